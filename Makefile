@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# Run `make help` for the targets; `sudo ./bootstrap TARGET` installs first
+# what a target needs.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := build
+
+GO ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+TESTFLAGS ?=
+BENCHTIME ?= 1s
+
+# No cgo: one static binary for every machine. Built twice from one commit,
+# wherever that is, it is the same to the bit (hence -trimpath).
+export CGO_ENABLED = 0
+BUILD := $(GO) build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)'
+
+# Objects are compared to the bit, so one compiler makes them.
+export BPF2GO_CC = clang-14
+export BPF2GO_STRIP = llvm-strip-14
+GENERATED := *_bpfe[lb].go *_bpfe[lb].o *_x86_bpfel.go *_x86_bpfel.o
+
+# files PATTERNS: what git knows or would add; not what is ignored, nor deleted.
+files = $(sort $(wildcard $(shell git ls-files --cached --others --exclude-standard -- $(1))))
+
+.PHONY: help
+help: ## show the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+.PHONY: build
+build: ## bin/weir and bin/weir-lab, static
+	@mkdir -p bin
+	$(BUILD) -o bin/ ./cmd/...
+
+.PHONY: test
+test: build ## all tests; as root, or those that need the kernel skip
+	$(GO) test $(TESTFLAGS) ./...
+
+.PHONY: bin/testlog
+bin/testlog: # prints go test's events, and judges skips
+	@mkdir -p bin
+	$(GO) build -buildvcs=false -o $@ ./vm/testlog
+
+.PHONY: bench
+bench: ## all benchmarks (BENCHTIME=1s)
+	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(TESTFLAGS) ./...
+
+.PHONY: bench-once
+bench-once: ## every benchmark for one iteration, so that none rots
+	$(GO) test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) ./...
+
+.PHONY: results
+results: build ## run every experiment of the lab and write docs/RESULTS.md
+	bin/weir-lab results --out docs/RESULTS.md
+
+.PHONY: generate
+generate: ## compile the BPF programs and write their Go
+	$(GO) generate ./...
+
+.PHONY: check-generated
+check-generated: generate ## fail if the committed objects are not what the sources give
+	git diff --exit-code --stat -- $(foreach g,$(GENERATED),'$(g)')
+	@new=$$(git ls-files --others --exclude-standard -- $(foreach g,$(GENERATED),'$(g)')); \
+	if [ -n "$$new" ]; then echo "generated, but not committed:"; echo "$$new"; exit 1; fi
+
+.PHONY: lint
+lint: lint-go lint-shell lint-c ## formatting, vet, staticcheck, shellcheck, clang-format, go.mod
+
+.PHONY: lint-go
+lint-go:
+	@bad=$$(gofmt -l $(call files,'*.go')); \
+	if [ -n "$$bad" ]; then echo "not formatted, run gofmt -w:"; echo "$$bad"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	$(GO) mod tidy -diff
+
+.PHONY: lint-shell
+lint-shell:
+	shellcheck -x $(shell grep -lE '^#!/.*[ /](ba)?sh$$|^# shellcheck shell=' $(call files,bootstrap '.ci/*' 'vm/*' '*.sh'))
+
+.PHONY: lint-c
+lint-c:
+	clang-format-14 --dry-run -Werror $(call files,'*.bpf.c' '*.h')
+
+.PHONY: vm
+vm: ## the tests of vm/packages on Debian's kernels 5.10, 6.1, 6.12 and newest, under QEMU
+	vm/run
+
+.PHONY: vm-systemd
+vm-systemd: build ## the tests that need systemd as PID 1, under QEMU
+	vm/systemd
+
+.PHONY: bare
+bare: ## bootstrap test and demo in a Debian 12 that has only git and sudo (half an hour)
+	vm/bare
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func doctorCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "doctor", Short: "What this kernel and user can run, feature by feature, and why not", Args: cobra.NoArgs,
+		Long: `Probe what each feature needs of this kernel and user, and look at running services
+for what would make them useless, such as a proxy that hides the routers' addresses.
+Exit status 3 if a feature cannot run.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d := g.host().Doctor(cmd.Context())
+			if g.json {
+				if err := printJSON(cmd, d); err != nil {
+					return err
+				}
+				return d.Able()
+			}
+			w := cmd.OutOrStdout()
+			fmt.Fprintf(w, "Linux %s, as %s\n", d.Kernel, d.User)
+			t := newTable(w, "FEATURE", "NEEDS", "SINCE", "")
+			for _, f := range d.Findings {
+				if f.Level != "warning" {
+					t.row(f.Feature, f.Check, dash(f.Since), f.Level)
+				}
+			}
+			t.flush()
+			for _, f := range d.Findings {
+				if f.Text == "" {
+					continue
+				}
+				fmt.Fprintf(w, "%s: %s %s: %s\n", f.Level, f.Feature, f.Check, f.Text)
+				if f.Remedy != "" {
+					fmt.Fprintf(w, "  remedy: %s\n", f.Remedy)
+				}
+			}
+			return d.Able()
+		},
+	}
+	jsonFlag(c, g)
+	return c
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command weir controls the traffic of a Linux host from inside its kernel.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
+	"github.com/weir-project/weir/kernel"
+)
+
+// version is set by the linker.
+var version = "devel"
+
+// Exit statuses.
+const (
+	exitFailed = 1
+	exitUsage  = 2 // wrong usage
+	exitCannot = 3 // this kernel or user cannot
+)
+
+// errUsage marks errors about the command line itself.
+var errUsage = errors.New("usage")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	steer.Version = version
+	if err := newCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "weir:", err)
+		os.Exit(exitStatus(err))
+	}
+}
+
+func exitStatus(err error) int {
+	switch {
+	case errors.Is(err, errUsage):
+		return exitUsage
+	case errors.Is(err, kernel.ErrUnsupported), errors.Is(err, kernel.ErrUnreadable), errors.Is(err, os.ErrPermission):
+		return exitCannot
+	}
+	return exitFailed
+}
+
+// usageError keeps the text of err and makes the exit status 2.
+type usageError struct{ error }
+
+func (usageError) Is(target error) bool { return target == errUsage }
+func (u usageError) Unwrap() error      { return u.error }
+
+// globals are the flags of every command.
+type globals struct {
+	root   string
+	socket string
+	json   bool
+}
+
+func (g *globals) host() *host.Host { return host.New(g.root) }
+
+func (g *globals) reader() host.Reader { return g.host().Reader(g.socket) }
+
+func newCommand() *cobra.Command {
+	g := &globals{}
+	c := &cobra.Command{
+		Use:   "weir",
+		Short: "Control the traffic of this host from inside its kernel",
+		Long: `weir decides which process gets each connection and datagram, in the kernel,
+for processes that know nothing of it. State lives in pinned BPF maps: no
+process of weir's is in the data path.
+
+  weir doctor                what this kernel and user can run, and why not
+  weir apply -f weir.yaml    make the host match the file
+  weir status                what is there now
+  weir steer where 192.0.2.7 which slot and process get this router's traffic`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	c.PersistentFlags().StringVar(&g.root, "root", "", "directory of pins (default $WEIR_ROOT or "+kernel.DefaultRoot+")")
+	c.PersistentFlags().StringVar(&g.socket, "socket", host.DefaultSocket, "socket of weir serve, for users who may not read the pins")
+	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
+	})
+	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), versionCommand(g))
+	for _, sub := range allCommands(c) {
+		wrapArgs(sub)
+	}
+	return c
+}
+
+func allCommands(c *cobra.Command) []*cobra.Command {
+	out := []*cobra.Command{c}
+	for _, s := range c.Commands() {
+		out = append(out, allCommands(s)...)
+	}
+	return out
+}
+
+// wrapArgs makes wrong arguments exit with 2, and commands that only group
+// others refuse what they do not know.
+func wrapArgs(c *cobra.Command) {
+	check := c.Args
+	if !c.Runnable() {
+		c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		check = func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			msg := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
+			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+				msg += fmt.Sprintf("; did you mean %q?", s[0])
+			}
+			return errors.New(msg)
+		}
+	}
+	c.Args = func(cmd *cobra.Command, args []string) error {
+		if check == nil {
+			return nil
+		}
+		if err := check(cmd, args); err != nil {
+			return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
+		}
+		return nil
+	}
+	c.SuggestionsMinimumDistance = 2
+}
+
+func versionCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "version", Short: "Print the version of weir and of its pins", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			v := struct {
+				Version string `json:"version"`
+				Go      string `json:"go"`
+				Layout  int    `json:"layout"`
+				Steer   int    `json:"steer_abi"`
+			}{version, runtime.Version(), kernel.LayoutVersion, steer.ABI}
+			if g.json {
+				return printJSON(cmd, v)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "weir %s, %s, pins: layout %d, steer ABI %d\n", v.Version, v.Go, v.Layout, v.Steer)
+			return nil
+		},
+	}
+	jsonFlag(c, g)
+	return c
+}
+
+func jsonFlag(c *cobra.Command, g *globals) {
+	c.Flags().BoolVar(&g.json, "json", false, "print JSON")
+}

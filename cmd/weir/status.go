@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+)
+
+func statusCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "status", Short: "Show what is there: services, slots, members", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			st, err := g.reader().Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if g.json {
+				return printJSON(cmd, st)
+			}
+			printSummary(cmd.OutOrStdout(), st)
+			return nil
+		},
+	}
+	jsonFlag(c, g)
+	return c
+}
+
+func printSummary(w io.Writer, st steer.State) {
+	if len(st.Services) == 0 {
+		fmt.Fprintln(w, "no services: weir apply -f weir.yaml makes some")
+		return
+	}
+	t := newTable(w, "SERVICE", "LISTEN", "SLOTS", "EMPTY", "ON EMPTY", "NETNS")
+	for _, s := range st.Services {
+		var empty []string
+		for _, slot := range s.Slots {
+			if !slot.Admitted() {
+				empty = append(empty, fmt.Sprint(slot.Slot))
+			}
+		}
+		none := "-"
+		if len(empty) > 0 {
+			none = strings.Join(empty, ",")
+		}
+		t.row(s.Name, strings.Join(s.Listen, ", "), len(s.Slots), none, s.OnEmpty, s.Netns)
+	}
+	t.flush()
+	for _, s := range st.Services {
+		if s.Problem != "" {
+			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
+		}
+	}
+}
+
+// printSteer shows services in detail.
+func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
+	for i, s := range services {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintf(w, "%s: %s by %s, engine %s, on_empty %s, seed %d, in %s\n",
+			s.Name, strings.Join(s.Listen, ", "), s.By, s.Engine, s.OnEmpty, s.Seed, s.Netns)
+		if s.Problem != "" {
+			fmt.Fprintf(w, "  ! %s\n", s.Problem)
+		}
+		t := newTable(w, "  SLOT", "STATE", "SINCE", "PID", "MEMBER", "BUCKETS", "UDP", "TCP", "REJECTED", "DROPS", "QUEUE")
+		for _, slot := range s.Slots {
+			udp, tcp := slot.Verdicts["udp"], slot.Verdicts["tcp"]
+			var drops uint32
+			var queue []string
+			for _, sock := range slot.Sockets {
+				drops += sock.Drops
+				switch {
+				case sock.Buffer > 0:
+					queue = append(queue, fmt.Sprintf("%s/%s", bytes(uint64(sock.Queue)), bytes(uint64(sock.Buffer))))
+				case sock.Backlog > 0:
+					queue = append(queue, fmt.Sprintf("%d/%d", sock.Queue, sock.Backlog))
+				}
+			}
+			pid := "-"
+			if slot.Admitted() {
+				pid = fmt.Sprint(slot.PID)
+			}
+			t.row(fmt.Sprintf("  %d", slot.Slot), slot.State, ago(slot.Since, now), pid, dash(slot.Member), slot.Buckets,
+				udp.Steered, tcp.Steered, udp.Rejected+tcp.Rejected+udp.Dropped+tcp.Dropped, drops, dash(strings.Join(queue, " ")))
+		}
+		t.flush()
+		for _, slot := range s.Slots {
+			if slot.Reason != "" {
+				fmt.Fprintf(w, "  slot %d is empty: %s\n", slot.Slot, slot.Reason)
+			}
+		}
+	}
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+)
+
+func steerCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "steer", Short: "Which member gets which traffic",
+		Long: `Steering assigns the traffic of a service to numbered slots: a source address
+hashes to a bucket, a table maps buckets to slots, and the slot's member gets
+every protocol of that source. A slot without a member rejects.`,
+	}
+	c.AddCommand(steerStatus(g), steerWhere(g), steerDevices(g), steerRegister(g), steerUnregister(g), steerHold(g))
+	return c
+}
+
+func steerStatus(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "status [SERVICE]", Short: "Members, counts, queues and drops of every slot, and why one is empty", Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			st, err := g.reader().Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if len(args) > 0 {
+				s, err := st.Service(args[0])
+				if err != nil {
+					return err
+				}
+				st.Services = []steer.ServiceState{*s}
+			}
+			if g.json {
+				return printJSON(cmd, st)
+			}
+			if len(st.Services) == 0 {
+				printSummary(cmd.OutOrStdout(), st)
+			}
+			printSteer(cmd.OutOrStdout(), st.Services, time.Now())
+			return nil
+		},
+	}
+	jsonFlag(c, g)
+	return c
+}
+
+func steerWhere(g *globals) *cobra.Command {
+	var service string
+	var what steer.WhatIf
+	c := &cobra.Command{
+		Use: "where ADDRESS…", Short: "Bucket, slot and process of source addresses", Args: cobra.MinimumNArgs(1),
+		Example: `  weir steer where 192.0.2.7
+  weir steer where --slots 5 192.0.2.7      # with five slots instead
+  weir steer where --without 2 192.0.2.7    # if slot 2 were empty`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var addrs []netip.Addr
+			for _, a := range args {
+				addr, err := netip.ParseAddr(a)
+				if err != nil {
+					return usageError{fmt.Errorf("%q is no IP address", a)}
+				}
+				addrs = append(addrs, addr.WithZone(""))
+			}
+			p, err := g.reader().Where(cmd.Context(), service, what, addrs)
+			if err != nil {
+				return err
+			}
+			if g.json {
+				return printJSON(cmd, p)
+			}
+			t := newTable(cmd.OutOrStdout(), "ADDRESS", "BUCKET", "SLOT", "MEMBER", "PID")
+			for _, w := range p.Places {
+				slot, pid := fmt.Sprint(w.Slot), "-"
+				switch {
+				case w.Instead != nil:
+					slot += fmt.Sprintf(" (empty, meanwhile %d)", *w.Instead)
+				case !w.Admitted:
+					slot += " (empty)"
+				}
+				if w.PID != 0 {
+					pid = fmt.Sprint(w.PID)
+				}
+				t.row(w.Address, w.Bucket, slot, dash(w.Member), pid)
+			}
+			t.flush()
+			return nil
+		},
+	}
+	serviceFlag(c, &service)
+	c.Flags().IntVar(&what.Slots, "slots", 0, "compute with this many slots")
+	c.Flags().IntSliceVar(&what.Without, "without", nil, "compute with these slots empty")
+	jsonFlag(c, g)
+	return c
+}
+
+func serviceFlag(c *cobra.Command, to *string) {
+	c.Flags().StringVar(to, "service", "", "name of the service, where there are several")
+}
+
+func steerDevices(g *globals) *cobra.Command {
+	var service string
+	var f steer.DeviceFilter
+	slot := -1
+	c := &cobra.Command{
+		Use: "devices", Short: "Every source: when last heard, how often, over which protocols", Args: cobra.NoArgs,
+		Example: `  weir steer devices --silent 5m      # not heard for five minutes
+  weir steer devices --missing udp    # holds a session, exports no flows`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if slot >= 0 {
+				f.Slot = &slot
+			}
+			if err := f.Check(); err != nil {
+				return usageError{err}
+			}
+			d, err := g.reader().Devices(cmd.Context(), service)
+			if err != nil {
+				return err
+			}
+			now := time.Now()
+			kept := []steer.Device{}
+			for _, dev := range d.Devices {
+				if f.Match(dev, now) {
+					kept = append(kept, dev)
+				}
+			}
+			d.Devices = kept
+			if g.json {
+				return printJSON(cmd, d)
+			}
+			t := newTable(cmd.OutOrStdout(), "ADDRESS", "SLOT", "LAST", "UDP", "UDP/S", "TCP SESSIONS", "TCP DATA", "CONNECTS")
+			for _, dev := range d.Devices {
+				t.row(dev.Address, dev.Slot, ago(dev.Last, now), dev.UDP, fmt.Sprintf("%.1f", dev.Rate), dev.Sessions, bytes(dev.Bytes), dev.Connects)
+			}
+			t.flush()
+			if d.Problem != "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), d.Problem)
+			}
+			return nil
+		},
+	}
+	serviceFlag(c, &service)
+	c.Flags().DurationVar(&f.Silent, "silent", 0, "only those not heard for so long")
+	c.Flags().StringVar(&f.Missing, "missing", "", "only those never heard over udp, or tcp")
+	c.Flags().IntVar(&slot, "slot", -1, "only those of one slot")
+	jsonFlag(c, g)
+	return c
+}
+
+// slotOf finds a slot by service name in the state of the pins.
+func slotOf(cmd *cobra.Command, g *globals, service string, slot int) (steer.Slot, error) {
+	st, err := steer.ReadState(cmd.Context(), g.host().Root)
+	if err != nil {
+		return steer.Slot{}, err
+	}
+	s, err := st.Service(service)
+	if err != nil {
+		return steer.Slot{}, err
+	}
+	if slot < 0 {
+		return steer.Slot{}, usageError{errors.New("name the slot: --slot N")}
+	}
+	return steer.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}, nil
+}

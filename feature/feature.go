@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package feature is what the features of weir have in common: the small
+// interface that each implements. A feature is a folder below this one, and
+// features never import each other.
+package feature
+
+import (
+	"context"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// Feature is one capability of a host. C is its part of the configuration, S
+// what it shows of itself.
+type Feature[C, S any] interface {
+	// Name is the pin directory, metric prefix, config key and CLI noun.
+	Name() string
+	// Needs lists the facilities of the kernel that the feature uses for c.
+	Needs(c C) []kernel.Need
+	// State reads the feature from its pins alone.
+	State(ctx context.Context, r *kernel.Root) (S, error)
+	// Plan compares: what would change, in words and steps. It changes nothing.
+	Plan(ctx context.Context, have S, want C) (Plan, error)
+	// Apply carries a plan out. Killed at any step, it leaves what the next Apply mends.
+	Apply(ctx context.Context, l *kernel.WriteLock, p Plan) error
+	// Remove takes away everything of the feature that is pinned.
+	Remove(ctx context.Context, l *kernel.WriteLock) error
+}
+
+// Runner is implemented by features that need a process: weir serve runs them.
+type Runner interface {
+	Run(ctx context.Context, r *kernel.Root, log Logger) error
+}
+
+// Logger receives what a Runner did, one sentence a call, with key-value pairs
+// as log/slog has them.
+type Logger interface {
+	Info(msg string, args ...any)
+	Warn(msg string, args ...any)
+}
+
+// Plan is an ordered list of changes; an empty one changes nothing.
+type Plan struct {
+	Steps []Step
+}
+
+// Step is one change, in words and in deed.
+type Step struct {
+	Verb   string // create, change, remove, adopt
+	Object string // "service telemetry"
+	Detail string // what about it: "slots 4 → 5"
+	Do     func(ctx context.Context, l *kernel.WriteLock) (note string, err error)
+}
+
+// String is the step as plans print it.
+func (s Step) String() string {
+	if s.Detail == "" {
+		return s.Verb + " " + s.Object
+	}
+	return s.Verb + " " + s.Object + ": " + s.Detail
+}
+
+// Add appends a step.
+func (p *Plan) Add(s Step) { p.Steps = append(p.Steps, s) }

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// slotState is enum steer_state.
+type slotState uint32
+
+const (
+	stateEmpty slotState = iota
+	stateAdmitted
+	stateExited
+	stateWithdrawn
+	stateChanging
+)
+
+// admit looks for a slot's member and, if all its sockets are there, gives it
+// the slot. changed says whether anything did: a member that holds its slot
+// with the same sockets is left alone.
+func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Member, ns *netns.Handle) (changed bool, err error) {
+	a, err := m.Adopt(ctx, ns, p.Service.Spec)
+	if err != nil {
+		return false, err
+	}
+	defer a.Close()
+	row := p.row(slot)
+	if same, err := e.holds(row, a); err != nil || same {
+		return false, err
+	}
+	if err := e.install(row, a); err != nil {
+		return false, err
+	}
+	p.raise(a)
+	return true, e.confirm(row, a)
+}
+
+// holds says whether a row is admitted with exactly these sockets.
+func (e *engine) holds(row uint32, a *service.Adoption) (bool, error) {
+	var s steerSlot
+	if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
+		return false, err
+	}
+	if slotState(s.State) != stateAdmitted || int(s.Tgid) != a.PIDs()[0] {
+		return false, nil
+	}
+	for i, sock := range a.Sockets {
+		var cookie uint64
+		err := e.pins.Maps["sockets"].Lookup(row*maxEndpoints+uint32(i), &cookie)
+		if err != nil || cookie != sock.Socket.Cookie {
+			return false, nil //nolint:nilerr // a closed socket's entry is gone
+		}
+	}
+	return true, nil
+}
+
+// install swaps a row's sockets. The row is withdrawn meanwhile: a packet must
+// not meet the new member's UDP socket and the old one's listener.
+func (e *engine) install(row uint32, a *service.Adoption) error {
+	slots, sockets := e.pins.Maps["slots"], e.pins.Maps["sockets"]
+	pids := a.PIDs()
+	start, err := pidfd.StartTime(pids[0])
+	if err != nil {
+		return fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, pids[0])
+	}
+	s := steerSlot{State: uint32(stateChanging), Tgid: uint32(pids[0]), Since: monotonic(), Start: start}
+	if err := slots.Put(row, s); err != nil {
+		return err
+	}
+	kernel.Step("steer:changing")
+	if err := e.forgetExits(row); err != nil {
+		return err
+	}
+	for i, sock := range a.Sockets {
+		if err := sockets.Put(row*maxEndpoints+uint32(i), uint64(sock.FD)); err != nil {
+			return explainSocket(sock, err)
+		}
+		kernel.Step("steer:socket")
+	}
+	for _, pid := range pids {
+		if err := e.watchExit(uint32(pid), row); err != nil {
+			return err
+		}
+	}
+	s.State = uint32(stateAdmitted)
+	if err := slots.Put(row, s); err != nil {
+		return err
+	}
+	kernel.Step("steer:admitted")
+	return nil
+}
+
+// explainSocket names the sockets that a socket map refuses.
+func explainSocket(s service.Adopted, err error) error {
+	hint := ""
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+		hint = ": socket maps take bound TCP listeners and UDP sockets, not MPTCP, kTLS or sockets with an upper protocol"
+	case errors.Is(err, unix.EBUSY):
+		hint = ": another program's socket map or reuseport array holds it"
+	}
+	return fmt.Errorf("process %d, descriptor for %s: %w%s", s.PID, s.Endpoint, err, hint)
+}
+
+// watchExit has steer_exit withdraw the row when the process exits.
+func (e *engine) watchExit(tgid, row uint32) error {
+	m := e.pins.Maps["exits"]
+	if m == nil {
+		return nil
+	}
+	for n := range uint32(maxExits) {
+		err := m.Update(steerExitKey{Tgid: tgid, N: n}, row, ebpf.UpdateNoExist)
+		if err == nil || !errors.Is(err, ebpf.ErrKeyExist) {
+			return err
+		}
+	}
+	return fmt.Errorf("process %d serves %d slots already, the most one process can", tgid, maxExits)
+}
+
+// confirm closes the race between adopting a process and its exit: whoever
+// exits after the row is admitted is seen by steer_exit, whoever did before, here.
+func (e *engine) confirm(row uint32, a *service.Adoption) error {
+	if a.Alive() {
+		return nil
+	}
+	if err := e.setState(row, stateExited); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: process %d exited while it was adopted", service.ErrNotRunning, a.PIDs()[0])
+}
+
+// setState changes the state of a row and nothing else of it.
+func (e *engine) setState(row uint32, state slotState) error {
+	var s steerSlot
+	if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
+		return err
+	}
+	s.State, s.Since = uint32(state), monotonic()
+	return e.pins.Maps["slots"].Put(row, s)
+}
+
+// raise lifts backlogs and receive buffers of adopted sockets to the service's
+// minimum. The settings belong to the socket, so the daemon's own descriptor
+// has them too. Failing at it must not keep a member out.
+func (p *published) raise(a *service.Adoption) {
+	for _, s := range a.Sockets {
+		if want := *p.Service.Backlog; s.Endpoint.Proto == unix.IPPROTO_TCP && int(s.Socket.SendQueue) < want {
+			unix.Listen(s.FD, want) // the kernel caps it at net.core.somaxconn
+		}
+		if want := *p.Service.ReceiveBuffer; s.Endpoint.Proto == unix.IPPROTO_UDP && int(s.Socket.Mem.RcvBuf) < want {
+			// The kernel doubles what is asked for, and counts buffers with their overhead.
+			if unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, want/2) != nil {
+				unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_RCVBUF, want/2)
+			}
+		}
+	}
+}
+
+// monotonic is CLOCK_MONOTONIC in nanoseconds: the clock of bpf_ktime_get_ns.
+func monotonic() uint64 {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
+		return 0 // cannot fail for this clock
+	}
+	return uint64(ts.Nano())
+}
+
+// wallTime turns a CLOCK_MONOTONIC reading into a time of day.
+func wallTime(mono uint64) time.Time {
+	if mono == 0 {
+		return time.Time{}
+	}
+	return time.Now().Add(-time.Duration(monotonic() - mono)).Truncate(time.Millisecond)
+}
+
+// running says whether the process that a row names still is that process.
+func running(pid int, start uint64) bool {
+	now, err := pidfd.StartTime(pid)
+	if err != nil {
+		return !errors.Is(err, pidfd.ErrGone) && !errors.Is(err, os.ErrNotExist)
+	}
+	return start == 0 || now == start
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"encoding"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/service"
+)
+
+// Config is what a host's configuration says of steering.
+type Config struct {
+	Services []Service
+}
+
+// Service is one steered service.
+type Service struct {
+	service.Spec
+	Options
+}
+
+// Options is the steer section of a service.
+type Options struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	By             Policy  `yaml:"by" json:"by"`
+	Slots          int     `yaml:"slots" json:"slots"`       // 1 to MaxSlots
+	Engine         Engine  `yaml:"engine" json:"engine"`     // where the decision is made
+	OnEmpty        OnEmpty `yaml:"on_empty" json:"on_empty"` // what a slot without a whole member does
+	Seed           *uint32 `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
+	Backlog        *int    `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
+	ReceiveBuffer  *int    `yaml:"receive_buffer" json:"receive_buffer"`
+}
+
+// Defaults of the options that a service leaves out. nfacctd listens with a
+// backlog of 1, which loses most of a reconnect storm without a trace, and the
+// kernel's receive buffer holds some 200 datagrams.
+const (
+	DefaultBacklog       = 1024
+	DefaultReceiveBuffer = 8 << 20 // bytes
+)
+
+// Policy names what of a packet decides about its bucket.
+type Policy string
+
+// BySource puts every protocol of one source address into one slot.
+const BySource Policy = "source"
+
+// Engine names the hook that decides.
+type Engine string
+
+// Engines.
+const (
+	EngineAuto     Engine = "auto"
+	EngineSkLookup Engine = "sk_lookup"
+)
+
+// OnEmpty says what happens to traffic of a slot without a whole member.
+type OnEmpty string
+
+// What an empty slot does.
+const (
+	Reject OnEmpty = "reject" // TCP reset, ICMP port unreachable
+	Drop   OnEmpty = "drop"   // silence
+	Next   OnEmpty = "next"   // another slot's member, the same for all protocols of a source
+	Pass   OnEmpty = "pass"   // the kernel's own choice
+)
+
+var onEmptyCodes = []OnEmpty{Reject, Drop, Next, Pass} // index: enum steer_on_empty
+
+// choice reads one of a fixed set of words.
+func choice[T ~string](to *T, b []byte, what string, words ...T) error {
+	if i := slices.Index(words, T(b)); i >= 0 {
+		*to = words[i]
+		return nil
+	}
+	names := make([]string, len(words))
+	for i, w := range words {
+		names[i] = string(w)
+	}
+	return fmt.Errorf("%s %q: want %s", what, b, strings.Join(names, ", "))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (p *Policy) UnmarshalText(b []byte) error { return choice(p, b, "policy", BySource) }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (e *Engine) UnmarshalText(b []byte) error {
+	return choice(e, b, "engine", EngineAuto, EngineSkLookup)
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *OnEmpty) UnmarshalText(b []byte) error {
+	return choice(o, b, "on_empty", Reject, Drop, Next, Pass)
+}
+
+var _, _, _ encoding.TextUnmarshaler = (*Policy)(nil), (*Engine)(nil), (*OnEmpty)(nil)
+
+// withDefaults fills in what the file leaves out.
+func (s Service) withDefaults() Service {
+	if s.By == "" {
+		s.By = BySource
+	}
+	if s.Engine == "" {
+		s.Engine = EngineAuto
+	}
+	if s.OnEmpty == "" {
+		s.OnEmpty = Reject
+	}
+	if s.Slots == 0 {
+		for _, m := range s.Members {
+			s.Slots = max(s.Slots, m.Slot+1)
+		}
+	}
+	if s.Backlog == nil {
+		s.Backlog = new(int)
+		*s.Backlog = DefaultBacklog
+	}
+	if s.ReceiveBuffer == nil {
+		s.ReceiveBuffer = new(int)
+		*s.ReceiveBuffer = DefaultReceiveBuffer
+	}
+	return s
+}
+
+// Validate checks what the types cannot, and fills in defaults. Errors carry
+// the place in the file.
+func (c *Config) Validate() []error {
+	var errs []error
+	for i := range c.Services {
+		c.Services[i] = c.Services[i].withDefaults()
+		s := c.Services[i]
+		fail := func(format string, a ...any) {
+			errs = append(errs, s.Options.Pos.Errorf("services.%s.steer: "+format, append([]any{s.Name}, a...)...))
+		}
+		if s.Slots < 1 || s.Slots > MaxSlots {
+			fail("slots %d: want a number from 1 to %d", s.Slots, MaxSlots)
+		}
+		if n := len(s.Endpoints()); n > maxEndpoints {
+			fail("its listens need %d sockets a slot (one for each family); the most is %d: name families (udp4, tcp6) or split the service", n, maxEndpoints)
+		}
+		if *s.Backlog < 0 || *s.Backlog > 65535 {
+			fail("backlog %d: want a number from 0 to 65535", *s.Backlog)
+		}
+		if *s.ReceiveBuffer < 0 || *s.ReceiveBuffer > 1<<30 {
+			fail("receive_buffer %d: want bytes, from 0 to %d", *s.ReceiveBuffer, 1<<30)
+		}
+		errs = append(errs, s.Spec.Validate(max(s.Slots, 1))...)
+		errs = append(errs, overlaps(c.Services[:i], s)...)
+	}
+	return errs
+}
+
+// overlaps refuses two services that take the same packets in one namespace.
+// Services that name their namespaces differently are told apart when applied.
+func overlaps(others []Service, s Service) []error {
+	var errs []error
+	for _, o := range others {
+		if o.Netns != s.Netns {
+			continue
+		}
+		for _, e := range s.Endpoints() {
+			for _, f := range o.Endpoints() {
+				if e.Overlaps(f) {
+					errs = append(errs, s.Spec.Pos.Errorf("services.%s: %q belongs to service %s already: give one of them another address or port", s.Name, s.Listen[e.Listen], o.Name))
+				}
+			}
+		}
+	}
+	return errs
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// Device is one source address that a service heard of.
+type Device struct {
+	Address  netip.Addr `json:"address"`
+	Bucket   int        `json:"bucket"`
+	Slot     int        `json:"slot"`
+	First    time.Time  `json:"first_seen"`
+	Last     time.Time  `json:"last_seen"`
+	LastUDP  time.Time  `json:"last_udp,omitzero"`
+	LastTCP  time.Time  `json:"last_tcp,omitzero"` // connection attempt, or data on a session
+	UDP      uint64     `json:"udp_packets"`
+	Rate     float64    `json:"udp_packets_per_second"` // over the last ten seconds or so
+	Connects uint64     `json:"tcp_connects"`
+	Sessions int        `json:"tcp_sessions"` // established now
+	Bytes    uint64     `json:"tcp_bytes"`    // received on them
+}
+
+// rateWindow is STEER_RATE_WINDOW.
+const rateWindow = 10 * time.Second
+
+// Devices lists the sources of a service in order of address. What the kernel
+// keeps of a connection, such as when it last carried data, is asked of
+// sock_diag; where that cannot be asked, sessions are zero and problem says why.
+func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err error) {
+	e, err := r.Open(engineInstance(s.scope), "devices")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer e.Close()
+	all, err := entries[steerDeviceKey, steerDevice](e.Maps["devices"])
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading devices: %w", err)
+	}
+	by := map[netip.Addr]*Device{}
+	now := monotonic()
+	for k, d := range all {
+		if k.Service == s.pub.ID {
+			a := netip.AddrFrom16(k.Addr).Unmap()
+			by[a] = d.device(a, now)
+		}
+	}
+	problem = s.addSessions(by)
+	for a, d := range by {
+		d.Bucket = Bucket(s.Seed, a)
+		if d.Bucket < len(s.table) {
+			d.Slot = int(s.table[d.Bucket])
+		}
+		devices = append(devices, *d)
+	}
+	slices.SortFunc(devices, func(a, b Device) int { return a.Address.Compare(b.Address) })
+	return devices, problem, nil
+}
+
+func (d *steerDevice) device(a netip.Addr, now uint64) *Device {
+	out := &Device{Address: a, First: wallTime(d.First), LastUDP: wallTime(d.Last[0]), LastTCP: wallTime(d.Last[1]),
+		UDP: d.Packets[0], Connects: d.Packets[1]}
+	out.Last = later(out.LastUDP, out.LastTCP)
+	switch open := time.Duration(now - d.Window); {
+	case now < d.Window || d.Last[0] == 0:
+	case open >= 2*rateWindow && now-d.Last[0] > uint64(rateWindow): // silent since
+	case open >= time.Second && (d.Rate == 0 || open > rateWindow/2):
+		out.Rate = float64(d.Count) / open.Seconds()
+	default:
+		out.Rate = float64(d.Rate) / 1000
+	}
+	return out
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// addSessions adds the established connections to the service's TCP ports.
+func (s *ServiceState) addSessions(by map[netip.Addr]*Device) error {
+	ns, err := openNetns(s.pub.Netns, s.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	ports := map[uint16]bool{}
+	for _, ep := range s.eps {
+		if ep.Proto == unix.IPPROTO_TCP {
+			ports[ep.Port] = true
+		}
+	}
+	return ns.Do(func() error {
+		for port := range ports {
+			socks, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: port,
+				States: 1 << unix.BPF_TCP_ESTABLISHED, Info: true})
+			if err != nil {
+				return err
+			}
+			for _, sk := range socks {
+				a := sk.Remote.Addr().Unmap()
+				d := by[a]
+				if d == nil { // connected before weir steered it
+					d = &Device{Address: a}
+					by[a] = d
+				}
+				d.Sessions++
+				if sk.Info != nil {
+					d.Bytes += sk.Info.BytesReceived
+					d.LastTCP = later(d.LastTCP, time.Now().Add(-sk.Info.LastDataRecv).Truncate(time.Millisecond))
+					d.Last = later(d.Last, d.LastTCP)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// DeviceFilter selects devices; its zero value selects all.
+type DeviceFilter struct {
+	Silent  time.Duration // not heard for so long
+	Missing string        // "udp" or "tcp": heard over the other protocol only
+	Slot    *int
+}
+
+// ErrFilter says that a filter's values make no sense.
+var ErrFilter = errors.New("no such filter")
+
+// Check returns an error that wraps ErrFilter.
+func (f DeviceFilter) Check() error {
+	if f.Missing != "" && f.Missing != "udp" && f.Missing != "tcp" {
+		return fmt.Errorf("%w: --missing %s: want udp or tcp", ErrFilter, f.Missing)
+	}
+	return nil
+}
+
+// Match says whether a device is selected at a time.
+func (f DeviceFilter) Match(d Device, now time.Time) bool {
+	switch {
+	case f.Silent > 0 && now.Sub(d.Last) < f.Silent,
+		f.Missing == "udp" && !d.LastUDP.IsZero(),
+		f.Missing == "tcp" && !(d.LastTCP.IsZero() && d.Sessions == 0),
+		f.Slot != nil && *f.Slot != d.Slot:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package steer decides which member of a service gets each connection and
+// datagram, in the kernel, for processes that know nothing of it.
+//
+// A source address hashes to one of [Buckets] buckets, a table maps the bucket
+// to a slot, and the slot's sockets are those of its member. The program checks
+// for every packet that the slot is whole; no process of weir's is needed for
+// that. See README.md for the use, steer.h for the maps.
+package steer
+
+// ABI is the version of the map layouts in steer.h. It rises with every change
+// that an older weir would misread.
+const ABI = 1
+
+// Buckets is the number of buckets that source addresses hash to.
+const Buckets = 4096
+
+// Limits of one network namespace (steer.h).
+const (
+	MaxServices  = 1024
+	MaxSlots     = 256 // of one service
+	maxRows      = 4096
+	maxEndpoints = 8 // sockets that a slot requires
+	maxExits     = 16
+)
+
+// Name of the feature: pin directory, config key, command, metric prefix.
+const Name = "steer"
+
+// engineName is the instance that holds a namespace's program and its maps.
+const engineName = "@lookup"

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// Finding is something about a running service that an operator should know.
+type Finding struct {
+	Service string
+	Text    string
+	Remedy  string
+}
+
+// oneSourceAfter is how many datagrams from one address alone make doctor
+// doubt that it is a router: one exporter in a lab sends fewer.
+const oneSourceAfter = 1000
+
+// Examine looks for what makes steering useless or blind: above all whatever
+// makes every router look like one source.
+func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
+	st, err := ReadState(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	var out []Finding
+	for i := range st.Services {
+		s := &st.Services[i]
+		add := func(text, remedy string) { out = append(out, Finding{s.Name, text, remedy}) }
+		if s.Problem != "" {
+			add(s.Problem, "")
+		}
+		if devices, _, err := s.Devices(r); err == nil {
+			if a, ok := oneSource(devices); ok {
+				add(fmt.Sprintf("all its traffic comes from %s: a proxy, a NAT or a tee in front hides the routers, and one slot gets everything", a),
+					"let the routers' addresses through: remove the proxy or the SNAT/masquerade rule, or use a transparent tee")
+			}
+		}
+		s.examineNetns(add)
+	}
+	return out, nil
+}
+
+// oneSource says whether everything came from one address.
+func oneSource(devices []Device) (netip.Addr, bool) {
+	if len(devices) != 1 {
+		return netip.Addr{}, false
+	}
+	d := devices[0]
+	return d.Address, d.UDP >= oneSourceAfter || d.Sessions > 1
+}
+
+// examineNetns looks for source NAT where the service is, and for a userland
+// proxy in weir's own namespace where the service is in another.
+func (s *ServiceState) examineNetns(add func(text, remedy string)) {
+	ns, err := openNetns(s.pub.Netns, s.Inode)
+	if err != nil {
+		return
+	}
+	defer ns.Close()
+	ns.Do(func() error {
+		for _, rule := range sourceNAT() {
+			add("source addresses may be rewritten on their way in: "+rule, "exempt the service's traffic from that rule")
+		}
+		return nil
+	})
+	own, err := netns.Current()
+	if err != nil {
+		return
+	}
+	defer own.Close()
+	if own.Same(ns) {
+		return
+	}
+	for _, ep := range s.eps {
+		for _, p := range holdersOf(ep.Proto, ep.Port) {
+			add(fmt.Sprintf("%s listens on port %d in front of the service's own network namespace: its members see that process's address, not the routers'", p, ep.Port),
+				"give the members the host's network, route to their namespace, or turn the userland proxy off (dockerd: \"userland-proxy\": false)")
+		}
+	}
+}
+
+// sourceNAT lists nftables rules of chains on the way in or at the end of
+// routing that change sources. iptables-nft's rules are among them.
+func sourceNAT() []string {
+	c, err := nftables.New()
+	if err != nil {
+		return nil
+	}
+	chains, err := c.ListChains()
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, ch := range chains {
+		if ch.Hooknum == nil || ch.Type != nftables.ChainTypeNAT {
+			continue
+		}
+		// INPUT source NAT rewrites what local sockets see; PREROUTING cannot.
+		if *ch.Hooknum != *nftables.ChainHookInput {
+			continue
+		}
+		rules, err := c.GetRules(ch.Table, ch)
+		if err != nil {
+			continue
+		}
+		for _, r := range rules {
+			if slices.ContainsFunc(r.Exprs, changesSource) {
+				out = append(out, fmt.Sprintf("nft table %s, chain %s, handle %d", ch.Table.Name, ch.Name, r.Handle))
+			}
+		}
+	}
+	return out
+}
+
+func changesSource(e expr.Any) bool {
+	switch e := e.(type) {
+	case *expr.Masq:
+		return true
+	case *expr.NAT:
+		return e.Type == expr.NATTypeSourceNAT
+	case *expr.Target: // iptables-nft
+		return e.Name == "SNAT" || e.Name == "MASQUERADE"
+	}
+	return false
+}
+
+// holdersOf names the processes with a socket on a port in this namespace.
+func holdersOf(proto uint8, port uint16) []string {
+	states := uint32(1 << unix.BPF_TCP_LISTEN)
+	if proto == unix.IPPROTO_UDP {
+		states = 1 << unix.BPF_TCP_CLOSE
+	}
+	socks, err := sockdiag.Dump(sockdiag.Query{Proto: proto, LocalPort: port, States: states})
+	if err != nil || len(socks) == 0 {
+		return nil
+	}
+	inodes := map[string]bool{}
+	for _, s := range socks {
+		inodes[fmt.Sprintf("socket:[%d]", s.Inode)] = true
+	}
+	var out []string
+	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, fd := range fds {
+		if target, err := os.Readlink(fd); err == nil && inodes[target] {
+			pid, _ := strconv.Atoi(strings.Split(fd, "/")[2])
+			name := fmt.Sprintf("process %d", pid)
+			if p, err := pidfd.Open(pid); err == nil {
+				if info, err := p.Info(); err == nil {
+					name += " (" + info.Comm + ")"
+				}
+				p.Close()
+			}
+			if !slices.Contains(out, name) {
+				out = append(out, name)
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"net/netip"
+)
+
+// Hash is the hash of a source address under a seed: Jenkins' lookup3 over its
+// 16 bytes as four words in memory order, IPv4 as v4-mapped, as bpf/hash.h has
+// it for the program.
+func Hash(seed uint32, a netip.Addr) uint32 {
+	k := a.As16()
+	word := func(i int) uint32 { return binary.NativeEndian.Uint32(k[4*i:]) }
+	rol := bits.RotateLeft32
+	x := uint32(0xdeadbeef) + 4<<2 + seed
+	p, q, r := x+word(0), x+word(1), x+word(2)
+	p = p - r ^ rol(r, 4)
+	r += q
+	q = q - p ^ rol(p, 6)
+	p += r
+	r = r - q ^ rol(q, 8)
+	q += p
+	p = p - r ^ rol(r, 16)
+	r += q
+	q = q - p ^ rol(p, 19)
+	p += r
+	r = r - q ^ rol(q, 4)
+	q += p
+	p += word(3)
+	r = (r ^ q) - rol(q, 14)
+	p = (p ^ r) - rol(r, 11)
+	q = (q ^ p) - rol(p, 25)
+	r = (r ^ q) - rol(q, 16)
+	p = (p ^ r) - rol(r, 4)
+	q = (q ^ p) - rol(p, 14)
+	r = (r ^ q) - rol(q, 24)
+	return r
+}
+
+// Bucket is the bucket of a source address under a seed.
+func Bucket(seed uint32, a netip.Addr) int { return int(Hash(seed, a) & (Buckets - 1)) }
+
+// Assign maps every bucket to a slot so that slots differ by one bucket at
+// most, and so that Assign(n) and Assign(n+1) differ in no more buckets than
+// the new slot holds. The result depends on n alone, not on history.
+func Assign(slots int) [Buckets]uint16 {
+	held := make([][]uint16, slots)
+	for i := range Buckets {
+		// 2053 is odd: a permutation, so that what a slot gives away is spread over the table.
+		held[0] = append(held[0], uint16(i*2053%Buckets))
+	}
+	for n := 1; n < slots; n++ {
+		for range Buckets / (n + 1) {
+			fullest := 0
+			for s := range n {
+				if len(held[s]) > len(held[fullest]) {
+					fullest = s
+				}
+			}
+			last := len(held[fullest]) - 1
+			held[n] = append(held[n], held[fullest][last])
+			held[fullest] = held[fullest][:last]
+		}
+	}
+	var table [Buckets]uint16
+	for s, buckets := range held {
+		for _, b := range buckets {
+			table[b] = uint16(s)
+		}
+	}
+	return table
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/weir-project/weir/kernel"
+)
+
+// collector reads the pins anew for every scrape: it keeps nothing.
+type collector struct{ root *kernel.Root }
+
+// NewCollector exports every service's slots to Prometheus.
+func NewCollector(r *kernel.Root) prometheus.Collector { return collector{r} }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("weir_steer_"+name, help, append([]string{"service", "netns"}, labels...), nil)
+}
+
+var (
+	packetsDesc = desc("packets_total", "Datagrams of UDP and connection attempts of TCP, by what became of them.",
+		"slot", "protocol", "verdict")
+	admittedDesc = desc("slot_admitted", "Whether the slot's traffic reaches a member.", "slot", "member")
+	sinceDesc    = desc("slot_since_seconds", "When the slot's member last came or went, seconds since the epoch.", "slot")
+	bucketsDesc  = desc("slot_buckets", "Buckets of source addresses that the slot serves.", "slot")
+	queueDesc    = desc("socket_queue", "Bytes waiting in a UDP socket, connections waiting in a listener.", "slot", "listen")
+	bufferDesc   = desc("socket_buffer_bytes", "Receive buffer of a UDP socket.", "slot", "listen")
+	backlogDesc  = desc("socket_backlog_connections", "Backlog of a listener.", "slot", "listen")
+	dropsDesc    = desc("socket_drops_total", "Packets that a socket dropped, mostly for lack of buffer.", "slot", "listen")
+	devicesDesc  = desc("devices", "Source addresses heard of and still remembered.", "slot")
+	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether the pins could be read.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, upDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	st, err := ReadState(context.Background(), c.root)
+	up := 1.0
+	if err != nil {
+		up = 0
+	}
+	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, up)
+	for i := range st.Services {
+		c.service(ch, &st.Services[i])
+	}
+}
+
+func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
+	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{s.Name, s.Netns}, labels...)...)
+	}
+	devices := make([]int, len(s.Slots))
+	if all, _, err := s.Devices(c.root); err == nil {
+		for _, d := range all {
+			if d.Slot < len(devices) {
+				devices[d.Slot]++
+			}
+		}
+	}
+	for n, slot := range s.Slots {
+		label := strconv.Itoa(slot.Slot)
+		admitted := 0.0
+		if slot.Admitted() {
+			admitted = 1
+		}
+		send(admittedDesc, prometheus.GaugeValue, admitted, label, slot.Member)
+		send(bucketsDesc, prometheus.GaugeValue, float64(slot.Buckets), label)
+		send(devicesDesc, prometheus.GaugeValue, float64(devices[n]), label)
+		if !slot.Since.IsZero() {
+			send(sinceDesc, prometheus.GaugeValue, float64(slot.Since.UnixMilli())/1000, label)
+		}
+		for proto, v := range slot.Verdicts {
+			for verdict, count := range map[string]uint64{"steered": v.Steered, "rejected": v.Rejected, "dropped": v.Dropped,
+				"passed": v.Passed, "diverted": v.Diverted, "guest": v.Guests, "failed": v.Failed} {
+				send(packetsDesc, prometheus.CounterValue, float64(count), label, proto, verdict)
+			}
+		}
+		for _, sock := range slot.Sockets {
+			if sock.Cookie == 0 {
+				continue
+			}
+			send(queueDesc, prometheus.GaugeValue, float64(sock.Queue), label, sock.Listen)
+			send(dropsDesc, prometheus.CounterValue, float64(sock.Drops), label, sock.Listen)
+			if sock.Buffer > 0 {
+				send(bufferDesc, prometheus.GaugeValue, float64(sock.Buffer), label, sock.Listen)
+			} else {
+				send(backlogDesc, prometheus.GaugeValue, float64(sock.Backlog), label, sock.Listen)
+			}
+		}
+	}
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Feature is steering as host sees it.
+type Feature struct{}
+
+var _ feature.Feature[Config, State] = Feature{}
+
+// Name implements feature.Feature.
+func (Feature) Name() string { return Name }
+
+// Needs implements feature.Feature.
+func (Feature) Needs(Config) []kernel.Need {
+	return []kernel.Need{kernel.SkLookup, kernel.SockMap, kernel.PidfdGetfd, kernel.SockDiag,
+		kernel.ExitTracepoint, kernel.RingBuffer, kernel.SocketTracepoint, kernel.PostBind, kernel.NetnsCookie}
+}
+
+// State implements feature.Feature.
+func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return ReadState(ctx, r) }
+
+// Plan implements feature.Feature.
+func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
+	var plan feature.Plan
+	wanted := map[string]bool{}
+	for _, s := range want.Services {
+		ns, _, err := s.FindNetns(ctx)
+		if err != nil {
+			return plan, fmt.Errorf("services.%s: network namespace: %w", s.Name, err)
+		}
+		t := newTarget(s, ns)
+		ns.Close()
+		wanted[t.scope+"/"+s.Name] = true
+		planService(&plan, have, t)
+	}
+	for _, s := range have.Services {
+		if !wanted[s.scope+"/"+s.Name] {
+			plan.Add(removeStep(s.scope, s.Name))
+		}
+	}
+	return plan, nil
+}
+
+// target is a service that is wanted, with its namespace resolved.
+type target struct {
+	service Service
+	scope   string
+	netns   string // as people know it; what reopens it
+	inode   uint64
+}
+
+func planService(plan *feature.Plan, have State, t target) {
+	i := slices.IndexFunc(have.Services, func(s ServiceState) bool {
+		return s.Name == t.service.Name && s.scope == t.scope
+	})
+	object := "service " + t.service.Name
+	if i < 0 {
+		plan.Add(feature.Step{Verb: "create", Object: object, Detail: fmt.Sprintf("%d slots by %s on %s, in %s",
+			t.service.Slots, t.service.By, listens(t.service), t.netns),
+			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(ctx, l) }})
+		planMembers(plan, t, nil)
+		return
+	}
+	s := have.Services[i]
+	d := differences(s.pub, t)
+	if s.Problem == problemEngine || s.Problem == problemHolder {
+		d = append(d, s.Problem)
+	}
+	if len(d) > 0 {
+		plan.Add(feature.Step{Verb: "change", Object: object, Detail: strings.Join(d, "; "),
+			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(ctx, l) }})
+	}
+	planMembers(plan, t, &s)
+}
+
+// planMembers adds a step for every slot whose member must be looked for.
+func planMembers(plan *feature.Plan, t target, have *ServiceState) {
+	for _, m := range t.service.Members {
+		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {
+			continue
+		}
+		plan.Add(feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
+			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
+				_, err := Register(ctx, l, Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}, nil)
+				if notYet(err) {
+					return "stays empty: " + err.Error(), nil
+				}
+				return "", err
+			}})
+	}
+}
+
+func listens(s Service) string {
+	var out []string
+	for _, l := range s.Listen {
+		out = append(out, l.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// differences says in words what would change about a published service.
+func differences(p *published, t target) []string {
+	var out []string
+	add := func(what string, have, want any) {
+		if fmt.Sprint(have) != fmt.Sprint(want) {
+			out = append(out, fmt.Sprintf("%s %v → %v", what, have, want))
+		}
+	}
+	have, want := p.Service, t.service
+	add("slots", have.Slots, want.Slots)
+	add("listen", listens(have), listens(want))
+	add("by", have.By, want.By)
+	add("on_empty", have.OnEmpty, want.OnEmpty)
+	add("engine", have.Engine, want.Engine)
+	add("backlog", *have.Backlog, *want.Backlog)
+	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
+	if want.Seed != nil {
+		add("seed", *have.Seed, *want.Seed)
+	}
+	if a, b := mustJSON(have.Members), mustJSON(want.Members); a != b {
+		out = append(out, "members")
+	}
+	if p.Netns != t.netns {
+		out = append(out, fmt.Sprintf("netns %s → %s", p.Netns, t.netns))
+	}
+	return out
+}
+
+func mustJSON(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // plain structs: cannot fail
+	}
+	return string(b)
+}
+
+// Apply implements feature.Feature.
+func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
+	for _, s := range p.Steps {
+		if _, err := s.Do(ctx, l); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// publish creates or changes a service.
+func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
+	if err := CleanStale(l); err != nil {
+		return err
+	}
+	ns, err := openNetns(t.netns, t.inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	e, err := openEngine(l, t.scope)
+	if errors.Is(err, kernel.ErrNotExist) {
+		if err = kernel.Require(Feature{}.Needs(Config{})); err != nil {
+			return err
+		}
+		if err = publishEngine(l, ns); err != nil {
+			return err
+		}
+		kernel.Step("steer:engine")
+		e, err = openEngine(l, t.scope)
+	}
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	old := e.services[t.service.Name]
+	p, err := t.next(e, old)
+	if err != nil {
+		return err
+	}
+	if old == nil || p.FirstRow != old.FirstRow {
+		if err := e.prepareRows(ctx, p, old, ns); err != nil {
+			return err
+		}
+	}
+	if err := e.publishService(p); err != nil {
+		return err
+	}
+	kernel.Step("steer:published")
+	if err := e.sync(); err != nil || p.Service.OnEmpty != Drop {
+		return err
+	}
+	return e.startHolder()
+}
+
+// next is the published form of t: old's place where the shape is the same,
+// else new rows, and a new id where the endpoints' numbers would mean other
+// sockets to a packet that is on its way.
+func (t target) next(e *engine, old *published) (*published, error) {
+	p := &published{Service: t.service, Netns: t.netns}
+	if p.Service.Seed == nil && old != nil {
+		p.Service.Seed = old.Service.Seed
+	} else if p.Service.Seed == nil {
+		p.Service.Seed = randomSeed()
+	}
+	if old != nil && p.Service.Slots == old.Service.Slots && sameEndpoints(p, old) {
+		p.ID, p.FirstRow = old.ID, old.FirstRow
+		return p, nil
+	}
+	id, row, err := e.allocate(p.Service.Slots)
+	if err != nil {
+		return nil, err
+	}
+	p.ID, p.FirstRow = id, row
+	if old != nil && sameEndpoints(p, old) {
+		p.ID = old.ID
+	}
+	return p, nil
+}
+
+func sameEndpoints(a, b *published) bool {
+	return slices.Equal(a.Service.Endpoints(), b.Service.Endpoints())
+}
+
+// prepareRows adopts the members into a changed service's new rows before any
+// packet is sent there, so that the change costs nobody a packet. A member that
+// is not whole now is looked for again once the service stands.
+func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.Handle) error {
+	from, to := p.rows()
+	for row := from; row < to; row++ {
+		var s steerSlot
+		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
+			return err
+		}
+		if err := e.clearRow(row, s); err != nil {
+			return err
+		}
+	}
+	if old == nil {
+		return nil
+	}
+	for _, m := range p.Service.Members {
+		if _, err := e.admit(ctx, p, m.Slot, m, ns); err != nil && !notYet(err) {
+			return err
+		}
+	}
+	return e.carryCounts(p, old)
+}
+
+// carryCounts keeps a service's counters when it moves to other rows, so that
+// they only ever rise.
+func (e *engine) carryCounts(p, old *published) error {
+	m := e.pins.Maps["verdicts"]
+	for slot := range min(p.Service.Slots, old.Service.Slots) {
+		for proto := range uint32(2) {
+			var v []steerVerdicts
+			if err := m.Lookup(old.row(slot)*2+proto, &v); err != nil {
+				return err
+			}
+			if err := m.Put(p.row(slot)*2+proto, v); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func randomSeed() *uint32 {
+	var b [4]byte
+	rand.Read(b[:]) // never fails (crypto/rand)
+	seed := binary.NativeEndian.Uint32(b[:])
+	return &seed
+}

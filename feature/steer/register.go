@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// ErrNoSlot says that a service has no such slot, or the slot no member.
+var ErrNoSlot = errors.New("no such slot")
+
+// Slot names a slot of a published service. Scope is the directory of its
+// network namespace (ServiceState.Scope).
+type Slot struct {
+	Scope   string
+	Service string
+	Slot    int
+}
+
+// Scope is the pin directory of the service's namespace: its inode number.
+func (s *ServiceState) Scope() string { return s.scope }
+
+// Register gives a slot to member, or to the member that the configuration
+// names if member is nil. It reports whether anything changed: a member that
+// holds the slot with the same sockets is left alone. [Waiting] tells errors
+// that may pass from others.
+func Register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member) (changed bool, err error) {
+	e, p, err := openSlot(l, s)
+	if err != nil {
+		return false, err
+	}
+	defer e.Close()
+	if member == nil {
+		if member = p.Service.Member(s.Slot); member == nil {
+			return false, fmt.Errorf("%w: slot %d of %s has no member in the configuration: name one with --pid, --pidfile, --unit or --cgroup", ErrNoSlot, s.Slot, s.Service)
+		}
+	}
+	inode, err := strconv.ParseUint(s.Scope, 10, 64)
+	if err != nil {
+		return false, err
+	}
+	ns, err := openNetns(p.Netns, inode)
+	if err != nil {
+		return false, err
+	}
+	defer ns.Close()
+	return e.admit(ctx, p, s.Slot, *member, ns)
+}
+
+// Unregister withdraws a slot: its traffic meets on_empty until Register. A
+// running weir serve leaves it withdrawn.
+func Unregister(l *kernel.WriteLock, s Slot) error {
+	e, p, err := openSlot(l, s)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	if err := e.setState(p.row(s.Slot), stateWithdrawn); err != nil {
+		return err
+	}
+	return e.forgetExits(p.row(s.Slot))
+}
+
+func openSlot(l *kernel.WriteLock, s Slot) (*engine, *published, error) {
+	e, err := openEngine(l, s.Scope)
+	if err != nil {
+		return nil, nil, err
+	}
+	p := e.services[s.Service]
+	if p == nil {
+		e.Close()
+		return nil, nil, fmt.Errorf("service %s: %w", s.Service, kernel.ErrNotExist)
+	}
+	if s.Slot < 0 || s.Slot >= p.Service.Slots {
+		e.Close()
+		return nil, nil, fmt.Errorf("%w: %s has slots 0 to %d", ErrNoSlot, s.Service, p.Service.Slots-1)
+	}
+	return e, p, nil
+}
+
+// Waiting says that a member could not be admitted yet, and may be later: it
+// does not run, or has not opened all its sockets.
+func Waiting(err error) bool {
+	return errors.Is(err, service.ErrNotRunning) || errors.Is(err, service.ErrNoSocket)
+}
+
+// notYet is Waiting, and whatever else about a member must not keep a
+// configuration from being applied: status shows the reason.
+func notYet(err error) bool {
+	return Waiting(err) || errors.Is(err, service.ErrAmbiguous) || errors.Is(err, service.ErrMPTCP) ||
+		errors.Is(err, service.ErrElsewhere) || errors.Is(err, units.ErrNoSystemd)
+}
+
+func removeStep(scope, name string) feature.Step {
+	return feature.Step{Verb: "remove", Object: "service " + name,
+		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", RemoveService(l, scope, name) }}
+}
+
+// RemoveService takes a service away: its traffic is the kernel's own again.
+// With the last service of a namespace its program goes too.
+func RemoveService(l *kernel.WriteLock, scope, name string) error {
+	if err := l.Remove(serviceInstance(scope, name)); err != nil {
+		return err
+	}
+	kernel.Step("steer:removed")
+	e, err := openEngine(l, scope) // its sync clears the service's entries
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	empty := len(e.services) == 0
+	e.Close()
+	if empty {
+		return l.Remove(engineInstance(scope))
+	}
+	return nil
+}
+
+// Remove implements feature.Feature.
+func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	// The programs first: what they would steer by goes after them.
+	for _, engines := range []bool{true, false} {
+		for _, i := range all {
+			if (i.Name == engineName) == engines {
+				if err := l.Remove(i); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}

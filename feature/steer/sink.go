@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// A lookup that returns SK_DROP is answered with a reset or an ICMP error; what
+// swallows a packet in silence is a socket whose filter drops everything. Some
+// process must own these sockets, so on_empty: drop has one, the holder, which
+// sleeps. Should it be killed, empty slots reject until weir apply or weir serve
+// starts it again.
+
+// HolderCommand makes the command that runs [Hold]: weir itself. Programs that
+// use this package as a library set it, or do without on_empty: drop.
+var HolderCommand func(root, scope string) *exec.Cmd
+
+// sinks is the number of entries of steer_sinks: families times protocols.
+const sinks = 4
+
+// startHolder starts the holder of a namespace unless it runs, and waits until
+// its sockets are in place.
+func (e *engine) startHolder() error {
+	if sinksThere(e.pins) {
+		return nil
+	}
+	if HolderCommand == nil {
+		return fmt.Errorf("on_empty: drop needs a process that holds sockets, and steer.HolderCommand is not set: use reject")
+	}
+	cmd := HolderCommand(e.lock.Path(), e.scope)
+	// A session of its own, and nothing of ours open: it outlives the command that starts it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Dir = "/"
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting the holder for on_empty: drop: %w", err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	for range 200 {
+		if sinksThere(e.pins) {
+			return nil
+		}
+		select {
+		case err := <-exited:
+			return fmt.Errorf("the holder for on_empty: drop ended: %v: run weir steer hold --scope %s to see why", err, e.scope)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return errors.New("the holder for on_empty: drop did not fill its sockets in within two seconds")
+}
+
+// sinksThere says whether the sockets that swallow are all there; IPv6's may be
+// missing where the host has none.
+func sinksThere(pins *kernel.Opened) bool {
+	need := sinks
+	if _, err := os.Stat("/proc/net/if_inet6"); err != nil {
+		need = 2
+	}
+	for i := range uint32(need) {
+		var cookie uint64
+		if pins.Maps["sinks"].Lookup(i, &cookie) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// Hold owns the swallowing sockets of a namespace until none of its services
+// wants to drop, or ctx is done.
+func Hold(ctx context.Context, r *kernel.Root, scope string) error {
+	inode, err := strconv.ParseUint(scope, 10, 64)
+	if err != nil {
+		return fmt.Errorf("scope %q: want the inode number of a network namespace", scope)
+	}
+	// Reading the pins needs no lock: the command that started us holds it.
+	l := kernel.AsWriter(r)
+	pins, err := l.Open(engineInstance(scope), "sinks")
+	if err != nil {
+		return err
+	}
+	defer pins.Close()
+	ns, err := openNetns("", inode)
+	if err != nil {
+		return err
+	}
+	err = ns.Do(func() error { return fillSinks(pins) })
+	ns.Close()
+	if err != nil {
+		return err
+	}
+	return waitUnwanted(ctx, r, scope)
+}
+
+func fillSinks(pins *kernel.Opened) error {
+	for i := range uint32(sinks) {
+		domain, typ := unix.AF_INET, unix.SOCK_DGRAM
+		if i >= 2 {
+			domain = unix.AF_INET6
+		}
+		if i%2 == 1 {
+			typ = unix.SOCK_STREAM
+		}
+		fd, err := swallower(domain, typ)
+		if domain == unix.AF_INET6 && errors.Is(err, unix.EAFNOSUPPORT) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("making a socket that swallows: %w", err)
+		}
+		if err := pins.Maps["sinks"].Put(i, uint64(fd)); err != nil {
+			return fmt.Errorf("making a socket that swallows: %w", err)
+		}
+	}
+	return nil
+}
+
+// swallower returns a bound socket whose filter drops every packet before the
+// protocol sees it. It stays open until the process ends.
+func swallower(domain, typ int) (int, error) {
+	fd, err := unix.Socket(domain, typ|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	prog := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &prog[0]}); err != nil {
+		return -1, err
+	}
+	// Any address will do: packets come by assignment. The loopback needs no interface.
+	var sa unix.Sockaddr = &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}
+	if domain == unix.AF_INET6 {
+		// The wildcard: ::1 does not exist while lo is down.
+		sa = &unix.SockaddrInet6{}
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+			return -1, err
+		}
+	}
+	if err := unix.Bind(fd, sa); err != nil {
+		return -1, err
+	}
+	if typ == unix.SOCK_STREAM {
+		return fd, unix.Listen(fd, 1)
+	}
+	return fd, nil
+}
+
+// waitUnwanted returns when no service of the namespace drops any more. It is
+// woken by changes of the pins, and looks now and then besides.
+func waitUnwanted(ctx context.Context, r *kernel.Root, scope string) error {
+	watch, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(watch)
+	const changes = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVE | unix.IN_DELETE_SELF
+	unix.InotifyAddWatch(watch, filepath.Join(r.Path(), scope, Name), changes)
+	buf := make([]byte, 4096)
+	for ctx.Err() == nil {
+		unix.Poll([]unix.PollFd{{Fd: int32(watch), Events: unix.POLLIN}}, 5000)
+		unix.Read(watch, buf)
+		wanted, err := wantsDrop(r, scope)
+		if err != nil || !wanted {
+			return err
+		}
+	}
+	return nil
+}
+
+func wantsDrop(r *kernel.Root, scope string) (bool, error) {
+	services, err := readServices(r, scope)
+	if err != nil {
+		return false, err
+	}
+	for _, p := range services {
+		if p.Service.OnEmpty == Drop {
+			return true, nil
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// ErrNetnsGone says that no process and no name leads to a network namespace.
+var ErrNetnsGone = errors.New("network namespace cannot be opened")
+
+// CleanStale removes the pins of namespaces that are gone, which would
+// otherwise be taken for those of a later namespace with the same number.
+func CleanStale(l *kernel.WriteLock) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	gone := map[string]bool{}
+	for _, i := range all {
+		if i.Name != engineName {
+			continue
+		}
+		if gone[i.Scope], err = netnsGone(l, i); err != nil {
+			return err
+		}
+		if gone[i.Scope] {
+			if err := l.Remove(i); err != nil {
+				return err
+			}
+		}
+	}
+	for _, i := range all {
+		if gone[i.Scope] && i.Name != engineName {
+			if err := l.Remove(i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// netnsGone asks the link: the kernel detaches it with its namespace.
+func netnsGone(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
+	o, err := l.Open(i, "slots")
+	if err != nil {
+		return false, err
+	}
+	defer o.Close()
+	ln, err := o.Link("lookup")
+	if errors.Is(err, kernel.ErrNotExist) {
+		return true, nil
+	} else if err != nil {
+		return false, err
+	}
+	defer ln.Close()
+	return kernel.NetnsGone(ln), nil
+}
+
+// openNetns opens the namespace with an inode number: weir's own, the one that
+// ref leads to, that of a name, or that of any process.
+func openNetns(ref string, inode uint64) (*netns.Handle, error) {
+	if ns := openIf(inode, netns.Current); ns != nil {
+		return ns, nil
+	}
+	if ns := openIf(inode, func() (*netns.Handle, error) { return netns.Open(ref) }); ns != nil {
+		return ns, nil
+	}
+	names, _ := netns.Names()
+	for _, n := range names {
+		if ns := openIf(inode, func() (*netns.Handle, error) { return netns.Open(n) }); ns != nil {
+			return ns, nil
+		}
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if ns := openIf(inode, func() (*netns.Handle, error) { return netns.OfPID(pid) }); ns != nil {
+			return ns, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %s (net:[%d]) belongs to no process that this user can see; run as root", ErrNetnsGone, ref, inode)
+}
+
+func openIf(inode uint64, open func() (*netns.Handle, error)) *netns.Handle {
+	ns, err := open()
+	if err != nil {
+		return nil
+	}
+	if ns.Inode() != inode {
+		ns.Close()
+		return nil
+	}
+	return ns
+}
+
+// Mend finishes what a killed command left half done, in every namespace.
+func Mend(l *kernel.WriteLock) error {
+	if err := CleanStale(l); err != nil {
+		return err
+	}
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.Name != engineName {
+			continue
+		}
+		e, err := openEngine(l, i.Scope)
+		if err != nil {
+			return err
+		}
+		empty := len(e.services) == 0
+		e.Close()
+		if empty {
+			if err := l.Remove(i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

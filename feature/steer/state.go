@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// State is what the pins say of steering on this host.
+type State struct {
+	Services []ServiceState `json:"services"`
+}
+
+// ServiceState is one steered service.
+type ServiceState struct {
+	Name    string             `json:"name"`
+	Netns   string             `json:"netns"`
+	Inode   uint64             `json:"netns_inode"`
+	Listen  []string           `json:"listen"`
+	By      Policy             `json:"by"`
+	Engine  Engine             `json:"engine"`
+	Seed    uint32             `json:"seed"`
+	Buckets int                `json:"buckets"`
+	OnEmpty OnEmpty            `json:"on_empty"`
+	Slots   []SlotState        `json:"slots"`
+	Problem string             `json:"problem,omitempty"` // what is wrong with the service as a whole
+	Updated time.Time          `json:"updated"`
+	scope   string             // directory of its namespace
+	pub     *published         // what plans compare with
+	table   []uint16           // bucket to slot
+	eps     []service.Endpoint // what each slot's sockets serve
+}
+
+// SlotState is one slot of a service.
+type SlotState struct {
+	Slot     int                 `json:"slot"`
+	State    string              `json:"state"` // "admitted" or "empty"
+	Reason   string              `json:"reason,omitempty"`
+	Member   string              `json:"member,omitempty"`
+	PID      int                 `json:"pid,omitempty"`
+	Since    time.Time           `json:"since,omitzero"`
+	Buckets  int                 `json:"buckets"`
+	Verdicts map[string]Verdicts `json:"verdicts"` // by "udp" and "tcp"
+	Sockets  []SocketState       `json:"sockets,omitempty"`
+
+	withdrawn bool // by an operator: the watcher leaves it alone
+}
+
+// Admitted says whether the slot's traffic reaches a member.
+func (s SlotState) Admitted() bool { return s.State == "admitted" }
+
+// Verdicts counts what happened to a slot's traffic: datagrams of UDP,
+// connection attempts of TCP.
+type Verdicts struct {
+	Steered  uint64 `json:"steered"`  // to the slot's member
+	Rejected uint64 `json:"rejected"` // slot empty: reset or unreachable
+	Dropped  uint64 `json:"dropped"`  // slot empty: silence
+	Passed   uint64 `json:"passed"`   // slot empty: the kernel's own choice
+	Diverted uint64 `json:"diverted"` // slot empty: to another slot's member
+	Guests   uint64 `json:"guests"`   // to this member, from other slots
+	Failed   uint64 `json:"failed"`   // the kernel refused the socket
+}
+
+// SocketState is one socket that a slot requires. Queue, Buffer and Drops need
+// the right to look into the namespace.
+type SocketState struct {
+	Listen  string `json:"listen"`
+	Cookie  uint64 `json:"cookie"`           // 0: closed or never adopted
+	Queue   uint32 `json:"queue"`            // bytes waiting (UDP), connections waiting (TCP)
+	Buffer  uint32 `json:"buffer,omitempty"` // bytes (UDP)
+	Backlog uint32 `json:"backlog,omitempty"`
+	Drops   uint32 `json:"drops"` // by the socket since it was opened
+}
+
+// problemEngine is the Problem of a service that nothing steers.
+const problemEngine = "its engine is missing: weir apply mends it"
+
+// problemHolder is the Problem of a service whose empty slots cannot drop.
+const problemHolder = "the holder for on_empty: drop is gone, so empty slots reject: weir apply and weir serve start it again"
+
+// protocols are the columns of steer_verdicts.
+var protocols = [2]string{"udp", "tcp"}
+
+// ReadState reads every steered service from the pins alone.
+func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
+	all, err := r.Instances(Name)
+	if err != nil {
+		return State{}, err
+	}
+	st := State{Services: []ServiceState{}}
+	for _, i := range all {
+		if !kernel.ValidName(i.Name) {
+			continue
+		}
+		s, err := readServiceState(r, i)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return State{}, err
+		}
+		st.Services = append(st.Services, s)
+	}
+	slices.SortFunc(st.Services, func(a, b ServiceState) int {
+		return strings.Compare(a.Name+" "+a.Netns, b.Name+" "+b.Netns)
+	})
+	return st, nil
+}
+
+// Service returns the state of one service, the only one if name is empty.
+func (st State) Service(name string) (*ServiceState, error) {
+	var names []string
+	for i := range st.Services {
+		if s := &st.Services[i]; s.Name == name || name == "" && len(st.Services) == 1 {
+			return s, nil
+		}
+		names = append(names, st.Services[i].Name)
+	}
+	switch {
+	case len(names) == 0:
+		return nil, fmt.Errorf("no service is steered: weir apply -f weir.yaml")
+	case name == "":
+		return nil, fmt.Errorf("several services are steered (%s): name one with --service", strings.Join(names, ", "))
+	}
+	return nil, fmt.Errorf("no service %q is steered; there is %s", name, strings.Join(names, ", "))
+}
+
+func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
+	p, err := readService(r, i)
+	if err != nil {
+		return ServiceState{}, err
+	}
+	s := ServiceState{Name: i.Name, scope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: EngineSkLookup, Seed: *p.Service.Seed,
+		Buckets: Buckets, OnEmpty: p.Service.OnEmpty, pub: p, eps: p.Service.Endpoints(), Updated: time.Now()}
+	for _, l := range p.Service.Listen {
+		s.Listen = append(s.Listen, l.String())
+	}
+	e, err := r.Open(engineInstance(i.Scope), "slots", "sockets", "verdicts", "sinks")
+	if errors.Is(err, kernel.ErrNotExist) {
+		s.Problem = problemEngine
+		return s, nil
+	} else if err != nil {
+		return s, err
+	}
+	defer e.Close()
+	s.Inode = e.Meta.Inode
+	table := Assign(p.Service.Slots)
+	s.table = table[:]
+	held := make([]int, p.Service.Slots)
+	for _, slot := range s.table {
+		held[slot]++
+	}
+	for n := range p.Service.Slots {
+		slot, err := readSlot(e, p, n)
+		if err != nil {
+			return s, fmt.Errorf("service %s, slot %d: %w", s.Name, n, err)
+		}
+		slot.Buckets = held[n]
+		s.Slots = append(s.Slots, slot)
+	}
+	s.addQueues()
+	if s.OnEmpty == Drop && !sinksThere(e) {
+		s.Problem = problemHolder
+	}
+	return s, nil
+}
+
+// readSlot judges a slot as the program does.
+func readSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
+	row := p.row(n)
+	out := SlotState{Slot: n, State: "empty", Verdicts: map[string]Verdicts{}}
+	var s steerSlot
+	if err := e.Maps["slots"].Lookup(row, &s); err != nil {
+		return out, err
+	}
+	member := p.Service.Member(n)
+	if member != nil {
+		out.Member = member.String()
+	}
+	var missing []string
+	for i, ep := range p.Service.Endpoints() {
+		sock := SocketState{Listen: ep.String()}
+		if err := e.Maps["sockets"].Lookup(row*maxEndpoints+uint32(i), &sock.Cookie); err != nil {
+			sock.Cookie = 0
+			missing = append(missing, ep.String())
+		}
+		out.Sockets = append(out.Sockets, sock)
+	}
+	for i, proto := range protocols {
+		v, err := kernel.SumPerCPU[steerVerdicts](e.Maps["verdicts"], row*2+uint32(i))
+		if err != nil {
+			return out, err
+		}
+		out.Verdicts[proto] = Verdicts{v.Steered, v.Rejected, v.Dropped, v.Passed, v.Diverted, v.Guests, v.Failed}
+	}
+	out.PID, out.Since = int(s.Tgid), wallTime(s.Since)
+	out.State, out.Reason = judge(s, member, missing)
+	out.withdrawn = slotState(s.State) == stateWithdrawn
+	return out, nil
+}
+
+// judge says what a slot is and, if it is empty, why.
+func judge(s steerSlot, member *service.Member, missing []string) (state, reason string) {
+	who := fmt.Sprintf("process %d", s.Tgid)
+	switch slotState(s.State) {
+	case stateAdmitted:
+		if len(missing) == 0 {
+			return "admitted", ""
+		}
+		return "empty", fmt.Sprintf("%s closed %s", who, strings.Join(missing, ", "))
+	case stateExited:
+		return "empty", who + " exited"
+	case stateWithdrawn:
+		return "empty", "withdrawn by weir steer unregister; weir steer register gives it its member again"
+	case stateChanging:
+		return "empty", "its member is being replaced"
+	}
+	if member == nil {
+		return "empty", "no member is configured"
+	}
+	return "empty", fmt.Sprintf("%s was never seen with all its sockets", member)
+}
+
+// addQueues asks sock_diag for queues, buffers and drops of the sockets. It
+// needs root where the namespace is not the reader's own: without, they are 0.
+func (s *ServiceState) addQueues() {
+	ns, err := openNetns(s.pub.Netns, s.Inode)
+	if err != nil {
+		s.Problem = fmt.Sprintf("queues and drops are not shown: %v", err)
+		return
+	}
+	defer ns.Close()
+	byCookie := map[uint64]sockdiag.Socket{}
+	ns.Do(func() error {
+		for _, q := range []sockdiag.Query{
+			{Proto: unix.IPPROTO_TCP, States: 1 << unix.BPF_TCP_LISTEN},
+			{Proto: unix.IPPROTO_UDP, States: 1 << unix.BPF_TCP_CLOSE},
+		} {
+			socks, err := sockdiag.Dump(q)
+			if err != nil {
+				return err
+			}
+			for _, sk := range socks {
+				byCookie[sk.Cookie] = sk
+			}
+		}
+		return nil
+	})
+	for i := range s.Slots {
+		for j := range s.Slots[i].Sockets {
+			sock := &s.Slots[i].Sockets[j]
+			sk, ok := byCookie[sock.Cookie]
+			if !ok {
+				continue
+			}
+			sock.Queue, sock.Drops = sk.RecvQueue, sk.Mem.Drops
+			if s.eps[j].Proto == unix.IPPROTO_UDP {
+				sock.Buffer = sk.Mem.RcvBuf
+			} else {
+				sock.Backlog = sk.SendQueue
+			}
+		}
+	}
+}

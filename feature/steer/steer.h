@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Layout of the steering maps: the protocol between the program, the pins and user space.
+ * docs/PINS.md describes it; a change here is a change of steer.ABI.
+ */
+#ifndef WEIR_STEER_H
+#define WEIR_STEER_H
+
+#define STEER_BUCKETS	    4096 /* a power of two: hash & (STEER_BUCKETS - 1) is the bucket */
+#define STEER_MAX_SERVICES  1024
+#define STEER_MAX_ROWS	    4096 /* slots of all services of a namespace */
+#define STEER_MAX_ENDPOINTS 8	 /* sockets that a slot requires */
+#define STEER_MAX_DEVICES   65536
+#define STEER_MAX_NEXT	    32 /* slots tried by on_empty: next */
+#define STEER_MAX_EXITS	    16 /* slots that one process may serve */
+#define STEER_RATE_WINDOW   (10ULL * 1000 * 1000 * 1000)
+
+enum steer_on_empty {
+	STEER_REJECT = 0,
+	STEER_DROP = 1,
+	STEER_NEXT = 2,
+	STEER_PASS = 3,
+};
+
+enum steer_state {
+	STEER_EMPTY = 0,     /* no member was ever admitted */
+	STEER_ADMITTED = 1,  /* every socket was there when user space looked */
+	STEER_EXITED = 2,    /* the member's process exited: set by steer_exit */
+	STEER_WITHDRAWN = 3, /* by an operator */
+	STEER_CHANGING = 4,  /* its member is being replaced, or a command was killed at it */
+};
+
+/* port_key names a port of a protocol: the first question asked of every packet. */
+struct port_key {
+	__u16 port; /* host byte order */
+	__u8 proto;
+	__u8 pad;
+};
+
+/* target is one endpoint of one service; service 0 is none. */
+struct target {
+	__u32 service; /* index into steer_services, plus one */
+	__u32 endpoint;
+};
+
+/* port_value answers it for wildcard addresses, and says whether prefixes must be asked first. */
+struct port_value {
+	struct target any4;
+	struct target any6;
+	__u32 prefixes; /* number of entries in steer_prefixes with this key */
+	__u32 pad;
+};
+
+struct prefix_key {
+	__u32 prefixlen; /* in bits, counted from proto on: 32 + the address's */
+	__u8 proto;
+	__u8 family; /* AF_INET or AF_INET6 */
+	__u16 port;  /* host byte order */
+	__u8 addr[16];
+};
+
+/*
+ * service is all that one service's traffic needs; it is written once, before it is published,
+ * and replaced as a whole by one pointer store, so that a packet meets the old one or the new.
+ */
+struct service {
+	__u32 seed;
+	__u32 slots;
+	__u32 endpoints;
+	__u32 on_empty;
+	__u32 first_row; /* slot s is row first_row + s of the flat maps */
+	__u32 id;	 /* index into steer_services */
+	__u32 flags;
+	__u32 pad;
+	__u16 bucket[STEER_BUCKETS]; /* bucket to slot */
+};
+
+/* slot is what the kernel knows of a member. */
+struct slot {
+	__u32 state;
+	__u32 tgid; /* of the process that holds the sockets, in the initial pid namespace */
+	__u64 since; /* CLOCK_MONOTONIC, ns, of the last change of state */
+	__u64 start; /* start time of the process, clock ticks since boot (proc_pid_stat(5)) */
+};
+
+struct exit_key {
+	__u32 tgid;
+	__u32 n; /* 0, 1, 2 … for a process that serves several slots */
+};
+
+/* verdicts of one slot and protocol; datagrams for UDP, lookups of a listener for TCP. */
+struct verdicts {
+	__u64 steered;	/* to this slot's member */
+	__u64 rejected; /* slot empty, on_empty reject */
+	__u64 dropped;	/* slot empty, on_empty drop */
+	__u64 passed;	/* slot empty, on_empty pass */
+	__u64 diverted; /* slot empty, on_empty next: to another slot's member */
+	__u64 guests;	/* steered here because their own slot was empty */
+	__u64 failed;	/* the kernel refused the socket (bpf_sk_assign) */
+};
+
+struct device_key {
+	__u32 service; /* index into steer_services */
+	__u8 addr[16]; /* IPv4 as v4-mapped */
+};
+
+struct device {
+	__u64 first; /* CLOCK_MONOTONIC, ns */
+	__u64 last[2]; /* by protocol: 0 UDP, 1 TCP */
+	__u64 packets[2];
+	__u64 window; /* start of the running rate window, ns */
+	__u64 count;  /* packets in it */
+	__u64 rate;   /* packets a second in the window before, times 1000 */
+};
+
+#endif

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// sync makes the engine's maps say what the pins of the services say: first
+// what a packet will need, then the ports that lead to it, then what no port
+// leads to any more. It is how services come, change and go, and what mends a
+// command that was killed: run again, it goes on from wherever the maps are.
+func (e *engine) sync() error {
+	for _, f := range []func() error{e.syncServices, e.syncPorts, e.dropServices, e.dropRows} {
+		if err := f(); err != nil {
+			return fmt.Errorf("steering maps of namespace %s: %w", e.scope, err)
+		}
+	}
+	return nil
+}
+
+// syncServices points steer_services at each service's own map: one store, by
+// which a whole changed service takes effect for every packet after it.
+func (e *engine) syncServices() error {
+	outer := e.pins.Maps["services"]
+	for name, p := range e.services {
+		o, err := e.lock.Open(serviceInstance(e.scope, name), "service")
+		if err != nil {
+			return err
+		}
+		inner := o.Maps["service"]
+		info, err := inner.Info()
+		if err == nil {
+			want, _ := info.ID()
+			var have ebpf.MapID
+			if lerr := outer.Lookup(p.ID, &have); lerr != nil || have != want {
+				err = outer.Put(p.ID, inner)
+			}
+		}
+		o.Close()
+		if err != nil {
+			return fmt.Errorf("service %s: %w", name, err)
+		}
+		kernel.Step("steer:service")
+	}
+	return nil
+}
+
+// portTables computes what steer_ports and steer_prefixes must hold.
+func (e *engine) portTables() (map[steerPortKey]steerPortValue, map[steerPrefixKey]steerTarget) {
+	ports, prefixes := map[steerPortKey]steerPortValue{}, map[steerPrefixKey]steerTarget{}
+	for _, p := range e.services {
+		for i, ep := range p.Service.Endpoints() {
+			key := steerPortKey{Port: ep.Port, Proto: ep.Proto}
+			target := steerTarget{Service: p.ID + 1, Endpoint: uint32(i)}
+			v := ports[key]
+			switch {
+			case ep.Prefix.Bits() > 0:
+				prefixes[prefixKey(ep)] = target
+				v.Prefixes++
+			case ep.Family == unix.AF_INET:
+				v.Any4 = target
+			default:
+				v.Any6 = target
+			}
+			ports[key] = v
+		}
+	}
+	return ports, prefixes
+}
+
+func prefixKey(ep service.Endpoint) steerPrefixKey {
+	k := steerPrefixKey{Prefixlen: 32 + uint32(ep.Prefix.Bits()), Proto: ep.Proto, Family: ep.Family, Port: ep.Port}
+	copy(k.Addr[:], ep.Prefix.Addr().AsSlice())
+	return k
+}
+
+// syncPorts adds prefixes before the ports that make packets ask for them, and
+// takes ports away before their prefixes.
+func (e *engine) syncPorts() error {
+	ports, prefixes := e.portTables()
+	havePorts, err := entries[steerPortKey, steerPortValue](e.pins.Maps["ports"])
+	if err != nil {
+		return err
+	}
+	havePrefixes, err := entries[steerPrefixKey, steerTarget](e.pins.Maps["prefixes"])
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		putMissing(e.pins.Maps["prefixes"], prefixes, havePrefixes),
+		putMissing(e.pins.Maps["ports"], ports, havePorts),
+		deleteOthers(e.pins.Maps["ports"], ports, havePorts),
+		deleteOthers(e.pins.Maps["prefixes"], prefixes, havePrefixes))
+}
+
+func entries[K, V comparable](m *ebpf.Map) (map[K]V, error) {
+	out := map[K]V{}
+	var k K
+	var v V
+	it := m.Iterate()
+	for it.Next(&k, &v) {
+		out[k] = v
+	}
+	return out, it.Err()
+}
+
+func putMissing[K, V comparable](m *ebpf.Map, want, have map[K]V) error {
+	for k, v := range want {
+		if old, ok := have[k]; !ok || old != v {
+			if err := m.Put(k, v); err != nil {
+				return err
+			}
+			kernel.Step("steer:port")
+		}
+	}
+	return nil
+}
+
+func deleteOthers[K, V comparable](m *ebpf.Map, want, have map[K]V) error {
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			kernel.Step("steer:port")
+		}
+	}
+	return nil
+}
+
+// dropServices clears the ids that no service holds.
+func (e *engine) dropServices() error {
+	ids := map[uint32]bool{}
+	for _, p := range e.services {
+		ids[p.ID] = true
+	}
+	outer := e.pins.Maps["services"]
+	for id := range uint32(MaxServices) {
+		var have ebpf.MapID
+		if ids[id] || outer.Lookup(id, &have) != nil {
+			continue
+		}
+		if err := outer.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		if err := e.dropDevices(id); err != nil {
+			return err
+		}
+		kernel.Step("steer:service")
+	}
+	return nil
+}
+
+// dropDevices forgets the sources of a service that is gone: its id will be
+// another's.
+func (e *engine) dropDevices(id uint32) error {
+	all, err := entries[steerDeviceKey, steerDevice](e.pins.Maps["devices"])
+	if err != nil {
+		return err
+	}
+	for k := range all {
+		if k.Service == id {
+			if err := e.pins.Maps["devices"].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// dropRows empties the rows that no service holds, so that whoever gets them
+// finds no one else's sockets and counts.
+func (e *engine) dropRows() error {
+	used := map[uint32]bool{}
+	for _, p := range e.services {
+		for from, to := p.rows(); from < to; from++ {
+			used[from] = true
+		}
+	}
+	rows := make([]steerSlot, maxRows)
+	var cursor ebpf.MapBatchCursor
+	_, err := e.pins.Maps["slots"].BatchLookup(&cursor, make([]uint32, maxRows), rows, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // how the kernel says "the last ones"
+		return fmt.Errorf("reading slots: %w", err)
+	}
+	for row, s := range rows {
+		if !used[uint32(row)] && s != (steerSlot{}) {
+			if err := e.clearRow(uint32(row), s); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// clearRow empties a row: its state first, for that is what packets ask.
+func (e *engine) clearRow(row uint32, s steerSlot) error {
+	marked := s
+	marked.State = uint32(stateChanging)
+	if err := e.pins.Maps["slots"].Put(row, marked); err != nil {
+		return err
+	}
+	if err := e.forgetExits(row); err != nil {
+		return err
+	}
+	for ep := range uint32(maxEndpoints) {
+		if err := e.pins.Maps["sockets"].Delete(row*maxEndpoints + ep); err != nil && !gone(err) {
+			return err
+		}
+	}
+	for proto := range uint32(2) {
+		if err := kernel.ZeroPerCPU[steerVerdicts](e.pins.Maps["verdicts"], row*2+proto); err != nil {
+			return err
+		}
+	}
+	return e.pins.Maps["slots"].Put(row, steerSlot{})
+}
+
+// gone says that a socket map's entry was empty already: some kernels say
+// EINVAL to that.
+func gone(err error) bool {
+	return errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.EINVAL)
+}
+
+// forgetExits removes a row from what steer_exit acts on.
+func (e *engine) forgetExits(row uint32) error {
+	m := e.pins.Maps["exits"]
+	if m == nil { // the exit hook is optional
+		return nil
+	}
+	all, err := entries[steerExitKey, uint32](m)
+	if err != nil {
+		return err
+	}
+	for k, r := range all {
+		if r == row {
+			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}

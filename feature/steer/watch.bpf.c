@@ -1,0 +1,92 @@
+//go:build ignore
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Tells weir serve the moment a socket that a slot may be waiting for appears or goes. Nothing
+ * here decides about traffic, and nothing is pinned: the hooks go with the process.
+ */
+#include <linux/bpf.h>
+#include <linux/in.h>
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#define TCP_LISTEN 10
+
+/* Ports that members' sockets are bound to, host byte order. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u16);
+	__type(value, __u8);
+} watch_ports SEC(".maps");
+
+struct event {
+	__u32 tgid;
+	__u16 port; /* host byte order */
+	__u8 proto;
+	__u8 opened; /* 1: listens or is bound now, 0: closes */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536);
+} watch_events SEC(".maps");
+
+const struct event *watch_event_type __attribute__((unused));
+
+static __always_inline void tell(__u16 port, __u8 proto, __u8 opened)
+{
+	struct event e = {.port = port, .proto = proto, .opened = opened};
+
+	if (!bpf_map_lookup_elem(&watch_ports, &port))
+		return;
+	e.tgid = bpf_get_current_pid_tgid() >> 32;
+	/* When the buffer is full an event is lost: user space also looks every second. */
+	bpf_ringbuf_output(&watch_events, &e, sizeof(e), 0);
+}
+
+struct sock_common {
+	__u16 skc_num;
+} __attribute__((preserve_access_index));
+
+struct sock {
+	struct sock_common __sk_common;
+} __attribute__((preserve_access_index));
+
+/* inet_sock_set_state(sk, oldstate, newstate) */
+SEC("raw_tracepoint/inet_sock_set_state")
+int watch_listen(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct sock *sk = (struct sock *)ctx->args[0];
+	int from = ctx->args[1], to = ctx->args[2];
+
+	if (from == TCP_LISTEN || to == TCP_LISTEN)
+		tell(BPF_CORE_READ(sk, __sk_common.skc_num), IPPROTO_TCP, to == TCP_LISTEN);
+	return 0;
+}
+
+/*
+ * UDP has no such tracepoint. post_bind runs when the port is taken; the process that binds is
+ * the current one.
+ */
+static __always_inline int bound(struct bpf_sock *sk)
+{
+	if (sk->protocol == IPPROTO_UDP)
+		tell(sk->src_port, IPPROTO_UDP, 1);
+	return 1;
+}
+
+SEC("cgroup/post_bind4")
+int watch_bind4(struct bpf_sock *sk)
+{
+	return bound(sk);
+}
+
+SEC("cgroup/post_bind6")
+int watch_bind6(struct bpf_sock *sk)
+{
+	return bound(sk);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// lookEvery is how often the watcher looks without having been told: for
+// pidfiles that are written late, and where the kernel lacks the hooks.
+const lookEvery = time.Second
+
+// retries is when to look again after an event: the kernel tells before the
+// socket can be found, and a pidfile may follow the sockets it stands for.
+var retries = []time.Duration{0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond,
+	50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond}
+
+var _ feature.Runner = Feature{}
+
+// watcher gives slots to members as they come.
+type watcher struct {
+	root *kernel.Root
+	log  feature.Logger
+	hook *hooks // nil where the kernel has none
+	said map[Slot]string
+}
+
+// Run implements feature.Runner: it admits members when their sockets appear,
+// until ctx is done. Withdrawing needs no one: the program does it.
+func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+	w := &watcher{root: r, log: log, said: map[Slot]string{}}
+	events := make(chan watchEvent, 1024)
+	if h, err := openHooks(events); err != nil {
+		log.Warn("members are noticed once a second only", "reason", err)
+	} else {
+		w.hook = h
+		defer h.Close()
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	try := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-events:
+			drain(events)
+			try = 0
+			timer.Reset(retries[0])
+			continue
+		case <-timer.C:
+		}
+		if err := w.look(ctx); err != nil && ctx.Err() == nil {
+			log.Warn("looking for members", "error", err)
+		}
+		try++
+		if try < len(retries) {
+			timer.Reset(retries[try] - retries[try-1])
+		} else {
+			timer.Reset(lookEvery)
+		}
+	}
+}
+
+func drain(events chan watchEvent) {
+	for {
+		select {
+		case <-events:
+		default:
+			return
+		}
+	}
+}
+
+// look tries every slot that lacks its member.
+func (w *watcher) look(ctx context.Context) error {
+	st, err := ReadState(ctx, w.root)
+	if err != nil {
+		return err
+	}
+	if err := w.hook.watch(st); err != nil {
+		return err
+	}
+	for i := range st.Services {
+		s := &st.Services[i]
+		if s.Problem == problemHolder {
+			if err := w.restartHolder(ctx, s.scope); err != nil {
+				return err
+			}
+		}
+		if moved, err := w.follow(ctx, s); err != nil || moved {
+			w.say(Slot{Scope: s.scope, Service: s.Name, Slot: -1}, err, "service moved to its members' network namespace")
+			continue
+		}
+		for _, slot := range s.Slots {
+			member := s.pub.Service.Member(slot.Slot)
+			if slot.Admitted() || slot.withdrawn || member == nil {
+				continue
+			}
+			w.admit(ctx, s, slot.Slot, *member)
+		}
+	}
+	return nil
+}
+
+// admit first looks without the lock: most looks find nothing.
+func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.Member) {
+	key := Slot{Scope: s.scope, Service: s.Name, Slot: n}
+	ns, err := openNetns(s.pub.Netns, s.Inode)
+	if err == nil {
+		var a *service.Adoption
+		if a, err = m.Adopt(ctx, ns, s.pub.Service.Spec); err == nil {
+			a.Close()
+		}
+		ns.Close()
+	}
+	if err == nil {
+		var l *kernel.WriteLock
+		if l, err = w.root.Lock(ctx); err == nil {
+			_, err = Register(ctx, l, key, nil)
+			l.Unlock()
+		}
+	}
+	w.say(key, err, "slot admitted")
+}
+
+// say logs what became of a slot, once.
+func (w *watcher) say(s Slot, err error, done string) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if old, ok := w.said[s]; ok && old == text && err != nil {
+		return
+	}
+	w.said[s] = text
+	if err == nil {
+		w.log.Info(done, "service", s.Service, "slot", s.Slot)
+	} else {
+		w.log.Warn("slot stays empty", "service", s.Service, "slot", s.Slot, "reason", text)
+	}
+}
+
+// follow moves a service whose members run in another namespace than the one
+// it was published for, as a container's do after each of its restarts.
+func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err error) {
+	for _, slot := range s.Slots {
+		if slot.Admitted() {
+			return false, nil
+		}
+	}
+	spec := s.pub.Service.Spec
+	ns, certain, err := spec.FindNetns(ctx)
+	if err != nil || !certain {
+		return false, nil //nolint:nilerr // nothing to follow yet: the slots say why they are empty
+	}
+	defer ns.Close()
+	if scopeOf(ns) == s.scope {
+		return false, nil
+	}
+	l, err := w.root.Lock(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer l.Unlock()
+	svc := s.pub.Service
+	if err := newTarget(svc, ns).publish(ctx, l); err != nil {
+		return false, err
+	}
+	return true, RemoveService(l, s.scope, s.Name)
+}
+
+func (w *watcher) restartHolder(ctx context.Context, scope string) error {
+	l, err := w.root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	e, err := openEngine(l, scope)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	return e.startHolder()
+}
+
+// hooks are the programs of watch.bpf.c, attached while the watcher runs.
+type hooks struct {
+	c       *kernel.Collection
+	links   []interface{ Close() error }
+	reader  *ringbuf.Reader
+	watched map[uint16]bool
+}
+
+// openHooks attaches what the kernel offers and sends their events.
+func openHooks(events chan<- watchEvent) (*hooks, error) {
+	spec, err := loadWatch()
+	if err != nil {
+		return nil, err
+	}
+	at := map[string]kernel.Attachment{watchProgWatchListen: kernel.RawTracepoint{Name: "inet_sock_set_state"}}
+	if cgroup, err := units.CgroupRoot(); err == nil {
+		at[watchProgWatchBind4] = kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4PostBind}
+		at[watchProgWatchBind6] = kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet6PostBind}
+	}
+	h := &hooks{watched: map[uint16]bool{}}
+	var names []string
+	for n := range at {
+		names = append(names, n)
+	}
+	if h.c, err = kernel.Load(spec, names, nil); err != nil {
+		return nil, err
+	}
+	for name, a := range at {
+		ln, err := a.Attach(h.c.Programs[name])
+		if err != nil {
+			h.Close()
+			return nil, err
+		}
+		h.links = append(h.links, ln)
+	}
+	if h.reader, err = ringbuf.NewReader(h.c.Maps[watchMapWatchEvents]); err != nil {
+		h.Close()
+		return nil, fmt.Errorf("reading events: %w", err)
+	}
+	go h.read(events)
+	return h, nil
+}
+
+func (h *hooks) read(events chan<- watchEvent) {
+	for {
+		rec, err := h.reader.Read()
+		if errors.Is(err, os.ErrClosed) {
+			return
+		} else if err != nil {
+			continue
+		}
+		var e watchEvent
+		if binary.Read(bytes.NewReader(rec.RawSample), binary.NativeEndian, &e) != nil {
+			continue
+		}
+		select {
+		case events <- e:
+		default: // a look is due already
+		}
+	}
+}
+
+// watch tells the programs which ports matter.
+func (h *hooks) watch(st State) error {
+	if h == nil {
+		return nil
+	}
+	want := map[uint16]bool{}
+	for _, s := range st.Services {
+		for _, ep := range s.eps {
+			want[ep.Port] = true
+		}
+		for _, m := range s.pub.Service.Members {
+			for _, b := range m.Bound {
+				want[b.Port] = true
+			}
+		}
+	}
+	ports := h.c.Maps[watchMapWatchPorts]
+	for p := range want {
+		if !h.watched[p] {
+			if err := ports.Put(p, uint8(1)); err != nil {
+				return fmt.Errorf("watching port %d: %w", p, err)
+			}
+			h.watched[p] = true
+		}
+	}
+	for p := range h.watched {
+		if !want[p] {
+			ports.Delete(p)
+			delete(h.watched, p)
+		}
+	}
+	return nil
+}
+
+// Close detaches the programs.
+func (h *hooks) Close() {
+	if h.reader != nil {
+		h.reader.Close()
+	}
+	for _, l := range h.links {
+		l.Close()
+	}
+	if h.c != nil {
+		h.c.Close()
+	}
+}
+
+// newTarget is a service wanted in a namespace.
+func newTarget(s Service, ns *netns.Handle) target {
+	t := target{service: s.withDefaults(), scope: scopeOf(ns), netns: ns.String(), inode: ns.Inode()}
+	if s.Netns != "" {
+		t.netns = s.Netns
+	}
+	return t
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/user"
+	"strconv"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Host is this host as weir sees it: the pins below one root.
+type Host struct {
+	Root *kernel.Root
+}
+
+// New returns the host with its pins below root; empty is the default.
+func New(root string) *Host { return &Host{Root: kernel.OpenRoot(root)} }
+
+// DefaultGroup may read weir's pins, if the host has such a group and the
+// configuration names no other.
+const DefaultGroup = "weir"
+
+// Done is one step that Apply carried out.
+type Done struct {
+	Step feature.Step
+	Note string // what became of it, if not what was planned
+}
+
+// Plan says what Apply would do, and changes nothing.
+func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
+	if _, err := c.gid(); err != nil {
+		return feature.Plan{}, err
+	}
+	st, err := steer.ReadState(ctx, h.Root)
+	if err != nil {
+		return feature.Plan{}, err
+	}
+	return steer.Feature{}.Plan(ctx, st, c.steer())
+}
+
+// Apply makes the host match the configuration, after mending what a killed
+// command may have left. It calls each after every step.
+func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
+	gid, err := c.gid()
+	if err != nil {
+		return err
+	}
+	if err := kernel.Require(steer.Feature{}.Needs(c.steer())); err != nil {
+		return err
+	}
+	l, err := h.Root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	if err := l.SetGroup(gid); err != nil {
+		return err
+	}
+	if err := steer.Mend(l); err != nil {
+		return err
+	}
+	plan, err := h.Plan(ctx, c)
+	if err != nil {
+		return err
+	}
+	for _, s := range plan.Steps {
+		note, err := s.Do(ctx, l)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+		each(Done{s, note})
+	}
+	return nil
+}
+
+// Remove takes a feature's state away, or every feature's if name is empty.
+func (h *Host) Remove(ctx context.Context, name string) error {
+	if name != "" && name != steer.Name {
+		return fmt.Errorf("no feature %q: there is %s", name, steer.Name)
+	}
+	l, err := h.Root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return steer.Feature{}.Remove(ctx, l)
+}
+
+// gid is the group that may read.
+func (c *Config) gid() (int, error) {
+	name := c.Group
+	if name == "" {
+		name = DefaultGroup
+	}
+	g, err := user.LookupGroup(name)
+	var unknown user.UnknownGroupError
+	switch {
+	case errors.As(err, &unknown) && c.Group == "":
+		return 0, nil
+	case err != nil:
+		return 0, c.Pos.Errorf("group: %v: make it with 'groupadd --system %s', or leave the key out", err, name)
+	}
+	return strconv.Atoi(g.Gid)
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/service"
+)
+
+// Config is a configuration file: what the host should be.
+type Config struct {
+	strictyaml.Pos `yaml:"-"`
+	Group          string                    `yaml:"group"` // may read; default: weir, if there is such a group
+	Services       map[string]*ServiceConfig `yaml:"services"`
+}
+
+// ServiceConfig is one service with the features' sections for it.
+type ServiceConfig struct {
+	service.Spec `yaml:",inline"`
+	Steer        *steer.Options `yaml:"steer"`
+}
+
+// LoadConfig reads and checks a file. Nothing of a file with an error is
+// applied; the error lists everything found wrong, each with file, line and
+// column.
+func LoadConfig(path string) (*Config, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading the configuration: %w", err)
+	}
+	return ParseConfig(path, data)
+}
+
+// ParseConfig is LoadConfig on the text of a file.
+func ParseConfig(path string, data []byte) (*Config, error) {
+	c := &Config{}
+	if err := strictyaml.Decode(path, data, c); err != nil {
+		return nil, err
+	}
+	for name, s := range c.Services {
+		if s == nil {
+			return nil, c.Pos.Errorf("services.%s is empty: say at least listen", name)
+		}
+		s.Name = name
+	}
+	sc := c.steer()
+	if err := errors.Join(sc.Validate()...); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// steer is the steering part, services in order of name. A service with slots
+// or members is steered even if it has no steer section.
+func (c *Config) steer() steer.Config {
+	var out steer.Config
+	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
+		s := steer.Service{Spec: c.Services[name].Spec}
+		if o := c.Services[name].Steer; o != nil {
+			s.Options = *o
+		} else {
+			s.Options.Pos = s.Spec.Pos
+		}
+		out.Services = append(out.Services, s)
+	}
+	return out
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// Finding is one line of doctor.
+type Finding struct {
+	Feature  string `json:"feature"`
+	Check    string `json:"check"`
+	Since    string `json:"since,omitempty"` // first kernel with it
+	Level    string `json:"level"`           // ok, note, warning, missing
+	Text     string `json:"text,omitempty"`
+	Remedy   string `json:"remedy,omitempty"`
+	Optional bool   `json:"optional,omitempty"`
+}
+
+// Diagnosis is what doctor found.
+type Diagnosis struct {
+	Kernel   string    `json:"kernel"`
+	User     string    `json:"user"`
+	Findings []Finding `json:"findings"`
+}
+
+// Able says whether every feature can run: nothing that one needs is missing.
+func (d Diagnosis) Able() error {
+	var missing []string
+	for _, f := range d.Findings {
+		if f.Level == "missing" {
+			missing = append(missing, f.Feature+" needs "+f.Check)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", kernel.ErrUnsupported, strings.Join(missing, "; "))
+}
+
+// Doctor probes what the features need, and looks at what runs for what would
+// make it useless.
+func (h *Host) Doctor(ctx context.Context) Diagnosis {
+	d := Diagnosis{Kernel: kernelRelease(), User: "root"}
+	if uid := os.Geteuid(); uid != 0 {
+		d.User = fmt.Sprintf("uid %d", uid)
+	}
+	for _, n := range (steer.Feature{}).Needs(steer.Config{}) {
+		f := Finding{Feature: steer.Name, Check: n.Name, Since: n.Since, Level: "ok", Optional: n.Optional}
+		if err := n.Probe(); err != nil {
+			f.Level, f.Text, f.Remedy = "missing", err.Error(), n.Remedy
+			if n.Optional {
+				f.Level, f.Text = "note", fmt.Sprintf("%v: %s", err, n.For)
+			}
+		}
+		d.Findings = append(d.Findings, f)
+	}
+	findings, err := steer.Examine(ctx, h.Root)
+	if err != nil && !errors.Is(err, kernel.ErrUnreadable) {
+		d.Findings = append(d.Findings, Finding{Feature: steer.Name, Check: "pins", Level: "warning", Text: err.Error()})
+	}
+	for _, f := range findings {
+		d.Findings = append(d.Findings, Finding{Feature: steer.Name, Check: f.Service, Level: "warning", Text: f.Text, Remedy: f.Remedy})
+	}
+	return d
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Reader answers the reading commands.
+type Reader interface {
+	Status(ctx context.Context) (steer.State, error)
+	Devices(ctx context.Context, service string) (Devices, error)
+	Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (Places, error)
+}
+
+// Devices are the sources of one service.
+type Devices struct {
+	Service string         `json:"service"`
+	Devices []steer.Device `json:"devices"`
+	Problem string         `json:"problem,omitempty"` // why something is not shown
+}
+
+// Places are where sources of one service go.
+type Places struct {
+	Service string        `json:"service"`
+	Places  []steer.Place `json:"addresses"`
+}
+
+// Reader reads the pins where this user may, else it asks the weir serve behind
+// socket: kernels before 5.19, and any with BPF closed to the unprivileged for
+// good, refuse even reading.
+func (h *Host) Reader(socket string) Reader {
+	_, err := h.Root.Instances("")
+	if err == nil {
+		_, err = steer.ReadState(context.Background(), h.Root)
+	}
+	if errors.Is(err, kernel.ErrUnreadable) || errors.Is(err, os.ErrPermission) {
+		return remote{socket, err}
+	}
+	return pins{h}
+}
+
+type pins struct{ *Host }
+
+func (p pins) Status(ctx context.Context) (steer.State, error) { return steer.ReadState(ctx, p.Root) }
+
+func (p pins) Devices(ctx context.Context, service string) (Devices, error) {
+	st, err := steer.ReadState(ctx, p.Root)
+	if err != nil {
+		return Devices{}, err
+	}
+	s, err := st.Service(service)
+	if err != nil {
+		return Devices{}, err
+	}
+	d, problem, err := s.Devices(p.Root)
+	out := Devices{Service: s.Name, Devices: d}
+	if problem != nil {
+		out.Problem = "TCP sessions are not shown: " + problem.Error()
+	}
+	return out, err
+}
+
+func (p pins) Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (Places, error) {
+	st, err := steer.ReadState(ctx, p.Root)
+	if err != nil {
+		return Places{}, err
+	}
+	s, err := st.Service(service)
+	if err != nil {
+		return Places{}, err
+	}
+	places, err := s.Where(w, addrs...)
+	return Places{Service: s.Name, Places: places}, err
+}
+
+// remote asks weir serve.
+type remote struct {
+	socket string
+	why    error // reading the pins failed with this
+}
+
+func (r remote) Status(ctx context.Context) (st steer.State, err error) {
+	return st, r.get(ctx, "/v1/steer/status", nil, &st)
+}
+
+func (r remote) Devices(ctx context.Context, service string) (d Devices, err error) {
+	return d, r.get(ctx, "/v1/steer/devices", url.Values{"service": {service}}, &d)
+}
+
+func (r remote) Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (p Places, err error) {
+	q := url.Values{"service": {service}, "slots": {strconv.Itoa(w.Slots)}}
+	for _, a := range addrs {
+		q.Add("address", a.String())
+	}
+	without := make([]string, len(w.Without))
+	for i, n := range w.Without {
+		without[i] = strconv.Itoa(n)
+	}
+	q.Set("without", strings.Join(without, ","))
+	return p, r.get(ctx, "/v1/steer/where", q, &p)
+}
+
+func (r remote) get(ctx context.Context, path string, q url.Values, into any) error {
+	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", r.socket)
+	}}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://weir"+path+"?"+q.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return fmt.Errorf("%w; and no weir serve answers on %s: %w", r.why, r.socket, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		b, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		return fmt.Errorf("weir serve: %s", strings.TrimSpace(string(b)))
+	}
+	return json.NewDecoder(resp.Body).Decode(into)
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/weir-project/weir/feature/steer"
+	"golang.org/x/sync/errgroup"
+)
+
+// DefaultSocket is where weir serve answers the group.
+const DefaultSocket = "/run/weir/weir.sock"
+
+// ServeOptions say where weir serve listens.
+type ServeOptions struct {
+	Listen string // TCP address of /metrics and /healthz; empty: none
+	Socket string // Unix socket for the group; empty: none
+	Log    *slog.Logger
+}
+
+// Serve runs what needs a process until ctx is done: it gives slots to members
+// as they come, and answers questions. Traffic does not need it.
+func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
+	g, ctx := errgroup.WithContext(ctx)
+	handler := h.handler()
+	if o.Listen != "" {
+		// Go listens with MPTCP by default, which is of no use to a scraper.
+		lc := net.ListenConfig{}
+		lc.SetMultipathTCP(false)
+		l, err := lc.Listen(ctx, "tcp", o.Listen)
+		if err != nil {
+			return fmt.Errorf("serving metrics: %w", err)
+		}
+		o.Log.Info("serving /metrics and /healthz", "address", l.Addr().String())
+		g.Go(func() error { return serveHTTP(ctx, l, handler) })
+	}
+	if o.Socket != "" {
+		l, err := h.listenUnix(o.Socket)
+		if err != nil {
+			return err
+		}
+		o.Log.Info("answering the group", "socket", o.Socket)
+		g.Go(func() error { return serveHTTP(ctx, l, handler) })
+	}
+	g.Go(func() error { return steer.Feature{}.Run(ctx, h.Root, o.Log) })
+	return g.Wait()
+}
+
+func serveHTTP(ctx context.Context, l net.Listener, handler http.Handler) error {
+	s := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// listenUnix makes the socket for the group that may read the pins.
+func (h *Host) listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("the socket's directory: %w", err)
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("another weir serve answers on %s: stop it, or choose another --socket", path)
+	}
+	os.Remove(path) // left by one that was killed
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("the socket for the group: %w", err)
+	}
+	gid := 0
+	if st, err := os.Stat(h.Root.Path()); err == nil {
+		gid = int(st.Sys().(*syscall.Stat_t).Gid)
+	}
+	if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, 0o660)); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("the socket for the group: %w", err)
+	}
+	return l, nil
+}
+
+// handler answers /metrics and /healthz, and the reading commands of those who
+// may not read the pins themselves.
+func (h *Host) handler() http.Handler {
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		steer.NewCollector(h.Root))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		if _, err := steer.ReadState(r.Context(), h.Root); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	direct := pins{h}
+	answer := func(path string, f func(*http.Request) (any, error)) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+			v, err := f(r)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			json.NewEncoder(w).Encode(v)
+		})
+	}
+	answer("/v1/steer/status", func(r *http.Request) (any, error) { return direct.Status(r.Context()) })
+	answer("/v1/steer/devices", func(r *http.Request) (any, error) {
+		return direct.Devices(r.Context(), r.FormValue("service"))
+	})
+	answer("/v1/steer/where", func(r *http.Request) (any, error) { return where(r, direct) })
+	return mux
+}
+
+func where(r *http.Request, direct pins) (any, error) {
+	var w steer.WhatIf
+	var addrs []netip.Addr
+	for _, s := range r.Form["address"] {
+		a, err := netip.ParseAddr(s)
+		if err != nil {
+			return nil, err
+		}
+		addrs = append(addrs, a)
+	}
+	if s := r.FormValue("slots"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return nil, err
+		}
+		w.Slots = n
+	}
+	for _, s := range strings.FieldsFunc(r.FormValue("without"), func(c rune) bool { return c == ',' }) {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return nil, err
+		}
+		w.Without = append(w.Without, n)
+	}
+	return direct.Where(r.Context(), r.FormValue("service"), w, addrs)
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package floors holds the house together: its test checks which package
+// imports which. The rules are those of docs/ARCHITECTURE.md.
+package floors
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/weir-project/weir"
+
+// floors numbers the top folders from the ground. A package imports only lower
+// floors, and packages of its own folder. The packages below feature/ stand on
+// a floor of their own, above the contract in feature/ itself.
+var floors = map[string]int{
+	"bpf": 0, "internal": 0,
+	"kernel": 1,
+	"table":  2, "service": 2,
+	"feature": 3,
+	// 4: feature/*
+	"host": 5, "collector": 5,
+	"cmd": 6, "lab": 6, "vm": 6,
+}
+
+const featureFloor = 4
+
+// source is what one Go file uses.
+type source struct {
+	dir     string // from the root of the repository, "" for the root
+	file    string
+	test    bool
+	imports []use
+	pins    []use // calls that pin objects or open pins
+}
+
+type use struct {
+	name string // import path, or the call as written
+	line int
+}
+
+func TestFloors(t *testing.T) {
+	files := readAll(t, repository(t))
+	if len(files) < 20 {
+		t.Fatalf("only %d Go files found; is the root of the repository right?", len(files))
+	}
+	for _, v := range violations(files) {
+		t.Error(v)
+	}
+}
+
+// violations says in a sentence each what breaks which rule.
+func violations(files []source) []string {
+	var out []string
+	for _, f := range files {
+		at := func(u use) string { return fmt.Sprintf("%s:%d", path.Join(f.dir, f.file), u.line) }
+		if _, ok := floorOf(f.dir); !ok {
+			out = append(out, fmt.Sprintf("%s: folder %q stands on no floor: give it one in internal/floors and docs/ARCHITECTURE.md", path.Join(f.dir, f.file), f.dir))
+			continue
+		}
+		for _, u := range f.imports {
+			if rule := broken(f, u.name); rule != "" {
+				out = append(out, fmt.Sprintf("%s: %s imports %s: %s", at(u), f.dir, strings.TrimPrefix(u.name, module+"/"), rule))
+			}
+		}
+		if f.test || mayPin(f.dir) {
+			continue
+		}
+		for _, u := range f.pins {
+			out = append(out, fmt.Sprintf("%s: %s calls %s: only kernel/ pins objects and opens pins", at(u), f.dir, u.name))
+		}
+	}
+	return out
+}
+
+// broken names the rule that an import breaks, "" if none.
+func broken(f source, imported string) string {
+	if imported == "github.com/cilium/ebpf/link" && !f.test && !mayPin(f.dir) {
+		return "only kernel/ links programs to hooks; tests may, too"
+	}
+	to, ours := strings.CutPrefix(imported, module+"/")
+	if !ours {
+		return ""
+	}
+	from := f.dir
+	target, ok := floorOf(to)
+	own, _ := floorOf(from)
+	switch {
+	case !ok:
+		return "it stands on no floor"
+	case top(to) == "lab" && top(from) != "lab" && from != "cmd/weir-lab":
+		return "only cmd/weir-lab uses lab"
+	case top(to) == "collector" && top(from) != "collector" && top(from) != "lab" && from != "cmd/weir-collector":
+		return "only cmd/weir-collector uses collector"
+	case own == featureFloor && target == featureFloor:
+		if feature(from) == feature(to) {
+			return ""
+		}
+		return "features never import each other; what two of them need moves down a floor"
+	case top(from) == "lab" && top(to) != "cmd":
+		return ""
+	case target < own || top(from) == top(to) && top(from) != "cmd" && target == own:
+		return ""
+	}
+	return fmt.Sprintf("floor %d may use lower floors only, and that is floor %d", own, target)
+}
+
+func floorOf(dir string) (int, bool) {
+	n, ok := floors[top(dir)]
+	if ok && strings.HasPrefix(dir, "feature/") {
+		n = featureFloor
+	}
+	return n, ok
+}
+
+func mayPin(dir string) bool { return slices.Contains([]string{"kernel", "internal", "lab"}, top(dir)) }
+
+// top is the first element of a path, feature the second.
+func top(dir string) string {
+	first, _, _ := strings.Cut(dir, "/")
+	return first
+}
+
+func feature(dir string) string { return top(strings.TrimPrefix(dir, "feature/")) }
+
+// repository finds the root by its go.mod.
+func repository(t *testing.T) string {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if parent := filepath.Dir(dir); parent != dir {
+			dir = parent
+			continue
+		}
+		t.Fatal("no go.mod above the working directory")
+	}
+}
+
+// readAll parses every Go file, whatever its build tags.
+func readAll(t *testing.T, root string) []source {
+	t.Helper()
+	var files []source
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() {
+			if p != root && (name == "testdata" || name[0] == '.' || name[0] == '_') {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if filepath.Ext(name) != ".go" {
+			return nil
+		}
+		rel, err := filepath.Rel(root, p)
+		if err != nil {
+			return err
+		}
+		text, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		f, err := read(filepath.ToSlash(rel), text)
+		files = append(files, f)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func read(name string, text []byte) (source, error) {
+	set := token.NewFileSet()
+	tree, err := parser.ParseFile(set, name, text, parser.SkipObjectResolution)
+	if err != nil {
+		return source{}, err
+	}
+	f := source{dir: strings.TrimPrefix(path.Dir(name), "."), file: path.Base(name), test: strings.HasSuffix(name, "_test.go")}
+	ebpf := false
+	for _, i := range tree.Imports {
+		imported, err := strconv.Unquote(i.Path.Value)
+		if err != nil {
+			return source{}, err
+		}
+		ebpf = ebpf || strings.HasPrefix(imported, "github.com/cilium/ebpf")
+		f.imports = append(f.imports, use{imported, set.Position(i.Pos()).Line})
+	}
+	if !ebpf {
+		return f, nil // no objects to pin; runtime.Pinner has a Pin of its own
+	}
+	pinning := []string{"Pin", "Unpin", "LoadPinnedMap", "LoadPinnedProgram", "LoadPinnedLink"}
+	ast.Inspect(tree, func(n ast.Node) bool {
+		if s, ok := n.(*ast.SelectorExpr); ok && slices.Contains(pinning, s.Sel.Name) {
+			f.pins = append(f.pins, use{s.Sel.Name, set.Position(s.Pos()).Line})
+		}
+		return true
+	})
+	return f, nil
+}
+
+// The test that tests the test: each rule is broken once, in a file that does
+// not exist, and once kept where it is easily taken for broken.
+func TestRules(t *testing.T) {
+	for _, c := range []struct{ file, imports, want string }{
+		{"kernel/a.go", "internal/netns", ""},
+		{"internal/nstest/a.go", "internal/netns", ""},
+		{"feature/steer/a.go", "feature", ""},
+		{"feature/steer/x/a.go", "feature/steer", ""},
+		{"feature/steer/a_test.go", "internal/nstest", ""},
+		{"host/a.go", "feature/steer", ""},
+		{"cmd/weir/a.go", "host", ""},
+		{"cmd/weir-lab/a.go", "lab", ""},
+		{"lab/telemetry/a.go", "lab/routers", ""},
+		{"lab/a.go", "host", ""},
+		{"cmd/weir-collector/a.go", "collector", ""},
+		{"kernel/a.go", "github.com/cilium/ebpf/link", ""},
+		{"feature/steer/a_test.go", "github.com/cilium/ebpf/link", ""},
+		{"internal/netns/a.go", "kernel", "internal/netns/a.go:3: internal/netns imports kernel: floor 0 may use lower floors only, and that is floor 1"},
+		{"internal/netns/a.go", "bpf", "floor 0 may use lower floors only"},
+		{"kernel/a_test.go", "service", "floor 1 may use lower floors only"},
+		{"service/a.go", "table", "floor 2 may use lower floors only"},
+		{"feature/a.go", "feature/steer", "floor 3 may use lower floors only"},
+		{"feature/steer/a.go", "host", "floor 4 may use lower floors only"},
+		{"feature/steer/a.go", "feature/guard", "feature/steer imports feature/guard: features never import each other"},
+		{"feature/steer/a_test.go", "feature/guard", "features never import each other"},
+		{"cmd/weir/a.go", "lab", "cmd/weir imports lab: only cmd/weir-lab uses lab"},
+		{"feature/steer/a_test.go", "lab/routers", "only cmd/weir-lab uses lab"},
+		{"host/a.go", "collector", "only cmd/weir-collector uses collector"},
+		{"cmd/weir/a.go", "collector/store", "only cmd/weir-collector uses collector"},
+		{"feature/steer/a.go", "github.com/cilium/ebpf/link", "only kernel/ links programs"},
+		{"host/a.go", "github.com/cilium/ebpf/link", "only kernel/ links programs"},
+		{"attic/a.go", "fmt", `folder "attic" stands on no floor`},
+		{"a.go", "fmt", `folder "" stands on no floor`},
+		{"host/a.go", "attic", "stands on no floor"},
+	} {
+		imported := c.imports
+		if strings.Contains(imported, "/cilium/") || imported == "fmt" {
+			// as it is
+		} else {
+			imported = module + "/" + imported
+		}
+		f, err := read(c.file, fmt.Appendf(nil, "package a\n\nimport _ %q\n", imported))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := violations([]source{f})
+		if c.want == "" && len(got) != 0 || c.want != "" && (len(got) != 1 || !strings.Contains(got[0], c.want)) {
+			t.Errorf("%s imports %s: got %q, want %q", c.file, c.imports, got, c.want)
+		}
+	}
+}
+
+func TestPinRule(t *testing.T) {
+	const text = "package a\n\nimport \"github.com/cilium/ebpf\"\n\nvar m, _ = ebpf.LoadPinnedMap(\"/x\", nil)\n\nfunc f() { m.Pin(\"/y\") }\n"
+	for file, want := range map[string]int{"feature/steer/a.go": 2, "host/a.go": 2, "feature/steer/a_test.go": 0, "kernel/a.go": 0, "lab/a.go": 0} {
+		f, err := read(file, []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := violations([]source{f})
+		if len(got) != want || want > 0 && !strings.Contains(got[0], "a.go:5: ") {
+			t.Errorf("%s: %q, want %d violations", file, got, want)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Create makes a named network namespace with its loopback interface up, in
+// the way of `ip netns add`: the name is a bind mount under /run/netns. A name
+// that is taken gives an error that wraps [os.ErrExist].
+func Create(name string) (*Handle, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	if err := prepareDir(dirs[0]); err != nil {
+		return nil, fmt.Errorf("create network namespace %q: %w", name, err)
+	}
+	path := filepath.Join(dirs[0], name)
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return nil, fmt.Errorf("create network namespace %q: %w", name, err)
+	}
+	f.Close()
+	h, err := bindNew(path, name)
+	if err != nil {
+		_ = unix.Unmount(path, unix.MNT_DETACH) // not mounted yet is fine
+		os.Remove(path)
+		return nil, fmt.Errorf("create network namespace %q: %w", name, err)
+	}
+	return h, nil
+}
+
+func bindNew(path, name string) (*Handle, error) {
+	err := onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w (needs CAP_SYS_ADMIN)", err)
+		}
+		if err := LoopbackUp(); err != nil {
+			return err
+		}
+		if err := unix.Mount("/proc/thread-self/ns/net", path, "none", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("bind on %s: %w", path, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return openPath(path, name)
+}
+
+// prepareDir makes dir a shared mount of its own, so that a name added or
+// removed here appears and vanishes in every mount namespace; otherwise a copy
+// of the mount elsewhere would keep a deleted namespace alive.
+func prepareDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	// iproute2 takes the same lock; two at once would stack two mounts.
+	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", dir, err)
+	}
+	err = unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	if errors.Is(err, unix.EINVAL) { // not a mount point yet
+		if err := unix.Mount(dir, dir, "none", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("bind %s on itself: %w", dir, err)
+		}
+		err = unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, "")
+	}
+	if err != nil {
+		return fmt.Errorf("make %s a shared mount: %w", dir, err)
+	}
+	return nil
+}
+
+// Delete removes a name. The namespace itself lives on while a process, a
+// socket or a [Handle] holds it. A name that does not exist gives an error that
+// wraps [os.ErrNotExist].
+func Delete(name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	path := filepath.Join(dirs[0], name)
+	err := unix.Unmount(path, unix.MNT_DETACH)
+	// EINVAL: nothing is mounted there, only a file that a reboot or a crash
+	// left; it goes the same way.
+	if err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("delete network namespace %q: unmount: %w", name, err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("delete network namespace %q: %w", name, err)
+	}
+	return nil
+}
+
+// Names lists the named namespaces in alphabetical order, also leftover files
+// that name none any more.
+func Names() ([]string, error) {
+	entries, err := os.ReadDir(dirs[0])
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // nobody has made one since boot
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list network namespaces: %w", err)
+	}
+	names := make([]string, 0, len(entries))
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, nil
+}
+
+// LoopbackUp raises lo in the calling thread's namespace; a new namespace has
+// it down, and then not even 127.0.0.1 answers.
+func LoopbackUp() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("bring lo up: %w", err)
+	}
+	defer unix.Close(s)
+	req, err := unix.NewIfreq("lo")
+	if err != nil {
+		return fmt.Errorf("bring lo up: %w", err)
+	}
+	req.SetUint16(unix.IFF_UP)
+	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, req); err != nil {
+		return fmt.Errorf("bring lo up: %w", err)
+	}
+	return nil
+}
+
+func checkName(name string) error {
+	if name == "" || name == "." || name == ".." || len(name) > unix.NAME_MAX || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("network namespace %q: not a valid name; want one without slashes, as `ip netns list` shows it", name)
+	}
+	return nil
+}

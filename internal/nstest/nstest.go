@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nstest gives tests network namespaces and BPF file systems of their
+// own, so that they bind any port, pin any path and leave nothing behind.
+package nstest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// BPFFS is where a test finds its private BPF file system.
+const BPFFS = "/sys/fs/bpf"
+
+// names is where named network namespaces live; each test has its own.
+const names = "/run/netns"
+
+// childEnv marks the process that already runs inside Main's namespaces.
+const childEnv = "WEIR_NSTEST_CHILD"
+
+// Main runs a package's tests in one new network and mount namespace, with lo
+// up, a private bpffs and no named namespaces, by executing the test binary once more. Unlike after
+// [Enter], every goroutine and child process of the tests is inside. Use it as
+//
+//	func TestMain(m *testing.M) { nstest.Main(m) }
+//
+// Without root the tests run where they are, and those that call Enter or
+// NeedRoot skip.
+func Main(m *testing.M) {
+	if os.Geteuid() != 0 {
+		os.Exit(m.Run())
+	}
+	if os.Getenv(childEnv) != "" {
+		// Tests that start this binary again want it to behave like the first.
+		os.Unsetenv(childEnv)
+		if err := furnish(); err != nil {
+			fmt.Fprintln(os.Stderr, "nstest:", err)
+			os.Exit(1)
+		}
+		os.Exit(m.Run())
+	}
+	os.Exit(reexec())
+}
+
+func reexec() int {
+	c := exec.Command("/proc/self/exe", os.Args[1:]...)
+	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+	c.Env = append(os.Environ(), childEnv+"=1")
+	c.SysProcAttr = &syscall.SysProcAttr{
+		Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS,
+		Pdeathsig:    unix.SIGKILL,
+	}
+	// The death signal follows the thread that started the child, not the process.
+	runtime.LockOSThread()
+	err := c.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() >= 0 {
+		return exit.ExitCode()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "nstest:", err)
+		return 1
+	}
+	return 0
+}
+
+// Enter moves the calling test to a network and mount namespace of its own,
+// with lo up, an empty bpffs on [BPFFS] and no named namespaces. They are those of the test's thread
+// and vanish with it when the test ends; goroutines that the test starts are
+// outside. What needs a goroutine (an HTTP client, a dial with several
+// addresses) runs through do, which executes f on another thread inside the
+// same namespaces. Not to be called by a test that is parallel to others of its
+// own goroutine, nor twice.
+func Enter(t testing.TB) (do func(f func())) {
+	t.Helper()
+	NeedRoot(t)
+	// Never unlocked: the runtime then ends the thread with the test.
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
+		t.Fatalf("nstest: unshare: %v", err)
+	}
+	if err := furnish(); err != nil {
+		t.Fatalf("nstest: %v", err)
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatalf("nstest: %v", err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return func(f func()) {
+		if err := ns.Do(func() error { f(); return nil }); err != nil {
+			t.Errorf("nstest: %v", err)
+		}
+	}
+}
+
+// NeedRoot skips the test for an ordinary user. CI runs as root and takes any
+// such skip for a failure.
+func NeedRoot(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("need: root, for namespaces and BPF; run the tests with sudo")
+	}
+}
+
+// furnish prepares the new namespaces of the calling thread.
+func furnish() error {
+	// Mounts made from here on must not reach the rest of the machine.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make / private: %w", err)
+	}
+	if err := unix.Mount("bpf", BPFFS, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mount bpffs on %s: %w", BPFFS, err)
+	}
+	// Named namespaces are files under /run/netns; a test that is killed must
+	// not leave its names to the machine.
+	if err := os.MkdirAll(names, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", names, "tmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("mount tmpfs on %s: %w", names, err)
+	}
+	return netns.LoopbackUp()
+}

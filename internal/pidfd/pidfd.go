@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package pidfd looks into other processes through a descriptor that can never
+// come to mean another process, as a pid does once its owner is gone
+// (pidfd_open(2), Linux 5.3).
+package pidfd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrGone says that the process does not exist, or no longer.
+var ErrGone = errors.New("no such process")
+
+// Process is one particular process, alive or not. It is safe for concurrent
+// use, except for Close.
+type Process struct {
+	f   *os.File
+	pid int
+}
+
+// Open gets hold of a process. The error wraps [ErrGone] if there is none. A
+// zombie can be opened: ask Alive.
+func Open(pid int) (*Process, error) {
+	if pid <= 0 {
+		return nil, fmt.Errorf("process %d: not a process id", pid)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	switch {
+	case err == nil:
+		return &Process{f: os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(pid)), pid: pid}, nil
+	case errors.Is(err, unix.ESRCH):
+		return nil, fmt.Errorf("process %d: %w", pid, ErrGone)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT): // ENOENT since 6.13
+		return nil, fmt.Errorf("process %d: that is a thread; give the process id (Tgid in /proc/%d/status): %w", pid, pid, err)
+	case errors.Is(err, unix.ENOSYS):
+		return nil, fmt.Errorf("process %d: pidfd_open needs Linux 5.3: %w", pid, err)
+	}
+	return nil, fmt.Errorf("process %d: pidfd_open: %w", pid, err)
+}
+
+// PID is the process id that the process was opened by.
+func (p *Process) PID() int { return p.pid }
+
+// FD is the pidfd, readable for poll once the process exits, valid until Close.
+func (p *Process) FD() int { return int(p.f.Fd()) }
+
+// Close lets go of the process.
+func (p *Process) Close() error { return p.f.Close() }
+
+// Alive tells whether the process still runs: it has neither exited nor become
+// a zombie that its parent has not waited for.
+func (p *Process) Alive() bool {
+	fds := []unix.PollFd{{Fd: int32(p.FD()), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(fds, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return err == nil && n == 0
+	}
+}
+
+// reaped tells whether the pid is free, so that what /proc/PID says may be
+// about another process by now.
+func (p *Process) reaped() bool {
+	return errors.Is(unix.PidfdSendSignal(p.FD(), 0, nil, 0), unix.ESRCH)
+}
+
+func (p *Process) gone() error { return fmt.Errorf("process %d: %w", p.pid, ErrGone) }
+
+// Sockets lists the sockets that the process has open: the inode number of each
+// and the descriptors that refer to it, ascending. The error wraps [ErrGone]
+// once the process has exited.
+func (p *Process) Sockets() (map[uint32][]int, error) {
+	dir := fmt.Sprintf("/proc/%d/fd", p.pid)
+	entries, err := os.ReadDir(dir)
+	if !p.Alive() {
+		return nil, p.gone()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("descriptors of process %d: %w%s", p.pid, err, ptraceAdvice(err))
+	}
+	sockets := make(map[uint32][]int)
+	for _, e := range entries {
+		target, err := os.Readlink(dir + "/" + e.Name())
+		if errors.Is(err, os.ErrNotExist) {
+			continue // closed since we listed it
+		}
+		if err != nil {
+			return nil, fmt.Errorf("descriptors of process %d: %w%s", p.pid, err, ptraceAdvice(err))
+		}
+		inode, ok := socketInode(target)
+		if !ok {
+			continue
+		}
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			return nil, fmt.Errorf("descriptors of process %d: %w", p.pid, err)
+		}
+		sockets[inode] = append(sockets[inode], fd)
+	}
+	// Whoever has the pid now, it was still ours when the list was complete.
+	if p.reaped() {
+		return nil, p.gone()
+	}
+	for _, fds := range sockets {
+		slices.Sort(fds)
+	}
+	return sockets, nil
+}
+
+// socketInode reads "socket:[4711]".
+func socketInode(target string) (uint32, bool) {
+	s, ok := strings.CutPrefix(target, "socket:[")
+	if !ok {
+		return 0, false
+	}
+	inode, err := strconv.ParseUint(strings.TrimSuffix(s, "]"), 10, 32)
+	return uint32(inode), err == nil
+}
+
+// Dup duplicates a descriptor of the process into this one (pidfd_getfd(2),
+// Linux 5.6), close-on-exec. Both refer to the same open socket or file, so
+// that options set here take effect there; the caller closes the duplicate.
+// The error wraps [ErrGone] if the process has exited, [os.ErrPermission] if
+// the caller may not trace it, and EBADF if it has closed fd.
+func (p *Process) Dup(fd int) (int, error) {
+	dup, err := unix.PidfdGetfd(p.FD(), fd, 0)
+	switch {
+	case err == nil:
+		return dup, nil
+	case errors.Is(err, unix.ESRCH):
+		return -1, p.gone()
+	case errors.Is(err, unix.ENOSYS):
+		return -1, fmt.Errorf("descriptor %d of process %d: pidfd_getfd needs Linux 5.6: %w", fd, p.pid, err)
+	}
+	return -1, fmt.Errorf("descriptor %d of process %d: %w%s", fd, p.pid, err, ptraceAdvice(err))
+}
+
+// ptraceAdvice says what to do about a refusal; the kernel asks for
+// PTRACE_MODE_READ to see descriptors and PTRACE_MODE_ATTACH to copy them.
+func ptraceAdvice(err error) string {
+	if !errors.Is(err, os.ErrPermission) {
+		return ""
+	}
+	advice := " (run as root or with CAP_SYS_PTRACE"
+	if yama, e := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope"); e == nil {
+		if scope := strings.TrimSpace(string(yama)); scope != "0" {
+			advice += "; kernel.yama.ptrace_scope is " + scope
+			if scope == "3" {
+				advice += ", which forbids it even to root until the next boot"
+			}
+		}
+	}
+	return advice + ")"
+}

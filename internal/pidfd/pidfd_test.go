@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pidfd_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/pidfd"
+)
+
+const childEnv = "WEIR_PIDFD_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		child()
+	}
+	os.Exit(m.Run())
+}
+
+// child listens on a TCP port, with a second descriptor for it, and a UDP port,
+// prints their descriptors and ends with its standard input.
+func child() {
+	tcp, err := net.Listen("tcp4", "127.0.0.1:0")
+	check(err)
+	udp, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	check(err)
+	second, err := tcp.(*net.TCPListener).File()
+	check(err)
+	fmt.Println(fdOf(tcp.(*net.TCPListener)), second.Fd(), fdOf(udp.(*net.UDPConn)))
+	_, err = io.Copy(io.Discard, os.Stdin)
+	check(err)
+	os.Exit(0)
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "child:", err)
+		os.Exit(1)
+	}
+}
+
+func fdOf(c syscall.Conn) (fd uintptr) {
+	raw, err := c.SyscallConn()
+	check(err)
+	check(raw.Control(func(f uintptr) { fd = f }))
+	return fd
+}
+
+type testChild struct {
+	*exec.Cmd
+	stdin            io.Closer
+	tcp, second, udp int // descriptors
+}
+
+func start(t *testing.T) *testChild {
+	t.Helper()
+	c := &testChild{Cmd: exec.Command("/proc/self/exe")}
+	c.Env = append(os.Environ(), childEnv+"=1")
+	c.Stderr = os.Stderr
+	stdin, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.stdin = stdin
+	stdout, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		_ = c.Process.Kill() // may have ended
+		_ = c.Wait()
+	})
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscan(line, &c.tcp, &c.second, &c.udp); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func open(t *testing.T, pid int) *pidfd.Process {
+	t.Helper()
+	p, err := pidfd.Open(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// awaitZombie waits for the process to exit without reaping it.
+func awaitZombie(t *testing.T, p *pidfd.Process) {
+	t.Helper()
+	fds := []unix.PollFd{{Fd: int32(p.FD()), Events: unix.POLLIN}}
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+		n, err := unix.Poll(fds, 1000)
+		if n == 1 {
+			return
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("the child did not end")
+}
+
+func TestLife(t *testing.T) {
+	c := start(t)
+	p := open(t, c.Process.Pid)
+	if p.PID() != c.Process.Pid || !p.Alive() {
+		t.Fatalf("PID() = %d, Alive() = %v; want %d, true", p.PID(), p.Alive(), c.Process.Pid)
+	}
+	running, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if running.PPID != os.Getpid() || running.UID != uint32(os.Geteuid()) || strings.IndexByte("RSD", running.State) < 0 || running.StartTime == 0 {
+		t.Errorf("running: %+v", running)
+	}
+
+	c.stdin.Close()
+	awaitZombie(t, p)
+	if p.Alive() {
+		t.Error("a zombie counts as alive")
+	}
+	zombie, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if zombie.State != 'Z' || zombie.StartTime != running.StartTime || zombie.Comm != running.Comm {
+		t.Errorf("zombie: %+v, was %+v", zombie, running)
+	}
+	if s, err := pidfd.StartTime(c.Process.Pid); err != nil || s != running.StartTime {
+		t.Errorf("StartTime = %d, %v; want %d", s, err, running.StartTime)
+	}
+	if q := open(t, c.Process.Pid); q.Alive() {
+		t.Error("a zombie opened late counts as alive")
+	}
+	_, err = p.Sockets()
+	wantGone(t, "Sockets of a zombie", err)
+	_, err = p.Dup(c.tcp)
+	wantGone(t, "Dup from a zombie", err)
+
+	if err := c.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if p.Alive() {
+		t.Error("alive after it was reaped")
+	}
+	_, err = p.Info()
+	wantGone(t, "Info", err)
+	_, err = p.Sockets()
+	wantGone(t, "Sockets", err)
+	_, err = pidfd.StartTime(c.Process.Pid)
+	wantGone(t, "StartTime", err)
+	_, err = pidfd.Open(c.Process.Pid)
+	wantGone(t, "Open", err)
+}
+
+func wantGone(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, pidfd.ErrGone) {
+		t.Errorf("%s: %v, want ErrGone", what, err)
+	}
+}
+
+func TestSocketsAndDup(t *testing.T) {
+	c := start(t)
+	p := open(t, c.Process.Pid)
+	sockets, err := p.Sockets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inode := map[int]uint32{} // by descriptor
+	for ino, fds := range sockets {
+		for _, fd := range fds {
+			inode[fd] = ino
+		}
+	}
+	if inode[c.tcp] == 0 || inode[c.tcp] != inode[c.second] || inode[c.udp] == 0 || inode[c.udp] == inode[c.tcp] {
+		t.Fatalf("sockets %v; want %d and %d as one, %d as another", sockets, c.tcp, c.second, c.udp)
+	}
+
+	dup, err := p.Dup(c.tcp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(dup)
+	var st unix.Stat_t
+	if err := unix.Fstat(dup, &st); err != nil || uint32(st.Ino) != inode[c.tcp] {
+		t.Errorf("the duplicate has inode %d, %v; want %d", st.Ino, err, inode[c.tcp])
+	}
+	if flags, err := unix.FcntlInt(uintptr(dup), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("flags %#x, %v; want close-on-exec", flags, err)
+	}
+	if v, err := unix.GetsockoptInt(dup, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err != nil || v != 1 {
+		t.Errorf("SO_ACCEPTCONN = %d, %v; want the child's listener", v, err)
+	}
+	if _, err := p.Dup(1 << 20); !errors.Is(err, unix.EBADF) {
+		t.Errorf("Dup of no descriptor: %v, want EBADF", err)
+	}
+}
+
+// An ordinary user is told what is missing. The process is one of root's.
+func TestDupRefused(t *testing.T) {
+	nstest.NeedRoot(t)
+	c := start(t)
+	p := open(t, c.Process.Pid)
+	// Credentials are per thread for raw calls; this one ends with the test.
+	errs := make(chan error, 2)
+	go func() {
+		lockAndBecome(65534)
+		_, err := p.Dup(c.tcp)
+		errs <- err
+		_, err = p.Sockets()
+		errs <- err
+	}()
+	for _, what := range []string{"Dup", "Sockets"} {
+		err := <-errs
+		if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_SYS_PTRACE") {
+			t.Errorf("%s: %v; want a permission error that names CAP_SYS_PTRACE", what, err)
+		}
+	}
+}
+
+func TestOpenErrors(t *testing.T) {
+	for _, pid := range []int{0, -1} {
+		if _, err := pidfd.Open(pid); err == nil || errors.Is(err, pidfd.ErrGone) {
+			t.Errorf("Open(%d): %v, want an error about the number", pid, err)
+		}
+	}
+	_, err := pidfd.Open(1<<22 + 1) // above the largest pid
+	wantGone(t, "Open", err)
+	_, err = pidfd.StartTime(1<<22 + 1)
+	wantGone(t, "StartTime", err)
+	thread := otherThread(t)
+	if _, err := pidfd.Open(thread); err == nil || !strings.Contains(err.Error(), "that is a thread") {
+		t.Errorf("Open(%d), a thread: %v", thread, err)
+	}
+}
+
+// otherThread finds a thread of this process that is not the main one.
+func otherThread(t *testing.T) int {
+	t.Helper()
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range tasks {
+		var tid int
+		if _, err := fmt.Sscan(e.Name(), &tid); err == nil && tid != os.Getpid() {
+			return tid
+		}
+	}
+	t.Fatal("this process has one thread only")
+	return 0
+}
+
+// lockAndBecome gives up root on the calling thread, which ends with its goroutine.
+func lockAndBecome(uid int) {
+	runtime.LockOSThread()
+	check(unix.Prctl(unix.PR_SET_KEEPCAPS, 0, 0, 0, 0))
+	_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid))
+	if errno != 0 {
+		check(errno)
+	}
+}

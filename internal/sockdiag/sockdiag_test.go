@@ -1,0 +1,454 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sockdiag_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/sockdiag"
+)
+
+// Destroy and the exact lists want a namespace where nobody else has sockets.
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+func listenTCP(t *testing.T, network, addr string) *net.TCPListener {
+	t.Helper()
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false) // on by default since Go 1.24
+	l, err := lc.Listen(context.Background(), network, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l.(*net.TCPListener)
+}
+
+func listenUDP(t *testing.T, network, addr string) *net.UDPConn {
+	t.Helper()
+	c, err := net.ListenPacket(network, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c.(*net.UDPConn)
+}
+
+func dialTCP(t *testing.T, addr string) *net.TCPConn {
+	t.Helper()
+	var d net.Dialer
+	d.SetMultipathTCP(false)
+	c, err := d.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c.(*net.TCPConn)
+}
+
+func addrPort(t *testing.T, a net.Addr) netip.AddrPort {
+	t.Helper()
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ap
+}
+
+// identity is what the kernel tells the owner of a socket.
+func identity(t *testing.T, c syscall.Conn) (inode uint32, cookie uint64) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = raw.Control(func(fd uintptr) {
+		var st unix.Stat_t
+		if err := unix.Fstat(int(fd), &st); err != nil {
+			t.Error(err)
+		}
+		inode = uint32(st.Ino)
+		if cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inode, cookie
+}
+
+func setInt(t *testing.T, c syscall.Conn, level, opt, value int) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = unix.SetsockoptInt(int(fd), level, opt, value) }); err != nil || inner != nil {
+		t.Fatal(err, inner)
+	}
+}
+
+func dump(t *testing.T, q sockdiag.Query) []sockdiag.Socket {
+	t.Helper()
+	s, err := sockdiag.Dump(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// one lists the sockets and wants exactly one.
+func one(t *testing.T, q sockdiag.Query) sockdiag.Socket {
+	t.Helper()
+	s := dump(t, q)
+	if len(s) != 1 {
+		t.Fatalf("Dump(%+v) found %d sockets, want 1: %+v", q, len(s), s)
+	}
+	return s[0]
+}
+
+func TestTCPListener(t *testing.T) {
+	l := listenTCP(t, "tcp4", "127.0.0.1:0")
+	listenTCP(t, "tcp4", "127.0.0.1:0") // another port, not to be found
+	addr := addrPort(t, l.Addr())
+	raw, err := l.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) { err = unix.Listen(int(fd), 7) }); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		dialTCP(t, l.Addr().String())
+	}
+	q := sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Listen, LocalPort: addr.Port()}
+	s := one(t, q)
+	inode, cookie := identity(t, l)
+	if s.Proto != unix.IPPROTO_TCP || s.Family != unix.AF_INET || s.State != sockdiag.Listen || s.Local != addr ||
+		s.Inode != inode || s.Cookie != cookie || s.UID != uint32(os.Geteuid()) || s.Interface != 0 || s.V6Only {
+		t.Errorf("got %+v; want the listener %s, inode %d, cookie %d", s, addr, inode, cookie)
+	}
+	if s.RecvQueue != 3 || s.SendQueue != 7 {
+		t.Errorf("queue %d of %d, want 3 of 7", s.RecvQueue, s.SendQueue)
+	}
+	if s.Info != nil {
+		t.Error("Info without being asked for")
+	}
+}
+
+func TestTCPEstablished(t *testing.T) {
+	for _, c := range []struct {
+		network, addr string
+		family        uint8
+	}{{"tcp4", "127.0.0.1:0", unix.AF_INET}, {"tcp6", "[::1]:0", unix.AF_INET6}} {
+		t.Run(c.network, func(t *testing.T) {
+			l := listenTCP(t, c.network, c.addr)
+			client := dialTCP(t, l.Addr().String())
+			server, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer server.Close()
+			if _, err := client.Write(make([]byte, 1234)); err != nil {
+				t.Fatal(err)
+			}
+			s := one(t, sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Established,
+				LocalPort: addrPort(t, l.Addr()).Port(), Info: true})
+			inode, cookie := identity(t, server.(*net.TCPConn))
+			if s.Family != c.family || s.Local != addrPort(t, server.LocalAddr()) || s.Remote != addrPort(t, client.LocalAddr()) ||
+				s.Inode != inode || s.Cookie != cookie {
+				t.Errorf("got %+v; want the server's side, inode %d, cookie %d", s, inode, cookie)
+			}
+			if s.RecvQueue != 1234 || s.Mem.RcvAlloc < 1234 || s.Mem.RcvBuf < s.Mem.RcvAlloc {
+				t.Errorf("receive queue %d, memory %+v; want 1234 bytes queued", s.RecvQueue, s.Mem)
+			}
+			if i := s.Info; i == nil || i.BytesReceived != 1234 || i.DataSegsIn == 0 || i.SegsIn < i.DataSegsIn ||
+				i.LastDataRecv < 0 || i.LastDataRecv > time.Minute || i.RTT <= 0 || i.RTT > time.Minute {
+				t.Errorf("Info %+v; want 1234 bytes received a moment ago", i)
+			}
+		})
+	}
+}
+
+func TestV6Only(t *testing.T) {
+	for _, c := range []struct {
+		network string
+		v6only  bool
+	}{{"6", true}, {"", false}} {
+		l := listenTCP(t, "tcp"+c.network, "[::]:0")
+		u := listenUDP(t, "udp"+c.network, "[::]:0")
+		for _, q := range []sockdiag.Query{
+			{Proto: unix.IPPROTO_TCP, LocalPort: addrPort(t, l.Addr()).Port()},
+			{Proto: unix.IPPROTO_UDP, LocalPort: addrPort(t, u.LocalAddr()).Port()},
+		} {
+			s := one(t, q)
+			if s.Family != unix.AF_INET6 || s.V6Only != c.v6only || s.Local.Addr() != netip.IPv6Unspecified() {
+				t.Errorf("%+v: got %+v, want v6only %v on [::]", q, s, c.v6only)
+			}
+		}
+	}
+}
+
+// IPv4 traffic of a dual-stack socket is reported with mapped addresses.
+func TestMapped(t *testing.T) {
+	l := listenTCP(t, "tcp", "[::]:0")
+	port := addrPort(t, l.Addr()).Port()
+	c := dialTCP(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
+	s := one(t, sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Established, LocalPort: port})
+	if s.Family != unix.AF_INET6 || !s.Remote.Addr().Is4In6() || s.Remote.Addr().Unmap() != addrPort(t, c.LocalAddr()).Addr() {
+		t.Errorf("got %+v, want the mapped address of %s", s, c.LocalAddr())
+	}
+}
+
+func TestUDPDrops(t *testing.T) {
+	c := listenUDP(t, "udp4", "127.0.0.1:0")
+	setInt(t, c, unix.SOL_SOCKET, unix.SO_RCVBUF, 4096)
+	addr := addrPort(t, c.LocalAddr())
+	q := sockdiag.Query{Proto: unix.IPPROTO_UDP, LocalPort: addr.Port(), Info: true}
+	before := one(t, q)
+	inode, cookie := identity(t, c)
+	if before.Proto != unix.IPPROTO_UDP || before.State != sockdiag.Close || before.Local != addr || before.Inode != inode || before.Cookie != cookie {
+		t.Errorf("got %+v; want %s, inode %d, cookie %d", before, addr, inode, cookie)
+	}
+	if before.Mem.Drops != 0 || before.Mem.RcvAlloc != 0 || before.Mem.RcvBuf != 2*4096 || before.Info != nil {
+		t.Errorf("memory %+v, Info %v; want an empty buffer of 8192 and no Info", before.Mem, before.Info)
+	}
+	peer, err := net.Dial("udp4", c.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	const sent = 50
+	for range sent {
+		if _, err := peer.Write(make([]byte, 1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after := one(t, q)
+	var received uint32
+	for buf := make([]byte, 2000); ; received++ {
+		if err := c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := c.ReadFrom(buf); err != nil {
+			break
+		}
+	}
+	if after.Mem.Drops == 0 || after.Mem.Drops+received != sent || after.RecvQueue == 0 {
+		t.Errorf("drops %d + received %d, want %d together; queue %d", after.Mem.Drops, received, sent, after.RecvQueue)
+	}
+	connected := one(t, sockdiag.Query{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Established,
+		LocalPort: addrPort(t, peer.LocalAddr()).Port()})
+	if connected.Remote != addr {
+		t.Errorf("the connected peer is %+v, want remote %s", connected, addr)
+	}
+}
+
+func TestInterface(t *testing.T) {
+	nstest.NeedRoot(t)
+	c := listenUDP(t, "udp4", "127.0.0.1:0")
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	setInt(t, c, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, lo.Index)
+	s := one(t, sockdiag.Query{Proto: unix.IPPROTO_UDP, LocalPort: addrPort(t, c.LocalAddr()).Port()})
+	if s.Interface != uint32(lo.Index) {
+		t.Errorf("interface %d, want %d", s.Interface, lo.Index)
+	}
+}
+
+// All sockets on a port are found: a reuseport group, and both families.
+func TestSeveral(t *testing.T) {
+	nstest.NeedRoot(t)
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+		}), err)
+	}}
+	var want []uint64
+	for _, a := range []struct{ network, addr string }{
+		{"udp4", "0.0.0.0:4739"}, {"udp4", "0.0.0.0:4739"}, {"udp6", "[::]:4739"}, {"udp4", "127.0.0.1:4740"},
+	} {
+		c, err := lc.ListenPacket(context.Background(), a.network, a.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, cookie := identity(t, c.(*net.UDPConn)); a.addr != "127.0.0.1:4740" {
+			want = append(want, cookie)
+		}
+	}
+	var got []uint64
+	for _, s := range dump(t, sockdiag.Query{Proto: unix.IPPROTO_UDP, LocalPort: 4739}) {
+		got = append(got, s.Cookie)
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("cookies %v, want %v", got, want)
+	}
+	if all := dump(t, sockdiag.Query{Proto: unix.IPPROTO_UDP}); len(all) != 4 {
+		t.Errorf("%d UDP sockets in the namespace, want 4: %+v", len(all), all)
+	}
+}
+
+func TestNamespace(t *testing.T) {
+	nstest.NeedRoot(t)
+	h, err := netns.Create("sd-other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Delete("sd-other")
+	defer h.Close()
+	var c net.PacketConn
+	q := sockdiag.Query{Proto: unix.IPPROTO_UDP, LocalPort: 4741}
+	err = h.Do(func() error {
+		if c, err = net.ListenPacket("udp4", "127.0.0.1:4741"); err != nil {
+			return err
+		}
+		one(t, q)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if s := dump(t, q); len(s) != 0 {
+		t.Errorf("outside: %+v, want none", s)
+	}
+}
+
+func TestMPTCPListeners(t *testing.T) {
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(true)
+	l, err := lc.Listen(context.Background(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	plain := listenTCP(t, "tcp4", "127.0.0.1:0")
+	s, err := sockdiag.MPTCPListeners(addrPort(t, plain.Addr()).Port())
+	if err != nil || len(s) != 0 {
+		t.Errorf("on a plain listener's port: %+v, %v; want none", s, err)
+	}
+	// Go falls back to TCP where the kernel has no MPTCP: ask the socket.
+	raw, err := l.(*net.TCPListener).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var proto int
+	if err := raw.Control(func(fd uintptr) { proto, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PROTOCOL) }); err != nil {
+		t.Fatal(err)
+	}
+	s, err = sockdiag.MPTCPListeners(addrPort(t, l.Addr()).Port())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if proto != unix.IPPROTO_MPTCP {
+		if len(s) != 0 {
+			t.Errorf("without MPTCP in the kernel: %+v, want none", s)
+		}
+		t.Skip("need: kernel with CONFIG_MPTCP")
+	}
+	inode, _ := identity(t, l.(*net.TCPListener))
+	if len(s) != 1 || s[0].Inode != inode || s[0].State != sockdiag.Listen || s[0].Local != addrPort(t, l.Addr()) {
+		t.Errorf("got %+v, want the listener %s with inode %d", s, l.Addr(), inode)
+	}
+}
+
+func TestDestroy(t *testing.T) {
+	nstest.NeedRoot(t)
+	l := listenTCP(t, "tcp4", "127.0.0.1:0")
+	client := dialTCP(t, l.Addr().String())
+	server, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	q := sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Established, LocalPort: addrPort(t, l.Addr()).Port()}
+	s := one(t, q)
+
+	impostor := s
+	impostor.Cookie++
+	if err := sockdiag.Destroy(impostor); !errors.Is(err, sockdiag.ErrNoSocket) {
+		if errors.Is(err, errors.ErrUnsupported) {
+			t.Skip("need: kernel with CONFIG_INET_DIAG_DESTROY")
+		}
+		t.Errorf("with another cookie: %v, want ErrNoSocket", err)
+	}
+	if err := sockdiag.Destroy(s); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 1)
+	if err := client.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Read(buf); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the peer reads %v, want ECONNRESET", err)
+	}
+	if _, err := server.Read(buf); !errors.Is(err, unix.ECONNABORTED) {
+		t.Errorf("the owner reads %v, want ECONNABORTED", err)
+	}
+	if err := sockdiag.Destroy(s); !errors.Is(err, sockdiag.ErrNoSocket) {
+		t.Errorf("second Destroy: %v, want ErrNoSocket", err)
+	}
+}
+
+func TestDestroyV6AndUDP(t *testing.T) {
+	nstest.NeedRoot(t)
+	l := listenTCP(t, "tcp6", "[::1]:0")
+	dialTCP(t, l.Addr().String())
+	u := listenUDP(t, "udp4", "127.0.0.1:0")
+	for _, q := range []sockdiag.Query{
+		{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Established, LocalPort: addrPort(t, l.Addr()).Port()},
+		{Proto: unix.IPPROTO_UDP, LocalPort: addrPort(t, u.LocalAddr()).Port()},
+	} {
+		if err := sockdiag.Destroy(one(t, q)); err != nil {
+			if errors.Is(err, errors.ErrUnsupported) {
+				t.Skip("need: kernel with CONFIG_INET_DIAG_DESTROY")
+			}
+			t.Errorf("%+v: %v", q, err)
+		}
+		if s := dump(t, q); len(s) != 0 {
+			t.Errorf("still there: %+v", s)
+		}
+	}
+}
+
+func TestBadArguments(t *testing.T) {
+	if _, err := sockdiag.Dump(sockdiag.Query{}); err == nil {
+		t.Error("Dump without a protocol succeeded")
+	}
+	if err := sockdiag.Destroy(sockdiag.Socket{Proto: unix.IPPROTO_TCP, Family: unix.AF_INET}); err == nil {
+		t.Error("Destroy of no socket succeeded")
+	}
+}
+
+func BenchmarkDumpPort(b *testing.B) {
+	c, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	q := sockdiag.Query{Proto: unix.IPPROTO_UDP, LocalPort: uint16(c.LocalAddr().(*net.UDPAddr).Port)}
+	for b.Loop() {
+		if s, err := sockdiag.Dump(q); err != nil || len(s) != 1 {
+			b.Fatal(len(s), err)
+		}
+	}
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package strictyaml decodes YAML into Go structs and takes nothing for
+// granted: an unknown or repeated key, a value of the wrong type or none at
+// all is an error that names file, line and column and, where something is
+// close, what was meant. All mistakes of a file are reported at once.
+//
+// Fields are named by `yaml:"name"` tags as in package yaml; untagged ones by
+// their name in lower case. Embedded structs, and fields tagged
+// `yaml:",inline"`, share the mapping of their parent. Supported are structs,
+// maps with string keys, slices, pointers, bool, integers, floats, strings,
+// [time.Duration] ("30s"), [encoding.TextUnmarshaler] and [Node]. A string
+// takes any scalar as it is written. Anchors and aliases work within a bound;
+// merge keys (<<), tags of one's own and several documents are refused.
+package strictyaml
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	// maxAliased bounds the values reached through aliases, so that a short
+	// file cannot stand for billions of them.
+	maxAliased = 100_000
+	// maxErrors bounds the report; a file that is no configuration at all has
+	// a mistake in every line.
+	maxErrors = 200
+)
+
+// Node is implemented by values that read their YAML themselves. The node is
+// never an alias nor null. Mistakes are made with d.Errorf, and several of them
+// joined with [errors.Join]; any other error is reported at the node's place.
+type Node interface {
+	UnmarshalNode(n *yaml.Node, d *Decoder) error
+}
+
+// Decode decodes one document into what into points to. Fields whose key is
+// absent keep their value. The error is an [*Error], or several of them joined
+// in the order of the file; into is then incomplete.
+func Decode(file string, data []byte, into any) error {
+	v := reflect.ValueOf(into)
+	if v.Kind() != reflect.Pointer || v.IsNil() {
+		panic(fmt.Sprintf("strictyaml: Decode into %T, want a pointer", into))
+	}
+	d := &Decoder{file: file}
+	root, err := d.parse(data)
+	if err != nil {
+		return err
+	}
+	d.value(root, v.Elem())
+	return d.report()
+}
+
+// Decoder is the state of decoding one file.
+type Decoder struct {
+	file    string
+	path    []string
+	errs    []*Error
+	aliased int                 // values reached through aliases so far
+	open    map[*yaml.Node]bool // anchors being expanded
+}
+
+// Errorf makes an error at the place of n, with the path of the value that is
+// being decoded; suggestion may be "". It does not record it: return it.
+func (d *Decoder) Errorf(n *yaml.Node, suggestion, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return &Error{
+		File: d.file, Line: max(n.Line, 1), Column: max(n.Column, 1), Path: d.where(),
+		Msg: err.Error(), Suggestion: suggestion, Err: errors.Unwrap(err),
+	}
+}
+
+// Decode decodes n into what into points to, for values that implement [Node]
+// and leave parts of themselves to the usual rules.
+func (d *Decoder) Decode(n *yaml.Node, into any) error {
+	before := len(d.errs)
+	d.value(n, reflect.ValueOf(into).Elem())
+	var errs []error
+	for _, e := range d.errs[before:] {
+		errs = append(errs, e)
+	}
+	d.errs = d.errs[:before]
+	return errors.Join(errs...)
+}
+
+// Pos is the place of n; that of a block mapping is its first key's, also when
+// an anchor stands on the line above.
+func (d *Decoder) Pos(n *yaml.Node) Pos {
+	if n.Kind == yaml.MappingNode && n.Style&yaml.FlowStyle == 0 && len(n.Content) > 0 {
+		n = n.Content[0]
+	}
+	return Pos{File: d.file, Line: max(n.Line, 1), Column: max(n.Column, 1)}
+}
+
+// where joins the path: a.b[2].c. Keys that would blur it are quoted.
+func (d *Decoder) where() string {
+	var b strings.Builder
+	for i, p := range d.path {
+		if i > 0 && !strings.HasPrefix(p, "[") {
+			b.WriteByte('.')
+		}
+		b.WriteString(p)
+	}
+	return b.String()
+}
+
+func (d *Decoder) failf(n *yaml.Node, suggestion, format string, args ...any) {
+	d.record(d.Errorf(n, suggestion, format, args...), n)
+}
+
+// record keeps the errors in err; one without a place gets that of n.
+func (d *Decoder) record(err error, n *yaml.Node) {
+	walk(err, func(e error) {
+		if len(d.errs) > maxErrors {
+			return
+		}
+		placed, ok := errors.AsType[*Error](e)
+		if !ok || placed.Line == 0 {
+			placed, _ = errors.AsType[*Error](d.Errorf(n, "", "%w", e))
+			placed.Err = e
+		}
+		d.errs = append(d.errs, placed)
+	})
+}
+
+func (d *Decoder) report() error {
+	slices.SortStableFunc(d.errs, func(a, b *Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	if len(d.errs) > maxErrors {
+		last := d.errs[maxErrors]
+		d.errs[maxErrors] = &Error{File: d.file, Line: last.Line, Column: last.Column,
+			Msg: fmt.Sprintf("more than %d errors; fix these first", maxErrors)}
+	}
+	if len(d.errs) == 1 {
+		return d.errs[0]
+	}
+	var errs []error
+	for _, e := range d.errs {
+		errs = append(errs, e)
+	}
+	return errors.Join(errs...)
+}

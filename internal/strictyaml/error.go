@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package strictyaml
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+)
+
+// Error is one mistake in a file and its place.
+type Error struct {
+	File         string // as given to Decode
+	Line, Column int    // from 1, Column in characters
+	Path         string // of the value, like services.telemetry.members[1].slot; "" at the top
+	Msg          string // what is wrong and what is wanted
+	Suggestion   string // what was probably meant, "" if nothing is close
+	Err          error  // the cause, where another package found the mistake
+}
+
+// Error prints as
+//
+//	weir.yaml:7:5: services.telemetry.steer: unknown key "slotz"; did you mean "slots"?
+func (e *Error) Error() string {
+	var b strings.Builder
+	if e.File != "" {
+		fmt.Fprintf(&b, "%s:", e.File)
+	}
+	if e.Line > 0 {
+		fmt.Fprintf(&b, "%d:%d:", e.Line, e.Column)
+	}
+	if b.Len() > 0 {
+		b.WriteByte(' ')
+	}
+	if e.Path != "" {
+		fmt.Fprintf(&b, "%s: ", e.Path)
+	}
+	b.WriteString(e.Msg)
+	if e.Suggestion != "" {
+		fmt.Fprintf(&b, "; did you mean %q?", e.Suggestion)
+	}
+	return b.String()
+}
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Pos is the place of a mapping. Decode fills a struct's fields of this type,
+// so that what is checked later can name the place as well. A value that came
+// from no file has the zero Pos.
+type Pos struct {
+	File         string
+	Line, Column int // from 1
+}
+
+// Errorf makes an [*Error] at the place. %w is supported.
+func (p Pos) Errorf(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return &Error{File: p.File, Line: p.Line, Column: p.Column, Msg: err.Error(), Err: errors.Unwrap(err)}
+}
+
+// Errors lists the mistakes in what Decode returned, in the order of the file.
+func Errors(err error) []*Error {
+	var list []*Error
+	walk(err, func(e error) {
+		if e, ok := errors.AsType[*Error](e); ok {
+			list = append(list, e)
+		}
+	})
+	return list
+}
+
+// joined is the type behind errors.Join. Errors that fmt.Errorf makes of several
+// have the same methods but a text of their own, and stay whole.
+var joined = reflect.TypeOf(errors.Join(errWanted))
+
+// walk visits the members of joined errors, or err itself.
+func walk(err error, visit func(error)) {
+	if err == nil {
+		return
+	}
+	if reflect.TypeOf(err) != joined {
+		visit(err)
+		return
+	}
+	for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
+		walk(e, visit)
+	}
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package strictyaml
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// fields is how a struct type maps to keys.
+type fields struct {
+	names  []string         // sorted
+	index  map[string][]int // by key, for reflect.Value.FieldByIndex
+	places [][]int          // the fields of type Pos
+}
+
+func fieldsOf(t reflect.Type) *fields {
+	fs := &fields{index: make(map[string][]int)}
+	fs.add(t, nil)
+	slices.Sort(fs.names)
+	return fs
+}
+
+func (fs *fields) add(t reflect.Type, at []int) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		index := append(slices.Clone(at), i)
+		if f.Type == posType {
+			if f.IsExported() {
+				fs.places = append(fs.places, index)
+			}
+			continue
+		}
+		tag := f.Tag.Get("yaml")
+		name, options, _ := strings.Cut(tag, ",")
+		if tag == "-" || !f.IsExported() && !f.Anonymous {
+			continue
+		}
+		inline := slices.Contains(strings.Split(options, ","), "inline")
+		if inline || f.Anonymous && name == "" {
+			if f.Type.Kind() != reflect.Struct {
+				panic(fmt.Sprintf("strictyaml: field %s of %s: only structs share their parent's mapping", f.Name, t))
+			}
+			fs.add(f.Type, index)
+			continue
+		}
+		if name == "" {
+			name = strings.ToLower(f.Name)
+		}
+		if fs.index[name] != nil {
+			panic(fmt.Sprintf("strictyaml: two fields of %s are called %q", t, name))
+		}
+		fs.index[name] = index
+		fs.names = append(fs.names, name)
+	}
+}

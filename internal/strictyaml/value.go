@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package strictyaml
+
+import (
+	"encoding"
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+var (
+	durationType = reflect.TypeFor[time.Duration]()
+	posType      = reflect.TypeFor[Pos]()
+	coreTags     = []string{"!!str", "!!int", "!!float", "!!bool", "!!null", "!!map", "!!seq", "!!timestamp", "!!merge", "!"}
+)
+
+// value decodes one node into v, which is settable. Mistakes are recorded.
+func (d *Decoder) value(n *yaml.Node, v reflect.Value) {
+	if n.Kind == yaml.AliasNode {
+		d.alias(n, v)
+		return
+	}
+	if len(d.open) > 0 {
+		if d.aliased++; d.aliased > maxAliased {
+			if d.aliased == maxAliased+1 {
+				d.failf(n, "", "aliases stand for more than %d values; write fewer", maxAliased)
+			}
+			return
+		}
+	}
+	if n.Style&yaml.TaggedStyle != 0 && !slices.Contains(coreTags, n.ShortTag()) {
+		d.failf(n, "", "the tag %s is not supported; remove it", n.ShortTag())
+		return
+	}
+	for v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			v.Set(reflect.New(v.Type().Elem()))
+		}
+		v = v.Elem()
+	}
+	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
+		d.failf(n, "", "want %s, got nothing; %s", wanted(v), remedy(v))
+		return
+	}
+	if c, ok := v.Addr().Interface().(Node); ok {
+		d.record(c.UnmarshalNode(n, d), n)
+		return
+	}
+	if t, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		d.text(n, t, v)
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		d.structure(n, v)
+	case reflect.Map:
+		d.mapping(n, v)
+	case reflect.Slice:
+		d.list(n, v)
+	default:
+		d.scalar(n, v)
+	}
+}
+
+func (d *Decoder) alias(n *yaml.Node, v reflect.Value) {
+	if d.open[n.Alias] {
+		d.failf(n, "", "the anchor &%s contains itself", n.Value)
+		return
+	}
+	if d.open == nil {
+		d.open = make(map[*yaml.Node]bool)
+	}
+	d.open[n.Alias] = true
+	d.value(n.Alias, v)
+	delete(d.open, n.Alias)
+}
+
+func (d *Decoder) in(step string, f func()) {
+	d.path = append(d.path, step)
+	f()
+	d.path = d.path[:len(d.path)-1]
+}
+
+// plainKey is a key that needs no quotes in a path.
+var plainKey = regexp.MustCompile(`^[^][".\s\x00-\x1f\x7f]+$`)
+
+func (d *Decoder) inKey(key string, f func()) {
+	if !plainKey.MatchString(key) {
+		key = strconv.Quote(shorten(key))
+	}
+	d.in(key, f)
+}
+
+func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
+	fs := fieldsOf(v.Type())
+	for _, p := range fs.places {
+		v.FieldByIndex(p).Set(reflect.ValueOf(d.Pos(n)))
+	}
+	if n.Kind != yaml.MappingNode {
+		d.failf(n, "", "want %s, got %s", wanted(v), got(n))
+		return
+	}
+	d.pairs(n, func(key, value *yaml.Node) {
+		index, ok := fs.index[key.Value]
+		if !ok {
+			d.unknown(key, fs)
+			return
+		}
+		d.inKey(key.Value, func() { d.value(value, v.FieldByIndex(index)) })
+	})
+}
+
+func (d *Decoder) unknown(key *yaml.Node, fs *fields) {
+	if near := nearest(key.Value, fs.names); near != "" {
+		d.failf(key, near, "unknown key %q", key.Value)
+		return
+	}
+	if len(fs.names) == 0 {
+		d.failf(key, "", "unknown key %q; no keys are known here", key.Value)
+		return
+	}
+	d.failf(key, "", "unknown key %q; known here: %s", key.Value, strings.Join(fs.names, ", "))
+}
+
+// pairs visits the keys of a mapping and their values, without the repeated
+// ones, which it reports.
+func (d *Decoder) pairs(n *yaml.Node, visit func(key, value *yaml.Node)) {
+	first := make(map[string]int)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		place := key
+		if key.Kind == yaml.AliasNode {
+			key = key.Alias
+		}
+		tag := key.ShortTag()
+		switch line, seen := first[key.Value]; {
+		case key.Kind != yaml.ScalarNode || tag == "!!null":
+			d.failf(place, "", "want a name as key, got %s", got(key))
+		case tag == "!!merge":
+			d.failf(place, "", "merge keys (<<) are not supported; write the keys out")
+		case seen:
+			d.failf(place, "", "duplicate key %q; first in line %d", key.Value, line)
+		default:
+			first[key.Value] = place.Line
+			visit(key, value)
+		}
+	}
+}
+
+func (d *Decoder) mapping(n *yaml.Node, v reflect.Value) {
+	t := v.Type()
+	if t.Key().Kind() != reflect.String {
+		panic(fmt.Sprintf("strictyaml: %s: want a map with string keys", t))
+	}
+	if n.Kind != yaml.MappingNode {
+		d.failf(n, "", "want %s, got %s", wanted(v), got(n))
+		return
+	}
+	if v.IsNil() {
+		v.Set(reflect.MakeMap(t))
+	}
+	d.pairs(n, func(key, value *yaml.Node) {
+		d.inKey(key.Value, func() {
+			elem := reflect.New(t.Elem()).Elem()
+			d.value(value, elem)
+			v.SetMapIndex(reflect.ValueOf(key.Value).Convert(t.Key()), elem)
+		})
+	})
+}
+
+func (d *Decoder) list(n *yaml.Node, v reflect.Value) {
+	if n.Kind != yaml.SequenceNode {
+		suggestion := ""
+		if n.Kind == yaml.ScalarNode {
+			suggestion = "[" + n.Value + "]"
+		}
+		d.failf(n, suggestion, "want %s, got %s", wanted(v), got(n))
+		return
+	}
+	s := reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content))
+	for i, c := range n.Content {
+		d.in(fmt.Sprintf("[%d]", i), func() { d.value(c, s.Index(i)) })
+	}
+	v.Set(s)
+}
+
+func (d *Decoder) text(n *yaml.Node, t encoding.TextUnmarshaler, v reflect.Value) {
+	// Empty text is refused because several types, netip's among them, take it
+	// for their zero value, which a configuration never means.
+	if n.Kind != yaml.ScalarNode || n.Value == "" {
+		d.failf(n, "", "want %s, got %s", wanted(v), got(n))
+		return
+	}
+	if err := t.UnmarshalText([]byte(n.Value)); err != nil {
+		e := d.Errorf(n, suggestText(v, n.Value), "%w", err)
+		d.record(e, n)
+	}
+}

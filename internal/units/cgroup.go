@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package units answers who runs in a systemd unit, in a cgroup, or behind a
+// pid file.
+package units
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoCgroup says that there is no cgroup of that name.
+var ErrNoCgroup = errors.New("no such cgroup")
+
+// CgroupRoot is where the unified hierarchy (cgroup2) is mounted, also on hosts
+// that run it beside the old one, where it is not /sys/fs/cgroup. The error
+// wraps [errors.ErrUnsupported] if it is mounted nowhere.
+func CgroupRoot() (string, error) {
+	// thread-self: mounts, too, belong to a thread.
+	info, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return "", fmt.Errorf("find the cgroup2 mount: %w", err)
+	}
+	if root, ok := cgroupRoot(string(info)); ok {
+		return root, nil
+	}
+	return "", fmt.Errorf("cgroup2 is not mounted; run `mount -t cgroup2 none /sys/fs/cgroup/unified`, "+
+		"or boot with systemd.unified_cgroup_hierarchy=1: %w", errors.ErrUnsupported)
+}
+
+// cgroupRoot reads proc_pid_mountinfo(5):
+//
+//	36 35 98:0 ROOT MOUNTPOINT options [optional…] - FSTYPE SOURCE options
+//
+// A mount of the whole hierarchy is preferred to one of a subtree, such as
+// containers have beside it; the last one wins, because it covers the others.
+func cgroupRoot(mountinfo string) (string, bool) {
+	var whole, part string
+	for line := range strings.Lines(mountinfo) {
+		left, right, ok := strings.Cut(line, " - ")
+		if !ok || !strings.HasPrefix(right, "cgroup2 ") {
+			continue
+		}
+		f := strings.Fields(left)
+		if len(f) < 5 {
+			continue
+		}
+		if f[3] == "/" {
+			whole = unescape(f[4])
+		} else {
+			part = unescape(f[4])
+		}
+	}
+	if whole != "" {
+		return whole, true
+	}
+	return part, part != ""
+}
+
+// unescape undoes the kernel's mangling of space, tab, newline and backslash.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace
+
+// CgroupProcs lists the processes of a cgroup and of all below it, ascending.
+// The path is as systemd and /proc/PID/cgroup write it, "/collectors/1", or
+// absolute under the mount, "/sys/fs/cgroup/collectors/1". Zombies and
+// processes outside this pid namespace are not listed. The error wraps
+// [ErrNoCgroup] if there is no such cgroup.
+func CgroupProcs(path string) ([]int, error) {
+	root, err := CgroupRoot()
+	if err != nil {
+		return nil, fmt.Errorf("cgroup %s: %w", path, err)
+	}
+	return cgroupProcs(root, path)
+}
+
+func cgroupProcs(root, path string) ([]int, error) {
+	dir := cgroupDir(root, path)
+	if st, err := os.Stat(dir); err != nil || !st.IsDir() {
+		if err == nil || gone(err) || errors.Is(err, unix.ENOTDIR) {
+			return nil, fmt.Errorf("cgroup %s: %w under %s", path, ErrNoCgroup, root)
+		}
+		return nil, fmt.Errorf("cgroup %s: %w", path, err)
+	}
+	var pids []int
+	err := filepath.WalkDir(dir, func(sub string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			return nil
+		}
+		if err == nil {
+			var some []int
+			some, err = readProcs(sub)
+			pids = append(pids, some...)
+		}
+		if err != nil && gone(err) {
+			return nil // removed since we listed it, so it holds nobody
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cgroup %s: %w", path, err)
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids), nil
+}
+
+// cgroupDir is the directory of a cgroup. Cleaning the path as an absolute one
+// keeps ".." from leaving the hierarchy.
+func cgroupDir(root, path string) string {
+	path = filepath.Clean("/" + path)
+	if path == root || strings.HasPrefix(path, root+"/") {
+		return path
+	}
+	return filepath.Join(root, path)
+}
+
+// gone recognises a cgroup removed before (ENOENT) or after (ENODEV) its file
+// was opened.
+func gone(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV)
+}
+
+func readProcs(dir string) ([]int, error) {
+	pids, err := readIDs(filepath.Join(dir, "cgroup.procs"))
+	if !errors.Is(err, unix.EOPNOTSUPP) {
+		return pids, err
+	}
+	// A threaded cgroup holds threads whose process belongs to a cgroup above
+	// (Documentation/admin-guide/cgroup-v2.rst, "Threads").
+	tids, err := readIDs(filepath.Join(dir, "cgroup.threads"))
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil // "domain invalid": cannot hold anybody
+	}
+	if err != nil {
+		return nil, err
+	}
+	pids = nil
+	for _, tid := range tids {
+		if pid, ok := processOf(tid); ok {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+func readIDs(file string) ([]int, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var ids []int
+	for line := range strings.Lines(string(data)) {
+		id, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		if id != 0 { // 0 stands for one outside this pid namespace
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// processOf finds the process that a thread belongs to.
+func processOf(tid int) (int, bool) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", tid))
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(status)) {
+		if v, ok := strings.CutPrefix(line, "Tgid:"); ok {
+			pid, err := strconv.Atoi(strings.TrimSpace(v))
+			return pid, err == nil
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// ErrDetached says that what should be attached is not, or not ours.
+var ErrDetached = errors.New("not attached")
+
+// Attachment is a place where a program is attached.
+type Attachment interface {
+	// String names the place for plans and errors: "sk_lookup of net:[4026531840]".
+	String() string
+	// Attach attaches prog. The program stays while the link is pinned or open.
+	Attach(prog *ebpf.Program) (link.Link, error)
+	// Verify returns ErrDetached when the link no longer attaches a program here.
+	Verify(l link.Link) error
+}
+
+// NetnsLookup is the sk_lookup hook of a network namespace (Linux 5.9).
+type NetnsLookup struct {
+	FD    int    // of the namespace
+	Inode uint64 // its inode number
+}
+
+func (a NetnsLookup) String() string { return fmt.Sprintf("sk_lookup of net:[%d]", a.Inode) }
+
+// Attach implements Attachment.
+func (a NetnsLookup) Attach(prog *ebpf.Program) (link.Link, error) {
+	l, err := link.AttachNetNs(a.FD, prog)
+	if err != nil {
+		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+	}
+	return l, nil
+}
+
+// Verify implements Attachment: the kernel shows inode 0 once the namespace is
+// gone.
+func (a NetnsLookup) Verify(l link.Link) error {
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	if ns := info.NetNs(); ns == nil || uint64(ns.NetnsInode) != a.Inode {
+		return fmt.Errorf("%s: %w", a, ErrDetached)
+	}
+	return nil
+}
+
+// RawTracepoint is a raw tracepoint, for the whole host (links since Linux 5.7).
+type RawTracepoint struct{ Name string }
+
+func (a RawTracepoint) String() string { return "tracepoint " + a.Name }
+
+// Attach implements Attachment.
+func (a RawTracepoint) Attach(prog *ebpf.Program) (link.Link, error) {
+	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: a.Name, Program: prog})
+	if err != nil {
+		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+	}
+	return l, nil
+}
+
+// Verify implements Attachment: a raw tracepoint is attached while its link lives.
+func (a RawTracepoint) Verify(l link.Link) error {
+	_, err := l.Info()
+	return err
+}
+
+// Cgroup is a hook of a cgroup of version 2 and all below it.
+type Cgroup struct {
+	Path string
+	Hook ebpf.AttachType
+}
+
+func (a Cgroup) String() string { return fmt.Sprintf("%s of cgroup %s", a.Hook, a.Path) }
+
+// Attach implements Attachment. Programs of others at the same hook stay.
+func (a Cgroup) Attach(prog *ebpf.Program) (link.Link, error) {
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: a.Path, Attach: a.Hook, Program: prog})
+	if err != nil {
+		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+	}
+	return l, nil
+}
+
+// Verify implements Attachment: the kernel shows cgroup 0 once the cgroup is gone.
+func (a Cgroup) Verify(l link.Link) error {
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	if cg := info.Cgroup(); cg == nil || cg.CgroupId == 0 {
+		return fmt.Errorf("%s: %w", a, ErrDetached)
+	}
+	return nil
+}
+
+// NetnsGone says whether the namespace of a pinned sk_lookup link is gone: its
+// pins then serve nobody, and its inode number may come back for another.
+func NetnsGone(l link.Link) bool {
+	info, err := l.Info()
+	return err == nil && info.NetNs() != nil && info.NetNs().NetnsInode == 0
+}

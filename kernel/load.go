@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+)
+
+// Collection is what was loaded of an object: its maps and programs by name.
+type Collection = ebpf.Collection
+
+// Load loads the programs named, and the maps they use, of a feature's object.
+// share gives maps that exist already in place of new ones.
+func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.Map) (*Collection, error) {
+	// Only kernels before 5.11 charge BPF memory to RLIMIT_MEMLOCK; later ones lose nothing.
+	_ = rlimit.RemoveMemlock()
+	spec = spec.Copy()
+	keep := map[string]bool{}
+	for _, p := range programs {
+		keep[p] = true
+	}
+	for name := range spec.Programs {
+		if !keep[name] {
+			delete(spec.Programs, name)
+		}
+	}
+	used := map[string]bool{}
+	for name, p := range spec.Programs {
+		if p == nil {
+			return nil, fmt.Errorf("no program %s in the object", name)
+		}
+		for _, ins := range p.Instructions {
+			if ref := ins.Reference(); ref != "" {
+				used[ref] = true
+			}
+		}
+	}
+	for name := range spec.Maps {
+		if !used[name] && !strings.HasPrefix(name, ".") {
+			delete(spec.Maps, name)
+		}
+	}
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: share})
+	if err != nil {
+		return nil, explainLoad("loading "+strings.Join(programs, ", "), err)
+	}
+	return c, nil
+}
+
+// explainLoad turns the kernel's refusal into a sentence with a remedy.
+func explainLoad(what string, err error) error {
+	var ve *ebpf.VerifierError
+	switch {
+	case errors.As(err, &ve):
+		return fmt.Errorf("%s: the kernel's verifier refused it: %w (weir doctor tells what this kernel can do)", what, err)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("%s: %w: run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON", what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// ObjectHash is the SHA-256 of a BPF object, as meta keeps it.
+func ObjectHash(elf []byte) [sha256.Size]byte { return sha256.Sum256(elf) }

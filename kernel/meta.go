@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+// LayoutVersion is the version of the layout of directories and of meta itself.
+const LayoutVersion = 1
+
+// metaMagic opens every meta: "weir".
+const metaMagic = 0x72696577
+
+// ErrABI says that pins were made by a weir that this one does not understand.
+var ErrABI = errors.New("pins of another version")
+
+// Meta describes an instance: who made it, from what.
+type Meta struct {
+	ABI     uint32            // version of the feature's map layouts
+	Object  [sha256.Size]byte // SHA-256 of the BPF object that was loaded
+	Cookie  uint64            // SO_NETNS_COOKIE of its namespace; 0 where the kernel has none
+	Inode   uint64            // inode number of its namespace
+	Created time.Time
+	Version string // of the weir that published it, at most 63 bytes
+	Config  []byte // what it was made from; its SHA-256 is the config's hash
+}
+
+// metaHeader is the fixed part, in the byte order of the host.
+type metaHeader struct {
+	Magic, Layout, ABI, ConfigLen uint32
+	Object, Config                [sha256.Size]byte
+	Cookie, Inode                 uint64
+	Created                       int64 // ns since the epoch
+	Version                       [64]byte
+}
+
+// ConfigHash is the SHA-256 of the configuration the instance was made from.
+func (m Meta) ConfigHash() [sha256.Size]byte { return sha256.Sum256(m.Config) }
+
+func (m Meta) marshal() []byte {
+	h := metaHeader{Magic: metaMagic, Layout: LayoutVersion, ABI: m.ABI, ConfigLen: uint32(len(m.Config)),
+		Object: m.Object, Config: m.ConfigHash(), Cookie: m.Cookie, Inode: m.Inode, Created: m.Created.UnixNano()}
+	copy(h.Version[:63], m.Version)
+	var b bytes.Buffer
+	binary.Write(&b, binary.NativeEndian, h) // a bytes.Buffer does not fail
+	b.Write(m.Config)
+	return b.Bytes()
+}
+
+func (m *Meta) unmarshal(b []byte) error {
+	var h metaHeader
+	r := bytes.NewReader(b)
+	if err := binary.Read(r, binary.NativeEndian, &h); err != nil {
+		return fmt.Errorf("%w: meta of %d bytes is too short", ErrABI, len(b))
+	}
+	if h.Magic != metaMagic {
+		return fmt.Errorf("%w: meta does not begin with weir's mark", ErrABI)
+	}
+	if h.Layout != LayoutVersion {
+		return fmt.Errorf("%w: layout %d, this weir knows %d: use the weir that made them, or remove them with it first", ErrABI, h.Layout, LayoutVersion)
+	}
+	if int(h.ConfigLen) > r.Len() {
+		return fmt.Errorf("%w: meta says %d bytes of config and holds %d", ErrABI, h.ConfigLen, r.Len())
+	}
+	*m = Meta{ABI: h.ABI, Object: h.Object, Cookie: h.Cookie, Inode: h.Inode, Created: time.Unix(0, h.Created)}
+	m.Version = string(bytes.TrimRight(h.Version[:], "\x00"))
+	m.Config = bytes.Clone(b[len(b)-r.Len():][:h.ConfigLen])
+	if m.ConfigHash() != h.Config {
+		return fmt.Errorf("%w: the config in meta does not match its hash", ErrABI)
+	}
+	return nil
+}
+
+// create makes the map that holds m: one element, as long as need be.
+func (m Meta) create() (*ebpf.Map, error) {
+	b := m.marshal()
+	mp, err := ebpf.NewMap(&ebpf.MapSpec{Name: metaPin, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(len(b)), MaxEntries: 1})
+	if err != nil {
+		return nil, explainLoad("creating meta", err)
+	}
+	if err := mp.Put(uint32(0), b); err != nil {
+		mp.Close()
+		return nil, fmt.Errorf("writing meta: %w", err)
+	}
+	return mp, nil
+}

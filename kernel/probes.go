@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"github.com/weir-project/weir/internal/units"
+	"golang.org/x/sys/unix"
+)
+
+// What weir's features may need. Probes ask the kernel, never its version:
+// distributions move features both ways.
+
+// SkLookup is the program type that steers by sk_lookup.
+var SkLookup = Need{Name: "sk_lookup programs", Since: "5.9", For: "steering by address, without the sockets' help",
+	Remedy: "use a newer kernel", Probe: probeProgram(ebpf.SkLookup)}
+
+// SockMap holds references to other processes' sockets.
+var SockMap = Need{Name: "socket maps", Since: "5.8", For: "holding members' sockets",
+	Remedy: "the kernel must be built with CONFIG_NET_SOCK_MSG (BPF_STREAM_PARSER)", Probe: probeMap(ebpf.SockMap)}
+
+// ExitTracepoint withdraws a member when its process exits.
+var ExitTracepoint = Need{Name: "raw tracepoint sched_process_exit with BTF", Since: "5.7", Optional: true,
+	For:    "withdrawing a member at its exit even where a child holds on to its sockets; without it, when the first socket closes",
+	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF, and weir run in the initial pid namespace",
+	Probe: func() error {
+		if !units.IsInitPIDNamespace() {
+			return errors.New("weir does not run in the initial pid namespace, where process numbers mean the same to kernel and user")
+		}
+		return probeTracing()
+	}}
+
+// SocketTracepoint tells of listeners the moment they appear.
+var SocketTracepoint = Need{Name: "raw tracepoint inet_sock_set_state with BTF", Since: "5.7", Optional: true,
+	For:    "noticing TCP listeners by event; without it weir serve looks every second",
+	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF", Probe: probeTracing}
+
+// RingBuffer carries events to user space.
+var RingBuffer = Need{Name: "BPF ring buffer", Since: "5.8", Optional: true,
+	For: "events of sockets and processes; without it weir serve looks every second", Probe: probeMap(ebpf.RingBuf)}
+
+// PostBind tells of UDP sockets the moment they are bound.
+var PostBind = Need{Name: "cgroup post_bind hooks", Since: "4.17", Optional: true,
+	For:    "noticing UDP sockets by event; without them weir serve looks every second",
+	Remedy: "mount a cgroup2 file system: mount -t cgroup2 cgroup2 /sys/fs/cgroup",
+	Probe: func() error {
+		if _, err := units.CgroupRoot(); err != nil {
+			return err
+		}
+		return probeProgram(ebpf.CGroupSock)()
+	}}
+
+// PidfdGetfd adopts sockets of processes that know nothing of weir.
+var PidfdGetfd = Need{Name: "pidfd_getfd", Since: "5.6", For: "adopting sockets of unmodified processes",
+	Remedy: "use a newer kernel, or run weir with CAP_SYS_PTRACE", Probe: probePidfdGetfd}
+
+// SockDiag finds sockets and their queues.
+var SockDiag = Need{Name: "sock_diag for TCP and UDP", Since: "3.3", For: "finding members' sockets and reading their queues",
+	Remedy: "modprobe tcp_diag udp_diag", Probe: probeSockDiag}
+
+// NetnsCookie tells a namespace from a later one with the same inode number.
+var NetnsCookie = Need{Name: "SO_NETNS_COOKIE", Since: "5.14", Optional: true,
+	For: "telling a namespace from a later one of the same number; without it by its links alone",
+	Probe: func() error {
+		return withSocket(func(fd int) error {
+			_, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+			return err
+		})
+	}}
+
+func probeProgram(t ebpf.ProgramType) func() error {
+	return func() error { return explainProbe(features.HaveProgramType(t)) }
+}
+
+func probeMap(t ebpf.MapType) func() error {
+	return func() error { return explainProbe(features.HaveMapType(t)) }
+}
+
+func explainProbe(err error) error {
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("%w: run as root", err)
+	}
+	return err
+}
+
+// probeTracing loads the smallest raw tracepoint program and asks for BTF.
+func probeTracing() error {
+	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
+		return err
+	}
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	if err != nil {
+		return explainProbe(err)
+	}
+	return p.Close()
+}
+
+func probePidfdGetfd() error {
+	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	dup, err := unix.PidfdGetfd(fd, fd, 0)
+	if err != nil {
+		return err
+	}
+	return unix.Close(dup)
+}
+
+func probeSockDiag() error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+func withSocket(f func(fd int) error) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return f(fd)
+}

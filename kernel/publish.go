@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	metaPin    = "meta"
+	mapPrefix  = "map_"
+	linkPrefix = "link_"
+)
+
+func isLink(pin string) bool { return strings.HasPrefix(pin, linkPrefix) }
+
+// Pins is what an instance consists of beside its meta, by name without prefix.
+// A program has no pin of its own: the link that attaches it is the truth.
+type Pins struct {
+	Maps  map[string]*ebpf.Map
+	Links map[string]link.Link
+}
+
+// Publish pins an instance: all of it in a staging directory, which a rename
+// then moves into place, over an older instance of the name if there is one.
+// Killed at any step, the old state, the new one or none is there, and the next
+// Lock clears the rest away.
+func (l *WriteLock) Publish(i Instance, meta Meta, pins Pins) error {
+	if err := i.validate(); err != nil {
+		return err
+	}
+	dir := l.dirPath(i)
+	staged := dir + stagedSuffix
+	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
+		return fmt.Errorf("publishing %s: %w", i, err)
+	}
+	gid := l.gid()
+	for d := filepath.Dir(dir); d != l.path; d = filepath.Dir(d) {
+		if err := setRights(d, true, gid); err != nil {
+			return fmt.Errorf("publishing %s: %w", i, err)
+		}
+	}
+	if err := os.Mkdir(staged, 0o750); err != nil {
+		return fmt.Errorf("publishing %s: %w", i, err)
+	}
+	Step("publish:mkdir")
+	err := l.stage(staged, meta, pins, gid)
+	if err == nil {
+		err = commit(staged, dir)
+	}
+	if err != nil {
+		err = errors.Join(err, removeTree(staged))
+		return fmt.Errorf("publishing %s: %w", i, err)
+	}
+	return nil
+}
+
+func (l *WriteLock) dirPath(i Instance) string { return l.Root.dir(i) }
+
+// stage pins everything below the staging directory, with its final rights.
+func (l *WriteLock) stage(staged string, meta Meta, pins Pins, gid int) error {
+	m, err := meta.create()
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	pin := func(name string, p interface{ Pin(string) error }) error {
+		path := filepath.Join(staged, name)
+		if err := p.Pin(path); err != nil {
+			return fmt.Errorf("pinning %s: %w", name, err)
+		}
+		Step("publish:pin " + name)
+		return setRights(path, false, gid)
+	}
+	for name, m := range pins.Maps {
+		// Pin moves a map that is pinned elsewhere; a clone is pinned a second time.
+		c, err := m.Clone()
+		if err != nil {
+			return err
+		}
+		err = pin(mapPrefix+name, c)
+		c.Close()
+		if err != nil {
+			return err
+		}
+	}
+	for name, ln := range pins.Links {
+		if err := pin(linkPrefix+name, ln); err != nil {
+			return err
+		}
+	}
+	if err := pin(metaPin, m); err != nil {
+		return err
+	}
+	return setRights(staged, true, gid)
+}
+
+// commit moves a complete staging directory into place.
+func commit(staged, dir string) error {
+	Step("publish:staged")
+	err := unix.Renameat2(unix.AT_FDCWD, staged, unix.AT_FDCWD, dir, unix.RENAME_NOREPLACE)
+	if err == nil {
+		Step("publish:renamed")
+		return nil
+	}
+	if !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("moving it into place: %w", err)
+	}
+	err = exchange(staged, dir)
+	if err == nil {
+		Step("publish:exchanged")
+		return removeTree(staged) // now the old one
+	}
+	if !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("exchanging it with the old one: %w", err)
+	}
+	// Before Linux 5.16 bpffs has no RENAME_EXCHANGE. The first rename is the record that the
+	// staged directory is complete: mend finishes from there.
+	old := dir + retireSuffix
+	if err := os.Rename(dir, old); err != nil {
+		return err
+	}
+	Step("publish:retired")
+	if err := os.Rename(staged, dir); err != nil {
+		return err
+	}
+	Step("publish:replaced")
+	return removeTree(old)
+}
+
+// exchange is replaced by a test that wants the kernel to lack it.
+var exchange = func(a, b string) error {
+	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
+}
+
+// Remove takes an instance away: its name first, then what it holds. Removing
+// what is not there is no error.
+func (l *WriteLock) Remove(i Instance) error {
+	if err := i.validate(); err != nil {
+		return err
+	}
+	dir := l.dirPath(i)
+	old := dir + retireSuffix
+	if err := os.Rename(dir, old); errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("removing %s: %w", i, err)
+	}
+	Step("remove:retired")
+	if err := removeTree(old); err != nil {
+		return fmt.Errorf("removing %s: %w", i, err)
+	}
+	return nil
+}
+
+// removeTree unpins a directory, links first: traffic must stop meeting a
+// program before its maps lose their names.
+func removeTree(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	for _, links := range []bool{true, false} {
+		for _, e := range entries {
+			if isLink(e.Name()) != links {
+				continue
+			}
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+			Step("remove:unpinned")
+		}
+	}
+	return os.Remove(dir)
+}
+
+// mend finishes or undoes what a killed writer left. The caller holds the lock,
+// so nothing in transit belongs to anybody alive.
+func (l *WriteLock) mend() error {
+	scopes, err := l.allNames(l.path)
+	if err != nil {
+		return err
+	}
+	for _, s := range scopes {
+		features, err := l.allNames(filepath.Join(l.path, s))
+		if err != nil {
+			return err
+		}
+		for _, f := range features {
+			if err := l.mendDir(filepath.Join(l.path, s, f)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (l *WriteLock) mendDir(dir string) error {
+	names, err := l.allNames(dir)
+	if err != nil {
+		return err
+	}
+	has := map[string]bool{}
+	for _, n := range names {
+		has[n] = true
+	}
+	for _, n := range names {
+		base, retired := strings.CutSuffix(n, retireSuffix)
+		if retired && !has[base] && has[base+stagedSuffix] {
+			// Killed between the two renames of a replacement: the new one is complete.
+			if err := os.Rename(filepath.Join(dir, base+stagedSuffix), filepath.Join(dir, base)); err != nil {
+				return err
+			}
+			has[base+stagedSuffix] = false
+		}
+	}
+	for _, n := range names {
+		if strings.HasSuffix(n, retireSuffix) || strings.HasSuffix(n, stagedSuffix) && has[n] {
+			if err := removeTree(filepath.Join(dir, n)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

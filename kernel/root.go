@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultRoot is where weir pins, unless told otherwise by --root or WEIR_ROOT.
+const DefaultRoot = "/sys/fs/bpf/weir"
+
+// HostScope stands in place of a network namespace for instances that span them.
+const HostScope = "host"
+
+// Names that end so are directories being put together or taken apart. Names
+// of instances cannot hold the mark, and bpffs refuses names with dots.
+const (
+	stagedSuffix = "+new"
+	retireSuffix = "+old"
+)
+
+var (
+	// ErrNotExist says that an instance is not published.
+	ErrNotExist = errors.New("not there")
+	// ErrUnreadable says that this user may not read the pins.
+	ErrUnreadable = errors.New("no permission to read weir's pins")
+)
+
+// Instance names one directory of pins: one unit of publication.
+type Instance struct {
+	Scope   string // inode number of a network namespace, or HostScope
+	Feature string
+	Name    string
+}
+
+func (i Instance) String() string { return i.Scope + "/" + i.Feature + "/" + i.Name }
+
+// validate refuses names that would leave the tree or clash with the marks.
+func (i Instance) validate() error {
+	for _, s := range []string{i.Scope, i.Feature, i.Name} {
+		if !validName(s) {
+			return fmt.Errorf("instance %q: %q is no name for a pin: use letters, digits, - and _, or a leading @", i, s)
+		}
+	}
+	return nil
+}
+
+// validName accepts what bpffs and the layout can hold: letters, digits, '-',
+// '_', and '@' in front for instances of weir's own.
+func validName(s string) bool {
+	s = strings.TrimPrefix(s, "@")
+	return s != "" && len(s) <= 63 && strings.IndexFunc(s, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_')
+	}) < 0
+}
+
+// ValidName says whether a service or other instance may be called s: 1 to 63
+// letters, digits, '-' and '_'.
+func ValidName(s string) bool { return validName(s) && s[0] != '@' }
+
+// Root is the directory of weir's pins, for reading. It is a value: nothing is
+// held open between calls, so what a reader sees is what is there now.
+type Root struct {
+	path string
+}
+
+// OpenRoot returns the pins below path; they need not exist. An empty path is
+// WEIR_ROOT or, without it, DefaultRoot.
+func OpenRoot(path string) *Root {
+	if path == "" {
+		path = os.Getenv("WEIR_ROOT")
+	}
+	if path == "" {
+		path = DefaultRoot
+	}
+	return &Root{path: filepath.Clean(path)}
+}
+
+// Path is the directory.
+func (r *Root) Path() string { return r.path }
+
+func (r *Root) dir(i Instance) string { return filepath.Join(r.path, i.Scope, i.Feature, i.Name) }
+
+// Instances lists the published instances of a feature in all scopes, in order
+// of scope and name. An empty feature lists those of every feature.
+func (r *Root) Instances(feature string) ([]Instance, error) {
+	var out []Instance
+	scopes, err := r.names(r.path)
+	if err != nil {
+		return nil, err
+	}
+	for _, scope := range scopes {
+		features, err := r.names(filepath.Join(r.path, scope))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range features {
+			if feature != "" && f != feature {
+				continue
+			}
+			names, err := r.names(filepath.Join(r.path, scope, f))
+			if err != nil {
+				return nil, err
+			}
+			for _, n := range names {
+				out = append(out, Instance{Scope: scope, Feature: f, Name: n})
+			}
+		}
+	}
+	return out, nil
+}
+
+// names lists the published directories in dir; a missing dir has none.
+func (r *Root) names(dir string) ([]string, error) {
+	all, err := r.allNames(dir)
+	return slices.DeleteFunc(all, func(n string) bool { return !validName(n) }), err
+}
+
+// allNames lists every directory in dir, those in transit included.
+func (r *Root) allNames(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, nil
+	case errors.Is(err, os.ErrPermission):
+		return nil, r.unreadable(dir)
+	case err != nil:
+		return nil, err
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}
+
+// unreadable explains whose group one must be in.
+func (r *Root) unreadable(path string) error {
+	who := "root"
+	if st, err := os.Stat(r.path); err == nil {
+		who = fmt.Sprintf("root or group %d", st.Sys().(*syscall.Stat_t).Gid)
+	}
+	return fmt.Errorf("%w (%s): run as %s, or ask a running 'weir serve' through its socket", ErrUnreadable, path, who)
+}
+
+// ensure makes the root directory, mounting a bpffs below it when none is
+// there: minimal systems and fresh mount namespaces have none.
+func (r *Root) ensure() error {
+	if err := os.Mkdir(r.path, 0o750); err == nil || errors.Is(err, os.ErrExist) {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(r.path, &fs); err != nil {
+			return err
+		}
+		if fs.Type == unix.BPF_FS_MAGIC {
+			return nil
+		}
+		if err == nil {
+			os.Remove(r.path)
+		}
+	} else if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrPermission) {
+		return err
+	}
+	mount := filepath.Dir(r.path)
+	var fs unix.Statfs_t
+	if err := unix.Statfs(mount, &fs); err != nil {
+		return fmt.Errorf("pin root %s: %w: its parent must be a directory where a bpffs is or can be mounted", r.path, err)
+	}
+	if fs.Type != unix.BPF_FS_MAGIC {
+		if mount != "/sys/fs/bpf" {
+			return fmt.Errorf("pin root %s is not on a BPF file system: mount -t bpf bpf %s", r.path, mount)
+		}
+		if err := unix.Mount("bpf", mount, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0711"); err != nil {
+			return fmt.Errorf("mounting the BPF file system on %s: %w", mount, err)
+		}
+	}
+	if err := os.Mkdir(r.path, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("making the pin root: %w", err)
+	}
+	return nil
+}
+
+// gid is the group that may read: the root directory's own.
+func (r *Root) gid() int {
+	st, err := os.Stat(r.path)
+	if err != nil {
+		return 0
+	}
+	return int(st.Sys().(*syscall.Stat_t).Gid)
+}

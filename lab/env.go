@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// prefix begins the name of everything a run makes: namespaces, its directory, its pins.
+const prefix = "weir-lab-"
+
+// bpffs is where a run has its pins, in a root of its own: a live weir on the machine is never touched.
+const bpffs = "/sys/fs/bpf"
+
+// Env is the world of one run: what it may use, and everything it must not leave behind.
+type Env struct {
+	Size    Size
+	Seed    uint64
+	Rand    *rand.Rand // seeded with Seed; for one goroutine
+	Dir     string     // scratch directory of this run
+	Root    string     // root for weir's pins, passed as --root
+	Control bool       // the control run: the same experiment without weir
+	Child   bool       // this run is itself a part of an experiment
+	Watch   Watcher
+
+	id   string
+	self string
+	lock *os.File
+
+	mu         sync.Mutex
+	processes  []*Process
+	namespaces []string
+	undo       []func()
+	closed     bool
+}
+
+// NewEnv prepares a run and first removes what runs that were killed left behind. It needs root.
+func NewEnv(size Size, seed uint64) (*Env, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("the lab makes network namespaces and needs root: run it with sudo")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	// Daemons fork and leave children behind when they are killed; these come to us, and Close finds them.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("become the reaper of orphaned daemons: %w", err)
+	}
+	sweep()
+	id := strconv.Itoa(os.Getpid())
+	e := &Env{Size: size, Seed: seed, Rand: rand.New(rand.NewPCG(seed, 0)), id: id, self: self, Watch: nobody{},
+		Dir: filepath.Join(os.TempDir(), prefix+id), Root: filepath.Join(bpffs, prefix+id)}
+	if err := os.Mkdir(e.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	if e.lock, err = lockDir(e.Dir); err != nil {
+		os.RemoveAll(e.Dir)
+		return nil, fmt.Errorf("lock %s: %w", e.Dir, err)
+	}
+	return e, nil
+}
+
+// lockDir takes the lock that tells a run in progress from one that was killed.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// mark is in the environment of every process of the run.
+func (e *Env) mark() string { return markOf(e.id) }
+
+func markOf(id string) string { return "WEIR_LAB_RUN=" + id }
+
+// Namespace makes a network namespace for the run. The handle is closed, and the name removed, by Close.
+func (e *Env) Namespace(name string) (*netns.Handle, string, error) {
+	full := prefix + e.id + "-" + name
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, "", errors.New("the lab is shutting down")
+	}
+	h, err := netns.Create(full)
+	if err != nil {
+		return nil, "", fmt.Errorf("make namespace %s: %w", full, err)
+	}
+	e.namespaces = append(e.namespaces, full)
+	e.undo = append(e.undo, func() { h.Close() })
+	return h, full, nil
+}
+
+// OnClose has f run when the run ends, before its processes are ended; last registered, first run.
+func (e *Env) OnClose(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.undo = append(e.undo, f)
+}
+
+// Close ends every process, orphans included, and removes namespaces, pins and files. It may be called
+// more than once, at any moment, also while the experiment still runs.
+func (e *Env) Close() {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return
+	}
+	e.closed = true
+	undo := e.undo
+	e.mu.Unlock()
+	for i := len(undo) - 1; i >= 0; i-- {
+		undo[i]()
+	}
+	started := map[int]bool{}
+	for _, p := range e.processes {
+		p.killGroup()
+		started[p.PID] = true
+	}
+	endAll(e.id, namespaceInodes(e.id), 5*time.Second)
+	reapOrphans(started)
+	removeAll(e.id)
+	e.lock.Close()
+}
+
+// Leftovers lists what is left of this run: namespaces, processes, pins, files. It is for after Close.
+func (e *Env) Leftovers() []string { return leftovers(e.id) }
+
+// LeftoversOf is Leftovers for another run, of the weir-lab process with that pid, after it ended.
+func LeftoversOf(pid int) []string { return leftovers(strconv.Itoa(pid)) }
+
+func leftovers(id string) []string {
+	var left []string
+	names, err := netns.Names()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		left = append(left, "namespaces: "+err.Error()) // not known to be clean is not clean
+	}
+	for _, n := range names {
+		if strings.HasPrefix(n, prefix+id+"-") {
+			left = append(left, "namespace "+n)
+		}
+	}
+	for _, pid := range ofRun(id, namespaceInodes(id)) {
+		left = append(left, fmt.Sprintf("process %d (%s)", pid, commandOf(pid)))
+	}
+	for _, dir := range []string{filepath.Join(bpffs, prefix+id), filepath.Join(os.TempDir(), prefix+id)} {
+		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+			left = append(left, "directory "+dir)
+		}
+	}
+	return left
+}
+
+// removeAll removes a run's names from the file systems. Its processes must have ended.
+func removeAll(id string) {
+	names, _ := netns.Names()
+	for _, n := range names {
+		if strings.HasPrefix(n, prefix+id+"-") {
+			_ = netns.Delete(n) // what stays is what leftovers reports
+		}
+	}
+	_ = os.RemoveAll(filepath.Join(bpffs, prefix+id))
+	_ = os.RemoveAll(filepath.Join(os.TempDir(), prefix+id))
+}
+
+// sweep removes what killed runs left behind: a run in progress holds the lock of its directory.
+func sweep() {
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*"))
+	for _, dir := range dirs {
+		id := strings.TrimPrefix(filepath.Base(dir), prefix)
+		if _, err := strconv.Atoi(id); err != nil {
+			continue
+		}
+		lock, err := lockDir(dir)
+		if err != nil {
+			continue
+		}
+		endAll(id, namespaceInodes(id), 2*time.Second)
+		removeAll(id)
+		lock.Close()
+	}
+}

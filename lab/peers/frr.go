@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+)
+
+// Router is a real router: FRR's bgpd with its BMP module, a second bgpd as its BGP neighbour that announces
+// routes, and an IPFIX exporter that watches the traffic between the two. All of its telemetry comes from
+// one source address.
+type Router struct {
+	Name       string
+	Namespace  string     // of the router
+	Neighbour  string     // namespace of the BGP neighbour
+	Addr       netip.Addr // source of its telemetry
+	Local, Far netip.Addr // the BGP session's ends
+	Interface  string     // towards the neighbour; the exporter watches it
+	Collector  netip.AddrPort
+	Routes     int    // that the neighbour announces
+	Exporter   string // "pmacctd" or "softflowd"
+}
+
+// bgpPort is where both ends listen, each in a namespace of its own.
+const bgpPort = "179"
+
+// Start starts the router's processes.
+func (r *Router) Start(e *lab.Env) error {
+	dir := filepath.Join(e.Dir, r.Name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if err := r.startBGP(e, dir, "peer", r.Neighbour, r.Far, r.peerConfig(), ""); err != nil {
+		return err
+	}
+	if err := r.startBGP(e, dir, "router", r.Namespace, r.Local, r.routerConfig(), "bmp"); err != nil {
+		return err
+	}
+	if r.Exporter == "softflowd" {
+		return r.startSoftflowd(e, dir)
+	}
+	return r.startPmacctd(e, dir)
+}
+
+// Missing returns what of the programs that a router needs is not installed.
+func (r *Router) Missing() []string {
+	var missing []string
+	for _, program := range []string{"bgpd", r.Exporter} {
+		if _, err := lab.Find(program); err != nil {
+			missing = append(missing, program)
+		}
+	}
+	return missing
+}
+
+func (r *Router) startBGP(e *lab.Env, dir, role, namespace string, listen netip.Addr, config, module string) error {
+	home := filepath.Join(dir, role)
+	if err := os.MkdirAll(home, 0o777); err != nil {
+		return err
+	}
+	conf := filepath.Join(home, "bgpd.conf")
+	if err := os.WriteFile(conf, []byte(config), 0o644); err != nil {
+		return err
+	}
+	out, err := os.Create(filepath.Join(home, "out"))
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	// -Z: no zebra, -n: no kernel routes, -S: no change of user; its sockets and files in our directory.
+	args := []string{"-Z", "-S", "-n", "-f", conf, "-i", filepath.Join(home, "pid"), "-z", filepath.Join(home, "zserv"),
+		"--vty_socket", home, "-P", "0", "-l", listen.String(), "-p", bgpPort}
+	if module != "" {
+		args = append(args, "-M", module)
+	}
+	_, err = e.Start(lab.Command{Namespace: namespace, Path: "bgpd", Args: args, Dir: home, Output: out})
+	return err
+}
+
+func (r *Router) routerConfig() string {
+	return strings.NewReplacer("SELF", r.Addr.String(), "LOCAL", r.Local.String(), "FAR", r.Far.String(),
+		"COLLECTOR", fmt.Sprintf("%s port %d", r.Collector.Addr(), r.Collector.Port())).Replace(`hostname router
+router bgp 64600
+ bgp router-id SELF
+ no bgp ebgp-requires-policy
+ no bgp default ipv4-unicast
+ neighbor FAR remote-as 64601
+ neighbor FAR update-source LOCAL
+ neighbor FAR timers connect 1
+ neighbor FAR passive
+ address-family ipv4 unicast
+  neighbor FAR activate
+ exit-address-family
+ bmp targets lab
+  bmp stats interval 1000
+  bmp monitor ipv4 unicast pre-policy
+  bmp monitor ipv4 unicast post-policy
+  bmp connect COLLECTOR min-retry 100 max-retry 1000
+ exit
+!
+`)
+}
+
+func (r *Router) peerConfig() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `hostname peer
+router bgp 64601
+ bgp router-id %s
+ no bgp ebgp-requires-policy
+ no bgp network import-check
+ neighbor %[2]s remote-as 64600
+ neighbor %[2]s update-source %[1]s
+ neighbor %[2]s timers connect 1
+ address-family ipv4 unicast
+`, r.Far, r.Local)
+	for i := range r.Routes {
+		fmt.Fprintf(&b, "  network 20.%d.%d.0/24\n", i>>8, i&0xff)
+	}
+	b.WriteString(" exit-address-family\n!\n")
+	return b.String()
+}
+
+// expiry makes exporters report flows after seconds, not minutes.
+const expiry = time.Second
+
+func (r *Router) startPmacctd(e *lab.Env, dir string) error {
+	conf := filepath.Join(dir, "pmacctd.conf")
+	config := strings.Join([]string{
+		"daemonize: false",
+		"pcap_interface: " + r.Interface,
+		"aggregate: src_host, dst_host, src_port, dst_port, proto, tos",
+		"plugins: nfprobe[p]",
+		"nfprobe_version: 10",
+		"nfprobe_receiver: " + r.Collector.String(),
+		"nfprobe_source_ip: " + r.Addr.String(),
+		"nfprobe_engine: 7",
+		"nfprobe_timeouts: tcp=1:tcp.rst=1:tcp.fin=1:udp=1:icmp=1:general=1:maxlife=2:expint=1",
+		"",
+	}, "\n")
+	if err := os.WriteFile(conf, []byte(config), 0o644); err != nil {
+		return err
+	}
+	return r.startIn(e, dir, "pmacctd", "-f", conf)
+}
+
+func (r *Router) startSoftflowd(e *lab.Env, dir string) error {
+	// With its own buffer sizes softflowd drops what it sees on a veth; -v 10 is IPFIX, -d keeps it in the foreground.
+	return r.startIn(e, dir, "softflowd", "-d", "-i", r.Interface, "-n", r.Collector.String(), "-v", "10", "-B", "65536", "-C", "96",
+		"-t", fmt.Sprintf("general=%d", int(expiry.Seconds())), "-t", "maxlife=2", "-t", "tcp=1", "-t", "udp=1", "-t", "icmp=1", "-t", "expint=1",
+		"-p", filepath.Join(dir, "softflowd.pid"), "-c", filepath.Join(dir, "softflowd.ctl"))
+}
+
+func (r *Router) startIn(e *lab.Env, dir, program string, args ...string) error {
+	out, err := os.Create(filepath.Join(dir, program+".out"))
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	_, err = e.Start(lab.Command{Namespace: r.Namespace, Path: program, Args: args, Dir: dir, Output: out})
+	return err
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package peers runs the real software that experiments meet: collectors (pmacct's nfacctd), routers (FRR's
+// bgpd with its BMP module) and IPFIX exporters (pmacct's nfprobe, softflowd), all unmodified.
+package peers
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/weir-project/weir/lab"
+)
+
+// Collector is one nfacctd that takes IPFIX and BMP on one address and port, and its restarts. All
+// collectors of an experiment may share address and port: nfacctd sets SO_REUSEPORT.
+type Collector struct {
+	Number   int
+	PIDFile  string // written by nfacctd itself
+	Port     int
+	MaxPeers int // BMP sessions it has memory for, 2 MB each
+
+	env  *lab.Env
+	ns   string
+	dir  string
+	life int // how many times it was started
+	proc *lab.Process
+	seen []*life
+}
+
+// life is the output of one process, from its start to its end.
+type life struct {
+	flows, bmp, log tail
+	killed          int64 // bytes of log when it was killed; what plugins say after that is their last words
+}
+
+// NewCollector prepares collector number n in the namespace, without starting it.
+func NewCollector(e *lab.Env, namespace string, n, port, maxPeers int) (*Collector, error) {
+	c := &Collector{Number: n, Port: port, MaxPeers: maxPeers, env: e, ns: namespace,
+		dir: filepath.Join(e.Dir, fmt.Sprintf("nfacctd-%d", n))}
+	c.PIDFile = filepath.Join(c.dir, "nfacctd.pid")
+	return c, os.MkdirAll(c.dir, 0o755)
+}
+
+// configuration is what an operator would write, but for the files of output: one set for each life, so
+// that the last words of a killed process do not run into the first of its successor. Without an address
+// nfacctd listens on [::] for both families.
+func (c *Collector) configuration() string {
+	out := func(name string) string { return filepath.Join(c.dir, fmt.Sprintf("%s-%d.json", name, c.life)) }
+	return strings.Join([]string{
+		"daemonize: false",
+		"pidfile: " + c.PIDFile,
+		fmt.Sprintf("nfacctd_port: %d", c.Port),
+		"nfacctd_time_new: true",
+		"nfacctd_disable_checks: false", // sequence numbers are checked, gaps logged
+		"nfacctd_pipe_size: 4194304",
+		"bmp_daemon: true",
+		fmt.Sprintf("bmp_daemon_port: %d", c.Port),
+		fmt.Sprintf("bmp_daemon_max_peers: %d", c.MaxPeers),
+		"bmp_daemon_msglog_file: " + out("bmp"),
+		"plugins: print[p]",
+		"aggregate[p]: peer_src_ip, in_iface",
+		"plugin_pipe_size[p]: 16777216",
+		"plugin_buffer_size[p]: 65536",
+		"print_refresh_time[p]: 1",
+		"print_output[p]: json",
+		"print_output_file[p]: " + out("flows"),
+		"print_output_file_append[p]: true",
+		"",
+	}, "\n")
+}
+
+// Start starts the process; its sockets appear some seconds later.
+func (c *Collector) Start() error {
+	c.life++
+	conf := filepath.Join(c.dir, "nfacctd.conf")
+	if err := os.WriteFile(conf, []byte(c.configuration()), 0o644); err != nil {
+		return err
+	}
+	path := func(name string) string { return filepath.Join(c.dir, name) }
+	log, err := os.Create(path(fmt.Sprintf("log-%d", c.life)))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	c.proc, err = c.env.Start(lab.Command{
+		Namespace: c.ns, Path: "nfacctd", Args: []string{"-f", conf}, Dir: c.dir, Output: log,
+		Env: []string{"MALLOC_TOP_PAD_=67108864"}, // halves the time it takes to start
+	})
+	if err != nil {
+		return err
+	}
+	c.seen = append(c.seen, &life{
+		flows:  tail{path: path(fmt.Sprintf("flows-%d.json", c.life))},
+		bmp:    tail{path: path(fmt.Sprintf("bmp-%d.json", c.life))},
+		log:    tail{path: log.Name()},
+		killed: -1,
+	})
+	return nil
+}
+
+// PID is that of the core process, also after it ended; 0 before the first Start.
+func (c *Collector) PID() int {
+	if c.proc == nil {
+		return 0
+	}
+	return c.proc.PID
+}
+
+// Running tells whether the core process lives.
+func (c *Collector) Running() bool { return c.proc != nil && c.proc.Running() }
+
+// Done is closed when the core process has ended.
+func (c *Collector) Done() <-chan struct{} { return c.proc.Done() }
+
+// Kill sends sig to the core process. With SIGKILL its plugins stay behind for some seconds, and hold the
+// BMP listener open that they inherited.
+func (c *Collector) Kill(sig syscall.Signal) error {
+	now := c.seen[len(c.seen)-1]
+	if st, err := os.Stat(now.log.path); err == nil {
+		now.killed = st.Size()
+	}
+	return c.proc.Signal(sig)
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"regexp"
+)
+
+// Kind is what a line of a collector's output is about.
+type Kind int
+
+const (
+	Flows   Kind = iota // IPFIX: so many records of one device and one ingress interface
+	Route               // BMP: an announced route
+	PeerUp              // BMP: a BGP neighbour of the device is up
+	Other               // BMP: anything else a device sent: Initiation, statistics, Termination
+	Session             // nfacctd's own note that a session was opened or closed
+	Odd                 // a line that should not be: an error, or output that cannot be read
+)
+
+// Record is one line that a collector wrote about what it received.
+type Record struct {
+	Kind   Kind
+	Device netip.Addr // as the collector saw the source
+	Epoch  uint32     // ingress interface of flows, MED of a route
+	Count  int        // packets of flows; 1 otherwise
+	Port   int        // remote port that a Peer Up names
+	Text   string     // the line, if odd
+}
+
+// flowLine is what the print plugin writes with aggregate peer_src_ip, in_iface.
+type flowLine struct {
+	Peer    string `json:"peer_ip_src"`
+	In      uint32 `json:"iface_in"`
+	Packets int    `json:"packets"`
+}
+
+// bmpLine is what bmp_daemon_msglog_file holds.
+type bmpLine struct {
+	Event      string `json:"event_type"`
+	Router     string `json:"bmp_router"`
+	Message    string `json:"bmp_msg_type"`
+	Log        string `json:"log_type"`
+	MED        uint32 `json:"med"`
+	RemotePort int    `json:"remote_port"`
+}
+
+// device parses a source address; IPv4 that came in on an IPv6 socket is IPv4.
+func device(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	return a.Unmap(), err
+}
+
+func parseFlows(line []byte) Record {
+	var l flowLine
+	if err := json.Unmarshal(line, &l); err != nil {
+		return odd("flows", line, err)
+	}
+	a, err := device(l.Peer)
+	if err != nil {
+		return odd("flows", line, err)
+	}
+	return Record{Kind: Flows, Device: a, Epoch: l.In, Count: l.Packets}
+}
+
+func parseBMP(line []byte) Record {
+	var l bmpLine
+	if err := json.Unmarshal(line, &l); err != nil {
+		return odd("BMP", line, err)
+	}
+	a, err := device(l.Router)
+	if err != nil {
+		return odd("BMP", line, err)
+	}
+	r := Record{Device: a, Count: 1}
+	switch {
+	case l.Message == "route_monitor":
+		r.Kind, r.Epoch = Route, l.MED
+	case l.Message == "peer_up":
+		r.Kind, r.Port = PeerUp, l.RemotePort
+	case l.Message != "":
+		r.Kind = Other
+	default:
+		r.Kind = Session
+	}
+	return r
+}
+
+func odd(what string, line []byte, err error) Record {
+	return Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("%s output: %v: %.200s", what, err, line)}
+}
+
+// usual are the lines that a healthy nfacctd logs.
+var usual = regexp.MustCompile(`^INFO \( |^NOTICE|^OK:|^$`)
+
+// unusual among them are those that tell of trouble in spite of their level.
+var unusual = regexp.MustCompile(`(?i)unable|unknown|malformed|discard|missing|expecting|error|fail`)
+
+func oddLog(line []byte) bool {
+	return !usual.Match(line) || unusual.Match(line)
+}
+
+// Poll reads what the collector wrote since the last call, in all its lives.
+func (c *Collector) Poll(f func(Record)) error {
+	for n, l := range c.seen {
+		if err := l.flows.lines(func(line []byte, _ int64) { f(parseFlows(line)) }); err != nil {
+			return err
+		}
+		if err := l.bmp.lines(func(line []byte, _ int64) { f(parseBMP(line)) }); err != nil {
+			return err
+		}
+		err := l.log.lines(func(line []byte, at int64) {
+			// What a daemon says while it is killed is not about decoding.
+			if oddLog(line) && (l.killed < 0 || at < l.killed) {
+				f(Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("nfacctd %d, life %d: %s", c.Number, n+1, line)})
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Command is a process to start.
+type Command struct {
+	Namespace string   // name of a network namespace; "" is the lab's own
+	Path      string   // program, looked up in PATH and the usual sbin directories
+	Args      []string // without the program's name
+	Env       []string // added to the lab's own environment
+	Dir       string
+	Output    io.Writer // stdout and stderr; nil discards them
+	Stdout    io.Writer // stdout only, before Output
+}
+
+// Process is a process that the lab started, with everything it forked.
+type Process struct {
+	PID  int
+	Name string
+
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error
+}
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Err is how the process ended: nil while it runs and after exit status 0.
+func (p *Process) Err() error {
+	select {
+	case <-p.done:
+		return p.err
+	default:
+		return nil
+	}
+}
+
+// Running tells whether the process has not ended.
+func (p *Process) Running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// Signal sends sig to the process alone, not to what it forked: a collector that is killed must leave its
+// plugins behind, as it does in real life.
+func (p *Process) Signal(sig syscall.Signal) error {
+	if !p.Running() {
+		return nil
+	}
+	return p.cmd.Process.Signal(sig)
+}
+
+// killGroup ends the process and all it forked that stayed in its group.
+func (p *Process) killGroup() {
+	if err := unix.Kill(-p.PID, unix.SIGKILL); err != nil && p.Running() {
+		_ = p.cmd.Process.Kill()
+	}
+}
+
+// enterArg makes the lab's own binary enter a namespace and become another program; see Enter.
+const enterArg = "__enter"
+
+// Enter turns a weir-lab that was started as "weir-lab __enter NETNS PROGRAM ARG…" into that program inside
+// the network namespace. It is how the lab starts daemons in a namespace without `ip netns exec`, which
+// would hide bpffs from them. main calls it first; it returns when the process is no such child.
+func Enter() {
+	if len(os.Args) < 4 || os.Args[1] != enterArg {
+		return
+	}
+	runtime.LockOSThread()
+	err := enter(os.Args[2], os.Args[3], os.Args[3:])
+	fmt.Fprintf(os.Stderr, "weir-lab: start %s: %v\n", os.Args[3], err)
+	os.Exit(127)
+}
+
+// enter never returns without an error: it becomes the program. execve keeps the namespace of the calling
+// thread and ends all others.
+func enter(namespace, path string, argv []string) error {
+	f, err := os.Open(namespace)
+	if err != nil {
+		return err
+	}
+	if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	// Daemons raise their own limits at will; lifting the soft limit of descriptors here is what a unit file does.
+	return unix.Exec(path, argv, os.Environ())
+}
+
+// starter runs every fork of the lab on one OS thread that lives as long as the lab: PR_SET_PDEATHSIG is
+// tied to the thread that forked, and Go ends threads when it likes.
+var starter = sync.OnceValue(func() chan func() {
+	jobs := make(chan func())
+	go func() {
+		runtime.LockOSThread()
+		for job := range jobs {
+			job()
+		}
+	}()
+	return jobs
+})
+
+func startOnStarter(cmd *exec.Cmd) error {
+	result := make(chan error)
+	starter() <- func() { result <- cmd.Start() }
+	return <-result
+}
+
+// Find returns the path of a program, also in the sbin directories that PATH may lack.
+func Find(program string) (string, error) {
+	if p, err := exec.LookPath(program); err == nil {
+		return p, nil
+	}
+	for _, dir := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/lib/frr"} {
+		if p, err := exec.LookPath(dir + "/" + program); err == nil {
+			return p, nil
+		}
+	}
+	return "", fmt.Errorf("%s is not installed: %w", program, exec.ErrNotFound)
+}
+
+func (e *Env) command(c Command) (*exec.Cmd, error) {
+	path, err := Find(c.Path)
+	if err != nil {
+		return nil, err
+	}
+	args := append([]string{path}, c.Args...)
+	if c.Namespace != "" {
+		args = append([]string{e.self, enterArg, "/run/netns/" + c.Namespace}, args...)
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Dir, c.Output, c.Output
+	if c.Stdout != nil {
+		cmd.Stdout = c.Stdout
+	}
+	cmd.Env = append(append(os.Environ(), e.mark()), c.Env...)
+	cmd.WaitDelay = time.Second // a daemon's children may hold the pipe of its output
+	// A group of its own: the terminal's Ctrl-C is the lab's to handle, and a daemon dies with all it forked.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	return cmd, nil
+}
+
+// Start starts a process that ends with the lab at the latest.
+func (e *Env) Start(c Command) (*Process, error) {
+	cmd, err := e.command(c)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, errors.New("the lab is shutting down")
+	}
+	if err := startOnStarter(cmd); err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.Path, err)
+	}
+	p := &Process{PID: cmd.Process.Pid, Name: c.Path, cmd: cmd, done: make(chan struct{})}
+	e.processes = append(e.processes, p)
+	go func() {
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package routers
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"syscall"
+	"time"
+)
+
+// patience is how long a device waits for a connection, or for a collector to take what it writes, before it
+// gives the session up, as routers do.
+const patience = 20 * time.Second
+
+// statistics follow every so many routes.
+const statisticsEvery = 20
+
+// sleep waits, or returns false when the fleet stops first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
+	conn, err := f.dialer.Dial("udp", l.dev.Addr, f.target(l.dev))
+	if err != nil {
+		f.notice(l, IPFIX, Refused, err)
+		return
+	}
+	f.wg.Go(func() { f.readErrors(ctx, l, conn) })
+	defer conn.Close()
+	var buf []byte
+	last, since := uint32(0), 0
+	for ok := sleep(ctx, phase); ok; ok = sleep(ctx, f.interval()) {
+		l.mu.Lock()
+		epoch := f.epoch.Load()
+		template := epoch != last || since >= f.cfg.Refresh
+		buf = l.dev.IPFIX(buf[:0], l.n, template, f.cfg.Records, epoch, time.Now())
+		_, err := conn.Write(buf)
+		if err == nil {
+			l.sent[epoch] += f.cfg.Records
+			l.n += uint32(f.cfg.Records)
+		}
+		l.mu.Unlock()
+		if err != nil { // of an earlier datagram; this one was not sent
+			f.notice(l, IPFIX, Refused, err)
+			continue
+		}
+		f.datagrams.Add(1)
+		last, since = epoch, since+1
+		if template {
+			since = 0
+		}
+	}
+}
+
+// readErrors waits for what the network says about a device's datagrams; collectors say nothing.
+func (f *Fleet) readErrors(ctx context.Context, l *lane, conn net.Conn) {
+	var b [1]byte
+	for ctx.Err() == nil {
+		if _, err := conn.Read(b[:]); errors.Is(err, syscall.ECONNREFUSED) {
+			f.notice(l, IPFIX, Refused, err)
+		} else if errors.Is(err, net.ErrClosed) {
+			return
+		}
+	}
+}
+
+// holdBMP keeps a session up, connecting anew whenever it ends.
+func (f *Fleet) holdBMP(ctx context.Context, l *lane, phase time.Duration) {
+	if !sleep(ctx, time.Duration(l.dev.Index)*f.cfg.Ramp) {
+		return
+	}
+	for ctx.Err() == nil {
+		storm := f.newSession(l)
+		conn, err := f.open(ctx, l)
+		if err != nil {
+			if ctx.Err() == nil {
+				f.notice(l, BMP, ConnectFailed, err)
+			}
+			sleep(ctx, f.cfg.Retry)
+			continue
+		}
+		f.up.Add(1)
+		stormed := f.talk(ctx, l, conn, storm, phase)
+		f.up.Add(-1)
+		if !stormed {
+			sleep(ctx, f.cfg.Retry)
+		}
+	}
+}
+
+// open connects and sends what opens a session.
+func (f *Fleet) open(ctx context.Context, l *lane) (net.Conn, error) {
+	conn, err := f.dialer.Dial("tcp", l.dev.Addr, f.target(l.dev))
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	_ = conn.SetWriteDeadline(time.Now().Add(patience))
+	b := l.dev.Initiation(nil)
+	b = l.dev.PeerUp(b, int(l.session.Load()), time.Now())
+	if _, err := conn.Write(b); err != nil { // also when the connection did not come about
+		conn.Close()
+		return nil, err
+	}
+	f.messages.Add(2)
+	l.up.Store(true)
+	return conn, nil
+}
+
+// talk sends routes until the session ends, and tells whether a storm ended it.
+func (f *Fleet) talk(ctx context.Context, l *lane, conn net.Conn, storm <-chan struct{}, phase time.Duration) bool {
+	gone := make(chan error, 1) // a collector never sends: a read returns only when the session ends
+	f.wg.Go(func() {
+		_, err := conn.Read(make([]byte, 1))
+		gone <- err
+	})
+	defer conn.Close()
+	defer l.up.Store(false)
+	tick := time.NewTimer(phase)
+	defer tick.Stop()
+	var buf []byte
+	for {
+		select {
+		case <-ctx.Done():
+			_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+			_, _ = conn.Write(l.dev.Termination(nil))
+			return false
+		case <-storm:
+			return true
+		case err := <-gone:
+			f.notice(l, BMP, Lost, err)
+			return false
+		case <-tick.C:
+		}
+		var err error
+		if buf, err = f.announce(l, conn, buf); err != nil {
+			f.notice(l, BMP, Lost, err)
+			return false
+		}
+		tick.Reset(f.interval())
+	}
+}
+
+func (f *Fleet) announce(l *lane, conn net.Conn, buf []byte) ([]byte, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	epoch, now := f.epoch.Load(), time.Now()
+	buf = l.dev.RouteMonitoring(buf[:0], l.n, epoch, now)
+	messages := int64(1)
+	if l.n%statisticsEvery == statisticsEvery-1 {
+		buf = l.dev.Statistics(buf, prefixes, now)
+		messages++
+	}
+	_ = conn.SetWriteDeadline(now.Add(patience))
+	if _, err := conn.Write(buf); err != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = errors.Join(err, errors.New("the collector does not read"))
+		}
+		return buf, err
+	}
+	l.sent[epoch]++
+	l.n++
+	f.messages.Add(messages)
+	return buf, nil
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stalls measures how long the machine itself keeps threads waiting: one thread per CPU, bound to it, sleeps
+// a millisecond at a time and notes by how much it woke too late. A latency that an experiment measures is
+// read against it, so that a busy machine is not charged to the product.
+type Stalls struct {
+	stop atomic.Bool
+	wg   sync.WaitGroup
+	mu   sync.Mutex
+	late []time.Duration
+}
+
+// WatchStalls begins to measure.
+func WatchStalls() *Stalls {
+	s := &Stalls{}
+	for cpu := range runtime.NumCPU() {
+		s.wg.Go(func() { s.watch(cpu) })
+	}
+	return s
+}
+
+func (s *Stalls) watch(cpu int) {
+	runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve others after
+	var set unix.CPUSet
+	set.Set(cpu)
+	_ = unix.SchedSetaffinity(0, &set) // refused in some containers: then it measures whatever CPU it gets
+	const nap = time.Millisecond
+	var late []time.Duration
+	for !s.stop.Load() {
+		begin := time.Now()
+		ts := unix.NsecToTimespec(int64(nap))
+		_ = unix.Nanosleep(&ts, nil) // not time.Sleep: the runtime's timers would be measured too
+		late = append(late, time.Since(begin)-nap)
+	}
+	s.mu.Lock()
+	s.late = append(s.late, late...)
+	s.mu.Unlock()
+}
+
+// Stop ends the measurement and returns how late the threads woke.
+func (s *Stalls) Stop() (p50, p99, longest time.Duration) {
+	s.stop.Store(true)
+	s.wg.Wait()
+	return Percentiles(s.late)
+}
+
+// Percentiles sorts the durations and returns their median, their 99th percentile and the longest; zeros
+// for none.
+func Percentiles(d []time.Duration) (p50, p99, longest time.Duration) {
+	if len(d) == 0 {
+		return 0, 0, 0
+	}
+	slices.Sort(d)
+	return d[len(d)/2], d[len(d)*99/100], d[len(d)-1]
+}

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/internal/units"
+	"golang.org/x/sys/unix"
+)
+
+// Why a member cannot be adopted now. The error's text tells the rest.
+var (
+	ErrNotRunning = errors.New("not running")
+	ErrNoSocket   = errors.New("socket missing")
+	ErrAmbiguous  = errors.New("more than one socket fits")
+	ErrMPTCP      = errors.New("listens with MPTCP")
+	ErrElsewhere  = errors.New("runs in another network namespace")
+)
+
+// Adopted is one socket of a member: a duplicate of the member's descriptor.
+type Adopted struct {
+	Endpoint Endpoint
+	FD       int
+	PID      int
+	Socket   sockdiag.Socket
+}
+
+// Adoption is every socket that a slot requires. Close it soon: while a
+// duplicate is open, the socket cannot close.
+type Adoption struct {
+	Sockets []Adopted // one for each endpoint, in order
+	procs   []*pidfd.Process
+}
+
+// Close closes the duplicates.
+func (a *Adoption) Close() {
+	seen := map[int]bool{} // a dual-stack socket stands for two endpoints
+	for _, s := range a.Sockets {
+		if s.FD >= 0 && !seen[s.FD] {
+			seen[s.FD] = true
+			unix.Close(s.FD)
+		}
+	}
+	for _, p := range a.procs {
+		p.Close()
+	}
+}
+
+// Alive says whether every process of the member still runs.
+func (a *Adoption) Alive() bool {
+	for _, p := range a.procs {
+		if !p.Alive() {
+			return false
+		}
+	}
+	return true
+}
+
+// PIDs are the processes that hold the sockets, the one of the first socket
+// first, each once.
+func (a *Adoption) PIDs() []int {
+	var out []int
+	for _, s := range a.Sockets {
+		if !slices.Contains(out, s.PID) {
+			out = append(out, s.PID)
+		}
+	}
+	return out
+}
+
+// Processes resolves a member to the processes that may hold its sockets, the
+// likeliest first.
+func (m Member) Processes(ctx context.Context) ([]int, error) {
+	switch {
+	case m.PID != 0:
+		return []int{m.PID}, nil
+	case m.PIDFile != "":
+		pid, err := units.ReadPIDFile(m.PIDFile)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrNotRunning, err)
+		}
+		return []int{pid}, nil
+	case m.Unit != "":
+		return m.unitProcesses(ctx)
+	}
+	pids, err := units.CgroupProcs(m.Cgroup)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotRunning, err)
+	}
+	if len(pids) == 0 {
+		return nil, fmt.Errorf("%w: cgroup %s has no process", ErrNotRunning, m.Cgroup)
+	}
+	return pids, nil
+}
+
+func (m Member) unitProcesses(ctx context.Context) ([]int, error) {
+	u, err := units.UnitMain(ctx, m.Unit)
+	if err != nil {
+		return nil, err
+	}
+	if u.MainPID == 0 {
+		return nil, fmt.Errorf("%w: unit %s is %s", ErrNotRunning, m.Unit, u.ActiveState)
+	}
+	pids := []int{int(u.MainPID)}
+	if u.ControlGroup != "" {
+		// Workers and wrappers: the sockets need not be the main process's own.
+		more, _ := units.CgroupProcs(u.ControlGroup)
+		for _, p := range more {
+			if p != pids[0] {
+				pids = append(pids, p)
+			}
+		}
+	}
+	return pids, nil
+}
+
+// Adopt finds a member's sockets for the endpoints in namespace ns and
+// duplicates them. Each error says which socket is missing and what to do.
+func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adoption, error) {
+	pids, err := m.Processes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	eps := spec.Endpoints()
+	socks, err := socketsFor(ns, wanted(eps, m.Bound))
+	if err != nil {
+		return nil, err
+	}
+	a := &Adoption{}
+	holders, err := a.open(pids)
+	if err == nil {
+		err = m.pick(a, ns, eps, holders, socks)
+	}
+	if err != nil {
+		a.Close()
+		return nil, err
+	}
+	return a, nil
+}
+
+// holder is a live process of the member with its socket descriptors by inode.
+type holder struct {
+	proc *pidfd.Process
+	fds  map[uint32][]int
+}
+
+func (a *Adoption) open(pids []int) ([]holder, error) {
+	var out []holder
+	var last error
+	for _, pid := range pids {
+		p, err := pidfd.Open(pid)
+		if err != nil {
+			last = err
+			continue
+		}
+		a.procs = append(a.procs, p)
+		fds, err := p.Sockets()
+		if err != nil {
+			last = err
+			continue
+		}
+		if p.Alive() {
+			out = append(out, holder{p, fds})
+		}
+	}
+	if len(out) == 0 {
+		if last == nil || errors.Is(last, pidfd.ErrGone) {
+			return nil, fmt.Errorf("%w: process %d has exited", ErrNotRunning, pids[0])
+		}
+		return nil, last
+	}
+	return out, nil
+}
+
+// wanted is where each endpoint's socket is bound.
+func wanted(eps []Endpoint, bound []Listen) []Endpoint {
+	if len(bound) == 0 {
+		return eps
+	}
+	out := slices.Clone(eps)
+	for i, e := range eps {
+		b := bound[e.Listen]
+		out[i].Port, out[i].Proto = b.Port, b.Proto
+		if b.V4 && e.Family == unix.AF_INET || b.V6 && e.Family == unix.AF_INET6 {
+			out[i].Prefix = b.endpoint(e.Listen, e.Family).Prefix
+		}
+	}
+	return out
+}
+
+// socketsFor lists the sockets of ns that could serve each endpoint, best first.
+func socketsFor(ns *netns.Handle, eps []Endpoint) ([][]sockdiag.Socket, error) {
+	out := make([][]sockdiag.Socket, len(eps))
+	err := ns.Do(func() error {
+		for i, e := range eps {
+			// TCP: listeners; UDP: the kernel calls an unconnected socket "closed".
+			q := sockdiag.Query{Proto: e.Proto, LocalPort: e.Port, States: 1 << unix.BPF_TCP_LISTEN}
+			if e.Proto == unix.IPPROTO_UDP {
+				q.States = 1 << unix.BPF_TCP_CLOSE
+			}
+			socks, err := sockdiag.Dump(q)
+			if err != nil {
+				return err
+			}
+			for _, s := range socks {
+				if fit(e, s) > 0 {
+					out[i] = append(out[i], s)
+				}
+			}
+			slices.SortStableFunc(out[i], func(a, b sockdiag.Socket) int { return fit(e, b) - fit(e, a) })
+		}
+		return nil
+	})
+	return out, err
+}
+
+// fit says how well a socket serves an endpoint: 0 not at all; its own family
+// better than dual stack, its own address better than a wildcard.
+func fit(e Endpoint, s sockdiag.Socket) int {
+	if s.Proto != e.Proto || s.Local.Port() != e.Port {
+		return 0
+	}
+	score := 2
+	if s.Family != e.Family {
+		if e.Family != unix.AF_INET || s.V6Only {
+			return 0
+		}
+		score = 1 // a dual-stack socket takes IPv4 too
+	}
+	addr := s.Local.Addr().Unmap()
+	switch {
+	case addr.IsUnspecified():
+		if e.Prefix.Bits() == 0 {
+			score += 4
+		}
+	case addr.Is4() != (e.Family == unix.AF_INET):
+		return 0
+	case e.Prefix.Contains(addr):
+		score += 2
+	default:
+		return 0
+	}
+	return score
+}
+
+// pick chooses a socket for every endpoint among those that the member holds,
+// all of one process if one has them all.
+func (m Member) pick(a *Adoption, ns *netns.Handle, eps []Endpoint, holders []holder, socks [][]sockdiag.Socket) error {
+	var firstErr error
+	tries := make([][]holder, 0, len(holders)+1)
+	for _, h := range holders {
+		tries = append(tries, []holder{h})
+	}
+	if len(holders) > 1 {
+		tries = append(tries, holders) // UDP in one process, TCP in another
+	}
+	for _, hs := range tries {
+		chosen, err := choose(eps, hs, socks)
+		if err == nil {
+			return a.dup(chosen)
+		}
+		firstErr = err
+	}
+	return m.explain(ns, holders, firstErr)
+}
+
+type choice struct {
+	endpoint Endpoint
+	socket   sockdiag.Socket
+	holder   holder
+}
+
+func choose(eps []Endpoint, holders []holder, socks [][]sockdiag.Socket) ([]choice, error) {
+	var out []choice
+	var missing []string
+	for i, e := range eps {
+		var fits []choice
+		for _, s := range socks[i] {
+			for _, h := range holders {
+				if len(h.fds[s.Inode]) > 0 {
+					fits = append(fits, choice{e, s, h})
+					break
+				}
+			}
+		}
+		if len(fits) == 0 {
+			missing = append(missing, e.String())
+			continue
+		}
+		if len(fits) > 1 && fit(e, fits[0].socket) == fit(e, fits[1].socket) {
+			return nil, fmt.Errorf("%w: %s: the member has %d sockets there; a slot takes one: let the daemon open one, or run one daemon a slot", ErrAmbiguous, e, len(fits))
+		}
+		out = append(out, fits[0])
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("%w: %s", ErrNoSocket, strings.Join(missing, ", "))
+	}
+	return out, nil
+}
+
+func (a *Adoption) dup(chosen []choice) error {
+	open := map[uint32]int{}
+	for _, c := range chosen {
+		fd, ok := open[c.socket.Inode]
+		if !ok {
+			var err error
+			if fd, err = c.holder.proc.Dup(c.holder.fds[c.socket.Inode][0]); err != nil {
+				return err
+			}
+			open[c.socket.Inode] = fd
+		}
+		a.Sockets = append(a.Sockets, Adopted{Endpoint: c.endpoint, FD: fd, PID: c.holder.proc.PID(), Socket: c.socket})
+		// The descriptor's number may have been reused between the two looks.
+		if cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil || cookie != c.socket.Cookie {
+			return fmt.Errorf("%w: %s changed hands while it was looked at", ErrNoSocket, c.endpoint)
+		}
+	}
+	return nil
+}
+
+// explain finds out why no socket fits: the usual reasons have a remedy.
+func (m Member) explain(ns *netns.Handle, holders []holder, err error) error {
+	if !errors.Is(err, ErrNoSocket) {
+		return err
+	}
+	pid := holders[0].proc.PID()
+	if other, oerr := netns.OfPID(pid); oerr == nil {
+		defer other.Close()
+		if !other.Same(ns) {
+			return fmt.Errorf("%w: process %d is in %s, the service in %s: set netns: pid:%d, or its name", ErrElsewhere, pid, other, ns, pid)
+		}
+	}
+	var mptcp []sockdiag.Socket
+	ns.Do(func() (e error) { mptcp, e = sockdiag.MPTCPListeners(0); return e })
+	for _, s := range mptcp {
+		for _, h := range holders {
+			if len(h.fds[s.Inode]) > 0 && strings.Contains(err.Error(), fmt.Sprintf(":%d", s.Local.Port())) {
+				return fmt.Errorf("%w at %s, which socket maps do not take: for a Go program set GODEBUG=multipathtcp=0, for others leave out IPPROTO_MPTCP, or sysctl net.mptcp.enabled=0 in its namespace and restart it", ErrMPTCP, s.Local)
+			}
+		}
+	}
+	return fmt.Errorf("process %d: %w", pid, err)
+}

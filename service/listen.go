@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package service describes services in weir's terms: what traffic they are,
+// which slots they have, and which processes' sockets serve them.
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listen names traffic by protocol, destination and port:
+//
+//	udp 0.0.0.0:4739        every IPv4 address of the host
+//	tcp [::]:1790           every address, IPv6 and IPv4, as a dual-stack socket takes it
+//	tcp6 [::]:1790          every IPv6 address only
+//	udp :4739               every address
+//	udp 192.0.2.0/28:4739   a prefix
+//	udp [2001:db8::]/64:4739
+type Listen struct {
+	Proto  uint8        // unix.IPPROTO_TCP or unix.IPPROTO_UDP
+	V4, V6 bool         // families it covers
+	Prefix netip.Prefix // of the one family it covers; invalid for both families' every address
+	Port   uint16       // host byte order
+	text   string
+}
+
+// ErrListen is wrapped by every error about the text of a Listen.
+var ErrListen = errors.New("no such listen")
+
+// ParseListen reads the form that the type describes.
+func ParseListen(s string) (Listen, error) {
+	bad := func(format string, a ...any) (Listen, error) {
+		return Listen{}, fmt.Errorf("%w: %q: %s", ErrListen, s, fmt.Sprintf(format, a...))
+	}
+	proto, rest, ok := strings.Cut(strings.TrimSpace(s), " ")
+	rest = strings.TrimSpace(rest)
+	if !ok || rest == "" {
+		return bad(`want a protocol and an address, like "udp 0.0.0.0:4739"`)
+	}
+	l := Listen{V4: true, V6: true, text: proto + " " + rest}
+	switch strings.TrimRight(proto, "46") {
+	case "udp":
+		l.Proto = unix.IPPROTO_UDP
+	case "tcp":
+		l.Proto = unix.IPPROTO_TCP
+	default:
+		return bad("protocol %q: want udp or tcp (or udp4, udp6, tcp4, tcp6 for one family)", proto)
+	}
+	switch proto[3:] {
+	case "":
+	case "4":
+		l.V6 = false
+	case "6":
+		l.V4 = false
+	default:
+		return bad("protocol %q: want udp, udp4, udp6, tcp, tcp4 or tcp6", proto)
+	}
+	colon := strings.LastIndexByte(rest, ':')
+	if colon < 0 {
+		return bad("no port: add one, like %s:4739", rest)
+	}
+	port, err := strconv.ParseUint(rest[colon+1:], 10, 16)
+	if err != nil || port == 0 {
+		return bad("port %q: want a number from 1 to 65535", rest[colon+1:])
+	}
+	l.Port = uint16(port)
+	if host := rest[:colon]; host != "" && host != "*" {
+		if err := l.setHost(host); err != nil {
+			return bad("%v", err)
+		}
+	} else if l.V4 != l.V6 {
+		l.Prefix = netip.PrefixFrom(anyAddr(l.V4), 0)
+	}
+	return l, nil
+}
+
+func anyAddr(v4 bool) netip.Addr {
+	if v4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// setHost reads an address or a prefix and settles the families.
+func (l *Listen) setHost(host string) error {
+	addr, bits, isPrefix := strings.Cut(host, "/")
+	if bracketed, ok := strings.CutPrefix(addr, "["); ok {
+		addr, ok = strings.CutSuffix(bracketed, "]")
+		if !ok { // [2001:db8::/64]
+			bits, ok = strings.CutSuffix(bits, "]")
+			if !ok {
+				return fmt.Errorf("%q: a [ without its ]", host)
+			}
+		}
+	} else if strings.Contains(addr, ":") {
+		return fmt.Errorf("%q: put an IPv6 address in brackets, like [%s]:%d", host, addr, l.Port)
+	}
+	a, err := netip.ParseAddr(addr)
+	if err != nil {
+		return fmt.Errorf("%q is no IP address or prefix; want one like 192.0.2.7, 192.0.2.0/24 or [2001:db8::]/64", host)
+	}
+	if a.Zone() != "" {
+		return fmt.Errorf("%q: zones are not supported: leave out %%%s", host, a.Zone())
+	}
+	a = a.Unmap()
+	n := a.BitLen()
+	if isPrefix {
+		if n, err = strconv.Atoi(bits); err != nil || n < 0 || n > a.BitLen() {
+			return fmt.Errorf("prefix length %q: want a number from 0 to %d", bits, a.BitLen())
+		}
+	} else if a.IsUnspecified() {
+		n = 0
+		if a.Is6() && l.V4 {
+			return nil // [::] without a family is every address of both, as the kernel has it
+		}
+	}
+	p := netip.PrefixFrom(a, n)
+	if p.Masked() != p {
+		return fmt.Errorf("prefix %s has bits set beyond its length; did you mean %s?", p, p.Masked())
+	}
+	if a.Is4() && !l.V4 || a.Is6() && !l.V6 {
+		return fmt.Errorf("%q is not of the family that %q names", host, l.text[:4])
+	}
+	l.Prefix, l.V4, l.V6 = p, a.Is4(), a.Is6()
+	return nil
+}
+
+// String is the text it was parsed from.
+func (l Listen) String() string { return l.text }
+
+// MarshalText implements encoding.TextMarshaler.
+func (l Listen) MarshalText() ([]byte, error) { return []byte(l.text), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (l *Listen) UnmarshalText(b []byte) (err error) {
+	*l, err = ParseListen(string(b))
+	return err
+}
+
+// Endpoint is one protocol, family, prefix and port: what one socket serves.
+type Endpoint struct {
+	Proto  uint8
+	Family uint8        // unix.AF_INET or unix.AF_INET6
+	Prefix netip.Prefix // of that family
+	Port   uint16       // host byte order
+	Listen int          // index of the Listen it came from
+}
+
+func (e Endpoint) String() string {
+	proto, family := "tcp", "4"
+	if e.Proto == unix.IPPROTO_UDP {
+		proto = "udp"
+	}
+	if e.Family == unix.AF_INET6 {
+		family = "6"
+	}
+	switch {
+	case e.Prefix.Bits() == 0:
+		return fmt.Sprintf("%s%s :%d", proto, family, e.Port)
+	case e.Prefix.IsSingleIP():
+		return fmt.Sprintf("%s %s", proto, netip.AddrPortFrom(e.Prefix.Addr(), e.Port))
+	case e.Prefix.Addr().Is4():
+		return fmt.Sprintf("%s %s:%d", proto, e.Prefix, e.Port)
+	}
+	return fmt.Sprintf("%s [%s]/%d:%d", proto, e.Prefix.Addr(), e.Prefix.Bits(), e.Port)
+}
+
+// Endpoints are the listen's endpoints: one for each family.
+func (l Listen) Endpoints(index int) []Endpoint {
+	var out []Endpoint
+	if l.V4 {
+		out = append(out, l.endpoint(index, unix.AF_INET))
+	}
+	if l.V6 {
+		out = append(out, l.endpoint(index, unix.AF_INET6))
+	}
+	return out
+}
+
+func (l Listen) endpoint(index int, family uint8) Endpoint {
+	e := Endpoint{Proto: l.Proto, Family: family, Prefix: l.Prefix, Port: l.Port, Listen: index}
+	if !e.Prefix.IsValid() {
+		e.Prefix = netip.PrefixFrom(anyAddr(family == unix.AF_INET), 0)
+	}
+	return e
+}
+
+// Overlaps says whether a packet could belong to both: same protocol, family,
+// port and prefix. A longer prefix beside a shorter one is no overlap: it wins.
+func (e Endpoint) Overlaps(o Endpoint) bool {
+	return e.Proto == o.Proto && e.Family == o.Family && e.Port == o.Port && e.Prefix == o.Prefix
+}

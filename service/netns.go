@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// FindNetns opens the namespace that a service lives in: the one it names; else
+// the one that a running member is in, for a container's is its own; else
+// weir's own. certain is false for the last: the members may yet come elsewhere.
+func (s Spec) FindNetns(ctx context.Context) (ns *netns.Handle, certain bool, err error) {
+	if s.Netns != "" {
+		ns, err = netns.Open(s.Netns)
+		return ns, true, err
+	}
+	for _, m := range s.Members {
+		pids, err := m.Processes(ctx)
+		if err != nil || len(pids) == 0 {
+			continue
+		}
+		if ns, err := netns.OfPID(pids[0]); err == nil {
+			return ns, true, nil
+		}
+	}
+	ns, err = netns.Current()
+	return ns, false, err
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Spec is the part of a service that every feature shares: what it is, and who
+// serves it.
+type Spec struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Name           string   `yaml:"-" json:"name"`
+	Listen         []Listen `yaml:"listen" json:"listen"`
+	Netns          string   `yaml:"netns" json:"netns,omitempty"` // name, path or "pid:N"; "": see FindNetns
+	Members        []Member `yaml:"members" json:"members,omitempty"`
+}
+
+// Member says which process serves a slot. Exactly one of PID, PIDFile, Unit
+// and Cgroup names it.
+type Member struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Slot           int      `yaml:"slot" json:"slot"`
+	PID            int      `yaml:"pid" json:"pid,omitempty"`
+	PIDFile        string   `yaml:"pidfile" json:"pidfile,omitempty"`
+	Unit           string   `yaml:"unit" json:"unit,omitempty"`     // systemd unit
+	Cgroup         string   `yaml:"cgroup" json:"cgroup,omitempty"` // of version 2, from its root
+	Bound          []Listen `yaml:"bound" json:"bound,omitempty"`   // where its sockets are bound, one per listen; default: at the listen
+}
+
+// String names the member as status and plans show it.
+func (m Member) String() string {
+	switch {
+	case m.PID != 0:
+		return fmt.Sprintf("pid %d", m.PID)
+	case m.PIDFile != "":
+		return "pidfile " + m.PIDFile
+	case m.Unit != "":
+		return "unit " + m.Unit
+	case m.Cgroup != "":
+		return "cgroup " + m.Cgroup
+	}
+	return "none"
+}
+
+// Endpoints are those of all listens, in order: a slot needs a socket for each.
+func (s Spec) Endpoints() []Endpoint {
+	var out []Endpoint
+	for i, l := range s.Listen {
+		out = append(out, l.Endpoints(i)...)
+	}
+	return out
+}
+
+// Member is the one of a slot, or nil.
+func (s Spec) Member(slot int) *Member {
+	for i := range s.Members {
+		if s.Members[i].Slot == slot {
+			return &s.Members[i]
+		}
+	}
+	return nil
+}
+
+// Validate checks what the types cannot; slots is the number of slots. Errors
+// carry the place in the file.
+func (s Spec) Validate(slots int) []error {
+	var errs []error
+	fail := func(p strictyaml.Pos, format string, a ...any) {
+		errs = append(errs, p.Errorf("services.%s: "+format, append([]any{s.Name}, a...)...))
+	}
+	if !kernel.ValidName(s.Name) {
+		fail(s.Pos, "%q is no name for a service: use 1 to 63 letters, digits, - and _", s.Name)
+	}
+	if len(s.Listen) == 0 {
+		fail(s.Pos, `no listen: say what traffic it takes, like listen: [udp 0.0.0.0:4739]`)
+	}
+	eps := s.Endpoints()
+	for i, e := range eps {
+		for _, o := range eps[:i] {
+			if e.Overlaps(o) {
+				fail(s.Pos, "%q and %q take the same packets: remove one", s.Listen[o.Listen], s.Listen[e.Listen])
+			}
+		}
+	}
+	holders := map[int]Member{}
+	for _, m := range s.Members {
+		if first, ok := holders[m.Slot]; ok {
+			fail(m.Pos, "two members in slot %d: %s here and %s in line %d; a slot has one member, give each its own", m.Slot, m, first, first.Pos.Line)
+		}
+		holders[m.Slot] = m
+		if m.Slot < 0 || m.Slot >= slots {
+			fail(m.Pos, "slot %d: the service has %d slots, numbered 0 to %d", m.Slot, slots, slots-1)
+		}
+		if err := m.validate(len(s.Listen)); err != nil {
+			fail(m.Pos, "slot %d: %v", m.Slot, err)
+		}
+	}
+	return errs
+}
+
+func (m Member) validate(listens int) error {
+	var named []string
+	for _, f := range []struct {
+		key string
+		set bool
+	}{{"pid", m.PID != 0}, {"pidfile", m.PIDFile != ""}, {"unit", m.Unit != ""}, {"cgroup", m.Cgroup != ""}} {
+		if f.set {
+			named = append(named, f.key)
+		}
+	}
+	switch {
+	case len(named) == 0:
+		return fmt.Errorf("no process named: give one of pid, pidfile, unit, cgroup")
+	case len(named) > 1:
+		return fmt.Errorf("%s name the process more than once: keep one", strings.Join(named, " and "))
+	case m.PID < 0:
+		return fmt.Errorf("pid %d: want a positive number", m.PID)
+	case len(m.Bound) != 0 && len(m.Bound) != listens:
+		return fmt.Errorf("bound has %d entries and the service %d listens: give one for each, in their order", len(m.Bound), listens)
+	}
+	return nil
+}

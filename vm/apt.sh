@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Where this machine gets its Debian packages from. Sourced by bootstrap and
+# by the scripts of vm/: the project names no mirror, it asks apt for the
+# machine's own and changes only the suite.
+
+# apt_repos prints "URI CODENAME" of every Debian repository of this machine.
+apt_repos() {
+	# shellcheck disable=SC2016 # the $(…) are apt's
+	apt-get indextargets --format '$(REPO_URI) $(CODENAME)' \
+		'Created-By: Packages' 'Origin: Debian' 2>/dev/null | sort -u
+}
+
+# debian_mirror archive|security prints the URI of the archive, or of the security
+# archive. apt knows them only once it has read the lists, which images of
+# containers come without.
+debian_mirror() {
+	local repos codename uri
+	repos=$(apt_repos)
+	if [ -z "$repos" ]; then
+		apt-get -q update >&2 || return 1
+		repos=$(apt_repos)
+	fi
+	codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+	uri=$(awk -v want="$codename" '$2 == want { print $1; exit }' <<<"$repos")
+	if [ "$1" = security ]; then
+		local security
+		security=$(awk '$2 ~ /-security$/ { print $1; exit }' <<<"$repos")
+		# Mirrors carry the two side by side under these names.
+		uri=${security:-${uri/%debian\//debian-security/}}
+	fi
+	if [ -z "$uri" ]; then
+		echo "no Debian mirror found in this machine's apt sources" >&2
+		return 1
+	fi
+	echo "$uri"
+}

@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The driver of the systemd VM: runs inside it, as root, under systemd. In
+# /weir, which is in PATH, are weir and sink, the daemon that is steered.
+# Prints a line a check and exits with 1 if one failed.
+set -uo pipefail
+
+failed=0
+
+# check WHAT COMMAND... runs COMMAND and says whether WHAT holds.
+check() {
+	local what=$1 output
+	shift
+	if output=$("$@" 2>&1); then
+		echo "ok    $what"
+	else
+		echo "FAIL  $what"
+		printf '%s\n' "$output" | sed 's/^/      /'
+		failed=1
+	fi
+}
+
+# answers WANT udp|tcp ADDRESS:PORT [FROM] succeeds if WANT is what answers.
+answers() {
+	local got
+	got=$(sink ask ${4:+-from "$4"} "$2" "$3") || return
+	[ "$got" = "$1" ] || { echo "$2 $3${4:+ from $4}: got $got, want $1"; return 1; }
+}
+
+# eventually SECONDS COMMAND... tries until it succeeds.
+eventually() {
+	local deadline=$((SECONDS + $1)) output
+	shift
+	until output=$("$@" 2>&1); do
+		[ "$SECONDS" -lt "$deadline" ] || { printf '%s\n' "$output"; return 1; }
+		sleep 0.2
+	done
+}
+
+# unit NAME writes a unit file from standard input.
+unit() {
+	cat >"/etc/systemd/system/$1"
+	systemctl daemon-reload
+}
+
+# slot SERVICE FIELD SLOT prints a field of one slot of `weir steer status`.
+slot() {
+	weir steer status --json |
+		jq -r --arg service "$1" --arg field "$2" --argjson slot "$3" \
+			'.services[] | select(.name == $service) | .slots[] | select(.slot == $slot) | .[$field]'
+}
+
+# slot_is STATE SERVICE SLOT succeeds if the slot is in that state.
+slot_is() {
+	local got
+	got=$(slot "$2" state "$3") || return
+	[ "$got" = "$1" ] || { echo "slot $3 of $2 is $got ($(slot "$2" reason "$3")), want $1"; return 1; }
+}
+
+# each_source_answers SERVICE PORT [EMPTY] asks from 16 addresses, over both
+# protocols: the slot that weir names must answer, and none when it is EMPTY.
+each_source_answers() {
+	local address number want
+	weir steer where --json --service "$1" 127.0.1.{1..16} >/tmp/where || return
+	jq -r '.addresses[] | "\(.address) \(.slot)"' /tmp/where >/tmp/slots
+	while read -r address number; do
+		want=$1-$number
+		[ "$number" != "${3:-}" ] || want=refused
+		answers "$want" udp "127.0.0.1:$2" "$address" || return
+		answers "$want" tcp "127.0.0.1:$2" "$address" || return
+	done </tmp/slots
+	[ "$(wc -l </tmp/slots)" = 16 ] || { cat /tmp/where; return 1; }
+}
+
+main_pid() {
+	systemctl show --property MainPID --value "$1"
+}
+
+another_pid() { # UNIT PID: the unit runs, as another process than PID
+	local now
+	now=$(main_pid "$1")
+	[ "$now" != 0 ] && [ "$now" != "$2" ]
+}
+
+cat >/weir/weir.yaml <<'EOF'
+services:
+  registered:
+    listen: [udp 127.0.0.1:4740, tcp 127.0.0.1:4740]
+    steer: {slots: 1}
+  named:
+    listen: [udp 127.0.0.1:4741, tcp 127.0.0.1:4741]
+    steer: {slots: 2}
+    members:
+      - {slot: 0, unit: named@0.service}
+      - {slot: 1, unit: named@1.service}
+  activated:
+    listen: [udp 127.0.0.1:4742, tcp 127.0.0.1:4742]
+    steer: {slots: 1}
+    members:
+      - {slot: 0, unit: activated.service}
+EOF
+check 'weir apply' weir apply -f /weir/weir.yaml
+
+# A daemon that knows nothing of weir is admitted by a line in its unit, with
+# no weir process running.
+unit registered.service <<'EOF'
+[Service]
+Type=exec
+ExecStart=/weir/sink serve -name registered-0 -listen 127.0.0.1:4740
+ExecStartPost=/weir/weir steer register registered --slot 0 --pid $MAINPID
+Restart=always
+RestartSec=2
+EOF
+check 'a slot without member rejects' answers refused udp 127.0.0.1:4740
+check 'ExecStartPost registers the unit' systemctl start registered.service
+check 'its slot is admitted when the start is done' slot_is admitted registered 0
+check 'it gets every source' each_source_answers registered 4740
+pid=$(main_pid registered.service)
+kill -9 "$pid"
+check 'killed: its slot rejects' eventually 1 answers refused udp 127.0.0.1:4740
+check 'killed: over TCP too' answers refused tcp 127.0.0.1:4740
+check 'Restart= brings it back' eventually 15 another_pid registered.service "$pid"
+check 'ExecStartPost registers it anew' eventually 15 slot_is admitted registered 0
+check 'it gets every source again' each_source_answers registered 4740
+
+# Members named by unit: weir serve finds their processes and follows them.
+unit weir.service <<'EOF'
+[Service]
+ExecStart=/weir/weir serve
+EOF
+unit named@.service <<'EOF'
+[Service]
+Type=exec
+ExecStart=/weir/sink serve -name named-%i -listen 127.0.0.1:4741 -reuseport
+Restart=always
+RestartSec=6
+EOF
+check 'weir serve runs as a unit' systemctl start weir.service
+check 'two units start' systemctl start named@0.service named@1.service
+for number in 0 1; do
+	check "unit named@$number holds slot $number" eventually 15 slot_is admitted named "$number"
+done
+check 'each source reaches its slot' each_source_answers named 4741
+pid=$(main_pid named@1.service)
+kill -9 "$pid"
+check 'killed: only its sources are rejected' each_source_answers named 4741 1
+check 'Restart= brings the unit back' eventually 20 another_pid named@1.service "$pid"
+check 'its slot is admitted again' eventually 15 slot_is admitted named 1
+check 'the same sources return to it' each_source_answers named 4741
+check 'stopping a unit empties its slot' systemctl stop named@0.service
+check 'stopped: only its sources are rejected' each_source_answers named 4741 0
+
+# A daemon on sockets that systemd holds and passes (LISTEN_FDS): they stay
+# open when it dies, and its successor gets the same ones.
+unit activated.socket <<'EOF'
+[Socket]
+ListenDatagram=127.0.0.1:4742
+ListenStream=127.0.0.1:4742
+EOF
+unit activated.service <<'EOF'
+[Unit]
+Requires=activated.socket
+[Service]
+ExecStart=/weir/sink serve -name activated-0
+Restart=always
+RestartSec=1
+EOF
+check 'a unit with LISTEN_FDS starts' systemctl start activated.service
+check 'its inherited sockets are adopted' eventually 15 slot_is admitted activated 0
+check 'they get every source' each_source_answers activated 4742
+pid=$(main_pid activated.service)
+kill -9 "$pid"
+check 'killed: Restart= brings it back' eventually 15 another_pid activated.service "$pid"
+check 'its slot is admitted again' eventually 15 slot_is admitted activated 0
+check 'it gets every source again' each_source_answers activated 4742
+
+check 'weir remove' weir remove
+check 'nothing is left pinned' test ! -e /sys/fs/bpf/weir
+[ "$failed" = 0 ] || journalctl --no-pager --lines 60 --unit weir.service --unit 'registered.service' --unit 'named@*' --unit activated.service
+
+exit "$failed"

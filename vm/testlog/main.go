@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command testlog reads the output of `go test -json` and prints what go test
+// prints without -json. It exits 1 if a test failed, if none ran, or if one
+// skipped for another reason than those named by -allow: a test may skip only
+// with a message that begins "need: REASON", and on a machine that should have
+// everything (CI, as root) a skip for want of root or of a tool is a failure.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+func main() {
+	allow := flag.String("allow", "kernel", "comma-separated reasons for which a test may skip")
+	flag.Parse()
+	report := newReport(os.Stdout, strings.Split(*allow, ","))
+	if err := report.read(os.Stdin); err != nil {
+		fmt.Fprintln(os.Stderr, "testlog:", err)
+		os.Exit(1)
+	}
+	if !report.finish() {
+		os.Exit(1)
+	}
+}
+
+// event is what test2json writes, a line each (go doc test2json), and what the
+// go command adds for the build (go help buildjson).
+type event struct {
+	Action  string
+	Package string
+	Test    string
+	Output  string
+}
+
+type test struct{ pkg, name string }
+
+type skip struct {
+	test
+	reason string
+}
+
+type report struct {
+	out            io.Writer
+	allow          []string
+	output         map[test][]string // of tests that have not ended yet
+	passed, failed int
+	brokenPackages int // failed without a failed test: build errors, panics in init
+	skips          []skip
+}
+
+func newReport(out io.Writer, allow []string) *report {
+	return &report{out: out, allow: allow, output: map[test][]string{}}
+}
+
+// read consumes a whole stream. Lines that are no events, such as those of
+// make, pass through.
+func (r *report) read(in io.Reader) error {
+	lines := bufio.NewReader(in)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if !bytes.HasPrefix(line, []byte("{")) || json.Unmarshal(line, &e) != nil || e.Action == "" {
+				r.out.Write(line)
+			} else {
+				r.take(e)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading test output: %w", err)
+		}
+	}
+}
+
+func (r *report) take(e event) {
+	t := test{e.Package, e.Test}
+	switch e.Action {
+	case "output":
+		if e.Test != "" {
+			r.output[t] = append(r.output[t], e.Output)
+		} else if e.Output != "PASS\n" { // go test prints "ok" instead
+			io.WriteString(r.out, e.Output)
+		}
+	case "build-output":
+		io.WriteString(r.out, e.Output)
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			r.endPackage(e)
+		} else {
+			r.endTest(t, e.Action)
+		}
+	}
+}
+
+func (r *report) endTest(t test, action string) {
+	output := r.output[t]
+	delete(r.output, t)
+	switch action {
+	case "pass":
+		r.passed++
+	case "skip":
+		r.skips = append(r.skips, skip{t, skipReason(output)})
+	case "fail":
+		r.failed++
+		r.print(output)
+	}
+}
+
+// endPackage shows what tests printed that never ended: the package panicked
+// or ran out of time in one of them.
+func (r *report) endPackage(e event) {
+	unended := 0
+	for t, output := range r.output {
+		if t.pkg != e.Package {
+			continue
+		}
+		delete(r.output, t)
+		if e.Action == "fail" {
+			unended++
+			r.print(output)
+		}
+	}
+	if e.Action == "fail" && (unended > 0 || r.failed == 0) {
+		r.brokenPackages++
+	}
+}
+
+var framing = regexp.MustCompile(`^=== (RUN|PAUSE|CONT|NAME) `)
+
+func (r *report) print(output []string) {
+	for _, line := range output {
+		if !framing.MatchString(line) {
+			io.WriteString(r.out, line)
+		}
+	}
+}
+
+var message = regexp.MustCompile(`^\s+\S+\.go:\d+: (.*)`)
+
+// skipReason finds what the test passed to Skip, the last message before it ended.
+func skipReason(output []string) string {
+	for _, line := range slices.Backward(output) {
+		if m := message.FindStringSubmatch(line); m != nil {
+			return m[1]
+		}
+	}
+	return "no reason given"
+}
+
+func (r *report) allowed(reason string) bool {
+	return slices.ContainsFunc(r.allow, func(allow string) bool {
+		rest, ok := strings.CutPrefix(reason, "need: "+allow)
+		return ok && (rest == "" || strings.ContainsAny(rest[:1], " :,."))
+	})
+}
+
+// finish prints the skips and the counts; it tells whether all is well.
+func (r *report) finish() bool {
+	ok := r.failed == 0 && r.brokenPackages == 0
+	for _, s := range r.skips {
+		verdict := "skipped"
+		if !r.allowed(s.reason) {
+			verdict, ok = "FAIL: must not skip", false
+		}
+		fmt.Fprintf(r.out, "%s: %s %s: %s\n", verdict, s.pkg, s.name, s.reason)
+	}
+	if r.passed+r.failed+len(r.skips) == 0 {
+		fmt.Fprintln(r.out, "FAIL: no test ran")
+		ok = false
+	}
+	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, r.failed+r.brokenPackages, len(r.skips))
+	return ok
+}
