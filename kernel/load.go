@@ -24,6 +24,9 @@ func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.M
 	spec = spec.Copy()
 	keep := map[string]bool{}
 	for _, p := range programs {
+		if spec.Programs[p] == nil {
+			return nil, fmt.Errorf("no program %s in the object", p)
+		}
 		keep[p] = true
 	}
 	for name := range spec.Programs {
@@ -32,10 +35,7 @@ func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.M
 		}
 	}
 	used := map[string]bool{}
-	for name, p := range spec.Programs {
-		if p == nil {
-			return nil, fmt.Errorf("no program %s in the object", name)
-		}
+	for _, p := range spec.Programs {
 		for _, ins := range p.Instructions {
 			if ref := ins.Reference(); ref != "" {
 				used[ref] = true

@@ -67,7 +67,7 @@ func (m *Meta) unmarshal(b []byte) error {
 	if h.Layout != LayoutVersion {
 		return fmt.Errorf("%w: layout %d, this weir knows %d: use the weir that made them, or remove them with it first", ErrABI, h.Layout, LayoutVersion)
 	}
-	if int(h.ConfigLen) > r.Len() {
+	if uint64(h.ConfigLen) > uint64(r.Len()) {
 		return fmt.Errorf("%w: meta says %d bytes of config and holds %d", ErrABI, h.ConfigLen, r.Len())
 	}
 	*m = Meta{ABI: h.ABI, Object: h.Object, Cookie: h.Cookie, Inode: h.Inode, Created: time.Unix(0, h.Created)}

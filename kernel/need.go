@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"os"
 )
 
 // ErrUnsupported says that this kernel or this user cannot do what was asked.
@@ -29,7 +30,8 @@ type NeedError struct {
 
 func (e *NeedError) Error() string {
 	s := fmt.Sprintf("%s (Linux %s) is missing: %v", e.Need.Name, e.Need.Since, e.Err)
-	if e.Need.Remedy != "" {
+	// Who lacks the right is told so by the probe; another kernel would not help.
+	if e.Need.Remedy != "" && !errors.Is(e.Err, os.ErrPermission) {
 		s += "; " + e.Need.Remedy
 	}
 	return s

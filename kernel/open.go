@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // Opened is a published instance, open for reading or, through a WriteLock, for
@@ -36,22 +37,49 @@ func (l *WriteLock) Open(i Instance, maps ...string) (*Opened, error) {
 }
 
 func (r *Root) open(i Instance, opts *ebpf.LoadPinOptions, maps []string) (*Opened, error) {
-	o, err := r.openOnce(i, opts, maps)
-	if errors.Is(err, ErrNotExist) {
-		// A replacement without RENAME_EXCHANGE leaves the name free for an instant.
-		if _, staged := os.Stat(r.dir(i) + stagedSuffix); staged == nil {
-			time.Sleep(10 * time.Millisecond)
-			o, err = r.openOnce(i, opts, maps)
+	for try := 0; ; try++ {
+		o, dir, err := r.openOnce(i, opts, maps)
+		if !errors.Is(err, ErrNotExist) || try == openTries || !r.replaced(i, dir) {
+			return o, err
 		}
+		// What was being opened has been taken apart, or the name is free for the
+		// instant between two renames: the new one is there now, or very soon.
+		time.Sleep(time.Millisecond)
 	}
-	return o, err
 }
 
-func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (*Opened, error) {
+// openTries bounds how often a reader that a replacement overtook looks again.
+const openTries = 50
+
+// openOnce opens everything through one handle of the directory: by its name,
+// a reader could get the meta of an instance and the maps of its successor. It
+// returns which directory that was, nil where there was none.
+func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (_ *Opened, was os.FileInfo, _ error) {
 	o := &Opened{Instance: i, Maps: map[string]*ebpf.Map{}, dir: r.dir(i)}
-	meta, err := r.loadMap(filepath.Join(o.dir, metaPin), opts)
+	dir, err := os.OpenFile(o.dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, err
+		return nil, nil, r.explainOpen(o.dir, err)
+	}
+	defer dir.Close()
+	if was, err = dir.Stat(); err != nil {
+		return nil, nil, err
+	}
+	if err := r.openPins(o, fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), opts, maps); err != nil {
+		o.Close()
+		return nil, was, err
+	}
+	return o, was, nil
+}
+
+// openPins opens what is pinned in the directory that handle leads to.
+func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, maps []string) error {
+	load := func(name string) (*ebpf.Map, error) {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(handle, name), opts)
+		return m, r.explainOpen(filepath.Join(o.dir, name), err)
+	}
+	meta, err := load(metaPin)
+	if err != nil {
+		return err
 	}
 	defer meta.Close()
 	var b []byte
@@ -59,35 +87,48 @@ func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (*
 		err = o.Meta.unmarshal(b)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", filepath.Join(o.dir, metaPin), err)
+		return fmt.Errorf("reading %s: %w", filepath.Join(o.dir, metaPin), err)
 	}
 	if len(maps) == 0 {
-		if maps, err = pinNames(o.dir, mapPrefix); err != nil {
-			return nil, err
+		if maps, err = pinNames(handle, mapPrefix); err != nil {
+			return r.explainOpen(o.dir, err)
 		}
 	}
 	for _, name := range maps {
-		m, err := r.loadMap(filepath.Join(o.dir, mapPrefix+name), opts)
-		if err != nil {
-			o.Close()
-			return nil, err
+		if o.Maps[name], err = load(mapPrefix + name); err != nil {
+			delete(o.Maps, name)
+			return err
 		}
-		o.Maps[name] = m
 	}
-	return o, nil
+	return nil
 }
 
-func (r *Root) loadMap(path string, opts *ebpf.LoadPinOptions) (*ebpf.Map, error) {
-	m, err := ebpf.LoadPinnedMap(path, opts)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return nil, fmt.Errorf("%s: %w", path, ErrNotExist)
-	case errors.Is(err, os.ErrPermission):
-		return nil, r.unreadable(path)
-	case err != nil:
-		return nil, fmt.Errorf("opening %s: %w", path, err)
+// replaced says whether the directory of an instance is another one now, or is
+// about to be.
+func (r *Root) replaced(i Instance, was os.FileInfo) bool {
+	staged := func() bool {
+		_, err := os.Stat(r.dir(i) + stagedSuffix)
+		return err == nil
 	}
-	return m, nil
+	if staged() {
+		return true
+	}
+	if now, err := os.Stat(r.dir(i)); err == nil {
+		return was == nil || !os.SameFile(was, now)
+	}
+	return staged() // and the next replacement may have begun since
+}
+
+func (r *Root) explainOpen(path string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("%s: %w", path, ErrNotExist)
+	case errors.Is(err, os.ErrPermission):
+		return r.unreadable(path)
+	}
+	return fmt.Errorf("opening %s: %w", path, err)
 }
 
 // Link opens a pinned link, which only the owner may.

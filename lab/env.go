@@ -62,7 +62,7 @@ func NewEnv(size Size, seed uint64) (*Env, error) {
 	}
 	sweep()
 	id := strconv.Itoa(os.Getpid())
-	e := &Env{Size: size, Seed: seed, Rand: rand.New(rand.NewPCG(seed, 0)), id: id, self: self, Watch: nobody{},
+	e := &Env{Size: size, Seed: seed, Rand: rand.New(rand.NewPCG(seed, 0)), id: id, self: self, Watch: nobody{}, Child: os.Getenv(ChildMark) != "",
 		Dir: filepath.Join(os.TempDir(), prefix+id), Root: filepath.Join(bpffs, prefix+id)}
 	if err := os.Mkdir(e.Dir, 0o755); err != nil {
 		return nil, err
@@ -198,3 +198,9 @@ func sweep() {
 		lock.Close()
 	}
 }
+
+// Self is the path of the lab's own binary.
+func (e *Env) Self() string { return e.self }
+
+// ChildMark is the variable that marks a run as a part of another one: such a run starts none itself.
+const ChildMark = "WEIR_LAB_CHILD"

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -180,4 +181,21 @@ func (e *Env) Start(c Command) (*Process, error) {
 		close(p.done)
 	}()
 	return p, nil
+}
+
+// Weir finds the weir under test: beside the lab's own binary, where make puts both, else in PATH. The
+// variable WEIR names another one.
+func (e *Env) Weir() (string, error) {
+	if path := os.Getenv("WEIR"); path != "" {
+		return exec.LookPath(path)
+	}
+	beside := filepath.Join(filepath.Dir(e.self), "weir")
+	if _, err := os.Stat(beside); err == nil {
+		return beside, nil
+	}
+	path, err := exec.LookPath("weir")
+	if err != nil {
+		return "", fmt.Errorf("no weir beside %s and none in PATH: run make build, or set WEIR to its path", e.self)
+	}
+	return path, nil
 }

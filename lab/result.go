@@ -132,3 +132,6 @@ func compare(got float64, want string) (bool, error) {
 	}
 	return false, fmt.Errorf("%q: the comparisons are ==, <, <=, > and >=", want)
 }
+
+// LeftoversMetric is what Execute adds to: an experiment that interrupts a run sets it to what that left.
+const LeftoversMetric = "leftovers"

@@ -7,14 +7,14 @@ set -uo pipefail
 
 failed=0
 
-# check WHAT COMMAND... runs COMMAND and says whether WHAT holds.
+# check WHAT COMMAND... runs COMMAND and says whether WHAT holds, and how long
+# it took.
 check() {
-	local what=$1 output
+	local what=$1 output verdict=ok start=${EPOCHREALTIME/./}
 	shift
-	if output=$("$@" 2>&1); then
-		echo "ok    $what"
-	else
-		echo "FAIL  $what"
+	output=$("$@" 2>&1) || verdict=FAIL
+	printf '%-4s %5d ms  %s\n' "$verdict" $(((${EPOCHREALTIME/./} - start) / 1000)) "$what"
+	if [ "$verdict" = FAIL ]; then
 		printf '%s\n' "$output" | sed 's/^/      /'
 		failed=1
 	fi
@@ -76,11 +76,56 @@ main_pid() {
 	systemctl show --property MainPID --value "$1"
 }
 
+# crash UNIT kills its main process and remembers it in $pid.
+crash() {
+	pid=$(main_pid "$1")
+	if [ "$pid" = 0 ]; then
+		echo "$1 does not run"
+		return 1
+	fi
+	kill -9 "$pid"
+}
+
 another_pid() { # UNIT PID: the unit runs, as another process than PID
 	local now
 	now=$(main_pid "$1")
 	[ "$now" != 0 ] && [ "$now" != "$2" ]
 }
+
+# Daemons that know nothing of weir: one registered by a line of its unit, two
+# that share an address, and one on sockets that systemd holds and passes.
+unit registered.service <<'EOF'
+[Service]
+Type=exec
+ExecStart=/weir/sink serve -name registered-0 -listen 127.0.0.1:4740
+ExecStartPost=/weir/weir steer register registered --slot 0 --pid $MAINPID
+Restart=always
+RestartSec=2
+EOF
+unit weir.service <<'EOF'
+[Service]
+ExecStart=/weir/weir serve
+EOF
+unit named@.service <<'EOF'
+[Service]
+Type=exec
+ExecStart=/weir/sink serve -name named-%i -listen 127.0.0.1:4741 -reuseport
+Restart=always
+RestartSec=6
+EOF
+unit activated.socket <<'EOF'
+[Socket]
+ListenDatagram=127.0.0.1:4742
+ListenStream=127.0.0.1:4742
+EOF
+unit activated.service <<'EOF'
+[Unit]
+Requires=activated.socket
+[Service]
+ExecStart=/weir/sink serve -name activated-0
+Restart=always
+RestartSec=1
+EOF
 
 cat >/weir/weir.yaml <<'EOF'
 services:
@@ -101,22 +146,12 @@ services:
 EOF
 check 'weir apply' weir apply -f /weir/weir.yaml
 
-# A daemon that knows nothing of weir is admitted by a line in its unit, with
-# no weir process running.
-unit registered.service <<'EOF'
-[Service]
-Type=exec
-ExecStart=/weir/sink serve -name registered-0 -listen 127.0.0.1:4740
-ExecStartPost=/weir/weir steer register registered --slot 0 --pid $MAINPID
-Restart=always
-RestartSec=2
-EOF
+# ExecStartPost: no weir process runs.
 check 'a slot without member rejects' answers refused udp 127.0.0.1:4740
 check 'ExecStartPost registers the unit' systemctl start registered.service
 check 'its slot is admitted when the start is done' slot_is admitted registered 0
 check 'it gets every source' each_source_answers registered 4740
-pid=$(main_pid registered.service)
-kill -9 "$pid"
+crash registered.service
 check 'killed: its slot rejects' eventually 1 answers refused udp 127.0.0.1:4740
 check 'killed: over TCP too' answers refused tcp 127.0.0.1:4740
 check 'Restart= brings it back' eventually 15 another_pid registered.service "$pid"
@@ -124,25 +159,16 @@ check 'ExecStartPost registers it anew' eventually 15 slot_is admitted registere
 check 'it gets every source again' each_source_answers registered 4740
 
 # Members named by unit: weir serve finds their processes and follows them.
-unit weir.service <<'EOF'
-[Service]
-ExecStart=/weir/weir serve
-EOF
-unit named@.service <<'EOF'
-[Service]
-Type=exec
-ExecStart=/weir/sink serve -name named-%i -listen 127.0.0.1:4741 -reuseport
-Restart=always
-RestartSec=6
-EOF
 check 'weir serve runs as a unit' systemctl start weir.service
 check 'two units start' systemctl start named@0.service named@1.service
 for number in 0 1; do
 	check "unit named@$number holds slot $number" eventually 15 slot_is admitted named "$number"
 done
 check 'each source reaches its slot' each_source_answers named 4741
-pid=$(main_pid named@1.service)
-kill -9 "$pid"
+systemctl kill --signal KILL weir.service
+check 'weir serve killed: each source still does' each_source_answers named 4741
+check 'weir serve returns' systemctl restart weir.service
+crash named@1.service
 check 'killed: only its sources are rejected' each_source_answers named 4741 1
 check 'Restart= brings the unit back' eventually 20 another_pid named@1.service "$pid"
 check 'its slot is admitted again' eventually 15 slot_is admitted named 1
@@ -150,26 +176,12 @@ check 'the same sources return to it' each_source_answers named 4741
 check 'stopping a unit empties its slot' systemctl stop named@0.service
 check 'stopped: only its sources are rejected' each_source_answers named 4741 0
 
-# A daemon on sockets that systemd holds and passes (LISTEN_FDS): they stay
-# open when it dies, and its successor gets the same ones.
-unit activated.socket <<'EOF'
-[Socket]
-ListenDatagram=127.0.0.1:4742
-ListenStream=127.0.0.1:4742
-EOF
-unit activated.service <<'EOF'
-[Unit]
-Requires=activated.socket
-[Service]
-ExecStart=/weir/sink serve -name activated-0
-Restart=always
-RestartSec=1
-EOF
+# LISTEN_FDS: the sockets stay open when the daemon dies, and its successor
+# gets the same ones.
 check 'a unit with LISTEN_FDS starts' systemctl start activated.service
 check 'its inherited sockets are adopted' eventually 15 slot_is admitted activated 0
 check 'they get every source' each_source_answers activated 4742
-pid=$(main_pid activated.service)
-kill -9 "$pid"
+crash activated.service
 check 'killed: Restart= brings it back' eventually 15 another_pid activated.service "$pid"
 check 'its slot is admitted again' eventually 15 slot_is admitted activated 0
 check 'it gets every source again' each_source_answers activated 4742

@@ -99,7 +99,10 @@ func broken(f source, imported string) string {
 	switch {
 	case !ok:
 		return "it stands on no floor"
-	case top(to) == "lab" && top(from) != "lab" && from != "cmd/weir-lab":
+	case top(to) == "lab":
+		if top(from) == "lab" || from == "cmd/weir-lab" {
+			return ""
+		}
 		return "only cmd/weir-lab uses lab"
 	case top(to) == "collector" && top(from) != "collector" && top(from) != "lab" && from != "cmd/weir-collector":
 		return "only cmd/weir-collector uses collector"

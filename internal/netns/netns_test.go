@@ -285,18 +285,20 @@ func TestDoEnds(t *testing.T) {
 func TestDoKeepsMounts(t *testing.T) {
 	nstest.NeedRoot(t)
 	h := create(t, "nt-mounts")
-	nstest.Enter(t) // unshares the mounts of this thread
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }) // or TempDir cannot be removed
-	if err := os.WriteFile(dir+"/mark", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.Do(func() error { _, err := os.Stat(dir + "/mark"); return err }); err != nil {
-		t.Errorf("inside Do: %v", err)
-	}
+	t.Run("private", func(t *testing.T) {
+		nstest.Enter(t) // unshares the mounts of this thread
+		dir := t.TempDir()
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }) // or TempDir cannot be removed
+		if err := os.WriteFile(dir+"/mark", nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Do(func() error { _, err := os.Stat(dir + "/mark"); return err }); err != nil {
+			t.Errorf("inside Do: %v", err)
+		}
+	})
 }
 
 func TestCookie(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -26,6 +27,11 @@ const names = "/run/netns"
 
 // childEnv marks the process that already runs inside Main's namespaces.
 const childEnv = "WEIR_NSTEST_CHILD"
+
+// The main goroutine keeps the main thread, so that no test runs on it: Enter
+// would take it to another namespace for good, and /proc/self is the main
+// thread's view.
+func init() { runtime.LockOSThread() }
 
 // Main runs a package's tests in one new network and mount namespace, with lo
 // up, a private bpffs and no named namespaces, by executing the test binary once more. Unlike after
@@ -111,6 +117,15 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
+// furnished holds the mount namespaces that are ours to change.
+var furnished sync.Map // inode number of the namespace, uint64 → true
+
+func mountNamespace() (uint64, error) {
+	var st unix.Stat_t
+	err := unix.Stat("/proc/thread-self/ns/mnt", &st)
+	return st.Ino, err
+}
+
 // furnish prepares the new namespaces of the calling thread.
 func furnish() error {
 	// Mounts made from here on must not reach the rest of the machine.
@@ -128,5 +143,10 @@ func furnish() error {
 	if err := unix.Mount("tmpfs", names, "tmpfs", 0, "mode=0755"); err != nil {
 		return fmt.Errorf("mount tmpfs on %s: %w", names, err)
 	}
+	ns, err := mountNamespace()
+	if err != nil {
+		return err
+	}
+	furnished.Store(ns, true)
 	return netns.LoopbackUp()
 }

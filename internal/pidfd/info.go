@@ -65,8 +65,7 @@ func parseStat(s string) (Info, error) {
 	if open < 0 || end < open {
 		return Info{}, errors.New("no name in parentheses")
 	}
-	// Numbered as in proc_pid_stat(5), where state is the third.
-	const state, ppid, starttime = 3 - 3, 4 - 3, 22 - 3
+	const state, ppid, starttime = 0, 1, 19 // fields 3, 4 and 22 of proc_pid_stat(5)
 	f := strings.Fields(s[end+1:])
 	if len(f) <= starttime {
 		return Info{}, fmt.Errorf("%d fields after the name, want at least %d", len(f), starttime+1)

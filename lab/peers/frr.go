@@ -31,8 +31,9 @@ type Router struct {
 // bgpPort is where both ends listen, each in a namespace of its own.
 const bgpPort = "179"
 
-// Start starts the router's processes.
-func (r *Router) Start(e *lab.Env) error {
+// StartBGP starts both ends of the BGP session. BMP comes up as soon as the router has a route to the
+// collectors, and should not before BGP is: FRR then reports the end of a session that never began.
+func (r *Router) StartBGP(e *lab.Env) error {
 	dir := filepath.Join(e.Dir, r.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -40,9 +41,12 @@ func (r *Router) Start(e *lab.Env) error {
 	if err := r.startBGP(e, dir, "peer", r.Neighbour, r.Far, r.peerConfig(), ""); err != nil {
 		return err
 	}
-	if err := r.startBGP(e, dir, "router", r.Namespace, r.Local, r.routerConfig(), "bmp"); err != nil {
-		return err
-	}
+	return r.startBGP(e, dir, "router", r.Namespace, r.Local, r.routerConfig(), "bmp")
+}
+
+// StartExporter starts the IPFIX exporter.
+func (r *Router) StartExporter(e *lab.Env) error {
+	dir := filepath.Join(e.Dir, r.Name)
 	if r.Exporter == "softflowd" {
 		return r.startSoftflowd(e, dir)
 	}

@@ -62,8 +62,6 @@ func (c *Collector) configuration() string {
 		"bmp_daemon_msglog_file: " + out("bmp"),
 		"plugins: print[p]",
 		"aggregate[p]: peer_src_ip, in_iface",
-		"plugin_pipe_size[p]: 16777216",
-		"plugin_buffer_size[p]: 65536",
 		"print_refresh_time[p]: 1",
 		"print_output[p]: json",
 		"print_output_file[p]: " + out("flows"),
@@ -124,3 +122,9 @@ func (c *Collector) Kill(sig syscall.Signal) error {
 	}
 	return c.proc.Signal(sig)
 }
+
+// Err is how the core process ended.
+func (c *Collector) Err() error { return c.proc.Err() }
+
+// Dir is where the collector's files are.
+func (c *Collector) Dir() string { return c.dir }

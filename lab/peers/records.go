@@ -3,6 +3,7 @@
 package peers
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -18,6 +19,7 @@ const (
 	PeerUp              // BMP: a BGP neighbour of the device is up
 	Other               // BMP: anything else a device sent: Initiation, statistics, Termination
 	Session             // nfacctd's own note that a session was opened or closed
+	Gap                 // IPFIX: nfacctd missed sequence numbers of a device
 	Odd                 // a line that should not be: an error, or output that cannot be read
 )
 
@@ -93,14 +95,28 @@ func odd(what string, line []byte, err error) Record {
 	return Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("%s output: %v: %.200s", what, err, line)}
 }
 
-// usual are the lines that a healthy nfacctd logs.
-var usual = regexp.MustCompile(`^INFO \( |^NOTICE|^OK:|^$`)
+// usual are the lines that a healthy nfacctd logs. The build line lists compiler options such as
+// -Werror. Connections of one device overlap when it reconnects before nfacctd noticed the end of the old one.
+var usual = regexp.MustCompile(`^INFO \( |^NOTICE|^OK:|^$|Multiple connections from peer`)
 
 // unusual among them are those that tell of trouble in spite of their level.
 var unusual = regexp.MustCompile(`(?i)unable|unknown|malformed|discard|missing|expecting|error|fail`)
 
-func oddLog(line []byte) bool {
-	return !usual.Match(line) || unusual.Match(line)
+// gap is what nfacctd logs when the sequence number is not the last one plus the records it decoded: also
+// after records whose template it does not have, in a collector that started later than the exporter.
+var gap = regexp.MustCompile(`expecting flow .* agent=(.*):[0-9]+$`)
+
+// parseLog judges a line of the log; ok is false for a usual one.
+func parseLog(line []byte) (r Record, ok bool) {
+	if m := gap.FindSubmatch(line); m != nil {
+		if a, err := device(string(m[1])); err == nil {
+			return Record{Kind: Gap, Device: a, Count: 1, Text: string(line)}, true
+		}
+	}
+	if usual.Match(line) && (!unusual.Match(line) || bytes.Contains(line, []byte("--build="))) {
+		return Record{}, false
+	}
+	return Record{Kind: Odd, Count: 1, Text: string(line)}, true
 }
 
 // Poll reads what the collector wrote since the last call, in all its lives.
@@ -114,8 +130,9 @@ func (c *Collector) Poll(f func(Record)) error {
 		}
 		err := l.log.lines(func(line []byte, at int64) {
 			// What a daemon says while it is killed is not about decoding.
-			if oddLog(line) && (l.killed < 0 || at < l.killed) {
-				f(Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("nfacctd %d, life %d: %s", c.Number, n+1, line)})
+			if r, ok := parseLog(line); ok && (l.killed < 0 || at < l.killed) {
+				r.Text = fmt.Sprintf("nfacctd %d, life %d: %s", c.Number, n+1, r.Text)
+				f(r)
 			}
 		})
 		if err != nil {

@@ -16,6 +16,7 @@ type tail struct {
 	at   int64  // bytes read
 	rest []byte // of a line whose end is not there yet
 	file *os.File
+	buf  []byte
 }
 
 // lines calls f with every line that is new since the last call, and the place where the line began. The
@@ -31,10 +32,12 @@ func (t *tail) lines(f func(line []byte, at int64)) error {
 		}
 		t.file = file
 	}
-	buf := make([]byte, 256<<10)
+	if t.buf == nil {
+		t.buf = make([]byte, 64<<10)
+	}
 	for {
-		n, err := t.file.Read(buf)
-		t.rest = append(t.rest, buf[:n]...)
+		n, err := t.file.Read(t.buf)
+		t.rest = append(t.rest, t.buf[:n]...)
 		t.at += int64(n)
 		begin := t.at - int64(len(t.rest))
 		for {

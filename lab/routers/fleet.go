@@ -84,6 +84,7 @@ type lane struct {
 
 	session atomic.Int64 // BMP: number of the latest session, counting attempts
 	up      atomic.Bool
+	refused atomic.Int64 // IPFIX: when a datagram was, in nanoseconds of Unix time
 }
 
 // New makes a fleet; nothing is sent before Start. The first epoch is 1, so that a collector's 0 means

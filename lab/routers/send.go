@@ -43,7 +43,7 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 	for ok := sleep(ctx, phase); ok; ok = sleep(ctx, f.interval()) {
 		l.mu.Lock()
 		epoch := f.epoch.Load()
-		template := epoch != last || since >= f.cfg.Refresh
+		template := epoch != last || since >= f.cfg.Refresh || l.recentlyRefused()
 		buf = l.dev.IPFIX(buf[:0], l.n, template, f.cfg.Records, epoch, time.Now())
 		_, err := conn.Write(buf)
 		if err == nil {
@@ -52,6 +52,7 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 		}
 		l.mu.Unlock()
 		if err != nil { // of an earlier datagram; this one was not sent
+			l.refused.Store(time.Now().UnixNano())
 			f.notice(l, IPFIX, Refused, err)
 			continue
 		}
@@ -63,11 +64,18 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 	}
 }
 
+// recentlyRefused tells whether the collector may be a new one that has no template yet. Errors come back
+// for one datagram a second at most (sysctl net.ipv4.icmp_ratelimit), hence the seconds.
+func (l *lane) recentlyRefused() bool {
+	return time.Now().UnixNano()-l.refused.Load() < int64(4*time.Second)
+}
+
 // readErrors waits for what the network says about a device's datagrams; collectors say nothing.
 func (f *Fleet) readErrors(ctx context.Context, l *lane, conn net.Conn) {
 	var b [1]byte
 	for ctx.Err() == nil {
 		if _, err := conn.Read(b[:]); errors.Is(err, syscall.ECONNREFUSED) {
+			l.refused.Store(time.Now().UnixNano())
 			f.notice(l, IPFIX, Refused, err)
 		} else if errors.Is(err, net.ErrClosed) {
 			return

@@ -121,11 +121,13 @@ func (w *world) addReal(e *lab.Env, n int) error {
 	if err != nil {
 		return err
 	}
-	if err := topo.Route(r.router.Handle, netip.PrefixFrom(service4, 32), up); err != nil {
-		return err
-	}
 	w.real = append(w.real, r)
 	return nil
+}
+
+// connect gives a real router its route to the collectors; until then its telemetry has nowhere to go.
+func (r realSite) connect() error {
+	return topo.Route(r.router.Handle, netip.PrefixFrom(service4, 32), r.addr.Prev())
 }
 
 func prefixes(s ...string) []netip.Prefix {

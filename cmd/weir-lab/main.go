@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command weir-lab runs the experiments of lab/: each reproduces a claim of the product on real software, in
+// network namespaces that it makes and removes itself.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weir-project/weir/lab"
+	_ "github.com/weir-project/weir/lab/telemetry"
+)
+
+// Exit statuses, as those of weir.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+	exitCannot = 3 // this kernel or user cannot
+)
+
+// errClaims is the error of a run whose claims do not all hold; they were printed.
+var errClaims = errors.New("not every claim holds")
+
+// cannot marks an error about the user or the machine, not about the product.
+type cannot struct{ error }
+
+func (c cannot) Unwrap() error { return c.error }
+
+// usage marks an error about the command line.
+type usage struct{ error }
+
+func (u usage) Unwrap() error { return u.error }
+
+func main() {
+	lab.Enter() // a daemon on its way into a namespace does not come back from here
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	err := newCommand().ExecuteContext(ctx)
+	if err != nil && !errors.Is(err, errClaims) {
+		fmt.Fprintln(os.Stderr, "weir-lab:", err)
+	}
+	os.Exit(exitStatus(err))
+}
+
+func exitStatus(err error) int {
+	var c cannot
+	var u usage
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &u):
+		return exitUsage
+	case errors.As(err, &c):
+		return exitCannot
+	}
+	return exitFailed
+}
+
+func newCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "weir-lab",
+		Short: "Run the experiments that reproduce weir's claims",
+		Long: `weir-lab runs experiments on real software: it makes network namespaces, starts
+real daemons in them, measures, judges claims, and removes everything again, also
+after Ctrl-C. It uses pins of its own and never touches a weir in use.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage{err} })
+	c.AddCommand(listCommand(), runCommand())
+	return c
+}
+
+func listCommand() *cobra.Command {
+	var names bool
+	c := &cobra.Command{
+		Use: "list", Short: "List the experiments",
+		Args: func(cmd *cobra.Command, args []string) error { return wrong(cobra.NoArgs(cmd, args)) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, x := range lab.Experiments() {
+				if names {
+					fmt.Fprintln(cmd.OutOrStdout(), x.Name)
+				} else {
+					fmt.Fprintf(cmd.OutOrStdout(), "%-12s %s\n", x.Name, x.Short)
+				}
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&names, "names", false, "names only, one a line")
+	return c
+}
+
+func wrong(err error) error {
+	if err != nil {
+		return usage{err}
+	}
+	return nil
+}

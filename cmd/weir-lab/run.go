@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/lab"
+)
+
+// runFlags are the flags of `weir-lab run`.
+type runFlags struct {
+	quick, smoke, json, strict, without bool
+	seed                                uint64
+}
+
+func runCommand() *cobra.Command {
+	var f runFlags
+	c := &cobra.Command{
+		Use: "run NAME", Short: "Run an experiment",
+		Long: `Run an experiment and judge its claims. A correctness claim that does not hold
+makes the exit status 1; a performance claim that falls short is shown, and makes
+it 1 only with --strict, for a busy machine can miss a time and nothing be wrong.
+Wrong usage gives 2; a machine or user that cannot run the experiment, 3.`,
+		Args: func(cmd *cobra.Command, args []string) error { return wrong(cobra.ExactArgs(1)(cmd, args)) },
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			for _, x := range lab.Experiments() {
+				names = append(names, x.Name)
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			x, err := lab.Lookup(args[0])
+			if err != nil {
+				return usage{err}
+			}
+			if !cmd.Flags().Changed("seed") {
+				f.seed = uint64(rand.Uint32())
+			}
+			return run(cmd.Context(), x, f)
+		},
+	}
+	c.Flags().BoolVar(&f.quick, "quick", false, "end within 60 s")
+	c.Flags().BoolVar(&f.smoke, "smoke", false, "correctness claims only, end within 30 s")
+	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object to stdout and nothing else; progress goes to stderr")
+	c.Flags().BoolVar(&f.strict, "strict", false, "exit with 1 also for a performance claim that falls short")
+	c.Flags().Uint64Var(&f.seed, "seed", 0, "of everything drawn, the hash of weir included (default: a new one each time)")
+	c.Flags().BoolVar(&f.without, "without-weir", false, "the control run: the same without weir; its claims are meant to fail")
+	c.MarkFlagsMutuallyExclusive("quick", "smoke")
+	return c
+}
+
+func (f runFlags) size() lab.Size {
+	switch {
+	case f.smoke:
+		return lab.Smoke
+	case f.quick:
+		return lab.Quick
+	}
+	return lab.Full
+}
+
+func run(ctx context.Context, x lab.Experiment, f runFlags) error {
+	if os.Geteuid() != 0 {
+		return cannot{errors.New("experiments make network namespaces and load BPF programs: run it with sudo")}
+	}
+	o := lab.Options{Size: f.size(), Seed: f.seed, Control: f.without}
+	done := func() {}
+	if !f.json && isTerminal(os.Stdout) {
+		t := lab.NewTerminal(os.Stdout, fmt.Sprintf("weir-lab run %s (%s, seed %d)", x.Name, o.Size, o.Seed))
+		o.Watch, done = t, t.Close
+	} else {
+		o.Watch = &lab.Log{W: os.Stderr, Since: time.Now()}
+	}
+	begin := time.Now()
+	r, err := lab.Execute(ctx, x, o)
+	done()
+	r.Set("seconds", time.Since(begin).Seconds())
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted; everything it made is removed (%g left over)", r.Metrics[lab.LeftoversMetric])
+	}
+	if err != nil {
+		if len(r.Skipped) > 0 {
+			err = cannot{err}
+		}
+		if f.json {
+			_ = printJSON(os.Stdout, r) // a reader of JSON learns from it what was skipped and noted
+		} else {
+			printNotes(os.Stderr, r)
+		}
+		return err
+	}
+	if f.json {
+		err = printJSON(os.Stdout, r)
+	} else {
+		printResult(os.Stdout, r, x)
+	}
+	if err == nil && r.Failed(f.strict) {
+		return errClaims
+	}
+	return err
+}
+
+func printJSON(w io.Writer, r *lab.Result) error {
+	return json.NewEncoder(w).Encode(r)
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// needExitHook skips where the kernel cannot tell of exits: a declared,
+// optional need.
+func needExitHook(t testing.TB) {
+	if err := kernel.ExitTracepoint.Check(); err != nil {
+		t.Skip("need: kernel", err)
+	}
+}
+
+// runChange applies a configuration and dies at the given step of it.
+func runChange(args []string) error {
+	dieAt, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	var cfg Config
+	data, err := os.ReadFile(args[2])
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, &cfg); err != nil {
+		return err
+	}
+	n := 0
+	kernel.OnStep(func(string) {
+		if n++; n > dieAt {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	})
+	ctx := context.Background()
+	l, err := kernel.OpenRoot(args[0]).Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	if err := Mend(l); err != nil {
+		return err
+	}
+	st, err := ReadState(ctx, l.Root)
+	if err != nil {
+		return err
+	}
+	p, err := Feature{}.Plan(ctx, st, cfg)
+	if err != nil {
+		return err
+	}
+	return Feature{}.Apply(ctx, l, p)
+}
+
+// killedApply applies the world's configuration in a process that is killed
+// after so many steps; it says whether the process finished first.
+func (w *world) killedApply(steps int) bool {
+	w.t.Helper()
+	if errs := w.cfg.Validate(); len(errs) > 0 {
+		w.t.Fatal(errs)
+	}
+	data, err := json.Marshal(w.cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	file := w.t.TempDir() + "/config.json"
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), fmt.Sprintf("%s=change %s %d %s", childEnv, w.root.Path(), steps, file))
+	out, err := c.CombinedOutput()
+	if err == nil {
+		return true
+	}
+	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || !ws.Signaled() {
+		w.t.Fatalf("the command failed instead of being killed: %v\n%s", err, out)
+	}
+	return false
+}
+
+// traffic asks without pause until stopped and collects who answered whom.
+type traffic struct {
+	stop chan struct{}
+	wg   sync.WaitGroup
+	mu   sync.Mutex
+	seen map[string]map[string]int // source and protocol, to answer, to count
+}
+
+func (w *world) startTraffic(sources int) *traffic {
+	tr := &traffic{stop: make(chan struct{}), seen: map[string]map[string]int{}}
+	for i, proto := range protocols {
+		addrs := sourcesN(sources)
+		tr.wg.Go(func() {
+			for n := i; ; n++ {
+				select {
+				case <-tr.stop:
+					return
+				default:
+				}
+				a := addrs[n%len(addrs)]
+				got := ask(w.t, proto, a, loopback4)
+				tr.mu.Lock()
+				key := a.String() + " " + proto
+				if tr.seen[key] == nil {
+					tr.seen[key] = map[string]int{}
+				}
+				tr.seen[key][got]++
+				tr.mu.Unlock()
+			}
+		})
+	}
+	return tr
+}
+
+var sourcesN = sources
+
+// stride leaves steps out in -short runs: an emulated kernel is slow.
+func stride() int {
+	if testing.Short() {
+		return 5
+	}
+	return 1
+}
+
+func (tr *traffic) end() map[string]map[string]int {
+	close(tr.stop)
+	tr.wg.Wait()
+	return tr.seen
+}
+
+// Every change of a service, killed at every step under traffic: each packet
+// met the old state or the new one, and the next command mends the rest.
+func TestApplyKilledAtEveryStep(t *testing.T) {
+	for _, change := range []struct {
+		name string
+		to   func(w *world)
+	}{
+		{"seed", func(w *world) { seed := uint32(99); w.cfg.Services[0].Seed = &seed }},
+		{"slots", func(w *world) { w.cfg.Services[0].Slots = 3 }},
+		{"create another", func(w *world) {
+			v := newWorld(w.t, Options{Slots: 1}, "udp 127.77.0.1:9991")
+			svc := v.cfg.Services[0]
+			svc.Name = "other"
+			w.cfg.Services = append(w.cfg.Services, svc)
+		}},
+	} {
+		t.Run(change.name, func(t *testing.T) {
+			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			seed := uint32(7)
+			for step := 0; ; step += stride() {
+				w := newWorld(t, Options{Slots: 2, Seed: &seed}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+				w.member(0, a)
+				w.member(1, b)
+				w.apply()
+				old := w.expected(24)
+				tr := w.startTraffic(24)
+				time.Sleep(5 * time.Millisecond)
+				change.to(w)
+				finished := w.killedApply(step)
+				w.apply() // mends
+				now := w.expected(24)
+				time.Sleep(5 * time.Millisecond)
+				for key, answers := range tr.end() {
+					for got, n := range answers {
+						if got != old[key] && got != now[key] {
+							t.Errorf("step %d: %s answered %d times by %s; old %s, new %s", step, key, n, got, old[key], now[key])
+						}
+					}
+				}
+				w.check(sources(24), loopback4, names(a, b, nil))
+				if again := w.apply(); len(again) != 0 && change.name != "slots" {
+					t.Errorf("step %d: after mending, apply would %v", step, again)
+				}
+				w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+				if finished {
+					t.Logf("killed at each of %d steps", step)
+					if step < 5 {
+						t.Errorf("only %d steps: the change is not what the test means", step)
+					}
+					return
+				}
+			}
+		})
+	}
+}
+
+// expected is who should answer each source over each protocol now.
+func (w *world) expected(n int) map[string]string {
+	out := map[string]string{}
+	for _, p := range w.where(sources(n)...) {
+		want := refused
+		if p.Admitted {
+			want = fmt.Sprint(p.PID)
+		}
+		for _, proto := range protocols {
+			out[p.Address.String()+" "+proto] = want
+		}
+	}
+	return out
+}
+
+// Publishing the first service, killed at every step: none of it or all of it
+// is there for traffic, and the next command finishes.
+func TestFirstApplyKilledAtEveryStep(t *testing.T) {
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	for step := 0; ; step += stride() {
+		w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+		w.member(0, a)
+		finished := w.killedApply(step)
+		for _, proto := range protocols { // not steered, steered, or steered and not admitted yet
+			if got := ask(t, proto, sources(1)[0], loopback4); got != fmt.Sprint(a.pid()) && got != refused {
+				t.Errorf("step %d: %s is answered by %s", step, proto, got)
+			}
+		}
+		w.apply()
+		w.check(sources(4), loopback4, names(a))
+		w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+		if finished {
+			t.Logf("killed at steps up to %d", step)
+			return
+		}
+	}
+}
+
+// Removing, killed at every step: the next command leaves nothing.
+func TestRemoveKilledAtEveryStep(t *testing.T) {
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	for step := 0; ; step += stride() {
+		w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+		w.member(0, a)
+		w.apply()
+		services := w.cfg.Services
+		w.cfg.Services = nil
+		finished := w.killedApply(step)
+		w.apply()
+		if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Services) != 0 {
+			t.Fatalf("step %d: left %+v, %v", step, st, err)
+		}
+		if _, err := os.Stat(w.root.Path()); !os.IsNotExist(err) {
+			t.Errorf("step %d: pins left", step)
+		}
+		if got := ask(t, "udp", sources(1)[0], loopback4); got != fmt.Sprint(a.pid()) {
+			t.Errorf("step %d: the kernel's own choice is %s", step, got)
+		}
+		w.cfg.Services = services
+		if finished {
+			return
+		}
+	}
+}
+
+// A process that is killed while it holds the lock, over and over, beside one
+// that works: nothing corrupts.
+func TestTwoCommandsAtOnce(t *testing.T) {
+	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.apply()
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := range 6 {
+				w.killedApply((i*7 + n*5) % 12)
+			}
+		})
+	}
+	wg.Wait()
+	w.apply()
+	w.check(sources(8), loopback4, names(a, nil))
+	if strings.Contains(strings.Join(w.apply(), " "), "service svc:") && !slices.Equal(w.apply(), nil) {
+		t.Error("not settled")
+	}
+}

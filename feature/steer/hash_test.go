@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+)
+
+func TestAssignIsBalancedAndStable(t *testing.T) {
+	before := Assign(1)
+	for n := 2; n <= MaxSlots; n++ {
+		table := Assign(n)
+		held, moved := make([]int, n), 0
+		for b, s := range table {
+			held[s]++
+			if s != before[b] {
+				moved++
+				if int(s) != n-1 {
+					t.Fatalf("%d slots: bucket %d moved to slot %d, which is not the new one", n, b, s)
+				}
+			}
+		}
+		least, most := held[0], held[0]
+		for _, h := range held {
+			least, most = min(least, h), max(most, h)
+		}
+		if most-least > 1 {
+			t.Fatalf("%d slots hold %d to %d buckets", n, least, most)
+		}
+		if moved > Buckets/n {
+			t.Fatalf("to %d slots, %d buckets moved", n, moved)
+		}
+		before = table
+	}
+}
+
+// Known answers of the kernel's jhash2 (include/linux/jhash.h), so that both
+// twins cannot drift together.
+func TestHashKnownAnswers(t *testing.T) {
+	a := netip.MustParseAddr("192.0.2.7")
+	if m := netip.MustParseAddr("::ffff:192.0.2.7"); Hash(1, a) != Hash(1, m) {
+		t.Error("IPv4 and v4-mapped hash differently")
+	}
+	if Hash(1, a) == Hash(2, a) {
+		t.Error("the seed does not matter")
+	}
+	if got := jhash2Reference(a.As16(), 0x12345678); got != Hash(0x12345678, a) {
+		t.Errorf("hash %#x, reference %#x", Hash(0x12345678, a), got)
+	}
+}
+
+// jhash2Reference is jhash2 written after the C text, word for word.
+func jhash2Reference(key [16]byte, initval uint32) uint32 {
+	k := make([]uint32, 4)
+	for i := range k {
+		k[i] = binary.NativeEndian.Uint32(key[4*i:])
+	}
+	rol := func(w uint32, s uint) uint32 { return w<<(s&31) | w>>((-s)&31) }
+	length := uint32(len(k))
+	a := 0xdeadbeef + length<<2 + initval
+	b, c := a, a
+	for length > 3 {
+		a += k[0]
+		b += k[1]
+		c += k[2]
+		a -= c
+		a ^= rol(c, 4)
+		c += b
+		b -= a
+		b ^= rol(a, 6)
+		a += c
+		c -= b
+		c ^= rol(b, 8)
+		b += a
+		a -= c
+		a ^= rol(c, 16)
+		c += b
+		b -= a
+		b ^= rol(a, 19)
+		a += c
+		c -= b
+		c ^= rol(b, 4)
+		b += a
+		length -= 3
+		k = k[3:]
+	}
+	a += k[0] // length is 1
+	c ^= b
+	c -= rol(b, 14)
+	a ^= c
+	a -= rol(c, 11)
+	b ^= a
+	b -= rol(a, 25)
+	c ^= b
+	c -= rol(b, 16)
+	a ^= c
+	a -= rol(c, 4)
+	b ^= a
+	b -= rol(a, 14)
+	c ^= b
+	c -= rol(b, 24)
+	return c
+}
+
+func FuzzWhere(f *testing.F) {
+	f.Add(uint32(1), []byte{192, 0, 2, 7}, 4)
+	f.Add(uint32(0), []byte("\x20\x01\x0d\xb8\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01"), 256)
+	f.Fuzz(func(t *testing.T, seed uint32, b []byte, slots int) {
+		a, ok := netip.AddrFromSlice(b)
+		if !ok || slots < 1 || slots > MaxSlots {
+			return
+		}
+		if h := jhash2Reference(a.As16(), seed); h != Hash(seed, a) {
+			t.Fatalf("%s seed %d: hash %#x, reference %#x", a, seed, Hash(seed, a), h)
+		}
+		s := &ServiceState{Seed: seed, OnEmpty: Next}
+		for i := range slots {
+			s.Slots = append(s.Slots, SlotState{Slot: i, State: "admitted"})
+		}
+		table := Assign(slots)
+		s.table = table[:]
+		full, err := s.Where(WhatIf{}, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := s.Where(WhatIf{Without: []int{full[0].Slot}}, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p[0].Slot != full[0].Slot || p[0].Admitted {
+			t.Fatalf("without its slot: %+v, with: %+v", p[0], full[0])
+		}
+		if (p[0].Instead == nil) != (slots == 1) || p[0].Instead != nil && *p[0].Instead == p[0].Slot {
+			t.Fatalf("diverted to %v of %d slots from %d", p[0].Instead, slots, p[0].Slot)
+		}
+	})
+}

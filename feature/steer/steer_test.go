@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+var loopback4 = netip.MustParseAddrPort("127.0.0.1:9991")
+
+// check asks over both protocols from every source and compares with expect,
+// which is given the source's place.
+func (w *world) check(addrs []netip.Addr, to netip.AddrPort, expect func(Place) string) {
+	w.t.Helper()
+	for _, p := range w.where(addrs...) {
+		to := to
+		if !to.Addr().IsValid() { // each source's own address, so that UDP answers come from it
+			to = netip.AddrPortFrom(p.Address, to.Port())
+		}
+		for _, proto := range protocols {
+			if got, want := ask(w.t, proto, p.Address, to), expect(p); got != want {
+				w.t.Errorf("%s from %s (bucket %d, slot %d): answered by %s, want %s", proto, p.Address, p.Bucket, p.Slot, got, want)
+			}
+		}
+	}
+}
+
+func names(sinks ...*sink) func(Place) string {
+	return func(p Place) string {
+		if s := sinks[p.Slot]; s != nil {
+			return fmt.Sprint(s.pid())
+		}
+		return refused
+	}
+}
+
+func TestSameSlotForAllProtocols(t *testing.T) {
+	w := newWorld(t, Options{Slots: 3}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.member(2, b)
+	w.apply()
+	src := sources(60)
+	w.check(src, loopback4, names(a, nil, b))
+	st := w.state()
+	var counted uint64
+	for _, s := range st.Slots {
+		udp, tcp := s.Verdicts["udp"], s.Verdicts["tcp"]
+		counted += udp.Steered + tcp.Steered + udp.Rejected + tcp.Rejected
+		if s.Slot == 1 && (udp.Rejected == 0 || tcp.Rejected == 0 || udp.Steered+tcp.Steered != 0) {
+			t.Errorf("empty slot counted %+v %+v", udp, tcp)
+		}
+		if s.Slot != 1 && (udp.Rejected+tcp.Rejected != 0 || udp.Steered == 0) {
+			t.Errorf("slot %d counted %+v %+v", s.Slot, udp, tcp)
+		}
+	}
+	// A few more: late segments of closed connections and ICMP errors are looked up too.
+	if sent := uint64(2 * len(src)); counted < sent || counted > sent+5 {
+		t.Errorf("counted %d packets, sent %d", counted, sent)
+	}
+	if again := w.apply(); len(again) != 0 {
+		t.Errorf("applied again, it would %v", again)
+	}
+}
+
+func TestCrashRejectsOnlyItsOwn(t *testing.T) {
+	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.member(1, b)
+	w.apply()
+	src := sources(40)
+	w.check(src, loopback4, names(a, b))
+	a.kill()
+	w.check(src, loopback4, names(nil, b))
+	if r := w.state().Slots[0].Reason; !strings.Contains(r, "exited") {
+		t.Errorf("reason of the empty slot: %q", r)
+	}
+	// Not admitted yet: the restarted daemon must get nothing.
+	a = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.check(src, loopback4, names(nil, b))
+	w.member(0, a)
+	w.apply()
+	w.check(src, loopback4, names(a, b))
+	// All gone, and back: no holder is needed.
+	a.kill()
+	b.kill()
+	w.check(src[:10], loopback4, names(nil, nil))
+	b = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(1, b)
+	w.apply()
+	w.check(src, loopback4, names(nil, b))
+}
+
+// A slot is withdrawn for every protocol when one socket closes, and no weir
+// process runs here that could notice.
+func TestHalfAMemberGetsNothing(t *testing.T) {
+	for i, closes := range []string{"udp", "tcp"} {
+		t.Run(closes, func(t *testing.T) {
+			w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			w.member(0, a)
+			w.apply()
+			w.check(sources(3), loopback4, names(a))
+			a.do(fmt.Sprintf("close %d", i))
+			w.check(sources(3), loopback4, names(nil))
+			if r := w.state().Slots[0].Reason; !strings.Contains(r, "closed "+closes) {
+				t.Errorf("reason: %q", r)
+			}
+			// It opens the socket again: whole, once registered.
+			a.do(fmt.Sprintf("open %s4=0.0.0.0:9991", closes))
+			w.check(sources(3), loopback4, names(nil))
+			w.apply()
+			w.check(sources(3), loopback4, names(a))
+		})
+	}
+}
+
+// pmacct's plugins inherit the core's listener: the slot must go with the core
+// although all its sockets live on.
+func TestOrphansHoldNoSlot(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	needExitHook(t)
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	a.do("orphan")
+	w.member(0, a)
+	w.apply()
+	w.check(sources(3), loopback4, names(a))
+	a.kill()
+	w.check(sources(3), loopback4, names(nil))
+	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, b)
+	w.apply()
+	w.check(sources(10), loopback4, names(b))
+}
+
+func TestOnEmpty(t *testing.T) {
+	for _, mode := range []OnEmpty{Reject, Drop, Next, Pass} {
+		t.Run(string(mode), func(t *testing.T) {
+			w := newWorld(t, Options{Slots: 4, OnEmpty: mode}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			w.member(1, a)
+			w.member(3, b)
+			w.apply()
+			if mode == Drop { // silence is what is waited for
+				patience = 300 * time.Millisecond
+				defer func() { patience = 3 * time.Second }()
+			}
+			both := []string{fmt.Sprint(a.pid()), fmt.Sprint(b.pid())}
+			for _, p := range w.where(sources(16)...) {
+				udp, tcp := ask(t, "udp", p.Address, loopback4), ask(t, "tcp", p.Address, loopback4)
+				var ok bool
+				switch {
+				case p.Admitted:
+					ok = udp == tcp && udp == both[p.Slot/2]
+				case mode == Reject:
+					ok = udp == refused && tcp == refused
+				case mode == Drop:
+					ok = udp == silence && tcp == silence
+				case mode == Next:
+					ok = udp == tcp && p.Instead != nil && udp == both[*p.Instead/2] && udp == fmt.Sprint(p.PID)
+				case mode == Pass: // the kernel chooses for each protocol
+					ok = slices.Contains(both, udp) && slices.Contains(both, tcp)
+				}
+				if !ok {
+					t.Errorf("%s, slot %d: udp %s, tcp %s, place %+v", p.Address, p.Slot, udp, tcp, p)
+				}
+			}
+		})
+	}
+}
+
+// Members on other ports, without SO_REUSEPORT, that share nothing.
+func TestBoundElsewhere(t *testing.T) {
+	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	a := startSink(t, "udp4!=127.0.0.1:7001", "tcp4!=127.0.0.1:7001")
+	b := startSink(t, "udp4!=127.0.0.1:7002", "tcp4!=0.0.0.0:7003")
+	w.member(0, a, "udp 127.0.0.1:7001", "tcp 127.0.0.1:7001")
+	w.member(1, b, "udp 127.0.0.1:7002", "tcp 0.0.0.0:7003")
+	w.apply()
+	for _, p := range w.where(sources(20)...) {
+		want := fmt.Sprint([]*sink{a, b}[p.Slot].pid())
+		if got := ask(t, "tcp", p.Address, loopback4); got != want {
+			t.Errorf("tcp from %s: %s, want %s", p.Address, got, want)
+		}
+	}
+	// The daemons' own ports are nobody's service.
+	if got := ask(t, "tcp", sources(1)[0], netip.MustParseAddrPort("127.0.0.1:7003")); got != fmt.Sprint(b.pid()) {
+		t.Errorf("the daemon's own port is answered by %s", got)
+	}
+}
+
+func TestIPv6AndDualStack(t *testing.T) {
+	w := newWorld(t, Options{Slots: 2}, "udp [::]:9991", "tcp [::]:9991")
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var src []netip.Addr
+	for i := range 16 {
+		a := netip.MustParseAddr(fmt.Sprintf("fd00:1::%x", i+1))
+		src = append(src, a)
+		err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice()), Flags: unix.IFA_F_NODAD})
+		if err != nil && err != unix.EEXIST {
+			t.Fatal(err)
+		}
+	}
+	a := startSink(t, "udp=[::]:9991", "tcp=[::]:9991")
+	b := startSink(t, "udp=[::]:9991", "tcp=[::]:9991")
+	w.member(0, a)
+	w.member(1, b)
+	w.apply()
+	to6 := netip.AddrPortFrom(netip.Addr{}, 9991)
+	w.check(src, to6, names(a, b))
+	w.check(sources(16), loopback4, names(a, b)) // the same sockets, IPv4
+	b.kill()
+	w.check(src, to6, names(a, nil))
+	w.check(sources(16), loopback4, names(a, nil))
+}
+
+func TestLongerPrefixWins(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	a := startSink(t, "udp4=0.0.0.0:9991")
+	w.member(0, a)
+	b, c := startSink(t, "udp4!=127.9.0.1:7001"), startSink(t, "udp4!=127.9.0.1:7002")
+	for i, s := range []*sink{b, c} {
+		v := newWorld(t, Options{Slots: 1}, []string{"udp 127.9.0.0/16:9991", "udp 127.9.9.9:9991"}[i])
+		v.member(0, s, fmt.Sprintf("udp 127.9.0.1:%d", 7001+i))
+		svc := v.cfg.Services[0]
+		svc.Name = []string{"wide", "narrow"}[i]
+		w.cfg.Services = append(w.cfg.Services, svc)
+	}
+	w.apply()
+	for to, want := range map[string]*sink{"127.0.0.1": a, "127.9.0.7": b, "127.9.9.8": b, "127.9.9.9": c, "127.10.0.1": a} {
+		// The answer comes from another address: only who received it counts.
+		before := counts(t, w)
+		ask(t, "udp", sources(1)[0], netip.AddrPortFrom(netip.MustParseAddr(to), 9991))
+		after := counts(t, w)
+		name := map[*sink]string{a: "svc", b: "wide", c: "narrow"}[want]
+		for n := range after {
+			d := after[n] - before[n]
+			// More than one: an ICMP error about the answer is looked up as its datagram was.
+			if (n == name) != (d > 0) {
+				t.Errorf("to %s: service %s counted %d, want %s", to, n, d, name)
+			}
+		}
+	}
+	// Without the narrow one its traffic is the wide one's.
+	w.cfg.Services = w.cfg.Services[:2]
+	w.apply()
+	before := counts(t, w)
+	ask(t, "udp", sources(1)[0], netip.MustParseAddrPort("127.9.9.9:9991"))
+	if after := counts(t, w); after["wide"] == before["wide"] {
+		t.Errorf("after the narrow service went: %v, before %v", after, before)
+	}
+}
+
+func counts(t *testing.T, w *world) map[string]uint64 {
+	t.Helper()
+	st, err := ReadState(t.Context(), w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]uint64{}
+	for _, s := range st.Services {
+		out[s.Name] = s.Slots[0].Verdicts["udp"].Steered
+	}
+	return out
+}
+
+func TestDevices(t *testing.T) {
+	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.apply()
+	src := sources(3)
+	for range 5 {
+		ask(t, "udp", src[0], loopback4)
+	}
+	ask(t, "tcp", src[1], loopback4)
+	ask(t, "udp", src[2], loopback4)
+	ask(t, "tcp", src[2], loopback4)
+	devices, problem, err := w.state().Devices(w.root)
+	if err != nil || problem != nil {
+		t.Fatal(err, problem)
+	}
+	got := map[netip.Addr]Device{}
+	for _, d := range devices {
+		got[d.Address] = d
+	}
+	if d := got[src[0]]; d.UDP != 5 || d.Connects != 0 || time.Since(d.LastUDP) > 5*time.Second || !d.LastTCP.IsZero() {
+		t.Errorf("UDP device: %+v", d)
+	}
+	if d := got[src[1]]; d.UDP != 0 || d.Connects != 1 || !d.LastUDP.IsZero() {
+		t.Errorf("TCP device: %+v", d)
+	}
+	now := time.Now()
+	for f, want := range map[DeviceFilter]int{{}: 3, {Missing: "udp"}: 1, {Missing: "tcp"}: 1, {Silent: time.Hour}: 0} {
+		n := 0
+		for _, d := range devices {
+			if f.Match(d, now) {
+				n++
+			}
+		}
+		if n != want {
+			t.Errorf("filter %+v matches %d devices, want %d", f, n, want)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// serve runs the watcher until the test ends.
+func (w *world) serve() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.DiscardHandler)) }()
+	w.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+// admitted waits until a slot has a given process, and returns how long it took.
+func (w *world) admitted(slot, pid int) time.Duration {
+	w.t.Helper()
+	start := time.Now()
+	r, err := OpenSlots(w.root, "", "svc")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer r.Close()
+	for time.Since(start) < 5*time.Second {
+		if p, ok, err := r.Admitted(slot); err != nil {
+			w.t.Fatal(err)
+		} else if ok && p == pid {
+			return time.Since(start)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	w.t.Fatalf("slot %d was not given to process %d within 5 s: %+v", slot, pid, w.state().Slots[slot])
+	return 0
+}
+
+// byPIDFile names a slot's member by a file that the test writes.
+func (w *world) byPIDFile(slot int) (write func(*sink)) {
+	file := w.t.TempDir() + "/pid"
+	w.cfg.Services[0].Members = append(w.cfg.Services[0].Members, service.Member{Slot: slot, PIDFile: file})
+	return func(s *sink) {
+		if err := os.WriteFile(file, []byte(strconv.Itoa(s.pid())), 0o644); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+func TestWatcherAdmitsByEvent(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	w.apply()
+	w.serve()
+	time.Sleep(100 * time.Millisecond)
+	var took []time.Duration
+	for i := range 5 {
+		s := startSink(t)
+		write(s)
+		time.Sleep(30 * time.Millisecond)
+		first, second := "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"
+		if i%2 == 1 { // a slow starter, in either order
+			first, second = second, first
+		}
+		s.do("open " + first)
+		time.Sleep(400 * time.Millisecond)
+		if w.state().Slots[0].Admitted() {
+			t.Fatal("admitted with half its sockets")
+		}
+		s.do("open " + second)
+		took = append(took, w.admitted(0, s.pid()))
+		w.check(sources(3), loopback4, names(s))
+		s.kill()
+	}
+	slices.Sort(took)
+	t.Logf("admitted %v after the last socket", took)
+	// The median, on a machine that may stall: an event, not the look every second.
+	if took[2] > 100*time.Millisecond {
+		t.Errorf("median %v, want below 100 ms", took[2])
+	}
+}
+
+func TestWatcherLeavesWithdrawn(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	s := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	write(s)
+	w.apply()
+	w.serve()
+	slot := Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
+	w.locked(func(l *kernel.WriteLock) error { return Unregister(l, slot) })
+	time.Sleep(1200 * time.Millisecond)
+	if w.state().Slots[0].Admitted() {
+		t.Error("the watcher admitted a slot that an operator withdrew")
+	}
+	w.check(sources(2), loopback4, names(nil))
+	w.locked(func(l *kernel.WriteLock) error {
+		_, err := Register(t.Context(), l, slot, nil)
+		return err
+	})
+	w.check(sources(2), loopback4, names(s))
+}
+
+// Collectors killed and restarted in any order under traffic: whoever answers
+// a source is its slot's member of that moment, over both protocols.
+func TestKillsInAnyOrder(t *testing.T) {
+	const slots = 3
+	rounds := 24 / stride()
+	w := newWorld(t, Options{Slots: slots}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	owner := map[string]int{} // pid to slot, of every sink there ever was
+	var writes []func(*sink)
+	sinks := make([]*sink, slots)
+	start := func(i int) {
+		sinks[i] = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+		owner[strconv.Itoa(sinks[i].pid())] = i
+		writes[i](sinks[i])
+	}
+	for i := range slots {
+		writes = append(writes, w.byPIDFile(i))
+		start(i)
+	}
+	w.apply()
+	w.serve()
+	tr := w.startTraffic(64)
+	rnd := rand.New(rand.NewPCG(1, 2)) // a fixed order, so that a failure returns
+	for range rounds {
+		i := rnd.IntN(slots)
+		if rnd.IntN(3) == 0 { // two at once
+			j := (i + 1) % slots
+			sinks[j].kill()
+			sinks[i].kill()
+			start(j)
+		} else {
+			sinks[i].kill()
+		}
+		time.Sleep(time.Duration(rnd.IntN(20)) * time.Millisecond)
+		start(i)
+		w.admitted(i, sinks[i].pid())
+	}
+	slot := map[string]int{}
+	for _, p := range w.where(sources(64)...) {
+		slot[p.Address.String()+" udp"], slot[p.Address.String()+" tcp"] = p.Slot, p.Slot
+	}
+	steered := 0
+	for key, answers := range tr.end() {
+		for got, n := range answers {
+			if got == refused || got == silence || got == cut { // queued at a member when it was killed
+				continue
+			}
+			steered += n
+			if o, ok := owner[got]; !ok || o != slot[key] {
+				t.Errorf("%s of slot %d answered %d times by %s of slot %d", key, slot[key], n, got, o)
+			}
+		}
+	}
+	if steered < 8*rounds {
+		t.Errorf("only %d answers: the test saw no traffic", steered)
+	}
+	t.Logf("%d answers over %d kills, none misdirected", steered, rounds)
+}

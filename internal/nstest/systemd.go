@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nstest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	systemd    = "/usr/lib/systemd/systemd"
+	systemdRun = "/run/systemd"
+	managerDir = systemdRun + "/manager" // its runtime directory
+	unitDir    = systemdRun + "/config/systemd/user"
+)
+
+// Systemd starts a real systemd for the test, in its user mode, which runs
+// without being process 1, and lets it pass for the host's: in the test's own
+// mounts /run/systemd says that systemd booted and root's D-Bus clients reach
+// this manager. units are unit files by name. The result runs systemctl against
+// the manager and returns its output. Call it after [Enter], or in a package
+// whose tests run under [Main].
+func Systemd(t testing.TB, units map[string]string) (systemctl func(args ...string) (string, error)) {
+	t.Helper()
+	NeedRoot(t)
+	if _, err := os.Stat(systemd); err != nil {
+		t.Skip("need: tool systemd")
+	}
+	if err := hideHostSystemd(); err != nil {
+		t.Fatalf("nstest: %v", err)
+	}
+	for name, text := range units {
+		if err := os.WriteFile(filepath.Join(unitDir, name), []byte(text), 0o644); err != nil {
+			t.Fatalf("nstest: %v", err)
+		}
+	}
+	cgroups := makeCgroups(t)
+	stop, err := startManager(cgroups)
+	if err != nil {
+		t.Fatalf("nstest: systemd: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := stop(); err != nil {
+			t.Errorf("nstest: systemd: %v", err)
+		}
+	})
+	return func(args ...string) (string, error) {
+		c := exec.Command("systemctl", append([]string{"--user"}, args...)...)
+		c.Env = managerEnv()
+		out, err := c.CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("systemctl %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+		return string(out), err
+	}
+}
+
+// hideHostSystemd covers what leads to the host's own manager.
+func hideHostSystemd() error {
+	ns, err := mountNamespace()
+	if err != nil {
+		return err
+	}
+	if _, ours := furnished.Load(ns); !ours {
+		return errors.New("not in a mount namespace of our own; call Enter first")
+	}
+	if err := os.MkdirAll(systemdRun, 0o755); err != nil {
+		return err
+	}
+	for _, dir := range []string{systemdRun, "/run/dbus"} {
+		if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+			continue // no system bus to hide
+		}
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=0755"); err != nil {
+			return fmt.Errorf("mount tmpfs on %s: %w", dir, err)
+		}
+	}
+	// sd_booted(3) looks for the first.
+	for _, dir := range []string{systemdRun + "/system", managerDir, unitDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	return os.Symlink(managerDir+"/systemd/private", systemdRun+"/private")
+}
+
+func managerEnv() []string {
+	return []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + managerDir,
+		"XDG_RUNTIME_DIR=" + managerDir, "XDG_CONFIG_HOME=" + systemdRun + "/config",
+	}
+}
+
+// makeCgroups makes a cgroup for the manager in each hierarchy that it uses: the
+// unified one, and on hosts that still have it systemd's own.
+func makeCgroups(t testing.TB) []string {
+	t.Helper()
+	info, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		t.Fatalf("nstest: %v", err)
+	}
+	var dirs []string
+	for line := range strings.Lines(string(info)) {
+		left, right, _ := strings.Cut(strings.TrimSpace(line), " - ")
+		f := strings.Fields(left)
+		if len(f) < 5 || !strings.HasPrefix(right, "cgroup2 ") && !strings.HasSuffix(right, ",name=systemd") {
+			continue
+		}
+		dir := filepath.Join(f[4], fmt.Sprintf("weir-nstest-%d-%d", os.Getpid(), unix.Gettid()))
+		if slices.Contains(dirs, dir) {
+			continue
+		}
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatalf("nstest: %v", err)
+		}
+		dirs = append(dirs, dir)
+		t.Cleanup(func() {
+			if err := removeTree(dir); err != nil {
+				t.Errorf("nstest: %v", err)
+			}
+		})
+	}
+	return dirs
+}
+
+// removeTree removes a cgroup and those below. Processes that were just killed
+// keep theirs for a moment.
+func removeTree(dir string) error {
+	var dirs []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return err
+	})
+	slices.Reverse(dirs)
+	for _, d := range dirs {
+		for range 100 {
+			if err = unix.Rmdir(d); !errors.Is(err, unix.EBUSY) {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if err != nil {
+			return fmt.Errorf("remove cgroup %s: %w", d, err)
+		}
+	}
+	return err
+}
+
+func startManager(cgroups []string) (stop func() error, err error) {
+	// It takes the cgroup that it finds itself in for its own.
+	const join = `for c in "$@"; do echo $$ >"$c/cgroup.procs" || exit; done; exec ` + systemd + ` --user --log-target=console`
+	c := exec.Command("/bin/sh", append([]string{"-c", join, "sh"}, cgroups...)...)
+	c.Env = managerEnv()
+	var log bytes.Buffer
+	c.Stdout, c.Stderr = &log, &log
+	// Services may keep the log open for longer than we want to wait.
+	c.WaitDelay = time.Second
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	if err := c.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	stop = func() error {
+		// SIGTERM makes a user manager stop its units and exit.
+		_ = c.Process.Signal(unix.SIGTERM)
+		select {
+		case err := <-ended:
+			if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+				return fmt.Errorf("%w\n%s", err, log.Bytes())
+			}
+			return nil
+		case <-time.After(30 * time.Second):
+			_ = c.Process.Kill()
+			<-ended
+			return fmt.Errorf("did not end within 30 s\n%s", log.Bytes())
+		}
+	}
+	for range 1500 {
+		if _, err := os.Stat(systemdRun + "/private"); err == nil {
+			return stop, nil
+		}
+		select {
+		case err := <-ended:
+			return nil, fmt.Errorf("ended at once: %w\n%s", err, log.Bytes())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil, errors.Join(errors.New("not ready within 30 s"), stop())
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package units
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+const childEnv = "WEIR_UNITS_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		child()
+	}
+	os.Exit(m.Run())
+}
+
+// child runs with a second thread until the test ends it.
+func child() {
+	started := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		close(started)
+		select {}
+	}()
+	<-started
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	os.Exit(0)
+}
+
+func TestParseMountinfo(t *testing.T) {
+	const v1 = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
+	const unified = "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 master:2 - cgroup2 cgroup2 rw\n"
+	for _, c := range []struct{ in, want string }{
+		{v1 + unified, "/sys/fs/cgroup/unified"},
+		{"41 31 0:38 / /sys/fs/cgroup rw - cgroup2 none rw\n", "/sys/fs/cgroup"},
+		// A container's view of its own subtree beside the whole.
+		{unified + "50 31 0:38 /docker/x /mnt/part rw - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup/unified"},
+		{"50 31 0:38 /../.. /mnt/part rw - cgroup2 cgroup2 rw\n", "/mnt/part"},
+		{`60 31 0:38 / /mnt/a\040b\134c rw - cgroup2 cgroup2 rw` + "\n", `/mnt/a b\c`},
+		// A name that only looks like it.
+		{v1 + "70 31 0:40 / /mnt/x rw - tmpfs cgroup2 rw\n", ""},
+		{"", ""},
+		{"garbage - cgroup2 x rw\n", ""},
+	} {
+		if got, ok := cgroupRoot(c.in); got != c.want || ok != (c.want != "") {
+			t.Errorf("%q: got %q, %v; want %q", c.in, got, ok, c.want)
+		}
+	}
+}
+
+func TestCgroupDir(t *testing.T) {
+	for in, want := range map[string]string{
+		"/collectors/1":         "/cg/collectors/1",
+		"collectors/1/":         "/cg/collectors/1",
+		"/cg/collectors/1":      "/cg/collectors/1",
+		"/cg":                   "/cg",
+		"/":                     "/cg",
+		"/cgroups/1":            "/cg/cgroups/1",
+		"/../../etc":            "/cg/etc",
+		"/cg/../../etc/passwd/": "/cg/etc/passwd",
+	} {
+		if got := cgroupDir("/cg", in); got != want {
+			t.Errorf("%q: got %q, want %q", in, got, want)
+		}
+	}
+}
+
+// root is the hierarchy of this machine, or the test skips.
+func root(t *testing.T) string {
+	t.Helper()
+	nstest.NeedRoot(t)
+	dir, err := CgroupRoot()
+	if errors.Is(err, errors.ErrUnsupported) {
+		t.Skip("need: kernel with a cgroup2 mount; ", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
+		t.Fatalf("%s has file system type %#x, %v; want cgroup2", dir, st.Type, err)
+	}
+	return dir
+}
+
+// mkcgroup makes a cgroup and removes it, and those below, in the end.
+func mkcgroup(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+			t.Errorf("remove %s: %v", dir, err)
+		}
+	})
+}
+
+// startIn starts a process in a cgroup.
+func startIn(t *testing.T, dir string) int {
+	t.Helper()
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), childEnv+"=1")
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	stdin, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		if err := c.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("child: %q, %v", line, err)
+	}
+	// Not UseCgroupFD: clone3 into a cgroup needs Linux 5.7 and fails in threaded ones.
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(c.Process.Pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+	return c.Process.Pid
+}
+
+func TestCgroupProcs(t *testing.T) {
+	root := root(t)
+	name := fmt.Sprintf("/weir-units-%d", os.Getpid())
+	mkcgroup(t, root+name)
+	mkcgroup(t, root+name+"/a")
+	mkcgroup(t, root+name+"/a/b")
+	if got, err := CgroupProcs(name); err != nil || len(got) != 0 {
+		t.Errorf("empty: %v, %v", got, err)
+	}
+	want := []int{startIn(t, root+name+"/a/b"), startIn(t, root+name), startIn(t, root+name+"/a")}
+	below := []int{want[0], want[2]}
+	slices.Sort(want)
+	slices.Sort(below)
+	for path, want := range map[string][]int{
+		name:                want,
+		name[1:]:            want,
+		root + name:         want,
+		name + "/a":         below,
+		root + name + "/a/": below,
+	} {
+		if got, err := CgroupProcs(path); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %v, %v; want %v", path, got, err, want)
+		}
+	}
+	for _, path := range []string{name + "/absent", name + "/cgroup.procs", name + "/cgroup.procs/x"} {
+		if got, err := CgroupProcs(path); !errors.Is(err, ErrNoCgroup) {
+			t.Errorf("%s: %v, %v; want ErrNoCgroup", path, got, err)
+		}
+	}
+}
+
+// The threads of a process may be spread over threaded cgroups.
+func TestCgroupProcsThreaded(t *testing.T) {
+	root := root(t)
+	name := fmt.Sprintf("/weir-threads-%d", os.Getpid())
+	mkcgroup(t, root+name)
+	mkcgroup(t, root+name+"/t")
+	if err := os.WriteFile(root+name+"/t/cgroup.type", []byte("threaded"), 0); err != nil {
+		t.Fatal(err)
+	}
+	pid := startIn(t, root+name)
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil || len(tasks) < 2 {
+		t.Fatalf("threads of the child: %v, %v; want several", tasks, err)
+	}
+	other := tasks[len(tasks)-1].Name() // the main thread comes first
+	if err := os.WriteFile(root+name+"/t/cgroup.threads", []byte(other), 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{name + "/t", name} {
+		if got, err := CgroupProcs(path); err != nil || !slices.Equal(got, []int{pid}) {
+			t.Errorf("%s: %v, %v; want %d", path, got, err, pid)
+		}
+	}
+}
+
+func TestReadPIDFile(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]int{"4711": 4711, "4711\n": 4711, " 4711 \r\n": 4711, "7\n/var/lib/pg\n5432\n": 7, "4194304": 1 << 22} {
+		file := filepath.Join(dir, "good")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ReadPIDFile(file); err != nil || got != want {
+			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]string{
+		"": "is empty", "\n7\n": "is empty", "nfacctd\n": `got "nfacctd"`, "0": `got "0"`, "-1": "want a process id", "4194305": "want a process id",
+		strings.Repeat("9", 1<<20): "want a process id",
+	} {
+		file := filepath.Join(dir, "bad")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ReadPIDFile(file); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file) {
+			t.Errorf("%.20q: %d, %v; want %q and the file's name", text, got, err, want)
+		} else if len(err.Error()) > 300 {
+			t.Errorf("%.20q: an error of %d bytes", text, len(err.Error()))
+		}
+	}
+	if _, err := ReadPIDFile(dir + "/absent"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("absent: %v", err)
+	}
+	if _, err := ReadPIDFile(dir); err == nil {
+		t.Error("a directory was read")
+	}
+}
+
+func TestIsInitPIDNamespace(t *testing.T) {
+	link, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := IsInitPIDNamespace(); got != (link == "pid:[4026531836]") {
+		t.Errorf("got %v in %s", got, link)
+	}
+}
+
+func TestNoSystemd(t *testing.T) {
+	if booted() {
+		nstest.Enter(t)
+		if err := unix.Mount("tmpfs", "/run/systemd", "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := UnitMain(context.Background(), "nfacctd@0")
+	if !errors.Is(err, ErrNoSystemd) || !strings.Contains(err.Error(), "nfacctd@0.service") {
+		t.Errorf("got %v, want ErrNoSystemd and the unit's full name", err)
+	}
+}

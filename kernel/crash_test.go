@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// playCrash does something to the instance below a root, and is killed at the
+// step of a number, counted from 0: KIND OPERATION STEP ROOT.
+func playCrash(f []string) error {
+	if f[0] == "twostep" {
+		exchange = noExchange
+	}
+	fatal, err := strconv.Atoi(f[2])
+	if err != nil {
+		return err
+	}
+	n := 0
+	OnStep(func(step string) {
+		if n == fatal {
+			fmt.Println("killed at", step)
+			unix.Kill(unix.Getpid(), unix.SIGKILL)
+			select {}
+		}
+		n++
+	})
+	l, err := OpenRoot(f[3]).Lock(context.Background())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	switch f[1] {
+	case "publish", "replace":
+		return publish(l, instance, 2)
+	case "remove":
+		return l.Remove(instance)
+	}
+	return nil // Lock has mended
+}
+
+// noExchange is a bpffs before Linux 5.16.
+func noExchange(_, _ string) error { return unix.EINVAL }
+
+// crash runs playCrash and returns the step at which it was killed, "" if it
+// ended by itself.
+func crash(t *testing.T, kind, operation string, step int, r *Root) string {
+	t.Helper()
+	out, err := child("crash", kind, operation, step, r.path).CombinedOutput()
+	if err == nil {
+		return ""
+	}
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+		t.Fatalf("%s, step %d: %v\n%s", operation, step, err, out)
+	}
+	return strings.TrimSpace(strings.TrimPrefix(string(out), "killed at "))
+}
+
+// Whatever step a command is killed at, the old state or the new one is there
+// once the next one holds the lock, nothing half done with it, and readers who
+// come before that see neither half.
+func TestKilledAtAnyStep(t *testing.T) {
+	for _, c := range []struct {
+		operation string
+		before    uint64   // version that is there, 0 none
+		after     []uint64 // what the next Lock may find
+		between   []uint64 // what a reader may see until then
+	}{
+		{"publish", 0, []uint64{0, 2}, []uint64{0, 2}},
+		{"replace", 1, []uint64{1, 2}, []uint64{1, 2}},
+		{"remove", 1, []uint64{0, 1}, []uint64{0, 1}},
+	} {
+		for _, kind := range []string{"exchange", "twostep"} {
+			if kind == "twostep" {
+				if c.operation != "replace" {
+					continue // the same
+				}
+				c.between = []uint64{0, 1, 2} // killed between the two renames
+			}
+			t.Run(c.operation+"/"+kind, func(t *testing.T) {
+				var steps []string
+				for n := 0; ; n++ {
+					step := oneCrash(t, kind, c.operation, n, c.before, c.between, c.after)
+					if step == "" {
+						break
+					}
+					steps = append(steps, step)
+				}
+				t.Log("killed at", strings.Join(steps, ", "))
+				checkSteps(t, c.operation, kind, steps)
+			})
+		}
+	}
+}
+
+// checkSteps makes sure that the test went where the danger is.
+func checkSteps(t *testing.T, operation, kind string, steps []string) {
+	t.Helper()
+	want := map[string][]string{
+		"publish/exchange": {"publish:mkdir", "publish:pin map_a", "publish:pin link_lookup", "publish:pin meta", "publish:staged", "publish:renamed"},
+		"replace/exchange": {"publish:mkdir", "publish:pin meta", "publish:staged", "publish:exchanged", "remove:unpinned"},
+		"replace/twostep":  {"publish:mkdir", "publish:pin meta", "publish:staged", "publish:retired", "publish:replaced", "remove:unpinned"},
+		"remove/exchange":  {"remove:retired", "remove:unpinned"},
+	}[operation+"/"+kind]
+	for _, w := range want {
+		if !slices.Contains(steps, w) {
+			t.Errorf("was never killed at %s", w)
+		}
+	}
+}
+
+func oneCrash(t *testing.T, kind, operation string, n int, before uint64, between, after []uint64) string {
+	t.Helper()
+	r := newRoot(t)
+	l := lock(t, r)
+	if before != 0 {
+		if err := publish(l, instance, before); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.Unlock()
+	step := crash(t, kind, operation, n, r)
+	where := fmt.Sprintf("killed at step %d (%s)", n, step)
+	v, err := version(r, instance)
+	if err != nil || !slices.Contains(between, v) {
+		t.Errorf("%s: a reader sees version %d, %v; want one of %v", where, v, err, between)
+	}
+	// The command that mends may be killed as well.
+	crash(t, kind, "mend", 0, r)
+	l = lock(t, r)
+	mended, err := version(l, instance)
+	if err != nil || !slices.Contains(after, mended) {
+		t.Errorf("%s: mended to version %d, %v; want one of %v", where, mended, err, after)
+	}
+	if v != 0 && mended != v && operation != "remove" {
+		t.Errorf("%s: readers saw version %d, mended to %d", where, v, mended)
+	}
+	if left := inTransit(t, r); len(left) > 0 {
+		t.Errorf("%s: left over: %v", where, left)
+	}
+	if step == "" && mended != after[len(after)-1] && operation != "remove" || step == "" && mended != 0 && operation == "remove" {
+		t.Errorf("%s was not killed, and left version %d", operation, mended)
+	}
+	afterwards(t, l, where)
+	return step
+}
+
+// inTransit lists what is neither published nor above what is.
+func inTransit(t *testing.T, r *Root) []string {
+	t.Helper()
+	return slices.DeleteFunc(tree(t, r), func(s string) bool { return !strings.Contains(s, "+") })
+}
+
+// afterwards sees that the mended state can be replaced and removed, and that
+// nothing of it stays in the kernel.
+func afterwards(t *testing.T, l *WriteLock, where string) {
+	t.Helper()
+	if err := publish(l, instance, 3); err != nil {
+		t.Errorf("%s: publish afterwards: %v", where, err)
+	}
+	wantVersion(t, l, instance, 3)
+	if err := l.Remove(instance); err != nil {
+		t.Errorf("%s: remove afterwards: %v", where, err)
+	}
+	l.Unlock()
+	if left := tree(t, l.Root); len(left) > 0 {
+		t.Errorf("%s: removed, and there is still %v", where, left)
+	}
+	eventually(t, where+": no link is left attached", func() bool { return lookupLinks(t) == 0 })
+}

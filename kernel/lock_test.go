@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// playHold holds the lock of a root until its input ends.
+func playHold(root string) error {
+	l, err := OpenRoot(root).Lock(context.Background())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	fmt.Println("locked")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// playCount adds 1 to the number in a file, under the lock: ROOT FILE TIMES.
+func playCount(f []string) error {
+	times, err := strconv.Atoi(f[2])
+	if err != nil {
+		return err
+	}
+	for range times {
+		if err := countOnce(OpenRoot(f[0]), f[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func countOnce(r *Root, file string) error {
+	l, err := r.Lock(context.Background())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(string(b))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, fmt.Append(nil, n+1), 0o600)
+}
+
+// holder starts a process that holds the lock. end lets it go.
+func holder(t *testing.T, r *Root) (c *exec.Cmd, end func()) {
+	t.Helper()
+	c = child("hold", r.path)
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "locked\n" {
+		t.Fatalf("holder said %q, %v", line, err)
+	}
+	end = sync.OnceFunc(func() { in.Close(); c.Wait() })
+	t.Cleanup(end)
+	return c, end
+}
+
+func TestLockWaits(t *testing.T) {
+	r := newRoot(t)
+	_, end := holder(t, r)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	_, err := r.Lock(ctx)
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "another weir command holds the lock on "+r.path) {
+		t.Errorf("lock that another process holds: %v", err)
+	}
+	got := make(chan error)
+	go func() {
+		l, err := r.Lock(t.Context())
+		if err == nil {
+			l.Unlock()
+		}
+		got <- err
+	}()
+	select {
+	case err := <-got:
+		t.Fatalf("both hold the lock: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	// The holder removes the empty root; whoever waited must not end up with the removed one.
+	end()
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLockOfAKilledHolder(t *testing.T) {
+	r := newRoot(t)
+	c, end := holder(t, r)
+	if err := c.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	lock(t, r).Unlock()
+	if left := tree(t, r); len(left) != 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+// Every Unlock here removes the root, which is empty, under the eyes of those
+// who wait for its lock.
+func TestLockExcludes(t *testing.T) {
+	const each = 50
+	r := newRoot(t)
+	file := filepath.Join(t.TempDir(), "count")
+	if err := os.WriteFile(file, []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var others []*exec.Cmd
+	for range 2 {
+		c := child("count", r.path, file, each)
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, c)
+	}
+	var own sync.WaitGroup
+	for range 2 { // two goroutines exclude each other as well
+		own.Go(func() {
+			for range each {
+				if err := countOnce(r, file); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	own.Wait()
+	for _, c := range others {
+		if err := c.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
+	if b, _ := os.ReadFile(file); string(b) != strconv.Itoa(4*each) {
+		t.Errorf("counted to %s, want %d", b, 4*each)
+	}
+	if left := tree(t, r); len(left) != 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+func TestUnlockKeepsWhatIsThere(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	if err := publish(l, instance, 1); err != nil {
+		t.Fatal(err)
+	}
+	l.Unlock()
+	l.Unlock() // harmless
+	wantVersion(t, r, instance, 1)
+	l = lock(t, r)
+	defer l.Unlock()
+	if err := l.Remove(instance); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOpenRoot(t *testing.T) {
+	t.Setenv("WEIR_ROOT", "")
+	if got := OpenRoot("").Path(); got != DefaultRoot {
+		t.Errorf("default root %s", got)
+	}
+	t.Setenv("WEIR_ROOT", "/sys/fs/bpf/other/")
+	if got := OpenRoot("").Path(); got != "/sys/fs/bpf/other" {
+		t.Errorf("root of the environment %s", got)
+	}
+	if got := OpenRoot("/sys/fs/bpf/third").Path(); got != "/sys/fs/bpf/third" {
+		t.Errorf("root of the argument %s", got)
+	}
+}
+
+func TestRootMustBeOnBPFFS(t *testing.T) {
+	nstest.NeedRoot(t)
+	dir := t.TempDir()
+	there := filepath.Join(dir, "there")
+	if err := os.Mkdir(there, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		filepath.Join(dir, "weir"):        "is not on a BPF file system: mount -t bpf bpf " + dir,
+		there:                             "is not on a BPF file system",
+		filepath.Join(dir, "absent/weir"): "its parent must be a directory where a bpffs is or can be mounted",
+	} {
+		if l, err := OpenRoot(path).Lock(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, %v; want an error that says %q", path, l, err, want)
+		}
+	}
+	if e, err := os.ReadDir(dir); err != nil || len(e) != 1 {
+		t.Errorf("left over: %v, %v", e, err)
+	}
+}
+
+// Minimal systems mount no bpffs: the first command does.
+func TestLockMountsBPFFS(t *testing.T) {
+	nstest.Enter(t)
+	mounted := func() bool {
+		var fs unix.Statfs_t
+		return unix.Statfs(nstest.BPFFS, &fs) == nil && fs.Type == unix.BPF_FS_MAGIC
+	}
+	for mounted() {
+		if err := unix.Unmount(nstest.BPFFS, unix.MNT_DETACH); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := OpenRoot(DefaultRoot)
+	if all, err := r.Instances(""); err != nil || len(all) != 0 {
+		t.Errorf("reading without a bpffs: %v, %v", all, err)
+	}
+	l := lock(t, r)
+	if !mounted() {
+		t.Error("no bpffs is mounted")
+	}
+	if err := publish(l, instance, 1); err != nil {
+		t.Error(err)
+	}
+	wantVersion(t, r, instance, 1)
+	l.Unlock()
+	if err := unix.Unmount(nstest.BPFFS, unix.MNT_DETACH); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+func TestPublishOpenReplaceRemove(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	wantVersion(t, r, instance, 0)
+	for v := range uint64(3) {
+		if err := publish(l, instance, v+1); err != nil {
+			t.Fatal(err)
+		}
+		wantVersion(t, r, instance, v+1)
+		wantVersion(t, l, instance, v+1)
+	}
+	o, err := r.Open(instance, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	if want := metaOf(3); o.Meta.ABI != want.ABI || !o.Meta.Created.Equal(want.Created) || o.Meta.Version != want.Version || o.Meta.Inode != want.Inode {
+		t.Errorf("meta is %+v, want %+v", o.Meta, want)
+	}
+	if len(o.Maps) != 1 || o.Maps["b"] == nil {
+		t.Errorf("opened %v, want map b alone", o.Maps)
+	}
+	if err := o.Maps["b"].Put(uint32(0), uint64(9)); err == nil {
+		t.Error("a reader could write")
+	}
+	if names, err := o.Links(); err != nil || !slices.Equal(names, []string{"lookup"}) {
+		t.Errorf("links: %v, %v", names, err)
+	}
+	ln, err := o.Link("lookup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close()
+	if _, err := o.Link("absent"); !errors.Is(err, ErrNotExist) {
+		t.Errorf("absent link: %v", err)
+	}
+	if _, err := r.Open(instance, "absent"); !errors.Is(err, ErrNotExist) {
+		t.Errorf("absent map: %v", err)
+	}
+	if err := l.Remove(instance); err != nil {
+		t.Fatal(err)
+	}
+	wantVersion(t, r, instance, 0)
+	if err := l.Remove(instance); err != nil {
+		t.Errorf("removing what is not there: %v", err)
+	}
+	l.Unlock()
+	if left := tree(t, r); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+// The link is the truth: it stays attached from one publication to the next,
+// and goes with the last pin.
+func TestLinksLiveByTheirPins(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	for v := range uint64(3) {
+		if err := publish(l, instance, v+1); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "exactly one link is attached", func() bool { return lookupLinks(t) == 1 })
+	}
+	if err := l.Remove(instance); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no link is attached", func() bool { return lookupLinks(t) == 0 })
+}
+
+// Publishing must neither move nor unpin a map that another instance pins.
+func TestMapOfTwoInstances(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	m, err := newMap()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	other := Instance{Scope: "4026531840", Feature: "test", Name: "two"}
+	for _, i := range []Instance{instance, other, instance} {
+		if err := l.Publish(i, Meta{}, Pins{Maps: map[string]*ebpf.Map{"shared": m}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, i := range []Instance{instance, other} {
+		o, err := r.Open(i, "shared")
+		if err != nil {
+			t.Errorf("%s: %v", i, err)
+			continue
+		}
+		o.Close()
+	}
+	if err := errors.Join(l.Remove(instance), l.Remove(other)); err != nil {
+		t.Error(err)
+	}
+}
+
+// brokenLink fails to be pinned, as a link of another process's might.
+type brokenLink struct{ link.Link }
+
+func (brokenLink) Pin(string) error { return errors.New("broken on purpose") }
+
+func TestPublishThatFailsLeavesTheOldOne(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	bad := Pins{Links: map[string]link.Link{"x": brokenLink{}}}
+	for _, before := range []uint64{0, 1} {
+		if before != 0 {
+			if err := publish(l, instance, before); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := l.Publish(instance, metaOf(2), bad)
+		if err == nil || !strings.Contains(err.Error(), "host/test/one") || !strings.Contains(err.Error(), "link_x") {
+			t.Errorf("error %v, want one that names the instance and the pin", err)
+		}
+		wantVersion(t, r, instance, before)
+		if left := inTransit(t, r); len(left) > 0 {
+			t.Errorf("left over: %v", left)
+		}
+	}
+	if err := l.Remove(instance); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestInstances(t *testing.T) {
+	r := newRoot(t)
+	if all, err := r.Instances(""); err != nil || len(all) != 0 {
+		t.Errorf("without a root: %v, %v", all, err)
+	}
+	l := lock(t, r)
+	defer l.Unlock()
+	want := []Instance{{"4026531840", "steer", "b"}, {"host", "steer", "@engine"}, {"host", "steer", "a"}, {"host", "watch", "c"}}
+	for _, i := range want {
+		if err := publish(l, i, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What is being put together or taken apart is not listed.
+	for _, name := range []string{"d+new", "e+old"} {
+		if err := os.Mkdir(filepath.Join(r.path, "host/watch", name), 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := r.Instances(""); err != nil || !slices.Equal(got, want) {
+		t.Errorf("all: %v, %v; want %v", got, err, want)
+	}
+	if got, err := r.Instances("steer"); err != nil || !slices.Equal(got, want[:3]) {
+		t.Errorf("of steer: %v, %v; want %v", got, err, want[:3])
+	}
+	l.Unlock()
+	l = lock(t, r)
+	if left := inTransit(t, r); len(left) > 0 {
+		t.Errorf("not mended: %v", left)
+	}
+	for _, i := range want {
+		if err := l.Remove(i); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Readers who open an instance again and again while it is replaced see every
+// part of the same version, and never that it is missing.
+func TestReadersDuringReplace(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		exchange func(a, b string) error
+	}{{"exchange", exchange}, {"twostep", noExchange}} {
+		t.Run(c.name, func(t *testing.T) {
+			defer func(was func(a, b string) error) { exchange = was }(exchange)
+			exchange = c.exchange
+			r := newRoot(t)
+			l := lock(t, r)
+			if err := publishWith(l, instance, 1, nil); err != nil {
+				t.Fatal(err)
+			}
+			var done atomic.Bool
+			var reads atomic.Int64
+			var readers sync.WaitGroup
+			for range 2 {
+				readers.Go(func() {
+					for last := uint64(1); !done.Load(); reads.Add(1) {
+						v, err := version(r, instance)
+						if err != nil || v < last {
+							t.Errorf("read version %d after %d: %v", v, last, err)
+							return
+						}
+						last = v
+					}
+				})
+			}
+			for v := uint64(2); v < 200 || reads.Load() < 200 && v < 2000; v++ {
+				if err := publishWith(l, instance, v, nil); err != nil {
+					t.Error(err)
+					break
+				}
+			}
+			done.Store(true)
+			readers.Wait()
+			t.Log(reads.Load(), "reads")
+			if err := l.Remove(instance); err != nil {
+				t.Error(err)
+			}
+			l.Unlock()
+		})
+	}
+}
+
+func TestWrongNames(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	for _, i := range []Instance{{}, {"..", "f", "n"}, {"s", "..", "n"}, {"s", "f", "../x"}, {"s", "f", "a/b"}, {"s", "f", "n+new"}, {"s", "f", "."}, {"s", "f", ""}} {
+		for what, err := range map[string]error{"publish": publishWith(l, i, 1, nil), "remove": l.Remove(i)} {
+			if err == nil || !strings.Contains(err.Error(), "is no name for a pin") {
+				t.Errorf("%s %q: %v", what, i, err)
+			}
+		}
+	}
+	if got := tree(t, r); len(got) != 1 {
+		t.Errorf("made %v", got)
+	}
+}
+
+func TestValidName(t *testing.T) {
+	for name, want := range map[string]struct{ pin, service bool }{
+		"telemetry":             {true, true},
+		"a-B_9":                 {true, true},
+		"4026531840":            {true, true},
+		"@engine":               {true, false},
+		"@":                     {},
+		"@@x":                   {},
+		"":                      {},
+		".":                     {},
+		"..":                    {},
+		"a.b":                   {},
+		"a/b":                   {},
+		"a b":                   {},
+		"a+new":                 {},
+		"é":                     {},
+		"a\x00":                 {},
+		strings.Repeat("x", 63): {true, true},
+		strings.Repeat("x", 64): {},
+	} {
+		if got := validName(name); got != want.pin {
+			t.Errorf("validName(%q) is %v", name, got)
+		}
+		if got := ValidName(name); got != want.service {
+			t.Errorf("ValidName(%q) is %v", name, got)
+		}
+	}
+	if s := fmt.Sprint(instance); s != "host/test/one" {
+		t.Errorf("an instance is printed as %q", s)
+	}
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+const (
+	nobody  = 65534 // user and group of a child without rights
+	readers = 4747  // group that may read
+)
+
+// playRead says what this process may do with the pins of the instance below a
+// root: ROOT.
+func playRead(f []string) error {
+	r := OpenRoot(f[0])
+	v, err := version(r, instance)
+	fmt.Printf("read: %d %v\n", v, err)
+	fmt.Printf("unreadable: %v\n", errors.Is(err, ErrUnreadable))
+	_, err = r.Instances("")
+	fmt.Printf("list: %v\n", err)
+	_, err = ebpf.LoadPinnedMap(filepath.Join(r.dir(instance), "map_a"), nil)
+	fmt.Printf("write: %v\n", errors.Is(err, os.ErrPermission))
+	_, err = link.LoadPinnedLink(filepath.Join(r.dir(instance), "link_lookup"), nil)
+	fmt.Printf("link: %v\n", errors.Is(err, os.ErrPermission))
+	err = os.Remove(filepath.Join(r.dir(instance), "map_a"))
+	fmt.Printf("unpin: %v\n", errors.Is(err, os.ErrPermission))
+	return nil
+}
+
+// as runs a role as another user, and returns the lines that it printed by what
+// stands before the colon.
+func as(t *testing.T, cred syscall.Credential, role ...any) map[string]string {
+	t.Helper()
+	c := child(role...)
+	c.Dir = "/"
+	c.SysProcAttr.Credential = &cred
+	out, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", role, err, out)
+	}
+	said := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		what, text, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		said[what] = text
+	}
+	return said
+}
+
+// needUnprivilegedOpen skips where bpf() refuses the unprivileged even what
+// file permissions grant.
+func needUnprivilegedOpen(t *testing.T) {
+	t.Helper()
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	if err := publish(l, instance, 1); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Remove(instance)
+	for _, p := range []string{r.path, r.path + "/host", r.path + "/host/test", r.dir(instance)} {
+		if err := os.Chmod(p, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range []string{"meta", "map_a", "map_b"} {
+		if err := os.Chmod(filepath.Join(r.dir(instance), p), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said := as(t, syscall.Credential{Uid: nobody, Gid: nobody}, "read", r.path)
+	if said["read"] != "1 <nil>" {
+		t.Skip("need: kernel 5.19 or so, where the unprivileged may open pins that are readable to all; here: " + said["read"])
+	}
+}
+
+// others makes the bpffs searchable, as systemd mounts it or weir would.
+func others(t *testing.T) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	if err := os.Chmod(nstest.BPFFS, 0o711); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestGroupReadsAndNobodyElse(t *testing.T) {
+	others(t)
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	if err := publish(l, instance, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.SetGroup(readers); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("stranger", func(t *testing.T) {
+		said := as(t, syscall.Credential{Uid: nobody, Gid: nobody}, "read", r.path)
+		if said["unreadable"] != "true" || !strings.Contains(said["read"], fmt.Sprintf("run as root or group %d", readers)) {
+			t.Errorf("opens: %s", said["read"])
+		}
+		if !strings.Contains(said["list"], "no permission to read weir's pins") {
+			t.Errorf("lists: %s", said["list"])
+		}
+		refused(t, said, "write", "link", "unpin")
+	})
+	for name, cred := range map[string]syscall.Credential{
+		"group":         {Uid: nobody, Gid: readers},
+		"supplementary": {Uid: nobody, Gid: nobody, Groups: []uint32{12, readers}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			needUnprivilegedOpen(t)
+			said := as(t, cred, "read", r.path)
+			if said["read"] != "1 <nil>" || said["list"] != "<nil>" {
+				t.Errorf("opens: %s; lists: %s", said["read"], said["list"])
+			}
+			refused(t, said, "write", "link", "unpin")
+		})
+	}
+	wantVersion(t, r, instance, 1)
+	if err := l.Remove(instance); err != nil {
+		t.Error(err)
+	}
+}
+
+func refused(t *testing.T, said map[string]string, what ...string) {
+	t.Helper()
+	for _, w := range what {
+		if said[w] != "true" {
+			t.Errorf("%s is not refused for lack of permission: %q", w, said[w])
+		}
+	}
+}
+
+// What is published later has the rights of what is there, and a change of
+// group reaches both.
+func TestRights(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	if got, want := tree(t, r), []string{". 0750 0"}; !slices.Equal(got, want) {
+		t.Errorf("new root %v, want %v", got, want)
+	}
+	mustPublish := func(i Instance) {
+		t.Helper()
+		if err := publish(l, i, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second := Instance{Scope: "4026531840", Feature: "test", Name: "two"}
+	mustPublish(instance)
+	wantRights(t, r, 0)
+	for _, gid := range []int{readers, readers + 1, 0} {
+		if err := l.SetGroup(gid); err != nil {
+			t.Fatal(err)
+		}
+		wantRights(t, r, gid)
+		mustPublish(instance) // replaced
+		mustPublish(second)   // new, or replaced
+		wantRights(t, r, gid)
+	}
+	if err := errors.Join(l.Remove(instance), l.Remove(second)); err != nil {
+		t.Error(err)
+	}
+}
+
+func wantRights(t *testing.T, r *Root, gid int) {
+	t.Helper()
+	for _, line := range tree(t, r) {
+		name, rights, _ := strings.Cut(line, " ")
+		mode := "0750"
+		switch base := filepath.Base(name); {
+		case strings.HasPrefix(base, "map_") || base == "meta":
+			mode = "0640"
+		case strings.HasPrefix(base, "link_"):
+			mode = "0600"
+		}
+		if want := fmt.Sprintf("%s %d", mode, gid); rights != want {
+			t.Errorf("%s has rights and group %s, want %s", name, rights, want)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"context"
+	"fmt"
+)
+
+// Options of a run.
+type Options struct {
+	Size    Size
+	Seed    uint64
+	Control bool // without weir
+	Watch   Watcher
+}
+
+// Execute runs an experiment, cleans up, and counts what is left. It returns a result also when the run
+// failed or was interrupted half way; the error then says why.
+func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
+	r := NewResult(x.Name, o.Size, o.Seed)
+	e, err := NewEnv(o.Size, o.Seed)
+	if err != nil {
+		return r, err
+	}
+	defer e.Close() // also when the experiment panics
+	e.Control = o.Control
+	if o.Watch != nil {
+		e.Watch = o.Watch
+	}
+	err = x.Run(ctx, e, r)
+	e.Watch.Say("cleaning up: processes, namespaces, pins")
+	e.Close()
+	left := e.Leftovers()
+	for _, l := range left {
+		r.Note("left behind: %s", l)
+	}
+	r.Set(LeftoversMetric, r.Metrics[LeftoversMetric]+float64(len(left)))
+	if err != nil {
+		if len(left) > 0 {
+			err = fmt.Errorf("%w; and left behind: %v", err, left)
+		}
+		return r, err
+	}
+	r.Claim(Correctness, "nothing is left behind, after the run and after Ctrl-C", LeftoversMetric, "== 0")
+	r.Conclude()
+	return r, nil
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/weir-project/weir/lab/peers"
+)
+
+// drainLimit is how long a record may take from the wire to the collector's file. nfacctd writes once a
+// second; a collector that works off hundreds of closed sessions first takes longer.
+const drainLimit = 20 * time.Second
+
+// endEpoch ends the epoch, notes which slots were calm from its begin to its end, and begins the next.
+// calmAtBegin is what undisturbed returned when it began.
+func (x *experiment) endEpoch(calmAtBegin map[int]bool) span {
+	calm := x.ledger.undisturbed(len(x.collectors))
+	for slot := range calm {
+		calm[slot] = calm[slot] && calmAtBegin[slot]
+	}
+	s := span{epoch: x.fleet.Advance(), calm: calm}
+	x.spans = append(x.spans, s)
+	return s
+}
+
+// quietly lets everyone send undisturbed for a while, and checks that every record arrives.
+func (x *experiment) quietly(ctx context.Context) error {
+	x.say("all is calm: every record sent must be counted, at the one collector that weir names")
+	calm := x.ledger.undisturbed(len(x.collectors))
+	if err := pause(ctx, x.quiet); err != nil {
+		return err
+	}
+	s := x.endEpoch(calm)
+	return x.ledger.drain(ctx, s.epoch, s.calm, drainLimit)
+}
+
+// allUp waits until the Peer Up of every device of the slots (nil: of all) is in its collector's log, on the
+// session that the device holds now, and returns an error after the limit. A device's own opinion is not
+// enough: a full backlog completes the handshake for the device alone.
+func (x *experiment) allUp(ctx context.Context, slots map[int]bool, limit time.Duration) error {
+	for deadline := time.Now().Add(limit); ; {
+		missing, example := x.notUp(slots)
+		if missing == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d BMP sessions are not up at their collectors after %s, %s for one", missing, limit, example)
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+func (x *experiment) notUp(slots map[int]bool) (missing int, example string) {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	for i, a := range x.ledger.accounts {
+		if slots != nil && !slots[a.slot] {
+			continue
+		}
+		ok := a.peerUps > 0
+		if !a.real {
+			session, up := x.fleet.Session(i)
+			ok = up && a.session >= session
+		}
+		if !ok {
+			missing++
+			example = a.addr.String()
+		}
+	}
+	return missing, example
+}
+
+// readers begins to read what collectors write, several times a second, and returns what ends it.
+func (x *experiment) readers() func() {
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			x.read()
+		}
+	}()
+	return func() { close(stop); <-done }
+}
+
+func (x *experiment) read() {
+	if x.ledger == nil {
+		return
+	}
+	for _, c := range x.collectors {
+		if err := c.Poll(func(r peers.Record) { x.ledger.book(c.Number, r) }); err != nil {
+			x.ledger.book(c.Number, peers.Record{Kind: peers.Odd, Count: 1, Text: err.Error()})
+		}
+	}
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+)
+
+// interruptAt is what a run says when namespaces, pins, collectors and traffic are all there: the worst
+// moment to interrupt it.
+const interruptAt = "all is calm"
+
+// interruption is a run of this same experiment that gets Ctrl-C half way; afterwards nothing may be left.
+type interruption struct {
+	proc  *lab.Process
+	heard chan struct{} // closed at interruptAt
+	done  chan struct{} // closed when its leftovers are known
+	left  []string
+	early bool // it ended before it could be interrupted
+}
+
+// startInterruption starts the run to be interrupted, beside the start of our own collectors. It returns nil
+// in such a run, and in the control run.
+func (x *experiment) startInterruption(ctx context.Context) *interruption {
+	if x.env.Child || x.env.Control {
+		return nil
+	}
+	i := &interruption{heard: make(chan struct{}), done: make(chan struct{})}
+	in, out := io.Pipe()
+	var err error
+	i.proc, err = x.env.Start(lab.Command{Path: x.env.Self(), Args: []string{"run", "telemetry", "--smoke", "--json"},
+		Env: []string{lab.ChildMark + "=1"}, Output: out, Stdout: io.Discard})
+	if err != nil {
+		x.result.Note("the run to be interrupted did not start: %v", err)
+		return nil
+	}
+	x.env.OnClose(i.end)
+	go func() { // ends with the pipe
+		heard := false
+		for lines := bufio.NewScanner(in); lines.Scan(); {
+			if !heard && strings.Contains(lines.Text(), interruptAt) {
+				heard = true
+				close(i.heard)
+			}
+		}
+	}()
+	go func() {
+		defer close(i.done)
+		select {
+		case <-i.heard:
+			_ = i.proc.Signal(syscall.SIGINT)
+		case <-i.proc.Done():
+			i.early = true
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-i.proc.Done():
+		case <-time.After(15 * time.Second):
+			i.early = true // it did not end; that is no pass
+			i.end()
+		}
+		out.Close()
+		i.left = lab.LeftoversOf(i.proc.PID)
+	}()
+	return i
+}
+
+// end ends the run in good order, so that it can clean up, and by force if it does not.
+func (i *interruption) end() {
+	if !i.proc.Running() {
+		return
+	}
+	_ = i.proc.Signal(syscall.SIGINT)
+	select {
+	case <-i.proc.Done():
+	case <-time.After(10 * time.Second):
+		_ = i.proc.Signal(syscall.SIGKILL)
+	}
+}
+
+// wait waits for the interrupted run and enters what it left into the result.
+func (i *interruption) wait(ctx context.Context, r *lab.Result) error {
+	if i == nil {
+		return nil
+	}
+	select {
+	case <-i.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if i.early {
+		i.left = append(i.left, "the interrupted run: it was not there to be interrupted, or did not end")
+	}
+	for _, l := range i.left {
+		r.Note("left after SIGINT: %s", l)
+	}
+	r.Set(lab.LeftoversMetric, float64(len(i.left)))
+	r.Set("interrupted_runs", 1)
+	return nil
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/peers"
+	"github.com/weir-project/weir/lab/routers"
+)
+
+// unknown is the slot of a device about which nobody was asked: the control run has no slots.
+const unknown = -1
+
+// account is what the collectors counted of one device.
+type account struct {
+	addr    netip.Addr
+	slot    int  // that weir names for it
+	real    bool // a real router: what it sent is not known, only that it did
+	at      map[int]bool
+	total   map[routers.Protocol]int
+	counted map[routers.Protocol]map[uint32]int // by epoch, at the right collector
+	session int                                 // newest BMP session whose Peer Up the right collector logged
+	peerUps int
+}
+
+// ledger compares what devices sent with what collectors counted, and knows which slots are disturbed.
+type ledger struct {
+	result *lab.Result
+	fleet  *routers.Fleet
+
+	mu           sync.Mutex
+	accounts     []*account // simulated devices by index, then real ones
+	byAddr       map[netip.Addr]*account
+	disturbed    map[int]bool // slots whose collector is killed, starting, or not yet reached again
+	misdirected  int
+	odd          int // lines in a collector's log or output that should not be
+	realGaps     int
+	rejected     int // noticed by devices of slots that were not disturbed
+	rejectedDead int // noticed by devices of a disturbed slot
+	lostDead     int // sessions that ended with their collector
+
+	rejectedByWeir int            // weir's own count, for disturbed slots
+	mismatched     map[uint32]int // devices whose count was wrong, by epoch
+}
+
+func newLedger(r *lab.Result, fleet []*routers.Device, real []netip.Addr) *ledger {
+	l := &ledger{result: r, byAddr: map[netip.Addr]*account{}, disturbed: map[int]bool{}, mismatched: map[uint32]int{}}
+	add := func(a netip.Addr, real bool) {
+		acc := &account{addr: a, slot: unknown, real: real, at: map[int]bool{}, total: map[routers.Protocol]int{},
+			counted: map[routers.Protocol]map[uint32]int{routers.IPFIX: {}, routers.BMP: {}}}
+		l.accounts = append(l.accounts, acc)
+		l.byAddr[a] = acc
+	}
+	for _, d := range fleet {
+		add(d.Addr, false)
+	}
+	for _, a := range real {
+		add(a, true)
+	}
+	return l
+}
+
+// addrs are the source addresses of all devices, in the order of their accounts.
+func (l *ledger) addrs() []netip.Addr {
+	var all []netip.Addr
+	for _, a := range l.accounts {
+		all = append(all, a.addr)
+	}
+	return all
+}
+
+// book enters one line that a collector wrote.
+func (l *ledger) book(collector int, r peers.Record) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.Kind == peers.Gap && l.byAddr[r.Device] != nil && l.byAddr[r.Device].real {
+		l.realGaps++ // a real exporter repeats its template when it likes; until then a new collector skips its records
+		return
+	}
+	if r.Kind == peers.Odd || r.Kind == peers.Gap {
+		l.odd++
+		l.result.Note("%s", r.Text)
+		return
+	}
+	if r.Kind == peers.Session {
+		return // the collector's own note about a connection, not something a device sent
+	}
+	a := l.byAddr[r.Device]
+	if a == nil {
+		l.odd++
+		l.result.Note("collector %d counted something of %s, which is no device", collector, r.Device)
+		return
+	}
+	a.at[collector] = true
+	p := routers.BMP
+	if r.Kind == peers.Flows {
+		p = routers.IPFIX
+	}
+	a.total[p] += r.Count
+	if a.slot != unknown && a.slot != collector {
+		l.misdirected += r.Count
+		l.result.Note("collector %d got %d %s records of %s, which belongs to slot %d (epoch %d)", collector, r.Count, p, a.addr, a.slot, r.Epoch)
+		return
+	}
+	switch r.Kind {
+	case peers.Flows, peers.Route:
+		a.counted[p][r.Epoch] += r.Count
+	case peers.PeerUp:
+		a.peerUps++
+		if n := routers.SessionOfPort(r.Port); !a.real && n > a.session {
+			a.session = n
+		}
+	}
+}
+
+// notice enters what a device noticed about its traffic.
+func (l *ledger) notice(e routers.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.byAddr[e.Device.Addr]
+	if a == nil || a.slot == unknown {
+		return
+	}
+	if l.disturbed[a.slot] {
+		if e.Kind == routers.Lost {
+			l.lostDead++
+		} else {
+			l.rejectedDead++
+		}
+		return
+	}
+	l.rejected++
+	l.result.Note("%s of %s, slot %d, whose collector lives: %v", e.Kind, e.Device.Addr, a.slot, e.Err)
+}
+
+// disturb marks a slot from before its collector is killed until calm.
+func (l *ledger) disturb(slot int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.disturbed[slot] = true
+}
+
+func (l *ledger) calm(slot int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.disturbed, slot)
+}
+
+// undisturbed returns the slots among all that are not disturbed now.
+func (l *ledger) undisturbed(slots int) map[int]bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	calm := map[int]bool{unknown: len(l.disturbed) == 0}
+	for s := range slots {
+		calm[s] = !l.disturbed[s]
+	}
+	return calm
+}
+
+// waiting counts the devices of slots whose count for an epoch is not yet what they sent; it also returns an
+// example.
+func (l *ledger) waiting(epoch uint32, slots map[int]bool) (n int, example string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, a := range l.accounts {
+		if a.real || !slots[a.slot] {
+			continue
+		}
+		for _, p := range []routers.Protocol{routers.IPFIX, routers.BMP} {
+			sent, counted := l.fleet.Sent(p, i, epoch), a.counted[p][epoch]
+			if sent != counted {
+				n++
+				example = fmt.Sprintf("%s, slot %d, epoch %d: %d %s records sent, %d counted", a.addr, a.slot, epoch, sent, p, counted)
+				break
+			}
+		}
+	}
+	return n, example
+}
+
+// drain waits until the devices of the slots have all records of an ended epoch counted. What is not
+// counted after the limit is lost.
+func (l *ledger) drain(ctx context.Context, epoch uint32, slots map[int]bool, limit time.Duration) error {
+	for deadline := time.Now().Add(limit); ; {
+		n, example := l.waiting(epoch, slots)
+		if n == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			l.mu.Lock()
+			l.mismatched[epoch] = max(l.mismatched[epoch], n)
+			l.mu.Unlock()
+			l.result.Note("%d devices after %s: %s", n, limit, example)
+			return nil
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// pause waits, unless the run ends.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}

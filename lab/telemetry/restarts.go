@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/lab/peers"
+)
+
+// returnLimit is how long a collector may take from its start to its sockets: nfacctd takes 6 s, more where
+// several start on two cores.
+const returnLimit = 60 * time.Second
+
+// killAndReturn restarts collectors until the plan's number of restarts is reached, some at a time, with
+// traffic from all devices all the while.
+func (x *experiment) killAndReturn(ctx context.Context) error {
+	for round := 1; x.restarted < x.restarts; round++ {
+		if err := x.round(ctx, x.victims(round)); err != nil {
+			return err
+		}
+	}
+	x.result.Set("restarts", float64(x.restarted))
+	if x.weir == nil {
+		return nil
+	}
+	return x.askWhere(ctx) // the same devices come back: the truth must not have changed
+}
+
+// victim is a collector that is to die, and how.
+type victim struct {
+	*peers.Collector
+	signal syscall.Signal
+	delay  time.Duration // before the kill, after the one before
+	down   time.Duration // from its end to its restart
+}
+
+// victims draws who dies in a round. One collector at least stays alive; the first round takes as many as
+// may be down together, so that overlaps are certain.
+func (x *experiment) victims(round int) []victim {
+	n := min(x.together, len(x.collectors)-1, x.restarts-x.restarted)
+	if round > 1 && n > 1 {
+		n = 1 + x.env.Rand.IntN(n)
+	}
+	var all []victim
+	for i, c := range x.env.Rand.Perm(len(x.collectors))[:n] {
+		v := victim{Collector: x.collectors[c], signal: syscall.SIGKILL}
+		if (round+i)%3 == 0 {
+			v.signal = syscall.SIGTERM
+		}
+		v.delay = time.Duration(x.env.Rand.IntN(800)) * time.Millisecond
+		v.down = time.Duration(200+x.env.Rand.IntN(1000)) * time.Millisecond
+		all = append(all, v)
+	}
+	return all
+}
+
+// round kills collectors and lets them return.
+//
+// What their devices sent before must be counted first: a record that dies inside a killed collector is not
+// steering's to answer for. Then an epoch runs in which these slots are disturbed and the others must count
+// everything; it ends when the collectors are back and hold every session of their devices.
+func (x *experiment) round(ctx context.Context, victims []victim) error {
+	slots := map[int]bool{}
+	calm := x.ledger.undisturbed(len(x.collectors)) // of the epoch that runs while we get ready
+	for _, v := range victims {
+		slots[v.Number] = true
+	}
+	before := x.endEpoch(calm)
+	for slot := range slots {
+		x.ledger.disturb(slot)
+	}
+	if err := x.ledger.drain(ctx, before.epoch, slots, drainLimit); err != nil {
+		return err
+	}
+	calm = x.ledger.undisturbed(len(x.collectors))
+	if err := x.killAll(ctx, victims); err != nil {
+		return err
+	}
+	if err := x.allUp(ctx, slots, returnLimit); err != nil {
+		return err
+	}
+	if err := x.rejectsElsewhere(ctx, slots); err != nil {
+		return err
+	}
+	during := x.endEpoch(calm)
+	for slot := range slots {
+		x.ledger.calm(slot)
+	}
+	x.say("back: the same routers are at %s again, nothing was misdirected", names(victims))
+	return x.ledger.drain(ctx, during.epoch, during.calm, drainLimit)
+}
+
+// killAll kills the victims one after another and starts each again on its own time.
+func (x *experiment) killAll(ctx context.Context, victims []victim) error {
+	errs := make(chan error, len(victims))
+	for _, v := range victims {
+		if err := pause(ctx, v.delay); err != nil {
+			return err
+		}
+		x.say("%s to collector %d: its routers are rejected now, and only they", signalName(v.signal), v.Number)
+		if err := v.Kill(v.signal); err != nil {
+			return err
+		}
+		go func() { errs <- x.bringBack(ctx, v) }()
+	}
+	var failed error
+	for range victims {
+		if err := <-errs; err != nil && failed == nil {
+			failed = err
+		}
+	}
+	return failed
+}
+
+// bringBack starts a killed collector again when it is gone, as a service manager would, and waits until its
+// slot has it.
+func (x *experiment) bringBack(ctx context.Context, v victim) error {
+	select {
+	case <-v.Done():
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(20 * time.Second):
+		return fmt.Errorf("nfacctd %d does not end on %s", v.Number, signalName(v.signal))
+	}
+	if err := pause(ctx, v.down); err != nil {
+		return err
+	}
+	x.say("collector %d starts again; its slot stays closed until UDP and TCP socket are both there", v.Number)
+	if err := v.Start(); err != nil {
+		return err
+	}
+	appeared, err := x.sockets.appear(ctx, v.Collector, returnLimit)
+	if err != nil {
+		return err
+	}
+	if x.weir != nil {
+		if err := x.awaitReadmission(ctx, v.Collector, appeared); err != nil {
+			return err
+		}
+	}
+	x.view.lock()
+	defer x.view.unlock()
+	x.restarted++
+	return nil
+}
+
+// readmissions are looked for so often that the clock's error is small beside what is claimed.
+const look = 2 * time.Millisecond
+
+func (x *experiment) awaitReadmission(ctx context.Context, c *peers.Collector, appeared time.Time) error {
+	for {
+		pid, err := x.weir.holder(c.Number)
+		if err != nil {
+			return err
+		}
+		if pid == c.PID() {
+			took := time.Since(appeared)
+			x.view.lock()
+			x.readmits = append(x.readmits, took)
+			x.view.unlock()
+			x.say("collector %d is admitted %.1f ms after its last socket appeared", c.Number, ms(took))
+			return nil
+		}
+		if time.Since(appeared) > returnLimit {
+			return fmt.Errorf("slot %d did not take nfacctd back within %s of its last socket; see weir-serve.log", c.Number, returnLimit)
+		}
+		if err := pause(ctx, look); err != nil {
+			return err
+		}
+	}
+}
+
+// rejectsElsewhere adds what weir itself rejected since the last call for slots that were alive.
+func (x *experiment) rejectsElsewhere(ctx context.Context, dead map[int]bool) error {
+	if x.weir == nil {
+		return nil
+	}
+	now, err := x.weir.rejects(ctx)
+	if err != nil {
+		return err
+	}
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	for slot, n := range now {
+		if grown := int(n - x.rejectBase[slot]); grown > 0 && !dead[slot] {
+			x.ledger.rejected += grown
+			x.result.Note("weir rejected %d packets of slot %d, whose collector lived", grown, slot)
+		} else if grown > 0 {
+			x.ledger.rejectedByWeir += grown
+		}
+	}
+	x.rejectBase = now
+	return nil
+}
+
+func signalName(s syscall.Signal) string {
+	if s == syscall.SIGKILL {
+		return "SIGKILL"
+	}
+	return "SIGTERM"
+}
+
+func names(victims []victim) string {
+	s := "collector"
+	if len(victims) > 1 {
+		s += "s"
+	}
+	for i, v := range victims {
+		switch {
+		case i == 0:
+		case i == len(victims)-1:
+			s += " and"
+		default:
+			s += ","
+		}
+		s += fmt.Sprintf(" %d", v.Number)
+	}
+	return s
+}

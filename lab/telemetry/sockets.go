@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/lab/peers"
+)
+
+// socketWatch asks the kernel of a namespace for the sockets on one port, from one thread inside it. The lab
+// so knows by itself when a collector is ready, without asking weir.
+type socketWatch struct {
+	port uint16
+	asks chan chan answer
+	end  chan struct{}
+	once sync.Once
+}
+
+// answer is what the kernel says: protocol by inode of every bound UDP socket and TCP listener on the port.
+type answer struct {
+	protos map[uint32]uint8
+	err    error
+}
+
+func watchSockets(ns *netns.Handle, port uint16) *socketWatch {
+	w := &socketWatch{port: port, asks: make(chan chan answer), end: make(chan struct{})}
+	go func() {
+		if err := ns.Do(func() error { w.serve(w.dump); return nil }); err != nil {
+			w.serve(func() (map[uint32]uint8, error) { return nil, err })
+		}
+	}()
+	return w
+}
+
+func (w *socketWatch) serve(dump func() (map[uint32]uint8, error)) {
+	for {
+		select {
+		case ask := <-w.asks:
+			protos, err := dump()
+			ask <- answer{protos, err}
+		case <-w.end:
+			return
+		}
+	}
+}
+
+func (w *socketWatch) stop() { w.once.Do(func() { close(w.end) }) }
+
+func (w *socketWatch) dump() (map[uint32]uint8, error) {
+	protos := map[uint32]uint8{}
+	for _, q := range []sockdiag.Query{
+		{Proto: unix.IPPROTO_TCP, States: 1 << unix.BPF_TCP_LISTEN, LocalPort: w.port},
+		{Proto: unix.IPPROTO_UDP, LocalPort: w.port},
+	} {
+		sockets, err := sockdiag.Dump(q)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range sockets {
+			protos[s.Inode] = q.Proto
+		}
+	}
+	return protos, nil
+}
+
+// appear waits until a collector's process holds its UDP socket and its TCP listener, and returns the last
+// moment at which one of them was not there yet.
+func (w *socketWatch) appear(ctx context.Context, c *peers.Collector, limit time.Duration) (time.Time, error) {
+	p, err := pidfd.Open(c.PID())
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer p.Close()
+	var had []uint32
+	var changed, dumped time.Time
+	for begin, last := time.Now(), time.Now(); ; {
+		now := time.Now()
+		held, err := inodes(p)
+		if !slices.Equal(held, had) {
+			had, changed = held, now
+		}
+		ready := false
+		// Listing the kernel's sockets costs far more than listing the process's: only near a change.
+		if err == nil && (now.Sub(changed) < 200*time.Millisecond || now.Sub(dumped) > 50*time.Millisecond) {
+			ready, err = w.ready(held)
+			dumped = now
+		}
+		if err != nil {
+			return now, fmt.Errorf("nfacctd %d: %w; see its log in %s", c.Number, err, c.Dir())
+		}
+		if ready {
+			return last, nil
+		}
+		if last = now; now.Sub(begin) > limit {
+			return now, fmt.Errorf("nfacctd %d did not open its sockets within %s; see its log in %s", c.Number, limit, c.Dir())
+		}
+		if err := pause(ctx, look); err != nil {
+			return now, err
+		}
+	}
+}
+
+// inodes lists the sockets that a process holds.
+func inodes(p *pidfd.Process) ([]uint32, error) {
+	held, err := p.Sockets()
+	if err == nil && !p.Alive() {
+		err = errors.New("it has ended")
+	}
+	return slices.Sorted(maps.Keys(held)), err
+}
+
+// ready tells whether a UDP socket and a TCP listener on the port are among the inodes.
+func (w *socketWatch) ready(held []uint32) (bool, error) {
+	ask := make(chan answer, 1)
+	select {
+	case w.asks <- ask:
+	case <-w.end:
+		return false, context.Canceled
+	}
+	a := <-ask
+	var tcp, udp bool
+	for _, inode := range held {
+		tcp = tcp || a.protos[inode] == unix.IPPROTO_TCP
+		udp = udp || a.protos[inode] == unix.IPPROTO_UDP
+	}
+	return tcp && udp, a.err
+}

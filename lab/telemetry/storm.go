@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+)
+
+// stormLimit is how long the last router may take to be up again.
+const stormLimit = 60 * time.Second
+
+// storm makes every router end its BMP session and connect anew, all at the same moment: what happens when a
+// line comes back. Devices up are counted at the collectors, for a router whose connection died in a full
+// backlog believes that it is up.
+func (x *experiment) storm(ctx context.Context) error {
+	x.say("storm: all %d routers drop their BMP session and reconnect at the same moment", len(x.ledger.accounts))
+	calm := x.ledger.undisturbed(len(x.collectors))
+	before := x.endEpoch(calm)
+	ups := x.realUps()
+	begin := time.Now()
+	sessions := x.fleet.Storm()
+	if err := x.resetReal(); err != nil {
+		return err
+	}
+	total, longest := len(x.ledger.accounts), time.Duration(0)
+	up := 0
+	for up < total && time.Since(begin) < stormLimit {
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+		if n := x.upSince(sessions, ups); n > up {
+			up, longest = n, time.Since(begin)
+		}
+	}
+	x.result.Set("storm_up", float64(up))
+	x.result.Set("storm_s", longest.Seconds())
+	x.say("%d of %d routers are up again at their collectors after %.1f s", up, total, longest.Seconds())
+	if up < total {
+		missing, example := x.notUp(nil)
+		x.result.Note("after the storm %d routers are not up, %s for one", missing, example)
+	}
+	if err := x.ledger.drain(ctx, before.epoch, before.calm, drainLimit); err != nil {
+		return err
+	}
+	if err := x.rejectsElsewhere(ctx, nil); err != nil {
+		return err
+	}
+	during := x.endEpoch(calm)
+	return x.ledger.drain(ctx, during.epoch, during.calm, drainLimit)
+}
+
+// realUps is how many Peer Ups each account's collector logged so far.
+func (x *experiment) realUps() []int {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	var n []int
+	for _, a := range x.ledger.accounts {
+		n = append(n, a.peerUps)
+	}
+	return n
+}
+
+// upSince counts the devices whose collector logged a Peer Up of a session that is newer than the storm.
+func (x *experiment) upSince(sessions, ups []int) int {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	up := 0
+	for i, a := range x.ledger.accounts {
+		if a.real && a.peerUps > ups[i] || !a.real && a.session >= sessions[i] {
+			up++
+		}
+	}
+	return up
+}
+
+// resetReal resets the BMP connections of the real routers.
+func (x *experiment) resetReal() error {
+	for i := range x.real {
+		err := x.world.real[i].router.Do(func() error {
+			sockets, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << unix.BPF_TCP_ESTABLISHED})
+			if err != nil {
+				return err
+			}
+			for _, s := range sockets {
+				if s.Remote.Port() == port {
+					if err := sockdiag.Destroy(s); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

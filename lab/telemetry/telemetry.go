@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package telemetry is the experiment of the product's main job: routers that send IPFIX and BMP to
+// unmodified collectors behind one address, collectors that are killed and come back, and every record
+// accounted for.
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/peers"
+	"github.com/weir-project/weir/lab/routers"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "telemetry",
+		Short: "routers' IPFIX and BMP steered to unmodified nfacctd collectors that are killed and return",
+		Run:   run,
+		Next: []string{
+			"weir-lab run telemetry --without-weir   the same without weir: watch routers split over collectors",
+			"weir-lab run telemetry --quick --json   the findings for a program",
+			"weir doctor                             what this kernel can run",
+			"weir apply -f weir.yaml                 your own collectors; see README.md",
+		},
+	})
+}
+
+// plan is what one size of the experiment does.
+type plan struct {
+	devices, ipv6 int // simulated, and how many of them over IPv6
+	real          int // real routers, beside them
+	collectors    int
+	restarts      int
+	together      int     // collectors that are down at the same time, at most
+	rate          float64 // messages a second, a device and a protocol
+	wantDevices   string
+	quiet         time.Duration // of undisturbed traffic first
+}
+
+var plans = map[lab.Size]plan{
+	lab.Full:  {510, 64, 2, 4, 50, 3, 2, "== 512", 5 * time.Second},
+	lab.Quick: {158, 24, 2, 4, 4, 3, 3, ">= 128", 2 * time.Second},
+	lab.Smoke: {39, 8, 1, 3, 2, 2, 4, ">= 40", time.Second},
+}
+
+// experiment is one run.
+type experiment struct {
+	plan
+	env        *lab.Env
+	result     *lab.Result
+	world      *world
+	collectors []*peers.Collector
+	real       []*peers.Router
+	fleet      *routers.Fleet
+	ledger     *ledger
+	weir       *weir // nil in the control run
+	sockets    *socketWatch
+	spans      []span
+	readmits   []time.Duration
+	restarted  int
+	rejectBase []uint64
+	child      *interruption
+	view       *view
+}
+
+func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	x := &experiment{plan: plans[e.Size], env: e, result: r, view: &view{}}
+	defer x.readers()() // what collectors write is read to the end also when a step fails
+	stalls := lab.WatchStalls()
+	steps := []func(context.Context) error{x.build, x.startCollectors, x.steer, x.startTraffic, x.quietly, x.killAndReturn, x.storm, x.finish}
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			stalls.Stop()
+			return err
+		}
+	}
+	p50, p99, longest := stalls.Stop()
+	r.Set("stall_ms_p50", ms(p50))
+	r.Set("stall_ms_p99", ms(p99))
+	r.Set("stall_ms_max", ms(longest))
+	x.claims()
+	return nil
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+
+// build makes the network and says what real software is missing.
+func (x *experiment) build(context.Context) error {
+	if _, err := lab.Find("nfacctd"); err != nil {
+		x.result.Skip("nfacctd (Debian package pmacct) is not installed: there is no collector to steer to")
+		return fmt.Errorf("%w; install pmacct, or let ./bootstrap demo do it", err)
+	}
+	exporters := []string{"pmacctd", "softflowd"}
+	for i := range x.plan.real {
+		router := &peers.Router{Name: fmt.Sprintf("router%d", i+1), Exporter: exporters[i%len(exporters)], Interface: "down", Routes: 200}
+		if missing := router.Missing(); len(missing) > 0 {
+			x.result.Skip("%v not installed: a simulated router takes the place of a real one", missing)
+			x.devices++
+			continue
+		}
+		x.real = append(x.real, router)
+	}
+	x.say("building the network: a host with %d collectors, %d routers of which %d are real (FRR) and %d speak IPv6",
+		x.plan.collectors, x.devices+len(x.real), len(x.real), x.ipv6)
+	var err error
+	if x.world, err = newWorld(x.env, len(x.real)); err != nil {
+		return err
+	}
+	for i, router := range x.real {
+		site := x.world.real[i]
+		router.Namespace, router.Neighbour = site.router.name, site.peer.name
+		router.Addr, router.Local, router.Far = site.addr, site.routerBGP, site.neighbour
+		router.Collector = netip.AddrPortFrom(service4, port)
+		if err := router.StartBGP(x.env); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startCollectors starts every nfacctd on the same address and port.
+func (x *experiment) startCollectors(ctx context.Context) error {
+	x.child = x.startInterruption(ctx)
+	// Hashing spreads devices unevenly; half as many again as the average is beyond any draw seen.
+	peersEach := (x.devices+len(x.real))*3/2/x.plan.collectors + 16
+	x.say("starting %d nfacctd, unmodified, all on port %d for UDP and TCP; nfacctd itself sleeps 5 s before it opens its sockets",
+		x.plan.collectors, port)
+	for n := range x.plan.collectors {
+		c, err := peers.NewCollector(x.env, x.world.collectors.name, n, port, peersEach)
+		if err != nil {
+			return err
+		}
+		if err := c.Start(); err != nil {
+			return err
+		}
+		x.collectors = append(x.collectors, c)
+	}
+	x.sockets = watchSockets(x.world.collectors.Handle, port)
+	x.env.OnClose(x.sockets.stop)
+	for _, c := range x.collectors {
+		if _, err := x.sockets.appear(ctx, c, 60*time.Second); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// steer lets weir take over the running collectors.
+func (x *experiment) steer(ctx context.Context) error {
+	if x.env.Control {
+		x.say("control run: no weir; the kernel spreads packets over the sockets by its own hash (SO_REUSEPORT)")
+		return nil
+	}
+	var err error
+	if x.weir, err = newWeir(x.env, x.world.collectors.name, port, x.collectors); err != nil {
+		return err
+	}
+	x.say("weir apply -f weir.yaml: %d slots, each with the process of a pidfile; weir serve notices who starts", len(x.collectors))
+	if err := x.weir.apply(ctx); err != nil {
+		return err
+	}
+	if _, err := x.weir.serve(); err != nil {
+		return err
+	}
+	if err := x.weir.admitted(ctx, x.collectors, 10*time.Second); err != nil {
+		return err
+	}
+	x.rejectBase, err = x.weir.rejects(ctx)
+	return err
+}
+
+// startTraffic asks weir for the truth about every device and lets them send.
+func (x *experiment) startTraffic(ctx context.Context) error {
+	cfg := routers.Config{
+		Devices: x.devices, IPv6: x.ipv6, First4: devices4.Addr().Next(), First6: devices6.Addr().Next(),
+		To4: netip.AddrPortFrom(service4, port), To6: netip.AddrPortFrom(service6, port),
+		Rate: x.rate, Records: 3, Refresh: 20, Retry: 500 * time.Millisecond, NS: x.world.routers.Handle,
+		Notice: func(e routers.Event) { x.ledger.notice(e) },
+	}
+	if x.env.Control {
+		cfg.Ramp = 20 * time.Millisecond // without weir the backlog is nfacctd's own: 1
+	}
+	var err error
+	if x.fleet, err = routers.New(cfg); err != nil {
+		return err
+	}
+	var realAddrs []netip.Addr
+	for _, r := range x.real {
+		realAddrs = append(realAddrs, r.Addr)
+	}
+	x.ledger = newLedger(x.result, x.fleet.Devices, realAddrs)
+	x.ledger.fleet = x.fleet
+	if err := x.askWhere(ctx); err != nil {
+		return err
+	}
+	x.view.begin(x)
+	for i, r := range x.real {
+		if err := x.world.real[i].connect(); err != nil {
+			return err
+		}
+		if err := r.StartExporter(x.env); err != nil {
+			return err
+		}
+		x.chatter(ctx, x.world.real[i])
+	}
+	x.say("%d routers connect at once and send: IPFIX over UDP, BMP over TCP, each from its own address", x.devices+len(x.real))
+	x.fleet.Start(ctx)
+	x.env.OnClose(x.fleet.Stop)
+	return x.allUp(ctx, nil, 60*time.Second)
+}
+
+// askWhere enters weir's answer as the truth about every device's slot.
+func (x *experiment) askWhere(ctx context.Context) error {
+	if x.weir == nil {
+		return nil
+	}
+	slots, err := x.weir.where(ctx, x.ledger.addrs())
+	if err != nil {
+		return err
+	}
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	for _, a := range x.ledger.accounts {
+		slot, ok := slots[a.addr]
+		if !ok {
+			return fmt.Errorf("weir steer where did not answer about %s", a.addr)
+		}
+		if a.slot != unknown && a.slot != slot {
+			return fmt.Errorf("weir steer where put %s into slot %d before and into %d now", a.addr, a.slot, slot)
+		}
+		a.slot = slot
+	}
+	return nil
+}

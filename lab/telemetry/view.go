@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/weir-project/weir/lab/routers"
+)
+
+// view draws the experiment a few times a second.
+type view struct {
+	mu   sync.Mutex // also of what several goroutines of the experiment add to
+	stop chan struct{}
+}
+
+func (v *view) lock()   { v.mu.Lock() }
+func (v *view) unlock() { v.mu.Unlock() }
+
+// begin draws until the run ends.
+func (v *view) begin(x *experiment) {
+	v.stop = make(chan struct{})
+	x.env.OnClose(func() { close(v.stop) })
+	go func() {
+		tick := time.NewTicker(250 * time.Millisecond)
+		defer tick.Stop()
+		var before snapshot
+		for {
+			select {
+			case <-v.stop:
+				return
+			case <-tick.C:
+			}
+			now := x.snapshot()
+			x.env.Watch.Show(now.draw(before))
+			before = now
+		}
+	}()
+}
+
+// slotView is one line of the picture.
+type slotView struct {
+	state          string
+	pid            int
+	devices        int
+	sessions       int // BMP sessions up at the collector, of devices that hold them
+	ipfix, bmp     int // records counted so far
+	v6             int
+	alive, serving bool
+}
+
+type snapshot struct {
+	at                  time.Time
+	slots               []slotView
+	devices, up         int
+	datagrams, messages int64
+	restarts, of        int
+	misdirected, others int
+	rejected            int
+	control             bool
+}
+
+// snapshot takes the state of everything.
+func (x *experiment) snapshot() snapshot {
+	s := snapshot{at: time.Now(), of: x.restarts, control: x.weir == nil, devices: len(x.ledger.accounts), up: x.fleet.Up()}
+	s.datagrams, s.messages = x.fleet.Total()
+	x.view.lock()
+	s.restarts = x.restarted
+	x.view.unlock()
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	s.misdirected, s.others, s.rejected = x.ledger.misdirected, x.ledger.rejected, x.ledger.rejectedDead
+	for _, c := range x.collectors {
+		v := slotView{pid: c.PID(), alive: c.Running(), serving: !x.ledger.disturbed[c.Number]}
+		switch {
+		case !v.alive:
+			v.state = "dead: rejecting"
+		case !v.serving:
+			v.state = "starting: rejecting"
+		default:
+			v.state = "serving"
+		}
+		s.slots = append(s.slots, v)
+	}
+	for i, a := range x.ledger.accounts {
+		slot := a.slot
+		if slot == unknown {
+			for at := range a.at {
+				s.slots[at].devices++
+			}
+			continue
+		}
+		v := &s.slots[slot]
+		v.devices++
+		if a.addr.Is6() {
+			v.v6++
+		}
+		if a.real && a.peerUps > 0 && v.serving {
+			v.sessions++
+		} else if !a.real {
+			if n, up := x.fleet.Session(i); up && a.session >= n {
+				v.sessions++
+			}
+		}
+		v.ipfix += a.total[routers.IPFIX]
+		v.bmp += a.total[routers.BMP]
+	}
+	return s
+}
+
+// draw renders the picture for 80 columns; before gives the rates.
+func (s snapshot) draw(before snapshot) []string {
+	seconds := s.at.Sub(before.at).Seconds()
+	rate := func(now, then int64) float64 {
+		if before.at.IsZero() {
+			return 0
+		}
+		return max(0, float64(now-then)/seconds)
+	}
+	lines := []string{
+		fmt.Sprintf("%d routers  %5.0f IPFIX datagrams/s  %5.0f BMP messages/s  %d of %d restarts", s.devices,
+			rate(s.datagrams, before.datagrams), rate(s.messages, before.messages), s.restarts, s.of),
+		"",
+		"slot  collector    state                routers  BMP up   IPFIX rec/s  BMP msg/s",
+	}
+	for i, v := range s.slots {
+		var was slotView
+		if i < len(before.slots) {
+			was = before.slots[i]
+		}
+		lines = append(lines, fmt.Sprintf("%4d  pid %-8d %-20s %7d  %6d   %11.0f  %9.0f", i, v.pid, v.state, v.devices, v.sessions,
+			rate(int64(v.ipfix), int64(was.ipfix)), rate(int64(v.bmp), int64(was.bmp))))
+	}
+	lines = append(lines, "",
+		fmt.Sprintf("misdirected %d   rejected: of dead collectors %d, of others %d", s.misdirected, s.rejected, s.others))
+	if s.control {
+		lines = append(lines, "no weir here: \"routers\" counts a router once for every collector it reached")
+	}
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return lines
+}

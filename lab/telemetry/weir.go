@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/peers"
+)
+
+// serviceName is what the lab's weir.yaml calls the service.
+const serviceName = "telemetry"
+
+// weir runs the product as its users do: a configuration file, the command line, `weir serve` beside it.
+type weir struct {
+	env    *lab.Env
+	binary string
+	config string
+	socket string
+
+	mu    sync.Mutex
+	slots *steer.SlotReader // opened when first asked
+}
+
+// newWeir writes the configuration for collectors in a namespace.
+func newWeir(e *lab.Env, namespace string, port int, collectors []*peers.Collector) (*weir, error) {
+	binary, err := e.Weir()
+	if err != nil {
+		return nil, err
+	}
+	w := &weir{env: e, binary: binary, config: filepath.Join(e.Dir, "weir.yaml"), socket: filepath.Join(e.Dir, "weir.sock")}
+	var b strings.Builder
+	fmt.Fprintf(&b, `services:
+  %s:
+    listen: ["udp :%d", "tcp :%[2]d"]
+    netns: %s
+    steer: {by: source, slots: %d, on_empty: reject, seed: %d}
+    members:
+`, serviceName, port, namespace, len(collectors), uint32(e.Seed))
+	for _, c := range collectors {
+		fmt.Fprintf(&b, "      - {slot: %d, pidfile: %s}\n", c.Number, c.PIDFile)
+	}
+	return w, os.WriteFile(w.config, []byte(b.String()), 0o644)
+}
+
+// run executes a command of weir and returns its stdout.
+func (w *weir) run(ctx context.Context, args ...string) ([]byte, error) {
+	var out, errs bytes.Buffer
+	p, err := w.env.Start(lab.Command{Path: w.binary, Args: append([]string{"--root", w.env.Root, "--socket", w.socket}, args...),
+		Stdout: &out, Output: &errs})
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if err := p.Err(); err != nil {
+		return nil, fmt.Errorf("weir %s: %w: %s", strings.Join(args[:min(3, len(args))], " "), err, strings.TrimSpace(errs.String()))
+	}
+	return out.Bytes(), nil
+}
+
+func (w *weir) apply(ctx context.Context) error {
+	_, err := w.run(ctx, "apply", "-f", w.config)
+	return err
+}
+
+func (w *weir) remove(ctx context.Context) error {
+	_, err := w.run(ctx, "remove")
+	return err
+}
+
+// serve starts the process that gives slots to members as they start.
+func (w *weir) serve() (*lab.Process, error) {
+	log, err := os.Create(filepath.Join(w.env.Dir, "weir-serve.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	return w.env.Start(lab.Command{Path: w.binary, Output: log,
+		Args: []string{"--root", w.env.Root, "--socket", w.socket, "serve", "--listen", ""}})
+}
+
+// where asks which slot each address belongs to.
+func (w *weir) where(ctx context.Context, addrs []netip.Addr) (map[netip.Addr]int, error) {
+	args := []string{"steer", "where", "--json"}
+	for _, a := range addrs {
+		args = append(args, a.String())
+	}
+	out, err := w.run(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Addresses []struct {
+			Address netip.Addr `json:"address"`
+			Slot    int        `json:"slot"`
+		} `json:"addresses"`
+	}
+	if err := json.Unmarshal(out, &answer); err != nil {
+		return nil, fmt.Errorf("weir steer where --json: %w: %.200s", err, out)
+	}
+	slots := map[netip.Addr]int{}
+	for _, a := range answer.Addresses {
+		slots[a.Address] = a.Slot
+	}
+	if len(slots) != len(addrs) {
+		return nil, fmt.Errorf("weir steer where was asked about %d addresses and answered about %d", len(addrs), len(slots))
+	}
+	return slots, nil
+}
+
+// rejects reads how much each slot rejected so far, as an operator would: weir steer status.
+func (w *weir) rejects(ctx context.Context) ([]uint64, error) {
+	out, err := w.run(ctx, "steer", "status", "--json")
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Services []struct {
+			Slots []struct {
+				Verdicts map[string]struct{ Rejected, Dropped, Diverted, Failed uint64 } `json:"verdicts"`
+			} `json:"slots"`
+		} `json:"services"`
+	}
+	if err := json.Unmarshal(out, &answer); err != nil || len(answer.Services) != 1 {
+		return nil, fmt.Errorf("weir steer status --json: %w: %.200s", err, out)
+	}
+	var n []uint64
+	for _, s := range answer.Services[0].Slots {
+		var sum uint64
+		for _, v := range s.Verdicts {
+			sum += v.Rejected + v.Dropped + v.Diverted + v.Failed
+		}
+		n = append(n, sum)
+	}
+	return n, nil
+}
+
+// holder returns the process that holds a slot, 0 for an empty one. It reads the pins without starting a
+// process, so that it can be asked every few milliseconds.
+func (w *weir) holder(slot int) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.slots == nil {
+		var err error
+		if w.slots, err = steer.OpenSlots(kernel.OpenRoot(w.env.Root), "", serviceName); err != nil {
+			return 0, err
+		}
+		w.env.OnClose(w.slots.Close)
+	}
+	pid, admitted, err := w.slots.Admitted(slot)
+	if !admitted {
+		pid = 0
+	}
+	return pid, err
+}
+
+// admitted waits until every slot has its collector.
+func (w *weir) admitted(ctx context.Context, collectors []*peers.Collector, limit time.Duration) error {
+	for deadline := time.Now().Add(limit); ; {
+		missing := 0
+		for i, c := range collectors {
+			pid, err := w.holder(i)
+			if err != nil {
+				return err
+			}
+			if !c.Running() {
+				return fmt.Errorf("nfacctd %d has ended: %w; see its log in %s", c.Number, c.Err(), c.Dir())
+			}
+			if pid != c.PID() {
+				missing++
+			}
+		}
+		if missing == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			status, _ := w.run(ctx, "steer", "status")
+			return fmt.Errorf("%d of %d slots are still empty after %s:\n%s", missing, len(collectors), limit, status)
+		}
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
