@@ -13,14 +13,17 @@ import (
 // ErrDetached says that what should be attached is not, or not ours.
 var ErrDetached = errors.New("not attached")
 
+// Link is an attachment that lives as long as it is pinned or open.
+type Link = link.Link
+
 // Attachment is a place where a program is attached.
 type Attachment interface {
 	// String names the place for plans and errors: "sk_lookup of net:[4026531840]".
 	String() string
 	// Attach attaches prog. The program stays while the link is pinned or open.
-	Attach(prog *ebpf.Program) (link.Link, error)
+	Attach(prog *ebpf.Program) (Link, error)
 	// Verify returns ErrDetached when the link no longer attaches a program here.
-	Verify(l link.Link) error
+	Verify(l Link) error
 }
 
 // NetnsLookup is the sk_lookup hook of a network namespace (Linux 5.9).
@@ -32,7 +35,7 @@ type NetnsLookup struct {
 func (a NetnsLookup) String() string { return fmt.Sprintf("sk_lookup of net:[%d]", a.Inode) }
 
 // Attach implements Attachment.
-func (a NetnsLookup) Attach(prog *ebpf.Program) (link.Link, error) {
+func (a NetnsLookup) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := link.AttachNetNs(a.FD, prog)
 	if err != nil {
 		return nil, fmt.Errorf("attaching to %s: %w", a, err)
@@ -42,7 +45,7 @@ func (a NetnsLookup) Attach(prog *ebpf.Program) (link.Link, error) {
 
 // Verify implements Attachment: the kernel shows inode 0 once the namespace is
 // gone.
-func (a NetnsLookup) Verify(l link.Link) error {
+func (a NetnsLookup) Verify(l Link) error {
 	info, err := l.Info()
 	if err != nil {
 		return err
@@ -59,7 +62,7 @@ type RawTracepoint struct{ Name string }
 func (a RawTracepoint) String() string { return "tracepoint " + a.Name }
 
 // Attach implements Attachment.
-func (a RawTracepoint) Attach(prog *ebpf.Program) (link.Link, error) {
+func (a RawTracepoint) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: a.Name, Program: prog})
 	if err != nil {
 		return nil, fmt.Errorf("attaching to %s: %w", a, err)
@@ -68,7 +71,7 @@ func (a RawTracepoint) Attach(prog *ebpf.Program) (link.Link, error) {
 }
 
 // Verify implements Attachment: a raw tracepoint is attached while its link lives.
-func (a RawTracepoint) Verify(l link.Link) error {
+func (a RawTracepoint) Verify(l Link) error {
 	_, err := l.Info()
 	return err
 }
@@ -82,7 +85,7 @@ type Cgroup struct {
 func (a Cgroup) String() string { return fmt.Sprintf("%s of cgroup %s", a.Hook, a.Path) }
 
 // Attach implements Attachment. Programs of others at the same hook stay.
-func (a Cgroup) Attach(prog *ebpf.Program) (link.Link, error) {
+func (a Cgroup) Attach(prog *ebpf.Program) (Link, error) {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: a.Path, Attach: a.Hook, Program: prog})
 	if err != nil {
 		return nil, fmt.Errorf("attaching to %s: %w", a, err)
@@ -91,7 +94,7 @@ func (a Cgroup) Attach(prog *ebpf.Program) (link.Link, error) {
 }
 
 // Verify implements Attachment: the kernel shows cgroup 0 once the cgroup is gone.
-func (a Cgroup) Verify(l link.Link) error {
+func (a Cgroup) Verify(l Link) error {
 	info, err := l.Info()
 	if err != nil {
 		return err
@@ -104,7 +107,7 @@ func (a Cgroup) Verify(l link.Link) error {
 
 // NetnsGone says whether the namespace of a pinned sk_lookup link is gone: its
 // pins then serve nobody, and its inode number may come back for another.
-func NetnsGone(l link.Link) bool {
+func NetnsGone(l Link) bool {
 	info, err := l.Info()
 	return err == nil && info.NetNs() != nil && info.NetNs().NetnsInode == 0
 }

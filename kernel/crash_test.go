@@ -108,7 +108,7 @@ func TestKilledAtAnyStep(t *testing.T) {
 func checkSteps(t *testing.T, operation, kind string, steps []string) {
 	t.Helper()
 	want := map[string][]string{
-		"publish/exchange": {"publish:mkdir", "publish:pin map_a", "publish:pin link_lookup", "publish:pin meta", "publish:staged", "publish:renamed"},
+		"publish/exchange": {"publish:mkdir", "publish:pin link_lookup", "publish:pin meta", "publish:staged", "publish:renamed"},
 		"replace/exchange": {"publish:mkdir", "publish:pin meta", "publish:staged", "publish:exchanged", "remove:unpinned"},
 		"replace/twostep":  {"publish:mkdir", "publish:pin meta", "publish:staged", "publish:retired", "publish:replaced", "remove:unpinned"},
 		"remove/exchange":  {"remove:retired", "remove:unpinned"},

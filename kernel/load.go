@@ -19,8 +19,7 @@ type Collection = ebpf.Collection
 // Load loads the programs named, and the maps they use, of a feature's object.
 // share gives maps that exist already in place of new ones.
 func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.Map) (*Collection, error) {
-	// Only kernels before 5.11 charge BPF memory to RLIMIT_MEMLOCK; later ones lose nothing.
-	_ = rlimit.RemoveMemlock()
+	liftMemlock()
 	spec = spec.Copy()
 	keep := map[string]bool{}
 	for _, p := range programs {
@@ -53,6 +52,11 @@ func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.M
 	}
 	return c, nil
 }
+
+// liftMemlock comes before whatever creates maps and programs: kernels before
+// 5.11 charge their memory to RLIMIT_MEMLOCK, which is small by default. Later
+// ones do not, and lose nothing where it fails.
+func liftMemlock() { _ = rlimit.RemoveMemlock() }
 
 // explainLoad turns the kernel's refusal into a sentence with a remedy.
 func explainLoad(what string, err error) error {

@@ -24,6 +24,7 @@ type WriteLock struct {
 // Lock waits until no other weir command changes the pins below r, then mends
 // what a killed one left half done. It makes the root where it is missing.
 func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
+	liftMemlock()
 	for {
 		if err := r.ensure(); err != nil {
 			return nil, err

@@ -90,7 +90,11 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 		return fmt.Errorf("reading %s: %w", filepath.Join(o.dir, metaPin), err)
 	}
 	if len(maps) == 0 {
-		if maps, err = pinNames(handle, mapPrefix); err != nil {
+		if maps, err = pinNames(handle, mapPrefix); err == nil {
+			// It goes before the maps: while it is there, the list is whole.
+			_, err = os.Stat(filepath.Join(handle, metaPin))
+		}
+		if err != nil {
 			return r.explainOpen(o.dir, err)
 		}
 	}
@@ -132,7 +136,7 @@ func (r *Root) explainOpen(path string, err error) error {
 }
 
 // Link opens a pinned link, which only the owner may.
-func (o *Opened) Link(name string) (link.Link, error) {
+func (o *Opened) Link(name string) (Link, error) {
 	l, err := link.LoadPinnedLink(filepath.Join(o.dir, linkPrefix+name), nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(o.dir, linkPrefix+name), ErrNotExist)

@@ -75,11 +75,17 @@ var NetnsCookie = Need{Name: "SO_NETNS_COOKIE", Since: "5.14", Optional: true,
 	}}
 
 func probeProgram(t ebpf.ProgramType) func() error {
-	return func() error { return explainProbe(features.HaveProgramType(t)) }
+	return func() error {
+		liftMemlock()
+		return explainProbe(features.HaveProgramType(t))
+	}
 }
 
 func probeMap(t ebpf.MapType) func() error {
-	return func() error { return explainProbe(features.HaveMapType(t)) }
+	return func() error {
+		liftMemlock()
+		return explainProbe(features.HaveMapType(t))
+	}
 }
 
 func explainProbe(err error) error {
@@ -94,6 +100,7 @@ func probeTracing() error {
 	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
 		return err
 	}
+	liftMemlock()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 	if err != nil {

@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,7 +26,7 @@ func isLink(pin string) bool { return strings.HasPrefix(pin, linkPrefix) }
 // A program has no pin of its own: the link that attaches it is the truth.
 type Pins struct {
 	Maps  map[string]*ebpf.Map
-	Links map[string]link.Link
+	Links map[string]Link
 }
 
 // Publish pins an instance: all of it in a staging directory, which a rename
@@ -161,8 +161,9 @@ func (l *WriteLock) Remove(i Instance) error {
 	return nil
 }
 
-// removeTree unpins a directory, links first: traffic must stop meeting a
-// program before its maps lose their names.
+// removeTree unpins a directory. Links go first: traffic must stop meeting a
+// program before its maps lose their names. Then meta, which was pinned last:
+// where there is a meta, every map is there.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -170,18 +171,24 @@ func removeTree(dir string) error {
 	} else if err != nil {
 		return err
 	}
-	for _, links := range []bool{true, false} {
-		for _, e := range entries {
-			if isLink(e.Name()) != links {
-				continue
-			}
-			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
-				return err
-			}
-			Step("remove:unpinned")
+	slices.SortStableFunc(entries, func(a, b os.DirEntry) int { return removeOrder(a.Name()) - removeOrder(b.Name()) })
+	for _, e := range entries {
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			return err
 		}
+		Step("remove:unpinned")
 	}
 	return os.Remove(dir)
+}
+
+func removeOrder(pin string) int {
+	switch {
+	case isLink(pin):
+		return 0
+	case pin == metaPin:
+		return 1
+	}
+	return 2
 }
 
 // mend finishes or undoes what a killed writer left. The caller holds the lock,

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -70,7 +69,7 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle) error {
 		return err
 	}
 	defer c.Close()
-	pins := kernel.Pins{Maps: map[string]*ebpf.Map{}, Links: map[string]link.Link{}}
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{}, Links: map[string]kernel.Link{}}
 	for name, m := range c.Maps {
 		if !strings.HasPrefix(name, ".") {
 			pins.Maps[strings.TrimPrefix(name, "steer_")] = m
