@@ -48,6 +48,7 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 		}
 		if devices, _, err := s.Devices(r); err == nil {
 			if a, ok := oneSource(devices); ok {
+				s.collapsed = true
 				add(fmt.Sprintf("all its traffic comes from %s: a proxy, a NAT or a tee in front hides the routers, and one slot gets everything", a),
 					"let the routers' addresses through: remove the proxy or the SNAT/masquerade rule, or use a transparent tee")
 			}
@@ -75,7 +76,7 @@ func (s *ServiceState) examineNetns(add func(text, remedy string)) {
 	}
 	defer ns.Close()
 	ns.Do(func() error {
-		for _, rule := range sourceNAT() {
+		for _, rule := range sourceNAT(nftables.ChainHookInput) {
 			add("source addresses may be rewritten on their way in: "+rule, "exempt the service's traffic from that rule")
 		}
 		return nil
@@ -88,6 +89,11 @@ func (s *ServiceState) examineNetns(add func(text, remedy string)) {
 	if own.Same(ns) {
 		return
 	}
+	if s.collapsed { // else these rules, which every container host has, are for other traffic
+		for _, rule := range sourceNAT(nftables.ChainHookPostrouting) {
+			add("on the way to the service's namespace source addresses are rewritten: "+rule, "exempt the service's traffic from that rule")
+		}
+	}
 	for _, ep := range s.eps {
 		for _, p := range holdersOf(ep.Proto, ep.Port) {
 			add(fmt.Sprintf("%s listens on port %d in front of the service's own network namespace: its members see that process's address, not the routers'", p, ep.Port),
@@ -96,9 +102,9 @@ func (s *ServiceState) examineNetns(add func(text, remedy string)) {
 	}
 }
 
-// sourceNAT lists nftables rules of chains on the way in or at the end of
-// routing that change sources. iptables-nft's rules are among them.
-func sourceNAT() []string {
+// sourceNAT lists this namespace's nftables rules at a hook that change source
+// addresses. The rules of iptables-nft are among them.
+func sourceNAT(hook *nftables.ChainHook) []string {
 	c, err := nftables.New()
 	if err != nil {
 		return nil
@@ -109,11 +115,7 @@ func sourceNAT() []string {
 	}
 	var out []string
 	for _, ch := range chains {
-		if ch.Hooknum == nil || ch.Type != nftables.ChainTypeNAT {
-			continue
-		}
-		// INPUT source NAT rewrites what local sockets see; PREROUTING cannot.
-		if *ch.Hooknum != *nftables.ChainHookInput {
+		if ch.Hooknum == nil || *ch.Hooknum != *hook || ch.Type != nftables.ChainTypeNAT {
 			continue
 		}
 		rules, err := c.GetRules(ch.Table, ch)

@@ -39,6 +39,8 @@ type ServiceState struct {
 	pub     *published         // what plans compare with
 	table   []uint16           // bucket to slot
 	eps     []service.Endpoint // what each slot's sockets serve
+
+	collapsed bool // doctor: everything comes from one source
 }
 
 // SlotState is one slot of a service.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -171,4 +172,45 @@ func TestKillsInAnyOrder(t *testing.T) {
 		t.Errorf("only %d answers: the test saw no traffic", steered)
 	}
 	t.Logf("%d answers over %d kills, none misdirected", steered, rounds)
+}
+
+// deadline waits until cond holds, ten seconds at most.
+func deadline(t testing.TB, cond func() bool) {
+	t.Helper()
+	for start := time.Now(); !cond(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("not within ten seconds")
+		}
+	}
+}
+
+// A container's namespace is new after each of its restarts: the watcher moves
+// the service there.
+func TestWatcherFollowsNamespace(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	start := func(name string) (*sink, *netns.Handle) {
+		ns, err := netns.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ns.Close(); netns.Delete(name) })
+		var s *sink
+		if err := ns.Do(func() error { s = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		write(s)
+		return s, ns
+	}
+	s, _ := start("first")
+	w.apply()
+	w.serve()
+	s.kill()
+	s, second := start("second")
+	deadline(t, func() bool { return w.state().Inode == second.Inode() && w.state().Slots[0].Admitted() })
+	var got string
+	second.Do(func() error { got = ask(t, "udp", sources(1)[0], loopback4); return nil })
+	if want := names(s)(Place{}); got != want {
+		t.Errorf("after the move %s answers, want %s", got, want)
+	}
 }

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// found are the texts of what doctor would say about the world.
+func (w *world) found() string {
+	w.t.Helper()
+	findings, err := Examine(w.t.Context(), w.root)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var texts []string
+	for _, f := range findings {
+		texts = append(texts, f.Text)
+		if f.Remedy == "" {
+			w.t.Errorf("%q has no remedy", f.Text)
+		}
+	}
+	return strings.Join(texts, "\n")
+}
+
+func TestExamineOneSource(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w.member(0, startSink(t, "udp4=0.0.0.0:9991"))
+	w.apply()
+	src := sources(2)
+	for range oneSourceAfter + 1 {
+		ask(t, "udp", src[0], loopback4)
+	}
+	if got := w.found(); !strings.Contains(got, "all its traffic comes from "+src[0].String()) {
+		t.Errorf("one source alone: %q", got)
+	}
+	ask(t, "udp", src[1], loopback4)
+	if got := w.found(); got != "" {
+		t.Errorf("two sources: %q", got)
+	}
+}
+
+// A service in a namespace of its own, found through its member's process, and
+// what stands in front of it.
+func TestExamineProxyAndNAT(t *testing.T) {
+	ns, err := netns.Create("behind")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Delete("behind")
+	defer ns.Close()
+	var s *sink
+	if err := ns.Do(func() error { s = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w.member(0, s)
+	w.apply()
+	if st := w.state(); st.Inode != ns.Inode() || !st.Slots[0].Admitted() {
+		t.Fatalf("steered in namespace %d, the member is in %d: %+v", st.Inode, ns.Inode(), st.Slots)
+	}
+	var got string
+	ns.Do(func() error { got = ask(t, "tcp", netip.MustParseAddr("127.1.2.3"), loopback4); return nil })
+	if want := names(s)(Place{}); got != want {
+		t.Errorf("in the namespace %s answers, want %s", got, want)
+	}
+	if got := w.found(); got != "" {
+		t.Errorf("nothing in front: %q", got)
+	}
+	proxy := startSink(t, "tcp4=0.0.0.0:9991")
+	if got := w.found(); !strings.Contains(got, "listens on port 9991 in front") || !strings.Contains(got, names(proxy)(Place{})) {
+		t.Errorf("a proxy in front: %q", got)
+	}
+	proxy.kill()
+	if err := ns.Do(masqueradeInput); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.found(); !strings.Contains(got, "may be rewritten on their way in: nft table weirtest") {
+		t.Errorf("source NAT on the way in: %q", got)
+	}
+}
+
+// masqueradeInput adds a rule that rewrites the source of what comes in.
+func masqueradeInput() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	table := c.AddTable(&nftables.Table{Name: "weirtest", Family: nftables.TableFamilyIPv4})
+	chain := c.AddChain(&nftables.Chain{Name: "in", Table: table, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityNATSource})
+	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Immediate{Register: 1, Data: []byte{10, 0, 0, 1}},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: 2, RegAddrMin: 1}}})
+	return c.Flush()
+}
+
+// Pins of a namespace that is gone are cleared by the next command, although
+// its number may belong to another by then.
+func TestStaleNamespace(t *testing.T) {
+	ns, err := netns.Create("gone")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w.cfg.Services[0].Netns = "gone"
+	w.apply()
+	old := w.state().Scope()
+	ns.Close()
+	if err := netns.Delete("gone"); err != nil {
+		t.Fatal(err)
+	}
+	w.cfg.Services[0].Netns = ""
+	deadline(t, func() bool { // the kernel takes namespaces down a little later
+		w.locked(CleanStale)
+		all, err := w.root.Instances(Name)
+		return err == nil && len(all) == 0
+	})
+	w.apply()
+	if now := w.state().Scope(); now == old {
+		t.Errorf("still in namespace %s", now)
+	}
+}
