@@ -56,7 +56,7 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 	for _, n := range (steer.Feature{}).Needs(steer.Config{}) {
 		f := Finding{Feature: steer.Name, Check: n.Name, Since: n.Since, Level: "ok", Optional: n.Optional}
 		if err := n.Probe(); err != nil {
-			f.Level, f.Text, f.Remedy = "missing", err.Error(), n.Remedy
+			f.Level, f.Text, f.Remedy = "missing", err.Error(), n.RemedyFor(err)
 			if n.Optional {
 				f.Level, f.Text = "note", fmt.Sprintf("%v: %s", err, n.For)
 			}

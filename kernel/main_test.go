@@ -56,7 +56,8 @@ func play(f []string) error {
 // child prepares another process of this binary. It dies with the test.
 func child(role ...any) *exec.Cmd {
 	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), childEnv+"="+strings.TrimSpace(fmt.Sprintln(role...)))
+	// The race detector would have each of them sleep a second before it exits.
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childEnv+"="+strings.TrimSpace(fmt.Sprintln(role...)))
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	return c
 }

@@ -30,11 +30,19 @@ type NeedError struct {
 
 func (e *NeedError) Error() string {
 	s := fmt.Sprintf("%s (Linux %s) is missing: %v", e.Need.Name, e.Need.Since, e.Err)
-	// Who lacks the right is told so by the probe; another kernel would not help.
-	if e.Need.Remedy != "" && !errors.Is(e.Err, os.ErrPermission) {
-		s += "; " + e.Need.Remedy
+	if r := e.Need.RemedyFor(e.Err); r != "" {
+		s += "; " + r
 	}
 	return s
+}
+
+// RemedyFor is what to do about a probe's error. Who lacks the right is told so
+// by the probe; another kernel would not help.
+func (n Need) RemedyFor(err error) string {
+	if errors.Is(err, os.ErrPermission) {
+		return ""
+	}
+	return n.Remedy
 }
 
 // Unwrap makes errors.Is find ErrUnsupported and the probe's own error.

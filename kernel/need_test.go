@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -44,7 +45,7 @@ func playProbes() error {
 	}
 	_, err := Load(twoPrograms(), []string{"uses_a"}, nil)
 	fmt.Printf("load: %v\n", err)
-	_, err = OpenRoot("/sys/fs/bpf/nobody").Lock(nil)
+	_, err = OpenRoot("/sys/fs/bpf/nobody").Lock(context.Background())
 	fmt.Printf("lock: %v %v\n", errors.Is(err, os.ErrPermission), err)
 	return nil
 }

@@ -90,7 +90,7 @@ func probeMap(t ebpf.MapType) func() error {
 
 func explainProbe(err error) error {
 	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("%w: run as root", err)
+		return fmt.Errorf("%w: run as root", os.ErrPermission) // libraries guess at other reasons
 	}
 	return err
 }

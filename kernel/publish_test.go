@@ -192,6 +192,9 @@ func TestReadersDuringReplace(t *testing.T) {
 	}{{"exchange", exchange}, {"twostep", noExchange}} {
 		t.Run(c.name, func(t *testing.T) {
 			defer func(was func(a, b string) error) { exchange = was }(exchange)
+			if c.name == "exchange" {
+				needExchange(t)
+			}
 			exchange = c.exchange
 			r := newRoot(t)
 			l := lock(t, r)

@@ -158,8 +158,10 @@ func (r *Root) unreadable(path string) error {
 func (r *Root) ensure() error {
 	if err := os.Mkdir(r.path, 0o750); err == nil || errors.Is(err, os.ErrExist) {
 		var fs unix.Statfs_t
-		if err := unix.Statfs(r.path, &fs); err != nil {
-			return err
+		if err := unix.Statfs(r.path, &fs); errors.Is(err, os.ErrNotExist) {
+			return nil // another command removed it just now; Lock comes here again
+		} else if err != nil {
+			return fmt.Errorf("pin root %s: %w: run as root", r.path, err)
 		}
 		if fs.Type == unix.BPF_FS_MAGIC {
 			return nil

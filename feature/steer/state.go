@@ -242,7 +242,7 @@ func (s *ServiceState) addQueues() {
 	}
 	defer ns.Close()
 	byCookie := map[uint64]sockdiag.Socket{}
-	ns.Do(func() error {
+	err = ns.Do(func() error {
 		for _, q := range []sockdiag.Query{
 			{Proto: unix.IPPROTO_TCP, States: 1 << unix.BPF_TCP_LISTEN},
 			{Proto: unix.IPPROTO_UDP, States: 1 << unix.BPF_TCP_CLOSE},
@@ -257,6 +257,9 @@ func (s *ServiceState) addQueues() {
 		}
 		return nil
 	})
+	if err != nil {
+		s.Problem = fmt.Sprintf("queues and drops are not shown: %v", err)
+	}
 	for i := range s.Slots {
 		for j := range s.Slots[i].Sockets {
 			sock := &s.Slots[i].Sockets[j]
