@@ -136,6 +136,9 @@ func (h *Host) handler() http.Handler {
 func where(r *http.Request, direct pins) (any, error) {
 	var w steer.WhatIf
 	var addrs []netip.Addr
+	if err := r.ParseForm(); err != nil {
+		return nil, err
+	}
 	for _, s := range r.Form["address"] {
 		a, err := netip.ParseAddr(s)
 		if err != nil {

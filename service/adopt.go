@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -125,19 +126,23 @@ func (m Member) unitProcesses(ctx context.Context) ([]int, error) {
 // Adopt finds a member's sockets for the endpoints in namespace ns and
 // duplicates them. Each error says which socket is missing and what to do.
 func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adoption, error) {
+	if err := m.validate(spec.Listen); err != nil {
+		return nil, err // of a member that no configuration names
+	}
 	pids, err := m.Processes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	eps := spec.Endpoints()
-	socks, err := socketsFor(ns, wanted(eps, m.Bound))
+	at := wanted(eps, m.Bound)
+	socks, err := socketsFor(ns, at)
 	if err != nil {
 		return nil, err
 	}
 	a := &Adoption{}
 	holders, err := a.open(pids)
 	if err == nil {
-		err = m.pick(a, ns, eps, holders, socks)
+		err = m.pick(a, ns, places{eps, at, socks}, holders)
 	}
 	if err != nil {
 		a.Close()
@@ -180,6 +185,26 @@ func (a *Adoption) open(pids []int) ([]holder, error) {
 	return out, nil
 }
 
+// places are the endpoints of a slot, where the member's socket for each is
+// bound, and the sockets of the namespace that are bound there, best first.
+type places struct {
+	eps, at []Endpoint
+	socks   [][]sockdiag.Socket
+}
+
+// missing are the places where a member has no socket.
+type missing []Endpoint
+
+func (m missing) Error() string {
+	names := make([]string, len(m))
+	for i, e := range m {
+		names[i] = e.String()
+	}
+	return fmt.Sprintf("%v: %s", ErrNoSocket, strings.Join(names, ", "))
+}
+
+func (missing) Unwrap() error { return ErrNoSocket }
+
 // wanted is where each endpoint's socket is bound.
 func wanted(eps []Endpoint, bound []Listen) []Endpoint {
 	if len(bound) == 0 {
@@ -210,16 +235,18 @@ func socketsFor(ns *netns.Handle, eps []Endpoint) ([][]sockdiag.Socket, error) {
 			if err != nil {
 				return err
 			}
-			for _, s := range socks {
-				if fit(e, s) > 0 {
-					out[i] = append(out[i], s)
-				}
-			}
-			slices.SortStableFunc(out[i], func(a, b sockdiag.Socket) int { return fit(e, b) - fit(e, a) })
+			out[i] = ranked(e, socks)
 		}
 		return nil
 	})
 	return out, err
+}
+
+// ranked are the sockets that fit an endpoint, best first.
+func ranked(e Endpoint, socks []sockdiag.Socket) []sockdiag.Socket {
+	out := slices.DeleteFunc(slices.Clone(socks), func(s sockdiag.Socket) bool { return fit(e, s) == 0 })
+	slices.SortStableFunc(out, func(a, b sockdiag.Socket) int { return fit(e, b) - fit(e, a) })
+	return out
 }
 
 // fit says how well a socket serves an endpoint: 0 not at all; its own family
@@ -253,8 +280,7 @@ func fit(e Endpoint, s sockdiag.Socket) int {
 
 // pick chooses a socket for every endpoint among those that the member holds,
 // all of one process if one has them all.
-func (m Member) pick(a *Adoption, ns *netns.Handle, eps []Endpoint, holders []holder, socks [][]sockdiag.Socket) error {
-	var firstErr error
+func (m Member) pick(a *Adoption, ns *netns.Handle, p places, holders []holder) error {
 	tries := make([][]holder, 0, len(holders)+1)
 	for _, h := range holders {
 		tries = append(tries, []holder{h})
@@ -262,14 +288,15 @@ func (m Member) pick(a *Adoption, ns *netns.Handle, eps []Endpoint, holders []ho
 	if len(holders) > 1 {
 		tries = append(tries, holders) // UDP in one process, TCP in another
 	}
+	var lastErr error
 	for _, hs := range tries {
-		chosen, err := choose(eps, hs, socks)
+		chosen, err := choose(p, hs)
 		if err == nil {
 			return a.dup(chosen)
 		}
-		firstErr = err
+		lastErr = err
 	}
-	return m.explain(ns, holders, firstErr)
+	return m.explain(ns, holders, lastErr)
 }
 
 type choice struct {
@@ -278,30 +305,30 @@ type choice struct {
 	holder   holder
 }
 
-func choose(eps []Endpoint, holders []holder, socks [][]sockdiag.Socket) ([]choice, error) {
+func choose(p places, holders []holder) ([]choice, error) {
 	var out []choice
-	var missing []string
-	for i, e := range eps {
+	var none missing
+	for i, at := range p.at {
 		var fits []choice
-		for _, s := range socks[i] {
+		for _, s := range p.socks[i] {
 			for _, h := range holders {
 				if len(h.fds[s.Inode]) > 0 {
-					fits = append(fits, choice{e, s, h})
+					fits = append(fits, choice{p.eps[i], s, h})
 					break
 				}
 			}
 		}
 		if len(fits) == 0 {
-			missing = append(missing, e.String())
+			none = append(none, at)
 			continue
 		}
-		if len(fits) > 1 && fit(e, fits[0].socket) == fit(e, fits[1].socket) {
-			return nil, fmt.Errorf("%w: %s: the member has %d sockets there; a slot takes one: let the daemon open one, or run one daemon a slot", ErrAmbiguous, e, len(fits))
+		if len(fits) > 1 && fit(at, fits[0].socket) == fit(at, fits[1].socket) {
+			return nil, fmt.Errorf("%w: %s: the member has %d sockets there; a slot takes one: let the daemon open one, or run one daemon a slot", ErrAmbiguous, at, len(fits))
 		}
 		out = append(out, fits[0])
 	}
-	if len(missing) > 0 {
-		return nil, fmt.Errorf("%w: %s", ErrNoSocket, strings.Join(missing, ", "))
+	if len(none) > 0 {
+		return nil, none
 	}
 	return out, nil
 }
@@ -328,7 +355,8 @@ func (a *Adoption) dup(chosen []choice) error {
 
 // explain finds out why no socket fits: the usual reasons have a remedy.
 func (m Member) explain(ns *netns.Handle, holders []holder, err error) error {
-	if !errors.Is(err, ErrNoSocket) {
+	none, ok := errors.AsType[missing](err)
+	if !ok {
 		return err
 	}
 	pid := holders[0].proc.PID()
@@ -338,14 +366,23 @@ func (m Member) explain(ns *netns.Handle, holders []holder, err error) error {
 			return fmt.Errorf("%w: process %d is in %s, the service in %s: set netns: pid:%d, or its name", ErrElsewhere, pid, other, ns, pid)
 		}
 	}
-	var mptcp []sockdiag.Socket
-	ns.Do(func() (e error) { mptcp, e = sockdiag.MPTCPListeners(0); return e })
-	for _, s := range mptcp {
-		for _, h := range holders {
-			if len(h.fds[s.Inode]) > 0 && strings.Contains(err.Error(), fmt.Sprintf(":%d", s.Local.Port())) {
-				return fmt.Errorf("%w at %s, which socket maps do not take: for a Go program set GODEBUG=multipathtcp=0, for others leave out IPPROTO_MPTCP, or sysctl net.mptcp.enabled=0 in its namespace and restart it", ErrMPTCP, s.Local)
-			}
-		}
+	if at, ok := mptcpAt(ns, holders, none); ok {
+		return fmt.Errorf("%w at %s, which socket maps do not take: for a Go program set GODEBUG=multipathtcp=0, for others leave out IPPROTO_MPTCP, or sysctl net.mptcp.enabled=0 in its namespace and restart it", ErrMPTCP, at)
 	}
 	return fmt.Errorf("process %d: %w", pid, err)
+}
+
+// mptcpAt finds an MPTCP listener of the holders where a TCP one is missing.
+func mptcpAt(ns *netns.Handle, holders []holder, none missing) (at netip.AddrPort, found bool) {
+	var socks []sockdiag.Socket
+	if ns.Do(func() (err error) { socks, err = sockdiag.MPTCPListeners(0); return err }) != nil {
+		return at, false
+	}
+	for _, s := range socks {
+		held := slices.ContainsFunc(holders, func(h holder) bool { return len(h.fds[s.Inode]) > 0 })
+		if held && slices.ContainsFunc(none, func(e Endpoint) bool { return fit(e, s) > 0 }) {
+			return s.Local, true
+		}
+	}
+	return at, false
 }

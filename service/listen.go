@@ -116,7 +116,7 @@ func (l *Listen) setHost(host string) error {
 		}
 	} else if a.IsUnspecified() {
 		n = 0
-		if a.Is6() && l.V4 {
+		if a.Is6() && l.V4 && l.V6 {
 			return nil // [::] without a family is every address of both, as the kernel has it
 		}
 	}

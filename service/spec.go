@@ -96,14 +96,15 @@ func (s Spec) Validate(slots int) []error {
 		if m.Slot < 0 || m.Slot >= slots {
 			fail(m.Pos, "slot %d: the service has %d slots, numbered 0 to %d", m.Slot, slots, slots-1)
 		}
-		if err := m.validate(len(s.Listen)); err != nil {
+		if err := m.validate(s.Listen); err != nil {
 			fail(m.Pos, "slot %d: %v", m.Slot, err)
 		}
 	}
 	return errs
 }
 
-func (m Member) validate(listens int) error {
+// validate checks a member of a service with these listens.
+func (m Member) validate(listens []Listen) error {
 	var named []string
 	for _, f := range []struct {
 		key string
@@ -120,8 +121,13 @@ func (m Member) validate(listens int) error {
 		return fmt.Errorf("%s name the process more than once: keep one", strings.Join(named, " and "))
 	case m.PID < 0:
 		return fmt.Errorf("pid %d: want a positive number", m.PID)
-	case len(m.Bound) != 0 && len(m.Bound) != listens:
-		return fmt.Errorf("bound has %d entries and the service %d listens: give one for each, in their order", len(m.Bound), listens)
+	case len(m.Bound) != 0 && len(m.Bound) != len(listens):
+		return fmt.Errorf("bound has %d entries and the service %d listens: give one for each, in their order", len(m.Bound), len(listens))
+	}
+	for i, b := range m.Bound {
+		if b.Proto != listens[i].Proto {
+			return fmt.Errorf("bound %q is for listen %q: a socket of one protocol cannot serve the other; give them in the order of the listens", b, listens[i])
+		}
 	}
 	return nil
 }

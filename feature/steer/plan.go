@@ -38,6 +38,7 @@ func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { retur
 func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
 	var plan feature.Plan
 	wanted := map[string]bool{}
+	var placed []Service // with the namespace they turned out to be in
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
 		if err != nil {
@@ -45,6 +46,11 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		}
 		t := newTarget(s, ns)
 		ns.Close()
+		s.Netns = t.scope
+		if err := errors.Join(overlaps(placed, s)...); err != nil {
+			return plan, err
+		}
+		placed = append(placed, s)
 		wanted[t.scope+"/"+s.Name] = true
 		planService(&plan, have, t)
 	}

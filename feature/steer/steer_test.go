@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
 
@@ -316,5 +317,55 @@ func TestDevices(t *testing.T) {
 		if n != want {
 			t.Errorf("filter %+v matches %d devices, want %d", f, n, want)
 		}
+	}
+}
+
+// One process in slots of two services: each goes with it, whichever was
+// registered anew meanwhile.
+func TestOneProcessServesTwo(t *testing.T) {
+	needExitHook(t)
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	v := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9992")
+	both := startSink(t, "udp4=0.0.0.0:9991", "udp4=0.0.0.0:9992")
+	both.do("orphan") // so that only the exit can withdraw
+	w.member(0, both)
+	v.member(0, both)
+	second := v.cfg.Services[0]
+	second.Name = "svc2"
+	w.cfg.Services = append(w.cfg.Services, second)
+	w.apply()
+	other := startSink(t, "udp4=0.0.0.0:9991")
+	w.member(0, other)
+	w.apply()
+	w.locked(func(l *kernel.WriteLock) error {
+		m := w.cfg.Services[0].Members[0]
+		_, err := Register(t.Context(), l, Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}, &m)
+		return err
+	})
+	to := netip.MustParseAddrPort("127.0.0.1:9992")
+	if got := ask(t, "udp", sources(1)[0], to); got != fmt.Sprint(both.pid()) {
+		t.Fatalf("before: %s", got)
+	}
+	both.kill()
+	if got := ask(t, "udp", sources(1)[0], to); got != refused {
+		t.Errorf("the second service of an exited process is answered by %s", got)
+	}
+	if got := ask(t, "udp", sources(1)[0], loopback4); got != fmt.Sprint(other.pid()) {
+		t.Errorf("the slot that it had lost is answered by %s", got)
+	}
+}
+
+// Two services that name one namespace in two ways still cannot share packets.
+func TestOverlapFoundWhenPlanned(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	second := w.cfg.Services[0]
+	second.Name, second.Netns = "second", "/proc/self/ns/net"
+	w.cfg.Services = append(w.cfg.Services, second)
+	if errs := w.cfg.Validate(); errs != nil {
+		t.Fatal(errs)
+	}
+	_, err := Feature{}.Plan(t.Context(), State{}, w.cfg)
+	if err == nil || !strings.Contains(err.Error(), "belongs to service svc already") {
+		t.Errorf("planned: %v", err)
 	}
 }

@@ -240,11 +240,23 @@ func (e *engine) forgetExits(row uint32) error {
 		return err
 	}
 	for k, r := range all {
-		if r == row {
-			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if r != row {
+			continue
+		}
+		// steer_exit stops at the first number that is missing: the last one moves up.
+		last := k
+		for _, ok := all[steerExitKey{Tgid: k.Tgid, N: last.N + 1}]; ok; _, ok = all[steerExitKey{Tgid: k.Tgid, N: last.N + 1}] {
+			last.N++
+		}
+		if last != k {
+			if err := m.Put(k, all[last]); err != nil {
 				return err
 			}
 		}
+		if err := m.Delete(last); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		return e.forgetExits(row) // once more, on what is there now
 	}
 	return nil
 }
