@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -184,13 +183,4 @@ func wallTime(mono uint64) time.Time {
 		return time.Time{}
 	}
 	return time.Now().Add(-time.Duration(monotonic() - mono)).Truncate(time.Millisecond)
-}
-
-// running says whether the process that a row names still is that process.
-func running(pid int, start uint64) bool {
-	now, err := pidfd.StartTime(pid)
-	if err != nil {
-		return !errors.Is(err, pidfd.ErrGone) && !errors.Is(err, os.ErrNotExist)
-	}
-	return start == 0 || now == start
 }

@@ -155,15 +155,17 @@ static __always_inline void packet_read(struct bpf_sk_lookup *ctx, struct packet
 /* find_target returns the endpoint of the service that a packet belongs to, or NULL. */
 static __always_inline struct target *find_target(struct packet *p)
 {
-	struct port_key port = {.port = p->port, .proto = p->tcp ? IPPROTO_TCP : IPPROTO_UDP};
+	struct port_key port = { .port = p->port, .proto = p->tcp ? IPPROTO_TCP : IPPROTO_UDP };
 	struct port_value *v = bpf_map_lookup_elem(&steer_ports, &port);
 	struct target *t;
 
 	if (!v)
 		return NULL;
 	if (v->prefixes) {
-		struct prefix_key key = {
-			.prefixlen = 32 + 128, .proto = port.proto, .family = p->family, .port = p->port};
+		struct prefix_key key = { .prefixlen = 32 + 128,
+					  .proto = port.proto,
+					  .family = p->family,
+					  .port = p->port };
 
 		__builtin_memcpy(key.addr, p->dst, sizeof(key.addr));
 		t = bpf_map_lookup_elem(&steer_prefixes, &key);
@@ -177,7 +179,7 @@ static __always_inline struct target *find_target(struct packet *p)
 /* note_device keeps when, how often and over what a source was heard. */
 static __always_inline void note_device(struct service *s, struct packet *p)
 {
-	struct device_key key = {.service = s->id};
+	struct device_key key = { .service = s->id };
 	__u32 tcp = p->tcp & 1;
 	struct device *d;
 	__u64 now = weir_clock();
@@ -185,7 +187,7 @@ static __always_inline void note_device(struct service *s, struct packet *p)
 	__builtin_memcpy(key.addr, p->src, sizeof(key.addr));
 	d = bpf_map_lookup_elem(&steer_devices, &key);
 	if (!d) {
-		struct device fresh = {.first = now, .window = now};
+		struct device fresh = { .first = now, .window = now };
 
 		bpf_map_update_elem(&steer_devices, &key, &fresh, BPF_NOEXIST);
 		d = bpf_map_lookup_elem(&steer_devices, &key);
@@ -371,7 +373,7 @@ SEC("raw_tracepoint/sched_process_exit")
 int steer_exit(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct task_struct *task = (struct task_struct *)ctx->args[0];
-	struct exit_key key = {.tgid = bpf_get_current_pid_tgid() >> 32};
+	struct exit_key key = { .tgid = bpf_get_current_pid_tgid() >> 32 };
 	__u32 i;
 
 	if (BPF_CORE_READ(task, signal, live.counter))

@@ -78,7 +78,7 @@ struct service {
 /* slot is what the kernel knows of a member. */
 struct slot {
 	__u32 state;
-	__u32 tgid; /* of the process that holds the sockets, in the initial pid namespace */
+	__u32 tgid;  /* of the process that holds the sockets, in the initial pid namespace */
 	__u64 since; /* CLOCK_MONOTONIC, ns, of the last change of state */
 	__u64 start; /* start time of the process, clock ticks since boot (proc_pid_stat(5)) */
 };
@@ -105,7 +105,7 @@ struct device_key {
 };
 
 struct device {
-	__u64 first; /* CLOCK_MONOTONIC, ns */
+	__u64 first;   /* CLOCK_MONOTONIC, ns */
 	__u64 last[2]; /* by protocol: 0 UDP, 1 TCP */
 	__u64 packets[2];
 	__u64 window; /* start of the running rate window, ns */

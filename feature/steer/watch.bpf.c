@@ -37,7 +37,7 @@ const struct event *watch_event_type __attribute__((unused));
 
 static __always_inline void tell(__u16 port, __u8 proto, __u8 opened)
 {
-	struct event e = {.port = port, .proto = proto, .opened = opened};
+	struct event e = { .port = port, .proto = proto, .opened = opened };
 
 	if (!bpf_map_lookup_elem(&watch_ports, &port))
 		return;
