@@ -114,6 +114,10 @@ func dump(t *testing.T, q sockdiag.Query) []sockdiag.Socket {
 func one(t *testing.T, q sockdiag.Query) sockdiag.Socket {
 	t.Helper()
 	s := dump(t, q)
+	// A connection is established at the server a little after connect returns at the client.
+	for start := time.Now(); len(s) == 0 && time.Since(start) < 2*time.Second; s = dump(t, q) {
+		time.Sleep(time.Millisecond)
+	}
 	if len(s) != 1 {
 		t.Fatalf("Dump(%+v) found %d sockets, want 1: %+v", q, len(s), s)
 	}
