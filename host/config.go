@@ -3,6 +3,7 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -51,10 +52,20 @@ func ParseConfig(path string, data []byte) (*Config, error) {
 		s.Name = name
 	}
 	sc := c.steer()
-	if err := errors.Join(sc.Validate()...); err != nil {
-		return nil, err
+	if errs := sc.Validate(); len(errs) > 0 {
+		slices.SortStableFunc(errs, inOrderOfTheFile)
+		return nil, errors.Join(errs...)
 	}
 	return c, nil
+}
+
+func inOrderOfTheFile(a, b error) int {
+	x, ok := errors.AsType[*strictyaml.Error](a)
+	y, ok2 := errors.AsType[*strictyaml.Error](b)
+	if !ok || !ok2 {
+		return 0
+	}
+	return cmp.Or(cmp.Compare(x.Line, y.Line), cmp.Compare(x.Column, y.Column))
 }
 
 // steer is the steering part, services in order of name. A service with slots

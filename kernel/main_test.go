@@ -17,8 +17,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -53,12 +51,12 @@ func play(f []string) error {
 	return fmt.Errorf("no role %q", f[0])
 }
 
-// child prepares another process of this binary. It dies with the test.
+// child prepares another process of this binary.
 func child(role ...any) *exec.Cmd {
 	c := exec.Command("/proc/self/exe")
 	// The race detector would have each of them sleep a second before it exits.
 	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childEnv+"="+strings.TrimSpace(fmt.Sprintln(role...)))
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	c.SysProcAttr = &syscall.SysProcAttr{}
 	return c
 }
 

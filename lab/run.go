@@ -5,6 +5,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"os"
 )
 
 // Options of a run.
@@ -13,6 +14,7 @@ type Options struct {
 	Seed    uint64
 	Control bool // without weir
 	Watch   Watcher
+	Keep    string // directory that gets the files of the run, logs and output of every peer; "" for none
 }
 
 // Execute runs an experiment, cleans up, and counts what is left. It returns a result also when the run
@@ -29,6 +31,11 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 		e.Watch = o.Watch
 	}
 	err = x.Run(ctx, e, r)
+	if o.Keep != "" {
+		if copyErr := os.CopyFS(o.Keep, os.DirFS(e.Dir)); copyErr != nil {
+			r.Note("not every file was kept: %v", copyErr)
+		}
+	}
 	e.Watch.Say("cleaning up: processes, namespaces, pins")
 	e.Close()
 	left := e.Leftovers()

@@ -22,6 +22,7 @@ import (
 type runFlags struct {
 	quick, smoke, json, strict, without bool
 	seed                                uint64
+	keep                                string
 }
 
 func runCommand() *cobra.Command {
@@ -57,6 +58,7 @@ Wrong usage gives 2; a machine or user that cannot run the experiment, 3.`,
 	c.Flags().BoolVar(&f.strict, "strict", false, "exit with 1 also for a performance claim that falls short")
 	c.Flags().Uint64Var(&f.seed, "seed", 0, "of everything drawn, the hash of weir included (default: a new one each time)")
 	c.Flags().BoolVar(&f.without, "without-weir", false, "the control run: the same without weir; its claims are meant to fail")
+	c.Flags().StringVar(&f.keep, "keep", "", "keep logs and output of every process of the run in this new directory")
 	c.MarkFlagsMutuallyExclusive("quick", "smoke")
 	return c
 }
@@ -75,7 +77,7 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 	if os.Geteuid() != 0 {
 		return cannot{errors.New("experiments make network namespaces and load BPF programs: run it with sudo")}
 	}
-	o := lab.Options{Size: f.size(), Seed: f.seed, Control: f.without}
+	o := lab.Options{Size: f.size(), Seed: f.seed, Control: f.without, Keep: f.keep}
 	done := func() {}
 	if !f.json && isTerminal(os.Stdout) {
 		t := lab.NewTerminal(os.Stdout, fmt.Sprintf("weir-lab run %s (%s, seed %d)", x.Name, o.Size, o.Seed))

@@ -8,7 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/lab"
 )
@@ -26,6 +29,8 @@ type Router struct {
 	Collector  netip.AddrPort
 	Routes     int    // that the neighbour announces
 	Exporter   string // "pmacctd" or "softflowd"
+
+	exporter *lab.Process
 }
 
 // bgpPort is where both ends listen, each in a namespace of its own.
@@ -155,8 +160,9 @@ func (r *Router) startPmacctd(e *lab.Env, dir string) error {
 }
 
 func (r *Router) startSoftflowd(e *lab.Env, dir string) error {
-	// With its own buffer sizes softflowd drops what it sees on a veth; -v 10 is IPFIX, -d keeps it in the foreground.
-	return r.startIn(e, dir, "softflowd", "-d", "-i", r.Interface, "-n", r.Collector.String(), "-v", "10", "-B", "65536", "-C", "96",
+	// softflowd sets no time after which libpcap hands over a block of packets that is not full (256 KB): whole
+	// packets fill it sooner. -v 10 is IPFIX, -d keeps it in the foreground.
+	return r.startIn(e, dir, "softflowd", "-d", "-i", r.Interface, "-n", r.Collector.String(), "-v", "10", "-C", "1500",
 		"-t", fmt.Sprintf("general=%d", int(expiry.Seconds())), "-t", "maxlife=2", "-t", "tcp=1", "-t", "udp=1", "-t", "icmp=1", "-t", "expint=1",
 		"-p", filepath.Join(dir, "softflowd.pid"), "-c", filepath.Join(dir, "softflowd.ctl"))
 }
@@ -167,6 +173,15 @@ func (r *Router) startIn(e *lab.Env, dir, program string, args ...string) error 
 		return err
 	}
 	defer out.Close()
-	_, err = e.Start(lab.Command{Namespace: r.Namespace, Path: program, Args: args, Dir: dir, Output: out})
+	r.exporter, err = e.Start(lab.Command{Namespace: r.Namespace, Path: program, Args: args, Dir: dir, Output: out})
 	return err
+}
+
+// Silence stops the exporter where it is, or lets it go on.
+func (r *Router) Silence(on bool) {
+	sig := syscall.SIGCONT
+	if on {
+		sig = syscall.SIGSTOP
+	}
+	_ = unix.Kill(-r.exporter.PID, sig) // its group: pmacctd exports from a child
 }

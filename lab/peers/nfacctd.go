@@ -33,7 +33,8 @@ type Collector struct {
 // life is the output of one process, from its start to its end.
 type life struct {
 	flows, bmp, log tail
-	killed          int64 // bytes of log when it was killed; what plugins say after that is their last words
+	killed          int64 // bytes of log when it was killed, -1 before; what plugins say later is their last words
+	crashed         bool  // it ended unbidden, and that was reported
 }
 
 // NewCollector prepares collector number n in the namespace, without starting it.
@@ -121,6 +122,18 @@ func (c *Collector) Kill(sig syscall.Signal) error {
 		now.killed = st.Size()
 	}
 	return c.proc.Signal(sig)
+}
+
+// crash reports, once, that the process ended and nobody killed it.
+func (c *Collector) crash(f func(Record)) {
+	now := c.seen[len(c.seen)-1]
+	if c.Running() || now.killed >= 0 || now.crashed {
+		return
+	}
+	now.crashed = true
+	log, _ := os.ReadFile(now.log.path)
+	last := log[max(0, len(log)-600):]
+	f(Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("nfacctd %d ended by itself: %v; it said last: %s", c.Number, c.proc.Err(), last)})
 }
 
 // Err is how the core process ended.

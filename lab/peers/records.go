@@ -18,7 +18,8 @@ const (
 	Route               // BMP: an announced route
 	PeerUp              // BMP: a BGP neighbour of the device is up
 	Other               // BMP: anything else a device sent: Initiation, statistics, Termination
-	Session             // nfacctd's own note that a session was opened or closed
+	Session             // nfacctd's own note that a session was opened
+	Closed              // and that one was closed
 	Gap                 // IPFIX: nfacctd missed sequence numbers of a device
 	Odd                 // a line that should not be: an error, or output that cannot be read
 )
@@ -85,6 +86,8 @@ func parseBMP(line []byte) Record {
 		r.Kind, r.Port = PeerUp, l.RemotePort
 	case l.Message != "":
 		r.Kind = Other
+	case l.Event == "log_close":
+		r.Kind = Closed
 	default:
 		r.Kind = Session
 	}
@@ -121,6 +124,9 @@ func parseLog(line []byte) (r Record, ok bool) {
 
 // Poll reads what the collector wrote since the last call, in all its lives.
 func (c *Collector) Poll(f func(Record)) error {
+	if c.proc != nil {
+		c.crash(f)
+	}
 	for n, l := range c.seen {
 		if err := l.flows.lines(func(line []byte, _ int64) { f(parseFlows(line)) }); err != nil {
 			return err

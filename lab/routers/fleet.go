@@ -67,6 +67,8 @@ type Fleet struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
+	silent atomic.Bool // no IPFIX is sent
+
 	stormMu sync.Mutex
 	storm   chan struct{} // closed to end every session at once
 
@@ -163,6 +165,16 @@ func (f *Fleet) Advance() uint32 {
 		l.mu.Unlock()
 	}
 	return ended
+}
+
+// Silence stops all IPFIX, or lets it go on. When it returns, nothing more is sent.
+func (f *Fleet) Silence(on bool) {
+	f.silent.Store(on)
+	for i := range f.Devices {
+		l := f.lane(IPFIX, i)
+		l.mu.Lock() // see Advance
+		l.mu.Unlock()
+	}
 }
 
 // Sent is how many records (IPFIX) or routes (BMP) a device sent in an epoch, by its index.

@@ -42,6 +42,10 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 	last, since := uint32(0), 0
 	for ok := sleep(ctx, phase); ok; ok = sleep(ctx, f.interval()) {
 		l.mu.Lock()
+		if f.silent.Load() {
+			l.mu.Unlock()
+			continue
+		}
 		epoch := f.epoch.Load()
 		template := epoch != last || since >= f.cfg.Refresh || l.recentlyRefused()
 		buf = l.dev.IPFIX(buf[:0], l.n, template, f.cfg.Records, epoch, time.Now())

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/rig"
 	"github.com/weir-project/weir/lab/routers"
 )
 
@@ -21,7 +22,6 @@ func (x *experiment) finish(ctx context.Context) error {
 	if err := x.ledger.drain(ctx, last.epoch, last.calm, drainLimit); err != nil {
 		return err
 	}
-	x.fleet.Stop()
 	if err := x.child.wait(ctx, x.result); err != nil {
 		return err
 	}
@@ -33,18 +33,19 @@ func (x *experiment) finish(ctx context.Context) error {
 		x.result.Set("readmit_ms_max", ms(longest))
 	}
 	datagrams, messages := x.fleet.Total()
+	x.fleet.Stop()
 	x.result.Set("ipfix_messages", float64(datagrams))
 	x.result.Set("bmp_messages", float64(messages))
 	if x.weir == nil {
 		return nil
 	}
-	return x.weir.remove(ctx)
+	return x.weir.Remove(ctx)
 }
 
 // claims are what the product promises.
 func (x *experiment) claims() {
 	r := x.result
-	devices := fmt.Sprintf("== %g", r.Metrics["devices"])
+	devices := fmt.Sprintf("== %d", len(x.ledger.accounts))
 	for _, c := range []struct {
 		kind                lab.Kind
 		claim, metric, want string
@@ -68,15 +69,15 @@ func (x *experiment) claims() {
 }
 
 // chatter makes traffic between a real router and its neighbour, for the exporter to report.
-func (x *experiment) chatter(ctx context.Context, site realSite) {
+func (x *experiment) chatter(ctx context.Context, site rig.RealSite) {
 	go func() {
-		d := routers.NewDialer(site.router.Handle)
+		d := routers.NewDialer(site.Router.Handle)
 		defer d.Close()
 		for ctx.Err() == nil {
-			conn, err := d.Dial("udp", site.routerBGP, netip.AddrPortFrom(site.neighbour, 9))
+			conn, err := d.Dial("udp", site.RouterBGP, netip.AddrPortFrom(site.Neighbour, 9))
 			if err == nil {
-				for range 5 {
-					_, _ = conn.Write([]byte("chatter")) // discarded; ICMP says so, which is traffic too
+				for range 10 {
+					_, _ = conn.Write(make([]byte, 1400)) // discarded; big, see Router.startSoftflowd
 				}
 				conn.Close()
 			}

@@ -41,6 +41,7 @@ type ledger struct {
 	misdirected  int
 	odd          int // lines in a collector's log or output that should not be
 	realGaps     int
+	closes       int // ends of BMP sessions that collectors logged
 	rejected     int // noticed by devices of slots that were not disturbed
 	rejectedDead int // noticed by devices of a disturbed slot
 	lostDead     int // sessions that ended with their collector
@@ -88,7 +89,10 @@ func (l *ledger) book(collector int, r peers.Record) {
 		l.result.Note("%s", r.Text)
 		return
 	}
-	if r.Kind == peers.Session {
+	if r.Kind == peers.Closed {
+		l.closes++
+	}
+	if r.Kind == peers.Session || r.Kind == peers.Closed {
 		return // the collector's own note about a connection, not something a device sent
 	}
 	a := l.byAddr[r.Device]

@@ -133,7 +133,7 @@ func (x *experiment) bringBack(ctx context.Context, v victim) error {
 	if err := v.Start(); err != nil {
 		return err
 	}
-	appeared, err := x.sockets.appear(ctx, v.Collector, returnLimit)
+	appeared, err := x.sockets.Appear(ctx, v.Collector, returnLimit)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ const look = 2 * time.Millisecond
 
 func (x *experiment) awaitReadmission(ctx context.Context, c *peers.Collector, appeared time.Time) error {
 	for {
-		pid, err := x.weir.holder(c.Number)
+		pid, err := x.weir.Holder(c.Number)
 		if err != nil {
 			return err
 		}
@@ -179,7 +179,7 @@ func (x *experiment) rejectsElsewhere(ctx context.Context, dead map[int]bool) er
 	if x.weir == nil {
 		return nil
 	}
-	now, err := x.weir.rejects(ctx)
+	now, err := x.weir.Rejects(ctx)
 	if err != nil {
 		return err
 	}

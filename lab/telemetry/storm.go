@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/lab/rig"
 )
 
 // stormLimit is how long the last router may take to be up again.
@@ -17,11 +18,18 @@ const stormLimit = 60 * time.Second
 // storm makes every router end its BMP session and connect anew, all at the same moment: what happens when a
 // line comes back. Devices up are counted at the collectors, for a router whose connection died in a full
 // backlog believes that it is up.
+//
+// IPFIX is silent meanwhile: nfacctd 1.7.7 looks up the BMP session of the sender of each flow record, and
+// crashes when the session's end is being worked off at that moment, in another thread.
 func (x *experiment) storm(ctx context.Context) error {
+	if err := x.silence(ctx, true); err != nil {
+		return err
+	}
 	x.say("storm: all %d routers drop their BMP session and reconnect at the same moment", len(x.ledger.accounts))
 	calm := x.ledger.undisturbed(len(x.collectors))
 	before := x.endEpoch(calm)
-	ups := x.realUps()
+	ups, closes := x.realUps(), x.closes()
+	open := x.fleet.Up() + len(x.real)
 	begin := time.Now()
 	sessions := x.fleet.Storm()
 	if err := x.resetReal(); err != nil {
@@ -44,6 +52,14 @@ func (x *experiment) storm(ctx context.Context) error {
 		missing, example := x.notUp(nil)
 		x.result.Note("after the storm %d routers are not up, %s for one", missing, example)
 	}
+	for begin = time.Now(); x.closes()-closes < open && time.Since(begin) < drainLimit; {
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	if err := x.silence(ctx, false); err != nil {
+		return err
+	}
 	if err := x.ledger.drain(ctx, before.epoch, before.calm, drainLimit); err != nil {
 		return err
 	}
@@ -52,6 +68,22 @@ func (x *experiment) storm(ctx context.Context) error {
 	}
 	during := x.endEpoch(calm)
 	return x.ledger.drain(ctx, during.epoch, during.calm, drainLimit)
+}
+
+// silence stops IPFIX and waits until the collectors have read what was sent, or lets it go on.
+func (x *experiment) silence(ctx context.Context, on bool) error {
+	for _, r := range x.real {
+		r.Silence(on)
+	}
+	x.fleet.Silence(on)
+	return pause(ctx, 300*time.Millisecond)
+}
+
+// closes is how many ends of sessions the collectors logged so far.
+func (x *experiment) closes() int {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	return x.ledger.closes
 }
 
 // realUps is how many Peer Ups each account's collector logged so far.
@@ -81,13 +113,13 @@ func (x *experiment) upSince(sessions, ups []int) int {
 // resetReal resets the BMP connections of the real routers.
 func (x *experiment) resetReal() error {
 	for i := range x.real {
-		err := x.world.real[i].router.Do(func() error {
+		err := x.world.Real[i].Router.Do(func() error {
 			sockets, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << unix.BPF_TCP_ESTABLISHED})
 			if err != nil {
 				return err
 			}
 			for _, s := range sockets {
-				if s.Remote.Port() == port {
+				if s.Remote.Port() == rig.Port {
 					if err := sockdiag.Destroy(s); err != nil {
 						return err
 					}

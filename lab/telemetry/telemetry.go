@@ -13,6 +13,7 @@ import (
 
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/peers"
+	"github.com/weir-project/weir/lab/rig"
 	"github.com/weir-project/weir/lab/routers"
 )
 
@@ -53,13 +54,13 @@ type experiment struct {
 	plan
 	env        *lab.Env
 	result     *lab.Result
-	world      *world
+	world      *rig.World
 	collectors []*peers.Collector
 	real       []*peers.Router
 	fleet      *routers.Fleet
 	ledger     *ledger
-	weir       *weir // nil in the control run
-	sockets    *socketWatch
+	weir       *rig.Weir // nil in the control run
+	sockets    *rig.SocketWatch
 	spans      []span
 	readmits   []time.Duration
 	restarted  int
@@ -110,14 +111,14 @@ func (x *experiment) build(context.Context) error {
 	x.say("building the network: a host with %d collectors, %d routers of which %d are real (FRR) and %d speak IPv6",
 		x.plan.collectors, x.devices+len(x.real), len(x.real), x.ipv6)
 	var err error
-	if x.world, err = newWorld(x.env, len(x.real)); err != nil {
+	if x.world, err = rig.NewWorld(x.env, len(x.real)); err != nil {
 		return err
 	}
 	for i, router := range x.real {
-		site := x.world.real[i]
-		router.Namespace, router.Neighbour = site.router.name, site.peer.name
-		router.Addr, router.Local, router.Far = site.addr, site.routerBGP, site.neighbour
-		router.Collector = netip.AddrPortFrom(service4, port)
+		site := x.world.Real[i]
+		router.Namespace, router.Neighbour = site.Router.Name, site.Peer.Name
+		router.Addr, router.Local, router.Far = site.Addr, site.RouterBGP, site.Neighbour
+		router.Collector = netip.AddrPortFrom(rig.Service4, rig.Port)
 		if err := router.StartBGP(x.env); err != nil {
 			return err
 		}
@@ -128,12 +129,13 @@ func (x *experiment) build(context.Context) error {
 // startCollectors starts every nfacctd on the same address and port.
 func (x *experiment) startCollectors(ctx context.Context) error {
 	x.child = x.startInterruption(ctx)
-	// Hashing spreads devices unevenly; half as many again as the average is beyond any draw seen.
-	peersEach := (x.devices+len(x.real))*3/2/x.plan.collectors + 16
+	// Hashing spreads devices unevenly, half as many again as the average is beyond any draw seen; and in a
+	// storm each may connect before nfacctd has noticed the end of its old session.
+	peersEach := (x.devices+len(x.real))*3/x.plan.collectors + 16
 	x.say("starting %d nfacctd, unmodified, all on port %d for UDP and TCP; nfacctd itself sleeps 5 s before it opens its sockets",
-		x.plan.collectors, port)
+		x.plan.collectors, rig.Port)
 	for n := range x.plan.collectors {
-		c, err := peers.NewCollector(x.env, x.world.collectors.name, n, port, peersEach)
+		c, err := peers.NewCollector(x.env, x.world.Collectors.Name, n, rig.Port, peersEach)
 		if err != nil {
 			return err
 		}
@@ -142,10 +144,10 @@ func (x *experiment) startCollectors(ctx context.Context) error {
 		}
 		x.collectors = append(x.collectors, c)
 	}
-	x.sockets = watchSockets(x.world.collectors.Handle, port)
-	x.env.OnClose(x.sockets.stop)
+	x.sockets = rig.WatchSockets(x.world.Collectors.Handle, rig.Port)
+	x.env.OnClose(x.sockets.Stop)
 	for _, c := range x.collectors {
-		if _, err := x.sockets.appear(ctx, c, 60*time.Second); err != nil {
+		if _, err := x.sockets.Appear(ctx, c, 60*time.Second); err != nil {
 			return err
 		}
 	}
@@ -159,29 +161,29 @@ func (x *experiment) steer(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	if x.weir, err = newWeir(x.env, x.world.collectors.name, port, x.collectors); err != nil {
+	if x.weir, err = rig.NewWeir(x.env, x.world.Collectors.Name, rig.Port, x.collectors); err != nil {
 		return err
 	}
 	x.say("weir apply -f weir.yaml: %d slots, each with the process of a pidfile; weir serve notices who starts", len(x.collectors))
-	if err := x.weir.apply(ctx); err != nil {
+	if err := x.weir.Apply(ctx); err != nil {
 		return err
 	}
-	if _, err := x.weir.serve(); err != nil {
+	if _, err := x.weir.Serve(); err != nil {
 		return err
 	}
-	if err := x.weir.admitted(ctx, x.collectors, 10*time.Second); err != nil {
+	if err := x.weir.Admitted(ctx, x.collectors, 10*time.Second); err != nil {
 		return err
 	}
-	x.rejectBase, err = x.weir.rejects(ctx)
+	x.rejectBase, err = x.weir.Rejects(ctx)
 	return err
 }
 
 // startTraffic asks weir for the truth about every device and lets them send.
 func (x *experiment) startTraffic(ctx context.Context) error {
 	cfg := routers.Config{
-		Devices: x.devices, IPv6: x.ipv6, First4: devices4.Addr().Next(), First6: devices6.Addr().Next(),
-		To4: netip.AddrPortFrom(service4, port), To6: netip.AddrPortFrom(service6, port),
-		Rate: x.rate, Records: 3, Refresh: 20, Retry: 500 * time.Millisecond, NS: x.world.routers.Handle,
+		Devices: x.devices, IPv6: x.ipv6, First4: rig.Devices4.Addr().Next(), First6: rig.Devices6.Addr().Next(),
+		To4: netip.AddrPortFrom(rig.Service4, rig.Port), To6: netip.AddrPortFrom(rig.Service6, rig.Port),
+		Rate: x.rate, Records: 3, Refresh: 20, Retry: 500 * time.Millisecond, NS: x.world.Routers.Handle,
 		Notice: func(e routers.Event) { x.ledger.notice(e) },
 	}
 	if x.env.Control {
@@ -202,13 +204,13 @@ func (x *experiment) startTraffic(ctx context.Context) error {
 	}
 	x.view.begin(x)
 	for i, r := range x.real {
-		if err := x.world.real[i].connect(); err != nil {
+		if err := x.world.Real[i].Connect(); err != nil {
 			return err
 		}
 		if err := r.StartExporter(x.env); err != nil {
 			return err
 		}
-		x.chatter(ctx, x.world.real[i])
+		x.chatter(ctx, x.world.Real[i])
 	}
 	x.say("%d routers connect at once and send: IPFIX over UDP, BMP over TCP, each from its own address", x.devices+len(x.real))
 	x.fleet.Start(ctx)
@@ -221,7 +223,7 @@ func (x *experiment) askWhere(ctx context.Context) error {
 	if x.weir == nil {
 		return nil
 	}
-	slots, err := x.weir.where(ctx, x.ledger.addrs())
+	slots, err := x.weir.Where(ctx, x.ledger.addrs())
 	if err != nil {
 		return err
 	}

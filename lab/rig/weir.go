@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package telemetry
+package rig
 
 import (
 	"bytes"
@@ -20,11 +20,11 @@ import (
 	"github.com/weir-project/weir/lab/peers"
 )
 
-// serviceName is what the lab's weir.yaml calls the service.
-const serviceName = "telemetry"
+// ServiceName is what the lab's weir.yaml calls the service.
+const ServiceName = "telemetry"
 
-// weir runs the product as its users do: a configuration file, the command line, `weir serve` beside it.
-type weir struct {
+// Weir runs the product as its users do: a configuration file, the command line, `weir serve` beside it.
+type Weir struct {
 	env    *lab.Env
 	binary string
 	config string
@@ -34,13 +34,13 @@ type weir struct {
 	slots *steer.SlotReader // opened when first asked
 }
 
-// newWeir writes the configuration for collectors in a namespace.
-func newWeir(e *lab.Env, namespace string, port int, collectors []*peers.Collector) (*weir, error) {
+// NewWeir writes the configuration for collectors in a namespace.
+func NewWeir(e *lab.Env, namespace string, port int, collectors []*peers.Collector) (*Weir, error) {
 	binary, err := e.Weir()
 	if err != nil {
 		return nil, err
 	}
-	w := &weir{env: e, binary: binary, config: filepath.Join(e.Dir, "weir.yaml"), socket: filepath.Join(e.Dir, "weir.sock")}
+	w := &Weir{env: e, binary: binary, config: filepath.Join(e.Dir, "weir.yaml"), socket: filepath.Join(e.Dir, "weir.sock")}
 	var b strings.Builder
 	fmt.Fprintf(&b, `services:
   %s:
@@ -48,15 +48,15 @@ func newWeir(e *lab.Env, namespace string, port int, collectors []*peers.Collect
     netns: %s
     steer: {by: source, slots: %d, on_empty: reject, seed: %d}
     members:
-`, serviceName, port, namespace, len(collectors), uint32(e.Seed))
+`, ServiceName, port, namespace, len(collectors), uint32(e.Seed))
 	for _, c := range collectors {
 		fmt.Fprintf(&b, "      - {slot: %d, pidfile: %s}\n", c.Number, c.PIDFile)
 	}
 	return w, os.WriteFile(w.config, []byte(b.String()), 0o644)
 }
 
-// run executes a command of weir and returns its stdout.
-func (w *weir) run(ctx context.Context, args ...string) ([]byte, error) {
+// Run executes a command of weir and returns its stdout.
+func (w *Weir) Run(ctx context.Context, args ...string) ([]byte, error) {
 	var out, errs bytes.Buffer
 	p, err := w.env.Start(lab.Command{Path: w.binary, Args: append([]string{"--root", w.env.Root, "--socket", w.socket}, args...),
 		Stdout: &out, Output: &errs})
@@ -74,18 +74,18 @@ func (w *weir) run(ctx context.Context, args ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-func (w *weir) apply(ctx context.Context) error {
-	_, err := w.run(ctx, "apply", "-f", w.config)
+func (w *Weir) Apply(ctx context.Context) error {
+	_, err := w.Run(ctx, "apply", "-f", w.config)
 	return err
 }
 
-func (w *weir) remove(ctx context.Context) error {
-	_, err := w.run(ctx, "remove")
+func (w *Weir) Remove(ctx context.Context) error {
+	_, err := w.Run(ctx, "remove")
 	return err
 }
 
-// serve starts the process that gives slots to members as they start.
-func (w *weir) serve() (*lab.Process, error) {
+// Serve starts the process that gives slots to members as they start.
+func (w *Weir) Serve() (*lab.Process, error) {
 	log, err := os.Create(filepath.Join(w.env.Dir, "weir-serve.log"))
 	if err != nil {
 		return nil, err
@@ -95,13 +95,13 @@ func (w *weir) serve() (*lab.Process, error) {
 		Args: []string{"--root", w.env.Root, "--socket", w.socket, "serve", "--listen", ""}})
 }
 
-// where asks which slot each address belongs to.
-func (w *weir) where(ctx context.Context, addrs []netip.Addr) (map[netip.Addr]int, error) {
+// Where asks which slot each address belongs to.
+func (w *Weir) Where(ctx context.Context, addrs []netip.Addr) (map[netip.Addr]int, error) {
 	args := []string{"steer", "where", "--json"}
 	for _, a := range addrs {
 		args = append(args, a.String())
 	}
-	out, err := w.run(ctx, args...)
+	out, err := w.Run(ctx, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -124,9 +124,9 @@ func (w *weir) where(ctx context.Context, addrs []netip.Addr) (map[netip.Addr]in
 	return slots, nil
 }
 
-// rejects reads how much each slot rejected so far, as an operator would: weir steer status.
-func (w *weir) rejects(ctx context.Context) ([]uint64, error) {
-	out, err := w.run(ctx, "steer", "status", "--json")
+// Rejects reads how much each slot rejected so far, as an operator would: weir steer status.
+func (w *Weir) Rejects(ctx context.Context) ([]uint64, error) {
+	out, err := w.Run(ctx, "steer", "status", "--json")
 	if err != nil {
 		return nil, err
 	}
@@ -151,14 +151,14 @@ func (w *weir) rejects(ctx context.Context) ([]uint64, error) {
 	return n, nil
 }
 
-// holder returns the process that holds a slot, 0 for an empty one. It reads the pins without starting a
+// Holder returns the process that holds a slot, 0 for an empty one. It reads the pins without starting a
 // process, so that it can be asked every few milliseconds.
-func (w *weir) holder(slot int) (int, error) {
+func (w *Weir) Holder(slot int) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.slots == nil {
 		var err error
-		if w.slots, err = steer.OpenSlots(kernel.OpenRoot(w.env.Root), "", serviceName); err != nil {
+		if w.slots, err = steer.OpenSlots(kernel.OpenRoot(w.env.Root), "", ServiceName); err != nil {
 			return 0, err
 		}
 		w.env.OnClose(w.slots.Close)
@@ -170,12 +170,12 @@ func (w *weir) holder(slot int) (int, error) {
 	return pid, err
 }
 
-// admitted waits until every slot has its collector.
-func (w *weir) admitted(ctx context.Context, collectors []*peers.Collector, limit time.Duration) error {
+// Admitted waits until every slot has its collector.
+func (w *Weir) Admitted(ctx context.Context, collectors []*peers.Collector, limit time.Duration) error {
 	for deadline := time.Now().Add(limit); ; {
 		missing := 0
 		for i, c := range collectors {
-			pid, err := w.holder(i)
+			pid, err := w.Holder(i)
 			if err != nil {
 				return err
 			}
@@ -190,7 +190,7 @@ func (w *weir) admitted(ctx context.Context, collectors []*peers.Collector, limi
 			return nil
 		}
 		if time.Now().After(deadline) {
-			status, _ := w.run(ctx, "steer", "status")
+			status, _ := w.Run(ctx, "steer", "status")
 			return fmt.Errorf("%d of %d slots are still empty after %s:\n%s", missing, len(collectors), limit, status)
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package telemetry
+package rig
 
 import (
 	"context"
@@ -19,9 +19,9 @@ import (
 	"github.com/weir-project/weir/lab/peers"
 )
 
-// socketWatch asks the kernel of a namespace for the sockets on one port, from one thread inside it. The lab
+// SocketWatch asks the kernel of a namespace for the sockets on one port, from one thread inside it. The lab
 // so knows by itself when a collector is ready, without asking weir.
-type socketWatch struct {
+type SocketWatch struct {
 	port uint16
 	asks chan chan answer
 	end  chan struct{}
@@ -34,8 +34,8 @@ type answer struct {
 	err    error
 }
 
-func watchSockets(ns *netns.Handle, port uint16) *socketWatch {
-	w := &socketWatch{port: port, asks: make(chan chan answer), end: make(chan struct{})}
+func WatchSockets(ns *netns.Handle, port uint16) *SocketWatch {
+	w := &SocketWatch{port: port, asks: make(chan chan answer), end: make(chan struct{})}
 	go func() {
 		if err := ns.Do(func() error { w.serve(w.dump); return nil }); err != nil {
 			w.serve(func() (map[uint32]uint8, error) { return nil, err })
@@ -44,7 +44,7 @@ func watchSockets(ns *netns.Handle, port uint16) *socketWatch {
 	return w
 }
 
-func (w *socketWatch) serve(dump func() (map[uint32]uint8, error)) {
+func (w *SocketWatch) serve(dump func() (map[uint32]uint8, error)) {
 	for {
 		select {
 		case ask := <-w.asks:
@@ -56,9 +56,9 @@ func (w *socketWatch) serve(dump func() (map[uint32]uint8, error)) {
 	}
 }
 
-func (w *socketWatch) stop() { w.once.Do(func() { close(w.end) }) }
+func (w *SocketWatch) Stop() { w.once.Do(func() { close(w.end) }) }
 
-func (w *socketWatch) dump() (map[uint32]uint8, error) {
+func (w *SocketWatch) dump() (map[uint32]uint8, error) {
 	protos := map[uint32]uint8{}
 	for _, q := range []sockdiag.Query{
 		{Proto: unix.IPPROTO_TCP, States: 1 << unix.BPF_TCP_LISTEN, LocalPort: w.port},
@@ -75,9 +75,9 @@ func (w *socketWatch) dump() (map[uint32]uint8, error) {
 	return protos, nil
 }
 
-// appear waits until a collector's process holds its UDP socket and its TCP listener, and returns the last
+// Appear waits until a collector's process holds its UDP socket and its TCP listener, and returns the last
 // moment at which one of them was not there yet.
-func (w *socketWatch) appear(ctx context.Context, c *peers.Collector, limit time.Duration) (time.Time, error) {
+func (w *SocketWatch) Appear(ctx context.Context, c *peers.Collector, limit time.Duration) (time.Time, error) {
 	p, err := pidfd.Open(c.PID())
 	if err != nil {
 		return time.Time{}, err
@@ -122,7 +122,7 @@ func inodes(p *pidfd.Process) ([]uint32, error) {
 }
 
 // ready tells whether a UDP socket and a TCP listener on the port are among the inodes.
-func (w *socketWatch) ready(held []uint32) (bool, error) {
+func (w *SocketWatch) ready(held []uint32) (bool, error) {
 	ask := make(chan answer, 1)
 	select {
 	case w.asks <- ask:

@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+const (
+	nobody  = 65534
+	readers = 4747
+)
+
+// foreign turns a service's meta into that of another layout.
+func (w world) foreign() {
+	w.t.Helper()
+	all, err := w.Root.Instances("steer")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	i := all[len(all)-1]
+	m, err := ebpf.LoadPinnedMap(filepath.Join(w.Root.Path(), i.Scope, i.Feature, i.Name, "meta"), nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer m.Close()
+	b, err := m.LookupBytes(uint32(0))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	b[4] ^= 2
+	if err := m.Put(uint32(0), b); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// lockedBuffer is a log that is read while it is written.
+type lockedBuffer struct {
+	sync.Mutex
+	bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.Lock()
+	defer b.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *lockedBuffer) find(re *regexp.Regexp) []string {
+	b.Lock()
+	defer b.Unlock()
+	return re.FindStringSubmatch(b.String())
+}
+
+var address = regexp.MustCompile(`address=(\S+)`)
+
+// serving is a running Serve.
+type serving struct {
+	w      world
+	url    string
+	socket string
+	stop   func() error
+}
+
+func (w world) serve() *serving {
+	w.t.Helper()
+	s := &serving{w: w, socket: filepath.Join(socketDir(w.t), "weir.sock")}
+	log := &lockedBuffer{}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Socket: s.socket, Log: slog.New(slog.NewTextHandler(log, nil))})
+	}()
+	s.stop = sync.OnceValue(func() error { cancel(); return <-done })
+	w.t.Cleanup(func() {
+		if err := s.stop(); err != nil {
+			w.t.Error(err)
+		}
+	})
+	for end := time.Now().Add(10 * time.Second); s.url == ""; time.Sleep(time.Millisecond) {
+		if m := log.find(address); m != nil {
+			s.url = "http://" + m[1]
+		} else if time.Now().After(end) {
+			w.t.Fatal("Serve listens nowhere")
+		}
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if c, err := net.Dial("unix", s.socket); err == nil {
+			c.Close()
+			return s
+		} else if time.Now().After(end) {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// socketDir is a directory that everybody may search, unlike t.TempDir.
+func socketDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "weir-host-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func (s *serving) get(path string) (status int, body string) {
+	s.w.t.Helper()
+	resp, err := http.Get(s.url + path)
+	if err != nil {
+		s.w.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.w.t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func TestServeHTTP(t *testing.T) {
+	w := newWorld(t)
+	pid, _ := daemon(t, "0.0.0.0:4739")
+	w.apply(w.config(oneService, pid))
+	heard(t, "127.0.0.5:0", "127.0.0.1:4739")
+	s := w.serve()
+	if status, body := s.get("/healthz"); status != http.StatusOK || body != "ok\n" {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	status, body := s.get("/metrics")
+	if status != http.StatusOK {
+		t.Errorf("/metrics: %d %s", status, body)
+	}
+	checkMetrics(t, body, fmt.Sprintf(`weir_steer_slot_admitted{member="pid %d",netns="[^"]*",service="telemetry",slot="0"} 1`, pid),
+		`weir_steer_slot_admitted{member="",netns="[^"]*",service="telemetry",slot="1"} 0`,
+		`weir_steer_packets_total{netns="[^"]*",protocol="udp",service="telemetry",slot="[01]",verdict="(steered|rejected)"} 1`,
+		`weir_steer_slot_buckets{netns="[^"]*",service="telemetry",slot="0"} [1-9]`,
+		`weir_steer_slot_since_seconds{netns="[^"]*",service="telemetry",slot="0"} 1`,
+		`weir_steer_socket_queue{listen="udp4 :4739",netns="[^"]*",service="telemetry",slot="0"} [0-9]`,
+		`weir_steer_socket_drops_total{listen="tcp4 :4739",netns="[^"]*",service="telemetry",slot="0"} 0`,
+		`weir_steer_socket_buffer_bytes{listen="udp4 :4739",netns="[^"]*",service="telemetry",slot="0"} [1-9]`,
+		`weir_steer_socket_backlog_connections{listen="tcp4 :4739",netns="[^"]*",service="telemetry",slot="0"} [1-9]`,
+		`weir_steer_devices{netns="[^"]*",service="telemetry",slot="[01]"} 1`,
+		`weir_steer_up 1`, `go_goroutines [1-9]`, `process_open_fds [1-9]`)
+	if status, _ := s.get("/v1/absent"); status != http.StatusNotFound {
+		t.Errorf("an unknown path gives %d", status)
+	}
+	w.foreign()
+	if status, body := s.get("/healthz"); status != http.StatusServiceUnavailable || !strings.Contains(body, "pins of another version") {
+		t.Errorf("/healthz with pins of another version: %d %s", status, body)
+	}
+	if _, body := s.get("/metrics"); !strings.Contains(body, "\nweir_steer_up 0\n") {
+		t.Error("/metrics with pins of another version lacks weir_steer_up 0")
+	}
+	if err := s.stop(); err != nil {
+		t.Errorf("Serve ended with %v", err)
+	}
+	if _, err := os.Stat(s.socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+}
+
+// checkMetrics sees that each pattern is there and that no metric of weir's has
+// a name outside the scheme.
+func checkMetrics(t *testing.T, body string, patterns ...string) {
+	t.Helper()
+	for _, p := range patterns {
+		// Braces stand for themselves in these patterns.
+		if !regexp.MustCompile("(?m)^" + strings.NewReplacer("{", `\{`, "}", `\}`).Replace(p)).MatchString(body) {
+			t.Errorf("/metrics lacks %s", p)
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE (weir_\S*) (\S+)`).FindAllStringSubmatch(body, -1) {
+		if !strings.HasPrefix(m[1], "weir_steer_") || (m[2] == "counter") != strings.HasSuffix(m[1], "_total") {
+			t.Errorf("metric %s is a %s", m[1], m[2])
+		}
+	}
+}
+
+func TestServeSocket(t *testing.T) {
+	w := newWorld(t)
+	w.apply(w.config(oneService, 1))
+	w.setGroup(readers)
+	s := w.serve()
+	st, err := os.Stat(s.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gid := st.Sys().(*syscall.Stat_t).Gid; st.Mode().Perm() != 0o660 || gid != readers {
+		t.Errorf("socket has mode %v and group %d, want 0660 and %d", st.Mode(), gid, readers)
+	}
+	err = w.Serve(t.Context(), ServeOptions{Socket: s.socket, Log: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), "another weir serve answers on "+s.socket) {
+		t.Errorf("a second one on the socket: %v", err)
+	}
+	err = w.Serve(t.Context(), ServeOptions{Listen: strings.TrimPrefix(s.url, "http://"), Log: slog.New(slog.DiscardHandler)})
+	if !errors.Is(err, syscall.EADDRINUSE) || !strings.HasPrefix(err.Error(), "serving metrics: ") {
+		t.Errorf("a second one on the address: %v", err)
+	}
+}
+
+// The socket of a weir serve that was killed is in nobody's way.
+func TestServeAfterAKilledOne(t *testing.T) {
+	nstest.NeedRoot(t)
+	path := filepath.Join(socketDir(t), "weir.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
+	again, err := newWorld(t).listenUnix(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+}
+
+func (w world) setGroup(gid int) {
+	w.t.Helper()
+	l, err := w.Root.Lock(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer l.Unlock()
+	if err := l.SetGroup(gid); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// answers is what playRead prints.
+type answers struct {
+	Reader  string
+	Status  *steer.State
+	Devices *Devices
+	Where   *Places
+	Errors  []string
+}
+
+// playRead asks all that a reader can, as whoever runs it.
+func playRead(root, socket string) error {
+	return json.NewEncoder(os.Stdout).Encode(readAll(New(root).Reader(socket)))
+}
+
+func readAll(r Reader) answers {
+	a := answers{Reader: fmt.Sprintf("%T", r)}
+	keep := func(err error) {
+		if err != nil {
+			a.Errors = append(a.Errors, err.Error())
+		}
+	}
+	ctx := context.Background()
+	if st, err := r.Status(ctx); err == nil {
+		a.Status = &st
+	} else {
+		keep(err)
+	}
+	if d, err := r.Devices(ctx, ""); err == nil {
+		a.Devices = &d
+	} else {
+		keep(err)
+	}
+	what := steer.WhatIf{Slots: 3, Without: []int{0, 2}}
+	if p, err := r.Where(ctx, "telemetry", what, []netip.Addr{netip.MustParseAddr("127.0.0.5"), netip.MustParseAddr("2001:db8::1")}); err == nil {
+		a.Where = &p
+	} else {
+		keep(err)
+	}
+	_, err := r.Devices(ctx, "absent")
+	keep(err)
+	return a
+}
+
+// readAs asks as another user.
+func (w world) readAs(cred syscall.Credential, socket string) answers {
+	w.t.Helper()
+	c := child("read", w.Root.Path(), socket)
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &cred}
+	out, err := c.Output()
+	if err != nil {
+		w.t.Fatalf("%v: %s", err, out)
+	}
+	var a answers
+	if err := json.Unmarshal(out, &a); err != nil {
+		w.t.Fatalf("%v: %s", err, out)
+	}
+	return a
+}
+
+// Whoever may not read the pins gets the same answers from weir serve, if of
+// the group, and else an error that says who may.
+func TestReaderFallsBackToTheSocket(t *testing.T) {
+	w := newWorld(t)
+	pid, _ := daemon(t, "0.0.0.0:4739")
+	w.apply(w.config(oneService, pid))
+	w.setGroup(readers)
+	heard(t, "127.0.0.5:0", "127.0.0.1:4739")
+	s := w.serve()
+	own := readAll(w.Reader(s.socket))
+	if own.Reader != "host.pins" || len(own.Errors) != 1 || len(own.Devices.Devices) != 1 || len(own.Where.Places) != 2 {
+		t.Fatalf("root reads %+v", own)
+	}
+	// Nobody but root searches the tests' bpffs, as if the kernel refused.
+	theirs := w.readAs(syscall.Credential{Uid: nobody, Gid: readers}, s.socket)
+	if theirs.Reader != "host.remote" {
+		t.Errorf("the group reads by %s", theirs.Reader)
+	}
+	if want := "weir serve: " + own.Errors[0]; len(theirs.Errors) != 1 || theirs.Errors[0] != want {
+		t.Errorf("the group has errors %v, want %s", theirs.Errors, want)
+	}
+	own.Status.Services[0].Updated = theirs.Status.Services[0].Updated // when it was asked
+	for what, pair := range map[string][2]any{"status": {theirs.Status, own.Status}, "devices": {theirs.Devices, own.Devices}, "where": {theirs.Where, own.Where}} {
+		if got, want := shown(pair[0]), shown(pair[1]); got != want {
+			t.Errorf("%s over the socket:\n%s\nfrom the pins:\n%s", what, got, want)
+		}
+	}
+	stranger := w.readAs(syscall.Credential{Uid: nobody, Gid: nobody}, s.socket)
+	for _, e := range stranger.Errors {
+		if !strings.Contains(e, "no permission to read weir's pins") || !strings.Contains(e, "no weir serve answers on "+s.socket) {
+			t.Errorf("a stranger is told %q", e)
+		}
+	}
+	if len(stranger.Errors) != 4 {
+		t.Errorf("a stranger reads %+v", stranger)
+	}
+}
+
+// shown is JSON without the milliseconds by which two readings of a clock differ.
+func shown(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	return regexp.MustCompile(`"(since|first_seen|last_seen|last_udp|updated)":"[^"]*"|"udp_packets_per_second":[^,}]*`).ReplaceAllString(string(b), "$1")
+}
+
+func TestServeAnswersBadQuestions(t *testing.T) {
+	w := newWorld(t)
+	w.apply(w.config(oneService, 1))
+	s := w.serve()
+	for path, want := range map[string]string{
+		"/v1/steer/where?address=router":                 `unable to parse IP`,
+		"/v1/steer/where?address=::1&slots=x":            `invalid syntax`,
+		"/v1/steer/where?address=::1&without=0,y":        `invalid syntax`,
+		"/v1/steer/where?address=::1&slots=1000":         `1000 slots: want a number from 1 to`,
+		"/v1/steer/where?address=::1&without=7":          `slot 7: there are slots 0 to 1`,
+		"/v1/steer/devices?service=other":                `no service "other" is steered; there is telemetry`,
+		"/v1/steer/where?address=%zz":                    `invalid URL escape`,
+		"/v1/steer/where?service=telemetry&without=-1":   `slot -1`,
+		"/v1/steer/where?service=telemetry&slots=-1":     `-1 slots`,
+		"/v1/steer/where?service=nobody&address=1.2.3.4": `no service "nobody"`,
+	} {
+		if status, body := s.get(path); status != http.StatusUnprocessableEntity || !strings.Contains(body, want) {
+			t.Errorf("%s: %d %q, want 422 with %q", path, status, body, want)
+		}
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	w := newWorld(t)
+	d := w.Doctor(t.Context())
+	if err := d.Able(); err != nil {
+		t.Error(err)
+	}
+	if d.User != "root" || d.Kernel == "" || d.Kernel == "unknown" || len(d.Findings) == 0 {
+		t.Errorf("diagnosis %+v", d)
+	}
+	for _, f := range d.Findings {
+		if f.Feature != "steer" || f.Check == "" || f.Since == "" || f.Level != "ok" && !f.Optional {
+			t.Errorf("finding %+v", f)
+		}
+	}
+	w.apply(w.config(oneService, 1))
+	w.foreign()
+	d = w.Doctor(t.Context())
+	if last := d.Findings[len(d.Findings)-1]; last.Level != "warning" || !strings.Contains(last.Text, "pins of another version") {
+		t.Errorf("pins of another version: %+v", last)
+	}
+}
+
+func TestDoctorWithoutRights(t *testing.T) {
+	nstest.NeedRoot(t)
+	c := child("doctor", "/sys/fs/bpf/absent")
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	out, err := c.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	able, rest, _ := strings.Cut(string(out), "\n")
+	if !strings.HasPrefix(able, "able: "+kernel.ErrUnsupported.Error()) || !strings.Contains(able, "steer needs sk_lookup programs") {
+		t.Errorf("%s", able)
+	}
+	var d Diagnosis
+	if err := json.Unmarshal([]byte(rest), &d); err != nil {
+		t.Fatal(err)
+	}
+	if d.User != "uid 65534" {
+		t.Errorf("user %q", d.User)
+	}
+	for _, f := range d.Findings {
+		if f.Level == "missing" && !strings.Contains(f.Text, "run as root") {
+			t.Errorf("%s is missing: %s %s", f.Check, f.Text, f.Remedy)
+		}
+	}
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// childEnv makes this binary play another process: a role and its arguments.
+const childEnv = "WEIR_HOST_CHILD"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(childEnv); role != "" {
+		if err := play(strings.Fields(role)); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	nstest.Main(m)
+}
+
+func play(f []string) error {
+	switch f[0] {
+	case "daemon":
+		return playDaemon(f[1:])
+	case "read":
+		return playRead(f[1], f[2])
+	case "doctor":
+		d := New(f[1]).Doctor(context.Background())
+		fmt.Println("able:", d.Able())
+		return json.NewEncoder(os.Stdout).Encode(d)
+	}
+	return fmt.Errorf("no role %q", f[0])
+}
+
+// playDaemon listens on UDP and TCP at each address until its input ends.
+func playDaemon(addrs []string) error {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+		return errors.Join(cerr, err)
+	}}
+	lc.SetMultipathTCP(false)
+	var open []io.Closer
+	for _, a := range addrs {
+		p, err := lc.ListenPacket(context.Background(), "udp4", a)
+		if err != nil {
+			return err
+		}
+		l, err := lc.Listen(context.Background(), "tcp4", a)
+		if err != nil {
+			return err
+		}
+		open = append(open, p, l)
+	}
+	fmt.Println("ready")
+	_, err := io.Copy(io.Discard, os.Stdin)
+	for _, c := range open {
+		c.Close()
+	}
+	return err
+}
+
+func child(role ...any) *exec.Cmd {
+	c := exec.Command("/proc/self/exe")
+	c.Dir = "/"
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childEnv+"="+strings.TrimSpace(fmt.Sprintln(role...)))
+	return c
+}
+
+// daemon starts a collector on the addresses. end ends it.
+func daemon(t *testing.T, addrs ...string) (pid int, end func()) {
+	t.Helper()
+	c := child("daemon", strings.Join(addrs, " "))
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end = sync.OnceFunc(func() { in.Close(); c.Wait() })
+	t.Cleanup(end)
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("daemon: %s%v", line, err)
+	}
+	return c.Process.Pid, end
+}
+
+// world is a host with a pin root of the test's own.
+type world struct {
+	*Host
+	t *testing.T
+}
+
+func newWorld(t *testing.T) world {
+	t.Helper()
+	nstest.NeedRoot(t)
+	name := strings.NewReplacer("/", "_", " ", "_").Replace(t.Name())
+	w := world{New(filepath.Join(nstest.BPFFS, fmt.Sprintf("%.40s_%d", name, time.Now().UnixNano()%1e9))), t}
+	t.Cleanup(func() {
+		if err := w.Remove(context.Background(), ""); err != nil {
+			t.Error(err)
+		}
+		if left := w.dump(); len(left) > 0 {
+			t.Errorf("removed, and there is still\n%s", strings.Join(left, "\n"))
+		}
+	})
+	return w
+}
+
+func (w world) config(text string, args ...any) *Config {
+	w.t.Helper()
+	c, err := ParseConfig("weir.yaml", fmt.Appendf(nil, text, args...))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+// apply applies a config and returns what it did.
+func (w world) apply(c *Config) []string {
+	w.t.Helper()
+	var done []string
+	err := w.Apply(w.t.Context(), c, func(d Done) {
+		s := d.Step.String()
+		if d.Note != "" {
+			s += " (" + d.Note + ")"
+		}
+		done = append(done, s)
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return done
+}
+
+func (w world) plan(c *Config) []string {
+	w.t.Helper()
+	p, err := w.Plan(w.t.Context(), c)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var steps []string
+	for _, s := range p.Steps {
+		steps = append(steps, s.String())
+	}
+	return steps
+}
+
+func (w world) state() steer.State {
+	w.t.Helper()
+	st, err := steer.ReadState(w.t.Context(), w.Root)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return st
+}
+
+// dump lists every pin with its rights, the kernel's id of what is pinned, and
+// what the maps hold.
+func (w world) dump() []string {
+	w.t.Helper()
+	var out []string
+	err := filepath.WalkDir(w.Root.Path(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		st := info.Sys().(*syscall.Stat_t)
+		rel, _ := filepath.Rel(w.Root.Path(), path)
+		what, err := pinned(path, d)
+		out = append(out, fmt.Sprintf("%s %04o %d:%d inode %d %s", rel, info.Mode().Perm(), st.Uid, st.Gid, st.Ino, what))
+		return err
+	})
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+func pinned(path string, d fs.DirEntry) (string, error) {
+	if d.IsDir() {
+		return "directory", nil
+	}
+	if strings.HasPrefix(d.Name(), "link_") {
+		l, err := link.LoadPinnedLink(path, nil)
+		if err != nil {
+			return "", err
+		}
+		defer l.Close()
+		info, err := l.Info()
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("link %d program %d", info.ID, info.Program), nil
+	}
+	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return "", err
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return "", err
+	}
+	id, _ := info.ID()
+	return fmt.Sprintf("map %d %s", id, contents(m)), nil
+}
+
+// contents is what a map holds, where it is one that can be listed.
+func contents(m *ebpf.Map) string {
+	var k, v []byte
+	var all []string
+	it := m.Iterate()
+	if m.Type() == ebpf.PerCPUArray {
+		return "per CPU"
+	}
+	for it.Next(&k, &v) {
+		if slices.ContainsFunc(v, func(b byte) bool { return b != 0 }) {
+			all = append(all, fmt.Sprintf("%x=%.256x", k, v))
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+// heard sends a datagram from a source address to the service.
+func heard(t *testing.T, from, to string) {
+	t.Helper()
+	c, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+}

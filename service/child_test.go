@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/units"
+)
+
+// childEnv makes this binary a daemon with the sockets it lists.
+const childEnv = "WEIR_SERVICE_CHILD"
+
+func TestMain(m *testing.M) {
+	if sockets, ok := os.LookupEnv(childEnv); ok {
+		if err := serve(strings.Split(sockets, ",")); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	nstest.Main(m)
+}
+
+// serve opens sockets such as "udp4 0.0.0.0:53", "tcp6 [::]:53" (without IPv4),
+// "mptcp 0.0.0.0:53" and "connected 127.0.0.1:53", says so, and holds them until
+// its input ends.
+func serve(sockets []string) error {
+	var open []io.Closer
+	for _, s := range sockets {
+		if s == "" {
+			continue
+		}
+		c, err := openSocket(s)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+		open = append(open, c)
+	}
+	fmt.Println("ready")
+	_, err := io.Copy(io.Discard, os.Stdin)
+	for _, c := range open {
+		c.Close()
+	}
+	return err
+}
+
+func openSocket(s string) (io.Closer, error) {
+	proto, addr, _ := strings.Cut(s, " ")
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+		return errors.Join(cerr, err)
+	}}
+	lc.SetMultipathTCP(proto == "mptcp")
+	switch {
+	case proto == "mptcp":
+		return lc.Listen(context.Background(), "tcp4", addr)
+	case proto == "connected":
+		local, err := net.ResolveUDPAddr("udp", addr)
+		if err != nil {
+			return nil, err
+		}
+		return net.DialUDP("udp", local, &net.UDPAddr{IP: local.IP, Port: 9})
+	case strings.HasPrefix(proto, "udp"):
+		return lc.ListenPacket(context.Background(), proto, addr)
+	}
+	return lc.Listen(context.Background(), proto, addr)
+}
+
+// daemon is a running serve.
+type daemon struct {
+	cmd *exec.Cmd
+	in  io.Closer
+	end func() // ends it and waits; a second time it does nothing
+}
+
+func (d *daemon) pid() int { return d.cmd.Process.Pid }
+
+func start(t *testing.T, sockets ...string) *daemon { return startWith(t, nil, sockets...) }
+
+// startWith lets configure change the command before it starts.
+func startWith(t *testing.T, configure func(*exec.Cmd), sockets ...string) *daemon {
+	t.Helper()
+	nstest.NeedRoot(t)
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childEnv+"="+strings.Join(sockets, ","))
+	if configure != nil {
+		configure(c)
+	}
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{cmd: c, in: in, end: sync.OnceFunc(func() { in.Close(); c.Wait() })}
+	t.Cleanup(d.end)
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("daemon with %v: %s%v", sockets, line, err)
+	}
+	return d
+}
+
+// elsewhere starts a daemon in a network namespace of its own.
+func elsewhere(t *testing.T, sockets ...string) *daemon {
+	t.Helper()
+	return startWith(t, func(c *exec.Cmd) { c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET} }, sockets...)
+}
+
+// cgroup makes a cgroup and returns its path from the root of cgroup2. It is
+// removed once the daemons that are moved there have ended.
+func cgroup(t *testing.T) string {
+	t.Helper()
+	nstest.NeedRoot(t)
+	root, err := units.CgroupRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("/weir-service-%d-%s", os.Getpid(), strings.ReplaceAll(t.Name(), "/", "_"))
+	if err := os.Mkdir(root+name, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(root + name); err != nil {
+			t.Error(err)
+		}
+	})
+	return name
+}
+
+// moveTo puts a daemon into a cgroup.
+func (d *daemon) moveTo(t *testing.T, cgroup string) {
+	t.Helper()
+	root, err := units.CgroupRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(root+cgroup+"/cgroup.procs", fmt.Append(nil, d.pid()), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pidFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pid")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// here is the namespace of the tests.
+func here(t *testing.T) *netns.Handle {
+	t.Helper()
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+// adopt adopts m for a service and checks what it got.
+func adopt(t *testing.T, m Member, listens ...string) *Adoption {
+	t.Helper()
+	s := spec(t, listens)
+	a, err := m.Adopt(t.Context(), here(t), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.Close)
+	eps := s.Endpoints()
+	if len(a.Sockets) != len(eps) {
+		t.Fatalf("%d sockets for %d endpoints", len(a.Sockets), len(eps))
+	}
+	for i, got := range a.Sockets {
+		if got.Endpoint != eps[i] {
+			t.Errorf("socket %d is for %s, want %s", i, got.Endpoint, eps[i])
+		}
+		cookie, err := unix.GetsockoptUint64(got.FD, unix.SOL_SOCKET, unix.SO_COOKIE)
+		if err != nil || cookie != got.Socket.Cookie {
+			t.Errorf("%s: descriptor %d has cookie %d, %v; want %d", got.Endpoint, got.FD, cookie, err, got.Socket.Cookie)
+		}
+		if !holds(t, got.PID, got.Socket.Inode) {
+			t.Errorf("%s: process %d does not hold socket %d", got.Endpoint, got.PID, got.Socket.Inode)
+		}
+	}
+	if !a.Alive() {
+		t.Error("the member is taken to be dead")
+	}
+	return a
+}
+
+func holds(t *testing.T, pid int, inode uint32) bool {
+	t.Helper()
+	links, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range links {
+		if to, err := os.Readlink(l); err == nil && to == fmt.Sprintf("socket:[%d]", inode) {
+			return true
+		}
+	}
+	return false
+}
+
+// refuse checks that m cannot be adopted, for a reason, and says it.
+func refuse(t *testing.T, m Member, want error, text string, listens ...string) {
+	t.Helper()
+	a, err := m.Adopt(t.Context(), here(t), spec(t, listens))
+	if err == nil {
+		a.Close()
+	}
+	if !errors.Is(err, want) || !strings.Contains(err.Error(), text) {
+		t.Errorf("%s: %v; want %v that says %q", m, err, want, text)
+	}
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
+)
+
+// missing are the places where a member has no socket.
+type missing []Endpoint
+
+func (m missing) Error() string {
+	names := make([]string, len(m))
+	for i, e := range m {
+		names[i] = e.String()
+	}
+	return fmt.Sprintf("%v: %s", ErrNoSocket, strings.Join(names, ", "))
+}
+
+func (missing) Unwrap() error { return ErrNoSocket }
+
+// explain finds out why no socket fits: the usual reasons have a remedy.
+func (m Member) explain(ns *netns.Handle, holders []holder, err error) error {
+	none, ok := errors.AsType[missing](err)
+	if !ok {
+		return err
+	}
+	pid := holders[0].proc.PID()
+	if other, oerr := netns.OfPID(pid); oerr == nil {
+		defer other.Close()
+		if !other.Same(ns) {
+			return fmt.Errorf("%w: process %d is in %s, the service in %s: set netns: pid:%d, or its name", ErrElsewhere, pid, other, ns, pid)
+		}
+	}
+	if at, ok := mptcpAt(ns, holders, none); ok {
+		return mptcpError(at)
+	}
+	return fmt.Errorf("process %d: %w", pid, err)
+}
+
+func mptcpError(at netip.AddrPort) error {
+	return fmt.Errorf("%w at %s, which socket maps do not take: for a Go program set GODEBUG=multipathtcp=0, for others leave out IPPROTO_MPTCP, or sysctl net.mptcp.enabled=0 in its namespace and restart it", ErrMPTCP, at)
+}
+
+// mptcpAt finds an MPTCP listener of the holders where a TCP one is missing.
+func mptcpAt(ns *netns.Handle, holders []holder, none missing) (at netip.AddrPort, found bool) {
+	var socks []sockdiag.Socket
+	if ns.Do(func() (err error) { socks, err = sockdiag.MPTCPListeners(0); return err }) != nil {
+		return at, false
+	}
+	for _, s := range socks {
+		held := slices.ContainsFunc(holders, func(h holder) bool { return len(h.fds[s.Inode]) > 0 })
+		if held && slices.ContainsFunc(none, func(e Endpoint) bool { return fit(e, s) > 0 }) {
+			return s.Local, true
+		}
+	}
+	return at, false
+}
