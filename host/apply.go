@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/user"
 	"strconv"
 
@@ -101,7 +102,7 @@ func (c *Config) gid() (int, error) {
 	g, err := user.LookupGroup(name)
 	var unknown user.UnknownGroupError
 	switch {
-	case errors.As(err, &unknown) && c.Group == "":
+	case c.Group == "" && (errors.As(err, &unknown) || errors.Is(err, os.ErrNotExist)): // minimal systems have no /etc/group
 		return 0, nil
 	case err != nil:
 		return 0, c.Pos.Errorf("group: %v: make it with 'groupadd --system %s', or leave the key out", err, name)

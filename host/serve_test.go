@@ -5,14 +5,12 @@ package host
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -24,9 +22,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/kernel"
 )
 
 const (
@@ -206,7 +202,7 @@ func checkMetrics(t *testing.T, body string, patterns ...string) {
 
 func TestServeSocket(t *testing.T) {
 	w := newWorld(t)
-	w.apply(w.config(oneService, 1))
+	w.apply(w.config(oneService, absent))
 	w.setGroup(readers)
 	s := w.serve()
 	st, err := os.Stat(s.socket)
@@ -258,115 +254,9 @@ func (w world) setGroup(gid int) {
 	}
 }
 
-// answers is what playRead prints.
-type answers struct {
-	Reader  string
-	Status  *steer.State
-	Devices *Devices
-	Where   *Places
-	Errors  []string
-}
-
-// playRead asks all that a reader can, as whoever runs it.
-func playRead(root, socket string) error {
-	return json.NewEncoder(os.Stdout).Encode(readAll(New(root).Reader(socket)))
-}
-
-func readAll(r Reader) answers {
-	a := answers{Reader: fmt.Sprintf("%T", r)}
-	keep := func(err error) {
-		if err != nil {
-			a.Errors = append(a.Errors, err.Error())
-		}
-	}
-	ctx := context.Background()
-	if st, err := r.Status(ctx); err == nil {
-		a.Status = &st
-	} else {
-		keep(err)
-	}
-	if d, err := r.Devices(ctx, ""); err == nil {
-		a.Devices = &d
-	} else {
-		keep(err)
-	}
-	what := steer.WhatIf{Slots: 3, Without: []int{0, 2}}
-	if p, err := r.Where(ctx, "telemetry", what, []netip.Addr{netip.MustParseAddr("127.0.0.5"), netip.MustParseAddr("2001:db8::1")}); err == nil {
-		a.Where = &p
-	} else {
-		keep(err)
-	}
-	_, err := r.Devices(ctx, "absent")
-	keep(err)
-	return a
-}
-
-// readAs asks as another user.
-func (w world) readAs(cred syscall.Credential, socket string) answers {
-	w.t.Helper()
-	c := child("read", w.Root.Path(), socket)
-	c.SysProcAttr = &syscall.SysProcAttr{Credential: &cred}
-	out, err := c.Output()
-	if err != nil {
-		w.t.Fatalf("%v: %s", err, out)
-	}
-	var a answers
-	if err := json.Unmarshal(out, &a); err != nil {
-		w.t.Fatalf("%v: %s", err, out)
-	}
-	return a
-}
-
-// Whoever may not read the pins gets the same answers from weir serve, if of
-// the group, and else an error that says who may.
-func TestReaderFallsBackToTheSocket(t *testing.T) {
-	w := newWorld(t)
-	pid, _ := daemon(t, "0.0.0.0:4739")
-	w.apply(w.config(oneService, pid))
-	w.setGroup(readers)
-	heard(t, "127.0.0.5:0", "127.0.0.1:4739")
-	s := w.serve()
-	own := readAll(w.Reader(s.socket))
-	if own.Reader != "host.pins" || len(own.Errors) != 1 || len(own.Devices.Devices) != 1 || len(own.Where.Places) != 2 {
-		t.Fatalf("root reads %+v", own)
-	}
-	// Nobody but root searches the tests' bpffs, as if the kernel refused.
-	theirs := w.readAs(syscall.Credential{Uid: nobody, Gid: readers}, s.socket)
-	if theirs.Reader != "host.remote" {
-		t.Errorf("the group reads by %s", theirs.Reader)
-	}
-	if want := "weir serve: " + own.Errors[0]; len(theirs.Errors) != 1 || theirs.Errors[0] != want {
-		t.Errorf("the group has errors %v, want %s", theirs.Errors, want)
-	}
-	own.Status.Services[0].Updated = theirs.Status.Services[0].Updated // when it was asked
-	for what, pair := range map[string][2]any{"status": {theirs.Status, own.Status}, "devices": {theirs.Devices, own.Devices}, "where": {theirs.Where, own.Where}} {
-		if got, want := shown(pair[0]), shown(pair[1]); got != want {
-			t.Errorf("%s over the socket:\n%s\nfrom the pins:\n%s", what, got, want)
-		}
-	}
-	stranger := w.readAs(syscall.Credential{Uid: nobody, Gid: nobody}, s.socket)
-	for _, e := range stranger.Errors {
-		if !strings.Contains(e, "no permission to read weir's pins") || !strings.Contains(e, "no weir serve answers on "+s.socket) {
-			t.Errorf("a stranger is told %q", e)
-		}
-	}
-	if len(stranger.Errors) != 4 {
-		t.Errorf("a stranger reads %+v", stranger)
-	}
-}
-
-// shown is JSON without the milliseconds by which two readings of a clock differ.
-func shown(v any) string {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err.Error()
-	}
-	return regexp.MustCompile(`"(since|first_seen|last_seen|last_udp|updated)":"[^"]*"|"udp_packets_per_second":[^,}]*`).ReplaceAllString(string(b), "$1")
-}
-
 func TestServeAnswersBadQuestions(t *testing.T) {
 	w := newWorld(t)
-	w.apply(w.config(oneService, 1))
+	w.apply(w.config(oneService, absent))
 	s := w.serve()
 	for path, want := range map[string]string{
 		"/v1/steer/where?address=router":                 `unable to parse IP`,
@@ -382,54 +272,6 @@ func TestServeAnswersBadQuestions(t *testing.T) {
 	} {
 		if status, body := s.get(path); status != http.StatusUnprocessableEntity || !strings.Contains(body, want) {
 			t.Errorf("%s: %d %q, want 422 with %q", path, status, body, want)
-		}
-	}
-}
-
-func TestDoctor(t *testing.T) {
-	w := newWorld(t)
-	d := w.Doctor(t.Context())
-	if err := d.Able(); err != nil {
-		t.Error(err)
-	}
-	if d.User != "root" || d.Kernel == "" || d.Kernel == "unknown" || len(d.Findings) == 0 {
-		t.Errorf("diagnosis %+v", d)
-	}
-	for _, f := range d.Findings {
-		if f.Feature != "steer" || f.Check == "" || f.Since == "" || f.Level != "ok" && !f.Optional {
-			t.Errorf("finding %+v", f)
-		}
-	}
-	w.apply(w.config(oneService, 1))
-	w.foreign()
-	d = w.Doctor(t.Context())
-	if last := d.Findings[len(d.Findings)-1]; last.Level != "warning" || !strings.Contains(last.Text, "pins of another version") {
-		t.Errorf("pins of another version: %+v", last)
-	}
-}
-
-func TestDoctorWithoutRights(t *testing.T) {
-	nstest.NeedRoot(t)
-	c := child("doctor", "/sys/fs/bpf/absent")
-	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	out, err := c.Output()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	able, rest, _ := strings.Cut(string(out), "\n")
-	if !strings.HasPrefix(able, "able: "+kernel.ErrUnsupported.Error()) || !strings.Contains(able, "steer needs sk_lookup programs") {
-		t.Errorf("%s", able)
-	}
-	var d Diagnosis
-	if err := json.Unmarshal([]byte(rest), &d); err != nil {
-		t.Fatal(err)
-	}
-	if d.User != "uid 65534" {
-		t.Errorf("user %q", d.User)
-	}
-	for _, f := range d.Findings {
-		if f.Level == "missing" && !strings.Contains(f.Text, "run as root") {
-			t.Errorf("%s is missing: %s %s", f.Check, f.Text, f.Remedy)
 		}
 	}
 }

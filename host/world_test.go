@@ -115,6 +115,9 @@ func daemon(t *testing.T, addrs ...string) (pid int, end func()) {
 	return c.Process.Pid, end
 }
 
+// absent is the number of no process: the limit of them all.
+const absent = 1 << 22
+
 // world is a host with a pin root of the test's own.
 type world struct {
 	*Host
@@ -239,18 +242,32 @@ func pinned(path string, d fs.DirEntry) (string, error) {
 	return fmt.Sprintf("map %d %s", id, contents(m)), nil
 }
 
-// contents is what a map holds, where it is one that can be listed.
+// contents is what a map holds, where that can be read in reasonable time.
 func contents(m *ebpf.Map) string {
-	var k, v []byte
 	var all []string
-	it := m.Iterate()
-	if m.Type() == ebpf.PerCPUArray {
-		return "per CPU"
-	}
-	for it.Next(&k, &v) {
+	show := func(k, v []byte) {
 		if slices.ContainsFunc(v, func(b byte) bool { return b != 0 }) {
 			all = append(all, fmt.Sprintf("%x=%.256x", k, v))
 		}
+	}
+	switch m.Type() {
+	case ebpf.Array:
+		values := make([]byte, m.MaxEntries()*m.ValueSize())
+		var at ebpf.MapBatchCursor
+		n, err := m.BatchLookup(&at, make([]uint32, m.MaxEntries()), values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err.Error()
+		}
+		for i := range n {
+			show(fmt.Append(nil, i), values[i*int(m.ValueSize()):][:m.ValueSize()])
+		}
+	case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie, ebpf.ArrayOfMaps:
+		var k, v []byte
+		for it := m.Iterate(); it.Next(&k, &v); {
+			show(k, v)
+		}
+	default:
+		return m.Type().String()
 	}
 	slices.Sort(all)
 	return strings.Join(all, " ")

@@ -5,7 +5,9 @@ package lab
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 )
 
 // Options of a run.
@@ -32,7 +34,7 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 	}
 	err = x.Run(ctx, e, r)
 	if o.Keep != "" {
-		if copyErr := os.CopyFS(o.Keep, os.DirFS(e.Dir)); copyErr != nil {
+		if copyErr := keepFiles(e.Dir, o.Keep); copyErr != nil {
 			r.Note("not every file was kept: %v", copyErr)
 		}
 	}
@@ -52,4 +54,29 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 	r.Claim(Correctness, "nothing is left behind, after the run and after Ctrl-C", LeftoversMetric, "== 0")
 	r.Conclude()
 	return r, nil
+}
+
+// keepFiles copies the regular files of a run; daemons leave sockets among them.
+func keepFiles(from, to string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, name)
+		if d.IsDir() {
+			return os.MkdirAll(target, 0o755)
+		}
+		if !d.Type().IsRegular() {
+			return nil
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(target, data, 0o644)
+	})
 }

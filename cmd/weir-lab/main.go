@@ -74,7 +74,7 @@ after Ctrl-C. It uses pins of its own and never touches a weir in use.`,
 		SilenceUsage:  true,
 	}
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage{err} })
-	c.AddCommand(listCommand(), runCommand())
+	c.AddCommand(listCommand(), runCommand(), resultsCommand())
 	return c
 }
 

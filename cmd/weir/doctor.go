@@ -4,8 +4,10 @@ package main
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/host"
 )
 
 func doctorCommand(g *globals) *cobra.Command {
@@ -22,27 +24,30 @@ Exit status 3 if a feature cannot run.`,
 				}
 				return d.Able()
 			}
-			w := cmd.OutOrStdout()
-			fmt.Fprintf(w, "Linux %s, as %s\n", d.Kernel, d.User)
-			t := newTable(w, "FEATURE", "NEEDS", "SINCE", "")
-			for _, f := range d.Findings {
-				if f.Level != "warning" {
-					t.row(f.Feature, f.Check, dash(f.Since), f.Level)
-				}
-			}
-			t.flush()
-			for _, f := range d.Findings {
-				if f.Text == "" {
-					continue
-				}
-				fmt.Fprintf(w, "%s: %s %s: %s\n", f.Level, f.Feature, f.Check, f.Text)
-				if f.Remedy != "" {
-					fmt.Fprintf(w, "  remedy: %s\n", f.Remedy)
-				}
-			}
+			printDoctor(cmd.OutOrStdout(), d)
 			return d.Able()
 		},
 	}
 	jsonFlag(c, g)
 	return c
+}
+
+func printDoctor(w io.Writer, d host.Diagnosis) {
+	fmt.Fprintf(w, "Linux %s, as %s\n", d.Kernel, d.User)
+	t := newTable(w, "FEATURE", "NEEDS", "SINCE", "")
+	for _, f := range d.Findings {
+		if f.Level != "warning" {
+			t.row(f.Feature, f.Check, dash(f.Since), f.Level)
+		}
+	}
+	t.flush()
+	for _, f := range d.Findings {
+		if f.Text == "" {
+			continue
+		}
+		fmt.Fprintf(w, "%s: %s %s: %s\n", f.Level, f.Feature, f.Check, f.Text)
+		if f.Remedy != "" {
+			fmt.Fprintf(w, "  remedy: %s\n", f.Remedy)
+		}
+	}
 }

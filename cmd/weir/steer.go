@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"time"
 
@@ -76,21 +77,7 @@ func steerWhere(g *globals) *cobra.Command {
 			if g.json {
 				return printJSON(cmd, p)
 			}
-			t := newTable(cmd.OutOrStdout(), "ADDRESS", "BUCKET", "SLOT", "MEMBER", "PID")
-			for _, w := range p.Places {
-				slot, pid := fmt.Sprint(w.Slot), "-"
-				switch {
-				case w.Instead != nil:
-					slot += fmt.Sprintf(" (empty, meanwhile %d)", *w.Instead)
-				case !w.Admitted:
-					slot += " (empty)"
-				}
-				if w.PID != 0 {
-					pid = fmt.Sprint(w.PID)
-				}
-				t.row(w.Address, w.Bucket, slot, dash(w.Member), pid)
-			}
-			t.flush()
+			printWhere(cmd.OutOrStdout(), p.Places)
 			return nil
 		},
 	}
@@ -99,6 +86,32 @@ func steerWhere(g *globals) *cobra.Command {
 	c.Flags().IntSliceVar(&what.Without, "without", nil, "compute with these slots empty")
 	jsonFlag(c, g)
 	return c
+}
+
+func printWhere(w io.Writer, places []steer.Place) {
+	t := newTable(w, "ADDRESS", "BUCKET", "SLOT", "MEMBER", "PID")
+	for _, p := range places {
+		slot, pid := fmt.Sprint(p.Slot), "-"
+		switch {
+		case p.Instead != nil:
+			slot += fmt.Sprintf(" (empty, meanwhile %d)", *p.Instead)
+		case !p.Admitted:
+			slot += " (empty)"
+		}
+		if p.PID != 0 {
+			pid = fmt.Sprint(p.PID)
+		}
+		t.row(p.Address, p.Bucket, slot, dash(p.Member), pid)
+	}
+	t.flush()
+}
+
+func printDevices(w io.Writer, devices []steer.Device, now time.Time) {
+	t := newTable(w, "ADDRESS", "SLOT", "LAST", "UDP", "UDP/S", "TCP SESSIONS", "TCP DATA", "CONNECTS")
+	for _, d := range devices {
+		t.row(d.Address, d.Slot, ago(d.Last, now), d.UDP, fmt.Sprintf("%.1f", d.Rate), d.Sessions, bytes(d.Bytes), d.Connects)
+	}
+	t.flush()
 }
 
 func serviceFlag(c *cobra.Command, to *string) {
@@ -135,11 +148,7 @@ func steerDevices(g *globals) *cobra.Command {
 			if g.json {
 				return printJSON(cmd, d)
 			}
-			t := newTable(cmd.OutOrStdout(), "ADDRESS", "SLOT", "LAST", "UDP", "UDP/S", "TCP SESSIONS", "TCP DATA", "CONNECTS")
-			for _, dev := range d.Devices {
-				t.row(dev.Address, dev.Slot, ago(dev.Last, now), dev.UDP, fmt.Sprintf("%.1f", dev.Rate), dev.Sessions, bytes(dev.Bytes), dev.Connects)
-			}
-			t.flush()
+			printDevices(cmd.OutOrStdout(), d.Devices, now)
 			if d.Problem != "" {
 				fmt.Fprintln(cmd.ErrOrStderr(), d.Problem)
 			}

@@ -14,20 +14,21 @@ import (
 	"github.com/weir-project/weir/lab"
 )
 
-// Collector is one nfacctd that takes IPFIX and BMP on one address and port, and its restarts. All
-// collectors of an experiment may share address and port: nfacctd sets SO_REUSEPORT.
+// Collector is one collector of pmacct's, and its restarts: an nfacctd that takes IPFIX and BMP on one port, or
+// an sfacctd that takes sFlow. All collectors of an experiment may share the port: they set SO_REUSEPORT.
 type Collector struct {
 	Number   int
-	PIDFile  string // written by nfacctd itself
+	PIDFile  string // of the core process, written when it is started
 	Port     int
 	MaxPeers int // BMP sessions it has memory for, 2 MB each
 
-	env  *lab.Env
-	ns   string
-	dir  string
-	life int // how many times it was started
-	proc *lab.Process
-	seen []*life
+	program string
+	env     *lab.Env
+	ns      string
+	dir     string
+	life    int // how many times it was started
+	proc    *lab.Process
+	seen    []*life
 }
 
 // life is the output of one process, from its start to its end.
@@ -37,44 +38,57 @@ type life struct {
 	crashed         bool  // it ended unbidden, and that was reported
 }
 
-// NewCollector prepares collector number n in the namespace, without starting it.
+// NewCollector prepares nfacctd number n in the namespace, without starting it.
 func NewCollector(e *lab.Env, namespace string, n, port, maxPeers int) (*Collector, error) {
-	c := &Collector{Number: n, Port: port, MaxPeers: maxPeers, env: e, ns: namespace,
-		dir: filepath.Join(e.Dir, fmt.Sprintf("nfacctd-%d", n))}
-	c.PIDFile = filepath.Join(c.dir, "nfacctd.pid")
+	return newCollector(e, &Collector{Number: n, Port: port, MaxPeers: maxPeers, program: "nfacctd", ns: namespace})
+}
+
+// NewSFlowCollector prepares sfacctd number n, likewise.
+func NewSFlowCollector(e *lab.Env, namespace string, n, port int) (*Collector, error) {
+	return newCollector(e, &Collector{Number: n, Port: port, program: "sfacctd", ns: namespace})
+}
+
+func newCollector(e *lab.Env, c *Collector) (*Collector, error) {
+	c.env, c.dir = e, filepath.Join(e.Dir, fmt.Sprintf("%s-%d", c.program, c.Number))
+	c.PIDFile = filepath.Join(c.dir, c.program+".pid")
 	return c, os.MkdirAll(c.dir, 0o755)
 }
+
+// String names the collector: "nfacctd 2".
+func (c *Collector) String() string { return fmt.Sprintf("%s %d", c.program, c.Number) }
 
 // configuration is what an operator would write, but for the files of output: one set for each life, so
 // that the last words of a killed process do not run into the first of its successor. Without an address
 // nfacctd listens on [::] for both families.
 func (c *Collector) configuration() string {
 	out := func(name string) string { return filepath.Join(c.dir, fmt.Sprintf("%s-%d.json", name, c.life)) }
-	return strings.Join([]string{
+	lines := []string{
 		"daemonize: false",
-		"pidfile: " + c.PIDFile,
-		fmt.Sprintf("nfacctd_port: %d", c.Port),
-		"nfacctd_time_new: true",
-		"nfacctd_disable_checks: false", // sequence numbers are checked, gaps logged
-		"nfacctd_pipe_size: 4194304",
-		"bmp_daemon: true",
-		fmt.Sprintf("bmp_daemon_port: %d", c.Port),
-		fmt.Sprintf("bmp_daemon_max_peers: %d", c.MaxPeers),
-		"bmp_daemon_msglog_file: " + out("bmp"),
+		fmt.Sprintf("%s_port: %d", c.program, c.Port),
+		c.program + "_time_new: true",
+		c.program + "_disable_checks: false", // sequence numbers are checked, gaps logged
+		c.program + "_pipe_size: 4194304",
 		"plugins: print[p]",
 		"aggregate[p]: peer_src_ip, in_iface",
+		"plugin_pipe_zmq[p]: true",
 		"print_refresh_time[p]: 1",
 		"print_output[p]: json",
 		"print_output_file[p]: " + out("flows"),
 		"print_output_file_append[p]: true",
-		"",
-	}, "\n")
+	}
+	if c.program == "nfacctd" {
+		lines = append(lines, "bmp_daemon: true",
+			fmt.Sprintf("bmp_daemon_port: %d", c.Port),
+			fmt.Sprintf("bmp_daemon_max_peers: %d", c.MaxPeers),
+			"bmp_daemon_msglog_file: "+out("bmp"))
+	}
+	return strings.Join(lines, "\n") + "\n"
 }
 
 // Start starts the process; its sockets appear some seconds later.
 func (c *Collector) Start() error {
 	c.life++
-	conf := filepath.Join(c.dir, "nfacctd.conf")
+	conf := filepath.Join(c.dir, c.program+".conf")
 	if err := os.WriteFile(conf, []byte(c.configuration()), 0o644); err != nil {
 		return err
 	}
@@ -85,10 +99,15 @@ func (c *Collector) Start() error {
 	}
 	defer log.Close()
 	c.proc, err = c.env.Start(lab.Command{
-		Namespace: c.ns, Path: "nfacctd", Args: []string{"-f", conf}, Dir: c.dir, Output: log,
+		Namespace: c.ns, Path: c.program, Args: []string{"-f", conf}, Dir: c.dir, Output: log,
 		Env: []string{"MALLOC_TOP_PAD_=67108864"}, // halves the time it takes to start
 	})
 	if err != nil {
+		return err
+	}
+	// As start-stop-daemon does. The daemon's own pid file comes after its sockets, on a busy machine by
+	// seconds, and until then nobody outside could know which process has them.
+	if err := os.WriteFile(c.PIDFile, fmt.Appendln(nil, c.proc.PID), 0o644); err != nil {
 		return err
 	}
 	c.seen = append(c.seen, &life{
@@ -133,7 +152,7 @@ func (c *Collector) crash(f func(Record)) {
 	now.crashed = true
 	log, _ := os.ReadFile(now.log.path)
 	last := log[max(0, len(log)-600):]
-	f(Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("nfacctd %d ended by itself: %v; it said last: %s", c.Number, c.proc.Err(), last)})
+	f(Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("%s ended by itself: %v; it said last: %s", c, c.proc.Err(), last)})
 }
 
 // Err is how the core process ended.

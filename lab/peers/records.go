@@ -137,7 +137,7 @@ func (c *Collector) Poll(f func(Record)) error {
 		err := l.log.lines(func(line []byte, at int64) {
 			// What a daemon says while it is killed is not about decoding.
 			if r, ok := parseLog(line); ok && (l.killed < 0 || at < l.killed) {
-				r.Text = fmt.Sprintf("nfacctd %d, life %d: %s", c.Number, n+1, r.Text)
+				r.Text = fmt.Sprintf("%s, life %d: %s", c, n+1, r.Text)
 				f(r)
 			}
 		})

@@ -98,13 +98,13 @@ func (w *SocketWatch) Appear(ctx context.Context, c *peers.Collector, limit time
 			dumped = now
 		}
 		if err != nil {
-			return now, fmt.Errorf("nfacctd %d: %w; see its log in %s", c.Number, err, c.Dir())
+			return now, fmt.Errorf("%s: %w; see its log in %s", c, err, c.Dir())
 		}
 		if ready {
 			return last, nil
 		}
 		if last = now; now.Sub(begin) > limit {
-			return now, fmt.Errorf("nfacctd %d did not open its sockets within %s; see its log in %s", c.Number, limit, c.Dir())
+			return now, fmt.Errorf("%s did not open its sockets within %s; see its log in %s", c, limit, c.Dir())
 		}
 		if err := pause(ctx, look); err != nil {
 			return now, err

@@ -15,6 +15,9 @@ import (
 // several start on two cores.
 const returnLimit = 60 * time.Second
 
+// patience is how long a collector may take to end on SIGTERM; mostly it takes 2 to 5 s.
+const patience = 10 * time.Second
+
 // killAndReturn restarts collectors until the plan's number of restarts is reached, some at a time, with
 // traffic from all devices all the while.
 func (x *experiment) killAndReturn(ctx context.Context) error {
@@ -123,8 +126,12 @@ func (x *experiment) bringBack(ctx context.Context, v victim) error {
 	case <-v.Done():
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(20 * time.Second):
-		return fmt.Errorf("nfacctd %d does not end on %s", v.Number, signalName(v.signal))
+	case <-time.After(patience):
+		x.say("collector %d does not end on %s: SIGKILL, as a service manager would", v.Number, signalName(v.signal))
+		if err := v.Kill(syscall.SIGKILL); err != nil {
+			return err
+		}
+		<-v.Done()
 	}
 	if err := pause(ctx, v.down); err != nil {
 		return err
@@ -153,7 +160,7 @@ const look = 2 * time.Millisecond
 
 func (x *experiment) awaitReadmission(ctx context.Context, c *peers.Collector, appeared time.Time) error {
 	for {
-		pid, err := x.weir.Holder(c.Number)
+		pid, err := x.service.Holder(c.Number)
 		if err != nil {
 			return err
 		}
@@ -174,26 +181,36 @@ func (x *experiment) awaitReadmission(ctx context.Context, c *peers.Collector, a
 	}
 }
 
+// lost is how much weir kept from each slot's member so far, both protocols together.
+func (x *experiment) lost(ctx context.Context) ([]uint64, error) {
+	slots, err := x.service.Status(ctx)
+	var n []uint64
+	for _, v := range slots {
+		n = append(n, v["udp"].Lost()+v["tcp"].Lost())
+	}
+	return n, err
+}
+
 // rejectsElsewhere adds what weir itself rejected since the last call for slots that were alive.
 func (x *experiment) rejectsElsewhere(ctx context.Context, dead map[int]bool) error {
 	if x.weir == nil {
 		return nil
 	}
-	now, err := x.weir.Rejects(ctx)
+	now, err := x.lost(ctx)
 	if err != nil {
 		return err
 	}
 	x.ledger.mu.Lock()
 	defer x.ledger.mu.Unlock()
 	for slot, n := range now {
-		if grown := int(n - x.rejectBase[slot]); grown > 0 && !dead[slot] {
+		if grown := int(n - x.lostBase[slot]); grown > 0 && !dead[slot] {
 			x.ledger.rejected += grown
 			x.result.Note("weir rejected %d packets of slot %d, whose collector lived", grown, slot)
 		} else if grown > 0 {
 			x.ledger.rejectedByWeir += grown
 		}
 	}
-	x.rejectBase = now
+	x.lostBase = now
 	return nil
 }
 

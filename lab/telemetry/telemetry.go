@@ -60,11 +60,12 @@ type experiment struct {
 	fleet      *routers.Fleet
 	ledger     *ledger
 	weir       *rig.Weir // nil in the control run
+	service    *rig.Service
 	sockets    *rig.SocketWatch
 	spans      []span
 	readmits   []time.Duration
 	restarted  int
-	rejectBase []uint64
+	lostBase   []uint64 // what weir kept from each slot, when it was last asked
 	child      *interruption
 	view       *view
 }
@@ -161,7 +162,9 @@ func (x *experiment) steer(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	if x.weir, err = rig.NewWeir(x.env, x.world.Collectors.Name, rig.Port, x.collectors); err != nil {
+	x.service = &rig.Service{Name: "telemetry", Collectors: x.collectors,
+		Listen: []string{fmt.Sprintf("udp :%d", rig.Port), fmt.Sprintf("tcp :%d", rig.Port)}}
+	if x.weir, err = rig.NewWeir(x.env, x.world.Collectors.Name, x.service); err != nil {
 		return err
 	}
 	x.say("weir apply -f weir.yaml: %d slots, each with the process of a pidfile; weir serve notices who starts", len(x.collectors))
@@ -171,10 +174,10 @@ func (x *experiment) steer(ctx context.Context) error {
 	if _, err := x.weir.Serve(); err != nil {
 		return err
 	}
-	if err := x.weir.Admitted(ctx, x.collectors, 10*time.Second); err != nil {
+	if err := x.service.Admitted(ctx, 10*time.Second); err != nil {
 		return err
 	}
-	x.rejectBase, err = x.weir.Rejects(ctx)
+	x.lostBase, err = x.lost(ctx)
 	return err
 }
 
@@ -223,17 +226,14 @@ func (x *experiment) askWhere(ctx context.Context) error {
 	if x.weir == nil {
 		return nil
 	}
-	slots, err := x.weir.Where(ctx, x.ledger.addrs())
+	slots, err := x.service.Where(ctx, x.ledger.addrs())
 	if err != nil {
 		return err
 	}
 	x.ledger.mu.Lock()
 	defer x.ledger.mu.Unlock()
 	for _, a := range x.ledger.accounts {
-		slot, ok := slots[a.addr]
-		if !ok {
-			return fmt.Errorf("weir steer where did not answer about %s", a.addr)
-		}
+		slot := slots[a.addr]
 		if a.slot != unknown && a.slot != slot {
 			return fmt.Errorf("weir steer where put %s into slot %d before and into %d now", a.addr, a.slot, slot)
 		}

@@ -120,23 +120,27 @@ func (r *report) endTest(t test, action string) {
 	}
 }
 
-// endPackage shows what tests printed that never ended: the package panicked
-// or ran out of time in one of them.
+// endPackage counts a package that failed without a failed test: it does not
+// build, or one of its tests never ended.
 func (r *report) endPackage(e event) {
-	unended := 0
-	for t, output := range r.output {
-		if t.pkg != e.Package {
-			continue
-		}
-		delete(r.output, t)
-		if e.Action == "fail" {
-			unended++
-			r.print(output)
-		}
-	}
-	if e.Action == "fail" && (unended > 0 || r.failed == 0) {
+	unended := r.showUnended(e.Package)
+	if e.Action == "fail" && (unended || r.failed == 0) {
 		r.brokenPackages++
 	}
+}
+
+// showUnended prints what tests of a package printed that never ended: the
+// package panicked or ran out of time in one of them.
+func (r *report) showUnended(pkg string) bool {
+	found := false
+	for t, output := range r.output {
+		if t.pkg == pkg {
+			delete(r.output, t)
+			r.print(output)
+			found = true
+		}
+	}
+	return found
 }
 
 var framing = regexp.MustCompile(`^=== (RUN|PAUSE|CONT|NAME) `)
@@ -170,6 +174,11 @@ func (r *report) allowed(reason string) bool {
 
 // finish prints the skips and the counts; it tells whether all is well.
 func (r *report) finish() bool {
+	for t := range r.output { // the stream broke off
+		if r.showUnended(t.pkg) {
+			r.brokenPackages++
+		}
+	}
 	ok := r.failed == 0 && r.brokenPackages == 0
 	for _, s := range r.skips {
 		verdict := "skipped"

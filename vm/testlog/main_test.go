@@ -48,6 +48,9 @@ func TestReport(t *testing.T) {
 			`{"Action":"output","Package":"q","Output":"FAIL\tq\t0.1s\n"}`,
 			`{"Action":"fail","Package":"q"}`),
 			false, []string{"panic: boom", "0 passed, 1 failed"}, nil},
+		{"broken off", pass + run(
+			`{"Action":"output","Package":"q","Test":"TestT","Output":"panic: test timed out after 1s\n"}`),
+			false, []string{"panic: test timed out", "1 passed, 1 failed"}, nil},
 		{"build error", pass + run(
 			`{"ImportPath":"b","Action":"build-output","Output":"b.go:1: undefined: x\n"}`,
 			`{"ImportPath":"b","Action":"build-fail"}`,

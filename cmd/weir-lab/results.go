@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weir-project/weir/lab"
+)
+
+func resultsCommand() *cobra.Command {
+	var out string
+	var quick bool
+	c := &cobra.Command{
+		Use: "results", Short: "Run every experiment and write what was measured",
+		Args: func(cmd *cobra.Command, args []string) error { return wrong(cobra.NoArgs(cmd, args)) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if os.Geteuid() != 0 {
+				return cannot{errors.New("experiments make network namespaces and load BPF programs: run it with sudo")}
+			}
+			f := runFlags{quick: quick}
+			var page bytes.Buffer
+			fmt.Fprintf(&page, "# Results\n\nWritten by `make results` on %s. A claim that falls short is shown as such.\n", time.Now().Format(time.DateOnly))
+			failed := false
+			for _, x := range lab.Experiments() {
+				r, err := lab.Execute(cmd.Context(), x, lab.Options{Size: f.size(), Seed: 1, Watch: &lab.Log{W: os.Stderr, Since: time.Now()}})
+				if err != nil {
+					return fmt.Errorf("%s: %w; nothing was written", x.Name, err)
+				}
+				failed = failed || r.Failed(false)
+				writeResult(&page, r, x)
+			}
+			if err := os.WriteFile(out, page.Bytes(), 0o644); err != nil {
+				return err
+			}
+			if failed {
+				return errClaims
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&out, "out", "docs/RESULTS.md", "file to write")
+	c.Flags().BoolVar(&quick, "quick", false, "run each within 60 s")
+	return c
+}
+
+// writeResult writes one experiment as a section of Markdown.
+func writeResult(w io.Writer, r *lab.Result, x lab.Experiment) {
+	fmt.Fprintf(w, "\n## %s\n\n%s. Size %s, kernel %s, seed %d.\n\n", r.Experiment, x.Short, r.Size, r.Kernel, r.Seed)
+	fmt.Fprintf(w, "| claim | kind | metric | want | got | |\n| --- | --- | --- | --- | --- | --- |\n")
+	for _, c := range r.Claims {
+		verdict := "holds"
+		if !c.OK {
+			verdict = "**falls short**"
+		}
+		fmt.Fprintf(w, "| %s | %s | `%s` | %s | %.6g | %s |\n", c.Claim, c.Kind, c.Metric, c.Want, c.Got, verdict)
+	}
+	fmt.Fprintf(w, "\nEverything measured:\n\n| metric | value |\n| --- | --- |\n")
+	for _, m := range slices.Sorted(maps.Keys(r.Metrics)) {
+		fmt.Fprintf(w, "| `%s` | %.6g |\n", m, r.Metrics[m])
+	}
+	for _, s := range r.Skipped {
+		fmt.Fprintf(w, "\nSkipped: %s\n", s)
+	}
+	for _, n := range r.Notes {
+		fmt.Fprintf(w, "\nNote: %s\n", n)
+	}
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/weir-project/weir/host"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// childEnv makes this binary the command itself.
+const childEnv = "WEIR_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		main()
+		os.Exit(0)
+	}
+	nstest.Main(m)
+}
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden compares with a file of testdata that -update writes.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s: got\n%s\nwant\n%s", file, got, want)
+	}
+}
+
+// inProcess runs a command line that needs neither rights nor a kernel.
+func inProcess(args ...string) (stdout string, err error) {
+	var out bytes.Buffer
+	c := newCommand()
+	c.SetArgs(args)
+	c.SetOut(&out)
+	c.SetErr(&out)
+	err = c.Execute()
+	return out.String(), err
+}
+
+// command prepares weir as a process of its own.
+func command(args ...string) *exec.Cmd {
+	c := exec.Command("/proc/self/exe", args...)
+	c.Dir = "/"
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "WEIR_ROOT=", childEnv+"=1")
+	return c
+}
+
+// weir runs a command line to its end.
+func weir(t *testing.T, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	return finish(t, command(args...))
+}
+
+// asNobody runs a command line without any right.
+func asNobody(t *testing.T, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	c := command(args...)
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	return finish(t, c)
+}
+
+func finish(t *testing.T, c *exec.Cmd) (stdout, stderr string, status int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errs
+	err := c.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() < 0) {
+		t.Fatalf("%v: %v\n%s", c.Args, err, errs.String())
+	}
+	return out.String(), errs.String(), c.ProcessState.ExitCode()
+}
+
+func TestVersion(t *testing.T) {
+	defer func(was string) { version = was }(version)
+	version = "v1.2.3-4-gabcdef"
+	var got strings.Builder
+	for _, args := range [][]string{{"version"}, {"version", "--json"}} {
+		out, err := inProcess(args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.WriteString(strings.ReplaceAll(out, runtime.Version(), "GOVERSION"))
+	}
+	golden(t, "version.golden", got.String())
+}
+
+// Every command's help, hidden ones included.
+func TestHelp(t *testing.T) {
+	for _, c := range allCommands(newCommand()) {
+		path := strings.Fields(c.CommandPath())
+		t.Run(strings.Join(path, "_"), func(t *testing.T) {
+			out, err := inProcess(append(path[1:], "--help")...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, filepath.Join("help", strings.Join(path, "_")+".golden"), out)
+		})
+	}
+}
+
+// What is printed for wrong usage, with the exit status.
+func TestUsageErrors(t *testing.T) {
+	var got strings.Builder
+	for _, line := range []string{
+		"statsu", "steer", "steer wher 192.0.2.1", "steer frobnicate", "frobnicate now",
+		"status extra", "status --jsn", "apply", "apply -f", "apply weir.yaml", "apply --file= --dry-run", "remove a b",
+		"steer where", "steer where router.example", "steer where 192.0.2.1/24", "steer where --slots many 192.0.2.1", "steer where --without 1,x 192.0.2.1",
+		"steer devices 192.0.2.1", "steer devices --silent 5", "steer devices --missing sctp", "steer status a b",
+		"steer register", "steer register svc extra", "steer register svc --slot x", "steer unregister",
+		"serve now", "doctor --root", "version 1", "steer hold",
+	} {
+		out, err := inProcess(strings.Fields(line)...)
+		switch {
+		case err != nil:
+			fmt.Fprintf(&got, "$ weir %s\n%sweir: %v\nstatus %d\n\n", line, out, err, exitStatus(err))
+		case line == "steer": // shows its help
+		default:
+			t.Errorf("weir %s: no error", line)
+		}
+	}
+	golden(t, "usage.golden", got.String())
+}
+
+func TestExitStatusOfErrors(t *testing.T) {
+	for want, errs := range map[int][]error{
+		exitFailed: {errors.New("x"), os.ErrNotExist, kernel.ErrABI, kernel.ErrNotExist},
+		exitUsage:  {usageError{errors.New("x")}, fmt.Errorf("y: %w", usageError{os.ErrPermission})},
+		exitCannot: {kernel.ErrUnsupported, fmt.Errorf("x: %w", kernel.ErrUnreadable), &os.PathError{Err: syscall.EACCES},
+			&kernel.NeedError{Err: errors.New("x")}, errors.Join(errors.New("x"), syscall.EPERM)},
+	} {
+		for _, err := range errs {
+			if got := exitStatus(err); got != want {
+				t.Errorf("%v: status %d, want %d", err, got, want)
+			}
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for shell, want := range map[string]string{
+		"bash":       "complete -o default -F __start_weir weir",
+		"zsh":        "#compdef weir",
+		"fish":       "complete -c weir",
+		"powershell": "Register-ArgumentCompleter -CommandName 'weir'",
+	} {
+		out, err := inProcess("completion", shell)
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v, %d bytes without %q", shell, err, len(out), want)
+		}
+		if sh, err := exec.LookPath(shell); err == nil && shell != "powershell" {
+			c := exec.Command(sh, "-n")
+			c.Stdin = strings.NewReader(out)
+			if msg, err := c.CombinedOutput(); err != nil {
+				t.Errorf("%s does not take it: %v\n%s", shell, err, msg)
+			}
+		}
+	}
+	for line, want := range map[string]string{
+		"__complete rem":             "remove\tTake weir's pins",
+		"__complete steer un":        "unregister\t",
+		"__complete remove s":        "steer\n",
+		"__complete apply --d":       "--dry-run\t",
+		"__complete steer where --s": "--slots\t",
+	} {
+		out, err := inProcess(strings.Fields(line)...)
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v, %q; want %q", line, err, out, want)
+		}
+	}
+	if out, _ := inProcess("__complete", "steer", ""); strings.Contains(out, "hold") || !strings.Contains(out, "where") {
+		t.Errorf("steer offers %q", out)
+	}
+}
+
+// The examples that the documentation shows are good.
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob("../../examples/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("examples: %v, %v", files, err)
+	}
+	for _, f := range files {
+		if _, err := host.LoadConfig(f); err != nil {
+			t.Error(err)
+		}
+	}
+}

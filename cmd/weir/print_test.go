@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
+)
+
+// now is the time of every golden table.
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func before(d time.Duration) time.Time { return now.Add(-d) }
+
+func verdicts(udp, tcp steer.Verdicts) map[string]steer.Verdicts {
+	return map[string]steer.Verdicts{"udp": udp, "tcp": tcp}
+}
+
+// telemetry is a service with one slot of each kind.
+var telemetry = steer.ServiceState{
+	Name: "telemetry", Netns: "net:[4026531840]", Inode: 4026531840, Listen: []string{"udp 0.0.0.0:4739", "tcp 0.0.0.0:1790"},
+	By: "source", Engine: "sk_lookup", Seed: 42, Buckets: 4096, OnEmpty: "reject",
+	Slots: []steer.SlotState{
+		{Slot: 0, State: "admitted", Member: "unit nfacctd@0.service", PID: 4711, Since: before(90 * time.Minute), Buckets: 1024,
+			Verdicts: verdicts(steer.Verdicts{Steered: 123456}, steer.Verdicts{Steered: 128}),
+			Sockets: []steer.SocketState{{Listen: "udp4 :4739", Cookie: 1, Queue: 2048, Buffer: 8 << 20, Drops: 3},
+				{Listen: "tcp4 :1790", Cookie: 2, Queue: 5, Backlog: 1024}}},
+		{Slot: 1, State: "empty", Reason: "process 4712 exited", Member: "cgroup /collectors/1", PID: 4712, Since: before(12 * time.Second), Buckets: 1024,
+			Verdicts: verdicts(steer.Verdicts{Steered: 99, Rejected: 7, Dropped: 1}, steer.Verdicts{Rejected: 2})},
+		{Slot: 2, State: "empty", Reason: "pidfile /run/nfacctd-2.pid was never seen with all its sockets", Member: "pidfile /run/nfacctd-2.pid", Buckets: 1024},
+		{Slot: 3, State: "empty", Reason: "no member is configured", Buckets: 1024},
+	},
+}
+
+var dns = steer.ServiceState{
+	Name: "dns", Netns: "net:[4026532000] edge", Listen: []string{"udp [::]:53"}, By: "source", Engine: "sk_lookup", Seed: 0, OnEmpty: "next",
+	Slots: []steer.SlotState{{Slot: 0, State: "admitted", Member: "pid 99", PID: 99, Since: before(49 * time.Hour), Buckets: 4096,
+		Verdicts: verdicts(steer.Verdicts{Steered: 1}, steer.Verdicts{})}},
+}
+
+func TestPrintStatus(t *testing.T) {
+	var b strings.Builder
+	printSummary(&b, steer.State{})
+	b.WriteString("---\n")
+	broken := telemetry
+	broken.Name, broken.Slots, broken.Problem = "broken", nil, "its engine is missing: weir apply mends it"
+	printSummary(&b, steer.State{Services: []steer.ServiceState{broken, dns, telemetry}})
+	golden(t, "status.golden", b.String())
+}
+
+func TestPrintSteerStatus(t *testing.T) {
+	var b strings.Builder
+	broken := dns
+	broken.Name, broken.Problem = "broken", "queues and drops are not shown: no permission"
+	printSteer(&b, []steer.ServiceState{telemetry, dns, broken}, now)
+	golden(t, "steer-status.golden", b.String())
+}
+
+func TestPrintWhere(t *testing.T) {
+	var b strings.Builder
+	other := 3
+	printWhere(&b, []steer.Place{
+		{Address: netip.MustParseAddr("192.0.2.7"), Bucket: 17, Slot: 0, Admitted: true, PID: 4711, Member: "unit nfacctd@0.service"},
+		{Address: netip.MustParseAddr("2001:db8::1"), Bucket: 4095, Slot: 1},
+		{Address: netip.MustParseAddr("192.0.2.8"), Bucket: 0, Slot: 2, Instead: &other, PID: 4714, Member: "pid 4714"},
+		{Address: netip.MustParseAddr("192.0.2.9"), Bucket: 1, Slot: 9, Admitted: true}, // simulated
+	})
+	golden(t, "where.golden", b.String())
+}
+
+func TestPrintDevices(t *testing.T) {
+	var b strings.Builder
+	printDevices(&b, []steer.Device{
+		{Address: netip.MustParseAddr("192.0.2.7"), Slot: 0, Last: before(1500 * time.Millisecond), UDP: 123456, Rate: 1234.56, Connects: 2, Sessions: 1, Bytes: 5 << 30},
+		{Address: netip.MustParseAddr("192.0.2.8"), Slot: 3, Last: before(6 * time.Minute), UDP: 1, Rate: 0},
+		{Address: netip.MustParseAddr("2001:db8::1"), Slot: 1, Connects: 1, Bytes: 1023},
+	}, now)
+	printDevices(&b, nil, now)
+	golden(t, "devices.golden", b.String())
+}
+
+func TestPrintDoctor(t *testing.T) {
+	var b strings.Builder
+	printDoctor(&b, host.Diagnosis{Kernel: "5.10.0-46-cloud-amd64", User: "uid 1000", Findings: []host.Finding{
+		{Feature: "steer", Check: "sk_lookup programs", Since: "5.9", Level: "missing", Text: "operation not permitted: run as root"},
+		{Feature: "steer", Check: "sock_diag for TCP and UDP", Since: "3.3", Level: "ok"},
+		{Feature: "steer", Check: "SO_NETNS_COOKIE", Since: "5.14", Level: "note", Text: "protocol not available: telling namespaces apart", Optional: true},
+		{Feature: "steer", Check: "telemetry", Level: "warning", Text: "all its traffic comes from 192.0.2.1", Remedy: "remove the proxy"},
+	}})
+	golden(t, "doctor.golden", b.String())
+}
+
+func TestAgo(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0s", 59999 * time.Millisecond: "59s", time.Minute: "1m00s", 61 * time.Second: "1m01s", time.Hour - 1: "59m59s",
+		time.Hour: "1h00m", 47*time.Hour + 59*time.Minute: "47h59m", 48 * time.Hour: "2d", 400 * 24 * time.Hour: "400d",
+	} {
+		if got := ago(before(d), now); got != want {
+			t.Errorf("%s ago is printed as %q, want %q", d, got, want)
+		}
+	}
+	if got := ago(time.Time{}, now); got != "-" {
+		t.Errorf("never is printed as %q", got)
+	}
+}
+
+func TestBytes(t *testing.T) {
+	for n, want := range map[uint64]string{
+		0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 8 << 20: "8.0 MiB", 5 << 40: "5.0 TiB", 1<<64 - 1: "16.0 EiB",
+	} {
+		if got := bytes(n); got != want {
+			t.Errorf("%d is printed as %q, want %q", n, got, want)
+		}
+	}
+}

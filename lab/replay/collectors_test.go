@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package replay
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/peers"
+	"github.com/weir-project/weir/lab/rig"
+	"github.com/weir-project/weir/lab/routers"
+)
+
+// captures lie beside the repository where its makers work; they are too big and too foreign to be in it.
+const captures = "../../../shared/data/captures"
+
+// copies is how many routers send what one did.
+const copies = 12
+
+func TestMain(m *testing.M) {
+	lab.Enter()
+	nstest.Main(m)
+}
+
+// bench is a host with nfacctd and sfacctd under weir.
+type bench struct {
+	t              *testing.T
+	world          *rig.World
+	netflow, sflow *rig.Service
+	dialer         *routers.Dialer
+	fillers        []*sender
+	next           map[bool]netip.Addr // next free source address, of IPv4 (true) and IPv6
+}
+
+func newBench(t *testing.T) *bench {
+	if os.Geteuid() != 0 {
+		t.Skip("need: root")
+	}
+	for _, program := range []string{"nfacctd", "sfacctd"} {
+		if _, err := lab.Find(program); err != nil {
+			t.Skip("need: tool", program, "(Debian package pmacct)")
+		}
+	}
+	weir := filepath.Join(t.TempDir(), "weir")
+	if out, err := exec.Command("go", "build", "-o", weir, "../../cmd/weir").CombinedOutput(); err != nil {
+		t.Fatalf("build weir: %v\n%s", err, out)
+	}
+	t.Setenv("WEIR", weir)
+	e, err := lab.NewEnv(lab.Smoke, 42)
+	check(t, err)
+	t.Cleanup(func() {
+		e.Close()
+		if left := e.Leftovers(); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	})
+	b := &bench{t: t, next: map[bool]netip.Addr{true: rig.Devices4.Addr().Next(), false: rig.Devices6.Addr().Next()}}
+	b.world, err = rig.NewWorld(e, 0)
+	check(t, err)
+	b.startCollectors(e)
+	b.dialer = routers.NewDialer(b.world.Routers.Handle)
+	t.Cleanup(func() { b.dialer.Close() })
+	return b
+}
+
+const sflowPort = 6343
+
+func (b *bench) startCollectors(e *lab.Env) {
+	ctx := b.t.Context()
+	b.netflow = &rig.Service{Name: "telemetry", Listen: []string{fmt.Sprintf("udp :%d", rig.Port), fmt.Sprintf("tcp :%d", rig.Port)}}
+	b.sflow = &rig.Service{Name: "sflow", Listen: []string{fmt.Sprintf("udp :%d", sflowPort)}}
+	for n := range 3 {
+		c, err := peers.NewCollector(e, b.world.Collectors.Name, n, rig.Port, 10*copies)
+		check(b.t, err)
+		b.netflow.Collectors = append(b.netflow.Collectors, c)
+	}
+	for n := range 2 {
+		c, err := peers.NewSFlowCollector(e, b.world.Collectors.Name, n, sflowPort)
+		check(b.t, err)
+		b.sflow.Collectors = append(b.sflow.Collectors, c)
+	}
+	weir, err := rig.NewWeir(e, b.world.Collectors.Name, b.netflow, b.sflow)
+	check(b.t, err)
+	check(b.t, weir.Apply(ctx)) // before the collectors: they are noticed as they start
+	_, err = weir.Serve()
+	check(b.t, err)
+	for _, c := range slices.Concat(b.netflow.Collectors, b.sflow.Collectors) {
+		check(b.t, c.Start())
+	}
+	check(b.t, b.netflow.Admitted(ctx, 60*time.Second))
+	check(b.t, b.sflow.Admitted(ctx, 60*time.Second))
+}
+
+// sender is one router that repeats what a device sent.
+type sender struct {
+	Device
+	addr netip.Addr
+	slot int
+}
+
+// senders gives every device its copies, each with an address of its own of the device's family, and asks
+// weir for their slots.
+func (b *bench) senders(s *rig.Service, devices []Device) []*sender {
+	var all []*sender
+	var addrs []netip.Addr
+	for _, d := range devices {
+		v4 := !d.Source.Is6()
+		for range copies {
+			all = append(all, &sender{Device: d, addr: b.next[v4]})
+			addrs = append(addrs, b.next[v4])
+			b.next[v4] = b.next[v4].Next()
+		}
+	}
+	slots, err := s.Where(b.t.Context(), addrs)
+	check(b.t, err)
+	for _, s := range all {
+		s.slot = slots[s.addr]
+	}
+	return all
+}
+
+func to(a netip.Addr, port uint16) netip.AddrPort {
+	if a.Is4() {
+		return netip.AddrPortFrom(rig.Service4, port)
+	}
+	return netip.AddrPortFrom(rig.Service6, port)
+}
+
+// streams writes every TCP stream on a connection of its own, which stays open until the test ends.
+func (b *bench) streams(s *sender) {
+	for _, stream := range s.Streams {
+		conn, err := b.dialer.Dial("tcp", s.addr, to(s.addr, rig.Port))
+		check(b.t, err)
+		b.t.Cleanup(func() { conn.Close() })
+		check(b.t, conn.SetWriteDeadline(time.Now().Add(20*time.Second)))
+		// A collector may end the session in the middle of what it does not understand.
+		if _, err := conn.Write(stream); err != nil {
+			b.t.Logf("%s: %v", s.Name, err)
+		}
+	}
+}
+
+// datagrams sends every payload.
+func (b *bench) datagrams(s *sender, port uint16) {
+	conn, err := b.dialer.Dial("udp", s.addr, to(s.addr, port))
+	check(b.t, err)
+	defer conn.Close()
+	for _, p := range s.UDP {
+		_, err := conn.Write(p)
+		check(b.t, err)
+		time.Sleep(100 * time.Microsecond) // what a collector's buffer holds is not the question here
+	}
+	var one [1]byte
+	check(b.t, conn.SetReadDeadline(time.Now().Add(time.Millisecond)))
+	if _, err := conn.Read(one[:]); err != nil && !isTimeout(err) {
+		b.t.Errorf("%s from %s was rejected: %v", s.Name, s.addr, err)
+	}
+}
+
+func isTimeout(err error) bool {
+	e, ok := err.(net.Error)
+	return ok && e.Timeout()
+}
+
+// flush makes every collector write what it still holds in its buffers, by records of a router of its own.
+func (b *bench) flush() {
+	filler := map[int]*sender{}
+	for len(filler) < len(b.netflow.Collectors) {
+		for _, s := range b.senders(b.netflow, []Device{{Name: "filler"}}) {
+			filler[s.slot] = s
+		}
+	}
+	for _, s := range filler {
+		d := routers.NewDevice(0, s.addr)
+		for n := range uint32(200) {
+			s.UDP = append(s.UDP, d.IPFIX(nil, n, n%20 == 0, 1, 0, time.Now()))
+		}
+		b.datagrams(s, rig.Port)
+		b.fillers = append(b.fillers, s)
+	}
+}
+
+// seen is what the collectors wrote about one source.
+type seen struct {
+	at    map[int]bool // by which collectors
+	flows int          // packets in flow records
+	bmp   int          // BMP messages
+}
+
+// read collects what the collectors wrote until nothing new came for a while.
+func (b *bench) read(s *rig.Service) map[netip.Addr]*seen {
+	all := map[netip.Addr]*seen{}
+	quiet := time.Now()
+	for limit := time.Now().Add(30 * time.Second); time.Since(quiet) < 4*time.Second && time.Now().Before(limit); time.Sleep(100 * time.Millisecond) {
+		for _, c := range s.Collectors {
+			check(b.t, c.Poll(func(r peers.Record) {
+				if r.Kind == peers.Odd || r.Kind == peers.Gap {
+					return // captures hold much that a collector does not know
+				}
+				quiet = time.Now()
+				if all[r.Device] == nil {
+					all[r.Device] = &seen{at: map[int]bool{}}
+				}
+				v := all[r.Device]
+				v.at[c.Number] = true
+				switch r.Kind {
+				case peers.Flows:
+					v.flows += r.Count
+				case peers.Route, peers.PeerUp, peers.Other:
+					v.bmp++
+				}
+			}))
+		}
+	}
+	for _, c := range s.Collectors {
+		if !c.Running() {
+			b.t.Errorf("%s ended: %v", c, c.Err())
+		}
+	}
+	return all
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// counters checks that weir's counters grew by exactly what was sent to each slot, and that nothing was
+// rejected: this holds for every payload, also those that no collector understands.
+func (b *bench) counters(s *rig.Service, senders ...*sender) {
+	want := make([]map[string]uint64, len(s.Collectors))
+	for i := range want {
+		want[i] = map[string]uint64{}
+	}
+	for _, s := range senders {
+		want[s.slot]["udp"] += uint64(len(s.UDP))
+		want[s.slot]["tcp"] += uint64(len(s.Streams))
+	}
+	got, err := s.Status(context.Background())
+	check(b.t, err)
+	for slot := range got {
+		for _, p := range []string{"udp", "tcp"} {
+			v := got[slot][p]
+			if v.Steered != want[slot][p] || v.Lost() != 0 || v.Guests != 0 {
+				b.t.Errorf("%s, slot %d, %s: %d sent, counters %+v", s.Name, slot, p, want[slot][p], v)
+			}
+		}
+	}
+}
+
+// load returns the devices whose name begins with one of the prefixes.
+func load(t *testing.T, prefixes ...string) []Device {
+	t.Helper()
+	all, err := Load(captures)
+	check(t, err)
+	return slices.DeleteFunc(all, func(d Device) bool {
+		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(d.Name, p) })
+	})
+}
