@@ -75,6 +75,12 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle) error {
 			pins.Maps[strings.TrimPrefix(name, "steer_")] = m
 		}
 	}
+	sync, err := ebpf.NewMap(&ebpf.MapSpec{Name: "steer_sync", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return fmt.Errorf("making the mark of unfinished changes: %w", err)
+	}
+	defer sync.Close()
+	pins.Maps["sync"] = sync
 	at := map[string]kernel.Attachment{"lookup": kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}}
 	if exit {
 		at["exit"] = kernel.RawTracepoint{Name: "sched_process_exit"}
@@ -103,7 +109,10 @@ func openEngine(l *kernel.WriteLock, scope string) (*engine, error) {
 	if pins.Meta.ABI != ABI {
 		err = fmt.Errorf("%w: namespace %s is steered by maps of ABI %d, this weir knows %d", kernel.ErrABI, scope, pins.Meta.ABI, ABI)
 	} else if e.services, err = readServices(l.Root, scope); err == nil {
-		err = e.sync()
+		var unfinished bool
+		if unfinished, err = e.marked(); err == nil && unfinished {
+			err = e.sync()
+		}
 	}
 	if err != nil {
 		e.Close()
@@ -154,7 +163,8 @@ func readService(r *kernel.Root, i kernel.Instance) (*published, error) {
 	return p, nil
 }
 
-// publishService writes a service's own pins. The engine's maps follow by sync.
+// publishService writes a service's own pins. The engine's maps follow by sync,
+// in this command or the next.
 func (e *engine) publishService(p *published) error {
 	value := &steerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
 		OnEmpty: uint32(slices.Index(onEmptyCodes, p.Service.OnEmpty)), FirstRow: p.FirstRow, Id: p.ID, Bucket: Assign(p.Service.Slots)}

@@ -195,6 +195,10 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
+	if err := e.mark(true); err != nil {
+		return err
+	}
+	kernel.Step("steer:marked")
 	if old == nil || p.FirstRow != old.FirstRow {
 		if err := e.prepareRows(ctx, p, old, ns); err != nil {
 			return err
@@ -231,8 +235,9 @@ func (t target) next(e *engine, old *published) (*published, error) {
 	p.ID, p.FirstRow = id, row
 	if old != nil && sameEndpoints(p, old) {
 		p.ID = old.ID
+		return p, nil
 	}
-	return p, nil
+	return p, e.dropDevices(id) // of whoever had it, should a killed command have left them
 }
 
 func sameEndpoints(a, b *published) bool {

@@ -96,7 +96,7 @@ func Waiting(err error) bool {
 // configuration from being applied: status shows the reason.
 func notYet(err error) bool {
 	return Waiting(err) || errors.Is(err, service.ErrAmbiguous) || errors.Is(err, service.ErrMPTCP) ||
-		errors.Is(err, service.ErrElsewhere) || errors.Is(err, units.ErrNoSystemd)
+		errors.Is(err, service.ErrElsewhere) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit)
 }
 
 func removeStep(scope, name string) feature.Step {
@@ -107,22 +107,25 @@ func removeStep(scope, name string) feature.Step {
 // RemoveService takes a service away: its traffic is the kernel's own again.
 // With the last service of a namespace its program goes too.
 func RemoveService(l *kernel.WriteLock, scope, name string) error {
+	e, err := openEngine(l, scope)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return l.Remove(serviceInstance(scope, name))
+	} else if err != nil {
+		return err
+	}
+	defer e.Close()
+	if err := e.mark(true); err != nil {
+		return err
+	}
 	if err := l.Remove(serviceInstance(scope, name)); err != nil {
 		return err
 	}
 	kernel.Step("steer:removed")
-	e, err := openEngine(l, scope) // its sync clears the service's entries
-	if errors.Is(err, kernel.ErrNotExist) {
-		return nil
-	} else if err != nil {
+	delete(e.services, name)
+	if err := e.sync(); err != nil || len(e.services) > 0 {
 		return err
 	}
-	empty := len(e.services) == 0
-	e.Close()
-	if empty {
-		return l.Remove(engineInstance(scope))
-	}
-	return nil
+	return l.Remove(engineInstance(scope))
 }
 
 // Remove implements feature.Feature.

@@ -280,7 +280,7 @@ func ask(t testing.TB, proto string, from netip.Addr, to netip.AddrPort) string 
 		return string(b[:n])
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
 		return refused
-	case errors.Is(err, io.EOF):
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.EPIPE):
 		return cut
 	case errors.As(err, &ne) && ne.Timeout():
 		return silence

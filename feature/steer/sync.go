@@ -17,12 +17,35 @@ import (
 // leads to any more. It is how services come, change and go, and what mends a
 // command that was killed: run again, it goes on from wherever the maps are.
 func (e *engine) sync() error {
-	for _, f := range []func() error{e.syncServices, e.syncPorts, e.dropServices, e.dropRows} {
+	for _, f := range []func() error{e.syncServices, e.syncPorts, e.dropRows} {
 		if err := f(); err != nil {
 			return fmt.Errorf("steering maps of namespace %s: %w", e.scope, err)
 		}
 	}
+	return e.mark(false)
+}
+
+// mark says in the pins that the services' directories and the engine's maps
+// may differ from now on, or that they agree. A command that finds the mark
+// syncs; without it a command that admits a member need not read every map,
+// which some kernels (6.1) make slow: each look into a map of maps waits for a
+// grace period there.
+func (e *engine) mark(differ bool) error {
+	v := uint32(0)
+	if differ {
+		v = 1
+	}
+	if err := e.pins.Maps["sync"].Put(uint32(0), v); err != nil {
+		return fmt.Errorf("marking namespace %s: %w", e.scope, err)
+	}
 	return nil
+}
+
+// marked says whether a command was killed between mark and the end of sync.
+func (e *engine) marked() (bool, error) {
+	var v uint32
+	err := e.pins.Maps["sync"].Lookup(uint32(0), &v)
+	return v != 0, err
 }
 
 // syncServices points steer_services at each service's own map: one store, by
@@ -82,7 +105,8 @@ func prefixKey(ep service.Endpoint) steerPrefixKey {
 }
 
 // syncPorts adds prefixes before the ports that make packets ask for them, and
-// takes ports away before their prefixes.
+// takes ports away before their prefixes. A service that only they still lead
+// to goes before them, so that a killed command leaves its trace.
 func (e *engine) syncPorts() error {
 	ports, prefixes := e.portTables()
 	havePorts, err := entries[steerPortKey, steerPortValue](e.pins.Maps["ports"])
@@ -96,6 +120,7 @@ func (e *engine) syncPorts() error {
 	return errors.Join(
 		putMissing(e.pins.Maps["prefixes"], prefixes, havePrefixes),
 		putMissing(e.pins.Maps["ports"], ports, havePorts),
+		e.dropServices(havePorts, havePrefixes),
 		deleteOthers(e.pins.Maps["ports"], ports, havePorts),
 		deleteOthers(e.pins.Maps["prefixes"], prefixes, havePrefixes))
 }
@@ -135,22 +160,24 @@ func deleteOthers[K, V comparable](m *ebpf.Map, want, have map[K]V) error {
 	return nil
 }
 
-// dropServices clears the ids that no service holds.
-func (e *engine) dropServices() error {
-	ids := map[uint32]bool{}
-	for _, p := range e.services {
-		ids[p.ID] = true
+// dropServices clears the ids that ports led to and no service holds.
+func (e *engine) dropServices(ports map[steerPortKey]steerPortValue, prefixes map[steerPrefixKey]steerTarget) error {
+	gone := map[uint32]bool{} // as targets have it: the id plus one, 0 for none
+	for _, v := range ports {
+		gone[v.Any4.Service], gone[v.Any6.Service] = true, true
 	}
-	outer := e.pins.Maps["services"]
-	for id := range uint32(MaxServices) {
-		var have ebpf.MapID
-		if ids[id] || outer.Lookup(id, &have) != nil {
-			continue
-		}
-		if err := outer.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	for _, t := range prefixes {
+		gone[t.Service] = true
+	}
+	delete(gone, 0)
+	for _, p := range e.services {
+		delete(gone, p.ID+1)
+	}
+	for target := range gone {
+		if err := e.pins.Maps["services"].Delete(target - 1); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
-		if err := e.dropDevices(id); err != nil {
+		if err := e.dropDevices(target - 1); err != nil {
 			return err
 		}
 		kernel.Step("steer:service")

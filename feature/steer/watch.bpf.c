@@ -10,6 +10,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
+#define TCP_CLOSE  7
 #define TCP_LISTEN 10
 
 /* Ports that members' sockets are bound to, host byte order. */
@@ -61,7 +62,8 @@ int watch_listen(struct bpf_raw_tracepoint_args *ctx)
 	struct sock *sk = (struct sock *)ctx->args[0];
 	int from = ctx->args[1], to = ctx->args[2];
 
-	if (from == TCP_LISTEN || to == TCP_LISTEN)
+	/* A new connection starts as a copy of its listener: LISTEN to SYN_RECV is none of ours. */
+	if (to == TCP_LISTEN || (from == TCP_LISTEN && to == TCP_CLOSE))
 		tell(BPF_CORE_READ(sk, __sk_common.skc_num), IPPROTO_TCP, to == TCP_LISTEN);
 	return 0;
 }

@@ -90,8 +90,12 @@ func TestWatcherAdmitsByEvent(t *testing.T) {
 	slices.Sort(took)
 	t.Logf("admitted %v after the last socket", took)
 	// The median, on a machine that may stall: an event, not the look every second.
-	if took[2] > 100*time.Millisecond {
-		t.Errorf("median %v, want below 100 ms", took[2])
+	limit := 100 * time.Millisecond
+	if testing.Short() { // on an emulated kernel
+		limit = 700 * time.Millisecond
+	}
+	if took[2] > limit {
+		t.Errorf("median %v, want below %v", took[2], limit)
 	}
 }
 
