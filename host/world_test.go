@@ -48,6 +48,8 @@ func play(f []string) error {
 	switch f[0] {
 	case "daemon":
 		return playDaemon(f[1:])
+	case "apply":
+		return playApply(f[1:])
 	case "read":
 		return playRead(f[1], f[2])
 	case "doctor":
@@ -261,12 +263,12 @@ func contents(m *ebpf.Map) string {
 		for i := range n {
 			show(fmt.Append(nil, i), values[i*int(m.ValueSize()):][:m.ValueSize()])
 		}
-	case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie, ebpf.ArrayOfMaps:
+	case ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie:
 		var k, v []byte
 		for it := m.Iterate(); it.Next(&k, &v); {
 			show(k, v)
 		}
-	default:
+	default: // kernels before 6.8 wait for RCU at each look into a map of maps
 		return m.Type().String()
 	}
 	slices.Sort(all)

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -168,6 +169,46 @@ func TestLockExcludes(t *testing.T) {
 	}
 	if left := tree(t, r); len(left) != 0 {
 		t.Errorf("left over: %v", left)
+	}
+}
+
+// Whoever gets the lock has it on the root that is there, however often others
+// remove and make it meanwhile. Without the pause between two tries of Lock.
+func TestLockIsOnTheRootThatIsThere(t *testing.T) {
+	r := newRoot(t)
+	var holders, locks atomic.Int64
+	end := time.Now().Add(300 * time.Millisecond)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for time.Now().Before(end) {
+				if err := r.ensure(); err != nil {
+					t.Error(err)
+					return
+				}
+				l, err := r.tryLock()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if l == nil {
+					continue
+				}
+				if n := holders.Add(1); n != 1 {
+					t.Errorf("%d hold the lock", n)
+				}
+				if _, err := os.Stat(r.path); err != nil {
+					t.Errorf("locked a root that is gone: %v", err)
+				}
+				locks.Add(1)
+				holders.Add(-1)
+				l.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	if locks.Load() < 10 {
+		t.Errorf("locked only %d times", locks.Load())
 	}
 }
 

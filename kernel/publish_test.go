@@ -183,6 +183,36 @@ func TestInstances(t *testing.T) {
 	}
 }
 
+// Links go first, for no packet may meet a program whose maps are gone; then
+// meta, by which readers know that every map is there.
+func TestOrderOfRemoval(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	if err := publish(l, instance, 1); err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	var last []string
+	OnStep(func(step string) {
+		now, _ := filepath.Glob(r.dir(instance) + retireSuffix + "/*")
+		for _, pin := range last {
+			if !slices.Contains(now, pin) {
+				order = append(order, filepath.Base(pin))
+			}
+		}
+		last = now
+	})
+	defer OnStep(nil)
+	if err := l.Remove(instance); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(order[min(2, len(order)):]) // the maps in any order
+	if want := []string{"link_lookup", "meta", "map_a", "map_b"}; !slices.Equal(order, want) {
+		t.Errorf("unpinned %v, want %v", order, want)
+	}
+}
+
 // Readers who open an instance again and again while it is replaced see every
 // part of the same version, and never that it is missing.
 func TestReadersDuringReplace(t *testing.T) {

@@ -70,6 +70,13 @@ func newCommand() *cobra.Command {
 		Long: `weir-lab runs experiments on real software: it makes network namespaces, starts
 real daemons in them, measures, judges claims, and removes everything again, also
 after Ctrl-C. It uses pins of its own and never touches a weir in use.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage{fmt.Errorf("unknown command %q; see weir-lab --help", args[0])}
+			}
+			return nil
+		},
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}

@@ -46,6 +46,9 @@ Wrong usage gives 2; a machine or user that cannot run the experiment, 3.`,
 			if err != nil {
 				return usage{err}
 			}
+			if f.quick && f.smoke {
+				return usage{errors.New("--quick and --smoke are two sizes: choose one")}
+			}
 			if !cmd.Flags().Changed("seed") {
 				f.seed = uint64(rand.Uint32())
 			}
@@ -59,7 +62,6 @@ Wrong usage gives 2; a machine or user that cannot run the experiment, 3.`,
 	c.Flags().Uint64Var(&f.seed, "seed", 0, "of everything drawn, the hash of weir included (default: a new one each time)")
 	c.Flags().BoolVar(&f.without, "without-weir", false, "the control run: the same without weir; its claims are meant to fail")
 	c.Flags().StringVar(&f.keep, "keep", "", "keep logs and output of every process of the run in this new directory")
-	c.MarkFlagsMutuallyExclusive("quick", "smoke")
 	return c
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -126,6 +127,10 @@ func wrapArgs(c *cobra.Command) {
 			return nil
 		}
 		if err := check(cmd, args); err != nil {
+			// What cobra.NoArgs says of a file name would send one looking for a command.
+			if cmd.RunE != nil && !cmd.HasSubCommands() && strings.HasPrefix(err.Error(), "unknown command") {
+				err = fmt.Errorf("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
+			}
 			return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 		}
 		return nil

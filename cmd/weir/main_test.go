@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -53,7 +52,7 @@ func golden(t *testing.T, name, got string) {
 
 // inProcess runs a command line that needs neither rights nor a kernel.
 func inProcess(args ...string) (stdout string, err error) {
-	var out bytes.Buffer
+	var out strings.Builder
 	c := newCommand()
 	c.SetArgs(args)
 	c.SetOut(&out)
@@ -87,7 +86,7 @@ func asNobody(t *testing.T, args ...string) (stdout, stderr string, status int) 
 
 func finish(t *testing.T, c *exec.Cmd) (stdout, stderr string, status int) {
 	t.Helper()
-	var out, errs bytes.Buffer
+	var out, errs strings.Builder
 	c.Stdout, c.Stderr = &out, &errs
 	err := c.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() < 0) {

@@ -134,7 +134,7 @@ var sourcesN = sources
 // stride leaves steps out in -short runs: an emulated kernel is slow.
 func stride() int {
 	if testing.Short() {
-		return 5
+		return 9
 	}
 	return 1
 }

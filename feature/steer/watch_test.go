@@ -124,7 +124,7 @@ func TestWatcherLeavesWithdrawn(t *testing.T) {
 // a source is its slot's member of that moment, over both protocols.
 func TestKillsInAnyOrder(t *testing.T) {
 	const slots = 3
-	rounds := 24 / stride()
+	rounds := max(4, 24/stride())
 	w := newWorld(t, Options{Slots: slots}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	owner := map[string]int{} // pid to slot, of every sink there ever was
 	var writes []func(*sink)

@@ -70,6 +70,8 @@ func (c *Collector) configuration() string {
 		c.program + "_pipe_size: 4194304",
 		"plugins: print[p]",
 		"aggregate[p]: peer_src_ip, in_iface",
+		// pmacct's own queue between core and plugin hands a buffer over twice when the core is preempted
+		// between marking it as written and looking whether the plugin sleeps; ZeroMQ does not.
 		"plugin_pipe_zmq[p]: true",
 		"print_refresh_time[p]: 1",
 		"print_output[p]: json",
@@ -154,6 +156,9 @@ func (c *Collector) crash(f func(Record)) {
 	last := log[max(0, len(log)-600):]
 	f(Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("%s ended by itself: %v; it said last: %s", c, c.proc.Err(), last)})
 }
+
+// Life is how many times the collector was started.
+func (c *Collector) Life() int { return c.life }
 
 // Err is how the core process ended.
 func (c *Collector) Err() error { return c.proc.Err() }

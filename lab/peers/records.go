@@ -31,6 +31,7 @@ type Record struct {
 	Epoch  uint32     // ingress interface of flows, MED of a route
 	Count  int        // packets of flows; 1 otherwise
 	Port   int        // remote port that a Peer Up names
+	Life   int        // which of the collector's lives wrote it, from 1
 	Text   string     // the line, if odd
 }
 
@@ -128,17 +129,21 @@ func (c *Collector) Poll(f func(Record)) error {
 		c.crash(f)
 	}
 	for n, l := range c.seen {
-		if err := l.flows.lines(func(line []byte, _ int64) { f(parseFlows(line)) }); err != nil {
+		give := func(r Record) {
+			r.Life = n + 1
+			f(r)
+		}
+		if err := l.flows.lines(func(line []byte, _ int64) { give(parseFlows(line)) }); err != nil {
 			return err
 		}
-		if err := l.bmp.lines(func(line []byte, _ int64) { f(parseBMP(line)) }); err != nil {
+		if err := l.bmp.lines(func(line []byte, _ int64) { give(parseBMP(line)) }); err != nil {
 			return err
 		}
 		err := l.log.lines(func(line []byte, at int64) {
 			// What a daemon says while it is killed is not about decoding.
 			if r, ok := parseLog(line); ok && (l.killed < 0 || at < l.killed) {
 				r.Text = fmt.Sprintf("%s, life %d: %s", c, n+1, r.Text)
-				f(r)
+				give(r)
 			}
 		})
 		if err != nil {

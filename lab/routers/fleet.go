@@ -112,6 +112,12 @@ func New(cfg Config) (*Fleet, error) {
 	return f, nil
 }
 
+// await returns when whoever was sending has sent and counted it; the next one sees what was set before.
+func (l *lane) await() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+}
+
 func (f *Fleet) lane(p Protocol, device int) *lane {
 	if p == IPFIX {
 		return f.lanes[device]
@@ -161,8 +167,7 @@ func (f *Fleet) Epoch() uint32 { return f.epoch.Load() }
 func (f *Fleet) Advance() uint32 {
 	ended := f.epoch.Add(1) - 1
 	for _, l := range f.lanes {
-		l.mu.Lock() // whoever held it had read the old number; the next one reads the new
-		l.mu.Unlock()
+		l.await()
 	}
 	return ended
 }
@@ -171,9 +176,7 @@ func (f *Fleet) Advance() uint32 {
 func (f *Fleet) Silence(on bool) {
 	f.silent.Store(on)
 	for i := range f.Devices {
-		l := f.lane(IPFIX, i)
-		l.mu.Lock() // see Advance
-		l.mu.Unlock()
+		f.lane(IPFIX, i).await()
 	}
 }
 

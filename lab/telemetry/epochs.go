@@ -37,9 +37,10 @@ func (x *experiment) quietly(ctx context.Context) error {
 	return x.ledger.drain(ctx, s.epoch, s.calm, drainLimit)
 }
 
-// allUp waits until the Peer Up of every device of the slots (nil: of all) is in its collector's log, on the
-// session that the device holds now, and returns an error after the limit. A device's own opinion is not
-// enough: a full backlog completes the handshake for the device alone.
+// allUp waits until the collectors of the slots (nil: of all) have logged the Peer Up of every device, on the
+// session that the device holds now, and counted an IPFIX record of it since they started: nfacctd's own
+// parts come up one by one. It returns an error after the limit. A device's own opinion of its session is
+// not enough: a full backlog completes the handshake for the device alone.
 func (x *experiment) allUp(ctx context.Context, slots map[int]bool, limit time.Duration) error {
 	for deadline := time.Now().Add(limit); ; {
 		missing, example := x.notUp(slots)
@@ -47,7 +48,7 @@ func (x *experiment) allUp(ctx context.Context, slots map[int]bool, limit time.D
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%d BMP sessions are not up at their collectors after %s, %s for one", missing, limit, example)
+			return fmt.Errorf("%d routers have not reached their collectors with both protocols after %s, %s for one", missing, limit, example)
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -65,7 +66,7 @@ func (x *experiment) notUp(slots map[int]bool) (missing int, example string) {
 		ok := a.peerUps > 0
 		if !a.real {
 			session, up := x.fleet.Session(i)
-			ok = up && a.session >= session
+			ok = up && a.session >= session && (a.slot == unknown || a.life == x.collectors[a.slot].Life())
 		}
 		if !ok {
 			missing++
@@ -95,12 +96,25 @@ func (x *experiment) readers() func() {
 }
 
 func (x *experiment) read() {
-	if x.ledger == nil {
+	x.view.lock()
+	plain, ledger := x.plain, x.ledger
+	x.view.unlock()
+	if ledger == nil {
+		ledger = plain
+	}
+	if ledger == nil {
 		return
 	}
 	for _, c := range x.collectors {
-		if err := c.Poll(func(r peers.Record) { x.ledger.book(c.Number, r) }); err != nil {
-			x.ledger.book(c.Number, peers.Record{Kind: peers.Odd, Count: 1, Text: err.Error()})
+		err := c.Poll(func(r peers.Record) {
+			if plain != nil && plain.byAddr[r.Device] != nil {
+				plain.book(c.Number, r)
+			} else {
+				ledger.book(c.Number, r)
+			}
+		})
+		if err != nil {
+			ledger.book(c.Number, peers.Record{Kind: peers.Odd, Count: 1, Text: err.Error()})
 		}
 	}
 }

@@ -27,6 +27,7 @@ type account struct {
 	counted map[routers.Protocol]map[uint32]int // by epoch, at the right collector
 	session int                                 // newest BMP session whose Peer Up the right collector logged
 	peerUps int
+	life    int // of the right collector, which last counted an IPFIX record
 }
 
 // ledger compares what devices sent with what collectors counted, and knows which slots are disturbed.
@@ -40,7 +41,7 @@ type ledger struct {
 	disturbed    map[int]bool // slots whose collector is killed, starting, or not yet reached again
 	misdirected  int
 	odd          int // lines in a collector's log or output that should not be
-	realGaps     int
+	gaps         int // in sequence numbers, for want of a template
 	closes       int // ends of BMP sessions that collectors logged
 	rejected     int // noticed by devices of slots that were not disturbed
 	rejectedDead int // noticed by devices of a disturbed slot
@@ -50,15 +51,15 @@ type ledger struct {
 	mismatched     map[uint32]int // devices whose count was wrong, by epoch
 }
 
-func newLedger(r *lab.Result, fleet []*routers.Device, real []netip.Addr) *ledger {
-	l := &ledger{result: r, byAddr: map[netip.Addr]*account{}, disturbed: map[int]bool{}, mismatched: map[uint32]int{}}
+func newLedger(r *lab.Result, fleet *routers.Fleet, real []netip.Addr) *ledger {
+	l := &ledger{result: r, fleet: fleet, byAddr: map[netip.Addr]*account{}, disturbed: map[int]bool{}, mismatched: map[uint32]int{}}
 	add := func(a netip.Addr, real bool) {
 		acc := &account{addr: a, slot: unknown, real: real, at: map[int]bool{}, total: map[routers.Protocol]int{},
 			counted: map[routers.Protocol]map[uint32]int{routers.IPFIX: {}, routers.BMP: {}}}
 		l.accounts = append(l.accounts, acc)
 		l.byAddr[a] = acc
 	}
-	for _, d := range fleet {
+	for _, d := range fleet.Devices {
 		add(d.Addr, false)
 	}
 	for _, a := range real {
@@ -80,8 +81,8 @@ func (l *ledger) addrs() []netip.Addr {
 func (l *ledger) book(collector int, r peers.Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r.Kind == peers.Gap && l.byAddr[r.Device] != nil && l.byAddr[r.Device].real {
-		l.realGaps++ // a real exporter repeats its template when it likes; until then a new collector skips its records
+	if r.Kind == peers.Gap && l.excused(l.byAddr[r.Device]) {
+		l.gaps++
 		return
 	}
 	if r.Kind == peers.Odd || r.Kind == peers.Gap {
@@ -115,12 +116,22 @@ func (l *ledger) book(collector int, r peers.Record) {
 	switch r.Kind {
 	case peers.Flows, peers.Route:
 		a.counted[p][r.Epoch] += r.Count
+		if r.Kind == peers.Flows {
+			a.life = r.Life
+		}
 	case peers.PeerUp:
 		a.peerUps++
 		if n := routers.SessionOfPort(r.Port); !a.real && n > a.session {
 			a.session = n
 		}
 	}
+}
+
+// excused tells whether a device's records may lack their template: those that a new collector gets before
+// the exporter repeats it. A simulated router repeats it before its slot counts as calm again, a real one when
+// it likes.
+func (l *ledger) excused(a *account) bool {
+	return a != nil && (a.real || l.disturbed[a.slot])
 }
 
 // notice enters what a device noticed about its traffic.
@@ -154,6 +165,13 @@ func (l *ledger) calm(slot int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.disturbed, slot)
+}
+
+// strays counts what reached another collector than the one weir named.
+func (l *ledger) strays() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.misdirected
 }
 
 // undisturbed returns the slots among all that are not disturbed now.

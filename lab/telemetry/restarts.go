@@ -22,6 +22,9 @@ const patience = 10 * time.Second
 // traffic from all devices all the while.
 func (x *experiment) killAndReturn(ctx context.Context) error {
 	for round := 1; x.restarted < x.restarts; round++ {
+		if round == 1 {
+			x.say("now collectors die. Their routers are rejected (TCP reset, ICMP unreachable), not passed on: a collector with half of a router's streams cannot correlate them")
+		}
 		if err := x.round(ctx, x.victims(round)); err != nil {
 			return err
 		}
@@ -93,7 +96,7 @@ func (x *experiment) round(ctx context.Context, victims []victim) error {
 	for slot := range slots {
 		x.ledger.calm(slot)
 	}
-	x.say("back: the same routers are at %s again, nothing was misdirected", names(victims))
+	x.say("back: the same routers are at %s again; %d records misdirected so far", names(victims), x.ledger.strays())
 	return x.ledger.drain(ctx, during.epoch, during.calm, drainLimit)
 }
 

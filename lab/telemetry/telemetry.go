@@ -23,10 +23,10 @@ func init() {
 		Short: "routers' IPFIX and BMP steered to unmodified nfacctd collectors that are killed and return",
 		Run:   run,
 		Next: []string{
-			"weir-lab run telemetry --without-weir   the same without weir: watch routers split over collectors",
+			"weir-lab run telemetry --without-weir   the same without weir: it fails",
 			"weir-lab run telemetry --quick --json   the findings for a program",
 			"weir doctor                             what this kernel can run",
-			"weir apply -f weir.yaml                 your own collectors; see README.md",
+			"weir apply -f weir.yaml                 your own collectors: README.md",
 		},
 	})
 }
@@ -41,12 +41,13 @@ type plan struct {
 	rate          float64 // messages a second, a device and a protocol
 	wantDevices   string
 	quiet         time.Duration // of undisturbed traffic first
+	plain         int           // devices that first send without weir, for comparison
 }
 
 var plans = map[lab.Size]plan{
-	lab.Full:  {510, 64, 2, 4, 50, 3, 2, "== 512", 5 * time.Second},
-	lab.Quick: {158, 24, 2, 4, 4, 3, 3, ">= 128", 2 * time.Second},
-	lab.Smoke: {39, 8, 1, 3, 2, 2, 4, ">= 40", time.Second},
+	lab.Full:  {510, 64, 2, 4, 50, 3, 2, "== 512", 5 * time.Second, 64},
+	lab.Quick: {158, 24, 2, 4, 4, 3, 3, ">= 128", 2 * time.Second, 64},
+	lab.Smoke: {39, 8, 1, 3, 2, 2, 4, ">= 40", time.Second, 0},
 }
 
 // experiment is one run.
@@ -59,6 +60,7 @@ type experiment struct {
 	real       []*peers.Router
 	fleet      *routers.Fleet
 	ledger     *ledger
+	plain      *ledger   // of the devices that sent before weir was there
 	weir       *rig.Weir // nil in the control run
 	service    *rig.Service
 	sockets    *rig.SocketWatch
@@ -74,7 +76,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	x := &experiment{plan: plans[e.Size], env: e, result: r, view: &view{}}
 	defer x.readers()() // what collectors write is read to the end also when a step fails
 	stalls := lab.WatchStalls()
-	steps := []func(context.Context) error{x.build, x.startCollectors, x.steer, x.startTraffic, x.quietly, x.killAndReturn, x.storm, x.finish}
+	steps := []func(context.Context) error{x.build, x.startCollectors, x.baseline, x.steer, x.startTraffic, x.quietly, x.killAndReturn, x.storm, x.finish}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			stalls.Stop()
@@ -200,8 +202,10 @@ func (x *experiment) startTraffic(ctx context.Context) error {
 	for _, r := range x.real {
 		realAddrs = append(realAddrs, r.Addr)
 	}
-	x.ledger = newLedger(x.result, x.fleet.Devices, realAddrs)
-	x.ledger.fleet = x.fleet
+	ledger := newLedger(x.result, x.fleet, realAddrs)
+	x.view.lock()
+	x.ledger = ledger // from here on, what collectors write is read
+	x.view.unlock()
 	if err := x.askWhere(ctx); err != nil {
 		return err
 	}
@@ -218,7 +222,11 @@ func (x *experiment) startTraffic(ctx context.Context) error {
 	x.say("%d routers connect at once and send: IPFIX over UDP, BMP over TCP, each from its own address", x.devices+len(x.real))
 	x.fleet.Start(ctx)
 	x.env.OnClose(x.fleet.Stop)
-	return x.allUp(ctx, nil, 60*time.Second)
+	if err := x.allUp(ctx, nil, 60*time.Second); err != nil {
+		return err
+	}
+	x.endEpoch(nil) // no slot counts as calm in the epoch in which collectors come up
+	return nil
 }
 
 // askWhere enters weir's answer as the truth about every device's slot.

@@ -27,7 +27,7 @@ func (v *view) begin(x *experiment) {
 	go func() {
 		tick := time.NewTicker(250 * time.Millisecond)
 		defer tick.Stop()
-		var before snapshot
+		var past []snapshot // collectors write once a second: rates are those of the last two
 		for {
 			select {
 			case <-v.stop:
@@ -35,21 +35,21 @@ func (v *view) begin(x *experiment) {
 			case <-tick.C:
 			}
 			now := x.snapshot()
-			x.env.Watch.Show(now.draw(before))
-			before = now
+			past = append(past, now)
+			past = past[max(0, len(past)-8):]
+			x.env.Watch.Show(now.draw(past[0]))
 		}
 	}()
 }
 
 // slotView is one line of the picture.
 type slotView struct {
-	state          string
-	pid            int
-	devices        int
-	sessions       int // BMP sessions up at the collector, of devices that hold them
-	ipfix, bmp     int // records counted so far
-	v6             int
-	alive, serving bool
+	state      string
+	serving    bool
+	pid        int
+	devices    int
+	sessions   int // BMP sessions up at the collector, of devices that hold them
+	ipfix, bmp int // records counted so far
 }
 
 type snapshot struct {
@@ -70,18 +70,26 @@ func (x *experiment) snapshot() snapshot {
 	x.view.lock()
 	s.restarts = x.restarted
 	x.view.unlock()
+	serving := map[int]bool{}
+	for _, c := range x.collectors {
+		serving[c.Number] = x.weir == nil && c.Running()
+		if x.weir != nil {
+			pid, err := x.service.Holder(c.Number)
+			serving[c.Number] = err == nil && pid != 0 // on_empty is reject: what is not held rejects
+		}
+	}
 	x.ledger.mu.Lock()
 	defer x.ledger.mu.Unlock()
 	s.misdirected, s.others, s.rejected = x.ledger.misdirected, x.ledger.rejected, x.ledger.rejectedDead
 	for _, c := range x.collectors {
-		v := slotView{pid: c.PID(), alive: c.Running(), serving: !x.ledger.disturbed[c.Number]}
+		v := slotView{pid: c.PID(), serving: serving[c.Number]}
 		switch {
-		case !v.alive:
-			v.state = "dead: rejecting"
-		case !v.serving:
+		case v.serving:
+			v.state = "serving"
+		case c.Running():
 			v.state = "starting: rejecting"
 		default:
-			v.state = "serving"
+			v.state = "dead: rejecting"
 		}
 		s.slots = append(s.slots, v)
 	}
@@ -95,9 +103,6 @@ func (x *experiment) snapshot() snapshot {
 		}
 		v := &s.slots[slot]
 		v.devices++
-		if a.addr.Is6() {
-			v.v6++
-		}
 		if a.real && a.peerUps > 0 && v.serving {
 			v.sessions++
 		} else if !a.real {
@@ -115,7 +120,7 @@ func (x *experiment) snapshot() snapshot {
 func (s snapshot) draw(before snapshot) []string {
 	seconds := s.at.Sub(before.at).Seconds()
 	rate := func(now, then int64) float64 {
-		if before.at.IsZero() {
+		if seconds <= 0 {
 			return 0
 		}
 		return max(0, float64(now-then)/seconds)

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// listen opens sockets on 4739 in this process, which is then the member.
+func listen(t *testing.T) (closeTCP func()) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	p, err := lc.ListenPacket(t.Context(), "udp4", "0.0.0.0:4739")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := lc.Listen(t.Context(), "tcp4", "0.0.0.0:4739")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close(); l.Close() })
+	return func() { l.Close() }
+}
+
+// configFile writes a file with one service whose first slot this process
+// holds, and the options of its steer section.
+func configFile(t *testing.T, options string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "weir.yaml")
+	text := fmt.Sprintf(`
+services:
+  telemetry:
+    listen: [udp 0.0.0.0:4739, tcp 0.0.0.0:4739]
+    steer: {slots: 2%s}
+    members: [{slot: 0, pid: %d}]
+`, options, os.Getpid())
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// root is a pin root that the test's commands are given.
+func root(t *testing.T) string {
+	t.Helper()
+	nstest.NeedRoot(t)
+	dir := filepath.Join(nstest.BPFFS, fmt.Sprintf("cmd_%d", time.Now().UnixNano()%1e9))
+	t.Cleanup(func() {
+		host.New(dir).Remove(context.Background(), "")
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	})
+	return dir
+}
+
+// session runs commands on one root and checks what they say.
+type session struct {
+	t    *testing.T
+	root string
+}
+
+// run runs a command line; its exit status and what it says on both outputs,
+// one after the other, must be as wanted (a regular expression).
+func (s session) run(status int, want string, args ...string) string {
+	s.t.Helper()
+	out, errs, got := weir(s.t, append([]string{"--root", s.root}, args...)...)
+	if got != status || !regexp.MustCompile("(?s)^"+want+"$").MatchString(out+errs) {
+		s.t.Errorf("weir %s: status %d, want %d, and it says\n%s\nwant\n%s", strings.Join(args, " "), got, status, out+errs, want)
+	}
+	return out
+}
+
+func TestApplyStatusRemove(t *testing.T) {
+	listen(t)
+	s := session{t, root(t)}
+	file := configFile(t, "")
+	create := `create service telemetry: 2 slots by source on udp 0.0.0.0:4739, tcp 0.0.0.0:4739, in net:\[\d+\]\n`
+	adopt := fmt.Sprintf(`adopt slot 0 of service telemetry: pid %d\n`, os.Getpid())
+	s.run(0, `no services: weir apply -f weir.yaml makes some\n`, "status")
+	s.run(1, `weir: no service is steered: weir apply -f weir.yaml\n`, "steer", "where", "192.0.2.1")
+	s.run(0, "would "+create+"would "+adopt, "apply", "-f", file, "--dry-run")
+	s.run(0, `no services: .*`, "status")
+	s.run(0, create+adopt, "apply", "-f", file)
+	s.run(0, `nothing to change\n`, "apply", "-f", file)
+	s.run(0, `nothing to change\n`, "apply", "-f", file, "--dry-run")
+	s.run(1, `weir: reading the configuration: open /nonexistent.yaml: no such file or directory\n`, "apply", "-f", "/nonexistent.yaml")
+	s.run(0, `SERVICE +LISTEN +SLOTS +EMPTY +ON EMPTY +NETNS\ntelemetry +udp 0.0.0.0:4739, tcp 0.0.0.0:4739 +2 +1 +reject +net:\[\d+\]\n`, "status")
+	s.run(0, fmt.Sprintf(`telemetry: udp .* engine sk_lookup, on_empty reject, seed \d+, .*\n  0 +admitted +\ds +%d +pid %[1]d .*\n  1 +empty .*\n  slot 1 is empty: no member is configured\n`, os.Getpid()), "steer", "status")
+	s.run(1, `weir: no service "dns" is steered; there is telemetry\n`, "steer", "status", "dns")
+	var st steer.State
+	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &st); err != nil || len(st.Services) != 1 || !st.Services[0].Slots[0].Admitted() {
+		t.Errorf("status --json: %v, %+v", err, st)
+	}
+	s.run(0, "", "remove")
+	s.run(0, `no services: .*`, "status")
+	s.run(1, `weir: no feature "guard": there is steer\n`, "remove", "guard")
+}
+
+func TestWhereAndDevices(t *testing.T) {
+	listen(t)
+	s := session{t, root(t)}
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ", seed: 7"))
+	c, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.9:0")), net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:4739")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	s.run(0, `ADDRESS +BUCKET +SLOT +MEMBER +PID\n192.0.2.7 +\d+ +[01].*\nfe80::1 +\d+ +[01].*\n`, "steer", "where", "192.0.2.7", "fe80::1%eth0")
+	s.run(0, `.*\n192.0.2.7 +\d+ +0 \(empty\) +- +-\n`, "steer", "where", "--slots", "1", "--without", "0", "192.0.2.7")
+	s.run(1, `weir: 1000 slots: want a number from 1 to 256\n`, "steer", "where", "--slots", "1000", "192.0.2.7")
+	s.run(0, `ADDRESS +SLOT +LAST +UDP +UDP/S +TCP SESSIONS +TCP DATA +CONNECTS\n127.0.0.9 +[01] +\ds +1 +\d\.\d +0 +0 B +0\n`, "steer", "devices")
+	s.run(0, `ADDRESS[^\n]*\n`, "steer", "devices", "--silent", "5m")
+	s.run(0, `ADDRESS[^\n]*\n`, "steer", "devices", "--missing", "udp")
+	s.run(0, `ADDRESS[^\n]*\n127.0.0.9 .*`, "steer", "devices", "--missing", "tcp")
+	var d host.Devices
+	if err := json.Unmarshal([]byte(s.run(0, `.*`, "steer", "devices", "--json")), &d); err != nil || d.Service != "telemetry" || len(d.Devices) != 1 {
+		t.Errorf("devices --json: %v, %+v", err, d)
+	}
+	if out := s.run(0, `.*`, "steer", "devices", "--json", "--slot", "9"); !strings.Contains(out, `"devices": []`) {
+		t.Errorf("no devices are printed as %s", out)
+	}
+}
+
+func TestRegister(t *testing.T) {
+	closeTCP := listen(t)
+	s := session{t, root(t)}
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ""))
+	pid := fmt.Sprint(os.Getpid())
+	s.run(0, `slot 0 of telemetry has it already\n`, "steer", "register", "telemetry", "--slot", "0")
+	s.run(0, ``, "steer", "unregister", "telemetry", "--slot", "0")
+	s.run(0, `.*slot 0 is empty: withdrawn by weir steer unregister.*`, "steer", "status")
+	s.run(0, ``, "steer", "register", "telemetry", "--slot", "0")
+	s.run(0, ``, "steer", "register", "telemetry", "--slot", "1", "--pid", pid)
+	s.run(0, `SERVICE[^\n]*\ntelemetry .* 2 +- +reject .*`, "status")
+	s.run(1, `weir: no such slot: telemetry has slots 0 to 1\n`, "steer", "register", "telemetry", "--slot", "2", "--pid", pid)
+	s.run(2, `weir: name the slot: --slot N\n`, "steer", "register", "telemetry")
+	s.run(2, `weir: --bound goes with --pid, .*`, "steer", "register", "telemetry", "--slot", "1", "--bound", "udp :1")
+	s.run(2, `weir: no such listen: "udp": .*`, "steer", "register", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp")
+	s.run(1, `weir: bound has 1 entries and the service 2 listens: .*`, "steer", "register", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp :4739")
+	closeTCP()
+	s.run(1, `weir: slot 0 of telemetry stays empty after 30ms: process `+pid+`: socket missing: tcp4 :4739\n`,
+		"steer", "register", "telemetry", "--slot", "0", "--wait", "30ms")
+	s.run(0, `.*slot 0 is empty: process `+pid+` closed tcp4 :4739\n.*`, "steer", "status")
+}
+
+// on_empty: drop needs a holder, which apply starts from its own executable.
+func TestApplyStartsTheHolder(t *testing.T) {
+	listen(t)
+	s := session{t, root(t)}
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ", on_empty: drop"))
+	if out := s.run(0, `.*`, "status", "--json"); strings.Contains(out, "problem") {
+		t.Errorf("its state has a problem: %s", out)
+	}
+	s.run(0, `nothing to change\n`, "apply", "-f", configFile(t, ", on_empty: drop"))
+}
+
+func TestConfigErrorsOnTheCommandLine(t *testing.T) {
+	s := session{t, root(t)}
+	file := filepath.Join(t.TempDir(), "weir.yaml")
+	if err := os.WriteFile(file, []byte("services:\n  telemetry:\n    listen: [udp :4739]\n    steer: {slotz: 4}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"apply", "-f", file}, {"apply", "-f", file, "--dry-run"}} {
+		s.run(1, "weir: "+regexp.QuoteMeta(file)+`:4:13: services.telemetry.steer: unknown key "slotz"; did you mean "slots"\?\n`, args...)
+	}
+}
+
+func TestWithoutRights(t *testing.T) {
+	listen(t)
+	s := session{t, root(t)}
+	file := configFile(t, "")
+	s.run(0, `create .*`, "apply", "-f", file)
+	if err := os.Chmod(filepath.Dir(filepath.Dir(file)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	readable := "/tmp/" + filepath.Base(s.root) + ".yaml"
+	defer os.Remove(readable)
+	if err := os.WriteFile(readable, []byte("services: {}\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string]string{
+		"doctor":                              `(?s)weir: this kernel or user cannot do that: steer needs sk_lookup programs`,
+		"doctor --json":                       `weir: this kernel or user cannot do that`,
+		"status":                              `weir: no permission to read weir's pins .*; and no weir serve answers on /nonexistent`,
+		"steer where 192.0.2.1":               `no permission to read weir's pins`,
+		"steer devices":                       `no permission to read weir's pins`,
+		"steer unregister telemetry --slot 0": `no permission to read weir's pins`,
+		"apply -f " + readable:                `run as root`,
+		"remove":                              `permission denied`,
+	} {
+		args := append([]string{"--root", s.root, "--socket", "/nonexistent"}, strings.Fields(line)...)
+		_, errs, status := asNobody(t, args...)
+		if status != exitCannot || !regexp.MustCompile(want).MatchString(errs) {
+			t.Errorf("weir %s as nobody: status %d, %q; want 3, %q", line, status, errs, want)
+		}
+	}
+	s.run(0, `nothing to change\n`, "apply", "-f", file) // nobody changed anything
+}
+
+func TestDoctorHere(t *testing.T) {
+	s := session{t, root(t)}
+	out := s.run(0, `Linux \S+, as root\nFEATURE +NEEDS +SINCE *\nsteer +sk_lookup programs +5.9 +ok\n.*`, "doctor")
+	if strings.Contains(out, "missing") {
+		t.Error(out)
+	}
+	var d host.Diagnosis
+	if err := json.Unmarshal([]byte(s.run(0, `.*`, "doctor", "--json")), &d); err != nil || d.User != "root" {
+		t.Errorf("doctor --json: %v, %+v", err, d)
+	}
+}
+
+// weir serve ends with status 0 at SIGTERM, and nobody's traffic with it.
+func TestServeEnds(t *testing.T) {
+	listen(t)
+	s := session{t, root(t)}
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ""))
+	socket := filepath.Join(t.TempDir(), "weir.sock")
+	c := command("--root", s.root, "--socket", socket, "serve", "--listen", "127.0.0.1:0")
+	log, err := c.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Process.Kill()
+	said := make(chan string, 1)
+	go func() { b, _ := io.ReadAll(log); said <- string(b) }()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		if conn, err := net.Dial("unix", socket); err == nil {
+			conn.Close()
+			break
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	text := <-said
+	if err := c.Wait(); err != nil {
+		t.Errorf("weir serve ended with %v", err)
+	}
+	if !strings.Contains(text, "serving /metrics and /healthz") {
+		t.Errorf("it said %s", text)
+	}
+	s.run(0, `SERVICE[^\n]*\ntelemetry .*`, "status")
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// playApply applies a file and is killed at a step, counted from 0: ROOT FILE STEP.
+func playApply(f []string) error {
+	fatal, err := strconv.Atoi(f[2])
+	if err != nil {
+		return err
+	}
+	n := 0
+	kernel.OnStep(func(step string) {
+		if n == fatal {
+			fmt.Println(step)
+			unix.Kill(unix.Getpid(), unix.SIGKILL)
+			select {}
+		}
+		n++
+	})
+	c, err := LoadConfig(f[1])
+	if err != nil {
+		return err
+	}
+	return New(f[0]).Apply(context.Background(), c, func(Done) {})
+}
+
+// crash applies a file in a process that is killed at a step, and returns which
+// that was: "" if there were fewer.
+func (w world) crash(file string, step int) string {
+	w.t.Helper()
+	out, err := child("apply", w.Root.Path(), file, step).CombinedOutput()
+	if err == nil {
+		return ""
+	}
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
+		w.t.Fatalf("step %d: %v\n%s", step, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// handled sends one datagram to a port and says which services counted it.
+func (w world) handled(port int) (services string) {
+	w.t.Helper()
+	count := func() map[string]uint64 {
+		out := map[string]uint64{}
+		for _, s := range w.state().Services {
+			for _, slot := range s.Slots {
+				v := slot.Verdicts["udp"]
+				out[s.Name] += v.Steered + v.Rejected
+			}
+		}
+		return out
+	}
+	before := count()
+	heard(w.t, "127.0.0.5:0", fmt.Sprintf("127.0.0.1:%d", port))
+	for name, n := range count() {
+		if n > before[name] {
+			services += name
+		}
+	}
+	return services
+}
+
+// Killed at any step of a change that creates, changes and removes services, an
+// apply is finished by the next one: all of it is there, and works.
+func TestKilledApplyIsFinishedByTheNext(t *testing.T) {
+	w := newWorld(t)
+	pid, _ := daemon(t, "0.0.0.0:4739")
+	one := w.config(`
+services:
+  telemetry: {listen: [udp 0.0.0.0:4739, tcp 0.0.0.0:4739], steer: {slots: 2}, members: [{slot: 0, pid: %d}]}
+  goes: {listen: [udp 0.0.0.0:2055], steer: {slots: 1}}
+`, pid)
+	text := fmt.Sprintf(`
+services:
+  telemetry: {listen: [udp 0.0.0.0:4739, tcp 0.0.0.0:4739], steer: {slots: 3}, members: [{slot: 0, pid: %d}]}
+  comes: {listen: [udp 0.0.0.0:6343], steer: {slots: 1}}
+`, pid)
+	file := filepath.Join(t.TempDir(), "two.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	two := w.config(text)
+	seen := map[string]bool{}
+	for n := 0; ; n++ {
+		w.apply(one)
+		step := w.crash(file, n)
+		if step == "" {
+			break
+		}
+		seen[step] = true
+		steps := w.apply(two)
+		w.wantTwo(fmt.Sprintf("killed at step %d (%s), then %q", n, step, steps))
+		before := w.dump()
+		wantSteps(t, w.apply(two))
+		same(t, "applying once more", before, w.dump())
+	}
+	for _, s := range []string{"publish:staged", "publish:renamed", "steer:published", "steer:port", "steer:changing", "steer:admitted", "remove:retired", "steer:removed"} {
+		if !seen[s] {
+			t.Errorf("was never killed at %s, but at %v", s, seen)
+		}
+	}
+}
+
+func (w world) wantTwo(when string) {
+	w.t.Helper()
+	st := w.state()
+	if len(st.Services) != 2 || st.Services[0].Name != "comes" || st.Services[1].Name != "telemetry" {
+		w.t.Errorf("%s: services %+v", when, st.Services)
+		return
+	}
+	slots := st.Services[1].Slots
+	if len(slots) != 3 || !slots[0].Admitted() || slots[1].Admitted() || st.Services[0].Problem+st.Services[1].Problem != "" {
+		w.t.Errorf("%s: telemetry is %+v", when, st.Services[1])
+	}
+	for port, want := range map[int]string{4739: "telemetry", 6343: "comes", 2055: ""} {
+		if got := w.handled(port); got != want {
+			w.t.Errorf("%s: port %d is counted by %q, want %q", when, port, got, want)
+		}
+	}
+}

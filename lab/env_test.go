@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+func TestMain(m *testing.M) {
+	Enter()
+	nstest.Main(m)
+}
+
+func newEnv(t *testing.T) *Env {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("need: root")
+	}
+	e, err := NewEnv(Smoke, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return e
+}
+
+// leftover finds what is left that contains a word.
+func leftover(e *Env, word string) bool {
+	return strings.Contains(fmt.Sprint(e.Leftovers()), word)
+}
+
+// Everything a run makes is counted while it is there, and gone after Close: also a child that its parent
+// left behind, outside the group, with another title.
+func TestCloseLeavesNothing(t *testing.T) {
+	e := newEnv(t)
+	_, name, err := e.Namespace("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pins := e.Root
+	if err := os.Mkdir(pins, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	script := `env -i setsid sleep 1000 & echo orphan $!` // no mark in its environment: only the namespace tells
+	p, err := e.Start(Command{Namespace: name, Path: "sh", Args: []string{"-c", script}, Output: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	if _, err := e.Start(Command{Path: "sleep", Args: []string{"1000"}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"namespace " + name, "sleep 1000", "directory " + pins, "directory " + e.Dir} {
+		if !leftover(e, want) {
+			t.Errorf("%q is not counted: %v", want, e.Leftovers())
+		}
+	}
+	if n := strings.Count(fmt.Sprint(e.Leftovers()), "sleep 1000"); n != 2 {
+		t.Errorf("%d processes counted, want the orphan and the other: %v", n, e.Leftovers())
+	}
+	e.Close()
+	if left := e.Leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if _, err := e.Start(Command{Path: "true"}); err == nil {
+		t.Error("a process was started after Close")
+	}
+}
+
+// A program that starts in a namespace is in it.
+func TestStartInNamespace(t *testing.T) {
+	e := newEnv(t)
+	h, name, err := e.Namespace("b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	p, err := e.Start(Command{Namespace: name, Path: "readlink", Args: []string{"/proc/self/ns/net"}, Output: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	if got, want := strings.TrimSpace(out.String()), fmt.Sprintf("net:[%d]", h.Inode()); got != want {
+		t.Errorf("it ran in %s, want %s", got, want)
+	}
+}
+
+func TestStartUnknownProgram(t *testing.T) {
+	e := newEnv(t)
+	if _, err := e.Start(Command{Path: "no-such-program"}); err == nil || !strings.Contains(err.Error(), "not installed") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A run that was killed cannot clean up; the next one does it.
+func TestSweep(t *testing.T) {
+	e := newEnv(t)
+	_, name, err := e.Namespace("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Start(Command{Namespace: name, Path: "sleep", Args: []string{"1000"}}); err != nil {
+		t.Fatal(err)
+	}
+	sweep()
+	if !leftover(e, name) || !leftover(e, "sleep 1000") {
+		t.Fatalf("a run in progress was swept away: %v", e.Leftovers())
+	}
+	e.lock.Close() // as the kernel does when the lab is killed
+	sweep()
+	if left := e.Leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// Execute counts leftovers after cleaning up, and cleans up also when the run failed.
+func TestExecute(t *testing.T) {
+	newEnv(t).Close() // for its need of root
+	broken := errors.New("broken")
+	for _, fails := range []bool{false, true} {
+		var dir string
+		x := Experiment{Name: "x", Run: func(_ context.Context, e *Env, r *Result) error {
+			dir = e.Dir
+			if _, _, err := e.Namespace("d"); err != nil {
+				return err
+			}
+			r.Set("lost", 0)
+			r.Claim(Correctness, "nothing is lost", "lost", "== 0")
+			if fails {
+				return broken
+			}
+			return nil
+		}}
+		r, err := Execute(t.Context(), x, Options{Size: Smoke})
+		if fails != errors.Is(err, broken) {
+			t.Errorf("error %v", err)
+		}
+		if n, ok := r.Metrics[LeftoversMetric]; !ok || n != 0 {
+			t.Errorf("leftovers %v, %v: %v", n, ok, r.Notes)
+		}
+		if !fails && (!r.OK || len(r.Claims) != 2) {
+			t.Errorf("claims %+v", r.Claims)
+		}
+		if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+}
+
+func TestKeepFiles(t *testing.T) {
+	from, to := t.TempDir(), filepath.Join(t.TempDir(), "kept")
+	if err := os.MkdirAll(filepath.Join(from, "a/b"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(from, "a/b/log"), []byte("line\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", filepath.Join(from, "never")); err != nil {
+		t.Fatal(err)
+	}
+	if err := keepFiles(from, to); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(to, "a/b/log")); err != nil || string(got) != "line\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := os.Lstat(filepath.Join(to, "never")); err == nil {
+		t.Error("something that is no regular file was kept")
+	}
+}
+
+func TestPercentiles(t *testing.T) {
+	var d []time.Duration
+	for i := 100; i > 0; i-- {
+		d = append(d, time.Duration(i))
+	}
+	if p50, p99, longest := Percentiles(d); p50 != 51 || p99 != 100 || longest != 100 {
+		t.Error(p50, p99, longest)
+	}
+	if p50, p99, longest := Percentiles(nil); p50 != 0 || p99 != 0 || longest != 0 {
+		t.Error(p50, p99, longest)
+	}
+}
+
+// The stall watch takes samples.
+func TestStalls(t *testing.T) {
+	s := WatchStalls()
+	time.Sleep(50 * time.Millisecond)
+	if _, _, longest := s.Stop(); longest <= 0 {
+		t.Error("no time was measured")
+	}
+}

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package routers
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// sink is a collector that counts what it understands: IPFIX records by source and epoch, BMP messages.
+type sink struct {
+	mu       sync.Mutex
+	records  map[netip.Addr]map[uint32]int
+	gaps     int // sequence numbers that did not follow
+	next     map[netip.Addr]uint32
+	sessions map[netip.Addr]int // BMP connections
+	routes   map[netip.Addr]int
+	conns    []net.Conn
+}
+
+func startSink(t *testing.T) (*sink, netip.AddrPort) {
+	t.Helper()
+	s := &sink{records: map[netip.Addr]map[uint32]int{}, next: map[netip.Addr]uint32{}, sessions: map[netip.Addr]int{}, routes: map[netip.Addr]int{}}
+	udp, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := udp.LocalAddr().(*net.UDPAddr).AddrPort()
+	tcp, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { udp.Close(); tcp.Close() })
+	go s.readUDP(udp)
+	go func() {
+		for {
+			c, err := tcp.Accept()
+			if err != nil {
+				return
+			}
+			go s.readTCP(c)
+		}
+	}()
+	return s, at
+}
+
+func (s *sink) readUDP(c *net.UDPConn) {
+	buf := make([]byte, 2000)
+	for {
+		n, from, err := c.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		seq := be.Uint32(buf[8:])
+		if seq != s.next[from.Addr()] {
+			s.gaps++
+		}
+		set := buf[16:n]
+		for len(set) > 0 {
+			id, size := be.Uint16(set), int(be.Uint16(set[2:]))
+			const record = 8 + 2*2 + 1 + 4*8 + 2*4
+			for r := set[4:size]; id == template4 && len(r) >= record; r = r[record:] {
+				epoch := be.Uint32(r[record-8:])
+				if s.records[from.Addr()] == nil {
+					s.records[from.Addr()] = map[uint32]int{}
+				}
+				s.records[from.Addr()][epoch]++
+				seq++
+			}
+			set = set[size:]
+		}
+		s.next[from.Addr()] = seq
+		s.mu.Unlock()
+	}
+}
+
+func (s *sink) readTCP(c net.Conn) {
+	defer c.Close()
+	from := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	s.mu.Lock()
+	s.sessions[from]++
+	s.conns = append(s.conns, c)
+	s.mu.Unlock()
+	var head [6]byte
+	for {
+		if _, err := io.ReadFull(c, head[:]); err != nil {
+			return
+		}
+		if _, err := io.CopyN(io.Discard, c, int64(be.Uint32(head[1:]))-6); err != nil {
+			return
+		}
+		if head[5] == bmpRouteMonitoring {
+			s.mu.Lock()
+			s.routes[from]++
+			s.mu.Unlock()
+		}
+	}
+}
+
+const devices = 16
+
+func startFleet(t *testing.T, to netip.AddrPort, notice func(Event)) *Fleet {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("need: root")
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := New(Config{Devices: devices, First4: netip.MustParseAddr("127.0.1.1"), First6: netip.IPv6Loopback(), To4: to,
+		Rate: 50, Records: 3, Refresh: 20, Retry: 50 * time.Millisecond, NS: ns, Notice: notice})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Start(t.Context())
+	t.Cleanup(func() { f.Stop(); ns.Close() })
+	return f
+}
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(what)
+		}
+	}
+}
+
+// What Sent says of an epoch that ended is final and is what arrives, to the record.
+func TestEpochs(t *testing.T) {
+	s, at := startSink(t)
+	f := startFleet(t, at, func(e Event) { t.Errorf("%s of %s: %v", e.Kind, e.Device.Addr, e.Err) })
+	for range 3 {
+		time.Sleep(200 * time.Millisecond)
+		epoch := f.Advance()
+		for i, d := range f.Devices {
+			sent := f.Sent(IPFIX, i, epoch)
+			if sent == 0 {
+				t.Errorf("%s sent nothing in epoch %d", d.Addr, epoch)
+			}
+			eventually(t, "records are missing", func() bool {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				return s.records[d.Addr][epoch] == sent
+			})
+		}
+	}
+	f.Silence(true)
+	before, _ := f.Total()
+	time.Sleep(100 * time.Millisecond)
+	if after, _ := f.Total(); after != before {
+		t.Errorf("%d datagrams were sent in silence", after-before)
+	}
+	f.Silence(false)
+	f.Stop()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gaps > 0 {
+		t.Errorf("%d gaps in sequence numbers", s.gaps)
+	}
+	for i, d := range f.Devices {
+		sent := 0
+		for epoch := uint32(1); epoch <= f.Epoch(); epoch++ {
+			sent += f.Sent(BMP, i, epoch)
+		}
+		if s.routes[d.Addr] != sent || sent == 0 {
+			t.Errorf("%s sent %d routes, %d arrived", d.Addr, sent, s.routes[d.Addr])
+		}
+	}
+}
+
+// In a storm every device ends its session and has a new one, whose number is at least the one Storm named.
+func TestStorm(t *testing.T) {
+	s, at := startSink(t)
+	f := startFleet(t, at, nil)
+	eventually(t, "not all devices are up", func() bool { return f.Up() == devices })
+	before := make([]int, devices)
+	for i := range before {
+		before[i], _ = f.Session(i)
+	}
+	after := f.Storm()
+	eventually(t, "not all devices are up after the storm", func() bool {
+		for i := range f.Devices {
+			if n, up := f.Session(i); !up || n < after[i] {
+				return false
+			}
+		}
+		return true
+	})
+	eventually(t, "a device connected once only", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, d := range f.Devices {
+			if s.sessions[d.Addr] != 2 {
+				return false
+			}
+		}
+		return true
+	})
+	for i := range before {
+		if after[i] <= before[i] {
+			t.Errorf("device %d: session %d before, %d after the storm", i, before[i], after[i])
+		}
+	}
+}
+
+// A device notices that its collector ends its session, and comes back.
+func TestLost(t *testing.T) {
+	s, at := startSink(t)
+	var mu sync.Mutex
+	lost := map[netip.Addr]int{}
+	f := startFleet(t, at, func(e Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if e.Kind == Lost {
+			lost[e.Device.Addr]++
+		}
+	})
+	eventually(t, "not all devices are up", func() bool { return f.Up() == devices })
+	s.mu.Lock()
+	for _, c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	eventually(t, "not every device noticed", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(lost) == devices
+	})
+	eventually(t, "not all devices came back", func() bool { return f.Up() == devices })
+}
+
+// Where nobody listens, both protocols notice it.
+func TestRefused(t *testing.T) {
+	var mu sync.Mutex
+	seen := map[Kind]error{}
+	startFleet(t, netip.MustParseAddrPort("127.0.0.1:9"), func(e Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[e.Kind] = e.Err
+	})
+	eventually(t, "nothing was noticed", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return seen[Refused] != nil && seen[ConnectFailed] != nil
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	for kind, err := range seen {
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/weir-project/weir/lab/rig"
+	"github.com/weir-project/weir/lab/routers"
+)
+
+// plain4 is the source address of the first device that sends without weir; they are others than those that
+// send with it.
+var plain4 = netip.MustParseAddr("10.99.128.1")
+
+// baseline shows what happens today: the collectors share the port by SO_REUSEPORT, and the kernel spreads
+// packets by a hash of addresses and ports.
+func (x *experiment) baseline(ctx context.Context) error {
+	if x.plan.plain == 0 || x.env.Control {
+		return nil
+	}
+	x.say("first without weir: %d routers send to the shared port, and the kernel's own hash chooses a collector for each stream", x.plan.plain)
+	fleet, err := routers.New(routers.Config{
+		Devices: x.plan.plain, First4: plain4, First6: rig.Devices6.Addr(), To4: netip.AddrPortFrom(rig.Service4, rig.Port),
+		Rate: 5, Records: 3, Refresh: 1, Retry: time.Second, NS: x.world.Routers.Handle,
+		Ramp: 15 * time.Millisecond, // nfacctd's backlog is 1
+	})
+	if err != nil {
+		return err
+	}
+	ledger := newLedger(x.result, fleet, nil)
+	x.view.lock()
+	x.plain = ledger
+	x.view.unlock()
+	fleet.Start(ctx)
+	x.env.OnClose(fleet.Stop)
+	limit := time.Now().Add(8 * time.Second)
+	for ledger.arrived() < x.plan.plain && time.Now().Before(limit) {
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	fleet.Silence(true) // see storm
+	if err := pause(ctx, 300*time.Millisecond); err != nil {
+		return err
+	}
+	arrived, split := ledger.arrived(), ledger.split()
+	fleet.Stop()
+	x.result.Set("baseline_devices", float64(arrived))
+	x.result.Set("baseline_split_devices", float64(split))
+	x.say("without weir %d of %d routers are split: IPFIX at one collector, BMP at another", split, arrived)
+	return nil
+}
+
+// arrived counts the devices of which both protocols were counted somewhere.
+func (l *ledger) arrived() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for _, a := range l.accounts {
+		if a.total[routers.IPFIX] > 0 && a.total[routers.BMP] > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// split counts the devices that more than one collector heard of.
+func (l *ledger) split() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for _, a := range l.accounts {
+		if len(a.at) > 1 {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// However much is shown and said, the picture fits 80 columns and 24 lines, and the newest sentence is on it.
+func TestTerminalFits(t *testing.T) {
+	var out bytes.Buffer
+	term := NewTerminal(&out, strings.Repeat("title ", 30))
+	var picture []string
+	for i := range 12 {
+		picture = append(picture, strings.Repeat(fmt.Sprint(i), 100))
+	}
+	for i := range 50 {
+		term.Say("sentence %d: %s", i, strings.Repeat("words and more ", 10))
+	}
+	out.Reset()
+	term.Show(picture)
+	frame := out.String()
+	lines := strings.Split(strings.TrimPrefix(frame, "\x1b[H"), "\r\n")
+	if len(lines) != rows {
+		t.Errorf("%d lines, want %d", len(lines), rows)
+	}
+	for _, l := range lines {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(l, "\x1b[K")); n > columns {
+			t.Errorf("%d columns: %q", n, l)
+		}
+	}
+	if !strings.Contains(frame, "sentence 49") || strings.Contains(frame, "sentence 3:") {
+		t.Errorf("not the newest sentences:\n%s", frame)
+	}
+}
+
+// After Close the screen is the shell's: nothing is drawn any more.
+func TestTerminalClose(t *testing.T) {
+	var out bytes.Buffer
+	term := NewTerminal(&out, "title")
+	term.Close()
+	if !strings.HasSuffix(out.String(), "\x1b[?25h\x1b[?1049l") {
+		t.Errorf("%q does not end by giving the screen back", out.String())
+	}
+	out.Reset()
+	term.Say("late")
+	term.Show([]string{"later"})
+	term.Close()
+	if out.Len() != 0 {
+		t.Errorf("%q after Close", out.String())
+	}
+}
