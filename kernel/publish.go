@@ -48,6 +48,10 @@ func (l *WriteLock) Publish(i Instance, meta Meta, pins Pins) error {
 			return fmt.Errorf("publishing %s: %w", i, err)
 		}
 	}
+	// What a removal that failed left would make mend take this for a replacement half done.
+	if err := removeTree(dir + retireSuffix); err != nil {
+		return fmt.Errorf("publishing %s: %w", i, err)
+	}
 	if err := os.Mkdir(staged, 0o750); err != nil {
 		return fmt.Errorf("publishing %s: %w", i, err)
 	}

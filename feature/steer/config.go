@@ -136,7 +136,9 @@ func (c *Config) Validate() []error {
 		fail := func(format string, a ...any) {
 			errs = append(errs, s.Options.Pos.Errorf("services.%s.steer: "+format, append([]any{s.Name}, a...)...))
 		}
-		if s.Slots < 1 || s.Slots > MaxSlots {
+		if s.Slots == 0 {
+			fail("no slots: say how many, like slots: 4, or name members")
+		} else if s.Slots < 1 || s.Slots > MaxSlots {
 			fail("slots %d: want a number from 1 to %d", s.Slots, MaxSlots)
 		}
 		if n := len(s.Endpoints()); n > maxEndpoints {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 
 	"github.com/weir-project/weir/feature"
@@ -96,7 +97,8 @@ func Waiting(err error) bool {
 // configuration from being applied: status shows the reason.
 func notYet(err error) bool {
 	return Waiting(err) || errors.Is(err, service.ErrAmbiguous) || errors.Is(err, service.ErrMPTCP) ||
-		errors.Is(err, service.ErrElsewhere) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit)
+		errors.Is(err, service.ErrElsewhere) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
+		errors.Is(err, os.ErrPermission)
 }
 
 func removeStep(scope, name string) feature.Step {
