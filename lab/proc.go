@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -126,8 +128,15 @@ func startOnStarter(cmd *exec.Cmd) error {
 	return <-result
 }
 
+// WithoutVar names programs, with commas between them, that the lab is to take for not installed: so that what
+// it does without them can be tested where they are.
+const WithoutVar = "WEIR_LAB_WITHOUT"
+
 // Find returns the path of a program, also in the sbin directories that PATH may lack.
 func Find(program string) (string, error) {
+	if slices.Contains(strings.Split(os.Getenv(WithoutVar), ","), program) {
+		return "", fmt.Errorf("%s is to be taken for not installed (%s): %w", program, WithoutVar, exec.ErrNotFound)
+	}
 	if p, err := exec.LookPath(program); err == nil {
 		return p, nil
 	}

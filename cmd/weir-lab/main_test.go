@@ -4,10 +4,12 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/peers"
 )
 
 // asMain makes the test binary behave as weir-lab.
@@ -22,6 +25,7 @@ const asMain = "WEIR_LAB_TEST_MAIN"
 
 func TestMain(m *testing.M) {
 	lab.Enter()
+	peers.Sink()
 	if os.Getenv(asMain) != "" {
 		main()
 	}
@@ -77,6 +81,34 @@ func TestNotRoot(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	if status(err) != exitCannot || !strings.Contains(string(out), "sudo") {
 		t.Errorf("status %d: %s", status(err), out)
+	}
+}
+
+// The whole experiment with what a machine without any peer has: built-in collectors and simulated routers.
+// With the real ones it takes CI's own runs of the lab.
+func TestRunWithoutPeers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("need: root")
+	}
+	weir := filepath.Join(t.TempDir(), "weir")
+	if out, err := exec.Command("go", "build", "-o", weir, "../weir").CombinedOutput(); err != nil {
+		t.Fatalf("build weir: %v\n%s", err, out)
+	}
+	kept := filepath.Join(t.TempDir(), "kept")
+	cmd := command("run", "telemetry", "--smoke", "--json", "--seed", "7", "--keep", kept)
+	cmd.Env = append(cmd.Env, "WEIR="+weir, lab.WithoutVar+"=nfacctd,bgpd,pmacctd,softflowd")
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	var r lab.Result
+	if jsonErr := json.Unmarshal(out, &r); err != nil || jsonErr != nil || !r.OK {
+		t.Fatalf("status %d, %v\n%s\n%s", status(err), jsonErr, out, said.String())
+	}
+	if len(r.Skipped) != 2 || r.Metrics["real_routers"] != 0 || r.Metrics["restarts"] < 2 || r.Metrics["interrupted_runs"] != 1 || r.Seed != 7 {
+		t.Errorf("%s", out)
+	}
+	if _, err := os.Stat(filepath.Join(kept, "weir.yaml")); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -43,6 +43,11 @@ func NewCollector(e *lab.Env, namespace string, n, port, maxPeers int) (*Collect
 	return newCollector(e, &Collector{Number: n, Port: port, MaxPeers: maxPeers, program: "nfacctd", ns: namespace})
 }
 
+// NewSink prepares a built-in collector, for where nfacctd cannot be installed.
+func NewSink(e *lab.Env, namespace string, n, port int) (*Collector, error) {
+	return newCollector(e, &Collector{Number: n, Port: port, program: "sink", ns: namespace})
+}
+
 // NewSFlowCollector prepares sfacctd number n, likewise.
 func NewSFlowCollector(e *lab.Env, namespace string, n, port int) (*Collector, error) {
 	return newCollector(e, &Collector{Number: n, Port: port, program: "sfacctd", ns: namespace})
@@ -57,11 +62,14 @@ func newCollector(e *lab.Env, c *Collector) (*Collector, error) {
 // String names the collector: "nfacctd 2".
 func (c *Collector) String() string { return fmt.Sprintf("%s %d", c.program, c.Number) }
 
-// configuration is what an operator would write, but for the files of output: one set for each life, so
-// that the last words of a killed process do not run into the first of its successor. Without an address
-// nfacctd listens on [::] for both families.
+// path is that of an output file: one set for each life, so that the last words of a killed process do not
+// run into the first of its successor.
+func (c *Collector) path(name string) string {
+	return filepath.Join(c.dir, fmt.Sprintf("%s-%d.json", name, c.life))
+}
+
+// configuration is what an operator would write. Without an address nfacctd listens on [::], for both families.
 func (c *Collector) configuration() string {
-	out := func(name string) string { return filepath.Join(c.dir, fmt.Sprintf("%s-%d.json", name, c.life)) }
 	lines := []string{
 		"daemonize: false",
 		fmt.Sprintf("%s_port: %d", c.program, c.Port),
@@ -75,14 +83,14 @@ func (c *Collector) configuration() string {
 		"plugin_pipe_zmq[p]: true",
 		"print_refresh_time[p]: 1",
 		"print_output[p]: json",
-		"print_output_file[p]: " + out("flows"),
+		"print_output_file[p]: " + c.path("flows"),
 		"print_output_file_append[p]: true",
 	}
 	if c.program == "nfacctd" {
 		lines = append(lines, "bmp_daemon: true",
 			fmt.Sprintf("bmp_daemon_port: %d", c.Port),
 			fmt.Sprintf("bmp_daemon_max_peers: %d", c.MaxPeers),
-			"bmp_daemon_msglog_file: "+out("bmp"))
+			"bmp_daemon_msglog_file: "+c.path("bmp"))
 	}
 	return strings.Join(lines, "\n") + "\n"
 }
@@ -94,16 +102,19 @@ func (c *Collector) Start() error {
 	if err := os.WriteFile(conf, []byte(c.configuration()), 0o644); err != nil {
 		return err
 	}
-	path := func(name string) string { return filepath.Join(c.dir, name) }
-	log, err := os.Create(path(fmt.Sprintf("log-%d", c.life)))
+	log, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("log-%d", c.life)))
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	c.proc, err = c.env.Start(lab.Command{
+	command := lab.Command{
 		Namespace: c.ns, Path: c.program, Args: []string{"-f", conf}, Dir: c.dir, Output: log,
 		Env: []string{"MALLOC_TOP_PAD_=67108864"}, // halves the time it takes to start
-	})
+	}
+	if c.program == "sink" {
+		command.Path, command.Args = c.env.Self(), []string{sinkArg, fmt.Sprint(c.Port), c.path("flows"), c.path("bmp")}
+	}
+	c.proc, err = c.env.Start(command)
 	if err != nil {
 		return err
 	}
@@ -113,8 +124,8 @@ func (c *Collector) Start() error {
 		return err
 	}
 	c.seen = append(c.seen, &life{
-		flows:  tail{path: path(fmt.Sprintf("flows-%d.json", c.life))},
-		bmp:    tail{path: path(fmt.Sprintf("bmp-%d.json", c.life))},
+		flows:  tail{path: c.path("flows")},
+		bmp:    tail{path: c.path("bmp")},
 		log:    tail{path: log.Name()},
 		killed: -1,
 	})

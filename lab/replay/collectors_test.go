@@ -71,6 +71,7 @@ func newBench(t *testing.T) *bench {
 	b.startCollectors(e)
 	b.dialer = routers.NewDialer(b.world.Routers.Handle)
 	t.Cleanup(func() { b.dialer.Close() })
+	b.warmUp()
 	return b
 }
 
@@ -173,21 +174,51 @@ func isTimeout(err error) bool {
 	return ok && e.Timeout()
 }
 
-// flush makes every collector write what it still holds in its buffers, by records of a router of its own.
-func (b *bench) flush() {
-	filler := map[int]*sender{}
-	for len(filler) < len(b.netflow.Collectors) {
+// addFillers finds a router for each slot whose records only move the collectors' buffers.
+func (b *bench) addFillers() {
+	bySlot := map[int]*sender{}
+	for len(bySlot) < len(b.netflow.Collectors) {
 		for _, s := range b.senders(b.netflow, []Device{{Name: "filler"}}) {
-			filler[s.slot] = s
+			bySlot[s.slot] = s
 		}
 	}
-	for _, s := range filler {
+	for _, s := range bySlot {
+		b.fillers = append(b.fillers, s)
+	}
+}
+
+// flush makes every collector write what it still holds in its buffers, by records of its filler.
+func (b *bench) flush() {
+	for _, s := range b.fillers {
 		d := routers.NewDevice(0, s.addr)
+		sent := s.UDP
+		s.UDP = nil
 		for n := range uint32(200) {
 			s.UDP = append(s.UDP, d.IPFIX(nil, n, n%20 == 0, 1, 0, time.Now()))
 		}
 		b.datagrams(s, rig.Port)
-		b.fillers = append(b.fillers, s)
+		s.UDP = append(sent, s.UDP...)
+	}
+}
+
+// warmUp waits until every collector writes flows: its core publishes to its plugin over ZeroMQ, and what
+// comes before the plugin has subscribed is lost without a word.
+func (b *bench) warmUp() {
+	b.addFillers()
+	writing := map[int]bool{}
+	for limit := time.Now().Add(30 * time.Second); len(writing) < len(b.netflow.Collectors); {
+		if time.Now().After(limit) {
+			b.t.Fatalf("within 30 s only %d of %d collectors wrote flows", len(writing), len(b.netflow.Collectors))
+		}
+		b.flush()
+		time.Sleep(500 * time.Millisecond)
+		for _, c := range b.netflow.Collectors {
+			check(b.t, c.Poll(func(r peers.Record) {
+				if r.Kind == peers.Flows {
+					writing[c.Number] = true
+				}
+			}))
+		}
 	}
 }
 

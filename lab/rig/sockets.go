@@ -28,28 +28,29 @@ type SocketWatch struct {
 	once sync.Once
 }
 
-// answer is what the kernel says: protocol by inode of every bound UDP socket and TCP listener on the port.
+// answer is what the kernel says: protocol by inode of every bound UDP socket and TCP listener on the port, and
+// how many bytes wait in the UDP sockets.
 type answer struct {
-	protos map[uint32]uint8
-	err    error
+	protos  map[uint32]uint8
+	waiting uint64
+	err     error
 }
 
 func WatchSockets(ns *netns.Handle, port uint16) *SocketWatch {
 	w := &SocketWatch{port: port, asks: make(chan chan answer), end: make(chan struct{})}
 	go func() {
 		if err := ns.Do(func() error { w.serve(w.dump); return nil }); err != nil {
-			w.serve(func() (map[uint32]uint8, error) { return nil, err })
+			w.serve(func() answer { return answer{err: err} })
 		}
 	}()
 	return w
 }
 
-func (w *SocketWatch) serve(dump func() (map[uint32]uint8, error)) {
+func (w *SocketWatch) serve(dump func() answer) {
 	for {
 		select {
 		case ask := <-w.asks:
-			protos, err := dump()
-			ask <- answer{protos, err}
+			ask <- dump()
 		case <-w.end:
 			return
 		}
@@ -58,21 +59,24 @@ func (w *SocketWatch) serve(dump func() (map[uint32]uint8, error)) {
 
 func (w *SocketWatch) Stop() { w.once.Do(func() { close(w.end) }) }
 
-func (w *SocketWatch) dump() (map[uint32]uint8, error) {
-	protos := map[uint32]uint8{}
+func (w *SocketWatch) dump() answer {
+	a := answer{protos: map[uint32]uint8{}}
 	for _, q := range []sockdiag.Query{
 		{Proto: unix.IPPROTO_TCP, States: 1 << unix.BPF_TCP_LISTEN, LocalPort: w.port},
 		{Proto: unix.IPPROTO_UDP, LocalPort: w.port},
 	} {
 		sockets, err := sockdiag.Dump(q)
 		if err != nil {
-			return nil, err
+			return answer{err: err}
 		}
 		for _, s := range sockets {
-			protos[s.Inode] = q.Proto
+			a.protos[s.Inode] = q.Proto
+			if q.Proto == unix.IPPROTO_UDP {
+				a.waiting += uint64(s.RecvQueue)
+			}
 		}
 	}
-	return protos, nil
+	return a
 }
 
 // Appear waits until a collector's process holds its UDP socket and its TCP listener, and returns the last
@@ -121,15 +125,42 @@ func inodes(p *pidfd.Process) ([]uint32, error) {
 	return slices.Sorted(maps.Keys(held)), err
 }
 
-// ready tells whether a UDP socket and a TCP listener on the port are among the inodes.
-func (w *SocketWatch) ready(held []uint32) (bool, error) {
+// ask returns what the kernel says now.
+func (w *SocketWatch) ask() answer {
 	ask := make(chan answer, 1)
 	select {
 	case w.asks <- ask:
+		return <-ask
 	case <-w.end:
-		return false, context.Canceled
+		return answer{err: context.Canceled}
 	}
-	a := <-ask
+}
+
+// Drained waits until no datagram waits in any UDP socket on the port, and a little longer for the processes
+// to work off what they took.
+func (w *SocketWatch) Drained(ctx context.Context, limit time.Duration) error {
+	empty := 0
+	for deadline := time.Now().Add(limit); empty < 5; {
+		a := w.ask()
+		if a.err != nil {
+			return a.err
+		}
+		if empty++; a.waiting > 0 {
+			empty = 0
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d bytes of datagrams are unread after %s", a.waiting, limit)
+		}
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return pause(ctx, 200*time.Millisecond)
+}
+
+// ready tells whether a UDP socket and a TCP listener on the port are among the inodes.
+func (w *SocketWatch) ready(held []uint32) (bool, error) {
+	a := w.ask()
 	var tcp, udp bool
 	for _, inode := range held {
 		tcp = tcp || a.protos[inode] == unix.IPPROTO_TCP

@@ -68,7 +68,7 @@ func (l *ledger) audit(spans []span) {
 	}
 	for metric, n := range map[string]int{
 		"devices": devices, "collectors": len(collectors), "protocols": len(protocols), "real_routers": realRouters,
-		"split_devices": split, "misdirected": l.misdirected, "decode_errors": l.odd + wrong, "odd_log_lines": l.odd, "gaps_for_templates": l.gaps,
+		"split_devices": split, "misdirected": l.misdirected, "decode_errors": l.odd + wrong, "odd_log_lines": l.odd, "gaps_for_templates": l.gaps, "deaf_starts": l.deafStarts,
 		"miscounted": wrong, "records_sent": sent, "records_accepted": accepted, "records_counted": counted,
 		"rejects_dead_slot": l.rejectedByWeir, "rejects_noticed": l.rejectedDead, "rejected_other_slots": l.rejected, "sessions_lost_dead_slot": l.lostDead,
 	} {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/rig"
 	"github.com/weir-project/weir/lab/routers"
 )
@@ -30,7 +31,8 @@ func (x *experiment) baseline(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ledger := newLedger(x.result, fleet, nil)
+	// Notes about these devices belong in no one's result.
+	ledger := newLedger(lab.NewResult("", x.env.Size, 0), fleet, nil)
 	x.view.lock()
 	x.plain = ledger
 	x.view.unlock()
@@ -43,7 +45,7 @@ func (x *experiment) baseline(ctx context.Context) error {
 		}
 	}
 	fleet.Silence(true) // see storm
-	if err := pause(ctx, 300*time.Millisecond); err != nil {
+	if err := x.sockets.Drained(ctx, drainLimit); err != nil {
 		return err
 	}
 	arrived, split := ledger.arrived(), ledger.split()

@@ -5,6 +5,7 @@ package telemetry
 import (
 	"context"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/weir-project/weir/lab/peers"
@@ -42,10 +43,18 @@ func (x *experiment) quietly(ctx context.Context) error {
 // parts come up one by one. It returns an error after the limit. A device's own opinion of its session is
 // not enough: a full backlog completes the handshake for the device alone.
 func (x *experiment) allUp(ctx context.Context, slots map[int]bool, limit time.Duration) error {
-	for deadline := time.Now().Add(limit); ; {
+	begin := time.Now()
+	for deadline := begin.Add(limit); ; {
 		missing, example := x.notUp(slots)
 		if missing == 0 {
 			return nil
+		}
+		for _, c := range x.collectors {
+			if (slots == nil || slots[c.Number]) && time.Since(begin) > deafAfter && x.deaf(c) {
+				if err := x.revive(ctx, c); err != nil {
+					return err
+				}
+			}
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%d routers have not reached their collectors with both protocols after %s, %s for one", missing, limit, example)
@@ -54,6 +63,40 @@ func (x *experiment) allUp(ctx context.Context, slots map[int]bool, limit time.D
 			return err
 		}
 	}
+}
+
+// deafAfter is how long a collector may take to write its first flow record; it writes once a second.
+const deafAfter = 6 * time.Second
+
+// deaf tells whether a collector holds BMP sessions and counted no flow record at all since it started: in one
+// of a hundred starts on a busy machine nfacctd's plugin fails to connect to its core, without a word.
+func (x *experiment) deaf(c *peers.Collector) bool {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	held := false
+	for i, a := range x.ledger.accounts {
+		if a.slot != c.Number || a.real {
+			continue
+		}
+		if a.life == c.Life() {
+			return false
+		}
+		session, up := x.fleet.Session(i)
+		held = held || up && a.session >= session
+	}
+	return held && c.Running()
+}
+
+// revive restarts a deaf collector, as whoever watches it would.
+func (x *experiment) revive(ctx context.Context, c *peers.Collector) error {
+	x.say("collector %d takes BMP but writes no flows: nfacctd's plugin did not find its core; it is restarted", c.Number)
+	x.ledger.disturb(c.Number)
+	x.ledger.deafStart()
+	v := victim{Collector: c, signal: syscall.SIGKILL}
+	if err := v.Kill(v.signal); err != nil {
+		return err
+	}
+	return x.bringBack(ctx, v)
 }
 
 func (x *experiment) notUp(slots map[int]bool) (missing int, example string) {

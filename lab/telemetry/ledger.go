@@ -42,6 +42,7 @@ type ledger struct {
 	misdirected  int
 	odd          int // lines in a collector's log or output that should not be
 	gaps         int // in sequence numbers, for want of a template
+	deafStarts   int
 	closes       int // ends of BMP sessions that collectors logged
 	rejected     int // noticed by devices of slots that were not disturbed
 	rejectedDead int // noticed by devices of a disturbed slot
@@ -165,6 +166,13 @@ func (l *ledger) calm(slot int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.disturbed, slot)
+}
+
+// deafStart counts a collector that had to be started again.
+func (l *ledger) deafStart() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.deafStarts++
 }
 
 // strays counts what reached another collector than the one weir named.

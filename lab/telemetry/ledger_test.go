@@ -17,7 +17,7 @@ import (
 	"os"
 )
 
-func TestMain(m *testing.M) { nstest.Main(m) }
+func TestMain(m *testing.M) { lab.Enter(); nstest.Main(m) }
 
 var realRouter = netip.MustParseAddr("10.100.1.2")
 

@@ -76,7 +76,10 @@ func (x *experiment) silence(ctx context.Context, on bool) error {
 		r.Silence(on)
 	}
 	x.fleet.Silence(on)
-	return pause(ctx, 300*time.Millisecond)
+	if !on {
+		return nil
+	}
+	return x.sockets.Drained(ctx, drainLimit)
 }
 
 // closes is how many ends of sessions the collectors logged so far.

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// sinkArg makes the lab's own binary a collector; see Sink.
+const sinkArg = "__sink"
+
+var be = binary.BigEndian
+
+// Sink turns a weir-lab that was started as "weir-lab __sink PORT FLOWS BMP" into a collector that stands in
+// for nfacctd where that cannot be installed: one UDP socket and one TCP listener on the port, with
+// SO_REUSEPORT, and nfacctd's lines in the two files. main calls it first; it returns when the process is no
+// such child.
+func Sink() {
+	if len(os.Args) != 5 || os.Args[1] != sinkArg {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "ERROR:", sinkMain(os.Args[2], os.Args[3], os.Args[4]))
+	os.Exit(1)
+}
+
+func sinkMain(port, flows, bmp string) error {
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return err
+	}
+	s := &sink{flowsSeen: map[flowLine]int{}, templates: map[templateKey][]element{}}
+	if s.flows, err = appendTo(flows); err != nil {
+		return err
+	}
+	if s.bmp, err = appendTo(bmp); err != nil {
+		return err
+	}
+	return s.listen(fmt.Sprintf("[::]:%d", n))
+}
+
+func appendTo(path string) (*json.Encoder, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	return json.NewEncoder(f), err
+}
+
+// sink is a collector that decodes what the lab counts and no more.
+type sink struct {
+	mu         sync.Mutex
+	flows, bmp *json.Encoder
+	flowsSeen  map[flowLine]int // packets since the last write; Packets of the key is 0
+	templates  map[templateKey][]element
+}
+
+// listen serves until it fails.
+func (s *sink) listen(addr string) error {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+		}), err)
+	}}
+	lc.SetMultipathTCP(false) // socket maps take none
+	udp, err := lc.ListenPacket(context.Background(), "udp", addr)
+	if err != nil {
+		return err
+	}
+	tcp, err := lc.Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return err
+	}
+	fail := make(chan error)
+	go func() { fail <- s.readUDP(udp) }()
+	go func() { fail <- s.accept(tcp) }()
+	go func() {
+		for range time.Tick(time.Second) {
+			s.purge()
+		}
+	}()
+	return <-fail
+}
+
+// purge writes the flows counted since the last time, as the print plugin does.
+func (s *sink) purge() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, n := range s.flowsSeen {
+		k.Packets = n
+		_ = s.flows.Encode(k) // a full disk shows as records that are missing
+	}
+	clear(s.flowsSeen)
+}
+
+func (s *sink) readUDP(c net.PacketConn) error {
+	buf := make([]byte, 1<<16)
+	for {
+		n, from, err := c.ReadFrom(buf)
+		if err != nil {
+			return err
+		}
+		a := from.(*net.UDPAddr).AddrPort().Addr().Unmap()
+		if err := s.message(a, buf[:n]); err != nil {
+			fmt.Fprintf(os.Stderr, "WARN: IPFIX of %s: %v\n", a, err)
+		}
+	}
+}
+
+func (s *sink) accept(l net.Listener) error {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer c.Close()
+			a := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+			s.log(bmpLine{Event: "log_init", Router: a.String()})
+			if err := s.session(a, c); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+				fmt.Fprintf(os.Stderr, "WARN: BMP of %s: %v\n", a, err)
+			}
+			s.log(bmpLine{Event: "log_close", Router: a.String()})
+		}()
+	}
+}
+
+func (s *sink) log(l bmpLine) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.bmp.Encode(l) // as in purge
+}
+
+// session reads one BMP session (RFC 7854 section 4.1).
+func (s *sink) session(a netip.Addr, r io.Reader) error {
+	var head [6]byte
+	for {
+		if _, err := io.ReadFull(r, head[:]); err != nil {
+			return err
+		}
+		size := be.Uint32(head[1:])
+		if head[0] != 3 || size < 6 || size > 1<<16 {
+			return fmt.Errorf("version %d, length %d", head[0], size)
+		}
+		body := make([]byte, size-6)
+		if _, err := io.ReadFull(r, body); err != nil {
+			return err
+		}
+		s.log(decodeBMP(a, head[5], body))
+	}
+}
+
+// decodeBMP finds what the lab wants to know: the MED of a route, the remote port of a Peer Up. Both follow
+// the per-peer header of 42 bytes.
+func decodeBMP(a netip.Addr, kind byte, body []byte) bmpLine {
+	l := bmpLine{Event: "log", Router: a.String(), Message: fmt.Sprintf("type_%d", kind)}
+	switch {
+	case kind == 3 && len(body) >= 42+20:
+		l.Message, l.RemotePort = "peer_up", int(be.Uint16(body[42+18:]))
+	case kind == 0 && len(body) >= 42+23:
+		l.Message, l.Log = "route_monitor", "update"
+		update := body[42+19:]
+		withdrawn := int(be.Uint16(update))
+		if withdrawn+4 <= len(update) {
+			l.MED = med(update[withdrawn+4:])
+		}
+	}
+	return l
+}
+
+// med finds MULTI_EXIT_DISC among path attributes (RFC 4271 section 4.3).
+func med(attrs []byte) uint32 {
+	for len(attrs) >= 4 {
+		head, size := 3, int(attrs[2])
+		if attrs[0]&0x10 != 0 { // extended length
+			head, size = 4, int(be.Uint16(attrs[2:]))
+		}
+		if head+size > len(attrs) {
+			break
+		}
+		if attrs[1] == 4 && size == 4 {
+			return be.Uint32(attrs[head:])
+		}
+		attrs = attrs[head+size:]
+	}
+	return 0
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/lab/routers"
+)
+
+func newSink(bmp io.Writer) *sink {
+	return &sink{flows: json.NewEncoder(io.Discard), bmp: json.NewEncoder(bmp), flowsSeen: map[flowLine]int{}, templates: map[templateKey][]element{}}
+}
+
+// The sink counts what the lab's routers send, and nothing of an exporter whose template it has not seen.
+func TestSinkIPFIX(t *testing.T) {
+	now := time.Now()
+	for i, a := range []string{"10.99.0.1", "fd00:99::1"} {
+		s, addr := newSink(io.Discard), netip.MustParseAddr(a)
+		d := routers.NewDevice(i, addr)
+		for seq, template := range []bool{false, true, false} {
+			if err := s.message(addr, d.IPFIX(nil, uint32(3*seq), template, 3, 9, now)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		other := routers.NewDevice(i+1, addr) // another observation domain
+		if err := s.message(addr, other.IPFIX(nil, 0, false, 3, 9, now)); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.flowsSeen[flowLine{Peer: a, In: 9}]; got != 6 || len(s.flowsSeen) != 1 {
+			t.Errorf("%s: %v, want 6 records", a, s.flowsSeen)
+		}
+	}
+}
+
+// The sink logs each BMP message as nfacctd would, as far as the lab reads it.
+func TestSinkBMP(t *testing.T) {
+	now := time.Now()
+	for i, a := range []string{"10.99.0.1", "fd00:99::1"} {
+		addr := netip.MustParseAddr(a)
+		d := routers.NewDevice(i, addr)
+		b := d.PeerUp(d.Initiation(nil), 7, now)
+		b = d.RouteMonitoring(b, 3, 70001, now)
+		b = d.Statistics(b, 1, now)
+		var log bytes.Buffer
+		if err := newSink(&log).session(addr, bytes.NewReader(b)); err != io.EOF {
+			t.Fatal(err)
+		}
+		var got []Record
+		for line := range bytes.Lines(log.Bytes()) {
+			got = append(got, parseBMP(bytes.TrimSpace(line)))
+		}
+		want := []Record{{Kind: Other, Device: addr, Count: 1}, {Kind: PeerUp, Device: addr, Count: 1, Port: 1024 + 7},
+			{Kind: Route, Device: addr, Count: 1, Epoch: 70001}, {Kind: Other, Device: addr, Count: 1}}
+		if len(got) != len(want) {
+			t.Fatalf("%s: %d lines, want %d", a, len(got), len(want))
+		}
+		for i := range want {
+			if got[i] != want[i] {
+				t.Errorf("%s: line %d: %+v, want %+v", a, i, got[i], want[i])
+			}
+		}
+	}
+}
+
+// Whatever arrives, the sink answers with an error at worst.
+func FuzzSink(f *testing.F) {
+	for i, a := range []string{"10.99.0.1", "fd00:99::1"} {
+		d := routers.NewDevice(i, netip.MustParseAddr(a))
+		f.Add(d.IPFIX(nil, 1, true, 2, 3, time.Unix(0, 0)))
+		f.Add(d.RouteMonitoring(d.PeerUp(nil, 1, time.Unix(0, 0)), 1, 2, time.Unix(0, 0)))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := newSink(io.Discard)
+		_ = s.message(netip.IPv4Unspecified(), b)
+		if err := s.session(netip.IPv4Unspecified(), bytes.NewReader(b)); err == nil {
+			t.Error("a session that ended without an end")
+		}
+	})
+}
