@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -95,7 +96,7 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 		return fmt.Errorf("interrupted; everything it made is removed (%g left over)", r.Metrics[lab.LeftoversMetric])
 	}
 	if err != nil {
-		if len(r.Skipped) > 0 {
+		if impossible(err) {
 			err = cannot{err}
 		}
 		if f.json {
@@ -114,6 +115,12 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 		return errClaims
 	}
 	return err
+}
+
+// impossible tells whether a run failed for want of a program, or because weir said that it cannot run here.
+func impossible(err error) bool {
+	var status *exec.ExitError
+	return errors.Is(err, exec.ErrNotFound) || errors.As(err, &status) && status.ExitCode() == exitCannot
 }
 
 func printJSON(w io.Writer, r *lab.Result) error {

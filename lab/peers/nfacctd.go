@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/weir-project/weir/lab"
@@ -26,16 +28,28 @@ type Collector struct {
 	env     *lab.Env
 	ns      string
 	dir     string
-	life    int // how many times it was started
-	proc    *lab.Process
-	seen    []*life
+
+	mu    sync.Mutex
+	lives []*life
 }
 
-// life is the output of one process, from its start to its end.
+// life is one process and its output. Only Poll reads the output, and only from one goroutine.
 type life struct {
+	number          int // from 1
+	proc            *lab.Process
 	flows, bmp, log tail
-	killed          int64 // bytes of log when it was killed, -1 before; what plugins say later is their last words
-	crashed         bool  // it ended unbidden, and that was reported
+	killed          atomic.Int64 // bytes of log when it was killed, -1 before; what plugins say later is their last words
+	crashed         bool         // it ended unbidden, and that was reported
+}
+
+// now is the latest life, nil before the first Start.
+func (c *Collector) now() *life {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.lives) == 0 {
+		return nil
+	}
+	return c.lives[len(c.lives)-1]
 }
 
 // NewCollector prepares nfacctd number n in the namespace, without starting it.
@@ -64,12 +78,12 @@ func (c *Collector) String() string { return fmt.Sprintf("%s %d", c.program, c.N
 
 // path is that of an output file: one set for each life, so that the last words of a killed process do not
 // run into the first of its successor.
-func (c *Collector) path(name string) string {
-	return filepath.Join(c.dir, fmt.Sprintf("%s-%d.json", name, c.life))
+func (c *Collector) path(name string, life int) string {
+	return filepath.Join(c.dir, fmt.Sprintf("%s-%d.json", name, life))
 }
 
 // configuration is what an operator would write. Without an address nfacctd listens on [::], for both families.
-func (c *Collector) configuration() string {
+func (c *Collector) configuration(life int) string {
 	lines := []string{
 		"daemonize: false",
 		fmt.Sprintf("%s_port: %d", c.program, c.Port),
@@ -83,26 +97,26 @@ func (c *Collector) configuration() string {
 		"plugin_pipe_zmq[p]: true",
 		"print_refresh_time[p]: 1",
 		"print_output[p]: json",
-		"print_output_file[p]: " + c.path("flows"),
+		"print_output_file[p]: " + c.path("flows", life),
 		"print_output_file_append[p]: true",
 	}
 	if c.program == "nfacctd" {
 		lines = append(lines, "bmp_daemon: true",
 			fmt.Sprintf("bmp_daemon_port: %d", c.Port),
 			fmt.Sprintf("bmp_daemon_max_peers: %d", c.MaxPeers),
-			"bmp_daemon_msglog_file: "+c.path("bmp"))
+			"bmp_daemon_msglog_file: "+c.path("bmp", life))
 	}
 	return strings.Join(lines, "\n") + "\n"
 }
 
 // Start starts the process; its sockets appear some seconds later.
 func (c *Collector) Start() error {
-	c.life++
+	n := c.Life() + 1
 	conf := filepath.Join(c.dir, c.program+".conf")
-	if err := os.WriteFile(conf, []byte(c.configuration()), 0o644); err != nil {
+	if err := os.WriteFile(conf, []byte(c.configuration(n)), 0o644); err != nil {
 		return err
 	}
-	log, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("log-%d", c.life)))
+	log, err := os.Create(filepath.Join(c.dir, fmt.Sprintf("log-%d", n)))
 	if err != nil {
 		return err
 	}
@@ -112,67 +126,72 @@ func (c *Collector) Start() error {
 		Env: []string{"MALLOC_TOP_PAD_=67108864"}, // halves the time it takes to start
 	}
 	if c.program == "sink" {
-		command.Path, command.Args = c.env.Self(), []string{sinkArg, fmt.Sprint(c.Port), c.path("flows"), c.path("bmp")}
+		command.Path, command.Args = c.env.Self(), []string{sinkArg, fmt.Sprint(c.Port), c.path("flows", n), c.path("bmp", n)}
 	}
-	c.proc, err = c.env.Start(command)
+	proc, err := c.env.Start(command)
 	if err != nil {
 		return err
 	}
 	// As start-stop-daemon does. The daemon's own pid file comes after its sockets, on a busy machine by
 	// seconds, and until then nobody outside could know which process has them.
-	if err := os.WriteFile(c.PIDFile, fmt.Appendln(nil, c.proc.PID), 0o644); err != nil {
+	if err := os.WriteFile(c.PIDFile, fmt.Appendln(nil, proc.PID), 0o644); err != nil {
 		return err
 	}
-	c.seen = append(c.seen, &life{
-		flows:  tail{path: c.path("flows")},
-		bmp:    tail{path: c.path("bmp")},
-		log:    tail{path: log.Name()},
-		killed: -1,
-	})
+	l := &life{number: n, proc: proc, flows: tail{path: c.path("flows", n)}, bmp: tail{path: c.path("bmp", n)}, log: tail{path: log.Name()}}
+	l.killed.Store(-1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lives = append(c.lives, l)
 	return nil
 }
 
 // PID is that of the core process, also after it ended; 0 before the first Start.
 func (c *Collector) PID() int {
-	if c.proc == nil {
-		return 0
+	if l := c.now(); l != nil {
+		return l.proc.PID
 	}
-	return c.proc.PID
+	return 0
 }
 
 // Running tells whether the core process lives.
-func (c *Collector) Running() bool { return c.proc != nil && c.proc.Running() }
+func (c *Collector) Running() bool {
+	l := c.now()
+	return l != nil && l.proc.Running()
+}
 
 // Done is closed when the core process has ended.
-func (c *Collector) Done() <-chan struct{} { return c.proc.Done() }
+func (c *Collector) Done() <-chan struct{} { return c.now().proc.Done() }
 
 // Kill sends sig to the core process. With SIGKILL its plugins stay behind for some seconds, and hold the
 // BMP listener open that they inherited.
 func (c *Collector) Kill(sig syscall.Signal) error {
-	now := c.seen[len(c.seen)-1]
-	if st, err := os.Stat(now.log.path); err == nil {
-		now.killed = st.Size()
+	l := c.now()
+	if st, err := os.Stat(l.log.path); err == nil {
+		l.killed.Store(st.Size())
 	}
-	return c.proc.Signal(sig)
+	return l.proc.Signal(sig)
 }
 
 // crash reports, once, that the process ended and nobody killed it.
-func (c *Collector) crash(f func(Record)) {
-	now := c.seen[len(c.seen)-1]
-	if c.Running() || now.killed >= 0 || now.crashed {
+func (c *Collector) crash(l *life, f func(Record)) {
+	if l.proc.Running() || l.killed.Load() >= 0 || l.crashed {
 		return
 	}
-	now.crashed = true
-	log, _ := os.ReadFile(now.log.path)
+	l.crashed = true
+	log, _ := os.ReadFile(l.log.path)
 	last := log[max(0, len(log)-600):]
-	f(Record{Kind: Odd, Count: 1, Text: fmt.Sprintf("%s ended by itself: %v; it said last: %s", c, c.proc.Err(), last)})
+	f(Record{Kind: Odd, Count: 1, Life: l.number, Text: fmt.Sprintf("%s ended by itself: %v; it said last: %s", c, l.proc.Err(), last)})
 }
 
 // Life is how many times the collector was started.
-func (c *Collector) Life() int { return c.life }
+func (c *Collector) Life() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.lives)
+}
 
 // Err is how the core process ended.
-func (c *Collector) Err() error { return c.proc.Err() }
+func (c *Collector) Err() error { return c.now().proc.Err() }
 
 // Dir is where the collector's files are.
 func (c *Collector) Dir() string { return c.dir }

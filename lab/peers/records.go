@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 )
 
 // Kind is what a line of a collector's output is about.
@@ -123,16 +124,23 @@ func parseLog(line []byte) (r Record, ok bool) {
 	return Record{Kind: Odd, Count: 1, Text: string(line)}, true
 }
 
+// lasting tells whether what begins at a byte of the log was said before the process was killed.
+func (l *life) lasting(at int64) bool {
+	killed := l.killed.Load()
+	return killed < 0 || at < killed
+}
+
 // Poll reads what the collector wrote since the last call, in all its lives.
 func (c *Collector) Poll(f func(Record)) error {
-	if c.proc != nil {
-		c.crash(f)
-	}
-	for n, l := range c.seen {
+	c.mu.Lock()
+	lives := slices.Clone(c.lives) // f is called without the lock
+	c.mu.Unlock()
+	for _, l := range lives {
 		give := func(r Record) {
-			r.Life = n + 1
+			r.Life = l.number
 			f(r)
 		}
+		c.crash(l, give)
 		if err := l.flows.lines(func(line []byte, _ int64) { give(parseFlows(line)) }); err != nil {
 			return err
 		}
@@ -141,8 +149,8 @@ func (c *Collector) Poll(f func(Record)) error {
 		}
 		err := l.log.lines(func(line []byte, at int64) {
 			// What a daemon says while it is killed is not about decoding.
-			if r, ok := parseLog(line); ok && (l.killed < 0 || at < l.killed) {
-				r.Text = fmt.Sprintf("%s, life %d: %s", c, n+1, r.Text)
+			if r, ok := parseLog(line); ok && l.lasting(at) {
+				r.Text = fmt.Sprintf("%s, life %d: %s", c, l.number, r.Text)
 				give(r)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -39,8 +40,9 @@ type bench struct {
 	world          *rig.World
 	netflow, sflow *rig.Service
 	dialer         *routers.Dialer
-	fillers        []*sender
-	next           map[bool]netip.Addr // next free source address, of IPv4 (true) and IPv6
+	fillers        map[netip.Addr]bool       // sources of warm
+	before         []map[string]rig.Verdicts // counters after warm
+	next           map[bool]netip.Addr       // next free source address, of IPv4 (true) and IPv6
 }
 
 func newBench(t *testing.T) *bench {
@@ -65,13 +67,13 @@ func newBench(t *testing.T) *bench {
 			t.Errorf("left behind: %v", left)
 		}
 	})
-	b := &bench{t: t, next: map[bool]netip.Addr{true: rig.Devices4.Addr().Next(), false: rig.Devices6.Addr().Next()}}
+	b := &bench{t: t, fillers: map[netip.Addr]bool{}, next: map[bool]netip.Addr{true: rig.Devices4.Addr().Next(), false: rig.Devices6.Addr().Next()}}
 	b.world, err = rig.NewWorld(e, 0)
 	check(t, err)
 	b.startCollectors(e)
 	b.dialer = routers.NewDialer(b.world.Routers.Handle)
 	t.Cleanup(func() { b.dialer.Close() })
-	b.warmUp()
+	b.warm()
 	return b
 }
 
@@ -174,52 +176,45 @@ func isTimeout(err error) bool {
 	return ok && e.Timeout()
 }
 
-// addFillers finds a router for each slot whose records only move the collectors' buffers.
-func (b *bench) addFillers() {
-	bySlot := map[int]*sender{}
-	for len(bySlot) < len(b.netflow.Collectors) {
+// warm sends records of routers of its own, one a slot, until every collector has written some: nfacctd's plugin
+// finds its core in its own time, and in rare cases never; then the collector is started again.
+func (b *bench) warm() {
+	fillers := map[int]*sender{}
+	for len(fillers) < len(b.netflow.Collectors) {
 		for _, s := range b.senders(b.netflow, []Device{{Name: "filler"}}) {
-			bySlot[s.slot] = s
+			fillers[s.slot] = s
+			b.fillers[s.addr] = true
 		}
 	}
-	for _, s := range bySlot {
-		b.fillers = append(b.fillers, s)
+	for _, c := range b.netflow.Collectors {
+		for try := 1; !b.writes(c, fillers[c.Number]); try++ {
+			if try == 3 {
+				b.t.Fatalf("%s writes no flows; see its log in %s", c, c.Dir())
+			}
+			check(b.t, c.Kill(syscall.SIGKILL))
+			<-c.Done()
+			check(b.t, c.Start())
+			check(b.t, b.netflow.Admitted(b.t.Context(), 60*time.Second))
+		}
 	}
+	var err error
+	b.before, err = b.netflow.Status(b.t.Context())
+	check(b.t, err)
 }
 
-// flush makes every collector write what it still holds in its buffers, by records of its filler.
-func (b *bench) flush() {
-	for _, s := range b.fillers {
-		d := routers.NewDevice(0, s.addr)
-		sent := s.UDP
-		s.UDP = nil
-		for n := range uint32(200) {
-			s.UDP = append(s.UDP, d.IPFIX(nil, n, n%20 == 0, 1, 0, time.Now()))
-		}
-		b.datagrams(s, rig.Port)
-		s.UDP = append(sent, s.UDP...)
-	}
-}
-
-// warmUp waits until every collector writes flows: its core publishes to its plugin over ZeroMQ, and what
-// comes before the plugin has subscribed is lost without a word.
-func (b *bench) warmUp() {
-	b.addFillers()
-	writing := map[int]bool{}
-	for limit := time.Now().Add(30 * time.Second); len(writing) < len(b.netflow.Collectors); {
-		if time.Now().After(limit) {
-			b.t.Fatalf("within 30 s only %d of %d collectors wrote flows", len(writing), len(b.netflow.Collectors))
-		}
-		b.flush()
-		time.Sleep(500 * time.Millisecond)
-		for _, c := range b.netflow.Collectors {
-			check(b.t, c.Poll(func(r peers.Record) {
-				if r.Kind == peers.Flows {
-					writing[c.Number] = true
-				}
-			}))
+// writes sends records of one router to its collector and tells whether it writes them.
+func (b *bench) writes(c *peers.Collector, filler *sender) bool {
+	d := routers.NewDevice(0, filler.addr)
+	for n := range uint32(80) {
+		b.datagrams(&sender{Device: Device{Name: "filler", UDP: [][]byte{d.IPFIX(nil, n, true, 1, 0, time.Now())}}, addr: filler.addr}, rig.Port)
+		time.Sleep(100 * time.Millisecond)
+		heard := false
+		check(b.t, c.Poll(func(r peers.Record) { heard = heard || r.Kind == peers.Flows }))
+		if heard {
+			return true
 		}
 	}
+	return false
 }
 
 // seen is what the collectors wrote about one source.
@@ -236,7 +231,7 @@ func (b *bench) read(s *rig.Service) map[netip.Addr]*seen {
 	for limit := time.Now().Add(30 * time.Second); time.Since(quiet) < 4*time.Second && time.Now().Before(limit); time.Sleep(100 * time.Millisecond) {
 		for _, c := range s.Collectors {
 			check(b.t, c.Poll(func(r peers.Record) {
-				if r.Kind == peers.Odd || r.Kind == peers.Gap {
+				if r.Kind == peers.Odd || r.Kind == peers.Gap || b.fillers[r.Device] {
 					return // captures hold much that a collector does not know
 				}
 				quiet = time.Now()
@@ -285,6 +280,10 @@ func (b *bench) counters(s *rig.Service, senders ...*sender) {
 	for slot := range got {
 		for _, p := range []string{"udp", "tcp"} {
 			v := got[slot][p]
+			if s == b.netflow { // what was rejected while a collector was started again is no one's loss
+				was := b.before[slot][p]
+				v.Steered, v.Rejected, v.Failed = v.Steered-was.Steered, v.Rejected-was.Rejected, v.Failed-was.Failed
+			}
 			if v.Steered != want[slot][p] || v.Lost() != 0 || v.Guests != 0 {
 				b.t.Errorf("%s, slot %d, %s: %d sent, counters %+v", s.Name, slot, p, want[slot][p], v)
 			}
