@@ -155,7 +155,7 @@ func (w *SocketWatch) Drained(ctx context.Context, limit time.Duration) error {
 			return err
 		}
 	}
-	return pause(ctx, 200*time.Millisecond)
+	return pause(ctx, 500*time.Millisecond)
 }
 
 // ready tells whether a UDP socket and a TCP listener on the port are among the inodes.
