@@ -3,8 +3,14 @@
 package rig
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/lab"
@@ -137,4 +143,31 @@ func prefixes(s ...string) []netip.Prefix {
 		p = append(p, netip.MustParsePrefix(s))
 	}
 	return p
+}
+
+// Reachable waits until the routers reach the collectors over IPv6 too: a fresh link answers neighbour
+// discovery only after a while, and until then a connection fails with "no route to host".
+func (w *World) Reachable(ctx context.Context, limit time.Duration) error {
+	to := netip.AddrPortFrom(Service6, Port+1) // nobody listens there: being refused is being reached
+	for deadline := time.Now().Add(limit); ; {
+		var err error
+		if nsErr := w.Routers.Do(func() error {
+			var conn net.Conn
+			if conn, err = net.DialTimeout("tcp", to.String(), time.Second); err == nil {
+				conn.Close()
+			}
+			return nil
+		}); nsErr != nil {
+			return nsErr
+		}
+		if err == nil || errors.Is(err, unix.ECONNREFUSED) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the collectors cannot be reached over IPv6 after %s: %w", limit, err)
+		}
+		if err := pause(ctx, look); err != nil {
+			return err
+		}
+	}
 }

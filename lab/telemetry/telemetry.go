@@ -97,7 +97,7 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
 
 // build makes the network and says what real software is missing.
-func (x *experiment) build(context.Context) error {
+func (x *experiment) build(ctx context.Context) error {
 	if _, err := lab.Find("nfacctd"); err != nil {
 		x.sinks = true
 		x.result.Skip("nfacctd (Debian package pmacct) is not installed: collectors are the lab's own, and prove less")
@@ -128,7 +128,7 @@ func (x *experiment) build(context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return x.world.Reachable(ctx, 10*time.Second)
 }
 
 // startCollectors starts every nfacctd on the same address and port.
