@@ -39,6 +39,18 @@ func leftover(e *Env, word string) bool {
 	return strings.Contains(fmt.Sprint(e.Leftovers()), word)
 }
 
+// soonLeftover waits for it: a process is for an instant without environment and command line while it
+// becomes another program, and everything in a namespace does that once.
+func soonLeftover(e *Env, word string) bool {
+	for range 500 {
+		if leftover(e, word) {
+			return true
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return false
+}
+
 // Everything a run makes is counted while it is there, and gone after Close: also a child that its parent
 // left behind, outside the group, with another title.
 func TestCloseLeavesNothing(t *testing.T) {
@@ -62,7 +74,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"namespace " + name, "sleep 1000", "directory " + pins, "directory " + e.Dir} {
-		if !leftover(e, want) {
+		if !soonLeftover(e, want) {
 			t.Errorf("%q is not counted: %v", want, e.Leftovers())
 		}
 	}
@@ -112,6 +124,9 @@ func TestSweep(t *testing.T) {
 	}
 	if _, err := e.Start(Command{Namespace: name, Path: "sleep", Args: []string{"1000"}}); err != nil {
 		t.Fatal(err)
+	}
+	if !soonLeftover(e, "sleep 1000") {
+		t.Fatalf("not started: %v", e.Leftovers())
 	}
 	sweep()
 	if !leftover(e, name) || !leftover(e, "sleep 1000") {
