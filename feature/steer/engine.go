@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,15 +22,15 @@ var Version = "devel"
 // published is a service as its pins describe it: the truth that the engine's
 // maps follow.
 type published struct {
-	Service  Service `json:"service"` // defaults filled in, seed drawn
-	Netns    string  `json:"netns"`   // as people know the namespace
-	ID       uint32  `json:"id"`      // index into steer_services
-	FirstRow uint32  `json:"first_row"`
+	Service Service  `json:"service"` // defaults filled in, seed drawn
+	Netns   string   `json:"netns"`   // as people know the namespace
+	ID      uint32   `json:"id"`      // index into steer_services
+	Rows    []uint32 `json:"rows"`    // of the engine's maps, by slot: a slot keeps its row for life
+
+	table []uint16 // bucket to slot; it is in the service's own map
 }
 
-func (p *published) rows() (from, to uint32) { return p.FirstRow, p.FirstRow + uint32(p.Service.Slots) }
-
-func (p *published) row(slot int) uint32 { return p.FirstRow + uint32(slot) }
+func (p *published) row(slot int) uint32 { return p.Rows[slot] }
 
 // engine is one network namespace's program and maps, open for writing, with
 // the services that are published beside it.
@@ -160,6 +159,11 @@ func readService(r *kernel.Root, i kernel.Instance) (*published, error) {
 		return nil, fmt.Errorf("the pins of service %s: %w", i.Name, err)
 	}
 	p.Service.Name = i.Name
+	var value steerService
+	if err := o.Maps["service"].Lookup(uint32(0), &value); err != nil {
+		return nil, fmt.Errorf("the table of service %s: %w", i.Name, err)
+	}
+	p.table = slices.Clone(value.Bucket[:])
 	return p, nil
 }
 
@@ -167,7 +171,11 @@ func readService(r *kernel.Root, i kernel.Instance) (*published, error) {
 // in this command or the next.
 func (e *engine) publishService(p *published) error {
 	value := &steerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
-		OnEmpty: uint32(slices.Index(onEmptyCodes, p.Service.OnEmpty)), FirstRow: p.FirstRow, Id: p.ID, Bucket: Assign(p.Service.Slots)}
+		OnEmpty: uint32(slices.Index(onEmptyCodes, p.Service.OnEmpty)), Id: p.ID}
+	copy(value.Bucket[:], p.table)
+	for slot, row := range p.Rows {
+		value.Row[slot] = uint16(row)
+	}
 	m, err := e.newInner()
 	if err != nil {
 		return err
@@ -205,25 +213,36 @@ func (e *engine) newInner() (*ebpf.Map, error) {
 	return m, nil
 }
 
-// allocate finds a free id and free rows for a service.
-func (e *engine) allocate(slots int) (id, firstRow uint32, err error) {
-	ids := map[uint32]bool{}
-	taken := slices.SortedFunc(maps.Values(e.services), func(a, b *published) int { return int(a.FirstRow) - int(b.FirstRow) })
-	for _, p := range taken {
-		ids[p.ID] = true
-		from, to := p.rows()
-		if firstRow+uint32(slots) > from && firstRow < to {
-			firstRow = to
+// freeID finds an index into steer_services that no service has.
+func (e *engine) freeID() (uint32, error) {
+	taken := map[uint32]bool{}
+	for _, p := range e.services {
+		taken[p.ID] = true
+	}
+	for id := range uint32(MaxServices) {
+		if !taken[id] {
+			return id, nil
 		}
 	}
-	for ids[id] {
-		id++
+	return 0, fmt.Errorf("namespace %s has %d services, the most it can: remove one", e.scope, MaxServices)
+}
+
+// freeRows finds n rows that no service has.
+func (e *engine) freeRows(n int) ([]uint32, error) {
+	taken := map[uint32]bool{}
+	for _, p := range e.services {
+		for _, row := range p.Rows {
+			taken[row] = true
+		}
 	}
-	if id >= MaxServices {
-		return 0, 0, fmt.Errorf("namespace %s has %d services, the most it can: remove one", e.scope, MaxServices)
+	var rows []uint32
+	for row := uint32(0); row < maxRows && len(rows) < n; row++ {
+		if !taken[row] {
+			rows = append(rows, row)
+		}
 	}
-	if firstRow+uint32(slots) > maxRows {
-		return 0, 0, fmt.Errorf("namespace %s has no %d slots left of its %d: remove a service", e.scope, slots, maxRows)
+	if len(rows) < n {
+		return nil, fmt.Errorf("namespace %s has no %d slots left of its %d: remove a service", e.scope, n, maxRows)
 	}
-	return id, firstRow, nil
+	return rows, nil
 }

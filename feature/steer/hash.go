@@ -42,34 +42,3 @@ func Hash(seed uint32, a netip.Addr) uint32 {
 
 // Bucket is the bucket of a source address under a seed.
 func Bucket(seed uint32, a netip.Addr) int { return int(Hash(seed, a) & (Buckets - 1)) }
-
-// Assign maps every bucket to a slot so that slots differ by one bucket at
-// most, and so that Assign(n) and Assign(n+1) differ in no more buckets than
-// the new slot holds. The result depends on n alone, not on history.
-func Assign(slots int) [Buckets]uint16 {
-	held := make([][]uint16, slots)
-	for i := range Buckets {
-		// 2053 is odd: a permutation, so that what a slot gives away is spread over the table.
-		held[0] = append(held[0], uint16(i*2053%Buckets))
-	}
-	for n := 1; n < slots; n++ {
-		for range Buckets / (n + 1) {
-			fullest := 0
-			for s := range n {
-				if len(held[s]) > len(held[fullest]) {
-					fullest = s
-				}
-			}
-			last := len(held[fullest]) - 1
-			held[n] = append(held[n], held[fullest][last])
-			held[fullest] = held[fullest][:last]
-		}
-	}
-	var table [Buckets]uint16
-	for s, buckets := range held {
-		for _, b := range buckets {
-			table[b] = uint16(s)
-		}
-	}
-	return table
-}

@@ -199,10 +199,8 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	kernel.Step("steer:marked")
-	if old == nil || p.FirstRow != old.FirstRow {
-		if err := e.prepareRows(ctx, p, old, ns); err != nil {
-			return err
-		}
+	if err := e.prepareRows(ctx, p, old, ns); err != nil {
+		return err
 	}
 	if err := e.publishService(p); err != nil {
 		return err
@@ -214,9 +212,9 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	return e.startHolder()
 }
 
-// next is the published form of t: old's place where the shape is the same,
-// else new rows, and a new id where the endpoints' numbers would mean other
-// sockets to a packet that is on its way.
+// next is the published form of t. Slots that stay keep their rows, and so their
+// members and counts. Where the endpoints' numbers would mean other sockets to a
+// packet that is on its way, everything is new.
 func (t target) next(e *engine, old *published) (*published, error) {
 	p := &published{Service: t.service, Netns: t.netns}
 	if p.Service.Seed == nil && old != nil {
@@ -224,32 +222,37 @@ func (t target) next(e *engine, old *published) (*published, error) {
 	} else if p.Service.Seed == nil {
 		p.Service.Seed = randomSeed()
 	}
-	if old != nil && p.Service.Slots == old.Service.Slots && sameEndpoints(p, old) {
-		p.ID, p.FirstRow = old.ID, old.FirstRow
-		return p, nil
+	if old != nil {
+		p.table = Rebalance(old.table, p.Service.Slots)
+	} else {
+		p.table = Assign(p.Service.Slots)
 	}
-	id, row, err := e.allocate(p.Service.Slots)
-	if err != nil {
-		return nil, err
-	}
-	p.ID, p.FirstRow = id, row
+	var err error
 	if old != nil && sameEndpoints(p, old) {
 		p.ID = old.ID
-		return p, nil
+		p.Rows = slices.Clone(old.Rows[:min(len(old.Rows), p.Service.Slots)])
+	} else if p.ID, err = e.freeID(); err != nil {
+		return nil, err
+	} else if err = e.dropDevices(p.ID); err != nil { // of whoever had it, should a killed command have left them
+		return nil, err
 	}
-	return p, e.dropDevices(id) // of whoever had it, should a killed command have left them
+	more, err := e.freeRows(p.Service.Slots - len(p.Rows))
+	p.Rows = append(p.Rows, more...)
+	return p, err
 }
 
 func sameEndpoints(a, b *published) bool {
 	return slices.Equal(a.Service.Endpoints(), b.Service.Endpoints())
 }
 
-// prepareRows adopts the members into a changed service's new rows before any
-// packet is sent there, so that the change costs nobody a packet. A member that
-// is not whole now is looked for again once the service stands.
+// prepareRows adopts the members of slots that get new rows before any packet is
+// sent there, so that the change costs nobody a packet. A member that is not
+// whole now is looked for again once the service stands.
 func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.Handle) error {
-	from, to := p.rows()
-	for row := from; row < to; row++ {
+	for slot, row := range p.Rows {
+		if old != nil && slices.Contains(old.Rows, row) {
+			continue
+		}
 		var s steerSlot
 		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 			return err
@@ -257,31 +260,34 @@ func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.H
 		if err := e.clearRow(row, s); err != nil {
 			return err
 		}
-	}
-	if old == nil {
-		return nil
-	}
-	for _, m := range p.Service.Members {
-		if _, err := e.admit(ctx, p, m.Slot, m, ns); err != nil && !notYet(err) {
-			return err
+		if old == nil {
+			continue
+		}
+		if m := p.Service.Member(slot); m != nil {
+			if _, err := e.admit(ctx, p, slot, *m, ns); err != nil && !notYet(err) {
+				return err
+			}
+		}
+		if slot < old.Service.Slots {
+			if err := e.carryCounts(row, old.row(slot)); err != nil {
+				return err
+			}
 		}
 	}
-	return e.carryCounts(p, old)
+	return nil
 }
 
-// carryCounts keeps a service's counters when it moves to other rows, so that
+// carryCounts keeps a slot's counters when it moves to another row, so that
 // they only ever rise.
-func (e *engine) carryCounts(p, old *published) error {
+func (e *engine) carryCounts(to, from uint32) error {
 	m := e.pins.Maps["verdicts"]
-	for slot := range min(p.Service.Slots, old.Service.Slots) {
-		for proto := range uint32(2) {
-			var v []steerVerdicts
-			if err := m.Lookup(old.row(slot)*2+proto, &v); err != nil {
-				return err
-			}
-			if err := m.Put(p.row(slot)*2+proto, v); err != nil {
-				return err
-			}
+	for proto := range uint32(2) {
+		var v []steerVerdicts
+		if err := m.Lookup(from*2+proto, &v); err != nil {
+			return err
+		}
+		if err := m.Put(to*2+proto, v); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -155,8 +155,7 @@ func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
 	}
 	defer e.Close()
 	s.Inode = e.Meta.Inode
-	table := Assign(p.Service.Slots)
-	s.table = table[:]
+	s.table = p.table
 	held := make([]int, p.Service.Slots)
 	for _, slot := range s.table {
 		held[slot]++

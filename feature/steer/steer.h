@@ -9,11 +9,36 @@
 #define STEER_BUCKETS	    4096 /* a power of two: hash & (STEER_BUCKETS - 1) is the bucket */
 #define STEER_MAX_SERVICES  1024
 #define STEER_MAX_ROWS	    4096 /* slots of all services of a namespace */
+#define STEER_MAX_SLOTS	    256	 /* of one service */
 #define STEER_MAX_ENDPOINTS 8	 /* sockets that a slot requires */
 #define STEER_MAX_DEVICES   65536
+#define STEER_MAX_MOVED	    65536
 #define STEER_MAX_NEXT	    32 /* slots tried by on_empty: next */
 #define STEER_MAX_EXITS	    16 /* slots that one process may serve */
 #define STEER_RATE_WINDOW   (10ULL * 1000 * 1000 * 1000)
+
+/* What of a packet decides about its bucket. */
+enum steer_policy {
+	STEER_BY_SOURCE = 0, /* the source address */
+	STEER_BY_DEVICE = 1, /* the device that the source address belongs to (steer_aliases) */
+	STEER_BY_FLOW = 2,   /* addresses, ports and protocol */
+	STEER_BY_PACKET = 3, /* each CPU goes through the buckets, packet by packet */
+	STEER_BY_CPU = 4, /* no bucket: the slot is the number of the receiving CPU, modulo slots */
+	STEER_BY_QUIC = 5, /* QUIC's connection id, as struct service says; else the flow */
+};
+
+/* How a server writes its own number into the connection ids that it chooses. */
+enum steer_quic {
+	STEER_QUIC_NGINX =
+		0, /* nginx's quic_bpf: the first 8 bytes are the socket's cookie, big endian */
+	STEER_QUIC_LB =
+		1, /* draft-ietf-quic-load-balancers, in clear: bytes 1 to sid_len are the slot */
+};
+
+/* flags of a service */
+#define STEER_MOVED 1 /* steer_moved has entries of this service */
+#define STEER_MIGRATE \
+	2 /* sk_reuseport: connections queued at a closing listener go to another member */
 
 enum steer_on_empty {
 	STEER_REJECT = 0,
@@ -68,11 +93,17 @@ struct service {
 	__u32 slots;
 	__u32 endpoints;
 	__u32 on_empty;
-	__u32 first_row; /* slot s is row first_row + s of the flat maps */
+	__u32 first_row; /* ABI 1: slot s is row first_row + s of the flat maps */
 	__u32 id;	 /* index into steer_services */
 	__u32 flags;
-	__u32 pad;
+	__u32 policy;		     /* enum steer_policy */
 	__u16 bucket[STEER_BUCKETS]; /* bucket to slot */
+	/* since ABI 2 */
+	__u16 row
+		[STEER_MAX_SLOTS]; /* of the flat maps: a slot keeps its row when slots come and go */
+	__u8 quic;		   /* enum steer_quic */
+	__u8 sid_len;		   /* length of QUIC-LB's server id, bytes: 1 to 4 */
+	__u8 pad[6];
 };
 
 /* slot is what the kernel knows of a member. */
@@ -81,6 +112,13 @@ struct slot {
 	__u32 tgid;  /* of the process that holds the sockets, in the initial pid namespace */
 	__u64 since; /* CLOCK_MONOTONIC, ns, of the last change of state */
 	__u64 start; /* start time of the process, clock ticks since boot (proc_pid_stat(5)) */
+	/* since ABI 2 */
+	/*
+	 * sk_reuseport only: the socket of endpoint e is at row * STEER_MAX_ENDPOINTS + at[e] of
+	 * steer_sockets. An array of reuseport sockets takes each once, and a dual-stack socket
+	 * serves two endpoints.
+	 */
+	__u8 at[STEER_MAX_ENDPOINTS];
 };
 
 struct exit_key {
@@ -102,6 +140,24 @@ struct verdicts {
 struct device_key {
 	__u32 service; /* index into steer_services */
 	__u8 addr[16]; /* IPv4 as v4-mapped */
+};
+
+/* alias_key finds the device of an address: for by: device, and IPv4 as v4-mapped. */
+struct alias_key {
+	__u32 prefixlen; /* in bits, 0 to 128 */
+	__u8 addr[16];
+};
+
+/* alias is the address that stands for a device: the first that its file names. */
+struct alias {
+	__u8 addr[16];
+};
+
+/* group is what a program of a reuseport group is made for: constants of its own copy. */
+struct group {
+	__u32 service;	   /* index into steer_services */
+	__u32 endpoint[2]; /* of IPv4 and IPv6 packets */
+	__u32 holder;	   /* index into steer_holders */
 };
 
 struct device {

@@ -68,8 +68,12 @@ type steerService struct {
 	FirstRow  uint32
 	Id        uint32
 	Flags     uint32
-	Pad       uint32
+	Policy    uint32
 	Bucket    [4096]uint16
+	Row       [256]uint16
+	Quic      uint8
+	SidLen    uint8
+	Pad       [6]uint8
 }
 
 type steerSlot struct {
@@ -78,6 +82,7 @@ type steerSlot struct {
 	Tgid  uint32
 	Since uint64
 	Start uint64
+	At    [8]uint8
 }
 
 type steerTarget struct {
@@ -101,14 +106,17 @@ type steerVerdicts struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	steerMapSteerAliases     = "steer_aliases"
 	steerMapSteerDevices     = "steer_devices"
 	steerMapSteerExits       = "steer_exits"
+	steerMapSteerMoved       = "steer_moved"
 	steerMapSteerPorts       = "steer_ports"
 	steerMapSteerPrefixes    = "steer_prefixes"
 	steerMapSteerServices    = "steer_services"
 	steerMapSteerSinks       = "steer_sinks"
 	steerMapSteerSlots       = "steer_slots"
 	steerMapSteerSockets     = "steer_sockets"
+	steerMapSteerTurns       = "steer_turns"
 	steerMapSteerVerdicts    = "steer_verdicts"
 	steerProgSteerExit       = "steer_exit"
 	steerProgSteerLookup     = "steer_lookup"
@@ -165,14 +173,17 @@ type steerProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerMapSpecs struct {
+	SteerAliases  *ebpf.MapSpec `ebpf:"steer_aliases"`
 	SteerDevices  *ebpf.MapSpec `ebpf:"steer_devices"`
 	SteerExits    *ebpf.MapSpec `ebpf:"steer_exits"`
+	SteerMoved    *ebpf.MapSpec `ebpf:"steer_moved"`
 	SteerPorts    *ebpf.MapSpec `ebpf:"steer_ports"`
 	SteerPrefixes *ebpf.MapSpec `ebpf:"steer_prefixes"`
 	SteerServices *ebpf.MapSpec `ebpf:"steer_services"`
 	SteerSinks    *ebpf.MapSpec `ebpf:"steer_sinks"`
 	SteerSlots    *ebpf.MapSpec `ebpf:"steer_slots"`
 	SteerSockets  *ebpf.MapSpec `ebpf:"steer_sockets"`
+	SteerTurns    *ebpf.MapSpec `ebpf:"steer_turns"`
 	SteerVerdicts *ebpf.MapSpec `ebpf:"steer_verdicts"`
 }
 
@@ -203,27 +214,33 @@ func (o *steerObjects) Close() error {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerMaps struct {
+	SteerAliases  *ebpf.Map `ebpf:"steer_aliases"`
 	SteerDevices  *ebpf.Map `ebpf:"steer_devices"`
 	SteerExits    *ebpf.Map `ebpf:"steer_exits"`
+	SteerMoved    *ebpf.Map `ebpf:"steer_moved"`
 	SteerPorts    *ebpf.Map `ebpf:"steer_ports"`
 	SteerPrefixes *ebpf.Map `ebpf:"steer_prefixes"`
 	SteerServices *ebpf.Map `ebpf:"steer_services"`
 	SteerSinks    *ebpf.Map `ebpf:"steer_sinks"`
 	SteerSlots    *ebpf.Map `ebpf:"steer_slots"`
 	SteerSockets  *ebpf.Map `ebpf:"steer_sockets"`
+	SteerTurns    *ebpf.Map `ebpf:"steer_turns"`
 	SteerVerdicts *ebpf.Map `ebpf:"steer_verdicts"`
 }
 
 func (m *steerMaps) Close() error {
 	return _SteerClose(
+		m.SteerAliases,
 		m.SteerDevices,
 		m.SteerExits,
+		m.SteerMoved,
 		m.SteerPorts,
 		m.SteerPrefixes,
 		m.SteerServices,
 		m.SteerSinks,
 		m.SteerSlots,
 		m.SteerSockets,
+		m.SteerTurns,
 		m.SteerVerdicts,
 	)
 }

@@ -207,8 +207,8 @@ func (e *engine) dropDevices(id uint32) error {
 func (e *engine) dropRows() error {
 	used := map[uint32]bool{}
 	for _, p := range e.services {
-		for from, to := p.rows(); from < to; from++ {
-			used[from] = true
+		for _, row := range p.Rows {
+			used[row] = true
 		}
 	}
 	rows := make([]steerSlot, maxRows)

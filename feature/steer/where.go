@@ -28,15 +28,14 @@ type WhatIf struct {
 func (s *ServiceState) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
 	table := s.table
 	slots := len(s.Slots)
+	if len(table) == 0 {
+		return nil, fmt.Errorf("service %s: %s", s.Name, s.Problem)
+	}
 	if w.Slots != 0 {
 		if w.Slots < 1 || w.Slots > MaxSlots {
 			return nil, fmt.Errorf("%d slots: want a number from 1 to %d", w.Slots, MaxSlots)
 		}
-		t := Assign(w.Slots)
-		table, slots = t[:], w.Slots
-	}
-	if len(table) == 0 {
-		return nil, fmt.Errorf("service %s: %s", s.Name, s.Problem)
+		table, slots = Rebalance(table, w.Slots), w.Slots
 	}
 	whole := make([]bool, slots)
 	for i := range whole {

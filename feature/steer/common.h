@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What both engines do alike: which bucket, which slot, what an empty slot does. An engine's own
+ * file includes this after it has declared
+ *
+ *	steer_ctx		its program's context
+ *	slot_whole(ctx, s, row)	says whether a slot has an admitted member and every socket it
+ *				requires. It is asked for every packet, so that a slot is withdrawn
+ *				the moment one of its sockets closes, with no process of weir's
+ *				running: half a member would split a router over two collectors
+ *	give(ctx, row, endpoint)
+ *				gives the packet to a slot's socket: 0 if the kernel takes it
+ *	swallow(ctx, s, p)	gives it to a socket that drops everything: 0 if there is one
+ *	pass(ctx, at)		says whether the kernel can be left to choose; if not, at may get
+ *				another hash, by which a whole slot is chosen
+ */
+#ifndef WEIR_STEER_COMMON_H
+#define WEIR_STEER_COMMON_H
+
+struct inner_service {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct service));
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, STEER_MAX_SERVICES);
+	__type(key, __u32);
+	__array(values, struct inner_service);
+} steer_services SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, STEER_MAX_ROWS);
+	__type(key, __u32);
+	__type(value, struct slot);
+} steer_slots SEC(".maps");
+
+/* Nothing else makes clang describe the type that user space fills in. */
+const struct service *steer_service_type __attribute__((unused));
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, STEER_MAX_ROWS * 2);
+	__type(key, __u32);
+	__type(value, struct verdicts);
+} steer_verdicts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, STEER_MAX_DEVICES);
+	__type(key, struct device_key);
+	__type(value, struct device);
+} steer_devices SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, STEER_MAX_ROWS * 2);
+	__type(key, struct exit_key);
+	__type(value, __u32); /* row */
+} steer_exits SEC(".maps");
+
+/* What weir steer move has put elsewhere than its bucket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, STEER_MAX_MOVED);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct device_key);
+	__type(value, __u32); /* slot */
+} steer_moved SEC(".maps");
+
+struct inner_aliases {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, STEER_MAX_DEVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(key_size, sizeof(struct alias_key));
+	__uint(value_size, sizeof(struct alias));
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, STEER_MAX_SERVICES);
+	__type(key, __u32);
+	__array(values, struct inner_aliases);
+} steer_aliases SEC(".maps");
+
+/* by: packet. The bucket whose turn it is, for each CPU its own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, STEER_MAX_SERVICES);
+	__type(key, __u32);
+	__type(value, __u32);
+} steer_turns SEC(".maps");
+
+#define AF_INET	 2
+#define AF_INET6 10
+
+#ifndef barrier_var
+#define barrier_var(var) asm volatile("" : "+r"(var))
+#endif
+
+/* packet is what is decided by, read from the context once. */
+struct packet {
+	__u32 family;
+	__u32 tcp; /* 1 for TCP, 0 for UDP */
+	__u32 port;
+	__u32 remote_port; /* network byte order; 0 unless the policy needs it */
+	__u32 src[4]; /* IPv4 as v4-mapped, so that a device is one in both families of socket */
+	__u32 dst[4];
+};
+
+/* place is where a packet belongs: a slot, and the hash by which on_empty: next spreads. */
+struct place {
+	__u32 slot;
+	__u32 hash;
+};
+
+static __always_inline int slot_whole(steer_ctx *ctx, struct service *s, __u32 row);
+static __always_inline long give(steer_ctx *ctx, __u32 row, __u32 endpoint);
+static __always_inline int swallow(steer_ctx *ctx, struct service *s, struct packet *p);
+static __always_inline int pass(steer_ctx *ctx, struct place *at);
+
+/* note_device keeps when, how often and over what a source was heard. */
+static __always_inline void note_device(struct service *s, struct packet *p)
+{
+	struct device_key key = { .service = s->id };
+	__u32 tcp = p->tcp & 1;
+	struct device *d;
+	__u64 now = weir_clock();
+
+	__builtin_memcpy(key.addr, p->src, sizeof(key.addr));
+	d = bpf_map_lookup_elem(&steer_devices, &key);
+	if (!d) {
+		struct device fresh = { .first = now, .window = now };
+
+		bpf_map_update_elem(&steer_devices, &key, &fresh, BPF_NOEXIST);
+		d = bpf_map_lookup_elem(&steer_devices, &key);
+		if (!d)
+			return;
+	}
+	d->last[tcp] = now;
+	__sync_fetch_and_add(&d->packets[tcp], 1);
+	__sync_fetch_and_add(&d->count, 1);
+	if (now - d->window > STEER_RATE_WINDOW) {
+		/* Two CPUs may both close a window: a rate is then off once, a count never. */
+		d->rate = d->count * 1000000000000ULL / (now - d->window);
+		d->window = now;
+		d->count = 0;
+	}
+}
+
+static __always_inline struct verdicts *verdicts_of(__u32 row, __u32 tcp)
+{
+	__u32 key = row * 2 + (tcp & 1);
+
+	return bpf_map_lookup_elem(&steer_verdicts, &key);
+}
+
+static __always_inline struct service *service_of(__u32 id)
+{
+	void *inner = bpf_map_lookup_elem(&steer_services, &id);
+	__u32 zero = 0;
+
+	return inner ? bpf_map_lookup_elem(inner, &zero) : NULL;
+}
+
+static __always_inline __u32 row_of(struct service *s, __u32 slot)
+{
+	return s->row[slot & (STEER_MAX_SLOTS - 1)];
+}
+
+/* resolve_alias puts the address that stands for the source's device in place of the source's. */
+static __always_inline void resolve_alias(struct service *s, struct packet *p)
+{
+	struct alias_key key = { .prefixlen = 128 };
+	__u32 id = s->id;
+	void *inner = bpf_map_lookup_elem(&steer_aliases, &id);
+	struct alias *a;
+
+	if (!inner)
+		return;
+	__builtin_memcpy(key.addr, p->src, sizeof(key.addr));
+	a = bpf_map_lookup_elem(inner, &key);
+	if (a)
+		__builtin_memcpy(p->src, a->addr, sizeof(p->src));
+}
+
+/* hash_flow hashes both addresses, both ports and the protocol. */
+static __always_inline __u32 hash_flow(struct service *s, struct packet *p)
+{
+	return weir_hash_addr(p->dst, weir_hash_addr(p->src, s->seed) +
+					      (p->remote_port << 16 | p->port) + p->tcp);
+}
+
+/* next_turn is a number that rises by one with every packet of a service on this CPU. */
+static __always_inline __u32 next_turn(struct service *s)
+{
+	__u32 id = s->id;
+	__u32 *turn = bpf_map_lookup_elem(&steer_turns, &id);
+
+	return turn ? (*turn)++ : 0;
+}
+
+static __always_inline void place_of(struct service *s, struct packet *p, struct place *at)
+{
+	switch (s->policy) {
+	case STEER_BY_PACKET:
+		at->hash = next_turn(s);
+		break;
+	case STEER_BY_CPU:
+		at->hash = bpf_get_smp_processor_id();
+		at->slot = at->hash % (s->slots ? s->slots : 1) & (STEER_MAX_SLOTS - 1);
+		return;
+	case STEER_BY_FLOW:
+	case STEER_BY_QUIC:
+		at->hash = hash_flow(s, p);
+		break;
+	default:
+		at->hash = weir_hash_addr(p->src, s->seed);
+		if (s->flags & STEER_MOVED) {
+			struct device_key key = { .service = s->id };
+			__u32 *slot;
+
+			__builtin_memcpy(key.addr, p->src, sizeof(key.addr));
+			slot = bpf_map_lookup_elem(&steer_moved, &key);
+			if (slot) {
+				at->slot = *slot & (STEER_MAX_SLOTS - 1);
+				return;
+			}
+		}
+	}
+	at->slot = s->bucket[at->hash & (STEER_BUCKETS - 1)] & (STEER_MAX_SLOTS - 1);
+}
+
+/* divert looks for another whole slot: the same one for every protocol of a source. */
+static __always_inline int divert(steer_ctx *ctx, struct service *s, struct packet *p,
+				  struct place *at, __u32 endpoint)
+{
+	__u32 i, others = s->slots - 1, start;
+
+	if (s->slots < 2)
+		return 0;
+	/* Neighbours of a dead slot share its traffic: each source starts somewhere else. */
+	start = (at->hash >> 12) % others;
+	for (i = 0; i < STEER_MAX_NEXT; i++) {
+		__u32 row;
+
+		if (i >= others)
+			break;
+		row = row_of(s, (at->slot + 1 + (start + i) % others) % s->slots);
+		if (slot_whole(ctx, s, row) && !give(ctx, row, endpoint)) {
+			struct verdicts *v = verdicts_of(row, p->tcp);
+
+			if (v)
+				v->guests++;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* on_empty decides for a packet whose slot has no whole member. */
+static __always_inline int on_empty(steer_ctx *ctx, struct service *s, struct packet *p,
+				    struct place *at, __u32 endpoint, struct verdicts *v)
+{
+	__u32 how = s->on_empty;
+
+	/* SK_DROP answers (RST, ICMP unreachable); only a socket that swallows is silent. */
+	if (how == STEER_DROP && !swallow(ctx, s, p)) {
+		v->dropped++;
+		return SK_PASS;
+	}
+	if (how == STEER_PASS && pass(ctx, at)) {
+		v->passed++;
+		return SK_PASS;
+	}
+	if ((how == STEER_NEXT || how == STEER_PASS) && divert(ctx, s, p, at, endpoint)) {
+		if (how == STEER_NEXT)
+			v->diverted++;
+		else
+			v->passed++;
+		return SK_PASS;
+	}
+	v->rejected++;
+	return SK_DROP;
+}
+
+/* steer_to gives a packet to the slot that it belongs to. */
+static __always_inline int steer_to(steer_ctx *ctx, struct service *s, struct packet *p,
+				    struct place *at, __u32 endpoint)
+{
+	__u32 row = row_of(s, at->slot);
+	struct verdicts *v = verdicts_of(row, p->tcp);
+
+	if (!v)
+		return SK_DROP; /* a row out of range: nothing that user space writes */
+	if (!slot_whole(ctx, s, row))
+		return on_empty(ctx, s, p, at, endpoint, v);
+	if (!give(ctx, row, endpoint)) {
+		v->steered++;
+		return SK_PASS;
+	}
+	/*
+	 * A socket that connect()ed itself, or closed since: never the kernel's own choice, which
+	 * would hand the router to another collector.
+	 */
+	v->failed++;
+	return SK_DROP;
+}
+
+struct signal_struct {
+	struct {
+		int counter;
+	} live;
+} __attribute__((preserve_access_index));
+
+struct task_struct {
+	struct signal_struct *signal;
+} __attribute__((preserve_access_index));
+
+/*
+ * steer_exit withdraws the slots of a process when its last thread exits, before its
+ * descriptors close: all protocols at once, and also where a child that outlives it holds
+ * duplicates of every socket (pmacct's plugins do).
+ */
+SEC("raw_tracepoint/sched_process_exit")
+int steer_exit(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct task_struct *task = (struct task_struct *)ctx->args[0];
+	struct exit_key key = { .tgid = bpf_get_current_pid_tgid() >> 32 };
+	__u32 i;
+
+	if (BPF_CORE_READ(task, signal, live.counter))
+		return 0; /* other threads live on */
+	for (i = 0; i < STEER_MAX_EXITS; i++) {
+		struct slot *slot;
+		__u32 *row;
+
+		key.n = i;
+		row = bpf_map_lookup_elem(&steer_exits, &key);
+		if (!row)
+			break;
+		slot = bpf_map_lookup_elem(&steer_slots, row);
+		/* Another process may have taken the slot over: then it is not ours to empty. */
+		if (slot && slot->tgid == key.tgid && slot->state == STEER_ADMITTED) {
+			slot->state = STEER_EXITED;
+			slot->since = bpf_ktime_get_ns();
+		}
+		bpf_map_delete_elem(&steer_exits, &key);
+	}
+	return 0;
+}
+
+#endif
