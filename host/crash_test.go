@@ -93,9 +93,9 @@ services:
 `, pid)
 	text := fmt.Sprintf(`
 services:
-  telemetry: {listen: [udp 0.0.0.0:4739, tcp 0.0.0.0:4739], steer: {slots: 3}, members: [{slot: 0, pid: %d}]}
+  telemetry: {listen: [udp 0.0.0.0:4739, tcp 0.0.0.0:4739], steer: {slots: 3}, members: [{slot: 0, pid: %d}, {slot: 2, pid: %d}]}
   comes: {listen: [udp 0.0.0.0:6343], steer: {slots: 1}}
-`, pid)
+`, pid, pid)
 	file := filepath.Join(t.TempDir(), "two.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
