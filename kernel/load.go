@@ -17,7 +17,8 @@ import (
 type Collection = ebpf.Collection
 
 // Load loads the programs named, and the maps they use, of a feature's object.
-// share gives maps that exist already in place of new ones.
+// share gives maps that exist already in place of new ones; those that the
+// programs do not use are ignored.
 func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.Map) (*Collection, error) {
 	liftMemlock()
 	spec = spec.Copy()
@@ -46,7 +47,13 @@ func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.M
 			delete(spec.Maps, name)
 		}
 	}
-	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: share})
+	replace := map[string]*ebpf.Map{}
+	for name, m := range share {
+		if spec.Maps[name] != nil {
+			replace[name] = m
+		}
+	}
+	c, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: replace})
 	if err != nil {
 		return nil, explainLoad("loading "+strings.Join(programs, ", "), err)
 	}

@@ -11,28 +11,30 @@ import (
 	"github.com/weir-project/weir/feature/steer"
 )
 
-// steerHold is the process that on_empty: drop needs; apply starts it.
+// steerHold is the process that holds sockets of weir's own; apply starts it.
 func steerHold(g *globals) *cobra.Command {
 	var scope string
+	var engine string
 	c := &cobra.Command{
-		Use: "hold", Short: "Hold the sockets that swallow packets for on_empty: drop", Hidden: true, Args: cobra.NoArgs,
+		Use: "hold", Short: "Hold the sockets of weir's own: those that swallow for on_empty: drop, and one in every reuseport group", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if scope == "" {
 				return usageError{fmt.Errorf("name the namespace: --scope INODE")}
 			}
-			return steer.Hold(cmd.Context(), g.host().Root, scope)
+			return steer.Hold(cmd.Context(), g.host().Root, scope, steer.Engine(engine))
 		},
 	}
+	c.Flags().StringVar(&engine, "engine", string(steer.EngineSkLookup), "engine that the sockets are for")
 	c.Flags().StringVar(&scope, "scope", "", "inode number of the network namespace")
 	return c
 }
 
 func init() {
-	steer.HolderCommand = func(root, scope string) *exec.Cmd {
+	steer.HolderCommand = func(root, scope string, kind steer.Engine) *exec.Cmd {
 		self, err := os.Executable()
 		if err != nil {
 			self = os.Args[0]
 		}
-		return exec.Command(self, "steer", "hold", "--root", root, "--scope", scope)
+		return exec.Command(self, "steer", "hold", "--root", root, "--scope", scope, "--engine", string(kind))
 	}
 }

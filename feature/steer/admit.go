@@ -40,7 +40,13 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 	if same, err := e.holds(row, a); err != nil || same {
 		return false, err
 	}
-	if err := e.install(row, a); err != nil {
+	at := ownPlaces
+	if e.kind == EngineReuseport {
+		if at, err = e.join(p, row, a); err != nil {
+			return false, err
+		}
+	}
+	if err := e.install(p, slot, at, a); err != nil {
 		return false, err
 	}
 	p.raise(a)
@@ -58,7 +64,7 @@ func (e *engine) holds(row uint32, a *service.Adoption) (bool, error) {
 	}
 	for i, sock := range a.Sockets {
 		var cookie uint64
-		err := e.pins.Maps["sockets"].Lookup(row*maxEndpoints+uint32(i), &cookie)
+		err := e.pins.Maps["sockets"].Lookup(row*maxEndpoints+uint32(s.At[i]), &cookie)
 		if err != nil || cookie != sock.Socket.Cookie {
 			return false, nil //nolint:nilerr // a closed socket's entry is gone
 		}
@@ -68,14 +74,15 @@ func (e *engine) holds(row uint32, a *service.Adoption) (bool, error) {
 
 // install swaps a row's sockets. The row is withdrawn meanwhile: a packet must
 // not meet the new member's UDP socket and the old one's listener.
-func (e *engine) install(row uint32, a *service.Adoption) error {
+func (e *engine) install(p *published, slot int, at [maxEndpoints]uint8, a *service.Adoption) error {
+	row := p.row(slot)
 	slots, sockets := e.pins.Maps["slots"], e.pins.Maps["sockets"]
 	pids := a.PIDs()
 	start, err := pidfd.StartTime(pids[0])
 	if err != nil {
 		return fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, pids[0])
 	}
-	s := steerSlot{State: uint32(stateChanging), Tgid: uint32(pids[0]), Since: monotonic(), Start: start}
+	s := steerSlot{State: uint32(stateChanging), Tgid: uint32(pids[0]), Since: monotonic(), Start: start, At: at}
 	if err := slots.Put(row, s); err != nil {
 		return err
 	}
@@ -83,11 +90,24 @@ func (e *engine) install(row uint32, a *service.Adoption) error {
 	if err := e.forgetExits(row); err != nil {
 		return err
 	}
+	if e.kind == EngineReuseport {
+		if err := e.vacate(p, row, a); err != nil {
+			return err
+		}
+	}
 	for i, sock := range a.Sockets {
+		if int(at[i]) != i {
+			continue // it is in its place already
+		}
 		if err := sockets.Put(row*maxEndpoints+uint32(i), uint64(sock.FD)); err != nil {
 			return explainSocket(sock, err)
 		}
 		kernel.Step("steer:socket")
+	}
+	if e.kind == EngineReuseport && p.Service.By == ByQUIC {
+		if err := e.noteCookies(p, slot, a); err != nil {
+			return err
+		}
 	}
 	for _, pid := range pids {
 		if err := e.watchExit(uint32(pid), row); err != nil {
@@ -101,6 +121,14 @@ func (e *engine) install(row uint32, a *service.Adoption) error {
 	kernel.Step("steer:admitted")
 	return nil
 }
+
+// ownPlaces has each endpoint's socket at the endpoint's own place.
+var ownPlaces = func() (at [maxEndpoints]uint8) {
+	for i := range at {
+		at[i] = uint8(i)
+	}
+	return at
+}()
 
 // explainSocket names the sockets that a socket map refuses.
 func explainSocket(s service.Adopted, err error) error {

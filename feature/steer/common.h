@@ -97,6 +97,9 @@ struct {
 #define AF_INET	 2
 #define AF_INET6 10
 
+#ifndef barrier
+#define barrier() asm volatile("" : : : "memory")
+#endif
 #ifndef barrier_var
 #define barrier_var(var) asm volatile("" : "+r"(var))
 #endif
@@ -234,24 +237,49 @@ static __always_inline void place_of(struct service *s, struct packet *p, struct
 	at->slot = s->bucket[at->hash & (STEER_BUCKETS - 1)] & (STEER_MAX_SLOTS - 1);
 }
 
+/* search is what divert goes by. */
+struct search {
+	__u32 slot;
+	__u32 hash;
+	__u32 endpoint;
+	__u32 tcp;
+};
+
+/*
+ * What comes out of a map is the same to the verifier whichever way led here: it follows the
+ * search below once, not once for each way.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct search);
+} steer_search SEC(".maps");
+
 /* divert looks for another whole slot: the same one for every protocol of a source. */
 static __always_inline int divert(steer_ctx *ctx, struct service *s, struct packet *p,
 				  struct place *at, __u32 endpoint)
 {
-	__u32 i, others = s->slots - 1, start;
+	__u32 i, zero = 0, others = s->slots - 1, start;
+	struct search *by = bpf_map_lookup_elem(&steer_search, &zero);
 
-	if (s->slots < 2)
+	if (!by || s->slots < 2)
 		return 0;
+	by->slot = at->slot;
+	by->hash = at->hash;
+	by->endpoint = endpoint;
+	by->tcp = p->tcp;
+	barrier();
 	/* Neighbours of a dead slot share its traffic: each source starts somewhere else. */
-	start = (at->hash >> 12) % others;
+	start = (by->hash >> 12) % others;
 	for (i = 0; i < STEER_MAX_NEXT; i++) {
 		__u32 row;
 
 		if (i >= others)
 			break;
-		row = row_of(s, (at->slot + 1 + (start + i) % others) % s->slots);
-		if (slot_whole(ctx, s, row) && !give(ctx, row, endpoint)) {
-			struct verdicts *v = verdicts_of(row, p->tcp);
+		row = row_of(s, (by->slot + 1 + (start + i) % others) % s->slots);
+		if (slot_whole(ctx, s, row) && !give(ctx, row, by->endpoint)) {
+			struct verdicts *v = verdicts_of(row, by->tcp);
 
 			if (v)
 				v->guests++;
@@ -277,7 +305,8 @@ static __always_inline int on_empty(steer_ctx *ctx, struct service *s, struct pa
 		return SK_PASS;
 	}
 	if ((how == STEER_NEXT || how == STEER_PASS) && divert(ctx, s, p, at, endpoint)) {
-		if (how == STEER_NEXT)
+		barrier(); /* so that how is not kept for this, which would double the search */
+		if (s->on_empty == STEER_NEXT)
 			v->diverted++;
 		else
 			v->passed++;

@@ -47,15 +47,19 @@ const (
 type Policy string
 
 // BySource puts every protocol of one source address into one slot.
-const BySource Policy = "source"
+const (
+	BySource Policy = "source"
+	ByQUIC   Policy = "quic"
+)
 
 // Engine names the hook that decides.
 type Engine string
 
 // Engines.
 const (
-	EngineAuto     Engine = "auto"
-	EngineSkLookup Engine = "sk_lookup"
+	EngineAuto      Engine = "auto"
+	EngineSkLookup  Engine = "sk_lookup"    // decides at the lookup of every packet of the namespace
+	EngineReuseport Engine = "sk_reuseport" // decides within the sockets that share the service's port
 )
 
 // OnEmpty says what happens to traffic of a slot without a whole member.
@@ -89,7 +93,7 @@ func (p *Policy) UnmarshalText(b []byte) error { return choice(p, b, "policy", B
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (e *Engine) UnmarshalText(b []byte) error {
-	return choice(e, b, "engine", EngineAuto, EngineSkLookup)
+	return choice(e, b, "engine", EngineAuto, EngineSkLookup, EngineReuseport)
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -143,6 +147,9 @@ func (c *Config) Validate() []error {
 		}
 		if n := len(s.Endpoints()); n > maxEndpoints {
 			fail("its listens need %d sockets a slot (one for each family); the most is %d: name families (udp4, tcp6) or split the service", n, maxEndpoints)
+		}
+		if err := s.reuseportable(); s.Engine == EngineReuseport && err != nil {
+			fail("engine sk_reuseport: %v", err)
 		}
 		if *s.Backlog < 0 || *s.Backlog > 65535 {
 			fail("backlog %d: want a number from 0 to 65535", *s.Backlog)

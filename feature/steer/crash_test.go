@@ -147,7 +147,9 @@ func (tr *traffic) end() map[string]map[string]int {
 
 // Every change of a service, killed at every step under traffic: each packet
 // met the old state or the new one, and the next command mends the rest.
-func TestApplyKilledAtEveryStep(t *testing.T) {
+func TestApplyKilledAtEveryStep(t *testing.T) { eachEngine(t, testApplyKilledAtEveryStep) }
+
+func testApplyKilledAtEveryStep(t *testing.T) {
 	for _, change := range []struct {
 		name string
 		to   func(w *world)
@@ -219,7 +221,9 @@ func (w *world) expected(n int) map[string]string {
 
 // Publishing the first service, killed at every step: none of it or all of it
 // is there for traffic, and the next command finishes.
-func TestFirstApplyKilledAtEveryStep(t *testing.T) {
+func TestFirstApplyKilledAtEveryStep(t *testing.T) { eachEngine(t, testFirstApplyKilledAtEveryStep) }
+
+func testFirstApplyKilledAtEveryStep(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	for step := 0; ; step += stride() {
 		w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
@@ -241,7 +245,9 @@ func TestFirstApplyKilledAtEveryStep(t *testing.T) {
 }
 
 // Removing, killed at every step: the next command leaves nothing.
-func TestRemoveKilledAtEveryStep(t *testing.T) {
+func TestRemoveKilledAtEveryStep(t *testing.T) { eachEngine(t, testRemoveKilledAtEveryStep) }
+
+func testRemoveKilledAtEveryStep(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	for step := 0; ; step += stride() {
 		w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
@@ -269,7 +275,9 @@ func TestRemoveKilledAtEveryStep(t *testing.T) {
 
 // A process that is killed while it holds the lock, over and over, beside one
 // that works: nothing corrupts.
-func TestTwoCommandsAtOnce(t *testing.T) {
+func TestTwoCommandsAtOnce(t *testing.T) { eachEngine(t, testTwoCommandsAtOnce) }
+
+func testTwoCommandsAtOnce(t *testing.T) {
 	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)

@@ -37,7 +37,7 @@ const rateWindow = 10 * time.Second
 // keeps of a connection, such as when it last carried data, is asked of
 // sock_diag; where that cannot be asked, sessions are zero and problem says why.
 func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err error) {
-	e, err := r.Open(engineInstance(s.scope), "devices")
+	e, err := r.Open(engineInstance(s.scope, s.Engine), "devices")
 	if err != nil {
 		return nil, nil, err
 	}

@@ -28,5 +28,8 @@ const (
 // Name of the feature: pin directory, config key, command, metric prefix.
 const Name = "steer"
 
-// engineName is the instance that holds a namespace's program and its maps.
-const engineName = "@lookup"
+// Instances that hold a namespace's programs and their maps, one for each engine.
+const (
+	lookupName = "@lookup"
+	reuseName  = "@reuse"
+)

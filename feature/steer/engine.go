@@ -24,6 +24,8 @@ var Version = "devel"
 type published struct {
 	Service Service  `json:"service"` // defaults filled in, seed drawn
 	Netns   string   `json:"netns"`   // as people know the namespace
+	Engine  Engine   `json:"engine"`  // the one that was chosen
+	Why     string   `json:"why"`     // it was
 	ID      uint32   `json:"id"`      // index into steer_services
 	Rows    []uint32 `json:"rows"`    // of the engine's maps, by slot: a slot keeps its row for life
 
@@ -32,36 +34,75 @@ type published struct {
 
 func (p *published) row(slot int) uint32 { return p.Rows[slot] }
 
-// engine is one network namespace's program and maps, open for writing, with
-// the services that are published beside it.
+// engine is one engine of a network namespace: its maps, open for writing, and
+// the services that it steers. Two kinds have the same maps but for those that
+// hold sockets.
 type engine struct {
 	lock     *kernel.WriteLock
 	scope    string
+	kind     Engine
 	pins     *kernel.Opened
 	services map[string]*published
 }
 
+// kinds are the engines that a namespace may have.
+var kinds = []Engine{EngineSkLookup, EngineReuseport}
+
 func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
 
-func engineInstance(scope string) kernel.Instance {
-	return kernel.Instance{Scope: scope, Feature: Name, Name: engineName}
+func engineInstance(scope string, kind Engine) kernel.Instance {
+	name := lookupName
+	if kind == EngineReuseport {
+		name = reuseName
+	}
+	return kernel.Instance{Scope: scope, Feature: Name, Name: name}
+}
+
+// kindOf says which engine an instance is.
+func kindOf(i kernel.Instance) (kind Engine, ok bool) {
+	for _, k := range kinds {
+		if engineInstance(i.Scope, k) == i {
+			return k, true
+		}
+	}
+	return "", false
 }
 
 func serviceInstance(scope, name string) kernel.Instance {
 	return kernel.Instance{Scope: scope, Feature: Name, Name: name}
 }
 
-// publishEngine loads the program into a namespace that has none yet. With
-// empty maps it lets every packet pass.
-func publishEngine(l *kernel.WriteLock, ns *netns.Handle) error {
-	spec, err := loadSteer()
+// objectOf is the BPF object of an engine.
+func objectOf(kind Engine) (elf []byte, load func() (*ebpf.CollectionSpec, error)) {
+	if kind == EngineReuseport {
+		return _ReuseBytes, loadReuse
+	}
+	return _SteerBytes, loadSteer
+}
+
+// publishEngine makes an engine in a namespace that has none of the kind yet.
+// With empty maps it lets every packet pass.
+func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) error {
+	if err := kernel.Require(engineNeeds(kind)); err != nil {
+		return err
+	}
+	elf, load := objectOf(kind)
+	spec, err := load()
 	if err != nil {
 		return err
 	}
-	programs := []string{steerProgSteerLookup}
-	exit := kernel.ExitTracepoint.Check() == nil
-	if exit {
+	var programs []string
+	at := map[string]kernel.Attachment{}
+	if kernel.ExitTracepoint.Check() == nil {
 		programs = append(programs, steerProgSteerExit)
+		at["exit"] = kernel.RawTracepoint{Name: "sched_process_exit"}
+	}
+	if kind == EngineSkLookup {
+		programs = append(programs, steerProgSteerLookup)
+		at["lookup"] = kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}
+	} else {
+		// Its program is loaded for each group; here, for the maps that all share.
+		programs = append(programs, reuseProgSteerReuse)
 	}
 	c, err := kernel.Load(spec, programs, nil)
 	if err != nil {
@@ -74,15 +115,13 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle) error {
 			pins.Maps[strings.TrimPrefix(name, "steer_")] = m
 		}
 	}
-	sync, err := ebpf.NewMap(&ebpf.MapSpec{Name: "steer_sync", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		return fmt.Errorf("making the mark of unfinished changes: %w", err)
-	}
-	defer sync.Close()
-	pins.Maps["sync"] = sync
-	at := map[string]kernel.Attachment{"lookup": kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}}
-	if exit {
-		at["exit"] = kernel.RawTracepoint{Name: "sched_process_exit"}
+	for _, spec := range ownMaps(kind) {
+		m, err := ebpf.NewMap(spec)
+		if err != nil {
+			return fmt.Errorf("making the map %s: %w", spec.Name, err)
+		}
+		defer m.Close()
+		pins.Maps[strings.TrimPrefix(spec.Name, "steer_")] = m
 	}
 	for name, a := range at {
 		ln, err := a.Attach(c.Programs["steer_"+name])
@@ -92,22 +131,31 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle) error {
 		defer ln.Close()
 		pins.Links[name] = ln
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_SteerBytes), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(elf), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
-	return l.Publish(engineInstance(scopeOf(ns)), meta, pins)
+	return l.Publish(engineInstance(scopeOf(ns), kind), meta, pins)
+}
+
+// ownMaps are the maps that only user space knows.
+func ownMaps(kind Engine) []*ebpf.MapSpec {
+	specs := []*ebpf.MapSpec{{Name: "steer_sync", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 2}}
+	if kind == EngineReuseport {
+		specs = append(specs, groupMaps()...)
+	}
+	return specs
 }
 
 // openEngine opens a namespace's engine for writing and mends what a killed
 // command left between the pins of services and the engine's maps.
-func openEngine(l *kernel.WriteLock, scope string) (*engine, error) {
-	pins, err := l.Open(engineInstance(scope))
+func openEngine(l *kernel.WriteLock, scope string, kind Engine) (*engine, error) {
+	pins, err := l.Open(engineInstance(scope, kind))
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{lock: l, scope: scope, pins: pins}
+	e := &engine{lock: l, scope: scope, kind: kind, pins: pins}
 	if pins.Meta.ABI != ABI {
 		err = fmt.Errorf("%w: namespace %s is steered by maps of ABI %d, this weir knows %d", kernel.ErrABI, scope, pins.Meta.ABI, ABI)
-	} else if e.services, err = readServices(l.Root, scope); err == nil {
+	} else if e.services, err = readServices(l.Root, scope, kind); err == nil {
 		var unfinished bool
 		if unfinished, err = e.marked(); err == nil && unfinished {
 			err = e.sync()
@@ -123,8 +171,8 @@ func openEngine(l *kernel.WriteLock, scope string) (*engine, error) {
 // Close closes the maps; everything stays pinned.
 func (e *engine) Close() { e.pins.Close() }
 
-// readServices reads the published services of a namespace from their meta.
-func readServices(r *kernel.Root, scope string) (map[string]*published, error) {
+// readServices reads the published services of a namespace's engine.
+func readServices(r *kernel.Root, scope string, kind Engine) (map[string]*published, error) {
 	all, err := r.Instances(Name)
 	if err != nil {
 		return nil, err
@@ -140,7 +188,9 @@ func readServices(r *kernel.Root, scope string) (map[string]*published, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		out[i.Name] = p
+		if p.Engine == kind {
+			out[i.Name] = p
+		}
 	}
 	return out, nil
 }

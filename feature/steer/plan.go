@@ -27,8 +27,7 @@ func (Feature) Name() string { return Name }
 
 // Needs implements feature.Feature.
 func (Feature) Needs(Config) []kernel.Need {
-	return []kernel.Need{kernel.SkLookup, kernel.SockMap, kernel.PidfdGetfd, kernel.SockDiag,
-		kernel.ExitTracepoint, kernel.RingBuffer, kernel.SocketTracepoint, kernel.PostBind, kernel.NetnsCookie}
+	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray)
 }
 
 // State implements feature.Feature.
@@ -83,6 +82,14 @@ func planService(plan *feature.Plan, have State, t target) {
 		return
 	}
 	s := have.Services[i]
+	if kind, _, err := chooseEngine(t.service, s.pub); err == nil && kind != s.Engine {
+		// A socket is in the maps of one engine only: between the two, the kernel chooses.
+		remove := removeStep(s.scope, s.Name)
+		remove.Detail = fmt.Sprintf("engine %s → %s", s.Engine, kind)
+		plan.Add(remove)
+		planService(plan, State{}, t)
+		return
+	}
 	d := differences(s.pub, t)
 	if s.Problem == problemEngine || s.Problem == problemHolder {
 		d = append(d, s.Problem)
@@ -132,7 +139,6 @@ func differences(p *published, t target) []string {
 	add("listen", listens(have), listens(want))
 	add("by", have.By, want.By)
 	add("on_empty", have.OnEmpty, want.OnEmpty)
-	add("engine", have.Engine, want.Engine)
 	add("backlog", *have.Backlog, *want.Backlog)
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
 	if want.Seed != nil {
@@ -175,16 +181,21 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	defer ns.Close()
-	e, err := openEngine(l, t.scope)
+	was, err := readService(l.Root, serviceInstance(t.scope, t.service.Name))
+	if err != nil && !errors.Is(err, kernel.ErrNotExist) {
+		return err
+	}
+	kind, why, err := chooseEngine(t.service, was)
+	if err != nil {
+		return err
+	}
+	e, err := openEngine(l, t.scope, kind)
 	if errors.Is(err, kernel.ErrNotExist) {
-		if err = kernel.Require(Feature{}.Needs(Config{})); err != nil {
-			return err
-		}
-		if err = publishEngine(l, ns); err != nil {
+		if err = publishEngine(l, ns, kind); err != nil {
 			return err
 		}
 		kernel.Step("steer:engine")
-		e, err = openEngine(l, t.scope)
+		e, err = openEngine(l, t.scope, kind)
 	}
 	if err != nil {
 		return err
@@ -195,6 +206,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
+	p.Engine, p.Why = kind, why
 	if err := e.mark(true); err != nil {
 		return err
 	}
@@ -206,7 +218,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	kernel.Step("steer:published")
-	if err := e.sync(); err != nil || p.Service.OnEmpty != Drop {
+	if err := e.sync(); err != nil || kind == EngineSkLookup && p.Service.OnEmpty != Drop {
 		return err
 	}
 	return e.startHolder()

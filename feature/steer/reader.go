@@ -31,7 +31,7 @@ func OpenSlots(r *kernel.Root, scope, name string) (*SlotReader, error) {
 		if err != nil {
 			return nil, err
 		}
-		pins, err := r.Open(engineInstance(i.Scope), "slots", "sockets", "verdicts")
+		pins, err := r.Open(engineInstance(i.Scope, p.Engine), "slots", "sockets", "verdicts")
 		if err != nil {
 			return nil, err
 		}

@@ -71,14 +71,13 @@ func Unregister(l *kernel.WriteLock, s Slot) error {
 }
 
 func openSlot(l *kernel.WriteLock, s Slot) (*engine, *published, error) {
-	e, err := openEngine(l, s.Scope)
+	p, err := readService(l.Root, serviceInstance(s.Scope, s.Service))
 	if err != nil {
 		return nil, nil, err
 	}
-	p := e.services[s.Service]
-	if p == nil {
-		e.Close()
-		return nil, nil, fmt.Errorf("service %s: %w", s.Service, kernel.ErrNotExist)
+	e, err := openEngine(l, s.Scope, p.Engine)
+	if err != nil {
+		return nil, nil, err
 	}
 	if s.Slot < 0 || s.Slot >= p.Service.Slots {
 		e.Close()
@@ -109,7 +108,13 @@ func removeStep(scope, name string) feature.Step {
 // RemoveService takes a service away: its traffic is the kernel's own again.
 // With the last service of a namespace its program goes too.
 func RemoveService(l *kernel.WriteLock, scope, name string) error {
-	e, err := openEngine(l, scope)
+	p, err := readService(l.Root, serviceInstance(scope, name))
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	e, err := openEngine(l, scope, p.Engine)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return l.Remove(serviceInstance(scope, name))
 	} else if err != nil {
@@ -127,7 +132,13 @@ func RemoveService(l *kernel.WriteLock, scope, name string) error {
 	if err := e.sync(); err != nil || len(e.services) > 0 {
 		return err
 	}
-	return l.Remove(engineInstance(scope))
+	if err := l.Remove(engineInstance(scope, e.kind)); err != nil {
+		return err
+	}
+	if e.kind == EngineReuseport {
+		e.pokeHolder() // to see that it is not wanted any more
+	}
+	return nil
 }
 
 // Remove implements feature.Feature.
@@ -136,10 +147,21 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
+	// Groups keep their program until it is taken from them, one by one.
+	for _, i := range all {
+		if kind, ok := kindOf(i); ok && kind == EngineReuseport {
+			e, err := releaseGroups(l, i.Scope)
+			if err != nil {
+				return err
+			}
+			defer e.Close()
+			defer e.pokeHolder() // once its pins are gone, to see that it is not wanted any more
+		}
+	}
 	// The programs first: what they would steer by goes after them.
 	for _, engines := range []bool{true, false} {
 		for _, i := range all {
-			if (i.Name == engineName) == engines {
+			if _, ok := kindOf(i); ok == engines {
 				if err := l.Remove(i); err != nil {
 					return err
 				}

@@ -102,7 +102,7 @@ static __always_inline int slot_whole(struct sk_reuseport_md *ctx, struct servic
 		__u32 key = row * STEER_MAX_ENDPOINTS + slot->at[e];
 		__u64 differs;
 
-		if (e >= s->endpoints)
+		if (e >= steer_group.endpoints)
 			break;
 		/* Without a branch: the verifier would follow all 2^endpoints ways through here. */
 		differs = bpf_sk_select_reuseport(ctx, &steer_sockets, &key, 0) + ENOENT;

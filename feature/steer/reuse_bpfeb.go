@@ -36,10 +36,19 @@ type reuseExitKey struct {
 }
 
 type reuseGroup struct {
+	_         structs.HostLayout
+	Service   uint32
+	Endpoint  [2]uint32
+	Holder    uint32
+	Endpoints uint32
+}
+
+type reuseSearch struct {
 	_        structs.HostLayout
-	Service  uint32
-	Endpoint [2]uint32
-	Holder   uint32
+	Slot     uint32
+	Hash     uint32
+	Endpoint uint32
+	Tcp      uint32
 }
 
 type reuseSlot struct {
@@ -72,6 +81,7 @@ const (
 	reuseMapSteerExits       = "steer_exits"
 	reuseMapSteerHolders     = "steer_holders"
 	reuseMapSteerMoved       = "steer_moved"
+	reuseMapSteerSearch      = "steer_search"
 	reuseMapSteerServices    = "steer_services"
 	reuseMapSteerSlots       = "steer_slots"
 	reuseMapSteerSockets     = "steer_sockets"
@@ -141,6 +151,7 @@ type reuseMapSpecs struct {
 	SteerExits    *ebpf.MapSpec `ebpf:"steer_exits"`
 	SteerHolders  *ebpf.MapSpec `ebpf:"steer_holders"`
 	SteerMoved    *ebpf.MapSpec `ebpf:"steer_moved"`
+	SteerSearch   *ebpf.MapSpec `ebpf:"steer_search"`
 	SteerServices *ebpf.MapSpec `ebpf:"steer_services"`
 	SteerSlots    *ebpf.MapSpec `ebpf:"steer_slots"`
 	SteerSockets  *ebpf.MapSpec `ebpf:"steer_sockets"`
@@ -182,6 +193,7 @@ type reuseMaps struct {
 	SteerExits    *ebpf.Map `ebpf:"steer_exits"`
 	SteerHolders  *ebpf.Map `ebpf:"steer_holders"`
 	SteerMoved    *ebpf.Map `ebpf:"steer_moved"`
+	SteerSearch   *ebpf.Map `ebpf:"steer_search"`
 	SteerServices *ebpf.Map `ebpf:"steer_services"`
 	SteerSlots    *ebpf.Map `ebpf:"steer_slots"`
 	SteerSockets  *ebpf.Map `ebpf:"steer_sockets"`
@@ -197,6 +209,7 @@ func (m *reuseMaps) Close() error {
 		m.SteerExits,
 		m.SteerHolders,
 		m.SteerMoved,
+		m.SteerSearch,
 		m.SteerServices,
 		m.SteerSlots,
 		m.SteerSockets,

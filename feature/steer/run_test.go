@@ -57,7 +57,7 @@ func (w *world) attached(t testing.TB) *ebpf.Program {
 	defer ns.Close()
 	var prog *ebpf.Program
 	w.locked(func(l *kernel.WriteLock) error {
-		o, err := l.Open(engineInstance(scopeOf(ns)), "slots")
+		o, err := l.Open(engineInstance(scopeOf(ns), EngineSkLookup), "slots")
 		if err != nil {
 			return err
 		}

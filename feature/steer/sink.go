@@ -7,59 +7,19 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
-	"syscall"
-	"time"
 
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
 
 // A lookup that returns SK_DROP is answered with a reset or an ICMP error; what
-// swallows a packet in silence is a socket whose filter drops everything. Some
-// process must own these sockets, so on_empty: drop has one, the holder, which
-// sleeps. Should it be killed, empty slots reject until weir apply or weir serve
-// starts it again.
-
-// HolderCommand makes the command that runs [Hold]: weir itself. Programs that
-// use this package as a library set it, or do without on_empty: drop.
-var HolderCommand func(root, scope string) *exec.Cmd
+// swallows a packet in silence is a socket whose filter drops everything. The
+// holder has these for engine sk_lookup; for sk_reuseport, those of the groups do.
 
 // sinks is the number of entries of steer_sinks: families times protocols.
 const sinks = 4
-
-// startHolder starts the holder of a namespace unless it runs, and waits until
-// its sockets are in place.
-func (e *engine) startHolder() error {
-	if sinksThere(e.pins) {
-		return nil
-	}
-	if HolderCommand == nil {
-		return fmt.Errorf("on_empty: drop needs a process that holds sockets, and steer.HolderCommand is not set: use reject")
-	}
-	cmd := HolderCommand(e.lock.Path(), e.scope)
-	// A session of its own, and nothing of ours open: it outlives the command that starts it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	cmd.Dir = "/"
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("starting the holder for on_empty: drop: %w", err)
-	}
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	for range 200 {
-		if sinksThere(e.pins) {
-			return nil
-		}
-		select {
-		case err := <-exited:
-			return fmt.Errorf("the holder for on_empty: drop ended: %v: run weir steer hold --scope %s to see why", err, e.scope)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	return errors.New("the holder for on_empty: drop did not fill its sockets in within two seconds")
-}
 
 // sinksThere says whether the sockets that swallow are all there; IPv6's may be
 // missing where the host has none.
@@ -77,27 +37,16 @@ func sinksThere(pins *kernel.Opened) bool {
 	return true
 }
 
-// Hold owns the swallowing sockets of a namespace until none of its services
-// wants to drop, or ctx is done.
-func Hold(ctx context.Context, r *kernel.Root, scope string) error {
-	inode, err := strconv.ParseUint(scope, 10, 64)
-	if err != nil {
-		return fmt.Errorf("scope %q: want the inode number of a network namespace", scope)
-	}
+// holdSinks owns the swallowing sockets of a namespace until none of its services
+// wants to drop.
+func holdSinks(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
 	// Reading the pins needs no lock: the command that started us holds it.
-	l := kernel.AsWriter(r)
-	pins, err := l.Open(engineInstance(scope), "sinks")
+	pins, err := kernel.AsWriter(r).Open(engineInstance(scope, EngineSkLookup), "sinks")
 	if err != nil {
 		return err
 	}
 	defer pins.Close()
-	ns, err := openNetns("", inode)
-	if err != nil {
-		return err
-	}
-	err = ns.Do(func() error { return fillSinks(pins) })
-	ns.Close()
-	if err != nil {
+	if err := ns.Do(func() error { return fillSinks(pins) }); err != nil {
 		return err
 	}
 	return waitUnwanted(ctx, r, scope)
@@ -177,7 +126,7 @@ func waitUnwanted(ctx context.Context, r *kernel.Root, scope string) error {
 }
 
 func wantsDrop(r *kernel.Root, scope string) (bool, error) {
-	services, err := readServices(r, scope)
+	services, err := readServices(r, scope, EngineSkLookup)
 	if err != nil {
 		return false, err
 	}

@@ -26,17 +26,17 @@ import (
 const childEnv = "WEIR_STEER_CHILD"
 
 func TestMain(m *testing.M) {
+	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd {
+		c := exec.Command("/proc/self/exe")
+		c.Env = append(os.Environ(), childEnv+"=hold "+root+" "+scope+" "+string(kind))
+		return c
+	}
 	if role := os.Getenv(childEnv); role != "" {
 		if err := child(role); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		os.Exit(0)
-	}
-	HolderCommand = func(root, scope string) *exec.Cmd {
-		c := exec.Command("/proc/self/exe")
-		c.Env = append(os.Environ(), childEnv+"=hold "+root+" "+scope)
-		return c
 	}
 	nstest.Main(m)
 }
@@ -46,7 +46,7 @@ func child(role string) error {
 	f := strings.Fields(role)
 	switch f[0] {
 	case "hold":
-		return Hold(context.Background(), kernel.OpenRoot(f[1]), f[2])
+		return Hold(context.Background(), kernel.OpenRoot(f[1]), f[2], Engine(f[3]))
 	case "sink":
 		return runSink(f[1:])
 	case "change":
@@ -298,6 +298,20 @@ func sources(n int) []netip.Addr {
 	return out
 }
 
+// underTest is the engine of worlds that name none.
+var underTest = EngineSkLookup
+
+// eachEngine runs a test with both: what users see is the same.
+func eachEngine(t *testing.T, test func(t *testing.T)) {
+	for _, kind := range kinds {
+		t.Run(string(kind), func(t *testing.T) {
+			underTest = kind
+			defer func() { underTest = EngineSkLookup }()
+			test(t)
+		})
+	}
+}
+
 // world is a service on the loopback of the test's namespace.
 type world struct {
 	t    testing.TB
@@ -310,6 +324,9 @@ func newWorld(t testing.TB, options Options, listen ...string) *world {
 	nstest.NeedRoot(t)
 	root := kernel.OpenRoot(nstest.BPFFS + "/" + strings.NewReplacer("/", "-", "#", "-").Replace(t.Name()))
 	w := &world{t: t, root: root}
+	if options.Engine == "" {
+		options.Engine = underTest
+	}
 	s := Service{Spec: service.Spec{Name: "svc"}, Options: options}
 	for _, l := range listen {
 		parsed, err := service.ParseListen(l)

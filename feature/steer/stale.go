@@ -24,20 +24,23 @@ func CleanStale(l *kernel.WriteLock) error {
 	}
 	gone := map[string]bool{}
 	for _, i := range all {
-		if i.Name != engineName {
+		kind, ok := kindOf(i)
+		if !ok {
 			continue
 		}
-		if gone[i.Scope], err = netnsGone(l, i); err != nil {
+		is, err := netnsGone(l, i, kind)
+		if err != nil {
 			return err
 		}
-		if gone[i.Scope] {
+		if is {
+			gone[i.Scope] = true
 			if err := l.Remove(i); err != nil {
 				return err
 			}
 		}
 	}
 	for _, i := range all {
-		if gone[i.Scope] && i.Name != engineName {
+		if _, engine := kindOf(i); gone[i.Scope] && !engine {
 			if err := l.Remove(i); err != nil {
 				return err
 			}
@@ -46,8 +49,13 @@ func CleanStale(l *kernel.WriteLock) error {
 	return nil
 }
 
-// netnsGone asks the link: the kernel detaches it with its namespace.
-func netnsGone(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
+// netnsGone asks the link: the kernel detaches it with its namespace. Where there
+// is none, a namespace is there while a process is in it, or a socket of its own
+// is still in our hands.
+func netnsGone(l *kernel.WriteLock, i kernel.Instance, kind Engine) (bool, error) {
+	if kind == EngineReuseport {
+		return groupsGone(l, i)
+	}
 	o, err := l.Open(i, "slots")
 	if err != nil {
 		return false, err
@@ -116,10 +124,11 @@ func Mend(l *kernel.WriteLock) error {
 		return err
 	}
 	for _, i := range all {
-		if i.Name != engineName {
+		kind, ok := kindOf(i)
+		if !ok {
 			continue
 		}
-		e, err := openEngine(l, i.Scope)
+		e, err := openEngine(l, i.Scope, kind)
 		if err != nil {
 			return err
 		}

@@ -29,6 +29,7 @@ type ServiceState struct {
 	Listen  []string           `json:"listen"`
 	By      Policy             `json:"by"`
 	Engine  Engine             `json:"engine"`
+	Why     string             `json:"engine_why,omitempty"` // why this engine
 	Seed    uint32             `json:"seed"`
 	Buckets int                `json:"buckets"`
 	OnEmpty OnEmpty            `json:"on_empty"`
@@ -88,7 +89,7 @@ type SocketState struct {
 const problemEngine = "its engine is missing: weir apply mends it"
 
 // problemHolder is the Problem of a service whose empty slots cannot drop.
-const problemHolder = "the holder for on_empty: drop is gone, so empty slots reject: weir apply and weir serve start it again"
+const problemHolder = "its holder is gone (weir steer hold), which on_empty: drop and engine sk_reuseport need: weir apply and weir serve start it again"
 
 // protocols are the columns of steer_verdicts.
 var protocols = [2]string{"udp", "tcp"}
@@ -141,12 +142,16 @@ func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
 	if err != nil {
 		return ServiceState{}, err
 	}
-	s := ServiceState{Name: i.Name, scope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: EngineSkLookup, Seed: *p.Service.Seed,
+	s := ServiceState{Name: i.Name, scope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, Why: p.Why, Seed: *p.Service.Seed,
 		Buckets: Buckets, OnEmpty: p.Service.OnEmpty, pub: p, eps: p.Service.Endpoints(), Updated: time.Now()}
 	for _, l := range p.Service.Listen {
 		s.Listen = append(s.Listen, l.String())
 	}
-	e, err := r.Open(engineInstance(i.Scope), "slots", "sockets", "verdicts", "sinks")
+	maps := []string{"slots", "sockets", "verdicts", "sinks"}
+	if p.Engine == EngineReuseport {
+		maps = []string{"slots", "sockets", "verdicts", "groups", "holders"}
+	}
+	e, err := r.Open(engineInstance(i.Scope, p.Engine), maps...)
 	if errors.Is(err, kernel.ErrNotExist) {
 		s.Problem = problemEngine
 		return s, nil
@@ -169,8 +174,14 @@ func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
 		s.Slots = append(s.Slots, slot)
 	}
 	s.addQueues()
-	if s.OnEmpty == Drop && !sinksThere(e) {
-		s.Problem = problemHolder
+	if s.OnEmpty == Drop || p.Engine == EngineReuseport {
+		held, err := heldIn(e, p.Engine)
+		if err != nil {
+			return s, err
+		}
+		if !held {
+			s.Problem = problemHolder
+		}
 	}
 	return s, nil
 }
@@ -190,7 +201,7 @@ func readSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 	var missing []string
 	for i, ep := range p.Service.Endpoints() {
 		sock := SocketState{Listen: ep.String()}
-		if err := e.Maps["sockets"].Lookup(row*maxEndpoints+uint32(i), &sock.Cookie); err != nil {
+		if err := e.Maps["sockets"].Lookup(row*maxEndpoints+uint32(s.At[i]), &sock.Cookie); err != nil {
 			sock.Cookie = 0
 			missing = append(missing, ep.String())
 		}

@@ -158,6 +158,7 @@ struct group {
 	__u32 service;	   /* index into steer_services */
 	__u32 endpoint[2]; /* of IPv4 and IPv6 packets */
 	__u32 holder;	   /* index into steer_holders */
+	__u32 endpoints;   /* of the service: a constant saves the verifier most of its work */
 };
 
 struct device {

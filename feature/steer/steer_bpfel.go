@@ -59,6 +59,14 @@ type steerPrefixKey struct {
 	Addr      [16]uint8
 }
 
+type steerSearch struct {
+	_        structs.HostLayout
+	Slot     uint32
+	Hash     uint32
+	Endpoint uint32
+	Tcp      uint32
+}
+
 type steerService struct {
 	_         structs.HostLayout
 	Seed      uint32
@@ -112,6 +120,7 @@ const (
 	steerMapSteerMoved       = "steer_moved"
 	steerMapSteerPorts       = "steer_ports"
 	steerMapSteerPrefixes    = "steer_prefixes"
+	steerMapSteerSearch      = "steer_search"
 	steerMapSteerServices    = "steer_services"
 	steerMapSteerSinks       = "steer_sinks"
 	steerMapSteerSlots       = "steer_slots"
@@ -179,6 +188,7 @@ type steerMapSpecs struct {
 	SteerMoved    *ebpf.MapSpec `ebpf:"steer_moved"`
 	SteerPorts    *ebpf.MapSpec `ebpf:"steer_ports"`
 	SteerPrefixes *ebpf.MapSpec `ebpf:"steer_prefixes"`
+	SteerSearch   *ebpf.MapSpec `ebpf:"steer_search"`
 	SteerServices *ebpf.MapSpec `ebpf:"steer_services"`
 	SteerSinks    *ebpf.MapSpec `ebpf:"steer_sinks"`
 	SteerSlots    *ebpf.MapSpec `ebpf:"steer_slots"`
@@ -220,6 +230,7 @@ type steerMaps struct {
 	SteerMoved    *ebpf.Map `ebpf:"steer_moved"`
 	SteerPorts    *ebpf.Map `ebpf:"steer_ports"`
 	SteerPrefixes *ebpf.Map `ebpf:"steer_prefixes"`
+	SteerSearch   *ebpf.Map `ebpf:"steer_search"`
 	SteerServices *ebpf.Map `ebpf:"steer_services"`
 	SteerSinks    *ebpf.Map `ebpf:"steer_sinks"`
 	SteerSlots    *ebpf.Map `ebpf:"steer_slots"`
@@ -236,6 +247,7 @@ func (m *steerMaps) Close() error {
 		m.SteerMoved,
 		m.SteerPorts,
 		m.SteerPrefixes,
+		m.SteerSearch,
 		m.SteerServices,
 		m.SteerSinks,
 		m.SteerSlots,

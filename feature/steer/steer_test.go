@@ -43,7 +43,9 @@ func names(sinks ...*sink) func(Place) string {
 	}
 }
 
-func TestSameSlotForAllProtocols(t *testing.T) {
+func TestSameSlotForAllProtocols(t *testing.T) { eachEngine(t, testSameSlotForAllProtocols) }
+
+func testSameSlotForAllProtocols(t *testing.T) {
 	w := newWorld(t, Options{Slots: 3}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -73,7 +75,9 @@ func TestSameSlotForAllProtocols(t *testing.T) {
 	}
 }
 
-func TestCrashRejectsOnlyItsOwn(t *testing.T) {
+func TestCrashRejectsOnlyItsOwn(t *testing.T) { eachEngine(t, testCrashRejectsOnlyItsOwn) }
+
+func testCrashRejectsOnlyItsOwn(t *testing.T) {
 	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -105,7 +109,9 @@ func TestCrashRejectsOnlyItsOwn(t *testing.T) {
 
 // A slot is withdrawn for every protocol when one socket closes, and no weir
 // process runs here that could notice.
-func TestHalfAMemberGetsNothing(t *testing.T) {
+func TestHalfAMemberGetsNothing(t *testing.T) { eachEngine(t, testHalfAMemberGetsNothing) }
+
+func testHalfAMemberGetsNothing(t *testing.T) {
 	for i, closes := range []string{"udp", "tcp"} {
 		t.Run(closes, func(t *testing.T) {
 			w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
@@ -129,7 +135,9 @@ func TestHalfAMemberGetsNothing(t *testing.T) {
 
 // pmacct's plugins inherit the core's listener: the slot must go with the core
 // although all its sockets live on.
-func TestOrphansHoldNoSlot(t *testing.T) {
+func TestOrphansHoldNoSlot(t *testing.T) { eachEngine(t, testOrphansHoldNoSlot) }
+
+func testOrphansHoldNoSlot(t *testing.T) {
 	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	needExitHook(t)
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -145,7 +153,9 @@ func TestOrphansHoldNoSlot(t *testing.T) {
 	w.check(sources(10), loopback4, names(b))
 }
 
-func TestOnEmpty(t *testing.T) {
+func TestOnEmpty(t *testing.T) { eachEngine(t, testOnEmpty) }
+
+func testOnEmpty(t *testing.T) {
 	for _, mode := range []OnEmpty{Reject, Drop, Next, Pass} {
 		t.Run(string(mode), func(t *testing.T) {
 			w := newWorld(t, Options{Slots: 4, OnEmpty: mode}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
@@ -202,7 +212,9 @@ func TestBoundElsewhere(t *testing.T) {
 	}
 }
 
-func TestIPv6AndDualStack(t *testing.T) {
+func TestIPv6AndDualStack(t *testing.T) { eachEngine(t, testIPv6AndDualStack) }
+
+func testIPv6AndDualStack(t *testing.T) {
 	w := newWorld(t, Options{Slots: 2}, "udp [::]:9991", "tcp [::]:9991")
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -282,7 +294,9 @@ func counts(t *testing.T, w *world) map[string]uint64 {
 	return out
 }
 
-func TestDevices(t *testing.T) {
+func TestDevices(t *testing.T) { eachEngine(t, testDevices) }
+
+func testDevices(t *testing.T) {
 	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
@@ -324,7 +338,9 @@ func TestDevices(t *testing.T) {
 
 // One process in slots of two services: each goes with it, whichever was
 // registered anew meanwhile.
-func TestOneProcessServesTwo(t *testing.T) {
+func TestOneProcessServesTwo(t *testing.T) { eachEngine(t, testOneProcessServesTwo) }
+
+func testOneProcessServesTwo(t *testing.T) {
 	needExitHook(t)
 	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
 	v := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9992")
@@ -358,7 +374,9 @@ func TestOneProcessServesTwo(t *testing.T) {
 }
 
 // Two services that name one namespace in two ways still cannot share packets.
-func TestOverlapFoundWhenPlanned(t *testing.T) {
+func TestOverlapFoundWhenPlanned(t *testing.T) { eachEngine(t, testOverlapFoundWhenPlanned) }
+
+func testOverlapFoundWhenPlanned(t *testing.T) {
 	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
 	second := w.cfg.Services[0]
 	second.Name, second.Netns = "second", "/proc/self/ns/net"

@@ -17,7 +17,11 @@ import (
 // leads to any more. It is how services come, change and go, and what mends a
 // command that was killed: run again, it goes on from wherever the maps are.
 func (e *engine) sync() error {
-	for _, f := range []func() error{e.syncServices, e.syncPorts, e.dropRows} {
+	ports := e.syncPorts
+	if e.kind == EngineReuseport {
+		ports = e.syncGroups
+	}
+	for _, f := range []func() error{e.syncServices, ports, e.dropRows} {
 		if err := f(); err != nil {
 			return fmt.Errorf("steering maps of namespace %s: %w", e.scope, err)
 		}
@@ -162,22 +166,32 @@ func deleteOthers[K, V comparable](m *ebpf.Map, want, have map[K]V) error {
 
 // dropServices clears the ids that ports led to and no service holds.
 func (e *engine) dropServices(ports map[steerPortKey]steerPortValue, prefixes map[steerPrefixKey]steerTarget) error {
-	gone := map[uint32]bool{} // as targets have it: the id plus one, 0 for none
+	led := map[uint32]bool{}
+	lead := func(t steerTarget) {
+		if t.Service != 0 { // the id plus one
+			led[t.Service-1] = true
+		}
+	}
 	for _, v := range ports {
-		gone[v.Any4.Service], gone[v.Any6.Service] = true, true
+		lead(v.Any4)
+		lead(v.Any6)
 	}
 	for _, t := range prefixes {
-		gone[t.Service] = true
+		lead(t)
 	}
-	delete(gone, 0)
+	return e.clearIDs(led)
+}
+
+// clearIDs takes away what the maps have of those ids that no service holds.
+func (e *engine) clearIDs(ids map[uint32]bool) error {
 	for _, p := range e.services {
-		delete(gone, p.ID+1)
+		delete(ids, p.ID)
 	}
-	for target := range gone {
-		if err := e.pins.Maps["services"].Delete(target - 1); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	for id := range ids {
+		if err := e.pins.Maps["services"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
-		if err := e.dropDevices(target - 1); err != nil {
+		if err := e.dropDevices(id); err != nil {
 			return err
 		}
 		kernel.Step("steer:service")

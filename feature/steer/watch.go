@@ -98,7 +98,7 @@ func (w *watcher) look(ctx context.Context) error {
 	for i := range st.Services {
 		s := &st.Services[i]
 		if s.Problem == problemHolder {
-			if err := w.restartHolder(ctx, s.scope); err != nil {
+			if err := w.restartHolder(ctx, s.scope, s.Engine); err != nil {
 				return err
 			}
 		}
@@ -184,13 +184,13 @@ func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err 
 	return true, RemoveService(l, s.scope, s.Name)
 }
 
-func (w *watcher) restartHolder(ctx context.Context, scope string) error {
+func (w *watcher) restartHolder(ctx context.Context, scope string, kind Engine) error {
 	l, err := w.root.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
-	e, err := openEngine(l, scope)
+	e, err := openEngine(l, scope, kind)
 	if err != nil {
 		return err
 	}

@@ -62,7 +62,9 @@ func (w *world) byPIDFile(slot int) (write func(*sink)) {
 	}
 }
 
-func TestWatcherAdmitsByEvent(t *testing.T) {
+func TestWatcherAdmitsByEvent(t *testing.T) { eachEngine(t, testWatcherAdmitsByEvent) }
+
+func testWatcherAdmitsByEvent(t *testing.T) {
 	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	w.apply()
@@ -99,7 +101,9 @@ func TestWatcherAdmitsByEvent(t *testing.T) {
 	}
 }
 
-func TestWatcherLeavesWithdrawn(t *testing.T) {
+func TestWatcherLeavesWithdrawn(t *testing.T) { eachEngine(t, testWatcherLeavesWithdrawn) }
+
+func testWatcherLeavesWithdrawn(t *testing.T) {
 	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	s := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -122,7 +126,9 @@ func TestWatcherLeavesWithdrawn(t *testing.T) {
 
 // Collectors killed and restarted in any order under traffic: whoever answers
 // a source is its slot's member of that moment, over both protocols.
-func TestKillsInAnyOrder(t *testing.T) {
+func TestKillsInAnyOrder(t *testing.T) { eachEngine(t, testKillsInAnyOrder) }
+
+func testKillsInAnyOrder(t *testing.T) {
 	const slots = 3
 	rounds := max(4, 24/stride())
 	w := newWorld(t, Options{Slots: slots}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
@@ -190,7 +196,9 @@ func deadline(t testing.TB, cond func() bool) {
 
 // A container's namespace is new after each of its restarts: the watcher moves
 // the service there.
-func TestWatcherFollowsNamespace(t *testing.T) {
+func TestWatcherFollowsNamespace(t *testing.T) { eachEngine(t, testWatcherFollowsNamespace) }
+
+func testWatcherFollowsNamespace(t *testing.T) {
 	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	start := func(name string) (*sink, *netns.Handle) {

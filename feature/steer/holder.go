@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// The holder is a process that owns sockets of weir's and sleeps: those that
+// swallow for on_empty: drop, and one in every group of engine sk_reuseport. No
+// packet waits for it. Should it be killed, weir apply and weir serve start it
+// again; until then empty slots of on_empty: drop reject, and a reuseport group
+// whose last member exits is forgotten by the kernel.
+
+// HolderCommand makes the command that runs [Hold]: weir itself. Programs that
+// use this package as a library set it, or do without a holder.
+var HolderCommand func(root, scope string, kind Engine) *exec.Cmd
+
+// startHolder starts the holder of an engine unless it runs, and waits until its
+// sockets are in place.
+func (e *engine) startHolder() error {
+	if e.held() {
+		return nil
+	}
+	if e.kind == EngineReuseport && e.pokeHolder() {
+		if err := e.awaitHolder(nil); err == nil {
+			return nil
+		}
+	}
+	if HolderCommand == nil {
+		return errors.New("a process must hold sockets for this, and steer.HolderCommand is not set: use engine sk_lookup without on_empty: drop")
+	}
+	cmd := HolderCommand(e.lock.Path(), e.scope, e.kind)
+	// A session of its own, and nothing of ours open: it outlives the command that starts it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Dir = "/"
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting the holder: %w", err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	return e.awaitHolder(exited)
+}
+
+// awaitHolder waits until the holder's sockets are there.
+func (e *engine) awaitHolder(exited <-chan error) error {
+	for range 300 {
+		if e.held() {
+			return nil
+		}
+		select {
+		case err := <-exited:
+			return fmt.Errorf("the holder ended: %v: run weir steer hold --scope %s --engine %s to see why", err, e.scope, e.kind)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return errors.New("the holder did not open its sockets within three seconds")
+}
+
+// held says whether the holder has all its sockets.
+func (e *engine) held() bool {
+	ok, err := heldIn(e.pins, e.kind)
+	return ok && err == nil
+}
+
+func heldIn(pins *kernel.Opened, kind Engine) (bool, error) {
+	if kind == EngineSkLookup {
+		return sinksThere(pins), nil
+	}
+	groups, err := entries[groupKey, groupValue](pins.Maps["groups"])
+	if err != nil {
+		return false, err
+	}
+	for k, v := range groups {
+		var cookie uint64
+		if k.Proto != 0 && v.Leaving == 0 && pins.Maps["holders"].Lookup(v.Holder, &cookie) != nil {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// holderProcess is how a running holder is found: its number and start time.
+type holderProcess struct {
+	PID   uint32
+	_     uint32
+	Start uint64 // clock ticks since boot
+}
+
+// pokeHolder wakes the holder of reuseport groups; it says whether there is one.
+func (e *engine) pokeHolder() bool {
+	var h holderProcess
+	if e.pins.Maps["holder"].Lookup(uint32(0), &h) != nil || h.PID == 0 {
+		return false
+	}
+	p, err := pidfd.Open(int(h.PID))
+	if err != nil {
+		return false
+	}
+	defer p.Close()
+	start, err := pidfd.StartTime(int(h.PID))
+	if err != nil || start != h.Start || !p.Alive() {
+		return false
+	}
+	return unix.PidfdSendSignal(p.FD(), unix.SIGHUP, nil, 0) == nil
+}
+
+// Hold owns the sockets of an engine until it is gone, nobody wants them any
+// more, or ctx is done.
+func Hold(ctx context.Context, r *kernel.Root, scope string, kind Engine) error {
+	inode, err := strconv.ParseUint(scope, 10, 64)
+	if err != nil {
+		return fmt.Errorf("scope %q: want the inode number of a network namespace", scope)
+	}
+	ns, err := openNetns("", inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	debug.SetGCPercent(20)
+	if kind == EngineReuseport {
+		return holdGroups(ctx, r, scope, ns)
+	}
+	return holdSinks(ctx, r, scope, ns)
+}
+
+// holdGroups has a socket in every group of map_groups, as that changes.
+func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
+	// Reading the pins needs no lock: the command that started us holds it.
+	pins, err := kernel.AsWriter(r).Open(engineInstance(scope, EngineReuseport))
+	if err != nil {
+		return err
+	}
+	defer pins.Close()
+	changed := make(chan struct{}, 1)
+	defer onPoke(changed)()
+	start, err := pidfd.StartTime(unix.Getpid())
+	if err != nil {
+		return err
+	}
+	me := holderProcess{PID: uint32(unix.Getpid()), Start: start}
+	if err := pins.Maps["holder"].Put(uint32(0), me); err != nil {
+		return err
+	}
+	held := map[groupKey]int{}
+	for ctx.Err() == nil {
+		wanted, err := entries[groupKey, groupValue](pins.Maps["groups"])
+		if err != nil {
+			return err
+		}
+		err = ns.Do(func() error { return followGroups(pins, held, wanted) })
+		if err != nil {
+			return err
+		}
+		if again, err := stillThere(r, scope, pins); err != nil || !again {
+			return err
+		}
+		debug.FreeOSMemory()
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-time.After(5 * time.Second):
+		}
+	}
+	return nil
+}
+
+// stillThere says whether the engine that we hold for is the published one.
+func stillThere(r *kernel.Root, scope string, pins *kernel.Opened) (bool, error) {
+	now, err := r.Open(engineInstance(scope, EngineReuseport), "holder")
+	if errors.Is(err, kernel.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	defer now.Close()
+	var h holderProcess
+	err = now.Maps["holder"].Lookup(uint32(0), &h)
+	return err == nil && h.PID == uint32(unix.Getpid()), err
+}
+
+// onPoke has changed receive when a command pokes us.
+func onPoke(changed chan<- struct{}) (stop func()) {
+	poke := make(chan os.Signal, 1)
+	signal.Notify(poke, unix.SIGHUP)
+	go func() {
+		for range poke {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(poke)
+		close(poke)
+	}
+}
+
+// followGroups opens and closes sockets until they are those of wanted. One that
+// cannot be opened now is tried again: members of another user may hold the port.
+func followGroups(pins *kernel.Opened, held map[groupKey]int, wanted map[groupKey]groupValue) error {
+	for k, fd := range held {
+		if v, ok := wanted[k]; !ok || v.Leaving != 0 {
+			unix.Close(fd)
+			delete(held, k)
+		}
+	}
+	for k, v := range wanted {
+		if _, ok := held[k]; ok || k.Proto == 0 || v.Leaving != 0 {
+			continue
+		}
+		fd, err := holdOne(pins, k, v)
+		if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("holding %s: %w", k, err)
+		}
+		held[k] = fd
+	}
+	return nil
+}
+
+// holdOne opens a socket in a group, or begins the group anew, with its program.
+func holdOne(pins *kernel.Opened, k groupKey, v groupValue) (int, error) {
+	typ := unix.SOCK_DGRAM
+	if k.Proto == unix.IPPROTO_TCP {
+		typ = unix.SOCK_STREAM
+	}
+	fd, err := socketOf(int(v.UID), int(k.Family), typ)
+	if err != nil {
+		return -1, err
+	}
+	if err := bindHolder(fd, k, typ); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	prog, err := ebpf.NewProgramFromID(ebpf.ProgramID(v.Program))
+	if err != nil { // it went with the last socket of the group
+		if prog, err = loadGroupProgram(pins, v); err != nil {
+			unix.Close(fd)
+			return -1, err
+		}
+	}
+	defer prog.Close()
+	if err := (kernel.ReuseportGroup{FD: fd, Name: k.String()}).Attach(prog); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	if err := pins.Maps["holders"].Put(v.Holder, uint64(fd)); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// socketOf makes a socket that belongs to a user: groups are of one user each.
+// The owner is the fsuid at the time of socket(2) (sock_alloc in net/socket.c).
+func socketOf(uid, family, typ int) (int, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if uid != unix.Geteuid() {
+		if err := unix.Setfsuid(uid); err != nil {
+			return -1, err
+		}
+		defer unix.Setfsuid(unix.Geteuid())
+	}
+	return unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
+}
+
+// bindHolder binds a socket like the members', with a filter that drops
+// everything: all that it is ever given is to vanish.
+func bindHolder(fd int, k groupKey, typ int) error {
+	swallow := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &swallow[0]}); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+		return err
+	}
+	var sa unix.Sockaddr
+	if k.Family == unix.AF_INET {
+		sa = &unix.SockaddrInet4{Port: int(k.Port), Addr: k.addr().As4()}
+	} else {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, int(k.V6Only)); err != nil {
+			return err
+		}
+		sa = &unix.SockaddrInet6{Port: int(k.Port), Addr: k.Addr}
+	}
+	if err := unix.Bind(fd, sa); err != nil {
+		return err
+	}
+	if typ == unix.SOCK_STREAM {
+		return unix.Listen(fd, 1)
+	}
+	return nil
+}
