@@ -42,7 +42,7 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 	}
 	at := ownPlaces
 	if e.kind == EngineReuseport {
-		if at, err = e.join(p, row, a); err != nil {
+		if at, err = e.join(p, row, a, ns); err != nil {
 			return false, err
 		}
 	}

@@ -33,6 +33,8 @@ type Options struct {
 	Seed           *uint32 `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
 	Backlog        *int    `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
 	ReceiveBuffer  *int    `yaml:"receive_buffer" json:"receive_buffer"`
+	Foreign        Foreign `yaml:"foreign" json:"foreign,omitempty"` // sk_reuseport: what to do about another's program
+	Migrate        bool    `yaml:"migrate" json:"migrate,omitempty"` // sk_reuseport: a closing listener's queue goes to another member
 }
 
 // Defaults of the options that a service leaves out. nfacctd listens with a
@@ -61,6 +63,21 @@ const (
 	EngineSkLookup  Engine = "sk_lookup"    // decides at the lookup of every packet of the namespace
 	EngineReuseport Engine = "sk_reuseport" // decides within the sockets that share the service's port
 )
+
+// Foreign says what is done about a program of somebody else's in a reuseport
+// group: collectors with a balancer of their own attach one.
+type Foreign string
+
+// What is done about it.
+const (
+	ForeignRefuse  Foreign = "refuse" // the member stays out, with the reason
+	ForeignReplace Foreign = "replace"
+)
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (f *Foreign) UnmarshalText(b []byte) error {
+	return choice(f, b, "foreign", ForeignRefuse, ForeignReplace)
+}
 
 // OnEmpty says what happens to traffic of a slot without a whole member.
 type OnEmpty string
@@ -113,6 +130,9 @@ func (s Service) withDefaults() Service {
 	}
 	if s.OnEmpty == "" {
 		s.OnEmpty = Reject
+	}
+	if s.Foreign == "" {
+		s.Foreign = ForeignRefuse
 	}
 	if s.Slots == 0 {
 		for _, m := range s.Members {

@@ -25,6 +25,12 @@ const (
 	maxExits     = 16
 )
 
+// flags of struct service.
+const (
+	flagMoved   = 1
+	flagMigrate = 2
+)
+
 // Name of the feature: pin directory, config key, command, metric prefix.
 const Name = "steer"
 

@@ -223,6 +223,9 @@ func (e *engine) publishService(p *published) error {
 	value := &steerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
 		OnEmpty: uint32(slices.Index(onEmptyCodes, p.Service.OnEmpty)), Id: p.ID}
 	copy(value.Bucket[:], p.table)
+	if p.Service.Migrate {
+		value.Flags |= flagMigrate
+	}
 	for slot, row := range p.Rows {
 		value.Row[slot] = uint16(row)
 	}

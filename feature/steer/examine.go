@@ -16,9 +16,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
-	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
-	"golang.org/x/sys/unix"
 )
 
 // Finding is something about a running service that an operator should know.
@@ -54,6 +52,7 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 			}
 		}
 		s.examineNetns(add)
+		s.examineGroups(r, add)
 	}
 	return out, nil
 }
@@ -145,11 +144,7 @@ func changesSource(e expr.Any) bool {
 
 // holdersOf names the processes with a socket on a port in this namespace.
 func holdersOf(proto uint8, port uint16) []string {
-	states := uint32(1 << unix.BPF_TCP_LISTEN)
-	if proto == unix.IPPROTO_UDP {
-		states = 1 << unix.BPF_TCP_CLOSE
-	}
-	socks, err := sockdiag.Dump(sockdiag.Query{Proto: proto, LocalPort: port, States: states})
+	socks, err := bound(proto, port)
 	if err != nil || len(socks) == 0 {
 		return nil
 	}

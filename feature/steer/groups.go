@@ -99,7 +99,7 @@ func (e *engine) groups() (map[groupKey]groupValue, error) {
 
 // join has every socket of an adoption's in a group with the service's program,
 // and the holder in it too. at is where each endpoint's socket will be.
-func (e *engine) join(p *published, row uint32, a *service.Adoption) (at [maxEndpoints]uint8, err error) {
+func (e *engine) join(p *published, row uint32, a *service.Adoption, ns *netns.Handle) (at [maxEndpoints]uint8, err error) {
 	for i, s := range a.Sockets {
 		first := slices.IndexFunc(a.Sockets, func(o service.Adopted) bool { return o.Socket.Cookie == s.Socket.Cookie })
 		at[i] = uint8(first)
@@ -113,12 +113,13 @@ func (e *engine) join(p *published, row uint32, a *service.Adoption) (at [maxEnd
 			continue
 		}
 		v := groupValue{Service: p.ID, Holder: p.ID*maxEndpoints + uint32(i), UID: s.Socket.UID, Endpoints: uint32(len(a.Sockets))}
+		v.Endpoint = [2]uint32{uint32(i), uint32(i)} // a group of one family sees no other
 		for j := range a.Sockets {
 			if at[j] == uint8(i) {
 				v.Endpoint[familyIndex(a.Sockets[j].Endpoint.Family)] = uint32(j)
 			}
 		}
-		if err := e.joinOne(p, row, s, v, groups); err != nil {
+		if err := e.joinOne(p, row, s, v, groups, ns); err != nil {
 			return at, err
 		}
 	}
@@ -132,7 +133,7 @@ func familyIndex(family uint8) int {
 	return 0
 }
 
-func (e *engine) joinOne(p *published, row uint32, s service.Adopted, v groupValue, groups map[groupKey]groupValue) error {
+func (e *engine) joinOne(p *published, row uint32, s service.Adopted, v groupValue, groups map[groupKey]groupValue, ns *netns.Handle) error {
 	if on, err := unix.GetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_REUSEPORT); err != nil || on == 0 {
 		return fmt.Errorf("%w: process %d opened %s without SO_REUSEPORT: use engine sk_lookup, or a daemon that shares its port", ErrNotShared, s.PID, s.Endpoint)
 	}
@@ -142,7 +143,7 @@ func (e *engine) joinOne(p *published, row uint32, s service.Adopted, v groupVal
 	}
 	group := kernel.ReuseportGroup{FD: s.FD, Name: key.String()}
 	have, ok := groups[key]
-	if err := e.refuseForeign(p, group, s, have.Program); err != nil {
+	if err := e.refuseForeign(p, key, s, ns); err != nil {
 		return err
 	}
 	v.Program = have.Program
@@ -372,15 +373,8 @@ func (e *engine) openNetns() (*netns.Handle, error) {
 // detachGroup detaches through any socket of the group. A group that has none is
 // gone with its program.
 func detachGroup(ns *netns.Handle, k groupKey, uid uint32) error {
-	states := uint32(1 << unix.BPF_TCP_LISTEN)
-	if k.Proto == unix.IPPROTO_UDP {
-		states = 1 << unix.BPF_TCP_CLOSE
-	}
 	var socks []sockdiag.Socket
-	err := ns.Do(func() (err error) {
-		socks, err = sockdiag.Dump(sockdiag.Query{Proto: k.Proto, LocalPort: k.Port, States: states})
-		return err
-	})
+	err := ns.Do(func() (err error) { socks, err = bound(k.Proto, k.Port); return err })
 	if err != nil {
 		return err
 	}
@@ -562,9 +556,4 @@ func groupsGone(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
 	defer ns.Close()
 	cookie, err := ns.Cookie()
 	return err == nil && o.Meta.Cookie != 0 && cookie != o.Meta.Cookie, nil
-}
-
-// refuseForeign refuses a group in which somebody else's program chooses.
-func (e *engine) refuseForeign(p *published, g kernel.ReuseportGroup, s service.Adopted, ours uint32) error {
-	return nil
 }

@@ -27,7 +27,7 @@ func (Feature) Name() string { return Name }
 
 // Needs implements feature.Feature.
 func (Feature) Needs(Config) []kernel.Need {
-	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray)
+	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms)
 }
 
 // State implements feature.Feature.
@@ -139,6 +139,8 @@ func differences(p *published, t target) []string {
 	add("listen", listens(have), listens(want))
 	add("by", have.By, want.By)
 	add("on_empty", have.OnEmpty, want.OnEmpty)
+	add("foreign", have.Foreign, want.Foreign)
+	add("migrate", have.Migrate, want.Migrate)
 	add("backlog", *have.Backlog, *want.Backlog)
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
 	if want.Seed != nil {

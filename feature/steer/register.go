@@ -96,7 +96,7 @@ func Waiting(err error) bool {
 // configuration from being applied: status shows the reason.
 func notYet(err error) bool {
 	return Waiting(err) || errors.Is(err, service.ErrAmbiguous) || errors.Is(err, service.ErrMPTCP) ||
-		errors.Is(err, service.ErrElsewhere) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
+		errors.Is(err, service.ErrElsewhere) || errors.Is(err, ErrForeign) || errors.Is(err, ErrNotShared) || errors.Is(err, ErrSlotTaken) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
 		errors.Is(err, os.ErrPermission)
 }
 

@@ -184,40 +184,52 @@ static __always_inline int place_quic(struct sk_reuseport_md *ctx, struct servic
 	return 0;
 }
 
-static __always_inline int reuse(struct sk_reuseport_md *ctx, int migrating)
+static __always_inline int decide(struct sk_reuseport_md *ctx, struct service *s)
 {
-	struct service *s = service_of(steer_group.service);
 	struct place at = {};
 	struct packet p;
-	__u32 endpoint;
 
-	/* Never the kernel's own choice: it might be the holder's socket, or another collector. */
-	if (!s || packet_read(ctx, &p))
+	if (!s)
+		return SK_PASS; /* being removed: the holder has left the group by now */
+	if (packet_read(ctx, &p))
 		return SK_DROP;
-	/* A closing listener's queue: another member takes it only if the operator said so. */
-	if (migrating && !(s->flags & STEER_MIGRATE))
-		return SK_DROP;
-	endpoint = steer_group.endpoint[p.family == AF_INET6];
 	if (s->policy == STEER_BY_DEVICE)
 		resolve_alias(s, &p);
 	note_device(s, &p);
 	place_of(s, &p, &at);
 	if (s->policy == STEER_BY_QUIC && !p.tcp)
 		place_quic(ctx, s, &at);
-	return steer_to(ctx, s, &p, &at, endpoint);
+	return steer_to(ctx, s, &p, &at, steer_group.endpoint[p.family == AF_INET6]);
 }
 
 SEC("sk_reuseport")
 int steer_reuse(struct sk_reuseport_md *ctx)
 {
-	return reuse(ctx, 0);
+	return decide(ctx, service_of(steer_group.service));
 }
 
-/* The same since Linux 5.14, where a listener's end asks where its queue is to go. */
+/*
+ * Since Linux 5.14 a program can be asked where the queue of a closing listener goes. It moves
+ * only if the operator said so: to another collector that is. There is no packet then, and so no
+ * source: any whole slot will do.
+ */
 SEC("sk_reuseport/migrate")
 int steer_migrate(struct sk_reuseport_md *ctx)
 {
-	return reuse(ctx, ctx->migrating_sk != NULL);
+	struct service *s = service_of(steer_group.service);
+	struct packet p = { .tcp = 1 };
+	struct place at = {};
+
+	if (!ctx->migrating_sk)
+		return decide(ctx, s);
+	if (!s || !(s->flags & STEER_MIGRATE))
+		return SK_DROP;
+	at.hash = ctx->hash;
+	at.slot = at.hash % (s->slots ? s->slots : 1) & (STEER_MAX_SLOTS - 1);
+	if (slot_whole(ctx, s, row_of(s, at.slot)) &&
+	    !give(ctx, row_of(s, at.slot), steer_group.endpoint[0]))
+		return SK_PASS;
+	return divert(ctx, s, &p, &at, steer_group.endpoint[0]) ? SK_PASS : SK_DROP;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

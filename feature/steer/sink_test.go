@@ -189,9 +189,16 @@ type sink struct {
 
 func startSink(t testing.TB, listens ...string) *sink {
 	t.Helper()
+	return startSinkAs(t, 0, listens...)
+}
+
+// startSinkAs starts it as another user.
+func startSinkAs(t testing.TB, uid uint32, listens ...string) *sink {
+	t.Helper()
 	s := &sink{t: t, cmd: exec.Command("/proc/self/exe")}
 	s.cmd.Env = append(os.Environ(), childEnv+"=sink "+strings.Join(listens, " "))
 	s.cmd.Stderr = os.Stderr
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	// No Pdeathsig: it follows the thread that starts the child, and looking into a namespace
 	// uses threads up. The sink ends with its input instead.
 	in, err := s.cmd.StdinPipe()

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// grouped is a service of engine sk_reuseport.
+func grouped(t *testing.T, o Options) *world {
+	o.Engine = EngineReuseport
+	return newWorld(t, o, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+}
+
+// theHolder is the process that holds the groups of the test's namespace.
+func theHolder(t *testing.T, w *world) int {
+	t.Helper()
+	var h holderProcess
+	w.locked(func(l *kernel.WriteLock) error {
+		o, err := l.Open(engineInstance(w.state().scope, EngineReuseport), "holder")
+		if err != nil {
+			return err
+		}
+		defer o.Close()
+		return o.Maps["holder"].Lookup(uint32(0), &h)
+	})
+	return int(h.PID)
+}
+
+func findings(t *testing.T, w *world) string {
+	t.Helper()
+	all, err := Examine(t.Context(), w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(all)
+}
+
+// The holder may be killed: nothing changes while members live, status tells,
+// and apply starts it again.
+func TestHolderKilled(t *testing.T) {
+	w := grouped(t, Options{Slots: 2})
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.member(1, b)
+	w.apply()
+	first := theHolder(t, w)
+	syscall.Kill(first, syscall.SIGKILL)
+	await(t, "the loss is noticed", func() bool { return w.state().Problem == problemHolder })
+	w.check(sources(20), loopback4, names(a, b))
+	w.apply()
+	if second := theHolder(t, w); second == first || w.state().Problem != "" {
+		t.Errorf("the holder was %d and is %d; problem %q", first, second, w.state().Problem)
+	}
+	a.kill()
+	b.kill()
+	a = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.check(sources(20), loopback4, names(nil, nil)) // the group and its program lived on
+	w.member(0, a)
+	w.apply()
+	w.check(sources(20), loopback4, names(a, nil))
+}
+
+// await waits for a condition of the kernel's or of another process.
+func await(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// With the last service everything goes: the holder too, and the kernel chooses.
+func TestGroupsLeaveNothing(t *testing.T) {
+	w := grouped(t, Options{Slots: 1})
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.apply()
+	holder := theHolder(t, w)
+	w.cfg.Services = nil
+	w.apply()
+	await(t, "the holder ends", func() bool { return syscall.Kill(holder, 0) != nil })
+	for _, proto := range protocols {
+		if got := ask(t, proto, sources(1)[0], loopback4); got != fmt.Sprint(a.pid()) {
+			t.Errorf("%s is answered by %s", proto, got)
+		}
+	}
+	needGroupPrograms(t)
+	programs, err := groupPrograms()
+	if err != nil || len(programs) != 0 {
+		t.Errorf("programs left in groups: %v, %v", programs, err)
+	}
+}
+
+func needGroupPrograms(t *testing.T) {
+	t.Helper()
+	if err := GroupPrograms.Check(); err != nil {
+		t.Skip("need: kernel", err)
+	}
+}
+
+// A daemon that does not share its port cannot be in a group: the reason is told.
+func TestNotShared(t *testing.T) {
+	w := grouped(t, Options{Slots: 1})
+	w.member(0, startSink(t, "udp4!=0.0.0.0:9991", "tcp4!=0.0.0.0:9991"))
+	if steps := fmt.Sprint(w.apply()); !strings.Contains(steps, "create") {
+		t.Errorf("plan %s", steps)
+	}
+	_, err := registerNow(w, 0)
+	if err == nil || !strings.Contains(err.Error(), "SO_REUSEPORT") || !strings.Contains(err.Error(), "sk_lookup") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func registerNow(w *world, slot int) (changed bool, err error) {
+	w.locked(func(l *kernel.WriteLock) error {
+		changed, err = Register(w.t.Context(), l, Slot{Scope: w.state().scope, Service: "svc", Slot: slot}, nil)
+		return nil
+	})
+	return changed, err
+}
+
+// Members whose sockets are cut differently would each get a part of the traffic.
+func TestMembersAlike(t *testing.T) {
+	w := newWorld(t, Options{Slots: 2, Engine: EngineReuseport}, "udp :9991")
+	w.member(0, startSink(t, "udp4=0.0.0.0:9991", "udp6=[::]:9991"))
+	w.member(1, startSink(t, "udp=[::]:9991"))
+	w.apply()
+	if s := w.state(); !s.Slots[0].Admitted() || s.Slots[1].Admitted() {
+		t.Fatalf("slots %+v", s.Slots)
+	}
+	if _, err := registerNow(w, 1); err == nil || !strings.Contains(err.Error(), "give all members the same addresses") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// foreign attaches a program of somebody else's to a sink's UDP group.
+func foreign(t *testing.T) {
+	t.Helper()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "balancer", Type: ebpf.SkReuseport, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	socks, err := bound(unix.IPPROTO_UDP, 9991)
+	if err != nil || len(socks) == 0 {
+		t.Fatal("no socket", err)
+	}
+	fd, err := service.DupSocket(socks[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := (kernel.ReuseportGroup{FD: fd, Name: "the sink"}).Attach(prog); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestForeignProgram(t *testing.T) {
+	needGroupPrograms(t)
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	foreign(t)
+	w := grouped(t, Options{Slots: 1})
+	w.member(0, a)
+	w.apply()
+	if _, err := registerNow(w, 0); err == nil || !strings.Contains(err.Error(), "balancer") || !strings.Contains(err.Error(), "foreign: replace") {
+		t.Errorf("error %v", err)
+	}
+	if s := w.state(); s.Slots[0].Admitted() {
+		t.Error("admitted beside a foreign program")
+	}
+	w.cfg.Services[0].Foreign = ForeignReplace
+	w.apply()
+	if !w.state().Slots[0].Admitted() {
+		t.Error("not admitted though it may be replaced")
+	}
+	w.check(sources(10), loopback4, names(a))
+	if text := findings(t, w); strings.Contains(text, "not weir's program") {
+		t.Errorf("findings %s", text)
+	}
+	foreign(t) // and once more, behind weir's back
+	if text := findings(t, w); !strings.Contains(text, "not weir's program") {
+		t.Errorf("findings %s", text)
+	}
+}
+
+// A socket at one address takes its traffic past the group: doctor warns.
+func TestMoreSpecificBind(t *testing.T) {
+	w := grouped(t, Options{Slots: 1})
+	w.member(0, startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"))
+	w.apply()
+	if text := findings(t, w); strings.Contains(text, "more specifically") {
+		t.Errorf("findings %s", text)
+	}
+	startSink(t, "udp4=127.0.0.1:9991")
+	if text := findings(t, w); !strings.Contains(text, "udp 127.0.0.1:9991 is bound more specifically than udp 0.0.0.0:9991") {
+		t.Errorf("findings %s", text)
+	}
+}
+
+// The holder's sockets belong to the members' user, or they would be in another
+// group and keep the members from the port.
+func TestHolderOfAnotherUser(t *testing.T) {
+	const nobody = 65534
+	w := grouped(t, Options{Slots: 1})
+	a := startSinkAs(t, nobody, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.member(0, a)
+	w.apply()
+	socks, err := bound(unix.IPPROTO_UDP, 9991)
+	if err != nil || len(socks) != 2 {
+		t.Fatalf("%d sockets, %v", len(socks), err)
+	}
+	for _, s := range socks {
+		if s.UID != nobody {
+			t.Errorf("a socket of user %d", s.UID)
+		}
+	}
+	a.kill()
+	a = startSinkAs(t, nobody, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w.check(sources(4), loopback4, names(nil))
+	w.member(0, a)
+	w.apply()
+	w.check(sources(4), loopback4, names(a))
+}
+
+// Connections that wait in a dead member's queue never come to another by
+// themselves, whatever the host's sysctl says.
+func TestQueueDoesNotMigrate(t *testing.T) {
+	for _, migrate := range []bool{false, true} {
+		t.Run(fmt.Sprint(migrate), func(t *testing.T) {
+			needMigration(t)
+			w := grouped(t, Options{Slots: 2, Migrate: migrate})
+			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			w.member(0, a)
+			w.member(1, b)
+			w.apply()
+			ofA := w.sourceOf(0)
+			a.stop() // it accepts nothing any more
+			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: ofA.AsSlice()}, Timeout: patience}
+			d.SetMultipathTCP(false)
+			c, err := d.Dial("tcp", loopback4.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			a.kill()
+			c.SetReadDeadline(time.Now().Add(10 * time.Second))
+			buf := make([]byte, 64)
+			n, err := c.Read(buf)
+			if got := string(buf[:n]); migrate && got != fmt.Sprint(b.pid()) {
+				t.Errorf("answered %q, %v; want the other member", got, err)
+			} else if !migrate && err == nil {
+				t.Errorf("answered %q, a is %d, b %d; want a reset", got, a.pid(), b.pid())
+			}
+		})
+	}
+}
+
+// needMigration turns on what moves queues; the kernel must have it.
+func needMigration(t *testing.T) {
+	t.Helper()
+	if err := os.WriteFile("/proc/sys/net/ipv4/tcp_migrate_req", []byte("1"), 0); err != nil {
+		t.Skip("need: kernel 5.14 (tcp_migrate_req)", err)
+	}
+}
+
+// sourceOf is a source address of a slot.
+func (w *world) sourceOf(slot int) (a netip.Addr) {
+	w.t.Helper()
+	for _, p := range w.where(sources(100)...) {
+		if p.Slot == slot {
+			return p.Address
+		}
+	}
+	w.t.Fatalf("no source of slot %d", slot)
+	return a
+}
+
+// stop stops every thread of the sink, and waits until they stand.
+func (s *sink) stop() {
+	s.t.Helper()
+	syscall.Kill(s.pid(), syscall.SIGSTOP)
+	await(s.t, "every thread stopped", func() bool {
+		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.pid()))
+		for _, f := range stats {
+			b, err := os.ReadFile(f)
+			if err == nil && !strings.Contains(string(b), ") T ") {
+				return false
+			}
+		}
+		return len(stats) > 0
+	})
+}
