@@ -36,6 +36,13 @@ func (l *WriteLock) Open(i Instance, maps ...string) (*Opened, error) {
 	return l.Root.open(i, nil, maps)
 }
 
+// OpenMapsForWriting opens an instance's maps for writing without the lock. It is
+// for the process that a lock's holder starts and waits for, and that writes into
+// maps that nobody else writes into; everyone else calls [Root.Lock].
+func (r *Root) OpenMapsForWriting(i Instance, maps ...string) (*Opened, error) {
+	return r.open(i, nil, maps)
+}
+
 func (r *Root) open(i Instance, opts *ebpf.LoadPinOptions, maps []string) (*Opened, error) {
 	for try := 0; ; try++ {
 		o, dir, err := r.openOnce(i, opts, maps)

@@ -143,7 +143,7 @@ func Hold(ctx context.Context, r *kernel.Root, scope string, kind Engine) error 
 // holdGroups has a socket in every group of map_groups, as that changes.
 func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
 	// Reading the pins needs no lock: the command that started us holds it.
-	pins, err := kernel.AsWriter(r).Open(engineInstance(scope, EngineReuseport))
+	pins, err := r.OpenMapsForWriting(engineInstance(scope, EngineReuseport))
 	if err != nil {
 		return err
 	}
