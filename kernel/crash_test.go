@@ -21,7 +21,7 @@ import (
 // step of a number, counted from 0: KIND OPERATION STEP ROOT.
 func playCrash(f []string) error {
 	if f[0] == "twostep" {
-		exchange = noExchange
+		WithoutExchange()
 	}
 	fatal, err := strconv.Atoi(f[2])
 	if err != nil {

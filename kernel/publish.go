@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -94,7 +95,8 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 		Step("publish:pin " + name)
 		return setRights(path, false, gid)
 	}
-	for name, m := range pins.Maps {
+	for _, name := range slices.Sorted(maps.Keys(pins.Maps)) {
+		m := pins.Maps[name]
 		// Pin moves a map that is pinned elsewhere; a clone is pinned a second time.
 		c, err := m.Clone()
 		if err != nil {
@@ -106,8 +108,8 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 			return err
 		}
 	}
-	for name, ln := range pins.Links {
-		if err := pin(linkPrefix+name, ln); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(pins.Links)) {
+		if err := pin(linkPrefix+name, pins.Links[name]); err != nil {
 			return err
 		}
 	}

@@ -117,7 +117,7 @@ func attachFiles(files string, version uint64) error {
 // playUpgrade upgrades to version 2 and is killed at a step: KIND WAY STEP ROOT FILES.
 func playUpgrade(f []string) error {
 	if f[0] == "twostep" {
-		exchange = noExchange
+		WithoutExchange()
 	}
 	fatal, err := strconv.Atoi(f[2])
 	if err != nil {
