@@ -72,7 +72,7 @@ func TestUpgrade(t *testing.T) {
 	wantSteps(t, w.upgrade())
 	same(t, "upgrading what is this weir's", before, w.dump())
 
-	const step = "upgrade engine lookup of net:["
+	const step = "upgrade engine sk_lookup of net:["
 	w.otherObject()
 	if o := w.state().Outdated; len(o) != 1 || o[0].Object != "000000000000" {
 		t.Errorf("outdated: %v", o)

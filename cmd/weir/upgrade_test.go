@@ -36,11 +36,11 @@ func TestUpgradeCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	const change = `object 000000000000 → [0-9a-f]{12}`
-	const told = `engine lookup of net:\[\d+\] runs the program of another weir: ` + change + `: weir upgrade puts this one's in place\n`
+	const told = `engine sk_lookup of net:\[\d+\] runs the program of another weir: ` + change + `: weir upgrade puts this one's in place\n`
 	s.run(0, `SERVICE .*\n`+told, "status")
 	s.run(0, `telemetry: .*\n`+told, "steer", "status")
-	s.run(0, `.*warning: steer engine lookup of net:\[\d+\]: its program is that of weir devel, not this one's: .*weir upgrade.*`, "doctor")
-	const step = `upgrade engine lookup of net:\[\d+\]: ` + change + `\n`
+	s.run(0, `.*warning: steer engine sk_lookup of net:\[\d+\]: its program is that of weir devel, not this one's: .*weir upgrade.*`, "doctor")
+	const step = `upgrade engine sk_lookup of net:\[\d+\]: ` + change + `\n`
 	s.run(0, "would "+step, "upgrade", "--dry-run")
 	s.run(0, "would "+step, "apply", "-f", file, "--dry-run")
 	s.run(0, step, "upgrade")
