@@ -33,6 +33,14 @@ type Runner interface {
 	Run(ctx context.Context, r *kernel.Root, log Logger) error
 }
 
+// Upgrader is implemented by features that leave programs in the kernel: a newer
+// weir puts its own in place of them, under traffic.
+type Upgrader interface {
+	// PlanUpgrade says whose programs are another weir's and what would change.
+	// It changes nothing.
+	PlanUpgrade(ctx context.Context, r *kernel.Root) (Plan, error)
+}
+
 // Logger receives what a Runner did, one sentence a call, with key-value pairs
 // as log/slog has them.
 type Logger interface {
@@ -47,7 +55,7 @@ type Plan struct {
 
 // Step is one change, in words and in deed.
 type Step struct {
-	Verb   string // create, change, remove, adopt
+	Verb   string // create, change, remove, adopt, upgrade
 	Object string // "service telemetry"
 	Detail string // what about it: "slots 4 → 5"
 	Do     func(ctx context.Context, l *kernel.WriteLock) (note string, err error)

@@ -63,7 +63,7 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if err := l.SetGroup(gid); err != nil {
 		return err
 	}
-	if err := steer.Mend(l); err != nil {
+	if err := mend(l); err != nil {
 		return err
 	}
 	plan, err := h.Plan(ctx, c)

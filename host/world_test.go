@@ -205,6 +205,9 @@ func (w world) dump() []string {
 		}
 		st := info.Sys().(*syscall.Stat_t)
 		rel, _ := filepath.Rel(w.Root.Path(), path)
+		if rel == "+lock" {
+			return nil // there while anything is, and no part of it
+		}
 		what, err := pinned(path, d)
 		out = append(out, fmt.Sprintf("%s %04o %d:%d inode %d %s", rel, info.Mode().Perm(), st.Uid, st.Gid, st.Ino, what))
 		return err

@@ -21,7 +21,7 @@ import (
 // step of a number, counted from 0: KIND OPERATION STEP ROOT.
 func playCrash(f []string) error {
 	if f[0] == "twostep" {
-		exchange = noExchange
+		WithoutExchange()
 	}
 	fatal, err := strconv.Atoi(f[2])
 	if err != nil {
@@ -57,13 +57,19 @@ func noExchange(_, _ string) error { return unix.EINVAL }
 // ended by itself.
 func crash(t *testing.T, kind, operation string, step int, r *Root) string {
 	t.Helper()
-	out, err := child("crash", kind, operation, step, r.path).CombinedOutput()
+	return dies(t, child("crash", kind, operation, step, r.path))
+}
+
+// dies runs a child that is to be killed, and returns the step at which it was.
+func dies(t *testing.T, c *exec.Cmd) string {
+	t.Helper()
+	out, err := c.CombinedOutput()
 	if err == nil {
 		return ""
 	}
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
-		t.Fatalf("%s, step %d: %v\n%s", operation, step, err, out)
+		t.Fatalf("%s: %v\n%s", c.Env[len(c.Env)-1], err, out)
 	}
 	return strings.TrimSpace(strings.TrimPrefix(string(out), "killed at "))
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kernel is the only part of weir that loads, pins, links, locks and
-// probes. State lives in the kernel: BPF maps and links pinned in directories
-// of a BPF file system,
+// Package kernel is the only part of weir that loads, pins, links, locks,
+// upgrades and probes. State lives in the kernel: BPF maps and links pinned in
+// directories of a BPF file system,
 //
 //	/sys/fs/bpf/weir/<netns>/<feature>/<instance>/{meta,map_*,link_*}
 //

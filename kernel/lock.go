@@ -4,21 +4,19 @@ package kernel
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // WriteLock is the proof that its holder is the only writer of a pin root.
 // Whatever changes state is a method of it or takes one.
 type WriteLock struct {
 	*Root
-	dir *os.File
+	dir   *os.File // locked
+	older *os.File // the root, locked against a weir that knows no lock directory
 }
 
 // Lock waits until no other weir command changes the pins below r, then mends
@@ -49,33 +47,31 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 }
 
 // tryLock returns nil without an error when the lock is taken, or when the
-// directory that it took is no longer the root: the last holder may have
-// removed an empty root.
+// directory that it took is no longer the one that is there: the last holder may
+// have removed an empty root.
 func (r *Root) tryLock() (*WriteLock, error) {
-	dir, err := os.Open(r.path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
+	dir, err := r.openLock()
+	if dir == nil {
 		return nil, err
 	}
-	err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err != nil {
-		dir.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
-			return nil, nil
+	l := &WriteLock{Root: r, dir: dir}
+	ok, err := tryFlock(dir)
+	if err == nil && ok {
+		l.older, err = r.lockRoot()
+		ok = l.older != nil
+	}
+	if err == nil && ok {
+		var held os.FileInfo
+		if held, err = dir.Stat(); err == nil {
+			now, serr := os.Stat(filepath.Join(r.path, lockDir))
+			ok = serr == nil && os.SameFile(held, now)
 		}
-		return nil, fmt.Errorf("locking %s: %w", r.path, err)
 	}
-	held, err := dir.Stat()
-	if err != nil {
-		dir.Close()
+	if err != nil || !ok {
+		l.close()
 		return nil, err
 	}
-	if now, err := os.Stat(r.path); err != nil || !os.SameFile(held, now) {
-		dir.Close()
-		return nil, nil
-	}
-	return &WriteLock{Root: r, dir: dir}, nil
+	return l, nil
 }
 
 // Unlock lets the next writer in. Directories left empty go, the root too, so
@@ -84,17 +80,31 @@ func (l *WriteLock) Unlock() {
 	if l.dir == nil {
 		return
 	}
+	inUse := false
 	scopes, _ := l.allNames(l.path)
 	for _, s := range scopes {
+		if s == lockDir {
+			continue
+		}
 		features, _ := l.allNames(filepath.Join(l.path, s))
 		for _, f := range features {
 			os.Remove(filepath.Join(l.path, s, f)) // fails unless empty, as it should
 		}
-		os.Remove(filepath.Join(l.path, s))
+		inUse = os.Remove(filepath.Join(l.path, s)) != nil || inUse
 	}
-	os.Remove(l.path)
+	if !inUse {
+		os.Remove(filepath.Join(l.path, lockDir))
+		os.Remove(l.path)
+	}
+	l.close()
+}
+
+func (l *WriteLock) close() {
+	if l.older != nil {
+		l.older.Close()
+	}
 	l.dir.Close()
-	l.dir = nil
+	l.dir, l.older = nil, nil
 }
 
 // SetGroup lets the members of a group read every pin: directories become
@@ -107,6 +117,9 @@ func (l *WriteLock) SetGroup(gid int) error {
 	return filepath.WalkDir(l.path, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
+		}
+		if d.Name() == lockDir {
+			return fs.SkipDir // the owner's alone
 		}
 		return setRights(path, d.IsDir(), gid)
 	})
@@ -124,8 +137,3 @@ func setRights(path string, dir bool, gid int) error {
 	}
 	return os.Chmod(path, mode)
 }
-
-// AsWriter opens pins for writing without the lock. It is for the one process
-// that a lock's holder starts and waits for, and that writes where nobody else
-// does; everyone else calls Lock.
-func AsWriter(r *Root) *WriteLock { return &WriteLock{Root: r} }

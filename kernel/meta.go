@@ -79,6 +79,15 @@ func (m *Meta) unmarshal(b []byte) error {
 	return nil
 }
 
+// read fills m in from the map that holds it.
+func (m *Meta) read(pin *ebpf.Map) error {
+	b, err := pin.LookupBytes(uint32(0))
+	if err != nil {
+		return err
+	}
+	return m.unmarshal(b)
+}
+
 // create makes the map that holds m: one element, as long as need be.
 func (m Meta) create() (*ebpf.Map, error) {
 	b := m.marshal()

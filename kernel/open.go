@@ -22,6 +22,7 @@ type Opened struct {
 	Meta     Meta
 	Maps     map[string]*ebpf.Map
 	dir      string
+	was      os.FileInfo // the directory when it was opened
 }
 
 // Open opens an instance for reading: the group may. Only the maps named are
@@ -34,6 +35,13 @@ func (r *Root) Open(i Instance, maps ...string) (*Opened, error) {
 // Open opens an instance for writing.
 func (l *WriteLock) Open(i Instance, maps ...string) (*Opened, error) {
 	return l.Root.open(i, nil, maps)
+}
+
+// OpenMapsForWriting opens an instance's maps for writing without the lock. It is
+// for the process that a lock's holder starts and waits for, and that writes into
+// maps that nobody else writes into; everyone else calls [Root.Lock].
+func (r *Root) OpenMapsForWriting(i Instance, maps ...string) (*Opened, error) {
+	return r.open(i, nil, maps)
 }
 
 func (r *Root) open(i Instance, opts *ebpf.LoadPinOptions, maps []string) (*Opened, error) {
@@ -64,6 +72,7 @@ func (r *Root) openOnce(i Instance, opts *ebpf.LoadPinOptions, maps []string) (_
 	if was, err = dir.Stat(); err != nil {
 		return nil, nil, err
 	}
+	o.was = was
 	if err := r.openPins(o, fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), opts, maps); err != nil {
 		o.Close()
 		return nil, was, err
@@ -81,11 +90,8 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 	if err != nil {
 		return err
 	}
-	defer meta.Close()
-	var b []byte
-	if b, err = meta.LookupBytes(uint32(0)); err == nil {
-		err = o.Meta.unmarshal(b)
-	}
+	err = o.Meta.read(meta)
+	meta.Close()
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", filepath.Join(o.dir, metaPin), err)
 	}
@@ -105,6 +111,21 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 		}
 	}
 	return nil
+}
+
+// Meta reads who made an instance, from what. It returns ErrNotExist where the
+// instance is not published.
+func (r *Root) Meta(i Instance) (m Meta, err error) {
+	path := filepath.Join(r.dir(i), metaPin)
+	pin, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return m, r.explainOpen(path, err)
+	}
+	defer pin.Close()
+	if err := m.read(pin); err != nil {
+		return m, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return m, nil
 }
 
 // replaced says whether the directory of an instance is another one now, or is
@@ -133,6 +154,13 @@ func (r *Root) explainOpen(path string, err error) error {
 		return r.unreadable(path)
 	}
 	return fmt.Errorf("opening %s: %w", path, err)
+}
+
+// Replaced says that another form of the instance has been published since this
+// one was opened, or none is: its maps may be those that nobody writes any more.
+func (o *Opened) Replaced() bool {
+	now, err := os.Stat(o.dir)
+	return err != nil || !os.SameFile(o.was, now)
 }
 
 // Link opens a pinned link, which only the owner may.

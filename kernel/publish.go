@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,39 +39,49 @@ func (l *WriteLock) Publish(i Instance, meta Meta, pins Pins) error {
 		return err
 	}
 	dir := l.dirPath(i)
-	staged := dir + stagedSuffix
-	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
-		return fmt.Errorf("publishing %s: %w", i, err)
-	}
-	gid := l.gid()
-	for d := filepath.Dir(dir); d != l.path; d = filepath.Dir(d) {
-		if err := setRights(d, true, gid); err != nil {
-			return fmt.Errorf("publishing %s: %w", i, err)
+	staged, err := l.makeStaged(dir)
+	if err == nil {
+		if err = l.stage(staged, meta, pins); err == nil {
+			err = commit(staged, dir)
+		}
+		if err != nil {
+			err = errors.Join(err, removeTree(staged))
 		}
 	}
-	// What a removal that failed left would make mend take this for a replacement half done.
-	if err := removeTree(dir + retireSuffix); err != nil {
-		return fmt.Errorf("publishing %s: %w", i, err)
-	}
-	if err := os.Mkdir(staged, 0o750); err != nil {
-		return fmt.Errorf("publishing %s: %w", i, err)
-	}
-	Step("publish:mkdir")
-	err := l.stage(staged, meta, pins, gid)
-	if err == nil {
-		err = commit(staged, dir)
-	}
 	if err != nil {
-		err = errors.Join(err, removeTree(staged))
 		return fmt.Errorf("publishing %s: %w", i, err)
 	}
 	return nil
 }
 
+// makeStaged makes the directory in which an instance is put together.
+func (l *WriteLock) makeStaged(dir string) (staged string, err error) {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o750); err != nil {
+		return "", err
+	}
+	gid := l.gid()
+	for d := filepath.Dir(dir); d != l.path; d = filepath.Dir(d) {
+		if err := setRights(d, true, gid); err != nil {
+			return "", err
+		}
+	}
+	// What a removal that failed left would make mend take this for a replacement half done.
+	if err := removeTree(dir + retireSuffix); err != nil {
+		return "", err
+	}
+	staged = dir + stagedSuffix
+	if err := os.Mkdir(staged, 0o750); err != nil {
+		return "", err
+	}
+	Step("publish:mkdir")
+	return staged, nil
+}
+
 func (l *WriteLock) dirPath(i Instance) string { return l.Root.dir(i) }
 
 // stage pins everything below the staging directory, with its final rights.
-func (l *WriteLock) stage(staged string, meta Meta, pins Pins, gid int) error {
+func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
+	gid := l.gid()
 	m, err := meta.create()
 	if err != nil {
 		return err
@@ -84,7 +95,8 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins, gid int) error {
 		Step("publish:pin " + name)
 		return setRights(path, false, gid)
 	}
-	for name, m := range pins.Maps {
+	for _, name := range slices.Sorted(maps.Keys(pins.Maps)) {
+		m := pins.Maps[name]
 		// Pin moves a map that is pinned elsewhere; a clone is pinned a second time.
 		c, err := m.Clone()
 		if err != nil {
@@ -96,8 +108,8 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins, gid int) error {
 			return err
 		}
 	}
-	for name, ln := range pins.Links {
-		if err := pin(linkPrefix+name, ln); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(pins.Links)) {
+		if err := pin(linkPrefix+name, pins.Links[name]); err != nil {
 			return err
 		}
 	}
@@ -121,7 +133,7 @@ func commit(staged, dir string) error {
 	err = exchange(staged, dir)
 	if err == nil {
 		Step("publish:exchanged")
-		return removeTree(staged) // now the old one
+		return settle(dir, staged) // now the old one
 	}
 	if !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("exchanging it with the old one: %w", err)
@@ -137,7 +149,18 @@ func commit(staged, dir string) error {
 		return err
 	}
 	Step("publish:replaced")
-	return removeTree(old)
+	return settle(dir, old)
+}
+
+// settle ends a replacement: the instance forgets that it was one, then its
+// predecessor goes. In this order: mend takes the record of a swap for one that
+// may be unfinished only while a second directory is there.
+func settle(dir, predecessor string) error {
+	if err := os.Remove(filepath.Join(dir, swapPin)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	Step("publish:settled")
+	return removeTree(predecessor)
 }
 
 // exchange is replaced by a test that wants the kernel to lack it.
@@ -165,9 +188,10 @@ func (l *WriteLock) Remove(i Instance) error {
 	return nil
 }
 
-// removeTree unpins a directory. Links go first: traffic must stop meeting a
-// program before its maps lose their names. Then meta, which was pinned last:
-// where there is a meta, every map is there.
+// removeTree unpins a directory. The record of an upgrade goes first: without it
+// mend removes the rest. Then links: traffic must stop meeting a program before
+// its maps lose their names. Then meta, which was pinned last: where there is a
+// meta, every map is there.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -187,60 +211,12 @@ func removeTree(dir string) error {
 
 func removeOrder(pin string) int {
 	switch {
-	case isLink(pin):
+	case pin == swapPin:
 		return 0
-	case pin == metaPin:
+	case isLink(pin):
 		return 1
+	case pin == metaPin:
+		return 2
 	}
-	return 2
-}
-
-// mend finishes or undoes what a killed writer left. The caller holds the lock,
-// so nothing in transit belongs to anybody alive.
-func (l *WriteLock) mend() error {
-	scopes, err := l.allNames(l.path)
-	if err != nil {
-		return err
-	}
-	for _, s := range scopes {
-		features, err := l.allNames(filepath.Join(l.path, s))
-		if err != nil {
-			return err
-		}
-		for _, f := range features {
-			if err := l.mendDir(filepath.Join(l.path, s, f)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (l *WriteLock) mendDir(dir string) error {
-	names, err := l.allNames(dir)
-	if err != nil {
-		return err
-	}
-	has := map[string]bool{}
-	for _, n := range names {
-		has[n] = true
-	}
-	for _, n := range names {
-		base, retired := strings.CutSuffix(n, retireSuffix)
-		if retired && !has[base] && has[base+stagedSuffix] {
-			// Killed between the two renames of a replacement: the new one is complete.
-			if err := os.Rename(filepath.Join(dir, base+stagedSuffix), filepath.Join(dir, base)); err != nil {
-				return err
-			}
-			has[base+stagedSuffix] = false
-		}
-	}
-	for _, n := range names {
-		if strings.HasSuffix(n, retireSuffix) || strings.HasSuffix(n, stagedSuffix) && has[n] {
-			if err := removeTree(filepath.Join(dir, n)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return 3
 }

@@ -2,7 +2,11 @@
 
 package kernel
 
-import "testing"
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
 
 // stepHook is called between the steps of every change of state.
 var stepHook func(step string)
@@ -22,4 +26,13 @@ func Step(name string) {
 	if stepHook != nil {
 		stepHook(name)
 	}
+}
+
+// WithoutExchange lets a test see what becomes of replacements where bpffs cannot
+// exchange two directories (before Linux 5.16). Outside tests it panics.
+func WithoutExchange() {
+	if !testing.Testing() {
+		panic("kernel.WithoutExchange is for tests")
+	}
+	exchange = func(_, _ string) error { return unix.EINVAL }
 }

@@ -56,6 +56,7 @@ func printSummary(w io.Writer, st steer.State) {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
 	}
+	printOutdated(w, st.Outdated)
 }
 
 // printSteer shows services in detail.

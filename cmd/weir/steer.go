@@ -44,8 +44,10 @@ func steerStatus(g *globals) *cobra.Command {
 			}
 			if len(st.Services) == 0 {
 				printSummary(cmd.OutOrStdout(), st)
+				return nil
 			}
 			printSteer(cmd.OutOrStdout(), st.Services, time.Now())
+			printOutdated(cmd.OutOrStdout(), st.Outdated)
 			return nil
 		},
 	}

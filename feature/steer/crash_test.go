@@ -98,6 +98,7 @@ func (w *world) killedApply(steps int) bool {
 // traffic asks without pause until stopped and collects who answered whom.
 type traffic struct {
 	stop chan struct{}
+	once sync.Once
 	wg   sync.WaitGroup
 	mu   sync.Mutex
 	seen map[string]map[string]int // source and protocol, to answer, to count
@@ -105,6 +106,7 @@ type traffic struct {
 
 func (w *world) startTraffic(sources int) *traffic {
 	tr := &traffic{stop: make(chan struct{}), seen: map[string]map[string]int{}}
+	w.t.Cleanup(func() { tr.end() })
 	for i, proto := range protocols {
 		addrs := sourcesN(sources)
 		tr.wg.Go(func() {
@@ -140,7 +142,7 @@ func stride() int {
 }
 
 func (tr *traffic) end() map[string]map[string]int {
-	close(tr.stop)
+	tr.once.Do(func() { close(tr.stop) })
 	tr.wg.Wait()
 	return tr.seen
 }

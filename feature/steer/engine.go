@@ -3,6 +3,7 @@
 package steer
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ type published struct {
 	Rows    []uint32 `json:"rows"`    // of the engine's maps, by slot: a slot keeps its row for life
 
 	table []uint16 // bucket to slot; it is in the service's own map
+	abi   uint32   // of its pins; 0: not published yet
 }
 
 func (p *published) row(slot int) uint32 { return p.Rows[slot] }
@@ -86,35 +88,19 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) error {
 	if err := kernel.Require(engineNeeds(kind)); err != nil {
 		return err
 	}
-	elf, load := objectOf(kind)
-	spec, err := load()
-	if err != nil {
-		return err
-	}
-	var programs []string
-	at := map[string]kernel.Attachment{}
-	if kernel.ExitTracepoint.Check() == nil {
-		programs = append(programs, steerProgSteerExit)
-		at["exit"] = kernel.RawTracepoint{Name: "sched_process_exit"}
-	}
-	if kind == EngineSkLookup {
-		programs = append(programs, steerProgSteerLookup)
-		at["lookup"] = kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}
-	} else {
-		// Its program is loaded for each group; here, for the maps that all share.
-		programs = append(programs, reuseProgSteerReuse)
-	}
-	c, err := kernel.Load(spec, programs, nil)
+	c, err := loadPrograms(kind, nil)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	pins := kernel.Pins{Maps: map[string]*ebpf.Map{}, Links: map[string]kernel.Link{}}
-	for name, m := range c.Maps {
-		if !strings.HasPrefix(name, ".") {
-			pins.Maps[strings.TrimPrefix(name, "steer_")] = m
-		}
+	at := map[string]kernel.Attachment{}
+	if c.Programs[steerProgSteerExit] != nil {
+		at["exit"] = exitTracepoint
 	}
+	if kind == EngineSkLookup {
+		at["lookup"] = kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}
+	}
+	pins := kernel.Pins{Maps: pinnedMaps(c), Links: map[string]kernel.Link{}}
 	for _, spec := range ownMaps(kind) {
 		m, err := ebpf.NewMap(spec)
 		if err != nil {
@@ -131,9 +117,48 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) error {
 		defer ln.Close()
 		pins.Links[name] = ln
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(elf), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: ABI, Object: hashOf(kind), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return l.Publish(engineInstance(scopeOf(ns), kind), meta, pins)
+}
+
+// exitTracepoint tells of exits of processes.
+var exitTracepoint = kernel.RawTracepoint{Name: "sched_process_exit"}
+
+// hashOf is the hash of an engine's object.
+func hashOf(kind Engine) [sha256.Size]byte {
+	elf, _ := objectOf(kind)
+	return kernel.ObjectHash(elf)
+}
+
+// loadPrograms loads the programs of an engine that this kernel can have. share
+// gives maps in place of new ones. The program of sk_reuseport is loaded again for
+// each group; here, for the maps that all share.
+func loadPrograms(kind Engine, share map[string]*ebpf.Map) (*kernel.Collection, error) {
+	_, load := objectOf(kind)
+	spec, err := load()
+	if err != nil {
+		return nil, err
+	}
+	programs := []string{steerProgSteerLookup}
+	if kind == EngineReuseport {
+		programs = []string{reuseProgSteerReuse}
+	}
+	if kernel.ExitTracepoint.Check() == nil {
+		programs = append(programs, steerProgSteerExit)
+	}
+	return kernel.Load(spec, programs, share)
+}
+
+// pinnedMaps are the maps of a collection by the names of their pins.
+func pinnedMaps(c *kernel.Collection) map[string]*ebpf.Map {
+	out := map[string]*ebpf.Map{}
+	for name, m := range c.Maps {
+		if !strings.HasPrefix(name, ".") {
+			out[strings.TrimPrefix(name, "steer_")] = m
+		}
+	}
+	return out
 }
 
 // ownMaps are the maps that only user space knows.
@@ -146,19 +171,31 @@ func ownMaps(kind Engine) []*ebpf.MapSpec {
 }
 
 // openEngine opens a namespace's engine for writing and mends what a killed
-// command left between the pins of services and the engine's maps.
+// command left between the pins of services and the engine's maps. Pins of an
+// older ABI go over to this weir's program first: a daemon that restarts after
+// weir was updated must get its slot whether or not anybody ran weir upgrade.
 func openEngine(l *kernel.WriteLock, scope string, kind Engine) (*engine, error) {
+	meta, err := l.Meta(engineInstance(scope, kind))
+	if err == nil && meta.ABI < ABI {
+		err = upgradeEngine(l, scope, kind)
+	}
+	if err != nil {
+		return nil, err
+	}
 	pins, err := l.Open(engineInstance(scope, kind))
 	if err != nil {
 		return nil, err
 	}
 	e := &engine{lock: l, scope: scope, kind: kind, pins: pins}
-	if pins.Meta.ABI != ABI {
-		err = fmt.Errorf("%w: namespace %s is steered by maps of ABI %d, this weir knows %d", kernel.ErrABI, scope, pins.Meta.ABI, ABI)
-	} else if e.services, err = readServices(l.Root, scope, kind); err == nil {
+	if err = knownABI(pins.Meta, "namespace "+scope); err == nil {
+		e.services, err = readServices(l.Root, scope, kind)
+	}
+	if err == nil {
 		var unfinished bool
 		if unfinished, err = e.marked(); err == nil && unfinished {
-			err = e.sync()
+			if err = e.finishUpgrade(); err == nil {
+				err = e.sync()
+			}
 		}
 	}
 	if err != nil {
@@ -201,42 +238,33 @@ func readService(r *kernel.Root, i kernel.Instance) (*published, error) {
 		return nil, err
 	}
 	defer o.Close()
-	if o.Meta.ABI != ABI {
-		return nil, fmt.Errorf("%w: service %s has ABI %d, this weir knows %d", kernel.ErrABI, i.Name, o.Meta.ABI, ABI)
+	if err := knownABI(o.Meta, "service "+i.Name); err != nil {
+		return nil, err
 	}
-	p := &published{}
+	p := &published{abi: o.Meta.ABI}
 	if err := json.Unmarshal(o.Meta.Config, p); err != nil {
 		return nil, fmt.Errorf("the pins of service %s: %w", i.Name, err)
 	}
 	p.Service.Name = i.Name
 	var value steerService
-	if err := o.Maps["service"].Lookup(uint32(0), &value); err != nil {
+	if err := kernel.LookupPadded(o.Maps["service"], uint32(0), &value); err != nil {
 		return nil, fmt.Errorf("the table of service %s: %w", i.Name, err)
 	}
 	p.table = slices.Clone(value.Bucket[:])
+	if p.abi < 2 {
+		p.fromABI1(&value)
+	}
 	return p, nil
 }
 
 // publishService writes a service's own pins. The engine's maps follow by sync,
 // in this command or the next.
 func (e *engine) publishService(p *published) error {
-	value := &steerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
-		OnEmpty: uint32(slices.Index(onEmptyCodes, p.Service.OnEmpty)), Id: p.ID}
-	copy(value.Bucket[:], p.table)
-	if p.Service.Migrate {
-		value.Flags |= flagMigrate
-	}
-	for slot, row := range p.Rows {
-		value.Row[slot] = uint16(row)
-	}
-	m, err := e.newInner()
+	m, err := newInner(p)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	if err := m.Put(uint32(0), value); err != nil {
-		return fmt.Errorf("writing service %s: %w", p.Service.Name, err)
-	}
 	config, err := json.Marshal(p)
 	if err != nil {
 		return err
@@ -247,12 +275,27 @@ func (e *engine) publishService(p *published) error {
 	if err != nil {
 		return err
 	}
+	p.abi = ABI
 	e.services[p.Service.Name] = p
 	return nil
 }
 
-// newInner makes a map of the kind that steer_services holds.
-func (e *engine) newInner() (*ebpf.Map, error) {
+// value is the service as the program reads it.
+func (p *published) value() *steerService {
+	v := &steerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
+		OnEmpty: uint32(slices.Index(onEmptyCodes, p.Service.OnEmpty)), Id: p.ID}
+	copy(v.Bucket[:], p.table)
+	if p.Service.Migrate {
+		v.Flags |= flagMigrate
+	}
+	for slot, row := range p.Rows {
+		v.Row[slot] = uint16(row)
+	}
+	return v
+}
+
+// newInner makes a service's map, of the kind that steer_services holds.
+func newInner(p *published) (*ebpf.Map, error) {
 	spec, err := loadSteer()
 	if err != nil {
 		return nil, err
@@ -262,6 +305,10 @@ func (e *engine) newInner() (*ebpf.Map, error) {
 	m, err := ebpf.NewMap(inner)
 	if err != nil {
 		return nil, fmt.Errorf("making the map of a service: %w", err)
+	}
+	if err := m.Put(uint32(0), p.value()); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("writing service %s: %w", p.Service.Name, err)
 	}
 	return m, nil
 }

@@ -38,6 +38,10 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 		return nil, err
 	}
 	var out []Finding
+	for _, o := range st.Outdated {
+		out = append(out, Finding{fmt.Sprintf("engine %s of %s", o.Engine, o.Netns), "its program is that of weir " + o.Version + ", not this one's: " + o.String(),
+			"weir upgrade, or weir apply, puts this one's in place; no packet is lost"})
+	}
 	for i := range st.Services {
 		s := &st.Services[i]
 		add := func(text, remedy string) { out = append(out, Finding{s.Name, text, remedy}) }

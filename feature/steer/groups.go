@@ -373,6 +373,11 @@ func (e *engine) openNetns() (*netns.Handle, error) {
 // detachGroup detaches through any socket of the group. A group that has none is
 // gone with its program.
 func detachGroup(ns *netns.Handle, k groupKey, uid uint32) error {
+	return withGroup(ns, k, uid, kernel.ReuseportGroup.Detach)
+}
+
+// withGroup has f act on a group through any socket of it, if it has one.
+func withGroup(ns *netns.Handle, k groupKey, uid uint32, f func(kernel.ReuseportGroup) error) error {
 	var socks []sockdiag.Socket
 	err := ns.Do(func() (err error) { socks, err = bound(k.Proto, k.Port); return err })
 	if err != nil {
@@ -386,7 +391,7 @@ func detachGroup(ns *netns.Handle, k groupKey, uid uint32) error {
 		if err != nil {
 			continue // closed, or no longer shared: the next one will do
 		}
-		err = kernel.ReuseportGroup{FD: fd, Name: k.String()}.Detach()
+		err = f(kernel.ReuseportGroup{FD: fd, Name: k.String()})
 		unix.Close(fd)
 		return err
 	}

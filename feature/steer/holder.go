@@ -39,10 +39,15 @@ func (e *engine) startHolder() error {
 		return nil
 	}
 	if e.kind == EngineReuseport && e.pokeHolder() {
-		if err := e.awaitHolder(nil); err == nil {
+		if err := e.awaitHolder(e.held, nil); err == nil {
 			return nil
 		}
 	}
+	return e.spawnHolder(e.held)
+}
+
+// spawnHolder starts a holder and waits until what is to be there is.
+func (e *engine) spawnHolder(there func() bool) error {
 	if HolderCommand == nil {
 		return errors.New("a process must hold sockets for this, and steer.HolderCommand is not set: use engine sk_lookup without on_empty: drop")
 	}
@@ -55,13 +60,13 @@ func (e *engine) startHolder() error {
 	}
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
-	return e.awaitHolder(exited)
+	return e.awaitHolder(there, exited)
 }
 
 // awaitHolder waits until the holder's sockets are there.
-func (e *engine) awaitHolder(exited <-chan error) error {
+func (e *engine) awaitHolder(there func() bool, exited <-chan error) error {
 	for range 300 {
-		if e.held() {
+		if there() {
 			return nil
 		}
 		select {
@@ -143,7 +148,7 @@ func Hold(ctx context.Context, r *kernel.Root, scope string, kind Engine) error 
 // holdGroups has a socket in every group of map_groups, as that changes.
 func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
 	// Reading the pins needs no lock: the command that started us holds it.
-	pins, err := kernel.AsWriter(r).Open(engineInstance(scope, EngineReuseport))
+	pins, err := r.OpenMapsForWriting(engineInstance(scope, EngineReuseport))
 	if err != nil {
 		return err
 	}

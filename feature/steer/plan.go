@@ -36,6 +36,9 @@ func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { retur
 // Plan implements feature.Feature.
 func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
 	var plan feature.Plan
+	for _, o := range have.Outdated {
+		plan.Add(upgradeStep(o))
+	}
 	wanted := map[string]bool{}
 	var placed []Service // with the namespace they turned out to be in
 	for _, s := range want.Services {

@@ -12,9 +12,13 @@ import (
 // SlotReader asks for the slots of one service again and again, cheaply: its
 // maps stay open. It sees the service as it was shaped when it was opened.
 type SlotReader struct {
+	root *kernel.Root
 	pins *kernel.Opened
 	pub  *published
 }
+
+// readerMaps are the maps of an engine that tell of slots.
+var readerMaps = []string{"slots", "sockets", "verdicts"}
 
 // OpenSlots opens a service's slots for reading. The only service of that name
 // is meant: where several namespaces have one, scope tells them apart.
@@ -31,11 +35,11 @@ func OpenSlots(r *kernel.Root, scope, name string) (*SlotReader, error) {
 		if err != nil {
 			return nil, err
 		}
-		pins, err := r.Open(engineInstance(i.Scope, p.Engine), "slots", "sockets", "verdicts")
+		pins, err := r.Open(engineInstance(i.Scope, p.Engine), readerMaps...)
 		if err != nil {
 			return nil, err
 		}
-		return &SlotReader{pins, p}, nil
+		return &SlotReader{r, pins, p}, nil
 	}
 	return nil, fmt.Errorf("service %s: %w", name, kernel.ErrNotExist)
 }
@@ -64,6 +68,12 @@ func (r *SlotReader) Verdicts(slot int) (map[string]Verdicts, error) {
 func (r *SlotReader) state(slot int) (SlotState, error) {
 	if r.pins == nil {
 		return SlotState{}, errors.New("closed")
+	}
+	if r.pins.Replaced() { // an upgrade may have left these maps to nobody
+		if now, err := r.root.Open(r.pins.Instance, readerMaps...); err == nil {
+			r.pins.Close()
+			r.pins = now
+		}
 	}
 	return readSlot(r.pins, r.pub, slot)
 }

@@ -41,7 +41,7 @@ func sinksThere(pins *kernel.Opened) bool {
 // wants to drop.
 func holdSinks(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
 	// Reading the pins needs no lock: the command that started us holds it.
-	pins, err := kernel.AsWriter(r).Open(engineInstance(scope, EngineSkLookup), "sinks")
+	pins, err := r.OpenMapsForWriting(engineInstance(scope, EngineSkLookup), "sinks")
 	if err != nil {
 		return err
 	}

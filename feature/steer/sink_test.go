@@ -51,6 +51,8 @@ func child(role string) error {
 		return runSink(f[1:])
 	case "change":
 		return runChange(f[1:])
+	case "upgrade":
+		return runUpgrade(f[1:])
 	}
 	return fmt.Errorf("no role %q", role)
 }
@@ -247,6 +249,9 @@ func (s *sink) kill() {
 	s.cmd.Process.Kill()
 	s.cmd.Wait()
 }
+
+// endOrphan ends the child that outlived the sink.
+func (s *sink) endOrphan() { syscall.Kill(s.orphan, syscall.SIGKILL) }
 
 // Answers of ask beside a pid.
 const (

@@ -114,7 +114,8 @@ func openIf(inode uint64, open func() (*netns.Handle, error)) *netns.Handle {
 	return ns
 }
 
-// Mend finishes what a killed command left half done, in every namespace.
+// Mend finishes what a killed command left half done, in every namespace. Pins
+// of an older ABI are left to their upgrade, which begins with the same.
 func Mend(l *kernel.WriteLock) error {
 	if err := CleanStale(l); err != nil {
 		return err
@@ -128,13 +129,24 @@ func Mend(l *kernel.WriteLock) error {
 		if !ok {
 			continue
 		}
-		e, err := openEngine(l, i.Scope, kind)
+		meta, err := l.Meta(i)
 		if err != nil {
 			return err
 		}
-		empty := len(e.services) == 0
-		e.Close()
-		if empty {
+		var services map[string]*published
+		if meta.ABI < ABI {
+			services, err = readServices(l.Root, i.Scope, kind)
+		} else {
+			var e *engine
+			if e, err = openEngine(l, i.Scope, kind); err == nil {
+				services = e.services
+				e.Close()
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if len(services) == 0 {
 			if err := l.Remove(i); err != nil {
 				return err
 			}

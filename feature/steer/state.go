@@ -19,6 +19,7 @@ import (
 // State is what the pins say of steering on this host.
 type State struct {
 	Services []ServiceState `json:"services"`
+	Outdated []Outdated     `json:"outdated,omitempty"` // what weir upgrade would do
 }
 
 // ServiceState is one steered service.
@@ -101,6 +102,9 @@ func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
 		return State{}, err
 	}
 	st := State{Services: []ServiceState{}}
+	if st.Outdated, err = outdated(r, all); err != nil {
+		return State{}, err
+	}
 	for _, i := range all {
 		if !kernel.ValidName(i.Name) {
 			continue
@@ -191,8 +195,11 @@ func readSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 	row := p.row(n)
 	out := SlotState{Slot: n, State: "empty", Verdicts: map[string]Verdicts{}}
 	var s steerSlot
-	if err := e.Maps["slots"].Lookup(row, &s); err != nil {
+	if err := kernel.LookupPadded(e.Maps["slots"], row, &s); err != nil {
 		return out, err
+	}
+	if e.Meta.ABI < 2 {
+		s.At = ownPlaces
 	}
 	member := p.Service.Member(n)
 	if member != nil {

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
+)
+
+func upgradeCommand(g *globals) *cobra.Command {
+	var dry bool
+	c := &cobra.Command{
+		Use: "upgrade", Short: "Put this weir's programs in place of another version's, under traffic", Args: cobra.NoArgs,
+		Long: `Put this weir's programs in place of those that another version left in the kernel,
+and bring their maps into this version's layout. No packet is lost: each meets
+the old program or the new one, and both know the same slots and members. What
+is there keeps its counts. weir apply does the same as part of its plan; commands
+that write do it by themselves where the layout is an older one. Restart weir
+serve afterwards.`,
+		Example: `  weir upgrade --dry-run      # what would change
+  weir upgrade && systemctl restart weir`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			out := cmd.OutOrStdout()
+			steps := 0
+			var err error
+			if dry {
+				plan, perr := g.host().UpgradePlan(cmd.Context())
+				for _, s := range plan.Steps {
+					steps++
+					fmt.Fprintln(out, "would", s)
+				}
+				err = perr
+			} else {
+				err = g.host().Upgrade(cmd.Context(), func(d host.Done) {
+					steps++
+					fmt.Fprintln(out, d.Step)
+				})
+			}
+			if err == nil && steps == 0 {
+				fmt.Fprintln(out, "nothing to upgrade: what is in the kernel is this weir's")
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVar(&dry, "dry-run", false, "print the plan, change nothing")
+	return c
+}
+
+// printOutdated tells of programs that are another weir's.
+func printOutdated(w io.Writer, list []steer.Outdated) {
+	for _, o := range list {
+		fmt.Fprintf(w, "engine %s of %s runs the program of another weir: %s: weir upgrade puts this one's in place\n", o.Engine, o.Netns, o)
+	}
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// renewGroups attaches this weir's program to every group of engine sk_reuseport,
+// one after the other: both programs work by the same maps, so that it does not
+// matter which of them a packet meets. When it fails, the groups that have gone
+// over get their old program back.
+func (e *engine) renewGroups() error {
+	groups, err := e.groups()
+	if err != nil {
+		return err
+	}
+	ns, err := e.openNetns()
+	if errors.Is(err, ErrNetnsGone) {
+		return nil // and its groups with it
+	} else if err != nil {
+		return err
+	}
+	defer ns.Close()
+	done := map[groupKey]*ebpf.Program{} // what they had; open, or it would go with its last group
+	defer func() {
+		for _, was := range done {
+			was.Close()
+		}
+	}()
+	for k, v := range groups {
+		if k.Proto == 0 || v.Leaving != 0 {
+			continue
+		}
+		if was, err := ebpf.NewProgramFromID(ebpf.ProgramID(v.Program)); err == nil {
+			done[k] = was
+		}
+		if err := e.renewGroup(ns, k, v); err != nil {
+			for k, was := range done {
+				err = errors.Join(err, e.attachGroup(ns, k, groups[k], was))
+			}
+			return err
+		}
+		kernel.Step("steer:group renewed")
+	}
+	return nil
+}
+
+func (e *engine) renewGroup(ns *netns.Handle, k groupKey, v groupValue) error {
+	prog, err := loadGroupProgram(e.pins, v)
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	return e.attachGroup(ns, k, v, prog)
+}
+
+// attachGroup attaches a program and notes which it is.
+func (e *engine) attachGroup(ns *netns.Handle, k groupKey, v groupValue, prog *ebpf.Program) error {
+	attached := false
+	err := withGroup(ns, k, v.UID, func(g kernel.ReuseportGroup) error {
+		attached = true
+		return g.Attach(prog)
+	})
+	if err != nil || !attached { // a group without a socket begins anew, with a program of its own
+		return err
+	}
+	info, err := prog.Info()
+	if err != nil {
+		return err
+	}
+	id, _ := info.ID()
+	v.Program = uint32(id)
+	return e.pins.Maps["groups"].Put(k, v)
+}
+
+// replaceHolder starts a holder whose sockets that swallow take the place of those
+// that are there, and waits until they have.
+func (e *engine) replaceHolder() error {
+	was := sinkCookies(e.pins)
+	return e.spawnHolder(func() bool {
+		if !sinksThere(e.pins) {
+			return false
+		}
+		for i, now := range sinkCookies(e.pins) {
+			if now != 0 && now == was[i] {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// sinkCookies are the sockets that swallow; 0 where there is none.
+func sinkCookies(pins *kernel.Opened) (cookies [sinks]uint64) {
+	for i := range cookies {
+		if pins.Maps["sinks"].Lookup(uint32(i), &cookies[i]) != nil {
+			cookies[i] = 0
+		}
+	}
+	return cookies
+}

@@ -1,0 +1,424 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// otherObject makes this process a weir with another object of the same ABI.
+func otherObject(n int) (restore func()) {
+	was := _SteerBytes
+	_SteerBytes = append(slices.Clone(was), make([]byte, n)...)
+	return func() { _SteerBytes = was }
+}
+
+// runUpgrade upgrades everything and dies at a step: ROOT STEP BYTES KIND, where
+// BYTES make it another object.
+func runUpgrade(args []string) error {
+	dieAt, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(args[2])
+	if err != nil {
+		return err
+	}
+	otherObject(n)
+	if args[3] == "twostep" {
+		kernel.WithoutExchange()
+	}
+	at := 0
+	onSteps(func(step string) {
+		if at++; at > dieAt {
+			fmt.Println(step)
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	})
+	l, err := kernel.OpenRoot(args[0]).Lock(context.Background())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return upgradeAll(l)
+}
+
+// onSteps calls hook at every step but those that are like the one before: the
+// tests of kernel go through each pin.
+func onSteps(hook func(step string)) {
+	last := ""
+	kernel.OnStep(func(step string) {
+		kind, _, _ := strings.Cut(step, "_")
+		if kind != last {
+			hook(step)
+		}
+		last = kind
+	})
+}
+
+func upgradeAll(l *kernel.WriteLock) error {
+	plan, err := Feature{}.PlanUpgrade(context.Background(), l.Root)
+	if err != nil {
+		return err
+	}
+	return Feature{}.Apply(context.Background(), l, plan)
+}
+
+// killedUpgrade upgrades in a process that is killed after so many steps. It
+// returns the step at which it was, "" if it had finished.
+func (w *world) killedUpgrade(steps, object int, kind string) string {
+	w.t.Helper()
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), fmt.Sprintf("%s=upgrade %s %d %d %s", childEnv, w.root.Path(), steps, object, kind))
+	out, err := c.CombinedOutput()
+	if err == nil {
+		return ""
+	}
+	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || !ws.Signaled() {
+		w.t.Fatalf("the command failed instead of being killed: %v\n%s", err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// asked waits until so many more questions have been answered.
+func (tr *traffic) asked(t testing.TB, more int) {
+	t.Helper()
+	count := func() (n int) {
+		tr.mu.Lock()
+		defer tr.mu.Unlock()
+		for _, answers := range tr.seen {
+			for _, c := range answers {
+				n += c
+			}
+		}
+		return n
+	}
+	first := count()
+	for end := time.Now().Add(60 * time.Second); count() < first+more; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("only %d questions of %d were answered in a minute", count()-first, more)
+		}
+	}
+}
+
+// twoMembers is a world with a service whose two slots have their members.
+func twoMembers(t testing.TB, older bool) (w *world, a, b *sink) {
+	t.Helper()
+	a = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	b = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	return newUpgradeWorld(t, older, a, b), a, b
+}
+
+func newUpgradeWorld(t testing.TB, older bool, a, b *sink) *world {
+	seed := uint32(7)
+	w := newWorld(t, Options{Slots: 2, Seed: &seed}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w.member(0, a)
+	w.member(1, b)
+	if older {
+		w.applyABI1()
+	} else {
+		w.apply()
+	}
+	return w
+}
+
+// An upgrade, killed at every step under traffic: every packet met the old
+// program or the new one and the same member, counts and devices go on, and the
+// next command finishes.
+func TestUpgradeKilledAtEveryStep(t *testing.T) {
+	for _, c := range []struct {
+		from, kind string
+		engine     Engine
+	}{
+		{"abi1", "exchange", EngineSkLookup},
+		{"abi1", "twostep", EngineSkLookup},
+		{"object", "exchange", EngineSkLookup},
+		{"object", "exchange", EngineReuseport},
+	} {
+		t.Run(fmt.Sprintf("%s/%s/%s", c.from, c.kind, c.engine), func(t *testing.T) {
+			underTest = c.engine
+			defer func() { underTest = EngineSkLookup }()
+			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			var steps []string
+			for n := 0; ; n += stride() {
+				step := oneKilledUpgrade(t, c.from, c.kind, n, a, b)
+				if step == "" {
+					break
+				}
+				steps = append(steps, step)
+			}
+			t.Log("killed at", strings.Join(steps, ", "))
+			if stride() > 1 {
+				return
+			}
+			want := []string{"upgrade:staged", "upgrade:swapped", "steer:slots copied", "steer:upgraded"}
+			if c.from == "abi1" {
+				want = append(want, "steer:republished")
+			}
+			if c.engine == EngineReuseport {
+				want = append(want, "upgrade:begun", "steer:group renewed")
+			}
+			for _, w := range want {
+				if !slices.Contains(steps, w) {
+					t.Errorf("was never killed at %s", w)
+				}
+			}
+		})
+	}
+}
+
+func oneKilledUpgrade(t *testing.T, from, kind string, n int, a, b *sink) string {
+	t.Helper()
+	w := newUpgradeWorld(t, from == "abi1", a, b)
+	expected := w.expected(12)
+	tr := w.startTraffic(12)
+	tr.asked(t, 5)
+	object := 0
+	if from == "object" {
+		object = 1
+	}
+	step := w.killedUpgrade(n, object, kind)
+	where := fmt.Sprintf("killed at step %d (%s)", n, step)
+	tr.asked(t, 20)
+	w.apply() // the next command
+	tr.asked(t, 20)
+	seen := tr.end()
+	for key, answers := range seen {
+		for got, n := range answers {
+			if got != expected[key] {
+				t.Errorf("%s: %s answered %d times by %s, not by %s", where, key, n, got, expected[key])
+			}
+		}
+	}
+	w.checkCounts(where, seen)
+	if again := w.apply(); len(again) != 0 {
+		t.Errorf("%s: after mending, apply would %v", where, again)
+	}
+	if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Outdated) != 0 {
+		t.Errorf("%s: still outdated: %v, %v", where, st.Outdated, err)
+	}
+	w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+	return step
+}
+
+// checkCounts sees that every question was counted once, as steered, and as its
+// source's. A few more may be: late segments and ICMP errors are looked up too.
+func (w *world) checkCounts(where string, seen map[string]map[string]int) {
+	w.t.Helper()
+	sent, udp := uint64(0), map[netip.Addr]uint64{}
+	for key, answers := range seen {
+		addr, proto, _ := strings.Cut(key, " ")
+		for _, n := range answers {
+			sent += uint64(n)
+			if proto == "udp" {
+				udp[netip.MustParseAddr(addr)] += uint64(n)
+			}
+		}
+	}
+	st := w.state()
+	var steered, other uint64
+	for _, slot := range st.Slots {
+		for _, v := range slot.Verdicts {
+			steered += v.Steered
+			other += v.Rejected + v.Dropped + v.Passed + v.Diverted + v.Failed
+		}
+	}
+	if steered < sent || steered > sent+5 || other != 0 {
+		w.t.Errorf("%s: asked %d times, counted %d steered and %d others", where, sent, steered, other)
+	}
+	devices, _, err := st.Devices(w.root)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	got := map[netip.Addr]uint64{}
+	for _, d := range devices {
+		got[d.Address] = d.UDP
+	}
+	for addr, n := range udp {
+		if got[addr] < n || got[addr] > n+5 {
+			w.t.Errorf("%s: %s sent %d datagrams, its device counts %d", where, addr, n, got[addr])
+		}
+	}
+}
+
+// A member that exits while programs change places, at whatever step, has no slot
+// afterwards, though a child holds on to its sockets.
+func TestExitDuringUpgrade(t *testing.T) {
+	needExitHook(t)
+	for n := 0; ; n += stride() {
+		w, a, b := twoMembers(t, true)
+		a.do("orphan")
+		at := 0
+		onSteps(func(string) {
+			if at == n {
+				a.kill()
+			}
+			at++
+		})
+		w.locked(upgradeAll)
+		kernel.OnStep(nil)
+		if at <= n {
+			a.kill()
+		}
+		w.check(sources(6), loopback4, names(nil, b))
+		w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+		a.endOrphan()
+		b.kill()
+		if at <= n {
+			t.Logf("a member exited at each of %d steps", n)
+			if n < 10 {
+				t.Errorf("only %d steps", n)
+			}
+			return
+		}
+	}
+}
+
+// A hundred upgrades leave no descriptor, pin, program or map behind.
+func TestUpgradesLeakNothing(t *testing.T) { eachEngine(t, testUpgradesLeakNothing) }
+
+func testUpgradesLeakNothing(t *testing.T) {
+	w, a, b := twoMembers(t, false)
+	times := 100
+	if testing.Short() { // a slow machine
+		times = 10
+	}
+	upgrade := func(n int) {
+		defer otherObject(n)()
+		w.locked(upgradeAll)
+	}
+	upgrade(1)
+	pins, fds := pinNames(t, w), descriptors(t)
+	verdicts := w.mapID("verdicts")
+	groups := 1 // steer_lookup
+	if underTest == EngineReuseport {
+		groups = 2 // one for UDP, one for TCP
+	}
+	for n := range times {
+		upgrade(2 + n%2)
+	}
+	if now := pinNames(t, w); !slices.Equal(now, pins) {
+		t.Errorf("pins were\n%v\nand are\n%v", pins, now)
+	}
+	if now := descriptors(t); now != fds {
+		t.Errorf("%d descriptors were open, %d are", fds, now)
+	}
+	if now := w.mapID("verdicts"); now != verdicts {
+		t.Errorf("maps of the same layout were not kept")
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		programs := programsWith(t, verdicts)
+		if programs == groups {
+			break
+		}
+		if time.Now().After(end) {
+			t.Errorf("%d programs use the counters", programs)
+			break
+		}
+	}
+	w.check(sources(10), loopback4, names(a, b))
+}
+
+func pinNames(t testing.TB, w *world) []string {
+	t.Helper()
+	files, err := filepath.Glob(w.root.Path() + "/*/*/*/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func descriptors(t testing.TB) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+func (w *world) mapID(name string) (id ebpf.MapID) {
+	w.t.Helper()
+	w.locked(func(l *kernel.WriteLock) error {
+		o, err := l.Open(engineInstance(w.state().Scope(), w.state().Engine), name)
+		if err != nil {
+			return err
+		}
+		defer o.Close()
+		info, err := o.Maps[name].Info()
+		id, _ = info.ID()
+		return err
+	})
+	return id
+}
+
+func programsWith(t testing.TB, m ebpf.MapID) (n int) {
+	t.Helper()
+	for id := ebpf.ProgramID(0); ; {
+		next, err := ebpf.ProgramGetNextID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			return n
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		id = next
+		p, err := ebpf.NewProgramFromID(id)
+		if err != nil {
+			continue // gone meanwhile
+		}
+		if info, err := p.Info(); err == nil {
+			if ids, _ := info.MapIDs(); slices.Contains(ids, m) {
+				n++
+			}
+		}
+		p.Close()
+	}
+}
+
+// Upgrades, registrations and killed commands at once wait for one another.
+func TestUpgradesAtOnce(t *testing.T) {
+	w, a, b := twoMembers(t, true)
+	expected := w.expected(12)
+	tr := w.startTraffic(12)
+	var wg sync.WaitGroup
+	for i := range 3 {
+		wg.Go(func() {
+			for n := range 4 {
+				w.killedUpgrade([]int{1000, 7 + 5*n, 1000}[i], i, "exchange")
+			}
+		})
+	}
+	wg.Wait()
+	w.apply()
+	tr.asked(t, 20)
+	for key, answers := range tr.end() {
+		for got, n := range answers {
+			if got != expected[key] {
+				t.Errorf("%s answered %d times by %s, not by %s", key, n, got, expected[key])
+			}
+		}
+	}
+	if again := w.apply(); len(again) != 0 {
+		t.Errorf("not settled: apply would %v", again)
+	}
+	w.check(sources(12), loopback4, names(a, b))
+}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// Pins of ABI 1 are read as they are, without a change to them.
+func TestReadABI1(t *testing.T) {
+	w, a, b := twoMembers(t, true)
+	src := sources(20)
+	w.check(src, loopback4, names(a, b)) // steered by the program of that weir
+	before := pinIDs(t, w.root)
+	st := w.state()
+	if len(st.Slots) != 2 || !st.Slots[0].Admitted() || st.Slots[0].PID != a.pid() || st.Slots[1].PID != b.pid() || st.Seed != 7 || st.Problem != "" {
+		t.Errorf("state: %+v", st)
+	}
+	if n := st.Slots[0].Verdicts["udp"].Steered + st.Slots[1].Verdicts["udp"].Steered; n < 20 || n > 25 {
+		t.Errorf("%d datagrams are counted, 20 were sent", n)
+	}
+	if d, problem, err := st.Devices(w.root); err != nil || problem != nil || len(d) != 20 {
+		t.Errorf("devices: %d, %v, %v", len(d), problem, err)
+	}
+	r, err := OpenSlots(w.root, "", "svc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if pid, ok, err := r.Admitted(1); pid != b.pid() || !ok || err != nil {
+		t.Errorf("slot 1 is of process %d, %v, %v", pid, ok, err)
+	}
+	metrics := make(chan prometheus.Metric, 1000)
+	NewCollector(w.root).Collect(metrics)
+	close(metrics)
+	admitted := 0
+	for m := range metrics {
+		if m.Desc() == admittedDesc {
+			admitted++
+		}
+	}
+	if admitted != 2 {
+		t.Errorf("metrics of %d slots", admitted)
+	}
+	all, err := ReadState(t.Context(), w.root)
+	if err != nil || len(all.Outdated) != 1 {
+		t.Fatalf("outdated: %v, %v", all.Outdated, err)
+	}
+	if o := all.Outdated[0].String(); !strings.Contains(o, "ABI 1 → 2, weir abi1 → devel") {
+		t.Errorf("the upgrade is described as %q", o)
+	}
+	if findings, err := Examine(t.Context(), w.root); err != nil || len(findings) != 1 || !strings.Contains(findings[0].Remedy, "weir upgrade") {
+		t.Errorf("doctor finds %v, %v", findings, err)
+	}
+	w.locked(Mend) // leaves them to the upgrade
+	if after := pinIDs(t, w.root); !slices.Equal(before, after) {
+		t.Errorf("reading changed the pins from\n%v\nto\n%v", before, after)
+	}
+	w.check(src, loopback4, names(a, b))
+	plan := w.apply()
+	if len(plan) != 1 || !strings.HasPrefix(plan[0], "upgrade engine sk_lookup of net:[") {
+		t.Errorf("apply did %v", plan)
+	}
+	w.check(src, loopback4, names(a, b))
+	if pid, ok, err := r.Admitted(1); pid != b.pid() || !ok || err != nil {
+		t.Errorf("after the upgrade slot 1 is of process %d, %v, %v", pid, ok, err)
+	}
+	b.kill()
+	if _, ok, err := r.Admitted(1); ok || err != nil {
+		t.Errorf("a reader that was open before the upgrade sees slot 1 admitted: %v, %v", ok, err)
+	}
+}
+
+// pinIDs lists the pins with the kernel's numbers of what is pinned.
+func pinIDs(t testing.TB, r *kernel.Root) []string {
+	t.Helper()
+	var out []string
+	files, err := filepath.Glob(r.Path() + "/*/*/*/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if strings.HasPrefix(filepath.Base(f), "link_") {
+			ln, err := link.LoadPinnedLink(f, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			info, err := ln.Info()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, fmt.Sprint(f, " link ", info.ID, " program ", info.Program))
+			ln.Close()
+			continue
+		}
+		m, err := ebpf.LoadPinnedMap(f, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := m.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, _ := info.ID()
+		out = append(out, fmt.Sprint(f, " map ", id))
+		m.Close()
+	}
+	return out
+}
+
+// Commands that write find pins of ABI 1 and upgrade them first.
+func TestWritersUpgradeABI1(t *testing.T) {
+	for name, write := range map[string]func(w *world, l *kernel.WriteLock) error{
+		"register": func(w *world, l *kernel.WriteLock) error {
+			changed, err := Register(w.t.Context(), l, Slot{Scope: w.state().Scope(), Service: "svc", Slot: 1}, nil)
+			if changed {
+				w.t.Error("the slot was given anew to who had it")
+			}
+			return err
+		},
+		"unregister and register": func(w *world, l *kernel.WriteLock) error {
+			s := Slot{Scope: w.state().Scope(), Service: "svc", Slot: 1}
+			if err := Unregister(l, s); err != nil {
+				return err
+			}
+			_, err := Register(w.t.Context(), l, s, nil)
+			return err
+		},
+		"upgrade": func(_ *world, l *kernel.WriteLock) error { return upgradeAll(l) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, a, b := twoMembers(t, true)
+			w.check(sources(10), loopback4, names(a, b))
+			w.locked(func(l *kernel.WriteLock) error { return write(w, l) })
+			if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Outdated) != 0 {
+				t.Errorf("outdated: %v, %v", st.Outdated, err)
+			}
+			w.check(sources(20), loopback4, names(a, b))
+			a.kill()
+			w.check(sources(20), loopback4, names(nil, b))
+			if again := w.apply(); len(again) != 1 || !strings.HasPrefix(again[0], "adopt slot 0") {
+				t.Errorf("apply would %v", again)
+			}
+		})
+	}
+	t.Run("remove", func(t *testing.T) {
+		w, a, _ := twoMembers(t, true)
+		a.kill()
+		w.cfg.Services = nil
+		w.apply()
+		if _, err := os.Stat(w.root.Path()); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("pins left: %v", err)
+		}
+	})
+}
+
+// Two services, of which one shares its rows' numbers with nobody's habits: a
+// table of ABI 1 and its rows survive, so that no device moves.
+func TestUpgradeKeepsTables(t *testing.T) {
+	seed := uint32(11)
+	w := newWorld(t, Options{Slots: 3, Seed: &seed}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	v := newWorld(t, Options{Slots: 5, Seed: &seed, OnEmpty: Next}, "udp 0.0.0.0:9992")
+	second := v.cfg.Services[0]
+	second.Name = "second"
+	w.cfg.Services = append(w.cfg.Services, second)
+	w.applyABI1()
+	was := w.tables()
+	if fmt.Sprint(was["svc"]) == fmt.Sprint(Assign(3)) {
+		t.Error("the table is the one that this weir would make: the test shows nothing")
+	}
+	plan := w.apply()
+	if len(plan) != 1 || !strings.HasPrefix(plan[0], "upgrade ") {
+		t.Errorf("apply did %v", plan)
+	}
+	for name, now := range w.tables() {
+		if fmt.Sprint(was[name]) != fmt.Sprint(now) {
+			t.Errorf("table and rows of %s changed", name)
+		}
+	}
+}
+
+func (w *world) tables() map[string][]any {
+	w.t.Helper()
+	st, err := ReadState(w.t.Context(), w.root)
+	if err != nil || len(st.Services) != 2 {
+		w.t.Fatal(st, err)
+	}
+	out := map[string][]any{}
+	for _, s := range st.Services {
+		out[s.Name] = []any{s.table, s.pub.Rows, s.pub.ID, s.Seed, s.OnEmpty}
+	}
+	return out
+}
+
+// Pins of a newer ABI are refused by every command, and not touched.
+func TestNewerABI(t *testing.T) {
+	w, a, b := twoMembers(t, false)
+	scope := w.state().Scope()
+	for _, instance := range []kernel.Instance{serviceInstance(scope, "svc"), engineInstance(scope, EngineSkLookup)} {
+		t.Run(instance.Name, func(t *testing.T) {
+			restore := w.newer(instance)
+			defer restore()
+			before := pinIDs(t, w.root)
+			writes := func(f func(l *kernel.WriteLock) error) error {
+				l, err := w.root.Lock(t.Context())
+				if err != nil {
+					return err
+				}
+				defer l.Unlock()
+				return f(l)
+			}
+			_, read := ReadState(t.Context(), w.root)
+			for what, err := range map[string]error{
+				"status": read,
+				"register": writes(func(l *kernel.WriteLock) error {
+					_, err := Register(t.Context(), l, Slot{Scope: scope, Service: "svc", Slot: 0}, nil)
+					return err
+				}),
+				"upgrade": writes(func(l *kernel.WriteLock) error { return upgrade(l, scope, EngineSkLookup) }),
+				"mend":    writes(Mend),
+				"remove":  writes(func(l *kernel.WriteLock) error { return RemoveService(l, scope, "svc") }),
+			} {
+				if !errors.Is(err, kernel.ErrABI) || !strings.Contains(err.Error(), "made by weir v9.9.9") {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			if after := pinIDs(t, w.root); !slices.Equal(before, after) {
+				t.Errorf("changed the pins from\n%v\nto\n%v", before, after)
+			}
+			w.checkAnswers(sources(8), a, b)
+		})
+	}
+}
+
+// newer publishes an instance once more as a weir of the future would have.
+func (w *world) newer(i kernel.Instance) (restore func()) {
+	w.t.Helper()
+	again := func(change func(m *kernel.Meta)) {
+		w.locked(func(l *kernel.WriteLock) error {
+			o, err := l.Open(i)
+			if err != nil {
+				return err
+			}
+			defer o.Close()
+			meta := o.Meta
+			change(&meta)
+			pins := kernel.Pins{Maps: o.Maps, Links: map[string]kernel.Link{}}
+			links, err := o.Links()
+			if err != nil {
+				return err
+			}
+			for _, name := range links {
+				ln, err := o.Link(name)
+				if err != nil {
+					return err
+				}
+				defer ln.Close()
+				pins.Links[name] = ln
+			}
+			return l.Publish(i, meta, pins)
+		})
+	}
+	again(func(m *kernel.Meta) { m.ABI, m.Version = ABI+1, "v9.9.9" })
+	return func() { again(func(m *kernel.Meta) { m.ABI, m.Version = ABI, Version }) }
+}
+
+// checkAnswers is check without a look at the pins: each of the two answers its
+// own sources over both protocols.
+func (w *world) checkAnswers(addrs []netip.Addr, a, b *sink) {
+	w.t.Helper()
+	for _, addr := range addrs {
+		udp, tcp := ask(w.t, "udp", addr, loopback4), ask(w.t, "tcp", addr, loopback4)
+		if udp != tcp || udp != fmt.Sprint(a.pid()) && udp != fmt.Sprint(b.pid()) {
+			w.t.Errorf("%s is answered by %s over UDP and %s over TCP", addr, udp, tcp)
+		}
+	}
+}
+
+// The holder of the older weir ends with its pins: another takes its place.
+func TestUpgradeReplacesTheHolder(t *testing.T) {
+	seed := uint32(7)
+	w := newWorld(t, Options{Slots: 1, Seed: &seed, OnEmpty: Drop}, "udp 0.0.0.0:9991")
+	w.applyABI1()
+	var was [sinks]uint64
+	w.withSinks(func(e *engine) {
+		if err := e.startHolder(); err != nil {
+			t.Error(err)
+		}
+		was = sinkCookies(e.pins)
+	})
+	w.locked(upgradeAll)
+	w.withSinks(func(e *engine) {
+		for i, now := range sinkCookies(e.pins) {
+			if now == 0 && was[i] != 0 || now != 0 && now == was[i] {
+				t.Errorf("socket %d that swallows was %d and is %d", i, was[i], now)
+			}
+		}
+	})
+	if p := w.state().Problem; p != "" {
+		t.Errorf("afterwards: %s", p)
+	}
+}
+
+func (w *world) withSinks(f func(e *engine)) {
+	w.t.Helper()
+	w.locked(func(l *kernel.WriteLock) error {
+		scope := w.state().Scope()
+		o, err := l.Open(engineInstance(scope, EngineSkLookup), "sinks")
+		if err != nil {
+			return err
+		}
+		defer o.Close()
+		f(&engine{lock: l, scope: scope, kind: EngineSkLookup, pins: o})
+		return nil
+	})
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/kernel"
+)
+
+// features are all of weir's; what each can do beside the common is found by
+// type assertion.
+var features = []any{steer.Feature{}}
+
+// UpgradePlan says which programs of another weir this one would replace. It
+// changes nothing.
+func (h *Host) UpgradePlan(ctx context.Context) (feature.Plan, error) {
+	var all feature.Plan
+	for _, f := range features {
+		if u, ok := f.(feature.Upgrader); ok {
+			p, err := u.PlanUpgrade(ctx, h.Root)
+			if err != nil {
+				return feature.Plan{}, err
+			}
+			all.Steps = append(all.Steps, p.Steps...)
+		}
+	}
+	return all, nil
+}
+
+// Upgrade puts this weir's programs in place of another's, under traffic, after
+// mending what a killed command may have left. It calls each after every step. A
+// step that fails keeps no other from being tried.
+func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
+	l, err := h.Root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	if err := mend(l); err != nil {
+		return err
+	}
+	plan, err := h.UpgradePlan(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, s := range plan.Steps {
+		note, err := s.Do(ctx, l)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", s, err))
+			continue
+		}
+		each(Done{s, note})
+	}
+	return errors.Join(errs...)
+}
+
+// mend finishes what killed commands left, an upgrade among them.
+func mend(l *kernel.WriteLock) error { return steer.Mend(l) }

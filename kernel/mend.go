@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// mend finishes or undoes what a killed writer left. The caller holds the lock,
+// so nothing in transit belongs to anybody alive.
+func (l *WriteLock) mend() error {
+	scopes, err := l.allNames(l.path)
+	if err != nil {
+		return err
+	}
+	for _, s := range scopes {
+		if s == lockDir {
+			continue
+		}
+		features, err := l.allNames(filepath.Join(l.path, s))
+		if err != nil {
+			return err
+		}
+		for _, f := range features {
+			if err := l.mendDir(filepath.Join(l.path, s, f)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (l *WriteLock) mendDir(dir string) error {
+	names, err := l.allNames(dir)
+	if err != nil {
+		return err
+	}
+	has := map[string]bool{}
+	for _, n := range names {
+		has[n] = true
+	}
+	for _, n := range names {
+		base, retired := strings.CutSuffix(n, retireSuffix)
+		if retired && !has[base] && has[base+stagedSuffix] {
+			// Killed between the two renames of a replacement: the new one is complete.
+			if err := os.Rename(filepath.Join(dir, base+stagedSuffix), filepath.Join(dir, base)); err != nil {
+				return err
+			}
+			has[base], has[base+stagedSuffix] = true, false
+		}
+	}
+	for _, n := range names {
+		if base, staged := strings.CutSuffix(n, stagedSuffix); staged && has[n] {
+			err = mendStaged(filepath.Join(dir, base), filepath.Join(dir, n), has[base])
+		} else if base, retired := strings.CutSuffix(n, retireSuffix); retired {
+			err = settle(filepath.Join(dir, base), filepath.Join(dir, n))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mendStaged goes forward with an upgrade whose attachment has gone over: the
+// kernel runs the new program already. Anything else that is staged is undone.
+func mendStaged(dir, staged string, published bool) error {
+	if published {
+		over, err := goneOver(staged)
+		if err != nil {
+			return err
+		}
+		if over {
+			return commit(staged, dir)
+		}
+	}
+	return settle(dir, staged)
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// swapPin is the record of an upgrade in its staging directory: how mend can
+// tell whether the attachment has gone over.
+const swapPin = "swap"
+
+// Upgrade is what a published instance becomes when another program takes over.
+type Upgrade struct {
+	Meta Meta
+	// Pins are all maps of the new form, those that stay among them, and links
+	// that are attached already beside the older form's. What the older form has
+	// and this has not goes with it.
+	Pins Pins
+	// Link names the link that stays and is moved to Program in one step.
+	Link    string
+	Program *ebpf.Program
+	// Swap is in place of Link where attachments have no link: it attaches the new
+	// program everywhere in place of the old one. Killed within, it is taken to have
+	// happened: the next command finds the new pins published, and must attach
+	// wherever that is missing. When it fails it must have undone what it did.
+	Swap func() error
+}
+
+// swapRecord is the value of swapPin, in the byte order of the host.
+type swapRecord struct {
+	Program uint32   // id of the program that the link runs once it has gone over; 0: there is no link
+	Begun   uint32   // where there is no link: 1 from before the first attachment goes over
+	Link    [24]byte // the link's name, NUL-padded
+}
+
+// Upgrade replaces an instance under traffic: its new form is pinned in a
+// staging directory, then the attachment goes over to the new program in one
+// step, then the directory takes the older one's place. The attachment is the
+// truth: killed before it went over, the older form stays; killed after, the
+// next Lock finishes. Either way every packet meets one whole form.
+func (l *WriteLock) Upgrade(i Instance, u Upgrade) error {
+	if err := i.validate(); err != nil {
+		return err
+	}
+	if err := l.upgrade(l.dirPath(i), u); err != nil {
+		return fmt.Errorf("upgrading %s: %w", i, err)
+	}
+	return nil
+}
+
+func (l *WriteLock) upgrade(dir string, u Upgrade) error {
+	if _, err := os.Stat(filepath.Join(dir, metaPin)); err != nil {
+		return l.explainOpen(dir, err)
+	}
+	rec, swap := swapRecord{}, u.Swap
+	if u.Link != "" {
+		ln, err := loadLinkAgain(filepath.Join(dir, linkPrefix+u.Link))
+		if err != nil {
+			return err
+		}
+		defer ln.Close()
+		if rec, err = recordOf(u.Link, u.Program); err != nil {
+			return err
+		}
+		u.Pins.Links = maps.Clone(u.Pins.Links)
+		if u.Pins.Links == nil {
+			u.Pins.Links = map[string]Link{}
+		}
+		u.Pins.Links[u.Link] = ln
+		swap = func() error { return replaceProgram(ln, u.Program) }
+	}
+	staged, err := l.makeStaged(dir)
+	if err != nil {
+		return err
+	}
+	if err := l.goOver(staged, u, rec, swap); err != nil {
+		return errors.Join(err, removeTree(staged))
+	}
+	Step("upgrade:swapped")
+	if err := commit(staged, dir); err != nil {
+		return fmt.Errorf("the new program is in place, its pins are not: the next weir command moves them: %w", err)
+	}
+	return nil
+}
+
+// goOver completes the staging directory and moves the attachment.
+func (l *WriteLock) goOver(staged string, u Upgrade, rec swapRecord, swap func() error) error {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: swapPin, Type: ebpf.Array, KeySize: 4, ValueSize: 32, MaxEntries: 1})
+	if err != nil {
+		return explainLoad("creating the record of the upgrade", err)
+	}
+	defer m.Close()
+	path := filepath.Join(staged, swapPin)
+	if err := errors.Join(m.Put(uint32(0), rec), m.Pin(path), setRights(path, false, l.gid())); err != nil {
+		return fmt.Errorf("recording the upgrade: %w", err)
+	}
+	Step("upgrade:recorded")
+	if err := l.stage(staged, u.Meta, u.Pins); err != nil {
+		return err
+	}
+	Step("upgrade:staged")
+	if u.Link == "" {
+		rec.Begun = 1
+		if err := m.Put(uint32(0), rec); err != nil {
+			return fmt.Errorf("recording the upgrade: %w", err)
+		}
+		Step("upgrade:begun")
+	}
+	return swap()
+}
+
+func recordOf(name string, p *ebpf.Program) (rec swapRecord, err error) {
+	info, err := p.Info()
+	if err != nil {
+		return rec, err
+	}
+	id, ok := info.ID()
+	if !ok || len(name) >= len(rec.Link) {
+		return rec, fmt.Errorf("link %s: the kernel gives its program no number, or its name is too long", name)
+	}
+	rec.Program = uint32(id)
+	copy(rec.Link[:], name)
+	return rec, nil
+}
+
+// goneOver asks the attachment of a staging directory whether it is the one in
+// force.
+func goneOver(staged string) (bool, error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(staged, swapPin), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil // not an upgrade
+	} else if err != nil {
+		return false, err
+	}
+	defer m.Close()
+	var rec swapRecord
+	if err := m.Lookup(uint32(0), &rec); err != nil {
+		return false, err
+	}
+	if rec.Program == 0 {
+		return rec.Begun != 0, nil
+	}
+	name := string(bytes.TrimRight(rec.Link[:], "\x00"))
+	ln, err := link.LoadPinnedLink(filepath.Join(staged, linkPrefix+name), nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil // killed before it was pinned
+	} else if err != nil {
+		return false, err
+	}
+	defer ln.Close()
+	info, err := ln.Info()
+	return err == nil && uint32(info.Program) == rec.Program, err
+}
+
+// loadLinkAgain opens a pinned link so that pinning it elsewhere adds a pin:
+// the library would move the one that it knows of.
+func loadLinkAgain(path string) (Link, error) {
+	ln, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer ln.Close()
+	fd, ok := ln.(interface{ FD() int })
+	if !ok {
+		return nil, fmt.Errorf("%s: %w: a link of type %T cannot be moved", path, ErrUnsupported, ln)
+	}
+	dup, err := unix.FcntlInt(uintptr(fd.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return link.NewFromFD(dup)
+}
+
+// replaceProgram moves a link to another program in one step. It fails if the
+// link no longer runs the program that it ran when this began.
+func replaceProgram(ln Link, p *ebpf.Program) error {
+	info, err := ln.Info()
+	if err != nil {
+		return err
+	}
+	old, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return fmt.Errorf("the program that is attached: %w", err)
+	}
+	defer old.Close()
+	raw, ok := ln.(interface {
+		UpdateArgs(link.RawLinkUpdateOptions) error
+	})
+	if !ok {
+		return fmt.Errorf("%w: a link of type %T cannot be moved to another program", ErrUnsupported, ln)
+	}
+	return raw.UpdateArgs(link.RawLinkUpdateOptions{New: p, Old: old, Flags: unix.BPF_F_REPLACE})
+}
