@@ -261,8 +261,8 @@ func (e *engine) finishUpgrade() error {
 		}
 		kernel.Step("steer:republished")
 	}
-	if e.kind == EngineReuseport {
-		return e.renewGroups()
+	if e.kind == EngineReuseport && e.pins.Meta.Object == hashOf(e.kind) {
+		return e.renewGroups() // else they still run what the pins say, or another upgrade comes
 	}
 	return nil
 }

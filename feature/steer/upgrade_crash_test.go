@@ -25,17 +25,18 @@ import (
 
 // otherObject makes this process a weir with another object of the same ABI.
 func otherObject(n int) (restore func()) {
-	was := _SteerBytes
-	_SteerBytes = append(slices.Clone(was), make([]byte, n)...)
-	return func() { _SteerBytes = was }
+	lookup, reuse := _SteerBytes, _ReuseBytes
+	_SteerBytes = append(slices.Clone(lookup), make([]byte, n)...)
+	_ReuseBytes = append(slices.Clone(reuse), make([]byte, n)...)
+	return func() { _SteerBytes, _ReuseBytes = lookup, reuse }
 }
 
 // runUpgrade upgrades everything and dies at a step: ROOT STEP BYTES KIND, where
-// BYTES make it another object.
+// STEP is a number or how its name begins, and BYTES make it another object.
 func runUpgrade(args []string) error {
 	dieAt, err := strconv.Atoi(args[1])
 	if err != nil {
-		return err
+		dieAt = 1 << 30
 	}
 	n, err := strconv.Atoi(args[2])
 	if err != nil {
@@ -47,7 +48,7 @@ func runUpgrade(args []string) error {
 	}
 	at := 0
 	onSteps(func(step string) {
-		if at++; at > dieAt {
+		if at++; at > dieAt || strings.HasPrefix(step, args[1]) {
 			fmt.Println(step)
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
@@ -58,6 +59,9 @@ func runUpgrade(args []string) error {
 		return err
 	}
 	defer l.Unlock()
+	if err := Mend(l); err != nil {
+		return err
+	}
 	return upgradeAll(l)
 }
 
@@ -82,12 +86,12 @@ func upgradeAll(l *kernel.WriteLock) error {
 	return Feature{}.Apply(context.Background(), l, plan)
 }
 
-// killedUpgrade upgrades in a process that is killed after so many steps. It
-// returns the step at which it was, "" if it had finished.
-func (w *world) killedUpgrade(steps, object int, kind string) string {
+// killedUpgrade upgrades in a process that is killed after so many steps, or at
+// the one whose name begins so. It returns the step at which it was, "" if it had finished.
+func (w *world) killedUpgrade(at any, object int, kind string) string {
 	w.t.Helper()
 	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), fmt.Sprintf("%s=upgrade %s %d %d %s", childEnv, w.root.Path(), steps, object, kind))
+	c.Env = append(os.Environ(), fmt.Sprintf("%s=upgrade %s %v %d %s", childEnv, w.root.Path(), at, object, kind))
 	out, err := c.CombinedOutput()
 	if err == nil {
 		return ""
@@ -256,6 +260,82 @@ func (w *world) checkCounts(where string, seen map[string]map[string]int) {
 	for addr, n := range udp {
 		if got[addr] < n || got[addr] > n+5 {
 			w.t.Errorf("%s: %s sent %d datagrams, its device counts %d", where, addr, n, got[addr])
+		}
+	}
+}
+
+// Groups of engine sk_reuseport go over one by one. Killed between two of them,
+// the next command brings the rest along.
+func TestUpgradeKilledBetweenGroups(t *testing.T) {
+	underTest = EngineReuseport
+	defer func() { underTest = EngineSkLookup }()
+	w, a, b := twoMembers(t, false)
+	before := w.groupPrograms()
+	if len(before) != 2 {
+		t.Fatalf("%d groups, want one for UDP and one for TCP", len(before))
+	}
+	if step := w.killedUpgrade("steer:group", 1, "exchange"); step == "" {
+		t.Fatal("was not killed between two groups")
+	}
+	changed := 0
+	for k, id := range w.groupPrograms() {
+		if id != before[k] {
+			changed++
+		}
+	}
+	if changed != 1 {
+		t.Errorf("killed between two groups, and %d have gone over", changed)
+	}
+	w.checkAnswers(sources(12), a, b)
+	if step := w.killedUpgrade(1000, 1, "exchange"); step != "" { // the next command of the same weir
+		t.Fatalf("killed at %s", step)
+	}
+	for k, id := range w.groupPrograms() {
+		if id == before[k] {
+			t.Errorf("%s still runs program %d", k, id)
+		}
+	}
+	eventuallyGone(t, before)
+	w.check(sources(12), loopback4, names(a, b))
+}
+
+func (w *world) groupPrograms() map[groupKey]ebpf.ProgramID {
+	w.t.Helper()
+	o, err := w.root.Open(engineInstance(w.state().Scope(), EngineReuseport), "groups")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer o.Close()
+	groups, err := entries[groupKey, groupValue](o.Maps["groups"])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out := map[groupKey]ebpf.ProgramID{}
+	for k, v := range groups {
+		if k.Proto != 0 {
+			out[k] = ebpf.ProgramID(v.Program)
+		}
+	}
+	return out
+}
+
+// eventuallyGone waits until programs are attached nowhere, and so are no more.
+func eventuallyGone(t *testing.T, ids map[groupKey]ebpf.ProgramID) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		left := 0
+		for _, id := range ids {
+			if p, err := ebpf.NewProgramFromID(id); err == nil {
+				left++
+				p.Close()
+			}
+		}
+		if left == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Errorf("%d programs of before are still there", left)
+			return
 		}
 	}
 }
