@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,38 +24,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const childEnv = "WEIR_STEER_CHILD"
-
 func TestMain(m *testing.M) {
-	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd {
-		c := exec.Command("/proc/self/exe")
-		c.Env = append(os.Environ(), childEnv+"=hold "+root+" "+scope+" "+string(kind))
-		return c
-	}
-	if role := os.Getenv(childEnv); role != "" {
-		if err := child(role); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
+	nstest.Play(map[string]nstest.Role{"sink": runSink, "change": runChange, "upgrade": runUpgrade, "hold": playHold})
 	nstest.Main(m)
 }
 
-// child is what this test binary is when it is started as another program.
-func child(role string) error {
-	f := strings.Fields(role)
-	switch f[0] {
-	case "hold":
-		return Hold(context.Background(), kernel.OpenRoot(f[1]), f[2], Engine(f[3]))
-	case "sink":
-		return runSink(f[1:])
-	case "change":
-		return runChange(f[1:])
-	case "upgrade":
-		return runUpgrade(f[1:])
-	}
-	return fmt.Errorf("no role %q", role)
+func playHold(f []string) error {
+	return Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], Engine(f[2]))
 }
 
 // runSink opens the sockets named, one a line on its standard input or as
@@ -101,14 +78,7 @@ func runSink(listens []string) error {
 
 // orphan starts a sleeping process that holds duplicates of all sockets.
 func orphan(open []interface{ Close() error }) error {
-	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), childEnv+"=sink")
-	in, err := c.StdinPipe()
-	if err != nil {
-		return err
-	}
-	_ = in
-	c.Stdin = nil
+	c := nstest.Child("sink")
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
@@ -122,7 +92,7 @@ func orphan(open []interface{ Close() error }) error {
 		}
 		c.ExtraFiles = append(c.ExtraFiles, f)
 	}
-	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	c.SysProcAttr.Setsid = true
 	if err := c.Start(); err != nil {
 		return err
 	}
@@ -179,14 +149,9 @@ func sinkSocket(proto, addr string) (interface{ Close() error }, error) {
 
 // sink is a running collector of the tests' own.
 type sink struct {
-	t   testing.TB
-	cmd *exec.Cmd
-	in  interface {
-		Write([]byte) (int, error)
-		Close() error
-	}
-	out    *bufio.Scanner
-	orphan int
+	*nstest.Process
+	t      testing.TB
+	orphan int // the latest child that outlives it
 }
 
 func startSink(t testing.TB, listens ...string) *sink {
@@ -197,58 +162,39 @@ func startSink(t testing.TB, listens ...string) *sink {
 // startSinkAs starts it as another user.
 func startSinkAs(t testing.TB, uid uint32, listens ...string) *sink {
 	t.Helper()
-	s := &sink{t: t, cmd: exec.Command("/proc/self/exe")}
-	s.cmd.Env = append(os.Environ(), childEnv+"=sink "+strings.Join(listens, " "))
-	s.cmd.Stderr = os.Stderr
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-	// No Pdeathsig: it follows the thread that starts the child, and looking into a namespace
-	// uses threads up. The sink ends with its input instead.
-	in, err := s.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := s.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.in, s.out = in, bufio.NewScanner(out)
-	if err := s.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.kill)
-	s.expect("ready")
-	return s
+	c := nstest.Child("sink")
+	c.Args = append(c.Args, listens...)
+	c.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
+	return &sink{Process: nstest.StartReady(t, c), t: t}
 }
 
-func (s *sink) expect(want string) {
-	s.t.Helper()
-	for s.out.Scan() {
-		if n, ok := strings.CutPrefix(s.out.Text(), "orphan "); ok {
-			fmt.Sscan(n, &s.orphan)
-			s.t.Cleanup(func() { syscall.Kill(s.orphan, syscall.SIGKILL) })
-			continue
-		}
-		if s.out.Text() != want {
-			s.t.Fatalf("sink said %q, want %q", s.out.Text(), want)
-		}
-		return
-	}
-	s.t.Fatalf("sink ended before it said %q", want)
-}
-
+// do has the sink do something. Processes that it leaves behind for good end with the test.
 func (s *sink) do(line string) {
 	s.t.Helper()
-	fmt.Fprintln(s.in, line)
-	s.expect("done")
+	s.Tell(line)
+	for {
+		said, ok := s.Line()
+		orphan, isOrphan := strings.CutPrefix(said, "orphan ")
+		switch {
+		case ok && said == "done":
+			return
+		case ok && isOrphan:
+			pid, err := strconv.Atoi(orphan)
+			if err != nil {
+				s.t.Fatalf("sink said %q", said)
+			}
+			s.orphan = pid
+			s.t.Cleanup(func() { syscall.Kill(pid, syscall.SIGKILL) })
+		default:
+			s.t.Fatalf("sink said %q to %q, want done", said, line)
+		}
+	}
 }
 
-func (s *sink) pid() int { return s.cmd.Process.Pid }
+func (s *sink) pid() int { return s.PID() }
 
 // kill ends the sink as a crash does, and waits for it.
-func (s *sink) kill() {
-	s.cmd.Process.Kill()
-	s.cmd.Wait()
-}
+func (s *sink) kill() { s.Kill() }
 
 // endOrphan ends the child that outlived the sink.
 func (s *sink) endOrphan() { syscall.Kill(s.orphan, syscall.SIGKILL) }
