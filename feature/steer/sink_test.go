@@ -3,7 +3,6 @@
 package steer
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) {
 	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
-	nstest.Play(map[string]nstest.Role{"sink": runSink, "change": runChange, "upgrade": runUpgrade, "hold": playHold})
+	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "hold": playHold})
 	nstest.Main(m)
 }
 
@@ -34,73 +33,7 @@ func playHold(f []string) error {
 	return Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], Engine(f[2]))
 }
 
-// runSink opens the sockets named, one a line on its standard input or as
-// arguments, and answers every datagram and connection with its pid. Lines
-// "close N" and "fork" do what they say; it ends with its input.
-func runSink(listens []string) error {
-	var open []interface{ Close() error }
-	start := func(spec string) error {
-		proto, addr, _ := strings.Cut(spec, "=")
-		s, err := sinkSocket(proto, addr)
-		if err != nil {
-			return err
-		}
-		open = append(open, s)
-		return nil
-	}
-	for _, l := range listens {
-		if err := start(l); err != nil {
-			return err
-		}
-	}
-	fmt.Println("ready")
-	in := bufio.NewScanner(os.Stdin)
-	for in.Scan() {
-		verb, arg, _ := strings.Cut(in.Text(), " ")
-		var err error
-		switch verb {
-		case "open":
-			err = start(arg)
-		case "close":
-			var i int
-			fmt.Sscan(arg, &i)
-			err = open[i].Close()
-		case "orphan": // a child that inherits every socket and outlives us
-			err = orphan(open)
-		}
-		if err != nil {
-			return err
-		}
-		fmt.Println("done")
-	}
-	return nil
-}
-
-// orphan starts a sleeping process that holds duplicates of all sockets.
-func orphan(open []interface{ Close() error }) error {
-	c := nstest.Child("sink")
-	r, w, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	c.Stdin = r
-	c.ExtraFiles = append(c.ExtraFiles, w) // holds its own input open
-	for _, s := range open {
-		f, err := s.(interface{ File() (*os.File, error) }).File()
-		if err != nil {
-			return err
-		}
-		c.ExtraFiles = append(c.ExtraFiles, f)
-	}
-	c.SysProcAttr.Setsid = true
-	if err := c.Start(); err != nil {
-		return err
-	}
-	fmt.Println("orphan", c.Process.Pid)
-	return nil
-}
-
-func sinkSocket(proto, addr string) (interface{ Close() error }, error) {
+func sinkSocket(proto, addr string) (sinkConn, error) {
 	reuse := !strings.HasSuffix(proto, "!")
 	proto = strings.TrimSuffix(proto, "!")
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -111,40 +44,44 @@ func sinkSocket(proto, addr string) (interface{ Close() error }, error) {
 		})
 	}}
 	lc.SetMultipathTCP(false)
-	me := []byte(fmt.Sprint(os.Getpid()))
 	if strings.HasPrefix(proto, "udp") {
 		p, err := lc.ListenPacket(context.Background(), proto, addr)
 		if err != nil {
 			return nil, err
 		}
-		go func() {
-			b := make([]byte, 2048)
-			for {
-				_, from, err := p.ReadFrom(b)
-				if errors.Is(err, net.ErrClosed) {
-					return
-				} else if err == nil {
-					p.WriteTo(me, from)
-				}
-			}
-		}()
+		go answerDatagrams(p)
 		return p.(*net.UDPConn), nil
 	}
 	l, err := lc.Listen(context.Background(), proto, addr)
 	if err != nil {
 		return nil, err
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			c.Write(me)
-			c.Close()
-		}
-	}()
+	go answerConnections(l)
 	return l.(*net.TCPListener), nil
+}
+
+func answerDatagrams(p net.PacketConn) {
+	me, b := fmt.Append(nil, os.Getpid()), make([]byte, 2048)
+	for {
+		_, from, err := p.ReadFrom(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		} else if err == nil {
+			p.WriteTo(me, from)
+		}
+	}
+}
+
+func answerConnections(l net.Listener) {
+	me := fmt.Append(nil, os.Getpid())
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		c.Write(me)
+		c.Close()
+	}
 }
 
 // sink is a running collector of the tests' own.
@@ -213,6 +150,15 @@ var patience = 3 * time.Second
 // answered.
 func ask(t testing.TB, proto string, from netip.Addr, to netip.AddrPort) string {
 	t.Helper()
+	got, err := askPatiently(proto, from, to, patience, func() bool { return false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// askPatiently is ask that waits for a datagram's answer as long as patient says, looking every so often.
+func askPatiently(proto string, from netip.Addr, to netip.AddrPort, every time.Duration, patient func() bool) (string, error) {
 	var c net.Conn
 	var err error
 	if proto == "udp" {
@@ -226,25 +172,26 @@ func ask(t testing.TB, proto string, from netip.Addr, to netip.AddrPort) string 
 	n := 0
 	if err == nil {
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(patience))
 		if proto == "udp" {
 			c.Write([]byte("x"))
 		}
-		n, err = c.Read(b)
+		for ok := true; ok; ok = errors.Is(err, os.ErrDeadlineExceeded) && patient() {
+			c.SetDeadline(time.Now().Add(every))
+			n, err = c.Read(b)
+		}
 	}
 	var ne net.Error
 	switch {
 	case err == nil:
-		return string(b[:n])
+		return string(b[:n]), nil
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
-		return refused
+		return refused, nil
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.EPIPE):
-		return cut
+		return cut, nil
 	case errors.As(err, &ne) && ne.Timeout():
-		return silence
+		return silence, nil
 	}
-	t.Fatalf("%s %s to %s: %v", proto, from, to, err)
-	return ""
+	return "", fmt.Errorf("%s %s to %s: %w", proto, from, to, err)
 }
 
 // sources are n loopback addresses.

@@ -142,3 +142,11 @@ func (p *Process) Kill() {
 
 // Wait waits until the child has ended, and says how.
 func (p *Process) Wait() error { return p.wait() }
+
+// Signal sends a signal to the child.
+func (p *Process) Signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.Process.Signal(s); err != nil {
+		p.t.Fatalf("nstest: %v", err)
+	}
+}
