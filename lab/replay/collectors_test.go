@@ -26,7 +26,7 @@ import (
 // captures lie beside the repository where its makers work; they are too big and too foreign to be in it.
 const captures = "../../../shared/data/captures"
 
-// copies is how many routers send what one did.
+// copies is how many routers send what one did, where nothing else is said.
 const copies = 12
 
 func TestMain(m *testing.M) {
@@ -37,6 +37,7 @@ func TestMain(m *testing.M) {
 // bench is a host with nfacctd and sfacctd under weir.
 type bench struct {
 	t              *testing.T
+	copies         int
 	world          *rig.World
 	netflow, sflow *rig.Service
 	dialer         *routers.Dialer
@@ -46,12 +47,20 @@ type bench struct {
 }
 
 func newBench(t *testing.T) *bench {
+	b, e := openBench(t, map[string]string{"nfacctd": "Debian package pmacct", "sfacctd": "Debian package pmacct"})
+	b.startCollectors(e)
+	b.warm()
+	return b
+}
+
+// openBench makes the network and a weir to run, for peers that are installed as said.
+func openBench(t *testing.T, peers map[string]string) (*bench, *lab.Env) {
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
 	}
-	for _, program := range []string{"nfacctd", "sfacctd"} {
+	for program, from := range peers {
 		if _, err := lab.Find(program); err != nil {
-			t.Skip("need: tool", program, "(Debian package pmacct)")
+			t.Skipf("need: tool %s (%s)", program, from)
 		}
 	}
 	weir := filepath.Join(t.TempDir(), "weir")
@@ -67,14 +76,13 @@ func newBench(t *testing.T) *bench {
 			t.Errorf("left behind: %v", left)
 		}
 	})
-	b := &bench{t: t, fillers: map[netip.Addr]bool{}, next: map[bool]netip.Addr{true: rig.Devices4.Addr().Next(), false: rig.Devices6.Addr().Next()}}
+	b := &bench{t: t, copies: copies, fillers: map[netip.Addr]bool{}, next: map[bool]netip.Addr{true: rig.Devices4.Addr().Next(), false: rig.Devices6.Addr().Next()}}
 	b.world, err = rig.NewWorld(e, 0)
 	check(t, err)
-	b.startCollectors(e)
+	check(t, b.world.Reachable(t.Context(), 30*time.Second))
 	b.dialer = routers.NewDialer(b.world.Routers.Handle)
 	t.Cleanup(func() { b.dialer.Close() })
-	b.warm()
-	return b
+	return b, e
 }
 
 const sflowPort = 6343
@@ -119,7 +127,7 @@ func (b *bench) senders(s *rig.Service, devices []Device) []*sender {
 	var addrs []netip.Addr
 	for _, d := range devices {
 		v4 := !d.Source.Is6()
-		for range copies {
+		for range b.copies {
 			all = append(all, &sender{Device: d, addr: b.next[v4]})
 			addrs = append(addrs, b.next[v4])
 			b.next[v4] = b.next[v4].Next()
@@ -159,15 +167,22 @@ func (b *bench) datagrams(s *sender, port uint16) {
 	conn, err := b.dialer.Dial("udp", s.addr, to(s.addr, port))
 	check(b.t, err)
 	defer conn.Close()
-	for _, p := range s.UDP {
+	for i, p := range s.UDP {
 		_, err := conn.Write(p)
 		check(b.t, err)
-		time.Sleep(100 * time.Microsecond) // what a collector's buffer holds is not the question here
+		pace(i)
 	}
 	var one [1]byte
 	check(b.t, conn.SetReadDeadline(time.Now().Add(time.Millisecond)))
 	if _, err := conn.Read(one[:]); err != nil && !isTimeout(err) {
 		b.t.Errorf("%s from %s was rejected: %v", s.Name, s.addr, err)
+	}
+}
+
+// pace slows down whoever sends datagrams: what a collector's buffer holds is not the question here.
+func pace(sent int) {
+	if sent%10 == 9 {
+		time.Sleep(time.Millisecond)
 	}
 }
 
