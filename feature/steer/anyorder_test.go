@@ -22,9 +22,6 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// engines are those that must behave alike.
-var engines = []Engine{EngineSkLookup}
-
 // families of sockets, as a service lists them and as a sink opens them.
 var families = []struct {
 	name   string
@@ -45,12 +42,12 @@ const deaths = 200
 // slot's member, and only sources of a slot whose member is down are rejected.
 func TestKillsAndRestartsInAnyOrder(t *testing.T) {
 	nstest.NeedRoot(t)
-	each := (deaths + len(engines)*len(families) - 1) / (len(engines) * len(families))
+	each := (deaths + len(kinds)*len(families) - 1) / (len(kinds) * len(families))
 	if testing.Short() { // on an emulated kernel
 		each = 5
 	}
 	var wg sync.WaitGroup
-	for i, engine := range engines {
+	for i, engine := range kinds {
 		for j, family := range families {
 			seed := uint64(10*i + j)
 			slots := 2 + (i+j)%3

@@ -28,27 +28,19 @@ var bothProtocols = []string{"udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"}
 
 // pair is a service of two slots, served by a daemon with a habit and its
 // neighbour.
-func newPair(t *testing.T, engine Engine) (w *world, strange, neighbour *sink) {
-	w = newWorld(t, Options{Slots: 2, Engine: engine}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+func newPair(t *testing.T) (w *world, strange, neighbour *sink) {
+	w = newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	strange, neighbour = startSink(t, bothProtocols...), startSink(t, bothProtocols...)
 	w.member(0, strange)
 	w.member(1, neighbour)
 	return w, strange, neighbour
 }
 
-// forEngines runs a test for every engine.
-func forEngines(t *testing.T, f func(t *testing.T, engine Engine)) {
-	t.Helper()
-	for _, e := range engines {
-		t.Run(string(e), func(t *testing.T) { f(t, e) })
-	}
-}
-
 // A daemon that stops slowly closes UDP first. From then on it gets nothing
 // over TCP either, and nobody gets what is its.
 func TestSlowStopper(t *testing.T) {
-	forEngines(t, func(t *testing.T, engine Engine) {
-		w, slow, neighbour := newPair(t, engine)
+	eachEngine(t, func(t *testing.T) {
+		w, slow, neighbour := newPair(t)
 		w.apply()
 		w.check(sources(12), loopback4, names(slow, neighbour))
 		slow.do("term 1h") // closes UDP, and is then busy for long
@@ -66,8 +58,8 @@ func TestSlowStopper(t *testing.T) {
 // A stopped process keeps its slot: its sockets are open, so its traffic
 // queues, as it would without weir. Nobody else gets it.
 func TestStoppedProcess(t *testing.T) {
-	forEngines(t, func(t *testing.T, engine Engine) {
-		w, stopped, neighbour := newPair(t, engine)
+	eachEngine(t, func(t *testing.T) {
+		w, stopped, neighbour := newPair(t)
 		w.apply()
 		w.serve()
 		stopped.Signal(syscall.SIGSTOP)
@@ -130,8 +122,8 @@ func (w *world) queued(slot int) int {
 // A zombie is nobody: its slot goes when it exits, not when its parent looks,
 // and its pid, which /proc still knows, admits nobody.
 func TestZombie(t *testing.T) {
-	forEngines(t, func(t *testing.T, engine Engine) {
-		w, zombie, neighbour := newPair(t, engine)
+	eachEngine(t, func(t *testing.T) {
+		w, zombie, neighbour := newPair(t)
 		w.apply()
 		w.check(sources(8), loopback4, names(zombie, neighbour))
 		if err := zombie.Process.Process.Kill(); err != nil { // and nobody waits for it
@@ -161,8 +153,8 @@ func TestZombie(t *testing.T) {
 // A daemon that closes and opens its sockets anew on SIGHUP is out while it
 // does, and back by itself.
 func TestReopensOnHangup(t *testing.T) {
-	forEngines(t, func(t *testing.T, engine Engine) {
-		w, reopens, neighbour := newPair(t, engine)
+	eachEngine(t, func(t *testing.T) {
+		w, reopens, neighbour := newPair(t)
 		w.apply()
 		w.serve()
 		reopens.do("hup 200ms")
@@ -194,10 +186,10 @@ func (w *world) cookies(slot int) (text string) {
 // A daemon that forks, and whose parent exits, is known by its pidfile, or by
 // its cgroup; there the parent may have the slot first.
 func TestDaemonize(t *testing.T) {
-	forEngines(t, func(t *testing.T, engine Engine) {
+	eachEngine(t, func(t *testing.T) {
 		for _, how := range []string{"pidfile", "cgroup"} {
 			t.Run(how, func(t *testing.T) {
-				w := newWorld(t, Options{Slots: 2, Engine: engine}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+				w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 				neighbour := startSink(t, bothProtocols...)
 				w.member(1, neighbour)
 				file := t.TempDir() + "/pid"
