@@ -166,8 +166,8 @@ func (p *play) run(deaths int) {
 
 // act has something happen to a slot, and to the next one now and then.
 func (p *play) act(slot int) {
-	what := []string{"kill", "kill", "kill two", "kill two in turn", "term", "term", "stop", "stop and kill", "orphan", "replace"}[p.rnd.IntN(10)]
-	if what == "orphan" && !exitHook() {
+	what := []string{"kill", "kill", "kill two", "kill two in turn", "term", "term", "stop", "stop and kill", "orphan", "replace", "holder"}[p.rnd.IntN(11)]
+	if what == "orphan" && !exitHook() || what == "holder" && p.cfg.Services[0].Engine != EngineReuseport {
 		what = "kill"
 	}
 	p.did[what]++
@@ -203,6 +203,9 @@ func (p *play) act(slot int) {
 		p.kill(slot)
 	case "replace":
 		p.replace(slot)
+		return
+	case "holder":
+		p.killHolder()
 		return
 	}
 	p.rest(20)
@@ -256,6 +259,16 @@ func (p *play) replace(slot int) {
 	old.kill()
 	p.died++
 	p.admit(slot)
+}
+
+// killHolder kills the process that keeps the groups. Nobody notices while
+// members are there, and the watcher starts it again.
+func (p *play) killHolder() {
+	old := p.holder()
+	if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
+		p.t.Fatal(err)
+	}
+	deadline(p.t, func() bool { h := p.holder(); return h != old && h != 0 && p.state().Problem == "" })
 }
 
 // enter starts the member of a slot, which may open its sockets late, in any

@@ -97,6 +97,7 @@ type usage struct {
 	heap                 int // bytes
 	rss                  int // KiB
 	pins                 int
+	held                 int            // descriptors of the holder
 	entries              map[string]int // of the shared maps
 	memlock              map[string]int // bytes, as the kernel accounts for the pinned maps
 }
@@ -119,6 +120,13 @@ func (w *world) usage() usage {
 		w.t.Fatal(err)
 	}
 	defer o.Close()
+	if h := w.holder(); h != 0 {
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", h))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		u.held = len(fds)
+	}
 	for name, m := range o.Maps {
 		if bytes, ok := memlock(w.t, m); ok {
 			u.memlock[name] = bytes
@@ -131,6 +139,23 @@ func (w *world) usage() usage {
 		}
 	}
 	return u
+}
+
+// holder is the process that keeps the service's groups, 0 for none.
+func (w *world) holder() int {
+	w.t.Helper()
+	o, err := w.root.Open(engineInstance(w.state().Scope(), w.cfg.Services[0].Engine))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer o.Close()
+	var h holderProcess
+	if m := o.Maps["holder"]; m == nil {
+		return 0
+	} else if err := m.Lookup(uint32(0), &h); err != nil {
+		w.t.Fatal(err)
+	}
+	return int(h.PID)
 }
 
 // procStatus is a number of /proc/self/status.
@@ -178,6 +203,7 @@ func (before usage) more(after usage) string {
 		}
 	}
 	check("descriptors", before.descriptors, after.descriptors, 0)
+	check("descriptors of the holder", before.held, after.held, 0)
 	check("pinned objects", before.pins, after.pins, 0)
 	check("threads", before.threads, after.threads, 12) // the runtime starts some when it likes
 	check("bytes of heap", before.heap, after.heap, 300<<10)
