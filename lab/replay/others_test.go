@@ -233,11 +233,11 @@ func (o *otherRun) send(dead int) (toDead int) {
 func (o *otherRun) settle(while time.Duration) {
 	o.t.Helper()
 	quiet := time.Now()
-	for end := time.Now().Add(60 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if o.poll() {
 			quiet = time.Now()
 		}
-		if o.missing() == 0 && time.Since(quiet) > while {
+		if o.missing() == 0 && time.Since(quiet) > while && alike(o.captured)(o.got) {
 			break
 		}
 	}
