@@ -26,8 +26,8 @@ type answers struct {
 }
 
 // playRead asks all that a reader can, as whoever runs it.
-func playRead(root, socket string) error {
-	return json.NewEncoder(os.Stdout).Encode(readAll(New(root).Reader(socket)))
+func playRead(f []string) error {
+	return json.NewEncoder(os.Stdout).Encode(readAll(New(f[0]).Reader(f[1])))
 }
 
 func readAll(r Reader) answers {

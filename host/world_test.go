@@ -3,7 +3,6 @@
 package host
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,7 +16,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -30,34 +28,15 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// childEnv makes this binary play another process: a role and its arguments.
-const childEnv = "WEIR_HOST_CHILD"
-
 func TestMain(m *testing.M) {
-	if role := os.Getenv(childEnv); role != "" {
-		if err := play(strings.Fields(role)); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	nstest.Play(map[string]nstest.Role{"daemon": playDaemon, "apply": playApply, "read": playRead, "doctor": playDoctor})
 	nstest.Main(m)
 }
 
-func play(f []string) error {
-	switch f[0] {
-	case "daemon":
-		return playDaemon(f[1:])
-	case "apply":
-		return playApply(f[1:])
-	case "read":
-		return playRead(f[1], f[2])
-	case "doctor":
-		d := New(f[1]).Doctor(context.Background())
-		fmt.Println("able:", d.Able())
-		return json.NewEncoder(os.Stdout).Encode(d)
-	}
-	return fmt.Errorf("no role %q", f[0])
+func playDoctor(f []string) error {
+	d := New(f[0]).Doctor(context.Background())
+	fmt.Println("able:", d.Able())
+	return json.NewEncoder(os.Stdout).Encode(d)
 }
 
 // playDaemon listens on UDP and TCP at each address until its input ends.
@@ -87,34 +66,20 @@ func playDaemon(addrs []string) error {
 	return err
 }
 
-func child(role ...any) *exec.Cmd {
-	c := exec.Command("/proc/self/exe")
+// child prepares another process that plays a role, wherever its user may look.
+func child(role string, args ...any) *exec.Cmd {
+	c := nstest.Child(role, args...)
 	c.Dir = "/"
-	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childEnv+"="+strings.TrimSpace(fmt.Sprintln(role...)))
 	return c
 }
 
 // daemon starts a collector on the addresses. end ends it.
 func daemon(t *testing.T, addrs ...string) (pid int, end func()) {
 	t.Helper()
-	c := child("daemon", strings.Join(addrs, " "))
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	end = sync.OnceFunc(func() { in.Close(); c.Wait() })
-	t.Cleanup(end)
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("daemon: %s%v", line, err)
-	}
-	return c.Process.Pid, end
+	c := child("daemon")
+	c.Args = append(c.Args, addrs...)
+	p := nstest.StartReady(t, c)
+	return p.PID(), func() { p.End() }
 }
 
 // absent is the number of no process: the limit of them all.

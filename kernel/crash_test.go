@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // playCrash does something to the instance below a root, and is killed at the
@@ -57,7 +59,7 @@ func noExchange(_, _ string) error { return unix.EINVAL }
 // ended by itself.
 func crash(t *testing.T, kind, operation string, step int, r *Root) string {
 	t.Helper()
-	return dies(t, child("crash", kind, operation, step, r.path))
+	return dies(t, nstest.Child("crash", kind, operation, step, r.path))
 }
 
 // dies runs a child that is to be killed, and returns the step at which it was.

@@ -3,7 +3,6 @@
 package kernel
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -24,13 +23,13 @@ import (
 )
 
 // playHold holds the lock of a root until its input ends.
-func playHold(root string) error {
-	l, err := OpenRoot(root).Lock(context.Background())
+func playHold(f []string) error {
+	l, err := OpenRoot(f[0]).Lock(context.Background())
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
-	fmt.Println("locked")
+	fmt.Println("ready")
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
@@ -67,26 +66,10 @@ func countOnce(r *Root, file string) error {
 }
 
 // holder starts a process that holds the lock. end lets it go.
-func holder(t *testing.T, r *Root) (c *exec.Cmd, end func()) {
+func holder(t *testing.T, r *Root) (c *nstest.Process, end func()) {
 	t.Helper()
-	c = child("hold", r.path)
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "locked\n" {
-		t.Fatalf("holder said %q, %v", line, err)
-	}
-	end = sync.OnceFunc(func() { in.Close(); c.Wait() })
-	t.Cleanup(end)
-	return c, end
+	c = nstest.StartReady(t, nstest.Child("hold", r.path))
+	return c, func() { c.End() }
 }
 
 func TestLockWaits(t *testing.T) {
@@ -142,7 +125,7 @@ func TestLockExcludes(t *testing.T) {
 	}
 	var others []*exec.Cmd
 	for range 2 {
-		c := child("count", r.path, file, each)
+		c := nstest.Child("count", r.path, file, each)
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}

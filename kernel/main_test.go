@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -21,49 +20,10 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-// childEnv makes this binary play another process: a role and its arguments.
-const childEnv = "WEIR_KERNEL_CHILD"
-
 func TestMain(m *testing.M) {
-	if role := os.Getenv(childEnv); role != "" {
-		if err := play(strings.Fields(role)); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	nstest.Play(map[string]nstest.Role{"crash": playCrash, "hold": playHold, "count": playCount, "read": playRead,
+		"upgrade": playUpgrade, "flock": playFlock, "oldcount": playOldCount, "probe": playProbes})
 	nstest.Main(m)
-}
-
-func play(f []string) error {
-	switch f[0] {
-	case "crash":
-		return playCrash(f[1:])
-	case "hold":
-		return playHold(f[1])
-	case "count":
-		return playCount(f[1:])
-	case "read":
-		return playRead(f[1:])
-	case "upgrade":
-		return playUpgrade(f[1:])
-	case "flock":
-		return playFlock(f[1:])
-	case "oldcount":
-		return playOldCount(f[1:])
-	case "probe":
-		return playProbes()
-	}
-	return fmt.Errorf("no role %q", f[0])
-}
-
-// child prepares another process of this binary.
-func child(role ...any) *exec.Cmd {
-	c := exec.Command("/proc/self/exe")
-	// The race detector would have each of them sleep a second before it exits.
-	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childEnv+"="+strings.TrimSpace(fmt.Sprintln(role...)))
-	c.SysProcAttr = &syscall.SysProcAttr{}
-	return c
 }
 
 // newRoot is a pin root of the test's own, that must be gone when the test ends

@@ -39,7 +39,7 @@ func TestProbes(t *testing.T) {
 }
 
 // playProbes prints what each need says to this user.
-func playProbes() error {
+func playProbes([]string) error {
 	for _, n := range allNeeds {
 		fmt.Printf("%s: %v\n", n.Name, n.Check())
 	}

@@ -43,14 +43,14 @@ func playRead(f []string) error {
 
 // as runs a role as another user, and returns the lines that it printed by what
 // stands before the colon.
-func as(t *testing.T, cred syscall.Credential, role ...any) map[string]string {
+func as(t *testing.T, cred syscall.Credential, role string, args ...any) map[string]string {
 	t.Helper()
-	c := child(role...)
+	c := nstest.Child(role, args...)
 	c.Dir = "/"
 	c.SysProcAttr.Credential = &cred
 	out, err := c.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v: %v\n%s", role, err, out)
+		t.Fatalf("%s %v: %v\n%s", role, args, err, out)
 	}
 	said := map[string]string{}
 	for line := range strings.Lines(string(out)) {

@@ -3,7 +3,6 @@
 package kernel
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -12,12 +11,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // playFlock locks a directory as anybody could who may open it, until its input
@@ -95,26 +95,15 @@ func oldLock(root string) (*os.File, error) {
 // flocker starts a process that locks a directory; it returns what it said.
 func flocker(t *testing.T, path string, cred *syscall.Credential) (said string, end func()) {
 	t.Helper()
-	c := child("flock", path)
+	c := nstest.Child("flock", path)
 	c.Dir = "/"
 	c.SysProcAttr.Credential = cred
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
+	p := nstest.Start(t, c)
+	said, ok := p.Line()
+	if !ok {
+		t.Fatalf("the locker said nothing: %v", p.End())
 	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	end = sync.OnceFunc(func() { in.Close(); c.Wait() })
-	t.Cleanup(end)
-	if said, err = bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
-	return said, end
+	return said, func() { p.End() }
 }
 
 // Who may read the pins can lock the root, and nobody cares.
@@ -128,7 +117,7 @@ func TestReadersCannotBlockWriters(t *testing.T) {
 	l.Unlock()
 	cred := &syscall.Credential{Uid: nobody, Gid: readers}
 	said, end := flocker(t, r.path, cred)
-	if said != "locked\n" {
+	if said != "locked" {
 		t.Fatalf("a reader of the root says %q", said)
 	}
 	for range 3 {
@@ -141,7 +130,7 @@ func TestReadersCannotBlockWriters(t *testing.T) {
 		l.Unlock()
 	}
 	end()
-	if said, _ := flocker(t, filepath.Join(r.path, lockDir), cred); said == "locked\n" {
+	if said, _ := flocker(t, filepath.Join(r.path, lockDir), cred); said == "locked" {
 		t.Error("a reader can take the write lock")
 	}
 	if l, err := r.Lock(t.Context()); err != nil {
@@ -194,7 +183,7 @@ func TestLockExcludesOlderWeirs(t *testing.T) {
 	}
 	var all []*exec.Cmd
 	for _, role := range []string{"count", "oldcount", "count", "oldcount"} {
-		c := child(role, r.path, file, each)
+		c := nstest.Child(role, r.path, file, each)
 		c.Stdout = os.Stdout
 		if err := c.Start(); err != nil {
 			t.Fatal(err)

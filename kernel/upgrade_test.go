@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // programUsing is the least of sk_lookup programs that uses maps.
@@ -212,9 +213,9 @@ func crashUpgrade(t *testing.T, kind, way string, n int) string {
 	dir := r.dir(instance)
 	before, _ := attached(t, dir)
 	l.Unlock()
-	step := dies(t, child("upgrade", kind, way, n, r.path, files))
+	step := dies(t, nstest.Child("upgrade", kind, way, n, r.path, files))
 	where := fmt.Sprintf("killed at step %d (%s)", n, step)
-	dies(t, child("upgrade", kind, "mend", n%3, r.path, files)) // who mends may be killed as well
+	dies(t, nstest.Child("upgrade", kind, "mend", n%3, r.path, files)) // who mends may be killed as well
 	l = lock(t, r)
 	v := metaVersion(t, l)
 	switch way {

@@ -242,7 +242,7 @@ func TestAdoptNobody(t *testing.T) {
 func TestAdoptZombie(t *testing.T) {
 	d := start(t, "udp4 0.0.0.0:4739", "tcp4 0.0.0.0:1790")
 	a := adopt(t, Member{PID: d.pid()}, both...)
-	if err := d.cmd.Process.Kill(); err != nil {
+	if err := d.Process.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(5 * time.Second); a.Alive(); time.Sleep(time.Millisecond) {

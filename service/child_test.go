@@ -3,7 +3,6 @@
 package service
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -25,17 +23,8 @@ import (
 	"github.com/weir-project/weir/internal/units"
 )
 
-// childEnv makes this binary a daemon with the sockets it lists.
-const childEnv = "WEIR_SERVICE_CHILD"
-
 func TestMain(m *testing.M) {
-	if sockets, ok := os.LookupEnv(childEnv); ok {
-		if err := serve(strings.Split(sockets, ",")); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	nstest.Play(map[string]nstest.Role{"daemon": serve})
 	nstest.Main(m)
 }
 
@@ -45,9 +34,6 @@ func TestMain(m *testing.M) {
 func serve(sockets []string) error {
 	var open []io.Closer
 	for _, s := range sockets {
-		if s == "" {
-			continue
-		}
 		c, err := openSocket(s)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s, err)
@@ -85,13 +71,11 @@ func openSocket(s string) (io.Closer, error) {
 }
 
 // daemon is a running serve.
-type daemon struct {
-	cmd *exec.Cmd
-	in  io.Closer
-	end func() // ends it and waits; a second time it does nothing
-}
+type daemon struct{ *nstest.Process }
 
-func (d *daemon) pid() int { return d.cmd.Process.Pid }
+func (d *daemon) pid() int { return d.PID() }
+
+func (d *daemon) end() { d.End() }
 
 func start(t *testing.T, sockets ...string) *daemon { return startWith(t, nil, sockets...) }
 
@@ -99,28 +83,12 @@ func start(t *testing.T, sockets ...string) *daemon { return startWith(t, nil, s
 func startWith(t *testing.T, configure func(*exec.Cmd), sockets ...string) *daemon {
 	t.Helper()
 	nstest.NeedRoot(t)
-	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", childEnv+"="+strings.Join(sockets, ","))
+	c := nstest.Child("daemon")
+	c.Args = append(c.Args, sockets...)
 	if configure != nil {
 		configure(c)
 	}
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	d := &daemon{cmd: c, in: in, end: sync.OnceFunc(func() { in.Close(); c.Wait() })}
-	t.Cleanup(d.end)
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("daemon with %v: %s%v", sockets, line, err)
-	}
-	return d
+	return &daemon{nstest.StartReady(t, c)}
 }
 
 // elsewhere starts a daemon in a network namespace of its own.

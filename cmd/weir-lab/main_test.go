@@ -20,21 +20,16 @@ import (
 	"github.com/weir-project/weir/lab/peers"
 )
 
-// asMain makes the test binary behave as weir-lab.
-const asMain = "WEIR_LAB_TEST_MAIN"
-
 func TestMain(m *testing.M) {
 	lab.Enter()
 	peers.Sink()
-	if os.Getenv(asMain) != "" {
-		main()
-	}
+	nstest.Play(map[string]nstest.Role{"weir-lab": func([]string) error { main(); return nil }})
 	nstest.Main(m)
 }
 
 func command(args ...string) *exec.Cmd {
-	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), asMain+"=1")
+	cmd := nstest.Child("weir-lab")
+	cmd.Args = append(cmd.Args, args...)
 	return cmd
 }
 

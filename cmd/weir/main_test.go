@@ -19,14 +19,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// childEnv makes this binary the command itself.
-const childEnv = "WEIR_COMMAND"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(childEnv) != "" {
-		main()
-		os.Exit(0)
-	}
+	nstest.Play(map[string]nstest.Role{"weir": func([]string) error { main(); return nil }})
 	nstest.Main(m)
 }
 
@@ -63,9 +57,10 @@ func inProcess(args ...string) (stdout string, err error) {
 
 // command prepares weir as a process of its own.
 func command(args ...string) *exec.Cmd {
-	c := exec.Command("/proc/self/exe", args...)
+	c := nstest.Child("weir")
+	c.Args = append(c.Args, args...)
 	c.Dir = "/"
-	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", "WEIR_ROOT=", childEnv+"=1")
+	c.Env = append(c.Env, "WEIR_ROOT=")
 	return c
 }
 

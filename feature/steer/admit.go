@@ -42,6 +42,9 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 	}
 	at := ownPlaces
 	if e.kind == EngineReuseport {
+		if err := e.taken(p, row, a); err != nil {
+			return false, err
+		}
 		if at, err = e.join(p, row, a, ns); err != nil {
 			return false, err
 		}

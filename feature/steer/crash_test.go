@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -83,8 +83,7 @@ func (w *world) killedApply(steps int) bool {
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), fmt.Sprintf("%s=change %s %d %s", childEnv, w.root.Path(), steps, file))
+	c := nstest.Child("change", w.root.Path(), steps, file)
 	out, err := c.CombinedOutput()
 	if err == nil {
 		return true

@@ -422,30 +422,53 @@ func (e *engine) vacate(p *published, row uint32, a *service.Adoption) error {
 			return err
 		}
 	}
-	cookies := map[uint64]service.Adopted{}
-	for _, s := range a.Sockets {
-		cookies[s.Socket.Cookie] = s
-	}
 	rows := slices.Clone(p.Rows)
 	if old := e.services[p.Service.Name]; old != nil {
 		rows = append(rows, old.Rows...)
 	}
 	for _, r := range rows {
-		for i := range uint32(maxEndpoints) {
-			var cookie uint64
-			if sockets.Lookup(r*maxEndpoints+i, &cookie) != nil {
-				continue
-			}
-			s, ours := cookies[cookie]
-			if !ours {
-				continue
-			}
-			if slot := slices.Index(p.Rows, r); slot >= 0 && r != row {
-				return fmt.Errorf("%w: %s of process %d serves slot %d already; with engine sk_reuseport a socket serves one slot: use sk_lookup, or run a daemon for each slot", ErrSlotTaken, s.Endpoint, s.PID, slot)
-			}
+		for i := range e.shared(r, a) {
 			if err := sockets.Delete(r*maxEndpoints + i); err != nil && !gone(err) {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// shared are the places of a row that hold sockets of an adoption.
+func (e *engine) shared(row uint32, a *service.Adoption) map[uint32]service.Adopted {
+	out := map[uint32]service.Adopted{}
+	for i := range uint32(maxEndpoints) {
+		var cookie uint64
+		if e.pins.Maps["sockets"].Lookup(row*maxEndpoints+i, &cookie) != nil {
+			continue
+		}
+		for _, s := range a.Sockets {
+			if s.Socket.Cookie == cookie {
+				out[i] = s
+			}
+		}
+	}
+	return out
+}
+
+// taken refuses sockets that serve another slot now. It is asked before
+// anything changes: the row's own member must not lose it to a command that
+// fails. What an empty slot was left with, anybody may have.
+func (e *engine) taken(p *published, row uint32, a *service.Adoption) error {
+	for slot, r := range p.Rows {
+		var s steerSlot
+		if r == row {
+			continue
+		} else if err := e.pins.Maps["slots"].Lookup(r, &s); err != nil {
+			return err
+		}
+		if slotState(s.State) != stateAdmitted {
+			continue
+		}
+		for _, sock := range e.shared(r, a) {
+			return fmt.Errorf("%w: %s of process %d serves slot %d already; with engine sk_reuseport a socket serves one slot: use sk_lookup, or run a daemon for each slot", ErrSlotTaken, sock.Endpoint, sock.PID, slot)
 		}
 	}
 	return nil

@@ -3,7 +3,6 @@
 package steer
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,114 +23,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const childEnv = "WEIR_STEER_CHILD"
-
 func TestMain(m *testing.M) {
-	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd {
-		c := exec.Command("/proc/self/exe")
-		c.Env = append(os.Environ(), childEnv+"=hold "+root+" "+scope+" "+string(kind))
-		return c
-	}
-	if role := os.Getenv(childEnv); role != "" {
-		if err := child(role); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
+	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "hold": playHold})
 	nstest.Main(m)
 }
 
-// child is what this test binary is when it is started as another program.
-func child(role string) error {
-	f := strings.Fields(role)
-	switch f[0] {
-	case "hold":
-		return Hold(context.Background(), kernel.OpenRoot(f[1]), f[2], Engine(f[3]))
-	case "sink":
-		return runSink(f[1:])
-	case "change":
-		return runChange(f[1:])
-	case "upgrade":
-		return runUpgrade(f[1:])
-	}
-	return fmt.Errorf("no role %q", role)
+func playHold(f []string) error {
+	return Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], Engine(f[2]))
 }
 
-// runSink opens the sockets named, one a line on its standard input or as
-// arguments, and answers every datagram and connection with its pid. Lines
-// "close N" and "fork" do what they say; it ends with its input.
-func runSink(listens []string) error {
-	var open []interface{ Close() error }
-	start := func(spec string) error {
-		proto, addr, _ := strings.Cut(spec, "=")
-		s, err := sinkSocket(proto, addr)
-		if err != nil {
-			return err
-		}
-		open = append(open, s)
-		return nil
-	}
-	for _, l := range listens {
-		if err := start(l); err != nil {
-			return err
-		}
-	}
-	fmt.Println("ready")
-	in := bufio.NewScanner(os.Stdin)
-	for in.Scan() {
-		verb, arg, _ := strings.Cut(in.Text(), " ")
-		var err error
-		switch verb {
-		case "open":
-			err = start(arg)
-		case "close":
-			var i int
-			fmt.Sscan(arg, &i)
-			err = open[i].Close()
-		case "orphan": // a child that inherits every socket and outlives us
-			err = orphan(open)
-		}
-		if err != nil {
-			return err
-		}
-		fmt.Println("done")
-	}
-	return nil
-}
-
-// orphan starts a sleeping process that holds duplicates of all sockets.
-func orphan(open []interface{ Close() error }) error {
-	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), childEnv+"=sink")
-	in, err := c.StdinPipe()
-	if err != nil {
-		return err
-	}
-	_ = in
-	c.Stdin = nil
-	r, w, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	c.Stdin = r
-	c.ExtraFiles = append(c.ExtraFiles, w) // holds its own input open
-	for _, s := range open {
-		f, err := s.(interface{ File() (*os.File, error) }).File()
-		if err != nil {
-			return err
-		}
-		c.ExtraFiles = append(c.ExtraFiles, f)
-	}
-	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := c.Start(); err != nil {
-		return err
-	}
-	fmt.Println("orphan", c.Process.Pid)
-	return nil
-}
-
-func sinkSocket(proto, addr string) (interface{ Close() error }, error) {
+func sinkSocket(proto, addr string) (sinkConn, error) {
 	reuse := !strings.HasSuffix(proto, "!")
 	proto = strings.TrimSuffix(proto, "!")
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -141,52 +44,51 @@ func sinkSocket(proto, addr string) (interface{ Close() error }, error) {
 		})
 	}}
 	lc.SetMultipathTCP(false)
-	me := []byte(fmt.Sprint(os.Getpid()))
 	if strings.HasPrefix(proto, "udp") {
 		p, err := lc.ListenPacket(context.Background(), proto, addr)
 		if err != nil {
 			return nil, err
 		}
-		go func() {
-			b := make([]byte, 2048)
-			for {
-				_, from, err := p.ReadFrom(b)
-				if errors.Is(err, net.ErrClosed) {
-					return
-				} else if err == nil {
-					p.WriteTo(me, from)
-				}
-			}
-		}()
+		go answerDatagrams(p)
 		return p.(*net.UDPConn), nil
 	}
 	l, err := lc.Listen(context.Background(), proto, addr)
 	if err != nil {
 		return nil, err
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			c.Write(me)
-			c.Close()
-		}
-	}()
+	go answerConnections(l)
 	return l.(*net.TCPListener), nil
+}
+
+func answerDatagrams(p net.PacketConn) {
+	me, b := fmt.Append(nil, os.Getpid()), make([]byte, 2048)
+	for {
+		_, from, err := p.ReadFrom(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		} else if err == nil {
+			p.WriteTo(me, from)
+		}
+	}
+}
+
+func answerConnections(l net.Listener) {
+	me := fmt.Append(nil, os.Getpid())
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		c.Write(me)
+		c.Close()
+	}
 }
 
 // sink is a running collector of the tests' own.
 type sink struct {
-	t   testing.TB
-	cmd *exec.Cmd
-	in  interface {
-		Write([]byte) (int, error)
-		Close() error
-	}
-	out    *bufio.Scanner
-	orphan int
+	*nstest.Process
+	t      testing.TB
+	orphan int // the latest child that outlives it
 }
 
 func startSink(t testing.TB, listens ...string) *sink {
@@ -197,58 +99,39 @@ func startSink(t testing.TB, listens ...string) *sink {
 // startSinkAs starts it as another user.
 func startSinkAs(t testing.TB, uid uint32, listens ...string) *sink {
 	t.Helper()
-	s := &sink{t: t, cmd: exec.Command("/proc/self/exe")}
-	s.cmd.Env = append(os.Environ(), childEnv+"=sink "+strings.Join(listens, " "))
-	s.cmd.Stderr = os.Stderr
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-	// No Pdeathsig: it follows the thread that starts the child, and looking into a namespace
-	// uses threads up. The sink ends with its input instead.
-	in, err := s.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := s.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.in, s.out = in, bufio.NewScanner(out)
-	if err := s.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.kill)
-	s.expect("ready")
-	return s
+	c := nstest.Child("sink")
+	c.Args = append(c.Args, listens...)
+	c.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
+	return &sink{Process: nstest.StartReady(t, c), t: t}
 }
 
-func (s *sink) expect(want string) {
-	s.t.Helper()
-	for s.out.Scan() {
-		if n, ok := strings.CutPrefix(s.out.Text(), "orphan "); ok {
-			fmt.Sscan(n, &s.orphan)
-			s.t.Cleanup(func() { syscall.Kill(s.orphan, syscall.SIGKILL) })
-			continue
-		}
-		if s.out.Text() != want {
-			s.t.Fatalf("sink said %q, want %q", s.out.Text(), want)
-		}
-		return
-	}
-	s.t.Fatalf("sink ended before it said %q", want)
-}
-
+// do has the sink do something. Processes that it leaves behind for good end with the test.
 func (s *sink) do(line string) {
 	s.t.Helper()
-	fmt.Fprintln(s.in, line)
-	s.expect("done")
+	s.Tell(line)
+	for {
+		said, ok := s.Line()
+		orphan, isOrphan := strings.CutPrefix(said, "orphan ")
+		switch {
+		case ok && said == "done":
+			return
+		case ok && isOrphan:
+			pid, err := strconv.Atoi(orphan)
+			if err != nil {
+				s.t.Fatalf("sink said %q", said)
+			}
+			s.orphan = pid
+			s.t.Cleanup(func() { syscall.Kill(pid, syscall.SIGKILL) })
+		default:
+			s.t.Fatalf("sink said %q to %q, want done", said, line)
+		}
+	}
 }
 
-func (s *sink) pid() int { return s.cmd.Process.Pid }
+func (s *sink) pid() int { return s.PID() }
 
 // kill ends the sink as a crash does, and waits for it.
-func (s *sink) kill() {
-	s.cmd.Process.Kill()
-	s.cmd.Wait()
-}
+func (s *sink) kill() { s.Kill() }
 
 // endOrphan ends the child that outlived the sink.
 func (s *sink) endOrphan() { syscall.Kill(s.orphan, syscall.SIGKILL) }
@@ -267,6 +150,15 @@ var patience = 3 * time.Second
 // answered.
 func ask(t testing.TB, proto string, from netip.Addr, to netip.AddrPort) string {
 	t.Helper()
+	got, err := askPatiently(proto, from, to, patience, func() bool { return false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// askPatiently is ask that waits for a datagram's answer as long as patient says, looking every so often.
+func askPatiently(proto string, from netip.Addr, to netip.AddrPort, every time.Duration, patient func() bool) (string, error) {
 	var c net.Conn
 	var err error
 	if proto == "udp" {
@@ -280,25 +172,26 @@ func ask(t testing.TB, proto string, from netip.Addr, to netip.AddrPort) string 
 	n := 0
 	if err == nil {
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(patience))
 		if proto == "udp" {
 			c.Write([]byte("x"))
 		}
-		n, err = c.Read(b)
+		for ok := true; ok; ok = errors.Is(err, os.ErrDeadlineExceeded) && patient() {
+			c.SetDeadline(time.Now().Add(every))
+			n, err = c.Read(b)
+		}
 	}
 	var ne net.Error
 	switch {
 	case err == nil:
-		return string(b[:n])
+		return string(b[:n]), nil
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
-		return refused
+		return refused, nil
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.EPIPE):
-		return cut
+		return cut, nil
 	case errors.As(err, &ne) && ne.Timeout():
-		return silence
+		return silence, nil
 	}
-	t.Fatalf("%s %s to %s: %v", proto, from, to, err)
-	return ""
+	return "", fmt.Errorf("%s %s to %s: %w", proto, from, to, err)
 }
 
 // sources are n loopback addresses.

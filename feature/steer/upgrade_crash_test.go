@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -90,8 +90,7 @@ func upgradeAll(l *kernel.WriteLock) error {
 // the one whose name begins so. It returns the step at which it was, "" if it had finished.
 func (w *world) killedUpgrade(at any, object int, kind string) string {
 	w.t.Helper()
-	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), fmt.Sprintf("%s=upgrade %s %v %d %s", childEnv, w.root.Path(), at, object, kind))
+	c := nstest.Child("upgrade", w.root.Path(), at, object, kind)
 	out, err := c.CombinedOutput()
 	if err == nil {
 		return ""

@@ -3,7 +3,9 @@
 package nstest_test
 
 import (
+	"bufio"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -23,6 +25,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	nstest.Play(map[string]nstest.Role{"echo": echo})
 	if os.Getenv(outerEnv) == "" {
 		os.Setenv(outerEnv, netLink("self"))
 	}
@@ -145,6 +148,38 @@ func TestExitStatus(t *testing.T) {
 		if err != nil || status != c.status || !strings.Contains(out, c.text) {
 			t.Errorf("%s as %d: status %d, %v, output:\n%s\nwant status %d and %q", c.mode, c.uid, status, err, out, c.status, c.text)
 		}
+	}
+}
+
+// echo says its arguments, then what it hears, until its input ends.
+func echo(args []string) error {
+	for _, a := range args {
+		fmt.Println(a)
+	}
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		fmt.Println(in.Text())
+	}
+	return errors.New("ended as asked")
+}
+
+func TestChild(t *testing.T) {
+	p := nstest.StartReady(t, nstest.Child("echo", "ready", "two words", 3))
+	p.Expect("two words")
+	p.Expect("3")
+	p.Tell("hear me")
+	p.Expect("hear me")
+	for range 2 {
+		if err := p.End(); err == nil || p.ProcessState.ExitCode() != 1 {
+			t.Errorf("the role failed, and its process ended with %v", err)
+		}
+	}
+	if line, ok := p.Line(); ok {
+		t.Errorf("an ended child says %q", line)
+	}
+	p.Kill() // does nothing now
+	out, err := nstest.Child("nonsense").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `no role "nonsense"`) {
+		t.Errorf("a role that nobody knows: %v, %s", err, out)
 	}
 }
 

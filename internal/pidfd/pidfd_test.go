@@ -3,13 +3,11 @@
 package pidfd_test
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"runtime"
 	"strings"
 	"syscall"
@@ -22,18 +20,14 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 )
 
-const childEnv = "WEIR_PIDFD_TEST_CHILD"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(childEnv) != "" {
-		child()
-	}
+	nstest.Play(map[string]nstest.Role{"sockets": sockets})
 	os.Exit(m.Run())
 }
 
-// child listens on a TCP port, with a second descriptor for it, and a UDP port,
+// sockets listens on a TCP port, with a second descriptor for it, and a UDP port,
 // prints their descriptors and ends with its standard input.
-func child() {
+func sockets([]string) error {
 	tcp, err := net.Listen("tcp4", "127.0.0.1:0")
 	check(err)
 	udp, err := net.ListenPacket("udp4", "127.0.0.1:0")
@@ -42,8 +36,7 @@ func child() {
 	check(err)
 	fmt.Println(fdOf(tcp.(*net.TCPListener)), second.Fd(), fdOf(udp.(*net.UDPConn)))
 	_, err = io.Copy(io.Discard, os.Stdin)
-	check(err)
-	os.Exit(0)
+	return err
 }
 
 func check(err error) {
@@ -61,37 +54,14 @@ func fdOf(c syscall.Conn) (fd uintptr) {
 }
 
 type testChild struct {
-	*exec.Cmd
-	stdin            io.Closer
+	*nstest.Process
 	tcp, second, udp int // descriptors
 }
 
 func start(t *testing.T) *testChild {
 	t.Helper()
-	c := &testChild{Cmd: exec.Command("/proc/self/exe")}
-	c.Env = append(os.Environ(), childEnv+"=1")
-	c.Stderr = os.Stderr
-	stdin, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.stdin = stdin
-	stdout, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		stdin.Close()
-		_ = c.Process.Kill() // may have ended
-		_ = c.Wait()
-	})
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := &testChild{Process: nstest.Start(t, nstest.Child("sockets"))}
+	line, _ := c.Line()
 	if _, err := fmt.Sscan(line, &c.tcp, &c.second, &c.udp); err != nil {
 		t.Fatal(err)
 	}
@@ -126,9 +96,9 @@ func awaitZombie(t *testing.T, p *pidfd.Process) {
 
 func TestLife(t *testing.T) {
 	c := start(t)
-	p := open(t, c.Process.Pid)
-	if p.PID() != c.Process.Pid || !p.Alive() {
-		t.Fatalf("PID() = %d, Alive() = %v; want %d, true", p.PID(), p.Alive(), c.Process.Pid)
+	p := open(t, c.PID())
+	if p.PID() != c.PID() || !p.Alive() {
+		t.Fatalf("PID() = %d, Alive() = %v; want %d, true", p.PID(), p.Alive(), c.PID())
 	}
 	running, err := p.Info()
 	if err != nil {
@@ -138,7 +108,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("running: %+v", running)
 	}
 
-	c.stdin.Close()
+	c.CloseInput()
 	awaitZombie(t, p)
 	if p.Alive() {
 		t.Error("a zombie counts as alive")
@@ -150,10 +120,10 @@ func TestLife(t *testing.T) {
 	if zombie.State != 'Z' || zombie.StartTime != running.StartTime || zombie.Comm != running.Comm {
 		t.Errorf("zombie: %+v, was %+v", zombie, running)
 	}
-	if s, err := pidfd.StartTime(c.Process.Pid); err != nil || s != running.StartTime {
+	if s, err := pidfd.StartTime(c.PID()); err != nil || s != running.StartTime {
 		t.Errorf("StartTime = %d, %v; want %d", s, err, running.StartTime)
 	}
-	if q := open(t, c.Process.Pid); q.Alive() {
+	if q := open(t, c.PID()); q.Alive() {
 		t.Error("a zombie opened late counts as alive")
 	}
 	_, err = p.Sockets()
@@ -171,9 +141,9 @@ func TestLife(t *testing.T) {
 	wantGone(t, "Info", err)
 	_, err = p.Sockets()
 	wantGone(t, "Sockets", err)
-	_, err = pidfd.StartTime(c.Process.Pid)
+	_, err = pidfd.StartTime(c.PID())
 	wantGone(t, "StartTime", err)
-	_, err = pidfd.Open(c.Process.Pid)
+	_, err = pidfd.Open(c.PID())
 	wantGone(t, "Open", err)
 }
 
@@ -186,7 +156,7 @@ func wantGone(t *testing.T, what string, err error) {
 
 func TestSocketsAndDup(t *testing.T) {
 	c := start(t)
-	p := open(t, c.Process.Pid)
+	p := open(t, c.PID())
 	sockets, err := p.Sockets()
 	if err != nil {
 		t.Fatal(err)
@@ -225,7 +195,7 @@ func TestSocketsAndDup(t *testing.T) {
 func TestDupRefused(t *testing.T) {
 	nstest.NeedRoot(t)
 	c := start(t)
-	p := open(t, c.Process.Pid)
+	p := open(t, c.PID())
 	// Credentials are per thread for raw calls; this one ends with the test.
 	errs := make(chan error, 2)
 	go func() {

@@ -3,19 +3,16 @@
 package units
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -23,17 +20,13 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-const childEnv = "WEIR_UNITS_TEST_CHILD"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(childEnv) != "" {
-		child()
-	}
+	nstest.Play(map[string]nstest.Role{"threads": threads})
 	os.Exit(m.Run())
 }
 
-// child runs with a second thread until the test ends it.
-func child() {
+// threads runs with a second thread until the test ends it.
+func threads([]string) error {
 	started := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
@@ -42,8 +35,8 @@ func child() {
 	}()
 	<-started
 	fmt.Println("ready")
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	os.Exit(0)
+	_, err := io.Copy(io.Discard, os.Stdin)
+	return err
 }
 
 func TestParseMountinfo(t *testing.T) {
@@ -118,34 +111,17 @@ func mkcgroup(t *testing.T, dir string) {
 // startIn starts a process in a cgroup.
 func startIn(t *testing.T, dir string) int {
 	t.Helper()
-	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), childEnv+"=1")
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	stdin, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	c := nstest.StartReady(t, nstest.Child("threads"))
 	t.Cleanup(func() {
-		stdin.Close()
-		if err := c.Wait(); err != nil {
+		if err := c.End(); err != nil {
 			t.Error(err)
 		}
 	})
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
-		t.Fatalf("child: %q, %v", line, err)
-	}
 	// Not UseCgroupFD: clone3 into a cgroup needs Linux 5.7 and fails in threaded ones.
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(c.Process.Pid)), 0); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(c.PID())), 0); err != nil {
 		t.Fatal(err)
 	}
-	return c.Process.Pid
+	return c.PID()
 }
 
 func TestCgroupProcs(t *testing.T) {

@@ -22,9 +22,11 @@ type Collector struct {
 	Number   int
 	PIDFile  string // of the core process, written when it is started
 	Port     int
-	MaxPeers int // BMP sessions it has memory for, 2 MB each
+	MaxPeers int      // BMP sessions it has memory for, 2 MB each
+	Bound    []string // where it is bound, as weir.yaml has it, if not where its service listens
 
 	program string
+	binary  string // of goflow2, which no package installs
 	env     *lab.Env
 	ns      string
 	dir     string
@@ -38,6 +40,7 @@ type life struct {
 	number          int // from 1
 	proc            *lab.Process
 	flows, bmp, log tail
+	nfcapd          nfcapdFiles
 	killed          atomic.Int64 // bytes of log when it was killed, -1 before; what plugins say later is their last words
 	crashed         bool         // it ended unbidden, and that was reported
 }
@@ -125,7 +128,14 @@ func (c *Collector) Start() error {
 		Namespace: c.ns, Path: c.program, Args: []string{"-f", conf}, Dir: c.dir, Output: log,
 		Env: []string{"MALLOC_TOP_PAD_=67108864"}, // halves the time it takes to start
 	}
-	if c.program == "sink" {
+	switch c.program {
+	case "goflow2":
+		command.Path, command.Args = c.binary, c.goflow2Args(n)
+	case "nfcapd":
+		if command.Args, err = c.nfcapdArgs(n); err != nil {
+			return err
+		}
+	case "sink":
 		command.Path, command.Args = c.env.Self(), []string{sinkArg, fmt.Sprint(c.Port), c.path("flows", n), c.path("bmp", n)}
 	}
 	proc, err := c.env.Start(command)

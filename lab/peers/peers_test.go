@@ -102,3 +102,28 @@ func TestParseLog(t *testing.T) {
 		t.Errorf("device %s", r.Device)
 	}
 }
+
+// Lines that goflow2 2.2.6 (shortened) and nfdump 1.7.1 wrote.
+func TestParseOthers(t *testing.T) {
+	a := netip.MustParseAddr
+	for _, c := range []struct {
+		parse func([]byte) Record
+		line  string
+		want  Record
+	}{
+		{parseGoFlow2, `{"type":"IPFIX","time_received_ns":1795248990967548701,"sequence_num":0,"sampling_rate":0,"sampler_address":"10.99.0.7","time_flow_start_ns":1795248990738000000,"bytes":1000,"packets":1,"etype":"IPv4","in_if":7,"out_if":2,"as_path":[]}`,
+			Record{Kind: Flows, Device: a("10.99.0.7"), Epoch: 7, Count: 1}},
+		{parseGoFlow2, `{"type":"NETFLOW_V9","time_received_ns":1795248990968004741,"sampler_address":"fd00:99::7","packets":1,"in_if":7}`, Record{Kind: Flows, Device: a("fd00:99::7"), Epoch: 7, Count: 1}},
+		{parseNfdump, "                       ::ffff:10.99.0.7|     7|       1\n", Record{Kind: Flows, Device: a("10.99.0.7"), Epoch: 7, Count: 1}},
+		{parseNfdump, "                             fd00:99::7|     7|       1\n", Record{Kind: Flows, Device: a("fd00:99::7"), Epoch: 7, Count: 1}},
+	} {
+		if got := c.parse([]byte(c.line)); got != c.want {
+			t.Errorf("%s:\n got %+v\nwant %+v", c.line, got, c.want)
+		}
+	}
+	for _, line := range []string{"", "{", `{"sampler_address":""}`, "1|2", "nowhere|1|1", "10.0.0.1|x|1"} {
+		if parseGoFlow2([]byte(line)).Kind != Odd || parseNfdump([]byte(line)).Kind != Odd {
+			t.Errorf("%q is taken for a record", line)
+		}
+	}
+}

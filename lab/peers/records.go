@@ -141,6 +141,12 @@ func (c *Collector) Poll(f func(Record)) error {
 			f(r)
 		}
 		c.crash(l, give)
+		if c.program == "goflow2" || c.program == "nfcapd" {
+			if err := c.pollOther(l, give); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := l.flows.lines(func(line []byte, _ int64) { give(parseFlows(line)) }); err != nil {
 			return err
 		}

@@ -39,7 +39,11 @@ func NewWeir(e *lab.Env, namespace string, services ...*Service) (*Weir, error) 
     members:
 `, s.Name, strings.Join(s.Listen, ", "), namespace, len(s.Collectors), uint32(e.Seed))
 		for _, c := range s.Collectors {
-			fmt.Fprintf(&b, "      - {slot: %d, pidfile: %s}\n", c.Number, c.PIDFile)
+			bound := ""
+			if len(c.Bound) > 0 {
+				bound = ", bound: [" + strings.Join(c.Bound, ", ") + "]"
+			}
+			fmt.Fprintf(&b, "      - {slot: %d, pidfile: %s%s}\n", c.Number, c.PIDFile, bound)
 		}
 	}
 	return w, os.WriteFile(w.config, []byte(b.String()), 0o644)

@@ -58,16 +58,21 @@ func (d *Device) IPFIX(b []byte, seq uint32, withTemplate bool, records int, epo
 	return b
 }
 
+// addresses appends those of the flow number n.
+func (d *Device) addresses(b []byte, n uint32) []byte {
+	if d.Addr.Is4() {
+		return append(b, 192, 0, 2, byte(n), 198, 51, 100, byte(n>>8))
+	}
+	for _, side := range [2]byte{1, 2} {
+		b = append(b, 0x20, 0x01, 0x0d, 0xb8, 0, 0xf1, 0, side, 0, 0, 0, 0)
+		b = be.AppendUint32(b, n&0xff)
+	}
+	return b
+}
+
 // flow appends the data record number n.
 func (d *Device) flow(b []byte, n, epoch uint32, now time.Time) []byte {
-	if d.Addr.Is4() {
-		b = append(b, 192, 0, 2, byte(n), 198, 51, 100, byte(n>>8))
-	} else {
-		for _, side := range [2]byte{1, 2} {
-			b = append(b, 0x20, 0x01, 0x0d, 0xb8, 0, 0xf1, 0, side, 0, 0, 0, 0)
-			b = be.AppendUint32(b, n&0xff)
-		}
-	}
+	b = d.addresses(b, n)
 	b = be.AppendUint16(b, uint16(1024+n%60000))
 	b = be.AppendUint16(b, 443)
 	b = append(b, 6)

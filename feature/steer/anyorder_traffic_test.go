@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// exitHook says whether the kernel tells of exits (an optional need).
+func exitHook() bool { return kernel.ExitTracepoint.Check() == nil }
+
+// destination is where a source sends.
+func destination(from netip.Addr) netip.AddrPort {
+	if from.Is4() {
+		return loopback4
+	}
+	return netip.AddrPortFrom(from, loopback4.Port())
+}
+
+// ask asks from every source over both protocols until the function that it
+// returns is called, which tells how many answers there were.
+func (p *play) ask() (end func() int) {
+	stop := make(chan struct{})
+	var answers atomic.Int64
+	var wg sync.WaitGroup
+	const askers = 2
+	for n := range askers * len(protocols) {
+		proto := protocols[n%len(protocols)]
+		wg.Go(func() {
+			err := p.ns.Do(func() error {
+				for i := n; ; i++ {
+					select {
+					case <-stop:
+						return nil
+					default:
+					}
+					ok, err := p.askOnce(proto, p.addrs[i%len(p.addrs)])
+					if err != nil {
+						return err
+					}
+					if ok {
+						answers.Add(1)
+					}
+				}
+			})
+			if err != nil {
+				p.t.Error(err)
+			}
+		})
+	}
+	return func() int {
+		close(stop)
+		wg.Wait()
+		return int(answers.Load())
+	}
+}
+
+// askOnce asks and judges what became of it.
+func (p *play) askOnce(proto string, from netip.Addr) (answered bool, err error) {
+	slot, begin := p.slot[from], time.Now()
+	// Without an answer, and nothing that would explain it, the machine may just be slow.
+	patient := func() bool { return time.Since(begin) < 20*time.Second && !p.excused(slot, begin) }
+	got, err := askPatiently(proto, from, destination(from), 100*time.Millisecond, patient)
+	if err != nil {
+		return false, err
+	}
+	switch got {
+	case refused, cut, silence:
+		if !p.excused(slot, begin) {
+			p.t.Errorf("%s from %s: %s, between %s and %s, while slot %d had its member; outages %s",
+				proto, from, got, clock(begin), clock(time.Now()), slot, p.outages(slot))
+		}
+		return false, nil
+	}
+	p.mu.Lock()
+	owner, known := p.owner[got]
+	p.mu.Unlock()
+	if !known || owner != slot {
+		p.t.Errorf("%s from %s of slot %d was answered by process %s of slot %d", proto, from, slot, got, owner)
+	}
+	return true, nil
+}
+
+// excused says whether a slot was down at any time since begin.
+func (p *play) excused(slot int, begin time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, o := range p.outage[slot] {
+		if o.to.IsZero() || o.to.After(begin) {
+			return true
+		}
+	}
+	return false
+}
+
+func clock(t time.Time) string { return t.Format("05.000") }
+
+// outages are the last ones of a slot.
+func (p *play) outages(slot int) (text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := p.outage[slot]
+	for _, o := range all[max(0, len(all)-3):] {
+		text += fmt.Sprintf("%s to %s; ", clock(o.from), clock(o.to))
+	}
+	return text
+}
+
+// allAnswer sees that every source is answered in the end.
+func (p *play) allAnswer() {
+	p.t.Helper()
+	err := p.ns.Do(func() error {
+		for _, a := range p.addrs {
+			for _, proto := range protocols {
+				if ok, err := p.askOnce(proto, a); err != nil {
+					return err
+				} else if !ok {
+					p.t.Errorf("%s from %s has no answer in the end", proto, a)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		p.t.Error(err)
+	}
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// A command that fails takes nobody's slot; and what was withdrawn from one slot
+// may serve another, with both engines.
+func TestRegisterElsewhere(t *testing.T) { eachEngine(t, testRegisterElsewhere) }
+
+func testRegisterElsewhere(t *testing.T) {
+	w, a, b := newPair(t)
+	w.apply()
+	w.check(sources(12), loopback4, names(a, b))
+	at := func(slot int) Slot { return Slot{Scope: w.state().Scope(), Service: "svc", Slot: slot} }
+	register := func(slot int, s *sink) (err error) {
+		w.locked(func(l *kernel.WriteLock) error {
+			_, err = Register(t.Context(), l, at(slot), &service.Member{Slot: slot, PID: s.pid()})
+			return nil
+		})
+		return err
+	}
+	if underTest == EngineReuseport { // a socket serves one slot there
+		if err := register(1, a); !errors.Is(err, ErrSlotTaken) {
+			t.Errorf("a socket that serves slot 0 is given slot 1 as well: %v", err)
+		}
+		w.check(sources(12), loopback4, names(a, b))
+	}
+	for _, s := range []int{0, 1} {
+		w.locked(func(l *kernel.WriteLock) error { return Unregister(l, at(s)) })
+	}
+	for slot, s := range []*sink{b, a} {
+		if err := register(slot, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.check(sources(12), loopback4, names(b, a))
+}

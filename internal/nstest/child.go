@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nstest
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// roleEnv names the role that a process of the test binary plays.
+const roleEnv = "WEIR_NSTEST_ROLE"
+
+// Role is what the test binary does when it is started as another process.
+type Role func(args []string) error
+
+// Play plays a role if this process is a [Child], and exits: with status 1 and
+// the error on its standard error if the role fails. What the role starts by
+// executing this binary plays the same role, as a command does that starts
+// itself once more. In any other process Play returns. Use it as
+//
+//	func TestMain(m *testing.M) { nstest.Play(map[string]nstest.Role{"daemon": daemon}); nstest.Main(m) }
+func Play(roles map[string]Role) {
+	name := os.Getenv(roleEnv)
+	if name == "" {
+		return
+	}
+	role, ok := roles[name]
+	if !ok {
+		fmt.Fprintf(os.Stderr, "nstest: no role %q\n", name)
+		os.Exit(1)
+	}
+	if err := role(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// Child prepares another process of this binary, which [Play]s a role with the
+// arguments as fmt prints them. It has no death signal: that follows the thread
+// that starts a process, and looking into a namespace uses threads up. Roles
+// that last end with their standard input instead.
+func Child(role string, args ...any) *exec.Cmd {
+	c := exec.Command("/proc/self/exe")
+	for _, a := range args {
+		c.Args = append(c.Args, fmt.Sprint(a))
+	}
+	// The race detector would have each of them sleep a second before it exits.
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", roleEnv+"="+role)
+	c.SysProcAttr = &syscall.SysProcAttr{}
+	return c
+}
+
+// Process is a child that lasts, and talks with the test by lines.
+type Process struct {
+	*exec.Cmd
+	t    testing.TB
+	in   io.WriteCloser
+	out  *bufio.Scanner
+	wait func() error
+}
+
+// Start starts a child that ends with its standard input, at the latest when
+// the test ends.
+func Start(t testing.TB, c *exec.Cmd) *Process {
+	t.Helper()
+	if c.Stderr == nil {
+		c.Stderr = os.Stderr
+	}
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatalf("nstest: %v", err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatalf("nstest: %v", err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatalf("nstest: %v", err)
+	}
+	p := &Process{Cmd: c, t: t, in: in, out: bufio.NewScanner(out), wait: sync.OnceValue(c.Wait)}
+	t.Cleanup(p.Kill)
+	return p
+}
+
+// StartReady starts a child and waits until it has said "ready".
+func StartReady(t testing.TB, c *exec.Cmd) *Process {
+	t.Helper()
+	p := Start(t, c)
+	p.Expect("ready")
+	return p
+}
+
+// PID is the child's process id.
+func (p *Process) PID() int { return p.Process.Pid }
+
+// Line waits for the child's next line; ok is false if it has ended.
+func (p *Process) Line() (line string, ok bool) {
+	ok = p.out.Scan()
+	return p.out.Text(), ok
+}
+
+// Expect waits for the child's next line, which must be want.
+func (p *Process) Expect(want string) {
+	p.t.Helper()
+	if line, ok := p.Line(); !ok {
+		p.t.Fatalf("child %s ended before it said %q: %v", strings.Join(p.Args[1:], " "), want, p.Wait())
+	} else if line != want {
+		p.t.Fatalf("child %s said %q, want %q", strings.Join(p.Args[1:], " "), line, want)
+	}
+}
+
+// Tell writes a line to the child.
+func (p *Process) Tell(line string) {
+	p.t.Helper()
+	if _, err := fmt.Fprintln(p.in, line); err != nil {
+		p.t.Fatalf("child %s does not hear: %v", strings.Join(p.Args[1:], " "), err)
+	}
+}
+
+// CloseInput tells the child to end, and does not wait for it.
+func (p *Process) CloseInput() { p.in.Close() }
+
+// End tells the child to end and waits for it. A second time it does nothing.
+func (p *Process) End() error {
+	p.CloseInput()
+	return p.Wait()
+}
+
+// Kill ends the child as a crash does, and waits for it.
+func (p *Process) Kill() {
+	_ = p.Process.Kill() // may have ended
+	_ = p.Wait()
+}
+
+// Wait waits until the child has ended, and says how.
+func (p *Process) Wait() error { return p.wait() }
+
+// Signal sends a signal to the child.
+func (p *Process) Signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.Process.Signal(s); err != nil {
+		p.t.Fatalf("nstest: %v", err)
+	}
+}
