@@ -1,0 +1,226 @@
+//go:build ignore
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * What weir serve hears of flow exporters, off the data path: a filter of packet sockets, which see
+ * copies. It wakes user space only for messages that carry templates, and notes the header of every
+ * session's latest message, which a replay must continue.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "clock.h"
+#include "templates.h"
+
+#define IPFIX	  10
+#define NETFLOW9  9
+#define FRAGMENT  0x3fff /* more fragments, or an offset */
+#define FLOW_MASK 0xfffff
+#define WHOLE	  0xffff /* of the packet goes to user space */
+
+/* Ports that steered services listen on. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u16);
+	__type(value, __u8);
+} templates_ports SEC(".maps");
+
+/* User space enters sessions; the filter only writes to those that are there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TEMPLATES_SESSIONS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct session);
+	__type(value, struct heard);
+} templates_sessions SEC(".maps");
+
+/* The maps that only user space uses are described here, so that Go gets their layout. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TEMPLATES_SESSIONS * 4);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct chunk_key);
+	__type(value, struct chunk);
+} templates_store SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, char[64]);
+	__type(value, struct counts);
+} templates_counts SEC(".maps");
+
+/* The headers of the two protocols, as far as they are read. */
+struct ipfix_header {
+	__be16 version, length;
+	__be32 export_time, sequence, domain;
+};
+
+struct netflow9_header {
+	__be16 version, count;
+	__be32 uptime, seconds, sequence, source;
+};
+
+struct set_header {
+	__be16 id, length;
+};
+
+/* message is where one is, and what its header says. */
+struct message {
+	__u32 at, end; /* bytes from the network header */
+	__u32 templates, options;
+	__u32 sequence, export_time, uptime;
+};
+
+/* The socket gives packets without their link header; load reads from the network header on. */
+static __always_inline long load(struct __sk_buff *skb, __u32 at, void *to, __u32 len)
+{
+	return bpf_skb_load_bytes_relative(skb, at, to, len, BPF_HDR_START_NET);
+}
+
+/* read_ip returns where UDP begins, or 0 if the packet is none of ours. */
+static __always_inline __u32 read_ip(struct __sk_buff *skb, struct session *s)
+{
+	__u16 protocol = bpf_ntohs((__u16)skb->protocol);
+	struct ipv6hdr h6;
+	struct iphdr h4;
+
+	if (protocol == ETH_P_IP) {
+		if (load(skb, 0, &h4, sizeof(h4)) || h4.protocol != IPPROTO_UDP)
+			return 0;
+		/* Only a packet's first fragment has ports, and none has all of it. */
+		if (h4.frag_off & bpf_htons(FRAGMENT))
+			return 0;
+		if (h4.ttl == TEMPLATES_REPLAY_TTL && h4.id == bpf_htons(TEMPLATES_REPLAY_ID))
+			return 0;
+		s->src[10] = s->src[11] = s->dst[10] = s->dst[11] = 0xff;
+		__builtin_memcpy(s->src + 12, &h4.saddr, 4);
+		__builtin_memcpy(s->dst + 12, &h4.daddr, 4);
+		return (h4.ihl & 15) * 4;
+	}
+	if (protocol == ETH_P_IPV6) {
+		if (load(skb, 0, &h6, sizeof(h6)) || h6.nexthdr != IPPROTO_UDP)
+			return 0;
+		if (h6.hop_limit == TEMPLATES_REPLAY_TTL &&
+		    (bpf_ntohl(*(__be32 *)&h6) & FLOW_MASK) == TEMPLATES_REPLAY_LABEL)
+			return 0;
+		__builtin_memcpy(s->src, &h6.saddr, 16);
+		__builtin_memcpy(s->dst, &h6.daddr, 16);
+		return sizeof(h6);
+	}
+	return 0;
+}
+
+/* read_header reads IPFIX's or NetFlow v9's header; it returns 0 if it is one. */
+static __always_inline int read_header(struct __sk_buff *skb, struct session *s, struct message *m)
+{
+	struct netflow9_header h9;
+	struct ipfix_header h10;
+
+	if (load(skb, m->at, &h10, sizeof(h10)))
+		return -1;
+	s->version = bpf_ntohs(h10.version);
+	if (s->version == IPFIX) {
+		__u32 end = m->at + bpf_ntohs(h10.length);
+
+		s->domain = bpf_ntohl(h10.domain);
+		m->sequence = bpf_ntohl(h10.sequence);
+		m->export_time = bpf_ntohl(h10.export_time);
+		if (end < m->end)
+			m->end = end;
+		m->at += sizeof(h10);
+		m->templates = 2;
+		m->options = 3;
+		return 0;
+	}
+	if (s->version != NETFLOW9 || load(skb, m->at, &h9, sizeof(h9)))
+		return -1;
+	s->domain = bpf_ntohl(h9.source);
+	m->sequence = bpf_ntohl(h9.sequence);
+	m->export_time = bpf_ntohl(h9.seconds);
+	m->uptime = bpf_ntohl(h9.uptime);
+	m->at += sizeof(h9);
+	m->templates = 0;
+	m->options = 1;
+	return 0;
+}
+
+/* read_sets notes the data sets and says whether there are templates among them. */
+static __always_inline int read_sets(struct __sk_buff *skb, struct message *m, struct heard *heard)
+{
+	__u32 sets = 0, wanted = 0, i;
+
+	for (i = 0; i < TEMPLATES_SETS; i++) {
+		struct set_header h;
+		__u16 id, length;
+
+		if (m->at + sizeof(h) > m->end || load(skb, m->at, &h, sizeof(h)))
+			break;
+		id = bpf_ntohs(h.id);
+		length = bpf_ntohs(h.length);
+		if (length < sizeof(h))
+			break; /* malformed; user space judges what came before */
+		if (id == m->templates || id == m->options)
+			wanted = 1;
+		else if (heard && sets < TEMPLATES_NOTED) {
+			heard->set[sets].id = id;
+			heard->set[sets].length = length;
+			sets++;
+		} else {
+			sets++;
+		}
+		m->at += length;
+	}
+	if (heard)
+		heard->sets = sets;
+	return wanted;
+}
+
+SEC("socket")
+int templates_filter(struct __sk_buff *skb)
+{
+	struct session s = {};
+	struct message m = {};
+	struct heard *heard;
+	struct udphdr udp;
+	__u16 port;
+
+	if (skb->pkt_type == PACKET_OTHERHOST)
+		return 0;
+	m.at = read_ip(skb, &s);
+	if (!m.at || load(skb, m.at, &udp, sizeof(udp)))
+		return 0;
+	port = bpf_ntohs(udp.dest);
+	if (!bpf_map_lookup_elem(&templates_ports, &port))
+		return 0;
+	s.sport = bpf_ntohs(udp.source);
+	s.dport = port;
+	m.end = m.at + bpf_ntohs(udp.len);
+	m.at += sizeof(udp);
+	if (read_header(skb, &s, &m))
+		return 0;
+	heard = bpf_map_lookup_elem(&templates_sessions, &s);
+	if (heard) {
+		/* An exporter's packets come to one CPU mostly; a torn header costs a log line. */
+		heard->sequence = m.sequence;
+		heard->export_time = m.export_time;
+		heard->uptime = m.uptime;
+		heard->ifindex = skb->ifindex;
+		heard->last = weir_clock();
+		heard->messages++;
+	}
+	return read_sets(skb, &m, heard) ? WHOLE : 0;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
