@@ -59,9 +59,6 @@ func newTemplateBook() *templateBook {
 func (b *templateBook) add(k templatesSession, s *flowSession) {
 	b.sessions[k] = s
 	b.of[k.Src]++
-	for _, t := range s.Templates {
-		s.bytes += len(t.Record)
-	}
 	b.bytes += s.bytes
 }
 
@@ -105,23 +102,20 @@ func (b *templateBook) oldest(src *[16]byte, share int, last func(templatesSessi
 	return out
 }
 
-// apply enters what a message says of templates and tells whether anything is
-// new. A template of a number that is taken replaces the one that had it.
-func (b *templateBook) apply(s *flowSession, changes []templateChange) (changed int, err error) {
-	before := s.bytes
+// apply enters what a message says of templates and tells how many are new or
+// gone. A template of a number that is taken replaces the one that had it.
+func (s *flowSession) apply(changes []templateChange) (changed int, err error) {
 	for _, c := range changes {
-		switch {
-		case c.withdrawn != nil:
+		if c.withdrawn != nil {
 			changed += s.withdraw(*c.withdrawn)
-		case s.put(*c.template):
-			changed++
-		default:
-			if i := s.index(c.template.ID); i < 0 || !s.Templates[i].equal(*c.template) {
-				err = errNoRoom
-			}
+			continue
 		}
+		put, perr := s.put(*c.template)
+		if put {
+			changed++
+		}
+		err = errors.Join(err, perr)
 	}
-	b.bytes += s.bytes - before
 	return changed, err
 }
 
@@ -133,18 +127,18 @@ func (s *flowSession) index(id uint16) int {
 	return slices.IndexFunc(s.Templates, func(t template) bool { return t.ID == id })
 }
 
-// put enters a template; false says that it was there, or has no room.
-func (s *flowSession) put(t template) bool {
+// put enters a template, unless it is there already or has no room.
+func (s *flowSession) put(t template) (bool, error) {
 	i := s.index(t.ID)
 	if i >= 0 && s.Templates[i].equal(t) {
-		return false
+		return false, nil
 	}
 	grown := len(t.Record)
 	if i >= 0 {
 		grown -= len(s.Templates[i].Record)
 	}
 	if s.bytes+grown > maxSessionBytes || i < 0 && len(s.Templates) >= maxSessionTemplates {
-		return false
+		return false, errNoRoom
 	}
 	t.Record = bytes.Clone(t.Record) // it shares the buffer that it was read into
 	s.bytes += grown
@@ -153,7 +147,7 @@ func (s *flowSession) put(t template) bool {
 	} else {
 		s.Templates = append(s.Templates, t)
 	}
-	return true
+	return true, nil
 }
 
 func (s *flowSession) withdraw(w withdrawal) int {

@@ -83,6 +83,20 @@ func publishTemplates(l *kernel.WriteLock, ns *netns.Handle) error {
 	return l.Publish(templatesInstance(scopeOf(ns)), meta, pins)
 }
 
+// removeTemplates forgets a namespace's exporters when no service is left there.
+func removeTemplates(l *kernel.WriteLock, scope string) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.Scope == scope && kernel.ValidName(i.Name) {
+			return nil
+		}
+	}
+	return l.Remove(templatesInstance(scope))
+}
+
 func mapID(m *ebpf.Map) (ebpf.MapID, error) {
 	info, err := m.Info()
 	if err != nil {
@@ -268,6 +282,7 @@ func (s *flowSession) unmarshal(b []byte) error {
 			return errMessage
 		}
 		s.Templates = append(s.Templates, template{ID: t.ID, Options: t.Options == 1, Record: slices.Clone(b[:t.Length])})
+		s.bytes += int(t.Length)
 		b = b[t.Length:]
 	}
 	return nil

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+	"golang.org/x/sys/unix"
+)
+
+// A replay must not fill the socket of a member that has just started: after
+// each batch its queue is looked at.
+const (
+	replayBatch = 32
+	replayStall = 500 * time.Millisecond // a member that reads nothing for so long is left for later
+	replayTries = 3                      // for a batch in which the member's socket dropped packets
+)
+
+// dueSession is a session whose templates a member lacks.
+type dueSession struct {
+	key  templatesSession
+	last uint64 // when it was heard
+}
+
+// replayTo is a member and what it lacks.
+type replayTo struct {
+	service  *templateService
+	slot     int
+	endpoint int
+	member   memberID
+	sessions []dueSession
+}
+
+// replay gives every member the templates that it lacks: those of its exporters
+// that it was not there for.
+func (t *templateScope) replay(ctx context.Context) error {
+	due := t.due()
+	if len(due) == 0 {
+		return nil
+	}
+	t.inject.forget()
+	var errs []error
+	for _, to := range due {
+		if ctx.Err() != nil {
+			return nil
+		}
+		start, sent := time.Now(), 0
+		err := t.ns.Do(func() (err error) { sent, err = t.replayTo(ctx, to); return err })
+		if sent > 0 {
+			t.log.Info("templates replayed", "service", to.service.Name, "slot", to.slot, "pid", to.member.Tgid,
+				"exporters", sent, "of", len(to.sessions), "took", time.Since(start).Round(time.Millisecond))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// due finds what is to be replayed, those heard last first: they send most.
+func (t *templateScope) due() []*replayTo {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unserved = false
+	type target struct {
+		service  string
+		slot     int
+		endpoint int
+	}
+	all := map[target]*replayTo{}
+	for key, s := range t.book.sessions {
+		svc, endpoint := t.serviceOf(collectorOf(key))
+		if svc == nil {
+			continue
+		}
+		slot, who := svc.memberFor(exporterOf(key).Addr())
+		if who == (memberID{}) || who == s.Served {
+			continue
+		}
+		at := target{svc.Name, slot, endpoint}
+		if all[at] == nil {
+			all[at] = &replayTo{service: svc, slot: slot, endpoint: endpoint, member: who}
+		}
+		all[at].sessions = append(all[at].sessions, dueSession{key, t.store.heard(key).Last})
+	}
+	var out []*replayTo
+	for _, to := range all {
+		slices.SortFunc(to.sessions, func(a, b dueSession) int { return cmp.Compare(b.last, a.last) })
+		out = append(out, to)
+	}
+	return out
+}
+
+// replayTo sends one member's replays, in batches. It runs in the namespace.
+func (t *templateScope) replayTo(ctx context.Context, to *replayTo) (sent int, err error) {
+	cookie := to.service.Slots[to.slot].Sockets[to.endpoint].Cookie
+	sk := socketOf(cookie)
+	for batch := range slices.Chunk(to.sessions, replayBatch) {
+		for stalled := time.Now(); ctx.Err() == nil && sk != nil && sk.Mem.RcvAlloc > sk.Mem.RcvBuf/2; sk = socketOf(cookie) {
+			if time.Since(stalled) > replayStall {
+				t.again()
+				return sent, nil
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if ctx.Err() != nil {
+			return sent, nil
+		}
+		for _, d := range batch {
+			if err = t.send(d.key); err != nil {
+				t.again()
+				return sent, err
+			}
+		}
+		before := sk
+		sk = socketOf(cookie)
+		dropped := before != nil && sk != nil && sk.Mem.Drops != before.Mem.Drops
+		if err = t.served(to, batch, dropped); err != nil {
+			return sent, err
+		}
+		sent += len(batch)
+	}
+	return sent, nil
+}
+
+// again has the rest looked at with the next tick.
+func (t *templateScope) again() {
+	t.mu.Lock()
+	t.unserved = true
+	t.mu.Unlock()
+}
+
+// socketOf is the socket with a cookie, nil where it is gone.
+func socketOf(cookie uint64) *sockdiag.Socket {
+	socks, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Close})
+	if err != nil {
+		return nil
+	}
+	i := slices.IndexFunc(socks, func(s sockdiag.Socket) bool { return s.Cookie == cookie })
+	if i < 0 {
+		return nil
+	}
+	return &socks[i]
+}
+
+// send replays one session as it is now.
+func (t *templateScope) send(key templatesSession) error {
+	t.mu.Lock()
+	s := t.book.sessions[key]
+	if s == nil {
+		t.mu.Unlock()
+		return nil // forgotten meanwhile
+	}
+	h := t.store.heard(key)
+	messages := s.replay(key, h, t.inject.limit(h.Ifindex))
+	t.mu.Unlock()
+	for _, m := range messages {
+		err := t.inject.send(exporterOf(key), collectorOf(key), h.Ifindex, m)
+		for wait := time.Microsecond; errors.Is(err, unix.ENOBUFS) && wait < 10*time.Millisecond; wait *= 2 {
+			time.Sleep(wait)
+			err = t.inject.send(exporterOf(key), collectorOf(key), h.Ifindex, m)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// served notes that a member has the templates of a batch, unless its socket
+// dropped something meanwhile: then they are sent again, a few times.
+func (t *templateScope) served(to *replayTo, batch []dueSession, dropped bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now().UnixNano()
+	c := t.counts[to.service.Name]
+	var errs []error
+	for _, d := range batch {
+		s := t.book.sessions[d.key]
+		if s == nil {
+			continue
+		}
+		s.tries++
+		s.Replayed, s.Replays = now, s.Replays+1
+		if dropped && s.tries < replayTries {
+			t.unserved = true
+		} else {
+			s.Served, s.tries = to.member, 0
+		}
+		errs = append(errs, t.store.save(d.key, s))
+		c.Replayed++
+	}
+	t.counts[to.service.Name] = c
+	return errors.Join(errs...)
+}
