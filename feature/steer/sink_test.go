@@ -53,6 +53,8 @@ func child(role string) error {
 		return runChange(f[1:])
 	case "upgrade":
 		return runUpgrade(f[1:])
+	case "recorder":
+		return runRecorder(f[1], f[2])
 	}
 	return fmt.Errorf("no role %q", role)
 }

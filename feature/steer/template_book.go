@@ -172,6 +172,9 @@ func (s *flowSession) nextSequence(k templatesSession, h templatesHeard) (next u
 	}
 	next, exact = h.Sequence, h.Sets <= uint32(len(h.Set))
 	for _, set := range h.Set[:min(int(h.Sets), len(h.Set))] {
+		if set.Id < minTemplateID {
+			continue // templates
+		}
 		i := s.index(set.Id)
 		if i < 0 {
 			exact = false
@@ -190,8 +193,8 @@ func (s *flowSession) nextSequence(k templatesSession, h templatesHeard) (next u
 // known.
 func (m *flowMessage) heardAs(ifindex uint32, now uint64) templatesHeard {
 	h := templatesHeard{Last: now, Messages: 1, Sequence: m.Sequence, ExportTime: m.ExportTime, Uptime: m.Uptime,
-		Ifindex: ifindex, Sets: uint32(len(m.Data))}
-	for i, d := range m.Data[:min(len(m.Data), len(h.Set))] {
+		Ifindex: ifindex, Sets: uint32(len(m.Sets))}
+	for i, d := range m.Sets[:min(len(m.Sets), len(h.Set))] {
 		h.Set[i].Id, h.Set[i].Length = d.ID, d.Length
 	}
 	return h

@@ -53,15 +53,15 @@ type templateChange struct {
 	withdrawn *withdrawal
 }
 
-// dataSet is a set of data records: its template's number, and its length in
-// bytes with its header.
-type dataSet struct{ ID, Length uint16 }
+// flowSet is a set: its number, which for data is the template's, and its
+// length in bytes with its header.
+type flowSet struct{ ID, Length uint16 }
 
 // flowMessage is what matters here of one message.
 type flowMessage struct {
 	flowHeader
 	Changes []templateChange // in their order; their records share the message's bytes
-	Data    []dataSet
+	Sets    []flowSet
 }
 
 // parseTemplates reads a datagram. It is strict: sets must fill the message to
@@ -90,9 +90,8 @@ func parseTemplates(b []byte) (m flowMessage, err error) {
 			}
 		} else if id < minTemplateID {
 			return m, fmt.Errorf("%w: no set has the number %d", errMessage, id)
-		} else {
-			m.Data = append(m.Data, dataSet{id, size})
 		}
+		m.Sets = append(m.Sets, flowSet{id, size})
 	}
 	return m, nil
 }

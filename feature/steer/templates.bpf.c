@@ -26,6 +26,10 @@
 #define FLOW_MASK 0xfffff
 #define WHOLE	  0xffff /* of the packet goes to user space */
 
+#ifndef barrier_var
+#define barrier_var(var) asm volatile("" : "+r"(var))
+#endif
+
 /* Ports that steered services listen on. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -78,8 +82,8 @@ struct set_header {
 
 /* message is where one is, and what its header says. */
 struct message {
-	__u32 at, end; /* bytes from the network header */
-	__u32 templates, options;
+	__u32 at, end;	 /* bytes from the network header */
+	__u32 templates; /* number of a set of templates; options templates have the next one */
 	__u32 sequence, export_time, uptime;
 };
 
@@ -141,7 +145,6 @@ static __always_inline int read_header(struct __sk_buff *skb, struct session *s,
 			m->end = end;
 		m->at += sizeof(h10);
 		m->templates = 2;
-		m->options = 3;
 		return 0;
 	}
 	if (s->version != NETFLOW9 || load(skb, m->at, &h9, sizeof(h9)))
@@ -152,18 +155,22 @@ static __always_inline int read_header(struct __sk_buff *skb, struct session *s,
 	m->uptime = bpf_ntohl(h9.uptime);
 	m->at += sizeof(h9);
 	m->templates = 0;
-	m->options = 1;
 	return 0;
 }
 
-/* read_sets notes the data sets and says whether there are templates among them. */
-static __always_inline int read_sets(struct __sk_buff *skb, struct message *m, struct heard *heard)
+/*
+ * read_sets notes the sets and says whether there are templates among them. It is written for the
+ * verifier, which walks every iteration: nothing but the end of the message branches here, and the
+ * place of a set is known in each.
+ */
+static __always_inline __u32 read_sets(struct __sk_buff *skb, struct message *m,
+				       struct heard *heard)
 {
-	__u32 sets = 0, wanted = 0, i;
+	__u32 wanted = 0, i;
 
 	for (i = 0; i < TEMPLATES_SETS; i++) {
 		struct set_header h;
-		__u16 id, length;
+		__u32 id, length, other;
 
 		if (m->at + sizeof(h) > m->end || load(skb, m->at, &h, sizeof(h)))
 			break;
@@ -171,19 +178,18 @@ static __always_inline int read_sets(struct __sk_buff *skb, struct message *m, s
 		length = bpf_ntohs(h.length);
 		if (length < sizeof(h))
 			break; /* malformed; user space judges what came before */
-		if (id == m->templates || id == m->options)
-			wanted = 1;
-		else if (heard && sets < TEMPLATES_NOTED) {
-			heard->set[sets].id = id;
-			heard->set[sets].length = length;
-			sets++;
-		} else {
-			sets++;
+		if (heard && i < TEMPLATES_NOTED) {
+			heard->set[i].id = id;
+			heard->set[i].length = length;
 		}
+		/* The kinds of templates are two numbers that differ in the lowest bit. */
+		other = (id & ~1) ^ m->templates;
+		barrier_var(other);
+		wanted |= ((other | -other) >> 31) ^ 1;
 		m->at += length;
 	}
 	if (heard)
-		heard->sets = sets;
+		heard->sets = i;
 	return wanted;
 }
 

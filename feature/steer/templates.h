@@ -8,7 +8,7 @@
 
 #define TEMPLATES_SESSIONS 32768 /* exporters times observation domains of a namespace */
 #define TEMPLATES_SETS	   64	 /* sets of a message that are looked at */
-#define TEMPLATES_NOTED	   8	 /* data sets of the latest message that are noted */
+#define TEMPLATES_NOTED	   8	 /* sets of the latest message that are noted */
 #define TEMPLATES_CHUNK	   480	 /* bytes of templates in one entry of templates_store */
 
 /*
@@ -31,7 +31,7 @@ struct session {
 	__u32 domain;
 };
 
-/* noted is a set of data records: their template's number, and the set's length with its header. */
+/* noted is a set: its number, which for data is the template's, and its length with its header. */
 struct noted {
 	__u16 id;
 	__u16 length;
@@ -45,7 +45,7 @@ struct heard {
 	__u32 export_time; /* seconds since the epoch */
 	__u32 uptime;	   /* NetFlow v9: milliseconds since the exporter booted */
 	__u32 ifindex;
-	__u32 sets; /* data sets of the message; those beyond TEMPLATES_NOTED are not in set */
+	__u32 sets; /* of the message; those beyond TEMPLATES_NOTED are not in set */
 	struct noted set[TEMPLATES_NOTED];
 	__u32 pad;
 };
