@@ -155,7 +155,8 @@ func (k *templateKeeper) follow(ctx context.Context, st State) {
 		}
 	}
 	for scope, s := range wanted {
-		if k.scopes[scope] == nil {
+		fresh := k.scopes[scope] == nil
+		if fresh {
 			if err := k.open(ctx, s); err != nil {
 				k.say(scope, err)
 				continue
@@ -167,7 +168,12 @@ func (k *templateKeeper) follow(ctx context.Context, st State) {
 			t.unserved = true
 		}
 		t.mu.Unlock()
-		k.say(scope, t.follow(services[scope]))
+		err := t.follow(services[scope])
+		k.say(scope, err)
+		if fresh && err == nil {
+			exporters, templates := t.known()
+			k.log.Info("listening for templates", "netns", s.Netns, "known_exporters", exporters, "known_templates", templates)
+		}
 	}
 }
 
@@ -214,9 +220,6 @@ func (k *templateKeeper) open(ctx context.Context, s *ServiceState) error {
 		return fmt.Errorf("templates are not kept: %w", err)
 	}
 	k.scopes[s.scope] = t
-	if n := len(t.book.sessions); n > 0 {
-		k.log.Info("templates are known from before", "exporters", n, "templates", t.book.templates())
-	}
 	return nil
 }
 

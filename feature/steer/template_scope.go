@@ -64,6 +64,13 @@ func openTemplateScope(l *kernel.WriteLock, ns *netns.Handle, log feature.Logger
 	return t, nil
 }
 
+// known counts what is remembered.
+func (t *templateScope) known() (exporters, templates int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.book.sessions), t.book.templates()
+}
+
 // Close stops listening. What is remembered stays pinned.
 func (t *templateScope) Close() {
 	if t.capture != nil {
