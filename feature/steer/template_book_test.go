@@ -113,7 +113,7 @@ func TestNextSequence(t *testing.T) {
 
 // What a killed writer left of a session in the store is not read, and the next
 // one clears it away.
-func TestStoreIsMended(t *testing.T) {
+func TestTemplateStoreIsMended(t *testing.T) {
 	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.apply()
 	ns, err := netns.Current()
@@ -179,7 +179,7 @@ func TestStoreIsMended(t *testing.T) {
 
 // Ten thousand exporters with eight templates each: learnt, kept, and replayed
 // within seconds by a member that reads.
-func TestManyExporters(t *testing.T) {
+func TestTemplatesOfManyExporters(t *testing.T) {
 	n := 10000
 	if testing.Short() {
 		n = 1000

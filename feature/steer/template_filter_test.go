@@ -44,7 +44,7 @@ func framed(from, to netip.AddrPort, payload []byte) []byte {
 	return append(append(make([]byte, 12), ethertype...), p...)
 }
 
-func TestFilter(t *testing.T) {
+func TestTemplateFilter(t *testing.T) {
 	c := loadFilter(t)
 	from4, to4 := netip.MustParseAddrPort("192.0.2.7:50000"), netip.MustParseAddrPort("10.0.0.1:4739")
 	from6, to6 := netip.MustParseAddrPort("[2001:db8::7]:50000"), netip.MustParseAddrPort("[2001:db8::1]:4739")

@@ -97,9 +97,9 @@ func (t *templateScope) due() []*replayTo {
 // replayTo sends one member's replays, in batches. It runs in the namespace.
 func (t *templateScope) replayTo(ctx context.Context, to *replayTo) (sent int, err error) {
 	cookie := to.service.Slots[to.slot].Sockets[to.endpoint].Cookie
-	sk := socketOf(cookie)
+	sk := udpSocket(cookie)
 	for batch := range slices.Chunk(to.sessions, replayBatch) {
-		for stalled := time.Now(); ctx.Err() == nil && sk != nil && sk.Mem.RcvAlloc > sk.Mem.RcvBuf/2; sk = socketOf(cookie) {
+		for stalled := time.Now(); ctx.Err() == nil && sk != nil && sk.Mem.RcvAlloc > sk.Mem.RcvBuf/2; sk = udpSocket(cookie) {
 			if time.Since(stalled) > replayStall {
 				t.again()
 				return sent, nil
@@ -116,7 +116,7 @@ func (t *templateScope) replayTo(ctx context.Context, to *replayTo) (sent int, e
 			}
 		}
 		before := sk
-		sk = socketOf(cookie)
+		sk = udpSocket(cookie)
 		dropped := before != nil && sk != nil && sk.Mem.Drops != before.Mem.Drops
 		if err = t.served(to, batch, dropped); err != nil {
 			return sent, err
@@ -133,8 +133,8 @@ func (t *templateScope) again() {
 	t.mu.Unlock()
 }
 
-// socketOf is the socket with a cookie, nil where it is gone.
-func socketOf(cookie uint64) *sockdiag.Socket {
+// udpSocket is the socket with a cookie, nil where it is gone.
+func udpSocket(cookie uint64) *sockdiag.Socket {
 	socks, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Close})
 	if err != nil {
 		return nil

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -105,14 +106,15 @@ func TestTemplatesAreReplayed(t *testing.T) {
 		name     string
 		version  uint16
 		from, to netip.Addr
+		engine   Engine
 	}{
-		{"ipfix loopback IPv4", ipfix, lo4, netip.MustParseAddr("127.0.0.1")},
-		{"netflow9 loopback IPv6", netflow9, lo6, lo6},
-		{"netflow9 cable IPv4", netflow9, veth4, netip.MustParseAddr("10.1.0.1")},
-		{"ipfix cable IPv6", ipfix, veth6, netip.MustParseAddr("fd00:1:0::1")},
+		{"ipfix loopback IPv4", ipfix, lo4, netip.MustParseAddr("127.0.0.1"), EngineSkLookup},
+		{"netflow9 loopback IPv6", netflow9, lo6, lo6, EngineReuseport},
+		{"netflow9 cable IPv4", netflow9, veth4, netip.MustParseAddr("10.1.0.1"), EngineReuseport},
+		{"ipfix cable IPv6", ipfix, veth6, netip.MustParseAddr("fd00:1:0::1"), EngineSkLookup},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, Options{Slots: 1}, "udp [::]:9991")
+			w := newWorld(t, Options{Slots: 1, Engine: c.engine}, "udp [::]:9991")
 			write := w.byPIDFile(0)
 			first := startRecorder(t, "udp", "[::]:9991")
 			write(&first.sink)
@@ -283,4 +285,37 @@ func TestTemplatesOption(t *testing.T) {
 	if s.checkTemplates() == "" {
 		t.Error("templates: true is accepted without a udp listen")
 	}
+}
+
+// Listening must not keep a container's namespace from ending with it.
+func TestTemplatesLetNamespacesGo(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	ns, err := netns.Create("shortlived")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r *recorder
+	err = ns.Do(func() error { r = startRecorder(t, "udp4", "0.0.0.0:9991"); return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(&r.sink)
+	w.cfg.Services[0].Netns = "shortlived"
+	w.apply()
+	w.serveUntil()
+	if err := ns.Do(func() error { w.listening(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	w.admitted(0, r.pid())
+	r.kill()
+	ns.Close()
+	if err := netns.Delete("shortlived"); err != nil {
+		t.Fatal(err)
+	}
+	deadline(t, func() bool {
+		w.locked(CleanStale) // it asks the kernel
+		all, err := w.root.Instances(Name)
+		return err == nil && len(all) == 0
+	})
 }
