@@ -149,7 +149,11 @@ func TestTemplateStoreIsMended(t *testing.T) {
 		return st.enter(torn, templatesHeard{})
 	})
 	w.locked(func(l *kernel.WriteLock) error {
-		ts, err := openTemplateScope(l, ns, slog.New(slog.DiscardHandler))
+		store, err := openTemplateStore(l, ns)
+		if err != nil {
+			return err
+		}
+		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
 		}
@@ -203,7 +207,11 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	start := time.Now()
 	w.locked(func(l *kernel.WriteLock) error {
-		ts, err := openTemplateScope(l, ns, slog.New(slog.DiscardHandler))
+		store, err := openTemplateStore(l, ns)
+		if err != nil {
+			return err
+		}
+		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return err
 		}

@@ -42,8 +42,9 @@ type templateCapture struct {
 	ports   map[uint16]bool
 }
 
-// openTemplateCapture starts listening; give gets every message, from two goroutines.
-func openTemplateCapture(ns *netns.Handle, sessions *ebpf.Map, give func(heardMessage)) (*templateCapture, error) {
+// openTemplateCapture starts listening at ports; give gets every message, from
+// two goroutines.
+func openTemplateCapture(ns *netns.Handle, sessions *ebpf.Map, ports map[uint16]bool, give func(heardMessage)) (*templateCapture, error) {
 	spec, err := loadTemplates()
 	if err != nil {
 		return nil, err
@@ -53,15 +54,10 @@ func openTemplateCapture(ns *netns.Handle, sessions *ebpf.Map, give func(heardMe
 	if err != nil {
 		return nil, err
 	}
-	err = ns.Do(func() error {
-		// One protocol each: a socket for all protocols would see what is sent, too.
-		for _, proto := range []uint16{unix.ETH_P_IP, unix.ETH_P_IPV6} {
-			if err := c.open(proto); err != nil {
-				return fmt.Errorf("listening for templates: %w", err)
-			}
-		}
-		return nil
-	})
+	err = c.watch(ports)
+	if err == nil {
+		err = ns.Do(c.openAll)
+	}
 	if err != nil {
 		c.Close()
 		return nil, err
@@ -70,6 +66,16 @@ func openTemplateCapture(ns *netns.Handle, sessions *ebpf.Map, give func(heardMe
 		go readMessages(s, give)
 	}
 	return c, nil
+}
+
+func (c *templateCapture) openAll() error {
+	// One protocol each: a socket for all protocols would see what is sent, too.
+	for _, proto := range []uint16{unix.ETH_P_IP, unix.ETH_P_IPV6} {
+		if err := c.open(proto); err != nil {
+			return fmt.Errorf("listening for templates: %w", err)
+		}
+	}
+	return nil
 }
 
 func (c *templateCapture) open(proto uint16) error {

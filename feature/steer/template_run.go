@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -105,7 +106,7 @@ func (k *templateKeeper) look(ctx context.Context) {
 func (k *templateKeeper) changed() bool {
 	for _, t := range k.scopes {
 		for _, s := range t.services {
-			now, err := readMembers(k.root, s.ServiceState)
+			now, err := s.readMembers()
 			if err == nil && !slices.Equal(now, s.members) {
 				return true
 			}
@@ -114,22 +115,16 @@ func (k *templateKeeper) changed() bool {
 	return false
 }
 
-// readMembers reads who has each slot. Slots that are not admitted have nobody.
-func readMembers(r *kernel.Root, s *ServiceState) ([]memberID, error) {
-	o, err := OpenSlots(r, s.scope, s.Name)
+// readServiceMembers opens a service's slots and reads who has them.
+func readServiceMembers(r *kernel.Root, s *ServiceState) (*templateService, error) {
+	slots, err := OpenSlots(r, s.scope, s.Name)
 	if err != nil {
 		return nil, err
 	}
-	defer o.Close()
-	out := make([]memberID, o.Slots())
-	for n := range out {
-		var v steerSlot
-		if err := o.pins.Maps["slots"].Lookup(o.pub.row(n), &v); err != nil {
-			return nil, err
-		}
-		if slotState(v.State) == stateAdmitted {
-			out[n] = memberID{v.Tgid, v.Start}
-		}
+	out := &templateService{ServiceState: s, slots: slots}
+	if out.members, err = out.readMembers(); err != nil {
+		out.close()
+		return nil, err
 	}
 	return out, nil
 }
@@ -140,40 +135,41 @@ func (k *templateKeeper) follow(ctx context.Context, st State) {
 	wanted := map[string]*ServiceState{}
 	for i := range st.Services {
 		s := &st.Services[i]
-		members, err := readMembers(k.root, s)
+		members, err := readServiceMembers(k.root, s)
 		if err != nil {
 			continue // it is being removed, or its engine is missing: status says so
 		}
-		services[s.scope] = append(services[s.scope], &templateService{s, members})
+		services[s.scope] = append(services[s.scope], members)
 		if len(s.templatePorts()) > 0 {
 			wanted[s.scope] = s
 		}
 	}
+	defer func() {
+		for scope, all := range services {
+			for _, s := range all {
+				if k.scopes[scope] == nil { // nobody took them over
+					s.close()
+				}
+			}
+		}
+	}()
 	for scope, t := range k.scopes {
 		if s := wanted[scope]; s == nil || !t.store.pinned(k.root) || abandoned(s) {
 			k.close(t)
 		}
 	}
 	for scope, s := range wanted {
-		fresh := k.scopes[scope] == nil
-		if fresh {
-			if err := k.open(ctx, s); err != nil {
-				k.say(scope, err)
-				continue
-			}
-		}
 		t := k.scopes[scope]
+		if t == nil {
+			k.say(scope, k.open(ctx, s, services[scope]))
+			continue
+		}
 		t.mu.Lock()
 		if !sameServices(t.services, services[scope]) {
 			t.unserved = true
 		}
 		t.mu.Unlock()
-		err := t.follow(services[scope])
-		k.say(scope, err)
-		if fresh && err == nil {
-			exporters, templates := t.known()
-			k.log.Info("listening for templates", "netns", s.Netns, "known_exporters", exporters, "known_templates", templates)
-		}
+		k.say(scope, t.follow(services[scope]))
 	}
 }
 
@@ -198,29 +194,37 @@ func sameServices(a, b []*templateService) bool {
 }
 
 // open begins to keep the templates of a service's namespace.
-func (k *templateKeeper) open(ctx context.Context, s *ServiceState) error {
+func (k *templateKeeper) open(ctx context.Context, s *ServiceState, services []*templateService) error {
 	ns, err := openNetns(s.pub.Netns, s.Inode)
 	if err != nil {
 		return err
 	}
+	store, err := k.openStore(ctx, s, ns)
+	if err == nil {
+		k.scopes[s.scope], err = openTemplateScope(store, ns, services, k.log)
+	}
+	if err != nil {
+		delete(k.scopes, s.scope)
+		ns.Close()
+		return fmt.Errorf("templates are not kept: %w", err)
+	}
+	exporters, templates := k.scopes[s.scope].known()
+	k.log.Info("listening for templates", "netns", s.Netns, "known_exporters", exporters, "known_templates", templates)
+	return nil
+}
+
+// openStore holds the lock for no longer than the pins need: commands wait.
+func (k *templateKeeper) openStore(ctx context.Context, s *ServiceState, ns *netns.Handle) (*templateStore, error) {
 	l, err := k.root.Lock(ctx)
 	if err != nil {
-		ns.Close()
-		return err
+		return nil, err
 	}
 	defer l.Unlock()
 	// It may have been removed since it was read: then its namespace's pins must not come back.
 	if _, err := readService(l.Root, serviceInstance(s.scope, s.Name)); err != nil {
-		ns.Close()
-		return err
+		return nil, err
 	}
-	t, err := openTemplateScope(l, ns, k.log)
-	if err != nil {
-		ns.Close()
-		return fmt.Errorf("templates are not kept: %w", err)
-	}
-	k.scopes[s.scope] = t
-	return nil
+	return openTemplateStore(l, ns)
 }
 
 func (k *templateKeeper) close(t *templateScope) {

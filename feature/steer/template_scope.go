@@ -13,7 +13,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
-	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,7 +23,38 @@ const settled = time.Second
 // templateService is a service of the namespace as it was last read.
 type templateService struct {
 	*ServiceState
-	members []memberID // by slot
+	slots   *SlotReader // to see how they are now
+	members []memberID  // by slot
+}
+
+func (s *templateService) close() {
+	if s.slots != nil {
+		s.slots.Close()
+	}
+}
+
+// readMembers reads who has each slot. Slots that are not admitted have nobody.
+func (s *templateService) readMembers() ([]memberID, error) {
+	out := make([]memberID, s.slots.Slots())
+	for n := range out {
+		v, err := s.slots.raw(n)
+		if err != nil {
+			return nil, err
+		}
+		if slotState(v.State) == stateAdmitted {
+			out[n] = memberID{v.Tgid, v.Start}
+		}
+	}
+	return out, nil
+}
+
+// had says whether a member has its slot, and has had it for a while.
+func (s *templateService) had(slot int, who memberID) bool {
+	if s.slots == nil {
+		return false
+	}
+	v, err := s.slots.raw(slot)
+	return err == nil && slotState(v.State) == stateAdmitted && who == memberID{v.Tgid, v.Start} && monotonic()-v.Since > uint64(settled)
 }
 
 // templateScope keeps the templates of one network namespace.
@@ -44,20 +74,19 @@ type templateScope struct {
 	unserved bool // a session may be due for a replay
 }
 
-// openTemplateScope takes up what an earlier weir serve knew, and listens.
-func openTemplateScope(l *kernel.WriteLock, ns *netns.Handle, log feature.Logger) (*templateScope, error) {
-	t := &templateScope{scope: scopeOf(ns), ns: ns, log: log, book: newTemplateBook(),
+// openTemplateScope takes up what an earlier weir serve knew, and listens. It
+// owns the store and the services from then on, unless it fails.
+func openTemplateScope(store *templateStore, ns *netns.Handle, services []*templateService, log feature.Logger) (*templateScope, error) {
+	t := &templateScope{scope: scopeOf(ns), ns: ns, log: log, store: store, book: newTemplateBook(), services: services,
 		counts: map[string]templatesCounts{}, local: map[netip.Addr]bool{}, unserved: true}
-	var err error
-	if t.store, err = openTemplateStore(l, ns); err != nil {
-		return nil, err
-	}
-	if err = t.restore(); err == nil {
+	err := t.restore()
+	if err == nil {
 		if err = ns.Do(func() (err error) { t.inject, err = newInjector(); return err }); err == nil {
-			t.capture, err = openTemplateCapture(ns, t.store.pins.Maps["sessions"], t.hear)
+			t.capture, err = openTemplateCapture(ns, store.pins.Maps["sessions"], templatePorts(services), t.hear)
 		}
 	}
 	if err != nil {
+		t.services = nil
 		t.Close()
 		return nil, err
 	}
@@ -79,6 +108,9 @@ func (t *templateScope) Close() {
 	// hear may still be at work: it must not find its maps closed.
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	for _, s := range t.services {
+		s.close()
+	}
 	t.services = nil
 	if t.inject != nil {
 		t.inject.Close()
@@ -117,18 +149,25 @@ func (t *templateScope) restore() error {
 
 // follow takes over how the services are now.
 func (t *templateScope) follow(services []*templateService) error {
+	t.mu.Lock()
+	for _, s := range t.services {
+		s.close()
+	}
+	t.services = services
+	clear(t.local)
+	err := t.flushCounts()
+	t.mu.Unlock()
+	return errors.Join(err, t.capture.watch(templatePorts(services)))
+}
+
+func templatePorts(services []*templateService) map[uint16]bool {
 	ports := map[uint16]bool{}
 	for _, s := range services {
 		for _, port := range s.templatePorts() {
 			ports[port] = true
 		}
 	}
-	t.mu.Lock()
-	t.services = services
-	clear(t.local)
-	err := t.flushCounts()
-	t.mu.Unlock()
-	return errors.Join(err, t.capture.watch(ports))
+	return ports
 }
 
 // templatePorts are the UDP ports at which templates are remembered.
@@ -220,7 +259,7 @@ func (t *templateScope) learn(svc *templateService, m heardMessage) (learnt int,
 // the member, if it had its slot when the message came and knew the others.
 func (t *templateScope) noteServed(svc *templateService, key templatesSession, s *flowSession, fresh bool) {
 	slot, who := svc.memberFor(exporterOf(key).Addr())
-	if who != (memberID{}) && time.Since(svc.Slots[slot].Since) > settled && (fresh || s.Served == who) {
+	if who != (memberID{}) && (fresh || s.Served == who) && svc.had(slot, who) {
 		s.Served = who
 		return
 	}
