@@ -20,6 +20,7 @@ const (
 	maxSessionBytes      = 16 << 10       // of one observation domain's template records
 	maxBookBytes         = 32 << 20       // of all template records
 	sessionLife          = 24 * time.Hour // of silence
+	supersededLife       = 10 * time.Minute
 )
 
 // errNoRoom says that a session already has as many templates as fit.
@@ -38,6 +39,7 @@ type flowSession struct {
 	Learnt    int64    // ns since the epoch, of the latest change
 	Replayed  int64    // ns since the epoch, of the latest replay; 0: never
 	Replays   uint32
+	Born      uint64 // CLOCK_MONOTONIC, ns, when it was first learnt
 
 	bytes      int
 	tries      int    // replays to Served that the member's socket may have dropped
@@ -100,6 +102,29 @@ func (b *templateBook) oldest(src *[16]byte, share int, last func(templatesSessi
 		out = append(out, s.key)
 	}
 	return out
+}
+
+// current tells sessions from those that their exporter has given up: one that
+// restarts sends from another port, and many collectors know it by its address
+// and domain alone, so that the old templates would take the new ones' place. A
+// session is superseded while it was not heard since another of its exporter,
+// domain and collector was first learnt.
+func (b *templateBook) current(last func(templatesSession) uint64) func(templatesSession) bool {
+	type newest struct {
+		key  templatesSession
+		born uint64
+	}
+	by := map[templatesSession]newest{}
+	of := func(k templatesSession) templatesSession { k.Sport = 0; return k }
+	for k, s := range b.sessions {
+		if n, ok := by[of(k)]; !ok || s.Born > n.born {
+			by[of(k)] = newest{k, s.Born}
+		}
+	}
+	return func(k templatesSession) bool {
+		n := by[of(k)]
+		return n.key == k || last(k) >= n.born
+	}
 }
 
 // apply enters what a message says of templates and tells how many are new or

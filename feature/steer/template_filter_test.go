@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -129,6 +130,17 @@ func BenchmarkTemplateFilter(b *testing.B) {
 	data := withSets(flowHeader{Version: ipfix, Domain: 3}, set(260, make([]byte, 1200)...))
 	tcp := framed(from, to, data)
 	tcp[14+9] = unix.IPPROTO_TCP
+	empty, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer empty.Close()
+	b.Run("no filter", func(b *testing.B) { // what the kernel's loop itself takes
+		if _, err := empty.Run(&ebpf.RunOptions{Data: data, Repeat: uint32(b.N)}); err != nil {
+			b.Fatal(err)
+		}
+	})
 	for name, frame := range map[string][]byte{"tcp": tcp, "another port": framed(from, netip.MustParseAddrPort("10.0.0.1:53"), data), "data": framed(from, to, data)} {
 		b.Run(name, func(b *testing.B) {
 			if _, err := c.Programs[templatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(b.N)}); err != nil {

@@ -17,8 +17,9 @@ import (
 // each batch its queue is looked at.
 const (
 	replayBatch = 32
-	replayStall = 500 * time.Millisecond // a member that reads nothing for so long is left for later
-	replayTries = 3                      // for a batch in which the member's socket dropped packets
+	replayStall = 200 * time.Millisecond // a member that reads nothing for so long is left for later
+	replayTries = 3                      // of a session that could not be sent, or was dropped by the member's socket
+	replayLater = 2 * time.Second        // when to look again at what was left
 )
 
 // dueSession is a session whose templates a member lacks.
@@ -64,7 +65,8 @@ func (t *templateScope) replay(ctx context.Context) error {
 func (t *templateScope) due() []*replayTo {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.unserved = false
+	t.unserved, t.retry = false, time.Time{}
+	current := t.book.current(t.lastHeard)
 	type target struct {
 		service  string
 		slot     int
@@ -78,6 +80,10 @@ func (t *templateScope) due() []*replayTo {
 		}
 		slot, who := svc.memberFor(exporterOf(key).Addr())
 		if who == (memberID{}) || who == s.Served {
+			continue
+		}
+		if !current(key) {
+			t.later()
 			continue
 		}
 		at := target{svc.Name, slot, endpoint}
@@ -102,35 +108,49 @@ func (t *templateScope) replayTo(ctx context.Context, to *replayTo) (sent int, e
 		for stalled := time.Now(); ctx.Err() == nil && sk != nil && sk.Mem.RcvAlloc > sk.Mem.RcvBuf/2; sk = udpSocket(cookie) {
 			if time.Since(stalled) > replayStall {
 				t.again()
-				return sent, nil
+				return sent, nil // a stopped process, or a slow one: others must not wait for it
 			}
 			time.Sleep(time.Millisecond)
 		}
 		if ctx.Err() != nil {
 			return sent, nil
 		}
+		failed := map[templatesSession]error{}
 		for _, d := range batch {
-			if err = t.send(d.key); err != nil {
-				t.again()
-				return sent, err
+			if serr := t.send(d.key); serr != nil {
+				failed[d.key], err = serr, serr // the others may have a way
 			}
 		}
 		before := sk
 		sk = udpSocket(cookie)
 		dropped := before != nil && sk != nil && sk.Mem.Drops != before.Mem.Drops
-		if err = t.served(to, batch, dropped); err != nil {
-			return sent, err
+		if serr := t.served(to, batch, failed, dropped); serr != nil {
+			return sent, serr
 		}
-		sent += len(batch)
+		sent += len(batch) - len(failed)
 	}
-	return sent, nil
+	return sent, err
 }
 
-// again has the rest looked at with the next tick.
+// again has what is left looked at a little later.
 func (t *templateScope) again() {
 	t.mu.Lock()
-	t.unserved = true
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	t.later()
+}
+
+// later is again for who holds the lock.
+func (t *templateScope) later() {
+	if t.retry.IsZero() {
+		t.retry = time.Now().Add(replayLater)
+	}
+}
+
+// waiting says whether a session may be due for a replay.
+func (t *templateScope) waiting() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.unserved || !t.retry.IsZero() && time.Now().After(t.retry)
 }
 
 // udpSocket is the socket with a cookie, nil where it is gone.
@@ -170,9 +190,10 @@ func (t *templateScope) send(key templatesSession) error {
 	return nil
 }
 
-// served notes that a member has the templates of a batch, unless its socket
-// dropped something meanwhile: then they are sent again, a few times.
-func (t *templateScope) served(to *replayTo, batch []dueSession, dropped bool) error {
+// served notes that a member has the templates of a batch, unless they could not
+// be sent, or its socket dropped something meanwhile: then they are sent again, a
+// few times.
+func (t *templateScope) served(to *replayTo, batch []dueSession, failed map[templatesSession]error, dropped bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now().UnixNano()
@@ -184,14 +205,16 @@ func (t *templateScope) served(to *replayTo, batch []dueSession, dropped bool) e
 			continue
 		}
 		s.tries++
-		s.Replayed, s.Replays = now, s.Replays+1
-		if dropped && s.tries < replayTries {
-			t.unserved = true
+		if failed[d.key] == nil {
+			s.Replayed, s.Replays = now, s.Replays+1
+			c.Replayed++
+		}
+		if (dropped || failed[d.key] != nil) && s.tries < replayTries {
+			t.later()
 		} else {
 			s.Served, s.tries = to.member, 0
 		}
 		errs = append(errs, t.store.save(d.key, s))
-		c.Replayed++
 	}
 	t.counts[to.service.Name] = c
 	return errors.Join(errs...)

@@ -93,10 +93,7 @@ func (k *templateKeeper) look(ctx context.Context) {
 		k.follow(ctx, st)
 	}
 	for scope, t := range k.scopes {
-		t.mu.Lock()
-		unserved := t.unserved
-		t.mu.Unlock()
-		if unserved {
+		if t.waiting() {
 			k.say(scope, t.replay(ctx))
 		}
 	}

@@ -71,7 +71,8 @@ type templateScope struct {
 	services []*templateService // also those without templates: a port may be theirs
 	counts   map[string]templatesCounts
 	local    map[netip.Addr]bool
-	unserved bool // a session may be due for a replay
+	unserved bool      // a session may be due for a replay
+	retry    time.Time // when to look again at what could not be replayed; zero: never
 }
 
 // openTemplateScope takes up what an earlier weir serve knew, and listens. It
@@ -139,7 +140,7 @@ func (t *templateScope) restore() error {
 	for k, s := range all {
 		t.book.add(k, s)
 		if _, ok := noted[k]; !ok {
-			if err := t.store.enter(k, templatesHeard{}); err != nil {
+			if err := t.store.enter(k, templatesHeard{Last: monotonic()}); err != nil {
 				return err
 			}
 		}
@@ -230,7 +231,7 @@ func (t *templateScope) learn(svc *templateService, m heardMessage) (learnt int,
 		if !t.isLocal(collectorOf(key).Addr()) {
 			return 0, nil // on its way to another host
 		}
-		s = &flowSession{}
+		s = &flowSession{Born: monotonic()}
 	}
 	before := s.bytes
 	changed, err := s.apply(msg.Changes)
@@ -293,6 +294,9 @@ func (t *templateScope) isLocal(a netip.Addr) bool {
 	if local, known := t.local[a]; known {
 		return local
 	}
+	if a.IsLinkLocalUnicast() {
+		return true // never on its way to elsewhere
+	}
 	local := false
 	_ = t.ns.Do(func() error {
 		routes, err := netlink.RouteGet(a.AsSlice())
@@ -309,14 +313,13 @@ func (t *templateScope) isLocal(a netip.Addr) bool {
 // makeRoom makes way for one more session of an address.
 func (t *templateScope) makeRoom(src [16]byte) {
 	ofAddress, all := t.book.full(src)
-	last := func(k templatesSession) uint64 { return t.store.heard(k).Last }
 	if ofAddress {
-		for _, k := range t.book.oldest(&src, maxSessionsOfAddress, last) {
+		for _, k := range t.book.oldest(&src, maxSessionsOfAddress, t.lastHeard) {
 			t.forget(k)
 		}
 	}
 	if all {
-		for _, k := range t.book.oldest(nil, 16, last) {
+		for _, k := range t.book.oldest(nil, 16, t.lastHeard) {
 			t.forget(k)
 		}
 	}
@@ -329,14 +332,19 @@ func (t *templateScope) forget(k templatesSession) {
 	}
 }
 
-// expire forgets exporters that have long been silent.
+// lastHeard is when a session was last heard: CLOCK_MONOTONIC, ns.
+func (t *templateScope) lastHeard(k templatesSession) uint64 { return t.store.heard(k).Last }
+
+// expire forgets exporters that have long been silent, and those that go on from
+// another port.
 func (t *templateScope) expire() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := monotonic()
-	for k, s := range t.book.sessions {
-		last := t.store.heard(k).Last
-		if last != 0 && now-last > uint64(sessionLife) || last == 0 && time.Since(time.Unix(0, s.Learnt)) > sessionLife {
+	current := t.book.current(t.lastHeard)
+	for k := range t.book.sessions {
+		switch silent := time.Duration(now - t.lastHeard(k)); {
+		case silent > sessionLife, silent > supersededLife && !current(k):
 			t.forget(k)
 		}
 	}

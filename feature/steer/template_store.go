@@ -243,6 +243,7 @@ type storedSession struct {
 	Replayed  int64
 	Replays   uint32
 	Pad       uint32
+	Born      uint64
 }
 
 type storedTemplate struct {
@@ -252,7 +253,7 @@ type storedTemplate struct {
 func (s *flowSession) marshal() []byte {
 	ne := binary.NativeEndian
 	b, _ := binary.Append(nil, ne, storedSession{Tgid: s.Served.Tgid, Start: s.Served.Start, Templates: uint32(len(s.Templates)),
-		Learnt: s.Learnt, Replayed: s.Replayed, Replays: s.Replays}) // of fixed size: cannot fail
+		Learnt: s.Learnt, Replayed: s.Replayed, Replays: s.Replays, Born: s.Born}) // of fixed size: cannot fail
 	for _, t := range s.Templates {
 		h := storedTemplate{ID: t.ID, Length: uint16(len(t.Record))}
 		if t.Options {
@@ -272,7 +273,7 @@ func (s *flowSession) unmarshal(b []byte) error {
 	}
 	b = b[n:]
 	s.Served = memberID{h.Tgid, h.Start}
-	s.Learnt, s.Replayed, s.Replays = h.Learnt, h.Replayed, h.Replays
+	s.Learnt, s.Replayed, s.Replays, s.Born = h.Learnt, h.Replayed, h.Replays, h.Born
 	for range h.Templates {
 		var t storedTemplate
 		if n, err = binary.Decode(b, binary.NativeEndian, &t); err != nil {

@@ -65,15 +65,23 @@ struct {
 	__type(value, struct counts);
 } templates_counts SEC(".maps");
 
-/* The headers of the two protocols, as far as they are read. */
-struct ipfix_header {
-	__be16 version, length;
-	__be32 export_time, sequence, domain;
-};
-
-struct netflow9_header {
-	__be16 version, count;
-	__be32 uptime, seconds, sequence, source;
+/*
+ * datagram is what every message begins with; the headers of the two protocols as far as they are
+ * read. A message that is shorter has no set: NetFlow v9's header is as long as IPFIX's and a set's.
+ */
+struct datagram {
+	struct udphdr udp;
+	union {
+		__be16 version;
+		struct {
+			__be16 version, length;
+			__be32 export_time, sequence, domain, set;
+		} ipfix;
+		struct {
+			__be16 version, count;
+			__be32 uptime, seconds, sequence, source;
+		} netflow9;
+	};
 };
 
 struct set_header {
@@ -127,33 +135,31 @@ static __always_inline __u32 read_ip(struct __sk_buff *skb, struct session *s)
 }
 
 /* read_header reads IPFIX's or NetFlow v9's header; it returns 0 if it is one. */
-static __always_inline int read_header(struct __sk_buff *skb, struct session *s, struct message *m)
+static __always_inline int read_header(struct datagram *d, struct session *s, struct message *m)
 {
-	struct netflow9_header h9;
-	struct ipfix_header h10;
+	__u32 at = m->at + sizeof(d->udp);
 
-	if (load(skb, m->at, &h10, sizeof(h10)))
-		return -1;
-	s->version = bpf_ntohs(h10.version);
+	s->version = bpf_ntohs(d->version);
+	m->end = m->at + bpf_ntohs(d->udp.len);
 	if (s->version == IPFIX) {
-		__u32 end = m->at + bpf_ntohs(h10.length);
+		__u32 end = at + bpf_ntohs(d->ipfix.length);
 
-		s->domain = bpf_ntohl(h10.domain);
-		m->sequence = bpf_ntohl(h10.sequence);
-		m->export_time = bpf_ntohl(h10.export_time);
+		s->domain = bpf_ntohl(d->ipfix.domain);
+		m->sequence = bpf_ntohl(d->ipfix.sequence);
+		m->export_time = bpf_ntohl(d->ipfix.export_time);
 		if (end < m->end)
 			m->end = end;
-		m->at += sizeof(h10);
+		m->at = at + 16;
 		m->templates = 2;
 		return 0;
 	}
-	if (s->version != NETFLOW9 || load(skb, m->at, &h9, sizeof(h9)))
+	if (s->version != NETFLOW9)
 		return -1;
-	s->domain = bpf_ntohl(h9.source);
-	m->sequence = bpf_ntohl(h9.sequence);
-	m->export_time = bpf_ntohl(h9.seconds);
-	m->uptime = bpf_ntohl(h9.uptime);
-	m->at += sizeof(h9);
+	s->domain = bpf_ntohl(d->netflow9.source);
+	m->sequence = bpf_ntohl(d->netflow9.sequence);
+	m->export_time = bpf_ntohl(d->netflow9.seconds);
+	m->uptime = bpf_ntohl(d->netflow9.uptime);
+	m->at = at + 20;
 	m->templates = 0;
 	return 0;
 }
@@ -199,22 +205,20 @@ int templates_filter(struct __sk_buff *skb)
 	struct session s = {};
 	struct message m = {};
 	struct heard *heard;
-	struct udphdr udp;
+	struct datagram d;
 	__u16 port;
 
 	if (skb->pkt_type == PACKET_OTHERHOST)
 		return 0;
 	m.at = read_ip(skb, &s);
-	if (!m.at || load(skb, m.at, &udp, sizeof(udp)))
+	if (!m.at || load(skb, m.at, &d, sizeof(d)))
 		return 0;
-	port = bpf_ntohs(udp.dest);
+	port = bpf_ntohs(d.udp.dest);
 	if (!bpf_map_lookup_elem(&templates_ports, &port))
 		return 0;
-	s.sport = bpf_ntohs(udp.source);
+	s.sport = bpf_ntohs(d.udp.source);
 	s.dport = port;
-	m.end = m.at + bpf_ntohs(udp.len);
-	m.at += sizeof(udp);
-	if (read_header(skb, &s, &m))
+	if (read_header(&d, &s, &m))
 		return 0;
 	heard = bpf_map_lookup_elem(&templates_sessions, &s);
 	if (heard) {
