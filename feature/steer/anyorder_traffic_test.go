@@ -61,12 +61,15 @@ func (p *play) ask() (end func() int) {
 	}
 }
 
+// patiently is longer than any machine stalls, and any emulated one.
+const patiently = 30 * time.Second
+
 // askOnce asks and judges what became of it.
 func (p *play) askOnce(proto string, from netip.Addr) (answered bool, err error) {
 	slot, begin := p.slot[from], time.Now()
 	// Without an answer, and nothing that would explain it, the machine may just be slow.
-	patient := func() bool { return time.Since(begin) < 20*time.Second && !p.excused(slot, begin) }
-	got, err := askPatiently(proto, from, destination(from), 100*time.Millisecond, patient)
+	patient := func() bool { return time.Since(begin) < patiently && !p.excused(slot, begin) }
+	got, err := askPatiently(proto, from, destination(from), patiently, 100*time.Millisecond, patient)
 	if err != nil {
 		return false, err
 	}

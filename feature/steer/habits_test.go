@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -68,7 +67,7 @@ func TestStoppedProcess(t *testing.T) {
 		for _, a := range theirs {
 			for _, proto := range protocols {
 				go func() { // each waits in the stopped member's queues
-					got, err := askPatiently(proto, a, loopback4, 20*time.Second, func() bool { return false })
+					got, err := askPatiently(proto, a, loopback4, patiently, patiently, func() bool { return false })
 					if err != nil {
 						got = err.Error()
 					}

@@ -151,21 +151,22 @@ var patience = 3 * time.Second
 // answered.
 func ask(t testing.TB, proto string, from netip.Addr, to netip.AddrPort) string {
 	t.Helper()
-	got, err := askPatiently(proto, from, to, patience, func() bool { return false })
+	got, err := askPatiently(proto, from, to, patience, patience, func() bool { return false })
 	if err != nil {
 		t.Fatal(err)
 	}
 	return got
 }
 
-// askPatiently is ask that waits for a datagram's answer as long as patient says, looking every so often.
-func askPatiently(proto string, from netip.Addr, to netip.AddrPort, every time.Duration, patient func() bool) (string, error) {
+// askPatiently is ask that waits so long for a connection, and for the answer as long as patient says, looking
+// every so often.
+func askPatiently(proto string, from netip.Addr, to netip.AddrPort, connect, every time.Duration, patient func() bool) (string, error) {
 	var c net.Conn
 	var err error
 	if proto == "udp" {
 		c, err = net.DialUDP("udp", &net.UDPAddr{IP: from.AsSlice()}, net.UDPAddrFromAddrPort(to))
 	} else {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}, Timeout: patience}
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}, Timeout: connect}
 		d.SetMultipathTCP(false)
 		c, err = d.Dial("tcp", to.String())
 	}
