@@ -56,6 +56,11 @@ var PostBind = Need{Name: "cgroup post_bind hooks", Since: "4.17", Optional: tru
 		return probeProgram(ebpf.CGroupSock)()
 	}}
 
+// PacketFilter lets a program choose what a packet socket hears.
+var PacketFilter = Need{Name: "BPF filters of packet sockets", Since: "4.18", Optional: true,
+	For:    "remembering the templates of flow exporters, for collectors that start; without them these wait for the next time an exporter sends its templates",
+	Remedy: "the kernel must be built with CONFIG_PACKET", Probe: probePacketFilter}
+
 // PidfdGetfd adopts sockets of processes that know nothing of weir.
 var PidfdGetfd = Need{Name: "pidfd_getfd", Since: "5.6", For: "adopting sockets of unmodified processes",
 	Remedy: "use a newer kernel, or run weir with CAP_SYS_PTRACE", Probe: probePidfdGetfd}
@@ -107,6 +112,18 @@ func probeTracing() error {
 		return explainProbe(err)
 	}
 	return p.Close()
+}
+
+func probePacketFilter() error {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if errors.Is(err, os.ErrPermission) {
+		return explainProbe(err)
+	} else if err != nil {
+		return err
+	}
+	unix.Close(fd)
+	liftMemlock()
+	return explainProbe(features.HaveProgramHelper(ebpf.SocketFilter, asm.FnSkbLoadBytesRelative))
 }
 
 func probePidfdGetfd() error {

@@ -35,6 +35,8 @@ type Options struct {
 	ReceiveBuffer  *int    `yaml:"receive_buffer" json:"receive_buffer"`
 	Foreign        Foreign `yaml:"foreign" json:"foreign,omitempty"` // sk_reuseport: what to do about another's program
 	Migrate        bool    `yaml:"migrate" json:"migrate,omitempty"` // sk_reuseport: a closing listener's queue goes to another member
+
+	Templates Templates `yaml:"templates" json:"templates,omitempty"` // of IPFIX and NetFlow v9, kept and replayed
 }
 
 // Defaults of the options that a service leaves out. nfacctd listens with a
@@ -134,6 +136,9 @@ func (s Service) withDefaults() Service {
 	if s.Foreign == "" {
 		s.Foreign = ForeignRefuse
 	}
+	if s.Templates == "" {
+		s.Templates = TemplatesAuto
+	}
 	if s.Slots == 0 {
 		for _, m := range s.Members {
 			s.Slots = max(s.Slots, m.Slot+1)
@@ -176,6 +181,9 @@ func (c *Config) Validate() []error {
 		}
 		if *s.ReceiveBuffer < 0 || *s.ReceiveBuffer > 1<<30 {
 			fail("receive_buffer %d: want bytes, from 0 to %d", *s.ReceiveBuffer, 1<<30)
+		}
+		if problem := s.checkTemplates(); problem != "" {
+			fail("%s", problem)
 		}
 		errs = append(errs, s.Spec.Validate(max(s.Slots, 1))...)
 		errs = append(errs, overlaps(c.Services[:i], s)...)

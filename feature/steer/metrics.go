@@ -36,7 +36,8 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, upDesc} {
+	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, upDesc,
+		templatesDesc, exportersDesc, replaysDesc} {
 		ch <- d
 	}
 }
@@ -65,6 +66,11 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 				devices[d.Slot]++
 			}
 		}
+	}
+	if t, err := s.Templates(c.root); err == nil {
+		send(templatesDesc, prometheus.GaugeValue, float64(t.Count()))
+		send(exportersDesc, prometheus.GaugeValue, float64(len(t.Exporters)))
+		send(replaysDesc, prometheus.CounterValue, float64(t.Replayed))
 	}
 	for n, slot := range s.Slots {
 		label := strconv.Itoa(slot.Slot)

@@ -3,6 +3,7 @@
 package steer
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -27,7 +28,7 @@ func (Feature) Name() string { return Name }
 
 // Needs implements feature.Feature.
 func (Feature) Needs(Config) []kernel.Need {
-	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms)
+	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms, kernel.PacketFilter)
 }
 
 // State implements feature.Feature.
@@ -146,6 +147,7 @@ func differences(p *published, t target) []string {
 	add("migrate", have.Migrate, want.Migrate)
 	add("backlog", *have.Backlog, *want.Backlog)
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
+	add("templates", cmp.Or(have.Templates, TemplatesAuto), want.Templates)
 	if want.Seed != nil {
 		add("seed", *have.Seed, *want.Seed)
 	}

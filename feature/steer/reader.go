@@ -78,6 +78,12 @@ func (r *SlotReader) state(slot int) (SlotState, error) {
 	return readSlot(r.pins, r.pub, slot)
 }
 
+// raw is a slot as the kernel has it.
+func (r *SlotReader) raw(slot int) (s steerSlot, err error) {
+	err = r.pins.Maps["slots"].Lookup(r.pub.row(slot), &s)
+	return s, err
+}
+
 // Close closes the maps.
 func (r *SlotReader) Close() {
 	r.pins.Close()

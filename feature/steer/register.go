@@ -132,6 +132,9 @@ func RemoveService(l *kernel.WriteLock, scope, name string) error {
 	if err := e.sync(); err != nil || len(e.services) > 0 {
 		return err
 	}
+	if err := removeTemplates(l, scope); err != nil {
+		return err
+	}
 	if err := l.Remove(engineInstance(scope, e.kind)); err != nil {
 		return err
 	}

@@ -147,6 +147,9 @@ func Mend(l *kernel.WriteLock) error {
 			return err
 		}
 		if len(services) == 0 {
+			if err := removeTemplates(l, i.Scope); err != nil {
+				return err
+			}
 			if err := l.Remove(i); err != nil {
 				return err
 			}

@@ -37,12 +37,17 @@ type watcher struct {
 	log  feature.Logger
 	hook *hooks // nil where the kernel has none
 	said map[Slot]string
+
+	templates *templateKeeper
 }
 
 // Run implements feature.Runner: it admits members when their sockets appear,
 // until ctx is done. Withdrawing needs no one: the program does it.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	w := &watcher{root: r, log: log, said: map[Slot]string{}}
+	w := &watcher{root: r, log: log, said: map[Slot]string{}, templates: newTemplateKeeper(r, log)}
+	kept := make(chan struct{})
+	go func() { w.templates.run(ctx); close(kept) }()
+	defer func() { <-kept }()
 	events := make(chan watchEvent, 1024)
 	if h, err := openHooks(events); err != nil {
 		log.Warn("members are noticed once a second only", "reason", err)
@@ -92,6 +97,7 @@ func (w *watcher) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.templates.note(st)
 	if err := w.hook.watch(st); err != nil {
 		return err
 	}
@@ -133,6 +139,7 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 		if l, err = w.root.Lock(ctx); err == nil {
 			_, err = Register(ctx, l, key, nil)
 			l.Unlock()
+			w.templates.kick()
 		}
 	}
 	w.say(key, err, "slot admitted")

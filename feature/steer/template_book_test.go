@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+func TestSessionIsBounded(t *testing.T) {
+	s := &flowSession{}
+	var err error
+	for i := range 2 * maxSessionTemplates {
+		id := uint16(minTemplateID + i)
+		record := append(binary.BigEndian.AppendUint16(nil, id), 0, 1, 0, 8, 0, 4)
+		_, perr := s.apply([]templateChange{{template: &template{ID: id, Record: record}}})
+		err = errors.Join(err, perr)
+	}
+	if len(s.Templates) != maxSessionTemplates || !errors.Is(err, errNoRoom) {
+		t.Errorf("%d templates: %v", len(s.Templates), err)
+	}
+	if n, err := s.apply([]templateChange{{template: &template{ID: 300, Record: []byte{1, 44, 0, 1, 0, 12, 0, 4}}}}); n != 1 || err != nil {
+		t.Errorf("a change of a template that is there: %d, %v", n, err)
+	}
+	if n, err := s.apply([]templateChange{{withdrawn: &withdrawal{ID: 2, All: true}}}); n != maxSessionTemplates || err != nil || s.bytes != 0 {
+		t.Errorf("all withdrawn: %d, %v, %d bytes left", n, err, s.bytes)
+	}
+	for i := range 100 {
+		s.put(template{ID: uint16(300 + i), Record: make([]byte, maxTemplateBytes)})
+	}
+	if s.bytes > maxSessionBytes || s.bytes < maxSessionBytes-maxTemplateBytes {
+		t.Errorf("%d bytes, the most should be %d", s.bytes, maxSessionBytes)
+	}
+}
+
+// Forged exporters that send once do not push out those that go on.
+func TestRoomIsMadeOfTheSilent(t *testing.T) {
+	b := newTemplateBook()
+	key := func(i int) templatesSession {
+		return templatesSession{Src: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).As16(), Domain: uint32(i)}
+	}
+	for i := range maxSessions {
+		b.add(key(i), &flowSession{bytes: 10})
+	}
+	if _, all := b.full(key(0).Src); !all {
+		t.Error("not full")
+	}
+	// The first thousand are heard all the time.
+	gone := b.oldest(nil, 16, func(k templatesSession) uint64 {
+		if k.Domain < 1000 {
+			return 1e9
+		}
+		return uint64(k.Domain)
+	})
+	for _, k := range gone {
+		if k.Domain < 1000 || k.Domain > 1000+maxSessions/16 {
+			t.Fatalf("session %d goes", k.Domain)
+		}
+		b.remove(k)
+	}
+	if _, all := b.full(key(0).Src); all || b.bytes != 10*len(b.sessions) {
+		t.Errorf("%d sessions, %d bytes, full %v", len(b.sessions), b.bytes, all)
+	}
+	src := key(5).Src
+	for i := range maxSessionsOfAddress - 1 {
+		b.add(templatesSession{Src: src, Sport: uint16(i + 1)}, &flowSession{})
+	}
+	of, _ := b.full(src)
+	one := b.oldest(&src, maxSessionsOfAddress, func(k templatesSession) uint64 { return uint64(k.Sport) })
+	if !of || len(one) != 2 || one[0].Src != src || one[0].Sport != 0 {
+		t.Errorf("of one address: full %v, %v", of, one)
+	}
+}
+
+func TestNextSequence(t *testing.T) {
+	s := &flowSession{Templates: []template{{ID: 260, Record: exampleRecord}, {ID: 262, Record: []byte{1, 6, 0, 1, 0, 82, 0xff, 0xff}}}}
+	heard := func(sets ...flowSet) templatesHeard {
+		m := flowMessage{flowHeader: flowHeader{Sequence: 0xfffffffe}, Sets: sets}
+		return m.heardAs(1, 1)
+	}
+	for _, c := range []struct {
+		version uint16
+		h       templatesHeard
+		want    uint32
+		exact   bool
+	}{
+		{netflow9, heard(flowSet{260, 400}), 0xffffffff, true},
+		{ipfix, heard(), 0xfffffffe, true},
+		{ipfix, heard(flowSet{2, 100}), 0xfffffffe, true},
+		{ipfix, heard(flowSet{260, 4 + 12*3 + 2}), 1, true}, // padded, and beyond the last number
+		{ipfix, heard(flowSet{260, 16}, flowSet{260, 16}), 0, true},
+		{ipfix, heard(flowSet{262, 40}), 0xfffffffe, false},
+		{ipfix, heard(flowSet{999, 40}, flowSet{260, 16}), 0xffffffff, false},
+		{ipfix, heard(make([]flowSet, 9)...), 0xfffffffe, false},
+	} {
+		if next, exact := s.nextSequence(templatesSession{Version: c.version}, c.h); next != c.want || exact != c.exact {
+			t.Errorf("version %d, %+v: %d, %v; want %d, %v", c.version, c.h.Set[:min(2, c.h.Sets)], next, exact, c.want, c.exact)
+		}
+	}
+}
+
+// What a killed writer left of a session in the store is not read, and the next
+// one clears it away.
+func TestTemplateStoreIsMended(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w.apply()
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	whole, torn := templatesSession{Domain: 1, Version: ipfix}, templatesSession{Domain: 2, Version: ipfix}
+	w.locked(func(l *kernel.WriteLock) error {
+		st, err := openTemplateStore(l, ns)
+		if err != nil {
+			return err
+		}
+		defer st.Close()
+		s := &flowSession{Served: memberID{7, 8}, Replays: 3}
+		for i := range 60 { // more than one chunk
+			s.put(template{ID: uint16(300 + i), Record: make([]byte, 20)})
+		}
+		if err := st.save(whole, s); err != nil {
+			return err
+		}
+		s.generation, s.chunks = 0, 0
+		if err := st.save(torn, s); err != nil {
+			return err
+		}
+		if s.chunks < 2 {
+			t.Fatalf("%d chunks", s.chunks)
+		}
+		s.generation++ // the first piece of the next writing
+		if err := st.save(torn, &flowSession{generation: s.generation, Templates: s.Templates[:3]}); err != nil {
+			return err
+		}
+		return st.enter(torn, templatesHeard{})
+	})
+	w.locked(func(l *kernel.WriteLock) error {
+		store, err := openTemplateStore(l, ns)
+		if err != nil {
+			return err
+		}
+		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		defer ts.Close()
+		s := ts.book.sessions[whole]
+		if len(ts.book.sessions) != 1 || s == nil || len(s.Templates) != 60 || s.Served != (memberID{7, 8}) || s.Replays != 3 || s.bytes != 1200 {
+			t.Errorf("read %v", ts.book.sessions)
+		}
+		var k templatesChunkKey
+		var c templatesChunk
+		for it := ts.store.pins.Maps["store"].Iterate(); it.Next(&k, &c); {
+			if k.Session != whole {
+				t.Errorf("a piece of the torn session is left: %+v", k)
+			}
+		}
+		var h templatesHeard
+		if err := ts.store.pins.Maps["sessions"].Lookup(torn, &h); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			t.Errorf("the torn session's entry: %v", err)
+		}
+		ts.forget(whole)
+		if n, _ := entries[templatesSession, templatesHeard](ts.store.pins.Maps["sessions"]); len(n) != 0 {
+			t.Errorf("left: %v", n)
+		}
+		return nil
+	})
+}
+
+// Ten thousand exporters with eight templates each: learnt, kept, and replayed
+// within seconds by a member that reads.
+func TestTemplatesOfManyExporters(t *testing.T) {
+	n := 10000
+	if testing.Short() {
+		n = 1000
+	}
+	w := newWorld(t, Options{Slots: 1, ReceiveBuffer: new(int)}, "udp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	w.apply()
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var records []byte
+	var all []template
+	for i := range 8 {
+		r := append([]byte{1, byte(i), 0, 20}, make([]byte, 80)...)
+		all = append(all, template{ID: uint16(256 + i), Record: r})
+		records = append(records, r...)
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	start := time.Now()
+	w.locked(func(l *kernel.WriteLock) error {
+		store, err := openTemplateStore(l, ns)
+		if err != nil {
+			return err
+		}
+		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		defer ts.Close()
+		svc := &templateService{ServiceState: w.state()}
+		ts.services = []*templateService{svc}
+		for i := range n {
+			from := netip.AddrFrom4([4]byte{127, 2, byte(i >> 8), byte(i)})
+			ts.hear(heardMessage{ifindex: 1, session: templatesSession{Src: from.As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
+				payload: encodeTemplates(flowHeader{Version: ipfix, Domain: 1, Sequence: uint32(i)}, all)})
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		if len(ts.book.sessions) != n || ts.book.templates() != 8*n {
+			t.Fatalf("%d sessions with %d templates", len(ts.book.sessions), ts.book.templates())
+		}
+		var kernelBytes uint64
+		for _, m := range ts.store.pins.Maps {
+			kernelBytes += mapBytes(t, m)
+		}
+		t.Logf("%d exporters with %d bytes of templates each learnt in %v: %d MB of weir serve, %d MB of pinned maps", n, len(records),
+			time.Since(start).Round(time.Millisecond), (after.HeapAlloc-before.HeapAlloc)>>20, kernelBytes>>20)
+		return nil
+	})
+	r := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&r.sink)
+	w.serveUntil()
+	w.admitted(0, r.pid())
+	start = time.Now()
+	seen := map[netip.AddrPort]bool{}
+	for len(seen) < n {
+		if time.Since(start) > 60*time.Second {
+			t.Fatalf("%d of %d exporters were replayed", len(seen), n)
+		}
+		time.Sleep(10 * time.Millisecond)
+		for _, g := range r.received() {
+			seen[g.from] = true
+		}
+	}
+	t.Logf("replayed within %v, %d datagrams", time.Since(start).Round(time.Millisecond), len(r.received()))
+}
+
+// mapBytes is what the kernel charges for a map, bytes.
+func mapBytes(t *testing.T, m *ebpf.Map) (n uint64) {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", m.FD()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, "memlock:"); ok {
+			fmt.Sscan(rest, &n)
+		}
+	}
+	return n
+}

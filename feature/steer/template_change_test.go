@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// An exporter that restarts goes on from another port. Collectors that know it
+// by address and domain alone must not get its old templates after its new ones.
+func TestTemplatesOfRestartedExporter(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	first := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&first.sink)
+	w.apply()
+	w.serveUntil()
+	w.listening()
+	w.admitted(0, first.pid())
+	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > settled })
+	from := sources(1)[0]
+	before := newExporter(t, nil, ipfix, from, loopback4)
+	before.sendTemplates()
+	w.remembered(1, 2)
+	before.conn.Close()
+	after := newExporter(t, nil, ipfix, from, loopback4)
+	after.sendTemplates()
+	w.remembered(2, 4)
+	first.kill()
+	second := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&second.sink)
+	w.admitted(0, second.pid())
+	checkReplay(t, second.await(1)[0], after)
+	other := newExporter(t, nil, ipfix, sources(2)[1], loopback4) // when it is through, nothing else is under way
+	other.sendTemplates()
+	w.remembered(3, 6)
+	time.Sleep(3 * templateTick)
+	for _, r := range second.received()[1:] {
+		if r.from == before.addr() {
+			t.Error("the templates that the exporter had before came too")
+		}
+	}
+}
+
+// weir remove and weir apply under a running weir serve.
+func TestTemplatesAfterRemoval(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	r := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&r.sink)
+	w.apply()
+	w.serveUntil()
+	w.listening()
+	e := newExporter(t, nil, netflow9, sources(1)[0], loopback4)
+	e.sendTemplates()
+	w.remembered(1, 2)
+	w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+	w.apply()
+	deadline(t, func() bool { // exporters repeat their templates, in time
+		e.sendTemplates()
+		st, err := w.state().Templates(w.root)
+		return err == nil && st.Count() == 2
+	})
+	// The last service takes what was remembered with it.
+	w.cfg.Services = nil
+	w.apply()
+	all, err := w.root.Instances(Name)
+	if err != nil || len(all) != 0 {
+		t.Errorf("left: %v, %v", all, err)
+	}
+}
+
+// What cannot be replayed keeps nobody else's replay from being made.
+func TestTemplatesThatCannotBeSent(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp :9991")
+	a := startRecorder(t, "udp", "[::]:9991")
+	w.member(0, &a.sink)
+	w.apply()
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	var ts *templateScope
+	w.locked(func(l *kernel.WriteLock) error {
+		store, err := openTemplateStore(l, ns)
+		if err != nil {
+			return err
+		}
+		svc, err := readServiceMembers(w.root, w.state())
+		if err != nil {
+			return err
+		}
+		ts, err = openTemplateScope(store, ns, []*templateService{svc}, slog.New(slog.DiscardHandler))
+		return err
+	})
+	defer ts.Close()
+	for i := range 10 {
+		from, to := sources(10)[i], loopback4.Addr()
+		k := templatesSession{Src: from.As16(), Dst: to.As16(), Sport: 50000, Dport: 9991}
+		if i%2 == 1 { // over IPv6, for which there is no socket
+			k.Src[0], k.Src[10], k.Src[11] = 0xfd, 0, 0
+			k.Dst = [16]byte{15: 1}
+		}
+		ts.hear(heardMessage{session: k, ifindex: 1, payload: encodeTemplates(flowHeader{Version: ipfix, Domain: 1}, exampleTemplates(ipfix))})
+	}
+	for _, s := range ts.book.sessions { // on a slow machine the member may have been there for long
+		s.Served = memberID{}
+	}
+	delete(ts.inject.raw, false)
+	if n, _ := ts.known(); n != 10 {
+		t.Fatalf("%d exporters known", n)
+	}
+	if err := ts.replay(t.Context()); err == nil {
+		t.Error("no error tells of what could not be sent")
+	}
+	a.await(5)
+	for range replayTries - 1 {
+		if !ts.waiting() && ts.retry.IsZero() {
+			t.Fatal("it is not tried again")
+		}
+		ts.replay(t.Context())
+	}
+	if ts.waiting() || !ts.retry.IsZero() {
+		t.Error("it is tried without end")
+	}
+	if n := len(a.received()); n != 5 {
+		t.Errorf("%d datagrams, want 5: the others' replays are not to be made again", n)
+	}
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// loadFilter loads the filter for port 4739.
+func loadFilter(t testing.TB) *kernel.Collection {
+	t.Helper()
+	nstest.NeedRoot(t)
+	spec, err := loadTemplates()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := kernel.Load(spec, []string{templatesProgTemplatesFilter}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	if err := c.Maps[templatesMapTemplatesPorts].Put(uint16(4739), uint8(1)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// framed is an Ethernet frame of a datagram that is no replay.
+func framed(from, to netip.AddrPort, payload []byte) []byte {
+	p := udpPacket(from, to, payload)
+	ethertype := []byte{8, 0}
+	if from.Addr().Is6() {
+		p[3]++ // another flow label
+		ethertype = []byte{0x86, 0xdd}
+	} else {
+		p[5]++ // another identification
+	}
+	return append(append(make([]byte, 12), ethertype...), p...)
+}
+
+func TestTemplateFilter(t *testing.T) {
+	c := loadFilter(t)
+	from4, to4 := netip.MustParseAddrPort("192.0.2.7:50000"), netip.MustParseAddrPort("10.0.0.1:4739")
+	from6, to6 := netip.MustParseAddrPort("[2001:db8::7]:50000"), netip.MustParseAddrPort("[2001:db8::1]:4739")
+	h9, h10 := flowHeader{Version: netflow9, Domain: 3, Sequence: 9, Uptime: 5}, flowHeader{Version: ipfix, Domain: 3, Sequence: 8, ExportTime: 77}
+	e9, e10 := exampleTemplates(netflow9), exampleTemplates(ipfix)
+	with := func(b []byte, f func([]byte)) []byte { f(b); return b }
+	many := func(n int) (sets [][]byte) {
+		for range n {
+			sets = append(sets, set(300, 0, 0, 0, 0))
+		}
+		return append(sets, set(2, exampleRecord...))
+	}
+	for _, x := range []struct {
+		name  string
+		frame []byte
+		want  bool
+	}{
+		{"ipfix", framed(from4, to4, withSets(h10, set(2, exampleRecord...))), true},
+		{"netflow9 over IPv6", framed(from6, to6, withSets(h9, set(0, exampleRecord...))), true},
+		{"options", framed(from4, to4, withSets(h10, set(3, e10[1].Record...))), true},
+		{"options of netflow9", framed(from4, to4, withSets(h9, set(1, e9[1].Record...))), true},
+		{"behind data", framed(from4, to4, withSets(h10, many(60)...)), true},
+		{"behind more sets than are looked at", framed(from4, to4, withSets(h10, many(64)...)), false},
+		{"data", framed(from4, to4, withSets(h10, set(260, make([]byte, 24)...))), false},
+		{"set 2 of netflow9", framed(from4, to4, withSets(h9, set(2, exampleRecord...))), false},
+		{"version 5", framed(from4, to4, append([]byte{0, 5}, make([]byte, 60)...)), false},
+		{"another port", framed(from4, netip.MustParseAddrPort("10.0.0.1:4740"), withSets(h10, set(2, exampleRecord...))), false},
+		{"a fragment", with(framed(from4, to4, withSets(h10, set(2, exampleRecord...))), func(b []byte) { b[14+6] = 0x20 }), false},
+		{"not UDP", with(framed(from4, to4, withSets(h10, set(2, exampleRecord...))), func(b []byte) { b[14+9] = unix.IPPROTO_TCP }), false},
+		{"options in the IP header", ipOptions(framed(from4, to4, withSets(h10, set(2, exampleRecord...)))), true},
+		{"our own replay", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0}, udpPacket(from4, to4, withSets(h10, set(2, exampleRecord...)))...), false},
+		{"our own replay over IPv6", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x86, 0xdd}, udpPacket(from6, to6, withSets(h9, set(0, exampleRecord...)))...), false},
+		{"an empty datagram", framed(from4, to4, nil), false},
+		{"a set of no length", framed(from4, to4, withSets(h10, []byte{1, 4, 0, 0, 0, 2, 0, 8, 0, 0, 0, 0})), false},
+	} {
+		ret, err := c.Programs[templatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: x.frame})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (ret != 0) != x.want {
+			t.Errorf("%s: %d bytes wanted", x.name, ret)
+		}
+	}
+	key := templatesSession{Src: from4.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
+	sessions := c.Maps[templatesMapTemplatesSessions]
+	var h templatesHeard
+	if sessions.Lookup(key, &h) == nil {
+		t.Error("the filter entered a session by itself")
+	}
+	if err := sessions.Put(key, h); err != nil {
+		t.Fatal(err)
+	}
+	frame := framed(from4, to4, withSets(h10, set(260, make([]byte, 24)...), set(2, exampleRecord...)))
+	if _, err := c.Programs[templatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: frame, Repeat: 3}); err != nil {
+		t.Fatal(err)
+	}
+	if err := sessions.Lookup(key, &h); err != nil {
+		t.Fatal(err)
+	}
+	if h.Messages != 3 || h.Last == 0 || h.Sequence != 8 || h.ExportTime != 77 || h.Sets != 2 || h.Set[0].Id != 260 || h.Set[0].Length != 28 || h.Set[1].Id != 2 {
+		t.Errorf("noted %+v", h)
+	}
+	s := &flowSession{Templates: e10}
+	if next, exact := s.nextSequence(key, h); next != 10 || !exact {
+		t.Errorf("two records after 8: the next message is %d, exact %v", next, exact)
+	}
+}
+
+// ipOptions puts four bytes of options behind the IPv4 header of a frame.
+func ipOptions(frame []byte) []byte {
+	frame[14]++
+	return append(append(append([]byte{}, frame[:34]...), 1, 1, 1, 1), frame[34:]...)
+}
+
+func BenchmarkTemplateFilter(b *testing.B) {
+	c := loadFilter(b)
+	from, to := netip.MustParseAddrPort("192.0.2.7:50000"), netip.MustParseAddrPort("10.0.0.1:4739")
+	key := templatesSession{Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
+	if err := c.Maps[templatesMapTemplatesSessions].Put(key, templatesHeard{}); err != nil {
+		b.Fatal(err)
+	}
+	data := withSets(flowHeader{Version: ipfix, Domain: 3}, set(260, make([]byte, 1200)...))
+	tcp := framed(from, to, data)
+	tcp[14+9] = unix.IPPROTO_TCP
+	empty, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer empty.Close()
+	b.Run("no filter", func(b *testing.B) { // what the kernel's loop itself takes
+		if _, err := empty.Run(&ebpf.RunOptions{Data: data, Repeat: uint32(b.N)}); err != nil {
+			b.Fatal(err)
+		}
+	})
+	for name, frame := range map[string][]byte{"tcp": tcp, "another port": framed(from, netip.MustParseAddrPort("10.0.0.1:53"), data), "data": framed(from, to, data)} {
+		b.Run(name, func(b *testing.B) {
+			if _, err := c.Programs[templatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(b.N)}); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+	"golang.org/x/sys/unix"
+)
+
+// A replay must not fill the socket of a member that has just started: after
+// each batch its queue is looked at.
+const (
+	replayBatch = 32
+	replayStall = 200 * time.Millisecond // a member that reads nothing for so long is left for later
+	replayTries = 3                      // of a session that could not be sent, or was dropped by the member's socket
+	replayLater = 2 * time.Second        // when to look again at what was left
+)
+
+// dueSession is a session whose templates a member lacks.
+type dueSession struct {
+	key  templatesSession
+	last uint64 // when it was heard
+}
+
+// replayTo is a member and what it lacks.
+type replayTo struct {
+	service  *templateService
+	slot     int
+	endpoint int
+	member   memberID
+	sessions []dueSession
+}
+
+// replay gives every member the templates that it lacks: those of its exporters
+// that it was not there for.
+func (t *templateScope) replay(ctx context.Context) error {
+	due := t.due()
+	if len(due) == 0 {
+		return nil
+	}
+	t.inject.forget()
+	var errs []error
+	for _, to := range due {
+		if ctx.Err() != nil {
+			return nil
+		}
+		start, sent := time.Now(), 0
+		err := t.ns.Do(func() (err error) { sent, err = t.replayTo(ctx, to); return err })
+		if sent > 0 {
+			t.log.Info("templates replayed", "service", to.service.Name, "slot", to.slot, "pid", to.member.Tgid,
+				"exporters", sent, "of", len(to.sessions), "took", time.Since(start).Round(time.Millisecond))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// due finds what is to be replayed, those heard last first: they send most.
+func (t *templateScope) due() []*replayTo {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unserved, t.retry = false, time.Time{}
+	current := t.book.current(t.lastHeard)
+	type target struct {
+		service  string
+		slot     int
+		endpoint int
+	}
+	all := map[target]*replayTo{}
+	for key, s := range t.book.sessions {
+		svc, endpoint := t.serviceOf(collectorOf(key))
+		if svc == nil {
+			continue
+		}
+		slot, who := svc.memberFor(exporterOf(key).Addr())
+		if who == (memberID{}) || who == s.Served {
+			continue
+		}
+		if !current(key) {
+			t.later()
+			continue
+		}
+		at := target{svc.Name, slot, endpoint}
+		if all[at] == nil {
+			all[at] = &replayTo{service: svc, slot: slot, endpoint: endpoint, member: who}
+		}
+		all[at].sessions = append(all[at].sessions, dueSession{key, t.store.heard(key).Last})
+	}
+	var out []*replayTo
+	for _, to := range all {
+		slices.SortFunc(to.sessions, func(a, b dueSession) int { return cmp.Compare(b.last, a.last) })
+		out = append(out, to)
+	}
+	return out
+}
+
+// replayTo sends one member's replays, in batches. It runs in the namespace.
+func (t *templateScope) replayTo(ctx context.Context, to *replayTo) (sent int, err error) {
+	cookie := to.service.Slots[to.slot].Sockets[to.endpoint].Cookie
+	sk := udpSocket(cookie)
+	for batch := range slices.Chunk(to.sessions, replayBatch) {
+		for stalled := time.Now(); ctx.Err() == nil && sk != nil && sk.Mem.RcvAlloc > sk.Mem.RcvBuf/2; sk = udpSocket(cookie) {
+			if time.Since(stalled) > replayStall {
+				t.again()
+				return sent, nil // a stopped process, or a slow one: others must not wait for it
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if ctx.Err() != nil {
+			return sent, nil
+		}
+		failed := map[templatesSession]error{}
+		for _, d := range batch {
+			if serr := t.send(d.key); serr != nil {
+				failed[d.key], err = serr, serr // the others may have a way
+			}
+		}
+		before := sk
+		sk = udpSocket(cookie)
+		dropped := before != nil && sk != nil && sk.Mem.Drops != before.Mem.Drops
+		if serr := t.served(to, batch, failed, dropped); serr != nil {
+			return sent, serr
+		}
+		sent += len(batch) - len(failed)
+	}
+	return sent, err
+}
+
+// again has what is left looked at a little later.
+func (t *templateScope) again() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.later()
+}
+
+// later is again for who holds the lock.
+func (t *templateScope) later() {
+	if t.retry.IsZero() {
+		t.retry = time.Now().Add(replayLater)
+	}
+}
+
+// waiting says whether a session may be due for a replay.
+func (t *templateScope) waiting() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.unserved || !t.retry.IsZero() && time.Now().After(t.retry)
+}
+
+// udpSocket is the socket with a cookie, nil where it is gone.
+func udpSocket(cookie uint64) *sockdiag.Socket {
+	socks, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Close})
+	if err != nil {
+		return nil
+	}
+	i := slices.IndexFunc(socks, func(s sockdiag.Socket) bool { return s.Cookie == cookie })
+	if i < 0 {
+		return nil
+	}
+	return &socks[i]
+}
+
+// send replays one session as it is now.
+func (t *templateScope) send(key templatesSession) error {
+	t.mu.Lock()
+	s := t.book.sessions[key]
+	if s == nil {
+		t.mu.Unlock()
+		return nil // forgotten meanwhile
+	}
+	h := t.store.heard(key)
+	messages := s.replay(key, h, t.inject.limit(h.Ifindex))
+	t.mu.Unlock()
+	for _, m := range messages {
+		err := t.inject.send(exporterOf(key), collectorOf(key), h.Ifindex, m)
+		for wait := time.Microsecond; errors.Is(err, unix.ENOBUFS) && wait < 10*time.Millisecond; wait *= 2 {
+			time.Sleep(wait)
+			err = t.inject.send(exporterOf(key), collectorOf(key), h.Ifindex, m)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// served notes that a member has the templates of a batch, unless they could not
+// be sent, or its socket dropped something meanwhile: then they are sent again, a
+// few times.
+func (t *templateScope) served(to *replayTo, batch []dueSession, failed map[templatesSession]error, dropped bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now().UnixNano()
+	c := t.counts[to.service.Name]
+	var errs []error
+	for _, d := range batch {
+		s := t.book.sessions[d.key]
+		if s == nil {
+			continue
+		}
+		s.tries++
+		if failed[d.key] == nil {
+			s.Replayed, s.Replays = now, s.Replays+1
+			c.Replayed++
+		}
+		if (dropped || failed[d.key] != nil) && s.tries < replayTries {
+			t.later()
+		} else {
+			s.Served, s.tries = to.member, 0
+		}
+		errs = append(errs, t.store.save(d.key, s))
+	}
+	t.counts[to.service.Name] = c
+	return errors.Join(errs...)
+}

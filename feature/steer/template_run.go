@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Exporters repeat their templates every ten minutes or so, and a collector that
+// starts, or gains a device, cannot read their records before. So weir serve
+// remembers templates, off the data path, and sends them again, with the
+// exporter's own address and port, to a member that lacks them.
+
+// templateTick is how often members are looked at: others than weir serve may
+// register one.
+const templateTick = 100 * time.Millisecond
+
+// templateKeeper keeps the templates of all namespaces.
+type templateKeeper struct {
+	root   *kernel.Root
+	log    feature.Logger
+	states chan State
+	wake   chan struct{}
+	scopes map[string]*templateScope
+	last   map[string]string // what was said of a namespace
+}
+
+func newTemplateKeeper(r *kernel.Root, log feature.Logger) *templateKeeper {
+	return &templateKeeper{root: r, log: log, states: make(chan State, 1), wake: make(chan struct{}, 1),
+		scopes: map[string]*templateScope{}, last: map[string]string{}}
+}
+
+// note gives the keeper the state that the watcher has read.
+func (k *templateKeeper) note(st State) {
+	select {
+	case k.states <- st:
+	default: // one waits already, and the next comes within a second
+	}
+}
+
+// kick says that a slot has a new member.
+func (k *templateKeeper) kick() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run keeps templates until ctx is done.
+func (k *templateKeeper) run(ctx context.Context) {
+	defer func() {
+		for _, t := range k.scopes {
+			k.close(t)
+		}
+	}()
+	tick := time.NewTicker(templateTick)
+	defer tick.Stop()
+	expire := time.NewTicker(time.Minute)
+	defer expire.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case st := <-k.states:
+			k.follow(ctx, st)
+		case <-expire.C:
+			for _, t := range k.scopes {
+				t.expire()
+			}
+		case <-k.wake:
+		case <-tick.C:
+		}
+		k.look(ctx)
+	}
+}
+
+// look replays where members have changed or a session waits.
+func (k *templateKeeper) look(ctx context.Context) {
+	if k.changed() {
+		st, err := ReadState(ctx, k.root)
+		if err != nil {
+			k.say("", err)
+			return
+		}
+		k.follow(ctx, st)
+	}
+	for scope, t := range k.scopes {
+		if t.waiting() {
+			k.say(scope, t.replay(ctx))
+		}
+	}
+}
+
+// changed says whether a slot has another member than when it was last read.
+func (k *templateKeeper) changed() bool {
+	for _, t := range k.scopes {
+		for _, s := range t.services {
+			now, err := s.readMembers()
+			if err == nil && !slices.Equal(now, s.members) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// readServiceMembers opens a service's slots and reads who has them.
+func readServiceMembers(r *kernel.Root, s *ServiceState) (*templateService, error) {
+	slots, err := OpenSlots(r, s.scope, s.Name)
+	if err != nil {
+		return nil, err
+	}
+	out := &templateService{ServiceState: s, slots: slots}
+	if out.members, err = out.readMembers(); err != nil {
+		out.close()
+		return nil, err
+	}
+	return out, nil
+}
+
+// follow makes the scopes those that services with templates are in.
+func (k *templateKeeper) follow(ctx context.Context, st State) {
+	services := map[string][]*templateService{}
+	wanted := map[string]*ServiceState{}
+	for i := range st.Services {
+		s := &st.Services[i]
+		members, err := readServiceMembers(k.root, s)
+		if err != nil {
+			continue // it is being removed, or its engine is missing: status says so
+		}
+		services[s.scope] = append(services[s.scope], members)
+		if len(s.templatePorts()) > 0 {
+			wanted[s.scope] = s
+		}
+	}
+	defer func() {
+		for scope, all := range services {
+			for _, s := range all {
+				if k.scopes[scope] == nil { // nobody took them over
+					s.close()
+				}
+			}
+		}
+	}()
+	for scope, t := range k.scopes {
+		if s := wanted[scope]; s == nil || !t.store.pinned(k.root) || abandoned(s) {
+			k.close(t)
+		}
+	}
+	for scope, s := range wanted {
+		t := k.scopes[scope]
+		if t == nil {
+			k.say(scope, k.open(ctx, s, services[scope]))
+			continue
+		}
+		t.mu.Lock()
+		if !sameServices(t.services, services[scope]) {
+			t.unserved = true
+		}
+		t.mu.Unlock()
+		k.say(scope, t.follow(services[scope]))
+	}
+}
+
+// abandoned says that nobody but us is in a service's namespace: holding on to
+// it would keep a container's interfaces and addresses from going with it.
+func abandoned(s *ServiceState) bool {
+	ns, err := openNetns(s.pub.Netns, s.Inode)
+	if err != nil {
+		return errors.Is(err, ErrNetnsGone)
+	}
+	ns.Close()
+	return false
+}
+
+// sameServices says that nobody's traffic goes elsewhere than before.
+func sameServices(a, b []*templateService) bool {
+	return slices.EqualFunc(a, b, func(x, y *templateService) bool {
+		return x.Name == y.Name && slices.Equal(x.members, y.members) && slices.Equal(x.table, y.table) &&
+			mustJSON(x.pub) == mustJSON(y.pub) &&
+			slices.EqualFunc(x.Slots, y.Slots, func(p, q SlotState) bool { return p.State == q.State })
+	})
+}
+
+// open begins to keep the templates of a service's namespace.
+func (k *templateKeeper) open(ctx context.Context, s *ServiceState, services []*templateService) error {
+	ns, err := openNetns(s.pub.Netns, s.Inode)
+	if err != nil {
+		return err
+	}
+	store, err := k.openStore(ctx, s, ns)
+	if err == nil {
+		k.scopes[s.scope], err = openTemplateScope(store, ns, services, k.log)
+	}
+	if err != nil {
+		delete(k.scopes, s.scope)
+		ns.Close()
+		return fmt.Errorf("templates are not kept: %w", err)
+	}
+	exporters, templates := k.scopes[s.scope].known()
+	k.log.Info("listening for templates", "netns", s.Netns, "known_exporters", exporters, "known_templates", templates)
+	return nil
+}
+
+// openStore holds the lock for no longer than the pins need: commands wait.
+func (k *templateKeeper) openStore(ctx context.Context, s *ServiceState, ns *netns.Handle) (*templateStore, error) {
+	l, err := k.root.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
+	// It may have been removed since it was read: then its namespace's pins must not come back.
+	if _, err := readService(l.Root, serviceInstance(s.scope, s.Name)); err != nil {
+		return nil, err
+	}
+	return openTemplateStore(l, ns)
+}
+
+func (k *templateKeeper) close(t *templateScope) {
+	delete(k.scopes, t.scope)
+	t.mu.Lock()
+	err := t.flushCounts()
+	t.mu.Unlock()
+	k.say(t.scope, err)
+	t.Close()
+	t.ns.Close()
+}
+
+// say logs trouble with a namespace once.
+func (k *templateKeeper) say(scope string, err error) {
+	text := ""
+	if err != nil && !errors.Is(err, kernel.ErrNotExist) && !errors.Is(err, context.Canceled) {
+		text = err.Error()
+	}
+	if text != "" && k.last[scope] != text {
+		k.log.Warn("templates", "reason", text)
+	}
+	k.last[scope] = text
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// templatesABI is the version of the layouts in templates.h.
+const templatesABI = 1
+
+// templatesName is the instance that holds what is remembered of exporters: it
+// outlives weir serve, so that one that is restarted just before a collector
+// still knows their templates.
+const templatesName = "@templates"
+
+// chunkBytes is TEMPLATES_CHUNK.
+const chunkBytes = 480
+
+func templatesInstance(scope string) kernel.Instance {
+	return kernel.Instance{Scope: scope, Feature: Name, Name: templatesName}
+}
+
+// templateStore is a namespace's pinned maps, open for writing. Only weir serve
+// writes them.
+type templateStore struct {
+	pins *kernel.Opened
+	id   ebpf.MapID // of the sessions' map: another one's pins may come in its place
+}
+
+// openTemplateStore opens the pins of a namespace, which it makes where they
+// are missing or of another version: exporters say everything again in time.
+func openTemplateStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, error) {
+	i := templatesInstance(scopeOf(ns))
+	pins, err := l.Open(i)
+	if err == nil && pins.Meta.ABI != templatesABI {
+		pins.Close()
+		err = kernel.ErrABI
+	}
+	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrABI) {
+		if err = publishTemplates(l, ns); err == nil {
+			pins, err = l.Open(i)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the templates of namespace %s: %w", scopeOf(ns), err)
+	}
+	id, err := mapID(pins.Maps["sessions"])
+	if err != nil {
+		pins.Close()
+		return nil, err
+	}
+	return &templateStore{pins, id}, nil
+}
+
+func publishTemplates(l *kernel.WriteLock, ns *netns.Handle) error {
+	spec, err := loadTemplates()
+	if err != nil {
+		return err
+	}
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{}}
+	for pin, name := range map[string]string{"sessions": templatesMapTemplatesSessions,
+		"store": templatesMapTemplatesStore, "counts": templatesMapTemplatesCounts} {
+		m, err := ebpf.NewMap(spec.Maps[name])
+		if err != nil {
+			return fmt.Errorf("making the map %s: %w", name, err)
+		}
+		defer m.Close()
+		pins.Maps[pin] = m
+	}
+	meta := kernel.Meta{ABI: templatesABI, Object: kernel.ObjectHash(_TemplatesBytes), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
+	return l.Publish(templatesInstance(scopeOf(ns)), meta, pins)
+}
+
+// removeTemplates forgets a namespace's exporters when no service is left there.
+func removeTemplates(l *kernel.WriteLock, scope string) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.Scope == scope && kernel.ValidName(i.Name) {
+			return nil
+		}
+	}
+	return l.Remove(templatesInstance(scope))
+}
+
+func mapID(m *ebpf.Map) (ebpf.MapID, error) {
+	info, err := m.Info()
+	if err != nil {
+		return 0, err
+	}
+	id, _ := info.ID()
+	return id, nil
+}
+
+// pinned says whether these maps are still the ones that are pinned.
+func (s *templateStore) pinned(r *kernel.Root) bool {
+	o, err := r.Open(s.pins.Instance, "sessions")
+	if err != nil {
+		return false
+	}
+	defer o.Close()
+	id, err := mapID(o.Maps["sessions"])
+	return err == nil && id == s.id
+}
+
+func (s *templateStore) Close() { s.pins.Close() }
+
+// heard is the header of a session's latest message; zero if none is noted.
+func (s *templateStore) heard(k templatesSession) (h templatesHeard) {
+	_ = s.pins.Maps["sessions"].Lookup(k, &h) // a missing entry is zero
+	return h
+}
+
+// enter makes the filter note a session's headers from now on.
+func (s *templateStore) enter(k templatesSession, h templatesHeard) error {
+	err := s.pins.Maps["sessions"].Update(k, h, ebpf.UpdateNoExist)
+	if errors.Is(err, ebpf.ErrKeyExist) {
+		return nil
+	}
+	return err
+}
+
+// save writes what is remembered of a session: new chunks over the old ones,
+// then those away that are too many. A reader that meets two generations takes
+// neither: the exporter will say its templates again.
+func (s *templateStore) save(k templatesSession, v *flowSession) error {
+	b := v.marshal()
+	v.generation++
+	crc, n := crc32.ChecksumIEEE(b), 0
+	for piece := range slices.Chunk(b, chunkBytes) {
+		c := templatesChunk{Generation: v.generation, Crc: crc, Length: uint32(len(b))}
+		copy(c.Data[:], piece)
+		if err := s.pins.Maps["store"].Put(templatesChunkKey{Session: k, N: uint32(n)}, c); err != nil {
+			return fmt.Errorf("keeping the templates of %s: %w", exporterOf(k), err)
+		}
+		n++
+	}
+	for i := n; i < v.chunks; i++ {
+		s.pins.Maps["store"].Delete(templatesChunkKey{Session: k, N: uint32(i)})
+	}
+	v.chunks = n
+	return nil
+}
+
+// remove forgets a session.
+func (s *templateStore) remove(k templatesSession, v *flowSession) {
+	for i := range v.chunks {
+		s.pins.Maps["store"].Delete(templatesChunkKey{Session: k, N: uint32(i)})
+	}
+	s.pins.Maps["sessions"].Delete(k)
+}
+
+// count adds to a service's counts.
+func (s *templateStore) count(service string, add templatesCounts) error {
+	m := s.pins.Maps["counts"]
+	var key [64]byte
+	copy(key[:63], service)
+	var c templatesCounts
+	if err := m.Lookup(key, &c); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	c.Learnt += add.Learnt
+	c.Replayed += add.Replayed
+	c.Refused += add.Refused
+	return m.Put(key, c)
+}
+
+// loadSessions reads what is remembered. Entries that do not fit together are
+// left out, and named, so that a writer clears them away.
+func loadSessions(m *ebpf.Map) (all map[templatesSession]*flowSession, broken []templatesChunkKey, err error) {
+	pieces := map[templatesSession][]templatesChunkKey{}
+	chunks := map[templatesChunkKey]*templatesChunk{}
+	var k templatesChunkKey
+	var c templatesChunk
+	for it := m.Iterate(); ; {
+		if !it.Next(&k, &c) {
+			// Aborted: a busy writer; what was read is whole by its checksums.
+			if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+				return nil, nil, fmt.Errorf("reading the templates: %w", err)
+			}
+			break
+		}
+		if chunks[k] == nil {
+			pieces[k.Session] = append(pieces[k.Session], k)
+		}
+		one := c
+		chunks[k] = &one
+	}
+	all = map[templatesSession]*flowSession{}
+	for key, ks := range pieces {
+		slices.SortFunc(ks, func(a, b templatesChunkKey) int { return cmp.Compare(a.N, b.N) })
+		if s := joinChunks(ks, chunks); s != nil {
+			all[key] = s
+		} else {
+			broken = append(broken, ks...)
+		}
+	}
+	return all, broken, nil
+}
+
+// joinChunks returns the session that chunks hold, nil if they do not fit.
+func joinChunks(ks []templatesChunkKey, chunks map[templatesChunkKey]*templatesChunk) *flowSession {
+	first := chunks[ks[0]]
+	var b []byte
+	for i, k := range ks {
+		c := chunks[k]
+		if int(k.N) != i || c.Generation != first.Generation {
+			return nil
+		}
+		b = append(b, c.Data[:]...)
+	}
+	if int(first.Length) > len(b) || crc32.ChecksumIEEE(b[:first.Length]) != first.Crc {
+		return nil
+	}
+	s := &flowSession{generation: first.Generation, chunks: len(ks)}
+	if s.unmarshal(b[:first.Length]) != nil {
+		return nil
+	}
+	return s
+}
+
+// The form of a session in the store: fixed fields in the byte order of the
+// host, then each template's number, kind, length and record.
+type storedSession struct {
+	Tgid      uint32
+	Templates uint32
+	Start     uint64
+	Learnt    int64
+	Replayed  int64
+	Replays   uint32
+	Pad       uint32
+	Born      uint64
+}
+
+type storedTemplate struct {
+	ID, Options, Length, Pad uint16
+}
+
+func (s *flowSession) marshal() []byte {
+	ne := binary.NativeEndian
+	b, _ := binary.Append(nil, ne, storedSession{Tgid: s.Served.Tgid, Start: s.Served.Start, Templates: uint32(len(s.Templates)),
+		Learnt: s.Learnt, Replayed: s.Replayed, Replays: s.Replays, Born: s.Born}) // of fixed size: cannot fail
+	for _, t := range s.Templates {
+		h := storedTemplate{ID: t.ID, Length: uint16(len(t.Record))}
+		if t.Options {
+			h.Options = 1
+		}
+		b, _ = binary.Append(b, ne, h)
+		b = append(b, t.Record...)
+	}
+	return b
+}
+
+func (s *flowSession) unmarshal(b []byte) error {
+	var h storedSession
+	n, err := binary.Decode(b, binary.NativeEndian, &h)
+	if err != nil {
+		return err
+	}
+	b = b[n:]
+	s.Served = memberID{h.Tgid, h.Start}
+	s.Learnt, s.Replayed, s.Replays, s.Born = h.Learnt, h.Replayed, h.Replays, h.Born
+	for range h.Templates {
+		var t storedTemplate
+		if n, err = binary.Decode(b, binary.NativeEndian, &t); err != nil {
+			return err
+		}
+		if b = b[n:]; int(t.Length) > len(b) {
+			return errMessage
+		}
+		s.Templates = append(s.Templates, template{ID: t.ID, Options: t.Options == 1, Record: slices.Clone(b[:t.Length])})
+		s.bytes += int(t.Length)
+		b = b[t.Length:]
+	}
+	return nil
+}

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// serveUntil runs the watcher until the returned function is called, or the
+// test ends.
+func (w *world) serveUntil() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.DiscardHandler)) }()
+	var stopped bool
+	stop = func() {
+		cancel()
+		if stopped {
+			return
+		}
+		stopped = true
+		if err := <-done; err != nil {
+			w.t.Error(err)
+		}
+	}
+	w.t.Cleanup(stop)
+	return stop
+}
+
+// remembered waits until so many exporters' templates are remembered.
+func (w *world) remembered(n, templates int) TemplateState {
+	w.t.Helper()
+	var st TemplateState
+	for start := time.Now(); time.Since(start) < 15*time.Second; time.Sleep(5 * time.Millisecond) {
+		var err error
+		if st, err = w.state().Templates(w.root); err != nil {
+			w.t.Fatal(err)
+		}
+		if len(st.Exporters) == n && st.Count() == templates {
+			return st
+		}
+	}
+	w.t.Fatalf("remembered: %+v, want %d exporters with %d templates", st, n, templates)
+	return st
+}
+
+// listening waits until templates are listened for.
+func (w *world) listening() {
+	w.t.Helper()
+	deadline(w.t, func() bool {
+		b, err := os.ReadFile("/proc/thread-self/net/packet")
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return strings.Contains(string(b), " 0800 ") && strings.Contains(string(b), " 86dd ")
+	})
+}
+
+// checkReplay checks that a message is the replay of the example templates,
+// with which the exporter's next message leaves no gap.
+func checkReplay(t *testing.T, r received, e *flowExporter) {
+	t.Helper()
+	m, err := parseTemplates(r.payload)
+	if err != nil {
+		t.Fatalf("%x: %v", r.payload, err)
+	}
+	if r.from != e.addr() {
+		t.Errorf("the replay comes from %s, want %s", r.from, e.addr())
+	}
+	want := e.seq
+	if e.version == netflow9 {
+		want-- // it counts messages
+		if n := int(r.payload[2])<<8 | int(r.payload[3]); n != 2 {
+			t.Errorf("the header counts %d records, want 2", n)
+		}
+	}
+	if m.Version != e.version || m.Domain != e.domain || m.Sequence != want {
+		t.Errorf("header %+v, want version %d, domain %d, sequence %d", m.flowHeader, e.version, e.domain, want)
+	}
+	var got []template
+	for _, c := range m.Changes {
+		got = append(got, *c.template)
+	}
+	if !slices.EqualFunc(got, exampleTemplates(e.version), template.equal) {
+		t.Errorf("templates %v, want %v", got, exampleTemplates(e.version))
+	}
+}
+
+// An exporter says its templates once; its collector is killed and comes back:
+// it gets them before it could ask, from the exporter's own address and port.
+func TestTemplatesAreReplayed(t *testing.T) {
+	lo4, lo6 := sources(1)[0], netip.MustParseAddr("::1")
+	veth4, veth6 := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00:1:0::2")
+	for _, c := range []struct {
+		name     string
+		version  uint16
+		from, to netip.Addr
+		engine   Engine
+	}{
+		{"ipfix loopback IPv4", ipfix, lo4, netip.MustParseAddr("127.0.0.1"), EngineSkLookup},
+		{"netflow9 loopback IPv6", netflow9, lo6, lo6, EngineReuseport},
+		{"netflow9 cable IPv4", netflow9, veth4, netip.MustParseAddr("10.1.0.1"), EngineReuseport},
+		{"ipfix cable IPv6", ipfix, veth6, netip.MustParseAddr("fd00:1:0::1"), EngineSkLookup},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, Options{Slots: 1, Engine: c.engine}, "udp [::]:9991")
+			write := w.byPIDFile(0)
+			first := startRecorder(t, "udp", "[::]:9991")
+			write(&first.sink)
+			w.apply()
+			ns := cable(t)
+			if c.from.IsLoopback() {
+				ns = nil
+			}
+			w.serveUntil()
+			w.listening()
+			w.admitted(0, first.pid())
+			e := newExporter(t, ns, c.version, c.from, netip.AddrPortFrom(c.to, 9991))
+			e.sendTemplates()
+			e.sendData(3)
+			w.remembered(1, 2)
+			e.sendData(2)
+			first.await(3)
+			first.kill()
+			e.sendData(5) // lost, and yet the sequence goes on
+			second := startRecorder(t, "udp", "[::]:9991")
+			write(&second.sink)
+			took := w.admitted(0, second.pid())
+			start := time.Now()
+			got := second.await(1)
+			t.Logf("admitted after %v, replayed %v later", took, time.Since(start))
+			checkReplay(t, got[0], e)
+			e.sendData(1)
+			second.await(2)
+			st := w.remembered(1, 2)
+			if x := st.Exporters[0]; x.Replays == 0 || x.Replayed.IsZero() || x.Address != e.addr() || x.Messages < 4 || x.Domain != 7 {
+				t.Errorf("state %+v", x)
+			}
+			deadline(t, func() bool { st := w.remembered(1, 2); return st.Replayed > 0 })
+		})
+	}
+}
+
+// What is remembered outlives weir serve, and one replay is enough for a member.
+func TestTemplatesOutliveServe(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	first := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&first.sink)
+	w.apply()
+	stop := w.serveUntil()
+	w.listening()
+	w.admitted(0, first.pid())
+	e := newExporter(t, nil, ipfix, sources(1)[0], loopback4)
+	e.sendTemplates()
+	w.remembered(1, 2)
+	e.sendData(1)
+	first.await(2)
+	stop()
+	first.kill()
+	second := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&second.sink)
+	stop = w.serveUntil()
+	w.admitted(0, second.pid())
+	checkReplay(t, second.await(1)[0], e)
+	deadline(t, func() bool { return w.remembered(1, 2).Exporters[0].Replays > 0 })
+	stop()
+	replays := w.remembered(1, 2).Exporters[0].Replays
+	w.serveUntil() // the same member: it has them
+	e.sendData(4)
+	second.await(2)
+	time.Sleep(5 * templateTick)
+	if got := second.received(); len(got) != 2 {
+		t.Errorf("%d datagrams, want a replay and a message of data", len(got))
+	}
+	if n := w.remembered(1, 2).Exporters[0].Replays; n != replays {
+		t.Errorf("%d replays, want %d", n, replays)
+	}
+}
+
+// A member that did not hear of a template gets it, whatever the reason: here a
+// slot that was withdrawn when the template changed.
+func TestTemplatesChangedInAbsence(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	r := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&r.sink)
+	w.apply()
+	w.serveUntil()
+	w.listening()
+	w.admitted(0, r.pid())
+	e := newExporter(t, nil, ipfix, sources(1)[0], loopback4)
+	slot := Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
+	w.locked(func(l *kernel.WriteLock) error { return Unregister(l, slot) })
+	e.sendTemplates()
+	w.remembered(1, 2)
+	if got := r.received(); len(got) != 0 {
+		t.Fatalf("%d datagrams came to a withdrawn slot", len(got))
+	}
+	w.locked(func(l *kernel.WriteLock) error {
+		_, err := Register(t.Context(), l, slot, nil)
+		return err
+	})
+	checkReplay(t, r.await(1)[0], e)
+	e.send(0, set(2, 1, 4, 0, 0)) // 260 is withdrawn
+	w.remembered(1, 1)
+	e.send(0, set(3, 0, 3, 0, 0)) // and all options templates
+	w.remembered(0, 0)
+}
+
+// Slots that come take devices, and their templates with them.
+func TestTemplatesFollowDevices(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	a, b := startRecorder(t, "udp4", "0.0.0.0:9991"), startRecorder(t, "udp4", "0.0.0.0:9991")
+	w.member(0, &a.sink)
+	w.apply()
+	w.serveUntil()
+	w.listening()
+	w.admitted(0, a.pid())
+	// From then on nobody doubts that it was there when they spoke.
+	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > settled })
+	exporters := map[netip.AddrPort]*flowExporter{}
+	for _, from := range sources(40) {
+		e := newExporter(t, nil, netflow9, from, loopback4)
+		e.sendTemplates()
+		exporters[e.addr()] = e
+	}
+	w.remembered(40, 80)
+	a.await(40)
+	w.cfg.Services[0].Slots = 2
+	w.member(1, &b.sink)
+	w.apply()
+	moved := 0
+	for _, p := range w.where(sources(40)...) {
+		moved += p.Slot
+	}
+	if moved == 0 || moved == 40 {
+		t.Fatalf("%d of 40 devices moved", moved)
+	}
+	for _, r := range b.await(moved) {
+		checkReplay(t, r, exporters[r.from])
+	}
+	time.Sleep(3 * templateTick)
+	if n := len(b.received()); n != moved {
+		t.Errorf("%d replays for %d devices that moved", n, moved)
+	}
+	for _, r := range a.received()[40:] {
+		t.Errorf("a device that stayed was replayed: %v", r.from)
+	}
+}
+
+func TestTemplatesOption(t *testing.T) {
+	for _, c := range []struct {
+		option  Templates
+		port    uint16
+		by      Policy
+		wanted  bool
+		refused bool
+	}{
+		{"", 4739, "", true, false}, {TemplatesAuto, 53, BySource, false, false}, {TemplatesOn, 53, BySource, true, false},
+		{TemplatesOff, 4739, BySource, false, false}, {TemplatesAuto, 4739, "packet", false, false}, {TemplatesOn, 4739, "packet", true, true},
+	} {
+		s := Service{Options: Options{Templates: c.option, By: c.by}}
+		s.Listen = append(s.Listen, mustListen(t, fmt.Sprintf("udp :%d", c.port)))
+		if got := s.wantsTemplates(c.port); got != c.wanted {
+			t.Errorf("%+v: wanted %v", c, got)
+		}
+		if got := s.checkTemplates(); (got != "") != c.refused {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+	s := Service{Options: Options{Templates: TemplatesOn}}
+	s.Listen = append(s.Listen, mustListen(t, "tcp :4739"))
+	if s.checkTemplates() == "" {
+		t.Error("templates: true is accepted without a udp listen")
+	}
+}
+
+// Listening must not keep a container's namespace from ending with it.
+func TestTemplatesLetNamespacesGo(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	ns, err := netns.Create("shortlived")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r *recorder
+	err = ns.Do(func() error { r = startRecorder(t, "udp4", "0.0.0.0:9991"); return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(&r.sink)
+	w.cfg.Services[0].Netns = "shortlived"
+	w.apply()
+	w.serveUntil()
+	if err := ns.Do(func() error { w.listening(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	w.admitted(0, r.pid())
+	r.kill()
+	ns.Close()
+	if err := netns.Delete("shortlived"); err != nil {
+		t.Fatal(err)
+	}
+	deadline(t, func() bool {
+		w.locked(CleanStale) // it asks the kernel
+		all, err := w.root.Instances(Name)
+		return err == nil && len(all) == 0
+	})
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// runRecorder prints every datagram that it gets, and from where, until its
+// input ends.
+func runRecorder(args []string) error {
+	network, addr := args[0], args[1]
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+	}}
+	p, err := lc.ListenPacket(context.Background(), network, addr)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	go func() {
+		b := make([]byte, 1<<16)
+		for {
+			n, from, err := p.(*net.UDPConn).ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			fmt.Println(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), hex.EncodeToString(b[:n]))
+		}
+	}()
+	bufio.NewReader(os.Stdin).ReadByte()
+	return nil
+}
+
+// recorder is a collector that remembers what it got.
+type recorder struct {
+	sink
+	mu  sync.Mutex
+	got []received
+}
+
+type received struct {
+	from    netip.AddrPort
+	payload []byte
+}
+
+func startRecorder(t testing.TB, network, addr string) *recorder {
+	t.Helper()
+	r := &recorder{sink: sink{Process: nstest.StartReady(t, nstest.Child("recorder", network, addr)), t: t}}
+	go func() {
+		for {
+			line, ok := r.Line()
+			if !ok {
+				return
+			}
+			from, text, _ := strings.Cut(line, " ")
+			payload, err := hex.DecodeString(text)
+			a, aerr := netip.ParseAddrPort(from)
+			if err != nil || aerr != nil {
+				continue
+			}
+			r.mu.Lock()
+			r.got = append(r.got, received{a, payload})
+			r.mu.Unlock()
+		}
+	}()
+	return r
+}
+
+// received returns the datagrams that have come so far.
+func (r *recorder) received() []received {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]received{}, r.got...)
+}
+
+// await waits until n datagrams have come.
+func (r *recorder) await(n int) []received {
+	r.t.Helper()
+	for start := time.Now(); time.Since(start) < 15*time.Second; time.Sleep(2 * time.Millisecond) {
+		if got := r.received(); len(got) >= n {
+			return got
+		}
+	}
+	r.t.Fatalf("%d datagrams came, want %d", len(r.received()), n)
+	return nil
+}
+
+// cable connects the test's namespace to another one, where exporters are.
+func cable(t testing.TB) *netns.Handle {
+	t.Helper()
+	name := "exporters"
+	ns, err := netns.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close(); netns.Delete(name) })
+	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "collect0"}, PeerName: "export0", PeerNamespace: netlink.NsFd(ns.FD())}
+	if err := netlink.LinkAdd(veth); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.LinkDel(veth) })
+	up := func(link, v4, v6 string) error {
+		l, err := netlink.LinkByName(link)
+		if err != nil {
+			return err
+		}
+		for _, a := range []string{v4, v6} {
+			addr, err := netlink.ParseAddr(a)
+			if err != nil {
+				return err
+			}
+			addr.Flags = unix.IFA_F_NODAD
+			if err := netlink.AddrAdd(l, addr); err != nil {
+				return err
+			}
+		}
+		return netlink.LinkSetUp(l)
+	}
+	if err := up("collect0", "10.1.0.1/24", "fd00:1:0::1/64"); err != nil {
+		t.Fatal(err)
+	}
+	if err := ns.Do(func() error { return up("export0", "10.1.0.2/24", "fd00:1:0::2/64") }); err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+// flowExporter is one exporting process.
+type flowExporter struct {
+	t       testing.TB
+	conn    *net.UDPConn
+	version uint16
+	domain  uint32
+	seq     uint32
+}
+
+func newExporter(t testing.TB, ns *netns.Handle, version uint16, from netip.Addr, to netip.AddrPort) *flowExporter {
+	t.Helper()
+	e := &flowExporter{t: t, version: version, domain: 7, seq: 1000}
+	dial := func() (err error) {
+		e.conn, err = net.DialUDP("udp", &net.UDPAddr{IP: from.AsSlice()}, net.UDPAddrFromAddrPort(to))
+		return err
+	}
+	var err error
+	if ns != nil {
+		err = ns.Do(dial)
+	} else {
+		err = dial()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.conn.Close() })
+	return e
+}
+
+func (e *flowExporter) addr() netip.AddrPort { return e.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
+
+// fields are two of 4 and 8 bytes: a data record has 12.
+var exampleRecord = []byte{1, 4, 0, 2, 0, 8, 0, 4, 0, 1, 0, 8}
+
+// exampleTemplates are template 260 and options template 261.
+func exampleTemplates(version uint16) []template {
+	options := template{ID: 261, Options: true, Record: []byte{1, 5, 0, 2, 0, 1, 0, 149, 0, 4, 0, 41, 0, 8}}
+	if version == netflow9 {
+		options.Record = []byte{1, 5, 0, 4, 0, 4, 0, 1, 0, 4, 0, 41, 0, 8}
+	}
+	return []template{{ID: 260, Record: exampleRecord}, options}
+}
+
+// send sends a message of the sets that follow its header, with so many data
+// records.
+func (e *flowExporter) send(records int, sets ...[]byte) {
+	e.t.Helper()
+	h := flowHeader{Version: e.version, Domain: e.domain, Sequence: e.seq, ExportTime: uint32(time.Now().Unix()), Uptime: 5000}
+	b := withSets(h, sets...)
+	if _, err := e.conn.Write(b); errors.Is(err, syscall.ECONNREFUSED) {
+		e.conn.Write(b) // that was about an earlier one, which nobody took
+	}
+	if e.version == netflow9 {
+		e.seq++
+	} else {
+		e.seq += uint32(records)
+	}
+}
+
+// withSets is a message of sets.
+func withSets(h flowHeader, sets ...[]byte) []byte {
+	b := encodeTemplates(h, nil)
+	for _, s := range sets {
+		b = append(b, s...)
+	}
+	if h.Version == ipfix {
+		b[2], b[3] = byte(len(b)>>8), byte(len(b))
+	}
+	return b
+}
+
+func set(id uint16, body ...byte) []byte {
+	n := 4 + len(body)
+	return append([]byte{byte(id >> 8), byte(id), byte(n >> 8), byte(n)}, body...)
+}
+
+// sendTemplates sends the example templates.
+func (e *flowExporter) sendTemplates() {
+	e.t.Helper()
+	t := exampleTemplates(e.version)
+	options := t[1].Record
+	if e.version == netflow9 {
+		options = append(append([]byte{}, options...), 0, 0)
+	}
+	e.send(0, set(setID(e.version, false), t[0].Record...), set(setID(e.version, true), options...))
+}
+
+// sendData sends a message of n records of template 260.
+func (e *flowExporter) sendData(n int) {
+	e.t.Helper()
+	e.send(n, set(260, make([]byte, 12*n)...))
+}
+
+func mustListen(t testing.TB, s string) service.Listen {
+	t.Helper()
+	l, err := service.ParseListen(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
