@@ -25,6 +25,7 @@ type Reader interface {
 	Status(ctx context.Context) (steer.State, error)
 	Devices(ctx context.Context, service string) (Devices, error)
 	Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (Places, error)
+	Templates(ctx context.Context, service string) (steer.TemplateState, error)
 }
 
 // Devices are the sources of one service.

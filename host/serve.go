@@ -129,6 +129,9 @@ func (h *Host) handler() http.Handler {
 	answer("/v1/steer/devices", func(r *http.Request) (any, error) {
 		return direct.Devices(r.Context(), r.FormValue("service"))
 	})
+	answer("/v1/steer/templates", func(r *http.Request) (any, error) {
+		return direct.Templates(r.Context(), r.FormValue("service"))
+	})
 	answer("/v1/steer/where", func(r *http.Request) (any, error) { return where(r, direct) })
 	return mux
 }

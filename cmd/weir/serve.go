@@ -14,8 +14,9 @@ func serveCommand(g *globals) *cobra.Command {
 	var listen string
 	c := &cobra.Command{
 		Use: "serve", Short: "Give slots to members as they start; serve metrics and the group's socket", Args: cobra.NoArgs,
-		Long: `Give slots to members the moment their sockets appear, and serve /metrics and
-/healthz over HTTP and the reading commands over a Unix socket.
+		Long: `Give slots to members the moment their sockets appear, send them the templates
+of flow exporters that they lack, and serve /metrics and /healthz over HTTP and
+the reading commands over a Unix socket.
 
 Traffic does not need it: it may be stopped, restarted or killed at any time, and
 a slot whose member dies is withdrawn by the kernel alone. Only members that

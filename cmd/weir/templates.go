@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+)
+
+func steerTemplates(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "templates [SERVICE]", Short: "Templates remembered of flow exporters, and when they were replayed", Args: cobra.MaximumNArgs(1),
+		Long: `Templates that weir serve remembers of IPFIX and NetFlow v9 exporters: by exporter
+and observation domain (NetFlow v9: source id), when it was last heard, and when its
+templates were last sent again to a member that lacked them.`,
+		Example: `  weir steer templates
+  weir steer templates telemetry --json    # with each template's number and length`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			service := ""
+			if len(args) > 0 {
+				service = args[0]
+			}
+			t, err := g.reader().Templates(cmd.Context(), service)
+			if err != nil {
+				return err
+			}
+			if g.json {
+				return printJSON(cmd, t)
+			}
+			printTemplates(cmd.OutOrStdout(), t, time.Now())
+			if t.Problem != "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), t.Problem)
+			}
+			return nil
+		},
+	}
+	jsonFlag(c, g)
+	return c
+}
+
+func printTemplates(w io.Writer, s steer.TemplateState, now time.Time) {
+	t := newTable(w, "EXPORTER", "PROTOCOL", "DOMAIN", "SLOT", "TEMPLATES", "LAST", "LEARNT", "REPLAYED", "REPLAYS")
+	for _, e := range s.Exporters {
+		options := 0
+		for _, v := range e.Templates {
+			if v.Options {
+				options++
+			}
+		}
+		n := fmt.Sprint(len(e.Templates))
+		if options > 0 {
+			n += fmt.Sprintf(" (%d options)", options)
+		}
+		t.row(e.Address, e.Protocol, e.Domain, e.Slot, n, ago(e.Last, now), ago(e.Learnt, now), ago(e.Replayed, now), e.Replays)
+	}
+	t.flush()
+}
