@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package templates tests with real collectors that weir serve spares them the blindness after a restart:
+// exporters say their templates once, and never again.
+package templates
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/rig"
+	"github.com/weir-project/weir/lab/routers"
+)
+
+func TestMain(m *testing.M) {
+	lab.Enter()
+	nstest.Main(m)
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newEnv builds weir and prepares a run with it.
+func newEnv(t *testing.T) *lab.Env {
+	if os.Geteuid() != 0 {
+		t.Skip("need: root")
+	}
+	for program, pkg := range map[string]string{"nfacctd": "pmacct", "nfcapd": "nfdump", "nfdump": "nfdump"} {
+		if _, err := lab.Find(program); err != nil {
+			t.Skip("need: tool", program, "(Debian package", pkg+")")
+		}
+	}
+	weir := filepath.Join(t.TempDir(), "weir")
+	if out, err := exec.Command("go", "build", "-o", weir, "../../cmd/weir").CombinedOutput(); err != nil {
+		t.Fatalf("build weir: %v\n%s", err, out)
+	}
+	t.Setenv("WEIR", weir)
+	e, err := lab.NewEnv(lab.Smoke, 42)
+	check(t, err)
+	t.Cleanup(func() {
+		e.Close()
+		if left := e.Leftovers(); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	})
+	return e
+}
+
+// A collector that comes back decodes records within a second of its admission, though no exporter repeats its
+// templates; and it sees no gap in the sequence.
+func TestRestartedCollectorsDecode(t *testing.T) {
+	e := newEnv(t)
+	world, err := rig.NewWorld(e, 0)
+	check(t, err)
+	check(t, world.Reachable(t.Context(), 20*time.Second))
+	collectors := []*collector{
+		newNfacctd(t, e, world.Collectors.Name, 9991),
+		newNfcapd(t, e, world.Collectors.Name, 9995, "-4"),
+		newNfcapd(t, e, world.Collectors.Name, 9996, "-6"),
+	}
+	w := newWeir(t, e, world.Collectors.Name, collectors)
+	for _, c := range collectors {
+		c.start()
+	}
+	w.admitted(collectors)
+	dialer := routers.NewDialer(world.Routers.Handle)
+	t.Cleanup(func() { dialer.Close() })
+	var exporters []*exporter
+	for _, c := range collectors {
+		for i, from := range c.sources(2) {
+			for _, version := range []uint16{9, 10} {
+				exporters = append(exporters, newExporter(t, dialer, c, from, version, len(exporters)+1, i))
+			}
+		}
+	}
+	for _, x := range exporters {
+		x.templates()
+	}
+	w.remembered(collectors, len(exporters))
+	stop := keepSending(exporters)
+	t.Run("exporters pause", func(t *testing.T) {
+		for _, c := range collectors {
+			c.end(syscall.SIGKILL)
+		}
+		time.Sleep(300 * time.Millisecond) // what they send meanwhile is lost, and the sequence goes on
+		stop()
+		replays := w.replays(collectors)
+		for _, c := range collectors {
+			c.start()
+		}
+		w.admitted(collectors)
+		w.replayed(collectors, replays, len(exporters))
+		begun := time.Now()
+		stop = keepSending(exporters)
+		time.Sleep(time.Second)
+		stop()
+		judge(t, collectors, exporters, begun, 0)
+	})
+	t.Run("exporters go on", func(t *testing.T) {
+		stop = keepSending(exporters)
+		for _, c := range collectors { // they have ended
+			c.start()
+		}
+		admitted := w.admitted(collectors)
+		time.Sleep(2500 * time.Millisecond)
+		stop()
+		judge(t, collectors, exporters, admitted, time.Second)
+	})
+}
+
+// judge ends the collectors and checks what they decoded: everything that was sent from blind after a moment
+// on. Without blindness, nothing may be missing in a sequence.
+func judge(t *testing.T, collectors []*collector, exporters []*exporter, from time.Time, blind time.Duration) {
+	decoded := map[*collector]map[record]bool{}
+	for _, c := range collectors {
+		decoded[c] = c.decoded()
+		if n := c.gaps(); n > 0 && blind == 0 {
+			t.Errorf("%s noted %d gaps in sequences:\n%s", c.name, n, c.log())
+		}
+	}
+	worst := time.Duration(0)
+	for _, x := range exporters {
+		sent, missing := 0, 0
+		var first time.Duration = -1
+		for n, at := range x.sent() {
+			if at.Before(from) {
+				continue
+			}
+			if decoded[x.to][record{x.number, n}] {
+				if d := at.Sub(from); first < 0 || d < first {
+					first = d
+				}
+			} else if at.Sub(from) >= blind {
+				missing++
+			}
+			if at.Sub(from) >= blind {
+				sent++
+			}
+		}
+		if sent == 0 || missing > 0 {
+			t.Errorf("%s, version %d, from %s: %d of %d records were not decoded", x.to.name, x.version, x.from, missing, sent)
+		}
+		worst = max(worst, first)
+	}
+	t.Logf("the first record that was decoded was sent %v after the member was admitted, at the slowest of %d exporters", worst, len(exporters))
+}
