@@ -26,7 +26,8 @@ import (
 
 // runRecorder prints every datagram that it gets, and from where, until its
 // input ends.
-func runRecorder(network, addr string) error {
+func runRecorder(args []string) error {
+	network, addr := args[0], args[1]
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
 	}}
@@ -63,9 +64,13 @@ type received struct {
 
 func startRecorder(t testing.TB, network, addr string) *recorder {
 	t.Helper()
-	r := &recorder{sink: sink{t: t, Process: nstest.StartReady(t, nstest.Child("recorder", network, addr))}}
+	r := &recorder{sink: sink{Process: nstest.StartReady(t, nstest.Child("recorder", network, addr)), t: t}}
 	go func() {
-		for line, ok := r.Line(); ok; line, ok = r.Line() {
+		for {
+			line, ok := r.Line()
+			if !ok {
+				return
+			}
 			from, text, _ := strings.Cut(line, " ")
 			payload, err := hex.DecodeString(text)
 			a, aerr := netip.ParseAddrPort(from)
