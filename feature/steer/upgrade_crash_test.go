@@ -101,6 +101,14 @@ func (w *world) killedUpgrade(at any, object int, kind string) string {
 	return strings.TrimSpace(string(out))
 }
 
+// patient has questions wait for an answer for longer than a busy machine stalls:
+// silence would be taken for a loss.
+func patient(t testing.TB) {
+	was := patience
+	patience = 30 * time.Second
+	t.Cleanup(func() { patience = was })
+}
+
 // asked waits until so many more questions have been answered.
 func (tr *traffic) asked(t testing.TB, more int) {
 	t.Helper()
@@ -147,6 +155,7 @@ func newUpgradeWorld(t testing.TB, older bool, a, b *sink) *world {
 // program or the new one and the same member, counts and devices go on, and the
 // next command finishes.
 func TestUpgradeKilledAtEveryStep(t *testing.T) {
+	patient(t)
 	for _, c := range []struct {
 		from, kind string
 		engine     Engine
@@ -224,7 +233,8 @@ func oneKilledUpgrade(t *testing.T, from, kind string, n int, a, b *sink) string
 }
 
 // checkCounts sees that every question was counted once, as steered, and as its
-// source's. A few more may be: late segments and ICMP errors are looked up too.
+// source's. A few more may be: a SYN that is sent again, late segments and ICMP
+// errors are looked up too.
 func (w *world) checkCounts(where string, seen map[string]map[string]int) {
 	w.t.Helper()
 	sent, udp := uint64(0), map[netip.Addr]uint64{}
@@ -245,7 +255,7 @@ func (w *world) checkCounts(where string, seen map[string]map[string]int) {
 			other += v.Rejected + v.Dropped + v.Passed + v.Diverted + v.Failed
 		}
 	}
-	if steered < sent || steered > sent+5 || other != 0 {
+	if steered < sent || steered > sent+sent/20+10 || other != 0 {
 		w.t.Errorf("%s: asked %d times, counted %d steered and %d others", where, sent, steered, other)
 	}
 	devices, _, err := st.Devices(w.root)
@@ -475,6 +485,7 @@ func programsWith(t testing.TB, m ebpf.MapID) (n int) {
 
 // Upgrades, registrations and killed commands at once wait for one another.
 func TestUpgradesAtOnce(t *testing.T) {
+	patient(t)
 	w, a, b := twoMembers(t, true)
 	expected := w.expected(12)
 	tr := w.startTraffic(12)
