@@ -25,19 +25,45 @@ const sinkArg = "__sink"
 
 var be = binary.BigEndian
 
-// Sink turns a weir-lab that was started as "weir-lab __sink PORT FLOWS BMP" into a collector that stands in
-// for nfacctd where that cannot be installed: one UDP socket and one TCP listener on the port, with
-// SO_REUSEPORT, and nfacctd's lines in the two files. main calls it first; it returns when the process is no
-// such child.
+// Family says over which IP a sink listens: DualStack on one socket of each protocol for both.
+type Family string
+
+// The families of sockets.
+const (
+	IPv4      Family = "4"
+	IPv6      Family = "6"
+	DualStack Family = "46"
+)
+
+// network is Go's name for a protocol over the family; that of one family alone sets IPV6_V6ONLY for IPv6.
+func (f Family) network(proto string) string {
+	if f == DualStack {
+		return proto
+	}
+	return proto + string(f)
+}
+
+// any is the address on which sockets of the family take everything.
+func (f Family) any() string {
+	if f == IPv4 {
+		return "0.0.0.0"
+	}
+	return "[::]"
+}
+
+// Sink turns a weir-lab that was started as "weir-lab __sink PORT FAMILY FLOWS BMP" into a collector that
+// starts in a moment, and stands in for nfacctd where that cannot be installed: one UDP socket and one TCP
+// listener on the port, with SO_REUSEPORT, and nfacctd's lines in the two files. main calls it first; it
+// returns when the process is no such child.
 func Sink() {
-	if len(os.Args) != 5 || os.Args[1] != sinkArg {
+	if len(os.Args) != 6 || os.Args[1] != sinkArg {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "ERROR:", sinkMain(os.Args[2], os.Args[3], os.Args[4]))
+	fmt.Fprintln(os.Stderr, "ERROR:", sinkMain(os.Args[2], Family(os.Args[3]), os.Args[4], os.Args[5]))
 	os.Exit(1)
 }
 
-func sinkMain(port, flows, bmp string) error {
+func sinkMain(port string, family Family, flows, bmp string) error {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
 		return err
@@ -49,7 +75,7 @@ func sinkMain(port, flows, bmp string) error {
 	if s.bmp, err = appendTo(bmp); err != nil {
 		return err
 	}
-	return s.listen(fmt.Sprintf("[::]:%d", n))
+	return s.listen(family, uint16(n))
 }
 
 func appendTo(path string) (*json.Encoder, error) {
@@ -65,19 +91,23 @@ type sink struct {
 	templates  map[templateKey][]element
 }
 
+// purgeEvery is how often the flows counted are written.
+const purgeEvery = 100 * time.Millisecond
+
 // listen serves until it fails.
-func (s *sink) listen(addr string) error {
+func (s *sink) listen(family Family, port uint16) error {
+	addr := fmt.Sprintf("%s:%d", family.any(), port)
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		return errors.Join(c.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 		}), err)
 	}}
 	lc.SetMultipathTCP(false) // socket maps take none
-	udp, err := lc.ListenPacket(context.Background(), "udp", addr)
+	udp, err := lc.ListenPacket(context.Background(), family.network("udp"), addr)
 	if err != nil {
 		return err
 	}
-	tcp, err := lc.Listen(context.Background(), "tcp", addr)
+	tcp, err := lc.Listen(context.Background(), family.network("tcp"), addr)
 	if err != nil {
 		return err
 	}
@@ -85,7 +115,7 @@ func (s *sink) listen(addr string) error {
 	go func() { fail <- s.readUDP(udp) }()
 	go func() { fail <- s.accept(tcp) }()
 	go func() {
-		for range time.Tick(time.Second) {
+		for range time.Tick(purgeEvery) {
 			s.purge()
 		}
 	}()

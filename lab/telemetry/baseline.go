@@ -33,9 +33,9 @@ func (x *experiment) baseline(ctx context.Context) error {
 	}
 	// Notes about these devices belong in no one's result.
 	ledger := newLedger(lab.NewResult("", x.env.Size, 0), fleet, nil)
-	x.view.lock()
+	x.mu.Lock()
 	x.plain = ledger
-	x.view.unlock()
+	x.mu.Unlock()
 	fleet.Start(ctx)
 	x.env.OnClose(fleet.Stop)
 	limit := time.Now().Add(8 * time.Second)

@@ -115,14 +115,14 @@ func TestAudit(t *testing.T) {
 			l, f := book(t)
 			honest(l, f)
 			c.do(l)
-			l.audit([]span{{1, c.calm}})
+			got := l.audit([]span{{epoch: 1, calm: c.calm}})
 			for _, m := range []string{"decode_errors", "miscounted", "odd_log_lines", "misdirected", "split_devices", "rejected_other_slots", "gaps_for_templates"} {
-				if got := l.result.Metrics[m]; got != c.want[m] {
-					t.Errorf("%s = %g, want %g", m, got, c.want[m])
+				if got[m] != c.want[m] {
+					t.Errorf("%s = %g, want %g", m, got[m], c.want[m])
 				}
 			}
-			if l.result.Metrics["devices"] != 3 || l.result.Metrics["protocols"] != 2 || l.result.Metrics["real_routers"] != 1 {
-				t.Errorf("%v", l.result.Metrics)
+			if c := l.census(); c["devices"] != 3 || c["protocols"] != 2 || c["real_routers"] != 1 {
+				t.Errorf("%v", c)
 			}
 		})
 	}
