@@ -157,12 +157,18 @@ func (s *sink) accept(l net.Listener) error {
 			defer c.Close()
 			a := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 			s.log(bmpLine{Event: "log_init", Router: a.String()})
-			if err := s.session(a, c); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+			if err := s.session(a, c); !ended(err) {
 				fmt.Fprintf(os.Stderr, "WARN: BMP of %s: %v\n", a, err)
 			}
 			s.log(bmpLine{Event: "log_close", Router: a.String()})
 		}()
 	}
+}
+
+// ended tells whether an error is the end of a session: the router's, or one that was reset from outside as
+// weir does when a router moves (SOCK_DESTROY).
+func ended(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNABORTED)
 }
 
 func (s *sink) log(l bmpLine) {

@@ -9,8 +9,6 @@ import (
 	"net/netip"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/weir-project/weir/lab/peers"
 	"github.com/weir-project/weir/lab/rig"
 	"github.com/weir-project/weir/lab/routers"
@@ -99,48 +97,38 @@ func (x *experiment) runFast(ctx context.Context) error {
 	}
 	x.say("fast sinks: %d restarts in each of %d services, then %d → %d slots and back, all at the same time",
 		x.plan.fast.kills.restarts, len(x.fast), x.plan.fast.slots, x.plan.fast.slots+1)
-	group, ctx := errgroup.WithContext(ctx)
+	var steps []func(context.Context) error
 	for _, s := range x.fast {
-		group.Go(func() error {
-			r, err := s.fast(ctx)
-			if err != nil {
-				return fmt.Errorf("fast sinks, %s: %w", s.name, err)
-			}
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.resizes = r
-			return nil
-		})
+		steps = append(steps, s.fast)
 	}
-	return group.Wait()
+	return x.together(ctx, steps...)
 }
 
 // fast is what happens to one service of fast sinks.
-func (s *stage) fast(ctx context.Context) (all resized, err error) {
-	if err := s.admitted(ctx); err != nil {
-		return all, err
-	}
-	if err := s.newFleet(ctx, s.routers, nil); err != nil {
-		return all, err
-	}
-	if err := s.send(ctx); err != nil {
-		return all, err
-	}
-	if err := s.quietly(ctx, 500*time.Millisecond); err != nil {
-		return all, err
-	}
-	if err := s.killAndReturn(ctx); err != nil {
-		return all, err
+func (s *stage) fast(ctx context.Context) error {
+	if err := all(ctx, s.admitted, s.begin, s.briefly, s.killAndReturn); err != nil {
+		return fmt.Errorf("fast sinks, %s: %w", s.name, err)
 	}
 	for _, spare := range []int{0, 1} {
 		r, err := s.resize(ctx, spare)
 		if err != nil {
-			return all, err
+			return fmt.Errorf("fast sinks, %s: another number of slots: %w", s.name, err)
 		}
-		all.add(r)
+		s.resizes.add(r)
 	}
-	return all, nil
+	return nil
 }
+
+// begin lets the routers of a service of fast sinks send.
+func (s *stage) begin(ctx context.Context) error {
+	if err := s.newFleet(ctx, s.routers, nil); err != nil {
+		return err
+	}
+	return s.send(ctx)
+}
+
+// briefly lets them send undisturbed.
+func (s *stage) briefly(ctx context.Context) error { return s.quietly(ctx, 500*time.Millisecond) }
 
 // finishFast ends the traffic of the fast sinks, and returns what is summed up over them.
 func (x *experiment) finishFast(ctx context.Context) (totals, error) {

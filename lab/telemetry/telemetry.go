@@ -116,9 +116,24 @@ func (x *experiment) everyone(ctx context.Context) error {
 	if !x.plan.fast.beside {
 		return all(ctx, nfacctd, x.runFast)
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return nfacctd(ctx) })
-	group.Go(func() error { return x.runFast(ctx) })
+	return x.together(ctx, nfacctd, x.runFast)
+}
+
+// together takes steps at the same time. What they start goes on when all have ended well; when one fails, the
+// others end.
+func (x *experiment) together(ctx context.Context, steps ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	x.env.OnClose(cancel)
+	var group errgroup.Group
+	for _, step := range steps {
+		group.Go(func() error {
+			err := step(ctx)
+			if err != nil {
+				cancel()
+			}
+			return err
+		})
+	}
 	return group.Wait()
 }
 
