@@ -5,7 +5,6 @@
 package peers
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,6 +45,7 @@ type life struct {
 	nfcapd          nfcapdFiles
 	killed          atomic.Int64 // bytes of log when it was killed, -1 before; what plugins say later is their last words
 	crashed         bool         // it ended unbidden, and that was reported
+	ready           readiness
 }
 
 // now is the latest life, nil before the first Start.
@@ -216,17 +216,6 @@ func (c *Collector) Life() int {
 
 // Err is how the core process ended.
 func (c *Collector) Err() error { return c.now().proc.Err() }
-
-// Ready tells whether a running nfacctd has said that its BMP thread is ready. It says so after its sockets
-// are there, on a busy machine seconds after; a flow record that its core gets before crashes it, for the core
-// asks the BMP thread's tables about every sender. Other collectors are ready when their sockets are.
-func (c *Collector) Ready() bool {
-	if c.program != "nfacctd" {
-		return true
-	}
-	log, err := os.ReadFile(c.now().log.path)
-	return err == nil && bytes.Contains(log, []byte("waiting for BMP data"))
-}
 
 // Dir is where the collector's files are.
 func (c *Collector) Dir() string { return c.dir }

@@ -94,8 +94,8 @@ type sink struct {
 // purgeEvery is how often the flows counted are written.
 const purgeEvery = 100 * time.Millisecond
 
-// listen serves until it fails.
-func (s *sink) listen(family Family, port uint16) error {
+// open opens the sockets of a sink; port 0 takes any, another for each.
+func open(family Family, port uint16) (net.PacketConn, net.Listener, error) {
 	addr := fmt.Sprintf("%s:%d", family.any(), port)
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		return errors.Join(c.Control(func(fd uintptr) {
@@ -105,9 +105,19 @@ func (s *sink) listen(family Family, port uint16) error {
 	lc.SetMultipathTCP(false) // socket maps take none
 	udp, err := lc.ListenPacket(context.Background(), family.network("udp"), addr)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	tcp, err := lc.Listen(context.Background(), family.network("tcp"), addr)
+	if err != nil {
+		udp.Close()
+		return nil, nil, err
+	}
+	return udp, tcp, nil
+}
+
+// listen serves until it fails.
+func (s *sink) listen(family Family, port uint16) error {
+	udp, tcp, err := open(family, port)
 	if err != nil {
 		return err
 	}

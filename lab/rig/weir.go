@@ -56,11 +56,11 @@ func (w *Weir) yaml() []byte {
 			engine = ", engine: " + s.Engine
 		}
 		b = fmt.Appendf(b, `  %s:
-    listen: [%s]
+    listen: ["%s"]
     netns: %s
     steer: {by: source, slots: %d, on_empty: reject, seed: %d%s}
     members:
-`, s.Name, strings.Join(s.Listen, ", "), w.namespace, len(s.Serving()), uint32(w.env.Seed), engine)
+`, s.Name, strings.Join(s.Listen, `", "`), w.namespace, len(s.Serving()), uint32(w.env.Seed), engine)
 		for _, c := range s.Serving() {
 			bound := ""
 			if len(c.Bound) > 0 {

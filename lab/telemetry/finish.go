@@ -71,13 +71,16 @@ func (x *experiment) latencies() {
 	if x.weir == nil {
 		return
 	}
-	var restarts, moves time.Duration
+	var restarts time.Duration
+	var moves sides
 	for _, s := range append([]*stage{x.stage}, x.fast...) {
-		r, m := s.undecodable()
-		restarts, moves = max(restarts, r), max(moves, m)
+		restarts = max(restarts, s.undecodable())
+		m := s.moved()
+		moves = sides{max(moves.undecodable, m.undecodable), max(moves.overlap, m.overlap)}
 	}
 	x.result.Set("undecodable_seconds", restarts.Seconds())
-	x.result.Set("undecodable_seconds_moved", moves.Seconds())
+	x.result.Set("undecodable_seconds_moved", moves.undecodable.Seconds())
+	x.result.Set("resize_overlap_ms", ms(moves.overlap))
 }
 
 // claim is one that the experiment makes.

@@ -21,49 +21,82 @@ type admission struct {
 // will provide its template, counts that as missing and makes the device announce it; so the run goes on.
 const templateGrace = 10 * time.Second
 
-// undecodable returns the longest time for which a collector accepted records of a sparse device and did not
-// decode them: after restarts, and after moves.
-func (s *stage) undecodable() (restarts, moves time.Duration) {
+// undecodable returns the longest time for which a collector that had started accepted records of a sparse
+// device and did not decode them.
+func (s *stage) undecodable() (longest time.Duration) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
-	ends := map[uint32]time.Time{}
-	for _, sp := range s.spans {
-		ends[sp.epoch] = sp.end
-	}
-	for i, a := range s.ledger.accounts {
-		if a.real || !s.fleet.Sparse(i) {
+	for _, ad := range s.admissions {
+		if !s.ledger.wrote(ad) {
 			continue
 		}
-		for _, ad := range s.admissions {
-			if h, _ := a.home(ad.epoch); h.slot == ad.slot && s.ledger.wrote(ad) {
-				sent := since(s.fleet.SentAt(i, ad.epoch), ad.at)
-				restarts = max(restarts, blind(sent, 0, s.messages(a, ad.slot, ad.life, ad.epoch), ad.at, ends[ad.epoch]))
-			}
-		}
-		for _, h := range a.homes {
-			if h.old == unknown || s.ledger.disturbed[h.slot] {
+		for i, a := range s.ledger.accounts {
+			if h, _ := a.home(ad.epoch); h.slot != ad.slot || a.real || !s.fleet.Sparse(i) {
 				continue
 			}
-			sent := s.fleet.SentAt(i, h.from)
-			before := s.messages(a, h.old, 0, h.from)
-			if before < len(sent) {
-				moves = max(moves, blind(sent, before, s.messages(a, h.slot, 0, h.from), sent[before], ends[h.from]))
-			}
+			sent := since(s.fleet.SentAt(i, ad.epoch), ad.at)
+			longest = max(longest, blind(sent, a.messages(ad.slot, ad.life, ad.epoch), ad.at, s.endOf(ad.epoch)))
 		}
 	}
-	return restarts, moves
+	return longest
 }
 
-// blind is the time from begin until a collector decoded the first of the messages sent at these times: skip of
-// them went to somebody else, and it decoded the last ones, so many.
-func blind(sent []time.Time, skip, decoded int, begin, end time.Time) time.Duration {
-	switch lost := len(sent) - skip - decoded; {
+// sides is what became of the messages that sparse devices sent in the epochs in which they moved.
+type sides struct {
+	undecodable time.Duration // the longest time for which the new collector accepted records and did not decode them
+	overlap     time.Duration // from the first message that went to a new collector to the last one that went to an old one
+}
+
+// moved returns the worst over all moves.
+func (s *stage) moved() (worst sides) {
+	s.ledger.mu.Lock()
+	defer s.ledger.mu.Unlock()
+	first, last := map[uint32]time.Time{}, map[uint32]time.Time{} // at the new collectors, at the old ones; by epoch
+	for i, a := range s.ledger.accounts {
+		for _, h := range a.homes {
+			if h.old == unknown || a.real || !s.fleet.Sparse(i) {
+				continue
+			}
+			sent, before := s.fleet.SentAt(i, h.from), a.messages(h.old, 0, h.from)
+			if before > 0 && sent[before-1].After(last[h.from]) {
+				last[h.from] = sent[before-1]
+			}
+			if before >= len(sent) {
+				continue
+			}
+			if t := first[h.from]; t.IsZero() || sent[before].Before(t) {
+				first[h.from] = sent[before]
+			}
+			after := sent[before:]
+			worst.undecodable = max(worst.undecodable, blind(after, a.messages(h.slot, 0, h.from), after[0], s.endOf(h.from)))
+		}
+	}
+	for epoch, t := range first {
+		worst.overlap = max(worst.overlap, last[epoch].Sub(t))
+	}
+	return worst
+}
+
+// endOf is when an epoch ended.
+func (s *stage) endOf(epoch uint32) time.Time {
+	for _, sp := range s.spans {
+		if sp.epoch == epoch {
+			return sp.end
+		}
+	}
+	return time.Now()
+}
+
+// blind is the time from begin until a collector decoded the first of the messages that were sent to it at these
+// times, of which it decoded so many, the last ones.
+func blind(sent []time.Time, decoded int, begin, end time.Time) time.Duration {
+	switch lost := len(sent) - decoded; {
 	case lost <= 0:
 		return 0
 	case decoded == 0:
 		return end.Sub(begin)
 	default:
-		return sent[skip+lost].Sub(begin)
+		return sent[lost].Sub(begin)
 	}
 }
 
@@ -78,7 +111,7 @@ func since(times []time.Time, t time.Time) []time.Time {
 }
 
 // messages is how many IPFIX messages of an epoch a collector decoded whole, in one of its lives or (0) in all.
-func (s *stage) messages(a *account, collector, life int, epoch uint32) int {
+func (a *account) messages(collector, life int, epoch uint32) int {
 	records := 0
 	for d, n := range a.decoded {
 		if d.collector == collector && d.epoch == epoch && (life == 0 || d.life == life) {
