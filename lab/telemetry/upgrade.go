@@ -64,11 +64,10 @@ func (x *experiment) upgrade(ctx context.Context) error {
 // killAfterUpgrade kills one sink of each service once more: the new programs withdraw its slot, and the weir
 // serve that ran all the while gives it back.
 func (x *experiment) killAfterUpgrade(ctx context.Context) error {
+	var steps []func(context.Context) error
 	for _, s := range x.fast {
 		s.kills.restarts = s.restarted + 1
-		if err := s.killAndReturn(ctx); err != nil {
-			return err
-		}
+		steps = append(steps, s.killAndReturn)
 	}
-	return nil
+	return x.together(ctx, steps...)
 }
