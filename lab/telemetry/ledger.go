@@ -27,11 +27,11 @@ type ledger struct {
 	odd          int // lines in a collector's log or output that should not be
 	gaps         int // in sequence numbers, for want of a template
 	deafStarts   int
-	closes       int // ends of BMP sessions that collectors logged
-	movedLost    int // sessions that ended because their device moved
-	rejected     int // noticed by devices of slots that were not disturbed
-	rejectedDead int // noticed by devices of a disturbed slot
-	lostDead     int // sessions that ended with their collector
+	closes       int         // ends of BMP sessions that collectors logged
+	resets       []time.Time // when sessions ended because their device moved
+	rejected     int         // noticed by devices of slots that were not disturbed
+	rejectedDead int         // noticed by devices of a disturbed slot
+	lostDead     int         // sessions that ended with their collector
 
 	deciding  bool // a move has begun, and who moves is not known yet
 	undecided []undecided
@@ -173,7 +173,7 @@ func (l *ledger) heard(e routers.Event) {
 		return
 	}
 	if e.Kind == routers.Lost && a.moving() {
-		l.movedLost++
+		l.resets = append(l.resets, e.Time)
 		return
 	}
 	l.rejected++

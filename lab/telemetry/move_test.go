@@ -72,8 +72,8 @@ func TestDecide(t *testing.T) {
 		t.Errorf("judged too early: %d misdirected, %d rejected", l.misdirected, l.rejected)
 	}
 	moved := l.decide(5, map[netip.Addr]int{moves.addr: 1, stays.addr: 1, realRouter: 2}, []int{1, 1})
-	if moved != 1 || l.misdirected != 3 || l.movedLost != 1 || l.rejected != 1 || moves.counted[routers.IPFIX][5] != 3 {
-		t.Errorf("%d moved, %d misdirected, %d sessions moved, %d rejected, %v counted", moved, l.misdirected, l.movedLost, l.rejected, moves.counted)
+	if moved != 1 || l.misdirected != 3 || len(l.resets) != 1 || l.rejected != 1 || moves.counted[routers.IPFIX][5] != 3 {
+		t.Errorf("%d moved, %d misdirected, %d sessions moved, %d rejected, %v counted", moved, l.misdirected, len(l.resets), l.rejected, moves.counted)
 	}
 	if moves.split() || !stays.split() {
 		t.Errorf("split: the one that moved %v, the one that did not %v", moves.split(), stays.split())
@@ -136,6 +136,20 @@ func TestBlind(t *testing.T) {
 	}
 	if got := since(at(1, 2, 3), begin.Add(2*time.Second)); !slices.Equal(got, at(3)) {
 		t.Errorf("%v", got)
+	}
+}
+
+func TestBusiest(t *testing.T) {
+	begin := time.Now()
+	var times []time.Time
+	for _, ms := range []int{1900, 0, 500, 999, 1100, 1400} {
+		times = append(times, begin.Add(time.Duration(ms)*time.Millisecond))
+	}
+	if got := busiest(times, time.Second); got != 4 {
+		t.Errorf("%d in the busiest second, want 4", got)
+	}
+	if got := busiest(nil, time.Second); got != 0 {
+		t.Errorf("%d of none", got)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/weir-project/weir/lab/routers"
@@ -13,7 +14,7 @@ import (
 
 // moveRate is how many sessions a second weir is asked to reset, so that the routers that move do not all
 // reconnect at once.
-const moveRate = 20
+const moveRate = 10
 
 // moveLimit is how long the last moved router may take to be up at its new collector, beyond the paced resets.
 const moveLimit = 30 * time.Second
@@ -24,6 +25,7 @@ type resized struct {
 	moved       int     // devices that have another slot
 	misdirected int     // records at a collector that neither the old nor the new table names, and devices not whole at their new one
 	collateral  int     // devices that did not move and noticed something
+	resets      int     // sessions reset in the busiest second
 	took        time.Duration
 }
 
@@ -82,6 +84,7 @@ func (s *stage) resize(ctx context.Context, spare int) (r resized, err error) {
 		return r, err
 	}
 	r.misdirected += s.ledger.strays() - strays
+	r.resets = busiest(s.ledger.resetTimes(), time.Second)
 	r.collateral = s.ledger.rejections() - rejected + s.touched(held)
 	return r, nil
 }
@@ -108,6 +111,18 @@ func (s *stage) touched(held []int) (n int) {
 		}
 	}
 	return n
+}
+
+// busiest is how many of the times fall into the window that holds most of them. It sorts them.
+func busiest(times []time.Time, window time.Duration) (most int) {
+	slices.SortFunc(times, time.Time.Compare)
+	for first, last := 0, 0; last < len(times); last++ {
+		for times[last].Sub(times[first]) >= window {
+			first++
+		}
+		most = max(most, last-first+1)
+	}
+	return most
 }
 
 // changed is the share of the buckets that have another slot.
@@ -160,6 +175,13 @@ func (l *ledger) settle(epoch uint32) {
 	}
 }
 
+// resetTimes are when devices noticed that their session was reset, because they moved.
+func (l *ledger) resetTimes() []time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.resets)
+}
+
 // rejections is what devices of live collectors noticed so far.
 func (l *ledger) rejections() int {
 	l.mu.Lock()
@@ -173,6 +195,7 @@ func (r *resized) add(other resized) {
 	r.moved += other.moved
 	r.misdirected += other.misdirected
 	r.collateral += other.collateral
+	r.resets = max(r.resets, other.resets)
 	r.took = max(r.took, other.took)
 }
 
