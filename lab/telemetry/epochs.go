@@ -52,7 +52,7 @@ func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Durati
 		}
 		s.remind(blind)
 		for _, c := range s.collectors {
-			if (slots == nil || slots[c.Number]) && time.Since(begin) > deafAfter && s.deaf(c) {
+			if (slots == nil || slots[c.Number]) && (s.ledger.stillborn(c) || time.Since(begin) > deafAfter && s.deaf(c)) {
 				if err := s.revive(ctx, c); err != nil {
 					return err
 				}
@@ -89,11 +89,16 @@ func (s *stage) deaf(c *peers.Collector) bool {
 	return held && c.Running()
 }
 
-// revive restarts a deaf collector, as whoever watches it would.
+// revive restarts a collector that is deaf, or that crashed before it counted anything, as whoever watches it
+// would. nfacctd crashes when a flow record comes before its BMP thread has made its tables; see peers.Ready.
 func (s *stage) revive(ctx context.Context, c *peers.Collector) error {
-	s.say("collector %d takes BMP but writes no flows: nfacctd's plugin did not find its core; it is restarted", c.Number)
+	if c.Running() {
+		s.say("collector %d takes BMP but writes no flows: nfacctd's plugin did not find its core; it is restarted", c.Number)
+		s.ledger.deafStart()
+	} else {
+		s.say("collector %d crashed with its first records, for it was not ready though its sockets were there; it is restarted", c.Number)
+	}
 	s.ledger.disturb(c.Number)
-	s.ledger.deafStart()
 	v := victim{Collector: c, signal: syscall.SIGKILL}
 	if err := v.Kill(v.signal); err != nil {
 		return err

@@ -27,6 +27,7 @@ type ledger struct {
 	odd          int // lines in a collector's log or output that should not be
 	gaps         int // in sequence numbers, for want of a template
 	deafStarts   int
+	crashes      int // of collectors that had started and counted no flow record yet
 	closes       int         // ends of BMP sessions that collectors logged
 	resets       []time.Time // when sessions ended because their device moved
 	rejected     int         // noticed by devices of slots that were not disturbed
@@ -85,7 +86,11 @@ func (l *ledger) enter(collector int, r peers.Record) {
 		l.gaps++
 		return
 	}
-	if r.Kind == peers.Odd || r.Kind == peers.Gap {
+	if r.Kind == peers.Crashed && l.disturbed[collector] && !l.wrote(collector, r.Life) {
+		l.crashes++
+		return
+	}
+	if r.Kind == peers.Odd || r.Kind == peers.Gap || r.Kind == peers.Crashed {
 		l.odd++
 		l.result.Note("%s", r.Text)
 		return
@@ -198,6 +203,25 @@ func (l *ledger) deafStart() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.deafStarts++
+}
+
+// wrote tells whether a collector counted a flow record of anyone in one of its lives.
+func (l *ledger) wrote(collector, life int) bool {
+	for _, a := range l.accounts {
+		for d := range a.decoded {
+			if d.collector == collector && d.life == life {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// stillborn tells whether a collector that has ended counted no flow record in its last life.
+func (l *ledger) stillborn(c *peers.Collector) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !c.Running() && l.disturbed[c.Number] && !l.wrote(c.Number, c.Life())
 }
 
 // strays counts what reached another collector than the one weir named.

@@ -102,6 +102,16 @@ func TestAudit(t *testing.T) {
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
 		{"an odd line", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Odd, Count: 1}) }, allCalm,
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
+		{"a crash", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Life: 1}) }, allCalm,
+			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
+		{"a crash of a new collector that counted something", func(l *ledger) {
+			l.disturb(0)
+			l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Life: 0})
+		}, map[int]bool{1: true, 2: true}, map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
+		{"a crash of a new collector at once", func(l *ledger) {
+			l.disturb(0)
+			l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Life: 2})
+		}, map[int]bool{1: true, 2: true}, map[string]float64{"crashed_starts": 1}},
 		{"a gap", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Gap, Device: l.accounts[0].addr, Count: 1}) }, allCalm,
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
 		{"a gap of a device whose collector is new", func(l *ledger) {
@@ -116,7 +126,7 @@ func TestAudit(t *testing.T) {
 			honest(l, f)
 			c.do(l)
 			got := l.audit([]span{{epoch: 1, calm: c.calm}})
-			for _, m := range []string{"decode_errors", "miscounted", "odd_log_lines", "misdirected", "split_devices", "rejected_other_slots", "gaps_for_templates"} {
+			for _, m := range []string{"decode_errors", "miscounted", "odd_log_lines", "misdirected", "split_devices", "rejected_other_slots", "gaps_for_templates", "crashed_starts"} {
 				if got[m] != c.want[m] {
 					t.Errorf("%s = %g, want %g", m, got[m], c.want[m])
 				}

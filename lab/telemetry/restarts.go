@@ -180,6 +180,9 @@ func (s *stage) awaitReadmission(ctx context.Context, c *peers.Collector, appear
 			s.say("collector %d is admitted %.1f ms after its last socket appeared", c.Number, ms(took))
 			return nil
 		}
+		if !c.Running() {
+			return nil // allUp restarts it
+		}
 		if time.Since(appeared) > returnLimit {
 			return fmt.Errorf("slot %d of %s did not take %s back within %s of its last socket; see weir-serve.log", c.Number, s.name, c, returnLimit)
 		}

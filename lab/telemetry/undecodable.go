@@ -27,8 +27,8 @@ func (s *stage) undecodable() (longest time.Duration) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	for _, ad := range s.admissions {
-		if !s.ledger.wrote(ad) {
-			continue
+		if !s.ledger.wrote(ad.slot, ad.life) {
+			continue // it was deaf or crashed, which is its own trouble; see revive
 		}
 		for i, a := range s.ledger.accounts {
 			if h, _ := a.home(ad.epoch); h.slot != ad.slot || a.real || !s.fleet.Sparse(i) {
@@ -119,17 +119,4 @@ func (a *account) messages(collector, life int, epoch uint32) int {
 		}
 	}
 	return records / recordsEach
-}
-
-// wrote tells whether a collector counted a flow record of anyone in the life that an admission began: one that
-// did not was deaf, which is its own trouble; see deaf.
-func (l *ledger) wrote(ad admission) bool {
-	for _, a := range l.accounts {
-		for d := range a.decoded {
-			if d.collector == ad.slot && d.life == ad.life {
-				return true
-			}
-		}
-	}
-	return false
 }
