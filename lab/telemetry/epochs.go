@@ -99,11 +99,12 @@ func (s *stage) revive(ctx context.Context, c *peers.Collector) error {
 		s.say("collector %d crashed with its first records, for it was not ready though its sockets were there; it is restarted", c.Number)
 	}
 	s.ledger.disturb(c.Number)
-	v := victim{Collector: c, signal: syscall.SIGKILL}
-	if err := v.Kill(v.signal); err != nil {
-		return err
+	if c.Running() { // else its crash is yet to be reported, and must not look like ours
+		if err := c.Kill(syscall.SIGKILL); err != nil {
+			return err
+		}
 	}
-	return s.bringBack(ctx, v)
+	return s.bringBack(ctx, victim{Collector: c, signal: syscall.SIGKILL})
 }
 
 // notUp counts the devices of the slots that are not up, and names one.

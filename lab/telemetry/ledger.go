@@ -27,7 +27,7 @@ type ledger struct {
 	odd          int // lines in a collector's log or output that should not be
 	gaps         int // in sequence numbers, for want of a template
 	deafStarts   int
-	crashes      int // of collectors that had started and counted no flow record yet
+	crashes      int         // of collectors that had started and counted no flow record yet
 	closes       int         // ends of BMP sessions that collectors logged
 	resets       []time.Time // when sessions ended because their device moved
 	rejected     int         // noticed by devices of slots that were not disturbed

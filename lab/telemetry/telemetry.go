@@ -48,8 +48,8 @@ type plan struct {
 }
 
 var plans = map[lab.Size]plan{
-	lab.Full: {510, 64, 2, 4, nfacctdKills(50, 3), 2, "== 512", 5 * time.Second, 64, 10,
-		fastPlan{[]peers.Family{peers.IPv4, peers.IPv6, peers.DualStack}, 48, 4, sinkKills(25, 3), false}},
+	lab.Full: {510, 64, 2, 4, nfacctdKills(40, 3), 2, "== 512", 5 * time.Second, 64, 10,
+		fastPlan{[]peers.Family{peers.IPv4, peers.IPv6, peers.DualStack}, 48, 4, sinkKills(27, 3), false}},
 	lab.Quick: {158, 24, 2, 4, nfacctdKills(4, 3), 3, ">= 128", 2 * time.Second, 64, 3,
 		fastPlan{[]peers.Family{peers.DualStack}, 32, 4, sinkKills(6, 3), true}},
 	lab.Smoke: {39, 8, 1, 3, nfacctdKills(2, 2), 4, ">= 40", time.Second, 0, 2,
