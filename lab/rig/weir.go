@@ -18,7 +18,8 @@ import (
 type Weir struct {
 	env       *lab.Env
 	namespace string // where all collectors are
-	binary    string
+	binary    string // see Upgrade
+	other     string
 	config    string
 	socket    string
 

@@ -31,9 +31,12 @@ func (x *experiment) upgrade(ctx context.Context) error {
 		u.strays, u.rejected, u.held = s.ledger.strays(), s.ledger.rejections(), s.sessions()
 		all = append(all, u)
 	}
-	x.say("weir upgrade, %d times: the programs are loaded anew and take over from the running ones, under traffic", x.plan.upgrades)
+	x.say("weir upgrade, %d times, to another build and back: its programs take over from the running ones, under traffic", x.plan.upgrades)
+	if err := x.weir.Rebuild(); err != nil {
+		return err
+	}
 	for range x.plan.upgrades {
-		if _, err := x.weir.Run(ctx, "upgrade", "--force"); err != nil {
+		if _, err := x.weir.Upgrade(ctx); err != nil {
 			return err
 		}
 		if err := pause(ctx, 300*time.Millisecond); err != nil {
