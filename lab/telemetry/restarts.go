@@ -148,6 +148,9 @@ func (s *stage) bringBack(ctx context.Context, v victim) error {
 		return err
 	}
 	appeared, err := s.sockets.Appear(ctx, v.Collector, returnLimit)
+	if err != nil && !v.Running() && ctx.Err() == nil {
+		return nil // allUp restarts it
+	}
 	if err != nil {
 		return err
 	}
