@@ -162,6 +162,28 @@ func (s *Service) Status(ctx context.Context) ([]map[string]Verdicts, error) {
 	return all, err
 }
 
+// Exporters asks weir whose templates it knows.
+func (s *Service) Exporters(ctx context.Context) (map[netip.Addr]bool, error) {
+	out, err := s.weir.Run(ctx, "steer", "templates", "--json", s.Name)
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		Exporters []struct {
+			Address   netip.AddrPort    `json:"address"`
+			Templates []json.RawMessage `json:"templates"`
+		} `json:"exporters"`
+	}
+	if err := json.Unmarshal(out, &answer); err != nil {
+		return nil, fmt.Errorf("weir steer templates --json: %w: %.200s", err, out)
+	}
+	known := map[netip.Addr]bool{}
+	for _, e := range answer.Exporters {
+		known[e.Address.Addr().Unmap()] = len(e.Templates) > 0
+	}
+	return known, nil
+}
+
 // Steered asks weir which engine steers the service.
 func (s *Service) Steered(ctx context.Context) (engine string, err error) {
 	st, err := s.status(ctx)

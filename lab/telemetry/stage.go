@@ -98,11 +98,44 @@ func (s *stage) send(ctx context.Context) error {
 	if err := s.allUp(ctx, nil, 60*time.Second); err != nil {
 		return err
 	}
+	if err := s.taught(ctx, 30*time.Second); err != nil {
+		return err
+	}
 	s.endEpoch(nil) // no slot counts as calm in the epoch in which collectors come up
 	for _, c := range s.collectors {
 		s.ledger.calm(c.Number)
 	}
 	return nil
+}
+
+// taught waits until weir knows the template of every sparse router, and lets a router repeat it that weir did
+// not hear: its service is seconds old, and weir serve may have begun to listen after the routers began to send.
+func (s *stage) taught(ctx context.Context, limit time.Duration) error {
+	if s.weir == nil {
+		return nil
+	}
+	for deadline := time.Now().Add(limit); ; {
+		known, err := s.service.Exporters(ctx)
+		if err != nil {
+			return err
+		}
+		unheard := 0
+		for i, d := range s.fleet.Devices {
+			if s.fleet.Sparse(i) && !known[d.Addr] {
+				s.fleet.Remind(i)
+				unheard++
+			}
+		}
+		if unheard == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("weir does not know the templates of %d routers after %s; see weir-serve.log", unheard, limit)
+		}
+		if err := pause(ctx, time.Second); err != nil {
+			return err
+		}
+	}
 }
 
 // askWhere enters weir's answer as the truth about every device's slot; it must not have changed.
