@@ -39,7 +39,7 @@ func (l *ledger) audit(spans []span) totals {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := totals{"misdirected": float64(l.misdirected), "odd_log_lines": float64(l.odd),
-		"gaps_for_templates": float64(l.gaps), "deaf_starts": float64(l.deafStarts), "crashed_starts": float64(l.crashes), "templates_missing": float64(l.reminded),
+		"gaps_for_templates": float64(l.gaps), "deaf_starts": float64(l.deafStarts), "crashed_starts": float64(len(l.crashed)), "templates_missing": float64(l.reminded),
 		"rejects_dead_slot": float64(l.rejectedByWeir), "rejects_noticed": float64(l.rejectedDead),
 		"rejected_other_slots": float64(l.rejected), "sessions_lost_dead_slot": float64(l.lostDead), "split_devices": 0, "miscounted": 0}
 	for _, s := range spans {

@@ -52,7 +52,7 @@ func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Durati
 		}
 		s.remind(blind)
 		for _, c := range s.collectors {
-			if (slots == nil || slots[c.Number]) && (s.ledger.stillborn(c) || time.Since(begin) > deafAfter && s.deaf(c)) {
+			if (slots == nil || slots[c.Number]) && (s.ledger.died(c) || time.Since(begin) > deafAfter && s.deaf(c)) {
 				if err := s.revive(ctx, c); err != nil {
 					return err
 				}
@@ -89,14 +89,15 @@ func (s *stage) deaf(c *peers.Collector) bool {
 	return held && c.Running()
 }
 
-// revive restarts a collector that is deaf, or that crashed before it counted anything, as whoever watches it
-// would. nfacctd crashes when a flow record comes before its BMP thread has made its tables; see peers.Ready.
+// revive restarts a collector that is deaf, or that crashed before all its routers were up, as whoever watches it
+// would. nfacctd crashes when a flow record comes before its BMP thread has made its tables (peers.Ready), or
+// from a router whose session that thread is just opening.
 func (s *stage) revive(ctx context.Context, c *peers.Collector) error {
 	if c.Running() {
 		s.say("collector %d takes BMP but writes no flows: nfacctd's plugin did not find its core; it is restarted", c.Number)
 		s.ledger.deafStart()
 	} else {
-		s.say("collector %d crashed with its first records, for it was not ready though its sockets were there; it is restarted", c.Number)
+		s.say("collector %d crashed while its routers came back, for it takes flows before its BMP thread is ready for them; it is restarted", c.Number)
 	}
 	s.ledger.disturb(c.Number)
 	if c.Running() { // else its crash is yet to be reported, and must not look like ours

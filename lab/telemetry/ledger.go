@@ -27,12 +27,12 @@ type ledger struct {
 	odd          int // lines in a collector's log or output that should not be
 	gaps         int // in sequence numbers, for want of a template
 	deafStarts   int
-	crashes      int         // of collectors that had started and counted no flow record yet
-	closes       int         // ends of BMP sessions that collectors logged
-	resets       []time.Time // when sessions ended because their device moved
-	rejected     int         // noticed by devices of slots that were not disturbed
-	rejectedDead int         // noticed by devices of a disturbed slot
-	lostDead     int         // sessions that ended with their collector
+	crashed      map[[2]int]bool // collectors, and which of their lives, that crashed before all their routers were up
+	closes       int             // ends of BMP sessions that collectors logged
+	resets       []time.Time     // when sessions ended because their device moved
+	rejected     int             // noticed by devices of slots that were not disturbed
+	rejectedDead int             // noticed by devices of a disturbed slot
+	lostDead     int             // sessions that ended with their collector
 
 	deciding  bool // a move has begun, and who moves is not known yet
 	undecided []undecided
@@ -50,7 +50,7 @@ type undecided struct {
 }
 
 func newLedger(r *lab.Result, fleet *routers.Fleet, real []netip.Addr) *ledger {
-	l := &ledger{result: r, fleet: fleet, byAddr: map[netip.Addr]*account{}, disturbed: map[int]bool{}, mismatched: map[uint32]int{}}
+	l := &ledger{result: r, fleet: fleet, byAddr: map[netip.Addr]*account{}, disturbed: map[int]bool{}, mismatched: map[uint32]int{}, crashed: map[[2]int]bool{}}
 	add := func(a netip.Addr, real bool) {
 		acc := newAccount(a, real)
 		l.accounts = append(l.accounts, acc)
@@ -86,8 +86,8 @@ func (l *ledger) enter(collector int, r peers.Record) {
 		l.gaps++
 		return
 	}
-	if r.Kind == peers.Crashed && l.disturbed[collector] && !l.wrote(collector, r.Life) {
-		l.crashes++
+	if r.Kind == peers.Crashed && l.disturbed[collector] {
+		l.crashed[[2]int{collector, r.Life}] = true
 		return
 	}
 	if r.Kind == peers.Odd || r.Kind == peers.Gap || r.Kind == peers.Crashed {
@@ -217,11 +217,11 @@ func (l *ledger) wrote(collector, life int) bool {
 	return false
 }
 
-// stillborn tells whether a collector that has ended counted no flow record in its last life.
-func (l *ledger) stillborn(c *peers.Collector) bool {
+// died tells whether a collector that had started has ended before all its routers were up.
+func (l *ledger) died(c *peers.Collector) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return !c.Running() && l.disturbed[c.Number] && !l.wrote(c.Number, c.Life())
+	return !c.Running() && l.disturbed[c.Number]
 }
 
 // strays counts what reached another collector than the one weir named.

@@ -91,10 +91,16 @@ func (s *stage) newFleet(ctx context.Context, cfg routers.Config, real []netip.A
 	return s.askWhere(ctx)
 }
 
-// send lets the routers send, and waits until all of them are up at their collectors.
+// send lets the routers send, and waits until all of them are up at their collectors. IPFIX begins when the BMP
+// sessions are up: see revive.
 func (s *stage) send(ctx context.Context) error {
+	s.fleet.Silence(true)
 	s.fleet.Start(ctx)
 	s.env.OnClose(s.fleet.Stop)
+	if err := s.sessionsUp(ctx, 60*time.Second); err != nil {
+		return err
+	}
+	s.fleet.Silence(false)
 	if err := s.allUp(ctx, nil, 60*time.Second); err != nil {
 		return err
 	}
@@ -106,6 +112,29 @@ func (s *stage) send(ctx context.Context) error {
 		s.ledger.calm(c.Number)
 	}
 	return nil
+}
+
+// sessionsUp waits until the collectors have logged the Peer Up of every simulated router's session.
+func (s *stage) sessionsUp(ctx context.Context, limit time.Duration) error {
+	for deadline := time.Now().Add(limit); ; {
+		down := 0
+		s.ledger.mu.Lock()
+		for i, a := range s.ledger.accounts[:len(s.fleet.Devices)] {
+			if !s.sessionUp(i, a) {
+				down++
+			}
+		}
+		s.ledger.mu.Unlock()
+		if down == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d routers have no BMP session at their collectors after %s", down, limit)
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
 
 // taught waits until weir knows the template of every sparse router, and lets a router repeat it that weir did

@@ -205,14 +205,19 @@ func (x *experiment) startCollectors(ctx context.Context) error {
 	x.child = x.startInterruption(ctx)
 	x.watch()
 	for _, c := range x.collectors {
-		if _, err := x.sockets.Appear(ctx, c, returnLimit); err != nil {
-			return err
-		}
-		if err := ready(ctx, c); err != nil {
+		if err := x.appear(ctx, c); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// appear waits until a collector that was started has its sockets and can take records.
+func (x *experiment) appear(ctx context.Context, c *peers.Collector) error {
+	if _, err := x.sockets.Appear(ctx, c, returnLimit); err != nil {
+		return err
+	}
+	return ready(ctx, c)
 }
 
 // ready waits until a collector that has its sockets can take records, too.

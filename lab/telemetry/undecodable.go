@@ -27,7 +27,7 @@ func (s *stage) undecodable() (longest time.Duration) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	for _, ad := range s.admissions {
-		if !s.ledger.wrote(ad.slot, ad.life) {
+		if s.ledger.crashed[[2]int{ad.slot, ad.life}] || !s.ledger.wrote(ad.slot, ad.life) {
 			continue // it was deaf or crashed, which is its own trouble; see revive
 		}
 		for i, a := range s.ledger.accounts {
