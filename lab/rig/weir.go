@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/weir-project/weir/lab"
 )
@@ -77,7 +78,7 @@ func (w *Weir) yaml() []byte {
 func (w *Weir) Run(ctx context.Context, args ...string) ([]byte, error) {
 	var out, errs bytes.Buffer
 	p, err := w.env.Start(lab.Command{Path: w.binary, Args: append([]string{"--root", w.env.Root, "--socket", w.socket}, args...),
-		Stdout: &out, Output: &errs})
+		Stdout: &out, Output: &errs, Patience: time.Minute})
 	if err != nil {
 		return nil, err
 	}
