@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +29,9 @@ type Command struct {
 	Dir       string
 	Output    io.Writer // stdout and stderr; nil discards them
 	Stdout    io.Writer // stdout only, before Output
+	// Patience is how long the end of the output may come after the end of the process; 0: a second, for a
+	// daemon's children may hold the pipe. Where the output counts and the machine is busy it wants more.
+	Patience time.Duration
 }
 
 // Process is a process that the lab started, with everything it forked.
@@ -163,7 +167,7 @@ func (e *Env) command(c Command) (*exec.Cmd, error) {
 		cmd.Stdout = c.Stdout
 	}
 	cmd.Env = append(append(os.Environ(), e.mark()), c.Env...)
-	cmd.WaitDelay = time.Second // a daemon's children may hold the pipe of its output
+	cmd.WaitDelay = cmp.Or(c.Patience, time.Second)
 	// A group of its own: the terminal's Ctrl-C is the lab's to handle, and a daemon dies with all it forked.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	return cmd, nil

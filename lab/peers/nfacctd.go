@@ -27,6 +27,8 @@ type Collector struct {
 
 	program string
 	binary  string // of goflow2, which no package installs
+	family  Family // of a sink
+	group   string // of sinks: before their program in names
 	env     *lab.Env
 	ns      string
 	dir     string
@@ -43,6 +45,7 @@ type life struct {
 	nfcapd          nfcapdFiles
 	killed          atomic.Int64 // bytes of log when it was killed, -1 before; what plugins say later is their last words
 	crashed         bool         // it ended unbidden, and that was reported
+	ready           readiness
 }
 
 // now is the latest life, nil before the first Start.
@@ -62,7 +65,12 @@ func NewCollector(e *lab.Env, namespace string, n, port, maxPeers int) (*Collect
 
 // NewSink prepares a built-in collector, for where nfacctd cannot be installed.
 func NewSink(e *lab.Env, namespace string, n, port int) (*Collector, error) {
-	return newCollector(e, &Collector{Number: n, Port: port, program: "sink", ns: namespace})
+	return newCollector(e, &Collector{Number: n, Port: port, program: "sink", family: DualStack, ns: namespace})
+}
+
+// NewFamilySink prepares a built-in collector of one family, or both; group tells sinks of one number apart.
+func NewFamilySink(e *lab.Env, namespace, group string, family Family, n, port int) (*Collector, error) {
+	return newCollector(e, &Collector{Number: n, Port: port, group: group, program: "sink", family: family, ns: namespace})
 }
 
 // NewSFlowCollector prepares sfacctd number n, likewise.
@@ -71,13 +79,19 @@ func NewSFlowCollector(e *lab.Env, namespace string, n, port int) (*Collector, e
 }
 
 func newCollector(e *lab.Env, c *Collector) (*Collector, error) {
-	c.env, c.dir = e, filepath.Join(e.Dir, fmt.Sprintf("%s-%d", c.program, c.Number))
+	name := c.program
+	if c.group != "" {
+		name = c.group + "-" + name
+	}
+	c.env, c.dir = e, filepath.Join(e.Dir, fmt.Sprintf("%s-%d", name, c.Number))
 	c.PIDFile = filepath.Join(c.dir, c.program+".pid")
 	return c, os.MkdirAll(c.dir, 0o755)
 }
 
-// String names the collector: "nfacctd 2".
-func (c *Collector) String() string { return fmt.Sprintf("%s %d", c.program, c.Number) }
+// String names the collector: "nfacctd 2", "v4 sink 2".
+func (c *Collector) String() string {
+	return strings.TrimSpace(fmt.Sprintf("%s %s %d", c.group, c.program, c.Number))
+}
 
 // path is that of an output file: one set for each life, so that the last words of a killed process do not
 // run into the first of its successor.
@@ -136,7 +150,7 @@ func (c *Collector) Start() error {
 			return err
 		}
 	case "sink":
-		command.Path, command.Args = c.env.Self(), []string{sinkArg, fmt.Sprint(c.Port), c.path("flows", n), c.path("bmp", n)}
+		command.Path, command.Args = c.env.Self(), []string{sinkArg, fmt.Sprint(c.Port), string(c.family), c.path("flows", n), c.path("bmp", n)}
 	}
 	proc, err := c.env.Start(command)
 	if err != nil {
@@ -190,7 +204,7 @@ func (c *Collector) crash(l *life, f func(Record)) {
 	l.crashed = true
 	log, _ := os.ReadFile(l.log.path)
 	last := log[max(0, len(log)-600):]
-	f(Record{Kind: Odd, Count: 1, Life: l.number, Text: fmt.Sprintf("%s ended by itself: %v; it said last: %s", c, l.proc.Err(), last)})
+	f(Record{Kind: Crashed, Count: 1, Life: l.number, Text: fmt.Sprintf("%s ended by itself: %v; it said last: %s", c, l.proc.Err(), last)})
 }
 
 // Life is how many times the collector was started.

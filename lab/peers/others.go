@@ -60,7 +60,6 @@ func NewNfcapd(e *lab.Env, namespace string, n, port int) (*Collector, error) {
 
 // nfcapdFiles are the files that a life of nfcapd has finished.
 type nfcapdFiles struct {
-	dir  string
 	read []string // names, sorted
 }
 

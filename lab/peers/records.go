@@ -22,6 +22,7 @@ const (
 	Session             // nfacctd's own note that a session was opened
 	Closed              // and that one was closed
 	Gap                 // IPFIX: nfacctd missed sequence numbers of a device
+	Crashed             // the collector ended, and nobody killed it
 	Odd                 // a line that should not be: an error, or output that cannot be read
 )
 

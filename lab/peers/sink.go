@@ -25,19 +25,45 @@ const sinkArg = "__sink"
 
 var be = binary.BigEndian
 
-// Sink turns a weir-lab that was started as "weir-lab __sink PORT FLOWS BMP" into a collector that stands in
-// for nfacctd where that cannot be installed: one UDP socket and one TCP listener on the port, with
-// SO_REUSEPORT, and nfacctd's lines in the two files. main calls it first; it returns when the process is no
-// such child.
+// Family says over which IP a sink listens: DualStack on one socket of each protocol for both.
+type Family string
+
+// The families of sockets.
+const (
+	IPv4      Family = "4"
+	IPv6      Family = "6"
+	DualStack Family = "46"
+)
+
+// network is Go's name for a protocol over the family; that of one family alone sets IPV6_V6ONLY for IPv6.
+func (f Family) network(proto string) string {
+	if f == DualStack {
+		return proto
+	}
+	return proto + string(f)
+}
+
+// any is the address on which sockets of the family take everything.
+func (f Family) any() string {
+	if f == IPv4 {
+		return "0.0.0.0"
+	}
+	return "[::]"
+}
+
+// Sink turns a weir-lab that was started as "weir-lab __sink PORT FAMILY FLOWS BMP" into a collector that
+// starts in a moment, and stands in for nfacctd where that cannot be installed: one UDP socket and one TCP
+// listener on the port, with SO_REUSEPORT, and nfacctd's lines in the two files. main calls it first; it
+// returns when the process is no such child.
 func Sink() {
-	if len(os.Args) != 5 || os.Args[1] != sinkArg {
+	if len(os.Args) != 6 || os.Args[1] != sinkArg {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "ERROR:", sinkMain(os.Args[2], os.Args[3], os.Args[4]))
+	fmt.Fprintln(os.Stderr, "ERROR:", sinkMain(os.Args[2], Family(os.Args[3]), os.Args[4], os.Args[5]))
 	os.Exit(1)
 }
 
-func sinkMain(port, flows, bmp string) error {
+func sinkMain(port string, family Family, flows, bmp string) error {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil {
 		return err
@@ -49,7 +75,7 @@ func sinkMain(port, flows, bmp string) error {
 	if s.bmp, err = appendTo(bmp); err != nil {
 		return err
 	}
-	return s.listen(fmt.Sprintf("[::]:%d", n))
+	return s.listen(family, uint16(n))
 }
 
 func appendTo(path string) (*json.Encoder, error) {
@@ -65,19 +91,33 @@ type sink struct {
 	templates  map[templateKey][]element
 }
 
-// listen serves until it fails.
-func (s *sink) listen(addr string) error {
+// purgeEvery is how often the flows counted are written.
+const purgeEvery = 100 * time.Millisecond
+
+// open opens the sockets of a sink; port 0 takes any, another for each.
+func open(family Family, port uint16) (net.PacketConn, net.Listener, error) {
+	addr := fmt.Sprintf("%s:%d", family.any(), port)
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		return errors.Join(c.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 		}), err)
 	}}
 	lc.SetMultipathTCP(false) // socket maps take none
-	udp, err := lc.ListenPacket(context.Background(), "udp", addr)
+	udp, err := lc.ListenPacket(context.Background(), family.network("udp"), addr)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	tcp, err := lc.Listen(context.Background(), "tcp", addr)
+	tcp, err := lc.Listen(context.Background(), family.network("tcp"), addr)
+	if err != nil {
+		udp.Close()
+		return nil, nil, err
+	}
+	return udp, tcp, nil
+}
+
+// listen serves until it fails.
+func (s *sink) listen(family Family, port uint16) error {
+	udp, tcp, err := open(family, port)
 	if err != nil {
 		return err
 	}
@@ -85,7 +125,7 @@ func (s *sink) listen(addr string) error {
 	go func() { fail <- s.readUDP(udp) }()
 	go func() { fail <- s.accept(tcp) }()
 	go func() {
-		for range time.Tick(time.Second) {
+		for range time.Tick(purgeEvery) {
 			s.purge()
 		}
 	}()
@@ -127,12 +167,18 @@ func (s *sink) accept(l net.Listener) error {
 			defer c.Close()
 			a := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 			s.log(bmpLine{Event: "log_init", Router: a.String()})
-			if err := s.session(a, c); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+			if err := s.session(a, c); !ended(err) {
 				fmt.Fprintf(os.Stderr, "WARN: BMP of %s: %v\n", a, err)
 			}
 			s.log(bmpLine{Event: "log_close", Router: a.String()})
 		}()
 	}
+}
+
+// ended tells whether an error is the end of a session: the router's, or one that was reset from outside as
+// weir does when a router moves (SOCK_DESTROY).
+func ended(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ECONNABORTED)
 }
 
 func (s *sink) log(l bmpLine) {

@@ -5,7 +5,9 @@ package peers
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -82,4 +84,28 @@ func FuzzSink(f *testing.F) {
 			t.Error("a session that ended without an end")
 		}
 	})
+}
+
+// A sink listens over the families that it is told, and no other.
+func TestFamilies(t *testing.T) {
+	for _, c := range []struct {
+		family Family
+		v4, v6 bool
+	}{{IPv4, true, false}, {IPv6, false, true}, {DualStack, true, true}} {
+		udp, tcp, err := open(c.family, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		udp.Close()
+		for host, want := range map[string]bool{"127.0.0.1": c.v4, "::1": c.v6} {
+			conn, err := net.DialTimeout("tcp", net.JoinHostPort(host, fmt.Sprint(tcp.Addr().(*net.TCPAddr).Port)), 10*time.Second)
+			if (err == nil) != want {
+				t.Errorf("family %s at %s: %v", c.family, host, err)
+			}
+			if err == nil {
+				conn.Close()
+			}
+		}
+		tcp.Close()
+	}
 }

@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,15 +22,77 @@ import (
 type Service struct {
 	Name       string
 	Listen     []string // as weir.yaml has it
+	Engine     string   // likewise; "" leaves the choice to weir
 	Collectors []*peers.Collector
 
-	weir  *Weir
-	mu    sync.Mutex
-	slots *steer.SlotReader // opened when first asked
+	weir   *Weir
+	spare  int // the last so many collectors have no slot
+	mu     sync.Mutex
+	slots  *steer.SlotReader // opened when first asked
+	closed bool
 }
+
+// Spare takes the last n collectors out of the configuration, or n = 0 all in. It takes effect with the next
+// Apply.
+func (s *Service) Spare(n int) {
+	if s.weir != nil {
+		s.weir.mu.Lock()
+		defer s.weir.mu.Unlock()
+	}
+	s.spare = n
+}
+
+// Serving are the collectors that have a slot: slot n is that of collector n.
+func (s *Service) Serving() []*peers.Collector { return s.Collectors[:len(s.Collectors)-s.spare] }
 
 // Where asks weir which slot each address belongs to.
 func (s *Service) Where(ctx context.Context, addrs []netip.Addr) (map[netip.Addr]int, error) {
+	places, err := s.places(ctx, addrs)
+	slots := map[netip.Addr]int{}
+	for _, p := range places {
+		slots[p.Address] = p.Slot
+	}
+	return slots, err
+}
+
+// Table asks weir for the slot of every bucket.
+func (s *Service) Table(ctx context.Context) ([]int, error) {
+	places, err := s.places(ctx, oneOfEachBucket(uint32(s.weir.env.Seed)))
+	if err != nil {
+		return nil, err
+	}
+	table := make([]int, steer.Buckets)
+	seen := map[int]bool{}
+	for _, p := range places {
+		if p.Bucket < 0 || p.Bucket >= len(table) {
+			return nil, fmt.Errorf("weir steer where: %s is in bucket %d of %d", p.Address, p.Bucket, len(table))
+		}
+		table[p.Bucket], seen[p.Bucket] = p.Slot, true
+	}
+	if len(seen) != len(table) {
+		return nil, fmt.Errorf("weir steer where named %d of %d buckets: its hash is another than this lab's", len(seen), len(table))
+	}
+	return table, nil
+}
+
+// oneOfEachBucket finds an address in every bucket.
+func oneOfEachBucket(seed uint32) []netip.Addr {
+	found := map[int]netip.Addr{}
+	for a := netip.MustParseAddr("10.0.0.1"); len(found) < steer.Buckets; a = a.Next() {
+		found[steer.Bucket(seed, a)] = a
+	}
+	return slices.Collect(maps.Values(found))
+}
+
+// place is where weir says that an address belongs.
+type place struct {
+	Address netip.Addr `json:"address"`
+	Bucket  int        `json:"bucket"`
+	Slot    int        `json:"slot"`
+}
+
+// places asks weir about each address.
+func (s *Service) places(ctx context.Context, addrs []netip.Addr) ([]place, error) {
 	args := []string{"steer", "where", "--json", "--service", s.Name}
 	for _, a := range addrs {
 		args = append(args, a.String())
@@ -38,24 +102,21 @@ func (s *Service) Where(ctx context.Context, addrs []netip.Addr) (map[netip.Addr
 		return nil, err
 	}
 	var answer struct {
-		Addresses []struct {
-			Address netip.Addr `json:"address"`
-			Slot    int        `json:"slot"`
-		} `json:"addresses"`
+		Addresses []place `json:"addresses"`
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
 		return nil, fmt.Errorf("weir steer where --json: %w: %.200s", err, out)
 	}
-	slots := map[netip.Addr]int{}
-	for _, a := range answer.Addresses {
-		slots[a.Address] = a.Slot
+	answered := map[netip.Addr]bool{}
+	for _, p := range answer.Addresses {
+		answered[p.Address] = true
 	}
 	for _, a := range addrs {
-		if _, ok := slots[a]; !ok {
+		if !answered[a] {
 			return nil, fmt.Errorf("weir steer where did not answer about %s", a)
 		}
 	}
-	return slots, nil
+	return answer.Addresses, nil
 }
 
 // Verdicts are a slot's counters of one protocol, as weir steer status shows them.
@@ -66,30 +127,67 @@ type Verdicts struct {
 // Lost is what did not reach the slot's own member.
 func (v Verdicts) Lost() uint64 { return v.Rejected + v.Dropped + v.Passed + v.Diverted + v.Failed }
 
+// status is what weir says of a service.
+type status struct {
+	Engine string `json:"engine"`
+	Slots  []struct {
+		Verdicts map[string]Verdicts `json:"verdicts"`
+	} `json:"slots"`
+}
+
+func (s *Service) status(ctx context.Context) (status, error) {
+	out, err := s.weir.Run(ctx, "steer", "status", "--json", s.Name)
+	if err != nil {
+		return status{}, err
+	}
+	var answer struct {
+		Services []status `json:"services"`
+	}
+	if err := json.Unmarshal(out, &answer); err != nil {
+		return status{}, fmt.Errorf("weir steer status --json: %w: %.200s", err, out)
+	}
+	if len(answer.Services) != 1 || len(answer.Services[0].Slots) != len(s.Serving()) {
+		return status{}, fmt.Errorf("weir steer status --json %s: want one service of %d slots: %.200s", s.Name, len(s.Serving()), out)
+	}
+	return answer.Services[0], nil
+}
+
 // Status asks weir for the counters of every slot, by "udp" and "tcp".
 func (s *Service) Status(ctx context.Context) ([]map[string]Verdicts, error) {
-	out, err := s.weir.Run(ctx, "steer", "status", "--json", s.Name)
+	st, err := s.status(ctx)
+	var all []map[string]Verdicts
+	for _, slot := range st.Slots {
+		all = append(all, slot.Verdicts)
+	}
+	return all, err
+}
+
+// Exporters asks weir whose templates it knows.
+func (s *Service) Exporters(ctx context.Context) (map[netip.Addr]bool, error) {
+	out, err := s.weir.Run(ctx, "steer", "templates", "--json", s.Name)
 	if err != nil {
 		return nil, err
 	}
 	var answer struct {
-		Services []struct {
-			Slots []struct {
-				Verdicts map[string]Verdicts `json:"verdicts"`
-			} `json:"slots"`
-		} `json:"services"`
+		Exporters []struct {
+			Address   netip.AddrPort    `json:"address"`
+			Templates []json.RawMessage `json:"templates"`
+		} `json:"exporters"`
 	}
 	if err := json.Unmarshal(out, &answer); err != nil {
-		return nil, fmt.Errorf("weir steer status --json: %w: %.200s", err, out)
+		return nil, fmt.Errorf("weir steer templates --json: %w: %.200s", err, out)
 	}
-	if len(answer.Services) != 1 || len(answer.Services[0].Slots) != len(s.Collectors) {
-		return nil, fmt.Errorf("weir steer status --json %s: want one service of %d slots: %.200s", s.Name, len(s.Collectors), out)
+	known := map[netip.Addr]bool{}
+	for _, e := range answer.Exporters {
+		known[e.Address.Addr().Unmap()] = len(e.Templates) > 0
 	}
-	var all []map[string]Verdicts
-	for _, slot := range answer.Services[0].Slots {
-		all = append(all, slot.Verdicts)
-	}
-	return all, nil
+	return known, nil
+}
+
+// Steered asks weir which engine steers the service.
+func (s *Service) Steered(ctx context.Context) (engine string, err error) {
+	st, err := s.status(ctx)
+	return st.Engine, err
 }
 
 // errClosed ends whoever looks for slots while the run ends.
@@ -100,10 +198,10 @@ var errClosed = errors.New("the run is over")
 func (s *Service) Holder(slot int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return 0, errClosed
+	}
 	if s.slots == nil {
-		if s.weir == nil {
-			return 0, errClosed
-		}
 		var err error
 		if s.slots, err = steer.OpenSlots(kernel.OpenRoot(s.weir.env.Root), "", s.Name); err != nil {
 			return 0, err
@@ -117,20 +215,28 @@ func (s *Service) Holder(slot int) (int, error) {
 	return pid, err
 }
 
-func (s *Service) close() {
+// Reopen forgets the pins that Holder opened: the next call sees the service as it is shaped then.
+func (s *Service) Reopen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.slots != nil {
 		s.slots.Close()
-		s.slots, s.weir = nil, nil
+		s.slots = nil
 	}
+}
+
+func (s *Service) close() {
+	s.Reopen()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
 }
 
 // Admitted waits until every slot has its collector.
 func (s *Service) Admitted(ctx context.Context, limit time.Duration) error {
 	for deadline := time.Now().Add(limit); ; {
 		missing := 0
-		for i, c := range s.Collectors {
+		for i, c := range s.Serving() {
 			pid, err := s.Holder(i)
 			if err != nil {
 				return err
@@ -147,7 +253,7 @@ func (s *Service) Admitted(ctx context.Context, limit time.Duration) error {
 		}
 		if time.Now().After(deadline) {
 			status, _ := s.weir.Run(ctx, "steer", "status")
-			return fmt.Errorf("%d of %d slots are still empty after %s:\n%s", missing, len(s.Collectors), limit, status)
+			return fmt.Errorf("%d of %d slots are still empty after %s:\n%s", missing, len(s.Serving()), limit, status)
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {
 			return err

@@ -9,51 +9,76 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/weir-project/weir/lab"
 )
 
 // Weir runs the product as its users do: a configuration file, the command line, `weir serve` beside it.
 type Weir struct {
-	env    *lab.Env
-	binary string
-	config string
-	socket string
+	env       *lab.Env
+	namespace string // where all collectors are
+	binary    string // see Upgrade
+	other     string
+	config    string
+	socket    string
+
+	mu       sync.Mutex // from a change of the file until it is applied
+	services []*Service
 }
 
-// NewWeir writes the configuration for services whose collectors are in a namespace.
+// NewWeir is for services whose collectors are in a namespace. Apply writes their configuration.
 func NewWeir(e *lab.Env, namespace string, services ...*Service) (*Weir, error) {
 	binary, err := e.Weir()
 	if err != nil {
 		return nil, err
 	}
-	w := &Weir{env: e, binary: binary, config: filepath.Join(e.Dir, "weir.yaml"), socket: filepath.Join(e.Dir, "weir.sock")}
-	var b strings.Builder
-	b.WriteString("services:\n")
+	w := &Weir{env: e, namespace: namespace, binary: binary, config: filepath.Join(e.Dir, "weir.yaml"), socket: filepath.Join(e.Dir, "weir.sock")}
+	w.Add(services...)
+	return w, nil
+}
+
+// Add adds services to what Apply applies.
+func (w *Weir) Add(services ...*Service) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, s := range services {
 		s.weir = w
-		fmt.Fprintf(&b, `  %s:
-    listen: [%s]
+	}
+	w.services = append(w.services, services...)
+}
+
+// yaml is the configuration file for the services as they are meant to be now.
+func (w *Weir) yaml() []byte {
+	b := []byte("services:\n")
+	for _, s := range w.services {
+		engine := ""
+		if s.Engine != "" {
+			engine = ", engine: " + s.Engine
+		}
+		b = fmt.Appendf(b, `  %s:
+    listen: ["%s"]
     netns: %s
-    steer: {by: source, slots: %d, on_empty: reject, seed: %d}
+    steer: {by: source, slots: %d, on_empty: reject, seed: %d%s}
     members:
-`, s.Name, strings.Join(s.Listen, ", "), namespace, len(s.Collectors), uint32(e.Seed))
-		for _, c := range s.Collectors {
+`, s.Name, strings.Join(s.Listen, `", "`), w.namespace, len(s.Serving()), uint32(w.env.Seed), engine)
+		for _, c := range s.Serving() {
 			bound := ""
 			if len(c.Bound) > 0 {
 				bound = ", bound: [" + strings.Join(c.Bound, ", ") + "]"
 			}
-			fmt.Fprintf(&b, "      - {slot: %d, pidfile: %s%s}\n", c.Number, c.PIDFile, bound)
+			b = fmt.Appendf(b, "      - {slot: %d, pidfile: %s%s}\n", c.Number, c.PIDFile, bound)
 		}
 	}
-	return w, os.WriteFile(w.config, []byte(b.String()), 0o644)
+	return b
 }
 
 // Run executes a command of weir and returns its stdout.
 func (w *Weir) Run(ctx context.Context, args ...string) ([]byte, error) {
 	var out, errs bytes.Buffer
 	p, err := w.env.Start(lab.Command{Path: w.binary, Args: append([]string{"--root", w.env.Root, "--socket", w.socket}, args...),
-		Stdout: &out, Output: &errs})
+		Stdout: &out, Output: &errs, Patience: time.Minute})
 	if err != nil {
 		return nil, err
 	}
@@ -68,9 +93,14 @@ func (w *Weir) Run(ctx context.Context, args ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Apply applies the configuration.
-func (w *Weir) Apply(ctx context.Context) error {
-	_, err := w.Run(ctx, "apply", "-f", w.config)
+// Apply applies the configuration; flags are apply's own.
+func (w *Weir) Apply(ctx context.Context, flags ...string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := os.WriteFile(w.config, w.yaml(), 0o644); err != nil {
+		return err
+	}
+	_, err := w.Run(ctx, append([]string{"apply", "-f", w.config}, flags...)...)
 	return err
 }
 

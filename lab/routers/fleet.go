@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,10 @@ type Event struct {
 	Err      error
 }
 
+// TemplateTimeout is how long a sparse device waits before it repeats its template: what routers are shipped
+// with, 600 s as for RFC 6728's templateRefreshTimeout.
+const TemplateTimeout = 600 * time.Second
+
 // Config describes a fleet.
 type Config struct {
 	Devices int // how many
@@ -50,6 +55,7 @@ type Config struct {
 	Rate     float64       // messages a second, a device and a protocol
 	Records  int           // data records in an IPFIX message
 	Refresh  int           // an IPFIX template in every so many messages, besides the first of each epoch
+	Sparse   int           // every so manieth device announces its template when it starts and once in TemplateTimeout, whatever happens; 0: none
 	Retry    time.Duration // between two attempts to connect
 	Ramp     time.Duration // between the first connects of two devices; 0: all at once
 	NS       *netns.Handle // where the devices live
@@ -87,6 +93,10 @@ type lane struct {
 	session atomic.Int64 // BMP: number of the latest session, counting attempts
 	up      atomic.Bool
 	refused atomic.Int64 // IPFIX: when a datagram was, in nanoseconds of Unix time
+
+	sparse bool        // see Config.Sparse
+	remind atomic.Bool // announce the template once more
+	sentAt map[uint32][]time.Time
 }
 
 // New makes a fleet; nothing is sent before Start. The first epoch is 1, so that a collector's 0 means
@@ -106,8 +116,10 @@ func New(cfg Config) (*Fleet, error) {
 		f.Devices = append(f.Devices, NewDevice(i, *addr))
 		*addr = addr.Next()
 	}
-	for _, d := range append(f.Devices[:len(f.Devices):len(f.Devices)], f.Devices...) { // IPFIX, then BMP
-		f.lanes = append(f.lanes, &lane{dev: d, sent: map[uint32]int{}})
+	for i, d := range append(f.Devices[:len(f.Devices):len(f.Devices)], f.Devices...) { // IPFIX, then BMP
+		l := &lane{dev: d, sent: map[uint32]int{}, sentAt: map[uint32][]time.Time{}}
+		l.sparse = cfg.Sparse > 0 && i < cfg.Devices && i%cfg.Sparse == 0
+		f.lanes = append(f.lanes, l)
 	}
 	return f, nil
 }
@@ -186,6 +198,20 @@ func (f *Fleet) Sent(p Protocol, device int, epoch uint32) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.sent[epoch]
+}
+
+// Sparse tells whether a device repeats its template only once in TemplateTimeout.
+func (f *Fleet) Sparse(device int) bool { return f.lane(IPFIX, device).sparse }
+
+// Remind makes a device announce its template with its next message.
+func (f *Fleet) Remind(device int) { f.lane(IPFIX, device).remind.Store(true) }
+
+// SentAt is when a sparse device sent each IPFIX message of an epoch.
+func (f *Fleet) SentAt(device int, epoch uint32) []time.Time {
+	l := f.lane(IPFIX, device)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.sentAt[epoch])
 }
 
 // Session is the number of a device's BMP session and whether the device holds it to be up. Whether it is,

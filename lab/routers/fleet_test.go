@@ -21,18 +21,19 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 
 // sink is a collector that counts what it understands: IPFIX records by source and epoch, BMP messages.
 type sink struct {
-	mu       sync.Mutex
-	records  map[netip.Addr]map[uint32]int
-	gaps     int // sequence numbers that did not follow
-	next     map[netip.Addr]uint32
-	sessions map[netip.Addr]int // BMP connections
-	routes   map[netip.Addr]int
-	conns    []net.Conn
+	mu        sync.Mutex
+	records   map[netip.Addr]map[uint32]int
+	gaps      int // sequence numbers that did not follow
+	next      map[netip.Addr]uint32
+	sessions  map[netip.Addr]int // BMP connections
+	routes    map[netip.Addr]int
+	templates map[netip.Addr]int // announcements of templates
+	conns     []net.Conn
 }
 
 func startSink(t *testing.T) (*sink, netip.AddrPort) {
 	t.Helper()
-	s := &sink{records: map[netip.Addr]map[uint32]int{}, next: map[netip.Addr]uint32{}, sessions: map[netip.Addr]int{}, routes: map[netip.Addr]int{}}
+	s := &sink{records: map[netip.Addr]map[uint32]int{}, next: map[netip.Addr]uint32{}, sessions: map[netip.Addr]int{}, routes: map[netip.Addr]int{}, templates: map[netip.Addr]int{}}
 	udp, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -71,6 +72,9 @@ func (s *sink) readUDP(c *net.UDPConn) {
 		set := buf[16:n]
 		for len(set) > 0 {
 			id, size := be.Uint16(set), int(be.Uint16(set[2:]))
+			if id == 2 {
+				s.templates[from.Addr()]++
+			}
 			const record = 8 + 2*2 + 1 + 4*8 + 2*4
 			for r := set[4:size]; id == template4 && len(r) >= record; r = r[record:] {
 				epoch := be.Uint32(r[record-8:])
@@ -114,6 +118,11 @@ const devices = 16
 
 func startFleet(t *testing.T, to netip.AddrPort, notice func(Event)) *Fleet {
 	t.Helper()
+	return startSparse(t, to, 0, notice)
+}
+
+func startSparse(t *testing.T, to netip.AddrPort, sparse int, notice func(Event)) *Fleet {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
 	}
@@ -122,7 +131,7 @@ func startFleet(t *testing.T, to netip.AddrPort, notice func(Event)) *Fleet {
 		t.Fatal(err)
 	}
 	f, err := New(Config{Devices: devices, First4: netip.MustParseAddr("127.0.1.1"), First6: netip.IPv6Loopback(), To4: to,
-		Rate: 50, Records: 3, Refresh: 20, Retry: 50 * time.Millisecond, NS: ns, Notice: notice})
+		Rate: 50, Records: 3, Refresh: 20, Sparse: sparse, Retry: 50 * time.Millisecond, NS: ns, Notice: notice})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,6 +190,44 @@ func TestEpochs(t *testing.T) {
 			t.Errorf("%s sent %d routes, %d arrived", d.Addr, sent, s.routes[d.Addr])
 		}
 	}
+}
+
+// A sparse device announces its template once, whatever epochs come, and again when it is reminded; and it
+// knows when it sent what.
+func TestSparse(t *testing.T) {
+	s, at := startSink(t)
+	f := startSparse(t, at, 2, nil)
+	announced := func(device int) int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.templates[f.Devices[device].Addr]
+	}
+	for range 3 {
+		epoch := f.Epoch()
+		eventually(t, "not every device sent in every epoch", func() bool {
+			for i := range f.Devices {
+				if f.Sent(IPFIX, i, epoch) < 6 {
+					return false
+				}
+			}
+			return true
+		})
+		f.Advance()
+		if sent, at := f.Sent(IPFIX, 0, epoch), f.SentAt(0, epoch); len(at)*3 != sent {
+			t.Errorf("epoch %d: %d records sent, at %d times", epoch, sent, len(at))
+		}
+	}
+	if f.Sparse(1) || !f.Sparse(0) || len(f.SentAt(1, 1)) != 0 {
+		t.Error("every second device is to be sparse, beginning with the first")
+	}
+	eventually(t, "a device that is not sparse announces its template in each epoch", func() bool { return announced(1) >= 3 })
+	for i := range f.Devices {
+		if n := announced(i); f.Sparse(i) && n != 1 {
+			t.Errorf("device %d is sparse and announced its template %d times", i, n)
+		}
+	}
+	f.Remind(0)
+	eventually(t, "a sparse device was reminded and did not announce its template", func() bool { return announced(0) == 2 })
 }
 
 // In a storm every device ends its session and has a new one, whose number is at least the one Storm named.

@@ -39,7 +39,7 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 	f.wg.Go(func() { f.readErrors(ctx, l, conn) })
 	defer conn.Close()
 	var buf []byte
-	last, since := uint32(0), 0
+	var announced announcement
 	for ok := sleep(ctx, phase); ok; ok = sleep(ctx, f.interval()) {
 		l.mu.Lock()
 		if f.silent.Load() {
@@ -47,10 +47,14 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 			continue
 		}
 		epoch := f.epoch.Load()
-		template := epoch != last || since >= f.cfg.Refresh || l.recentlyRefused()
-		buf = l.dev.IPFIX(buf[:0], l.n, template, f.cfg.Records, epoch, time.Now())
+		now := time.Now()
+		template := f.due(l, announced, epoch, now)
+		buf = l.dev.IPFIX(buf[:0], l.n, template, f.cfg.Records, epoch, now)
 		_, err := conn.Write(buf)
 		if err == nil {
+			if l.sparse {
+				l.sentAt[epoch] = append(l.sentAt[epoch], now)
+			}
 			l.sent[epoch] += f.cfg.Records
 			l.n += uint32(f.cfg.Records)
 		}
@@ -61,11 +65,31 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 			continue
 		}
 		f.datagrams.Add(1)
-		last, since = epoch, since+1
+		announced.epoch, announced.since = epoch, announced.since+1
 		if template {
-			since = 0
+			announced.at, announced.since = now, 0
+			l.remind.Store(false)
 		}
 	}
+}
+
+// announcement is what a device remembers of its template: when it was sent last, and how many messages went
+// out since; and the epoch of the last message.
+type announcement struct {
+	at    time.Time
+	since int
+	epoch uint32
+}
+
+// due tells whether a device's next message holds its template.
+func (f *Fleet) due(l *lane, a announcement, epoch uint32, now time.Time) bool {
+	if l.remind.Load() || a.at.IsZero() {
+		return true
+	}
+	if l.sparse {
+		return now.Sub(a.at) >= TemplateTimeout
+	}
+	return epoch != a.epoch || a.since >= f.cfg.Refresh || l.recentlyRefused()
 }
 
 // recentlyRefused tells whether the collector may be a new one that has no template yet. Errors come back

@@ -2,59 +2,97 @@
 
 package telemetry
 
-import "github.com/weir-project/weir/lab/routers"
+import (
+	"time"
+
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/routers"
+)
 
 // span is an epoch, with the slots that nothing disturbed from its begin to its end.
 type span struct {
 	epoch uint32
 	calm  map[int]bool
+	end   time.Time
 }
 
-// audit compares everything at the end of a run, and sets the metrics that are sums over it.
+// totals are sums over a ledger, by metric.
+type totals map[string]float64
+
+func (t totals) add(u totals) {
+	for m, n := range u {
+		t[m] += n
+	}
+}
+
+func (t totals) set(r *lab.Result) {
+	for m, n := range t {
+		r.Set(m, n)
+	}
+}
+
+// audit compares everything at the end of a run, and sums it up.
 //
 // In a span in which a device's slot was calm, what its collector counted must equal what it sent. In any
 // other it may be less, for the collector was dead, but never more. Nothing may be anywhere else.
-func (l *ledger) audit(spans []span) {
+func (l *ledger) audit(spans []span) totals {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var sent, accepted, counted, wrong int
+	t := totals{"misdirected": float64(l.misdirected), "odd_log_lines": float64(l.odd),
+		"gaps_for_templates": float64(l.gaps), "deaf_starts": float64(l.deafStarts), "crashed_starts": float64(len(l.crashed)), "templates_missing": float64(l.reminded),
+		"rejects_dead_slot": float64(l.rejectedByWeir), "rejects_noticed": float64(l.rejectedDead),
+		"rejected_other_slots": float64(l.rejected), "sessions_lost_dead_slot": float64(l.lostDead), "split_devices": 0, "miscounted": 0}
 	for _, s := range spans {
-		bad := 0
-		for i, a := range l.accounts {
-			if a.real {
-				continue
-			}
-			right := true
-			for _, p := range []routers.Protocol{routers.IPFIX, routers.BMP} {
-				want, got := l.fleet.Sent(p, i, s.epoch), a.counted[p][s.epoch]
-				sent += want
-				if s.calm[a.slot] {
-					accepted += want
-					counted += got
-					right = right && want == got
-				} else {
-					right = right && got <= want
-				}
-			}
-			if !right {
-				bad++
-			}
-		}
 		// A count that was still short when it was due counts as wrong, also if it came later.
-		wrong += max(bad, l.mismatched[s.epoch])
+		t["miscounted"] += float64(max(l.auditSpan(s, t), l.mismatched[s.epoch]))
 	}
-	devices, split := 0, 0
-	collectors, protocols := map[int]bool{}, map[routers.Protocol]bool{}
-	realRouters := 0
+	t["decode_errors"] = t["odd_log_lines"] + t["miscounted"]
 	for _, a := range l.accounts {
-		if len(a.at) > 1 {
-			split++
-			l.result.Note("%s is split over %d collectors", a.addr, len(a.at))
+		if a.split() {
+			t["split_devices"]++
+			l.result.Note("%s is split over %d collectors", a.addr, len(a.collectors()))
 		}
+	}
+	return t
+}
+
+// auditSpan compares one span, adds its records to the totals, and returns how many devices were miscounted.
+func (l *ledger) auditSpan(s span, t totals) (wrong int) {
+	for i, a := range l.accounts {
+		if a.real {
+			continue
+		}
+		h, _ := a.home(s.epoch)
+		exact, right := s.calm[h.slot] && h.old == unknown, true
+		for _, p := range []routers.Protocol{routers.IPFIX, routers.BMP} {
+			want, got := l.fleet.Sent(p, i, s.epoch), a.counted[p][s.epoch]
+			t["records_sent"] += float64(want)
+			if exact {
+				t["records_accepted"] += float64(want)
+				t["records_counted"] += float64(got)
+				right = right && want == got
+			} else {
+				right = right && got <= want
+			}
+		}
+		if !right {
+			wrong++
+		}
+	}
+	return wrong
+}
+
+// census counts what the stage is made of, as far as collectors heard of it.
+func (l *ledger) census() totals {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := totals{"devices": 0, "real_routers": 0}
+	collectors, protocols := map[int]bool{}, map[routers.Protocol]bool{}
+	for _, a := range l.accounts {
 		if a.total[routers.IPFIX] > 0 && a.total[routers.BMP] > 0 {
-			devices++
+			t["devices"]++
 			if a.real {
-				realRouters++
+				t["real_routers"]++
 			}
 		} else {
 			l.result.Note("%s: %d IPFIX and %d BMP records in all", a.addr, a.total[routers.IPFIX], a.total[routers.BMP])
@@ -62,16 +100,10 @@ func (l *ledger) audit(spans []span) {
 		for p, n := range a.total {
 			protocols[p] = protocols[p] || n > 0
 		}
-		for c := range a.at {
+		for c := range a.collectors() {
 			collectors[c] = true
 		}
 	}
-	for metric, n := range map[string]int{
-		"devices": devices, "collectors": len(collectors), "protocols": len(protocols), "real_routers": realRouters,
-		"split_devices": split, "misdirected": l.misdirected, "decode_errors": l.odd + wrong, "odd_log_lines": l.odd, "gaps_for_templates": l.gaps, "deaf_starts": l.deafStarts,
-		"miscounted": wrong, "records_sent": sent, "records_accepted": accepted, "records_counted": counted,
-		"rejects_dead_slot": l.rejectedByWeir, "rejects_noticed": l.rejectedDead, "rejected_other_slots": l.rejected, "sessions_lost_dead_slot": l.lostDead,
-	} {
-		l.result.Set(metric, float64(n))
-	}
+	t["collectors"], t["protocols"] = float64(len(collectors)), float64(len(protocols))
+	return t
 }

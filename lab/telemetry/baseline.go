@@ -33,16 +33,18 @@ func (x *experiment) baseline(ctx context.Context) error {
 	}
 	// Notes about these devices belong in no one's result.
 	ledger := newLedger(lab.NewResult("", x.env.Size, 0), fleet, nil)
-	x.view.lock()
+	x.mu.Lock()
 	x.plain = ledger
-	x.view.unlock()
+	x.mu.Unlock()
+	fleet.Silence(true) // until the sessions are up: see revive
 	fleet.Start(ctx)
 	x.env.OnClose(fleet.Stop)
-	limit := time.Now().Add(8 * time.Second)
-	for ledger.arrived() < x.plan.plain && time.Now().Before(limit) {
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
-			return err
-		}
+	if err := x.await(ctx, ledger.sessions); err != nil {
+		return err
+	}
+	fleet.Silence(false)
+	if err := x.await(ctx, ledger.arrived); err != nil {
+		return err
 	}
 	fleet.Silence(true) // see storm
 	if err := x.sockets.Drained(ctx, drainLimit); err != nil {
@@ -53,7 +55,52 @@ func (x *experiment) baseline(ctx context.Context) error {
 	x.result.Set("baseline_devices", float64(arrived))
 	x.result.Set("baseline_split_devices", float64(split))
 	x.say("without weir %d of %d routers are split: IPFIX at one collector, BMP at another", split, arrived)
+	return x.survivors(ctx)
+}
+
+// await waits for a count of the routers that send without weir to be complete, though not for long: without weir
+// nobody promises that it ever is.
+func (x *experiment) await(ctx context.Context, count func() int) error {
+	limit := time.Now().Add(8 * time.Second)
+	for count() < x.plan.plain && time.Now().Before(limit) {
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// survivors starts collectors again that crashed when the sessions ended; see storm.
+func (x *experiment) survivors(ctx context.Context) error {
+	if err := pause(ctx, 500*time.Millisecond); err != nil {
+		return err
+	}
+	for _, c := range x.collectors {
+		if c.Running() {
+			continue
+		}
+		x.say("collector %d crashed when the sessions ended; it is started again", c.Number)
+		if err := c.Start(); err != nil {
+			return err
+		}
+		if err := x.appear(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sessions counts the devices whose Peer Up was logged somewhere.
+func (l *ledger) sessions() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for _, a := range l.accounts {
+		if a.peerUps > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // arrived counts the devices of which both protocols were counted somewhere.

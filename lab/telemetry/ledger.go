@@ -14,22 +14,6 @@ import (
 	"github.com/weir-project/weir/lab/routers"
 )
 
-// unknown is the slot of a device about which nobody was asked: the control run has no slots.
-const unknown = -1
-
-// account is what the collectors counted of one device.
-type account struct {
-	addr    netip.Addr
-	slot    int  // that weir names for it
-	real    bool // a real router: what it sent is not known, only that it did
-	at      map[int]bool
-	total   map[routers.Protocol]int
-	counted map[routers.Protocol]map[uint32]int // by epoch, at the right collector
-	session int                                 // newest BMP session whose Peer Up the right collector logged
-	peerUps int
-	life    int // of the right collector, which last counted an IPFIX record
-}
-
 // ledger compares what devices sent with what collectors counted, and knows which slots are disturbed.
 type ledger struct {
 	result *lab.Result
@@ -43,20 +27,32 @@ type ledger struct {
 	odd          int // lines in a collector's log or output that should not be
 	gaps         int // in sequence numbers, for want of a template
 	deafStarts   int
-	closes       int // ends of BMP sessions that collectors logged
-	rejected     int // noticed by devices of slots that were not disturbed
-	rejectedDead int // noticed by devices of a disturbed slot
-	lostDead     int // sessions that ended with their collector
+	crashed      map[[2]int]bool // collectors, and which of their lives, that crashed before all their routers were up
+	closes       int             // ends of BMP sessions that collectors logged
+	resets       []time.Time     // when sessions ended because their device moved
+	rejected     int             // noticed by devices of slots that were not disturbed
+	rejectedDead int             // noticed by devices of a disturbed slot
+	lostDead     int             // sessions that ended with their collector
+
+	deciding  bool // a move has begun, and who moves is not known yet
+	undecided []undecided
+	reminded  int // devices that had to announce their template, or their collector would never have decoded
 
 	rejectedByWeir int            // weir's own count, for disturbed slots
 	mismatched     map[uint32]int // devices whose count was wrong, by epoch
 }
 
+// undecided is a record or an event that came while it was not known who moves.
+type undecided struct {
+	collector int
+	record    peers.Record
+	event     *routers.Event
+}
+
 func newLedger(r *lab.Result, fleet *routers.Fleet, real []netip.Addr) *ledger {
-	l := &ledger{result: r, fleet: fleet, byAddr: map[netip.Addr]*account{}, disturbed: map[int]bool{}, mismatched: map[uint32]int{}}
+	l := &ledger{result: r, fleet: fleet, byAddr: map[netip.Addr]*account{}, disturbed: map[int]bool{}, mismatched: map[uint32]int{}, crashed: map[[2]int]bool{}}
 	add := func(a netip.Addr, real bool) {
-		acc := &account{addr: a, slot: unknown, real: real, at: map[int]bool{}, total: map[routers.Protocol]int{},
-			counted: map[routers.Protocol]map[uint32]int{routers.IPFIX: {}, routers.BMP: {}}}
+		acc := newAccount(a, real)
 		l.accounts = append(l.accounts, acc)
 		l.byAddr[a] = acc
 	}
@@ -82,11 +78,19 @@ func (l *ledger) addrs() []netip.Addr {
 func (l *ledger) book(collector int, r peers.Record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.enter(collector, r)
+}
+
+func (l *ledger) enter(collector int, r peers.Record) {
 	if r.Kind == peers.Gap && l.excused(l.byAddr[r.Device]) {
 		l.gaps++
 		return
 	}
-	if r.Kind == peers.Odd || r.Kind == peers.Gap {
+	if r.Kind == peers.Crashed && l.disturbed[collector] {
+		l.crashed[[2]int{collector, r.Life}] = true
+		return
+	}
+	if r.Kind == peers.Odd || r.Kind == peers.Gap || r.Kind == peers.Crashed {
 		l.odd++
 		l.result.Note("%s", r.Text)
 		return
@@ -103,26 +107,40 @@ func (l *ledger) book(collector int, r peers.Record) {
 		l.result.Note("collector %d counted something of %s, which is no device", collector, r.Device)
 		return
 	}
-	a.at[collector] = true
+	if l.deciding && collector != a.slot && a.slot != unknown {
+		l.undecided = append(l.undecided, undecided{collector: collector, record: r})
+		return
+	}
+	welcome, home := a.welcome(collector, r)
+	a.at[presence{home, collector}] = true
 	p := routers.BMP
 	if r.Kind == peers.Flows {
 		p = routers.IPFIX
 	}
 	a.total[p] += r.Count
-	if a.slot != unknown && a.slot != collector {
+	if !welcome {
 		l.misdirected += r.Count
 		l.result.Note("collector %d got %d %s records of %s, which belongs to slot %d (epoch %d)", collector, r.Count, p, a.addr, a.slot, r.Epoch)
 		return
 	}
+	l.credit(a, collector, r)
+}
+
+// credit counts a record at a collector where it may be.
+func (l *ledger) credit(a *account, collector int, r peers.Record) {
+	here := a.slot == unknown || a.slot == collector
 	switch r.Kind {
-	case peers.Flows, peers.Route:
-		a.counted[p][r.Epoch] += r.Count
-		if r.Kind == peers.Flows {
+	case peers.Route:
+		a.counted[routers.BMP][r.Epoch] += r.Count
+	case peers.Flows:
+		a.counted[routers.IPFIX][r.Epoch] += r.Count
+		a.decoded[decoding{collector, r.Life, r.Epoch}] += r.Count
+		if here {
 			a.life = r.Life
 		}
 	case peers.PeerUp:
 		a.peerUps++
-		if n := routers.SessionOfPort(r.Port); !a.real && n > a.session {
+		if n := routers.SessionOfPort(r.Port); here && !a.real && n > a.session {
 			a.session = n
 		}
 	}
@@ -139,6 +157,14 @@ func (l *ledger) excused(a *account) bool {
 func (l *ledger) notice(e routers.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.deciding {
+		l.undecided = append(l.undecided, undecided{event: &e})
+		return
+	}
+	l.heard(e)
+}
+
+func (l *ledger) heard(e routers.Event) {
 	a := l.byAddr[e.Device.Addr]
 	if a == nil || a.slot == unknown {
 		return
@@ -149,6 +175,10 @@ func (l *ledger) notice(e routers.Event) {
 		} else {
 			l.rejectedDead++
 		}
+		return
+	}
+	if e.Kind == routers.Lost && a.moving() {
+		l.resets = append(l.resets, e.Time)
 		return
 	}
 	l.rejected++
@@ -175,6 +205,25 @@ func (l *ledger) deafStart() {
 	l.deafStarts++
 }
 
+// wrote tells whether a collector counted a flow record of anyone in one of its lives.
+func (l *ledger) wrote(collector, life int) bool {
+	for _, a := range l.accounts {
+		for d := range a.decoded {
+			if d.collector == collector && d.life == life {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// died tells whether a collector that had started has ended before all its routers were up.
+func (l *ledger) died(c *peers.Collector) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !c.Running() && l.disturbed[c.Number]
+}
+
 // strays counts what reached another collector than the one weir named.
 func (l *ledger) strays() int {
 	l.mu.Lock()
@@ -199,12 +248,13 @@ func (l *ledger) waiting(epoch uint32, slots map[int]bool) (n int, patience bool
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, a := range l.accounts {
-		if a.real || !slots[a.slot] {
+		h, _ := a.home(epoch)
+		if a.real || !slots[h.slot] {
 			continue
 		}
 		for _, p := range []routers.Protocol{routers.IPFIX, routers.BMP} {
 			sent, counted := l.fleet.Sent(p, i, epoch), a.counted[p][epoch]
-			if sent != counted {
+			if counted > sent || counted < sent && h.old == unknown { // what moves may lose what was under way
 				n++
 				patience = patience || counted < sent
 				example = fmt.Sprintf("%s, slot %d, epoch %d: %d %s records sent, %d counted", a.addr, a.slot, epoch, sent, p, counted)
@@ -233,17 +283,5 @@ func (l *ledger) drain(ctx context.Context, epoch uint32, slots map[int]bool, li
 		if err := pause(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
-	}
-}
-
-// pause waits, unless the run ends.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
 	}
 }

@@ -102,6 +102,12 @@ func TestAudit(t *testing.T) {
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
 		{"an odd line", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Odd, Count: 1}) }, allCalm,
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
+		{"a crash", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Life: 1}) }, allCalm,
+			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
+		{"a crash of a collector whose routers come back", func(l *ledger) {
+			l.disturb(0)
+			l.book(0, peers.Record{Kind: peers.Crashed, Count: 1, Life: 2})
+		}, map[int]bool{1: true, 2: true}, map[string]float64{"crashed_starts": 1}},
 		{"a gap", func(l *ledger) { l.book(0, peers.Record{Kind: peers.Gap, Device: l.accounts[0].addr, Count: 1}) }, allCalm,
 			map[string]float64{"decode_errors": 1, "odd_log_lines": 1}},
 		{"a gap of a device whose collector is new", func(l *ledger) {
@@ -115,14 +121,14 @@ func TestAudit(t *testing.T) {
 			l, f := book(t)
 			honest(l, f)
 			c.do(l)
-			l.audit([]span{{1, c.calm}})
-			for _, m := range []string{"decode_errors", "miscounted", "odd_log_lines", "misdirected", "split_devices", "rejected_other_slots", "gaps_for_templates"} {
-				if got := l.result.Metrics[m]; got != c.want[m] {
-					t.Errorf("%s = %g, want %g", m, got, c.want[m])
+			got := l.audit([]span{{epoch: 1, calm: c.calm}})
+			for _, m := range []string{"decode_errors", "miscounted", "odd_log_lines", "misdirected", "split_devices", "rejected_other_slots", "gaps_for_templates", "crashed_starts"} {
+				if got[m] != c.want[m] {
+					t.Errorf("%s = %g, want %g", m, got[m], c.want[m])
 				}
 			}
-			if l.result.Metrics["devices"] != 3 || l.result.Metrics["protocols"] != 2 || l.result.Metrics["real_routers"] != 1 {
-				t.Errorf("%v", l.result.Metrics)
+			if c := l.census(); c["devices"] != 3 || c["protocols"] != 2 || c["real_routers"] != 1 {
+				t.Errorf("%v", c)
 			}
 		})
 	}

@@ -20,20 +20,16 @@ const patience = 10 * time.Second
 
 // killAndReturn restarts collectors until the plan's number of restarts is reached, some at a time, with
 // traffic from all devices all the while.
-func (x *experiment) killAndReturn(ctx context.Context) error {
-	for round := 1; x.restarted < x.restarts; round++ {
+func (s *stage) killAndReturn(ctx context.Context) error {
+	for round := 1; s.restarted < s.kills.restarts; round++ {
 		if round == 1 {
-			x.say("now collectors die. Their routers are rejected (TCP reset, ICMP unreachable), not passed on: a collector with half of a router's streams cannot correlate them")
+			s.say("now collectors die. Their routers are rejected (TCP reset, ICMP unreachable), not passed on: a collector with half of a router's streams cannot correlate them")
 		}
-		if err := x.round(ctx, x.victims(round)); err != nil {
+		if err := s.round(ctx, s.victims(round)); err != nil {
 			return err
 		}
 	}
-	x.result.Set("restarts", float64(x.restarted))
-	if x.weir == nil {
-		return nil
-	}
-	return x.askWhere(ctx) // the same devices come back: the truth must not have changed
+	return s.askWhere(ctx) // the same devices come back: the truth must not have changed
 }
 
 // victim is a collector that is to die, and how.
@@ -44,21 +40,29 @@ type victim struct {
 	down   time.Duration // from its end to its restart
 }
 
+// serving are the collectors that have a slot.
+func (s *stage) serving() []*peers.Collector {
+	if s.service == nil {
+		return s.collectors
+	}
+	return s.service.Serving()
+}
+
 // victims draws who dies in a round. One collector at least stays alive; the first round takes as many as
 // may be down together, so that overlaps are certain.
-func (x *experiment) victims(round int) []victim {
-	n := min(x.together, len(x.collectors)-1, x.restarts-x.restarted)
+func (s *stage) victims(round int) []victim {
+	n := min(s.kills.together, len(s.serving())-1, s.kills.restarts-s.restarted)
 	if round > 1 && n > 1 {
-		n = 1 + x.env.Rand.IntN(n)
+		n = 1 + s.rand.IntN(n)
 	}
 	var all []victim
-	for i, c := range x.env.Rand.Perm(len(x.collectors))[:n] {
-		v := victim{Collector: x.collectors[c], signal: syscall.SIGKILL}
+	for i, c := range s.rand.Perm(len(s.serving()))[:n] {
+		v := victim{Collector: s.collectors[c], signal: syscall.SIGKILL}
 		if (round+i)%3 == 0 {
 			v.signal = syscall.SIGTERM
 		}
-		v.delay = time.Duration(x.env.Rand.IntN(800)) * time.Millisecond
-		v.down = time.Duration(200+x.env.Rand.IntN(1000)) * time.Millisecond
+		v.delay = time.Duration(s.rand.Int64N(int64(s.kills.apart)))
+		v.down = s.kills.down/2 + time.Duration(s.rand.Int64N(int64(s.kills.down)))
 		all = append(all, v)
 	}
 	return all
@@ -69,49 +73,49 @@ func (x *experiment) victims(round int) []victim {
 // What their devices sent before must be counted first: a record that dies inside a killed collector is not
 // steering's to answer for. Then an epoch runs in which these slots are disturbed and the others must count
 // everything; it ends when the collectors are back and hold every session of their devices.
-func (x *experiment) round(ctx context.Context, victims []victim) error {
+func (s *stage) round(ctx context.Context, victims []victim) error {
 	slots := map[int]bool{}
-	calm := x.ledger.undisturbed(len(x.collectors)) // of the epoch that runs while we get ready
+	calm := s.ledger.undisturbed(len(s.collectors)) // of the epoch that runs while we get ready
 	for _, v := range victims {
 		slots[v.Number] = true
 	}
-	before := x.endEpoch(calm)
+	before := s.endEpoch(calm)
 	for slot := range slots {
-		x.ledger.disturb(slot)
+		s.ledger.disturb(slot)
 	}
-	if err := x.ledger.drain(ctx, before.epoch, slots, drainLimit); err != nil {
+	if err := s.ledger.drain(ctx, before.epoch, slots, drainLimit); err != nil {
 		return err
 	}
-	calm = x.ledger.undisturbed(len(x.collectors))
-	if err := x.killAll(ctx, victims); err != nil {
+	calm = s.ledger.undisturbed(len(s.collectors))
+	if err := s.killAll(ctx, victims); err != nil {
 		return err
 	}
-	if err := x.allUp(ctx, slots, returnLimit); err != nil {
+	if err := s.allUp(ctx, slots, returnLimit); err != nil {
 		return err
 	}
-	if err := x.rejectsElsewhere(ctx, slots); err != nil {
+	if err := s.rejectsElsewhere(ctx, slots); err != nil {
 		return err
 	}
-	during := x.endEpoch(calm)
+	during := s.endEpoch(calm)
 	for slot := range slots {
-		x.ledger.calm(slot)
+		s.ledger.calm(slot)
 	}
-	x.say("back: the same routers are at %s again; %d records misdirected so far", names(victims), x.ledger.strays())
-	return x.ledger.drain(ctx, during.epoch, during.calm, drainLimit)
+	s.say("back: the same routers are at %s again; %d records misdirected so far", names(victims), s.ledger.strays())
+	return s.ledger.drain(ctx, during.epoch, during.calm, drainLimit)
 }
 
 // killAll kills the victims one after another and starts each again on its own time.
-func (x *experiment) killAll(ctx context.Context, victims []victim) error {
+func (s *stage) killAll(ctx context.Context, victims []victim) error {
 	errs := make(chan error, len(victims))
 	for _, v := range victims {
 		if err := pause(ctx, v.delay); err != nil {
 			return err
 		}
-		x.say("%s to collector %d: its routers are rejected now, and only they", signalName(v.signal), v.Number)
+		s.say("%s to collector %d: its routers are rejected now, and only they", signalName(v.signal), v.Number)
 		if err := v.Kill(v.signal); err != nil {
 			return err
 		}
-		go func() { errs <- x.bringBack(ctx, v) }()
+		go func() { errs <- s.bringBack(ctx, v) }()
 	}
 	var failed error
 	for range victims {
@@ -124,13 +128,13 @@ func (x *experiment) killAll(ctx context.Context, victims []victim) error {
 
 // bringBack starts a killed collector again when it is gone, as a service manager would, and waits until its
 // slot has it.
-func (x *experiment) bringBack(ctx context.Context, v victim) error {
+func (s *stage) bringBack(ctx context.Context, v victim) error {
 	select {
 	case <-v.Done():
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(patience):
-		x.say("collector %d does not end on %s: SIGKILL, as a service manager would", v.Number, signalName(v.signal))
+		s.say("collector %d does not end on %s: SIGKILL, as a service manager would", v.Number, signalName(v.signal))
 		if err := v.Kill(syscall.SIGKILL); err != nil {
 			return err
 		}
@@ -139,44 +143,51 @@ func (x *experiment) bringBack(ctx context.Context, v victim) error {
 	if err := pause(ctx, v.down); err != nil {
 		return err
 	}
-	x.say("collector %d starts again; its slot stays closed until UDP and TCP socket are both there", v.Number)
+	s.say("collector %d starts again; its slot stays closed until UDP and TCP socket are both there", v.Number)
 	if err := v.Start(); err != nil {
 		return err
 	}
-	appeared, err := x.sockets.Appear(ctx, v.Collector, returnLimit)
+	appeared, err := s.sockets.Appear(ctx, v.Collector, returnLimit)
+	if err != nil && !v.Running() && ctx.Err() == nil {
+		return nil // allUp restarts it
+	}
 	if err != nil {
 		return err
 	}
-	if x.weir != nil {
-		if err := x.awaitReadmission(ctx, v.Collector, appeared); err != nil {
+	if s.weir != nil {
+		if err := s.awaitReadmission(ctx, v.Collector, appeared); err != nil {
 			return err
 		}
 	}
-	x.view.lock()
-	defer x.view.unlock()
-	x.restarted++
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.restarted++
 	return nil
 }
 
 // readmissions are looked for so often that the clock's error is small beside what is claimed.
 const look = 2 * time.Millisecond
 
-func (x *experiment) awaitReadmission(ctx context.Context, c *peers.Collector, appeared time.Time) error {
+func (s *stage) awaitReadmission(ctx context.Context, c *peers.Collector, appeared time.Time) error {
 	for {
-		pid, err := x.service.Holder(c.Number)
+		pid, err := s.service.Holder(c.Number)
 		if err != nil {
 			return err
 		}
 		if pid == c.PID() {
 			took := time.Since(appeared)
-			x.view.lock()
-			x.readmits = append(x.readmits, took)
-			x.view.unlock()
-			x.say("collector %d is admitted %.1f ms after its last socket appeared", c.Number, ms(took))
+			s.mu.Lock()
+			s.readmits = append(s.readmits, took)
+			s.admissions = append(s.admissions, admission{c.Number, c.Life(), s.fleet.Epoch(), time.Now()})
+			s.mu.Unlock()
+			s.say("collector %d is admitted %.1f ms after its last socket appeared", c.Number, ms(took))
 			return nil
 		}
+		if !c.Running() {
+			return nil // allUp restarts it
+		}
 		if time.Since(appeared) > returnLimit {
-			return fmt.Errorf("slot %d did not take nfacctd back within %s of its last socket; see weir-serve.log", c.Number, returnLimit)
+			return fmt.Errorf("slot %d of %s did not take %s back within %s of its last socket; see weir-serve.log", c.Number, s.name, c, returnLimit)
 		}
 		if err := pause(ctx, look); err != nil {
 			return err
@@ -185,8 +196,8 @@ func (x *experiment) awaitReadmission(ctx context.Context, c *peers.Collector, a
 }
 
 // lost is how much weir kept from each slot's member so far, both protocols together.
-func (x *experiment) lost(ctx context.Context) ([]uint64, error) {
-	slots, err := x.service.Status(ctx)
+func (s *stage) lost(ctx context.Context) ([]uint64, error) {
+	slots, err := s.service.Status(ctx)
 	var n []uint64
 	for _, v := range slots {
 		n = append(n, v["udp"].Lost()+v["tcp"].Lost())
@@ -195,25 +206,25 @@ func (x *experiment) lost(ctx context.Context) ([]uint64, error) {
 }
 
 // rejectsElsewhere adds what weir itself rejected since the last call for slots that were alive.
-func (x *experiment) rejectsElsewhere(ctx context.Context, dead map[int]bool) error {
-	if x.weir == nil {
+func (s *stage) rejectsElsewhere(ctx context.Context, dead map[int]bool) error {
+	if s.weir == nil {
 		return nil
 	}
-	now, err := x.lost(ctx)
+	now, err := s.lost(ctx)
 	if err != nil {
 		return err
 	}
-	x.ledger.mu.Lock()
-	defer x.ledger.mu.Unlock()
+	s.ledger.mu.Lock()
+	defer s.ledger.mu.Unlock()
 	for slot, n := range now {
-		if grown := int(n - x.lostBase[slot]); grown > 0 && !dead[slot] {
-			x.ledger.rejected += grown
-			x.result.Note("weir rejected %d packets of slot %d, whose collector lived", grown, slot)
+		if grown := int(n - s.lostBase[slot]); grown > 0 && !dead[slot] {
+			s.ledger.rejected += grown
+			s.result.Note("weir rejected %d packets of slot %d, whose collector lived", grown, slot)
 		} else if grown > 0 {
-			x.ledger.rejectedByWeir += grown
+			s.ledger.rejectedByWeir += grown
 		}
 	}
-	x.lostBase = now
+	s.lostBase = now
 	return nil
 }
 

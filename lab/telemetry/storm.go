@@ -83,29 +83,29 @@ func (x *experiment) silence(ctx context.Context, on bool) error {
 }
 
 // closes is how many ends of sessions the collectors logged so far.
-func (x *experiment) closes() int {
-	x.ledger.mu.Lock()
-	defer x.ledger.mu.Unlock()
-	return x.ledger.closes
+func (s *stage) closes() int {
+	s.ledger.mu.Lock()
+	defer s.ledger.mu.Unlock()
+	return s.ledger.closes
 }
 
 // realUps is how many Peer Ups each account's collector logged so far.
-func (x *experiment) realUps() []int {
-	x.ledger.mu.Lock()
-	defer x.ledger.mu.Unlock()
+func (s *stage) realUps() []int {
+	s.ledger.mu.Lock()
+	defer s.ledger.mu.Unlock()
 	var n []int
-	for _, a := range x.ledger.accounts {
+	for _, a := range s.ledger.accounts {
 		n = append(n, a.peerUps)
 	}
 	return n
 }
 
 // upSince counts the devices whose collector logged a Peer Up of a session that is newer than the storm.
-func (x *experiment) upSince(sessions, ups []int) int {
-	x.ledger.mu.Lock()
-	defer x.ledger.mu.Unlock()
+func (s *stage) upSince(sessions, ups []int) int {
+	s.ledger.mu.Lock()
+	defer s.ledger.mu.Unlock()
 	up := 0
-	for i, a := range x.ledger.accounts {
+	for i, a := range s.ledger.accounts {
 		if a.real && a.peerUps > ups[i] || !a.real && a.session >= sessions[i] {
 			up++
 		}

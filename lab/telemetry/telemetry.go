@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/peers"
 	"github.com/weir-project/weir/lab/rig"
@@ -36,65 +38,104 @@ type plan struct {
 	devices, ipv6 int // simulated, and how many of them over IPv6
 	real          int // real routers, beside them
 	collectors    int
-	restarts      int
-	together      int     // collectors that are down at the same time, at most
+	kills         kills   // of nfacctd
 	rate          float64 // messages a second, a device and a protocol
 	wantDevices   string
 	quiet         time.Duration // of undisturbed traffic first
 	plain         int           // devices that first send without weir, for comparison
+	upgrades      int
+	fast          fastPlan
 }
 
 var plans = map[lab.Size]plan{
-	lab.Full:  {510, 64, 2, 4, 50, 3, 2, "== 512", 5 * time.Second, 64},
-	lab.Quick: {158, 24, 2, 4, 4, 3, 3, ">= 128", 2 * time.Second, 64},
-	lab.Smoke: {39, 8, 1, 3, 2, 2, 4, ">= 40", time.Second, 0},
+	lab.Full: {510, 64, 2, 4, nfacctdKills(40, 3), 2, "== 512", 5 * time.Second, 64, 10,
+		fastPlan{[]peers.Family{peers.IPv4, peers.IPv6, peers.DualStack}, 48, 4, sinkKills(27, 3), false}},
+	lab.Quick: {158, 24, 2, 4, nfacctdKills(4, 3), 3, ">= 128", 2 * time.Second, 64, 3,
+		fastPlan{[]peers.Family{peers.DualStack}, 32, 4, sinkKills(6, 3), true}},
+	lab.Smoke: {39, 8, 1, 3, nfacctdKills(2, 2), 4, ">= 40", time.Second, 0, 2,
+		fastPlan{[]peers.Family{peers.DualStack}, 24, 3, sinkKills(2, 2), true}},
 }
+
+func nfacctdKills(restarts, together int) kills {
+	return kills{restarts, together, 800 * time.Millisecond, 700 * time.Millisecond}
+}
+
+func sinkKills(restarts, together int) kills {
+	return kills{restarts, together, 200 * time.Millisecond, 150 * time.Millisecond}
+}
+
+// recordsEach is how many data records an IPFIX message holds.
+const recordsEach = 3
 
 // experiment is one run.
 type experiment struct {
-	plan
-	env        *lab.Env
-	result     *lab.Result
-	world      *rig.World
-	collectors []*peers.Collector
-	real       []*peers.Router
-	sinks      bool // built-in collectors stand in for nfacctd
-	fleet      *routers.Fleet
-	ledger     *ledger
-	plain      *ledger   // of the devices that sent before weir was there
-	weir       *rig.Weir // nil in the control run
-	service    *rig.Service
-	sockets    *rig.SocketWatch
-	spans      []span
-	readmits   []time.Duration
-	restarted  int
-	lostBase   []uint64 // what weir kept from each slot, when it was last asked
-	child      *interruption
-	view       *view
+	*stage       // the service of nfacctd
+	plan         plan
+	real         []*peers.Router
+	sinks        bool     // built-in collectors stand in for nfacctd
+	fast         []*stage // the services of fast sinks
+	sinkReadmits []time.Duration
+	child        *interruption
+	view         *view
 }
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
-	x := &experiment{plan: plans[e.Size], env: e, result: r, view: &view{}}
+	x := &experiment{plan: plans[e.Size], view: &view{},
+		stage: &stage{env: e, result: r, name: "telemetry", port: rig.Port, rand: e.Rand}}
+	x.kills = x.plan.kills
 	defer x.readers()() // what collectors write is read to the end also when a step fails
 	stalls := lab.WatchStalls()
-	steps := []func(context.Context) error{x.build, x.startCollectors, x.baseline, x.steer, x.startTraffic, x.quietly, x.killAndReturn, x.storm, x.finish}
-	for _, step := range steps {
-		if err := step(ctx); err != nil {
-			stalls.Stop()
-			return err
-		}
-	}
+	err := all(ctx, x.build, x.prepareFast, x.everyone, x.upgrade, x.end)
 	p50, p99, longest := stalls.Stop()
+	if err != nil {
+		return err
+	}
 	r.Set("stall_ms_p50", ms(p50))
 	r.Set("stall_ms_p99", ms(p99))
 	r.Set("stall_ms_max", ms(longest))
 	x.claims()
 	return nil
 }
-
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+// all takes steps one after another.
+func all(ctx context.Context, steps ...func(context.Context) error) error {
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// everyone lets nfacctd and the fast sinks go through what they are for.
+func (x *experiment) everyone(ctx context.Context) error {
+	nfacctd := func(ctx context.Context) error {
+		return all(ctx, x.startCollectors, x.baseline, x.steer, x.startTraffic, x.calm, x.killAndReturn, x.storm)
+	}
+	if !x.plan.fast.beside {
+		return all(ctx, nfacctd, x.runFast)
+	}
+	return x.together(ctx, nfacctd, x.runFast)
+}
+
+// together takes steps at the same time. What they start goes on when all have ended well; when one fails, the
+// others end.
+func (x *experiment) together(ctx context.Context, steps ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	x.env.OnClose(cancel)
+	var group errgroup.Group
+	for _, step := range steps {
+		group.Go(func() error {
+			err := step(ctx)
+			if err != nil {
+				cancel()
+			}
+			return err
+		})
+	}
+	return group.Wait()
+}
 
 // build makes the network and says what real software is missing.
 func (x *experiment) build(ctx context.Context) error {
@@ -108,13 +149,13 @@ func (x *experiment) build(ctx context.Context) error {
 		router := &peers.Router{Name: fmt.Sprintf("router%d", i+1), Exporter: exporters[i%len(exporters)], Interface: "down", Routes: 200}
 		if missing := router.Missing(); len(missing) > 0 {
 			x.result.Skip("%v not installed: a simulated router takes the place of a real one", missing)
-			x.devices++
+			x.plan.devices++
 			continue
 		}
 		x.real = append(x.real, router)
 	}
 	x.say("building the network: a host with %d collectors, %d routers of which %d are real (FRR) and %d speak IPv6",
-		x.plan.collectors, x.devices+len(x.real), len(x.real), x.ipv6)
+		x.plan.collectors, x.plan.devices+len(x.real), len(x.real), x.plan.ipv6)
 	var err error
 	if x.world, err = rig.NewWorld(x.env, len(x.real)); err != nil {
 		return err
@@ -128,6 +169,11 @@ func (x *experiment) build(ctx context.Context) error {
 			return err
 		}
 	}
+	if !x.env.Control {
+		if x.weir, err = rig.NewWeir(x.env, x.world.Collectors.Name); err != nil {
+			return err
+		}
+	}
 	return x.world.Reachable(ctx, 10*time.Second)
 }
 
@@ -135,7 +181,7 @@ func (x *experiment) build(ctx context.Context) error {
 func (x *experiment) startCollectors(ctx context.Context) error {
 	// Hashing spreads devices unevenly, half as many again as the average is beyond any draw seen; and in a
 	// storm each may connect before nfacctd has noticed the end of its old session.
-	peersEach := (x.devices+len(x.real))*3/x.plan.collectors + 16
+	peersEach := (x.plan.devices+len(x.real))*3/x.plan.collectors + 16
 	if !x.sinks {
 		x.say("starting %d nfacctd, unmodified, all on port %d for UDP and TCP; nfacctd itself sleeps 5 s before it opens its sockets",
 			x.plan.collectors, rig.Port)
@@ -157,10 +203,30 @@ func (x *experiment) startCollectors(ctx context.Context) error {
 		x.collectors = append(x.collectors, c)
 	}
 	x.child = x.startInterruption(ctx)
-	x.sockets = rig.WatchSockets(x.world.Collectors.Handle, rig.Port)
-	x.env.OnClose(x.sockets.Stop)
+	x.watch()
 	for _, c := range x.collectors {
-		if _, err := x.sockets.Appear(ctx, c, 60*time.Second); err != nil {
+		if err := x.appear(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// appear waits until a collector that was started has its sockets and can take records.
+func (x *experiment) appear(ctx context.Context, c *peers.Collector) error {
+	if _, err := x.sockets.Appear(ctx, c, returnLimit); err != nil {
+		return err
+	}
+	return ready(ctx, c)
+}
+
+// ready waits until a collector that has its sockets can take records, too.
+func ready(ctx context.Context, c *peers.Collector) error {
+	for deadline := time.Now().Add(returnLimit); !c.Ready(); {
+		if !c.Running() || time.Now().After(deadline) {
+			return fmt.Errorf("%s did not become ready: %w; see its log in %s", c, c.Err(), c.Dir())
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -173,50 +239,30 @@ func (x *experiment) steer(ctx context.Context) error {
 		x.say("control run: no weir; the kernel spreads packets over the sockets by its own hash (SO_REUSEPORT)")
 		return nil
 	}
-	var err error
-	x.service = &rig.Service{Name: "telemetry", Collectors: x.collectors,
-		Listen: []string{fmt.Sprintf("udp :%d", rig.Port), fmt.Sprintf("tcp :%d", rig.Port)}}
-	if x.weir, err = rig.NewWeir(x.env, x.world.Collectors.Name, x.service); err != nil {
-		return err
-	}
+	x.serves("", fmt.Sprintf("udp :%d", x.port), fmt.Sprintf("tcp :%d", x.port))
 	x.say("weir apply -f weir.yaml: %d slots, each with the process of a pidfile; weir serve notices who starts", len(x.collectors))
 	if err := x.weir.Apply(ctx); err != nil {
 		return err
 	}
-	if _, err := x.weir.Serve(); err != nil {
-		return err
-	}
-	if err := x.service.Admitted(ctx, 10*time.Second); err != nil {
-		return err
-	}
-	x.lostBase, err = x.lost(ctx)
-	return err
+	return x.admitted(ctx)
 }
 
-// startTraffic asks weir for the truth about every device and lets them send.
+// startTraffic lets the routers send.
 func (x *experiment) startTraffic(ctx context.Context) error {
 	cfg := routers.Config{
-		Devices: x.devices, IPv6: x.ipv6, First4: rig.Devices4.Addr().Next(), First6: rig.Devices6.Addr().Next(),
-		To4: netip.AddrPortFrom(rig.Service4, rig.Port), To6: netip.AddrPortFrom(rig.Service6, rig.Port),
-		Rate: x.rate, Records: 3, Refresh: 20, Retry: 500 * time.Millisecond, NS: x.world.Routers.Handle,
-		Notice: func(e routers.Event) { x.ledger.notice(e) },
+		Devices: x.plan.devices, IPv6: x.plan.ipv6, First4: rig.Devices4.Addr().Next(), First6: rig.Devices6.Addr().Next(),
+		Rate: x.plan.rate, Records: recordsEach, Refresh: 20, Retry: 500 * time.Millisecond,
 	}
 	if x.env.Control {
 		cfg.Ramp = 20 * time.Millisecond // without weir the backlog is nfacctd's own: 1
-	}
-	var err error
-	if x.fleet, err = routers.New(cfg); err != nil {
-		return err
+	} else {
+		cfg.Sparse = 4 // without weir serve nobody else has their template
 	}
 	var realAddrs []netip.Addr
 	for _, r := range x.real {
 		realAddrs = append(realAddrs, r.Addr)
 	}
-	ledger := newLedger(x.result, x.fleet, realAddrs)
-	x.view.lock()
-	x.ledger = ledger // from here on, what collectors write is read
-	x.view.unlock()
-	if err := x.askWhere(ctx); err != nil {
+	if err := x.newFleet(ctx, cfg, realAddrs); err != nil {
 		return err
 	}
 	x.view.begin(x)
@@ -229,36 +275,9 @@ func (x *experiment) startTraffic(ctx context.Context) error {
 		}
 		x.chatter(ctx, x.world.Real[i])
 	}
-	x.say("%d routers connect at once and send: IPFIX over UDP, BMP over TCP, each from its own address", x.devices+len(x.real))
-	x.fleet.Start(ctx)
-	x.env.OnClose(x.fleet.Stop)
-	if err := x.allUp(ctx, nil, 60*time.Second); err != nil {
-		return err
-	}
-	x.endEpoch(nil) // no slot counts as calm in the epoch in which collectors come up
-	for _, c := range x.collectors {
-		x.ledger.calm(c.Number)
-	}
-	return nil
+	x.say("%d routers connect at once and send: IPFIX over UDP, BMP over TCP, each from its own address", x.plan.devices+len(x.real))
+	return x.send(ctx)
 }
 
-// askWhere enters weir's answer as the truth about every device's slot.
-func (x *experiment) askWhere(ctx context.Context) error {
-	if x.weir == nil {
-		return nil
-	}
-	slots, err := x.service.Where(ctx, x.ledger.addrs())
-	if err != nil {
-		return err
-	}
-	x.ledger.mu.Lock()
-	defer x.ledger.mu.Unlock()
-	for _, a := range x.ledger.accounts {
-		slot := slots[a.addr]
-		if a.slot != unknown && a.slot != slot {
-			return fmt.Errorf("weir steer where put %s into slot %d before and into %d now", a.addr, a.slot, slot)
-		}
-		a.slot = slot
-	}
-	return nil
-}
+// calm lets the routers send undisturbed.
+func (x *experiment) calm(ctx context.Context) error { return x.quietly(ctx, x.plan.quiet) }

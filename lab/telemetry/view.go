@@ -5,20 +5,13 @@ package telemetry
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/weir-project/weir/lab/routers"
 )
 
 // view draws the experiment a few times a second.
-type view struct {
-	mu   sync.Mutex // also of what several goroutines of the experiment add to
-	stop chan struct{}
-}
-
-func (v *view) lock()   { v.mu.Lock() }
-func (v *view) unlock() { v.mu.Unlock() }
+type view struct{ stop chan struct{} }
 
 // begin draws until the run ends.
 func (v *view) begin(x *experiment) {
@@ -61,15 +54,41 @@ type snapshot struct {
 	misdirected, others int
 	rejected            int
 	control             bool
+	fast                fastView
+}
+
+// fastView is the line about all services of fast sinks.
+type fastView struct {
+	services, devices, up, restarts, of int
+	misdirected, others                 int
+}
+
+func (x *experiment) fastView() (v fastView) {
+	for _, s := range x.fast {
+		s.mu.Lock()
+		fleet, ledger, restarts := s.fleet, s.ledger, s.restarted
+		s.mu.Unlock()
+		v.services++
+		v.of += x.plan.fast.kills.restarts
+		v.restarts += restarts
+		if ledger == nil {
+			continue
+		}
+		v.up += fleet.Up()
+		v.devices += len(fleet.Devices)
+		v.misdirected += ledger.strays()
+		v.others += ledger.rejections()
+	}
+	return v
 }
 
 // snapshot takes the state of everything.
 func (x *experiment) snapshot() snapshot {
-	s := snapshot{at: time.Now(), of: x.restarts, control: x.weir == nil, devices: len(x.ledger.accounts), up: x.fleet.Up()}
+	s := snapshot{at: time.Now(), of: x.kills.restarts, control: x.weir == nil, devices: len(x.ledger.accounts), up: x.fleet.Up(), fast: x.fastView()}
 	s.datagrams, s.messages = x.fleet.Total()
-	x.view.lock()
+	x.mu.Lock()
 	s.restarts = x.restarted
-	x.view.unlock()
+	x.mu.Unlock()
 	serving := map[int]bool{}
 	for _, c := range x.collectors {
 		serving[c.Number] = x.weir == nil && c.Running()
@@ -96,7 +115,7 @@ func (x *experiment) snapshot() snapshot {
 	for i, a := range x.ledger.accounts {
 		slot := a.slot
 		if slot == unknown {
-			for at := range a.at {
+			for at := range a.collectors() {
 				s.slots[at].devices++
 			}
 			continue
@@ -141,6 +160,10 @@ func (s snapshot) draw(before snapshot) []string {
 	}
 	lines = append(lines, "",
 		fmt.Sprintf("misdirected %d   rejected: of dead collectors %d, of others %d", s.misdirected, s.rejected, s.others))
+	if f := s.fast; f.services > 0 {
+		lines = append(lines, "", fmt.Sprintf("fast sinks: %d services, %d of %d routers up, %d of %d restarts", f.services, f.up, f.devices, min(f.restarts, f.of), f.of),
+			fmt.Sprintf("misdirected %d   rejected of live collectors %d", f.misdirected, f.others))
+	}
 	if s.control {
 		lines = append(lines, "no weir here: \"routers\" counts a router once for every collector it reached")
 	}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// sources are the names of the programs' sources in their debugging information, as the compiler wrote them, and
+// as it writes them when they lie elsewhere. Their lengths are equal.
+var sources = []struct{ here, there string }{
+	{"././steer.bpf.c", "./b/steer.bpf.c"},
+	{"././reuse.bpf.c", "./b/reuse.bpf.c"},
+}
+
+// Rebuild makes another build of the weir under test, as if from sources that lay elsewhere: its BPF objects
+// differ from those of the first in the name of their source and in nothing else, so that weir takes them for
+// another version's.
+func (w *Weir) Rebuild() error {
+	b, err := os.ReadFile(w.binary)
+	if err != nil {
+		return err
+	}
+	for _, s := range sources {
+		if n := bytes.Count(b, []byte(s.here)); n != 1 {
+			return fmt.Errorf("%s holds the name %q %d times, want once: which build of it is this?", w.binary, s.here, n)
+		}
+		b = bytes.Replace(b, []byte(s.here), []byte(s.there), 1)
+	}
+	w.other = filepath.Join(w.env.Dir, "weir-rebuilt")
+	return os.WriteFile(w.other, b, 0o755)
+}
+
+// Upgrade upgrades to the other build, whichever that is now, and returns what weir says it did, a line a step.
+// From then on that build's commands are used. Rebuild must have made it.
+func (w *Weir) Upgrade(ctx context.Context) ([]string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.binary, w.other = w.other, w.binary
+	out, err := w.Run(ctx, "upgrade")
+	if err != nil {
+		return nil, err
+	}
+	steps := slices.Collect(strings.Lines(string(out)))
+	if len(steps) == 0 || strings.HasPrefix(steps[0], "nothing") {
+		return nil, fmt.Errorf("weir upgrade of another build did nothing: %s", out)
+	}
+	return steps, nil
+}

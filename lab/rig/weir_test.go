@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rig
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/peers"
+)
+
+func collectors(n int) (all []*peers.Collector) {
+	for i := range n {
+		all = append(all, &peers.Collector{Number: i, PIDFile: fmt.Sprintf("/run/c%d.pid", i)})
+	}
+	return all
+}
+
+// What the lab configures is a configuration that weir takes, with a slot for every collector but the spare ones.
+func TestConfiguration(t *testing.T) {
+	w := &Weir{env: &lab.Env{Seed: 7}, namespace: "collectors"}
+	w.Add(&Service{Name: "v6", Listen: []string{"udp6 [::]:9992", "tcp6 [::]:9992"}, Engine: "sk_lookup", Collectors: collectors(5)},
+		&Service{Name: "both", Listen: []string{"udp :9991", "tcp :9991"}, Collectors: collectors(3)})
+	for _, spare := range []int{1, 0, 2} {
+		w.services[0].Spare(spare)
+		c, err := host.ParseConfig("weir.yaml", w.yaml())
+		if err != nil {
+			t.Fatalf("%v\n%s", err, w.yaml())
+		}
+		v6, both := c.Services["v6"], c.Services["both"]
+		if v6 == nil || both == nil || v6.Steer.Slots != 5-spare || len(v6.Members) != 5-spare || both.Steer.Slots != 3 || len(both.Members) != 3 {
+			t.Errorf("%d spare:\n%s", spare, w.yaml())
+		}
+		if v6.Steer.Engine != steer.EngineSkLookup || *v6.Steer.Seed != 7 || len(v6.Endpoints()) != 2 || len(both.Endpoints()) != 4 {
+			t.Errorf("engine %s, seed %d, endpoints %v and %v", v6.Steer.Engine, *v6.Steer.Seed, v6.Endpoints(), both.Endpoints())
+		}
+	}
+}
+
+// The addresses that stand for the buckets are one in each, whatever the seed.
+func TestOneOfEachBucket(t *testing.T) {
+	for _, seed := range []uint32{0, 1, 0xffffffff} {
+		seen := map[int]bool{}
+		for _, a := range oneOfEachBucket(seed) {
+			seen[steer.Bucket(seed, a)] = true
+		}
+		if len(seen) != steer.Buckets {
+			t.Errorf("seed %d: %d of %d buckets", seed, len(seen), steer.Buckets)
+		}
+	}
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/weir-project/weir/lab/peers"
+	"github.com/weir-project/weir/lab/rig"
+	"github.com/weir-project/weir/lab/routers"
+)
+
+// Fast sinks start in a moment, so that hundreds of restarts fit into a run, over every engine and family; and
+// unlike nfacctd they stand it when sessions close while flows arrive, so that the number of slots can be
+// changed under the traffic of both protocols.
+
+// fastPlan is what one size of the experiment does with fast sinks.
+type fastPlan struct {
+	families []peers.Family // each with both engines
+	devices  int            // of one stage
+	slots    int            // and one collector to spare
+	kills    kills          // restarts of one stage
+	beside   bool           // while nfacctd starts and restarts, not after
+}
+
+// engines are weir's, as its configuration names them.
+var engines = []string{"sk_lookup", "sk_reuseport"}
+
+var familyNames = map[peers.Family]string{peers.IPv4: "v4", peers.IPv6: "v6", peers.DualStack: "dual"}
+
+// fastRate is how many messages a second a device sends on each protocol: what is lost in a moment shows.
+const fastRate = 5
+
+// prepareFast starts the sinks, and weir over them: from here on weir serve runs.
+func (x *experiment) prepareFast(ctx context.Context) error {
+	if x.env.Control {
+		return nil
+	}
+	for _, engine := range engines {
+		for _, family := range x.plan.fast.families {
+			if err := x.newFast(engine, family, len(x.fast)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, s := range x.fast {
+		for _, c := range s.collectors {
+			if _, err := s.sockets.Appear(ctx, c, returnLimit); err != nil {
+				return err
+			}
+		}
+	}
+	x.say("%d services of fast sinks beside: both engines, over IPv4, IPv6 or both", len(x.fast))
+	if err := x.weir.Apply(ctx); err != nil {
+		return err
+	}
+	_, err := x.weir.Serve()
+	return err
+}
+
+// newFast makes a service of fast sinks, number n, and starts its collectors.
+func (x *experiment) newFast(engine string, family peers.Family, n int) error {
+	s := &stage{env: x.env, result: x.result, world: x.world, weir: x.weir, silent: true, kills: x.plan.fast.kills,
+		name: engine[len("sk_"):] + "-" + familyNames[family], port: uint16(rig.Port + 1 + n),
+		rand: rand.New(rand.NewPCG(x.env.Seed, uint64(n+1)))}
+	for i := range x.plan.fast.slots + 1 {
+		c, err := peers.NewFamilySink(x.env, x.world.Collectors.Name, s.name, family, i, int(s.port))
+		if err != nil {
+			return err
+		}
+		if err := c.Start(); err != nil {
+			return err
+		}
+		s.collectors = append(s.collectors, c)
+	}
+	s.watch()
+	s.env.OnClose(s.readers())
+	listen := map[peers.Family]string{peers.IPv4: "4 0.0.0.0", peers.IPv6: "6 [::]", peers.DualStack: " "}[family]
+	s.serves(engine, fmt.Sprintf("udp%s:%d", listen, s.port), fmt.Sprintf("tcp%s:%d", listen, s.port))
+	s.service.Spare(1)
+	s.routers = routers.Config{Devices: x.plan.fast.devices, IPv6: map[peers.Family]int{peers.IPv6: x.plan.fast.devices, peers.DualStack: x.plan.fast.devices / 2}[family],
+		First4: netip.MustParseAddr(fmt.Sprintf("10.99.%d.1", 160+n)), First6: netip.MustParseAddr(fmt.Sprintf("fd00:99::%x:1", n+1)),
+		Rate: fastRate, Records: recordsEach, Refresh: 20, Sparse: 2, Retry: 200 * time.Millisecond}
+	x.fast = append(x.fast, s)
+	return nil
+}
+
+// runFast does everything with the fast sinks, with all services at the same time. It ends with their routers
+// sending undisturbed.
+func (x *experiment) runFast(ctx context.Context) error {
+	if len(x.fast) == 0 {
+		return nil
+	}
+	x.say("fast sinks: %d restarts in each of %d services, then %d → %d slots and back, all at the same time",
+		x.plan.fast.kills.restarts, len(x.fast), x.plan.fast.slots, x.plan.fast.slots+1)
+	var steps []func(context.Context) error
+	for _, s := range x.fast {
+		steps = append(steps, s.fast)
+	}
+	return x.together(ctx, steps...)
+}
+
+// fast is what happens to one service of fast sinks.
+func (s *stage) fast(ctx context.Context) error {
+	if err := all(ctx, s.admitted, s.begin, s.briefly, s.killAndReturn); err != nil {
+		return fmt.Errorf("fast sinks, %s: %w", s.name, err)
+	}
+	for _, spare := range []int{0, 1} {
+		r, err := s.resize(ctx, spare)
+		if err != nil {
+			return fmt.Errorf("fast sinks, %s: another number of slots: %w", s.name, err)
+		}
+		s.resizes.add(r)
+	}
+	return nil
+}
+
+// begin lets the routers of a service of fast sinks send.
+func (s *stage) begin(ctx context.Context) error {
+	if err := s.newFleet(ctx, s.routers, nil); err != nil {
+		return err
+	}
+	return s.send(ctx)
+}
+
+// briefly lets them send undisturbed.
+func (s *stage) briefly(ctx context.Context) error { return s.quietly(ctx, 500*time.Millisecond) }
+
+// finishFast ends the traffic of the fast sinks, and returns what is summed up over them.
+func (x *experiment) finishFast(ctx context.Context) (totals, error) {
+	sum := totals{}
+	var moves resized
+	steered := map[string]bool{}
+	restarts, devices := 0, 0
+	for _, s := range x.fast {
+		if err := s.finish(ctx); err != nil {
+			return nil, err
+		}
+		t := s.ledger.audit(s.spans)
+		sum.add(t)
+		devices += int(s.ledger.census()["devices"])
+		restarts += s.restarted
+		if s.restarted > 0 {
+			engine, err := s.service.Steered(ctx)
+			if err != nil {
+				return nil, err
+			}
+			steered[engine] = true
+		}
+		moves.add(s.resizes)
+		x.sinkReadmits = append(x.sinkReadmits, s.readmits...)
+	}
+	for m, v := range map[string]float64{"restarts_sinks": float64(restarts), "engines": float64(len(steered)), "devices_sinks": float64(devices),
+		"resize_moved_ratio": moves.ratio, "resize_moved_devices": float64(moves.moved), "misdirected_during_resize": float64(moves.misdirected),
+		"resize_collateral": float64(moves.collateral), "resize_resets_per_s": float64(moves.resets), "resize_s_max": moves.took.Seconds()} {
+		x.result.Set(m, v)
+	}
+	return sum, nil
+}

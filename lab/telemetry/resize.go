@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package telemetry
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/lab/routers"
+)
+
+// moveRate is how many sessions a second weir is asked to reset, so that the routers that move do not all
+// reconnect at once.
+const moveRate = 10
+
+// moveLimit is how long the last moved router may take to be up at its new collector, beyond the paced resets.
+const moveLimit = 30 * time.Second
+
+// resized is what a change of the number of slots did.
+type resized struct {
+	ratio       float64 // of buckets that have another slot
+	moved       int     // devices that have another slot
+	misdirected int     // records at a collector that neither the old nor the new table names, and devices not whole at their new one
+	collateral  int     // devices that did not move and noticed something
+	resets      int     // sessions reset in the busiest second
+	took        time.Duration
+}
+
+// resize changes the number of slots under traffic: the last spare collectors have none afterwards.
+//
+// In the epoch of the change a device that moves may be at both collectors: datagrams go to the new one from
+// one moment on, and its session stays with the old one until weir resets it. Everything sent in the epoch
+// after that must be at the new collector, and what devices send that do not move may never be missing.
+func (s *stage) resize(ctx context.Context, spare int) (r resized, err error) {
+	calm := s.ledger.undisturbed(len(s.collectors))
+	was, err := s.service.Table(ctx)
+	if err != nil {
+		return r, err
+	}
+	before := s.endEpoch(calm)
+	if err := s.ledger.drain(ctx, before.epoch, before.calm, drainLimit); err != nil {
+		return r, err
+	}
+	held := s.sessions()
+	strays, rejected := s.ledger.strays(), s.ledger.rejections()
+	s.ledger.beginMove()
+	begin := time.Now()
+	s.service.Spare(spare)
+	if err := s.weir.Apply(ctx, "--rate", fmt.Sprintf("%d/s", moveRate)); err != nil {
+		return r, err
+	}
+	s.service.Reopen()
+	now, err := s.service.Table(ctx)
+	if err != nil {
+		return r, err
+	}
+	slots, err := s.service.Where(ctx, s.ledger.addrs())
+	if err != nil {
+		return r, err
+	}
+	r.ratio = changed(was, now)
+	r.moved = s.ledger.decide(s.fleet.Epoch(), slots, held)
+	limit := moveLimit + time.Duration(r.moved)*time.Second/moveRate
+	if err := s.allUp(ctx, nil, limit); ctx.Err() != nil {
+		return r, err
+	} else if err != nil {
+		missing, example := s.notUp(nil)
+		r.misdirected += missing
+		s.result.Note("%s: %d devices that should have moved are not whole at their new collector, %s for one", s.name, missing, example)
+	}
+	r.took = time.Since(begin)
+	if s.lostBase, err = s.lost(ctx); err != nil { // slots that are new count from here
+		return r, err
+	}
+	during := s.endEpoch(calm)
+	s.ledger.settle(s.fleet.Epoch())
+	if err := s.ledger.drain(ctx, during.epoch, during.calm, drainLimit); err != nil {
+		return r, err
+	}
+	if err := s.quietly(ctx, time.Second); err != nil {
+		return r, err
+	}
+	r.misdirected += s.ledger.strays() - strays
+	r.resets = busiest(s.ledger.resetTimes(), time.Second)
+	r.collateral = s.ledger.rejections() - rejected + s.touched(held)
+	return r, nil
+}
+
+// sessions are the numbers of the sessions that the devices hold.
+func (s *stage) sessions() []int {
+	var all []int
+	for i := range s.fleet.Devices {
+		n, _ := s.fleet.Session(i)
+		all = append(all, n)
+	}
+	return all
+}
+
+// touched counts the devices that did not move since they held these sessions, and hold another now.
+func (s *stage) touched(held []int) (n int) {
+	s.ledger.mu.Lock()
+	defer s.ledger.mu.Unlock()
+	for i, a := range s.ledger.accounts[:len(held)] {
+		session, up := s.fleet.Session(i)
+		if a.before != held[i] && (session != held[i] || !up) {
+			s.result.Note("%s: the session of %s was touched, which did not move", s.name, a.addr)
+			n++
+		}
+	}
+	return n
+}
+
+// busiest is how many of the times fall into the window that holds most of them. It sorts them.
+func busiest(times []time.Time, window time.Duration) (most int) {
+	slices.SortFunc(times, time.Time.Compare)
+	for first, last := 0, 0; last < len(times); last++ {
+		for times[last].Sub(times[first]) >= window {
+			first++
+		}
+		most = max(most, last-first+1)
+	}
+	return most
+}
+
+// changed is the share of the buckets that have another slot.
+func changed(was, now []int) float64 {
+	n := 0
+	for b := range was {
+		if was[b] != now[b] {
+			n++
+		}
+	}
+	return float64(n) / float64(len(was))
+}
+
+// beginMove begins a time in which it is not known which devices move: what cannot be judged waits.
+func (l *ledger) beginMove() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.deciding = true
+}
+
+// decide enters the slots of the devices after a move in an epoch, and judges what waited. held are the
+// sessions that the devices held before. It returns how many devices moved.
+func (l *ledger) decide(epoch uint32, slots map[netip.Addr]int, held []int) (moved int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, a := range l.accounts {
+		if to := slots[a.addr]; to != a.slot {
+			a.move(epoch, to, held[i])
+			moved++
+		}
+	}
+	waiting := l.undecided
+	l.deciding, l.undecided = false, nil
+	for _, u := range waiting {
+		if u.event != nil {
+			l.heard(*u.event)
+		} else {
+			l.enter(u.collector, u.record)
+		}
+	}
+	return moved
+}
+
+// settle ends the moves: from an epoch on every device is at one collector again.
+func (l *ledger) settle(epoch uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range l.accounts {
+		a.settle(epoch)
+	}
+}
+
+// resetTimes are when devices noticed that their session was reset, because they moved.
+func (l *ledger) resetTimes() []time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.resets)
+}
+
+// rejections is what devices of live collectors noticed so far.
+func (l *ledger) rejections() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rejected
+}
+
+// add sums up: what was counted is added, of what was measured the worst is kept.
+func (r *resized) add(other resized) {
+	r.ratio = max(r.ratio, other.ratio)
+	r.moved += other.moved
+	r.misdirected += other.misdirected
+	r.collateral += other.collateral
+	r.resets = max(r.resets, other.resets)
+	r.took = max(r.took, other.took)
+}
+
+// lostOf is how many records of an epoch, which was calm, were not counted.
+func (l *ledger) lostOf(epoch uint32) (lost int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, a := range l.accounts {
+		for _, p := range []routers.Protocol{routers.IPFIX, routers.BMP} {
+			if !a.real {
+				lost += l.fleet.Sent(p, i, epoch) - a.counted[p][epoch]
+			}
+		}
+	}
+	return lost
+}
