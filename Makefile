@@ -36,7 +36,7 @@ build: ## bin/weir and bin/weir-lab, static
 
 .PHONY: test
 test: build bin/goflow2 ## all tests; as root, or those that need the kernel skip
-	$(GO) test $(TESTFLAGS) ./...
+	$(GO) test -timeout 20m $(TESTFLAGS) ./...
 
 # A collector that tests run, from a module of its own: its dependencies are none of weir's.
 bin/goflow2: lab/peers/goflow2/go.mod lab/peers/goflow2/go.sum

@@ -158,7 +158,8 @@ func (p *play) run(deaths int) {
 	for _, place := range p.where(p.addrs...) {
 		p.slot[place.Address] = place.Slot
 	}
-	asks := p.ask()
+	asks := sync.OnceValue(p.ask())
+	defer asks() // before the members end with the test
 	for p.died < deaths && !p.t.Failed() {
 		p.act(p.rnd.IntN(len(p.actors)))
 	}

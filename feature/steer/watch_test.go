@@ -3,6 +3,7 @@
 package steer
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"os"
@@ -20,11 +21,15 @@ import (
 func (w *world) serve() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.DiscardHandler)) }()
+	var log bytes.Buffer // read once the watcher has ended
+	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(&log, nil))) }()
 	w.t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
 			w.t.Error(err)
+		}
+		if w.t.Failed() {
+			w.t.Logf("the watcher said\n%s", log.String())
 		}
 	})
 }
