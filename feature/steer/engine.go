@@ -246,6 +246,7 @@ func readService(r *kernel.Root, i kernel.Instance) (*published, error) {
 		return nil, fmt.Errorf("the pins of service %s: %w", i.Name, err)
 	}
 	p.Service.Name = i.Name
+	p.Service = p.Service.withDefaults() // of options that the weir that wrote it did not have
 	var value steerService
 	if err := kernel.LookupPadded(o.Maps["service"], uint32(0), &value); err != nil {
 		return nil, fmt.Errorf("the table of service %s: %w", i.Name, err)
