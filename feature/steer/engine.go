@@ -45,6 +45,7 @@ type engine struct {
 	kind     Engine
 	pins     *kernel.Opened
 	services map[string]*published
+	vet      *vetting // what to do about members' checks
 }
 
 // kinds are the engines that a namespace may have.
@@ -186,7 +187,7 @@ func openEngine(l *kernel.WriteLock, scope string, kind Engine) (*engine, error)
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{lock: l, scope: scope, kind: kind, pins: pins}
+	e := &engine{lock: l, scope: scope, kind: kind, pins: pins, vet: &vetting{}}
 	if err = knownABI(pins.Meta, "namespace "+scope); err == nil {
 		e.services, err = readServices(l.Root, scope, kind)
 	}

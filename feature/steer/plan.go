@@ -106,13 +106,14 @@ func planService(plan *feature.Plan, have State, t target) {
 
 // planMembers adds a step for every slot whose member must be looked for.
 func planMembers(plan *feature.Plan, t target, have *ServiceState) {
+	vet := &vetting{limit: underLock} // for all of them: hung checks must not add up
 	for _, m := range t.service.Members {
 		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {
 			continue
 		}
 		plan.Add(feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
-				_, err := Register(ctx, l, Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}, nil)
+				_, err := register(ctx, l, Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}, nil, vet)
 				if notYet(err) {
 					return "stays empty: " + err.Error(), nil
 				}
@@ -280,7 +281,7 @@ func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.H
 		if old == nil {
 			continue
 		}
-		if m := p.Service.Member(slot); m != nil {
+		if m := e.heir(p, old, slot); m != nil {
 			if _, err := e.admit(ctx, p, slot, *m, ns); err != nil && !notYet(err) {
 				return err
 			}

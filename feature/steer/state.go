@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -62,6 +63,20 @@ type SlotState struct {
 
 // Admitted says whether the slot's traffic reaches a member.
 func (s SlotState) Admitted() bool { return s.State == "admitted" }
+
+// outlived says that the slot's sockets outlived the process that it was given
+// to: its successor is to be named, though traffic needs nobody.
+func (s SlotState) outlived(m *service.Member) bool {
+	if m == nil || !m.Keep || s.PID == 0 {
+		return false
+	}
+	p, err := pidfd.Open(s.PID)
+	if err != nil {
+		return true
+	}
+	defer p.Close()
+	return !p.Alive()
+}
 
 // Verdicts counts what happened to a slot's traffic: datagrams of UDP,
 // connection attempts of TCP.
@@ -245,6 +260,9 @@ func judge(s steerSlot, member *service.Member, missing []string) (state, reason
 	}
 	if member == nil {
 		return "empty", "no member is configured"
+	}
+	if member.Ready != nil {
+		return "empty", fmt.Sprintf("%s was never seen with all its sockets and ready", member)
 	}
 	return "empty", fmt.Sprintf("%s was never seen with all its sockets", member)
 }
