@@ -29,6 +29,7 @@ func processOf(pid int) (process, error) {
 // vetting says what to do about the check of a member that is to be admitted.
 type vetting struct {
 	proven map[process]bool // found ready already, or serving now
+	only   process          // who alone is meant by the member's number; zero: whoever has it
 	limit  time.Duration    // of checks made while the lock is held; 0: none is made
 }
 
@@ -38,15 +39,15 @@ const underLock = 2 * time.Second
 
 // vetted asks the member's own check, unless it is known to be ready.
 func (e *engine) vetted(ctx context.Context, p *published, slot int, m service.Member, a *service.Adoption, ns *netns.Handle) error {
-	if m.Ready == nil {
+	if m.Ready == nil && e.vet.only == (process{}) {
 		return nil
 	}
 	who, err := processOf(a.PIDs()[0])
 	if err != nil {
 		return fmt.Errorf("%w: %w", service.ErrNotRunning, err)
 	}
-	if e.vet.proven[who] {
-		return nil
+	if err := e.vet.meant(who); err != nil || m.Ready == nil || e.vet.proven[who] {
+		return err
 	}
 	if e.vet.limit <= 0 {
 		return fmt.Errorf("%w: its check was not run yet", service.ErrNotReady)
@@ -58,6 +59,14 @@ func (e *engine) vetted(ctx context.Context, p *published, slot int, m service.M
 	return brief.Check(ctx, ns, p.asked(slot, who.pid))
 }
 
+// meant refuses a process that has come by another's number.
+func (v *vetting) meant(who process) error {
+	if v.only != (process{}) && v.only != who {
+		return fmt.Errorf("%w: process %d has exited, and its number is another's", service.ErrNotRunning, who.pid)
+	}
+	return nil
+}
+
 func (p *published) asked(slot, pid int) service.Asked {
 	return service.Asked{Service: p.Service.Name, Slot: slot, PID: pid, Netns: p.Netns}
 }
@@ -66,6 +75,11 @@ func (p *published) asked(slot, pid int) service.Asked {
 // [Register] does, but waits for the member's check, if it has one, before it
 // takes the lock. It tries once: [Waiting] tells errors that may pass.
 func Admit(ctx context.Context, r *kernel.Root, s Slot, member *service.Member) (changed bool, err error) {
+	return admitOnly(ctx, r, s, member, process{})
+}
+
+// admitOnly is Admit for one process, whoever gets its number later.
+func admitOnly(ctx context.Context, r *kernel.Root, s Slot, member *service.Member, only process) (changed bool, err error) {
 	p, err := readService(r, serviceInstance(s.Scope, s.Service))
 	if err != nil {
 		return false, fmt.Errorf("service %s: %w", s.Service, err)
@@ -78,7 +92,10 @@ func Admit(ctx context.Context, r *kernel.Root, s Slot, member *service.Member) 
 	if err != nil {
 		return false, err
 	}
-	vet := vetting{}
+	vet := vetting{only: only}
+	if err := vet.meant(who); err != nil {
+		return false, err
+	}
 	if m.Ready != nil {
 		if !serves(r, s, who) {
 			if err := p.check(ctx, s, m, who); err != nil {
