@@ -5,7 +5,6 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -62,7 +61,7 @@ func bindShareProbe(cookie uint64) *ebpf.ProgramSpec {
 		Instructions: asm.Instructions{
 			asm.Mov.Reg(asm.R6, asm.R1),
 			asm.FnGetSocketCookie.Call(),
-			asm.LoadImm(asm.R1, int64(cookie&math.MaxInt64), asm.DWord),
+			asm.LoadImm(asm.R1, int64(cookie), asm.DWord),
 			asm.JNE.Reg(asm.R0, asm.R1, "pass"),
 			asm.StoreImm(asm.RFP, -4, 1, asm.Word),
 			asm.Mov.Reg(asm.R1, asm.R6),

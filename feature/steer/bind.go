@@ -5,6 +5,7 @@ package steer
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/units"
@@ -21,8 +22,14 @@ var bindInstance = kernel.Instance{Scope: kernel.HostScope, Feature: Name, Name:
 
 // syncBind makes the hook say what the pins of the services say: put up with
 // the first service that wants it, its ports kept, taken down with the last.
-// Run again, it mends what a killed command left.
-func syncBind(l *kernel.WriteLock) error {
+// Run again, it mends what a killed command left. Where it is not there and not
+// wanted by the caller, nobody wants it.
+func syncBind(l *kernel.WriteLock, wanted bool) error {
+	if o, err := l.Open(bindInstance, "ports"); err == nil {
+		o.Close()
+	} else if errors.Is(err, kernel.ErrNotExist) && !wanted {
+		return nil
+	}
 	want, err := bindPorts(l.Root)
 	if err != nil {
 		return err
@@ -90,7 +97,7 @@ func (p *published) bindKeys() []bindBindKey {
 	}
 	var out []bindBindKey
 	for _, l := range p.Service.Listen {
-		out = append(out, bindBindKey{Netns: p.Cookie, Port: l.Port, Proto: l.Proto})
+		out = append(out, bindBindKey{Netns: p.cookie, Port: l.Port, Proto: l.Proto})
 	}
 	return out
 }
@@ -171,7 +178,23 @@ func publishBind(l *kernel.WriteLock) error {
 		pins.Links[name] = ln
 	}
 	kernel.Step("steer:bind attached")
-	return l.Publish(bindInstance, newMeta(_BindBytes), pins)
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_BindBytes), Created: time.Now(), Version: Version}
+	return l.Publish(bindInstance, meta, pins)
+}
+
+// problemBind is the Problem of a service whose ports nobody shares.
+const problemBind = "the hook of share_port is missing, so daemons that do not ask for SO_REUSEPORT cannot start beside one another: weir apply mends it"
+
+// addShared shows what the hook did for the service.
+func (s *ServiceState) addShared(r *kernel.Root) {
+	if !s.pub.Service.SharePort {
+		return
+	}
+	if c, err := s.pub.sharedPorts(r); err != nil {
+		s.Problem = problemBind
+	} else {
+		s.Shared = &c
+	}
 }
 
 // sharedPorts reads the counters of a service's ports.

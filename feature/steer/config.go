@@ -33,8 +33,9 @@ type Options struct {
 	Seed           *uint32 `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
 	Backlog        *int    `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
 	ReceiveBuffer  *int    `yaml:"receive_buffer" json:"receive_buffer"`
-	Foreign        Foreign `yaml:"foreign" json:"foreign,omitempty"` // sk_reuseport: what to do about another's program
-	Migrate        bool    `yaml:"migrate" json:"migrate,omitempty"` // sk_reuseport: a closing listener's queue goes to another member
+	Foreign        Foreign `yaml:"foreign" json:"foreign,omitempty"`       // sk_reuseport: what to do about another's program
+	Migrate        bool    `yaml:"migrate" json:"migrate,omitempty"`       // sk_reuseport: a closing listener's queue goes to another member
+	SharePort      bool    `yaml:"share_port" json:"share_port,omitempty"` // set SO_REUSEPORT on whatever binds its ports
 }
 
 // Defaults of the options that a service leaves out. nfacctd listens with a

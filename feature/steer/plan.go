@@ -26,8 +26,10 @@ var _ feature.Feature[Config, State] = Feature{}
 func (Feature) Name() string { return Name }
 
 // Needs implements feature.Feature.
-func (Feature) Needs(Config) []kernel.Need {
-	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms)
+func (Feature) Needs(c Config) []kernel.Need {
+	share := kernel.BindShare
+	share.Optional = !slices.ContainsFunc(c.Services, func(s Service) bool { return s.SharePort })
+	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms, share)
 }
 
 // State implements feature.Feature.
@@ -94,7 +96,7 @@ func planService(plan *feature.Plan, have State, t target) {
 		return
 	}
 	d := differences(s.pub, t)
-	if s.Problem == problemEngine || s.Problem == problemHolder {
+	if s.Problem == problemEngine || s.Problem == problemHolder || s.Problem == problemBind {
 		d = append(d, s.Problem)
 	}
 	if len(d) > 0 {
@@ -147,6 +149,7 @@ func differences(p *published, t target) []string {
 	add("migrate", have.Migrate, want.Migrate)
 	add("backlog", *have.Backlog, *want.Backlog)
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
+	add("share_port", have.SharePort, want.SharePort)
 	if want.Seed != nil {
 		add("seed", *have.Seed, *want.Seed)
 	}
@@ -179,6 +182,11 @@ func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) e
 
 // publish creates or changes a service.
 func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
+	if t.service.SharePort { // before anything changes
+		if err := kernel.BindShare.Check(); err != nil {
+			return fmt.Errorf("service %s, share_port: %w", t.service.Name, err)
+		}
+	}
 	if err := CleanStale(l); err != nil {
 		return err
 	}
@@ -224,7 +232,10 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	kernel.Step("steer:published")
-	if err := e.sync(); err != nil || kind == EngineSkLookup && p.Service.OnEmpty != Drop {
+	if err := e.sync(); err != nil {
+		return err
+	}
+	if err := syncBind(l, p.Service.SharePort); err != nil || kind == EngineSkLookup && p.Service.OnEmpty != Drop {
 		return err
 	}
 	return e.startHolder()

@@ -118,6 +118,13 @@ func removeStep(scope, name string) feature.Step {
 // RemoveService takes a service away: its traffic is the kernel's own again.
 // With the last service of a namespace its program goes too.
 func RemoveService(l *kernel.WriteLock, scope, name string) error {
+	if err := removeService(l, scope, name); err != nil {
+		return err
+	}
+	return syncBind(l, false)
+}
+
+func removeService(l *kernel.WriteLock, scope, name string) error {
 	p, err := readService(l.Root, serviceInstance(scope, name))
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil

@@ -152,5 +152,5 @@ func Mend(l *kernel.WriteLock) error {
 			}
 		}
 	}
-	return nil
+	return syncBind(l, true)
 }

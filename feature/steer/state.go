@@ -36,6 +36,7 @@ type ServiceState struct {
 	Buckets int                `json:"buckets"`
 	OnEmpty OnEmpty            `json:"on_empty"`
 	Slots   []SlotState        `json:"slots"`
+	Shared  *Shared            `json:"share_port,omitempty"`
 	Problem string             `json:"problem,omitempty"` // what is wrong with the service as a whole
 	Updated time.Time          `json:"updated"`
 	scope   string             // directory of its namespace
@@ -193,6 +194,7 @@ func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
 		s.Slots = append(s.Slots, slot)
 	}
 	s.addQueues()
+	s.addShared(r)
 	if s.OnEmpty == Drop || p.Engine == EngineReuseport {
 		held, err := heldIn(e, p.Engine)
 		if err != nil {

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrSlotTaken says that a living process serves the slot.
-var ErrSlotTaken = errors.New("slot taken")
+// ErrHeld says that a living process has the slot.
+var ErrHeld = errors.New("slot held")
 
 // Supervision runs a daemon as the member of a slot, on hosts where no systemd
 // does.
@@ -113,7 +113,7 @@ func (s *supervisor) prepare() (err error) {
 	}
 	s.member.Keep = s.Give && s.Restart
 	if pid := s.holder(); pid != 0 && !s.TakeOver {
-		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, or take the slot over with --take-over", ErrSlotTaken, pid, s.Slot.Slot, s.Slot.Service)
+		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, or take the slot over with --take-over", ErrHeld, pid, s.Slot.Slot, s.Slot.Service)
 	}
 	s.env = os.Environ()
 	uid := os.Geteuid()
