@@ -20,8 +20,8 @@ func steerRegister(g *globals) *cobra.Command {
 		Use: "register SERVICE --slot N", Short: "Give a slot to its member, waiting until all its sockets are there", Args: cobra.ExactArgs(1),
 		Long: `Give a slot to its member once all its sockets are there and its check, if the
 configuration has one, has passed: to the member that the configuration names,
-or to the process named here. weir serve does this by
-itself; without it, a unit does:
+or to the process named here. weir serve does this by itself; without it, a unit
+does:
 
   ExecStartPost=weir steer register telemetry --slot 0 --pid $MAINPID`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -27,7 +27,7 @@ func steerRun(g *globals) *cobra.Command {
 	slot := -1
 	var bound []string
 	c := &cobra.Command{
-		Use: "run SERVICE --slot N -- DAEMON [ARG…]", Short: "Run a daemon as the member of a slot, where no systemd does", Args: cobra.MinimumNArgs(2),
+		Use: "run SERVICE --slot N -- DAEMON [ARG…]", Short: "Run a daemon as the member of a slot, where no systemd does", Args: serviceAndDaemon,
 		Long: `Run a daemon in the foreground, in the service's network namespace, and give it
 the slot once all its sockets are there. The slot is withdrawn when it ends.
 Signals (HUP, INT, QUIT, TERM, USR1, USR2) are forwarded, and the exit status is
@@ -71,8 +71,17 @@ refuses to start.`,
 	c.Flags().BoolVar(&v.TakeOver, "take-over", false, "take the slot from a process that holds it and lives")
 	c.Flags().StringVar(&v.User, "user", "", "run the daemon as this user, by name or number")
 	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
-	c.Flags().SetInterspersed(true)
 	return c
+}
+
+func serviceAndDaemon(_ *cobra.Command, args []string) error {
+	switch len(args) {
+	case 0:
+		return errors.New("name the service, and after -- the daemon")
+	case 1:
+		return errors.New("name the daemon after --, like weir steer run SERVICE --slot 0 -- nfacctd -f nfacctd.conf")
+	}
+	return nil
 }
 
 // launchVerb makes weir the program that sets LISTEN_PID and becomes the daemon:
