@@ -115,7 +115,7 @@ unit named@.service <<'EOF'
 Type=exec
 ExecStart=/weir/sink serve -name named-%i -listen 127.0.0.1:4741 -reuseport
 Restart=always
-RestartSec=6
+RestartSec=15
 EOF
 unit activated.socket <<'EOF'
 [Socket]
@@ -202,7 +202,7 @@ check 'weir serve killed: each source still does' each_source_answers named 4741
 check 'weir serve returns' systemctl restart weir.service
 crash named@1.service
 check 'killed: only its sources are rejected' each_source_answers named 4741 1
-check 'Restart= brings the unit back' eventually 20 another_pid named@1.service "$pid"
+check 'Restart= brings the unit back' eventually 60 another_pid named@1.service "$pid"
 check 'its slot is admitted again' eventually 15 slot_is admitted named 1
 check 'the same sources return to it' each_source_answers named 4741
 check 'stopping a unit empties its slot' systemctl stop named@0.service

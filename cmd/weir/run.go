@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
@@ -31,7 +32,8 @@ func steerRun(g *globals) *cobra.Command {
 		Long: `Run a daemon in the foreground, in the service's network namespace, and give it
 the slot once all its sockets are there. The slot is withdrawn when it ends.
 Signals (HUP, INT, QUIT, TERM, USR1, USR2) are forwarded, and the exit status is
-the daemon's own: 128 and the signal's number if one killed it.
+the daemon's own: 128 and the signal's number if one killed it (HUP, INT and
+TERM end this command as they ended the daemon).
 
 With --listen-fds weir opens the service's sockets, one for each listen, and
 passes them as systemd does (LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES; see
@@ -60,6 +62,7 @@ refuses to start.`,
 			// Signals are the daemon's: this ends when that does.
 			status, err := v.Run(context.WithoutCancel(cmd.Context()), g.host().Root)
 			if err == nil && status != 0 {
+				endLike(status)
 				err = daemonStatus(status)
 			}
 			return err
@@ -72,6 +75,17 @@ refuses to start.`,
 	c.Flags().StringVar(&v.User, "user", "", "run the daemon as this user, by name or number")
 	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
 	return c
+}
+
+// endLike ends this process by the signal that ended the daemon, where that is
+// an ordinary end: whoever stops a unit must see it stopped, not failed.
+func endLike(status int) {
+	switch sig := syscall.Signal(status - 128); sig {
+	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP:
+		signal.Reset(sig)
+		syscall.Kill(os.Getpid(), sig)
+		time.Sleep(time.Second) // it comes on another thread, if not on this one
+	}
 }
 
 func serviceAndDaemon(_ *cobra.Command, args []string) error {

@@ -73,3 +73,26 @@ func TestRunForwardsSignals(t *testing.T) {
 		t.Errorf("it ended with %d, want 5", got)
 	}
 }
+
+// A daemon that a forwarded signal ends, as systemctl stop does, has ended well.
+func TestRunEndsLikeTheDaemon(t *testing.T) {
+	s := session{t, root(t)}
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ""))
+	c := command("--root", s.root, "steer", "run", "telemetry", "--slot", "1", "--", "sh", "-c", "echo up; exec sleep 1000")
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Process.Kill()
+	if lines := bufio.NewScanner(out); !lines.Scan() {
+		t.Fatal("the daemon says nothing")
+	}
+	c.Process.Signal(syscall.SIGTERM)
+	c.Wait()
+	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || !ws.Signaled() || ws.Signal() != syscall.SIGTERM {
+		t.Errorf("it ended with %v, want SIGTERM", c.ProcessState)
+	}
+}
