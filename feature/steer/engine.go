@@ -46,7 +46,7 @@ type engine struct {
 	kind     Engine
 	pins     *kernel.Opened
 	services map[string]*published
-	vet      *vetting // what to do about members' checks
+	vet      *vetting // what to do about members' checks; nil: none is run
 }
 
 // kinds are the engines that a namespace may have.
@@ -188,7 +188,7 @@ func openEngine(l *kernel.WriteLock, scope string, kind Engine) (*engine, error)
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{lock: l, scope: scope, kind: kind, pins: pins, vet: &vetting{}}
+	e := &engine{lock: l, scope: scope, kind: kind, pins: pins}
 	if err = knownABI(pins.Meta, "namespace "+scope); err == nil {
 		e.services, err = readServices(l.Root, scope, kind)
 	}

@@ -39,6 +39,9 @@ const underLock = 2 * time.Second
 
 // vetted asks the member's own check, unless it is known to be ready.
 func (e *engine) vetted(ctx context.Context, p *published, slot int, m service.Member, a *service.Adoption, ns *netns.Handle) error {
+	if e.vet == nil {
+		e.vet = &vetting{}
+	}
 	if m.Ready == nil && e.vet.only == (process{}) {
 		return nil
 	}
