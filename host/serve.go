@@ -32,7 +32,9 @@ const DefaultSocket = "/run/weir/weir.sock"
 type ServeOptions struct {
 	Listen string // TCP address of /metrics and /healthz; empty: none
 	Socket string // Unix socket for the group; empty: none
-	Log    *slog.Logger
+	// Register is the Unix socket over which collectors register themselves; empty: none.
+	Register string
+	Log      *slog.Logger
 }
 
 // Serve runs what needs a process until ctx is done: it gives slots to members
@@ -59,6 +61,14 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		o.Log.Info("answering the group", "socket", o.Socket)
 		g.Go(func() error { return serveHTTP(ctx, l, handler) })
 	}
+	if o.Register != "" {
+		l, err := h.listenRegister(o.Register)
+		if err != nil {
+			return err
+		}
+		o.Log.Info("collectors may register themselves", "socket", o.Register)
+		g.Go(func() error { return serveRegister(ctx, l, h.registerHandler(o)) })
+	}
 	g.Go(func() error { return steer.Feature{}.Run(ctx, h.Root, o.Log) })
 	return g.Wait()
 }
@@ -75,6 +85,23 @@ func serveHTTP(ctx context.Context, l net.Listener, handler http.Handler) error 
 
 // listenUnix makes the socket for the group that may read the pins.
 func (h *Host) listenUnix(path string) (net.Listener, error) {
+	l, err := bindUnix(path)
+	if err != nil {
+		return nil, err
+	}
+	gid := 0
+	if st, err := os.Stat(h.Root.Path()); err == nil {
+		gid = int(st.Sys().(*syscall.Stat_t).Gid)
+	}
+	if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, 0o660)); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("the socket for the group: %w", err)
+	}
+	return l, nil
+}
+
+// bindUnix makes a socket at path, unless another weir serve answers there.
+func bindUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("the socket's directory: %w", err)
 	}
@@ -85,15 +112,7 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 	os.Remove(path) // left by one that was killed
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("the socket for the group: %w", err)
-	}
-	gid := 0
-	if st, err := os.Stat(h.Root.Path()); err == nil {
-		gid = int(st.Sys().(*syscall.Stat_t).Gid)
-	}
-	if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, 0o660)); err != nil {
-		l.Close()
-		return nil, fmt.Errorf("the socket for the group: %w", err)
+		return nil, fmt.Errorf("the socket %s: %w", path, err)
 	}
 	return l, nil
 }

@@ -79,16 +79,19 @@ type serving struct {
 	url    string
 	socket string
 	stop   func() error
+
+	register string
 }
 
 func (w world) serve() *serving {
 	w.t.Helper()
-	s := &serving{w: w, socket: filepath.Join(socketDir(w.t), "weir.sock")}
+	dir := socketDir(w.t)
+	s := &serving{w: w, socket: filepath.Join(dir, "weir.sock"), register: filepath.Join(dir, "register.sock")}
 	log := &lockedBuffer{}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Socket: s.socket, Log: slog.New(slog.NewTextHandler(log, nil))})
+		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Socket: s.socket, Register: s.register, Log: slog.New(slog.NewTextHandler(log, nil))})
 	}()
 	s.stop = sync.OnceValue(func() error { cancel(); return <-done })
 	w.t.Cleanup(func() {
@@ -103,14 +106,17 @@ func (w world) serve() *serving {
 			w.t.Fatal("Serve listens nowhere")
 		}
 	}
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		if c, err := net.Dial("unix", s.socket); err == nil {
-			c.Close()
-			return s
-		} else if time.Now().After(end) {
-			w.t.Fatal(err)
+	for _, path := range []string{s.socket, s.register} {
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			if c, err := net.Dial("unix", path); err == nil {
+				c.Close()
+				break
+			} else if time.Now().After(end) {
+				w.t.Fatal(err)
+			}
 		}
 	}
+	return s
 }
 
 // socketDir is a directory that everybody may search, unlike t.TempDir.

@@ -22,6 +22,7 @@ var (
 	ErrAmbiguous  = errors.New("more than one socket fits")
 	ErrMPTCP      = errors.New("listens with MPTCP")
 	ErrElsewhere  = errors.New("runs in another network namespace")
+	ErrNotReady   = errors.New("not ready")
 )
 
 // Adopted is one socket of a member: a duplicate of the member's descriptor.
@@ -89,6 +90,8 @@ func (m Member) Processes(ctx context.Context) ([]int, error) {
 		return []int{pid}, nil
 	case m.Unit != "":
 		return m.unitProcesses(ctx)
+	case m.User != "":
+		return nil, fmt.Errorf("%w: no process of user %s has registered itself", ErrNotRunning, m.User)
 	}
 	pids, err := units.CgroupProcs(m.Cgroup)
 	if err != nil {

@@ -20,8 +20,8 @@ type Spec struct {
 	Members        []Member `yaml:"members" json:"members,omitempty"`
 }
 
-// Member says which process serves a slot. Exactly one of PID, PIDFile, Unit
-// and Cgroup names it.
+// Member says which process serves a slot. Exactly one of PID, PIDFile, Unit,
+// Cgroup and User names it.
 type Member struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Slot           int      `yaml:"slot" json:"slot"`
@@ -29,7 +29,10 @@ type Member struct {
 	PIDFile        string   `yaml:"pidfile" json:"pidfile,omitempty"`
 	Unit           string   `yaml:"unit" json:"unit,omitempty"`     // systemd unit
 	Cgroup         string   `yaml:"cgroup" json:"cgroup,omitempty"` // of version 2, from its root
+	User           string   `yaml:"user" json:"user,omitempty"`     // whose processes may register themselves (package register)
 	Bound          []Listen `yaml:"bound" json:"bound,omitempty"`   // where its sockets are bound, one per listen; default: at the listen
+	Keep           bool     `yaml:"keep" json:"keep,omitempty"`     // its sockets outlive it: withdrawn when they close, not when it exits
+	Ready          *Ready   `yaml:"ready" json:"ready,omitempty"`   // asked before it is admitted; nil: its sockets are enough
 }
 
 // String names the member as status and plans show it.
@@ -43,6 +46,8 @@ func (m Member) String() string {
 		return "unit " + m.Unit
 	case m.Cgroup != "":
 		return "cgroup " + m.Cgroup
+	case m.User != "":
+		return "user " + m.User
 	}
 	return "none"
 }
@@ -109,14 +114,14 @@ func (m Member) validate(listens []Listen) error {
 	for _, f := range []struct {
 		key string
 		set bool
-	}{{"pid", m.PID != 0}, {"pidfile", m.PIDFile != ""}, {"unit", m.Unit != ""}, {"cgroup", m.Cgroup != ""}} {
+	}{{"pid", m.PID != 0}, {"pidfile", m.PIDFile != ""}, {"unit", m.Unit != ""}, {"cgroup", m.Cgroup != ""}, {"user", m.User != ""}} {
 		if f.set {
 			named = append(named, f.key)
 		}
 	}
 	switch {
 	case len(named) == 0:
-		return fmt.Errorf("no process named: give one of pid, pidfile, unit, cgroup")
+		return fmt.Errorf("no process named: give one of pid, pidfile, unit, cgroup, user")
 	case len(named) > 1:
 		return fmt.Errorf("%s name the process more than once: keep one", strings.Join(named, " and "))
 	case m.PID < 0:
@@ -128,6 +133,9 @@ func (m Member) validate(listens []Listen) error {
 		if b.Proto != listens[i].Proto {
 			return fmt.Errorf("bound %q is for listen %q: a socket of one protocol cannot serve the other; give them in the order of the listens", b, listens[i])
 		}
+	}
+	if m.Ready != nil {
+		return m.Ready.validate()
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func TestValidate(t *testing.T) {
 		"three":       {spec(t, both, Member{PID: 1}, Member{PID: 2}, Member{PID: 3}), 4, []string{"22:9: ", "23:9: services.telemetry: two members in slot 0: pid 3 here and pid 2 in line 22"}},
 		"beyond":      {spec(t, both, Member{Slot: 4, PID: 1}), 4, []string{"weir.yaml:21:9: services.telemetry: slot 4: the service has 4 slots, numbered 0 to 3"}},
 		"negative":    {spec(t, both, Member{Slot: -1, PID: 1}), 4, []string{"21:9: services.telemetry: slot -1: the service has"}},
-		"nobody":      {spec(t, both, Member{Slot: 2}), 4, []string{"21:9: services.telemetry: slot 2: no process named: give one of pid, pidfile, unit, cgroup"}},
+		"nobody":      {spec(t, both, Member{Slot: 2}), 4, []string{"21:9: services.telemetry: slot 2: no process named: give one of pid, pidfile, unit, cgroup, user"}},
 		"twice named": {spec(t, both, Member{PID: 1, Unit: "u", Cgroup: "c"}), 4, []string{"21:9: services.telemetry: slot 0: pid and unit and cgroup name the process more than once: keep one"}},
 		"bad pid":     {spec(t, both, Member{PID: -4}), 4, []string{"21:9: services.telemetry: slot 0: pid -4: want a positive number"}},
 		"bound":       {spec(t, both, bound(t, Member{PID: 1}, "udp :1")), 4, []string{"slot 0: bound has 1 entries and the service 2 listens"}},

@@ -20,10 +20,10 @@ check() {
 	fi
 }
 
-# answers WANT udp|tcp ADDRESS:PORT [FROM] succeeds if WANT is what answers.
+# answers WANT udp|tcp ADDRESS:PORT [FROM [WAIT]] succeeds if WANT is what answers.
 answers() {
 	local got
-	got=$(sink ask ${4:+-from "$4"} "$2" "$3") || return
+	got=$(sink ask ${4:+-from "$4"} ${5:+-wait "$5"} "$2" "$3") || return
 	[ "$got" = "$1" ] || { echo "$2 $3${4:+ from $4}: got $got, want $1"; return 1; }
 }
 
@@ -86,6 +86,10 @@ crash() {
 	kill -9 "$pid"
 }
 
+slot_names_main() { # SERVICE SLOT UNIT: the slot's process is the unit's
+	[ "$(slot "$1" pid "$2")" = "$(main_pid "$3")" ]
+}
+
 another_pid() { # UNIT PID: the unit runs, as another process than PID
 	local now
 	now=$(main_pid "$1")
@@ -111,7 +115,7 @@ unit named@.service <<'EOF'
 Type=exec
 ExecStart=/weir/sink serve -name named-%i -listen 127.0.0.1:4741 -reuseport
 Restart=always
-RestartSec=6
+RestartSec=15
 EOF
 unit activated.socket <<'EOF'
 [Socket]
@@ -123,6 +127,26 @@ unit activated.service <<'EOF'
 Requires=activated.socket
 [Service]
 ExecStart=/weir/sink serve -name activated-0
+Restart=always
+RestartSec=1
+EOF
+
+# On demand: systemd starts it when something arrives, and never by itself.
+unit demanded.socket <<'EOF'
+[Socket]
+ListenDatagram=127.0.0.1:4743
+ListenStream=127.0.0.1:4743
+EOF
+unit demanded.service <<'EOF'
+[Unit]
+Requires=demanded.socket
+[Service]
+ExecStart=/weir/sink serve -name demanded-0
+EOF
+unit supervised.service <<'EOF'
+[Service]
+Type=exec
+ExecStart=/weir/weir steer run supervised --slot 0 --listen-fds --restart -- /weir/sink serve -name supervised-0
 Restart=always
 RestartSec=1
 EOF
@@ -143,6 +167,14 @@ services:
     steer: {slots: 1}
     members:
       - {slot: 0, unit: activated.service}
+  demanded:
+    listen: [udp 127.0.0.1:4743, tcp 127.0.0.1:4743]
+    steer: {slots: 1}
+    members:
+      - {slot: 0, unit: demanded.service, keep: true, ready: {command: [/bin/sh, -c, "grep -q sink /proc/$WEIR_PID/comm"]}}
+  supervised:
+    listen: [udp 127.0.0.1:4744, tcp 127.0.0.1:4744]
+    steer: {slots: 1}
 EOF
 check 'weir apply' weir apply -f /weir/weir.yaml
 
@@ -170,7 +202,7 @@ check 'weir serve killed: each source still does' each_source_answers named 4741
 check 'weir serve returns' systemctl restart weir.service
 crash named@1.service
 check 'killed: only its sources are rejected' each_source_answers named 4741 1
-check 'Restart= brings the unit back' eventually 20 another_pid named@1.service "$pid"
+check 'Restart= brings the unit back' eventually 60 another_pid named@1.service "$pid"
 check 'its slot is admitted again' eventually 15 slot_is admitted named 1
 check 'the same sources return to it' each_source_answers named 4741
 check 'stopping a unit empties its slot' systemctl stop named@0.service
@@ -186,8 +218,54 @@ check 'killed: Restart= brings it back' eventually 15 another_pid activated.serv
 check 'its slot is admitted again' eventually 15 slot_is admitted activated 0
 check 'it gets every source again' each_source_answers activated 4742
 
+
+# What waits in systemd's sockets when the daemon dies is its successor's.
+# queued PORT UNIT stops the unit's process, sends over both protocols, kills it,
+# and wants both answered.
+queued() {
+	local status=0 asked
+	pid=$(main_pid "$2")
+	kill -STOP "$pid"
+	answers "$3" udp "127.0.0.1:$1" 127.0.1.1 30s &
+	asked=$!
+	answers "$3" tcp "127.0.0.1:$1" 127.0.1.2 30s &
+	sleep 1
+	kill -9 "$pid"
+	wait "$asked" || status=1
+	wait $! || status=1
+	return "$status"
+}
+check 'what waits when it dies is answered by the next' queued 4742 activated.service activated-0
+check 'its slot is admitted once more' eventually 15 slot_is admitted activated 0
+
+# On demand, with keep: the slot stays open while no process is there.
+check 'a unit on demand starts' systemctl start demanded.service
+check 'its slot is admitted' eventually 15 slot_is admitted demanded 0
+check 'it gets every source' each_source_answers demanded 4743
+check 'stopped, systemd holds its sockets' systemctl stop demanded.service
+check 'its slot stays admitted' slot_is admitted demanded 0
+check 'a datagram starts it, and is answered' answers demanded-0 udp 127.0.0.1:4743 127.0.1.1 30s
+check 'the slot names its new process' eventually 15 slot_names_main demanded 0 demanded.service
+check 'its socket unit stopped, the slot is empty' systemctl stop demanded.socket demanded.service
+check 'and rejects' eventually 5 answers refused udp 127.0.0.1:4743
+
+# weir steer run as a unit's process.
+check 'weir steer run starts as a unit' systemctl start supervised.service
+check 'its daemon is admitted' eventually 15 slot_is admitted supervised 0
+check 'it gets every source' each_source_answers supervised 4744
+pid=$(slot supervised pid 0)
+check 'the daemon is killed' kill -9 "$pid"
+check 'its slot stays admitted' slot_is admitted supervised 0
+check 'its next run answers what waited' answers supervised-0 udp 127.0.0.1:4744 127.0.1.1 30s
+check 'weir steer run is killed' crash supervised.service
+check 'Restart= brings both back' eventually 20 another_pid supervised.service "$pid"
+check 'the slot is admitted again' eventually 15 slot_is admitted supervised 0
+check 'it gets every source again' each_source_answers supervised 4744
+check 'stopping the unit ends both' systemctl stop supervised.service
+check 'stopped: its slot rejects' eventually 5 answers refused tcp 127.0.0.1:4744
+
 check 'weir remove' weir remove
 check 'nothing is left pinned' test ! -e /sys/fs/bpf/weir
-[ "$failed" = 0 ] || journalctl --no-pager --lines 60 --unit weir.service --unit 'registered.service' --unit 'named@*' --unit activated.service
+[ "$failed" = 0 ] || journalctl --no-pager --lines 60 --unit weir.service --unit 'registered.service' --unit 'named@*' --unit activated.service --unit demanded.service --unit supervised.service
 
 exit "$failed"

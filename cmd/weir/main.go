@@ -33,10 +33,16 @@ const (
 var errUsage = errors.New("usage")
 
 func main() {
+	if len(os.Args) > 2 && os.Args[1] == launchVerb {
+		launch(os.Args[2:])
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	steer.Version = version
 	if err := newCommand().ExecuteContext(ctx); err != nil {
+		if status, ok := errors.AsType[daemonStatus](err); ok {
+			os.Exit(int(status)) // it has said itself what there was to say
+		}
 		fmt.Fprintln(os.Stderr, "weir:", err)
 		os.Exit(exitStatus(err))
 	}

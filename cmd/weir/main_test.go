@@ -127,6 +127,7 @@ func TestUsageErrors(t *testing.T) {
 		"steer where", "steer where router.example", "steer where 192.0.2.1/24", "steer where --slots many 192.0.2.1", "steer where --without 1,x 192.0.2.1",
 		"steer devices 192.0.2.1", "steer devices --silent 5", "steer devices --missing sctp", "steer status a b",
 		"steer register", "steer register svc extra", "steer register svc --slot x", "steer unregister",
+		"steer run", "steer run svc", "steer run svc --slot 0", "steer run svc --slot x -- sleep 1", "steer run --slo 1 svc sleep",
 		"serve now", "doctor --root", "version 1", "steer hold",
 	} {
 		out, err := inProcess(strings.Fields(line)...)

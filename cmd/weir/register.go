@@ -3,9 +3,7 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,9 +18,10 @@ func steerRegister(g *globals) *cobra.Command {
 	var bound []string
 	c := &cobra.Command{
 		Use: "register SERVICE --slot N", Short: "Give a slot to its member, waiting until all its sockets are there", Args: cobra.ExactArgs(1),
-		Long: `Give a slot to its member once all its sockets are there: to the member that the
-configuration names, or to the process named here. weir serve does this by
-itself; without it, a unit does:
+		Long: `Give a slot to its member once all its sockets are there and its check, if the
+configuration has one, has passed: to the member that the configuration names,
+or to the process named here. weir serve does this by itself; without it, a unit
+does:
 
   ExecStartPost=weir steer register telemetry --slot 0 --pid $MAINPID`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -34,7 +33,7 @@ itself; without it, a unit does:
 			if err != nil {
 				return err
 			}
-			changed, err := registerWaiting(cmd.Context(), g, s, named, wait)
+			changed, err := steer.AdmitWithin(cmd.Context(), g.host().Root, s, named, wait)
 			if err == nil && !changed {
 				fmt.Fprintf(cmd.OutOrStdout(), "slot %d of %s has it already\n", slot, args[0])
 			}
@@ -60,39 +59,21 @@ func namedMember(m service.Member, slot int, bound []string) (*service.Member, e
 		return nil, nil
 	}
 	m.Slot = slot
-	for _, b := range bound {
+	var err error
+	m.Bound, err = parseBound(bound)
+	return &m, err
+}
+
+func parseBound(texts []string) ([]service.Listen, error) {
+	var out []service.Listen
+	for _, b := range texts {
 		l, err := service.ParseListen(b)
 		if err != nil {
 			return nil, usageError{err}
 		}
-		m.Bound = append(m.Bound, l)
+		out = append(out, l)
 	}
-	return &m, nil
-}
-
-// registerWaiting tries until the member is whole. The lock is not held while
-// it waits.
-func registerWaiting(ctx context.Context, g *globals, s steer.Slot, m *service.Member, wait time.Duration) (bool, error) {
-	deadline := time.Now().Add(wait)
-	for {
-		l, err := g.host().Root.Lock(ctx)
-		if err != nil {
-			return false, err
-		}
-		changed, err := steer.Register(ctx, l, s, m)
-		l.Unlock()
-		if err == nil || !steer.Waiting(err) {
-			return changed, err
-		}
-		if time.Now().After(deadline) {
-			return false, fmt.Errorf("slot %d of %s stays empty after %s: %w", s.Slot, s.Service, strings.TrimSuffix(wait.String(), "0s"), err)
-		}
-		select {
-		case <-ctx.Done():
-			return false, ctx.Err()
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+	return out, nil
 }
 
 func steerUnregister(g *globals) *cobra.Command {

@@ -27,9 +27,9 @@ const (
 	stateChanging
 )
 
-// admit looks for a slot's member and, if all its sockets are there, gives it
-// the slot. changed says whether anything did: a member that holds its slot
-// with the same sockets is left alone.
+// admit looks for a slot's member and, if all its sockets are there and its
+// check has passed, gives it the slot. changed says whether anything did: a
+// member that holds its slot with the same sockets is left alone.
 func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Member, ns *netns.Handle) (changed bool, err error) {
 	a, err := m.Adopt(ctx, ns, p.Service.Spec)
 	if err != nil {
@@ -37,55 +37,117 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 	}
 	defer a.Close()
 	row := p.row(slot)
-	if same, err := e.holds(row, a); err != nil || same {
+	same, holder, err := e.holds(row, a)
+	if err != nil || same && holder == a.PIDs()[0] {
 		return false, err
 	}
-	at := ownPlaces
-	if e.kind == EngineReuseport {
-		if err := e.taken(p, row, a); err != nil {
-			return false, err
-		}
-		if at, err = e.join(p, row, a, ns); err != nil {
-			return false, err
-		}
+	if err := e.vetted(ctx, p, slot, m, a, ns); err != nil {
+		return false, err
 	}
-	if err := e.install(p, slot, at, a); err != nil {
+	if same {
+		// Sockets that were passed on, by systemd or by weir steer run: what waits in them
+		// must not meet a slot that is changing.
+		err = e.succeed(row, a, m.Keep)
+	} else {
+		err = e.place(p, slot, a, m.Keep, ns)
+	}
+	if err != nil {
 		return false, err
 	}
 	p.raise(a)
+	if m.Keep {
+		return true, nil
+	}
 	return true, e.confirm(row, a)
 }
 
-// holds says whether a row is admitted with exactly these sockets.
-func (e *engine) holds(row uint32, a *service.Adoption) (bool, error) {
+// holds says whether a row is admitted with exactly these sockets, and whose
+// process it is by now.
+func (e *engine) holds(row uint32, a *service.Adoption) (same bool, holder int, err error) {
 	var s steerSlot
 	if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
-		return false, err
+		return false, 0, err
 	}
-	if slotState(s.State) != stateAdmitted || int(s.Tgid) != a.PIDs()[0] {
-		return false, nil
+	if slotState(s.State) != stateAdmitted {
+		return false, 0, nil
 	}
 	for i, sock := range a.Sockets {
 		var cookie uint64
 		err := e.pins.Maps["sockets"].Lookup(row*maxEndpoints+uint32(s.At[i]), &cookie)
 		if err != nil || cookie != sock.Socket.Cookie {
-			return false, nil //nolint:nilerr // a closed socket's entry is gone
+			return false, 0, nil //nolint:nilerr // a closed socket's entry is gone
 		}
 	}
-	return true, nil
+	return true, int(s.Tgid), nil
+}
+
+// slotOf is a row's new content for the process that holds the sockets.
+func slotOf(a *service.Adoption, state slotState) (steerSlot, error) {
+	pid := a.PIDs()[0]
+	start, err := pidfd.StartTime(pid)
+	if err != nil {
+		return steerSlot{}, fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, pid)
+	}
+	return steerSlot{State: uint32(state), Tgid: uint32(pid), Since: monotonic(), Start: start}, nil
+}
+
+// succeed makes another process the holder of a row whose sockets stay.
+func (e *engine) succeed(row uint32, a *service.Adoption, keep bool) error {
+	var was steerSlot
+	if err := e.pins.Maps["slots"].Lookup(row, &was); err != nil {
+		return err
+	}
+	s, err := slotOf(a, stateAdmitted)
+	if err != nil {
+		return err
+	}
+	s.At = was.At
+	// The exit of the process before counts no more once the row names the new one.
+	if err := e.pins.Maps["slots"].Put(row, s); err != nil {
+		return err
+	}
+	kernel.Step("steer:succeeded")
+	return e.watchExits(row, a, keep)
+}
+
+// watchExits has steer_exit withdraw the row when its processes exit, and for
+// no other process; with keep, for none at all.
+func (e *engine) watchExits(row uint32, a *service.Adoption, keep bool) error {
+	if err := e.forgetExits(row); err != nil || keep {
+		return err
+	}
+	for _, pid := range a.PIDs() {
+		if err := e.watchExit(uint32(pid), row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// place gives a slot to a member with other sockets.
+func (e *engine) place(p *published, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (err error) {
+	at := ownPlaces
+	if e.kind == EngineReuseport {
+		if err := e.taken(p, p.row(slot), a); err != nil {
+			return err
+		}
+		if at, err = e.join(p, p.row(slot), a, ns); err != nil {
+			return err
+		}
+	}
+	return e.install(p, slot, at, a, keep)
 }
 
 // install swaps a row's sockets. The row is withdrawn meanwhile: a packet must
 // not meet the new member's UDP socket and the old one's listener.
-func (e *engine) install(p *published, slot int, at [maxEndpoints]uint8, a *service.Adoption) error {
+func (e *engine) install(p *published, slot int, at [maxEndpoints]uint8, a *service.Adoption, keep bool) error {
 	row := p.row(slot)
 	slots, sockets := e.pins.Maps["slots"], e.pins.Maps["sockets"]
-	pids := a.PIDs()
-	start, err := pidfd.StartTime(pids[0])
+	s, err := slotOf(a, stateChanging)
 	if err != nil {
-		return fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, pids[0])
+		return err
 	}
-	s := steerSlot{State: uint32(stateChanging), Tgid: uint32(pids[0]), Since: monotonic(), Start: start, At: at}
+	s.At = at
 	if err := slots.Put(row, s); err != nil {
 		return err
 	}
@@ -112,10 +174,8 @@ func (e *engine) install(p *published, slot int, at [maxEndpoints]uint8, a *serv
 			return err
 		}
 	}
-	for _, pid := range pids {
-		if err := e.watchExit(uint32(pid), row); err != nil {
-			return err
-		}
+	if err := e.watchExits(row, a, keep); err != nil {
+		return err
 	}
 	s.State = uint32(stateAdmitted)
 	if err := slots.Put(row, s); err != nil {

@@ -26,17 +26,17 @@ type Service struct {
 // Options is the steer section of a service.
 type Options struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	By             Policy  `yaml:"by" json:"by"`
-	Slots          int     `yaml:"slots" json:"slots"`       // 1 to MaxSlots
-	Engine         Engine  `yaml:"engine" json:"engine"`     // where the decision is made
-	OnEmpty        OnEmpty `yaml:"on_empty" json:"on_empty"` // what a slot without a whole member does
-	Seed           *uint32 `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
-	Backlog        *int    `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
-	ReceiveBuffer  *int    `yaml:"receive_buffer" json:"receive_buffer"`
-	Foreign        Foreign `yaml:"foreign" json:"foreign,omitempty"` // sk_reuseport: what to do about another's program
-	Migrate        bool    `yaml:"migrate" json:"migrate,omitempty"` // sk_reuseport: a closing listener's queue goes to another member
-
-	Templates Templates `yaml:"templates" json:"templates,omitempty"` // of IPFIX and NetFlow v9, kept and replayed
+	By             Policy    `yaml:"by" json:"by"`
+	Slots          int       `yaml:"slots" json:"slots"`       // 1 to MaxSlots
+	Engine         Engine    `yaml:"engine" json:"engine"`     // where the decision is made
+	OnEmpty        OnEmpty   `yaml:"on_empty" json:"on_empty"` // what a slot without a whole member does
+	Seed           *uint32   `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
+	Backlog        *int      `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
+	ReceiveBuffer  *int      `yaml:"receive_buffer" json:"receive_buffer"`
+	Templates      Templates `yaml:"templates" json:"templates,omitempty"`   // of IPFIX and NetFlow v9, kept and replayed
+	Foreign        Foreign   `yaml:"foreign" json:"foreign,omitempty"`       // sk_reuseport: what to do about another's program
+	Migrate        bool      `yaml:"migrate" json:"migrate,omitempty"`       // sk_reuseport: a closing listener's queue goes to another member
+	SharePort      bool      `yaml:"share_port" json:"share_port,omitempty"` // set SO_REUSEPORT on whatever binds its ports
 }
 
 // Defaults of the options that a service leaves out. nfacctd listens with a

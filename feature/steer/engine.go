@@ -30,8 +30,9 @@ type published struct {
 	ID      uint32   `json:"id"`      // index into steer_services
 	Rows    []uint32 `json:"rows"`    // of the engine's maps, by slot: a slot keeps its row for life
 
-	table []uint16 // bucket to slot; it is in the service's own map
-	abi   uint32   // of its pins; 0: not published yet
+	table  []uint16 // bucket to slot; it is in the service's own map
+	abi    uint32   // of its pins; 0: not published yet
+	cookie uint64   // of its namespace, or 0
 }
 
 func (p *published) row(slot int) uint32 { return p.Rows[slot] }
@@ -45,6 +46,7 @@ type engine struct {
 	kind     Engine
 	pins     *kernel.Opened
 	services map[string]*published
+	vet      *vetting // what to do about members' checks; nil: none is run
 }
 
 // kinds are the engines that a namespace may have.
@@ -245,7 +247,7 @@ func readService(r *kernel.Root, i kernel.Instance) (*published, error) {
 	if err := json.Unmarshal(o.Meta.Config, p); err != nil {
 		return nil, fmt.Errorf("the pins of service %s: %w", i.Name, err)
 	}
-	p.Service.Name = i.Name
+	p.Service.Name, p.cookie = i.Name, o.Meta.Cookie
 	p.Service = p.Service.withDefaults() // of options that the weir that wrote it did not have
 	var value steerService
 	if err := kernel.LookupPadded(o.Maps["service"], uint32(0), &value); err != nil {

@@ -31,12 +31,13 @@ var (
 	backlogDesc  = desc("socket_backlog_connections", "Backlog of a listener.", "slot", "listen")
 	dropsDesc    = desc("socket_drops_total", "Packets that a socket dropped, mostly for lack of buffer.", "slot", "listen")
 	devicesDesc  = desc("devices", "Source addresses heard of and still remembered.", "slot")
+	sharedDesc   = desc("shared_sockets_total", "Sockets that bound a port of the service and were given SO_REUSEPORT, or that the kernel refused it.", "result")
 	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether the pins could be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, upDesc,
+	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, upDesc,
 		templatesDesc, exportersDesc, replaysDesc} {
 		ch <- d
 	}
@@ -58,6 +59,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{s.Name, s.Netns}, labels...)...)
+	}
+	if s.Shared != nil {
+		send(sharedDesc, prometheus.CounterValue, float64(s.Shared.Sockets), "shared")
+		send(sharedDesc, prometheus.CounterValue, float64(s.Shared.Failed), "failed")
 	}
 	devices := make([]int, len(s.Slots))
 	if all, _, err := s.Devices(c.root); err == nil {

@@ -27,8 +27,10 @@ var _ feature.Feature[Config, State] = Feature{}
 func (Feature) Name() string { return Name }
 
 // Needs implements feature.Feature.
-func (Feature) Needs(Config) []kernel.Need {
-	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms, kernel.PacketFilter)
+func (Feature) Needs(c Config) []kernel.Need {
+	share := kernel.BindShare
+	share.Optional = !slices.ContainsFunc(c.Services, func(s Service) bool { return s.SharePort })
+	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms, kernel.PacketFilter, share)
 }
 
 // State implements feature.Feature.
@@ -95,7 +97,7 @@ func planService(plan *feature.Plan, have State, t target) {
 		return
 	}
 	d := differences(s.pub, t)
-	if s.Problem == problemEngine || s.Problem == problemHolder {
+	if s.Problem == problemEngine || s.Problem == problemHolder || s.Problem == problemBind {
 		d = append(d, s.Problem)
 	}
 	if len(d) > 0 {
@@ -107,13 +109,14 @@ func planService(plan *feature.Plan, have State, t target) {
 
 // planMembers adds a step for every slot whose member must be looked for.
 func planMembers(plan *feature.Plan, t target, have *ServiceState) {
+	vet := &vetting{limit: underLock} // for all of them: hung checks must not add up
 	for _, m := range t.service.Members {
 		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {
 			continue
 		}
 		plan.Add(feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
-				_, err := Register(ctx, l, Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}, nil)
+				_, err := register(ctx, l, Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}, nil, vet)
 				if notYet(err) {
 					return "stays empty: " + err.Error(), nil
 				}
@@ -148,6 +151,7 @@ func differences(p *published, t target) []string {
 	add("backlog", *have.Backlog, *want.Backlog)
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
 	add("templates", cmp.Or(have.Templates, TemplatesAuto), want.Templates)
+	add("share_port", have.SharePort, want.SharePort)
 	if want.Seed != nil {
 		add("seed", *have.Seed, *want.Seed)
 	}
@@ -180,6 +184,11 @@ func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) e
 
 // publish creates or changes a service.
 func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
+	if t.service.SharePort { // before anything changes
+		if err := kernel.BindShare.Check(); err != nil {
+			return fmt.Errorf("service %s, share_port: %w", t.service.Name, err)
+		}
+	}
 	if err := CleanStale(l); err != nil {
 		return err
 	}
@@ -225,7 +234,10 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	kernel.Step("steer:published")
-	if err := e.sync(); err != nil || kind == EngineSkLookup && p.Service.OnEmpty != Drop {
+	if err := e.sync(); err != nil {
+		return err
+	}
+	if err := syncBind(l, p.Service.SharePort); err != nil || kind == EngineSkLookup && p.Service.OnEmpty != Drop {
 		return err
 	}
 	return e.startHolder()
@@ -282,7 +294,7 @@ func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.H
 		if old == nil {
 			continue
 		}
-		if m := p.Service.Member(slot); m != nil {
+		if m := e.heir(p, old, slot); m != nil {
 			if _, err := e.admit(ctx, p, slot, *m, ns); err != nil && !notYet(err) {
 				return err
 			}

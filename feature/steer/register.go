@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -32,28 +33,37 @@ func (s *ServiceState) Scope() string { return s.scope }
 // Register gives a slot to member, or to the member that the configuration
 // names if member is nil. It reports whether anything changed: a member that
 // holds the slot with the same sockets is left alone. [Waiting] tells errors
-// that may pass from others.
+// that may pass from others. A member's check is run once, and briefly, since
+// the lock is held: [Admit] waits for it without.
 func Register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member) (changed bool, err error) {
+	return register(ctx, l, s, member, &vetting{limit: underLock})
+}
+
+func register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member, vet *vetting) (changed bool, err error) {
 	e, p, err := openSlot(l, s)
 	if err != nil {
 		return false, err
 	}
 	defer e.Close()
-	if member == nil {
-		if member = p.Service.Member(s.Slot); member == nil {
-			return false, fmt.Errorf("%w: slot %d of %s has no member in the configuration: name one with --pid, --pidfile, --unit or --cgroup", ErrNoSlot, s.Slot, s.Service)
-		}
-	}
-	inode, err := strconv.ParseUint(s.Scope, 10, 64)
+	e.vet = vet
+	m, err := p.member(s, member)
 	if err != nil {
 		return false, err
 	}
-	ns, err := openNetns(p.Netns, inode)
+	ns, err := s.openNetns(p)
 	if err != nil {
 		return false, err
 	}
 	defer ns.Close()
-	return e.admit(ctx, p, s.Slot, *member, ns)
+	return e.admit(ctx, p, s.Slot, m, ns)
+}
+
+func (s Slot) openNetns(p *published) (*netns.Handle, error) {
+	inode, err := strconv.ParseUint(s.Scope, 10, 64)
+	if err != nil {
+		return nil, err
+	}
+	return openNetns(p.Netns, inode)
 }
 
 // Unregister withdraws a slot: its traffic meets on_empty until Register. A
@@ -87,9 +97,9 @@ func openSlot(l *kernel.WriteLock, s Slot) (*engine, *published, error) {
 }
 
 // Waiting says that a member could not be admitted yet, and may be later: it
-// does not run, or has not opened all its sockets.
+// does not run, has not opened all its sockets, or its check fails.
 func Waiting(err error) bool {
-	return errors.Is(err, service.ErrNotRunning) || errors.Is(err, service.ErrNoSocket)
+	return errors.Is(err, service.ErrNotRunning) || errors.Is(err, service.ErrNoSocket) || errors.Is(err, service.ErrNotReady)
 }
 
 // notYet is Waiting, and whatever else about a member must not keep a
@@ -108,6 +118,13 @@ func removeStep(scope, name string) feature.Step {
 // RemoveService takes a service away: its traffic is the kernel's own again.
 // With the last service of a namespace its program goes too.
 func RemoveService(l *kernel.WriteLock, scope, name string) error {
+	if err := removeService(l, scope, name); err != nil {
+		return err
+	}
+	return syncBind(l, false)
+}
+
+func removeService(l *kernel.WriteLock, scope, name string) error {
 	p, err := readService(l.Root, serviceInstance(scope, name))
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil

@@ -26,7 +26,7 @@ import (
 func TestMain(m *testing.M) {
 	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
 	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "hold": playHold,
-		"recorder": runRecorder})
+		"recorder": runRecorder, "supervise": runSupervise})
 	nstest.Main(m)
 }
 

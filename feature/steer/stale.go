@@ -155,5 +155,5 @@ func Mend(l *kernel.WriteLock) error {
 			}
 		}
 	}
-	return nil
+	return syncBind(l, true)
 }

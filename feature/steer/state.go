@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -35,6 +36,7 @@ type ServiceState struct {
 	Buckets int                `json:"buckets"`
 	OnEmpty OnEmpty            `json:"on_empty"`
 	Slots   []SlotState        `json:"slots"`
+	Shared  *Shared            `json:"share_port,omitempty"`
 	Problem string             `json:"problem,omitempty"` // what is wrong with the service as a whole
 	Updated time.Time          `json:"updated"`
 	scope   string             // directory of its namespace
@@ -62,6 +64,20 @@ type SlotState struct {
 
 // Admitted says whether the slot's traffic reaches a member.
 func (s SlotState) Admitted() bool { return s.State == "admitted" }
+
+// outlived says that the slot's sockets outlived the process that it was given
+// to: its successor is to be named, though traffic needs nobody.
+func (s SlotState) outlived(m *service.Member) bool {
+	if m == nil || !m.Keep || s.PID == 0 {
+		return false
+	}
+	p, err := pidfd.Open(s.PID)
+	if err != nil {
+		return true
+	}
+	defer p.Close()
+	return !p.Alive()
+}
 
 // Verdicts counts what happened to a slot's traffic: datagrams of UDP,
 // connection attempts of TCP.
@@ -178,6 +194,7 @@ func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
 		s.Slots = append(s.Slots, slot)
 	}
 	s.addQueues()
+	s.addShared(r)
 	if s.OnEmpty == Drop || p.Engine == EngineReuseport {
 		held, err := heldIn(e, p.Engine)
 		if err != nil {
@@ -245,6 +262,9 @@ func judge(s steerSlot, member *service.Member, missing []string) (state, reason
 	}
 	if member == nil {
 		return "empty", "no member is configured"
+	}
+	if member.Ready != nil {
+		return "empty", fmt.Sprintf("%s was never seen with all its sockets and ready", member)
 	}
 	return "empty", fmt.Sprintf("%s was never seen with all its sockets", member)
 }

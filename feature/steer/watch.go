@@ -39,16 +39,18 @@ type watcher struct {
 	said map[Slot]string
 
 	templates *templateKeeper
+	checks    *checks
 }
 
 // Run implements feature.Runner: it admits members when their sockets appear,
 // until ctx is done. Withdrawing needs no one: the program does it.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	w := &watcher{root: r, log: log, said: map[Slot]string{}, templates: newTemplateKeeper(r, log)}
+	events := make(chan watchEvent, 1024)
+	w := &watcher{root: r, log: log, said: map[Slot]string{}, templates: newTemplateKeeper(r, log), checks: newChecks(events)}
 	kept := make(chan struct{})
 	go func() { w.templates.run(ctx); close(kept) }()
 	defer func() { <-kept }()
-	events := make(chan watchEvent, 1024)
+	defer w.checks.end(nil)
 	if h, err := openHooks(events); err != nil {
 		log.Warn("members are noticed once a second only", "reason", err)
 	} else {
@@ -101,6 +103,7 @@ func (w *watcher) look(ctx context.Context) error {
 	if err := w.hook.watch(st); err != nil {
 		return err
 	}
+	lacking := map[Slot]bool{}
 	for i := range st.Services {
 		s := &st.Services[i]
 		if s.Problem == problemHolder {
@@ -114,30 +117,34 @@ func (w *watcher) look(ctx context.Context) error {
 		}
 		for _, slot := range s.Slots {
 			member := s.pub.Service.Member(slot.Slot)
-			if slot.Admitted() || slot.withdrawn || member == nil {
+			if slot.Admitted() && !slot.outlived(member) || slot.withdrawn || member == nil {
 				continue
 			}
+			lacking[Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}] = true
 			w.admit(ctx, s, slot.Slot, *member)
 		}
 	}
+	w.checks.end(lacking)
 	return nil
 }
 
-// admit first looks without the lock: most looks find nothing.
+// admit first looks without the lock: most looks find nothing. A member's check
+// runs beside, so that it holds up no other slot; its end brings another look.
 func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.Member) {
 	key := Slot{Scope: s.scope, Service: s.Name, Slot: n}
-	ns, err := openNetns(s.pub.Netns, s.Inode)
-	if err == nil {
-		var a *service.Adoption
-		if a, err = m.Adopt(ctx, ns, s.pub.Service.Spec); err == nil {
-			a.Close()
+	who, err := s.pub.find(ctx, key, m)
+	vet := vetting{}
+	if err == nil && m.Ready != nil {
+		var known bool
+		if known, err = w.checks.ask(ctx, s.pub, key, m, who); !known {
+			return
 		}
-		ns.Close()
+		vet.proven = map[process]bool{who: true}
 	}
 	if err == nil {
 		var l *kernel.WriteLock
 		if l, err = w.root.Lock(ctx); err == nil {
-			_, err = Register(ctx, l, key, nil)
+			_, err = register(ctx, l, key, &m, &vet)
 			l.Unlock()
 			w.templates.kick()
 		}

@@ -26,12 +26,13 @@ const module = "github.com/weir-project/weir"
 // a floor of their own, above the contract in feature/ itself.
 var floors = map[string]int{
 	"bpf": 0, "internal": 0,
-	"kernel": 1,
-	"table":  2, "service": 2,
+	"register": 0, // for other people's programs: it stands on nothing of ours
+	"kernel":   1,
+	"table":    2, "service": 2,
 	"feature": 3,
 	// 4: feature/*
 	"host": 5, "collector": 5,
-	"cmd": 6, "lab": 6, "vm": 6,
+	"cmd": 6, "lab": 6, "vm": 6, "examples": 6,
 }
 
 const featureFloor = 4
@@ -233,6 +234,8 @@ func TestRules(t *testing.T) {
 		{"host/a.go", "feature/steer", ""},
 		{"cmd/weir/a.go", "host", ""},
 		{"cmd/weir-lab/a.go", "lab", ""},
+		{"examples/register-go/a.go", "register", ""},
+		{"register/a.go", "internal/netns", "floor 0 may use lower floors only"},
 		{"lab/telemetry/a.go", "lab/routers", ""},
 		{"lab/a.go", "host", ""},
 		{"cmd/weir-collector/a.go", "collector", ""},

@@ -23,7 +23,7 @@ import (
 )
 
 const usage = `usage: sink serve -name NAME [-reuseport] [-listen ADDRESS:PORT]
-       sink ask [-from ADDRESS] udp|tcp ADDRESS:PORT`
+       sink ask [-from ADDRESS] [-wait DURATION] udp|tcp ADDRESS:PORT`
 
 func main() {
 	if len(os.Args) < 2 {
@@ -139,11 +139,12 @@ func answerDatagrams(packets net.PacketConn, name string) error {
 func ask(args []string) error {
 	flags := flag.NewFlagSet("ask", flag.ExitOnError)
 	from := flags.String("from", "", "source address")
+	wait := flags.Duration("wait", 2*time.Second, "how long to wait for an answer")
 	flags.Parse(args)
 	if flags.NArg() != 2 || (flags.Arg(0) != "udp" && flags.Arg(0) != "tcp") {
 		return errors.New(usage)
 	}
-	answer, err := question(flags.Arg(0), *from, flags.Arg(1))
+	answer, err := question(flags.Arg(0), *from, flags.Arg(1), *wait)
 	if err != nil {
 		return err
 	}
@@ -152,9 +153,9 @@ func ask(args []string) error {
 }
 
 // question returns the answerer's name, "refused" (TCP reset, ICMP port
-// unreachable) or "silence" (nothing within 2 s).
-func question(network, from, to string) (string, error) {
-	dialer := net.Dialer{Timeout: 2 * time.Second}
+// unreachable) or "silence" (nothing in time).
+func question(network, from, to string, wait time.Duration) (string, error) {
+	dialer := net.Dialer{Timeout: wait}
 	dialer.SetMultipathTCP(false)
 	if from != "" {
 		source := net.JoinHostPort(from, "0")
@@ -164,7 +165,7 @@ func question(network, from, to string) (string, error) {
 			dialer.LocalAddr, _ = net.ResolveTCPAddr(network, source)
 		}
 	}
-	answer, err := exchange(dialer, network, to)
+	answer, err := exchange(dialer, network, to, wait)
 	var timeout net.Error
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNRESET):
@@ -175,13 +176,13 @@ func question(network, from, to string) (string, error) {
 	return answer, err
 }
 
-func exchange(dialer net.Dialer, network, to string) (string, error) {
+func exchange(dialer net.Dialer, network, to string, wait time.Duration) (string, error) {
 	conn, err := dialer.Dial(network, to)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	conn.SetDeadline(time.Now().Add(2 * time.Second))
+	conn.SetDeadline(time.Now().Add(wait))
 	if network == "tcp" {
 		answer, err := io.ReadAll(conn)
 		return strings.TrimSpace(string(answer)), err

@@ -2,7 +2,10 @@
 
 package main
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 func TestAskAnswers(t *testing.T) {
 	listener, packets, err := open("127.0.0.1:0", false)
@@ -15,7 +18,7 @@ func TestAskAnswers(t *testing.T) {
 		{"tcp", listener.Addr().String(), "a"},
 		{"udp", packets.LocalAddr().String(), "b"},
 	} {
-		got, err := question(c.network, "127.0.0.2", c.to)
+		got, err := question(c.network, "127.0.0.2", c.to, time.Minute)
 		if err != nil || got != c.want {
 			t.Errorf("%s: got %q, %v, want %q", c.network, got, err, c.want)
 		}
@@ -23,7 +26,7 @@ func TestAskAnswers(t *testing.T) {
 	listener.Close()
 	packets.Close()
 	for network, to := range map[string]string{"tcp": listener.Addr().String(), "udp": packets.LocalAddr().String()} {
-		if got, err := question(network, "", to); err != nil || got != "refused" {
+		if got, err := question(network, "", to, time.Minute); err != nil || got != "refused" {
 			t.Errorf("%s after close: got %q, %v, want refused", network, got, err)
 		}
 	}

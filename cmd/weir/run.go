@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+)
+
+// daemonStatus is the exit status of a daemon that weir steer run has run.
+type daemonStatus int
+
+func (s daemonStatus) Error() string { return fmt.Sprintf("the daemon ended with status %d", int(s)) }
+
+func steerRun(g *globals) *cobra.Command {
+	v := steer.Supervision{Launch: launchCommand}
+	slot := -1
+	var bound []string
+	c := &cobra.Command{
+		Use: "run SERVICE --slot N -- DAEMON [ARG…]", Short: "Run a daemon as the member of a slot, where no systemd does", Args: serviceAndDaemon,
+		Long: `Run a daemon in the foreground, in the service's network namespace, and give it
+the slot once all its sockets are there. The slot is withdrawn when it ends.
+Signals (HUP, INT, QUIT, TERM, USR1, USR2) are forwarded, and the exit status is
+the daemon's own: 128 and the signal's number if one killed it (HUP, INT and
+TERM end this command as they ended the daemon).
+
+With --listen-fds weir opens the service's sockets, one for each listen, and
+passes them as systemd does (LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES; see
+sd_listen_fds(3)); they allow other slots on the same port. With --restart as
+well they stay open while the daemon is away: datagrams and connections wait in
+their queues for its next run.
+
+The slot hangs on the daemon, not on this command: killed, it leaves the daemon
+its traffic until that ends. While a living process has the slot, a second run
+refuses to start.`,
+		Example: `  weir steer run telemetry --slot 0 -- nfacctd -f /etc/pmacct/nfacctd-0.conf
+  weir steer run dns --slot 1 --listen-fds --restart --user dns -- /usr/bin/dnsd`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var err error
+			if v.Slot, err = slotOf(cmd, g, args[0], slot); err != nil {
+				return err
+			}
+			if v.Bound, err = parseBound(bound); err != nil {
+				return err
+			}
+			v.Command = args[1:]
+			v.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			signals := make(chan os.Signal, 16)
+			signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
+			v.Signals = signals
+			// Signals are the daemon's: this ends when that does.
+			status, err := v.Run(context.WithoutCancel(cmd.Context()), g.host().Root)
+			if err == nil && status != 0 {
+				endLike(status)
+				err = daemonStatus(status)
+			}
+			return err
+		},
+	}
+	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
+	c.Flags().BoolVar(&v.Give, "listen-fds", false, "open the service's sockets and pass them to the daemon")
+	c.Flags().BoolVar(&v.Restart, "restart", false, "start the daemon again when it ends, until INT, QUIT or TERM")
+	c.Flags().BoolVar(&v.TakeOver, "take-over", false, "take the slot from a process that holds it and lives")
+	c.Flags().StringVar(&v.User, "user", "", "run the daemon as this user, by name or number")
+	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
+	return c
+}
+
+// endLike ends this process by the signal that ended the daemon, where that is
+// an ordinary end: whoever stops a unit must see it stopped, not failed.
+func endLike(status int) {
+	switch sig := syscall.Signal(status - 128); sig {
+	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP:
+		signal.Reset(sig)
+		syscall.Kill(os.Getpid(), sig)
+		time.Sleep(time.Second) // it comes on another thread, if not on this one
+	}
+}
+
+func serviceAndDaemon(_ *cobra.Command, args []string) error {
+	switch len(args) {
+	case 0:
+		return errors.New("name the service, and after -- the daemon")
+	case 1:
+		return errors.New("name the daemon after --, like weir steer run SERVICE --slot 0 -- nfacctd -f nfacctd.conf")
+	}
+	return nil
+}
+
+// launchVerb makes weir the program that sets LISTEN_PID and becomes the daemon:
+// the number is not known before its process is there. It is no command of the
+// tree, whose handling of signals would swallow one meant for the daemon.
+const launchVerb = "__launch"
+
+func launchCommand(argv []string) *exec.Cmd {
+	// The file itself: whom the daemon runs as may not reach it by its path.
+	return exec.Command("/proc/self/exe", append([]string{launchVerb}, argv...)...)
+}
+
+func launch(argv []string) {
+	path, err := exec.LookPath(argv[0])
+	if err == nil {
+		env := append(os.Environ(), "LISTEN_PID="+strconv.Itoa(os.Getpid()))
+		err = syscall.Exec(path, argv, env)
+	}
+	fmt.Fprintln(os.Stderr, "weir:", err)
+	status := 126 // as shells have it
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
+		status = 127
+	}
+	os.Exit(status)
+}

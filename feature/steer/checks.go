@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/weir-project/weir/service"
+)
+
+// checks are the members' checks that the watcher runs beside its looks: one at
+// a time for a slot, until it passes, or the slot wants another process or none.
+type checks struct {
+	wake chan<- watchEvent
+	mu   sync.Mutex
+	of   map[Slot]*check
+	all  sync.WaitGroup
+}
+
+type check struct {
+	who  process
+	stop context.CancelFunc
+	err  error
+	runs int // that have ended
+}
+
+func newChecks(wake chan<- watchEvent) *checks {
+	return &checks{wake: wake, of: map[Slot]*check{}}
+}
+
+// ask says what is known of a process, and has its check run if nothing is.
+func (c *checks) ask(ctx context.Context, p *published, s Slot, m service.Member, who process) (known bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := c.of[s]
+	if k != nil && k.who == who {
+		return k.runs > 0, k.err
+	}
+	if k != nil {
+		k.stop()
+	}
+	k = &check{who: who}
+	ctx, k.stop = context.WithCancel(ctx)
+	c.of[s] = k
+	c.all.Go(func() { c.run(ctx, k, p, s, m) })
+	return false, nil
+}
+
+// run repeats one check until it passes or nobody wants it any more.
+func (c *checks) run(ctx context.Context, k *check, p *published, s Slot, m service.Member) {
+	for ctx.Err() == nil {
+		err := p.check(ctx, s, m, k.who)
+		if ctx.Err() != nil {
+			return
+		}
+		now, gone := processOf(k.who.pid)
+		if gone != nil || now != k.who {
+			err = fmt.Errorf("%w: process %d exited while it was checked", service.ErrNotRunning, k.who.pid)
+		}
+		c.mu.Lock()
+		k.err = err
+		k.runs++
+		c.mu.Unlock()
+		if err == nil {
+			select {
+			case c.wake <- watchEvent{}: // the look each second finds failures early enough
+			default: // a look is due already
+			}
+		}
+		if !errors.Is(err, service.ErrNotReady) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(m.Ready.Every()):
+		}
+	}
+}
+
+// end stops the checks of slots that are not wanted any more, and forgets them:
+// of all slots if wanted is nil, and then it waits for them.
+func (c *checks) end(wanted map[Slot]bool) {
+	c.mu.Lock()
+	for s, k := range c.of {
+		if !wanted[s] {
+			k.stop()
+			delete(c.of, s)
+		}
+	}
+	c.mu.Unlock()
+	if wanted == nil {
+		c.all.Wait()
+	}
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/user"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+var (
+	// ErrRefused says that a process may not register itself for a slot.
+	ErrRefused = errors.New("refused")
+	// ErrWithdrawn says that an operator keeps the slot empty.
+	ErrWithdrawn = errors.New("withdrawn by weir steer unregister")
+)
+
+// Peer is a process that asks for a slot, as the kernel vouches for it
+// (SO_PEERCRED), never as it says itself.
+type Peer struct {
+	PID int
+	UID uint32 // effective, when it connected
+}
+
+// RegisterPeer gives a slot to the process that asks for it, once all its
+// sockets are there and the slot's check has passed, and waits for that until
+// ctx is done. Root may ask for any slot; others for one whose configured member
+// is this process, or is of the kind user and names the peer's.
+func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, peer Peer) error {
+	proc, err := pidfd.Open(peer.PID)
+	if err != nil {
+		return fmt.Errorf("%w: %w", service.ErrNotRunning, err)
+	}
+	defer proc.Close()
+	who, err := peer.process(proc)
+	if err != nil {
+		return err
+	}
+	s, p, err := slotFor(r, name, slot, peer.PID)
+	if err != nil {
+		return err
+	}
+	m, err := p.authorise(ctx, s, peer)
+	if err != nil {
+		return err
+	}
+	m.PID = peer.PID
+	for {
+		if err := notWithdrawn(r, s); err != nil {
+			return err
+		}
+		_, err := admitOnly(ctx, r, s, &m, who)
+		if err == nil || !Waiting(err) || !proc.Alive() {
+			return err
+		}
+		pause := 20 * time.Millisecond
+		if errors.Is(err, service.ErrNotReady) {
+			pause = m.Ready.Every()
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("slot %d of %s stays empty: %w", slot, name, err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// process makes sure that the number still means the process that connected:
+// its user must be the one that did.
+func (p Peer) process(proc *pidfd.Process) (process, error) {
+	info, err := proc.Info()
+	if err != nil || !proc.Alive() {
+		return process{}, fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, p.PID)
+	}
+	if info.UID != p.UID && p.UID != 0 {
+		return process{}, fmt.Errorf("%w: process %d has become user %d since it connected as %d", ErrRefused, p.PID, info.UID, p.UID)
+	}
+	return process{p.PID, info.StartTime}, nil
+}
+
+// slotFor finds the slot by the service's name: where several namespaces have
+// such a service, the process's own counts.
+func slotFor(r *kernel.Root, name string, slot, pid int) (Slot, *published, error) {
+	all, err := r.Instances(Name)
+	if err != nil {
+		return Slot{}, nil, err
+	}
+	all = slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Name != name || !kernel.ValidName(name) })
+	if len(all) > 1 {
+		if ns, err := netns.OfPID(pid); err == nil {
+			own := scopeOf(ns)
+			ns.Close()
+			all = slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Scope != own })
+		}
+	}
+	if len(all) != 1 {
+		return Slot{}, nil, fmt.Errorf("service %q: %w", name, kernel.ErrNotExist)
+	}
+	s := Slot{Scope: all[0].Scope, Service: name, Slot: slot}
+	p, err := readService(r, all[0])
+	if err != nil {
+		return s, nil, err
+	}
+	if slot < 0 || slot >= p.Service.Slots {
+		return s, nil, fmt.Errorf("%w: %s has slots 0 to %d", ErrNoSlot, name, p.Service.Slots-1)
+	}
+	return s, p, nil
+}
+
+// authorise says whether a peer may have the slot, and what the configuration
+// says of its sockets and its check.
+func (p *published) authorise(ctx context.Context, s Slot, peer Peer) (service.Member, error) {
+	configured := p.Service.Member(s.Slot)
+	m := service.Member{Slot: s.Slot}
+	if configured != nil {
+		m.Bound, m.Ready, m.Keep = configured.Bound, configured.Ready, configured.Keep
+	}
+	if peer.UID == 0 {
+		return m, nil
+	}
+	refused := fmt.Errorf("%w: user %d may not register for slot %d of %s: root can, the slot's configured member, and the user of {slot: %d, user: NAME}",
+		ErrRefused, peer.UID, s.Slot, s.Service, s.Slot)
+	switch {
+	case configured == nil:
+		return m, refused
+	case configured.User != "":
+		if uid, err := uidOf(configured.User); err != nil || uid != peer.UID {
+			return m, refused
+		}
+		return m, nil
+	}
+	if pids, err := configured.Processes(ctx); err != nil || !slices.Contains(pids, peer.PID) {
+		return m, refused
+	}
+	return m, nil
+}
+
+// uidOf is the number of a user named by name or number.
+func uidOf(name string) (uint32, error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		u = &user.User{Uid: name}
+	}
+	n, nerr := strconv.ParseUint(u.Uid, 10, 32)
+	if nerr != nil {
+		return 0, err
+	}
+	return uint32(n), nil
+}
+
+// notWithdrawn keeps to what an operator wants.
+func notWithdrawn(r *kernel.Root, s Slot) error {
+	slots, err := OpenSlots(r, s.Scope, s.Service)
+	if err != nil {
+		return err
+	}
+	defer slots.Close()
+	now, err := slots.state(s.Slot)
+	if err == nil && now.withdrawn {
+		err = fmt.Errorf("slot %d of %s is %w: weir steer register gives it its member again", s.Slot, s.Service, ErrWithdrawn)
+	}
+	return err
+}

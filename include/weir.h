@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * With this header a collector gives itself a slot of a service that weir steers:
+ *
+ *	char error[256];
+ *	if (weir_register("telemetry", 0, 30000, error, sizeof(error)))
+ *		fprintf(stderr, "%s\n", error);
+ *
+ * Call it when the sockets are bound and the program is ready to serve. The slot is withdrawn by
+ * the kernel when the process exits; there is nothing to undo. C99 and C++; needs no library.
+ */
+#ifndef WEIR_H
+#define WEIR_H
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Where weir serve takes registrations, unless $WEIR_REGISTER_SOCKET names another place. */
+#define WEIR_REGISTER_SOCKET "/run/weir/register.sock"
+
+/* The socket, connected, or -1 with errno set. */
+static inline int weir_connect_(const char *path, int timeout_ms)
+{
+	struct sockaddr_un to;
+	struct timeval limit;
+	int fd, saved;
+
+	memset(&to, 0, sizeof(to));
+	to.sun_family = AF_UNIX;
+	if (strlen(path) >= sizeof(to.sun_path)) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	strcpy(to.sun_path, path);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return -1;
+	/* weir's own limit comes first: its answer says what was missing. */
+	limit.tv_sec = timeout_ms / 1000 + 2;
+	limit.tv_usec = timeout_ms % 1000 * 1000;
+	if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) ||
+	    connect(fd, (const struct sockaddr *)&to, sizeof(to))) {
+		saved = errno;
+		close(fd);
+		errno = saved;
+		return -1;
+	}
+	return fd;
+}
+
+/* Sends the request and reads the whole answer: its length, or -1 with errno set. */
+static inline ssize_t weir_exchange_(int fd, const char *request, size_t length, char *answer,
+				     size_t size)
+{
+	size_t done = 0;
+	ssize_t n;
+
+	while (done < length) {
+		n = send(fd, request + done, length - done, MSG_NOSIGNAL);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -1;
+		done += (size_t)n;
+	}
+	for (done = 0; done + 1 < size; done += (size_t)n) {
+		n = recv(fd, answer + done, size - 1 - done, 0);
+		if (n < 0 && errno == EINTR) {
+			n = 0;
+			continue;
+		}
+		if (n < 0)
+			return -1;
+		if (n == 0)
+			break;
+	}
+	answer[done] = '\0';
+	return (ssize_t)done;
+}
+
+/*
+ * Registers the calling process as the member of a slot and returns 0 once the slot's traffic
+ * reaches it. It waits up to timeout_ms milliseconds for sockets that are still missing. On
+ * failure it returns -1, and error, unless it is NULL, says why.
+ */
+static inline int weir_register(const char *service, int slot, int timeout_ms, char *error,
+				size_t size)
+{
+	char body[256], request[512], answer[1024], *text;
+	const char *path = getenv("WEIR_REGISTER_SOCKET");
+	int fd, length, total, status = 0;
+	ssize_t n;
+
+	if (!error)
+		size = 0;
+	if (!path || !*path)
+		path = WEIR_REGISTER_SOCKET;
+	if (strlen(service) > 63 || strcspn(service, "&=%+# \r\n") != strlen(service)) {
+		snprintf(error, size, "weir: no service can have this name");
+		return -1;
+	}
+	length = snprintf(body, sizeof(body), "service=%s&slot=%d&timeout_ms=%d", service, slot,
+			  timeout_ms);
+	total = snprintf(request, sizeof(request),
+			 "POST /v1/register HTTP/1.0\r\nHost: weir\r\n"
+			 "Content-Type: application/x-www-form-urlencoded\r\n"
+			 "Content-Length: %d\r\n\r\n%s",
+			 length, body);
+	fd = weir_connect_(path, timeout_ms);
+	if (fd < 0) {
+		snprintf(error, size, "weir: no weir serve answers on %s: %s", path,
+			 strerror(errno));
+		return -1;
+	}
+	n = weir_exchange_(fd, request, (size_t)total, answer, sizeof(answer));
+	if (n < 0)
+		snprintf(error, size, "weir: %s: %s", path, strerror(errno));
+	close(fd);
+	if (n < 0)
+		return -1;
+	text = strstr(answer, "\r\n\r\n");
+	if (sscanf(answer, "HTTP/%*d.%*d %d", &status) != 1 || !text) {
+		snprintf(error, size, "weir: %s: no answer of weir serve's", path);
+		return -1;
+	}
+	if (status == 200)
+		return 0;
+	text += 4;
+	text[strcspn(text, "\r\n")] = '\0';
+	snprintf(error, size, "weir: %s", text);
+	return -1;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

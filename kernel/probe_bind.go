@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/weir-project/weir/internal/units"
+	"golang.org/x/sys/unix"
+)
+
+// BindShare sets SO_REUSEPORT on other processes' sockets when they bind.
+var BindShare = Need{Name: "bpf_setsockopt(SO_REUSEPORT) in cgroup bind hooks", Since: "6.1", Optional: true,
+	For: "share_port: daemons that share a port though they never ask for it",
+	Remedy: "use a newer kernel and mount cgroup2; or leave share_port out, give each daemon a port of its own, " +
+		"and name it with bound: in its member (engine: sk_lookup)",
+	Probe: probeBindShare}
+
+// probeBindShare tries it: older kernels load the program and refuse the option
+// when it runs. The program minds one socket only, of the probe's own.
+func probeBindShare() error {
+	cgroup, err := units.CgroupRoot()
+	if err != nil {
+		return err
+	}
+	return withSocket(func(fd int) error {
+		cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+		if err != nil {
+			return err
+		}
+		liftMemlock()
+		p, err := ebpf.NewProgram(bindShareProbe(cookie))
+		if err != nil {
+			return explainProbe(err)
+		}
+		defer p.Close()
+		l, err := Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4Bind}.Attach(p)
+		if err != nil {
+			return explainProbe(err)
+		}
+		defer l.Close()
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+			return fmt.Errorf("binding a socket to try it: %w", err)
+		}
+		if set, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT); err != nil {
+			return err
+		} else if set == 0 {
+			return errors.New("the kernel refuses that option there")
+		}
+		return nil
+	})
+}
+
+// bindShareProbe sets SO_REUSEPORT on the socket with a cookie and lets every
+// bind pass.
+func bindShareProbe(cookie uint64) *ebpf.ProgramSpec {
+	return &ebpf.ProgramSpec{Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Bind, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
+			asm.FnGetSocketCookie.Call(),
+			asm.LoadImm(asm.R1, int64(cookie), asm.DWord),
+			asm.JNE.Reg(asm.R0, asm.R1, "pass"),
+			asm.StoreImm(asm.RFP, -4, 1, asm.Word),
+			asm.Mov.Reg(asm.R1, asm.R6),
+			asm.Mov.Imm(asm.R2, unix.SOL_SOCKET),
+			asm.Mov.Imm(asm.R3, unix.SO_REUSEPORT),
+			asm.Mov.Reg(asm.R4, asm.RFP),
+			asm.Add.Imm(asm.R4, -4),
+			asm.Mov.Imm(asm.R5, 4),
+			asm.FnSetsockopt.Call(),
+			asm.Mov.Imm(asm.R0, 1).WithSymbol("pass"),
+			asm.Return(),
+		}}
+}

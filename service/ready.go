@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/strictyaml"
+	"golang.org/x/sys/unix"
+)
+
+// Ready is a command that says whether a member can serve: a bound socket is
+// not yet a ready server. It is run before the member is admitted, never
+// afterwards.
+type Ready struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Command        []string      `yaml:"command" json:"command"`             // program and arguments; no shell
+	Interval       time.Duration `yaml:"interval" json:"interval,omitempty"` // between two runs, ns; 0: DefaultReadyInterval
+	Timeout        time.Duration `yaml:"timeout" json:"timeout,omitempty"`   // of one run, ns; 0: DefaultReadyTimeout
+}
+
+// Defaults of a check, and the most that one run may take.
+const (
+	DefaultReadyInterval = 200 * time.Millisecond
+	DefaultReadyTimeout  = 5 * time.Second
+	maxReadyTimeout      = 10 * time.Minute
+)
+
+func (r *Ready) validate() error {
+	switch {
+	case len(r.Command) == 0 || r.Command[0] == "":
+		return errors.New("ready: no command: give one, like ready: {command: [/usr/bin/dig, +short, \"@127.0.0.1\", example.org]}")
+	case r.Interval < 0 || r.Interval > 0 && r.Interval < 10*time.Millisecond:
+		return fmt.Errorf("ready: interval %s: want at least 10ms", r.Interval)
+	case r.Timeout < 0 || r.Timeout > maxReadyTimeout:
+		return fmt.Errorf("ready: timeout %s: want at most %s", r.Timeout, maxReadyTimeout)
+	}
+	return nil
+}
+
+// Every is the time between two runs.
+func (r *Ready) Every() time.Duration {
+	if r.Interval > 0 {
+		return r.Interval
+	}
+	return DefaultReadyInterval
+}
+
+// Limit is how long one run may take.
+func (r *Ready) Limit() time.Duration {
+	if r.Timeout > 0 {
+		return r.Timeout
+	}
+	return DefaultReadyTimeout
+}
+
+// Asked is what a check is told of the member that it judges.
+type Asked struct {
+	Service string
+	Slot    int
+	PID     int    // of the process that holds the sockets
+	Netns   string // as weir status shows it
+}
+
+// Check runs the command once, in the network namespace ns, and returns nil if
+// it exits with 0 in time. Otherwise the error wraps ErrNotReady and says what
+// the command printed last. Whatever the command has started goes with it.
+func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
+	ctx, cancel := context.WithTimeout(ctx, r.Limit())
+	defer cancel()
+	var out tail
+	c := exec.Command(r.Command[0], r.Command[1:]...)
+	c.Dir = "/"
+	c.Env = append(os.Environ(), "WEIR_SERVICE="+a.Service, "WEIR_SLOT="+strconv.Itoa(a.Slot),
+		"WEIR_PID="+strconv.Itoa(a.PID), "WEIR_NETNS="+a.Netns)
+	c.Stdout, c.Stderr = &out, &out
+	// A group of its own, so that its children end with it; a child that left the group
+	// and keeps the output open must not keep us waiting either.
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.WaitDelay = 100 * time.Millisecond
+	// The child starts in the namespace of the thread that forks it.
+	if err := ns.Do(c.Start); err != nil {
+		return fmt.Errorf("%w: its check does not start: %w", ErrNotReady, err)
+	}
+	late := awaitGroup(ctx, c.Process.Pid)
+	err := c.Wait()
+	switch {
+	case late && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("%w: %s did not end within %s%s", ErrNotReady, r.Command[0], r.Limit(), out.said())
+	case late:
+		return ctx.Err()
+	case c.ProcessState.Success(): // also when its output stayed open
+		return nil
+	}
+	return fmt.Errorf("%w: %s: %w%s", ErrNotReady, r.Command[0], err, out.said())
+}
+
+// awaitGroup waits for the leader of a process group and ends the whole group
+// when it exits or ctx is done, which it reports. The leader is not reaped, so
+// that the group's number cannot come to mean another's meanwhile.
+func awaitGroup(ctx context.Context, pid int) (late bool) {
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+		}
+	}()
+	select {
+	case <-exited:
+	case <-ctx.Done():
+		late = true
+	}
+	unix.Kill(-pid, unix.SIGKILL)
+	<-exited
+	return late
+}
+
+// tail keeps the end of what is written to it.
+type tail struct{ b []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	const most = 512
+	t.b = append(t.b, p...)
+	if over := len(t.b) - most; over > 0 {
+		t.b = t.b[over:]
+	}
+	return len(p), nil
+}
+
+// said is the last line, for the end of an error.
+func (t *tail) said() string {
+	b := bytes.TrimSpace(t.b)
+	if i := bytes.LastIndexByte(b, '\n'); i >= 0 {
+		b = b[i+1:]
+	}
+	if len(b) == 0 {
+		return ""
+	}
+	return ": " + strings.ToValidUTF8(string(b), "�")
+}

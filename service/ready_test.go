@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"golang.org/x/sys/unix"
+)
+
+func shell(script string, args ...string) *Ready {
+	return &Ready{Command: append([]string{"/bin/sh", "-c", script, "sh"}, args...), Timeout: time.Minute}
+}
+
+func TestReadyCheck(t *testing.T) {
+	nstest.NeedRoot(t)
+	asked := Asked{Service: "telemetry", Slot: 3, PID: 4711, Netns: "blue"}
+	for script, want := range map[string]string{
+		"exit 0": "",
+		"echo noise; echo 'no route' >&2; exit 3": "not ready: /bin/sh: exit status 3: no route",
+		"kill -9 $$": "not ready: /bin/sh: signal: killed",
+		`test "$WEIR_SERVICE/$WEIR_SLOT/$WEIR_PID/$WEIR_NETNS" = telemetry/3/4711/blue || { env; exit 1; }`: "",
+		"sleep 1000 & exit 0": "", // what it leaves running is ended
+	} {
+		began := time.Now()
+		err := shell(script).Check(t.Context(), here(t), asked)
+		if got := fmt.Sprint(err); err != nil && got != want || err == nil && want != "" || want != "" && !errors.Is(err, ErrNotReady) {
+			t.Errorf("%s: %v, want %q", script, err, want)
+		}
+		if took := time.Since(began); took > 30*time.Second {
+			t.Errorf("%s took %s", script, took)
+		}
+	}
+	err := (&Ready{Command: []string{"/nonexistent/check"}}).Check(t.Context(), here(t), asked)
+	if !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "its check does not start") {
+		t.Errorf("a command that is not there: %v", err)
+	}
+}
+
+// A check that hangs is ended with everything that it has started.
+func TestReadyCheckHangs(t *testing.T) {
+	nstest.NeedRoot(t)
+	file := filepath.Join(t.TempDir(), "child")
+	hung := shell(`sleep 1000 & echo $! >"$1"; wait`, file)
+	hung.Timeout = 500 * time.Millisecond
+	err := hung.Check(t.Context(), here(t), Asked{})
+	if !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "did not end within 500ms") {
+		t.Errorf("it says %v", err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child))
+		if err != nil || strings.Contains(string(state), ") Z ") { // a zombie until somebody waits for it
+			break
+		}
+		if time.Now().After(end) {
+			unix.Kill(child, unix.SIGKILL)
+			t.Fatal("the check's child outlives it")
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := shell("sleep 1000").Check(ctx, here(t), Asked{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("ended from outside: %v", err)
+	}
+}
+
+func TestReadyCheckInNetns(t *testing.T) {
+	nstest.NeedRoot(t)
+	ns, err := netns.Create("weir-ready")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netns.Delete("weir-ready") })
+	defer ns.Close()
+	want := fmt.Sprintf("net:[%d]", ns.Inode())
+	if err := shell(`test "$(readlink /proc/self/ns/net)" = "$1"`, want).Check(t.Context(), ns, Asked{}); err != nil {
+		t.Errorf("it does not run in the service's namespace: %v", err)
+	}
+}
+
+func TestReadyValidate(t *testing.T) {
+	both := []string{"udp :53", "tcp :53"}
+	for want, r := range map[string]*Ready{
+		"":                                 {Command: []string{"true"}, Interval: time.Second, Timeout: time.Minute},
+		"ready: no command":                {},
+		"ready: interval 1ms: want at":     {Command: []string{"true"}, Interval: time.Millisecond},
+		"ready: interval -1s: want at":     {Command: []string{"true"}, Interval: -time.Second},
+		"ready: timeout 11m0s: want at":    {Command: []string{"true"}, Timeout: 11 * time.Minute},
+		"ready: timeout -1ns: want at mos": {Command: []string{"true"}, Timeout: -1},
+	} {
+		err := Member{PID: 1, Ready: r}.validate(spec(t, both).Listen)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%+v: %v, want %q", r, err, want)
+		}
+	}
+	if (&Ready{}).Every() != DefaultReadyInterval || (&Ready{}).Limit() != DefaultReadyTimeout {
+		t.Error("the defaults are not used")
+	}
+}
