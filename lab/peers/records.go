@@ -131,6 +131,11 @@ func (l *life) lasting(at int64) bool {
 	return killed < 0 || at < killed
 }
 
+// orphaned tells whether a line is what a plugin says when its core has crashed, which is reported as such.
+func (l *life) orphaned(line []byte) bool {
+	return !l.proc.Running() && bytes.Contains(line, []byte("Core process *seems* gone"))
+}
+
 // Poll reads what the collector wrote since the last call, in all its lives.
 func (c *Collector) Poll(f func(Record)) error {
 	c.mu.Lock()
@@ -156,7 +161,7 @@ func (c *Collector) Poll(f func(Record)) error {
 		}
 		err := l.log.lines(func(line []byte, at int64) {
 			// What a daemon says while it is killed is not about decoding.
-			if r, ok := parseLog(line); ok && l.lasting(at) {
+			if r, ok := parseLog(line); ok && l.lasting(at) && !l.orphaned(line) {
 				r.Text = fmt.Sprintf("%s, life %d: %s", c, l.number, r.Text)
 				give(r)
 			}

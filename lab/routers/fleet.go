@@ -60,6 +60,9 @@ type Config struct {
 	Ramp     time.Duration // between the first connects of two devices; 0: all at once
 	NS       *netns.Handle // where the devices live
 	Notice   func(Event)   // called from many goroutines
+	// Opened tells whether the collector has taken up a device's BMP session of that number; while it has not, the
+	// device sends no IPFIX. Called from many goroutines; nil: always.
+	Opened func(device, session int) bool
 }
 
 // Fleet is a number of devices that send.
@@ -91,6 +94,7 @@ type lane struct {
 	n    uint32 // records, or routes, sent in all
 
 	session atomic.Int64 // BMP: number of the latest session, counting attempts
+	opening atomic.Bool  // BMP: a session was begun, and has not failed since
 	up      atomic.Bool
 	refused atomic.Int64 // IPFIX: when a datagram was, in nanoseconds of Unix time
 
@@ -219,6 +223,12 @@ func (f *Fleet) SentAt(device int, epoch uint32) []time.Time {
 func (f *Fleet) Session(device int) (number int, up bool) {
 	l := f.lane(BMP, device)
 	return int(l.session.Load()), l.up.Load()
+}
+
+// waits tells whether a device sends no IPFIX because its BMP session is being opened.
+func (f *Fleet) waits(device int) bool {
+	l := f.lane(BMP, device)
+	return f.cfg.Opened != nil && l.opening.Load() && !f.cfg.Opened(device, int(l.session.Load()))
 }
 
 // Up is how many devices hold their BMP session to be up.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -123,6 +124,12 @@ func startFleet(t *testing.T, to netip.AddrPort, notice func(Event)) *Fleet {
 
 func startSparse(t *testing.T, to netip.AddrPort, sparse int, notice func(Event)) *Fleet {
 	t.Helper()
+	return startWith(t, Config{To4: to, Sparse: sparse, Notice: notice})
+}
+
+// startWith starts a fleet; what cfg leaves out is filled in.
+func startWith(t *testing.T, cfg Config) *Fleet {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("need: root")
 	}
@@ -130,8 +137,9 @@ func startSparse(t *testing.T, to netip.AddrPort, sparse int, notice func(Event)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := New(Config{Devices: devices, First4: netip.MustParseAddr("127.0.1.1"), First6: netip.IPv6Loopback(), To4: to,
-		Rate: 50, Records: 3, Refresh: 20, Sparse: sparse, Retry: 50 * time.Millisecond, NS: ns, Notice: notice})
+	cfg.Devices, cfg.First4, cfg.First6 = devices, netip.MustParseAddr("127.0.1.1"), netip.IPv6Loopback()
+	cfg.Rate, cfg.Records, cfg.Refresh, cfg.Retry, cfg.NS = 50, 3, 20, 50*time.Millisecond, ns
+	f, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -228,6 +236,25 @@ func TestSparse(t *testing.T) {
 	}
 	f.Remind(0)
 	eventually(t, "a sparse device was reminded and did not announce its template", func() bool { return announced(0) == 2 })
+}
+
+// While its collector has not taken up its session, a device sends no IPFIX.
+func TestOpened(t *testing.T) {
+	_, at := startSink(t)
+	var taken atomic.Bool
+	f := startWith(t, Config{To4: at, Opened: func(int, int) bool { return taken.Load() }})
+	eventually(t, "not all devices are up", func() bool { return f.Up() == devices })
+	f.Advance()
+	for i := range f.Devices {
+		eventually(t, "no routes are sent", func() bool { return f.Sent(BMP, i, 2) > 5 })
+		if n := f.Sent(IPFIX, i, 2); n > 3 { // one message may have been under way when the session began
+			t.Errorf("device %d sent %d records before its session was taken up", i, n)
+		}
+	}
+	taken.Store(true)
+	for i := range f.Devices {
+		eventually(t, "a device sends no IPFIX though its session was taken up", func() bool { return f.Sent(IPFIX, i, 2) > 3 })
+	}
 }
 
 // In a storm every device ends its session and has a new one, whose number is at least the one Storm named.

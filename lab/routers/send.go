@@ -41,6 +41,9 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 	var buf []byte
 	var announced announcement
 	for ok := sleep(ctx, phase); ok; ok = sleep(ctx, f.interval()) {
+		if f.waits(l.dev.Index) {
+			continue
+		}
 		l.mu.Lock()
 		if f.silent.Load() {
 			l.mu.Unlock()
@@ -118,8 +121,10 @@ func (f *Fleet) holdBMP(ctx context.Context, l *lane, phase time.Duration) {
 	}
 	for ctx.Err() == nil {
 		storm := f.newSession(l)
+		l.opening.Store(true)
 		conn, err := f.open(ctx, l)
 		if err != nil {
+			l.opening.Store(false)
 			if ctx.Err() == nil {
 				f.notice(l, BMP, ConnectFailed, err)
 			}
@@ -128,6 +133,7 @@ func (f *Fleet) holdBMP(ctx context.Context, l *lane, phase time.Duration) {
 		}
 		f.up.Add(1)
 		stormed := f.talk(ctx, l, conn, storm, phase)
+		l.opening.Store(false)
 		f.up.Add(-1)
 		if !stormed {
 			sleep(ctx, f.cfg.Retry)

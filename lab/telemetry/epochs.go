@@ -43,9 +43,9 @@ func (s *stage) quietly(ctx context.Context, quiet time.Duration) error {
 // parts come up one by one. It returns an error after the limit. A device's own opinion of its session is
 // not enough: a full backlog completes the handshake for the device alone.
 func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Duration) error {
-	begin := time.Now()
+	begin, revived := time.Now(), 0
 	blind := map[int]time.Time{}
-	for deadline := begin.Add(limit); ; {
+	for {
 		missing, example := s.notUp(slots)
 		if missing == 0 {
 			return nil
@@ -56,9 +56,12 @@ func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Durati
 				if err := s.revive(ctx, c); err != nil {
 					return err
 				}
+				if revived++; revived <= maxRevivals {
+					begin = time.Now() // the routers begin anew, too
+				}
 			}
 		}
-		if time.Now().After(deadline) {
+		if time.Since(begin) > limit {
 			return fmt.Errorf("%d routers have not reached their collectors with both protocols after %s, %s for one", missing, limit, example)
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
@@ -66,6 +69,9 @@ func (s *stage) allUp(ctx context.Context, slots map[int]bool, limit time.Durati
 		}
 	}
 }
+
+// maxRevivals is how often a wait for routers begins anew because a collector had to be started again.
+const maxRevivals = 10
 
 // deafAfter is how long a collector may take to write its first flow record; it writes once a second.
 const deafAfter = 6 * time.Second

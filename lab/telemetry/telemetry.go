@@ -256,6 +256,7 @@ func (x *experiment) startTraffic(ctx context.Context) error {
 	if x.env.Control {
 		cfg.Ramp = 20 * time.Millisecond // without weir the backlog is nfacctd's own: 1
 	} else {
+		cfg.Opened = x.opened
 		cfg.Sparse = 4 // without weir serve nobody else has their template
 	}
 	var realAddrs []netip.Addr
@@ -277,6 +278,14 @@ func (x *experiment) startTraffic(ctx context.Context) error {
 	}
 	x.say("%d routers connect at once and send: IPFIX over UDP, BMP over TCP, each from its own address", x.plan.devices+len(x.real))
 	return x.send(ctx)
+}
+
+// opened tells whether a collector has logged the Peer Up of a device's session: nfacctd crashes at a flow record
+// of a session that it is just opening, so its routers wait with theirs.
+func (x *experiment) opened(device, session int) bool {
+	x.ledger.mu.Lock()
+	defer x.ledger.mu.Unlock()
+	return x.ledger.accounts[device].session >= session
 }
 
 // calm lets the routers send undisturbed.
