@@ -40,8 +40,15 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 	if same, err := e.holds(row, a); err != nil || same {
 		return false, err
 	}
+	// It may hold sessions of devices that belong elsewhere, and others its own.
+	if err := e.owe(p, nil); err != nil {
+		return false, err
+	}
 	at := ownPlaces
 	if e.kind == EngineReuseport {
+		if p.Bypassed { // to join its group would steer it again
+			return false, fmt.Errorf("%w: weir bypass --off %s", ErrBypassed, p.Service.Name)
+		}
 		if err := e.taken(p, row, a); err != nil {
 			return false, err
 		}

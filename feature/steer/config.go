@@ -15,6 +15,7 @@ import (
 // Config is what a host's configuration says of steering.
 type Config struct {
 	Services []Service
+	Rate     *Rate `json:",omitempty"` // of resets after this change; nil: what each service says
 }
 
 // Service is one steered service.
@@ -33,8 +34,12 @@ type Options struct {
 	Seed           *uint32 `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
 	Backlog        *int    `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
 	ReceiveBuffer  *int    `yaml:"receive_buffer" json:"receive_buffer"`
-	Foreign        Foreign `yaml:"foreign" json:"foreign,omitempty"` // sk_reuseport: what to do about another's program
-	Migrate        bool    `yaml:"migrate" json:"migrate,omitempty"` // sk_reuseport: a closing listener's queue goes to another member
+	Foreign        Foreign `yaml:"foreign" json:"foreign,omitempty"`       // sk_reuseport: what to do about another's program
+	Migrate        bool    `yaml:"migrate" json:"migrate,omitempty"`       // sk_reuseport: a closing listener's queue goes to another member
+	Devices        string  `yaml:"devices" json:"devices,omitempty"`       // by: device: file that names them; relative to the configuration
+	QUIC           *QUIC   `yaml:"quic" json:"quic,omitempty"`             // by: quic
+	Weights        Weights `yaml:"weights" json:"weights,omitempty"`       // by slot; 1 where none is given
+	ResetRate      *Rate   `yaml:"reset_rate" json:"reset_rate,omitempty"` // of sessions that changes misplace
 }
 
 // Defaults of the options that a service leaves out. nfacctd listens with a
@@ -106,7 +111,7 @@ func choice[T ~string](to *T, b []byte, what string, words ...T) error {
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (p *Policy) UnmarshalText(b []byte) error { return choice(p, b, "policy", BySource) }
+func (p *Policy) UnmarshalText(b []byte) error { return choice(p, b, "policy", policies...) }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (e *Engine) UnmarshalText(b []byte) error {
@@ -129,11 +134,12 @@ func (s Service) withDefaults() Service {
 		s.Engine = EngineAuto
 	}
 	if s.OnEmpty == "" {
-		s.OnEmpty = Reject
+		s.OnEmpty = s.By.onEmpty()
 	}
 	if s.Foreign == "" {
 		s.Foreign = ForeignRefuse
 	}
+	s = s.policyDefaults()
 	if s.Slots == 0 {
 		for _, m := range s.Members {
 			s.Slots = max(s.Slots, m.Slot+1)
@@ -177,6 +183,7 @@ func (c *Config) Validate() []error {
 		if *s.ReceiveBuffer < 0 || *s.ReceiveBuffer > 1<<30 {
 			fail("receive_buffer %d: want bytes, from 0 to %d", *s.ReceiveBuffer, 1<<30)
 		}
+		s.validatePolicy(fail)
 		errs = append(errs, s.Spec.Validate(max(s.Slots, 1))...)
 		errs = append(errs, overlaps(c.Services[:i], s)...)
 	}

@@ -42,3 +42,10 @@ func Hash(seed uint32, a netip.Addr) uint32 {
 
 // Bucket is the bucket of a source address under a seed.
 func Bucket(seed uint32, a netip.Addr) int { return int(Hash(seed, a) & (Buckets - 1)) }
+
+// networkOrder is a port as it lies in memory within a packet, read as a number.
+func networkOrder(port uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], port)
+	return binary.NativeEndian.Uint16(b[:])
+}

@@ -26,6 +26,9 @@ type Slot struct {
 	Slot    int
 }
 
+// inodeOf is the inode number of the network namespace of a pin directory.
+func inodeOf(scope string) (uint64, error) { return strconv.ParseUint(scope, 10, 64) }
+
 // Scope is the pin directory of the service's namespace: its inode number.
 func (s *ServiceState) Scope() string { return s.scope }
 
@@ -33,18 +36,25 @@ func (s *ServiceState) Scope() string { return s.scope }
 // names if member is nil. It reports whether anything changed: a member that
 // holds the slot with the same sockets is left alone. [Waiting] tells errors
 // that may pass from others.
+//
+// The member may hold TCP sessions of devices that belong elsewhere: [ResetDue].
 func Register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member) (changed bool, err error) {
+	return register(ctx, l, s, member, nil)
+}
+
+func register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member, rate *Rate) (changed bool, err error) {
 	e, p, err := openSlot(l, s)
 	if err != nil {
 		return false, err
 	}
 	defer e.Close()
+	e.rate = rate
 	if member == nil {
 		if member = p.Service.Member(s.Slot); member == nil {
 			return false, fmt.Errorf("%w: slot %d of %s has no member in the configuration: name one with --pid, --pidfile, --unit or --cgroup", ErrNoSlot, s.Slot, s.Service)
 		}
 	}
-	inode, err := strconv.ParseUint(s.Scope, 10, 64)
+	inode, err := inodeOf(s.Scope)
 	if err != nil {
 		return false, err
 	}
@@ -96,7 +106,7 @@ func Waiting(err error) bool {
 // configuration from being applied: status shows the reason.
 func notYet(err error) bool {
 	return Waiting(err) || errors.Is(err, service.ErrAmbiguous) || errors.Is(err, service.ErrMPTCP) ||
-		errors.Is(err, service.ErrElsewhere) || errors.Is(err, ErrForeign) || errors.Is(err, ErrNotShared) || errors.Is(err, ErrSlotTaken) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
+		errors.Is(err, service.ErrElsewhere) || errors.Is(err, ErrBypassed) || errors.Is(err, ErrForeign) || errors.Is(err, ErrNotShared) || errors.Is(err, ErrSlotTaken) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
 		errors.Is(err, os.ErrPermission)
 }
 

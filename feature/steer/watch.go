@@ -37,6 +37,9 @@ type watcher struct {
 	log  feature.Logger
 	hook *hooks // nil where the kernel has none
 	said map[Slot]string
+
+	resets resets
+	files  map[string]fileSeen
 }
 
 // Run implements feature.Runner: it admits members when their sockets appear,
@@ -56,6 +59,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 	for {
 		select {
 		case <-ctx.Done():
+			w.waitResets()
 			return nil
 		case <-events:
 			drain(events)
@@ -113,7 +117,9 @@ func (w *watcher) look(ctx context.Context) error {
 			}
 			w.admit(ctx, s, slot.Slot, *member)
 		}
+		w.followFile(ctx, s)
 	}
+	w.resetDue(ctx)
 	return nil
 }
 
@@ -133,6 +139,7 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 		if l, err = w.root.Lock(ctx); err == nil {
 			_, err = Register(ctx, l, key, nil)
 			l.Unlock()
+			w.ownResets(s)
 		}
 	}
 	w.say(key, err, "slot admitted")
@@ -177,8 +184,9 @@ func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err 
 		return false, err
 	}
 	defer l.Unlock()
-	svc := s.pub.Service
-	if err := newTarget(svc, ns).publish(ctx, l); err != nil {
+	t := newTarget(s.pub.Service, ns)
+	t.devices, t.from = s.devices, s.pub
+	if err := t.publish(ctx, l); err != nil {
 		return false, err
 	}
 	return true, RemoveService(l, s.scope, s.Name)
