@@ -311,10 +311,12 @@ func (e *engine) syncGroups() error {
 			}
 		}
 	}
-	led, joined := map[uint32]bool{}, map[uint32]bool{}
+	led, joined := map[uint32]bool{}, map[uint32]int{}
 	for k, v := range groups {
 		led[v.Service] = true
-		joined[v.Service] = joined[v.Service] || k.Proto != 0
+		if k.Proto != 0 {
+			joined[v.Service]++
+		}
 		if k.Proto != 0 && (!have[v.Service] || bypassed[v.Service]) {
 			if err := e.dropGroup(k, v); err != nil {
 				return err
@@ -323,7 +325,9 @@ func (e *engine) syncGroups() error {
 		}
 	}
 	for _, p := range e.services {
-		if !p.Bypassed && !joined[p.ID] { // new, or bypassed until now
+		// Bypassed until now, maybe by a command that was killed while it took that back. Sockets
+		// of both families are in one group, and looked at once more for nothing.
+		if !p.Bypassed && joined[p.ID] < len(p.Service.Endpoints()) {
 			if err := e.rejoin(p); err != nil {
 				return err
 			}
