@@ -45,11 +45,11 @@ Firewall rules and other programs before the lookup of a socket are not asked.`,
 func printExplanation(w io.Writer, x *steer.Explanation) {
 	fmt.Fprintf(w, "%s %s → %s, in %s\n", x.Proto, x.From, x.To, x.Netns)
 	for i, s := range x.Steps {
-		mark := " "
+		mark := ""
 		if s.Warning {
-			mark = "!"
+			mark = "! "
 		}
-		fmt.Fprintf(w, "%2d.%s%s: %s\n", i+1, mark, s.Step, s.Text)
+		fmt.Fprintf(w, "%2d. %s%s: %s\n", i+1, mark, s.Step, s.Text)
 	}
 	fmt.Fprintf(w, " → %s\n", x.Result)
 }

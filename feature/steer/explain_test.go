@@ -146,7 +146,8 @@ func TestExplainPolicies(t *testing.T) {
 // A program of somebody else's at the same hook, and one that is bound to the
 // very flow.
 func TestExplainForeign(t *testing.T) {
-	w, _ := collectors(t, Options{Slots: 1, Engine: EngineSkLookup})
+	seed := uint32(7)
+	w, _ := collectors(t, Options{Slots: 1, Engine: EngineSkLookup, Seed: &seed})
 	w.apply()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "somebody", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
