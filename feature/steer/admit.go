@@ -41,7 +41,14 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 	if err != nil || same && holder == a.PIDs()[0] {
 		return false, err
 	}
+	if e.kind == EngineReuseport && p.Bypassed { // to join its group would steer it again
+		return false, fmt.Errorf("%w: weir bypass --off %s", ErrBypassed, p.Service.Name)
+	}
 	if err := e.vetted(ctx, p, slot, m, a, ns); err != nil {
+		return false, err
+	}
+	// It may hold sessions of devices that belong elsewhere, and others its own.
+	if err := e.owe(p, nil); err != nil {
 		return false, err
 	}
 	if same {

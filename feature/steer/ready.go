@@ -112,7 +112,7 @@ func admitOnly(ctx context.Context, r *kernel.Root, s Slot, member *service.Memb
 		return false, err
 	}
 	defer l.Unlock()
-	return register(ctx, l, s, &m, &vet)
+	return register(ctx, l, s, &m, &vet, nil)
 }
 
 // AdmitWithin tries Admit until it succeeds, fails for good, or wait is over.

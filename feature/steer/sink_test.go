@@ -26,7 +26,7 @@ import (
 func TestMain(m *testing.M) {
 	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
 	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "hold": playHold,
-		"recorder": runRecorder, "supervise": runSupervise})
+		"recorder": runRecorder, "supervise": runSupervise, "live": runLive})
 	nstest.Main(m)
 }
 
@@ -37,6 +37,9 @@ func playHold(f []string) error {
 func sinkSocket(proto, addr string) (sinkConn, error) {
 	reuse := !strings.HasSuffix(proto, "!")
 	proto = strings.TrimSuffix(proto, "!")
+	// tcp4~ keeps its connections open, as a collector of sessions does.
+	keeps := strings.HasSuffix(proto, "~")
+	proto = strings.TrimSuffix(proto, "~")
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
 			if reuse {
@@ -57,7 +60,7 @@ func sinkSocket(proto, addr string) (sinkConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	go answerConnections(l)
+	go answerConnections(l, keeps)
 	return l.(*net.TCPListener), nil
 }
 
@@ -73,7 +76,8 @@ func answerDatagrams(p net.PacketConn) {
 	}
 }
 
-func answerConnections(l net.Listener) {
+// answerConnections answers, and closes unless it keeps sessions.
+func answerConnections(l net.Listener, keeps bool) {
 	me := fmt.Append(nil, os.Getpid())
 	for {
 		c, err := l.Accept()
@@ -81,7 +85,11 @@ func answerConnections(l net.Listener) {
 			return
 		}
 		c.Write(me)
-		c.Close()
+		if keeps {
+			go io.Copy(io.Discard, c)
+		} else {
+			c.Close()
+		}
 	}
 }
 
@@ -224,7 +232,11 @@ type world struct {
 	t    testing.TB
 	root *kernel.Root
 	cfg  Config
+
+	slotOf map[uint64]int // by cookie of a member's socket
 }
+
+type lock = *kernel.WriteLock
 
 func newWorld(t testing.TB, options Options, listen ...string) *world {
 	t.Helper()

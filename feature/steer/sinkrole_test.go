@@ -212,7 +212,7 @@ func inherit(spec string, file *os.File) (sinkConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	go answerConnections(l)
+	go answerConnections(l, false)
 	tcp, ok := l.(*net.TCPListener)
 	if !ok {
 		return nil, errors.New("no TCP listener")
