@@ -265,15 +265,15 @@ func TestRegisterSocketIsFair(t *testing.T) {
 // The examples are built and run as they are.
 func TestRegisterExamples(t *testing.T) {
 	nstest.NeedRoot(t)
-	for name, build := range map[string]func(out string) *exec.Cmd{
-		"c": func(out string) *exec.Cmd {
+	for name, build := range map[string]func(t *testing.T, out string) *exec.Cmd{
+		"c": func(t *testing.T, out string) *exec.Cmd {
 			cc, err := exec.LookPath("cc")
 			if err != nil {
 				t.Skip("need: tool cc (Debian package gcc)")
 			}
 			return exec.Command(cc, "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I../include", "-o", out, "../examples/register-c/collector.c")
 		},
-		"go": func(out string) *exec.Cmd {
+		"go": func(t *testing.T, out string) *exec.Cmd {
 			tool, err := exec.LookPath("go")
 			if err != nil {
 				t.Skip("need: tool go")
@@ -283,7 +283,7 @@ func TestRegisterExamples(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			program := filepath.Join(socketDir(t), "collector")
-			if out, err := build(program).CombinedOutput(); err != nil {
+			if out, err := build(t, program).CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			w := newWorld(t)

@@ -18,9 +18,10 @@ func serveCommand(g *globals) *cobra.Command {
 		Use: "serve", Short: "Give slots to members as they start; serve metrics and the group's socket", Args: cobra.NoArgs,
 		Long: `Give slots to members the moment their sockets appear, send them the templates
 of flow exporters that they lack, and serve /metrics and /healthz over HTTP and
-the reading commands over a Unix socket (--socket), to root and the group. Over another (--register-socket), to which everybody may
-connect and which answers nothing else, collectors register themselves, with
-the Go package register or include/weir.h.
+the reading commands over a Unix socket (--socket), to root and the group. Over
+another (--register-socket), to which everybody may connect and which answers
+nothing else, collectors register themselves, with the Go package register or
+include/weir.h.
 
 Traffic does not need it: it may be stopped, restarted or killed at any time, and
 a slot whose member dies is withdrawn by the kernel alone. Only members that

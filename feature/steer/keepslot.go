@@ -110,7 +110,9 @@ func descendants(pid int) []int {
 func (s *supervisor) become(name string) (uid int, err error) {
 	u, err := user.Lookup(name)
 	if _, nerr := strconv.Atoi(name); err != nil && nerr == nil {
-		u, err = user.LookupId(name)
+		if u, err = user.LookupId(name); err != nil { // a number that has no name, or a system without names
+			u, err = &user.User{Uid: name, Gid: name, Username: name, HomeDir: "/"}, nil
+		}
 	}
 	if err != nil {
 		return 0, err
@@ -125,7 +127,7 @@ func (s *supervisor) become(name string) (uid int, err error) {
 	}
 	s.cred = &syscall.Credential{Uid: ids[0], Gid: ids[1]}
 	groups, err := u.GroupIds()
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return 0, fmt.Errorf("groups of user %s: %w", name, err)
 	}
 	for _, g := range groups {
