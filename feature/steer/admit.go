@@ -41,9 +41,6 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 	if err != nil || same && holder == a.PIDs()[0] {
 		return false, err
 	}
-	if e.kind == EngineReuseport && p.Bypassed { // to join its group would steer it again
-		return false, fmt.Errorf("%w: weir bypass --off %s", ErrBypassed, p.Service.Name)
-	}
 	if err := e.vetted(ctx, p, slot, m, a, ns); err != nil {
 		return false, err
 	}
@@ -135,6 +132,9 @@ func (e *engine) watchExits(row uint32, a *service.Adoption, keep bool) error {
 func (e *engine) place(p *published, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (err error) {
 	at := ownPlaces
 	if e.kind == EngineReuseport {
+		if p.Bypassed { // to join its group would steer it again
+			return fmt.Errorf("%w: weir bypass --off %s", ErrBypassed, p.Service.Name)
+		}
 		if err := e.taken(p, p.row(slot), a); err != nil {
 			return err
 		}

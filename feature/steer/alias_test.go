@@ -12,8 +12,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/weir-project/weir/kernel"
 )
 
 func TestParseDevices(t *testing.T) {
@@ -208,7 +206,7 @@ func (w *world) due() bool {
 		w.t.Fatal(err)
 	}
 	for _, i := range all {
-		if !kernel.ValidName(i.Name) {
+		if _, ok := kindOf(i); ok {
 			if v, err := due(w.root, i); err != nil {
 				w.t.Fatal(err)
 			} else if v != 0 {

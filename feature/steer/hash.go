@@ -42,11 +42,3 @@ func Hash(seed uint32, a netip.Addr) uint32 {
 
 // Bucket is the bucket of a source address under a seed.
 func Bucket(seed uint32, a netip.Addr) int { return int(Hash(seed, a) & (Buckets - 1)) }
-
-// networkOrder is a number whose bytes lie in network order, as a port does in
-// a packet.
-func networkOrder(port uint16) uint16 {
-	var b [2]byte
-	binary.BigEndian.PutUint16(b[:], port)
-	return binary.NativeEndian.Uint16(b[:])
-}

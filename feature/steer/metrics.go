@@ -41,9 +41,8 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc,
-		bypassDesc, drainedDesc, misplaceDesc, upDesc,
-		templatesDesc, exportersDesc, replaysDesc} {
+	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, upDesc,
+		templatesDesc, exportersDesc, replaysDesc, bypassDesc, drainedDesc, misplaceDesc} {
 		ch <- d
 	}
 }

@@ -99,6 +99,7 @@ func planService(plan *feature.Plan, have State, t target) {
 		remove := removeStep(s.scope, s.Name)
 		remove.Detail = fmt.Sprintf("engine %s → %s", s.Engine, kind)
 		plan.Add(remove)
+		t.from = s.pub
 		planService(plan, State{}, t)
 		return
 	}
@@ -116,14 +117,14 @@ func planService(plan *feature.Plan, have State, t target) {
 
 // planMembers adds a step for every slot whose member must be looked for.
 func planMembers(plan *feature.Plan, t target, have *ServiceState) {
-	vet := &vetting{limit: underLock} // for all of them: hung checks must not add up
+	vet := &vetting{rate: t.rate, limit: underLock} // for all of them: hung checks must not add up
 	for _, m := range t.service.Members {
 		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {
 			continue
 		}
 		plan.Add(feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
-				_, err := register(ctx, l, Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}, nil, vet, t.rate)
+				_, err := register(ctx, l, Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}, nil, vet)
 				if notYet(err) {
 					return "stays empty: " + err.Error(), nil
 				}

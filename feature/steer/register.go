@@ -41,16 +41,16 @@ func (s *ServiceState) Scope() string { return s.scope }
 //
 // The member may hold TCP sessions of devices that belong elsewhere: [ResetDue].
 func Register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member) (changed bool, err error) {
-	return register(ctx, l, s, member, &vetting{limit: underLock}, nil)
+	return register(ctx, l, s, member, &vetting{limit: underLock})
 }
 
-func register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member, vet *vetting, rate *Rate) (changed bool, err error) {
+func register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member, vet *vetting) (changed bool, err error) {
 	e, p, err := openSlot(l, s)
 	if err != nil {
 		return false, err
 	}
 	defer e.Close()
-	e.vet, e.rate = vet, rate
+	e.vet, e.rate = vet, vet.rate
 	m, err := p.member(s, member)
 	if err != nil {
 		return false, err
@@ -64,7 +64,7 @@ func register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.
 }
 
 func (s Slot) openNetns(p *published) (*netns.Handle, error) {
-	inode, err := strconv.ParseUint(s.Scope, 10, 64)
+	inode, err := inodeOf(s.Scope)
 	if err != nil {
 		return nil, err
 	}

@@ -107,8 +107,8 @@ func ResetDue(ctx context.Context, r *kernel.Root, rate *Rate, each func(Reset))
 	}
 	var errs []error
 	for _, i := range all {
-		if kernel.ValidName(i.Name) {
-			continue // a service
+		if _, ok := kindOf(i); !ok {
+			continue
 		}
 		if v, err := due(r, i); err != nil || v == 0 {
 			continue //nolint:nilerr // gone, or of another ABI: nothing that this could settle

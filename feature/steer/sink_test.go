@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) {
 	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
-	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "hold": playHold,
-		"recorder": runRecorder, "supervise": runSupervise, "live": runLive})
+	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "live": runLive, "hold": playHold,
+		"recorder": runRecorder, "supervise": runSupervise})
 	nstest.Main(m)
 }
 
@@ -60,7 +60,11 @@ func sinkSocket(proto, addr string) (sinkConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	go answerConnections(l, keeps)
+	if keeps {
+		go keepConnections(l)
+	} else {
+		go answerConnections(l)
+	}
 	return l.(*net.TCPListener), nil
 }
 
@@ -76,8 +80,7 @@ func answerDatagrams(p net.PacketConn) {
 	}
 }
 
-// answerConnections answers, and closes unless it keeps sessions.
-func answerConnections(l net.Listener, keeps bool) {
+func answerConnections(l net.Listener) {
 	me := fmt.Append(nil, os.Getpid())
 	for {
 		c, err := l.Accept()
@@ -85,11 +88,20 @@ func answerConnections(l net.Listener, keeps bool) {
 			return
 		}
 		c.Write(me)
-		if keeps {
-			go io.Copy(io.Discard, c)
-		} else {
-			c.Close()
+		c.Close()
+	}
+}
+
+// keepConnections answers and leaves them open, as a collector of sessions does.
+func keepConnections(l net.Listener) {
+	me := fmt.Append(nil, os.Getpid())
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
 		}
+		c.Write(me)
+		go io.Copy(io.Discard, c)
 	}
 }
 

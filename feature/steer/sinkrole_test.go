@@ -212,7 +212,7 @@ func inherit(spec string, file *os.File) (sinkConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	go answerConnections(l, false)
+	go answerConnections(l)
 	tcp, ok := l.(*net.TCPListener)
 	if !ok {
 		return nil, errors.New("no TCP listener")

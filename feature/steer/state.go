@@ -42,8 +42,8 @@ type ServiceState struct {
 	Placed            map[int]int        `json:"placed,omitempty"`   // buckets moved by hand, to slot
 	DevicesFile       string             `json:"devices,omitempty"`  // the file that names the devices
 	Bypassed          bool               `json:"bypassed,omitempty"` // no packet is steered
-	Shared            *Shared            `json:"share_port,omitempty"`
 	MisplacedSessions *int               `json:"misplaced_sessions,omitempty"`
+	Shared            *Shared            `json:"share_port,omitempty"`
 	Problem           string             `json:"problem,omitempty"` // what is wrong with the service as a whole
 	Updated           time.Time          `json:"updated"`
 	scope             string             // directory of its namespace

@@ -47,7 +47,7 @@ func runStay(listens []string) error {
 			if p, err := net.FilePacketConn(f); err == nil {
 				go answerDatagrams(p)
 			} else if l, err := net.FileListener(f); err == nil {
-				go answerConnections(l, false)
+				go answerConnections(l)
 			} else {
 				return err
 			}

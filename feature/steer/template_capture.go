@@ -94,6 +94,11 @@ func (c *templateCapture) open(proto uint16) error {
 	return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(proto)})
 }
 
+// networkOrder stores a number so that its bytes lie in network order.
+func networkOrder(v uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+}
+
 // watch tells the filter which ports matter.
 func (c *templateCapture) watch(ports map[uint16]bool) error {
 	m := c.c.Maps[templatesMapTemplatesPorts]

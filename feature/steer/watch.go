@@ -149,7 +149,7 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 	if err == nil {
 		var l *kernel.WriteLock
 		if l, err = w.root.Lock(ctx); err == nil {
-			_, err = register(ctx, l, key, &m, &vet, nil)
+			_, err = register(ctx, l, key, &m, &vet)
 			l.Unlock()
 			w.templates.kick()
 			w.ownResets(s)

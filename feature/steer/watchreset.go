@@ -33,7 +33,7 @@ func (w *watcher) resetDue(ctx context.Context) {
 		return
 	}
 	for _, i := range all {
-		if kernel.ValidName(i.Name) {
+		if _, ok := kindOf(i); !ok {
 			continue
 		}
 		if done := w.resets.busy[i]; done != nil {

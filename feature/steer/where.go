@@ -5,7 +5,6 @@ package steer
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 )
 
 // Place says where the traffic of one source goes.
@@ -158,14 +157,4 @@ func HashFlow(seed uint32, proto uint8, from, to netip.AddrPort) uint32 {
 		dst = netip.AddrFrom16(b)
 	}
 	return Hash(Hash(seed, from.Addr())+(port<<16|uint32(to.Port()))+tcp, dst)
-}
-
-// sortedSlots are the keys of a set of slots.
-func sortedSlots[V any](m map[int]V) []int {
-	out := make([]int, 0, len(m))
-	for n := range m {
-		out = append(out, n)
-	}
-	slices.Sort(out)
-	return out
 }
