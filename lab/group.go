@@ -37,7 +37,7 @@ func (e *Env) Group(name string) (*Group, error) {
 // Take moves a process and all that it forked into the group; what these fork later is born there. CPU time
 // that they used before is not counted. A kernel thread may be moved, too.
 func (g *Group) Take(pid int) error {
-	for _, p := range family(pid) {
+	for _, p := range Family(pid) {
 		// A child may have ended since it was listed.
 		if err := g.add(p); err != nil && (p == pid || !errors.Is(err, fs.ErrNotExist) && !isGone(p)) {
 			return fmt.Errorf("move process %d into a cgroup: %w", p, err)
@@ -78,8 +78,8 @@ func parseUsage(stat []byte) (time.Duration, error) {
 	return 0, errors.New("cpu.stat has no usage_usec")
 }
 
-// family lists a process and its descendants, parents first.
-func family(pid int) []int {
+// Family lists a process and its descendants, parents first.
+func Family(pid int) []int {
 	children := map[int][]int{}
 	for _, p := range pids() {
 		if parent, ok := parentOf(p); ok {

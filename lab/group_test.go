@@ -19,7 +19,7 @@ func TestGroup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); len(family(p.PID)) < 2; {
+	for deadline := time.Now().Add(10 * time.Second); len(Family(p.PID)) < 2; {
 		if time.Now().After(deadline) {
 			t.Fatal("no child")
 		}

@@ -26,11 +26,11 @@ var devices4 = netip.MustParsePrefix("10.99.0.0/16")
 // processes, so that only the way differs.
 type site struct {
 	*netns.Handle
-	name  string // of the way
-	ns    string // of the network namespace
-	addr  netip.Addr
+	name    string // of the way
+	ns      string // of the network namespace
+	addr    netip.Addr
 	routers *netns.Handle
-	group *lab.Group // all that works on this host: the receiving thread of its wire, and its processes
+	group   *lab.Group // all that works on this host: the receiving thread of its wire, and its processes
 }
 
 // world is a number of sites, each on a wire of its own to the routers.
