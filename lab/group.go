@@ -120,7 +120,7 @@ func groupDirs(id string) []string {
 // time after the namespace of their interface: these go back to where they were.
 func removeGroups(id string) {
 	for _, dir := range groupDirs(id) {
-		for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 			home := Group{filepath.Dir(dir)}
 			left, _ := (&Group{dir}).Pids()
 			for _, pid := range left {

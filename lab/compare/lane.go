@@ -17,7 +17,7 @@ const (
 	records = 3                      // in an IPFIX message
 	refresh = 20                     // an IPFIX template in every so many messages
 	retry   = 250 * time.Millisecond // between two attempts to connect
-	answer  = 5 * time.Second        // how long a router waits for a connection, or for a write
+	answer  = 30 * time.Second       // how long a router waits for a connection, or for a write
 )
 
 // lane is one router's traffic by one way: its IPFIX and its BMP session.

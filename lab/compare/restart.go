@@ -10,7 +10,7 @@ import (
 )
 
 // beat is the time between two messages of a router during the restart.
-const beat = 250 * time.Millisecond
+const beat = 500 * time.Millisecond
 
 // restarts kills the first collector of every way at the same moment and starts it again, while all routers send.
 // What its own routers lose meanwhile is the price of the restart; what the routers of the other one lose, and

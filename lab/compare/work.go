@@ -19,8 +19,8 @@ const slice = 64
 // countLimit is how long a message may take to be counted, and deafAfter how long a collector may take to write
 // its first flow record; it writes once a second.
 const (
-	countLimit = 30 * time.Second
-	deafAfter  = 6 * time.Second
+	countLimit = 90 * time.Second
+	deafAfter  = 8 * time.Second
 )
 
 // nudge is the epoch of messages that nobody counts: nfacctd keeps the last records in a buffer until more follow.
@@ -66,34 +66,40 @@ func (x *experiment) open(ctx context.Context) error {
 // again, as whoever watches it would.
 func (x *experiment) warm(ctx context.Context) error {
 	x.epoch++
-	for begin := time.Now(); ; {
-		for _, y := range x.ways {
-			if err := x.sweep(ctx, y, true); err != nil {
-				return err
-			}
-		}
-		if err := pause(ctx, 300*time.Millisecond); err != nil {
+	for _, y := range x.ways {
+		if err := x.sweep(ctx, y, true); err != nil {
 			return err
 		}
-		var deaf []string
+	}
+	since := map[*peers.Collector]time.Time{}
+	for begin := time.Now(); ; {
+		deaf := 0
 		for _, y := range x.ways {
 			for i, c := range y.collectors {
 				if y.tally.hears(c) {
 					continue
 				}
-				deaf = append(deaf, fmt.Sprintf("%s of %s", c, y.name))
-				if time.Since(begin) > deafAfter {
+				deaf++
+				if since[c].IsZero() {
+					since[c] = time.Now()
+				}
+				if time.Since(since[c]) > deafAfter {
 					if err := x.revive(ctx, y, i); err != nil {
 						return err
 					}
+					delete(since, c)
 				}
 			}
 		}
-		if len(deaf) == 0 {
+		if deaf == 0 {
 			return nil
 		}
-		if time.Since(begin) > returnLimit {
-			return fmt.Errorf("%v write no flow records", deaf)
+		if time.Since(begin) > 2*returnLimit {
+			return fmt.Errorf("%d collectors write no flow records", deaf)
+		}
+		x.push(ctx)
+		if err := pause(ctx, 300*time.Millisecond); err != nil {
+			return err
 		}
 	}
 }
@@ -116,10 +122,18 @@ func (x *experiment) restart(ctx context.Context, y *way, i int) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if err := y.launch(c); err != nil {
-		return err
+	var err error
+	for range 3 {
+		if err = y.launch(c); err != nil {
+			return err
+		}
+		// It may crash while it comes up: see storm.go about nfacctd and sessions that close.
+		if err = y.ready(ctx, i); err == nil || c.Running() || ctx.Err() != nil {
+			return err
+		}
+		x.result.Note("%s of %s ended by itself: %v", c, y.name, err)
 	}
-	return y.ready(ctx, i)
+	return err
 }
 
 // sweep sends one IPFIX message and one route from every router.
