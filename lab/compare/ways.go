@@ -49,7 +49,7 @@ func newWay(ctx context.Context, w *world, name string, first, maxPeers int) (*w
 		if err != nil {
 			return nil, err
 		}
-		c.Proxied = name == existing
+		c.Proxied = name == existing || name == proxied
 		y.collectors = append(y.collectors, c)
 		if err := y.launch(c); err != nil {
 			return nil, err
