@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,7 @@ type way struct {
 	lanes      []*lane            // by device
 	tally      *tally
 	between    []*lab.Process // intermediaries
+	flows      atomic.Int32   // whether the first collector's routers send flow records; see restart.go
 }
 
 // newWay makes a site and starts its collectors; they open their sockets some seconds later.

@@ -108,7 +108,11 @@ func (x *experiment) warm(ctx context.Context) error {
 func (x *experiment) revive(ctx context.Context, y *way, i int) error {
 	x.say("%s of %s writes no flows: its plugin did not find its core; it is restarted", y.collectors[i], y.name)
 	x.result.Note("a collector of %s had to be started twice", y.name)
-	return x.restart(ctx, y, i)
+	before := y.ups(i)
+	if err := x.restart(ctx, y, i); err != nil {
+		return err
+	}
+	return x.reopened(ctx, y, before)
 }
 
 // restart kills a collector and starts it again; it returns when it has its sockets.
@@ -139,7 +143,12 @@ func (x *experiment) restart(ctx context.Context, y *way, i int) error {
 // sweep sends one IPFIX message and one route from every router.
 func (x *experiment) sweep(ctx context.Context, y *way, template bool) error {
 	for i, l := range y.lanes {
-		l.flows(ctx, x.epoch, template)
+		switch phase := y.flows.Load(); {
+		case phase == flowing || l.place != 0:
+			l.flows(ctx, x.epoch, template)
+		case phase == hopeless:
+			l.count(x.epoch)[0] += records
+		}
 		l.route(x.epoch)
 		if i%slice == slice-1 {
 			if err := pause(ctx, time.Millisecond); err != nil {
