@@ -161,6 +161,9 @@ func leftovers(id string) []string {
 	for _, pid := range ofRun(id, namespaceInodes(id)) {
 		left = append(left, fmt.Sprintf("process %d (%s)", pid, commandOf(pid)))
 	}
+	for _, dir := range groupDirs(id) {
+		left = append(left, "cgroup "+dir)
+	}
 	for _, dir := range []string{filepath.Join(bpffs, prefix+id), filepath.Join(os.TempDir(), prefix+id)} {
 		if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
 			left = append(left, "directory "+dir)
@@ -177,6 +180,7 @@ func removeAll(id string) {
 			_ = netns.Delete(n) // what stays is what leftovers reports
 		}
 	}
+	removeGroups(id)
 	_ = os.RemoveAll(filepath.Join(bpffs, prefix+id))
 	_ = os.RemoveAll(filepath.Join(os.TempDir(), prefix+id))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/compare"
 	"github.com/weir-project/weir/lab/peers"
 	_ "github.com/weir-project/weir/lab/telemetry"
 )
@@ -42,6 +43,7 @@ func (u usage) Unwrap() error { return u.error }
 func main() {
 	lab.Enter()  // a daemon on its way into a namespace does not come back from here,
 	peers.Sink() // and neither does a built-in collector
+	compare.Sink()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := newCommand().ExecuteContext(ctx)

@@ -58,10 +58,13 @@ func printNotes(w io.Writer, r *lab.Result) {
 	}
 }
 
-// number prints whole numbers as such and others with one decimal.
+// number prints whole numbers as such, others with one decimal, and small ones, such as ratios, with three digits.
 func number(v float64) string {
 	if v == float64(int64(v)) {
 		return fmt.Sprintf("%d", int64(v))
+	}
+	if v > -10 && v < 10 {
+		return fmt.Sprintf("%.3g", v)
 	}
 	return fmt.Sprintf("%.1f", v)
 }

@@ -23,6 +23,7 @@ type Collector struct {
 	PIDFile  string // of the core process, written when it is started
 	Port     int
 	MaxPeers int      // BMP sessions it has memory for, 2 MB each
+	Proxied  bool     // BMP comes through a proxy that says first whom it is from (PROXY protocol)
 	Bound    []string // where it is bound, as weir.yaml has it, if not where its service listens
 
 	program string
@@ -122,6 +123,9 @@ func (c *Collector) configuration(life int) string {
 			fmt.Sprintf("bmp_daemon_port: %d", c.Port),
 			fmt.Sprintf("bmp_daemon_max_peers: %d", c.MaxPeers),
 			"bmp_daemon_msglog_file: "+c.path("bmp", life))
+		if c.Proxied {
+			lines = append(lines, "bmp_daemon_parse_proxy_header: true")
+		}
 	}
 	return strings.Join(lines, "\n") + "\n"
 }

@@ -24,6 +24,7 @@ type Weir struct {
 	config    string
 	socket    string
 
+	text     string     // of the configuration, if it was given
 	mu       sync.Mutex // from a change of the file until it is applied
 	services []*Service
 }
@@ -39,6 +40,16 @@ func NewWeir(e *lab.Env, namespace string, services ...*Service) (*Weir, error) 
 	return w, nil
 }
 
+// NewWeirFrom is for a configuration that is given as text: several namespaces, several engines. The services are
+// those of it that are asked about.
+func NewWeirFrom(e *lab.Env, config string, services ...*Service) (*Weir, error) {
+	w, err := NewWeir(e, "", services...)
+	if err == nil {
+		w.text = config
+	}
+	return w, err
+}
+
 // Add adds services to what Apply applies.
 func (w *Weir) Add(services ...*Service) {
 	w.mu.Lock()
@@ -51,6 +62,9 @@ func (w *Weir) Add(services ...*Service) {
 
 // yaml is the configuration file for the services as they are meant to be now.
 func (w *Weir) yaml() []byte {
+	if w.text != "" {
+		return []byte(w.text)
+	}
 	b := []byte("services:\n")
 	for _, s := range w.services {
 		engine := ""

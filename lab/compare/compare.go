@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package compare sets weir beside what is used today: HAProxy in front of BMP, nfacctd as a tee in front of
+// IPFIX, plain SO_REUSEPORT, and routers that are configured with one collector each. All ways carry the same
+// messages in the same run, to unmodified collectors and to fast sinks.
+package compare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/rig"
+	"github.com/weir-project/weir/lab/routers"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "steer-compare",
+		Short: "what weir costs beside HAProxy and nfacctd as a tee, plain SO_REUSEPORT and direct connections",
+		Run:   run,
+		Next: []string{
+			"weir-lab run steer-compare --quick --json   the findings for a program",
+			"weir-lab run steer-storm                    512 routers reconnect at once",
+		},
+	})
+}
+
+// plan is what one size of the experiment does.
+type plan struct {
+	devices int
+	rounds  int // with real collectors
+	sweeps  int // messages of each protocol a router sends in one
+	fast    map[work]effort
+}
+
+// effort is how much a comparison with fast sinks may take.
+type effort struct {
+	messages int // in a round, by each way
+	rounds   int
+	limit    time.Duration // no round begins after it, if there were a few
+}
+
+// fewest is how many rounds there are at least, whatever their limit: a median of less is none.
+const fewest = 9
+
+var plans = map[lab.Size]plan{
+	lab.Full: {512, 12, 30, map[work]effort{
+		datagrams: {1920, 400, 2 * time.Minute}, messages: {1920, 100, time.Minute}, connections: {192, 100, time.Minute}}},
+	lab.Quick: {512, 4, 16, map[work]effort{
+		datagrams: {1920, 90, 12 * time.Second}, messages: {1920, 20, 4 * time.Second}, connections: {192, 30, 3 * time.Second}}},
+	lab.Smoke: {48, 1, 5, map[work]effort{datagrams: {480, 1, 0}, messages: {480, 1, 0}, connections: {96, 1, 0}}},
+}
+
+// experiment is one run.
+type experiment struct {
+	plan
+	env     *lab.Env
+	result  *lab.Result
+	world   *world
+	dialer  *routers.Dialer
+	devices []netip.Addr
+	place   map[netip.Addr]int // which collector a router belongs to, by every way: weir's choice
+
+	fast    []*fastSite
+	ways    []*way
+	relays  []relay
+	weir    *rig.Weir
+	service *rig.Service
+
+	polled  atomic.Pointer[[]*way] // whose output is read
+	holders sync.WaitGroup
+	holding context.Context
+
+	epoch      uint32
+	total      map[string][]float64 // µs a message, by way and round
+	miscounted map[string]int
+}
+
+// relay is a site with intermediaries, and these.
+type relay struct {
+	*site
+	between []*lab.Process
+}
+
+func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	if e.Control {
+		return errors.New("steer-compare has its control in itself: it compares with what runs without weir")
+	}
+	x := &experiment{plan: plans[e.Size], env: e, result: r, total: map[string][]float64{}, miscounted: map[string]int{}}
+	for a := devices4.Addr().Next(); len(x.devices) < x.plan.devices; a = a.Next() {
+		x.devices = append(x.devices, a)
+	}
+	defer x.readers()()
+	var release context.CancelFunc
+	x.holding, release = context.WithCancel(ctx)
+	defer func() { release(); x.holders.Wait() }()
+	stalls := lab.WatchStalls()
+	for _, step := range []func(context.Context) error{x.build, x.steer, x.relay, x.paths, x.collectorsReady, x.open, x.measure, x.memory, x.restarts, x.finish} {
+		if err := step(ctx); err != nil {
+			stalls.Stop()
+			return err
+		}
+	}
+	p50, p99, longest := stalls.Stop()
+	r.Set("stall_ms_p50", ms(p50))
+	r.Set("stall_ms_p99", ms(p99))
+	r.Set("stall_ms_max", ms(longest))
+	x.claims()
+	return nil
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+
+// build makes the hosts, and starts what takes long: the collectors.
+func (x *experiment) build(ctx context.Context) error {
+	var err error
+	if x.world, err = newWorld(x.env); err != nil {
+		return err
+	}
+	x.dialer = routers.NewDialer(x.world.routers)
+	names := []string{direct, existing, weir}
+	if _, err := lab.Find("haproxy"); err != nil {
+		x.result.Skip("haproxy is not installed: weir is not compared with the existing way")
+		names = []string{direct, weir}
+	}
+	if _, err := lab.Find("nfacctd"); err != nil {
+		x.result.Skip("nfacctd (Debian package pmacct) is not installed: there are no real collectors and no tee, only plain SO_REUSEPORT is compared with")
+		names = nil
+	}
+	if len(names) > 0 {
+		x.say("starting %d nfacctd, %d for each way on a host of its own: %s", collectorsEach*len(names), collectorsEach, strings.Join(names, ", "))
+	}
+	for i, name := range names {
+		y, err := newWay(ctx, x.world, name, i*collectorsEach, len(x.devices)*5/8+16)
+		if err != nil {
+			return err
+		}
+		x.ways = append(x.ways, y)
+		ways := slices.Clone(x.ways)
+		x.polled.Store(&ways)
+	}
+	return x.buildFast(ctx, slices.Contains(names, existing))
+}
+
+// reading lists the ways whose collectors' output is read.
+func (x *experiment) reading() []*way {
+	if ways := x.polled.Load(); ways != nil {
+		return *ways
+	}
+	return nil
+}
+
+func (x *experiment) way(name string) *way {
+	for _, y := range x.ways {
+		if y.name == name {
+			return y
+		}
+	}
+	return nil
+}
+
+// steer runs weir as its users do, for the collectors and for the fast sinks.
+func (x *experiment) steer(ctx context.Context) error {
+	var b strings.Builder
+	b.WriteString("services:\n")
+	listen := fmt.Sprintf("[udp 0.0.0.0:%d, tcp 0.0.0.0:%d]", port, port)
+	for _, f := range x.fast {
+		if f.engine == "" {
+			continue
+		}
+		fmt.Fprintf(&b, "  fast-%s:\n    listen: %s\n    netns: %s\n    steer: {slots: %d, seed: %d, engine: %s}\n    members:\n",
+			f.name, listen, f.ns, len(f.pids), uint32(x.env.Seed), f.engine)
+		for i, pid := range f.pids {
+			fmt.Fprintf(&b, "      - {slot: %d, pid: %d}\n", i, pid)
+		}
+	}
+	asked := "fast-" + lookup
+	if y := x.way(weir); y != nil {
+		asked = "telemetry"
+		fmt.Fprintf(&b, "  %s:\n    listen: %s\n    netns: %s\n    steer: {slots: %d, seed: %d}\n    members:\n",
+			asked, listen, y.ns, collectorsEach, uint32(x.env.Seed))
+		for i, c := range y.collectors {
+			fmt.Fprintf(&b, "      - {slot: %d, pidfile: %s}\n", i, c.PIDFile)
+		}
+	}
+	x.service = &rig.Service{Name: asked}
+	if y := x.way(weir); y != nil {
+		x.service.Collectors = y.collectors
+	}
+	var err error
+	if x.weir, err = rig.NewWeirFrom(x.env, b.String(), x.service); err != nil {
+		return err
+	}
+	if err := x.weir.Apply(ctx); err != nil {
+		return err
+	}
+	serve, err := x.weir.Serve()
+	if err != nil {
+		return err
+	}
+	if y := x.way(weir); y != nil {
+		// Whatever weir's own process does is weir's, and what it does for the fast sinks too.
+		if err := y.group.Take(serve.PID); err != nil {
+			return err
+		}
+		y.between = []*lab.Process{serve}
+	}
+	x.place, err = x.service.Where(ctx, x.devices)
+	return err
+}
+
+// relay starts what stands in front of collectors and fast sinks in the existing way; it puts every router where
+// weir puts it.
+func (x *experiment) relay(ctx context.Context) error {
+	if y := x.way(existing); y != nil {
+		x.relays = append(x.relays, relay{site: y.site})
+	}
+	for _, f := range x.fast {
+		if f.name == relayed {
+			x.relays = append(x.relays, relay{site: f.site})
+		}
+	}
+	for i, r := range x.relays {
+		between, err := r.relay(x.env, x.place, r.behind(), r.name == existing)
+		if err != nil {
+			return err
+		}
+		x.relays[i].between = between
+		if y := x.way(r.name); y != nil {
+			y.between = between
+		}
+	}
+	for _, r := range x.relays {
+		if err := r.relayed(ctx, r.between); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// collectorsReady waits until the collectors have their sockets and weir has adopted its own.
+func (x *experiment) collectorsReady(ctx context.Context) error {
+	for _, y := range x.ways {
+		for i := range y.collectors {
+			if err := y.ready(ctx, i); err != nil {
+				return err
+			}
+		}
+	}
+	if x.way(weir) == nil {
+		return nil
+	}
+	if err := x.service.Admitted(ctx, 20*time.Second); err != nil {
+		return err
+	}
+	return x.sameBuffers()
+}
+
+// finish sets the metrics of the rounds and takes weir away.
+func (x *experiment) finish(ctx context.Context) error {
+	medians := map[string]float64{}
+	for name, all := range x.total {
+		medians[name] = median(all)
+		x.result.Set("us_total_"+name, medians[name])
+	}
+	if medians[existing] > 0 {
+		x.result.Set("cpu_total_ratio_existing", medians[weir]/medians[existing])
+	}
+	if medians[direct] > 0 {
+		x.result.Set("cpu_total_ratio_direct", medians[weir]/medians[direct])
+	}
+	others := 0
+	for _, y := range x.ways {
+		x.result.Set("miscounted_"+y.name, float64(x.miscounted[y.name]))
+		if y.name != weir {
+			others += x.miscounted[y.name]
+		}
+		for _, text := range y.tally.oddities() {
+			x.result.Note("%s: %s", y.name, text)
+		}
+	}
+	if len(x.ways) > 0 {
+		x.result.Set("miscounted_others", float64(others))
+		x.result.Set("devices", float64(len(x.devices)))
+		x.result.Set("messages", float64(2*x.rounds*x.sweeps*len(x.devices)))
+	}
+	return x.weir.Remove(ctx)
+}
+
+// claims are what the product promises; each needs the ways that it is about.
+func (x *experiment) claims() {
+	for _, c := range []struct {
+		needs               string
+		kind                lab.Kind
+		claim, metric, want string
+	}{
+		{weir, lab.Correctness, "every message by way of weir was counted at a collector, once", "miscounted_weir", "== 0"},
+		{weir, lab.Correctness, "the other collector's routers notice nothing of a restart", "restart_collateral", "== 0"},
+		{"", lab.Correctness, "fast sinks read every message, by both engines", "lost_fast", "== 0"},
+		{weir, lab.Performance, "the other ways carried the same messages", "miscounted_others", "== 0"},
+		{existing, lab.Performance, "total CPU, of HAProxy and a tee", "cpu_total_ratio_existing", "<= 0.81"},
+		{direct, lab.Performance, "total CPU, of direct connections", "cpu_total_ratio_direct", "<= 1.04"},
+		{existing, lab.Performance, "CPU of the path alone for a BMP message, of HAProxy", "cpu_path_ratio_haproxy", "<= 0.35"},
+		{existing, lab.Performance, "CPU of the path alone for a datagram, of a tee", "cpu_path_ratio_tee", "<= 0.6"},
+		{"", lab.Performance, "a datagram by sk_reuseport, of plain SO_REUSEPORT", "overhead_ratio_reuseport", "<= 1.03"},
+		{"", lab.Performance, "a datagram by sk_lookup, of plain SO_REUSEPORT", "overhead_ratio_lookup", "<= 1.15"},
+	} {
+		if c.needs != "" && x.way(c.needs) == nil || c.kind == lab.Performance && x.env.Size == lab.Smoke {
+			continue
+		}
+		x.result.Claim(c.kind, c.claim, c.metric, c.want)
+	}
+}
+
+// median sorts a copy. Of an even number it is the mean of the two in the middle.
+func median(v []float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(v))
+	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weir-project/weir/lab/routers"
+)
+
+const (
+	records = 3                      // in an IPFIX message
+	refresh = 20                     // an IPFIX template in every so many messages
+	retry   = 250 * time.Millisecond // between two attempts to connect
+	answer  = 30 * time.Second       // how long a router waits for a connection, or for a write
+)
+
+// lane is one router's traffic by one way: its IPFIX and its BMP session.
+type lane struct {
+	dev   *routers.Device
+	place int // index of its collector
+	to    netip.AddrPort
+	dial  *routers.Dialer
+
+	udp net.Conn
+	seq uint32 // IPFIX records sent
+	n   uint32 // routes sent
+	buf []byte
+
+	mu      sync.Mutex
+	session net.Conn // nil while there is none
+
+	lost     atomic.Int64       // sessions that ended though the router did not end them
+	sessions atomic.Int64       // that were opened
+	sent     map[uint32]*[2]int // by epoch: IPFIX records, routes
+}
+
+// open opens the socket for IPFIX, and begins to hold a BMP session.
+func (l *lane) open(ctx context.Context) error {
+	var err error
+	if l.udp, err = l.dial.Dial("udp", l.dev.Addr, l.to); err != nil {
+		return err
+	}
+	return reportDrops(l.udp)
+}
+
+// hold keeps a BMP session up until the run ends.
+func (l *lane) hold(ctx context.Context) {
+	for ctx.Err() == nil {
+		c, err := l.connect()
+		if err != nil {
+			_ = pause(ctx, retry)
+			continue
+		}
+		stop := context.AfterFunc(ctx, func() { c.Close() })
+		l.set(c)
+		_, _ = c.Read(make([]byte, 1)) // a collector never sends: this returns when the session ends
+		l.set(nil)
+		if stop() {
+			l.lost.Add(1)
+			c.Close()
+		}
+	}
+}
+
+// connect opens a session as a router does.
+func (l *lane) connect() (net.Conn, error) {
+	c, err := l.dial.Dial("tcp", l.dev.Addr, l.to)
+	if err != nil {
+		return nil, err
+	}
+	_ = c.SetWriteDeadline(time.Now().Add(answer))
+	b := l.dev.PeerUp(l.dev.Initiation(nil), int(l.sessions.Add(1)), time.Now())
+	if _, err := c.Write(b); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (l *lane) set(c net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.session = c
+}
+
+func (l *lane) count(epoch uint32) *[2]int {
+	if l.sent == nil {
+		l.sent = map[uint32]*[2]int{}
+	}
+	if l.sent[epoch] == nil {
+		l.sent[epoch] = new([2]int)
+	}
+	return l.sent[epoch]
+}
+
+// flows sends one IPFIX message. A datagram that is refused counts as sent: it is what the router lost.
+func (l *lane) flows(ctx context.Context, epoch uint32, template bool) {
+	l.buf = l.dev.IPFIX(l.buf[:0], l.seq, template || l.seq%(refresh*records) == 0, records, epoch, time.Now())
+	for range 3 {
+		// An error may be that of an earlier datagram: then this one was not sent.
+		if err := sendDatagram(ctx, l.udp, l.buf); err == nil {
+			break
+		}
+	}
+	l.seq += records
+	l.count(epoch)[0] += records
+}
+
+// route sends one route, if there is a session.
+func (l *lane) route(epoch uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.session == nil {
+		return
+	}
+	l.buf = l.dev.RouteMonitoring(l.buf[:0], l.n, epoch, time.Now())
+	_ = l.session.SetWriteDeadline(time.Now().Add(answer))
+	if _, err := l.session.Write(l.buf); err != nil {
+		l.session.Close() // half a message may have been sent; hold notices
+		return
+	}
+	l.n++
+	l.count(epoch)[1]++
+}

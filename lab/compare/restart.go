@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// beat is the time between two messages of a router during the restart.
+const beat = 500 * time.Millisecond
+
+// restarts kills the first collector of every way at the same moment and starts it again, while all routers send.
+// What its own routers lose meanwhile is the price of the restart; what the routers of the other one lose, and
+// the sessions of theirs that end, is collateral.
+func (x *experiment) restarts(ctx context.Context) error {
+	x.say("one of the two collectors of each way is killed and started again, under traffic")
+	x.epoch++
+	lost := map[string][]int64{}
+	for _, y := range x.ways {
+		lost[y.name] = y.lost()
+	}
+	back := make(chan error, len(x.ways))
+	var all sync.WaitGroup
+	for i := range x.ways {
+		all.Go(func() { back <- x.killed(ctx, x.ways[i]) })
+	}
+	go func() { all.Wait(); close(back) }()
+	err := x.meanwhile(ctx, back)
+	if err != nil {
+		return err
+	}
+	if err := x.settle(ctx); err != nil {
+		return err
+	}
+	for _, y := range x.ways {
+		dead, alive := 0, 1
+		own, _ := x.missing(y, &dead)
+		other, surplus := x.missing(y, &alive)
+		now := y.lost()
+		sessions := now[alive] - lost[y.name][alive]
+		x.result.Set("restart_lost_"+y.name, float64((own[0]+other[0])/records))
+		x.result.Set("restart_sessions_"+y.name, float64(now[dead]-lost[y.name][dead]))
+		collateral := float64(int64(other[0]/records+other[1]+surplus) + sessions)
+		x.result.Set("restart_collateral_"+y.name, collateral)
+		if y.name == weir {
+			x.result.Set("restart_collateral", collateral)
+		}
+		if collateral > 0 {
+			x.result.Note("restart, %s: the other collector's routers lost %d flow records, %d routes, %d sessions; %d more were counted than sent", y.name, other[0], other[1], sessions, surplus)
+		}
+	}
+	return nil
+}
+
+// While a collector opens the BMP sessions of routers, flow records of theirs crash nfacctd 1.7.7. It binds its UDP
+// socket 5 s after it started, never sooner, so its routers may send until shortly before that.
+const (
+	flowing  = iota // routers of the collector send
+	hopeless        // they do not, and what they would have sent counts as lost: there is no socket for it
+	waiting         // they do not, and it counts for nothing: there is a socket, but their sessions are not up
+)
+
+const untilHopeless = 3 * time.Second
+
+// killed restarts the first collector of a way and waits until its routers are up again and their flows counted.
+func (x *experiment) killed(ctx context.Context, y *way) error {
+	begin := time.Now()
+	stop := time.AfterFunc(untilHopeless, func() { y.flows.CompareAndSwap(flowing, hopeless) })
+	defer stop.Stop()
+	before := y.ups(0)
+	if err := x.restart(ctx, y, 0); err != nil {
+		return err
+	}
+	if y.name == weir {
+		if err := x.service.Admitted(ctx, returnLimit); err != nil {
+			return err
+		}
+	}
+	y.flows.Store(waiting)
+	err := x.reopened(ctx, y, before)
+	y.flows.Store(flowing)
+	x.result.Set("restart_seconds_"+y.name, time.Since(begin).Seconds())
+	return err
+}
+
+// ups is how many Peer Ups were logged of each router of a collector.
+func (y *way) ups(collector int) map[*lane]int {
+	ups := map[*lane]int{}
+	for _, l := range y.lanes {
+		if l.place == collector {
+			ups[l] = y.tally.upsOf(l.dev.Addr)
+		}
+	}
+	return ups
+}
+
+// reopened waits until more Peer Ups are logged of each router than before.
+func (x *experiment) reopened(ctx context.Context, y *way, before map[*lane]int) error {
+	for begin := time.Now(); ; {
+		up := 0
+		for l, n := range before {
+			if y.tally.upsOf(l.dev.Addr) > n {
+				up++
+			}
+		}
+		if up == len(before) {
+			return nil
+		}
+		if time.Since(begin) > countLimit {
+			return fmt.Errorf("%s: %d of %d routers of the restarted collector are up again after %s", y.name, up, len(before), countLimit)
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// meanwhile sends from all routers until every way is back. Every IPFIX message has its template, so that what
+// counts as lost is what was not delivered, and not what a new collector cannot read yet.
+func (x *experiment) meanwhile(ctx context.Context, back <-chan error) error {
+	var failed error
+	for {
+		for _, y := range x.ways {
+			if err := x.sweep(ctx, y, true); err != nil {
+				return errors.Join(failed, err)
+			}
+		}
+		beat := time.NewTimer(beat)
+	wait:
+		for {
+			select {
+			case err, more := <-back:
+				if !more {
+					return failed
+				}
+				failed = errors.Join(failed, err)
+			case <-beat.C:
+				break wait
+			}
+		}
+	}
+}
+
+// settle waits until the routers of the collectors that were not touched have all counted, or no more comes.
+func (x *experiment) settle(ctx context.Context) error {
+	alive := 1
+	for begin := time.Now(); time.Since(begin) < countLimit; {
+		short := 0
+		for _, y := range x.ways {
+			missing, _ := x.missing(y, &alive)
+			short += missing[0] + missing[1]
+		}
+		// The restarted collectors get the time that they need to count what they took: two of nfacctd's writes.
+		if short == 0 && time.Since(begin) > 2*time.Second {
+			return nil
+		}
+		x.push(ctx)
+		if err := pause(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lost is how many sessions ended, by the collector that they belonged to.
+func (y *way) lost() []int64 {
+	n := make([]int64, collectorsEach)
+	for _, l := range y.lanes {
+		n[l.place] += l.lost.Load()
+	}
+	return n
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"net/netip"
+	"sync"
+
+	"github.com/weir-project/weir/lab/peers"
+	"github.com/weir-project/weir/lab/routers"
+)
+
+// tally is what the collectors of one way counted: records of IPFIX and routes of BMP, by device and epoch.
+type tally struct {
+	mu    sync.Mutex
+	seen  map[key]int
+	ups   map[netip.Addr]int // Peer Ups
+	heard map[[2]int]bool    // collector and its life: has it written a flow record?
+	odd   []string
+}
+
+type key struct {
+	proto  routers.Protocol
+	epoch  uint32
+	device netip.Addr
+}
+
+func newTally() *tally {
+	return &tally{seen: map[key]int{}, ups: map[netip.Addr]int{}, heard: map[[2]int]bool{}}
+}
+
+// book enters one line of a collector's output.
+func (t *tally) book(collector int, r peers.Record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch r.Kind {
+	case peers.Flows:
+		t.seen[key{routers.IPFIX, r.Epoch, r.Device}] += r.Count
+		t.heard[[2]int{collector, r.Life}] = true
+	case peers.Route:
+		t.seen[key{routers.BMP, r.Epoch, r.Device}]++
+	case peers.PeerUp:
+		t.ups[r.Device]++
+	case peers.Odd:
+		t.odd = append(t.odd, r.Text)
+	}
+}
+
+// of is what was counted of a device in an epoch.
+func (t *tally) of(p routers.Protocol, epoch uint32, device netip.Addr) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.seen[key{p, epoch, device}]
+}
+
+// up is how many devices' sessions were logged.
+func (t *tally) up() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.ups)
+}
+
+func (t *tally) upsOf(device netip.Addr) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.ups[device]
+}
+
+// hears tells whether a collector has written flow records in its present life.
+func (t *tally) hears(c *peers.Collector) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.heard[[2]int{c.Number, c.Life()}]
+}
+
+// oddities are the lines that should not be.
+func (t *tally) oddities() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.odd
+}

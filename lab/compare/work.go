@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/lab/peers"
+	"github.com/weir-project/weir/lab/routers"
+)
+
+// slice is how many routers send at once; see window.
+const slice = 64
+
+// countLimit is how long a message may take to be counted, and deafAfter how long a collector may take to write
+// its first flow record; it writes once a second.
+const (
+	countLimit = 90 * time.Second
+	deafAfter  = 8 * time.Second
+)
+
+// nudge is the epoch of messages that nobody counts: nfacctd keeps the last records in a buffer until more follow.
+const nudge = 0
+
+// open makes the lanes of every router on every way, and waits until all BMP sessions are up at their collectors.
+func (x *experiment) open(ctx context.Context) error {
+	x.say("%d routers connect to the collectors by each of %d ways", len(x.devices), len(x.ways))
+	for _, y := range x.ways {
+		for i, d := range x.devices {
+			l := &lane{dev: routers.NewDevice(i, d), place: x.place[d], dial: x.dialer, to: y.target(x.place[d])}
+			y.lanes = append(y.lanes, l)
+			if err := l.open(ctx); err != nil {
+				return err
+			}
+			x.holders.Go(func() { l.hold(x.holding) })
+			if i%slice == slice-1 { // none may be lost on the wire
+				if err := pause(ctx, 5*time.Millisecond); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for begin := time.Now(); ; {
+		up, total := 0, 0
+		for _, y := range x.ways {
+			up, total = up+y.tally.up(), total+len(y.lanes)
+		}
+		if up == total {
+			return x.warm(ctx)
+		}
+		if time.Since(begin) > countLimit {
+			return fmt.Errorf("%d of %d sessions are up at the collectors after %s", up, total, countLimit)
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// warm sends a round that is not measured: collectors learn templates and fill their tables. In one of a hundred
+// starts nfacctd's plugin does not find its core and writes nothing, without a word; such a collector is started
+// again, as whoever watches it would.
+func (x *experiment) warm(ctx context.Context) error {
+	x.epoch++
+	for _, y := range x.ways {
+		if err := x.sweep(ctx, y, true); err != nil {
+			return err
+		}
+	}
+	since := map[*peers.Collector]time.Time{}
+	for begin := time.Now(); ; {
+		deaf := 0
+		for _, y := range x.ways {
+			for i, c := range y.collectors {
+				if y.tally.hears(c) {
+					continue
+				}
+				deaf++
+				if since[c].IsZero() {
+					since[c] = time.Now()
+				}
+				if time.Since(since[c]) > deafAfter {
+					if err := x.revive(ctx, y, i); err != nil {
+						return err
+					}
+					delete(since, c)
+				}
+			}
+		}
+		if deaf == 0 {
+			return nil
+		}
+		if time.Since(begin) > 2*returnLimit {
+			return fmt.Errorf("%d collectors write no flow records", deaf)
+		}
+		x.push(ctx)
+		if err := pause(ctx, 300*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// revive restarts a deaf collector.
+func (x *experiment) revive(ctx context.Context, y *way, i int) error {
+	x.say("%s of %s writes no flows: its plugin did not find its core; it is restarted", y.collectors[i], y.name)
+	x.result.Note("a collector of %s had to be started twice", y.name)
+	before := y.ups(i)
+	if err := x.restart(ctx, y, i); err != nil {
+		return err
+	}
+	return x.reopened(ctx, y, before)
+}
+
+// restart kills a collector and starts it again; it returns when it has its sockets.
+func (x *experiment) restart(ctx context.Context, y *way, i int) error {
+	c := y.collectors[i]
+	if err := c.Kill(syscall.SIGKILL); err != nil {
+		return err
+	}
+	select {
+	case <-c.Done():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	var err error
+	for range 3 {
+		if err = y.launch(c); err != nil {
+			return err
+		}
+		// It may crash while it comes up: see storm.go about nfacctd and sessions that close.
+		if err = y.ready(ctx, i); err == nil || c.Running() || ctx.Err() != nil {
+			return err
+		}
+		x.result.Note("%s of %s ended by itself: %v", c, y.name, err)
+	}
+	return err
+}
+
+// sweep sends one IPFIX message and one route from every router.
+func (x *experiment) sweep(ctx context.Context, y *way, template bool) error {
+	for i, l := range y.lanes {
+		switch phase := y.flows.Load(); {
+		case phase == flowing || l.place != 0:
+			l.flows(ctx, x.epoch, template)
+		case phase == hopeless:
+			l.count(x.epoch)[0] += records
+		}
+		l.route(x.epoch)
+		if i%slice == slice-1 {
+			if err := pause(ctx, time.Millisecond); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// measure lets every way carry the same messages, one way after the other in turn, and enters what a message cost
+// each of them in all: collectors, what is in front of them, and the network stack of their host.
+func (x *experiment) measure(ctx context.Context) error {
+	x.say("%d rounds of %d messages by each way in turn, until every one is counted", x.rounds, 2*x.sweeps*len(x.devices))
+	for round := range x.rounds {
+		x.epoch++
+		before, err := x.cpu()
+		if err != nil {
+			return err
+		}
+		for i := range x.ways {
+			y := x.ways[(round+i)%len(x.ways)]
+			for range x.sweeps {
+				if err := x.sweep(ctx, y, false); err != nil {
+					return err
+				}
+			}
+		}
+		if err := x.counted(ctx); err != nil {
+			return err
+		}
+		after, err := x.cpu()
+		if err != nil {
+			return err
+		}
+		for i, y := range x.ways {
+			us := float64((after[i] - before[i]).Nanoseconds()) / 1000
+			x.total[y.name] = append(x.total[y.name], us/float64(2*x.sweeps*len(x.devices)))
+		}
+	}
+	return nil
+}
+
+// cpu is what each way has used so far.
+func (x *experiment) cpu() ([]time.Duration, error) {
+	var all []time.Duration
+	for _, y := range x.ways {
+		used, err := y.site.cpu()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, used)
+	}
+	return all, nil
+}
+
+// counted waits until all that was sent in the epoch is counted, and enters what is not. What is counted but was
+// never sent (a tee that sends twice) is as wrong as what is missing.
+func (x *experiment) counted(ctx context.Context) error {
+	for begin, next := time.Now(), time.Now().Add(500*time.Millisecond); ; {
+		short := false
+		for _, y := range x.ways {
+			missing, _ := x.missing(y, nil)
+			short = short || missing[0]+missing[1] > 0
+		}
+		if !short || time.Since(begin) > countLimit {
+			break
+		}
+		if time.Now().After(next) {
+			x.push(ctx)
+			next = time.Now().Add(200 * time.Millisecond)
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	for _, y := range x.ways {
+		missing, surplus := x.missing(y, nil)
+		x.miscounted[y.name] += missing[0] + missing[1] + surplus
+		if missing[0]+missing[1]+surplus > 0 {
+			x.result.Note("epoch %d, %s: %d flow records and %d routes were not counted, %d more than were sent", x.epoch, y.name, missing[0], missing[1], surplus)
+		}
+	}
+	return nil
+}
+
+// missing compares what was sent by a way in the epoch with what was counted, for the routers of one collector
+// or (nil) of all.
+func (x *experiment) missing(y *way, collector *int) (missing [2]int, surplus int) {
+	for _, l := range y.lanes {
+		if collector != nil && l.place != *collector {
+			continue
+		}
+		for i, p := range []routers.Protocol{routers.IPFIX, routers.BMP} {
+			n := l.count(x.epoch)[i] - y.tally.of(p, x.epoch, l.dev.Addr)
+			missing[i] += max(n, 0)
+			surplus += max(-n, 0)
+		}
+	}
+	return missing, surplus
+}
+
+// push sends some messages that nobody counts to every collector.
+func (x *experiment) push(ctx context.Context) {
+	for _, y := range x.ways {
+		pushed := map[int]bool{}
+		for _, l := range y.lanes {
+			if pushed[l.place] {
+				continue
+			}
+			pushed[l.place] = true
+			for range 8 {
+				l.buf = l.dev.IPFIX(l.buf[:0], l.seq, true, 16, nudge, time.Now())
+				_ = sendDatagram(ctx, l.udp, l.buf)
+				l.seq += 16
+			}
+		}
+	}
+}
+
+// read takes in what collectors write, several times a second, until stopped.
+func (x *experiment) readers() func() {
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(50 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			for _, y := range x.reading() {
+				for _, c := range y.collectors {
+					if err := c.Poll(func(r peers.Record) { y.tally.book(c.Number, r) }); err != nil {
+						y.tally.book(c.Number, peers.Record{Kind: peers.Odd, Count: 1, Text: err.Error()})
+					}
+				}
+			}
+		}
+	}()
+	return func() { close(stop); <-done }
+}
+
+// addrs are the addresses of the collectors of the existing way.
+func (s *site) behind() []netip.AddrPort {
+	var to []netip.AddrPort
+	for i := range collectorsEach {
+		to = append(to, netip.AddrPortFrom(s.addr, uint16(port+1+i)))
+	}
+	return to
+}

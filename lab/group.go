@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/internal/units"
+)
+
+// Group is a cgroup of a run: processes and kernel threads whose CPU time is counted together, those included
+// that ended in the meantime.
+type Group struct{ dir string }
+
+// Group makes a cgroup. Close removes it.
+func (e *Env) Group(name string) (*Group, error) {
+	root, err := units.CgroupRoot()
+	if err != nil {
+		return nil, err
+	}
+	g := &Group{filepath.Join(root, prefix+e.id+"-"+name)}
+	if err := os.Mkdir(g.dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make a cgroup: %w", err)
+	}
+	return g, nil
+}
+
+// Take moves a process and all that it forked into the group; what these fork later is born there. CPU time
+// that they used before is not counted. A kernel thread may be moved, too.
+func (g *Group) Take(pid int) error {
+	for _, p := range Family(pid) {
+		// A child may have ended since it was listed.
+		if err := g.add(p); err != nil && (p == pid || !errors.Is(err, fs.ErrNotExist) && !isGone(p)) {
+			return fmt.Errorf("move process %d into a cgroup: %w", p, err)
+		}
+	}
+	return nil
+}
+
+func (g *Group) add(pid int) error {
+	return os.WriteFile(filepath.Join(g.dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+}
+
+func isGone(pid int) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	return err != nil
+}
+
+// Pids lists the processes of the group.
+func (g *Group) Pids() ([]int, error) { return units.CgroupProcs(g.dir) }
+
+// CPU is what the group used since it was made: the scheduler's own count in µs, not a count of ticks.
+func (g *Group) CPU() (time.Duration, error) {
+	b, err := os.ReadFile(filepath.Join(g.dir, "cpu.stat"))
+	if err != nil {
+		return 0, err
+	}
+	return parseUsage(b)
+}
+
+// parseUsage reads usage_usec of a cgroup's cpu.stat.
+func parseUsage(stat []byte) (time.Duration, error) {
+	for lines := bufio.NewScanner(bytes.NewReader(stat)); lines.Scan(); {
+		if v, ok := strings.CutPrefix(lines.Text(), "usage_usec "); ok {
+			n, err := strconv.ParseInt(v, 10, 64)
+			return time.Duration(n) * time.Microsecond, err
+		}
+	}
+	return 0, errors.New("cpu.stat has no usage_usec")
+}
+
+// Family lists a process and its descendants, parents first.
+func Family(pid int) []int {
+	children := map[int][]int{}
+	for _, p := range pids() {
+		if parent, ok := parentOf(p); ok {
+			children[parent] = append(children[parent], p)
+		}
+	}
+	all := []int{pid}
+	for i := 0; i < len(all); i++ {
+		all = append(all, children[all[i]]...)
+	}
+	return all
+}
+
+func parentOf(pid int) (int, bool) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // state, parent, …
+	if len(f) < 2 {
+		return 0, false
+	}
+	parent, err := strconv.Atoi(f[1])
+	return parent, err == nil
+}
+
+// groupDirs lists the cgroups of a run.
+func groupDirs(id string) []string {
+	root, err := units.CgroupRoot()
+	if err != nil {
+		return nil // without cgroup2 none was made
+	}
+	dirs, _ := filepath.Glob(filepath.Join(root, prefix+id+"-*"))
+	return dirs
+}
+
+// removeGroups removes the cgroups of a run. Its processes have ended, but for kernel threads, which end some
+// time after the namespace of their interface: these go back to where they were.
+func removeGroups(id string) {
+	for _, dir := range groupDirs(id) {
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			home := Group{filepath.Dir(dir)}
+			left, _ := (&Group{dir}).Pids()
+			for _, pid := range left {
+				_ = home.add(pid)
+			}
+			if err := os.Remove(dir); err == nil || errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
+				break // what stays is what leftovers reports
+			}
+		}
+	}
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// A group counts the CPU time of a process's children, also of those that have ended, and is gone after Close.
+func TestGroup(t *testing.T) {
+	e := newEnv(t)
+	g, err := e.Group("work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := e.Start(Command{Path: "sh", Args: []string{"-c", `sleep 1000 & while :; do (i=0; while [ $i -lt 10000 ]; do i=$((i+1)); done); done`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); len(Family(p.PID)) < 2; {
+		if time.Now().After(deadline) {
+			t.Fatal("no child")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := g.Take(p.PID); err != nil {
+		t.Fatal(err)
+	}
+	if pids, err := g.Pids(); err != nil || len(pids) < 2 || !slices.Contains(pids, p.PID) {
+		t.Errorf("it holds %v, %v", pids, err)
+	}
+	if !leftover(e, "cgroup "+g.dir) {
+		t.Errorf("the cgroup is not counted: %v", e.Leftovers())
+	}
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		used, err := g.CPU()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if used > 100*time.Millisecond {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("children that work used %s", used)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	e.Close()
+	if left := e.Leftovers(); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestParseUsage(t *testing.T) {
+	got, err := parseUsage([]byte("usage_usec 1234567\nuser_usec 1\nsystem_usec 2\n"))
+	if err != nil || got != 1234567*time.Microsecond {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"", "user_usec 1\n", "usage_usec x\n"} {
+		if got, err := parseUsage([]byte(bad)); err == nil {
+			t.Errorf("%q: %v", bad, got)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topo
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// threadLimit is how long the kernel may take to start a thread.
+const threadLimit = 5 * time.Second
+
+// Wire makes a cable of which each end is received from by a kernel thread of its own, and returns the threads'
+// pids. Over a plain veth pair the *sender's* system call carries a packet up the receiver's stack, so that the
+// sender is charged with the receiver's work; with threads (threaded NAPI, Linux 5.12) the two ends are charged
+// as two hosts with a wire between them are. The names of the interfaces must be unique on the machine, and at
+// most five bytes long, for the threads are found by them.
+func Wire(a, b End) (pidA, pidB int, err error) {
+	if err := Cable(a, b); err != nil {
+		return 0, 0, err
+	}
+	// veth polls only with GRO, and only what comes from an end that does not hand over whole TCP streams.
+	for _, e := range []End{a, b} {
+		err := e.NS.Do(func() error {
+			return errors.Join(setOffload(e.Name, unix.ETHTOOL_STSO, 0), setOffload(e.Name, unix.ETHTOOL_SGRO, 1))
+		})
+		if err != nil {
+			return 0, 0, fmt.Errorf("set the offloads of %s: %w", e.Name, err)
+		}
+	}
+	if pidA, err = threaded(a); err == nil {
+		pidB, err = threaded(b)
+	}
+	return pidA, pidB, err
+}
+
+// threaded gives one end its thread and waits until it is there.
+func threaded(e End) (int, error) {
+	err := e.NS.Do(func() error { return writeSysfs("class/net/"+e.Name+"/threaded", "1") })
+	if err != nil {
+		return 0, fmt.Errorf("give %s a receiving thread: %w (threaded NAPI needs Linux 5.12)", e.Name, err)
+	}
+	for deadline := time.Now().Add(threadLimit); ; time.Sleep(time.Millisecond) {
+		if pid, ok := napiThread(e.Name); ok {
+			return pid, nil
+		}
+		if time.Now().After(deadline) {
+			return 0, fmt.Errorf("no kernel thread napi/%s-… after %s", e.Name, threadLimit)
+		}
+	}
+}
+
+// napiThread finds the kernel thread by its name: napi/INTERFACE-ID, cut off after 15 bytes on old kernels.
+func napiThread(name string) (int, bool) {
+	files, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, f := range files {
+		comm, err := os.ReadFile(f)
+		if err == nil && strings.HasPrefix(string(comm), "napi/"+name+"-") {
+			pid, err := strconv.Atoi(strings.Split(f, "/")[2])
+			return pid, err == nil
+		}
+	}
+	return 0, false
+}
+
+// setOffload switches an offload on or off, as ethtool -K does.
+func setOffload(name string, command, on uint32) error {
+	if len(name) >= unix.IFNAMSIZ {
+		return unix.ENAMETOOLONG
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// struct ethtool_value and the start of struct ifreq (linux/ethtool.h, linux/if.h)
+	value := struct{ cmd, data uint32 }{command, on}
+	request := struct {
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&value)}
+	copy(request.name[:], name)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// writeSysfs writes to a file of a sysfs that shows the interfaces of the thread's network namespace; the one at
+// /sys shows those of the namespace that mounted it. Nothing is mounted anywhere.
+func writeSysfs(path, value string) error {
+	fs, err := unix.Fsopen("sysfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("open a sysfs: %w", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return fmt.Errorf("make a sysfs: %w", err)
+	}
+	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("make a mount of a sysfs: %w", err)
+	}
+	defer unix.Close(mount)
+	fd, err := unix.Openat(mount, path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), path)
+	_, err = io.WriteString(f, value)
+	return errors.Join(err, f.Close())
+}
