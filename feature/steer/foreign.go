@@ -5,6 +5,7 @@ package steer
 import (
 	"encoding/binary"
 	"fmt"
+	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -28,18 +29,22 @@ var GroupPrograms = kernel.Need{Name: "iterators over sockets, with BTF", Since:
 		return err
 	}}
 
-// groupPrograms lists the program of each socket's group, by cookie of the
-// socket, in the calling thread's network namespace.
-func groupPrograms() (map[uint64]ebpf.ProgramID, error) {
+// groupIterators are loaded once: weir serve asks at every admission.
+var groupIterators = sync.OnceValues(func() (*kernel.Collection, error) {
 	spec, err := loadGroups()
 	if err != nil {
 		return nil, err
 	}
-	c, err := kernel.Load(spec, []string{groupsProgSteerUdpGroups, groupsProgSteerTcpGroups}, nil)
+	return kernel.Load(spec, []string{groupsProgSteerUdpGroups, groupsProgSteerTcpGroups}, nil)
+})
+
+// groupPrograms lists the program of each socket's group, by cookie of the
+// socket, in the calling thread's network namespace.
+func groupPrograms() (map[uint64]ebpf.ProgramID, error) {
+	c, err := groupIterators()
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
 	out := map[uint64]ebpf.ProgramID{}
 	for _, prog := range c.Programs {
 		b, err := kernel.Iterate(prog)
@@ -57,8 +62,11 @@ func groupPrograms() (map[uint64]ebpf.ProgramID, error) {
 // the configuration lets weir replace it. Where the kernel cannot tell, nothing
 // is foreign.
 func (e *engine) refuseForeign(p *published, key groupKey, s service.Adopted, ns *netns.Handle) error {
-	if p.Service.Foreign == ForeignReplace || GroupPrograms.Check() != nil {
+	if p.Service.Foreign == ForeignReplace {
 		return nil
+	}
+	if _, err := groupIterators(); err != nil {
+		return nil //nolint:nilerr // a need that doctor lists as missing
 	}
 	var programs map[uint64]ebpf.ProgramID
 	err := ns.Do(func() (err error) { programs, err = groupPrograms(); return err })
