@@ -178,7 +178,9 @@ func (x *experiment) steer(ctx context.Context) error {
 		if f.engine == "" {
 			continue
 		}
-		fmt.Fprintf(&b, "  fast-%s:\n    listen: %s\n    netns: %s\n    steer: {slots: %d, seed: %d, engine: %s}\n    members:\n",
+		// What is asked is the selector's cost: hearing templates is an option beside it, and in the comparison
+		// with real collectors it is on, as users have it.
+		fmt.Fprintf(&b, "  fast-%s:\n    listen: %s\n    netns: %s\n    steer: {slots: %d, seed: %d, engine: %s, templates: false}\n    members:\n",
 			f.name, listen, f.ns, len(f.pids), uint32(x.env.Seed), f.engine)
 		for i, pid := range f.pids {
 			fmt.Fprintf(&b, "      - {slot: %d, pid: %d}\n", i, pid)
