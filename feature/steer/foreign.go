@@ -5,6 +5,7 @@ package steer
 import (
 	"encoding/binary"
 	"fmt"
+	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -53,19 +54,34 @@ func groupPrograms() (map[uint64]ebpf.ProgramID, error) {
 	return out, nil
 }
 
+// groupList is groupPrograms asked when first needed, and empty where the kernel
+// cannot tell.
+type groupList func() (map[uint64]ebpf.ProgramID, error)
+
+// listGroups is for all sockets of a member: each listing loads two programs
+// and visits every socket of the namespace.
+func listGroups(ns *netns.Handle) groupList {
+	return sync.OnceValues(func() (programs map[uint64]ebpf.ProgramID, err error) {
+		err = ns.Do(func() error { programs, err = groupPrograms(); return err })
+		if err != nil && GroupPrograms.Check() != nil {
+			return nil, nil
+		}
+		return programs, err
+	})
+}
+
 // refuseForeign refuses a group in which somebody else's program chooses, unless
 // the configuration lets weir replace it. Where the kernel cannot tell, nothing
 // is foreign.
-func (e *engine) refuseForeign(p *published, key groupKey, s service.Adopted, ns *netns.Handle) error {
-	if p.Service.Foreign == ForeignReplace || GroupPrograms.Check() != nil {
+func (e *engine) refuseForeign(p *published, key groupKey, s service.Adopted, programs groupList) error {
+	if p.Service.Foreign == ForeignReplace {
 		return nil
 	}
-	var programs map[uint64]ebpf.ProgramID
-	err := ns.Do(func() (err error) { programs, err = groupPrograms(); return err })
+	all, err := programs()
 	if err != nil {
 		return err
 	}
-	id := programs[s.Socket.Cookie]
+	id := all[s.Socket.Cookie]
 	if id == 0 {
 		return nil
 	}
