@@ -58,22 +58,34 @@ func groupPrograms() (map[uint64]ebpf.ProgramID, error) {
 	return out, nil
 }
 
+// groupList is groupPrograms asked when first needed, and empty where the kernel
+// cannot tell.
+type groupList func() (map[uint64]ebpf.ProgramID, error)
+
+// listGroups is for all sockets of a member: each listing goes through the
+// kernel's whole table of TCP sockets.
+func listGroups(ns *netns.Handle) groupList {
+	return sync.OnceValues(func() (programs map[uint64]ebpf.ProgramID, err error) {
+		err = ns.Do(func() error { programs, err = groupPrograms(); return err })
+		if err != nil && GroupPrograms.Check() != nil {
+			return nil, nil
+		}
+		return programs, err
+	})
+}
+
 // refuseForeign refuses a group in which somebody else's program chooses, unless
 // the configuration lets weir replace it. Where the kernel cannot tell, nothing
 // is foreign.
-func (e *engine) refuseForeign(p *published, key groupKey, s service.Adopted, ns *netns.Handle) error {
+func (e *engine) refuseForeign(p *published, key groupKey, s service.Adopted, programs groupList) error {
 	if p.Service.Foreign == ForeignReplace {
 		return nil
 	}
-	if _, err := groupIterators(); err != nil {
-		return nil //nolint:nilerr // a need that doctor lists as missing
-	}
-	var programs map[uint64]ebpf.ProgramID
-	err := ns.Do(func() (err error) { programs, err = groupPrograms(); return err })
+	all, err := programs()
 	if err != nil {
 		return err
 	}
-	id := programs[s.Socket.Cookie]
+	id := all[s.Socket.Cookie]
 	if id == 0 {
 		return nil
 	}

@@ -108,6 +108,7 @@ func (e *engine) join(p *published, row uint32, a *service.Adoption, ns *netns.H
 	if err != nil {
 		return at, err
 	}
+	programs := listGroups(ns)
 	for i, s := range a.Sockets {
 		if int(at[i]) != i {
 			continue
@@ -119,7 +120,7 @@ func (e *engine) join(p *published, row uint32, a *service.Adoption, ns *netns.H
 				v.Endpoint[familyIndex(a.Sockets[j].Endpoint.Family)] = uint32(j)
 			}
 		}
-		if err := e.joinOne(p, row, s, v, groups, ns); err != nil {
+		if err := e.joinOne(p, row, s, v, groups, programs); err != nil {
 			return at, err
 		}
 	}
@@ -133,7 +134,7 @@ func familyIndex(family uint8) int {
 	return 0
 }
 
-func (e *engine) joinOne(p *published, row uint32, s service.Adopted, v groupValue, groups map[groupKey]groupValue, ns *netns.Handle) error {
+func (e *engine) joinOne(p *published, row uint32, s service.Adopted, v groupValue, groups map[groupKey]groupValue, programs groupList) error {
 	if on, err := unix.GetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_REUSEPORT); err != nil || on == 0 {
 		return fmt.Errorf("%w: process %d opened %s without SO_REUSEPORT: use engine sk_lookup, or a daemon that shares its port", ErrNotShared, s.PID, s.Endpoint)
 	}
@@ -143,7 +144,7 @@ func (e *engine) joinOne(p *published, row uint32, s service.Adopted, v groupVal
 	}
 	group := kernel.ReuseportGroup{FD: s.FD, Name: key.String()}
 	have, ok := groups[key]
-	if err := e.refuseForeign(p, key, s, ns); err != nil {
+	if err := e.refuseForeign(p, key, s, programs); err != nil {
 		return err
 	}
 	v.Program = have.Program
