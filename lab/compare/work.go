@@ -44,7 +44,8 @@ func (x *experiment) open(ctx context.Context) error {
 			}
 		}
 	}
-	for begin := time.Now(); ; {
+	most := 0
+	for last := time.Now(); ; {
 		up, total := 0, 0
 		for _, y := range x.ways {
 			up, total = up+y.tally.up(), total+len(y.lanes)
@@ -52,8 +53,11 @@ func (x *experiment) open(ctx context.Context) error {
 		if up == total {
 			return x.warm(ctx)
 		}
-		if time.Since(begin) > countLimit {
-			return fmt.Errorf("%d of %d sessions are up at the collectors after %s", up, total, countLimit)
+		if up > most {
+			most, last = up, time.Now()
+		}
+		if time.Since(last) > countLimit {
+			return fmt.Errorf("%d of %d sessions are up at the collectors, and no more came for %s", up, total, countLimit)
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return err
