@@ -79,10 +79,9 @@ type play struct {
 	addrs []netip.Addr
 	slot  map[netip.Addr]int
 
-	actors  []*actor // by slot
-	orphans []int    // pids, the latest last
-	died    int
-	did     map[string]int
+	actors []*actor // by slot
+	died   int
+	did    map[string]int
 
 	mu     sync.Mutex
 	owner  map[string]int // pid to slot, of every member there ever was
