@@ -7,6 +7,7 @@ package feature
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/weir-project/weir/kernel"
 )
@@ -50,7 +51,13 @@ type Logger interface {
 
 // Plan is an ordered list of changes; an empty one changes nothing.
 type Plan struct {
-	Steps []Step
+	Steps    []Step
+	Warnings []string // what stays as it is, and the configuration alone would not say
+}
+
+// Warn adds a warning.
+func (p *Plan) Warn(format string, a ...any) {
+	p.Warnings = append(p.Warnings, fmt.Sprintf(format, a...))
 }
 
 // Step is one change, in words and in deed.

@@ -45,8 +45,18 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 	return steer.Feature{}.Plan(ctx, st, c.steer())
 }
 
+// Foresee says which TCP sessions Apply would have reset.
+func (h *Host) Foresee(ctx context.Context, c *Config) ([]steer.Foreseen, error) {
+	st, err := steer.ReadState(ctx, h.Root)
+	if err != nil {
+		return nil, err
+	}
+	return steer.ForeseeApply(ctx, st, c.steer())
+}
+
 // Apply makes the host match the configuration, after mending what a killed
-// command may have left. It calls each after every step.
+// command may have left. It calls each after every step. Sessions that it has
+// misplaced are reset afterwards: steer.ResetDue.
 func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	gid, err := c.gid()
 	if err != nil {

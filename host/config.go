@@ -20,6 +20,8 @@ type Config struct {
 	strictyaml.Pos `yaml:"-"`
 	Group          string                    `yaml:"group"` // may read; default: weir, if there is such a group
 	Services       map[string]*ServiceConfig `yaml:"services"`
+
+	Rate *steer.Rate `yaml:"-"` // of resets after this change; nil: what each service says
 }
 
 // ServiceConfig is one service with the features' sections for it.
@@ -71,7 +73,7 @@ func inOrderOfTheFile(a, b error) int {
 // steer is the steering part, services in order of name. A service with slots
 // or members is steered even if it has no steer section.
 func (c *Config) steer() steer.Config {
-	var out steer.Config
+	out := steer.Config{Rate: c.Rate}
 	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
 		s := steer.Service{Spec: c.Services[name].Spec}
 		if o := c.Services[name].Steer; o != nil {

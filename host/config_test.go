@@ -147,7 +147,7 @@ func FuzzConfig(f *testing.F) {
 
 func checkDefaults(t *testing.T, s steer.Service) {
 	t.Helper()
-	if !kernel.ValidName(s.Name) || s.Slots < 1 || s.Slots > steer.MaxSlots || s.By != steer.BySource || s.Engine == "" || s.OnEmpty == "" ||
+	if !kernel.ValidName(s.Name) || s.Slots < 1 || s.Slots > steer.MaxSlots || s.By == "" || s.ResetRate == nil || s.Engine == "" || s.OnEmpty == "" ||
 		s.Backlog == nil || *s.Backlog < 0 || s.ReceiveBuffer == nil || *s.ReceiveBuffer < 0 || len(s.Endpoints()) == 0 {
 		t.Errorf("service %q is %+v", s.Name, s)
 	}

@@ -57,7 +57,11 @@ func (h *Host) Reader(socket string) Reader {
 
 type pins struct{ *Host }
 
-func (p pins) Status(ctx context.Context) (steer.State, error) { return steer.ReadState(ctx, p.Root) }
+func (p pins) Status(ctx context.Context) (steer.State, error) {
+	st, err := steer.ReadState(ctx, p.Root)
+	st.CountMisplaced(ctx)
+	return st, err
+}
 
 func (p pins) Devices(ctx context.Context, service string) (Devices, error) {
 	st, err := steer.ReadState(ctx, p.Root)

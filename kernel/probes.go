@@ -5,11 +5,13 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
+	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/internal/units"
 	"golang.org/x/sys/unix"
 )
@@ -68,6 +70,21 @@ var PidfdGetfd = Need{Name: "pidfd_getfd", Since: "5.6", For: "adopting sockets 
 // SockDiag finds sockets and their queues.
 var SockDiag = Need{Name: "sock_diag for TCP and UDP", Since: "3.3", For: "finding members' sockets and reading their queues",
 	Remedy: "modprobe tcp_diag udp_diag", Probe: probeSockDiag}
+
+// DiagDestroy closes TCP sessions of other processes.
+var DiagDestroy = Need{Name: "sock_diag's closing of sockets", Since: "4.5", Optional: true,
+	For:    "resetting TCP sessions of routers that belong to another slot now; without it they are listed only",
+	Remedy: "the kernel must be built with CONFIG_INET_DIAG_DESTROY, and weir run with CAP_NET_ADMIN",
+	Probe: func() error {
+		// A socket that there is not: who can close one says so.
+		err := sockdiag.Destroy(sockdiag.Socket{Proto: unix.IPPROTO_TCP, Family: unix.AF_INET, Cookie: 1,
+			Local:  netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 1),
+			Remote: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 1)})
+		if errors.Is(err, sockdiag.ErrNoSocket) {
+			return nil
+		}
+		return err
+	}}
 
 // NetnsCookie tells a namespace from a later one with the same inode number.
 var NetnsCookie = Need{Name: "SO_NETNS_COOKIE", Since: "5.14", Optional: true,

@@ -6,24 +6,32 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/host"
 )
 
 func applyCommand(g *globals) *cobra.Command {
 	var file string
-	var dry bool
+	var resets resetFlags
 	c := &cobra.Command{
 		Use: "apply -f FILE", Short: "Make the host match a configuration file", Args: cobra.NoArgs,
 		Long: `Make the host match a configuration file. What is there and not in the file is
 removed; what matches is left alone, so applying a file twice changes nothing.
-A file with an error changes nothing. --dry-run prints the plan.`,
+A file with an error changes nothing. --dry-run prints the plan.
+
+Where a change gives routers to other slots, their TCP sessions at the former
+ones are reset, one by one, and announced; the configuration is in force from the
+start. Killed meanwhile, a running weir serve goes on.`,
+		Example: `  weir apply -f weir.yaml --dry-run     # the plan, and the routers whose sessions would be reset
+  weir apply -f weir.yaml --rate 20/s`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := host.LoadConfig(file)
 			if err != nil {
 				return err
 			}
 			out := cmd.OutOrStdout()
-			if dry {
+			cfg.Rate = resets.given()
+			if resets.dry {
 				plan, err := g.host().Plan(cmd.Context(), cfg)
 				if err != nil {
 					return err
@@ -34,6 +42,12 @@ A file with an error changes nothing. --dry-run prints the plan.`,
 				if len(plan.Steps) == 0 {
 					fmt.Fprintln(out, "nothing to change")
 				}
+				warn(cmd, plan)
+				foreseen, err := g.host().Foresee(cmd.Context(), cfg)
+				if err != nil {
+					fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)
+				}
+				printForeseen(out, foreseen...)
 				return nil
 			}
 			steps := 0
@@ -45,14 +59,21 @@ A file with an error changes nothing. --dry-run prints the plan.`,
 				}
 				fmt.Fprintln(out)
 			})
-			if err == nil && steps == 0 {
+			if err != nil {
+				return err
+			}
+			if steps == 0 {
 				fmt.Fprintln(out, "nothing to change")
 			}
-			return err
+			if plan, err := g.host().Plan(cmd.Context(), cfg); err == nil {
+				warn(cmd, plan)
+			}
+			return resets.resetDue(g)
 		},
 	}
 	c.Flags().StringVarP(&file, "file", "f", "", "configuration file")
-	c.Flags().BoolVar(&dry, "dry-run", false, "print the plan, change nothing")
+	resets.addRate(c)
+	c.Flags().BoolVar(&resets.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
 	c.MarkFlagFilename("file", "yaml", "yml")
 	c.PreRunE = func(*cobra.Command, []string) error {
 		if file == "" {
@@ -61,6 +82,13 @@ A file with an error changes nothing. --dry-run prints the plan.`,
 		return nil
 	}
 	return c
+}
+
+// warn tells what of a running service is not as the file alone would have it.
+func warn(cmd *cobra.Command, p feature.Plan) {
+	for _, w := range p.Warnings {
+		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
+	}
 }
 
 func removeCommand(g *globals) *cobra.Command {

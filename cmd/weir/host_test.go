@@ -37,6 +37,16 @@ func listen(t *testing.T) (closeTCP func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close(); l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { c.Close() })
+			c.Write([]byte("x"))
+		}
+	}()
 	return func() { l.Close() }
 }
 

@@ -87,7 +87,9 @@ process of weir's is in the data path.
   weir doctor                what this kernel and user can run, and why not
   weir apply -f weir.yaml    make the host match the file
   weir status                what is there now
-  weir steer where 192.0.2.7 which slot and process get this router's traffic`,
+  weir steer where 192.0.2.7 which slot and process get this router's traffic
+  weir explain PACKET        why this packet goes where it goes, step by step
+  weir bypass SERVICE        the kernel's own behaviour at once`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -96,7 +98,7 @@ process of weir's is in the data path.
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), versionCommand(g))
+	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
 	for _, sub := range allCommands(c) {
 		wrapArgs(sub)
 	}

@@ -128,6 +128,9 @@ func TestUsageErrors(t *testing.T) {
 		"steer devices 192.0.2.1", "steer devices --silent 5", "steer devices --missing sctp", "steer status a b",
 		"steer register", "steer register svc extra", "steer register svc --slot x", "steer unregister",
 		"steer run", "steer run svc", "steer run svc --slot 0", "steer run svc --slot x -- sleep 1", "steer run --slo 1 svc sleep",
+		"steer move", "steer move svc", "steer move svc --device 192.0.2.7", "steer move svc --bucket 1 --device 192.0.2.7 --to 2", "steer move svc --bucket 1 --to 2 --back",
+		"steer drain", "steer drain svc --rate fast", "steer undrain svc extra --slot 1", "steer reset", "apply -f x --rate 5",
+		"bypass", "bypass a b", "explain", "explain udp 192.0.2.7:2055", "explain sctp 192.0.2.7:2055 10.0.0.1:4739", "explain udp 192.0.2.7 10.0.0.1:4739",
 		"serve now", "doctor --root", "version 1", "steer hold",
 	} {
 		out, err := inProcess(strings.Fields(line)...)

@@ -57,7 +57,11 @@ func TestPrintSteerStatus(t *testing.T) {
 	var b strings.Builder
 	broken := dns
 	broken.Name, broken.Problem = "broken", "queues and drops are not shown: no permission"
-	printSteer(&b, []steer.ServiceState{telemetry, dns, broken}, now)
+	two := 2
+	changed := dns
+	changed.Name, changed.Bypassed, changed.Drained, changed.MisplacedSessions = "changed", true, []int{0}, &two
+	changed.Moved, changed.Placed = map[string]int{"edge1": 2, "192.0.2.7": 0}, map[int]int{1234: 1, 7: 0}
+	printSteer(&b, []steer.ServiceState{telemetry, dns, broken, changed}, now)
 	golden(t, "steer-status.golden", b.String())
 }
 
@@ -68,15 +72,37 @@ func TestPrintWhere(t *testing.T) {
 		{Address: netip.MustParseAddr("192.0.2.7"), Bucket: 17, Slot: 0, Admitted: true, PID: 4711, Member: "unit nfacctd@0.service"},
 		{Address: netip.MustParseAddr("2001:db8::1"), Bucket: 4095, Slot: 1},
 		{Address: netip.MustParseAddr("192.0.2.8"), Bucket: 0, Slot: 2, Instead: &other, PID: 4714, Member: "pid 4714"},
+		{Address: netip.MustParseAddr("192.0.2.10"), Device: "edge1", Bucket: 5, Slot: 2, Moved: true, Admitted: true, PID: 4714, Member: "pid 4714"},
 		{Address: netip.MustParseAddr("192.0.2.9"), Bucket: 1, Slot: 9, Admitted: true}, // simulated
 	})
 	golden(t, "where.golden", b.String())
+}
+
+func TestPrintExplanation(t *testing.T) {
+	var b strings.Builder
+	printExplanation(&b, &steer.Explanation{Proto: "udp", From: "192.0.2.7:2055", To: "10.0.0.1:4739", Netns: "net:[4026531840]", Steps: []steer.Why{
+		{Step: "connected sockets", Text: "none has these addresses"},
+		{Step: "sk_lookup", Text: "programs that are not weir's run there too", Warning: true},
+	}, Result: "slot 0: process 4711 (nfacctd), at 0.0.0.0:4739"})
+	golden(t, "explain.golden", b.String())
+}
+
+func TestPrintResets(t *testing.T) {
+	var b strings.Builder
+	one := 1
+	s := steer.Session{Remote: netip.MustParseAddrPort("192.0.2.7:40000"), From: &one, Slot: 0, Device: "edge1"}
+	gone := steer.Session{Remote: netip.MustParseAddrPort("[2001:db8::7]:40000"), Slot: 2}
+	printReset(&b, steer.Reset{Service: "telemetry", Session: s, Done: 1, Of: 2})
+	printReset(&b, steer.Reset{Service: "telemetry", Session: gone, Done: 2, Of: 2, Err: steer.ErrCannotReset})
+	printForeseen(&b, steer.Foreseen{Service: "telemetry", Sessions: []steer.Session{s, gone}}, steer.Foreseen{Service: "dns", Problem: "its seed is drawn when it is created"})
+	golden(t, "resets.golden", b.String())
 }
 
 func TestPrintDevices(t *testing.T) {
 	var b strings.Builder
 	printDevices(&b, []steer.Device{
 		{Address: netip.MustParseAddr("192.0.2.7"), Slot: 0, Last: before(1500 * time.Millisecond), UDP: 123456, Rate: 1234.56, Connects: 2, Sessions: 1, Bytes: 5 << 30},
+		{Address: netip.MustParseAddr("192.0.2.10"), Name: "edge1", Slot: -1, Last: before(time.Second), UDP: 2},
 		{Address: netip.MustParseAddr("192.0.2.8"), Slot: 3, Last: before(6 * time.Minute), UDP: 1, Rate: 0},
 		{Address: netip.MustParseAddr("2001:db8::1"), Slot: 1, Connects: 1, Bytes: 1023},
 	}, now)

@@ -16,6 +16,7 @@ func steerRegister(g *globals) *cobra.Command {
 	slot := -1
 	var wait time.Duration
 	var bound []string
+	var resets resetFlags
 	c := &cobra.Command{
 		Use: "register SERVICE --slot N", Short: "Give a slot to its member, waiting until all its sockets are there", Args: cobra.ExactArgs(1),
 		Long: `Give a slot to its member once all its sockets are there and its check, if the
@@ -37,7 +38,10 @@ does:
 			if err == nil && !changed {
 				fmt.Fprintf(cmd.OutOrStdout(), "slot %d of %s has it already\n", slot, args[0])
 			}
-			return err
+			if err != nil || !changed {
+				return err
+			}
+			return resets.resetDue(g)
 		},
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
@@ -46,6 +50,7 @@ does:
 	c.Flags().StringVar(&m.Unit, "unit", "", "the member's systemd unit")
 	c.Flags().StringVar(&m.Cgroup, "cgroup", "", "the member's cgroup, from the root of cgroup2")
 	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
+	resets.addRate(c)
 	c.Flags().DurationVar(&wait, "wait", time.Minute, "wait so long for its sockets")
 	return c
 }

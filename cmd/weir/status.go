@@ -5,6 +5,8 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,6 +57,9 @@ func printSummary(w io.Writer, st steer.State) {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
+		for _, line := range notes(s) {
+			fmt.Fprintf(w, "%s: %s\n", s.Name, line)
+		}
 	}
 	printOutdated(w, st.Outdated)
 }
@@ -69,6 +74,9 @@ func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
 			s.Name, strings.Join(s.Listen, ", "), s.By, s.Engine, s.OnEmpty, s.Seed, s.Netns)
 		if s.Problem != "" {
 			fmt.Fprintf(w, "  ! %s\n", s.Problem)
+		}
+		for _, line := range notes(s) {
+			fmt.Fprintf(w, "  ! %s\n", line)
 		}
 		t := newTable(w, "  SLOT", "STATE", "SINCE", "PID", "MEMBER", "BUCKETS", "UDP", "TCP", "REJECTED", "DROPS", "QUEUE")
 		for _, slot := range s.Slots {
@@ -88,7 +96,7 @@ func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
 			if slot.Admitted() {
 				pid = fmt.Sprint(slot.PID)
 			}
-			t.row(fmt.Sprintf("  %d", slot.Slot), slot.State, ago(slot.Since, now), pid, dash(slot.Member), slot.Buckets,
+			t.row(fmt.Sprintf("  %d", slot.Slot), slotText(s, slot), ago(slot.Since, now), pid, dash(slot.Member), slot.Buckets,
 				udp.Steered, tcp.Steered, udp.Rejected+tcp.Rejected+udp.Dropped+tcp.Dropped, drops, dash(strings.Join(queue, " ")))
 		}
 		t.flush()
@@ -97,6 +105,7 @@ func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
 				fmt.Fprintf(w, "  slot %d is empty: %s\n", slot.Slot, slot.Reason)
 			}
 		}
+		printMoves(w, s)
 	}
 }
 
@@ -105,4 +114,33 @@ func dash(s string) string {
 		return "-"
 	}
 	return s
+}
+
+// notes are what an operator must not overlook about a service.
+func notes(s steer.ServiceState) []string {
+	var out []string
+	if s.Bypassed {
+		out = append(out, fmt.Sprintf("BYPASSED: the kernel alone chooses, nothing is steered: weir bypass --off %s", s.Name))
+	}
+	if s.MisplacedSessions != nil && *s.MisplacedSessions > 0 {
+		out = append(out, fmt.Sprintf("%d TCP sessions are at another slot than their router: weir steer reset %s", *s.MisplacedSessions, s.Name))
+	}
+	return out
+}
+
+func slotText(s steer.ServiceState, slot steer.SlotState) string {
+	if slices.Contains(s.Drained, slot.Slot) {
+		return slot.State + ", drained"
+	}
+	return slot.State
+}
+
+// printMoves lists what was moved by hand.
+func printMoves(w io.Writer, s steer.ServiceState) {
+	for _, device := range slices.Sorted(maps.Keys(s.Moved)) {
+		fmt.Fprintf(w, "  moved: %s to slot %d\n", device, s.Moved[device])
+	}
+	for _, bucket := range slices.Sorted(maps.Keys(s.Placed)) {
+		fmt.Fprintf(w, "  moved: bucket %d to slot %d\n", bucket, s.Placed[bucket])
+	}
 }

@@ -20,7 +20,8 @@ func steerCommand(g *globals) *cobra.Command {
 hashes to a bucket, a table maps buckets to slots, and the slot's member gets
 every protocol of that source. A slot without a member rejects.`,
 	}
-	c.AddCommand(steerStatus(g), steerWhere(g), steerDevices(g), steerTemplates(g), steerRegister(g), steerUnregister(g), steerRun(g), steerHold(g))
+	c.AddCommand(steerStatus(g), steerWhere(g), steerDevices(g), steerTemplates(g), steerRegister(g), steerUnregister(g), steerRun(g),
+		steerMove(g), steerDrain(g), steerUndrain(g), steerReset(g), steerHold(g))
 	return c
 }
 
@@ -94,6 +95,9 @@ func printWhere(w io.Writer, places []steer.Place) {
 	t := newTable(w, "ADDRESS", "BUCKET", "SLOT", "MEMBER", "PID")
 	for _, p := range places {
 		slot, pid := fmt.Sprint(p.Slot), "-"
+		if p.Moved {
+			slot += " (moved)"
+		}
 		switch {
 		case p.Instead != nil:
 			slot += fmt.Sprintf(" (empty, meanwhile %d)", *p.Instead)
@@ -103,7 +107,7 @@ func printWhere(w io.Writer, places []steer.Place) {
 		if p.PID != 0 {
 			pid = fmt.Sprint(p.PID)
 		}
-		t.row(p.Address, p.Bucket, slot, dash(p.Member), pid)
+		t.row(named(p.Address, p.Device), p.Bucket, slot, dash(p.Member), pid)
 	}
 	t.flush()
 }
@@ -111,9 +115,21 @@ func printWhere(w io.Writer, places []steer.Place) {
 func printDevices(w io.Writer, devices []steer.Device, now time.Time) {
 	t := newTable(w, "ADDRESS", "SLOT", "LAST", "UDP", "UDP/S", "TCP SESSIONS", "TCP DATA", "CONNECTS")
 	for _, d := range devices {
-		t.row(d.Address, d.Slot, ago(d.Last, now), d.UDP, fmt.Sprintf("%.1f", d.Rate), d.Sessions, bytes(d.Bytes), d.Connects)
+		slot := "-" // by: flow and such
+		if d.Slot >= 0 {
+			slot = fmt.Sprint(d.Slot)
+		}
+		t.row(named(d.Address, d.Name), slot, ago(d.Last, now), d.UDP, fmt.Sprintf("%.1f", d.Rate), d.Sessions, bytes(d.Bytes), d.Connects)
 	}
 	t.flush()
+}
+
+// named is an address with the name of its device, if it has one.
+func named(a netip.Addr, device string) string {
+	if device == "" {
+		return a.String()
+	}
+	return device + " " + a.String()
 }
 
 func serviceFlag(c *cobra.Command, to *string) {

@@ -44,6 +44,10 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 	if err := e.vetted(ctx, p, slot, m, a, ns); err != nil {
 		return false, err
 	}
+	// It may hold sessions of devices that belong elsewhere, and others its own.
+	if err := e.owe(p, nil); err != nil {
+		return false, err
+	}
 	if same {
 		// Sockets that were passed on, by systemd or by weir steer run: what waits in them
 		// must not meet a slot that is changing.
@@ -128,6 +132,9 @@ func (e *engine) watchExits(row uint32, a *service.Adoption, keep bool) error {
 func (e *engine) place(p *published, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (err error) {
 	at := ownPlaces
 	if e.kind == EngineReuseport {
+		if p.Bypassed { // to join its group would steer it again
+			return fmt.Errorf("%w: weir bypass --off %s", ErrBypassed, p.Service.Name)
+		}
 		if err := e.taken(p, p.row(slot), a); err != nil {
 			return err
 		}

@@ -18,7 +18,7 @@ func engineNeeds(kind Engine) []kernel.Need {
 		needs[i].Optional = false
 	}
 	return append(needs, kernel.PidfdGetfd, kernel.SockDiag,
-		kernel.ExitTracepoint, kernel.RingBuffer, kernel.SocketTracepoint, kernel.PostBind, kernel.NetnsCookie)
+		kernel.ExitTracepoint, kernel.RingBuffer, kernel.SocketTracepoint, kernel.PostBind, kernel.NetnsCookie, kernel.DiagDestroy)
 }
 
 // reuseportable says why engine sk_reuseport cannot steer a service.

@@ -210,7 +210,12 @@ static __always_inline void place_of(struct service *s, struct packet *p, struct
 {
 	switch (s->policy) {
 	case STEER_BY_PACKET:
-		at->hash = next_turn(s);
+		/*
+		 * Odd, so that 4,096 turns visit every bucket once; and its product with the order
+		 * in which Assign() deals buckets out is the golden ratio, which has the slots take
+		 * turns evenly. The upper bits spread what a dead slot leaves.
+		 */
+		at->hash = next_turn(s) * 0x9e37796f;
 		break;
 	case STEER_BY_CPU:
 		at->hash = bpf_get_smp_processor_id();
@@ -228,7 +233,8 @@ static __always_inline void place_of(struct service *s, struct packet *p, struct
 
 			__builtin_memcpy(key.addr, p->src, sizeof(key.addr));
 			slot = bpf_map_lookup_elem(&steer_moved, &key);
-			if (slot) {
+			/* A slot that has gone since: the table knows better. */
+			if (slot && *slot < s->slots) {
 				at->slot = *slot & (STEER_MAX_SLOTS - 1);
 				return;
 			}

@@ -15,6 +15,7 @@ import (
 // Config is what a host's configuration says of steering.
 type Config struct {
 	Services []Service
+	Rate     *Rate `json:",omitempty"` // of resets after this change; nil: what each service says
 }
 
 // Service is one steered service.
@@ -37,6 +38,10 @@ type Options struct {
 	Foreign        Foreign   `yaml:"foreign" json:"foreign,omitempty"`       // sk_reuseport: what to do about another's program
 	Migrate        bool      `yaml:"migrate" json:"migrate,omitempty"`       // sk_reuseport: a closing listener's queue goes to another member
 	SharePort      bool      `yaml:"share_port" json:"share_port,omitempty"` // set SO_REUSEPORT on whatever binds its ports
+	Devices        string    `yaml:"devices" json:"devices,omitempty"`       // by: device: file that names them; relative to the configuration
+	QUIC           *QUIC     `yaml:"quic" json:"quic,omitempty"`             // by: quic
+	Weights        Weights   `yaml:"weights" json:"weights,omitempty"`       // by slot; 1 where none is given
+	ResetRate      *Rate     `yaml:"reset_rate" json:"reset_rate,omitempty"` // of sessions that changes misplace
 }
 
 // Defaults of the options that a service leaves out. nfacctd listens with a
@@ -108,7 +113,7 @@ func choice[T ~string](to *T, b []byte, what string, words ...T) error {
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (p *Policy) UnmarshalText(b []byte) error { return choice(p, b, "policy", BySource) }
+func (p *Policy) UnmarshalText(b []byte) error { return choice(p, b, "policy", policies...) }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (e *Engine) UnmarshalText(b []byte) error {
@@ -131,7 +136,7 @@ func (s Service) withDefaults() Service {
 		s.Engine = EngineAuto
 	}
 	if s.OnEmpty == "" {
-		s.OnEmpty = Reject
+		s.OnEmpty = s.By.onEmpty()
 	}
 	if s.Foreign == "" {
 		s.Foreign = ForeignRefuse
@@ -139,6 +144,7 @@ func (s Service) withDefaults() Service {
 	if s.Templates == "" {
 		s.Templates = TemplatesAuto
 	}
+	s = s.policyDefaults()
 	if s.Slots == 0 {
 		for _, m := range s.Members {
 			s.Slots = max(s.Slots, m.Slot+1)
@@ -185,6 +191,7 @@ func (c *Config) Validate() []error {
 		if problem := s.checkTemplates(); problem != "" {
 			fail("%s", problem)
 		}
+		s.validatePolicy(fail)
 		errs = append(errs, s.Spec.Validate(max(s.Slots, 1))...)
 		errs = append(errs, overlaps(c.Services[:i], s)...)
 	}

@@ -14,9 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device is one source address that a service heard of.
+// Device is one source address that a service heard of, or several that are one
+// device's. Bucket and Slot are -1 where the policy keeps no device in one place.
 type Device struct {
-	Address  netip.Addr `json:"address"`
+	Address  netip.Addr `json:"address"`        // of a device with a name: its first
+	Name     string     `json:"name,omitempty"` // by: device
 	Bucket   int        `json:"bucket"`
 	Slot     int        `json:"slot"`
 	First    time.Time  `json:"first_seen"`
@@ -55,10 +57,14 @@ func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err e
 		}
 	}
 	problem = s.addSessions(by)
+	m, merr := s.mapping(WhatIf{})
 	for a, d := range by {
-		d.Bucket = Bucket(s.Seed, a)
-		if d.Bucket < len(s.table) {
-			d.Slot = int(s.table[d.Bucket])
+		switch {
+		case !s.By.holdsDevices():
+			d.Bucket, d.Slot = -1, -1
+		case merr == nil && len(s.table) > 0:
+			p := m.place(a)
+			d.Name, d.Bucket, d.Slot = p.Device, p.Bucket, p.Slot
 		}
 		devices = append(devices, *d)
 	}
@@ -109,7 +115,7 @@ func (s *ServiceState) addSessions(by map[netip.Addr]*Device) error {
 				return err
 			}
 			for _, sk := range socks {
-				a := sk.Remote.Addr().Unmap()
+				a := s.devices.stands(sk.Remote.Addr())
 				d := by[a]
 				if d == nil { // connected before weir steered it
 					d = &Device{Address: a}

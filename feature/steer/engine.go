@@ -30,6 +30,8 @@ type published struct {
 	ID      uint32   `json:"id"`      // index into steer_services
 	Rows    []uint32 `json:"rows"`    // of the engine's maps, by slot: a slot keeps its row for life
 
+	live
+
 	table  []uint16 // bucket to slot; it is in the service's own map
 	abi    uint32   // of its pins; 0: not published yet
 	cookie uint64   // of its namespace, or 0
@@ -47,6 +49,7 @@ type engine struct {
 	pins     *kernel.Opened
 	services map[string]*published
 	vet      *vetting // what to do about members' checks; nil: none is run
+	rate     *Rate    // of resets that this command makes due; nil: the services'
 }
 
 // kinds are the engines that a namespace may have.
@@ -268,13 +271,21 @@ func (e *engine) publishService(p *published) error {
 		return err
 	}
 	defer m.Close()
+	maps := map[string]*ebpf.Map{"service": m}
+	if p.Devices != nil {
+		if maps["aliases"], maps["names"], err = e.pinDevices(p); err != nil {
+			return err
+		}
+		defer maps["aliases"].Close()
+		defer maps["names"].Close()
+	}
 	config, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
 	meta := kernel.Meta{ABI: ABI, Object: e.pins.Meta.Object, Cookie: e.pins.Meta.Cookie, Inode: e.pins.Meta.Inode,
 		Created: time.Now(), Version: Version, Config: config}
-	err = e.lock.Publish(serviceInstance(e.scope, p.Service.Name), meta, kernel.Pins{Maps: map[string]*ebpf.Map{"service": m}})
+	err = e.lock.Publish(serviceInstance(e.scope, p.Service.Name), meta, kernel.Pins{Maps: maps})
 	if err != nil {
 		return err
 	}
@@ -287,6 +298,7 @@ func (e *engine) publishService(p *published) error {
 func (p *published) value() *steerService {
 	v := &steerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
 		OnEmpty: uint32(slices.Index(onEmptyCodes, p.Service.OnEmpty)), Id: p.ID}
+	p.setPolicy(v)
 	copy(v.Bucket[:], p.table)
 	if p.Service.Migrate {
 		v.Flags |= flagMigrate

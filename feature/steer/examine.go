@@ -48,6 +48,7 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 		if s.Problem != "" {
 			add(s.Problem, "")
 		}
+		s.examineLive(ctx, add)
 		if devices, _, err := s.Devices(r); err == nil {
 			if a, ok := oneSource(devices); ok {
 				s.collapsed = true

@@ -302,23 +302,35 @@ func (e *engine) syncGroups() error {
 	if err != nil {
 		return err
 	}
-	have := map[uint32]bool{}
+	have, bypassed := map[uint32]bool{}, map[uint32]bool{}
 	for _, p := range e.services {
-		have[p.ID] = true
+		have[p.ID], bypassed[p.ID] = true, p.Bypassed
 		if _, ok := groups[serviceMark(p.ID)]; !ok {
 			if err := e.pins.Maps["groups"].Put(serviceMark(p.ID), groupValue{Service: p.ID}); err != nil {
 				return err
 			}
 		}
 	}
-	led := map[uint32]bool{}
+	led, joined := map[uint32]bool{}, map[uint32]int{}
 	for k, v := range groups {
 		led[v.Service] = true
-		if k.Proto != 0 && !have[v.Service] {
+		if k.Proto != 0 {
+			joined[v.Service]++
+		}
+		if k.Proto != 0 && (!have[v.Service] || bypassed[v.Service]) {
 			if err := e.dropGroup(k, v); err != nil {
 				return err
 			}
 			kernel.Step("steer:port")
+		}
+	}
+	for _, p := range e.services {
+		// Bypassed until now, maybe by a command that was killed while it took that back. Sockets
+		// of both families are in one group, and looked at once more for nothing.
+		if !p.Bypassed && joined[p.ID] < len(p.Service.Endpoints()) {
+			if err := e.rejoin(p); err != nil {
+				return err
+			}
 		}
 	}
 	if err := e.clearIDs(led); err != nil {

@@ -4,6 +4,7 @@ package steer
 
 import (
 	"context"
+	"slices"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,13 +33,16 @@ var (
 	dropsDesc    = desc("socket_drops_total", "Packets that a socket dropped, mostly for lack of buffer.", "slot", "listen")
 	devicesDesc  = desc("devices", "Source addresses heard of and still remembered.", "slot")
 	sharedDesc   = desc("shared_sockets_total", "Sockets that bound a port of the service and were given SO_REUSEPORT, or that the kernel refused it.", "result")
+	bypassDesc   = desc("bypassed", "Whether the service is bypassed: the kernel alone chooses.")
+	drainedDesc  = desc("slot_drained", "Whether the slot is drained: it gets no bucket for now.", "slot")
+	misplaceDesc = desc("sessions_misplaced", "TCP sessions at another slot's member than their device's datagrams.")
 	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether the pins could be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, upDesc,
-		templatesDesc, exportersDesc, replaysDesc} {
+		templatesDesc, exportersDesc, replaysDesc, bypassDesc, drainedDesc, misplaceDesc} {
 		ch <- d
 	}
 }
@@ -56,6 +60,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{s.Name, s.Netns}, labels...)...)
@@ -64,10 +75,14 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 		send(sharedDesc, prometheus.CounterValue, float64(s.Shared.Sockets), "shared")
 		send(sharedDesc, prometheus.CounterValue, float64(s.Shared.Failed), "failed")
 	}
+	send(bypassDesc, prometheus.GaugeValue, number(s.Bypassed))
+	if found, err := s.Misplaced(context.Background()); err == nil {
+		send(misplaceDesc, prometheus.GaugeValue, float64(len(found)))
+	}
 	devices := make([]int, len(s.Slots))
 	if all, _, err := s.Devices(c.root); err == nil {
 		for _, d := range all {
-			if d.Slot < len(devices) {
+			if d.Slot >= 0 && d.Slot < len(devices) {
 				devices[d.Slot]++
 			}
 		}
@@ -79,11 +94,8 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 	}
 	for n, slot := range s.Slots {
 		label := strconv.Itoa(slot.Slot)
-		admitted := 0.0
-		if slot.Admitted() {
-			admitted = 1
-		}
-		send(admittedDesc, prometheus.GaugeValue, admitted, label, slot.Member)
+		send(admittedDesc, prometheus.GaugeValue, number(slot.Admitted()), label, slot.Member)
+		send(drainedDesc, prometheus.GaugeValue, number(slices.Contains(s.Drained, slot.Slot)), label)
 		send(bucketsDesc, prometheus.GaugeValue, float64(slot.Buckets), label)
 		send(devicesDesc, prometheus.GaugeValue, float64(devices[n]), label)
 		if !slot.Since.IsZero() {

@@ -51,7 +51,10 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		}
 		t := newTarget(s, ns)
 		ns.Close()
-		s.Netns = t.scope
+		s.Netns, t.rate = t.scope, want.Rate
+		if err := t.loadDevices(); err != nil {
+			return plan, err
+		}
 		if err := errors.Join(overlaps(placed, s)...); err != nil {
 			return plan, err
 		}
@@ -73,6 +76,9 @@ type target struct {
 	scope   string
 	netns   string // as people know it; what reopens it
 	inode   uint64
+	devices *DeviceList
+	rate    *Rate      // of resets; nil: the service's
+	from    *published // what it was in another namespace
 }
 
 func planService(plan *feature.Plan, have State, t target) {
@@ -93,6 +99,7 @@ func planService(plan *feature.Plan, have State, t target) {
 		remove := removeStep(s.scope, s.Name)
 		remove.Detail = fmt.Sprintf("engine %s → %s", s.Engine, kind)
 		plan.Add(remove)
+		t.from = s.pub
 		planService(plan, State{}, t)
 		return
 	}
@@ -105,11 +112,12 @@ func planService(plan *feature.Plan, have State, t target) {
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(ctx, l) }})
 	}
 	planMembers(plan, t, &s)
+	s.warn(plan, t)
 }
 
 // planMembers adds a step for every slot whose member must be looked for.
 func planMembers(plan *feature.Plan, t target, have *ServiceState) {
-	vet := &vetting{limit: underLock} // for all of them: hung checks must not add up
+	vet := &vetting{rate: t.rate, limit: underLock} // for all of them: hung checks must not add up
 	for _, m := range t.service.Members {
 		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {
 			continue
@@ -152,6 +160,10 @@ func differences(p *published, t target) []string {
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
 	add("templates", cmp.Or(have.Templates, TemplatesAuto), want.Templates)
 	add("share_port", have.SharePort, want.SharePort)
+	add("weights", have.Weights, want.Weights)
+	add("reset_rate", have.ResetRate, want.ResetRate)
+	add("quic", have.QUIC, want.QUIC)
+	add("devices", fileText(have.Devices, p.Devices), fileText(want.Devices, t.devices.file()))
 	if want.Seed != nil {
 		add("seed", *have.Seed, *want.Seed)
 	}
@@ -217,7 +229,11 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	defer e.Close()
+	e.rate = t.rate
 	old := e.services[t.service.Name]
+	if t.from == nil {
+		t.from = was // of the other engine, if it is not old
+	}
 	p, err := t.next(e, old)
 	if err != nil {
 		return err
@@ -229,6 +245,11 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	kernel.Step("steer:marked")
 	if err := e.prepareRows(ctx, p, old, ns); err != nil {
 		return err
+	}
+	if p.misplaces(old) {
+		if err := e.owe(p, t.rate); err != nil {
+			return err
+		}
 	}
 	if err := e.publishService(p); err != nil {
 		return err
@@ -248,16 +269,13 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 // packet that is on its way, everything is new.
 func (t target) next(e *engine, old *published) (*published, error) {
 	p := &published{Service: t.service, Netns: t.netns}
-	if p.Service.Seed == nil && old != nil {
-		p.Service.Seed = old.Service.Seed
+	if from := t.inherits(old); p.Service.Seed == nil && from != nil {
+		p.Service.Seed = from.Service.Seed
 	} else if p.Service.Seed == nil {
 		p.Service.Seed = randomSeed()
 	}
-	if old != nil {
-		p.table = Rebalance(old.table, p.Service.Slots)
-	} else {
-		p.table = Assign(p.Service.Slots)
-	}
+	p.setDevices(t.devices)
+	p.shape(t.inherits(old))
 	var err error
 	if old != nil && sameEndpoints(p, old) {
 		p.ID = old.ID

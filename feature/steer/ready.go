@@ -30,6 +30,7 @@ func processOf(pid int) (process, error) {
 type vetting struct {
 	proven map[process]bool // found ready already, or serving now
 	only   process          // who alone is meant by the member's number; zero: whoever has it
+	rate   *Rate            // of resets that follow; nil: the service's
 	limit  time.Duration    // of checks made while the lock is held; 0: none is made
 }
 

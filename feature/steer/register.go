@@ -27,6 +27,9 @@ type Slot struct {
 	Slot    int
 }
 
+// inodeOf is the inode number of the network namespace of a pin directory.
+func inodeOf(scope string) (uint64, error) { return strconv.ParseUint(scope, 10, 64) }
+
 // Scope is the pin directory of the service's namespace: its inode number.
 func (s *ServiceState) Scope() string { return s.scope }
 
@@ -35,6 +38,8 @@ func (s *ServiceState) Scope() string { return s.scope }
 // holds the slot with the same sockets is left alone. [Waiting] tells errors
 // that may pass from others. A member's check is run once, and briefly, since
 // the lock is held: [Admit] waits for it without.
+//
+// The member may hold TCP sessions of devices that belong elsewhere: [ResetDue].
 func Register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member) (changed bool, err error) {
 	return register(ctx, l, s, member, &vetting{limit: underLock})
 }
@@ -45,7 +50,7 @@ func register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.
 		return false, err
 	}
 	defer e.Close()
-	e.vet = vet
+	e.vet, e.rate = vet, vet.rate
 	m, err := p.member(s, member)
 	if err != nil {
 		return false, err
@@ -59,7 +64,7 @@ func register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.
 }
 
 func (s Slot) openNetns(p *published) (*netns.Handle, error) {
-	inode, err := strconv.ParseUint(s.Scope, 10, 64)
+	inode, err := inodeOf(s.Scope)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +111,7 @@ func Waiting(err error) bool {
 // configuration from being applied: status shows the reason.
 func notYet(err error) bool {
 	return Waiting(err) || errors.Is(err, service.ErrAmbiguous) || errors.Is(err, service.ErrMPTCP) ||
-		errors.Is(err, service.ErrElsewhere) || errors.Is(err, ErrForeign) || errors.Is(err, ErrNotShared) || errors.Is(err, ErrSlotTaken) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
+		errors.Is(err, service.ErrElsewhere) || errors.Is(err, ErrBypassed) || errors.Is(err, ErrForeign) || errors.Is(err, ErrNotShared) || errors.Is(err, ErrSlotTaken) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
 		errors.Is(err, os.ErrPermission)
 }
 

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) {
 	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
-	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "hold": playHold,
+	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "live": runLive, "hold": playHold,
 		"recorder": runRecorder, "supervise": runSupervise})
 	nstest.Main(m)
 }
@@ -37,6 +37,9 @@ func playHold(f []string) error {
 func sinkSocket(proto, addr string) (sinkConn, error) {
 	reuse := !strings.HasSuffix(proto, "!")
 	proto = strings.TrimSuffix(proto, "!")
+	// tcp4~ keeps its connections open, as a collector of sessions does.
+	keeps := strings.HasSuffix(proto, "~")
+	proto = strings.TrimSuffix(proto, "~")
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
 			if reuse {
@@ -57,7 +60,11 @@ func sinkSocket(proto, addr string) (sinkConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	go answerConnections(l)
+	if keeps {
+		go keepConnections(l)
+	} else {
+		go answerConnections(l)
+	}
 	return l.(*net.TCPListener), nil
 }
 
@@ -82,6 +89,19 @@ func answerConnections(l net.Listener) {
 		}
 		c.Write(me)
 		c.Close()
+	}
+}
+
+// keepConnections answers and leaves them open, as a collector of sessions does.
+func keepConnections(l net.Listener) {
+	me := fmt.Append(nil, os.Getpid())
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		c.Write(me)
+		go io.Copy(io.Discard, c)
 	}
 }
 
@@ -224,7 +244,11 @@ type world struct {
 	t    testing.TB
 	root *kernel.Root
 	cfg  Config
+
+	slotOf map[uint64]int // by cookie of a member's socket
 }
+
+type lock = *kernel.WriteLock
 
 func newWorld(t testing.TB, options Options, listen ...string) *world {
 	t.Helper()

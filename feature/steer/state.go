@@ -25,24 +25,34 @@ type State struct {
 
 // ServiceState is one steered service.
 type ServiceState struct {
-	Name    string             `json:"name"`
-	Netns   string             `json:"netns"`
-	Inode   uint64             `json:"netns_inode"`
-	Listen  []string           `json:"listen"`
-	By      Policy             `json:"by"`
-	Engine  Engine             `json:"engine"`
-	Why     string             `json:"engine_why,omitempty"` // why this engine
-	Seed    uint32             `json:"seed"`
-	Buckets int                `json:"buckets"`
-	OnEmpty OnEmpty            `json:"on_empty"`
-	Slots   []SlotState        `json:"slots"`
-	Shared  *Shared            `json:"share_port,omitempty"`
-	Problem string             `json:"problem,omitempty"` // what is wrong with the service as a whole
-	Updated time.Time          `json:"updated"`
-	scope   string             // directory of its namespace
-	pub     *published         // what plans compare with
-	table   []uint16           // bucket to slot
-	eps     []service.Endpoint // what each slot's sockets serve
+	Name              string             `json:"name"`
+	Netns             string             `json:"netns"`
+	Inode             uint64             `json:"netns_inode"`
+	Listen            []string           `json:"listen"`
+	By                Policy             `json:"by"`
+	Engine            Engine             `json:"engine"`
+	Why               string             `json:"engine_why,omitempty"` // why this engine
+	Seed              uint32             `json:"seed"`
+	Buckets           int                `json:"buckets"`
+	OnEmpty           OnEmpty            `json:"on_empty"`
+	Slots             []SlotState        `json:"slots"`
+	Weights           Weights            `json:"weights,omitempty"`
+	Drained           []int              `json:"drained,omitempty"`  // slots without buckets for now
+	Moved             map[string]int     `json:"moved,omitempty"`    // devices moved by hand, to slot
+	Placed            map[int]int        `json:"placed,omitempty"`   // buckets moved by hand, to slot
+	DevicesFile       string             `json:"devices,omitempty"`  // the file that names the devices
+	Bypassed          bool               `json:"bypassed,omitempty"` // no packet is steered
+	MisplacedSessions *int               `json:"misplaced_sessions,omitempty"`
+	Shared            *Shared            `json:"share_port,omitempty"`
+	Problem           string             `json:"problem,omitempty"` // what is wrong with the service as a whole
+	Updated           time.Time          `json:"updated"`
+	scope             string             // directory of its namespace
+	pub               *published         // what plans compare with
+	table             []uint16           // bucket to slot
+	eps               []service.Endpoint // what each slot's sockets serve
+
+	devices *DeviceList          // by: device
+	others  [][]service.Endpoint // of the namespace's other services
 
 	collapsed bool // doctor: everything comes from one source
 }
@@ -59,6 +69,7 @@ type SlotState struct {
 	Verdicts map[string]Verdicts `json:"verdicts"` // by "udp" and "tcp"
 	Sockets  []SocketState       `json:"sockets,omitempty"`
 
+	exited    bool
 	withdrawn bool // by an operator: the watcher leaves it alone
 }
 
@@ -133,6 +144,7 @@ func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
 		}
 		st.Services = append(st.Services, s)
 	}
+	st.noteOthers()
 	slices.SortFunc(st.Services, func(a, b ServiceState) int {
 		return strings.Compare(a.Name+" "+a.Netns, b.Name+" "+b.Netns)
 	})
@@ -166,6 +178,9 @@ func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
 		Buckets: Buckets, OnEmpty: p.Service.OnEmpty, pub: p, eps: p.Service.Endpoints(), Updated: time.Now()}
 	for _, l := range p.Service.Listen {
 		s.Listen = append(s.Listen, l.String())
+	}
+	if err := s.addLive(r); err != nil {
+		return s, err
 	}
 	maps := []string{"slots", "sockets", "verdicts", "sinks"}
 	if p.Engine == EngineReuseport {
@@ -240,6 +255,7 @@ func readSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 	}
 	out.PID, out.Since = int(s.Tgid), wallTime(s.Since)
 	out.State, out.Reason = judge(s, member, missing)
+	out.exited = slotState(s.State) == stateExited
 	out.withdrawn = slotState(s.State) == stateWithdrawn
 	return out, nil
 }

@@ -57,17 +57,16 @@ func (e *engine) marked() (bool, error) {
 func (e *engine) syncServices() error {
 	outer := e.pins.Maps["services"]
 	for name, p := range e.services {
-		o, err := e.lock.Open(serviceInstance(e.scope, name), "service")
+		o, err := e.lock.Open(serviceInstance(e.scope, name))
 		if err != nil {
 			return err
 		}
-		inner := o.Maps["service"]
-		info, err := inner.Info()
+		// What the service asks for comes before it.
+		err = errors.Join(e.putMoved(p), e.putAliases(p, o.Maps["aliases"]))
 		if err == nil {
-			want, _ := info.ID()
-			var have ebpf.MapID
-			if lerr := outer.Lookup(p.ID, &have); lerr != nil || have != want {
-				err = outer.Put(p.ID, inner)
+			var same bool
+			if same, err = holdsMap(outer, p.ID, o.Maps["service"]); err == nil && !same {
+				err = outer.Put(p.ID, o.Maps["service"])
 			}
 		}
 		o.Close()
@@ -76,13 +75,16 @@ func (e *engine) syncServices() error {
 		}
 		kernel.Step("steer:service")
 	}
-	return nil
+	return e.dropMoved()
 }
 
 // portTables computes what steer_ports and steer_prefixes must hold.
 func (e *engine) portTables() (map[steerPortKey]steerPortValue, map[steerPrefixKey]steerTarget) {
 	ports, prefixes := map[steerPortKey]steerPortValue{}, map[steerPrefixKey]steerTarget{}
 	for _, p := range e.services {
+		if p.Bypassed {
+			continue
+		}
 		for i, ep := range p.Service.Endpoints() {
 			key := steerPortKey{Port: ep.Port, Proto: ep.Proto}
 			target := steerTarget{Service: p.ID + 1, Endpoint: uint32(i)}
@@ -191,7 +193,7 @@ func (e *engine) clearIDs(ids map[uint32]bool) error {
 		if err := e.pins.Maps["services"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
-		if err := e.dropDevices(id); err != nil {
+		if err := errors.Join(e.dropDevices(id), e.dropAliases(id)); err != nil {
 			return err
 		}
 		kernel.Step("steer:service")

@@ -40,6 +40,8 @@ type watcher struct {
 
 	templates *templateKeeper
 	checks    *checks
+	resets    resets
+	files     map[string]fileSeen
 }
 
 // Run implements feature.Runner: it admits members when their sockets appear,
@@ -63,6 +65,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 	for {
 		select {
 		case <-ctx.Done():
+			w.waitResets()
 			return nil
 		case <-events:
 			drain(events)
@@ -123,8 +126,10 @@ func (w *watcher) look(ctx context.Context) error {
 			lacking[Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}] = true
 			w.admit(ctx, s, slot.Slot, *member)
 		}
+		w.followFile(ctx, s)
 	}
 	w.checks.end(lacking)
+	w.resetDue(ctx)
 	return nil
 }
 
@@ -147,6 +152,7 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 			_, err = register(ctx, l, key, &m, &vet)
 			l.Unlock()
 			w.templates.kick()
+			w.ownResets(s)
 		}
 	}
 	w.say(key, err, "slot admitted")
@@ -191,8 +197,9 @@ func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err 
 		return false, err
 	}
 	defer l.Unlock()
-	svc := s.pub.Service
-	if err := newTarget(svc, ns).publish(ctx, l); err != nil {
+	t := newTarget(s.pub.Service, ns)
+	t.devices, t.from = s.devices, s.pub
+	if err := t.publish(ctx, l); err != nil {
 		return false, err
 	}
 	return true, RemoveService(l, s.scope, s.Name)

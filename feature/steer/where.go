@@ -10,12 +10,14 @@ import (
 // Place says where the traffic of one source goes.
 type Place struct {
 	Address  netip.Addr `json:"address"`
+	Device   string     `json:"device,omitempty"` // its name, by: device
 	Bucket   int        `json:"bucket"`
 	Slot     int        `json:"slot"`
 	Admitted bool       `json:"admitted"` // false: on_empty decides
 	PID      int        `json:"pid,omitempty"`
 	Member   string     `json:"member,omitempty"`
 	Instead  *int       `json:"instead,omitempty"` // on_empty next: the slot that takes it meanwhile
+	Moved    bool       `json:"moved,omitempty"`   // by weir steer move, from where its bucket is
 }
 
 // WhatIf changes what Where computes with; its zero value is what is there.
@@ -24,42 +26,31 @@ type WhatIf struct {
 	Without []int // slots to take as empty
 }
 
-// Where computes the place of each source address, as the program does.
+// Where computes the place of each source address, as the program does. The
+// error says so where the source alone does not decide.
 func (s *ServiceState) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
-	table := s.table
-	slots := len(s.Slots)
-	if len(table) == 0 {
+	switch {
+	case len(s.table) == 0:
 		return nil, fmt.Errorf("service %s: %s", s.Name, s.Problem)
+	case s.By == ByPacket:
+		return nil, fmt.Errorf("service %s is by: packet: each CPU deals its packets out in turn, whoever sends them", s.Name)
+	case s.By == ByCPU:
+		return nil, fmt.Errorf("service %s is by: cpu: the slot is the number of the CPU that a packet arrives at, modulo %d", s.Name, len(s.Slots))
+	case s.By == ByFlow, s.By == ByQUIC:
+		return nil, fmt.Errorf("service %s is by: %s: addresses and ports decide: weir explain udp 192.0.2.7:2055 10.0.0.1:4739 tells of one flow", s.Name, s.By)
 	}
-	if w.Slots != 0 {
-		if w.Slots < 1 || w.Slots > MaxSlots {
-			return nil, fmt.Errorf("%d slots: want a number from 1 to %d", w.Slots, MaxSlots)
-		}
-		table, slots = Rebalance(table, w.Slots), w.Slots
-	}
-	whole := make([]bool, slots)
-	for i := range whole {
-		whole[i] = i >= len(s.Slots) || s.Slots[i].Admitted() // a simulated slot is taken to be served
-	}
-	for _, n := range w.Without {
-		if n < 0 || n >= slots {
-			return nil, fmt.Errorf("slot %d: there are slots 0 to %d", n, slots-1)
-		}
-		whole[n] = false
+	m, err := s.mapping(w)
+	if err != nil {
+		return nil, err
 	}
 	var out []Place
 	for _, a := range addrs {
-		hash := Hash(s.Seed, a)
-		b := int(hash & (Buckets - 1))
-		p := Place{Address: a, Bucket: b, Slot: int(table[b])}
-		p.Admitted = whole[p.Slot]
+		p := m.place(a)
 		takes := p.Slot
-		if !p.Admitted && s.OnEmpty == Next {
-			if at, ok := divert(whole, p.Slot, hash); ok {
-				p.Instead, takes = &at, at
-			}
+		if p.Instead != nil {
+			takes = *p.Instead
 		}
-		if takes < len(s.Slots) && whole[takes] {
+		if takes < len(s.Slots) && m.whole[takes] {
 			p.PID, p.Member = s.Slots[takes].PID, s.Slots[takes].Member
 		}
 		out = append(out, p)
@@ -67,28 +58,103 @@ func (s *ServiceState) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
 	return out, nil
 }
 
+// mapping is the program's twin for policies that keep a device in one place.
+type mapping struct {
+	seed    uint32
+	table   []uint16
+	moved   map[netip.Addr]int
+	devices *DeviceList
+	whole   []bool // by slot
+	onEmpty OnEmpty
+}
+
+func (s *ServiceState) mapping(w WhatIf) (*mapping, error) {
+	m := &mapping{seed: s.Seed, table: s.table, onEmpty: s.OnEmpty, devices: s.devices}
+	slots := len(s.Slots)
+	if s.pub != nil {
+		m.moved = s.pub.moves()
+	}
+	if w.Slots != 0 {
+		if w.Slots < 1 || w.Slots > MaxSlots {
+			return nil, fmt.Errorf("%d slots: want a number from 1 to %d", w.Slots, MaxSlots)
+		}
+		if slots = w.Slots; s.pub != nil {
+			p := *s.pub
+			p.Service.Slots = w.Slots
+			p.shape(s.pub)
+			m.table, m.moved = p.table, p.moves()
+		} else {
+			m.table = Rebalance(m.table, slots)
+		}
+	}
+	m.whole = make([]bool, slots)
+	for i := range m.whole {
+		m.whole[i] = i >= len(s.Slots) || s.Slots[i].Admitted() // a simulated slot is taken to be served
+	}
+	for _, n := range w.Without {
+		if n < 0 || n >= slots {
+			return nil, fmt.Errorf("slot %d: there are slots 0 to %d", n, slots-1)
+		}
+		m.whole[n] = false
+	}
+	return m, nil
+}
+
+// place computes everything but who is at the slot.
+func (m *mapping) place(a netip.Addr) Place {
+	p := Place{Address: a}
+	if d := m.devices.Find(a); d != nil {
+		p.Device = d.Name
+	}
+	stands := m.devices.stands(a)
+	hash := Hash(m.seed, stands)
+	p.Bucket = int(hash & (Buckets - 1))
+	p.Slot = int(m.table[p.Bucket])
+	if slot, ok := m.moved[stands]; ok {
+		p.Slot, p.Moved = slot, true
+	}
+	p.Admitted = m.whole[p.Slot]
+	if !p.Admitted && m.onEmpty == Next {
+		if at, ok := divert(m.whole, p.Slot, hash); ok {
+			p.Instead = &at
+		}
+	}
+	return p
+}
+
 // maxNext is STEER_MAX_NEXT.
 const maxNext = 32
 
 // divert is the twin of the program's function of that name.
 func divert(whole []bool, slot int, hash uint32) (int, bool) {
-	n := len(whole)
-	step := 1
-	if n > 1 {
-		step = 1 + int(hash>>12)%(n-1)
+	others := len(whole) - 1
+	if others < 1 {
+		return 0, false
 	}
-	at := slot
-	for i := range min(maxNext, n-1) {
-		if i > 0 {
-			step = 1
-		}
-		at = (at + step) % n
-		if at == slot {
-			at = (at + 1) % n
-		}
-		if whole[at] {
+	start := int(hash>>12) % others
+	for i := range min(maxNext, others) {
+		if at := (slot + 1 + (start+i)%others) % len(whole); whole[at] {
 			return at, true
 		}
 	}
 	return 0, false
+}
+
+// HashFlow is the hash of a packet by: flow under a seed: the program's
+// hash_flow. The source hashes as in [Hash], with the ports, the remote one in
+// network byte order, and the protocol added to the seed of the destination; an
+// IPv4 destination is the first four of 16 bytes.
+func HashFlow(seed uint32, proto uint8, from, to netip.AddrPort) uint32 {
+	var tcp uint32
+	if proto == 6 {
+		tcp = 1
+	}
+	port := uint32(networkOrder(from.Port()))
+	dst := to.Addr().Unmap()
+	if dst.Is4() {
+		var b [16]byte
+		copy(b[:], dst.AsSlice())
+		dst = netip.AddrFrom16(b)
+	}
+	return Hash(Hash(seed, from.Addr())+(port<<16|uint32(to.Port()))+tcp, dst)
 }

@@ -110,3 +110,10 @@ func readProc(pid int, name string) ([]byte, error) {
 	}
 	return data, err
 }
+
+// Parent is the process id of a process's parent; 0 if it is outside this pid
+// namespace. The error wraps [ErrGone] if there is no such process.
+func Parent(pid int) (int, error) {
+	info, err := readStat(pid)
+	return info.PPID, err
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+)
+
+func explainCommand(g *globals) *cobra.Command {
+	var ns string
+	c := &cobra.Command{
+		Use: "explain {udp | tcp} FROM TO", Short: "Why a packet goes where it goes, step by step", Args: cobra.ExactArgs(3),
+		Long: `Say step by step why a datagram, or a connection attempt, goes where it goes: a
+connected socket that is there, programs at the lookup, the service, its policy,
+the slot and its member, or what an empty slot does; or the kernel's own choice.
+Firewall rules and other programs before the lookup of a socket are not asked.`,
+		Example: `  weir explain udp 192.0.2.7:2055 10.0.0.1:4739
+  weir explain tcp [2001:db8::7]:40000 [2001:db8::1]:1790 --netns collectors`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := steer.ParsePacket(args[0], args[1], args[2])
+			if err != nil {
+				return usageError{err}
+			}
+			p.Netns = ns
+			x, err := steer.Explain(cmd.Context(), g.host().Root, p)
+			if err != nil {
+				return err
+			}
+			if g.json {
+				return printJSON(cmd, x)
+			}
+			printExplanation(cmd.OutOrStdout(), x)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&ns, "netns", "", "network namespace where it arrives: name, path or pid:N (default: this one)")
+	jsonFlag(c, g)
+	return c
+}
+
+func printExplanation(w io.Writer, x *steer.Explanation) {
+	fmt.Fprintf(w, "%s %s → %s, in %s\n", x.Proto, x.From, x.To, x.Netns)
+	for i, s := range x.Steps {
+		mark := ""
+		if s.Warning {
+			mark = "! "
+		}
+		fmt.Fprintf(w, "%2d. %s%s: %s\n", i+1, mark, s.Step, s.Text)
+	}
+	fmt.Fprintf(w, " → %s\n", x.Result)
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+)
+
+func TestParseDevices(t *testing.T) {
+	l, err := ParseDevices("f", []byte(`
+# routers
+edge1  192.0.2.1 198.51.100.0/30   2001:db8::1 # loopback, links
+core   198.51.100.2
+rest   0.0.0.0/0
+lab    2001:db8::/32
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for a, want := range map[string]string{
+		"192.0.2.1": "edge1", "::ffff:192.0.2.1": "edge1", "198.51.100.1": "edge1", "198.51.100.2": "core", "198.51.100.3": "edge1",
+		"10.1.2.3": "rest", "2001:db8::1": "edge1", "2001:db8::2": "lab", "fe80::1": "",
+	} {
+		name, stands := "", netip.MustParseAddr(a).Unmap()
+		if d := l.Find(netip.MustParseAddr(a)); d != nil {
+			name, stands = d.Name, d.Stands()
+		}
+		if name != want || l.stands(netip.MustParseAddr(a)) != stands {
+			t.Errorf("%s is %q and stands as %s, want %q, %s", a, name, l.stands(netip.MustParseAddr(a)), want, stands)
+		}
+	}
+	if d := l.Named("edge1"); d == nil || d.Stands() != netip.MustParseAddr("192.0.2.1") || l.Named("edge2") != nil {
+		t.Errorf("edge1 is %+v", d)
+	}
+}
+
+func TestDeviceErrors(t *testing.T) {
+	for text, want := range map[string]string{
+		"192.0.2.1 edge1":          "f:1: 192.0.2.1 is an address: the device's name comes first",
+		"\nedge1":                  "f:2: edge1 has no address",
+		"edge1 192.0.2.1/24":       `did you mean 192.0.2.0/24?`,
+		"edge1 router.example":     `"router.example": no IP address or prefix`,
+		"a 1.1.1.1\nb 1.1.1.1":     "f:2: 1.1.1.1 belongs to a already, in line 1",
+		"a 1.1.1.1 ::ffff:1.1.1.1": "twice",
+		"a 1.0.0.0/8\nb 1.0.0.0":   "f:2: the first address of b, 1.0.0.0, stands for the device of line 1 already",
+		"a 1.1.1.1\na 1.1.1.2":     "f:2: a again, first in line 1",
+		"a fe80::1%eth0":           "zones are not supported",
+		"a ::/0":                   "takes IPv4 in too",
+		"a ::ffff:1.1.1.0/120":     "write IPv4 as IPv4",
+		strings.Repeat("x", 65):    "has 65 bytes",
+	} {
+		if _, err := ParseDevices("f", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v; want it to say %q", text, err, want)
+		}
+	}
+}
+
+// Whatever the text, it either has errors with a line each, or every address of
+// each device leads to the device.
+func FuzzDevices(f *testing.F) {
+	f.Add([]byte("edge1 192.0.2.1 198.51.100.0/30 2001:db8::1 # x\n"))
+	f.Add([]byte("a 1.0.0.0/8\nb 1.0.0.0/24 1.1.1.1"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		l, err := ParseDevices("f", text)
+		if err != nil {
+			if !strings.Contains(err.Error(), "f:") {
+				t.Errorf("no place in %v", err)
+			}
+			return
+		}
+		seen := map[netip.Addr]bool{}
+		for _, d := range l.Devices {
+			if seen[d.Stands()] {
+				t.Errorf("%s stands for two", d.Stands())
+			}
+			seen[d.Stands()] = true
+			for _, p := range d.Prefixes {
+				got := l.Find(p.Addr())
+				if got == nil || !slices.ContainsFunc(got.Prefixes, func(q netip.Prefix) bool { return q.Contains(p.Addr()) && q.Bits() >= p.Bits() }) {
+					t.Errorf("%s of %s leads to %+v", p, d.Name, got)
+				}
+			}
+		}
+		again, err := ParseDevices("f", append(bytes.Clone(text), 0, 0))
+		if err != nil || *again.file() != *l.file() {
+			t.Errorf("padded as pins are: %v, %+v, %+v", err, again.file(), l.file())
+		}
+	})
+}
+
+func (w *world) devicesFile(text string) {
+	w.t.Helper()
+	if w.cfg.Services[0].Devices == "" {
+		w.cfg.Services[0].Devices = filepath.Join(w.t.TempDir(), "devices")
+	}
+	if err := os.WriteFile(w.cfg.Services[0].Devices, []byte(text), 0o644); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// All addresses of a device, of both protocols, are at one slot, under one name.
+func TestDevicePolicy(t *testing.T) { eachEngine(t, testDevicePolicy) }
+
+func testDevicePolicy(t *testing.T) {
+	w, sinks := collectors(t, Options{Slots: 3, By: ByDevice})
+	src := sources(24)
+	text := "# name addresses\n"
+	for i := 0; i < 24; i += 3 {
+		text += fmt.Sprintf("router%d %s %s/32\n", i/3, src[i], src[i+1]) // the third is a device of its own
+	}
+	w.devicesFile(text)
+	w.apply()
+	w.check(src, loopback4, names(sinks...))
+	for i := 0; i < 24; i += 3 {
+		p := w.where(src[i : i+3]...)
+		if p[0].Slot != p[1].Slot || p[0].Device != fmt.Sprintf("router%d", i/3) || p[1].Device != p[0].Device || p[2].Device != "" {
+			t.Errorf("%+v", p)
+		}
+	}
+	devices, problem, err := w.state().Devices(w.root)
+	if err != nil || problem != nil || len(devices) != 16 {
+		t.Fatalf("%d devices, %v, %v", len(devices), problem, err)
+	}
+	for _, d := range devices {
+		if d.Name != "" && (d.UDP != 2 || d.Connects != 2) {
+			t.Errorf("%+v: want two of each", d)
+		}
+	}
+	// By its name, all of it moves.
+	to := (w.where(src[1])[0].Slot + 1) % 3
+	w.locked(func(l lock) error {
+		return Move(l, w.state().Scope(), "svc", Moving{Device: "router0", To: to}, nil)
+	})
+	for _, p := range w.where(src[:2]...) {
+		if p.Slot != to || !p.Moved {
+			t.Errorf("router0 moved to %d: %+v", to, p)
+		}
+	}
+	w.check(src, loopback4, names(sinks...))
+	if st := w.state(); st.Moved["router0"] != to {
+		t.Errorf("the state has moves %v", st.Moved)
+	}
+	if again := w.apply(); len(again) != 0 {
+		t.Errorf("applied again, it would %v", again)
+	}
+}
+
+// Another file is another place for devices: apply resets their sessions, and
+// so does weir serve that notices the file.
+func TestDevicesFileChanges(t *testing.T) {
+	needDestroy(t)
+	for _, served := range []bool{false, true} {
+		t.Run(fmt.Sprintf("served %v", served), func(t *testing.T) {
+			w, _ := collectors(t, Options{Slots: 3, By: ByDevice})
+			w.devicesFile("")
+			w.apply()
+			src := sources(18)
+			routers := connect(t, src)
+			var text strings.Builder
+			text.WriteString("one")
+			for _, a := range src {
+				fmt.Fprintf(&text, " %s", a)
+			}
+			reset := map[netip.Addr]string{}
+			if served {
+				r := fast
+				w.cfg.Services[0].ResetRate = &r
+				w.apply()
+				w.serve()
+				w.devicesFile(text.String())
+				w.deadline("its file is read", func() bool { return w.where(src[3])[0].Device == "one" })
+				w.deadline("the sessions are reset", func() bool { return !w.due() })
+				for _, r := range routers {
+					if fmt.Sprint(w.where(r.addr)[0].PID) != r.who {
+						reset[r.addr] = ""
+					}
+				}
+			} else {
+				w.devicesFile(text.String())
+				if steps := w.apply(); len(steps) != 1 || !strings.Contains(steps[0], "devices ") {
+					t.Errorf("the plan is %v", steps)
+				}
+				reset = w.resetDue()
+			}
+			if len(reset) == 0 {
+				t.Error("nobody moved")
+			}
+			w.settled(routers, reset)
+		})
+	}
+}
+
+// due says whether resets are due anywhere.
+func (w *world) due() bool {
+	w.t.Helper()
+	all, err := w.root.Instances(Name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, i := range all {
+		if _, ok := kindOf(i); ok {
+			if v, err := due(w.root, i); err != nil {
+				w.t.Fatal(err)
+			} else if v != 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// deadline waits until cond holds, half a minute at most.
+func (w *world) deadline(what string, cond func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(30 * time.Second); !cond(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.t.Fatalf("after 30 s it does not hold that %s", what)
+		}
+	}
+}

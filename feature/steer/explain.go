@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// Packet is what an explanation is asked of: an arriving datagram, or a
+// connection attempt.
+type Packet struct {
+	Proto    string         `json:"proto"` // udp or tcp
+	From, To netip.AddrPort `json:"-"`
+	Netns    string         `json:"-"` // where it arrives; empty: weir's own
+}
+
+func (p Packet) number() uint8 {
+	if p.Proto == "tcp" {
+		return unix.IPPROTO_TCP
+	}
+	return unix.IPPROTO_UDP
+}
+
+func (p Packet) family() uint8 {
+	if p.To.Addr().Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// ErrPacket says that a packet cannot be.
+var ErrPacket = errors.New("no such packet")
+
+// Check returns an error that wraps ErrPacket.
+func (p Packet) Check() error {
+	switch {
+	case p.Proto != "udp" && p.Proto != "tcp":
+		return fmt.Errorf("%w: protocol %q: want udp or tcp", ErrPacket, p.Proto)
+	case p.From.Addr().Is4() != p.To.Addr().Is4():
+		return fmt.Errorf("%w: %s and %s are not of one family", ErrPacket, p.From.Addr(), p.To.Addr())
+	}
+	return nil
+}
+
+// Explanation is why a packet goes where it goes.
+type Explanation struct {
+	Proto  string `json:"proto"`
+	From   string `json:"from"`
+	To     string `json:"to"`
+	Netns  string `json:"netns"`
+	Steps  []Why  `json:"steps"`
+	Result string `json:"result"`         // who gets it, or what becomes of it
+	PID    int    `json:"pid,omitempty"`  // who gets it
+	Slot   *int   `json:"slot,omitempty"` // whose member that is
+}
+
+// Why is one step of an explanation: what was asked, and the answer.
+type Why struct {
+	Step    string `json:"step"`
+	Text    string `json:"text"`
+	Warning bool   `json:"warning,omitempty"` // an operator should know
+}
+
+// explainer puts an explanation together.
+type explainer struct {
+	Explanation
+	p  Packet
+	ns *netns.Handle
+}
+
+func (x *explainer) say(step, format string, a ...any) {
+	x.Steps = append(x.Steps, Why{Step: step, Text: fmt.Sprintf(format, a...)})
+}
+
+func (x *explainer) warn(step, format string, a ...any) {
+	x.Steps = append(x.Steps, Why{Step: step, Text: fmt.Sprintf(format, a...), Warning: true})
+}
+
+func (x *explainer) result(format string, a ...any) { x.Result = fmt.Sprintf(format, a...) }
+
+// Explain says step by step why a packet goes where it goes, from what the kernel
+// has now. It needs root. Filters and rules before a socket is looked up (nft, tc,
+// XDP) are not asked.
+func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error) {
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	open := netns.Current
+	if p.Netns != "" {
+		open = func() (*netns.Handle, error) { return netns.Open(p.Netns) }
+	}
+	ns, err := open()
+	if err != nil {
+		return nil, fmt.Errorf("network namespace: %w", err)
+	}
+	defer ns.Close()
+	st, err := ReadState(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	x := &explainer{p: p, ns: ns, Explanation: Explanation{Proto: p.Proto, From: p.From.String(), To: p.To.String(), Netns: ns.String()}}
+	done, err := x.connected()
+	if err != nil || done {
+		return &x.Explanation, err
+	}
+	s := x.service(st)
+	if s != nil && s.Engine == EngineReuseport {
+		done, err = x.reuseport(s)
+	} else {
+		done, err = x.lookup(s)
+	}
+	if err == nil && !done {
+		err = x.kernels()
+	}
+	return &x.Explanation, err
+}
+
+// connected looks for what wins before any listener is looked for.
+func (x *explainer) connected() (done bool, err error) {
+	// Every state but LISTEN, TIME_WAIT and CLOSE for TCP; connected UDP sockets are "established".
+	states := uint32(1 << sockdiag.Established)
+	if x.p.Proto == "tcp" {
+		states = 1<<sockdiag.Established | 1<<sockdiag.SynRecv | 1<<sockdiag.FinWait1 | 1<<sockdiag.FinWait2 |
+			1<<sockdiag.CloseWait | 1<<sockdiag.LastAck | 1<<sockdiag.Closing | 1<<sockdiag.NewSynRecv
+	}
+	socks, err := x.dump(states)
+	if err != nil {
+		return false, err
+	}
+	for _, s := range socks {
+		if same(s.Remote, x.p.From) && same(s.Local, x.p.To) {
+			what := "a TCP session with exactly these addresses is established: it gets the packet, and nothing else is asked"
+			if x.p.Proto == "udp" {
+				what = "a UDP socket is connected with exactly these addresses: the kernel prefers it, and nothing else is asked"
+			}
+			x.say("connected sockets", "%s", what)
+			x.gives(s, nil)
+			return true, nil
+		}
+		// A UDP socket that is connected to the source and bound to any address.
+		if x.p.Proto == "udp" && same(s.Remote, x.p.From) && s.Local.Port() == x.p.To.Port() && s.Local.Addr().Unmap().IsUnspecified() {
+			x.say("connected sockets", "a UDP socket is connected to the source: the kernel prefers it, and nothing else is asked")
+			x.gives(s, nil)
+			return true, nil
+		}
+	}
+	x.say("connected sockets", "none has these addresses")
+	return false, nil
+}
+
+func same(a, b netip.AddrPort) bool {
+	return a.Port() == b.Port() && a.Addr().Unmap() == b.Addr().Unmap()
+}
+
+func (x *explainer) dump(states uint32) (out []sockdiag.Socket, err error) {
+	err = x.ns.Do(func() (err error) {
+		out, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.number(), LocalPort: x.p.To.Port(), States: states})
+		return err
+	})
+	return out, err
+}
+
+// service finds the service that a packet belongs to, and says how.
+func (x *explainer) service(st State) *ServiceState {
+	var best *ServiceState
+	bits := -1
+	var bypassed *ServiceState
+	for i := range st.Services {
+		s := &st.Services[i]
+		if s.Inode != x.ns.Inode() {
+			continue
+		}
+		n := bestEndpoint(s.eps, x.p.number(), x.p.To)
+		switch {
+		case n < 0:
+		case s.Bypassed:
+			bypassed = s
+		case n > bits:
+			best, bits = s, n
+		}
+	}
+	if bypassed != nil {
+		x.warn("bypass", "service %s would have it, but is bypassed: weir bypass --off %s steers it again", bypassed.Name, bypassed.Name)
+	}
+	return best
+}
+
+// endpointOf is the endpoint of a service that takes a packet.
+func (x *explainer) endpointOf(s *ServiceState) int {
+	best := -1
+	for i, ep := range s.eps {
+		if ep.Proto == x.p.number() && ep.Port == x.p.To.Port() && ep.Prefix.Contains(x.p.To.Addr()) &&
+			(best < 0 || ep.Prefix.Bits() > s.eps[best].Prefix.Bits()) {
+			best = i
+		}
+	}
+	return best
+}
+
+// lookup follows the sk_lookup hook of the namespace. s may be nil.
+func (x *explainer) lookup(s *ServiceState) (done bool, err error) {
+	programs, err := kernel.LookupPrograms(x.ns.FD())
+	if err != nil {
+		x.say("sk_lookup", "%v", err)
+	}
+	ours := false
+	var foreign []string
+	for _, p := range programs {
+		if p.Name == steerProgSteerLookup {
+			ours = true
+			continue
+		}
+		foreign = append(foreign, fmt.Sprintf("%s (program %d)", p.Name, p.ID))
+	}
+	switch {
+	case err == nil && len(programs) == 0:
+		x.say("sk_lookup", "no program is attached in this namespace")
+	case ours:
+		x.say("sk_lookup", "weir's program is attached")
+	}
+	if len(foreign) > 0 {
+		x.warn("sk_lookup", "programs that are not weir's run there too, and the last one that chooses a socket decides: %s", strings.Join(foreign, ", "))
+	}
+	if s == nil {
+		if ours {
+			x.say("service", "no service takes %s to %s", x.p.Proto, x.p.To)
+		}
+		return false, nil
+	}
+	if err == nil && !ours {
+		x.warn("sk_lookup", "service %s is published, but its program is not attached: weir apply mends it", s.Name)
+		return false, nil
+	}
+	return x.steered(s)
+}
+
+// processes names who holds a socket.
+func (x *explainer) processes(inode uint32) (names []string, first int) {
+	pids := pidsOf(inode)
+	for _, pid := range pids {
+		names = append(names, processName(pid))
+	}
+	if len(pids) > 0 {
+		first = pids[0]
+	}
+	return names, first
+}
+
+func processName(pid int) string {
+	p, err := pidfd.Open(pid)
+	if err != nil {
+		return fmt.Sprintf("process %d", pid)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return fmt.Sprintf("process %d", pid)
+	}
+	return fmt.Sprintf("process %d (%s)", pid, info.Comm)
+}
+
+// gives ends an explanation with the socket that gets the packet.
+func (x *explainer) gives(s sockdiag.Socket, slot *int) {
+	names, pid := x.processes(s.Inode)
+	who := "a socket that no process has open"
+	if len(names) > 0 {
+		who = strings.Join(names, ", ")
+	}
+	x.PID, x.Slot = pid, slot
+	if slot != nil {
+		who = fmt.Sprintf("slot %d: %s", *slot, who)
+	}
+	x.result("%s, at %s", who, s.Local)
+}

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// both are the sockets of a collector that keeps its sessions.
+var both = []string{"udp4=0.0.0.0:9991", "tcp4~=0.0.0.0:9991"}
+
+// collectors starts a world with a collector in each slot.
+func collectors(t *testing.T, o Options) (*world, []*sink) {
+	w := newWorld(t, o, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	var sinks []*sink
+	for slot := range o.Slots {
+		sinks = append(sinks, startSink(t, both...))
+		w.member(slot, sinks[slot])
+	}
+	return w, sinks
+}
+
+// router holds a session.
+type router struct {
+	addr netip.Addr
+	conn net.Conn
+	who  string // pid that answered
+}
+
+// connect opens a session from each source.
+func connect(t testing.TB, addrs []netip.Addr) []*router {
+	t.Helper()
+	var out []*router
+	for _, a := range addrs {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.AsSlice()}, Timeout: 20 * time.Second}
+		d.SetMultipathTCP(false)
+		c, err := d.Dial("tcp", loopback4.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		b := make([]byte, 64)
+		c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		n, err := c.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, &router{a, c, string(b[:n])})
+	}
+	return out
+}
+
+// up says whether the session is still there: whoever reset it has done so before.
+func (r *router) up(t testing.TB) bool {
+	t.Helper()
+	r.conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+	_, err := r.conn.Read(make([]byte, 1))
+	var ne net.Error
+	switch {
+	case errors.As(err, &ne) && ne.Timeout():
+		return true
+	case errors.Is(err, unix.ECONNRESET):
+		return false
+	}
+	t.Fatalf("session of %s: %v", r.addr, err)
+	return false
+}
+
+// needDestroy skips where the kernel cannot close others' sessions.
+func needDestroy(t testing.TB) {
+	t.Helper()
+	if err := kernel.DiagDestroy.Check(); err != nil {
+		t.Skip("need: kernel", err)
+	}
+}
+
+const fast = Rate(1000)
+
+// resetDue resets what is due and returns the routers, and where they went.
+func (w *world) resetDue() map[netip.Addr]string {
+	w.t.Helper()
+	out := map[netip.Addr]string{}
+	rate := fast
+	err := ResetDue(w.t.Context(), w.root, &rate, func(r Reset) {
+		if r.Err != nil {
+			w.t.Errorf("%s: %v", r.Router(), r.Err)
+		}
+		out[r.Remote.Addr().Unmap()] = r.Place()
+	})
+	if err != nil {
+		w.t.Error(err)
+	}
+	return out
+}
+
+// settled checks that exactly those routers lost their session whose collector is
+// another one now, that all protocols go there, and that nothing is left to do.
+func (w *world) settled(routers []*router, reset map[netip.Addr]string) {
+	w.t.Helper()
+	for _, r := range routers {
+		p := w.where(r.addr)[0]
+		moved := fmt.Sprint(p.PID) != r.who
+		if up := r.up(w.t); up == moved {
+			w.t.Errorf("%s (slot %d, process %d; session at %s): session up %v", r.addr, p.Slot, p.PID, r.who, up)
+		}
+		if _, told := reset[r.addr]; told != moved {
+			w.t.Errorf("%s: told of %v, moved %v", r.addr, told, moved)
+		}
+		if got := ask(w.t, "udp", r.addr, loopback4); got != fmt.Sprint(p.PID) {
+			w.t.Errorf("%s: UDP goes to %s, want %d", r.addr, got, p.PID)
+		}
+	}
+	if left, err := w.state().Misplaced(w.t.Context()); err != nil || len(left) > 0 {
+		w.t.Errorf("misplaced: %+v, %v", left, err)
+	}
+}
+
+// TestLiveChanges changes where devices belong in every way there is.
+func TestLiveChanges(t *testing.T) { eachEngine(t, testLiveChanges) }
+
+func testLiveChanges(t *testing.T) {
+	needDestroy(t)
+	w, sinks := collectors(t, Options{Slots: 3})
+	w.apply()
+	n := 48
+	if testing.Short() {
+		n = 16
+	}
+	change := func(name string, f func()) {
+		t.Helper()
+		routers := connect(t, sources(n))
+		if left := w.resetDue(); len(left) > 0 {
+			t.Fatalf("before %s, sessions are reset: %v", name, left)
+		}
+		before := w.state().table
+		f()
+		reset := w.resetDue()
+		w.settled(routers, reset)
+		moved := 0
+		for b, s := range w.state().table {
+			if s != before[b] {
+				moved++
+			}
+		}
+		t.Logf("%s: %d buckets moved, %d of %d sessions reset", name, moved, len(reset), n)
+		for _, r := range routers {
+			r.conn.Close()
+		}
+	}
+	locked := func(f func(l *kernel.WriteLock) error) func() { return func() { w.locked(f) } }
+	scope := w.state().Scope()
+	svc := &w.cfg.Services[0]
+	change("a slot more", func() {
+		sinks = append(sinks, startSink(t, both...))
+		svc.Slots = 4
+		w.member(3, sinks[3])
+		w.apply()
+	})
+	change("weights", func() { svc.Weights = Weights{0: 2}; w.apply() })
+	change("drain", locked(func(l *kernel.WriteLock) error { return Drain(l, Slot{scope, "svc", 1}, nil) }))
+	if held := w.state().Slots[1].Buckets; held != 0 {
+		t.Errorf("the drained slot holds %d buckets", held)
+	}
+	change("apply while drained", func() { svc.Weights = nil; w.apply() })
+	if held := w.state().Slots[1].Buckets; held != 0 {
+		t.Errorf("the drained slot holds %d buckets after apply", held)
+	}
+	change("undrain", locked(func(l *kernel.WriteLock) error { return Undrain(l, Slot{scope, "svc", 1}, nil) }))
+	change("move", func() { w.moveOne(sources(1)[0], 1) })
+	change("seed", func() { seed := uint32(4711); svc.Seed = &seed; w.apply() })
+	if p := w.where(sources(1)[0])[0]; !p.Moved {
+		t.Errorf("apply took the move back: %+v", p)
+	}
+	change("move back", locked(func(l *kernel.WriteLock) error {
+		return Move(l, scope, "svc", Moving{Device: sources(1)[0].String(), Back: true}, nil)
+	}))
+	change("member changed", func() {
+		s := startSink(t, both...)
+		w.member(0, s)
+		w.locked(func(l *kernel.WriteLock) error {
+			_, err := Register(t.Context(), l, Slot{scope, "svc", 0}, &svc.Members[0])
+			return err
+		})
+	})
+	change("a slot less", func() {
+		svc.Slots = 3
+		svc.Members = slices.DeleteFunc(svc.Members, func(m service.Member) bool { return m.Slot == 3 })
+		w.apply()
+	})
+}
+
+// moveOne moves a device to another slot than it is in.
+func (w *world) moveOne(a netip.Addr, by int) (to int) {
+	w.t.Helper()
+	p := w.where(a)[0]
+	to = (p.Slot + by) % w.cfg.Services[0].Slots
+	scope := w.state().Scope()
+	w.locked(func(l *kernel.WriteLock) error {
+		return Move(l, scope, "svc", Moving{Device: a.String(), To: to}, nil)
+	})
+	if now := w.where(a)[0]; now.Slot != to || !now.Moved {
+		w.t.Errorf("moved to %d, it is at %+v", to, now)
+	}
+	return to
+}
+
+// Daemons that hold sessions before weir comes: those that are at the wrong one
+// are reset, and no others.
+func TestAdoptionResetsTheMisplaced(t *testing.T) { eachEngine(t, testAdoptionResets) }
+
+func testAdoptionResets(t *testing.T) {
+	needDestroy(t)
+	w, _ := collectors(t, Options{Slots: 2})
+	routers := connect(t, sources(24)) // the kernel's own choice, of both
+	w.apply()
+	if m, err := w.state().Misplaced(t.Context()); err != nil || len(m) == 0 || len(m) == len(routers) {
+		t.Fatalf("misplaced after adoption: %d of %d, %v", len(m), len(routers), err)
+	}
+	w.settled(routers, w.resetDue())
+}
+
+// rate 0 leaves sessions where they are, and nothing is due.
+func TestRateZeroLeavesSessions(t *testing.T) {
+	zero := Rate(0)
+	w, _ := collectors(t, Options{Slots: 2, ResetRate: &zero})
+	w.apply()
+	routers := connect(t, sources(12))
+	seed := uint32(99)
+	w.cfg.Services[0].Seed = &seed
+	w.apply()
+	if reset := w.resetDue(); len(reset) > 0 {
+		t.Errorf("reset: %v", reset)
+	}
+	for _, r := range routers {
+		if !r.up(t) {
+			t.Errorf("the session of %s is gone", r.addr)
+		}
+	}
+}
+
+func TestResetsArePaced(t *testing.T) {
+	needDestroy(t)
+	w, _ := collectors(t, Options{Slots: 2})
+	w.apply()
+	connect(t, sources(12))
+	seed := uint32(99)
+	w.cfg.Services[0].Seed = &seed
+	w.apply()
+	rate := Rate(20)
+	var at []time.Time
+	if err := ResetDue(t.Context(), w.root, &rate, func(Reset) { at = append(at, time.Now()) }); err != nil {
+		t.Fatal(err)
+	}
+	if len(at) < 2 {
+		t.Fatalf("%d sessions reset", len(at))
+	}
+	if took, least := at[len(at)-1].Sub(at[0]), time.Duration(len(at)-1)*45*time.Millisecond; took < least {
+		t.Errorf("%d sessions were reset within %s, want at least %s", len(at), took, least)
+	}
+}
+
+// What Foresee says is what happens.
+func TestForesee(t *testing.T) {
+	needDestroy(t)
+	w, _ := collectors(t, Options{Slots: 3})
+	w.apply()
+	routers := connect(t, sources(24))
+	foreseen, err := ForeseeDrain(t.Context(), w.root, w.state(), 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.locked(func(l *kernel.WriteLock) error { return Drain(l, Slot{w.state().Scope(), "svc", 1}, nil) })
+	reset := w.resetDue()
+	w.settled(routers, reset)
+	if len(foreseen.Sessions) != len(reset) || len(reset) == 0 {
+		t.Errorf("foreseen %d, reset %d", len(foreseen.Sessions), len(reset))
+	}
+	for _, s := range foreseen.Sessions {
+		if reset[s.Remote.Addr().Unmap()] != s.Place() {
+			t.Errorf("%s: foreseen %s, happened %q", s.Router(), s.Place(), reset[s.Remote.Addr().Unmap()])
+		}
+	}
+	seed := uint32(4)
+	w.cfg.Services[0].Seed = &seed
+	st, err := ReadState(t.Context(), w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	routers = connect(t, sources(24))
+	all, err := ForeseeApply(t.Context(), st, w.cfg)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	w.apply()
+	reset = w.resetDue()
+	w.settled(routers, reset)
+	if len(all[0].Sessions) < len(reset) || len(reset) == 0 {
+		t.Errorf("foreseen %d, reset %d", len(all[0].Sessions), len(reset))
+	}
+}
+
+// Bypassed, the kernel alone chooses; apply keeps it so.
+func TestBypass(t *testing.T) { eachEngine(t, testBypass) }
+
+func testBypass(t *testing.T) {
+	w, sinks := collectors(t, Options{Slots: 3})
+	sinks[2].kill() // an empty slot: refused while steered
+	w.apply()
+	pids := []string{fmt.Sprint(sinks[0].pid()), fmt.Sprint(sinks[1].pid())}
+	set := func(on bool) {
+		t.Helper()
+		w.locked(func(l *kernel.WriteLock) error {
+			did, err := Bypass(l, w.state().Scope(), "svc", on)
+			if err == nil && !did {
+				t.Errorf("bypass %v: it was so already", on)
+			}
+			return err
+		})
+	}
+	free := func() {
+		t.Helper()
+		elsewhere := 0
+		for _, p := range w.where(sources(40)...) {
+			for _, proto := range protocols {
+				got := ask(t, proto, p.Address, loopback4)
+				if !slices.Contains(pids, got) {
+					t.Errorf("bypassed, %s from %s is answered by %s", proto, p.Address, got)
+				}
+				if got != fmt.Sprint(p.PID) {
+					elsewhere++
+				}
+			}
+		}
+		if elsewhere == 0 {
+			t.Error("bypassed, everything goes where it would be steered")
+		}
+	}
+	w.check(sources(20), loopback4, names(sinks[0], sinks[1], nil))
+	set(true)
+	free()
+	w.apply()
+	free()
+	if !w.state().Bypassed {
+		t.Error("the state does not say so")
+	}
+	set(false)
+	w.check(sources(20), loopback4, names(sinks[0], sinks[1], nil))
+}
+
+// A kernel that cannot close sessions: they are listed, with the reason.
+func TestResetWhereTheKernelCannot(t *testing.T) {
+	w, _ := collectors(t, Options{Slots: 2})
+	w.apply()
+	routers := connect(t, sources(12))
+	destroySocket = func(sockdiag.Socket) error { return fmt.Errorf("no: %w", errors.ErrUnsupported) }
+	defer func() { destroySocket = sockdiag.Destroy }()
+	seed := uint32(99)
+	w.cfg.Services[0].Seed = &seed
+	w.apply()
+	want, err := w.state().Misplaced(t.Context())
+	if err != nil || len(want) == 0 {
+		t.Fatalf("%d misplaced, %v", len(want), err)
+	}
+	listed := 0
+	rate := fast
+	err = ResetDue(t.Context(), w.root, &rate, func(r Reset) {
+		if errors.Is(r.Err, ErrCannotReset) {
+			listed++
+		}
+	})
+	if !errors.Is(err, ErrCannotReset) || listed != len(want) {
+		t.Errorf("%v; %d listed, want %d", err, listed, len(want))
+	}
+	for _, r := range routers {
+		if !r.up(t) {
+			t.Errorf("the session of %s is gone", r.addr)
+		}
+	}
+	// It is not due for ever.
+	if again := w.resetDue(); len(again) != 0 {
+		t.Errorf("again: %v", again)
+	}
+}

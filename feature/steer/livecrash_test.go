@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// live changes by name, on the service svc; arguments as their words.
+func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
+	if verb == "reset" {
+		rate := fast
+		return ResetDue(ctx, r, &rate, func(Reset) {})
+	}
+	st, err := ReadState(ctx, r)
+	if err != nil {
+		return err
+	}
+	s, err := st.Service("svc")
+	if err != nil {
+		return err
+	}
+	l, err := r.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	n, _ := strconv.Atoi(arg)
+	switch verb {
+	case "drain":
+		return Drain(l, Slot{s.Scope(), "svc", n}, nil)
+	case "undrain":
+		return Undrain(l, Slot{s.Scope(), "svc", n}, nil)
+	case "move", "back":
+		a := sources(1)[0]
+		p, err := s.Where(WhatIf{}, a)
+		if err != nil {
+			return err
+		}
+		return Move(l, s.Scope(), "svc", Moving{Device: a.String(), To: (p[0].Slot + 1) % 3, Back: verb == "back"}, nil)
+	case "bucket":
+		return Move(l, s.Scope(), "svc", Moving{Bucket: n, To: (int(s.table[n]) + 1) % 3}, nil)
+	case "bypass":
+		_, err := Bypass(l, s.Scope(), "svc", true)
+		return err
+	case "off":
+		_, err := Bypass(l, s.Scope(), "svc", false)
+		return err
+	}
+	return fmt.Errorf("no change %q", verb)
+}
+
+// runLive makes a live change and dies at the given step of it.
+func runLive(args []string) error {
+	dieAt, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	n := 0
+	kernel.OnStep(func(string) {
+		if n++; n > dieAt {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	})
+	return liveChange(context.Background(), kernel.OpenRoot(args[0]), args[2], args[3])
+}
+
+// killedLive makes a live change in a process that is killed after so many steps;
+// it says whether the process finished first.
+func (w *world) killedLive(steps int, verb, arg string) bool {
+	w.t.Helper()
+	c := nstest.Child("live", w.root.Path(), steps, verb, arg)
+	out, err := c.CombinedOutput()
+	if err == nil {
+		return true
+	}
+	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); !ok || !ws.Signaled() {
+		w.t.Fatalf("the command failed instead of being killed: %v\n%s", err, out)
+	}
+	return false
+}
+
+// Every live change, killed at every step under traffic: each packet met the old
+// state or the new one, the next command mends the rest, and who had a session at
+// another slot than it is at then is reset.
+func TestLiveKilledAtEveryStep(t *testing.T) { eachEngine(t, testLiveKilled) }
+
+func testLiveKilled(t *testing.T) {
+	needDestroy(t)
+	for _, c := range []struct{ verb, arg, first string }{
+		{"drain", "1", ""}, {"undrain", "1", "drain"}, {"move", "-", ""}, {"back", "-", "move"}, {"move", "-", "move"},
+		{"bypass", "-", ""}, {"off", "-", "bypass"},
+	} {
+		t.Run(c.verb+"-after-"+c.first, func(t *testing.T) {
+			w, _ := collectors(t, Options{Slots: 3})
+			every := stride()
+			if !testing.Short() && c.verb+c.first != "drain" && c.verb+c.first != "move" {
+				every = 3 // the steps are the same ones
+			}
+			for step := 0; ; step += every {
+				w.apply()
+				if c.first != "" {
+					if err := liveChange(t.Context(), w.root, c.first, c.arg); err != nil {
+						t.Fatal(err)
+					}
+				}
+				finished := w.killUnderTraffic(step, c.verb, c.arg)
+				w.locked(func(l lock) error { return Feature{}.Remove(context.Background(), l) })
+				if finished {
+					t.Logf("killed at each of %d steps", step)
+					if step < 5 {
+						t.Errorf("only %d steps: the change is not what the test means", step)
+					}
+					return
+				}
+			}
+		})
+	}
+}
+
+func (w *world) killUnderTraffic(step int, verb, arg string) (finished bool) {
+	t := w.t
+	routers := connect(t, sources(6))
+	any := verb == "bypass" || verb == "off" // the kernel may choose meanwhile
+	old := w.expected(12)
+	tr := w.startTraffic(12)
+	time.Sleep(5 * time.Millisecond)
+	finished = w.killedLive(step, verb, arg)
+	w.locked(Mend)
+	now := w.expected(12)
+	time.Sleep(5 * time.Millisecond)
+	for key, answers := range tr.end() {
+		for got, n := range answers {
+			if got != old[key] && got != now[key] && (!any || got == refused) {
+				t.Errorf("step %d: %s answered %d times by %s; old %s, new %s", step, key, n, got, old[key], now[key])
+			}
+		}
+	}
+	w.resetDue()
+	if !w.state().Bypassed {
+		w.expectSettled(step, routers)
+	}
+	if verb == "off" && !w.state().Bypassed || !any {
+		for key, want := range w.expected(12) {
+			var a, proto string
+			fmt.Sscan(key, &a, &proto)
+			if got := ask(t, proto, netip.MustParseAddr(a), loopback4); got != want {
+				t.Errorf("step %d: mended, %s is answered by %s, want %s", step, key, got, want)
+			}
+		}
+	}
+	for _, r := range routers {
+		r.conn.Close()
+	}
+	return finished
+}
+
+// expectSettled checks that just those sessions are gone that were elsewhere.
+func (w *world) expectSettled(step int, routers []*router) {
+	w.t.Helper()
+	for _, r := range routers {
+		moved := fmt.Sprint(w.where(r.addr)[0].PID) != r.who
+		if up := r.up(w.t); up == moved {
+			w.t.Errorf("step %d: %s moved: %v, session up: %v", step, r.addr, moved, up)
+		}
+	}
+}
+
+// A command that is killed while it resets leaves the rest to weir serve.
+func TestServeGoesOnWithResets(t *testing.T) {
+	needDestroy(t)
+	quick := Rate(200)
+	w, _ := collectors(t, Options{Slots: 2, ResetRate: &quick})
+	w.apply()
+	routers := connect(t, sources(16))
+	seed := uint32(99)
+	w.cfg.Services[0].Seed = &seed
+	w.apply()
+	want, err := w.state().Misplaced(t.Context())
+	if err != nil || len(want) < 3 {
+		t.Fatalf("%d sessions are misplaced, %v", len(want), err)
+	}
+	if w.killedLive(2, "reset", "-") {
+		t.Fatal("the command was not killed")
+	}
+	left, err := w.state().Misplaced(t.Context())
+	if err != nil || len(left) != len(want)-3 {
+		t.Fatalf("killed after three of %d, %d are left, %v", len(want), len(left), err)
+	}
+	w.serve()
+	w.deadline("nothing is due", func() bool { return !w.due() })
+	reset := map[netip.Addr]string{}
+	for _, s := range want {
+		reset[s.Remote.Addr().Unmap()] = ""
+	}
+	w.settled(routers, reset)
+}
+
+// While somebody lives who resets, weir serve leaves it to him.
+func TestServeLeavesResetsToTheLiving(t *testing.T) {
+	needDestroy(t)
+	w, _ := collectors(t, Options{Slots: 2})
+	w.apply()
+	connect(t, sources(8))
+	seed := uint32(99)
+	w.cfg.Services[0].Seed = &seed
+	w.apply()
+	want, err := w.state().Misplaced(t.Context())
+	if err != nil || len(want) == 0 {
+		t.Fatalf("%d sessions are misplaced, %v", len(want), err)
+	}
+	release, err := claimEngine(t.Context(), w.root, w.state().pub.engineInstance(w.state().scope), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.serve()
+	time.Sleep(takeOverAfter + 2*time.Second)
+	if left, err := w.state().Misplaced(t.Context()); err != nil || len(left) != len(want) {
+		t.Errorf("%d of %d are left, %v", len(left), len(want), err)
+	}
+	release()
+	w.deadline("nothing is due", func() bool { return !w.due() })
+}
+
+// weir serve admits a member that already holds sessions, and resets those that
+// are another slot's.
+func TestServeResetsWhatAMemberBrings(t *testing.T) {
+	needDestroy(t)
+	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	r := fast
+	w.cfg.Services[0].ResetRate = &r
+	var write []func(*sink)
+	for slot := range 2 {
+		write = append(write, w.byPIDFile(slot))
+	}
+	w.apply()
+	a, b := startSink(t, "tcp4~!=127.0.0.1:7001"), startSink(t, "tcp4~!=127.0.0.1:7002")
+	_ = b
+	a.kill()
+	b.kill()
+	// Daemons that served before weir's program was there.
+	w.locked(func(l lock) error { _, err := Bypass(l, w.state().Scope(), "svc", true); return err })
+	sinks := []*sink{startSink(t, both...), startSink(t, both...)}
+	routers := connect(t, sources(16))
+	w.locked(func(l lock) error { _, err := Bypass(l, w.state().Scope(), "svc", false); return err })
+	w.resetDue() // the slots are empty: nobody is misplaced
+	for _, r := range routers {
+		if !r.up(t) {
+			t.Errorf("the session of %s was reset before there was any member", r.addr)
+		}
+	}
+	w.serve()
+	for slot, s := range sinks {
+		write[slot](s)
+	}
+	for slot, s := range sinks {
+		w.deadline("slot "+strconv.Itoa(slot)+" is admitted", func() bool { return w.state().Slots[slot].PID == s.pid() })
+	}
+	w.deadline("nothing is due", func() bool { return !w.due() })
+	reset := map[netip.Addr]string{}
+	for _, r := range routers {
+		if fmt.Sprint(w.where(r.addr)[0].PID) != r.who {
+			reset[r.addr] = ""
+		}
+	}
+	if len(reset) == 0 {
+		t.Error("nobody was misplaced")
+	}
+	w.settled(routers, reset)
+}
+
+// Draining and undraining a slot leaves every bucket where it was; a bucket that
+// was placed by hand stays over changes, and goes back.
+func TestDrainAndBack(t *testing.T) {
+	p := &published{Service: Service{}}
+	p.Service.Slots, p.Service.By, p.Service.Name = 5, BySource, "svc"
+	p.shape(nil)
+	before := slices.Clone(p.table)
+	for _, f := range []func() error{
+		func() error { return p.drain(2) }, func() error { return p.drain(0) },
+		func() error { return p.undrain(2) }, func() error { return p.undrain(0) },
+	} {
+		if err := f(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(p.table, before) || p.Home != nil {
+		t.Errorf("after draining and undraining two slots, the table is another")
+	}
+	if err := (Moving{Bucket: 7, To: 4}).apply(p); err != nil {
+		t.Fatal(err)
+	}
+	grown := &published{Service: p.Service}
+	grown.Service.Slots = 6
+	grown.shape(p)
+	if grown.table[7] != 4 {
+		t.Errorf("bucket 7 was put into slot 4 and is in %d", grown.table[7])
+	}
+	if err := (Moving{Bucket: 7, Back: true}).apply(grown); err != nil || len(grown.Placed) != 0 {
+		t.Errorf("back: %v, %v", err, grown.Placed)
+	}
+	for slot := range 5 {
+		if err := p.drain(slot); (err == nil) != (slot < 4) {
+			t.Errorf("draining slot %d: %v", slot, err)
+		}
+		if slot == 4 {
+			p.Drained = p.Drained[:4]
+		}
+	}
+}

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+)
+
+// The second word of map_sync is not 0 while sessions may be at another slot's
+// member than where their devices belong, and somebody is to reset them: the
+// command that changed where they belong, or weir serve, should it be killed. It
+// is another number after every change, so that who is done can tell whether it
+// is done with the last one. Who resets holds the lock of the engine's directory.
+
+const syncDue = uint32(1) // index
+
+// owe notes that the change that follows may misplace sessions of a service.
+func (e *engine) owe(p *published, rate *Rate) error {
+	if rate == nil {
+		rate = e.rate
+	}
+	if rate == nil {
+		rate = p.Service.ResetRate
+	}
+	if rate == nil || *rate == 0 || !p.Service.By.holdsDevices() {
+		return nil // they are to be left
+	}
+	m := e.pins.Maps["sync"]
+	var due uint32
+	if err := m.Lookup(syncDue, &due); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil // an engine of ABI 1, just before its upgrade
+	} else if err != nil {
+		return err
+	}
+	if due++; due == 0 {
+		due++
+	}
+	if err := m.Put(syncDue, due); err != nil {
+		return fmt.Errorf("noting that sessions may be misplaced: %w", err)
+	}
+	kernel.Step("steer:owed")
+	return nil
+}
+
+// due reads whether resets are due in a namespace's engine; 0 means none.
+func due(r *kernel.Root, i kernel.Instance) (uint32, error) {
+	o, err := r.Open(i, "sync")
+	if err != nil {
+		return 0, err
+	}
+	defer o.Close()
+	var v uint32
+	err = o.Maps["sync"].Lookup(syncDue, &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, nil // of an engine from before there was this word
+	}
+	return v, err
+}
+
+// settle notes that resets are done, unless another change came meanwhile.
+func settle(ctx context.Context, r *kernel.Root, i kernel.Instance, was uint32) error {
+	l, err := r.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	now, err := due(r, i)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil || now != was {
+		return err
+	}
+	o, err := l.Open(i, "sync")
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	return o.Maps["sync"].Put(syncDue, uint32(0))
+}
+
+// Reset is one session that was reset, or could not be.
+type Reset struct {
+	Service string
+	Session
+	Done, Of int   // this one's number, of how many are known so far
+	Err      error // why it could not be
+}
+
+// ErrCannotReset says that this kernel cannot close others' sessions.
+var ErrCannotReset = fmt.Errorf("%w: sessions cannot be reset from outside: the kernel lacks CONFIG_INET_DIAG_DESTROY", kernel.ErrUnsupported)
+
+// ResetDue resets the sessions that changes have misplaced, in every service of
+// this host, paced; each is told of every one. A rate that is nil is the
+// services' own; those whose is 0 are left alone. It waits for whoever else does
+// it. Call it after changes, without the lock.
+func ResetDue(ctx context.Context, r *kernel.Root, rate *Rate, each func(Reset)) error {
+	all, err := r.Instances(Name)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, i := range all {
+		if _, ok := kindOf(i); !ok {
+			continue
+		}
+		if v, err := due(r, i); err != nil || v == 0 {
+			continue //nolint:nilerr // gone, or of another ABI: nothing that this could settle
+		}
+		if err := resetEngine(ctx, r, i, rate, true, each); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// errBusy says that somebody else resets.
+var errBusy = errors.New("somebody else resets sessions")
+
+// resetEngine resets what is due in one engine. Unless it is to wait, it returns
+// errBusy where another process does it.
+func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *Rate, wait bool, each func(Reset)) error {
+	claim, err := claimEngine(ctx, r, i, wait)
+	if err != nil {
+		return err
+	}
+	defer claim()
+	was, err := due(r, i)
+	if err != nil || was == 0 {
+		return err
+	}
+	st, err := ReadState(ctx, r)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, s := range st.Services {
+		pace := s.pub.Service.ResetRate
+		if rate != nil {
+			pace = rate
+		}
+		if s.pub.engineInstance(s.scope) != i || pace == nil || *pace == 0 {
+			continue
+		}
+		if err := resetService(ctx, r, s.scope, s.Name, *pace, nil, each); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err() // weir serve goes on
+	}
+	// Also after errors: trying again would only say the same.
+	return errors.Join(append(errs, settle(ctx, r, i, was))...)
+}
+
+func claimEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, wait bool) (release func(), err error) {
+	for {
+		release, ok, err := r.Claim(i)
+		if err != nil || ok {
+			return release, err
+		}
+		if !wait {
+			return nil, errBusy
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// ResetService resets the misplaced sessions of one service now, whether a change
+// is known that misplaced them or not.
+func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate Rate, each func(Reset)) error {
+	p, err := readService(r, serviceInstance(scope, name))
+	if err != nil {
+		return err
+	}
+	release, err := claimEngine(ctx, r, p.engineInstance(scope), true)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return resetService(ctx, r, scope, name, rate, nil, each)
+}
+
+// queuePatience is how long sessions are waited for that no process has accepted:
+// only then can one say whose they are.
+const queuePatience = 5 * time.Second
+
+// lookAgain is how often where sessions belong is looked at anew while they are
+// reset: other changes go on meanwhile.
+const lookAgain = time.Second
+
+// resetter resets the sessions of one service.
+type resetter struct {
+	root        *kernel.Root
+	scope, name string
+	every       time.Duration
+	only        func(Session) bool // nil: all
+	each        func(Reset)
+	first       map[uint64]bool // sessions when it began: later ones came by the new rules
+	tried       map[uint64]bool
+	next        time.Time
+	done        int
+}
+
+func resetService(ctx context.Context, r *kernel.Root, scope, name string, rate Rate, only func(Session) bool, each func(Reset)) error {
+	t := &resetter{root: r, scope: scope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
+		only: only, each: each, tried: map[uint64]bool{}}
+	deadline := time.Now().Add(queuePatience)
+	for {
+		found, waiting, err := t.look(ctx)
+		if errors.Is(err, kernel.ErrNotExist) {
+			return nil // the service went
+		} else if err != nil {
+			return fmt.Errorf("misplaced sessions of service %s: %w", name, err)
+		}
+		switch {
+		case len(found) > 0:
+			if err := t.some(ctx, found); err != nil {
+				return err
+			}
+		case waiting == 0 || time.Now().After(deadline):
+			return nil
+		default:
+			if err := sleep(ctx, 50*time.Millisecond); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// look lists what is misplaced, by two looks: a session that a process hands to
+// its child between looking at sockets and at processes is nobody's in one only.
+func (t *resetter) look(ctx context.Context) (found []Session, waiting int, err error) {
+	for try := range 2 {
+		s, err := readServiceState(t.root, serviceInstance(t.scope, t.name))
+		if err != nil {
+			return nil, 0, err
+		}
+		if t.first == nil {
+			if err := t.begin(&s); err != nil {
+				return nil, 0, err
+			}
+		}
+		again, queue, err := s.sessions(ctx, t.first)
+		if err != nil {
+			return nil, 0, err
+		}
+		before := map[uint64]bool{}
+		for _, f := range found {
+			before[f.sock.Cookie] = true
+		}
+		found = nil
+		for _, f := range again {
+			if !t.tried[f.sock.Cookie] && (try == 0 || before[f.sock.Cookie]) && (t.only == nil || t.only(f)) {
+				found = append(found, f)
+			}
+		}
+		waiting = len(queue)
+		if len(found) == 0 {
+			break
+		}
+	}
+	return found, waiting, nil
+}
+
+// begin notes which sessions there are.
+func (t *resetter) begin(s *ServiceState) error {
+	t.first = map[uint64]bool{}
+	if s.Bypassed || !s.By.holdsDevices() || len(s.table) == 0 {
+		return nil
+	}
+	socks, err := s.established()
+	for _, sk := range socks {
+		t.first[sk.Cookie] = true
+	}
+	return err
+}
+
+// some resets sessions at the rate until it is time to look again.
+func (t *resetter) some(ctx context.Context, found []Session) error {
+	p, err := readService(t.root, serviceInstance(t.scope, t.name))
+	if err != nil {
+		return err
+	}
+	until := time.Now().Add(lookAgain)
+	of := t.done + len(found)
+	for _, f := range found {
+		if t.done > 0 && time.Now().After(until) {
+			return nil
+		}
+		if wait := time.Until(t.next); wait > 0 {
+			if err := sleep(ctx, wait); err != nil {
+				return err
+			}
+		}
+		t.tried[f.sock.Cookie] = true
+		err := destroy(p, t.scope, f.sock)
+		if errors.Is(err, sockdiag.ErrNoSocket) {
+			of--
+			continue // it has ended by itself
+		}
+		t.next = time.Now().Add(t.every)
+		t.done++
+		if errors.Is(err, errors.ErrUnsupported) {
+			err = ErrCannotReset
+		}
+		t.each(Reset{Service: t.name, Session: f, Done: t.done, Of: of, Err: err})
+		kernel.Step("steer:reset")
+		if errors.Is(err, ErrCannotReset) {
+			for _, rest := range found {
+				if !t.tried[rest.sock.Cookie] {
+					t.done++
+					t.each(Reset{Service: t.name, Session: rest, Done: t.done, Of: of, Err: err})
+				}
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func destroy(p *published, scope string, sk sockdiag.Socket) error {
+	inode, err := inodeOf(scope)
+	if err != nil {
+		return err
+	}
+	ns, err := openNetns(p.Netns, inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(func() error { return destroySocket(sk) })
+}
+
+// destroySocket is replaced by a test that wants the kernel to lack it.
+var destroySocket = sockdiag.Destroy

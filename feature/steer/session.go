@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// Session is an established TCP connection of a service, and where it belongs. A
+// change of where a device belongs moves its datagrams at once; its sessions stay
+// where they are, and the device is split, until they are reset and come again.
+type Session struct {
+	Remote netip.AddrPort `json:"remote"`
+	Local  netip.AddrPort `json:"local"`
+	Device string         `json:"device,omitempty"` // name, by: device
+	From   *int           `json:"from"`             // slot whose member holds it; null: a process that is no member (any more)
+	Slot   int            `json:"slot"`             // where weir has its device now
+
+	sock sockdiag.Socket
+}
+
+// Router names the session's device.
+func (s Session) Router() string {
+	if s.Device != "" {
+		return s.Device + " (" + s.Remote.Addr().Unmap().String() + ")"
+	}
+	return s.Remote.Addr().Unmap().String()
+}
+
+// Place says from where to where: "slot 1 → 0".
+func (s Session) Place() string {
+	if s.From == nil {
+		return fmt.Sprintf("no member → slot %d", s.Slot)
+	}
+	return fmt.Sprintf("slot %d → %d", *s.From, s.Slot)
+}
+
+// Misplaced lists the sessions that are at another slot's member, or a former
+// one's, than where weir has their device now, in order of address. It needs
+// root. All is in order where a service is bypassed, or by: something that keeps
+// no device in one place.
+func (s *ServiceState) Misplaced(ctx context.Context) ([]Session, error) {
+	out, _, err := s.sessions(ctx, nil)
+	return out, err
+}
+
+// sessions lists those that are misplaced, and the cookies of those that no
+// process has accepted yet, so that nobody can say where they are. of selects
+// sockets; nil for all.
+func (s *ServiceState) sessions(ctx context.Context, of map[uint64]bool) (misplaced []Session, waiting []uint64, err error) {
+	if s.Bypassed || !s.By.holdsDevices() || len(s.table) == 0 {
+		return nil, nil, nil
+	}
+	socks, err := s.established()
+	if err != nil || len(socks) == 0 {
+		return nil, nil, err
+	}
+	m, err := s.mapping(WhatIf{})
+	if err != nil {
+		return nil, nil, err
+	}
+	holders, err := s.holders(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, sk := range socks {
+		if of != nil && !of[sk.Cookie] {
+			continue
+		}
+		if sk.Inode == 0 { // in a listener's queue
+			waiting = append(waiting, sk.Cookie)
+			continue
+		}
+		if found, ok := m.misplaced(sk, holders[sk.Inode]); ok {
+			misplaced = append(misplaced, found)
+		}
+	}
+	slices.SortFunc(misplaced, func(a, b Session) int { return a.Remote.Compare(b.Remote) })
+	return misplaced, waiting, nil
+}
+
+// misplaced judges one session by the slots whose members hold it.
+func (m *mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
+	p := m.place(sk.Remote.Addr().Unmap())
+	belongs := p.Slot
+	if p.Instead != nil {
+		belongs = *p.Instead
+	}
+	out := Session{Remote: sk.Remote, Local: sk.Local, Device: p.Device, Slot: belongs, sock: sk}
+	switch {
+	case slices.Contains(held, belongs):
+		return out, false
+	case !m.whole[belongs] && (m.onEmpty == Pass || len(held) == 0):
+		return out, false // anywhere is right; or nobody is known to be
+	}
+	if len(held) > 0 {
+		out.From = &held[0]
+	}
+	return out, true
+}
+
+// established lists the service's sessions, those that are being opened among
+// them.
+func (s *ServiceState) established() ([]sockdiag.Socket, error) {
+	ns, err := openNetns(s.pub.Netns, s.Inode)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	ports := map[uint16]bool{}
+	for _, ep := range s.eps {
+		if ep.Proto == unix.IPPROTO_TCP {
+			ports[ep.Port] = true
+		}
+	}
+	var out []sockdiag.Socket
+	err = ns.Do(func() error {
+		for port := range ports {
+			socks, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: port,
+				States: 1<<sockdiag.Established | 1<<sockdiag.CloseWait | 1<<sockdiag.SynRecv | 1<<sockdiag.NewSynRecv})
+			if err != nil {
+				return err
+			}
+			for _, sk := range socks {
+				if s.takes(unix.IPPROTO_TCP, netip.AddrPortFrom(sk.Local.Addr().Unmap(), port)) {
+					out = append(out, sk)
+				}
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+// takes says whether a destination is the service's: no other service of the
+// namespace has a longer prefix there.
+func (s *ServiceState) takes(proto uint8, to netip.AddrPort) bool {
+	best := bestEndpoint(s.eps, proto, to)
+	if best < 0 {
+		return false
+	}
+	for _, o := range s.others {
+		if bestEndpoint(o, proto, to) > best {
+			return false
+		}
+	}
+	return true
+}
+
+// bestEndpoint is the length of the longest prefix that takes a destination, -1
+// for none.
+func bestEndpoint(eps []service.Endpoint, proto uint8, to netip.AddrPort) int {
+	best := -1
+	for _, ep := range eps {
+		if ep.Proto == proto && ep.Port == to.Port() && ep.Prefix.Contains(to.Addr()) {
+			best = max(best, ep.Prefix.Bits())
+		}
+	}
+	return best
+}
+
+// holders says for each socket, by inode, which slots' members hold it: the
+// processes of a member, and all that descend from them.
+func (s *ServiceState) holders(ctx context.Context) (map[uint32][]int, error) {
+	tree, err := service.ReadTree()
+	if err != nil {
+		return nil, err
+	}
+	out := map[uint32][]int{}
+	for _, slot := range s.Slots {
+		var pids []int
+		if slot.PID != 0 && !slot.exited {
+			pids = append(pids, slot.PID)
+		}
+		if m := s.pub.Service.Member(slot.Slot); m != nil {
+			// One that was registered by hand need not be the configured one.
+			if more, err := m.Processes(ctx); err == nil && (len(pids) == 0 || slices.Contains(more, pids[0])) {
+				pids = append(pids, more...)
+			}
+		}
+		inodes, err := service.SocketsOf(tree.Descendants(pids))
+		if err != nil {
+			return nil, err
+		}
+		for _, inode := range inodes {
+			if !slices.Contains(out[inode], slot.Slot) {
+				out[inode] = append(out[inode], slot.Slot)
+			}
+		}
+	}
+	return out, nil
+}

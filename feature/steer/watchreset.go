@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// takeOverAfter is how long resets stay due before the watcher does them: the
+// command that made them due claims them within moments, if it lives.
+const takeOverAfter = 3 * time.Second
+
+// resets does in the watcher what killed commands left, and what follows from the
+// members that it admits: one engine at a time each.
+type resets struct {
+	seen map[kernel.Instance]time.Time // when they were first found due
+	busy map[kernel.Instance]chan struct{}
+	own  map[kernel.Instance]bool // made due by this watcher
+}
+
+// resetDue looks, without a lock, whether resets are due, and starts them.
+func (w *watcher) resetDue(ctx context.Context) {
+	if w.resets.seen == nil {
+		w.resets = resets{map[kernel.Instance]time.Time{}, map[kernel.Instance]chan struct{}{}, map[kernel.Instance]bool{}}
+	}
+	all, err := w.root.Instances(Name)
+	if err != nil {
+		return
+	}
+	for _, i := range all {
+		if _, ok := kindOf(i); !ok {
+			continue
+		}
+		if done := w.resets.busy[i]; done != nil {
+			select {
+			case <-done:
+				delete(w.resets.busy, i)
+			default:
+				continue
+			}
+		}
+		if v, err := due(w.root, i); err != nil || v == 0 {
+			delete(w.resets.seen, i)
+			continue
+		}
+		first, known := w.resets.seen[i]
+		if !known {
+			first = time.Now()
+			w.resets.seen[i] = first
+		}
+		if !w.resets.own[i] && time.Since(first) < takeOverAfter {
+			continue
+		}
+		delete(w.resets.own, i)
+		delete(w.resets.seen, i)
+		done := make(chan struct{})
+		w.resets.busy[i] = done
+		go func() {
+			defer close(done)
+			err := resetEngine(ctx, w.root, i, nil, false, w.logReset)
+			if err != nil && !errors.Is(err, errBusy) && ctx.Err() == nil {
+				w.log.Warn("resetting misplaced sessions", "error", err)
+			}
+		}()
+	}
+}
+
+func (w *watcher) logReset(r Reset) {
+	if r.Err != nil {
+		w.log.Warn("session is misplaced", "service", r.Service, "router", r.Router(), "place", r.Place(), "error", r.Err)
+		return
+	}
+	w.log.Info("session reset", "service", r.Service, "router", r.Router(), "place", r.Place())
+}
+
+// waitResets waits for the resets that run, once ctx is done.
+func (w *watcher) waitResets() {
+	for _, done := range w.resets.busy {
+		<-done
+	}
+}
+
+// ownResets has the resets that follow from admitting a member begin at once.
+func (w *watcher) ownResets(s *ServiceState) {
+	if w.resets.own != nil {
+		w.resets.own[s.pub.engineInstance(s.scope)] = true
+	}
+}
+
+// fileSeen is a file of devices as it was when it was last looked at.
+type fileSeen struct {
+	changed time.Time
+	size    int64
+}
+
+// followFile publishes a service's devices anew when their file has changed.
+func (w *watcher) followFile(ctx context.Context, s *ServiceState) {
+	if s.By != ByDevice || s.pub.Devices == nil {
+		return
+	}
+	st, err := os.Stat(s.DevicesFile)
+	key := Slot{Scope: s.scope, Service: s.Name, Slot: -2}
+	if err == nil {
+		now := fileSeen{st.ModTime(), st.Size()}
+		name := s.scope + "/" + s.Name + " " + s.DevicesFile
+		if w.files[name] == now && w.said[key] == "" {
+			return
+		}
+		if w.files == nil {
+			w.files = map[string]fileSeen{}
+		}
+		w.files[name] = now
+		err = w.reload(ctx, s)
+	}
+	w.sayDevices(key, s, err)
+}
+
+// reload publishes a service with the devices that its file has now.
+func (w *watcher) reload(ctx context.Context, s *ServiceState) error {
+	list, err := LoadDevices(s.DevicesFile)
+	if err != nil {
+		return err
+	}
+	if *list.file() == *s.pub.Devices {
+		return nil
+	}
+	l, err := w.root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	if err := change(l, s.scope, s.Name, nil, func(p *published) error { p.setDevices(list); return nil }); err != nil {
+		return err
+	}
+	w.log.Info("devices read anew", "service", s.Name, "file", s.DevicesFile, "devices", len(list.Devices))
+	w.ownResets(s)
+	return nil
+}
+
+// sayDevices tells once of a file that cannot be used: what was read before holds.
+func (w *watcher) sayDevices(key Slot, s *ServiceState, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if w.said[key] != text && err != nil {
+		w.log.Warn("the devices stay as they were", "service", s.Name, "reason", text)
+	}
+	w.said[key] = text
+}

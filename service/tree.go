@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"errors"
+	"os"
+	"strconv"
+
+	"github.com/weir-project/weir/internal/pidfd"
+)
+
+// Tree is which process is whose child, as it was when it was read.
+type Tree map[int][]int
+
+// ReadTree reads all processes that this user can see.
+func ReadTree() (Tree, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	t := Tree{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if parent, err := pidfd.Parent(pid); err == nil { // else it has exited since
+			t[parent] = append(t[parent], pid)
+		}
+	}
+	return t, nil
+}
+
+// Descendants are the processes given and all that descend from them, each once.
+func (t Tree) Descendants(pids []int) []int {
+	var out []int
+	seen := map[int]bool{}
+	for next := pids; len(next) > 0; {
+		var more []int
+		for _, pid := range next {
+			if !seen[pid] {
+				seen[pid] = true
+				out = append(out, pid)
+				more = append(more, t[pid]...)
+			}
+		}
+		next = more
+	}
+	return out
+}
+
+// SocketsOf lists the inode numbers of the sockets that processes have open, each
+// once a process. One that has exited has none.
+func SocketsOf(pids []int) ([]uint32, error) {
+	var out []uint32
+	for _, pid := range pids {
+		p, err := pidfd.Open(pid)
+		var fds map[uint32][]int
+		if err == nil {
+			fds, err = p.Sockets()
+			p.Close()
+		}
+		if err != nil && !errors.Is(err, pidfd.ErrGone) {
+			return nil, err
+		}
+		for inode := range fds {
+			out = append(out, inode)
+		}
+	}
+	return out, nil
+}
