@@ -124,7 +124,7 @@ func (s *ServiceState) established() ([]sockdiag.Socket, error) {
 	err = ns.Do(func() error {
 		for port := range ports {
 			socks, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: port,
-				States: 1<<sockdiag.Established | 1<<sockdiag.CloseWait | 1<<sockdiag.SynRecv | 1<<sockdiag.NewSynRecv})
+				States: 1<<sockdiag.Established | 1<<sockdiag.SynRecv | 1<<sockdiag.NewSynRecv})
 			if err != nil {
 				return err
 			}

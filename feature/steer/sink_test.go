@@ -101,7 +101,10 @@ func keepConnections(l net.Listener) {
 			return
 		}
 		c.Write(me)
-		go io.Copy(io.Discard, c)
+		go func() {
+			io.Copy(io.Discard, c) // until the router ends it
+			c.Close()
+		}()
 	}
 }
 
