@@ -54,7 +54,7 @@ func TestExitStatus(t *testing.T) {
 		{"list --names", 0, "telemetry\n"},
 		{"list x", 2, "unknown command"},
 		{"run", 2, "accepts 1 arg"},
-		{"run nothing", 2, `no experiment is named "nothing"; there are: [telemetry]`},
+		{"run nothing", 2, `no experiment is named "nothing"; there are: [`},
 		{"run telemetry --slow", 2, "unknown flag: --slow"},
 		{"run telemetry --quick --smoke", 2, "choose one"},
 		{"nonsense", 2, "unknown command"},

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+
 )
 
 func TestParseDevices(t *testing.T) {

@@ -63,6 +63,9 @@ func (t target) foresee(ctx context.Context, have State, ns *netns.Handle) (*For
 	} else {
 		p.shape(nil)
 		if p.Service.Seed == nil {
+			if held, err := after.established(); err == nil && len(held) == 0 {
+				return nil, nil // wherever devices will belong
+			}
 			f.Problem = "its seed is drawn when it is created, so nobody can say yet where a device will belong: give it a seed"
 			return f, nil
 		}
