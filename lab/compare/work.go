@@ -181,6 +181,14 @@ func (x *experiment) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := x.idle(ctx); err != nil {
+		return err
+	}
+	var wires []time.Duration
+	for _, y := range x.ways {
+		wire, _ := cpuOf(y.wire)
+		wires = append(wires, wire)
+	}
 	for round := range x.rounds {
 		x.epoch++
 		before, err := x.cpu()
@@ -210,9 +218,34 @@ func (x *experiment) measure(ctx context.Context) error {
 	if len(x.ways) == 0 {
 		return nil
 	}
+	for i, y := range x.ways {
+		wire, err := cpuOf(y.wire)
+		if err != nil {
+			return err
+		}
+		x.result.Set("us_total_"+y.name+"_wire", float64((wire-wires[i]).Nanoseconds())/1000/float64(2*x.rounds*x.sweeps*len(x.devices)))
+	}
 	now, err := cpuOf(x.serve.PID)
 	x.result.Set("us_total_weir_serve", float64((now-serve).Nanoseconds())/1000/float64(2*x.rounds*x.sweeps*len(x.devices)))
 	return err
+}
+
+func (x *experiment) idle(ctx context.Context) error {
+	before, err := x.cpu()
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, 4*time.Second); err != nil {
+		return err
+	}
+	after, err := x.cpu()
+	if err != nil {
+		return err
+	}
+	for i, y := range x.ways {
+		x.result.Set("idle_ms_"+y.name, ms(after[i]-before[i])/4)
+	}
+	return nil
 }
 
 // cpuOf is what a process used so far (its CPU clock: CPUCLOCK_SCHED in linux/posix-timers.h).
@@ -290,7 +323,7 @@ func (x *experiment) push(ctx context.Context) {
 				continue
 			}
 			pushed[l.place] = true
-			for range 8 {
+			for range 24 {
 				l.buf = l.dev.IPFIX(l.buf[:0], l.seq, true, 16, nudge, time.Now())
 				_ = sendDatagram(ctx, l.udp, l.buf)
 				l.seq += 16
