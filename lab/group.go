@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/weir-project/weir/internal/units"
 )
 
@@ -47,7 +49,13 @@ func (g *Group) Take(pid int) error {
 }
 
 func (g *Group) add(pid int) error {
-	return os.WriteFile(filepath.Join(g.dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		err := os.WriteFile(filepath.Join(g.dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+		// A kernel thread may not be moved before it has begun to run.
+		if !errors.Is(err, unix.EINVAL) || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 func isGone(pid int) bool {

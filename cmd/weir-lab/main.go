@@ -99,7 +99,7 @@ func listCommand() *cobra.Command {
 				if names {
 					fmt.Fprintln(cmd.OutOrStdout(), x.Name)
 				} else {
-					fmt.Fprintf(cmd.OutOrStdout(), "%-12s %s\n", x.Name, x.Short)
+					fmt.Fprintf(cmd.OutOrStdout(), "%-14s %s\n", x.Name, x.Short)
 				}
 			}
 			return nil

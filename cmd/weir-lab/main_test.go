@@ -50,11 +50,11 @@ func TestExitStatus(t *testing.T) {
 		status int
 		says   string
 	}{
-		{"list", 0, "telemetry    routers' IPFIX and BMP steered"},
-		{"list --names", 0, "telemetry\n"},
+		{"list", 0, "telemetry      routers' IPFIX and BMP steered"},
+		{"list --names", 0, "steer-compare\nsteer-storm\ntelemetry\n"},
 		{"list x", 2, "unknown command"},
 		{"run", 2, "accepts 1 arg"},
-		{"run nothing", 2, `no experiment is named "nothing"; there are: [`},
+		{"run nothing", 2, `no experiment is named "nothing"; there are: [steer-compare steer-storm telemetry]`},
 		{"run telemetry --slow", 2, "unknown flag: --slow"},
 		{"run telemetry --quick --smoke", 2, "choose one"},
 		{"nonsense", 2, "unknown command"},

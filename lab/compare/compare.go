@@ -54,8 +54,8 @@ const fewest = 9
 var plans = map[lab.Size]plan{
 	lab.Full: {512, 12, 30, map[work]effort{
 		datagrams: {1920, 400, 2 * time.Minute}, messages: {1920, 100, time.Minute}, connections: {192, 100, time.Minute}}},
-	lab.Quick: {512, 4, 16, map[work]effort{
-		datagrams: {1920, 90, 12 * time.Second}, messages: {1920, 20, 4 * time.Second}, connections: {192, 30, 3 * time.Second}}},
+	lab.Quick: {512, 4, 12, map[work]effort{
+		datagrams: {1920, 90, 10 * time.Second}, messages: {1920, 15, 3 * time.Second}, connections: {192, 30, 2 * time.Second}}},
 	lab.Smoke: {48, 1, 5, map[work]effort{datagrams: {480, 1, 0}, messages: {480, 1, 0}, connections: {96, 1, 0}}},
 }
 
@@ -73,6 +73,7 @@ type experiment struct {
 	ways    []*way
 	relays  []relay
 	weir    *rig.Weir
+	serve   *lab.Process // weir serve
 	service *rig.Service
 
 	polled  atomic.Pointer[[]*way] // whose output is read
@@ -103,7 +104,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	x.holding, release = context.WithCancel(ctx)
 	defer func() { release(); x.holders.Wait() }()
 	stalls := lab.WatchStalls()
-	for _, step := range []func(context.Context) error{x.build, x.steer, x.relay, x.paths, x.collectorsReady, x.open, x.measure, x.memory, x.restarts, x.finish} {
+	for _, step := range []func(context.Context) error{x.build, x.steer, x.relay, x.paths, x.collectorsAlone, x.collectorsReady, x.open, x.measure, x.memory, x.restarts, x.finish} {
 		if err := step(ctx); err != nil {
 			stalls.Stop()
 			return err
@@ -169,56 +170,72 @@ func (x *experiment) way(name string) *way {
 	return nil
 }
 
-// steer runs weir as its users do, for the collectors and for the fast sinks.
-func (x *experiment) steer(ctx context.Context) error {
+// config is the configuration file: the service of the collectors, and those of fast sinks.
+func (x *experiment) config(fast bool) string {
 	var b strings.Builder
 	b.WriteString("services:\n")
-	listen := fmt.Sprintf("[udp 0.0.0.0:%d, tcp 0.0.0.0:%d]", port, port)
+	service := func(name, ns, options string, members []string) {
+		fmt.Fprintf(&b, "  %s:\n    listen: [udp 0.0.0.0:%d, tcp 0.0.0.0:%d]\n    netns: %s\n    steer: {slots: %d, seed: %d%s}\n    members:\n",
+			name, port, port, ns, len(members), uint32(x.env.Seed), options)
+		for i, m := range members {
+			fmt.Fprintf(&b, "      - {slot: %d, %s}\n", i, m)
+		}
+	}
 	for _, f := range x.fast {
-		if f.engine == "" {
+		if !fast || !f.steered {
 			continue
 		}
-		// What is asked is the selector's cost: hearing templates is an option beside it, and in the comparison
-		// with real collectors it is on, as users have it.
-		fmt.Fprintf(&b, "  fast-%s:\n    listen: %s\n    netns: %s\n    steer: {slots: %d, seed: %d, engine: %s, templates: false}\n    members:\n",
-			f.name, listen, f.ns, len(f.pids), uint32(x.env.Seed), f.engine)
-		for i, pid := range f.pids {
-			fmt.Fprintf(&b, "      - {slot: %d, pid: %d}\n", i, pid)
+		var members []string
+		for _, pid := range f.pids {
+			members = append(members, fmt.Sprintf("pid: %d", pid))
 		}
+		service("fast-"+f.name, f.ns, f.options, members)
 	}
-	asked := "fast-" + lookup
 	if y := x.way(weir); y != nil {
-		asked = "telemetry"
-		fmt.Fprintf(&b, "  %s:\n    listen: %s\n    netns: %s\n    steer: {slots: %d, seed: %d}\n    members:\n",
-			asked, listen, y.ns, collectorsEach, uint32(x.env.Seed))
-		for i, c := range y.collectors {
-			fmt.Fprintf(&b, "      - {slot: %d, pidfile: %s}\n", i, c.PIDFile)
+		var members []string
+		for _, c := range y.collectors {
+			members = append(members, "pidfile: "+c.PIDFile)
 		}
+		service("telemetry", y.ns, "", members)
 	}
-	x.service = &rig.Service{Name: asked}
+	return b.String()
+}
+
+// steer runs weir as its users do, for the collectors and for the fast sinks.
+func (x *experiment) steer(ctx context.Context) error {
+	x.service = &rig.Service{Name: "fast-" + shipped}
 	if y := x.way(weir); y != nil {
-		x.service.Collectors = y.collectors
+		x.service = &rig.Service{Name: "telemetry", Collectors: y.collectors}
 	}
 	var err error
-	if x.weir, err = rig.NewWeirFrom(x.env, b.String(), x.service); err != nil {
+	if x.weir, err = rig.NewWeirFrom(x.env, x.config(true), x.service); err != nil {
 		return err
 	}
 	if err := x.weir.Apply(ctx); err != nil {
 		return err
 	}
-	serve, err := x.weir.Serve()
-	if err != nil {
+	if x.serve, err = x.weir.Serve(); err != nil {
 		return err
 	}
 	if y := x.way(weir); y != nil {
-		// Whatever weir's own process does is weir's, and what it does for the fast sinks too.
-		if err := y.group.Take(serve.PID); err != nil {
+		// Whatever weir's own process does is weir's.
+		if err := y.group.Take(x.serve.PID); err != nil {
 			return err
 		}
-		y.between = []*lab.Process{serve}
+		y.between = []*lab.Process{x.serve}
 	}
 	x.place, err = x.service.Where(ctx, x.devices)
 	return err
+}
+
+// collectorsAlone takes the services of the fast sinks away, so that weir serve looks after no more than its users'
+// would.
+func (x *experiment) collectorsAlone(ctx context.Context) error {
+	if x.way(weir) == nil {
+		return nil
+	}
+	x.weir.Rewrite(x.config(false))
+	return x.weir.Apply(ctx)
 }
 
 // relay starts what stands in front of collectors and fast sinks in the existing way; it puts every router where
@@ -238,8 +255,8 @@ func (x *experiment) relay(ctx context.Context) error {
 			return err
 		}
 		x.relays[i].between = between
-		if y := x.way(r.name); y != nil {
-			y.between = between
+		if r.name == existing {
+			x.way(existing).between = between
 		}
 	}
 	for _, r := range x.relays {

@@ -32,7 +32,8 @@ const idleLimit = 30 * time.Second
 // fastSite is a site whose messages end at fast sinks.
 type fastSite struct {
 	*site
-	engine  string         // of weir, "" without it
+	steered bool           // by weir
+	options string         // of steer, in weir.yaml
 	to      netip.AddrPort // where routers send
 	sinks   []*counters
 	pids    []int
@@ -42,12 +43,12 @@ type fastSite struct {
 }
 
 // newFastSite makes a site with two sinks at the addresses.
-func newFastSite(w *world, name, engine string, at func(*site) []netip.AddrPort) (*fastSite, error) {
+func newFastSite(w *world, name string, at func(*site) []netip.AddrPort) (*fastSite, error) {
 	s, err := w.site(name)
 	if err != nil {
 		return nil, err
 	}
-	f := &fastSite{site: s, engine: engine, to: s.service(), message: ipfix(messageSize)}
+	f := &fastSite{site: s, to: s.service(), message: ipfix(messageSize)}
 	for i, addr := range at(s) {
 		file := filepath.Join(w.env.Dir, fmt.Sprintf("%s-sink-%d", name, i))
 		c, err := openCounters(file)

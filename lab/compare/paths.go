@@ -20,8 +20,9 @@ const (
 // Fast sites, by what chooses between their two sinks.
 const (
 	plain     = "plain"     // SO_REUSEPORT: the kernel's own hash
-	lookup    = "lookup"    // weir at sk_lookup
-	reuseport = "reuseport" // weir at sk_reuseport
+	lookup    = "lookup"    // weir at sk_lookup, and nothing more: without templates
+	reuseport = "reuseport" // weir at sk_reuseport, likewise
+	shipped   = "weir"      // weir as it is if one says nothing
 	relayed   = "relayed"   // HAProxy and nfacctd as a tee, with sinks on ports of their own
 )
 
@@ -29,17 +30,26 @@ const (
 func (x *experiment) buildFast(ctx context.Context, relay bool) error {
 	same := func(s *site) []netip.AddrPort { return []netip.AddrPort{s.service(), s.service()} }
 	kinds := []struct {
-		name, engine string
-		at           func(*site) []netip.AddrPort
-	}{{plain, "", same}, {lookup, "sk_lookup", same}, {reuseport, "sk_reuseport", same}, {relayed, "", (*site).behind}}
+		name    string
+		steered bool
+		options string // of steer, in weir.yaml
+		at      func(*site) []netip.AddrPort
+	}{
+		{plain, false, "", same},
+		{lookup, true, ", engine: sk_lookup, templates: false", same},
+		{reuseport, true, ", engine: sk_reuseport, templates: false", same},
+		{shipped, true, "", same},
+		{relayed, false, "", (*site).behind},
+	}
 	if !relay {
-		kinds = kinds[:3]
+		kinds = kinds[:len(kinds)-1]
 	}
 	for _, k := range kinds {
-		f, err := newFastSite(x.world, k.name, k.engine, k.at)
+		f, err := newFastSite(x.world, "fast-"+k.name, k.at)
 		if err != nil {
 			return err
 		}
+		f.name, f.steered, f.options = k.name, k.steered, k.options
 		x.fast = append(x.fast, f)
 	}
 	for _, f := range x.fast {
@@ -63,8 +73,8 @@ func (x *experiment) paths(ctx context.Context) error {
 		work  work
 		sites []string
 	}{
-		{datagrams, []string{plain, lookup, reuseport, relayed}},
-		{messages, []string{lookup, relayed}},
+		{datagrams, []string{plain, lookup, reuseport, shipped, relayed}},
+		{messages, []string{shipped, relayed}},
 		{connections, []string{plain, lookup, reuseport}},
 	} {
 		if err := x.interleave(ctx, c.work, c.sites); err != nil {
@@ -79,8 +89,9 @@ func (x *experiment) paths(ctx context.Context) error {
 		{"overhead_ratio_reuseport", "us_datagram_reuseport", "us_datagram_plain"},
 		{"connect_ratio_lookup", "us_connection_lookup", "us_connection_plain"},
 		{"connect_ratio_reuseport", "us_connection_reuseport", "us_connection_plain"},
-		{"cpu_path_ratio_tee", "us_datagram_lookup", "us_datagram_relayed"},
-		{"cpu_path_ratio_haproxy", "us_message_lookup", "us_message_relayed"},
+		{"overhead_ratio_weir", "us_datagram_weir", "us_datagram_plain"},
+		{"cpu_path_ratio_tee", "us_datagram_weir", "us_datagram_relayed"},
+		{"cpu_path_ratio_haproxy", "us_message_weir", "us_message_relayed"},
 	} {
 		if over := x.result.Metrics[r.over]; over > 0 {
 			x.result.Set(r.metric, x.result.Metrics[r.of]/over)

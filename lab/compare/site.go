@@ -26,11 +26,11 @@ var devices4 = netip.MustParsePrefix("10.99.0.0/16")
 // processes, so that only the way differs.
 type site struct {
 	*netns.Handle
-	name    string // of the way
-	ns      string // of the network namespace
-	addr    netip.Addr
-	routers *netns.Handle
-	group   *lab.Group // all that works on this host: the receiving thread of its wire, and its processes
+	name  string // of the way
+	ns    string // of the network namespace
+	addr  netip.Addr
+	wire  int        // the kernel thread that receives from the wire
+	group *lab.Group // all that works on this host: that thread, and processes
 }
 
 // world is a number of sites, each on a wire of its own to the routers.
@@ -57,7 +57,7 @@ func (w *world) site(name string) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &site{Handle: h, routers: w.routers, name: name, ns: ns, addr: netip.AddrFrom4([4]byte{10, 98, byte(n), 1})}
+	s := &site{Handle: h, name: name, ns: ns, addr: netip.AddrFrom4([4]byte{10, 98, byte(n), 1})}
 	if s.group, err = w.env.Group(name); err != nil {
 		return nil, err
 	}
@@ -72,6 +72,7 @@ func (w *world) site(name string) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.wire = receiver
 	if err := s.group.Take(receiver); err != nil {
 		return nil, err
 	}

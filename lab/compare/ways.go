@@ -51,6 +51,7 @@ func newWay(ctx context.Context, w *world, name string, first, maxPeers int) (*w
 		if err != nil {
 			return nil, err
 		}
+		c.Buffer = 64 << 10 // as its documentation advises for this much traffic
 		c.Proxied = name == existing || name == proxied
 		// nfacctd touches 2 MB for every session; where memory comes in pages of 4 kB, a core is busy with that.
 		c.Env = []string{"GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"}

@@ -24,6 +24,7 @@ type Collector struct {
 	Port     int
 	MaxPeers int      // BMP sessions it has memory for, 2 MB each
 	Env      []string // added to its environment
+	Buffer   int      // between core and plugin, in bytes; 0 is nfacctd's default
 	Proxied  bool     // BMP comes through a proxy that says first whom it is from (PROXY protocol)
 	Bound    []string // where it is bound, as weir.yaml has it, if not where its service listens
 
@@ -127,6 +128,9 @@ func (c *Collector) configuration(life int) string {
 		if c.Proxied {
 			lines = append(lines, "bmp_daemon_parse_proxy_header: true")
 		}
+	}
+	if c.Buffer > 0 {
+		lines = append(lines, fmt.Sprintf("plugin_buffer_size[p]: %d", c.Buffer))
 	}
 	return strings.Join(lines, "\n") + "\n"
 }

@@ -50,6 +50,13 @@ func NewWeirFrom(e *lab.Env, config string, services ...*Service) (*Weir, error)
 	return w, err
 }
 
+// Rewrite gives the text of the configuration anew; Apply applies it.
+func (w *Weir) Rewrite(config string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.text = config
+}
+
 // Add adds services to what Apply applies.
 func (w *Weir) Add(services ...*Service) {
 	w.mu.Lock()
