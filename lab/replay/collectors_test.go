@@ -89,8 +89,8 @@ const sflowPort = 6343
 
 func (b *bench) startCollectors(e *lab.Env) {
 	ctx := b.t.Context()
-	b.netflow = &rig.Service{Name: "telemetry", Listen: []string{fmt.Sprintf("udp :%d", rig.Port), fmt.Sprintf("tcp :%d", rig.Port)}}
-	b.sflow = &rig.Service{Name: "sflow", Listen: []string{fmt.Sprintf("udp :%d", sflowPort)}}
+	b.netflow = &rig.Service{Name: "telemetry", Listen: []string{fmt.Sprintf("udp :%d", rig.Port), fmt.Sprintf("tcp :%d", rig.Port)}, Exact: true}
+	b.sflow = &rig.Service{Name: "sflow", Listen: []string{fmt.Sprintf("udp :%d", sflowPort)}, Exact: true}
 	for n := range 3 {
 		c, err := peers.NewCollector(e, b.world.Collectors.Name, n, rig.Port, 10*copies)
 		check(b.t, err)

@@ -56,7 +56,7 @@ func TestOtherCollectors(t *testing.T) {
 		t.Run(other.program, func(t *testing.T) {
 			b, e := openBench(t, other.need)
 			b.copies = 4
-			s := &rig.Service{Name: "flows", Listen: []string{fmt.Sprintf("udp :%d", rig.Port)}}
+			s := &rig.Service{Name: "flows", Listen: []string{fmt.Sprintf("udp :%d", rig.Port)}, Exact: true}
 			for n := range 3 {
 				c, err := other.prepare(e, b.world.Collectors.Name, n)
 				check(t, err)

@@ -24,6 +24,7 @@ type Service struct {
 	Listen     []string // as weir.yaml has it
 	Engine     string   // likewise; "" leaves the choice to weir
 	Collectors []*peers.Collector
+	Exact      bool // nothing but what is sent may arrive: weir replays no templates
 
 	weir   *Weir
 	spare  int // the last so many collectors have no slot

@@ -74,16 +74,19 @@ func (w *Weir) yaml() []byte {
 	}
 	b := []byte("services:\n")
 	for _, s := range w.services {
-		engine := ""
+		options := ""
 		if s.Engine != "" {
-			engine = ", engine: " + s.Engine
+			options = ", engine: " + s.Engine
+		}
+		if s.Exact {
+			options += ", templates: false"
 		}
 		b = fmt.Appendf(b, `  %s:
     listen: ["%s"]
     netns: %s
     steer: {by: source, slots: %d, on_empty: reject, seed: %d%s}
     members:
-`, s.Name, strings.Join(s.Listen, `", "`), w.namespace, len(s.Serving()), uint32(w.env.Seed), engine)
+`, s.Name, strings.Join(s.Listen, `", "`), w.namespace, len(s.Serving()), uint32(w.env.Seed), options)
 		for _, c := range s.Serving() {
 			bound := ""
 			if len(c.Bound) > 0 {
