@@ -175,7 +175,7 @@ func (w *world) expectSettled(step int, routers []*router) {
 	w.t.Helper()
 	for _, r := range routers {
 		moved := fmt.Sprint(w.where(r.addr)[0].PID) != r.who
-		if up := r.up(w.t); up == moved {
+		if up := r.up(w.t, !moved); up == moved {
 			w.t.Errorf("step %d: %s moved: %v, session up: %v", step, r.addr, moved, up)
 		}
 	}
@@ -260,7 +260,7 @@ func TestServeResetsWhatAMemberBrings(t *testing.T) {
 	w.locked(func(l lock) error { _, err := Bypass(l, w.state().Scope(), "svc", false); return err })
 	w.resetDue() // the slots are empty: nobody is misplaced
 	for _, r := range routers {
-		if !r.up(t) {
+		if !r.up(t, true) {
 			t.Errorf("the session of %s was reset before there was any member", r.addr)
 		}
 	}
