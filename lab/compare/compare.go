@@ -54,8 +54,8 @@ const fewest = 9
 var plans = map[lab.Size]plan{
 	lab.Full: {512, 12, 30, map[work]effort{
 		datagrams: {1920, 400, 2 * time.Minute}, messages: {1920, 100, time.Minute}, connections: {192, 100, time.Minute}}},
-	lab.Quick: {512, 4, 12, map[work]effort{
-		datagrams: {1920, 90, 10 * time.Second}, messages: {1920, 15, 3 * time.Second}, connections: {192, 30, 2 * time.Second}}},
+	lab.Quick: {512, 4, 10, map[work]effort{
+		datagrams: {1920, 90, 9 * time.Second}, messages: {1920, 15, 2 * time.Second}, connections: {192, 20, 2 * time.Second}}},
 	lab.Smoke: {48, 1, 5, map[work]effort{datagrams: {480, 1, 0}, messages: {480, 1, 0}, connections: {96, 1, 0}}},
 }
 

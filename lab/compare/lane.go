@@ -15,7 +15,7 @@ import (
 
 const (
 	records = 3                      // in an IPFIX message
-	refresh = 20                     // an IPFIX template in every so many messages
+	refresh = 50                     // an IPFIX template in every so many messages
 	retry   = 250 * time.Millisecond // between two attempts to connect
 	answer  = 30 * time.Second       // how long a router waits for a connection, or for a write
 )

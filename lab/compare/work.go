@@ -101,6 +101,9 @@ func (x *experiment) warm(ctx context.Context) error {
 					if err := x.revive(ctx, y, i); err != nil {
 						return err
 					}
+					if err := x.sweep(ctx, y, true); err != nil { // it has no template yet
+						return err
+					}
 					delete(since, c)
 				}
 			}
@@ -230,12 +233,14 @@ func (x *experiment) measure(ctx context.Context) error {
 	return err
 }
 
+// idle enters what each way costs while nothing comes, in ms of CPU time a second: part of what a message costs.
 func (x *experiment) idle(ctx context.Context) error {
+	const seconds = 2
 	before, err := x.cpu()
 	if err != nil {
 		return err
 	}
-	if err := pause(ctx, 4*time.Second); err != nil {
+	if err := pause(ctx, seconds*time.Second); err != nil {
 		return err
 	}
 	after, err := x.cpu()
@@ -243,7 +248,7 @@ func (x *experiment) idle(ctx context.Context) error {
 		return err
 	}
 	for i, y := range x.ways {
-		x.result.Set("idle_ms_"+y.name, ms(after[i]-before[i])/4)
+		x.result.Set("idle_ms_"+y.name, ms(after[i]-before[i])/seconds)
 	}
 	return nil
 }
