@@ -137,8 +137,10 @@ var sourcesN = sources
 // the second engine: most of its steps are the first one's.
 func stride() int {
 	switch {
+	case testing.Short() && underTest == EngineReuseport:
+		return 25
 	case testing.Short():
-		return 9
+		return 13
 	case underTest == EngineReuseport:
 		return 3
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,6 +47,10 @@ func connect(t testing.TB, addrs []netip.Addr) []*router {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.AsSlice()}, Timeout: 20 * time.Second}
 		d.SetMultipathTCP(false)
 		c, err := d.Dial("tcp", loopback4.String())
+		// The kernel takes an unpinned program off by and by: that of the test before may answer yet.
+		for end := time.Now().Add(10 * time.Second); errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			c, err = d.Dial("tcp", loopback4.String())
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
