@@ -109,7 +109,7 @@ func testLiveKilled(t *testing.T) {
 		t.Run(c.verb+"-after-"+c.first, func(t *testing.T) {
 			w, _ := collectors(t, Options{Slots: 3})
 			every := stride()
-			if !testing.Short() && c.verb+c.first != "drain" && c.verb+c.first != "move" {
+			if !testing.Short() && (underTest == EngineReuseport || c.verb+c.first != "drain" && c.verb+c.first != "move") {
 				every = 3 // the steps are the same ones
 			}
 			for step := 0; ; step += every {
