@@ -4,12 +4,12 @@
  * file includes this after it has declared
  *
  *	steer_ctx		its program's context
- *	slot_whole(ctx, s, row)	says whether a slot has an admitted member and every socket it
- *				requires. It is asked for every packet, so that a slot is withdrawn
- *				the moment one of its sockets closes, with no process of weir's
- *				running: half a member would split a router over two collectors
- *	give(ctx, row, endpoint)
- *				gives the packet to a slot's socket: 0 if the kernel takes it
+ *	give(ctx, s, row, endpoint)
+ *				gives the packet to a slot's socket, if the slot is whole: it has an
+ *				admitted member and every socket that it requires. That is asked for
+ *				every packet, so that a slot is withdrawn the moment one of its
+ *				sockets closes, with no process of weir's running: half a member
+ *				would split a router over two collectors
  *	swallow(ctx, s, p)	gives it to a socket that drops everything: 0 if there is one
  *	pass(ctx, at)		says whether the kernel can be left to choose; if not, at may get
  *				another hash, by which a whole slot is chosen
@@ -120,10 +120,31 @@ struct place {
 	__u32 hash;
 };
 
-static __always_inline int slot_whole(steer_ctx *ctx, struct service *s, __u32 row);
-static __always_inline long give(steer_ctx *ctx, __u32 row, __u32 endpoint);
+/* What became of a packet that was to be given to a slot. */
+enum given {
+	GIVEN = 0,
+	NOT_WHOLE = 1, /* on_empty decides */
+	REFUSED = 2,   /* by the kernel */
+};
+
+static __always_inline enum given give(steer_ctx *ctx, struct service *s, __u32 row,
+				       __u32 endpoint);
 static __always_inline int swallow(steer_ctx *ctx, struct service *s, struct packet *p);
 static __always_inline int pass(steer_ctx *ctx, struct place *at);
+
+/*
+ * clock_of is CLOCK_MONOTONIC in nanoseconds, but for a tick: "last seen" needs no better. The
+ * number of jiffies is one load; asking for the time, even the coarse one, would cost as much as
+ * choosing the slot.
+ */
+static __always_inline __u64 clock_of(struct service *s)
+{
+	__u64 ticks = bpf_jiffies64() * s->tick;
+
+	if (!s->epoch)
+		s->epoch = bpf_ktime_get_ns() - ticks;
+	return ticks + s->epoch;
+}
 
 /* note_device keeps when, how often and over what a source was heard. */
 static __always_inline void note_device(struct service *s, struct packet *p)
@@ -131,7 +152,7 @@ static __always_inline void note_device(struct service *s, struct packet *p)
 	struct device_key key = { .service = s->id };
 	__u32 tcp = p->tcp & 1;
 	struct device *d;
-	__u64 now = weir_clock();
+	__u64 now = clock_of(s);
 
 	__builtin_memcpy(key.addr, p->src, sizeof(key.addr));
 	d = bpf_map_lookup_elem(&steer_devices, &key);
@@ -145,9 +166,12 @@ static __always_inline void note_device(struct service *s, struct packet *p)
 	}
 	d->last[tcp] = now;
 	__sync_fetch_and_add(&d->packets[tcp], 1);
-	__sync_fetch_and_add(&d->count, 1);
-	if (now - d->window > STEER_RATE_WINDOW) {
-		/* Two CPUs may both close a window: a rate is then off once, a count never. */
+	/*
+	 * Two CPUs may add, or close a window, at the same time: a rate is then off once, the number
+	 * of packets never.
+	 */
+	d->count++;
+	if ((__s64)(now - d->window) > (__s64)STEER_RATE_WINDOW) {
 		d->rate = d->count * 1000000000000ULL / (now - d->window);
 		d->window = now;
 		d->count = 0;
@@ -167,6 +191,15 @@ static __always_inline struct service *service_of(__u32 id)
 	__u32 zero = 0;
 
 	return inner ? bpf_map_lookup_elem(inner, &zero) : NULL;
+}
+
+/* the_other is endpoint + i modulo n, without a branch, which the verifier would follow. */
+static __always_inline __u32 the_other(__u32 endpoint, __u32 i, __u32 n)
+{
+	__u32 e = endpoint + i - n, below = (__u32)((__s32)e >> 31);
+
+	barrier_var(below);
+	return e + (n & below);
 }
 
 static __always_inline __u32 row_of(struct service *s, __u32 slot)
@@ -284,7 +317,7 @@ static __always_inline int divert(steer_ctx *ctx, struct service *s, struct pack
 		if (i >= others)
 			break;
 		row = row_of(s, (by->slot + 1 + (start + i) % others) % s->slots);
-		if (slot_whole(ctx, s, row) && !give(ctx, row, by->endpoint)) {
+		if (give(ctx, s, row, by->endpoint) == GIVEN) {
 			struct verdicts *v = verdicts_of(row, by->tcp);
 
 			if (v)
@@ -331,11 +364,14 @@ static __always_inline int steer_to(steer_ctx *ctx, struct service *s, struct pa
 
 	if (!v)
 		return SK_DROP; /* a row out of range: nothing that user space writes */
-	if (!slot_whole(ctx, s, row))
-		return on_empty(ctx, s, p, at, endpoint, v);
-	if (!give(ctx, row, endpoint)) {
+	switch (give(ctx, s, row, endpoint)) {
+	case GIVEN:
 		v->steered++;
 		return SK_PASS;
+	case NOT_WHOLE:
+		return on_empty(ctx, s, p, at, endpoint, v);
+	default:
+		break;
 	}
 	/*
 	 * A socket that connect()ed itself, or closed since: never the kernel's own choice, which

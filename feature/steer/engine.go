@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 // Version is recorded in the pins; the command sets it.
@@ -299,6 +300,7 @@ func (p *published) value() *steerService {
 	v := &steerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
 		OnEmpty: uint32(slices.Index(onEmptyCodes, p.Service.OnEmpty)), Id: p.ID}
 	p.setPolicy(v)
+	v.Tick = jiffy()
 	copy(v.Bucket[:], p.table)
 	if p.Service.Migrate {
 		v.Flags |= flagMigrate
@@ -307,6 +309,16 @@ func (p *published) value() *steerService {
 		v.Row[slot] = uint16(row)
 	}
 	return v
+}
+
+// jiffy is the length of a jiffy in nanoseconds: the resolution of the clocks that
+// the kernel moves on with each (KTIME_LOW_RES, in kernel/time/posix-timers.c).
+func jiffy() uint32 {
+	var ts unix.Timespec
+	if unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &ts) != nil {
+		return 0 // cannot fail for this clock
+	}
+	return uint32(ts.Nano())
 }
 
 // newInner makes a service's map, of the kind that steer_services holds.

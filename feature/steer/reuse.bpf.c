@@ -17,7 +17,6 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "clock.h"
 #include "hash.h"
 #include "steer.h"
 
@@ -87,39 +86,39 @@ static __always_inline int packet_read(struct sk_reuseport_md *ctx, struct packe
 }
 
 /*
- * Selecting is also how this type of program asks whether another protocol's socket is there: the
- * helper refuses a socket of another group, but with another error than one that is gone.
+ * Selecting is also how this type of program asks whether another endpoint's socket is there: the
+ * helper refuses a socket of another group, but with another error than one that is gone. The
+ * packet's own comes last, for the last one selected is the one that gets it.
  */
-static __always_inline int slot_whole(struct sk_reuseport_md *ctx, struct service *s, __u32 row)
+static __always_inline enum given give(struct sk_reuseport_md *ctx, struct service *s, __u32 row,
+				       __u32 endpoint)
 {
 	struct slot *slot = bpf_map_lookup_elem(&steer_slots, &row);
 	__u64 whole = ~0ULL;
-	__u32 e;
+	__u32 i, key;
+	long err;
 
 	if (!slot || slot->state != STEER_ADMITTED)
-		return 0;
-	for (e = 0; e < STEER_MAX_ENDPOINTS; e++) {
-		__u32 key = row * STEER_MAX_ENDPOINTS + slot->at[e];
+		return NOT_WHOLE;
+	for (i = 1; i < STEER_MAX_ENDPOINTS; i++) {
 		__u64 differs;
+		__u32 e;
 
-		if (e >= steer_group.endpoints)
+		if (i >= steer_group.endpoints)
 			break;
+		e = the_other(endpoint, i, steer_group.endpoints);
+		key = row * STEER_MAX_ENDPOINTS + slot->at[e & (STEER_MAX_ENDPOINTS - 1)];
 		/* Without a branch: the verifier would follow all 2^endpoints ways through here. */
 		differs = bpf_sk_select_reuseport(ctx, &steer_sockets, &key, 0) + ENOENT;
 		whole &= differs | -differs;
 	}
-	return whole >> 63;
-}
-
-static __always_inline long give(struct sk_reuseport_md *ctx, __u32 row, __u32 endpoint)
-{
-	struct slot *slot = bpf_map_lookup_elem(&steer_slots, &row);
-	__u32 key;
-
-	if (!slot)
-		return -1;
+	if (!(whole >> 63))
+		return NOT_WHOLE;
 	key = row * STEER_MAX_ENDPOINTS + slot->at[endpoint & (STEER_MAX_ENDPOINTS - 1)];
-	return bpf_sk_select_reuseport(ctx, &steer_sockets, &key, 0);
+	err = bpf_sk_select_reuseport(ctx, &steer_sockets, &key, 0);
+	if (err == -ENOENT)
+		return NOT_WHOLE;
+	return err ? REFUSED : GIVEN;
 }
 
 static __always_inline int swallow(struct sk_reuseport_md *ctx, struct service *s, struct packet *p)
@@ -226,8 +225,7 @@ int steer_migrate(struct sk_reuseport_md *ctx)
 		return SK_DROP;
 	at.hash = ctx->hash;
 	at.slot = at.hash % (s->slots ? s->slots : 1) & (STEER_MAX_SLOTS - 1);
-	if (slot_whole(ctx, s, row_of(s, at.slot)) &&
-	    !give(ctx, row_of(s, at.slot), steer_group.endpoint[0]))
+	if (give(ctx, s, row_of(s, at.slot), steer_group.endpoint[0]) == GIVEN)
 		return SK_PASS;
 	return divert(ctx, s, &p, &at, steer_group.endpoint[0]) ? SK_PASS : SK_DROP;
 }

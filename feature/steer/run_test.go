@@ -5,6 +5,7 @@ package steer
 import (
 	"encoding/binary"
 	"errors"
+	"net"
 	"net/netip"
 	"testing"
 
@@ -152,4 +153,71 @@ func BenchmarkLookup(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkReuseport is the same for the other engine, which only packets run: its
+// time is the kernel's own count, which includes two looks at the clock.
+func BenchmarkReuseport(b *testing.B) {
+	w := newWorld(b, Options{Slots: 4, Engine: EngineReuseport}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	for i := range 4 {
+		w.member(i, startSink(b, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"))
+	}
+	w.apply()
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	if err != nil {
+		b.Skip("need: kernel 5.8 for statistics:", err)
+	}
+	defer stats.Close()
+	prog := w.groupProgram(b, unix.IPPROTO_UDP)
+	var conns []net.Conn
+	for _, from := range sources(64) {
+		c, err := net.DialUDP("udp", &net.UDPAddr{IP: from.AsSlice()}, net.UDPAddrFromAddrPort(loopback4))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	before, err := prog.Stats()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := range b.N {
+		if _, err := conns[i%len(conns)].Write([]byte("x")); err != nil {
+			b.Fatal(err)
+		}
+	}
+	after, err := prog.Stats()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if n := after.RunCount - before.RunCount; n < uint64(b.N) {
+		b.Fatalf("%d of %d packets met the program", n, b.N)
+	} else {
+		b.ReportMetric(float64((after.Runtime-before.Runtime).Nanoseconds())/float64(n), "ns/packet")
+	}
+}
+
+// groupProgram is the program of the group of a protocol.
+func (w *world) groupProgram(t testing.TB, proto uint8) (prog *ebpf.Program) {
+	t.Helper()
+	w.locked(func(l *kernel.WriteLock) error {
+		o, err := l.Open(engineInstance(w.state().Scope(), EngineReuseport), "groups")
+		if err != nil {
+			return err
+		}
+		defer o.Close()
+		groups, err := entries[groupKey, groupValue](o.Maps["groups"])
+		if err != nil {
+			return err
+		}
+		for k, v := range groups {
+			if k.Proto == proto {
+				prog, err = ebpf.NewProgramFromID(ebpf.ProgramID(v.Program))
+			}
+		}
+		return err
+	})
+	t.Cleanup(func() { prog.Close() })
+	return prog
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -118,6 +119,12 @@ func waitUnwanted(ctx context.Context, r *kernel.Root, scope string) error {
 		unix.Poll([]unix.PollFd{{Fd: int32(watch), Events: unix.POLLIN}}, 5000)
 		unix.Read(watch, buf)
 		wanted, err := wantsDrop(r, scope)
+		// Before Linux 5.16 a service that is being replaced is nowhere between two renames.
+		for again := 0; again < 2 && err == nil && !wanted; again++ {
+			if err = sleep(ctx, 250*time.Millisecond); err == nil {
+				wanted, err = wantsDrop(r, scope)
+			}
+		}
 		if err != nil || !wanted {
 			return err
 		}

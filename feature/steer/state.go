@@ -3,10 +3,7 @@
 package steer
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -122,35 +119,6 @@ const problemHolder = "its holder is gone (weir steer hold), which on_empty: dro
 // protocols are the columns of steer_verdicts.
 var protocols = [2]string{"udp", "tcp"}
 
-// ReadState reads every steered service from the pins alone.
-func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
-	all, err := r.Instances(Name)
-	if err != nil {
-		return State{}, err
-	}
-	st := State{Services: []ServiceState{}}
-	if st.Outdated, err = outdated(r, all); err != nil {
-		return State{}, err
-	}
-	for _, i := range all {
-		if !kernel.ValidName(i.Name) {
-			continue
-		}
-		s, err := readServiceState(r, i)
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue
-		} else if err != nil {
-			return State{}, err
-		}
-		st.Services = append(st.Services, s)
-	}
-	st.noteOthers()
-	slices.SortFunc(st.Services, func(a, b ServiceState) int {
-		return strings.Compare(a.Name+" "+a.Netns, b.Name+" "+b.Netns)
-	})
-	return st, nil
-}
-
 // Service returns the state of one service, the only one if name is empty.
 func (st State) Service(name string) (*ServiceState, error) {
 	var names []string
@@ -169,63 +137,27 @@ func (st State) Service(name string) (*ServiceState, error) {
 	return nil, fmt.Errorf("no service %q is steered; there is %s", name, strings.Join(names, ", "))
 }
 
-func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
-	p, err := readService(r, i)
+// readSlot judges a slot as the program does, and reads its counters.
+func readSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
+	out, err := judgeSlot(e, p, n)
 	if err != nil {
-		return ServiceState{}, err
+		return out, err
 	}
-	s := ServiceState{Name: i.Name, scope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, Why: p.Why, Seed: *p.Service.Seed,
-		Buckets: Buckets, OnEmpty: p.Service.OnEmpty, pub: p, eps: p.Service.Endpoints(), Updated: time.Now()}
-	for _, l := range p.Service.Listen {
-		s.Listen = append(s.Listen, l.String())
-	}
-	if err := s.addLive(r); err != nil {
-		return s, err
-	}
-	maps := []string{"slots", "sockets", "verdicts", "sinks"}
-	if p.Engine == EngineReuseport {
-		maps = []string{"slots", "sockets", "verdicts", "groups", "holders"}
-	}
-	e, err := r.Open(engineInstance(i.Scope, p.Engine), maps...)
-	if errors.Is(err, kernel.ErrNotExist) {
-		s.Problem = problemEngine
-		return s, nil
-	} else if err != nil {
-		return s, err
-	}
-	defer e.Close()
-	s.Inode = e.Meta.Inode
-	s.table = p.table
-	held := make([]int, p.Service.Slots)
-	for _, slot := range s.table {
-		held[slot]++
-	}
-	for n := range p.Service.Slots {
-		slot, err := readSlot(e, p, n)
+	out.Verdicts = map[string]Verdicts{}
+	for i, proto := range protocols {
+		v, err := kernel.SumPerCPU[steerVerdicts](e.Maps["verdicts"], p.row(n)*2+uint32(i))
 		if err != nil {
-			return s, fmt.Errorf("service %s, slot %d: %w", s.Name, n, err)
+			return out, err
 		}
-		slot.Buckets = held[n]
-		s.Slots = append(s.Slots, slot)
+		out.Verdicts[proto] = Verdicts{v.Steered, v.Rejected, v.Dropped, v.Passed, v.Diverted, v.Guests, v.Failed}
 	}
-	s.addQueues()
-	s.addShared(r)
-	if s.OnEmpty == Drop || p.Engine == EngineReuseport {
-		held, err := heldIn(e, p.Engine)
-		if err != nil {
-			return s, err
-		}
-		if !held {
-			s.Problem = problemHolder
-		}
-	}
-	return s, nil
+	return out, nil
 }
 
-// readSlot judges a slot as the program does.
-func readSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
+// judgeSlot judges a slot as the program does.
+func judgeSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 	row := p.row(n)
-	out := SlotState{Slot: n, State: "empty", Verdicts: map[string]Verdicts{}}
+	out := SlotState{Slot: n, State: "empty"}
 	var s steerSlot
 	if err := kernel.LookupPadded(e.Maps["slots"], row, &s); err != nil {
 		return out, err
@@ -245,13 +177,6 @@ func readSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 			missing = append(missing, ep.String())
 		}
 		out.Sockets = append(out.Sockets, sock)
-	}
-	for i, proto := range protocols {
-		v, err := kernel.SumPerCPU[steerVerdicts](e.Maps["verdicts"], row*2+uint32(i))
-		if err != nil {
-			return out, err
-		}
-		out.Verdicts[proto] = Verdicts{v.Steered, v.Rejected, v.Dropped, v.Passed, v.Diverted, v.Guests, v.Failed}
 	}
 	out.PID, out.Since = int(s.Tgid), wallTime(s.Since)
 	out.State, out.Reason = judge(s, member, missing)

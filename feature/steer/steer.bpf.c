@@ -14,7 +14,6 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "clock.h"
 #include "hash.h"
 #include "steer.h"
 
@@ -122,10 +121,47 @@ static __always_inline struct target *find_target(struct packet *p)
 	return t->service ? t : NULL;
 }
 
-/* assign gives the packet to exactly this socket, even if it sits in a reuseport group. */
-static __always_inline long assign(struct bpf_sk_lookup *ctx, void *map, __u32 key)
+static __always_inline enum given give(struct bpf_sk_lookup *ctx, struct service *s, __u32 row,
+				       __u32 endpoint)
 {
-	struct bpf_sock *sk = bpf_map_lookup_elem(map, &key);
+	struct slot *slot = bpf_map_lookup_elem(&steer_slots, &row);
+	__u32 whole = 1, i;
+	struct bpf_sock *sk;
+	long err;
+
+	if (!slot || slot->state != STEER_ADMITTED)
+		return NOT_WHOLE;
+	row *= STEER_MAX_ENDPOINTS;
+	for (i = 1; i < STEER_MAX_ENDPOINTS; i++) {
+		__u32 key;
+
+		if (i >= s->endpoints)
+			break;
+		key = row + the_other(endpoint, i, s->endpoints);
+		sk = bpf_map_lookup_elem(&steer_sockets, &key);
+		if (sk)
+			bpf_sk_release(sk);
+		else
+			whole = 0;
+	}
+	row += endpoint;
+	sk = bpf_map_lookup_elem(&steer_sockets, &row);
+	if (!sk)
+		return NOT_WHOLE;
+	if (!whole) {
+		bpf_sk_release(sk);
+		return NOT_WHOLE;
+	}
+	/* To exactly this socket, even if it sits in a reuseport group. */
+	err = bpf_sk_assign(ctx, sk, BPF_SK_LOOKUP_F_NO_REUSEPORT);
+	bpf_sk_release(sk);
+	return err ? REFUSED : GIVEN;
+}
+
+static __always_inline int swallow(struct bpf_sk_lookup *ctx, struct service *s, struct packet *p)
+{
+	__u32 key = (p->family == AF_INET6) * 2 + p->tcp;
+	struct bpf_sock *sk = bpf_map_lookup_elem(&steer_sinks, &key);
 	long err;
 
 	if (!sk)
@@ -133,38 +169,6 @@ static __always_inline long assign(struct bpf_sk_lookup *ctx, void *map, __u32 k
 	err = bpf_sk_assign(ctx, sk, BPF_SK_LOOKUP_F_NO_REUSEPORT);
 	bpf_sk_release(sk);
 	return err;
-}
-
-static __always_inline int slot_whole(struct bpf_sk_lookup *ctx, struct service *s, __u32 row)
-{
-	struct slot *slot = bpf_map_lookup_elem(&steer_slots, &row);
-	__u32 whole = 1, e;
-
-	if (!slot || slot->state != STEER_ADMITTED)
-		return 0;
-	for (e = 0; e < STEER_MAX_ENDPOINTS; e++) {
-		__u32 key = row * STEER_MAX_ENDPOINTS + e;
-		struct bpf_sock *sk;
-
-		if (e >= s->endpoints)
-			break;
-		sk = bpf_map_lookup_elem(&steer_sockets, &key);
-		if (sk)
-			bpf_sk_release(sk);
-		else
-			whole = 0;
-	}
-	return whole;
-}
-
-static __always_inline long give(struct bpf_sk_lookup *ctx, __u32 row, __u32 endpoint)
-{
-	return assign(ctx, &steer_sockets, row * STEER_MAX_ENDPOINTS + endpoint);
-}
-
-static __always_inline int swallow(struct bpf_sk_lookup *ctx, struct service *s, struct packet *p)
-{
-	return assign(ctx, &steer_sinks, (p->family == AF_INET6) * 2 + p->tcp);
 }
 
 static __always_inline int pass(struct bpf_sk_lookup *ctx, struct place *at)

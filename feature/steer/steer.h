@@ -99,11 +99,13 @@ struct service {
 	__u32 policy;		     /* enum steer_policy */
 	__u16 bucket[STEER_BUCKETS]; /* bucket to slot */
 	/* since ABI 2 */
+	__u64 epoch;  /* CLOCK_MONOTONIC, ns, at jiffy 0; 0 until the program has computed it */
+	__u32 tick;   /* length of a jiffy, ns */
+	__u8 quic;    /* enum steer_quic */
+	__u8 sid_len; /* length of QUIC-LB's server id, bytes: 1 to 4 */
+	__u8 pad[2];
 	__u16 row
 		[STEER_MAX_SLOTS]; /* of the flat maps: a slot keeps its row when slots come and go */
-	__u8 quic;		   /* enum steer_quic */
-	__u8 sid_len;		   /* length of QUIC-LB's server id, bytes: 1 to 4 */
-	__u8 pad[6];
 };
 
 /* slot is what the kernel knows of a member. */

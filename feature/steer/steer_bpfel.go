@@ -78,10 +78,12 @@ type steerService struct {
 	Flags     uint32
 	Policy    uint32
 	Bucket    [4096]uint16
-	Row       [256]uint16
+	Epoch     uint64
+	Tick      uint32
 	Quic      uint8
 	SidLen    uint8
-	Pad       [6]uint8
+	Pad       [2]uint8
+	Row       [256]uint16
 }
 
 type steerSlot struct {

@@ -27,26 +27,26 @@ const templateTick = 100 * time.Millisecond
 type templateKeeper struct {
 	root   *kernel.Root
 	log    feature.Logger
-	states chan State
+	state  *stateReader
 	wake   chan struct{}
 	scopes map[string]*templateScope
+	seen   []seenMembers
 	last   map[string]string // what was said of a namespace
 }
 
+// seenMembers is what of a service decides who has which templates.
+type seenMembers struct {
+	pub    *published
+	engine *kernel.Opened
+	slots  []SlotState
+}
+
 func newTemplateKeeper(r *kernel.Root, log feature.Logger) *templateKeeper {
-	return &templateKeeper{root: r, log: log, states: make(chan State, 1), wake: make(chan struct{}, 1),
+	return &templateKeeper{root: r, log: log, state: newStateReader(r), wake: make(chan struct{}, 1),
 		scopes: map[string]*templateScope{}, last: map[string]string{}}
 }
 
-// note gives the keeper the state that the watcher has read.
-func (k *templateKeeper) note(st State) {
-	select {
-	case k.states <- st:
-	default: // one waits already, and the next comes within a second
-	}
-}
-
-// kick says that a slot has a new member.
+// kick says that services, or who serves them, may have changed.
 func (k *templateKeeper) kick() {
 	select {
 	case k.wake <- struct{}{}:
@@ -60,6 +60,7 @@ func (k *templateKeeper) run(ctx context.Context) {
 		for _, t := range k.scopes {
 			k.close(t)
 		}
+		k.state.Close()
 	}()
 	tick := time.NewTicker(templateTick)
 	defer tick.Stop()
@@ -69,29 +70,23 @@ func (k *templateKeeper) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case st := <-k.states:
-			k.follow(ctx, st)
 		case <-expire.C:
 			for _, t := range k.scopes {
 				t.expire()
 			}
 		case <-k.wake:
+			k.follow(ctx)
 		case <-tick.C:
+			if k.changed() {
+				k.follow(ctx)
+			}
 		}
-		k.look(ctx)
+		k.replay(ctx)
 	}
 }
 
-// look replays where members have changed or a session waits.
-func (k *templateKeeper) look(ctx context.Context) {
-	if k.changed() {
-		st, err := ReadState(ctx, k.root)
-		if err != nil {
-			k.say("", err)
-			return
-		}
-		k.follow(ctx, st)
-	}
+// replay sends templates where members have changed or a session waits.
+func (k *templateKeeper) replay(ctx context.Context) {
 	for scope, t := range k.scopes {
 		if t.waiting() {
 			k.say(scope, t.replay(ctx))
@@ -114,11 +109,11 @@ func (k *templateKeeper) changed() bool {
 
 // readServiceMembers opens a service's slots and reads who has them.
 func readServiceMembers(r *kernel.Root, s *ServiceState) (*templateService, error) {
-	slots, err := OpenSlots(r, s.scope, s.Name)
+	pins, err := r.Open(engineInstance(s.scope, s.Engine), readerMaps...)
 	if err != nil {
 		return nil, err
 	}
-	out := &templateService{ServiceState: s, slots: slots}
+	out := &templateService{ServiceState: s, slots: &SlotReader{r, pins, s.pub}}
 	if out.members, err = out.readMembers(); err != nil {
 		out.close()
 		return nil, err
@@ -126,8 +121,56 @@ func readServiceMembers(r *kernel.Root, s *ServiceState) (*templateService, erro
 	return out, nil
 }
 
-// follow makes the scopes those that services with templates are in.
-func (k *templateKeeper) follow(ctx context.Context, st State) {
+// follow makes the scopes those that services with templates are in. It is asked
+// whenever something may have changed: mostly nothing has.
+func (k *templateKeeper) follow(ctx context.Context) {
+	st, err := k.state.read(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			k.say("", err)
+		}
+		return
+	}
+	if !k.unchanged(st) || k.stale() || k.changed() {
+		k.take(ctx, st)
+		return
+	}
+	for scope, t := range k.scopes {
+		t.mu.Lock()
+		err := t.flushCounts()
+		t.mu.Unlock()
+		k.say(scope, err)
+	}
+}
+
+// unchanged says whether who serves what is as it was when it was asked last.
+func (k *templateKeeper) unchanged(st State) (same bool) {
+	var now []seenMembers
+	for _, s := range st.Services {
+		now = append(now, seenMembers{s.pub, k.state.engines[engineInstance(s.scope, s.Engine)], s.Slots})
+	}
+	same = slices.EqualFunc(k.seen, now, func(a, b seenMembers) bool {
+		return a.pub == b.pub && a.engine == b.engine && slices.EqualFunc(a.slots, b.slots, func(x, y SlotState) bool {
+			return x.State == y.State && x.PID == y.PID && slices.Equal(x.Sockets, y.Sockets)
+		})
+	})
+	k.seen = now
+	return same
+}
+
+// stale says whether a namespace's templates are kept that no longer should be,
+// or no longer where weir's commands look for them.
+func (k *templateKeeper) stale() bool {
+	for _, t := range k.scopes {
+		if !t.store.pinned(k.root) || slices.ContainsFunc(t.services, func(s *templateService) bool { return abandoned(s.ServiceState) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// take has the scopes go by a state.
+func (k *templateKeeper) take(ctx context.Context, st State) {
 	services := map[string][]*templateService{}
 	wanted := map[string]*ServiceState{}
 	for i := range st.Services {
@@ -158,7 +201,11 @@ func (k *templateKeeper) follow(ctx context.Context, st State) {
 	for scope, s := range wanted {
 		t := k.scopes[scope]
 		if t == nil {
-			k.say(scope, k.open(ctx, s, services[scope]))
+			err := k.open(ctx, s, services[scope])
+			if err != nil {
+				k.seen = nil // to be tried again
+			}
+			k.say(scope, err)
 			continue
 		}
 		t.mu.Lock()
@@ -185,7 +232,7 @@ func abandoned(s *ServiceState) bool {
 func sameServices(a, b []*templateService) bool {
 	return slices.EqualFunc(a, b, func(x, y *templateService) bool {
 		return x.Name == y.Name && slices.Equal(x.members, y.members) && slices.Equal(x.table, y.table) &&
-			mustJSON(x.pub) == mustJSON(y.pub) &&
+			x.pub == y.pub &&
 			slices.EqualFunc(x.Slots, y.Slots, func(p, q SlotState) bool { return p.State == q.State })
 	})
 }

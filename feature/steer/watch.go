@@ -38,6 +38,7 @@ type watcher struct {
 	hook *hooks // nil where the kernel has none
 	said map[Slot]string
 
+	state     *stateReader
 	templates *templateKeeper
 	checks    *checks
 	resets    resets
@@ -48,7 +49,8 @@ type watcher struct {
 // until ctx is done. Withdrawing needs no one: the program does it.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan watchEvent, 1024)
-	w := &watcher{root: r, log: log, said: map[Slot]string{}, templates: newTemplateKeeper(r, log), checks: newChecks(events)}
+	w := &watcher{root: r, log: log, said: map[Slot]string{}, state: newStateReader(r), templates: newTemplateKeeper(r, log), checks: newChecks(events)}
+	defer w.state.Close()
 	kept := make(chan struct{})
 	go func() { w.templates.run(ctx); close(kept) }()
 	defer func() { <-kept }()
@@ -98,11 +100,11 @@ func drain(events chan watchEvent) {
 
 // look tries every slot that lacks its member.
 func (w *watcher) look(ctx context.Context) error {
-	st, err := ReadState(ctx, w.root)
+	st, err := w.state.read(ctx)
 	if err != nil {
 		return err
 	}
-	w.templates.note(st)
+	w.templates.kick()
 	if err := w.hook.watch(st); err != nil {
 		return err
 	}

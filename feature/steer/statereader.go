@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// ReadState reads every steered service from the pins alone.
+func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
+	reader := newStateReader(r)
+	defer reader.Close()
+	reader.whole = true
+	return reader.read(ctx)
+}
+
+// stateReader reads the state of steering, the next time with less work: what is
+// pinned is replaced as a whole or not at all, so that all but the slots is read
+// once. Whoever reads it every second, as weir serve does, would otherwise take
+// more of the CPU than the traffic of a small host.
+type stateReader struct {
+	root *kernel.Root
+	// whole adds what only people want to know: counters, queues, outdated programs.
+	whole    bool
+	services map[kernel.Instance]*seenService
+	engines  map[kernel.Instance]*kernel.Opened
+}
+
+// seenService is a service as it was published, and the directory of its pins.
+type seenService struct {
+	ServiceState
+	pins *kernel.Opened
+}
+
+func newStateReader(r *kernel.Root) *stateReader {
+	return &stateReader{root: r, services: map[kernel.Instance]*seenService{}, engines: map[kernel.Instance]*kernel.Opened{}}
+}
+
+// Close closes what was kept open.
+func (r *stateReader) Close() {
+	for i, e := range r.engines {
+		e.Close()
+		delete(r.engines, i)
+	}
+	clear(r.services)
+}
+
+// read reads what is there now. What it returns is not to be changed: the next
+// reading returns parts of it again.
+func (r *stateReader) read(ctx context.Context) (State, error) {
+	all, err := r.root.Instances(Name)
+	if err != nil {
+		return State{}, err
+	}
+	r.forget(all)
+	st := State{Services: []ServiceState{}}
+	if r.whole {
+		if st.Outdated, err = outdated(r.root, all); err != nil {
+			return State{}, err
+		}
+	}
+	for _, i := range all {
+		if !kernel.ValidName(i.Name) {
+			continue
+		}
+		s, err := r.service(i)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return State{}, err
+		}
+		st.Services = append(st.Services, s)
+		if ctx.Err() != nil {
+			return State{}, ctx.Err()
+		}
+	}
+	st.noteOthers()
+	slices.SortFunc(st.Services, func(a, b ServiceState) int {
+		return strings.Compare(a.Name+" "+a.Netns, b.Name+" "+b.Netns)
+	})
+	return st, nil
+}
+
+// forget drops what is gone or was replaced.
+func (r *stateReader) forget(all []kernel.Instance) {
+	for i, s := range r.services {
+		if !slices.Contains(all, i) || s.pins.Replaced() {
+			delete(r.services, i)
+		}
+	}
+	for i, e := range r.engines {
+		if !slices.Contains(all, i) || e.Replaced() {
+			e.Close()
+			delete(r.engines, i)
+		}
+	}
+}
+
+// service reads one service.
+func (r *stateReader) service(i kernel.Instance) (ServiceState, error) {
+	seen := r.services[i]
+	if seen == nil {
+		var err error
+		if seen, err = readSeen(r.root, i); err != nil {
+			return ServiceState{}, err
+		}
+		r.services[i] = seen
+	}
+	s := seen.ServiceState
+	s.Updated = time.Now()
+	e, err := r.engine(engineInstance(i.Scope, s.Engine))
+	if errors.Is(err, kernel.ErrNotExist) {
+		s.Problem = problemEngine
+		return s, nil
+	} else if err != nil {
+		return s, err
+	}
+	s.Inode, s.table = e.Meta.Inode, s.pub.table
+	if err := s.readSlots(e, r.whole); err != nil {
+		return s, err
+	}
+	if r.whole {
+		s.addQueues()
+		s.addShared(r.root)
+	}
+	if s.OnEmpty == Drop || s.Engine == EngineReuseport {
+		held, err := heldIn(e, s.Engine)
+		if err != nil {
+			return s, err
+		}
+		if !held {
+			s.Problem = problemHolder
+		}
+	}
+	return s, nil
+}
+
+// readSeen reads what of a service stays until it is replaced.
+func readSeen(r *kernel.Root, i kernel.Instance) (*seenService, error) {
+	pins, err := r.Open(i, "service")
+	if err != nil {
+		return nil, err
+	}
+	pins.Close() // what matters is which directory it was
+	p, err := readService(r, i)
+	if err != nil {
+		return nil, err
+	}
+	s := ServiceState{Name: i.Name, scope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, Why: p.Why, Seed: *p.Service.Seed,
+		Buckets: Buckets, OnEmpty: p.Service.OnEmpty, pub: p, eps: p.Service.Endpoints()}
+	for _, l := range p.Service.Listen {
+		s.Listen = append(s.Listen, l.String())
+	}
+	if err := s.addLive(r); err != nil {
+		return nil, err
+	}
+	return &seenService{s, pins}, nil
+}
+
+func (r *stateReader) engine(i kernel.Instance) (*kernel.Opened, error) {
+	if e := r.engines[i]; e != nil {
+		return e, nil
+	}
+	maps := []string{"slots", "sockets", "verdicts", "sinks"}
+	if kind, _ := kindOf(i); kind == EngineReuseport {
+		maps = []string{"slots", "sockets", "verdicts", "groups", "holders"}
+	}
+	e, err := r.root.Open(i, maps...)
+	if err == nil {
+		r.engines[i] = e
+	}
+	return e, err
+}
+
+// readSlots judges every slot, and reads its counters if they are wanted.
+func (s *ServiceState) readSlots(e *kernel.Opened, counters bool) error {
+	held := make([]int, s.pub.Service.Slots)
+	for _, slot := range s.table {
+		held[slot]++
+	}
+	read := judgeSlot
+	if counters {
+		read = readSlot
+	}
+	for n := range held {
+		slot, err := read(e, s.pub, n)
+		if err != nil {
+			return fmt.Errorf("service %s, slot %d: %w", s.Name, n, err)
+		}
+		slot.Buckets = held[n]
+		s.Slots = append(s.Slots, slot)
+	}
+	return nil
+}
+
+// readServiceState reads one service, without what only people want to know.
+func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
+	reader := newStateReader(r)
+	defer reader.Close()
+	return reader.service(i)
+}
