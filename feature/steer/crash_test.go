@@ -138,9 +138,9 @@ var sourcesN = sources
 func stride() int {
 	switch {
 	case testing.Short() && underTest == EngineReuseport:
-		return 25
+		return 50
 	case testing.Short():
-		return 13
+		return 25
 	case underTest == EngineReuseport:
 		return 3
 	}

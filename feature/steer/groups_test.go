@@ -253,7 +253,7 @@ func TestQueueDoesNotMigrate(t *testing.T) {
 			w.member(1, b)
 			w.apply()
 			ofA := w.sourceOf(0)
-			a.stop() // it accepts nothing any more
+			freeze(t, a.pid()) // it accepts nothing any more
 			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: ofA.AsSlice()}, Timeout: patience}
 			d.SetMultipathTCP(false)
 			c, err := d.Dial("tcp", loopback4.String())
@@ -297,12 +297,15 @@ func (w *world) sourceOf(slot int) (a netip.Addr) {
 	return a
 }
 
-// stop stops every thread of the sink, and waits until they stand.
-func (s *sink) stop() {
-	s.t.Helper()
-	syscall.Kill(s.pid(), syscall.SIGSTOP)
-	await(s.t, "every thread stopped", func() bool {
-		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.pid()))
+// freeze stops every thread of a process, and waits until they stand: kill(2)
+// returns before, and one that runs may still accept.
+func freeze(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "every thread stopped", func() bool {
+		stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 		for _, f := range stats {
 			b, err := os.ReadFile(f)
 			if err == nil && !strings.Contains(string(b), ") T ") {

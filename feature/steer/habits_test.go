@@ -61,7 +61,7 @@ func TestStoppedProcess(t *testing.T) {
 		w, stopped, neighbour := newPair(t)
 		w.apply()
 		w.serve()
-		stopped.Signal(syscall.SIGSTOP)
+		freeze(t, stopped.pid())
 		var theirs, others = w.bySlot(12)
 		answers := make(chan string, 2*len(theirs))
 		for _, a := range theirs {

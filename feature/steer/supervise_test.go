@@ -291,9 +291,7 @@ func TestRunKeepsGivenSockets(t *testing.T) {
 	}
 	from := sources(1)[0]
 	slot := w.where(from)[0].Slot
-	if err := syscall.Kill(pids[slot], syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	freeze(t, pids[slot])
 	udp, err := net.DialUDP("udp", &net.UDPAddr{IP: from.AsSlice()}, net.UDPAddrFromAddrPort(loopback4))
 	if err != nil {
 		t.Fatal(err)
