@@ -61,6 +61,7 @@ func TestPrintSteerStatus(t *testing.T) {
 	changed := dns
 	changed.Name, changed.Bypassed, changed.Drained, changed.MisplacedSessions = "changed", true, []int{0}, &two
 	changed.Moved, changed.Placed = map[string]int{"edge1": 2, "192.0.2.7": 0}, map[int]int{1234: 1, 7: 0}
+	changed.Copies = &steer.Copies{To: "canary", Copied: 1200, Fragmented: 3}
 	printSteer(&b, []steer.ServiceState{telemetry, dns, broken, changed}, now)
 	golden(t, "steer-status.golden", b.String())
 }

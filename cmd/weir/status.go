@@ -105,8 +105,24 @@ func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
 				fmt.Fprintf(w, "  slot %d is empty: %s\n", slot.Slot, slot.Reason)
 			}
 		}
+		printCopies(w, s.Copies)
 		printMoves(w, s)
 	}
+}
+
+// printCopies tells of another service that gets the datagrams too.
+func printCopies(w io.Writer, c *steer.Copies) {
+	if c == nil {
+		return
+	}
+	fmt.Fprintf(w, "  copied to %s: %d datagrams", c.To, c.Copied)
+	if c.Fragmented > 0 {
+		fmt.Fprintf(w, "; %d came in fragments and were not", c.Fragmented)
+	}
+	if c.Failed > 0 {
+		fmt.Fprintf(w, "; %d were refused by the kernel", c.Failed)
+	}
+	fmt.Fprintln(w)
 }
 
 func dash(s string) string {

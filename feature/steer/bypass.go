@@ -35,7 +35,10 @@ func Bypass(l *kernel.WriteLock, scope, service string, on bool) (did bool, err 
 			return false, err
 		}
 	}
-	return true, e.replace(p, old, nil)
+	if err := e.replace(p, old, nil); err != nil {
+		return true, err
+	}
+	return true, syncCopies(l, scope, true)
 }
 
 // rejoin attaches the program to the members' groups again, which are left while

@@ -39,6 +39,7 @@ type Options struct {
 	Migrate        bool      `yaml:"migrate" json:"migrate,omitempty"`       // sk_reuseport: a closing listener's queue goes to another member
 	SharePort      bool      `yaml:"share_port" json:"share_port,omitempty"` // set SO_REUSEPORT on whatever binds its ports
 	Devices        string    `yaml:"devices" json:"devices,omitempty"`       // by: device: file that names them; relative to the configuration
+	Copy           string    `yaml:"copy" json:"copy,omitempty"`             // the service that gets every datagram too
 	QUIC           *QUIC     `yaml:"quic" json:"quic,omitempty"`             // by: quic
 	Weights        Weights   `yaml:"weights" json:"weights,omitempty"`       // by slot; 1 where none is given
 	ResetRate      *Rate     `yaml:"reset_rate" json:"reset_rate,omitempty"` // of sessions that changes misplace
@@ -194,6 +195,11 @@ func (c *Config) Validate() []error {
 		s.validatePolicy(fail)
 		errs = append(errs, s.Spec.Validate(max(s.Slots, 1))...)
 		errs = append(errs, overlaps(c.Services[:i], s)...)
+	}
+	for _, s := range c.Services {
+		if problem := checkCopy(s, c.Services); problem != "" {
+			errs = append(errs, s.Options.Pos.Errorf("services.%s.steer: %s", s.Name, problem))
+		}
 	}
 	return errs
 }

@@ -8,3 +8,4 @@ package steer
 //go:generate go tool bpf2go -tags linux -cflags "-O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" reuse reuse.bpf.c
 //go:generate go tool bpf2go -tags linux -cflags "-O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" -type member groups groups.bpf.c
 //go:generate go tool bpf2go -tags linux -cflags "-O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" -type bind_key -type bind_count bind bind.bpf.c
+//go:generate go tool bpf2go -tags linux -cflags "-O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" copy copy.bpf.c

@@ -36,12 +36,13 @@ var (
 	bypassDesc   = desc("bypassed", "Whether the service is bypassed: the kernel alone chooses.")
 	drainedDesc  = desc("slot_drained", "Whether the slot is drained: it gets no bucket for now.", "slot")
 	misplaceDesc = desc("sessions_misplaced", "TCP sessions at another slot's member than their device's datagrams.")
+	copiesDesc   = desc("copied_datagrams_total", "Datagrams that another service was to get too, by what became of the copy.", "to", "result")
 	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether the pins could be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, upDesc,
+	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, copiesDesc, upDesc,
 		templatesDesc, exportersDesc, replaysDesc, bypassDesc, drainedDesc, misplaceDesc} {
 		ch <- d
 	}
@@ -74,6 +75,11 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 	if s.Shared != nil {
 		send(sharedDesc, prometheus.CounterValue, float64(s.Shared.Sockets), "shared")
 		send(sharedDesc, prometheus.CounterValue, float64(s.Shared.Failed), "failed")
+	}
+	if c := s.Copies; c != nil {
+		send(copiesDesc, prometheus.CounterValue, float64(c.Copied), c.To, "copied")
+		send(copiesDesc, prometheus.CounterValue, float64(c.Fragmented), c.To, "fragmented")
+		send(copiesDesc, prometheus.CounterValue, float64(c.Failed), c.To, "failed")
 	}
 	send(bypassDesc, prometheus.GaugeValue, number(s.Bypassed))
 	if found, err := s.Misplaced(context.Background()); err == nil {

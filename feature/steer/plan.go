@@ -158,6 +158,7 @@ func differences(p *published, t target) []string {
 	add("migrate", have.Migrate, want.Migrate)
 	add("backlog", *have.Backlog, *want.Backlog)
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
+	add("copy", cmp.Or(have.Copy, "nobody"), cmp.Or(want.Copy, "nobody"))
 	add("templates", cmp.Or(have.Templates, TemplatesAuto), want.Templates)
 	add("share_port", have.SharePort, want.SharePort)
 	add("weights", have.Weights, want.Weights)
@@ -258,7 +259,11 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err := e.sync(); err != nil {
 		return err
 	}
-	if err := syncBind(l, p.Service.SharePort); err != nil || kind == EngineSkLookup && p.Service.OnEmpty != Drop {
+	if err := syncBind(l, p.Service.SharePort); err != nil {
+		return err
+	}
+	// The other service may be the one that is copied, and have come before this one.
+	if err := syncCopies(l, t.scope, true); err != nil || kind == EngineSkLookup && p.Service.OnEmpty != Drop {
 		return err
 	}
 	return e.startHolder()

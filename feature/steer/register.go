@@ -126,7 +126,7 @@ func RemoveService(l *kernel.WriteLock, scope, name string) error {
 	if err := removeService(l, scope, name); err != nil {
 		return err
 	}
-	return syncBind(l, false)
+	return errors.Join(syncBind(l, false), syncCopies(l, scope, false))
 }
 
 func removeService(l *kernel.WriteLock, scope, name string) error {
@@ -172,8 +172,18 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
-	// Groups keep their program until it is taken from them, one by one.
+	// Groups keep their program until it is taken from them, and devices their filter.
 	for _, i := range all {
+		if i == copyInstance(i.Scope) {
+			o, err := l.Open(i)
+			if err != nil {
+				return err
+			}
+			defer o.Close()
+			if err := removeCopies(l, i.Scope, o); err != nil {
+				return err
+			}
+		}
 		if kind, ok := kindOf(i); ok && kind == EngineReuseport {
 			e, err := releaseGroups(l, i.Scope)
 			if err != nil {

@@ -155,5 +155,5 @@ func Mend(l *kernel.WriteLock) error {
 			}
 		}
 	}
-	return syncBind(l, true)
+	return errors.Join(syncBind(l, true), syncAllCopies(l))
 }

@@ -41,6 +41,7 @@ type ServiceState struct {
 	Bypassed          bool               `json:"bypassed,omitempty"` // no packet is steered
 	MisplacedSessions *int               `json:"misplaced_sessions,omitempty"`
 	Shared            *Shared            `json:"share_port,omitempty"`
+	Copies            *Copies            `json:"copy,omitempty"`
 	Problem           string             `json:"problem,omitempty"` // what is wrong with the service as a whole
 	Updated           time.Time          `json:"updated"`
 	scope             string             // directory of its namespace

@@ -129,6 +129,7 @@ func (r *stateReader) service(i kernel.Instance) (ServiceState, error) {
 	if r.whole {
 		s.addQueues()
 		s.addShared(r.root)
+		s.addCopies(r.root)
 	}
 	if s.OnEmpty == Drop || s.Engine == EngineReuseport {
 		held, err := heldIn(e, s.Engine)

@@ -43,13 +43,14 @@ type watcher struct {
 	checks    *checks
 	resets    resets
 	files     map[string]fileSeen
+	copying   map[string]map[uint32]uint32 // by namespace: devices that have the filter
 }
 
 // Run implements feature.Runner: it admits members when their sockets appear,
 // until ctx is done. Withdrawing needs no one: the program does it.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan watchEvent, 1024)
-	w := &watcher{root: r, log: log, said: map[Slot]string{}, state: newStateReader(r), templates: newTemplateKeeper(r, log), checks: newChecks(events)}
+	w := &watcher{root: r, log: log, said: map[Slot]string{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(r, log), checks: newChecks(events)}
 	defer w.state.Close()
 	kept := make(chan struct{})
 	go func() { w.templates.run(ctx); close(kept) }()
@@ -131,6 +132,7 @@ func (w *watcher) look(ctx context.Context) error {
 		w.followFile(ctx, s)
 	}
 	w.checks.end(lacking)
+	w.followCopies(ctx, st)
 	w.resetDue(ctx)
 	return nil
 }

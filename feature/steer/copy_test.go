@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// copied is a service whose datagrams a second one, canary, gets too.
+func copied(t *testing.T, engine Engine, first, second string) (w *world, original, canary *recorder) {
+	t.Helper()
+	w = newWorld(t, Options{Slots: 1, Engine: engine, Copy: "canary", Templates: TemplatesOff}, first)
+	c := Service{Spec: service.Spec{Name: "canary"}, Options: Options{Slots: 1, Engine: engine, Templates: TemplatesOff}}
+	c.Listen = append(c.Listen, mustListen(t, second))
+	w.cfg.Services = append(w.cfg.Services, c)
+	start := func(i int, listen string) *recorder {
+		network, addr, _ := strings.Cut(listen, " ")
+		r := startRecorder(t, network, addr)
+		w.cfg.Services[i].Members = []service.Member{{PID: r.pid()}}
+		return r
+	}
+	return w, start(0, first), start(1, second)
+}
+
+// exporters sends n datagrams, each from a port of its own, and returns what was
+// sent from where.
+func exporters(t *testing.T, ns *netns.Handle, from netip.Addr, to netip.AddrPort, n, size int) map[netip.AddrPort][]byte {
+	t.Helper()
+	sent := map[netip.AddrPort][]byte{}
+	for i := range n {
+		e := newExporter(t, ns, ipfix, from, to)
+		payload := bytes.Repeat([]byte{byte(i + 1)}, size+i)
+		if _, err := e.conn.Write(payload); err != nil {
+			t.Fatal(err)
+		}
+		sent[e.addr()] = payload
+	}
+	return sent
+}
+
+// gotExactly says that a recorder got exactly what was sent, each once.
+func gotExactly(t *testing.T, who string, r *recorder, sent map[netip.AddrPort][]byte) {
+	t.Helper()
+	r.await(len(sent))
+	time.Sleep(50 * time.Millisecond) // for one too many
+	got := r.received()
+	if len(got) != len(sent) {
+		t.Errorf("%s got %d datagrams of %d", who, len(got), len(sent))
+	}
+	for _, g := range got {
+		if !bytes.Equal(sent[g.from], g.payload) {
+			t.Errorf("%s got from %s %d bytes that were not sent so", who, g.from, len(g.payload))
+		}
+	}
+}
+
+// Every datagram of a service reaches a second one, with its sender's address,
+// over a cable and over loopback, with and without another address.
+func TestCopy(t *testing.T) {
+	eachEngine(t, func(t *testing.T) {
+		for _, c := range []struct{ name, first, second, from, to string }{
+			{"cable, IPv4", "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992", "10.1.0.2", "10.1.0.1:9991"},
+			{"cable, IPv6", "udp6 [::]:9991", "udp6 [::]:9992", "fd00:1:0::2", "[fd00:1:0::1]:9991"},
+			{"cable, IPv4, another address", "udp4 10.1.0.1:9991", "udp4 10.1.0.9:9992", "10.1.0.2", "10.1.0.1:9991"},
+			{"cable, IPv6, another address", "udp6 [fd00:1:0::1]:9991", "udp6 [fd00:1:0::9]:9991", "fd00:1:0::2", "[fd00:1:0::1]:9991"},
+			{"loopback, IPv4", "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992", "127.0.0.7", "127.0.0.1:9991"},
+			{"loopback, IPv4, another address", "udp4 127.0.0.1:9991", "udp4 127.0.0.9:9992", "127.0.0.7", "127.0.0.1:9991"},
+			{"loopback, IPv6", "udp6 [::]:9991", "udp6 [::]:9992", "::1", "[::1]:9991"},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				var ns *netns.Handle
+				if strings.HasPrefix(c.name, "cable") {
+					ns = cable(t)
+					addAddresses(t, "collect0", "10.1.0.9/24", "fd00:1:0::9/64")
+					checksummed(t, ns, "export0")
+				}
+				w, original, canary := copied(t, underTest, c.first, c.second)
+				w.apply()
+				sent := exporters(t, ns, netip.MustParseAddr(c.from), netip.MustParseAddrPort(c.to), 30, 100)
+				gotExactly(t, "the service", original, sent)
+				gotExactly(t, "its copy", canary, sent)
+				if got := *w.state().Copies; got != (Copies{To: "canary", Copied: 30}) {
+					t.Errorf("status says %+v", got)
+				}
+				// What is sent to the second is its own alone.
+				e := newExporter(t, ns, ipfix, netip.MustParseAddr(c.from), netip.MustParseAddrPort(strings.Replace(c.to, "9991", c.second[len(c.second)-4:], 1)))
+				if strings.Contains(c.second, ":9991") {
+					return
+				}
+				e.conn.Write([]byte("x"))
+				if strings.HasSuffix(c.name, "another address") {
+					return // nobody listens there
+				}
+				canary.await(31)
+				if n := len(original.received()); n != 30 {
+					t.Errorf("the service got %d datagrams of another", n)
+				}
+			})
+		}
+	})
+}
+
+func addAddresses(t *testing.T, link string, addrs ...string) {
+	t.Helper()
+	l, err := netlink.LinkByName(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		addr, err := netlink.ParseAddr(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr.Flags = unix.IFA_F_NODAD
+		if err := netlink.AddrAdd(l, addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// checksummed has a device's sender compute checksums, which a veth leaves out: a
+// receiver that finds a wrong one drops the datagram.
+func checksummed(t *testing.T, ns *netns.Handle, link string) {
+	t.Helper()
+	err := ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		value := [2]uint32{unix.ETHTOOL_STXCSUM, 0}
+		var req [40]byte // struct ifreq
+		copy(req[:], link)
+		binary.NativeEndian.PutUint64(req[16:], uint64(uintptr(unsafe.Pointer(&value[0]))))
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req[0]))); errno != 0 {
+			return errno
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal("turning checksum offload off: ", err)
+	}
+}
+
+// A datagram in fragments is delivered, and counted as not copied: a copy would
+// share the original's identification.
+func TestCopyLeavesFragments(t *testing.T) {
+	ns := cable(t)
+	w, original, canary := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
+	w.apply()
+	sent := exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.1.0.1:9991"), 5, 3000)
+	gotExactly(t, "the service", original, sent)
+	if n := len(canary.received()); n != 0 {
+		t.Errorf("%d datagrams in fragments were copied", n)
+	}
+	if got := *w.state().Copies; got != (Copies{To: "canary", Fragmented: 5}) {
+		t.Errorf("status says %+v", got)
+	}
+}
+
+// What a host forwards is not its own, whatever its port.
+func TestCopyLeavesForwarded(t *testing.T) {
+	ns := cable(t)
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) })
+	collect, err := netlink.LinkByName("collect0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, elsewhere, _ := net.ParseCIDR("203.0.113.0/24")
+	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: collect.Attrs().Index, Dst: elsewhere, Gw: net.ParseIP("10.1.0.2")}); err != nil {
+		t.Fatal(err)
+	}
+	err = ns.Do(func() error {
+		export, err := netlink.LinkByName("export0")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: export.Attrs().Index, Dst: elsewhere, Gw: net.ParseIP("10.1.0.1")})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, original, canary := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 10.1.0.1:9992")
+	w.apply()
+	exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("203.0.113.9:9991"), 5, 100)
+	sent := exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.1.0.1:9991"), 5, 100)
+	gotExactly(t, "the service", original, sent)
+	gotExactly(t, "its copy", canary, sent)
+}
+
+// weir serve takes in devices that come later, and lets go of those that become
+// ports of a bridge, whose packets arrive at the bridge.
+func TestCopyFollowsDevices(t *testing.T) {
+	w, original, canary := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
+	w.apply()
+	w.serve()
+	ns := cable(t)
+	collect, err := netlink.LinkByName("collect0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	filter := func(index int) bool {
+		on, err := kernel.TCIngress{Ifindex: index, Name: copyFilter}.Attached()
+		return on && err == nil
+	}
+	deadline(t, func() bool { return filter(collect.Attrs().Index) })
+	sent := exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.1.0.1:9991"), 5, 100)
+	gotExactly(t, "the service", original, sent)
+	gotExactly(t, "its copy", canary, sent)
+
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.LinkDel(bridge) })
+	if err := netlink.LinkSetMaster(collect, bridge); err != nil {
+		t.Fatal(err)
+	}
+	addr, _ := netlink.ParseAddr("10.1.0.1/24")
+	netlink.AddrDel(collect, addr)
+	addAddresses(t, "br0", "10.1.0.1/24")
+	if err := netlink.LinkSetUp(bridge); err != nil {
+		t.Fatal(err)
+	}
+	deadline(t, func() bool { return !filter(collect.Attrs().Index) && filter(bridge.Attrs().Index) })
+	deadline(t, func() bool { // the address has moved: a neighbour entry may be stale, the port still learning
+		exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.1.0.1:9991"), 1, 100)
+		time.Sleep(100 * time.Millisecond)
+		return len(original.received()) > len(sent)
+	})
+	deadline(t, func() bool { return len(canary.received()) == len(original.received()) })
+}
+
+// What others have on a device stays, and what was made for the filter goes.
+func TestCopyLeavesNothing(t *testing.T) {
+	cable(t)
+	collect, err := netlink.LinkByName("collect0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{LinkIndex: collect.Attrs().Index,
+		Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	if err := netlink.QdiscAdd(theirs); err != nil {
+		t.Fatal(err)
+	}
+	w, _, _ := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
+	w.apply()
+	if got := tcState(t); got != "1: clsact weir_copy, 2: clsact weir_copy" {
+		t.Fatalf("with a copy there is %s", got)
+	}
+	if steps := w.apply(); len(steps) > 0 {
+		t.Errorf("applied again: %s", steps)
+	}
+	w.cfg.Services[0].Copy = ""
+	w.apply()
+	if got := tcState(t); got != "1:, 2: clsact" {
+		t.Errorf("without a copy there is %s", got)
+	}
+}
+
+// tcState is what the devices of this namespace have: those that tests make are 1
+// and 2, whatever their numbers.
+func tcState(t *testing.T) string {
+	t.Helper()
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, l := range links {
+		if n := l.Attrs().Name; n != "lo" && n != "collect0" {
+			continue
+		}
+		text := fmt.Sprintf("%d:", len(out)+1)
+		qdiscs, err := netlink.QdiscList(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, q := range qdiscs {
+			if q.Type() == "clsact" {
+				text += " clsact"
+			}
+		}
+		filters, _ := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+		for _, f := range filters {
+			if b, ok := f.(*netlink.BpfFilter); ok {
+				text += " " + b.Name
+			}
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, ", ")
+}
+
+// Killed at any step of beginning to copy, of copying to another, or of ending it,
+// the next command finishes it, and nothing is left at the end.
+func TestCopyKilledAtEveryStep(t *testing.T) {
+	cable(t)
+	w, _, _ := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
+	for _, c := range []struct{ name, from, to string }{{"begin", "", "canary"}, {"end", "canary", ""}} {
+		t.Run(c.name, func(t *testing.T) {
+			for step := rand.IntN(3); ; step += 3 * stride() { // most steps are those of every change
+				w.cfg.Services[0].Copy = c.from
+				w.apply()
+				w.cfg.Services[0].Copy = c.to
+				finished := w.killedApply(step)
+				w.apply()
+				want := "1:, 2:"
+				if c.to != "" {
+					want = "1: clsact weir_copy, 2: clsact weir_copy"
+				}
+				if got := tcState(t); got != want {
+					t.Fatalf("killed at step %d, then applied: %s", step, got)
+				}
+				w.locked(func(l lock) error { return Feature{}.Remove(context.Background(), l) })
+				if got := tcState(t); got != "1:, 2:" {
+					t.Fatalf("killed at step %d, then removed: %s", step, got)
+				}
+				if finished {
+					t.Logf("killed at each of %d steps", step)
+					return
+				}
+			}
+		})
+	}
+}
+
+// A copy that cannot be made is refused where it is written.
+func TestCopyConfig(t *testing.T) {
+	svc := func(name, copyTo, ns string, listen ...string) Service {
+		s := Service{Spec: service.Spec{Name: name, Netns: ns}, Options: Options{Slots: 1, Copy: copyTo}}
+		for _, l := range listen {
+			s.Listen = append(s.Listen, mustListen(t, l))
+		}
+		return s
+	}
+	for _, c := range []struct {
+		name, want string
+		services   []Service
+	}{
+		{"nobody", `there is no service "b"`, []Service{svc("a", "b", "", "udp :1")}},
+		{"itself", "circle", []Service{svc("a", "a", "", "udp :1")}},
+		{"a circle", "circle", []Service{svc("a", "b", "", "udp :1"), svc("b", "c", "", "udp :2"), svc("c", "a", "", "udp :3")}},
+		{"another namespace", "another network namespace", []Service{svc("a", "b", "", "udp :1"), svc("b", "", "red", "udp :2")}},
+		{"TCP alone", "listens to no UDP", []Service{svc("a", "b", "", "tcp :1"), svc("b", "", "", "udp :2")}},
+		{"no UDP there", "give it a udp listen of that family", []Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "tcp :2")}},
+		{"no IPv6 there", "give it a udp listen of that family", []Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "udp4 0.0.0.0:2")}},
+		{"two for three", "give it as many, or one", []Service{svc("a", "b", "", "udp :1", "udp :2", "udp :3"), svc("b", "", "", "udp :4", "udp :5")}},
+		{"to a prefix", "a copy would have no address", []Service{svc("a", "b", "", "udp4 0.0.0.0:1"), svc("b", "", "", "udp4 10.0.0.0/8:2")}},
+		{"three to one", "", []Service{svc("a", "b", "", "udp :1", "udp :2", "udp :3"), svc("b", "", "", "udp :4")}},
+		{"a chain", "", []Service{svc("a", "b", "", "udp :1"), svc("b", "c", "", "udp :2"), svc("c", "", "", "udp :3")}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := Config{Services: c.services}
+			var text strings.Builder
+			for _, err := range cfg.Validate() {
+				fmt.Fprintln(&text, err)
+			}
+			if c.want == "" && text.Len() > 0 || !strings.Contains(text.String(), c.want) {
+				t.Errorf("errors %q, want %q", text.String(), c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"maps"
+)
+
+// followCopies puts the filter of a namespace's copies on devices that have come
+// since, and takes it from those that have become a bridge's or a bond's.
+func (w *watcher) followCopies(ctx context.Context, st State) {
+	copied := map[string]*ServiceState{}
+	for i := range st.Services {
+		if s := &st.Services[i]; s.pub.Service.Copy != "" && !s.Bypassed {
+			copied[s.scope] = s
+		}
+	}
+	maps.DeleteFunc(w.copying, func(scope string, _ map[uint32]uint32) bool { return copied[scope] == nil })
+	for scope, s := range copied {
+		now, err := s.copyDevices()
+		if err == nil && !maps.Equal(w.copying[scope], now) {
+			if err = w.syncCopies(ctx, scope); err == nil {
+				w.copying[scope] = now
+			}
+		}
+		key := Slot{Scope: scope, Service: s.Name, Slot: -3}
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if err != nil && ctx.Err() == nil && w.said[key] != text {
+			w.log.Warn("datagrams of new devices are not copied", "service", s.Name, "reason", text)
+		}
+		w.said[key] = text
+	}
+}
+
+func (w *watcher) syncCopies(ctx context.Context, scope string) error {
+	l, err := w.root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return syncCopies(l, scope, true)
+}
+
+// copyDevices are the devices of the service's namespace that take part.
+func (s *ServiceState) copyDevices() (devices map[uint32]uint32, err error) {
+	ns, err := openNetns(s.pub.Netns, s.Inode)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	err = ns.Do(func() error { devices, err = copyDevices(); return err })
+	return devices, err
+}
