@@ -114,6 +114,9 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 		return &x.Explanation, err
 	}
 	s := x.service(st)
+	if s != nil && s.pub.Service.Copy != "" && p.Proto == "udp" {
+		x.say("copy", "service %s gets it too: the device's filter copies it before a socket is looked for", s.pub.Service.Copy)
+	}
 	if s != nil && s.Engine == EngineReuseport {
 		done, err = x.reuseport(s)
 	} else {

@@ -5,6 +5,7 @@ package steer
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"slices"
@@ -109,10 +110,10 @@ func testLiveKilled(t *testing.T) {
 		t.Run(c.verb+"-after-"+c.first, func(t *testing.T) {
 			w, _ := collectors(t, Options{Slots: 3})
 			every := stride()
-			if !testing.Short() && (underTest == EngineReuseport || c.verb+c.first != "drain" && c.verb+c.first != "move") {
+			if !testing.Short() && (underTest == EngineReuseport || c.verb+c.first != "drain") {
 				every = 3 // the steps are the same ones
 			}
-			for step := 0; ; step += every {
+			for step := rand.IntN(every); ; step += every {
 				w.apply()
 				if c.first != "" {
 					if err := liveChange(t.Context(), w.root, c.first, c.arg); err != nil {

@@ -399,7 +399,7 @@ func TestUpgradesLeakNothing(t *testing.T) { eachEngine(t, testUpgradesLeakNothi
 
 func testUpgradesLeakNothing(t *testing.T) {
 	w, a, b := twoMembers(t, false)
-	times := 100
+	times := 40
 	if testing.Short() { // a slow machine
 		times = 4
 	}
