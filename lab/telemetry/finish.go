@@ -74,7 +74,11 @@ func (x *experiment) latencies() {
 	var restarts time.Duration
 	var moves sides
 	for _, s := range append([]*stage{x.stage}, x.fast...) {
-		restarts = max(restarts, s.undecodable())
+		longest, which := s.undecodable()
+		restarts = max(restarts, longest)
+		if longest > time.Second {
+			x.result.Note("undecodable for %.1f s: %s", longest.Seconds(), which)
+		}
 		m := s.moved()
 		moves = sides{max(moves.undecodable, m.undecodable), max(moves.overlap, m.overlap)}
 	}

@@ -2,7 +2,10 @@
 
 package telemetry
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // An IPFIX collector decodes nothing of an exporter before it has the exporter's template, and exporters repeat
 // theirs only every ten minutes or so. So a collector that starts, or gains a device, is blind for that long,
@@ -22,8 +25,8 @@ type admission struct {
 const templateGrace = 10 * time.Second
 
 // undecodable returns the longest time for which a collector that had started accepted records of a sparse
-// device and did not decode them.
-func (s *stage) undecodable() (longest time.Duration) {
+// device and did not decode them, and which that was.
+func (s *stage) undecodable() (longest time.Duration, which string) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	for _, ad := range s.admissions {
@@ -35,10 +38,28 @@ func (s *stage) undecodable() (longest time.Duration) {
 				continue
 			}
 			sent := since(s.fleet.SentAt(i, ad.epoch), ad.at)
-			longest = max(longest, blind(sent, a.messages(ad.slot, ad.life, ad.epoch), ad.at, s.endOf(ad.epoch)))
+			decoded := a.messages(ad.slot, ad.life, ad.epoch)
+			if d := blind(sent, decoded, ad.at, s.endOf(ad.epoch)); d > longest {
+				longest = d
+				which = fmt.Sprintf("slot %d, life %d of its collector, admitted at %s: of %d messages of %s it decoded %d; routers that repeat their templates: %s",
+					ad.slot, ad.life, ad.at.Format("15:04:05.000"), len(sent), a.addr, decoded, s.others(ad))
+			}
 		}
 	}
-	return longest
+	return longest, which
+}
+
+// others tells how a collector that had started decoded the messages of devices that repeat their templates: what
+// it did not is not for want of those.
+func (s *stage) others(ad admission) string {
+	sent, decoded := 0, 0
+	for i, a := range s.ledger.accounts {
+		if h, _ := a.home(ad.epoch); h.slot == ad.slot && !a.real && !s.fleet.Sparse(i) {
+			sent += len(since(s.fleet.SentAt(i, ad.epoch), ad.at))
+			decoded += a.messages(ad.slot, ad.life, ad.epoch)
+		}
+	}
+	return fmt.Sprintf("%d of %d", decoded, sent)
 }
 
 // sides is what became of the messages that sparse devices sent in the epochs in which they moved.
