@@ -133,6 +133,11 @@ func (k *templateKeeper) follow(ctx context.Context) {
 	}
 	if !k.unchanged(st) || k.stale() || k.changed() {
 		k.take(ctx, st)
+		if k.lags() { // a slot changed hands in between
+			if st, err = k.state.read(ctx); err == nil && !k.unchanged(st) {
+				k.take(ctx, st)
+			}
+		}
 		return
 	}
 	for scope, t := range k.scopes {
@@ -141,6 +146,21 @@ func (k *templateKeeper) follow(ctx context.Context) {
 		t.mu.Unlock()
 		k.say(scope, err)
 	}
+}
+
+// lags says whether a slot's member is another one than the state tells of: that
+// was read a moment earlier.
+func (k *templateKeeper) lags() bool {
+	for _, t := range k.scopes {
+		for _, s := range t.services {
+			for n, who := range s.members {
+				if n >= len(s.Slots) || s.Slots[n].Admitted() != (who != memberID{}) || who != (memberID{}) && s.Slots[n].PID != int(who.Tgid) {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 // unchanged says whether who serves what is as it was when it was asked last.

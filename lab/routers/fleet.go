@@ -101,6 +101,7 @@ type lane struct {
 	sparse bool        // see Config.Sparse
 	remind atomic.Bool // announce the template once more
 	sentAt map[uint32][]time.Time
+	waited []time.Time // see WaitedAt
 }
 
 // New makes a fleet; nothing is sent before Start. The first epoch is 1, so that a collector's 0 means
@@ -216,6 +217,14 @@ func (f *Fleet) SentAt(device int, epoch uint32) []time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.sentAt[epoch])
+}
+
+// WaitedAt is when a sparse device would have sent an IPFIX message and did not, for its BMP session was being opened.
+func (f *Fleet) WaitedAt(device int) []time.Time {
+	l := f.lane(IPFIX, device)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.waited)
 }
 
 // Session is the number of a device's BMP session and whether the device holds it to be up. Whether it is,

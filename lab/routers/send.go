@@ -41,10 +41,15 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 	var buf []byte
 	var announced announcement
 	for ok := sleep(ctx, phase); ok; ok = sleep(ctx, f.interval()) {
-		if f.waits(l.dev.Index) {
+		waits := f.waits(l.dev.Index)
+		l.mu.Lock()
+		if waits {
+			if l.sparse {
+				l.waited = append(l.waited, time.Now())
+			}
+			l.mu.Unlock()
 			continue
 		}
-		l.mu.Lock()
 		if f.silent.Load() {
 			l.mu.Unlock()
 			continue

@@ -125,12 +125,15 @@ func TestBlind(t *testing.T) {
 	}
 	for _, c := range []struct {
 		sent    []time.Time
+		waited  []time.Time
 		decoded int
 		want    int
 	}{
-		{at(1, 2, 3), 3, 0}, {at(1, 2, 3), 2, 2}, {at(1, 2, 3), 1, 3}, {at(1, 2, 3), 0, 9}, {nil, 0, 0}, {at(1), 2, 0},
+		{at(1, 2, 3), nil, 3, 0}, {at(1, 2, 3), nil, 2, 2}, {at(1, 2, 3), nil, 1, 3}, {at(1, 2, 3), nil, 0, 9}, {nil, nil, 0, 0}, {at(1), nil, 2, 0},
+		// What was held back was not undecodable; what was sent later and not decoded, was.
+		{at(1, 4), at(2, 3), 1, 2}, {at(1, 4), at(5), 1, 4}, {at(1, 4, 6), at(2, 3, 5), 1, 5}, {at(1), at(2, 3), 0, 2}, {at(1), at(0), 0, 9},
 	} {
-		if got := blind(c.sent, c.decoded, begin, begin.Add(9*time.Second)); got != time.Duration(c.want)*time.Second {
+		if got := blind(c.sent, c.waited, c.decoded, begin, begin.Add(9*time.Second)); got != time.Duration(c.want)*time.Second {
 			t.Errorf("%d sent, %d decoded: blind for %s, want %d s", len(c.sent), c.decoded, got, c.want)
 		}
 	}

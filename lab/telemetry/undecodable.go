@@ -39,27 +39,14 @@ func (s *stage) undecodable() (longest time.Duration, which string) {
 			}
 			sent := since(s.fleet.SentAt(i, ad.epoch), ad.at)
 			decoded := a.messages(ad.slot, ad.life, ad.epoch)
-			if d := blind(sent, decoded, ad.at, s.endOf(ad.epoch)); d > longest {
+			if d := blind(sent, s.fleet.WaitedAt(i), decoded, ad.at, s.endOf(ad.epoch)); d > longest {
 				longest = d
-				which = fmt.Sprintf("slot %d, life %d of its collector, admitted at %s: of %d messages of %s it decoded %d; routers that repeat their templates: %s",
-					ad.slot, ad.life, ad.at.Format("15:04:05.000"), len(sent), a.addr, decoded, s.others(ad))
+				which = fmt.Sprintf("slot %d, life %d of its collector, admitted at %s: of %d messages of %s it decoded %d",
+					ad.slot, ad.life, ad.at.Format("15:04:05.000"), len(sent), a.addr, decoded)
 			}
 		}
 	}
 	return longest, which
-}
-
-// others tells how a collector that had started decoded the messages of devices that repeat their templates: what
-// it did not is not for want of those.
-func (s *stage) others(ad admission) string {
-	sent, decoded := 0, 0
-	for i, a := range s.ledger.accounts {
-		if h, _ := a.home(ad.epoch); h.slot == ad.slot && !a.real && !s.fleet.Sparse(i) {
-			sent += len(since(s.fleet.SentAt(i, ad.epoch), ad.at))
-			decoded += a.messages(ad.slot, ad.life, ad.epoch)
-		}
-	}
-	return fmt.Sprintf("%d of %d", decoded, sent)
 }
 
 // sides is what became of the messages that sparse devices sent in the epochs in which they moved.
@@ -89,7 +76,7 @@ func (s *stage) moved() (worst sides) {
 				first[h.from] = sent[before]
 			}
 			after := sent[before:]
-			worst.undecodable = max(worst.undecodable, blind(after, a.messages(h.slot, 0, h.from), after[0], s.endOf(h.from)))
+			worst.undecodable = max(worst.undecodable, blind(after, s.fleet.WaitedAt(i), a.messages(h.slot, 0, h.from), after[0], s.endOf(h.from)))
 		}
 	}
 	for epoch, t := range first {
@@ -109,16 +96,21 @@ func (s *stage) endOf(epoch uint32) time.Time {
 }
 
 // blind is the time from begin until a collector decoded the first of the messages that were sent to it at these
-// times, of which it decoded so many, the last ones.
-func blind(sent []time.Time, decoded int, begin, end time.Time) time.Duration {
-	switch lost := len(sent) - decoded; {
-	case lost <= 0:
+// times, of which it decoded so many, the last ones. A device that held its messages back after the last one that was
+// not decoded waited for its BMP session, not for templates: that time is not the collector's blindness.
+func blind(sent, waited []time.Time, decoded int, begin, end time.Time) time.Duration {
+	lost := len(sent) - decoded
+	if lost <= 0 {
 		return 0
-	case decoded == 0:
-		return end.Sub(begin)
-	default:
-		return sent[lost].Sub(begin)
 	}
+	until := end
+	if decoded > 0 {
+		until = sent[lost]
+	}
+	if held := since(waited, sent[lost-1]); len(held) > 0 && held[0].Before(until) {
+		until = held[0]
+	}
+	return until.Sub(begin)
 }
 
 // since are the times after t.
