@@ -4,6 +4,7 @@ package compare
 
 import (
 	"context"
+	"math/rand/v2"
 	"net/netip"
 	"time"
 )
@@ -100,7 +101,8 @@ func (x *experiment) paths(ctx context.Context) error {
 	return nil
 }
 
-// interleave has each site do the work, one after the other in turn, and enters the median cost of each.
+// interleave has each site do the work, one after the other, and enters the median cost of each. The order is drawn
+// for every round: in a fixed one, the same site would always find the caches as the tee has left them.
 func (x *experiment) interleave(ctx context.Context, w work, names []string) error {
 	var sites []*fastSite
 	for _, f := range x.fast {
@@ -112,10 +114,11 @@ func (x *experiment) interleave(ctx context.Context, w work, names []string) err
 	}
 	effort := x.plan.fast[w]
 	costs := map[string][]float64{}
+	draw := rand.New(rand.NewPCG(x.env.Seed, 0))
 	round := 0
 	for begin := time.Now(); round < effort.rounds && (round < fewest || time.Since(begin) < effort.limit); round++ {
-		for i := range sites {
-			f := sites[(round+i)%len(sites)]
+		for _, i := range draw.Perm(len(sites)) {
+			f := sites[i]
 			us, err := x.do(ctx, f, w, effort.messages)
 			if err != nil {
 				return err
