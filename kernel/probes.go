@@ -63,6 +63,11 @@ var PacketFilter = Need{Name: "BPF filters of packet sockets", Since: "4.18", Op
 	For:    "remembering the templates of flow exporters, for collectors that start; without them these wait for the next time an exporter sends its templates",
 	Remedy: "the kernel must be built with CONFIG_PACKET", Probe: probePacketFilter}
 
+// TCFilter is a filter of a device's incoming packets, and what it asks of the kernel.
+var TCFilter = Need{Name: "tc filters that copy packets", Since: "4.18", Optional: true,
+	For:    "copy: a second service that gets every datagram of a first one",
+	Remedy: "the kernel must be built with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", Probe: probeTCFilter}
+
 // PidfdGetfd adopts sockets of processes that know nothing of weir.
 var PidfdGetfd = Need{Name: "pidfd_getfd", Since: "5.6", For: "adopting sockets of unmodified processes",
 	Remedy: "use a newer kernel, or run weir with CAP_SYS_PTRACE", Probe: probePidfdGetfd}
@@ -141,6 +146,16 @@ func probePacketFilter() error {
 	unix.Close(fd)
 	liftMemlock()
 	return explainProbe(features.HaveProgramHelper(ebpf.SocketFilter, asm.FnSkbLoadBytesRelative))
+}
+
+func probeTCFilter() error {
+	liftMemlock()
+	for _, helper := range []asm.BuiltinFunc{asm.FnCloneRedirect, asm.FnFibLookup} {
+		if err := features.HaveProgramHelper(ebpf.SchedCLS, helper); err != nil {
+			return explainProbe(err)
+		}
+	}
+	return nil
 }
 
 func probePidfdGetfd() error {

@@ -30,7 +30,9 @@ func (Feature) Name() string { return Name }
 func (Feature) Needs(c Config) []kernel.Need {
 	share := kernel.BindShare
 	share.Optional = !slices.ContainsFunc(c.Services, func(s Service) bool { return s.SharePort })
-	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms, kernel.PacketFilter, share)
+	copies := kernel.TCFilter
+	copies.Optional = !slices.ContainsFunc(c.Services, func(s Service) bool { return s.Copy != "" })
+	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms, kernel.PacketFilter, share, copies)
 }
 
 // State implements feature.Feature.
