@@ -37,11 +37,11 @@ func (w *watcher) followCopies(ctx context.Context, st State) {
 }
 
 func (w *watcher) syncCopies(ctx context.Context, scope string) error {
-	l, err := w.root.Lock(ctx)
+	l, unlock, err := w.own.lock(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.Unlock()
+	defer unlock()
 	return syncCopies(l, scope, true)
 }
 

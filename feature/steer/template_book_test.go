@@ -153,7 +153,7 @@ func TestTemplateStoreIsMended(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler))
+		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
 		if err != nil {
 			return err
 		}
@@ -211,7 +211,7 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler))
+		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
 		if err != nil {
 			return err
 		}

@@ -97,7 +97,7 @@ func TestTemplatesThatCannotBeSent(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		ts, err = openTemplateScope(store, ns, []*templateService{svc}, slog.New(slog.DiscardHandler))
+		ts, err = openTemplateScope(store, ns, []*templateService{svc}, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
 		return err
 	})
 	defer ts.Close()

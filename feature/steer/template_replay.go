@@ -153,6 +153,13 @@ func (t *templateScope) waiting() bool {
 	return t.unserved || !t.retry.IsZero() && time.Now().After(t.retry)
 }
 
+// pending says whether a session may be due for a replay, now or later.
+func (t *templateScope) pending() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.unserved || !t.retry.IsZero()
+}
+
 // udpSocket is the socket with a cookie, nil where it is gone.
 func udpSocket(cookie uint64) *sockdiag.Socket {
 	socks, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Close})

@@ -19,16 +19,19 @@ import (
 // remembers templates, off the data path, and sends them again, with the
 // exporter's own address and port, to a member that lacks them.
 
-// templateTick is how often members are looked at: others than weir serve may
-// register one.
+// templateTick is how often to look while something waits: a member that reads too
+// slowly, a session whose exporter may have gone on from another port. Otherwise the
+// watcher says when who serves what may have changed.
 const templateTick = 100 * time.Millisecond
 
 // templateKeeper keeps the templates of all namespaces.
 type templateKeeper struct {
 	root   *kernel.Root
+	own    *ownLock
 	log    feature.Logger
 	state  *stateReader
 	wake   chan struct{}
+	news   chan struct{} // from the scopes: a session may be due for a replay
 	scopes map[string]*templateScope
 	seen   []seenMembers
 	last   map[string]string // what was said of a namespace
@@ -41,15 +44,18 @@ type seenMembers struct {
 	slots  []SlotState
 }
 
-func newTemplateKeeper(r *kernel.Root, log feature.Logger) *templateKeeper {
-	return &templateKeeper{root: r, log: log, state: newStateReader(r), wake: make(chan struct{}, 1),
-		scopes: map[string]*templateScope{}, last: map[string]string{}}
+func newTemplateKeeper(own *ownLock, log feature.Logger) *templateKeeper {
+	return &templateKeeper{root: own.root, own: own, log: log, state: newStateReader(own.root), wake: make(chan struct{}, 1),
+		news: make(chan struct{}, 1), scopes: map[string]*templateScope{}, last: map[string]string{}}
 }
 
 // kick says that services, or who serves them, may have changed.
-func (k *templateKeeper) kick() {
+func (k *templateKeeper) kick() { notify(k.wake) }
+
+// notify leaves word at a channel that holds one.
+func notify(c chan struct{}) {
 	select {
-	case k.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -62,7 +68,7 @@ func (k *templateKeeper) run(ctx context.Context) {
 		}
 		k.state.Close()
 	}()
-	tick := time.NewTicker(templateTick)
+	tick := time.NewTimer(templateTick) // while something waits for a while to pass
 	defer tick.Stop()
 	expire := time.NewTicker(time.Minute)
 	defer expire.Stop()
@@ -76,13 +82,29 @@ func (k *templateKeeper) run(ctx context.Context) {
 			}
 		case <-k.wake:
 			k.follow(ctx)
+		case <-k.news:
 		case <-tick.C:
-			if k.changed() {
-				k.follow(ctx)
-			}
+		}
+		if k.changed() { // templates sent to who left the slot a moment ago would be taken for received
+			k.follow(ctx)
 		}
 		k.replay(ctx)
+		if k.pending() {
+			tick.Reset(templateTick)
+		} else {
+			tick.Stop() // a process that wakes ten times a second for nothing takes half a percent of a CPU
+		}
 	}
+}
+
+// pending says whether there is something to do even if nobody wakes us.
+func (k *templateKeeper) pending() bool {
+	for _, t := range k.scopes {
+		if t.pending() {
+			return true
+		}
+	}
+	return false
 }
 
 // replay sends templates where members have changed or a session waits.
@@ -265,7 +287,7 @@ func (k *templateKeeper) open(ctx context.Context, s *ServiceState, services []*
 	}
 	store, err := k.openStore(ctx, s, ns)
 	if err == nil {
-		k.scopes[s.scope], err = openTemplateScope(store, ns, services, k.log)
+		k.scopes[s.scope], err = openTemplateScope(store, ns, services, k.log, k.news)
 	}
 	if err != nil {
 		delete(k.scopes, s.scope)
@@ -279,11 +301,11 @@ func (k *templateKeeper) open(ctx context.Context, s *ServiceState, services []*
 
 // openStore holds the lock for no longer than the pins need: commands wait.
 func (k *templateKeeper) openStore(ctx context.Context, s *ServiceState, ns *netns.Handle) (*templateStore, error) {
-	l, err := k.root.Lock(ctx)
+	l, unlock, err := k.own.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer l.Unlock()
+	defer unlock()
 	// It may have been removed since it was read: then its namespace's pins must not come back.
 	if _, err := readService(l.Root, serviceInstance(s.scope, s.Name)); err != nil {
 		return nil, err

@@ -62,6 +62,7 @@ type templateScope struct {
 	scope   string
 	ns      *netns.Handle
 	log     feature.Logger
+	news    chan struct{} // told when a session may be due for a replay
 	store   *templateStore
 	capture *templateCapture
 	inject  *injector
@@ -77,8 +78,8 @@ type templateScope struct {
 
 // openTemplateScope takes up what an earlier weir serve knew, and listens. It
 // owns the store and the services from then on, unless it fails.
-func openTemplateScope(store *templateStore, ns *netns.Handle, services []*templateService, log feature.Logger) (*templateScope, error) {
-	t := &templateScope{scope: scopeOf(ns), ns: ns, log: log, store: store, book: newTemplateBook(), services: services,
+func openTemplateScope(store *templateStore, ns *netns.Handle, services []*templateService, log feature.Logger, news chan struct{}) (*templateScope, error) {
+	t := &templateScope{scope: scopeOf(ns), ns: ns, log: log, news: news, store: store, book: newTemplateBook(), services: services,
 		counts: map[string]templatesCounts{}, local: map[netip.Addr]bool{}, unserved: true}
 	err := t.restore()
 	if err == nil {
@@ -265,6 +266,7 @@ func (t *templateScope) noteServed(svc *templateService, key templatesSession, s
 		return
 	}
 	s.Served, s.tries, t.unserved = memberID{}, 0, true
+	notify(t.news)
 }
 
 // memberFor returns the member that gets an address's traffic now, and its slot.

@@ -24,6 +24,11 @@ import (
 // pidfiles that are written late, and where the kernel lacks the hooks.
 const lookEvery = time.Second
 
+// commandsApart is how long the watcher waits at least from one look to the next if
+// it only hears that weir commands change something: a thousand daemons may be
+// registered one after the other.
+const commandsApart = 50 * time.Millisecond
+
 // retries is when to look again after an event: the kernel tells before the
 // socket can be found, and a pidfile may follow the sockets it stands for.
 var retries = []time.Duration{0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond,
@@ -34,10 +39,13 @@ var _ feature.Runner = Feature{}
 // watcher gives slots to members as they come.
 type watcher struct {
 	root *kernel.Root
+	own  *ownLock
 	log  feature.Logger
 	hook *hooks // nil where the kernel has none
 	said map[Slot]string
 
+	changes   *kernel.Changes // nil where the host has no watch to spare
+	looked    time.Time
 	state     *stateReader
 	templates *templateKeeper
 	checks    *checks
@@ -50,7 +58,8 @@ type watcher struct {
 // until ctx is done. Withdrawing needs no one: the program does it.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan watchEvent, 1024)
-	w := &watcher{root: r, log: log, said: map[Slot]string{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(r, log), checks: newChecks(events)}
+	own := &ownLock{root: r}
+	w := &watcher{root: r, own: own, log: log, said: map[Slot]string{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
 	defer w.state.Close()
 	kept := make(chan struct{})
 	go func() { w.templates.run(ctx); close(kept) }()
@@ -61,6 +70,13 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 	} else {
 		w.hook = h
 		defer h.Close()
+	}
+	var commands <-chan struct{}
+	if c, err := r.Changes(); err != nil {
+		log.Warn("what other weir commands change is noticed once a second only", "reason", err)
+	} else {
+		w.changes, commands = c, c.C
+		defer c.Close()
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -75,8 +91,15 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 			try = 0
 			timer.Reset(retries[0])
 			continue
+		case <-commands:
+			if !w.own.echoes() {
+				try = len(retries)
+				timer.Reset(commandsApart - min(time.Since(w.looked), commandsApart))
+			}
+			continue
 		case <-timer.C:
 		}
+		w.looked = time.Now()
 		if err := w.look(ctx); err != nil && ctx.Err() == nil {
 			log.Warn("looking for members", "error", err)
 		}
@@ -101,6 +124,11 @@ func drain(events chan watchEvent) {
 
 // look tries every slot that lacks its member.
 func (w *watcher) look(ctx context.Context) error {
+	if w.changes != nil {
+		if err := w.changes.Renew(); err != nil {
+			return err
+		}
+	}
 	st, err := w.state.read(ctx)
 	if err != nil {
 		return err
@@ -152,9 +180,10 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 	}
 	if err == nil {
 		var l *kernel.WriteLock
-		if l, err = w.root.Lock(ctx); err == nil {
+		var unlock func()
+		if l, unlock, err = w.own.lock(ctx); err == nil {
 			_, err = register(ctx, l, key, &m, &vet)
-			l.Unlock()
+			unlock()
 			w.templates.kick()
 			w.ownResets(s)
 		}
@@ -196,11 +225,11 @@ func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err 
 	if scopeOf(ns) == s.scope {
 		return false, nil
 	}
-	l, err := w.root.Lock(ctx)
+	l, unlock, err := w.own.lock(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer l.Unlock()
+	defer unlock()
 	t := newTarget(s.pub.Service, ns)
 	t.devices, t.from = s.devices, s.pub
 	if err := t.publish(ctx, l); err != nil {
@@ -210,11 +239,11 @@ func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err 
 }
 
 func (w *watcher) restartHolder(ctx context.Context, scope string, kind Engine) error {
-	l, err := w.root.Lock(ctx)
+	l, unlock, err := w.own.lock(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.Unlock()
+	defer unlock()
 	e, err := openEngine(l, scope, kind)
 	if err != nil {
 		return err

@@ -129,15 +129,16 @@ func (w *watcher) reload(ctx context.Context, s *ServiceState) error {
 	if *list.file() == *s.pub.Devices {
 		return nil
 	}
-	l, err := w.root.Lock(ctx)
+	l, unlock, err := w.own.lock(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.Unlock()
+	defer unlock()
 	if err := change(l, s.scope, s.Name, nil, func(p *published) error { p.setDevices(list); return nil }); err != nil {
 		return err
 	}
 	w.log.Info("devices read anew", "service", s.Name, "file", s.DevicesFile, "devices", len(list.Devices))
+	w.templates.kick()
 	w.ownResets(s)
 	return nil
 }

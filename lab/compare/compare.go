@@ -52,10 +52,10 @@ type effort struct {
 const fewest = 9
 
 var plans = map[lab.Size]plan{
-	lab.Full: {512, 12, 30, map[work]effort{
-		datagrams: {1920, 400, 2 * time.Minute}, messages: {1920, 100, time.Minute}, connections: {192, 100, time.Minute}}},
-	lab.Quick: {512, 4, 10, map[work]effort{
-		datagrams: {1920, 90, 9 * time.Second}, messages: {1920, 15, 2 * time.Second}, connections: {192, 20, 2 * time.Second}}},
+	lab.Full: {512, 24, 15, map[work]effort{
+		datagrams: {1920, 400, 2 * time.Minute}, messages: {3840, 200, time.Minute}, connections: {192, 100, time.Minute}}},
+	lab.Quick: {512, 6, 7, map[work]effort{
+		datagrams: {1920, 90, 14 * time.Second}, messages: {3840, 20, 6 * time.Second}, connections: {192, 20, 2 * time.Second}}},
 	lab.Smoke: {48, 1, 5, map[work]effort{datagrams: {480, 1, 0}, messages: {480, 1, 0}, connections: {96, 1, 0}}},
 }
 
@@ -83,6 +83,7 @@ type experiment struct {
 	epoch      uint32
 	total      map[string][]float64 // µs a message, by way and round
 	miscounted map[string]int
+	costs      map[work]map[string][]float64 // µs, by path: of each of its hosts in each round
 }
 
 // relay is a site with intermediaries, and these.
@@ -95,7 +96,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
 		return errors.New("steer-compare has its control in itself: it compares with what runs without weir")
 	}
-	x := &experiment{plan: plans[e.Size], env: e, result: r, total: map[string][]float64{}, miscounted: map[string]int{}}
+	x := &experiment{plan: plans[e.Size], env: e, result: r, total: map[string][]float64{}, costs: map[work]map[string][]float64{}, miscounted: map[string]int{}}
 	for a := devices4.Addr().Next(); len(x.devices) < x.plan.devices; a = a.Next() {
 		x.devices = append(x.devices, a)
 	}
@@ -203,7 +204,7 @@ func (x *experiment) config(fast bool) string {
 
 // steer runs weir as its users do, for the collectors and for the fast sinks.
 func (x *experiment) steer(ctx context.Context) error {
-	x.service = &rig.Service{Name: "fast-" + shipped}
+	x.service = &rig.Service{Name: "fast-" + shipped + "-0"}
 	if y := x.way(weir); y != nil {
 		x.service = &rig.Service{Name: "telemetry", Collectors: y.collectors}
 	}
@@ -245,7 +246,7 @@ func (x *experiment) relay(ctx context.Context) error {
 		x.relays = append(x.relays, relay{site: y.site})
 	}
 	for _, f := range x.fast {
-		if f.name == relayed {
+		if f.path == relayed {
 			x.relays = append(x.relays, relay{site: f.site})
 		}
 	}
@@ -287,16 +288,13 @@ func (x *experiment) collectorsReady(ctx context.Context) error {
 
 // finish sets the metrics of the rounds and takes weir away.
 func (x *experiment) finish(ctx context.Context) error {
-	medians := map[string]float64{}
 	for name, all := range x.total {
-		medians[name] = median(all)
-		x.result.Set("us_total_"+name, medians[name])
+		x.result.Set("us_total_"+name, median(all))
 	}
-	if medians[existing] > 0 {
-		x.result.Set("cpu_total_ratio_existing", medians[weir]/medians[existing])
-	}
-	if medians[direct] > 0 {
-		x.result.Set("cpu_total_ratio_direct", medians[weir]/medians[direct])
+	for _, other := range []string{existing, direct} {
+		if all := x.total[other]; len(all) > 0 {
+			x.result.Set("cpu_total_ratio_"+other, median(ratios(x.total[weir], all)))
+		}
 	}
 	others := 0
 	for _, y := range x.ways {
@@ -339,6 +337,15 @@ func (x *experiment) claims() {
 		}
 		x.result.Claim(c.kind, c.claim, c.metric, c.want)
 	}
+}
+
+// ratios divides round by round: what slows the machine down slows both.
+func ratios(a, b []float64) []float64 {
+	r := make([]float64, len(a))
+	for i := range a {
+		r[i] = a[i] / b[i]
+	}
+	return r
 }
 
 // median sorts a copy. Of an even number it is the mean of the two in the middle.

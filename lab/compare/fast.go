@@ -32,6 +32,7 @@ const idleLimit = 30 * time.Second
 // fastSite is a site whose messages end at fast sinks.
 type fastSite struct {
 	*site
+	path    string         // what chooses between its sinks; several sites have the same
 	steered bool           // by weir
 	options string         // of steer, in weir.yaml
 	to      netip.AddrPort // where routers send
@@ -74,8 +75,8 @@ func (f *fastSite) ready(ctx context.Context) error {
 	return f.await(ctx, "sinks ready", func(c *counters) int64 { return c.ready.Load() }, int64(len(f.sinks)))
 }
 
-// connect opens a UDP socket and a TCP connection from each device.
-func (f *fastSite) connect(ctx context.Context, d *routers.Dialer, devices []netip.Addr) error {
+// connect opens a UDP socket, and a TCP connection if they are wanted, from each device.
+func (f *fastSite) connect(ctx context.Context, d *routers.Dialer, devices []netip.Addr, tcp bool) error {
 	// A first connection makes the neighbours known: until then most datagrams of a burst are dropped.
 	came := f.sum(accepted)
 	probe, err := d.Dial("tcp", devices[0], f.to)
@@ -95,6 +96,9 @@ func (f *fastSite) connect(ctx context.Context, d *routers.Dialer, devices []net
 			return err
 		}
 		f.udp = append(f.udp, c)
+	}
+	if !tcp {
+		return nil
 	}
 	for _, from := range devices {
 		c, err := d.Dial("tcp", from, f.to)

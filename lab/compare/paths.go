@@ -4,9 +4,13 @@ package compare
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
+
+	"github.com/weir-project/weir/lab"
 )
 
 // work is what fast sinks are sent.
@@ -17,6 +21,11 @@ const (
 	messages    work = "message"
 	connections work = "connection"
 )
+
+// twins is how many hosts each path has. Two hosts that differ in nothing differ by some percent in what a datagram
+// costs, for as long as they run (where their memory lies, in which chains of the kernel's tables their sockets hang):
+// more than what weir adds. spread_datagram_plain tells how far those of plain SO_REUSEPORT are apart.
+const twins = 3
 
 // Fast sites, by what chooses between their two sinks.
 const (
@@ -45,13 +54,20 @@ func (x *experiment) buildFast(ctx context.Context, relay bool) error {
 	if !relay {
 		kinds = kinds[:len(kinds)-1]
 	}
-	for _, k := range kinds {
-		f, err := newFastSite(x.world, "fast-"+k.name, k.at)
-		if err != nil {
-			return err
+	n := twins
+	if x.env.Size == lab.Smoke {
+		n = 1
+	}
+	for i := range n {
+		for _, k := range kinds {
+			name := fmt.Sprintf("%s-%d", k.name, i)
+			f, err := newFastSite(x.world, "fast-"+name, k.at)
+			if err != nil {
+				return err
+			}
+			f.name, f.path, f.steered, f.options = name, k.name, k.steered, k.options
+			x.fast = append(x.fast, f)
 		}
-		f.name, f.steered, f.options = k.name, k.steered, k.options
-		x.fast = append(x.fast, f)
 	}
 	for _, f := range x.fast {
 		if err := f.ready(ctx); err != nil {
@@ -66,7 +82,8 @@ func (x *experiment) paths(ctx context.Context) error {
 	x.say("fast sinks: what a datagram, a message and a connection cost by each path, in turn")
 	for _, f := range x.fast {
 		defer f.close()
-		if err := f.connect(ctx, x.dialer, x.devices); err != nil {
+		// Where no messages are measured, connections would only use up the descriptors that a process may have.
+		if err := f.connect(ctx, x.dialer, x.devices, f.path == plain || f.path == shipped || f.path == relayed); err != nil {
 			return err
 		}
 	}
@@ -75,7 +92,7 @@ func (x *experiment) paths(ctx context.Context) error {
 		sites []string
 	}{
 		{datagrams, []string{plain, lookup, reuseport, shipped, relayed}},
-		{messages, []string{shipped, relayed}},
+		{messages, []string{plain, shipped, relayed}},
 		{connections, []string{plain, lookup, reuseport}},
 	} {
 		if err := x.interleave(ctx, c.work, c.sites); err != nil {
@@ -84,52 +101,66 @@ func (x *experiment) paths(ctx context.Context) error {
 	}
 	x.result.Set("lost_fast", 0) // else there had been an error
 	for _, r := range []struct {
-		metric, of, over string
+		metric   string
+		work     work
+		of, over string
 	}{
-		{"overhead_ratio_lookup", "us_datagram_lookup", "us_datagram_plain"},
-		{"overhead_ratio_reuseport", "us_datagram_reuseport", "us_datagram_plain"},
-		{"connect_ratio_lookup", "us_connection_lookup", "us_connection_plain"},
-		{"connect_ratio_reuseport", "us_connection_reuseport", "us_connection_plain"},
-		{"overhead_ratio_weir", "us_datagram_weir", "us_datagram_plain"},
-		{"cpu_path_ratio_tee", "us_datagram_weir", "us_datagram_relayed"},
-		{"cpu_path_ratio_haproxy", "us_message_weir", "us_message_relayed"},
+		{"overhead_ratio_lookup", datagrams, lookup, plain},
+		{"overhead_ratio_reuseport", datagrams, reuseport, plain},
+		{"connect_ratio_lookup", connections, lookup, plain},
+		{"connect_ratio_reuseport", connections, reuseport, plain},
+		{"overhead_ratio_weir", datagrams, shipped, plain},
+		{"cpu_path_ratio_tee", datagrams, shipped, relayed},
+		{"cpu_path_ratio_haproxy", messages, shipped, relayed},
+		{"cpu_path_ratio_haproxy_floor", messages, plain, relayed}, // what nothing at all in between would reach
 	} {
-		if over := x.result.Metrics[r.over]; over > 0 {
-			x.result.Set(r.metric, x.result.Metrics[r.of]/over)
+		if over := x.costs[r.work][r.over]; len(over) > 0 {
+			x.result.Set(r.metric, median(ratios(x.costs[r.work][r.of], over)))
 		}
 	}
 	return nil
 }
 
-// interleave has each site do the work, one after the other, and enters the median cost of each. The order is drawn
-// for every round: in a fixed one, the same site would always find the caches as the tee has left them.
-func (x *experiment) interleave(ctx context.Context, w work, names []string) error {
+// interleave has each site do the work, one after the other, and enters what each path's hosts took, round by round. The
+// order is drawn for every round: in a fixed one, the same site would always find the caches as the tee has left them.
+func (x *experiment) interleave(ctx context.Context, w work, paths []string) error {
 	var sites []*fastSite
 	for _, f := range x.fast {
-		for _, n := range names {
-			if f.name == n {
-				sites = append(sites, f)
-			}
+		if slices.Contains(paths, f.path) {
+			sites = append(sites, f)
 		}
 	}
 	effort := x.plan.fast[w]
-	costs := map[string][]float64{}
+	costs, hosts := map[string][]float64{}, map[*fastSite][]float64{}
 	draw := rand.New(rand.NewPCG(x.env.Seed, 0))
 	round := 0
 	for begin := time.Now(); round < effort.rounds && (round < fewest || time.Since(begin) < effort.limit); round++ {
+		us := make([]float64, len(sites))
 		for _, i := range draw.Perm(len(sites)) {
-			f := sites[i]
-			us, err := x.do(ctx, f, w, effort.messages)
-			if err != nil {
+			var err error
+			if us[i], err = x.do(ctx, sites[i], w, effort.messages); err != nil {
 				return err
 			}
-			costs[f.name] = append(costs[f.name], us)
+		}
+		for i, f := range sites {
+			costs[f.path] = append(costs[f.path], us[i])
+			hosts[f] = append(hosts[f], us[i])
 		}
 	}
-	for name, all := range costs {
-		x.result.Set("us_"+string(w)+"_"+name, median(all))
+	for path, all := range costs {
+		x.result.Set("us_"+string(w)+"_"+path, median(all))
+	}
+	var of []float64
+	for f, all := range hosts {
+		if f.path == plain {
+			of = append(of, median(all))
+		}
+	}
+	if len(of) > 0 {
+		x.result.Set("spread_"+string(w)+"_"+plain, slices.Max(of)/slices.Min(of))
 	}
 	x.result.Set("rounds_"+string(w), float64(round))
+	x.costs[w] = costs
 	return nil
 }
 

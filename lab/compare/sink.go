@@ -96,9 +96,14 @@ func bound(kind int, at netip.AddrPort) (int, error) {
 	return fd, unix.Bind(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()})
 }
 
-// gather is how long a sink lets datagrams gather once there is one: a collector that is worth the trouble of
+// gather is how long a sink lets messages gather once there is one: a collector that is worth the trouble of
 // a second one is busy when they come, and is not woken for each.
 const gather = 200 * time.Microsecond
+
+func rest() {
+	ts := unix.NsecToTimespec(int64(gather))
+	_ = unix.Nanosleep(&ts, nil)
+}
 
 func (c *counters) readUDP(fd int) error {
 	runtime.LockOSThread()
@@ -108,8 +113,7 @@ func (c *counters) readUDP(fd int) error {
 		if _, err := unix.Poll(wait, -1); err != nil && !errors.Is(err, unix.EINTR) {
 			return err
 		}
-		ts := unix.NsecToTimespec(int64(gather))
-		_ = unix.Nanosleep(&ts, nil)
+		rest()
 		n := int64(0)
 		for {
 			// Raw: the runtime's bookkeeping of system calls that may block would be a third of the work.
@@ -139,8 +143,13 @@ func (c *counters) serveTCP(listener int) error {
 		return err
 	}
 	events, buf := make([]unix.EpollEvent, 256), make([]byte, 16<<10)
+	wait := []unix.PollFd{{Fd: int32(poll), Events: unix.POLLIN}}
 	for {
-		n, err := unix.EpollWait(poll, events, -1)
+		if _, err := unix.Poll(wait, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		rest()
+		n, err := unix.EpollWait(poll, events, 0)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return err
 		}

@@ -198,10 +198,10 @@ func (x *experiment) measure(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for i := range x.ways {
-			y := x.ways[(round+i)%len(x.ways)]
-			for range x.sweeps {
-				if err := x.sweep(ctx, y, false); err != nil {
+		// Sweep by sweep, so that what slows the machine down for a second slows all ways.
+		for sweep := range x.sweeps {
+			for i := range x.ways {
+				if err := x.sweep(ctx, x.ways[(round+sweep+i)%len(x.ways)], false); err != nil {
 					return err
 				}
 			}

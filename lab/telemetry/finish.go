@@ -71,11 +71,11 @@ func (x *experiment) latencies() {
 	if x.weir == nil {
 		return
 	}
-	var restarts time.Duration
+	var restarts, withHeld time.Duration
 	var moves sides
 	for _, s := range append([]*stage{x.stage}, x.fast...) {
-		longest, which := s.undecodable()
-		restarts = max(restarts, longest)
+		longest, held, which := s.undecodable()
+		restarts, withHeld = max(restarts, longest), max(withHeld, held)
 		if longest > time.Second {
 			x.result.Note("undecodable for %.1f s: %s", longest.Seconds(), which)
 		}
@@ -83,6 +83,7 @@ func (x *experiment) latencies() {
 		moves = sides{max(moves.undecodable, m.undecodable), max(moves.overlap, m.overlap)}
 	}
 	x.result.Set("undecodable_seconds", restarts.Seconds())
+	x.result.Set("undecodable_seconds_held", withHeld.Seconds())
 	x.result.Set("undecodable_seconds_moved", moves.undecodable.Seconds())
 	x.result.Set("resize_overlap_ms", ms(moves.overlap))
 }

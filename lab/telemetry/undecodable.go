@@ -25,8 +25,9 @@ type admission struct {
 const templateGrace = 10 * time.Second
 
 // undecodable returns the longest time for which a collector that had started accepted records of a sparse
-// device and did not decode them, and which that was.
-func (s *stage) undecodable() (longest time.Duration, which string) {
+// device and did not decode them, and which that was; held is the longest with the time in which the device held its
+// messages back.
+func (s *stage) undecodable() (longest, held time.Duration, which string) {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	for _, ad := range s.admissions {
@@ -39,6 +40,7 @@ func (s *stage) undecodable() (longest time.Duration, which string) {
 			}
 			sent := since(s.fleet.SentAt(i, ad.epoch), ad.at)
 			decoded := a.messages(ad.slot, ad.life, ad.epoch)
+			held = max(held, blind(sent, nil, decoded, ad.at, s.endOf(ad.epoch)))
 			if d := blind(sent, s.fleet.WaitedAt(i), decoded, ad.at, s.endOf(ad.epoch)); d > longest {
 				longest = d
 				which = fmt.Sprintf("slot %d, life %d of its collector, admitted at %s: of %d messages of %s it decoded %d",
@@ -46,7 +48,7 @@ func (s *stage) undecodable() (longest time.Duration, which string) {
 			}
 		}
 	}
-	return longest, which
+	return longest, held, which
 }
 
 // sides is what became of the messages that sparse devices sent in the epochs in which they moved.

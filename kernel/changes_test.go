@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// heard waits for a change; quiet says that none may come.
+func heard(t *testing.T, c *Changes, quiet bool) {
+	t.Helper()
+	wait := 5 * time.Second
+	if quiet {
+		wait = 100 * time.Millisecond
+	}
+	select {
+	case <-c.C:
+		if quiet {
+			t.Fatal("a change, though nothing was locked")
+		}
+	case <-time.After(wait):
+		if !quiet {
+			t.Fatal("no change was heard")
+		}
+	}
+}
+
+func TestChanges(t *testing.T) {
+	r := newRoot(t)
+	c, err := r.Changes() // before there is a lock to watch
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	l, err := r.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	heard(t, c, true)
+	keep := filepath.Join(r.path, "1", "steer")
+	if err := os.MkdirAll(filepath.Join(keep, "x"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	l.Unlock()
+	heard(t, c, false)
+
+	for range 3 {
+		if err := c.Renew(); err != nil { // it is the same: what comes is heard once
+			t.Fatal(err)
+		}
+	}
+	if _, err := r.Instances("steer"); err != nil { // readers are not heard
+		t.Fatal(err)
+	}
+	heard(t, c, true)
+	if l, err = r.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.Unlock()
+	heard(t, c, false)
+	heard(t, c, true)
+}
