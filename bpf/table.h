@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Longest-prefix match over IPv4 and IPv6, mostly in one cold pair of cache lines. Package table
+ * writes what this reads, and describes how: table/README.md. A program has a table by
+ *
+ *	TABLE_MAPS(flows);
+ *	...
+ *	value = TABLE_LOOKUP4(flows, bpf_ntohl(ip->saddr));
+ *	value = TABLE_LOOKUP6(flows, words); // __u32 words[4], each in host byte order
+ *
+ * A value is 1 to TABLE_MAX_VALUE; 0 says that no prefix covers the address. A reader sees the table
+ * as it was before or after a change, never in between.
+ */
+#ifndef WEIR_TABLE_H
+#define WEIR_TABLE_H
+
+#define TABLE_MAX_VALUE 0x3fffff
+#define TABLE_ROOT4	17 /* bits of an IPv4 address that choose a page */
+#define TABLE_ROOT6	16 /* bits of an IPv6 address that do, if its /32 has no page */
+#define TABLE_SLOTS	19 /* bits of the hash of /32s: at most 512K slots */
+#define TABLE_BUCKETS	17 /* bits of its displacements */
+#define TABLE_SEGMENT	20 /* bits of a segment of pages: 1 MiB */
+#define TABLE_SLACK	256 /* bytes behind a segment, so that reading past a short page is legal */
+
+/*
+ * entry, wherever it lies: bit 31 says that 30 to 9 are the number of a page, in units of 8 bytes,
+ * else they are the value. In the index bit 0 says that the page spans two cache lines. In a page
+ * 8 to 5 are the number of wildcard bits within its 16, and 4 to 0 the item of the page that
+ * encloses this one; 31: none.
+ */
+#define TABLE_PAGE	0x80000000u
+#define TABLE_OF(entry) (((entry) >> 9) & TABLE_MAX_VALUE)
+#define TABLE_WIDE_PAGE 1
+
+/*
+ * A page, 8 to 128 bytes, placed so that it spans as few lines as it can:
+ *
+ *	__u32 head	bit 31 0; 30 to 9 the value where no item matches; 8 a list; 6 to 4 which 16
+ *			bits of the address it looks at; 3 that value is a prefix of its own and not
+ *			inherited; 2 to 0 k
+ *	__u32 tag	the first 32 bits of the addresses below it (IPv6)
+ *	__u64 starts[k]	4 * k sorted 16-bit lanes: the first address of each item; the last repeats
+ *	__u32 entry[4 * k]
+ *
+ * A list, of k prefixes of one /64, has head, tag, and k times { __u64 low bits; __u32 wildcard
+ * bits; __u32 value }, the longest first.
+ */
+#define TABLE_LIST	0x100
+#define TABLE_MAX_K	5
+#define TABLE_MAX_ITEMS 20
+
+/* index is what leads to pages; there are two, so that a table can be replaced at once. */
+struct table_index {
+	__u32 root4[1 << TABLE_ROOT4];
+	__u32 root6[1 << TABLE_ROOT6];
+	__u32 slot[1 << TABLE_SLOTS];
+	__u16 displacement[1 << TABLE_BUCKETS];
+	__u32 bucket_shift; /* 64 - log2(buckets) */
+	__u32 slot_mask;
+};
+
+struct table_segment {
+	__u8 page[(1 << TABLE_SEGMENT) + TABLE_SLACK];
+};
+
+/* head says which index is read: bit 0 for IPv4, bit 1 for IPv6. */
+struct table_head {
+	__u32 active;
+	__u32 pad;
+};
+
+/* The number of segments is set before the maps are made (table.Size). */
+#define TABLE_MAPS(name)                                        \
+	struct {                                                \
+		__uint(type, BPF_MAP_TYPE_ARRAY);               \
+		__uint(map_flags, BPF_F_MMAPABLE);              \
+		__uint(max_entries, 1);                         \
+		__type(key, __u32);                             \
+		__type(value, struct table_head);               \
+	} name##_head SEC(".maps");                             \
+	struct {                                                \
+		__uint(type, BPF_MAP_TYPE_ARRAY);               \
+		__uint(map_flags, BPF_F_MMAPABLE);              \
+		__uint(max_entries, 2);                         \
+		__type(key, __u32);                             \
+		__type(value, struct table_index);              \
+	} name##_index SEC(".maps");                            \
+	struct {                                                \
+		__uint(type, BPF_MAP_TYPE_ARRAY);               \
+		__uint(map_flags, BPF_F_MMAPABLE);              \
+		__uint(max_entries, 1);                         \
+		__type(key, __u32);                             \
+		__type(value, struct table_segment);            \
+	} name##_pages SEC(".maps")
+
+#define TABLE_LOOKUP4(name, ip)	   table_lookup4(&name##_head, &name##_index, &name##_pages, ip)
+#define TABLE_LOOKUP6(name, words) table_lookup6(&name##_head, &name##_index, &name##_pages, words)
+
+#define TABLE_HIGH 0x8000800080008000ULL
+#define TABLE_ONES 0x0001000100010001ULL
+
+/* table_page_at finds a page by its number. */
+static __always_inline const __u8 *table_page_at(void *pages, __u32 number)
+{
+	__u32 segment = number >> (TABLE_SEGMENT - 3);
+	struct table_segment *s = bpf_map_lookup_elem(pages, &segment);
+
+	return s ? s->page + (number << 3 & ((1 << TABLE_SEGMENT) - 1)) : 0;
+}
+
+/*
+ * table_search returns the entry of a page that an address falls to. x is the 16 bits of the
+ * address that the page looks at, or with wide 0 the last 15 of an IPv4 address. Wide lanes are
+ * compared on 15 bits: each is rotated right by one, so that its top bit is the start's lowest,
+ * which the last test compares.
+ */
+static __always_inline __u32 table_search(const __u8 *p, __u32 x, int wide, __u32 entry)
+{
+	/* Where the page spans two lines the second is fetched now, not when the first has come. */
+	const __u8 *second = p + ((entry & TABLE_WIDE_PAGE) << 6);
+	__u32 head = *(__u32 *)p, k = head & 7, i, j, e, start, miss, covered, next, fetched;
+	__u64 sought = (__u64)(wide ? x >> 1 : x) * TABLE_ONES | TABLE_HIGH, rank = 0;
+	const __u8 *entries = p + 8 + 8 * k;
+
+	asm volatile("%0 = *(u32 *)(%1 + 0)" : "=r"(fetched) : "r"(second));
+	/* How many lanes are not above x: four compared at a time, and no branch to be mispredicted. */
+#pragma clang loop unroll(full)
+	for (j = 0; j < TABLE_MAX_K; j++) {
+		__u64 lanes = *(__u64 *)(p + 8 + 8 * j);
+		__u64 there = (__u64)((__s64)((__s64)j - (__s64)k) >> 63);
+
+		if (wide)
+			lanes &= ~TABLE_HIGH;
+		rank += ((sought - lanes) >> 15) & TABLE_ONES & there;
+	}
+	i = (__u32)((rank * TABLE_ONES) >> 48) - 1;
+	if (i >= TABLE_MAX_ITEMS)
+		return head;
+	e = *(__u32 *)(entries + 4 * i);
+	start = *(__u16 *)(p + 8 + 2 * i);
+	if (wide)
+		start = (start << 1 | start >> 15) & 0xffff;
+	miss = (x ^ start) >> ((e >> 5) & 15);
+	covered = (__u32)((__s32)(miss - 1) >> 31);
+	asm volatile("" : "+r"(covered));
+	next = ((e & 31) ^ 31) & ~covered;
+	if (next) { /* not covered, but something encloses it */
+		for (j = 0; j < TABLE_MAX_ITEMS; j++) {
+			i = e & 31;
+			if (i >= TABLE_MAX_ITEMS)
+				return head;
+			e = *(__u32 *)(entries + 4 * i);
+			start = *(__u16 *)(p + 8 + 2 * i);
+			if (wide)
+				start = (start << 1 | start >> 15) & 0xffff;
+			if (((x ^ start) >> ((e >> 5) & 15)) == 0)
+				return e;
+		}
+		return head;
+	}
+	return head ^ ((head ^ e) & covered);
+}
+
+/* table_index_of finds the index that is read. */
+static __always_inline struct table_index *table_index_of(void *head, void *index, __u32 family)
+{
+	__u32 zero = 0, which;
+	struct table_head *h = bpf_map_lookup_elem(head, &zero);
+
+	if (!h)
+		return 0;
+	which = h->active >> family & 1;
+	return bpf_map_lookup_elem(index, &which);
+}
+
+/* table_lookup4 returns the value of the longest prefix that covers ip (host byte order), or 0. */
+static __always_inline __u32 table_lookup4(void *head, void *index, void *pages, __u32 ip)
+{
+	struct table_index *t = table_index_of(head, index, 0);
+	__u32 entry, i;
+
+	if (!t)
+		return 0;
+	entry = t->root4[ip >> (32 - TABLE_ROOT4)];
+	for (i = 0; i < 16 && entry & TABLE_PAGE; i++) {
+		const __u8 *p = table_page_at(pages, TABLE_OF(entry));
+
+		if (!p)
+			return 0;
+		entry = table_search(p, ip & ((1 << (32 - TABLE_ROOT4)) - 1), 0, entry);
+	}
+	return TABLE_OF(entry);
+}
+
+/* table_list searches the prefixes of one /64, the longest first. */
+static __always_inline __u32 table_list(const __u8 *p, __u64 low)
+{
+	__u32 i, n = *(__u32 *)p & 7;
+
+	for (i = 0; i < 7 && i < n; i++) {
+		__u64 start = *(__u64 *)(p + 8 + 16 * i);
+		__u32 wildcard = *(__u32 *)(p + 16 + 16 * i);
+
+		if (((low ^ start) >> (wildcard & 63)) == 0)
+			return *(__u32 *)(p + 20 + 16 * i);
+	}
+	return TABLE_OF(*(__u32 *)p);
+}
+
+/* table_descend goes on where one page did not do, which is rare: a function of its own. */
+static __noinline __u32 table_descend(void *pages, __u32 entry, __u64 high, __u64 low)
+{
+	__u32 i;
+
+	for (i = 0; i < 32; i++) {
+		const __u8 *p = table_page_at(pages, TABLE_OF(entry));
+		__u32 head, slice;
+		__u64 half;
+
+		if (!p)
+			return 0;
+		head = *(__u32 *)p;
+		if (head & TABLE_LIST)
+			return table_list(p, low);
+		slice = (head >> 4) & 7;
+		half = slice & 4 ? low : high;
+		entry = table_search(p, half >> (48 - 16 * (slice & 3)) & 0xffff, 1, 0);
+		if (!(entry & TABLE_PAGE))
+			break;
+	}
+	return TABLE_OF(entry);
+}
+
+/* table_mix spreads a /32 over 64 bits; one multiplication would leave those that differ in their
+ * high bits alone together for every displacement. */
+static __always_inline __u64 table_mix(__u32 first)
+{
+	__u64 h = first * 0x9E3779B97F4A7C15ULL;
+
+	h ^= h >> 29;
+	h *= 0xBF58476D1CE4E5B9ULL;
+	return h ^ h >> 32;
+}
+
+/*
+ * table_lookup6 returns the value of the longest prefix that covers an address, given as four words
+ * in host byte order, or 0.
+ */
+static __always_inline __u32 table_lookup6(void *head, void *index, void *pages, const __u32 *words)
+{
+	struct table_index *t = table_index_of(head, index, 1);
+	__u32 entry, d;
+	const __u8 *p;
+	__u64 h;
+
+	if (!t)
+		return 0;
+	h = table_mix(words[0]);
+	d = t->displacement[h >> (t->bucket_shift & 63) & ((1 << TABLE_BUCKETS) - 1)];
+	entry = t->slot[((__u32)h + d * ((__u32)(h >> 20) | 1)) & t->slot_mask &
+			((1 << TABLE_SLOTS) - 1)];
+	p = table_page_at(pages, TABLE_OF(entry));
+	if (!p)
+		return 0;
+	if (*(__u32 *)(p + 4) == words[0] && entry)
+		entry = table_search(p, words[1] >> 16, 1, entry);
+	else
+		entry = t->root6[words[0] >> (32 - TABLE_ROOT6)];
+	if (entry & TABLE_PAGE)
+		return table_descend(pages, entry, (__u64)words[0] << 32 | words[1],
+				     (__u64)words[2] << 32 | words[3]);
+	return TABLE_OF(entry);
+}
+
+#endif
