@@ -3,7 +3,7 @@
  * Longest-prefix match over IPv4 and IPv6, mostly in one cold pair of cache lines. Package table
  * writes what this reads, and describes how: table/README.md. A program has a table by
  *
- *	TABLE_MAPS(flows);
+ *	TABLE_MAPS(flows)
  *	...
  *	value = TABLE_LOOKUP4(flows, bpf_ntohl(ip->saddr));
  *	value = TABLE_LOOKUP6(flows, words); // __u32 words[4], each in host byte order
@@ -17,7 +17,7 @@
 #define TABLE_MAX_VALUE 0x3fffff
 #define TABLE_ROOT4	17 /* bits of an IPv4 address that choose a page */
 #define TABLE_ROOT6	16 /* bits of an IPv6 address that do, if its /32 has no page */
-#define TABLE_SLOTS	19 /* bits of the hash of /32s: at most 512K slots */
+#define TABLE_SLOTS	18 /* bits of the hash of /32s; what does not fit is found through root6 */
 #define TABLE_BUCKETS	17 /* bits of its displacements */
 #define TABLE_SEGMENT	20 /* bits of a segment of pages: 1 MiB */
 #define TABLE_SLACK	256 /* bytes behind a segment, so that reading past a short page is legal */
@@ -49,6 +49,10 @@
 #define TABLE_MAX_K	5
 #define TABLE_MAX_ITEMS 20
 
+/* How deep pages lie at most: each looks at one bit more at least. A few is what real tables have. */
+#define TABLE_DEPTH4 (32 - TABLE_ROOT4 + 1)
+#define TABLE_DEPTH6 (128 - TABLE_ROOT6 + 1)
+
 /* index is what leads to pages; there are two, so that a table can be replaced at once. */
 struct table_index {
 	__u32 root4[1 << TABLE_ROOT4];
@@ -63,38 +67,28 @@ struct table_segment {
 	__u8 page[(1 << TABLE_SEGMENT) + TABLE_SLACK];
 };
 
-/* head says which index is read: bit 0 for IPv4, bit 1 for IPv6. */
+#define TABLE_SIZES 17	 /* of free pages, in units of 8 bytes: 1 to 16 */
+#define TABLE_LIMBO 8192 /* pages that are no longer part of the table, but may still be read */
+
+/* head: its first word says which index is read, bit 0 for IPv4 and bit 1 for IPv6. The rest is the
+ * writer's. */
 struct table_head {
 	__u32 active;
-	__u32 pad;
+	__u32 magic;
+	__u32 writing; /* not 0: a change is under way, or was when its writer was killed */
+	__u32 reused;  /* rises before memory of pages is used again */
+	__u32 next;    /* the first unit of 8 bytes that was never used */
+	__u32 units;   /* in use */
+	__u32 pages;
+	__u32 groups; /* /32s in the hash */
+	__u32 count[2];
+	__u32 in_limbo;
+	__u32 free[TABLE_SIZES]; /* lists of free pages, by size */
+	__u32 limbo[TABLE_LIMBO];
+	/* Prefixes too short for a page, of each index: prefix b of length l is number 2^l + b. */
+	__u32 short4[2][2 << TABLE_ROOT4];
+	__u32 short6[2][2 << TABLE_ROOT6];
 };
-
-/* The number of segments is set before the maps are made (table.Size). */
-#define TABLE_MAPS(name)                                        \
-	struct {                                                \
-		__uint(type, BPF_MAP_TYPE_ARRAY);               \
-		__uint(map_flags, BPF_F_MMAPABLE);              \
-		__uint(max_entries, 1);                         \
-		__type(key, __u32);                             \
-		__type(value, struct table_head);               \
-	} name##_head SEC(".maps");                             \
-	struct {                                                \
-		__uint(type, BPF_MAP_TYPE_ARRAY);               \
-		__uint(map_flags, BPF_F_MMAPABLE);              \
-		__uint(max_entries, 2);                         \
-		__type(key, __u32);                             \
-		__type(value, struct table_index);              \
-	} name##_index SEC(".maps");                            \
-	struct {                                                \
-		__uint(type, BPF_MAP_TYPE_ARRAY);               \
-		__uint(map_flags, BPF_F_MMAPABLE);              \
-		__uint(max_entries, 1);                         \
-		__type(key, __u32);                             \
-		__type(value, struct table_segment);            \
-	} name##_pages SEC(".maps")
-
-#define TABLE_LOOKUP4(name, ip)	   table_lookup4(&name##_head, &name##_index, &name##_pages, ip)
-#define TABLE_LOOKUP6(name, words) table_lookup6(&name##_head, &name##_index, &name##_pages, words)
 
 #define TABLE_HIGH 0x8000800080008000ULL
 #define TABLE_ONES 0x0001000100010001ULL
@@ -173,23 +167,20 @@ static __always_inline struct table_index *table_index_of(void *head, void *inde
 	return bpf_map_lookup_elem(index, &which);
 }
 
-/* table_lookup4 returns the value of the longest prefix that covers ip (host byte order), or 0. */
-static __always_inline __u32 table_lookup4(void *head, void *index, void *pages, __u32 ip)
+/* table_first4 returns what the index and the first page say of an address (host byte order). */
+static __always_inline __u32 table_first4(void *head, void *index, void *pages, __u32 ip)
 {
 	struct table_index *t = table_index_of(head, index, 0);
-	__u32 entry, i;
+	const __u8 *p;
+	__u32 entry;
 
 	if (!t)
 		return 0;
 	entry = t->root4[ip >> (32 - TABLE_ROOT4)];
-	for (i = 0; i < 16 && entry & TABLE_PAGE; i++) {
-		const __u8 *p = table_page_at(pages, TABLE_OF(entry));
-
-		if (!p)
-			return 0;
-		entry = table_search(p, ip & ((1 << (32 - TABLE_ROOT4)) - 1), 0, entry);
-	}
-	return TABLE_OF(entry);
+	if (!(entry & TABLE_PAGE))
+		return entry;
+	p = table_page_at(pages, TABLE_OF(entry));
+	return p ? table_search(p, ip & ((1 << (32 - TABLE_ROOT4)) - 1), 0, entry) : 0;
 }
 
 /* table_list searches the prefixes of one /64, the longest first. */
@@ -207,28 +198,21 @@ static __always_inline __u32 table_list(const __u8 *p, __u64 low)
 	return TABLE_OF(*(__u32 *)p);
 }
 
-/* table_descend goes on where one page did not do, which is rare: a function of its own. */
-static __noinline __u32 table_descend(void *pages, __u32 entry, __u64 high, __u64 low)
+/* table_step searches one more page, for an address in two halves (IPv4: the upper 32 bits). */
+static __always_inline __u32 table_step(void *pages, __u32 entry, __u64 high, __u64 low)
 {
-	__u32 i;
+	const __u8 *p = table_page_at(pages, TABLE_OF(entry));
+	__u32 head, slice;
 
-	for (i = 0; i < 32; i++) {
-		const __u8 *p = table_page_at(pages, TABLE_OF(entry));
-		__u32 head, slice;
-		__u64 half;
-
-		if (!p)
-			return 0;
-		head = *(__u32 *)p;
-		if (head & TABLE_LIST)
-			return table_list(p, low);
-		slice = (head >> 4) & 7;
-		half = slice & 4 ? low : high;
-		entry = table_search(p, half >> (48 - 16 * (slice & 3)) & 0xffff, 1, 0);
-		if (!(entry & TABLE_PAGE))
-			break;
-	}
-	return TABLE_OF(entry);
+	if (!p)
+		return 0;
+	head = *(__u32 *)p;
+	if (head & TABLE_LIST)
+		return table_list(p, low) << 9;
+	slice = (head >> 4) & 7;
+	if (!slice)
+		return table_search(p, high >> 32 & ((1 << (32 - TABLE_ROOT4)) - 1), 0, 0);
+	return table_search(p, (slice & 4 ? low : high) >> (48 - 16 * (slice & 3)) & 0xffff, 1, 0);
 }
 
 /* table_mix spreads a /32 over 64 bits; one multiplication would leave those that differ in their
@@ -242,11 +226,8 @@ static __always_inline __u64 table_mix(__u32 first)
 	return h ^ h >> 32;
 }
 
-/*
- * table_lookup6 returns the value of the longest prefix that covers an address, given as four words
- * in host byte order, or 0.
- */
-static __always_inline __u32 table_lookup6(void *head, void *index, void *pages, const __u32 *words)
+/* table_first6 does so for an address of four words in host byte order. */
+static __always_inline __u32 table_first6(void *head, void *index, void *pages, const __u32 *words)
 {
 	struct table_index *t = table_index_of(head, index, 1);
 	__u32 entry, d;
@@ -263,13 +244,61 @@ static __always_inline __u32 table_lookup6(void *head, void *index, void *pages,
 	if (!p)
 		return 0;
 	if (*(__u32 *)(p + 4) == words[0] && entry)
-		entry = table_search(p, words[1] >> 16, 1, entry);
-	else
-		entry = t->root6[words[0] >> (32 - TABLE_ROOT6)];
-	if (entry & TABLE_PAGE)
-		return table_descend(pages, entry, (__u64)words[0] << 32 | words[1],
-				     (__u64)words[2] << 32 | words[3]);
-	return TABLE_OF(entry);
+		return table_search(p, words[1] >> 16, 1, entry);
+	return t->root6[words[0] >> (32 - TABLE_ROOT6)];
 }
+
+/*
+ * TABLE_MAPS declares a table. The number of segments is set before the maps are made (table.Size).
+ * A step from page to page is a global function: the verifier looks at it once, and not at each of
+ * the hundred pages that may lie below each other.
+ */
+#define TABLE_MAPS(name)                                                                \
+	struct {                                                                        \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                       \
+		__uint(map_flags, BPF_F_MMAPABLE);                                      \
+		__uint(max_entries, 1);                                                 \
+		__type(key, __u32);                                                     \
+		__type(value, struct table_head);                                       \
+	} name##_head SEC(".maps");                                                     \
+	struct {                                                                        \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                       \
+		__uint(map_flags, BPF_F_MMAPABLE);                                      \
+		__uint(max_entries, 2);                                                 \
+		__type(key, __u32);                                                     \
+		__type(value, struct table_index);                                      \
+	} name##_index SEC(".maps");                                                    \
+	struct {                                                                        \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                       \
+		__uint(map_flags, BPF_F_MMAPABLE);                                      \
+		__uint(max_entries, 1);                                                 \
+		__type(key, __u32);                                                     \
+		__type(value, struct table_segment);                                    \
+	} name##_pages SEC(".maps");                                                    \
+	__attribute__((noinline)) __u32 name##_step(__u32 entry, __u64 high, __u64 low) \
+	{                                                                               \
+		return table_step(&name##_pages, entry, high, low);                     \
+	}                                                                               \
+	static __always_inline __u32 name##_lookup4(__u32 ip)                           \
+	{                                                                               \
+		__u32 i, entry = table_first4(&name##_head, &name##_index, &name##_pages, ip); \
+                                                                                        \
+		for (i = 1; i < TABLE_DEPTH4 && entry & TABLE_PAGE; i++)                \
+			entry = name##_step(entry, (__u64)ip << 32, 0);                 \
+		return TABLE_OF(entry);                                                 \
+	}                                                                               \
+	static __always_inline __u32 name##_lookup6(const __u32 *words)                 \
+	{                                                                               \
+		__u32 i, entry = table_first6(&name##_head, &name##_index, &name##_pages, words); \
+                                                                                        \
+		for (i = 0; i < TABLE_DEPTH6 && entry & TABLE_PAGE; i++)                \
+			entry = name##_step(entry, (__u64)words[0] << 32 | words[1],    \
+					    (__u64)words[2] << 32 | words[3]);          \
+		return TABLE_OF(entry);                                                 \
+	}
+
+/* The value of the longest prefix that covers an address, or 0. */
+#define TABLE_LOOKUP4(name, ip)	   name##_lookup4(ip)
+#define TABLE_LOOKUP6(name, words) name##_lookup6(words)
 
 #endif

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import "sort"
+
+// build makes the pages for prefixes that are longer than the bits above a slice, which they share; they are sorted by
+// address, shorter ones first. value is that of the shorter prefix above, own says that it is one of exactly those
+// bits. It returns the entry that leads there.
+func (m *memory) build(ps []prefix, slice uint8, value uint32, own bool, tag uint32) (uint32, error) {
+	n := node{value: value, own: own, slice: slice, tag: tag}
+	if slice == 4 && len(ps) <= maxList {
+		n.list = append(make([]prefix, 0, len(ps)), ps...)
+		return m.emit(&n)
+	}
+	end := endOf(slice)
+	n.items = make([]item, 0, len(ps))
+	var open [18]item // those that the present one lies in
+	depth := 0
+	for i := 0; i < len(ps); {
+		p := &ps[i]
+		x := p.part(slice)
+		for depth > 0 && !open[depth-1].covers(x) {
+			depth--
+		}
+		if p.len <= end {
+			it := item{x, end - p.len, valueEntry(p.value)}
+			n.items = append(n.items, it)
+			open[depth] = it
+			depth++
+			i++
+			continue
+		}
+		j := i + 1
+		for j < len(ps) && ps[j].part(slice) == x {
+			j++
+		}
+		above := value
+		if depth > 0 {
+			above = of(open[depth-1].entry)
+		}
+		last := len(n.items) - 1
+		exact := last >= 0 && n.items[last].start == x && n.items[last].shift == 0
+		e, err := m.build(ps[i:j], slice+1, above, exact, tag)
+		if err != nil {
+			return 0, err
+		}
+		if exact {
+			n.items[last].entry = e
+		} else {
+			n.items = append(n.items, item{x, 0, e})
+		}
+		i = j
+	}
+	return m.fit(&n)
+}
+
+// fit writes a page of any number of items: what is too much goes to pages below it.
+func (m *memory) fit(n *node) (uint32, error) {
+	if n.list == nil && len(n.items) > maxItems {
+		width := uint8(16)
+		if n.slice == 0 {
+			width = 32 - root4Bits
+		}
+		items, err := m.carve(n.items, item{0, width, valueEntry(n.value)}, n)
+		if err != nil {
+			return 0, err
+		}
+		n.items = items
+	}
+	return m.emit(n)
+}
+
+// carve reduces the items within a region to maxItems at most, by moving halves, quarters and so on to pages of their
+// own. region.entry is the value in force there.
+func (m *memory) carve(items []item, region item, n *node) ([]item, error) {
+	if len(items) <= maxItems {
+		return items, nil
+	}
+	var out []item
+	inner := region
+	if items[0].start == region.start && items[0].shift == region.shift {
+		out, inner.entry, items = append(out, items[0]), items[0].entry, items[1:]
+	}
+	half := region.shift - 1
+	middle := region.start | 1<<half
+	at := sort.Search(len(items), func(i int) bool { return items[i].start >= middle })
+	sides := [2]item{{region.start, half, inner.entry}, {middle, half, inner.entry}}
+	parts := [2][]item{items[:at], items[at:]}
+	for i := range parts {
+		var err error
+		if parts[i], err = m.carve(parts[i], sides[i], n); err != nil {
+			return nil, err
+		}
+	}
+	for len(out)+len(parts[0])+len(parts[1]) > maxItems {
+		larger := 0
+		if len(parts[1]) > len(parts[0]) {
+			larger = 1
+		}
+		moved, err := m.move(parts[larger], sides[larger], n)
+		if err != nil {
+			return nil, err
+		}
+		parts[larger] = []item{moved}
+	}
+	return append(append(out, parts[0]...), parts[1]...), nil
+}
+
+// move writes the items of a region to a page of their own and returns the item that stands for them.
+func (m *memory) move(items []item, region item, n *node) (item, error) {
+	below := node{value: of(region.entry), slice: n.slice, tag: n.tag}
+	if items[0].start == region.start && items[0].shift == region.shift {
+		below.value, below.own, items = of(items[0].entry), true, items[1:]
+	}
+	below.items = items
+	e, err := m.emit(&below)
+	return item{region.start, region.shift, e}, err
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import "sync/atomic"
+
+// IPv6: prefixes up to /16 are kept in head.Short6 and spread over the root. Those up to /32 are in pages below the
+// root. Longer ones, and /32s, form a group for each 32 bits: its pages are found by the hash, or, where that has no
+// place for it, below the root's pages.
+
+func (m *memory) active6() int { return int(m.Active >> 1 & 1) }
+
+// set6 carries a change out.
+func (m *memory) set6(c *change) error {
+	if c.len > 32 {
+		return m.setLong(c)
+	}
+	t := m.index[m.active6()]
+	if c.len <= root6Bits {
+		short := m.Short6[m.active6()][:]
+		if !setShort(short, c) {
+			return nil
+		}
+		m.spread(short, t.Root6[:], root6Bits, c)
+		m.inheritGroups(c)
+		return nil
+	}
+	if err := m.editRoot(t, c); err != nil {
+		return err
+	}
+	if c.remove && !c.found {
+		return nil
+	}
+	if c.len == 32 {
+		return m.setGroup(c)
+	}
+	m.inheritGroups(c)
+	return nil
+}
+
+func (m *memory) editRoot(t *index, c *change) error {
+	g := uint32(c.hi >> (64 - root6Bits))
+	e, err := m.edit(t.Root6[g], 1, c)
+	if err == nil && e != t.Root6[g] {
+		atomic.StoreUint32(&t.Root6[g], e)
+	}
+	return err
+}
+
+// setLong carries out a change of a prefix longer than 32.
+func (m *memory) setLong(c *change) error {
+	key := uint32(c.hi >> 32)
+	c.tag = key
+	t := m.index[m.active6()]
+	old := m.group(t, key)
+	if old == 0 {
+		value, page, _ := m.below(t, key)
+		if page != 0 || c.remove {
+			return m.editRoot(t, c)
+		}
+		e, err := m.build([]prefix{c.prefix}, 2, value, false, key)
+		if err != nil {
+			return err
+		}
+		if m.enter(key, e) {
+			return nil
+		}
+		m.free(e) // nobody has seen it
+		return m.editRoot(m.index[m.active6()], c)
+	}
+	e, err := m.edit(old, 2, c)
+	if err != nil || e == old {
+		return err
+	}
+	return m.regroup(t, key, e)
+}
+
+// regroup has a key lead to another page. A group that has nothing left but a value goes, unless it is that of a /32.
+func (m *memory) regroup(t *index, key, e uint32) error {
+	if !isPage(e) {
+		if _, _, own := m.below(t, key); !own {
+			m.take(t, key)
+			m.Groups--
+			return nil
+		}
+		var err error
+		if e, err = m.emit(&node{value: of(e), slice: 2, tag: key}); err != nil {
+			return err
+		}
+	}
+	atomic.StoreUint32(&t.Slot[t.slotOf(key)], e)
+	return nil
+}
+
+// enter adds a group to the hash, which grows if it must. It returns false if there is no place for it.
+func (m *memory) enter(key, e uint32) bool {
+	t := m.index[m.active6()]
+	if !t.room(m.Groups) && m.grow() {
+		t = m.index[m.active6()]
+	}
+	if m.Groups >= mostKeys {
+		return false
+	}
+	if !m.place(t, key, e) {
+		if !m.grow() || !m.place(m.index[m.active6()], key, e) {
+			return false
+		}
+	}
+	m.Groups++
+	return true
+}
+
+// below finds what the root has for a group's 32 bits: the value in force, the page of the group if it lies there, and
+// whether there is a prefix of exactly these bits.
+func (m *memory) below(t *index, key uint32) (value, page uint32, own bool) {
+	e := t.Root6[key>>16]
+	for isPage(e) {
+		n := m.decode(of(e))
+		value = n.value
+		x, next := key&0xffff, uint32(0)
+		if n.slice > 1 {
+			return value, e, n.own
+		}
+		own = false
+		for _, it := range n.items {
+			switch {
+			case !it.covers(x):
+			case isPage(it.entry):
+				next = it.entry
+			default:
+				value, own = of(it.entry), it.shift == 0
+			}
+		}
+		if next == 0 {
+			return value, 0, own
+		}
+		e = next
+	}
+	return of(e), 0, false
+}
+
+// setGroup follows a change of a /32: its group has another value, comes or goes.
+func (m *memory) setGroup(c *change) error {
+	key := uint32(c.hi >> 32)
+	t := m.index[m.active6()]
+	value, page, own := m.below(t, key)
+	if page != 0 {
+		return nil // the group lies there, and has changed with it
+	}
+	old := m.group(t, key)
+	if old == 0 {
+		if !own {
+			return nil
+		}
+		e, err := m.emit(&node{value: value, slice: 2, tag: key})
+		if err == nil && !m.enter(key, e) {
+			m.free(e) // the root's pages know it, too
+		}
+		return err
+	}
+	m.inherit(old, value, false)
+	if !own && *m.word(of(old), 0)&(listPage|7) == 0 { // nothing else is in it
+		m.retire(of(old))
+		return m.regroup(t, key, valueEntry(value))
+	}
+	return nil
+}
+
+// inheritGroups gives the groups below a prefix the value that is in force for them now.
+func (m *memory) inheritGroups(c *change) {
+	t := m.index[m.active6()]
+	first := uint32(c.hi >> 32)
+	if 32-c.len <= 10 {
+		for i := range uint32(1) << (32 - c.len) {
+			if e := m.group(t, first+i); e != 0 {
+				m.inheritGroup(t, e)
+			}
+		}
+		return
+	}
+	for s := range t.SlotMask + 1 {
+		if key, ok := m.keyAt(t, s); ok && uint64(key^first)>>(32-c.len) == 0 {
+			m.inheritGroup(t, t.Slot[s])
+		}
+	}
+}
+
+func (m *memory) inheritGroup(t *index, e uint32) {
+	value, _, _ := m.below(t, *m.word(of(e), 1))
+	m.inherit(e, value, false)
+}
+
+// fill6 makes an index of sorted prefixes, and returns how many groups are in its hash.
+func (m *memory) fill6(which int, ps []prefix) (groups uint32, err error) {
+	t, short := m.index[which], m.Short6[which][:]
+	clear(short)
+	keys := 0
+	var top []prefix
+	for i := range ps {
+		p := &ps[i]
+		if p.len <= root6Bits {
+			short[shortIndex(p)] = p.value
+		}
+		if p.len <= 32 {
+			top = append(top, *p)
+		}
+		if p.len >= 32 && (i == 0 || ps[i-1].len < 32 || ps[i-1].hi>>32 != p.hi>>32) {
+			keys++
+		}
+	}
+	if err := m.fillRoot(t.Root6[:], short, root6Bits, 1, top); err != nil {
+		return 0, err
+	}
+	t.shape(keys)
+	m.buckets, m.unread = make(buckets, 1<<(64-t.BucketShift)), true
+	defer func() { m.unread = false }()
+	for i := 0; i < len(ps); {
+		if ps[i].len < 32 {
+			i++
+			continue
+		}
+		j := i + 1
+		for j < len(ps) && ps[j].len >= 32 && ps[j].hi>>32 == ps[i].hi>>32 {
+			j++
+		}
+		entered, err := m.fillGroup(t, ps[i:j], groups)
+		if err != nil {
+			return 0, err
+		}
+		if entered {
+			groups++
+		}
+		i = j
+	}
+	return groups, nil
+}
+
+// fillGroup adds the prefixes of one group.
+func (m *memory) fillGroup(t *index, ps []prefix, groups uint32) (entered bool, err error) {
+	key := uint32(ps[0].hi >> 32)
+	value, _, _ := m.below(t, key)
+	longer := ps
+	if ps[0].len == 32 {
+		longer = ps[1:]
+	}
+	var e uint32
+	if len(longer) == 0 {
+		e, err = m.emit(&node{value: value, slice: 2, tag: key})
+	} else {
+		e, err = m.build(longer, 2, value, false, key)
+	}
+	if err != nil {
+		return false, err
+	}
+	if groups < mostKeys && m.place(t, key, e) {
+		return true, nil
+	}
+	m.free(e)
+	for i := range longer {
+		if err := m.editRoot(t, &change{prefix: longer[i], tag: key}); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"net/netip"
+	"sync/atomic"
+)
+
+// lookup does what table_lookup4 and table_lookup6 do, page by page; only the search of a page is the plain one.
+func (m *memory) lookup(a netip.Addr) uint32 {
+	var p prefix
+	p.hi, p.lo = words(a)
+	active := atomic.LoadUint32(&m.Active)
+	if a.Is4() {
+		return m.descend(atomic.LoadUint32(&m.index[active&1].Root4[p.hi>>(64-root4Bits)]), &p)
+	}
+	t := m.index[active>>1&1]
+	key := uint32(p.hi >> 32)
+	if e := atomic.LoadUint32(&t.Slot[t.slotOf(key)]); e != 0 && *m.word(of(e), 1) == key {
+		return m.descend(e, &p)
+	}
+	return m.descend(atomic.LoadUint32(&t.Root6[p.hi>>(64-root6Bits)]), &p)
+}
+
+// mostDeep is how deep pages lie at most: each looks at one bit more at least.
+const mostDeep = 128 - root6Bits + 1
+
+func (m *memory) descend(entry uint32, p *prefix) uint32 {
+	for range mostDeep { // no page leads back; but one whose memory is in use again may lead anywhere
+		if !isPage(entry) {
+			break
+		}
+		entry = m.search(of(entry), p)
+	}
+	return of(entry)
+}
+
+// search returns the entry of a page that an address falls to.
+func (m *memory) search(number uint32, p *prefix) uint32 {
+	if number >= m.limit() {
+		return 0
+	}
+	h := atomic.LoadUint32(m.word(number, 0))
+	if h&listPage != 0 {
+		for i := range h & 7 {
+			start := uint64(*m.word(number, 2+4*i)) | uint64(*m.word(number, 3+4*i))<<32
+			if (p.lo^start)>>(*m.word(number, 4+4*i)&63) == 0 {
+				return valueEntry(*m.word(number, 5+4*i))
+			}
+		}
+		return h &^ 0x1ff
+	}
+	slice, k := uint8(h>>4&7), min(h&7, 5)
+	x := p.part(slice)
+	for i := int(4*k) - 1; i >= 0; i-- { // the last that covers it is the longest
+		start := m.start(number, uint32(i), slice)
+		e := atomic.LoadUint32(m.word(number, 2+2*k+uint32(i)))
+		if (x^start)>>(e>>5&15) == 0 {
+			return e
+		}
+	}
+	return h &^ 0x1ff
+}

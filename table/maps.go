@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// The layout is that of bpf/table.h, which says what each part is for.
+const (
+	root4Bits    = 17
+	root6Bits    = 16
+	slotBits     = 18
+	bucketBits   = 17
+	segmentBytes = 1 << 20
+	slackBytes   = 256
+	limboPages   = 8192
+	maxSegments  = 32 // a page's number has 22 bits, of 8 bytes each
+
+	firstPage = 8 // 0 is the number of no page: 0 in a slot says that it is empty
+
+	magic = 0x77747031 // "wtp1": of this layout
+)
+
+// head is struct table_head.
+type head struct {
+	Active  uint32
+	Magic   uint32
+	Writing uint32
+	Reused  uint32
+	Next    uint32
+	Units   uint32
+	Pages   uint32
+	Groups  uint32
+	Count   [2]uint32
+	InLimbo uint32
+	Free    [17]uint32
+	Limbo   [limboPages]uint32
+	Short4  [2][2 << root4Bits]uint32
+	Short6  [2][2 << root6Bits]uint32
+}
+
+// index is struct table_index.
+type index struct {
+	Root4        [1 << root4Bits]uint32
+	Root6        [1 << root6Bits]uint32
+	Slot         [1 << slotBits]uint32
+	Displacement [1 << bucketBits]uint16
+	BucketShift  uint32
+	SlotMask     uint32
+}
+
+var (
+	// ErrFull says that the pages of a table are used up: make it with more segments.
+	ErrFull = errors.New("table full")
+	// ErrValue says that a value is not between 1 and MaxValue.
+	ErrValue = errors.New("no value for a table")
+	// ErrPrefix says that a prefix is invalid, or has bits set behind its length.
+	ErrPrefix = errors.New("no prefix for a table")
+	// ErrLayout says that maps are not those of a table, or of another version's.
+	ErrLayout = errors.New("no table of this version")
+)
+
+// Maps are the three maps of a table: NAME_head, NAME_index and NAME_pages of TABLE_MAPS(NAME).
+type Maps struct{ Head, Index, Pages *ebpf.Map }
+
+// Of picks the maps of the table called name.
+func Of(maps map[string]*ebpf.Map, name string) (Maps, error) {
+	m := Maps{maps[name+"_head"], maps[name+"_index"], maps[name+"_pages"]}
+	if m.Head == nil || m.Index == nil || m.Pages == nil {
+		return m, fmt.Errorf("%w: %s_head, %s_index and %s_pages are not all there", ErrLayout, name, name, name)
+	}
+	return m, nil
+}
+
+// Size gives the table called name so many segments, of 1 MiB each, before its maps are made: 1 to 32. A million
+// prefixes of a full table of the Internet take 9 (IPv4) to 11 (IPv6), and as many again while they are replaced.
+func Size(spec *ebpf.CollectionSpec, name string, segments int) error {
+	m := spec.Maps[name+"_pages"]
+	if m == nil {
+		return fmt.Errorf("%w: the object has no map %s_pages", ErrLayout, name)
+	}
+	if segments < 1 || segments > maxSegments {
+		return fmt.Errorf("a table of %d segments: it may have 1 to %d", segments, maxSegments)
+	}
+	m.MaxEntries = uint32(segments)
+	return nil
+}
+
+// memory is a table's maps, mapped.
+type memory struct {
+	*head
+	index [2]*index
+	pages []byte // segments, each with its slack
+
+	retired []uint32          // by the change under way
+	buckets buckets           // of the active IPv6 index; nil: not gathered
+	vacated map[uint32]uint32 // slots of it that keys moved from, and the keys: readers may still look there
+	unread  bool              // the index at work on is not read by anybody yet
+	maps    [][]byte
+}
+
+func mapMemory(m Maps, write bool) (*memory, error) {
+	out := &memory{vacated: map[uint32]uint32{}}
+	for _, want := range []struct {
+		m       *ebpf.Map
+		size    uint32
+		entries uint32 // 0: any
+	}{
+		{m.Head, uint32(unsafe.Sizeof(head{})), 1},
+		{m.Index, uint32(unsafe.Sizeof(index{})), 2},
+		{m.Pages, segmentBytes + slackBytes, 0},
+	} {
+		if want.m == nil || want.m.Type() != ebpf.Array || want.m.ValueSize() != want.size || want.entries > 0 && want.m.MaxEntries() != want.entries {
+			out.unmap()
+			return nil, fmt.Errorf("%w: %v", ErrLayout, want.m)
+		}
+		prot := unix.PROT_READ
+		if write {
+			prot |= unix.PROT_WRITE
+		}
+		b, err := unix.Mmap(want.m.FD(), 0, pageAligned(int(want.size)*int(want.m.MaxEntries())), prot, unix.MAP_SHARED)
+		if err != nil {
+			out.unmap()
+			return nil, fmt.Errorf("mapping %v: %w", want.m, err)
+		}
+		out.maps = append(out.maps, b)
+	}
+	size := unsafe.Sizeof(index{})
+	out.head = (*head)(unsafe.Pointer(&out.maps[0][0]))
+	out.index[0] = (*index)(unsafe.Pointer(&out.maps[1][0]))
+	out.index[1] = (*index)(unsafe.Pointer(&out.maps[1][size]))
+	out.pages = out.maps[2][:int(m.Pages.MaxEntries())*(segmentBytes+slackBytes)]
+	return out, nil
+}
+
+func pageAligned(n int) int { return (n + unix.Getpagesize() - 1) &^ (unix.Getpagesize() - 1) }
+
+func (m *memory) unmap() {
+	for _, b := range m.maps {
+		_ = unix.Munmap(b) // it is mapped: we did it
+	}
+	m.maps, m.head, m.index, m.pages = nil, nil, [2]*index{}, nil
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+)
+
+// model is the plain truth: a map of each length.
+type model map[netip.Prefix]uint32
+
+func (m model) lookup(a netip.Addr) uint32 {
+	for l := a.BitLen(); l >= 0; l-- {
+		p, _ := a.Prefix(l)
+		if v, ok := m[p]; ok {
+			return v
+		}
+	}
+	return 0
+}
+
+// onHeap is a table without maps: what needs no kernel is tested without one.
+func onHeap(t testing.TB, segments int) *Table {
+	t.Helper()
+	m := &memory{vacated: map[uint32]uint32{}, head: &head{}, pages: make([]byte, segments*(segmentBytes+slackBytes))}
+	m.index = [2]*index{{}, {}}
+	m.Next, m.Magic = firstPage, magic
+	m.index[0].shape(0)
+	m.index[1].shape(0)
+	return &Table{m}
+}
+
+// shape is how prefixes of a test lie to each other.
+type shape struct {
+	name string
+	draw func(r *rand.Rand, known []netip.Prefix) netip.Prefix
+}
+
+func random4(r *rand.Rand) netip.Addr {
+	v := r.Uint32()
+	return netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
+}
+
+func random6(r *rand.Rand) netip.Addr {
+	var b [16]byte
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	return netip.AddrFrom16(b)
+}
+
+func prefixAt(a netip.Addr, bits int) netip.Prefix {
+	p, err := a.Prefix(bits)
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+// near is an address that shares many bits with one that is known.
+func near(r *rand.Rand, a netip.Addr) netip.Addr {
+	b := a.AsSlice()
+	for range 1 + r.IntN(2) {
+		i := r.IntN(len(b) * 8)
+		b[i/8] ^= 1 << (7 - i%8)
+	}
+	out, _ := netip.AddrFromSlice(b)
+	return out
+}
+
+var shapes = []shape{
+	{"random4", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix { return prefixAt(random4(r), r.IntN(33)) }},
+	{"random6", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix { return prefixAt(random6(r), r.IntN(129)) }},
+	{"nested4", func(r *rand.Rand, known []netip.Prefix) netip.Prefix {
+		a := netip.AddrFrom4([4]byte{10, byte(r.IntN(2)), byte(r.IntN(4)), byte(r.IntN(256))})
+		if len(known) > 0 && r.IntN(4) > 0 {
+			a = near(r, known[r.IntN(len(known))].Addr())
+		}
+		return prefixAt(a, r.IntN(33))
+	}},
+	{"nested6", func(r *rand.Rand, known []netip.Prefix) netip.Prefix {
+		a := netip.MustParseAddr("2001:db8::")
+		if len(known) > 0 && r.IntN(8) > 0 {
+			a = near(r, known[r.IntN(len(known))].Addr())
+		}
+		return prefixAt(a, r.IntN(129))
+	}},
+	{"hosts4", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix {
+		return prefixAt(netip.AddrFrom4([4]byte{192, 0, 2 + byte(r.IntN(3)), byte(r.IntN(256))}), 28+r.IntN(5))
+	}},
+	{"one64", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix {
+		a := netip.MustParseAddr("2001:db8:1:2::").As16()
+		a[15], a[14], a[8] = byte(r.IntN(16)), byte(r.IntN(4)), byte(r.IntN(2))
+		return prefixAt(netip.AddrFrom16(a), 60+r.IntN(69))
+	}},
+	{"around32", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix {
+		a := [16]byte{0x20, 1, byte(r.IntN(4)), byte(r.IntN(64)), byte(r.IntN(3)) << 7}
+		return prefixAt(netip.AddrFrom16(a), 28+r.IntN(8))
+	}},
+	{"groups", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix {
+		a := [16]byte{0x20, 1, byte(r.IntN(16)), byte(r.IntN(256)), byte(r.IntN(2))}
+		return prefixAt(netip.AddrFrom16(a), []int{20, 24, 32, 33, 40, 48}[r.IntN(6)])
+	}},
+}
+
+// probes are addresses worth looking up: within and around what is known.
+func probes(r *rand.Rand, p netip.Prefix) []netip.Addr {
+	first := p.Addr()
+	b := first.AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 1 << (7 - i%8)
+	}
+	last, _ := netip.AddrFromSlice(b)
+	out := []netip.Addr{first, last, near(r, first)}
+	for _, a := range []netip.Addr{first.Prev(), last.Next()} {
+		if a.IsValid() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// checkAll compares everything that can be asked of a table.
+func checkAll(t *testing.T, tab *Table, m model) {
+	t.Helper()
+	found := model{}
+	for e := range tab.All() {
+		if _, twice := found[e.Prefix]; twice {
+			t.Fatalf("%s comes twice", e.Prefix)
+		}
+		found[e.Prefix] = e.Value
+	}
+	for p, v := range m {
+		if found[p] != v {
+			t.Fatalf("%s has %d, want %d", p, found[p], v)
+		}
+		if got, ok := tab.Get(p); !ok || got != v {
+			t.Fatalf("Get(%s) = %d, %v, want %d", p, got, ok, v)
+		}
+	}
+	if len(found) != len(m) || tab.Len() != len(m) {
+		t.Fatalf("%d prefixes, Len says %d, want %d", len(found), tab.Len(), len(m))
+	}
+}
+
+// checkMemory says that every unit is in use by one page, free, or in limbo.
+func checkMemory(t *testing.T, tab *Table) {
+	t.Helper()
+	m := tab.m
+	pages, units, groups := m.Pages, m.Units, m.Groups
+	m.repair()
+	if m.Pages != pages || m.Units != units || m.Groups != groups {
+		t.Fatalf("%d pages of %d units, %d groups; really %d of %d, %d", pages, units, groups, m.Pages, m.Units, m.Groups)
+	}
+}
+
+// Whatever is done, in whatever order: a table answers as the model does.
+func TestAgainstModel(t *testing.T) {
+	steps := 30000
+	if testing.Short() {
+		steps = 4000
+	}
+	for _, s := range shapes {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			seed := rand.Uint64()
+			r := rand.New(rand.NewPCG(seed, 0))
+			tab, m := onHeap(t, 4), model{}
+			defer func() {
+				if t.Failed() {
+					t.Logf("seed %d", seed)
+				}
+			}()
+			var known []netip.Prefix
+			for i := range steps {
+				p := s.draw(r, known)
+				if len(known) > 0 && r.IntN(2) == 0 {
+					p = known[r.IntN(len(known))]
+				}
+				if r.IntN(5) < 2 {
+					_, was := m[p]
+					existed, err := tab.Delete(p)
+					if err != nil || existed != was {
+						t.Fatalf("step %d: Delete(%s) = %v, %v, want %v", i, p, existed, err, was)
+					}
+					delete(m, p)
+				} else {
+					v := 1 + r.Uint32N(1000)
+					if err := tab.Set(p, v); err != nil {
+						t.Fatalf("step %d: Set(%s): %v", i, p, err)
+					}
+					if m[p] = v; len(known) < 2000 {
+						known = append(known, p)
+					}
+				}
+				for _, a := range probes(r, p) {
+					if got, _ := tab.Lookup(a); got != m.lookup(a) {
+						t.Fatalf("step %d, after %s: Lookup(%s) = %d, want %d", i, p, a, got, m.lookup(a))
+					}
+				}
+				if i%5000 == 4999 {
+					checkAll(t, tab, m)
+					checkMemory(t, tab)
+				}
+			}
+			checkAll(t, tab, m)
+			for p := range m {
+				if _, err := tab.Delete(p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			checkAll(t, tab, model{})
+			checkMemory(t, tab)
+			if st := tab.Stats(); st.Pages != 0 || st.PageBytes != 0 {
+				t.Errorf("an empty table has %+v", st)
+			}
+		})
+	}
+}
+
+// Built at once or one by one, a table is the same.
+func TestReplace(t *testing.T) {
+	for _, s := range shapes {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(7, uint64(len(s.name))))
+			tab := onHeap(t, 8)
+			for range 3 {
+				m, all, known := model{}, []Entry(nil), []netip.Prefix(nil)
+				for range 5000 {
+					p := s.draw(r, known)
+					e := Entry{p, 1 + r.Uint32N(MaxValue)}
+					m[p], all, known = e.Value, append(all, e), append(known, p)
+				}
+				if err := tab.Replace(all); err != nil {
+					t.Fatal(err)
+				}
+				checkAll(t, tab, m)
+				checkMemory(t, tab)
+				for _, p := range known {
+					for _, a := range probes(r, p) {
+						if got, _ := tab.Lookup(a); got != m.lookup(a) {
+							t.Fatalf("Lookup(%s) = %d, want %d", a, got, m.lookup(a))
+						}
+					}
+				}
+			}
+		})
+	}
+}

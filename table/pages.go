@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Memory of pages is handed out in units of 8 bytes, by lists of free pages of each size and, when those are empty,
+// from the end. A page that is no longer part of the table goes to limbo: programs may be reading it. Its memory is
+// used again after a grace period of RCU, in which every program ends that ran when it began.
+
+const maxUnits = 16
+
+// mostVacated bounds what each removal of a key has to look through.
+const mostVacated = 256
+
+// at returns the address of a page's memory.
+func (m *memory) at(number uint32) unsafe.Pointer { return unsafe.Pointer(&m.pages[physical(number)]) }
+
+// physical is where in the mapped segments a page lies, in bytes.
+func physical(number uint32) int {
+	o := int(number) << 3
+	return o/segmentBytes*(segmentBytes+slackBytes) + o%segmentBytes
+}
+
+func (m *memory) word(number, i uint32) *uint32 {
+	return (*uint32)(unsafe.Add(m.at(number), 4*uintptr(i)))
+}
+
+// limit is the first number that no page may reach.
+func (m *memory) limit() uint32 {
+	return uint32(len(m.pages) / (segmentBytes + slackBytes) * (segmentBytes / 8))
+}
+
+// alloc returns memory of so many units.
+func (m *memory) alloc(units uint32) (uint32, error) {
+	number := m.pop(units)
+	if number == 0 && units < 8 { // what the placing of pages left over
+		number = m.split(units, 7)
+	}
+	if number == 0 {
+		number = m.extend(units)
+	}
+	if number == 0 && m.InLimbo > 0 {
+		m.grace()
+		number = m.pop(units)
+	}
+	if number == 0 {
+		number = m.split(units, maxUnits)
+	}
+	if number == 0 {
+		return 0, fmt.Errorf("%w: %d prefixes take all of its %d MiB", ErrFull, m.Count[0]+m.Count[1], len(m.pages)/segmentBytes)
+	}
+	m.Pages++
+	m.Units += units
+	return number, nil
+}
+
+func (m *memory) pop(units uint32) uint32 {
+	number := m.Free[units]
+	if number != 0 {
+		m.Free[units] = *m.word(number, 0)
+	}
+	return number
+}
+
+func (m *memory) push(number, units uint32) {
+	*m.word(number, 0) = m.Free[units]
+	m.Free[units] = number
+}
+
+// split takes the memory from the smallest free page that has more, up to a size.
+func (m *memory) split(units, most uint32) uint32 {
+	for size := units + 1; size <= most; size++ {
+		if number := m.pop(size); number != 0 {
+			m.push(number+units, size-units)
+			return number
+		}
+	}
+	return 0
+}
+
+// extend takes memory that was never used, placed so that a page spans as few cache lines as its size allows, and
+// no two pages of virtual memory. It returns 0 when all is used.
+func (m *memory) extend(units uint32) uint32 {
+	for _, line := range []int{64, 4096} {
+		span := int(units) * 8
+		if line == 64 {
+			span = (span + 63) &^ 63
+		} else {
+			span = line
+		}
+		if r := physical(m.Next) & (line - 1); r+int(units)*8 > span {
+			m.leave(m.Next, uint32(line-r)/8)
+			m.Next += uint32(line-r) / 8
+		}
+	}
+	if end := m.Next + units; end > m.limit() || end < m.Next {
+		return 0
+	}
+	number := m.Next
+	m.Next += units
+	return number
+}
+
+// leave adds memory to the free pages.
+func (m *memory) leave(number, units uint32) {
+	for ; units > 0 && number < m.limit(); number, units = number+min(units, maxUnits), units-min(units, maxUnits) {
+		m.push(number, min(units, maxUnits, m.limit()-number))
+	}
+}
+
+// retire notes that a page is no longer part of the table once the present change is published.
+func (m *memory) retire(number uint32) {
+	m.Pages--
+	m.Units -= m.unitsOf(number)
+	m.retired = append(m.retired, number)
+}
+
+// settle sends what the change that was just published retired to limbo.
+func (m *memory) settle() {
+	if int(m.InLimbo)+len(m.retired) > limboPages || len(m.vacated) > mostVacated {
+		m.grace()
+		for _, number := range m.retired {
+			m.push(number, m.unitsOf(number))
+		}
+	} else {
+		m.InLimbo += uint32(copy(m.Limbo[m.InLimbo:], m.retired))
+	}
+	m.retired = m.retired[:0]
+}
+
+// unitsOf is how much memory a page takes.
+func (m *memory) unitsOf(number uint32) uint32 {
+	h := *m.word(number, 0)
+	if h&listPage != 0 {
+		return 1 + 2*(h&7)
+	}
+	return 1 + 3*(h&7)
+}
+
+// free gives back pages that nobody can read: not yet, or no longer.
+func (m *memory) free(entry uint32) {
+	if !isPage(entry) {
+		return
+	}
+	number := of(entry)
+	if *m.word(number, 0)&listPage == 0 {
+		n := m.decode(number)
+		for _, it := range n.items {
+			m.free(it.entry)
+		}
+	}
+	units := m.unitsOf(number)
+	m.Pages--
+	m.Units -= units
+	m.push(number, units)
+}
+
+// grace frees what is in limbo, once nobody can read it any more.
+func (m *memory) grace() {
+	waitForReaders()
+	m.clearVacated()
+	atomic.AddUint32(&m.Reused, 1)
+	for _, number := range m.Limbo[:m.InLimbo] {
+		m.push(number, m.unitsOf(number))
+	}
+	m.InLimbo = 0
+}
+
+// waitForReaders returns when every BPF program has ended that was running at the call: membarrier(2) with
+// MEMBARRIER_CMD_GLOBAL is synchronize_rcu() to the kernel. Where it is refused (nohz_full), a change of a map of maps
+// waits for the same (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
+func waitForReaders() {
+	const global = 1
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno == 0 {
+		return
+	}
+	waitByMap()
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+// repair brings the table to what its prefixes say, and frees all memory that is not in use: after a change that a
+// writer was killed at, or that found no memory. Whatever is published is whole; what may be amiss is what pages and
+// roots inherit, and what nobody leads to.
+func (m *memory) repair() {
+	waitForReaders()
+	t := m.index[m.active6()]
+	m.retired, m.buckets, m.InLimbo = m.retired[:0], nil, 0
+	m.clearVacated()
+	m.Free, m.Pages, m.Units, m.Groups, m.Count = [17]uint32{}, 0, 0, 0, [2]uint32{}
+	m.Reused++
+	for s, e := range t.Slot {
+		if e != 0 && (uint32(s) > t.SlotMask || t.slotOf(*m.word(of(e), 1)) != uint32(s)) {
+			t.Slot[s] = 0 // its key moved from there
+		}
+	}
+	for g := range m.index[m.active4()].Root4 {
+		m.restore(&m.index[m.active4()].Root4[g], shortValue(m.Short4[m.active4()][:], uint32(1<<root4Bits+g)))
+	}
+	for g := range t.Root6 {
+		m.restore(&t.Root6[g], shortValue(m.Short6[m.active6()][:], uint32(1<<root6Bits+g)))
+	}
+	used := make([]uint8, m.limit()) // the size of the page that begins there, in units
+	for _, e := range m.index[m.active4()].Root4 {
+		m.mark(e, used)
+	}
+	for _, e := range t.Root6 {
+		m.mark(e, used)
+	}
+	for _, e := range t.Slot {
+		if e != 0 {
+			m.Groups++
+			m.inheritGroup(t, e)
+			m.mark(e, used)
+		}
+	}
+	m.reclaim(used)
+	m.walk4(func(prefix) bool { m.Count[0]++; return true })
+	m.walk6(func(prefix) bool { m.Count[1]++; return true })
+	m.Writing = 0
+}
+
+// mark notes the pages that an entry leads to, and corrects what they inherit.
+func (m *memory) mark(entry uint32, used []uint8) {
+	if !isPage(entry) || used[of(entry)] != 0 {
+		return
+	}
+	units := m.unitsOf(of(entry))
+	used[of(entry)] = uint8(units)
+	m.Pages++
+	m.Units += units
+	n := m.decode(of(entry))
+	m.inheritAll(&n)
+	for _, it := range n.items {
+		m.mark(it.entry, used)
+	}
+}
+
+// reclaim frees the memory between pages.
+func (m *memory) reclaim(used []uint8) {
+	end := uint32(firstPage)
+	for number := end; number < uint32(len(used)); number++ {
+		if used[number] != 0 {
+			m.leave(end, number-end)
+			end = number + uint32(used[number])
+			number = end - 1
+		}
+	}
+	m.Next = end
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"net/netip"
+	"sync/atomic"
+)
+
+// Table is a longest-prefix table in its three maps. It is not safe for use by several goroutines, except that
+// Lookup may be called while another one writes.
+type Table struct {
+	m *memory
+}
+
+// Entry is a prefix and its value, 1 to MaxValue. A prefix of IPv4 is not one of IPv6: ::ffff:0:0/96 covers no IPv4
+// address.
+type Entry struct {
+	Prefix netip.Prefix
+	Value  uint32
+}
+
+// Stats are what a table holds and takes.
+type Stats struct {
+	IPv4, IPv6 int // prefixes
+	Pages      int
+	PageBytes  int // of pages in use
+	Capacity   int // bytes for pages
+}
+
+// Open opens a table for writing. Maps that were just made become an empty table. Where a writer was killed in the
+// middle of a change, the change is in the table or not, and what it left behind is cleared up, which takes some
+// milliseconds for each 100,000 prefixes.
+func Open(maps Maps) (*Table, error) {
+	m, err := mapMemory(maps, true)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case m.Magic == 0:
+		m.Next = firstPage
+		m.index[0].shape(0)
+		m.index[1].shape(0)
+		atomic.StoreUint32(&m.Magic, magic)
+	case m.Magic != magic:
+		m.unmap()
+		return nil, fmt.Errorf("%w: it says %#x, want %#x", ErrLayout, m.Magic, magic)
+	case m.Writing != 0:
+		m.repair()
+	}
+	return &Table{m}, nil
+}
+
+// OpenReader opens a table for reading, which the maps' rights may allow to those who may not write.
+func OpenReader(maps Maps) (*Table, error) {
+	m, err := mapMemory(maps, false)
+	if err != nil {
+		return nil, err
+	}
+	if m.Magic != magic {
+		m.unmap()
+		return nil, fmt.Errorf("%w: it says %#x, want %#x", ErrLayout, m.Magic, magic)
+	}
+	return &Table{m}, nil
+}
+
+// Close ends the use of the maps, which stay the caller's.
+func (t *Table) Close() error {
+	if len(t.m.vacated) > 0 {
+		t.m.grace()
+		t.m.rest()
+	}
+	t.m.unmap()
+	return nil
+}
+
+// prefixOf checks a prefix and its value.
+func prefixOf(p netip.Prefix, value uint32) (prefix, error) {
+	if !p.IsValid() || p.Masked() != p || p.Addr().Is4In6() && p.Bits() > 96 {
+		return prefix{}, fmt.Errorf("%w: %s", ErrPrefix, p)
+	}
+	if value < 1 || value > MaxValue {
+		return prefix{}, fmt.Errorf("%w: %d is not between 1 and %d", ErrValue, value, MaxValue)
+	}
+	out := prefix{len: uint8(p.Bits()), value: value}
+	out.hi, out.lo = words(p.Addr())
+	return out, nil
+}
+
+func words(a netip.Addr) (hi, lo uint64) {
+	if a.Is4() {
+		b := a.As4()
+		return uint64(binary.BigEndian.Uint32(b[:])) << 32, 0
+	}
+	b := a.As16()
+	return binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])
+}
+
+// Set adds a prefix, or gives it another value.
+func (t *Table) Set(p netip.Prefix, value uint32) error {
+	q, err := prefixOf(p, value)
+	if err != nil {
+		return err
+	}
+	return t.change(p.Addr().Is4(), &change{prefix: q})
+}
+
+// Delete removes a prefix, and says whether it was there.
+func (t *Table) Delete(p netip.Prefix) (existed bool, err error) {
+	q, err := prefixOf(p, 1)
+	if err != nil {
+		return false, err
+	}
+	c := &change{prefix: q, remove: true}
+	err = t.change(p.Addr().Is4(), c)
+	return c.found, err
+}
+
+// change carries out one change. One that fails has changed nothing.
+func (t *Table) change(ipv4 bool, c *change) error {
+	m, family := t.m, 1
+	if ipv4 {
+		family = 0
+	}
+	atomic.StoreUint32(&m.Writing, 1)
+	var err error
+	if ipv4 {
+		err = m.set4(c)
+	} else {
+		err = m.set6(c)
+	}
+	if err != nil {
+		m.repair()
+		return err
+	}
+	switch {
+	case c.remove && c.found:
+		m.Count[family]--
+	case !c.remove && !c.found:
+		m.Count[family]++
+	}
+	m.settle()
+	m.rest()
+	return nil
+}
+
+// rest ends a change. What slots keys have moved from only this writer knows, until they are cleared: if it is killed
+// before, the next one has to look for them.
+func (m *memory) rest() {
+	writing := uint32(0)
+	if len(m.vacated) > 0 {
+		writing = 1
+	}
+	atomic.StoreUint32(&m.Writing, writing)
+}
+
+// Replace has the table consist of these prefixes, all at once: a reader sees the old ones or the new. Of a prefix that is
+// given twice, the last value counts. The old pages stay until the new ones are read, so there must be room for both.
+func (t *Table) Replace(entries []Entry) error {
+	var families [2][]prefix
+	n4 := 0
+	for _, e := range entries {
+		if e.Prefix.Addr().Is4() {
+			n4++
+		}
+	}
+	families[0], families[1] = make([]prefix, 0, n4), make([]prefix, 0, len(entries)-n4)
+	for i, e := range entries {
+		p, err := prefixOf(e.Prefix, e.Value)
+		if err != nil {
+			return fmt.Errorf("entry %d: %w", i, err)
+		}
+		p.order = uint32(i)
+		f := 1
+		if e.Prefix.Addr().Is4() {
+			f = 0
+		}
+		families[f] = append(families[f], p)
+	}
+	return t.m.replace(sortPrefixes(families[0]), sortPrefixes(families[1]))
+}
+
+func (m *memory) replace(ps4, ps6 []prefix) error {
+	atomic.StoreUint32(&m.Writing, 1)
+	m.grace() // nobody reads any more what the other indexes were before
+	m.buckets = nil
+	to4, to6 := 1-m.active4(), 1-m.active6()
+	err := m.fill4(to4, ps4)
+	var groups uint32
+	if err == nil {
+		groups, err = m.fill6(to6, ps6)
+	}
+	if err != nil {
+		m.repair()
+		return err
+	}
+	m.Groups = groups
+	m.Count = [2]uint32{uint32(len(ps4)), uint32(len(ps6))}
+	atomic.StoreUint32(&m.Active, uint32(to4|to6<<1))
+	m.settle()
+	m.grace()
+	m.freeIndex(m.index[1-to4].Root4[:])
+	m.freeIndex(m.index[1-to6].Root6[:])
+	m.freeIndex(m.index[1-to6].Slot[:])
+	atomic.StoreUint32(&m.Writing, 0)
+	return nil
+}
+
+// freeIndex frees all pages that an index leads to.
+func (m *memory) freeIndex(entries []uint32) {
+	for i, e := range entries {
+		m.free(e)
+		entries[i] = 0
+	}
+}
+
+// Lookup returns the value of the longest prefix that covers an address. An IPv4 address that is written as an IPv6
+// one is an IPv6 address.
+func (t *Table) Lookup(a netip.Addr) (value uint32, ok bool) {
+	for {
+		began := atomic.LoadUint32(&t.m.Reused)
+		value = t.m.lookup(a)
+		if atomic.LoadUint32(&t.m.Reused) == began {
+			return value, value != 0
+		}
+	}
+}
+
+// Get returns the value of a prefix itself.
+func (t *Table) Get(p netip.Prefix) (value uint32, ok bool) {
+	q, err := prefixOf(p, 1)
+	if err != nil {
+		return 0, false
+	}
+	t.m.walkBelow(p.Addr().Is4(), &q, func(found prefix) bool {
+		if found.len == q.len && found.hi == q.hi && found.lo == q.lo {
+			value, ok = found.value, true
+		}
+		return !ok
+	})
+	return value, ok
+}
+
+// All yields every prefix, IPv4 first, in no particular order. The table must not be changed meanwhile.
+func (t *Table) All() iter.Seq[Entry] {
+	return func(yield func(Entry) bool) {
+		if t.m.walk4(func(p prefix) bool { return yield(p.entry(true)) }) {
+			t.m.walk6(func(p prefix) bool { return yield(p.entry(false)) })
+		}
+	}
+}
+
+func (p prefix) entry(ipv4 bool) Entry {
+	var a netip.Addr
+	if ipv4 {
+		var b [4]byte
+		binary.BigEndian.PutUint32(b[:], uint32(p.hi>>32))
+		a = netip.AddrFrom4(b)
+	} else {
+		var b [16]byte
+		binary.BigEndian.PutUint64(b[:8], p.hi)
+		binary.BigEndian.PutUint64(b[8:], p.lo)
+		a = netip.AddrFrom16(b)
+	}
+	return Entry{netip.PrefixFrom(a, int(p.len)), p.value}
+}
+
+// Len is how many prefixes there are.
+func (t *Table) Len() int { return int(t.m.Count[0] + t.m.Count[1]) }
+
+// Stats says what the table holds and takes.
+func (t *Table) Stats() Stats {
+	return Stats{IPv4: int(t.m.Count[0]), IPv6: int(t.m.Count[1]), Pages: int(t.m.Pages), PageBytes: 8 * int(t.m.Units),
+		Capacity: 8 * int(t.m.limit())}
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+// The prefixes of a table are read from its pages: they say of each value whether it is a prefix or inherited.
+
+// walk yields the prefixes of a page and those below it. base has the address bits above its slice.
+func (m *memory) walk(entry uint32, base prefix, yield func(prefix) bool) bool {
+	n := m.decode(of(entry))
+	for _, p := range n.list {
+		p.hi = base.hi
+		if !yield(p) {
+			return false
+		}
+	}
+	end := endOf(n.slice)
+	for _, it := range n.items {
+		p := base
+		p.put(n.slice, it.start)
+		p.len = end - it.shift
+		if !isPage(it.entry) {
+			p.value = of(it.entry)
+			if !yield(p) {
+				return false
+			}
+			continue
+		}
+		if h := *m.word(of(it.entry), 0); h&ownValue != 0 {
+			p.value = of(h)
+			if !yield(p) {
+				return false
+			}
+		}
+		below := base
+		if s := *m.word(of(it.entry), 0) >> 4 & 7; uint8(s) != n.slice {
+			below = p
+		}
+		if !m.walk(it.entry, below, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// put sets the bits of a slice.
+func (p *prefix) put(slice uint8, x uint32) {
+	switch {
+	case slice == 0:
+		p.hi |= uint64(x) << 32
+	case slice < 4:
+		p.hi |= uint64(x) << (48 - 16*slice)
+	default:
+		p.lo |= uint64(x) << (48 - 16*(slice-4))
+	}
+}
+
+func walkShort(short []uint32, yield func(prefix) bool) bool {
+	length := uint8(0)
+	for i := uint32(1); i < uint32(len(short)); i++ {
+		if i == 2<<length {
+			length++
+		}
+		if v := short[i]; v != 0 {
+			b := uint64(i - 1<<length)
+			if !yield(prefix{hi: b << 1 << (63 - length), len: length, value: v}) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (m *memory) walk4(yield func(prefix) bool) bool {
+	if !walkShort(m.Short4[m.active4()][:], yield) {
+		return false
+	}
+	for g, e := range m.index[m.active4()].Root4 {
+		if isPage(e) && !m.walk(e, prefix{hi: uint64(g) << (64 - root4Bits)}, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *memory) walk6(yield func(prefix) bool) bool {
+	t := m.index[m.active6()]
+	if !walkShort(m.Short6[m.active6()][:], yield) {
+		return false
+	}
+	for g, e := range t.Root6 {
+		if isPage(e) && !m.walk(e, prefix{hi: uint64(g) << (64 - root6Bits)}, yield) {
+			return false
+		}
+	}
+	for s := range t.SlotMask + 1 {
+		if key, ok := m.keyAt(t, s); ok && !m.walk(t.Slot[s], prefix{hi: uint64(key) << 32}, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// walkBelow yields the prefixes of the part of the table that a prefix lies in.
+func (m *memory) walkBelow(ipv4 bool, p *prefix, yield func(prefix) bool) {
+	if ipv4 {
+		m.walkShortest(m.Short4[m.active4()][:], root4Bits, p, yield)
+		if p.len > root4Bits {
+			m.walkOne(m.index[m.active4()].Root4[p.hi>>(64-root4Bits)], prefix{hi: p.hi >> (64 - root4Bits) << (64 - root4Bits)}, p, yield)
+		}
+		return
+	}
+	t := m.index[m.active6()]
+	m.walkShortest(m.Short6[m.active6()][:], root6Bits, p, yield)
+	if p.len > 32 {
+		if e := m.group(t, uint32(p.hi>>32)); e != 0 {
+			m.walkOne(e, prefix{hi: p.hi >> 32 << 32}, p, yield)
+			return
+		}
+	}
+	if p.len > root6Bits {
+		m.walkOne(t.Root6[p.hi>>(64-root6Bits)], prefix{hi: p.hi >> (64 - root6Bits) << (64 - root6Bits)}, p, yield)
+	}
+}
+
+func (m *memory) walkShortest(short []uint32, bits uint8, p *prefix, yield func(prefix) bool) {
+	if p.len <= bits {
+		if v := short[shortIndex(p)]; v != 0 {
+			q := *p
+			q.value = v
+			yield(q)
+		}
+	}
+}
+
+// walkOne goes down the pages to where a prefix would be, and yields it if it is there.
+func (m *memory) walkOne(entry uint32, base prefix, p *prefix, yield func(prefix) bool) {
+	for isPage(entry) {
+		n := m.decode(of(entry))
+		for _, q := range n.list {
+			if q.hi = base.hi; q.len == p.len && q.lo == p.lo {
+				yield(q)
+			}
+		}
+		end, x := endOf(n.slice), p.part(n.slice)
+		entry = 0
+		for _, it := range n.items {
+			switch {
+			case !it.covers(x) || end-it.shift > p.len:
+			case isPage(it.entry) && end-it.shift < p.len:
+				entry = it.entry
+				base.hi, base.lo = p.hi, p.lo
+			case end-it.shift == p.len && it.start == x:
+				q := *p
+				q.value = of(it.entry)
+				if isPage(it.entry) {
+					h := *m.word(of(it.entry), 0)
+					if h&ownValue == 0 {
+						continue
+					}
+					q.value = of(h)
+				}
+				yield(q)
+			}
+		}
+	}
+}
