@@ -98,6 +98,7 @@ type memory struct {
 	index [2]*index
 	pages []byte // segments, each with its slack
 
+	wait    func()            // until nobody reads any more what is no longer published
 	retired []uint32          // by the change under way
 	buckets buckets           // of the active IPv6 index; nil: not gathered
 	vacated map[uint32]uint32 // slots of it that keys moved from, and the keys: readers may still look there
@@ -106,7 +107,7 @@ type memory struct {
 }
 
 func mapMemory(m Maps, write bool) (*memory, error) {
-	out := &memory{vacated: map[uint32]uint32{}}
+	out := &memory{wait: waitForReaders, vacated: map[uint32]uint32{}}
 	for _, want := range []struct {
 		m       *ebpf.Map
 		size    uint32

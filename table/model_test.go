@@ -24,7 +24,7 @@ func (m model) lookup(a netip.Addr) uint32 {
 // onHeap is a table without maps: what needs no kernel is tested without one.
 func onHeap(t testing.TB, segments int) *Table {
 	t.Helper()
-	m := &memory{vacated: map[uint32]uint32{}, head: &head{}, pages: make([]byte, segments*(segmentBytes+slackBytes))}
+	m := &memory{wait: func() {}, vacated: map[uint32]uint32{}, head: &head{}, pages: make([]byte, segments*(segmentBytes+slackBytes))}
 	m.index = [2]*index{{}, {}}
 	m.Next, m.Magic = firstPage, magic
 	m.index[0].shape(0)

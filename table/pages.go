@@ -164,7 +164,7 @@ func (m *memory) free(entry uint32) {
 
 // grace frees what is in limbo, once nobody can read it any more.
 func (m *memory) grace() {
-	waitForReaders()
+	m.wait()
 	m.clearVacated()
 	atomic.AddUint32(&m.Reused, 1)
 	for _, number := range m.Limbo[:m.InLimbo] {

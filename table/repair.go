@@ -6,7 +6,7 @@ package table
 // writer was killed at, or that found no memory. Whatever is published is whole; what may be amiss is what pages and
 // roots inherit, and what nobody leads to.
 func (m *memory) repair() {
-	waitForReaders()
+	m.wait()
 	t := m.index[m.active6()]
 	m.retired, m.buckets, m.InLimbo = m.retired[:0], nil, 0
 	m.clearVacated()
