@@ -15,7 +15,7 @@
 #define KEYS   (1 << 20)
 #define PROBES 64
 
-TABLE_MAPS(bench);
+TABLE_MAPS(bench)
 
 /* Keys in host byte order, 16 of IPv4 or 4 of IPv6 to a line: they come from memory like packets. */
 struct line {

@@ -73,8 +73,9 @@ func (x *experiment) change(ctx context.Context, b *bench, entries, more []table
 		changed = append(changed, u.Entry)
 	}
 	keys := keysWithin(b.family, changed, false, r)
-	copy(keys[:len(keys)/2], keysWithin(b.family, entries, false, r))
-	return x.compare(b, fmt.Sprintf("%s after %d changes", b.family, len(all)), keys, keyCount, r)
+	words := b.family.words()
+	copy(keys[:x.flipped/2*words], keysWithin(b.family, entries, false, r))
+	return x.compare(b, fmt.Sprintf("%s after %d changes", b.family, len(all)), keys, x.flipped, r)
 }
 
 func changeTable(t *table.Table, part []update) error {

@@ -97,7 +97,7 @@ const (
 	sample  = 100 * time.Millisecond
 	atLeast = 8
 	calm    = 4
-	limit   = 60
+	limit   = 40
 )
 
 // cost adds the milliseconds of CPU time that f and the work that it leaves to the kernel take: those of the thread

@@ -58,6 +58,8 @@ func (s set) name(f family, choice string) string {
 // plan is what one size of the experiment does.
 type plan struct {
 	sets        []set
+	keys        int // of each set for which it is compared what is found, at most keyCount
+	flipped     int // of these with bits flipped, and after changes
 	rounds      int // of lookups, by each way; 0: nothing is timed
 	independent int // rounds in which lookups may overlap
 	lookups     int // in a round
@@ -74,13 +76,12 @@ var (
 )
 
 var plans = map[lab.Size]plan{
-	lab.Full:  {[]set{ten, tenRow, {100_000, 8, false, []string{uniform, zipf}}, all}, 15, 7, 1 << 20, 3, 120_000, 1_000_000},
-	lab.Quick: {[]set{ten, tenRow, hundred, all}, 5, 3, 1 << 18, 1, 12_000, 100_000},
-	lab.Smoke: {[]set{ten, tenRow}, 0, 0, 0, 0, 0, 10_000},
+	lab.Full: {sets: []set{ten, tenRow, {100_000, 8, false, []string{uniform, zipf}}, all}, keys: keyCount, flipped: keyCount,
+		rounds: 15, independent: 7, lookups: 1 << 18, builds: 3, changes: 120_000, flips: 1_000_000},
+	lab.Quick: {sets: []set{ten, tenRow, hundred, all}, keys: keyCount, flipped: keyCount / 4,
+		rounds: 5, independent: 3, lookups: 1 << 17, builds: 1, changes: 12_000, flips: 100_000},
+	lab.Smoke: {sets: []set{ten, tenRow}, keys: keyCount / 4, flipped: keyCount / 4, flips: 10_000},
 }
-
-// fewest is how many rounds a claim needs at least.
-const fewest = 5
 
 // experiment is one run.
 type experiment struct {
@@ -103,8 +104,6 @@ type experiment struct {
 type timing struct{ table, trie float64 }
 
 func (t timing) ratio() float64 { return t.table / t.trie }
-
-func (t timing) plus(u timing) timing { return timing{t.table + u.table, t.trie + u.trie} }
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if e.Control {
