@@ -220,9 +220,9 @@ MEASURE(trie, 6)
 #define CHECK(family)                                                  \
 	static long check##family##_step(__u32 i, struct round *r)     \
 	{                                                              \
-		__u32 at = i & (KEYS - 1);                             \
+		__u32 at = (r->start + i) & (KEYS - 1);                \
 		struct answer *a = bpf_map_lookup_elem(&answers, &at); \
-		const __u32 *key = key##family(i);                     \
+		const __u32 *key = key##family(at);                    \
                                                                        \
 		if (!a || !key)                                        \
 			return 1;                                      \

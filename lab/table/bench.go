@@ -20,7 +20,7 @@ import (
 func needLoop() error {
 	err := features.HaveProgramHelper(ebpf.XDP, asm.FnLoop)
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		return fmt.Errorf("this kernel has no bpf_loop (Linux 5.17), by which the lookups are timed; the table needs none: %w", err)
+		return fmt.Errorf("this kernel has no bpf_loop (Linux 5.17), which the experiment needs and the table does not: %w", err)
 	}
 	return err
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,9 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// schedstat is where the scheduler says in nanoseconds how long a thread ran.
-const schedstat = "/proc/PID/schedstat"
 
 // kernelTime adds up the CPU time of the kernel's own threads. The kernel frees a map in a worker after the last
 // reference is gone, so the process that closed it is charged with nothing. Other processes, which may keep a shared
@@ -35,7 +31,7 @@ func newKernelTime() (*kernelTime, error) {
 		return nil, err
 	}
 	if len(m.at) == 0 {
-		return nil, fmt.Errorf("no %s of a kernel thread can be read: what freeing costs the kernel is not measured", schedstat)
+		return nil, errors.New("no kernel thread has a schedstat in /proc")
 	}
 	m.spent = 0 // what they used before
 	return m, nil
@@ -81,6 +77,7 @@ func ofKernel(dir string) bool {
 	return err == nil && n&kernelThread != 0
 }
 
+// ranFor is how long a thread ran, as the scheduler says in nanoseconds.
 func ranFor(dir string) (time.Duration, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "schedstat"))
 	if err != nil {

@@ -106,7 +106,8 @@ func (a arena) stage(r *rand.Rand) *stage {
 	for _, within := range []netip.Prefix{a.crowd, a.strewn} {
 		for i := range 64 {
 			bits := a.bits + r.IntN(4)
-			s.beside = append(s.beside, &toggle{prefix: netip.PrefixFrom(nth(within, a.bits, i, r), bits).Masked(), values: [2]uint32{0, value(r)}})
+			p := netip.PrefixFrom(nth(within, a.bits, i, r), bits)
+			s.beside = append(s.beside, &toggle{prefix: p.Masked(), values: [2]uint32{0, value(r)}})
 		}
 	}
 	return s

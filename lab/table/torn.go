@@ -145,7 +145,8 @@ func (x *experiment) count(b *bench, s *stage) error {
 		x.torn.lookups += seen[0] + seen[1] + wrong
 		x.torn.torn += wrong
 		if wrong > 0 {
-			x.result.Note("%s was %d in %d lookups, and may be %v (%s)", p.address, binary.NativeEndian.Uint32(one[24:]), wrong, p.legal, p.about)
+			x.result.Note("%s was %d in %d lookups, and may be %v (%s)",
+				p.address, binary.NativeEndian.Uint32(one[24:]), wrong, p.legal, p.about)
 		}
 		if p.legal[0] != p.legal[1] {
 			x.torn.flipped++
