@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/compare"
 	"github.com/weir-project/weir/lab/peers"
+	_ "github.com/weir-project/weir/lab/table"
 	_ "github.com/weir-project/weir/lab/telemetry"
 )
 

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -117,10 +118,11 @@ func run(ctx context.Context, x lab.Experiment, f runFlags) error {
 	return err
 }
 
-// impossible tells whether a run failed for want of a program, or because weir said that it cannot run here.
+// impossible tells whether a run failed for want of a program or of something in the kernel, or because weir said that
+// it cannot run here.
 func impossible(err error) bool {
 	var status *exec.ExitError
-	return errors.Is(err, exec.ErrNotFound) || errors.As(err, &status) && status.ExitCode() == exitCannot
+	return errors.Is(err, exec.ErrNotFound) || errors.Is(err, ebpf.ErrNotSupported) || errors.As(err, &status) && status.ExitCode() == exitCannot
 }
 
 func printJSON(w io.Writer, r *lab.Result) error {

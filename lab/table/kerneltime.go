@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernelTime adds up the CPU time of the kernel's own threads. The kernel frees a map in a worker after the last
+// reference is gone, so the process that closed it is charged with nothing. Other processes, which may keep a shared
+// machine busy, are left out.
+type kernelTime struct {
+	at    map[string]time.Duration // of each kernel thread, by its directory in /proc, when it was last seen
+	spent time.Duration            // since the beginning
+}
+
+func newKernelTime() (*kernelTime, error) {
+	m := &kernelTime{at: map[string]time.Duration{}}
+	if err := m.update(); err != nil {
+		return nil, err
+	}
+	if len(m.at) == 0 {
+		return nil, errors.New("no kernel thread has a schedstat in /proc")
+	}
+	m.spent = 0 // what they used before
+	return m, nil
+}
+
+// update adds what the threads used since the last time. What a worker that ended used after it is lost.
+func (m *kernelTime) update() error {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return err
+	}
+	for _, dir := range dirs {
+		had, known := m.at[dir]
+		if !known && !ofKernel(dir) {
+			continue
+		}
+		ran, err := ranFor(dir)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || ran < had {
+			delete(m.at, dir) // it ended; its number may be another's by now
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		m.spent += ran - had
+		m.at[dir] = ran
+	}
+	return nil
+}
+
+// ofKernel tells by PF_KTHREAD whether a process is a thread of the kernel.
+func ofKernel(dir string) bool {
+	stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return false
+	}
+	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name before it may hold anything
+	const flags, kernelThread = 6, 0x00200000
+	if len(f) <= flags {
+		return false
+	}
+	n, err := strconv.ParseUint(f[flags], 10, 64)
+	return err == nil && n&kernelThread != 0
+}
+
+// ranFor is how long a thread ran, as the scheduler says in nanoseconds.
+func ranFor(dir string) (time.Duration, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "schedstat"))
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	ns, err := strconv.ParseInt(first, 10, 64)
+	return time.Duration(ns), err
+}
+
+// How the end of the kernel's work is recognised: not before atLeast samples, which are several RCU grace periods, when
+// as many as calm in a row show hardly more than was there without it, and at limit in any case.
+const (
+	sample  = 100 * time.Millisecond
+	atLeast = 8
+	calm    = 4
+	limit   = 40
+)
+
+// cost adds the milliseconds of CPU time that f and the work that it leaves to the kernel take: those of the thread
+// that calls it, and those of the kernel's threads until they are as idle as before, less what they used before in
+// the same time.
+func (m *kernelTime) cost(ctx context.Context, ms *float64, f func() error) error {
+	runtime.GC() // nothing else is to be given back to the kernel meanwhile
+	if err := m.update(); err != nil {
+		return err
+	}
+	idle, err := m.next(ctx, atLeast)
+	if err != nil {
+		return err
+	}
+	idle /= atLeast // of one sample
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begin, before := time.Now(), threadTime()
+	if err := f(); err != nil {
+		return err
+	}
+	total, still := threadTime()-before, 0
+	for i := 0; i < limit && (i < atLeast || still < calm); i++ {
+		used, err := m.next(ctx, 1)
+		if err != nil {
+			return err
+		}
+		total += used
+		still++
+		if used > 2*idle+2*time.Millisecond {
+			still = 0
+		}
+	}
+	total -= time.Duration(float64(idle) * float64(time.Since(begin)) / float64(sample))
+	*ms += float64(total.Microseconds()) / 1000
+	return nil
+}
+
+// next waits for so many samples and returns what the kernel's threads used since the last update.
+func (m *kernelTime) next(ctx context.Context, samples int) (time.Duration, error) {
+	before := m.spent
+	select {
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-time.After(time.Duration(samples) * sample):
+	}
+	err := m.update()
+	return m.spent - before, err
+}
+
+// threadTime is the CPU time of the calling thread.
+func threadTime() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // every kernel has this clock
+	return time.Duration(ts.Nano())
+}

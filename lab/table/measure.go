@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/table"
+)
+
+const (
+	goSample  = 100_000 // keys that package table looks up itself
+	checkStep = 1 << 15 // keys of one run: most kernels let nothing else onto the CPU until a program ends
+)
+
+// build fills both, and says how many seconds each took: the table's own sort included, LPM_TRIE's keys ready made.
+func (b *bench) build(entries []table.Entry, tableFirst bool) (timing, error) {
+	var t timing
+	keys := newBatch(b.family, entries)
+	fill := []func() error{
+		func() error { return timed(&t.table, func() error { return b.table.Replace(entries) }) },
+		func() error { return timed(&t.trie, func() error { return keys.fill(b.trie) }) },
+	}
+	if !tableFirst {
+		fill[0], fill[1] = fill[1], fill[0]
+	}
+	for _, f := range fill {
+		runtime.GC() // what was garbage before is not charged to whoever comes next
+		if err := f(); err != nil {
+			return t, err
+		}
+	}
+	return t, nil
+}
+
+// timed adds the seconds that f takes.
+func timed(seconds *float64, f func() error) error {
+	begin := time.Now()
+	err := f()
+	*seconds += time.Since(begin).Seconds()
+	return err
+}
+
+// ask looks keys up in a loaded set: first whether both find the same, then how fast.
+func (x *experiment) ask(ctx context.Context, b *bench, s set, entries []table.Entry) error {
+	for _, choice := range s.choices {
+		name := s.name(b.family, choice)
+		r := x.rand(name)
+		keys := keysWithin(b.family, entries, choice == zipf, r)
+		x.say("%s: do both find the same for %d keys, and for %d with bits flipped?", name, x.keys, x.flipped)
+		if err := x.compare(b, name, flipped(b.family, keys, r), x.flipped, r); err != nil {
+			return err
+		}
+		if err := x.compare(b, name, keys, x.keys, r); err != nil {
+			return err
+		}
+		if x.rounds == 0 {
+			continue
+		}
+		x.say("%s: %d rounds of %d lookups each", name, x.rounds, x.lookups)
+		speedup, err := x.race(ctx, b, name, latency, x.rounds)
+		if err != nil {
+			return err
+		}
+		if s.prefixes == 10_000 {
+			x.speedup10k = append(x.speedup10k, speedup)
+		}
+		if s.prefixes < million && x.env.Size != lab.Full {
+			continue // half of the time, for what no claim is about
+		}
+		if _, err := x.race(ctx, b, name, independent, x.independent); err != nil {
+			return err
+		}
+	}
+	if s.prefixes == million {
+		mb, err := b.tableMemory()
+		if err != nil {
+			return err
+		}
+		x.result.Set(fmt.Sprintf("memory_mb_%s_1m", b.family), mb)
+		x.result.Set(fmt.Sprintf("pages_mb_%s_1m", b.family), float64(b.table.Stats().PageBytes)/1e6)
+	}
+	return nil
+}
+
+// compare looks up the first n keys by all means: table and LPM_TRIE in BPF, and a sample of them in Go.
+func (x *experiment) compare(b *bench, name string, keys []uint32, n int, r *rand.Rand) error {
+	if err := b.setKeys(keys); err != nil {
+		return err
+	}
+	answers := make([]byte, 8*n)
+	for i := range answers {
+		answers[i] = 0xff // no value: what the program does not write is not taken for an answer
+	}
+	if _, err := b.answers.WriteAt(answers, 0); err != nil {
+		return err
+	}
+	for start := 0; start < n; start += checkStep {
+		if _, err := b.run(fmt.Sprintf("check%d", b.family), start, min(checkStep, n-start)); err != nil {
+			return err
+		}
+	}
+	if _, err := b.answers.ReadAt(answers, 0); err != nil {
+		return err
+	}
+	words := b.family.words()
+	key := func(i int) []uint32 { return keys[i*words : (i+1)*words] }
+	for i := range n {
+		inTable, inTrie := binary.NativeEndian.Uint32(answers[8*i:]), binary.NativeEndian.Uint32(answers[8*i+4:])
+		if inTable != inTrie || inTrie > table.MaxValue {
+			x.unequal++
+			x.result.Note("%s: %v is %d in the table and %d in LPM_TRIE", name, address(b.family, key(i)), inTable, inTrie)
+		}
+		if inTrie == 0 {
+			x.missed++
+		}
+	}
+	x.compared += n
+	for range min(goSample, n) {
+		i := r.IntN(n)
+		a, inTrie := address(b.family, key(i)), binary.NativeEndian.Uint32(answers[8*i+4:])
+		if v, ok := b.table.Lookup(a); v != inTrie || ok != (inTrie != 0) {
+			x.unequal++
+			x.result.Note("%s: %v is %d (%t) by Lookup and %d in LPM_TRIE", name, a, v, ok, inTrie)
+		}
+	}
+	return nil
+}
+
+// Before each timed run the same program runs untimed, over other keys, for so long or so many lookups.
+const (
+	warmTime    = 50 * time.Millisecond
+	warmLookups = keyCount / 2
+	warmStep    = 1 << 14
+)
+
+// warm brings the caches into the state that lookups of this way leave them in. Else a short run of one would be
+// charged with what the other one evicted.
+func (b *bench) warm(name string, start int) error {
+	begin := time.Now()
+	for done := 0; done < warmLookups && time.Since(begin) < warmTime; done += warmStep {
+		if _, err := b.run(name, (start+done)%keyCount, warmStep); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// race has both look up the same keys in turn, so that what slows the machine down slows both, and sets the metrics.
+// Each round goes on where the one before ended: a few keys again and again would fit the caches.
+func (x *experiment) race(ctx context.Context, b *bench, name, mode string, rounds int) (float64, error) {
+	var ns [2][]float64
+	var ratios []float64
+	ways := [2]string{ours, theirs}
+	for round := range rounds {
+		var got [2]found
+		for turn := range ways {
+			way := (turn + round) % 2
+			name, start := program(ways[way], b.family, mode), round*x.lookups%keyCount
+			err := b.warm(name, start+x.lookups)
+			if err == nil {
+				got[way], err = b.run(name, start, x.lookups)
+			}
+			if err != nil {
+				return 0, err
+			}
+			ns[way] = append(ns[way], got[way].ns)
+		}
+		if got[0].checksum != got[1].checksum || got[0].hits != got[1].hits || got[0].hits == 0 {
+			x.unequal++
+			x.result.Note("%s, %s: the table found %d of %d keys, checksum %x, and LPM_TRIE %d, checksum %x",
+				name, mode, got[0].hits, x.lookups, got[0].checksum, got[1].hits, got[1].checksum)
+		}
+		ratios = append(ratios, got[1].ns/got[0].ns)
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+	}
+	metric, speedup := map[string]string{latency: "", independent: "independent_"}[mode], median(ratios)
+	x.result.Set(metric+"speedup_"+name, speedup)
+	x.result.Set(metric+"ns_table_"+name, median(ns[0]))
+	x.result.Set(metric+"ns_trie_"+name, median(ns[1]))
+	return speedup, nil
+}

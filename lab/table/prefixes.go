@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"net/netip"
+
+	"github.com/weir-project/weir/table"
+)
+
+// keyCount is how many keys a data set is asked for: KEYS in bench.bpf.c. Together they touch far more memory than
+// the caches of a CPU hold.
+const keyCount = 1 << 20
+
+// family is one address family: what programs and maps are called after, and how wide its keys are.
+type family int
+
+const (
+	v4 family = 4
+	v6 family = 6
+)
+
+func (f family) String() string {
+	if f == v4 {
+		return "v4"
+	}
+	return "v6"
+}
+
+// bits is the length of an address, words that of a key in 32-bit words.
+func (f family) bits() int  { return map[family]int{v4: 32, v6: 128}[f] }
+func (f family) words() int { return f.bits() / 32 }
+
+// share is how often a prefix length occurs.
+type share struct{ bits, weight int }
+
+// mixes resemble the default-free routing tables of 2025, with the host routes that a provider adds to them.
+var mixes = map[family][]share{
+	v4: {{24, 580}, {22, 110}, {23, 95}, {21, 50}, {20, 45}, {32, 40}, {19, 27}, {18, 14}, {16, 14}, {17, 9},
+		{28, 6}, {29, 5}, {15, 2}, {14, 1}, {13, 1}, {12, 1}},
+	v6: {{48, 480}, {32, 110}, {44, 80}, {40, 80}, {36, 40}, {64, 40}, {29, 30}, {46, 20}, {47, 20}, {42, 15},
+		{45, 15}, {33, 15}, {56, 15}, {34, 10}, {35, 10}, {38, 10}, {128, 10}},
+}
+
+func draw(r *rand.Rand, mix []share) int {
+	total := 0
+	for _, s := range mix {
+		total += s.weight
+	}
+	n := r.IntN(total)
+	for _, s := range mix {
+		if n -= s.weight; n < 0 {
+			return s.bits
+		}
+	}
+	return mix[0].bits
+}
+
+// sparse draws n different prefixes with the mix of lengths of real tables.
+func sparse(f family, n int, r *rand.Rand) []table.Entry {
+	// Allocations of IPv6 are clustered: a registry hands out /32s, and their holders announce parts of them.
+	blocks := make([]uint32, n/12+16)
+	for i := range blocks {
+		blocks[i] = 0x20000000 + r.Uint32N(0x0e000000)
+	}
+	seen := make(map[netip.Prefix]bool, n)
+	entries := make([]table.Entry, 0, n)
+	for len(entries) < n {
+		words := [4]uint32{blocks[r.IntN(len(blocks))], r.Uint32(), r.Uint32(), r.Uint32()}
+		if f == v4 {
+			words[0] = 1<<24 + r.Uint32N(222<<24)
+		}
+		p := netip.PrefixFrom(address(f, words[:]), draw(r, mixes[f])).Masked()
+		if !seen[p] {
+			seen[p] = true
+			entries = append(entries, table.Entry{Prefix: p, Value: value(r)})
+		}
+	}
+	return entries
+}
+
+// dense lists n neighbours of one length: what a program holds for sites of its own.
+func dense(f family, n int, r *rand.Rand) []table.Entry {
+	entries := make([]table.Entry, 0, n)
+	for i := range uint32(n) {
+		words, bits := [4]uint32{10<<24 + i<<8}, 24
+		if f == v6 {
+			words, bits = [4]uint32{0x20010000 + i>>16, i << 16}, 48
+		}
+		entries = append(entries, table.Entry{Prefix: netip.PrefixFrom(address(f, words[:]), bits), Value: value(r)})
+	}
+	return entries
+}
+
+func value(r *rand.Rand) uint32 { return 1 + r.Uint32N(table.MaxValue) }
+
+// address makes an address of words in host byte order, of which IPv4 has one.
+func address(f family, words []uint32) netip.Addr {
+	if f == v4 {
+		var b [4]byte
+		binary.BigEndian.PutUint32(b[:], words[0])
+		return netip.AddrFrom4(b)
+	}
+	var b [16]byte
+	for i := range 4 {
+		binary.BigEndian.PutUint32(b[4*i:], words[i])
+	}
+	return netip.AddrFrom16(b)
+}
+
+// wordsOf is the reverse of address.
+func wordsOf(a netip.Addr) []uint32 {
+	b := a.AsSlice()
+	words := make([]uint32, len(b)/4)
+	for i := range words {
+		words[i] = binary.BigEndian.Uint32(b[4*i:])
+	}
+	return words
+}
+
+// keysWithin draws addresses that lie within prefixes, each prefix as likely as the next, or with zipf by its rank:
+// traffic goes to few destinations. The order of entries is random, so ranks are not neighbours.
+func keysWithin(f family, entries []table.Entry, zipf bool, r *rand.Rand) []uint32 {
+	pick := func() int { return r.IntN(len(entries)) }
+	if zipf {
+		z := rand.NewZipf(r, 1.1, 1, uint64(len(entries)-1))
+		pick = func() int { return int(z.Uint64()) }
+	}
+	keys := make([]uint32, 0, keyCount*f.words())
+	for range keyCount {
+		p := entries[pick()].Prefix
+		b := p.Addr().As16()
+		if f == v4 {
+			four := p.Addr().As4()
+			copy(b[:], four[:])
+		}
+		for i := range f.words() {
+			wildcard := uint32(uint64(1)<<min(max(32*(i+1)-p.Bits(), 0), 32) - 1)
+			keys = append(keys, binary.BigEndian.Uint32(b[4*i:])|r.Uint32()&wildcard)
+		}
+	}
+	return keys
+}
+
+// flipped turns one to three bits of each key around: many then lie beside what they lay in, or in nothing.
+func flipped(f family, keys []uint32, r *rand.Rand) []uint32 {
+	out := make([]uint32, len(keys))
+	copy(out, keys)
+	for i := 0; i < len(out); i += f.words() {
+		for range 1 + r.IntN(3) {
+			bit := r.IntN(f.bits())
+			out[i+bit/32] ^= 1 << (31 - bit%32)
+		}
+	}
+	return out
+}
