@@ -75,7 +75,7 @@ func (x *experiment) change(ctx context.Context, b *bench, entries, more []table
 	keys := keysWithin(b.family, changed, false, r)
 	words := b.family.words()
 	copy(keys[:x.flipped/2*words], keysWithin(b.family, entries, false, r))
-	return x.compare(b, fmt.Sprintf("%s after %d changes", b.family, len(all)), keys, x.flipped, r)
+	return x.compare(ctx, b, fmt.Sprintf("%s after %d changes", b.family, len(all)), keys, x.flipped, r)
 }
 
 func changeTable(t *table.Table, part []update) error {

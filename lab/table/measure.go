@@ -54,10 +54,10 @@ func (x *experiment) ask(ctx context.Context, b *bench, s set, entries []table.E
 		r := x.rand(name)
 		keys := keysWithin(b.family, entries, choice == zipf, r)
 		x.say("%s: do both find the same for %d keys, and for %d with bits flipped?", name, x.keys, x.flipped)
-		if err := x.compare(b, name, flipped(b.family, keys, r), x.flipped, r); err != nil {
+		if err := x.compare(ctx, b, name, flipped(b.family, keys, r), x.flipped, r); err != nil {
 			return err
 		}
-		if err := x.compare(b, name, keys, x.keys, r); err != nil {
+		if err := x.compare(ctx, b, name, keys, x.keys, r); err != nil {
 			return err
 		}
 		if x.rounds == 0 {
@@ -90,7 +90,7 @@ func (x *experiment) ask(ctx context.Context, b *bench, s set, entries []table.E
 }
 
 // compare looks up the first n keys by all means: table and LPM_TRIE in BPF, and a sample of them in Go.
-func (x *experiment) compare(b *bench, name string, keys []uint32, n int, r *rand.Rand) error {
+func (x *experiment) compare(ctx context.Context, b *bench, name string, keys []uint32, n int, r *rand.Rand) error {
 	if err := b.setKeys(keys); err != nil {
 		return err
 	}
@@ -104,6 +104,9 @@ func (x *experiment) compare(b *bench, name string, keys []uint32, n int, r *ran
 	for start := 0; start < n; start += checkStep {
 		if _, err := b.run(fmt.Sprintf("check%d", b.family), start, min(checkStep, n-start)); err != nil {
 			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 	}
 	if _, err := b.answers.ReadAt(answers, 0); err != nil {
