@@ -15,11 +15,11 @@
 #define WEIR_TABLE_H
 
 #define TABLE_MAX_VALUE 0x3fffff
-#define TABLE_ROOT4	17 /* bits of an IPv4 address that choose a page */
-#define TABLE_ROOT6	16 /* bits of an IPv6 address that do, if its /32 has no page */
-#define TABLE_SLOTS	18 /* bits of the hash of /32s; what does not fit is found through root6 */
-#define TABLE_BUCKETS	17 /* bits of its displacements */
-#define TABLE_SEGMENT	20 /* bits of a segment of pages: 1 MiB */
+#define TABLE_ROOT4	17  /* bits of an IPv4 address that choose a page */
+#define TABLE_ROOT6	16  /* bits of an IPv6 address that do, if its /32 has no page */
+#define TABLE_SLOTS	18  /* bits of the hash of /32s; what does not fit is found through root6 */
+#define TABLE_BUCKETS	17  /* bits of its displacements */
+#define TABLE_SEGMENT	20  /* bits of a segment of pages: 1 MiB */
 #define TABLE_SLACK	256 /* bytes behind a segment, so that reading past a short page is legal */
 
 /*
@@ -253,48 +253,48 @@ static __always_inline __u32 table_first6(void *head, void *index, void *pages, 
  * A step from page to page is a global function: the verifier looks at it once, and not at each of
  * the hundred pages that may lie below each other.
  */
-#define TABLE_MAPS(name)                                                                \
-	struct {                                                                        \
-		__uint(type, BPF_MAP_TYPE_ARRAY);                                       \
-		__uint(map_flags, BPF_F_MMAPABLE);                                      \
-		__uint(max_entries, 1);                                                 \
-		__type(key, __u32);                                                     \
-		__type(value, struct table_head);                                       \
-	} name##_head SEC(".maps");                                                     \
-	struct {                                                                        \
-		__uint(type, BPF_MAP_TYPE_ARRAY);                                       \
-		__uint(map_flags, BPF_F_MMAPABLE);                                      \
-		__uint(max_entries, 2);                                                 \
-		__type(key, __u32);                                                     \
-		__type(value, struct table_index);                                      \
-	} name##_index SEC(".maps");                                                    \
-	struct {                                                                        \
-		__uint(type, BPF_MAP_TYPE_ARRAY);                                       \
-		__uint(map_flags, BPF_F_MMAPABLE);                                      \
-		__uint(max_entries, 1);                                                 \
-		__type(key, __u32);                                                     \
-		__type(value, struct table_segment);                                    \
-	} name##_pages SEC(".maps");                                                    \
-	__attribute__((noinline)) __u32 name##_step(__u32 entry, __u64 high, __u64 low) \
-	{                                                                               \
-		return table_step(&name##_pages, entry, high, low);                     \
-	}                                                                               \
-	static __always_inline __u32 name##_lookup4(__u32 ip)                           \
-	{                                                                               \
-		__u32 i, entry = table_first4(&name##_head, &name##_index, &name##_pages, ip); \
-                                                                                        \
-		for (i = 1; i < TABLE_DEPTH4 && entry & TABLE_PAGE; i++)                \
-			entry = name##_step(entry, (__u64)ip << 32, 0);                 \
-		return TABLE_OF(entry);                                                 \
-	}                                                                               \
-	static __always_inline __u32 name##_lookup6(const __u32 *words)                 \
-	{                                                                               \
+#define TABLE_MAPS(name)                                                                          \
+	struct {                                                                                  \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                                 \
+		__uint(map_flags, BPF_F_MMAPABLE);                                                \
+		__uint(max_entries, 1);                                                           \
+		__type(key, __u32);                                                               \
+		__type(value, struct table_head);                                                 \
+	} name##_head SEC(".maps");                                                               \
+	struct {                                                                                  \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                                 \
+		__uint(map_flags, BPF_F_MMAPABLE);                                                \
+		__uint(max_entries, 2);                                                           \
+		__type(key, __u32);                                                               \
+		__type(value, struct table_index);                                                \
+	} name##_index SEC(".maps");                                                              \
+	struct {                                                                                  \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                                 \
+		__uint(map_flags, BPF_F_MMAPABLE);                                                \
+		__uint(max_entries, 1);                                                           \
+		__type(key, __u32);                                                               \
+		__type(value, struct table_segment);                                              \
+	} name##_pages SEC(".maps");                                                              \
+	__attribute__((noinline)) __u32 name##_step(__u32 entry, __u64 high, __u64 low)           \
+	{                                                                                         \
+		return table_step(&name##_pages, entry, high, low);                               \
+	}                                                                                         \
+	static __always_inline __u32 name##_lookup4(__u32 ip)                                     \
+	{                                                                                         \
+		__u32 i, entry = table_first4(&name##_head, &name##_index, &name##_pages, ip);    \
+                                                                                                  \
+		for (i = 1; i < TABLE_DEPTH4 && entry & TABLE_PAGE; i++)                          \
+			entry = name##_step(entry, (__u64)ip << 32, 0);                           \
+		return TABLE_OF(entry);                                                           \
+	}                                                                                         \
+	static __always_inline __u32 name##_lookup6(const __u32 *words)                           \
+	{                                                                                         \
 		__u32 i, entry = table_first6(&name##_head, &name##_index, &name##_pages, words); \
-                                                                                        \
-		for (i = 0; i < TABLE_DEPTH6 && entry & TABLE_PAGE; i++)                \
-			entry = name##_step(entry, (__u64)words[0] << 32 | words[1],    \
-					    (__u64)words[2] << 32 | words[3]);          \
-		return TABLE_OF(entry);                                                 \
+                                                                                                  \
+		for (i = 0; i < TABLE_DEPTH6 && entry & TABLE_PAGE; i++)                          \
+			entry = name##_step(entry, (__u64)words[0] << 32 | words[1],              \
+					    (__u64)words[2] << 32 | words[3]);                    \
+		return TABLE_OF(entry);                                                           \
 	}
 
 /* The value of the longest prefix that covers an address, or 0. */
