@@ -42,10 +42,14 @@
  *	__u64 starts[k]	4 * k sorted 16-bit lanes: the first address of each item; the last repeats
  *	__u32 entry[4 * k]
  *
+ * A fan has head (k 0), tag, the number of bits that it looks at, __u32 for the writer, and an
+ * entry for each value of those bits.
+ *
  * A list, of k prefixes of one /64, has head, tag, and k times { __u64 low bits; __u32 wildcard
  * bits; __u32 value }, the longest first.
  */
 #define TABLE_LIST	0x100
+#define TABLE_FAN	0x80
 #define TABLE_MAX_K	5
 #define TABLE_MAX_ITEMS 20
 
@@ -84,6 +88,7 @@ struct table_head {
 	__u32 count[2];
 	__u32 in_limbo;
 	__u32 free[TABLE_SIZES]; /* lists of free pages, by size */
+	__u32 free_fan[17];	 /* and of fans, by their bits */
 	__u32 limbo[TABLE_LIMBO];
 	/* Prefixes too short for a page, of each index: prefix b of length l is number 2^l + b. */
 	__u32 short4[2][2 << TABLE_ROOT4];
@@ -155,6 +160,24 @@ static __always_inline __u32 table_search(const __u8 *p, __u32 x, int wide, __u3
 	return head ^ ((head ^ e) & covered);
 }
 
+/*
+ * table_fan returns the entry of a fan: an array that the next bits of the address index, where so
+ * many prefixes lie that pages would lie deep. Its number of bits is behind the tag, its entries
+ * are 16 bytes behind its start.
+ */
+static __always_inline __u32 table_fan(void *pages, __u32 entry, __u32 x, __u32 width)
+{
+	__u32 number = TABLE_OF(entry), segment = number >> (TABLE_SEGMENT - 3);
+	__u32 at = number << 3 & ((1 << TABLE_SEGMENT) - 1), bits;
+	struct table_segment *s = bpf_map_lookup_elem(pages, &segment);
+
+	if (!s)
+		return 0;
+	bits = *(__u32 *)(s->page + at + 8);
+	at = (at + 16 + 4 * (x >> ((width - bits) & 31))) & ((1 << TABLE_SEGMENT) - 1);
+	return *(__u32 *)(s->page + at);
+}
+
 /* table_index_of finds the index that is read. */
 static __always_inline struct table_index *table_index_of(void *head, void *index, __u32 family)
 {
@@ -180,7 +203,12 @@ static __always_inline __u32 table_first4(void *head, void *index, void *pages, 
 	if (!(entry & TABLE_PAGE))
 		return entry;
 	p = table_page_at(pages, TABLE_OF(entry));
-	return p ? table_search(p, ip & ((1 << (32 - TABLE_ROOT4)) - 1), 0, entry) : 0;
+	if (!p)
+		return 0;
+	ip &= (1 << (32 - TABLE_ROOT4)) - 1;
+	if (*(__u32 *)p & TABLE_FAN)
+		return table_fan(pages, entry, ip, 32 - TABLE_ROOT4);
+	return table_search(p, ip, 0, entry);
 }
 
 /* table_list searches the prefixes of one /64, the longest first. */
@@ -202,7 +230,7 @@ static __always_inline __u32 table_list(const __u8 *p, __u64 low)
 static __always_inline __u32 table_step(void *pages, __u32 entry, __u64 high, __u64 low)
 {
 	const __u8 *p = table_page_at(pages, TABLE_OF(entry));
-	__u32 head, slice;
+	__u32 head, slice, x;
 
 	if (!p)
 		return 0;
@@ -210,9 +238,16 @@ static __always_inline __u32 table_step(void *pages, __u32 entry, __u64 high, __
 	if (head & TABLE_LIST)
 		return table_list(p, low) << 9;
 	slice = (head >> 4) & 7;
-	if (!slice)
-		return table_search(p, high >> 32 & ((1 << (32 - TABLE_ROOT4)) - 1), 0, 0);
-	return table_search(p, (slice & 4 ? low : high) >> (48 - 16 * (slice & 3)) & 0xffff, 1, 0);
+	if (!slice) {
+		x = high >> 32 & ((1 << (32 - TABLE_ROOT4)) - 1);
+		if (head & TABLE_FAN)
+			return table_fan(pages, entry, x, 32 - TABLE_ROOT4);
+		return table_search(p, x, 0, 0);
+	}
+	x = (slice & 4 ? low : high) >> (48 - 16 * (slice & 3)) & 0xffff;
+	if (head & TABLE_FAN)
+		return table_fan(pages, entry, x, 16);
+	return table_search(p, x, 1, 0);
 }
 
 /* table_mix spreads a /32 over 64 bits; one multiplication would leave those that differ in their
@@ -243,8 +278,11 @@ static __always_inline __u32 table_first6(void *head, void *index, void *pages, 
 	p = table_page_at(pages, TABLE_OF(entry));
 	if (!p)
 		return 0;
-	if (*(__u32 *)(p + 4) == words[0] && entry)
+	if (*(__u32 *)(p + 4) == words[0] && entry) {
+		if (*(__u32 *)p & TABLE_FAN)
+			return table_fan(pages, entry, words[1] >> 16, 16);
 		return table_search(p, words[1] >> 16, 1, entry);
+	}
 	return t->root6[words[0] >> (32 - TABLE_ROOT6)];
 }
 

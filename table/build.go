@@ -52,17 +52,16 @@ func (m *memory) build(ps []prefix, slice uint8, value uint32, own bool, tag uin
 		}
 		i = j
 	}
+	if bits := bitsFor(n.items, slice); bits > 0 {
+		return m.makeFan(&n, bits)
+	}
 	return m.fit(&n)
 }
 
 // fit writes a page of any number of items: what is too much goes to pages below it.
 func (m *memory) fit(n *node) (uint32, error) {
 	if n.list == nil && len(n.items) > maxItems {
-		width := uint8(16)
-		if n.slice == 0 {
-			width = 32 - root4Bits
-		}
-		items, err := m.carve(n.items, item{0, width, valueEntry(n.value)}, n)
+		items, err := m.carve(n.items, item{0, width(n.slice), valueEntry(n.value)}, n)
 		if err != nil {
 			return 0, err
 		}

@@ -28,6 +28,9 @@ func (m *memory) edit(entry uint32, slice uint8, c *change) (uint32, error) {
 		}
 		return m.build([]prefix{c.prefix}, slice, of(entry), false, c.tag)
 	}
+	if m.isFan(of(entry)) {
+		return m.editFan(entry, c)
+	}
 	n := m.decode(of(entry))
 	if n.list != nil {
 		return m.editList(entry, &n, c)
@@ -185,7 +188,7 @@ func (m *memory) rewrite(entry uint32, n *node) (uint32, error) {
 // place: no reader looks at more than one of them.
 func (m *memory) inherit(entry, value uint32, own bool) {
 	head := m.word(of(entry), 0)
-	h := *head&0x1f7 | valueEntry(value)
+	h := *head&(0x1ff&^ownValue) | valueEntry(value)
 	if own {
 		h |= ownValue
 	}
@@ -193,6 +196,10 @@ func (m *memory) inherit(entry, value uint32, own bool) {
 		return
 	}
 	atomic.StoreUint32(head, h)
+	if m.isFan(of(entry)) {
+		m.inheritFan(of(entry))
+		return
+	}
 	n := m.decode(of(entry))
 	m.inheritAll(&n)
 }

@@ -115,6 +115,18 @@ func (m *memory) enter(key, e uint32) bool {
 func (m *memory) below(t *index, key uint32) (value, page uint32, own bool) {
 	e := t.Root6[key>>16]
 	for isPage(e) {
+		if m.isFan(of(e)) && *m.word(of(e), 0)>>4&7 == 1 {
+			f := m.fanAt(of(e))
+			x := key & 0xffff >> f.shift()
+			if e, value = f.entries[x], m.shadowValue(&f, x); !isPage(e) {
+				return value, 0, f.shift() == 0 && m.inShadow(&f, x)
+			}
+			own = f.shift() == 0 && m.inShadow(&f, x)
+			if f.shift() == 0 {
+				return value, e, own
+			}
+			continue
+		}
 		n := m.decode(of(e))
 		value = n.value
 		x, next := key&0xffff, uint32(0)
@@ -159,7 +171,7 @@ func (m *memory) setGroup(c *change) error {
 		return err
 	}
 	m.inherit(old, value, false)
-	if !own && *m.word(of(old), 0)&(listPage|7) == 0 { // nothing else is in it
+	if !own && *m.word(of(old), 0)&(listPage|fanPage|7) == 0 { // nothing else is in it
 		m.retire(of(old))
 		return m.regroup(t, key, valueEntry(value))
 	}

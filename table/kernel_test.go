@@ -109,6 +109,13 @@ func TestProgram(t *testing.T) {
 		e := table.Entry{Prefix: clustered(r, i%2 == 0), Value: 1 + r.Uint32N(table.MaxValue)}
 		all[e.Prefix], entries, known = e.Value, append(entries, e), append(known, e.Prefix)
 	}
+	for i := range 3000 { // so many neighbours that they have a fan
+		e := table.Entry{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(i >> 8), byte(i), 0}), 24), Value: uint32(1 + i)}
+		if i%2 == 0 {
+			e.Prefix = netip.PrefixFrom(netip.AddrFrom16([16]byte{0x20, 2, 0, 0, byte(i >> 8), byte(i)}), 48)
+		}
+		all[e.Prefix], entries, known = e.Value, append(entries, e), append(known, e.Prefix)
+	}
 	if err := tab.Replace(entries); err != nil {
 		t.Fatal(err)
 	}
@@ -293,7 +300,7 @@ func TestKilledWriter(t *testing.T) {
 		rounds = 8
 	}
 	interrupted := 0
-	for round := range rounds {
+	for round := 0; round < rounds || interrupted == 0 && round < 10*rounds; round++ {
 		doing := runWriter(t, p.Maps, r, all)
 		var err error
 		if tab, err = table.Open(p.Maps); err != nil {
@@ -380,10 +387,13 @@ func runWriter(t *testing.T, m table.Maps, r *rand.Rand, all map[netip.Prefix]ui
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.AfterFunc(time.Duration(5+r.IntN(60))*time.Millisecond, func() { c.Process.Kill() })
 	lines := bufio.NewReader(out)
-	for {
+	for began := false; ; {
 		line, err := lines.ReadString('\n')
+		if !began { // it may take a while to come up
+			began = true
+			time.AfterFunc(time.Duration(5+r.IntN(60))*time.Millisecond, func() { c.Process.Kill() })
+		}
 		if errors.Is(err, io.EOF) {
 			break // half a line at the end was not acted on
 		} else if err != nil {

@@ -42,6 +42,14 @@ func (m *memory) search(number uint32, p *prefix) uint32 {
 		return 0
 	}
 	h := atomic.LoadUint32(m.word(number, 0))
+	if h&fanPage != 0 {
+		slice, bits := uint8(h>>4&7), min(uint8(*m.word(number, 2)), 16)
+		at := fanHead + p.part(slice)>>(width(slice)-min(bits, width(slice)))
+		if number+at/2 >= m.limit() {
+			return 0
+		}
+		return atomic.LoadUint32(m.word(number, at))
+	}
 	if h&listPage != 0 {
 		for i := range h & 7 {
 			start := uint64(*m.word(number, 2+4*i)) | uint64(*m.word(number, 3+4*i))<<32

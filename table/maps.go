@@ -24,7 +24,7 @@ const (
 
 	firstPage = 8 // 0 is the number of no page: 0 in a slot says that it is empty
 
-	magic = 0x77747031 // "wtp1": of this layout
+	magic = 0x77747032 // "wtp2": of this layout
 )
 
 // head is struct table_head.
@@ -40,6 +40,7 @@ type head struct {
 	Count   [2]uint32
 	InLimbo uint32
 	Free    [17]uint32
+	FreeFan [17]uint32
 	Limbo   [limboPages]uint32
 	Short4  [2][2 << root4Bits]uint32
 	Short6  [2][2 << root6Bits]uint32

@@ -5,6 +5,8 @@ package table
 import (
 	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -98,6 +100,14 @@ var shapes = []shape{
 	{"around32", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix {
 		a := [16]byte{0x20, 1, byte(r.IntN(4)), byte(r.IntN(64)), byte(r.IntN(3)) << 7}
 		return prefixAt(netip.AddrFrom16(a), 28+r.IntN(8))
+	}},
+	{"dense4", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix {
+		a := netip.AddrFrom4([4]byte{172, byte(r.IntN(2)), byte(r.IntN(256)), byte(r.IntN(4)) << 6})
+		return prefixAt(a, []int{24, 24, 24, 24, 24, 24, 26, 20, 17, 12, 32}[r.IntN(11)])
+	}},
+	{"dense6", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix {
+		a := [16]byte{0x20, 1, 0, byte(r.IntN(2)), byte(r.IntN(16)), byte(r.IntN(256)), byte(r.IntN(2))}
+		return prefixAt(netip.AddrFrom16(a), []int{48, 48, 48, 48, 48, 48, 44, 49, 36, 32, 30, 56}[r.IntN(12)])
 	}},
 	{"groups", func(r *rand.Rand, _ []netip.Prefix) netip.Prefix {
 		a := [16]byte{0x20, 1, byte(r.IntN(16)), byte(r.IntN(256)), byte(r.IntN(2))}
@@ -220,12 +230,47 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
+// hasFan says whether an entry of an index leads to a fan.
+func (m *memory) hasFan() bool {
+	leads := func(e uint32) bool { return isPage(e) && m.isFan(of(e)) }
+	return slices.ContainsFunc(m.index[m.active4()].Root4[:], leads) || slices.ContainsFunc(m.index[m.active6()].Slot[:], leads)
+}
+
+// mutate changes a table and its model alike, and compares after each change.
+func mutate(t *testing.T, r *rand.Rand, tab *Table, m model, s shape, known []netip.Prefix, steps int) {
+	t.Helper()
+	for i := range steps {
+		p := s.draw(r, known)
+		if r.IntN(2) == 0 {
+			p = known[r.IntN(len(known))]
+		}
+		var err error
+		if r.IntN(2) == 0 {
+			_, err = tab.Delete(p)
+			delete(m, p)
+		} else {
+			m[p] = 1 + r.Uint32N(1000)
+			err = tab.Set(p, m[p])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range probes(r, p) {
+			if got, _ := tab.Lookup(a); got != m.lookup(a) {
+				t.Fatalf("step %d, after %s: Lookup(%s) = %d, want %d", i, p, a, got, m.lookup(a))
+			}
+		}
+	}
+	checkAll(t, tab, m)
+	checkMemory(t, tab)
+}
+
 // Built at once or one by one, a table is the same.
 func TestReplace(t *testing.T) {
 	for _, s := range shapes {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			r := rand.New(rand.NewPCG(7, uint64(len(s.name))))
+			r := rand.New(rand.NewPCG(rand.Uint64(), uint64(len(s.name))))
 			tab := onHeap(t, 8)
 			for range 3 {
 				m, all, known := model{}, []Entry(nil), []netip.Prefix(nil)
@@ -246,6 +291,20 @@ func TestReplace(t *testing.T) {
 						}
 					}
 				}
+				if strings.HasPrefix(s.name, "dense") && !tab.m.hasFan() {
+					t.Error("so many neighbours, and no fan")
+				}
+				mutate(t, r, tab, m, s, known, 4000)
+			}
+			all := slices.Collect(tab.All())
+			for _, e := range all {
+				if existed, err := tab.Delete(e.Prefix); err != nil || !existed {
+					t.Fatal(e, existed, err)
+				}
+			}
+			checkAll(t, tab, model{})
+			if st := tab.Stats(); st.PageBytes != 0 {
+				t.Errorf("an empty table has %+v", st)
 			}
 		})
 	}

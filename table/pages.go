@@ -32,6 +32,10 @@ func (m *memory) word(number, i uint32) *uint32 {
 	return (*uint32)(unsafe.Add(m.at(number), 4*uintptr(i)))
 }
 
+func (m *memory) words(number, first, n uint32) []uint32 {
+	return unsafe.Slice(m.word(number, first), n)
+}
+
 // limit is the first number that no page may reach.
 func (m *memory) limit() uint32 {
 	return uint32(len(m.pages) / (segmentBytes + slackBytes) * (segmentBytes / 8))
@@ -53,12 +57,19 @@ func (m *memory) alloc(units uint32) (uint32, error) {
 	if number == 0 {
 		number = m.split(units, maxUnits)
 	}
+	if number == 0 && m.breakFan() {
+		return m.alloc(units)
+	}
 	if number == 0 {
-		return 0, fmt.Errorf("%w: %d prefixes take all of its %d MiB", ErrFull, m.Count[0]+m.Count[1], len(m.pages)/segmentBytes)
+		return 0, m.full()
 	}
 	m.Pages++
 	m.Units += units
 	return number, nil
+}
+
+func (m *memory) full() error {
+	return fmt.Errorf("%w: %d prefixes take all of its %d MiB", ErrFull, m.Count[0]+m.Count[1], len(m.pages)/segmentBytes)
 }
 
 func (m *memory) pop(units uint32) uint32 {
@@ -127,7 +138,7 @@ func (m *memory) settle() {
 	if int(m.InLimbo)+len(m.retired) > limboPages || len(m.vacated) > mostVacated {
 		m.grace()
 		for _, number := range m.retired {
-			m.push(number, m.unitsOf(number))
+			m.giveBack(number)
 		}
 	} else {
 		m.InLimbo += uint32(copy(m.Limbo[m.InLimbo:], m.retired))
@@ -138,6 +149,9 @@ func (m *memory) settle() {
 // unitsOf is how much memory a page takes.
 func (m *memory) unitsOf(number uint32) uint32 {
 	h := *m.word(number, 0)
+	if h&fanPage != 0 {
+		return fanUnits(uint8(*m.word(number, 2)))
+	}
 	if h&listPage != 0 {
 		return 1 + 2*(h&7)
 	}
@@ -150,16 +164,31 @@ func (m *memory) free(entry uint32) {
 		return
 	}
 	number := of(entry)
-	if *m.word(number, 0)&listPage == 0 {
+	if m.isFan(number) {
+		f := m.fanAt(number)
+		m.free(*f.shadow)
+		for _, e := range f.entries {
+			m.free(e)
+		}
+	} else if *m.word(number, 0)&listPage == 0 {
 		n := m.decode(number)
 		for _, it := range n.items {
 			m.free(it.entry)
 		}
 	}
-	units := m.unitsOf(number)
 	m.Pages--
-	m.Units -= units
-	m.push(number, units)
+	m.Units -= m.unitsOf(number)
+	m.giveBack(number)
+}
+
+// giveBack adds a page's memory to the lists.
+func (m *memory) giveBack(number uint32) {
+	if m.isFan(number) {
+		bits := *m.word(number, 2)
+		*m.word(number, 0), m.FreeFan[bits] = m.FreeFan[bits], number
+		return
+	}
+	m.push(number, m.unitsOf(number))
 }
 
 // grace frees what is in limbo, once nobody can read it any more.
@@ -168,7 +197,7 @@ func (m *memory) grace() {
 	m.clearVacated()
 	atomic.AddUint32(&m.Reused, 1)
 	for _, number := range m.Limbo[:m.InLimbo] {
-		m.push(number, m.unitsOf(number))
+		m.giveBack(number)
 	}
 	m.InLimbo = 0
 }

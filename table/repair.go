@@ -10,7 +10,7 @@ func (m *memory) repair() {
 	t := m.index[m.active6()]
 	m.retired, m.buckets, m.InLimbo = m.retired[:0], nil, 0
 	m.clearVacated()
-	m.Free, m.Pages, m.Units, m.Groups, m.Count = [17]uint32{}, 0, 0, 0, [2]uint32{}
+	m.Free, m.FreeFan, m.Pages, m.Units, m.Groups, m.Count = [17]uint32{}, [17]uint32{}, 0, 0, 0, [2]uint32{}
 	m.Reused++
 	for s, e := range t.Slot {
 		if e != 0 && (uint32(s) > t.SlotMask || t.slotOf(*m.word(of(e), 1)) != uint32(s)) {
@@ -23,7 +23,7 @@ func (m *memory) repair() {
 	for g := range t.Root6 {
 		m.restore(&t.Root6[g], shortValue(m.Short6[m.active6()][:], uint32(1<<root6Bits+g)))
 	}
-	used := make([]uint8, m.limit()) // the size of the page that begins there, in units
+	used := make([]uint16, m.limit()) // the size of the page that begins there, in units
 	for _, e := range m.index[m.active4()].Root4 {
 		m.mark(e, used)
 	}
@@ -44,14 +44,23 @@ func (m *memory) repair() {
 }
 
 // mark notes the pages that an entry leads to, and corrects what they inherit.
-func (m *memory) mark(entry uint32, used []uint8) {
+func (m *memory) mark(entry uint32, used []uint16) {
 	if !isPage(entry) || used[of(entry)] != 0 {
 		return
 	}
 	units := m.unitsOf(of(entry))
-	used[of(entry)] = uint8(units)
+	used[of(entry)] = uint16(units)
 	m.Pages++
 	m.Units += units
+	if m.isFan(of(entry)) {
+		m.inheritFan(of(entry))
+		f := m.fanAt(of(entry))
+		m.mark(*f.shadow, used)
+		for _, e := range f.entries {
+			m.mark(e, used)
+		}
+		return
+	}
 	n := m.decode(of(entry))
 	m.inheritAll(&n)
 	for _, it := range n.items {
@@ -60,7 +69,7 @@ func (m *memory) mark(entry uint32, used []uint8) {
 }
 
 // reclaim frees the memory between pages.
-func (m *memory) reclaim(used []uint8) {
+func (m *memory) reclaim(used []uint16) {
 	end := uint32(firstPage)
 	for number := end; number < uint32(len(used)); number++ {
 		if used[number] != 0 {

@@ -6,6 +6,9 @@ package table
 
 // walk yields the prefixes of a page and those below it. base has the address bits above its slice.
 func (m *memory) walk(entry uint32, base prefix, yield func(prefix) bool) bool {
+	if m.isFan(of(entry)) {
+		return m.walkFan(entry, base, yield)
+	}
 	n := m.decode(of(entry))
 	for _, p := range n.list {
 		p.hi = base.hi
@@ -36,6 +39,27 @@ func (m *memory) walk(entry uint32, base prefix, yield func(prefix) bool) bool {
 			below = p
 		}
 		if !m.walk(it.entry, below, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// walkFan yields the prefixes of a fan and the pages below it.
+func (m *memory) walkFan(entry uint32, base prefix, yield func(prefix) bool) bool {
+	f := m.fanAt(of(entry))
+	if isPage(*f.shadow) && !m.walk(*f.shadow, base, yield) {
+		return false
+	}
+	for x, e := range f.entries {
+		if !isPage(e) {
+			continue
+		}
+		below := base
+		if f.shift() == 0 {
+			below.put(f.slice, uint32(x))
+		}
+		if !m.walk(e, below, yield) {
 			return false
 		}
 	}
@@ -135,6 +159,18 @@ func (m *memory) walkShortest(short []uint32, bits uint8, p *prefix, yield func(
 // walkOne goes down the pages to where a prefix would be, and yields it if it is there.
 func (m *memory) walkOne(entry uint32, base prefix, p *prefix, yield func(prefix) bool) {
 	for isPage(entry) {
+		if m.isFan(of(entry)) {
+			f := m.fanAt(of(entry))
+			if p.len <= endOf(f.slice)-f.shift() {
+				entry = *f.shadow
+			} else {
+				entry = f.entries[p.part(f.slice)>>f.shift()]
+				if f.shift() == 0 {
+					base.hi, base.lo = p.hi, p.lo
+				}
+			}
+			continue
+		}
 		n := m.decode(of(entry))
 		for _, q := range n.list {
 			if q.hi = base.hi; q.len == p.len && q.lo == p.lo {

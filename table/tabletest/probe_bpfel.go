@@ -26,6 +26,7 @@ type probeTableHead struct {
 	Count   [2]uint32
 	InLimbo uint32
 	Free    [17]uint32
+	FreeFan [17]uint32
 	Limbo   [8192]uint32
 	Short4  [2][262144]uint32
 	Short6  [2][131072]uint32

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// Where many prefixes share the bits above a slice, its page is a fan: an array that the next bits index, as a root is.
+// An entry is a value, or a page of the bits that are left. Prefixes that end within the fan's bits are kept in pages of
+// their own, the shadow, which no lookup reads: the entries have their values.
+
+const (
+	fanPage = 0x80
+	// fanItems is how many items make a fan worth its memory; fanShare is how many entries it may have for each.
+	fanItems = 40
+	fanShare = 8
+	fanHead  = 4 // words before the entries: head, tag, number of bits, shadow
+)
+
+// width is how many bits of the address a page of a slice looks at.
+func width(slice uint8) uint8 {
+	if slice == 0 {
+		return 32 - root4Bits
+	}
+	return 16
+}
+
+func (m *memory) isFan(number uint32) bool { return *m.word(number, 0)&fanPage != 0 }
+
+// fan is a fan's memory.
+type fan struct {
+	slice   uint8
+	bits    uint8
+	tag     uint32
+	shadow  *uint32
+	entries []uint32
+}
+
+func (m *memory) fanAt(number uint32) fan {
+	f := fan{slice: uint8(*m.word(number, 0) >> 4 & 7), tag: *m.word(number, 1), bits: uint8(*m.word(number, 2)), shadow: m.word(number, 3)}
+	f.entries = m.words(number, fanHead, 1<<f.bits)
+	return f
+}
+
+func (f *fan) shift() uint8 { return width(f.slice) - f.bits }
+
+// below is the slice of the pages that entries lead to.
+func (f *fan) below() uint8 {
+	if f.shift() == 0 {
+		return f.slice + 1
+	}
+	return f.slice
+}
+
+// bitsFor is how many bits a fan of these items has; 0: they are better off in pages.
+func bitsFor(items []item, slice uint8) uint8 {
+	if len(items) <= fanItems {
+		return 0
+	}
+	least := width(slice)
+	for _, it := range items {
+		least = min(least, it.shift)
+	}
+	return min(width(slice)-least, uint8(bits.Len(uint(len(items)*fanShare))-1))
+}
+
+// fanUnits is the memory of a fan, in units of 8 bytes.
+func fanUnits(bits uint8) uint32 { return fanHead/2 + 1<<bits/2 }
+
+// makeFan writes the items of a page as a fan.
+func (m *memory) makeFan(n *node, bits uint8) (uint32, error) {
+	number, err := m.allocFan(bits)
+	if err != nil {
+		return 0, err
+	}
+	*m.word(number, 0) = valueEntry(n.value) | n.flags() | fanPage
+	*m.word(number, 1), *m.word(number, 2), *m.word(number, 3) = n.tag, uint32(bits), valueEntry(n.value)
+	f := m.fanAt(number)
+	var short []item
+	for _, it := range n.items {
+		if it.shift < f.shift() {
+			continue
+		}
+		if isPage(it.entry) { // of the next slice, with a prefix of exactly these bits or none
+			h := *m.word(of(it.entry), 0)
+			if h&ownValue == 0 {
+				continue
+			}
+			it.entry = valueEntry(of(h))
+		}
+		short = append(short, it)
+	}
+	if len(short) > 0 {
+		if *f.shadow, err = m.fit(&node{value: n.value, slice: n.slice, tag: n.tag, items: short}); err != nil {
+			return 0, err
+		}
+	}
+	for i := 0; i < len(f.entries); i++ {
+		f.entries[i] = valueEntry(m.shadowValue(&f, uint32(i)))
+	}
+	for i := 0; i < len(n.items); {
+		x := n.items[i].start >> f.shift()
+		j, longer := i, []item(nil)
+		for ; j < len(n.items) && n.items[j].start>>f.shift() == x; j++ {
+			if it := n.items[j]; it.shift < f.shift() {
+				longer = append(longer, it)
+			} else if isPage(it.entry) {
+				m.inherit(it.entry, of(f.entries[x]), false)
+				f.entries[x] = it.entry
+			}
+		}
+		if len(longer) > 0 {
+			if f.entries[x], err = m.fit(&node{value: of(f.entries[x]), slice: n.slice, tag: n.tag, items: longer}); err != nil {
+				return 0, err
+			}
+		}
+		i = j
+	}
+	return pageOf(number), nil
+}
+
+// shadowValue is the value in force at an entry of a fan.
+func (m *memory) shadowValue(f *fan, x uint32) uint32 {
+	entry := *f.shadow
+	for isPage(entry) {
+		entry = m.find(of(entry), x<<f.shift())
+	}
+	return of(entry)
+}
+
+// inShadow says whether there is a prefix of exactly the bits of a fan's entry.
+func (m *memory) inShadow(f *fan, x uint32) bool {
+	entry, found := *f.shadow, false
+	for isPage(entry) {
+		n := m.decode(of(entry))
+		entry = 0
+		for _, it := range n.items {
+			if it.start == x<<f.shift() && it.shift == f.shift() {
+				found = !isPage(it.entry) || *m.word(of(it.entry), 0)&ownValue != 0
+			}
+			if it.covers(x<<f.shift()) && isPage(it.entry) {
+				entry = it.entry
+			}
+		}
+	}
+	return found
+}
+
+// find searches a page for 16 bits of an address.
+func (m *memory) find(number, x uint32) uint32 {
+	h := *m.word(number, 0)
+	slice, k := uint8(h>>4&7), h&7
+	for i := int(4*k) - 1; i >= 0; i-- {
+		e := *m.word(number, 2+2*k+uint32(i))
+		if (x^m.start(number, uint32(i), slice))>>(e>>5&15) == 0 {
+			return e
+		}
+	}
+	return h &^ 0x1ff
+}
+
+// editFan carries a change out in a fan. It stays a fan until it has nothing more to tell.
+func (m *memory) editFan(entry uint32, c *change) (uint32, error) {
+	number := of(entry)
+	f := m.fanAt(number)
+	x := c.part(f.slice)
+	if end := endOf(f.slice) - f.shift(); c.len > end {
+		at := &f.entries[x>>f.shift()]
+		c.tag = f.tag
+		e, err := m.edit(*at, f.below(), c)
+		if err != nil || e == *at {
+			return entry, err
+		}
+		atomic.StoreUint32(at, e)
+		return m.foldFan(entry, &f), nil
+	}
+	e, err := m.edit(*f.shadow, f.slice, c)
+	if err != nil {
+		return entry, err
+	}
+	*f.shadow = e
+	first := x >> f.shift()
+	for i := range uint32(1) << (endOf(f.slice) - f.shift() - c.len) {
+		m.restore(&f.entries[first+i], m.shadowValue(&f, first+i))
+	}
+	return m.foldFan(entry, &f), nil
+}
+
+// foldFan returns a value in place of a fan that holds nothing else.
+func (m *memory) foldFan(entry uint32, f *fan) uint32 {
+	if isPage(*f.shadow) {
+		return entry
+	}
+	for _, e := range f.entries {
+		if isPage(e) {
+			return entry
+		}
+	}
+	m.retire(of(entry))
+	return valueEntry(of(*m.word(of(entry), 0)))
+}
+
+// inheritFan gives the entries of a fan the values in force there.
+func (m *memory) inheritFan(number uint32) {
+	f := m.fanAt(number)
+	m.restore(f.shadow, of(*m.word(number, 0)))
+	for i := range f.entries {
+		m.restore(&f.entries[i], m.shadowValue(&f, uint32(i)))
+	}
+}
+
+// allocFan returns memory for a fan, which lies in one segment.
+func (m *memory) allocFan(bits uint8) (uint32, error) {
+	units := fanUnits(bits)
+	number := m.FreeFan[bits]
+	if number != 0 {
+		m.FreeFan[bits] = *m.word(number, 0)
+	} else if number = m.extendFan(units); number == 0 {
+		return 0, m.full()
+	}
+	m.Pages++
+	m.Units += units
+	return number, nil
+}
+
+func (m *memory) extendFan(units uint32) uint32 {
+	start := (m.Next + 7) &^ 7
+	const segment = segmentBytes / 8
+	if start/segment != (start+units-1)/segment {
+		start = (start/segment + 1) * segment
+	}
+	if start+units > m.limit() {
+		return 0
+	}
+	m.leave(m.Next, start-m.Next)
+	m.Next = start + units
+	return start
+}
+
+// breakFan gives the memory of a free fan to pages.
+func (m *memory) breakFan() bool {
+	for bits, number := range m.FreeFan {
+		if number != 0 {
+			m.FreeFan[bits] = *m.word(number, 0)
+			m.leave(number, fanUnits(uint8(bits)))
+			return true
+		}
+	}
+	return false
+}
