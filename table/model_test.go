@@ -270,9 +270,19 @@ func TestReplace(t *testing.T) {
 	for _, s := range shapes {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			r := rand.New(rand.NewPCG(rand.Uint64(), uint64(len(s.name))))
+			seed := rand.Uint64()
+			defer func() {
+				if t.Failed() {
+					t.Logf("seed %d", seed)
+				}
+			}()
+			r := rand.New(rand.NewPCG(seed, 0))
 			tab := onHeap(t, 8)
-			for range 3 {
+			rounds, steps := 3, 4000
+			if testing.Short() {
+				rounds, steps = 2, 800
+			}
+			for range rounds {
 				m, all, known := model{}, []Entry(nil), []netip.Prefix(nil)
 				for range 5000 {
 					p := s.draw(r, known)
@@ -294,7 +304,7 @@ func TestReplace(t *testing.T) {
 				if strings.HasPrefix(s.name, "dense") && !tab.m.hasFan() {
 					t.Error("so many neighbours, and no fan")
 				}
-				mutate(t, r, tab, m, s, known, 4000)
+				mutate(t, r, tab, m, s, known, steps)
 			}
 			all := slices.Collect(tab.All())
 			for _, e := range all {
