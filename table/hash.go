@@ -5,6 +5,7 @@ package table
 import (
 	"math/bits"
 	"sync/atomic"
+	"unsafe"
 )
 
 // A perfect hash finds the page of an IPv6 address's first 32 bits in one step: a displacement for each bucket of keys,
@@ -140,6 +141,15 @@ next:
 		return true
 	}
 	return false
+}
+
+// storeDisplacement stores one displacement at once. Go has no 16-bit store that is atomic by its word; the
+// 32-bit one that covers it writes its neighbour's bits as they are, and there is one writer.
+func storeDisplacement(t *index, b uint64, d uint16) {
+	pair := (*uint32)(unsafe.Pointer(&t.Displacement[b&^1]))
+	both := [2]uint16{t.Displacement[b&^1], t.Displacement[b|1]}
+	both[b&1] = d
+	atomic.StoreUint32(pair, *(*uint32)(unsafe.Pointer(&both)))
 }
 
 // clearVacated clears the slots that keys moved from, once nobody reads them. It must come before any memory of pages is

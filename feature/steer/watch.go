@@ -92,8 +92,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 			timer.Reset(retries[0])
 			continue
 		case <-commands:
-			if !w.own.echoes() {
-				try = len(retries)
+			if try >= len(retries) && !w.own.echoes() { // else a look is due in a moment anyway
 				timer.Reset(commandsApart - min(time.Since(w.looked), commandsApart))
 			}
 			continue
@@ -126,7 +125,8 @@ func drain(events chan watchEvent) {
 func (w *watcher) look(ctx context.Context) error {
 	if w.changes != nil {
 		if err := w.changes.Renew(); err != nil {
-			return err
+			w.log.Warn("what other weir commands change is noticed once a second only", "reason", err)
+			w.changes = nil
 		}
 	}
 	st, err := w.state.read(ctx)
