@@ -30,6 +30,10 @@ func TestMain(m *testing.M) {
 		fmt.Println(write())
 		os.Exit(1)
 	}
+	if len(os.Args) > 1 && os.Args[1] == "__bind" {
+		fmt.Println(bindForever())
+		os.Exit(1)
+	}
 	os.Exit(m.Run())
 }
 
@@ -301,7 +305,12 @@ func TestKilledWriter(t *testing.T) {
 	}
 	interrupted := 0
 	for round := 0; round < rounds || interrupted == 0 && round < 10*rounds; round++ {
-		doing := runWriter(t, p.Maps, r, all)
+		doing := runWriter(t, "__write", []*ebpf.Map{p.Maps.Head, p.Maps.Index, p.Maps.Pages}, r, func(line string) {
+			var q netip.Prefix
+			var v uint32
+			parse(t, line, &q, &v)
+			apply(all, q, v)
+		})
 		var err error
 		if tab, err = table.Open(p.Maps); err != nil {
 			t.Fatal(err)
@@ -370,12 +379,13 @@ func apply(all map[netip.Prefix]uint32, q netip.Prefix, v uint32) {
 	}
 }
 
-// runWriter lets a writer work for a moment, kills it, and returns what it was about to do, if anything.
-func runWriter(t *testing.T, m table.Maps, r *rand.Rand, all map[netip.Prefix]uint32) (doing string) {
+// runWriter lets a writer work for a moment and kills it. It tells of each change that was done, and returns what the
+// writer was about to do, if anything.
+func runWriter(t *testing.T, role string, maps []*ebpf.Map, r *rand.Rand, did func(line string)) (doing string) {
 	t.Helper()
-	c := exec.Command("/proc/self/exe", "__write", fmt.Sprint(r.Uint64()))
+	c := exec.Command("/proc/self/exe", role, fmt.Sprint(r.Uint64()))
 	c.Stderr = os.Stderr
-	for _, x := range []*ebpf.Map{m.Head, m.Index, m.Pages} {
+	for _, x := range maps {
 		f := os.NewFile(uintptr(dup(t, x.FD())), "map")
 		defer f.Close()
 		c.ExtraFiles = append(c.ExtraFiles, f)
@@ -401,10 +411,7 @@ func runWriter(t *testing.T, m table.Maps, r *rand.Rand, all map[netip.Prefix]ui
 		}
 		line = strings.TrimSpace(line)
 		if line == "done" {
-			var q netip.Prefix
-			var v uint32
-			parse(t, doing, &q, &v)
-			apply(all, q, v)
+			did(doing)
 			doing = ""
 		} else {
 			doing = line

@@ -2,6 +2,8 @@
 
 package table
 
+import "net/netip"
+
 // The prefixes of a table are read from its pages: they say of each value whether it is a prefix or inherited.
 
 // walk yields the prefixes of a page and those below it. base has the address bits above its slice.
@@ -197,6 +199,72 @@ func (m *memory) walkOne(entry uint32, base prefix, p *prefix, yield func(prefix
 				}
 				yield(q)
 			}
+		}
+	}
+}
+
+// within yields the prefixes that lie in another one, itself included, and their values.
+func (t *Table) within(p netip.Prefix, yield func(prefix, uint32)) {
+	q, err := prefixOf(p, 1)
+	if err != nil {
+		return
+	}
+	m, each := t.m, func(found prefix) bool {
+		if q.encloses(found) {
+			yield(found, found.value)
+		}
+		return true
+	}
+	if p.Addr().Is4() {
+		m.walkRoot(m.Short4[m.active4()][:], m.index[m.active4()].Root4[:], root4Bits, &q, each)
+		return
+	}
+	idx := m.index[m.active6()]
+	m.walkRoot(m.Short6[m.active6()][:], idx.Root6[:], root6Bits, &q, each)
+	if q.len >= 32 {
+		if key := uint32(q.hi >> 32); m.group(idx, key) != 0 {
+			m.walk(m.group(idx, key), prefix{hi: uint64(key) << 32}, each)
+		}
+		return
+	}
+	for s := range idx.SlotMask + 1 {
+		if key, ok := m.keyAt(idx, s); ok && q.encloses(prefix{hi: uint64(key) << 32, len: 32}) {
+			m.walk(idx.Slot[s], prefix{hi: uint64(key) << 32}, each)
+		}
+	}
+}
+
+// encloses says whether another prefix lies in this one, or is it.
+func (p *prefix) encloses(q prefix) bool {
+	if q.len < p.len {
+		return false
+	}
+	if p.len == 0 {
+		return true
+	}
+	if p.len <= 64 {
+		return (p.hi^q.hi)>>(64-p.len) == 0
+	}
+	return p.hi == q.hi && (p.lo^q.lo)>>(128-p.len) == 0
+}
+
+// walkRoot yields what the part of a root that a prefix lies in leads to, and the short prefixes within it.
+func (m *memory) walkRoot(short, root []uint32, bits uint8, p *prefix, yield func(prefix) bool) {
+	first := p.hi >> (64 - bits)
+	last := first
+	if p.len < bits {
+		last = first | (1<<(bits-p.len) - 1)
+	}
+	for length := p.len; length <= bits; length++ {
+		for b := first >> (bits - length); b <= last>>(bits-length); b++ {
+			if v := short[1<<length|b]; v != 0 {
+				yield(prefix{hi: b << 1 << (63 - length), len: length, value: v})
+			}
+		}
+	}
+	for g := first; g <= last; g++ {
+		if isPage(root[g]) {
+			m.walk(root[g], prefix{hi: g << (64 - bits)}, yield)
 		}
 	}
 }

@@ -13,6 +13,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type probeBindingsKey struct {
+	_     structs.HostLayout
+	Set   uint32
+	Port  uint16
+	Proto uint8
+	Pad   uint8
+}
+
 type probeTableHead struct {
 	_       structs.HostLayout
 	Active  uint32
@@ -51,11 +59,18 @@ type probeTableSegment struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	probeMapProbeHead    = "probe_head"
-	probeMapProbeIndex   = "probe_index"
-	probeMapProbePages   = "probe_pages"
-	probeProgProbeLookup = "probe_lookup"
-	probeVarProbeValue   = "probe_value"
+	probeMapBoundHead      = "bound_head"
+	probeMapBoundIndex     = "bound_index"
+	probeMapBoundMany      = "bound_many"
+	probeMapBoundPages     = "bound_pages"
+	probeMapBoundSets      = "bound_sets"
+	probeMapProbeHead      = "probe_head"
+	probeMapProbeIndex     = "probe_index"
+	probeMapProbePages     = "probe_pages"
+	probeProgProbeBindings = "probe_bindings"
+	probeProgProbeLookup   = "probe_lookup"
+	probeVarProbeBound     = "probe_bound"
+	probeVarProbeValue     = "probe_value"
 )
 
 // loadProbe returns the embedded CollectionSpec for probe.
@@ -100,13 +115,19 @@ type probeSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type probeProgramSpecs struct {
-	ProbeLookup *ebpf.ProgramSpec `ebpf:"probe_lookup"`
+	ProbeBindings *ebpf.ProgramSpec `ebpf:"probe_bindings"`
+	ProbeLookup   *ebpf.ProgramSpec `ebpf:"probe_lookup"`
 }
 
 // probeMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type probeMapSpecs struct {
+	BoundHead  *ebpf.MapSpec `ebpf:"bound_head"`
+	BoundIndex *ebpf.MapSpec `ebpf:"bound_index"`
+	BoundMany  *ebpf.MapSpec `ebpf:"bound_many"`
+	BoundPages *ebpf.MapSpec `ebpf:"bound_pages"`
+	BoundSets  *ebpf.MapSpec `ebpf:"bound_sets"`
 	ProbeHead  *ebpf.MapSpec `ebpf:"probe_head"`
 	ProbeIndex *ebpf.MapSpec `ebpf:"probe_index"`
 	ProbePages *ebpf.MapSpec `ebpf:"probe_pages"`
@@ -116,6 +137,7 @@ type probeMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type probeVariableSpecs struct {
+	ProbeBound *ebpf.VariableSpec `ebpf:"probe_bound"`
 	ProbeValue *ebpf.VariableSpec `ebpf:"probe_value"`
 }
 
@@ -139,6 +161,11 @@ func (o *probeObjects) Close() error {
 //
 // It can be passed to loadProbeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type probeMaps struct {
+	BoundHead  *ebpf.Map `ebpf:"bound_head"`
+	BoundIndex *ebpf.Map `ebpf:"bound_index"`
+	BoundMany  *ebpf.Map `ebpf:"bound_many"`
+	BoundPages *ebpf.Map `ebpf:"bound_pages"`
+	BoundSets  *ebpf.Map `ebpf:"bound_sets"`
 	ProbeHead  *ebpf.Map `ebpf:"probe_head"`
 	ProbeIndex *ebpf.Map `ebpf:"probe_index"`
 	ProbePages *ebpf.Map `ebpf:"probe_pages"`
@@ -146,6 +173,11 @@ type probeMaps struct {
 
 func (m *probeMaps) Close() error {
 	return _ProbeClose(
+		m.BoundHead,
+		m.BoundIndex,
+		m.BoundMany,
+		m.BoundPages,
+		m.BoundSets,
 		m.ProbeHead,
 		m.ProbeIndex,
 		m.ProbePages,
@@ -156,6 +188,7 @@ func (m *probeMaps) Close() error {
 //
 // It can be passed to loadProbeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type probeVariables struct {
+	ProbeBound *ebpf.Variable `ebpf:"probe_bound"`
 	ProbeValue *ebpf.Variable `ebpf:"probe_value"`
 }
 
@@ -163,11 +196,13 @@ type probeVariables struct {
 //
 // It can be passed to loadProbeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type probePrograms struct {
-	ProbeLookup *ebpf.Program `ebpf:"probe_lookup"`
+	ProbeBindings *ebpf.Program `ebpf:"probe_bindings"`
+	ProbeLookup   *ebpf.Program `ebpf:"probe_lookup"`
 }
 
 func (p *probePrograms) Close() error {
 	return _ProbeClose(
+		p.ProbeBindings,
 		p.ProbeLookup,
 	)
 }

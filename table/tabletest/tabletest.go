@@ -42,7 +42,55 @@ func Load(segments int) (*Probe, error) {
 }
 
 // Lookup has the program look an address up.
-func (p *Probe) Lookup(a netip.Addr) (uint32, error) {
+func (p *Probe) Lookup(a netip.Addr) (v uint32, err error) {
+	if err := run(p.c.Programs[probeProgProbeLookup], request(a, 0, 0)); err != nil {
+		return 0, err
+	}
+	return v, p.c.Variables[probeVarProbeValue].Get(&v)
+}
+
+// Bound is bindings' maps, and a program that reads them.
+type Bound struct {
+	Maps table.BindingMaps
+	c    *kernel.Collection
+}
+
+// LoadBindings makes an empty table of bindings with room for so many.
+func LoadBindings(bindings int) (*Bound, error) {
+	spec, err := loadProbe()
+	if err != nil {
+		return nil, err
+	}
+	if err := table.SizeBindings(spec, "bound", bindings); err != nil {
+		return nil, err
+	}
+	p := &Bound{}
+	if p.c, err = kernel.Load(spec, []string{probeProgProbeBindings}, nil); err != nil {
+		return nil, err
+	}
+	if p.Maps, err = table.BindingsOf(p.c.Maps, "bound"); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Lookup has the program look a packet's destination up. It returns the value, 0 if nothing is bound, and the length of
+// the prefix.
+func (p *Bound) Lookup(a netip.Addr, proto uint8, port uint16) (value uint32, bits int, err error) {
+	if err := run(p.c.Programs[probeProgProbeBindings], request(a, proto, port)); err != nil {
+		return 0, 0, err
+	}
+	var v uint64
+	err = p.c.Variables[probeVarProbeBound].Get(&v)
+	return uint32(v) & table.MaxBound, int(v >> 32 & 0xff), err
+}
+
+// Close frees the maps and the program.
+func (p *Bound) Close() { p.c.Close() }
+
+// request is the packet that asks.
+func request(a netip.Addr, proto uint8, port uint16) []byte {
 	packet := make([]byte, 64)
 	if a.Is4() {
 		b := a.As4()
@@ -54,15 +102,17 @@ func (p *Probe) Lookup(a netip.Addr) (uint32, error) {
 			binary.NativeEndian.PutUint32(packet[4+4*i:], binary.BigEndian.Uint32(b[4*i:]))
 		}
 	}
-	verdict, err := p.c.Programs[probeProgProbeLookup].Run(&ebpf.RunOptions{Data: packet})
-	if err != nil {
-		return 0, err
+	binary.NativeEndian.PutUint32(packet[20:], uint32(proto))
+	binary.NativeEndian.PutUint32(packet[24:], uint32(port))
+	return packet
+}
+
+func run(p *ebpf.Program, packet []byte) error {
+	verdict, err := p.Run(&ebpf.RunOptions{Data: packet})
+	if err == nil && verdict != 2 {
+		err = fmt.Errorf("verdict %d", verdict)
 	}
-	if verdict != 2 {
-		return 0, fmt.Errorf("verdict %d", verdict)
-	}
-	var v uint32
-	return v, p.c.Variables[probeVarProbeValue].Get(&v)
+	return err
 }
 
 // Close frees the maps and the program.

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+)
+
+// What concerns all bindings at once: replacing them, and repairing what a killed writer left.
+
+// Replace has the table consist of these bindings, all at once: a reader sees the old ones or the new. Of a key that is
+// given twice, the last value counts. There must be room for the old and the new.
+func (b *Bindings) Replace(all []Binding) error {
+	for i, x := range all {
+		if err := x.check(); err != nil {
+			return fmt.Errorf("binding %d: %w", i, err)
+		}
+	}
+	all = sortBindings(all)
+	atomic.StoreUint32(&b.m.Writing, 1)
+	b.m.grace()
+	used := make([]uint8, b.m.limit()) // units of what begins there
+	entries, err := b.build(all, used)
+	if err == nil {
+		err = b.t.Replace(entries)
+	}
+	if err != nil {
+		return errors.Join(err, b.repair())
+	}
+	b.m.Bindings, b.m.Sets = uint32(len(all)), uint32(len(entries))
+	b.m.reclaim(used) // Table.Replace has waited for those who read the old ones
+	if err := b.sweep(); err != nil {
+		return err
+	}
+	atomic.StoreUint32(&b.m.Writing, 0)
+	return nil
+}
+
+// sortBindings returns a sorted copy: prefixes before those that they enclose, and of those that are alike the last.
+func sortBindings(all []Binding) []Binding {
+	out := slices.Clone(all)
+	slices.SortStableFunc(out, func(x, y Binding) int {
+		return cmp.Or(x.Prefix.Addr().Compare(y.Prefix.Addr()), x.Prefix.Bits()-y.Prefix.Bits(),
+			int(x.Proto)-int(y.Proto), int(x.Port)-int(y.Port))
+	})
+	n := 0
+	for i, x := range out {
+		if i+1 < len(out) && out[i+1].Key() == x.Key() {
+			continue
+		}
+		out[n] = x
+		n++
+	}
+	return out[:n]
+}
+
+// build makes sets of sorted bindings that nothing leads to yet.
+func (b *Bindings) build(all []Binding, used []uint8) ([]Entry, error) {
+	entries := make([]Entry, 0, len(all))
+	var above enclosing
+	var of []uint64
+	for i := 0; i < len(all); {
+		p := all[i].Prefix
+		of = of[:0]
+		for ; i < len(all) && all[i].Prefix == p; i++ {
+			of = append(of, entryOf(all[i]))
+		}
+		id, err := b.m.alloc(1)
+		if err != nil {
+			return nil, err
+		}
+		s := set{Link: linkOf(p, above.enter(p, id)), First: of[0]}
+		used[id] = 1
+		if others := of[1:]; len(others) > mostInline {
+			err = b.hash(id, others)
+			s.More = hashed | uint32(len(others))
+		} else if s.More, err = b.m.writeRun(others); s.More != 0 {
+			used[s.More&MaxValue] = uint8(unitsOfRun(uint32(len(others))))
+		}
+		if err != nil {
+			return nil, err
+		}
+		*b.m.set(id) = s
+		entries = append(entries, Entry{p, id})
+	}
+	return entries, nil
+}
+
+// enclosing goes through sorted prefixes and says which of them encloses each.
+type enclosing []struct {
+	p  netip.Prefix
+	id uint32
+}
+
+func (e *enclosing) enter(p netip.Prefix, id uint32) (above uint32) {
+	for n := len(*e); n > 0 && !(*e)[n-1].p.Overlaps(p); n-- {
+		*e = (*e)[:n-1]
+	}
+	if n := len(*e); n > 0 {
+		above = (*e)[n-1].id
+	}
+	*e = append(*e, struct {
+		p  netip.Prefix
+		id uint32
+	}{p, id})
+	return above
+}
+
+// reclaim frees what lies between the memory in use.
+func (m *sets) reclaim(used []uint8) {
+	atomic.AddUint32(&m.Reused, 1)
+	m.Free, m.InLimbo, m.retired = [mostRun + 1]uint32{}, 0, m.retired[:0]
+	end := uint32(firstUnit)
+	for unit := end; unit < m.Next; unit++ {
+		if used[unit] == 0 {
+			continue
+		}
+		m.free(end, unit)
+		end = unit + uint32(used[unit])
+		unit = end - 1
+	}
+	m.Next = end
+}
+
+// free adds the memory between two units to the lists, none of it over the end of a segment.
+func (m *sets) free(from, to uint32) {
+	for from < to {
+		n := min(to-from, unitsOfSegment-from%unitsOfSegment)
+		m.leave(from, n)
+		from += n
+	}
+}
+
+// sweep removes from the hash what belongs to no set.
+func (b *Bindings) sweep() error {
+	var gone []manyKey
+	counts := map[uint32]uint32{}
+	for e := range b.t.All() {
+		if hash, _ := b.m.set(e.Value).others(); hash {
+			counts[e.Value] = 0
+		}
+	}
+	var k manyKey
+	var v uint32
+	it := b.many.Iterate()
+	for it.Next(&k, &v) {
+		if _, ok := counts[k.Set]; ok {
+			counts[k.Set]++
+		} else {
+			gone = append(gone, k)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("reading bindings: %w", err)
+	}
+	for _, k := range gone {
+		if err := b.many.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("removing what no prefix has: %w", err)
+		}
+	}
+	b.m.Hashed = 0
+	for id, n := range counts {
+		b.m.Hashed += n
+		more := hashed | n
+		if n == 0 {
+			more = 0
+		}
+		atomic.StoreUint32(&b.m.set(id).More, more)
+	}
+	return nil
+}
+
+// repair brings the sets to what the bindings say, after a change that a writer was killed at or that failed: which set
+// encloses which, how many there are, and what memory is in use. Whatever binds is whole: it came, or went, by one store.
+func (b *Bindings) repair() error {
+	b.m.wait()
+	if err := b.sweep(); err != nil {
+		return err
+	}
+	entries := slices.Collect(b.t.All())
+	slices.SortFunc(entries, func(x, y Entry) int {
+		return cmp.Or(x.Prefix.Addr().Compare(y.Prefix.Addr()), x.Prefix.Bits()-y.Prefix.Bits())
+	})
+	used := make([]uint8, b.m.limit())
+	b.m.Bindings, b.m.Sets = 0, 0
+	var above enclosing
+	for _, e := range entries {
+		s := b.m.set(e.Value)
+		if s.First == 0 && s.More == 0 {
+			if _, err := b.t.Delete(e.Prefix); err != nil {
+				return err
+			}
+			continue
+		}
+		atomic.StoreUint32(&s.Link, linkOf(e.Prefix, above.enter(e.Prefix, e.Value)))
+		used[e.Value] = 1
+		hash, n := s.others()
+		if !hash && n > 0 {
+			used[s.More&MaxValue] = uint8(unitsOfRun(n))
+		}
+		b.m.Sets++
+		b.m.Bindings += n
+		if s.First != 0 {
+			b.m.Bindings++
+		}
+	}
+	b.m.wait() // for those who were led to the empty sets
+	b.m.reclaim(used)
+	atomic.StoreUint32(&b.m.Writing, 0)
+	return nil
+}

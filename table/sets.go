@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// The layout of sets is that of bpf/bindings.h, which says what each part is for.
+const (
+	unitBytes  = 16
+	mostInline = 15
+	hashed     = 1 << 31
+	mostRun    = (mostInline + 1) / 2 // units of a run
+	firstUnit  = 4096                 // what lies before is setsHead
+	setsMagic  = 0x77627331           // "wbs1": of this layout
+
+	unitsOfSegment = segmentBytes / unitBytes
+)
+
+// errMapFull is what the kernel says of a hash that is full.
+const errMapFull = syscall.E2BIG
+
+// set is struct bindings_set.
+type set struct {
+	Link  uint32
+	More  uint32
+	First uint64
+}
+
+// manyKey is struct bindings_key.
+type manyKey struct {
+	Set   uint32
+	Port  uint16
+	Proto uint8
+	_     uint8
+}
+
+// setsHead is struct bindings_head.
+type setsHead struct {
+	Magic    uint32
+	Writing  uint32
+	Reused   uint32
+	Next     uint32
+	Bindings uint32
+	Sets     uint32
+	Hashed   uint32
+	InLimbo  uint32
+	Free     [mostRun + 1]uint32
+	Limbo    [8192]uint32 // unit, and in the upper bits how many less one
+}
+
+func keyOf(proto uint8, port uint16) uint64 { return 1<<31 | uint64(port)<<8 | uint64(proto) }
+
+func entryOf(x Binding) uint64 { return keyOf(x.Proto, x.Port)<<32 | uint64(x.Value) }
+
+func bindingOf(p netip.Prefix, e uint64) Binding {
+	return Binding{Prefix: p, Proto: uint8(e >> 32), Port: uint16(e >> 40), Value: uint32(e) & MaxBound}
+}
+
+func linkOf(p netip.Prefix, above uint32) uint32 { return uint32(p.Bits())<<22 | above }
+
+func (s *set) bits() int { return int(atomic.LoadUint32(&s.Link) >> 22) }
+
+func (s *set) parent() uint32 { return atomic.LoadUint32(&s.Link) & MaxValue }
+
+// others is how many bindings a set has beyond the first, and whether they are in the hash.
+func (s *set) others() (hash bool, n uint32) { return countOf(atomic.LoadUint32(&s.More)) }
+
+func countOf(more uint32) (hash bool, n uint32) {
+	if more&hashed != 0 {
+		return true, more &^ hashed
+	}
+	return false, more >> 22
+}
+
+// sets is the memory of sets and runs, mapped. It is handed out, and used again, as that of pages is.
+type sets struct {
+	*setsHead
+	memory  []byte
+	retired []uint32 // by the change under way, as in Limbo
+	wait    func()
+	mapped  []byte
+}
+
+func mapSets(m *ebpf.Map, write bool) (*sets, error) {
+	if m == nil || m.Type() != ebpf.Array || m.ValueSize() != segmentBytes+slackBytes {
+		return nil, fmt.Errorf("%w: %v", ErrLayout, m)
+	}
+	prot := unix.PROT_READ
+	if write {
+		prot |= unix.PROT_WRITE
+	}
+	size := int(m.MaxEntries()) * (segmentBytes + slackBytes)
+	b, err := unix.Mmap(m.FD(), 0, pageAligned(size), prot, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %v: %w", m, err)
+	}
+	return &sets{setsHead: (*setsHead)(unsafe.Pointer(&b[0])), memory: b[:size], wait: waitForReaders, mapped: b}, nil
+}
+
+func (m *sets) unmap() {
+	_ = unix.Munmap(m.mapped) // it is mapped: we did it
+	m.setsHead, m.memory, m.mapped = nil, nil, nil
+}
+
+// at is where a unit lies. One that is out of range, as a reader may find it in memory that is in use again, is the
+// first.
+func (m *sets) at(unit uint32) unsafe.Pointer {
+	o := int(unit) * unitBytes
+	o = o/segmentBytes*(segmentBytes+slackBytes) + o%segmentBytes
+	if o >= len(m.memory) {
+		o = 0
+	}
+	return unsafe.Pointer(&m.memory[o])
+}
+
+func (m *sets) set(id uint32) *set { return (*set)(m.at(id)) }
+
+// limit is the first unit that does not exist.
+func (m *sets) limit() uint32 {
+	return uint32(len(m.memory) / (segmentBytes + slackBytes) * unitsOfSegment)
+}
+
+// run returns a copy of the entries that More leads to.
+func (m *sets) run(more uint32) []uint64 {
+	hash, n := countOf(more)
+	if hash || n == 0 {
+		return nil
+	}
+	out := make([]uint64, n, n+1)
+	first := (*uint64)(m.at(more & MaxValue))
+	for i := range out {
+		out[i] = atomic.LoadUint64((*uint64)(unsafe.Add(unsafe.Pointer(first), 8*i)))
+	}
+	return out
+}
+
+// find returns where a set has the entry of a key; nil if it has none, or has it in the hash.
+func (m *sets) find(id uint32, key uint64) *uint64 {
+	s := m.set(id)
+	if s.First>>32 == key {
+		return &s.First
+	}
+	hash, n := s.others()
+	for i := range n {
+		if hash {
+			break
+		}
+		if e := (*uint64)(unsafe.Add(m.at(s.More&MaxValue), 8*i)); *e>>32 == key {
+			return e
+		}
+	}
+	return nil
+}
+
+// writeRun writes entries to new memory, and returns what More is to say of them.
+func (m *sets) writeRun(entries []uint64) (more uint32, err error) {
+	if len(entries) == 0 {
+		return 0, nil
+	}
+	unit, err := m.alloc(unitsOfRun(uint32(len(entries))))
+	if err != nil {
+		return 0, err
+	}
+	copy(unsafe.Slice((*uint64)(m.at(unit)), len(entries)), entries)
+	return uint32(len(entries))<<22 | unit, nil
+}
+
+func unitsOfRun(entries uint32) uint32 { return (entries + 1) / 2 }
+
+// alloc returns memory of so many units, which do not reach over the end of a segment.
+func (m *sets) alloc(units uint32) (uint32, error) {
+	if unit := m.reuse(units); unit != 0 {
+		return unit, nil
+	}
+	if left := unitsOfSegment - m.Next%unitsOfSegment; left < units {
+		m.leave(m.Next, left)
+		m.Next += left
+	}
+	if m.Next+units <= m.limit() {
+		m.Next += units
+		return m.Next - units, nil
+	}
+	if m.InLimbo > 0 {
+		m.grace()
+		if unit := m.reuse(units); unit != 0 {
+			return unit, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: %d bindings of %d prefixes take all of its %d MiB for sets", ErrFull, m.Bindings, m.Sets,
+		len(m.memory)/segmentBytes)
+}
+
+// reuse takes memory from the lists: of the size, or what is left of a larger one.
+func (m *sets) reuse(units uint32) uint32 {
+	for size := units; size <= mostRun; size++ {
+		unit := m.Free[size]
+		if unit == 0 {
+			continue
+		}
+		m.Free[size] = *(*uint32)(m.at(unit))
+		m.leave(unit+units, size-units)
+		return unit
+	}
+	return 0
+}
+
+// leave adds memory to the lists.
+func (m *sets) leave(unit, units uint32) {
+	for units > 0 {
+		n := min(units, mostRun)
+		*(*uint32)(m.at(unit)) = m.Free[n]
+		m.Free[n] = unit
+		unit, units = unit+n, units-n
+	}
+}
+
+// retire notes that memory is no longer part of the table once the present change is published.
+func (m *sets) retire(unit, units uint32) { m.retired = append(m.retired, unit|(units-1)<<22) }
+
+func (m *sets) retireRun(more uint32) {
+	if hash, n := countOf(more); !hash && n > 0 {
+		m.retire(more&MaxValue, unitsOfRun(n))
+	}
+}
+
+// settle sends what the change that was just published retired to limbo.
+func (m *sets) settle() {
+	if int(m.InLimbo)+len(m.retired) > len(m.Limbo) {
+		m.grace()
+	}
+	m.InLimbo += uint32(copy(m.Limbo[m.InLimbo:], m.retired))
+	m.retired = m.retired[:0]
+}
+
+// grace frees what is in limbo, once nobody can read it any more.
+func (m *sets) grace() {
+	m.wait()
+	atomic.AddUint32(&m.Reused, 1)
+	for _, r := range m.Limbo[:m.InLimbo] {
+		m.leave(r&MaxValue, r>>22+1)
+	}
+	m.InLimbo = 0
+}
