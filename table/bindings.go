@@ -8,6 +8,7 @@ import (
 	"iter"
 	"net/netip"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 )
@@ -112,22 +113,46 @@ func OpenBindings(maps BindingMaps) (*Bindings, error) {
 	return b, nil
 }
 
-// OpenBindingsReader opens bindings for reading.
+// OpenBindingsReader opens bindings for reading. Of maps that are open for reading alone it is a copy: the bindings as
+// they were at the call.
 func OpenBindingsReader(maps BindingMaps) (*Bindings, error) {
-	m, err := mapSets(maps.Sets, false)
-	if err != nil {
-		return nil, err
+	for range mostCopies {
+		b, again, err := openReader(maps)
+		if err != nil || !again {
+			return b, err
+		}
 	}
-	if m.Magic != setsMagic {
-		m.unmap()
-		return nil, fmt.Errorf("%w: its sets say %#x, want %#x", ErrLayout, m.Magic, setsMagic)
+	return nil, errBusy
+}
+
+// openReader copies, if it must, the table before the sets that it leads to: a set that went meanwhile is still in its
+// memory, unless that was used again.
+func openReader(maps BindingMaps) (_ *Bindings, again bool, err error) {
+	reused, err := wordOf(maps.Sets, unsafe.Offsetof(setsHead{}.Reused))
+	if err != nil {
+		return nil, false, err
 	}
 	t, err := OpenReader(maps.Maps)
 	if err != nil {
-		m.unmap()
-		return nil, err
+		return nil, false, err
 	}
-	return &Bindings{t, m, maps.Many}, nil
+	m, err := mapSets(maps.Sets, false)
+	if err != nil {
+		t.Close()
+		return nil, false, err
+	}
+	b := &Bindings{t, m, maps.Many}
+	now := reused
+	if m.mapped == nil {
+		now, err = wordOf(maps.Sets, unsafe.Offsetof(setsHead{}.Reused))
+	}
+	if err == nil && m.Magic != setsMagic {
+		err = fmt.Errorf("%w: its sets say %#x, want %#x", ErrLayout, m.Magic, setsMagic)
+	}
+	if err != nil || now != reused {
+		b.Close()
+	}
+	return b, now != reused, err
 }
 
 // Close ends the use of the maps, which stay the caller's.

@@ -105,6 +105,7 @@ type memory struct {
 	vacated map[uint32]uint32 // slots of it that keys moved from, and the keys: readers may still look there
 	unread  bool              // the index at work on is not read by anybody yet
 	maps    [][]byte
+	mapped  [][]byte // those of them that are no copies
 }
 
 func mapMemory(m Maps, write bool) (*memory, error) {
@@ -122,16 +123,15 @@ func mapMemory(m Maps, write bool) (*memory, error) {
 			out.unmap()
 			return nil, fmt.Errorf("%w: %v", ErrLayout, want.m)
 		}
-		prot := unix.PROT_READ
-		if write {
-			prot |= unix.PROT_WRITE
-		}
-		b, err := unix.Mmap(want.m.FD(), 0, pageAligned(int(want.size)*int(want.m.MaxEntries())), prot, unix.MAP_SHARED)
+		b, mapped, err := mapArray(want.m, write)
 		if err != nil {
 			out.unmap()
-			return nil, fmt.Errorf("mapping %v: %w", want.m, err)
+			return nil, err
 		}
 		out.maps = append(out.maps, b)
+		if mapped {
+			out.mapped = append(out.mapped, b)
+		}
 	}
 	size := unsafe.Sizeof(index{})
 	out.head = (*head)(unsafe.Pointer(&out.maps[0][0]))
@@ -143,9 +143,51 @@ func mapMemory(m Maps, write bool) (*memory, error) {
 
 func pageAligned(n int) int { return (n + unix.Getpagesize() - 1) &^ (unix.Getpagesize() - 1) }
 
+// mapArray returns an array's memory: mapped, or, where the kernel maps it for nobody who may not write (bpf_map_mmap
+// wants a shared mapping, and gets none of a descriptor that is open for reading), a copy.
+func mapArray(m *ebpf.Map, write bool) (b []byte, mapped bool, err error) {
+	prot := unix.PROT_READ
+	if write {
+		prot |= unix.PROT_WRITE
+	}
+	size := int(m.ValueSize()) * int(m.MaxEntries())
+	b, err = unix.Mmap(m.FD(), 0, pageAligned(size), prot, unix.MAP_SHARED)
+	if err == nil {
+		return b, true, nil
+	}
+	if write || !errors.Is(err, unix.EINVAL) {
+		return nil, false, fmt.Errorf("mapping %v: %w", m, err)
+	}
+	b = make([]byte, 0, size)
+	for i := range m.MaxEntries() {
+		value, err := m.LookupBytes(i)
+		if err != nil {
+			return nil, false, fmt.Errorf("reading %v: %w", m, err)
+		}
+		b = append(b, value...)
+	}
+	return b, false, nil
+}
+
+// mostCopies bounds how often a reader that has no mapping copies a table that is changed meanwhile.
+const mostCopies = 20
+
+// wordOf reads a number at a place of an array's first value.
+func wordOf(m *ebpf.Map, at uintptr) (uint32, error) {
+	value, err := m.LookupBytes(uint32(0))
+	if err != nil {
+		return 0, fmt.Errorf("reading %v: %w", m, err)
+	}
+	if int(at)+4 > len(value) {
+		return 0, fmt.Errorf("%w: %v", ErrLayout, m)
+	}
+	return *(*uint32)(unsafe.Pointer(&value[at])), nil
+}
+
 func (m *memory) unmap() {
-	for _, b := range m.maps {
+	for _, b := range m.mapped {
 		_ = unix.Munmap(b) // it is mapped: we did it
 	}
+	m.mapped = nil
 	m.maps, m.head, m.index, m.pages = nil, nil, [2]*index{}, nil
 }

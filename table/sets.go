@@ -94,20 +94,21 @@ func mapSets(m *ebpf.Map, write bool) (*sets, error) {
 	if m == nil || m.Type() != ebpf.Array || m.ValueSize() != segmentBytes+slackBytes {
 		return nil, fmt.Errorf("%w: %v", ErrLayout, m)
 	}
-	prot := unix.PROT_READ
-	if write {
-		prot |= unix.PROT_WRITE
-	}
-	size := int(m.MaxEntries()) * (segmentBytes + slackBytes)
-	b, err := unix.Mmap(m.FD(), 0, pageAligned(size), prot, unix.MAP_SHARED)
+	b, mapped, err := mapArray(m, write)
 	if err != nil {
-		return nil, fmt.Errorf("mapping %v: %w", m, err)
+		return nil, err
 	}
-	return &sets{setsHead: (*setsHead)(unsafe.Pointer(&b[0])), memory: b[:size], wait: waitForReaders, mapped: b}, nil
+	out := &sets{setsHead: (*setsHead)(unsafe.Pointer(&b[0])), memory: b[:int(m.MaxEntries())*(segmentBytes+slackBytes)], wait: waitForReaders}
+	if mapped {
+		out.mapped = b
+	}
+	return out, nil
 }
 
 func (m *sets) unmap() {
-	_ = unix.Munmap(m.mapped) // it is mapped: we did it
+	if m.mapped != nil {
+		_ = unix.Munmap(m.mapped) // it is mapped: we did it
+	}
 	m.setsHead, m.memory, m.mapped = nil, nil, nil
 }
 

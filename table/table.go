@@ -4,10 +4,12 @@ package table
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
 	"sync/atomic"
+	"unsafe"
 )
 
 // Table is a longest-prefix table in its three maps. It is not safe for use by several goroutines, except that
@@ -54,18 +56,34 @@ func Open(maps Maps) (*Table, error) {
 	return &Table{m}, nil
 }
 
-// OpenReader opens a table for reading, which the maps' rights may allow to those who may not write.
+// OpenReader opens a table for reading, which the maps' rights may allow to those who may not write. Of maps that are
+// open for reading alone it is a copy: the table as it was at the call.
 func OpenReader(maps Maps) (*Table, error) {
-	m, err := mapMemory(maps, false)
-	if err != nil {
-		return nil, err
-	}
-	if m.Magic != magic {
+	for range mostCopies {
+		m, err := mapMemory(maps, false)
+		if err != nil {
+			return nil, err
+		}
+		if m.Magic != magic {
+			m.unmap()
+			return nil, fmt.Errorf("%w: it says %#x, want %#x", ErrLayout, m.Magic, magic)
+		}
+		now := m.Reused
+		if len(m.mapped) == 0 { // the head was copied first
+			now, err = wordOf(maps.Head, unsafe.Offsetof(head{}.Reused))
+		}
+		if err == nil && now == m.Reused {
+			return &Table{m}, nil
+		}
 		m.unmap()
-		return nil, fmt.Errorf("%w: it says %#x, want %#x", ErrLayout, m.Magic, magic)
+		if err != nil {
+			return nil, err
+		}
 	}
-	return &Table{m}, nil
+	return nil, errBusy
 }
+
+var errBusy = errors.New("the table is changed faster than it can be copied: try again")
 
 // Close ends the use of the maps, which stay the caller's.
 func (t *Table) Close() error {

@@ -3,11 +3,18 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
 
@@ -17,15 +24,30 @@ func steerRegister(g *globals) *cobra.Command {
 	var wait time.Duration
 	var bound []string
 	var resets resetFlags
+	var in netnsFlag
 	c := &cobra.Command{
-		Use: "register SERVICE --slot N", Short: "Give a slot to its member, waiting until all its sockets are there", Args: cobra.ExactArgs(1),
-		Long: `Give a slot to its member once all its sockets are there and its check, if the
-configuration has one, has passed: to the member that the configuration names,
-or to the process named here. weir serve does this by itself; without it, a unit
-does:
+		Use:   "register SERVICE {--slot N | [tcp|udp ADDRESS PORT]}",
+		Short: "Give a slot to its member, or register a socket for what is bound to a service", Args: registerArgs(&slot),
+		Long: `With --slot, give a slot of a service of the configuration to its member once all
+its sockets are there and its check, if the configuration has one, has passed: to
+the member that the configuration names, or to the process named here. weir serve
+does this by itself; without it, a unit does:
 
-  ExecStartPost=weir steer register telemetry --slot 0 --pid $MAINPID`,
+  ExecStartPost=weir steer register telemetry --slot 0 --pid $MAINPID
+
+Without, register the socket that a process has bound to an address and port: it
+gets what weir steer bind binds to the service, by its protocol and family (a
+dual-stack socket both, unless one of IPv4 is registered), until it closes or
+another takes its place. A socket in a reuseport group stands for the group. With
+no address, register the sockets that were passed (LISTEN_FDS).`,
+		Example: `  weir steer register telemetry --slot 0
+  weir steer register www tcp 127.0.0.1 8080 --pid $MAINPID
+  weir steer register dns udp :: 5353 --unit dns.service
+  weir steer register www               # in a unit with socket activation`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if slot < 0 {
+				return registerSockets(cmd, g, m, in, args, wait)
+			}
 			s, err := slotOf(cmd, g, args[0], slot)
 			if err != nil {
 				return err
@@ -52,7 +74,69 @@ does:
 	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
 	resets.addRate(c)
 	c.Flags().DurationVar(&wait, "wait", time.Minute, "wait so long for its sockets")
+	in.add(c)
 	return c
+}
+
+func registerArgs(slot *int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if *slot >= 0 || len(args) != 4 {
+			return cobra.ExactArgs(1)(cmd, args)
+		}
+		return nil
+	}
+}
+
+// registerSockets registers a process's socket, or those that were passed.
+func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsFlag, args []string, wait time.Duration) error {
+	st, err := steer.ReadState(cmd.Context(), g.host().Root)
+	if err != nil {
+		return err
+	}
+	if _, err := st.Service(args[0]); err == nil {
+		return usageError{fmt.Errorf("%s is a service of the configuration: name the slot: --slot N", args[0])}
+	}
+	var kinds []string
+	switch {
+	case len(args) == 1 && m.String() == "none":
+		err = in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
+			passed, err := steer.PassedSockets(ns, args[0])
+			if err != nil {
+				return err
+			}
+			served, err := steer.RegisterSockets(l, ns, passed)
+			kinds = slices.Concat(served...)
+			return err
+		})
+	case len(args) == 1 || m.String() == "none":
+		return usageError{errors.New("a process's socket is named by protocol, address and port, and --pid, --pidfile, --unit or --cgroup")}
+	default:
+		at, perr := service.ParseListen(args[1] + " " + net.JoinHostPort(args[2], args[3]))
+		if perr != nil {
+			return usageError{perr}
+		}
+		kinds, err = registerWithin(cmd.Context(), g.host().Root, args[0], in.ref, m, at, wait)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "registered for %s: %s\n", args[0], strings.Join(kinds, ", "))
+	return nil
+}
+
+// registerWithin waits for the socket.
+func registerWithin(ctx context.Context, r *kernel.Root, name, ref string, m service.Member, at service.Listen, wait time.Duration) ([]string, error) {
+	for end := time.Now().Add(wait); ; {
+		kinds, err := steer.RegisterMember(ctx, r, name, ref, m, at)
+		if err == nil || !steer.Waiting(err) || !time.Now().Before(end) {
+			return kinds, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // namedMember is the member that the flags name, or nil for the configured one.
@@ -83,9 +167,32 @@ func parseBound(texts []string) ([]service.Listen, error) {
 
 func steerUnregister(g *globals) *cobra.Command {
 	slot := -1
+	var in netnsFlag
 	c := &cobra.Command{
-		Use: "unregister SERVICE --slot N", Short: "Withdraw a slot: its traffic meets on_empty until it is registered again", Args: cobra.ExactArgs(1),
+		Use:   "unregister SERVICE {--slot N | [tcp4|udp4|tcp6|udp6…]}",
+		Short: "Withdraw a slot, or the sockets registered for a service", Args: cobra.MinimumNArgs(1),
+		Long: `With --slot, withdraw a slot: its traffic meets on_empty until it is registered
+again. Without, take away the sockets that are registered for a service, of the
+kinds named here or all: what is bound to it is rejected until others are
+registered.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if slot < 0 {
+				for _, kind := range args[1:] {
+					if !slices.Contains([]string{"udp4", "tcp4", "udp6", "tcp6"}, kind) {
+						return usageError{fmt.Errorf("%q: want udp4, tcp4, udp6 or tcp6", kind)}
+					}
+				}
+				return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
+					were, err := steer.UnregisterSockets(l, ns, args[0], args[1:]...)
+					if err == nil {
+						fmt.Fprintf(cmd.OutOrStdout(), "no longer registered for %s: %s\n", args[0], strings.Join(were, ", "))
+					}
+					return err
+				})
+			}
+			if len(args) > 1 {
+				return usageError{errors.New("a slot is withdrawn for every kind of traffic")}
+			}
 			s, err := slotOf(cmd, g, args[0], slot)
 			if err != nil {
 				return err
@@ -99,5 +206,6 @@ func steerUnregister(g *globals) *cobra.Command {
 		},
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
+	in.add(c)
 	return c
 }

@@ -21,7 +21,8 @@ hashes to a bucket, a table maps buckets to slots, and the slot's member gets
 every protocol of that source. A slot without a member rejects.`,
 	}
 	c.AddCommand(steerStatus(g), steerWhere(g), steerDevices(g), steerTemplates(g), steerRegister(g), steerUnregister(g), steerRun(g),
-		steerMove(g), steerDrain(g), steerUndrain(g), steerReset(g), steerHold(g))
+		steerMove(g), steerDrain(g), steerUndrain(g), steerReset(g), steerHold(g),
+		steerBind(g), steerUnbind(g), steerBindings(g), steerLoad(g), steerReplace(g), steerServices(g))
 	return c
 }
 

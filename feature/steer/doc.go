@@ -11,7 +11,7 @@ package steer
 
 // ABI is the version of the map layouts in steer.h. It rises with every change
 // that an older weir would misread.
-const ABI = 2
+const ABI = 3
 
 // Buckets is the number of buckets that source addresses hash to.
 const Buckets = 4096

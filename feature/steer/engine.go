@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
 	"golang.org/x/sys/unix"
 )
 
@@ -88,13 +89,13 @@ func objectOf(kind Engine) (elf []byte, load func() (*ebpf.CollectionSpec, error
 	return _SteerBytes, loadSteer
 }
 
-// publishEngine makes an engine in a namespace that has none of the kind yet.
-// With empty maps it lets every packet pass.
-func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) error {
+// publishEngine makes an engine in a namespace that has none of the kind yet, with
+// room for so many bindings. With empty maps it lets every packet pass.
+func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine, room int) error {
 	if err := kernel.Require(engineNeeds(kind)); err != nil {
 		return err
 	}
-	c, err := loadPrograms(kind, nil)
+	c, err := loadPrograms(kind, room, nil)
 	if err != nil {
 		return err
 	}
@@ -103,11 +104,12 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) error {
 	if c.Programs[steerProgSteerExit] != nil {
 		at["exit"] = exitTracepoint
 	}
+	programs := map[string]*ebpf.Program{"exit": c.Programs[steerProgSteerExit], "lookup": lookupProgram(c)}
 	if kind == EngineSkLookup {
 		at["lookup"] = kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}
 	}
 	pins := kernel.Pins{Maps: pinnedMaps(c), Links: map[string]kernel.Link{}}
-	for _, spec := range ownMaps(kind) {
+	for _, spec := range ownMaps(kind, room) {
 		m, err := ebpf.NewMap(spec)
 		if err != nil {
 			return fmt.Errorf("making the map %s: %w", spec.Name, err)
@@ -116,7 +118,7 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) error {
 		pins.Maps[strings.TrimPrefix(spec.Name, "steer_")] = m
 	}
 	for name, a := range at {
-		ln, err := a.Attach(c.Programs["steer_"+name])
+		ln, err := a.Attach(programs[name])
 		if err != nil {
 			return err
 		}
@@ -140,20 +142,40 @@ func hashOf(kind Engine) [sha256.Size]byte {
 // loadPrograms loads the programs of an engine that this kernel can have. share
 // gives maps in place of new ones. The program of sk_reuseport is loaded again for
 // each group; here, for the maps that all share.
-func loadPrograms(kind Engine, share map[string]*ebpf.Map) (*kernel.Collection, error) {
-	_, load := objectOf(kind)
-	spec, err := load()
+func loadPrograms(kind Engine, room int, share map[string]*ebpf.Map) (*kernel.Collection, error) {
+	spec, err := specOf(kind, room)
 	if err != nil {
 		return nil, err
 	}
 	programs := []string{steerProgSteerLookup}
-	if kind == EngineReuseport {
+	switch {
+	case kind == EngineReuseport:
 		programs = []string{reuseProgSteerReuse}
+	case room > 0:
+		programs = []string{steerProgSteerDispatch}
 	}
 	if kernel.ExitTracepoint.Check() == nil {
 		programs = append(programs, steerProgSteerExit)
 	}
 	return kernel.Load(spec, programs, share)
+}
+
+// specOf is the object of an engine with room for so many bindings.
+func specOf(kind Engine, room int) (*ebpf.CollectionSpec, error) {
+	_, load := objectOf(kind)
+	spec, err := load()
+	if err == nil && room > 0 {
+		err = table.SizeBindings(spec, boundName, room)
+	}
+	return spec, err
+}
+
+// lookupProgram is the program of a collection that answers lookups; nil for sk_reuseport.
+func lookupProgram(c *kernel.Collection) *ebpf.Program {
+	if p := c.Programs[steerProgSteerDispatch]; p != nil {
+		return p
+	}
+	return c.Programs[steerProgSteerLookup]
 }
 
 // pinnedMaps are the maps of a collection by the names of their pins.
@@ -168,10 +190,13 @@ func pinnedMaps(c *kernel.Collection) map[string]*ebpf.Map {
 }
 
 // ownMaps are the maps that only user space knows.
-func ownMaps(kind Engine) []*ebpf.MapSpec {
+func ownMaps(kind Engine, room int) []*ebpf.MapSpec {
 	specs := []*ebpf.MapSpec{{Name: "steer_sync", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 2}}
 	if kind == EngineReuseport {
 		specs = append(specs, groupMaps()...)
+	}
+	if room > 0 {
+		specs = append(specs, dispatchMaps()...)
 	}
 	return specs
 }

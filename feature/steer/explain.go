@@ -219,7 +219,7 @@ func (x *explainer) lookup(s *ServiceState) (done bool, err error) {
 	ours := false
 	var foreign []string
 	for _, p := range programs {
-		if p.Name == steerProgSteerLookup {
+		if p.Name == steerProgSteerLookup || p.Name == steerProgSteerDispatch {
 			ours = true
 			continue
 		}

@@ -143,7 +143,7 @@ func (e *engine) putService(p *published) error {
 // layout changed, and sets the mark where the services' directories must follow.
 // The caller closes the maps that it returns, also after an error.
 func (e *engine) carryOwn(old *kernel.Opened) (made []*ebpf.Map, err error) {
-	for _, spec := range ownMaps(e.kind) {
+	for _, spec := range ownMaps(e.kind, roomOf(e.pins.Maps)) {
 		name := strings.TrimPrefix(spec.Name, "steer_")
 		was := old.Maps[name]
 		if was != nil && spec.Compatible(was) == nil {

@@ -222,7 +222,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	}
 	e, err := openEngine(l, t.scope, kind)
 	if errors.Is(err, kernel.ErrNotExist) {
-		if err = publishEngine(l, ns, kind); err != nil {
+		if err = publishEngine(l, ns, kind, 0); err != nil {
 			return err
 		}
 		kernel.Step("steer:engine")

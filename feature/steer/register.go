@@ -154,6 +154,9 @@ func removeService(l *kernel.WriteLock, scope, name string) error {
 	if err := e.sync(); err != nil || len(e.services) > 0 {
 		return err
 	}
+	if used, err := e.dispatches(); err != nil || used {
+		return err
+	}
 	if err := removeTemplates(l, scope); err != nil {
 		return err
 	}

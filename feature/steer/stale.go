@@ -134,19 +134,21 @@ func Mend(l *kernel.WriteLock) error {
 			return err
 		}
 		var services map[string]*published
+		dispatches := false
 		if meta.ABI < ABI {
 			services, err = readServices(l.Root, i.Scope, kind)
 		} else {
 			var e *engine
 			if e, err = openEngine(l, i.Scope, kind); err == nil {
 				services = e.services
+				dispatches, err = e.dispatches()
 				e.Close()
 			}
 		}
 		if err != nil {
 			return err
 		}
-		if len(services) == 0 {
+		if len(services) == 0 && !dispatches {
 			if err := removeTemplates(l, i.Scope); err != nil {
 				return err
 			}

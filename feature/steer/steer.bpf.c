@@ -14,6 +14,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "bindings.h"
 #include "hash.h"
 #include "steer.h"
 
@@ -176,11 +177,24 @@ static __always_inline int pass(struct bpf_sk_lookup *ctx, struct place *at)
 	return 1; /* with no socket assigned, the lookup goes on as if weir were not there */
 }
 
+static __always_inline int steer_packet(struct bpf_sk_lookup *ctx, struct packet *p, __u32 service,
+					__u32 endpoint, int missing)
+{
+	struct service *s = service_of(service);
+	struct place at;
+
+	if (!s)
+		return missing;
+	if (s->policy == STEER_BY_DEVICE)
+		resolve_alias(s, p);
+	note_device(s, p);
+	place_of(s, p, &at);
+	return steer_to(ctx, s, p, &at, endpoint);
+}
+
 SEC("sk_lookup")
 int steer_lookup(struct bpf_sk_lookup *ctx)
 {
-	struct service *s;
-	struct place at;
 	struct packet p;
 	struct target *t;
 
@@ -188,14 +202,113 @@ int steer_lookup(struct bpf_sk_lookup *ctx)
 	t = find_target(&p);
 	if (!t)
 		return SK_PASS;
-	s = service_of(t->service - 1);
-	if (!s)
-		return SK_PASS; /* being removed: its ports go next */
-	if (s->policy == STEER_BY_DEVICE)
-		resolve_alias(s, &p);
-	note_device(s, &p);
-	place_of(s, &p, &at);
-	return steer_to(ctx, s, &p, &at, t->endpoint);
+	/* A service that is missing is being removed: its ports go next. */
+	return steer_packet(ctx, &p, t->service - 1, STEER_ENDPOINT(t), SK_PASS);
+}
+
+/*
+ * A namespace in which something is bound has steer_dispatch in place of steer_lookup: bindings
+ * lead to a service of the configuration, or to sockets that were registered.
+ */
+BINDINGS_MAPS(bound)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, STEER_MAX_NAMED);
+	__type(key, __u32);
+	__type(value, struct named);
+} steer_named SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__uint(max_entries, STEER_MAX_NAMED * STEER_KINDS);
+	__type(key, __u32);
+	__type(value, __u64);
+} steer_given SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, STEER_MAX_NAMED);
+	__type(key, __u32);
+	__type(value, struct hits);
+} steer_hits SEC(".maps");
+
+static __always_inline __u64 find_binding(struct packet *p)
+{
+	__u32 proto = p->tcp ? IPPROTO_TCP : IPPROTO_UDP, words[4];
+
+	if (p->family == AF_INET)
+		return BINDINGS_LOOKUP4(bound, bpf_ntohl(p->dst[0]), proto, p->port);
+	words[0] = bpf_ntohl(p->dst[0]);
+	words[1] = bpf_ntohl(p->dst[1]);
+	words[2] = bpf_ntohl(p->dst[2]);
+	words[3] = bpf_ntohl(p->dst[3]);
+	return BINDINGS_LOOKUP6(bound, words, proto, p->port);
+}
+
+/*
+ * give_registered gives a packet to the socket that a service has registered for its kind. Where
+ * that is in a reuseport group, the group chooses among its own as the application set it up. There
+ * is nothing else that the packet may go to: it was meant for this service.
+ */
+static __always_inline int give_registered(struct bpf_sk_lookup *ctx, __u32 number, __u32 kind)
+{
+	struct hits *h = bpf_map_lookup_elem(&steer_hits, &number);
+	struct bpf_sock *sk;
+	long err;
+
+	if (!h)
+		return SK_DROP;
+	number = number * STEER_KINDS + kind;
+	sk = bpf_map_lookup_elem(&steer_given, &number);
+	if (!sk) {
+		h->rejected++;
+		return SK_DROP;
+	}
+	err = bpf_sk_assign(ctx, sk, 0);
+	bpf_sk_release(sk);
+	if (err) {
+		h->failed++;
+		return SK_DROP;
+	}
+	h->steered++;
+	return SK_PASS;
+}
+
+SEC("sk_lookup")
+int steer_dispatch(struct bpf_sk_lookup *ctx)
+{
+	__u32 service, endpoint;
+	struct packet p;
+	struct target *t;
+	__u64 binding;
+
+	packet_read(ctx, &p);
+	t = find_target(&p);
+	binding = find_binding(&p);
+	/* Of prefixes that are alike the service's goes first: it names the port. */
+	if (binding && (!t || BINDINGS_LENGTH(binding) > STEER_LENGTH(t))) {
+		__u32 number = BINDINGS_VALUE(binding) - 1;
+		__u32 kind = (p.family == AF_INET6) * 2 + p.tcp;
+		struct named *n = bpf_map_lookup_elem(&steer_named, &number);
+
+		if (!n)
+			return SK_DROP; /* nothing that user space writes */
+		if (!n->service)
+			return give_registered(ctx, number, kind);
+		service = n->service;
+		endpoint = n->endpoint[kind & (STEER_KINDS - 1)];
+		if (endpoint >= STEER_MAX_ENDPOINTS)
+			return endpoint == STEER_BYPASSED ? SK_PASS : SK_DROP;
+	} else {
+		if (!t)
+			return SK_PASS;
+		service = t->service;
+		endpoint = STEER_ENDPOINT(t);
+		binding = 0;
+	}
+	return steer_packet(ctx, &p, service - 1, endpoint, binding ? SK_DROP : SK_PASS);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -13,8 +13,10 @@
 #define STEER_MAX_ENDPOINTS 8	 /* sockets that a slot requires */
 #define STEER_MAX_DEVICES   65536
 #define STEER_MAX_MOVED	    65536
-#define STEER_MAX_NEXT	    32 /* slots tried by on_empty: next */
-#define STEER_MAX_EXITS	    16 /* slots that one process may serve */
+#define STEER_MAX_NEXT	    32	  /* slots tried by on_empty: next */
+#define STEER_MAX_EXITS	    16	  /* slots that one process may serve */
+#define STEER_MAX_NAMED	    65536 /* services that bindings lead to */
+#define STEER_KINDS	    4	  /* of sockets: UDP and TCP over IPv4, over IPv6 */
 #define STEER_RATE_WINDOW   (10ULL * 1000 * 1000 * 1000)
 
 /* What of a packet decides about its bucket. */
@@ -65,8 +67,12 @@ struct port_key {
 /* target is one endpoint of one service; service 0 is none. */
 struct target {
 	__u32 service; /* index into steer_services, plus one */
+	/* 7 to 0: the endpoint; since ABI 3, 15 to 8: the length of the prefix */
 	__u32 endpoint;
 };
+
+#define STEER_ENDPOINT(target) ((target)->endpoint & 0xff)
+#define STEER_LENGTH(target)   ((target)->endpoint >> 8 & 0xff)
 
 /* port_value answers it for wildcard addresses, and says whether prefixes must be asked first. */
 struct port_value {
@@ -161,6 +167,26 @@ struct group {
 	__u32 endpoint[2]; /* of IPv4 and IPv6 packets */
 	__u32 holder;	   /* index into steer_holders */
 	__u32 endpoints;   /* of the service: a constant saves the verifier most of its work */
+};
+
+/*
+ * named is a service as bindings know it, by a number less one that is a binding's value. If the
+ * configuration has a service of the name, that gets the traffic; else the sockets that were
+ * registered, at number * STEER_KINDS + kind of steer_given.
+ */
+struct named {
+	__u32 service;		    /* index into steer_services, plus one; 0: none */
+	__u8 endpoint[STEER_KINDS]; /* of it, by kind; or STEER_NO_ENDPOINT, STEER_BYPASSED */
+};
+
+#define STEER_NO_ENDPOINT 255 /* the service does not listen to this kind: rejected */
+#define STEER_BYPASSED	  254 /* weir bypass: left to the kernel */
+
+/* hits of a service that has registered sockets. */
+struct hits {
+	__u64 steered;	/* datagrams, and lookups of a listener */
+	__u64 rejected; /* no socket is registered, or it is closed */
+	__u64 failed;	/* the kernel refused the socket (bpf_sk_assign) */
 };
 
 struct device {

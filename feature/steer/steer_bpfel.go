@@ -13,6 +13,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type steerBindingsKey struct {
+	_     structs.HostLayout
+	Set   uint32
+	Port  uint16
+	Proto uint8
+	Pad   uint8
+}
+
 type steerDevice struct {
 	_       structs.HostLayout
 	First   uint64
@@ -33,6 +41,19 @@ type steerExitKey struct {
 	_    structs.HostLayout
 	Tgid uint32
 	N    uint32
+}
+
+type steerHits struct {
+	_        structs.HostLayout
+	Steered  uint64
+	Rejected uint64
+	Failed   uint64
+}
+
+type steerNamed struct {
+	_        structs.HostLayout
+	Service  uint32
+	Endpoint [4]uint8
 }
 
 type steerPortKey struct {
@@ -95,6 +116,40 @@ type steerSlot struct {
 	At    [8]uint8
 }
 
+type steerTableHead struct {
+	_       structs.HostLayout
+	Active  uint32
+	Magic   uint32
+	Writing uint32
+	Reused  uint32
+	Next    uint32
+	Units   uint32
+	Pages   uint32
+	Groups  uint32
+	Count   [2]uint32
+	InLimbo uint32
+	Free    [17]uint32
+	FreeFan [17]uint32
+	Limbo   [8192]uint32
+	Short4  [2][262144]uint32
+	Short6  [2][131072]uint32
+}
+
+type steerTableIndex struct {
+	_            structs.HostLayout
+	Root4        [131072]uint32
+	Root6        [65536]uint32
+	Slot         [262144]uint32
+	Displacement [131072]uint16
+	BucketShift  uint32
+	SlotMask     uint32
+}
+
+type steerTableSegment struct {
+	_    structs.HostLayout
+	Page [1048832]uint8
+}
+
 type steerTarget struct {
 	_        structs.HostLayout
 	Service  uint32
@@ -116,10 +171,18 @@ type steerVerdicts struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	steerMapBoundHead        = "bound_head"
+	steerMapBoundIndex       = "bound_index"
+	steerMapBoundMany        = "bound_many"
+	steerMapBoundPages       = "bound_pages"
+	steerMapBoundSets        = "bound_sets"
 	steerMapSteerAliases     = "steer_aliases"
 	steerMapSteerDevices     = "steer_devices"
 	steerMapSteerExits       = "steer_exits"
+	steerMapSteerGiven       = "steer_given"
+	steerMapSteerHits        = "steer_hits"
 	steerMapSteerMoved       = "steer_moved"
+	steerMapSteerNamed       = "steer_named"
 	steerMapSteerPorts       = "steer_ports"
 	steerMapSteerPrefixes    = "steer_prefixes"
 	steerMapSteerSearch      = "steer_search"
@@ -129,6 +192,7 @@ const (
 	steerMapSteerSockets     = "steer_sockets"
 	steerMapSteerTurns       = "steer_turns"
 	steerMapSteerVerdicts    = "steer_verdicts"
+	steerProgSteerDispatch   = "steer_dispatch"
 	steerProgSteerExit       = "steer_exit"
 	steerProgSteerLookup     = "steer_lookup"
 	steerVarSteerServiceType = "steer_service_type"
@@ -176,18 +240,27 @@ type steerSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerProgramSpecs struct {
-	SteerExit   *ebpf.ProgramSpec `ebpf:"steer_exit"`
-	SteerLookup *ebpf.ProgramSpec `ebpf:"steer_lookup"`
+	SteerDispatch *ebpf.ProgramSpec `ebpf:"steer_dispatch"`
+	SteerExit     *ebpf.ProgramSpec `ebpf:"steer_exit"`
+	SteerLookup   *ebpf.ProgramSpec `ebpf:"steer_lookup"`
 }
 
 // steerMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerMapSpecs struct {
+	BoundHead     *ebpf.MapSpec `ebpf:"bound_head"`
+	BoundIndex    *ebpf.MapSpec `ebpf:"bound_index"`
+	BoundMany     *ebpf.MapSpec `ebpf:"bound_many"`
+	BoundPages    *ebpf.MapSpec `ebpf:"bound_pages"`
+	BoundSets     *ebpf.MapSpec `ebpf:"bound_sets"`
 	SteerAliases  *ebpf.MapSpec `ebpf:"steer_aliases"`
 	SteerDevices  *ebpf.MapSpec `ebpf:"steer_devices"`
 	SteerExits    *ebpf.MapSpec `ebpf:"steer_exits"`
+	SteerGiven    *ebpf.MapSpec `ebpf:"steer_given"`
+	SteerHits     *ebpf.MapSpec `ebpf:"steer_hits"`
 	SteerMoved    *ebpf.MapSpec `ebpf:"steer_moved"`
+	SteerNamed    *ebpf.MapSpec `ebpf:"steer_named"`
 	SteerPorts    *ebpf.MapSpec `ebpf:"steer_ports"`
 	SteerPrefixes *ebpf.MapSpec `ebpf:"steer_prefixes"`
 	SteerSearch   *ebpf.MapSpec `ebpf:"steer_search"`
@@ -226,10 +299,18 @@ func (o *steerObjects) Close() error {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerMaps struct {
+	BoundHead     *ebpf.Map `ebpf:"bound_head"`
+	BoundIndex    *ebpf.Map `ebpf:"bound_index"`
+	BoundMany     *ebpf.Map `ebpf:"bound_many"`
+	BoundPages    *ebpf.Map `ebpf:"bound_pages"`
+	BoundSets     *ebpf.Map `ebpf:"bound_sets"`
 	SteerAliases  *ebpf.Map `ebpf:"steer_aliases"`
 	SteerDevices  *ebpf.Map `ebpf:"steer_devices"`
 	SteerExits    *ebpf.Map `ebpf:"steer_exits"`
+	SteerGiven    *ebpf.Map `ebpf:"steer_given"`
+	SteerHits     *ebpf.Map `ebpf:"steer_hits"`
 	SteerMoved    *ebpf.Map `ebpf:"steer_moved"`
+	SteerNamed    *ebpf.Map `ebpf:"steer_named"`
 	SteerPorts    *ebpf.Map `ebpf:"steer_ports"`
 	SteerPrefixes *ebpf.Map `ebpf:"steer_prefixes"`
 	SteerSearch   *ebpf.Map `ebpf:"steer_search"`
@@ -243,10 +324,18 @@ type steerMaps struct {
 
 func (m *steerMaps) Close() error {
 	return _SteerClose(
+		m.BoundHead,
+		m.BoundIndex,
+		m.BoundMany,
+		m.BoundPages,
+		m.BoundSets,
 		m.SteerAliases,
 		m.SteerDevices,
 		m.SteerExits,
+		m.SteerGiven,
+		m.SteerHits,
 		m.SteerMoved,
+		m.SteerNamed,
 		m.SteerPorts,
 		m.SteerPrefixes,
 		m.SteerSearch,
@@ -270,12 +359,14 @@ type steerVariables struct {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerPrograms struct {
-	SteerExit   *ebpf.Program `ebpf:"steer_exit"`
-	SteerLookup *ebpf.Program `ebpf:"steer_lookup"`
+	SteerDispatch *ebpf.Program `ebpf:"steer_dispatch"`
+	SteerExit     *ebpf.Program `ebpf:"steer_exit"`
+	SteerLookup   *ebpf.Program `ebpf:"steer_lookup"`
 }
 
 func (p *steerPrograms) Close() error {
 	return _SteerClose(
+		p.SteerDispatch,
 		p.SteerExit,
 		p.SteerLookup,
 	)

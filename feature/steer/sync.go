@@ -21,7 +21,7 @@ func (e *engine) sync() error {
 	if e.kind == EngineReuseport {
 		ports = e.syncGroups
 	}
-	for _, f := range []func() error{e.syncServices, ports, e.dropRows} {
+	for _, f := range []func() error{e.syncServices, e.syncNamed, ports, e.dropRows} {
 		if err := f(); err != nil {
 			return fmt.Errorf("steering maps of namespace %s: %w", e.scope, err)
 		}
@@ -87,7 +87,7 @@ func (e *engine) portTables() (map[steerPortKey]steerPortValue, map[steerPrefixK
 		}
 		for i, ep := range p.Service.Endpoints() {
 			key := steerPortKey{Port: ep.Port, Proto: ep.Proto}
-			target := steerTarget{Service: p.ID + 1, Endpoint: uint32(i)}
+			target := steerTarget{Service: p.ID + 1, Endpoint: uint32(i) | uint32(ep.Prefix.Bits())<<8}
 			v := ports[key]
 			switch {
 			case ep.Prefix.Bits() > 0:

@@ -111,11 +111,18 @@ func upgrade(l *kernel.WriteLock, scope string, kind Engine) error {
 // upgradeEngine moves the engine alone: the services' directories follow when it
 // is opened next, for the mark says that they differ.
 func upgradeEngine(l *kernel.WriteLock, scope string, kind Engine) error {
+	return rebuildEngine(l, scope, kind, 0)
+}
+
+// rebuildEngine moves an engine to this weir's program, with room for so many
+// bindings at least.
+func rebuildEngine(l *kernel.WriteLock, scope string, kind Engine, room int) error {
 	old, err := l.Open(engineInstance(scope, kind))
 	if err != nil {
 		return err
 	}
 	defer old.Close()
+	room = max(room, roomOf(old.Maps))
 	if err := knownABI(old.Meta, "namespace "+scope); err != nil {
 		return err
 	}
@@ -123,11 +130,11 @@ func upgradeEngine(l *kernel.WriteLock, scope string, kind Engine) error {
 	if e.services, err = readServices(l.Root, scope, kind); err != nil {
 		return err
 	}
-	share, err := unchanged(old, kind)
+	share, err := unchanged(old, kind, room)
 	if err != nil {
 		return err
 	}
-	c, err := loadPrograms(kind, share)
+	c, err := loadPrograms(kind, room, share)
 	if err != nil {
 		return err
 	}
@@ -165,7 +172,7 @@ func (e *engine) goOver(c *kernel.Collection, links map[string]kernel.Link) erro
 	u := kernel.Upgrade{Meta: e.pins.Meta, Pins: kernel.Pins{Maps: e.pins.Maps, Links: links}}
 	u.Meta.ABI, u.Meta.Object, u.Meta.Version, u.Meta.Created = ABI, hashOf(e.kind), Version, time.Now()
 	if e.kind == EngineSkLookup {
-		u.Link, u.Program = "lookup", c.Programs[steerProgSteerLookup]
+		u.Link, u.Program = "lookup", lookupProgram(c)
 		return e.lock.Upgrade(e.pins.Instance, u)
 	}
 	// Groups go over one by one: the mark has whoever finds some of them left see to it.
@@ -185,18 +192,19 @@ func (e *engine) goOver(c *kernel.Collection, links map[string]kernel.Link) erro
 
 // unchanged are the maps of an engine that this weir's program takes as they are,
 // by the names that the program has for them.
-func unchanged(old *kernel.Opened, kind Engine) (map[string]*ebpf.Map, error) {
-	_, load := objectOf(kind)
-	spec, err := load()
+func unchanged(old *kernel.Opened, kind Engine, room int) (map[string]*ebpf.Map, error) {
+	spec, err := specOf(kind, room)
 	if err != nil {
 		return nil, err
 	}
 	share := map[string]*ebpf.Map{}
 	for name, m := range old.Maps {
-		if s := spec.Maps["steer_"+name]; s != nil && s.Compatible(m) == nil {
-			share["steer_"+name] = m
+		name = mapName(name)
+		if s := spec.Maps[name]; s != nil && s.Compatible(m) == nil {
+			share[name] = m
 		}
 	}
+	unshareBindings(share)
 	if old.Meta.ABI != ABI {
 		// What it holds may have changed, which it does not show.
 		delete(share, steerMapSteerServices)
@@ -241,6 +249,10 @@ func (e *engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[st
 		}
 	}
 	kernel.Step("steer:services copied")
+	if err := e.copyBindings(old); err != nil {
+		return links, err
+	}
+	kernel.Step("steer:bindings copied")
 	return links, nil
 }
 

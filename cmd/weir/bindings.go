@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// netnsFlag names the network namespace of a command.
+type netnsFlag struct{ ref string }
+
+func (f *netnsFlag) add(c *cobra.Command) {
+	c.Flags().StringVar(&f.ref, "netns", "", "network namespace: name, path or pid:N (default: this one)")
+}
+
+func (f *netnsFlag) open() (*netns.Handle, error) {
+	if f.ref == "" {
+		return netns.Current()
+	}
+	return netns.Open(f.ref)
+}
+
+// scope is the directory of the namespace's pins.
+func (f *netnsFlag) scope() (string, error) {
+	ns, err := f.open()
+	if err != nil {
+		return "", err
+	}
+	defer ns.Close()
+	return strconv.FormatUint(ns.Inode(), 10), nil
+}
+
+// lockedIn runs f with the lock and the namespace.
+func (f *netnsFlag) locked(cmd *cobra.Command, g *globals, do func(l *kernel.WriteLock, ns *netns.Handle) error) error {
+	ns, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return locked(cmd, g, func(l *kernel.WriteLock) error { return do(l, ns) })
+}
+
+// bindingOf reads SERVICE tcp|udp PREFIX PORT.
+func bindingOf(args []string) (b steer.Binding, err error) {
+	b.Service = args[0]
+	if err := b.Proto.UnmarshalText([]byte(args[1])); err != nil {
+		return b, usageError{err}
+	}
+	if b.Prefix, err = steer.ParsePrefix(args[2]); err != nil {
+		return b, usageError{err}
+	}
+	if b.Port, err = portOf(args[3]); err != nil {
+		return b, usageError{err}
+	}
+	return b, nil
+}
+
+func portOf(s string) (uint16, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no port: want 1 to 65535, or 0 for every one", s)
+	}
+	return uint16(n), nil
+}
+
+func steerBind(g *globals) *cobra.Command {
+	var in netnsFlag
+	c := &cobra.Command{
+		Use: "bind SERVICE tcp|udp PREFIX PORT", Short: "Lead what is sent to a prefix and port to a service", Args: cobra.ExactArgs(4),
+		Long: `Lead what is sent to a prefix and port to a service: one of the configuration, or
+one whose sockets weir steer register registers, before or after. Port 0 is every
+port. The addresses need not be any interface's, but packets to them must reach
+this host: ip route add local PREFIX dev lo.
+
+The longest prefix decides; of one prefix, the port goes before every port. What
+is bound to a service without a socket is rejected.`,
+		Example: `  weir steer bind www tcp 192.0.2.0/24 80
+  weir steer bind game udp 2001:db8:7::/64 0      # every port`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := bindingOf(args)
+			if err != nil {
+				return err
+			}
+			return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
+				was, err := steer.Bind(l, ns, b)
+				switch {
+				case err != nil:
+				case was == b.Service:
+					fmt.Fprintf(cmd.OutOrStdout(), "%s is so already\n", b)
+				case was != "":
+					fmt.Fprintf(cmd.OutOrStdout(), "%s, no longer to %s\n", b, was)
+				}
+				return err
+			})
+		},
+	}
+	in.add(c)
+	return c
+}
+
+func steerUnbind(g *globals) *cobra.Command {
+	var in netnsFlag
+	c := &cobra.Command{
+		Use: "unbind SERVICE tcp|udp PREFIX PORT", Short: "Take a binding away", Args: cobra.ExactArgs(4),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := bindingOf(args)
+			if err != nil {
+				return err
+			}
+			return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error { return steer.Unbind(l, ns, b) })
+		},
+	}
+	in.add(c)
+	return c
+}
+
+func steerBindings(g *globals) *cobra.Command {
+	var in netnsFlag
+	var proto, within, covers, port string
+	var f steer.BindingFilter
+	c := &cobra.Command{
+		Use: "bindings", Short: "List what is bound to which service", Args: cobra.NoArgs,
+		Long: `List what is bound to which service, by address. With --json it is a file that
+weir steer replace reads.`,
+		Example: `  weir steer bindings --covers 192.0.2.7
+  weir steer bindings --json > bindings.json`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := errors.Join(
+				given(proto, f.Proto.UnmarshalText),
+				given(within, func(s []byte) (err error) { f.Within, err = steer.ParsePrefix(string(s)); return err }),
+				given(covers, func(s []byte) (err error) { f.Covers, err = netip.ParseAddr(string(s)); return err }),
+				given(port, func(s []byte) error {
+					n, err := portOf(string(s))
+					f.Port = &n
+					return err
+				}))
+			if err != nil {
+				return usageError{err}
+			}
+			scope, err := in.scope()
+			if err != nil {
+				return err
+			}
+			all, err := steer.Bindings(cmd.Context(), g.host().Root, scope)
+			if err != nil {
+				return err
+			}
+			chosen := all[:0]
+			for _, b := range all {
+				if f.Match(b) {
+					chosen = append(chosen, b)
+				}
+			}
+			if g.json {
+				text, err := steer.WriteBindings(chosen)
+				fmt.Fprintln(cmd.OutOrStdout(), string(text))
+				return err
+			}
+			if len(chosen) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "nothing is bound")
+				return nil
+			}
+			t := newTable(cmd.OutOrStdout(), "PROTOCOL", "PREFIX", "PORT", "SERVICE")
+			for _, b := range chosen {
+				t.row(b.Proto, b.Prefix, portName(b.Port), b.Service)
+			}
+			t.flush()
+			return nil
+		},
+	}
+	c.Flags().StringVar(&f.Service, "service", "", "bound to this service")
+	c.Flags().StringVar(&proto, "proto", "", "of this protocol: tcp or udp")
+	c.Flags().StringVar(&within, "within", "", "of prefixes within this one")
+	c.Flags().StringVar(&covers, "covers", "", "of prefixes that this address lies in")
+	c.Flags().StringVar(&port, "port", "", "of this port; 0: of every port")
+	in.add(c)
+	jsonFlag(c, g)
+	return c
+}
+
+// given reads a flag's text if there is one.
+func given(text string, read func([]byte) error) error {
+	if text == "" {
+		return nil
+	}
+	return read([]byte(text))
+}
+
+func portName(port uint16) string {
+	if port == 0 {
+		return "every"
+	}
+	return fmt.Sprint(port)
+}
+
+func steerLoad(g *globals) *cobra.Command {
+	return manyCommand(g, true, &cobra.Command{
+		Use: "load FILE", Short: "Add the bindings of a file, all at once",
+		Long: `Add the bindings of a file to those that there are, all at once: a packet meets the
+state before or after. The file is checked first; with an error in it nothing
+changes. FILE is what weir steer bindings --json prints, or a file of tubular's;
+"-" is standard input.`,
+	})
+}
+
+func steerReplace(g *globals) *cobra.Command {
+	return manyCommand(g, false, &cobra.Command{
+		Use: "replace FILE", Short: "Have the bindings be those of a file, all at once",
+		Long: `Have the bindings be those of a file and no others, all at once: a packet meets all
+the old ones or all the new. The file is checked first; with an error in it
+nothing changes. FILE is what weir steer bindings --json prints, or a file of
+tubular's; "-" is standard input.`,
+	})
+}
+
+func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
+	var in netnsFlag
+	var dry bool
+	var lines int
+	c.Args = cobra.ExactArgs(1)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		all, err := steer.LoadBindingsFile(args[0])
+		if err != nil {
+			return err
+		}
+		if dry {
+			scope, err := in.scope()
+			if err != nil {
+				return err
+			}
+			diff, err := steer.DiffBindings(g.host().Root, scope, all, keep)
+			if err == nil {
+				printDiff(cmd.OutOrStdout(), diff, lines)
+			}
+			return err
+		}
+		return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
+			set := steer.ReplaceBindings
+			if keep {
+				set = steer.AddBindings
+			}
+			diff, err := set(l, ns, all)
+			if err == nil {
+				printDiff(cmd.OutOrStdout(), diff, lines)
+			}
+			return err
+		})
+	}
+	c.Flags().BoolVar(&dry, "dry-run", false, "print what would change, change nothing")
+	c.Flags().IntVar(&lines, "lines", 100, "print so many changes at most")
+	in.add(c)
+	return c
+}
+
+func printDiff(w io.Writer, d steer.Diff, lines int) {
+	left := lines
+	line := func(format string, args ...any) {
+		if left--; left >= 0 {
+			fmt.Fprintf(w, format, args...)
+		}
+	}
+	for _, b := range d.Removed {
+		line("- %s\n", b)
+	}
+	for _, b := range d.Moved {
+		line("~ %s, no longer to %s\n", b.Binding, b.From)
+	}
+	for _, b := range d.Added {
+		line("+ %s\n", b)
+	}
+	if left < 0 {
+		fmt.Fprintf(w, "… and %d more (--lines)\n", -left)
+	}
+	fmt.Fprintf(w, "%d added, %d removed, %d moved, %d as before\n", len(d.Added), len(d.Removed), len(d.Moved), d.Same)
+}
+
+func steerServices(g *globals) *cobra.Command {
+	var in netnsFlag
+	c := &cobra.Command{
+		Use: "services", Short: "List the services that prefixes are bound to, their sockets and counts", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			scope, err := in.scope()
+			if err != nil {
+				return err
+			}
+			all, err := steer.NamedServices(cmd.Context(), g.host().Root, scope)
+			if err != nil {
+				return err
+			}
+			if g.json {
+				if all == nil {
+					all = []steer.Named{}
+				}
+				return printJSON(cmd, all)
+			}
+			if len(all) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "nothing is bound or registered")
+				return nil
+			}
+			t := newTable(cmd.OutOrStdout(), "SERVICE", "BINDINGS", "SOCKETS", "STEERED", "REJECTED", "FAILED")
+			for _, n := range all {
+				t.row(n.Service, n.Bindings, socketsOf(n), n.Steered, n.Rejected, n.Failed)
+			}
+			t.flush()
+			return nil
+		},
+	}
+	in.add(c)
+	jsonFlag(c, g)
+	return c
+}
+
+func socketsOf(n steer.Named) string {
+	if n.Configured {
+		return "slots of the configuration"
+	}
+	var out []string
+	for _, s := range n.Sockets {
+		text := s.Kind
+		if s.Local.IsValid() {
+			text += " " + s.Local.String()
+		}
+		out = append(out, text)
+	}
+	if len(out) == 0 {
+		return "none: rejected"
+	}
+	return strings.Join(out, ", ")
+}

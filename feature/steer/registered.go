@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"github.com/weir-project/weir/table"
+)
+
+// A service that no configuration names is a name to which prefixes are bound and
+// under which sockets are registered: one for each protocol and family. A dual-stack
+// socket serves IPv4 as well unless another one does. What is registered stays until
+// it closes, or another one takes its place.
+
+// Registration is a socket and the service that it is registered for.
+type Registration struct {
+	Service string
+	FD      int // it stays the caller's
+}
+
+var (
+	// ErrSocket says that a socket cannot serve a service.
+	ErrSocket = errors.New("socket cannot be registered")
+	// ErrConfigured says that a service is one of the configuration.
+	ErrConfigured = errors.New("a service of the configuration")
+)
+
+// socketKind is what a socket can serve.
+type socketKind struct {
+	tcp, v6, v4 bool
+	local       netip.AddrPort
+}
+
+func (k socketKind) kinds() (out []uint32) {
+	if k.v4 {
+		out = append(out, kindOfPacket(k.tcp, false))
+	}
+	if k.v6 {
+		out = append(out, kindOfPacket(k.tcp, true))
+	}
+	return out
+}
+
+// RegisterSockets registers sockets in a namespace, and returns the kinds ("tcp4",
+// "udp6" …) that each now serves.
+func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) ([][]string, error) {
+	looks := make([]socketKind, len(all))
+	for i, r := range all {
+		if _, err := keyOfLabel(r.Service); err != nil {
+			return nil, err
+		}
+		var err error
+		if looks[i], err = inspect(r.FD, ns); err != nil {
+			return nil, fmt.Errorf("descriptor %d for service %s: %w", r.FD, r.Service, err)
+		}
+	}
+	for _, kind := range kinds {
+		of, err := readServices(l.Root, scopeOf(ns), kind)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range all {
+			if of[r.Service] != nil {
+				return nil, fmt.Errorf("%w: %s has slots: name one with --slot", ErrConfigured, r.Service)
+			}
+		}
+	}
+	d, err := openDispatch(l, ns, fewestBindings)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	served := make([][]string, len(all))
+	return served, d.change(func() error {
+		for i, r := range all {
+			if served[i], err = d.register(r, looks[i]); err != nil {
+				return fmt.Errorf("descriptor %d for service %s: %w", r.FD, r.Service, err)
+			}
+		}
+		return nil
+	})
+}
+
+func (d *dispatch) register(r Registration, look socketKind) (served []string, err error) {
+	x, err := d.acquire(r.Service)
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range look.kinds() {
+		if look.v6 && kind&2 == 0 && d.given(x.ID, kind) != 0 && d.given(x.ID, kind) != d.given(x.ID, kind|2) {
+			continue // a socket of IPv4 alone goes before a dual-stack one
+		}
+		if err := d.maps("given").Put(x.ID*kinds4+kind, uint64(r.FD)); err != nil {
+			return nil, fmt.Errorf("%w: %w%s", ErrSocket, err, givenAdvice(err))
+		}
+		kernel.Step("steer:given")
+		served = append(served, kindName(kind))
+	}
+	return served, nil
+}
+
+func givenAdvice(err error) string {
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		return ": it is not bound, or is closing"
+	}
+	return ""
+}
+
+// inspect says what a socket can serve in a namespace.
+func inspect(fd int, ns *netns.Handle) (k socketKind, err error) {
+	get := func(level, opt int) int {
+		v, e := unix.GetsockoptInt(fd, level, opt)
+		if err == nil && e != nil {
+			err = e
+		}
+		return v
+	}
+	domain, proto := get(unix.SOL_SOCKET, unix.SO_DOMAIN), get(unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	if err != nil {
+		return k, fmt.Errorf("%w: it is no socket: %w", ErrSocket, err)
+	}
+	switch domain {
+	case unix.AF_INET:
+		k.v4 = true
+	case unix.AF_INET6:
+		k.v6, k.v4 = true, get(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 0
+	default:
+		return k, fmt.Errorf("%w: it is neither one of IPv4 nor one of IPv6", ErrSocket)
+	}
+	switch proto {
+	case unix.IPPROTO_TCP:
+		k.tcp = true
+		if get(unix.SOL_SOCKET, unix.SO_ACCEPTCONN) == 0 && err == nil {
+			return k, fmt.Errorf("%w: it does not listen", ErrSocket)
+		}
+	case unix.IPPROTO_UDP:
+		if _, e := unix.Getpeername(fd); e == nil {
+			return k, fmt.Errorf("%w: it is connected, so that it takes nothing from others than its peer", ErrSocket)
+		}
+	case unix.IPPROTO_MPTCP:
+		return k, fmt.Errorf("%w: it listens with MPTCP, and no program can choose such a socket: listen with plain TCP", ErrSocket)
+	default:
+		return k, fmt.Errorf("%w: it is neither TCP nor UDP", ErrSocket)
+	}
+	if err != nil {
+		return k, err
+	}
+	local, err := unix.Getsockname(fd)
+	if err != nil {
+		return k, err
+	}
+	switch a := local.(type) {
+	case *unix.SockaddrInet4:
+		k.local = netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		k.local = netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port))
+		if at := k.local.Addr(); !at.IsUnspecified() {
+			k.v6, k.v4 = !at.Is4In6(), k.v4 && at.Is4In6()
+		}
+	}
+	if k.local.Port() == 0 {
+		return k, fmt.Errorf("%w: it is not bound", ErrSocket)
+	}
+	return k, inNamespace(fd, ns)
+}
+
+// inNamespace asks the kernel for a socket's network namespace.
+func inNamespace(fd int, ns *netns.Handle) error {
+	const siocGSkNs = 0x894c // linux/sockios.h
+	at, err := unix.IoctlRetInt(fd, siocGSkNs)
+	if err != nil {
+		return fmt.Errorf("asking for its network namespace: %w", err)
+	}
+	defer unix.Close(at)
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		return err
+	}
+	if st.Ino != ns.Inode() {
+		return fmt.Errorf("%w: it is in another network namespace (net:[%d]) than %s: name that with --netns", ErrSocket, st.Ino, ns)
+	}
+	return nil
+}
+
+// RegisterMember registers the socket of a process that is bound to a listen, in
+// the process's namespace unless ref names one.
+func RegisterMember(ctx context.Context, r *kernel.Root, name, ref string, m service.Member, at service.Listen) ([]string, error) {
+	spec := service.Spec{Name: name, Listen: []service.Listen{at}, Netns: ref, Members: []service.Member{m}}
+	ns, _, err := spec.FindNetns(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	l, err := r.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
+	a, err := m.Adopt(ctx, ns, spec)
+	if err != nil {
+		return nil, err
+	}
+	defer a.Close()
+	var all []Registration
+	var fds []int
+	for _, s := range a.Sockets {
+		if !slices.Contains(fds, s.FD) { // a dual-stack one stands for two endpoints
+			fds = append(fds, s.FD)
+			all = append(all, Registration{name, s.FD})
+		}
+	}
+	served, err := RegisterSockets(l, ns, all)
+	return slices.Concat(served...), err
+}
+
+// listenFDsStart is SD_LISTEN_FDS_START.
+const listenFDsStart = 3
+
+// PassedSockets are the sockets that whoever started this process passed, as systemd
+// does (sd_listen_fds(3)). Of a reuseport group the first is enough: the group
+// chooses among its own.
+func PassedSockets(ns *netns.Handle, name string) ([]Registration, error) {
+	n, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
+	if err != nil || n < 1 {
+		return nil, fmt.Errorf("%w: none was passed (LISTEN_FDS=%q): run this from a unit with socket activation, or name the process that has it with --pid, --pidfile, --unit or --cgroup, and protocol, address and port", ErrSocket, os.Getenv("LISTEN_FDS"))
+	}
+	if pid := os.Getenv("LISTEN_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
+		return nil, fmt.Errorf("%w: the sockets of LISTEN_FDS are meant for process %s, and this is %d", ErrSocket, pid, os.Getpid())
+	}
+	var out []Registration
+	taken := map[uint32]netip.AddrPort{}
+	for fd := listenFDsStart; fd < listenFDsStart+n; fd++ {
+		look, err := inspect(fd, ns)
+		if err != nil {
+			return nil, fmt.Errorf("descriptor %d: %w", fd, err)
+		}
+		shares, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT)
+		again := false
+		for _, kind := range look.kinds() {
+			if at, ok := taken[kind]; ok && (at != look.local || shares == 0) {
+				return nil, fmt.Errorf("descriptor %d: %w: another one serves %s already: register them under two names", fd, ErrSocket, kindName(kind))
+			} else if ok {
+				again = true
+			}
+			taken[kind] = look.local
+		}
+		if !again {
+			out = append(out, Registration{name, fd})
+		}
+	}
+	return out, nil
+}
+
+// UnregisterSockets takes a service's sockets away, those of some kinds ("tcp4" …)
+// or all. What is bound to it is rejected until others are registered. It returns
+// the kinds that had one.
+func UnregisterSockets(l *kernel.WriteLock, ns *netns.Handle, name string, only ...string) (were []string, err error) {
+	none := fmt.Errorf("service %s has no registered socket in namespace %s: %w", name, ns, kernel.ErrNotExist)
+	d, err := openDispatchThere(l, ns)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil, none
+	} else if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	x, ok, err := d.labels.get(name)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, none
+	}
+	for kind := range uint32(kinds4) {
+		if len(only) > 0 && !slices.Contains(only, kindName(kind)) || d.given(x.ID, kind) == 0 {
+			continue
+		}
+		if err := d.maps("given").Delete(x.ID*kinds4 + kind); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) && !errors.Is(err, unix.EINVAL) {
+			return were, err
+		}
+		kernel.Step("steer:taken")
+		were = append(were, kindName(kind))
+	}
+	if len(were) == 0 {
+		return nil, none
+	}
+	if x.Bindings == 0 && !d.hasSocket(x.ID) {
+		if err := d.labels.forget(name); err != nil {
+			return were, err
+		}
+	}
+	return were, d.leave()
+}
+
+// Named is a service that bindings lead to.
+type Named struct {
+	Service    string             `json:"service"`
+	Bindings   int                `json:"bindings"`
+	Configured bool               `json:"configured"` // by weir apply: it has slots
+	Sockets    []RegisteredSocket `json:"sockets,omitempty"`
+	Steered    uint64             `json:"steered"`  // datagrams, and lookups of a listener
+	Rejected   uint64             `json:"rejected"` // for want of a socket
+	Failed     uint64             `json:"failed"`   // the kernel refused the socket
+}
+
+// RegisteredSocket is a socket and what it serves.
+type RegisteredSocket struct {
+	Kind   string         `json:"kind"` // "udp4", "tcp4", "udp6", "tcp6"
+	Cookie uint64         `json:"cookie"`
+	Local  netip.AddrPort `json:"local,omitzero"` // where this user may ask
+}
+
+// NamedServices lists the services of a namespace that something is bound to or
+// registered for, by name.
+func NamedServices(_ context.Context, r *kernel.Root, scope string) ([]Named, error) {
+	v, err := openView(r, scope)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer v.Close()
+	all, err := v.labels.all()
+	if err != nil {
+		return nil, err
+	}
+	at := localAddresses(scope)
+	e := &engine{pins: v.pins}
+	out := make([]Named, 0, len(all))
+	for name, x := range all {
+		n := Named{Service: name, Bindings: int(x.Bindings)}
+		var where steerNamed
+		if err := v.pins.Maps["named"].Lookup(x.ID, &where); err != nil {
+			return nil, err
+		}
+		n.Configured = where.Service != 0
+		for kind := range uint32(kinds4) {
+			if cookie := e.given(x.ID, kind); cookie != 0 {
+				n.Sockets = append(n.Sockets, RegisteredSocket{kindName(kind), cookie, at[cookie]})
+			}
+		}
+		hits, err := kernel.SumPerCPU[steerHits](v.pins.Maps["hits"], x.ID)
+		if err != nil {
+			return nil, err
+		}
+		n.Steered, n.Rejected, n.Failed = hits.Steered, hits.Rejected, hits.Failed
+		out = append(out, n)
+	}
+	slices.SortFunc(out, func(a, b Named) int {
+		if a.Service < b.Service {
+			return -1
+		}
+		return 1
+	})
+	return out, nil
+}
+
+// localAddresses are those of the namespace's listeners and unconnected UDP sockets,
+// by cookie; none where this user may not ask.
+func localAddresses(scope string) map[uint64]netip.AddrPort {
+	out := map[uint64]netip.AddrPort{}
+	inode, err := inodeOf(scope)
+	if err != nil {
+		return out
+	}
+	ns, err := openNetns("", inode)
+	if err != nil {
+		return out
+	}
+	defer ns.Close()
+	_ = ns.Do(func() error {
+		for _, q := range []sockdiag.Query{
+			{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Listen},
+			{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Close},
+		} {
+			socks, err := sockdiag.Dump(q)
+			if err != nil {
+				return err
+			}
+			for _, s := range socks {
+				out[s.Cookie] = s.Local
+			}
+		}
+		return nil
+	})
+	return out
+}
+
+// LimitOfBindings is the most that a namespace can have.
+const LimitOfBindings = table.MostBindings
