@@ -64,7 +64,7 @@ static __always_inline void packet_read(struct bpf_sk_lookup *ctx, struct packet
 	__u32 r2 = ctx->remote_ip6[2], r3 = ctx->remote_ip6[3];
 	__u32 l0 = ctx->local_ip6[0], l1 = ctx->local_ip6[1];
 	__u32 l2 = ctx->local_ip6[2], l3 = ctx->local_ip6[3];
-	__u32 rport = (__u16)ctx->remote_port;
+	__u32 rport = (__u16)ctx->remote_port, v6;
 
 	barrier_var(r4);
 	barrier_var(l4);
@@ -81,21 +81,19 @@ static __always_inline void packet_read(struct bpf_sk_lookup *ctx, struct packet
 	p->family = ctx->family;
 	p->tcp = ctx->protocol == IPPROTO_TCP;
 	p->port = ctx->local_port;
-	if (p->family == AF_INET) {
-		p->src[0] = p->src[1] = p->dst[1] = p->dst[2] = p->dst[3] = 0;
-		p->src[2] = bpf_htonl(0xffff);
-		p->src[3] = r4;
-		p->dst[0] = l4;
-	} else {
-		p->src[0] = r0;
-		p->src[1] = r1;
-		p->src[2] = r2;
-		p->src[3] = r3;
-		p->dst[0] = l0;
-		p->dst[1] = l1;
-		p->dst[2] = l2;
-		p->dst[3] = l3;
-	}
+	/*
+	 * Without a branch, by the bit that AF_INET6 has and AF_INET has not: the verifier would follow
+	 * all that comes after for each family.
+	 */
+	v6 = 0 - (p->family >> 3 & 1);
+	p->src[0] = r0 & v6;
+	p->src[1] = r1 & v6;
+	p->src[2] = (r2 & v6) | (bpf_htonl(0xffff) & ~v6);
+	p->src[3] = (r3 & v6) | (r4 & ~v6);
+	p->dst[0] = (l0 & v6) | (l4 & ~v6);
+	p->dst[1] = l1 & v6;
+	p->dst[2] = l2 & v6;
+	p->dst[3] = l3 & v6;
 }
 
 /* find_target returns the endpoint of the service that a packet belongs to, or NULL. */

@@ -18,8 +18,9 @@ import (
 const (
 	replayBatch = 32
 	replayStall = 200 * time.Millisecond // a member that reads nothing for so long is left for later
-	replayTries = 3                      // of a session that could not be sent, or was dropped by the member's socket
-	replayLater = 2 * time.Second        // when to look again at what was left
+	replayTries = 6                      // of a session that could not be sent, or was dropped by the member's socket
+	replayAgain = 100 * time.Millisecond // when to look first at what was left: a collector without templates is blind
+	replayLater = 2 * time.Second        // and at last, each time after twice as long
 )
 
 // dueSession is a session whose templates a member lacks.
@@ -42,6 +43,7 @@ type replayTo struct {
 func (t *templateScope) replay(ctx context.Context) error {
 	due := t.due()
 	if len(due) == 0 {
+		t.settle()
 		return nil
 	}
 	t.inject.forget()
@@ -58,7 +60,17 @@ func (t *templateScope) replay(ctx context.Context) error {
 		}
 		errs = append(errs, err)
 	}
+	t.settle()
 	return errors.Join(errs...)
+}
+
+// settle has the next thing that is put off be put off for a short time again, if nothing is left.
+func (t *templateScope) settle() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.retry.IsZero() {
+		t.retries = 0
+	}
 }
 
 // due finds what is to be replayed, those heard last first: they send most.
@@ -142,7 +154,8 @@ func (t *templateScope) again() {
 // later is again for who holds the lock.
 func (t *templateScope) later() {
 	if t.retry.IsZero() {
-		t.retry = time.Now().Add(replayLater)
+		t.retry = time.Now().Add(min(replayAgain<<t.retries, replayLater))
+		t.retries = min(t.retries+1, 8)
 	}
 }
 

@@ -252,7 +252,7 @@ func (k *templateKeeper) take(ctx context.Context, st State) {
 		}
 		t.mu.Lock()
 		if !sameServices(t.services, services[scope]) {
-			t.unserved = true
+			t.unserved, t.retries = true, 0
 		}
 		t.mu.Unlock()
 		k.say(scope, t.follow(services[scope]))

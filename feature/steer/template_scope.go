@@ -74,6 +74,7 @@ type templateScope struct {
 	local    map[netip.Addr]bool
 	unserved bool      // a session may be due for a replay
 	retry    time.Time // when to look again at what could not be replayed; zero: never
+	retries  int       // how often that was put off
 }
 
 // openTemplateScope takes up what an earlier weir serve knew, and listens. It

@@ -1,0 +1,670 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"github.com/weir-project/weir/table"
+)
+
+// here is the namespace of the tests.
+func here(t testing.TB) *netns.Handle {
+	t.Helper()
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return ns
+}
+
+// newDispatchWorld is a world without a service of a configuration.
+func newDispatchWorld(t testing.TB) *world {
+	w := newWorld(t, Options{Slots: 1})
+	w.cfg.Services = nil
+	return w
+}
+
+func binding(t testing.TB, text string) Binding {
+	t.Helper()
+	f := strings.Fields(text)
+	var b Binding
+	port, err := strconv.ParseUint(f[3], 10, 16)
+	if err == nil {
+		b.Prefix, err = ParsePrefix(f[2])
+	}
+	if err = errors.Join(err, b.Proto.UnmarshalText([]byte(f[1]))); err != nil {
+		t.Fatal(err)
+	}
+	b.Service, b.Port = f[0], uint16(port)
+	return b
+}
+
+func (w *world) bind(text string) {
+	w.t.Helper()
+	w.locked(func(l *kernel.WriteLock) error { _, err := Bind(l, here(w.t), binding(w.t, text)); return err })
+}
+
+func (w *world) unbind(text string) {
+	w.t.Helper()
+	w.locked(func(l *kernel.WriteLock) error { return Unbind(l, here(w.t), binding(w.t, text)) })
+}
+
+// register registers a sink's socket.
+func (w *world) register(name string, s *sink, listen string) []string {
+	w.t.Helper()
+	at, err := service.ParseListen(listen)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	kinds, err := RegisterMember(context.Background(), w.root, name, "", service.Member{PID: s.pid()}, at)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return kinds
+}
+
+func (w *world) unregister(name string, kinds ...string) {
+	w.t.Helper()
+	w.locked(func(l *kernel.WriteLock) error {
+		_, err := UnregisterSockets(l, here(w.t), name, kinds...)
+		return err
+	})
+}
+
+func (w *world) named() map[string]Named {
+	w.t.Helper()
+	all, err := NamedServices(context.Background(), w.root, scopeOf(here(w.t)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out := map[string]Named{}
+	for _, n := range all {
+		out[n.Service] = n
+	}
+	return out
+}
+
+// reached compares who answers over TCP.
+func (w *world) reached(want map[string]*sink) {
+	w.t.Helper()
+	for to, s := range want {
+		who := refused
+		if s != nil {
+			who = fmt.Sprint(s.pid())
+		}
+		from := netip.MustParseAddr("127.0.0.1")
+		at := netip.MustParseAddrPort(to)
+		if at.Addr().Is6() {
+			from = netip.IPv6Loopback()
+		}
+		if got := ask(w.t, "tcp", from, at); got != who {
+			w.t.Errorf("%s is answered by %s, want %s", to, got, who)
+		}
+	}
+}
+
+// localRoute has all addresses of a prefix be this host's.
+func localRoute(t testing.TB, prefix string) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := netip.MustParsePrefix(prefix)
+	r := &netlink.Route{LinkIndex: lo.Attrs().Index, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: unix.RT_SCOPE_HOST,
+		Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	if err := netlink.RouteAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
+		t.Fatal(err)
+	}
+}
+
+// The longest prefix that is bound for the protocol and port decides; the port goes before every port.
+func TestDispatch(t *testing.T) {
+	w := newDispatchWorld(t)
+	localRoute(t, "fd00:5::/64")
+	a, b, c := startSink(t, "tcp4=127.0.0.1:7001", "udp4=127.0.0.1:7001"), startSink(t, "tcp4=127.0.0.1:7002"), startSink(t, "tcp6=[::1]:7003")
+	w.bind("a tcp 127.20.0.0/16 80")
+	w.reached(map[string]*sink{"127.20.0.1:80": nil}) // bound, and nobody is there
+	if got := w.register("a", a, "tcp 127.0.0.1:7001"); !slices.Equal(got, []string{"tcp4"}) {
+		t.Errorf("registered for %v", got)
+	}
+	w.register("b", b, "tcp 127.0.0.1:7002")
+	w.register("c", c, "tcp [::1]:7003")
+	w.reached(map[string]*sink{"127.20.0.1:80": a, "127.20.0.1:81": nil, "127.21.0.1:80": nil, "127.0.0.1:7001": a})
+	w.bind("b tcp 127.20.7.0/24 0")
+	w.bind("b udp 127.20.9.0/24 80") // another protocol hides nothing
+	w.bind("b tcp 127.20.9.0/24 81") // nor another port
+	w.bind("a tcp 127.20.7.0/24 443")
+	w.bind("c tcp fd00:5::/64 0")
+	w.reached(map[string]*sink{"127.20.0.1:80": a, "127.20.7.1:80": b, "127.20.7.1:8080": b, "127.20.7.1:443": a, "127.20.9.1:80": a,
+		"127.20.9.1:81": b, "[fd00:5::7]:1": c, "[fd00:5::ffff]:65535": c, "127.20.7.1:7001": b})
+	w.unbind("b tcp 127.20.7.0/24 0")
+	w.reached(map[string]*sink{"127.20.7.1:80": a, "127.20.7.1:443": a, "127.20.7.1:8080": nil})
+	w.bind("b tcp 127.20.0.0/16 80") // moves it
+	w.reached(map[string]*sink{"127.20.0.1:80": b, "127.20.7.1:443": a})
+	b.kill()
+	w.reached(map[string]*sink{"127.20.0.1:80": nil, "127.20.7.1:443": a})
+	n := w.named()
+	if n["b"].Bindings != 3 || len(n["b"].Sockets) != 0 || n["b"].Steered == 0 || n["b"].Rejected == 0 {
+		t.Errorf("b: %+v", n["b"])
+	}
+	if n["a"].Bindings != 1 || len(n["a"].Sockets) != 1 || n["a"].Sockets[0].Local.String() != "127.0.0.1:7001" {
+		t.Errorf("a: %+v", n["a"])
+	}
+	b = startSink(t, "tcp4=127.0.0.1:7002")
+	w.reached(map[string]*sink{"127.20.0.1:80": nil}) // until it is registered
+	w.register("b", b, "tcp 127.0.0.1:7002")
+	w.reached(map[string]*sink{"127.20.0.1:80": b})
+	// UDP: the answer comes from another address, so who counted it decides.
+	w.register("a", a, "udp 127.0.0.1:7001")
+	w.bind("a udp 127.30.0.0/16 53")
+	before := w.named()["a"].Steered
+	patience = 100 * time.Millisecond
+	ask(t, "udp", netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort("127.30.1.1:53"))
+	patience = 3 * time.Second
+	if after := w.named()["a"].Steered; after == before {
+		t.Error("the datagram was not counted")
+	}
+	w.unregister("a", "tcp4")
+	w.reached(map[string]*sink{"127.20.7.1:443": nil, "127.20.0.1:80": b})
+	all, err := Bindings(context.Background(), w.root, scopeOf(here(t)))
+	if err != nil || len(all) != 6 {
+		t.Errorf("%d bindings, %v: %v", len(all), err, all)
+	}
+	for _, x := range all {
+		w.locked(func(l *kernel.WriteLock) error { return Unbind(l, here(t), x) })
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		w.unregister(name)
+	}
+	// With the last of them the program goes, and everything is the kernel's own again.
+	if all, err := w.root.Instances(Name); err != nil || len(all) != 0 {
+		t.Errorf("left: %v %v", all, err)
+	}
+	w.reached(map[string]*sink{"127.20.0.1:80": nil, "127.0.0.1:7001": a})
+}
+
+// A dual-stack socket serves both families, unless another one serves IPv4; v4-mapped prefixes are IPv4.
+func TestDispatchDualStack(t *testing.T) {
+	w := newDispatchWorld(t)
+	localRoute(t, "fd00:5::/64")
+	dual, four, six := startSink(t, "tcp=[::]:7011"), startSink(t, "tcp4=127.0.0.1:7012"), startSink(t, "tcp6=[::1]:7013")
+	if got := w.register("x", dual, "tcp [::]:7011"); !slices.Equal(got, []string{"tcp4", "tcp6"}) {
+		t.Errorf("registered for %v", got)
+	}
+	w.bind("x tcp ::ffff:127.20.0.0/112 80")
+	w.bind("x tcp fd00:5::/64 80")
+	both := map[string]*sink{"127.20.0.1:80": dual, "[fd00:5::1]:80": dual}
+	w.reached(both)
+	w.register("x", four, "tcp 127.0.0.1:7012")
+	w.reached(map[string]*sink{"127.20.0.1:80": four, "[fd00:5::1]:80": dual})
+	w.register("x", dual, "tcp [::]:7011") // again: IPv4 stays with the one that is for it alone
+	w.reached(map[string]*sink{"127.20.0.1:80": four, "[fd00:5::1]:80": dual})
+	w.register("x", six, "tcp [::1]:7013")
+	w.reached(map[string]*sink{"127.20.0.1:80": four, "[fd00:5::1]:80": six})
+	four.kill()
+	w.reached(map[string]*sink{"127.20.0.1:80": nil, "[fd00:5::1]:80": six})
+}
+
+// Bindings lead to a service of the configuration and its slots, and stay through its changes.
+func TestDispatchToSlots(t *testing.T) {
+	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	other := startSink(t, "tcp4=127.0.0.1:7021")
+	w.member(0, a)
+	w.member(1, b)
+	w.apply()
+	w.bind("svc tcp 127.20.0.0/16 80")
+	src := sources(20)
+	bound := netip.MustParseAddrPort("127.20.1.1:80")
+	check := func(want func(Place) string) {
+		t.Helper()
+		for _, p := range w.where(src...) {
+			if got := ask(t, "tcp", p.Address, bound); got != want(p) {
+				t.Errorf("from %s (slot %d): answered by %s, want %s", p.Address, p.Slot, got, want(p))
+			}
+		}
+	}
+	check(names(a, b))
+	w.check(src, loopback4, names(a, b))
+	// What a service listens to is its own; a longer prefix is not.
+	w.register("o", other, "tcp 127.0.0.1:7021")
+	w.bind("o tcp 0.0.0.0/0 0")
+	w.bind("o tcp 127.40.0.0/16 0")
+	w.reached(map[string]*sink{"127.40.0.1:9991": other, "127.50.0.1:80": other})
+	w.check(src, loopback4, names(a, b))
+	w.locked(func(l *kernel.WriteLock) error {
+		if _, err := Bind(l, here(t), binding(t, "o tcp 0.0.0.0/0 9991")); !errors.Is(err, ErrBound) {
+			t.Errorf("binding what svc listens to: %v", err)
+		}
+		if _, err := Bind(l, here(t), binding(t, "svc tcp fd00::/64 1")); !errors.Is(err, ErrBinding) {
+			t.Errorf("svc does not listen to IPv6: %v", err)
+		}
+		if _, err := RegisterSockets(l, here(t), []Registration{{"svc", 0}}); err == nil {
+			t.Error("svc has slots, and takes a socket")
+		}
+		return nil
+	})
+	b.kill()
+	check(names(a, nil))
+	scope := scopeOf(here(t))
+	for _, on := range []bool{true, false} {
+		w.locked(func(l *kernel.WriteLock) error { _, err := Bypass(l, scope, "svc", on); return err })
+		if on { // the kernel's own choice: nobody listens there
+			check(func(Place) string { return refused })
+		}
+	}
+	check(names(a, nil))
+	// Without the service its bindings stay, and reject; back, they lead to it again.
+	svc := w.cfg.Services
+	w.cfg.Services = nil
+	w.apply()
+	w.reached(map[string]*sink{"127.20.1.1:80": nil, "127.50.0.1:80": other})
+	w.cfg.Services = svc
+	w.cfg.Services[0].Members = w.cfg.Services[0].Members[:1]
+	w.apply()
+	check(names(a, nil))
+}
+
+// A group of sockets that has a selector of its own keeps it.
+func TestDispatchKeepsSelector(t *testing.T) {
+	w := newDispatchWorld(t)
+	// Both sinks share a port; the program of their group always chooses the second socket.
+	a := startSink(t, "tcp4=127.0.0.1:7031")
+	b := startSink(t, "tcp4=127.0.0.1:7031")
+	w.register("g", a, "tcp 127.0.0.1:7031")
+	w.bind("g tcp 127.20.0.0/16 80")
+	at, err := service.ParseListen("tcp 127.0.0.1:7031")
+	if err != nil {
+		t.Fatal(err)
+	}
+	adopted, err := service.Member{PID: a.pid()}.Adopt(context.Background(), here(t), service.Spec{Name: "g", Listen: []service.Listen{at}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for chosen, s := range []*sink{a, b} {
+		prog := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: uint32(chosen)}}
+		err := unix.SetsockoptSockFprog(adopted.Sockets[0].FD, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF,
+			&unix.SockFprog{Len: 1, Filter: &prog[0]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 20 {
+			w.reached(map[string]*sink{fmt.Sprintf("127.20.0.%d:80", i+1): s})
+		}
+	}
+	adopted.Close()
+}
+
+// many are n bindings that no test asks for, and one that is.
+func many(t testing.TB, n int, name string) []Binding {
+	out := []Binding{binding(t, name+" tcp 127.20.0.0/16 80")}
+	for i := range n {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18 + byte(i>>16), byte(i >> 8), byte(i)}), 32)
+		out = append(out, Binding{Service: fmt.Sprintf("s%d", i%50), Prefix: p, Proto: unix.IPPROTO_TCP, Port: 443})
+	}
+	return out
+}
+
+// asker asks over TCP until it is told to stop, and counts the answers.
+func asker(t *testing.T, to string) (stop func() map[string]int) {
+	seen := map[string]int{}
+	end, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				seen[ask(t, "tcp", netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(to))]++
+			}
+		}
+	}()
+	return func() map[string]int {
+		close(end)
+		<-done
+		return seen
+	}
+}
+
+// Under traffic the bindings are replaced as a whole, and outgrow their maps, and the program is upgraded: every
+// connection reaches the service of the old or the new state, and none is refused.
+func TestDispatchReplaceAndGrow(t *testing.T) {
+	patient(t)
+	w := newDispatchWorld(t)
+	a, b := startSink(t, "tcp4=127.0.0.1:7041"), startSink(t, "tcp4=127.0.0.1:7042")
+	w.register("a", a, "tcp 127.0.0.1:7041")
+	w.register("b", b, "tcp 127.0.0.1:7042")
+	w.bind("a tcp 127.20.0.0/16 80")
+	replace := func(n int, name string) (d Diff) {
+		w.locked(func(l *kernel.WriteLock) (err error) {
+			d, err = ReplaceBindings(l, here(t), many(t, n, name))
+			return err
+		})
+		return d
+	}
+	room := func() int {
+		o, err := w.root.Open(engineInstance(scopeOf(here(t)), EngineSkLookup), "bound_many")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		return roomOf(o.Maps)
+	}
+	stop := asker(t, "127.20.3.4:80")
+	if d := replace(3000, "b"); len(d.Added) != 3000 || len(d.Moved) != 1 || d.Moved[0].From != "a" {
+		t.Errorf("%d added, moved %v", len(d.Added), d.Moved)
+	}
+	for range 5 {
+		replace(3000, "a")
+		replace(2000, "b")
+	}
+	if room() != fewestBindings {
+		t.Errorf("room for %d", room())
+	}
+	d := replace(fewestBindings+1, "b") // larger maps
+	if len(d.Added) != fewestBindings+1-2000 || d.Same != 2001 || room() <= fewestBindings {
+		t.Errorf("%d added, %d the same; room for %d", len(d.Added), d.Same, room())
+	}
+	restore := otherObject(8)
+	w.locked(upgradeAll)
+	restore()
+	w.locked(upgradeAll)
+	d = replace(10, "b")
+	if len(d.Removed) != fewestBindings+1-10 {
+		t.Errorf("%d removed", len(d.Removed))
+	}
+	seen := stop()
+	if len(seen) != 2 || seen[fmt.Sprint(a.pid())] == 0 || seen[fmt.Sprint(b.pid())] == 0 {
+		t.Errorf("answers: %v; a is %d, b %d", seen, a.pid(), b.pid())
+	}
+	w.reached(map[string]*sink{"127.20.3.4:80": b})
+	if n := w.named(); len(n) != 12 || n["s3"].Bindings != 1 || n["b"].Bindings != 1 || n["a"].Bindings != 0 {
+		t.Errorf("services: %v", n)
+	}
+}
+
+// runBind carries out a change of bindings and dies at the given step of it: ROOT STEP PID…
+func runBind(args []string) error {
+	dieAt, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	n := 0
+	onSteps(func(string) {
+		if n++; n > dieAt {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	})
+	root := kernel.OpenRoot(args[0])
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	at, err := service.ParseListen("tcp 127.0.0.1:7052")
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(args[2])
+	if err != nil {
+		return err
+	}
+	if _, err := RegisterMember(context.Background(), root, "b", "", service.Member{PID: pid}, at); err != nil {
+		return err
+	}
+	l, err := root.Lock(context.Background())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	p := netip.MustParsePrefix("127.20.0.0/16")
+	q := netip.MustParsePrefix("127.20.128.0/17")
+	const tcp = unix.IPPROTO_TCP
+	if _, err := Bind(l, ns, Binding{"b", p, 80, tcp}); err != nil { // it was a's
+		return err
+	}
+	if _, err := Bind(l, ns, Binding{"a", q, 80, tcp}); err != nil {
+		return err
+	}
+	if err := Unbind(l, ns, Binding{"a", q, 80, tcp}); err != nil {
+		return err
+	}
+	var all []Binding
+	for i := range fewestBindings + 1 {
+		all = append(all, Binding{"s", netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 32), 443, tcp})
+	}
+	all = append(all, Binding{"a", p, 80, tcp})
+	if _, err := ReplaceBindings(l, ns, all); err != nil {
+		return err
+	}
+	if _, err := ReplaceBindings(l, ns, all[len(all)-1:]); err != nil {
+		return err
+	}
+	_, err = UnregisterSockets(l, ns, "b")
+	return err
+}
+
+// Every change, killed at every step under traffic: each connection reaches the service of the old or the new state,
+// and the next command finds bindings, counts and sockets that fit each other.
+func TestDispatchKilledAtEveryStep(t *testing.T) {
+	patient(t)
+	a, b := startSink(t, "tcp4=127.0.0.1:7051"), startSink(t, "tcp4=127.0.0.1:7052")
+	both := []string{fmt.Sprint(a.pid()), fmt.Sprint(b.pid())}
+	for step := firstStep(); ; step += stride() {
+		w := newDispatchWorld(t)
+		w.register("a", a, "tcp 127.0.0.1:7051")
+		w.bind("a tcp 127.20.0.0/16 80")
+		stop := asker(t, "127.20.3.4:80")
+		c := nstest.Child("bind", w.root.Path(), step, b.pid())
+		out, err := c.CombinedOutput()
+		if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); err != nil && (!ok || !ws.Signaled()) {
+			t.Fatalf("step %d: %v\n%s", step, err, out)
+		}
+		for who, n := range stop() {
+			if !slices.Contains(both, who) {
+				t.Errorf("step %d: answered %d times by %s", step, n, who)
+			}
+		}
+		w.checkDispatch(step)
+		w.bind("a tcp 127.20.0.0/16 80")
+		w.reached(map[string]*sink{"127.20.3.4:80": a})
+		w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+		if err == nil {
+			t.Logf("killed at each of %d steps", step)
+			if step < 20 {
+				t.Errorf("only %d steps: the change is not what the test means", step)
+			}
+			return
+		}
+	}
+}
+
+// checkDispatch has the next command come, and compares what it finds.
+func (w *world) checkDispatch(step int) {
+	w.t.Helper()
+	w.locked(Mend)
+	w.bind("z tcp 127.99.0.0/16 80")
+	w.unbind("z tcp 127.99.0.0/16 80")
+	all, err := Bindings(context.Background(), w.root, scopeOf(here(w.t)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for _, b := range all {
+		counts[b.Service]++
+	}
+	for name, n := range w.named() {
+		if n.Bindings != counts[name] {
+			w.t.Errorf("step %d: %s counts %d bindings and has %d", step, name, n.Bindings, counts[name])
+		}
+		delete(counts, name)
+	}
+	if len(counts) > 0 {
+		w.t.Errorf("step %d: bound to services that are not there: %v", step, counts)
+	}
+}
+
+// Two commands at once wait for one another.
+func TestDispatchAtOnce(t *testing.T) {
+	w := newDispatchWorld(t)
+	w.bind("a tcp 127.20.0.0/16 1")
+	done := make(chan error)
+	for i := range 4 {
+		go func() {
+			var err error
+			for j := range 25 {
+				var l *kernel.WriteLock
+				if l, err = w.root.Lock(context.Background()); err != nil {
+					break
+				}
+				ns, _ := netns.Current()
+				_, err = Bind(l, ns, Binding{fmt.Sprint("s", i), netip.MustParsePrefix("127.20.0.0/16"), uint16(100*i + j + 2), unix.IPPROTO_TCP})
+				ns.Close()
+				l.Unlock()
+				if err != nil {
+					break
+				}
+			}
+			done <- err
+		}()
+	}
+	for range 4 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	w.checkDispatch(0)
+	if all, err := Bindings(context.Background(), w.root, scopeOf(here(t))); err != nil || len(all) != 101 {
+		t.Errorf("%d bindings, %v", len(all), err)
+	}
+}
+
+func TestRegisterRefuses(t *testing.T) {
+	nstest.NeedRoot(t)
+	w := newDispatchWorld(t)
+	ns := here(t)
+	udp, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	connected, err := net.DialUDP("udp4", nil, udp.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connected.Close()
+	unbound, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(unbound)
+	idle, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(idle)
+	file, err := connected.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for fd, want := range map[int]string{int(file.Fd()): "connected", unbound: "not bound", idle: "does not listen", int(null.Fd()): "no socket"} {
+		w.locked(func(l *kernel.WriteLock) error {
+			_, err := RegisterSockets(l, ns, []Registration{{"x", fd}})
+			if !errors.Is(err, ErrSocket) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want %s", err, want)
+			}
+			return nil
+		})
+	}
+	if all, err := w.root.Instances(Name); err != nil || len(all) != 0 {
+		t.Errorf("left: %v %v", all, err)
+	}
+}
+
+func TestParseBindings(t *testing.T) {
+	all, err := ParseBindings("f", []byte(`{"bindings": [
+		{"label": "foo", "prefix": "127.0.0.1"},
+		{"label": "bar", "prefix": "2001:db8::1/64", "port": 80, "protocol": "tcp"},
+		{"label": "bar", "prefix": "::ffff:192.0.2.9/120", "port": 53, "protocol": "udp"},
+		{"label": "foo", "prefix": "127.0.0.1/32", "port": 0, "protocol": "udp"}
+	]}`))
+	var got []string
+	for _, b := range all {
+		got = append(got, b.String())
+	}
+	want := []string{"tcp 127.0.0.1/32 every port → foo", "udp 127.0.0.1/32 every port → foo", "tcp 2001:db8::/64 80 → bar", "udp 192.0.2.0/24 53 → bar"}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v %v", got, err)
+	}
+	text, err := WriteBindings(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := ParseBindings("f", text); err != nil || !slices.Equal(again, all) {
+		t.Errorf("written and read again: %v %v", again, err)
+	}
+	for text, want := range map[string]string{
+		``:                    "f:1: no such binding: the file ends too soon",
+		`[]`:                  "f:1: no such binding: want an object with bindings",
+		`{}`:                  "there is no list called bindings",
+		"{\n\"bindngs\": []}": `f:2: no such binding: "bindngs"`,
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.1\"},\n{\"label\": \"b\", \"prefix\": \"127.0.0.1\"}]}": "f:3: no such binding: tcp 127.0.0.1/32 port 0 is bound to a above, and to b here",
+		"{\"bindings\": [\n\n{\"label\": \"\", \"prefix\": \"127.0.0.1\"}]}":                                                "f:3: no such binding: label",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0/33\"}]}":                                              "f:2: no such binding: prefix",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"port\": 65536}]}":                                "f:2: no such binding: port",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"protocol\": \"sctp\"}]}":                         "f:2: no such binding: protocol",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"ports\": 1}]}":                                   "unknown field",
+		`{"bindings": []} x`: "something follows",
+	} {
+		if _, err := ParseBindings("f", []byte(text)); err == nil || !errors.Is(err, ErrBinding) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+func FuzzParseBindings(f *testing.F) {
+	f.Add([]byte(`{"bindings": [{"label": "foo", "prefix": "127.0.0.1", "port": 1, "protocol": "tcp"}]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		all, err := ParseBindings("f", text)
+		if err != nil {
+			return
+		}
+		seen := map[table.Key]bool{}
+		for _, b := range all {
+			if seen[b.key()] || b.Prefix.Masked() != b.Prefix || b.Prefix.Addr().Is4In6() && b.Prefix.Bits() >= 96 {
+				t.Errorf("%+v of %q", b, text)
+			}
+			seen[b.key()] = true
+		}
+	})
+}
