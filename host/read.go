@@ -26,6 +26,8 @@ type Reader interface {
 	Devices(ctx context.Context, service string) (Devices, error)
 	Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (Places, error)
 	Templates(ctx context.Context, service string) (steer.TemplateState, error)
+	Bindings(ctx context.Context, netns string) ([]steer.Binding, error)
+	Named(ctx context.Context, netns string) ([]steer.Named, error)
 }
 
 // Devices are the sources of one service.
@@ -93,6 +95,16 @@ func (p pins) Where(ctx context.Context, service string, w steer.WhatIf, addrs [
 	return Places{Service: s.Name, Places: places}, err
 }
 
+// Bindings lists what is bound in the namespace with an inode number.
+func (p pins) Bindings(ctx context.Context, netns string) ([]steer.Binding, error) {
+	return steer.Bindings(ctx, p.Root, netns)
+}
+
+// Named lists the services that something is bound to in the namespace with an inode number.
+func (p pins) Named(ctx context.Context, netns string) ([]steer.Named, error) {
+	return steer.NamedServices(ctx, p.Root, netns)
+}
+
 // remote asks weir serve.
 type remote struct {
 	socket string
@@ -105,6 +117,14 @@ func (r remote) Status(ctx context.Context) (st steer.State, err error) {
 
 func (r remote) Devices(ctx context.Context, service string) (d Devices, err error) {
 	return d, r.get(ctx, "/v1/steer/devices", url.Values{"service": {service}}, &d)
+}
+
+func (r remote) Bindings(ctx context.Context, netns string) (all []steer.Binding, err error) {
+	return all, r.get(ctx, "/v1/steer/bindings", url.Values{"netns": {netns}}, &all)
+}
+
+func (r remote) Named(ctx context.Context, netns string) (all []steer.Named, err error) {
+	return all, r.get(ctx, "/v1/steer/services", url.Values{"netns": {netns}}, &all)
 }
 
 func (r remote) Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (p Places, err error) {

@@ -151,6 +151,8 @@ func (h *Host) handler() http.Handler {
 	answer("/v1/steer/templates", func(r *http.Request) (any, error) {
 		return direct.Templates(r.Context(), r.FormValue("service"))
 	})
+	answer("/v1/steer/bindings", func(r *http.Request) (any, error) { return direct.Bindings(r.Context(), r.FormValue("netns")) })
+	answer("/v1/steer/services", func(r *http.Request) (any, error) { return direct.Named(r.Context(), r.FormValue("netns")) })
 	answer("/v1/steer/where", func(r *http.Request) (any, error) { return where(r, direct) })
 	return mux
 }

@@ -105,6 +105,12 @@ func mapSets(m *ebpf.Map, write bool) (*sets, error) {
 	return out, nil
 }
 
+// CountBindings says how many bindings there are, of the map of their sets alone.
+func CountBindings(sets *ebpf.Map) (int, error) {
+	n, err := wordOf(sets, unsafe.Offsetof(setsHead{}.Bindings))
+	return int(n), err
+}
+
 func (m *sets) unmap() {
 	if m.mapped != nil {
 		_ = unix.Munmap(m.mapped) // it is mapped: we did it

@@ -151,7 +151,7 @@ weir steer replace reads.`,
 			if err != nil {
 				return err
 			}
-			all, err := steer.Bindings(cmd.Context(), g.host().Root, scope)
+			all, err := g.reader().Bindings(cmd.Context(), scope)
 			if err != nil {
 				return err
 			}
@@ -293,7 +293,7 @@ func steerServices(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all, err := steer.NamedServices(cmd.Context(), g.host().Root, scope)
+			all, err := g.reader().Named(cmd.Context(), scope)
 			if err != nil {
 				return err
 			}

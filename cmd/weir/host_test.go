@@ -165,7 +165,7 @@ func TestRegister(t *testing.T) {
 	s.run(0, ``, "steer", "register", "telemetry", "--slot", "1", "--pid", pid)
 	s.run(0, `SERVICE[^\n]*\ntelemetry .* 2 +- +reject .*`, "status")
 	s.run(1, `weir: no such slot: telemetry has slots 0 to 1\n`, "steer", "register", "telemetry", "--slot", "2", "--pid", pid)
-	s.run(2, `weir: name the slot: --slot N\n`, "steer", "register", "telemetry")
+	s.run(2, `weir: telemetry is a service of the configuration: name the slot: --slot N\n`, "steer", "register", "telemetry")
 	s.run(2, `weir: --bound goes with --pid, .*`, "steer", "register", "telemetry", "--slot", "1", "--bound", "udp :1")
 	s.run(2, `weir: no such listen: "udp": .*`, "steer", "register", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp")
 	s.run(1, `weir: bound has 1 entries and the service 2 listens: .*`, "steer", "register", "telemetry", "--slot", "1", "--pid", pid, "--bound", "udp :4739")

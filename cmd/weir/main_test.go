@@ -131,6 +131,9 @@ func TestUsageErrors(t *testing.T) {
 		"steer move", "steer move svc", "steer move svc --device 192.0.2.7", "steer move svc --bucket 1 --device 192.0.2.7 --to 2", "steer move svc --bucket 1 --to 2 --back",
 		"steer drain", "steer drain svc --rate fast", "steer undrain svc extra --slot 1", "steer reset", "apply -f x --rate 5",
 		"bypass", "bypass a b", "explain", "explain udp 192.0.2.7:2055", "explain sctp 192.0.2.7:2055 10.0.0.1:4739", "explain udp 192.0.2.7 10.0.0.1:4739",
+		"steer bind", "steer bind www tcp 192.0.2.0/24", "steer bind www sctp 192.0.2.0/24 80", "steer bind www tcp 192.0.2.0/33 80", "steer bind www tcp 192.0.2.0/24 65536",
+		"steer unbind www tcp 192.0.2.0/24 http", "steer bindings www", "steer bindings --proto sctp", "steer bindings --within x", "steer bindings --port 70000", "steer load", "steer replace a b", "steer services x",
+		"steer register www tcp 127.0.0.1", "steer register www tcp 127.0.0.1 80", "steer register www tcp 127.0.0.1 x --pid 1", "steer register www --pid 1", "steer unregister www tcp",
 		"serve now", "doctor --root", "version 1", "steer hold",
 	} {
 		out, err := inProcess(strings.Fields(line)...)

@@ -89,14 +89,11 @@ func registerArgs(slot *int) cobra.PositionalArgs {
 
 // registerSockets registers a process's socket, or those that were passed.
 func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsFlag, args []string, wait time.Duration) error {
-	st, err := steer.ReadState(cmd.Context(), g.host().Root)
-	if err != nil {
+	if err := notConfigured(cmd, g, args[0]); err != nil {
 		return err
 	}
-	if _, err := st.Service(args[0]); err == nil {
-		return usageError{fmt.Errorf("%s is a service of the configuration: name the slot: --slot N", args[0])}
-	}
 	var kinds []string
+	var err error
 	switch {
 	case len(args) == 1 && m.String() == "none":
 		err = in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
@@ -121,6 +118,18 @@ func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsF
 		return err
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "registered for %s: %s\n", args[0], strings.Join(kinds, ", "))
+	return nil
+}
+
+// notConfigured refuses a service that has slots.
+func notConfigured(cmd *cobra.Command, g *globals, name string) error {
+	st, err := steer.ReadState(cmd.Context(), g.host().Root)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(st.Services, func(s steer.ServiceState) bool { return s.Name == name }) {
+		return usageError{fmt.Errorf("%s is a service of the configuration: name the slot: --slot N", name)}
+	}
 	return nil
 }
 
@@ -181,6 +190,9 @@ registered.`,
 					if !slices.Contains([]string{"udp4", "tcp4", "udp6", "tcp6"}, kind) {
 						return usageError{fmt.Errorf("%q: want udp4, tcp4, udp6 or tcp6", kind)}
 					}
+				}
+				if err := notConfigured(cmd, g, args[0]); err != nil {
+					return err
 				}
 				return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
 					were, err := steer.UnregisterSockets(l, ns, args[0], args[1:]...)

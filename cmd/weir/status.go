@@ -34,8 +34,14 @@ func statusCommand(g *globals) *cobra.Command {
 }
 
 func printSummary(w io.Writer, st steer.State) {
+	for _, b := range st.Bound {
+		fmt.Fprintf(w, "%d bindings in %s: weir steer bindings, weir steer services\n", b.Bindings, b.Netns)
+	}
 	if len(st.Services) == 0 {
-		fmt.Fprintln(w, "no services: weir apply -f weir.yaml makes some")
+		if len(st.Bound) == 0 {
+			fmt.Fprintln(w, "no services: weir apply -f weir.yaml makes some")
+		}
+		printOutdated(w, st.Outdated)
 		return
 	}
 	t := newTable(w, "SERVICE", "LISTEN", "SLOTS", "EMPTY", "ON EMPTY", "NETNS")

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -667,4 +668,63 @@ func FuzzParseBindings(f *testing.F) {
 			seen[b.key()] = true
 		}
 	})
+}
+
+// Explain and status tell of bindings what the program does.
+func TestDispatchExplained(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "tcp 0.0.0.0:9991")
+	a, b := startSink(t, "tcp4=0.0.0.0:9991"), startSink(t, "tcp4=127.0.0.1:7061")
+	w.member(0, a)
+	w.apply()
+	w.bind("b tcp 127.20.0.0/16 80")
+	w.bind("svc tcp 127.21.0.0/16 0")
+	from := netip.MustParseAddrPort("127.0.0.1:40000")
+	explain := func(to string) (text string, x *Explanation) {
+		t.Helper()
+		x, err := Explain(context.Background(), w.root, Packet{Proto: "tcp", From: from, To: netip.MustParseAddrPort(to)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range x.Steps {
+			text += s.Step + ": " + s.Text + "\n"
+		}
+		return text + x.Result, x
+	}
+	want := func(to, part string, pid int) {
+		t.Helper()
+		if text, x := explain(to); !strings.Contains(text, part) || x.PID != pid {
+			t.Errorf("%s: pid %d, want %d and %q:\n%s", to, x.PID, pid, part, text)
+		}
+	}
+	want("127.20.0.1:80", "rejected, until a socket is registered", 0)
+	w.register("b", b, "tcp 127.0.0.1:7061")
+	want("127.20.0.1:80", "tcp 127.20.0.0/16 is bound to b for port 80", b.pid())
+	want("127.20.0.1:81", "none is for tcp to 127.20.0.1:81", 0)
+	want("127.21.0.1:5", "tcp 127.21.0.0/16 is bound to svc for every port", a.pid())
+	want("127.21.0.1:9991", "bound to svc", a.pid())
+	w.bind("b tcp 0.0.0.0/0 0")
+	want("127.22.0.1:9991", "listens to a prefix that is not shorter", a.pid())
+	st, err := ReadState(context.Background(), w.root)
+	if err != nil || len(st.Bound) != 1 || st.Bound[0].Bindings != 3 || st.Bound[0].Room != fewestBindings {
+		t.Errorf("%v %+v", err, st.Bound)
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(NewCollector(w.root))
+	all, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]float64{}
+	for _, f := range all {
+		for _, m := range f.Metric {
+			for _, l := range m.Label {
+				if l.GetName() == "service" && l.GetValue() == "b" {
+					found[f.GetName()] += m.GetGauge().GetValue() + m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	if found["weir_steer_bindings"] != 2 || found["weir_steer_registered_sockets"] != 1 {
+		t.Errorf("metrics: %v", found)
+	}
 }

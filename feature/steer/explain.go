@@ -120,7 +120,7 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 	if s != nil && s.Engine == EngineReuseport {
 		done, err = x.reuseport(s)
 	} else {
-		done, err = x.lookup(s)
+		done, err = x.lookup(r, st, s)
 	}
 	if err == nil && !done {
 		err = x.kernels()
@@ -211,7 +211,7 @@ func (x *explainer) endpointOf(s *ServiceState) int {
 }
 
 // lookup follows the sk_lookup hook of the namespace. s may be nil.
-func (x *explainer) lookup(s *ServiceState) (done bool, err error) {
+func (x *explainer) lookup(r *kernel.Root, st State, s *ServiceState) (done bool, err error) {
 	programs, err := kernel.LookupPrograms(x.ns.FD())
 	if err != nil {
 		x.say("sk_lookup", "%v", err)
@@ -234,6 +234,15 @@ func (x *explainer) lookup(s *ServiceState) (done bool, err error) {
 	if len(foreign) > 0 {
 		x.warn("sk_lookup", "programs that are not weir's run there too, and the last one that chooses a socket decides: %s", strings.Join(foreign, ", "))
 	}
+	if ours {
+		to, endpoint, done, err := x.bound(r, st, s)
+		if err != nil || done {
+			return done, err
+		}
+		if to != nil {
+			return x.steered(to, endpoint)
+		}
+	}
 	if s == nil {
 		if ours {
 			x.say("service", "no service takes %s to %s", x.p.Proto, x.p.To)
@@ -244,7 +253,7 @@ func (x *explainer) lookup(s *ServiceState) (done bool, err error) {
 		x.warn("sk_lookup", "service %s is published, but its program is not attached: weir apply mends it", s.Name)
 		return false, nil
 	}
-	return x.steered(s)
+	return x.steered(s, x.endpointOf(s))
 }
 
 // processes names who holds a socket.

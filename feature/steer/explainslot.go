@@ -17,8 +17,7 @@ import (
 
 // steered follows the program: service, policy, slot, socket. done is false where
 // it leaves the packet to the kernel.
-func (x *explainer) steered(s *ServiceState) (done bool, err error) {
-	e := x.endpointOf(s)
+func (x *explainer) steered(s *ServiceState, e int) (done bool, err error) {
 	x.say("service", "%s, by its listen %q", s.Name, s.Listen[s.eps[e].Listen])
 	if len(s.Slots) == 0 {
 		x.result("rejected: %s", s.Problem)
@@ -303,7 +302,7 @@ func (x *explainer) reuseport(s *ServiceState) (done bool, err error) {
 		return false, nil
 	}
 	x.say("reuseport group", "the sockets bound at %s are a group, within which weir's program chooses", best[0].Local)
-	return x.steered(s)
+	return x.steered(s, x.endpointOf(s))
 }
 
 // sharesGroup says whether sockets are bound as the service's listen is, though no

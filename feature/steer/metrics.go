@@ -37,12 +37,15 @@ var (
 	drainedDesc  = desc("slot_drained", "Whether the slot is drained: it gets no bucket for now.", "slot")
 	misplaceDesc = desc("sessions_misplaced", "TCP sessions at another slot's member than their device's datagrams.")
 	copiesDesc   = desc("copied_datagrams_total", "Datagrams that another service was to get too, by what became of the copy.", "to", "result")
+	boundDesc    = desc("bindings", "Bindings that lead to a service.")
+	givenDesc    = desc("registered_sockets", "Sockets that are registered for a service and open.", "kind")
+	hitsDesc     = desc("dispatched_packets_total", "Datagrams of UDP and connection attempts of TCP that bindings led to registered sockets, by what became of them.", "result")
 	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether the pins could be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, copiesDesc, upDesc,
+	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, copiesDesc, boundDesc, givenDesc, hitsDesc, upDesc,
 		templatesDesc, exportersDesc, replaysDesc, bypassDesc, drainedDesc, misplaceDesc} {
 		ch <- d
 	}
@@ -58,6 +61,34 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, up)
 	for i := range st.Services {
 		c.service(ch, &st.Services[i])
+	}
+	for _, d := range st.Bound {
+		c.dispatch(ch, d)
+	}
+}
+
+// dispatch exports what bindings lead to in a namespace.
+func (c collector) dispatch(ch chan<- prometheus.Metric, d DispatchState) {
+	all, err := namedServices(c.root, d.Scope, false)
+	if err != nil {
+		return // removed meanwhile
+	}
+	for _, n := range all {
+		send := func(desc *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(desc, t, v, append([]string{n.Service, d.Netns}, labels...)...)
+		}
+		send(boundDesc, prometheus.GaugeValue, float64(n.Bindings))
+		if n.Configured {
+			continue // its slots count
+		}
+		for kind := range uint32(kinds4) {
+			name := kindName(kind)
+			has := slices.ContainsFunc(n.Sockets, func(s RegisteredSocket) bool { return s.Kind == name })
+			send(givenDesc, prometheus.GaugeValue, number(has), name)
+		}
+		send(hitsDesc, prometheus.CounterValue, float64(n.Steered), "steered")
+		send(hitsDesc, prometheus.CounterValue, float64(n.Rejected), "rejected")
+		send(hitsDesc, prometheus.CounterValue, float64(n.Failed), "failed")
 	}
 }
 

@@ -326,6 +326,11 @@ type RegisteredSocket struct {
 // NamedServices lists the services of a namespace that something is bound to or
 // registered for, by name.
 func NamedServices(_ context.Context, r *kernel.Root, scope string) ([]Named, error) {
+	return namedServices(r, scope, true)
+}
+
+// namedServices also says where the sockets are bound, if it is to.
+func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
 	v, err := openView(r, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil, nil
@@ -337,16 +342,19 @@ func NamedServices(_ context.Context, r *kernel.Root, scope string) ([]Named, er
 	if err != nil {
 		return nil, err
 	}
-	at := localAddresses(scope)
+	var at map[uint64]netip.AddrPort
+	if where {
+		at = localAddresses(scope)
+	}
 	e := &engine{pins: v.pins}
 	out := make([]Named, 0, len(all))
 	for name, x := range all {
 		n := Named{Service: name, Bindings: int(x.Bindings)}
-		var where steerNamed
-		if err := v.pins.Maps["named"].Lookup(x.ID, &where); err != nil {
+		var to steerNamed
+		if err := v.pins.Maps["named"].Lookup(x.ID, &to); err != nil {
 			return nil, err
 		}
-		n.Configured = where.Service != 0
+		n.Configured = to.Service != 0
 		for kind := range uint32(kinds4) {
 			if cookie := e.given(x.ID, kind); cookie != 0 {
 				n.Sockets = append(n.Sockets, RegisteredSocket{kindName(kind), cookie, at[cookie]})

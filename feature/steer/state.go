@@ -16,8 +16,9 @@ import (
 
 // State is what the pins say of steering on this host.
 type State struct {
-	Services []ServiceState `json:"services"`
-	Outdated []Outdated     `json:"outdated,omitempty"` // what weir upgrade would do
+	Services []ServiceState  `json:"services"`
+	Bound    []DispatchState `json:"bound,omitempty"`    // namespaces in which something is bound
+	Outdated []Outdated      `json:"outdated,omitempty"` // what weir upgrade would do
 }
 
 // ServiceState is one steered service.

@@ -65,6 +65,9 @@ func (r *stateReader) read(ctx context.Context) (State, error) {
 		if st.Outdated, err = outdated(r.root, all); err != nil {
 			return State{}, err
 		}
+		if st.Bound, err = readDispatch(r.root, all); err != nil {
+			return State{}, err
+		}
 	}
 	for _, i := range all {
 		if !kernel.ValidName(i.Name) {

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
+)
+
+// DispatchState is what is bound in one network namespace.
+type DispatchState struct {
+	Netns    string `json:"netns"` // as the kernel names it: net:[4026531840]
+	Inode    uint64 `json:"netns_inode"`
+	Bindings int    `json:"bindings"`
+	Room     int    `json:"room"` // for so many; more are made when it is used up
+	Scope    string `json:"-"`    // directory of its pins
+}
+
+// readDispatch reads what is bound in which namespace.
+func readDispatch(r *kernel.Root, all []kernel.Instance) (out []DispatchState, err error) {
+	for _, i := range all {
+		if i != engineInstance(i.Scope, EngineSkLookup) {
+			continue
+		}
+		inode, err := inodeOf(i.Scope)
+		if err != nil {
+			return nil, err
+		}
+		pins, err := r.Open(i, "bound_sets", "bound_many")
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // nothing was ever bound there
+		} else if err != nil {
+			return nil, err
+		}
+		n, err := table.CountBindings(pins.Maps["bound_sets"])
+		room := roomOf(pins.Maps)
+		pins.Close()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, DispatchState{fmt.Sprintf("net:[%s]", i.Scope), inode, n, room, i.Scope})
+	}
+	return out, nil
+}
+
+// bound follows what is bound for a packet. s is the service that listens to it by
+// itself, or nil. It returns the service of the configuration that gets it instead,
+// or done where sockets are registered, or nothing of either.
+func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *ServiceState, endpoint int, done bool, err error) {
+	v, err := openView(r, scopeOf(x.ns))
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil, 0, false, nil
+	} else if err != nil {
+		return nil, 0, false, err
+	}
+	defer v.Close()
+	b, ok := v.bound.Lookup(x.p.To.Addr().Unmap(), x.p.number(), x.p.To.Port())
+	if !ok {
+		x.say("bindings", "none is for %s to %s", x.p.Proto, x.p.To)
+		return nil, 0, false, nil
+	}
+	name, err := v.labels.nameOf(b.Value - 1)
+	if err != nil {
+		return nil, 0, false, err
+	}
+	port := "every port"
+	if b.Port != 0 {
+		port = fmt.Sprintf("port %d", b.Port)
+	}
+	if s != nil && bestEndpoint(s.eps, x.p.number(), x.p.To) >= b.Prefix.Bits() {
+		x.say("bindings", "%s %s is bound to %s for %s, but service %s listens to a prefix that is not shorter", x.p.Proto, b.Prefix, name, port, s.Name)
+		return nil, 0, false, nil
+	}
+	x.say("bindings", "%s %s is bound to %s for %s: no longer prefix is bound for the packet", x.p.Proto, b.Prefix, name, port)
+	var where steerNamed
+	if err := v.pins.Maps["named"].Lookup(b.Value-1, &where); err != nil {
+		return nil, 0, false, err
+	}
+	kind := kindOfPacket(x.p.Proto == "tcp", x.p.To.Addr().Unmap().Is6())
+	if where.Service == 0 {
+		return nil, 0, true, x.registered(v.pins.Maps["given"], name, b.Value-1, kind)
+	}
+	switch endpoint = int(where.Endpoint[kind]); endpoint {
+	case bypassed:
+		x.warn("bypass", "service %s is bypassed: weir bypass --off %s steers it again", name, name)
+		return nil, 0, false, nil
+	case noEndpoint:
+		x.result("rejected: service %s does not listen to %s", name, kindName(kind))
+		return nil, 0, true, nil
+	}
+	for i := range st.Services {
+		if o := &st.Services[i]; o.Name == name && o.Inode == x.ns.Inode() {
+			return o, endpoint, false, nil
+		}
+	}
+	x.result("rejected: service %s is being removed", name)
+	return nil, 0, true, nil
+}
+
+// registered says which socket is registered for a service's packets of a kind.
+func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) error {
+	var cookie uint64
+	if given.Lookup(id*kinds4+kind, &cookie) != nil || cookie == 0 {
+		x.say("sockets", "none is registered for %s of %s, or it is closed", kindName(kind), name)
+		x.result("rejected, until a socket is registered: weir steer register %s", name)
+		return nil
+	}
+	states := uint32(1 << sockdiag.Close)
+	if x.p.Proto == "tcp" {
+		states = 1 << sockdiag.Listen
+	}
+	var socks []sockdiag.Socket
+	err := x.ns.Do(func() (err error) {
+		socks, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.number(), States: states})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, s := range socks {
+		if s.Cookie == cookie {
+			x.say("sockets", "the one at %s is registered for %s of %s", s.Local, kindName(kind), name)
+			if n := sharing(socks, s); n > 1 {
+				x.say("sockets", "%d sockets share that port: the kernel, or a program of theirs, chooses among them", n)
+			}
+			x.gives(s, nil)
+			return nil
+		}
+	}
+	x.result("rejected: the socket registered for %s of %s is closing", kindName(kind), name)
+	return nil
+}
+
+// sharing counts the sockets that are bound where s is.
+func sharing(socks []sockdiag.Socket, s sockdiag.Socket) (n int) {
+	for _, o := range socks {
+		if o.Local == s.Local && o.Family == s.Family && o.UID == s.UID {
+			n++
+		}
+	}
+	return n
+}
