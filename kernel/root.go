@@ -181,6 +181,9 @@ func (r *Root) ensure() error {
 		if mount != "/sys/fs/bpf" {
 			return fmt.Errorf("pin root %s is not on a BPF file system: mount -t bpf bpf %s", r.path, mount)
 		}
+		if ns := ipNetnsExec(); ns != "" {
+			return fmt.Errorf("'ip netns exec %s' has a /sys of its own, and what weir pinned there would end with this command: run weir without it, and name the namespace with --netns %s, or netns: %s in the configuration", ns, ns, ns)
+		}
 		if err := unix.Mount("bpf", mount, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0711"); err != nil {
 			return fmt.Errorf("mounting the BPF file system on %s: %w", mount, err)
 		}
@@ -189,6 +192,29 @@ func (r *Root) ensure() error {
 		return fmt.Errorf("making the pin root: %w", err)
 	}
 	return nil
+}
+
+// ipNetnsExec returns the name of the network namespace if this process was started by ip netns exec, which mounts a
+// sysfs by that name over /sys (netns_switch in iproute2's lib/namespace.c) for as long as its command runs; else "".
+func ipNetnsExec() string {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	name := ""
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if i := slices.Index(f, "-"); len(f) > 4 && f[4] == "/sys" && i > 0 && len(f) > i+2 && f[i+1] == "sysfs" {
+			name = f[i+2] // the last one is on top
+		}
+	}
+	if strings.Contains(name, "/") {
+		return ""
+	}
+	if _, err := os.Stat("/run/netns/" + name); name == "" || err != nil {
+		return ""
+	}
+	return name
 }
 
 // gid is the group that may read: the root directory's own.

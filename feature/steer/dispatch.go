@@ -46,6 +46,14 @@ func roomOf(maps map[string]*ebpf.Map) int {
 	return 0
 }
 
+// engineABI is the ABI of an engine with these maps.
+func engineABI(maps map[string]*ebpf.Map) uint32 {
+	if roomOf(maps) > 0 {
+		return dispatchABI
+	}
+	return ABI
+}
+
 // mapName is what the object calls the map of a pin.
 func mapName(pin string) string {
 	if slices.Contains(boundMaps, pin) {

@@ -11,7 +11,11 @@ package steer
 
 // ABI is the version of the map layouts in steer.h. It rises with every change
 // that an older weir would misread.
-const ABI = 3
+const ABI = 2
+
+// dispatchABI is that of an engine in whose namespace something is bound. A weir that
+// knows no bindings must not take it for one of its own.
+const dispatchABI = 3
 
 // Buckets is the number of buckets that source addresses hash to.
 const Buckets = 4096

@@ -125,7 +125,7 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine, room int)
 		defer ln.Close()
 		pins.Links[name] = ln
 	}
-	meta := kernel.Meta{ABI: ABI, Object: hashOf(kind), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: engineABI(pins.Maps), Object: hashOf(kind), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return l.Publish(engineInstance(scopeOf(ns), kind), meta, pins)
 }

@@ -162,7 +162,7 @@ func (e *engine) carryOwn(old *kernel.Opened) (made []*ebpf.Map, err error) {
 			}
 		}
 	}
-	if old.Meta.ABI != ABI {
+	if old.Meta.ABI != engineABI(e.pins.Maps) { // ports say more, too, where something is bound
 		err = e.mark(true)
 	}
 	return made, err

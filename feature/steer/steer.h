@@ -67,7 +67,7 @@ struct port_key {
 /* target is one endpoint of one service; service 0 is none. */
 struct target {
 	__u32 service; /* index into steer_services, plus one */
-	/* 7 to 0: the endpoint; since ABI 3, 15 to 8: the length of the prefix */
+	/* 7 to 0: the endpoint; 15 to 8, of steer_dispatch: the length of the prefix */
 	__u32 endpoint;
 };
 

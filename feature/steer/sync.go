@@ -81,13 +81,17 @@ func (e *engine) syncServices() error {
 // portTables computes what steer_ports and steer_prefixes must hold.
 func (e *engine) portTables() (map[steerPortKey]steerPortValue, map[steerPrefixKey]steerTarget) {
 	ports, prefixes := map[steerPortKey]steerPortValue{}, map[steerPrefixKey]steerTarget{}
+	compared := roomOf(e.pins.Maps) > 0 // with bindings: the program must know how long a prefix is
 	for _, p := range e.services {
 		if p.Bypassed {
 			continue
 		}
 		for i, ep := range p.Service.Endpoints() {
 			key := steerPortKey{Port: ep.Port, Proto: ep.Proto}
-			target := steerTarget{Service: p.ID + 1, Endpoint: uint32(i) | uint32(ep.Prefix.Bits())<<8}
+			target := steerTarget{Service: p.ID + 1, Endpoint: uint32(i)}
+			if compared {
+				target.Endpoint |= uint32(ep.Prefix.Bits()) << 8
+			}
 			v := ports[key]
 			switch {
 			case ep.Prefix.Bits() > 0:

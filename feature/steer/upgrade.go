@@ -29,7 +29,7 @@ type Outdated struct {
 // String is the change that an upgrade makes.
 func (o Outdated) String() string {
 	s := fmt.Sprintf("object %s → %s", o.Object, shortHash(hashOf(o.Engine)))
-	if o.ABI != ABI {
+	if o.ABI < ABI {
 		s += fmt.Sprintf(", ABI %d → %d", o.ABI, ABI)
 	}
 	if o.Version != Version {
@@ -42,11 +42,11 @@ func shortHash(h [sha256.Size]byte) string { return fmt.Sprintf("%x", h[:6]) }
 
 // knownABI refuses pins of a newer weir.
 func knownABI(m kernel.Meta, what string) error {
-	if m.ABI <= ABI {
+	if m.ABI <= dispatchABI {
 		return nil
 	}
 	return fmt.Errorf("%w: %s has ABI %d, made by weir %s, and this weir knows %d at most: use that weir; nothing was changed",
-		kernel.ErrABI, what, m.ABI, m.Version, ABI)
+		kernel.ErrABI, what, m.ABI, m.Version, dispatchABI)
 }
 
 // outdated lists the engines among instances that an upgrade would change.
@@ -66,7 +66,7 @@ func outdated(r *kernel.Root, all []kernel.Instance) ([]Outdated, error) {
 		if err := knownABI(m, "namespace "+i.Scope); err != nil {
 			return nil, err
 		}
-		if m.ABI != ABI || m.Object != hashOf(kind) {
+		if m.ABI < ABI || m.Object != hashOf(kind) {
 			out = append(out, Outdated{Netns: fmt.Sprintf("net:[%s]", i.Scope), Engine: kind,
 				ABI: m.ABI, Object: shortHash(m.Object), Version: m.Version, scope: i.Scope})
 		}
@@ -170,7 +170,7 @@ func rebuildEngine(l *kernel.WriteLock, scope string, kind Engine, room int) err
 // goOver is the moment of the change.
 func (e *engine) goOver(c *kernel.Collection, links map[string]kernel.Link) error {
 	u := kernel.Upgrade{Meta: e.pins.Meta, Pins: kernel.Pins{Maps: e.pins.Maps, Links: links}}
-	u.Meta.ABI, u.Meta.Object, u.Meta.Version, u.Meta.Created = ABI, hashOf(e.kind), Version, time.Now()
+	u.Meta.ABI, u.Meta.Object, u.Meta.Version, u.Meta.Created = engineABI(e.pins.Maps), hashOf(e.kind), Version, time.Now()
 	if e.kind == EngineSkLookup {
 		u.Link, u.Program = "lookup", lookupProgram(c)
 		return e.lock.Upgrade(e.pins.Instance, u)
@@ -205,7 +205,7 @@ func unchanged(old *kernel.Opened, kind Engine, room int) (map[string]*ebpf.Map,
 		}
 	}
 	unshareBindings(share)
-	if old.Meta.ABI != ABI {
+	if old.Meta.ABI < ABI {
 		// What it holds may have changed, which it does not show.
 		delete(share, steerMapSteerServices)
 	}
