@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -243,6 +244,25 @@ func TestRootMustBeOnBPFFS(t *testing.T) {
 	}
 	if e, err := os.ReadDir(dir); err != nil || len(e) != 1 {
 		t.Errorf("left over: %v, %v", e, err)
+	}
+}
+
+// What is pinned under ip netns exec would end with it.
+func TestLockUnderIPNetnsExec(t *testing.T) {
+	nstest.Enter(t)
+	ns, err := netns.Create("weir-exec")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Close()
+	defer netns.Delete("weir-exec")
+	if err := unix.Mount("weir-exec", "/sys", "sysfs", 0, ""); err != nil { // as ip does
+		t.Fatal(err)
+	}
+	defer unix.Unmount("/sys", unix.MNT_DETACH)
+	_, err = OpenRoot(DefaultRoot).Lock(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "--netns weir-exec") {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -197,7 +197,7 @@ func (r *Root) ensure() error {
 // ipNetnsExec returns the name of the network namespace if this process was started by ip netns exec, which mounts a
 // sysfs by that name over /sys (netns_switch in iproute2's lib/namespace.c) for as long as its command runs; else "".
 func ipNetnsExec() string {
-	text, err := os.ReadFile("/proc/self/mountinfo")
+	text, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return ""
 	}
