@@ -9,11 +9,13 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/netns"
 )
 
 // answers is what playRead prints.
@@ -22,6 +24,8 @@ type answers struct {
 	Status  *steer.State
 	Devices *Devices
 	Where   *Places
+	Bound   []steer.Binding
+	Named   []steer.Named
 	Errors  []string
 }
 
@@ -54,7 +58,17 @@ func readAll(r Reader) answers {
 	} else {
 		keep(err)
 	}
-	_, err := r.Devices(ctx, "absent")
+	var scope string
+	if ns, err := netns.Current(); err == nil {
+		scope = strconv.FormatUint(ns.Inode(), 10)
+		ns.Close()
+	}
+	var err error
+	a.Bound, err = r.Bindings(ctx, scope)
+	keep(err)
+	a.Named, err = r.Named(ctx, scope)
+	keep(err)
+	_, err = r.Devices(ctx, "absent")
 	keep(err)
 	return a
 }
@@ -75,17 +89,37 @@ func (w world) readAs(cred syscall.Credential, socket string) answers {
 	return a
 }
 
+// bind binds UDP port 53 of a prefix to a service.
+func (w world) bind(service, prefix string) {
+	w.t.Helper()
+	ns, err := netns.Current()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer ns.Close()
+	l, err := w.Root.Lock(context.Background())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer l.Unlock()
+	if _, err := steer.Bind(l, ns, steer.Binding{Service: service, Prefix: netip.MustParsePrefix(prefix), Proto: syscall.IPPROTO_UDP, Port: 53}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 // Whoever may not read the pins gets the same answers from weir serve, if of
 // the group, and else an error that says who may.
 func TestReaderFallsBackToTheSocket(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
 	w.apply(w.config(oneService, pid))
+	w.bind("telemetry", "127.20.0.0/16")
 	w.setGroup(readers)
 	heard(t, "127.0.0.5:0", "127.0.0.1:4739")
 	s := w.serve()
 	own := readAll(w.Reader(s.socket))
-	if own.Reader != "host.pins" || len(own.Errors) != 1 || len(own.Devices.Devices) != 1 || len(own.Where.Places) != 2 {
+	if own.Reader != "host.pins" || len(own.Errors) != 1 || len(own.Devices.Devices) != 1 || len(own.Where.Places) != 2 ||
+		len(own.Bound) != 1 || len(own.Named) != 1 || own.Named[0].Bindings != 1 {
 		t.Fatalf("root reads %+v", own)
 	}
 	// Nobody but root searches the tests' bpffs, as if the kernel refused.
@@ -97,7 +131,8 @@ func TestReaderFallsBackToTheSocket(t *testing.T) {
 		t.Errorf("the group has errors %v, want %s", theirs.Errors, want)
 	}
 	own.Status.Services[0].Updated = theirs.Status.Services[0].Updated // when it was asked
-	for what, pair := range map[string][2]any{"status": {theirs.Status, own.Status}, "devices": {theirs.Devices, own.Devices}, "where": {theirs.Where, own.Where}} {
+	for what, pair := range map[string][2]any{"status": {theirs.Status, own.Status}, "devices": {theirs.Devices, own.Devices}, "where": {theirs.Where, own.Where},
+		"bindings": {theirs.Bound, own.Bound}, "services": {theirs.Named, own.Named}} {
 		if got, want := shown(pair[0]), shown(pair[1]); got != want {
 			t.Errorf("%s over the socket:\n%s\nfrom the pins:\n%s", what, got, want)
 		}
@@ -108,7 +143,7 @@ func TestReaderFallsBackToTheSocket(t *testing.T) {
 			t.Errorf("a stranger is told %q", e)
 		}
 	}
-	if len(stranger.Errors) != 4 {
+	if len(stranger.Errors) != 6 {
 		t.Errorf("a stranger reads %+v", stranger)
 	}
 }

@@ -152,6 +152,8 @@ func TestServeHTTP(t *testing.T) {
 	pid, _ := daemon(t, "0.0.0.0:4739")
 	w.apply(w.config(oneService, pid))
 	heard(t, "127.0.0.5:0", "127.0.0.1:4739")
+	w.bind("dns", "127.20.0.0/16")
+	heard(t, "127.0.0.5:0", "127.20.0.1:53")
 	s := w.serve()
 	if status, body := s.get("/healthz"); status != http.StatusOK || body != "ok\n" {
 		t.Errorf("/healthz: %d %s", status, body)
@@ -170,6 +172,9 @@ func TestServeHTTP(t *testing.T) {
 		`weir_steer_socket_buffer_bytes{listen="udp4 :4739",netns="[^"]*",service="telemetry",slot="0"} [1-9]`,
 		`weir_steer_socket_backlog_connections{listen="tcp4 :4739",netns="[^"]*",service="telemetry",slot="0"} [1-9]`,
 		`weir_steer_devices{netns="[^"]*",service="telemetry",slot="[01]"} 1`,
+		`weir_steer_bindings{netns="net:[^"]*",service="dns"} 1`,
+		`weir_steer_registered_sockets{kind="udp4",netns="net:[^"]*",service="dns"} 0`,
+		`weir_steer_dispatched_packets_total{netns="net:[^"]*",result="rejected",service="dns"} 1`,
 		`weir_steer_up 1`, `go_goroutines [1-9]`, `process_open_fds [1-9]`)
 	if status, _ := s.get("/v1/absent"); status != http.StatusNotFound {
 		t.Errorf("an unknown path gives %d", status)
