@@ -103,17 +103,7 @@ func reply(c *net.UDPConn, data []byte, from netip.Addr, to netip.AddrPort) erro
 // weir's program first. It is not to be connected: connected sockets come before the
 // program, and it would take the client's next datagram.
 func replyFromPort(data []byte, from, to netip.AddrPort) error {
-	config := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error {
-		return control(c, func(fd int) error {
-			if network == "udp6" {
-				if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1); err != nil {
-					return err
-				}
-			}
-			// Other processes of the service may be answering from the same port.
-			return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-		})
-	}}
+	config := net.ListenConfig{Control: answerFrom}
 	c, err := config.ListenPacket(context.Background(), "udp", from.String())
 	if err != nil {
 		return err
@@ -121,4 +111,17 @@ func replyFromPort(data []byte, from, to netip.AddrPort) error {
 	defer c.Close()
 	_, err = c.(*net.UDPConn).WriteToUDPAddrPort(data, netip.AddrPortFrom(to.Addr().Unmap(), to.Port()))
 	return err
+}
+
+// answerFrom prepares a socket to be bound to an address that no interface has.
+func answerFrom(network, _ string, c syscall.RawConn) error {
+	return control(c, func(fd int) error {
+		if network == "udp6" {
+			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1); err != nil {
+				return err
+			}
+		}
+		// Others may be answering from the same port.
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	})
 }
