@@ -278,7 +278,7 @@ func (m Member) pick(a *Adoption, ns *netns.Handle, p places, holders []holder) 
 	}
 	var lastErr error
 	for _, hs := range tries {
-		chosen, err := choose(p, hs)
+		chosen, err := choose(p, hs, m.Group)
 		if err == nil {
 			return a.dup(chosen)
 		}
@@ -293,7 +293,9 @@ type choice struct {
 	holder   holder
 }
 
-func choose(p places, holders []holder) ([]choice, error) {
+// choose takes one socket for every endpoint. With group, one of several that are
+// bound alike will do.
+func choose(p places, holders []holder, group bool) ([]choice, error) {
 	var out []choice
 	var none missing
 	for i, at := range p.at {
@@ -310,7 +312,8 @@ func choose(p places, holders []holder) ([]choice, error) {
 			none = append(none, at)
 			continue
 		}
-		if len(fits) > 1 && fit(at, fits[0].socket) == fit(at, fits[1].socket) {
+		if len(fits) > 1 && fit(at, fits[0].socket) == fit(at, fits[1].socket) &&
+			!(group && alike(fits[0].socket, fits[1].socket)) {
 			return nil, fmt.Errorf("%w: %s: the member has %d sockets there; a slot takes one: let the daemon open one, or run one daemon a slot", ErrAmbiguous, at, len(fits))
 		}
 		out = append(out, fits[0])
@@ -319,6 +322,11 @@ func choose(p places, holders []holder) ([]choice, error) {
 		return nil, none
 	}
 	return out, nil
+}
+
+// alike says whether two sockets of a process share what they are bound to.
+func alike(a, b sockdiag.Socket) bool {
+	return a.Local == b.Local && a.Family == b.Family && a.Interface == b.Interface
 }
 
 func (a *Adoption) dup(chosen []choice) error {

@@ -138,7 +138,7 @@ func TestChoose(t *testing.T) {
 			}
 			holders = append(holders, h)
 		}
-		chosen, err := choose(p, holders)
+		chosen, err := choose(p, holders, false)
 		var inodes []uint32
 		for i, ch := range chosen {
 			inodes = append(inodes, ch.socket.Inode)
@@ -154,5 +154,38 @@ func TestChoose(t *testing.T) {
 		case c.err == nil && fmt.Sprint(inodes) != c.want:
 			t.Errorf("%s: chose %v, want %s", name, inodes, c.want)
 		}
+	}
+}
+
+// Of sockets that are bound alike any one stands for its group, where that is asked.
+func TestChooseOfGroup(t *testing.T) {
+	for name, c := range map[string]struct {
+		listen string
+		socks  []string
+		err    error
+	}{
+		"a group":          {"udp4 127.0.0.1:53", []string{"udp4 127.0.0.1:53", "udp4 127.0.0.1:53"}, nil},
+		"dual-stack":       {"udp :53", []string{"udp6 [::]:53", "udp6 [::]:53"}, nil},
+		"at two addresses": {"udp4 127.0.0.0/8:53", []string{"udp4 127.0.0.1:53", "udp4 127.0.0.2:53"}, ErrAmbiguous},
+		"at another port":  {"udp4 127.0.0.1:54", []string{"udp4 127.0.0.1:53", "udp4 127.0.0.1:53"}, ErrNoSocket},
+	} {
+		p := places{eps: spec(t, []string{c.listen}).Endpoints()}
+		p.at = p.eps
+		h := holder{fds: map[uint32][]int{}}
+		var all []sockdiag.Socket
+		for i, s := range c.socks {
+			all = append(all, sock(t, s, uint32(i+1)))
+			h.fds[uint32(i+1)] = []int{3 + i}
+		}
+		for _, e := range p.at {
+			p.socks = append(p.socks, ranked(e, all))
+		}
+		chosen, err := choose(p, []holder{h}, true)
+		if !errors.Is(err, c.err) || err == nil && len(chosen) != len(p.eps) {
+			t.Errorf("%s: chose %+v, %v, want error %v", name, chosen, err, c.err)
+		}
+	}
+	if alike(sockdiag.Socket{Interface: 1}, sockdiag.Socket{Interface: 2}) {
+		t.Error("sockets of two interfaces are alike")
 	}
 }

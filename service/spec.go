@@ -32,6 +32,7 @@ type Member struct {
 	User           string   `yaml:"user" json:"user,omitempty"`     // whose processes may register themselves (package register)
 	Bound          []Listen `yaml:"bound" json:"bound,omitempty"`   // where its sockets are bound, one per listen; default: at the listen
 	Keep           bool     `yaml:"keep" json:"keep,omitempty"`     // its sockets outlive it: withdrawn when they close, not when it exits
+	Group          bool     `yaml:"-" json:"-"`                     // a socket may stand for the reuseport group that it is in
 	Ready          *Ready   `yaml:"ready" json:"ready,omitempty"`   // asked before it is admitted; nil: its sockets are enough
 }
 

@@ -199,6 +199,7 @@ func inNamespace(fd int, ns *netns.Handle) error {
 // RegisterMember registers the socket of a process that is bound to a listen, in
 // the process's namespace unless ref names one.
 func RegisterMember(ctx context.Context, r *kernel.Root, name, ref string, m service.Member, at service.Listen) ([]string, error) {
+	m.Group = true // whichever of them is registered, the group chooses
 	spec := service.Spec{Name: name, Listen: []service.Listen{at}, Netns: ref, Members: []service.Member{m}}
 	ns, _, err := spec.FindNetns(ctx)
 	if err != nil {
