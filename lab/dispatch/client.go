@@ -11,6 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// clientAddress is where datagrams come from.
+var clientAddress = [4]byte{198, 19, 200, 1}
+
 // nonceBytes is how long a datagram is: a number of its own, so that an answer that comes late is not taken for
 // another's.
 const nonceBytes = 8
@@ -54,7 +57,7 @@ func newClient() (*client, error) {
 	c := &client{udp: fd}
 	tv := unix.NsecToTimeval(int64(patience))
 	if err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err == nil {
-		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{198, 18, 200, 1}})
+		err = unix.Bind(fd, &unix.SockaddrInet4{Addr: clientAddress})
 	}
 	if err != nil {
 		unix.Close(fd)

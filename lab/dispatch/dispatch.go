@@ -55,7 +55,7 @@ var plans = map[lab.Size]plan{
 		trafficRounds: 15, roundTime: 500 * time.Millisecond, replaces: 5, binds: 41},
 	lab.Quick: {bindings: most, services: 1 << 16, sizes: []int{1, 1000, 100_000, most}, rounds: 5, lookups: 10_000, repeat: 1 << 15,
 		compared: 20_000, ask: 800, upgrades: 3, rooms: []int{5000, 20_000}, swapped: 50_000, swapping: 5 * time.Second,
-		trafficRounds: 7, roundTime: 200 * time.Millisecond, replaces: 3, binds: 15},
+		trafficRounds: 11, roundTime: 250 * time.Millisecond, replaces: 3, binds: 15},
 	lab.Smoke: {bindings: 1 << 16, services: 1 << 12, compared: 5000, ask: 400, upgrades: 2, rooms: []int{5000, 20_000},
 		swapped: 8000, swapping: 2 * time.Second},
 }

@@ -26,10 +26,10 @@ import (
 // process may commonly have.
 const perHolder = 16384
 
-// A socket is bound to an address of its process and to a port below those that clients get.
+// The socket of a service is bound to an address of its own, and to a port below those that clients get.
 const firstPort = 10000
 
-func ownAddress(service int) [4]byte { return [4]byte{198, 18, byte(1 + service/perHolder), 1} }
+func ownAddress(service int) [4]byte { return [4]byte{198, 18, byte(service >> 8), byte(service)} }
 func ownPort(service int) int        { return firstPort + service%perHolder }
 
 // holdArg makes the lab's own binary hold services; see Hold.

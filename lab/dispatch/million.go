@@ -100,7 +100,7 @@ func (x *experiment) timed(ctx context.Context, plain *site, files [2]string, se
 			return err
 		}
 		if n == 1 {
-			if err := x.measureOne(ctx, s, n, sizeName(n)); err != nil {
+			if err := x.measureOne(ctx, s, s, n, sizeName(n)); err != nil {
 				return err
 			}
 		}
@@ -115,7 +115,7 @@ func (x *experiment) timed(ctx context.Context, plain *site, files [2]string, se
 	if err != nil {
 		return err
 	}
-	if err := x.measureOne(ctx, one, x.bindings, sizeName(x.bindings)); err != nil {
+	if err := x.measureOne(ctx, one, s, x.bindings, sizeName(x.bindings)); err != nil {
 		return err
 	}
 	m := x.result.Metrics

@@ -55,6 +55,9 @@ struct {
 	__type(value, __u64);
 } sockets SEC(".maps");
 
+/* 1 has all bindings lead to the first two destinations, one of each protocol. */
+volatile __u32 destination_mask = 0xffffffff;
+
 SEC("sk_lookup")
 int trie_dispatch(struct bpf_sk_lookup *ctx)
 {
@@ -93,7 +96,7 @@ int trie_dispatch(struct bpf_sk_lookup *ctx)
 		b = any;
 	if (!b)
 		return SK_PASS;
-	destination = b->destination;
+	destination = b->destination & destination_mask;
 	c = bpf_map_lookup_elem(&destinations, &destination);
 	if (!c)
 		return SK_DROP; /* nothing that user space writes */

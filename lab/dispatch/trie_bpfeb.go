@@ -38,11 +38,12 @@ type trieCounts struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	trieMapBindings      = "bindings"
-	trieMapDestinations  = "destinations"
-	trieMapSockets       = "sockets"
-	trieProgNoDispatch   = "no_dispatch"
-	trieProgTrieDispatch = "trie_dispatch"
+	trieMapBindings        = "bindings"
+	trieMapDestinations    = "destinations"
+	trieMapSockets         = "sockets"
+	trieProgNoDispatch     = "no_dispatch"
+	trieProgTrieDispatch   = "trie_dispatch"
+	trieVarDestinationMask = "destination_mask"
 )
 
 // loadTrie returns the embedded CollectionSpec for trie.
@@ -104,6 +105,7 @@ type trieMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type trieVariableSpecs struct {
+	DestinationMask *ebpf.VariableSpec `ebpf:"destination_mask"`
 }
 
 // trieObjects contains all objects after they have been loaded into the kernel.
@@ -143,6 +145,7 @@ func (m *trieMaps) Close() error {
 //
 // It can be passed to loadTrieObjects or ebpf.CollectionSpec.LoadAndAssign.
 type trieVariables struct {
+	DestinationMask *ebpf.Variable `ebpf:"destination_mask"`
 }
 
 // triePrograms contains all programs after they have been loaded into the kernel.
