@@ -91,13 +91,12 @@ type askers struct {
 	stop      atomic.Bool
 	wg        sync.WaitGroup
 
-	mu       sync.Mutex
-	answers  int
-	of       [2]int // answers of which set, where they differ
-	wrong    int    // of another service than those that may be asked, or none
-	err      error
-	longest  time.Duration
-	recorded int
+	mu      sync.Mutex
+	answers int
+	of      [2]int // answers of which set, where they differ
+	wrong   int    // of another service than those that may be asked, or none
+	err     error
+	longest time.Duration
 }
 
 // perProto is how many clients connect, and as many send datagrams.

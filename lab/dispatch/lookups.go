@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"time"
 	"unsafe"
@@ -47,6 +48,8 @@ type testRun struct {
 }
 
 const progTestRun = 10 // BPF_PROG_TEST_RUN
+
+const errNoTestRun = unix.Errno(524) // ENOTSUPP, which is not for user space but gets there
 
 // runner runs an sk_lookup program without a packet.
 type runner struct {
@@ -120,24 +123,20 @@ func (s *set) miss() dice {
 
 // random has a program look other targets up each time, and returns the mean without what was interrupted.
 func (x *experiment) random(p *runner, d dice, r *rand.Rand) (float64, error) {
-	n := x.lookups
-	targets := make([]target, n)
+	n, before := x.lookups, x.lookups/4
+	targets := make([]target, before+n)
 	for i := range targets {
 		targets[i] = d(r)
 	}
 	sum, counted := uint64(0), 0
-	for i := -n / 4; i < n; i++ { // the first are for the caches to be as this program leaves them
-		t := targets[(i+n)%n]
-		if i < 0 {
-			t = d(r)
-		}
+	for i, t := range targets {
 		ns, _, err := p.run(t, 1)
 		if err != nil {
 			return 0, err
 		}
 		x.testRuns++
 		switch {
-		case i < 0:
+		case i < before: // for the caches to be as this program leaves them
 		case ns >= interrupted:
 			x.interrupted++
 		default:
@@ -164,6 +163,18 @@ func (x *experiment) hot(p *runner, d dice, r *rand.Rand) (float64, error) {
 	return median(all), nil
 }
 
+// alone keeps the caller on its thread, and Go from collecting garbage, which would go through all memory on every CPU
+// while caches are what is measured.
+func alone() (done func()) {
+	runtime.LockOSThread()
+	runtime.GC()
+	was := debug.SetGCPercent(-1)
+	return func() {
+		debug.SetGCPercent(was)
+		runtime.UnlockOSThread()
+	}
+}
+
 // measureLookups times both programs in turn and sets the metrics of a size.
 func (x *experiment) measureLookups(ctx context.Context, s *set, n int, size string) error {
 	prog, err := weirProgram(x.many.ns)
@@ -172,8 +183,7 @@ func (x *experiment) measureLookups(ctx context.Context, s *set, n int, size str
 	}
 	defer prog.Close()
 	x.say("looking up among %s bindings, by weir and by LPM_TRIE in turn", size)
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	defer alone()()
 	ways := []struct {
 		name string
 		p    *runner
@@ -226,8 +236,7 @@ func (x *experiment) measureOne(ctx context.Context, one, other *set, n int, siz
 	if err := mask.Set(uint32(1)); err != nil {
 		return err
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	defer alone()()
 	ours, theirs := newRunner(prog), newRunner(x.trie.c.Programs["trie_dispatch"])
 	r, found := x.rand("one", size), times{}
 	for range x.rounds {
@@ -293,7 +302,17 @@ func openTrie() (*trie, error) {
 		return nil, err
 	}
 	c, err := kernel.Load(spec, []string{"trie_dispatch", "no_dispatch"}, nil)
-	return &trie{c: c}, err
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := newRunner(c.Programs["no_dispatch"]).run(target{}, 1); err != nil {
+		c.Close()
+		if errors.Is(err, errNoTestRun) {
+			err = fmt.Errorf("this kernel has no test run of sk_lookup programs (Linux 5.13), which the experiment needs and weir does not: %w", ebpf.ErrNotSupported)
+		}
+		return nil, err
+	}
+	return &trie{c: c}, nil
 }
 
 // trieKey is struct binding_key without its length: in bits all of it.
