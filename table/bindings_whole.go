@@ -43,13 +43,21 @@ func (b *Bindings) Replace(all []Binding) error {
 	return nil
 }
 
-// sortBindings returns a sorted copy: prefixes before those that they enclose, and of those that are alike the last.
+// sortBindings returns them sorted, a copy unless they are: prefixes before those that they enclose, and of those that are alike the last.
 func sortBindings(all []Binding) []Binding {
-	out := slices.Clone(all)
-	slices.SortStableFunc(out, func(x, y Binding) int {
+	compare := func(x, y Binding) int {
 		return cmp.Or(x.Prefix.Addr().Compare(y.Prefix.Addr()), x.Prefix.Bits()-y.Prefix.Bits(),
 			int(x.Proto)-int(y.Proto), int(x.Port)-int(y.Port))
-	})
+	}
+	sorted := true
+	for i := 1; i < len(all) && sorted; i++ {
+		sorted = compare(all[i-1], all[i]) < 0
+	}
+	if sorted {
+		return all
+	}
+	out := slices.Clone(all)
+	slices.SortStableFunc(out, compare)
 	n := 0
 	for i, x := range out {
 		if i+1 < len(out) && out[i+1].Key() == x.Key() {

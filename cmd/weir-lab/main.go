@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/compare"
+	"github.com/weir-project/weir/lab/dispatch"
 	"github.com/weir-project/weir/lab/peers"
 	_ "github.com/weir-project/weir/lab/table"
 	_ "github.com/weir-project/weir/lab/telemetry"
@@ -45,6 +46,7 @@ func main() {
 	lab.Enter()  // a daemon on its way into a namespace does not come back from here,
 	peers.Sink() // and neither does a built-in collector
 	compare.Sink()
+	dispatch.Hold()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := newCommand().ExecuteContext(ctx)

@@ -118,7 +118,7 @@ func withRoom(l *kernel.WriteLock, ns *netns.Handle, room int, f func(*dispatch)
 // Bind binds one prefix, in one store: every packet meets the state before or after
 // it. It returns the service to which it was bound before, if any.
 func Bind(l *kernel.WriteLock, ns *netns.Handle, b Binding) (was string, err error) {
-	if err := checkBindings(l.Root, scopeOf(ns), []Binding{b}); err != nil {
+	if _, err := checkBindings(l.Root, scopeOf(ns), []Binding{b}); err != nil {
 		return "", err
 	}
 	err = withRoom(l, ns, fewestBindings, func(d *dispatch) error {
@@ -236,7 +236,8 @@ func AddBindings(l *kernel.WriteLock, ns *netns.Handle, more []Binding) (Diff, e
 }
 
 func setBindings(l *kernel.WriteLock, ns *netns.Handle, want []Binding, keep bool) (diff Diff, err error) {
-	if err := checkBindings(l.Root, scopeOf(ns), want); err != nil {
+	order, err := checkBindings(l.Root, scopeOf(ns), want)
+	if err != nil {
 		return diff, err
 	}
 	if len(want) == 0 { // nothing is to come, and perhaps nothing was ever there
@@ -247,51 +248,53 @@ func setBindings(l *kernel.WriteLock, ns *netns.Handle, want []Binding, keep boo
 			return diff, err
 		}
 		defer d.Close()
-		if diff, err = d.set(want, keep); err == nil {
+		if diff, err = d.set(want, order, keep); err == nil {
 			err = d.leave()
 		}
 		return diff, err
 	}
 	err = withRoom(l, ns, roomFor(len(want)), func(d *dispatch) (err error) {
-		diff, err = d.set(want, keep)
+		diff, err = d.set(want, order, keep)
 		return err
 	})
 	return diff, err
 }
 
 // set replaces all bindings, or with keep adds some.
-func (d *dispatch) set(want []Binding, keep bool) (diff Diff, err error) {
+func (d *dispatch) set(want []Binding, order []bindingOrder, keep bool) (diff Diff, err error) {
 	have, err := d.labels.read(d.bound)
 	if err != nil {
 		return diff, err
 	}
-	diff = have.diff(want, keep)
+	diff, kept := have.diff(want, order, keep)
 	if diff.Empty() {
 		return diff, nil
 	}
 	return diff, d.change(func() error {
 		ids := map[string]uint32{}
 		counts := map[string]uint32{}
-		all := make([]table.Binding, 0, len(want))
 		for _, b := range want {
-			id, ok := ids[b.Service]
-			if !ok {
-				x, err := d.acquire(b.Service)
-				if err != nil {
-					return err
-				}
-				id, ids[b.Service] = x.ID, x.ID
+			if _, ok := ids[b.Service]; ok {
+				continue
 			}
-			k := b.key()
-			all = append(all, table.Binding{Prefix: k.Prefix, Proto: k.Proto, Port: k.Port, Value: id + 1})
-			delete(have.bound, k)
+			x, err := d.acquire(b.Service)
+			if err != nil {
+				return err
+			}
+			ids[b.Service] = x.ID
+		}
+		all := make([]table.Binding, 0, len(want)+len(kept))
+		for i, o := range order {
+			if i > 0 && o.compare(order[i-1]) == 0 {
+				continue
+			}
+			b := &want[o.at]
+			all = append(all, table.Binding{Prefix: b.Prefix, Proto: uint8(b.Proto), Port: b.Port, Value: ids[b.Service] + 1})
 			counts[b.Service]++
 		}
-		if keep {
-			for k, v := range have.bound {
-				all = append(all, table.Binding{Prefix: k.Prefix, Proto: k.Proto, Port: k.Port, Value: v})
-				counts[have.names[v-1]]++
-			}
+		for _, at := range kept {
+			all = append(all, have.all[at])
+			counts[have.names[have.all[at].Value-1]]++
 		}
 		kernel.Step("steer:named all")
 		if err := d.bound.Replace(all); err != nil {
@@ -325,12 +328,13 @@ func (d *dispatch) count(counts map[string]uint32) error {
 
 // boundNow is what is bound, and the names of the numbers.
 type boundNow struct {
-	bound map[table.Key]uint32
+	all   []table.Binding
+	order []bindingOrder
 	names map[uint32]string
 }
 
 func (s *labels) read(b *table.Bindings) (out boundNow, err error) {
-	out = boundNow{make(map[table.Key]uint32, b.Len()), map[uint32]string{}}
+	out = boundNow{all: make([]table.Binding, 0, b.Len()), names: map[uint32]string{}}
 	all, err := s.all()
 	if err != nil {
 		return out, err
@@ -342,74 +346,74 @@ func (s *labels) read(b *table.Bindings) (out boundNow, err error) {
 		if err != nil {
 			return out, err
 		}
-		out.bound[x.Key()] = x.Value
+		out.all = append(out.all, x)
+	}
+	out.order = inOrder(len(out.all), func(i int) table.Key { return out.all[i].Key() })
+	return out, nil
+}
+
+func (n boundNow) binding(at int32) Binding {
+	x := n.all[at]
+	return Binding{Service: n.names[x.Value-1], Prefix: x.Prefix, Port: x.Port, Proto: Proto(x.Proto)}
+}
+
+// diff compares with what is wanted, and its order. What is bound and not wanted is
+// removed, or with keep returned.
+func (n boundNow) diff(want []Binding, order []bindingOrder, keep bool) (out Diff, kept []int32) {
+	was := make([]int32, len(want)) // index of what is bound now, and 1 more
+	var others []int32
+	added, next := len(want), 0
+	for _, o := range n.order {
+		for ; next < len(order) && order[next].compare(o) <= 0; next++ {
+			if order[next].compare(o) == 0 {
+				was[order[next].at] = o.at + 1
+				added--
+			}
+		}
+		if next == 0 || order[next-1].compare(o) != 0 {
+			others = append(others, o.at)
+		}
+	}
+	out.Added = slices.Grow(out.Added, added)
+	for i, b := range want {
+		if was[i] == 0 {
+			out.Added = append(out.Added, b)
+		} else if from := n.names[n.all[was[i]-1].Value-1]; from != b.Service {
+			out.Moved = append(out.Moved, Moved{b, from})
+		} else {
+			out.Same++
+		}
+	}
+	if keep {
+		return out, others
+	}
+	out.Removed = slices.Grow(out.Removed, len(others))
+	for _, at := range others {
+		out.Removed = append(out.Removed, n.binding(at))
 	}
 	return out, nil
 }
 
-func (n boundNow) binding(k table.Key, v uint32) Binding {
-	return Binding{Service: n.names[v-1], Prefix: k.Prefix, Port: k.Port, Proto: Proto(k.Proto)}
-}
-
-// diff compares with what is wanted, which has nothing twice.
-func (n boundNow) diff(want []Binding, keep bool) (out Diff) {
-	met := 0
-	for _, b := range want {
-		v, ok := n.bound[b.key()]
-		switch {
-		case !ok:
-			out.Added = append(out.Added, b)
-			continue
-		case n.names[v-1] != b.Service:
-			out.Moved = append(out.Moved, Moved{b, n.names[v-1]})
-		default:
-			out.Same++
-		}
-		met++
-	}
-	if keep || met == len(n.bound) {
-		return out
-	}
-	wanted := make(map[table.Key]bool, len(want))
-	for _, b := range want {
-		wanted[b.key()] = true
-	}
-	for k, v := range n.bound {
-		if !wanted[k] {
-			out.Removed = append(out.Removed, n.binding(k, v))
-		}
-	}
-	slices.SortFunc(out.Removed, compareBindings)
-	return out
-}
-
-func compareBindings(a, b Binding) int {
-	if c := a.Prefix.Addr().Compare(b.Prefix.Addr()); c != 0 {
-		return c
-	}
-	if c := a.Prefix.Bits() - b.Prefix.Bits(); c != 0 {
-		return c
-	}
-	if c := int(a.Proto) - int(b.Proto); c != 0 {
-		return c
-	}
-	return int(a.Port) - int(b.Port)
-}
-
 // DiffBindings is what ReplaceBindings would do, or AddBindings with keep.
 func DiffBindings(r *kernel.Root, scope string, want []Binding, keep bool) (Diff, error) {
-	if err := checkBindings(r, scope, want); err != nil {
+	order, err := checkBindings(r, scope, want)
+	if err != nil {
 		return Diff{}, err
 	}
 	v, err := openView(r, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
-		return boundNow{}.diff(want, keep), nil
+		diff, _ := boundNow{}.diff(want, order, keep)
+		return diff, nil
 	} else if err != nil {
 		return Diff{}, err
 	}
 	defer v.Close()
 	now, err := v.labels.read(v.bound)
-	return now.diff(want, keep), err
+	if err != nil {
+		return Diff{}, err
+	}
+	diff, _ := now.diff(want, order, keep)
+	return diff, nil
 }
 
 // Bindings lists what is bound in a namespace, by address.
@@ -425,11 +429,10 @@ func Bindings(_ context.Context, r *kernel.Root, scope string) ([]Binding, error
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Binding, 0, len(now.bound))
-	for k, x := range now.bound {
-		out = append(out, now.binding(k, x))
+	out := make([]Binding, 0, len(now.order))
+	for _, o := range now.order {
+		out = append(out, now.binding(o.at))
 	}
-	slices.SortFunc(out, compareBindings)
 	return out, nil
 }
 
@@ -466,14 +469,14 @@ func (v *view) Close() {
 	v.pins.Close()
 }
 
-// checkBindings says what is wrong with bindings in a namespace.
-func checkBindings(r *kernel.Root, scope string, all []Binding) error {
+// checkBindings says what is wrong with bindings in a namespace, or sorts them.
+func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder, error) {
 	services := map[string]*published{}
 	var listens []Binding
 	for _, kind := range kinds {
 		of, err := readServices(r, scope, kind)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for name, p := range of {
 			services[name] = p
@@ -486,30 +489,32 @@ func checkBindings(r *kernel.Root, scope string, all []Binding) error {
 	for _, b := range listens {
 		listening[b.key()] = b.Service
 	}
-	seen := make(map[table.Key]string, len(all))
 	for _, b := range all {
 		if _, err := keyOfLabel(b.Service); err != nil {
-			return err
+			return nil, err
 		}
 		if by, ok := listening[b.key()]; ok {
-			return fmt.Errorf("%w: service %s listens to %s %s port %d by itself", ErrBound, by, b.Proto, b.Prefix, b.Port)
+			return nil, fmt.Errorf("%w: service %s listens to %s %s port %d by itself", ErrBound, by, b.Proto, b.Prefix, b.Port)
 		}
-		if by, ok := seen[b.key()]; ok && by != b.Service {
-			return fmt.Errorf("%w: %s %s port %d is to be bound to %s and to %s", ErrBinding, b.Proto, b.Prefix, b.Port, by, b.Service)
-		}
-		seen[b.key()] = b.Service
 		p := services[b.Service]
 		if p == nil {
 			continue
 		}
 		if p.Engine != EngineSkLookup {
-			return fmt.Errorf("%w: service %s is steered by %s, which sees only what reaches its own sockets: give it engine: sk_lookup", ErrBinding, b.Service, p.Engine)
+			return nil, fmt.Errorf("%w: service %s is steered by %s, which sees only what reaches its own sockets: give it engine: sk_lookup", ErrBinding, b.Service, p.Engine)
 		}
 		if kind := kindOfPacket(b.Proto == unix.IPPROTO_TCP, !b.Prefix.Addr().Is4()); p.named().Endpoint[kind] == noEndpoint {
-			return fmt.Errorf("%w: service %s has no socket for %s over %s: add a listen for it", ErrBinding, b.Service, b.Proto, familyName(!b.Prefix.Addr().Is4()))
+			return nil, fmt.Errorf("%w: service %s has no socket for %s over %s: add a listen for it", ErrBinding, b.Service, b.Proto, familyName(!b.Prefix.Addr().Is4()))
 		}
 	}
-	return nil
+	order := bindingsInOrder(all)
+	for i, o := range order {
+		b := all[o.at]
+		if i > 0 && o.compare(order[i-1]) == 0 && all[order[i-1].at].Service != b.Service {
+			return nil, fmt.Errorf("%w: %s %s port %d is to be bound to %s and to %s", ErrBinding, b.Proto, b.Prefix, b.Port, all[order[i-1].at].Service, b.Service)
+		}
+	}
+	return order, nil
 }
 
 func familyName(v6 bool) string {

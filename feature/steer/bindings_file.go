@@ -41,12 +41,17 @@ func LoadBindingsFile(path string) ([]Binding, error) {
 // ParseBindings reads {"bindings": [{"label", "prefix", "port", "protocol"}, …]}.
 // Errors name file and line.
 func ParseBindings(file string, text []byte) ([]Binding, error) {
-	p := bindingsParser{file: file, text: text, dec: json.NewDecoder(bytes.NewReader(text)), at: map[Binding]int{}}
-	p.dec.DisallowUnknownFields()
-	if err := p.whole(); err != nil {
-		return nil, err
+	p := bindingsParser{file: file, text: text}
+	var ok bool
+	if p.out, p.ends, ok = quickBindings(text); !ok {
+		p.out, p.ends = nil, nil
+		p.dec = json.NewDecoder(bytes.NewReader(text))
+		p.dec.DisallowUnknownFields()
+		if err := p.whole(); err != nil {
+			return nil, err
+		}
 	}
-	return p.out, nil
+	return p.once()
 }
 
 type bindingsParser struct {
@@ -55,7 +60,7 @@ type bindingsParser struct {
 	dec   *json.Decoder
 	begun int64 // where what is being read begins
 	out   []Binding
-	at    map[Binding]int // key of a binding, without its service, to its index
+	ends  []int64 // where each of them ends
 }
 
 // fail names the line.
@@ -134,7 +139,11 @@ func (p *bindingsParser) binding() error {
 	if err := p.dec.Decode(&f); err != nil {
 		return p.syntax(err)
 	}
-	at := p.dec.InputOffset()
+	return p.add(f, p.dec.InputOffset())
+}
+
+// add takes a binding that ends at an offset.
+func (p *bindingsParser) add(f fileBinding, at int64) error {
 	if _, err := keyOfLabel(f.Label); err != nil {
 		return p.fail(at, "label %q: want 1 to %d bytes", f.Label, MaxLabel)
 	}
@@ -143,24 +152,44 @@ func (p *bindingsParser) binding() error {
 		return p.fail(at, "prefix %q is no address and no prefix", f.Prefix)
 	}
 	protos := []Proto{unix.IPPROTO_TCP, unix.IPPROTO_UDP}
-	if f.Protocol != "" {
-		var one Proto
-		if one.UnmarshalText([]byte(f.Protocol)) != nil {
-			return p.fail(at, "protocol %q: want tcp or udp, or none for both", f.Protocol)
-		}
-		protos = []Proto{one}
+	switch f.Protocol {
+	case "":
+	case "tcp":
+		protos = protos[:1]
+	case "udp":
+		protos = protos[1:]
+	default:
+		return p.fail(at, "protocol %q: want tcp or udp, or none for both", f.Protocol)
 	}
 	for _, proto := range protos {
-		b := Binding{Prefix: prefix, Port: f.Port, Proto: proto}
-		if i, ok := p.at[b]; ok {
-			if p.out[i].Service != f.Label {
-				return p.fail(at, "%s %s port %d is bound to %s above, and to %s here", proto, prefix, f.Port, p.out[i].Service, f.Label)
-			}
-			continue
-		}
-		p.at[b] = len(p.out)
-		b.Service = f.Label
-		p.out = append(p.out, b)
+		p.out = append(p.out, Binding{Service: f.Label, Prefix: prefix, Port: f.Port, Proto: proto})
+		p.ends = append(p.ends, at)
 	}
 	return nil
+}
+
+// once drops what is there twice, and finds what is bound to two services.
+func (p *bindingsParser) once() ([]Binding, error) {
+	order := bindingsInOrder(p.out)
+	twice := map[int32]bool{}
+	for i := 1; i < len(order); i++ {
+		if order[i].compare(order[i-1]) != 0 {
+			continue
+		}
+		first, b := p.out[order[i-1].at], p.out[order[i].at]
+		if first.Service != b.Service {
+			return nil, p.fail(p.ends[order[i].at], "%s %s port %d is bound to %s above, and to %s here", b.Proto, b.Prefix, b.Port, first.Service, b.Service)
+		}
+		twice[order[i].at] = true
+	}
+	if len(twice) == 0 {
+		return p.out, nil
+	}
+	out := p.out[:0]
+	for i, b := range p.out {
+		if !twice[int32(i)] {
+			out = append(out, b)
+		}
+	}
+	return out, nil
 }

@@ -109,15 +109,20 @@ func (s *labels) put(name string, x label) error {
 
 // all reads every name.
 func (s *labels) all() (map[string]label, error) {
-	have, err := entries[labelKey, label](s.maps["labels"])
-	if err != nil {
-		return nil, fmt.Errorf("reading the names of services: %w", err)
+	out := map[string]label{}
+	keys, values := make([]labelKey, 4096), make([]label, 4096)
+	for at := new(ebpf.MapBatchCursor); ; {
+		n, err := s.maps["labels"].BatchLookup(at, keys, values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil, fmt.Errorf("reading the names of services: %w", err)
+		}
+		for i, k := range keys[:n] {
+			out[k.String()] = values[i]
+		}
+		if err != nil {
+			return out, nil
+		}
 	}
-	out := make(map[string]label, len(have))
-	for k, x := range have {
-		out[k.String()] = x
-	}
-	return out, nil
 }
 
 // acquire finds a name, or gives it a number.

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dispatch
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// fewServices answer while bindings and programs change under those who ask.
+const fewServices = 64
+
+// question is a target, and the service that it leads to with the one set of bindings and with the other.
+type question struct {
+	target
+	want [2]int
+}
+
+// scenes are two sets of bindings that cover the same targets, each in another way, and the targets. Longer prefixes
+// come and go within shorter ones, a port gives way to every port, and beside a target others are bound to something
+// else.
+func scenes() (sets [2][]steer.Binding, ask []question) {
+	for n := range 256 {
+		proto, other := protoOf(n%2), protoOf(n%2+1)
+		service := func(k int) int { return (n%2 + 2*(n/2+k)) % fewServices } // of the protocol of n
+		q := question{at(20<<24|uint32(n)<<16|0x0101, boundPort, proto == unix.IPPROTO_TCP), [2]int{service(0), service(1)}}
+		ask = append(ask, q)
+		for i := range sets {
+			bind := func(service int, bits int, port uint16, proto steer.Proto) {
+				p := netip.PrefixFrom(netip.AddrFrom4(q.addr), bits).Masked()
+				sets[i] = append(sets[i], steer.Binding{Service: nameOf(service), Prefix: p, Port: port, Proto: proto})
+			}
+			switch first := i == 0; n / 2 % 4 {
+			case 0: // one host, two services
+				bind(q.want[i], 32, boundPort, proto)
+			case 1: // a host within a /16 that stays
+				bind(q.want[1], 16, boundPort, proto)
+				if first {
+					bind(q.want[0], 32, boundPort, proto)
+				}
+			case 2: // every port, and one port with another beside it
+				if first {
+					bind(q.want[0], 24, 0, proto)
+				} else {
+					bind(q.want[1], 24, boundPort, proto)
+					bind(service(2), 24, boundPort+1, proto)
+				}
+			case 3: // longer ones of another port and protocol hide nothing
+				bits := 20
+				if first {
+					bits = 16
+				}
+				bind(q.want[i], bits, 0, proto)
+				bind(service(2), 32, boundPort+1, proto)
+				bind(n%2+1, 32, boundPort, other)
+			}
+		}
+	}
+	return sets, ask
+}
+
+// crowd is so many bindings of hosts far from those that are asked about.
+func (x *experiment) crowd(n int, part string) []steer.Binding {
+	s := &set{at: map[uint32]int{}, services: fewServices}
+	r := x.rand("crowd", part)
+	for len(s.hosts) < n {
+		h := uint32(32<<24) + r.Uint32N(94<<24)
+		if _, taken := s.at[h]; !taken {
+			s.at[h] = len(s.hosts)
+			s.hosts = append(s.hosts, h)
+		}
+	}
+	return s.bindings(n)
+}
+
+// askers ask about every question again and again, until they are stopped.
+type askers struct {
+	x         *experiment
+	questions []question
+	inForce   atomic.Uint32 // bit n: set n may decide now
+	stop      atomic.Bool
+	wg        sync.WaitGroup
+
+	mu      sync.Mutex
+	answers int
+	of      [2]int // answers of which set, where they differ
+	wrong   int    // of another service than those that may be asked, or none
+	err     error
+	longest time.Duration
+}
+
+// perProto is how many clients connect, and as many send datagrams.
+const perProto = 2
+
+func (x *experiment) startAsking(ns *netns.Handle, questions []question, inForce uint32) *askers {
+	a := &askers{x: x, questions: questions}
+	a.inForce.Store(inForce)
+	for n := range 2 * perProto {
+		a.wg.Go(func() {
+			if err := ns.Do(func() error { return a.askAll(n) }); err != nil {
+				a.mu.Lock()
+				a.err = err
+				a.mu.Unlock()
+			}
+		})
+	}
+	return a
+}
+
+// askAll asks about those of one protocol. The pause leaves the machine to the commands that are watched.
+func (a *askers) askAll(n int) error {
+	c, err := newClient()
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	r := a.x.rand("asker", n)
+	for !a.stop.Load() {
+		q := a.questions[r.IntN(len(a.questions)/2)*2+n%2]
+		began, legal := time.Now(), a.inForce.Load()
+		service, err := c.ask(q.target)
+		legal |= a.inForce.Load()
+		a.note(q, service, err, legal, time.Since(began))
+		time.Sleep(200 * time.Microsecond)
+	}
+	return nil
+}
+
+func (a *askers) note(q question, service int, err error, legal uint32, took time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.answers++
+	a.longest = max(a.longest, took)
+	ok := false
+	for i, want := range q.want {
+		if err == nil && service == want {
+			a.of[i]++
+			ok = ok || legal>>i&1 == 1
+		}
+	}
+	if ok {
+		return
+	}
+	a.wrong++
+	if err != nil {
+		a.x.result.Note("%s: %v", q.target, err)
+	} else {
+		a.x.result.Note("%s: service %d answered, and of %v those with bit set in %b may", q.target, service, q.want, legal)
+	}
+}
+
+func (a *askers) end() error {
+	a.stop.Store(true)
+	a.wg.Wait()
+	return a.err
+}
+
+// change has weir change what is bound and how, under those who ask.
+func (x *experiment) change(ctx context.Context) error {
+	few, err := x.site(ctx, "few", fewServices, true, nil)
+	if err != nil {
+		return err
+	}
+	sets, questions := scenes()
+	if err := x.upgradeUnder(ctx, few, sets[0], questions); err != nil {
+		return fmt.Errorf("upgrading: %w", err)
+	}
+	if err := x.replaceUnder(ctx, few, sets, questions); err != nil {
+		return fmt.Errorf("replacing: %w", err)
+	}
+	return nil
+}
+
+// upgradeUnder has programs replaced: by those of another build and back, and when more is loaded than the maps have
+// room for, which makes maps of another layout and copies what is bound.
+func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []steer.Binding, questions []question) error {
+	if err := x.load(ctx, few, "replace", first); err != nil {
+		return err
+	}
+	if err := x.weir.Rebuild(); err != nil {
+		return err
+	}
+	was, err := few.programID()
+	if err != nil {
+		return err
+	}
+	a := x.startAsking(few.ns, questions, 1)
+	replaced := 0
+	for turn := 0; turn < x.upgrades && err == nil && ctx.Err() == nil; turn++ {
+		x.say("making room for %d bindings, and upgrading to another build and back, while clients ask", x.rooms[turn%len(x.rooms)])
+		steps := []func() error{
+			func() error { _, err := x.weir.Upgrade(ctx); return err },
+			func() error { _, err := x.weir.Upgrade(ctx); return err },
+		}
+		if turn < len(x.rooms) {
+			more := x.crowd(x.rooms[turn], fmt.Sprint("room", turn))
+			steps = append([]func() error{func() error { return x.load(ctx, few, "load", more) }}, steps...)
+		}
+		for _, step := range steps {
+			if err = step(); err != nil {
+				break
+			}
+			var now uint32
+			if now, err = few.programID(); err != nil {
+				break
+			}
+			if now == was {
+				err = fmt.Errorf("the program is still number %d, which was to be replaced", was)
+				break
+			}
+			was = now
+			replaced++
+			pause(ctx, 100*time.Millisecond)
+		}
+	}
+	if endErr := a.end(); err == nil {
+		err = endErr
+	}
+	if err != nil {
+		return err
+	}
+	x.result.Set("programs_replaced", float64(replaced))
+	x.result.Set("rooms_grown", float64(min(x.upgrades, len(x.rooms))))
+	x.result.Set("answers_during_upgrade", float64(a.answers))
+	x.result.Set("longest_ms_during_upgrade", milliseconds(a.longest))
+	if a.answers < fewestAnswers {
+		x.result.Note("only %d answers while programs were replaced: nothing was found out", a.answers)
+		return ctx.Err()
+	}
+	x.result.Set("misdirected_during_upgrade", float64(a.wrong))
+	return ctx.Err()
+}
+
+// fewestAnswers are those without which there is no result.
+const fewestAnswers = 200
+
+// replaceUnder has weir replace one whole set by the other, again and again.
+func (x *experiment) replaceUnder(ctx context.Context, few *site, sets [2][]steer.Binding, questions []question) error {
+	files := [2]string{}
+	for i := range sets {
+		sets[i] = append(sets[i], x.crowd(x.swapped-len(sets[i]), fmt.Sprint("set", i))...)
+		files[i] = filepath.Join(x.env.Dir, fmt.Sprintf("swap-%d.json", i))
+		if err := writeFile(files[i], sets[i]); err != nil {
+			return err
+		}
+	}
+	if _, err := x.weir.Run(ctx, "steer", "replace", "--netns", few.name, "--lines", "0", files[0]); err != nil {
+		return err
+	}
+	x.say("replacing %d bindings by %d others, all at once, again and again, while clients ask", len(sets[0]), len(sets[1]))
+	a := x.startAsking(few.ns, questions, 1)
+	var err error
+	swaps := 0
+	for end := time.Now().Add(x.swapping); (time.Now().Before(end) || swaps < 4) && err == nil && ctx.Err() == nil; {
+		next := 1 - swaps%2
+		a.inForce.Store(3)
+		if _, err = x.weir.Run(ctx, "steer", "replace", "--netns", few.name, "--lines", "0", files[next]); err == nil {
+			a.inForce.Store(1 << next)
+			swaps++
+			pause(ctx, 20*time.Millisecond)
+		}
+	}
+	if endErr := a.end(); err == nil {
+		err = endErr
+	}
+	if err != nil {
+		return err
+	}
+	x.result.Set("replaced_whole_sets", float64(swaps))
+	x.result.Set("replaced_bindings", float64(len(sets[0])))
+	x.result.Set("answers_during_replace", float64(a.answers))
+	x.result.Set("longest_ms_during_replace", milliseconds(a.longest))
+	if a.answers < fewestAnswers || a.of[0] < a.answers/20 || a.of[1] < a.answers/20 {
+		x.result.Note("of %d answers %d and %d were those of the two sets: nothing was found out", a.answers, a.of[0], a.of[1])
+		return ctx.Err()
+	}
+	x.result.Set("misdirected_during_replace", float64(a.wrong))
+	return ctx.Err()
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package dispatch sets weir's bindings beside the same dispatch on a BPF_MAP_TYPE_LPM_TRIE, as tubular has it, and
+// beside no steering at all: a million bindings, 65,536 services each with a socket of its own, real connections and
+// datagrams. It measures what a lookup costs, a connection, a change; and it changes bindings and programs under
+// clients none of whom may meet anything but what was bound before or after.
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/rig"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "dispatch",
+		Short: "a million bindings beside the same dispatch on LPM_TRIE, and beside no steering",
+		Run:   run,
+		Next: []string{
+			"weir-lab run dispatch --quick --json    the findings for a program",
+			"weir steer bind --help                  how to bind a prefix to a service",
+		},
+	})
+}
+
+// plan is what one size of the experiment does.
+type plan struct {
+	bindings, services int
+	sizes              []int         // at which lookups are timed; none: nothing is timed
+	rounds, lookups    int           // of random lookups, by each program and of each kind
+	repeat             uint32        // lookups of one target
+	compared           int           // targets for which it is compared which socket is chosen
+	ask                int           // bindings that are asked over the network, of the whole set
+	upgrades           int           // turns of programs being replaced
+	rooms              []int         // bindings that a turn adds, each time more than there is room for
+	swapped            int           // bindings of a set that is replaced under clients
+	swapping           time.Duration // so long, again and again
+	trafficRounds      int
+	roundTime          time.Duration // how long one of these takes
+	replaces, binds    int           // commands with all the bindings there
+}
+
+const most = 1 << 20
+
+var plans = map[lab.Size]plan{
+	lab.Full: {bindings: most, services: 1 << 16, sizes: []int{1, 1000, 100_000, most}, rounds: 21, lookups: 50_000, repeat: 1 << 18,
+		compared: 100_000, ask: 4000, upgrades: 12, rooms: []int{5000, 20_000, 80_000, 300_000}, swapped: most, swapping: time.Minute,
+		trafficRounds: 15, roundTime: 500 * time.Millisecond, replaces: 5, binds: 41},
+	lab.Quick: {bindings: most, services: 1 << 16, sizes: []int{1, 1000, 100_000, most}, rounds: 9, lookups: 20_000, repeat: 1 << 15,
+		compared: 20_000, ask: 800, upgrades: 3, rooms: []int{5000, 20_000}, swapped: 50_000, swapping: 5 * time.Second,
+		trafficRounds: 11, roundTime: 250 * time.Millisecond, replaces: 3, binds: 15},
+	lab.Smoke: {bindings: 1 << 16, services: 1 << 12, compared: 5000, ask: 400, upgrades: 2, rooms: []int{5000, 20_000},
+		swapped: 8000, swapping: 2 * time.Second},
+}
+
+// experiment is one run.
+type experiment struct {
+	plan
+	env    *lab.Env
+	result *lab.Result
+	weir   *rig.Weir
+	trie   *trie
+	many   *site // where all services are
+
+	testRuns, interrupted int
+	differ                int // targets for which the two programs chose other sockets
+	asked, wrong          int // over the network, and not answered by the right service
+}
+
+func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	if e.Control {
+		return errors.New("dispatch has its control in itself: it compares with no steering")
+	}
+	x := &experiment{plan: plans[e.Size], env: e, result: r}
+	stalls := lab.WatchStalls()
+	err := x.measure(ctx)
+	p50, p99, longest := stalls.Stop()
+	if err != nil {
+		return err
+	}
+	r.Set("stall_ms_p50", milliseconds(p50))
+	r.Set("stall_ms_p99", milliseconds(p99))
+	r.Set("stall_ms_max", milliseconds(longest))
+	r.Set("asked", float64(x.asked))
+	r.Set("asked_wrong", float64(x.wrong))
+	r.Set("chosen_compared", float64(x.compared))
+	r.Set("chosen_otherwise", float64(x.differ))
+	x.claims()
+	return nil
+}
+
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+
+// rand returns a source of its own for each part of the run, so that what one part draws does not depend on what
+// others drew.
+func (x *experiment) rand(part ...any) *rand.Rand {
+	h := uint64(14695981039346656037)
+	for _, b := range []byte(fmt.Sprint(part...)) {
+		h = (h ^ uint64(b)) * 1099511628211
+	}
+	return rand.New(rand.NewPCG(x.env.Seed, h))
+}
+
+func (x *experiment) measure(ctx context.Context) error {
+	var err error
+	if x.weir, err = rig.NewWeir(x.env, ""); err != nil {
+		return err
+	}
+	if x.trie, err = openTrie(); errors.Is(err, ebpf.ErrNotSupported) {
+		x.result.Skip("%v", err)
+	}
+	if err != nil {
+		return err
+	}
+	defer x.trie.c.Close()
+	if err := x.change(ctx); err != nil {
+		return err
+	}
+	return x.million(ctx)
+}
+
+// claims are what the bindings promise. Those about size are left out where there are fewer, to be quick.
+func (x *experiment) claims() {
+	for _, c := range []struct {
+		kind                lab.Kind
+		claim, metric, want string
+		sized               bool
+	}{
+		{lab.Correctness, "while whole sets are replaced, who connects or sends meets the old or the new, and is never refused", "misdirected_during_replace", "== 0", false},
+		{lab.Correctness, "while programs are replaced, by others and by those of larger maps, all meet what is bound", "misdirected_during_upgrade", "== 0", false},
+		{lab.Correctness, "weir chooses the socket that the program on LPM_TRIE chooses", "chosen_otherwise", "== 0", false},
+		{lab.Correctness, "the service that an address is bound to answers over the network", "asked_wrong", "== 0", false},
+		{lab.Correctness, "bindings there, as weir reads them back", "bindings", "== 1048576", true},
+		{lab.Correctness, "services there, each with a live socket", "services", "== 65536", true},
+		{lab.Performance, "a random bound host among a million, of LPM_TRIE's time", "speedup_random_hit_1m", ">= 5", true},
+		{lab.Performance, "a random host that nothing is bound for, of LPM_TRIE's time", "speedup_random_miss_1m", ">= 5", true},
+		{lab.Performance, "a lookup among a million, of one with a single binding, of one service", "growth_1_to_1m", "<= 4", true},
+		{lab.Performance, "a connection with a million bindings, of one without steering", "overhead_connect_ratio", "<= 1.1", true},
+		{lab.Performance, "seconds of weir steer replace with a million", "replace_1m_s", "<= 5", true},
+		{lab.Performance, "ms of a whole weir steer bind among a million", "bind_ms_p50_1m", "<= 50", true},
+	} {
+		if c.sized && x.env.Size == lab.Smoke {
+			continue
+		}
+		x.result.Claim(c.kind, c.claim, c.metric, c.want)
+	}
+}
+
+// median sorts a copy. Of an even number it is the mean of the two in the middle.
+func median(v []float64) float64 {
+	if len(v) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(v))
+	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+}
+
+// medianRatio is the median of the rounds' ratios.
+func medianRatio(a, b []float64) float64 {
+	var ratios []float64
+	for i := range min(len(a), len(b)) {
+		ratios = append(ratios, a[i]/b[i])
+	}
+	return median(ratios)
+}

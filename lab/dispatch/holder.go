@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/lab"
+)
+
+// perHolder is how many services a process holds: with one socket each, less descriptors than the 20,000 that a
+// process may commonly have.
+const perHolder = 16384
+
+// The socket of a service is bound to an address of its own, and to a port below those that clients get.
+const firstPort = 10000
+
+func ownAddress(service int) [4]byte { return [4]byte{198, 18, byte(service >> 8), byte(service)} }
+func ownPort(service int) int        { return firstPort + service%perHolder }
+
+// holdArg makes the lab's own binary hold services; see Hold.
+const holdArg = "__dispatch-services"
+
+// unregistered stands in the place of a root for pins.
+const unregistered = "-"
+
+// Hold turns a weir-lab that was started as "weir-lab __dispatch-services ROOT FIRST COUNT MAP" into a process that
+// opens the sockets of so many services, registers them, puts them into the socket map of that id, says "ready" and
+// answers: whoever connects is told the number of the service, and so is who sends a datagram. main calls it first;
+// it returns when the process is no such child.
+func Hold() {
+	if len(os.Args) != 6 || os.Args[1] != holdArg {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "ERROR:", hold(os.Args[2], os.Args[3:]))
+	os.Exit(1)
+}
+
+func hold(root string, numbers []string) error {
+	var n [3]int
+	for i, s := range numbers {
+		var err error
+		if n[i], err = strconv.Atoi(s); err != nil {
+			return err
+		}
+	}
+	h := holder{serviceOf: map[int32]int{}}
+	var err error
+	if h.poll, err = unix.EpollCreate1(0); err != nil {
+		return err
+	}
+	var all []steer.Registration
+	for service := n[0]; service < n[0]+n[1]; service++ {
+		fd, err := h.open(service)
+		if err != nil {
+			return fmt.Errorf("socket of service %d: %w", service, err)
+		}
+		all = append(all, steer.Registration{Service: nameOf(service), FD: fd})
+	}
+	if n[2] != 0 {
+		if err := shareSockets(ebpf.MapID(n[2]), n[0], all); err != nil {
+			return err
+		}
+	}
+	if root != unregistered {
+		if err := register(root, all); err != nil {
+			return err
+		}
+	}
+	fmt.Println(ready)
+	return h.serve()
+}
+
+const ready = "ready"
+
+// shareSockets puts the sockets into the map of the other program, too.
+func shareSockets(id ebpf.MapID, first int, all []steer.Registration) error {
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	for i, r := range all {
+		if err := m.Put(uint32(first+i), uint64(r.FD)); err != nil {
+			return fmt.Errorf("socket of %s into the map for LPM_TRIE: %w", r.Service, err)
+		}
+	}
+	return nil
+}
+
+func register(root string, all []steer.Registration) error {
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	l, err := kernel.OpenRoot(root).Lock(context.Background())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	_, err = steer.RegisterSockets(l, ns, all)
+	return err
+}
+
+// holder answers for services, on one thread.
+type holder struct {
+	poll      int
+	serviceOf map[int32]int
+}
+
+func (h *holder) open(service int) (fd int, err error) {
+	tcp := protoOf(service) == unix.IPPROTO_TCP
+	kind := unix.SOCK_DGRAM
+	if tcp {
+		kind = unix.SOCK_STREAM
+	}
+	if fd, err = unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
+		return -1, err
+	}
+	if err = unix.Bind(fd, &unix.SockaddrInet4{Addr: ownAddress(service), Port: ownPort(service)}); err == nil && tcp {
+		err = unix.Listen(fd, 128)
+	}
+	if err == nil {
+		err = unix.EpollCtl(h.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
+	}
+	h.serviceOf[int32(fd)] = service
+	return fd, err
+}
+
+func (h *holder) serve() error {
+	events := make([]unix.EpollEvent, 64)
+	for {
+		n, err := unix.EpollWait(h.poll, events, -1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		for _, e := range events[:max(0, n)] {
+			service := h.serviceOf[e.Fd]
+			if protoOf(service) == unix.IPPROTO_TCP {
+				h.accept(int(e.Fd), service)
+			} else {
+				h.answer(int(e.Fd), service)
+			}
+		}
+	}
+}
+
+// accept tells one who connected. One that has gone again noticed by itself what it missed.
+func (h *holder) accept(fd, service int) {
+	conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return
+	}
+	_, _ = unix.Write(conn, binary.BigEndian.AppendUint32(nil, uint32(service)))
+	unix.Close(conn)
+}
+
+// answer returns one datagram with the number of the service after it.
+func (h *holder) answer(fd, service int) {
+	var b [64]byte
+	n, from, err := unix.Recvfrom(fd, b[:], unix.MSG_DONTWAIT)
+	if err == nil && n == nonceBytes {
+		_ = unix.Sendto(fd, binary.BigEndian.AppendUint32(b[:n], uint32(service)), 0, from)
+	}
+}
+
+// readiness is written the output of a process until it says that it is ready.
+type readiness struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	ok   chan struct{}
+	once sync.Once
+}
+
+func (r *readiness) Write(b []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.text.Len() < 1<<12 {
+		r.text.Write(b)
+	}
+	if bytes.HasPrefix(r.text.Bytes(), []byte(ready)) {
+		r.once.Do(func() { close(r.ok) })
+	}
+	return len(b), nil
+}
+
+func (r *readiness) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.String()
+}
+
+// startServices starts the processes that hold so many services in a namespace, and returns when all answer. Of their
+// sockets nobody knows unless there is a root to register them in.
+func startServices(ctx context.Context, e *lab.Env, namespace, root string, services int, share *ebpf.Map) ([]*lab.Process, error) {
+	var processes []*lab.Process
+	var said []*readiness
+	id := ebpf.MapID(0)
+	if share != nil {
+		info, err := share.Info()
+		if err != nil {
+			return nil, err
+		}
+		id, _ = info.ID()
+	}
+	for first := 0; first < services; first += perHolder {
+		out := &readiness{ok: make(chan struct{})}
+		p, err := e.Start(lab.Command{Namespace: namespace, Path: e.Self(), Output: out, Args: []string{holdArg, root,
+			strconv.Itoa(first), strconv.Itoa(min(perHolder, services-first)), strconv.Itoa(int(id))}})
+		if err != nil {
+			return nil, err
+		}
+		processes, said = append(processes, p), append(said, out)
+	}
+	limit := time.NewTimer(2 * time.Minute)
+	defer limit.Stop()
+	for i, p := range processes {
+		select {
+		case <-said[i].ok:
+		case <-p.Done():
+			return nil, fmt.Errorf("the process that was to hold services ended: %w: %s", errors.Join(p.Err(), errEnded), said[i])
+		case <-limit.C:
+			return nil, fmt.Errorf("the services were not there after two minutes")
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return processes, nil
+}
+
+var errEnded = errors.New("it should answer")

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dispatch
+
+import (
+	"bufio"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/steer"
+)
+
+// Addresses that are bound, and those that are not, lie in 11.0.0.0 to 126.255.255.255; services have their own
+// sockets at 198.18.0.0/15, which no other network uses.
+const (
+	firstAddress = 11 << 24
+	addresses    = 116 << 24
+	boundPort    = 80
+)
+
+func addressOf(n uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
+}
+
+// Services are numbered; every second one is of TCP.
+func protoOf(service int) steer.Proto {
+	if service%2 == 1 {
+		return unix.IPPROTO_TCP
+	}
+	return unix.IPPROTO_UDP
+}
+
+func nameOf(service int) string { return fmt.Sprintf("svc-%05d", service) }
+
+// set is bindings of random hosts, all different. The first n of it are a set, too.
+type set struct {
+	hosts    []uint32
+	at       map[uint32]int
+	services int
+}
+
+func drawSet(n, services int, r *rand.Rand) *set {
+	s := &set{make([]uint32, 0, n), make(map[uint32]int, n), services}
+	for len(s.hosts) < n {
+		h := firstAddress + r.Uint32N(addresses)
+		if _, taken := s.at[h]; !taken {
+			s.at[h] = len(s.hosts)
+			s.hosts = append(s.hosts, h)
+		}
+	}
+	return s
+}
+
+// unbound draws a host that is not in the set.
+func (s *set) unbound(r *rand.Rand) uint32 {
+	for {
+		h := firstAddress + r.Uint32N(addresses)
+		if _, bound := s.at[h]; !bound {
+			return h
+		}
+	}
+}
+
+func (s *set) service(i int) int { return i % s.services }
+
+func (s *set) binding(i int) steer.Binding {
+	service := s.service(i)
+	return steer.Binding{Service: nameOf(service), Prefix: netip.PrefixFrom(addressOf(s.hosts[i]), 32), Port: boundPort, Proto: protoOf(service)}
+}
+
+func (s *set) bindings(n int) []steer.Binding {
+	all := make([]steer.Binding, n)
+	for i := range all {
+		all[i] = s.binding(i)
+	}
+	return all
+}
+
+// writeFile writes bindings as steer.WriteBindings does, but a million without waiting for its encoder.
+func writeFile(path string, all []steer.Binding) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	w := bufio.NewWriterSize(f, 1<<20)
+	fmt.Fprint(w, "{\n  \"bindings\": [")
+	for i, b := range all {
+		comma := ","
+		if i == 0 {
+			comma = ""
+		}
+		fmt.Fprintf(w, "%s\n    {\n      \"label\": %q,\n      \"prefix\": %q,\n      \"port\": %d,\n      \"protocol\": %q\n    }", comma, b.Service, b.Prefix, b.Port, b.Proto)
+	}
+	fmt.Fprint(w, "\n  ]\n}\n")
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return f.Close()
+}
