@@ -4,22 +4,22 @@ package steer
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 
+	// encoding/json takes three times as long for a million bindings, most of a replace.
+	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/sys/unix"
 )
 
 // fileBinding is a binding as tubular writes it: without a protocol it is for both,
 // without a port for every one.
 type fileBinding struct {
-	Label    string `json:"label"`
-	Prefix   string `json:"prefix"`
-	Port     uint16 `json:"port"`
-	Protocol string `json:"protocol"`
+	label, prefix, protocol string
+	port                    uint16
 }
 
 // LoadBindingsFile reads a file of bindings; "-" is standard input.
@@ -41,26 +41,19 @@ func LoadBindingsFile(path string) ([]Binding, error) {
 // ParseBindings reads {"bindings": [{"label", "prefix", "port", "protocol"}, …]}.
 // Errors name file and line.
 func ParseBindings(file string, text []byte) ([]Binding, error) {
-	p := bindingsParser{file: file, text: text}
-	var ok bool
-	if p.out, p.ends, ok = quickBindings(text); !ok {
-		p.out, p.ends = nil, nil
-		p.dec = json.NewDecoder(bytes.NewReader(text))
-		p.dec.DisallowUnknownFields()
-		if err := p.whole(); err != nil {
-			return nil, err
-		}
+	p := bindingsParser{file: file, text: text, dec: jsontext.NewDecoder(bytes.NewBuffer(bytes.Clone(text)))}
+	if err := p.whole(); err != nil {
+		return nil, err
 	}
 	return p.once()
 }
 
 type bindingsParser struct {
-	file  string
-	text  []byte
-	dec   *json.Decoder
-	begun int64 // where what is being read begins
-	out   []Binding
-	ends  []int64 // where each of them ends
+	file string
+	text []byte
+	dec  *jsontext.Decoder
+	out  []Binding
+	ends []int64 // where each of them ends
 }
 
 // fail names the line.
@@ -69,100 +62,132 @@ func (p *bindingsParser) fail(at int64, format string, args ...any) error {
 	return fmt.Errorf("%s:%d: %w", p.file, line, fmt.Errorf("%w: "+format, append([]any{ErrBinding}, args...)...))
 }
 
+// next reads a token. What is no JSON is told with its line.
+func (p *bindingsParser) next() (jsontext.Token, error) {
+	t, err := p.dec.ReadToken()
+	var s *jsontext.SyntacticError
+	switch {
+	case err == nil:
+		return t, nil
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return t, p.fail(int64(len(p.text)), "the file ends too soon")
+	case errors.As(err, &s):
+		return t, p.fail(s.ByteOffset, "%w", s.Err)
+	}
+	return t, p.fail(p.dec.InputOffset(), "%w", err)
+}
+
+func (p *bindingsParser) expect(kind jsontext.Kind, what string) error {
+	t, err := p.next()
+	if err == nil && t.Kind() != kind {
+		err = p.fail(p.dec.InputOffset(), "want %s", what)
+	}
+	return err
+}
+
+// whole reads the file.
 func (p *bindingsParser) whole() error {
-	if err := p.expect(json.Delim('{'), "an object with bindings"); err != nil {
+	if err := p.expect('{', "an object with bindings"); err != nil {
 		return err
 	}
 	found := false
-	for p.dec.More() {
-		key, err := p.dec.Token()
+	for p.dec.PeekKind() != '}' {
+		key, err := p.next()
 		if err != nil {
-			return p.syntax(err)
+			return err
 		}
-		if key != "bindings" || found {
+		if key.Kind() != '"' || key.String() != "bindings" {
 			return p.fail(p.dec.InputOffset(), "%q: want one list, called bindings", key)
 		}
 		found = true
-		if err := p.expect(json.Delim('['), "a list of bindings"); err != nil {
+		if err := p.expect('[', "a list of bindings"); err != nil {
 			return err
 		}
-		for p.dec.More() {
+		for p.dec.PeekKind() != ']' {
 			if err := p.binding(); err != nil {
 				return err
 			}
 		}
-		if _, err := p.dec.Token(); err != nil {
-			return p.syntax(err)
+		if _, err := p.next(); err != nil {
+			return err
 		}
 	}
-	if _, err := p.dec.Token(); err != nil {
-		return p.syntax(err)
+	if _, err := p.next(); err != nil {
+		return err
 	}
 	if !found {
 		return p.fail(p.dec.InputOffset(), "there is no list called bindings: an empty one is \"bindings\": []")
 	}
-	if _, err := p.dec.Token(); !errors.Is(err, io.EOF) {
+	if _, err := p.dec.ReadToken(); !errors.Is(err, io.EOF) {
 		return p.fail(p.dec.InputOffset(), "something follows the end")
 	}
 	return nil
 }
 
-func (p *bindingsParser) expect(want json.Delim, what string) error {
-	t, err := p.dec.Token()
-	if err != nil {
-		return p.syntax(err)
-	}
-	if t != want {
-		return p.fail(p.dec.InputOffset(), "want %s", what)
-	}
-	return nil
-}
-
-func (p *bindingsParser) syntax(err error) error {
-	at := p.dec.InputOffset()
-	var s *json.SyntaxError
-	var u *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &s):
-		at = s.Offset
-	case errors.As(err, &u):
-		return p.fail(p.begun+u.Offset, "%s: %s does not fit", u.Field, u.Value)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return p.fail(int64(len(p.text)), "the file ends too soon")
-	}
-	return p.fail(at, "%s", err)
-}
-
 func (p *bindingsParser) binding() error {
-	p.begun = p.dec.InputOffset()
+	if err := p.expect('{', "a binding: an object with label, prefix, port and protocol"); err != nil {
+		return err
+	}
 	var f fileBinding
-	if err := p.dec.Decode(&f); err != nil {
-		return p.syntax(err)
+	for p.dec.PeekKind() != '}' {
+		key, err := p.next()
+		if err != nil {
+			return err
+		}
+		name := key.String()
+		value, err := p.next()
+		if err != nil {
+			return err
+		}
+		want := jsontext.Kind('"')
+		switch name {
+		case "label":
+			f.label = value.String()
+		case "prefix":
+			f.prefix = value.String()
+		case "protocol":
+			f.protocol = value.String()
+		case "port":
+			want = '0'
+			port, err := strconv.ParseUint(value.String(), 10, 16)
+			if err != nil {
+				return p.fail(p.dec.InputOffset(), "port %s: want a number from 0 to 65535, 0 for every port", value)
+			}
+			f.port = uint16(port)
+		default:
+			return p.fail(p.dec.InputOffset(), "%q: want label, prefix, port and protocol", name)
+		}
+		if value.Kind() != want {
+			return p.fail(p.dec.InputOffset(), "%s: %s does not fit", name, value)
+		}
+	}
+	if _, err := p.next(); err != nil {
+		return err
 	}
 	return p.add(f, p.dec.InputOffset())
 }
 
 // add takes a binding that ends at an offset.
 func (p *bindingsParser) add(f fileBinding, at int64) error {
-	if _, err := keyOfLabel(f.Label); err != nil {
-		return p.fail(at, "label %q: want 1 to %d bytes", f.Label, MaxLabel)
+	if _, err := keyOfLabel(f.label); err != nil {
+		return p.fail(at, "label %q: want 1 to %d bytes", f.label, MaxLabel)
 	}
-	prefix, err := ParsePrefix(f.Prefix)
+	prefix, err := ParsePrefix(f.prefix)
 	if err != nil {
-		return p.fail(at, "prefix %q is no address and no prefix", f.Prefix)
+		return p.fail(at, "prefix %q is no address and no prefix", f.prefix)
 	}
 	protos := []Proto{unix.IPPROTO_TCP, unix.IPPROTO_UDP}
-	switch f.Protocol {
+	switch f.protocol {
 	case "":
 	case "tcp":
 		protos = protos[:1]
 	case "udp":
 		protos = protos[1:]
 	default:
-		return p.fail(at, "protocol %q: want tcp or udp, or none for both", f.Protocol)
+		return p.fail(at, "protocol %q: want tcp or udp, or none for both", f.protocol)
 	}
 	for _, proto := range protos {
-		p.out = append(p.out, Binding{Service: f.Label, Prefix: prefix, Port: f.Port, Proto: proto})
+		p.out = append(p.out, Binding{Service: f.label, Prefix: prefix, Port: f.port, Proto: proto})
 		p.ends = append(p.ends, at)
 	}
 	return nil

@@ -657,7 +657,7 @@ func TestParseBindings(t *testing.T) {
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0/33\"}]}":                                              "f:2: no such binding: prefix",
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"port\": 65536}]}":                                "f:2: no such binding: port",
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"protocol\": \"sctp\"}]}":                         "f:2: no such binding: protocol",
-		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"ports\": 1}]}":                                   "unknown field",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"ports\": 1}]}":                                   `"ports": want label, prefix, port and protocol`,
 		`{"bindings": []} x`: "something follows",
 	} {
 		if _, err := ParseBindings("f", []byte(text)); err == nil || !errors.Is(err, ErrBinding) || !strings.Contains(err.Error(), want) {

@@ -135,25 +135,25 @@ func (d *dispatch) acquire(name string) (x label, err error) {
 	if err != nil {
 		return x, err
 	}
-	if r.Next < maxNamed {
+	fresh := r.Next < maxNamed // nothing is there yet by that number
+	if fresh {
 		x.ID = r.Next
 		r.Next++
 		err = d.maps("registry").Put(uint32(0), r)
-	} else {
-		x.ID, err = d.freeNumber()
+	} else if x.ID, err = d.freeNumber(); err == nil {
+		err = d.clear(x.ID)
 	}
 	if err != nil {
-		return x, err
-	}
-	if err := d.clear(x.ID); err != nil {
 		return x, err
 	}
 	n := steerNamed{}
 	if p := d.services[name]; p != nil {
 		n = p.named()
 	}
-	if err := d.maps("named").Put(x.ID, n); err != nil {
-		return x, err
+	if n != (steerNamed{}) || !fresh {
+		if err := d.maps("named").Put(x.ID, n); err != nil {
+			return x, err
+		}
 	}
 	kernel.Step("steer:numbered")
 	return x, d.labels.put(name, x)
