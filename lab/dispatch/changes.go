@@ -167,15 +167,15 @@ func (a *askers) end() error {
 
 // change has weir change what is bound and how, under those who ask.
 func (x *experiment) change(ctx context.Context) error {
-	few, err := x.site(ctx, "few", fewServices, true, nil)
-	if err != nil {
+	var err error
+	if x.few, err = x.site(ctx, "few", fewServices, true, nil); err != nil {
 		return err
 	}
 	sets, questions := scenes()
-	if err := x.upgradeUnder(ctx, few, sets[0], questions); err != nil {
+	if err := x.upgradeUnder(ctx, x.few, sets[0], questions); err != nil {
 		return fmt.Errorf("upgrading: %w", err)
 	}
-	if err := x.replaceUnder(ctx, few, sets, questions); err != nil {
+	if err := x.replaceUnder(ctx, x.few, sets, questions); err != nil {
 		return fmt.Errorf("replacing: %w", err)
 	}
 	return nil
@@ -197,12 +197,13 @@ func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []steer.
 	a := x.startAsking(few.ns, questions, 1)
 	replaced := 0
 	for turn := 0; turn < x.upgrades && err == nil && ctx.Err() == nil; turn++ {
-		x.say("making room for %d bindings, and upgrading to another build and back, while clients ask", x.rooms[turn%len(x.rooms)])
 		steps := []func() error{
 			func() error { _, err := x.weir.Upgrade(ctx); return err },
 			func() error { _, err := x.weir.Upgrade(ctx); return err },
 		}
+		x.say("upgrading to another build and back while clients ask")
 		if turn < len(x.rooms) {
+			x.say("and making room for %d bindings more", x.rooms[turn])
 			more := x.crowd(x.rooms[turn], fmt.Sprint("room", turn))
 			steps = append([]func() error{func() error { return x.load(ctx, few, "load", more) }}, steps...)
 		}

@@ -224,38 +224,56 @@ func (x *experiment) measureLookups(ctx context.Context, s *set, n int, size str
 	return nil
 }
 
-// measureOne times random hits of one service, however many bindings lead to it: what is left of their cost is not that
-// of as many sockets. LPM_TRIE has the bindings of the other set, and leads to a socket of each protocol.
-func (x *experiment) measureOne(ctx context.Context, one, other *set, n int, size string) error {
-	prog, err := weirProgram(x.many.ns)
+// measureGrowth times random hits of one service: among all bindings, and where there is one binding alone, in turn. What
+// grows is then not the cost of as many sockets. LPM_TRIE has the bindings of the other set, and leads to one socket of
+// each protocol.
+func (x *experiment) measureGrowth(ctx context.Context, one, other *set) error {
+	all, err := weirProgram(x.many.ns)
 	if err != nil {
 		return err
 	}
-	defer prog.Close()
+	defer all.Close()
+	single, err := weirProgram(x.few.ns)
+	if err != nil {
+		return err
+	}
+	defer single.Close()
 	mask := x.trie.c.Variables["destination_mask"]
 	if err := mask.Set(uint32(1)); err != nil {
 		return err
 	}
 	defer alone()()
-	ours, theirs := newRunner(prog), newRunner(x.trie.c.Programs["trie_dispatch"])
-	r, found := x.rand("one", size), times{}
+	n := len(one.hosts)
+	ways := []struct {
+		name string
+		p    *runner
+		d    dice
+	}{
+		{"weir_1m", newRunner(all), one.hit(n)}, {"weir_1", newRunner(single), one.hit(1)},
+		{"trie_1m", newRunner(x.trie.c.Programs["trie_dispatch"]), other.hit(n)},
+		{"nothing", newRunner(x.trie.c.Programs["no_dispatch"]), one.hit(1)},
+	}
+	r, found := x.rand("growth"), times{}
 	for range x.rounds {
-		weir, err := x.random(ours, one.hit(n), r)
-		if err != nil {
-			return err
+		for _, w := range ways {
+			ns, err := x.random(w.p, w.d, r)
+			if err != nil {
+				return err
+			}
+			found[w.name] = append(found[w.name], ns)
 		}
-		trie, err := x.random(theirs, other.hit(n), r)
-		if err != nil {
-			return err
-		}
-		found["weir"], found["trie"] = append(found["weir"], weir), append(found["trie"], trie)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		slices.Reverse(ways)
 	}
-	x.result.Set("ns_weir_random_hit_one_service_"+size, median(found["weir"]))
-	x.result.Set("ns_trie_random_hit_one_service_"+size, median(found["trie"]))
-	x.result.Set("speedup_random_hit_one_service_"+size, medianRatio(found["trie"], found["weir"]))
+	floor := median(found["nothing"])
+	x.result.Set("ns_weir_random_hit_one_service_1", median(found["weir_1"]))
+	x.result.Set("ns_weir_random_hit_one_service_1m", median(found["weir_1m"]))
+	x.result.Set("ns_trie_random_hit_one_service_1m", median(found["trie_1m"]))
+	x.result.Set("speedup_random_hit_one_service_1m", medianRatio(found["trie_1m"], found["weir_1m"]))
+	x.result.Set("growth_1_to_1m", medianRatio(found["weir_1m"], found["weir_1"]))
+	x.result.Set("growth_1_to_1m_less_floor", (median(found["weir_1m"])-floor)/(median(found["weir_1"])-floor))
 	return mask.Set(^uint32(0))
 }
 

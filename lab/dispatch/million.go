@@ -99,11 +99,6 @@ func (x *experiment) timed(ctx context.Context, plain *site, files [2]string, se
 		if err := x.measureLookups(ctx, s, n, sizeName(n)); err != nil {
 			return err
 		}
-		if n == 1 {
-			if err := x.measureOne(ctx, s, s, n, sizeName(n)); err != nil {
-				return err
-			}
-		}
 	}
 	one := &set{s.hosts, s.at, 1}
 	x.say("%d bindings of one service", x.bindings)
@@ -115,14 +110,12 @@ func (x *experiment) timed(ctx context.Context, plain *site, files [2]string, se
 	if err != nil {
 		return err
 	}
-	if err := x.measureOne(ctx, one, s, x.bindings, sizeName(x.bindings)); err != nil {
+	if err := x.bind(ctx, x.few, one.bindings(1)); err != nil {
 		return err
 	}
-	m := x.result.Metrics
-	base, floor := m["ns_weir_random_hit_one_service_1"], m["ns_nothing_random_hit_1"]
-	now := m["ns_weir_random_hit_one_service_1m"]
-	x.result.Set("growth_1_to_1m", now/base)
-	x.result.Set("growth_1_to_1m_less_floor", (now-floor)/(base-floor))
+	if err := x.measureGrowth(ctx, one, s); err != nil {
+		return err
+	}
 	return x.commands(ctx, plain, files, sets)
 }
 
