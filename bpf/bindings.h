@@ -31,7 +31,12 @@
 #define BINDINGS_KEY(proto, port) (1ULL << 31 | (__u64)(__u16)(port) << 8 | (__u8)(proto))
 
 struct bindings_set {
-	__u32 link; /* 31 to 22 the prefix's length; 21 to 0 the set that encloses this one, or 0 */
+	/*
+	 * Bit 30: several prefixes of the same length, with the same encloser and nothing below them,
+	 * are bound alike, and have this set in common. 29 to 22 the prefix's length; 21 to 0 the set
+	 * that encloses this one, or 0.
+	 */
+	__u32 link;
 	/*
 	 * Bit 31: the others are in the hash, as many as the rest says. Else 25 to 22 how many
 	 * there are, and 21 to 0 the unit at which their entries begin.

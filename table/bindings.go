@@ -181,26 +181,34 @@ func (b *Bindings) Set(x Binding) error {
 		return err
 	}
 	id, ok := b.t.Get(x.Prefix)
-	if ok {
+	switch {
+	case ok && b.m.set(id).shared():
+		return b.setShared(id, x)
+	case ok:
 		if at := b.m.find(id, keyOf(x.Proto, x.Port)); at != nil {
 			atomic.StoreUint64(at, entryOf(x))
 			return nil
 		}
 	}
+	return b.whole(func() (err error) {
+		if !ok {
+			if id, err = b.insert(x.Prefix); err != nil {
+				return err
+			}
+		}
+		added, err := b.add(id, x)
+		if added {
+			b.m.Bindings++
+		}
+		return err
+	})
+}
+
+// whole carries out a change. One that fails has changed nothing, and one in which the writer is killed is repaired.
+func (b *Bindings) whole(change func() error) error {
 	atomic.StoreUint32(&b.m.Writing, 1)
-	var err error
-	if !ok {
-		id, err = b.insert(x.Prefix)
-	}
-	added := true
-	if err == nil {
-		added, err = b.add(id, x)
-	}
-	if err != nil {
+	if err := change(); err != nil {
 		return errors.Join(err, b.repair())
-	}
-	if added {
-		b.m.Bindings++
 	}
 	b.m.settle()
 	atomic.StoreUint32(&b.m.Writing, 0)
@@ -215,13 +223,17 @@ func (b *Bindings) insert(p netip.Prefix) (uint32, error) {
 		return 0, err
 	}
 	above := b.encloser(p)
+	if above != 0 && b.m.set(above).shared() {
+		if above, err = b.unshare(p, above); err != nil {
+			return 0, err
+		}
+	}
 	*b.m.set(id) = set{Link: linkOf(p, above)}
 	b.m.Sets++
 	if err := b.t.Set(p, id); err != nil {
 		return 0, err
 	}
-	b.reparent(p, above, id)
-	return id, nil
+	return id, b.reparent(p, above, id)
 }
 
 // encloser is the set of the longest prefix that encloses another one that has none.
@@ -234,15 +246,22 @@ func (b *Bindings) encloser(p netip.Prefix) uint32 {
 }
 
 // reparent has the sets of prefixes within p go on to another one than before.
-func (b *Bindings) reparent(p netip.Prefix, from, to uint32) {
+func (b *Bindings) reparent(p netip.Prefix, from, to uint32) error {
 	if p.IsSingleIP() {
-		return
+		return nil
 	}
-	b.t.within(p, func(_ prefix, id uint32) {
-		if s := b.m.set(id); id != to && s.parent() == from && s.bits() > p.Bits() {
+	var shared []Entry
+	b.t.within(p, func(q prefix, id uint32) {
+		s := b.m.set(id)
+		switch {
+		case id == to || s.parent() != from || s.bits() <= p.Bits():
+		case s.shared():
+			shared = append(shared, Entry{q.entry(p.Addr().Is4()).Prefix, id})
+		default:
 			atomic.StoreUint32(&s.Link, s.Link&^MaxValue|to)
 		}
 	})
+	return b.reparentShared(shared, to)
 }
 
 // add puts a binding that is not there yet into a set; with many in one, it may turn out to be.
@@ -309,28 +328,35 @@ func (b *Bindings) Delete(k Key) (existed bool, err error) {
 	if !ok {
 		return false, nil
 	}
-	atomic.StoreUint32(&b.m.Writing, 1)
-	if existed, err = b.take(id, k); err == nil && existed {
-		b.m.Bindings--
-		if s := b.m.set(id); s.First == 0 && s.More == 0 {
-			b.reparent(k.Prefix, id, s.parent())
-			if _, err = b.t.Delete(k.Prefix); err == nil {
-				b.m.Sets--
-				b.m.retire(id, 1)
-			}
+	err = b.whole(func() (err error) {
+		if existed, err = b.take(id, k); err != nil || !existed {
+			return err
 		}
-	}
-	if err != nil {
-		return false, errors.Join(err, b.repair())
-	}
-	b.m.settle()
-	atomic.StoreUint32(&b.m.Writing, 0)
-	return existed, nil
+		b.m.Bindings--
+		s := b.m.set(id)
+		switch {
+		case s.shared(): // it has nothing below it, and the set stays the others'
+		case s.First == 0 && s.More == 0:
+			if err := b.reparent(k.Prefix, id, s.parent()); err != nil {
+				return err
+			}
+			b.m.retire(id, 1)
+		default:
+			return nil
+		}
+		b.m.Sets--
+		_, err = b.t.Delete(k.Prefix)
+		return err
+	})
+	return existed && err == nil, err
 }
 
 // take removes a binding from its set.
 func (b *Bindings) take(id uint32, k Key) (existed bool, err error) {
 	s, key := b.m.set(id), keyOf(k.Proto, k.Port)
+	if s.shared() {
+		return s.First>>32 == key, nil // the prefix goes, the set stays
+	}
 	if s.First>>32 == key {
 		atomic.StoreUint64(&s.First, 0)
 		return true, nil

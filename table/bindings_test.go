@@ -325,3 +325,45 @@ func TestBindingsKilledWriter(t *testing.T) {
 		t.Error("no writer was killed in the middle of a change: the test shows nothing")
 	}
 }
+
+// Prefixes that are bound alike have one set in common, until one of them changes.
+func TestBindingsShare(t *testing.T) {
+	p, b := loadBindings(t, 1<<16)
+	m := bound{}
+	var all []table.Binding
+	for i := range 60000 {
+		x := table.Binding{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 32), Proto: 6, Port: 443, Value: 1 + uint32(i%10)}
+		all, m[x.Key()] = append(all, x), x.Value
+	}
+	for range 2 { // twice as many as there is room for, if each had a set of its own
+		if err := b.Replace(all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkBindings(t, b, m)
+	change := func(prefix string, proto uint8, port uint16, value uint32) {
+		t.Helper()
+		x := table.Binding{Prefix: netip.MustParsePrefix(prefix), Proto: proto, Port: port, Value: value}
+		if err := b.Set(x); err != nil {
+			t.Fatal(err)
+		}
+		m[x.Key()] = value
+	}
+	change("10.0.1.1/32", 6, 443, 77)  // another value
+	change("10.0.1.2/32", 17, 443, 78) // one more
+	change("10.0.2.0/24", 6, 0, 79)    // encloses 256 of them
+	change("10.0.0.0/8", 17, 53, 80)   // and all
+	change("0.0.0.0/0", 1, 0, 81)
+	for _, k := range []table.Key{{Prefix: netip.MustParsePrefix("10.0.1.3/32"), Proto: 6, Port: 443}, {Prefix: netip.MustParsePrefix("10.0.0.0/8"), Proto: 17, Port: 53}} {
+		if existed, err := b.Delete(k); err != nil || !existed {
+			t.Fatal(existed, err)
+		}
+		delete(m, k)
+	}
+	checkBindings(t, b, m)
+	r := rand.New(rand.NewPCG(6, 6))
+	for range 5000 {
+		a := netip.AddrFrom4([4]byte{10, 0, byte(r.IntN(4)), byte(r.IntN(6))})
+		checkBound(t, p, b, m, a, []uint8{6, 17, 1}[r.IntN(3)], []uint16{443, 53, 80}[r.IntN(3)])
+	}
+}

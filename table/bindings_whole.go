@@ -74,17 +74,34 @@ func (b *Bindings) build(all []Binding, used []uint8) ([]Entry, error) {
 	entries := make([]Entry, 0, len(all))
 	var above enclosing
 	var of []uint64
+	same := [2]alike{{}, {}} // by family: a set does not tell which it is of
 	for i := 0; i < len(all); {
 		p := all[i].Prefix
 		of = of[:0]
 		for ; i < len(all) && all[i].Prefix == p; i++ {
 			of = append(of, entryOf(all[i]))
 		}
+		s := set{Link: linkOf(p, above.of(p)), First: of[0]}
+		if len(of) == 1 && (i == len(all) || !p.Overlaps(all[i].Prefix)) { // nothing is below it
+			s.Link |= sharedSet
+			family := &same[p.Addr().BitLen()>>7]
+			if id, ok := (*family)[s]; ok {
+				entries = append(entries, Entry{p, id})
+				continue
+			}
+			id, err := b.m.alloc(1)
+			if err != nil {
+				return nil, err
+			}
+			*b.m.set(id), (*family)[s], used[id] = s, id, 1
+			entries = append(entries, Entry{p, id})
+			continue
+		}
 		id, err := b.m.alloc(1)
 		if err != nil {
 			return nil, err
 		}
-		s := set{Link: linkOf(p, above.enter(p, id)), First: of[0]}
+		above.enter(p, id)
 		used[id] = 1
 		if others := of[1:]; len(others) > mostInline {
 			err = b.hash(id, others)
@@ -107,18 +124,23 @@ type enclosing []struct {
 	id uint32
 }
 
-func (e *enclosing) enter(p netip.Prefix, id uint32) (above uint32) {
+// of returns the set of the prefix that encloses p, the next of the sorted ones; 0 if none does.
+func (e *enclosing) of(p netip.Prefix) (above uint32) {
 	for n := len(*e); n > 0 && !(*e)[n-1].p.Overlaps(p); n-- {
 		*e = (*e)[:n-1]
 	}
 	if n := len(*e); n > 0 {
-		above = (*e)[n-1].id
+		return (*e)[n-1].id
 	}
+	return 0
+}
+
+// enter notes that p may enclose those that follow.
+func (e *enclosing) enter(p netip.Prefix, id uint32) {
 	*e = append(*e, struct {
 		p  netip.Prefix
 		id uint32
 	}{p, id})
-	return above
 }
 
 // reclaim frees what lies between the memory in use.
@@ -199,6 +221,7 @@ func (b *Bindings) repair() error {
 	used := make([]uint8, b.m.limit())
 	b.m.Bindings, b.m.Sets = 0, 0
 	var above enclosing
+	var misled []Entry // prefixes whose shared set leads elsewhere than theirs should
 	for _, e := range entries {
 		s := b.m.set(e.Value)
 		if s.First == 0 && s.More == 0 {
@@ -207,7 +230,14 @@ func (b *Bindings) repair() error {
 			}
 			continue
 		}
-		atomic.StoreUint32(&s.Link, linkOf(e.Prefix, above.enter(e.Prefix, e.Value)))
+		link := linkOf(e.Prefix, above.of(e.Prefix))
+		above.enter(e.Prefix, e.Value)
+		switch {
+		case !s.shared():
+			atomic.StoreUint32(&s.Link, link)
+		case s.Link&^sharedSet != link:
+			misled = append(misled, Entry{e.Prefix, link})
+		}
 		used[e.Value] = 1
 		hash, n := s.others()
 		if !hash && n > 0 {
@@ -221,6 +251,14 @@ func (b *Bindings) repair() error {
 	}
 	b.m.wait() // for those who were led to the empty sets
 	b.m.reclaim(used)
+	for _, e := range misled {
+		id, _ := b.t.Get(e.Prefix)
+		s := *b.m.set(id)
+		s.Link = e.Value
+		if _, err := b.own(e.Prefix, s); err != nil {
+			return err
+		}
+	}
 	atomic.StoreUint32(&b.m.Writing, 0)
 	return nil
 }

@@ -18,6 +18,7 @@ const (
 	unitBytes  = 16
 	mostInline = 15
 	hashed     = 1 << 31
+	sharedSet  = 1 << 30
 	mostRun    = (mostInline + 1) / 2 // units of a run
 	firstUnit  = 4096                 // what lies before is setsHead
 	setsMagic  = 0x77627331           // "wbs1": of this layout
@@ -67,7 +68,9 @@ func bindingOf(p netip.Prefix, e uint64) Binding {
 
 func linkOf(p netip.Prefix, above uint32) uint32 { return uint32(p.Bits())<<22 | above }
 
-func (s *set) bits() int { return int(atomic.LoadUint32(&s.Link) >> 22) }
+func (s *set) bits() int { return int(atomic.LoadUint32(&s.Link) >> 22 & 0xff) }
+
+func (s *set) shared() bool { return atomic.LoadUint32(&s.Link)&sharedSet != 0 }
 
 func (s *set) parent() uint32 { return atomic.LoadUint32(&s.Link) & MaxValue }
 

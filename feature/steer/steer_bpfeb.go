@@ -181,6 +181,7 @@ const (
 	steerMapSteerExits       = "steer_exits"
 	steerMapSteerGiven       = "steer_given"
 	steerMapSteerHits        = "steer_hits"
+	steerMapSteerListens     = "steer_listens"
 	steerMapSteerMoved       = "steer_moved"
 	steerMapSteerNamed       = "steer_named"
 	steerMapSteerPorts       = "steer_ports"
@@ -259,6 +260,7 @@ type steerMapSpecs struct {
 	SteerExits    *ebpf.MapSpec `ebpf:"steer_exits"`
 	SteerGiven    *ebpf.MapSpec `ebpf:"steer_given"`
 	SteerHits     *ebpf.MapSpec `ebpf:"steer_hits"`
+	SteerListens  *ebpf.MapSpec `ebpf:"steer_listens"`
 	SteerMoved    *ebpf.MapSpec `ebpf:"steer_moved"`
 	SteerNamed    *ebpf.MapSpec `ebpf:"steer_named"`
 	SteerPorts    *ebpf.MapSpec `ebpf:"steer_ports"`
@@ -309,6 +311,7 @@ type steerMaps struct {
 	SteerExits    *ebpf.Map `ebpf:"steer_exits"`
 	SteerGiven    *ebpf.Map `ebpf:"steer_given"`
 	SteerHits     *ebpf.Map `ebpf:"steer_hits"`
+	SteerListens  *ebpf.Map `ebpf:"steer_listens"`
 	SteerMoved    *ebpf.Map `ebpf:"steer_moved"`
 	SteerNamed    *ebpf.Map `ebpf:"steer_named"`
 	SteerPorts    *ebpf.Map `ebpf:"steer_ports"`
@@ -334,6 +337,7 @@ func (m *steerMaps) Close() error {
 		m.SteerExits,
 		m.SteerGiven,
 		m.SteerHits,
+		m.SteerListens,
 		m.SteerMoved,
 		m.SteerNamed,
 		m.SteerPorts,

@@ -127,12 +127,32 @@ func (e *engine) syncPorts() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(
+	if err := e.listens(true); err != nil {
+		return err
+	}
+	err = errors.Join(
 		putMissing(e.pins.Maps["prefixes"], prefixes, havePrefixes),
 		putMissing(e.pins.Maps["ports"], ports, havePorts),
 		e.dropServices(havePorts, havePrefixes),
 		deleteOthers(e.pins.Maps["ports"], ports, havePorts),
 		deleteOthers(e.pins.Maps["prefixes"], prefixes, havePrefixes))
+	if err != nil || len(ports) > 0 {
+		return err
+	}
+	return e.listens(false)
+}
+
+// listens tells steer_dispatch whether to ask for ports at all.
+func (e *engine) listens(some bool) error {
+	m := e.pins.Maps["listens"]
+	if m == nil {
+		return nil // nothing is bound: steer_lookup always asks
+	}
+	v := uint32(0)
+	if some {
+		v = 1
+	}
+	return m.Put(uint32(0), v)
 }
 
 func entries[K, V comparable](m *ebpf.Map) (map[K]V, error) {

@@ -249,6 +249,11 @@ func (e *engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[st
 		}
 	}
 	kernel.Step("steer:services copied")
+	if old.Maps["listens"] == nil { // sync, which follows, knows better
+		if err := e.listens(true); err != nil {
+			return links, err
+		}
+	}
 	if err := e.copyBindings(old); err != nil {
 		return links, err
 	}
