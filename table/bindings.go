@@ -180,6 +180,11 @@ func (b *Bindings) Set(x Binding) error {
 	if err := x.check(); err != nil {
 		return err
 	}
+	if err := b.room(b.Len() + 1); err != nil {
+		if _, ok := b.Get(x.Key()); !ok {
+			return err
+		}
+	}
 	id, ok := b.t.Get(x.Prefix)
 	switch {
 	case ok && b.m.set(id).shared():
@@ -212,6 +217,14 @@ func (b *Bindings) whole(change func() error) error {
 	}
 	b.m.settle()
 	atomic.StoreUint32(&b.m.Writing, 0)
+	return nil
+}
+
+// room says whether the maps were made for so many bindings.
+func (b *Bindings) room(n int) error {
+	if most := int(b.many.MaxEntries()); n > most {
+		return fmt.Errorf("%w: there is room for %d bindings", ErrFull, most)
+	}
 	return nil
 }
 

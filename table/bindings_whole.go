@@ -24,6 +24,9 @@ func (b *Bindings) Replace(all []Binding) error {
 		}
 	}
 	all = sortBindings(all)
+	if err := b.room(len(all)); err != nil {
+		return err
+	}
 	atomic.StoreUint32(&b.m.Writing, 1)
 	b.m.grace()
 	used := make([]uint8, b.m.limit()) // units of what begins there

@@ -38,10 +38,10 @@ func LoadBindingsFile(path string) ([]Binding, error) {
 	return ParseBindings(path, text)
 }
 
-// ParseBindings reads {"bindings": [{"label", "prefix", "port", "protocol"}, …]}.
-// Errors name file and line.
+// ParseBindings reads {"bindings": [{"label", "prefix", "port", "protocol"}, …]}, and
+// returns them by address. Errors name file and line.
 func ParseBindings(file string, text []byte) ([]Binding, error) {
-	p := bindingsParser{file: file, text: text, dec: jsontext.NewDecoder(bytes.NewBuffer(bytes.Clone(text)))}
+	p := bindingsParser{file: file, text: text, dec: jsontext.NewDecoder(bytes.NewBuffer(text))}
 	if err := p.whole(); err != nil {
 		return nil, err
 	}
@@ -193,27 +193,17 @@ func (p *bindingsParser) add(f fileBinding, at int64) error {
 	return nil
 }
 
-// once drops what is there twice, and finds what is bound to two services.
+// once returns the bindings in order, which spares whoever compares them the work, each
+// once. It finds what is bound to two services.
 func (p *bindingsParser) once() ([]Binding, error) {
 	order := bindingsInOrder(p.out)
-	twice := map[int32]bool{}
-	for i := 1; i < len(order); i++ {
-		if order[i].compare(order[i-1]) != 0 {
-			continue
-		}
-		first, b := p.out[order[i-1].at], p.out[order[i].at]
-		if first.Service != b.Service {
-			return nil, p.fail(p.ends[order[i].at], "%s %s port %d is bound to %s above, and to %s here", b.Proto, b.Prefix, b.Port, first.Service, b.Service)
-		}
-		twice[order[i].at] = true
-	}
-	if len(twice) == 0 {
-		return p.out, nil
-	}
-	out := p.out[:0]
-	for i, b := range p.out {
-		if !twice[int32(i)] {
+	out := make([]Binding, 0, len(order))
+	for i, o := range order {
+		b := p.out[o.at]
+		if i == 0 || o.compare(order[i-1]) != 0 {
 			out = append(out, b)
+		} else if first := out[len(out)-1]; first.Service != b.Service {
+			return nil, p.fail(p.ends[o.at], "%s %s port %d is bound to %s above, and to %s here", b.Proto, b.Prefix, b.Port, first.Service, b.Service)
 		}
 	}
 	return out, nil

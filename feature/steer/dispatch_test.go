@@ -636,7 +636,7 @@ func TestParseBindings(t *testing.T) {
 	for _, b := range all {
 		got = append(got, b.String())
 	}
-	want := []string{"tcp 127.0.0.1/32 every port → foo", "udp 127.0.0.1/32 every port → foo", "tcp 2001:db8::/64 80 → bar", "udp 192.0.2.0/24 53 → bar"}
+	want := []string{"tcp 127.0.0.1/32 every port → foo", "udp 127.0.0.1/32 every port → foo", "udp 192.0.2.0/24 53 → bar", "tcp 2001:db8::/64 80 → bar"}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v %v", got, err)
 	}
