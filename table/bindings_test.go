@@ -148,7 +148,7 @@ func TestBindingsAgainstModel(t *testing.T) {
 // A change of a short prefix holds for all addresses below it at once: what is bound and unbound around it never shows
 // another answer than the one before or the one after.
 func TestBindingsReaders(t *testing.T) {
-	p, b := loadBindings(t, 4000)
+	p, b := loadBindings(t, 1<<16)
 	bind := func(s string, proto uint8, port uint16, v uint32) {
 		if err := b.Set(table.Binding{Prefix: netip.MustParsePrefix(s), Proto: proto, Port: port, Value: v}); err != nil {
 			t.Error(err)
