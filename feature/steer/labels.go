@@ -125,6 +125,29 @@ func (s *labels) all() (map[string]label, error) {
 	}
 }
 
+// nameOf finds the name of a number. It reads all names.
+func (s *labels) nameOf(id uint32) (string, error) {
+	all, err := s.all()
+	if err != nil {
+		return "", err
+	}
+	for name, x := range all {
+		if x.ID == id {
+			return name, nil
+		}
+	}
+	return "", fmt.Errorf("service number %d has no name", id)
+}
+
+// forget frees a name's number.
+func (s *labels) forget(name string) error {
+	k, err := keyOfLabel(name)
+	if err != nil {
+		return err
+	}
+	return s.maps["labels"].Delete(k)
+}
+
 // acquire finds a name, or gives it a number.
 func (d *dispatch) acquire(name string) (x label, err error) {
 	x, ok, err := d.labels.get(name)

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
+)
+
+// Diff is what a change of many bindings does.
+type Diff struct {
+	Added   []Binding
+	Removed []Binding
+	Moved   []Moved
+	Same    int
+}
+
+// Moved is a binding that leads to another service than before.
+type Moved struct {
+	Binding
+	From string
+}
+
+// Empty says that nothing changes.
+func (x Diff) Empty() bool { return len(x.Added)+len(x.Removed)+len(x.Moved) == 0 }
+
+// ReplaceBindings has a namespace have these bindings and no others, all at once: a
+// packet meets all the old ones or all the new.
+func ReplaceBindings(l *kernel.WriteLock, ns *netns.Handle, all []Binding) (Diff, error) {
+	return setBindings(l, ns, all, false)
+}
+
+// AddBindings adds bindings, all at once.
+func AddBindings(l *kernel.WriteLock, ns *netns.Handle, more []Binding) (Diff, error) {
+	return setBindings(l, ns, more, true)
+}
+
+func setBindings(l *kernel.WriteLock, ns *netns.Handle, want []Binding, keep bool) (diff Diff, err error) {
+	order, err := checkBindings(l.Root, scopeOf(ns), want)
+	if err != nil {
+		return diff, err
+	}
+	if len(want) == 0 { // nothing is to come, and perhaps nothing was ever there
+		d, err := openDispatchThere(l, ns)
+		if errors.Is(err, kernel.ErrNotExist) {
+			return diff, nil
+		} else if err != nil {
+			return diff, err
+		}
+		defer d.Close()
+		if diff, err = d.set(want, order, keep); err == nil {
+			err = d.leave()
+		}
+		return diff, err
+	}
+	err = withRoom(l, ns, roomFor(len(want)), func(d *dispatch) (err error) {
+		diff, err = d.set(want, order, keep)
+		return err
+	})
+	return diff, err
+}
+
+// set replaces all bindings, or with keep adds some.
+func (d *dispatch) set(want []Binding, order []bindingOrder, keep bool) (diff Diff, err error) {
+	have, err := d.labels.read(d.bound)
+	if err != nil {
+		return diff, err
+	}
+	diff, kept := have.diff(want, order, keep)
+	if diff.Empty() {
+		return diff, nil
+	}
+	return diff, d.change(func() error {
+		ids := map[string]uint32{}
+		counts := map[string]uint32{}
+		for _, b := range want {
+			if _, ok := ids[b.Service]; ok {
+				continue
+			}
+			x, err := d.acquire(b.Service)
+			if err != nil {
+				return err
+			}
+			ids[b.Service] = x.ID
+		}
+		all := make([]table.Binding, 0, len(want)+len(kept))
+		for i, o := range order {
+			if i > 0 && o.compare(order[i-1]) == 0 {
+				continue
+			}
+			b := &want[o.at]
+			all = append(all, table.Binding{Prefix: b.Prefix, Proto: uint8(b.Proto), Port: b.Port, Value: ids[b.Service] + 1})
+			counts[b.Service]++
+		}
+		for _, at := range kept {
+			all = append(all, have.all[at])
+			counts[have.names[have.all[at].Value-1]]++
+		}
+		kernel.Step("steer:named all")
+		if err := d.bound.Replace(all); err != nil {
+			return err
+		}
+		kernel.Step("steer:bound all")
+		return d.count(counts)
+	})
+}
+
+// count writes how many bindings lead to each name, and forgets those that nothing
+// leads to and that have no socket.
+func (d *dispatch) count(counts map[string]uint32) error {
+	all, err := d.labels.all()
+	if err != nil {
+		return err
+	}
+	for name, x := range all {
+		switch n := counts[name]; {
+		case n == 0 && !d.hasSocket(x.ID):
+			err = d.labels.forget(name)
+		case n != x.Bindings:
+			err = d.labels.put(name, label{x.ID, n})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// boundNow is what is bound, and the names of the numbers.
+type boundNow struct {
+	all   []table.Binding
+	order []bindingOrder
+	names map[uint32]string
+}
+
+func (s *labels) read(b *table.Bindings) (out boundNow, err error) {
+	out = boundNow{all: make([]table.Binding, 0, b.Len()), names: map[uint32]string{}}
+	all, err := s.all()
+	if err != nil {
+		return out, err
+	}
+	for name, x := range all {
+		out.names[x.ID] = name
+	}
+	for x, err := range b.All() {
+		if err != nil {
+			return out, err
+		}
+		out.all = append(out.all, x)
+	}
+	out.order = inOrder(len(out.all), func(i int) table.Key { return out.all[i].Key() })
+	return out, nil
+}
+
+func (n boundNow) binding(at int32) Binding {
+	x := n.all[at]
+	return Binding{Service: n.names[x.Value-1], Prefix: x.Prefix, Port: x.Port, Proto: Proto(x.Proto)}
+}
+
+// diff compares with what is wanted, and its order. What is bound and not wanted is
+// removed, or with keep returned.
+func (n boundNow) diff(want []Binding, order []bindingOrder, keep bool) (out Diff, kept []int32) {
+	was := make([]int32, len(want)) // index of what is bound now, and 1 more
+	var others []int32
+	added, next := len(want), 0
+	for _, o := range n.order {
+		for ; next < len(order) && order[next].compare(o) <= 0; next++ {
+			if order[next].compare(o) == 0 {
+				was[order[next].at] = o.at + 1
+				added--
+			}
+		}
+		if next == 0 || order[next-1].compare(o) != 0 {
+			others = append(others, o.at)
+		}
+	}
+	out.Added = slices.Grow(out.Added, added)
+	for i, b := range want {
+		if was[i] == 0 {
+			out.Added = append(out.Added, b)
+		} else if from := n.names[n.all[was[i]-1].Value-1]; from != b.Service {
+			out.Moved = append(out.Moved, Moved{b, from})
+		} else {
+			out.Same++
+		}
+	}
+	if keep {
+		return out, others
+	}
+	out.Removed = slices.Grow(out.Removed, len(others))
+	for _, at := range others {
+		out.Removed = append(out.Removed, n.binding(at))
+	}
+	return out, nil
+}
+
+// DiffBindings is what ReplaceBindings would do, or AddBindings with keep.
+func DiffBindings(r *kernel.Root, scope string, want []Binding, keep bool) (Diff, error) {
+	order, err := checkBindings(r, scope, want)
+	if err != nil {
+		return Diff{}, err
+	}
+	v, err := openView(r, scope)
+	if errors.Is(err, kernel.ErrNotExist) {
+		diff, _ := boundNow{}.diff(want, order, keep)
+		return diff, nil
+	} else if err != nil {
+		return Diff{}, err
+	}
+	defer v.Close()
+	now, err := v.labels.read(v.bound)
+	if err != nil {
+		return Diff{}, err
+	}
+	diff, _ := now.diff(want, order, keep)
+	return diff, nil
+}

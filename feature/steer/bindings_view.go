@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
+)
+
+// Bindings lists what is bound in a namespace, by address.
+func Bindings(_ context.Context, r *kernel.Root, scope string) ([]Binding, error) {
+	v, err := openView(r, scope)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer v.Close()
+	now, err := v.labels.read(v.bound)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Binding, 0, len(now.order))
+	for _, o := range now.order {
+		out = append(out, now.binding(o.at))
+	}
+	return out, nil
+}
+
+// view is a namespace's dispatch, open for reading.
+type view struct {
+	pins   *kernel.Opened
+	bound  *table.Bindings
+	labels *labels
+}
+
+// openView returns ErrNotExist where nothing was ever bound.
+func openView(r *kernel.Root, scope string) (*view, error) {
+	i := engineInstance(scope, EngineSkLookup)
+	pins, err := r.Open(i)
+	if err != nil {
+		return nil, err
+	}
+	if err = knownABI(pins.Meta, "namespace "+scope); err == nil && roomOf(pins.Maps) == 0 {
+		err = fmt.Errorf("bindings of namespace %s: %w", scope, kernel.ErrNotExist)
+	}
+	v := &view{pins: pins, labels: &labels{pins.Maps}}
+	if err == nil {
+		v.bound, err = openBound(pins.Maps, false)
+	}
+	if err != nil {
+		pins.Close()
+		return nil, err
+	}
+	return v, nil
+}
+
+func (v *view) Close() {
+	v.bound.Close()
+	v.pins.Close()
+}
+
+// BindingFilter selects bindings; its zero value selects all.
+type BindingFilter struct {
+	Service string
+	Proto   Proto
+	Within  netip.Prefix // bound to this prefix or a part of it
+	Covers  netip.Addr   // bound to a prefix that has this address
+	Port    *uint16
+}
+
+// Match says whether a binding is selected.
+func (f BindingFilter) Match(b Binding) bool {
+	return (f.Service == "" || f.Service == b.Service) && (f.Proto == 0 || f.Proto == b.Proto) &&
+		(!f.Within.IsValid() || f.Within.Bits() <= b.Prefix.Bits() && f.Within.Contains(b.Prefix.Addr())) &&
+		(!f.Covers.IsValid() || b.Prefix.Contains(f.Covers)) && (f.Port == nil || *f.Port == b.Port)
+}
+
+// bindingsFile is a file of bindings, tubular's or weir's.
+type bindingsFile struct {
+	Bindings []Binding `json:"bindings"`
+}
+
+// WriteBindings writes bindings as ParseBindings reads them.
+func WriteBindings(all []Binding) ([]byte, error) {
+	if all == nil {
+		all = []Binding{}
+	}
+	return json.MarshalIndent(bindingsFile{all}, "", "  ")
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Named is a service that bindings lead to.
+type Named struct {
+	Service    string             `json:"service"`
+	Bindings   int                `json:"bindings"`
+	Configured bool               `json:"configured"` // by weir apply: it has slots
+	Sockets    []RegisteredSocket `json:"sockets,omitempty"`
+	Steered    uint64             `json:"steered"`  // datagrams, and lookups of a listener
+	Rejected   uint64             `json:"rejected"` // for want of a socket
+	Failed     uint64             `json:"failed"`   // the kernel refused the socket
+}
+
+// RegisteredSocket is a socket and what it serves.
+type RegisteredSocket struct {
+	Kind   string         `json:"kind"` // "udp4", "tcp4", "udp6", "tcp6"
+	Cookie uint64         `json:"cookie"`
+	Local  netip.AddrPort `json:"local,omitzero"` // where this user may ask
+}
+
+// NamedServices lists the services of a namespace that something is bound to or
+// registered for, by name.
+func NamedServices(_ context.Context, r *kernel.Root, scope string) ([]Named, error) {
+	return namedServices(r, scope, true)
+}
+
+// namedServices also says where the sockets are bound, if it is to.
+func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
+	v, err := openView(r, scope)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer v.Close()
+	all, err := v.labels.all()
+	if err != nil {
+		return nil, err
+	}
+	var at map[uint64]netip.AddrPort
+	if where {
+		at = localAddresses(scope)
+	}
+	e := &engine{pins: v.pins}
+	out := make([]Named, 0, len(all))
+	for name, x := range all {
+		n := Named{Service: name, Bindings: int(x.Bindings)}
+		var to steerNamed
+		if err := v.pins.Maps["named"].Lookup(x.ID, &to); err != nil {
+			return nil, err
+		}
+		n.Configured = to.Service != 0
+		for kind := range uint32(kinds4) {
+			if cookie := e.given(x.ID, kind); cookie != 0 {
+				n.Sockets = append(n.Sockets, RegisteredSocket{kindName(kind), cookie, at[cookie]})
+			}
+		}
+		hits, err := kernel.SumPerCPU[steerHits](v.pins.Maps["hits"], x.ID)
+		if err != nil {
+			return nil, err
+		}
+		n.Steered, n.Rejected, n.Failed = hits.Steered, hits.Rejected, hits.Failed
+		out = append(out, n)
+	}
+	slices.SortFunc(out, func(a, b Named) int {
+		if a.Service < b.Service {
+			return -1
+		}
+		return 1
+	})
+	return out, nil
+}
+
+// localAddresses are those of the namespace's listeners and unconnected UDP sockets,
+// by cookie; none where this user may not ask.
+func localAddresses(scope string) map[uint64]netip.AddrPort {
+	out := map[uint64]netip.AddrPort{}
+	inode, err := inodeOf(scope)
+	if err != nil {
+		return out
+	}
+	ns, err := openNetns("", inode)
+	if err != nil {
+		return out
+	}
+	defer ns.Close()
+	_ = ns.Do(func() error {
+		for _, q := range []sockdiag.Query{
+			{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Listen},
+			{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Close},
+		} {
+			socks, err := sockdiag.Dump(q)
+			if err != nil {
+				return err
+			}
+			for _, s := range socks {
+				out[s.Cookie] = s.Local
+			}
+		}
+		return nil
+	})
+	return out
+}

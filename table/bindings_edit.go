@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package table
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+)
+
+// Set binds, or gives what is bound another value.
+func (b *Bindings) Set(x Binding) error {
+	if err := x.check(); err != nil {
+		return err
+	}
+	if err := b.room(b.Len() + 1); err != nil {
+		if _, ok := b.Get(x.Key()); !ok {
+			return err
+		}
+	}
+	id, ok := b.t.Get(x.Prefix)
+	switch {
+	case ok && b.m.set(id).shared():
+		return b.setShared(id, x)
+	case ok:
+		if at := b.m.find(id, keyOf(x.Proto, x.Port)); at != nil {
+			atomic.StoreUint64(at, entryOf(x))
+			return nil
+		}
+	}
+	return b.whole(func() (err error) {
+		if !ok {
+			if id, err = b.insert(x.Prefix); err != nil {
+				return err
+			}
+		}
+		added, err := b.add(id, x)
+		if added {
+			b.m.Bindings++
+		}
+		return err
+	})
+}
+
+// whole carries out a change. One that fails has changed nothing, and one in which the writer is killed is repaired.
+func (b *Bindings) whole(change func() error) error {
+	atomic.StoreUint32(&b.m.Writing, 1)
+	if err := change(); err != nil {
+		return errors.Join(err, b.repair())
+	}
+	b.m.settle()
+	atomic.StoreUint32(&b.m.Writing, 0)
+	return nil
+}
+
+// room says whether the maps were made for so many bindings.
+func (b *Bindings) room(n int) error {
+	if most := int(b.many.MaxEntries()); n > most {
+		return fmt.Errorf("%w: there is room for %d bindings", ErrFull, most)
+	}
+	return nil
+}
+
+// insert gives a prefix an empty set, and puts it between the one that encloses it and those that it encloses. That
+// changes no lookup: the binding that comes after it does.
+func (b *Bindings) insert(p netip.Prefix) (uint32, error) {
+	id, err := b.m.alloc(1)
+	if err != nil {
+		return 0, err
+	}
+	above := b.encloser(p)
+	if above != 0 && b.m.set(above).shared() {
+		if above, err = b.unshare(p, above); err != nil {
+			return 0, err
+		}
+	}
+	*b.m.set(id) = set{Link: linkOf(p, above)}
+	b.m.Sets++
+	if err := b.t.Set(p, id); err != nil {
+		return 0, err
+	}
+	return id, b.reparent(p, above, id)
+}
+
+// encloser is the set of the longest prefix that encloses another one that has none.
+func (b *Bindings) encloser(p netip.Prefix) uint32 {
+	id, _ := b.t.Lookup(p.Addr())
+	for id != 0 && b.m.set(id).bits() >= p.Bits() {
+		id = b.m.set(id).parent()
+	}
+	return id
+}
+
+// reparent has the sets of prefixes within p go on to another one than before.
+func (b *Bindings) reparent(p netip.Prefix, from, to uint32) error {
+	if p.IsSingleIP() {
+		return nil
+	}
+	var shared []Entry
+	b.t.within(p, func(q prefix, id uint32) {
+		s := b.m.set(id)
+		switch {
+		case id == to || s.parent() != from || s.bits() <= p.Bits():
+		case s.shared():
+			shared = append(shared, Entry{q.entry(p.Addr().Is4()).Prefix, id})
+		default:
+			atomic.StoreUint32(&s.Link, s.Link&^MaxValue|to)
+		}
+	})
+	return b.reparentShared(shared, to)
+}
+
+// add puts a binding that is not there yet into a set; with many in one, it may turn out to be.
+func (b *Bindings) add(id uint32, x Binding) (added bool, err error) {
+	s, e := b.m.set(id), entryOf(x)
+	hash, others := s.others()
+	switch {
+	case hash:
+		key := manyKey{Set: id, Port: x.Port, Proto: x.Proto}
+		err := b.many.Update(key, uint32(e), ebpf.UpdateNoExist)
+		if errors.Is(err, ebpf.ErrKeyExist) {
+			return false, b.many.Put(key, uint32(e))
+		}
+		if err != nil {
+			return false, b.manyError(err)
+		}
+		b.m.Hashed++
+		atomic.StoreUint32(&s.More, s.More+1)
+	case s.First == 0:
+		atomic.StoreUint64(&s.First, e)
+	case others < mostInline:
+		run, err := b.m.writeRun(append(b.m.run(s.More), e))
+		if err != nil {
+			return false, err
+		}
+		b.m.retireRun(s.More)
+		atomic.StoreUint32(&s.More, run)
+	default:
+		was := s.More
+		if err := b.hash(id, append(b.m.run(was), e)); err != nil {
+			return false, err
+		}
+		b.m.retireRun(was)
+		atomic.StoreUint32(&s.More, hashed|(others+1))
+	}
+	return true, nil
+}
+
+// hash puts entries of a set into the map for sets of many.
+func (b *Bindings) hash(id uint32, entries []uint64) error {
+	for _, e := range entries {
+		x := bindingOf(netip.Prefix{}, e)
+		if err := b.many.Put(manyKey{Set: id, Port: x.Port, Proto: x.Proto}, x.Value); err != nil {
+			return b.manyError(err)
+		}
+	}
+	b.m.Hashed += uint32(len(entries))
+	return nil
+}
+
+func (b *Bindings) manyError(err error) error {
+	if errors.Is(err, errMapFull) {
+		return fmt.Errorf("%w: %d bindings of prefixes with more than %d take all room for such", ErrFull, b.m.Hashed, mostInline+1)
+	}
+	return err
+}
+
+// Delete removes a binding, and says whether it was there.
+func (b *Bindings) Delete(k Key) (existed bool, err error) {
+	if err := (Binding{k.Prefix, k.Proto, k.Port, 1}).check(); err != nil {
+		return false, err
+	}
+	id, ok := b.t.Get(k.Prefix)
+	if !ok {
+		return false, nil
+	}
+	err = b.whole(func() (err error) {
+		if existed, err = b.take(id, k); err != nil || !existed {
+			return err
+		}
+		b.m.Bindings--
+		s := b.m.set(id)
+		switch {
+		case s.shared(): // it has nothing below it, and the set stays the others'
+		case s.First == 0 && s.More == 0:
+			if err := b.reparent(k.Prefix, id, s.parent()); err != nil {
+				return err
+			}
+			b.m.retire(id, 1)
+		default:
+			return nil
+		}
+		b.m.Sets--
+		_, err = b.t.Delete(k.Prefix)
+		return err
+	})
+	return existed && err == nil, err
+}
+
+// take removes a binding from its set.
+func (b *Bindings) take(id uint32, k Key) (existed bool, err error) {
+	s, key := b.m.set(id), keyOf(k.Proto, k.Port)
+	if s.shared() {
+		return s.First>>32 == key, nil // the prefix goes, the set stays
+	}
+	if s.First>>32 == key {
+		atomic.StoreUint64(&s.First, 0)
+		return true, nil
+	}
+	if inHash, others := s.others(); inHash {
+		err := b.many.Delete(manyKey{Set: id, Port: k.Port, Proto: k.Proto})
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		b.m.Hashed--
+		more := s.More - 1
+		if others == 1 {
+			more = 0
+		}
+		atomic.StoreUint32(&s.More, more)
+		return true, nil
+	}
+	run := b.m.run(s.More)
+	for i, e := range run {
+		if e>>32 == key {
+			more, err := b.m.writeRun(append(run[:i], run[i+1:]...))
+			if err != nil {
+				return false, err
+			}
+			b.m.retireRun(s.More)
+			atomic.StoreUint32(&s.More, more)
+			return true, nil
+		}
+	}
+	return false, nil
+}
