@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -89,20 +88,12 @@ func registerArgs(slot *int) cobra.PositionalArgs {
 
 // registerSockets registers a process's socket, or those that were passed.
 func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsFlag, args []string, wait time.Duration) error {
-	if err := notConfigured(cmd, g, args[0]); err != nil {
-		return err
-	}
 	var kinds []string
 	var err error
 	switch {
 	case len(args) == 1 && m.String() == "none":
-		err = in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
-			passed, err := steer.PassedSockets(ns, args[0])
-			if err != nil {
-				return err
-			}
-			served, err := steer.RegisterSockets(l, ns, passed)
-			kinds = slices.Concat(served...)
+		err = in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) (err error) {
+			kinds, err = steer.RegisterPassed(l, ns, args[0])
 			return err
 		})
 	case len(args) == 1 || m.String() == "none":
@@ -112,40 +103,21 @@ func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsF
 		if perr != nil {
 			return usageError{perr}
 		}
-		kinds, err = registerWithin(cmd.Context(), g.host().Root, args[0], in.ref, m, at, wait)
+		kinds, err = steer.RegisterWithin(cmd.Context(), g.host().Root, args[0], in.ref, m, at, wait)
 	}
 	if err != nil {
-		return err
+		return slotMissing(err)
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "registered for %s: %s\n", args[0], strings.Join(kinds, ", "))
 	return nil
 }
 
-// notConfigured refuses a service that has slots.
-func notConfigured(cmd *cobra.Command, g *globals, name string) error {
-	st, err := steer.ReadState(cmd.Context(), g.host().Root)
-	if err != nil {
-		return err
+// slotMissing has a service of the configuration without a slot be wrong usage.
+func slotMissing(err error) error {
+	if errors.Is(err, steer.ErrConfigured) {
+		return usageError{err}
 	}
-	if slices.ContainsFunc(st.Services, func(s steer.ServiceState) bool { return s.Name == name }) {
-		return usageError{fmt.Errorf("%s is a service of the configuration: name the slot: --slot N", name)}
-	}
-	return nil
-}
-
-// registerWithin waits for the socket.
-func registerWithin(ctx context.Context, r *kernel.Root, name, ref string, m service.Member, at service.Listen, wait time.Duration) ([]string, error) {
-	for end := time.Now().Add(wait); ; {
-		kinds, err := steer.RegisterMember(ctx, r, name, ref, m, at)
-		if err == nil || !steer.Waiting(err) || !time.Now().Before(end) {
-			return kinds, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+	return err
 }
 
 // namedMember is the member that the flags name, or nil for the configured one.
@@ -191,15 +163,12 @@ registered.`,
 						return usageError{fmt.Errorf("%q: want udp4, tcp4, udp6 or tcp6", kind)}
 					}
 				}
-				if err := notConfigured(cmd, g, args[0]); err != nil {
-					return err
-				}
 				return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
 					were, err := steer.UnregisterSockets(l, ns, args[0], args[1:]...)
 					if err == nil {
 						fmt.Fprintf(cmd.OutOrStdout(), "no longer registered for %s: %s\n", args[0], strings.Join(were, ", "))
 					}
-					return err
+					return slotMissing(err)
 				})
 			}
 			if len(args) > 1 {

@@ -76,7 +76,7 @@ func (d *dispatch) set(want []Binding, order []bindingOrder, keep bool) (diff Di
 	}
 	return diff, d.change(func() error {
 		ids := map[string]uint32{}
-		counts := map[string]uint32{}
+		counts := map[uint32]uint32{}
 		for _, b := range want {
 			if _, ok := ids[b.Service]; ok {
 				continue
@@ -94,11 +94,12 @@ func (d *dispatch) set(want []Binding, order []bindingOrder, keep bool) (diff Di
 			}
 			b := &want[o.at]
 			all = append(all, table.Binding{Prefix: b.Prefix, Proto: uint8(b.Proto), Port: b.Port, Value: ids[b.Service] + 1})
-			counts[b.Service]++
 		}
 		for _, at := range kept {
 			all = append(all, have.all[at])
-			counts[have.names[have.all[at].Value-1]]++
+		}
+		for _, x := range all {
+			counts[x.Value-1]++
 		}
 		kernel.Step("steer:named all")
 		if err := d.bound.Replace(all); err != nil {
@@ -107,27 +108,6 @@ func (d *dispatch) set(want []Binding, order []bindingOrder, keep bool) (diff Di
 		kernel.Step("steer:bound all")
 		return d.count(counts)
 	})
-}
-
-// count writes how many bindings lead to each name, and forgets those that nothing
-// leads to and that have no socket.
-func (d *dispatch) count(counts map[string]uint32) error {
-	all, err := d.labels.all()
-	if err != nil {
-		return err
-	}
-	for name, x := range all {
-		switch n := counts[name]; {
-		case n == 0 && !d.hasSocket(x.ID):
-			err = d.labels.forget(name)
-		case n != x.Bindings:
-			err = d.labels.put(name, label{x.ID, n})
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // boundNow is what is bound, and the names of the numbers.

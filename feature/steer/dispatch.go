@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
@@ -213,6 +212,7 @@ func (d *dispatch) mend() error {
 	return d.recount()
 }
 
+// recount counts bindings by what is bound.
 func (d *dispatch) recount() error {
 	counts := map[uint32]uint32{}
 	for x, err := range d.bound.All() {
@@ -221,16 +221,8 @@ func (d *dispatch) recount() error {
 		}
 		counts[x.Value-1]++
 	}
-	all, err := d.labels.all()
-	if err != nil {
+	if err := d.count(counts); err != nil {
 		return err
-	}
-	for name, have := range all {
-		if n := counts[have.ID]; n != have.Bindings {
-			if err := d.labels.put(name, label{have.ID, n}); err != nil {
-				return err
-			}
-		}
 	}
 	return d.labels.mark(false)
 }
@@ -246,13 +238,8 @@ func (e *engine) dispatches() (bool, error) {
 		return false, err
 	}
 	for _, x := range all {
-		if x.Bindings > 0 {
+		if x.Bindings > 0 || e.hasSocket(x.ID) {
 			return true, nil
-		}
-		for kind := range uint32(kinds4) {
-			if e.given(x.ID, kind) != 0 {
-				return true, nil
-			}
 		}
 	}
 	return false, nil
@@ -296,5 +283,5 @@ func kindOfPacket(tcp, v6 bool) (kind uint32) {
 }
 
 func kindName(kind uint32) string {
-	return strings.TrimSpace([]string{"udp", "tcp"}[kind&1] + []string{"4", "6"}[kind>>1&1])
+	return [kinds4]string{"udp4", "tcp4", "udp6", "tcp6"}[kind]
 }

@@ -14,7 +14,8 @@ package steer
 const ABI = 2
 
 // dispatchABI is that of an engine in whose namespace something is bound. A weir that
-// knows no bindings must not take it for one of its own.
+// knows no bindings must not take it for one of its own. The next ABI of either is
+// above both.
 const dispatchABI = 3
 
 // Buckets is the number of buckets that source addresses hash to.

@@ -218,7 +218,7 @@ func openEngine(l *kernel.WriteLock, scope string, kind Engine) (*engine, error)
 		return nil, err
 	}
 	e := &engine{lock: l, scope: scope, kind: kind, pins: pins}
-	if err = knownABI(pins.Meta, "namespace "+scope); err == nil {
+	if err = knownABI(pins.Meta, dispatchABI, "namespace "+scope); err == nil {
 		e.services, err = readServices(l.Root, scope, kind)
 	}
 	if err == nil {
@@ -269,7 +269,7 @@ func readService(r *kernel.Root, i kernel.Instance) (*published, error) {
 		return nil, err
 	}
 	defer o.Close()
-	if err := knownABI(o.Meta, "service "+i.Name); err != nil {
+	if err := knownABI(o.Meta, ABI, "service "+i.Name); err != nil {
 		return nil, err
 	}
 	p := &published{abi: o.Meta.ABI}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -148,6 +149,27 @@ func (s *labels) forget(name string) error {
 	return s.maps["labels"].Delete(k)
 }
 
+// count writes how many bindings lead to each number, and forgets the names of those
+// that nothing leads to and that have no socket.
+func (d *dispatch) count(counts map[uint32]uint32) error {
+	all, err := d.labels.all()
+	if err != nil {
+		return err
+	}
+	for name, x := range all {
+		switch n := counts[x.ID]; {
+		case n == 0 && !d.hasSocket(x.ID):
+			err = d.labels.forget(name)
+		case n != x.Bindings:
+			err = d.labels.put(name, label{x.ID, n})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // acquire finds a name, or gives it a number.
 func (d *dispatch) acquire(name string) (x label, err error) {
 	x, ok, err := d.labels.get(name)
@@ -270,17 +292,17 @@ func (e *engine) syncNamed() error {
 		}
 	}
 	size := int(m.MaxEntries() * m.ValueSize())
-	b, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ, unix.MAP_SHARED)
+	b, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("mapping %v: %w", m, err)
 	}
 	defer unix.Munmap(b)
-	have := unsafe.Slice((*steerNamed)(unsafe.Pointer(&b[0])), m.MaxEntries())
+	have := unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), m.MaxEntries())
 	for id := range have {
-		if was := have[id]; was != want[uint32(id)] {
-			if err := m.Put(uint32(id), want[uint32(id)]); err != nil {
-				return err
-			}
+		// One store: a packet must not meet one service with another one's endpoint.
+		n := want[uint32(id)]
+		if now := *(*uint64)(unsafe.Pointer(&n)); now != have[id] {
+			atomic.StoreUint64(&have[id], now)
 			kernel.Step("steer:named")
 		}
 	}

@@ -118,13 +118,19 @@ func admitOnly(ctx context.Context, r *kernel.Root, s Slot, member *service.Memb
 
 // AdmitWithin tries Admit until it succeeds, fails for good, or wait is over.
 func AdmitWithin(ctx context.Context, r *kernel.Root, s Slot, member *service.Member, wait time.Duration) (changed bool, err error) {
+	err = within(ctx, wait, func() (err error) { changed, err = Admit(ctx, r, s, member); return err })
+	if Waiting(err) {
+		err = fmt.Errorf("slot %d of %s stays empty after %s: %w", s.Slot, s.Service, strings.TrimSuffix(wait.String(), "0s"), err)
+	}
+	return changed && err == nil, err
+}
+
+// within tries something until it succeeds, fails for good, or wait is over.
+func within(ctx context.Context, wait time.Duration, try func() error) error {
 	for deadline := time.Now().Add(wait); ; {
-		changed, err := Admit(ctx, r, s, member)
-		if err == nil || !Waiting(err) {
-			return changed, err
-		}
-		if time.Now().After(deadline) {
-			return false, fmt.Errorf("slot %d of %s stays empty after %s: %w", s.Slot, s.Service, strings.TrimSuffix(wait.String(), "0s"), err)
+		err := try()
+		if err == nil || !Waiting(err) || time.Now().After(deadline) {
+			return err
 		}
 		pause := 20 * time.Millisecond
 		if errors.Is(err, service.ErrNotReady) {
@@ -132,7 +138,7 @@ func AdmitWithin(ctx context.Context, r *kernel.Root, s Slot, member *service.Me
 		}
 		select {
 		case <-ctx.Done():
-			return false, ctx.Err()
+			return ctx.Err()
 		case <-time.After(pause):
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -66,16 +67,12 @@ func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) 
 			return nil, fmt.Errorf("descriptor %d for service %s: %w", r.FD, r.Service, err)
 		}
 	}
-	for _, kind := range kinds {
-		of, err := readServices(l.Root, scopeOf(ns), kind)
-		if err != nil {
-			return nil, err
-		}
-		for _, r := range all {
-			if of[r.Service] != nil {
-				return nil, fmt.Errorf("%w: %s has slots: name one with --slot", ErrConfigured, r.Service)
-			}
-		}
+	var names []string
+	for _, r := range all {
+		names = append(names, r.Service)
+	}
+	if err := notConfigured(l.Root, ns, names...); err != nil {
+		return nil, err
 	}
 	d, err := openDispatch(l, ns, fewestBindings)
 	if err != nil {
@@ -91,6 +88,22 @@ func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) 
 		}
 		return nil
 	})
+}
+
+// notConfigured refuses services that have slots.
+func notConfigured(r *kernel.Root, ns *netns.Handle, names ...string) error {
+	for _, kind := range kinds {
+		of, err := readServices(r, scopeOf(ns), kind)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if of[name] != nil {
+				return fmt.Errorf("%s is %w: name the slot: --slot N", name, ErrConfigured)
+			}
+		}
+	}
+	return nil
 }
 
 func (d *dispatch) register(r Registration, look socketKind) (served []string, err error) {
@@ -194,6 +207,13 @@ func inNamespace(fd int, ns *netns.Handle) error {
 	return nil
 }
 
+// RegisterWithin tries RegisterMember until it succeeds, fails for good, or wait is
+// over.
+func RegisterWithin(ctx context.Context, r *kernel.Root, name, ref string, m service.Member, at service.Listen, wait time.Duration) (served []string, err error) {
+	err = within(ctx, wait, func() (err error) { served, err = RegisterMember(ctx, r, name, ref, m, at); return err })
+	return served, err
+}
+
 // RegisterMember registers the socket of a process that is bound to a listen, in
 // the process's namespace unless ref names one.
 func RegisterMember(ctx context.Context, r *kernel.Root, name, ref string, m service.Member, at service.Listen) ([]string, error) {
@@ -204,6 +224,9 @@ func RegisterMember(ctx context.Context, r *kernel.Root, name, ref string, m ser
 		return nil, err
 	}
 	defer ns.Close()
+	if err := notConfigured(r, ns, name); err != nil {
+		return nil, err // before a socket is waited for
+	}
 	l, err := r.Lock(ctx)
 	if err != nil {
 		return nil, err
@@ -229,10 +252,23 @@ func RegisterMember(ctx context.Context, r *kernel.Root, name, ref string, m ser
 // listenFDsStart is SD_LISTEN_FDS_START.
 const listenFDsStart = 3
 
-// PassedSockets are the sockets that whoever started this process passed, as systemd
-// does (sd_listen_fds(3)). Of a reuseport group the first is enough: the group
-// chooses among its own.
-func PassedSockets(ns *netns.Handle, name string) ([]Registration, error) {
+// RegisterPassed registers the sockets that whoever started this process passed, as
+// systemd does (sd_listen_fds(3)).
+func RegisterPassed(l *kernel.WriteLock, ns *netns.Handle, name string) ([]string, error) {
+	if err := notConfigured(l.Root, ns, name); err != nil {
+		return nil, err
+	}
+	all, err := passedSockets(ns, name)
+	if err != nil {
+		return nil, err
+	}
+	served, err := RegisterSockets(l, ns, all)
+	return slices.Concat(served...), err
+}
+
+// passedSockets finds them. Of a reuseport group the first is enough: the group chooses
+// among its own.
+func passedSockets(ns *netns.Handle, name string) ([]Registration, error) {
 	n, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
 	if err != nil || n < 1 {
 		return nil, fmt.Errorf("%w: none was passed (LISTEN_FDS=%q): run this from a unit with socket activation, or name the process that has it with --pid, --pidfile, --unit or --cgroup, and protocol, address and port", ErrSocket, os.Getenv("LISTEN_FDS"))
@@ -268,6 +304,9 @@ func PassedSockets(ns *netns.Handle, name string) ([]Registration, error) {
 // or all. What is bound to it is rejected until others are registered. It returns
 // the kinds that had one.
 func UnregisterSockets(l *kernel.WriteLock, ns *netns.Handle, name string, only ...string) (were []string, err error) {
+	if err := notConfigured(l.Root, ns, name); err != nil {
+		return nil, err
+	}
 	none := fmt.Errorf("service %s has no registered socket in namespace %s: %w", name, ns, kernel.ErrNotExist)
 	d, err := openDispatchThere(l, ns)
 	if errors.Is(err, kernel.ErrNotExist) {

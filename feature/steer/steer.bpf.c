@@ -304,14 +304,19 @@ int steer_dispatch(struct bpf_sk_lookup *ctx)
 	if (binding && (!t || BINDINGS_LENGTH(binding) > STEER_LENGTH(t))) {
 		__u32 number = BINDINGS_VALUE(binding) - 1;
 		__u32 kind = (p.family == AF_INET6) * 2 + p.tcp;
-		struct named *n = bpf_map_lookup_elem(&steer_named, &number);
+		struct named *at = bpf_map_lookup_elem(&steer_named, &number);
+		union {
+			struct named named;
+			__u64 whole;
+		} n;
 
-		if (!n)
+		if (!at)
 			return SK_DROP; /* nothing that user space writes */
-		if (!n->service)
+		n.whole = *(volatile __u64 *)at;
+		if (!n.named.service)
 			return give_registered(ctx, number, kind);
-		service = n->service;
-		endpoint = n->endpoint[kind & (STEER_KINDS - 1)];
+		service = n.named.service;
+		endpoint = n.named.endpoint[kind & (STEER_KINDS - 1)];
 		if (endpoint >= STEER_MAX_ENDPOINTS)
 			return endpoint == STEER_BYPASSED ? SK_PASS : SK_DROP;
 	} else {

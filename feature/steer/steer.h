@@ -177,7 +177,7 @@ struct group {
 struct named {
 	__u32 service;		    /* index into steer_services, plus one; 0: none */
 	__u8 endpoint[STEER_KINDS]; /* of it, by kind; or STEER_NO_ENDPOINT, STEER_BYPASSED */
-};
+} __attribute__((aligned(8))); /* so that it is read by one load, as it is written by one store */
 
 #define STEER_NO_ENDPOINT 255 /* the service does not listen to this kind: rejected */
 #define STEER_BYPASSED	  254 /* weir bypass: left to the kernel */

@@ -40,13 +40,13 @@ func (o Outdated) String() string {
 
 func shortHash(h [sha256.Size]byte) string { return fmt.Sprintf("%x", h[:6]) }
 
-// knownABI refuses pins of a newer weir.
-func knownABI(m kernel.Meta, what string) error {
-	if m.ABI <= dispatchABI {
+// knownABI refuses pins of a newer weir than one whose ABI is newest.
+func knownABI(m kernel.Meta, newest uint32, what string) error {
+	if m.ABI <= newest {
 		return nil
 	}
 	return fmt.Errorf("%w: %s has ABI %d, made by weir %s, and this weir knows %d at most: use that weir; nothing was changed",
-		kernel.ErrABI, what, m.ABI, m.Version, dispatchABI)
+		kernel.ErrABI, what, m.ABI, m.Version, newest)
 }
 
 // outdated lists the engines among instances that an upgrade would change.
@@ -63,7 +63,7 @@ func outdated(r *kernel.Root, all []kernel.Instance) ([]Outdated, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		if err := knownABI(m, "namespace "+i.Scope); err != nil {
+		if err := knownABI(m, dispatchABI, "namespace "+i.Scope); err != nil {
 			return nil, err
 		}
 		if m.ABI < ABI || m.Object != hashOf(kind) {
@@ -123,7 +123,7 @@ func rebuildEngine(l *kernel.WriteLock, scope string, kind Engine, room int) err
 	}
 	defer old.Close()
 	room = max(room, roomOf(old.Maps))
-	if err := knownABI(old.Meta, "namespace "+scope); err != nil {
+	if err := knownABI(old.Meta, dispatchABI, "namespace "+scope); err != nil {
 		return err
 	}
 	e := &engine{lock: l, scope: scope, kind: kind}
