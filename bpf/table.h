@@ -24,38 +24,41 @@
 
 /*
  * entry, wherever it lies: bit 31 says that 30 to 9 are the number of a page, in units of 8 bytes,
- * else they are the value. In the index bit 0 says that the page spans two cache lines. In a page
- * 8 to 5 are the number of wildcard bits within its 16, and 4 to 0 the item of the page that
- * encloses this one; 31: none.
+ * else they are the value. In the index bits 1 and 0 say how many cache lines the page goes on
+ * over. In a page 8 to 5 are the number of wildcard bits within its 16, and 4 to 0 how many items
+ * before this one stands the one that encloses it; 0: none does.
  */
 #define TABLE_PAGE	0x80000000u
 #define TABLE_OF(entry) (((entry) >> 9) & TABLE_MAX_VALUE)
-#define TABLE_WIDE_PAGE 1
+#define TABLE_LINES	3
 
 /*
- * A page, 8 to 128 bytes, placed so that it spans as few lines as it can:
+ * A page, 8 to 176 bytes, placed so that it spans as few lines as it can:
  *
- *	__u32 head	bit 31 0; 30 to 9 the value where no item matches; 8 a list; 6 to 4 which 16
- *			bits of the address it looks at; 3 that value is a prefix of its own and not
- *			inherited; 2 to 0 k
+ *	__u32 head	bit 31 0; 30 to 9 the value where no item matches; 8 that value is a prefix of
+ *			its own and not inherited; 7 to 5 which 16 bits of the address it looks at, 0:
+ *			an IPv4 address's last ones; 4 to
+ *			0 n, or TABLE_LIST or TABLE_FAN
  *	__u32 tag	the first 32 bits of the addresses below it (IPv6)
- *	__u64 starts[k]	4 * k sorted 16-bit lanes: the first address of each item; the last repeats
- *	__u32 entry[4 * k]
+ *	__u64 starts[]	n sorted 16-bit lanes: the first address of each item; ones up to 8 bytes
+ *	__u32 entry[n]
  *
- * A fan has head (k 0), tag, the number of bits that it looks at, __u32 for the writer, and an
- * entry for each value of those bits.
+ * A fan has head, tag, the number of bits that it looks at, __u32 for the writer, and an entry for
+ * each value of those bits.
  *
- * A list, of k prefixes of one /64, has head, tag, and k times { __u64 low bits; __u32 wildcard
- * bits; __u32 value }, the longest first.
+ * A list, of prefixes of one /64, has head, their number in place of the tag, and for each { __u64
+ * low bits; __u32 wildcard bits; __u32 value }, the longest first.
  */
-#define TABLE_LIST	0x100
-#define TABLE_FAN	0x80
-#define TABLE_MAX_K	5
-#define TABLE_MAX_ITEMS 20
+#define TABLE_KIND	31
+#define TABLE_LIST	30
+#define TABLE_FAN	31
+#define TABLE_MAX_ITEMS 28
+#define TABLE_MAX_LIST	7
 
-/* How deep pages lie at most: each looks at one bit more at least. A few is what real tables have. */
-#define TABLE_DEPTH4 (32 - TABLE_ROOT4 + 1)
-#define TABLE_DEPTH6 (128 - TABLE_ROOT6 + 1)
+/* How many pages are searched at most: each looks at one bit more at least, and the first may be
+ * searched twice. A few is what real tables have. */
+#define TABLE_DEPTH4 (32 - TABLE_ROOT4 + 2)
+#define TABLE_DEPTH6 (128 - TABLE_ROOT6 + 2)
 
 /* index is what leads to pages; there are two, so that a table can be replaced at once. */
 struct table_index {
@@ -63,15 +66,15 @@ struct table_index {
 	__u32 root6[1 << TABLE_ROOT6];
 	__u32 slot[1 << TABLE_SLOTS];
 	__u16 displacement[1 << TABLE_BUCKETS];
-	__u32 bucket_shift; /* 64 - log2(buckets) */
-	__u32 slot_mask;
+	__u32 buckets; /* of displacement, in use */
+	__u32 slots;   /* of slot */
 };
 
 struct table_segment {
 	__u8 page[(1 << TABLE_SEGMENT) + TABLE_SLACK];
 };
 
-#define TABLE_SIZES 17	 /* of free pages, in units of 8 bytes: 1 to 16 */
+#define TABLE_SIZES 23	 /* of free pages, in units of 8 bytes: 1 to 22 */
 #define TABLE_LIMBO 8192 /* pages that are no longer part of the table, but may still be read */
 
 /* head: its first word says which index is read, bit 0 for IPv4 and bit 1 for IPv6. The rest is the
@@ -107,52 +110,78 @@ static __always_inline const __u8 *table_page_at(void *pages, __u32 number)
 	return s ? s->page + (number << 3 & ((1 << TABLE_SEGMENT) - 1)) : 0;
 }
 
+/* table_start returns an item's first address. */
+static __always_inline __u32 table_start(const __u8 *p, __u32 i)
+{
+	__u32 lane = *(__u16 *)(p + 8 + 2 * i);
+
+	return (lane << 1 | lane >> 15) & 0xffff;
+}
+
+/* table_lanes counts, in each lane of a page's j-th four starts, one that is not above what is sought. */
+static __always_inline __u64 table_lanes(const __u8 *p, __u64 sought, __u32 j, __u32 k)
+{
+	__u64 lanes = *(__u64 *)(p + 8 + 8 * j) & ~TABLE_HIGH;
+	__u64 there = (__u64)((__s64)((__s64)j - (__s64)k) >> 63);
+
+	return ((sought - lanes) >> 15) & TABLE_ONES & there;
+}
+
 /*
  * table_search returns the entry of a page that an address falls to. x is the 16 bits of the
- * address that the page looks at, or with wide 0 the last 15 of an IPv4 address. Wide lanes are
- * compared on 15 bits: each is rotated right by one, so that its top bit is the start's lowest,
- * which the last test compares.
+ * address that the page looks at. Lanes are compared on 15 bits: each is rotated right by one, so
+ * that its top bit is the start's lowest, which the last test compares. With again 1, an address that
+ * is not in the item found, but may be in what encloses that, gets entry itself, for table_step to
+ * search the page to the end: few do, and the verifier need not walk that loop wherever a table is
+ * looked up.
  */
-static __always_inline __u32 table_search(const __u8 *p, __u32 x, int wide, __u32 entry)
+static __always_inline __u32 table_search(const __u8 *p, __u32 x, __u32 entry, int again)
 {
-	/* Where the page spans two lines the second is fetched now, not when the first has come. */
-	const __u8 *second = p + ((entry & TABLE_WIDE_PAGE) << 6);
-	__u32 head = *(__u32 *)p, k = head & 7, i, j, e, start, miss, covered, next, fetched;
-	__u64 sought = (__u64)(wide ? x >> 1 : x) * TABLE_ONES | TABLE_HIGH, rank = 0;
+	/* All lines of the page are fetched now, not each when the one before it has come. */
+	__u32 lines = entry & TABLE_LINES;
+	const __u8 *second = p + ((lines + 1) >> 1 << 6), *last = p + (lines << 6);
+	__u32 head = *(__u32 *)p, n = head & TABLE_KIND;
+	__u32 k = (n + 3) >> 2, i, j, e, miss, covered, back, fetched;
+	__u64 sought = (__u64)(x >> 1) * TABLE_ONES | TABLE_HIGH, rank = 0;
 	const __u8 *entries = p + 8 + 8 * k;
 
 	asm volatile("%0 = *(u32 *)(%1 + 0)" : "=r"(fetched) : "r"(second));
-	/* How many lanes are not above x: four compared at a time, and no branch to be mispredicted. */
+	asm volatile("%0 = *(u32 *)(%1 + 0)" : "=r"(fetched) : "r"(last));
+	/*
+	 * How many lanes are not above x: four compared at a time, and no branch to be mispredicted, but
+	 * for what few tables' pages have.
+	 */
 #pragma clang loop unroll(full)
-	for (j = 0; j < TABLE_MAX_K; j++) {
-		__u64 lanes = *(__u64 *)(p + 8 + 8 * j);
-		__u64 there = (__u64)((__s64)((__s64)j - (__s64)k) >> 63);
-
-		if (wide)
-			lanes &= ~TABLE_HIGH;
-		rank += ((sought - lanes) >> 15) & TABLE_ONES & there;
+	for (j = 0; j < 4; j++)
+		rank += table_lanes(p, sought, j, k);
+	if (k > 4) {
+#pragma clang loop unroll(full)
+		for (j = 4; j < TABLE_MAX_ITEMS / 4; j++)
+			rank += table_lanes(p, sought, j, k);
 	}
 	i = (__u32)((rank * TABLE_ONES) >> 48) - 1;
+	if (i >= n) { /* below the first one, or at the last two addresses */
+		if (i >= TABLE_MAX_ITEMS || !n)
+			return head;
+		i = n - 1;
+	}
 	if (i >= TABLE_MAX_ITEMS)
 		return head;
 	e = *(__u32 *)(entries + 4 * i);
-	start = *(__u16 *)(p + 8 + 2 * i);
-	if (wide)
-		start = (start << 1 | start >> 15) & 0xffff;
-	miss = (x ^ start) >> ((e >> 5) & 15);
+	miss = (x ^ table_start(p, i)) >> ((e >> 5) & 15);
 	covered = (__u32)((__s32)(miss - 1) >> 31);
 	asm volatile("" : "+r"(covered));
-	next = ((e & 31) ^ 31) & ~covered;
-	if (next) { /* not covered, but something encloses it */
+	back = e & 31 & ~covered;
+	if (back) { /* not covered, but something encloses it */
+		if (again)
+			return entry;
 		for (j = 0; j < TABLE_MAX_ITEMS; j++) {
-			i = e & 31;
-			if (i >= TABLE_MAX_ITEMS)
+			back = e & 31;
+			i = (i - back) & 31;
+			if (!back || i >= TABLE_MAX_ITEMS)
 				return head;
 			e = *(__u32 *)(entries + 4 * i);
-			start = *(__u16 *)(p + 8 + 2 * i);
-			if (wide)
-				start = (start << 1 | start >> 15) & 0xffff;
-			if (((x ^ start) >> ((e >> 5) & 15)) == 0)
+			if (((x ^ table_start(p, i)) >> ((e >> 5) & 15)) == 0)
 				return e;
 		}
 		return head;
@@ -206,17 +235,17 @@ static __always_inline __u32 table_first4(void *head, void *index, void *pages, 
 	if (!p)
 		return 0;
 	ip &= (1 << (32 - TABLE_ROOT4)) - 1;
-	if (*(__u32 *)p & TABLE_FAN)
+	if ((*(__u32 *)p & TABLE_KIND) == TABLE_FAN)
 		return table_fan(pages, entry, ip, 32 - TABLE_ROOT4);
-	return table_search(p, ip, 0, entry);
+	return table_search(p, ip, entry, 1);
 }
 
 /* table_list searches the prefixes of one /64, the longest first. */
 static __always_inline __u32 table_list(const __u8 *p, __u64 low)
 {
-	__u32 i, n = *(__u32 *)p & 7;
+	__u32 i, n = *(__u32 *)(p + 4);
 
-	for (i = 0; i < 7 && i < n; i++) {
+	for (i = 0; i < TABLE_MAX_LIST && i < n; i++) {
 		__u64 start = *(__u64 *)(p + 8 + 16 * i);
 		__u32 wildcard = *(__u32 *)(p + 16 + 16 * i);
 
@@ -235,31 +264,23 @@ static __always_inline __u32 table_step(void *pages, __u32 entry, __u64 high, __
 	if (!p)
 		return 0;
 	head = *(__u32 *)p;
-	if (head & TABLE_LIST)
+	if ((head & TABLE_KIND) == TABLE_LIST)
 		return table_list(p, low) << 9;
-	slice = (head >> 4) & 7;
-	if (!slice) {
+	slice = (head >> 5) & 7;
+	if (slice)
+		x = (slice & 4 ? low : high) >> (48 - 16 * (slice & 3)) & 0xffff;
+	else
 		x = high >> 32 & ((1 << (32 - TABLE_ROOT4)) - 1);
-		if (head & TABLE_FAN)
-			return table_fan(pages, entry, x, 32 - TABLE_ROOT4);
-		return table_search(p, x, 0, 0);
-	}
-	x = (slice & 4 ? low : high) >> (48 - 16 * (slice & 3)) & 0xffff;
-	if (head & TABLE_FAN)
-		return table_fan(pages, entry, x, 16);
-	return table_search(p, x, 1, 0);
+	if ((head & TABLE_KIND) == TABLE_FAN)
+		return table_fan(pages, entry, x, slice ? 16 : 32 - TABLE_ROOT4);
+	return table_search(p, x, 0, 0);
 }
 
-/* table_mix spreads a /32 over 64 bits; one multiplication would leave those that differ in their
- * high bits alone together for every displacement. */
-static __always_inline __u64 table_mix(__u32 first)
-{
-	__u64 h = first * 0x9E3779B97F4A7C15ULL;
-
-	h ^= h >> 29;
-	h *= 0xBF58476D1CE4E5B9ULL;
-	return h ^ h >> 32;
-}
+/* Two products spread a /32, each on its own: its bucket and step are of one, its slot of the other.
+ * A step is odd, and large enough for some displacement to lead anywhere. */
+#define TABLE_HASH1 0x9E3779B97F4A7C15ULL
+#define TABLE_HASH2 0xBF58476D1CE4E5B9ULL
+#define TABLE_STEP  0x10001
 
 /* table_first6 does so for an address of four words in host byte order. */
 static __always_inline __u32 table_first6(void *head, void *index, void *pages, const __u32 *words)
@@ -271,17 +292,17 @@ static __always_inline __u32 table_first6(void *head, void *index, void *pages, 
 
 	if (!t)
 		return 0;
-	h = table_mix(words[0]);
-	d = t->displacement[h >> (t->bucket_shift & 63) & ((1 << TABLE_BUCKETS) - 1)];
-	entry = t->slot[((__u32)h + d * ((__u32)(h >> 20) | 1)) & t->slot_mask &
-			((1 << TABLE_SLOTS) - 1)];
+	h = words[0] * TABLE_HASH1;
+	d = t->displacement[(h >> 32) * t->buckets >> 32 & ((1 << TABLE_BUCKETS) - 1)];
+	d = (words[0] * TABLE_HASH2 >> 32) + d * ((__u32)h | TABLE_STEP);
+	entry = t->slot[(__u64)d * t->slots >> 32 & ((1 << TABLE_SLOTS) - 1)];
 	p = table_page_at(pages, TABLE_OF(entry));
 	if (!p)
 		return 0;
 	if (*(__u32 *)(p + 4) == words[0] && entry) {
-		if (*(__u32 *)p & TABLE_FAN)
+		if ((*(__u32 *)p & TABLE_KIND) == TABLE_FAN)
 			return table_fan(pages, entry, words[1] >> 16, 16);
-		return table_search(p, words[1] >> 16, 1, entry);
+		return table_search(p, words[1] >> 16, entry, 1);
 	}
 	return t->root6[words[0] >> (32 - TABLE_ROOT6)];
 }

@@ -188,7 +188,7 @@ func (m *memory) rewrite(entry uint32, n *node) (uint32, error) {
 // place: no reader looks at more than one of them.
 func (m *memory) inherit(entry, value uint32, own bool) {
 	head := m.word(of(entry), 0)
-	h := *head&(0x1ff&^ownValue) | valueEntry(value)
+	h := *head&(itemBits&^ownValue) | valueEntry(value)
 	if own {
 		h |= ownValue
 	}

@@ -7,27 +7,19 @@ import (
 	"sync/atomic"
 )
 
-// Where many prefixes share the bits above a slice, its page is a fan: an array that the next bits index, as a root is.
-// An entry is a value, or a page of the bits that are left. Prefixes that end within the fan's bits are kept in pages of
+// Where more prefixes share the bits above a slice than a page holds, it is a fan: an array that the next bits index, as a
+// root is. An entry is a value, or a page of the bits that are left. Prefixes that end within the fan's bits are kept in pages of
 // their own, the shadow, which no lookup reads: the entries have their values.
 
 const (
-	fanPage = 0x80
-	// fanItems is how many items make a fan worth its memory; fanShare is how many entries it may have for each.
-	fanItems = 40
+	// fanShare is how many entries a fan may have for each item, if it needs no pages then.
 	fanShare = 8
+	// fanItems is how many items there are to be in a page below a fan that does.
+	fanItems = 12
 	fanHead  = 4 // words before the entries: head, tag, number of bits, shadow
 )
 
-// width is how many bits of the address a page of a slice looks at.
-func width(slice uint8) uint8 {
-	if slice == 0 {
-		return 32 - root4Bits
-	}
-	return 16
-}
-
-func (m *memory) isFan(number uint32) bool { return *m.word(number, 0)&fanPage != 0 }
+func (m *memory) isFan(number uint32) bool { return *m.word(number, 0)&kindBits == fanPage }
 
 // fan is a fan's memory.
 type fan struct {
@@ -39,7 +31,7 @@ type fan struct {
 }
 
 func (m *memory) fanAt(number uint32) fan {
-	f := fan{slice: uint8(*m.word(number, 0) >> 4 & 7), tag: *m.word(number, 1), bits: uint8(*m.word(number, 2)), shadow: m.word(number, 3)}
+	f := fan{slice: sliceOf(*m.word(number, 0)), tag: *m.word(number, 1), bits: uint8(*m.word(number, 2)), shadow: m.word(number, 3)}
 	f.entries = m.words(number, fanHead, 1<<f.bits)
 	return f
 }
@@ -54,16 +46,21 @@ func (f *fan) below() uint8 {
 	return f.slice
 }
 
-// bitsFor is how many bits a fan of these items has; 0: they are better off in pages.
+// bitsFor is how many bits a fan of these items has; 0: they are better off in a page. Neighbours of one length end in
+// the fan, and are found by it alone; items far from each other would leave most of such an array empty, and have a few
+// of them share a page.
 func bitsFor(items []item, slice uint8) uint8 {
-	if len(items) <= fanItems {
+	if len(items) <= maxItems {
 		return 0
 	}
 	least := width(slice)
 	for _, it := range items {
 		least = min(least, it.shift)
 	}
-	return min(width(slice)-least, uint8(bits.Len(uint(len(items)*fanShare))-1))
+	if whole := width(slice) - least; 1<<whole <= len(items)*fanShare {
+		return whole
+	}
+	return min(width(slice)-least, uint8(bits.Len(uint(len(items)-1)/fanItems)))
 }
 
 // fanUnits is the memory of a fan, in units of 8 bytes.
@@ -150,15 +147,15 @@ func (m *memory) inShadow(f *fan, x uint32) bool {
 
 // find searches a page for 16 bits of an address.
 func (m *memory) find(number, x uint32) uint32 {
-	h := *m.word(number, 0)
-	slice, k := uint8(h>>4&7), h&7
-	for i := int(4*k) - 1; i >= 0; i-- {
-		e := *m.word(number, 2+2*k+uint32(i))
-		if (x^m.start(number, uint32(i), slice))>>(e>>5&15) == 0 {
-			return e
+	h := atomic.LoadUint32(m.word(number, 0))
+	n := h & kindBits
+	for i := n; i > 0; i-- { // the last that covers it is the longest
+		e := atomic.LoadUint32(m.entryOf(number, n, i-1))
+		if (x^m.start(number, i-1))>>wildcard(e) == 0 {
+			return e &^ itemBits
 		}
 	}
-	return h &^ 0x1ff
+	return valueEntry(of(h))
 }
 
 // editFan carries a change out in a fan. It stays a fan until it has nothing more to tell.
@@ -176,7 +173,7 @@ func (m *memory) editFan(entry uint32, c *change) (uint32, error) {
 		atomic.StoreUint32(at, e)
 		return m.foldFan(entry, &f), nil
 	}
-	e, err := m.edit(*f.shadow, f.slice, c)
+	e, err := m.editShadow(&f, c)
 	if err != nil {
 		return entry, err
 	}
@@ -186,6 +183,16 @@ func (m *memory) editFan(entry uint32, c *change) (uint32, error) {
 		m.restore(&f.entries[first+i], m.shadowValue(&f, first+i))
 	}
 	return m.foldFan(entry, &f), nil
+}
+
+// editShadow carries out a change of a prefix that ends within a fan's bits. The shadow is searched by 16 bits, so it must
+// not begin as a list.
+func (m *memory) editShadow(f *fan, c *change) (uint32, error) {
+	if isPage(*f.shadow) || c.remove {
+		return m.edit(*f.shadow, f.slice, c)
+	}
+	return m.emit(&node{value: of(*f.shadow), slice: f.slice, tag: f.tag,
+		items: []item{{c.part(f.slice), endOf(f.slice) - c.len, valueEntry(c.value)}}})
 }
 
 // foldFan returns a value in place of a fan that holds nothing else.

@@ -3,7 +3,7 @@
 package table
 
 import (
-	"math/bits"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 )
@@ -17,42 +17,50 @@ const (
 	fewestSlots = 1 << 10
 	mostSlots   = 1 << slotBits
 	// mostKeys keeps displacements easy to find; keys beyond it go the long way, through the root.
-	mostKeys = mostSlots * 2 / 3
+	mostKeys = mostSlots * 5 / 6
 )
 
 // buckets are the keys of each bucket, which only a change that moves one needs: they are gathered when one does.
 type buckets [][]uint32
 
-// mix is table_mix.
-func mix(key uint32) uint64 {
-	h := uint64(key) * 0x9E3779B97F4A7C15
-	h ^= h >> 29
-	h *= 0xBF58476D1CE4E5B9
-	return h ^ h>>32
+// products is what a key hashes to: TABLE_HASH1 and TABLE_HASH2 times it.
+type products struct{ one, two uint64 }
+
+func hash(key uint32) products {
+	return products{uint64(key) * 0x9E3779B97F4A7C15, uint64(key) * 0xBF58476D1CE4E5B9}
 }
 
-func (t *index) bucket(key uint32) uint64 { return mix(key) >> t.BucketShift }
+const leastStep = 0x10001 // TABLE_STEP
 
-func (t *index) slot(key uint32, displacement uint16) uint32 {
-	h := mix(key)
-	return (uint32(h) + uint32(displacement)*(uint32(h>>20)|1)) & t.SlotMask
+// mostBucket is the largest bucket for which a displacement is sought.
+const mostBucket = 64
+
+func (t *index) bucketOf(h products) uint32 { return share(uint32(h.one>>32), t.Buckets) }
+
+func (t *index) place(h products, displacement uint16) uint32 {
+	return share(uint32(h.two>>32)+uint32(displacement)*(uint32(h.one)|leastStep), t.Slots)
 }
+
+func (t *index) bucket(key uint32) uint32 { return t.bucketOf(hash(key)) }
+
+func (t *index) slot(key uint32, displacement uint16) uint32 { return t.place(hash(key), displacement) }
+
+// share brings a number that may be any to one below n.
+func share(h, n uint32) uint32 { return uint32(uint64(h) * uint64(n) >> 32) }
 
 func (t *index) slotOf(key uint32) uint32 { return t.slot(key, t.Displacement[t.bucket(key)]) }
 
-// shape sizes an empty hash for so many keys: two thirds full at most, with 1.3 keys a bucket. Buckets of ten find no
-// place.
+// shape sizes an empty hash for so many keys: five sixths full, with two keys a bucket. What is looked up at random is
+// to fit the caches; where buckets are larger or slots fewer, the last buckets find no place.
 func (t *index) shape(keys int) {
-	slots := max(fewestSlots, 1<<bits.Len(uint(keys*3/2)))
-	slots = min(slots, mostSlots)
-	t.SlotMask = uint32(slots - 1)
-	t.BucketShift = uint32(64 - min(bits.Len(uint(slots))-2, bucketBits))
+	slots := min(max(fewestSlots, keys*6/5), mostSlots)
+	t.Slots, t.Buckets = uint32(slots), uint32(min(slots*5/12, 1<<bucketBits))
 	clear(t.Slot[:])
 	clear(t.Displacement[:])
 }
 
 // room says whether the hash is not yet so full that a larger one is due.
-func (t *index) room(keys uint32) bool { return keys < (t.SlotMask+1)*2/3 }
+func (t *index) room(keys uint32) bool { return keys < t.Slots/10*9 }
 
 // group returns the entry of a key, 0 if it has none.
 func (m *memory) group(t *index, key uint32) uint32 {
@@ -88,8 +96,8 @@ func (m *memory) place(t *index, key, entry uint32) bool {
 
 // gather reads which keys each bucket has.
 func (m *memory) gather(t *index) {
-	m.buckets = make(buckets, 1<<(64-t.BucketShift))
-	for s := range t.SlotMask + 1 {
+	m.buckets = make(buckets, t.Buckets)
+	for s := range t.Slots {
 		if key, ok := m.keyAt(t, s); ok {
 			m.buckets[t.bucket(key)] = append(m.buckets[t.bucket(key)], key)
 		}
@@ -102,14 +110,14 @@ func (m *memory) keyAt(t *index, s uint32) (key uint32, ok bool) {
 	if e == 0 {
 		return 0, false
 	}
-	if _, gone := m.vacated[s]; gone && !m.unread {
+	if _, gone := m.vacated[s]; gone {
 		return 0, false
 	}
 	return *m.word(of(e), 1), true
 }
 
 // displace finds another displacement for a bucket and a new key.
-func (m *memory) displace(t *index, b uint64, key, entry uint32) bool {
+func (m *memory) displace(t *index, b, key, entry uint32) bool {
 	keys := append(m.buckets[b][:len(m.buckets[b]):len(m.buckets[b])], key)
 	old := t.Displacement[b]
 	to := make([]uint32, len(keys))
@@ -129,11 +137,7 @@ next:
 		for i, k := range keys[:len(keys)-1] {
 			from := t.slot(k, old)
 			atomic.StoreUint32(&t.Slot[to[i]], t.Slot[from])
-			if m.unread {
-				t.Slot[from] = 0
-			} else {
-				m.vacated[from] = k
-			}
+			m.vacated[from] = k
 		}
 		atomic.StoreUint32(&t.Slot[to[len(keys)-1]], entry)
 		storeDisplacement(t, b, uint16(d))
@@ -145,7 +149,7 @@ next:
 
 // storeDisplacement stores one displacement at once. Go has no 16-bit store that is atomic by its word; the
 // 32-bit one that covers it writes its neighbour's bits as they are, and there is one writer.
-func storeDisplacement(t *index, b uint64, d uint16) {
+func storeDisplacement(t *index, b uint32, d uint16) {
 	pair := (*uint32)(unsafe.Pointer(&t.Displacement[b&^1]))
 	both := [2]uint16{t.Displacement[b&^1], t.Displacement[b|1]}
 	both[b&1] = d
@@ -182,24 +186,89 @@ func (m *memory) take(t *index, key uint32) {
 	}
 }
 
-// grow moves all keys to a hash of twice the size, in the other index, and switches readers over. It returns false if
-// there is no such size.
+// group is a key of the hash, and the entry that leads to its page.
+type group struct{ key, entry uint32 }
+
+// settleGroups gives all groups of an empty hash that nobody reads yet their slots, the largest buckets first, while
+// much is free. It yields those that found none.
+func (t *index) settleGroups(groups []group, homeless func(i int)) {
+	of, hashes := make([]uint32, len(groups)), make([]products, len(groups))
+	first := make([]uint32, t.Buckets+1) // where each bucket's groups begin
+	for i, g := range groups {
+		hashes[i] = hash(g.key)
+		of[i] = t.bucketOf(hashes[i])
+		first[of[i]+1]++
+	}
+	largest := uint32(0)
+	for b := range t.Buckets {
+		largest = max(largest, first[b+1])
+		first[b+1] += first[b]
+	}
+	members, filled := make([]uint32, len(groups)), make([]uint32, t.Buckets)
+	for i, b := range of {
+		members[first[b]+filled[b]] = uint32(i)
+		filled[b]++
+	}
+	for size := min(largest, mostBucket+1); size > 0; size-- {
+		for b := range t.Buckets {
+			if min(filled[b], mostBucket+1) == size {
+				t.settleBucket(groups, members[first[b]:first[b+1]], hashes, b, homeless)
+			}
+		}
+	}
+}
+
+// settleBucket finds a displacement for the groups of one bucket.
+func (t *index) settleBucket(groups []group, members []uint32, hashes []products, b uint32, homeless func(i int)) {
+	var to [mostBucket]uint32
+	if len(members) > mostBucket {
+		for _, i := range members {
+			homeless(int(i))
+		}
+		return
+	}
+next:
+	for d := range 1 << 16 {
+		for n, i := range members {
+			s := t.place(hashes[i], uint16(d))
+			if t.Slot[s] != 0 || slices.Contains(to[:n], s) {
+				continue next
+			}
+			to[n] = s
+		}
+		for n, i := range members {
+			t.Slot[to[n]] = groups[i].entry
+		}
+		t.Displacement[b] = uint16(d)
+		return
+	}
+	last := len(members) - 1
+	homeless(int(members[last]))
+	t.settleBucket(groups, members[:last], hashes, b, homeless)
+}
+
+// grow moves all keys to a hash a third larger, in the other index, and switches readers over. It returns false if there
+// is none.
 func (m *memory) grow() bool {
 	from := m.active6()
 	old, t := m.index[from], m.index[1-from]
-	if old.SlotMask+1 >= mostSlots {
+	if old.Slots >= mostSlots {
 		return false
 	}
 	m.grace() // nobody reads any more what the other index was before
-	t.shape(int(old.SlotMask+1) * 4 / 3)
-	m.buckets, m.unread = make(buckets, 1<<(64-t.BucketShift)), true
-	defer func() { m.unread = false }()
-	for s, e := range old.Slot[:old.SlotMask+1] {
-		if key, ok := m.keyAt(old, uint32(s)); ok && !m.place(t, key, e) {
-			m.buckets = nil
-			return false
+	t.shape(int(old.Slots) * 10 / 9)
+	var all []group
+	for s := range old.Slots {
+		if key, ok := m.keyAt(old, s); ok {
+			all = append(all, group{key, old.Slot[s]})
 		}
 	}
+	whole := true
+	t.settleGroups(all, func(int) { whole = false })
+	if !whole {
+		return false
+	}
+	m.buckets = nil
 	t.Root6 = old.Root6
 	m.Short6[1-from] = m.Short6[from]
 	atomic.StoreUint32(&m.Active, m.Active^2)

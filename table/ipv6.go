@@ -115,7 +115,7 @@ func (m *memory) enter(key, e uint32) bool {
 func (m *memory) below(t *index, key uint32) (value, page uint32, own bool) {
 	e := t.Root6[key>>16]
 	for isPage(e) {
-		if m.isFan(of(e)) && *m.word(of(e), 0)>>4&7 == 1 {
+		if m.isFan(of(e)) && sliceOf(*m.word(of(e), 0)) == 1 {
 			f := m.fanAt(of(e))
 			x := key & 0xffff >> f.shift()
 			if e, value = f.entries[x], m.shadowValue(&f, x); !isPage(e) {
@@ -171,7 +171,7 @@ func (m *memory) setGroup(c *change) error {
 		return err
 	}
 	m.inherit(old, value, false)
-	if !own && *m.word(of(old), 0)&(listPage|fanPage|7) == 0 { // nothing else is in it
+	if !own && *m.word(of(old), 0)&kindBits == 0 { // nothing else is in it
 		m.retire(of(old))
 		return m.regroup(t, key, valueEntry(value))
 	}
@@ -190,7 +190,7 @@ func (m *memory) inheritGroups(c *change) {
 		}
 		return
 	}
-	for s := range t.SlotMask + 1 {
+	for s := range t.Slots {
 		if key, ok := m.keyAt(t, s); ok && uint64(key^first)>>(32-c.len) == 0 {
 			m.inheritGroup(t, t.Slot[s])
 		}
@@ -203,7 +203,7 @@ func (m *memory) inheritGroup(t *index, e uint32) {
 }
 
 // fill6 makes an index of sorted prefixes, and returns how many groups are in its hash.
-func (m *memory) fill6(which int, ps []prefix) (groups uint32, err error) {
+func (m *memory) fill6(which int, ps []prefix) (count uint32, err error) {
 	t, short := m.index[which], m.Short6[which][:]
 	clear(short)
 	keys := 0
@@ -224,8 +224,8 @@ func (m *memory) fill6(which int, ps []prefix) (groups uint32, err error) {
 		return 0, err
 	}
 	t.shape(keys)
-	m.buckets, m.unread = make(buckets, 1<<(64-t.BucketShift)), true
-	defer func() { m.unread = false }()
+	var groups []group
+	var members [][]prefix
 	for i := 0; i < len(ps); {
 		if ps[i].len < 32 {
 			i++
@@ -235,43 +235,42 @@ func (m *memory) fill6(which int, ps []prefix) (groups uint32, err error) {
 		for j < len(ps) && ps[j].len >= 32 && ps[j].hi>>32 == ps[i].hi>>32 {
 			j++
 		}
-		entered, err := m.fillGroup(t, ps[i:j], groups)
+		g, err := m.buildGroup(t, ps[i:j])
 		if err != nil {
 			return 0, err
 		}
-		if entered {
-			groups++
-		}
+		groups, members = append(groups, g), append(members, ps[i:j])
 		i = j
 	}
-	return groups, nil
+	homeless := func(i int) {
+		m.free(groups[i].entry)
+		for _, p := range members[i] {
+			if p.len > 32 && err == nil {
+				err = m.editRoot(t, &change{prefix: p, tag: groups[i].key})
+			}
+		}
+		count--
+	}
+	count = uint32(len(groups))
+	for len(groups) > mostKeys {
+		homeless(len(groups) - 1)
+		groups = groups[:len(groups)-1]
+	}
+	t.settleGroups(groups, homeless)
+	return count, err
 }
 
-// fillGroup adds the prefixes of one group.
-func (m *memory) fillGroup(t *index, ps []prefix, groups uint32) (entered bool, err error) {
-	key := uint32(ps[0].hi >> 32)
-	value, _, _ := m.below(t, key)
-	longer := ps
+// buildGroup makes the page of one group.
+func (m *memory) buildGroup(t *index, ps []prefix) (g group, err error) {
+	g.key = uint32(ps[0].hi >> 32)
+	value, _, _ := m.below(t, g.key)
 	if ps[0].len == 32 {
-		longer = ps[1:]
+		ps = ps[1:]
 	}
-	var e uint32
-	if len(longer) == 0 {
-		e, err = m.emit(&node{value: value, slice: 2, tag: key})
+	if len(ps) == 0 {
+		g.entry, err = m.emit(&node{value: value, slice: 2, tag: g.key})
 	} else {
-		e, err = m.build(longer, 2, value, false, key)
+		g.entry, err = m.build(ps, 2, value, false, g.key)
 	}
-	if err != nil {
-		return false, err
-	}
-	if groups < mostKeys && m.place(t, key, e) {
-		return true, nil
-	}
-	m.free(e)
-	for i := range longer {
-		if err := m.editRoot(t, &change{prefix: longer[i], tag: key}); err != nil {
-			return false, err
-		}
-	}
-	return false, nil
+	return g, err
 }

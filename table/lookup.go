@@ -42,31 +42,23 @@ func (m *memory) search(number uint32, p *prefix) uint32 {
 		return 0
 	}
 	h := atomic.LoadUint32(m.word(number, 0))
-	if h&fanPage != 0 {
-		slice, bits := uint8(h>>4&7), min(uint8(*m.word(number, 2)), 16)
-		at := fanHead + p.part(slice)>>(width(slice)-min(bits, width(slice)))
+	slice := sliceOf(h)
+	switch x := p.part(slice); h & kindBits {
+	case fanPage:
+		at := fanHead + x>>(width(slice)-min(uint8(*m.word(number, 2)), width(slice)))
 		if number+at/2 >= m.limit() {
 			return 0
 		}
 		return atomic.LoadUint32(m.word(number, at))
-	}
-	if h&listPage != 0 {
-		for i := range h & 7 {
+	case listPage:
+		for i := range min(*m.word(number, 1), maxList) {
 			start := uint64(*m.word(number, 2+4*i)) | uint64(*m.word(number, 3+4*i))<<32
 			if (p.lo^start)>>(*m.word(number, 4+4*i)&63) == 0 {
 				return valueEntry(*m.word(number, 5+4*i))
 			}
 		}
-		return h &^ 0x1ff
+		return valueEntry(of(h))
+	default:
+		return m.find(number, x)
 	}
-	slice, k := uint8(h>>4&7), min(h&7, 5)
-	x := p.part(slice)
-	for i := int(4*k) - 1; i >= 0; i-- { // the last that covers it is the longest
-		start := m.start(number, uint32(i), slice)
-		e := atomic.LoadUint32(m.word(number, 2+2*k+uint32(i)))
-		if (x^start)>>(e>>5&15) == 0 {
-			return e
-		}
-	}
-	return h &^ 0x1ff
 }

@@ -5,6 +5,7 @@ package table
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -24,7 +25,7 @@ const (
 
 	firstPage = 8 // 0 is the number of no page: 0 in a slot says that it is empty
 
-	magic = 0x77747032 // "wtp2": of this layout
+	magic = 0x77747033 // "wtp3": of this layout
 )
 
 // head is struct table_head.
@@ -39,7 +40,7 @@ type head struct {
 	Groups  uint32
 	Count   [2]uint32
 	InLimbo uint32
-	Free    [17]uint32
+	Free    [maxUnits + 1]uint32
 	FreeFan [17]uint32
 	Limbo   [limboPages]uint32
 	Short4  [2][2 << root4Bits]uint32
@@ -52,8 +53,8 @@ type index struct {
 	Root6        [1 << root6Bits]uint32
 	Slot         [1 << slotBits]uint32
 	Displacement [1 << bucketBits]uint16
-	BucketShift  uint32
-	SlotMask     uint32
+	Buckets      uint32
+	Slots        uint32
 }
 
 var (
@@ -80,7 +81,7 @@ func Of(maps map[string]*ebpf.Map, name string) (Maps, error) {
 }
 
 // Size gives the table called name so many segments, of 1 MiB each, before its maps are made: 1 to 32. A million
-// prefixes of a full table of the Internet take 9 (IPv4) to 11 (IPv6), and as many again while they are replaced.
+// prefixes of a full table of the Internet take 7 (IPv4) to 10 (IPv6), and as many again while they are replaced.
 func Size(spec *ebpf.CollectionSpec, name string, segments int) error {
 	m := spec.Maps[name+"_pages"]
 	if m == nil {
@@ -103,7 +104,6 @@ type memory struct {
 	retired []uint32          // by the change under way
 	buckets buckets           // of the active IPv6 index; nil: not gathered
 	vacated map[uint32]uint32 // slots of it that keys moved from, and the keys: readers may still look there
-	unread  bool              // the index at work on is not read by anybody yet
 	maps    [][]byte
 	mapped  [][]byte // those of them that are no copies
 }
@@ -120,18 +120,11 @@ func mapMemory(m Maps, write bool) (*memory, error) {
 		{m.Pages, segmentBytes + slackBytes, 0},
 	} {
 		if want.m == nil || want.m.Type() != ebpf.Array || want.m.ValueSize() != want.size || want.entries > 0 && want.m.MaxEntries() != want.entries {
-			out.unmap()
 			return nil, fmt.Errorf("%w: %v", ErrLayout, want.m)
 		}
-		b, mapped, err := mapArray(want.m, write)
-		if err != nil {
-			out.unmap()
-			return nil, err
-		}
-		out.maps = append(out.maps, b)
-		if mapped {
-			out.mapped = append(out.mapped, b)
-		}
+	}
+	if err := out.mapAll(m, write); err != nil {
+		return nil, err
 	}
 	size := unsafe.Sizeof(index{})
 	out.head = (*head)(unsafe.Pointer(&out.maps[0][0]))
@@ -139,6 +132,38 @@ func mapMemory(m Maps, write bool) (*memory, error) {
 	out.index[1] = (*index)(unsafe.Pointer(&out.maps[1][size]))
 	out.pages = out.maps[2][:int(m.Pages.MaxEntries())*(segmentBytes+slackBytes)]
 	return out, nil
+}
+
+// newMemory is a table that no program reads, of so many segments.
+func newMemory(segments int) *memory {
+	m := &memory{wait: func() {}, vacated: map[uint32]uint32{}, head: &head{}, index: [2]*index{{}, {}},
+		pages: make([]byte, segments*(segmentBytes+slackBytes))}
+	m.begin()
+	return m
+}
+
+// begin makes an empty table of zeros.
+func (m *memory) begin() {
+	m.Next = firstPage
+	m.index[0].shape(0)
+	m.index[1].shape(0)
+	atomic.StoreUint32(&m.Magic, magic)
+}
+
+// mapAll maps head, index and pages, in this order.
+func (m *memory) mapAll(maps Maps, write bool) error {
+	for _, a := range []*ebpf.Map{maps.Head, maps.Index, maps.Pages} {
+		b, mapped, err := mapArray(a, write)
+		if err != nil {
+			m.unmap()
+			return err
+		}
+		m.maps = append(m.maps, b)
+		if mapped {
+			m.mapped = append(m.mapped, b)
+		}
+	}
+	return nil
 }
 
 func pageAligned(n int) int { return (n + unix.Getpagesize() - 1) &^ (unix.Getpagesize() - 1) }

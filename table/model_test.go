@@ -26,12 +26,7 @@ func (m model) lookup(a netip.Addr) uint32 {
 // onHeap is a table without maps: what needs no kernel is tested without one.
 func onHeap(t testing.TB, segments int) *Table {
 	t.Helper()
-	m := &memory{wait: func() {}, vacated: map[uint32]uint32{}, head: &head{}, pages: make([]byte, segments*(segmentBytes+slackBytes))}
-	m.index = [2]*index{{}, {}}
-	m.Next, m.Magic = firstPage, magic
-	m.index[0].shape(0)
-	m.index[1].shape(0)
-	return &Table{m}
+	return &Table{newMemory(segments)}
 }
 
 // shape is how prefixes of a test lie to each other.
@@ -317,5 +312,31 @@ func TestReplace(t *testing.T) {
 				t.Errorf("an empty table has %+v", st)
 			}
 		})
+	}
+}
+
+// Hosts far from each other share pages: an array of them would be nearly empty, and a million would not fit.
+func TestHostsTakeLittle(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 5))
+	for _, within := range []uint32{1 << 19, 1 << 22, 1 << 25, 1 << 30} {
+		x := onHeap(t, 8)
+		var entries []Entry
+		for i := range uint32(1 << 18) {
+			h := 10<<24 + r.Uint32N(within)
+			entries = append(entries, Entry{netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(h >> 24), byte(h >> 16), byte(h >> 8), byte(h)}), 32), i + 1})
+		}
+		if err := x.Replace(entries); err != nil {
+			t.Errorf("%d hosts within %d addresses: %v", len(entries), within, err)
+			continue
+		}
+		s := x.Stats()
+		if each := s.PageBytes / s.IPv4; each > 20 {
+			t.Errorf("%d hosts within %d addresses take %d bytes each", s.IPv4, within, each)
+		}
+		for _, e := range entries[len(entries)-1000:] {
+			if v, ok := x.Get(e.Prefix); !ok || v < e.Value {
+				t.Errorf("%s is %d, want %d", e.Prefix, v, e.Value)
+			}
+		}
 	}
 }

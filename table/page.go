@@ -11,12 +11,13 @@ import (
 // Bits of entries and of a page's head; see bpf/table.h.
 const (
 	pageEntry = 1 << 31
-	widePage  = 1
-	listPage  = 0x100
-	ownValue  = 8
-	noItem    = 31
-	maxItems  = 20
+	ownValue  = 0x100
+	kindBits  = 31 // how many items there are, or one of these two
+	listPage  = 30
+	fanPage   = 31
+	maxItems  = 28
 	maxList   = 7
+	itemBits  = 0x1ff // of an entry: wildcard bits and where the encloser is
 
 	// MaxValue is the largest value that a prefix may have.
 	MaxValue = 1<<22 - 1
@@ -24,6 +25,7 @@ const (
 
 func valueEntry(v uint32) uint32  { return v << 9 }
 func pageOf(number uint32) uint32 { return pageEntry | number<<9 }
+func sliceOf(head uint32) uint8   { return uint8(head >> 5 & 7) }
 func of(entry uint32) uint32      { return entry >> 9 & MaxValue }
 func isPage(entry uint32) bool    { return entry&pageEntry != 0 }
 
@@ -36,7 +38,7 @@ type prefix struct {
 }
 
 // The 16 bits that a page looks at are called its slice: 0 to 7 of an IPv6 address. Slice 0 is never that of an IPv6
-// page, for the root stands in its place; it is IPv4's, and means the last 15 bits.
+// page, for the root stands in its place; it is IPv4's, and means what is left behind its root.
 func (p *prefix) part(slice uint8) uint32 {
 	switch {
 	case slice == 0:
@@ -45,6 +47,14 @@ func (p *prefix) part(slice uint8) uint32 {
 		return uint32(p.hi>>(48-16*slice)) & 0xffff
 	}
 	return uint32(p.lo>>(48-16*(slice-4))) & 0xffff
+}
+
+// width is how many bits of the address a page of a slice looks at.
+func width(slice uint8) uint8 {
+	if slice == 0 {
+		return 32 - root4Bits
+	}
+	return 16
 }
 
 // endOf is the length of a prefix that ends where a slice does.
@@ -82,12 +92,24 @@ type node struct {
 	list  []prefix // of a list, in place of items; lo, len and value are set
 }
 
+// lanesOf is how many bytes the starts of n items take.
+func lanesOf(n uint32) uint32 { return (n + 3) / 4 * 8 }
+
+// itemUnits is the memory of a page of n items.
+func itemUnits(n uint32) uint32 { return (8 + lanesOf(n) + 4*n + 7) / 8 }
+
+// entryOf is where the entry of an item is, in a page of n.
+func (m *memory) entryOf(number, n, i uint32) *uint32 { return m.word(number, 2+lanesOf(n)/4+i) }
+
+// wildcard is how many of the slice's last bits an item's entry leaves open.
+func wildcard(entry uint32) uint8 { return uint8(entry >> 5 & 15) }
+
 // decode reads a page.
 func (m *memory) decode(number uint32) node {
 	h := *m.word(number, 0)
-	n := node{value: of(h), own: h&ownValue != 0, slice: uint8(h >> 4 & 7), tag: *m.word(number, 1)}
-	k := h & 7
-	if h&listPage != 0 {
+	n := node{value: of(h), own: h&ownValue != 0, slice: sliceOf(h)}
+	if h&kindBits == listPage {
+		k := *m.word(number, 1)
 		n.list = make([]prefix, 0, maxList+1)
 		for i := range k {
 			n.list = append(n.list, prefix{lo: uint64(*m.word(number, 2+4*i)) | uint64(*m.word(number, 3+4*i))<<32,
@@ -95,25 +117,23 @@ func (m *memory) decode(number uint32) node {
 		}
 		return n
 	}
-	n.items = make([]item, 0, 4*k+1)
-	for i := range 4 * k {
-		e := *m.word(number, 2+2*k+i)
-		it := item{m.start(number, i, n.slice), uint8(e >> 5 & 15), e &^ 0x1ff}
-		if i > 0 && it == n.items[i-1] {
-			break // the last one is repeated
-		}
-		n.items = append(n.items, it)
+	n.tag = *m.word(number, 1)
+	k := h & kindBits
+	if k == fanPage {
+		k = 0
+	}
+	n.items = make([]item, 0, k+1)
+	for i := range k {
+		e := *m.entryOf(number, k, i)
+		n.items = append(n.items, item{m.start(number, i), wildcard(e), e &^ itemBits})
 	}
 	return n
 }
 
 // start reads a lane.
-func (m *memory) start(number, i uint32, slice uint8) uint32 {
+func (m *memory) start(number, i uint32) uint32 {
 	lane := uint32(*(*uint16)(unsafe.Add(m.at(number), 8+2*uintptr(i))))
-	if slice > 0 {
-		lane = (lane<<1 | lane>>15) & 0xffff
-	}
-	return lane
+	return (lane<<1 | lane>>15) & 0xffff
 }
 
 // emit writes a page of at most maxItems items and returns the entry that leads to it.
@@ -121,64 +141,61 @@ func (m *memory) emit(n *node) (uint32, error) {
 	if n.list != nil {
 		return m.emitList(n)
 	}
-	k := uint32(len(n.items)+3) / 4
-	number, err := m.alloc(1 + 3*k)
+	k := uint32(len(n.items))
+	number, err := m.alloc(itemUnits(k))
 	if err != nil {
 		return 0, err
 	}
-	*m.word(number, 0) = valueEntry(n.value) | n.flags() | k
-	*m.word(number, 1) = n.tag
-	next := enclosers(n)
-	for i := range 4 * k {
-		j := min(int(i), len(n.items)-1)
-		it := n.items[j]
-		lane := uint16(it.start)
-		if n.slice > 0 {
-			lane = lane>>1 | lane<<15
+	*m.word(number, 0), *m.word(number, 1) = valueEntry(n.value)|n.flags()|k, n.tag
+	back := enclosers(n)
+	for i := range lanesOf(k) / 2 {
+		lane := (*uint16)(unsafe.Add(m.at(number), 8+2*uintptr(i)))
+		if i >= k {
+			*lane = 0xffff
+			continue
 		}
-		*(*uint16)(unsafe.Add(m.at(number), 8+2*uintptr(i))) = lane
-		*m.word(number, 2+2*k+i) = it.entry&^0x1ff | uint32(it.shift)<<5 | uint32(next[j])
+		it := n.items[i]
+		*lane = uint16(it.start)>>1 | uint16(it.start)<<15
+		*m.entryOf(number, k, i) = it.entry&^itemBits | uint32(it.shift)<<5 | uint32(back[i])
 	}
-	return m.wide(pageOf(number)), nil
+	return m.leadTo(number), nil
 }
 
 func (n *node) flags() uint32 {
-	f := uint32(n.slice) << 4
+	f := uint32(n.slice) << 5
 	if n.own {
 		f |= ownValue
 	}
 	return f
 }
 
-// wide marks an entry whose page spans two cache lines.
-func (m *memory) wide(entry uint32) uint32 {
-	if m.unitsOf(of(entry)) > 8 {
-		entry |= widePage
-	}
-	return entry
+// leadTo is the entry that leads to a page, with the number of cache lines that it goes on over.
+func (m *memory) leadTo(number uint32) uint32 {
+	from := uint32(physical(number)) % 64
+	return pageOf(number) | min((from+8*m.unitsOf(number)-1)/64, 3)
 }
 
-// enclosers finds for each item where the search goes on if the address is not in it.
-func enclosers(n *node) (next [maxItems]uint8) {
+// enclosers finds for each item how many items before it stands the one where the search goes on if the address is not
+// in it; 0: none does.
+func enclosers(n *node) (back [maxItems]uint8) {
 	var open [17]int // items that the present one may lie in
 	depth := 0
 	for i, it := range n.items {
 		for depth > 0 && !n.items[open[depth-1]].covers(it.start) {
 			depth--
 		}
-		next[i] = noItem
 		if depth > 0 {
-			next[i] = uint8(open[depth-1])
+			back[i] = uint8(i - open[depth-1])
 		}
 		// Two neighbours of full length have the same 15-bit lane, and the search finds the second.
-		if before := i - 1; n.slice > 0 && i > 0 && it.shift == 0 && it.start&1 == 1 &&
+		if before := i - 1; i > 0 && it.shift == 0 && it.start&1 == 1 &&
 			n.items[before].shift == 0 && n.items[before].start == it.start-1 {
-			next[i] = uint8(before)
+			back[i] = 1
 		}
 		open[depth] = i
 		depth++
 	}
-	return next
+	return back
 }
 
 // emitList writes a page that lists prefixes of one /64.
@@ -188,28 +205,18 @@ func (m *memory) emitList(n *node) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	*m.word(number, 0) = valueEntry(n.value) | n.flags() | listPage | k
-	*m.word(number, 1) = n.tag
+	*m.word(number, 0), *m.word(number, 1) = valueEntry(n.value)|n.flags()|listPage, k
 	slices.SortFunc(n.list, func(a, b prefix) int { return int(b.len) - int(a.len) })
 	for i, p := range n.list {
 		at := 2 + 4*uint32(i)
 		*m.word(number, at), *m.word(number, at+1) = uint32(p.lo), uint32(p.lo>>32)
 		*m.word(number, at+2), *m.word(number, at+3) = uint32(128-p.len), p.value
 	}
-	return m.wide(pageOf(number)), nil
+	return m.leadTo(number), nil
 }
 
-// point has an item of a page lead elsewhere, at once: one 32-bit store, and those that repeat it.
+// point has an item of a page lead elsewhere, at once: one 32-bit store.
 func (m *memory) point(number uint32, i int, entry uint32) {
-	k := *m.word(number, 0) & 7
-	first := m.word(number, 2+2*k+uint32(i))
-	old := *first
-	lane := m.start(number, uint32(i), 1)
-	for j := uint32(i); j < 4*k; j++ {
-		w := m.word(number, 2+2*k+j)
-		if *w != old || m.start(number, j, 1) != lane {
-			break
-		}
-		atomic.StoreUint32(w, entry&^0x1ff|old&0x1ff)
-	}
+	w := m.entryOf(number, *m.word(number, 0)&kindBits, uint32(i))
+	atomic.StoreUint32(w, entry&^itemBits|*w&itemBits)
 }

@@ -14,7 +14,7 @@ import (
 // from the end. A page that is no longer part of the table goes to limbo: programs may be reading it. Its memory is
 // used again after a grace period of RCU, in which every program ends that ran when it began.
 
-const maxUnits = 16
+const maxUnits = 22
 
 // mostVacated bounds what each removal of a key has to look through.
 const mostVacated = 256
@@ -149,13 +149,13 @@ func (m *memory) settle() {
 // unitsOf is how much memory a page takes.
 func (m *memory) unitsOf(number uint32) uint32 {
 	h := *m.word(number, 0)
-	if h&fanPage != 0 {
+	switch h & kindBits {
+	case fanPage:
 		return fanUnits(uint8(*m.word(number, 2)))
+	case listPage:
+		return 1 + 2**m.word(number, 1)
 	}
-	if h&listPage != 0 {
-		return 1 + 2*(h&7)
-	}
-	return 1 + 3*(h&7)
+	return itemUnits(h & kindBits)
 }
 
 // free gives back pages that nobody can read: not yet, or no longer.
@@ -170,7 +170,7 @@ func (m *memory) free(entry uint32) {
 		for _, e := range f.entries {
 			m.free(e)
 		}
-	} else if *m.word(number, 0)&listPage == 0 {
+	} else if *m.word(number, 0)&kindBits != listPage {
 		n := m.decode(number)
 		for _, it := range n.items {
 			m.free(it.entry)

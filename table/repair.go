@@ -10,10 +10,10 @@ func (m *memory) repair() {
 	t := m.index[m.active6()]
 	m.retired, m.buckets, m.InLimbo = m.retired[:0], nil, 0
 	m.clearVacated()
-	m.Free, m.FreeFan, m.Pages, m.Units, m.Groups, m.Count = [17]uint32{}, [17]uint32{}, 0, 0, 0, [2]uint32{}
+	m.Free, m.FreeFan, m.Pages, m.Units, m.Groups, m.Count = [maxUnits + 1]uint32{}, [17]uint32{}, 0, 0, 0, [2]uint32{}
 	m.Reused++
 	for s, e := range t.Slot {
-		if e != 0 && (uint32(s) > t.SlotMask || t.slotOf(*m.word(of(e), 1)) != uint32(s)) {
+		if e != 0 && (uint32(s) >= t.Slots || t.slotOf(*m.word(of(e), 1)) != uint32(s)) {
 			t.Slot[s] = 0 // its key moved from there
 		}
 	}

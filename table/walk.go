@@ -37,7 +37,7 @@ func (m *memory) walk(entry uint32, base prefix, yield func(prefix) bool) bool {
 			}
 		}
 		below := base
-		if s := *m.word(of(it.entry), 0) >> 4 & 7; uint8(s) != n.slice {
+		if sliceOf(*m.word(of(it.entry), 0)) != n.slice {
 			below = p
 		}
 		if !m.walk(it.entry, below, yield) {
@@ -118,7 +118,7 @@ func (m *memory) walk6(yield func(prefix) bool) bool {
 			return false
 		}
 	}
-	for s := range t.SlotMask + 1 {
+	for s := range t.Slots {
 		if key, ok := m.keyAt(t, s); ok && !m.walk(t.Slot[s], prefix{hi: uint64(key) << 32}, yield) {
 			return false
 		}
@@ -227,7 +227,7 @@ func (t *Table) within(p netip.Prefix, yield func(prefix, uint32)) {
 		}
 		return
 	}
-	for s := range idx.SlotMask + 1 {
+	for s := range idx.Slots {
 		if key, ok := m.keyAt(idx, s); ok && q.encloses(prefix{hi: uint64(key) << 32, len: 32}) {
 			m.walk(idx.Slot[s], prefix{hi: uint64(key) << 32}, each)
 		}

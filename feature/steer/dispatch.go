@@ -245,6 +245,16 @@ func (e *engine) dispatches() (bool, error) {
 	return false, nil
 }
 
+// dispatchesIn says so of an engine that may be of an older weir.
+func dispatchesIn(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
+	pins, err := l.Open(i)
+	if err != nil {
+		return false, err
+	}
+	defer pins.Close()
+	return (&engine{lock: l, scope: i.Scope, pins: pins}).dispatches()
+}
+
 // leave removes the engine if nothing needs it any more.
 func (d *dispatch) leave() error {
 	if len(d.services) > 0 || d.bound.Len() > 0 {

@@ -15,8 +15,8 @@ const ABI = 2
 
 // dispatchABI is that of an engine in whose namespace something is bound. A weir that
 // knows no bindings must not take it for one of its own. The next ABI of either is
-// above both.
-const dispatchABI = 3
+// above both. With 3 the table of bindings was laid out otherwise.
+const dispatchABI = 4
 
 // Buckets is the number of buckets that source addresses hash to.
 const Buckets = 4096

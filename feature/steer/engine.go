@@ -207,7 +207,7 @@ func ownMaps(kind Engine, room int) []*ebpf.MapSpec {
 // weir was updated must get its slot whether or not anybody ran weir upgrade.
 func openEngine(l *kernel.WriteLock, scope string, kind Engine) (*engine, error) {
 	meta, err := l.Meta(engineInstance(scope, kind))
-	if err == nil && meta.ABI < ABI {
+	if err == nil && olderABI(meta.ABI) {
 		err = upgradeEngine(l, scope, kind)
 	}
 	if err != nil {

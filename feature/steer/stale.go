@@ -135,8 +135,10 @@ func Mend(l *kernel.WriteLock) error {
 		}
 		var services map[string]*published
 		dispatches := false
-		if meta.ABI < ABI {
-			services, err = readServices(l.Root, i.Scope, kind)
+		if olderABI(meta.ABI) {
+			if services, err = readServices(l.Root, i.Scope, kind); err == nil {
+				dispatches, err = dispatchesIn(l, i)
+			}
 		} else {
 			var e *engine
 			if e, err = openEngine(l, i.Scope, kind); err == nil {

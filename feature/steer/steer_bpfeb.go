@@ -128,7 +128,7 @@ type steerTableHead struct {
 	Groups  uint32
 	Count   [2]uint32
 	InLimbo uint32
-	Free    [17]uint32
+	Free    [23]uint32
 	FreeFan [17]uint32
 	Limbo   [8192]uint32
 	Short4  [2][262144]uint32
@@ -141,8 +141,8 @@ type steerTableIndex struct {
 	Root6        [65536]uint32
 	Slot         [262144]uint32
 	Displacement [131072]uint16
-	BucketShift  uint32
-	SlotMask     uint32
+	Buckets      uint32
+	Slots        uint32
 }
 
 type steerTableSegment struct {

@@ -31,6 +31,8 @@ func (o Outdated) String() string {
 	s := fmt.Sprintf("object %s → %s", o.Object, shortHash(hashOf(o.Engine)))
 	if o.ABI < ABI {
 		s += fmt.Sprintf(", ABI %d → %d", o.ABI, ABI)
+	} else if olderABI(o.ABI) {
+		s += fmt.Sprintf(", ABI %d → %d", o.ABI, dispatchABI)
 	}
 	if o.Version != Version {
 		s += fmt.Sprintf(", weir %s → %s", o.Version, Version)
@@ -39,6 +41,10 @@ func (o Outdated) String() string {
 }
 
 func shortHash(h [sha256.Size]byte) string { return fmt.Sprintf("%x", h[:6]) }
+
+// olderABI says whether an engine's maps are laid out otherwise than this weir's: all
+// above [ABI] are of engines where something is bound.
+func olderABI(abi uint32) bool { return abi < ABI || abi > ABI && abi < dispatchABI }
 
 // knownABI refuses pins of a newer weir than one whose ABI is newest.
 func knownABI(m kernel.Meta, newest uint32, what string) error {
@@ -66,7 +72,7 @@ func outdated(r *kernel.Root, all []kernel.Instance) ([]Outdated, error) {
 		if err := knownABI(m, dispatchABI, "namespace "+i.Scope); err != nil {
 			return nil, err
 		}
-		if m.ABI < ABI || m.Object != hashOf(kind) {
+		if olderABI(m.ABI) || m.Object != hashOf(kind) {
 			out = append(out, Outdated{Netns: fmt.Sprintf("net:[%s]", i.Scope), Engine: kind,
 				ABI: m.ABI, Object: shortHash(m.Object), Version: m.Version, scope: i.Scope})
 		}

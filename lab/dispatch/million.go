@@ -137,6 +137,9 @@ func (x *experiment) commands(ctx context.Context, plain *site, files [2]string,
 	}
 	m := x.result.Metrics
 	x.result.Set("growth_1_to_1m_all_services", m["ns_weir_random_hit_1m"]/m["ns_weir_random_hit_1"])
+	if fetch := m["ns_weir_random_hit_1m"] - m["ns_weir_random_hit_one_service_1m"]; fetch > 0 {
+		x.result.Set("ceiling_random_hit_1m", m["ns_trie_random_hit_1m"]/fetch)
+	}
 	x.result.Set("test_runs", float64(x.testRuns))
 	x.result.Set("test_runs_interrupted", float64(x.interrupted))
 	if err := x.measureTraffic(ctx, straight(plain), bound(x.many, sets[0])); err != nil {

@@ -89,7 +89,7 @@ struct {
 } probes SEC(".maps");
 
 /* dependence is always 0, which the compiler and the CPU do not know. */
-volatile __u32 lookups, start, dependence, probe_count;
+volatile __u32 lookups, start, dependence, probe_count, touch_lines;
 volatile __u64 nanoseconds, checksum, hits;
 
 /* round is what a loop carries. It begins with values read from memory: constants would have the
@@ -101,6 +101,7 @@ struct round {
 	__u32 last;
 	__u32 dependence;
 	__u32 probes;
+	__u32 lines;
 };
 
 static __always_inline const __u32 *key4(__u32 i)
@@ -159,6 +160,7 @@ static __always_inline void begin(struct round *r)
 	r->last = dependence;
 	r->dependence = dependence;
 	r->probes = probe_count;
+	r->lines = touch_lines;
 	r->checksum = dependence;
 	r->hits = dependence;
 }
@@ -215,6 +217,34 @@ MEASURE(table, 4)
 MEASURE(table, 6)
 MEASURE(trie, 4)
 MEASURE(trie, 6)
+
+/*
+ * touch reads one word of a line that the key chooses among as many as the table's pages take: the
+ * least that any table of this size does, whose answers do not fit the caches.
+ */
+#define TOUCH(family)                                                                             \
+	static long touch##family##_latency_step(__u32 i, struct round *r)                        \
+	{                                                                                         \
+		const __u32 *key = key##family(r->start + i + (r->last & r->dependence));         \
+		struct table_segment *s;                                                          \
+		__u32 line, segment;                                                              \
+                                                                                                  \
+		if (!key)                                                                         \
+			return 1;                                                                 \
+		line = ((family == 4 ? *key : key[0] ^ key[1]) * TABLE_HASH1 >> 32) * r->lines >> \
+		       32;                                                                        \
+		segment = line >> (TABLE_SEGMENT - 6);                                            \
+		s = bpf_map_lookup_elem(&bench_pages, &segment);                                  \
+		if (!s)                                                                           \
+			return 1;                                                                 \
+		r->last = *(__u32 *)(s->page + (line << 6 & ((1 << TABLE_SEGMENT) - 1)));         \
+		account(r, i, r->last);                                                           \
+		return 0;                                                                         \
+	}                                                                                         \
+	PROGRAM(touch##family##_latency)
+
+TOUCH(4)
+TOUCH(6)
 
 /* check writes down what both find for each key. */
 #define CHECK(family)                                                  \

@@ -29,6 +29,7 @@ func needLoop() error {
 const (
 	ours        = "table"
 	theirs      = "trie"
+	touch       = "touch" // finds nothing: reads one line of the table's
 	latency     = "latency"
 	independent = "independent"
 )
@@ -63,6 +64,7 @@ func load(f family, prefixes, segments int) (*bench, error) {
 	for _, way := range []string{ours, theirs} {
 		programs = append(programs, program(way, f, latency), program(way, f, independent))
 	}
+	programs = append(programs, program(touch, f, latency))
 	b := &bench{family: f, spec: spec}
 	if b.c, err = kernel.Load(spec, programs, nil); err != nil {
 		return nil, err
@@ -108,7 +110,8 @@ type found struct {
 
 // run has a program look up n keys, beginning with the one numbered start.
 func (b *bench) run(name string, start, n int) (found, error) {
-	for variable, v := range map[string]uint32{"lookups": uint32(n), "start": uint32(start), "dependence": 0} {
+	for variable, v := range map[string]uint32{"lookups": uint32(n), "start": uint32(start), "dependence": 0,
+		"touch_lines": uint32(b.table.Stats().PageBytes / 64)} {
 		if err := b.c.Variables[variable].Set(v); err != nil {
 			return found{}, fmt.Errorf("set %s: %w", variable, err)
 		}

@@ -58,7 +58,7 @@ type benchTableHead struct {
 	Groups  uint32
 	Count   [2]uint32
 	InLimbo uint32
-	Free    [17]uint32
+	Free    [23]uint32
 	FreeFan [17]uint32
 	Limbo   [8192]uint32
 	Short4  [2][262144]uint32
@@ -71,8 +71,8 @@ type benchTableIndex struct {
 	Root6        [65536]uint32
 	Slot         [262144]uint32
 	Displacement [131072]uint16
-	BucketShift  uint32
-	SlotMask     uint32
+	Buckets      uint32
+	Slots        uint32
 }
 
 type benchTableSegment struct {
@@ -100,6 +100,8 @@ const (
 	benchProgTable4Latency     = "table4_latency"
 	benchProgTable6Independent = "table6_independent"
 	benchProgTable6Latency     = "table6_latency"
+	benchProgTouch4Latency     = "touch4_latency"
+	benchProgTouch6Latency     = "touch6_latency"
 	benchProgTrie4Independent  = "trie4_independent"
 	benchProgTrie4Latency      = "trie4_latency"
 	benchProgTrie6Independent  = "trie6_independent"
@@ -111,6 +113,7 @@ const (
 	benchVarNanoseconds        = "nanoseconds"
 	benchVarProbeCount         = "probe_count"
 	benchVarStart              = "start"
+	benchVarTouchLines         = "touch_lines"
 )
 
 // loadBench returns the embedded CollectionSpec for bench.
@@ -163,6 +166,8 @@ type benchProgramSpecs struct {
 	Table4Latency     *ebpf.ProgramSpec `ebpf:"table4_latency"`
 	Table6Independent *ebpf.ProgramSpec `ebpf:"table6_independent"`
 	Table6Latency     *ebpf.ProgramSpec `ebpf:"table6_latency"`
+	Touch4Latency     *ebpf.ProgramSpec `ebpf:"touch4_latency"`
+	Touch6Latency     *ebpf.ProgramSpec `ebpf:"touch6_latency"`
 	Trie4Independent  *ebpf.ProgramSpec `ebpf:"trie4_independent"`
 	Trie4Latency      *ebpf.ProgramSpec `ebpf:"trie4_latency"`
 	Trie6Independent  *ebpf.ProgramSpec `ebpf:"trie6_independent"`
@@ -194,6 +199,7 @@ type benchVariableSpecs struct {
 	Nanoseconds *ebpf.VariableSpec `ebpf:"nanoseconds"`
 	ProbeCount  *ebpf.VariableSpec `ebpf:"probe_count"`
 	Start       *ebpf.VariableSpec `ebpf:"start"`
+	TouchLines  *ebpf.VariableSpec `ebpf:"touch_lines"`
 }
 
 // benchObjects contains all objects after they have been loaded into the kernel.
@@ -250,6 +256,7 @@ type benchVariables struct {
 	Nanoseconds *ebpf.Variable `ebpf:"nanoseconds"`
 	ProbeCount  *ebpf.Variable `ebpf:"probe_count"`
 	Start       *ebpf.Variable `ebpf:"start"`
+	TouchLines  *ebpf.Variable `ebpf:"touch_lines"`
 }
 
 // benchPrograms contains all programs after they have been loaded into the kernel.
@@ -264,6 +271,8 @@ type benchPrograms struct {
 	Table4Latency     *ebpf.Program `ebpf:"table4_latency"`
 	Table6Independent *ebpf.Program `ebpf:"table6_independent"`
 	Table6Latency     *ebpf.Program `ebpf:"table6_latency"`
+	Touch4Latency     *ebpf.Program `ebpf:"touch4_latency"`
+	Touch6Latency     *ebpf.Program `ebpf:"touch6_latency"`
 	Trie4Independent  *ebpf.Program `ebpf:"trie4_independent"`
 	Trie4Latency      *ebpf.Program `ebpf:"trie4_latency"`
 	Trie6Independent  *ebpf.Program `ebpf:"trie6_independent"`
@@ -280,6 +289,8 @@ func (p *benchPrograms) Close() error {
 		p.Table4Latency,
 		p.Table6Independent,
 		p.Table6Latency,
+		p.Touch4Latency,
+		p.Touch6Latency,
 		p.Trie4Independent,
 		p.Trie4Latency,
 		p.Trie6Independent,

@@ -13,7 +13,7 @@ import (
 	"github.com/weir-project/weir/table"
 )
 
-//go:generate go tool bpf2go -tags linux -cflags "-O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" probe probe.bpf.c
+//go:generate go tool bpf2go -tags linux -cflags "-mcpu=v3 -O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" probe probe.bpf.c
 
 // Probe is a table's maps, and a program that reads them.
 type Probe struct {

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/table"
+)
+
+func TestParseBindings(t *testing.T) {
+	all, err := ParseBindings("f", []byte(`{"bindings": [
+		{"label": "foo", "prefix": "127.0.0.1"},
+		{"label": "bar", "prefix": "2001:db8::1/64", "port": 80, "protocol": "tcp"},
+		{"label": "bar", "prefix": "::ffff:192.0.2.9/120", "port": 53, "protocol": "udp"},
+		{"label": "foo", "prefix": "127.0.0.1/32", "port": 0, "protocol": "udp"}
+	]}`))
+	var got []string
+	for _, b := range all {
+		got = append(got, b.String())
+	}
+	want := []string{"tcp 127.0.0.1/32 every port → foo", "udp 127.0.0.1/32 every port → foo", "udp 192.0.2.0/24 53 → bar", "tcp 2001:db8::/64 80 → bar"}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v %v", got, err)
+	}
+	text, err := WriteBindings(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := ParseBindings("f", text); err != nil || !slices.Equal(again, all) {
+		t.Errorf("written and read again: %v %v", again, err)
+	}
+	for text, want := range map[string]string{
+		``:                    "f:1: no such binding: the file ends too soon",
+		`[]`:                  "f:1: no such binding: want an object with bindings",
+		`{}`:                  "there is no list called bindings",
+		"{\n\"bindngs\": []}": `f:2: no such binding: "bindngs"`,
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.1\"},\n{\"label\": \"b\", \"prefix\": \"127.0.0.1\"}]}": "f:3: no such binding: tcp 127.0.0.1/32 port 0 is bound to a above, and to b here",
+		"{\"bindings\": [\n\n{\"label\": \"\", \"prefix\": \"127.0.0.1\"}]}":                                                "f:3: no such binding: label",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0/33\"}]}":                                              "f:2: no such binding: prefix",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"port\": 65536}]}":                                "f:2: no such binding: port",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"protocol\": \"sctp\"}]}":                         "f:2: no such binding: protocol",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"ports\": 1}]}":                                   `"ports": want label, prefix, port and protocol`,
+		`{"bindings": []} x`: "something follows",
+	} {
+		if _, err := ParseBindings("f", []byte(text)); err == nil || !errors.Is(err, ErrBinding) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+func FuzzParseBindings(f *testing.F) {
+	f.Add([]byte(`{"bindings": [{"label": "foo", "prefix": "127.0.0.1", "port": 1, "protocol": "tcp"}]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		all, err := ParseBindings("f", text)
+		if err != nil {
+			return
+		}
+		seen := map[table.Key]bool{}
+		for _, b := range all {
+			if seen[b.key()] || b.Prefix.Masked() != b.Prefix || b.Prefix.Addr().Is4In6() && b.Prefix.Bits() >= 96 {
+				t.Errorf("%+v of %q", b, text)
+			}
+			seen[b.key()] = true
+		}
+	})
+}

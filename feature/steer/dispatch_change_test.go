@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// many are n bindings that no test asks for, and one that is.
+func many(t testing.TB, n int, name string) []Binding {
+	out := []Binding{binding(t, name+" tcp 127.20.0.0/16 80")}
+	for i := range n {
+		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18 + byte(i>>16), byte(i >> 8), byte(i)}), 32)
+		out = append(out, Binding{Service: fmt.Sprintf("s%d", i%50), Prefix: p, Proto: unix.IPPROTO_TCP, Port: 443})
+	}
+	return out
+}
+
+// asker asks over TCP until it is told to stop, and counts the answers.
+func asker(t *testing.T, to string) (stop func() map[string]int) {
+	seen := map[string]int{}
+	end, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				seen[ask(t, "tcp", netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(to))]++
+			}
+		}
+	}()
+	return func() map[string]int {
+		close(end)
+		<-done
+		return seen
+	}
+}
+
+// Under traffic the bindings are replaced as a whole, and outgrow their maps, and the program is upgraded: every
+// connection reaches the service of the old or the new state, and none is refused.
+func TestDispatchReplaceAndGrow(t *testing.T) {
+	patient(t)
+	w := newDispatchWorld(t)
+	a, b := startSink(t, "tcp4=127.0.0.1:7041"), startSink(t, "tcp4=127.0.0.1:7042")
+	w.register("a", a, "tcp 127.0.0.1:7041")
+	w.register("b", b, "tcp 127.0.0.1:7042")
+	w.bind("a tcp 127.20.0.0/16 80")
+	replace := func(n int, name string) (d Diff) {
+		w.locked(func(l *kernel.WriteLock) (err error) {
+			d, err = ReplaceBindings(l, here(t), many(t, n, name))
+			return err
+		})
+		return d
+	}
+	room := func() int {
+		o, err := w.root.Open(engineInstance(scopeOf(here(t)), EngineSkLookup), "bound_many")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		return roomOf(o.Maps)
+	}
+	stop := asker(t, "127.20.3.4:80")
+	if d := replace(3000, "b"); len(d.Added) != 3000 || len(d.Moved) != 1 || d.Moved[0].From != "a" {
+		t.Errorf("%d added, moved %v", len(d.Added), d.Moved)
+	}
+	for range 5 {
+		replace(3000, "a")
+		replace(2000, "b")
+	}
+	if room() != fewestBindings {
+		t.Errorf("room for %d", room())
+	}
+	d := replace(fewestBindings+1, "b") // larger maps
+	if len(d.Added) != fewestBindings+1-2000 || d.Same != 2001 || room() <= fewestBindings {
+		t.Errorf("%d added, %d the same; room for %d", len(d.Added), d.Same, room())
+	}
+	restore := otherObject(8)
+	w.locked(upgradeAll)
+	restore()
+	w.locked(upgradeAll)
+	d = replace(10, "b")
+	if len(d.Removed) != fewestBindings+1-10 {
+		t.Errorf("%d removed", len(d.Removed))
+	}
+	seen := stop()
+	if len(seen) != 2 || seen[fmt.Sprint(a.pid())] == 0 || seen[fmt.Sprint(b.pid())] == 0 {
+		t.Errorf("answers: %v; a is %d, b %d", seen, a.pid(), b.pid())
+	}
+	w.reached(map[string]*sink{"127.20.3.4:80": b})
+	if n := w.named(); len(n) != 12 || n["s3"].Bindings != 1 || n["b"].Bindings != 1 || n["a"].Bindings != 0 {
+		t.Errorf("services: %v", n)
+	}
+}
+
+// runBind carries out a change of bindings and dies at the given step of it: ROOT STEP PID…
+func runBind(args []string) error {
+	dieAt, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	n := 0
+	onSteps(func(string) {
+		if n++; n > dieAt {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	})
+	root := kernel.OpenRoot(args[0])
+	ns, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	at, err := service.ParseListen("tcp 127.0.0.1:7052")
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(args[2])
+	if err != nil {
+		return err
+	}
+	if _, err := RegisterMember(context.Background(), root, "b", "", service.Member{PID: pid}, at); err != nil {
+		return err
+	}
+	l, err := root.Lock(context.Background())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	p := netip.MustParsePrefix("127.20.0.0/16")
+	q := netip.MustParsePrefix("127.20.128.0/17")
+	const tcp = unix.IPPROTO_TCP
+	if _, err := Bind(l, ns, Binding{"b", p, 80, tcp}); err != nil { // it was a's
+		return err
+	}
+	if _, err := Bind(l, ns, Binding{"a", q, 80, tcp}); err != nil {
+		return err
+	}
+	if err := Unbind(l, ns, Binding{"a", q, 80, tcp}); err != nil {
+		return err
+	}
+	var all []Binding
+	for i := range fewestBindings + 1 {
+		all = append(all, Binding{"s", netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 32), 443, tcp})
+	}
+	all = append(all, Binding{"a", p, 80, tcp})
+	if _, err := ReplaceBindings(l, ns, all); err != nil {
+		return err
+	}
+	if _, err := ReplaceBindings(l, ns, all[len(all)-1:]); err != nil {
+		return err
+	}
+	_, err = UnregisterSockets(l, ns, "b")
+	return err
+}
+
+// Every change, killed at any step under traffic: each connection reaches the service of the old or the new state,
+// and the next command finds bindings, counts and sockets that fit each other.
+func TestDispatchKilledAtEveryStep(t *testing.T) {
+	patient(t)
+	a, b := startSink(t, "tcp4=127.0.0.1:7051"), startSink(t, "tcp4=127.0.0.1:7052")
+	both := []string{fmt.Sprint(a.pid()), fmt.Sprint(b.pid())}
+	const every = 2 // of the steps, other ones in every run: each takes several loads of the largest program
+	for step := firstStep() + rand.IntN(every); ; step += every * stride() {
+		w := newDispatchWorld(t)
+		w.register("a", a, "tcp 127.0.0.1:7051")
+		w.bind("a tcp 127.20.0.0/16 80")
+		stop := asker(t, "127.20.3.4:80")
+		c := nstest.Child("bind", w.root.Path(), step, b.pid())
+		out, err := c.CombinedOutput()
+		if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); err != nil && (!ok || !ws.Signaled()) {
+			t.Fatalf("step %d: %v\n%s", step, err, out)
+		}
+		for who, n := range stop() {
+			if !slices.Contains(both, who) {
+				t.Errorf("step %d: answered %d times by %s", step, n, who)
+			}
+		}
+		w.checkDispatch(step)
+		w.bind("a tcp 127.20.0.0/16 80")
+		w.reached(map[string]*sink{"127.20.3.4:80": a})
+		w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+		if err == nil {
+			t.Logf("killed within %d steps", step)
+			if step < 20 {
+				t.Errorf("only %d steps: the change is not what the test means", step)
+			}
+			return
+		}
+	}
+}
+
+// checkDispatch has the next command come, and compares what it finds.
+func (w *world) checkDispatch(step int) {
+	w.t.Helper()
+	w.locked(Mend)
+	w.bind("z tcp 127.99.0.0/16 80")
+	w.unbind("z tcp 127.99.0.0/16 80")
+	all, err := Bindings(context.Background(), w.root, scopeOf(here(w.t)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for _, b := range all {
+		counts[b.Service]++
+	}
+	for name, n := range w.named() {
+		if n.Bindings != counts[name] {
+			w.t.Errorf("step %d: %s counts %d bindings and has %d", step, name, n.Bindings, counts[name])
+		}
+		delete(counts, name)
+	}
+	if len(counts) > 0 {
+		w.t.Errorf("step %d: bound to services that are not there: %v", step, counts)
+	}
+}
+
+// Two commands at once wait for one another.
+func TestDispatchAtOnce(t *testing.T) {
+	w := newDispatchWorld(t)
+	w.bind("a tcp 127.20.0.0/16 1")
+	done := make(chan error)
+	for i := range 4 {
+		go func() {
+			var err error
+			for j := range 25 {
+				var l *kernel.WriteLock
+				if l, err = w.root.Lock(context.Background()); err != nil {
+					break
+				}
+				ns, _ := netns.Current()
+				_, err = Bind(l, ns, Binding{fmt.Sprint("s", i), netip.MustParsePrefix("127.20.0.0/16"), uint16(100*i + j + 2), unix.IPPROTO_TCP})
+				ns.Close()
+				l.Unlock()
+				if err != nil {
+					break
+				}
+			}
+			done <- err
+		}()
+	}
+	for range 4 {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	w.checkDispatch(0)
+	if all, err := Bindings(context.Background(), w.root, scopeOf(here(t))); err != nil || len(all) != 101 {
+		t.Errorf("%d bindings, %v", len(all), err)
+	}
+}
+
+// Pins whose ABI is that of a weir with another layout of bindings stay until the next command carries them over.
+func TestDispatchOfOlderABI(t *testing.T) {
+	w := newDispatchWorld(t)
+	s := startSink(t, "tcp4=127.0.0.1:7081")
+	w.register("s", s, "tcp 127.0.0.1:7081")
+	w.bind("s tcp 127.20.0.0/16 80")
+	i := engineInstance(scopeOf(here(t)), EngineSkLookup)
+	meta := func() kernel.Meta {
+		m, err := w.root.Meta(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	before := meta().Object
+	w.locked(func(l *kernel.WriteLock) error {
+		o, err := l.Open(i)
+		if err != nil {
+			return err
+		}
+		defer o.Close()
+		share := map[string]*ebpf.Map{}
+		for name, m := range o.Maps {
+			share[mapName(name)] = m
+		}
+		c, err := loadPrograms(EngineSkLookup, roomOf(o.Maps), share)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		u := kernel.Upgrade{Meta: o.Meta, Pins: kernel.Pins{Maps: o.Maps}, Link: "lookup", Program: lookupProgram(c)}
+		u.Meta.ABI, u.Meta.Object = dispatchABI-1, [sha256.Size]byte{1}
+		return l.Upgrade(i, u)
+	})
+	if m := meta(); m.ABI != dispatchABI-1 {
+		t.Fatalf("ABI %d", m.ABI)
+	}
+	w.reached(map[string]*sink{"127.20.3.4:80": s})
+	w.locked(Mend)
+	if n := w.named(); n["s"].Bindings != 1 || meta().ABI != dispatchABI-1 {
+		t.Errorf("after what mends, services: %v, ABI %d", n, meta().ABI)
+	}
+	w.bind("s tcp 127.30.0.0/16 80")
+	if m := meta(); m.ABI != dispatchABI || m.Object != before {
+		t.Errorf("ABI %d, object %s, want %d and %s", m.ABI, shortHash(m.Object), dispatchABI, shortHash(before))
+	}
+	w.reached(map[string]*sink{"127.20.3.4:80": s, "127.30.3.4:80": s})
+}
