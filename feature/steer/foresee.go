@@ -48,8 +48,9 @@ func ForeseeApply(ctx context.Context, have State, want Config) ([]Foreseen, err
 func (t target) foresee(ctx context.Context, have State, ns *netns.Handle) (*Foreseen, error) {
 	p := &published{Service: t.service, Netns: t.netns}
 	p.setDevices(t.devices)
-	after := &ServiceState{Name: t.service.Name, scope: t.scope, Netns: t.netns, Inode: ns.Inode(), pub: p,
+	after := &ServiceState{root: have.root, Name: t.service.Name, scope: t.scope, Netns: t.netns, Inode: ns.Inode(), pub: p,
 		eps: p.Service.Endpoints(), By: p.Service.By, OnEmpty: p.Service.OnEmpty, devices: t.devices}
+	after.others = have.beside(after)
 	f := &Foreseen{Service: t.service.Name, Sessions: []Session{}}
 	i := slices.IndexFunc(have.Services, func(s ServiceState) bool { return s.Name == t.service.Name && s.scope == t.scope })
 	var before *ServiceState
@@ -59,7 +60,7 @@ func (t target) foresee(ctx context.Context, have State, ns *netns.Handle) (*For
 		if p.Service.Seed == nil {
 			p.Service.Seed = before.pub.Service.Seed
 		}
-		after.Bypassed, after.others = before.Bypassed, before.others
+		after.Bypassed = before.Bypassed
 	} else {
 		p.shape(nil)
 		if p.Service.Seed == nil {

@@ -42,14 +42,19 @@ type router struct {
 // connect opens a session from each source.
 func connect(t testing.TB, addrs []netip.Addr) []*router {
 	t.Helper()
+	return connectTo(t, addrs, loopback4)
+}
+
+func connectTo(t testing.TB, addrs []netip.Addr, to netip.AddrPort) []*router {
+	t.Helper()
 	var out []*router
 	for _, a := range addrs {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.AsSlice()}, Timeout: 20 * time.Second}
 		d.SetMultipathTCP(false)
-		c, err := d.Dial("tcp", loopback4.String())
+		c, err := d.Dial("tcp", to.String())
 		// The kernel takes an unpinned program off by and by: that of the test before may answer yet.
 		for end := time.Now().Add(10 * time.Second); errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			c, err = d.Dial("tcp", loopback4.String())
+			c, err = d.Dial("tcp", to.String())
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -238,6 +243,57 @@ func testAdoptionResets(t *testing.T) {
 		t.Fatalf("misplaced after adoption: %d of %d, %v", len(m), len(routers), err)
 	}
 	w.settled(routers, w.resetDue())
+}
+
+// Sessions that came to a service through a binding are its own, from whatever port; those of a service beside it, which
+// listens to or is bound to a part of the same, are not.
+func TestResetsOfOwnSessions(t *testing.T) {
+	needDestroy(t)
+	w, _ := collectors(t, Options{Slots: 2})
+	beside := startSink(t, "tcp4~=127.0.0.9:9991")
+	listens, err := service.ParseListen("tcp 127.0.0.9:9991")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.cfg.Services = append(w.cfg.Services, Service{Spec: service.Spec{Name: "beside", Listen: []service.Listen{listens},
+		Members: []service.Member{{PID: beside.pid()}}}, Options: Options{Slots: 1, Engine: underTest}})
+	w.apply()
+	registered := startSink(t, "tcp4~=127.0.0.1:7091")
+	w.register("registered", registered, "tcp 127.0.0.1:7091")
+	w.bind("svc tcp 127.20.0.0/16 80")
+	w.bind("registered tcp 127.21.0.0/16 0")
+	routers := connect(t, sources(24))
+	bound := connectTo(t, sources(24), netip.MustParseAddrPort("127.20.1.1:80"))
+	others := append(connectTo(t, sources(12), netip.MustParseAddrPort("127.0.0.9:9991")),
+		connectTo(t, sources(12), netip.MustParseAddrPort("127.21.1.1:9991"))...)
+	for i := range bound {
+		if bound[i].who != routers[i].who {
+			t.Errorf("%s: at %s by its binding, at %s by itself", bound[i].addr, bound[i].who, routers[i].who)
+		}
+	}
+	seed := uint32(99)
+	w.cfg.Services[0].Seed = &seed
+	w.apply()
+	n := len(w.resetDue())
+	moved := 0
+	for i, r := range routers {
+		if now := fmt.Sprint(w.where(r.addr)[0].PID); now != r.who {
+			moved++
+			if r.up(t, false) || bound[i].up(t, false) {
+				t.Errorf("%s moved, and has a session still", r.addr)
+			}
+		} else if !r.up(t, true) || !bound[i].up(t, true) {
+			t.Errorf("%s lost a session, and has not moved", r.addr)
+		}
+	}
+	if moved == 0 || n != moved {
+		t.Errorf("%d routers were reset, %d moved", n, moved)
+	}
+	for _, o := range others {
+		if !o.up(t, true) {
+			t.Errorf("%s lost its session with another service, at %s", o.addr, o.who)
+		}
+	}
 }
 
 // rate 0 leaves sessions where they are, and nothing is due.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
 )
 
 // addLive shows what was changed about a service while it ran.
@@ -71,14 +72,18 @@ func (st State) CountMisplaced(ctx context.Context) {
 // noteOthers tells each service of the endpoints of those beside it.
 func (st State) noteOthers() {
 	for i := range st.Services {
-		s := &st.Services[i]
-		s.others = nil
-		for j, o := range st.Services {
-			if i != j && o.scope == s.scope && !o.Bypassed {
-				s.others = append(s.others, o.eps)
-			}
+		st.Services[i].others = st.beside(&st.Services[i])
+	}
+}
+
+// beside are the endpoints of the services in a service's namespace, without its own.
+func (st State) beside(s *ServiceState) (others [][]service.Endpoint) {
+	for _, o := range st.Services {
+		if o.Name != s.Name && o.scope == s.scope && !o.Bypassed {
+			others = append(others, o.eps)
 		}
 	}
+	return others
 }
 
 // engineInstance is the engine that steers the service.

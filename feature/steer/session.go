@@ -4,13 +4,16 @@ package steer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/weir-project/weir/internal/sockdiag"
-	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
 )
 
 // Session is an established TCP connection of a service, and where it belongs. A
@@ -114,11 +117,19 @@ func (s *ServiceState) established() ([]sockdiag.Socket, error) {
 		return nil, err
 	}
 	defer ns.Close()
+	bound, err := s.openBound()
+	if err != nil {
+		return nil, err
+	}
+	defer bound.Close()
 	ports := map[uint16]bool{}
 	for _, ep := range s.eps {
 		if ep.Proto == unix.IPPROTO_TCP {
 			ports[ep.Port] = true
 		}
+	}
+	if bound.named {
+		ports = map[uint16]bool{0: true} // bindings lead here from any
 	}
 	var out []sockdiag.Socket
 	err = ns.Do(func() error {
@@ -129,7 +140,8 @@ func (s *ServiceState) established() ([]sockdiag.Socket, error) {
 				return err
 			}
 			for _, sk := range socks {
-				if s.takes(unix.IPPROTO_TCP, netip.AddrPortFrom(sk.Local.Addr().Unmap(), port)) {
+				to := netip.AddrPortFrom(sk.Local.Addr().Unmap(), sk.Local.Port())
+				if mine, decides := bound.decides(s, to); mine || !decides && s.takes(unix.IPPROTO_TCP, to) {
 					out = append(out, sk)
 				}
 			}
@@ -137,6 +149,54 @@ func (s *ServiceState) established() ([]sockdiag.Socket, error) {
 		return nil
 	})
 	return out, err
+}
+
+// boundTo is what is bound in a service's namespace, and the service's number there.
+type boundTo struct {
+	*view // nil: nothing is
+	id    uint32
+	named bool // the service may be bound to
+}
+
+func (s *ServiceState) openBound() (b boundTo, err error) {
+	b.view, err = openView(s.root, s.scope)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return boundTo{}, nil
+	} else if err != nil {
+		return b, err
+	}
+	var x label
+	x, b.named, err = b.labels.get(s.Name)
+	b.id = x.ID
+	if err != nil {
+		b.Close()
+	}
+	return b, err
+}
+
+// Close closes the maps, if something is bound.
+func (b boundTo) Close() {
+	if b.view != nil {
+		b.view.Close()
+	}
+}
+
+// decides says whether a binding has the last word about a TCP destination, and whether
+// it leads to the service: as steer_dispatch does.
+func (b boundTo) decides(s *ServiceState, to netip.AddrPort) (mine, decides bool) {
+	if b.view == nil {
+		return false, false
+	}
+	x, ok := b.bound.Lookup(to.Addr(), unix.IPPROTO_TCP, to.Port())
+	if !ok {
+		return false, false
+	}
+	for _, eps := range append(s.others[:len(s.others):len(s.others)], s.eps) {
+		if bestEndpoint(eps, unix.IPPROTO_TCP, to) >= x.Prefix.Bits() {
+			return false, false
+		}
+	}
+	return b.named && x.Value-1 == b.id, true
 }
 
 // takes says whether a destination is the service's: no other service of the

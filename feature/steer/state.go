@@ -19,6 +19,8 @@ type State struct {
 	Services []ServiceState  `json:"services"`
 	Bound    []DispatchState `json:"bound,omitempty"`    // namespaces in which something is bound
 	Outdated []Outdated      `json:"outdated,omitempty"` // what weir upgrade would do
+
+	root *kernel.Root
 }
 
 // ServiceState is one steered service.
@@ -52,6 +54,7 @@ type ServiceState struct {
 
 	devices *DeviceList          // by: device
 	others  [][]service.Endpoint // of the namespace's other services
+	root    *kernel.Root
 
 	collapsed bool // doctor: everything comes from one source
 }
@@ -131,10 +134,15 @@ func (st State) Service(name string) (*ServiceState, error) {
 		names = append(names, st.Services[i].Name)
 	}
 	switch {
+	case len(names) == 0 && len(st.Bound) > 0:
+		return nil, fmt.Errorf("no service has slots: those that are only bound are shown by weir steer services")
 	case len(names) == 0:
 		return nil, fmt.Errorf("no service is steered: weir apply -f weir.yaml")
 	case name == "":
 		return nil, fmt.Errorf("several services are steered (%s): name one with --service", strings.Join(names, ", "))
+	}
+	if len(st.Bound) > 0 {
+		return nil, fmt.Errorf("no service %q has slots; there is %s; those that are only bound are shown by weir steer services", name, strings.Join(names, ", "))
 	}
 	return nil, fmt.Errorf("no service %q is steered; there is %s", name, strings.Join(names, ", "))
 }

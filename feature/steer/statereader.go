@@ -60,7 +60,7 @@ func (r *stateReader) read(ctx context.Context) (State, error) {
 		return State{}, err
 	}
 	r.forget(all)
-	st := State{Services: []ServiceState{}}
+	st := State{Services: []ServiceState{}, root: r.root}
 	if r.whole {
 		if st.Outdated, err = outdated(r.root, all); err != nil {
 			return State{}, err
@@ -157,7 +157,7 @@ func readSeen(r *kernel.Root, i kernel.Instance) (*seenService, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := ServiceState{Name: i.Name, scope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, Why: p.Why, Seed: *p.Service.Seed,
+	s := ServiceState{root: r, Name: i.Name, scope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, Why: p.Why, Seed: *p.Service.Seed,
 		Buckets: Buckets, OnEmpty: p.Service.OnEmpty, pub: p, eps: p.Service.Endpoints()}
 	for _, l := range p.Service.Listen {
 		s.Listen = append(s.Listen, l.String())
@@ -208,5 +208,20 @@ func (s *ServiceState) readSlots(e *kernel.Opened, counters bool) error {
 func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
 	reader := newStateReader(r)
 	defer reader.Close()
-	return reader.service(i)
+	s, err := reader.service(i)
+	if err != nil {
+		return s, err
+	}
+	for _, kind := range kinds {
+		beside, err := readServices(r, i.Scope, kind)
+		if err != nil {
+			return s, err
+		}
+		for name, p := range beside {
+			if name != i.Name && !p.Bypassed {
+				s.others = append(s.others, p.Service.Endpoints())
+			}
+		}
+	}
+	return s, nil
 }
