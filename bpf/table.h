@@ -130,10 +130,10 @@ static __always_inline __u64 table_lanes(const __u8 *p, __u64 sought, __u32 j, _
 /*
  * table_search returns the entry of a page that an address falls to. x is the 16 bits of the
  * address that the page looks at. Lanes are compared on 15 bits: each is rotated right by one, so
- * that its top bit is the start's lowest, which the last test compares. With again 1, an address that
- * is not in the item found, but may be in what encloses that, gets entry itself, for table_step to
- * search the page to the end: few do, and the verifier need not walk that loop wherever a table is
- * looked up.
+ * that its top bit is the start's lowest, which the last test compares. With again 1, an address
+ * that is neither in the item found nor in what encloses that, but may be in what encloses both, gets
+ * entry itself, for table_step to search the page to the end: few do, and the verifier need not walk
+ * that loop wherever a table is looked up.
  */
 static __always_inline __u32 table_search(const __u8 *p, __u32 x, __u32 entry, int again)
 {
@@ -173,8 +173,15 @@ static __always_inline __u32 table_search(const __u8 *p, __u32 x, __u32 entry, i
 	asm volatile("" : "+r"(covered));
 	back = e & 31 & ~covered;
 	if (back) { /* not covered, but something encloses it */
-		if (again)
-			return entry;
+		if (again) {
+			i = (i - back) & 31;
+			if (i >= TABLE_MAX_ITEMS)
+				return head;
+			e = *(__u32 *)(entries + 4 * i);
+			if (((x ^ table_start(p, i)) >> ((e >> 5) & 15)) == 0)
+				return e;
+			return e & 31 ? entry : head;
+		}
 		for (j = 0; j < TABLE_MAX_ITEMS; j++) {
 			back = e & 31;
 			i = (i - back) & 31;
