@@ -81,7 +81,7 @@ func Of(maps map[string]*ebpf.Map, name string) (Maps, error) {
 }
 
 // Size gives the table called name so many segments, of 1 MiB each, before its maps are made: 1 to 32. A million
-// prefixes of a full table of the Internet take 7 (IPv4) to 10 (IPv6), and as many again while they are replaced.
+// prefixes of a full table of the Internet take 8 (IPv4) to 10 (IPv6), and as many again while they are replaced.
 func Size(spec *ebpf.CollectionSpec, name string, segments int) error {
 	m := spec.Maps[name+"_pages"]
 	if m == nil {
