@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// builder puts a trace together. Times count from the trace's begin.
+type builder struct {
+	Scenario
+	seed, name uint64
+	r          *rand.Rand
+	trace      Trace
+}
+
+func (b *builder) at(t time.Duration) uint64 { return b.trace.start + uint64(t) }
+
+// habit is how a client spaces its packets.
+type habit int
+
+const (
+	jittered habit = iota // intervals between 0.6 and 1.4 of the mean
+	poisson
+)
+
+// client adds what one source sends at a mean rate in packets per second.
+func (b *builder) client(from, to time.Duration, pps float64, h habit, p Packet) {
+	interval := float64(time.Second) / pps
+	for t := float64(from) + b.r.Float64()*interval; t < float64(to); {
+		p.At = b.at(time.Duration(t))
+		b.trace.quiet = append(b.trace.quiet, p)
+		if h == poisson {
+			t += b.r.ExpFloat64() * interval
+		} else {
+			t += interval * (0.6 + 0.8*b.r.Float64())
+		}
+	}
+}
+
+// someone draws a client's address and port, from networks as an ISP's customers have them.
+func (b *builder) someone(c Class) Packet {
+	return Packet{
+		Src:     Source{Identity: uint32(b.r.IntN(200)+20)<<24 | b.r.Uint32N(1<<24), Host: client},
+		SrcPort: uint16(1024 + b.r.IntN(60000)),
+		Class:   c,
+	}
+}
+
+// clients are n legitimate ones, each at pps, until the end.
+func (b *builder) clients(n int, pps float64, from time.Duration, h habit, c Class) {
+	for range n {
+		b.client(from, b.To, pps, h, b.someone(c))
+	}
+}
+
+// joining has newcomers arrive one after the other, evenly over the attack.
+func (b *builder) joining(n int) {
+	for i := range n {
+		from := b.From + time.Duration(i)*(b.To-b.From)/time.Duration(n)
+		b.client(from, b.To, clientPPS, jittered, b.someone(Newcomer))
+	}
+}
+
+// flood adds an attack at a steady rate, from From to To, while on says so.
+func (b *builder) flood(pps float64, on func(time.Duration) bool, d draw) {
+	b.trace.floods = append(b.trace.floods, &flood{
+		from: b.at(b.From), interval: float64(time.Second) / pps, n: int(pps * (b.To - b.From).Seconds()),
+		on: on, draw: d, class: Attack,
+		// Its own source: the attack is the same whatever clients draw.
+		r: rand.New(rand.NewPCG(b.seed, b.name+uint64(len(b.trace.floods))+1)),
+	})
+}
+
+// patient adds attackers that send as little as low until the attack begins, and then as much as high.
+func (b *builder) patient(n int, low, high float64) {
+	for i := range n {
+		p := Packet{Src: Source{Identity: 0x11000000 + uint32(i)*0x1a3d5b, Host: client}, SrcPort: uint16(3000 + i), Class: Mimic}
+		b.client(0, b.From, low, jittered, p)
+		p.Class = Attack
+		b.client(b.From, b.To, high, jittered, p)
+	}
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// Scenario is clients, an attack, and the limit under which both come.
+type Scenario struct {
+	Name  string // part of metrics' names
+	About string
+	Limit uint64 // packets per second
+
+	// The attack is from From to To, and that is what is judged; before it clients alone send.
+	From, To time.Duration
+	// Short is the length of an attack that tells the same in less time; 0 if only the whole does.
+	Short time.Duration
+
+	// LegitCounts tells that legit_kept counts here: all of Established sent before the attack, and together they
+	// stay below the limit. NewcomersCount tells that there are enough newcomers for newcomers_kept to mean something.
+	LegitCounts, NewcomersCount bool
+	// IPv6 tells that the scenario is one of IPv6 only. The others mean the same over both families.
+	IPv6 bool
+
+	build func(*builder)
+}
+
+// Shortened is the scenario with its attack cut to Short, if it may be.
+func (s Scenario) Shortened() Scenario {
+	if s.Short > 0 {
+		s.To = s.From + s.Short
+	}
+	return s
+}
+
+// What the scenarios have in common unless they say otherwise: clients that take two fifths of the limit together.
+const (
+	limit     = 1000
+	clients   = 200
+	clientPPS = 2
+	warm      = 30 * time.Second
+)
+
+// All are the scenarios, in the order in which a person reads them.
+func All() []Scenario {
+	var all []Scenario
+	for _, group := range [][]Scenario{floods(), patience(), arrivals(), limits(), ipv6()} {
+		for _, s := range group {
+			if s.Limit == 0 {
+				s.Limit = limit
+			}
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// Lookup finds a scenario by its name.
+func Lookup(name string) (Scenario, error) {
+	for _, s := range All() {
+		if s.Name == name {
+			return s, nil
+		}
+	}
+	return Scenario{}, fmt.Errorf("no scenario is named %q", name)
+}
+
+// flooded is the standard clients, and an attack with one pattern.
+func flooded(pps float64, on func(time.Duration) bool, d draw) func(*builder) {
+	return func(b *builder) {
+		b.clients(clients, clientPPS, 0, jittered, Established)
+		if pps > 0 {
+			b.flood(pps, on, d)
+		}
+	}
+}
+
+// scene is a scenario that begins after the usual 30 s of clients alone.
+func scene(name, about string, length, short time.Duration, build func(*builder)) Scenario {
+	return Scenario{Name: name, About: about, From: warm, To: warm + length, Short: short, LegitCounts: true, build: build}
+}
+
+const second = time.Second
+
+func floods() []Scenario {
+	return []Scenario{
+		scene("no_attack", "clients alone", 10*second, 0, flooded(0, nil, nil)),
+		scene("single_flow", "one flow of 50,000 pps", 10*second, 5*second, flooded(50e3, nil, oneFlow)),
+		scene("net24_50k", "one /24 from all ports, 50,000 pps", 10*second, 5*second, flooded(50e3, nil, oneNet)),
+		scene("net24_1m", "one /24 from all ports, 1,000,000 pps", 3*second, second, flooded(1e6, nil, oneNet)),
+		scene("reflection", "any address from port 53, 50,000 pps", 10*second, 5*second, flooded(50e3, nil, reflection)),
+		scene("sources_50x2k", "50 sources of 2,000 pps from one port", 10*second, 5*second, flooded(100e3, nil, fifty)),
+		scene("sources_2000x25", "2,000 sources of 25 pps, each below any limit of its own", 10*second, 0, flooded(50e3, nil, twoThousand)),
+		scene("spoofed_50k", "any address and port, 50,000 pps", 10*second, 0, flooded(50e3, nil, spoofed)),
+		scene("spoofed_1m", "any address and port, 1,000,000 pps", 3*second, second, flooded(1e6, nil, spoofed)),
+		scene("pulsing_spoofed", "spoofed, 50,000 pps in every other second", 12*second, 6*second, flooded(50e3, pulse, spoofed)),
+		scene("pulsing_2000x25", "2,000 sources of 25 pps in every other second", 12*second, 6*second, flooded(50e3, pulse, twoThousand)),
+		scene("changing", "another of six patterns each second, 50,000 pps", 12*second, 6*second, flooded(50e3, nil, changing)),
+		scene("pool_16384", "16,384 addresses in random order, from any port, 50,000 pps", 10*second, 0, flooded(50e3, nil, pool(16384))),
+		scene("poisson_spoofed", "spoofed, 50,000 pps; clients send at random moments", 10*second, 5*second, func(b *builder) {
+			b.clients(clients, clientPPS, 0, poisson, Established)
+			b.flood(50e3, nil, spoofed)
+		}),
+		{Name: "warm_8s_spoofed", About: "spoofed, 50,000 pps; clients are known for 8 s only", From: 8 * second, To: 18 * second, Short: 5 * second,
+			LegitCounts: true, build: flooded(50e3, nil, spoofed)},
+	}
+}
+
+// patience is attackers that behave for a minute and then flood.
+func patience() []Scenario {
+	patient := func(name, about string, legitFrom time.Duration, n int, low, high float64) Scenario {
+		return Scenario{Name: name, About: about, From: 60 * second, To: 72 * second, Short: 6 * second, LegitCounts: true,
+			build: func(b *builder) {
+				b.clients(clients, clientPPS, legitFrom, jittered, Established)
+				b.patient(n, low, high)
+			}}
+	}
+	return []Scenario{
+		patient("slow_1000x50", "1,000 sources of 0.5 pps, then of 50 pps", 0, 1000, 0.5, 50),
+		patient("slow_8x6k", "8 sources of 60 pps, then of 6,000 pps", 0, 8, 60, 6000),
+		patient("slow_2000x25", "2,000 sources of 0.1 pps, then of 25 pps", 0, 2000, 0.1, 25),
+		patient("slow_first", "1,000 sources of 0.5 pps, then of 50 pps, which came 30 s before the clients", 30*second, 1000, 0.5, 50),
+	}
+}
+
+// arrivals is clients that nobody knew before the attack.
+func arrivals() []Scenario {
+	joined := func(name, about string, length, short time.Duration, pps float64, d draw) Scenario {
+		s := scene(name, about, length, short, func(b *builder) {
+			flooded(pps, nil, d)(b)
+			b.joining(20 * int(b.To-b.From) / int(60*second))
+		})
+		s.NewcomersCount = true
+		return s
+	}
+	cold := func(name, about string, d draw) Scenario {
+		return Scenario{Name: name, About: about, To: 30 * second, Short: 10 * second, build: func(b *builder) {
+			b.clients(clients, clientPPS, 0, jittered, Newcomer)
+			b.flood(50e3, nil, d)
+		}}
+	}
+	return []Scenario{
+		joined("new_spoofed_50k", "clients join one after the other while 50,000 pps are spoofed", 60*second, 0, 50e3, spoofed),
+		joined("new_spoofed_1m", "clients join while 1,000,000 pps are spoofed", 20*second, 0, 1e6, spoofed),
+		joined("new_2000x25", "clients join while 2,000 sources send 25 pps each", 60*second, 30*second, 50e3, twoThousand),
+		joined("new_reflection", "clients join while 50,000 pps come from port 53 of any address", 30*second, 15*second, 50e3, reflection),
+		joined("new_reflectors_10k", "clients join while 50,000 pps come from port 53 of 10,000 addresses", 30*second, 15*second, 50e3, reflectors(10000)),
+		joined("new_net24", "clients join while one /24 sends 50,000 pps", 30*second, 15*second, 50e3, oneNet),
+		joined("new_pool_16384", "clients join while 16,384 addresses send 50,000 pps", 30*second, 15*second, 50e3, pool(16384)),
+		func() Scenario {
+			s := scene("flash_crowd", "no attack: 800 clients come beside the 200, together twice the limit", 30*second, 0, func(b *builder) {
+				b.clients(clients, clientPPS, 0, jittered, Established)
+				b.clients(4*clients, clientPPS, b.From, jittered, Newcomer)
+			})
+			s.NewcomersCount = true
+			return s
+		}(),
+		cold("cold_spoofed", "spoofed, 50,000 pps, from the first moment on", spoofed),
+		cold("cold_2000x25", "2,000 sources of 25 pps from the first moment on", twoThousand),
+	}
+}
+
+// limits is the spoofed flood under other limits than 1,000 pps; clients take two fifths of each.
+func limits() []Scenario {
+	under := func(name string, limit uint64, n int, pps, attack float64) Scenario {
+		s := scene(name, fmt.Sprintf("spoofed, %.0f pps, under a limit of %d pps", attack, limit), 10*second, 5*second, func(b *builder) {
+			b.clients(n, pps, 0, jittered, Established)
+			b.flood(attack, nil, spoofed)
+		})
+		s.Limit = limit
+		return s
+	}
+	return []Scenario{
+		under("limit_100", 100, 20, 2, 50e3),
+		under("limit_20k", 20_000, 1000, 8, 200e3),
+	}
+}
+
+func ipv6() []Scenario {
+	only := func(name, about string, build func(*builder)) Scenario {
+		s := scene(name, about, 10*second, 5*second, build)
+		s.IPv6 = true
+		return s
+	}
+	return []Scenario{
+		only("v6_one_64", "every host of one /64, 50,000 pps", flooded(50e3, nil, one64)),
+		only("v6_one_48", "every /64 of one /48, 50,000 pps", flooded(50e3, nil, one48)),
+		only("v6_spoofed", "any /64 and host, 50,000 pps", flooded(50e3, nil, anywhere)),
+		only("v6_beside_client", "one host in the /64 of a client, 50,000 pps", func(b *builder) {
+			b.clients(clients, clientPPS, 0, jittered, Established)
+			victim := b.trace.quiet[0].Src.Identity
+			b.flood(50e3, nil, func(_ *rand.Rand, _ int, _ time.Duration, p *Packet) {
+				p.Src, p.SrcPort = Source{Identity: victim, Host: 0xbad}, 999
+			})
+		}),
+		only("v6_random_payload", "one flow with random payload, 50,000 pps", flooded(50e3, nil, payloads)),
+	}
+}

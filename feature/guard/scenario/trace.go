@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenario
+
+import (
+	"cmp"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// uptime is where the virtual clock of a trace begins: not at zero, where a host's clock never is when traffic comes,
+// and where stamps that were never set look recent.
+const uptime = uint64(1000 * time.Second)
+
+// epochs is the span in which a trace's begin is drawn, so that an algorithm that counts in epochs of any length up
+// to this meets the attack at another phase of them with each seed.
+const epochs = uint64(4 * time.Second)
+
+// Trace is the packets of a scenario, in the order of their times. It draws the attack while it is read: a million
+// packets a second need no memory.
+type Trace struct {
+	start  uint64   // virtual time of the trace's time 0
+	quiet  []Packet // what does not come at a steady rate, in order
+	floods []*flood
+}
+
+// flood is packets at a steady rate.
+type flood struct {
+	next     Packet
+	from     uint64 // ns of the virtual clock
+	interval float64
+	i, n     int
+	on       func(since time.Duration) bool // nil: always
+	draw     draw
+	r        *rand.Rand
+	class    Class
+}
+
+// draw fills in where the i-th packet of a flood comes from; since is the time from the flood's begin.
+type draw func(r *rand.Rand, i int, since time.Duration, p *Packet)
+
+// Trace makes the scenario's trace for a seed.
+func (s Scenario) Trace(seed uint64) *Trace {
+	h := fnv.New64a()
+	h.Write([]byte(s.Name))
+	b := &builder{Scenario: s, seed: seed, name: h.Sum64(), r: rand.New(rand.NewPCG(seed, h.Sum64()))}
+	b.trace.start = uptime + b.r.Uint64N(epochs)
+	s.build(b)
+	slices.SortStableFunc(b.trace.quiet, func(x, y Packet) int { return cmp.Compare(x.At, y.At) })
+	for _, f := range b.trace.floods {
+		f.advance()
+	}
+	return &b.trace
+}
+
+// Start is the virtual time, in ns, at which the trace begins; a scenario's From and To count from it.
+func (t *Trace) Start() uint64 { return t.start }
+
+// Next fills a batch with the packets that come next and returns how many there are: fewer than len(batch) only at the
+// end, then 0.
+func (t *Trace) Next(batch []Packet) int {
+	for i := range batch {
+		var first *flood
+		for _, f := range t.floods {
+			if f.i <= f.n && (first == nil || f.next.At < first.next.At) {
+				first = f
+			}
+		}
+		switch {
+		case len(t.quiet) > 0 && (first == nil || t.quiet[0].At <= first.next.At):
+			batch[i] = t.quiet[0]
+			t.quiet = t.quiet[1:]
+		case first != nil:
+			batch[i] = first.next
+			first.advance()
+		default:
+			return i
+		}
+	}
+	return len(batch)
+}
+
+// All is the rest of the trace in one slice; a long flood's takes 24 bytes a packet.
+func (t *Trace) All() []Packet {
+	var all []Packet
+	for {
+		n := len(all)
+		all = slices.Grow(all, 1<<16)[:n+1<<16]
+		got := t.Next(all[n:])
+		all = all[:n+got]
+		if got < 1<<16 {
+			return all
+		}
+	}
+}
+
+// advance draws the next packet. After the last one i is n+1.
+func (f *flood) advance() {
+	for ; f.i < f.n; f.i++ {
+		since := uint64(float64(f.i) * f.interval)
+		if f.on != nil && !f.on(time.Duration(since)) {
+			continue
+		}
+		f.next = Packet{At: f.from + since, Src: Source{Host: client}, Class: f.class}
+		f.draw(f.r, f.i, time.Duration(since), &f.next)
+		f.i++
+		return
+	}
+	f.i = f.n + 1
+}
