@@ -14,11 +14,13 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-var allNeeds = []Need{SkLookup, SockMap, ExitTracepoint, SocketTracepoint, RingBuffer, PostBind, PidfdGetfd, SockDiag, NetnsCookie}
+var allNeeds = []Need{SkLookup, SockMap, ExitTracepoint, SocketTracepoint, RingBuffer, PostBind, PidfdGetfd, SockDiag, NetnsCookie,
+	TCXLink, XDPProgram, ClsactFilter, NetfilterLink, NFTMatch}
 
-// missing in old kernels of the matrix; everything else every kernel has that
-// weir runs on.
-var mayMiss = map[string]string{NetnsCookie.Name: "5.14"}
+// missing in old kernels of the matrix, or without modules; everything else every
+// kernel has that weir runs on.
+var mayMiss = map[string]string{NetnsCookie.Name: "5.14", TCXLink.Name: "6.6", NetfilterLink.Name: "6.4",
+	NFTMatch.Name: "with the modules nft_compat and xt_bpf"}
 
 func TestProbes(t *testing.T) {
 	nstest.NeedRoot(t)

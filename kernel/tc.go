@@ -5,6 +5,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -12,77 +13,157 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TCIngress is a filter of a device's incoming packets, before routing. It works
-// on every kernel that weir supports, but belongs to the device and not to a link:
-// it stays when nothing is pinned any more, until it is taken away or the device
-// goes. Its methods run in the network namespace of the device.
-type TCIngress struct {
+// Clsact is a filter of a device's incoming packets before routing, or of its
+// outgoing ones. It works on every kernel that weir supports, but belongs to the
+// device and not to a link: it stays when nothing is pinned any more, until it is
+// taken away or the device goes. Its methods run in the network namespace of the
+// device. From Linux 6.6 on, [TCX] does the same with a link.
+type Clsact struct {
 	Ifindex int
 	Name    string // of the filter, by which it is found again
+	Egress  bool
+	// Priority orders filters, the lowest first; 0 stands for 1, which comes before
+	// what others may have there. A program that is to leave packets to them returns
+	// TC_ACT_UNSPEC.
+	Priority uint16
 }
 
-// tcPriority comes before what others may have there; a program that is to leave
-// packets to them returns TC_ACT_UNSPEC.
-const tcPriority = 1
+// ClsactFilter is a need of what filters through [Clsact].
+var ClsactFilter = Need{Name: "tc filters (clsact)", Since: "4.5", Optional: true,
+	For:    "filters of a device's packets where the kernel has no tcx",
+	Remedy: "the kernel must be built with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS",
+	Probe:  func() error { return probeProgram(ebpf.SchedCLS)() }}
 
-// tcHandle tells the filter from others of the same priority.
-const tcHandle = 0x7765
+const (
+	tcPriority = 1
+	// tcHandle is the handle of filters of priority 1, of which a device has one.
+	tcHandle = 0x7765
+)
 
-func (t TCIngress) String() string { return fmt.Sprintf("tc ingress of device %d", t.Ifindex) }
+func (t Clsact) String() string {
+	if t.Egress {
+		return fmt.Sprintf("tc egress of device %d", t.Ifindex)
+	}
+	return fmt.Sprintf("tc ingress of device %d", t.Ifindex)
+}
+
+func (t Clsact) priority() uint16 {
+	if t.Priority == 0 {
+		return tcPriority
+	}
+	return t.Priority
+}
+
+func (t Clsact) side() uint32 {
+	if t.Egress {
+		return netlink.HANDLE_MIN_EGRESS
+	}
+	return netlink.HANDLE_MIN_INGRESS
+}
 
 // Attached says whether the device has the filter.
-func (t TCIngress) Attached() (bool, error) {
+func (t Clsact) Attached() (bool, error) {
 	f, err := t.find()
 	return f != nil, err
 }
 
-func (t TCIngress) find() (*netlink.BpfFilter, error) {
-	all, err := netlink.FilterList(t.device(), netlink.HANDLE_MIN_INGRESS)
+// Program is the id of the program that the filter runs; 0 where the device has
+// no such filter.
+func (t Clsact) Program() (id uint32, err error) {
+	f, err := t.find()
+	if f == nil {
+		return 0, err
+	}
+	return uint32(f.Id), nil
+}
+
+func (t Clsact) find() (*netlink.BpfFilter, error) {
+	all, err := t.filters()
+	for _, f := range all {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.Name == t.Name {
+			return b, err
+		}
+	}
+	return nil, err
+}
+
+func (t Clsact) filters() ([]netlink.Filter, error) {
+	all, err := netlink.FilterList(t.device(), t.side())
 	if err != nil && !gone(err) && !errors.Is(err, unix.EINVAL) {
 		return nil, fmt.Errorf("%s: listing filters: %w", t, err)
 	}
-	for _, f := range all {
-		if b, ok := f.(*netlink.BpfFilter); ok && b.Name == t.Name {
-			return b, nil
-		}
-	}
-	return nil, nil //nolint:nilnil // neither a filter nor an error
+	return all, nil
 }
 
-func (t TCIngress) device() netlink.Link {
+func (t Clsact) device() netlink.Link {
 	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: t.Ifindex}}
 }
 
 // HasQdisc says whether the device has a qdisc that filters can be added to.
-func (t TCIngress) HasQdisc() (bool, error) {
+func (t Clsact) HasQdisc() (bool, error) {
 	all, err := netlink.QdiscList(t.device())
 	if err != nil && !gone(err) {
 		return false, fmt.Errorf("%s: listing qdiscs: %w", t, err)
 	}
-	return slices.ContainsFunc(all, func(q netlink.Qdisc) bool { return q.Type() == "clsact" || q.Type() == "ingress" }), nil
+	return slices.ContainsFunc(all, func(q netlink.Qdisc) bool {
+		return q.Type() == "clsact" || q.Type() == "ingress" && !t.Egress
+	}), nil
 }
 
-// Attach has the filter run prog from the next packet on. Where the device has no
-// qdisc for it, it gets one, which [TCIngress.Detach] may take away again.
-func (t TCIngress) Attach(prog *ebpf.Program) error {
+// Attach has the filter run prog from the next packet on, in place of the program
+// that it ran before: each packet meets one of the two. Where the device has no
+// qdisc for it, it gets one, which [Clsact.Detach] may take away again.
+func (t Clsact) Attach(prog *ebpf.Program) error {
 	if err := netlink.QdiscAdd(t.qdisc()); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("%s: adding the qdisc clsact: %w (Debian has it as module sch_ingress)", t, err)
 	}
 	Step("tc:qdisc")
-	err := netlink.FilterReplace(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: t.Ifindex, Parent: netlink.HANDLE_MIN_INGRESS, Handle: tcHandle,
-			Protocol: unix.ETH_P_ALL, Priority: tcPriority},
+	handle, err := t.handle()
+	if err != nil {
+		return err
+	}
+	err = netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: t.Ifindex, Parent: t.side(), Handle: handle,
+			Protocol: unix.ETH_P_ALL, Priority: t.priority()},
 		Fd: prog.FD(), Name: t.Name, DirectAction: true})
 	if err != nil {
-		return fmt.Errorf("%s: adding a filter of priority %d: %w (module cls_bpf; tc filter show dev … ingress lists those of others)", t, tcPriority, err)
+		return fmt.Errorf("%s: adding a filter of priority %d: %w (module cls_bpf; tc filter show dev … lists those of others)", t, t.priority(), err)
 	}
 	Step("tc:filter")
 	return nil
 }
 
+// handle tells the filter from others of the same priority: its own where it is
+// there, else one that nobody has.
+func (t Clsact) handle() (uint32, error) {
+	if t.priority() == tcPriority {
+		return tcHandle, nil
+	}
+	all, err := t.filters()
+	if err != nil {
+		return 0, err
+	}
+	taken := map[uint32]bool{}
+	for _, f := range all {
+		if a := f.Attrs(); a.Priority == t.priority() {
+			if b, ok := f.(*netlink.BpfFilter); ok && b.Name == t.Name {
+				return a.Handle, nil
+			}
+			taken[a.Handle] = true
+		}
+	}
+	h := fnv.New32a()
+	h.Write([]byte(t.Name))
+	handle := h.Sum32()
+	for handle == 0 || taken[handle] {
+		handle++
+	}
+	return handle, nil
+}
+
 // Detach takes the filter away, and with qdisc the qdisc too, unless others use
 // it. A device or filter that is gone is no error.
-func (t TCIngress) Detach(qdisc bool) error {
+func (t Clsact) Detach(qdisc bool) error {
 	f, err := t.find()
 	if err != nil {
 		return err
@@ -108,7 +189,7 @@ func (t TCIngress) Detach(qdisc bool) error {
 	return nil
 }
 
-func (t TCIngress) qdisc() netlink.Qdisc {
+func (t Clsact) qdisc() netlink.Qdisc {
 	return &netlink.GenericQdisc{QdiscType: "clsact",
 		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: t.Ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
 }

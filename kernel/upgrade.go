@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -29,6 +30,9 @@ type Upgrade struct {
 	// Link names the link that stays and is moved to Program in one step.
 	Link    string
 	Program *ebpf.Program
+	// Keep names links of the older form that the new one has as well, with Swap: they
+	// lead to the same attachments, which Swap moves to the new program.
+	Keep []string
 	// Swap is in place of Link where attachments have no link: it attaches the new
 	// program everywhere in place of the old one. Killed within, it is taken to have
 	// happened: the next command finds the new pins published, and must attach
@@ -63,21 +67,27 @@ func (l *WriteLock) upgrade(dir string, u Upgrade) error {
 		return l.explainOpen(dir, err)
 	}
 	rec, swap := swapRecord{}, u.Swap
+	links := map[string]Link{}
+	maps.Copy(links, u.Pins.Links)
+	u.Pins.Links = links
+	keep := slices.Clone(u.Keep)
 	if u.Link != "" {
-		ln, err := loadLinkAgain(filepath.Join(dir, linkPrefix+u.Link))
+		keep = append(keep, u.Link)
+	}
+	for _, name := range keep {
+		ln, err := loadLinkAgain(filepath.Join(dir, linkPrefix+name))
 		if err != nil {
 			return err
 		}
 		defer ln.Close()
+		links[name] = ln
+	}
+	if u.Link != "" {
+		var err error
 		if rec, err = recordOf(u.Link, u.Program); err != nil {
 			return err
 		}
-		u.Pins.Links = maps.Clone(u.Pins.Links)
-		if u.Pins.Links == nil {
-			u.Pins.Links = map[string]Link{}
-		}
-		u.Pins.Links[u.Link] = ln
-		swap = func() error { return replaceProgram(ln, u.Program) }
+		swap = func() error { return replaceProgram(links[u.Link], u.Program) }
 	}
 	staged, err := l.makeStaged(dir)
 	if err != nil {

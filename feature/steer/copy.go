@@ -252,7 +252,7 @@ func filterDevices(devices *ebpf.Map, prog *ebpf.Program, renew bool) error {
 		return err
 	}
 	for index, header := range headers {
-		tc := kernel.TCIngress{Ifindex: int(index), Name: copyFilter}
+		tc := kernel.Clsact{Ifindex: int(index), Name: copyFilter}
 		attached, err := tc.Attached()
 		if err != nil {
 			return err
@@ -289,7 +289,7 @@ func filterDevices(devices *ebpf.Map, prog *ebpf.Program, renew bool) error {
 }
 
 func dropFilter(devices *ebpf.Map, index uint32, d copyCopyDevice) error {
-	if err := (kernel.TCIngress{Ifindex: int(index), Name: copyFilter}).Detach(d.Qdisc == 1); err != nil {
+	if err := (kernel.Clsact{Ifindex: int(index), Name: copyFilter}).Detach(d.Qdisc == 1); err != nil {
 		return err
 	}
 	if err := devices.Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -223,7 +223,7 @@ func TestCopyFollowsDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	filter := func(index int) bool {
-		on, err := kernel.TCIngress{Ifindex: index, Name: copyFilter}.Attached()
+		on, err := kernel.Clsact{Ifindex: index, Name: copyFilter}.Attached()
 		return on && err == nil
 	}
 	deadline(t, func() bool { return filter(collect.Attrs().Index) })

@@ -4,16 +4,13 @@ package steer
 
 import (
 	"errors"
-	"fmt"
-	"os"
-	"strconv"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
 // ErrNetnsGone says that no process and no name leads to a network namespace.
-var ErrNetnsGone = errors.New("network namespace cannot be opened")
+var ErrNetnsGone = netns.ErrGone
 
 // CleanStale removes the pins of namespaces that are gone, which would
 // otherwise be taken for those of a later namespace with the same number.
@@ -71,48 +68,8 @@ func netnsGone(l *kernel.WriteLock, i kernel.Instance, kind Engine) (bool, error
 	return kernel.NetnsGone(ln), nil
 }
 
-// openNetns opens the namespace with an inode number: weir's own, the one that
-// ref leads to, that of a name, or that of any process.
-func openNetns(ref string, inode uint64) (*netns.Handle, error) {
-	if ns := openIf(inode, netns.Current); ns != nil {
-		return ns, nil
-	}
-	if ns := openIf(inode, func() (*netns.Handle, error) { return netns.Open(ref) }); ns != nil {
-		return ns, nil
-	}
-	names, _ := netns.Names()
-	for _, n := range names {
-		if ns := openIf(inode, func() (*netns.Handle, error) { return netns.Open(n) }); ns != nil {
-			return ns, nil
-		}
-	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		if ns := openIf(inode, func() (*netns.Handle, error) { return netns.OfPID(pid) }); ns != nil {
-			return ns, nil
-		}
-	}
-	return nil, fmt.Errorf("%w: %s (net:[%d]) belongs to no process that this user can see; run as root", ErrNetnsGone, ref, inode)
-}
-
-func openIf(inode uint64, open func() (*netns.Handle, error)) *netns.Handle {
-	ns, err := open()
-	if err != nil {
-		return nil
-	}
-	if ns.Inode() != inode {
-		ns.Close()
-		return nil
-	}
-	return ns
-}
+// openNetns opens the namespace with an inode number, that ref led to.
+func openNetns(ref string, inode uint64) (*netns.Handle, error) { return netns.Find(ref, inode) }
 
 // Mend finishes what a killed command left half done, in every namespace. Pins
 // of an older ABI are left to their upgrade, which begins with the same.

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrGone says that no process and no name leads to a network namespace.
+var ErrGone = errors.New("network namespace cannot be opened")
+
+// Find opens the namespace with an inode number: the caller's own, the one that
+// ref leads to (see [Open]), that of a name, or that of any process. It returns
+// [ErrGone] where none of them is it.
+func Find(ref string, inode uint64) (*Handle, error) {
+	if ns := openIf(inode, Current); ns != nil {
+		return ns, nil
+	}
+	if ns := openIf(inode, func() (*Handle, error) { return Open(ref) }); ns != nil {
+		return ns, nil
+	}
+	names, _ := Names()
+	for _, n := range names {
+		if ns := openIf(inode, func() (*Handle, error) { return Open(n) }); ns != nil {
+			return ns, nil
+		}
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if ns := openIf(inode, func() (*Handle, error) { return OfPID(pid) }); ns != nil {
+			return ns, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %s (net:[%d]) belongs to no process that this user can see; run as root", ErrGone, ref, inode)
+}
+
+func openIf(inode uint64, open func() (*Handle, error)) *Handle {
+	ns, err := open()
+	if err != nil {
+		return nil
+	}
+	if ns.Inode() != inode {
+		ns.Close()
+		return nil
+	}
+	return ns
+}
+
+// InNew runs f in a network namespace of its own, which ends with f unless f
+// leaves something that holds it. As in [Handle.Do], goroutines that f starts do
+// not run in it, and mounts are the caller's.
+func InNew(f func() error) error {
+	return onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("make a network namespace: %w (needs CAP_SYS_ADMIN)", err)
+		}
+		return f()
+	})
+}

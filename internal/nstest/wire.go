@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nstest
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/netns"
+	"golang.org/x/sys/unix"
+)
+
+// WireDevice is the name of the device at both ends of a [Wire].
+const WireDevice = "w0"
+
+// Wire is a veth pair between two namespaces that vanish with the test.
+type Wire struct {
+	A, B         *netns.Handle
+	NameA, NameB string // of the namespaces
+	// Addresses of the ends, in one IPv4 and one IPv6 network.
+	A4, A6, B4, B6 netip.Addr
+}
+
+var wires atomic.Int32
+
+// NewWire makes two namespaces with a wire between them. It is for packages whose
+// tests run inside [Main].
+func NewWire(t testing.TB) *Wire {
+	t.Helper()
+	NeedRoot(t)
+	n := wires.Add(1)
+	w := &Wire{NameA: fmt.Sprintf("wire%d-a", n), NameB: fmt.Sprintf("wire%d-b", n),
+		A4: netip.MustParseAddr("10.77.0.1"), B4: netip.MustParseAddr("10.77.0.2"),
+		A6: netip.MustParseAddr("fd77::1"), B6: netip.MustParseAddr("fd77::2")}
+	w.A, w.B = newNetns(t, w.NameA), newNetns(t, w.NameB)
+	Cable(t, w.A, WireDevice, w.B, WireDevice)
+	Address(t, w.A, WireDevice, netip.PrefixFrom(w.A4, 24), netip.PrefixFrom(w.A6, 64))
+	Address(t, w.B, WireDevice, netip.PrefixFrom(w.B4, 24), netip.PrefixFrom(w.B6, 64))
+	// Filters that drop everything must not have the ends forget each other.
+	neighbours(t, w.A, w.B, w.B4, w.B6)
+	neighbours(t, w.B, w.A, w.A4, w.A6)
+	return w
+}
+
+func newNetns(t testing.TB, name string) *netns.Handle {
+	t.Helper()
+	ns, err := netns.Create(name)
+	if err != nil {
+		t.Fatalf("nstest: %v", err)
+	}
+	t.Cleanup(func() {
+		ns.Close()
+		_ = netns.Delete(name) // the test may have done so
+	})
+	return ns
+}
+
+// Cable makes a veth pair between two namespaces, both ends up.
+func Cable(t testing.TB, a *netns.Handle, nameA string, b *netns.Handle, nameB string) {
+	t.Helper()
+	in(t, a, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = nameA
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: nameB, PeerNamespace: netlink.NsFd(b.FD())})
+	})
+	Address(t, a, nameA)
+	Address(t, b, nameB)
+}
+
+// Address raises a device and gives it addresses, which are usable at once.
+func Address(t testing.TB, ns *netns.Handle, device string, addrs ...netip.Prefix) {
+	t.Helper()
+	in(t, ns, func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(a.Bits(), a.Addr().BitLen())}}
+			if a.Addr().Is6() {
+				addr.Flags = unix.IFA_F_NODAD
+			}
+			if err := netlink.AddrAdd(l, addr); err != nil {
+				return fmt.Errorf("address %s: %w", a, err)
+			}
+		}
+		return netlink.LinkSetUp(l)
+	})
+}
+
+// neighbours tells one end the other's link address, for good.
+func neighbours(t testing.TB, ns, of *netns.Handle, addrs ...netip.Addr) {
+	t.Helper()
+	var mac net.HardwareAddr
+	in(t, of, func() error {
+		l, err := netlink.LinkByName(WireDevice)
+		if err == nil {
+			mac = l.Attrs().HardwareAddr
+		}
+		return err
+	})
+	in(t, ns, func() error {
+		l, err := netlink.LinkByName(WireDevice)
+		if err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}); err != nil {
+				return fmt.Errorf("neighbour %s: %w", a, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Ifindex is the number of a device in a namespace.
+func Ifindex(t testing.TB, ns *netns.Handle, device string) (index int) {
+	t.Helper()
+	in(t, ns, func() error {
+		l, err := netlink.LinkByName(device)
+		if err == nil {
+			index = l.Attrs().Index
+		}
+		return err
+	})
+	return index
+}
+
+func in(t testing.TB, ns *netns.Handle, f func() error) {
+	t.Helper()
+	if err := ns.Do(f); err != nil {
+		t.Fatalf("nstest: %v", err)
+	}
+}
+
+// ListenUDP opens a socket in a namespace, which the test's end closes.
+func ListenUDP(t testing.TB, ns *netns.Handle, addr netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	var c *net.UDPConn
+	in(t, ns, func() (err error) {
+		c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(addr))
+		return err
+	})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// Arrives sends a datagram and says whether it came to a socket.
+func Arrives(t testing.TB, from, to *net.UDPConn) bool {
+	t.Helper()
+	buf := make([]byte, 64)
+	for {
+		to.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if _, err := to.Read(buf); err != nil {
+			break // what was left from before
+		}
+	}
+	// The socket's address may be a wildcard's; its port is what counts.
+	dst := to.LocalAddr().(*net.UDPAddr).AddrPort()
+	if _, err := from.WriteToUDPAddrPort([]byte("are you there"), dst); err != nil {
+		return false // dropped on its way out
+	}
+	to.SetReadDeadline(time.Now().Add(60 * time.Millisecond))
+	_, err := to.Read(buf)
+	return err == nil
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ErrOccupied says that a place that has room for one program has somebody
+// else's, which weir never replaces.
+var ErrOccupied = errors.New("somebody else's program is there")
+
+// TCX is the hook of a device's incoming packets before routing, or of its
+// outgoing ones, with a link (Linux 6.6). Several programs run one after the
+// other, in the order in which they were attached, as long as each returns
+// TCX_NEXT (-1). Attach runs in the network namespace of the device.
+type TCX struct {
+	Ifindex int
+	Device  string // its name, for messages
+	Egress  bool
+}
+
+// TCXLink is the need of [TCX].
+var TCXLink = Need{Name: "tcx links", Since: "6.6", Optional: true,
+	For:    "filters of a device's packets that a link holds; without them tc filters (clsact) do it",
+	Remedy: "use a newer kernel", Probe: probeTCX}
+
+func (a TCX) String() string {
+	if a.Egress {
+		return "tcx egress of " + a.Device
+	}
+	return "tcx ingress of " + a.Device
+}
+
+func (a TCX) hook() ebpf.AttachType {
+	if a.Egress {
+		return ebpf.AttachTCXEgress
+	}
+	return ebpf.AttachTCXIngress
+}
+
+// Attach implements Attachment. Programs of others at the same hook stay.
+func (a TCX) Attach(prog *ebpf.Program) (Link, error) {
+	l, err := link.AttachTCX(link.TCXOptions{Interface: a.Ifindex, Program: prog, Attach: a.hook()})
+	if err != nil {
+		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+	}
+	return l, nil
+}
+
+// Verify implements Attachment: the kernel shows device 0 once the device is gone.
+func (a TCX) Verify(l Link) error {
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	if x := info.TCX(); x == nil || int(x.Ifindex) != a.Ifindex || ebpf.AttachType(x.AttachType) != a.hook() {
+		return fmt.Errorf("%s: %w", a, ErrDetached)
+	}
+	return nil
+}
+
+// probeTCX asks for a device that there cannot be: a kernel with tcx says so,
+// and others do not know what is meant.
+func probeTCX() error {
+	liftMemlock()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	if err != nil {
+		return explainProbe(err)
+	}
+	defer p.Close()
+	l, err := link.AttachTCX(link.TCXOptions{Interface: math.MaxInt32, Program: p, Attach: ebpf.AttachTCXIngress})
+	switch {
+	case err == nil:
+		l.Close()
+		return nil
+	case errors.Is(err, unix.ENODEV):
+		return nil
+	}
+	return explainProbe(err)
+}
+
+// XDP is the hook of a device's incoming packets before the kernel makes socket
+// buffers of them (links since Linux 5.9). A device has room for one program; Attach runs in its
+// network namespace, and refuses with [ErrOccupied] where there is another.
+type XDP struct {
+	Ifindex int
+	Device  string // its name, for messages
+	// Generic runs the program on socket buffers, in the kernel and not in the driver:
+	// slower, for drivers that have no XDP.
+	Generic bool
+}
+
+// XDPProgram is the need of [XDP].
+var XDPProgram = Need{Name: "XDP programs", Since: "4.8", Optional: true,
+	For: "hook: xdp and xdp-generic", Remedy: "use hook: tcx", Probe: probeProgram(ebpf.XDP)}
+
+func (a XDP) String() string {
+	if a.Generic {
+		return "generic XDP of " + a.Device
+	}
+	return "XDP of " + a.Device
+}
+
+// Attach implements Attachment.
+func (a XDP) Attach(prog *ebpf.Program) (Link, error) {
+	flags := link.XDPDriverMode
+	if a.Generic {
+		flags = link.XDPGenericMode
+	}
+	l, err := link.AttachXDP(link.XDPOptions{Interface: a.Ifindex, Program: prog, Flags: flags})
+	switch {
+	case err == nil:
+		return l, nil
+	case errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST):
+		return nil, fmt.Errorf("attaching to %s: %w: %s; XDP has room for one: end the program that put it there (or, where it was left behind: ip link set dev %s xdp off; bpftool net list shows all), or use hook: tcx",
+			a, ErrOccupied, a.occupant(), a.Device)
+	case errors.Is(err, unix.EOPNOTSUPP) && !a.Generic:
+		return nil, fmt.Errorf("attaching to %s: %w: its driver has no XDP: use hook: xdp-generic or tcx", a, ErrUnsupported)
+	}
+	return nil, fmt.Errorf("attaching to %s: %w (a driver may refuse XDP with a large MTU or with LRO: hook: xdp-generic or tcx works there)", a, err)
+}
+
+// occupant names the program that the device has.
+func (a XDP) occupant() string {
+	l, err := netlink.LinkByIndex(a.Ifindex)
+	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
+		return "a program that has gone meanwhile"
+	}
+	x := l.Attrs().Xdp
+	mode := map[uint32]string{xdpAttachedDriver: "native", xdpAttachedGeneric: "generic", xdpAttachedHardware: "offloaded"}[x.AttachMode]
+	return fmt.Sprintf("program %d %q (%s)", x.ProgId, programName(x.ProgId), mode)
+}
+
+// XDP_ATTACHED_ of linux/if_link.h.
+const (
+	xdpAttachedDriver   = 1
+	xdpAttachedGeneric  = 2
+	xdpAttachedHardware = 3
+)
+
+// programName is empty where the program cannot be seen.
+func programName(id uint32) string {
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
+	if err != nil {
+		return ""
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return ""
+	}
+	return info.Name
+}
+
+// Verify implements Attachment: the kernel shows device 0 once the device is gone.
+func (a XDP) Verify(l Link) error {
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	if x := info.XDP(); x == nil || int(x.Ifindex) != a.Ifindex {
+		return fmt.Errorf("%s: %w", a, ErrDetached)
+	}
+	return nil
+}
+
+// ProgramUses says whether a program uses the map with an id: which form of an
+// instance an attachment runs is told by the maps that are that form's own.
+func ProgramUses(program uint32, m ebpf.MapID) (bool, error) {
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(program))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, fmt.Errorf("program %d: %w", program, err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return false, fmt.Errorf("program %d: %w", program, err)
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		if id == m {
+			return true, nil
+		}
+	}
+	return false, nil
+}

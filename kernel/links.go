@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+)
+
+// AddLink pins one more link of a published instance, such as that of a device
+// that came later. The link is there or not: readers see no half of it.
+func (l *WriteLock) AddLink(i Instance, name string, ln Link) error {
+	path := filepath.Join(l.dirPath(i), linkPrefix+name)
+	if err := ln.Pin(path); err != nil {
+		return fmt.Errorf("pinning link %s of %s: %w", name, i, err)
+	}
+	Step("link:pinned")
+	return setRights(path, false, l.gid())
+}
+
+// RemoveLink takes one link of a published instance away, which detaches it. A
+// link that is gone is no error.
+func (l *WriteLock) RemoveLink(i Instance, name string) error {
+	err := os.Remove(filepath.Join(l.dirPath(i), linkPrefix+name))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("removing link %s of %s: %w", name, i, err)
+	}
+	Step("link:removed")
+	return nil
+}
+
+// LinkProgram is the id of the program that a link runs.
+func LinkProgram(ln Link) (uint32, error) {
+	info, err := ln.Info()
+	if err != nil {
+		return 0, err
+	}
+	return uint32(info.Program), nil
+}
+
+// MoveLink has a link run another program in one step: a packet meets the one or
+// the other.
+func MoveLink(ln Link, p *ebpf.Program) error { return replaceProgram(ln, p) }
+
+// programPin is where a program is pinned while something is told its path.
+const programPin = "prog_attaching"
+
+// WithPinned pins a program beside a published instance while f runs: some places
+// take a program only by its path. Killed meanwhile, the pin goes with the instance,
+// or with the next call.
+func (l *WriteLock) WithPinned(i Instance, p *ebpf.Program, f func(path string) error) error {
+	path := filepath.Join(l.dirPath(i), programPin)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	c, err := p.Clone() // pinning would tie the program to this path
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.Pin(path); err != nil {
+		return fmt.Errorf("pinning the program of %s: %w", i, err)
+	}
+	defer os.Remove(path)
+	Step("program:pinned")
+	return f(path)
+}

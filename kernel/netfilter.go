@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// Netfilter is a hook point of netfilter of a network namespace, with a link
+// (Linux 6.4). Attach runs in the namespace. The link keeps the namespace alive
+// while it is pinned, also when its last process and its name are gone.
+//
+// The kernel cannot move such a link to another program: attach a [Dispatcher] to
+// change what runs there.
+type Netfilter struct {
+	Family   uint8 // unix.NFPROTO_IPV4 or unix.NFPROTO_IPV6
+	Hook     InetHook
+	Priority int32 // among everything at the hook, nftables' chains included; the lowest runs first
+}
+
+// InetHook is a point on a packet's way through the IP stack, as enum
+// nf_inet_hooks of linux/netfilter.h counts them.
+type InetHook uint32
+
+// Hook points.
+const (
+	Prerouting  InetHook = unix.NF_INET_PRE_ROUTING
+	Input       InetHook = unix.NF_INET_LOCAL_IN
+	Forward     InetHook = unix.NF_INET_FORWARD
+	Output      InetHook = unix.NF_INET_LOCAL_OUT
+	Postrouting InetHook = unix.NF_INET_POST_ROUTING
+)
+
+var inetHooks = map[InetHook]string{Prerouting: "prerouting", Input: "input", Forward: "forward", Output: "output", Postrouting: "postrouting"}
+
+func (h InetHook) String() string { return inetHooks[h] }
+
+// NetfilterLink is the need of [Netfilter].
+var NetfilterLink = Need{Name: "netfilter links", Since: "6.4", Optional: true,
+	For: "hook: netfilter", Remedy: "use hook: nft or tcx; or a kernel built with CONFIG_NETFILTER_BPF_LINK",
+	Probe: probeProgram(ebpf.Netfilter)}
+
+func (a Netfilter) String() string {
+	family := "IPv4"
+	if a.Family == unix.NFPROTO_IPV6 {
+		family = "IPv6"
+	}
+	return fmt.Sprintf("netfilter %s of %s, priority %d", a.Hook, family, a.Priority)
+}
+
+// Attach implements Attachment. A hook point has room for one program of a priority.
+func (a Netfilter) Attach(prog *ebpf.Program) (Link, error) {
+	l, err := link.AttachNetfilter(link.NetfilterOptions{Program: prog, ProtocolFamily: link.NetfilterProtocolFamily(a.Family),
+		Hook: link.NetfilterInetHook(a.Hook), Priority: a.Priority})
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return nil, fmt.Errorf("attaching to %s: %w: a hook point has room for one BPF program of a priority: choose another priority", a, ErrOccupied)
+	case errors.Is(err, unix.EPERM):
+		return nil, fmt.Errorf("attaching to %s: %w: run as root; the lowest and the highest priority there is are the kernel's own", a, err)
+	case errors.Is(err, unix.EAFNOSUPPORT):
+		return nil, fmt.Errorf("attaching to %s: %w: the kernel has no netfilter for that family", a, ErrUnsupported)
+	case err != nil:
+		return nil, fmt.Errorf("attaching to %s: %w", a, err)
+	}
+	return l, nil
+}
+
+// Verify implements Attachment.
+func (a Netfilter) Verify(l Link) error {
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	x := info.Netfilter()
+	if x == nil || uint8(x.ProtocolFamily) != a.Family || InetHook(x.Hook) != a.Hook || x.Priority != a.Priority {
+		return fmt.Errorf("%s: %w", a, ErrDetached)
+	}
+	return nil
+}
+
+// nfAccept is NF_ACCEPT of linux/netfilter.h.
+const nfAccept = 1
+
+// Dispatcher is a program that does nothing but run another one, which one store
+// exchanges: for attachments whose program the kernel cannot exchange. A packet
+// meets the one or the other. Without a program it lets packets pass.
+type Dispatcher struct {
+	Slot *ebpf.Map // the program, at 0: pin it, for it empties when nothing has it open or pinned
+}
+
+// NewDispatcherSlot makes the map of a dispatcher.
+func NewDispatcherSlot(name string) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: name, Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return nil, explainLoad("making the slot of a dispatcher", err)
+	}
+	return m, nil
+}
+
+// Load loads the dispatcher for programs of netfilter.
+func (d Dispatcher) Load(name string) (*ebpf.Program, error) {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.LoadMapPtr(asm.R2, d.Slot.FD()),
+			asm.Mov.Imm(asm.R3, 0),
+			asm.FnTailCall.Call(), // returns only where the slot is empty
+			asm.Mov.Imm(asm.R0, nfAccept),
+			asm.Return(),
+		}})
+	if err != nil {
+		return nil, explainLoad("loading the dispatcher of netfilter", err)
+	}
+	return p, nil
+}
+
+// Set has prog run from the next packet on.
+func (d Dispatcher) Set(prog *ebpf.Program) error {
+	if err := d.Slot.Put(uint32(0), prog); err != nil {
+		return fmt.Errorf("putting a program in place: %w", err)
+	}
+	return nil
+}
+
+// Program is the id of the program that runs; 0 for none.
+func (d Dispatcher) Program() (uint32, error) {
+	var id uint32
+	err := d.Slot.Lookup(uint32(0), &id)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, nil
+	} else if err != nil {
+		return 0, fmt.Errorf("asking which program is in place: %w", err)
+	}
+	return id, nil
+}
