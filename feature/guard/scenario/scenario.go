@@ -16,8 +16,10 @@ type Scenario struct {
 
 	// The attack is from From to To, and that is what is judged; before it clients alone send.
 	From, To time.Duration
-	// Short is the length of an attack that tells the same in less time; 0 if only the whole does.
+	// Short is the length of an attack that tells the same in less time; 0 if only the whole does. Long tells that
+	// no run in a hurry has the time for the scenario, and that others stand for it there.
 	Short time.Duration
+	Long  bool
 
 	// LegitCounts tells that legit_kept counts here: all of Established sent before the attack, and together they
 	// stay below the limit. NewcomersCount tells that there are enough newcomers for newcomers_kept to mean something.
@@ -112,7 +114,7 @@ func floods() []Scenario {
 // patience is attackers that behave for a minute and then flood.
 func patience() []Scenario {
 	patient := func(name, about string, legitFrom time.Duration, n int, low, high float64) Scenario {
-		return Scenario{Name: name, About: about, From: 60 * second, To: 72 * second, Short: 6 * second, LegitCounts: true,
+		return Scenario{Name: name, About: about, From: 60 * second, To: 72 * second, LegitCounts: true,
 			build: func(b *builder) {
 				b.clients(clients, clientPPS, legitFrom, jittered, Established)
 				b.patient(n, low, high)
@@ -137,19 +139,23 @@ func arrivals() []Scenario {
 		return s
 	}
 	cold := func(name, about string, d draw) Scenario {
-		return Scenario{Name: name, About: about, To: 30 * second, Short: 10 * second, build: func(b *builder) {
+		return Scenario{Name: name, About: about, To: 30 * second, Short: 6 * second, build: func(b *builder) {
 			b.clients(clients, clientPPS, 0, jittered, Newcomer)
 			b.flood(50e3, nil, d)
 		}}
 	}
+	long := func(s Scenario) Scenario {
+		s.Long = true
+		return s
+	}
 	return []Scenario{
 		joined("new_spoofed_50k", "clients join one after the other while 50,000 pps are spoofed", 60*second, 0, 50e3, spoofed),
-		joined("new_spoofed_1m", "clients join while 1,000,000 pps are spoofed", 20*second, 0, 1e6, spoofed),
-		joined("new_2000x25", "clients join while 2,000 sources send 25 pps each", 60*second, 30*second, 50e3, twoThousand),
-		joined("new_reflection", "clients join while 50,000 pps come from port 53 of any address", 30*second, 15*second, 50e3, reflection),
-		joined("new_reflectors_10k", "clients join while 50,000 pps come from port 53 of 10,000 addresses", 30*second, 15*second, 50e3, reflectors(10000)),
-		joined("new_net24", "clients join while one /24 sends 50,000 pps", 30*second, 15*second, 50e3, oneNet),
-		joined("new_pool_16384", "clients join while 16,384 addresses send 50,000 pps", 30*second, 15*second, 50e3, pool(16384)),
+		long(joined("new_spoofed_1m", "clients join while 1,000,000 pps are spoofed", 20*second, 0, 1e6, spoofed)),
+		joined("new_2000x25", "clients join while 2,000 sources send 25 pps each", 60*second, 20*second, 50e3, twoThousand),
+		joined("new_reflection", "clients join while 50,000 pps come from port 53 of any address", 30*second, 10*second, 50e3, reflection),
+		long(joined("new_reflectors_10k", "clients join while 50,000 pps come from port 53 of 10,000 addresses", 30*second, 0, 50e3, reflectors(10000))),
+		long(joined("new_net24", "clients join while one /24 sends 50,000 pps", 30*second, 0, 50e3, oneNet)),
+		long(joined("new_pool_16384", "clients join while 16,384 addresses send 50,000 pps", 30*second, 0, 50e3, pool(16384))),
 		func() Scenario {
 			s := scene("flash_crowd", "no attack: 800 clients come beside the 200, together twice the limit", 30*second, 0, func(b *builder) {
 				b.clients(clients, clientPPS, 0, jittered, Established)
@@ -166,7 +172,7 @@ func arrivals() []Scenario {
 // limits is the spoofed flood under other limits than 1,000 pps; clients take two fifths of each.
 func limits() []Scenario {
 	under := func(name string, limit uint64, n int, pps, attack float64) Scenario {
-		s := scene(name, fmt.Sprintf("spoofed, %.0f pps, under a limit of %d pps", attack, limit), 10*second, 5*second, func(b *builder) {
+		s := scene(name, fmt.Sprintf("spoofed, %.0f pps, under a limit of %d pps", attack, limit), 10*second, 4*second, func(b *builder) {
 			b.clients(n, pps, 0, jittered, Established)
 			b.flood(attack, nil, spoofed)
 		})
@@ -175,7 +181,7 @@ func limits() []Scenario {
 	}
 	return []Scenario{
 		under("limit_100", 100, 20, 2, 50e3),
-		under("limit_20k", 20_000, 1000, 8, 200e3),
+		under("limit_20k", 20_000, 1000, 8, 100e3),
 	}
 }
 

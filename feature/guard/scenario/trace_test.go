@@ -31,6 +31,9 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q is no part of a metric's name, or taken", s.Name)
 		}
 		seen[s.Name] = true
+		if s.Long && s.Short > 0 {
+			t.Errorf("%s is for runs that have time, and has a short form", s.Name)
+		}
 		if s.About == "" || s.Limit < 100 || s.To <= s.From || s.Shortened().To > s.To || s.Shortened().To <= s.From {
 			t.Errorf("%+v", s)
 		}

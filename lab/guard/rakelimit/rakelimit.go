@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rakelimit
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/guard/scenario"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Need tells whether this kernel can run a [Limiter]; [Attach] needs less.
+func Need() error {
+	err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return fmt.Errorf("this kernel has no bpf_loop (Linux 5.17), with which the comparison runs many packets at once: %w", err)
+	}
+	return err
+}
+
+// Options of a Limiter.
+type Options struct {
+	Limit uint32 // packets per second; 0 lets everything pass
+	IPv6  bool   // how a packet's source is shown
+	Seed  uint64 // of the random numbers, which decide what passes of a rate that is too high
+}
+
+// Limiter decides batches of packets whose times are given, by the program that Attach attaches.
+type Limiter struct {
+	options Options
+	c       *kernel.Collection
+	control *ebpf.Memory
+	batch   *ebpf.Memory
+	entries []rakeEntry
+	frame   []byte
+}
+
+// Packets of one run.
+const batchSize = 4096
+
+// load loads programs with their constants.
+func load(limit uint32, injected bool, programs ...string) (*kernel.Collection, error) {
+	spec, err := loadRake()
+	if err != nil {
+		return nil, err
+	}
+	flag := uint32(0)
+	if injected {
+		flag = 1
+	}
+	for name, v := range map[string]uint32{"limit": limit, "injected": flag} {
+		if err := spec.Variables[name].Set(v); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return kernel.Load(spec, programs, nil)
+}
+
+// New loads a limiter that has seen nothing yet.
+func New(o Options) (*Limiter, error) {
+	c, err := load(o.Limit, true, "rake_batch", "rake_ipv4", "rake_ipv6", "rake_empty")
+	if err != nil {
+		return nil, err
+	}
+	l := &Limiter{options: o, c: c, entries: make([]rakeEntry, batchSize), frame: frame(o.IPv6)}
+	if l.control, err = c.Maps["control"].Memory(); err == nil {
+		l.batch, err = c.Maps["batch"].Memory()
+	}
+	if err == nil {
+		// The generator stands still at 0.
+		err = l.set(rakeControl{Random: o.Seed*2 + 1})
+	}
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("the maps of rakelimit into memory: %w", err)
+	}
+	return l, nil
+}
+
+// Close frees what New loaded.
+func (l *Limiter) Close() error {
+	l.c.Close()
+	return nil
+}
+
+func (l *Limiter) set(c rakeControl) error {
+	_, err := l.control.WriteAt(bytesOf(&c), 0)
+	return err
+}
+
+func (l *Limiter) get() (c rakeControl, err error) {
+	_, err = l.control.ReadAt(bytesOf(&c), 0)
+	return c, err
+}
+
+func bytesOf[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)) }
+
+func bytesOfAll(e []rakeEntry) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(&e[0])), len(e)*int(unsafe.Sizeof(e[0])))
+}
+
+// Decide is that of scenario.Limiter.
+func (l *Limiter) Decide(packets []scenario.Packet, verdicts []bool) error {
+	for len(packets) > 0 {
+		n := min(batchSize, len(packets))
+		if err := l.decide(packets[:n], verdicts[:n], nil); err != nil {
+			return err
+		}
+		packets, verdicts = packets[n:], verdicts[n:]
+	}
+	return nil
+}
+
+// decide decides one batch, and says at which level, if levels is not nil.
+func (l *Limiter) decide(packets []scenario.Packet, verdicts []bool, levels []int) error {
+	entries := l.entries[:len(packets)]
+	for i := range packets {
+		p := &packets[i]
+		e := rakeEntry{At: p.At, Port: p.SrcPort}
+		if l.options.IPv6 {
+			e.Ipv6, e.Source = 1, p.Src.IPv6()
+		} else {
+			a := p.Src.IPv4()
+			copy(e.Source[:], a[:])
+		}
+		entries[i] = e
+	}
+	if _, err := l.batch.WriteAt(bytesOfAll(entries), 0); err != nil {
+		return err
+	}
+	if _, err := l.control.WriteAt(bytesOf(new(uint32(len(entries)))), int64(unsafe.Offsetof(rakeControl{}.Count))); err != nil {
+		return err
+	}
+	done, err := l.c.Programs["rake_batch"].Run(&ebpf.RunOptions{Data: l.frame})
+	if err != nil {
+		return fmt.Errorf("run rakelimit over %d packets: %w", len(entries), err)
+	}
+	if int(done) != len(entries) {
+		return fmt.Errorf("rakelimit decided %d packets of %d", done, len(entries))
+	}
+	if _, err := l.batch.ReadAt(bytesOfAll(entries), 0); err != nil {
+		return err
+	}
+	for i := range entries {
+		verdicts[i] = entries[i].Passed != 0
+		if levels != nil {
+			levels[i] = int(entries[i].Level)
+		}
+	}
+	return nil
+}
+
+// One decides one packet by the socket filter itself, and says at which level its rate was too high (5: at none). Its
+// clock and its random numbers are those of Decide.
+func (l *Limiter) One(p *scenario.Packet) (passed bool, level int, err error) {
+	if _, err := l.control.WriteAt(bytesOf(&p.At), 0); err != nil {
+		return false, 0, err
+	}
+	l.address(p)
+	verdict, err := l.Program().Run(&ebpf.RunOptions{Data: l.frame})
+	if err != nil {
+		return false, 0, fmt.Errorf("run rakelimit: %w", err)
+	}
+	c, err := l.get()
+	return verdict != 0, int(c.Level), err
+}
+
+// Program is the socket filter that One runs.
+func (l *Limiter) Program() *ebpf.Program {
+	if l.options.IPv6 {
+		return l.c.Programs["rake_ipv6"]
+	}
+	return l.c.Programs["rake_ipv4"]
+}
+
+// Empty is a socket filter that does nothing: what a run costs for itself.
+func (l *Limiter) Empty() *ebpf.Program { return l.c.Programs["rake_empty"] }
+
+// Where the fields of a frame are.
+const (
+	ethernet = 14
+	source4  = ethernet + 12
+	source6  = ethernet + 8
+	ports4   = ethernet + 20
+	ports6   = ethernet + 40
+)
+
+// frame is a datagram of four bytes to where all of a batch go. BPF_PROG_TEST_RUN takes the Ethernet header off.
+func frame(ipv6 bool) []byte {
+	b := make([]byte, ports6+8+4)
+	udp := ports6
+	if ipv6 {
+		b[12], b[13] = 0x86, 0xdd
+		b[ethernet], b[ethernet+5], b[ethernet+6], b[ethernet+7] = 0x60, 12, unix.IPPROTO_UDP, 64
+		b[source6+16], b[source6+31] = 0xfd, 2
+	} else {
+		b = b[:ports4+8+4]
+		udp = ports4
+		b[12] = 0x08
+		b[ethernet], b[ethernet+3], b[ethernet+8], b[ethernet+9] = 0x45, 32, 64, unix.IPPROTO_UDP
+		copy(b[source4+4:], []byte{10, 77, 0, 2})
+	}
+	binary.BigEndian.PutUint16(b[udp+2:], 443)
+	binary.BigEndian.PutUint16(b[udp+4:], 12)
+	return b
+}
+
+// address puts a packet's source into the frame.
+func (l *Limiter) address(p *scenario.Packet) {
+	at, udp := source4, ports4
+	if l.options.IPv6 {
+		at, udp = source6, ports6
+	}
+	copy(l.frame[at:], p.Src.Addr(l.options.IPv6).AsSlice())
+	binary.BigEndian.PutUint16(l.frame[udp:], p.SrcPort)
+	binary.NativeEndian.PutUint32(l.frame[udp+8:], p.Payload)
+}
+
+// Attach limits a socket to so many packets per second of any one party, as the original does; it stays limited until
+// the socket closes. The socket has no other filter then.
+func Attach(conn *net.UDPConn, limit uint32) error {
+	name := "rake_ipv4"
+	if local, ok := conn.LocalAddr().(*net.UDPAddr); ok && local.IP.To4() == nil {
+		name = "rake_ipv6"
+	}
+	c, err := load(limit, false, name)
+	if err != nil {
+		return err
+	}
+	defer c.Close() // the socket holds the program
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var attached error
+	err = raw.Control(func(fd uintptr) {
+		attached = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.Programs[name].FD())
+	})
+	if err = errors.Join(err, attached); err != nil {
+		return fmt.Errorf("attach rakelimit to a socket: %w", err)
+	}
+	return nil
+}

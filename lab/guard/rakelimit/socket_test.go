@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rakelimit
+
+import (
+	"math/rand/v2"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// count is how many datagrams of one flow, with payload of that length and about a thousand a second, pass a limit of
+// 100 pps on a real socket, and how many were sent.
+func count(t *testing.T, network, address string, payload int) (sent, passed int) {
+	t.Helper()
+	server, err := net.ListenPacket(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if err := Attach(server.(*net.UDPConn), 100); err != nil {
+		t.Fatal(err)
+	}
+	client, err := net.Dial(network, server.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	received := make(chan int)
+	go func() {
+		b, n := make([]byte, 2000), 0
+		for {
+			if _, _, err := server.ReadFrom(b); err != nil {
+				received <- n
+				return
+			}
+			n++
+		}
+	}()
+	r := rand.New(rand.NewPCG(1, 2))
+	b := make([]byte, payload)
+	for begin := time.Now(); time.Since(begin) < time.Second; sent++ {
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		if _, err := client.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(500 * time.Microsecond)
+	}
+	// Loopback delivers before Write returns; the reader may be behind.
+	_ = server.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	return sent, <-received
+}
+
+// On real sockets random payload makes one IPv6 flow look like many, and none of the limit remains; an IPv4 flow is
+// limited by its address. That is the original's flaw, and what the guard is compared with must have it.
+func TestRealSocket(t *testing.T) {
+	nstest.NeedRoot(t)
+	for _, c := range []struct {
+		network, address string
+		payload          int
+		atLeast, atMost  float64 // share that passes
+	}{
+		{"udp4", "127.0.0.1:0", 64, 0.05, 0.7},
+		{"udp6", "[::1]:0", 64, 0.9, 1},
+		{"udp6", "[::1]:0", 4, 0, 0}, // too short to hold the addresses that are looked for in it
+	} {
+		sent, passed := count(t, c.network, c.address, c.payload)
+		share := float64(passed) / float64(sent)
+		t.Logf("%s, %d bytes of payload: %d pps against a limit of 100, %d passed", c.network, c.payload, sent, passed)
+		if share < c.atLeast || share > c.atMost {
+			t.Errorf("%s, %d bytes: %.3f passed, want %.2f to %.2f", c.network, c.payload, share, c.atLeast, c.atMost)
+		}
+	}
+}
