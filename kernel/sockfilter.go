@@ -32,13 +32,17 @@ func (s *SocketFilter) String() string { return "the socket " + s.Name }
 //
 // A second call of the same SocketFilter exchanges the program: a packet meets the
 // one or the other.
-func (s *SocketFilter) Attach(prog *ebpf.Program) error {
+func (s *SocketFilter) Attach(prog *ebpf.Program) error { return s.AttachFD(prog.FD()) }
+
+// AttachFD is Attach for a program of which an unprivileged process has nothing but
+// the descriptor: asking the kernel about it takes a right, attaching it takes none.
+func (s *SocketFilter) AttachFD(prog int) error {
 	if !s.ours {
 		if err := s.free(); err != nil {
 			return fmt.Errorf("attaching to %s: %w", s, err)
 		}
 	}
-	if err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog.FD()); err != nil {
+	if err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog); err != nil {
 		return fmt.Errorf("attaching to %s: %w", s, err)
 	}
 	s.ours = true

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Priority admission with reservations: which tier a packet is of, and whether the total has room for
+ * it. Every hook ends here, so the same packets meet the same decisions.
+ */
+#ifndef WEIR_GUARD_ADMIT_H
+#define WEIR_GUARD_ADMIT_H
+
+#include "bucket.h"
+#include "pattern.h"
+#include "source.h"
+#include "top.h"
+
+/* A packet, as the algorithm sees it. */
+struct guard_packet {
+	__u64 now;    /* ns */
+	__u64 source; /* keyed hash of who sends: an IPv4 address, or an IPv6 /64 */
+	__u64 net;    /* its /24 or /48, not hashed yet: that is done only under attack */
+	__u64 port;   /* its source port */
+	__u64 host;   /* keyed hash of the IPv6 address, odd; 0 for IPv4 */
+};
+
+/* What one decision needs at hand. */
+struct guard_view {
+	struct guard_state *state;
+	const struct guard_limits *limits;
+	struct guard_target *target; /* of the destination, if each is limited, else 0 */
+	__u64 ticks;
+	__u64 dice;  /* from the time and the secret hash: nobody outside can foresee it */
+	__u32 epoch; /* of the guard */
+	__u32 own; /* of the source: their epochs begin at different times, or all would burst at once */
+	__u32 phase;  /* how far into its own epoch: sixteenths */
+	__u32 hot;    /* something was refused in this epoch or the two before */
+	__u32 scarce; /* the source has the smallest reservation */
+};
+
+static __always_inline __u64 guard_mix(__u64 x)
+{
+	x ^= x >> 32;
+	x *= 0xd6e8feb86659fd93ULL;
+	x ^= x >> 32;
+	x *= 0xd6e8feb86659fd93ULL;
+	x ^= x >> 32;
+	return x;
+}
+
+/*
+ * guard_threshold is the debt that a tier's packets may find, of depth. Strangers leave at least a
+ * quarter of it to those who have earned more. It is dithered, so that no rhythm of an attack always
+ * finds room, or never does.
+ */
+static __always_inline __s64 guard_threshold(const struct guard_view *v, __u32 tier, __u64 depth)
+{
+	__u64 unit = depth >> 8;
+	__u32 random = v->dice >> 56;
+
+	if (tier == GUARD_RESERVED) /* many tiny reservations used at once must not empty it */
+		return depth - (v->hot && v->scarce ? depth >> 3 : 0);
+	if (!v->hot)
+		return unit * 192;
+	switch (tier) {
+	case GUARD_EARNED:
+		return unit * (224 - (random >> 4));
+	case GUARD_ABOVE:
+		return unit * (192 - (random >> 3));
+	case GUARD_SEEN:
+		return unit * (192 - ((random * 80) >> 8));
+	case GUARD_FRESH:
+		return unit * (96 - (random >> 3));
+	}
+	return unit * (48 - (random >> 3));
+}
+
+/* guard_count adds this packet to a known source's word and returns that: in a new epoch its reservation changes. */
+static __always_inline __u64 guard_count(struct guard_view *v, __u64 *word, __u64 w, __u32 print)
+{
+	struct guard_total *t = &v->state->total;
+
+	/* A late clock, on another CPU, is not a new epoch. */
+	if (((v->own - 1 - SOURCE_EPOCH(w)) & 4095) < 4000) {
+		__u64 turned = source_turn(v->state, w, v->own, v->hot);
+
+		if (guard_cas(word, w, turned) == w) {
+			guard_reserve(t, (__s32)SOURCE_RESERVED(turned) - (__s32)SOURCE_RESERVED(w),
+				      !!SOURCE_RESERVED(turned) - !!SOURCE_RESERVED(w));
+			return turned;
+		}
+		w = guard_read(*word); /* another CPU turned it, or replaced it */
+		if (SOURCE_PRINT(w) != print || SOURCE_COUNT(w) >= 4095)
+			return w;
+		__sync_fetch_and_add(word, 1);
+		return w + 1;
+	}
+	if (SOURCE_SCORE(w) != GUARD_GRANTED &&
+	    SOURCE_COUNT(w) > guard_calm(t, v->limits, v->hot)) {
+		__u64 bad = source_word(print, SOURCE_EPOCH(w), GUARD_BAD, 0, GUARD_EXCEEDED);
+
+		/* Written once an epoch: a flood's packets teach nothing new. */
+		if (w != bad)
+			guard_cas(word, w, bad);
+		return bad;
+	}
+	if (SOURCE_COUNT(w) <
+	    4080) /* 15 spare, for as many CPUs that add now: no carry into the reservation */
+		return __sync_fetch_and_add(word, 1) + 1;
+	return w;
+}
+
+/* guard_known is the tier of a source that is remembered. */
+static __always_inline __u32 guard_known(struct guard_view *v, const struct guard_packet *p,
+					 __u64 *word, __u32 print)
+{
+	struct guard_total *t = &v->state->total;
+	__u64 w = guard_read(*word);
+	__u32 count = SOURCE_COUNT(w), reserved = SOURCE_RESERVED(w), shown, paced;
+
+	/* One host of a /64 floods: the others, and what they reserved, are not blamed. */
+	if (v->hot && p->host && count > (reserved ? reserved + (reserved >> 2) : t->calm >> 1) &&
+	    guard_heavy(&v->state->sketch[GUARD_BY_HOST],
+			guard_mix(p->host ^ v->state->control.seed[1]), p->now >> 8,
+			v->limits->pattern, 1))
+		return GUARD_HEAVY;
+
+	if (SOURCE_PRINT(w) != print)
+		w = source_word(print, v->own, 0, 0, 0); /* replaced under us: not counted */
+	else
+		w = guard_count(v, word, w, print);
+	count = SOURCE_COUNT(w);
+	reserved = SOURCE_RESERVED(w);
+	shown = SOURCE_SHOWN(w);
+	/* Under attack what a source has shown is paced along its epoch. */
+	paced = count <= 1 + (shown >> 2) + ((shown * 5 * (v->phase + 1)) >> 6);
+	if (!reserved) {
+		if (count > guard_calm(t, v->limits, v->hot) || SOURCE_SCORE(w) == GUARD_BAD)
+			return GUARD_HEAVY;
+		if (paced && SOURCE_SCORE(w) >= GUARD_NEED_HOT)
+			return GUARD_EARNED;
+		return count > 1 || SOURCE_SCORE(w) ? GUARD_SEEN : GUARD_FRESH;
+	}
+	if (paced) {
+		v->scarce = reserved < 2;
+		return GUARD_RESERVED;
+	}
+	if (count <= 2 * reserved + 4 || count <= t->fair || count <= v->limits->per_epoch >> 8)
+		return GUARD_ABOVE;
+	/* Far above: demoted at once. */
+	if (v->hot &&
+	    guard_cas(word, w, source_word(print, SOURCE_EPOCH(w), GUARD_BAD, 0, GUARD_EXCEEDED)) ==
+		    w)
+		guard_reserve(t, -(__s32)reserved, -1);
+	return GUARD_HEAVY;
+}
+
+/*
+ * guard_strange says whether a packet of a source without a reservation belongs to a heavy pattern. What
+ * is refused in any case teaches the patterns by a quarter of its packets, with four times the weight: -1 for the rest.
+ */
+static __always_inline int guard_strange(struct guard_view *v, const struct guard_packet *p,
+					 __u32 tier)
+{
+	struct guard_state *s = v->state;
+	__u64 key = s->control.seed[1];
+	__u32 packets = 1, at = p->now >> 8;
+
+	if (tier == GUARD_FRESH &&
+	    (__s64)(guard_read(s->total.debt) + v->limits->interval - v->ticks) >
+		    guard_threshold(v, GUARD_FRESH, v->limits->depth)) {
+		if (v->dice >> 40 & 3)
+			return -1;
+		packets = 4;
+	}
+	return guard_heavy(&s->sketch[GUARD_BY_NET], guard_mix(p->net ^ key), at,
+			   v->limits->pattern, packets) ||
+	       guard_heavy(&s->sketch[GUARD_BY_PORT], guard_mix(~p->port ^ key), at,
+			   v->limits->pattern, packets);
+}
+
+/* guard_spend_both takes credit of the destination and of the total, or of neither. */
+static __always_inline int guard_spend_both(struct guard_view *v, __u32 tier)
+{
+	const struct guard_limits *l = v->limits;
+	struct guard_target *d = v->target;
+
+	if (d && !guard_spend(&d->debt, v->ticks, l->target_interval,
+			      guard_threshold(v, tier, l->target_depth)))
+		return 0;
+	if (l->interval && !guard_spend(&v->state->total.debt, v->ticks, l->interval,
+					guard_threshold(v, tier, l->depth))) {
+		if (d)
+			guard_refund(&d->debt, l->target_interval);
+		return 0;
+	}
+	return 1;
+}
+
+static __always_inline void guard_refused(struct guard_view *v)
+{
+	if (v->state->total.hot != v->epoch)
+		v->state->total.hot = v->epoch;
+	if (v->target) {
+		v->target->hot = v->epoch;
+		__sync_fetch_and_add(&v->target->refused, 1);
+	}
+}
+
+#define GUARD_PASSES 256 /* of the result of guard_decide, beside the tier */
+#define GUARD_SAMPLE 512 /* one of GUARD_TOP_SAMPLE refused packets */
+
+/*
+ * guard_decide returns the packet's tier and whether it passes. target is that of its destination, if
+ * each is limited, else 0.
+ */
+int guard_decide(struct guard_state *s, const struct guard_packet *p, struct guard_target *target)
+{
+	__u32 print, tier = GUARD_FRESH;
+	struct guard_view v = { .state = s, .target = target };
+	struct guard_total *t;
+	struct guard_bucket *b;
+	__u64 shifted, *word = 0;
+	int way = -1, strange = 0;
+
+	if (!s || !p)
+		return GUARD_PASSES;
+	t = &s->total;
+	b = &s->sources[p->source & (GUARD_BUCKETS - 1)];
+	print = (__u32)(p->source >> 40) | 1;
+	shifted = p->now + ((p->source >> 9) & ((1ULL << GUARD_EPOCH_SHIFT) - 1));
+	v.limits = guard_limits_of(s);
+	v.epoch = p->now >> GUARD_EPOCH_SHIFT;
+	v.ticks = p->now << GUARD_TICK_SHIFT;
+	v.dice = (p->now ^ p->source) * 0x9e3779b97f4a7c15ULL;
+	v.own = shifted >> GUARD_EPOCH_SHIFT;
+	if (guard_read(t->epoch) != v.epoch || !t->ready)
+		guard_epoch(s, v.epoch);
+	v.hot = v.epoch - t->hot <= 2 || (target && v.epoch - target->hot <= 2);
+	v.phase = v.hot ? (__u32)(shifted >> (GUARD_EPOCH_SHIFT - 4)) & 15 : 15;
+
+	for (int i = 0; i < GUARD_WAYS; i++)
+		if (SOURCE_PRINT(b->source[i]) == print)
+			way = i;
+	if (way >= 0) {
+		word = &b->source[way & (GUARD_WAYS - 1)];
+		tier = guard_known(&v, p, word, print);
+	} else if (guard_spend(&t->insert_debt, v.ticks, v.limits->insert_interval,
+			       (v.limits->insert_interval << 4) -
+				       ((v.limits->insert_interval * (v.dice >> 56)) >> 4))) {
+		guard_remember(s, p->source, source_word(print, v.own, 0, 0, 1), v.epoch,
+			       v.dice >> 56);
+	}
+	if (v.hot && (tier == GUARD_SEEN || tier == GUARD_FRESH))
+		strange = guard_strange(&v, p, tier);
+	if (strange > 0) {
+		__u64 w = word ? guard_read(*word) : 0;
+
+		tier = GUARD_HEAVY;
+		/* Nobody is promoted out of a heavy pattern. */
+		if (word && SOURCE_PRINT(w) == print && !SOURCE_RESERVED(w) &&
+		    SOURCE_SCORE(w) != GUARD_BAD)
+			guard_cas(
+				word, w,
+				source_word(print, SOURCE_EPOCH(w), GUARD_BAD, 0, SOURCE_COUNT(w)));
+	}
+	if (strange >= 0 && guard_spend_both(&v, tier)) {
+		if (target)
+			__sync_fetch_and_add(&target->passed, 1);
+		return tier | GUARD_PASSES;
+	}
+	guard_refused(&v);
+	return tier | ((v.dice >> 32) % GUARD_TOP_SAMPLE ? 0 : GUARD_SAMPLE);
+}
+
+#endif

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// GrantEnv names the environment variable by which a process is told of a guard that it was given: the numbers of two
+// descriptors, the program's and the state's, as in "3,4". It is how an application without any right gets one.
+const GrantEnv = "WEIR_GUARD_FDS"
+
+// ErrNoGrant says that the process may not load a guard, and was not given one.
+var ErrNoGrant = errors.New("no right to load a guard, and none was given")
+
+// Guard limits what sockets of this process get. Its methods may be called by several goroutines at once.
+type Guard struct {
+	program int // descriptors, ours
+	*state
+	stateFD int
+}
+
+// New makes a guard: of what the process was given (see [GrantEnv]) or, with the right to (root, or CAP_BPF and
+// CAP_NET_ADMIN), of a program that it loads. The limit is of packets per second, of all its sockets together.
+func New(limit Limit) (*Guard, error) {
+	if limit == 0 || limit > MaxLimit {
+		return nil, fmt.Errorf("limit %d: want packets per second, from 1 to %d", uint64(limit), uint64(MaxLimit))
+	}
+	g, err := granted()
+	if err != nil {
+		return nil, err
+	}
+	if g == nil {
+		if g, err = loaded(limit); errors.Is(err, os.ErrPermission) {
+			return nil, fmt.Errorf("%w: start it by weir guard grant --limit %s -- COMMAND, or run it as root: %w", ErrNoGrant, limit, err)
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	g.setLimits(Limits{Total: limit})
+	return g, nil
+}
+
+// Attach limits what one socket gets to so many packets per second. The socket may be a net.UDPConn. One that has a
+// filter of its own keeps it, and the error wraps [kernel.ErrOccupied]. Close the guard when the socket needs it no
+// more; a socket that closes needs nothing.
+func Attach(conn syscall.Conn, limit Limit) (*Guard, error) {
+	g, err := New(limit)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.Attach(conn); err != nil {
+		g.Close()
+		return nil, err
+	}
+	return g, nil
+}
+
+// Attach puts one more socket under the guard's limit.
+func (g *Guard) Attach(conn syscall.Conn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = raw.Control(func(fd uintptr) {
+		f := kernel.SocketFilter{FD: int(fd), Name: nameOf(conn)}
+		inner = f.AttachFD(g.program)
+	})
+	return errors.Join(err, inner)
+}
+
+func nameOf(conn syscall.Conn) string {
+	if c, ok := conn.(interface{ LocalAddr() net.Addr }); ok {
+		return c.LocalAddr().String()
+	}
+	return fmt.Sprintf("%T", conn)
+}
+
+// SetLimits changes the limit at once, or has the guard pass everything and only count. Each is of no use here.
+func (g *Guard) SetLimits(l Limits) { g.setLimits(l) }
+
+// Counts is what the guard has seen and whom it knows.
+func (g *Guard) Counts() Counts { return g.read(monotonic()) }
+
+// Close lets go of the guard. Sockets that it was attached to keep its program until they close.
+func (g *Guard) Close() {
+	g.close()
+	unix.Close(g.program)
+	unix.Close(g.stateFD)
+}
+
+// loaded makes a guard of a program of its own.
+func loaded(limit Limit) (*Guard, error) {
+	c, err := load(constants{}, nil, Socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	m, err := newState(Limits{Total: limit})
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	if err := put(c, 0, m, nil); err != nil {
+		return nil, err
+	}
+	return take(c.Programs[Socket.program()].FD(), m.FD())
+}
+
+// granted makes a guard of what the process was given; nil if it was given none.
+func granted() (*Guard, error) {
+	text, ok := os.LookupEnv(GrantEnv)
+	if !ok {
+		return nil, nil //nolint:nilnil // neither a guard nor an error
+	}
+	a, b, _ := strings.Cut(text, ",")
+	program, err := strconv.Atoi(a)
+	state, err2 := strconv.Atoi(b)
+	if err != nil || err2 != nil {
+		return nil, fmt.Errorf("%s=%q: want the numbers of two descriptors, like 3,4", GrantEnv, text)
+	}
+	g, err := take(program, state)
+	if err != nil {
+		return nil, fmt.Errorf("%s=%q: %w", GrantEnv, text, err)
+	}
+	return g, nil
+}
+
+// take makes a guard of duplicates of two descriptors, asking the kernel nothing that takes a right.
+func take(program, state int) (_ *Guard, err error) {
+	g := &Guard{program: -1, stateFD: -1}
+	defer func() {
+		if err != nil {
+			unix.Close(g.program)
+			unix.Close(g.stateFD)
+		}
+	}()
+	if g.program, err = unix.FcntlInt(uintptr(program), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("descriptor %d, of a guard's program: %w", program, err)
+	}
+	if g.stateFD, err = unix.FcntlInt(uintptr(state), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("descriptor %d, of a guard's state: %w", state, err)
+	}
+	if g.state, err = mapState(g.stateFD); err != nil {
+		return nil, err
+	}
+	if g.Control.Version != ABI {
+		g.close()
+		return nil, fmt.Errorf("version %d: %w, which knows %d: build it with the same weir", g.Control.Version, ErrLayout, ABI)
+	}
+	return g, nil
+}
+
+// Grant is a guard for another process. Files go to it as descriptors, in this order; Env, given the number of the
+// first, is what its environment says of them.
+type Grant struct{ Program, State *os.File }
+
+// NewGrant makes a guard that an unprivileged process can be given, as exec.Cmd's ExtraFiles or by SCM_RIGHTS.
+// [Attach] there finds it by its environment.
+func NewGrant(limit Limit) (*Grant, error) {
+	g, err := loaded(limit)
+	if err != nil {
+		return nil, err
+	}
+	g.close()
+	return &Grant{os.NewFile(uintptr(g.program), "guard program"), os.NewFile(uintptr(g.stateFD), "guard state")}, nil
+}
+
+// Files are the descriptors to give.
+func (g *Grant) Files() []*os.File { return []*os.File{g.Program, g.State} }
+
+// Env is the entry of the environment that tells a process of the grant, whose first descriptor has a number there.
+func (g *Grant) Env(first int) string { return fmt.Sprintf("%s=%d,%d", GrantEnv, first, first+1) }
+
+// Close lets go of it here.
+func (g *Grant) Close() error { return errors.Join(g.Program.Close(), g.State.Close()) }

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/service"
+)
+
+// Name is the feature's name: pin directory, metric prefix, config key, CLI noun.
+const Name = "guard"
+
+// Config is what a host's configuration says of guards.
+type Config struct {
+	Services []Service
+}
+
+// Service is one guarded service.
+type Service struct {
+	service.Spec
+	Options
+}
+
+// Options is the guard section of a service.
+type Options struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Limit          Limit    `yaml:"limit" json:"limit,omitzero"`            // of all datagrams to the service
+	Each           Limit    `yaml:"each" json:"each,omitzero"`              // of those to each of its addresses and ports
+	DryRun         bool     `yaml:"dry_run" json:"dry_run,omitempty"`       // decide and count, drop nothing
+	Interfaces     []string `yaml:"interfaces" json:"interfaces,omitempty"` // decide there, at XDP, and not at the sockets
+}
+
+// limits are what the programs enforce.
+func (o Options) limits() Limits { return Limits{Total: o.Limit, Each: o.Each, Dry: o.DryRun} }
+
+// Validate checks what the types cannot. Errors carry the place in the file.
+func (c *Config) Validate() []error {
+	var errs []error
+	for i := range c.Services {
+		s := &c.Services[i]
+		fail := func(format string, a ...any) {
+			errs = append(errs, s.Options.Pos.Errorf("services.%s.guard: "+format, append([]any{s.Name}, a...)...))
+		}
+		if s.Limit == 0 && s.Each == 0 {
+			fail("no limit: say limit, for all its datagrams, or each, for those of one address and port; like limit: 20kpps")
+		}
+		if len(s.udp()) == 0 {
+			fail("the service listens to no UDP, and a guard limits nothing else: add a listen like %q, or leave guard out", "udp :53")
+		}
+		slices.Sort(s.Interfaces)
+		s.Interfaces = slices.Compact(s.Interfaces)
+		if slices.Contains(s.Interfaces, "") {
+			fail("interfaces: an empty name")
+		}
+	}
+	return errs
+}
+
+// udp is the service's endpoints that a guard is for.
+func (s Service) udp() []service.Endpoint {
+	return slices.DeleteFunc(s.Endpoints(), func(e service.Endpoint) bool { return e.Proto != unix.IPPROTO_UDP })
+}
+
+// String is the options as plans show them.
+func (o Options) String() string {
+	var out []string
+	if o.Limit != 0 {
+		out = append(out, "limit "+o.Limit.String())
+	}
+	if o.Each != 0 {
+		out = append(out, "each "+o.Each.String())
+	}
+	if o.DryRun {
+		out = append(out, "dry run")
+	}
+	return strings.Join(append(out, "at "+o.place()), ", ")
+}
+
+// place is where it decides.
+func (o Options) place() string {
+	if len(o.Interfaces) > 0 {
+		return "XDP of " + strings.Join(o.Interfaces, ", ")
+	}
+	return "its sockets"
+}
+
+// overlaps refuses two guards of one namespace that are for the same datagrams.
+func overlaps(others []Service, s Service) error {
+	for _, o := range others {
+		if o.Netns != s.Netns {
+			continue
+		}
+		for _, e := range s.udp() {
+			for _, f := range o.udp() {
+				if e.Overlaps(f) {
+					return s.Options.Pos.Errorf("services.%s.guard: %s is guarded by service %s already", s.Name, e, o.Name)
+				}
+			}
+		}
+	}
+	return nil
+}

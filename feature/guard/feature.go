@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Version is the version of weir, as published guards keep it.
+var Version = "devel"
+
+// Feature is guarding as host sees it.
+type Feature struct{}
+
+var (
+	_ feature.Feature[Config, State] = Feature{}
+	_ feature.Upgrader               = Feature{}
+)
+
+// Name implements feature.Feature.
+func (Feature) Name() string { return Name }
+
+// Needs implements feature.Feature. Guards are optional: what they need is required where there is one.
+func (Feature) Needs(c Config) []kernel.Need {
+	swap, sockets, frames := kernel.CompareAndSwap, kernel.CgroupIngress, kernel.XDPProgram
+	swap.Optional = len(c.Services) == 0
+	at := func(interfaces bool) func(Service) bool {
+		return func(s Service) bool { return (len(s.Interfaces) > 0) == interfaces }
+	}
+	sockets.Optional = !slices.ContainsFunc(c.Services, at(false))
+	frames.Optional = !slices.ContainsFunc(c.Services, at(true))
+	frames.For, frames.Remedy = "guard at interfaces", "leave interfaces out: the guard then decides at the sockets"
+	return []kernel.Need{swap, sockets, kernel.PacketNetnsCookie, frames}
+}
+
+// State implements feature.Feature.
+func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return ReadState(ctx, r) }
+
+// Plan implements feature.Feature.
+func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
+	var plan feature.Plan
+	wanted := map[string]bool{}
+	var placed []Service // with the namespace they turned out to be in
+	for _, s := range want.Services {
+		ns, _, err := s.FindNetns(ctx)
+		if err != nil {
+			return plan, fmt.Errorf("services.%s: network namespace: %w", s.Name, err)
+		}
+		t := target{published: published{Service: s, Netns: reference(s, ns), Inode: ns.Inode()}, scope: scopeOf(ns)}
+		err = t.checkInterfaces(ns)
+		ns.Close()
+		if err != nil {
+			return plan, err
+		}
+		s.Netns = t.scope
+		if err := overlaps(placed, s); err != nil {
+			return plan, err
+		}
+		placed = append(placed, s)
+		wanted[t.scope+"/"+s.Name] = true
+		t.plan(&plan, have)
+	}
+	for _, g := range have.Guards {
+		if !wanted[g.scope+"/"+g.Service] {
+			plan.Add(removeStep(g.scope, g.Service))
+		}
+	}
+	if kernel.PacketNetnsCookie.Check() != nil && slices.ContainsFunc(want.Services, func(s Service) bool { return len(s.Interfaces) == 0 }) {
+		plan.Warn("this kernel does not tell a guard at sockets which network namespace it is in (Linux 6.15): datagrams to the same address and port in other namespaces are charged to it, too; interfaces: has it decide there")
+	}
+	return plan, nil
+}
+
+// reference is what reopens a service's namespace.
+func reference(s Service, ns *netns.Handle) string {
+	if s.Netns != "" {
+		return s.Netns
+	}
+	return ns.String()
+}
+
+// Apply implements feature.Feature.
+func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
+	for _, s := range p.Steps {
+		if _, err := s.Do(ctx, l); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// Remove implements feature.Feature.
+func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	// What attaches goes first: a guard without its state lets everything pass, but half of them should not.
+	slices.SortStableFunc(all, func(a, b kernel.Instance) int {
+		switch {
+		case a.Name == hooksName && b.Name != hooksName:
+			return -1
+		case a.Name != hooksName && b.Name == hooksName:
+			return 1
+		}
+		return 0
+	})
+	for _, i := range all {
+		if err := l.Remove(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// target is a guard that is wanted.
+type target struct {
+	published
+	scope string
+}
+
+func (t target) checkInterfaces(ns *netns.Handle) error {
+	if len(t.Service.Interfaces) == 0 {
+		return nil
+	}
+	return ns.Do(func() error {
+		for _, name := range t.Service.Interfaces {
+			if _, err := ifindexOf(name); err != nil {
+				return t.Service.Options.Pos.Errorf("services.%s.guard: interface %q: %v in %s", t.Service.Name, name, err, ns)
+			}
+		}
+		return nil
+	})
+}
+
+func (t target) plan(plan *feature.Plan, have State) {
+	object := "guard of service " + t.Service.Name
+	step := feature.Step{Object: object, Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(l) }}
+	i := slices.IndexFunc(have.Guards, func(g GuardState) bool { return g.Service == t.Service.Name && g.scope == t.scope })
+	if i < 0 {
+		step.Verb, step.Detail = "create", t.Service.Options.String()
+		plan.Add(step)
+		return
+	}
+	g := have.Guards[i]
+	step.Verb, step.Detail = "change", g.differences(t)
+	if step.Detail != "" {
+		plan.Add(step)
+	}
+}
+
+func removeStep(scope, name string) feature.Step {
+	return feature.Step{Verb: "remove", Object: "guard of service " + name,
+		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", remove(l, scope, name) }}
+}
+
+// PlanUpgrade implements feature.Upgrader.
+func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
+	var plan feature.Plan
+	st, err := ReadState(ctx, r)
+	if err != nil {
+		return plan, err
+	}
+	for _, scope := range st.outdated {
+		plan.Add(feature.Step{Verb: "upgrade", Object: "guards of namespace " + scope, Detail: "programs of another weir",
+			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgradeHooks(l, scope) }})
+	}
+	return plan, nil
+}

@@ -1,0 +1,289 @@
+//go:build ignore
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * UDP flood limits: which datagrams a socket, a service or an interface takes when there are too many.
+ * guard.h has the state, admit.h the decision; here are the hooks.
+ */
+#include <stddef.h>
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "guard.h"
+
+#include "admit.h"
+#include "parse.h"
+
+/* The states of a namespace's guards, each a map of its own: it outlives the programs. */
+struct guard_one {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct guard_state);
+} guard_one SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, GUARD_MAX);
+	__type(key, __u32);
+	__array(values, struct guard_one);
+} guard_states SEC(".maps");
+
+/* The destinations of a guard that limits each of them. */
+struct guard_each {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct guard_target_key);
+	__type(value, struct guard_target);
+} guard_each SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, GUARD_MAX);
+	__type(key, __u32);
+	__array(values, struct guard_each);
+} guard_targets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct guard_listen_key);
+	__type(value, struct guard_listen);
+} guard_listens SEC(".maps");
+
+/* The namespace whose services these are: SO_NETNS_COOKIE. 0: this kernel cannot tell (before 6.15). */
+const volatile __u64 guard_netns = 0;
+
+/* Tests give the time. The verifier removes what a constant rules out, so it costs nothing else. */
+const volatile __u32 guard_clock_given = 0;
+__u64 guard_clock = 0;
+
+static __always_inline __u64 guard_now(void)
+{
+	return guard_clock_given ? guard_read(guard_clock) : bpf_ktime_get_ns();
+}
+
+static __always_inline void guard_tally(struct guard_state *s, __u32 verdict, __u32 refused)
+{
+	/* Where CPUs are more than sets of counters, two share one. */
+	__u32 cpu = bpf_get_smp_processor_id() & (GUARD_COUNTERS - 1);
+
+	__sync_fetch_and_add(&s->counters[cpu].verdict[verdict & 7][refused & 1], 1);
+}
+
+static __always_inline void guard_file(struct guard_state *s, const struct guard_top_entry *e,
+				       __u32 level, __u64 at)
+{
+	const __u64 *k = (const __u64 *)e->address;
+	__u64 seed = s->control.seed[0] + level;
+
+	guard_top_file(&s->top[level], e, guard_mix(guard_mix(k[0] ^ seed) ^ k[1] ^ e->port),
+		       at >> GUARD_TOP_SHIFT, bpf_get_prandom_u32());
+}
+
+/* guard_note files one of GUARD_TOP_SAMPLE refused packets under every pattern that it is of. */
+int guard_note(struct guard_state *s, const struct guard_addresses *a, __u64 now)
+{
+	struct guard_top_entry e = {};
+	int v6;
+
+	if (!s || !a)
+		return 0;
+	v6 = a->family == 6;
+	__builtin_memcpy(e.address, a->saddr, 16);
+	guard_file(s, &e, GUARD_TOP_HOST, now);
+	if (v6)
+		__builtin_memset(e.address + 8, 0, 8);
+	else
+		e.address[15] = 0;
+	guard_file(s, &e, GUARD_TOP_NET, now);
+	if (v6)
+		e.address[6] = e.address[7] = 0;
+	else
+		e.address[14] = 0;
+	guard_file(s, &e, GUARD_TOP_WIDE, now);
+	__builtin_memcpy(e.address, a->daddr, 16);
+	e.port = a->dport;
+	guard_file(s, &e, GUARD_TOP_TARGET, now);
+	__builtin_memset(e.address, 0, 16);
+	e.port = a->sport;
+	guard_file(s, &e, GUARD_TOP_SPORT, now);
+	return 0;
+}
+
+static __always_inline struct guard_state *guard_state_of(__u32 guard)
+{
+	void *map = bpf_map_lookup_elem(&guard_states, &guard);
+	__u32 zero = 0;
+
+	return map ? bpf_map_lookup_elem(map, &zero) : 0;
+}
+
+/* guard_target_of finds or makes the entry of the packet's destination; 0: it is not limited, or no memory. */
+static __noinline struct guard_target *guard_target_of(const struct guard_addresses *a, __u32 guard)
+{
+	void *map = bpf_map_lookup_elem(&guard_targets, &guard);
+	struct guard_target_key key = { .port = a->dport };
+	struct guard_target *t, fresh = { .hot = -8 };
+
+	if (!map)
+		return 0;
+	__builtin_memcpy(key.address, a->daddr, 16);
+	t = bpf_map_lookup_elem(map, &key);
+	if (t)
+		return t;
+	bpf_map_update_elem(map, &key, &fresh, BPF_NOEXIST);
+	return bpf_map_lookup_elem(map, &key);
+}
+
+/* guard_pass says whether a packet passes a guard, and counts it. */
+int guard_pass(const struct guard_addresses *a, __u32 guard)
+{
+	struct guard_state *s = guard_state_of(guard);
+	struct guard_target *target = 0;
+	struct guard_packet p = {};
+	const struct guard_limits *l;
+	__u32 verdict;
+	__u64 mixed;
+
+	if (!s || !a)
+		return 1;
+	l = guard_limits_of(s);
+	if (!l->interval && !l->target_interval) {
+		guard_tally(s, GUARD_UNLIMITED, 0);
+		return 1;
+	}
+	p.now = guard_now();
+	p.port = a->sport;
+	if (a->family == 4) {
+		__u32 addr = bpf_ntohl(*(const __u32 *)(a->saddr + 12));
+
+		p.source = guard_mix(guard_mix(addr ^ s->control.seed[0]) ^ s->control.seed[1]);
+		p.net = addr >> 8;
+	} else {
+		const __u64 *k = (const __u64 *)a->saddr;
+
+		mixed = guard_mix(k[0] ^ s->control.seed[0]);
+		p.source = guard_mix(mixed + s->control.seed[1]);
+		p.net = k[0] & bpf_cpu_to_be64(~0xffffULL);
+		p.host = guard_mix(mixed ^ k[1]) | 1;
+	}
+	if (l->target_interval)
+		target = guard_target_of(a, guard);
+	verdict = guard_decide(s, &p, target);
+	guard_tally(s, verdict & 7, !(verdict & GUARD_PASSES));
+	if (verdict & GUARD_PASSES)
+		return 1;
+	if (verdict & GUARD_SAMPLE)
+		guard_note(s, a, p.now);
+	return l->dry != 0;
+}
+
+/* guard_malformed refuses what cannot be read: the limit would not bound it. */
+static __always_inline int guard_malformed(__u32 guard)
+{
+	struct guard_state *s = guard_state_of(guard);
+
+	if (!s)
+		return 1;
+	guard_tally(s, GUARD_MALFORMED, 1);
+	return guard_limits_of(s)->dry != 0;
+}
+
+#define GUARD_WHOLE 0x7fffffff /* bytes of the datagram that a socket filter keeps */
+
+/* Of one socket: what it gets is the application's, whatever the destination. */
+SEC("socket")
+int guard_socket(struct __sk_buff *skb)
+{
+	struct guard_addresses a = {};
+
+	switch (guard_read_skb(skb, &a)) {
+	case GUARD_OK:
+		return guard_pass(&a, 0) ? GUARD_WHOLE : 0;
+	case GUARD_BAD_HEADERS:
+		return guard_malformed(0) ? GUARD_WHOLE : 0;
+	}
+	return GUARD_WHOLE;
+}
+
+/* guard_of finds the guard of a destination; -1: it has none, or that one decides at another hook. */
+static __always_inline int guard_of(const struct guard_addresses *a, enum guard_at at)
+{
+	struct guard_listen_key key = { .port = a->later ? 0 : a->dport, .family = a->family };
+	struct guard_listen *l = bpf_map_lookup_elem(&guard_listens, &key);
+	const __u64 *d = (const __u64 *)a->daddr;
+	__u64 hi = bpf_be64_to_cpu(d[0]), lo = bpf_be64_to_cpu(d[1]);
+
+	if (!l)
+		return -1;
+	for (__u32 i = 0; i < GUARD_PREFIXES && i < l->count; i++) {
+		const __u64 *x = (const __u64 *)l->prefix[i].address;
+		__u64 h = bpf_be64_to_cpu(x[0]) ^ hi, m = bpf_be64_to_cpu(x[1]) ^ lo;
+		__u32 bits = l->prefix[i].bits & 255;
+
+		if (bits < 64)
+			m = 0;
+		else if (bits < 128)
+			m >>= 128 - bits;
+		if (bits == 0)
+			h = 0;
+		else if (bits < 64)
+			h >>= 64 - bits;
+		/* 64 and 0 bits are shifts by 64, which the machine does not do. */
+		if (bits == 64)
+			m = 0;
+		if (!h && !m)
+			return l->prefix[i].at == at ? l->prefix[i].guard : -1;
+	}
+	return -1;
+}
+
+/* Of the services of a namespace: every datagram that any socket of a cgroup is about to get comes here. */
+SEC("cgroup_skb/ingress")
+int guard_cgroup(struct __sk_buff *skb)
+{
+	struct guard_addresses a = {};
+	int guard;
+
+	if (guard_netns && bpf_get_netns_cookie(skb) != guard_netns)
+		return 1;
+	/* More headers than are read: the socket gets it, but whose it is cannot be told. Nobody sends such. */
+	switch (guard_read_skb(skb, &a)) {
+	case GUARD_NOT_OURS:
+		return 1;
+	case GUARD_BAD_HEADERS:
+		return a.family != 6 || !guard_extension(a.proto);
+	}
+	if (a.proto != IPPROTO_UDP)
+		return 1;
+	guard = guard_of(&a, GUARD_AT_SOCKETS);
+	return guard < 0 || guard_pass(&a, guard);
+}
+
+/* Of the services of a namespace, before the kernel has spent anything on the packet. */
+SEC("xdp")
+int guard_xdp(struct xdp_md *ctx)
+{
+	struct guard_addresses a = {};
+	int guard;
+
+	switch (guard_read_frame(ctx, &a)) {
+	case GUARD_NOT_OURS:
+		return XDP_PASS;
+	case GUARD_BAD_HEADERS:
+		return a.family == 6 && guard_extension(a.proto) ? XDP_DROP : XDP_PASS;
+	}
+	guard = guard_of(&a, GUARD_AT_INTERFACES);
+	return guard < 0 || guard_pass(&a, guard) ? XDP_PASS : XDP_DROP;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

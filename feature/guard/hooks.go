@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel"
+)
+
+// hooksName is the instance of a namespace that holds what all its guards share: the links, and the maps by which the
+// programs find a guard. It follows from the guards that are published; sync makes it so.
+const hooksName = "@hooks"
+
+func hooksInstance(scope string) kernel.Instance {
+	return kernel.Instance{Scope: scope, Feature: Name, Name: hooksName}
+}
+
+func guardInstance(scope, service string) kernel.Instance {
+	return kernel.Instance{Scope: scope, Feature: Name, Name: service}
+}
+
+func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
+
+// Pins of @hooks, and of a guard.
+const (
+	pinListens = "listens"
+	pinStates  = "states"
+	pinEach    = "targets"
+	pinState   = "state"
+	linkCgroup = "cgroup"
+	linkXDP    = "xdp_" // and the interface's number
+)
+
+var sharedMaps = map[string]string{
+	pinListens: guardMapGuardListens, pinStates: guardMapGuardStates, pinEach: guardMapGuardTargets,
+}
+
+// hooks is a namespace's @hooks, open for writing.
+type hooks struct {
+	lock  *kernel.WriteLock
+	scope string
+	ns    *netns.Handle
+	pins  *kernel.Opened
+}
+
+func (h *hooks) close() {
+	if h.pins != nil {
+		h.pins.Close()
+	}
+	h.ns.Close()
+}
+
+// openHooks opens a namespace's @hooks, or makes it without a link: it decides nothing yet.
+func openHooks(l *kernel.WriteLock, ref string, inode uint64) (_ *hooks, err error) {
+	h := &hooks{lock: l, scope: strconv.FormatUint(inode, 10)}
+	if h.ns, err = netns.Find(ref, inode); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			h.close()
+		}
+	}()
+	h.pins, err = l.Open(hooksInstance(h.scope))
+	if !errors.Is(err, kernel.ErrNotExist) {
+		return h, err
+	}
+	c, err := load(constants{}, nil, Cgroup, XDP)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{}}
+	for pin, name := range sharedMaps {
+		pins.Maps[pin] = c.Maps[name]
+	}
+	if err := l.Publish(hooksInstance(h.scope), h.meta(), pins); err != nil {
+		return nil, err
+	}
+	kernel.Step("guard:hooks")
+	h.pins, err = l.Open(hooksInstance(h.scope))
+	return h, err
+}
+
+func (h *hooks) meta() kernel.Meta {
+	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_GuardBytes), Inode: h.ns.Inode(), Created: time.Now(), Version: Version}
+	m.Cookie, _ = h.ns.Cookie() // 0 where the kernel has none
+	return m
+}
+
+// programs loads the programs over the shared maps.
+func (h *hooks) programs() (*kernel.Collection, error) {
+	c := constants{}
+	if kernel.PacketNetnsCookie.Check() == nil {
+		cookie, err := h.ns.Cookie()
+		if err != nil {
+			return nil, err
+		}
+		c.netns = cookie
+	}
+	share := map[string]*ebpf.Map{}
+	for pin, name := range sharedMaps {
+		share[name] = h.pins.Maps[pin]
+	}
+	return load(c, share, Cgroup, XDP)
+}
+
+// place is where a link goes.
+type place struct {
+	at   kernel.Attachment
+	hook Hook
+}
+
+// places are the links that guards need, by name.
+func (h *hooks) places(guards []published) (map[string]place, error) {
+	want := map[string]place{}
+	for _, g := range guards {
+		if len(g.Service.Interfaces) == 0 {
+			root, err := units.CgroupRoot()
+			if err != nil {
+				return nil, err
+			}
+			want[linkCgroup] = place{kernel.Cgroup{Path: root, Hook: ebpf.AttachCGroupInetIngress}, Cgroup}
+			continue
+		}
+		for _, name := range g.Service.Interfaces {
+			index, err := ifindexOf(name)
+			if errors.Is(err, errNoInterface) {
+				continue // status says so; whoever applies again once it is there attaches
+			} else if err != nil {
+				return nil, err
+			}
+			want[linkXDP+strconv.Itoa(index)] = place{kernel.XDP{Ifindex: index, Device: name}, XDP}
+		}
+	}
+	return want, nil
+}
+
+var errNoInterface = errors.New("there is no such interface")
+
+// ifindexOf is the number of an interface of the calling thread's namespace.
+func ifindexOf(name string) (int, error) {
+	i, err := net.InterfaceByName(name)
+	var oe *net.OpError
+	if errors.As(err, &oe) && strings.Contains(oe.Err.Error(), "no such network interface") {
+		return 0, errNoInterface
+	} else if err != nil {
+		return 0, err
+	}
+	return i.Index, nil
+}
+
+// sync makes a namespace's hooks those of its published guards. It is how every change takes effect, and how one that
+// was killed is mended.
+func sync(l *kernel.WriteLock, scope string) error {
+	guards, err := readPublished(l.Root, scope)
+	if err != nil {
+		return err
+	}
+	if len(guards) == 0 {
+		return l.Remove(hooksInstance(scope))
+	}
+	h, err := openHooks(l, guards[0].Netns, guards[0].Inode)
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	// A guard is there before a packet finds it, and gone after the last one did.
+	if err := h.putStates(guards); err != nil {
+		return err
+	}
+	kernel.Step("guard:states")
+	if err := h.putListens(guards); err != nil {
+		return err
+	}
+	kernel.Step("guard:listens")
+	return h.ns.Do(func() error { return h.link(guards) })
+}
+
+// putStates puts every guard's maps where the programs find them, and its limits in force.
+func (h *hooks) putStates(guards []published) error {
+	used := map[uint32]bool{}
+	for _, g := range guards {
+		if err := h.putState(g); err != nil {
+			return fmt.Errorf("guard of service %s: %w", g.Service.Name, err)
+		}
+		used[uint32(g.Index)] = true
+	}
+	for i := range uint32(maxGuards) {
+		if used[i] {
+			continue
+		}
+		for _, pin := range []string{pinStates, pinEach} {
+			if err := h.pins.Maps[pin].Delete(i); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("taking guard %d out of place: %w", i, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (h *hooks) putState(g published) error {
+	o, err := h.lock.Open(guardInstance(h.scope, g.Service.Name))
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	s, err := openState(o.Maps[pinState])
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if s.limits() != g.Service.limits().layout() {
+		s.setLimits(g.Service.limits())
+	}
+	c := &kernel.Collection{Maps: map[string]*ebpf.Map{}}
+	for pin, name := range sharedMaps {
+		c.Maps[name] = h.pins.Maps[pin]
+	}
+	return put(c, uint32(g.Index), o.Maps[pinState], o.Maps[pinEach])
+}
+
+func (h *hooks) putListens(guards []published) error {
+	var all []destination
+	for _, g := range guards {
+		at := uint16(atSockets)
+		if len(g.Service.Interfaces) > 0 {
+			at = atInterfaces
+		}
+		for _, e := range g.Service.udp() {
+			all = append(all, destination{e.Prefix, e.Port, g.Index, at})
+		}
+	}
+	want, err := listens(all)
+	if err != nil {
+		return err
+	}
+	return syncListens(h.pins.Maps[pinListens], want)
+}
+
+// link attaches what is missing and detaches what nobody needs.
+func (h *hooks) link(guards []published) error {
+	want, err := h.places(guards)
+	if err != nil {
+		return err
+	}
+	have, err := h.pins.Links()
+	if err != nil {
+		return err
+	}
+	missing := maps.Clone(want)
+	for _, name := range have {
+		p, wanted := want[name]
+		if wanted && h.attached(name, p.at) == nil {
+			delete(missing, name)
+			continue
+		}
+		if err := h.lock.RemoveLink(hooksInstance(h.scope), name); err != nil {
+			return err
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	c, err := h.programs()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, name := range slices.Sorted(maps.Keys(missing)) {
+		p := missing[name]
+		ln, err := p.at.Attach(c.Programs[p.hook.program()])
+		if err != nil {
+			return err
+		}
+		err = h.lock.AddLink(hooksInstance(h.scope), name, ln)
+		ln.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attached says why a pinned link does not attach anything at its place.
+func (h *hooks) attached(name string, at kernel.Attachment) error {
+	ln, err := h.pins.Link(name)
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	return at.Verify(ln)
+}
+
+// upgradeHooks puts this weir's programs in place of another's, link by link; the guards' states stay.
+func upgradeHooks(l *kernel.WriteLock, scope string) error {
+	guards, err := readPublished(l.Root, scope)
+	if err != nil || len(guards) == 0 {
+		return err
+	}
+	h, err := openHooks(l, guards[0].Netns, guards[0].Inode)
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	c, err := h.programs()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	names, err := h.pins.Links()
+	if err != nil {
+		return err
+	}
+	pins := kernel.Pins{Maps: h.pins.Maps}
+	return l.Upgrade(hooksInstance(scope), kernel.Upgrade{Meta: h.meta(), Pins: pins, Keep: names,
+		Swap: func() error { return h.moveLinks(c, names) }})
+}
+
+func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
+	for _, name := range names {
+		ln, err := h.pins.Link(name)
+		if err != nil {
+			return err
+		}
+		hook := XDP
+		if name == linkCgroup {
+			hook = Cgroup
+		}
+		err = kernel.MoveLink(ln, c.Programs[hook.program()])
+		ln.Close()
+		if err != nil {
+			return fmt.Errorf("moving link %s to the new program: %w", name, err)
+		}
+		kernel.Step("guard:moved")
+	}
+	return nil
+}
+
+// Mend finishes what a killed command left half done, and removes guards whose namespace is gone.
+func Mend(l *kernel.WriteLock) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	scopes := map[string]bool{}
+	for _, i := range all {
+		scopes[i.Scope] = true
+	}
+	for scope := range scopes {
+		err := sync(l, scope)
+		if errors.Is(err, netns.ErrGone) {
+			err = removeScope(l, scope)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func removeScope(l *kernel.WriteLock, scope string) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.Scope == scope {
+			if err := l.Remove(i); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// published is a guard as its pins describe it.
+type published struct {
+	Service Service `json:"service"`
+	Netns   string  `json:"netns"` // what reopens the namespace
+	Inode   uint64  `json:"inode"`
+	Index   uint16  `json:"index"` // among the namespace's guards
+}
+
+const maxGuards = 64 // GUARD_MAX
+
+// readPublished are the guards of a namespace, in order of name.
+func readPublished(r *kernel.Root, scope string) ([]published, error) {
+	all, err := r.Instances(Name)
+	if err != nil {
+		return nil, err
+	}
+	var out []published
+	for _, i := range all {
+		if i.Scope != scope || i.Name == hooksName {
+			continue
+		}
+		p, err := readOne(r, i)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // removed meanwhile
+		} else if err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b published) int { return strings.Compare(a.Service.Name, b.Service.Name) })
+	return out, nil
+}
+
+func readOne(r *kernel.Root, i kernel.Instance) (p published, err error) {
+	meta, err := r.Meta(i)
+	if err != nil {
+		return p, err
+	}
+	if meta.ABI != ABI {
+		return p, fmt.Errorf("%s: ABI %d, and this weir knows %d: %w", i, meta.ABI, ABI, kernel.ErrABI)
+	}
+	if err := json.Unmarshal(meta.Config, &p); err != nil {
+		return p, fmt.Errorf("%s: %w", i, err)
+	}
+	return p, nil
+}
+
+// publish creates or changes a guard. What its sources have earned stays with it.
+func (t target) publish(l *kernel.WriteLock) error {
+	others, err := readPublished(l.Root, t.scope)
+	if err != nil {
+		return err
+	}
+	free := map[uint16]bool{}
+	for i := range uint16(maxGuards) {
+		free[i] = true
+	}
+	mine := -1
+	for _, o := range others {
+		delete(free, o.Index)
+		if o.Service.Name == t.Service.Name {
+			mine = int(o.Index)
+		}
+	}
+	switch {
+	case mine >= 0:
+		t.Index = uint16(mine)
+	case len(free) == 0:
+		return fmt.Errorf("the namespace has %d guards already, which is the most", maxGuards)
+	default:
+		t.Index = slices.Min(slices.Collect(maps.Keys(free)))
+	}
+	ns, err := netns.Find(t.Netns, t.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	state, each, err := t.maps(l, mine >= 0)
+	if err != nil {
+		return err
+	}
+	defer state.Close()
+	defer each.Close()
+	config, err := json.Marshal(t.published)
+	if err != nil {
+		return err
+	}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_GuardBytes), Inode: t.Inode, Created: time.Now(), Version: Version, Config: config}
+	meta.Cookie, _ = ns.Cookie()
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinState: state, pinEach: each}}
+	if err := l.Publish(guardInstance(t.scope, t.Service.Name), meta, pins); err != nil {
+		return err
+	}
+	kernel.Step("guard:published")
+	return sync(l, t.scope)
+}
+
+// maps are the guard's own: those it has, or new ones.
+func (t target) maps(l *kernel.WriteLock, has bool) (state, each *ebpf.Map, err error) {
+	if has {
+		o, err := l.Open(guardInstance(t.scope, t.Service.Name))
+		if err != nil {
+			return nil, nil, err
+		}
+		return o.Maps[pinState], o.Maps[pinEach], nil
+	}
+	if state, err = newState(t.Service.limits()); err != nil {
+		return nil, nil, err
+	}
+	if each, err = newTargets(); err != nil {
+		state.Close()
+		return nil, nil, err
+	}
+	return state, each, nil
+}
+
+// remove takes a guard away.
+func remove(l *kernel.WriteLock, scope, service string) error {
+	// First out of the programs' sight, then its pins: killed between the two, the next command does the rest.
+	if err := l.Remove(guardInstance(scope, service)); err != nil {
+		return err
+	}
+	kernel.Step("guard:removed")
+	err := sync(l, scope)
+	if errors.Is(err, netns.ErrGone) {
+		return removeScope(l, scope)
+	}
+	return err
+}

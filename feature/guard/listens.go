@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+)
+
+// destination is what a guard is for: the datagrams to a port of a prefix.
+type destination struct {
+	prefix netip.Prefix
+	port   uint16
+	guard  uint16
+	at     uint16 // the hook that decides
+}
+
+// Hooks that a destination's guard may decide at: enum guard_at.
+const (
+	atSockets    = 0
+	atInterfaces = 1
+)
+
+// maxPrefixes is GUARD_PREFIXES: of one port and family, all guards of a namespace together.
+const maxPrefixes = 8
+
+// listens is what the program looks destinations up in. Port 0 stands for every port, of later fragments, which have
+// none: they are charged to the guard whose prefix is the longest.
+func listens(all []destination) (map[guardGuardListenKey]guardGuardListen, error) {
+	sorted := slices.Clone(all)
+	slices.SortStableFunc(sorted, func(a, b destination) int { return b.prefix.Bits() - a.prefix.Bits() })
+	out := map[guardGuardListenKey]guardGuardListen{}
+	for _, d := range sorted {
+		family := uint8(4)
+		if d.prefix.Addr().Is6() {
+			family = 6
+		}
+		for _, port := range []uint16{d.port, 0} {
+			k := guardGuardListenKey{Port: networkOrder(port), Family: family}
+			l := out[k]
+			if !l.add(d) && port != 0 {
+				return nil, fmt.Errorf("port %d of IPv%d has more than %d guarded prefixes: guard a prefix that covers them", d.port, family, maxPrefixes)
+			}
+			out[k] = l
+		}
+	}
+	return out, nil
+}
+
+// add appends a destination, unless its prefix is there; false: there is no room.
+func (l *guardGuardListen) add(d destination) bool {
+	bits := d.prefix.Bits()
+	if d.prefix.Addr().Is4() {
+		bits += 96
+	}
+	address := d.prefix.Masked().Addr().As16()
+	for i := range l.Count {
+		if l.Prefix[i].Address == address && l.Prefix[i].Bits == uint32(bits) {
+			return true
+		}
+	}
+	if l.Count == maxPrefixes {
+		return false
+	}
+	p := &l.Prefix[l.Count]
+	p.Address, p.Bits, p.Guard, p.At = address, uint32(bits), d.guard, d.at
+	l.Count++
+	return true
+}
+
+// networkOrder is a port as it lies in a packet.
+func networkOrder(port uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], port)
+	return *(*uint16)(unsafe.Pointer(&b))
+}
+
+// syncListens makes the map hold exactly want. Entries that change are replaced one by one: a packet finds an entry as
+// it was or as it will be.
+func syncListens(m *ebpf.Map, want map[guardGuardListenKey]guardGuardListen) error {
+	for k, v := range want {
+		if err := m.Put(k, v); err != nil {
+			return fmt.Errorf("guarding port %d: %w", networkOrder(k.Port), err)
+		}
+	}
+	var have []guardGuardListenKey
+	var k guardGuardListenKey
+	var v guardGuardListen
+	it := m.Iterate()
+	for it.Next(&k, &v) {
+		have = append(have, k)
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("reading what is guarded: %w", err)
+	}
+	for _, k := range have {
+		if _, ok := want[k]; ok {
+			continue
+		}
+		if err := m.Delete(k); err != nil {
+			return fmt.Errorf("guarding port %d no more: %w", networkOrder(k.Port), err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Which patterns send far more than others: decaying rates in a count-min sketch. */
+#ifndef WEIR_GUARD_PATTERN_H
+#define WEIR_GUARD_PATTERN_H
+
+#define GUARD_WINDOW 19 /* rates decay over 2^19 units of 2^8 ns: 134 ms */
+#define GUARD_RATE   8	/* fraction bits of a rate */
+/* What one packet adds to a rate. */
+#define GUARD_PACKET ((__u32)((1000000000ULL << GUARD_RATE) >> (GUARD_WINDOW + 8)))
+
+static __always_inline __u32 guard_decayed(const struct guard_cell *c, __u32 at)
+{
+	__s32 elapsed = at - c->at;
+
+	if (elapsed < 0)
+		elapsed = 0;
+	if (elapsed >= 1 << GUARD_WINDOW)
+		return 0;
+	return c->rate - (__u32)(((__u64)c->rate * (__u32)elapsed) >> GUARD_WINDOW);
+}
+
+/*
+ * guard_heavy adds packets to the rate of a pattern, and says whether that is heavy: above the limit
+ * and eight times that of its neighbours. With millions of random keys every cell is high, and that is
+ * not a pattern. Cells are written plainly: a lost update never matters, and one far above the limit is
+ * not written again within a sixteenth of the window, so that a flood's CPUs do not fight for it.
+ */
+int guard_heavy(struct guard_sketch *s, __u64 key, __u32 at, __u32 limit, __u32 packets)
+{
+	struct guard_cell *a, *b;
+	__u32 i = (key >> 16) & (GUARD_COLUMNS - 1), j = (key >> 40) & (GUARD_COLUMNS - 1);
+	__u32 x, y, m, n, rate;
+
+	if (!s)
+		return 0;
+	a = &s->cell[0][i];
+	b = &s->cell[1][j];
+	x = guard_decayed(a, at);
+	y = guard_decayed(b, at);
+	m = guard_decayed(&s->cell[0][(i + 1) & (GUARD_COLUMNS - 1)], at);
+	n = guard_decayed(&s->cell[1][(j + 1) & (GUARD_COLUMNS - 1)], at);
+	rate = (x < y ? x : y) + GUARD_PACKET * packets;
+	if (n < m)
+		m = n;
+	if ((rate >> 2) > limit && (rate >> 4) > m && at - a->at < 1 << (GUARD_WINDOW - 4) &&
+	    at - b->at < 1 << (GUARD_WINDOW - 4))
+		return 1;
+	/* Conservative update: neither row is raised above what the key can have. */
+	a->rate = x < rate ? rate : x;
+	a->at = at;
+	b->rate = y < rate ? rate : y;
+	b->at = at;
+	return rate > limit && (rate >> 3) > m;
+}
+
+#endif

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"encoding/binary"
+
+	"math"
+	"net/netip"
+	"slices"
+)
+
+// levels are enum guard_level, in its order, with the length of the prefix of an IPv4 and of an IPv6 source.
+var levels = []struct {
+	name string
+	bits [2]int
+}{{"host", [2]int{32, 128}}, {"net", [2]int{24, 64}}, {"wide", [2]int{16, 48}}, {"port", [2]int{}}, {"destination", [2]int{}}}
+
+const (
+	topShift = 33 // GUARD_TOP_SHIFT
+	topOne   = 16 // weight of one packet
+
+	// topSpan turns a weight in packets into a rate: halved every 2^33 ns, a steady rate is worth what comes in
+	// 2^33 ns / ln 2, on average over the time between two halvings.
+	topSpan = (1 << topShift) / 1e9 / math.Ln2
+	// topLeast is the rate, in packets per second, below which chance says more than traffic.
+	topLeast = 4
+	shown    = 5 // patterns of a level
+)
+
+// top are the heaviest patterns of each level, the widest level first.
+func (s *guardGuardState) top(now uint64) []Pattern {
+	var out []Pattern
+	for level := range s.Top {
+		var some []Pattern
+		for i := range s.Top[level].Entry {
+			for _, e := range s.Top[level].Entry[i] {
+				if p, ok := s.pattern(level, i, e, uint32(now>>topShift)); ok {
+					some = append(some, p)
+				}
+			}
+		}
+		slices.SortFunc(some, func(a, b Pattern) int {
+			if a.PPS != b.PPS {
+				if a.PPS > b.PPS {
+					return -1
+				}
+				return 1
+			}
+			return compare(a, b)
+		})
+		out = append(out, some[:min(len(some), shown)]...)
+	}
+	return out
+}
+
+func compare(a, b Pattern) int {
+	if a.Prefix != b.Prefix {
+		if a.Prefix < b.Prefix {
+			return -1
+		}
+		return 1
+	}
+	return int(a.Port) - int(b.Port)
+}
+
+// pattern reads an entry of a level's set. Entries are written without a lock: one whose check does not fit its key was
+// torn by two CPUs, and is left out.
+func (s *guardGuardState) pattern(level, set int, e guardGuardTopEntry, now uint32) (Pattern, bool) {
+	age := now - e.At
+	if e.Weight == 0 || age > 31 {
+		return Pattern{}, false
+	}
+	hash := s.topHash(level, e)
+	if uint16(hash>>48) != e.Check || int(hash%uint64(len(s.Top[level].Entry))) != set {
+		return Pattern{}, false
+	}
+	p := Pattern{Level: levels[level].name, PPS: float64(e.Weight>>age) / topOne / topSpan}
+	address := netip.AddrFrom16(e.Address)
+	switch p.Level {
+	case "port":
+		p.Port = networkOrder(e.Port)
+	case "destination":
+		p.Prefix = netip.AddrPortFrom(address.Unmap(), networkOrder(e.Port)).String()
+	default:
+		bits := levels[level].bits[1]
+		if address.Is4In6() {
+			address, bits = address.Unmap(), levels[level].bits[0]
+		}
+		p.Prefix = netip.PrefixFrom(address, bits).String()
+	}
+	return p, p.PPS >= topLeast
+}
+
+// topHash is the hash of guard_file.
+func (s *guardGuardState) topHash(level int, e guardGuardTopEntry) uint64 {
+	seed := s.Control.Seed[0] + uint64(level)
+	hi, lo := binary.NativeEndian.Uint64(e.Address[:]), binary.NativeEndian.Uint64(e.Address[8:])
+	return mix(mix(hi^seed) ^ lo ^ uint64(e.Port))
+}
+
+// mix is guard_mix.
+func mix(x uint64) uint64 {
+	x ^= x >> 32
+	x *= 0xd6e8feb86659fd93
+	x ^= x >> 32
+	x *= 0xd6e8feb86659fd93
+	return x ^ x>>32
+}
+
+// check that the two sides agree on how many levels there are.
+var _ = [1]struct{}{}[len(guardGuardState{}.Top)-5]

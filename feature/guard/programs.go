@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// Hook is where a guard decides.
+type Hook int
+
+// Hooks. All of them decide alike.
+const (
+	Socket Hook = iota // one socket's own filter
+	Cgroup             // whatever sockets of a cgroup are about to get
+	XDP                // what comes in on an interface
+)
+
+func (h Hook) String() string { return [...]string{"socket", "cgroup", "xdp"}[h] }
+
+func (h Hook) program() string {
+	return [...]string{guardProgGuardSocket, guardProgGuardCgroup, guardProgGuardXdp}[h]
+}
+
+// constants are what a program is loaded with.
+type constants struct {
+	netns      uint64 // cookie of the namespace whose services the cgroup program guards; 0: it cannot tell
+	clockGiven bool   // tests give the time
+}
+
+// load loads the programs of some hooks, over maps that exist already.
+func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Collection, error) {
+	spec, err := loadGuard()
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables[guardVarGuardNetns].Set(c.netns); err != nil {
+		return nil, err
+	}
+	if c.clockGiven {
+		if err := spec.Variables[guardVarGuardClockGiven].Set(uint32(1)); err != nil {
+			return nil, err
+		}
+	}
+	var names []string
+	for _, h := range hooks {
+		names = append(names, h.program())
+	}
+	return kernel.Load(spec, names, share)
+}
+
+// put makes a guard's maps the i-th of those that programs find. each may be nil.
+func put(c *kernel.Collection, i uint32, state, each *ebpf.Map) error {
+	if err := c.Maps[guardMapGuardStates].Put(i, state); err != nil {
+		return fmt.Errorf("putting a guard in place: %w", err)
+	}
+	if each == nil {
+		return nil
+	}
+	if err := c.Maps[guardMapGuardTargets].Put(i, each); err != nil {
+		return fmt.Errorf("putting a guard's destinations in place: %w", err)
+	}
+	return nil
+}
+
+// newTargets makes the map of a guard's destinations.
+func newTargets() (*ebpf.Map, error) {
+	spec, err := loadGuard()
+	if err != nil {
+		return nil, err
+	}
+	return ebpf.NewMap(spec.Maps[guardMapGuardEach])
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"net/netip"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// Simulation is a guard that nothing is attached to: it is given packets with their times, and runs the very program
+// that a hook runs. What it decides is the same every time, but for the guard's secret seed.
+type Simulation struct {
+	hook    Hook
+	c       *kernel.Collection
+	state   *state
+	maps    []*ebpf.Map
+	clock   *uint64
+	memory  []byte
+	options ebpf.RunOptions
+}
+
+// Simulate makes a guard of one destination, which does not matter at hook Socket. With realClock it goes by the
+// kernel's clock, and not by the times that it is given.
+func Simulate(h Hook, l Limits, to netip.AddrPort, realClock bool) (_ *Simulation, err error) {
+	s := &Simulation{hook: h}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if s.c, err = load(constants{clockGiven: !realClock}, nil, h); err != nil {
+		return nil, err
+	}
+	m, err := newState(l)
+	if err != nil {
+		return nil, err
+	}
+	s.maps = append(s.maps, m)
+	if s.state, err = openState(m); err != nil {
+		return nil, err
+	}
+	each, err := newTargets()
+	if err != nil {
+		return nil, err
+	}
+	s.maps = append(s.maps, each)
+	if err := put(s.c, 0, m, each); err != nil {
+		return nil, err
+	}
+	if h != Socket {
+		d := destination{prefix: netip.PrefixFrom(to.Addr(), to.Addr().BitLen()), port: to.Port()}
+		if h == XDP {
+			d.at = atInterfaces
+		}
+		want, err := listens([]destination{d})
+		if err != nil {
+			return nil, err
+		}
+		if err := syncListens(s.c.Maps[guardMapGuardListens], want); err != nil {
+			return nil, err
+		}
+	}
+	data := s.c.Maps[".bss"]
+	if s.memory, err = unix.Mmap(data.FD(), 0, int(data.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return nil, err
+	}
+	s.clock = (*uint64)(unsafe.Pointer(&s.memory[0]))
+	return s, nil
+}
+
+// Passes decides a packet, an Ethernet frame, at a time in nanoseconds: not 0, nor before the packet before it. Frames
+// that are too short for the kernel to run the program over are an error.
+func (s *Simulation) Passes(at uint64, frame []byte) (bool, error) {
+	*s.clock = at
+	s.options.Data = frame
+	verdict, err := s.c.Programs[s.hook.program()].Run(&s.options)
+	if s.hook == XDP {
+		return verdict == 2, err // XDP_PASS
+	}
+	return verdict != 0, err
+}
+
+// SetLimits changes the limits at once.
+func (s *Simulation) SetLimits(l Limits) { s.state.setLimits(l) }
+
+// Seed makes the guard's decisions the same in every run.
+func (s *Simulation) Seed(a, b uint64) { s.state.Control.Seed = [2]uint64{a, b} }
+
+// Counts is what the guard has seen, as of a time of its clock.
+func (s *Simulation) Counts(at uint64) Counts { return s.state.read(at) }
+
+// Spent is how many packets the total has recorded, ahead of a time of its clock.
+func (s *Simulation) Spent(at uint64) int {
+	return int((s.state.Total.Debt - at<<tickShift) / s.state.limits().Interval)
+}
+
+// Counted is the count of the source that sent most in its epoch.
+func (s *Simulation) Counted() int {
+	most := uint64(0)
+	for _, b := range s.state.Sources {
+		for _, w := range b.Source {
+			most = max(most, w&4095)
+		}
+	}
+	return int(most)
+}
+
+// Program is what is run, to be measured.
+func (s *Simulation) Program() *ebpf.Program { return s.c.Programs[s.hook.program()] }
+
+// Close ends it.
+func (s *Simulation) Close() {
+	if s.memory != nil {
+		_ = unix.Munmap(s.memory)
+	}
+	if s.state != nil {
+		s.state.close()
+	}
+	for _, m := range s.maps {
+		m.Close()
+	}
+	if s.c != nil {
+		s.c.Close()
+	}
+}

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What a source has earned: its word, and how it changes from epoch to epoch. */
+#ifndef WEIR_GUARD_SOURCE_H
+#define WEIR_GUARD_SOURCE_H
+
+#define GUARD_IDLE	56 /* epochs, 120 s, after which a silent source loses its reservation */
+#define GUARD_NEED_CALM 3  /* epochs of behaving that earn a reservation */
+#define GUARD_NEED_HOT	4  /* the same under attack */
+#define GUARD_BAD	15 /* score of who exceeded its share when it was last seen */
+#define GUARD_GRANTED	14 /* score of who has a reservation: what it has shown */
+#define GUARD_MAX_SCORE 13
+#define GUARD_MAX_COUNT 4000 /* below 2^12, with room for CPUs that add at the same time */
+#define GUARD_EXCEEDED	4095 /* count of who has sent too much, whatever calm becomes */
+
+#define SOURCE_PRINT(w)	   ((__u32)((w) >> 40))
+#define SOURCE_EPOCH(w)	   ((__u32)((w) >> 28) & 4095)
+#define SOURCE_SCORE(w)	   ((__u32)((w) >> 24) & 15)
+#define SOURCE_SHOWN(w)	   ((__u32)((w) >> 12) & 4095)
+#define SOURCE_RESERVED(w) (SOURCE_SCORE(w) == GUARD_GRANTED ? SOURCE_SHOWN(w) : 0)
+#define SOURCE_COUNT(w)	   ((__u32)(w)&4095)
+
+static __always_inline __u64 source_word(__u32 print, __u32 epoch, __u32 score, __u32 shown,
+					 __u32 count)
+{
+	return (__u64)print << 40 | (__u64)(epoch & 4095) << 28 | (__u64)score << 24 |
+	       (__u64)shown << 12 | count;
+}
+
+/* guard_limits_of is the form of the limits that is in force. */
+static __always_inline const struct guard_limits *guard_limits_of(struct guard_state *s)
+{
+	return &s->control.limits[guard_read(s->control.active) & 1];
+}
+
+/* source_age is how many epochs ago the word was written. */
+static __always_inline __u32 source_age(__u64 w, __u32 epoch)
+{
+	return (epoch - SOURCE_EPOCH(w)) & 4095;
+}
+
+/* guard_reserve keeps the sum of reservations; whoever has swapped a word calls it with the difference. */
+static __always_inline void guard_reserve(struct guard_total *t, __s32 packets, __s32 holders)
+{
+	if (packets)
+		__sync_fetch_and_add(&t->reserved, (__u32)packets);
+	if (holders)
+		__sync_fetch_and_add(&t->holders, (__u32)holders);
+}
+
+/* guard_calm is how many packets an epoch a source may send and still be behaving. */
+static __always_inline __u32 guard_calm(const struct guard_total *t, const struct guard_limits *l,
+					int hot)
+{
+	__u32 calm = hot ? t->calm : l->per_epoch >> 3;
+
+	if (calm < 4)
+		calm = 4;
+	return calm > GUARD_MAX_COUNT ? GUARD_MAX_COUNT : calm;
+}
+
+/*
+ * guard_room says whether reservations may grow by so much, for a source that then has want: at most
+ * 5/8 of the limit is reserved, under attack 3/4, and by sources above twice the fair share no more
+ * than 3/8, so that a few large ones never keep out the many small.
+ */
+static __always_inline int guard_room(const struct guard_total *t, const struct guard_limits *l,
+				      int hot, __u32 grow, __u32 want)
+{
+	__u32 eighth = l->per_epoch >> 3, room = hot ? (l->per_epoch >> 2) * 3 : eighth * 5;
+
+	if (want > 2 * t->fair)
+		room = eighth * 3;
+	return t->reserved + grow <= room;
+}
+
+/* source_earns says whether a source of so many good epochs gets what it has shown reserved. */
+static __always_inline int source_earns(struct guard_total *t, const struct guard_limits *l,
+					__u32 score, __u32 shown, int hot)
+{
+	return score >= (hot ? GUARD_NEED_HOT : GUARD_NEED_CALM) &&
+	       guard_room(t, l, hot, shown, shown);
+}
+
+/* source_adjust has a reservation follow what the source sends: slowly down, and under attack slowly up. */
+static __always_inline __u32 source_adjust(struct guard_total *t, const struct guard_limits *l,
+					   __u64 w, __u32 epoch, int hot)
+{
+	__u32 reserved = SOURCE_SHOWN(w), count = SOURCE_COUNT(w), calm = guard_calm(t, l, hot),
+	      want;
+
+	if (count <= reserved)
+		return reserved -
+		       (reserved > 1 && count < reserved && ((epoch ^ SOURCE_PRINT(w)) & 7) == 0);
+	want = count > calm ? calm : count;
+	if (hot && want > t->fair)
+		want = t->fair;
+	if (hot && want > reserved + 1)
+		want = reserved + 1;
+	if (want > reserved && guard_room(t, l, hot, want - reserved, want))
+		return want;
+	return reserved;
+}
+
+/*
+ * source_turn brings a word into the current epoch, with this packet as its first. The caller swaps it
+ * in and, if that succeeds, adds what it changed to the sum of reservations. It is a function of its
+ * own, as are all that few packets need: the verifier walks each of them once, and not behind every
+ * path that leads to it.
+ */
+__u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot)
+{
+	__u32 shown = SOURCE_SHOWN(w), score = SOURCE_SCORE(w), count = SOURCE_COUNT(w);
+	__u32 age = source_age(w, epoch);
+	const struct guard_limits *l;
+	struct guard_total *t;
+
+	if (!s)
+		return w;
+	t = &s->total;
+	l = guard_limits_of(s);
+	if (age > GUARD_IDLE) {
+		score = 0;
+		shown = 0;
+	} else if (score == GUARD_GRANTED) {
+		if (age == 1)
+			__sync_fetch_and_add(&t->behaved, 1);
+		shown = source_adjust(t, l, w, epoch, hot);
+	} else if (count > guard_calm(t, l, hot)) {
+		score = GUARD_BAD;
+		shown = 0;
+	} else if (score == GUARD_BAD) {
+		score = 1;
+		shown = 1;
+	} else {
+		if (score && age == 1)
+			__sync_fetch_and_add(&t->behaved, 1);
+		if (score < GUARD_MAX_SCORE)
+			score++;
+		/* Up at once, down by halves; under attack nobody shows more than the fair share. */
+		shown = count >= shown ? count : shown - ((shown - count) >> 1);
+		if (hot && shown > t->fair)
+			shown = t->fair;
+		if (!shown)
+			shown = 1;
+		if (source_earns(t, l, score, shown, hot))
+			score = GUARD_GRANTED;
+	}
+	return source_word(SOURCE_PRINT(w), epoch, score, shown, 1);
+}
+
+/* guard_epoch works out the fair share, once an epoch: the only divisions are here. */
+int guard_epoch(struct guard_state *s, __u32 epoch)
+{
+	__u32 was, fair, calm, mean, behaved, holders;
+	const struct guard_limits *l;
+	struct guard_total *t;
+
+	if (!s)
+		return 0;
+	t = &s->total;
+	l = guard_limits_of(s);
+	was = t->epoch;
+	if ((was == epoch && t->ready) || guard_cas(&t->epoch, was, epoch) != was)
+		return 0;
+	behaved = __sync_fetch_and_and(&t->behaved, 0);
+	holders = t->holders;
+	fair = l->per_epoch / (behaved ? behaved : 1);
+	if (!fair)
+		fair = 1;
+	mean = holders ? 2 * t->reserved / holders + 2 : 0;
+	calm = fair * 2;
+	if (calm < mean)
+		calm = mean;
+	if (calm < l->per_epoch >> 8)
+		calm = l->per_epoch >> 8;
+	if (calm < 4)
+		calm = 4;
+	if (calm > l->per_epoch >> 3 && l->per_epoch >> 3 > 4)
+		calm = l->per_epoch >> 3;
+	t->fair = fair;
+	t->calm = calm;
+	t->ready = 1;
+	return 0;
+}
+
+/* guard_expire takes back, in one bucket, the reservations of the silent. */
+static __always_inline void guard_expire(struct guard_total *t, struct guard_bucket *b, __u32 epoch)
+{
+	for (int i = 0; i < GUARD_WAYS; i++) {
+		__u64 w = b->source[i];
+
+		/* A source's own epoch may be one ahead. */
+		if (SOURCE_RESERVED(w) && source_age(w, epoch + 1) > GUARD_IDLE &&
+		    guard_cas(&b->source[i], w, 0) == w)
+			guard_reserve(t, -(__s32)SOURCE_RESERVED(w), -1);
+	}
+}
+
+/* guard_replace puts a word in place of the source that its bucket misses least. */
+static __always_inline void guard_replace(struct guard_total *t, struct guard_bucket *b, __u64 word,
+					  __u32 epoch, __u32 random)
+{
+	__u32 best = 0;
+	int victim = -1;
+	__u64 *p, w;
+
+	for (int i = 0; i < GUARD_WAYS; i++) {
+		__u64 x = b->source[i];
+		__u32 age = source_age(x, epoch + 1);
+		__u32 rank = x ? age * 16 + 16 - SOURCE_SCORE(x) : 1 << 20;
+
+		if (!SOURCE_SCORE(x) && SOURCE_COUNT(x) <= 1)
+			rank += 1 << 17;
+		rank = rank * 8 + ((i + random) & 7); /* of equals, any */
+		if (SOURCE_RESERVED(x) && age <= GUARD_IDLE)
+			rank = 0;
+		if (rank > best) {
+			best = rank;
+			victim = i;
+		}
+	}
+	if (victim < 0)
+		return;
+	p = &b->source[victim & (GUARD_WAYS - 1)];
+	w = guard_read(*p);
+	if (guard_cas(p, w, word) == w && SOURCE_RESERVED(w))
+		guard_reserve(t, -(__s32)SOURCE_RESERVED(w), -1);
+}
+
+/*
+ * guard_remember takes a source into its bucket that was never seen, or forgotten: who was seen once
+ * goes first, then the longest silent; a live reservation is never taken away. It clears one other
+ * bucket of the silent, so that all are visited in time.
+ */
+int guard_remember(struct guard_state *s, __u32 bucket, __u64 word, __u32 epoch, __u32 random)
+{
+	__u32 next;
+
+	if (!s)
+		return 0;
+	guard_replace(&s->total, &s->sources[bucket & (GUARD_BUCKETS - 1)], word, epoch, random);
+	next = __sync_fetch_and_add(&s->total.sweep, 1) & (GUARD_BUCKETS - 1);
+	guard_expire(&s->total, &s->sources[next], epoch);
+	return 0;
+}
+
+#endif

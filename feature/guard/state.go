@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// ABI is the version of the layout of a guard's state: guard.h.
+const ABI = 1
+
+// ErrLayout says that a map is not the state of a guard of this version.
+var ErrLayout = errors.New("not the state of a guard of this version")
+
+// state is a guard's state, mapped: what the programs read and write.
+type state struct {
+	*guardGuardState
+	memory []byte
+}
+
+const stateBytes = int(unsafe.Sizeof(guardGuardState{}))
+
+// newState makes the state of a new guard. Its seed is drawn here and stays with it: whoever knew it could choose
+// addresses that collide.
+func newState(l Limits) (*ebpf.Map, error) {
+	spec, err := loadGuard()
+	if err != nil {
+		return nil, err
+	}
+	m, err := ebpf.NewMap(spec.Maps[guardMapGuardOne])
+	if err != nil {
+		return nil, err
+	}
+	s, err := openState(m)
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	defer s.close()
+	var seed [16]byte
+	if _, err := rand.Read(seed[:]); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("drawing a guard's seed: %w", err)
+	}
+	s.Control.Seed[0] = binary.NativeEndian.Uint64(seed[:])
+	s.Control.Seed[1] = binary.NativeEndian.Uint64(seed[8:])
+	s.Control.Version = ABI
+	s.Total.Hot = never
+	s.setLimits(l)
+	return m, nil
+}
+
+// never is an epoch long before the first: nothing has been refused yet.
+const never = ^uint32(7)
+
+// openState maps a guard's state for writing; close it.
+func openState(m *ebpf.Map) (*state, error) {
+	if m.Type() != ebpf.Array || int(m.ValueSize()) != stateBytes || m.MaxEntries() != 1 {
+		return nil, fmt.Errorf("map %s: %w", m, ErrLayout)
+	}
+	return mapState(m.FD())
+}
+
+// mapState maps the state behind a descriptor, which takes no right but the descriptor.
+func mapState(fd int) (*state, error) {
+	memory, err := unix.Mmap(fd, 0, stateBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mapping a guard's state: %w", err)
+	}
+	return &state{(*guardGuardState)(unsafe.Pointer(&memory[0])), memory}, nil
+}
+
+// readState copies a guard's state, which whoever may read the map can.
+func readState(m *ebpf.Map) (*guardGuardState, error) {
+	if m.Type() != ebpf.Array || int(m.ValueSize()) != stateBytes {
+		return nil, fmt.Errorf("map %s: %w", m, ErrLayout)
+	}
+	s := &guardGuardState{}
+	if err := m.Lookup(uint32(0), unsafe.Slice((*byte)(unsafe.Pointer(s)), stateBytes)); err != nil {
+		return nil, fmt.Errorf("reading a guard's state: %w", err)
+	}
+	if s.Control.Version != ABI {
+		return nil, fmt.Errorf("version %d: %w, which reads %d", s.Control.Version, ErrLayout, ABI)
+	}
+	return s, nil
+}
+
+func (s *state) close() { _ = unix.Munmap(s.memory) }
+
+// setLimits puts limits in force at once: a packet meets the old ones or the new ones.
+func (s *state) setLimits(l Limits) {
+	next := 1 - s.Control.Active&1
+	s.Control.Limits[next] = l.layout()
+	atomic.StoreUint32(&s.Control.Active, next)
+}
+
+// limits are those in force.
+func (s *guardGuardState) limits() guardGuardLimits { return s.Control.Limits[s.Control.Active&1] }

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// State is what the pins say of guards on this host.
+type State struct {
+	Guards []GuardState `json:"guards"`
+
+	outdated []string // scopes whose programs are another weir's
+}
+
+// GuardState is one guard.
+type GuardState struct {
+	Service string   `json:"service"`
+	Netns   string   `json:"netns"`
+	Listen  []string `json:"listen"`
+	At      string   `json:"at"`             // where it decides
+	Limit   Limit    `json:"limit,omitzero"` // packets per second
+	Each    Limit    `json:"each,omitzero"`  // of each destination
+	DryRun  bool     `json:"dry_run"`        // what is refused passes all the same
+	Problem string   `json:"problem,omitempty"`
+	Counts
+
+	Destinations []Destination `json:"destinations,omitempty"` // those that were refused most, of a guard with a limit for each
+
+	scope string
+	pub   published
+}
+
+// Counts is what a guard has seen and whom it knows.
+type Counts struct {
+	Passed      uint64          `json:"passed"`       // packets
+	Refused     uint64          `json:"refused"`      // packets; under dry_run they passed
+	Malformed   uint64          `json:"malformed"`    // of the refused, packets whose headers cannot be read to their end
+	Tiers       map[string]Tier `json:"tiers"`        // by what their sources have earned
+	UnderAttack bool            `json:"under_attack"` // something was refused in the last few seconds
+	Reserved    float64         `json:"reserved"`     // packets per second that known sources have reserved
+	Holders     uint32          `json:"holders"`      // sources with a reservation
+	Top         []Pattern       `json:"top,omitempty"`
+}
+
+// Tier is what became of the packets of one tier.
+type Tier struct {
+	Passed  uint64 `json:"passed"`
+	Refused uint64 `json:"refused"`
+}
+
+// tiers are enum guard_tier, in its order.
+var tiers = []string{"reserved", "earned", "above", "seen", "fresh", "heavy"}
+
+const (
+	verdictMalformed = 6
+	verdictUnlimited = 7
+)
+
+// Pattern is what many refused packets have in common.
+type Pattern struct {
+	Level  string  `json:"level"`            // host, net, wide, port or destination
+	Prefix string  `json:"prefix,omitempty"` // of the source; the destination's address and port
+	Port   uint16  `json:"port,omitempty"`   // the source port
+	PPS    float64 `json:"pps"`              // refused packets per second, about, over the last 20 seconds or so
+}
+
+// String is the pattern as people read it.
+func (p Pattern) String() string {
+	switch p.Level {
+	case "port":
+		return fmt.Sprintf("source port %d", p.Port)
+	case "destination":
+		return "to " + p.Prefix
+	}
+	return "from " + p.Prefix
+}
+
+// Destination is one address and port of a guard that limits each.
+type Destination struct {
+	Address netip.AddrPort `json:"address"`
+	Passed  uint64         `json:"passed"`
+	Refused uint64         `json:"refused"`
+}
+
+// ReadState reads the guards from their pins alone.
+func ReadState(_ context.Context, r *kernel.Root) (State, error) {
+	var st State
+	all, err := r.Instances(Name)
+	if err != nil {
+		return st, err
+	}
+	hash := kernel.ObjectHash(_GuardBytes)
+	for _, i := range all {
+		if i.Name == hooksName {
+			meta, err := r.Meta(i)
+			if err == nil && meta.Object != hash {
+				st.outdated = append(st.outdated, i.Scope)
+			} else if err != nil && !errors.Is(err, kernel.ErrNotExist) {
+				return st, err
+			}
+			continue
+		}
+		g, err := readGuard(r, i)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // removed meanwhile
+		} else if err != nil {
+			return st, err
+		}
+		st.Guards = append(st.Guards, g)
+	}
+	slices.SortFunc(st.Guards, func(a, b GuardState) int { return strings.Compare(a.Service+a.scope, b.Service+b.scope) })
+	return st, nil
+}
+
+func readGuard(r *kernel.Root, i kernel.Instance) (g GuardState, err error) {
+	p, err := readOne(r, i)
+	if err != nil {
+		return g, err
+	}
+	o, err := r.Open(i)
+	if err != nil {
+		return g, err
+	}
+	defer o.Close()
+	s, err := readState(o.Maps[pinState])
+	if err != nil {
+		return g, fmt.Errorf("%s: %w", i, err)
+	}
+	g = GuardState{Service: p.Service.Name, Netns: p.Netns, At: p.Service.place(), Limit: p.Service.Limit, Each: p.Service.Each,
+		DryRun: p.Service.DryRun, Counts: s.read(monotonic()), scope: i.Scope, pub: p}
+	for _, l := range p.Service.Listen {
+		if l.Proto == unix.IPPROTO_UDP {
+			g.Listen = append(g.Listen, l.String())
+		}
+	}
+	if p.Service.Each != 0 {
+		if g.Destinations, err = readTargets(o.Maps[pinEach]); err != nil {
+			return g, err
+		}
+	}
+	g.Problem = problem(r, p, i.Scope, s)
+	return g, nil
+}
+
+// problem says what keeps a guard from doing what it is for.
+func problem(r *kernel.Root, p published, scope string, s *guardGuardState) string {
+	o, err := r.Open(hooksInstance(scope), pinListens)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return "nothing is attached: weir apply mends it"
+	} else if err != nil {
+		return err.Error()
+	}
+	defer o.Close()
+	links, err := o.Links()
+	switch {
+	case err != nil:
+		return err.Error()
+	case s.limits() != p.Service.limits().layout():
+		return "its limits are not in force: weir apply mends it"
+	case len(p.Service.Interfaces) == 0 && !slices.Contains(links, linkCgroup):
+		return "it is not attached to the sockets: weir apply mends it"
+	}
+	ns, err := netns.Find(p.Netns, p.Inode)
+	if err != nil {
+		return "" // only root can look
+	}
+	defer ns.Close()
+	var missing []string
+	_ = ns.Do(func() error {
+		for _, name := range p.Service.Interfaces {
+			if index, err := ifindexOf(name); err != nil || !slices.Contains(links, fmt.Sprint(linkXDP, index)) {
+				missing = append(missing, name)
+			}
+		}
+		return nil
+	})
+	if len(missing) > 0 {
+		return "not attached at " + strings.Join(missing, ", ") + ": weir apply attaches it once the interface is there"
+	}
+	return ""
+}
+
+// differences says in words what would change about a published guard; "" if nothing would.
+func (g GuardState) differences(t target) string {
+	var out []string
+	have, want := g.pub.Service, t.Service
+	add := func(what, a, b string) {
+		if a != b {
+			out = append(out, what+" "+a+" → "+b)
+		}
+	}
+	add("limit", have.Limit.String(), want.Limit.String())
+	add("each", have.Each.String(), want.Each.String())
+	add("dry_run", fmt.Sprint(have.DryRun), fmt.Sprint(want.DryRun))
+	add("at", have.place(), want.place())
+	add("listen", fmt.Sprint(have.udp()), fmt.Sprint(want.udp()))
+	add("netns", g.pub.Netns, t.Netns)
+	if len(out) == 0 && g.Problem != "" && !strings.HasPrefix(g.Problem, "not attached at ") {
+		out = append(out, g.Problem)
+	}
+	return strings.Join(out, "; ")
+}
+
+// monotonic is CLOCK_MONOTONIC in ns: what the programs reckon in.
+func monotonic() uint64 {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
+		return 0
+	}
+	return uint64(t.Nano())
+}
+
+// read adds the counters up, as of a time.
+func (s *guardGuardState) read(now uint64) Counts {
+	c := Counts{Tiers: map[string]Tier{}, Holders: s.Total.Holders,
+		Reserved:    float64(s.Total.Reserved) * 1e9 / (1 << epochShift),
+		UnderAttack: uint32(now>>epochShift)-s.Total.Hot <= 2}
+	var sum [8][2]uint64
+	for _, cpu := range s.Counters {
+		for v := range sum {
+			sum[v][0] += cpu.Verdict[v][0]
+			sum[v][1] += cpu.Verdict[v][1]
+		}
+	}
+	for v, n := range sum {
+		c.Passed += n[0]
+		c.Refused += n[1]
+		if v < len(tiers) {
+			c.Tiers[tiers[v]] = Tier{n[0], n[1]}
+		}
+	}
+	c.Malformed = sum[verdictMalformed][1]
+	c.Top = s.top(now)
+	return c
+}
+
+// readTargets are the destinations that were refused most.
+func readTargets(m *ebpf.Map) ([]Destination, error) {
+	var out []Destination
+	var k guardGuardTargetKey
+	var v guardGuardTarget
+	it := m.Iterate()
+	for it.Next(&k, &v) {
+		a := netip.AddrFrom16(k.Address).Unmap()
+		out = append(out, Destination{netip.AddrPortFrom(a, networkOrder(k.Port)), v.Passed, v.Refused})
+	}
+	if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return nil, fmt.Errorf("reading destinations: %w", err)
+	}
+	slices.SortFunc(out, func(a, b Destination) int {
+		if a.Refused != b.Refused {
+			return int(min(b.Refused, 1<<62)) - int(min(a.Refused, 1<<62))
+		}
+		return a.Address.Compare(b.Address)
+	})
+	return out[:min(len(out), shownDestinations)], nil
+}
+
+const shownDestinations = 10
