@@ -36,20 +36,6 @@ func newExperiment(t *testing.T, p plan) *experiment {
 	return &experiment{plan: p, env: e, result: lab.NewResult("guard", lab.Smoke, 1), ours: ours, judged: []*side{ours, &theirs}}
 }
 
-// all but these are left out.
-func only(names ...string) (without []string) {
-	for _, s := range scenario.All() {
-		keep := false
-		for _, n := range names {
-			keep = keep || n == s.Name
-		}
-		if !keep {
-			without = append(without, s.Name)
-		}
-	}
-	return without
-}
-
 func between(t *testing.T, x *experiment, metric string, low, high float64) {
 	t.Helper()
 	if v, ok := x.result.Metrics[metric]; !ok || v < low || v > high {
@@ -59,7 +45,7 @@ func between(t *testing.T, x *experiment, metric string, low, high float64) {
 
 // The metrics of a limiter that fails are those of its worst scenario and seed, and a note says which.
 func TestJudgeFindsFailure(t *testing.T) {
-	x := newExperiment(t, plan{hurry: true, seeds: 2, without: only("single_flow", "sources_2000x25", "cold_spoofed")})
+	x := newExperiment(t, plan{hurry: true, seeds: 2, only: []string{"single_flow", "sources_2000x25", "cold_spoofed"}})
 	if err := x.judge(t.Context()); err != nil {
 		t.Fatal(err)
 	}

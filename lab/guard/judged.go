@@ -33,7 +33,7 @@ type job struct {
 func (x *experiment) scenarios() []scenario.Scenario {
 	var all []scenario.Scenario
 	for _, s := range scenario.All() {
-		if x.hurry && s.Long || slices.Contains(x.without, s.Name) {
+		if x.hurry && s.Long || x.only != nil && !slices.Contains(x.only, s.Name) {
 			continue
 		}
 		if x.hurry {

@@ -14,7 +14,7 @@ import (
 var weir = side{
 	limiter: func(limit uint64, ipv6 bool, seed uint64) (limiter, error) {
 		// A seed of 0 has the guard draw its secret, which would not be repeatable.
-		g, err := guardtest.New(guardtest.Options{Limit: limit, IPv6: ipv6, Hook: guard.Socket, Seed: seed + 1})
+		g, err := guardtest.New(guardtest.Options{Limit: limit, IPv6: ipv6, Hook: guard.Socket, Seed: seed + 1, Batch: true})
 		return product{g}, err
 	},
 	attach: func(conn *net.UDPConn, limit uint64) (func(), error) {
