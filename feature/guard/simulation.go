@@ -113,6 +113,9 @@ func (s *Simulation) Counted() int {
 // Program is what is run, to be measured.
 func (s *Simulation) Program() *ebpf.Program { return s.c.Programs[s.hook.program()] }
 
+// Maps are those of its program, for others that go by the same state.
+func (s *Simulation) Maps() map[string]*ebpf.Map { return s.c.Maps }
+
 // Close ends it.
 func (s *Simulation) Close() {
 	if s.memory != nil {

@@ -92,16 +92,16 @@ func floods() []Scenario {
 		scene("no_attack", "clients alone", 10*second, 0, flooded(0, nil, nil)),
 		scene("single_flow", "one flow of 50,000 pps", 10*second, 5*second, flooded(50e3, nil, oneFlow)),
 		scene("net24_50k", "one /24 from all ports, 50,000 pps", 10*second, 5*second, flooded(50e3, nil, oneNet)),
-		scene("net24_1m", "one /24 from all ports, 1,000,000 pps", 3*second, second, flooded(1e6, nil, oneNet)),
+		scene("net24_1m", "one /24 from all ports, 1,000,000 pps", 3*second, second/2, flooded(1e6, nil, oneNet)),
 		scene("reflection", "any address from port 53, 50,000 pps", 10*second, 5*second, flooded(50e3, nil, reflection)),
 		scene("sources_50x2k", "50 sources of 2,000 pps from one port", 10*second, 5*second, flooded(100e3, nil, fifty)),
-		scene("sources_2000x25", "2,000 sources of 25 pps, each below any limit of its own", 10*second, 0, flooded(50e3, nil, twoThousand)),
-		scene("spoofed_50k", "any address and port, 50,000 pps", 10*second, 0, flooded(50e3, nil, spoofed)),
+		scene("sources_2000x25", "2,000 sources of 25 pps, each below any limit of its own", 10*second, 5*second, flooded(50e3, nil, twoThousand)),
+		scene("spoofed_50k", "any address and port, 50,000 pps", 10*second, 5*second, flooded(50e3, nil, spoofed)),
 		scene("spoofed_1m", "any address and port, 1,000,000 pps", 3*second, second, flooded(1e6, nil, spoofed)),
 		scene("pulsing_spoofed", "spoofed, 50,000 pps in every other second", 12*second, 6*second, flooded(50e3, pulse, spoofed)),
 		scene("pulsing_2000x25", "2,000 sources of 25 pps in every other second", 12*second, 6*second, flooded(50e3, pulse, twoThousand)),
 		scene("changing", "another of six patterns each second, 50,000 pps", 12*second, 6*second, flooded(50e3, nil, changing)),
-		scene("pool_16384", "16,384 addresses in random order, from any port, 50,000 pps", 10*second, 0, flooded(50e3, nil, pool(16384))),
+		scene("pool_16384", "16,384 addresses in random order, from any port, 50,000 pps", 10*second, 5*second, flooded(50e3, nil, pool(16384))),
 		scene("poisson_spoofed", "spoofed, 50,000 pps; clients send at random moments", 10*second, 5*second, func(b *builder) {
 			b.clients(clients, clientPPS, 0, poisson, Established)
 			b.flood(50e3, nil, spoofed)
@@ -151,7 +151,7 @@ func arrivals() []Scenario {
 	return []Scenario{
 		joined("new_spoofed_50k", "clients join one after the other while 50,000 pps are spoofed", 60*second, 0, 50e3, spoofed),
 		long(joined("new_spoofed_1m", "clients join while 1,000,000 pps are spoofed", 20*second, 0, 1e6, spoofed)),
-		joined("new_2000x25", "clients join while 2,000 sources send 25 pps each", 60*second, 20*second, 50e3, twoThousand),
+		joined("new_2000x25", "clients join while 2,000 sources send 25 pps each", 60*second, 12*second, 50e3, twoThousand),
 		joined("new_reflection", "clients join while 50,000 pps come from port 53 of any address", 30*second, 10*second, 50e3, reflection),
 		long(joined("new_reflectors_10k", "clients join while 50,000 pps come from port 53 of 10,000 addresses", 30*second, 0, 50e3, reflectors(10000))),
 		long(joined("new_net24", "clients join while one /24 sends 50,000 pps", 30*second, 0, 50e3, oneNet)),
@@ -172,7 +172,7 @@ func arrivals() []Scenario {
 // limits is the spoofed flood under other limits than 1,000 pps; clients take two fifths of each.
 func limits() []Scenario {
 	under := func(name string, limit uint64, n int, pps, attack float64) Scenario {
-		s := scene(name, fmt.Sprintf("spoofed, %.0f pps, under a limit of %d pps", attack, limit), 10*second, 4*second, func(b *builder) {
+		s := scene(name, fmt.Sprintf("spoofed, %.0f pps, under a limit of %d pps", attack, limit), 10*second, 3*second, func(b *builder) {
 			b.clients(n, pps, 0, jittered, Established)
 			b.flood(attack, nil, spoofed)
 		})

@@ -110,3 +110,15 @@ func (f *flood) advance() {
 	}
 	f.i = f.n + 1
 }
+
+// Skip leaves out all that comes before a time, counted from the trace's begin.
+func (t *Trace) Skip(until time.Duration) {
+	at := t.start + uint64(until)
+	i, _ := slices.BinarySearchFunc(t.quiet, at, func(p Packet, at uint64) int { return cmp.Compare(p.At, at) })
+	t.quiet = t.quiet[i:]
+	for _, f := range t.floods {
+		for f.i <= f.n && f.next.At < at {
+			f.advance()
+		}
+	}
+}

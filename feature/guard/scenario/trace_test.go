@@ -3,11 +3,13 @@
 package scenario
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"regexp"
 	"slices"
 	"testing"
+	"time"
 )
 
 func TestSourceForms(t *testing.T) {
@@ -94,7 +96,7 @@ func TestTraces(t *testing.T) {
 			if pps := float64(during[Established]) / seconds; s.LegitCounts && (pps < 0.35*float64(s.Limit) || pps > 0.45*float64(s.Limit)) {
 				t.Errorf("clients send %.0f pps under a limit of %d", pps, s.Limit)
 			}
-			if s.NewcomersCount && during[Newcomer] < 20 {
+			if s.NewcomersCount && during[Newcomer] < 10 {
 				t.Errorf("only %d packets of newcomers", during[Newcomer])
 			}
 			if !s.LegitCounts && during[Established] > 0 {
@@ -198,6 +200,14 @@ func TestSeeds(t *testing.T) {
 	}
 	if !slices.Equal(all, again) {
 		t.Error("the same seed gave another trace")
+	}
+	for _, skip := range []time.Duration{0, s.From / 2, s.From, s.From + second/2, s.To} {
+		tr := s.Trace(5)
+		tr.Skip(skip)
+		at, _ := slices.BinarySearchFunc(all, tr.Start()+uint64(skip), func(p Packet, at uint64) int { return cmp.Compare(p.At, at) })
+		if !slices.Equal(tr.All(), all[at:]) {
+			t.Errorf("what follows %s is another trace", skip)
+		}
 	}
 	other := s.Trace(6).All()
 	if len(other) == len(all) && slices.Equal(all[:1000], other[:1000]) {

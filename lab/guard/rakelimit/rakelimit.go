@@ -44,8 +44,10 @@ type Limiter struct {
 	frame   []byte
 }
 
-// Packets of one run.
-const batchSize = 4096
+const (
+	batchSize = 4096 // packets of one run
+	levels    = 5
+)
 
 // load loads programs with their constants.
 func load(limit uint32, injected bool, programs ...string) (*kernel.Collection, error) {
@@ -165,8 +167,7 @@ func (l *Limiter) One(p *scenario.Packet) (passed bool, level int, err error) {
 	if _, err := l.control.WriteAt(bytesOf(&p.At), 0); err != nil {
 		return false, 0, err
 	}
-	l.address(p)
-	verdict, err := l.Program().Run(&ebpf.RunOptions{Data: l.frame})
+	verdict, err := l.Program().Run(&ebpf.RunOptions{Data: l.Frame(p)})
 	if err != nil {
 		return false, 0, fmt.Errorf("run rakelimit: %w", err)
 	}
@@ -214,8 +215,8 @@ func frame(ipv6 bool) []byte {
 	return b
 }
 
-// address puts a packet's source into the frame.
-func (l *Limiter) address(p *scenario.Packet) {
+// Frame is a packet as Program is given it, an Ethernet frame; valid until the next call.
+func (l *Limiter) Frame(p *scenario.Packet) []byte {
 	at, udp := source4, ports4
 	if l.options.IPv6 {
 		at, udp = source6, ports6
@@ -223,6 +224,19 @@ func (l *Limiter) address(p *scenario.Packet) {
 	copy(l.frame[at:], p.Src.Addr(l.options.IPv6).AsSlice())
 	binary.BigEndian.PutUint16(l.frame[udp:], p.SrcPort)
 	binary.NativeEndian.PutUint32(l.frame[udp+8:], p.Payload)
+	return l.frame
+}
+
+// Dropped is how many packets were dropped, as the programs count them.
+func (l *Limiter) Dropped() (total uint64, err error) {
+	for level := range uint32(levels) {
+		var n uint64
+		if err := l.c.Maps["drops"].Lookup(level, &n); err != nil {
+			return 0, fmt.Errorf("read what rakelimit dropped at level %d: %w", level, err)
+		}
+		total += n
+	}
+	return total, nil
 }
 
 // Attach limits a socket to so many packets per second of any one party, as the original does; it stays limited until

@@ -204,13 +204,9 @@ func TestLevels(t *testing.T) {
 		if share := float64(count[c.level]) / float64(len(levels)-len(levels)/2); share < 0.95 {
 			t.Errorf("%s, IPv6 %t: at level %d %.3f of the packets; %v", c.name, c.ipv6, c.level, share, count)
 		}
-		var dropped uint64
-		for level := range uint32(5) {
-			var n uint64
-			if err := l.c.Maps["drops"].Lookup(level, &n); err != nil {
-				t.Fatal(err)
-			}
-			dropped += n
+		dropped, err := l.Dropped()
+		if err != nil {
+			t.Fatal(err)
 		}
 		refused := uint64(0)
 		for _, passed := range verdicts {

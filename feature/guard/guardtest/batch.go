@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guardtest
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+
+	"github.com/weir-project/weir/feature/guard/scenario"
+	"github.com/weir-project/weir/kernel"
+)
+
+// NeedBatch tells whether this kernel can decide many packets in one run.
+func NeedBatch() error {
+	err := features.HaveProgramHelper(ebpf.SocketFilter, asm.FnLoop)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return fmt.Errorf("this kernel has no bpf_loop (Linux 5.17): %w", err)
+	}
+	return err
+}
+
+const batchSize = 4096
+
+// batch decides many packets in one run: the guard's own code and a simulation's state, without the hook's program.
+type batch struct {
+	c       *kernel.Collection
+	memory  *ebpf.Memory
+	entries []batchGuardEntry
+	empty   batchGuardEntry // where all go
+	ipv6    bool
+}
+
+// newBatch makes one over the maps of a simulation.
+func newBatch(maps map[string]*ebpf.Map, to netip.AddrPort) (*batch, error) {
+	spec, err := loadBatch()
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables[batchVarGuardClockGiven].Set(uint32(1)); err != nil {
+		return nil, err
+	}
+	share := map[string]*ebpf.Map{}
+	for _, name := range []string{batchMapGuardStates, batchMapGuardTargets} {
+		share[name] = maps[name]
+	}
+	b := &batch{entries: make([]batchGuardEntry, batchSize), ipv6: to.Addr().Is6()}
+	if b.c, err = kernel.Load(spec, []string{batchProgGuardBatch}, share); err != nil {
+		return nil, err
+	}
+	if b.memory, err = b.c.Maps[batchMapGuardEntries].Memory(); err != nil {
+		b.c.Close()
+		return nil, fmt.Errorf("a batch's packets into memory: %w", err)
+	}
+	a := &b.empty.Addresses
+	a.Daddr = to.Addr().As16()
+	a.Dport = swapped(to.Port())
+	a.Family, a.Proto = 4, 17
+	if b.ipv6 {
+		a.Family = 6
+	}
+	return b, nil
+}
+
+// swapped is a port in network byte order, as a program loads it from a packet.
+func swapped(port uint16) (out uint16) {
+	*(*[2]byte)(unsafe.Pointer(&out)) = [2]byte{byte(port >> 8), byte(port)}
+	return out
+}
+
+// decide decides at most batchSize packets; frame is any that a program can be run over.
+func (b *batch) decide(packets []scenario.Packet, verdicts []bool, frame []byte) error {
+	entries := b.entries[:len(packets)]
+	for i := range packets {
+		p, e := &packets[i], &entries[i]
+		*e = b.empty
+		e.At = p.At
+		e.Addresses.Sport = swapped(p.SrcPort)
+		if b.ipv6 {
+			e.Addresses.Saddr = p.Src.IPv6()
+		} else {
+			a := p.Src.IPv4()
+			e.Addresses.Saddr[10], e.Addresses.Saddr[11] = 0xff, 0xff
+			copy(e.Addresses.Saddr[12:], a[:])
+		}
+	}
+	raw := unsafe.Slice((*byte)(unsafe.Pointer(&entries[0])), len(entries)*int(unsafe.Sizeof(entries[0])))
+	if _, err := b.memory.WriteAt(raw, 0); err != nil {
+		return err
+	}
+	if err := b.c.Variables[batchVarGuardBatchSize].Set(uint32(len(entries))); err != nil {
+		return err
+	}
+	done, err := b.c.Programs[batchProgGuardBatch].Run(&ebpf.RunOptions{Data: frame})
+	if err != nil {
+		return fmt.Errorf("decide %d packets: %w", len(entries), err)
+	}
+	if int(done) != len(entries) {
+		return fmt.Errorf("the guard decided %d packets of %d", done, len(entries))
+	}
+	if _, err := b.memory.ReadAt(raw, 0); err != nil {
+		return err
+	}
+	for i := range entries {
+		verdicts[i] = entries[i].Passed != 0
+	}
+	return nil
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guards
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/weir-project/weir/feature/guard/scenario"
+)
+
+// verdict is how one side did in one scenario with one seed.
+type verdict struct {
+	scenario.Scenario
+	scenario.Outcome
+	side *side
+	seed uint64
+}
+
+// job is a scenario to be judged.
+type job struct {
+	scenario.Scenario
+	side *side
+	seed uint64
+}
+
+// scenarios are those of the run's size.
+func (x *experiment) scenarios() []scenario.Scenario {
+	var all []scenario.Scenario
+	for _, s := range scenario.All() {
+		if x.hurry && s.Long || x.only != nil && !slices.Contains(x.only, s.Name) {
+			continue
+		}
+		if x.hurry {
+			s = s.Shortened()
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// judge runs all scenarios through both sides, as many at once as there are CPUs: the clock is the trace's, so that
+// nothing depends on how long it takes.
+func (x *experiment) judge(ctx context.Context) error {
+	var jobs []job
+	scenes := x.scenarios()
+	for i := range x.seeds {
+		for _, s := range scenes {
+			for _, who := range x.judged {
+				jobs = append(jobs, job{s, who, x.env.Seed + uint64(i)})
+			}
+		}
+	}
+	// The longest first: none is left over for one CPU at the end.
+	slices.SortStableFunc(jobs, func(a, b job) int { return int(b.To - b.From - (a.To - a.From)) })
+	x.say("%d scenarios, %d seeds: every packet decided by BPF programs on the trace's clock", len(scenes), x.seeds)
+	todo := make(chan job)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var verdicts []verdict
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for j := range todo {
+				o, err := j.run()
+				if err != nil {
+					cancel(err)
+				}
+				mu.Lock()
+				verdicts = append(verdicts, verdict{j.Scenario, o, j.side, j.seed})
+				mu.Unlock()
+			}
+		})
+	}
+	for _, j := range jobs {
+		select {
+		case todo <- j:
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
+	close(todo)
+	wg.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	x.tally(verdicts)
+	x.result.Set("scenarios", float64(len(scenes)))
+	return nil
+}
+
+func (j job) run() (scenario.Outcome, error) {
+	l, err := j.side.limiter(j.Limit, j.IPv6, j.seed)
+	if err != nil {
+		return scenario.Outcome{}, fmt.Errorf("%s%s: %w", j.side.name, j.Name, err)
+	}
+	defer l.Close()
+	return scenario.Run(j.Scenario, j.seed, l)
+}
+
+// tally sets the metrics: of each scenario the worst seed's, of each side the worst scenario's.
+func (x *experiment) tally(verdicts []verdict) {
+	worst := worsts{}
+	for _, v := range verdicts {
+		n := v.side.name
+		if v.LegitCounts {
+			worst.least(n+"legit_kept_"+v.Name, v.LegitKept)
+			worst.least(n+"legit_kept_min", v.LegitKept)
+			worst.least(n+"client_kept_min", v.MinClient)
+		}
+		worst.least(n+"newcomers_kept_"+strings.TrimPrefix(v.Name, "new_"), v.NewcomersKept)
+		worst.most(n+"accepted_over_limit_"+v.Name, v.AcceptedOverLimitWorstSecond)
+		worst.most(n+"accepted_over_limit_max", v.AcceptedOverLimitWorstSecond)
+	}
+	for metric, v := range worst {
+		x.result.Set(metric, v)
+	}
+	x.explain(verdicts)
+}
+
+// worsts are metrics of which the worst counts. JSON has no NaN: what was not measured has no metric.
+type worsts map[string]float64
+
+func (w worsts) least(metric string, v float64) { w.keep(metric, v, math.Min) }
+func (w worsts) most(metric string, v float64)  { w.keep(metric, v, math.Max) }
+
+func (w worsts) keep(metric string, v float64, of func(a, b float64) float64) {
+	if math.IsNaN(v) {
+		return
+	}
+	if had, ok := w[metric]; ok {
+		v = of(had, v)
+	}
+	w[metric] = v
+}
+
+// explain notes which scenarios fall short of a claim.
+func (x *experiment) explain(verdicts []verdict) {
+	for _, v := range verdicts {
+		if v.side != x.ours {
+			continue
+		}
+		if v.LegitCounts && v.LegitKept < legitKept {
+			x.result.Note("%s, seed %d: %.4f of clients' packets kept, of the worst client's %.3f", v.Name, v.seed, v.LegitKept, v.MinClient)
+		}
+		if v.AcceptedOverLimitWorstSecond > overLimit {
+			x.result.Note("%s, seed %d: %.3f of the limit accepted in the worst second", v.Name, v.seed, v.AcceptedOverLimitWorstSecond)
+		}
+	}
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guards
+
+import (
+	"net"
+
+	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/feature/guard/guardtest"
+	"github.com/weir-project/weir/feature/guard/scenario"
+)
+
+// weir is the product's own programs: what a socket's filter runs, and what the library attaches.
+var weir = side{
+	limiter: func(limit uint64, ipv6 bool, seed uint64) (limiter, error) {
+		// A seed of 0 has the guard draw its secret, which would not be repeatable.
+		g, err := guardtest.New(guardtest.Options{Limit: limit, IPv6: ipv6, Hook: guard.Socket, Seed: seed + 1, Batch: true})
+		return product{g}, err
+	},
+	attach: func(conn *net.UDPConn, limit uint64) (func(), error) {
+		g, err := guard.Attach(conn, guard.Limit(limit))
+		if err != nil {
+			return nil, err
+		}
+		return g.Close, nil
+	},
+}
+
+type product struct{ *guardtest.Guard }
+
+func (g product) One(p *scenario.Packet) (bool, error) { return g.Passes(p.At, g.Frame(p)) }
+
+func (g product) Accounts(at uint64) (passed, spent uint64) {
+	return g.Counts(at).Passed, uint64(g.Spent(at))
+}
+
+func (g product) Close() error {
+	g.Guard.Close()
+	return nil
+}
