@@ -3,7 +3,9 @@
 package guards
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -18,9 +20,10 @@ import (
 // never is a limit that no traffic here reaches: everything passes, and takes every step that a packet which passes can.
 const never = 10_000_000
 
-// measureCost compares what a packet that passes costs: random sources, each packet another line of every table, and
-// clients that are known. The kernel itself takes the time, of the program alone (BPF_ENABLE_STATS); what it adds is
-// what it takes for a program that does nothing.
+// measureCost compares what a packet that passes costs, in two ways: each by a run of the program that a socket has, its
+// caches as cold as the kernel's own work leaves them; and thousands in one run, of the same algorithm without the
+// parsing, its caches warm. The kernel itself takes the time, of the program alone (BPF_ENABLE_STATS); what it adds, and
+// what the loop does, is what a program takes that does nothing.
 func (x *experiment) measureCost(ctx context.Context) error {
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
@@ -29,8 +32,10 @@ func (x *experiment) measureCost(ctx context.Context) error {
 	defer stats.Close()
 	for _, k := range kinds {
 		x.say("what does a packet cost that passes, of %s? %d rounds", k.about, x.rounds)
-		if err := x.compareCost(ctx, k); err != nil {
-			return err
+		for _, loop := range []bool{false, true} {
+			if err := x.compareCost(ctx, k, loop); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -79,17 +84,80 @@ func (s *stream) next() *scenario.Packet {
 
 // meter is one way to decide, and what its packets cost on average in each round.
 type meter struct {
-	name    string
 	program *ebpf.Program
-	decide  func(*scenario.Packet) error
-	stream  *stream
+	decide  func(n int) error // that many packets
+	each    int               // packets of a run of program
 	ns      []float64
 }
 
-func (x *experiment) compareCost(ctx context.Context, k kind) error {
+var errDropped = errors.New("a packet was dropped below the limit, and only those that pass are measured")
+
+// single has a run for each packet.
+func single(l limiter, s *stream) *meter {
+	return &meter{program: l.Program(), each: 1, decide: func(n int) error {
+		for range n {
+			if passed, err := l.One(s.next()); err != nil || !passed {
+				return cmp.Or(err, errDropped)
+			}
+		}
+		return nil
+	}}
+}
+
+// loop has a run for a batch.
+func loop(l limiter, s *stream) *meter {
+	packets, verdicts := make([]scenario.Packet, batch), make([]bool, batch)
+	return &meter{program: l.BatchProgram(), each: batch, decide: func(n int) error {
+		for range n / batch {
+			for i := range packets {
+				packets[i] = *s.next()
+			}
+			if err := l.Decide(packets, verdicts); err != nil {
+				return err
+			}
+			if slices.Contains(verdicts, false) {
+				return errDropped
+			}
+		}
+		return nil
+	}}
+}
+
+// batch is how many packets both sides decide in a run.
+const batch = 4096
+
+// nothing decides nothing, in the same number of runs.
+func nothing(l *rakelimit.Limiter, s *stream, each int) (*meter, error) {
+	frame := slices.Clone(l.Frame(s.next()))
+	m := &meter{program: l.Empty(), each: each}
+	if each > 1 {
+		m.program = l.EmptyBatch()
+		// The batch that is passed again and again.
+		if err := loop(rake{l}, s).decide(each); err != nil {
+			return nil, err
+		}
+	}
+	m.decide = func(n int) error {
+		for range n / each {
+			if _, err := m.program.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return m, nil
+}
+
+// compareCost measures both sides and nothing in turn, so that what slows the machine down slows all of them.
+func (x *experiment) compareCost(ctx context.Context, k kind, looped bool) error {
 	s, err := scenario.Lookup(k.scenario)
 	if err != nil {
 		return err
+	}
+	way, each := single, 1
+	if looped {
+		way, each = loop, batch
+		k.name += "_loop"
 	}
 	var meters []*meter
 	for _, who := range []*side{x.ours, &theirs} {
@@ -98,24 +166,18 @@ func (x *experiment) compareCost(ctx context.Context, k kind) error {
 			return err
 		}
 		defer l.Close()
-		meters = append(meters, &meter{name: who.name, program: l.Program(), stream: newStream(s, k.gap, x.env.Seed), decide: func(p *scenario.Packet) error {
-			passed, err := l.One(p)
-			if err == nil && !passed {
-				err = fmt.Errorf("%sguard: a packet was dropped below the limit, and only those that pass are measured", who.name)
-			}
-			return err
-		}})
+		meters = append(meters, way(l, newStream(s, k.gap, x.env.Seed)))
 	}
-	empty, err := rakelimit.New(rakelimit.Options{})
+	idle, err := rakelimit.New(rakelimit.Options{})
 	if err != nil {
 		return err
 	}
-	defer empty.Close()
-	frame := empty.Frame(&scenario.Packet{})
-	meters = append(meters, &meter{program: empty.Empty(), stream: newStream(s, k.gap, x.env.Seed), decide: func(*scenario.Packet) error {
-		_, err := empty.Empty().Run(&ebpf.RunOptions{Data: frame})
+	defer idle.Close()
+	m, err := nothing(idle, newStream(s, k.gap, x.env.Seed), each)
+	if err != nil {
 		return err
-	}})
+	}
+	meters = append(meters, m)
 	for i := range x.rounds {
 		for turn := range meters {
 			if err := meters[(turn+i)%len(meters)].round(); err != nil {
@@ -132,39 +194,35 @@ func (x *experiment) compareCost(ctx context.Context, k kind) error {
 
 // round measures one round, after a short one that brings caches to where this way leaves them.
 func (m *meter) round() error {
-	for range round / 4 {
-		if err := m.decide(m.stream.next()); err != nil {
-			return err
-		}
+	n := max(round, 4*m.each)
+	if err := m.decide(n / 4); err != nil {
+		return err
 	}
 	before, err := m.program.Stats()
 	if err != nil {
 		return err
 	}
-	for range round {
-		if err := m.decide(m.stream.next()); err != nil {
-			return err
-		}
+	if err := m.decide(n); err != nil {
+		return err
 	}
 	after, err := m.program.Stats()
 	if err != nil {
 		return err
 	}
-	runs := after.RunCount - before.RunCount
-	if runs != round {
-		return fmt.Errorf("the kernel counted %d runs of %d", runs, round)
+	if runs := after.RunCount - before.RunCount; runs != uint64(n/m.each) {
+		return fmt.Errorf("the kernel counted %d runs of %d", runs, n/m.each)
 	}
-	m.ns = append(m.ns, float64(after.Runtime-before.Runtime)/float64(runs)/float64(time.Nanosecond))
+	m.ns = append(m.ns, float64(after.Runtime-before.Runtime)/float64(n))
 	return nil
 }
 
 // costs sets the metrics: medians of the rounds, less the median of nothing.
 func (x *experiment) costs(k kind, meters []*meter) {
-	nothing := median(meters[2].ns)
-	ours, others := median(meters[0].ns)-nothing, median(meters[1].ns)-nothing
+	idle := median(meters[2].ns)
+	ours, others := median(meters[0].ns)-idle, median(meters[1].ns)-idle
 	x.result.Set("ns"+k.name, ours)
 	x.result.Set("rakelimit_ns"+k.name, others)
-	x.result.Set("ns_empty"+k.name, nothing)
+	x.result.Set("ns_empty"+k.name, idle)
 	if others > 0 {
 		x.result.Set("ns_ratio_rakelimit"+k.name, ours/others)
 	}

@@ -108,9 +108,11 @@ func TestCostOfTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, k := range kinds {
-		between(t, x, "ns_ratio_rakelimit"+k.name, 0.5, 2)
-		between(t, x, "ns"+k.name, 20, 20_000)
-		between(t, x, "ns_empty"+k.name, 1, 5_000)
+		for _, way := range []string{"", "_loop"} {
+			between(t, x, "ns_ratio_rakelimit"+k.name+way, 0.5, 2)
+			between(t, x, "ns"+k.name+way, 20, 20_000)
+			between(t, x, "ns_empty"+k.name+way, 0.1, 5_000)
+		}
 	}
 }
 

@@ -19,6 +19,8 @@ type limiter interface {
 	// Frame is the packet as Program is given it, valid until the next call.
 	Frame(p *scenario.Packet) []byte
 	Program() *ebpf.Program
+	// BatchProgram is what Decide runs, once for 4,096 packets.
+	BatchProgram() *ebpf.Program
 	Close() error
 }
 

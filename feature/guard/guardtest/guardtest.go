@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/feature/guard/scenario"
 )
@@ -68,6 +70,14 @@ func New(o Options) (*Guard, error) {
 		}
 	}
 	return g, nil
+}
+
+// BatchProgram is what Decide runs; nil without Options.Batch.
+func (g *Guard) BatchProgram() *ebpf.Program {
+	if g.batch == nil {
+		return nil
+	}
+	return g.batch.c.Programs[batchProgGuardBatch]
 }
 
 // Close ends it.

@@ -45,16 +45,17 @@ type rakeSketch struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	rakeMapBatch      = "batch"
-	rakeMapControl    = "control"
-	rakeMapDrops      = "drops"
-	rakeMapSketches   = "sketches"
-	rakeProgRakeBatch = "rake_batch"
-	rakeProgRakeEmpty = "rake_empty"
-	rakeProgRakeIpv4  = "rake_ipv4"
-	rakeProgRakeIpv6  = "rake_ipv6"
-	rakeVarInjected   = "injected"
-	rakeVarLimit      = "limit"
+	rakeMapBatch           = "batch"
+	rakeMapControl         = "control"
+	rakeMapDrops           = "drops"
+	rakeMapSketches        = "sketches"
+	rakeProgRakeBatch      = "rake_batch"
+	rakeProgRakeBatchEmpty = "rake_batch_empty"
+	rakeProgRakeEmpty      = "rake_empty"
+	rakeProgRakeIpv4       = "rake_ipv4"
+	rakeProgRakeIpv6       = "rake_ipv6"
+	rakeVarInjected        = "injected"
+	rakeVarLimit           = "limit"
 )
 
 // loadRake returns the embedded CollectionSpec for rake.
@@ -99,10 +100,11 @@ type rakeSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type rakeProgramSpecs struct {
-	RakeBatch *ebpf.ProgramSpec `ebpf:"rake_batch"`
-	RakeEmpty *ebpf.ProgramSpec `ebpf:"rake_empty"`
-	RakeIpv4  *ebpf.ProgramSpec `ebpf:"rake_ipv4"`
-	RakeIpv6  *ebpf.ProgramSpec `ebpf:"rake_ipv6"`
+	RakeBatch      *ebpf.ProgramSpec `ebpf:"rake_batch"`
+	RakeBatchEmpty *ebpf.ProgramSpec `ebpf:"rake_batch_empty"`
+	RakeEmpty      *ebpf.ProgramSpec `ebpf:"rake_empty"`
+	RakeIpv4       *ebpf.ProgramSpec `ebpf:"rake_ipv4"`
+	RakeIpv6       *ebpf.ProgramSpec `ebpf:"rake_ipv6"`
 }
 
 // rakeMapSpecs contains maps before they are loaded into the kernel.
@@ -170,15 +172,17 @@ type rakeVariables struct {
 //
 // It can be passed to loadRakeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type rakePrograms struct {
-	RakeBatch *ebpf.Program `ebpf:"rake_batch"`
-	RakeEmpty *ebpf.Program `ebpf:"rake_empty"`
-	RakeIpv4  *ebpf.Program `ebpf:"rake_ipv4"`
-	RakeIpv6  *ebpf.Program `ebpf:"rake_ipv6"`
+	RakeBatch      *ebpf.Program `ebpf:"rake_batch"`
+	RakeBatchEmpty *ebpf.Program `ebpf:"rake_batch_empty"`
+	RakeEmpty      *ebpf.Program `ebpf:"rake_empty"`
+	RakeIpv4       *ebpf.Program `ebpf:"rake_ipv4"`
+	RakeIpv6       *ebpf.Program `ebpf:"rake_ipv6"`
 }
 
 func (p *rakePrograms) Close() error {
 	return _RakeClose(
 		p.RakeBatch,
+		p.RakeBatchEmpty,
 		p.RakeEmpty,
 		p.RakeIpv4,
 		p.RakeIpv6,

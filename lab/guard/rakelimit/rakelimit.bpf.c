@@ -396,12 +396,12 @@ static long step(__u32 i, struct context *context)
 {
 	struct entry *e = bpf_map_lookup_elem(&batch, &i);
 	struct fields f;
-	__u32 level;
+	__u32 level = LEVELS;
 
 	if (!e)
 		return 1;
 	hash_entry(&f, e);
-	e->passed = decide(&f, e->at, next_random(context->control), &level) != DROP;
+	e->passed = !limit || decide(&f, e->at, next_random(context->control), &level) != DROP;
 	e->level = level;
 	return 0;
 }
@@ -414,6 +414,26 @@ int rake_batch(struct __sk_buff *skb)
 	struct context context = { bpf_map_lookup_elem(&control, &zero) };
 
 	return context.control ? bpf_loop(context.control->count, step, &context, 0) : 0;
+}
+
+static long step_empty(__u32 i, void *unused)
+{
+	struct entry *e = bpf_map_lookup_elem(&batch, &i);
+
+	if (!e)
+		return 1;
+	e->passed = 1;
+	return 0;
+}
+
+/* What a batch costs in which nothing is decided. */
+SEC("socket")
+int rake_batch_empty(struct __sk_buff *skb)
+{
+	__u32 zero = 0;
+	struct control *c = bpf_map_lookup_elem(&control, &zero);
+
+	return c ? bpf_loop(c->count, step_empty, 0, 0) : 0;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

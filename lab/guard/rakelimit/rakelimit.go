@@ -69,7 +69,7 @@ func load(limit uint32, injected bool, programs ...string) (*kernel.Collection, 
 
 // New loads a limiter that has seen nothing yet.
 func New(o Options) (*Limiter, error) {
-	c, err := load(o.Limit, true, "rake_batch", "rake_ipv4", "rake_ipv6", "rake_empty")
+	c, err := load(o.Limit, true, "rake_batch", "rake_batch_empty", "rake_ipv4", "rake_ipv6", "rake_empty")
 	if err != nil {
 		return nil, err
 	}
@@ -183,8 +183,13 @@ func (l *Limiter) Program() *ebpf.Program {
 	return l.c.Programs["rake_ipv4"]
 }
 
-// Empty is a socket filter that does nothing: what a run costs for itself.
-func (l *Limiter) Empty() *ebpf.Program { return l.c.Programs["rake_empty"] }
+// BatchProgram is what Decide runs.
+func (l *Limiter) BatchProgram() *ebpf.Program { return l.c.Programs["rake_batch"] }
+
+// Empty is a socket filter that does nothing, and EmptyBatch a program that passes all of the batch that was decided
+// last: what a run costs for itself.
+func (l *Limiter) Empty() *ebpf.Program      { return l.c.Programs["rake_empty"] }
+func (l *Limiter) EmptyBatch() *ebpf.Program { return l.c.Programs["rake_batch_empty"] }
 
 // Where the fields of a frame are.
 const (
