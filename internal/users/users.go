@@ -21,9 +21,11 @@ type Identity struct {
 // Find finds a user by name or number. A number needs no entry in the user database.
 func Find(name string) (id Identity, err error) {
 	u, err := user.Lookup(name)
-	if _, nerr := strconv.Atoi(name); err != nil && nerr == nil {
-		if u, err = user.LookupId(name); err != nil { // a number that has no name, or a system without names
-			u, err = &user.User{Uid: name, Gid: name, Username: name, HomeDir: "/"}, nil
+	if n, nerr := strconv.ParseUint(name, 10, 32); err != nil && nerr == nil {
+		number := strconv.FormatUint(n, 10)
+		// A number that has no name, or a system without names.
+		if u, err = user.LookupId(number); err != nil || u.Uid != number {
+			u, err = &user.User{Uid: number, Gid: number, Username: number, HomeDir: "/"}, nil
 		}
 	}
 	if err != nil {
