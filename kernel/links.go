@@ -50,13 +50,10 @@ func MoveLink(ln Link, p *ebpf.Program) error { return replaceProgram(ln, p) }
 const programPin = "prog_attaching"
 
 // WithPinned pins a program beside a published instance while f runs: some places
-// take a program only by its path. Killed meanwhile, the pin goes with the instance,
-// or with the next call.
+// take a program only by its path. Killed meanwhile, the next Lock
+// takes the pin away.
 func (l *WriteLock) WithPinned(i Instance, p *ebpf.Program, f func(path string) error) error {
 	path := filepath.Join(l.dirPath(i), programPin)
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
 	c, err := p.Clone() // pinning would tie the program to this path
 	if err != nil {
 		return err

@@ -28,7 +28,7 @@ type Filter struct {
 	At             Point             `yaml:"at" json:"at,omitempty"`                 // netfilter, nft
 	Priority       int32             `yaml:"priority" json:"priority,omitempty"`     // netfilter, nft: the lowest runs first
 	Netns          string            `yaml:"netns" json:"netns,omitempty"`           // name, path or pid:N; empty: weir's own
-	Default        Action            `yaml:"default" json:"default"`                 // where no rule decides: pass or drop
+	Default        Action            `yaml:"default" json:"default,omitempty"`       // where no rule decides: pass or drop
 	Lists          map[string]string `yaml:"lists" json:"lists,omitempty"`           // $name in expressions, to a file of prefixes, relative to the configuration
 	Rules          []Rule            `yaml:"rules" json:"rules"`
 }

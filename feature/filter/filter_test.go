@@ -53,13 +53,11 @@ type world struct {
 	*nstest.Wire
 	root *kernel.Root
 	t    testing.TB
-	from map[uint16]*net.UDPConn // in A, nil key 0: sender
-	to   map[uint16]*net.UDPConn // in B, by port
 }
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	return &world{Wire: nstest.NewWire(t), root: newRoot(t), t: t, to: map[uint16]*net.UDPConn{}, from: map[uint16]*net.UDPConn{}}
+	return &world{Wire: nstest.NewWire(t), root: newRoot(t), t: t}
 }
 
 // filter is one of the world's, in B.
@@ -140,24 +138,25 @@ func (w *world) flows(ports ...uint16) string {
 
 func flows(t testing.TB, a, b *netns.Handle, b4, b6 netip.Addr, ports ...uint16) string {
 	t.Helper()
-	var out []string
+	var from, to []*net.UDPConn
+	var names, out []string
 	for _, port := range ports {
 		for name, addr := range map[string]netip.Addr{"4": b4, "6": b6} {
-			if !addr.IsValid() {
-				continue
-			}
-			to := nstest.ListenUDP(t, b, netip.AddrPortFrom(addr, port))
 			any := netip.IPv4Unspecified()
 			if name == "6" {
 				any = netip.IPv6Unspecified()
 			}
-			from := nstest.ListenUDP(t, a, netip.AddrPortFrom(any, 0))
-			if nstest.Arrives(t, from, to) {
-				out = append(out, fmt.Sprintf("%d/%s", port, name))
-			}
-			to.Close()
-			from.Close()
+			to = append(to, nstest.ListenUDP(t, b, netip.AddrPortFrom(addr, port)))
+			from = append(from, nstest.ListenUDP(t, a, netip.AddrPortFrom(any, 0)))
+			names = append(names, fmt.Sprintf("%d/%s", port, name))
 		}
+	}
+	for i, is := range nstest.Arrive(t, from, to) {
+		if is {
+			out = append(out, names[i])
+		}
+		to[i].Close()
+		from[i].Close()
 	}
 	slices.Sort(out)
 	return strings.Join(out, " ")
