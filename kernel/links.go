@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 )
 
 // AddLink pins one more link of a published instance, such as that of a device
@@ -22,10 +23,17 @@ func (l *WriteLock) AddLink(i Instance, name string, ln Link) error {
 	return setRights(path, false, l.gid())
 }
 
-// RemoveLink takes one link of a published instance away, which detaches it. A
-// link that is gone is no error.
+// RemoveLink detaches one link of a published instance and takes it away. The
+// kernel lets go of a link that is only unpinned in its own time; this one does not
+// run any more when RemoveLink returns. A link that is gone is no error.
 func (l *WriteLock) RemoveLink(i Instance, name string) error {
-	err := os.Remove(filepath.Join(l.dirPath(i), linkPrefix+name))
+	path := filepath.Join(l.dirPath(i), linkPrefix+name)
+	if ln, err := link.LoadPinnedLink(path, nil); err == nil {
+		_ = ln.Detach() // its device may be gone, or the kernel only unpin such links
+		ln.Close()
+		Step("link:detached")
+	}
+	err := os.Remove(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("removing link %s of %s: %w", name, i, err)
 	}

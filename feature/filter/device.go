@@ -179,4 +179,16 @@ func (p *Place) judgeLink(s *site, a kernel.Attachment) error {
 
 func (deviceLinks) enter(*site, map[string]*ebpf.Map, *ebpf.Program) error { return nil }
 
-func (deviceLinks) clear(*site, *published) error { return nil }
+func (deviceLinks) clear(s *site, _ *published) error { return s.dropLinks() }
+
+// dropLinks detaches all links.
+func (s *site) dropLinks() error {
+	if s.pins == nil {
+		return nil
+	}
+	pins, err := s.pins.Links()
+	for _, pin := range pins {
+		err = errors.Join(err, s.lock.RemoveLink(s.inst, pin))
+	}
+	return err
+}

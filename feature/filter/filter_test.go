@@ -142,6 +142,9 @@ func flows(t testing.TB, a, b *netns.Handle, b4, b6 netip.Addr, ports ...uint16)
 	var names, out []string
 	for _, port := range ports {
 		for name, addr := range map[string]netip.Addr{"4": b4, "6": b6} {
+			if !addr.IsValid() {
+				continue
+			}
 			any := netip.IPv4Unspecified()
 			if name == "6" {
 				any = netip.IPv6Unspecified()

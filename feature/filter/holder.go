@@ -39,7 +39,8 @@ type holder interface {
 	settle(s *site, prog *ebpf.Program) error
 	// places tells of the places.
 	places(s *site) ([]Place, error)
-	// clear takes away what is not a link, of a form that s once had.
+	// clear takes the places away, of a form that s has or once had: before the pins go,
+	// by which they are known, and at once. (A form's links end with its pins, too.)
 	clear(s *site, form *published) error
 }
 

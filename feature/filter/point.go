@@ -128,7 +128,7 @@ func (p *Place) judgeDispatcher(s *site, a kernel.Attachment, program uint32) er
 
 func (netfilterLinks) enter(*site, map[string]*ebpf.Map, *ebpf.Program) error { return nil }
 
-func (netfilterLinks) clear(*site, *published) error { return nil }
+func (netfilterLinks) clear(s *site, _ *published) error { return s.dropLinks() }
 
 // nftRule holds a program by a rule of nftables, in a table of weir's own. It has
 // no link: the rule's comment says which form of the filter it is of.
