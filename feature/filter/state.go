@@ -36,6 +36,7 @@ type FilterState struct {
 
 	inst kernel.Instance
 	pub  *published
+	gone bool // its namespace
 }
 
 // RuleState is one rule and what it has counted, since its name came into the filter.
@@ -105,6 +106,7 @@ func (f *FilterState) look(_ *kernel.Root, o *kernel.Opened) {
 	ns, err := findNetns(f.pub)
 	switch {
 	case errors.Is(err, netns.ErrGone):
+		f.gone = true
 		f.Problem = "its network namespace is gone, or belongs to nobody that this user can see: weir apply removes it"
 		return
 	case err != nil:
