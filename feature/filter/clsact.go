@@ -74,7 +74,7 @@ func (t tcFilters) move(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) 
 }
 
 func (t tcFilters) enter(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
-	devices, err := s.devices()
+	devices, _, err := s.devices()
 	if err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (t tcFilters) enter(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program)
 }
 
 func (t tcFilters) settle(s *site, prog *ebpf.Program) error {
-	devices, err := s.devices()
+	devices, _, err := s.devices()
 	if err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func (t tcFilters) drop(s *site, f Filter, m *ebpf.Map, index int, ours bool) er
 }
 
 func (t tcFilters) places(s *site) ([]Place, error) {
-	devices, err := s.devices()
+	devices, without, err := s.devices()
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (t tcFilters) places(s *site) ([]Place, error) {
 	for _, name := range s.pub.Filter.Interfaces {
 		index, ok := devices[name]
 		if !ok {
-			out = append(out, absent(kind, name))
+			out = append(out, absent(kind, name, without(name)))
 			continue
 		}
 		p := Place{Name: kind + " of " + name, Interface: name}
@@ -206,13 +206,13 @@ func (t tcFilters) clear(s *site, form *published) error {
 	}
 	was := *s
 	was.pub = form
-	devices, err := was.devices()
+	devices, err := was.interfaces()
 	if err != nil {
 		return err
 	}
-	for _, index := range devices {
-		if _, ok := known[index]; !ok {
-			known[index] = false
+	for _, a := range devices {
+		if _, ok := known[a.Index]; !ok {
+			known[a.Index] = false
 		}
 	}
 	for index, ours := range known {

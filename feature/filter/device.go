@@ -27,7 +27,7 @@ func (deviceLinks) at(f Filter, device string, index int) kernel.Attachment {
 
 func (d deviceLinks) attach(s *site, _ map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error) {
 	out := map[string]kernel.Link{}
-	devices, err := s.devices()
+	devices, _, err := s.devices()
 	for _, name := range s.pub.Filter.Interfaces {
 		index, ok := devices[name]
 		if !ok || err != nil {
@@ -92,7 +92,7 @@ func (d deviceLinks) settle(s *site, prog *ebpf.Program) error {
 	if err != nil {
 		return err
 	}
-	devices, err := s.devices()
+	devices, _, err := s.devices()
 	if err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (d deviceLinks) settle(s *site, prog *ebpf.Program) error {
 }
 
 func (d deviceLinks) places(s *site) ([]Place, error) {
-	devices, err := s.devices()
+	devices, without, err := s.devices()
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (d deviceLinks) places(s *site) ([]Place, error) {
 	for _, name := range s.pub.Filter.Interfaces {
 		index, ok := devices[name]
 		if !ok {
-			out = append(out, absent(d.at(s.pub.Filter, name, 0).(interface{ Kind() string }).Kind(), name))
+			out = append(out, absent(d.at(s.pub.Filter, name, 0).(interface{ Kind() string }).Kind(), name, without(name)))
 			continue
 		}
 		a := d.at(s.pub.Filter, name, index)

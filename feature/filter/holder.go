@@ -145,10 +145,9 @@ func devicePin(index int) string { return fmt.Sprintf("dev%d", index) }
 
 func isDevicePin(pin string) bool { return strings.HasPrefix(pin, "dev") }
 
-// absent is the place on an interface that is not there.
-func absent(kind, device string) Place {
-	return Place{Name: kind + " of " + device, Interface: device,
-		Problem: fmt.Sprintf("there is no interface %s: weir serve attaches the filter when it comes, and weir apply does", device)}
+// absent is the place on an interface that the filter cannot be attached to.
+func absent(kind, device, why string) Place {
+	return Place{Name: kind + " of " + device, Interface: device, Problem: why}
 }
 
 func permission(err error) bool { return errors.Is(err, os.ErrPermission) }

@@ -53,7 +53,7 @@ func (portLanguage) compile(f Filter, v view) (*compiled, error) {
 	switch v {
 	case viewXTBPF:
 		spec.Type = ebpf.SocketFilter
-	case viewTC:
+	case viewTC, viewTCRaw:
 		spec.Type, drop, pass = ebpf.SchedCLS, 2, -1
 	case viewXDP:
 		spec.Type, drop, pass = ebpf.XDP, 1, 2

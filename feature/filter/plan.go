@@ -100,6 +100,7 @@ type target struct {
 }
 
 func resolve(f Filter) (*target, error) {
+	f = f.withDefaults()
 	ns, err := netns.Open(f.Netns)
 	if err != nil {
 		return nil, fmt.Errorf("filter.%s: network namespace: %w", f.Name, err)
@@ -109,6 +110,11 @@ func resolve(f Filter) (*target, error) {
 	t.pub.meta.Inode = ns.Inode()
 	if t.pub.Netns == "" {
 		t.pub.Netns = fmt.Sprintf("net:[%d]", ns.Inode())
+	}
+	if f.Hook == HookTCX || f.Hook == HookClsact {
+		if t.pub.Raw, err = (&site{pub: t.pub, ns: ns}).raw(); err != nil {
+			return nil, fmt.Errorf("filter.%s: %w", f.Name, err)
+		}
 	}
 	if f.Lists != nil {
 		t.pub.Lists = map[string]string{}
@@ -189,13 +195,13 @@ func (t *target) warn(plan *feature.Plan) {
 		return
 	}
 	defer ns.Close()
-	devices, err := (&site{pub: t.pub, ns: ns}).devices()
+	devices, without, err := (&site{pub: t.pub, ns: ns}).devices()
 	if err != nil {
 		return
 	}
 	for _, name := range t.pub.Filter.Interfaces {
 		if _, ok := devices[name]; !ok {
-			plan.Warn("filter %s: there is no interface %s in %s: weir serve attaches the filter when it comes, and weir apply does", t.pub.Filter.Name, name, t.pub.Netns)
+			plan.Warn("filter %s in %s: %s", t.pub.Filter.Name, t.pub.Netns, without(name))
 		}
 	}
 }
@@ -262,6 +268,9 @@ func differences(have, want *published) []string {
 	}
 	if have.Holder != want.Holder {
 		out = append(out, fmt.Sprintf("held by %s → %s", have.Holder, want.Holder))
+	}
+	if have.Raw != want.Raw {
+		out = append(out, "interfaces with another link layer")
 	}
 	if a.Default != b.Default {
 		out = append(out, fmt.Sprintf("default %s → %s", a.Default, b.Default))

@@ -25,6 +25,7 @@ const (
 	viewXTBPF     view = iota // socket filter asked by nftables: 1 drops, 0 does not
 	viewNetfilter             // NF_ACCEPT, NF_DROP
 	viewTC                    // TC_ACT_UNSPEC, TC_ACT_SHOT
+	viewTCRaw                 // the same, at devices whose packets begin with the IP header
 	viewXDP                   // XDP_PASS, XDP_DROP
 )
 
@@ -97,11 +98,12 @@ func (f Filter) checkRules(at string) []error {
 // place is that of the expression; rules that came from no file have none.
 func (r Rule) place() strictyaml.Pos { return r.Match.Pos }
 
-// load compiles a filter and loads its program. Maps in share are used in place
+// compileAndLoad compiles a filter and loads its program. Maps in share are used in place
 // of new ones; the lists of those that are new are filled.
-func (f Filter) load(share map[string]*ebpf.Map) (*kernel.Collection, [sha256.Size]byte, error) {
+func (p *published) compileAndLoad(share map[string]*ebpf.Map) (*kernel.Collection, [sha256.Size]byte, error) {
 	var hash [sha256.Size]byte
-	c, err := rules.compile(f, f.Hook.view())
+	f := p.Filter
+	c, err := rules.compile(f, p.view())
 	if err != nil {
 		return nil, hash, fmt.Errorf("filter %s: %w", f.Name, err)
 	}
@@ -129,8 +131,8 @@ func (c *compiled) hash() (sum [sha256.Size]byte) {
 }
 
 // hash of the program that this weir makes of a filter.
-func (f Filter) hash() (sum [sha256.Size]byte, err error) {
-	c, err := rules.compile(f, f.Hook.view())
+func (p *published) hash() (sum [sha256.Size]byte, err error) {
+	c, err := rules.compile(p.Filter, p.view())
 	if err != nil {
 		return sum, err
 	}

@@ -35,7 +35,7 @@ func (f *form) program() *ebpf.Program { return f.coll.Programs[programName] }
 
 // load makes a form of what is to be published. from is the form before, or nil.
 func (p *published) load(from *site) (*form, error) {
-	coll, hash, err := p.Filter.load(nil)
+	coll, hash, err := p.compileAndLoad(nil)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/cilium/ebpf"
@@ -16,9 +17,10 @@ import (
 
 // published is a filter as its pins describe it: the truth that attachments follow.
 type published struct {
-	Filter Filter            `json:"filter"` // defaults filled in
-	Netns  string            `json:"netns"`  // as people know the namespace
-	Holder holderName        `json:"holder"` // what its program is held by
+	Filter Filter            `json:"filter"`        // defaults filled in
+	Netns  string            `json:"netns"`         // as people know the namespace
+	Holder holderName        `json:"holder"`        // what its program is held by
+	Raw    bool              `json:"raw,omitempty"` // its devices have no link header: tunnels
 	Lists  map[string]string `json:"lists,omitempty"`
 	Before []string          `json:"before,omitempty"` // keys of the rules that map_before counts, by index
 	// Was is the form before, where it was held otherwise by something that has no link:
@@ -133,28 +135,74 @@ func (s *site) countsID() (ebpf.MapID, error) {
 	return id, nil
 }
 
-// devices are the interfaces of the filter that are there, by name.
-func (s *site) devices() (map[string]int, error) {
+// headers says which types of devices have an Ethernet header (true) and which have
+// none, as dev_is_mac_header_xmit tells them apart (include/linux/if_arp.h).
+var headers = map[string]bool{"ether": true, "loopback": true, "none": false, "void": false, "ipip": false, "tunnel6": false, "sit": false,
+	"gre": false, "ipgre": false, "ip6gre": false, "ppp": false, "rawip": false}
+
+// interfaces are the filter's interfaces that are there, by name.
+func (s *site) interfaces() (map[string]*netlink.LinkAttrs, error) {
 	var links []netlink.Link
 	err := s.ns.Do(func() (err error) { links, err = netlink.LinkList(); return err })
 	if err != nil {
 		return nil, fmt.Errorf("listing the interfaces of %s: %w", s.ns, err)
 	}
-	all := map[string]int{}
+	out := map[string]*netlink.LinkAttrs{}
 	for _, l := range links {
-		all[l.Attrs().Name] = l.Attrs().Index
-	}
-	out := map[string]int{}
-	for _, name := range s.pub.Filter.Interfaces {
-		if index, ok := all[name]; ok {
-			out[name] = index
+		if slices.Contains(s.pub.Filter.Interfaces, l.Attrs().Name) {
+			out[l.Attrs().Name] = l.Attrs()
 		}
 	}
 	return out, nil
 }
 
+// devices are the numbers of those interfaces of the filter that it can be attached
+// to now, by name; without says why it cannot be attached to another.
+func (s *site) devices() (out map[string]int, without func(name string) string, err error) {
+	all, err := s.interfaces()
+	if err != nil {
+		return nil, nil, err
+	}
+	out = map[string]int{}
+	for name, a := range all {
+		if ethernet, known := headers[a.EncapType]; known && ethernet != s.pub.Raw {
+			out[name] = a.Index
+		}
+	}
+	return out, func(name string) string {
+		a, ok := all[name]
+		if !ok {
+			return fmt.Sprintf("there is no interface %s: weir serve attaches the filter when it comes, and weir apply does", name)
+		}
+		if _, known := headers[a.EncapType]; !known {
+			return fmt.Sprintf("interface %s is of type %s, whose packets weir cannot read", name, a.EncapType)
+		}
+		return fmt.Sprintf("interface %s and the filter's others are not alike, some have an Ethernet header and some none: give it a filter of its own", name)
+	}, nil
+}
+
+// raw says whether the first interface that is there has no link header.
+func (s *site) raw() (bool, error) {
+	all, err := s.interfaces()
+	for _, name := range s.pub.Filter.Interfaces {
+		if a, ok := all[name]; ok {
+			ethernet, known := headers[a.EncapType]
+			return known && !ethernet, err
+		}
+	}
+	return false, err
+}
+
+// view is what the program sees of a packet.
+func (p *published) view() view {
+	if v := p.Filter.Hook.view(); v != viewTC || !p.Raw {
+		return v
+	}
+	return viewTCRaw
+}
+
 // program loads the published program once more, with its pinned maps.
 func (s *site) program() (*kernel.Collection, error) {
-	c, _, err := s.pub.Filter.load(sharedMaps(s.pins.Maps))
+	c, _, err := s.pub.compileAndLoad(sharedMaps(s.pins.Maps))
 	return c, err
 }

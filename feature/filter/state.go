@@ -127,7 +127,7 @@ func (f *FilterState) look(_ *kernel.Root, o *kernel.Opened) {
 
 // outdated says whether this weir would make another program of the filter's rules.
 func (f FilterState) outdated() bool {
-	hash, err := f.pub.Filter.hash()
+	hash, err := f.pub.hash()
 	return err == nil && hash != f.pub.meta.Object
 }
 
