@@ -241,7 +241,7 @@ func spans(op expr.Op, vs []expr.Value, bits int) []span {
 
 func (g *gen) integers(x expr.Operand, op expr.Op, vs []expr.Value, t, f label) {
 	ss := spans(op, vs, x.Bits())
-	if len(ss) == 1 && ss[0].lo == ss[0].hi && x.Part == expr.Whole {
+	if len(ss) == 1 && ss[0].lo == ss[0].hi && x.Part == expr.Whole && x.Field.ID != expr.TCPLen { // that one is in no memory
 		g.each(x, t, f, func(p place, _ expr.ID, t, f label) { g.equal(p, x, ss[0].lo, t, f) })
 		return
 	}
@@ -250,12 +250,6 @@ func (g *gen) integers(x expr.Operand, op expr.Op, vs []expr.Value, t, f label) 
 
 // equal compares a number as it stands in memory, where that is possible.
 func (g *gen) equal(p place, x expr.Operand, v uint64, t, f label) {
-	if p.size == 0 { // it is computed
-		g.value(p, x)
-		g.jump(asm.JEq.Imm32(asm.R0, int32(v), ""), t)
-		g.goTo(f)
-		return
-	}
 	full := uint32(1)<<(8*p.size.Sizeof()) - 1
 	mask := uint64(full)
 	if p.mask != 0 {
