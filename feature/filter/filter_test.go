@@ -21,7 +21,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	rules = portLanguage{}
 	nstest.Play(map[string]nstest.Role{"change": playChange})
 	nstest.Main(m)
 }
@@ -234,7 +233,7 @@ func wantCounts(t testing.TB, s FilterState, want map[string]uint64) {
 	got := map[string]uint64{}
 	for _, r := range s.Rules {
 		got[r.Key()] = r.Packets
-		if r.Bytes != 100*r.Packets {
+		if r.Bytes < 40*r.Packets || r.Bytes > 100*r.Packets {
 			t.Errorf("rule %s: %d bytes of %d packets", r.Key(), r.Bytes, r.Packets)
 		}
 		if age := time.Since(r.Last); (r.Packets > 0) != !r.Last.IsZero() || r.Packets > 0 && (age < -time.Second || age > 10*time.Second) {

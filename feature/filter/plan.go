@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -42,7 +43,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 		return n
 	}
 	return []kernel.Need{need(kernel.XDPProgram, HookXDP, HookXDPGeneric), kernel.TCXLink, need(kernel.ClsactFilter, HookClsact, HookTCX),
-		need(kernel.NetfilterLink, HookNetfilter), need(kernel.NFTMatch, HookNFT)}
+		need(kernel.NetfilterLink, HookNetfilter), need(compile.DynptrSkb, HookNetfilter), need(kernel.NFTMatch, HookNFT)}
 }
 
 // State implements feature.Feature.

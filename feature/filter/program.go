@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 )
@@ -29,11 +31,12 @@ const (
 	viewXDP                   // XDP_PASS, XDP_DROP
 )
 
-// program is the name of a compiled filter's program and the prefix of its maps.
+// What a compiled filter's program and its map of counts are called, and how its
+// maps' names begin.
 const (
-	programName = "filter"
+	programName = compile.ProgramName
 	mapPrefix   = "filter_"
-	countsMap   = "filter_counts"
+	countsMap   = compile.CountsName
 )
 
 // compiled is a filter that is not loaded yet.
@@ -44,31 +47,78 @@ type compiled struct {
 	fill func(maps map[string]*ebpf.Map) error
 }
 
-// placed is a mistake with its place in an expression.
-type placed struct {
-	Column int // from 1, in characters
-	Err    error
+// options are what the compiler is told of a hook.
+func (v view) options() compile.Options {
+	switch v {
+	case viewXTBPF:
+		return compile.Options{Hook: compile.XTBPF}
+	case viewNetfilter:
+		return compile.Options{Hook: compile.Netfilter}
+	case viewTC:
+		return compile.Options{Hook: compile.TC}
+	case viewTCRaw:
+		return compile.Options{Hook: compile.TC, Start: compile.IPHeader}
+	}
+	return compile.Options{Hook: compile.XDP}
 }
 
-func (p *placed) Error() string { return fmt.Sprintf("column %d: %v", p.Column, p.Err) }
-func (p *placed) Unwrap() error { return p.Err }
+var actions = map[Action]compile.Action{Pass: compile.Pass, Drop: compile.Drop, Count: compile.Count}
 
-// language is what checks and compiles rules.
-type language interface {
-	// check finds the mistakes of an expression at a hook.
-	check(match string, v view, lists map[string]string) error
-	compile(f Filter, v view) (*compiled, error)
+// parse reads the expression of a rule.
+func (r Rule) parse() (compile.Rule, error) {
+	e, err := expr.Parse(r.Match.Text)
+	return compile.Rule{Name: r.Name, Match: e, Action: actions[r.Action]}, err
 }
 
-// rules is the language of this build.
-var rules language = noLanguage{}
+// check finds the mistakes of a rule at a hook, whatever this kernel can.
+func (r Rule) check(f Filter) error {
+	rule, err := r.parse()
+	if err != nil {
+		return err
+	}
+	o := f.Hook.view().options()
+	o.Kernel = &compile.Kernel{}
+	if o.Lists, err = f.lists(false); err != nil {
+		return err
+	}
+	_, err = compile.Compile([]compile.Rule{rule}, o)
+	if e, ok := errors.AsType[*expr.Error](err); ok {
+		return e // which rule it is, the place in the file says
+	}
+	return err
+}
 
-var errNoLanguage = errors.New("this build of weir has no compiler of expressions")
+// compile makes one program of a filter's rules.
+func (f Filter) compile(v view) (*compiled, error) {
+	o := v.options()
+	o.Default = actions[f.Default]
+	var rules []compile.Rule
+	for i, r := range f.Rules {
+		rule, err := r.parse()
+		if err != nil {
+			return nil, fmt.Errorf("rule %d: %w", i+1, err)
+		}
+		rules = append(rules, rule)
+	}
+	var err error
+	if o.Lists, err = f.lists(true); err != nil {
+		return nil, err
+	}
+	p, err := compile.Compile(rules, o)
+	if err != nil {
+		return nil, err
+	}
+	return &compiled{spec: p.Spec}, nil
+}
 
-type noLanguage struct{}
-
-func (noLanguage) check(string, view, map[string]string) error { return errNoLanguage }
-func (noLanguage) compile(Filter, view) (*compiled, error)     { return nil, errNoLanguage }
+// lists are the filter's lists; without their contents only their names are known.
+func (f Filter) lists(bool) (map[string]compile.List, error) {
+	out := map[string]compile.List{}
+	for name := range f.Lists {
+		out[name] = compile.List{}
+	}
+	return out, nil
+}
 
 // view is that of the hook.
 func (h Hook) view() view {
@@ -88,7 +138,7 @@ func (h Hook) view() view {
 func (f Filter) checkRules(at string) []error {
 	var errs []error
 	for n, r := range f.Rules {
-		if err := rules.check(r.Match.Text, f.Hook.view(), f.Lists); err != nil {
+		if err := r.check(f); err != nil {
 			errs = append(errs, r.place().Errorf("%s.rules[%d].match: %w", at, n, err))
 		}
 	}
@@ -103,7 +153,7 @@ func (r Rule) place() strictyaml.Pos { return r.Match.Pos }
 func (p *published) compileAndLoad(share map[string]*ebpf.Map) (*kernel.Collection, [sha256.Size]byte, error) {
 	var hash [sha256.Size]byte
 	f := p.Filter
-	c, err := rules.compile(f, p.view())
+	c, err := f.compile(p.view())
 	if err != nil {
 		return nil, hash, fmt.Errorf("filter %s: %w", f.Name, err)
 	}
@@ -132,7 +182,7 @@ func (c *compiled) hash() (sum [sha256.Size]byte) {
 
 // hash of the program that this weir makes of a filter.
 func (p *published) hash() (sum [sha256.Size]byte, err error) {
-	c, err := rules.compile(p.Filter, p.view())
+	c, err := p.Filter.compile(p.view())
 	if err != nil {
 		return sum, err
 	}
