@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/service"
@@ -31,6 +32,7 @@ type Config struct {
 type ServiceConfig struct {
 	service.Spec `yaml:",inline"`
 	Steer        *steer.Options `yaml:"steer"`
+	Guard        *guard.Options `yaml:"guard"`
 }
 
 // LoadConfig reads and checks a file. Nothing of a file with an error is
@@ -76,18 +78,33 @@ func inOrderOfTheFile(a, b error) int {
 	return cmp.Or(cmp.Compare(x.Line, y.Line), cmp.Compare(x.Column, y.Column))
 }
 
-// steer is the steering part, services in order of name. A service with slots
-// or members is steered even if it has no steer section.
+// steer is the steering part, services in order of name. A service is steered even
+// if it has no steer section, unless it has another feature's and no members.
 func (c *Config) steer() (steer.Config, bool) {
 	out := steer.Config{Rate: c.Rate}
 	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
 		s := steer.Service{Spec: c.Services[name].Spec}
-		if o := c.Services[name].Steer; o != nil {
+		o := c.Services[name].Steer
+		if o == nil && c.Services[name].Guard != nil && len(s.Members) == 0 {
+			continue
+		}
+		if o != nil {
 			s.Options = *o
 		} else {
 			s.Options.Pos = s.Spec.Pos
 		}
 		out.Services = append(out.Services, s)
+	}
+	return out, len(out.Services) > 0
+}
+
+// guard is the guarding part, services in order of name.
+func (c *Config) guard() (guard.Config, bool) {
+	var out guard.Config
+	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
+		if o := c.Services[name].Guard; o != nil {
+			out.Services = append(out.Services, guard.Service{Spec: c.Services[name].Spec, Options: *o})
+		}
 	}
 	return out, len(out.Services) > 0
 }

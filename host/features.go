@@ -9,6 +9,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
 )
@@ -18,6 +19,7 @@ import (
 // upgrade, examine, measure) is found by type assertion.
 var parts = []part{
 	partOf(steer.Feature{}, (*Config).steer),
+	partOf(guard.Feature{}, (*Config).guard),
 	partOf(filter.Feature{}, (*Config).filter),
 }
 
@@ -82,4 +84,4 @@ func Features() []string {
 }
 
 // SetVersion has the features record this version of weir in what they pin.
-func SetVersion(v string) { steer.Version, filter.Version = v, v }
+func SetVersion(v string) { steer.Version, guard.Version, filter.Version = v, v, v }

@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
 )
@@ -24,6 +25,7 @@ import (
 // Reader answers the reading commands.
 type Reader interface {
 	Status(ctx context.Context) (Status, error)
+	Guards(ctx context.Context) (guard.State, error)
 	Filters(ctx context.Context) (filter.State, error)
 	Devices(ctx context.Context, service string) (Devices, error)
 	Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (Places, error)
@@ -35,6 +37,7 @@ type Reader interface {
 // Status is what all features show of themselves.
 type Status struct {
 	steer.State
+	Guards  []guard.GuardState   `json:"guards,omitempty"`
 	Filters []filter.FilterState `json:"filters,omitempty"`
 }
 
@@ -73,8 +76,16 @@ func (p pins) Status(ctx context.Context) (Status, error) {
 		return Status{State: st}, err
 	}
 	st.CountMisplaced(ctx)
+	g, err := p.Guards(ctx)
+	if err != nil {
+		return Status{State: st}, err
+	}
 	f, err := p.Filters(ctx)
-	return Status{st, f.Filters}, err
+	return Status{st, g.Guards, f.Filters}, err
+}
+
+func (p pins) Guards(ctx context.Context) (guard.State, error) {
+	return guard.ReadState(ctx, p.Root)
 }
 
 func (p pins) Filters(ctx context.Context) (filter.State, error) {
@@ -129,6 +140,10 @@ type remote struct {
 
 func (r remote) Status(ctx context.Context) (st Status, err error) {
 	return st, r.get(ctx, "/v1/status", nil, &st)
+}
+
+func (r remote) Guards(ctx context.Context) (st guard.State, err error) {
+	return st, r.get(ctx, "/v1/guard/status", nil, &st)
 }
 
 func (r remote) Filters(ctx context.Context) (st filter.State, err error) {

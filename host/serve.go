@@ -156,6 +156,7 @@ func (h *Host) handler() http.Handler {
 		})
 	}
 	answer("/v1/status", func(r *http.Request) (any, error) { return direct.Status(r.Context()) })
+	answer("/v1/guard/status", func(r *http.Request) (any, error) { return direct.Guards(r.Context()) })
 	answer("/v1/filter/list", func(r *http.Request) (any, error) { return direct.Filters(r.Context()) })
 	answer("/v1/steer/status", func(r *http.Request) (any, error) {
 		st, err := direct.Status(r.Context())

@@ -3,7 +3,6 @@
 package kernel
 
 import (
-
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 

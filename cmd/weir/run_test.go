@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // What a daemon is given, and that its exit status is the command's.
@@ -61,13 +62,24 @@ func TestRunForwardsSignals(t *testing.T) {
 		}
 	}
 	want("up")
+	// sh runs a trap once read returns, and weir may forward a signal only after the line that came with it.
+	ended := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-ended:
+				return
+			case <-time.After(20 * time.Millisecond):
+				fmt.Fprintln(w)
+			}
+		}
+	}()
+	defer close(ended)
 	for name, sig := range map[string]syscall.Signal{"HUP": syscall.SIGHUP, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2} {
 		c.Process.Signal(sig)
-		fmt.Fprintln(w) // sh runs a trap once read returns
 		want(name)
 	}
 	c.Process.Signal(syscall.SIGTERM)
-	fmt.Fprintln(w)
 	c.Wait()
 	if got := c.ProcessState.ExitCode(); got != 5 {
 		t.Errorf("it ended with %d, want 5", got)

@@ -17,7 +17,7 @@ import (
 
 func statusCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Show what is there: services, slots, members, filters", Args: cobra.NoArgs,
+		Use: "status", Short: "Show what is there: services, slots, members, guards, filters", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			st, err := g.reader().Status(cmd.Context())
 			if err != nil {
@@ -35,15 +35,22 @@ func statusCommand(g *globals) *cobra.Command {
 }
 
 func printStatus(w io.Writer, st host.Status, now time.Time) {
-	if len(st.Filters) == 0 {
+	others := len(st.Guards)+len(st.Filters) > 0
+	if !others || len(st.Services)+len(st.Bound) > 0 {
 		printSummary(w, st.State)
-		return
 	}
-	if len(st.Services)+len(st.Bound) > 0 {
-		printSummary(w, st.State)
-		fmt.Fprintln(w)
+	if len(st.Guards) > 0 {
+		if len(st.Services)+len(st.Bound) > 0 {
+			fmt.Fprintln(w)
+		}
+		printGuards(w, st.Guards)
 	}
-	printFilters(w, st.Filters, now)
+	if len(st.Filters) > 0 {
+		if len(st.Services)+len(st.Bound)+len(st.Guards) > 0 {
+			fmt.Fprintln(w)
+		}
+		printFilters(w, st.Filters, now)
+	}
 }
 
 func printSummary(w io.Writer, st steer.State) {

@@ -21,6 +21,9 @@ type Feature struct{}
 var (
 	_ feature.Feature[Config, State] = Feature{}
 	_ feature.Upgrader               = Feature{}
+	_ feature.Mender                 = Feature{}
+	_ feature.Measured               = Feature{}
+	_ feature.Examiner               = Feature{}
 )
 
 // Name implements feature.Feature.
@@ -94,6 +97,9 @@ func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) e
 	}
 	return nil
 }
+
+// Mend implements feature.Mender.
+func (Feature) Mend(l *kernel.WriteLock) error { return Mend(l) }
 
 // Remove implements feature.Feature.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {

@@ -60,8 +60,26 @@ type Tier struct {
 	Refused uint64 `json:"refused"`
 }
 
+// TierOf says what sources a tier's packets are of.
+type TierOf struct{ Name, About string }
+
 // tiers are enum guard_tier, in its order.
-var tiers = []string{"reserved", "earned", "above", "seen", "fresh", "heavy"}
+var tiers = []TierOf{
+	{"reserved", "stay within what they have reserved"},
+	{"earned", "stay within what they have long shown, but could not reserve"},
+	{"above", "exceed it, but not by much"},
+	{"seen", "were seen before"},
+	{"fresh", "were never seen, or forgotten"},
+	{"heavy", "take far more than their share, or belong to a pattern that does"},
+}
+
+// Tiers are the tiers of packets, the one that may most first.
+func Tiers() []TierOf { return tiers }
+
+// Service are the guards of a service, one for each namespace that has it.
+func (st State) Service(name string) []GuardState {
+	return slices.DeleteFunc(slices.Clone(st.Guards), func(g GuardState) bool { return g.Service != name })
+}
 
 const (
 	verdictMalformed = 6
@@ -238,7 +256,7 @@ func (s *guardGuardState) read(now uint64) Counts {
 		c.Passed += n[0]
 		c.Refused += n[1]
 		if v < len(tiers) {
-			c.Tiers[tiers[v]] = Tier{n[0], n[1]}
+			c.Tiers[tiers[v].Name] = Tier{n[0], n[1]}
 		}
 	}
 	c.Malformed = sum[verdictMalformed][1]

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/guard"
+)
+
+func guardCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "guard", Short: "Limits of UDP floods, and who is being dropped",
+		Long: `A guard bounds how many datagrams a service gets, and gives priority to clients by
+what they have earned; it finds the pattern of an attack by itself. Guards stand
+in the configuration (guard: {limit: 20kpps} in a service); weir apply puts them
+in place, and changes their limits while they run.`,
+	}
+	c.AddCommand(guardStatus(g), guardGrant())
+	return c
+}
+
+func guardStatus(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "status [SERVICE]", Short: "What guards have let pass and refused, and whom they refuse", Args: cobra.MaximumNArgs(1),
+		Long: `Show guards: what has passed and what was refused, by the tier of what a packet's
+source has earned, and the patterns of what is being refused (hosts, networks,
+source ports, destinations) with their packets per second over the last seconds.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			st, err := g.reader().Guards(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if len(args) > 0 {
+				if st.Guards = st.Service(args[0]); len(st.Guards) == 0 {
+					return fmt.Errorf("service %q has no guard: weir guard status shows all", args[0])
+				}
+			}
+			if g.json {
+				return printJSON(cmd, st)
+			}
+			if len(st.Guards) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "no guards: a service gets one by guard: {limit: 20kpps} in weir.yaml")
+				return nil
+			}
+			for i, s := range st.Guards {
+				if i > 0 {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				printGuard(cmd.OutOrStdout(), s)
+			}
+			return nil
+		},
+	}
+	jsonFlag(c, g)
+	return c
+}
+
+// printGuards shows guards in a line each.
+func printGuards(w io.Writer, guards []guard.GuardState) {
+	t := newTable(w, "GUARD", "LIMIT", "PASSED", "REFUSED", "NOW", "AT", "NETNS")
+	for _, g := range guards {
+		t.row(g.Service, guardLimit(g), g.Passed, g.Refused, guardNow(g), g.At, g.Netns)
+	}
+	t.flush()
+	for _, g := range guards {
+		if g.Problem != "" {
+			fmt.Fprintf(w, "%s: %s\n", g.Service, g.Problem)
+		}
+	}
+}
+
+func guardLimit(g guard.GuardState) string {
+	var out []string
+	if g.Limit != 0 {
+		out = append(out, g.Limit.String())
+	}
+	if g.Each != 0 {
+		out = append(out, "each "+g.Each.String())
+	}
+	if g.DryRun {
+		out = append(out, "dry run")
+	}
+	return strings.Join(out, ", ")
+}
+
+func guardNow(g guard.GuardState) string {
+	if g.UnderAttack {
+		return "refusing"
+	}
+	return "calm"
+}
+
+// printGuard shows one guard in detail.
+func printGuard(w io.Writer, g guard.GuardState) {
+	fmt.Fprintf(w, "%s: %s, limit %s, at %s, in %s\n", g.Service, strings.Join(g.Listen, ", "), guardLimit(g), g.At, g.Netns)
+	if g.Problem != "" {
+		fmt.Fprintf(w, "  ! %s\n", g.Problem)
+	}
+	fmt.Fprintf(w, "  %s; %d sources have reserved %.0f packets a second\n", guardNow(g), g.Holders, g.Reserved)
+	t := newTable(w, "  TIER", "PASSED", "REFUSED", "OF SOURCES THAT")
+	for _, tier := range guard.Tiers() {
+		t.row("  "+tier.Name, g.Tiers[tier.Name].Passed, g.Tiers[tier.Name].Refused, tier.About)
+	}
+	if g.Malformed > 0 {
+		t.row("  malformed", 0, g.Malformed, "send headers that cannot be read")
+	}
+	t.row("  all", g.Passed, g.Refused, "")
+	t.flush()
+	if len(g.Top) > 0 {
+		t = newTable(w, "  REFUSED NOW", "ABOUT PPS")
+		for _, p := range g.Top {
+			t.row("  "+p.String(), fmt.Sprintf("%.0f", p.PPS))
+		}
+		t.flush()
+	}
+	if len(g.Destinations) > 0 {
+		t = newTable(w, "  DESTINATION", "PASSED", "REFUSED")
+		for _, d := range g.Destinations {
+			t.row("  "+d.Address.String(), d.Passed, d.Refused)
+		}
+		t.flush()
+	}
+}

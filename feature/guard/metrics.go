@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/kernel"
+)
+
+// collector reads the pins anew for every scrape: it keeps nothing.
+type collector struct{ root *kernel.Root }
+
+// Collector implements feature.Measured.
+func (Feature) Collector(r *kernel.Root) prometheus.Collector { return collector{r} }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("weir_guard_"+name, help, append([]string{"service", "netns"}, labels...), nil)
+}
+
+var (
+	packetsDesc   = desc("packets_total", "Packets that a guard decided, by the tier of what their source has earned.", "tier", "verdict")
+	malformedDesc = desc("malformed_packets_total", "Packets that were refused because their headers cannot be read to their end.")
+	limitDesc     = desc("limit_packets_per_second", "The limit of all packets of the service.")
+	reservedDesc  = desc("reserved_packets_per_second", "What known sources have reserved of the limit.")
+	holdersDesc   = desc("holders", "Sources that have reserved a part of the limit.")
+	attackDesc    = desc("under_attack", "Whether something was refused in the last few seconds.")
+	dryDesc       = desc("dry_run", "Whether what is refused passes all the same.")
+	topDesc       = desc("top_refused_packets_per_second", "Refused packets of the heaviest patterns, about.", "level", "pattern")
+	problemDesc   = desc("problem", "Whether something keeps the guard from deciding.")
+	upDesc        = prometheus.NewDesc("weir_guard_up", "Whether the pins could be read.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{packetsDesc, malformedDesc, limitDesc, reservedDesc, holdersDesc, attackDesc, dryDesc, topDesc, problemDesc, upDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	st, err := ReadState(context.Background(), c.root)
+	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, number(err == nil))
+	seen := map[string]bool{}
+	for _, g := range st.Guards {
+		id := g.Service + "\n" + g.Netns
+		if seen[id] {
+			continue // of a namespace that went, and another of the name came: no label tells them apart
+		}
+		seen[id] = true
+		g.collect(func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{g.Service, g.Netns}, labels...)...)
+		})
+	}
+}
+
+func (g GuardState) collect(send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
+	for tier, n := range g.Tiers {
+		send(packetsDesc, prometheus.CounterValue, float64(n.Passed), tier, "passed")
+		send(packetsDesc, prometheus.CounterValue, float64(n.Refused), tier, "refused")
+	}
+	send(malformedDesc, prometheus.CounterValue, float64(g.Malformed))
+	send(limitDesc, prometheus.GaugeValue, float64(g.Limit))
+	send(reservedDesc, prometheus.GaugeValue, g.Reserved)
+	send(holdersDesc, prometheus.GaugeValue, float64(g.Holders))
+	send(attackDesc, prometheus.GaugeValue, number(g.UnderAttack))
+	send(dryDesc, prometheus.GaugeValue, number(g.DryRun))
+	send(problemDesc, prometheus.GaugeValue, number(g.Problem != ""))
+	for _, p := range g.Top {
+		send(topDesc, prometheus.GaugeValue, p.PPS, p.Level, p.String())
+	}
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Examine implements feature.Examiner: guards that do not decide where they should.
+func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
+	st, err := ReadState(ctx, r)
+	var out []feature.Finding
+	for _, g := range st.Guards {
+		if g.Problem != "" {
+			out = append(out, feature.Finding{Object: g.Service, Text: g.Problem})
+		}
+	}
+	if len(st.outdated) > 0 {
+		out = append(out, feature.Finding{Object: "guards", Text: "their programs are another weir's", Remedy: "weir upgrade puts this one's in their place; no packet is missed"})
+	}
+	return out, err
+}
