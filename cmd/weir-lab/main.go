@@ -17,8 +17,8 @@ import (
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/compare"
 	"github.com/weir-project/weir/lab/dispatch"
-	"github.com/weir-project/weir/lab/peers"
 	_ "github.com/weir-project/weir/lab/guard"
+	"github.com/weir-project/weir/lab/peers"
 	_ "github.com/weir-project/weir/lab/table"
 	_ "github.com/weir-project/weir/lab/telemetry"
 )

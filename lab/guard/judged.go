@@ -110,8 +110,8 @@ func (x *experiment) tally(verdicts []verdict) {
 	worst := worsts{}
 	for _, v := range verdicts {
 		n := v.side.name
+		worst.least(n+"legit_kept_"+v.Name, v.LegitKept)
 		if v.LegitCounts {
-			worst.least(n+"legit_kept_"+v.Name, v.LegitKept)
 			worst.least(n+"legit_kept_min", v.LegitKept)
 			worst.least(n+"client_kept_min", v.MinClient)
 		}
