@@ -162,7 +162,7 @@ static __always_inline int guard_strange(struct guard_view *v, const struct guar
 	__u64 key = s->control.seed[1];
 	__u32 packets = 1, at = p->now >> 8;
 
-	if (tier == GUARD_FRESH &&
+	if (tier == GUARD_FRESH && v->limits->interval &&
 	    (__s64)(guard_read(s->total.debt) + v->limits->interval - v->ticks) >
 		    guard_threshold(v, GUARD_FRESH, v->limits->depth)) {
 		if (v->dice >> 40 & 3)
@@ -175,32 +175,29 @@ static __always_inline int guard_strange(struct guard_view *v, const struct guar
 			   v->limits->pattern, packets);
 }
 
-/* guard_spend_both takes credit of the destination and of the total, or of neither. */
+/*
+ * guard_spend_both takes credit of the destination and of the total, or of neither: whether it did. Who
+ * refused is under attack from now on: a flood of one destination leaves the others calm.
+ */
 static __always_inline int guard_spend_both(struct guard_view *v, __u32 tier)
 {
 	const struct guard_limits *l = v->limits;
+	struct guard_total *t = &v->state->total;
 	struct guard_target *d = v->target;
 
 	if (d && !guard_spend(&d->debt, v->ticks, l->target_interval,
-			      guard_threshold(v, tier, l->target_depth)))
-		return 0;
-	if (l->interval && !guard_spend(&v->state->total.debt, v->ticks, l->interval,
-					guard_threshold(v, tier, l->depth))) {
-		if (d)
-			guard_refund(&d->debt, l->target_interval);
+			      guard_threshold(v, tier, l->target_depth))) {
+		d->hot = v->epoch;
 		return 0;
 	}
-	return 1;
-}
-
-static __always_inline void guard_refused(struct guard_view *v)
-{
-	if (v->state->total.hot != v->epoch)
-		v->state->total.hot = v->epoch;
-	if (v->target) {
-		v->target->hot = v->epoch;
-		__sync_fetch_and_add(&v->target->refused, 1);
-	}
+	if (!l->interval ||
+	    guard_spend(&t->debt, v->ticks, l->interval, guard_threshold(v, tier, l->depth)))
+		return 1;
+	if (d)
+		guard_refund(&d->debt, l->target_interval);
+	if (t->hot != v->epoch)
+		t->hot = v->epoch;
+	return 0;
 }
 
 #define GUARD_PASSES 256 /* of the result of guard_decide, beside the tier */
@@ -265,7 +262,10 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 			__sync_fetch_and_add(&target->passed, 1);
 		return tier | GUARD_PASSES;
 	}
-	guard_refused(&v);
+	if (strange < 0 && t->hot != v.epoch)
+		t->hot = v.epoch;
+	if (target)
+		__sync_fetch_and_add(&target->refused, 1);
 	return tier | ((v.dice >> 32) % GUARD_TOP_SAMPLE ? 0 : GUARD_SAMPLE);
 }
 

@@ -72,9 +72,8 @@ struct guard_control {
 /* What all sources share; what is written at different rates lies on lines of its own. */
 struct guard_total {
 	__u64 debt; /* the theoretical arrival time of GCRA; written once a packet that passes */
-	__u64 pad0[7];
 	__u64 insert_debt; /* the same of insert_interval */
-	__u64 pad1[7];
+	__u64 pad1[6];
 	__u32 epoch; /* in which the next three were worked out */
 	__u32 hot;   /* epoch of the last packet that was refused */
 	__u32 fair; /* packets an epoch: the limit over the sources that behaved in the last epoch */

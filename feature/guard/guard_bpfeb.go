@@ -57,9 +57,8 @@ type guardGuardState struct {
 	Total struct {
 		_          structs.HostLayout
 		Debt       uint64
-		Pad0       [7]uint64
 		InsertDebt uint64
-		Pad1       [7]uint64
+		Pad1       [6]uint64
 		Epoch      uint32
 		Hot        uint32
 		Fair       uint32
@@ -124,17 +123,18 @@ type guardGuardTopEntry struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	guardMapGuardEach       = "guard_each"
-	guardMapGuardListens    = "guard_listens"
-	guardMapGuardOne        = "guard_one"
-	guardMapGuardStates     = "guard_states"
-	guardMapGuardTargets    = "guard_targets"
-	guardProgGuardCgroup    = "guard_cgroup"
-	guardProgGuardSocket    = "guard_socket"
-	guardProgGuardXdp       = "guard_xdp"
-	guardVarGuardClock      = "guard_clock"
-	guardVarGuardClockGiven = "guard_clock_given"
-	guardVarGuardNetns      = "guard_netns"
+	guardMapGuardEach           = "guard_each"
+	guardMapGuardListens        = "guard_listens"
+	guardMapGuardOne            = "guard_one"
+	guardMapGuardStates         = "guard_states"
+	guardMapGuardTargets        = "guard_targets"
+	guardProgGuardCgroup        = "guard_cgroup"
+	guardProgGuardSocket        = "guard_socket"
+	guardProgGuardXdp           = "guard_xdp"
+	guardVarGuardClock          = "guard_clock"
+	guardVarGuardClockGiven     = "guard_clock_given"
+	guardVarGuardCountersShared = "guard_counters_shared"
+	guardVarGuardNetns          = "guard_netns"
 )
 
 // loadGuard returns the embedded CollectionSpec for guard.
@@ -199,9 +199,10 @@ type guardMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type guardVariableSpecs struct {
-	GuardClock      *ebpf.VariableSpec `ebpf:"guard_clock"`
-	GuardClockGiven *ebpf.VariableSpec `ebpf:"guard_clock_given"`
-	GuardNetns      *ebpf.VariableSpec `ebpf:"guard_netns"`
+	GuardClock          *ebpf.VariableSpec `ebpf:"guard_clock"`
+	GuardClockGiven     *ebpf.VariableSpec `ebpf:"guard_clock_given"`
+	GuardCountersShared *ebpf.VariableSpec `ebpf:"guard_counters_shared"`
+	GuardNetns          *ebpf.VariableSpec `ebpf:"guard_netns"`
 }
 
 // guardObjects contains all objects after they have been loaded into the kernel.
@@ -245,9 +246,10 @@ func (m *guardMaps) Close() error {
 //
 // It can be passed to loadGuardObjects or ebpf.CollectionSpec.LoadAndAssign.
 type guardVariables struct {
-	GuardClock      *ebpf.Variable `ebpf:"guard_clock"`
-	GuardClockGiven *ebpf.Variable `ebpf:"guard_clock_given"`
-	GuardNetns      *ebpf.Variable `ebpf:"guard_netns"`
+	GuardClock          *ebpf.Variable `ebpf:"guard_clock"`
+	GuardClockGiven     *ebpf.Variable `ebpf:"guard_clock_given"`
+	GuardCountersShared *ebpf.Variable `ebpf:"guard_counters_shared"`
+	GuardNetns          *ebpf.Variable `ebpf:"guard_netns"`
 }
 
 // guardPrograms contains all programs after they have been loaded into the kernel.

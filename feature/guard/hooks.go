@@ -79,14 +79,18 @@ func openHooks(l *kernel.WriteLock, ref string, inode uint64) (_ *hooks, err err
 	if !errors.Is(err, kernel.ErrNotExist) {
 		return h, err
 	}
-	c, err := load(constants{}, nil, Cgroup, XDP)
+	spec, err := loadGuard()
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{}}
 	for pin, name := range sharedMaps {
-		pins.Maps[pin] = c.Maps[name]
+		m, err := ebpf.NewMap(spec.Maps[name])
+		if err != nil {
+			return nil, fmt.Errorf("making the map %s: %w", name, err)
+		}
+		defer m.Close()
+		pins.Maps[pin] = m
 	}
 	if err := l.Publish(hooksInstance(h.scope), h.meta(), pins); err != nil {
 		return nil, err
@@ -102,8 +106,8 @@ func (h *hooks) meta() kernel.Meta {
 	return m
 }
 
-// programs loads the programs over the shared maps.
-func (h *hooks) programs() (*kernel.Collection, error) {
+// programs loads the programs of some hooks over the shared maps.
+func (h *hooks) programs(at ...Hook) (*kernel.Collection, error) {
 	c := constants{}
 	if kernel.PacketNetnsCookie.Check() == nil {
 		cookie, err := h.ns.Cookie()
@@ -116,7 +120,7 @@ func (h *hooks) programs() (*kernel.Collection, error) {
 	for pin, name := range sharedMaps {
 		share[name] = h.pins.Maps[pin]
 	}
-	return load(c, share, Cgroup, XDP)
+	return load(c, share, at...)
 }
 
 // place is where a link goes.
@@ -276,7 +280,13 @@ func (h *hooks) link(guards []published) error {
 	if len(missing) == 0 {
 		return nil
 	}
-	c, err := h.programs()
+	var at []Hook
+	for _, p := range missing {
+		if !slices.Contains(at, p.hook) {
+			at = append(at, p.hook)
+		}
+	}
+	c, err := h.programs(at...)
 	if err != nil {
 		return err
 	}
@@ -317,18 +327,32 @@ func upgradeHooks(l *kernel.WriteLock, scope string) error {
 		return err
 	}
 	defer h.close()
-	c, err := h.programs()
-	if err != nil {
-		return err
-	}
-	defer c.Close()
 	names, err := h.pins.Links()
 	if err != nil {
 		return err
 	}
+	var at []Hook
+	for _, name := range names {
+		if hook := hookOf(name); !slices.Contains(at, hook) {
+			at = append(at, hook)
+		}
+	}
+	c, err := h.programs(at...)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
 	pins := kernel.Pins{Maps: h.pins.Maps}
 	return l.Upgrade(hooksInstance(scope), kernel.Upgrade{Meta: h.meta(), Pins: pins, Keep: names,
 		Swap: func() error { return h.moveLinks(c, names) }})
+}
+
+// hookOf is where a link is, by its name.
+func hookOf(link string) Hook {
+	if link == linkCgroup {
+		return Cgroup
+	}
+	return XDP
 }
 
 func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
@@ -337,11 +361,7 @@ func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
 		if err != nil {
 			return err
 		}
-		hook := XDP
-		if name == linkCgroup {
-			hook = Cgroup
-		}
-		err = kernel.MoveLink(ln, c.Programs[hook.program()])
+		err = kernel.MoveLink(ln, c.Programs[hookOf(name).program()])
 		ln.Close()
 		if err != nil {
 			return fmt.Errorf("moving link %s to the new program: %w", name, err)

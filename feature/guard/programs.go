@@ -32,6 +32,8 @@ type constants struct {
 	clockGiven bool   // tests give the time
 }
 
+const counterSets = 64 // GUARD_COUNTERS
+
 // load loads the programs of some hooks, over maps that exist already.
 func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Collection, error) {
 	spec, err := loadGuard()
@@ -43,6 +45,13 @@ func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Colle
 	}
 	if c.clockGiven {
 		if err := spec.Variables[guardVarGuardClockGiven].Set(uint32(1)); err != nil {
+			return nil, err
+		}
+	}
+	if cpus, err := ebpf.PossibleCPU(); err != nil {
+		return nil, err
+	} else if cpus > counterSets {
+		if err := spec.Variables[guardVarGuardCountersShared].Set(uint32(1)); err != nil {
 			return nil, err
 		}
 	}

@@ -73,9 +73,8 @@ type batchGuardState struct {
 	Total struct {
 		_          structs.HostLayout
 		Debt       uint64
-		Pad0       [7]uint64
 		InsertDebt uint64
-		Pad1       [7]uint64
+		Pad1       [6]uint64
 		Epoch      uint32
 		Hot        uint32
 		Fair       uint32
@@ -138,20 +137,21 @@ type batchGuardTargetKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	batchMapGuardEach       = "guard_each"
-	batchMapGuardEntries    = "guard_entries"
-	batchMapGuardListens    = "guard_listens"
-	batchMapGuardOne        = "guard_one"
-	batchMapGuardStates     = "guard_states"
-	batchMapGuardTargets    = "guard_targets"
-	batchProgGuardBatch     = "guard_batch"
-	batchProgGuardCgroup    = "guard_cgroup"
-	batchProgGuardSocket    = "guard_socket"
-	batchProgGuardXdp       = "guard_xdp"
-	batchVarGuardBatchSize  = "guard_batch_size"
-	batchVarGuardClock      = "guard_clock"
-	batchVarGuardClockGiven = "guard_clock_given"
-	batchVarGuardNetns      = "guard_netns"
+	batchMapGuardEach           = "guard_each"
+	batchMapGuardEntries        = "guard_entries"
+	batchMapGuardListens        = "guard_listens"
+	batchMapGuardOne            = "guard_one"
+	batchMapGuardStates         = "guard_states"
+	batchMapGuardTargets        = "guard_targets"
+	batchProgGuardBatch         = "guard_batch"
+	batchProgGuardCgroup        = "guard_cgroup"
+	batchProgGuardSocket        = "guard_socket"
+	batchProgGuardXdp           = "guard_xdp"
+	batchVarGuardBatchSize      = "guard_batch_size"
+	batchVarGuardClock          = "guard_clock"
+	batchVarGuardClockGiven     = "guard_clock_given"
+	batchVarGuardCountersShared = "guard_counters_shared"
+	batchVarGuardNetns          = "guard_netns"
 )
 
 // loadBatch returns the embedded CollectionSpec for batch.
@@ -218,10 +218,11 @@ type batchMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type batchVariableSpecs struct {
-	GuardBatchSize  *ebpf.VariableSpec `ebpf:"guard_batch_size"`
-	GuardClock      *ebpf.VariableSpec `ebpf:"guard_clock"`
-	GuardClockGiven *ebpf.VariableSpec `ebpf:"guard_clock_given"`
-	GuardNetns      *ebpf.VariableSpec `ebpf:"guard_netns"`
+	GuardBatchSize      *ebpf.VariableSpec `ebpf:"guard_batch_size"`
+	GuardClock          *ebpf.VariableSpec `ebpf:"guard_clock"`
+	GuardClockGiven     *ebpf.VariableSpec `ebpf:"guard_clock_given"`
+	GuardCountersShared *ebpf.VariableSpec `ebpf:"guard_counters_shared"`
+	GuardNetns          *ebpf.VariableSpec `ebpf:"guard_netns"`
 }
 
 // batchObjects contains all objects after they have been loaded into the kernel.
@@ -267,10 +268,11 @@ func (m *batchMaps) Close() error {
 //
 // It can be passed to loadBatchObjects or ebpf.CollectionSpec.LoadAndAssign.
 type batchVariables struct {
-	GuardBatchSize  *ebpf.Variable `ebpf:"guard_batch_size"`
-	GuardClock      *ebpf.Variable `ebpf:"guard_clock"`
-	GuardClockGiven *ebpf.Variable `ebpf:"guard_clock_given"`
-	GuardNetns      *ebpf.Variable `ebpf:"guard_netns"`
+	GuardBatchSize      *ebpf.Variable `ebpf:"guard_batch_size"`
+	GuardClock          *ebpf.Variable `ebpf:"guard_clock"`
+	GuardClockGiven     *ebpf.Variable `ebpf:"guard_clock_given"`
+	GuardCountersShared *ebpf.Variable `ebpf:"guard_counters_shared"`
+	GuardNetns          *ebpf.Variable `ebpf:"guard_netns"`
 }
 
 // batchPrograms contains all programs after they have been loaded into the kernel.

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// udpServer is a socket that counts what it gets.
+type udpServer struct{ *net.UDPConn }
+
+func listenUDP(t testing.TB, address string) udpServer {
+	t.Helper()
+	c, err := net.ListenPacket("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	u := c.(*net.UDPConn)
+	if err := u.SetReadBuffer(8 << 20); err != nil {
+		t.Fatal(err)
+	}
+	return udpServer{u}
+}
+
+// received empties the queue: how many datagrams waited in it.
+func (s udpServer) received(t testing.TB) (n int) {
+	t.Helper()
+	b := make([]byte, 2048)
+	for {
+		if err := s.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := s.ReadFromUDP(b); errors.Is(err, os.ErrDeadlineExceeded) {
+			return n
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+}
+
+// flood sends n datagrams of random bytes, and says how long that took.
+func flood(t testing.TB, to net.Addr, n int) time.Duration {
+	t.Helper()
+	c, err := net.Dial("udp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	b := make([]byte, 64)
+	start := time.Now()
+	for range n {
+		rand.Read(b)
+		if _, err := c.Write(b); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Fatal(err)
+		}
+	}
+	return time.Since(start)
+}
+
+// most is how many packets may pass a limit within a time: what comes in it, and the debt that it may have.
+func most(l Limit, d time.Duration) int {
+	depth := max(0.12, 8/float64(l))
+	return int(float64(l)*(d.Seconds()+depth)) + 1
+}
+
+func TestAttach(t *testing.T) {
+	need(t)
+	nstest.Enter(t)
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} { // the last gets IPv4 as well
+		t.Run(address, func(t *testing.T) {
+			s := listenUDP(t, address)
+			flood(t, s.LocalAddr(), 500)
+			if n := s.received(t); n != 500 {
+				t.Fatalf("without a guard %d of 500 came", n)
+			}
+			const limit = 100
+			g, err := Attach(s, limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer g.Close()
+			took := flood(t, s.LocalAddr(), 5000)
+			n := s.received(t)
+			if n == 0 || n > most(limit, took) {
+				t.Errorf("%d of 5000 came in %v: want 1 to %d", n, took, most(limit, took))
+			}
+			if c := g.Counts(); c.Passed != uint64(n) || c.Passed+c.Refused != 5000 || !c.UnderAttack {
+				t.Errorf("%d came, counted %+v", n, c)
+			}
+			g.SetLimits(Limits{Total: limit, Dry: true})
+			flood(t, s.LocalAddr(), 500)
+			if n := s.received(t); n != 500 {
+				t.Errorf("in a dry run %d of 500 came", n)
+			}
+		})
+	}
+}
+
+// TestAttachTop has one source flood: the patterns say who it was.
+func TestAttachTop(t *testing.T) {
+	need(t)
+	nstest.Enter(t)
+	s := listenUDP(t, "127.0.0.1:0")
+	g, err := Attach(s, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	flood(t, s.LocalAddr(), 20_000)
+	found := map[string]string{}
+	for _, p := range g.Counts().Top {
+		if found[p.Level] == "" {
+			found[p.Level] = p.Prefix
+		}
+	}
+	want := map[string]string{"host": "127.0.0.1/32", "net": "127.0.0.0/24", "wide": "127.0.0.0/16", "port": "", "destination": s.LocalAddr().String()}
+	for level, prefix := range want {
+		if got, ok := found[level]; !ok || got != prefix {
+			t.Errorf("level %s: %q, want %q (all: %v)", level, got, prefix, found)
+		}
+	}
+}
+
+// TestAttachLeavesFilters has an application with a filter of its own keep it.
+func TestAttachLeavesFilters(t *testing.T) {
+	need(t)
+	nstest.Enter(t)
+	s := listenUDP(t, "127.0.0.1:0")
+	raw, err := s.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Nothing passes it.
+	drop := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	var inner error
+	err = raw.Control(func(fd uintptr) {
+		inner = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop[0]})
+	})
+	if err := errors.Join(err, inner); err != nil {
+		t.Fatal(err)
+	}
+	if g, err := Attach(s, 100); !errors.Is(err, kernel.ErrOccupied) {
+		t.Fatalf("%v, %v: want ErrOccupied", g, err)
+	}
+	flood(t, s.LocalAddr(), 10)
+	if n := s.received(t); n != 0 {
+		t.Errorf("%d of 10 came: its own filter is gone", n)
+	}
+	// A guard is a filter, too: a second one is not put in its place.
+	s = listenUDP(t, "127.0.0.1:0")
+	g, err := Attach(s, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if _, err := Attach(s, 100); !errors.Is(err, kernel.ErrOccupied) {
+		t.Errorf("a second guard: %v, want ErrOccupied", err)
+	}
+}
+
+func TestAttachRefuses(t *testing.T) {
+	need(t)
+	nstest.Enter(t)
+	s := listenUDP(t, "127.0.0.1:0")
+	for _, l := range []Limit{0, MaxLimit + 1} {
+		if _, err := Attach(s, l); err == nil {
+			t.Errorf("limit %d: no error", uint64(l))
+		}
+	}
+	for _, env := range []string{"x", "3", "998,999", ",", "0,0"} {
+		t.Setenv(GrantEnv, env)
+		if _, err := Attach(s, 100); err == nil || !strings.Contains(err.Error(), GrantEnv) {
+			t.Errorf("%s=%q: %v, want an error that names it", GrantEnv, env, err)
+		}
+	}
+}
+
+// runAttach is an application: it guards a socket, tells where it is, and on each line of input what came.
+func runAttach([]string) error {
+	s, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	g, err := Attach(s.(*net.UDPConn), 50)
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	fmt.Println(s.LocalAddr())
+	var line string
+	if _, err := fmt.Scanln(&line); err != nil {
+		return err
+	}
+	n, b := 0, make([]byte, 2048)
+	for {
+		if err := s.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			return err
+		}
+		if _, _, err := s.ReadFrom(b); err != nil {
+			break
+		}
+		n++
+	}
+	c := g.Counts()
+	fmt.Println(n, c.Passed, c.Refused)
+	return nil
+}
+
+const nobody = 65534
+
+// TestGrant gives a guard to an application that has no right at all.
+func TestGrant(t *testing.T) {
+	need(t)
+	nstest.Enter(t)
+	c := nstest.Child("attach")
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), "weir guard grant") {
+		t.Fatalf("without a grant: %v, %s; want an error that tells of weir guard grant", err, out)
+	}
+
+	g, err := NewGrant(50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	c = nstest.Child("attach")
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	c.ExtraFiles = g.Files()
+	c.Env = append(c.Environ(), g.Env(3))
+	p := nstest.Start(t, c)
+	address, ok := p.Line()
+	if !ok {
+		t.Fatal(p.Wait())
+	}
+	to, err := net.ResolveUDPAddr("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	took := flood(t, to, 3000)
+	p.Tell("go")
+	line, _ := p.Line()
+	var came, passed, refused int
+	if _, err := fmt.Sscan(line, &came, &passed, &refused); err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	if came == 0 || came > most(50, took) || came != passed || passed+refused != 3000 {
+		t.Errorf("%d of 3000 came in %v, counted %d and %d", came, took, passed, refused)
+	}
+}

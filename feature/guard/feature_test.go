@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// limited sends a flood to a socket that is guarded, and holds what came to the limit.
+func limited(t testing.TB, s udpServer, l Limit) {
+	t.Helper()
+	const n = 4000
+	took := flood(t, s.LocalAddr(), n)
+	if came := s.received(t); came == 0 || came > most(l, took) {
+		t.Errorf("%s: %d of %d came in %v: want 1 to %d", s.LocalAddr(), came, n, took, most(l, took))
+	}
+}
+
+// unlimited sends as much, and wants all of it.
+func unlimited(t testing.TB, s udpServer) {
+	t.Helper()
+	flood(t, s.LocalAddr(), 400)
+	if came := s.received(t); came != 400 {
+		t.Errorf("%s: %d of 400 came", s.LocalAddr(), came)
+	}
+}
+
+func TestServiceAtSockets(t *testing.T) {
+	w := newWorld(t, kernel.CgroupIngress)
+	dns := func(o Options) Service { return guarded(t, "dns", o, "udp :5300", "tcp :5300") }
+	v4, v6, other := listenUDP(t, "127.0.0.1:5300"), listenUDP(t, "[::1]:5300"), listenUDP(t, "127.0.0.1:5301")
+
+	if said := w.apply(dns(Options{Limit: 100})); !slices.Equal(said, []string{"create guard of service dns: limit 100pps, at its sockets"}) {
+		t.Errorf("the plan says %q", said)
+	}
+	limited(t, v4, 100)
+	limited(t, v6, 100)
+	unlimited(t, other)
+	if said := w.apply(dns(Options{Limit: 100})); len(said) > 0 {
+		t.Errorf("a second apply would %q", said)
+	}
+	before := w.state("dns")
+	if before.Problem != "" || before.Refused == 0 || !before.UnderAttack {
+		t.Errorf("its state is %+v", before)
+	}
+
+	// A change of the limit is a change and no new guard: what it knows stays.
+	if said := w.apply(dns(Options{Limit: 50})); !slices.Equal(said, []string{"change guard of service dns: limit 100pps → 50pps"}) {
+		t.Errorf("the plan says %q", said)
+	}
+	limited(t, v4, 50)
+	if after := w.state("dns"); after.Refused <= before.Refused {
+		t.Errorf("refused %d, then %d: its counts were lost", before.Refused, after.Refused)
+	}
+
+	// So does what a member's restart leaves behind.
+	v4.Close()
+	v4 = listenUDP(t, "127.0.0.1:5300")
+	limited(t, v4, 50)
+
+	w.apply(dns(Options{Limit: 50, DryRun: true}))
+	before = w.state("dns")
+	unlimited(t, v4)
+	if after := w.state("dns"); after.Refused == before.Refused {
+		t.Error("in a dry run nothing is counted as refused")
+	}
+
+	if said := w.apply(); !slices.Equal(said, []string{"remove guard of service dns"}) {
+		t.Errorf("the plan says %q", said)
+	}
+	unlimited(t, v4)
+	if left := w.pinned(); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// TestOtherNamespace has a guard leave the same port of another namespace alone.
+func TestOtherNamespace(t *testing.T) {
+	w := newWorld(t, kernel.CgroupIngress, kernel.PacketNetnsCookie)
+	w.apply(guarded(t, "dns", Options{Limit: 50}, "udp :5300"))
+	limited(t, listenUDP(t, "127.0.0.1:5300"), 50)
+	err := netns.InNew(func() error {
+		if err := netns.LoopbackUp(); err != nil {
+			return err
+		}
+		unlimited(t, listenUDP(t, "127.0.0.1:5300"))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestEachDestination limits each address by itself.
+func TestEachDestination(t *testing.T) {
+	w := newWorld(t, kernel.CgroupIngress)
+	w.apply(guarded(t, "dns", Options{Each: 50}, "udp 127.0.0.0/8:5300"))
+	a, b := listenUDP(t, "127.0.0.1:5300"), listenUDP(t, "127.0.0.2:5300")
+	limited(t, a, 50)
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 5)}, b.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 3 {
+		if _, err := c.Write([]byte("query")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := b.received(t); n != 3 {
+		t.Errorf("%d of 3 datagrams of another source to the other address came", n)
+	}
+	d := w.state("dns").Destinations
+	if len(d) != 2 || d[0].Address != netip.MustParseAddrPort("127.0.0.1:5300") || d[0].Refused == 0 || d[1].Refused != 0 || d[1].Passed != 3 {
+		t.Errorf("destinations: %+v", d)
+	}
+}
+
+// TestTwoServices has each of two guards count its own, the longer prefix first.
+func TestTwoServices(t *testing.T) {
+	w := newWorld(t, kernel.CgroupIngress)
+	w.apply(guarded(t, "all", Options{Limit: 1000}, "udp 127.0.0.0/8:5300"), guarded(t, "one", Options{Limit: 50}, "udp 127.0.0.9:5300"))
+	limited(t, listenUDP(t, "127.0.0.9:5300"), 50)
+	if g := w.state("all"); g.Passed+g.Refused != 0 {
+		t.Errorf("the service beside has counted %+v", g.Counts)
+	}
+	limited(t, listenUDP(t, "127.0.0.1:5300"), 1000)
+}
+
+func TestServiceAtInterfaces(t *testing.T) {
+	need(t, kernel.XDPProgram)
+	wire := nstest.NewWire(t)
+	w := &world{t, kernel.OpenRoot(t.TempDir())}
+	_ = w
+	root := kernel.OpenRoot(nstest.BPFFS + "/weir-interfaces")
+	w.root = root
+	dns := func(o Options) Service {
+		s := guarded(t, "dns", o, "udp :5300")
+		s.Netns = wire.NameB
+		return s
+	}
+	w.apply(dns(Options{Limit: 100, Interfaces: []string{nstest.WireDevice}}))
+	defer w.apply()
+	for _, a := range []netip.Addr{wire.B4, wire.B6} {
+		to := netip.AddrPortFrom(a, 5300)
+		var s udpServer
+		if err := wire.B.Do(func() error { s = listenUDP(t, to.String()); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if err := wire.A.Do(func() error { limited(t, s, 100); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if err := wire.B.Do(func() error { unlimited(t, s); return nil }); err != nil { // over lo
+			t.Fatal(err)
+		}
+		s.Close()
+	}
+	if g := w.state("dns"); g.Problem != "" {
+		t.Errorf("problem: %s", g.Problem)
+	}
+	// From the interface to the sockets: the same guard decides elsewhere.
+	if kernel.CgroupIngress.Check() != nil {
+		return
+	}
+	before := w.state("dns").Refused
+	if said := w.apply(dns(Options{Limit: 100})); len(said) != 1 || !strings.Contains(said[0], "at XDP of w0 → its sockets") {
+		t.Errorf("the plan says %q", said)
+	}
+	err := wire.B.Do(func() error { limited(t, listenUDP(t, "127.0.0.1:5300"), 100); return nil })
+	if after := w.state("dns").Refused; err != nil || after <= before {
+		t.Errorf("%v; refused %d, then %d", err, before, after)
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	for want, s := range map[string]Service{
+		"no limit":          guarded(t, "a", Options{}, "udp :53"),
+		"listens to no UDP": guarded(t, "a", Options{Limit: 5}, "tcp :53"),
+		"an empty name":     guarded(t, "a", Options{Limit: 5, Interfaces: []string{""}}, "udp :53"),
+	} {
+		c := Config{[]Service{s}}
+		if errs := c.Validate(); len(errs) != 1 || !strings.Contains(errs[0].Error(), want) {
+			t.Errorf("%v: want one that says %q", errs, want)
+		}
+	}
+	w := newWorld(t)
+	for want, services := range map[string][]Service{
+		`interface "nil0"`:                 {guarded(t, "a", Options{Limit: 5, Interfaces: []string{"nil0"}}, "udp :53")},
+		"is guarded by service a already":  {guarded(t, "a", Options{Limit: 5}, "udp :53"), guarded(t, "b", Options{Limit: 5}, "udp4 :53")},
+		"has more than 8 guarded prefixes": {guarded(t, "a", Options{Limit: 5}, "udp 10.0.0.1:53", "udp 10.0.0.2:53", "udp 10.0.0.3:53", "udp 10.0.0.4:53", "udp 10.0.0.5:53", "udp 10.0.0.6:53", "udp 10.0.0.7:53", "udp 10.0.0.8:53", "udp 10.0.0.9:53")},
+	} {
+		if said, err := applyTo(w.root, Config{services}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q, %v: want an error that says %q", said, err, want)
+		}
+	}
+}
+
+// TestKilled kills the first apply, a change and a removal at each of their steps: what was there before holds until
+// the next command, which finishes.
+func TestKilled(t *testing.T) {
+	w := newWorld(t, kernel.CgroupIngress)
+	s := listenUDP(t, "127.0.0.1:5300")
+	a := guarded(t, "dns", Options{Limit: 100}, "udp :5300")
+	b := guarded(t, "dns", Options{Limit: 50}, "udp :5300", "udp :5302")
+	for _, c := range []struct {
+		name     string
+		from, to []Service
+		limit    Limit // afterwards
+	}{{"create", nil, []Service{a}, 100}, {"change", []Service{a}, []Service{b}, 50}, {"remove", []Service{b}, nil, 0}} {
+		for step := 0; ; step++ {
+			w.apply(c.from...)
+			ended := w.killedApply(step, c.to...)
+			if len(c.from) > 0 && len(c.to) > 0 {
+				limited(t, s, 100) // the old limit or the new one
+			}
+			w.apply(c.to...)
+			if c.limit > 0 {
+				if p := w.state("dns").Problem; p != "" {
+					t.Errorf("%s, killed after %d steps: %s", c.name, step, p)
+				}
+				limited(t, s, c.limit)
+			} else if left := w.pinned(); len(left) > 0 {
+				t.Errorf("%s, killed after %d steps: left behind %q", c.name, step, left)
+			}
+			if ended {
+				if step < 3 {
+					t.Errorf("%s: only %d steps", c.name, step)
+				}
+				break
+			}
+			if testing.Short() {
+				step += 4
+			}
+		}
+	}
+}
+
+// TestUpgrade has another weir's programs replaced under their links; the guard's state stays.
+func TestUpgrade(t *testing.T) {
+	w := newWorld(t, kernel.CgroupIngress)
+	s := listenUDP(t, "127.0.0.1:5300")
+	mine := _GuardBytes
+	_GuardBytes = append(slices.Clone(mine), 0) // ELF does not mind
+	w.apply(guarded(t, "dns", Options{Limit: 50}, "udp :5300"))
+	_GuardBytes = mine
+	limited(t, s, 50)
+	before := w.state("dns")
+	for i, want := range []int{1, 0} {
+		p, err := Feature{}.PlanUpgrade(context.Background(), w.root)
+		if err != nil || len(p.Steps) != want {
+			t.Fatalf("turn %d: %v, %v; want %d steps", i, p.Steps, err, want)
+		}
+		l := w.lock()
+		err = Feature{}.Apply(context.Background(), l, p)
+		l.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	limited(t, s, 50)
+	if after := w.state("dns"); after.Problem != "" || after.Refused <= before.Refused {
+		t.Errorf("after the upgrade: %+v", after)
+	}
+}
+
+// TestTCPPasses has connections to a guarded service's port work while it is flooded.
+func TestTCPPasses(t *testing.T) {
+	w := newWorld(t, kernel.CgroupIngress)
+	w.apply(guarded(t, "dns", Options{Limit: 1}, "udp :5300", "tcp :5300"))
+	limited(t, listenUDP(t, "127.0.0.1:5300"), 1)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Port: 5300, Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(fd, 50)); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		c, err := net.Dial("tcp", "127.0.0.1:5300")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+}

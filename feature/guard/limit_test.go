@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestParseLimit(t *testing.T) {
+	for text, want := range map[string]Limit{"1": 1, "500": 500, "500/s": 500, "500pps": 500, "20kpps": 20_000, "1.5Mpps": 1_500_000,
+		"1Gpps": MaxLimit, "0.5kpps": 500, "20 kpps": 20_000} {
+		if got, err := ParseLimit(text); err != nil || got != want {
+			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "pps", "0", "-1", "1.5", "2Gpps", "1e3x", "20 kbps", "NaN", "inf", "20kpps/s"} {
+		if got, err := ParseLimit(text); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%q: %d, %v; want an error that names it", text, got, err)
+		}
+	}
+}
+
+func TestLimitString(t *testing.T) {
+	for l, want := range map[Limit]string{1: "1pps", 1500: "1500pps", 20_000: "20kpps", 1_500_000: "1500kpps", 3_000_000: "3Mpps", 0: "no limit"} {
+		if got := l.String(); got != want {
+			t.Errorf("%d: %q, want %q", uint64(l), got, want)
+		}
+		if l == 0 {
+			continue
+		}
+		if back, err := ParseLimit(l.String()); err != nil || back != l {
+			t.Errorf("%d read back: %d, %v", uint64(l), back, err)
+		}
+	}
+}
+
+// TestLayoutRates holds the intervals to the limits: within a per mille from 1 pps to 10 Mpps.
+func TestLayoutRates(t *testing.T) {
+	for _, l := range []Limit{1, 3, 100, 999, 20_000, 1_234_567, 10_000_000} {
+		g := Limits{Total: l}.layout()
+		rate := ticksPerSecond / float64(g.Interval)
+		if off := rate/float64(l) - 1; off < -0.001 || off > 0.001 {
+			t.Errorf("%s: an interval of %d ticks is %.2f pps", l, g.Interval, rate)
+		}
+		if g.Depth < 8*g.Interval {
+			t.Errorf("%s: a depth of less than eight packets", l)
+		}
+	}
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+func TestMain(m *testing.M) {
+	nstest.Play(map[string]nstest.Role{"attach": runAttach, "apply": runApply})
+	nstest.Main(m)
+}
+
+// need skips where the kernel lacks what every guard needs.
+func need(t testing.TB, more ...kernel.Need) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	for _, n := range append(more, kernel.CompareAndSwap) {
+		if err := n.Check(); err != nil {
+			t.Skip("need: kernel", err)
+		}
+	}
+}
