@@ -51,6 +51,7 @@ func (x *experiment) judge(ctx context.Context) error {
 	scenes := x.scenarios()
 	for i := range x.seeds {
 		for _, s := range scenes {
+			s.IPv6 = s.IPv6 || i%2 == 1 // every other seed is of IPv6 in all scenarios
 			for _, who := range x.judged {
 				jobs = append(jobs, job{s, who, x.env.Seed + uint64(i)})
 			}
@@ -148,10 +149,10 @@ func (x *experiment) explain(verdicts []verdict) {
 			continue
 		}
 		if v.LegitCounts && v.LegitKept < legitKept {
-			x.result.Note("%s, seed %d: %.4f of clients' packets kept, of the worst client's %.3f", v.Name, v.seed, v.LegitKept, v.MinClient)
+			x.result.Note("%s, seed %d, IPv6 %t: %.4f of clients' packets kept, of the worst client's %.3f", v.Name, v.seed, v.IPv6, v.LegitKept, v.MinClient)
 		}
 		if v.AcceptedOverLimitWorstSecond > overLimit {
-			x.result.Note("%s, seed %d: %.3f of the limit accepted in the worst second", v.Name, v.seed, v.AcceptedOverLimitWorstSecond)
+			x.result.Note("%s, seed %d, IPv6 %t: %.3f of the limit accepted in the worst second", v.Name, v.seed, v.IPv6, v.AcceptedOverLimitWorstSecond)
 		}
 	}
 }
