@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -40,6 +41,30 @@ type Upgrader interface {
 	// PlanUpgrade says whose programs are another weir's and what would change.
 	// It changes nothing.
 	PlanUpgrade(ctx context.Context, r *kernel.Root) (Plan, error)
+}
+
+// Mender is implemented by features whose changes a killed command can leave half
+// done: the next one that takes the lock finishes them.
+type Mender interface {
+	Mend(l *kernel.WriteLock) error
+}
+
+// Examiner is implemented by features that can say what would make them useless on
+// a running host, for doctor.
+type Examiner interface {
+	Examine(ctx context.Context, r *kernel.Root) ([]Finding, error)
+}
+
+// Finding is something about what runs that an operator should know.
+type Finding struct {
+	Object string // what it is about: the name of a service, of a filter
+	Text   string
+	Remedy string
+}
+
+// Measured is implemented by features that have metrics.
+type Measured interface {
+	Collector(r *kernel.Root) prometheus.Collector
 }
 
 // Logger receives what a Runner did, one sentence a call, with key-value pairs

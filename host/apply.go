@@ -38,11 +38,16 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 	if _, err := c.gid(); err != nil {
 		return feature.Plan{}, err
 	}
-	st, err := steer.ReadState(ctx, h.Root)
-	if err != nil {
-		return feature.Plan{}, err
+	var all feature.Plan
+	for _, f := range parts {
+		p, err := f.plan(ctx, h.Root, c)
+		if err != nil {
+			return feature.Plan{}, err
+		}
+		all.Steps = append(all.Steps, p.Steps...)
+		all.Warnings = append(all.Warnings, p.Warnings...)
 	}
-	return steer.Feature{}.Plan(ctx, st, c.steer())
+	return all, nil
 }
 
 // Foresee says which TCP sessions Apply would have reset.
@@ -51,7 +56,8 @@ func (h *Host) Foresee(ctx context.Context, c *Config) ([]steer.Foreseen, error)
 	if err != nil {
 		return nil, err
 	}
-	return steer.ForeseeApply(ctx, st, c.steer())
+	want, _ := c.steer()
+	return steer.ForeseeApply(ctx, st, want)
 }
 
 // Apply makes the host match the configuration, after mending what a killed
@@ -62,8 +68,12 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if err != nil {
 		return err
 	}
-	if err := kernel.Require(steer.Feature{}.Needs(c.steer())); err != nil {
-		return err
+	for _, f := range parts {
+		if f.uses(c) {
+			if err := kernel.Require(f.needs(c)); err != nil {
+				return err
+			}
+		}
 	}
 	l, err := h.Root.Lock(ctx)
 	if err != nil {
@@ -92,15 +102,20 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 
 // Remove takes a feature's state away, or every feature's if name is empty.
 func (h *Host) Remove(ctx context.Context, name string) error {
-	if name != "" && name != steer.Name {
-		return fmt.Errorf("no feature %q: there is %s", name, steer.Name)
+	some, err := partsNamed(name)
+	if err != nil {
+		return err
 	}
 	l, err := h.Root.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
-	return steer.Feature{}.Remove(ctx, l)
+	var errs []error
+	for _, f := range some {
+		errs = append(errs, f.remove(ctx, l))
+	}
+	return errors.Join(errs...)
 }
 
 // gid is the group that may read.

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 
+	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/service"
@@ -20,6 +22,7 @@ type Config struct {
 	strictyaml.Pos `yaml:"-"`
 	Group          string                    `yaml:"group"` // may read; default: weir, if there is such a group
 	Services       map[string]*ServiceConfig `yaml:"services"`
+	Filter         []filter.Filter           `yaml:"filter"`
 
 	Rate *steer.Rate `yaml:"-"` // of resets after this change; nil: what each service says
 }
@@ -53,8 +56,11 @@ func ParseConfig(path string, data []byte) (*Config, error) {
 		}
 		s.Name = name
 	}
-	sc := c.steer()
-	if errs := sc.Validate(); len(errs) > 0 {
+	var errs []error
+	for _, f := range parts {
+		errs = append(errs, f.validate(c)...)
+	}
+	if len(errs) > 0 {
 		slices.SortStableFunc(errs, inOrderOfTheFile)
 		return nil, errors.Join(errs...)
 	}
@@ -72,7 +78,7 @@ func inOrderOfTheFile(a, b error) int {
 
 // steer is the steering part, services in order of name. A service with slots
 // or members is steered even if it has no steer section.
-func (c *Config) steer() steer.Config {
+func (c *Config) steer() (steer.Config, bool) {
 	out := steer.Config{Rate: c.Rate}
 	for _, name := range slices.Sorted(maps.Keys(c.Services)) {
 		s := steer.Service{Spec: c.Services[name].Spec}
@@ -83,5 +89,12 @@ func (c *Config) steer() steer.Config {
 		}
 		out.Services = append(out.Services, s)
 	}
-	return out
+	return out, len(out.Services) > 0
+}
+
+// filter is the filtering part.
+func (c *Config) filter() (filter.Config, bool) {
+	out := filter.Config{Filters: slices.Clone(c.Filter)}
+	out.InDirectory(filepath.Dir(c.Pos.File))
+	return out, len(out.Filters) > 0
 }

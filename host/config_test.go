@@ -81,7 +81,7 @@ func TestGoodConfigs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sc := c.steer()
+		sc, _ := c.steer()
 		if err := errors.Join(sc.Validate()...); err != nil { // fills in the defaults
 			t.Error(err)
 		}
@@ -130,7 +130,7 @@ func FuzzConfig(f *testing.F) {
 			}
 			return
 		}
-		sc := c.steer()
+		sc, _ := c.steer()
 		if errs := sc.Validate(); len(errs) > 0 {
 			t.Errorf("parsed, but not valid: %v", errs)
 		}

@@ -9,7 +9,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -53,8 +53,19 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 	if uid := os.Geteuid(); uid != 0 {
 		d.User = fmt.Sprintf("uid %d", uid)
 	}
-	for _, n := range (steer.Feature{}).Needs(steer.Config{}) {
-		f := Finding{Feature: steer.Name, Check: n.Name, Since: n.Since, Level: "ok", Optional: n.Optional}
+	for _, f := range parts {
+		d.probe(f)
+	}
+	for _, f := range parts {
+		d.examine(ctx, h.Root, f)
+	}
+	return d
+}
+
+// probe looks for what a feature needs of the kernel.
+func (d *Diagnosis) probe(p part) {
+	for _, n := range p.needs(&Config{}) {
+		f := Finding{Feature: p.name, Check: n.Name, Since: n.Since, Level: "ok", Optional: n.Optional}
 		if err := n.Probe(); err != nil {
 			f.Level, f.Text, f.Remedy = "missing", err.Error(), n.RemedyFor(err)
 			if n.Optional {
@@ -63,14 +74,21 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 		}
 		d.Findings = append(d.Findings, f)
 	}
-	findings, err := steer.Examine(ctx, h.Root)
+}
+
+// examine looks at what runs.
+func (d *Diagnosis) examine(ctx context.Context, r *kernel.Root, p part) {
+	x, ok := p.feature.(feature.Examiner)
+	if !ok {
+		return
+	}
+	findings, err := x.Examine(ctx, r)
 	if err != nil && !errors.Is(err, kernel.ErrUnreadable) {
-		d.Findings = append(d.Findings, Finding{Feature: steer.Name, Check: "pins", Level: "warning", Text: err.Error()})
+		d.Findings = append(d.Findings, Finding{Feature: p.name, Check: "pins", Level: "warning", Text: err.Error()})
 	}
 	for _, f := range findings {
-		d.Findings = append(d.Findings, Finding{Feature: steer.Name, Check: f.Service, Level: "warning", Text: f.Text, Remedy: f.Remedy})
+		d.Findings = append(d.Findings, Finding{Feature: p.name, Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
 	}
-	return d
 }
 
 func kernelRelease() string {

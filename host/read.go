@@ -16,18 +16,26 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
 )
 
 // Reader answers the reading commands.
 type Reader interface {
-	Status(ctx context.Context) (steer.State, error)
+	Status(ctx context.Context) (Status, error)
+	Filters(ctx context.Context) (filter.State, error)
 	Devices(ctx context.Context, service string) (Devices, error)
 	Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (Places, error)
 	Templates(ctx context.Context, service string) (steer.TemplateState, error)
 	Bindings(ctx context.Context, netns string) ([]steer.Binding, error)
 	Named(ctx context.Context, netns string) ([]steer.Named, error)
+}
+
+// Status is what all features show of themselves.
+type Status struct {
+	steer.State
+	Filters []filter.FilterState `json:"filters,omitempty"`
 }
 
 // Devices are the sources of one service.
@@ -59,10 +67,18 @@ func (h *Host) Reader(socket string) Reader {
 
 type pins struct{ *Host }
 
-func (p pins) Status(ctx context.Context) (steer.State, error) {
+func (p pins) Status(ctx context.Context) (Status, error) {
 	st, err := steer.ReadState(ctx, p.Root)
+	if err != nil {
+		return Status{State: st}, err
+	}
 	st.CountMisplaced(ctx)
-	return st, err
+	f, err := p.Filters(ctx)
+	return Status{st, f.Filters}, err
+}
+
+func (p pins) Filters(ctx context.Context) (filter.State, error) {
+	return filter.ReadState(ctx, p.Root)
 }
 
 func (p pins) Devices(ctx context.Context, service string) (Devices, error) {
@@ -111,8 +127,12 @@ type remote struct {
 	why    error // reading the pins failed with this
 }
 
-func (r remote) Status(ctx context.Context) (st steer.State, err error) {
-	return st, r.get(ctx, "/v1/steer/status", nil, &st)
+func (r remote) Status(ctx context.Context) (st Status, err error) {
+	return st, r.get(ctx, "/v1/status", nil, &st)
+}
+
+func (r remote) Filters(ctx context.Context) (st filter.State, err error) {
+	return st, r.get(ctx, "/v1/filter/list", nil, &st)
 }
 
 func (r remote) Devices(ctx context.Context, service string) (d Devices, err error) {

@@ -43,7 +43,7 @@ func readAll(r Reader) answers {
 	}
 	ctx := context.Background()
 	if st, err := r.Status(ctx); err == nil {
-		a.Status = &st
+		a.Status = &st.State
 	} else {
 		keep(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
 	"golang.org/x/sync/errgroup"
 )
@@ -69,7 +70,11 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		o.Log.Info("collectors may register themselves", "socket", o.Register)
 		g.Go(func() error { return serveRegister(ctx, l, h.registerHandler(o)) })
 	}
-	g.Go(func() error { return steer.Feature{}.Run(ctx, h.Root, o.Log) })
+	for _, f := range parts {
+		if r, ok := f.feature.(feature.Runner); ok {
+			g.Go(func() error { return r.Run(ctx, h.Root, o.Log) })
+		}
+	}
 	return g.Wait()
 }
 
@@ -121,14 +126,20 @@ func bindUnix(path string) (net.Listener, error) {
 // may not read the pins themselves.
 func (h *Host) handler() http.Handler {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		steer.NewCollector(h.Root))
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	for _, f := range parts {
+		if m, ok := f.feature.(feature.Measured); ok {
+			reg.MustRegister(m.Collector(h.Root))
+		}
+	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
-		if _, err := steer.ReadState(r.Context(), h.Root); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+		for _, f := range parts {
+			if err := f.read(r.Context(), h.Root); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
 		}
 		fmt.Fprintln(w, "ok")
 	})
@@ -144,7 +155,12 @@ func (h *Host) handler() http.Handler {
 			json.NewEncoder(w).Encode(v)
 		})
 	}
-	answer("/v1/steer/status", func(r *http.Request) (any, error) { return direct.Status(r.Context()) })
+	answer("/v1/status", func(r *http.Request) (any, error) { return direct.Status(r.Context()) })
+	answer("/v1/filter/list", func(r *http.Request) (any, error) { return direct.Filters(r.Context()) })
+	answer("/v1/steer/status", func(r *http.Request) (any, error) {
+		st, err := direct.Status(r.Context())
+		return st.State, err
+	})
 	answer("/v1/steer/devices", func(r *http.Request) (any, error) {
 		return direct.Devices(r.Context(), r.FormValue("service"))
 	})

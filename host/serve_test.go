@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -205,7 +206,8 @@ func checkMetrics(t *testing.T, body string, patterns ...string) {
 		}
 	}
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (weir_\S*) (\S+)`).FindAllStringSubmatch(body, -1) {
-		if !strings.HasPrefix(m[1], "weir_steer_") || (m[2] == "counter") != strings.HasSuffix(m[1], "_total") {
+		ofFeature := slices.ContainsFunc(Features(), func(f string) bool { return strings.HasPrefix(m[1], "weir_"+f+"_") })
+		if !ofFeature || (m[2] == "counter") != strings.HasSuffix(m[1], "_total") {
 			t.Errorf("metric %s is a %s", m[1], m[2])
 		}
 	}

@@ -8,20 +8,15 @@ import (
 	"fmt"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
 )
-
-// features are all of weir's; what each can do beside the common is found by
-// type assertion.
-var features = []any{steer.Feature{}}
 
 // UpgradePlan says which programs of another weir this one would replace. It
 // changes nothing.
 func (h *Host) UpgradePlan(ctx context.Context) (feature.Plan, error) {
 	var all feature.Plan
-	for _, f := range features {
-		if u, ok := f.(feature.Upgrader); ok {
+	for _, f := range parts {
+		if u, ok := f.feature.(feature.Upgrader); ok {
 			p, err := u.PlanUpgrade(ctx, h.Root)
 			if err != nil {
 				return feature.Plan{}, err
@@ -61,4 +56,12 @@ func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 }
 
 // mend finishes what killed commands left, an upgrade among them.
-func mend(l *kernel.WriteLock) error { return steer.Mend(l) }
+func mend(l *kernel.WriteLock) error {
+	var errs []error
+	for _, f := range parts {
+		if m, ok := f.feature.(feature.Mender); ok {
+			errs = append(errs, m.Mend(l))
+		}
+	}
+	return errors.Join(errs...)
+}

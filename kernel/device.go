@@ -34,11 +34,14 @@ var TCXLink = Need{Name: "tcx links", Since: "6.6", Optional: true,
 	For:    "filters of a device's packets that a link holds; without them tc filters (clsact) do it",
 	Remedy: "use a newer kernel", Probe: probeTCX}
 
-func (a TCX) String() string {
+func (a TCX) String() string { return a.Kind() + " of " + a.Device }
+
+// Kind is what the place is, whichever the device.
+func (a TCX) Kind() string {
 	if a.Egress {
-		return "tcx egress of " + a.Device
+		return "tcx egress"
 	}
-	return "tcx ingress of " + a.Device
+	return "tcx ingress"
 }
 
 func (a TCX) hook() ebpf.AttachType {
@@ -105,11 +108,14 @@ type XDP struct {
 var XDPProgram = Need{Name: "XDP programs", Since: "4.8", Optional: true,
 	For: "hook: xdp and xdp-generic", Remedy: "use hook: tcx", Probe: probeProgram(ebpf.XDP)}
 
-func (a XDP) String() string {
+func (a XDP) String() string { return a.Kind() + " of " + a.Device }
+
+// Kind is what the place is, whichever the device.
+func (a XDP) Kind() string {
 	if a.Generic {
-		return "generic XDP of " + a.Device
+		return "generic XDP"
 	}
-	return "XDP of " + a.Device
+	return "XDP"
 }
 
 // Attach implements Attachment.

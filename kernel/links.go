@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 )
 
 // AddLink pins one more link of a published instance, such as that of a device
@@ -22,10 +23,17 @@ func (l *WriteLock) AddLink(i Instance, name string, ln Link) error {
 	return setRights(path, false, l.gid())
 }
 
-// RemoveLink takes one link of a published instance away, which detaches it. A
-// link that is gone is no error.
+// RemoveLink detaches one link of a published instance and takes it away. The
+// kernel lets go of a link that is only unpinned in its own time; this one does not
+// run any more when RemoveLink returns. A link that is gone is no error.
 func (l *WriteLock) RemoveLink(i Instance, name string) error {
-	err := os.Remove(filepath.Join(l.dirPath(i), linkPrefix+name))
+	path := filepath.Join(l.dirPath(i), linkPrefix+name)
+	if ln, err := link.LoadPinnedLink(path, nil); err == nil {
+		_ = ln.Detach() // its device may be gone, or the kernel only unpin such links
+		ln.Close()
+		Step("link:detached")
+	}
+	err := os.Remove(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("removing link %s of %s: %w", name, i, err)
 	}
@@ -50,13 +58,10 @@ func MoveLink(ln Link, p *ebpf.Program) error { return replaceProgram(ln, p) }
 const programPin = "prog_attaching"
 
 // WithPinned pins a program beside a published instance while f runs: some places
-// take a program only by its path. Killed meanwhile, the pin goes with the instance,
-// or with the next call.
+// take a program only by its path. Killed meanwhile, the next Lock
+// takes the pin away.
 func (l *WriteLock) WithPinned(i Instance, p *ebpf.Program, f func(path string) error) error {
 	path := filepath.Join(l.dirPath(i), programPin)
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
 	c, err := p.Clone() // pinning would tie the program to this path
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -42,6 +43,9 @@ func (l *WriteLock) mendDir(dir string) error {
 		has[n] = true
 	}
 	for _, n := range names {
+		if err := os.Remove(filepath.Join(dir, n, programPin)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 		base, retired := strings.CutSuffix(n, retireSuffix)
 		if retired && !has[base] && has[base+stagedSuffix] {
 			// Killed between the two renames of a replacement: the new one is complete.

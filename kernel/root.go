@@ -189,7 +189,7 @@ func (r *Root) ensure() error {
 		}
 	}
 	if err := os.Mkdir(r.path, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("making the pin root: %w", err)
+		return fmt.Errorf("making the pin root: %w: run as root", err)
 	}
 	return nil
 }

@@ -94,7 +94,7 @@ func warn(cmd *cobra.Command, p feature.Plan) {
 func removeCommand(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "remove [FEATURE]", Short: "Take weir's pins and programs away: the kernel's own behaviour at once", Args: cobra.MaximumNArgs(1),
-		ValidArgs: []string{"steer"},
+		ValidArgs: host.Features(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
 			if len(args) > 0 {

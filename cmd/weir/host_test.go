@@ -122,7 +122,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	}
 	s.run(0, "", "remove")
 	s.run(0, `no services: .*`, "status")
-	s.run(1, `weir: no feature "guard": there is steer\n`, "remove", "guard")
+	s.run(1, `weir: no feature "guard": there is steer, filter\n`, "remove", "guard")
 }
 
 func TestWhereAndDevices(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/kernel"
@@ -38,7 +39,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	steer.Version = version
+	host.SetVersion(version)
 	if err := newCommand().ExecuteContext(ctx); err != nil {
 		if status, ok := errors.AsType[daemonStatus](err); ok {
 			os.Exit(int(status)) // it has said itself what there was to say
@@ -81,7 +82,7 @@ func newCommand() *cobra.Command {
 		Use:   "weir",
 		Short: "Control the traffic of this host from inside its kernel",
 		Long: `weir decides which process gets each connection and datagram, in the kernel,
-for processes that know nothing of it. State lives in pinned BPF maps: no
+for processes that know nothing of it, and filters packets there. State lives in pinned BPF maps: no
 process of weir's is in the data path.
 
   weir doctor                what this kernel and user can run, and why not
@@ -89,6 +90,7 @@ process of weir's is in the data path.
   weir status                what is there now
   weir steer where 192.0.2.7 which slot and process get this router's traffic
   weir explain PACKET        why this packet goes where it goes, step by step
+  weir filter list           filters: what their rules have matched, and when
   weir bypass SERVICE        the kernel's own behaviour at once`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -98,7 +100,7 @@ process of weir's is in the data path.
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
+	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), filterCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
 	for _, sub := range allCommands(c) {
 		wrapArgs(sub)
 	}
@@ -155,11 +157,12 @@ func versionCommand(g *globals) *cobra.Command {
 				Go      string `json:"go"`
 				Layout  int    `json:"layout"`
 				Steer   int    `json:"steer_abi"`
-			}{version, runtime.Version(), kernel.LayoutVersion, steer.ABI}
+				Filter  int    `json:"filter_abi"`
+			}{version, runtime.Version(), kernel.LayoutVersion, steer.ABI, filter.ABI}
 			if g.json {
 				return printJSON(cmd, v)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "weir %s, %s, pins: layout %d, steer ABI %d\n", v.Version, v.Go, v.Layout, v.Steer)
+			fmt.Fprintf(cmd.OutOrStdout(), "weir %s, %s, pins: layout %d, steer ABI %d, filter ABI %d\n", v.Version, v.Go, v.Layout, v.Steer, v.Filter)
 			return nil
 		},
 	}

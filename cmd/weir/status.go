@@ -12,11 +12,12 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
 )
 
 func statusCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Show what is there: services, slots, members", Args: cobra.NoArgs,
+		Use: "status", Short: "Show what is there: services, slots, members, filters", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			st, err := g.reader().Status(cmd.Context())
 			if err != nil {
@@ -25,12 +26,24 @@ func statusCommand(g *globals) *cobra.Command {
 			if g.json {
 				return printJSON(cmd, st)
 			}
-			printSummary(cmd.OutOrStdout(), st)
+			printStatus(cmd.OutOrStdout(), st, time.Now())
 			return nil
 		},
 	}
 	jsonFlag(c, g)
 	return c
+}
+
+func printStatus(w io.Writer, st host.Status, now time.Time) {
+	if len(st.Filters) == 0 {
+		printSummary(w, st.State)
+		return
+	}
+	if len(st.Services)+len(st.Bound) > 0 {
+		printSummary(w, st.State)
+		fmt.Fprintln(w)
+	}
+	printFilters(w, st.Filters, now)
 }
 
 func printSummary(w io.Writer, st steer.State) {

@@ -42,10 +42,10 @@ func steerStatus(g *globals) *cobra.Command {
 				st.Services = []steer.ServiceState{*s}
 			}
 			if g.json {
-				return printJSON(cmd, st)
+				return printJSON(cmd, st.State)
 			}
 			if len(st.Services) == 0 {
-				printSummary(cmd.OutOrStdout(), st)
+				printSummary(cmd.OutOrStdout(), st.State)
 				return nil
 			}
 			printSteer(cmd.OutOrStdout(), st.Services, time.Now())

@@ -7,13 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/user"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/service"
 )
 
@@ -108,33 +107,11 @@ func descendants(pid int) []int {
 
 // become finds the user, by name or number, that the daemon runs as.
 func (s *supervisor) become(name string) (uid int, err error) {
-	u, err := user.Lookup(name)
-	if _, nerr := strconv.Atoi(name); err != nil && nerr == nil {
-		if u, err = user.LookupId(name); err != nil { // a number that has no name, or a system without names
-			u, err = &user.User{Uid: name, Gid: name, Username: name, HomeDir: "/"}, nil
-		}
-	}
+	id, err := users.Find(name)
 	if err != nil {
 		return 0, err
 	}
-	ids := make([]uint32, 0, 2)
-	for _, text := range []string{u.Uid, u.Gid} {
-		n, err := strconv.ParseUint(text, 10, 32)
-		if err != nil {
-			return 0, fmt.Errorf("user %s: %w", name, err)
-		}
-		ids = append(ids, uint32(n))
-	}
-	s.cred = &syscall.Credential{Uid: ids[0], Gid: ids[1]}
-	groups, err := u.GroupIds()
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return 0, fmt.Errorf("groups of user %s: %w", name, err)
-	}
-	for _, g := range groups {
-		if n, err := strconv.ParseUint(g, 10, 32); err == nil {
-			s.cred.Groups = append(s.cred.Groups, uint32(n))
-		}
-	}
-	s.env = append(s.env, "USER="+u.Username, "LOGNAME="+u.Username, "HOME="+u.HomeDir)
-	return int(ids[0]), nil
+	s.cred = &id.Credential
+	s.env = append(s.env, id.Env...)
+	return int(id.Credential.Uid), nil
 }

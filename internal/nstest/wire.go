@@ -150,22 +150,39 @@ func ListenUDP(t testing.TB, ns *netns.Handle, addr netip.AddrPort) *net.UDPConn
 	return c
 }
 
+// patience is how long a datagram may take: over a wire it takes microseconds, but
+// the machine may be busy.
+const patience = 60 * time.Millisecond
+
 // Arrives sends a datagram and says whether it came to a socket.
 func Arrives(t testing.TB, from, to *net.UDPConn) bool {
 	t.Helper()
+	return Arrive(t, []*net.UDPConn{from}, []*net.UDPConn{to})[0]
+}
+
+// Arrive is Arrives for several pairs of sockets at once.
+func Arrive(t testing.TB, from, to []*net.UDPConn) []bool {
+	t.Helper()
 	buf := make([]byte, 64)
-	for {
-		to.SetReadDeadline(time.Now().Add(time.Millisecond))
-		if _, err := to.Read(buf); err != nil {
-			break // what was left from before
+	for i := range to {
+		for {
+			to[i].SetReadDeadline(time.Now().Add(time.Millisecond))
+			if _, err := to[i].Read(buf); err != nil {
+				break // nothing is left from before
+			}
 		}
 	}
-	// The socket's address may be a wildcard's; its port is what counts.
-	dst := to.LocalAddr().(*net.UDPAddr).AddrPort()
-	if _, err := from.WriteToUDPAddrPort([]byte("are you there"), dst); err != nil {
-		return false // dropped on its way out
+	for i := range to {
+		// An error is that of a packet that was dropped on its way out.
+		_, _ = from[i].WriteToUDPAddrPort([]byte("are you there"), to[i].LocalAddr().(*net.UDPAddr).AddrPort())
 	}
-	to.SetReadDeadline(time.Now().Add(60 * time.Millisecond))
-	_, err := to.Read(buf)
-	return err == nil
+	end := time.Now().Add(patience)
+	out := make([]bool, len(to))
+	for i := range to {
+		// After the deadline of one that waited, what has arrived at another is read all the same.
+		to[i].SetReadDeadline(time.Unix(0, max(end.UnixNano(), time.Now().Add(2*time.Millisecond).UnixNano())))
+		_, err := to[i].Read(buf)
+		out[i] = err == nil
+	}
+	return out
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/internal/suggest"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -118,7 +119,7 @@ func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
 }
 
 func (d *Decoder) unknown(key *yaml.Node, fs *fields) {
-	if near := nearest(key.Value, fs.names); near != "" {
+	if near := suggest.Nearest(key.Value, fs.names); near != "" {
 		d.failf(key, near, "unknown key %q", key.Value)
 		return
 	}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/filter"
+)
+
+func filterCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "filter", Short: "Which packets pass, by expressions",
+		Long: `Filters drop, pass and count packets by expressions, at any hook of the kernel.
+They stand in the configuration (filter: in weir.yaml); weir apply puts them in
+place, and changes them so that each packet meets the old rules or the new ones.`,
+	}
+	c.AddCommand(filterList(g))
+	return c
+}
+
+func filterList(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "list [NAME]", Short: "Filters, where they are attached, and what each rule has matched", Args: cobra.MaximumNArgs(1),
+		Long: `List filters: where each is attached, and for each rule how many packets and bytes
+it has matched and when the last one came. A rule keeps its counts as long as it
+keeps its name (without one, its expression).`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			st, err := g.reader().Filters(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if len(args) > 0 {
+				if st.Filters = st.Filter(args[0]); len(st.Filters) == 0 {
+					return fmt.Errorf("no filter %q is there: weir filter list shows all", args[0])
+				}
+			}
+			if g.json {
+				return printJSON(cmd, st)
+			}
+			if len(st.Filters) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "no filters: weir apply -f weir.yaml makes those of its filter: section")
+				return nil
+			}
+			for i, f := range st.Filters {
+				if i > 0 {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				printFilter(cmd.OutOrStdout(), f, time.Now())
+			}
+			return nil
+		},
+	}
+	jsonFlag(c, g)
+	return c
+}
+
+// printFilters shows filters in a line each.
+func printFilters(w io.Writer, filters []filter.FilterState, now time.Time) {
+	t := newTable(w, "FILTER", "HOOK", "RULES", "DROPPED", "LAST DROP", "NETNS")
+	for _, f := range filters {
+		var dropped uint64
+		var last time.Time
+		for _, r := range append(f.Rules[:len(f.Rules):len(f.Rules)], f.Default) {
+			if r.Action == filter.Drop {
+				dropped += r.Packets
+				if r.Last.After(last) {
+					last = r.Last
+				}
+			}
+		}
+		t.row(f.Name, f.Hook, len(f.Rules), dropped, since(last, now), f.Netns)
+	}
+	t.flush()
+	for _, f := range filters {
+		for _, p := range filterProblems(f) {
+			fmt.Fprintf(w, "%s: %s\n", f.Name, p)
+		}
+	}
+}
+
+// printFilter shows one filter with its rules.
+func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
+	fmt.Fprintf(w, "%s: hook %s, default %s, in %s\n", f.Name, f.Hook, f.Default.Action, f.Netns)
+	for _, p := range f.Places {
+		if p.Attached && p.Problem == "" {
+			fmt.Fprintf(w, "  at %s\n", p.Name)
+		}
+	}
+	for _, p := range filterProblems(f) {
+		fmt.Fprintf(w, "  ! %s\n", p)
+	}
+	t := newTable(w, "  RULE", "ACTION", "PACKETS", "BYTES", "LAST", "MATCH")
+	for i, r := range f.Rules {
+		name := r.Name
+		if name == "" {
+			name = fmt.Sprint(i + 1)
+		}
+		t.row("  "+name, r.Action, r.Packets, bytes(r.Bytes), since(r.Last, now), r.Match)
+	}
+	t.row("  default", f.Default.Action, f.Default.Packets, bytes(f.Default.Bytes), since(f.Default.Last, now), "what no rule decided")
+	t.flush()
+}
+
+func filterProblems(f filter.FilterState) []string {
+	var out []string
+	if f.Problem != "" {
+		out = append(out, f.Problem)
+	}
+	for _, p := range f.Places {
+		if p.Problem != "" {
+			out = append(out, p.Name+": "+p.Problem)
+		}
+	}
+	return out
+}
+
+// since is ago, as a phrase.
+func since(t, now time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return ago(t, now) + " ago"
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/internal/users"
+	"golang.org/x/sys/unix"
+)
+
+func guardGrant() *cobra.Command {
+	limit := guard.Limit(0)
+	var as string
+	c := &cobra.Command{
+		Use: "grant --limit L [--user U] -- COMMAND [ARG…]", Short: "Start an application that may guard its own sockets", Args: cobra.ArbitraryArgs,
+		Long: `Load a guard, and become the command with two descriptors of it. The application
+needs no right to put its sockets under it: guard.Attach of the library finds
+the descriptors by the environment (` + guard.GrantEnv + `), as would
+setsockopt(SO_ATTACH_BPF) with the first of them. The guard ends with the last
+socket that it is attached to; nothing is pinned.`,
+		Example: `  weir guard grant --limit 20kpps --user dns -- /usr/bin/dnsd --port 53`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageError{errors.New("name the command after --, like weir guard grant --limit 20kpps -- dnsd")}
+			}
+			if limit == 0 {
+				return usageError{errors.New("say --limit, like --limit 20kpps")}
+			}
+			return grant(limit, as, args)
+		},
+	}
+	c.Flags().Var(&limit, "limit", "packets per second of all its guarded sockets together, like 20kpps")
+	c.Flags().StringVar(&as, "user", "", "run the command as this user, by name or number")
+	return c
+}
+
+// grant makes this process the command. It returns only if that fails.
+func grant(limit guard.Limit, as string, argv []string) error {
+	path, err := exec.LookPath(argv[0])
+	if err != nil {
+		return err
+	}
+	g, err := guard.NewGrant(limit)
+	if err != nil {
+		return err
+	}
+	// Two descriptors in a row, which stay open over exec.
+	first, err := unix.FcntlInt(g.Program.Fd(), unix.F_DUPFD, 3)
+	if err != nil {
+		return err
+	}
+	second, err := unix.FcntlInt(g.State.Fd(), unix.F_DUPFD, 3)
+	if err != nil {
+		return err
+	}
+	env := append(os.Environ(), fmt.Sprintf("%s=%d,%d", guard.GrantEnv, first, second))
+	if as != "" {
+		id, err := users.Find(as)
+		if err != nil {
+			return fmt.Errorf("--user %s: %w", as, err)
+		}
+		env = append(env, id.Env...)
+		groups := make([]int, len(id.Credential.Groups))
+		for i, n := range id.Credential.Groups {
+			groups[i] = int(n)
+		}
+		if err := errors.Join(syscall.Setgroups(groups), syscall.Setgid(int(id.Credential.Gid)), syscall.Setuid(int(id.Credential.Uid))); err != nil {
+			return fmt.Errorf("becoming user %s: %w", as, err)
+		}
+	}
+	if err := syscall.Exec(path, argv, env); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	panic("unreachable: exec returned without an error")
+}

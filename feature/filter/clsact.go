@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// tcFilters holds a program at devices by tc filters, for kernels without tcx, and
+// for whoever wants it among other tc filters. They have no links: a filter is
+// found by its name. map_devices remembers which devices got their qdisc from us.
+type tcFilters struct{}
+
+// devicesMap is the pin of the map of devices: ifindex → 1 if the qdisc is ours.
+const devicesMap = "devices"
+
+// tcPriority is behind steer's copies, which must see what is dropped here.
+const tcPriority = 2
+
+func newDevicesMap() (*ebpf.Map, error) {
+	return ebpf.NewMap(&ebpf.MapSpec{Name: "filter_devices", Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 4096})
+}
+
+func (tcFilters) at(f Filter, index int) kernel.Clsact {
+	return kernel.Clsact{Ifindex: index, Name: "weir_filter_" + f.Name, Egress: f.Direction == Egress, Priority: tcPriority}
+}
+
+func (tcFilters) attach(*site, map[string]*ebpf.Map, *ebpf.Program) (map[string]kernel.Link, error) {
+	return nil, nil
+}
+
+// known are the devices that have, or may have, a filter.
+func (tcFilters) known(m *ebpf.Map) (map[int]bool, error) {
+	out := map[int]bool{}
+	var index, ours uint32
+	it := m.Iterate()
+	for it.Next(&index, &ours) {
+		out[int(index)] = ours == 1
+	}
+	return out, it.Err()
+}
+
+func (t tcFilters) move(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+	known, err := t.known(maps[devicesMap])
+	if err != nil {
+		return err
+	}
+	var undone undo
+	for index := range known {
+		tc := t.at(s.pub.Filter, index)
+		err := s.ns.Do(func() error {
+			id, err := tc.Program()
+			if err != nil || id == 0 {
+				return err
+			}
+			old, err := former(id)
+			if err != nil {
+				return err
+			}
+			undone.add(func() error { defer old.Close(); return s.ns.Do(func() error { return tc.Attach(old) }) })
+			return tc.Attach(prog)
+		})
+		if err != nil {
+			return undone.run(err)
+		}
+		kernel.Step("filter:moved")
+	}
+	return nil
+}
+
+func (t tcFilters) enter(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+	devices, _, err := s.devices()
+	if err != nil {
+		return err
+	}
+	m := maps[devicesMap]
+	known, err := t.known(m)
+	if err != nil {
+		return err
+	}
+	var undone undo
+	for _, index := range devices {
+		// Before put: it may fail between the qdisc and the filter.
+		undone.add(func() error { return s.ns.Do(func() error { return t.at(s.pub.Filter, index).Detach(false) }) })
+		if err := t.put(s, m, index, known, prog); err != nil {
+			return undone.run(err)
+		}
+	}
+	return nil
+}
+
+func (t tcFilters) settle(s *site, prog *ebpf.Program) error {
+	devices, _, err := s.devices()
+	if err != nil {
+		return err
+	}
+	m := s.pins.Maps[devicesMap]
+	known, err := t.known(m)
+	if err != nil {
+		return err
+	}
+	places, err := t.places(s)
+	if err != nil {
+		return err
+	}
+	wanted := map[int]bool{}
+	for _, p := range places {
+		index, there := devices[p.Interface]
+		wanted[index] = there
+		if !there || !p.lacks && !p.stale {
+			continue
+		}
+		if err := t.put(s, m, index, known, prog); err != nil {
+			return err
+		}
+	}
+	for index, ours := range known {
+		if wanted[index] {
+			continue
+		}
+		if err := t.drop(s, s.pub.Filter, m, index, ours); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// put attaches the filter to a device. What we are about to add is noted first, so
+// that it is found again should we be killed.
+func (t tcFilters) put(s *site, m *ebpf.Map, index int, known map[int]bool, prog *ebpf.Program) error {
+	return s.ns.Do(func() error {
+		tc := t.at(s.pub.Filter, index)
+		if _, ok := known[index]; !ok {
+			there, err := tc.HasQdisc()
+			if err != nil {
+				return err
+			}
+			ours := uint32(1)
+			if there {
+				ours = 0
+			}
+			if err := m.Put(uint32(index), ours); err != nil {
+				return fmt.Errorf("noting device %d: %w", index, err)
+			}
+			kernel.Step("filter:noted")
+		}
+		err := tc.Attach(prog)
+		if errors.Is(err, unix.ENODEV) {
+			return nil // it went this instant
+		}
+		return err
+	})
+}
+
+func (t tcFilters) drop(s *site, f Filter, m *ebpf.Map, index int, ours bool) error {
+	if err := s.ns.Do(func() error { return t.at(f, index).Detach(ours) }); err != nil {
+		return err
+	}
+	if err := m.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (t tcFilters) places(s *site) ([]Place, error) {
+	devices, without, err := s.devices()
+	if err != nil {
+		return nil, err
+	}
+	kind := "tc " + string(s.pub.Filter.Direction)
+	var out []Place
+	for _, name := range s.pub.Filter.Interfaces {
+		index, ok := devices[name]
+		if !ok {
+			out = append(out, absent(kind, name, without(name)))
+			continue
+		}
+		p := Place{Name: kind + " of " + name, Interface: name}
+		var id uint32
+		if err := s.ns.Do(func() (err error) { id, err = t.at(s.pub.Filter, index).Program(); return err }); err != nil {
+			return nil, err
+		}
+		if err := p.judge(s, id); err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// clear takes the filters of a form away. Devices that are not in the map any more
+// are found by the form's interfaces.
+func (t tcFilters) clear(s *site, form *published) error {
+	known := map[int]bool{}
+	m := s.pins.Maps[devicesMap]
+	if m != nil {
+		var err error
+		if known, err = t.known(m); err != nil {
+			return err
+		}
+	}
+	was := *s
+	was.pub = form
+	devices, err := was.interfaces()
+	if err != nil {
+		return err
+	}
+	for _, a := range devices {
+		if _, ok := known[a.Index]; !ok {
+			known[a.Index] = false
+		}
+	}
+	for index, ours := range known {
+		err = errors.Join(err, s.ns.Do(func() error { return t.at(form.Filter, index).Detach(ours) }))
+	}
+	return err
+}

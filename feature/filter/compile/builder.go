@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cilium/ebpf/asm"
+)
+
+// label is a place in the code; 0 is none.
+type label int
+
+// insn is an instruction, or the place of a label.
+type insn struct {
+	asm.Instruction
+	to   label // where it jumps
+	here label // not an instruction, but the place of this label
+	note string
+	dead bool
+}
+
+// builder collects the instructions of one function. Jumps are resolved when it is done, when also those are taken out
+// that lead to the next instruction, and what nothing leads to: the verifier refuses it.
+type builder struct {
+	ins    []insn
+	labels label
+	note   string // of what comes next
+}
+
+func (b *builder) label() label {
+	b.labels++
+	return b.labels
+}
+
+func (b *builder) bind(l label) { b.ins = append(b.ins, insn{here: l}) }
+
+func (b *builder) op(ins ...asm.Instruction) {
+	for _, i := range ins {
+		b.ins = append(b.ins, insn{Instruction: i, note: b.note})
+		b.note = ""
+	}
+}
+
+// jump adds a conditional jump; i comes from asm without a label.
+func (b *builder) jump(i asm.Instruction, to label) {
+	b.ins = append(b.ins, insn{Instruction: i, to: to, note: b.note})
+	b.note = ""
+}
+
+func (b *builder) goTo(to label) { b.jump(asm.Ja.Label(""), to) }
+
+func (i *insn) isJa() bool {
+	return i.to != 0 && i.OpCode == asm.Ja.Label("").OpCode
+}
+
+func (i *insn) ends() bool { return i.isJa() || i.to == 0 && i.OpCode == asm.Return().OpCode }
+
+// places maps labels to the index of the next instruction that is alive.
+func (b *builder) places() map[label]int {
+	at := make(map[label]int, b.labels)
+	next := len(b.ins)
+	for i := len(b.ins) - 1; i >= 0; i-- {
+		switch x := &b.ins[i]; {
+		case x.here != 0:
+			at[x.here] = next
+		case !x.dead:
+			next = i
+		}
+	}
+	return at
+}
+
+// finish resolves the jumps. What is too far away for one is an error.
+func (b *builder) finish() (asm.Instructions, error) {
+	for b.thread() {
+	}
+	at := b.places()
+	offset, n := make([]int, len(b.ins)+1), 0
+	for i := range b.ins {
+		offset[i] = n
+		if x := &b.ins[i]; x.here == 0 && !x.dead {
+			n += int(x.Width())
+		}
+	}
+	offset[len(b.ins)] = n
+	out := make(asm.Instructions, 0, n)
+	for i := range b.ins {
+		x := &b.ins[i]
+		if x.here != 0 || x.dead {
+			continue
+		}
+		if x.to != 0 {
+			far := offset[at[x.to]] - offset[i] - 1
+			if far > math.MaxInt16 || far < math.MinInt16 {
+				return nil, errFar
+			}
+			x.Offset = int16(far)
+			x.Instruction = x.WithReference("")
+		}
+		ins := x.Instruction
+		if x.note != "" {
+			ins = ins.WithSource(asm.Comment(x.note))
+		}
+		out = append(out, ins)
+	}
+	return out, nil
+}
+
+// thread has jumps to jumps go to their ends, and drops what is not reached or does nothing. It says whether it changed
+// anything.
+func (b *builder) thread() (changed bool) {
+	at := b.places()
+	for i := range b.ins {
+		x := &b.ins[i]
+		if x.to == 0 || x.dead {
+			continue
+		}
+		for range 64 { // a loop of nothing but jumps would not end
+			j := at[x.to]
+			if j == len(b.ins) || !b.ins[j].isJa() || b.ins[j].to == x.to {
+				break
+			}
+			x.to, changed = b.ins[j].to, true
+		}
+	}
+	reached := b.reached(at)
+	next := len(b.ins)
+	for i := len(b.ins) - 1; i >= 0; i-- {
+		x := &b.ins[i]
+		if x.here != 0 || x.dead {
+			continue
+		}
+		if !reached[i] || x.isJa() && at[x.to] == next {
+			x.dead, changed = true, true
+			continue
+		}
+		next = i
+	}
+	return changed
+}
+
+func (b *builder) reached(at map[label]int) []bool {
+	reached := make([]bool, len(b.ins)+1)
+	todo := []int{0}
+	for len(todo) > 0 {
+		i := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		for i < len(b.ins) && !reached[i] {
+			reached[i] = true
+			x := &b.ins[i]
+			if x.here == 0 && !x.dead {
+				if x.to != 0 {
+					todo = append(todo, at[x.to])
+				}
+				if x.ends() {
+					break
+				}
+			}
+			i++
+		}
+	}
+	return reached
+}
+
+var errFar = fmt.Errorf("%w: the code is too long for a jump", ErrTooLarge)

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package compile turns the rules of a filter into one eBPF program, in Go alone: no clang at run time.
+//
+//	p, err := compile.Compile(rules, compile.Options{Hook: compile.XDP})
+//	c, err := kernel.Load(p.Spec, []string{compile.ProgramName}, nil)
+//
+// The packet is taken apart once, its headers copied to the stack, and all rules read that. Rules that only ask whether the
+// same fields have certain values are looked up together in a hash map, however many they are; others are tested in turn.
+// Whatever the order in which the program finds out, the first rule that matches and does not only count decides.
+package compile
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+// Hook is where a program is attached, and so what it sees and says.
+type Hook int
+
+// The hooks.
+const (
+	Socket    Hook = iota // SO_ATTACH_BPF on a socket: passes the packet's whole length, or 0
+	XTBPF                 // the bpf match of nftables: 1 says that the packet is to be dropped
+	Netfilter             // a netfilter link (Linux 6.4): NF_ACCEPT, NF_DROP
+	TC                    // tcx, or a filter of clsact: TC_ACT_UNSPEC, TC_ACT_SHOT
+	XDP                   // XDP_PASS, XDP_DROP
+)
+
+var hookNames = [...]string{"socket", "xt_bpf", "netfilter", "tc", "xdp"}
+
+func (h Hook) String() string {
+	if h < 0 || int(h) >= len(hookNames) {
+		return fmt.Sprintf("hook %d", int(h))
+	}
+	return hookNames[h]
+}
+
+// Action is what becomes of a packet that a rule matches.
+type Action int
+
+// The actions.
+const (
+	Pass  Action = iota
+	Drop         //
+	Count        // it is counted, and goes on to the next rule
+)
+
+func (a Action) String() string { return [...]string{"pass", "drop", "count"}[a] }
+
+// Rule is an expression and what follows from it.
+type Rule struct {
+	Name   string
+	Match  *expr.Expr
+	Action Action
+}
+
+// Start is where the bytes begin that a hook gives to the program.
+type Start int
+
+// The starts.
+const (
+	ByHook    Start = iota // what the hook gives: the transport header at Socket, Ethernet at TC and XDP, else the IP header
+	Ethernet               //
+	IPHeader               // raw IPv4 sockets, and TC at devices without a link layer
+	Transport              // UDP, TCP and raw IPv6 sockets
+)
+
+// Options are what a program is made for.
+type Options struct {
+	Hook    Hook
+	Start   Start  // ByHook unless the socket or the device is another
+	Default Action // Pass or Drop: of packets that no rule decides
+	// Lists are what $name stands for in expressions.
+	Lists map[string]List
+	// Kernel is what the program will run on; nil: this kernel is asked.
+	Kernel *Kernel
+}
+
+// Names in Program.Spec.
+const (
+	ProgramName = "filter"
+	CountsName  = "filter_counts"
+)
+
+// Counts is an element of the map CountsName, one for each rule and one behind them for the default, each per CPU.
+type Counts struct {
+	Packets uint64
+	Bytes   uint64 // as long as the hook sees them
+	Last    uint64 // CLOCK_MONOTONIC in ns, at the resolution of a tick where the kernel has the coarse clock
+}
+
+// Program is what rules were compiled to.
+type Program struct {
+	// Spec has one program, ProgramName, and its maps.
+	Spec *ebpf.CollectionSpec
+	// Tables are the lists on tables: the names of their maps in Spec, for [table.Of]. Their owner fills them.
+	Tables map[string]string
+
+	rules []Rule
+	opts  Options
+	plan  *plan
+}
+
+var (
+	// ErrRule says that a rule cannot be compiled for a hook; what it wraps says where and why.
+	ErrRule = errors.New("no rule for this hook")
+	// ErrTooLarge says that the rules are more than a program can hold.
+	ErrTooLarge = errors.New("too many rules for one program")
+	// ErrList says that an expression names a list that there is not.
+	ErrList = errors.New("no such list")
+)
+
+// MostRules is how many rules a program may have.
+const MostRules = 1 << 20
+
+// Compile makes a program of rules. It loads nothing, but asks the running kernel what it has unless Options say.
+func Compile(rules []Rule, o Options) (*Program, error) {
+	if o.Default == Count {
+		return nil, errors.New("the default is to pass or to drop: it has no rule to go on to")
+	}
+	if len(rules) > MostRules {
+		return nil, fmt.Errorf("%w: %d, and at most %d", ErrTooLarge, len(rules), MostRules)
+	}
+	if o.Start == ByHook {
+		o.Start = [...]Start{Socket: Transport, XTBPF: IPHeader, Netfilter: IPHeader, TC: Ethernet, XDP: Ethernet}[o.Hook]
+	}
+	if err := check(rules, o); err != nil {
+		return nil, err
+	}
+	if o.Kernel == nil {
+		k, err := Running(o.Hook)
+		if err != nil {
+			return nil, err
+		}
+		o.Kernel = k
+	}
+	p := &Program{rules: rules, opts: o, Tables: map[string]string{}}
+	p.plan = newPlan(rules)
+	return p, p.generate()
+}
+
+// check says what of the rules the hook cannot see, and which lists are missing.
+func check(rules []Rule, o Options) error {
+	var errs []error
+	for i, r := range rules {
+		if r.Match == nil {
+			errs = append(errs, fmt.Errorf("%w: rule %d %s has no expression", ErrRule, i+1, r.Name))
+			continue
+		}
+		expr.Walk(r.Match.Root, func(n expr.Node) {
+			for _, x := range expr.Operands(n) {
+				if x.Field.Link && o.Start != Ethernet {
+					errs = append(errs, ruleError(i, r, x.Pos(), fmt.Sprintf("%s is of the link layer, which a %s hook does not see: use tc or xdp", x, o.Hook)))
+				}
+			}
+			if in, ok := n.(*expr.In); ok && in.List != "" {
+				if _, ok := o.Lists[in.List]; !ok {
+					errs = append(errs, fmt.Errorf("%w: %w", ErrList, ruleError(i, r, in.Pos(), fmt.Sprintf("there is no list %q", in.List))))
+				}
+			}
+		})
+	}
+	return errors.Join(errs...)
+}
+
+func ruleError(i int, r Rule, at expr.Pos, msg string) error {
+	name := r.Name
+	if name == "" {
+		name = fmt.Sprint(i + 1)
+	}
+	return fmt.Errorf("%w: rule %s: %w", ErrRule, name, &expr.Error{Source: r.Match.Source, Pos: at, Msg: msg})
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf/asm"
+)
+
+// undecided is above all decisions. A decision is twice the rule's number, and 1 more if the packet is dropped.
+const undecided = 1 << 30
+
+func (p *Program) decision(rule int) int32 {
+	action := p.opts.Default
+	if rule < len(p.rules) {
+		action = p.rules[rule].Action
+	}
+	d := int32(rule) << 1
+	if action == Drop {
+		d |= 1
+	}
+	return d
+}
+
+// decide generates the rules, and what follows from them.
+func (g *gen) decide() {
+	decided := g.label()
+	g.op(asm.Mov.Imm(asm.R9, undecided))
+	g.groups()
+	for _, s := range g.p.plan.steps {
+		if s.after {
+			g.note = "a group's rule comes before"
+			g.jump(asm.JLT.Imm(asm.R9, int32(s.rule)<<1, ""), decided)
+		}
+		g.rule(s.rule, decided)
+	}
+	if len(g.p.plan.groups) > 0 {
+		g.jump(asm.JNE.Imm(asm.R9, undecided, ""), decided)
+	}
+	g.note = "no rule decides"
+	g.op(asm.Mov.Imm(asm.R9, g.p.decision(len(g.p.rules))))
+	g.bind(decided)
+	g.launder(asm.R9, imgSpare)
+	g.groupCounts()
+	g.op(asm.Mov.Reg(asm.R1, asm.R9), asm.RSh.Imm(asm.R1, 1))
+	g.note = "counted"
+	g.count()
+	g.verdict()
+}
+
+// rule generates one rule that is tested in turn.
+func (g *gen) rule(i int, decided label) {
+	r := g.p.rules[i]
+	t, f := g.label(), g.label()
+	start := len(g.ins)
+	g.node(r.Match.Root, t, f)
+	for j := start; j < len(g.ins); j++ {
+		if g.ins[j].here == 0 {
+			g.ins[j].note = ruleNote(i, r.Name, g.ins[j].note)
+			break
+		}
+	}
+	g.bind(t)
+	g.note = fmt.Sprintf("rule %d: %s", i+1, r.Action)
+	if r.Action == Count {
+		g.op(asm.Mov.Imm(asm.R1, int32(i)))
+		g.count()
+	} else {
+		g.op(asm.Mov.Imm(asm.R9, g.p.decision(i)))
+		g.goTo(decided)
+	}
+	g.bind(f)
+}
+
+func ruleNote(i int, name, note string) string {
+	if name != "" {
+		name = " " + name
+	}
+	return fmt.Sprintf("rule %d%s: %s", i+1, name, note)
+}
+
+// count adds the packet to the element in R1.
+func (g *gen) count() {
+	none := g.label()
+	g.op(asm.StoreMem(asm.RFP, stackScratch, asm.R1, asm.Word))
+	g.op(stack(asm.R2, stackScratch)...)
+	g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(CountsName), asm.FnMapLookupElem.Call())
+	g.jump(asm.JEq.Imm(asm.R0, 0, ""), none)
+	g.op(asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord), asm.Add.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+		asm.LoadMem(asm.R1, asm.R0, 8, asm.DWord), asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word),
+		asm.Add.Reg(asm.R1, asm.R2), asm.StoreMem(asm.R0, 8, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, stackScratch, asm.R0, asm.DWord))
+	if g.o.Kernel.CoarseClock {
+		g.op(asm.FnKtimeGetCoarseNs.Call())
+	} else {
+		g.op(asm.FnKtimeGetNs.Call())
+	}
+	g.op(asm.LoadMem(asm.R1, asm.RFP, stackScratch, asm.DWord), asm.StoreMem(asm.R1, 16, asm.R0, asm.DWord))
+	g.bind(none)
+}
+
+// verdicts are what programs return: to pass, and to drop.
+var verdicts = map[Hook][2]int32{
+	Socket:    {0x7fffffff, 0},
+	XTBPF:     {0, 1},
+	Netfilter: {1, 0},  // NF_ACCEPT, NF_DROP
+	TC:        {-1, 2}, // TC_ACT_UNSPEC, TC_ACT_SHOT
+	XDP:       {2, 1},  // XDP_PASS, XDP_DROP
+}
+
+// Verdict is what a program of this hook returns for an action, Pass or Drop.
+func (h Hook) Verdict(a Action) uint32 { return uint32(verdicts[h][a]) }
+
+func (g *gen) verdict() {
+	v := verdicts[g.o.Hook]
+	drop := g.label()
+	g.jump(asm.JSet.Imm(asm.R9, 1, ""), drop)
+	g.note = "pass"
+	g.op(asm.Mov.Imm(asm.R0, v[Pass]), asm.Return())
+	g.bind(drop)
+	g.note = "drop"
+	g.op(asm.Mov.Imm(asm.R0, v[Drop]), asm.Return())
+}

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+const license = "Dual BSD/GPL"
+
+// gen generates one function. Between terms of a rule R6 is the context, R8 the image, and R9, in the main function, the
+// decision of the groups.
+type gen struct {
+	builder
+	o     *Options
+	p     *Program
+	need  uint32
+	known uint32 // bits of what is absent that are known to be clear here
+	done  label  // the packet is dissected
+	xors  int    // that the code is within
+	err   error
+}
+
+// fail keeps the first error.
+func (g *gen) fail(err error) {
+	if g.err == nil {
+		g.err = err
+	}
+}
+
+// xorWord is where parities are kept, a bit for each xor within another.
+const (
+	xorWord = stackSaved + 4
+	mostXor = 31
+)
+
+// node generates code that goes to t where n is true, and to f where it is not.
+func (g *gen) node(n expr.Node, t, f label) {
+	switch n := n.(type) {
+	case *expr.And:
+		known := g.known
+		defer func() { g.known = known }()
+		for i, x := range n.X {
+			if i == len(n.X)-1 {
+				g.node(x, t, f)
+				return
+			}
+			next := g.label()
+			g.node(x, next, f)
+			g.bind(next)
+			g.known |= implied(x)
+		}
+	case *expr.Or:
+		for i, x := range n.X {
+			if i == len(n.X)-1 {
+				g.node(x, t, f)
+				return
+			}
+			next := g.label()
+			g.node(x, t, next)
+			g.bind(next)
+		}
+	case *expr.Xor:
+		g.xor(n, t, f)
+	case *expr.Not:
+		g.node(n.X, f, t)
+	default:
+		g.note = expr.Print(n)
+		g.term(n, t, f)
+	}
+}
+
+// implied are the bits that are clear where a term is true.
+func implied(n expr.Node) uint32 {
+	if c, ok := n.(*expr.Compare); ok && c.Op == expr.Ne {
+		return 0
+	}
+	xs := expr.Operands(n)
+	if _, rate := n.(*expr.Rate); rate || len(xs) != 1 || len(xs[0].Field.Of) > 0 {
+		return 0
+	}
+	return places[xs[0].Field.ID].absent
+}
+
+// there goes to f if any of what the bits stand for is absent. The bits are read from memory each time: in a register the
+// verifier would learn from each test, and follow every combination of them through all rules.
+func (g *gen) there(bits uint32, f label) {
+	if bits &= ^g.known; bits != 0 {
+		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))
+		g.jump(asm.JSet.Imm(asm.R0, int32(bits), ""), f)
+	}
+}
+
+// xor keeps the parity in memory: to double the code for each would have it grow without bounds.
+func (g *gen) xor(n *expr.Xor, t, f label) {
+	if g.xors == mostXor {
+		g.fail(fmt.Errorf("%w: more than %d xor within each other", ErrTooLarge, mostXor))
+		return
+	}
+	bit := int32(1) << g.xors
+	g.xors++
+	defer func() { g.xors-- }()
+	g.op(asm.LoadMem(asm.R0, asm.RFP, xorWord, asm.Word), asm.And.Imm(asm.R0, ^bit), asm.StoreMem(asm.RFP, xorWord, asm.R0, asm.Word))
+	for _, x := range n.X {
+		odd, even := g.label(), g.label()
+		g.node(x, odd, even)
+		g.bind(odd)
+		g.op(asm.LoadMem(asm.R0, asm.RFP, xorWord, asm.Word), asm.Xor.Imm(asm.R0, bit), asm.StoreMem(asm.RFP, xorWord, asm.R0, asm.Word))
+		g.bind(even)
+	}
+	g.op(asm.LoadMem(asm.R0, asm.RFP, xorWord, asm.Word))
+	g.jump(asm.JSet.Imm(asm.R0, bit, ""), t)
+	g.goTo(f)
+}
+
+func (g *gen) term(n expr.Node, t, f label) {
+	switch n := n.(type) {
+	case *expr.Present:
+		g.present(n.X, t, f)
+	case *expr.Test:
+		g.numbers(n.X, t, f, func(t, f label) {
+			g.jump(asm.JSet.Imm(asm.R0, int32(n.X.Mask), ""), t)
+			g.goTo(f)
+		})
+	case *expr.Compare:
+		if n.Op == expr.Ne { // what == is not, also where the field is absent
+			g.compare(n.X, expr.Eq, []expr.Value{n.V}, f, t)
+			return
+		}
+		g.compare(n.X, n.Op, []expr.Value{n.V}, t, f)
+	case *expr.In:
+		if n.List != "" {
+			g.list(n, t, f)
+			return
+		}
+		g.compare(n.X, expr.Eq, n.Set, t, f)
+	case *expr.Contains:
+		g.contains(n, t, f)
+	case *expr.Matches:
+		g.matches(n, t, f)
+	case *expr.Rate:
+		g.rate(n, t, f)
+	default:
+		g.fail(fmt.Errorf("compile: no such node: %T", n))
+	}
+}
+
+// each generates code for every single-valued field that x is any of.
+func (g *gen) each(x expr.Operand, t, f label, one func(p place, id expr.ID, t, f label)) {
+	ids := x.Field.Each()
+	for i, id := range ids {
+		next := f
+		if i < len(ids)-1 {
+			next = g.label()
+		}
+		p := places[id]
+		g.there(p.absent, next)
+		one(p, id, t, next)
+		if next != f {
+			g.bind(next)
+		}
+	}
+}
+
+func (g *gen) present(x expr.Operand, t, f label) {
+	switch {
+	case x.Part == expr.Byte:
+		g.numbers(x, t, f, func(t, _ label) { g.goTo(t) })
+	case x.Part == expr.Slice:
+		g.slice(x, -1, f)
+		g.goTo(t)
+	case x.Part == expr.Whole && x.Field.Type == expr.Bool:
+		g.numbers(x, t, f, func(t, f label) {
+			g.jump(asm.JNE.Imm(asm.R0, 0, ""), t)
+			g.goTo(f)
+		})
+	case x.Field.ID == expr.SIPMethod:
+		g.anyMethod(t, f)
+	default:
+		g.each(x, t, f, func(_ place, _ expr.ID, t, _ label) { g.goTo(t) })
+	}
+}
+
+// compare generates an equality with any of the values, or an order with the only one.
+func (g *gen) compare(x expr.Operand, op expr.Op, vs []expr.Value, t, f label) {
+	switch x.Type() {
+	case expr.Bytes, expr.Name:
+		for i, v := range vs {
+			next := f
+			if i < len(vs)-1 {
+				next = g.label()
+			}
+			g.text(x, v, t, next)
+			if next != f {
+				g.bind(next)
+			}
+		}
+	case expr.IPv4, expr.IPv6, expr.IP:
+		g.addresses(x, op, vs, t, f)
+	case expr.MAC:
+		g.each(x, t, f, func(p place, _ expr.ID, t, f label) { g.macs(p, vs, t, f) })
+	default:
+		g.integers(x, op, vs, t, f)
+	}
+}
+
+// span is the values from lo to hi.
+type span struct{ lo, hi uint64 }
+
+// spans are what is compared with, as spans of numbers below 2^bits.
+func spans(op expr.Op, vs []expr.Value, bits int) []span {
+	most := uint64(1)<<bits - 1
+	var out []span
+	for _, v := range vs {
+		s := span{v.Lo, v.Hi}
+		switch op {
+		case expr.Lt:
+			if v.Lo == 0 {
+				continue
+			}
+			s = span{0, v.Lo - 1}
+		case expr.Le:
+			s = span{0, v.Lo}
+		case expr.Gt:
+			if v.Lo == most {
+				continue
+			}
+			s = span{v.Lo + 1, most}
+		case expr.Ge:
+			s = span{v.Lo, most}
+		}
+		out = append(out, s)
+	}
+	return merge(out)
+}
+
+func (g *gen) integers(x expr.Operand, op expr.Op, vs []expr.Value, t, f label) {
+	ss := spans(op, vs, x.Bits())
+	if len(ss) == 1 && ss[0].lo == ss[0].hi && x.Part == expr.Whole && x.Field.ID != expr.TCPLen { // that one is in no memory
+		g.each(x, t, f, func(p place, _ expr.ID, t, f label) { g.equal(p, x, ss[0].lo, t, f) })
+		return
+	}
+	g.numbers(x, t, f, func(t, f label) { g.search(ss, x.Bits(), t, f) })
+}
+
+// equal compares a number as it stands in memory, where that is possible.
+func (g *gen) equal(p place, x expr.Operand, v uint64, t, f label) {
+	full := uint32(1)<<(8*p.size.Sizeof()) - 1
+	mask := uint64(full)
+	if p.mask != 0 {
+		mask = uint64(p.mask) << p.shift
+	} else if p.shift != 0 {
+		mask = uint64(full) >> p.shift << p.shift
+	}
+	if x.Mask != 0 {
+		mask &= x.Mask >> p.times << p.shift
+	}
+	want := v >> p.times << p.shift
+	if want>>p.shift<<p.times != v || want&^mask != 0 {
+		g.goTo(f) // no packet has such a number
+		return
+	}
+	g.op(asm.LoadMem(asm.R0, asm.R8, p.off, p.size))
+	if mask != uint64(full) {
+		g.op(asm.And.Imm32(asm.R0, int32(swapped(uint32(mask), p.size))))
+	}
+	g.jump(asm.JEq.Imm32(asm.R0, int32(swapped(uint32(want), p.size)), ""), t)
+	g.goTo(f)
+}
+
+// numbers has R0 be the operand's number, for each of its occurrences, and then generates what test does with it.
+func (g *gen) numbers(x expr.Operand, t, f label, test func(t, f label)) {
+	masked := func(t, f label) {
+		if x.Mask != 0 {
+			g.op(asm.And.Imm32(asm.R0, int32(x.Mask)))
+		}
+		test(t, f)
+	}
+	switch x.Part {
+	case expr.Byte:
+		g.byteOf(x, f)
+		masked(t, f)
+	case expr.Length:
+		g.there(noPayload, f)
+		g.payloadLength()
+		masked(t, f)
+	default:
+		g.each(x, t, f, func(p place, _ expr.ID, t, f label) {
+			g.value(p, x)
+			masked(t, f)
+		})
+	}
+}
+
+// value loads a number to R0.
+func (g *gen) value(p place, x expr.Operand) {
+	if x.Field.ID == expr.TCPLen {
+		g.payloadLength()
+		return
+	}
+	g.op(asm.LoadMem(asm.R0, asm.R8, p.off, p.size))
+	if p.size != asm.Byte {
+		g.op(asm.HostTo(asm.BE, asm.R0, p.size))
+	}
+	if p.shift != 0 {
+		g.op(asm.RSh.Imm(asm.R0, int32(p.shift)))
+	}
+	if p.mask != 0 {
+		g.op(asm.And.Imm(asm.R0, int32(p.mask)))
+	}
+	if p.times != 0 {
+		g.op(asm.LSh.Imm(asm.R0, int32(p.times)))
+	}
+}
+
+func (g *gen) payloadLength() {
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgEnd, asm.Word), asm.LoadMem(asm.R1, asm.R8, imgBody, asm.Word), asm.Sub.Reg(asm.R0, asm.R1))
+}
+
+// macs compares 48 bits: four bytes, and then two.
+func (g *gen) macs(p place, vs []expr.Value, t, f label) {
+	for _, v := range vs {
+		next := g.label()
+		// The stack is read where it is aligned: the source begins in the middle of a word.
+		wordAt, halfAt, w, h := p.off, p.off+4, uint32(v.Lo>>16), uint32(v.Lo&0xffff)
+		if p.off%4 != 0 {
+			wordAt, halfAt, w, h = p.off+2, p.off, uint32(v.Lo), uint32(v.Lo>>32)
+		}
+		g.op(asm.LoadMem(asm.R0, asm.R8, wordAt, asm.Word))
+		g.jump(asm.JNE.Imm32(asm.R0, int32(swapped(w, asm.Word)), ""), next)
+		g.op(asm.LoadMem(asm.R0, asm.R8, halfAt, asm.Half))
+		g.jump(asm.JEq.Imm32(asm.R0, int32(swapped(h, asm.Half)), ""), t)
+		g.bind(next)
+	}
+	g.goTo(f)
+}
+
+// generate makes the program.
+func (p *Program) generate() error {
+	g := &gen{o: &p.opts, p: p, need: needs(p.rules)}
+	p.Spec = &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}}
+	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 24, MaxEntries: uint32(len(p.rules) + 1)}
+	g.dissect()
+	g.decide()
+	if g.err != nil {
+		return g.err
+	}
+	ins, err := g.finish()
+	if err != nil {
+		return err
+	}
+	spec := &ebpf.ProgramSpec{Name: ProgramName, License: license, Instructions: ins}
+	switch p.opts.Hook {
+	case Socket, XTBPF:
+		spec.Type = ebpf.SocketFilter
+	case Netfilter:
+		spec.Type, spec.AttachType = ebpf.Netfilter, ebpf.AttachNetfilter
+	case TC:
+		spec.Type = ebpf.SchedCLS
+	case XDP:
+		spec.Type = ebpf.XDP
+	}
+	p.Spec.Programs[ProgramName] = spec
+	return nil
+}

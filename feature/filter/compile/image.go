@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+// A program takes the packet apart once and copies its headers to the stack: the image, which all rules read. A word of it
+// says what is absent, a bit for each layer; while the packet is taken apart it is in R7.
+//
+// The bits, and the offsets and lengths, are stored where the verifier does not follow their values (4 bytes at an address
+// that 8 does not divide): it would otherwise verify the rules once for each kind of packet.
+
+// The bits of what is absent.
+const (
+	noEth uint32 = 1 << iota
+	noTag0
+	noTag1
+	noIP4
+	noIP6
+	noTCP
+	noUDP
+	noICMP
+	noICMP6
+	noGRE
+	noPayload
+	noHopOpts
+	noDstOpts
+	noRouting
+	noFrag
+	noMSS
+	noWScale
+	noSackPerm
+	noTimestamps
+	noGREKey
+	noQuestion // of DNS: at least one is announced
+	noQType
+)
+
+// The image: offsets from R8.
+const (
+	imgEth    = 0   // 14 bytes
+	imgTag0   = 16  // TCI, and the type that follows
+	imgTag1   = 20  //
+	imgIP     = 24  // 20 or 40 bytes
+	imgL4     = 64  // 20 bytes
+	imgLen    = 84  // bytes that the hook sees, u32
+	imgEnd    = 92  // where the IP packet ends, u32
+	imgL3     = 100 // where it begins
+	imgAt     = 108 // where the transport header begins
+	imgBody   = 116 // where the payload begins
+	imgAbsent = 124 // R7
+	imgFrag   = 88  // the second half-word of a fragment header
+	imgQType  = 90
+	imgMSS    = 96
+	imgWScale = 98
+	imgTS     = 128 // TSval, TSecr
+	imgKey    = 136 // of GRE
+	imgSpare  = 140 // of what has no better place for a moment
+	imgAt2    = 148
+	imgSize   = 152
+)
+
+// The stack of a function, from its frame pointer down.
+const (
+	stackDyn     = -16              // a dynptr (netfilter)
+	stackScratch = stackDyn - 88    // literals, keys
+	stackSaved   = stackScratch - 8 // a register
+	stackImage   = stackSaved - 8 - imgSize
+)
+
+const scratchSize = 80
+
+// place is where a field lies in the image.
+type place struct {
+	absent uint32 // any of these bits set: it is not there
+	off    int16
+	size   asm.Size
+	shift  uint8  // to the right, of the number in network byte order,
+	mask   uint32 // what counts of it then (0: all),
+	times  uint8  // and to the left
+}
+
+func at(absent uint32, off int16, size asm.Size) place {
+	return place{absent: absent, off: off, size: size}
+}
+
+func (p place) bits(shift uint8, mask uint32) place {
+	p.shift, p.mask = shift, mask
+	return p
+}
+
+// places are the fields that are numbers. Addresses and MACs have the place of their first byte.
+var places = map[expr.ID]place{
+	expr.EthDst: at(noEth, imgEth, 0), expr.EthSrc: at(noEth, imgEth+6, 0), expr.EthType: at(noEth, imgEth+12, asm.Half),
+	expr.VlanID0: at(noTag0, imgTag0, asm.Half).bits(0, 0xfff), expr.VlanID1: at(noTag1, imgTag1, asm.Half).bits(0, 0xfff),
+	expr.VlanPriority0: at(noTag0, imgTag0, asm.Byte).bits(5, 0), expr.VlanPriority1: at(noTag1, imgTag1, asm.Byte).bits(5, 0),
+	expr.VlanDEI0: at(noTag0, imgTag0, asm.Byte).bits(4, 1), expr.VlanDEI1: at(noTag1, imgTag1, asm.Byte).bits(4, 1),
+	expr.VlanEtype0: at(noTag0, imgTag0+2, asm.Half), expr.VlanEtype1: at(noTag1, imgTag1+2, asm.Half),
+
+	expr.IP4Version: at(noIP4, imgIP, asm.Byte).bits(4, 0), expr.IP4HdrLen: {absent: noIP4, off: imgIP, size: asm.Byte, mask: 15, times: 2},
+	expr.IP4DSCP: at(noIP4, imgIP+1, asm.Byte).bits(2, 0), expr.IP4ECN: at(noIP4, imgIP+1, asm.Byte).bits(0, 3),
+	expr.IP4Len: at(noIP4, imgIP+2, asm.Half), expr.IP4ID: at(noIP4, imgIP+4, asm.Half),
+	expr.IP4DF: at(noIP4, imgIP+6, asm.Byte).bits(6, 1), expr.IP4MF: at(noIP4, imgIP+6, asm.Byte).bits(5, 1),
+	expr.IP4FragOffset: {absent: noIP4, off: imgIP + 6, size: asm.Half, mask: 0x1fff, times: 3},
+	expr.IP4TTL:        at(noIP4, imgIP+8, asm.Byte), expr.IP4Proto: at(noIP4, imgIP+9, asm.Byte), expr.IP4Checksum: at(noIP4, imgIP+10, asm.Half),
+	expr.IP4Src: at(noIP4, imgIP+12, asm.Word), expr.IP4Dst: at(noIP4, imgIP+16, asm.Word),
+
+	expr.IP6DSCP: at(noIP6, imgIP, asm.Half).bits(6, 0x3f), expr.IP6ECN: at(noIP6, imgIP, asm.Half).bits(4, 3),
+	expr.IP6Flow: at(noIP6, imgIP, asm.Word).bits(0, 0xfffff), expr.IP6Plen: at(noIP6, imgIP+4, asm.Half),
+	expr.IP6Next: at(noIP6, imgIP+6, asm.Byte), expr.IP6Hlim: at(noIP6, imgIP+7, asm.Byte),
+	expr.IP6Src: at(noIP6, imgIP+8, 0), expr.IP6Dst: at(noIP6, imgIP+24, 0),
+	expr.IP6FragOffset: at(noFrag, imgFrag, asm.Half).bits(3, 0), expr.IP6FragMore: at(noFrag, imgFrag+1, asm.Byte).bits(0, 1),
+
+	expr.TCPSrcPort: at(noTCP, imgL4, asm.Half), expr.TCPDstPort: at(noTCP, imgL4+2, asm.Half),
+	expr.TCPSeq: at(noTCP, imgL4+4, asm.Word), expr.TCPAck: at(noTCP, imgL4+8, asm.Word),
+	expr.TCPHdrLen: {absent: noTCP, off: imgL4 + 12, size: asm.Byte, shift: 4, times: 2}, expr.TCPFlags: at(noTCP, imgL4+12, asm.Half).bits(0, 0xfff),
+	expr.TCPFin: flag(0), expr.TCPSyn: flag(1), expr.TCPReset: flag(2), expr.TCPPush: flag(3),
+	expr.TCPAckFlag: flag(4), expr.TCPUrg: flag(5), expr.TCPEce: flag(6), expr.TCPCwr: flag(7),
+	expr.TCPWindow: at(noTCP, imgL4+14, asm.Half), expr.TCPChecksum: at(noTCP, imgL4+16, asm.Half), expr.TCPUrgent: at(noTCP, imgL4+18, asm.Half),
+	expr.TCPMSS: at(noMSS, imgMSS, asm.Half), expr.TCPWScale: at(noWScale, imgWScale, asm.Byte),
+	expr.TCPTSVal: at(noTimestamps, imgTS, asm.Word), expr.TCPTSEcr: at(noTimestamps, imgTS+4, asm.Word),
+
+	expr.UDPSrcPort: at(noUDP, imgL4, asm.Half), expr.UDPDstPort: at(noUDP, imgL4+2, asm.Half),
+	expr.UDPLength: at(noUDP, imgL4+4, asm.Half), expr.UDPChecksum: at(noUDP, imgL4+6, asm.Half),
+
+	expr.ICMPType: at(noICMP, imgL4, asm.Byte), expr.ICMPCode: at(noICMP, imgL4+1, asm.Byte), expr.ICMPChecksum: at(noICMP, imgL4+2, asm.Half),
+	expr.ICMPIdent: at(noICMP, imgL4+4, asm.Half), expr.ICMPSeq: at(noICMP, imgL4+6, asm.Half),
+	expr.ICMP6Type: at(noICMP6, imgL4, asm.Byte), expr.ICMP6Code: at(noICMP6, imgL4+1, asm.Byte), expr.ICMP6Checksum: at(noICMP6, imgL4+2, asm.Half),
+	expr.GREFlags: at(noGRE, imgL4, asm.Half), expr.GREProto: at(noGRE, imgL4+2, asm.Half), expr.GREKey: at(noGREKey, imgKey, asm.Word),
+	expr.DNSType: at(noQType, imgQType, asm.Half),
+
+	// What is only there or not.
+	expr.Eth: {absent: noEth}, expr.Vlan: {absent: noTag0}, expr.IP4: {absent: noIP4}, expr.IP6: {absent: noIP6},
+	expr.IP6HopOpts: {absent: noHopOpts}, expr.IP6DstOpts: {absent: noDstOpts}, expr.IP6Routing: {absent: noRouting}, expr.IP6Frag: {absent: noFrag},
+	expr.TCP: {absent: noTCP}, expr.UDP: {absent: noUDP}, expr.ICMP: {absent: noICMP}, expr.ICMP6: {absent: noICMP6}, expr.GRE: {absent: noGRE},
+	expr.DNSName: {absent: noQuestion}, expr.TCPSackPerm: {absent: noSackPerm}, expr.Payload: {absent: noPayload}, expr.TCPLen: {absent: noTCP | noPayload},
+}
+
+func flag(bit uint8) place { return at(noTCP, imgL4+13, asm.Byte).bits(bit, 1) }
+
+// needs are the bits that rules ask about: only what some rule asks for is dissected.
+func needs(rules []Rule) (bits uint32) {
+	for _, r := range rules {
+		expr.Walk(r.Match.Root, func(n expr.Node) {
+			_, present := n.(*expr.Present)
+			for _, x := range expr.Operands(n) {
+				for _, id := range x.Field.Each() {
+					bits |= places[id].absent
+				}
+				switch x.Field.ID {
+				case expr.SIPMethod:
+					bits |= noTCP | noUDP | noPayload
+				case expr.DNSName:
+					bits |= noUDP | noPayload | noQuestion
+					if present {
+						bits |= noQType // then the name is walked, and must be right
+					}
+				case expr.DNSType:
+					bits |= noUDP | noPayload | noQuestion | noQType
+				}
+			}
+		})
+	}
+	if bits&(noMSS|noWScale|noSackPerm|noTimestamps) != 0 {
+		bits |= noTCP
+	}
+	if bits&noGREKey != 0 {
+		bits |= noGRE
+	}
+	return bits
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+// ends of a slice: an offset from the start of the payload, or back from its end.
+func (g *gen) offset(r asm.Register, n int, open bool) {
+	from := int16(imgBody)
+	if n < 0 || open {
+		from = imgEnd
+	}
+	g.op(asm.LoadMem(r, asm.R8, from, asm.Word))
+	if n != 0 && !open {
+		g.op(asm.Add.Imm(r, int32(n)))
+	}
+}
+
+// slice has R2 be the offset in the packet of a part of the payload, and R3 its end; what is not there goes to f. A part
+// that is to have so many bytes and has others goes to f, too; -1: however many.
+func (g *gen) slice(x expr.Operand, want int, f label) {
+	g.there(noPayload, f)
+	if x.Part == expr.Whole {
+		x.From, x.Open = 0, true
+	}
+	g.offset(asm.R2, x.From, false)
+	g.offset(asm.R3, x.To, x.Open)
+	if x.From < 0 {
+		g.op(asm.LoadMem(asm.R0, asm.R8, imgBody, asm.Word))
+		g.jump(asm.JSLT.Reg(asm.R2, asm.R0, ""), f)
+	}
+	if !x.Open && x.To >= 0 {
+		g.op(asm.LoadMem(asm.R0, asm.R8, imgEnd, asm.Word))
+		g.jump(asm.JSGT.Reg(asm.R3, asm.R0, ""), f)
+	}
+	n, fixed := x.Size()
+	switch {
+	case fixed && want >= 0 && n != want:
+		g.goTo(f)
+	case fixed:
+	case want >= 0:
+		g.op(asm.Mov.Reg(asm.R0, asm.R3), asm.Sub.Reg(asm.R0, asm.R2))
+		g.jump(asm.JNE.Imm(asm.R0, int32(want), ""), f)
+	default:
+		g.jump(asm.JSGT.Reg(asm.R2, asm.R3, ""), f)
+	}
+}
+
+// byteOf has R0 be one byte of the payload.
+func (g *gen) byteOf(x expr.Operand, f label) {
+	x.Part, x.To, x.Open = expr.Slice, x.From+1, x.From == -1
+	g.slice(x, 1, f)
+	g.loadAt(0, 1, f)
+	base, off := g.loaded()
+	g.op(asm.LoadMem(asm.R0, base, off, asm.Byte))
+}
+
+// loadAt makes n bytes at R2 and off readable where loaded says.
+func (g *gen) loadAt(off, n int32, f label) {
+	if off != 0 {
+		g.op(asm.Add.Imm(asm.R2, off))
+	}
+	if g.o.Hook == XDP {
+		g.direct(n, f)
+		return
+	}
+	g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, n, f, false)
+}
+
+// loaded is where the bytes are that loadAt has made readable.
+func (g *gen) loaded() (asm.Register, int16) {
+	if g.o.Hook == XDP {
+		return asm.R1, 0
+	}
+	return asm.RFP, stackScratch
+}
+
+// text compares a part of the payload, or a name.
+func (g *gen) text(x expr.Operand, v expr.Value, t, f label) {
+	switch x.Field.ID {
+	case expr.SIPMethod:
+		g.carried(f)
+		x = expr.Operand{Field: x.Field, Part: expr.Slice, To: len(v.Bytes) + 1}
+		g.slice(x, -1, f)
+		g.literal(append([]byte(v.Bytes), ' '), false, f)
+	case expr.DNSName:
+		wire, err := expr.WireName(string(v.Bytes))
+		if err != nil {
+			g.fail(err)
+			return
+		}
+		g.there(noQuestion, f)
+		x = expr.Operand{Field: x.Field, Part: expr.Slice, From: 12, To: 12 + len(wire)}
+		g.slice(x, -1, f)
+		g.literal(wire, true, f)
+	default:
+		g.slice(x, len(v.Bytes), f)
+		g.literal(v.Bytes, false, f)
+	}
+	g.goTo(t)
+}
+
+// carried goes to f unless the payload is TCP's or UDP's.
+func (g *gen) carried(f label) {
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R0, int32(noTCP|noUDP)))
+	g.jump(asm.JEq.Imm(asm.R0, int32(noTCP|noUDP), ""), f)
+}
+
+// atOnce is how many bytes are compared at once.
+const atOnce = 64
+
+// literal goes to f unless the bytes at R2 are these; with fold, letters in lower case stand for both cases.
+func (g *gen) literal(b []byte, fold bool, f label) {
+	if len(b) > atOnce {
+		g.op(asm.StoreMem(asm.RFP, stackSaved-8, asm.R2, asm.DWord))
+	}
+	for at := 0; at < len(b); at += atOnce {
+		part := b[at:min(at+atOnce, len(b))]
+		if at > 0 {
+			g.op(asm.LoadMem(asm.R2, asm.RFP, stackSaved-8, asm.DWord))
+		}
+		g.loadAt(int32(at), int32(len(part)), f)
+		base, off := g.loaded()
+		for len(part) > 0 {
+			w := width(min(len(part), 4))
+			n := w.Sizeof()
+			g.op(asm.LoadMem(asm.R0, base, off, w))
+			if mask := caseBits(part[:n]); fold && mask != 0 {
+				g.op(asm.Or.Imm32(asm.R0, int32(mask)))
+			}
+			g.jump(asm.JNE.Imm32(asm.R0, int32(word(part[:n])), ""), f)
+			part, off = part[n:], off+int16(n)
+		}
+	}
+}
+
+// word is bytes as this machine reads them.
+func word(b []byte) uint32 {
+	switch len(b) {
+	case 4:
+		return native.Uint32(b)
+	case 2:
+		return uint32(native.Uint16(b))
+	}
+	return uint32(b[0])
+}
+
+// caseBits are the bits that make letters of either case those of lower case.
+func caseBits(b []byte) uint32 {
+	m := make([]byte, len(b))
+	for i, c := range b {
+		if c >= 'a' && c <= 'z' {
+			m[i] = 'a' - 'A'
+		}
+	}
+	return word(m)
+}
+
+// anyMethod goes to t if the payload begins with capitals and a space.
+func (g *gen) anyMethod(t, f label) {
+	g.carried(f)
+	for i := range expr.MostMethod + 1 {
+		g.byteOf(expr.Operand{Field: expr.Lookup(expr.Payload), Part: expr.Byte, From: i}, f)
+		if i > 0 {
+			g.jump(asm.JEq.Imm(asm.R0, ' ', ""), t)
+		}
+		g.jump(asm.JLT.Imm(asm.R0, 'A', ""), f)
+		g.jump(asm.JGT.Imm(asm.R0, 'Z', ""), f)
+	}
+	g.goTo(f)
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+// transport reads the header of the protocol in R0 at R9.
+func (g *gen) transport() {
+	g.note = "the transport header"
+	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
+	if g.o.Start == Transport {
+		// Only now it is known where the hook's bytes begin, and so where they end.
+		g.op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.Add.Reg(asm.R1, asm.R9), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
+		shorter := g.label()
+		g.jump(asm.JLE.Reg(asm.R2, asm.R1, ""), shorter)
+		g.op(asm.StoreMem(asm.R8, imgEnd, asm.R1, asm.Word))
+		g.bind(shorter)
+	}
+	for _, p := range []struct {
+		proto int32
+		bit   uint32
+		size  int32
+		rest  func()
+	}{
+		{protoUDP, noUDP, 8, g.udp},
+		{protoTCP, noTCP, 20, g.tcp},
+		{protoICMP, noICMP, 8, nil},
+		{protoICMP6, noICMP6, 8, nil},
+		{protoGRE, noGRE, 4, g.gre},
+	} {
+		if g.need&p.bit == 0 && (g.need&noPayload == 0 || p.bit == noGRE) {
+			continue
+		}
+		other := g.label()
+		g.jump(asm.JNE.Imm(asm.R0, p.proto, ""), other)
+		g.fits(p.size, g.done)
+		g.op(asm.Mov.Reg(asm.R2, asm.R9))
+		g.loadHeader(imgL4, p.size)
+		g.found(p.bit)
+		if p.rest != nil {
+			p.rest()
+		} else {
+			g.payload(8)
+		}
+		g.goTo(g.done)
+		g.bind(other)
+	}
+	g.goTo(g.done)
+}
+
+// loadHeader is loadImage once the transport header is found.
+func (g *gen) loadHeader(img, n int32) {
+	g.load(func(r asm.Register) []asm.Instruction { return image(r, img) }, n, g.done, false)
+}
+
+// payload notes that the payload begins n bytes behind R9.
+func (g *gen) payload(n int32) {
+	if g.need&noPayload == 0 {
+		return
+	}
+	if n != 0 {
+		g.op(asm.Add.Imm(asm.R9, n))
+	}
+	g.op(asm.StoreMem(asm.R8, imgBody, asm.R9, asm.Word))
+	g.found(noPayload)
+}
+
+func (g *gen) udp() {
+	g.payload(8)
+	if g.need&noQuestion != 0 {
+		g.dns()
+	}
+}
+
+// tcp goes on where the header ends as it says itself.
+func (g *gen) tcp() {
+	options := g.need&(noMSS|noWScale|noSackPerm|noTimestamps) != 0
+	if g.need&noPayload == 0 && !options {
+		return
+	}
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgL4+12, asm.Byte), asm.RSh.Imm(asm.R0, 4), asm.LSh.Imm(asm.R0, 2))
+	g.jump(asm.JLT.Imm(asm.R0, 20, ""), g.done)
+	if options {
+		g.op(asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, 20), asm.StoreMem(asm.R8, imgSpare, asm.R1, asm.Word))
+	}
+	g.op(asm.Add.Reg(asm.R9, asm.R0))
+	g.fits(0, g.done)
+	g.payload(0)
+	if options {
+		g.options()
+	}
+}
+
+// options walks the TCP options, from the offset in imgSpare to R9. What it finds is in the image, bits of what is absent
+// too: the verifier must not tell apart which options a packet has.
+func (g *gen) options() {
+	out := g.label()
+	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt2, asm.R9, asm.Word))
+	for range expr.MostOptions {
+		g.option(out)
+	}
+	g.bind(out)
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+}
+
+// option looks at one option: its kind and length are loaded, and as much as is wanted of a known one.
+func (g *gen) option(out label) {
+	next, two, skip := g.label(), g.label(), g.label()
+	g.note = "a TCP option"
+	g.op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
+	g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), out)
+	g.scratch(0, 1, out)
+	g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte), asm.Mov.Imm(asm.R1, 1))
+	g.jump(asm.JEq.Imm(asm.R0, 0, ""), out)
+	g.jump(asm.JNE.Imm(asm.R0, 1, ""), two)
+	g.goTo(next)
+	g.bind(two)
+	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 2), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
+	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
+	g.scratch(0, 2, out)
+	g.op(asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
+	g.jump(asm.JLT.Imm(asm.R1, 2, ""), out)
+	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Reg(asm.R2, asm.R1), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
+	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
+	for _, o := range []struct {
+		bit        uint32
+		kind, size int32
+		img        int32
+	}{{noMSS, 2, 4, imgMSS}, {noWScale, 3, 3, imgWScale}, {noSackPerm, 4, 2, 0}, {noTimestamps, 8, 10, imgTS}} {
+		if g.need&o.bit == 0 {
+			continue
+		}
+		other := g.label()
+		g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Half))
+		g.jump(asm.JNE.Imm(asm.R0, int32(swapped(uint32(o.kind<<8|o.size), asm.Half)), ""), other)
+		// Of an option that is there twice the first counts.
+		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R0, int32(o.bit)))
+		g.jump(asm.JEq.Imm(asm.R0, 0, ""), skip)
+		if o.img != 0 {
+			g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 2))
+			g.load(func(r asm.Register) []asm.Instruction { return image(r, o.img) }, o.size-2, out, false)
+		}
+		g.foundInImage(o.bit)
+		g.goTo(skip)
+		g.bind(other)
+	}
+	g.bind(skip)
+	g.op(asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
+	g.bind(next)
+	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
+}
+
+// scratch loads n bytes at R9 and off to the scratch.
+func (g *gen) scratch(off, n int32, fail label) {
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	if off != 0 {
+		g.op(asm.Add.Imm(asm.R2, off))
+	}
+	g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, n, fail, false)
+}
+
+// gre reads the key, which lies behind a checksum if there is one (RFC 2890).
+func (g *gen) gre() {
+	if g.need&noGREKey == 0 {
+		return
+	}
+	plain := g.label()
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgL4, asm.Byte), asm.Mov.Reg(asm.R1, asm.R0), asm.And.Imm(asm.R1, 0x20))
+	g.jump(asm.JEq.Imm(asm.R1, 0, ""), g.done)
+	g.op(asm.Add.Imm(asm.R9, 4), asm.And.Imm(asm.R0, 0x80))
+	g.jump(asm.JEq.Imm(asm.R0, 0, ""), plain)
+	g.op(asm.Add.Imm(asm.R9, 4))
+	g.bind(plain)
+	g.fits(4, g.done)
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.loadHeader(imgKey, 4)
+	g.found(noGREKey)
+}
+
+// dns notes whether there is a question, and finds its type behind its name. R9 is the payload's offset.
+func (g *gen) dns() {
+	g.note = "DNS"
+	g.fits(12, g.done)
+	g.scratch(4, 2, g.done)
+	g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Half))
+	g.jump(asm.JEq.Imm(asm.R0, 0, ""), g.done)
+	if g.need&noQType == 0 {
+		// Names are compared with ones that are right, so that nobody needs to know whether this one is.
+		g.found(noQuestion)
+		return
+	}
+	g.op(asm.Add.Imm(asm.R9, 12), asm.Mov.Reg(asm.R0, asm.R9), asm.Add.Imm(asm.R0, expr.MostName),
+		asm.StoreMem(asm.R8, imgAt2, asm.R0, asm.Word), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
+	name := g.label()
+	for i := range expr.MostLabels + 1 {
+		g.op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
+		g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), g.done)
+		g.fits(1, g.done)
+		g.scratch(0, 1, g.done)
+		g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte))
+		g.jump(asm.JEq.Imm(asm.R0, 0, ""), name)
+		if i == expr.MostLabels {
+			break
+		}
+		g.jump(asm.JGT.Imm(asm.R0, 63, ""), g.done)
+		g.op(asm.Add.Imm(asm.R9, 1), asm.Add.Reg(asm.R9, asm.R0), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
+	}
+	g.goTo(g.done)
+	g.bind(name)
+	g.found(noQuestion)
+	g.op(asm.Add.Imm(asm.R9, 1))
+	g.fits(2, g.done)
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.loadHeader(imgQType, 2)
+	g.found(noQType)
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// tally is an element of filter_counts and of the maps that carry counts on.
+type tally struct {
+	Packets uint64
+	Bytes   uint64
+	Last    uint64 // ns of CLOCK_MONOTONIC; 0: never
+}
+
+func (t tally) plus(o tally) tally {
+	return tally{t.Packets + o.Packets, t.Bytes + o.Bytes, max(t.Last, o.Last)}
+}
+
+// Counts only ever rise while a rule keeps its name. A filter that changes gets a
+// map of counts of its own: packets are counted into the old program's until the
+// last of them has left it. So the old map goes with the new form as "before", and
+// what it had from its own predecessors is added up in "base", which no program
+// writes. What a rule has counted is the sum of the three.
+
+// baseMap makes the map of what rules had counted before the form before.
+func baseMap(entries int) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "filter_base", Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: uint32(entries)})
+	if err != nil {
+		return nil, fmt.Errorf("making the map of earlier counts: %w", err)
+	}
+	return m, nil
+}
+
+// keysOf are the rules' keys in order, and last that of the default.
+func (f Filter) keysOf() []string {
+	keys := make([]string, 0, len(f.Rules)+1)
+	for _, r := range f.Rules {
+		keys = append(keys, r.Key())
+	}
+	return append(keys, defaultKey)
+}
+
+// defaultKey cannot be a rule's: keys are not empty.
+const defaultKey = ""
+
+// sumCounts adds up the CPUs' shares of one element.
+func sumCounts(m *ebpf.Map, i int) (sum tally, err error) {
+	var shares []tally
+	if err := m.Lookup(uint32(i), &shares); err != nil {
+		return sum, fmt.Errorf("reading counts %d: %w", i, err)
+	}
+	for _, s := range shares {
+		sum = sum.plus(s)
+	}
+	return sum, nil
+}
+
+// carried is what a form of a filter brings its successor: by key.
+func carried(o *kernel.Opened, p *published) (map[string]tally, error) {
+	out := map[string]tally{}
+	for i, key := range p.Filter.keysOf() {
+		var t tally
+		if err := o.Maps["base"].Lookup(uint32(i), &t); err != nil {
+			return nil, fmt.Errorf("reading earlier counts: %w", err)
+		}
+		if n := slices.Index(p.Before, key); n >= 0 && o.Maps["before"] != nil {
+			b, err := sumCounts(o.Maps["before"], n)
+			if err != nil {
+				return nil, err
+			}
+			t = t.plus(b)
+		}
+		out[key] = t
+	}
+	return out, nil
+}
+
+// counts are what each rule has counted, and last the default.
+func counts(o *kernel.Opened, p *published) ([]tally, error) {
+	before, err := carried(o, p)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]tally, 0, len(p.Filter.Rules)+1)
+	for i, key := range p.Filter.keysOf() {
+		t, err := sumCounts(o.Maps["counts"], i)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, t.plus(before[key]))
+	}
+	return out, nil
+}
+
+// wallTime is when a time of CLOCK_MONOTONIC was.
+func wallTime(ns uint64) time.Time {
+	var now unix.Timespec
+	if ns == 0 || unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
+		return time.Time{}
+	}
+	return time.Now().Add(-time.Duration(uint64(now.Nano()) - ns)).Round(time.Millisecond)
+}

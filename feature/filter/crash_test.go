@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// playChange applies filters and is killed at a step: ROOT STEP FILE.
+func playChange(args []string) error {
+	fatal, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	data, err := os.ReadFile(args[2])
+	if err != nil {
+		return err
+	}
+	var filters []Filter
+	if err := json.Unmarshal(data, &filters); err != nil {
+		return err
+	}
+	n := 0
+	kernel.OnStep(func(step string) {
+		if n == fatal {
+			fmt.Println(step)
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+		n++
+	})
+	_, err = applyTo(context.Background(), kernel.OpenRoot(args[0]), filters...)
+	return err
+}
+
+// crash applies filters in a process that is killed at a step, counted from 0, and
+// returns which that was: "" if there were fewer.
+func (w *world) crash(step int, filters ...Filter) string {
+	w.t.Helper()
+	data, err := json.Marshal(filters)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	file := filepath.Join(w.t.TempDir(), "filters.json")
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	out, err := nstest.Child("change", w.root.Path(), step, file).CombinedOutput()
+	if err == nil {
+		return ""
+	}
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		w.t.Fatalf("step %d: %v\n%s", step, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// Killed at any step of a creation, a change, a change of place or a removal, a
+// filter drops by the rules before or by the new ones (where the place changes, by
+// both), and the next command finishes.
+func TestKilledAtEveryStep(t *testing.T) {
+	const none = "5001/4 5001/6 5002/4 5002/6"
+	const first, second = "5002/4 5002/6", "5001/4 5001/6"
+	for _, h := range hooks {
+		if h == HookXDPGeneric {
+			continue // the same calls as xdp
+		}
+		other := HookTCX
+		if h == HookTCX {
+			other = HookNFT
+		}
+		if h == HookNFT {
+			other = HookClsact
+		}
+		for _, c := range []struct {
+			name          string
+			before, after func(w *world) []Filter
+			from, to      string
+			both          bool
+		}{
+			{"create", func(*world) []Filter { return nil }, func(w *world) []Filter { return []Filter{w.filter(h, drops(5002))} }, none, second, false},
+			{"change", func(w *world) []Filter { return []Filter{w.filter(h, drops(5001))} },
+				func(w *world) []Filter { return []Filter{w.filter(h, drops(5002))} }, first, second, false},
+			{"move", func(w *world) []Filter { return []Filter{w.filter(h, drops(5001))} },
+				func(w *world) []Filter { return []Filter{w.filter(other, drops(5002))} }, first, second, true},
+			{"remove", func(w *world) []Filter { return []Filter{w.filter(h, drops(5001))} }, func(*world) []Filter { return nil }, first, none, false},
+		} {
+			t.Run(string(h)+"/"+c.name, func(t *testing.T) {
+				needHook(t, h)
+				needHook(t, other)
+				w := newWorld(t)
+				seen := []string{}
+				for n := 0; ; n++ {
+					w.apply(c.before(w)...)
+					step := w.crash(n, c.after(w)...)
+					if step == "" {
+						break
+					}
+					seen = append(seen, step)
+					got := w.flows(5001, 5002)
+					for _, family := range []string{"/4", "/6"} { // links go one by one
+						g := of(got, family)
+						if g != of(c.from, family) && g != of(c.to, family) && !(c.both && g == "") {
+							t.Errorf("killed at step %d (%s): %q arrive; want %q or %q", n, step, got, c.from, c.to)
+						}
+					}
+					w.apply(c.after(w)...)
+					w.want(fmt.Sprintf("killed at step %d (%s), and applied again", n, step), c.to, 5001, 5002)
+					w.clean(fmt.Sprintf("killed at step %d (%s)", n, step))
+					if again := w.apply(c.after(w)...); len(again) > 0 {
+						t.Errorf("killed at step %d (%s): applied a second time: %q", n, step, again)
+					}
+				}
+				if len(seen) < 3 {
+					t.Errorf("killed only at %q", seen)
+				}
+				t.Log(len(seen), "steps:", strings.Join(seen, ", "))
+			})
+		}
+	}
+}
+
+// of are the flows of one family.
+func of(flows, family string) string {
+	var out []string
+	for _, f := range strings.Fields(flows) {
+		if strings.HasSuffix(f, family) {
+			out = append(out, f)
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// clean sees that every filter is where it should be, and nothing in transit.
+func (w *world) clean(when string) {
+	w.t.Helper()
+	for _, f := range w.state().Filters {
+		for _, p := range f.Places {
+			if !p.Attached || p.Problem != "" {
+				w.t.Errorf("%s: place %+v", when, p)
+			}
+		}
+		if f.Problem != "" {
+			w.t.Errorf("%s: %s", when, f.Problem)
+		}
+	}
+	filepath.WalkDir(w.root.Path(), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && strings.Contains(strings.TrimPrefix(path, w.root.Path()), "+") && d.Name() != "+lock" || strings.HasPrefix(filepath.Base(path), "prog_") {
+			w.t.Errorf("%s: left over: %s", when, path)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// deviceLinks holds a program at devices by links: tcx and XDP. The links are the
+// truth: pinned as link_dev<ifindex>, one for each interface.
+type deviceLinks struct{}
+
+// at is the place on a device.
+func (deviceLinks) at(f Filter, device string, index int) kernel.Attachment {
+	if f.Hook.xdp() {
+		return kernel.XDP{Ifindex: index, Device: device, Generic: f.Hook == HookXDPGeneric}
+	}
+	return kernel.TCX{Ifindex: index, Device: device, Egress: f.Direction == Egress}
+}
+
+func (d deviceLinks) attach(s *site, _ map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error) {
+	out := map[string]kernel.Link{}
+	devices, _, err := s.devices()
+	for _, name := range s.pub.Filter.Interfaces {
+		index, ok := devices[name]
+		if !ok || err != nil {
+			continue
+		}
+		var ln kernel.Link
+		if ln, err = d.attachOne(s, name, index, prog); err == nil {
+			out[devicePin(index)] = ln
+		}
+	}
+	return out, err
+}
+
+func (d deviceLinks) attachOne(s *site, name string, index int, prog *ebpf.Program) (ln kernel.Link, err error) {
+	err = s.ns.Do(func() error {
+		ln, err = d.at(s.pub.Filter, name, index).Attach(prog)
+		return err
+	})
+	return ln, err
+}
+
+func (deviceLinks) move(s *site, _ map[string]*ebpf.Map, prog *ebpf.Program) error {
+	pins, err := s.pins.Links()
+	if err != nil {
+		return err
+	}
+	return moveLinks(s, slices.DeleteFunc(pins, func(p string) bool { return !isDevicePin(p) }), prog)
+}
+
+// moveLinks has links run another program, one after the other. Those whose
+// device is gone stay as they are.
+func moveLinks(s *site, pins []string, prog *ebpf.Program) error {
+	var undone undo
+	for _, pin := range pins {
+		ln, err := s.pins.Link(pin)
+		if err != nil {
+			return undone.run(err)
+		}
+		defer ln.Close()
+		id, err := kernel.LinkProgram(ln)
+		if err != nil {
+			return undone.run(err)
+		}
+		old, err := former(id)
+		if err != nil {
+			return undone.run(err)
+		}
+		defer old.Close()
+		if err := kernel.MoveLink(ln, prog); errors.Is(err, unix.ENOLINK) {
+			continue // its device is gone
+		} else if err != nil {
+			return undone.run(fmt.Errorf("moving the link %s of %s: %w", pin, s.inst, err))
+		}
+		kernel.Step("filter:moved")
+		undone.add(func() error { return kernel.MoveLink(ln, old) })
+	}
+	return nil
+}
+
+func (d deviceLinks) settle(s *site, prog *ebpf.Program) error {
+	places, err := d.places(s)
+	if err != nil {
+		return err
+	}
+	devices, _, err := s.devices()
+	if err != nil {
+		return err
+	}
+	wanted := map[string]bool{}
+	for _, p := range places {
+		if p.pin == "" {
+			continue
+		}
+		wanted[p.pin] = true
+		if !p.lacks {
+			continue
+		}
+		if err := s.lock.RemoveLink(s.inst, p.pin); err != nil { // of a device that had the number before
+			return err
+		}
+		ln, err := d.attachOne(s, p.Interface, devices[p.Interface], prog)
+		if err != nil {
+			return err
+		}
+		err = s.lock.AddLink(s.inst, p.pin, ln)
+		ln.Close()
+		if err != nil {
+			return err
+		}
+		kernel.Step("filter:attached")
+	}
+	pins, err := s.pins.Links()
+	for _, pin := range pins {
+		if isDevicePin(pin) && !wanted[pin] {
+			err = errors.Join(err, s.lock.RemoveLink(s.inst, pin))
+		}
+	}
+	return err
+}
+
+func (d deviceLinks) places(s *site) ([]Place, error) {
+	devices, without, err := s.devices()
+	if err != nil {
+		return nil, err
+	}
+	var out []Place
+	for _, name := range s.pub.Filter.Interfaces {
+		index, ok := devices[name]
+		if !ok {
+			out = append(out, absent(d.at(s.pub.Filter, name, 0).(interface{ Kind() string }).Kind(), name, without(name)))
+			continue
+		}
+		a := d.at(s.pub.Filter, name, index)
+		p := Place{Name: a.String(), Interface: name, pin: devicePin(index)}
+		if err := p.judgeLink(s, a); err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// judgeLink says what a place's pinned link makes of it.
+func (p *Place) judgeLink(s *site, a kernel.Attachment) error {
+	ln, err := s.pins.Link(p.pin)
+	switch {
+	case errors.Is(err, kernel.ErrNotExist):
+		p.lack()
+		return nil
+	case errors.Is(err, os.ErrPermission):
+		p.Attached = true // links are the owner's alone; it is pinned
+		return nil
+	case err != nil:
+		return err
+	}
+	defer ln.Close()
+	if err := a.Verify(ln); errors.Is(err, kernel.ErrDetached) {
+		p.lack()
+		return nil
+	} else if err != nil {
+		return err
+	}
+	id, err := kernel.LinkProgram(ln)
+	if err != nil {
+		return err
+	}
+	return p.judge(s, id)
+}
+
+func (deviceLinks) enter(*site, map[string]*ebpf.Map, *ebpf.Program) error { return nil }
+
+func (deviceLinks) clear(s *site, _ *published) error { return s.dropLinks() }
+
+// dropLinks detaches all links.
+func (s *site) dropLinks() error {
+	if s.pins == nil {
+		return nil
+	}
+	pins, err := s.pins.Links()
+	for _, pin := range pins {
+		err = errors.Join(err, s.lock.RemoveLink(s.inst, pin))
+	}
+	return err
+}

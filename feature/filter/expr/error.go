@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package expr
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// ErrSyntax is what every [Error] is.
+var ErrSyntax = errors.New("no filter expression")
+
+// Pos is a place in an expression: bytes from its start.
+type Pos int
+
+// Error is a mistake in an expression and its place.
+type Error struct {
+	Source     string // the whole expression
+	Pos        Pos
+	Msg        string // what is wrong and what is wanted
+	Suggestion string // what was probably meant, "" if nothing is close
+}
+
+// Unwrap gives ErrSyntax.
+func (e *Error) Unwrap() error { return ErrSyntax }
+
+// Place is the line that the mistake is in, from 1, its column, from 1 and in characters, and the line's text.
+func (e *Error) Place() (line, column int, text string) {
+	at := min(max(int(e.Pos), 0), len(e.Source))
+	start := strings.LastIndexByte(e.Source[:at], '\n') + 1
+	text, _, _ = strings.Cut(e.Source[start:], "\n")
+	return 1 + strings.Count(e.Source[:at], "\n"), 1 + utf8.RuneCountInString(e.Source[start:at]), text
+}
+
+const shownLine = 160 // characters of a line that an error shows
+
+// Error prints as
+//
+//	column 1: unknown field "udp.dstprt"; did you mean "udp.dstport"?
+//	  udp.dstprt == 53
+//	  ^
+func (e *Error) Error() string {
+	line, column, text := e.Place()
+	var b strings.Builder
+	if line > 1 {
+		fmt.Fprintf(&b, "line %d, ", line)
+	}
+	fmt.Fprintf(&b, "column %d: %s", column, e.Msg)
+	if e.Suggestion != "" {
+		fmt.Fprintf(&b, "; did you mean %q?", e.Suggestion)
+	}
+	chars := []rune(strings.Map(printable, text))
+	caret := column - 1
+	// Of a long line the part around the mistake is shown: sets have thousands of members.
+	if len(chars) > shownLine {
+		from := min(max(caret-shownLine/2, 0), len(chars)-shownLine)
+		chars, caret = chars[from:from+shownLine], caret-from
+	}
+	fmt.Fprintf(&b, "\n  %s\n  %s^", string(chars), strings.Repeat(" ", caret))
+	return b.String()
+}
+
+// printable keeps a line one line, and the caret below what it means.
+func printable(r rune) rune {
+	if r < ' ' || r == 0x7f {
+		return ' '
+	}
+	return r
+}

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package expr
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// good are expressions and their canonical form, "" where they are in it.
+var good = []struct{ in, out string }{
+	{"udp.dstport == 53", ""},
+	{"udp.dstport==53", "udp.dstport == 53"},
+	{"udp.dstport eq 0x35", "udp.dstport == 53"},
+	{"tcp.port ne 80 && !udp || ip", "tcp.port != 80 and not udp or ip"},
+	{"ip or udp xor tcp and icmp", ""},
+	{"(ip or udp) and (tcp xor icmp)", ""},
+	{"ip and (udp and tcp)", ""},
+	{"not (ip and udp)", ""},
+	{"not not ip", ""},
+	{"(((ip)))", "ip"},
+	{"ip ^^ udp", "ip xor udp"},
+	{"ip6.src == 2001:DB8:0::1", "ipv6.src == 2001:db8::1"},
+	{"ip.src in {10.0.0.0/8, 192.0.2.1..192.0.2.9 1.2.3.4}", "ip.src in {10.0.0.0/8 192.0.2.1..192.0.2.9 1.2.3.4}"},
+	{"ip.src not in {10.0.0.0/8}", "not ip.src in {10.0.0.0/8}"},
+	{"net.src in $bogons-2", ""},
+	{"udp.port in {53 5000..6000}", ""},
+	{"tcp.flags & 0x12", ""},
+	{"(tcp.flags & 0x3f) == 2", "(tcp.flags & 0x3f) == 0x2"},
+	{"tcp.flags & 0x3f == 0x2", "(tcp.flags & 0x3f) == 0x2"},
+	{"(tcp.flags & 0x3f) in {2 0x12}", "(tcp.flags & 0x3f) in {0x2 0x12}"},
+	{"(udp.port) == 1", "udp.port == 1"},
+	{"tcp.flags.syn and not tcp.flags.ack", ""},
+	{"tcp.flags.syn == true", "tcp.flags.syn == 1"},
+	{"eth.src == 02-00-00-00-00-0A", "eth.src == 02:00:00:00:00:0a"},
+	{"vlan.id == 7", ""},
+	{`payload[-5:] == "xyzzy"`, ""},
+	{`payload[0:2] == 16:03`, `payload[0:2] == "\x16\x03"`},
+	{`payload[3] == 0x16`, ""},
+	{`payload[-1] & 0x80`, ""},
+	{`payload[:4] == "abcd"`, `payload[0:4] == "abcd"`},
+	{`payload[0:] contains "a\"b"`, `payload contains "a\"b"`},
+	{`payload[4:] ~ "^a[bc]+d$"`, `payload[4:] matches "^a[bc]+d$"`},
+	{`len(payload) > 100`, ""},
+	{`sip.method in {"INVITE" "ACK"}`, ""},
+	{`dns.qname == "Example.COM."`, `dns.qname == "example.com"`},
+	{"rate(ip.src) > 100/s", ""},
+	{"rate(ip.src, udp.dstport) <= 5/m and udp", ""},
+	{"ip.src >= 10.0.0.1", ""},
+}
+
+func TestParse(t *testing.T) {
+	for _, c := range good {
+		e, err := Parse(c.in)
+		if err != nil {
+			t.Errorf("%s: %v", c.in, err)
+			continue
+		}
+		want := c.out
+		if want == "" {
+			want = c.in
+		}
+		if e.String() != want {
+			t.Errorf("%s: prints %s, want %s", c.in, e, want)
+		}
+		again, err := Parse(e.String())
+		if err != nil {
+			t.Errorf("%s: its print: %v", c.in, err)
+		} else if !same(e.Root, again.Root) {
+			t.Errorf("%s: parses to another tree than it printed", e)
+		}
+	}
+}
+
+// same compares trees but for their positions.
+func same(a, b Node) bool {
+	return Print(a) == Print(b) && reflect.TypeOf(a) == reflect.TypeOf(b) && count(a) == count(b)
+}
+
+func count(n Node) (c int) {
+	Walk(n, func(Node) { c++ })
+	return c
+}
+
+func TestErrors(t *testing.T) {
+	for _, c := range []struct {
+		in      string
+		column  int
+		msg     string
+		suggest string
+	}{
+		{"", 1, "ends where a field is wanted", ""},
+		{"udp.dstprt == 53", 1, "unknown field", "udp.dstport"},
+		{"ip.src == 1.2.3.4 and tcp.flag.syn", 23, "unknown field", "tcp.flags.syn"},
+		{"udp.dstport == ", 16, "a value of udp.dstport is wanted", ""},
+		{"udp.dstport == 70000", 16, "16 bits", ""},
+		{"udp.dstport == 010", 16, "octal", ""},
+		{"udp.dstport == abc", 16, "a number of udp.dstport is wanted", ""},
+		{"udp.dstport == 99999999999999999999", 16, "16 bits", ""},
+		{"udp.port in {6000..5000}", 14, "write 5000..6000", ""},
+		{"udp.port in {}", 13, "without members", ""},
+		{"udp.port in {1 2", 17, "no }", ""},
+		{"udp.port in $ports", 13, "lists hold prefixes", ""},
+		{"ip.src == $bogons", 11, "ip.src in $bogons", ""},
+		{"ip.src == 10.0.0.1/8", 11, "bits set behind", "10.0.0.0/8"},
+		{"ip.src == 2001:db8::1", 11, "other family", "ipv6.src"},
+		{"ipv6.dst == 10.0.0.1", 13, "other family", "ip.dst"},
+		{"ip.src < 10.0.0.0/8", 10, "one address", ""},
+		{"ip.src == 1.2.3", 11, "an address like 192.0.2.1", ""},
+		{"(ip.src == 1.2.3.4", 19, ") is wanted", ""},
+		{"ip.src == 1.2.3.4)", 18, "at its end", ""},
+		{"udp nad tcp", 5, "at its end", "and"},
+		{"udp and and tcp", 9, "and where a field is wanted", ""},
+		{"(udp and tcp) == 3", 15, "cannot be compared", ""},
+		{"tcp == 3", 8, "is there or not", ""},
+		{"tcp.flags & 0", 13, "no bits", ""},
+		{"ip.src & 1", 8, "no bits to test", ""},
+		{`payload == ""`, 12, "0 bytes", ""},
+		{`payload[1:3] == "abc"`, 17, "never equal", ""},
+		{`payload[3:3] == "abc"`, 9, "no byte", ""},
+		{`payload[1:x] == "abc"`, 9, "number of a byte", ""},
+		{`udp.port[1:2] == "a"`, 9, "has no bytes", ""},
+		{`payload == "abc`, 12, `no closing "`, ""},
+		{`payload == "a\q"`, 14, "unknown escape", ""},
+		{`payload < "a"`, 11, "equal to a text or not", ""},
+		{`udp.port contains "a"`, 1, "no run of bytes", ""},
+		{`payload matches "a("`, 17, "missing closing", ""},
+		{`payload matches "\\bfoo"`, 17, `\b is beyond`, ""},
+		{`payload matches "(?i)foo"`, 17, "(?i) is beyond", ""},
+		{`sip.method == "invite"`, 15, "capital", "INVITE"},
+		{"rate(ip.src) > 100", 16, "a rate like 100/s", "100/s"},
+		{"rate(ip.src) > 0/s", 16, "a rate like 100/s", ""},
+		{"rate(ip.src) > 9/y", 16, "per second", ""},
+		{"rate(ip.addr) > 9/s", 6, "cannot be the key", ""},
+		{"rate(ip.src) == 9/s", 14, "> or <=", ""},
+		{"udp.port == 53 ; tcp", 16, "unexpected character ';'", ""},
+		{"udp and\n  tcp.prt == 1", 3, "unknown field", "tcp.port"},
+		{"eth.src == 02:00", 12, "link-layer address", ""},
+		{strings.Repeat("(", 100) + "udp", 65, "within each other", ""},
+	} {
+		_, err := Parse(c.in)
+		var e *Error
+		if !errors.As(err, &e) || !errors.Is(err, ErrSyntax) {
+			t.Errorf("%s: %v, want an Error", c.in, err)
+			continue
+		}
+		_, column, _ := e.Place()
+		if column != c.column || !strings.Contains(e.Msg, c.msg) || e.Suggestion != c.suggest {
+			t.Errorf("%s: column %d, suggestion %q: %v; want column %d, %q, suggestion %q", c.in, column, e.Suggestion, err, c.column, c.msg, c.suggest)
+		}
+	}
+}
+
+func TestErrorText(t *testing.T) {
+	_, err := Parse("udp.dstprt == 53")
+	const want = "column 1: unknown field \"udp.dstprt\"; did you mean \"udp.dstport\"?\n  udp.dstprt == 53\n  ^"
+	if err == nil || err.Error() != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+	_, err = Parse("udp and\n\ttcp.prt")
+	const two = "line 2, column 2: unknown field \"tcp.prt\"; did you mean \"tcp.port\"?\n   tcp.prt\n   ^"
+	if err == nil || err.Error() != two {
+		t.Errorf("got\n%v\nwant\n%s", err, two)
+	}
+	_, err = Parse(strings.Repeat("udp or ", 1000) + "tpc == 1 or " + strings.Repeat("udp or ", 1000) + "udp")
+	if err == nil || len(err.Error()) > 600 || !strings.Contains(err.Error(), `did you mean "tcp"?`) {
+		t.Errorf("a long line: %v", err)
+	}
+}
+
+// Every field must parse by every name, print, and be known by its ID.
+func TestFields(t *testing.T) {
+	for id := range lastField {
+		if id > 0 && Lookup(id) == nil {
+			t.Errorf("field %d is in no table", id)
+		}
+	}
+	for _, f := range Fields() {
+		for _, name := range append([]string{f.Name}, f.Aliases...) {
+			e, err := Parse(name)
+			if err != nil || e.String() != f.Name {
+				t.Errorf("%s: %v, %v", name, e, err)
+			}
+		}
+		if (f.Type == Uint || f.Type == Bool) && f.Bits == 0 {
+			t.Errorf("%s has no bits", f.Name)
+		}
+		for _, id := range f.Each() {
+			if f.Link != Lookup(id).Link {
+				t.Errorf("%s is of another layer than what it is any of", f.Name)
+			}
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, c := range good {
+		f.Add(c.in)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		e, err := Parse(s)
+		if err != nil {
+			var x *Error
+			if !errors.As(err, &x) || x.Error() == "" {
+				t.Fatalf("%q: %v", s, err)
+			}
+			return
+		}
+		p := e.String()
+		again, err := Parse(p)
+		if err != nil {
+			t.Fatalf("%q prints %q: %v", s, p, err)
+		}
+		if q := again.String(); q != p {
+			t.Fatalf("%q prints %q, and that %q", s, p, q)
+		}
+		e.Eval(&Packet{Data: []byte(s)})
+	})
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package expr
+
+import (
+	"strconv"
+	"strings"
+)
+
+type kind uint8
+
+const (
+	end    kind = iota
+	word        // names, numbers, addresses: what they are, the field they stand beside says
+	text        // "…", already without its quotes
+	symbol      // operators and brackets
+)
+
+type token struct {
+	kind kind
+	s    string
+	pos  Pos
+}
+
+func (t token) String() string {
+	switch t.kind {
+	case end:
+		return "the end"
+	case text:
+		return strconv.Quote(t.s)
+	}
+	return t.s
+}
+
+// symbols, the longer ones first.
+var symbols = []string{"==", "!=", "<=", ">=", "&&", "||", "^^", "..", "<", ">", "&", "!", "~", "(", ")", "{", "}", "[", "]", ","}
+
+func isWord(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("_.:/$-", c) >= 0
+}
+
+// lex cuts an expression into tokens; the last one is the end.
+func lex(src string) ([]token, *Error) {
+	var out []token
+next:
+	for i := 0; i < len(src); {
+		c := src[i]
+		if c == ' ' || c == '\t' || c == '\n' || c == '\r' {
+			i++
+			continue
+		}
+		if c == '"' {
+			t, n, err := lexText(src, i)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, t)
+			i += n
+			continue
+		}
+		for _, s := range symbols {
+			if strings.HasPrefix(src[i:], s) {
+				out = append(out, token{symbol, s, Pos(i)})
+				i += len(s)
+				continue next
+			}
+		}
+		j := i
+		for j < len(src) && isWord(src[j]) && !strings.HasPrefix(src[j:], "..") {
+			j++
+		}
+		if j == i {
+			return nil, &Error{Source: src, Pos: Pos(i), Msg: "unexpected character " + quoteRune(src[i:])}
+		}
+		out = append(out, token{word, src[i:j], Pos(i)})
+		i = j
+	}
+	return append(out, token{end, "", Pos(len(src))}), nil
+}
+
+// quoteRune quotes the first character of s.
+func quoteRune(s string) string {
+	for _, r := range s {
+		return strconv.QuoteRune(r)
+	}
+	return ""
+}
+
+// lexText reads "…" with \", \\, \n, \r, \t, \0 and \xHH, and returns how long it was.
+func lexText(src string, at int) (token, int, *Error) {
+	var b []byte
+	for i := at + 1; i < len(src); i++ {
+		switch c := src[i]; c {
+		case '"':
+			return token{text, string(b), Pos(at)}, i + 1 - at, nil
+		case '\\':
+			c, n := escape(src[i+1:])
+			if n == 0 {
+				return token{}, 0, &Error{Source: src, Pos: Pos(i), Msg: `unknown escape: there are \" \\ \n \r \t \0 and \xHH; a backslash of a pattern is written \\`}
+			}
+			b = append(b, c)
+			i += n
+		default:
+			b = append(b, c)
+		}
+	}
+	return token{}, 0, &Error{Source: src, Pos: Pos(at), Msg: `the text that begins here has no closing "`}
+}
+
+// escape reads what follows a backslash: the byte, and how many bytes stand for it; 0: nothing that is known.
+func escape(s string) (byte, int) {
+	if s == "" {
+		return 0, 0
+	}
+	if i := strings.IndexByte(`"\nrt0`, s[0]); i >= 0 {
+		return "\"\\\n\r\t\x00"[i], 1
+	}
+	if s[0] == 'x' && len(s) >= 3 {
+		if v, err := strconv.ParseUint(s[1:3], 16, 8); err == nil {
+			return byte(v), 3
+		}
+	}
+	return 0, 0
+}
+
+// quote writes bytes as lexText reads them.
+func quote(s []byte) string {
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, c := range s {
+		switch {
+		case c == '"' || c == '\\':
+			b.WriteByte('\\')
+			b.WriteByte(c)
+		case c >= ' ' && c < 0x7f:
+			b.WriteByte(c)
+		default:
+			b.WriteString(`\x`)
+			b.WriteByte("0123456789abcdef"[c>>4])
+			b.WriteByte("0123456789abcdef"[c&15])
+		}
+	}
+	b.WriteByte('"')
+	return b.String()
+}

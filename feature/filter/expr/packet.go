@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package expr
+
+import "encoding/binary"
+
+// Layer is where a packet's bytes begin.
+type Layer uint8
+
+// The layers that hooks see from.
+const (
+	Link    Layer = iota // an Ethernet header: XDP, tc
+	Network              // an IP header: netfilter, sockets, devices without a link layer
+)
+
+// Packet is what a hook sees of a packet.
+type Packet struct {
+	Data  []byte
+	Layer Layer
+	// Tags are VLAN tags that the kernel or the device has taken out of the frame (tc sees one beside it), the outermost first.
+	Tags []Tag
+}
+
+// Tag is a VLAN tag.
+type Tag struct {
+	Protocol uint16 // the EtherType that announces it: 0x8100 or 0x88a8
+	TCI      uint16 // priority, DEI and VLAN number
+}
+
+// Of IPv6's extension headers so many are walked; a packet with more has no fields of the transport layer.
+const MostExtensions = 8
+
+const mostTags = 2
+
+var be = binary.BigEndian
+
+// layers is a dissected packet: slices of its headers, nil where there is none.
+type layers struct {
+	eth       []byte // 14 bytes
+	ethType   uint16 // as it stands behind the addresses, or would without Tags
+	tags      []uint16
+	etypes    []uint16 // what follows each tag
+	ip4       []byte   // 20 bytes
+	ip6       []byte   // 40 bytes
+	hopOpts   bool
+	dstOpts   bool
+	routing   bool
+	frag      []byte // 8 bytes
+	tcp       []byte // 20 bytes, or with options as many as are there
+	udp       []byte // 8 bytes
+	icmp      []byte // 8 bytes
+	icmp6     []byte
+	gre       []byte // 4 bytes, and what follows
+	payload   []byte
+	noPayload bool
+}
+
+// dissect takes a packet apart. What is truncated or malformed is not there, nor is what lies behind it.
+func dissect(p *Packet) *layers {
+	l := &layers{noPayload: true}
+	b := p.Data
+	proto := uint16(0)
+	if p.Layer == Link {
+		if len(b) < 14 {
+			return l
+		}
+		l.eth = b[:14]
+		proto, b = l.vlan(p.Tags, b[12:])
+	} else if len(b) > 0 {
+		proto = map[byte]uint16{4: etherIPv4, 6: etherIPv6}[b[0]>>4]
+	}
+	switch proto {
+	case etherIPv4:
+		l.ipv4(b)
+	case etherIPv6:
+		l.ipv6(b)
+	}
+	return l
+}
+
+const (
+	etherIPv4 = 0x0800
+	etherIPv6 = 0x86dd
+	etherVLAN = 0x8100 // IEEE 802.1Q
+	etherQinQ = 0x88a8 // 802.1ad
+)
+
+// vlan reads the tags and the type behind them. b begins with the EtherType.
+func (l *layers) vlan(out []Tag, b []byte) (proto uint16, rest []byte) {
+	proto, b = be.Uint16(b), b[2:]
+	for i, t := range out {
+		if i == 0 {
+			l.ethType = t.Protocol
+		}
+		if i > 0 && i <= mostTags {
+			l.etypes = append(l.etypes, t.Protocol)
+		}
+		if i < mostTags {
+			l.tags = append(l.tags, t.TCI)
+		}
+	}
+	if len(out) == 0 {
+		l.ethType = proto
+	} else if len(out) <= mostTags {
+		l.etypes = append(l.etypes, proto)
+	}
+	for len(l.tags) < mostTags && (proto == etherVLAN || proto == etherQinQ) {
+		if len(b) < 4 {
+			return 0, nil
+		}
+		l.tags = append(l.tags, be.Uint16(b))
+		proto = be.Uint16(b[2:])
+		l.etypes = append(l.etypes, proto)
+		b = b[4:]
+	}
+	return proto, b
+}
+
+// until cuts what lies behind an IP packet's end, Ethernet's padding. A length of 0 is what Linux writes in packets above
+// 64 KiB, that it has merged: those go on to the end.
+func until(b []byte, length int) []byte {
+	if length != 0 && length < len(b) {
+		return b[:length]
+	}
+	return b
+}
+
+// ipv4 is RFC 791.
+func (l *layers) ipv4(b []byte) {
+	if len(b) < 20 || b[0]>>4 != 4 || b[0]&15 < 5 {
+		return
+	}
+	l.ip4 = b[:20]
+	b = until(b, int(be.Uint16(b[2:])))
+	header := int(l.ip4[0]&15) * 4
+	if len(b) < header {
+		return
+	}
+	if be.Uint16(l.ip4[6:])&0x1fff != 0 {
+		return // a later fragment: what lies here is the middle of something
+	}
+	l.transport(l.ip4[9], b[header:], false)
+}
+
+// IPv6 next headers (IANA), as far as they are walked.
+const (
+	nextHopOpts  = 0
+	nextRouting  = 43
+	nextFragment = 44
+	nextAH       = 51
+	nextDstOpts  = 60
+)
+
+// ipv6 is RFC 8200.
+func (l *layers) ipv6(b []byte) {
+	if len(b) < 40 || b[0]>>4 != 6 {
+		return
+	}
+	l.ip6 = b[:40]
+	plen := int(be.Uint16(b[4:]))
+	if plen != 0 {
+		b = until(b, 40+plen)
+	}
+	next, b := l.ip6[6], b[40:]
+	for range MostExtensions {
+		switch next {
+		case nextHopOpts, nextRouting, nextDstOpts, nextFragment, nextAH:
+		default:
+			l.transport(next, b, true)
+			return
+		}
+		if len(b) < 8 {
+			return
+		}
+		size := 8 + 8*int(b[1])
+		switch next {
+		case nextHopOpts:
+			l.hopOpts = true
+		case nextDstOpts:
+			l.dstOpts = true
+		case nextRouting:
+			l.routing = true
+		case nextAH:
+			size = 8 + 4*int(b[1])
+		case nextFragment:
+			size = 8
+			l.frag = b[:8]
+			if be.Uint16(b[2:])>>3 != 0 {
+				return // a later fragment
+			}
+		}
+		if len(b) < size {
+			return
+		}
+		next, b = b[0], b[size:]
+	}
+	switch next {
+	case nextHopOpts, nextRouting, nextDstOpts, nextFragment, nextAH:
+	default:
+		l.transport(next, b, true)
+	}
+}
+
+// transport is what lies behind IP; b goes to the IP packet's end.
+func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
+	carry := func(header int) {
+		l.payload, l.noPayload = b[header:], false
+	}
+	switch {
+	case proto == 6 && len(b) >= 20: // RFC 9293
+		header := int(b[12]>>4) * 4
+		l.tcp = b[:20]
+		if header >= 20 && len(b) >= header {
+			l.tcp = b[:header]
+			carry(header)
+		}
+	case proto == 17 && len(b) >= 8: // RFC 768
+		l.udp = b[:8]
+		carry(8)
+	case proto == 1 && !ipv6 && len(b) >= 8: // RFC 792
+		l.icmp = b[:8]
+		carry(8)
+	case proto == 58 && ipv6 && len(b) >= 8: // RFC 4443
+		l.icmp6 = b[:8]
+		carry(8)
+	case proto == 47 && len(b) >= 4: // RFC 2784, 2890
+		l.gre = b
+	}
+}
+
+// option finds a TCP option of so many bytes, its kind and length included (RFC 9293, 3.1).
+func (l *layers) option(kind byte, size int) []byte {
+	if len(l.tcp) < 20 {
+		return nil
+	}
+	b := l.tcp[20:]
+	for range MostOptions {
+		if len(b) == 0 || b[0] == 0 {
+			return nil
+		}
+		if b[0] == 1 {
+			b = b[1:]
+			continue
+		}
+		if len(b) < 2 || b[1] < 2 || int(b[1]) > len(b) {
+			return nil
+		}
+		if b[0] == kind && int(b[1]) == size {
+			return b[:size]
+		}
+		b = b[b[1]:]
+	}
+	return nil
+}
+
+// MostOptions is how many TCP options are looked at, no-operations included: as many as 40 bytes hold without these.
+const MostOptions = 20

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package expr
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/weir-project/weir/internal/suggest"
+)
+
+const (
+	mostSource = 1 << 20 // bytes of an expression
+	mostDeep   = 64      // brackets and nots within each other
+	mostNodes  = 4096    // of a tree
+	mostRates  = 8       // of an expression
+)
+
+// Parse reads an expression. What it does not accept is an [*Error].
+func Parse(src string) (*Expr, error) {
+	e, err := parse(src)
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// MustParse is Parse for expressions that are written in a program: it panics where they are wrong.
+func MustParse(src string) *Expr {
+	e, err := Parse(src)
+	if err != nil {
+		panic(err)
+	}
+	return e
+}
+
+type parser struct {
+	src   string
+	t     []token
+	i     int
+	deep  int
+	nodes int
+	rates int
+}
+
+func parse(src string) (*Expr, *Error) {
+	if len(src) > mostSource {
+		return nil, &Error{Source: src, Pos: mostSource, Msg: "an expression has at most 1 MiB: keep long sets in a list, and write in $name"}
+	}
+	t, err := lex(src)
+	if err != nil {
+		return nil, err
+	}
+	p := &parser{src: src, t: t}
+	n, err := p.or()
+	if err != nil {
+		return nil, err
+	}
+	if t := p.peek(); t.kind != end {
+		return nil, p.trailing(t)
+	}
+	return &Expr{Root: n, Source: src}, nil
+}
+
+func (p *parser) peek() token { return p.t[p.i] }
+
+func (p *parser) next() token {
+	t := p.t[p.i]
+	if t.kind != end {
+		p.i++
+	}
+	return t
+}
+
+// take goes over the next token if it is any of these.
+func (p *parser) take(words ...string) bool {
+	t := p.peek()
+	if t.kind == text || t.kind == end {
+		return false
+	}
+	for _, w := range words {
+		if t.s == w {
+			p.i++
+			return true
+		}
+	}
+	return false
+}
+
+func (p *parser) fail(at Pos, format string, args ...any) *Error {
+	return &Error{Source: p.src, Pos: at, Msg: fmt.Sprintf(format, args...)}
+}
+
+func (p *parser) want(s, why string) *Error {
+	if p.take(s) {
+		return nil
+	}
+	t := p.peek()
+	return p.fail(t.pos, "%s where %s %s", t, s, why)
+}
+
+var joiners = []string{"and", "or", "xor", "not", "in", "contains", "matches", "eq", "ne", "lt", "le", "gt", "ge"}
+
+func (p *parser) trailing(t token) *Error {
+	e := p.fail(t.pos, "%s where the expression is at its end, or goes on with and, or, xor", t)
+	if t.kind == word {
+		e.Suggestion = suggest.Nearest(t.s, joiners)
+	}
+	return e
+}
+
+func (p *parser) or() (Node, *Error) {
+	return p.chain(p.xor, func(a at, x []Node) Node { return &Or{a, x} }, "or", "||")
+}
+
+func (p *parser) xor() (Node, *Error) {
+	return p.chain(p.and, func(a at, x []Node) Node { return &Xor{a, x} }, "xor", "^^")
+}
+
+func (p *parser) and() (Node, *Error) {
+	return p.chain(p.unary, func(a at, x []Node) Node { return &And{a, x} }, "and", "&&")
+}
+
+// chain reads operands of one operator, however many.
+func (p *parser) chain(operand func() (Node, *Error), join func(at, []Node) Node, op ...string) (Node, *Error) {
+	first, err := operand()
+	if err != nil {
+		return nil, err
+	}
+	all := []Node{first}
+	for p.take(op...) {
+		n, err := operand()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, n)
+	}
+	if len(all) == 1 {
+		return first, nil
+	}
+	return join(at{first.Pos()}, all), nil
+}
+
+func (p *parser) enter(t token) *Error {
+	if p.deep++; p.deep > mostDeep {
+		return p.fail(t.pos, "more than %d brackets and nots within each other", mostDeep)
+	}
+	return nil
+}
+
+func (p *parser) unary() (Node, *Error) {
+	t := p.peek()
+	if p.nodes++; p.nodes > mostNodes {
+		return nil, p.fail(t.pos, "more than %d terms: make several rules of it, or a set", mostNodes)
+	}
+	if p.take("not", "!") {
+		if err := p.enter(t); err != nil {
+			return nil, err
+		}
+		defer func() { p.deep-- }()
+		x, err := p.unary()
+		if err != nil {
+			return nil, err
+		}
+		return &Not{at{t.pos}, x}, nil
+	}
+	if p.take("(") {
+		return p.bracket(t)
+	}
+	x, err := p.operand()
+	if err != nil {
+		return nil, err
+	}
+	if x.rate != nil {
+		return p.rate(x.rate)
+	}
+	return p.term(x.Operand)
+}
+
+// bracket reads on after "(": an expression, or an operand of a comparison, as in (tcp.flags & 0x3f) == 2.
+func (p *parser) bracket(open token) (Node, *Error) {
+	if err := p.enter(open); err != nil {
+		return nil, err
+	}
+	defer func() { p.deep-- }()
+	n, err := p.or()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.want(")", "is wanted"); err != nil {
+		return nil, err
+	}
+	if !p.compares() {
+		return n, nil
+	}
+	var x Operand
+	switch n := n.(type) {
+	case *Test:
+		x = n.X
+	case *Present:
+		x = n.X
+	default:
+		return nil, p.fail(p.peek().pos, "what is in the brackets is true or false, and cannot be compared")
+	}
+	return p.term(x)
+}
+
+// compares says whether the next token goes on a comparison.
+func (p *parser) compares() bool {
+	t := p.peek()
+	if t.kind != word && t.kind != symbol {
+		return false
+	}
+	if _, ok := opWords[t.s]; ok {
+		return true
+	}
+	switch t.s {
+	case "in", "contains", "matches", "~", "&":
+		return true
+	case "not":
+		return p.i+1 < len(p.t) && p.t[p.i+1].kind == word && p.t[p.i+1].s == "in"
+	}
+	return false
+}
+
+// term reads on after an operand.
+func (p *parser) term(x Operand) (Node, *Error) {
+	here := at{x.pos}
+	if p.peek().s == "&" && p.peek().kind == symbol {
+		if err := p.mask(&x); err != nil {
+			return nil, err
+		}
+		if !p.compares() {
+			return &Test{here, x}, nil
+		}
+	}
+	t := p.peek()
+	if t.kind == word || t.kind == symbol {
+		if op, ok := opWords[t.s]; ok {
+			p.next()
+			return p.compare(here, x, op)
+		}
+	}
+	switch {
+	case p.take("in"):
+		return p.in(here, x)
+	case p.take("contains"):
+		return p.contains(here, x)
+	case p.take("matches", "~"):
+		return p.matches(here, x)
+	}
+	if p.take("not") {
+		if !p.take("in") {
+			return nil, p.fail(p.peek().pos, "%s where in is wanted: FIELD not in {…}", p.peek())
+		}
+		n, err := p.in(here, x)
+		if err != nil {
+			return nil, err
+		}
+		return &Not{here, n}, nil
+	}
+	if x.Mask != 0 {
+		return &Test{here, x}, nil
+	}
+	return &Present{here, x}, nil
+}
+
+// mask reads "& bits".
+func (p *parser) mask(x *Operand) *Error {
+	t := p.next()
+	if x.Type() != Uint && x.Type() != Bool {
+		return p.fail(t.pos, "%s has no bits to test: & is for numbers", x)
+	}
+	if x.Mask != 0 {
+		return p.fail(t.pos, "one & is enough: write the bits of both masks that count in one")
+	}
+	v := p.next()
+	m, err := p.number(v, x.Bits(), *x)
+	if err != nil {
+		return err
+	}
+	if m == 0 {
+		return p.fail(v.pos, "a mask of no bits: nothing is ever set in it")
+	}
+	x.Mask = m
+	return nil
+}
+
+// ranged is an operand, or the keys of a rate.
+type ranged struct {
+	Operand
+	rate *Rate
+}
+
+func (p *parser) operand() (ranged, *Error) {
+	t := p.next()
+	switch {
+	case t.kind == end:
+		return ranged{}, p.fail(t.pos, "the expression ends where a field is wanted")
+	case t.kind != word:
+		return ranged{}, p.fail(t.pos, "%s where a field is wanted", t)
+	case t.s == "rate" && p.peek().s == "(":
+		r, err := p.keys(t)
+		return ranged{rate: r}, err
+	case t.s == "len" && p.peek().s == "(":
+		x, err := p.length(t)
+		return ranged{Operand: x}, err
+	}
+	x, err := p.field(t)
+	return ranged{Operand: x}, err
+}
+
+func (p *parser) field(t token) (Operand, *Error) {
+	f := byName[t.s]
+	if f == nil {
+		return Operand{}, p.unknown(t)
+	}
+	x := Operand{Field: f, pos: t.pos}
+	if p.peek().kind == symbol && p.take("[") {
+		return x, p.slice(&x)
+	}
+	return x, nil
+}
+
+func (p *parser) unknown(t token) *Error {
+	e := p.fail(t.pos, "unknown field %q", t.s)
+	names := append([]string{"rate", "len"}, allName...)
+	for _, f := range fields {
+		names = append(names, f.Aliases...)
+	}
+	e.Suggestion = suggest.Nearest(t.s, names)
+	if f := byName[e.Suggestion]; f != nil && strings.EqualFold(f.Name, t.s) {
+		e.Suggestion = f.Name
+	}
+	for _, j := range joiners {
+		if t.s == j {
+			e.Msg, e.Suggestion = fmt.Sprintf("%s where a field is wanted", t.s), ""
+		}
+	}
+	return e
+}
+
+func (p *parser) length(t token) (Operand, *Error) {
+	p.next()
+	f := p.next()
+	if f.kind != word || byName[f.s] == nil || byName[f.s].Type != Bytes {
+		return Operand{}, p.fail(f.pos, "%s where len() wants payload", f)
+	}
+	return Operand{Field: byName[f.s], Part: Length, pos: t.pos}, p.want(")", "ends len()")
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package expr
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/weir-project/weir/internal/suggest"
+)
+
+// in reads a set, or the name of a list.
+func (p *parser) in(here at, x Operand) (Node, *Error) {
+	t := p.peek()
+	if t.kind == word && strings.HasPrefix(t.s, "$") {
+		return p.list(here, x)
+	}
+	if err := p.want("{", "begins a set, or $name a list"); err != nil {
+		return nil, err
+	}
+	if x.Type() == Proto {
+		return nil, p.fail(t.pos, "%s is there or not: it is in no set", x)
+	}
+	n := &In{at: here, X: x}
+	for {
+		if p.take("}") {
+			break
+		}
+		if t := p.peek(); t.kind == end {
+			return nil, p.fail(t.pos, "the set has no } at its end")
+		}
+		t := p.peek()
+		v, err := p.value(x)
+		if err == nil {
+			err = p.fits(x, v, t)
+		}
+		if err != nil {
+			return nil, err
+		}
+		n.Set = append(n.Set, v)
+		p.take(",")
+	}
+	if len(n.Set) == 0 {
+		return nil, p.fail(t.pos, "a set without members: nothing is in it")
+	}
+	return n, nil
+}
+
+func (p *parser) list(here at, x Operand) (Node, *Error) {
+	t := p.next()
+	switch x.Type() {
+	case IPv4, IPv6, IP:
+	default:
+		return nil, p.fail(t.pos, "%s is no address: lists hold prefixes", x)
+	}
+	name := t.s[1:]
+	for i := range len(name) {
+		if c := name[i]; !isWord(c) || c == ':' || c == '/' || c == '$' || c == '.' {
+			return nil, p.fail(t.pos, "a list's name has letters, digits, - and _")
+		}
+	}
+	if name == "" {
+		return nil, p.fail(t.pos, "$ without the name of a list")
+	}
+	return &In{at: here, X: x, List: name}, nil
+}
+
+func (p *parser) contains(here at, x Operand) (Node, *Error) {
+	if x.Type() != Bytes {
+		return nil, p.fail(x.pos, "%s is no run of bytes: contains is for payload", x)
+	}
+	v, err := p.literal(p.next())
+	if err != nil {
+		return nil, err
+	}
+	return &Contains{here, x, v.Bytes}, nil
+}
+
+func (p *parser) matches(here at, x Operand) (Node, *Error) {
+	t := p.next()
+	if x.Type() != Bytes {
+		return nil, p.fail(x.pos, "%s is no run of bytes: matches is for payload", x)
+	}
+	if t.kind != text {
+		return nil, p.fail(t.pos, "%s where a pattern in quotes is wanted", t)
+	}
+	pattern, err := NewPattern(t.s)
+	if err != nil {
+		return nil, p.fail(t.pos, "%v", err)
+	}
+	return &Matches{here, x, pattern}, nil
+}
+
+// slice reads on after "[": a:b, a:, :b or a.
+func (p *parser) slice(x *Operand) *Error {
+	open := p.peek()
+	if x.Field.Type != Bytes {
+		return p.fail(open.pos-1, "%s has no bytes to choose from: […] is for payload", x.Field.Name)
+	}
+	var b strings.Builder
+	for !p.take("]") {
+		t := p.next()
+		if t.kind != word {
+			return p.fail(t.pos, "%s where [from:to], [from:], [:to] or [at] goes on", t)
+		}
+		b.WriteString(t.s)
+	}
+	from, to, cut := strings.Cut(b.String(), ":")
+	var err *Error
+	if from != "" || !cut {
+		if x.From, err = p.offset(open, from); err != nil {
+			return err
+		}
+	}
+	x.Part = Byte
+	if !cut {
+		return nil
+	}
+	x.Part, x.Open = Slice, to == ""
+	if !x.Open {
+		if x.To, err = p.offset(open, to); err != nil {
+			return err
+		}
+	}
+	switch n, fixed := x.Size(); {
+	case x.Open && x.From == 0:
+		x.Part, x.Open = Whole, false // all of it
+	case fixed && n <= 0, !x.Open && x.To == 0:
+		return p.fail(open.pos, "no byte is from %d up to, and without, %d", x.From, x.To)
+	}
+	return nil
+}
+
+func (p *parser) offset(at token, s string) (int, *Error) {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < -MostOffset || n > MostOffset || s == "-0" || s[0] == '+' {
+		return 0, p.fail(at.pos, "%q where the number of a byte is wanted, from 0, or up to -1 from the end, at most %d", s, MostOffset)
+	}
+	return n, nil
+}
+
+var periods = []struct {
+	name string
+	ns   uint64
+}{{"s", 1e9}, {"m", 60e9}, {"h", 3600e9}}
+
+func perName(ns uint64) string {
+	for _, p := range periods {
+		if p.ns == ns {
+			return p.name
+		}
+	}
+	return strconv.FormatUint(ns, 10) + "ns" // not from a parser
+}
+
+// keys reads the fields of rate(…).
+func (p *parser) keys(t token) (*Rate, *Error) {
+	p.next()
+	r := &Rate{at: at{t.pos}, Index: p.rates}
+	if p.rates++; p.rates > mostRates {
+		return nil, p.fail(t.pos, "more than %d rates in one expression", mostRates)
+	}
+	size := 0
+	for {
+		f := p.next()
+		if f.kind != word || byName[f.s] == nil {
+			return nil, p.unknown(f)
+		}
+		x := Operand{Field: byName[f.s], pos: f.pos}
+		n := KeySize(x.Field)
+		if n == 0 {
+			return nil, p.fail(f.pos, "%s cannot be the key of a rate: a packet has several, or none that is a number or an address", f.s)
+		}
+		size += n
+		r.Keys = append(r.Keys, x)
+		if p.take(")") {
+			break
+		}
+		if err := p.want(",", "or ) is wanted"); err != nil {
+			return nil, err
+		}
+	}
+	if size > MostKey {
+		return nil, p.fail(t.pos, "the fields of a rate have %d bytes together: at most %d", size, MostKey)
+	}
+	return r, nil
+}
+
+// MostKey is the most bytes of a rate's key.
+const MostKey = 64
+
+// KeySize is the bytes that a field takes in the key of a rate: 4 a number, 8 a link-layer address, 16 an address; 0: it
+// cannot be in one.
+func KeySize(f *Field) int {
+	switch f.Type {
+	case Bool, Uint:
+		if len(f.Of) == 0 || f.ID == NetSrcPort || f.ID == NetDstPort {
+			return 4
+		}
+	case MAC:
+		if len(f.Of) == 0 {
+			return 8
+		}
+	case IPv4, IPv6, IP:
+		if len(f.Of) == 0 || f.ID == NetSrc || f.ID == NetDst {
+			return 16
+		}
+	}
+	return 0
+}
+
+// Limits of rates: an interval between packets is kept in whole nanoseconds.
+const mostRate = 10_000_000 // a second
+
+// rate reads on after rate(…): "> 100/s".
+func (p *parser) rate(r *Rate) (Node, *Error) {
+	t := p.next()
+	switch t.s {
+	case ">", "gt":
+	case "<=", "le":
+		r.Not = true
+	default:
+		return nil, p.fail(t.pos, "%s where > or <= and a rate like 100/s is wanted", t)
+	}
+	t = p.next()
+	n, per, ok := strings.Cut(t.s, "/")
+	limit, err := strconv.ParseUint(n, 10, 64)
+	if t.kind != word || !ok || err != nil || limit == 0 {
+		e := p.fail(t.pos, "%s where a rate like 100/s is wanted: packets, and /s, /m or /h", t)
+		if _, err := strconv.ParseUint(t.s, 10, 32); err == nil && t.s != "0" {
+			e.Suggestion = t.s + "/s"
+		}
+		return nil, e
+	}
+	names := []string{}
+	for _, q := range periods {
+		if names = append(names, q.name); q.name == per {
+			r.Per = q.ns
+		}
+	}
+	if r.Per == 0 {
+		e := p.fail(t.pos, "a rate is per second, minute or hour: /s, /m or /h")
+		e.Suggestion = suggest.Nearest(per, names)
+		return nil, e
+	}
+	if limit > mostRate*(r.Per/1e9) {
+		return nil, p.fail(t.pos, "a rate above %d/s", mostRate)
+	}
+	r.Limit = limit
+	return r, nil
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package expr
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"regexp/syntax"
+)
+
+// Pattern is what matches looks for: a regular expression over bytes, each of which is the character of its number.
+type Pattern struct {
+	Text string
+	Prog *syntax.Prog // of runes 0 to 255
+	re   *regexp.Regexp
+}
+
+// Limits of patterns: their automaton has to fit a program.
+const (
+	mostPattern = 256 // bytes of text
+	mostProg    = 512 // instructions of the automaton that is not yet deterministic
+	MostStates  = 256 // of the deterministic one; package compile counts them
+)
+
+// NewPattern reads a pattern: literals, ., classes, ?, *, +, {n,m}, alternatives, groups, and ^ and $ for the ends of what is
+// searched.
+func NewPattern(s string) (*Pattern, error) {
+	if s == "" || len(s) > mostPattern {
+		return nil, fmt.Errorf("a pattern has 1 to %d bytes", mostPattern)
+	}
+	// A byte of the pattern stands for that byte of the packet, so both are read as Latin-1.
+	t := latin1([]byte(s))
+	const flags = syntax.ClassNL | syntax.PerlX | syntax.OneLine | syntax.DotNL
+	tree, err := syntax.Parse(t, flags)
+	if err != nil {
+		var se *syntax.Error
+		if errors.As(err, &se) {
+			return nil, fmt.Errorf("pattern: %s: %q", se.Code, se.Expr)
+		}
+		return nil, fmt.Errorf("pattern: %v", err)
+	}
+	if op := beyond(tree); op != "" {
+		return nil, fmt.Errorf("pattern: %s is beyond what a program can do: there are literals, classes, ., ?, *, +, {n,m}, |, groups, ^ and $", op)
+	}
+	prog, err := syntax.Compile(tree.Simplify())
+	if err != nil {
+		return nil, fmt.Errorf("pattern: %v", err)
+	}
+	if len(prog.Inst) > mostProg {
+		return nil, fmt.Errorf("pattern: too large: it has %d states, and may have %d", len(prog.Inst), mostProg)
+	}
+	re, err := regexp.Compile("(?s)" + t)
+	if err != nil {
+		return nil, fmt.Errorf("pattern: %v", err)
+	}
+	return &Pattern{Text: s, Prog: prog, re: re}, nil
+}
+
+// beyond names what of a pattern is not supported.
+func beyond(r *syntax.Regexp) string {
+	switch {
+	case r.Op == syntax.OpWordBoundary || r.Op == syntax.OpNoWordBoundary:
+		return `\b`
+	case r.Op == syntax.OpBeginLine || r.Op == syntax.OpEndLine:
+		return "(?m)"
+	case r.Flags&syntax.FoldCase != 0:
+		return "(?i)"
+	}
+	for _, s := range r.Sub {
+		if op := beyond(s); op != "" {
+			return op
+		}
+	}
+	return ""
+}
+
+// latin1 has each byte be the character of its number.
+func latin1(b []byte) string {
+	r := make([]rune, len(b))
+	for i, c := range b {
+		r[i] = rune(c)
+	}
+	return string(r)
+}
+
+// match searches b.
+func (p *Pattern) match(b []byte) bool { return p.re.MatchString(latin1(b)) }

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package expr
+
+import (
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// Limits of what a program looks at.
+const (
+	Window      = 256  // bytes that contains and matches look at, from the start of what they are given
+	MostLiteral = 128  // bytes of a text that bytes are compared with
+	MostOffset  = 9000 // of a slice, in bytes from either end of the payload
+	MostMethod  = 16   // letters of a SIP method
+)
+
+// compare reads the value of a comparison.
+func (p *parser) compare(here at, x Operand, op Op) (Node, *Error) {
+	t := p.peek()
+	v, err := p.value(x)
+	if err != nil {
+		return nil, err
+	}
+	ordered := op != Eq && op != Ne
+	switch x.Type() {
+	case Bytes, Name:
+		if ordered {
+			return nil, p.fail(t.pos, "%s is equal to a text or not: it has no %s", x, op)
+		}
+		if err := p.fits(x, v, t); err != nil {
+			return nil, err
+		}
+	case IPv4, IPv6, IP:
+		if ordered && v.IsRange() {
+			return nil, p.fail(t.pos, "%s compares with one address: write in {…} for a prefix or a range", op)
+		}
+		if ordered && x.Type() == IP {
+			return nil, p.fail(t.pos, "%s is of either family, and addresses of two families have no order: use ip.… or ipv6.…", x)
+		}
+	case MAC:
+		if ordered {
+			return nil, p.fail(t.pos, "link-layer addresses have no %s", op)
+		}
+	}
+	if ordered && v.IsRange() {
+		return nil, p.fail(t.pos, "%s compares with one number", op)
+	}
+	return &Compare{here, x, op, v}, nil
+}
+
+// fits says whether a text can be what a slice is at all.
+func (p *parser) fits(x Operand, v Value, t token) *Error {
+	if x.Part != Slice {
+		return nil
+	}
+	if n, fixed := x.Size(); fixed && n != len(v.Bytes) {
+		return p.fail(t.pos, "%s has %d bytes, and this text has %d: they are never equal", x, n, len(v.Bytes))
+	}
+	return nil
+}
+
+// Size is how many bytes a slice has, if that does not depend on the packet.
+func (o Operand) Size() (n int, fixed bool) {
+	switch {
+	case o.Open && o.From < 0:
+		return -o.From, true
+	case !o.Open && (o.From < 0) == (o.To < 0):
+		return o.To - o.From, true
+	}
+	return 0, false
+}
+
+// value reads what an operand is compared with.
+func (p *parser) value(x Operand) (Value, *Error) {
+	t := p.next()
+	if t.kind == end {
+		return Value{}, p.fail(t.pos, "the expression ends where a value of %s is wanted", x)
+	}
+	switch x.Type() {
+	case Bool, Uint:
+		return p.numbers(t, x)
+	case MAC:
+		m, ok := parseMAC(t)
+		if !ok {
+			return Value{}, p.fail(t.pos, "%s where a link-layer address like 02:00:00:00:00:01 is wanted", t)
+		}
+		return Value{Lo: m, Hi: m}, nil
+	case IPv4, IPv6, IP:
+		return p.addresses(t, x)
+	case Bytes:
+		return p.literal(t)
+	case Name:
+		if t.kind != text {
+			return Value{}, p.fail(t.pos, "%s where a text in quotes is wanted", t)
+		}
+		return p.name(t, x)
+	}
+	return Value{}, p.fail(t.pos, "%s is there or not: it has no value", x)
+}
+
+// numbers reads a number, or a range of them.
+func (p *parser) numbers(t token, x Operand) (Value, *Error) {
+	lo, err := p.number(t, x.Bits(), x)
+	if err != nil {
+		return Value{}, err
+	}
+	v := Value{Lo: lo, Hi: lo}
+	if !p.take("..") {
+		return v, nil
+	}
+	u := p.next()
+	if v.Hi, err = p.number(u, x.Bits(), x); err != nil {
+		return Value{}, err
+	}
+	if v.Hi < v.Lo {
+		return Value{}, p.fail(t.pos, "a range from %d down to %d: write %d..%d", v.Lo, v.Hi, v.Hi, v.Lo)
+	}
+	return v, nil
+}
+
+func (p *parser) number(t token, bits int, x Operand) (uint64, *Error) {
+	if x.Type() == Bool && t.kind == word && (t.s == "true" || t.s == "false") {
+		if t.s == "true" {
+			return 1, nil
+		}
+		return 0, nil
+	}
+	s, base := t.s, 10
+	if h, ok := strings.CutPrefix(s, "0x"); ok {
+		s, base = h, 16
+	}
+	v, err := strconv.ParseUint(s, base, 64)
+	if t.kind != word || err != nil && (v == 0 || s == "") {
+		return 0, p.fail(t.pos, "%s where a number of %s is wanted", t, x)
+	}
+	if base == 10 && len(s) > 1 && s[0] == '0' {
+		return 0, p.fail(t.pos, "%s begins with 0, which some read as octal: write it without, or with 0x", t)
+	}
+	if most := uint64(1)<<bits - 1; v > most || err != nil {
+		return 0, p.fail(t.pos, "%s has %d bits: %s is above %d", x, bits, t, most)
+	}
+	return v, nil
+}
+
+func parseMAC(t token) (uint64, bool) {
+	part := strings.FieldsFunc(t.s, func(r rune) bool { return r == ':' || r == '-' })
+	if t.kind != word || len(part) != 6 || len(t.s) != 17 {
+		return 0, false
+	}
+	v, err := strconv.ParseUint(strings.Join(part, ""), 16, 48)
+	return v, err == nil
+}
+
+// addresses reads an address, a prefix, or a range.
+func (p *parser) addresses(t token, x Operand) (Value, *Error) {
+	if t.kind != word {
+		return Value{}, p.fail(t.pos, "%s where an address, a prefix or a range of addresses is wanted", t)
+	}
+	if strings.HasPrefix(t.s, "$") {
+		return Value{}, p.fail(t.pos, "a list is asked with in: %s in %s", x, t.s)
+	}
+	if strings.Contains(t.s, "/") {
+		n, err := netip.ParsePrefix(t.s)
+		if err != nil {
+			return Value{}, p.fail(t.pos, "%s is no prefix: it is written like 192.0.2.0/24 or 2001:db8::/32", t.s)
+		}
+		if m := n.Masked(); m != n {
+			e := p.fail(t.pos, "%s has bits set behind its length", t.s)
+			e.Suggestion = m.String()
+			return Value{}, e
+		}
+		return Value{Prefix: n}, p.family(t, n.Addr(), x)
+	}
+	from, err := p.address(t, x)
+	if err != nil || !p.take("..") {
+		return Value{Prefix: netip.PrefixFrom(from, from.BitLen())}, err
+	}
+	u := p.next()
+	to, err := p.address(u, x)
+	switch {
+	case err != nil:
+		return Value{}, err
+	case from.Is4() != to.Is4():
+		return Value{}, p.fail(u.pos, "a range from IPv4 to IPv6")
+	case to.Less(from):
+		return Value{}, p.fail(t.pos, "a range from %s down to %s: write %s..%s", from, to, to, from)
+	case from == to:
+		return Value{Prefix: netip.PrefixFrom(from, from.BitLen())}, nil
+	}
+	return Value{From: from, To: to}, nil
+}
+
+func (p *parser) address(t token, x Operand) (netip.Addr, *Error) {
+	a, err := netip.ParseAddr(t.s)
+	if t.kind != word || err != nil || a.Zone() != "" {
+		return a, p.fail(t.pos, "%s where an address like %s is wanted", t, map[bool]string{true: "2001:db8::1", false: "192.0.2.1"}[x.Type() == IPv6])
+	}
+	return a, p.family(t, a, x)
+}
+
+func (p *parser) family(t token, a netip.Addr, x Operand) *Error {
+	other := ""
+	switch {
+	case x.Type() == IPv4 && !a.Is4():
+		other = "ipv6." + strings.TrimPrefix(x.Field.Name, "ip.")
+	case x.Type() == IPv6 && a.Is4():
+		other = "ip." + strings.TrimPrefix(x.Field.Name, "ipv6.")
+	default:
+		return nil
+	}
+	e := p.fail(t.pos, "%s is of the other family than %s", t.s, x)
+	e.Suggestion = other
+	return e
+}
+
+// literal reads "…", or bytes as in 16:03:01.
+func (p *parser) literal(t token) (Value, *Error) {
+	b := []byte(t.s)
+	if t.kind == word {
+		h, err := hex.DecodeString(strings.ReplaceAll(t.s, ":", ""))
+		if err != nil || len(t.s) != 3*len(h)-1 {
+			return Value{}, p.fail(t.pos, "%s where a text in quotes, or bytes like 16:03:01, are wanted", t)
+		}
+		b = h
+	} else if t.kind != text {
+		return Value{}, p.fail(t.pos, "%s where a text in quotes is wanted", t)
+	}
+	if len(b) < 1 || len(b) > MostLiteral {
+		return Value{}, p.fail(t.pos, "a text of %d bytes: it may have 1 to %d", len(b), MostLiteral)
+	}
+	return Value{Bytes: b}, nil
+}
+
+// name reads a SIP method, or a domain name, which is kept in lower case without a dot at its end.
+func (p *parser) name(t token, x Operand) (Value, *Error) {
+	if x.Field.ID == SIPMethod {
+		for i := range len(t.s) {
+			if t.s[i] < 'A' || t.s[i] > 'Z' {
+				e := p.fail(t.pos, "a SIP method has capital letters only")
+				e.Suggestion = strings.ToUpper(t.s)
+				return Value{}, e
+			}
+		}
+		if len(t.s) < 1 || len(t.s) > MostMethod {
+			return Value{}, p.fail(t.pos, "a SIP method has 1 to %d letters", MostMethod)
+		}
+		return Value{Bytes: []byte(t.s)}, nil
+	}
+	s := strings.ToLower(strings.TrimSuffix(t.s, "."))
+	if _, err := WireName(s); err != nil {
+		return Value{}, p.fail(t.pos, "%v", err)
+	}
+	return Value{Bytes: []byte(s)}, nil
+}
+
+// MostName is the most bytes of a domain name that a program compares, as DNS writes it, and MostLabels its labels.
+const (
+	MostName   = 255
+	MostLabels = 32
+)
+
+// WireName is a domain name as DNS messages write it (RFC 1035, 3.1): "" is the root.
+func WireName(s string) ([]byte, error) {
+	var out []byte
+	labels := strings.Split(s, ".")
+	if s == "" {
+		labels = nil
+	}
+	if len(labels) > MostLabels {
+		return nil, fmt.Errorf("a domain name of %d labels: at most %d are looked at", len(labels), MostLabels)
+	}
+	for _, l := range labels {
+		if len(l) < 1 || len(l) > 63 {
+			return nil, fmt.Errorf("a label of a domain name has 1 to 63 bytes, and one of %q has %d", s, len(l))
+		}
+		out = append(append(out, byte(len(l))), l...)
+	}
+	out = append(out, 0)
+	if len(out) > MostName {
+		return nil, fmt.Errorf("a domain name has at most %d bytes", MostName)
+	}
+	return out, nil
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+func TestMain(m *testing.M) {
+	nstest.Play(map[string]nstest.Role{"change": playChange})
+	nstest.Main(m)
+}
+
+// newRoot is a pin root of the test's own.
+func newRoot(t testing.TB) *kernel.Root {
+	t.Helper()
+	nstest.NeedRoot(t)
+	name := strings.NewReplacer("/", "_", " ", "_", ".", "_", ",", "_").Replace(t.Name())
+	r := kernel.OpenRoot(filepath.Join(nstest.BPFFS, fmt.Sprintf("%.40s_%d", name, time.Now().UnixNano()%1e9)))
+	t.Cleanup(func() {
+		l, err := r.Lock(context.Background())
+		if err == nil {
+			err = Feature{}.Remove(context.Background(), l)
+			l.Unlock()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(r.Path()); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("removed, and the root is still there: %v", err)
+		}
+	})
+	return r
+}
+
+// world is a wire whose B end is filtered.
+type world struct {
+	*nstest.Wire
+	root *kernel.Root
+	t    testing.TB
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	return &world{Wire: nstest.NewWire(t), root: newRoot(t), t: t}
+}
+
+// filter is one of the world's, in B.
+func (w *world) filter(hook Hook, rules ...Rule) Filter {
+	f := Filter{Name: "test", Hook: hook, Netns: w.NameB, Rules: rules}
+	if hook.ofDevices() {
+		f.Interfaces = []string{nstest.WireDevice}
+	}
+	return f
+}
+
+func drops(port int) Rule {
+	return Rule{Name: fmt.Sprintf("p%d", port), Match: Expression{Text: fmt.Sprintf("udp.dstport == %d", port)}, Action: Drop}
+}
+
+// apply makes the host have these filters, and returns the plan.
+func (w *world) apply(filters ...Filter) []string {
+	w.t.Helper()
+	steps, err := applyTo(w.t.Context(), w.root, filters...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return steps
+}
+
+func applyTo(ctx context.Context, r *kernel.Root, filters ...Filter) ([]string, error) {
+	c := Config{Filters: filters}
+	if errs := c.Validate(); len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	l, err := r.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
+	if err := Mend(l); err != nil {
+		return nil, err
+	}
+	st, err := ReadState(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	p, err := Feature{}.Plan(ctx, st, c)
+	if err != nil {
+		return nil, err
+	}
+	var steps []string
+	for _, s := range p.Steps {
+		steps = append(steps, s.String())
+	}
+	return steps, Feature{}.Apply(ctx, l, p)
+}
+
+func (w *world) state() State {
+	w.t.Helper()
+	st, err := ReadState(w.t.Context(), w.root)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return st
+}
+
+// one is the only filter there is.
+func (w *world) one() FilterState {
+	w.t.Helper()
+	st := w.state()
+	if len(st.Filters) != 1 {
+		w.t.Fatalf("%d filters: %+v", len(st.Filters), st)
+	}
+	return st.Filters[0]
+}
+
+// flows says which of the ports of B can be reached from A, by family.
+func (w *world) flows(ports ...uint16) string {
+	w.t.Helper()
+	return flows(w.t, w.A, w.B, w.B4, w.B6, ports...)
+}
+
+func flows(t testing.TB, a, b *netns.Handle, b4, b6 netip.Addr, ports ...uint16) string {
+	t.Helper()
+	var from, to []*net.UDPConn
+	var names, out []string
+	for _, port := range ports {
+		for name, addr := range map[string]netip.Addr{"4": b4, "6": b6} {
+			if !addr.IsValid() {
+				continue
+			}
+			any := netip.IPv4Unspecified()
+			if name == "6" {
+				any = netip.IPv6Unspecified()
+			}
+			to = append(to, nstest.ListenUDP(t, b, netip.AddrPortFrom(addr, port)))
+			from = append(from, nstest.ListenUDP(t, a, netip.AddrPortFrom(any, 0)))
+			names = append(names, fmt.Sprintf("%d/%s", port, name))
+		}
+	}
+	for i, is := range nstest.Arrive(t, from, to) {
+		if is {
+			out = append(out, names[i])
+		}
+		to[i].Close()
+		from[i].Close()
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+func (w *world) want(when, flows string, ports ...uint16) {
+	w.t.Helper()
+	if got := w.flows(ports...); got != flows {
+		w.t.Errorf("%s: %q arrive, want %q", when, got, flows)
+	}
+}
+
+func needHook(t testing.TB, h Hook) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	if err := kernel.Require(Feature{}.Needs(Config{Filters: []Filter{{Hook: h}}})); err != nil {
+		t.Skip("need: kernel", err)
+	}
+}
+
+func eachHook(t *testing.T, f func(t *testing.T, h Hook)) {
+	for _, h := range hooks {
+		t.Run(string(h), func(t *testing.T) {
+			needHook(t, h)
+			f(t, h)
+		})
+	}
+}
+
+// A filter at each hook drops what its rules say, counts, changes, and is gone.
+func TestHooks(t *testing.T) {
+	eachHook(t, func(t *testing.T, h Hook) {
+		w := newWorld(t)
+		w.want("before", "5001/4 5001/6 5002/4 5002/6", 5001, 5002)
+		counted := Rule{Name: "all", Match: Expression{Text: "udp"}, Action: Count}
+		steps := w.apply(w.filter(h, counted, drops(5001)))
+		if len(steps) != 1 || !strings.HasPrefix(steps[0], "create filter test: 2 rules at "+string(h)) {
+			t.Errorf("steps %q", steps)
+		}
+		w.want("created", "5002/4 5002/6", 5001, 5002)
+		s := w.one()
+		for _, p := range s.Places {
+			if !p.Attached || p.Problem != "" {
+				t.Errorf("place %+v", p)
+			}
+		}
+		if len(s.Places) == 0 || s.Problem != "" || s.Name != "test" || s.Netns != w.NameB {
+			t.Errorf("state %+v", s)
+		}
+		wantCounts(t, s, map[string]uint64{"all": 4, "p5001": 2})
+		if again := w.apply(w.filter(h, counted, drops(5001))); len(again) != 0 {
+			t.Errorf("applied again: %q", again)
+		}
+		steps = w.apply(w.filter(h, drops(5002), counted))
+		if want := []string{"change filter test: added p5002; removed p5001"}; !slices.Equal(steps, want) {
+			t.Errorf("steps %q, want %q", steps, want)
+		}
+		w.want("changed", "5001/4 5001/6", 5001, 5002)
+		wantCounts(t, w.one(), map[string]uint64{"p5002": 2, "all": 4 + 2})
+		w.apply(w.filter(h, counted))
+		w.want("changed again", "5001/4 5001/6", 5001)
+		wantCounts(t, w.one(), map[string]uint64{"all": 8})
+		if steps := w.apply(); len(steps) != 1 || !strings.HasPrefix(steps[0], "remove filter test") {
+			t.Errorf("steps %q", steps)
+		}
+		w.want("removed", "5001/4 5001/6 5002/4 5002/6", 5001, 5002)
+	})
+}
+
+func wantCounts(t testing.TB, s FilterState, want map[string]uint64) {
+	t.Helper()
+	got := map[string]uint64{}
+	for _, r := range s.Rules {
+		got[r.Key()] = r.Packets
+		if r.Bytes < 40*r.Packets || r.Bytes > 100*r.Packets {
+			t.Errorf("rule %s: %d bytes of %d packets", r.Key(), r.Bytes, r.Packets)
+		}
+		if age := time.Since(r.Last); (r.Packets > 0) != !r.Last.IsZero() || r.Packets > 0 && (age < -time.Second || age > 10*time.Second) {
+			t.Errorf("rule %s: %d packets, the last at %v", r.Key(), r.Packets, r.Last)
+		}
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("counts %v, want %v", got, want)
+	}
+}
+
+func TestDefaultAndActions(t *testing.T) {
+	eachHook(t, func(t *testing.T, h Hook) {
+		if h.ofDevices() {
+			return // it would drop more than UDP
+		}
+		w := newWorld(t)
+		pass := drops(5001)
+		pass.Action = Pass
+		f := w.filter(h, pass)
+		f.Default = Drop
+		w.apply(f)
+		w.want("default drop", "5001/4 5001/6", 5001, 5002)
+		if d := w.one().Default; d.Packets < 2 || d.Action != Drop {
+			t.Errorf("default %+v", d)
+		}
+	})
+}
+
+// Egress, and the points on the way that a packet of B's own takes.
+func TestDirections(t *testing.T) {
+	for name, change := range map[string]func(f *Filter){
+		"tcx egress":     func(f *Filter) { f.Hook, f.Direction = HookTCX, Egress },
+		"clsact egress":  func(f *Filter) { f.Hook, f.Direction = HookClsact, Egress },
+		"nft output":     func(f *Filter) { f.Hook, f.At = HookNFT, "output" },
+		"nft post":       func(f *Filter) { f.Hook, f.At, f.Priority = HookNFT, "postrouting", 100 },
+		"netfilter out":  func(f *Filter) { f.Hook, f.At = HookNetfilter, "output" },
+		"netfilter post": func(f *Filter) { f.Hook, f.At, f.Priority = HookNetfilter, "postrouting", -7 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			f := w.filter(HookTCX, drops(5001))
+			change(&f)
+			needHook(t, f.Hook)
+			if !f.Hook.ofDevices() {
+				f.Interfaces = nil
+			}
+			w.apply(f)
+			w.want("towards B", "5001/4 5001/6", 5001)
+			if got := flows(t, w.B, w.A, w.A4, w.A6, 5001, 5002); got != "5002/4 5002/6" {
+				t.Errorf("from B: %q arrive", got)
+			}
+		})
+	}
+}
+
+// Several filters in several namespaces, each its own.
+func TestNamespaces(t *testing.T) {
+	w, v := newWorld(t), newWorld(t)
+	a, b := w.filter(HookTCX, drops(5001)), v.filter(HookTCX, drops(5002))
+	c := v.filter(HookNFT, drops(5003))
+	c.Name = "other"
+	w.apply(a, b, c)
+	w.want("first", "5002/4 5002/6 5003/4 5003/6", 5001, 5002, 5003)
+	v.want("second", "5001/4 5001/6", 5001, 5002, 5003)
+	if n := len(w.state().Filters); n != 3 {
+		t.Errorf("%d filters", n)
+	}
+	steps := w.apply(a, c)
+	if len(steps) != 1 || !strings.HasPrefix(steps[0], "remove filter test: in "+v.NameB) {
+		t.Errorf("steps %q", steps)
+	}
+	v.want("one of two gone", "5001/4 5001/6 5002/4 5002/6", 5001, 5002, 5003)
+}

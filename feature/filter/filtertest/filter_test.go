@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filtertest
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+var hooks = []compile.Hook{compile.Socket, compile.XTBPF, compile.TC, compile.XDP, compile.Netfilter}
+
+// needHook skips where the kernel lacks what a hook needs.
+func needHook(t testing.TB, h compile.Hook) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	if h == compile.Netfilter {
+		if err := compile.DynptrSkb.Check(); err != nil {
+			t.Skip("need: kernel", err)
+		}
+	}
+}
+
+func TestRandom(t *testing.T) {
+	for _, h := range hooks {
+		t.Run(h.String(), func(t *testing.T) {
+			needHook(t, h)
+			seed := uint64(time.Now().UnixNano())
+			r := rand.New(rand.NewPCG(seed, 1))
+			var all Result
+			for i := range 9 {
+				res, err := Batch{Hook: h, Rules: 24, Packets: 500, Decide: i%3 == 2}.Run(r)
+				if err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+				all.Add(res)
+			}
+			report(t, seed, all)
+		})
+	}
+}
+
+func report(t *testing.T, seed uint64, all Result) {
+	t.Helper()
+	for i, e := range all.Refusals {
+		if i < 1 {
+			t.Errorf("seed %d: refused: %v", seed, e)
+		}
+	}
+	for i, d := range all.Disagreements {
+		if i < 10 {
+			t.Errorf("seed %d: %s", seed, d)
+		}
+	}
+	t.Logf("%d pairs, %d instructions, %d disagreements, %d refusals", all.Pairs, all.Instructions, len(all.Disagreements), len(all.Refusals))
+}

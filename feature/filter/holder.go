@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel"
+)
+
+// holderName says by what a filter's program is held in place.
+type holderName string
+
+const (
+	heldByXDP       holderName = "xdp"
+	heldByTCX       holderName = "tcx"
+	heldByClsact    holderName = "clsact"
+	heldByNetfilter holderName = "netfilter"
+	heldByNFT       holderName = "nft"
+)
+
+// holder attaches a filter's program to its places.
+type holder interface {
+	// attach makes the links of a form that is not published yet, on all places that
+	// are there. The caller closes them. Holders without links make none.
+	attach(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error)
+	// enter attaches prog to places that the form before had not, where attach makes no
+	// links for them. When it fails it has undone what it did.
+	enter(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error
+	// move has all places that the published form has run prog from now on. When it
+	// fails it has undone what it did.
+	move(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error
+	// settle attaches prog where the published form lacks a place, and takes away
+	// places that it is not to have. It may be repeated.
+	settle(s *site, prog *ebpf.Program) error
+	// places tells of the places.
+	places(s *site) ([]Place, error)
+	// clear takes the places away, of a form that s has or once had: before the pins go,
+	// by which they are known, and at once. (A form's links end with its pins, too.)
+	clear(s *site, form *published) error
+}
+
+// Place is where a filter is attached, or should be.
+type Place struct {
+	Name      string `json:"place"` // like "tcx ingress of eth0"
+	Interface string `json:"interface,omitempty"`
+	Attached  bool   `json:"attached"`
+	Problem   string `json:"problem,omitempty"`
+
+	lacks bool // it could be attached now
+	stale bool // it runs the program of an earlier form
+	pin   string
+}
+
+// Problems of places.
+const (
+	problemLacks = "not attached, somebody took it away or the interface came later: weir apply attaches it"
+	problemStale = "it runs the rules before the last change, which was killed: weir apply mends it"
+)
+
+func (p *Place) lack() { p.lacks, p.Problem = true, problemLacks }
+
+// judge says what a place's program makes of it.
+func (p *Place) judge(s *site, program uint32) error {
+	if program == 0 {
+		p.lack()
+		return nil
+	}
+	p.Attached = true
+	ok, err := s.current(program)
+	if errors.Is(err, os.ErrPermission) {
+		return nil // what a reader may not ask
+	}
+	if err == nil && !ok {
+		p.stale, p.Problem = true, problemStale
+	}
+	return err
+}
+
+// chooseHolder says what is to hold a filter's program on this kernel.
+func (f Filter) chooseHolder() holderName {
+	switch f.Hook {
+	case HookXDP, HookXDPGeneric:
+		return heldByXDP
+	case HookNetfilter:
+		return heldByNetfilter
+	case HookNFT:
+		return heldByNFT
+	case HookTCX:
+		if kernel.TCXLink.Check() == nil {
+			return heldByTCX
+		}
+	}
+	return heldByClsact
+}
+
+func (n holderName) holder() holder {
+	switch n {
+	case heldByXDP, heldByTCX:
+		return deviceLinks{}
+	case heldByNetfilter:
+		return netfilterLinks{}
+	case heldByNFT:
+		return nftRule{}
+	}
+	return tcFilters{}
+}
+
+// samePlace says whether a change from one form to the other leaves the places
+// what they are, but for interfaces.
+func samePlace(a, b *published) bool {
+	f, g := a.Filter, b.Filter
+	return a.Holder == b.Holder && f.Hook == g.Hook && f.Direction == g.Direction && f.At == g.At && f.Priority == g.Priority
+}
+
+// undo runs in reverse order what a change that failed has done.
+type undo []func() error
+
+func (u *undo) add(f func() error) { *u = append(*u, f) }
+
+func (u undo) run(err error) error {
+	for i := len(u) - 1; i >= 0; i-- {
+		if e := u[i](); e != nil {
+			err = errors.Join(err, fmt.Errorf("and the rules before could not be put back: %w", e))
+		}
+	}
+	return err
+}
+
+// former opens the program that a place runs, so that it can be put back.
+func former(id uint32) (*ebpf.Program, error) {
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id))
+	if err != nil {
+		return nil, fmt.Errorf("the program that is attached: %w", err)
+	}
+	return p, nil
+}
+
+// devicePin is the name of the link of a device.
+func devicePin(index int) string { return fmt.Sprintf("dev%d", index) }
+
+func isDevicePin(pin string) bool { return strings.HasPrefix(pin, "dev") }
+
+// absent is the place on an interface that the filter cannot be attached to.
+func absent(kind, device, why string) Place {
+	return Place{Name: kind + " of " + device, Interface: device, Problem: why}
+}
+
+func permission(err error) bool { return errors.Is(err, os.ErrPermission) }

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/kernel"
+)
+
+var (
+	_ feature.Measured = Feature{}
+	_ feature.Mender   = Feature{}
+	_ feature.Examiner = Feature{}
+)
+
+// collector reads the pins anew for every scrape: it keeps nothing.
+type collector struct{ root *kernel.Root }
+
+// Collector implements feature.Measured.
+func (Feature) Collector(r *kernel.Root) prometheus.Collector { return collector{r} }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("weir_filter_"+name, help, append([]string{"filter", "netns"}, labels...), nil)
+}
+
+var (
+	packetsDesc  = desc("packets_total", "Packets that a rule matched; rule \"\" is the default.", "hook", "rule", "action")
+	bytesDesc    = desc("bytes_total", "Bytes of the packets that a rule matched, as the hook sees them.", "hook", "rule", "action")
+	lastDesc     = desc("last_match_seconds", "When a rule last matched, seconds since the epoch.", "hook", "rule", "action")
+	attachedDesc = desc("attached", "Whether the filter is attached at a place.", "place")
+	upDesc       = prometheus.NewDesc("weir_filter_up", "Whether the pins could be read.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{packetsDesc, bytesDesc, lastDesc, attachedDesc, upDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	st, err := ReadState(context.Background(), c.root)
+	up := 1.0
+	if err != nil {
+		up = 0
+	}
+	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, up)
+	seen := map[string]bool{}
+	for _, f := range st.Filters {
+		id := f.Name + "\n" + f.Netns
+		if seen[id] || f.gone {
+			continue // of a namespace that went, and another of the name came: no label tells them apart
+		}
+		seen[id] = true
+		send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{f.Name, f.Netns}, labels...)...)
+		}
+		for _, p := range f.Places {
+			on := 0.0
+			if p.Attached {
+				on = 1
+			}
+			send(attachedDesc, prometheus.GaugeValue, on, p.Name)
+		}
+		for _, r := range append(f.Rules[:len(f.Rules):len(f.Rules)], f.Default) {
+			labels := []string{string(f.Hook), r.Key(), string(r.Action)}
+			send(packetsDesc, prometheus.CounterValue, float64(r.Packets), labels...)
+			send(bytesDesc, prometheus.CounterValue, float64(r.Bytes), labels...)
+			if !r.Last.IsZero() {
+				send(lastDesc, prometheus.GaugeValue, float64(r.Last.UnixMilli())/1000, labels...)
+			}
+		}
+	}
+}
+
+// Examine implements feature.Examiner: filters that are not where they should be.
+func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
+	st, err := ReadState(ctx, r)
+	var out []feature.Finding
+	for _, f := range st.Filters {
+		if f.Problem != "" {
+			out = append(out, feature.Finding{Object: f.Name, Text: f.Problem})
+		}
+		for _, p := range f.Places {
+			if p.Problem != "" {
+				out = append(out, feature.Finding{Object: f.Name, Text: p.Name + ": " + p.Problem})
+			}
+		}
+		if f.outdated() {
+			out = append(out, feature.Finding{Object: f.Name, Text: fmt.Sprintf("its program was compiled by weir %s, not by this one", f.pub.meta.Version),
+				Remedy: "weir upgrade, or weir apply, compiles it anew; no packet is missed"})
+		}
+	}
+	return out, err
+}

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// A filter moves from any hook to any other, keeps its counts, and leaves nothing
+// behind at the former one.
+func TestMovesBetweenHooks(t *testing.T) {
+	w := newWorld(t)
+	all := []Filter{w.filter(HookTCX, drops(5001)), w.filter(HookClsact, drops(5001)), w.filter(HookNetfilter, drops(5001)), w.filter(HookNFT, drops(5001)),
+		w.filter(HookXDP, drops(5001)), w.filter(HookXDPGeneric, drops(5001)), w.filter(HookNFT, drops(5001)), w.filter(HookNetfilter, drops(5001)),
+		w.filter(HookClsact, drops(5001)), w.filter(HookXDP, drops(5001)), w.filter(HookTCX, drops(5001))}
+	all[6].Priority, all[6].At = 5, "prerouting"
+	all[7].Priority = 9
+	for _, f := range all {
+		needHook(t, f.Hook)
+	}
+	var passed uint64
+	for i, f := range all {
+		w.apply(f)
+		w.want(string(f.Hook), "5002/4 5002/6", 5001, 5002)
+		passed += 2
+		xdpAgain := i > 0 && all[i-1].Hook.xdp() && f.Hook.xdp() // removed and made anew
+		if xdpAgain {
+			passed = 2
+		}
+		if got := w.one().Rules[0].Packets; got != passed {
+			t.Errorf("%s: %d packets, want %d", f.Hook, got, passed)
+		}
+		if left := w.attachedTo(); !slices.Equal(left, []string{string(f.Hook)}) {
+			t.Errorf("moved to %s: attached to %q", f.Hook, left)
+		}
+	}
+	w.apply()
+	if left := w.attachedTo(); len(left) > 0 {
+		t.Errorf("removed, and attached to %q", left)
+	}
+}
+
+// attachedTo lists the hooks of B at which there is anything.
+func (w *world) attachedTo() (out []string) {
+	w.t.Helper()
+	index := nstest.Ifindex(w.t, w.B, nstest.WireDevice)
+	err := w.B.Do(func() error {
+		l, err := netlink.LinkByIndex(index)
+		if err != nil {
+			return err
+		}
+		if x := l.Attrs().Xdp; x != nil && x.Attached {
+			out = append(out, map[uint32]string{1: "xdp", 2: "xdp-generic"}[x.AttachMode])
+		}
+		if n, err := tcxPrograms(index); err != nil {
+			return err
+		} else if n > 0 {
+			out = append(out, "tcx")
+		}
+		there, err := kernel.Clsact{Ifindex: index}.HasQdisc()
+		if there {
+			out = append(out, "clsact")
+		}
+		return err
+	})
+	if dispatchers(w.t) > 0 {
+		out = append(out, "netfilter")
+	}
+	if strings.Contains(ruleset(w.t, w.B, false), "weir_") {
+		out = append(out, "nft")
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return out
+}
+
+// An interface that is not there is told of; weir serve attaches the filter when
+// it comes, and forgets it when it goes.
+func TestInterfacesComeAndGo(t *testing.T) {
+	for _, h := range []Hook{HookTCX, HookClsact, HookXDP} {
+		t.Run(string(h), func(t *testing.T) {
+			needHook(t, h)
+			w := newWorld(t)
+			f := w.filter(h, drops(5001))
+			f.Interfaces = []string{nstest.WireDevice, "late0"}
+			w.apply(f)
+			s := w.one()
+			if len(s.Places) != 2 || !s.Places[0].Attached || s.Places[1].Attached || !strings.Contains(s.Places[1].Problem, "no interface late0") {
+				t.Errorf("places %+v", s.Places)
+			}
+			if again := w.apply(f); len(again) > 0 {
+				t.Errorf("applied again: %q", again)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan error, 1)
+			go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.DiscardHandler)) }()
+			defer func() { cancel(); <-done }()
+			nstest.Cable(t, w.A, "late0", w.B, "late0")
+			nstest.Address(t, w.A, "late0", netip.MustParsePrefix("10.78.0.1/24"))
+			nstest.Address(t, w.B, "late0", netip.MustParsePrefix("10.78.0.2/24"))
+			eventually(t, "the filter is attached to the interface that came", func() bool { return w.one().Places[1].Attached })
+			if got := flows(t, w.A, w.B, netip.MustParseAddr("10.78.0.2"), netip.Addr{}, 5001, 5002); got != "5002/4" {
+				t.Errorf("over the interface that came: %q arrive", got)
+			}
+			if err := w.B.Do(func() error {
+				l, err := netlink.LinkByName("late0")
+				if err != nil {
+					return err
+				}
+				return netlink.LinkDel(l)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if p := w.one().Places[1]; p.Attached {
+				t.Errorf("the interface is gone, and %+v", p)
+			}
+			w.want("the other one", "5002/4 5002/6", 5001, 5002)
+			f.Rules[0] = drops(5002)
+			w.apply(f)
+			w.want("changed since", "5001/4 5001/6", 5001, 5002)
+		})
+	}
+}
+
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Errorf("still not so after 10 s: %s", what)
+			return
+		}
+	}
+}
+
+// What somebody takes away, apply puts back; a plan says so.
+func TestTakenAway(t *testing.T) {
+	w := newWorld(t)
+	needHook(t, HookNFT)
+	f := w.filter(HookNFT, drops(5001))
+	w.apply(f)
+	if out, err := nft(w.B, "flush", "ruleset"); err != nil {
+		t.Fatal(err, out)
+	}
+	w.want("flushed", "5001/4 5001/6", 5001)
+	if p := w.one().Places[0]; p.Attached || !strings.Contains(p.Problem, "weir apply") {
+		t.Errorf("place %+v", p)
+	}
+	if steps := w.apply(f); len(steps) != 1 || !strings.HasPrefix(steps[0], "attach filter test: nftables table inet weir_test") {
+		t.Errorf("steps %q", steps)
+	}
+	w.want("applied again", "5002/4 5002/6", 5001, 5002)
+}
+
+// With its namespace a filter goes: also from netfilter, whose links keep the
+// namespace alive until then.
+func TestNamespaceGoes(t *testing.T) {
+	for _, h := range []Hook{HookTCX, HookNetfilter, HookNFT, HookClsact} {
+		t.Run(string(h), func(t *testing.T) {
+			needHook(t, h)
+			w := newWorld(t)
+			w.apply(w.filter(h, drops(5001)))
+			w.B.Close()
+			if err := netns.Delete(w.NameB); err != nil {
+				t.Fatal(err)
+			}
+			if s := w.one(); !strings.Contains(s.Problem, "namespace is gone") {
+				t.Errorf("state %+v", s)
+			}
+			if steps := w.apply(); len(steps) != 0 {
+				t.Errorf("steps %q", steps)
+			}
+			if n := len(w.state().Filters); n != 0 {
+				t.Errorf("%d filters are left", n)
+			}
+			// The wire goes with the namespace: nothing holds that any more.
+			eventually(t, "the namespace is gone", func() bool {
+				return w.A.Do(func() error { _, err := netlink.LinkByName(nstest.WireDevice); return err }) != nil
+			})
+		})
+	}
+}
+
+// Where one place of several is taken, nothing of a new filter stays.
+func TestOccupied(t *testing.T) {
+	needHook(t, HookXDP)
+	w := newWorld(t)
+	nstest.Cable(t, w.A, "second", w.B, "second")
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "balancer", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	var ln kernel.Link
+	if err := w.B.Do(func() (err error) {
+		ln, err = kernel.XDP{Ifindex: nstest.Ifindex(t, w.B, "second"), Device: "second"}.Attach(p)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	f := w.filter(HookXDP, drops(5001))
+	f.Interfaces = []string{nstest.WireDevice, "second"}
+	_, err = applyTo(t.Context(), w.root, f)
+	if !errors.Is(err, kernel.ErrOccupied) || !strings.Contains(err.Error(), `"balancer"`) || !strings.Contains(err.Error(), "tcx") {
+		t.Errorf("%v", err)
+	}
+	if n := len(w.state().Filters); n != 0 {
+		t.Errorf("%d filters", n)
+	}
+	w.want("refused", "5001/4 5001/6", 5001)
+}
+
+// nft runs the real nft in a namespace.
+func nft(ns *netns.Handle, args ...string) (out string, err error) {
+	err = ns.Do(func() error {
+		b, err := exec.Command("nft", args...).CombinedOutput()
+		out = string(b)
+		return err
+	})
+	return out, err
+}
+
+// needNFT is for tests of what the real nft sees.
+func needNFT(t testing.TB) {
+	t.Helper()
+	needHook(t, HookNFT)
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("need: the tool nft (Debian: nftables)")
+	}
+}
+
+// ruleset is what nft lists, as JSON without weir's tables if foreign is set.
+func ruleset(t testing.TB, ns *netns.Handle, foreign bool) string {
+	t.Helper()
+	needNFT(t)
+	out, err := nft(ns, "-j", "list", "ruleset")
+	if err != nil {
+		t.Fatal(err, out)
+	}
+	if !foreign {
+		return out
+	}
+	return withoutWeir(t, out)
+}
+
+// A user's ruleset is the same, to the handle, before, between and after, and is
+// obeyed: what either drops does not arrive.
+func TestRulesetOfUser(t *testing.T) {
+	needNFT(t)
+	w := newWorld(t)
+	file := t.TempDir() + "/user.nft"
+	if err := os.WriteFile(file, []byte(userRuleset), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := nft(w.B, "-f", file); err != nil {
+		t.Fatal(err, out)
+	}
+	before := ruleset(t, w.B, true)
+	if !strings.Contains(before, "blocked") || !strings.Contains(before, "5003") {
+		t.Fatalf("the user's ruleset is not there: %s", before)
+	}
+	w.want("the user's alone", "5001/4 5001/6 5002/4 5002/6", 5001, 5002, 5003)
+	same := func(when string) {
+		t.Helper()
+		if now := ruleset(t, w.B, true); now != before {
+			t.Errorf("%s: the user's ruleset was\n%s\nand is\n%s", when, before, now)
+		}
+	}
+	f := w.filter(HookNFT, drops(5001))
+	w.apply(f)
+	same("applied")
+	if all := ruleset(t, w.B, false); !strings.Contains(all, "weir_test") {
+		t.Errorf("nft does not list weir's table: %s", all)
+	}
+	w.want("both", "5002/4 5002/6", 5001, 5002, 5003)
+	f.Rules[0] = drops(5002)
+	w.apply(f)
+	same("changed")
+	w.want("changed", "5001/4 5001/6", 5001, 5002, 5003)
+	f.Priority, f.At = -200, "prerouting"
+	w.apply(f)
+	same("moved")
+	w.want("moved", "5001/4 5001/6", 5001, 5002, 5003)
+	w.apply()
+	same("removed")
+	w.want("removed", "5001/4 5001/6 5002/4 5002/6", 5001, 5002, 5003)
+}
+
+const userRuleset = `
+table inet mine {
+	set blocked { type ipv4_addr; flags interval; elements = { 192.0.2.0/24 } }
+	counter seen { }
+	chain in {
+		type filter hook input priority filter; policy accept;
+		ip saddr @blocked drop
+		udp dport 5003 drop comment "mine"
+	}
+}
+table ip nat {
+	chain post { type nat hook postrouting priority srcnat; policy accept; oifname "none" masquerade; }
+}
+`

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Feature is filtering as host sees it.
+type Feature struct{}
+
+var (
+	_ feature.Feature[Config, State] = Feature{}
+	_ feature.Upgrader               = Feature{}
+	_ feature.Runner                 = Feature{}
+)
+
+// Name implements feature.Feature.
+func (Feature) Name() string { return Name }
+
+// Needs implements feature.Feature. What no filter of c uses is optional.
+func (Feature) Needs(c Config) []kernel.Need {
+	used := map[Hook]bool{}
+	for _, f := range c.Filters {
+		used[f.Hook] = true
+	}
+	need := func(n kernel.Need, hooks ...Hook) kernel.Need {
+		n.Optional = !slices.ContainsFunc(hooks, func(h Hook) bool { return used[h] })
+		return n
+	}
+	return []kernel.Need{need(kernel.XDPProgram, HookXDP, HookXDPGeneric), kernel.TCXLink, need(kernel.ClsactFilter, HookClsact, HookTCX),
+		need(kernel.NetfilterLink, HookNetfilter), need(compile.DynptrSkb, HookNetfilter), need(kernel.NFTMatch, HookNFT)}
+}
+
+// State implements feature.Feature.
+func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return ReadState(ctx, r) }
+
+// Plan implements feature.Feature.
+func (Feature) Plan(_ context.Context, have State, want Config) (feature.Plan, error) {
+	var plan feature.Plan
+	var wanted []kernel.Instance
+	for _, f := range want.Filters {
+		t, err := resolve(f)
+		if err != nil {
+			return plan, err
+		}
+		if slices.Contains(wanted, t.inst) {
+			return plan, f.Pos.Errorf("filter.%s: another filter of that name is in the same namespace, %s", f.Name, t.pub.Netns)
+		}
+		wanted = append(wanted, t.inst)
+		t.plan(&plan, have)
+	}
+	for _, s := range have.Filters {
+		if !slices.Contains(wanted, s.inst) {
+			plan.Add(removeStep(s.inst, s.Netns))
+		}
+	}
+	return plan, nil
+}
+
+// Apply implements feature.Feature.
+func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
+	for _, s := range p.Steps {
+		if _, err := s.Do(ctx, l); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// Remove implements feature.Feature.
+func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
+	all, err := l.Instances(Name)
+	for _, i := range all {
+		err = errors.Join(err, remove(l, i))
+	}
+	return err
+}
+
+// Mend finishes what killed commands left half done.
+func (Feature) Mend(l *kernel.WriteLock) error { return Mend(l) }
+
+// target is a filter that is wanted, with its namespace found.
+type target struct {
+	inst kernel.Instance
+	pub  *published
+}
+
+func resolve(f Filter) (*target, error) {
+	f = f.withDefaults()
+	ns, err := netns.Open(f.Netns)
+	if err != nil {
+		return nil, fmt.Errorf("filter.%s: network namespace: %w", f.Name, err)
+	}
+	defer ns.Close()
+	t := &target{inst: instanceOf(scopeOf(ns), f.Name), pub: &published{Filter: f, Netns: f.Netns, Holder: f.chooseHolder()}}
+	t.pub.meta.Inode = ns.Inode()
+	if t.pub.Netns == "" {
+		t.pub.Netns = fmt.Sprintf("net:[%d]", ns.Inode())
+	}
+	if f.Hook == HookTCX || f.Hook == HookClsact {
+		if t.pub.Raw, err = (&site{pub: t.pub, ns: ns}).raw(); err != nil {
+			return nil, fmt.Errorf("filter.%s: %w", f.Name, err)
+		}
+	}
+	if f.Lists != nil {
+		t.pub.Lists = map[string]string{}
+	}
+	for name, file := range f.Lists {
+		if t.pub.Lists[name], err = fileHash(file); err != nil {
+			return nil, f.Pos.Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
+		}
+	}
+	return t, nil
+}
+
+// fileHash tells a changed file from one that stays.
+func fileHash(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)[:8]), nil
+}
+
+// InDirectory makes the files of lists relative to the configuration's directory.
+func (c *Config) InDirectory(dir string) {
+	for i, f := range c.Filters {
+		c.Filters[i].Lists = maps.Clone(f.Lists)
+		for name, file := range f.Lists {
+			if !filepath.IsAbs(file) {
+				c.Filters[i].Lists[name] = filepath.Join(dir, file)
+			}
+		}
+	}
+}
+
+func (t *target) plan(plan *feature.Plan, have State) {
+	object := "filter " + t.pub.Filter.Name
+	i := slices.IndexFunc(have.Filters, func(s FilterState) bool { return s.inst == t.inst })
+	create := feature.Step{Verb: "create", Object: object, Detail: t.pub.summary(),
+		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", t.create(l) }}
+	if i < 0 {
+		plan.Add(create)
+		t.warn(plan)
+		return
+	}
+	s := have.Filters[i]
+	if s.pub.Filter.Hook.xdp() && t.pub.Filter.Hook.xdp() && s.pub.Filter.Hook != t.pub.Filter.Hook {
+		// The kernel has one mode of XDP at a time: for an instant there is no filter.
+		gone := removeStep(s.inst, s.Netns)
+		gone.Detail = fmt.Sprintf("hook %s → %s", s.pub.Filter.Hook, t.pub.Filter.Hook)
+		plan.Add(gone)
+		plan.Add(create)
+		t.warn(plan)
+		return
+	}
+	d := differences(s.pub, t.pub)
+	if s.outdated() {
+		d = append(d, "the program of another weir, "+s.pub.meta.Version)
+	}
+	switch {
+	case len(d) > 0:
+		plan.Add(feature.Step{Verb: "change", Object: object, Detail: strings.Join(d, "; "),
+			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", t.change(l) }})
+	case len(s.lacking()) > 0:
+		plan.Add(feature.Step{Verb: "attach", Object: object, Detail: strings.Join(s.lacking(), ", "),
+			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", attachAll(l, t.inst) }})
+	}
+	t.warn(plan)
+}
+
+// warn tells of interfaces that are not there.
+func (t *target) warn(plan *feature.Plan) {
+	ns, err := findNetns(t.pub)
+	if err != nil {
+		return
+	}
+	defer ns.Close()
+	devices, without, err := (&site{pub: t.pub, ns: ns}).devices()
+	if err != nil {
+		return
+	}
+	for _, name := range t.pub.Filter.Interfaces {
+		if _, ok := devices[name]; !ok {
+			plan.Warn("filter %s in %s: %s", t.pub.Filter.Name, t.pub.Netns, without(name))
+		}
+	}
+}
+
+func (t *target) create(l *kernel.WriteLock) error {
+	ns, err := netns.Find(t.pub.Filter.Netns, t.pub.meta.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return create(l, t.pub, ns)
+}
+
+func (t *target) change(l *kernel.WriteLock) error {
+	s, err := openSite(l, t.inst)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return s.change(t.pub)
+}
+
+func attachAll(l *kernel.WriteLock, i kernel.Instance) error {
+	s, err := openSite(l, i)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return s.attachAll()
+}
+
+func removeStep(i kernel.Instance, ns string) feature.Step {
+	return feature.Step{Verb: "remove", Object: "filter " + i.Name, Detail: "in " + ns,
+		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", remove(l, i) }}
+}
+
+// summary is the filter in a line.
+func (p *published) summary() string {
+	n := fmt.Sprintf("%d rules", len(p.Filter.Rules))
+	if len(p.Filter.Rules) == 1 {
+		n = "1 rule"
+	}
+	return fmt.Sprintf("%s at %s, in %s", n, p.Filter.placeText(), p.Netns)
+}
+
+// placeText says where the filter is, as the file has it.
+func (f Filter) placeText() string {
+	if f.Hook.ofDevices() {
+		at := string(f.Hook)
+		if f.Direction != "" {
+			at += " " + string(f.Direction)
+		}
+		return at + " of " + strings.Join(f.Interfaces, ", ")
+	}
+	return fmt.Sprintf("%s %s, priority %d", f.Hook, f.At, f.Priority)
+}
+
+// differences says in words what would change about a published filter.
+func differences(have, want *published) []string {
+	var out []string
+	a, b := have.Filter, want.Filter
+	if x, y := a.placeText(), b.placeText(); x != y {
+		out = append(out, x+" → "+y)
+	}
+	if have.Holder != want.Holder {
+		out = append(out, fmt.Sprintf("held by %s → %s", have.Holder, want.Holder))
+	}
+	if have.Raw != want.Raw {
+		out = append(out, "interfaces with another link layer")
+	}
+	if a.Default != b.Default {
+		out = append(out, fmt.Sprintf("default %s → %s", a.Default, b.Default))
+	}
+	if !maps.Equal(have.Lists, want.Lists) {
+		out = append(out, "lists")
+	} else if !maps.Equal(a.Lists, b.Lists) {
+		out = append(out, "files of lists")
+	}
+	if have.Netns != want.Netns {
+		out = append(out, fmt.Sprintf("netns %s → %s", have.Netns, want.Netns))
+	}
+	return append(out, ruleDifferences(a.Rules, b.Rules)...)
+}
+
+// mostNamed is how many rules a plan names; of more it gives the number.
+const mostNamed = 5
+
+func ruleDifferences(have, want []Rule) []string {
+	was := map[string]Rule{}
+	for _, r := range have {
+		was[r.Key()] = r
+	}
+	var added, changed, removed []string
+	for _, r := range want {
+		o, ok := was[r.Key()]
+		delete(was, r.Key())
+		switch {
+		case !ok:
+			added = append(added, r.Key())
+		case o.Match.Text != r.Match.Text || o.Action != r.Action:
+			changed = append(changed, r.Key())
+		}
+	}
+	for _, r := range have {
+		if _, ok := was[r.Key()]; ok {
+			removed = append(removed, r.Key())
+		}
+	}
+	var out []string
+	for _, c := range []struct {
+		what  string
+		rules []string
+	}{{"added", added}, {"changed", changed}, {"removed", removed}} {
+		switch {
+		case len(c.rules) > mostNamed:
+			out = append(out, fmt.Sprintf("%d rules %s", len(c.rules), c.what))
+		case len(c.rules) > 0:
+			out = append(out, fmt.Sprintf("%s %s", c.what, strings.Join(c.rules, ", ")))
+		}
+	}
+	if len(out) == 0 && !slices.EqualFunc(have, want, func(a, b Rule) bool { return a.Key() == b.Key() }) {
+		out = append(out, "order of rules")
+	}
+	return out
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// netfilterLinks holds a program at a point of netfilter. The kernel cannot move
+// such links, so they hold a dispatcher, and the program is in its slot.
+type netfilterLinks struct{}
+
+// slotMap is the pin of the dispatcher's slot.
+const slotMap = "slot"
+
+var families = []struct {
+	pin    string
+	family uint8
+}{{"ipv4", unix.NFPROTO_IPV4}, {"ipv6", unix.NFPROTO_IPV6}}
+
+func (netfilterLinks) at(f Filter, family uint8) kernel.Netfilter {
+	return kernel.Netfilter{Family: family, Hook: points[f.At], Priority: f.Priority}
+}
+
+func (n netfilterLinks) attach(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) (map[string]kernel.Link, error) {
+	out := map[string]kernel.Link{}
+	if err := n.move(s, maps, prog); err != nil {
+		return out, err
+	}
+	for _, fam := range families {
+		ln, err := n.attachOne(s, maps, fam.family)
+		if errors.Is(err, kernel.ErrUnsupported) && fam.family == unix.NFPROTO_IPV6 {
+			continue // a kernel without IPv6
+		}
+		if err != nil {
+			return out, err
+		}
+		out[fam.pin] = ln
+	}
+	return out, nil
+}
+
+func (n netfilterLinks) attachOne(s *site, maps map[string]*ebpf.Map, family uint8) (ln kernel.Link, err error) {
+	run, err := kernel.Dispatcher{Slot: maps[slotMap]}.Load("filter_dispatch")
+	if err != nil {
+		return nil, err
+	}
+	defer run.Close()
+	err = s.ns.Do(func() error { ln, err = n.at(s.pub.Filter, family).Attach(run); return err })
+	return ln, err
+}
+
+func (netfilterLinks) move(_ *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+	if err := (kernel.Dispatcher{Slot: maps[slotMap]}).Set(prog); err != nil {
+		return err
+	}
+	kernel.Step("filter:moved")
+	return nil
+}
+
+func (n netfilterLinks) settle(s *site, prog *ebpf.Program) error {
+	if err := n.move(s, s.pins.Maps, prog); err != nil {
+		return err
+	}
+	places, err := n.places(s)
+	if err != nil {
+		return err
+	}
+	for i, p := range places {
+		if !p.lacks {
+			continue
+		}
+		ln, err := n.attachOne(s, s.pins.Maps, families[i].family)
+		if errors.Is(err, kernel.ErrUnsupported) && i > 0 {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		err = errors.Join(s.lock.RemoveLink(s.inst, p.pin), s.lock.AddLink(s.inst, p.pin, ln))
+		ln.Close()
+		if err != nil {
+			return err
+		}
+		kernel.Step("filter:attached")
+	}
+	return nil
+}
+
+func (n netfilterLinks) places(s *site) ([]Place, error) {
+	program, err := kernel.Dispatcher{Slot: s.pins.Maps[slotMap]}.Program()
+	if err != nil {
+		return nil, err
+	}
+	var out []Place
+	for _, fam := range families {
+		a := n.at(s.pub.Filter, fam.family)
+		p := Place{Name: a.String(), pin: fam.pin}
+		if err := p.judgeDispatcher(s, a, program); err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// judgeDispatcher is judgeLink, where the program is not the link's own.
+func (p *Place) judgeDispatcher(s *site, a kernel.Attachment, program uint32) error {
+	ln, err := s.pins.Link(p.pin)
+	if err == nil {
+		err = a.Verify(ln)
+		ln.Close()
+	}
+	switch {
+	case errors.Is(err, kernel.ErrNotExist), errors.Is(err, kernel.ErrDetached):
+		p.lack()
+		return nil
+	case err != nil && !permission(err):
+		return err
+	}
+	return p.judge(s, program)
+}
+
+func (netfilterLinks) enter(*site, map[string]*ebpf.Map, *ebpf.Program) error { return nil }
+
+func (netfilterLinks) clear(s *site, _ *published) error { return s.dropLinks() }
+
+// nftRule holds a program by a rule of nftables, in a table of weir's own. It has
+// no link: the rule's comment says which form of the filter it is of.
+type nftRule struct{}
+
+func (nftRule) at(f Filter) kernel.NFT {
+	return kernel.NFT{Table: "weir_" + f.Name, Hook: points[f.At], Priority: f.Priority}
+}
+
+func (nftRule) attach(*site, map[string]*ebpf.Map, *ebpf.Program) (map[string]kernel.Link, error) {
+	return nil, nil
+}
+
+// note is the comment of the rule: for people who list the ruleset, and for us.
+func note(f Filter, counts ebpf.MapID) string {
+	return fmt.Sprintf("filter %s of weir, map %d: weir filter list", f.Name, counts)
+}
+
+func (n nftRule) move(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+	info, err := maps["counts"].Info()
+	if err != nil {
+		return err
+	}
+	id, _ := info.ID()
+	return s.lock.WithPinned(s.inst, prog, func(path string) error {
+		return s.ns.Do(func() error { return n.at(s.pub.Filter).Attach(path, note(s.pub.Filter, id)) })
+	})
+}
+
+func (n nftRule) enter(s *site, maps map[string]*ebpf.Map, prog *ebpf.Program) error {
+	return n.move(s, maps, prog)
+}
+
+func (n nftRule) settle(s *site, prog *ebpf.Program) error {
+	places, err := n.places(s)
+	if err != nil || !places[0].lacks && !places[0].stale {
+		return err
+	}
+	return n.move(s, s.pins.Maps, prog)
+}
+
+func (n nftRule) places(s *site) ([]Place, error) {
+	p := Place{Name: n.at(s.pub.Filter).String()}
+	id, err := s.countsID()
+	if err != nil {
+		return nil, err
+	}
+	var have string
+	var ok bool
+	err = s.ns.Do(func() (err error) { have, ok, err = n.at(s.pub.Filter).Note(); return err })
+	switch {
+	case permission(err):
+		p.Problem = "only root can see whether it is attached"
+	case err != nil:
+		return nil, err
+	case !ok:
+		p.lack()
+	default:
+		p.Attached = true
+		if have != note(s.pub.Filter, id) {
+			p.stale, p.Problem = true, problemStale
+		}
+	}
+	return []Place{p}, nil
+}
+
+func (n nftRule) clear(s *site, form *published) error {
+	return s.ns.Do(func() error { return n.at(form.Filter).Detach() })
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/kernel"
+)
+
+// This file is where the language (package expr) and its compiler (package
+// compile) are joined to what attaches programs. Everything else of this package
+// knows a compiled filter as a program called "filter" and its maps, one of which
+// is "filter_counts".
+
+// view is what of a packet a program sees, and what it returns.
+type view int
+
+const (
+	viewXTBPF     view = iota // socket filter asked by nftables: 1 drops, 0 does not
+	viewNetfilter             // NF_ACCEPT, NF_DROP
+	viewTC                    // TC_ACT_UNSPEC, TC_ACT_SHOT
+	viewTCRaw                 // the same, at devices whose packets begin with the IP header
+	viewXDP                   // XDP_PASS, XDP_DROP
+)
+
+// What a compiled filter's program and its map of counts are called, and how its
+// maps' names begin.
+const (
+	programName = compile.ProgramName
+	mapPrefix   = "filter_"
+	countsMap   = compile.CountsName
+)
+
+// compiled is a filter that is not loaded yet.
+type compiled struct {
+	spec *ebpf.CollectionSpec
+	// fill writes what the program looks up (lists) into its new maps, before it is
+	// attached; nil for nothing.
+	fill func(maps map[string]*ebpf.Map) error
+}
+
+// options are what the compiler is told of a hook.
+func (v view) options() compile.Options {
+	switch v {
+	case viewXTBPF:
+		return compile.Options{Hook: compile.XTBPF}
+	case viewNetfilter:
+		return compile.Options{Hook: compile.Netfilter}
+	case viewTC:
+		return compile.Options{Hook: compile.TC}
+	case viewTCRaw:
+		return compile.Options{Hook: compile.TC, Start: compile.IPHeader}
+	}
+	return compile.Options{Hook: compile.XDP}
+}
+
+var actions = map[Action]compile.Action{Pass: compile.Pass, Drop: compile.Drop, Count: compile.Count}
+
+// parse reads the expression of a rule.
+func (r Rule) parse() (compile.Rule, error) {
+	e, err := expr.Parse(r.Match.Text)
+	return compile.Rule{Name: r.Name, Match: e, Action: actions[r.Action]}, err
+}
+
+// check finds the mistakes of a rule at a hook, whatever this kernel can.
+func (r Rule) check(f Filter) error {
+	rule, err := r.parse()
+	if err != nil {
+		return err
+	}
+	o := f.Hook.view().options()
+	o.Kernel = &compile.Kernel{}
+	if o.Lists, err = f.lists(false); err != nil {
+		return err
+	}
+	_, err = compile.Compile([]compile.Rule{rule}, o)
+	if e, ok := errors.AsType[*expr.Error](err); ok {
+		return e // which rule it is, the place in the file says
+	}
+	return err
+}
+
+// compile makes one program of a filter's rules.
+func (f Filter) compile(v view) (*compiled, error) {
+	o := v.options()
+	o.Default = actions[f.Default]
+	var rules []compile.Rule
+	for i, r := range f.Rules {
+		rule, err := r.parse()
+		if err != nil {
+			return nil, fmt.Errorf("rule %d: %w", i+1, err)
+		}
+		rules = append(rules, rule)
+	}
+	var err error
+	if o.Lists, err = f.lists(true); err != nil {
+		return nil, err
+	}
+	p, err := compile.Compile(rules, o)
+	if err != nil {
+		return nil, err
+	}
+	return &compiled{spec: p.Spec}, nil
+}
+
+// lists are the filter's lists; without their contents only their names are known.
+func (f Filter) lists(bool) (map[string]compile.List, error) {
+	out := map[string]compile.List{}
+	for name := range f.Lists {
+		out[name] = compile.List{}
+	}
+	return out, nil
+}
+
+// view is that of the hook.
+func (h Hook) view() view {
+	switch h {
+	case HookNFT:
+		return viewXTBPF
+	case HookNetfilter:
+		return viewNetfilter
+	case HookTCX, HookClsact:
+		return viewTC
+	}
+	return viewXDP
+}
+
+// checkRules finds the mistakes in the expressions of a filter: file, line and
+// column of the expression, and the column within it.
+func (f Filter) checkRules(at string) []error {
+	var errs []error
+	for n, r := range f.Rules {
+		if err := r.check(f); err != nil {
+			errs = append(errs, r.place().Errorf("%s.rules[%d].match: %w", at, n, err))
+		}
+	}
+	return errs
+}
+
+// place is that of the expression; rules that came from no file have none.
+func (r Rule) place() strictyaml.Pos { return r.Match.Pos }
+
+// compileAndLoad compiles a filter and loads its program. Maps in share are used in place
+// of new ones; the lists of those that are new are filled.
+func (p *published) compileAndLoad(share map[string]*ebpf.Map) (*kernel.Collection, [sha256.Size]byte, error) {
+	var hash [sha256.Size]byte
+	f := p.Filter
+	c, err := f.compile(p.view())
+	if err != nil {
+		return nil, hash, fmt.Errorf("filter %s: %w", f.Name, err)
+	}
+	hash = c.hash()
+	coll, err := kernel.Load(c.spec, []string{programName}, share)
+	if err != nil {
+		return nil, hash, fmt.Errorf("filter %s: %w", f.Name, err)
+	}
+	if c.fill != nil && share == nil {
+		if err := c.fill(coll.Maps); err != nil {
+			coll.Close()
+			return nil, hash, fmt.Errorf("filter %s: %w", f.Name, err)
+		}
+	}
+	return coll, hash, nil
+}
+
+// hash tells a program from that of another compiler.
+func (c *compiled) hash() (sum [sha256.Size]byte) {
+	h := sha256.New()
+	for _, ins := range c.spec.Programs[programName].Instructions {
+		fmt.Fprintln(h, ins)
+	}
+	return [sha256.Size]byte(h.Sum(nil))
+}
+
+// hash of the program that this weir makes of a filter.
+func (p *published) hash() (sum [sha256.Size]byte, err error) {
+	c, err := p.Filter.compile(p.view())
+	if err != nil {
+		return sum, err
+	}
+	return c.hash(), nil
+}
+
+// pinnedMaps are the maps of a program by the names of their pins.
+func pinnedMaps(c *kernel.Collection) map[string]*ebpf.Map {
+	out := map[string]*ebpf.Map{}
+	for name, m := range c.Maps {
+		if !strings.HasPrefix(name, ".") {
+			out[strings.TrimPrefix(name, mapPrefix)] = m
+		}
+	}
+	return out
+}
+
+// sharedMaps are pinned maps by the names that the program has for them.
+func sharedMaps(pins map[string]*ebpf.Map) map[string]*ebpf.Map {
+	out := map[string]*ebpf.Map{}
+	for name, m := range pins {
+		out[mapPrefix+name] = m
+		out[name] = m
+	}
+	return out
+}

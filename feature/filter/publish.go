@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// form is a filter that is loaded and not published yet.
+type form struct {
+	pub  *published
+	coll *kernel.Collection
+	hash [sha256.Size]byte
+	maps map[string]*ebpf.Map // by pin
+	made []*ebpf.Map          // of them those that are closed with the form
+}
+
+// Close closes the program and the maps; what is attached and pinned stays.
+func (f *form) Close() {
+	f.coll.Close()
+	for _, m := range f.made {
+		m.Close()
+	}
+}
+
+func (f *form) program() *ebpf.Program { return f.coll.Programs[programName] }
+
+// load makes a form of what is to be published. from is the form before, or nil.
+func (p *published) load(from *site) (*form, error) {
+	coll, hash, err := p.compileAndLoad(nil)
+	if err != nil {
+		return nil, err
+	}
+	f := &form{pub: p, coll: coll, hash: hash, maps: pinnedMaps(coll)}
+	if f.maps["counts"] == nil {
+		err = fmt.Errorf("filter %s: its program has no map %s", p.Filter.Name, countsMap)
+	}
+	own := func(name string, m *ebpf.Map, e error) {
+		if err = errors.Join(err, e); e == nil {
+			f.maps[name] = m
+			f.made = append(f.made, m)
+		}
+	}
+	m, e := baseMap(len(p.Filter.Rules) + 1)
+	own("base", m, e)
+	if p.Holder == heldByNetfilter && (from == nil || !samePlace(from.pub, p)) {
+		m, e = kernel.NewDispatcherSlot("filter_slot")
+		own(slotMap, m, e)
+	}
+	if p.Holder == heldByClsact && (from == nil || from.pins.Maps[devicesMap] == nil) {
+		m, e = newDevicesMap()
+		own(devicesMap, m, e)
+	}
+	if err == nil && from != nil {
+		err = f.inherit(from)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// inherit takes over from the form before what goes on: its counts, and the maps
+// by which its places are known.
+func (f *form) inherit(from *site) error {
+	sums, err := carried(from.pins, from.pub)
+	if err != nil {
+		return err
+	}
+	for i, key := range f.pub.Filter.keysOf() {
+		if err := f.maps["base"].Put(uint32(i), sums[key]); err != nil {
+			return fmt.Errorf("carrying counts on: %w", err)
+		}
+	}
+	f.pub.Before = from.pub.Filter.keysOf()
+	f.maps["before"] = from.pins.Maps["counts"]
+	for _, name := range []string{slotMap, devicesMap} {
+		if m := from.pins.Maps[name]; m != nil && f.maps[name] == nil && (name != slotMap || f.pub.Holder == heldByNetfilter) {
+			f.maps[name] = m
+		}
+	}
+	if samePlace(from.pub, f.pub) || from.pub.Holder == heldByNFT && f.pub.Holder == heldByNFT {
+		return nil // nothing is left behind: the table of nftables is the same one
+	}
+	if from.pub.Holder == heldByNFT || from.pub.Holder == heldByClsact {
+		was := *from.pub
+		was.Was, was.Before = nil, nil
+		f.pub.Was = &was
+	}
+	return nil
+}
+
+// meta describes the form.
+func (f *form) meta(ns *netns.Handle) (kernel.Meta, error) {
+	config, err := json.Marshal(f.pub)
+	if err != nil {
+		return kernel.Meta{}, err
+	}
+	m := kernel.Meta{ABI: ABI, Object: f.hash, Inode: ns.Inode(), Created: time.Now(), Version: Version, Config: config}
+	m.Cookie, _ = ns.Cookie() // 0 where the kernel has none
+	return m, nil
+}
+
+// create publishes a filter where none of its name is. Links are attached first:
+// where one cannot be, nothing of the filter stays.
+func create(l *kernel.WriteLock, p *published, ns *netns.Handle) error {
+	f, err := p.load(nil)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	s := &site{lock: l, inst: instanceOf(scopeOf(ns), p.Filter.Name), pub: p, ns: ns}
+	h := p.Holder.holder()
+	links, err := h.attach(s, f.maps, f.program())
+	defer closeLinks(links)
+	if err != nil {
+		return fmt.Errorf("filter %s: %w", p.Filter.Name, err)
+	}
+	meta, err := f.meta(ns)
+	if err != nil {
+		return err
+	}
+	if err := l.Publish(s.inst, meta, kernel.Pins{Maps: f.maps, Links: links}); err != nil {
+		return err
+	}
+	kernel.Step("filter:published")
+	if err = s.reopen(); err == nil {
+		defer s.pins.Close()
+		err = h.settle(s, f.program())
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("filter %s: %w", p.Filter.Name, err), h.clear(s, p), l.Remove(s.inst))
+	}
+	kernel.Step("filter:created")
+	return nil
+}
+
+func closeLinks(links map[string]kernel.Link) {
+	for _, ln := range links {
+		ln.Close()
+	}
+}
+
+// change replaces a published filter: each packet meets the form before or the new
+// one. Where the place changes, both are there for an instant, and a packet may be
+// dropped by either.
+func (s *site) change(p *published) error {
+	f, err := p.load(s)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	old := s.pub
+	h := p.Holder.holder()
+	u := kernel.Upgrade{Pins: kernel.Pins{Maps: f.maps}}
+	if u.Meta, err = f.meta(s.ns); err != nil {
+		return err
+	}
+	s.pub = p
+	if samePlace(old, p) {
+		if u.Keep, err = s.pins.Links(); err != nil {
+			return err
+		}
+	} else {
+		u.Pins.Links, err = h.attach(s, f.maps, f.program())
+		defer closeLinks(u.Pins.Links)
+		if err != nil {
+			return fmt.Errorf("filter %s: %w", p.Filter.Name, err)
+		}
+	}
+	u.Swap = func() error { return h.enter(s, f.maps, f.program()) }
+	if samePlace(old, p) {
+		u.Swap = func() error { return h.move(s, f.maps, f.program()) }
+	}
+	if err := s.lock.Upgrade(s.inst, u); err != nil {
+		return err
+	}
+	kernel.Step("filter:changed")
+	if err := s.reopen(); err != nil {
+		return err
+	}
+	return s.settle(f.program())
+}
+
+// settle makes the places those that the pins say.
+func (s *site) settle(prog *ebpf.Program) error {
+	if err := s.pub.Holder.holder().settle(s, prog); err != nil {
+		return fmt.Errorf("filter %s: %w", s.pub.Filter.Name, err)
+	}
+	kernel.Step("filter:settled")
+	return s.clearWas()
+}
+
+// clearWas takes away what the form before had and no link ends.
+func (s *site) clearWas() error {
+	w := s.pub.Was
+	if w == nil {
+		return nil
+	}
+	if err := w.Holder.holder().clear(s, w); err != nil {
+		return fmt.Errorf("filter %s: what it was before: %w", s.pub.Filter.Name, err)
+	}
+	kernel.Step("filter:cleared")
+	return nil
+}
+
+// remove takes a filter away: what has no link first, by what is pinned.
+func remove(l *kernel.WriteLock, i kernel.Instance) error {
+	s, err := openSite(l, i)
+	if errors.Is(err, netns.ErrGone) {
+		return l.Remove(i) // with the namespace its places went
+	} else if err != nil {
+		return err
+	}
+	defer s.Close()
+	if err := errors.Join(s.clearWas(), s.pub.Holder.holder().clear(s, s.pub)); err != nil {
+		return fmt.Errorf("filter %s: %w", i.Name, err)
+	}
+	kernel.Step("filter:detached")
+	return l.Remove(i)
+}
+
+// mend finishes a change that was killed: places that run the form before go over
+// to the published one. What is missing altogether, weir apply attaches: somebody
+// may have taken it away on purpose.
+func (s *site) mend() error {
+	places, err := s.pub.Holder.holder().places(s)
+	if err != nil {
+		return err
+	}
+	stale := false
+	for _, p := range places {
+		stale = stale || p.stale
+	}
+	if stale {
+		if err := s.attachAll(); err != nil {
+			return err
+		}
+	}
+	return s.clearWas()
+}
+
+// attachAll has every place run the published form.
+func (s *site) attachAll() error {
+	c, err := s.program()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	h := s.pub.Holder.holder()
+	if err := h.move(s, s.pins.Maps, c.Programs[programName]); err != nil {
+		return err
+	}
+	return s.settle(c.Programs[programName])
+}
+
+// Mend finishes what a killed command left half done, in every namespace, and
+// removes the filters of namespaces that are gone.
+func Mend(l *kernel.WriteLock) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, i := range all {
+		s, err := openSite(l, i)
+		switch {
+		case errors.Is(err, netns.ErrGone):
+			err = l.Remove(i)
+		case err == nil:
+			err = s.mend()
+			s.Close()
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("mending filter %s: %w", i.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// published is a filter as its pins describe it: the truth that attachments follow.
+type published struct {
+	Filter Filter            `json:"filter"`        // defaults filled in
+	Netns  string            `json:"netns"`         // as people know the namespace
+	Holder holderName        `json:"holder"`        // what its program is held by
+	Raw    bool              `json:"raw,omitempty"` // its devices have no link header: tunnels
+	Lists  map[string]string `json:"lists,omitempty"`
+	Before []string          `json:"before,omitempty"` // keys of the rules that map_before counts, by index
+	// Was is the form before, where it was held otherwise by something that has no link:
+	// a killed command may have left that in place.
+	Was *published `json:"was,omitempty"`
+
+	meta kernel.Meta
+}
+
+func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
+
+func instanceOf(scope, name string) kernel.Instance {
+	return kernel.Instance{Scope: scope, Feature: Name, Name: name}
+}
+
+// parse reads what is published.
+func parse(i kernel.Instance, m kernel.Meta) (*published, error) {
+	if m.ABI > ABI {
+		return nil, fmt.Errorf("%w: filter %s has ABI %d, made by weir %s, and this weir knows %d at most: use that weir; nothing was changed",
+			kernel.ErrABI, i.Name, m.ABI, m.Version, ABI)
+	}
+	p := &published{meta: m}
+	if err := json.Unmarshal(m.Config, p); err != nil {
+		return nil, fmt.Errorf("the pins of filter %s: %w", i.Name, err)
+	}
+	p.Filter = p.Filter.withDefaults()
+	return p, nil
+}
+
+// site is a filter in its namespace.
+type site struct {
+	lock *kernel.WriteLock // nil for readers
+	inst kernel.Instance
+	pub  *published
+	pins *kernel.Opened // nil before it is published
+	ns   *netns.Handle
+}
+
+// openSite opens a published filter for writing.
+func openSite(l *kernel.WriteLock, i kernel.Instance) (*site, error) {
+	pins, err := l.Open(i)
+	if err != nil {
+		return nil, err
+	}
+	s := &site{lock: l, inst: i, pins: pins}
+	if s.pub, err = parse(i, pins.Meta); err == nil {
+		s.ns, err = findNetns(s.pub)
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// findNetns opens the namespace of a published filter. One whose number has come
+// back for another is gone.
+func findNetns(p *published) (*netns.Handle, error) {
+	ns, err := netns.Find(p.Netns, p.meta.Inode)
+	if err != nil {
+		return nil, err
+	}
+	if cookie, err := ns.Cookie(); err == nil && p.meta.Cookie != 0 && cookie != p.meta.Cookie {
+		ns.Close()
+		return nil, fmt.Errorf("%w: net:[%d] is another one now", netns.ErrGone, p.meta.Inode)
+	}
+	return ns, nil
+}
+
+// Close closes what is open; everything stays pinned.
+func (s *site) Close() {
+	if s.pins != nil {
+		s.pins.Close()
+	}
+	if s.ns != nil {
+		s.ns.Close()
+	}
+}
+
+// reopen opens the pins anew after they have been published.
+func (s *site) reopen() error {
+	pins, err := s.lock.Open(s.inst)
+	if err != nil {
+		return err
+	}
+	if s.pins != nil {
+		s.pins.Close()
+	}
+	s.pins = pins
+	return nil
+}
+
+// current says whether a program is that of the published form: only it uses the
+// form's map of counts.
+func (s *site) current(program uint32) (bool, error) {
+	id, err := s.countsID()
+	if err != nil {
+		return false, err
+	}
+	return kernel.ProgramUses(program, id)
+}
+
+func (s *site) countsID() (ebpf.MapID, error) {
+	info, err := s.pins.Maps["counts"].Info()
+	if err != nil {
+		return 0, err
+	}
+	id, ok := info.ID()
+	if !ok {
+		return 0, errors.New("the kernel gives maps no numbers")
+	}
+	return id, nil
+}
+
+// headers says which types of devices have an Ethernet header (true) and which have
+// none, as dev_is_mac_header_xmit tells them apart (include/linux/if_arp.h).
+var headers = map[string]bool{"ether": true, "loopback": true, "none": false, "void": false, "ipip": false, "tunnel6": false, "sit": false,
+	"gre": false, "ipgre": false, "ip6gre": false, "ppp": false, "rawip": false}
+
+// interfaces are the filter's interfaces that are there, by name.
+func (s *site) interfaces() (map[string]*netlink.LinkAttrs, error) {
+	var links []netlink.Link
+	err := s.ns.Do(func() (err error) { links, err = netlink.LinkList(); return err })
+	if err != nil {
+		return nil, fmt.Errorf("listing the interfaces of %s: %w", s.ns, err)
+	}
+	out := map[string]*netlink.LinkAttrs{}
+	for _, l := range links {
+		if slices.Contains(s.pub.Filter.Interfaces, l.Attrs().Name) {
+			out[l.Attrs().Name] = l.Attrs()
+		}
+	}
+	return out, nil
+}
+
+// devices are the numbers of those interfaces of the filter that it can be attached
+// to now, by name; without says why it cannot be attached to another.
+func (s *site) devices() (out map[string]int, without func(name string) string, err error) {
+	all, err := s.interfaces()
+	if err != nil {
+		return nil, nil, err
+	}
+	out = map[string]int{}
+	for name, a := range all {
+		if ethernet, known := headers[a.EncapType]; known && ethernet != s.pub.Raw {
+			out[name] = a.Index
+		}
+	}
+	return out, func(name string) string {
+		a, ok := all[name]
+		if !ok {
+			return fmt.Sprintf("there is no interface %s: weir serve attaches the filter when it comes, and weir apply does", name)
+		}
+		if _, known := headers[a.EncapType]; !known {
+			return fmt.Sprintf("interface %s is of type %s, whose packets weir cannot read", name, a.EncapType)
+		}
+		return fmt.Sprintf("interface %s and the filter's others are not alike, some have an Ethernet header and some none: give it a filter of its own", name)
+	}, nil
+}
+
+// raw says whether the first interface that is there has no link header.
+func (s *site) raw() (bool, error) {
+	all, err := s.interfaces()
+	for _, name := range s.pub.Filter.Interfaces {
+		if a, ok := all[name]; ok {
+			ethernet, known := headers[a.EncapType]
+			return known && !ethernet, err
+		}
+	}
+	return false, err
+}
+
+// view is what the program sees of a packet.
+func (p *published) view() view {
+	if v := p.Filter.Hook.view(); v != viewTC || !p.Raw {
+		return v
+	}
+	return viewTCRaw
+}
+
+// program loads the published program once more, with its pinned maps.
+func (s *site) program() (*kernel.Collection, error) {
+	c, _, err := s.pub.compileAndLoad(sharedMaps(s.pins.Maps))
+	return c, err
+}

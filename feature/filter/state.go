@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// State is what the pins say of filters on this host.
+type State struct {
+	Filters []FilterState `json:"filters"`
+}
+
+// FilterState is one filter.
+type FilterState struct {
+	Name      string      `json:"name"`
+	Netns     string      `json:"netns"`
+	Inode     uint64      `json:"netns_inode"`
+	Hook      Hook        `json:"hook"`
+	Held      string      `json:"held_by"` // tcx or clsact, where the hook leaves the choice
+	Direction Direction   `json:"direction,omitempty"`
+	At        Point       `json:"at,omitempty"`
+	Priority  int32       `json:"priority,omitempty"`
+	Places    []Place     `json:"places"`
+	Rules     []RuleState `json:"rules"`
+	Default   RuleState   `json:"default"` // packets that no rule decided
+	Problem   string      `json:"problem,omitempty"`
+	Updated   time.Time   `json:"updated"`
+
+	inst kernel.Instance
+	pub  *published
+	gone bool // its namespace
+}
+
+// RuleState is one rule and what it has counted, since its name came into the filter.
+type RuleState struct {
+	Name    string    `json:"name,omitempty"`
+	Match   string    `json:"match,omitempty"`
+	Action  Action    `json:"action"`
+	Packets uint64    `json:"packets"`
+	Bytes   uint64    `json:"bytes"`
+	Last    time.Time `json:"last,omitzero"` // the last packet
+}
+
+// Key is what the rule is known by: its name, or the expression of one without.
+func (r RuleState) Key() string { return Rule{Name: r.Name, Match: Expression{Text: r.Match}}.Key() }
+
+// ReadState reads all filters from their pins.
+func ReadState(_ context.Context, r *kernel.Root) (State, error) {
+	st := State{Filters: []FilterState{}}
+	all, err := r.Instances(Name)
+	if err != nil {
+		return st, err
+	}
+	for _, i := range all {
+		f, err := readFilter(r, i)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // removed meanwhile
+		} else if err != nil {
+			return st, err
+		}
+		st.Filters = append(st.Filters, f)
+	}
+	return st, nil
+}
+
+func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
+	o, err := r.Open(i)
+	if err != nil {
+		return FilterState{}, err
+	}
+	defer o.Close()
+	p, err := parse(i, o.Meta)
+	if err != nil {
+		return FilterState{}, err
+	}
+	f := p.Filter
+	out := FilterState{Name: i.Name, Netns: p.Netns, Inode: p.meta.Inode, Hook: f.Hook, Held: string(p.Holder), Direction: f.Direction, At: f.At,
+		Priority: f.Priority, Places: []Place{}, Rules: []RuleState{}, Updated: o.Meta.Created, inst: i, pub: p}
+	sums, err := counts(o, p)
+	if err != nil {
+		return out, fmt.Errorf("filter %s: %w", i.Name, err)
+	}
+	for n, rule := range append(f.Rules[:len(f.Rules):len(f.Rules)], Rule{Action: f.Default}) {
+		s := RuleState{Name: rule.Name, Match: rule.Match.Text, Action: rule.Action,
+			Packets: sums[n].Packets, Bytes: sums[n].Bytes, Last: wallTime(sums[n].Last)}
+		if n == len(f.Rules) {
+			out.Default = s
+		} else {
+			out.Rules = append(out.Rules, s)
+		}
+	}
+	out.look(r, o)
+	return out, nil
+}
+
+// look finds out whether the filter is where it should be.
+func (f *FilterState) look(_ *kernel.Root, o *kernel.Opened) {
+	ns, err := findNetns(f.pub)
+	switch {
+	case errors.Is(err, netns.ErrGone):
+		f.gone = true
+		f.Problem = "its network namespace is gone, or belongs to nobody that this user can see: weir apply removes it"
+		return
+	case err != nil:
+		f.Problem = err.Error()
+		return
+	}
+	defer ns.Close()
+	places, err := f.pub.Holder.holder().places(&site{inst: f.inst, pub: f.pub, pins: o, ns: ns})
+	switch {
+	case permission(err):
+		f.Problem = "only root can see whether it is attached"
+	case err != nil:
+		f.Problem = err.Error()
+	default:
+		f.Places = places
+	}
+}
+
+// outdated says whether this weir would make another program of the filter's rules.
+func (f FilterState) outdated() bool {
+	hash, err := f.pub.hash()
+	return err == nil && hash != f.pub.meta.Object
+}
+
+// lacking names the places that could be attached now, and are not.
+func (f FilterState) lacking() []string {
+	var out []string
+	for _, p := range f.Places {
+		if p.lacks || p.stale {
+			out = append(out, p.Name)
+		}
+	}
+	return out
+}
+
+// Filter returns the state of the filters of a name, in all namespaces.
+func (st State) Filter(name string) []FilterState {
+	var out []FilterState
+	for _, f := range st.Filters {
+		if f.Name == name {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// PlanUpgrade implements feature.Upgrader: filters that another weir compiled.
+func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
+	var plan feature.Plan
+	st, err := ReadState(ctx, r)
+	for _, f := range st.Filters {
+		if f.outdated() {
+			plan.Add(feature.Step{Verb: "upgrade", Object: "filter " + f.Name, Detail: fmt.Sprintf("compiled by weir %s, in %s", f.pub.meta.Version, f.Netns),
+				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", recompile(l, f.inst) }})
+		}
+	}
+	return plan, err
+}
+
+// recompile replaces a filter's program by the one that this weir makes of its rules.
+func recompile(l *kernel.WriteLock, i kernel.Instance) error {
+	s, err := openSite(l, i)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	next := *s.pub
+	next.Was, next.Before = nil, nil
+	return s.change(&next)
+}
