@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Which column of each row of a sketch a packet is counted in: by the fields that are left of it. */
+/* Which column of a sketch's row counts a packet, by the fields that are left of it. */
 #ifndef WEIR_RAKELIMIT_FIELDS_H
 #define WEIR_RAKELIMIT_FIELDS_H
 

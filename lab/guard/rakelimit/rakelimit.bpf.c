@@ -1,10 +1,10 @@
 //go:build ignore
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
- * Rakelimit, the limiter of UDP floods that Cloudflare published, written anew from what is published
+ * Rakelimit, the limiter of UDP floods that Cloudflare published, written anew from what is known
  * of it: hierarchical heavy hitters over source address, source port and destination port, each
- * generalisation with a count-min sketch of moving rates. doc.go says what is the original's and how
- * this was checked against it.
+ * generalisation with a count-min sketch of moving rates. doc.go says what is the original's and
+ * how this was checked against it.
  */
 #include <stddef.h>
 
@@ -26,7 +26,7 @@
 #define PASS   (-1)
 #define DROP   0
 
-/* Socket filters may load packet data in the way of classic BPF; out of range it ends the program with 0. */
+/* Loads in the way of classic BPF: out of range they end the program with 0. */
 unsigned long long load_byte(void *skb, unsigned long long off) asm("llvm.bpf.load.byte");
 unsigned long long load_half(void *skb, unsigned long long off) asm("llvm.bpf.load.half");
 unsigned long long load_word(void *skb, unsigned long long off) asm("llvm.bpf.load.word");
@@ -95,8 +95,9 @@ struct {
 } drops SEC(".maps");
 
 /*
- * The exponentially weighted moving average of 1/gap, a gap's weight being its share of the window. The
- * first packet after a pause as long as the window has no rate, the second the rate of their gap.
+ * The exponentially weighted moving average of 1/gap, a gap's weight being its share of the
+ * window. The first packet after a pause as long as the window has no rate, the second the rate
+ * of their gap.
  */
 static __always_inline __u32 moving_rate(__u32 rate, __u64 last, __u64 now)
 {
@@ -165,9 +166,9 @@ static __always_inline int draw(__u32 level, __u32 rate, __u32 random)
 	} while (0)
 
 /*
- * From the most to the least specific; the first level with a rate above the limit decides, and what
- * lies above it never learns of the packet: that is how one flow's flood is not charged to everyone,
- * and why many sources, each at the limit, pass in their sum.
+ * From the most to the least specific; the first level with a rate above the limit decides, and
+ * what lies above it never learns of the packet: that is how one flow's flood is not charged to
+ * everyone, and why many sources, each at the limit, pass in their sum.
  */
 static __always_inline int decide(const struct fields *f, __u64 now, __u32 random, __u32 *level)
 {
@@ -222,9 +223,9 @@ static __always_inline int judge(const struct fields *f)
 }
 
 /*
- * A filter of a UDP socket sees the packet from the UDP header on. The addresses are loaded from the
- * network header, the ports from where they would be if the packet began there: on a real socket from
- * the payload, or not at all, and then the packet is dropped. That is the original's.
+ * A filter of a UDP socket sees the packet from the UDP header on. The addresses are loaded from
+ * the network header, the ports from where they would be if the packet began there: on a real
+ * socket from the payload, or not at all, and then the packet is dropped. That is the original's.
  */
 SEC("socket")
 int rake_ipv4(struct __sk_buff *skb)
