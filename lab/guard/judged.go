@@ -69,7 +69,7 @@ func (x *experiment) judge(ctx context.Context) error {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for j := range todo {
-				o, err := j.run()
+				o, err := j.run(ctx)
 				if err != nil {
 					cancel(err)
 				}
@@ -97,13 +97,26 @@ func (x *experiment) judge(ctx context.Context) error {
 	return nil
 }
 
-func (j job) run() (scenario.Outcome, error) {
+func (j job) run(ctx context.Context) (scenario.Outcome, error) {
 	l, err := j.side.limiter(j.Limit, j.IPv6, j.seed)
 	if err != nil {
 		return scenario.Outcome{}, fmt.Errorf("%s%s: %w", j.side.name, j.Name, err)
 	}
 	defer l.Close()
-	return scenario.Run(j.Scenario, j.seed, l)
+	return scenario.Run(j.Scenario, j.seed, interruptible{l, ctx})
+}
+
+// interruptible is a limiter that decides no more once the run was interrupted.
+type interruptible struct {
+	scenario.Limiter
+	ctx context.Context
+}
+
+func (l interruptible) Decide(packets []scenario.Packet, verdicts []bool) error {
+	if err := l.ctx.Err(); err != nil {
+		return err
+	}
+	return l.Limiter.Decide(packets, verdicts)
 }
 
 // tally sets the metrics: of each scenario the worst seed's, of each side the worst scenario's.
