@@ -50,13 +50,15 @@ type kind struct {
 	about    string
 	scenario string        // whose sources they have
 	gap      time.Duration // between two of them
+	ipv6     bool
 }
 
 // Of strangers it matters how fast they come: a guard remembers so many of them a second, and that is work.
 var kinds = []kind{
-	{"", "random sources at 1,000,000 pps", "spoofed_1m", time.Microsecond},
-	{"_slow", "random sources at 100,000 pps", "spoofed_1m", 10 * time.Microsecond},
-	{"_clients", "200 clients at 1,000,000 pps", "no_attack", time.Microsecond},
+	{"", "random sources at 1,000,000 pps", "spoofed_1m", time.Microsecond, false},
+	{"_ipv6", "random IPv6 sources at 1,000,000 pps", "v6_spoofed", time.Microsecond, true},
+	{"_slow", "random sources at 100,000 pps", "spoofed_1m", 10 * time.Microsecond, false},
+	{"_clients", "200 clients at 1,000,000 pps", "no_attack", time.Microsecond, false},
 }
 
 // stream is packets without end, as a trace has them from its attack on.
@@ -161,14 +163,14 @@ func (x *experiment) compareCost(ctx context.Context, k kind, looped bool) error
 	}
 	var meters []*meter
 	for _, who := range []*side{x.ours, &theirs} {
-		l, err := who.limiter(never, false, x.env.Seed)
+		l, err := who.limiter(never, k.ipv6, x.env.Seed)
 		if err != nil {
 			return err
 		}
 		defer l.Close()
 		meters = append(meters, way(l, newStream(s, k.gap, x.env.Seed)))
 	}
-	idle, err := rakelimit.New(rakelimit.Options{})
+	idle, err := rakelimit.New(rakelimit.Options{IPv6: k.ipv6})
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func TestTally(t *testing.T) {
 	}
 	x.tally([]verdict{v(legit, 0.99, math.NaN(), 1.1), v(legit, 0.97, math.NaN(), 1), v(legit, 1, math.NaN(), 1.05),
 		v(fresh, 0.1, 0.6, 1.2), v(fresh, 0.1, 0.5, 1)})
-	want := map[string]float64{"legit_kept_a": 0.97, "legit_kept_min": 0.97, "client_kept_min": 0.485, "newcomers_kept_b": 0.5,
+	want := map[string]float64{"legit_kept_a": 0.97, "legit_kept_min": 0.97, "client_kept_min": 0.485, "newcomers_kept_b": 0.5, "legit_kept_new_b": 0.1,
 		"accepted_over_limit_a": 1.1, "accepted_over_limit_new_b": 1.2, "accepted_over_limit_max": 1.2}
 	for metric, w := range want {
 		if got, ok := x.result.Metrics[metric]; !ok || got != w {

@@ -51,6 +51,7 @@ func (x *experiment) judge(ctx context.Context) error {
 	scenes := x.scenarios()
 	for i := range x.seeds {
 		for _, s := range scenes {
+			s.IPv6 = s.IPv6 || i%2 == 1 // every other seed is of IPv6 in all scenarios
 			for _, who := range x.judged {
 				jobs = append(jobs, job{s, who, x.env.Seed + uint64(i)})
 			}
@@ -68,7 +69,7 @@ func (x *experiment) judge(ctx context.Context) error {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for j := range todo {
-				o, err := j.run()
+				o, err := j.run(ctx)
 				if err != nil {
 					cancel(err)
 				}
@@ -96,13 +97,26 @@ func (x *experiment) judge(ctx context.Context) error {
 	return nil
 }
 
-func (j job) run() (scenario.Outcome, error) {
+func (j job) run(ctx context.Context) (scenario.Outcome, error) {
 	l, err := j.side.limiter(j.Limit, j.IPv6, j.seed)
 	if err != nil {
 		return scenario.Outcome{}, fmt.Errorf("%s%s: %w", j.side.name, j.Name, err)
 	}
 	defer l.Close()
-	return scenario.Run(j.Scenario, j.seed, l)
+	return scenario.Run(j.Scenario, j.seed, interruptible{l, ctx})
+}
+
+// interruptible is a limiter that decides no more once the run was interrupted.
+type interruptible struct {
+	scenario.Limiter
+	ctx context.Context
+}
+
+func (l interruptible) Decide(packets []scenario.Packet, verdicts []bool) error {
+	if err := l.ctx.Err(); err != nil {
+		return err
+	}
+	return l.Limiter.Decide(packets, verdicts)
 }
 
 // tally sets the metrics: of each scenario the worst seed's, of each side the worst scenario's.
@@ -110,8 +124,8 @@ func (x *experiment) tally(verdicts []verdict) {
 	worst := worsts{}
 	for _, v := range verdicts {
 		n := v.side.name
+		worst.least(n+"legit_kept_"+v.Name, v.LegitKept)
 		if v.LegitCounts {
-			worst.least(n+"legit_kept_"+v.Name, v.LegitKept)
 			worst.least(n+"legit_kept_min", v.LegitKept)
 			worst.least(n+"client_kept_min", v.MinClient)
 		}
@@ -148,10 +162,10 @@ func (x *experiment) explain(verdicts []verdict) {
 			continue
 		}
 		if v.LegitCounts && v.LegitKept < legitKept {
-			x.result.Note("%s, seed %d: %.4f of clients' packets kept, of the worst client's %.3f", v.Name, v.seed, v.LegitKept, v.MinClient)
+			x.result.Note("%s, seed %d, IPv6 %t: %.4f of clients' packets kept, of the worst client's %.3f", v.Name, v.seed, v.IPv6, v.LegitKept, v.MinClient)
 		}
 		if v.AcceptedOverLimitWorstSecond > overLimit {
-			x.result.Note("%s, seed %d: %.3f of the limit accepted in the worst second", v.Name, v.seed, v.AcceptedOverLimitWorstSecond)
+			x.result.Note("%s, seed %d, IPv6 %t: %.3f of the limit accepted in the worst second", v.Name, v.seed, v.IPv6, v.AcceptedOverLimitWorstSecond)
 		}
 	}
 }

@@ -189,8 +189,7 @@ func (s *service) run(ctx context.Context, warm, flood time.Duration) error {
 func (s *service) send(ctx context.Context, c *net.UDPConn, who int, next time.Time, interval time.Duration, n int) (during int) {
 	r := rand.NewChaCha8([32]byte{byte(s.seed), byte(s.seed >> 8), byte(who)})
 	b := make([]byte, payloadBytes)
-	for ; next.Before(s.end) && ctx.Err() == nil; next = next.Add(interval) {
-		time.Sleep(time.Until(next))
+	for ; next.Before(s.end) && sleepUntil(ctx, next); next = next.Add(interval) {
 		for range n {
 			_, _ = r.Read(b) // never fails
 			if now := time.Now(); !now.Before(s.begin) && now.Before(s.end) {
@@ -200,6 +199,16 @@ func (s *service) send(ctx context.Context, c *net.UDPConn, who int, next time.T
 		}
 	}
 	return during
+}
+
+// sleepUntil returns false if the run was interrupted before.
+func sleepUntil(ctx context.Context, at time.Time) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(time.Until(at)):
+		return ctx.Err() == nil
+	}
 }
 
 // read takes in what arrives until the deadline.

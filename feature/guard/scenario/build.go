@@ -23,14 +23,23 @@ type habit int
 const (
 	jittered habit = iota // intervals between 0.6 and 1.4 of the mean
 	poisson
+	bursts // four packets within 3 ms, and silence until the mean is kept
 )
+
+// inBurst is how many packets a burst has.
+const inBurst = 4
 
 // client adds what one source sends at a mean rate in packets per second.
 func (b *builder) client(from, to time.Duration, pps float64, h habit, p Packet) {
-	interval := float64(time.Second) / pps
+	interval, n := float64(time.Second)/pps, 1
+	if h == bursts {
+		interval, n = interval*inBurst, inBurst
+	}
 	for t := float64(from) + b.r.Float64()*interval; t < float64(to); {
-		p.At = b.at(time.Duration(t))
-		b.trace.quiet = append(b.trace.quiet, p)
+		for i := range n {
+			p.At = b.at(min(time.Duration(t)+time.Duration(i)*time.Millisecond, to-1))
+			b.trace.quiet = append(b.trace.quiet, p)
+		}
 		if h == poisson {
 			t += b.r.ExpFloat64() * interval
 		} else {

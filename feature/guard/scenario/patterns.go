@@ -68,6 +68,21 @@ var (
 	twoThousand = inTurn(2000, 0)
 )
 
+// stolen is the addresses and ports of the first n sources of a list.
+func stolen(packets []Packet, n int) draw {
+	var from []Packet
+	seen := map[Source]bool{}
+	for _, p := range packets {
+		if !seen[p.Src] && len(from) < n {
+			from = append(from, p)
+		}
+		seen[p.Src] = true
+	}
+	return func(_ *rand.Rand, i int, _ time.Duration, p *Packet) {
+		p.Src, p.SrcPort = from[i%n].Src, from[i%n].SrcPort
+	}
+}
+
 // pulse is a second of attack and a second of silence.
 func pulse(since time.Duration) bool { return since/time.Second%2 == 0 }
 

@@ -21,8 +21,8 @@ type Scenario struct {
 	Short time.Duration
 	Long  bool
 
-	// LegitCounts tells that legit_kept counts here: all of Established sent before the attack, and together they
-	// stay below the limit. NewcomersCount tells that there are enough newcomers for newcomers_kept to mean something.
+	// LegitCounts tells that legit_kept counts here: all of Established sent before the attack, nobody else has their
+	// addresses, and together they stay below the limit. NewcomersCount tells that there are enough newcomers for newcomers_kept to mean something.
 	LegitCounts, NewcomersCount bool
 	// IPv6 tells that the scenario is one of IPv6 only. The others mean the same over both families.
 	IPv6 bool
@@ -106,6 +106,21 @@ func floods() []Scenario {
 			b.clients(clients, clientPPS, 0, poisson, Established)
 			b.flood(50e3, nil, spoofed)
 		}),
+		scene("mixed", "one flow, one /24, reflection and spoofed addresses at once, 20,000 pps each", 10*second, 5*second, func(b *builder) {
+			b.clients(clients, clientPPS, 0, jittered, Established)
+			for _, d := range []draw{oneFlow, oneNet, reflection, spoofed} {
+				b.flood(20e3, nil, d)
+			}
+		}),
+		scene("bursty_spoofed", "spoofed, 50,000 pps; clients send four packets at a time", 12*second, 6*second, func(b *builder) {
+			b.clients(clients, clientPPS, 0, bursts, Established)
+			b.flood(50e3, nil, spoofed)
+		}),
+		{Name: "stolen_addresses", About: "50,000 pps from the addresses and ports of 20 of the 200 clients", From: warm, To: warm + 10*second, Short: 5 * second,
+			build: func(b *builder) {
+				b.clients(clients, clientPPS, 0, jittered, Established)
+				b.flood(50e3, nil, stolen(b.trace.quiet, 20))
+			}},
 		{Name: "warm_8s_spoofed", About: "spoofed, 50,000 pps; clients are known for 8 s only", From: 8 * second, To: 18 * second, Short: 5 * second,
 			LegitCounts: true, build: flooded(50e3, nil, spoofed)},
 	}
