@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
-	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -120,6 +119,14 @@ func (f Filter) lists(bool) (map[string]compile.List, error) {
 	return out, nil
 }
 
+// sets are the filter's lists as the interpreter asks them.
+func (f Filter) sets() (map[string]expr.Set, error) {
+	if len(f.Lists) > 0 {
+		return nil, errors.New("lists cannot be tried yet")
+	}
+	return nil, nil
+}
+
 // view is that of the hook.
 func (h Hook) view() view {
 	switch h {
@@ -132,21 +139,6 @@ func (h Hook) view() view {
 	}
 	return viewXDP
 }
-
-// checkRules finds the mistakes in the expressions of a filter: file, line and
-// column of the expression, and the column within it.
-func (f Filter) checkRules(at string) []error {
-	var errs []error
-	for n, r := range f.Rules {
-		if err := r.check(f); err != nil {
-			errs = append(errs, r.place().Errorf("%s.rules[%d].match: %w", at, n, err))
-		}
-	}
-	return errs
-}
-
-// place is that of the expression; rules that came from no file have none.
-func (r Rule) place() strictyaml.Pos { return r.Match.Pos }
 
 // compileAndLoad compiles a filter and loads its program. Maps in share are used in place
 // of new ones; the lists of those that are new are filled.
