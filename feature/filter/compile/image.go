@@ -84,7 +84,9 @@ type place struct {
 	times  uint8  // and to the left
 }
 
-func at(absent uint32, off int16, size asm.Size) place { return place{absent: absent, off: off, size: size} }
+func at(absent uint32, off int16, size asm.Size) place {
+	return place{absent: absent, off: off, size: size}
+}
 
 func (p place) bits(shift uint8, mask uint32) place {
 	p.shift, p.mask = shift, mask
