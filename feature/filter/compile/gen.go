@@ -350,9 +350,14 @@ func (p *Program) generate() error {
 	if g.err != nil {
 		return g.err
 	}
-	ins, err := g.finish()
+	ins, notes, err := g.finish()
 	if err != nil {
 		return err
+	}
+	p.notes = notes
+	if fs := called(ins, p.functions); len(fs) > 0 {
+		withTypes(ins)
+		ins = append(ins, fs...)
 	}
 	spec := &ebpf.ProgramSpec{Name: ProgramName, License: license, Instructions: ins}
 	switch p.opts.Hook {

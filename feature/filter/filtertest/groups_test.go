@@ -55,7 +55,7 @@ func TestGroups(t *testing.T) {
 				if n := strings.Count(fmt.Sprint(p.Spec.Maps), "filter_g"); n < 4 {
 					t.Fatalf("%d groups only", n)
 				}
-				res, err := Compare(h, rules, samples(r, h, 500), true)
+				res, err := compare(Options(h), rules, samples(r, h, 500))
 				if err != nil {
 					t.Fatal(err)
 				}
