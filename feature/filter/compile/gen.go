@@ -355,10 +355,12 @@ func (p *Program) generate() error {
 		return err
 	}
 	p.notes = notes
-	if fs := called(ins, p.functions); len(fs) > 0 {
+	fs := called(ins, p.functions)
+	if len(fs) > 0 {
 		withTypes(ins)
-		ins = append(ins, fs...)
 	}
+	p.dropTables(fs)
+	ins = append(ins, fs...)
 	spec := &ebpf.ProgramSpec{Name: ProgramName, License: license, Instructions: ins}
 	switch p.opts.Hook {
 	case Socket, XTBPF:

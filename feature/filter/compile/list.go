@@ -103,6 +103,23 @@ func renamed(ins asm.Instructions, name string) asm.Instructions {
 	return out
 }
 
+// dropTables forgets lists that no function of the program reads: what asks for them is never reached.
+func (p *Program) dropTables(functions asm.Instructions) {
+	read := map[string]bool{}
+	for i := range functions {
+		read[functions[i].Reference()] = true
+	}
+	for list, name := range p.Tables {
+		if read[name+"_pages"] {
+			continue
+		}
+		delete(p.Tables, list)
+		for _, part := range []string{"_head", "_index", "_pages"} {
+			delete(p.Spec.Maps, name+part)
+		}
+	}
+}
+
 // called are those functions of ins that main calls, and that these call: the kernel refuses what nothing calls.
 func called(main, ins asm.Instructions) (out asm.Instructions) {
 	starts := map[string]int{}
