@@ -107,6 +107,8 @@ type Program struct {
 	plan      *plan
 	functions asm.Instructions // that the program calls
 	notes     []note
+	patterns  int
+	rates     map[*expr.Expr]int32
 }
 
 var (

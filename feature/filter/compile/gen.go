@@ -23,6 +23,7 @@ type gen struct {
 	known uint32 // bits of what is absent that are known to be clear here
 	done  label  // the packet is dissected
 	xors  int    // that the code is within
+	rule  *expr.Expr
 	err   error
 }
 
