@@ -30,6 +30,7 @@ type TrialResult struct {
 // rates are to be those of the packets' own times.
 type Trial struct {
 	filter Filter
+	lists  map[string]*list
 	result TrialResult
 	// By whether packets have an Ethernet header.
 	program map[bool]*kernel.Collection
@@ -63,11 +64,11 @@ func NewTrial(f Filter, interpret bool) (*Trial, error) {
 	} else if os.Geteuid() != 0 {
 		t.interpret("only root may load programs")
 	}
-	sets, err := f.sets()
+	lists, err := f.readLists()
 	if err != nil {
 		return nil, err
 	}
-	t.env.Lists = sets
+	t.lists, t.env.Lists = lists, sets(lists)
 	return t, nil
 }
 
@@ -108,12 +109,12 @@ const ethernetHeader = 14
 func (t *Trial) run(data []byte, ethernet bool) (done bool, err error) {
 	c := t.program[ethernet]
 	if c == nil {
-		p := &published{Filter: t.filter}
+		p := &published{Filter: t.filter, Lists: t.lists}
 		p.Filter.Hook = HookTCX
 		if !ethernet { // as nftables sees packets: from their IP headers on
 			p.Filter.Hook = HookNFT
 		}
-		if c, _, err = p.compileAndLoad(nil); err != nil {
+		if c, _, err = p.compileAndLoad(noMaps); err != nil {
 			return false, err
 		}
 		t.program[ethernet] = c
@@ -189,11 +190,11 @@ func Explain(text string, h Hook) (*Explanation, error) {
 	if err := f.Rules[0].check(f); err != nil {
 		return nil, err
 	}
-	c, err := f.compile(h.view())
+	c, err := f.compile(h.view(), nil)
 	if err != nil {
 		return nil, err
 	}
-	spec := c.spec.Programs[programName]
+	spec := c.Spec.Programs[programName]
 	if spec == nil {
 		return nil, errors.New("the compiler made no program")
 	}
@@ -204,7 +205,7 @@ func Explain(text string, h Hook) (*Explanation, error) {
 		}
 		out.Instructions = append(out.Instructions, fmt.Sprintf("%5d: %v", i, ins))
 	}
-	for _, m := range c.spec.Maps {
+	for _, m := range c.Spec.Maps {
 		out.Maps = append(out.Maps, fmt.Sprintf("%s: %s, %d entries", m.Name, m.Type, m.MaxEntries))
 	}
 	return out, nil
