@@ -243,6 +243,17 @@ func (f Filter) besides(o Filter, fail func(string, ...any)) {
 	}
 }
 
+// oneLine leaves the picture out that an error of the language draws: each line of a
+// configuration's errors has a place of its own.
+type oneLine struct{ error }
+
+func (o oneLine) Error() string {
+	text, _, _ := strings.Cut(o.error.Error(), "\n")
+	return text
+}
+
+func (o oneLine) Unwrap() error { return o.error }
+
 func (f Filter) validateRules(i int) []error {
 	var errs []error
 	keys := map[string]int{}
@@ -263,7 +274,7 @@ func (f Filter) validateRules(i int) []error {
 		}
 		keys[r.Key()] = n
 		if err := r.check(f); err != nil && f.Hook != "" {
-			errs = append(errs, r.Match.Pos.Errorf("%s.match: %w", at, err))
+			errs = append(errs, r.Match.Pos.Errorf("%s.match: %w", at, oneLine{err}))
 		}
 	}
 	return errs
