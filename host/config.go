@@ -109,6 +109,12 @@ func (c *Config) guard() (guard.Config, bool) {
 	return out, len(out.Services) > 0
 }
 
+// Filters are the filters of the file, the files of their lists found.
+func (c *Config) Filters() []filter.Filter {
+	f, _ := c.filter()
+	return f.Filters
+}
+
 // filter is the filtering part.
 func (c *Config) filter() (filter.Config, bool) {
 	out := filter.Config{Filters: slices.Clone(c.Filter)}

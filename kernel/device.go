@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -124,7 +125,9 @@ func (a XDP) Attach(prog *ebpf.Program) (Link, error) {
 	if a.Generic {
 		flags = link.XDPGenericMode
 	}
-	l, err := link.AttachXDP(link.XDPOptions{Interface: a.Ifindex, Program: prog, Flags: flags})
+	l, err := patiently(func() (Link, error) {
+		return link.AttachXDP(link.XDPOptions{Interface: a.Ifindex, Program: prog, Flags: flags})
+	})
 	switch {
 	case err == nil:
 		return l, nil
@@ -135,6 +138,20 @@ func (a XDP) Attach(prog *ebpf.Program) (Link, error) {
 		return nil, fmt.Errorf("attaching to %s: %w: its driver has no XDP: use hook: xdp-generic or tcx", a, ErrUnsupported)
 	}
 	return nil, fmt.Errorf("attaching to %s: %w (a driver may refuse XDP with a large MTU or with LRO: hook: xdp-generic or tcx works there)", a, err)
+}
+
+// patiently repeats an attachment for a while where the place is taken: links that
+// a process left when it was killed, or that were only unpinned, end in the kernel's
+// own time.
+func patiently(attach func() (Link, error)) (l Link, err error) {
+	for range 50 {
+		l, err = attach()
+		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EEXIST) {
+			return l, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return l, err
 }
 
 // occupant names the program that the device has.

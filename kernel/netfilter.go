@@ -56,8 +56,10 @@ func (a Netfilter) String() string {
 
 // Attach implements Attachment. A hook point has room for one program of a priority.
 func (a Netfilter) Attach(prog *ebpf.Program) (Link, error) {
-	l, err := link.AttachNetfilter(link.NetfilterOptions{Program: prog, ProtocolFamily: link.NetfilterProtocolFamily(a.Family),
-		Hook: link.NetfilterInetHook(a.Hook), Priority: a.Priority})
+	l, err := patiently(func() (Link, error) {
+		return link.AttachNetfilter(link.NetfilterOptions{Program: prog, ProtocolFamily: link.NetfilterProtocolFamily(a.Family),
+			Hook: link.NetfilterInetHook(a.Hook), Priority: a.Priority})
+	})
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return nil, fmt.Errorf("attaching to %s: %w: a hook point has room for one BPF program of a priority: choose another priority", a, ErrOccupied)

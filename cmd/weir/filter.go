@@ -18,7 +18,7 @@ func filterCommand(g *globals) *cobra.Command {
 They stand in the configuration (filter: in weir.yaml); weir apply puts them in
 place, and changes them so that each packet meets the old rules or the new ones.`,
 	}
-	c.AddCommand(filterList(g))
+	c.AddCommand(filterList(g), filterExplain(g), filterTest(g))
 	return c
 }
 

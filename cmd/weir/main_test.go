@@ -134,13 +134,15 @@ func TestUsageErrors(t *testing.T) {
 		"steer bind", "steer bind www tcp 192.0.2.0/24", "steer bind www sctp 192.0.2.0/24 80", "steer bind www tcp 192.0.2.0/33 80", "steer bind www tcp 192.0.2.0/24 65536",
 		"steer unbind www tcp 192.0.2.0/24 http", "steer bindings www", "steer bindings --proto sctp", "steer bindings --within x", "steer bindings --port 70000", "steer load", "steer replace a b", "steer services x",
 		"steer register www tcp 127.0.0.1", "steer register www tcp 127.0.0.1 80", "steer register www tcp 127.0.0.1 x --pid 1", "steer register www --pid 1", "steer unregister www tcp",
+		"filter", "filter lst", "filter list a b", "filter explain", "filter explain udp.dsport", "filter explain udp --hook tc", "filter explain eth.type==2048 --hook nft",
+		"filter test", "filter test udp", "filter test udp --rules x -r y", "filter test udp.dsport -r x", "filter test -r x",
 		"serve now", "doctor --root", "version 1", "steer hold",
 	} {
 		out, err := inProcess(strings.Fields(line)...)
 		switch {
 		case err != nil:
 			fmt.Fprintf(&got, "$ weir %s\n%sweir: %v\nstatus %d\n\n", line, out, err, exitStatus(err))
-		case line == "steer": // shows its help
+		case line == "steer", line == "filter": // show their help
 		default:
 			t.Errorf("weir %s: no error", line)
 		}
@@ -186,6 +188,7 @@ func TestCompletion(t *testing.T) {
 		"__complete rem":             "remove\tTake weir's pins",
 		"__complete steer un":        "unregister\t",
 		"__complete remove s":        "steer\n",
+		"__complete remove f":        "filter\n",
 		"__complete apply --d":       "--dry-run\t",
 		"__complete steer where --s": "--slots\t",
 	} {

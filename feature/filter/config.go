@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 	"go.yaml.in/yaml/v3"
@@ -150,7 +151,7 @@ func (f Filter) withDefaults() Filter {
 }
 
 // MaxRules of one filter.
-const MaxRules = 65535
+const MaxRules = compile.MostRules
 
 // Validate checks what the types cannot, and fills in defaults. Errors carry
 // the place in the file.
@@ -201,7 +202,7 @@ func (f Filter) validatePlace(fail func(string, ...any)) {
 	case f.Hook.ofDevices() && len(f.Interfaces) == 0:
 		fail("hook %s needs interfaces, like interfaces: [eth0]", f.Hook)
 	case !f.Hook.ofDevices() && len(f.Interfaces) > 0:
-		fail("hook %s is the whole namespace's: leave interfaces out, and ask for one in the expression or use hook tcx", f.Hook)
+		fail("hook %s is the whole namespace's: leave interfaces out, or use hook tcx", f.Hook)
 	}
 	if f.Direction != "" && f.Hook != HookTCX && f.Hook != HookClsact {
 		fail("direction: only hooks tcx and clsact have one; %s", directionOf(f.Hook))
@@ -242,6 +243,17 @@ func (f Filter) besides(o Filter, fail func(string, ...any)) {
 	}
 }
 
+// oneLine leaves the picture out that an error of the language draws: each line of a
+// configuration's errors has a place of its own.
+type oneLine struct{ error }
+
+func (o oneLine) Error() string {
+	text, _, _ := strings.Cut(o.error.Error(), "\n")
+	return text
+}
+
+func (o oneLine) Unwrap() error { return o.error }
+
 func (f Filter) validateRules(i int) []error {
 	var errs []error
 	keys := map[string]int{}
@@ -261,9 +273,9 @@ func (f Filter) validateRules(i int) []error {
 			fail("the same name, or expression, as rules[%d]: give it a name of its own", first)
 		}
 		keys[r.Key()] = n
-	}
-	if len(errs) == 0 {
-		errs = append(errs, f.checkRules(where(i, f))...)
+		if err := r.check(f); err != nil && f.Hook != "" {
+			errs = append(errs, r.Match.Pos.Errorf("%s.match: %w", at, oneLine{err}))
+		}
 	}
 	return errs
 }

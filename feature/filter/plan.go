@@ -4,12 +4,9 @@ package filter
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -117,29 +114,10 @@ func resolve(f Filter) (*target, error) {
 			return nil, fmt.Errorf("filter.%s: %w", f.Name, err)
 		}
 	}
-	if f.Lists != nil {
-		t.pub.Lists = map[string]string{}
-	}
-	for name, file := range f.Lists {
-		if t.pub.Lists[name], err = fileHash(file); err != nil {
-			return nil, f.Pos.Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
-		}
+	if t.pub.Lists, err = f.readLists(); err != nil {
+		return nil, err
 	}
 	return t, nil
-}
-
-// fileHash tells a changed file from one that stays.
-func fileHash(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%x", h.Sum(nil)[:8]), nil
 }
 
 // InDirectory makes the files of lists relative to the configuration's directory.
@@ -276,7 +254,7 @@ func differences(have, want *published) []string {
 	if a.Default != b.Default {
 		out = append(out, fmt.Sprintf("default %s → %s", a.Default, b.Default))
 	}
-	if !maps.Equal(have.Lists, want.Lists) {
+	if !sameLists(have.Lists, want.Lists) {
 		out = append(out, "lists")
 	} else if !maps.Equal(a.Lists, b.Lists) {
 		out = append(out, "files of lists")

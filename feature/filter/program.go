@@ -11,8 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
-	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
 )
 
 // This file is where the language (package expr) and its compiler (package
@@ -40,12 +40,7 @@ const (
 )
 
 // compiled is a filter that is not loaded yet.
-type compiled struct {
-	spec *ebpf.CollectionSpec
-	// fill writes what the program looks up (lists) into its new maps, before it is
-	// attached; nil for nothing.
-	fill func(maps map[string]*ebpf.Map) error
-}
+type compiled struct{ *compile.Program }
 
 // options are what the compiler is told of a hook.
 func (v view) options() compile.Options {
@@ -78,8 +73,9 @@ func (r Rule) check(f Filter) error {
 	}
 	o := f.Hook.view().options()
 	o.Kernel = &compile.Kernel{}
-	if o.Lists, err = f.lists(false); err != nil {
-		return err
+	o.Lists = map[string]compile.List{}
+	for name := range f.Lists {
+		o.Lists[name] = compile.List{} // that there is one is enough
 	}
 	_, err = compile.Compile([]compile.Rule{rule}, o)
 	if e, ok := errors.AsType[*expr.Error](err); ok {
@@ -89,9 +85,10 @@ func (r Rule) check(f Filter) error {
 }
 
 // compile makes one program of a filter's rules.
-func (f Filter) compile(v view) (*compiled, error) {
+func (f Filter) compile(v view, lists map[string]*list) (*compiled, error) {
 	o := v.options()
 	o.Default = actions[f.Default]
+	o.Lists = forCompiler(lists)
 	var rules []compile.Rule
 	for i, r := range f.Rules {
 		rule, err := r.parse()
@@ -100,24 +97,14 @@ func (f Filter) compile(v view) (*compiled, error) {
 		}
 		rules = append(rules, rule)
 	}
-	var err error
-	if o.Lists, err = f.lists(true); err != nil {
-		return nil, err
-	}
 	p, err := compile.Compile(rules, o)
 	if err != nil {
 		return nil, err
 	}
-	return &compiled{spec: p.Spec}, nil
-}
-
-// lists are the filter's lists; without their contents only their names are known.
-func (f Filter) lists(bool) (map[string]compile.List, error) {
-	out := map[string]compile.List{}
-	for name := range f.Lists {
-		out[name] = compile.List{}
+	for name, l := range lists {
+		l.Table = p.Tables[name]
 	}
-	return out, nil
+	return &compiled{p}, nil
 }
 
 // view is that of the hook.
@@ -133,48 +120,57 @@ func (h Hook) view() view {
 	return viewXDP
 }
 
-// checkRules finds the mistakes in the expressions of a filter: file, line and
-// column of the expression, and the column within it.
-func (f Filter) checkRules(at string) []error {
-	var errs []error
-	for n, r := range f.Rules {
-		if err := r.check(f); err != nil {
-			errs = append(errs, r.place().Errorf("%s.rules[%d].match: %w", at, n, err))
+// compileAndLoad compiles a filter and loads its program. share gives maps in place
+// of new ones once the program is compiled; the tables of lists that are new are filled.
+func (p *published) compileAndLoad(share func() map[string]*ebpf.Map) (*kernel.Collection, [sha256.Size]byte, error) {
+	for {
+		coll, hash, err := p.tryToLoad(share)
+		if err == nil {
+			return coll, hash, nil
+		}
+		grown := false
+		for _, l := range p.Lists {
+			grown = errors.Is(err, table.ErrFull) && l.Segments > 0 && l.grow() || grown
+		}
+		if !grown {
+			return nil, hash, fmt.Errorf("filter %s: %w", p.Filter.Name, err)
 		}
 	}
-	return errs
 }
 
-// place is that of the expression; rules that came from no file have none.
-func (r Rule) place() strictyaml.Pos { return r.Match.Pos }
-
-// compileAndLoad compiles a filter and loads its program. Maps in share are used in place
-// of new ones; the lists of those that are new are filled.
-func (p *published) compileAndLoad(share map[string]*ebpf.Map) (*kernel.Collection, [sha256.Size]byte, error) {
-	var hash [sha256.Size]byte
-	f := p.Filter
-	c, err := f.compile(p.view())
+func (p *published) tryToLoad(share func() map[string]*ebpf.Map) (_ *kernel.Collection, hash [sha256.Size]byte, err error) {
+	c, err := p.Filter.compile(p.view(), p.Lists)
 	if err != nil {
-		return nil, hash, fmt.Errorf("filter %s: %w", f.Name, err)
+		return nil, hash, err
 	}
-	hash = c.hash()
-	coll, err := kernel.Load(c.spec, []string{programName}, share)
+	given := share()
+	coll, err := kernel.Load(c.Spec, []string{programName}, given)
 	if err != nil {
-		return nil, hash, fmt.Errorf("filter %s: %w", f.Name, err)
+		return nil, hash, err
 	}
-	if c.fill != nil && share == nil {
-		if err := c.fill(coll.Maps); err != nil {
+	for name, l := range p.Lists {
+		if l.Table == "" || given[l.Table+tableMaps[0]] != nil {
+			continue // short, asked for by no rule, or full already
+		}
+		err := errNoContents
+		if l.entries != nil {
+			err = l.fill(coll.Maps)
+		}
+		if err != nil {
 			coll.Close()
-			return nil, hash, fmt.Errorf("filter %s: %w", f.Name, err)
+			return nil, hash, fmt.Errorf("list %s: %w", name, err)
 		}
 	}
-	return coll, hash, nil
+	return coll, c.hash(), nil
 }
+
+// noMaps are shared where all are to be new.
+func noMaps() map[string]*ebpf.Map { return nil }
 
 // hash tells a program from that of another compiler.
 func (c *compiled) hash() (sum [sha256.Size]byte) {
 	h := sha256.New()
-	for _, ins := range c.spec.Programs[programName].Instructions {
+	for _, ins := range c.Spec.Programs[programName].Instructions {
 		fmt.Fprintln(h, ins)
 	}
 	return [sha256.Size]byte(h.Sum(nil))
@@ -182,7 +178,7 @@ func (c *compiled) hash() (sum [sha256.Size]byte) {
 
 // hash of the program that this weir makes of a filter.
 func (p *published) hash() (sum [sha256.Size]byte, err error) {
-	c, err := p.Filter.compile(p.view())
+	c, err := p.Filter.compile(p.view(), p.Lists)
 	if err != nil {
 		return sum, err
 	}

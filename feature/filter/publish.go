@@ -35,7 +35,11 @@ func (f *form) program() *ebpf.Program { return f.coll.Programs[programName] }
 
 // load makes a form of what is to be published. from is the form before, or nil.
 func (p *published) load(from *site) (*form, error) {
-	coll, hash, err := p.compileAndLoad(nil)
+	share := noMaps
+	if from != nil {
+		share = func() map[string]*ebpf.Map { return inheritLists(p.Lists, from.pub.Lists, from.pins.Maps) }
+	}
+	coll, hash, err := p.compileAndLoad(share)
 	if err != nil {
 		return nil, err
 	}

@@ -174,6 +174,10 @@ func recompile(l *kernel.WriteLock, i kernel.Instance) error {
 	}
 	defer s.Close()
 	next := *s.pub
-	next.Was, next.Before = nil, nil
+	next.Was, next.Before, next.Lists = nil, nil, map[string]*list{}
+	for name, l := range s.pub.Lists {
+		same := *l
+		next.Lists[name] = &same
+	}
 	return s.change(&next)
 }

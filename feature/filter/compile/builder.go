@@ -72,8 +72,15 @@ func (b *builder) places() map[label]int {
 	return at
 }
 
+// note says what the instructions from one on are for. They are not kept as comments of the instructions, which would go to
+// the kernel as line numbers and take longer to load than the program.
+type note struct {
+	at   int
+	text string
+}
+
 // finish resolves the jumps. What is too far away for one is an error.
-func (b *builder) finish() (asm.Instructions, error) {
+func (b *builder) finish() (out asm.Instructions, notes []note, err error) {
 	for b.thread() {
 	}
 	at := b.places()
@@ -85,7 +92,7 @@ func (b *builder) finish() (asm.Instructions, error) {
 		}
 	}
 	offset[len(b.ins)] = n
-	out := make(asm.Instructions, 0, n)
+	out = make(asm.Instructions, 0, n)
 	for i := range b.ins {
 		x := &b.ins[i]
 		if x.here != 0 || x.dead {
@@ -94,18 +101,17 @@ func (b *builder) finish() (asm.Instructions, error) {
 		if x.to != 0 {
 			far := offset[at[x.to]] - offset[i] - 1
 			if far > math.MaxInt16 || far < math.MinInt16 {
-				return nil, errFar
+				return nil, nil, errFar
 			}
 			x.Offset = int16(far)
 			x.Instruction = x.WithReference("")
 		}
-		ins := x.Instruction
 		if x.note != "" {
-			ins = ins.WithSource(asm.Comment(x.note))
+			notes = append(notes, note{len(out), x.note})
 		}
-		out = append(out, ins)
+		out = append(out, x.Instruction)
 	}
-	return out, nil
+	return out, notes, nil
 }
 
 // thread has jumps to jumps go to their ends, and drops what is not reached or does nothing. It says whether it changed

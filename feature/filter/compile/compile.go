@@ -15,6 +15,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/weir-project/weir/feature/filter/expr"
 )
@@ -101,9 +102,13 @@ type Program struct {
 	// Tables are the lists on tables: the names of their maps in Spec, for [table.Of]. Their owner fills them.
 	Tables map[string]string
 
-	rules []Rule
-	opts  Options
-	plan  *plan
+	rules     []Rule
+	opts      Options
+	plan      *plan
+	functions asm.Instructions // that the program calls
+	notes     []note
+	patterns  int
+	rates     map[*expr.Expr]int32
 }
 
 var (

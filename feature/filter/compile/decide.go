@@ -33,7 +33,7 @@ func (g *gen) decide() {
 			g.note = "a group's rule comes before"
 			g.jump(asm.JLT.Imm(asm.R9, int32(s.rule)<<1, ""), decided)
 		}
-		g.rule(s.rule, decided)
+		g.testRule(s.rule, decided)
 	}
 	if len(g.p.plan.groups) > 0 {
 		g.jump(asm.JNE.Imm(asm.R9, undecided, ""), decided)
@@ -49,11 +49,12 @@ func (g *gen) decide() {
 	g.verdict()
 }
 
-// rule generates one rule that is tested in turn.
-func (g *gen) rule(i int, decided label) {
+// testRule generates one rule that is tested in turn.
+func (g *gen) testRule(i int, decided label) {
 	r := g.p.rules[i]
 	t, f := g.label(), g.label()
 	start := len(g.ins)
+	g.rule = r.Match
 	g.node(r.Match.Root, t, f)
 	for j := start; j < len(g.ins); j++ {
 		if g.ins[j].here == 0 {

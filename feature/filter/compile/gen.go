@@ -23,6 +23,7 @@ type gen struct {
 	known uint32 // bits of what is absent that are known to be clear here
 	done  label  // the packet is dissected
 	xors  int    // that the code is within
+	rule  *expr.Expr
 	err   error
 }
 
@@ -350,10 +351,17 @@ func (p *Program) generate() error {
 	if g.err != nil {
 		return g.err
 	}
-	ins, err := g.finish()
+	ins, notes, err := g.finish()
 	if err != nil {
 		return err
 	}
+	p.notes = notes
+	fs := called(ins, p.functions)
+	if len(fs) > 0 {
+		withTypes(ins)
+	}
+	p.dropTables(fs)
+	ins = append(ins, fs...)
 	spec := &ebpf.ProgramSpec{Name: ProgramName, License: license, Instructions: ins}
 	switch p.opts.Hook {
 	case Socket, XTBPF:

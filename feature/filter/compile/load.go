@@ -18,7 +18,7 @@ const (
 const headerFromNet = 1 // BPF_HDR_START_NET
 
 // mostOffset is the farthest that XDP reads: the verifier wants it below 64 KiB.
-const mostOffset = 0xff00
+const mostOffset = 0xfe00
 
 // stack is the address of a place of the frame in a register.
 func stack(r asm.Register, off int32) []asm.Instruction {

@@ -189,8 +189,8 @@ func (p *parser) keys(t token) (*Rate, *Error) {
 // MostKey is the most bytes of a rate's key.
 const MostKey = 64
 
-// KeySize is the bytes that a field takes in the key of a rate: 4 a number, 8 a link-layer address, 16 an address; 0: it
-// cannot be in one.
+// KeySize is the bytes that a field takes in the key of a rate: 4 a number or an IPv4 address, 8 a link-layer address, 16 an
+// IPv6 address, 20 one of either family; 0: it cannot be in one.
 func KeySize(f *Field) int {
 	switch f.Type {
 	case Bool, Uint:
@@ -201,9 +201,17 @@ func KeySize(f *Field) int {
 		if len(f.Of) == 0 {
 			return 8
 		}
-	case IPv4, IPv6, IP:
-		if len(f.Of) == 0 || f.ID == NetSrc || f.ID == NetDst {
+	case IPv4:
+		if len(f.Of) == 0 {
+			return 4
+		}
+	case IPv6:
+		if len(f.Of) == 0 {
 			return 16
+		}
+	case IP:
+		if f.ID == NetSrc || f.ID == NetDst {
+			return 20
 		}
 	}
 	return 0

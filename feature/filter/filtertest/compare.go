@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
 )
 
 // Batch is one comparison: a program of many rules, over many packets.
@@ -24,6 +25,8 @@ type Batch struct {
 	// Decide has rules pass, drop and count at random, and compares which one decided. Else all rules count, so that
 	// each of them is compared for each packet.
 	Decide bool
+	// Segments, if not 0, has $some be in a table.
+	Segments int
 }
 
 // Result is what was compared.
@@ -100,12 +103,39 @@ func (b Batch) Run(r *rand.Rand) (Result, error) {
 			rules[i].Action = pick(r, []compile.Action{compile.Pass, compile.Drop, compile.Count})
 		}
 	}
-	return Compare(b.Hook, rules, samples(r, b.Hook, b.Packets), b.Decide)
+	o := Options(b.Hook)
+	o.Lists = map[string]compile.List{ListName: {Segments: b.Segments}}
+	if b.Segments == 0 {
+		o.Lists[ListName] = compile.List{Prefixes: List}
+	}
+	return compare(o, rules, samples(r, b.Hook, b.Packets))
 }
 
-// Compare runs rules over packets, in the kernel and in the interpreter.
-func Compare(h compile.Hook, rules []compile.Rule, packets []sample, each bool) (res Result, err error) {
-	o := Options(h)
+// fill puts the lists' prefixes into their tables.
+func fill(p *compile.Program, c *kernel.Collection) error {
+	for _, name := range p.Tables {
+		m, err := table.Of(c.Maps, name)
+		if err != nil {
+			return err
+		}
+		t, err := table.Open(m)
+		if err != nil {
+			return err
+		}
+		for _, n := range List {
+			if err := t.Set(n, 1); err != nil {
+				return err
+			}
+		}
+		if err := t.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compare runs rules over packets, in the kernel and in the interpreter.
+func compare(o compile.Options, rules []compile.Rule, packets []sample) (res Result, err error) {
 	p, err := compile.Compile(rules, o)
 	if err != nil {
 		return res, err
@@ -119,7 +149,10 @@ func Compare(h compile.Hook, rules []compile.Rule, packets []sample, each bool) 
 		return res, err
 	}
 	defer c.Close()
-	run := &comparison{rules: rules, prog: c.Programs[compile.ProgramName], counts: c.Maps[compile.CountsName], opts: o, each: each}
+	if err := fill(p, c); err != nil {
+		return res, err
+	}
+	run := &comparison{rules: rules, prog: c.Programs[compile.ProgramName], counts: c.Maps[compile.CountsName], opts: o}
 	if err := run.all(packets); err != nil {
 		return res, err
 	}
@@ -141,7 +174,6 @@ type comparison struct {
 	prog   *ebpf.Program
 	counts *ebpf.Map
 	opts   compile.Options
-	each   bool
 	env    expr.Env
 	pairs  int
 	wrong  []string

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// A filter from the configuration file to its removal, as a user sees it.
+func TestFilterCommands(t *testing.T) {
+	s := session{t, root(t)}
+	w := nstest.NewWire(t)
+	file := filepath.Join(t.TempDir(), "weir.yaml")
+	write := func(port int) {
+		t.Helper()
+		text := fmt.Sprintf(`filter:
+  - name: dns
+    hook: nft
+    netns: %s
+    rules:
+      - {name: all, match: udp, action: count}
+      - {match: 'udp.dstport == %d', action: drop}
+  - {name: late, hook: tcx, netns: %s, interfaces: [nowhere], rules: [{match: udp, action: drop}]}
+`, w.NameB, port, w.NameB)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(5001)
+	s.run(0, "no filters: weir apply .*", "filter", "list")
+	s.run(0, `would create filter dns: 2 rules at nft input, priority 0, in wire\d+-b\nwould create filter late: 1 rule at tcx ingress of nowhere, in wire\d+-b\nwarning: filter late in wire.*: there is no interface nowhere: .*`,
+		"apply", "-f", file, "--dry-run")
+	s.run(0, "no filters: .*", "filter", "list")
+	s.run(0, `create filter dns: .*\ncreate filter late: .*`, "apply", "-f", file)
+	s.run(0, "nothing to change\nwarning: .*", "apply", "-f", file)
+	from, to := nstest.ListenUDP(t, w.A, netip.AddrPortFrom(w.A4, 0)), nstest.ListenUDP(t, w.B, netip.AddrPortFrom(w.B4, 5001))
+	if nstest.Arrives(t, from, to) {
+		t.Error("a datagram passes the filter")
+	}
+	s.run(0, `dns: hook nft, default pass, in wire\d+-b\n  at nftables table inet weir_dns, input, priority 0\n`+
+		`  RULE +ACTION +PACKETS +BYTES +LAST +MATCH\n  all +count +1 +41 B +\ds ago +udp\n  2 +drop +1 +41 B +\ds ago +udp.dstport == 5001\n  default +pass +0 +0 B +never +what no rule decided\n`+
+		`\nlate: .*\n  ! tcx ingress of nowhere: there is no interface nowhere: .*`, "filter", "list")
+	s.run(0, `dns: .*`, "filter", "list", "dns")
+	s.run(1, `weir: no filter "x" is there: .*`, "filter", "list", "x")
+	var st filter.State
+	if err := json.Unmarshal([]byte(s.run(0, `.*`, "filter", "list", "--json")), &st); err != nil {
+		t.Fatal(err)
+	}
+	if r := st.Filters[0].Rules; len(st.Filters) != 2 || r[1].Packets != 1 || r[1].Action != filter.Drop || time.Since(r[1].Last) > 10*time.Second || r[0].Name != "all" {
+		t.Errorf("list --json: %+v", st)
+	}
+	s.run(0, `FILTER +HOOK +RULES +DROPPED +LAST DROP +NETNS\ndns +nft +2 +1 +\ds ago +wire\d+-b\nlate +tcx +1 +0 +never +wire\d+-b\nlate: .*`, "status")
+	var all struct {
+		Services []any
+		Filters  []filter.FilterState
+	}
+	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &all); err != nil || len(all.Filters) != 2 {
+		t.Errorf("status --json: %v, %+v", err, all)
+	}
+	s.run(0, `(?s).*warning: filter late: tcx ingress of nowhere: there is no interface nowhere.*`, "doctor")
+	write(5002)
+	s.run(0, `change filter dns: added udp.dstport == 5002; removed udp.dstport == 5001\nwarning: .*`, "apply", "-f", file)
+	if !nstest.Arrives(t, from, to) {
+		t.Error("a datagram does not pass the changed filter")
+	}
+	s.run(0, "nothing to upgrade: .*", "upgrade")
+	s.run(0, "", "remove", "filter")
+	s.run(0, "no filters: .*", "filter", "list")
+	if left := s.pins(); left != "" {
+		t.Errorf("removed, and there is still %s", left)
+	}
+}
+
+// pins lists what is pinned.
+func (s session) pins() string {
+	var out strings.Builder
+	filepath.WalkDir(s.root, func(path string, _ os.DirEntry, err error) error {
+		if err == nil {
+			out.WriteString(path + " ")
+		}
+		return nil
+	})
+	return out.String()
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/host"
+)
+
+func filterExplain(g *globals) *cobra.Command {
+	hook := filter.HookTCX
+	c := &cobra.Command{
+		Use: "explain EXPR", Short: "The program that an expression becomes", Args: cobra.ExactArgs(1),
+		Long: `Show how weir reads an expression, and the program that it compiles it to for a
+hook. Nothing is loaded or attached.`,
+		Example: `  weir filter explain 'udp.dstport == 53 and ip.src in {192.0.2.0/24}'
+  weir filter explain 'tcp.flags & 0x12' --hook xdp`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			x, err := filter.Explain(args[0], hook)
+			if err != nil {
+				return usageIfExpression(err)
+			}
+			if g.json {
+				return printJSON(cmd, x)
+			}
+			out := cmd.OutOrStdout()
+			fmt.Fprintf(out, "%s\n%d instructions at hook %s\n", x.Expression, x.Count, x.Hook)
+			for _, m := range x.Maps {
+				fmt.Fprintln(out, "map", m)
+			}
+			for _, line := range x.Instructions {
+				fmt.Fprintln(out, line)
+			}
+			return nil
+		},
+	}
+	hookFlag(c, &hook)
+	jsonFlag(c, g)
+	return c
+}
+
+func usageIfExpression(err error) error {
+	if filter.IsExpressionError(err) {
+		return usageError{err}
+	}
+	return err
+}
+
+// hookValue is a flag that takes the name of a hook.
+type hookValue struct{ to *filter.Hook }
+
+func (h hookValue) String() string {
+	if h.to == nil {
+		return ""
+	}
+	return string(*h.to)
+}
+func (h hookValue) Set(s string) error { return h.to.UnmarshalText([]byte(s)) }
+func (h hookValue) Type() string       { return "hook" }
+
+func hookFlag(c *cobra.Command, to *filter.Hook) {
+	c.Flags().Var(hookValue{to}, "hook", "xdp, xdp-generic, tcx, clsact, netfilter or nft")
+}
+
+// triedFilter is what one filter's rules matched of a capture.
+type triedFilter struct {
+	Name string `json:"name,omitempty"`
+	filter.TrialResult
+}
+
+func filterTest(g *globals) *cobra.Command {
+	var capture, config, name string
+	var interpret bool
+	c := &cobra.Command{
+		Use: "test EXPR… -r FILE", Short: "What expressions, or the rules of a configuration, match of a capture",
+		Long: `Try every packet of a capture (pcap or pcapng; - is standard input) on expressions,
+each for itself, or with --rules on the filters of a configuration file, whose first
+rule that decides is the last that is asked. Nothing is attached. For root, the
+kernel runs the very program that would be attached on each packet; for others, and
+where an expression asks for a rate, the interpreter of the language does.`,
+		Example: `  weir filter test 'udp.dstport == 53' 'tcp.flags.syn == 1' -r trace.pcap
+  weir filter test --rules weir.yaml --filter sip -r trace.pcapng --json`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			filters, err := filtersToTry(args, config, name)
+			if err != nil {
+				return err
+			}
+			tried := []triedFilter{}
+			for _, f := range filters {
+				r, err := tryCapture(cmd.InOrStdin(), f, capture, interpret)
+				if err != nil {
+					return err
+				}
+				tried = append(tried, triedFilter{f.Name, r})
+			}
+			if g.json {
+				return printJSON(cmd, tried)
+			}
+			for i, t := range tried {
+				if i > 0 {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				printTried(cmd.OutOrStdout(), t)
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVarP(&capture, "read", "r", "", "capture to read, pcap or pcapng; - for standard input")
+	c.Flags().StringVar(&config, "rules", "", "configuration file whose filters are tried")
+	c.Flags().StringVar(&name, "filter", "", "of the configuration, this filter alone")
+	c.Flags().BoolVar(&interpret, "interpret", false, "use the interpreter, also where the kernel could run the program")
+	jsonFlag(c, g)
+	c.MarkFlagFilename("read", "pcap", "pcapng", "cap")
+	c.MarkFlagFilename("rules", "yaml", "yml")
+	c.Args = func(_ *cobra.Command, args []string) error {
+		switch {
+		case len(args) == 0 && config == "":
+			return errors.New("name an expression, or a configuration with --rules")
+		case len(args) > 0 && config != "":
+			return errors.New("either expressions or --rules, not both")
+		case capture == "":
+			return errors.New("name the capture: -r FILE")
+		}
+		return nil
+	}
+	return c
+}
+
+// filtersToTry are the filters of a configuration, or one that counts each expression.
+func filtersToTry(exprs []string, config, name string) ([]filter.Filter, error) {
+	if config == "" {
+		f := filter.Filter{Hook: filter.HookTCX, Default: filter.Pass}
+		for _, e := range exprs {
+			f.Rules = append(f.Rules, filter.Rule{Match: filter.Expression{Text: e}, Action: filter.Count})
+		}
+		return []filter.Filter{f}, nil
+	}
+	c, err := host.LoadConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	var out []filter.Filter
+	for _, f := range c.Filters() {
+		if name == "" || f.Name == name {
+			out = append(out, f)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%s has no filter %s: its filter: section is a list of them", config, name)
+	}
+	return out, nil
+}
+
+func tryCapture(stdin io.Reader, f filter.Filter, capture string, interpret bool) (filter.TrialResult, error) {
+	t, err := filter.NewTrial(f, interpret)
+	if err != nil {
+		return filter.TrialResult{}, usageIfExpression(err)
+	}
+	defer t.Close()
+	in := stdin
+	if capture != "-" {
+		file, err := os.Open(capture)
+		if err != nil {
+			return filter.TrialResult{}, fmt.Errorf("the capture: %w", err)
+		}
+		defer file.Close()
+		in = file
+	}
+	if err := t.Capture(in); err != nil {
+		return filter.TrialResult{}, usageIfExpression(fmt.Errorf("%s: %w", capture, err))
+	}
+	return t.Result()
+}
+
+func printTried(w io.Writer, t triedFilter) {
+	if t.Name != "" {
+		fmt.Fprintf(w, "filter %s\n", t.Name)
+	}
+	fmt.Fprintf(w, "%d packets, by the %s", t.Packets, t.Engine)
+	if t.Why != "" {
+		fmt.Fprintf(w, " (%s)", t.Why)
+	}
+	if t.Interpreted > 0 && t.Engine == "kernel" {
+		fmt.Fprintf(w, ", of which %d, too long for it, by the interpreter", t.Interpreted)
+	}
+	fmt.Fprintln(w)
+	if t.Skipped > 0 {
+		fmt.Fprintf(w, "%d packets skipped: their link type is not known\n", t.Skipped)
+	}
+	table := newTable(w, "RULE", "ACTION", "PACKETS", "BYTES", "MATCH")
+	for i, r := range t.Rules {
+		name := r.Name
+		if name == "" {
+			name = fmt.Sprint(i + 1)
+		}
+		table.row(name, r.Action, r.Packets, bytes(r.Bytes), r.Match)
+	}
+	table.row("default", t.Default.Action, t.Default.Packets, bytes(t.Default.Bytes), "what no rule decided")
+	table.flush()
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"regexp/syntax"
+	"slices"
+)
+
+// automaton is a pattern's deterministic automaton, as a table of bytes: the next state is at state<<8 | byte. The last row
+// says of each state whether the end of the bytes, found in it, is a match.
+type automaton struct {
+	table  []byte // a power of two of rows
+	states int
+}
+
+const (
+	accepts    = 255 // the pattern has matched
+	dead       = 254 // and never will
+	mostStates = 254
+)
+
+var errStates = fmt.Errorf("%w: a pattern of more than %d states: make it shorter, or split it", ErrTooLarge, mostStates)
+
+// states builds the automaton, state by state.
+type states struct {
+	prog  *syntax.Prog
+	seen  map[string]byte
+	todo  [][]uint32
+	rows  [][256]byte
+	final []bool
+}
+
+// automatonOf searches: a match may begin at any byte.
+func automatonOf(p *syntax.Prog) (*automaton, error) {
+	s := &states{prog: p, seen: map[string]byte{}}
+	start, matched := s.closure([]uint32{uint32(p.Start)}, true, false)
+	if matched { // at once, whatever comes
+		return &automaton{}, nil
+	}
+	if _, err := s.number(start); err != nil {
+		return nil, err
+	}
+	for i := 0; i < len(s.todo); i++ {
+		set := s.todo[i]
+		// What the end makes of it. Only the first state is at the begin.
+		_, final := s.closure(set, i == 0, true)
+		s.final = append(s.final, final)
+		var row [256]byte
+		for c := range 256 {
+			to, err := s.step(set, rune(c))
+			if err != nil {
+				return nil, err
+			}
+			row[c] = to
+		}
+		s.rows = append(s.rows, row)
+	}
+	return s.table(), nil
+}
+
+func (s *states) table() *automaton {
+	rows := 2
+	for rows < len(s.rows)+1 {
+		rows *= 2
+	}
+	a := &automaton{table: make([]byte, rows*256), states: len(s.rows)}
+	for i, r := range s.rows {
+		copy(a.table[i*256:], r[:])
+		if s.final[i] {
+			a.table[(rows-1)*256+i] = 1
+		}
+	}
+	return a
+}
+
+// number gives a set of threads its state.
+func (s *states) number(set []uint32) (byte, error) {
+	key := fmt.Sprint(set)
+	if n, ok := s.seen[key]; ok {
+		return n, nil
+	}
+	if len(s.todo) == mostStates {
+		return 0, errStates
+	}
+	n := byte(len(s.todo))
+	s.seen[key] = n
+	s.todo = append(s.todo, set)
+	return n, nil
+}
+
+// step is the state that a byte leads to.
+func (s *states) step(set []uint32, c rune) (byte, error) {
+	var next []uint32
+	for _, pc := range set {
+		if i := &s.prog.Inst[pc]; consumes(i) && i.MatchRune(c) {
+			next = append(next, i.Out)
+		}
+	}
+	next, matched := s.closure(append(next, uint32(s.prog.Start)), false, false)
+	switch {
+	case matched:
+		return accepts, nil
+	case len(next) == 0:
+		return dead, nil
+	}
+	return s.number(next)
+}
+
+func consumes(i *syntax.Inst) bool {
+	switch i.Op {
+	case syntax.InstRune, syntax.InstRune1, syntax.InstRuneAny, syntax.InstRuneAnyNotNL:
+		return true
+	}
+	return false
+}
+
+// closure follows what consumes no byte, and says whether it reaches the match. Threads that wait for the end stay in it.
+func (s *states) closure(pcs []uint32, begin, end bool) (set []uint32, matched bool) {
+	seen := map[uint32]bool{}
+	for todo := slices.Clone(pcs); len(todo) > 0; {
+		pc := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		if seen[pc] {
+			continue
+		}
+		seen[pc] = true
+		i := &s.prog.Inst[pc]
+		switch i.Op {
+		case syntax.InstAlt, syntax.InstAltMatch:
+			todo = append(todo, i.Out, i.Arg)
+		case syntax.InstCapture, syntax.InstNop:
+			todo = append(todo, i.Out)
+		case syntax.InstMatch:
+			matched = true
+		case syntax.InstEmptyWidth:
+			var have syntax.EmptyOp
+			if begin {
+				have |= syntax.EmptyBeginText
+			}
+			if end {
+				have |= syntax.EmptyEndText
+			}
+			if want := syntax.EmptyOp(i.Arg); want&^have == 0 {
+				todo = append(todo, i.Out)
+			} else if want&^have == syntax.EmptyEndText {
+				set = append(set, pc)
+			}
+		default:
+			if consumes(i) {
+				set = append(set, pc)
+			}
+		}
+	}
+	slices.Sort(set)
+	return set, matched
+}
+
+// literalPattern is a pattern that matches these bytes.
+func literalPattern(b []byte) (*syntax.Prog, error) {
+	r := &syntax.Regexp{Op: syntax.OpLiteral}
+	for _, c := range b {
+		r.Rune = append(r.Rune, rune(c))
+	}
+	return syntax.Compile(r)
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/table"
+)
+
+// List is what a $name in an expression stands for: prefixes of either family.
+type List struct {
+	// Prefixes are compiled into the program, and change with it only. For some hundred.
+	Prefixes []netip.Prefix
+	// Segments, if it is not 0, has the program look the list up in a [table.Table] of so many MiB, which the list's owner
+	// fills and changes: its maps are in [Program.Spec] by the name that [Program.Tables] has. Any value is a member.
+	Segments int
+}
+
+func (g *gen) list(n *expr.In, t, f label) {
+	l := g.o.Lists[n.List]
+	if l.Segments == 0 {
+		vs := make([]expr.Value, len(l.Prefixes))
+		for i, p := range l.Prefixes {
+			vs[i] = expr.Value{Prefix: p.Masked()}
+		}
+		g.addresses(n.X, expr.Eq, vs, t, f)
+		return
+	}
+	name, err := g.p.table(n.List, l)
+	if err != nil {
+		g.fail(err)
+		return
+	}
+	g.each(n.X, t, f, func(p place, id expr.ID, t, f label) {
+		fn := "six"
+		if expr.Lookup(id).Type == expr.IPv4 {
+			fn = "four"
+			g.op(asm.LoadMem(asm.R1, asm.R8, p.off, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Word))
+		} else {
+			g.op(asm.LoadMem(asm.R1, asm.R8, p.off, asm.DWord), asm.HostTo(asm.BE, asm.R1, asm.DWord),
+				asm.LoadMem(asm.R2, asm.R8, p.off+8, asm.DWord), asm.HostTo(asm.BE, asm.R2, asm.DWord))
+		}
+		g.call(name + "_" + fn)
+		g.jump(asm.JNE.Imm32(asm.R0, 0, ""), t)
+		g.goTo(f)
+	})
+}
+
+// call calls a function of the program.
+func (g *gen) call(name string) {
+	g.op(asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoCall, Constant: -1}.WithReference(name))
+}
+
+// table adds a list's maps and functions, and returns what their names begin with.
+func (p *Program) table(list string, l List) (string, error) {
+	if name, ok := p.Tables[list]; ok {
+		return name, nil
+	}
+	object, err := lookupObject()
+	if err != nil {
+		return "", err
+	}
+	name := fmt.Sprintf("filter_l%d", len(p.Tables))
+	p.Tables[list] = name
+	for _, part := range []string{"_head", "_index", "_pages"} {
+		m := object.Maps["list"+part].Copy()
+		m.Name = name + part
+		p.Spec.Maps[m.Name] = m
+	}
+	if err := table.Size(p.Spec, name, l.Segments); err != nil {
+		return "", fmt.Errorf("list %s: %w", list, err)
+	}
+	p.functions = append(p.functions, renamed(object.Programs[lookupProgListEntry].Instructions, name)...)
+	return name, nil
+}
+
+var lookupObject = sync.OnceValues(loadLookup)
+
+// renamed is the functions behind the entry, for the maps of one list.
+func renamed(ins asm.Instructions, name string) asm.Instructions {
+	var out asm.Instructions
+	for _, i := range ins {
+		if s := i.Symbol(); s == lookupProgListEntry || s == "" && len(out) == 0 {
+			continue // the entry
+		}
+		// Line numbers would have to be there for all functions, or for none.
+		c := i.WithSource(nil)
+		if s := i.Symbol(); s != "" {
+			c = c.WithSymbol(name + s[len("list"):])
+		}
+		if r := i.Reference(); r != "" {
+			c = c.WithReference(name + r[len("list"):])
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// dropTables forgets lists that no function of the program reads: what asks for them is never reached.
+func (p *Program) dropTables(functions asm.Instructions) {
+	read := map[string]bool{}
+	for i := range functions {
+		read[functions[i].Reference()] = true
+	}
+	for list, name := range p.Tables {
+		if read[name+"_pages"] {
+			continue
+		}
+		delete(p.Tables, list)
+		for _, part := range []string{"_head", "_index", "_pages"} {
+			delete(p.Spec.Maps, name+part)
+		}
+	}
+}
+
+// called are those functions of ins that main calls, and that these call: the kernel refuses what nothing calls.
+func called(main, ins asm.Instructions) (out asm.Instructions) {
+	starts := map[string]int{}
+	for i := range ins {
+		if s := ins[i].Symbol(); s != "" {
+			starts[s] = i
+		}
+	}
+	done := map[string]bool{}
+	for todo := main; len(todo) > 0; {
+		var next asm.Instructions
+		for i := range todo {
+			name := todo[i].Reference()
+			start, ok := starts[name]
+			if !ok || done[name] || !todo[i].IsFunctionCall() {
+				continue
+			}
+			done[name] = true
+			end := start + 1
+			for end < len(ins) && ins[end].Symbol() == "" {
+				end++
+			}
+			next = append(next, ins[start:end]...)
+		}
+		out, todo = append(out, next...), next
+	}
+	return out
+}
+
+// withTypes gives the main function the type that each function must have if any does.
+func withTypes(main asm.Instructions) {
+	integer := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
+	f := &btf.Func{Name: ProgramName, Linkage: btf.StaticFunc, Type: &btf.FuncProto{Return: integer,
+		Params: []btf.FuncParam{{Name: "ctx", Type: &btf.Pointer{Target: &btf.Void{}}}}}}
+	main[0] = btf.WithFuncMetadata(main[0].WithSymbol(ProgramName), f)
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"regexp/syntax"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+func (g *gen) contains(n *expr.Contains, t, f label) {
+	p, err := literalPattern(n.V)
+	if err != nil {
+		g.fail(err)
+		return
+	}
+	g.scan(n.X, p, t, f)
+}
+
+func (g *gen) matches(n *expr.Matches, t, f label) { g.scan(n.X, n.Pattern.Prog, t, f) }
+
+// Where a scan keeps what a load overwrites: offsets from R8.
+const (
+	scanState = imgSpare
+	scanEnd   = imgAt2
+	scanAt    = stackSaved - 8 // from the frame
+)
+
+// scan runs an automaton over the first Window bytes of the operand.
+func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f label) {
+	g.slice(x, -1, f)
+	a, err := automatonOf(p)
+	if err != nil {
+		g.fail(err)
+		return
+	}
+	if a.table == nil {
+		g.goTo(t)
+		return
+	}
+	name := fmt.Sprintf("filter_m%d", g.p.patterns)
+	g.p.patterns++
+	g.p.Spec.Maps[name] = &ebpf.MapSpec{Name: name, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(len(a.table)), MaxEntries: 1,
+		Flags: readOnlyProgram, Contents: []ebpf.MapKV{{Key: uint32(0), Value: a.table}}}
+	short := g.label()
+	g.op(asm.Mov.Reg(asm.R0, asm.R2), asm.Add.Imm(asm.R0, expr.Window))
+	g.jump(asm.JLE.Reg(asm.R3, asm.R0, ""), short)
+	g.op(asm.Mov.Reg(asm.R3, asm.R0))
+	g.bind(short)
+	s := &scan{g: g, name: name, table: a.table, t: t, f: f, end: g.label()}
+	if g.o.Hook == XDP {
+		s.direct()
+	} else {
+		s.chunks()
+	}
+	g.bind(s.end)
+	g.note = "the end of what is searched"
+	g.op(asm.Mov.Imm(asm.R2, int32(len(a.table)/256-1)<<8), asm.Or.Reg(asm.R0, asm.R2))
+	s.lookup()
+	g.jump(asm.JNE.Imm(asm.R0, 0, ""), t)
+	g.goTo(f)
+}
+
+type scan struct {
+	g         *gen
+	name      string
+	table     []byte
+	t, f, end label
+}
+
+// lookup reads the table at R0. It uses R3.
+func (s *scan) lookup() {
+	s.g.op(asm.And.Imm(asm.R0, int32(len(s.table)-1)), asm.LoadMapValue(asm.R3, 0, 0).WithReference(s.name),
+		asm.Add.Reg(asm.R3, asm.R0), asm.LoadMem(asm.R0, asm.R3, 0, asm.Byte))
+}
+
+// step goes from the state in R0, by the byte in R2, to the next one.
+func (s *scan) step() {
+	s.g.op(asm.LSh.Imm(asm.R0, 8), asm.Or.Reg(asm.R0, asm.R2))
+	s.lookup()
+	s.g.jump(asm.JEq.Imm(asm.R0, accepts, ""), s.t)
+	s.g.jump(asm.JEq.Imm(asm.R0, dead, ""), s.f)
+}
+
+// chunk is how many bytes are loaded at once.
+const chunk = 64
+
+// chunks loads the bytes from R2 to R3 piece by piece. It ends with the state in R0. The loop's counter is in R7, which the
+// verifier follows: it goes through every turn.
+func (s *scan) chunks() {
+	g := s.g
+	g.op(asm.StoreMem(asm.RFP, scanAt, asm.R2, asm.DWord), asm.StoreMem(asm.R8, scanEnd, asm.R3, asm.Word),
+		asm.Mov.Imm(asm.R0, 0), asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
+	loaded := g.label()
+	for i := range expr.Window / chunk {
+		some, loop, done := g.label(), g.label(), g.label()
+		g.op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word), asm.LoadMem(asm.R2, asm.RFP, scanAt, asm.DWord),
+			asm.LoadMem(asm.R4, asm.R8, scanEnd, asm.Word), asm.Sub.Reg(asm.R4, asm.R2))
+		g.jump(asm.JSLE.Imm(asm.R4, 0, ""), s.end)
+		g.jump(asm.JLE.Imm(asm.R4, chunk, ""), some)
+		g.op(asm.Mov.Imm(asm.R4, chunk))
+		g.bind(some)
+		g.op(asm.Mov.Reg(asm.R7, asm.R4), asm.Mov.Reg(asm.R0, asm.R2), asm.Add.Reg(asm.R0, asm.R4), asm.StoreMem(asm.RFP, scanAt, asm.R0, asm.DWord))
+		g.loadSome(s.f)
+		g.op(asm.Mov.Reg(asm.R5, asm.R7), asm.Mov.Imm(asm.R7, 0), asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
+		g.bind(loop)
+		g.op(asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, stackScratch), asm.Add.Reg(asm.R1, asm.R7), asm.LoadMem(asm.R2, asm.R1, 0, asm.Byte))
+		s.step()
+		g.op(asm.Add.Imm(asm.R7, 1))
+		g.jump(asm.JGE.Reg(asm.R7, asm.R5, ""), done)
+		g.jump(asm.JLT.Imm(asm.R7, chunk, ""), loop)
+		g.bind(done)
+		g.op(asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
+		if i == expr.Window/chunk-1 {
+			g.goTo(loaded)
+		}
+	}
+	g.bind(loaded)
+	g.op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
+}
+
+// loadSome loads R4 bytes at R2, 1 to chunk, to the scratch.
+func (g *gen) loadSome(fail label) {
+	if g.o.Hook == Netfilter {
+		g.op(asm.Mov.Reg(asm.R0, asm.R2), asm.Mov.Reg(asm.R2, asm.R4), asm.Mov.Reg(asm.R4, asm.R0))
+		g.op(stack(asm.R1, stackScratch)...)
+		g.op(stack(asm.R3, stackDyn)...)
+		g.op(asm.Mov.Imm(asm.R5, 0), asm.FnDynptrRead.Call())
+	} else {
+		if g.o.Start == Transport {
+			g.op(asm.LoadMem(asm.R0, asm.R8, imgAt, asm.Word), asm.Sub.Reg(asm.R2, asm.R0))
+		}
+		g.op(asm.Mov.Reg(asm.R1, asm.R6))
+		g.op(stack(asm.R3, stackScratch)...)
+		g.op(asm.FnSkbLoadBytes.Call())
+	}
+	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+}
+
+// direct reads the bytes from R2 to R3 where they are. It ends with the state in R0.
+func (s *scan) direct() {
+	g := s.g
+	loop := g.label()
+	g.op(asm.Mov.Imm(asm.R0, 0), asm.Mov.Reg(asm.R5, asm.R3), asm.Sub.Reg(asm.R5, asm.R2))
+	g.jump(asm.JSLE.Imm(asm.R5, 0, ""), s.end)
+	g.jump(asm.JGT.Imm(asm.R2, mostOffset, ""), s.f)
+	g.op(asm.LoadMem(asm.R1, asm.R6, xdpData, asm.Word), asm.LoadMem(asm.R4, asm.R6, xdpDataEnd, asm.Word), asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R7, 0))
+	g.bind(loop)
+	g.op(asm.Mov.Reg(asm.R2, asm.R1), asm.Add.Reg(asm.R2, asm.R7), asm.Mov.Reg(asm.R3, asm.R2), asm.Add.Imm(asm.R3, 1))
+	g.jump(asm.JGT.Reg(asm.R3, asm.R4, ""), s.f)
+	g.op(asm.LoadMem(asm.R2, asm.R2, 0, asm.Byte))
+	s.step()
+	g.op(asm.Add.Imm(asm.R7, 1))
+	g.jump(asm.JGE.Reg(asm.R7, asm.R5, ""), s.end)
+	g.jump(asm.JLT.Imm(asm.R7, expr.Window, ""), loop)
+}

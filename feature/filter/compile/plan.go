@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+// plan says how rules are found: those that only ask whether the same fields have certain values are a group, one lookup in
+// a hash map for all of them (tuple space search); the others are steps, tested in turn.
+//
+// The groups that decide are looked up first, and leave the lowest number of a rule that matches in R9. A step is taken only
+// if no rule before it is in R9, and what is in R9 in the end decides, so the first rule that matches does, as if all were
+// tested in turn. A group that counts leaves its rule's number on the stack, and it is counted in the end, if no rule before
+// it has decided.
+type plan struct {
+	groups []*group
+	steps  []step
+}
+
+type step struct {
+	rule  int
+	after bool // a rule of a group comes before, and behind the last step
+}
+
+const (
+	leastGroup  = 8  // rules: fewer are tested in turn as fast as they are looked up
+	mostGroups  = 16 // that decide
+	mostCounts  = 8  // groups that count
+	mostKeySize = 64
+)
+
+// part is a field of a group's key.
+type part struct {
+	id     expr.ID
+	prefix int // bits of an address that count
+	off    int // in the key
+	size   int
+}
+
+// group is rules that compare the same fields.
+type group struct {
+	name    string
+	parts   []part
+	absent  uint32 // bits that must be clear
+	keySize int
+	counts  bool // its rules count
+	slot    int  // of one that counts
+	rules   []int
+	keys    map[string]int // → the lowest rule
+}
+
+// tuple is a rule as a member of a group.
+type tuple struct {
+	sign   string
+	parts  []part
+	values [][]byte
+	absent uint32
+}
+
+// tupleOf is a rule's tuple, nil if it is more than equalities.
+func tupleOf(r Rule) *tuple {
+	terms := []expr.Node{r.Match.Root}
+	if and, ok := r.Match.Root.(*expr.And); ok {
+		terms = and.X
+	}
+	t := &tuple{}
+	seen := map[expr.ID]bool{}
+	for _, n := range terms {
+		if p, ok := n.(*expr.Present); ok && p.X.Part == expr.Whole && p.X.Field.Type == expr.Proto && len(p.X.Field.Of) == 0 {
+			t.absent |= places[p.X.Field.ID].absent
+			continue
+		}
+		c, ok := n.(*expr.Compare)
+		if !ok || c.Op != expr.Eq || c.X.Part != expr.Whole || c.X.Mask != 0 || len(c.X.Field.Of) > 0 || seen[c.X.Field.ID] {
+			return nil
+		}
+		p, v := keyPart(c.X.Field, c.V)
+		if v == nil {
+			return nil
+		}
+		seen[p.id] = true
+		t.parts, t.values = append(t.parts, p), append(t.values, v)
+		t.absent |= places[p.id].absent
+	}
+	if len(t.parts) == 0 {
+		return nil
+	}
+	t.arrange(r.Action == Count)
+	return t
+}
+
+// keyPart is what a comparison puts in the key; nil: it cannot be in one.
+func keyPart(f *expr.Field, v expr.Value) (part, []byte) {
+	p := part{id: f.ID}
+	switch f.Type {
+	case expr.IPv4, expr.IPv6:
+		if v.From.IsValid() || v.Prefix.Bits() == 0 {
+			return p, nil
+		}
+		p.prefix, p.size = v.Prefix.Bits(), v.Prefix.Addr().BitLen()/8
+		return p, v.Prefix.Addr().AsSlice()
+	case expr.MAC:
+		if v.Lo != v.Hi {
+			return p, nil
+		}
+		p.size = 8
+		return p, be.AppendUint64(nil, v.Lo<<16)
+	case expr.Uint, expr.Bool:
+		if v.Lo != v.Hi || f.ID == expr.TCPLen {
+			return p, nil
+		}
+		if pl := places[f.ID]; !pl.plain() {
+			p.size = 4
+			return p, native.AppendUint32(nil, uint32(v.Lo))
+		}
+		p.size = places[f.ID].size.Sizeof()
+		return p, be.AppendUint64(nil, v.Lo<<(64-8*p.size))[:p.size]
+	}
+	return p, nil
+}
+
+// plain says that the number is in memory as it is compared.
+func (p place) plain() bool { return p.shift == 0 && p.mask == 0 && p.times == 0 }
+
+// arrange sorts the parts: the large first, so that each is aligned.
+func (t *tuple) arrange(counts bool) {
+	order := make([]int, len(t.parts))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(t.parts[b].size, t.parts[a].size), cmp.Compare(t.parts[a].id, t.parts[b].id))
+	})
+	parts, values, off := make([]part, len(order)), make([][]byte, len(order)), 0
+	var sign strings.Builder
+	fmt.Fprintf(&sign, "%t/%x", counts, t.absent)
+	for i, j := range order {
+		parts[i], values[i] = t.parts[j], t.values[j]
+		parts[i].off = off
+		off += parts[i].size
+		fmt.Fprintf(&sign, "/%d:%d", parts[i].id, parts[i].prefix)
+	}
+	t.parts, t.values, t.sign = parts, values, sign.String()
+}
+
+func (t *tuple) key() string {
+	var b []byte
+	for _, v := range t.values {
+		b = append(b, v...)
+	}
+	return string(append(b, make([]byte, roundUp(len(b), 4)-len(b))...))
+}
+
+func roundUp(n, to int) int { return (n + to - 1) / to * to }
+
+func newPlan(rules []Rule) *plan {
+	signs := map[string]*group{}
+	tuples := make([]*tuple, len(rules))
+	var all []*group
+	for i, r := range rules {
+		t := tupleOf(r)
+		if t == nil || len(t.key()) > mostKeySize {
+			continue
+		}
+		tuples[i] = t
+		g := signs[t.sign]
+		if g == nil {
+			g = &group{parts: t.parts, absent: t.absent, keySize: len(t.key()), counts: r.Action == Count, keys: map[string]int{}}
+			signs[t.sign] = g
+			all = append(all, g)
+		}
+		g.rules = append(g.rules, i)
+	}
+	p := &plan{}
+	grouped := make([]bool, len(rules))
+	slices.SortStableFunc(all, func(a, b *group) int { return cmp.Compare(len(b.rules), len(a.rules)) })
+	slots := 0
+	for _, g := range all {
+		if len(g.rules) < leastGroup || !g.counts && len(p.groups)-slots == mostGroups || g.counts && slots == mostCounts {
+			continue
+		}
+		for _, i := range g.rules {
+			k := tuples[i].key()
+			if _, taken := g.keys[k]; taken && g.counts {
+				continue // both count: the second one is tested in turn
+			} else if !taken {
+				g.keys[k] = i
+			}
+			grouped[i] = true
+		}
+		if g.counts {
+			g.slot = slots
+			slots++
+		}
+		g.name = fmt.Sprintf("filter_g%d", len(p.groups))
+		p.groups = append(p.groups, g)
+	}
+	p.order(rules, grouped)
+	return p
+}
+
+// order makes the steps of what is in no group.
+func (p *plan) order(rules []Rule, grouped []bool) {
+	pending := false
+	for i, r := range rules {
+		if grouped[i] {
+			pending = pending || r.Action != Count
+			continue
+		}
+		p.steps = append(p.steps, step{i, pending})
+		pending = false
+	}
+}
+
+// slotAt is where a group that counts leaves its rule.
+func slotAt(slot int) int16 { return int16(stackImage - 8 - 8*slot + 4) }
+
+// groups generates the lookups. It leaves the first rule that decides in R9.
+func (g *gen) groups() {
+	for _, gr := range g.p.plan.groups {
+		if gr.counts {
+			g.op(asm.Mov.Imm(asm.R1, undecided), asm.StoreMem(asm.RFP, slotAt(gr.slot), asm.R1, asm.Word))
+		}
+		next := g.label()
+		g.note = fmt.Sprintf("a group of %d rules: %s", len(gr.rules), gr.fields())
+		g.there(gr.absent, next)
+		g.key(gr)
+		g.op(stack(asm.R2, stackScratch)...)
+		g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(gr.name), asm.FnMapLookupElem.Call())
+		g.jump(asm.JEq.Imm(asm.R0, 0, ""), next)
+		g.op(asm.LoadMem(asm.R1, asm.R0, 0, asm.Word))
+		if gr.counts {
+			g.op(asm.StoreMem(asm.RFP, slotAt(gr.slot), asm.R1, asm.Word))
+		} else {
+			g.jump(asm.JGE.Reg(asm.R1, asm.R9, ""), next)
+			g.op(asm.Mov.Reg(asm.R9, asm.R1))
+		}
+		g.bind(next)
+		g.p.groupMap(gr)
+	}
+}
+
+func (gr *group) fields() string {
+	var names []string
+	for _, p := range gr.parts {
+		n := expr.Lookup(p.id).Name
+		if p.prefix != 0 && p.prefix < 8*p.size {
+			n += fmt.Sprintf("/%d", p.prefix)
+		}
+		names = append(names, n)
+	}
+	return strings.Join(names, ", ")
+}
+
+// key writes a group's key to the scratch.
+func (g *gen) key(gr *group) {
+	put := func(off int, r asm.Register, size asm.Size) {
+		g.op(asm.StoreMem(asm.RFP, int16(stackScratch+off), r, size))
+	}
+	used := 0
+	for _, p := range gr.parts {
+		pl, f := places[p.id], expr.Lookup(p.id)
+		used = p.off + p.size
+		switch f.Type {
+		case expr.IPv4, expr.IPv6:
+			mask := netip.PrefixFrom(netip.AddrFrom16([16]byte(slices.Repeat([]byte{0xff}, 16))), p.prefix).Masked().Addr().As16()
+			for i := 0; i < p.size; i += 4 {
+				g.op(asm.LoadMem(asm.R0, asm.R8, pl.off+int16(i), asm.Word))
+				if m := native.Uint32(mask[i:]); m != ^uint32(0) {
+					g.op(asm.And.Imm32(asm.R0, int32(m)))
+				}
+				put(p.off+i, asm.R0, asm.Word)
+			}
+		case expr.MAC:
+			for i := 0; i < 6; i += 2 {
+				g.op(asm.LoadMem(asm.R0, asm.R8, pl.off+int16(i), asm.Half))
+				put(p.off+i, asm.R0, asm.Half)
+			}
+			g.op(asm.StoreImm(asm.RFP, int16(stackScratch+p.off+6), 0, asm.Half))
+		default:
+			if !pl.plain() {
+				g.value(pl, expr.Operand{Field: f})
+				put(p.off, asm.R0, asm.Word)
+				continue
+			}
+			g.op(asm.LoadMem(asm.R0, asm.R8, pl.off, pl.size))
+			put(p.off, asm.R0, pl.size)
+		}
+	}
+	for ; used < gr.keySize; used++ {
+		g.op(asm.StoreImm(asm.RFP, int16(stackScratch+used), 0, asm.Byte))
+	}
+}
+
+// groupCounts counts the rules of groups that count, unless a rule before them has decided.
+func (g *gen) groupCounts() {
+	for _, gr := range g.p.plan.groups {
+		if !gr.counts {
+			continue
+		}
+		next := g.label()
+		g.note = "a group's rule that counts"
+		g.op(asm.LoadMem(asm.R1, asm.RFP, slotAt(gr.slot), asm.Word))
+		g.jump(asm.JGE.Reg(asm.R1, asm.R9, ""), next)
+		g.op(asm.RSh.Imm(asm.R1, 1))
+		g.count()
+		g.bind(next)
+	}
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/table"
+)
+
+// list is what a $name of a filter stands for, as the pins have it: a short one is
+// in the program, a long one in a table that the program looks up.
+type list struct {
+	Hash     string         `json:"hash"` // of the file
+	Entries  int            `json:"entries"`
+	Prefixes []netip.Prefix `json:"prefixes,omitempty"` // of a short one
+	Segments int            `json:"segments,omitempty"` // of the table of a long one, MiB
+	Table    string         `json:"table,omitempty"`    // what its maps' names begin with
+
+	entries []netip.Prefix // as read from the file; nil where only the pins are known
+}
+
+// shortList is how many prefixes are compiled into the program: more are found
+// faster, and changed cheaper, in a table.
+const shortList = 32
+
+// readLists reads the files of a filter's lists.
+func (f Filter) readLists() (map[string]*list, error) {
+	out := map[string]*list{}
+	for name, file := range f.Lists {
+		l, err := readList(file)
+		if err != nil {
+			return nil, f.Pos.Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
+		}
+		out[name] = l
+	}
+	return out, nil
+}
+
+// readList reads a file of one address or prefix a line; what follows a # is a comment.
+func readList(path string) (*list, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	l := &list{Hash: fmt.Sprintf("%x", sha256.Sum256(data))[:16], entries: []netip.Prefix{}}
+	n := 0
+	for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
+		n++
+		text, _, _ := strings.Cut(s.Text(), "#")
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		p, err := parsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %q is no address or prefix", path, n, text)
+		}
+		l.entries = append(l.entries, p)
+	}
+	l.Entries = len(l.entries)
+	if l.Entries <= shortList {
+		l.Prefixes = l.entries
+	} else {
+		// Twice what prefixes of the Internet's table take: others are scattered more.
+		l.Segments = min(2+l.Entries/50_000, mostSegments)
+	}
+	return l, nil
+}
+
+// mostSegments is the size of the largest table.
+const mostSegments = 32
+
+func parsePrefix(s string) (netip.Prefix, error) {
+	if !strings.Contains(s, "/") {
+		a, err := netip.ParseAddr(s)
+		return netip.PrefixFrom(a.WithZone(""), a.BitLen()), err
+	}
+	p, err := netip.ParsePrefix(s)
+	return p.Masked(), err
+}
+
+// forCompiler is the lists as the compiler takes them.
+func forCompiler(ls map[string]*list) map[string]compile.List {
+	out := map[string]compile.List{}
+	for name, l := range ls {
+		out[name] = compile.List{Prefixes: l.Prefixes, Segments: l.Segments}
+	}
+	return out
+}
+
+// fill writes a long list into its table, which is new.
+func (l *list) fill(ms map[string]*ebpf.Map) error {
+	m, err := table.Of(ms, l.Table)
+	if err != nil {
+		return err
+	}
+	t, err := table.Open(m)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	entries := make([]table.Entry, len(l.entries))
+	for i, p := range l.entries {
+		entries[i] = table.Entry{Prefix: p, Value: 1}
+	}
+	return t.Replace(entries)
+}
+
+// grow gives a list's table all the room that there is; false if it had that.
+func (l *list) grow() bool {
+	was := l.Segments
+	l.Segments = mostSegments
+	return was < mostSegments
+}
+
+// tableMaps are the endings of the names of a table's maps.
+var tableMaps = []string{"_head", "_index", "_pages"}
+
+// inheritLists takes over the tables of lists that are the same as before: they
+// need not be filled again. It returns the old form's maps by the names that the
+// new program has for them.
+func inheritLists(next, before map[string]*list, have map[string]*ebpf.Map) map[string]*ebpf.Map {
+	share := map[string]*ebpf.Map{}
+	for name, l := range next {
+		o := before[name]
+		if o == nil || l.Table == "" || o.Table == "" || o.Hash != l.Hash || o.Segments != l.Segments {
+			continue
+		}
+		for _, end := range tableMaps {
+			share[l.Table+end] = have[strings.TrimPrefix(o.Table, mapPrefix)+end]
+		}
+	}
+	maps.DeleteFunc(share, func(_ string, m *ebpf.Map) bool { return m == nil })
+	return share
+}
+
+// sameLists says whether two forms have the same lists.
+func sameLists(a, b map[string]*list) bool {
+	return maps.EqualFunc(a, b, func(x, y *list) bool { return x.Hash == y.Hash })
+}
+
+// set is a list as the interpreter asks it.
+type set struct{ in map[netip.Prefix]bool }
+
+func (s set) Contains(a netip.Addr) bool {
+	for bits := a.BitLen(); bits >= 0; bits-- {
+		if p, err := a.Prefix(bits); err == nil && s.in[p] {
+			return true
+		}
+	}
+	return false
+}
+
+// sets are a filter's lists as the interpreter asks them.
+func sets(ls map[string]*list) map[string]expr.Set {
+	out := map[string]expr.Set{}
+	for name, l := range ls {
+		s := set{map[netip.Prefix]bool{}}
+		for _, p := range l.entries {
+			s.in[p] = true
+		}
+		out[name] = s
+	}
+	return out
+}
+
+var errNoContents = errors.New("the file of the list is needed to fill its table")

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/kernel"
+)
+
+// TrialResult is what rules matched of packets that were tried on them.
+type TrialResult struct {
+	Packets     uint64      `json:"packets"`               // that were tried
+	Skipped     uint64      `json:"skipped,omitempty"`     // of link types that weir does not know
+	Interpreted uint64      `json:"interpreted,omitempty"` // by the interpreter, and not by the compiled program
+	Engine      string      `json:"engine"`                // "kernel" or "interpreter"
+	Why         string      `json:"why,omitempty"`         // the interpreter
+	Rules       []RuleState `json:"rules"`
+	Default     RuleState   `json:"default"`
+}
+
+// Trial tries packets on the rules of a filter without attaching it: with the
+// program that would be attached, which the kernel runs on each (BPF_PROG_TEST_RUN);
+// or with the interpreter of the language, where one may not load programs or where
+// rates are to be those of the packets' own times.
+type Trial struct {
+	filter Filter
+	lists  map[string]*list
+	result TrialResult
+	// By whether packets have an Ethernet header.
+	program map[bool]*kernel.Collection
+
+	exprs []*expr.Expr
+	env   expr.Env
+	now   uint64 // ns: the time of the packet
+	own   []tally
+}
+
+// NewTrial prepares to try the rules of f. Interpret asks for the interpreter.
+func NewTrial(f Filter, interpret bool) (*Trial, error) {
+	f = f.withDefaults()
+	t := &Trial{filter: f, program: map[bool]*kernel.Collection{}, own: make([]tally, len(f.Rules)+1)}
+	t.env.Now = func() uint64 { return t.now }
+	t.result.Engine = "kernel"
+	for _, r := range f.Rules {
+		e, err := expr.Parse(r.Match.Text)
+		if err != nil {
+			return nil, err
+		}
+		t.exprs = append(t.exprs, e)
+		expr.Walk(e.Root, func(n expr.Node) {
+			if _, ok := n.(*expr.Rate); ok {
+				t.interpret("rates are those of the capture's times")
+			}
+		})
+	}
+	if interpret {
+		t.interpret("as asked for")
+	} else if os.Geteuid() != 0 {
+		t.interpret("only root may load programs")
+	}
+	lists, err := f.readLists()
+	if err != nil {
+		return nil, err
+	}
+	t.lists, t.env.Lists = lists, sets(lists)
+	return t, nil
+}
+
+func (t *Trial) interpret(why string) {
+	if t.result.Engine == "kernel" {
+		t.result.Engine, t.result.Why = "interpreter", why
+	}
+}
+
+// Packet tries one packet, of a time in ns: an Ethernet frame, or an IP packet.
+func (t *Trial) Packet(data []byte, ethernet bool, now int64) error {
+	t.result.Packets++
+	t.now = uint64(now)
+	if t.result.Engine == "kernel" {
+		if done, err := t.run(data, ethernet); done || err != nil {
+			return err
+		}
+	}
+	t.result.Interpreted++
+	layer := expr.Network
+	if ethernet {
+		layer = expr.Link
+	}
+	i := t.env.EvalAll(t.exprs, &expr.Packet{Data: data, Layer: layer}, func(i int) bool {
+		t.own[i] = t.own[i].plus(tally{1, uint64(len(data)), 0})
+		return t.filter.Rules[i].Action != Count
+	})
+	if i == len(t.exprs) {
+		t.own[i] = t.own[i].plus(tally{1, uint64(len(data)), 0})
+	}
+	return nil
+}
+
+// ethernetHeader is what the kernel wants before a packet that it is to run a program on.
+const ethernetHeader = 14
+
+// run has the kernel run the program; done is false for a packet that it does not take.
+func (t *Trial) run(data []byte, ethernet bool) (done bool, err error) {
+	c := t.program[ethernet]
+	if c == nil {
+		p := &published{Filter: t.filter, Lists: t.lists}
+		p.Filter.Hook = HookTCX
+		if !ethernet { // as nftables sees packets: from their IP headers on
+			p.Filter.Hook = HookNFT
+		}
+		if c, _, err = p.compileAndLoad(noMaps); err != nil {
+			return false, err
+		}
+		t.program[ethernet] = c
+	}
+	if !ethernet {
+		frame := make([]byte, ethernetHeader, ethernetHeader+len(data))
+		frame[12], frame[13] = 0x08, 0x00
+		if len(data) > 0 && data[0]>>4 == 6 {
+			frame[12], frame[13] = 0x86, 0xdd
+		}
+		data = append(frame, data...)
+	}
+	if len(data) < ethernetHeader+1 {
+		return false, nil
+	}
+	_, err = c.Programs[programName].Run(&ebpf.RunOptions{Data: data, Repeat: 1})
+	return err == nil, nil // longer than a page: the interpreter takes any
+}
+
+// Skip notes a packet of a link type that is not known.
+func (t *Trial) Skip() { t.result.Skipped++ }
+
+// Result adds up what was matched.
+func (t *Trial) Result() (TrialResult, error) {
+	out := t.result
+	sums := append([]tally(nil), t.own...)
+	for _, c := range t.program {
+		for i := range sums {
+			s, err := sumCounts(c.Maps[countsMap], i)
+			if err != nil {
+				return out, err
+			}
+			sums[i] = sums[i].plus(tally{s.Packets, s.Bytes, 0})
+		}
+	}
+	out.Rules = []RuleState{}
+	for i, r := range t.filter.Rules {
+		out.Rules = append(out.Rules, RuleState{Name: r.Name, Match: r.Match.Text, Action: r.Action, Packets: sums[i].Packets, Bytes: sums[i].Bytes})
+	}
+	last := sums[len(sums)-1]
+	out.Default = RuleState{Action: t.filter.Default, Packets: last.Packets, Bytes: last.Bytes}
+	return out, nil
+}
+
+// Close ends the trial.
+func (t *Trial) Close() {
+	for _, c := range t.program {
+		c.Close()
+	}
+}
+
+// Explanation is what becomes of an expression.
+type Explanation struct {
+	Expression   string   `json:"expression"` // as weir reads it
+	Hook         Hook     `json:"hook"`
+	Count        int      `json:"count"` // of instructions
+	Instructions []string `json:"instructions"`
+	Maps         []string `json:"maps"`
+}
+
+// IsExpressionError says whether an expression is wrong, and not what was done with it.
+func IsExpressionError(err error) bool {
+	return errors.Is(err, expr.ErrSyntax) || errors.Is(err, compile.ErrRule)
+}
+
+// Explain compiles one expression for a hook and shows the program.
+func Explain(text string, h Hook) (*Explanation, error) {
+	e, err := expr.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	f := Filter{Name: "explain", Hook: h, Rules: []Rule{{Match: Expression{Text: text}, Action: Drop}}}.withDefaults()
+	if err := f.Rules[0].check(f); err != nil {
+		return nil, err
+	}
+	c, err := f.compile(h.view(), nil)
+	if err != nil {
+		return nil, err
+	}
+	spec := c.Spec.Programs[programName]
+	if spec == nil {
+		return nil, errors.New("the compiler made no program")
+	}
+	out := &Explanation{Expression: e.String(), Hook: h, Count: len(spec.Instructions), Maps: []string{}}
+	for i, ins := range spec.Instructions {
+		if s := ins.Symbol(); s != "" {
+			out.Instructions = append(out.Instructions, s+":")
+		}
+		out.Instructions = append(out.Instructions, fmt.Sprintf("%5d: %v", i, ins))
+	}
+	for _, m := range c.Spec.Maps {
+		out.Maps = append(out.Maps, fmt.Sprintf("%s: %s, %d entries", m.Name, m.Type, m.MaxEntries))
+	}
+	return out, nil
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+)
+
+// frame is an Ethernet frame of UDP over IPv4.
+func frame(t *testing.T, port int, size int) []byte {
+	t.Helper()
+	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: []byte{192, 0, 2, 1}, DstIP: []byte{192, 0, 2, 2}}
+	udp := &layers.UDP{SrcPort: 1000, DstPort: layers.UDPPort(port)}
+	udp.SetNetworkLayerForChecksum(ip)
+	b := gopacket.NewSerializeBuffer()
+	if err := gopacket.SerializeLayers(b, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
+		&layers.Ethernet{SrcMAC: make([]byte, 6), DstMAC: make([]byte, 6), EthernetType: layers.EthernetTypeIPv4}, ip, udp, gopacket.Payload(make([]byte, size))); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// captureOf writes frames as a capture of a kind and link type.
+func captureOf(t *testing.T, kind string, link layers.LinkType, cut int, prefix []byte, frames ...[]byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	var write func(gopacket.CaptureInfo, []byte) error
+	flush := func() error { return nil }
+	if kind == "pcap" {
+		w := pcapgo.NewWriter(&b)
+		if err := w.WriteFileHeader(65536, link); err != nil {
+			t.Fatal(err)
+		}
+		write = w.WritePacket
+	} else {
+		w, err := pcapgo.NewNgWriter(&b, link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write, flush = w.WritePacket, w.Flush
+	}
+	for i, f := range frames {
+		writeOne(t, write, i, append(bytes.Clone(prefix), f[cut:]...))
+	}
+	if err := flush(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func writeOne(t *testing.T, write func(gopacket.CaptureInfo, []byte) error, i int, data []byte) {
+	t.Helper()
+	at := time.Unix(1700000000, int64(i)*1e8) // ten a second
+	if err := write(gopacket.CaptureInfo{Timestamp: at, CaptureLength: len(data), Length: len(data)}, data); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func tried(t *testing.T, f Filter, interpret bool, capture []byte) TrialResult {
+	t.Helper()
+	trial, err := NewTrial(f, interpret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trial.Close()
+	if err := trial.Capture(bytes.NewReader(capture)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := trial.Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// The kernel's run of the program and the interpreter count alike, in captures of
+// every kind and link type; what is too long for the kernel is interpreted.
+func TestTrial(t *testing.T) {
+	f := Filter{Name: "try", Hook: HookTCX, Rules: []Rule{{Name: "all", Match: Expression{Text: "udp"}, Action: Count}, drops(53), drops(5060)}}
+	frames := [][]byte{frame(t, 53, 10), frame(t, 53, 1200), frame(t, 5060, 9), frame(t, 80, 0), frame(t, 53, 8000), {1, 2, 3}}
+	for _, c := range []struct {
+		name   string
+		link   layers.LinkType
+		cut    int
+		prefix int
+	}{{"ethernet", layers.LinkTypeEthernet, 0, 0}, {"raw", layers.LinkTypeRaw, 14, 0}, {"sll", layers.LinkTypeLinuxSLL, 14, 16},
+		{"sll2", layers.LinkTypeLinuxSLL2, 14, 20}, {"null", layers.LinkTypeNull, 14, 4}} {
+		for _, kind := range []string{"pcap", "pcapng"} {
+			for _, interpret := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s %s %v", c.name, kind, interpret), func(t *testing.T) {
+					some := frames
+					if c.cut > 0 {
+						some = frames[:5] // the last one has nothing to cut
+					}
+					r := tried(t, f, interpret, captureOf(t, kind, c.link, c.cut, make([]byte, c.prefix), some...))
+					if want := uint64(len(some)); r.Packets != want || r.Skipped != 0 {
+						t.Errorf("%d packets, %d skipped; want %d", r.Packets, r.Skipped, want)
+					}
+					got := fmt.Sprint(r.Rules[0].Packets, r.Rules[1].Packets, r.Rules[2].Packets, r.Default.Packets)
+					want := fmt.Sprint(5, 3, 1, len(some)-4)
+					if got != want {
+						t.Errorf("matched %s, want %s: %+v", got, want, r)
+					}
+					if r.Rules[2].Bytes != uint64(len(frames[2])-c.cut) {
+						t.Errorf("rule 5060 has %d bytes, want %d", r.Rules[2].Bytes, len(frames[2])-c.cut)
+					}
+					engine := "kernel"
+					if interpret || os.Geteuid() != 0 {
+						engine = "interpreter"
+					}
+					if r.Engine != engine || engine == "kernel" && (r.Interpreted == 0 || r.Interpreted > 2) {
+						t.Errorf("by the %s, %d interpreted", r.Engine, r.Interpreted)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestTrialSkips(t *testing.T) {
+	f := Filter{Hook: HookTCX, Rules: []Rule{drops(53)}}
+	r := tried(t, f, true, captureOf(t, "pcap", layers.LinkTypeIEEE802_11, 0, nil, frame(t, 53, 1)))
+	if r.Packets != 0 || r.Skipped != 1 {
+		t.Errorf("%+v", r)
+	}
+	trial, err := NewTrial(f, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{"", "abc", "no capture at all"} {
+		if err := trial.Capture(bytes.NewReader([]byte(bad))); err == nil {
+			t.Errorf("%q is taken for a capture", bad)
+		}
+	}
+}
+
+// Rates are those of the capture's own times, ten packets a second.
+func TestTrialRates(t *testing.T) {
+	var frames [][]byte
+	for range 30 {
+		frames = append(frames, frame(t, 53, 1))
+	}
+	for limit, want := range map[string]uint64{"5/s": 1, "20/s": 0} {
+		f := Filter{Hook: HookTCX, Rules: []Rule{{Match: Expression{Text: "rate(ip.src) > " + limit}, Action: Count}}}
+		r := tried(t, f, false, captureOf(t, "pcap", layers.LinkTypeEthernet, 0, nil, frames...))
+		if r.Engine != "interpreter" || (r.Rules[0].Packets > 0) != (want > 0) {
+			t.Errorf("%s: %+v", limit, r)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	for _, h := range hooks {
+		if h == HookNetfilter {
+			needHook(t, h) // the program calls a function of this kernel
+		}
+		x, err := Explain("udp.dstport   ==  53", h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x.Expression != "udp.dstport == 53" || x.Hook != h || x.Count == 0 || len(x.Instructions) < x.Count || len(x.Maps) == 0 {
+			t.Errorf("%s: %+v", h, x)
+		}
+	}
+	for text, h := range map[string]Hook{"udp.dsport == 53": HookTCX, "eth.type == 2048": HookNFT} {
+		if _, err := Explain(text, h); !IsExpressionError(err) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// older has the pins of the only filter say that another weir compiled it.
+func (w *world) older() {
+	w.t.Helper()
+	l, err := w.root.Lock(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer l.Unlock()
+	i := w.one().inst
+	o, err := l.Open(i)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer o.Close()
+	links, err := o.Links()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	meta := o.Meta
+	meta.Object[0]++
+	meta.Version = "v0.1"
+	if err := l.Upgrade(i, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Keep: links, Swap: func() error { return nil }}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// weir upgrade compiles what another weir has compiled, and counts go on.
+func TestUpgrade(t *testing.T) {
+	eachHook(t, func(t *testing.T, h Hook) {
+		w := newWorld(t)
+		w.apply(w.filter(h, drops(5001)))
+		w.want("created", "5002/4 5002/6", 5001, 5002)
+		if p, err := (Feature{}).PlanUpgrade(t.Context(), w.root); err != nil || len(p.Steps) != 0 {
+			t.Errorf("just applied: %v, %v", p, err)
+		}
+		w.older()
+		if f, err := (Feature{}).Examine(t.Context(), w.root); err != nil || len(f) != 1 || !strings.Contains(f[0].Text, "v0.1") {
+			t.Errorf("doctor: %+v, %v", f, err)
+		}
+		p, err := Feature{}.PlanUpgrade(t.Context(), w.root)
+		if err != nil || len(p.Steps) != 1 || !strings.HasPrefix(p.Steps[0].String(), "upgrade filter test: compiled by weir v0.1") {
+			t.Fatalf("%v, %v", p, err)
+		}
+		l, err := w.root.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Feature{}.Apply(t.Context(), l, p)
+		l.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.want("upgraded", "5002/4 5002/6", 5001, 5002)
+		wantCounts(t, w.one(), map[string]uint64{"p5001": 4})
+		if p, err := (Feature{}).PlanUpgrade(t.Context(), w.root); err != nil || len(p.Steps) != 0 {
+			t.Errorf("upgraded: %v, %v", p, err)
+		}
+		w.older()
+		if steps := w.apply(w.filter(h, drops(5001))); len(steps) != 1 || !strings.Contains(steps[0], "the program of another weir, v0.1") {
+			t.Errorf("apply: %q", steps)
+		}
+	})
+}
+
+// Pins of a newer weir are left alone, with a word on it.
+func TestNewerABI(t *testing.T) {
+	needHook(t, HookNFT)
+	w := newWorld(t)
+	w.apply(w.filter(HookNFT, drops(5001)))
+	i := w.one().inst
+	set := func(abi uint32) {
+		t.Helper()
+		l, err := w.root.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Unlock()
+		o, err := l.Open(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		meta := o.Meta
+		meta.ABI = abi
+		if err := l.Upgrade(i, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Swap: func() error { return nil }}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(ABI + 1)
+	if _, err := ReadState(t.Context(), w.root); err == nil || !strings.Contains(err.Error(), "use that weir") {
+		t.Errorf("read: %v", err)
+	}
+	if _, err := applyTo(t.Context(), w.root); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
+		t.Errorf("applied: %v", err)
+	}
+	w.want("not changed", "5002/4 5002/6", 5001, 5002)
+	set(ABI)
+}

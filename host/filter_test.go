@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+const withFilter = `
+services:
+  telemetry: {listen: [udp 0.0.0.0:4739], steer: {slots: 1}, members: [{slot: 0, pid: %d}]}
+filter:
+  - name: guarded
+    hook: nft
+    rules: [{name: others, match: 'udp.dstport == 4739 and ip.src != 127.0.0.5', action: drop}]
+`
+
+// Features stand side by side in one file, one status and one page of metrics.
+func TestFilterBesideServices(t *testing.T) {
+	nstest.NeedRoot(t)
+	if err := kernel.NFTMatch.Check(); err != nil {
+		t.Skip("need: kernel:", err)
+	}
+	w := newWorld(t)
+	pid, _ := daemon(t, "0.0.0.0:4739")
+	both := w.config(withFilter, pid)
+	steps := w.apply(both)
+	if len(steps) != 3 || !strings.HasPrefix(steps[2], "create filter guarded: 1 rule at nft input, priority 0, in net:[") {
+		t.Errorf("steps %q", steps)
+	}
+	wantSteps(t, w.apply(both))
+	heard(t, "127.0.0.5:0", "127.0.0.1:4739")
+	heard(t, "127.0.0.6:0", "127.0.0.1:4739")
+	heard(t, "127.0.0.7:0", "127.0.0.1:4739")
+	st, err := w.Reader("/nonexistent").Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := st.Services[0].Slots[0].Verdicts["udp"]; v.Steered != 1 || len(st.Filters) != 1 || st.Filters[0].Rules[0].Packets != 2 {
+		t.Errorf("steered %+v, filters %+v", v, st.Filters)
+	}
+	s := w.serve()
+	if status, body := s.get("/healthz"); status != 200 {
+		t.Errorf("/healthz: %d %s", status, body)
+	}
+	_, body := s.get("/metrics")
+	checkMetrics(t, body, `weir_steer_slot_admitted{member="pid [0-9]*",netns="[^"]*",service="telemetry",slot="0"} 1`,
+		`weir_filter_packets_total{action="drop",filter="guarded",hook="nft",netns="[^"]*",rule="others"} 2`,
+		`weir_filter_packets_total{action="pass",filter="guarded",hook="nft",netns="[^"]*",rule=""} [1-9]`,
+		`weir_filter_bytes_total{action="drop",filter="guarded",hook="nft",netns="[^"]*",rule="others"} 58`,
+		`weir_filter_last_match_seconds{action="drop",filter="guarded",hook="nft",netns="[^"]*",rule="others"} 1`,
+		`weir_filter_attached{filter="guarded",netns="[^"]*",place="nftables table inet weir_guarded, input, priority 0"} 1`,
+		`weir_filter_up 1`)
+	// Over the socket, what root reads from the pins.
+	theirs, err := remote{s.socket, nil}.Filters(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(theirs.Filters) != 1 || !reflect.DeepEqual(theirs.Filters[0].Rules[0].Packets, st.Filters[0].Rules[0].Packets) || theirs.Filters[0].Name != "guarded" {
+		t.Errorf("over the socket: %+v", theirs)
+	}
+	if err := w.Remove(t.Context(), "filter"); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := w.Reader("").Status(t.Context()); err != nil || len(st.Filters) != 0 || len(st.Services) != 1 {
+		t.Errorf("filter removed: %+v, %v", st, err)
+	}
+	if err := w.Remove(t.Context(), "guard"); err == nil || !strings.Contains(err.Error(), "there is steer, filter") {
+		t.Errorf("a feature that there is not: %v", err)
+	}
+	if n := len(both.Filters()); n != 1 {
+		t.Errorf("%d filters in the file", n)
+	}
+}
