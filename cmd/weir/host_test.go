@@ -122,7 +122,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	}
 	s.run(0, "", "remove")
 	s.run(0, `no services: .*`, "status")
-	s.run(1, `weir: no feature "guard": there is steer, filter\n`, "remove", "guard")
+	s.run(1, `weir: no feature "garde": there is steer, guard, filter\n`, "remove", "garde")
 }
 
 func TestWhereAndDevices(t *testing.T) {
