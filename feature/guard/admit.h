@@ -56,7 +56,7 @@ static __always_inline __s64 guard_threshold(const struct guard_view *v, __u32 t
 
 	if (tier == GUARD_RESERVED) /* many tiny reservations used at once must not empty it */
 		return depth - (v->hot && v->scarce ? depth >> 3 : 0);
-	if (!v->hot)
+	if (!guard_rare(v->hot))
 		return unit * 192;
 	switch (tier) {
 	case GUARD_EARNED:
@@ -77,7 +77,7 @@ static __always_inline __u64 guard_count(struct guard_view *v, __u64 *word, __u6
 	struct guard_total *t = &v->state->total;
 
 	/* A late clock, on another CPU, is not a new epoch. */
-	if (((v->own - 1 - SOURCE_EPOCH(w)) & 4095) < 4000) {
+	if (guard_rare(((v->own - 1 - SOURCE_EPOCH(w)) & 4095) < 4000)) {
 		__u64 turned = source_turn(v->state, w, v->own, v->hot);
 
 		if (guard_cas(word, w, turned) == w) {
@@ -115,9 +115,10 @@ static __always_inline __u32 guard_known(struct guard_view *v, const struct guar
 	__u32 count = SOURCE_COUNT(w), reserved = SOURCE_RESERVED(w), shown, paced;
 
 	/* One host of a /64 floods: the others, and what they reserved, are not blamed. */
-	if (v->hot && p->host && count > (reserved ? reserved + (reserved >> 2) : t->calm >> 1) &&
+	if (guard_rare(v->hot) && p->host &&
+	    count > (reserved ? reserved + (reserved >> 2) : t->calm >> 1) &&
 	    guard_heavy(&v->state->sketch[GUARD_BY_HOST],
-			guard_mix(p->host ^ v->state->control.seed[1]), p->now >> 8,
+			guard_mix(p->host ^ v->state->total.seed[1]), p->now >> 8,
 			v->limits->pattern, 1))
 		return GUARD_HEAVY;
 
@@ -159,7 +160,7 @@ static __always_inline int guard_strange(struct guard_view *v, const struct guar
 					 __u32 tier)
 {
 	struct guard_state *s = v->state;
-	__u64 key = s->control.seed[1];
+	__u64 key = s->total.seed[1];
 	__u32 packets = 1, at = p->now >> 8;
 
 	if (tier == GUARD_FRESH && v->limits->interval &&
@@ -175,10 +176,9 @@ static __always_inline int guard_strange(struct guard_view *v, const struct guar
 			   v->limits->pattern, packets);
 }
 
-/*
- * guard_spend_both takes credit of the destination and of the total, or of neither: whether it did. Who
- * refused is under attack from now on: a flood of one destination leaves the others calm.
- */
+/* guard_spend_both takes credit of the destination and of the total, or of neither: who refused it. */
+enum { GUARD_SPENT, GUARD_NO_TARGET, GUARD_NO_TOTAL };
+
 static __always_inline int guard_spend_both(struct guard_view *v, __u32 tier)
 {
 	const struct guard_limits *l = v->limits;
@@ -186,18 +186,14 @@ static __always_inline int guard_spend_both(struct guard_view *v, __u32 tier)
 	struct guard_target *d = v->target;
 
 	if (d && !guard_spend(&d->debt, v->ticks, l->target_interval,
-			      guard_threshold(v, tier, l->target_depth))) {
-		d->hot = v->epoch;
-		return 0;
-	}
+			      guard_threshold(v, tier, l->target_depth)))
+		return GUARD_NO_TARGET;
 	if (!l->interval ||
 	    guard_spend(&t->debt, v->ticks, l->interval, guard_threshold(v, tier, l->depth)))
-		return 1;
+		return GUARD_SPENT;
 	if (d)
 		guard_refund(&d->debt, l->target_interval);
-	if (t->hot != v->epoch)
-		t->hot = v->epoch;
-	return 0;
+	return GUARD_NO_TOTAL;
 }
 
 #define GUARD_PASSES 256 /* of the result of guard_decide, beside the tier */
@@ -214,9 +210,9 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 	struct guard_total *t;
 	struct guard_bucket *b;
 	__u64 shifted, *word = 0;
-	int way = -1, strange = 0;
+	int way = -1, strange = 0, early, refused;
 
-	if (!s || !p)
+	if (guard_rare(!s || !p))
 		return GUARD_PASSES;
 	t = &s->total;
 	b = &s->sources[p->source & (GUARD_BUCKETS - 1)];
@@ -227,10 +223,17 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 	v.ticks = p->now << GUARD_TICK_SHIFT;
 	v.dice = (p->now ^ p->source) * 0x9e3779b97f4a7c15ULL;
 	v.own = shifted >> GUARD_EPOCH_SHIFT;
-	if (guard_read(t->epoch) != v.epoch || !t->ready)
+	if (guard_rare(guard_read(t->epoch) != v.epoch || !t->ready))
 		guard_epoch(s, v.epoch);
 	v.hot = v.epoch - t->hot <= 2 || (target && v.epoch - target->hot <= 2);
 	v.phase = v.hot ? (__u32)(shifted >> (GUARD_EPOCH_SHIFT - 4)) & 15 : 15;
+
+	/*
+	 * While all is calm everybody but the holders of reservations finds the same room: where there is
+	 * some, it is taken before the source is looked up. A swap waits for every load before it, and
+	 * the source's is one from memory as a rule.
+	 */
+	early = !v.hot && guard_spend_both(&v, GUARD_HEAVY) == GUARD_SPENT;
 
 	for (int i = 0; i < GUARD_WAYS; i++)
 		if (SOURCE_PRINT(b->source[i]) == print)
@@ -244,9 +247,9 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 		guard_remember(s, p->source, source_word(print, v.own, 0, 0, 1), v.epoch,
 			       v.dice >> 56);
 	}
-	if (v.hot && (tier == GUARD_SEEN || tier == GUARD_FRESH))
+	if (guard_rare(v.hot && (tier == GUARD_SEEN || tier == GUARD_FRESH)))
 		strange = guard_strange(&v, p, tier);
-	if (strange > 0) {
+	if (guard_rare(strange > 0)) {
 		__u64 w = word ? guard_read(*word) : 0;
 
 		tier = GUARD_HEAVY;
@@ -257,15 +260,19 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 				word, w,
 				source_word(print, SOURCE_EPOCH(w), GUARD_BAD, 0, SOURCE_COUNT(w)));
 	}
-	if (strange >= 0 && guard_spend_both(&v, tier)) {
+	refused = early ? GUARD_SPENT : strange < 0 ? GUARD_NO_TOTAL : guard_spend_both(&v, tier);
+	if (!guard_rare(refused != GUARD_SPENT)) {
 		if (target)
 			__sync_fetch_and_add(&target->passed, 1);
 		return tier | GUARD_PASSES;
 	}
-	if (strange < 0 && t->hot != v.epoch)
-		t->hot = v.epoch;
+	/* Who refused is under attack from now on: a flood of one destination leaves the others calm. */
 	if (target)
 		__sync_fetch_and_add(&target->refused, 1);
+	if (refused == GUARD_NO_TARGET && target)
+		target->hot = v.epoch;
+	else if (t->hot != v.epoch)
+		t->hot = v.epoch;
 	return tier | ((v.dice >> 32) % GUARD_TOP_SAMPLE ? 0 : GUARD_SAMPLE);
 }
 

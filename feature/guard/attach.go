@@ -155,9 +155,9 @@ func take(program, state int) (_ *Guard, err error) {
 	if g.state, err = mapState(g.stateFD); err != nil {
 		return nil, err
 	}
-	if g.Control.Version != ABI {
+	if g.Total.Version != ABI {
 		g.close()
-		return nil, fmt.Errorf("version %d: %w, which knows %d: build it with the same weir", g.Control.Version, ErrLayout, ABI)
+		return nil, fmt.Errorf("version %d: %w, which knows %d: build it with the same weir", g.Total.Version, ErrLayout, ABI)
 	}
 	return g, nil
 }

@@ -69,6 +69,9 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		wanted[t.scope+"/"+s.Name] = true
 		t.plan(&plan, have)
 	}
+	if err := checkListens(placed); err != nil {
+		return plan, err
+	}
 	for _, g := range have.Guards {
 		if !wanted[g.scope+"/"+g.Service] {
 			plan.Add(removeStep(g.scope, g.Service))
@@ -78,6 +81,20 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		plan.Warn("this kernel does not tell a guard at sockets which network namespace it is in (Linux 6.15): datagrams to the same address and port in other namespaces are charged to it, too; interfaces: has it decide there")
 	}
 	return plan, nil
+}
+
+// checkListens says what of the guards of a namespace its programs have no room for.
+func checkListens(services []Service) error {
+	byScope := map[string][]destination{}
+	for _, s := range services { // whose Netns is the scope
+		for _, e := range s.udp() {
+			byScope[s.Netns] = append(byScope[s.Netns], destination{prefix: e.Prefix, port: e.Port})
+		}
+		if _, err := listens(byScope[s.Netns]); err != nil {
+			return s.Options.Pos.Errorf("services.%s.guard: %v", s.Name, err)
+		}
+	}
+	return nil
 }
 
 // reference is what reopens a service's namespace.

@@ -90,7 +90,7 @@ static __always_inline void guard_file(struct guard_state *s, const struct guard
 				       __u32 level, __u64 at)
 {
 	const __u64 *k = (const __u64 *)e->address;
-	__u64 seed = s->control.seed[0] + level;
+	__u64 seed = s->total.seed[0] + level;
 
 	guard_top_file(&s->top[level], e, guard_mix(guard_mix(k[0] ^ seed) ^ k[1] ^ e->port),
 		       at >> GUARD_TOP_SHIFT, bpf_get_prandom_u32());
@@ -164,7 +164,7 @@ int guard_pass(const struct guard_addresses *a, __u32 guard)
 	if (!s || !a)
 		return 1;
 	l = guard_limits_of(s);
-	if (!l->interval && !l->target_interval) {
+	if (guard_rare(!l->interval && !l->target_interval)) {
 		guard_tally(s, GUARD_UNLIMITED, 0);
 		return 1;
 	}
@@ -173,21 +173,21 @@ int guard_pass(const struct guard_addresses *a, __u32 guard)
 	if (a->family == 4) {
 		__u32 addr = bpf_ntohl(*(const __u32 *)(a->saddr + 12));
 
-		p.source = guard_mix((addr ^ s->control.seed[0]) * (s->control.seed[1] | 1));
+		p.source = guard_mix((addr ^ s->total.seed[0]) * (s->total.seed[1] | 1));
 		p.net = addr >> 8;
 	} else {
 		const __u64 *k = (const __u64 *)a->saddr;
 
-		mixed = guard_mix(k[0] ^ s->control.seed[0]);
-		p.source = guard_mix(mixed + s->control.seed[1]);
+		mixed = guard_mix(k[0] ^ s->total.seed[0]);
+		p.source = guard_mix(mixed + s->total.seed[1]);
 		p.net = k[0] & bpf_cpu_to_be64(~0xffffULL);
 		p.host = guard_mix(mixed ^ k[1]) | 1;
 	}
-	if (l->target_interval)
+	if (guard_rare(l->target_interval))
 		target = guard_target_of(a, guard);
 	verdict = guard_decide(s, &p, target);
 	guard_tally(s, verdict & 7, !(verdict & GUARD_PASSES));
-	if (verdict & GUARD_PASSES)
+	if (!guard_rare(!(verdict & GUARD_PASSES)))
 		return 1;
 	if (verdict & GUARD_SAMPLE)
 		guard_note(s, a, p.now);

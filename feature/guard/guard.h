@@ -57,34 +57,32 @@ struct guard_limits {
 	__u32 per_epoch; /* packets of an epoch at the limit */
 	__u32 pattern;	 /* rate from which a pattern can be heavy: packets/s << 8 */
 	__u32 dry;	 /* count, and pass everything */
-	__u32 pad;
+	__u32 pad[3];
 };
 
-/* Two forms, so that a packet meets the old limits or the new ones. */
-struct guard_control {
-	struct guard_limits limits[2];
-	__u64 seed[2]; /* secret; drawn once */
-	__u32 active;  /* which form */
-	__u32 version; /* of this layout: GUARD_ABI */
-};
 #define GUARD_ABI 1
 
-/* What all sources share; what is written at different rates lies on lines of its own. */
+/* What all sources share. What is written at different rates lies on cache lines of its own, in the order in which
+ * packets meet them. */
 struct guard_total {
-	__u64 debt; /* the theoretical arrival time of GCRA; written once a packet that passes */
-	__u64 insert_debt; /* the same of insert_interval */
-	__u64 pad1[6];
-	__u32 epoch; /* in which the next three were worked out */
-	__u32 hot;   /* epoch of the last packet that was refused */
+	__u64 seed[2]; /* secret; drawn once */
+	__u32 active;  /* which of limits */
+	__u32 version; /* of this layout: GUARD_ABI */
+	__u32 epoch;   /* in which the next three were worked out */
+	__u32 hot;     /* epoch of the last packet that was refused */
 	__u32 fair; /* packets an epoch: the limit over the sources that behaved in the last epoch */
 	__u32 calm; /* packets an epoch that a source may send and still be behaving, under attack */
 	__u32 ready; /* fair and calm are there */
-	__u32 pad2[11];
+	__u32 pad0[5];
+	struct guard_limits limits[2]; /* so that a packet meets the old ones or the new ones */
+	__u64 debt; /* the theoretical arrival time of GCRA; written once a packet that passes */
+	__u64 insert_debt; /* the same of insert_interval */
+	__u64 pad1[6];
 	__u32 reserved; /* sum of the reservations, packets an epoch; exact */
 	__u32 holders;	/* sources that have one */
 	__u32 behaved;	/* sources that behaved, counted for the next fair */
 	__u32 sweep;	/* bucket that is searched next for reservations of the silent */
-	__u32 pad3[12];
+	__u32 pad2[12];
 };
 
 /*
@@ -129,7 +127,6 @@ struct guard_counters {
 enum { GUARD_BY_NET, GUARD_BY_PORT, GUARD_BY_HOST, GUARD_SKETCHES };
 
 struct guard_state {
-	struct guard_control control;
 	struct guard_total total;
 	struct guard_counters counters[GUARD_COUNTERS];
 	struct guard_bucket sources[GUARD_BUCKETS];

@@ -23,7 +23,7 @@ type guardGuardLimits struct {
 	PerEpoch       uint32
 	Pattern        uint32
 	Dry            uint32
-	Pad            uint32
+	Pad            [3]uint32
 }
 
 type guardGuardListen struct {
@@ -46,30 +46,27 @@ type guardGuardListenKey struct {
 }
 
 type guardGuardState struct {
-	_       structs.HostLayout
-	Control struct {
-		_       structs.HostLayout
-		Limits  [2]guardGuardLimits
-		Seed    [2]uint64
-		Active  uint32
-		Version uint32
-	}
+	_     structs.HostLayout
 	Total struct {
 		_          structs.HostLayout
-		Debt       uint64
-		InsertDebt uint64
-		Pad1       [6]uint64
+		Seed       [2]uint64
+		Active     uint32
+		Version    uint32
 		Epoch      uint32
 		Hot        uint32
 		Fair       uint32
 		Calm       uint32
 		Ready      uint32
-		Pad2       [11]uint32
+		Pad0       [5]uint32
+		Limits     [2]guardGuardLimits
+		Debt       uint64
+		InsertDebt uint64
+		Pad1       [6]uint64
 		Reserved   uint32
 		Holders    uint32
 		Behaved    uint32
 		Sweep      uint32
-		Pad3       [12]uint32
+		Pad2       [12]uint32
 	}
 	Counters [64]struct {
 		_       structs.HostLayout

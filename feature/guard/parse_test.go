@@ -165,8 +165,9 @@ func (all simulations) of(t *testing.T, h Hook, frame []byte) *Simulation {
 		all[k] = s
 	}
 	st := all[k].state
-	*st.guardGuardState = guardGuardState{Control: st.Control}
-	st.Total.Hot = never
+	was := st.Total
+	*st.guardGuardState = guardGuardState{}
+	st.Total.Seed, st.Total.Active, st.Total.Version, st.Total.Limits, st.Total.Hot = was.Seed, was.Active, was.Version, was.Limits, never
 	return all[k]
 }
 

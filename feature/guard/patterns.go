@@ -94,7 +94,7 @@ func (s *guardGuardState) pattern(level, set int, e guardGuardTopEntry, now uint
 
 // topHash is the hash of guard_file.
 func (s *guardGuardState) topHash(level int, e guardGuardTopEntry) uint64 {
-	seed := s.Control.Seed[0] + uint64(level)
+	seed := s.Total.Seed[0] + uint64(level)
 	hi, lo := binary.NativeEndian.Uint64(e.Address[:]), binary.NativeEndian.Uint64(e.Address[8:])
 	return mix(mix(hi^seed) ^ lo ^ uint64(e.Port))
 }

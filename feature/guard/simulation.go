@@ -89,7 +89,7 @@ func (s *Simulation) Passes(at uint64, frame []byte) (bool, error) {
 func (s *Simulation) SetLimits(l Limits) { s.state.setLimits(l) }
 
 // Seed makes the guard's decisions the same in every run.
-func (s *Simulation) Seed(a, b uint64) { s.state.Control.Seed = [2]uint64{a, b} }
+func (s *Simulation) Seed(a, b uint64) { s.state.Total.Seed = [2]uint64{a, b} }
 
 // Counts is what the guard has seen, as of a time of its clock.
 func (s *Simulation) Counts(at uint64) Counts { return s.state.read(at) }

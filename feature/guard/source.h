@@ -29,7 +29,7 @@ static __always_inline __u64 source_word(__u32 print, __u32 epoch, __u32 score, 
 /* guard_limits_of is the form of the limits that is in force. */
 static __always_inline const struct guard_limits *guard_limits_of(struct guard_state *s)
 {
-	return &s->control.limits[guard_read(s->control.active) & 1];
+	return &s->total.limits[guard_read(s->total.active) & 1];
 }
 
 /* source_age is how many epochs ago the word was written. */

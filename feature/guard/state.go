@@ -50,9 +50,9 @@ func newState(l Limits) (*ebpf.Map, error) {
 		m.Close()
 		return nil, fmt.Errorf("drawing a guard's seed: %w", err)
 	}
-	s.Control.Seed[0] = binary.NativeEndian.Uint64(seed[:])
-	s.Control.Seed[1] = binary.NativeEndian.Uint64(seed[8:])
-	s.Control.Version = ABI
+	s.Total.Seed[0] = binary.NativeEndian.Uint64(seed[:])
+	s.Total.Seed[1] = binary.NativeEndian.Uint64(seed[8:])
+	s.Total.Version = ABI
 	s.Total.Hot = never
 	s.setLimits(l)
 	return m, nil
@@ -87,8 +87,8 @@ func readState(m *ebpf.Map) (*guardGuardState, error) {
 	if err := m.Lookup(uint32(0), unsafe.Slice((*byte)(unsafe.Pointer(s)), stateBytes)); err != nil {
 		return nil, fmt.Errorf("reading a guard's state: %w", err)
 	}
-	if s.Control.Version != ABI {
-		return nil, fmt.Errorf("version %d: %w, which reads %d", s.Control.Version, ErrLayout, ABI)
+	if s.Total.Version != ABI {
+		return nil, fmt.Errorf("version %d: %w, which reads %d", s.Total.Version, ErrLayout, ABI)
 	}
 	return s, nil
 }
@@ -97,10 +97,10 @@ func (s *state) close() { _ = unix.Munmap(s.memory) }
 
 // setLimits puts limits in force at once: a packet meets the old ones or the new ones.
 func (s *state) setLimits(l Limits) {
-	next := 1 - s.Control.Active&1
-	s.Control.Limits[next] = l.layout()
-	atomic.StoreUint32(&s.Control.Active, next)
+	next := 1 - s.Total.Active&1
+	s.Total.Limits[next] = l.layout()
+	atomic.StoreUint32(&s.Total.Active, next)
 }
 
 // limits are those in force.
-func (s *guardGuardState) limits() guardGuardLimits { return s.Control.Limits[s.Control.Active&1] }
+func (s *guardGuardState) limits() guardGuardLimits { return s.Total.Limits[s.Total.Active&1] }

@@ -51,10 +51,19 @@ type batchGuardListenKey struct {
 }
 
 type batchGuardState struct {
-	_       structs.HostLayout
-	Control struct {
-		_      structs.HostLayout
-		Limits [2]struct {
+	_     structs.HostLayout
+	Total struct {
+		_       structs.HostLayout
+		Seed    [2]uint64
+		Active  uint32
+		Version uint32
+		Epoch   uint32
+		Hot     uint32
+		Fair    uint32
+		Calm    uint32
+		Ready   uint32
+		Pad0    [5]uint32
+		Limits  [2]struct {
 			_              structs.HostLayout
 			Interval       uint64
 			Depth          uint64
@@ -64,28 +73,16 @@ type batchGuardState struct {
 			PerEpoch       uint32
 			Pattern        uint32
 			Dry            uint32
-			Pad            uint32
+			Pad            [3]uint32
 		}
-		Seed    [2]uint64
-		Active  uint32
-		Version uint32
-	}
-	Total struct {
-		_          structs.HostLayout
 		Debt       uint64
 		InsertDebt uint64
 		Pad1       [6]uint64
-		Epoch      uint32
-		Hot        uint32
-		Fair       uint32
-		Calm       uint32
-		Ready      uint32
-		Pad2       [11]uint32
 		Reserved   uint32
 		Holders    uint32
 		Behaved    uint32
 		Sweep      uint32
-		Pad3       [12]uint32
+		Pad2       [12]uint32
 	}
 	Counters [64]struct {
 		_       structs.HostLayout
