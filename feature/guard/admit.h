@@ -20,11 +20,8 @@ struct guard_packet {
 	__u64 host;   /* keyed hash of the IPv6 address, odd; 0 for IPv4 */
 };
 
-/* What one decision needs at hand. */
-struct guard_view {
-	struct guard_state *state;
-	const struct guard_limits *limits;
-	struct guard_target *target; /* of the destination, if each is limited, else 0 */
+/* What one decision needs at hand. No pointers: functions of their own get it as memory. */
+struct guard_moment {
 	__u64 ticks;
 	__u64 dice;  /* from the time and the secret hash: nobody outside can foresee it */
 	__u32 epoch; /* of the guard */
@@ -32,6 +29,7 @@ struct guard_view {
 	__u32 phase;  /* how far into its own epoch: sixteenths */
 	__u32 hot;    /* something was refused in this epoch or the two before */
 	__u32 scarce; /* the source has the smallest reservation */
+	__u32 print;  /* of the source */
 };
 
 static __always_inline __u64 guard_mix(__u64 x)
@@ -49,14 +47,14 @@ static __always_inline __u64 guard_mix(__u64 x)
  * quarter of it to those who have earned more. It is dithered, so that no rhythm of an attack always
  * finds room, or never does.
  */
-static __always_inline __s64 guard_threshold(const struct guard_view *v, __u32 tier, __u64 depth)
+static __always_inline __s64 guard_threshold(const struct guard_moment *m, __u32 tier, __u64 depth)
 {
 	__u64 unit = depth >> 8;
-	__u32 random = v->dice >> 56;
+	__u32 random = m->dice >> 56;
 
 	if (tier == GUARD_RESERVED) /* many tiny reservations used at once must not empty it */
-		return depth - (v->hot && v->scarce ? depth >> 3 : 0);
-	if (!guard_rare(v->hot))
+		return depth - (m->hot && m->scarce ? depth >> 3 : 0);
+	if (!guard_rare(m->hot))
 		return unit * 192;
 	switch (tier) {
 	case GUARD_EARNED:
@@ -72,13 +70,14 @@ static __always_inline __s64 guard_threshold(const struct guard_view *v, __u32 t
 }
 
 /* guard_count adds this packet to a known source's word and returns that: in a new epoch its reservation changes. */
-static __always_inline __u64 guard_count(struct guard_view *v, __u64 *word, __u64 w, __u32 print)
+static __always_inline __u64 guard_count(struct guard_state *s, const struct guard_moment *m,
+					 __u64 *word, __u64 w)
 {
-	struct guard_total *t = &v->state->total;
+	struct guard_total *t = &s->total;
 
 	/* A late clock, on another CPU, is not a new epoch. */
-	if (guard_rare(((v->own - 1 - SOURCE_EPOCH(w)) & 4095) < 4000)) {
-		__u64 turned = source_turn(v->state, w, v->own, v->hot);
+	if (guard_rare(((m->own - 1 - SOURCE_EPOCH(w)) & 4095) < 4000)) {
+		__u64 turned = source_turn(s, w, m->own, m->hot);
 
 		if (guard_cas(word, w, turned) == w) {
 			guard_reserve(t, (__s32)SOURCE_RESERVED(turned) - (__s32)SOURCE_RESERVED(w),
@@ -86,114 +85,159 @@ static __always_inline __u64 guard_count(struct guard_view *v, __u64 *word, __u6
 			return turned;
 		}
 		w = guard_read(*word); /* another CPU turned it, or replaced it */
-		if (SOURCE_PRINT(w) != print || SOURCE_COUNT(w) >= 4095)
+		if (SOURCE_PRINT(w) != m->print || SOURCE_COUNT(w) >= 4095)
 			return w;
 		__sync_fetch_and_add(word, 1);
 		return w + 1;
 	}
 	if (SOURCE_SCORE(w) != GUARD_GRANTED &&
-	    SOURCE_COUNT(w) > guard_calm(t, v->limits, v->hot)) {
-		__u64 bad = source_word(print, SOURCE_EPOCH(w), GUARD_BAD, 0, GUARD_EXCEEDED);
+	    SOURCE_COUNT(w) > guard_calm(t, guard_limits_of(s), m->hot)) {
+		__u64 bad = source_word(m->print, SOURCE_EPOCH(w), GUARD_BAD, 0, GUARD_EXCEEDED);
 
 		/* Written once an epoch: a flood's packets teach nothing new. */
 		if (w != bad)
 			guard_cas(word, w, bad);
 		return bad;
 	}
-	if (SOURCE_COUNT(w) <
-	    4080) /* 15 spare, for as many CPUs that add now: no carry into the reservation */
+	/* 15 spare, for as many CPUs that add now: no carry into what it has shown. */
+	if (SOURCE_COUNT(w) < 4080)
 		return __sync_fetch_and_add(word, 1) + 1;
 	return w;
 }
 
-/* guard_known is the tier of a source that is remembered. */
-static __always_inline __u32 guard_known(struct guard_view *v, const struct guard_packet *p,
-					 __u64 *word, __u32 print)
+/* guard_one_host says that one host of a /64 floods: the others, and what they reserved, are not blamed. */
+static __always_inline int guard_one_host(struct guard_state *s, const struct guard_packet *p,
+					  __u64 w)
 {
-	struct guard_total *t = &v->state->total;
-	__u64 w = guard_read(*word);
-	__u32 count = SOURCE_COUNT(w), reserved = SOURCE_RESERVED(w), shown, paced;
+	__u32 reserved = SOURCE_RESERVED(w);
 
-	/* One host of a /64 floods: the others, and what they reserved, are not blamed. */
-	if (guard_rare(v->hot) && p->host &&
-	    count > (reserved ? reserved + (reserved >> 2) : t->calm >> 1) &&
-	    guard_heavy(&v->state->sketch[GUARD_BY_HOST],
-			guard_mix(p->host ^ v->state->total.seed[1]), p->now >> 8,
-			v->limits->pattern, 1))
+	if (!p->host ||
+	    SOURCE_COUNT(w) <= (reserved ? reserved + (reserved >> 2) : s->total.calm >> 1))
+		return 0;
+	return guard_heavy(&s->sketch[GUARD_BY_HOST], guard_mix(p->host ^ s->total.seed[1]),
+			   p->now >> 8, guard_limits_of(s)->pattern, 1);
+}
+
+#define GUARD_SCARCE 256 /* of the result of guard_known, beside the tier */
+
+/* guard_known is the tier of a source that is remembered, as number i of all. */
+int guard_known(struct guard_state *s, const struct guard_packet *p, const struct guard_moment *m,
+		__u32 i)
+{
+	__u32 count, reserved, shown, paced;
+	const struct guard_limits *l;
+	struct guard_total *t;
+	__u64 *word, w;
+
+	if (guard_rare(!s || !p || !m))
+		return GUARD_FRESH;
+	t = &s->total;
+	l = guard_limits_of(s);
+	word = guard_source(s, i);
+	w = guard_read(*word);
+	if (guard_rare(m->hot) && guard_one_host(s, p, w))
 		return GUARD_HEAVY;
-
-	if (SOURCE_PRINT(w) != print)
-		w = source_word(print, v->own, 0, 0, 0); /* replaced under us: not counted */
+	if (SOURCE_PRINT(w) != m->print)
+		w = source_word(m->print, m->own, 0, 0, 0); /* replaced under us: not counted */
 	else
-		w = guard_count(v, word, w, print);
+		w = guard_count(s, m, word, w);
 	count = SOURCE_COUNT(w);
 	reserved = SOURCE_RESERVED(w);
 	shown = SOURCE_SHOWN(w);
 	/* Under attack what a source has shown is paced along its epoch. */
-	paced = count <= 1 + (shown >> 2) + ((shown * 5 * (v->phase + 1)) >> 6);
+	paced = count <= 1 + (shown >> 2) + ((shown * 5 * (m->phase + 1)) >> 6);
 	if (!reserved) {
-		if (count > guard_calm(t, v->limits, v->hot) || SOURCE_SCORE(w) == GUARD_BAD)
+		if (count > guard_calm(t, l, m->hot) || SOURCE_SCORE(w) == GUARD_BAD)
 			return GUARD_HEAVY;
 		if (paced && SOURCE_SCORE(w) >= GUARD_NEED_HOT)
 			return GUARD_EARNED;
 		return count > 1 || SOURCE_SCORE(w) ? GUARD_SEEN : GUARD_FRESH;
 	}
-	if (paced) {
-		v->scarce = reserved < 2;
-		return GUARD_RESERVED;
-	}
-	if (count <= 2 * reserved + 4 || count <= t->fair || count <= v->limits->per_epoch >> 8)
+	if (paced)
+		return reserved < 2 ? GUARD_RESERVED | GUARD_SCARCE : GUARD_RESERVED;
+	if (count <= 2 * reserved + 4 || count <= t->fair || count <= l->per_epoch >> 8)
 		return GUARD_ABOVE;
 	/* Far above: demoted at once. */
-	if (v->hot &&
-	    guard_cas(word, w, source_word(print, SOURCE_EPOCH(w), GUARD_BAD, 0, GUARD_EXCEEDED)) ==
-		    w)
+	if (m->hot &&
+	    guard_cas(word, w,
+		      source_word(m->print, SOURCE_EPOCH(w), GUARD_BAD, 0, GUARD_EXCEEDED)) == w)
 		guard_reserve(t, -(__s32)reserved, -1);
 	return GUARD_HEAVY;
+}
+
+/* guard_condemn keeps a source from being promoted out of a heavy pattern. */
+int guard_condemn(struct guard_state *s, __u32 i, __u32 print)
+{
+	__u64 *word, w;
+
+	if (!s)
+		return 0;
+	word = guard_source(s, i);
+	w = guard_read(*word);
+	if (SOURCE_PRINT(w) == print && !SOURCE_RESERVED(w) && SOURCE_SCORE(w) != GUARD_BAD)
+		guard_cas(word, w,
+			  source_word(print, SOURCE_EPOCH(w), GUARD_BAD, 0, SOURCE_COUNT(w)));
+	return 0;
 }
 
 /*
  * guard_strange says whether a packet of a source without a reservation belongs to a heavy pattern. What
  * is refused in any case teaches the patterns by a quarter of its packets, with four times the weight: -1 for the rest.
  */
-static __always_inline int guard_strange(struct guard_view *v, const struct guard_packet *p,
-					 __u32 tier)
+int guard_strange(struct guard_state *s, const struct guard_packet *p, const struct guard_moment *m,
+		  __u32 tier)
 {
-	struct guard_state *s = v->state;
-	__u64 key = s->total.seed[1];
-	__u32 packets = 1, at = p->now >> 8;
+	const struct guard_limits *l;
+	__u32 packets = 1, at;
+	__u64 key;
 
-	if (tier == GUARD_FRESH && v->limits->interval &&
-	    (__s64)(guard_read(s->total.debt) + v->limits->interval - v->ticks) >
-		    guard_threshold(v, GUARD_FRESH, v->limits->depth)) {
-		if (v->dice >> 40 & 3)
+	if (!s || !p || !m)
+		return 0;
+	l = guard_limits_of(s);
+	key = s->total.seed[1];
+	at = p->now >> 8;
+	if (tier == GUARD_FRESH && l->interval &&
+	    (__s64)(guard_read(s->total.debt) + l->interval - m->ticks) >
+		    guard_threshold(m, GUARD_FRESH, l->depth)) {
+		if (m->dice >> 40 & 3)
 			return -1;
 		packets = 4;
 	}
-	return guard_heavy(&s->sketch[GUARD_BY_NET], guard_mix(p->net ^ key), at,
-			   v->limits->pattern, packets) ||
-	       guard_heavy(&s->sketch[GUARD_BY_PORT], guard_mix(~p->port ^ key), at,
-			   v->limits->pattern, packets);
+	return guard_heavy(&s->sketch[GUARD_BY_NET], guard_mix(p->net ^ key), at, l->pattern,
+			   packets) ||
+	       guard_heavy(&s->sketch[GUARD_BY_PORT], guard_mix(~p->port ^ key), at, l->pattern,
+			   packets);
 }
 
 /* guard_spend_both takes credit of the destination and of the total, or of neither: who refused it. */
 enum { GUARD_SPENT, GUARD_NO_TARGET, GUARD_NO_TOTAL };
 
-static __always_inline int guard_spend_both(struct guard_view *v, __u32 tier)
+static __always_inline int guard_spend_both(struct guard_state *s, struct guard_target *d,
+					    const struct guard_moment *m, __u32 tier)
 {
-	const struct guard_limits *l = v->limits;
-	struct guard_total *t = &v->state->total;
-	struct guard_target *d = v->target;
+	const struct guard_limits *l = guard_limits_of(s);
 
-	if (d && !guard_spend(&d->debt, v->ticks, l->target_interval,
-			      guard_threshold(v, tier, l->target_depth)))
+	if (d && !guard_spend(&d->debt, m->ticks, l->target_interval,
+			      guard_threshold(m, tier, l->target_depth)))
 		return GUARD_NO_TARGET;
 	if (!l->interval ||
-	    guard_spend(&t->debt, v->ticks, l->interval, guard_threshold(v, tier, l->depth)))
+	    guard_spend(&s->total.debt, m->ticks, l->interval, guard_threshold(m, tier, l->depth)))
 		return GUARD_SPENT;
 	if (d)
 		guard_refund(&d->debt, l->target_interval);
 	return GUARD_NO_TOTAL;
+}
+
+/* guard_stranger remembers a source that is not known, as far as the rate of that allows. */
+static __always_inline void guard_stranger(struct guard_state *s, const struct guard_packet *p,
+					   const struct guard_moment *m)
+{
+	__u64 interval = guard_limits_of(s)->insert_interval, random = m->dice >> 56;
+
+	if (guard_rare(guard_spend(&s->total.insert_debt, m->ticks, interval,
+				   (interval << 4) - ((interval * random) >> 4))))
+		guard_remember(s, p->source, source_word(m->print, m->own, 0, 0, 1), m->epoch,
+			       random);
 }
 
 #define GUARD_PASSES 256 /* of the result of guard_decide, beside the tier */
@@ -205,62 +249,51 @@ static __always_inline int guard_spend_both(struct guard_view *v, __u32 tier)
  */
 int guard_decide(struct guard_state *s, const struct guard_packet *p, struct guard_target *target)
 {
-	__u32 print, tier = GUARD_FRESH;
-	struct guard_view v = { .state = s, .target = target };
+	struct guard_moment m = {};
+	__u32 tier = GUARD_FRESH;
+	int known, strange = 0, early, refused;
 	struct guard_total *t;
-	struct guard_bucket *b;
-	__u64 shifted, *word = 0;
-	int way = -1, strange = 0, early, refused;
+	__u64 shifted;
 
 	if (guard_rare(!s || !p))
 		return GUARD_PASSES;
 	t = &s->total;
-	b = &s->sources[p->source & (GUARD_BUCKETS - 1)];
-	print = (__u32)(p->source >> 40) | 1;
 	shifted = p->now + ((p->source >> 9) & ((1ULL << GUARD_EPOCH_SHIFT) - 1));
-	v.limits = guard_limits_of(s);
-	v.epoch = p->now >> GUARD_EPOCH_SHIFT;
-	v.ticks = p->now << GUARD_TICK_SHIFT;
-	v.dice = (p->now ^ p->source) * 0x9e3779b97f4a7c15ULL;
-	v.own = shifted >> GUARD_EPOCH_SHIFT;
-	if (guard_rare(guard_read(t->epoch) != v.epoch || !t->ready))
-		guard_epoch(s, v.epoch);
-	v.hot = v.epoch - t->hot <= 2 || (target && v.epoch - target->hot <= 2);
-	v.phase = v.hot ? (__u32)(shifted >> (GUARD_EPOCH_SHIFT - 4)) & 15 : 15;
+	m.print = (__u32)(p->source >> 40) | 1;
+	m.epoch = p->now >> GUARD_EPOCH_SHIFT;
+	m.ticks = p->now << GUARD_TICK_SHIFT;
+	m.dice = (p->now ^ p->source) * 0x9e3779b97f4a7c15ULL;
+	m.own = shifted >> GUARD_EPOCH_SHIFT;
+	if (guard_rare(guard_read(t->epoch) != m.epoch || !t->ready))
+		guard_epoch(s, m.epoch);
+	m.hot = m.epoch - t->hot <= 2 || (target && m.epoch - target->hot <= 2);
+	m.phase = m.hot ? (__u32)(shifted >> (GUARD_EPOCH_SHIFT - 4)) & 15 : 15;
 
 	/*
 	 * While all is calm everybody but the holders of reservations finds the same room: where there is
 	 * some, it is taken before the source is looked up. A swap waits for every load before it, and
-	 * the source's is one from memory as a rule.
+	 * the source's may be one from memory.
 	 */
-	early = !v.hot && guard_spend_both(&v, GUARD_HEAVY) == GUARD_SPENT;
+	early = !m.hot && guard_spend_both(s, target, &m, GUARD_HEAVY) == GUARD_SPENT;
 
-	for (int i = 0; i < GUARD_WAYS; i++)
-		if (SOURCE_PRINT(b->source[i]) == print)
-			way = i;
-	if (way >= 0) {
-		word = &b->source[way & (GUARD_WAYS - 1)];
-		tier = guard_known(&v, p, word, print);
-	} else if (guard_spend(&t->insert_debt, v.ticks, v.limits->insert_interval,
-			       (v.limits->insert_interval << 4) -
-				       ((v.limits->insert_interval * (v.dice >> 56)) >> 4))) {
-		guard_remember(s, p->source, source_word(print, v.own, 0, 0, 1), v.epoch,
-			       v.dice >> 56);
+	known = guard_find(s, p->source, m.print);
+	if (known < 0) {
+		guard_stranger(s, p, &m);
+	} else {
+		tier = guard_known(s, p, &m, known);
+		m.scarce = !!(tier & GUARD_SCARCE);
+		tier &= 7;
 	}
-	if (guard_rare(v.hot && (tier == GUARD_SEEN || tier == GUARD_FRESH)))
-		strange = guard_strange(&v, p, tier);
+	if (guard_rare(m.hot && (tier == GUARD_SEEN || tier == GUARD_FRESH)))
+		strange = guard_strange(s, p, &m, tier);
 	if (guard_rare(strange > 0)) {
-		__u64 w = word ? guard_read(*word) : 0;
-
 		tier = GUARD_HEAVY;
-		/* Nobody is promoted out of a heavy pattern. */
-		if (word && SOURCE_PRINT(w) == print && !SOURCE_RESERVED(w) &&
-		    SOURCE_SCORE(w) != GUARD_BAD)
-			guard_cas(
-				word, w,
-				source_word(print, SOURCE_EPOCH(w), GUARD_BAD, 0, SOURCE_COUNT(w)));
+		if (known >= 0)
+			guard_condemn(s, known, m.print);
 	}
-	refused = early ? GUARD_SPENT : strange < 0 ? GUARD_NO_TOTAL : guard_spend_both(&v, tier);
+	refused = early	      ? GUARD_SPENT :
+		  strange < 0 ? GUARD_NO_TOTAL :
+				guard_spend_both(s, target, &m, tier);
 	if (!guard_rare(refused != GUARD_SPENT)) {
 		if (target)
 			__sync_fetch_and_add(&target->passed, 1);
@@ -270,10 +303,10 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 	if (target)
 		__sync_fetch_and_add(&target->refused, 1);
 	if (refused == GUARD_NO_TARGET && target)
-		target->hot = v.epoch;
-	else if (t->hot != v.epoch)
-		t->hot = v.epoch;
-	return tier | ((v.dice >> 32) % GUARD_TOP_SAMPLE ? 0 : GUARD_SAMPLE);
+		target->hot = m.epoch;
+	else if (t->hot != m.epoch)
+		t->hot = m.epoch;
+	return tier | ((m.dice >> 32) % GUARD_TOP_SAMPLE ? 0 : GUARD_SAMPLE);
 }
 
 #endif

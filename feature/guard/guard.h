@@ -7,10 +7,11 @@
 #ifndef WEIR_GUARD_H
 #define WEIR_GUARD_H
 
-#define GUARD_TICK_SHIFT  4    /* ticks in a nanosecond: 1 << 4 */
-#define GUARD_EPOCH_SHIFT 31   /* an epoch is 2^31 ns: 2.147 s */
-#define GUARD_WAYS	  8    /* sources in a bucket: one cache line */
-#define GUARD_BUCKETS	  8192 /* 512 KiB of them */
+#define GUARD_TICK_SHIFT  4  /* ticks in a nanosecond: 1 << 4 */
+#define GUARD_EPOCH_SHIFT 31 /* an epoch is 2^31 ns: 2.147 s */
+#define GUARD_WAYS	  32 /* sources in a bucket */
+#define GUARD_BUCKETS	  2048
+#define GUARD_CHOICE	  8    /* of a bucket's ways, looked at for one to replace: a cache line */
 #define GUARD_COLUMNS	  4096 /* of a row of a sketch */
 #define GUARD_TOP_SETS	  64   /* of patterns that are dropped, a level */
 #define GUARD_TOP_WAYS	  4
@@ -95,6 +96,15 @@ struct guard_bucket {
 	__u64 source[GUARD_WAYS];
 };
 
+/*
+ * The upper 16 bits of the fingerprints of a bucket, in one cache line: a stranger costs that line and no more, and
+ * all of them take 128 KiB, which a CPU's cache may hold. A word is swapped first; a print that
+ * belongs to no word, or to another one, hides a source or shows one that the word then denies.
+ */
+struct guard_prints {
+	__u16 print[GUARD_WAYS];
+};
+
 struct guard_cell {
 	__u32 rate; /* packets/s << 8, decaying */
 	__u32 at;   /* units of 2^8 ns */
@@ -129,6 +139,7 @@ enum { GUARD_BY_NET, GUARD_BY_PORT, GUARD_BY_HOST, GUARD_SKETCHES };
 struct guard_state {
 	struct guard_total total;
 	struct guard_counters counters[GUARD_COUNTERS];
+	struct guard_prints prints[GUARD_BUCKETS];
 	struct guard_bucket sources[GUARD_BUCKETS];
 	struct guard_sketch sketch[GUARD_SKETCHES];
 	struct guard_top top[GUARD_LEVELS];

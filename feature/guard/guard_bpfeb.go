@@ -72,9 +72,13 @@ type guardGuardState struct {
 		_       structs.HostLayout
 		Verdict [8][2]uint64
 	}
-	Sources [8192]struct {
+	Prints [2048]struct {
+		_     structs.HostLayout
+		Print [32]uint16
+	}
+	Sources [2048]struct {
 		_      structs.HostLayout
-		Source [8]uint64
+		Source [32]uint64
 	}
 	Sketch [3]struct {
 		_    structs.HostLayout

@@ -167,10 +167,17 @@ static __always_inline int guard_frame_ports(void *at, void *end, struct guard_a
 	return GUARD_OK;
 }
 
-static __always_inline int guard_frame_v4(void *at, void *end, struct guard_addresses *a)
+/*
+ * guard_frame_v4 and guard_frame_v6 read an IP packet that begins at an offset of a frame: functions of
+ * their own, so that the verifier walks them once and not behind each number of VLAN tags.
+ */
+int guard_frame_v4(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 {
+	void *at = (void *)(long)ctx->data + (offset & 31), *end = (void *)(long)ctx->data_end;
 	struct iphdr *ip = at;
 
+	if (!a)
+		return GUARD_NOT_OURS;
 	if ((void *)(ip + 1) > end || ip->ihl < 5)
 		return GUARD_NOT_OURS; /* IP itself drops it */
 	guard_mapped(a->saddr, ip->saddr);
@@ -181,10 +188,13 @@ static __always_inline int guard_frame_v4(void *at, void *end, struct guard_addr
 	return guard_frame_ports(at + ip->ihl * 4, end, a);
 }
 
-static __always_inline int guard_frame_v6(void *at, void *end, struct guard_addresses *a)
+int guard_frame_v6(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 {
+	void *at = (void *)(long)ctx->data + (offset & 31), *end = (void *)(long)ctx->data_end;
 	struct ipv6hdr *ip = at;
 
+	if (!a)
+		return GUARD_NOT_OURS;
 	if ((void *)(ip + 1) > end)
 		return GUARD_NOT_OURS;
 	__builtin_memcpy(a->saddr, &ip->saddr, 16);
@@ -234,9 +244,9 @@ static __always_inline int guard_read_frame(struct xdp_md *ctx, struct guard_add
 		at = vlan + 1;
 	}
 	if (proto == bpf_htons(ETH_P_IP))
-		return guard_frame_v4(at, end, a);
+		return guard_frame_v4(ctx, at - (void *)eth, a);
 	if (proto == bpf_htons(ETH_P_IPV6))
-		return guard_frame_v6(at, end, a);
+		return guard_frame_v6(ctx, at - (void *)eth, a);
 	return GUARD_NOT_OURS;
 }
 

@@ -183,29 +183,27 @@ int guard_epoch(struct guard_state *s, __u32 epoch)
 	return 0;
 }
 
-/* guard_expire takes back, in one bucket, the reservations of the silent. */
-static __always_inline void guard_expire(struct guard_total *t, struct guard_bucket *b, __u32 epoch)
+/* guard_expire takes back, in an eighth of a bucket, the reservations of the silent. */
+static __always_inline void guard_expire(struct guard_total *t, __u64 *source, __u32 epoch)
 {
-	for (int i = 0; i < GUARD_WAYS; i++) {
-		__u64 w = b->source[i];
+	for (int i = 0; i < GUARD_CHOICE; i++) {
+		__u64 w = source[i];
 
 		/* A source's own epoch may be one ahead. */
 		if (SOURCE_RESERVED(w) && source_age(w, epoch + 1) > GUARD_IDLE &&
-		    guard_cas(&b->source[i], w, 0) == w)
+		    guard_cas(&source[i], w, 0) == w)
 			guard_reserve(t, -(__s32)SOURCE_RESERVED(w), -1);
 	}
 }
 
-/* guard_replace puts a word in place of the source that its bucket misses least. */
-static __always_inline void guard_replace(struct guard_total *t, struct guard_bucket *b, __u64 word,
-					  __u32 epoch, __u32 random)
+/* guard_victim is which of some sources is missed least, or -1. */
+static __always_inline int guard_victim(const __u64 *source, __u32 epoch, __u32 random)
 {
 	__u32 best = 0;
 	int victim = -1;
-	__u64 *p, w;
 
-	for (int i = 0; i < GUARD_WAYS; i++) {
-		__u64 x = b->source[i];
+	for (int i = 0; i < GUARD_CHOICE; i++) {
+		__u64 x = source[i];
 		__u32 age = source_age(x, epoch + 1);
 		__u32 rank = x ? age * 16 + 16 - SOURCE_SCORE(x) : 1 << 20;
 
@@ -219,29 +217,86 @@ static __always_inline void guard_replace(struct guard_total *t, struct guard_bu
 			victim = i;
 		}
 	}
-	if (victim < 0)
-		return;
-	p = &b->source[victim & (GUARD_WAYS - 1)];
-	w = guard_read(*p);
-	if (guard_cas(p, w, word) == w && SOURCE_RESERVED(w))
-		guard_reserve(t, -(__s32)SOURCE_RESERVED(w), -1);
+	return victim;
 }
 
 /*
- * guard_remember takes a source into its bucket that was never seen, or forgotten: who was seen once
- * goes first, then the longest silent; a live reservation is never taken away. It clears one other
- * bucket of the silent, so that all are visited in time.
+ * guard_remember takes a source into its bucket that was never seen, or forgotten, in place of one of eight
+ * others: who was seen once goes first, then the longest silent; a live reservation is never taken
+ * away. It clears another eighth of a bucket of the silent, so that all are visited in time.
  */
 int guard_remember(struct guard_state *s, __u32 bucket, __u64 word, __u32 epoch, __u32 random)
 {
-	__u32 next;
+	__u32 base = (random >> 3) % (GUARD_WAYS / GUARD_CHOICE) * GUARD_CHOICE, way, next;
+	struct guard_total *t;
+	__u64 *p, w;
+	int victim;
 
 	if (!s)
 		return 0;
-	guard_replace(&s->total, &s->sources[bucket & (GUARD_BUCKETS - 1)], word, epoch, random);
-	next = __sync_fetch_and_add(&s->total.sweep, 1) & (GUARD_BUCKETS - 1);
-	guard_expire(&s->total, &s->sources[next], epoch);
+	t = &s->total;
+	bucket &= GUARD_BUCKETS - 1;
+	victim = guard_victim(&s->sources[bucket].source[base], epoch, random);
+	if (victim >= 0) {
+		way = (base + victim) & (GUARD_WAYS - 1);
+		p = &s->sources[bucket].source[way];
+		w = guard_read(*p);
+		if (guard_cas(p, w, word) == w) {
+			s->prints[bucket].print[way] = SOURCE_PRINT(word) >> 8;
+			if (SOURCE_RESERVED(w))
+				guard_reserve(t, -(__s32)SOURCE_RESERVED(w), -1);
+		}
+	}
+	next = __sync_fetch_and_add(&t->sweep, 1);
+	bucket = (next / (GUARD_WAYS / GUARD_CHOICE)) & (GUARD_BUCKETS - 1);
+	base = next % (GUARD_WAYS / GUARD_CHOICE) * GUARD_CHOICE;
+	guard_expire(t, &s->sources[bucket].source[base], epoch);
 	return 0;
+}
+
+/* guard_source is the word of source number i: the bucket's number, and its way. */
+static __always_inline __u64 *guard_source(struct guard_state *s, __u32 i)
+{
+	return &s->sources[(i / GUARD_WAYS) & (GUARD_BUCKETS - 1)].source[i & (GUARD_WAYS - 1)];
+}
+
+/* guard_any is 1 if a bit is set, without a branch. */
+static __always_inline __u32 guard_any(__u64 x)
+{
+	return (x | -x) >> 63;
+}
+
+/*
+ * guard_find is the number of a source, or -1. Four prints are compared at once, and what is found is
+ * numbered without a branch: it lies anywhere, so each would be foreseen wrongly, and the verifier would
+ * walk everything behind it once for each of 32 places.
+ */
+static __always_inline int guard_find(struct guard_state *s, __u32 bucket, __u32 print)
+{
+	const __u64 ones = 0x0001000100010001ULL, *prints;
+	__u64 sought = (print >> 8) * ones, hits = 0;
+
+	bucket &= GUARD_BUCKETS - 1;
+	prints = (const __u64 *)s->prints[bucket].print;
+	/* Lane l of word i is bit 16 l + i. A lane above one that is equal may be set, too: the lowest never errs. */
+	for (int i = 0; i < GUARD_WAYS / 4; i++) {
+		__u64 x = prints[i] ^ sought;
+
+		hits |= (((x - ones) & ~x & (ones << 15)) >> 15) << i;
+	}
+	for (int i = 0; i < 3 && hits; i++) {
+		__u64 bit = hits & -hits;
+		__u32 way = guard_any(bit & 0xffff0000ffff0000ULL) | guard_any(bit >> 32) << 1 |
+			    guard_any(bit & 0xaaaaaaaaaaaaaaaaULL) << 2 |
+			    guard_any(bit & 0xccccccccccccccccULL) << 3 |
+			    guard_any(bit & 0xf0f0f0f0f0f0f0f0ULL) << 4;
+
+		way |= bucket * GUARD_WAYS;
+		if (!guard_rare(SOURCE_PRINT(guard_read(*guard_source(s, way))) != print))
+			return way;
+		hits ^= bit;
+	}
+	return -1;
 }
 
 #endif
