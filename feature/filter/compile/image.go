@@ -45,9 +45,9 @@ const (
 	imgEth    = 2  // 14 bytes
 	imgIP     = 16 // 20 or 40 bytes
 	imgTag0   = 56 // TCI, and the type that follows
-	imgTag1   = 60
-	imgL4     = 64  // 20 bytes
-	imgLen    = 84  // bytes that the hook sees, u32
+	imgLen    = 60 // bytes that the hook sees, u32
+	imgTag1   = 64
+	imgL4     = 68  // 20 bytes
 	imgFrag   = 88  // the second half-word of a fragment header
 	imgQType  = 90  //
 	imgEnd    = 92  // where the IP packet ends, u32
