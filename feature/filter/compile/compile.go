@@ -92,7 +92,8 @@ const (
 type Counts struct {
 	Packets uint64
 	Bytes   uint64 // as long as the hook sees them
-	Last    uint64 // CLOCK_MONOTONIC in ns, at the resolution of a tick where the kernel has the coarse clock
+	Last    uint64 // CLOCK_MONOTONIC in ns, at the resolution of a tick
+	Tick    uint64 // of the kernel's clock when Last was written; the program's own
 }
 
 // Program is what rules were compiled to.

@@ -31,34 +31,143 @@ const (
 // found clears bits of what is absent, in R7.
 func (g *gen) found(bits uint32) { g.op(asm.And.Imm(asm.R7, int32(^bits))) }
 
-// dissect fills the image. It ends with R7 saying what is absent, and goes on behind.
+// dissect fills the image. It ends with the bits of what is absent in it, and goes on behind.
 //
-// Registers: R6 is the context, R8 the image; R9 is the offset of what comes next.
+// Registers: R6 is the context, R8 the image, R7 what is absent; R9 is the offset of what comes next.
 func (g *gen) dissect() {
 	g.done = g.label()
 	g.note = "the image, of values that the verifier does not know"
 	g.op(asm.Mov.Reg(asm.R6, asm.R1))
 	g.op(asm.Mov.Reg(asm.R8, asm.RFP), asm.Add.Imm(asm.R8, stackImage))
 	g.length()
-	g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.LSh.Imm(asm.R1, 32), asm.Or.Reg(asm.R1, asm.R0))
-	for i := int16(0); i < imgSize; i += 4 {
-		g.op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
-	}
-	g.op(asm.StoreMem(asm.RFP, xorWord-4, asm.R1, asm.Word), asm.StoreMem(asm.RFP, xorWord, asm.R1, asm.Word))
-	g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
 	if g.need == 0 {
+		g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
 		return
 	}
+	g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.LSh.Imm(asm.R1, 32), asm.Or.Reg(asm.R1, asm.R0))
+	for i := int16(imgTag0); i < imgSize; i += 4 {
+		g.op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
+	}
+	g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
+	g.op(asm.StoreMem(asm.RFP, xorWord-4, asm.R1, asm.Word), asm.StoreMem(asm.RFP, xorWord, asm.R1, asm.Word))
 	g.op(asm.Mov.Imm(asm.R7, -1))
-	g.open(g.done)
+	p := &paths{cold: g.label(), blank: g.label(), v6: g.label(), have: map[uint32]label{}}
+	for _, t := range transports {
+		p.have[t.bit] = g.label()
+	}
+	g.open(p.blank)
+	g.hot(p)
+	g.bind(p.cold)
+	g.blank()
 	if g.o.Start == Ethernet {
 		g.ethernet()
 	}
 	if g.need&^anyLink != 0 {
-		g.internet()
+		g.internet(p)
+	} else {
+		g.goTo(g.done)
 	}
+	g.bind(p.blank)
+	g.blank()
 	g.bind(g.done)
 	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
+}
+
+// paths are where the code for most packets meets the code for all.
+type paths struct {
+	cold  label            // the packet is taken apart step by step
+	blank label            // nothing can be read
+	v6    label            // an IPv6 header is in the image, R9 is its offset
+	have  map[uint32]label // a transport header is in the image, R9 is its offset
+}
+
+// blank initialises what loads do else.
+func (g *gen) blank() {
+	g.op(asm.LoadMem(asm.R1, asm.R8, imgSpare, asm.Word))
+	for i := int16(0); i < imgTag0; i += 4 {
+		g.op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
+	}
+}
+
+// hot is the way of most packets: no tag, no IPv4 options, at least 40 bytes. One load brings all headers, and each saved
+// costs as much as a dozen rules. Whatever is otherwise begins anew, at cold.
+func (g *gen) hot(p *paths) {
+	l3, first, size := int32(0), int32(imgIP), int32(40)
+	if g.o.Start == Ethernet {
+		l3, first, size = 14, imgEth, 54
+	}
+	if g.need&^anyLink == 0 {
+		return
+	}
+	g.note = "all headers at once"
+	g.op(asm.Mov.Imm(asm.R2, 0))
+	all := func(r asm.Register) []asm.Instruction { return image(r, first) }
+	if g.o.Hook == TC {
+		g.direct(size, p.cold)
+		g.copy(all, size)
+	} else {
+		g.load(all, size, p.cold, true)
+	}
+	if g.o.Hook == TC {
+		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanPresent, asm.Word))
+		g.jump(asm.JNE.Imm(asm.R1, 0, ""), p.cold)
+	}
+	six := g.label()
+	g.op(asm.LoadMem(asm.R1, asm.R8, imgIP, asm.Byte))
+	if g.o.Start == Ethernet {
+		g.op(asm.LoadMem(asm.R0, asm.R8, imgEth+12, asm.Half))
+		g.jump(asm.JEq.Imm(asm.R0, int32(swapped(etherIPv6, asm.Half)), ""), six)
+		g.jump(asm.JNE.Imm(asm.R0, int32(swapped(etherIPv4, asm.Half)), ""), p.cold)
+	} else {
+		g.op(asm.Mov.Reg(asm.R0, asm.R1), asm.RSh.Imm(asm.R0, 4))
+		g.jump(asm.JEq.Imm(asm.R0, 6, ""), six)
+	}
+	g.jump(asm.JNE.Imm(asm.R1, 0x45, ""), p.cold)
+	g.hotHeader(l3)
+	g.hot4(p)
+	g.bind(six)
+	g.op(asm.RSh.Imm(asm.R1, 4))
+	g.jump(asm.JNE.Imm(asm.R1, 6, ""), p.cold)
+	g.hotHeader(l3)
+	if g.need&(anyIP6|anyL4) == 0 {
+		g.goTo(g.done)
+		return
+	}
+	g.goTo(p.v6)
+}
+
+func (g *gen) hotHeader(l3 int32) {
+	if l3 != 0 {
+		g.found(noEth)
+	}
+	g.op(asm.Mov.Imm(asm.R9, l3), asm.StoreMem(asm.R8, imgL3, asm.R9, asm.Word))
+}
+
+// hot4 goes on with an IPv4 header without options, and 20 bytes behind it in the image, which it puts in their place.
+func (g *gen) hot4(p *paths) {
+	g.found(noIP4)
+	if g.need&anyL4 == 0 {
+		g.goTo(g.done)
+		return
+	}
+	g.op(asm.Add.Imm(asm.R9, 20))
+	g.end4()
+	for i := int16(0); i < 20; i += 4 {
+		g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+20+i, asm.Word), asm.StoreMem(asm.R8, imgL4+i, asm.R1, asm.Word))
+	}
+	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
+	g.clip()
+	for _, t := range transports {
+		if !g.wants(t) || t.bit == noICMP6 {
+			continue
+		}
+		other := g.label()
+		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
+		g.fits(t.size, g.done)
+		g.goTo(p.have[t.bit])
+		g.bind(other)
+	}
+	g.goTo(g.done)
 }
 
 // launder has the verifier forget what it knows of a register of 32 bits.
@@ -80,8 +189,8 @@ func (g *gen) ethernet() {
 		g.note = "the tag that the kernel has taken out"
 		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanPresent, asm.Word))
 		g.jump(asm.JEq.Imm(asm.R1, 0, ""), outer)
-		g.op(asm.StoreMem(asm.R8, imgTag0+2, asm.R0, asm.Half),
-			asm.LoadMem(asm.R1, asm.R6, skbVlanTCI, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.StoreMem(asm.R8, imgTag0, asm.R1, asm.Half),
+		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanTCI, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.StoreMem(asm.R8, imgTag0, asm.R1, asm.Half),
+			asm.StoreMem(asm.R8, imgTag0+2, asm.R0, asm.Half),
 			asm.LoadMem(asm.R1, asm.R6, skbVlanProto, asm.Word), asm.StoreMem(asm.R8, imgEth+12, asm.R1, asm.Half))
 		g.found(noTag0)
 		g.goTo(inner)
@@ -112,7 +221,7 @@ func (g *gen) loadImage(img int32, n int32) {
 }
 
 // internet reads the IP header at R9.
-func (g *gen) internet() {
+func (g *gen) internet(p *paths) {
 	v4, v6, l4 := g.label(), g.label(), g.label()
 	want6 := g.need&(anyIP6|anyL4) != 0
 	g.note = "the IP header"
@@ -143,11 +252,14 @@ func (g *gen) internet() {
 	g.ipv4(l4)
 	if want6 {
 		g.bind(v6)
+		g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 20))
+		g.loadImage(imgIP+20, 20)
+		g.bind(p.v6)
 		g.ipv6(l4)
 	}
 	g.bind(l4)
 	if g.need&anyL4 != 0 {
-		g.transport()
+		g.transport(p)
 	}
 }
 
@@ -181,8 +293,14 @@ func (g *gen) ipv4(l4 label) {
 		g.goTo(g.done)
 		return
 	}
-	g.op(asm.LSh.Imm(asm.R0, 2), asm.Add.Reg(asm.R9, asm.R0),
-		asm.LoadMem(asm.R1, asm.R8, imgIP+2, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
+	g.op(asm.LSh.Imm(asm.R0, 2), asm.Add.Reg(asm.R9, asm.R0))
+	g.end4()
+	g.goTo(l4)
+}
+
+// end4 sets the end of an IPv4 packet, and has R0 be the protocol of what is at R9; if there is nothing it is done.
+func (g *gen) end4() {
+	g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+2, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
 	g.setEnd(0)
 	g.jump(asm.JGT.Reg(asm.R9, asm.R2, ""), g.done)
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgIP+6, asm.Half))
@@ -192,7 +310,6 @@ func (g *gen) ipv4(l4 label) {
 	if g.need&noICMP6 != 0 || g.need&noPayload != 0 {
 		g.jump(asm.JEq.Imm(asm.R0, protoICMP6, ""), g.done)
 	}
-	g.goTo(l4)
 }
 
 // The next headers of IPv6 that are walked, and protocols.
@@ -210,11 +327,9 @@ const (
 	protoICMP6 = 58
 )
 
-// ipv6 loads the rest of the header and walks the extension headers.
+// ipv6 reads the header in the image, whose offset is in R9, and walks the extension headers.
 func (g *gen) ipv6(l4 label) {
 	g.note = "IPv6"
-	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 20))
-	g.loadImage(imgIP+20, 20)
 	g.found(noIP6)
 	if g.need&(anyL4|anyIP6&^noIP6) == 0 {
 		g.goTo(g.done)
@@ -241,61 +356,74 @@ func (g *gen) ipv6(l4 label) {
 	g.goTo(l4)
 }
 
+// extensionNumbers are the next headers that are walked, a bit for each.
+const extensionNumbers = 1<<nextHopOpts | 1<<nextRouting | 1<<nextFragment | 1<<nextAH | 1<<nextDstOpts
+
+// isExtension goes to ext if the number in R0 is one of an extension header. It uses R1.
 func isExtension(g *gen, ext label) {
-	for _, next := range []int32{nextHopOpts, nextRouting, nextFragment, nextAH, nextDstOpts} {
-		g.jump(asm.JEq.Imm(asm.R0, next, ""), ext)
-	}
+	no := g.label()
+	g.jump(asm.JGT.Imm(asm.R0, 63, ""), no)
+	g.op(asm.LoadImm(asm.R1, extensionNumbers, asm.DWord), asm.RSh.Reg(asm.R1, asm.R0))
+	g.jump(asm.JSet.Imm(asm.R1, 1, ""), ext)
+	g.bind(no)
 }
 
 // extensions walks the extension headers, the first one's number in R0 and its offset in imgAt. The bits of what is absent
-// are in the image meanwhile. It leaves to out, or to found with the transport protocol in R0.
+// are in the image meanwhile, and R7 counts, which the verifier follows. It leaves to out, or to found with the transport
+// protocol in R0.
 func (g *gen) extensions(out, found label) {
-	walked := g.label()
-	for i := range expr.MostExtensions {
-		next, sized, size := g.label(), g.label(), g.label()
-		// The number in R0 is kept, since loads overwrite it.
-		g.note = "an extension header"
-		g.op(asm.StoreMem(asm.R8, imgSpare+2, asm.R0, asm.Byte), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
-		g.fits(8, out)
-		g.op(asm.Mov.Reg(asm.R2, asm.R9))
-		g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, 8, out, true)
-		g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare+2, asm.Byte), asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
-		for _, e := range []struct {
-			next int32
-			bit  uint32
-		}{{nextHopOpts, noHopOpts}, {nextRouting, noRouting}, {nextDstOpts, noDstOpts}} {
-			if g.need&e.bit != 0 {
-				other := g.label()
-				g.jump(asm.JNE.Imm(asm.R0, e.next, ""), other)
-				g.foundInImage(e.bit)
-				g.bind(other)
-			}
+	loop := g.label()
+	g.op(asm.Mov.Imm(asm.R7, 0))
+	g.bind(loop)
+	// The number in R0 is kept, since loads overwrite it.
+	g.note = "an extension header"
+	g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
+	g.fits(8, out)
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, 8, out, true)
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
+	for _, e := range []struct {
+		next int32
+		bit  uint32
+	}{{nextHopOpts, noHopOpts}, {nextRouting, noRouting}, {nextDstOpts, noDstOpts}} {
+		if g.need&e.bit != 0 {
+			other := g.label()
+			g.jump(asm.JNE.Imm(asm.R0, e.next, ""), other)
+			g.foundInImage(e.bit)
+			g.bind(other)
 		}
-		g.jump(asm.JEq.Imm(asm.R0, nextFragment, ""), size)
-		g.op(asm.LSh.Imm(asm.R1, 3))
-		g.jump(asm.JNE.Imm(asm.R0, nextAH, ""), sized)
-		g.op(asm.RSh.Imm(asm.R1, 1))
-		g.goTo(sized)
-		g.bind(size)
-		g.foundInImage(noFrag)
-		g.op(asm.LoadMem(asm.R2, asm.RFP, stackScratch+2, asm.Half), asm.StoreMem(asm.R8, imgFrag, asm.R2, asm.Half))
-		g.jump(asm.JSet.Imm(asm.R2, int32(swapped(0xfff8, asm.Half)), ""), out)
-		g.op(asm.Mov.Imm(asm.R1, 0))
-		g.bind(sized)
-		g.op(asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
-		g.fits(0, out)
-		g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte))
-		if i == expr.MostExtensions-1 {
-			isExtension(g, out)
-			break
-		}
-		isExtension(g, next)
-		g.goTo(walked)
-		g.bind(next)
 	}
-	g.bind(walked)
+	// No branches: the verifier would follow each of them, in each turn. R3 is all ones for a fragment header, whose second
+	// byte is no length, and R4 is 1 for an authentication header, whose length is in units of 4 bytes.
+	is := func(r asm.Register, next int) {
+		g.op(asm.LoadImm(r, 1<<next, asm.DWord), asm.RSh.Reg(r, asm.R0), asm.And.Imm(r, 1))
+	}
+	is(asm.R3, nextFragment)
+	g.op(asm.Neg.Imm(asm.R3, 0))
+	is(asm.R4, nextAH)
+	g.op(asm.LSh.Imm(asm.R1, 3), asm.RSh.Reg(asm.R1, asm.R4),
+		asm.LoadMem(asm.R2, asm.RFP, stackScratch+2, asm.Half), asm.And.Reg(asm.R2, asm.R3), // 0 of other headers
+		asm.Xor.Imm(asm.R3, -1), asm.And.Reg(asm.R1, asm.R3))
+	if g.need&noFrag != 0 {
+		other := g.label()
+		g.jump(asm.JNE.Imm(asm.R0, nextFragment, ""), other)
+		g.op(asm.StoreMem(asm.R8, imgFrag, asm.R2, asm.Half), asm.Mov.Reg(asm.R3, asm.R2))
+		g.foundInImage(noFrag)
+		g.op(asm.Mov.Reg(asm.R2, asm.R3))
+		g.bind(other)
+	}
+	g.note = "a later fragment has no transport header"
+	g.jump(asm.JSet.Imm(asm.R2, int32(swapped(0xfff8, asm.Half)), ""), out)
+	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
+	g.fits(0, out)
+	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte), asm.Add.Imm(asm.R7, 1))
+	more := g.label()
+	isExtension(g, more)
 	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
 	g.goTo(found)
+	g.bind(more)
+	g.jump(asm.JLT.Imm(asm.R7, expr.MostExtensions, ""), loop)
+	g.goTo(out)
 }
 
 // fits goes to fail if n bytes at R9 would lie behind the packet's end.

@@ -345,7 +345,7 @@ func (g *gen) macs(p place, vs []expr.Value, t, f label) {
 func (p *Program) generate() error {
 	g := &gen{o: &p.opts, p: p, need: needs(p.rules)}
 	p.Spec = &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}}
-	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 24, MaxEntries: uint32(len(p.rules) + 1)}
+	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: uint32(len(p.rules) + 1)}
 	g.dissect()
 	g.decide()
 	if g.err != nil {

@@ -40,23 +40,23 @@ const (
 	noQType
 )
 
-// The image: offsets from R8.
+// The image: offsets from R8. An Ethernet header with an IP header behind it lie as in the packet.
 const (
-	imgEth    = 0   // 14 bytes
-	imgTag0   = 16  // TCI, and the type that follows
-	imgTag1   = 20  //
-	imgIP     = 24  // 20 or 40 bytes
-	imgL4     = 64  // 20 bytes
-	imgLen    = 84  // bytes that the hook sees, u32
+	imgEth    = 2  // 14 bytes
+	imgIP     = 16 // 20 or 40 bytes
+	imgTag0   = 56 // TCI, and the type that follows
+	imgLen    = 60 // bytes that the hook sees, u32
+	imgTag1   = 64
+	imgL4     = 68  // 20 bytes
+	imgFrag   = 88  // the second half-word of a fragment header
+	imgQType  = 90  //
 	imgEnd    = 92  // where the IP packet ends, u32
-	imgL3     = 100 // where it begins
+	imgMSS    = 96  //
+	imgWScale = 98  //
+	imgL3     = 100 // where the IP packet begins
 	imgAt     = 108 // where the transport header begins
 	imgBody   = 116 // where the payload begins
-	imgAbsent = 124 // R7
-	imgFrag   = 88  // the second half-word of a fragment header
-	imgQType  = 90
-	imgMSS    = 96
-	imgWScale = 98
+	imgAbsent = 124 // the bits
 	imgTS     = 128 // TSval, TSecr
 	imgKey    = 136 // of GRE
 	imgSpare  = 140 // of what has no better place for a moment

@@ -52,7 +52,7 @@ func TestGroups(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if n := strings.Count(fmt.Sprint(p.Spec.Maps), "filter_g"); n < 4 {
+				if n := strings.Count(fmt.Sprint(p.Spec.Maps), "filter_g"); n < 2 {
 					t.Fatalf("%d groups only", n)
 				}
 				res, err := compare(Options(h), rules, samples(r, h, 500))
