@@ -24,7 +24,7 @@ import (
 type view int
 
 const (
-	viewXTBPF     view = iota // socket filter asked by nftables: 1 drops, 0 does not
+	viewXTBPF     view = iota // socket filter asked by nftables: 0 drops, all else passes
 	viewNetfilter             // NF_ACCEPT, NF_DROP
 	viewTC                    // TC_ACT_UNSPEC, TC_ACT_SHOT
 	viewTCRaw                 // the same, at devices whose packets begin with the IP header
@@ -46,7 +46,7 @@ type compiled struct{ *compile.Program }
 func (v view) options() compile.Options {
 	switch v {
 	case viewXTBPF:
-		return compile.Options{Hook: compile.XTBPF}
+		return compile.Options{Hook: compile.Socket, Start: compile.IPHeader}
 	case viewNetfilter:
 		return compile.Options{Hook: compile.Netfilter}
 	case viewTC:
@@ -72,6 +72,9 @@ func (r Rule) check(f Filter) error {
 		return err
 	}
 	o := f.Hook.view().options()
+	if o.Hook == compile.Socket {
+		o.Hook = compile.XTBPF // as messages name it
+	}
 	o.Kernel = &compile.Kernel{}
 	o.Lists = map[string]compile.List{}
 	for name := range f.Lists {
