@@ -211,6 +211,9 @@ func (g *gen) tag(img int32, bit uint32, untagged label) {
 	g.bind(tagged)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadImage(img, 4)
+	if g.o.Hook == XDP && img == imgTag0 { // see copy: what follows the tag is written again
+		g.op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.StoreMem(asm.R8, imgLen, asm.R1, asm.Word))
+	}
 	g.found(bit)
 	g.op(asm.Add.Imm(asm.R9, 4), asm.LoadMem(asm.R0, asm.R8, int16(img)+2, asm.Half))
 }

@@ -17,14 +17,15 @@ const license = "Dual BSD/GPL"
 // decision of the groups.
 type gen struct {
 	builder
-	o     *Options
-	p     *Program
-	need  uint32
-	known uint32 // bits of what is absent that are known to be clear here
-	done  label  // the packet is dissected
-	xors  int    // that the code is within
-	rule  *expr.Expr
-	err   error
+	o       *Options
+	p       *Program
+	need    uint32
+	known   uint32 // bits of what is absent that are known to be clear here
+	done    label  // the packet is dissected
+	xors    int    // that the code is within
+	rule    *expr.Expr
+	pending int // branches, see mostPending
+	err     error
 }
 
 // fail keeps the first error.
