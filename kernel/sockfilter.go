@@ -38,7 +38,11 @@ func (s *SocketFilter) Attach(prog *ebpf.Program) error {
 			return fmt.Errorf("attaching to %s: %w", s, err)
 		}
 	}
-	if err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog.FD()); err != nil {
+	err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog.FD())
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("attaching to %s: %w: %w: MPTCP sockets take no filter, and Go's listeners are such by default: net.ListenConfig.SetMultipathTCP(false)", s, ErrUnsupported, err)
+	}
+	if err != nil {
 		return fmt.Errorf("attaching to %s: %w", s, err)
 	}
 	s.ours = true

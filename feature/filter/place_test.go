@@ -149,6 +149,31 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
+// The qdisc that filters share goes with the last of them, and one that was there
+// before stays.
+func TestSharedQdisc(t *testing.T) {
+	needHook(t, HookClsact)
+	w := newWorld(t)
+	a, b := w.filter(HookClsact, drops(5001)), w.filter(HookClsact, drops(5002))
+	b.Name = "other"
+	w.apply(a, b)
+	w.want("two of them", "5003/4 5003/6", 5001, 5002, 5003)
+	w.apply(b)
+	w.want("one of them", "5001/4 5001/6 5003/4 5003/6", 5001, 5002, 5003)
+	w.apply()
+	if left := w.attachedTo(); len(left) > 0 {
+		t.Errorf("removed, and there is still %q", left)
+	}
+	if err := w.B.Do(func() error { return exec.Command("tc", "qdisc", "add", "dev", nstest.WireDevice, "clsact").Run() }); err != nil {
+		t.Fatal(err)
+	}
+	w.apply(a, b)
+	w.apply()
+	if left := w.attachedTo(); !slices.Equal(left, []string{"clsact"}) {
+		t.Errorf("a qdisc that was there before: %q is left", left)
+	}
+}
+
 // What somebody takes away, apply puts back; a plan says so.
 func TestTakenAway(t *testing.T) {
 	w := newWorld(t)

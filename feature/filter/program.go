@@ -89,7 +89,10 @@ func (r Rule) check(f Filter) error {
 
 // compile makes one program of a filter's rules.
 func (f Filter) compile(v view, lists map[string]*list) (*compiled, error) {
-	o := v.options()
+	return f.compileFor(v.options(), lists)
+}
+
+func (f Filter) compileFor(o compile.Options, lists map[string]*list) (*compiled, error) {
 	o.Default = actions[f.Default]
 	o.Lists = forCompiler(lists)
 	var rules []compile.Rule
