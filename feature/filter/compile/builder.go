@@ -52,8 +52,9 @@ func (b *builder) jump(i asm.Instruction, to label) {
 
 func (b *builder) goTo(to label) { b.jump(asm.Ja.Label(""), to) }
 
-// mostBetween is how many instructions lie between two relays: a jump reaches 32,767, of which some are two.
-const mostBetween = 12_000
+// mostBetween is how many instructions lie between two relays: a jump reaches 32,767,
+// and a rule of some thousand members of a set may lie on the way.
+const mostBetween = 6_000
 
 // relay puts a jump to a label here that jumps from before can take, and returns what jumps from here on take instead of it.
 func (b *builder) relay(to label) label {

@@ -72,8 +72,6 @@ const (
 	stackImage   = stackSaved - 8 - imgSize
 )
 
-const scratchSize = 80
-
 // place is where a field lies in the image.
 type place struct {
 	absent uint32 // any of these bits set: it is not there
