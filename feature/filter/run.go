@@ -87,7 +87,7 @@ func needsUs(r *kernel.Root, i kernel.Instance) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	ns, err := findNetns(p)
+	ns, err := netns.Find(p.Netns, p.meta.Inode) // whether it is another of that number, adopt asks
 	if errors.Is(err, netns.ErrGone) {
 		return true, nil
 	} else if err != nil {
