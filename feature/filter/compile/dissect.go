@@ -129,11 +129,16 @@ func (g *gen) hot(p *paths) {
 	g.op(asm.RSh.Imm(asm.R1, 4))
 	g.jump(asm.JNE.Imm(asm.R1, 6, ""), p.cold)
 	g.hotHeader(l3)
-	if g.need&(anyIP6|anyL4) == 0 {
+	if !g.wants6() {
 		g.goTo(g.done)
 		return
 	}
 	g.goTo(p.v6)
+}
+
+// wants6 says whether any rule asks for what IPv6 packets have.
+func (g *gen) wants6() bool {
+	return g.need&anyIP6 != 0 || g.need&anyL4 != 0 && !onlyIPv4(g.p.rules)
 }
 
 func (g *gen) hotHeader(l3 int32) {
@@ -226,7 +231,7 @@ func (g *gen) loadImage(img int32, n int32) {
 // internet reads the IP header at R9.
 func (g *gen) internet(p *paths) {
 	v4, v6, l4 := g.label(), g.label(), g.label()
-	want6 := g.need&(anyIP6|anyL4) != 0
+	want6 := g.wants6()
 	g.note = "the IP header"
 	if g.o.Start == Ethernet {
 		// The type in R0 says what it should be, its first bits must say the same.

@@ -171,3 +171,27 @@ func needs(rules []Rule) (bits uint32) {
 	}
 	return bits
 }
+
+// onlyIPv4 says that no rule matches a packet that has no IPv4 header, so that what lies in IPv6 packets need not be found.
+// Rates count packets also where their rule does not match.
+func onlyIPv4(rules []Rule) bool {
+	for _, r := range rules {
+		terms := []expr.Node{r.Match.Root}
+		if and, ok := r.Match.Root.(*expr.And); ok {
+			terms = and.X
+		}
+		only := false
+		for _, n := range terms {
+			only = only || implied(n)&noIP4 != 0
+		}
+		expr.Walk(r.Match.Root, func(n expr.Node) {
+			if _, rate := n.(*expr.Rate); rate {
+				only = false
+			}
+		})
+		if !only {
+			return false
+		}
+	}
+	return true
+}
