@@ -55,7 +55,7 @@ type follower struct {
 	changes *kernel.Changes
 	said    map[kernel.Instance]string // what was last said of each filter
 	failed  map[kernel.Instance]time.Time
-	seen    map[uint64]watched         // by inode number: the namespaces of filters
+	seen    map[uint64]watched // by inode number: the namespaces of filters
 }
 
 // watched is a namespace and its interfaces when they were last looked at.
