@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/feature/filter/filtertest"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -122,6 +123,23 @@ func TestMany(t *testing.T) {
 	}
 	if _, err := compile.Compile(rules, compile.Options{Hook: compile.XTBPF}); !errors.Is(err, compile.ErrTooLarge) {
 		t.Errorf("40,000 rules in turn: %v, want ErrTooLarge", err)
+	}
+}
+
+// The probes find what kernels of their age have.
+func TestRunning(t *testing.T) {
+	nstest.NeedRoot(t)
+	v, err := kernel.Version()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := compile.Running(compile.TC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	since := func(minor int) bool { return v[0] > 5 || v[0] == 5 && v[1] >= minor }
+	if k.CoarseClock != since(11) || k.Atomics != since(12) {
+		t.Errorf("Linux %d.%d: %+v", v[0], v[1], k)
 	}
 }
 
