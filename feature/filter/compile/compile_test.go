@@ -43,8 +43,14 @@ func TestHookErrors(t *testing.T) {
 			t.Errorf("%s at %s: column %d, want %d", c.expr, c.hook, column, c.column)
 		}
 	}
-	if _, err := compile.Compile(nil, compile.Options{Default: compile.Count}); err == nil {
-		t.Error("a default that counts is accepted")
+	for what, o := range map[string]compile.Options{
+		"a default that counts": {Default: compile.Count}, "a hook of no number": {Hook: 9},
+		"an XDP program for sockets": {Hook: compile.XDP, Start: compile.Transport}, "Ethernet at netfilter": {Hook: compile.Netfilter, Start: compile.Ethernet},
+	} {
+		o.Kernel = &compile.Kernel{}
+		if _, err := compile.Compile(nil, o); err == nil {
+			t.Errorf("%s is accepted", what)
+		}
 	}
 }
 
