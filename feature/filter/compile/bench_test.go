@@ -5,7 +5,9 @@ package compile_test
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
 )
 
 // datagram is an Ethernet frame of a UDP datagram over IPv4.
@@ -131,6 +134,54 @@ func BenchmarkPacket(b *testing.B) {
 				b.ReportMetric(float64(best.Nanoseconds()), "ns/packet")
 			})
 		}
+	}
+}
+
+// BenchmarkList is a list of 100,000 prefixes on a table, beside a rule without.
+func BenchmarkList(b *testing.B) {
+	for _, text := range []string{"udp.dstport == 9 and ip.dst == 1.2.3.4", "udp.dstport == 3999 and ip.src in $many"} {
+		b.Run(strings.Fields(text)[len(strings.Fields(text))-1], func(b *testing.B) {
+			needHook(b, compile.XDP)
+			o := compile.Options{Hook: compile.XDP, Lists: map[string]compile.List{"many": {Segments: 4}}}
+			p, err := compile.Compile([]compile.Rule{rule(compile.Drop, "%s", text)}, o)
+			if err != nil {
+				b.Fatal(err)
+			}
+			start := time.Now()
+			c, err := kernel.Load(p.Spec, []string{compile.ProgramName}, nil)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close()
+			b.ReportMetric(float64(time.Since(start).Microseconds())/1e3, "ms-load")
+			if name := p.Tables["many"]; name != "" {
+				m, err := table.Of(c.Maps, name)
+				if err != nil {
+					b.Fatal(err)
+				}
+				t, err := table.Open(m)
+				if err != nil {
+					b.Fatal(err)
+				}
+				entries := make([]table.Entry, 100_000)
+				for i := range entries {
+					entries[i] = table.Entry{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(20 + i>>16), byte(i >> 8), byte(i), 0}), 24), Value: 1}
+				}
+				if err := t.Replace(entries); err != nil {
+					b.Fatal(err)
+				}
+				if err := t.Close(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for b.Loop() {
+			}
+			_, d, err := benchmark(c.Programs[compile.ProgramName], datagram([4]byte{20, 1, 2, 3}, 3999, "a payload of some thirty bytes."))
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(d.Nanoseconds()), "ns/packet")
+		})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/feature/filter/filtertest"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -42,8 +43,14 @@ func TestHookErrors(t *testing.T) {
 			t.Errorf("%s at %s: column %d, want %d", c.expr, c.hook, column, c.column)
 		}
 	}
-	if _, err := compile.Compile(nil, compile.Options{Default: compile.Count}); err == nil {
-		t.Error("a default that counts is accepted")
+	for what, o := range map[string]compile.Options{
+		"a default that counts": {Default: compile.Count}, "a hook of no number": {Hook: 9},
+		"an XDP program for sockets": {Hook: compile.XDP, Start: compile.Transport}, "Ethernet at netfilter": {Hook: compile.Netfilter, Start: compile.Ethernet},
+	} {
+		o.Kernel = &compile.Kernel{}
+		if _, err := compile.Compile(nil, o); err == nil {
+			t.Errorf("%s is accepted", what)
+		}
 	}
 }
 
@@ -122,6 +129,23 @@ func TestMany(t *testing.T) {
 	}
 	if _, err := compile.Compile(rules, compile.Options{Hook: compile.XTBPF}); !errors.Is(err, compile.ErrTooLarge) {
 		t.Errorf("40,000 rules in turn: %v, want ErrTooLarge", err)
+	}
+}
+
+// The probes find what kernels of their age have.
+func TestRunning(t *testing.T) {
+	nstest.NeedRoot(t)
+	v, err := kernel.Version()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := compile.Running(compile.TC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	since := func(minor int) bool { return v[0] > 5 || v[0] == 5 && v[1] >= minor }
+	if k.CoarseClock != since(11) || k.Atomics != since(12) {
+		t.Errorf("Linux %d.%d: %+v", v[0], v[1], k)
 	}
 }
 

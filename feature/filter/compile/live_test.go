@@ -128,6 +128,8 @@ func TestTag(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	up(t, "tag-a")
+	up(t, "tag-b")
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -158,5 +160,69 @@ func TestTag(t *testing.T) {
 			t.Fatalf("counted %d, want %d", got, want)
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// up waits until a device carries frames, which is a moment after it was told to.
+func up(t *testing.T, name string) {
+	t.Helper()
+	for range 200 {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Attrs().OperState == netlink.OperUp {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%s is not up after 2 s", name)
+}
+
+// A TCP socket's filter sees each segment; what it drops is sent again, and dropped again.
+func TestTCPSocket(t *testing.T) {
+	nstest.NeedRoot(t)
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	server, err := lc.Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	client, err := net.Dial("tcp4", server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	conn, err := server.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	rules := []compile.Rule{rule(compile.Drop, `tcp and payload contains "attack"`), rule(compile.Count, "tcp.flags.ack and tcp.len > 0 and payload[0] == 0x68")}
+	c := load(t, rules, compile.Options{Hook: compile.Socket})
+	attach(t, conn.(syscall.Conn), c.Programs[compile.ProgramName])
+	b := make([]byte, 100)
+	for _, x := range []struct {
+		text string
+		want bool
+	}{{"hello", true}, {"an attack", false}} {
+		if _, err := client.Write([]byte(x.text)); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := conn.Read(b)
+		if got := err == nil && string(b[:n]) == x.text; got != x.want {
+			t.Errorf("%q: heard %q, %v", x.text, b[:n], err)
+		}
+	}
+	counts, err := filtertest.ReadCounts(c.Maps[compile.CountsName], len(rules))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if counts[0].Packets < 1 || counts[1].Packets != 1 {
+		t.Errorf("%+v", counts)
 	}
 }
