@@ -284,7 +284,7 @@ func TestNFT(t *testing.T) {
 		t.Cleanup(func() { prog.Unpin() })
 		return path
 	}
-	one, zero := pinned(1), pinned(0)
+	drop, pass := pinned(0), pinned(1)
 	note := func(a NFT, want string) {
 		t.Helper()
 		within(t, p.B, func() error {
@@ -296,15 +296,15 @@ func TestNFT(t *testing.T) {
 		})
 	}
 	note(a, "")
-	within(t, p.B, func() error { return a.Attach(one, "first") })
+	within(t, p.B, func() error { return a.Attach(drop, "first") })
 	p.want("", "dropping")
 	note(a, "first")
-	within(t, p.B, func() error { return a.Attach(zero, "second") })
+	within(t, p.B, func() error { return a.Attach(pass, "second") })
 	p.want("46", "exchanged for one that passes")
 	note(a, "second")
 	moved := a
 	moved.Priority, moved.Hook = 10, Prerouting
-	within(t, p.B, func() error { return moved.Attach(one, "third") })
+	within(t, p.B, func() error { return moved.Attach(drop, "third") })
 	p.want("", "dropping at another hook")
 	note(a, "")
 	note(moved, "third")

@@ -15,11 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NFT is a rule of nftables that asks a program of type socket filter, by xt_bpf,
-// about every IPv4 and IPv6 packet at a hook point, and drops those for which it
-// does not return 0. The rule is alone in a table of its own, beside whatever the
-// user has. It has no link: it stays until it is taken away, or somebody flushes
-// the ruleset. Its methods run in the network namespace.
+// NFT asks a program of type socket filter, by xt_bpf, about every IPv4 and IPv6
+// packet at a hook point of nftables, and drops those for which it returns 0. Two
+// rules do it, in a table of their own beside whatever the user has: one returns
+// what the program passes, the next drops the rest. In this order, because nft
+// prints a rule without the match that it has no words for: whoever saves a ruleset
+// and loads it again gets a table that passes everything, and not one that drops
+// everything. There is no link: the rules stay until they are taken away, or somebody
+// flushes the ruleset. The methods run in the network namespace.
 type NFT struct {
 	Table    string // of family inet; nobody else's rules are in it
 	Hook     InetHook
@@ -31,6 +34,9 @@ var NFTMatch = Need{Name: "nftables with xt_bpf", Since: "4.10", Optional: true,
 	For:    "hook: nft",
 	Remedy: "load or build the modules nf_tables, nft_compat and xt_bpf (CONFIG_NF_TABLES_INET, CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF), or use hook: netfilter or tcx",
 	Probe:  probeNFT}
+
+// nftMatch is the name of the match of xt_bpf.
+const nftMatch = "bpf"
 
 // nftChain is the name of the only chain of a table.
 const nftChain = "filter"
@@ -49,7 +55,7 @@ func (a NFT) chain(t *nftables.Table) *nftables.Chain {
 		Hooknum: nftables.ChainHookRef(nftables.ChainHook(a.Hook)), Priority: nftables.ChainPriorityRef(nftables.ChainPriority(a.Priority)), Policy: &policy}
 }
 
-// Attach makes the rule ask the program that is pinned at path, in one
+// Attach makes the rules ask the program that is pinned at path, in one
 // transaction: a packet meets what was there before or this. The pin is not
 // needed afterwards. note is kept with the rule, as its comment.
 func (a NFT) Attach(path, note string) error {
@@ -88,7 +94,8 @@ func (a NFT) attach(info xt.InfoAny, note string) error {
 		c.AddChain(ch)
 	}
 	c.AddRule(&nftables.Rule{Table: t, Chain: ch, UserData: userdata.AppendString(nil, userdata.TypeComment, note),
-		Exprs: []expr.Any{&expr.Match{Name: "bpf", Rev: 1, Info: info}, &expr.Verdict{Kind: expr.VerdictDrop}}})
+		Exprs: []expr.Any{&expr.Match{Name: nftMatch, Rev: 1, Info: info}, &expr.Verdict{Kind: expr.VerdictReturn}}})
+	c.AddRule(&nftables.Rule{Table: t, Chain: ch, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}})
 	return c.Flush()
 }
 
@@ -122,8 +129,9 @@ func (a NFT) find(c *nftables.Conn) (*nftables.Chain, error) {
 	return &nftables.Chain{Name: nftChain, Table: a.table()}, nil
 }
 
-// Note returns what Attach noted with the rule; ok is false where the rule is
-// not there, or its chain is at another hook point or priority.
+// Note returns what Attach noted with the rules; ok is false where they are not
+// there, or are no more what Attach made of them, or the chain is at another hook
+// point or priority.
 func (a NFT) Note() (note string, ok bool, err error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -134,8 +142,11 @@ func (a NFT) Note() (note string, ok bool, err error) {
 		return "", false, err
 	}
 	rules, err := c.GetRules(a.table(), ch)
-	if err != nil || len(rules) != 1 {
+	if err != nil || len(rules) != 2 || len(rules[0].Exprs) != 2 {
 		return "", false, err
+	}
+	if m, is := rules[0].Exprs[0].(*expr.Match); !is || m.Name != nftMatch {
+		return "", false, nil // loaded again from what nft had listed
 	}
 	note, ok = userdata.GetString(rules[0].UserData, userdata.TypeComment)
 	return note, ok, nil

@@ -42,7 +42,11 @@ func (s *SocketFilter) AttachFD(prog int) error {
 			return fmt.Errorf("attaching to %s: %w", s, err)
 		}
 	}
-	if err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog); err != nil {
+	err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, prog)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("attaching to %s: %w: %w: MPTCP sockets take no filter, and Go's listeners are such by default: net.ListenConfig.SetMultipathTCP(false)", s, ErrUnsupported, err)
+	}
+	if err != nil {
 		return fmt.Errorf("attaching to %s: %w", s, err)
 	}
 	s.ours = true

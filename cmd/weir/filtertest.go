@@ -30,12 +30,11 @@ hook. Nothing is loaded or attached.`,
 				return printJSON(cmd, x)
 			}
 			out := cmd.OutOrStdout()
-			fmt.Fprintf(out, "%s\n%d instructions at hook %s\n", x.Expression, x.Count, x.Hook)
+			for _, line := range x.Program {
+				fmt.Fprintln(out, line)
+			}
 			for _, m := range x.Maps {
 				fmt.Fprintln(out, "map", m)
-			}
-			for _, line := range x.Instructions {
-				fmt.Fprintln(out, line)
 			}
 			return nil
 		},

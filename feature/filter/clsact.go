@@ -141,7 +141,7 @@ func (t tcFilters) put(s *site, m *ebpf.Map, index int, known map[int]bool, prog
 				return err
 			}
 			ours := uint32(1)
-			if there {
+			if there && !s.hasAnothers(index) {
 				ours = 0
 			}
 			if err := m.Put(uint32(index), ours); err != nil {
@@ -155,6 +155,31 @@ func (t tcFilters) put(s *site, m *ebpf.Map, index int, known map[int]bool, prog
 		}
 		return err
 	})
+}
+
+// hasAnothers says whether the qdisc of a device is there for another filter of
+// weir's: whichever of them goes last takes it along.
+func (s *site) hasAnothers(index int) bool {
+	all, err := s.lock.Instances(Name)
+	if err != nil {
+		return false
+	}
+	for _, i := range all {
+		if i.Scope != s.inst.Scope || i == s.inst {
+			continue
+		}
+		o, err := s.lock.Open(i, devicesMap)
+		if err != nil {
+			continue // of another kind
+		}
+		var ours uint32
+		err = o.Maps[devicesMap].Lookup(uint32(index), &ours)
+		o.Close()
+		if err == nil && ours == 1 {
+			return true
+		}
+	}
+	return false
 }
 
 func (t tcFilters) drop(s *site, f Filter, m *ebpf.Map, index int, ours bool) error {

@@ -3,6 +3,7 @@
 package filter
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
@@ -12,7 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tally is an element of filter_counts and of the maps that carry counts on.
+// tally is what all versions have at the beginning of an element of filter_counts:
+// what follows is the program's own. It is a whole element of the map that carries
+// counts on.
 type tally struct {
 	Packets uint64
 	Bytes   uint64
@@ -52,12 +55,17 @@ const defaultKey = ""
 
 // sumCounts adds up the CPUs' shares of one element.
 func sumCounts(m *ebpf.Map, i int) (sum tally, err error) {
-	var shares []tally
-	if err := m.Lookup(uint32(i), &shares); err != nil {
+	b, err := m.LookupBytes(uint32(i))
+	if err != nil {
 		return sum, fmt.Errorf("reading counts %d: %w", i, err)
 	}
-	for _, s := range shares {
-		sum = sum.plus(s)
+	share := int(m.ValueSize()+7) / 8 * 8 // as the kernel lays out the CPUs' values
+	if share < 24 {
+		return sum, fmt.Errorf("reading counts %d: %w: elements of %d bytes", i, kernel.ErrABI, share)
+	}
+	for ; len(b) >= share; b = b[share:] {
+		word := func(at int) uint64 { return binary.NativeEndian.Uint64(b[at:]) }
+		sum = sum.plus(tally{word(0), word(8), word(16)})
 	}
 	return sum, nil
 }

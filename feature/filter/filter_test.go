@@ -245,6 +245,22 @@ func wantCounts(t testing.TB, s FilterState, want map[string]uint64) {
 	}
 }
 
+// A filter that would have hosts forget each other is warned of.
+func TestWarnsOfARP(t *testing.T) {
+	nstest.NeedRoot(t)
+	w := newWorld(t)
+	f := w.filter(HookTCX, drops(5001))
+	f.Default = Drop
+	passes := Rule{Match: Expression{Text: "eth.type == 0x0806"}, Action: Pass}
+	for want, rules := range map[int][]Rule{1: {drops(5001)}, 0: {passes, drops(5001)}} {
+		f.Rules = rules
+		p, err := Feature{}.Plan(t.Context(), State{}, Config{Filters: []Filter{f}})
+		if err != nil || len(p.Warnings) != want || want > 0 && !strings.Contains(p.Warnings[0], "ARP") {
+			t.Errorf("%v, %q", err, p.Warnings)
+		}
+	}
+}
+
 func TestDefaultAndActions(t *testing.T) {
 	eachHook(t, func(t *testing.T, h Hook) {
 		if h.ofDevices() {

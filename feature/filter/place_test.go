@@ -149,6 +149,31 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
+// The qdisc that filters share goes with the last of them, and one that was there
+// before stays.
+func TestSharedQdisc(t *testing.T) {
+	needHook(t, HookClsact)
+	w := newWorld(t)
+	a, b := w.filter(HookClsact, drops(5001)), w.filter(HookClsact, drops(5002))
+	b.Name = "other"
+	w.apply(a, b)
+	w.want("two of them", "5003/4 5003/6", 5001, 5002, 5003)
+	w.apply(b)
+	w.want("one of them", "5001/4 5001/6 5003/4 5003/6", 5001, 5002, 5003)
+	w.apply()
+	if left := w.attachedTo(); len(left) > 0 {
+		t.Errorf("removed, and there is still %q", left)
+	}
+	if err := w.B.Do(func() error { return exec.Command("tc", "qdisc", "add", "dev", nstest.WireDevice, "clsact").Run() }); err != nil {
+		t.Fatal(err)
+	}
+	w.apply(a, b)
+	w.apply()
+	if left := w.attachedTo(); !slices.Equal(left, []string{"clsact"}) {
+		t.Errorf("a qdisc that was there before: %q is left", left)
+	}
+}
+
 // What somebody takes away, apply puts back; a plan says so.
 func TestTakenAway(t *testing.T) {
 	w := newWorld(t)
@@ -231,8 +256,11 @@ func TestOccupied(t *testing.T) {
 // nft runs the real nft in a namespace.
 func nft(ns *netns.Handle, args ...string) (out string, err error) {
 	err = ns.Do(func() error {
-		b, err := exec.Command("nft", args...).CombinedOutput()
+		b, err := exec.Command("nft", args...).Output()
 		out = string(b)
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			out += string(exit.Stderr)
+		}
 		return err
 	})
 	return out, err
@@ -299,6 +327,23 @@ func TestRulesetOfUser(t *testing.T) {
 	w.apply(f)
 	same("moved")
 	w.want("moved", "5001/4 5001/6", 5001, 5002, 5003)
+	// What nft cannot list it leaves out: a ruleset that was saved and loaded again drops nothing of ours.
+	saved, err := nft(w.B, "list", "table", "inet", "weir_test")
+	if err != nil {
+		t.Fatal(err, saved)
+	}
+	if err := os.WriteFile(file, []byte("delete table inet weir_test\n"+saved), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := nft(w.B, "-f", file); err != nil {
+		t.Fatal(err, out)
+	}
+	w.want("loaded again", "5001/4 5001/6 5002/4 5002/6", 5001, 5002, 5003)
+	if p := w.one().Places[0]; p.Attached {
+		t.Errorf("loaded again without its match, and %+v", p)
+	}
+	w.apply(f)
+	w.want("put back", "5001/4 5001/6", 5001, 5002, 5003)
 	w.apply()
 	same("removed")
 	w.want("removed", "5001/4 5001/6 5002/4 5002/6", 5001, 5002, 5003)

@@ -167,8 +167,14 @@ func (t *target) plan(plan *feature.Plan, have State) {
 	t.warn(plan)
 }
 
-// warn tells of interfaces that are not there.
+// warn tells of interfaces that are not there, and of a filter that would cut its
+// interfaces off.
 func (t *target) warn(plan *feature.Plan) {
+	f := t.pub.Filter
+	asks := func(r Rule) bool { return r.Action == Pass && strings.Contains(r.Match.Text, "eth.type") }
+	if f.Hook.ofDevices() && f.Default == Drop && !t.pub.Raw && !slices.ContainsFunc(f.Rules, asks) {
+		plan.Warn("filter %s drops ARP too, by default: drop, so that its interfaces soon reach nobody: pass eth.type == 0x0806, and IPv6 neighbour discovery (icmpv6)", f.Name)
+	}
 	ns, err := findNetns(t.pub)
 	if err != nil {
 		return

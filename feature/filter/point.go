@@ -5,6 +5,7 @@ package filter
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/kernel"
@@ -104,9 +105,18 @@ func (n netfilterLinks) places(s *site) ([]Place, error) {
 		if err := p.judgeDispatcher(s, a, program); err != nil {
 			return nil, err
 		}
+		if p.lacks && fam.family == unix.NFPROTO_IPV6 && !hasIPv6() {
+			continue
+		}
 		out = append(out, p)
 	}
 	return out, nil
+}
+
+// hasIPv6 says whether the kernel has IPv6 at all.
+func hasIPv6() bool {
+	_, err := os.Stat("/proc/net/if_inet6")
+	return err == nil
 }
 
 // judgeDispatcher is judgeLink, where the program is not the link's own.

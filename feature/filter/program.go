@@ -24,7 +24,7 @@ import (
 type view int
 
 const (
-	viewXTBPF     view = iota // socket filter asked by nftables: 1 drops, 0 does not
+	viewXTBPF     view = iota // socket filter asked by nftables: 0 drops, all else passes
 	viewNetfilter             // NF_ACCEPT, NF_DROP
 	viewTC                    // TC_ACT_UNSPEC, TC_ACT_SHOT
 	viewTCRaw                 // the same, at devices whose packets begin with the IP header
@@ -46,7 +46,7 @@ type compiled struct{ *compile.Program }
 func (v view) options() compile.Options {
 	switch v {
 	case viewXTBPF:
-		return compile.Options{Hook: compile.XTBPF}
+		return compile.Options{Hook: compile.Socket, Start: compile.IPHeader}
 	case viewNetfilter:
 		return compile.Options{Hook: compile.Netfilter}
 	case viewTC:
@@ -72,6 +72,9 @@ func (r Rule) check(f Filter) error {
 		return err
 	}
 	o := f.Hook.view().options()
+	if o.Hook == compile.Socket {
+		o.Hook = compile.XTBPF // as messages name it
+	}
 	o.Kernel = &compile.Kernel{}
 	o.Lists = map[string]compile.List{}
 	for name := range f.Lists {
@@ -86,7 +89,10 @@ func (r Rule) check(f Filter) error {
 
 // compile makes one program of a filter's rules.
 func (f Filter) compile(v view, lists map[string]*list) (*compiled, error) {
-	o := v.options()
+	return f.compileFor(v.options(), lists)
+}
+
+func (f Filter) compileFor(o compile.Options, lists map[string]*list) (*compiled, error) {
 	o.Default = actions[f.Default]
 	o.Lists = forCompiler(lists)
 	var rules []compile.Rule

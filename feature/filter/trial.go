@@ -5,7 +5,10 @@ package filter
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/filter/compile"
@@ -170,9 +173,10 @@ func (t *Trial) Close() {
 type Explanation struct {
 	Expression   string   `json:"expression"` // as weir reads it
 	Hook         Hook     `json:"hook"`
-	Count        int      `json:"count"` // of instructions
-	Instructions []string `json:"instructions"`
+	Instructions int      `json:"instructions"`
 	Maps         []string `json:"maps"`
+	// Program is the tree, how it is decided, and the instructions with what they are for.
+	Program []string `json:"program"`
 }
 
 // IsExpressionError says whether an expression is wrong, and not what was done with it.
@@ -180,7 +184,7 @@ func IsExpressionError(err error) bool {
 	return errors.Is(err, expr.ErrSyntax) || errors.Is(err, compile.ErrRule)
 }
 
-// Explain compiles one expression for a hook and shows the program.
+// Explain compiles one expression for a hook and shows the program. It loads nothing.
 func Explain(text string, h Hook) (*Explanation, error) {
 	e, err := expr.Parse(text)
 	if err != nil {
@@ -194,19 +198,11 @@ func Explain(text string, h Hook) (*Explanation, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec := c.Spec.Programs[programName]
-	if spec == nil {
-		return nil, errors.New("the compiler made no program")
-	}
-	out := &Explanation{Expression: e.String(), Hook: h, Count: len(spec.Instructions), Maps: []string{}}
-	for i, ins := range spec.Instructions {
-		if s := ins.Symbol(); s != "" {
-			out.Instructions = append(out.Instructions, s+":")
-		}
-		out.Instructions = append(out.Instructions, fmt.Sprintf("%5d: %v", i, ins))
-	}
-	for _, m := range c.Spec.Maps {
-		out.Maps = append(out.Maps, fmt.Sprintf("%s: %s, %d entries", m.Name, m.Type, m.MaxEntries))
+	out := &Explanation{Expression: e.String(), Hook: h, Instructions: len(c.Spec.Programs[programName].Instructions), Maps: []string{},
+		Program: strings.Split(strings.TrimRight(c.Explain(), "\n"), "\n")}
+	for _, name := range slices.Sorted(maps.Keys(c.Spec.Maps)) {
+		m := c.Spec.Maps[name]
+		out.Maps = append(out.Maps, fmt.Sprintf("%s: %s, %d entries", name, m.Type, m.MaxEntries))
 	}
 	return out, nil
 }

@@ -166,7 +166,7 @@ func TestExplain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if x.Expression != "udp.dstport == 53" || x.Hook != h || x.Count == 0 || len(x.Instructions) < x.Count || len(x.Maps) == 0 {
+		if x.Expression != "udp.dstport == 53" || x.Hook != h || x.Instructions == 0 || len(x.Program) < x.Instructions || len(x.Maps) == 0 {
 			t.Errorf("%s: %+v", h, x)
 		}
 	}

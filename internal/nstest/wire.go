@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -44,7 +45,30 @@ func NewWire(t testing.TB) *Wire {
 	// Filters that drop everything must not have the ends forget each other.
 	neighbours(t, w.A, w.B, w.B4, w.B6)
 	neighbours(t, w.B, w.A, w.A4, w.A6)
+	w.waitReady(t)
 	return w
+}
+
+// waitReady waits until the wire carries both families both ways: the kernel lets
+// IPv6 use a device only when it has heard, in its own time, that the link is up.
+func (w *Wire) waitReady(t testing.TB) {
+	t.Helper()
+	var from, to []*net.UDPConn
+	for _, way := range []struct {
+		a, b         *netns.Handle
+		addrA, addrB netip.Addr
+	}{{w.A, w.B, w.A4, w.B4}, {w.A, w.B, w.A6, w.B6}, {w.B, w.A, w.B4, w.A4}, {w.B, w.A, w.B6, w.A6}} {
+		from = append(from, ListenUDP(t, way.a, netip.AddrPortFrom(way.addrA, 0)))
+		to = append(to, ListenUDP(t, way.b, netip.AddrPortFrom(way.addrB, 0)))
+	}
+	for end := time.Now().Add(10 * time.Second); slices.Contains(Arrive(t, from, to), false); {
+		if time.Now().After(end) {
+			t.Fatal("nstest: the wire carries nothing after 10 s")
+		}
+	}
+	for _, c := range append(from, to...) {
+		c.Close()
+	}
 }
 
 func newNetns(t testing.TB, name string) *netns.Handle {
@@ -152,7 +176,7 @@ func ListenUDP(t testing.TB, ns *netns.Handle, addr netip.AddrPort) *net.UDPConn
 
 // patience is how long a datagram may take: over a wire it takes microseconds, but
 // the machine may be busy.
-const patience = 60 * time.Millisecond
+const patience = 80 * time.Millisecond
 
 // Arrives sends a datagram and says whether it came to a socket.
 func Arrives(t testing.TB, from, to *net.UDPConn) bool {

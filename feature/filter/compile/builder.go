@@ -19,6 +19,7 @@ type insn struct {
 	here label // not an instruction, but the place of this label
 	note string
 	dead bool
+	keep bool // a jump on the way to one that is too far: others do not go past it
 }
 
 // builder collects the instructions of one function. Jumps are resolved when it is done, when also those are taken out
@@ -50,6 +51,21 @@ func (b *builder) jump(i asm.Instruction, to label) {
 }
 
 func (b *builder) goTo(to label) { b.jump(asm.Ja.Label(""), to) }
+
+// mostBetween is how many instructions lie between two relays: a jump reaches 32,767,
+// and a rule of some thousand members of a set may lie on the way.
+const mostBetween = 6_000
+
+// relay puts a jump to a label here that jumps from before can take, and returns what jumps from here on take instead of it.
+func (b *builder) relay(to label) label {
+	over, next := b.label(), b.label()
+	b.goTo(over)
+	b.bind(to)
+	b.goTo(next)
+	b.ins[len(b.ins)-1].keep = true
+	b.bind(over)
+	return next
+}
 
 func (i *insn) isJa() bool {
 	return i.to != 0 && i.OpCode == asm.Ja.Label("").OpCode
@@ -125,7 +141,7 @@ func (b *builder) thread() (changed bool) {
 		}
 		for range 64 { // a loop of nothing but jumps would not end
 			j := at[x.to]
-			if j == len(b.ins) || !b.ins[j].isJa() || b.ins[j].to == x.to {
+			if j == len(b.ins) || !b.ins[j].isJa() || b.ins[j].keep || b.ins[j].to == x.to {
 				break
 			}
 			x.to, changed = b.ins[j].to, true

@@ -92,7 +92,8 @@ const (
 type Counts struct {
 	Packets uint64
 	Bytes   uint64 // as long as the hook sees them
-	Last    uint64 // CLOCK_MONOTONIC in ns, at the resolution of a tick where the kernel has the coarse clock
+	Last    uint64 // CLOCK_MONOTONIC in ns, at the resolution of a tick
+	Tick    uint64 // of the kernel's clock when Last was written; the program's own
 }
 
 // Program is what rules were compiled to.
@@ -125,8 +126,13 @@ const MostRules = 1 << 20
 
 // Compile makes a program of rules. It loads nothing, but asks the running kernel what it has unless Options say.
 func Compile(rules []Rule, o Options) (*Program, error) {
-	if o.Default == Count {
+	switch {
+	case o.Hook < Socket || o.Hook > XDP:
+		return nil, fmt.Errorf("there is no %s", o.Hook)
+	case o.Default != Pass && o.Default != Drop:
 		return nil, errors.New("the default is to pass or to drop: it has no rule to go on to")
+	case o.Start == Transport && o.Hook != Socket, o.Start == Ethernet && o.Hook != TC && o.Hook != XDP:
+		return nil, fmt.Errorf("a %s hook's bytes do not begin there: leave Start at ByHook", o.Hook)
 	}
 	if len(rules) > MostRules {
 		return nil, fmt.Errorf("%w: %d, and at most %d", ErrTooLarge, len(rules), MostRules)

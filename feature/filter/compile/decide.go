@@ -28,7 +28,11 @@ func (g *gen) decide() {
 	decided := g.label()
 	g.op(asm.Mov.Imm(asm.R9, undecided))
 	g.groups()
+	relayed := len(g.ins)
 	for _, s := range g.p.plan.steps {
+		if len(g.ins)-relayed > mostBetween {
+			decided, relayed = g.relay(decided), len(g.ins)
+		}
 		if s.after {
 			g.note = "a group's rule comes before"
 			g.jump(asm.JLT.Imm(asm.R9, int32(s.rule)<<1, ""), decided)
@@ -56,6 +60,10 @@ func (g *gen) testRule(i int, decided label) {
 	start := len(g.ins)
 	g.rule = r.Match
 	g.node(r.Match.Root, t, f)
+	if g.pending += pending(g.ins[start:]); g.pending > mostPending {
+		g.fail(fmt.Errorf("%w: rule %d is one too many of those that are tested in turn, which are about 4,000 at most: "+
+			"rules that only compare the same fields by == are looked up, however many; else use sets, lists, or several filters", ErrTooLarge, i+1))
+	}
 	for j := start; j < len(g.ins); j++ {
 		if g.ins[j].here == 0 {
 			g.ins[j].note = ruleNote(i, r.Name, g.ins[j].note)
@@ -72,6 +80,25 @@ func (g *gen) testRule(i int, decided label) {
 		g.goTo(decided)
 	}
 	g.bind(f)
+}
+
+// mostPending is how many branches the verifier keeps for later at once: BPF_COMPLEXITY_LIMIT_JMP_SEQ is 8,192, and the
+// packet's dissection and a rule's own branches take some.
+const mostPending = 8000
+
+// pending is how many branches of a rule the verifier has yet to follow when it goes on to the next rule: those on the way
+// to the first jump that leaves.
+func pending(ins []insn) (n int) {
+	for i := range ins {
+		switch x := &ins[i]; {
+		case x.here != 0 || x.to == 0:
+		case x.isJa():
+			return n
+		default:
+			n++
+		}
+	}
+	return n
 }
 
 func ruleNote(i int, name, note string) string {
@@ -91,6 +118,10 @@ func (g *gen) count() {
 	g.op(asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord), asm.Add.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
 		asm.LoadMem(asm.R1, asm.R0, 8, asm.DWord), asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word),
 		asm.Add.Reg(asm.R1, asm.R2), asm.StoreMem(asm.R0, 8, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, stackScratch, asm.R0, asm.DWord))
+	// The clock is asked once in a tick: that takes as long as a load of headers, and the tick is one instruction.
+	g.op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, stackScratch, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
+	g.jump(asm.JEq.Reg(asm.R0, asm.R2, ""), none)
+	g.op(asm.StoreMem(asm.R1, 24, asm.R0, asm.DWord))
 	if g.o.Kernel.CoarseClock {
 		g.op(asm.FnKtimeGetCoarseNs.Call())
 	} else {

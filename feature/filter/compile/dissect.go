@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 
 	"github.com/cilium/ebpf/asm"
-
-	"github.com/weir-project/weir/feature/filter/expr"
 )
 
 var (
@@ -31,36 +29,6 @@ const (
 // found clears bits of what is absent, in R7.
 func (g *gen) found(bits uint32) { g.op(asm.And.Imm(asm.R7, int32(^bits))) }
 
-// dissect fills the image. It ends with R7 saying what is absent, and goes on behind.
-//
-// Registers: R6 is the context, R8 the image; R9 is the offset of what comes next.
-func (g *gen) dissect() {
-	g.done = g.label()
-	g.note = "the image, of values that the verifier does not know"
-	g.op(asm.Mov.Reg(asm.R6, asm.R1))
-	g.op(asm.Mov.Reg(asm.R8, asm.RFP), asm.Add.Imm(asm.R8, stackImage))
-	g.length()
-	g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.LSh.Imm(asm.R1, 32), asm.Or.Reg(asm.R1, asm.R0))
-	for i := int16(0); i < imgSize; i += 4 {
-		g.op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
-	}
-	g.op(asm.StoreMem(asm.RFP, xorWord-4, asm.R1, asm.Word), asm.StoreMem(asm.RFP, xorWord, asm.R1, asm.Word))
-	g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
-	if g.need == 0 {
-		return
-	}
-	g.op(asm.Mov.Imm(asm.R7, -1))
-	g.open(g.done)
-	if g.o.Start == Ethernet {
-		g.ethernet()
-	}
-	if g.need&^anyLink != 0 {
-		g.internet()
-	}
-	g.bind(g.done)
-	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
-}
-
 // launder has the verifier forget what it knows of a register of 32 bits.
 func (g *gen) launder(r asm.Register, at int16) {
 	g.op(asm.StoreMem(asm.R8, at, r, asm.Word), asm.LoadMem(r, asm.R8, at, asm.Word))
@@ -80,8 +48,8 @@ func (g *gen) ethernet() {
 		g.note = "the tag that the kernel has taken out"
 		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanPresent, asm.Word))
 		g.jump(asm.JEq.Imm(asm.R1, 0, ""), outer)
-		g.op(asm.StoreMem(asm.R8, imgTag0+2, asm.R0, asm.Half),
-			asm.LoadMem(asm.R1, asm.R6, skbVlanTCI, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.StoreMem(asm.R8, imgTag0, asm.R1, asm.Half),
+		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanTCI, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.StoreMem(asm.R8, imgTag0, asm.R1, asm.Half),
+			asm.StoreMem(asm.R8, imgTag0+2, asm.R0, asm.Half),
 			asm.LoadMem(asm.R1, asm.R6, skbVlanProto, asm.Word), asm.StoreMem(asm.R8, imgEth+12, asm.R1, asm.Half))
 		g.found(noTag0)
 		g.goTo(inner)
@@ -102,6 +70,9 @@ func (g *gen) tag(img int32, bit uint32, untagged label) {
 	g.bind(tagged)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadImage(img, 4)
+	if g.o.Hook == XDP && img == imgTag0 { // see copy: what follows the tag is written again
+		g.op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.StoreMem(asm.R8, imgLen, asm.R1, asm.Word))
+	}
 	g.found(bit)
 	g.op(asm.Add.Imm(asm.R9, 4), asm.LoadMem(asm.R0, asm.R8, int16(img)+2, asm.Half))
 }
@@ -112,9 +83,9 @@ func (g *gen) loadImage(img int32, n int32) {
 }
 
 // internet reads the IP header at R9.
-func (g *gen) internet() {
+func (g *gen) internet(p *paths) {
 	v4, v6, l4 := g.label(), g.label(), g.label()
-	want6 := g.need&(anyIP6|anyL4) != 0
+	want6 := g.wants6()
 	g.note = "the IP header"
 	if g.o.Start == Ethernet {
 		// The type in R0 says what it should be, its first bits must say the same.
@@ -143,11 +114,14 @@ func (g *gen) internet() {
 	g.ipv4(l4)
 	if want6 {
 		g.bind(v6)
+		g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 20))
+		g.loadImage(imgIP+20, 20)
+		g.bind(p.v6)
 		g.ipv6(l4)
 	}
 	g.bind(l4)
 	if g.need&anyL4 != 0 {
-		g.transport()
+		g.transport(p)
 	}
 }
 
@@ -181,8 +155,14 @@ func (g *gen) ipv4(l4 label) {
 		g.goTo(g.done)
 		return
 	}
-	g.op(asm.LSh.Imm(asm.R0, 2), asm.Add.Reg(asm.R9, asm.R0),
-		asm.LoadMem(asm.R1, asm.R8, imgIP+2, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
+	g.op(asm.LSh.Imm(asm.R0, 2), asm.Add.Reg(asm.R9, asm.R0))
+	g.end4()
+	g.goTo(l4)
+}
+
+// end4 sets the end of an IPv4 packet, and has R0 be the protocol of what is at R9; if there is nothing it is done.
+func (g *gen) end4() {
+	g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+2, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
 	g.setEnd(0)
 	g.jump(asm.JGT.Reg(asm.R9, asm.R2, ""), g.done)
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgIP+6, asm.Half))
@@ -192,7 +172,6 @@ func (g *gen) ipv4(l4 label) {
 	if g.need&noICMP6 != 0 || g.need&noPayload != 0 {
 		g.jump(asm.JEq.Imm(asm.R0, protoICMP6, ""), g.done)
 	}
-	g.goTo(l4)
 }
 
 // The next headers of IPv6 that are walked, and protocols.
@@ -210,11 +189,9 @@ const (
 	protoICMP6 = 58
 )
 
-// ipv6 loads the rest of the header and walks the extension headers.
+// ipv6 reads the header in the image, whose offset is in R9, and walks the extension headers.
 func (g *gen) ipv6(l4 label) {
 	g.note = "IPv6"
-	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 20))
-	g.loadImage(imgIP+20, 20)
 	g.found(noIP6)
 	if g.need&(anyL4|anyIP6&^noIP6) == 0 {
 		g.goTo(g.done)
@@ -239,63 +216,6 @@ func (g *gen) ipv6(l4 label) {
 		g.jump(asm.JEq.Imm(asm.R0, protoICMP, ""), g.done)
 	}
 	g.goTo(l4)
-}
-
-func isExtension(g *gen, ext label) {
-	for _, next := range []int32{nextHopOpts, nextRouting, nextFragment, nextAH, nextDstOpts} {
-		g.jump(asm.JEq.Imm(asm.R0, next, ""), ext)
-	}
-}
-
-// extensions walks the extension headers, the first one's number in R0 and its offset in imgAt. The bits of what is absent
-// are in the image meanwhile. It leaves to out, or to found with the transport protocol in R0.
-func (g *gen) extensions(out, found label) {
-	walked := g.label()
-	for i := range expr.MostExtensions {
-		next, sized, size := g.label(), g.label(), g.label()
-		// The number in R0 is kept, since loads overwrite it.
-		g.note = "an extension header"
-		g.op(asm.StoreMem(asm.R8, imgSpare+2, asm.R0, asm.Byte), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
-		g.fits(8, out)
-		g.op(asm.Mov.Reg(asm.R2, asm.R9))
-		g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, 8, out, true)
-		g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare+2, asm.Byte), asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
-		for _, e := range []struct {
-			next int32
-			bit  uint32
-		}{{nextHopOpts, noHopOpts}, {nextRouting, noRouting}, {nextDstOpts, noDstOpts}} {
-			if g.need&e.bit != 0 {
-				other := g.label()
-				g.jump(asm.JNE.Imm(asm.R0, e.next, ""), other)
-				g.foundInImage(e.bit)
-				g.bind(other)
-			}
-		}
-		g.jump(asm.JEq.Imm(asm.R0, nextFragment, ""), size)
-		g.op(asm.LSh.Imm(asm.R1, 3))
-		g.jump(asm.JNE.Imm(asm.R0, nextAH, ""), sized)
-		g.op(asm.RSh.Imm(asm.R1, 1))
-		g.goTo(sized)
-		g.bind(size)
-		g.foundInImage(noFrag)
-		g.op(asm.LoadMem(asm.R2, asm.RFP, stackScratch+2, asm.Half), asm.StoreMem(asm.R8, imgFrag, asm.R2, asm.Half))
-		g.jump(asm.JSet.Imm(asm.R2, int32(swapped(0xfff8, asm.Half)), ""), out)
-		g.op(asm.Mov.Imm(asm.R1, 0))
-		g.bind(sized)
-		g.op(asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
-		g.fits(0, out)
-		g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte))
-		if i == expr.MostExtensions-1 {
-			isExtension(g, out)
-			break
-		}
-		isExtension(g, next)
-		g.goTo(walked)
-		g.bind(next)
-	}
-	g.bind(walked)
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
-	g.goTo(found)
 }
 
 // fits goes to fail if n bytes at R9 would lie behind the packet's end.

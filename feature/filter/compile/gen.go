@@ -17,14 +17,15 @@ const license = "Dual BSD/GPL"
 // decision of the groups.
 type gen struct {
 	builder
-	o     *Options
-	p     *Program
-	need  uint32
-	known uint32 // bits of what is absent that are known to be clear here
-	done  label  // the packet is dissected
-	xors  int    // that the code is within
-	rule  *expr.Expr
-	err   error
+	o       *Options
+	p       *Program
+	need    uint32
+	known   uint32 // bits of what is absent that are known to be clear here
+	done    label  // the packet is dissected
+	xors    int    // that the code is within
+	rule    *expr.Expr
+	pending int // branches, see mostPending
+	err     error
 }
 
 // fail keeps the first error.
@@ -345,7 +346,7 @@ func (g *gen) macs(p place, vs []expr.Value, t, f label) {
 func (p *Program) generate() error {
 	g := &gen{o: &p.opts, p: p, need: needs(p.rules)}
 	p.Spec = &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}}
-	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 24, MaxEntries: uint32(len(p.rules) + 1)}
+	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: uint32(len(p.rules) + 1)}
 	g.dissect()
 	g.decide()
 	if g.err != nil {

@@ -40,23 +40,23 @@ const (
 	noQType
 )
 
-// The image: offsets from R8.
+// The image: offsets from R8. An Ethernet header with an IP header behind it lie as in the packet.
 const (
-	imgEth    = 0   // 14 bytes
-	imgTag0   = 16  // TCI, and the type that follows
-	imgTag1   = 20  //
-	imgIP     = 24  // 20 or 40 bytes
-	imgL4     = 64  // 20 bytes
-	imgLen    = 84  // bytes that the hook sees, u32
+	imgEth    = 2  // 14 bytes
+	imgIP     = 16 // 20 or 40 bytes
+	imgTag0   = 56 // TCI, and the type that follows
+	imgLen    = 60 // bytes that the hook sees, u32
+	imgTag1   = 64
+	imgL4     = 68  // 20 bytes
+	imgFrag   = 88  // the second half-word of a fragment header
+	imgQType  = 90  //
 	imgEnd    = 92  // where the IP packet ends, u32
-	imgL3     = 100 // where it begins
+	imgMSS    = 96  //
+	imgWScale = 98  //
+	imgL3     = 100 // where the IP packet begins
 	imgAt     = 108 // where the transport header begins
 	imgBody   = 116 // where the payload begins
-	imgAbsent = 124 // R7
-	imgFrag   = 88  // the second half-word of a fragment header
-	imgQType  = 90
-	imgMSS    = 96
-	imgWScale = 98
+	imgAbsent = 124 // the bits
 	imgTS     = 128 // TSval, TSecr
 	imgKey    = 136 // of GRE
 	imgSpare  = 140 // of what has no better place for a moment
@@ -71,8 +71,6 @@ const (
 	stackSaved   = stackScratch - 8 // a register
 	stackImage   = stackSaved - 8 - imgSize
 )
-
-const scratchSize = 80
 
 // place is where a field lies in the image.
 type place struct {
@@ -172,4 +170,28 @@ func needs(rules []Rule) (bits uint32) {
 		bits |= noGRE
 	}
 	return bits
+}
+
+// onlyIPv4 says that no rule matches a packet that has no IPv4 header, so that what lies in IPv6 packets need not be found.
+// Rates count packets also where their rule does not match.
+func onlyIPv4(rules []Rule) bool {
+	for _, r := range rules {
+		terms := []expr.Node{r.Match.Root}
+		if and, ok := r.Match.Root.(*expr.And); ok {
+			terms = and.X
+		}
+		only := false
+		for _, n := range terms {
+			only = only || implied(n)&noIP4 != 0
+		}
+		expr.Walk(r.Match.Root, func(n expr.Node) {
+			if _, rate := n.(*expr.Rate); rate {
+				only = false
+			}
+		})
+		if !only {
+			return false
+		}
+	}
+	return true
 }

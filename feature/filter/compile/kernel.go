@@ -18,7 +18,7 @@ import (
 // Kernel is what programs make use of where the kernel has it.
 type Kernel struct {
 	CoarseClock bool  // bpf_ktime_get_coarse_ns, 5.11
-	Atomics     bool  // compare and exchange, and pointers as arguments of global functions, 5.12
+	Atomics     bool  // compare and exchange, 5.12
 	DynptrSkb   int32 // BTF ID of bpf_dynptr_from_skb, 6.4: netfilter only
 	SkbLen      int16 // where struct sk_buff has its len: netfilter only
 }
@@ -63,13 +63,21 @@ var runningAny = sync.OnceValue(func() *Kernel {
 // probeAtomics loads the smallest program that compares and exchanges.
 func probeAtomics() error {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: license, Instructions: asm.Instructions{
-		asm.StoreImm(asm.RFP, -8, 0, asm.DWord), asm.Mov.Imm(asm.R0, 0), asm.Mov.Imm(asm.R1, 1),
-		asm.CmpXchg.Mem(asm.RFP, asm.R1, asm.DWord, -8), asm.Mov.Imm(asm.R0, 0), asm.Return(),
+		asm.Mov.Imm(asm.R0, 0), asm.Mov.Imm(asm.R1, 1), asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
+		compareExchange(asm.RFP, -8, asm.R1), asm.Mov.Imm(asm.R0, 0), asm.Return(),
 	}})
 	if err != nil {
 		return err
 	}
 	return p.Close()
+}
+
+// compareExchange stores src in 8 bytes of memory if they are what is in R0, which gets what they were. The constant says
+// that it is this and no addition; cilium/ebpf v0.22.0 forgets to write it.
+func compareExchange(dst asm.Register, offset int16, src asm.Register) asm.Instruction {
+	i := asm.CmpXchg.Mem(dst, src, asm.DWord, offset)
+	i.Constant = int64(asm.CmpXchg >> 8)
+	return i
 }
 
 var runningNetfilter = sync.OnceValues(func() (Kernel, error) {

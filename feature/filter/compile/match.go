@@ -95,6 +95,9 @@ func (s *scan) chunks() {
 	g := s.g
 	g.op(asm.StoreMem(asm.RFP, scanAt, asm.R2, asm.DWord), asm.StoreMem(asm.R8, scanEnd, asm.R3, asm.Word),
 		asm.Mov.Imm(asm.R0, 0), asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
+	for i := int16(0); i < chunk; i += 4 { // before 6.3 what a helper may fill only in part must be initialised
+		g.op(asm.StoreImm(asm.RFP, stackScratch+i, 0, asm.Word))
+	}
 	loaded := g.label()
 	for i := range expr.Window / chunk {
 		some, loop, done := g.label(), g.label(), g.label()

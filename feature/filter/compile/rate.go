@@ -95,7 +95,7 @@ func (g *gen) bucket(n *expr.Rate, above, below label) {
 			g.op(asm.StoreMem(asm.R7, 0, asm.R3, asm.DWord))
 			break
 		}
-		g.op(asm.Mov.Reg(asm.R5, asm.R0), asm.CmpXchg.Mem(asm.R7, asm.R3, asm.DWord, 0))
+		g.op(asm.Mov.Reg(asm.R5, asm.R0), compareExchange(asm.R7, 0, asm.R3))
 		g.jump(asm.JEq.Reg(asm.R0, asm.R5, ""), below)
 	}
 	g.goTo(below)

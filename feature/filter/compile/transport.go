@@ -8,42 +8,56 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
+// transports are the protocols that are looked into, the most frequent first.
+var transports = []transport{{protoUDP, noUDP, 8}, {protoTCP, noTCP, 20}, {protoICMP, noICMP, 8}, {protoICMP6, noICMP6, 8}, {protoGRE, noGRE, 4}}
+
+type transport struct {
+	proto int32
+	bit   uint32
+	size  int32 // of the header, without options
+}
+
+// wants says whether any rule asks for the protocol, or for its payload.
+func (g *gen) wants(t transport) bool {
+	return g.need&t.bit != 0 || g.need&noPayload != 0 && t.bit != noGRE
+}
+
+// clip has the packet end where the hook's bytes do, which begin at the transport header, at R9.
+func (g *gen) clip() {
+	if g.o.Start != Transport {
+		return
+	}
+	shorter := g.label()
+	g.op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.Add.Reg(asm.R1, asm.R9), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
+	g.jump(asm.JLE.Reg(asm.R2, asm.R1, ""), shorter)
+	g.op(asm.StoreMem(asm.R8, imgEnd, asm.R1, asm.Word))
+	g.bind(shorter)
+}
+
 // transport reads the header of the protocol in R0 at R9.
-func (g *gen) transport() {
+func (g *gen) transport(p *paths) {
 	g.note = "the transport header"
 	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
-	if g.o.Start == Transport {
-		// Only now it is known where the hook's bytes begin, and so where they end.
-		g.op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.Add.Reg(asm.R1, asm.R9), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
-		shorter := g.label()
-		g.jump(asm.JLE.Reg(asm.R2, asm.R1, ""), shorter)
-		g.op(asm.StoreMem(asm.R8, imgEnd, asm.R1, asm.Word))
-		g.bind(shorter)
-	}
-	for _, p := range []struct {
-		proto int32
-		bit   uint32
-		size  int32
-		rest  func()
-	}{
-		{protoUDP, noUDP, 8, g.udp},
-		{protoTCP, noTCP, 20, g.tcp},
-		{protoICMP, noICMP, 8, nil},
-		{protoICMP6, noICMP6, 8, nil},
-		{protoGRE, noGRE, 4, g.gre},
-	} {
-		if g.need&p.bit == 0 && (g.need&noPayload == 0 || p.bit == noGRE) {
+	g.clip()
+	for _, t := range transports {
+		if !g.wants(t) {
 			continue
 		}
 		other := g.label()
-		g.jump(asm.JNE.Imm(asm.R0, p.proto, ""), other)
-		g.fits(p.size, g.done)
+		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
+		g.fits(t.size, g.done)
 		g.op(asm.Mov.Reg(asm.R2, asm.R9))
-		g.loadHeader(imgL4, p.size)
-		g.found(p.bit)
-		if p.rest != nil {
-			p.rest()
-		} else {
+		g.loadHeader(imgL4, t.size)
+		g.bind(p.have[t.bit])
+		g.found(t.bit)
+		switch t.bit {
+		case noUDP:
+			g.udp()
+		case noTCP:
+			g.tcp()
+		case noGRE:
+			g.gre()
+		default:
 			g.payload(8)
 		}
 		g.goTo(g.done)

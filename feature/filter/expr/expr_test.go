@@ -4,6 +4,7 @@ package expr
 
 import (
 	"errors"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -218,4 +219,26 @@ func FuzzParse(f *testing.F) {
 		}
 		e.Eval(&Packet{Data: []byte(s)})
 	})
+}
+
+// The page of the language names every field, and its examples parse.
+func TestPage(t *testing.T) {
+	b, err := os.ReadFile("../../../docs/FILTER.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(b)
+	for _, f := range Fields() {
+		short := f.Name[strings.LastIndexByte(f.Name, '.')+1:]
+		if !strings.Contains(page, "`"+f.Name+"`") && !strings.Contains(page, "`."+short+"`") {
+			t.Errorf("docs/FILTER.md does not have %s", f.Name)
+		}
+	}
+	_, block, _ := strings.Cut(page, "```\n")
+	block, _, _ = strings.Cut(block, "```")
+	for _, l := range strings.Split(strings.TrimSpace(block), "\n") {
+		if _, err := Parse(l); err != nil {
+			t.Errorf("docs/FILTER.md: %v", err)
+		}
+	}
 }

@@ -27,6 +27,8 @@ type Batch struct {
 	Decide bool
 	// Segments, if not 0, has $some be in a table.
 	Segments int
+	// Plain has the program do without what newer kernels have.
+	Plain bool
 }
 
 // Result is what was compared.
@@ -104,6 +106,13 @@ func (b Batch) Run(r *rand.Rand) (Result, error) {
 		}
 	}
 	o := Options(b.Hook)
+	if b.Plain {
+		k, err := compile.Running(b.Hook)
+		if err != nil {
+			return Result{}, err
+		}
+		o.Kernel = &compile.Kernel{DynptrSkb: k.DynptrSkb, SkbLen: k.SkbLen}
+	}
 	o.Lists = map[string]compile.List{ListName: {Segments: b.Segments}}
 	if b.Segments == 0 {
 		o.Lists[ListName] = compile.List{Prefixes: List}

@@ -11,14 +11,15 @@ import (
 // Patterns, names and options, and rates.
 func TestCosts(t *testing.T) {
 	for _, h := range hooks {
-		for name, k := range map[string]Kinds{"patterns": {Costs: true}, "rates": {Rates: true}} {
+		for name, b := range map[string]Batch{"patterns": {Kinds: Kinds{Costs: true}}, "rates": {Kinds: Kinds{Rates: true}}, "rates-plain": {Kinds: Kinds{Rates: true}, Plain: true}} {
 			t.Run(h.String()+"/"+name, func(t *testing.T) {
 				needHook(t, h)
 				seed := uint64(time.Now().UnixNano())
 				r := rand.New(rand.NewPCG(seed, 4))
 				var all Result
 				for i := range 4 {
-					res, err := Batch{Hook: h, Rules: 24, Packets: 400, Decide: i == 0, Kinds: k}.Run(r)
+					b.Hook, b.Rules, b.Packets, b.Decide = h, 24, 400, i == 0
+					res, err := b.Run(r)
 					if err != nil {
 						t.Fatalf("seed %d: %v", seed, err)
 					}

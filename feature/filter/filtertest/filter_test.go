@@ -57,3 +57,21 @@ func report(t *testing.T, seed uint64, all Result) {
 	}
 	t.Logf("%d pairs, %d instructions, %d disagreements, %d refusals", all.Pairs, all.Instructions, len(all.Disagreements), len(all.Refusals))
 }
+
+// BenchmarkPairs compares, as the lab does, a million pairs and more.
+func BenchmarkPairs(b *testing.B) {
+	nstest.NeedRoot(b)
+	r := rand.New(rand.NewPCG(1, 5))
+	pairs := 0
+	for b.Loop() {
+		res, err := Batch{Hook: compile.TC, Rules: 48, Packets: 2000}.Run(r)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if len(res.Disagreements)+len(res.Refusals) > 0 {
+			b.Fatal(res.Disagreements, res.Refusals)
+		}
+		pairs += res.Pairs
+	}
+	b.ReportMetric(float64(pairs)/b.Elapsed().Seconds(), "pairs/s")
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+// extensionNumbers are the next headers that are walked, a bit for each.
+const extensionNumbers = 1<<nextHopOpts | 1<<nextRouting | 1<<nextFragment | 1<<nextAH | 1<<nextDstOpts
+
+// isExtension goes to ext if the number in R0 is one of an extension header. It uses R1.
+func isExtension(g *gen, ext label) {
+	no := g.label()
+	g.jump(asm.JGT.Imm(asm.R0, 63, ""), no)
+	g.op(asm.LoadImm(asm.R1, extensionNumbers, asm.DWord), asm.RSh.Reg(asm.R1, asm.R0))
+	g.jump(asm.JSet.Imm(asm.R1, 1, ""), ext)
+	g.bind(no)
+}
+
+// extensions walks the extension headers, the first one's number in R0 and its offset in imgAt. The bits of what is absent
+// are in the image meanwhile, and R7 counts, which the verifier follows. It leaves to out, or to found with the transport
+// protocol in R0.
+func (g *gen) extensions(out, found label) {
+	loop := g.label()
+	g.op(asm.Mov.Imm(asm.R7, 0))
+	g.bind(loop)
+	// The number in R0 is kept, since loads overwrite it.
+	g.note = "an extension header"
+	g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
+	g.fits(8, out)
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, 8, out, true)
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
+	for _, e := range []struct {
+		next int32
+		bit  uint32
+	}{{nextHopOpts, noHopOpts}, {nextRouting, noRouting}, {nextDstOpts, noDstOpts}} {
+		if g.need&e.bit != 0 {
+			other := g.label()
+			g.jump(asm.JNE.Imm(asm.R0, e.next, ""), other)
+			g.foundInImage(e.bit)
+			g.bind(other)
+		}
+	}
+	// No branches: the verifier would follow each of them, in each turn. R3 is all ones for a fragment header, whose second
+	// byte is no length, and R4 is 1 for an authentication header, whose length is in units of 4 bytes.
+	is := func(r asm.Register, next int) {
+		g.op(asm.LoadImm(r, 1<<next, asm.DWord), asm.RSh.Reg(r, asm.R0), asm.And.Imm(r, 1))
+	}
+	is(asm.R3, nextFragment)
+	g.op(asm.Neg.Imm(asm.R3, 0))
+	is(asm.R4, nextAH)
+	g.op(asm.LSh.Imm(asm.R1, 3), asm.RSh.Reg(asm.R1, asm.R4),
+		asm.LoadMem(asm.R2, asm.RFP, stackScratch+2, asm.Half), asm.And.Reg(asm.R2, asm.R3), // 0 of other headers
+		asm.Xor.Imm(asm.R3, -1), asm.And.Reg(asm.R1, asm.R3))
+	if g.need&noFrag != 0 {
+		other := g.label()
+		g.jump(asm.JNE.Imm(asm.R0, nextFragment, ""), other)
+		g.op(asm.StoreMem(asm.R8, imgFrag, asm.R2, asm.Half), asm.Mov.Reg(asm.R3, asm.R2))
+		g.foundInImage(noFrag)
+		g.op(asm.Mov.Reg(asm.R2, asm.R3))
+		g.bind(other)
+	}
+	g.note = "a later fragment has no transport header"
+	g.jump(asm.JSet.Imm(asm.R2, int32(swapped(0xfff8, asm.Half)), ""), out)
+	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
+	g.fits(0, out)
+	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte), asm.Add.Imm(asm.R7, 1))
+	more := g.label()
+	isExtension(g, more)
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
+	g.goTo(found)
+	g.bind(more)
+	g.jump(asm.JLT.Imm(asm.R7, expr.MostExtensions, ""), loop)
+	g.goTo(out)
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/filtertest"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// attach makes a program a socket's filter.
+func attach(t *testing.T, c syscall.Conn, p *ebpf.Program) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_BPF, p.FD()) }); e != nil || err != nil {
+		t.Fatal(e, err)
+	}
+}
+
+// heard are the datagrams that arrive.
+func heard(t *testing.T, c net.PacketConn) (out []string) {
+	t.Helper()
+	b := make([]byte, 65536)
+	for {
+		if err := c.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		n, _, err := c.ReadFrom(b)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return out
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, string(b[:min(n, 40)]))
+	}
+}
+
+// At a socket the kernel gives the program the datagram from its UDP header on, with the IP header before it, and large ones
+// not in one piece.
+func TestSocket(t *testing.T) {
+	nstest.NeedRoot(t)
+	long := strings.Repeat("l", 20_000) + "xyzzy"
+	for network, source := range map[string]string{"udp4": "ip.src == 127.0.0.1 and ip.proto == 17", "udp6": "ipv6.src == ::1 and ipv6.nxt == 17"} {
+		t.Run(network, func(t *testing.T) {
+			server, err := net.ListenPacket(network, map[string]string{"udp4": "127.0.0.1:0", "udp6": "[::1]:0"}[network])
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer server.Close()
+			port := server.LocalAddr().(*net.UDPAddr).Port
+			rules := []compile.Rule{
+				rule(compile.Drop, `%s and udp.dstport == %d and payload[-5:] == "xyzzy"`, source, port),
+				rule(compile.Drop, `payload contains "needle" or payload == "exactly"`),
+				rule(compile.Drop, `len(payload) == 7 or udp.length == 9`),
+				rule(compile.Count, "udp"),
+			}
+			c := load(t, rules, compile.Options{Hook: compile.Socket})
+			attach(t, server.(*net.UDPConn), c.Programs[compile.ProgramName])
+			client, err := net.Dial(network, server.LocalAddr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer client.Close()
+			for _, s := range []string{"hello xyzzy", "hello", long, "a needle here", "exactly", "1234567", "x", long + "!", "exactly so"} {
+				if _, err := client.Write([]byte(s)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got, want := heard(t, server), []string{"hello", long[:40], "exactly so"}; !slices.Equal(got, want) {
+				t.Errorf("heard %q, want %q", got, want)
+			}
+			counts, err := filtertest.ReadCounts(c.Maps[compile.CountsName], len(rules)+1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, want := range []uint64{2, 2, 2, 3, 3} {
+				if counts[i].Packets != want {
+					t.Errorf("rule %d: %d packets, want %d", i+1, counts[i].Packets, want)
+				}
+			}
+		})
+	}
+}
+
+// A tag that the device or the kernel has taken out of the frame is a tag at tc all the same.
+func TestTag(t *testing.T) {
+	nstest.NeedRoot(t)
+	a := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "tag-a"}, PeerName: "tag-b"}
+	if err := netlink.LinkAdd(a); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = netlink.LinkDel(a) }()
+	b, err := netlink.LinkByName("tag-b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []netlink.Link{a, b} {
+		if err := netlink.LinkSetUp(l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rules := []compile.Rule{
+		rule(compile.Count, "vlan.id == 7 and vlan.priority == 3 and eth.type == 0x8100 and vlan.etype == 0x800 and udp.dstport == 53"),
+		rule(compile.Count, "vlan.id == 7 and vlan.id == 9 and udp.dstport == 53"), rule(compile.Count, "vlan"), rule(compile.Count, "not vlan and udp.dstport == 53"),
+	}
+	c := load(t, rules, compile.Options{Hook: compile.TC})
+	l, err := link.AttachTCX(link.TCXOptions{Interface: b.Attrs().Index, Program: c.Programs[compile.ProgramName], Attach: ebpf.AttachTCXIngress})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		t.Skip("need: kernel: tcx (Linux 6.6)")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	up(t, "tag-a")
+	up(t, "tag-b")
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	frame := datagram([4]byte{10, 0, 0, 1}, 53, "a payload of some length")
+	tag := func(tags ...byte) []byte { return slices.Concat(frame[:12], tags, frame[12:]) }
+	for _, f := range [][]byte{frame, tag(0x81, 0, 0x60, 7), tag(0x88, 0xa8, 0, 7, 0x81, 0, 0, 9), tag(0x81, 0, 0, 8)} {
+		if err := unix.Sendto(fd, f, 0, &unix.SockaddrLinklayer{Ifindex: a.Attrs().Index}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []uint64{1, 1, 3, 1}
+	deadline := time.Now().Add(2 * time.Second)
+	for {
+		counts, err := filtertest.ReadCounts(c.Maps[compile.CountsName], len(want))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]uint64, len(want))
+		for i := range got {
+			got[i] = counts[i].Packets
+		}
+		if slices.Equal(got, want) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("counted %d, want %d", got, want)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// up waits until a device carries frames, which is a moment after it was told to.
+func up(t *testing.T, name string) {
+	t.Helper()
+	for range 200 {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l.Attrs().OperState == netlink.OperUp {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("%s is not up after 2 s", name)
+}
+
+// A TCP socket's filter sees each segment; what it drops is sent again, and dropped again.
+func TestTCPSocket(t *testing.T) {
+	nstest.NeedRoot(t)
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	server, err := lc.Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	client, err := net.Dial("tcp4", server.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	conn, err := server.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	rules := []compile.Rule{rule(compile.Drop, `tcp and payload contains "attack"`), rule(compile.Count, "tcp.flags.ack and tcp.len > 0 and payload[0] == 0x68")}
+	c := load(t, rules, compile.Options{Hook: compile.Socket})
+	attach(t, conn.(syscall.Conn), c.Programs[compile.ProgramName])
+	b := make([]byte, 100)
+	for _, x := range []struct {
+		text string
+		want bool
+	}{{"hello", true}, {"an attack", false}} {
+		if _, err := client.Write([]byte(x.text)); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := conn.Read(b)
+		if got := err == nil && string(b[:n]) == x.text; got != x.want {
+			t.Errorf("%q: heard %q, %v", x.text, b[:n], err)
+		}
+	}
+	counts, err := filtertest.ReadCounts(c.Maps[compile.CountsName], len(rules))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if counts[0].Packets < 1 || counts[1].Packets != 1 {
+		t.Errorf("%+v", counts)
+	}
+}

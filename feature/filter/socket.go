@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// Socket is a filter on one socket, for programs that filter their own: it sees
+// what the kernel is about to queue there, from the transport header on, and what
+// it drops is never read. It needs the right to load programs (CAP_BPF, and for
+// kernels before 5.8 root); the socket may be anybody's that the caller has open.
+//
+// A Socket is not for use by several goroutines at a time.
+type Socket struct {
+	conn  syscall.Conn
+	at    kernel.SocketFilter
+	start compile.Start
+	form  Filter
+	coll  *kernel.Collection
+}
+
+// AttachSocket attaches rules to an open socket: UDP, TCP, or raw IP. A socket that
+// has a filter of its own, or has locked it, gives [kernel.ErrOccupied]; nothing is
+// replaced. The filter stays until Close, or until the socket closes.
+func AttachSocket(c syscall.Conn, rules []Rule, byDefault Action) (*Socket, error) {
+	s := &Socket{conn: c}
+	err := s.control(func(fd int) error {
+		var err error
+		s.start, err = startOf(fd)
+		return err
+	})
+	if err == nil {
+		s.at.Name = nameOf(c)
+		err = s.Replace(rules, byDefault)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// nameOf names a socket for errors.
+func nameOf(c syscall.Conn) string {
+	switch c := c.(type) {
+	case interface{ LocalAddr() net.Addr }:
+		return c.LocalAddr().Network() + " " + c.LocalAddr().String()
+	case interface{ Addr() net.Addr }:
+		return c.Addr().Network() + " " + c.Addr().String()
+	}
+	return "given"
+}
+
+// control runs f with the socket's descriptor.
+func (s *Socket) control(f func(fd int) error) error {
+	raw, err := s.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inside error
+	err = raw.Control(func(fd uintptr) { inside = f(int(fd)) })
+	return errors.Join(err, inside)
+}
+
+// startOf says where packets begin for a socket's filter.
+func startOf(fd int) (compile.Start, error) {
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	kind, err2 := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	switch err := errors.Join(err, err2); {
+	case err != nil:
+		return 0, fmt.Errorf("asking what kind of socket it is: %w", err)
+	case domain != unix.AF_INET && domain != unix.AF_INET6:
+		return 0, fmt.Errorf("a socket of family %d: filters are for those of IPv4 and IPv6", domain)
+	case domain == unix.AF_INET && kind == unix.SOCK_RAW:
+		return compile.IPHeader, nil
+	}
+	return compile.Transport, nil
+}
+
+// Replace exchanges the rules: a packet meets those before or these. Counts begin anew.
+func (s *Socket) Replace(rules []Rule, byDefault Action) error {
+	f := Filter{Name: "socket", Default: byDefault, Rules: rules}.withDefaults()
+	p, err := f.compileFor(compile.Options{Hook: compile.Socket, Start: s.start}, nil)
+	if err != nil {
+		return err
+	}
+	coll, err := kernel.Load(p.Spec, []string{programName}, nil)
+	if err != nil {
+		return err
+	}
+	err = s.control(func(fd int) error {
+		s.at.FD = fd
+		return s.at.Attach(coll.Programs[programName])
+	})
+	if err != nil {
+		coll.Close()
+		return err
+	}
+	if s.coll != nil {
+		s.coll.Close()
+	}
+	s.form, s.coll = f, coll
+	return nil
+}
+
+// Rules tells what each rule has matched since it was attached, and what the default.
+func (s *Socket) Rules() (rules []RuleState, byDefault RuleState, err error) {
+	for i, r := range append(s.form.Rules[:len(s.form.Rules):len(s.form.Rules)], Rule{Action: s.form.Default}) {
+		t, err := sumCounts(s.coll.Maps[countsMap], i)
+		if err != nil {
+			return nil, byDefault, err
+		}
+		st := RuleState{Name: r.Name, Match: r.Match.Text, Action: r.Action, Packets: t.Packets, Bytes: t.Bytes, Last: wallTime(t.Last)}
+		if i < len(s.form.Rules) {
+			rules = append(rules, st)
+		} else {
+			byDefault = st
+		}
+	}
+	return rules, byDefault, nil
+}
+
+// Close takes the filter away. The socket stays open.
+func (s *Socket) Close() error {
+	err := s.control(func(fd int) error { s.at.FD = fd; return s.at.Detach() })
+	s.coll.Close()
+	if errors.Is(err, net.ErrClosed) {
+		return nil // the filter went with the socket
+	}
+	return err
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// A program filters its own sockets, of both families, by what came over UDP and TCP.
+func TestSocket(t *testing.T) {
+	nstest.NeedRoot(t)
+	w := nstest.NewWire(t)
+	for name, addr := range map[string][2]netip.Addr{"IPv4": {w.A4, w.B4}, "IPv6": {w.A6, w.B6}} {
+		t.Run(name, func(t *testing.T) {
+			to := nstest.ListenUDP(t, w.B, netip.AddrPortFrom(addr[1], 0))
+			good := nstest.ListenUDP(t, w.A, netip.AddrPortFrom(addr[0], 7001))
+			bad := nstest.ListenUDP(t, w.A, netip.AddrPortFrom(addr[0], 7002))
+			s, err := AttachSocket(to, []Rule{{Name: "bad", Match: Expression{Text: "udp.srcport == 7002"}, Action: Drop}}, Pass)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !nstest.Arrives(t, good, to) || nstest.Arrives(t, bad, to) {
+				t.Error("the rules are not obeyed")
+			}
+			if _, err := AttachSocket(to, s.form.Rules, Pass); !errors.Is(err, kernel.ErrOccupied) {
+				t.Errorf("a second filter: %v", err)
+			}
+			rules, def, err := s.Rules()
+			if err != nil || len(rules) != 1 || rules[0].Packets != 1 || def.Packets != 1 {
+				t.Errorf("%+v, %+v, %v", rules, def, err)
+			}
+			if err := s.Replace([]Rule{{Match: Expression{Text: `payload contains "are you"`}, Action: Drop}}, Pass); err != nil {
+				t.Fatal(err)
+			}
+			if nstest.Arrives(t, good, to) {
+				t.Error("the new rules are not obeyed")
+			}
+			if err := s.Replace([]Rule{{Match: Expression{Text: "ip.src == 300"}, Action: Drop}}, Pass); !IsExpressionError(err) {
+				t.Errorf("a bad expression: %v", err)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			if !nstest.Arrives(t, bad, to) {
+				t.Error("the filter is still there")
+			}
+		})
+	}
+	t.Run("TCP", func(t *testing.T) {
+		var l, mptcp net.Listener
+		if err := w.B.Do(func() (err error) {
+			lc := net.ListenConfig{}
+			if mptcp, err = lc.Listen(t.Context(), "tcp4", w.B4.String()+":0"); err != nil {
+				return err
+			}
+			lc.SetMultipathTCP(false)
+			l, err = lc.Listen(t.Context(), "tcp4", w.B4.String()+":0")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		defer mptcp.Close()
+		if m, err := AttachSocket(mptcp.(*net.TCPListener), []Rule{drops(53)}, Pass); err == nil {
+			m.Close() // a kernel without MPTCP
+		} else if !strings.Contains(err.Error(), "SetMultipathTCP(false)") {
+			t.Errorf("a listener of MPTCP: %v", err)
+		}
+		s, err := AttachSocket(l.(*net.TCPListener), []Rule{{Match: Expression{Text: "tcp.srcport == 7003"}, Action: Drop}}, Pass)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		for port, want := range map[int]bool{7003: false, 7004: true} {
+			err := w.A.Do(func() error {
+				d := net.Dialer{LocalAddr: &net.TCPAddr{IP: w.A4.AsSlice(), Port: port}, Timeout: 300 * time.Millisecond}
+				c, err := d.Dial("tcp4", l.Addr().String())
+				if err == nil {
+					c.Close()
+				}
+				return err
+			})
+			if (err == nil) != want {
+				t.Errorf("from port %d: %v", port, err)
+			}
+		}
+	})
+}
+
+// The same rules give the same program, whenever they are compiled: upgrades tell by that.
+func TestProgramIsTheSame(t *testing.T) {
+	f := Filter{Name: "many", Hook: HookTCX, Lists: map[string]string{}}.withDefaults()
+	lists := map[string]*list{"a": {Segments: 1}, "b": {Segments: 2}, "c": {}}
+	for _, text := range []string{"ip.src in $a or ip.dst in $b", "ip6.src in $b", "ip.src in $c"} {
+		f.Rules = append(f.Rules, Rule{Match: Expression{Text: text}, Action: Drop})
+	}
+	for i := range 200 {
+		f.Rules = append(f.Rules, drops(1000+i))
+	}
+	var first [32]byte
+	for i := range 20 {
+		c, err := f.compile(viewTC, lists)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			first = c.hash()
+		} else if c.hash() != first {
+			t.Fatal("compiled once more, and another program")
+		}
+	}
+}
