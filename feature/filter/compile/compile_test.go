@@ -3,6 +3,7 @@
 package compile_test
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -168,5 +169,28 @@ func TestExplain(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}
+	}
+}
+
+// Options are found in any order: to put one in its place must not touch another's.
+func TestOptions(t *testing.T) {
+	frame, err := hex.DecodeString("020000000002020000000001" + "0800" + "4500003c00000000400600000a0102030a010204" +
+		"c00000500000000100000000a002faf000000000" + "030307" + "020405b4" + "0402" + "080a0000006400000065" + "00")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []compile.Hook{compile.XTBPF, compile.Netfilter, compile.TC, compile.XDP} {
+		t.Run(h.String(), func(t *testing.T) {
+			needHook(t, h)
+			c := load(t, []compile.Rule{rule(compile.Drop, "tcp.options.wscale.shift == 7 and tcp.options.mss_val == 1460 and tcp.options.sack_perm and "+
+				"tcp.options.timestamp.tsval == 100 and tcp.options.timestamp.tsecr == 101")}, compile.Options{Hook: h})
+			data := frame
+			if h == compile.Netfilter {
+				data = frame[14:]
+			}
+			if got := run(t, c.Programs[compile.ProgramName], data); got != h.Verdict(compile.Drop) {
+				t.Errorf("verdict %d", int32(got))
+			}
+		})
 	}
 }

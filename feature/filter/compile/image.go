@@ -51,8 +51,8 @@ const (
 	imgFrag   = 88  // the second half-word of a fragment header
 	imgQType  = 90  //
 	imgEnd    = 92  // where the IP packet ends, u32
-	imgMSS    = 96  //
-	imgWScale = 98  //
+	imgWScale = 96  // a byte, and one that copy may write
+	imgMSS    = 98  //
 	imgL3     = 100 // where the IP packet begins
 	imgAt     = 108 // where the transport header begins
 	imgBody   = 116 // where the payload begins

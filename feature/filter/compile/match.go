@@ -23,6 +23,9 @@ func (g *gen) contains(n *expr.Contains, t, f label) {
 
 func (g *gen) matches(n *expr.Matches, t, f label) { g.scan(n.X, n.Pattern.Prog, t, f) }
 
+// mostScans is how many scans a program may have: each takes 20,000 to 70,000 of the million steps of the verifier.
+const mostScans = 8
+
 // Where a scan keeps what a load overwrites: offsets from R8.
 const (
 	scanState = imgSpare
@@ -40,6 +43,10 @@ func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f label) {
 	}
 	if a.table == nil {
 		g.goTo(t)
+		return
+	}
+	if g.p.patterns == mostScans {
+		g.fail(fmt.Errorf("%w: more than %d of contains and matches: the verifier walks each byte that they look at", ErrTooLarge, mostScans))
 		return
 	}
 	name := fmt.Sprintf("filter_m%d", g.p.patterns)
