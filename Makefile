@@ -91,7 +91,7 @@ lint-c:
 
 .PHONY: vm
 vm: ## the tests of vm/packages on Debian's kernels 5.10, 6.1, 6.12 and newest, under QEMU
-	vm/run
+	WEIR_VM_BESIDE=$(BESIDE) vm/run
 
 .PHONY: vm-systemd
 vm-systemd: build ## the tests that need systemd as PID 1, under QEMU

@@ -15,10 +15,18 @@ var CompareAndSwap = Need{Name: "atomic compare-and-exchange in BPF", Since: "5.
 	Probe: probeInstructions(ebpf.SocketFilter, asm.Instructions{
 		asm.Mov.Imm(asm.R0, 0),
 		asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
-		asm.CmpXchg.Mem(asm.RFP, asm.R0, asm.DWord, -8),
+		compareAndSwap,
 		asm.Mov.Imm(asm.R0, 0),
 		asm.Return(),
 	})}
+
+// compareAndSwap is the instruction, on the word at the top of the stack. The library (cilium/ebpf 0.22.0) would write
+// every atomic operation as an addition, so which one it is stands here (BPF_CMPXCHG, linux/bpf.h).
+var compareAndSwap = func() asm.Instruction {
+	ins := asm.CmpXchg.Mem(asm.RFP, asm.R0, asm.DWord, -8)
+	ins.Constant = 0xf1
+	return ins
+}()
 
 // CgroupIngress sees what sockets of a cgroup are about to get.
 var CgroupIngress = Need{Name: "cgroup_skb ingress hooks with links", Since: "5.7", Optional: true,

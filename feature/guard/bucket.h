@@ -4,6 +4,9 @@
 #define WEIR_GUARD_BUCKET_H
 
 #define guard_cas(p, old, new) __sync_val_compare_and_swap(p, old, new)
+#ifndef barrier_var
+#define barrier_var(var) asm volatile("" : "+r"(var))
+#endif
 /* What few packets do stands behind what all do: between two packets the kernel's own code takes the caches. */
 #define guard_rare(x) __builtin_expect(!!(x), 0)
 #define guard_read(p) (*(volatile typeof(p) *)&(p))

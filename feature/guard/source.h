@@ -183,6 +183,27 @@ int guard_epoch(struct guard_state *s, __u32 epoch)
 	return 0;
 }
 
+/*
+ * guard_source is the word of source number i: the bucket's number, and its way. The two are added one
+ * after the other: put together by an OR, verifiers as of 6.1 no longer know a bound.
+ */
+static __always_inline __u64 *guard_source(struct guard_state *s, __u32 i)
+{
+	struct guard_bucket *b = &s->sources[(i / GUARD_WAYS) & (GUARD_BUCKETS - 1)];
+
+	barrier_var(b);
+	return &b->source[i & (GUARD_WAYS - 1)];
+}
+
+/* guard_print is its print. */
+static __always_inline __u16 *guard_print(struct guard_state *s, __u32 i)
+{
+	struct guard_prints *p = &s->prints[(i / GUARD_WAYS) & (GUARD_BUCKETS - 1)];
+
+	barrier_var(p);
+	return &p->print[i & (GUARD_WAYS - 1)];
+}
+
 /* guard_expire takes back, in an eighth of a bucket, the reservations of the silent. */
 static __always_inline void guard_expire(struct guard_total *t, __u64 *source, __u32 epoch)
 {
@@ -227,7 +248,7 @@ static __always_inline int guard_victim(const __u64 *source, __u32 epoch, __u32 
  */
 int guard_remember(struct guard_state *s, __u32 bucket, __u64 word, __u32 epoch, __u32 random)
 {
-	__u32 base = (random >> 3) % (GUARD_WAYS / GUARD_CHOICE) * GUARD_CHOICE, way, next;
+	__u32 first = bucket * GUARD_WAYS + (random & (GUARD_WAYS - GUARD_CHOICE)), way, next;
 	struct guard_total *t;
 	__u64 *p, w;
 	int victim;
@@ -235,29 +256,20 @@ int guard_remember(struct guard_state *s, __u32 bucket, __u64 word, __u32 epoch,
 	if (!s)
 		return 0;
 	t = &s->total;
-	bucket &= GUARD_BUCKETS - 1;
-	victim = guard_victim(&s->sources[bucket].source[base], epoch, random);
+	victim = guard_victim(guard_source(s, first & -GUARD_CHOICE), epoch, random);
 	if (victim >= 0) {
-		way = (base + victim) & (GUARD_WAYS - 1);
-		p = &s->sources[bucket].source[way];
+		way = first + victim;
+		p = guard_source(s, way);
 		w = guard_read(*p);
 		if (guard_cas(p, w, word) == w) {
-			s->prints[bucket].print[way] = SOURCE_PRINT(word) >> 8;
+			*guard_print(s, way) = SOURCE_PRINT(word) >> 8;
 			if (SOURCE_RESERVED(w))
 				guard_reserve(t, -(__s32)SOURCE_RESERVED(w), -1);
 		}
 	}
 	next = __sync_fetch_and_add(&t->sweep, 1);
-	bucket = (next / (GUARD_WAYS / GUARD_CHOICE)) & (GUARD_BUCKETS - 1);
-	base = next % (GUARD_WAYS / GUARD_CHOICE) * GUARD_CHOICE;
-	guard_expire(t, &s->sources[bucket].source[base], epoch);
+	guard_expire(t, guard_source(s, next * GUARD_CHOICE), epoch);
 	return 0;
-}
-
-/* guard_source is the word of source number i: the bucket's number, and its way. */
-static __always_inline __u64 *guard_source(struct guard_state *s, __u32 i)
-{
-	return &s->sources[(i / GUARD_WAYS) & (GUARD_BUCKETS - 1)].source[i & (GUARD_WAYS - 1)];
 }
 
 /* guard_any is 1 if a bit is set, without a branch. */
