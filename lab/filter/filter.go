@@ -77,7 +77,10 @@ func (x *experiment) measure(ctx context.Context) error {
 		parts = append(parts, x.compileLoad)
 	}
 	if x.rounds > 0 {
-		parts = append(parts, x.measureCost)
+		parts = append(parts, x.measureCost, x.measureHooks)
+	}
+	if x.list > 0 {
+		parts = append(parts, x.measureList)
 	}
 	for _, part := range parts {
 		if err := part(ctx); err != nil || ctx.Err() != nil {
@@ -104,6 +107,7 @@ func (x *experiment) claims() {
 		{lab.Performance, "what one rule costs a packet that does not match it, over nftables at the same hook", "ns_ratio_nft_1rule", "<= 1.0", false},
 		{lab.Performance, "what 10,000 rules cost a packet that matches none, over as many rules of nftables", "ns_ratio_nft_10k_rules", "<= 0.05", false},
 		{lab.Performance, "the same over one verdict map of nftables", "ns_ratio_nft_map_10k", "<= 1.5", false},
+		{lab.Performance, "a program with a list of a million prefixes, over the same program on LPM_TRIE", "list_1m_ns_ratio_lpm_trie", "<= 0.2", false},
 	} {
 		if x.env.Size == lab.Smoke && !c.smoke {
 			continue
