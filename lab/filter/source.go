@@ -65,7 +65,9 @@ func (s *source) from(draw func() netip.Addr) error {
 
 // Anywhere draws from 10.0.0.0/8.
 func anywhere(r *rand.Rand) func() netip.Addr {
-	return func() netip.Addr { return netip.AddrFrom4([4]byte{10, byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())}) }
+	return func() netip.Addr {
+		return netip.AddrFrom4([4]byte{10, byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())})
+	}
 }
 
 // measuredFrame is a UDP packet of 60 bytes. The loopback device's own MAC address is zeros.
