@@ -80,7 +80,8 @@ func (x *experiment) everyHook(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", h.hook, err)
 		}
-		families[h.family] = ok
+		before, twice := families[h.family]
+		families[h.family] = ok && (before || !twice)
 		if err := p.apply(ctx); err != nil {
 			return err
 		}

@@ -67,6 +67,7 @@ func addresses(v4 [4]byte, v6 [16]byte) []netip.Prefix {
 
 func (w *world) open(talks bool) error {
 	var mac, own net.HardwareAddr
+	var out int
 	err := w.host.Do(func() error {
 		l, err := netlink.LinkByName(device)
 		if err != nil {
@@ -83,26 +84,31 @@ func (w *world) open(talks bool) error {
 		if err != nil {
 			return err
 		}
-		own = l.Attrs().HardwareAddr
+		out, own = l.Attrs().Index, l.Attrs().HardwareAddr
 		// Protocol 0: it receives nothing.
 		if w.out, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return fmt.Errorf("open a packet socket: %w", err)
 		}
-		return unix.Bind(w.out, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index})
+		return unix.Bind(w.out, &unix.SockaddrLinklayer{Ifindex: out})
 	})
-	w.macs = append(append(w.macs, mac...), own...)
-	if err != nil || talks {
+	if err != nil {
 		return err
 	}
-	return w.neighbours(own)
+	w.macs = append(append(w.macs, mac...), own...)
+	// The host would say to itself, by ICMP, that it cannot answer.
+	if err := neighbours(w.host, w.ifindex, own, addresses(sources4[0], sources6[0])); err != nil || !talks {
+		return err
+	}
+	// The first packets of a flood would wait for the host's address, and the last of these would be lost.
+	return neighbours(w.sender, out, mac, addresses(host4, host6))
 }
 
-// neighbours has the host know the sender's end: it would say to itself, by ICMP, that an answer cannot be sent.
-func (w *world) neighbours(mac net.HardwareAddr) error {
-	return w.host.Do(func() error {
+// neighbours has a namespace know whose addresses those are.
+func neighbours(ns *netns.Handle, ifindex int, mac net.HardwareAddr, addrs []netip.Prefix) error {
+	return ns.Do(func() error {
 		var errs []error
-		for _, a := range addresses(sources4[0], sources6[0]) {
-			errs = append(errs, netlink.NeighAdd(&netlink.Neigh{LinkIndex: w.ifindex, IP: a.Addr().AsSlice(), State: netlink.NUD_PERMANENT, HardwareAddr: mac}))
+		for _, a := range addrs {
+			errs = append(errs, netlink.NeighAdd(&netlink.Neigh{LinkIndex: ifindex, IP: a.Addr().AsSlice(), State: netlink.NUD_PERMANENT, HardwareAddr: mac}))
 		}
 		return errors.Join(errs...)
 	})
