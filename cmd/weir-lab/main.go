@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/compare"
 	"github.com/weir-project/weir/lab/dispatch"
+	_ "github.com/weir-project/weir/lab/filter"
 	_ "github.com/weir-project/weir/lab/guard"
 	"github.com/weir-project/weir/lab/peers"
 	_ "github.com/weir-project/weir/lab/table"

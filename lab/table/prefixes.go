@@ -156,3 +156,6 @@ func flipped(f family, keys []uint32, r *rand.Rand) []uint32 {
 	}
 	return out
 }
+
+// Sparse4 draws n different prefixes of IPv4 with the mix of lengths of real tables, for other experiments.
+func Sparse4(n int, r *rand.Rand) []table.Entry { return sparse(v4, n, r) }

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package filters judges the filter: one rule file at every hook, verdicts against the interpreter, changes of rules under a
+// flood, and what a packet costs beside nftables and a BPF LPM_TRIE.
+package filters
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "filter",
+		Short: "expressions compiled to eBPF at every hook, beside an interpreter, nftables and LPM_TRIE",
+		Run:   run,
+		Next: []string{
+			"weir-lab run filter --quick --json   the findings for a program",
+			"weir filter explain 'udp.dstport == 53 and payload[-5:] == \"xyzzy\"'   what becomes of an expression",
+		},
+	})
+}
+
+// plan is what one size of the experiment does.
+type plan struct {
+	packets int           // that meet the rule file at each hook
+	batches int           // of random expressions at all hooks at once,
+	each    int           // and the packets of each of them
+	pairs   int           // of a random expression and a random packet, that are compared in test runs
+	fuzzFor time.Duration // after which no other batch of pairs begins
+	swapFor time.Duration // of changing rules under a flood, at each hook
+	loads   int           // of ten rules of five terms
+	rounds  int           // of measuring what a packet costs; 0: not at all
+	list    int           // prefixes; 0: the list is not measured
+}
+
+var plans = map[lab.Size]plan{
+	lab.Full:  {packets: 1000, batches: 40, each: 300, pairs: 5_000_000, fuzzFor: 5 * time.Minute, swapFor: 5 * time.Second, loads: 501, rounds: 101, list: 1_000_000},
+	lab.Quick: {packets: 300, batches: 8, each: 150, pairs: 1_000_000, fuzzFor: 40 * time.Second, swapFor: 800 * time.Millisecond, loads: 151, rounds: 21, list: 1_000_000},
+	lab.Smoke: {packets: 150, batches: 3, each: 100, pairs: 200_000, fuzzFor: 4 * time.Second, swapFor: 400 * time.Millisecond},
+}
+
+// experiment is one run.
+type experiment struct {
+	plan
+	env        *lab.Env
+	result     *lab.Result
+	mismatches int // of verdicts
+}
+
+func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	if e.Control {
+		return errors.New("the filter has no control run: its claims are comparisons with others already")
+	}
+	x := &experiment{plan: plans[e.Size], env: e, result: r}
+	stalls := lab.WatchStalls()
+	err := x.measure(ctx)
+	p50, p99, longest := stalls.Stop()
+	if err != nil {
+		return err
+	}
+	for metric, d := range map[string]time.Duration{"stall_ms_p50": p50, "stall_ms_p99": p99, "stall_ms_max": longest} {
+		r.Set(metric, float64(d.Microseconds())/1000)
+	}
+	x.claims()
+	return nil
+}
+
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+
+func (x *experiment) measure(ctx context.Context) error {
+	parts := []func(context.Context) error{x.everyHook, x.sameVerdicts, x.swaps, x.fuzz}
+	if x.loads > 0 {
+		parts = append(parts, x.compileLoad)
+	}
+	if x.rounds > 0 {
+		parts = append(parts, x.measureCost, x.measureHooks)
+	}
+	if x.list > 0 {
+		parts = append(parts, x.measureList)
+	}
+	for _, part := range parts {
+		if err := part(ctx); err != nil || ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+	}
+	return nil
+}
+
+// claims are what the filter promises.
+func (x *experiment) claims() {
+	for _, c := range []struct {
+		kind                lab.Kind
+		claim, metric, want string
+		smoke               bool
+	}{
+		{lab.Correctness, "one rule file, attached at nftables, a netfilter link, tcx, XDP and a socket", "hooks", "== 5", true},
+		{lab.Correctness, "verdicts at a hook, on real packets, other than the interpreter's", "verdict_mismatches", "== 0", true},
+		{lab.Correctness, "pairs of a random expression and a random packet", "fuzz_pairs", ">= 1000000", false},
+		{lab.Correctness, "of these, pairs about which program and interpreter disagree", "fuzz_disagreements", "== 0", true},
+		{lab.Correctness, "programs that the verifier refused", "verifier_refusals", "== 0", true},
+		{lab.Correctness, "packets that met no rule set, or both, while one replaced the other", "swap_misverdicts", "== 0", true},
+		{lab.Performance, "ms to compile and load ten rules of five terms", "compile_load_ms_p50", "<= 2", false},
+		{lab.Performance, "what one rule costs a packet that does not match it, over nftables at the same hook", "ns_ratio_nft_1rule", "<= 1.0", false},
+		{lab.Performance, "what 10,000 rules cost a packet that matches none, over as many rules of nftables", "ns_ratio_nft_10k_rules", "<= 0.05", false},
+		{lab.Performance, "the same over one verdict map of nftables", "ns_ratio_nft_map_10k", "<= 1.5", false},
+		{lab.Performance, "a program with a list of a million prefixes, over the same program on LPM_TRIE", "list_1m_ns_ratio_lpm_trie", "<= 0.2", false},
+	} {
+		if x.env.Size == lab.Smoke && !c.smoke {
+			continue
+		}
+		x.result.Claim(c.kind, c.claim, c.metric, c.want)
+	}
+	if x.env.Size == lab.Smoke {
+		x.result.Claim(lab.Correctness, "pairs of a random expression and a random packet", "fuzz_pairs", ">= 10000")
+	}
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filters
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/lab"
+	tables "github.com/weir-project/weir/lab/table"
+)
+
+func TestMain(m *testing.M) {
+	lab.Enter()
+	nstest.Main(m)
+}
+
+// newExperiment is a run of which a test takes a part. The tests are of the harness: it must find what is wrong.
+func newExperiment(t *testing.T, p plan) *experiment {
+	t.Helper()
+	nstest.NeedRoot(t)
+	if err := kernel.Require([]kernel.Need{need(kernel.TCXLink), need(kernel.NetfilterLink), need(compile.DynptrSkb), need(kernel.NFTMatch)}); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	e, err := lab.NewEnv(lab.Smoke, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		e.Close()
+		if left := e.Leftovers(); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	})
+	return &experiment{plan: p, env: e, result: lab.NewResult("filter", lab.Smoke, 1)}
+}
+
+func need(n kernel.Need) kernel.Need {
+	n.Optional = false
+	return n
+}
+
+func newTestWorld(t *testing.T, x *experiment, talks bool) *world {
+	t.Helper()
+	w, err := newWorld(x.env, "test", talks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// At each place, a program that is not of the expression asked is found out, and one that is agrees.
+func TestWatchFindsOtherExpression(t *testing.T) {
+	x := newExperiment(t, plan{})
+	w := newTestWorld(t, x, false)
+	r := rand.New(rand.NewPCG(1, 1))
+	for _, p := range places() {
+		for _, c := range []struct {
+			asked string
+			wrong bool
+		}{{"ip.ttl == 64", false}, {"ip.ttl == 1", true}} {
+			h := &watch{place: p, exprs: []*expr.Expr{expr.MustParse("ip.ttl == 64")}}
+			remove, err := h.put(w, x.env.Root)
+			if err != nil {
+				t.Fatalf("%s: %v", p.name, err)
+			}
+			h.exprs[0] = expr.MustParse(c.asked)
+			found, sent := 0, 0
+			for sent < 20 {
+				p := newPacket(r, w.macs, true)
+				if h.expect(p) == 0 {
+					continue
+				}
+				sent++
+				if err := w.send(p); err != nil {
+					t.Fatal(err)
+				}
+				if c.wrong && found > 0 {
+					continue // enough: each waits
+				}
+				wrong, err := h.check()
+				if err != nil {
+					t.Fatal(err)
+				}
+				found += len(wrong)
+			}
+			if (found > 0) != c.wrong {
+				t.Errorf("%s: %d verdicts are wrong of those asked whether %s", p.name, found, c.asked)
+			}
+			remove()
+		}
+	}
+}
+
+// A host with other rules than the file's is found out by what comes through, and by what the rules have counted.
+func TestHookFindsOtherRules(t *testing.T) {
+	x := newExperiment(t, plan{packets: 100})
+	w := newTestWorld(t, x, false)
+	behind, err := newObserver(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer behind.close()
+	p := product{kernel.OpenRoot(x.env.Root)}
+	var rules []filter.Rule
+	for _, r := range ruleFile {
+		if r.name == "middle" {
+			r.match = "ip.frag_offset > 9999"
+		}
+		rules = append(rules, filter.Rule{Name: r.name, Match: filter.Expression{Text: r.match}, Action: r.action})
+	}
+	if err := p.apply(t.Context(), filterAt(w, filter.HookTCX, rules...)); err != nil {
+		t.Fatal(err)
+	}
+	got := func() (outcome, error) { c, err := p.counts(t.Context()); return c, err }
+	if _, err := x.throughHook(t.Context(), w, "tcx", inStack, behind.passed, got); err != nil {
+		t.Fatal(err)
+	}
+	if x.mismatches < 2 || !strings.Contains(strings.Join(x.result.Notes, "\n"), `rule "middle" decided 0 packets`) {
+		t.Errorf("%d mismatches: %q", x.mismatches, x.result.Notes)
+	}
+	if err := p.apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A change that takes the old rules away before the new ones are there is found out.
+func TestSwapFindsGap(t *testing.T) {
+	x := newExperiment(t, plan{swapFor: 300 * time.Millisecond})
+	for _, gap := range []bool{false, true} {
+		w, err := newWorld(x.env, map[bool]string{false: "whole", true: "gap"}[gap], true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sinks, err := swapSinks(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := socketSwapper(sinks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := s.to
+		s.to = func(set int) error {
+			for _, c := range sinks {
+				if gap && set > 0 {
+					err := onSocket(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_BPF, 0) })
+					if err != nil {
+						return err
+					}
+				}
+			}
+			if gap {
+				time.Sleep(time.Millisecond)
+			}
+			return to(set)
+		}
+		wrong, err := x.swapUnderFlood(t.Context(), w, s, sinks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (wrong > 0) != gap {
+			t.Errorf("gap %t: %v packets met something else than one set", gap, wrong)
+		}
+	}
+}
+
+// The list's two programs find the same, and one that finds nothing is found out.
+func TestFindSame(t *testing.T) {
+	x := newExperiment(t, plan{list: 5000})
+	r := rand.New(rand.NewPCG(1, 1))
+	entries := tables.Sparse4(x.list, r)
+	finders, err := x.finders(entries)
+	for _, f := range finders {
+		defer f.c.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, err := newSource(among(entries, r))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.c.Close()
+	if err := findSame(finders[0], finders[1], src); errors.Is(err, errLive) {
+		t.Skip("need: kernel", err)
+	} else if err != nil {
+		t.Error(err)
+	}
+	if err := findSame(finders[0], finders[2], src); err == nil {
+		t.Error("a program that finds nothing finds as much as the table")
+	}
+}
+
+// What is measured grows with what is done: 300 rules of nftables cost more than 100 and these more than 10.
+func TestCostOfRules(t *testing.T) {
+	if _, err := lab.Find("nft"); err != nil {
+		t.Skip("need: tool nft")
+	}
+	x := newExperiment(t, plan{})
+	src, err := newSource(anywhere(rand.New(rand.NewPCG(1, 1))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.c.Close()
+	rules := unrelatedRules(300)
+	sites := []*site{{name: "none"}}
+	for _, n := range []int{0, 10, 100, 300} {
+		ns, name, err := x.env.Namespace("n" + string(rune('a'+n/10)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := x.nft(t.Context(), name, ending+nftRules(rules[:n])); err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			sites[0].ns = ns
+		} else {
+			sites = append(sites, &site{ns: ns})
+		}
+	}
+	for range 9 {
+		for _, s := range sites {
+			each, err := src.cpu(s.ns, 4000)
+			if errors.Is(err, errLive) {
+				t.Skip("need: kernel", err)
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			s.ns1 = append(s.ns1, each)
+		}
+	}
+	for i, s := range sites[1:] {
+		if a, b := median(sites[i].ns1), median(s.ns1); b <= a {
+			t.Errorf("site %d: %.0f ns, and %.0f with more rules", i, a, b)
+		}
+	}
+}
+
+func TestChecksum(t *testing.T) {
+	// RFC 1071, 3.
+	if got := checksum([]byte{0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7}); got != 0x220d {
+		t.Errorf("%#x", got)
+	}
+	if got := checksum([]byte{0xff, 0xff}); got != 0xffff {
+		t.Errorf("%#x: 0 would say that there is none", got)
+	}
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filters
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/lab/topo"
+)
+
+// hookPackets are those of a round at one hook.
+const hookPackets = 5000
+
+// probe is a program at a hook whose time the kernel takes.
+type probe struct {
+	name    string // of the metric
+	program *ebpf.Program
+	send    func() error // hookPackets
+	each    []float64    // ns, by round
+}
+
+// measureHooks has the kernel take the time of the program of one rule at each hook, on packets that are received by the
+// loopback device and match nothing. The time includes what taking it takes, some 20 ns.
+func (x *experiment) measureHooks(ctx context.Context) error {
+	x.say("what one rule costs at each hook, as the kernel measures programs")
+	src, err := newSource(anywhere(rand.New(rand.NewPCG(x.env.Seed, 5))))
+	if err != nil {
+		return err
+	}
+	defer src.c.Close()
+	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
+	if err != nil {
+		return fmt.Errorf("have the kernel measure programs (Linux 5.8): %w", err)
+	}
+	defer stats.Close()
+	var probes []*probe
+	for rule, match := range map[string]string{"1rule": fmt.Sprintf("udp.dstport == %d", measuredPort+1), "5terms": tenRules[0]} {
+		for _, p := range places() {
+			if p.name == "xdp" || p.name == "socket-raw" {
+				continue // the loopback device has generic XDP only
+			}
+			pr, remove, err := x.probe(p, rule, match, src)
+			if err != nil {
+				return fmt.Errorf("%s: %w", p.name, err)
+			}
+			defer remove()
+			probes = append(probes, pr)
+		}
+	}
+	err = onOneCPU(func() error {
+		for i := range x.rounds {
+			for turn := range probes {
+				if err := probes[(turn+i)%len(probes)].round(); err != nil {
+					return err
+				}
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, errLive) {
+		x.result.Skip("%v: hooks are not measured", err)
+		return nil
+	}
+	for _, p := range probes {
+		x.result.Set(p.name, median(p.each))
+	}
+	return err
+}
+
+// probe attaches the program of one rule to a hook of a namespace of its own. What it does not decide is dropped.
+func (x *experiment) probe(p *place, rule, match string, src *source) (*probe, func(), error) {
+	ns, _, err := x.env.Namespace("probe-" + p.name + "-" + rule)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := topo.Addresses(ns); err != nil {
+		return nil, nil, err
+	}
+	prog, _, unload, err := load([]compile.Rule{{Name: rule, Match: expr.MustParse(match), Action: compile.Pass}},
+		compile.Options{Hook: p.hook, Start: p.start, Default: compile.Drop})
+	if err != nil {
+		return nil, nil, err
+	}
+	detach, err := p.attach(&world{host: ns, ifindex: 1}, x.env.Root, prog)
+	if err != nil {
+		unload()
+		return nil, nil, err
+	}
+	pr := &probe{name: "ns_bpf_" + strings.ReplaceAll(p.name, "-", "_") + "_" + rule, program: prog,
+		send: func() error { return ns.Do(func() error { return src.send(hookPackets) }) }}
+	if p.hook == compile.Socket {
+		pr.send = toSocket(ns)
+	}
+	return pr, func() { detach(); unload() }, nil
+}
+
+// toSocket sends to the sockets that a place has opened, on one of its ports.
+func toSocket(ns *netns.Handle) func() error {
+	return func() error {
+		return ns.Do(func() error {
+			c, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), ports[0])))
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			for range hookPackets {
+				if _, err := c.Write([]byte("a payload of bytes")); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func (p *probe) round() error {
+	before, err := p.program.Stats()
+	if err != nil {
+		return err
+	}
+	if err := p.send(); err != nil {
+		return err
+	}
+	after, err := p.program.Stats()
+	if err != nil {
+		return err
+	}
+	runs := after.RunCount - before.RunCount
+	if runs < hookPackets {
+		return fmt.Errorf("the kernel counted %d runs of %d", runs, hookPackets)
+	}
+	p.each = append(p.each, float64(after.Runtime-before.Runtime)/float64(runs))
+	return nil
+}

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filters
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/weir-project/weir/lab"
+)
+
+// unrelated is a rule that no measured packet matches.
+type unrelated struct {
+	src  netip.Addr
+	port uint16
+}
+
+// unrelatedRules are so many, all different: hosts of 172.16.0.0/12, each with a port.
+func unrelatedRules(n int) []unrelated {
+	out := make([]unrelated, n)
+	for i := range out {
+		out[i] = unrelated{netip.AddrFrom4([4]byte{172, 16 + byte(i>>16), byte(i >> 8), byte(i)}), uint16(1024 + i)}
+	}
+	return out
+}
+
+// The rules as both languages have them. All of them count, as each of weir's does.
+func (u unrelated) weir() string {
+	return fmt.Sprintf("ip.src == %s and udp.dstport == %d", u.src, u.port)
+}
+func (u unrelated) nft() string {
+	return fmt.Sprintf("ip saddr %s udp dport %d counter drop", u.src, u.port)
+}
+
+// chain is a table of nftables with one chain, before routing.
+func chain(name string, priority int, policy string, rules ...string) string {
+	return fmt.Sprintf("table ip %s {\n chain c {\n  type filter hook prerouting priority %d; policy %s;\n  %s\n }\n}\n",
+		name, priority, policy, strings.Join(rules, "\n  "))
+}
+
+// ending drops every packet that has come through, so that nothing of what would follow is measured.
+var ending = chain("lab_end", 300, "drop")
+
+// nftRules are unrelated rules as rules, nftMap as a verdict map that is asked once, and counts nothing.
+func nftRules(rules []unrelated) string {
+	var out []string
+	for _, u := range rules {
+		out = append(out, u.nft())
+	}
+	return chain("lab", 0, "accept", out...)
+}
+
+func nftMap(rules []unrelated) string {
+	var out []string
+	for _, u := range rules {
+		out = append(out, fmt.Sprintf("%s . %d : drop", u.src, u.port))
+	}
+	return chain("lab", 0, "accept", "ip saddr . udp dport vmap {"+strings.Join(out, ", ")+"}")
+}
+
+// nft reads a ruleset into a namespace.
+func (x *experiment) nft(ctx context.Context, namespace, ruleset string) error {
+	file := filepath.Join(x.env.Dir, namespace+".nft")
+	if err := os.WriteFile(file, []byte(ruleset), 0o644); err != nil {
+		return err
+	}
+	var says bytes.Buffer
+	p, err := x.env.Start(lab.Command{Namespace: namespace, Path: "nft", Args: []string{"-f", file}, Output: &says})
+	if err != nil {
+		return err
+	}
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := p.Err(); err != nil {
+		return fmt.Errorf("nft -f %s: %w: %.300s", file, err, says.String())
+	}
+	return nil
+}

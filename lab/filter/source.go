@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filters
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// manyAddresses is how many addresses the source goes through: ADDRESSES in source.bpf.c.
+const manyAddresses = 1 << 20
+
+// measuredPort is the destination port of packets that are measured.
+const measuredPort = 5353
+
+// source makes packets that the kernel takes in as received by the loopback device of a namespace.
+type source struct {
+	c     *kernel.Collection
+	frame []byte
+}
+
+// newSource makes one that goes through the addresses that draw draws.
+func newSource(draw func() netip.Addr) (*source, error) {
+	spec, err := loadSource()
+	if err != nil {
+		return nil, err
+	}
+	s := &source{frame: measuredFrame()}
+	if s.c, err = kernel.Load(spec, []string{"source"}, nil); err != nil {
+		return nil, err
+	}
+	if err := s.from(draw); err != nil {
+		s.c.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// from sets the addresses.
+func (s *source) from(draw func() netip.Addr) error {
+	b := make([]byte, 0, 4*manyAddresses)
+	for range manyAddresses {
+		a := draw().As4()
+		b = append(b, a[:]...)
+	}
+	m, err := s.c.Maps["addresses"].Memory()
+	if err == nil {
+		_, err = m.WriteAt(b, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("write the addresses of packets: %w", err)
+	}
+	return nil
+}
+
+// Anywhere draws from 10.0.0.0/8.
+func anywhere(r *rand.Rand) func() netip.Addr {
+	return func() netip.Addr {
+		return netip.AddrFrom4([4]byte{10, byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())})
+	}
+}
+
+// measuredFrame is a UDP packet of 60 bytes. The loopback device's own MAC address is zeros.
+func measuredFrame() []byte {
+	b := make([]byte, 12, 60)
+	b = append(b, 8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, protoUDP, 0, 0, 10, 0, 0, 1)
+	b = append(b, host4[:]...)
+	b = append(be.AppendUint16(be.AppendUint16(b, 40000), measuredPort), 0, 26, 0, 0)
+	return append(b, "a payload of bytes"...)
+}
+
+// errLive says that the kernel cannot make packets.
+var errLive = errors.New("this kernel has no BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18)")
+
+// send has the namespace of the thread receive n packets. The kernel deals with each before send returns.
+func (s *source) send(n int) error {
+	_, err := s.c.Programs["source"].Run(&ebpf.RunOptions{Data: s.frame, Repeat: uint32(n), Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
+	if errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("%w: %w", errLive, err)
+	}
+	return err
+}
+
+// cpu is what a packet takes of the CPU, in ns, from the device on.
+func (s *source) cpu(ns *netns.Handle, n int) (each float64, err error) {
+	err = ns.Do(func() error {
+		before, err := threadTime()
+		if err != nil {
+			return err
+		}
+		if err := s.send(n); err != nil {
+			return err
+		}
+		after, err := threadTime()
+		each = float64(after-before) / float64(n)
+		return err
+	})
+	return each, err
+}
+
+// threadTime is the CPU time of this thread. Its caller has locked it.
+func threadTime() (time.Duration, error) {
+	var ts unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano()), err
+}
+
+// onOneCPU has f run on one CPU, so that what it measures always finds the same caches.
+func onOneCPU(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread is bound to a CPU and must not serve others after
+		var set unix.CPUSet
+		set.Set(runtime.NumCPU() - 1)
+		_ = unix.SchedSetaffinity(0, &set) // refused in some containers: then the kernel chooses
+		done <- f()
+	}()
+	return <-done
+}

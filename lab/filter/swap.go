@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filters
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Both rule sets drop the first port; of the others each set drops one and counts the other. So what the rules have
+// counted is exactly what was sent: a packet that met no set, or both, would be missing, or be there twice. And no packet
+// to the first port arrives.
+var swapPorts = []uint16{5000, 5001, 5002}
+
+func swapName(port uint16) string  { return fmt.Sprint("p", port) }
+func swapMatch(port uint16) string { return fmt.Sprint("udp.dstport == ", port) }
+
+// dropsIn says whether one of the two sets drops a port.
+func dropsIn(set int, port uint16) bool { return port == swapPorts[0] || port == swapPorts[1+set%2] }
+
+// swapper exchanges the rule sets at one hook.
+type swapper struct {
+	name   string
+	to     func(set int) error
+	counts func() (map[string]uint64, error)
+	close  func()
+}
+
+// swaps exchanges rules under a flood, at each hook.
+func (x *experiment) swaps(ctx context.Context) error {
+	x.say("rules exchanged under a flood, %s at each hook: does a packet meet neither set, or both?", x.swapFor)
+	wrong := 0.0
+	for _, h := range productHooks {
+		w, err := newWorld(x.env, "swap-"+string(h.hook), true)
+		if err != nil {
+			return err
+		}
+		s := productSwapper(ctx, w, product{kernel.OpenRoot(x.env.Root)}, h.hook)
+		n, err := x.swapUnderFlood(ctx, w, s, nil)
+		if err != nil {
+			return fmt.Errorf("changing rules at %s: %w", s.name, err)
+		}
+		wrong += n
+	}
+	w, err := newWorld(x.env, "swap-socket", true)
+	if err != nil {
+		return err
+	}
+	sinks, err := swapSinks(w)
+	if err != nil {
+		return err
+	}
+	s, err := socketSwapper(sinks)
+	if err != nil {
+		return err
+	}
+	n, err := x.swapUnderFlood(ctx, w, s, sinks)
+	if err != nil {
+		return fmt.Errorf("changing rules at a socket: %w", err)
+	}
+	x.result.Set("swap_misverdicts", wrong+n)
+	return nil
+}
+
+func productSwapper(ctx context.Context, w *world, p product, h filter.Hook) *swapper {
+	return &swapper{name: string(h),
+		to: func(set int) error {
+			var rules []filter.Rule
+			for _, port := range swapPorts {
+				r := filter.Rule{Name: swapName(port), Match: filter.Expression{Text: swapMatch(port)}, Action: filter.Count}
+				if dropsIn(set, port) {
+					r.Action = filter.Drop
+				}
+				rules = append(rules, r)
+			}
+			return p.apply(ctx, filterAt(w, h, rules...))
+		},
+		counts: func() (map[string]uint64, error) { return p.counts(ctx) },
+		close:  func() { _ = p.apply(context.WithoutCancel(ctx)) }, // what stays is what is left over
+	}
+}
+
+// socketSwapper exchanges two programs on all the sockets, that each has counts of.
+func socketSwapper(sinks []*net.UDPConn) (*swapper, error) {
+	var progs [2]*ebpf.Program
+	var counts [2]counter
+	var closers []func()
+	for set := range progs {
+		var rules []compile.Rule
+		for _, port := range swapPorts {
+			r := compile.Rule{Name: swapName(port), Match: expr.MustParse(swapMatch(port)), Action: compile.Count}
+			if dropsIn(set, port) {
+				r.Action = compile.Drop
+			}
+			rules = append(rules, r)
+		}
+		prog, c, unload, err := load(rules, compile.Options{Hook: compile.Socket})
+		if err != nil {
+			return nil, err
+		}
+		progs[set], counts[set] = prog, c
+		closers = append(closers, unload)
+	}
+	held := make([]kernel.SocketFilter, len(sinks))
+	return &swapper{name: "socket",
+		to: func(set int) (err error) {
+			for i, c := range sinks {
+				err = errors.Join(err, onSocket(c, func(fd int) error {
+					held[i].FD, held[i].Name = fd, c.LocalAddr().String()
+					return held[i].Attach(progs[set%2])
+				}))
+			}
+			return err
+		},
+		counts: func() (map[string]uint64, error) {
+			out := map[string]uint64{}
+			for _, c := range counts {
+				got, err := c.read()
+				if err != nil {
+					return nil, err
+				}
+				for i, port := range swapPorts {
+					out[swapName(port)] += got[i]
+				}
+			}
+			return out, nil
+		},
+		close: func() {
+			for _, f := range closers {
+				f()
+			}
+		},
+	}, nil
+}
+
+// swapSinks are sockets that the flood comes to.
+func swapSinks(w *world) (sinks []*net.UDPConn, err error) {
+	err = w.host.Do(func() error {
+		for _, port := range swapPorts {
+			c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.IPv6Unspecified(), port)))
+			if err != nil {
+				return err
+			}
+			sinks = append(sinks, c)
+		}
+		return nil
+	})
+	return sinks, err
+}
+
+// swapUnderFlood returns how many packets met something else than one whole set.
+func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, sinks []*net.UDPConn) (wrong float64, err error) {
+	defer s.close()
+	if sinks == nil {
+		if sinks, err = swapSinks(w); err != nil {
+			return 0, err
+		}
+	}
+	defer func() {
+		for _, c := range sinks {
+			c.Close()
+		}
+	}()
+	if err := s.to(0); err != nil {
+		return 0, err
+	}
+	f, err := startFlood(w)
+	if err != nil {
+		return 0, err
+	}
+	swaps := 0
+	for end := time.Now().Add(x.swapFor); (time.Now().Before(end) || swaps < 4) && ctx.Err() == nil; swaps++ {
+		if err = s.to(swaps + 1); err != nil {
+			break
+		}
+	}
+	sent := f.stop()
+	if err != nil || ctx.Err() != nil {
+		return 0, errors.Join(err, ctx.Err())
+	}
+	lost, err := w.lostOnTheWay()
+	if err != nil {
+		return 0, err
+	}
+	counted, err := s.counts()
+	if err != nil {
+		return 0, err
+	}
+	var total, seen uint64
+	for _, port := range swapPorts {
+		total += sent[port]
+		seen += counted[swapName(port)]
+		if lost == 0 {
+			wrong += difference(counted[swapName(port)], sent[port])
+		}
+	}
+	if lost > 0 { // of which port, the wire does not say
+		wrong = difference(seen+lost, total)
+	}
+	if total < 1000 || swaps < 4 {
+		return 0, fmt.Errorf("only %d packets and %d changes: too few to show anything", total, swaps)
+	}
+	arrived, err := drain(sinks[0])
+	if err != nil {
+		return 0, err
+	}
+	wrong += float64(arrived)
+	if wrong > 0 {
+		x.result.Note("%s: %d changes, %d packets sent: %v, %d of them lost on the wire; counted %v; %d arrived that every set drops", s.name, swaps, total, sent, lost, counted, arrived)
+	}
+	x.result.Set("swaps_"+s.name, float64(swaps))
+	x.result.Set("swap_packets_"+s.name, float64(total))
+	return wrong, nil
+}
+
+func difference(a, b uint64) float64 { return float64(max(a, b) - min(a, b)) }
+
+// drain reads what has come to a socket.
+func drain(c *net.UDPConn) (n int, err error) {
+	err = onSocket(c, func(fd int) error {
+		for b := make([]byte, 64); ; n++ {
+			if _, _, err := unix.Recvfrom(fd, b, unix.MSG_DONTWAIT); errors.Is(err, unix.EAGAIN) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
+	})
+	return n, err
+}
+
+// flood sends to the ports in turn, over IPv4 and IPv6.
+type flood struct {
+	end  atomic.Bool
+	done chan map[uint16]uint64
+}
+
+func startFlood(w *world) (*flood, error) {
+	var from []*net.UDPConn
+	err := w.sender.Do(func() error {
+		for _, network := range []string{"udp4", "udp6"} {
+			c, err := net.ListenUDP(network, nil)
+			if err != nil {
+				return err
+			}
+			from = append(from, c)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	to := []netip.Addr{netip.AddrFrom4(host4), netip.AddrFrom16(host6)}
+	f := &flood{done: make(chan map[uint16]uint64, 1)}
+	go func() {
+		sent := map[uint16]uint64{}
+		for n := 0; !f.end.Load(); n++ {
+			port := swapPorts[n%len(swapPorts)]
+			if _, err := from[n%2].WriteToUDPAddrPort([]byte("flood"), netip.AddrPortFrom(to[n%2], port)); err == nil {
+				sent[port]++
+			}
+			if n%64 == 0 {
+				time.Sleep(50 * time.Microsecond) // the changes need a CPU as well
+			}
+		}
+		for _, c := range from {
+			c.Close()
+		}
+		f.done <- sent
+	}()
+	return f, nil
+}
+
+// stop ends the flood and says how much was sent to each port.
+func (f *flood) stop() map[uint16]uint64 {
+	f.end.Store(true)
+	sent := <-f.done
+	time.Sleep(20 * time.Millisecond) // what is on its way
+	return sent
+}
+
+// lostOnTheWay is what the wire lost before the host's device.
+func (w *world) lostOnTheWay() (n uint64, err error) {
+	err = w.sender.Do(func() error {
+		l, err := netlink.LinkByName(device)
+		if err == nil {
+			n = l.Attrs().Statistics.TxDropped
+		}
+		return err
+	})
+	return n, err
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filters
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/topo"
+)
+
+// device is the name of the host's interface, and of the sender's.
+const device = "eth0"
+
+// world is a cable from a sender to a host, whose end is filtered.
+type world struct {
+	sender, host *netns.Handle
+	hostName     string
+	ifindex      int    // of the host's end
+	macs         []byte // the host's and the sender's: how a frame begins
+	out          int    // a packet socket of the sender's
+}
+
+// newWorld makes one. The sender has addresses only if it is to talk by sockets: one without answers nothing, so that what
+// comes to the host is what was sent.
+func newWorld(e *lab.Env, name string, talks bool) (*world, error) {
+	w := &world{out: -1}
+	var err error
+	if w.sender, _, err = e.Namespace(name + "-a"); err != nil {
+		return nil, err
+	}
+	if w.host, w.hostName, err = e.Namespace(name + "-b"); err != nil {
+		return nil, err
+	}
+	for _, ns := range []*netns.Handle{w.sender, w.host} {
+		// Replies to sources that the host has no route to are not sent, and that is no reason to drop what they answer.
+		err = errors.Join(err, topo.Sysctl(ns, "net.ipv4.conf.all.rp_filter", "0"), topo.Sysctl(ns, "net.ipv4.conf.default.rp_filter", "0"),
+			topo.Addresses(ns))
+	}
+	if err != nil {
+		return nil, err
+	}
+	a := topo.End{NS: w.sender, Name: device}
+	if talks {
+		a.Addrs = addresses(sources4[0], sources6[0])
+	}
+	if err := topo.Cable(a, topo.End{NS: w.host, Name: device, Addrs: addresses(host4, host6)}); err != nil {
+		return nil, err
+	}
+	if err := w.open(talks); err != nil {
+		return nil, err
+	}
+	e.OnClose(func() { unix.Close(w.out) })
+	return w, nil
+}
+
+func addresses(v4 [4]byte, v6 [16]byte) []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4(v4), 24), netip.PrefixFrom(netip.AddrFrom16(v6), 64)}
+}
+
+func (w *world) open(talks bool) error {
+	var mac, own net.HardwareAddr
+	var out int
+	err := w.host.Do(func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		w.ifindex, mac = l.Attrs().Index, l.Attrs().HardwareAddr
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = w.sender.Do(func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		out, own = l.Attrs().Index, l.Attrs().HardwareAddr
+		// Protocol 0: it receives nothing.
+		if w.out, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+			return fmt.Errorf("open a packet socket: %w", err)
+		}
+		return unix.Bind(w.out, &unix.SockaddrLinklayer{Ifindex: out})
+	})
+	if err != nil {
+		return err
+	}
+	w.macs = append(append(w.macs, mac...), own...)
+	// The host would say to itself, by ICMP, that it cannot answer.
+	if err := neighbours(w.host, w.ifindex, own, addresses(sources4[0], sources6[0])); err != nil || !talks {
+		return err
+	}
+	// The first packets of a flood would wait for the host's address, and the last of these would be lost.
+	return neighbours(w.sender, out, mac, addresses(host4, host6))
+}
+
+// neighbours has a namespace know whose addresses those are.
+func neighbours(ns *netns.Handle, ifindex int, mac net.HardwareAddr, addrs []netip.Prefix) error {
+	return ns.Do(func() error {
+		var errs []error
+		for _, a := range addrs {
+			errs = append(errs, netlink.NeighAdd(&netlink.Neigh{LinkIndex: ifindex, IP: a.Addr().AsSlice(), State: netlink.NUD_PERMANENT, HardwareAddr: mac}))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// send puts a frame on the cable. When it returns, the host has mostly dealt with it.
+func (w *world) send(p *packet) error {
+	if _, err := unix.Write(w.out, p.frame); err != nil {
+		return fmt.Errorf("send a frame of %d bytes: %w", len(p.frame), err)
+	}
+	return nil
+}
