@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// upgradeHooks puts this weir's programs in place of another's, link by link; the guards' states stay.
+func upgradeHooks(l *kernel.WriteLock, scope string) error {
+	guards, err := readPublished(l.Root, scope)
+	if err != nil || len(guards) == 0 {
+		return err
+	}
+	h, err := openHooks(l, guards[0].Netns, guards[0].Inode)
+	if err != nil {
+		return err
+	}
+	defer h.close()
+	names, err := h.pins.Links()
+	if err != nil {
+		return err
+	}
+	var at []Hook
+	for _, name := range names {
+		if hook := hookOf(name); !slices.Contains(at, hook) {
+			at = append(at, hook)
+		}
+	}
+	c, err := h.programs(at...)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	pins := kernel.Pins{Maps: h.pins.Maps}
+	return l.Upgrade(hooksInstance(scope), kernel.Upgrade{Meta: h.meta(), Pins: pins, Keep: names,
+		Swap: func() error { return h.moveLinks(c, names) }})
+}
+
+// hookOf is where a link is, by its name.
+func hookOf(link string) Hook {
+	if link == linkCgroup {
+		return Cgroup
+	}
+	return XDP
+}
+
+func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
+	for _, name := range names {
+		ln, err := h.pins.Link(name)
+		if err != nil {
+			return err
+		}
+		err = kernel.MoveLink(ln, c.Programs[hookOf(name).program()])
+		ln.Close()
+		if err != nil {
+			return fmt.Errorf("moving link %s to the new program: %w", name, err)
+		}
+		kernel.Step("guard:moved")
+	}
+	return nil
+}
+
+// Mend finishes what a killed command left half done, and removes guards whose namespace is gone.
+func Mend(l *kernel.WriteLock) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	scopes := map[string]bool{}
+	for _, i := range all {
+		scopes[i.Scope] = true
+	}
+	for scope := range scopes {
+		err := sync(l, scope)
+		if errors.Is(err, netns.ErrGone) {
+			err = removeScope(l, scope)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func removeScope(l *kernel.WriteLock, scope string) error {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return err
+	}
+	for _, i := range all {
+		if i.Scope == scope {
+			if err := l.Remove(i); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
