@@ -5,11 +5,13 @@ package filter
 import (
 	"encoding/json"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/kernel"
 )
 
 // tcxPrograms counts the programs at both tcx hooks of a device of this thread's namespace.
@@ -26,9 +28,31 @@ func tcxPrograms(index int) (n int, err error) {
 	return n, nil
 }
 
-// dispatchers counts netfilter's links that run the dispatcher of filters.
-func dispatchers(t testing.TB) (n int) {
-	t.Helper()
+// slots are the maps by which this process's tests have seen dispatchers find their programs.
+var slots = map[ebpf.MapID]bool{}
+
+// dispatchers counts netfilter's links that run the dispatcher of a filter of this world, also one that is pinned no
+// more. What others on the machine attach is their own: the kernel does not tell links by namespace.
+func (w *world) dispatchers() (n int) {
+	w.t.Helper()
+	pins, err := filepath.Glob(w.root.Path() + "/*/filter/*/map_slot")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, pin := range pins {
+		m, err := ebpf.LoadPinnedMap(pin, nil)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		info, err := m.Info()
+		m.Close()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if id, ok := info.ID(); ok {
+			slots[id] = true
+		}
+	}
 	var it link.Iterator
 	defer it.Close()
 	for it.Next() {
@@ -36,14 +60,12 @@ func dispatchers(t testing.TB) (n int) {
 		if err != nil || info.Netfilter() == nil {
 			continue
 		}
-		p, err := ebpf.NewProgramFromID(info.Program)
-		if err != nil {
-			continue // it went this instant
+		for id := range slots {
+			if uses, err := kernel.ProgramUses(uint32(info.Program), id); err == nil && uses {
+				n++
+				break
+			}
 		}
-		if pi, err := p.Info(); err == nil && pi.Name == "filter_dispatch" {
-			n++
-		}
-		p.Close()
 	}
 	return n
 }

@@ -79,7 +79,7 @@ func (w *world) attachedTo() (out []string) {
 		}
 		return err
 	})
-	if dispatchers(w.t) > 0 {
+	if w.dispatchers() > 0 {
 		out = append(out, "netfilter")
 	}
 	if strings.Contains(ruleset(w.t, w.B, false), "weir_") {
