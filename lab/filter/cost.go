@@ -94,18 +94,18 @@ func (x *experiment) costSites(ctx context.Context) ([]*site, error) {
 		hook    filter.Hook
 		weir    []string
 	}{
-		{name: "none", packets: 40_000},
-		{name: "nft_1rule", packets: 40_000, nft: chain("lab", 0, "accept", fmt.Sprintf("udp dport %d counter drop", measuredPort+1))},
-		{name: "netfilter_1rule", packets: 40_000, hook: filter.HookNetfilter, weir: []string{one}},
-		{name: "xtbpf_1rule", packets: 40_000, hook: filter.HookNFT, weir: []string{one}},
-		{name: "nft_1rule_hit", packets: 40_000, nft: chain("lab", 0, "accept", fmt.Sprintf("udp dport %d counter drop", measuredPort))},
-		{name: "netfilter_1rule_hit", packets: 40_000, hook: filter.HookNetfilter, weir: []string{hit}},
+		{name: "none", packets: 30_000},
+		{name: "nft_1rule", packets: 30_000, nft: chain("lab", 0, "accept", fmt.Sprintf("udp dport %d counter drop", measuredPort+1))},
+		{name: "netfilter_1rule", packets: 30_000, hook: filter.HookNetfilter, weir: []string{one}},
+		{name: "xtbpf_1rule", packets: 30_000, hook: filter.HookNFT, weir: []string{one}},
+		{name: "nft_1rule_hit", packets: 30_000, nft: chain("lab", 0, "accept", fmt.Sprintf("udp dport %d counter drop", measuredPort))},
+		{name: "netfilter_1rule_hit", packets: 30_000, hook: filter.HookNetfilter, weir: []string{hit}},
 		{name: "nft_100_rules", packets: 10_000, nft: nftRules(rules[:100])},
-		{name: "netfilter_100_rules", packets: 40_000, hook: filter.HookNetfilter, weir: many[:100]},
+		{name: "netfilter_100_rules", packets: 30_000, hook: filter.HookNetfilter, weir: many[:100]},
 		{name: "nft_10k_rules", packets: 500, nft: nftRules(rules)},
-		{name: "nft_map_10k", packets: 40_000, nft: nftMap(rules)},
-		{name: "netfilter_10k", packets: 40_000, hook: filter.HookNetfilter, weir: many},
-		{name: "xtbpf_10k", packets: 40_000, hook: filter.HookNFT, weir: many},
+		{name: "nft_map_10k", packets: 30_000, nft: nftMap(rules)},
+		{name: "netfilter_10k", packets: 30_000, hook: filter.HookNetfilter, weir: many},
+		{name: "xtbpf_10k", packets: 30_000, hook: filter.HookNFT, weir: many},
 	} {
 		ns, name, err := x.env.Namespace("cost-" + c.name)
 		if err != nil {
