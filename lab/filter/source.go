@@ -82,18 +82,32 @@ func measuredFrame() []byte {
 // errLive says that the kernel cannot make packets.
 var errLive = errors.New("this kernel has no BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18)")
 
-// send has the namespace of the thread receive n packets. The kernel deals with each before send returns.
-func (s *source) send(n int) error {
-	_, err := s.c.Programs["source"].Run(&ebpf.RunOptions{Data: s.frame, Repeat: uint32(n), Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
+// send has the namespace of the thread, which its caller has locked, receive n packets. The kernel deals with each before
+// send returns. A signal would end the run, and another of n packets would begin: those of Go's scheduler wait.
+func (s *source) send(n int) (err error) {
+	var preemption, before unix.Sigset_t
+	preemption.Val[0] = 1 << (unix.SIGURG - 1)
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &preemption, &before); err != nil {
+		return fmt.Errorf("block a signal: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil)) }()
+	_, err = s.c.Programs["source"].Run(&ebpf.RunOptions{Data: s.frame, Repeat: uint32(n), Flags: unix.BPF_F_TEST_XDP_LIVE_FRAMES})
 	if errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("%w: %w", errLive, err)
 	}
 	return err
 }
 
+// sent is how many packets there were, of 2^32.
+func (s *source) sent() (n uint32, err error) { return n, s.c.Variables["next"].Get(&n) }
+
 // cpu is what a packet takes of the CPU, in ns, from the device on.
 func (s *source) cpu(ns *netns.Handle, n int) (each float64, err error) {
 	err = ns.Do(func() error {
+		first, err := s.sent()
+		if err != nil {
+			return err
+		}
 		before, err := threadTime()
 		if err != nil {
 			return err
@@ -102,7 +116,11 @@ func (s *source) cpu(ns *netns.Handle, n int) (each float64, err error) {
 			return err
 		}
 		after, err := threadTime()
-		each = float64(after-before) / float64(n)
+		if err != nil {
+			return err
+		}
+		last, err := s.sent()
+		each = float64(after-before) / float64(last-first)
 		return err
 	})
 	return each, err
