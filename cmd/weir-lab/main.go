@@ -101,16 +101,20 @@ func listCommand() *cobra.Command {
 		Args: func(cmd *cobra.Command, args []string) error { return wrong(cobra.NoArgs(cmd, args)) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, x := range lab.Experiments() {
-				if names {
-					fmt.Fprintln(cmd.OutOrStdout(), x.Name)
-				} else {
+				switch {
+				case !names:
 					fmt.Fprintf(cmd.OutOrStdout(), "%-14s %s\n", x.Name, x.Short)
+					if x.Unfinished != "" {
+						fmt.Fprintf(cmd.OutOrStdout(), "%-14s unfinished: %s\n", "", x.Unfinished)
+					}
+				case x.Unfinished == "":
+					fmt.Fprintln(cmd.OutOrStdout(), x.Name)
 				}
 			}
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&names, "names", false, "names only, one a line")
+	c.Flags().BoolVar(&names, "names", false, "names only, one a line, without those that are unfinished")
 	return c
 }
 

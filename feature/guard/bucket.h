@@ -20,6 +20,7 @@ static __always_inline int guard_spend(__u64 *word, __u64 now, __u64 interval, _
 {
 	__u64 old = guard_read(*word);
 
+#pragma clang loop unroll(disable)
 	for (int i = 0; i < 4; i++) {
 		__u64 from = (__s64)(old - now) < 0 ? now : old;
 		__u64 was;

@@ -86,43 +86,48 @@ static __always_inline void guard_tally(struct guard_state *s, __u32 verdict, __
 		++*count;
 }
 
-static __always_inline void guard_file(struct guard_state *s, const struct guard_top_entry *e,
-				       __u32 level, __u64 at)
+/* guard_file files a packet under one pattern. */
+int guard_file(struct guard_top *top, const struct guard_top_entry *e, __u64 seed, __u64 at)
 {
-	const __u64 *k = (const __u64 *)e->address;
-	__u64 seed = s->total.seed[0] + level;
+	const __u64 *k;
 
-	guard_top_file(&s->top[level], e, guard_mix(guard_mix(k[0] ^ seed) ^ k[1] ^ e->port),
+	if (!top || !e)
+		return 0;
+	k = (const __u64 *)e->address;
+	guard_top_file(top, e, guard_mix(guard_mix(k[0] ^ seed) ^ k[1] ^ e->port),
 		       at >> GUARD_TOP_SHIFT, bpf_get_prandom_u32());
+	return 0;
 }
 
 /* guard_note files one of GUARD_TOP_SAMPLE refused packets under every pattern that it is of. */
 int guard_note(struct guard_state *s, const struct guard_addresses *a, __u64 now)
 {
 	struct guard_top_entry e = {};
+	__u64 seed;
 	int v6;
 
 	if (!s || !a)
 		return 0;
+	seed = s->total.seed[0];
 	v6 = a->family == 6;
 	__builtin_memcpy(e.address, a->saddr, 16);
-	guard_file(s, &e, GUARD_TOP_HOST, now);
+	guard_file(&s->top[GUARD_TOP_HOST], &e, seed + GUARD_TOP_HOST, now);
 	if (v6)
 		__builtin_memset(e.address + 8, 0, 8);
 	else
 		e.address[15] = 0;
-	guard_file(s, &e, GUARD_TOP_NET, now);
+	guard_file(&s->top[GUARD_TOP_NET], &e, seed + GUARD_TOP_NET, now);
 	if (v6)
 		e.address[6] = e.address[7] = 0;
 	else
 		e.address[14] = 0;
-	guard_file(s, &e, GUARD_TOP_WIDE, now);
+	guard_file(&s->top[GUARD_TOP_WIDE], &e, seed + GUARD_TOP_WIDE, now);
 	__builtin_memcpy(e.address, a->daddr, 16);
 	e.port = a->dport;
-	guard_file(s, &e, GUARD_TOP_TARGET, now);
+	guard_file(&s->top[GUARD_TOP_TARGET], &e, seed + GUARD_TOP_TARGET, now);
 	__builtin_memset(e.address, 0, 16);
 	e.port = a->sport;
-	guard_file(s, &e, GUARD_TOP_SPORT, now);
+	guard_file(&s->top[GUARD_TOP_SPORT], &e, seed + GUARD_TOP_SPORT, now);
 	return 0;
 }
 

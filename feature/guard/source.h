@@ -207,6 +207,7 @@ static __always_inline __u16 *guard_print(struct guard_state *s, __u32 i)
 /* guard_expire takes back, in an eighth of a bucket, the reservations of the silent. */
 static __always_inline void guard_expire(struct guard_total *t, __u64 *source, __u32 epoch)
 {
+#pragma clang loop unroll(disable)
 	for (int i = 0; i < GUARD_CHOICE; i++) {
 		__u64 w = source[i];
 
@@ -223,6 +224,7 @@ static __always_inline int guard_victim(const __u64 *source, __u32 epoch, __u32 
 	__u32 best = 0;
 	int victim = -1;
 
+#pragma clang loop unroll(disable)
 	for (int i = 0; i < GUARD_CHOICE; i++) {
 		__u64 x = source[i];
 		__u32 age = source_age(x, epoch + 1);

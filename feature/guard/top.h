@@ -27,6 +27,7 @@ static __always_inline void guard_top_file(struct guard_top *top, const struct g
 	const __u64 *k = (const __u64 *)key->address;
 	__u32 least = ~0u, victim = 0;
 
+#pragma clang loop unroll(disable)
 	for (int i = 0; i < GUARD_TOP_WAYS; i++) {
 		const __u64 *x = (const __u64 *)set[i].address;
 		__u32 weight = guard_top_decayed(&set[i], at);
