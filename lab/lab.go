@@ -26,9 +26,6 @@ func (s Size) String() string { return [...]string{"full", "quick", "smoke"}[s] 
 type Experiment struct {
 	Name  string // what `weir-lab run` takes
 	Short string // one line for `weir-lab list`
-	// Unfinished says why it does not hold yet: it runs by its name, and is listed with the reason, but is
-	// neither part of the results nor of CI.
-	Unfinished string
 	// Run does it. It reports its findings to r and must leave cleaning up to e, which knows every process
 	// and namespace it started. An error means that there is no result; a claim that fails is none.
 	Run func(ctx context.Context, e *Env, r *Result) error

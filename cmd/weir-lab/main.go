@@ -101,20 +101,16 @@ func listCommand() *cobra.Command {
 		Args: func(cmd *cobra.Command, args []string) error { return wrong(cobra.NoArgs(cmd, args)) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, x := range lab.Experiments() {
-				switch {
-				case !names:
-					fmt.Fprintf(cmd.OutOrStdout(), "%-14s %s\n", x.Name, x.Short)
-					if x.Unfinished != "" {
-						fmt.Fprintf(cmd.OutOrStdout(), "%-14s unfinished: %s\n", "", x.Unfinished)
-					}
-				case x.Unfinished == "":
+				if names {
 					fmt.Fprintln(cmd.OutOrStdout(), x.Name)
+				} else {
+					fmt.Fprintf(cmd.OutOrStdout(), "%-14s %s\n", x.Name, x.Short)
 				}
 			}
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&names, "names", false, "names only, one a line, without those that are unfinished")
+	c.Flags().BoolVar(&names, "names", false, "names only, one a line")
 	return c
 }
 

@@ -51,7 +51,7 @@ func TestExitStatus(t *testing.T) {
 		says   string
 	}{
 		{"list", 0, "telemetry      routers' IPFIX and BMP steered"},
-		{"list --names", 0, "dispatch\nguard\nsteer-compare\nsteer-storm\ntable\ntelemetry\n"},
+		{"list --names", 0, "dispatch\nfilter\nguard\nsteer-compare\nsteer-storm\ntable\ntelemetry\n"},
 		{"list x", 2, "unknown command"},
 		{"run", 2, "accepts 1 arg"},
 		{"run nothing", 2, `no experiment is named "nothing"; there are: [dispatch filter guard steer-compare steer-storm table telemetry]`},

@@ -14,10 +14,9 @@ import (
 
 func init() {
 	lab.Register(lab.Experiment{
-		Name:       "filter",
-		Short:      "expressions compiled to eBPF at every hook, beside an interpreter, nftables and LPM_TRIE",
-		Unfinished: "verdict_mismatches at sockets: the compiler's newest form reads packets with options or extension headers otherwise than the interpreter there",
-		Run:        run,
+		Name:  "filter",
+		Short: "expressions compiled to eBPF at every hook, beside an interpreter, nftables and LPM_TRIE",
+		Run:   run,
 		Next: []string{
 			"weir-lab run filter --quick --json   the findings for a program",
 			"weir filter explain 'udp.dstport == 53 and payload[-5:] == \"xyzzy\"'   what becomes of an expression",

@@ -52,7 +52,7 @@ func places() []*place {
 		{name: "netfilter", hook: compile.Netfilter, takes: inStack, sees: (*packet).network, attach: links(func(*world) []kernel.Attachment {
 			return netfilter(kernel.Prerouting, -300)
 		})},
-		{name: "nft", hook: compile.XTBPF, takes: inStack, sees: (*packet).network, attach: attachNFT},
+		{name: "nft", hook: compile.Socket, start: compile.IPHeader, takes: inStack, sees: (*packet).network, attach: attachNFT},
 		{name: "socket", hook: compile.Socket, start: compile.Transport, sees: (*packet).network, attach: sockets(openTransport),
 			takes: func(p *packet) bool { return p.goesTo(transport) }},
 		{name: "socket-raw", hook: compile.Socket, start: compile.IPHeader, sees: (*packet).network, attach: sockets(openRawIPv4),

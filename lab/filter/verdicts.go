@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -128,7 +129,7 @@ func (h *watch) put(w *world, pins string) (func(), error) {
 		rules = append(rules, compile.Rule{Name: fmt.Sprint("r", i), Match: e, Action: compile.Count})
 	}
 	o := compile.Options{Hook: h.hook, Start: h.start}
-	if h.hook == compile.Socket {
+	if strings.HasPrefix(h.name, "socket") {
 		o.Default = compile.Drop
 	}
 	var prog *ebpf.Program
