@@ -82,14 +82,15 @@ func newCommand() *cobra.Command {
 		Use:   "weir",
 		Short: "Control the traffic of this host from inside its kernel",
 		Long: `weir decides which process gets each connection and datagram, in the kernel,
-for processes that know nothing of it, and filters packets there. State lives in pinned BPF maps: no
-process of weir's is in the data path.
+for processes that know nothing of it; it limits floods of UDP and filters packets
+there. State lives in pinned BPF maps: no process of weir's is in the data path.
 
   weir doctor                what this kernel and user can run, and why not
   weir apply -f weir.yaml    make the host match the file
   weir status                what is there now
   weir steer where 192.0.2.7 which slot and process get this router's traffic
   weir explain PACKET        why this packet goes where it goes, step by step
+  weir guard status          limits of floods: what passed, what was refused, and whose it was
   weir filter list           filters: what their rules have matched, and when
   weir bypass SERVICE        the kernel's own behaviour at once`,
 		SilenceErrors: true,

@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"cmp"
 	"encoding/binary"
 
 	"math"
@@ -41,27 +42,11 @@ func (s *guardGuardState) top(now uint64) []Pattern {
 			}
 		}
 		slices.SortFunc(some, func(a, b Pattern) int {
-			if a.PPS != b.PPS {
-				if a.PPS > b.PPS {
-					return -1
-				}
-				return 1
-			}
-			return compare(a, b)
+			return cmp.Or(cmp.Compare(b.PPS, a.PPS), cmp.Compare(a.Prefix, b.Prefix), cmp.Compare(a.Port, b.Port))
 		})
 		out = append(out, some[:min(len(some), shown)]...)
 	}
 	return out
-}
-
-func compare(a, b Pattern) int {
-	if a.Prefix != b.Prefix {
-		if a.Prefix < b.Prefix {
-			return -1
-		}
-		return 1
-	}
-	return int(a.Port) - int(b.Port)
 }
 
 // pattern reads an entry of a level's set. Entries are written without a lock: one whose check does not fit its key was

@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -278,10 +279,7 @@ func readTargets(m *ebpf.Map) ([]Destination, error) {
 		return nil, fmt.Errorf("reading destinations: %w", err)
 	}
 	slices.SortFunc(out, func(a, b Destination) int {
-		if a.Refused != b.Refused {
-			return int(min(b.Refused, 1<<62)) - int(min(a.Refused, 1<<62))
-		}
-		return a.Address.Compare(b.Address)
+		return cmp.Or(cmp.Compare(b.Refused, a.Refused), a.Address.Compare(b.Address))
 	})
 	return out[:min(len(out), shownDestinations)], nil
 }
