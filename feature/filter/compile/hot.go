@@ -18,19 +18,21 @@ func (g *gen) dissect() {
 		return
 	}
 	g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.LSh.Imm(asm.R1, 32), asm.Or.Reg(asm.R1, asm.R0))
-	for i := int16(imgTag0); i < imgSize; i += 4 {
-		g.op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
+	for _, at := range words(g.need) {
+		g.op(asm.StoreMem(asm.R8, at, asm.R1, asm.Word))
 	}
 	g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
-	g.op(asm.StoreMem(asm.RFP, xorWord-4, asm.R1, asm.Word), asm.StoreMem(asm.RFP, xorWord, asm.R1, asm.Word))
+	if usesXor(g.p.rules) {
+		g.op(asm.StoreMem(asm.RFP, xorWord-4, asm.R1, asm.Word), asm.StoreMem(asm.RFP, xorWord, asm.R1, asm.Word))
+	}
 	g.op(asm.Mov.Imm(asm.R7, -1))
 	p := &paths{cold: g.label(), blank: g.label(), v6: g.label(), have: map[uint32]label{}}
 	for _, t := range transports {
 		p.have[t.bit] = g.label()
 	}
-	g.open(p.blank)
 	g.hot(p)
 	g.bind(p.cold)
+	g.open(p.blank)
 	g.blank()
 	if g.o.Start == Ethernet {
 		g.ethernet()
@@ -73,13 +75,16 @@ func (g *gen) hot(p *paths) {
 		return
 	}
 	g.note = "all headers at once"
+	if !g.reads(size) {
+		g.open(p.cold)
+	}
 	g.op(asm.Mov.Imm(asm.R2, 0))
 	all := func(r asm.Register) []asm.Instruction { return image(r, first) }
-	if g.o.Hook == TC {
+	if g.reads(size) {
 		g.direct(size, p.cold)
 		g.copy(all, size)
 	} else {
-		g.load(all, size, p.cold, true)
+		g.help(all, size, p.cold, true)
 	}
 	if g.o.Hook == TC {
 		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanPresent, asm.Word))
@@ -130,10 +135,16 @@ func (g *gen) hot4(p *paths) {
 	}
 	g.op(asm.Add.Imm(asm.R9, 20))
 	g.end4()
-	for i := int16(0); i < 20; i += 4 {
+	size := int16(0)
+	for _, t := range transports {
+		if g.wants(t) {
+			size = max(size, int16(t.size))
+		}
+	}
+	for i := int16(0); i < size; i += 4 {
 		g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+20+i, asm.Word), asm.StoreMem(asm.R8, imgL4+i, asm.R1, asm.Word))
 	}
-	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
+	g.launder(asm.R9, imgAt) // as on the other way: the verifier need not go through what both share twice
 	g.clip()
 	for _, t := range transports {
 		if !g.wants(t) || t.bit == noICMP6 {
