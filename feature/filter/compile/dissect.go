@@ -79,7 +79,13 @@ func (g *gen) tag(img int32, bit uint32, untagged label) {
 
 // loadImage loads n bytes at R2 to the image. Where they are not there, nothing of what is behind is.
 func (g *gen) loadImage(img int32, n int32) {
-	g.load(func(r asm.Register) []asm.Instruction { return image(r, img) }, n, g.done, true)
+	dst := func(r asm.Register) []asm.Instruction { return image(r, img) }
+	if g.scratchAt() != 0 { // the kernel has the IP header in one piece before netfilter and sockets get the packet
+		g.direct(n, g.done)
+		g.copy(dst, n)
+		return
+	}
+	g.load(dst, n, g.done, !g.inPlace())
 }
 
 // internet reads the IP header at R9.

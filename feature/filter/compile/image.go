@@ -63,15 +63,15 @@ const (
 	imgAt2    = 148
 	imgLinear = 156 // how many bytes from the IP header on lie in one piece: of packets read through struct sk_buff
 	imgTurn   = 164 // of a loop
-	imgSize   = 168
+	imgHeld   = 172 // an offset, while a dynptr is made
+	imgSize   = 176
 )
 
 // The stack of a function, from its frame pointer down.
 const (
 	stackDyn     = -16              // a dynptr (netfilter)
 	stackBase    = stackDyn - 8     // the address of the IP header, less scratchAt
-	stackHeld    = stackBase - 8    // a register, by open
-	stackScratch = stackHeld - 88   // literals, keys
+	stackScratch = stackBase - 88   // literals, keys
 	stackSaved   = stackScratch - 8 // a register
 	stackImage   = stackSaved - 8 - imgSize
 )
@@ -181,13 +181,33 @@ func words(need uint32) (offsets []int16) {
 	for _, slot := range []struct {
 		off  int16
 		need uint32
-	}{{imgTag0, ^uint32(0)}, {imgTag1, noTag1 | anyL4}, {imgL4 + 4, anyL4}, {imgL4 + 12, anyL4}, {imgFrag, ^anyLink},
+	}{{imgTag0, noTag0 | noTag1}, {imgTag1, noTag1 | anyL4}, {imgL4 + 4, anyL4}, {imgL4 + 12, noTCP | noPayload}, {imgFrag, ^anyLink},
 		{imgWScale, noMSS | noWScale}, {imgAt - 4, noPayload}, {imgBody - 4, noPayload}, {imgTS, noTimestamps}, {imgKey, ^uint32(0)}} {
 		if need&slot.need != 0 {
 			offsets = append(offsets, slot.off, slot.off+4)
 		}
 	}
 	return offsets
+}
+
+// ipEnd is where the bytes of the IP header end that rules ask for, of the shorter or the longer one.
+func ipEnd(rules []Rule) (end int16) {
+	for _, r := range rules {
+		expr.Walk(r.Match.Root, func(n expr.Node) {
+			for _, x := range expr.Operands(n) {
+				for _, id := range x.Field.Each() {
+					p, size := places[id], int16(4)
+					if expr.Lookup(id).Type == expr.IPv6 {
+						size = 16
+					}
+					if p.absent&(noIP4|noIP6) != 0 && p.off != 0 {
+						end = max(end, p.off+size-imgIP)
+					}
+				}
+			}
+		})
+	}
+	return end
 }
 
 // usesXor says whether parities are kept.

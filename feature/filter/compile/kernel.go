@@ -19,6 +19,7 @@ type Kernel struct {
 	CoarseClock bool  // bpf_ktime_get_coarse_ns, 5.11
 	Atomics     bool  // compare and exchange, 5.12
 	MayGoto     bool  // may_goto, 6.9: loops that the verifier goes through twice, not in each turn
+	Unwritten   bool  // reads of stack that nothing has written, 6.3: what is absent need not be written
 	DynptrSkb   int32 // BTF ID of bpf_dynptr_from_skb, 6.4: netfilter only
 	SkbLen      int16 // where struct sk_buff has its len: netfilter only
 	// Skb is how programs of sockets, xt_bpf and netfilter read packets where they are, 6.2. Nil: by helpers, of which
@@ -63,6 +64,7 @@ var runningAny = sync.OnceValue(func() *Kernel {
 		CoarseClock: features.HaveProgramHelper(ebpf.SocketFilter, asm.FnKtimeGetCoarseNs) == nil,
 		Atomics:     probeAtomics() == nil,
 		MayGoto:     probe(ebpf.SocketFilter, mayGoto(0)) == nil,
+		Unwritten:   probe(ebpf.SocketFilter, asm.LoadMem(asm.R0, asm.RFP, -8, asm.DWord)) == nil,
 	}
 })
 

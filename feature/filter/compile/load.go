@@ -44,24 +44,43 @@ func (g *gen) load(dst func(asm.Register) []asm.Instruction, n int32, fail label
 		g.copy(dst, n)
 		g.goTo(ok)
 		g.bind(slow) // what is not in the skb's own memory a helper finds
-		g.openFor(fail)
-		g.help(dst, n, fail, early)
+		g.helpLate(dst, n, fail)
 		g.bind(ok)
+	case early:
+		g.help(dst, n, early)
+		g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 	default:
-		if !early {
-			g.openFor(fail)
-		}
-		g.help(dst, n, fail, early)
+		g.helpLate(dst, n, fail)
 	}
+}
+
+// helpLate is help where no dynptr is open, and leaves none: the verifier takes each for another one, and would go through
+// the turns of a loop until it gives up.
+func (g *gen) helpLate(dst func(asm.Register) []asm.Instruction, n int32, fail label) {
+	if g.o.Hook != Netfilter {
+		g.help(dst, n, false)
+		g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+		return
+	}
+	g.op(asm.StoreMem(asm.R8, imgHeld, asm.R2, asm.Word))
+	g.open(fail)
+	g.op(asm.LoadMem(asm.R2, asm.R8, imgHeld, asm.Word))
+	g.help(dst, n, false)
+	g.op(asm.Mov.Imm(asm.R1, 0), asm.StoreMem(asm.RFP, stackDyn, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, stackDyn+8, asm.R1, asm.DWord))
+	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 
 // reads says whether n bytes of a packet can be read where they are, but for packets in several pieces.
 func (g *gen) reads(n int32) bool {
-	return g.o.Hook == XDP || g.o.Hook == TC || g.o.Kernel.Skb != nil && n <= mostScratch
+	return g.inPlace() && (g.scratchAt() == 0 || n <= mostScratch)
 }
 
-// help has a helper of the kernel load: it takes some 20 ns, but finds what is in other pages.
-func (g *gen) help(dst func(asm.Register) []asm.Instruction, n int32, fail label, early bool) {
+// inPlace says whether packets are read where they are.
+func (g *gen) inPlace() bool { return g.o.Hook == XDP || g.o.Hook == TC || g.o.Kernel.Skb != nil }
+
+// help has a helper of the kernel load: it takes some 20 ns, but finds what is in other pages. R0 is not 0 then where
+// something is missing.
+func (g *gen) help(dst func(asm.Register) []asm.Instruction, n int32, early bool) {
 	switch {
 	case g.o.Hook == Netfilter:
 		g.op(asm.Mov.Reg(asm.R4, asm.R2))
@@ -81,7 +100,6 @@ func (g *gen) help(dst func(asm.Register) []asm.Instruction, n int32, fail label
 		g.op(dst(asm.R3)...)
 		g.op(asm.Mov.Imm(asm.R4, n), asm.FnSkbLoadBytes.Call())
 	}
-	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 
 // copy copies n bytes from where direct has R1 point.
@@ -206,16 +224,6 @@ func (g *gen) open(fail label) {
 	g.op(stack(asm.R3, stackDyn)...)
 	g.op(kfunc(g.o.Kernel.DynptrSkb))
 	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
-}
-
-// openFor opens for the load of what is at the offset in R2, which stays.
-func (g *gen) openFor(fail label) {
-	if g.o.Hook != Netfilter {
-		return
-	}
-	g.op(asm.StoreMem(asm.RFP, stackHeld, asm.R2, asm.DWord))
-	g.open(fail)
-	g.op(asm.LoadMem(asm.R2, asm.RFP, stackHeld, asm.DWord))
 }
 
 // swapped is a number as it stands in memory in network byte order, read by this machine.
