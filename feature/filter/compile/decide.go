@@ -166,15 +166,15 @@ func ruleNote(i int, name, note string) string {
 // count adds the packet to the element in R1.
 func (g *gen) count() {
 	none := g.label()
-	g.op(asm.StoreMem(asm.RFP, stackScratch, asm.R1, asm.Word))
-	g.op(stack(asm.R2, stackScratch)...)
+	g.op(asm.StoreMem(asm.RFP, g.scratchOff, asm.R1, asm.Word))
+	g.op(stack(asm.R2, int32(g.scratchOff))...)
 	g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(CountsName), asm.FnMapLookupElem.Call())
 	g.jump(asm.JEq.Imm(asm.R0, 0, ""), none)
 	g.op(asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord), asm.Add.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
 		asm.LoadMem(asm.R1, asm.R0, 8, asm.DWord), asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word),
-		asm.Add.Reg(asm.R1, asm.R2), asm.StoreMem(asm.R0, 8, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, stackScratch, asm.R0, asm.DWord))
+		asm.Add.Reg(asm.R1, asm.R2), asm.StoreMem(asm.R0, 8, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, g.scratchOff, asm.R0, asm.DWord))
 	// The clock is asked once in a tick: that takes as long as a load of headers, and the tick is one instruction.
-	g.op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, stackScratch, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
+	g.op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
 	g.jump(asm.JEq.Reg(asm.R0, asm.R2, ""), none)
 	g.op(asm.StoreMem(asm.R1, 24, asm.R0, asm.DWord))
 	if g.o.Kernel.CoarseClock {
@@ -182,7 +182,7 @@ func (g *gen) count() {
 	} else {
 		g.op(asm.FnKtimeGetNs.Call())
 	}
-	g.op(asm.LoadMem(asm.R1, asm.RFP, stackScratch, asm.DWord), asm.StoreMem(asm.R1, 16, asm.R0, asm.DWord))
+	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.StoreMem(asm.R1, 16, asm.R0, asm.DWord))
 	g.bind(none)
 }
 

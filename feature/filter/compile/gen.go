@@ -29,6 +29,8 @@ type gen struct {
 	lacking func(bit uint32) label // where to go instead if that is for lack of what a bit stands for; nil: nowhere else
 	pending int                    // branches, see mostPending
 	err     error
+	// scratchOff is where the scratch is, from the frame pointer.
+	scratchOff int16
 }
 
 // fail keeps the first error.
@@ -369,6 +371,7 @@ func (p *Program) generateOnce() error {
 	p.Tables, p.functions, p.patterns, p.rates = map[string]string{}, nil, 0, nil
 	g := &gen{o: &p.opts, p: p, need: needs(p.rules)}
 	g.noted = p.noted
+	g.scratchOff = stackImage - scratchSize(p.rules, p.plan)
 	p.Spec = &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}}
 	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: uint32(len(p.rules) + 1)}
 	g.dissect()

@@ -67,14 +67,39 @@ const (
 	imgSize   = 176
 )
 
-// The stack of a function, from its frame pointer down.
+// The stack of a function, from its frame pointer down. The scratch lies lowest, and is no larger than rules make it: the
+// verifier copies the stack at every branch.
 const (
-	stackDyn     = -16              // a dynptr (netfilter)
-	stackBase    = stackDyn - 8     // the address of the IP header, less scratchAt
-	stackScratch = stackBase - 88   // literals, keys
-	stackSaved   = stackScratch - 8 // a register
-	stackImage   = stackSaved - 8 - imgSize
+	stackDyn   = -16           // a dynptr (netfilter)
+	stackBase  = stackDyn - 8  // the address of the IP header, less scratchAt
+	stackSaved = stackBase - 8 // a register
+	stackImage = stackSaved - 8 - imgSize
+
+	leastScratch  = 16 // headers, a byte of payload
+	mostScratched = 88 // literals, keys
 )
+
+// scratchSize is how large the scratch is: what loads write that the image has no place for.
+func scratchSize(rules []Rule, p *plan) int16 {
+	if len(p.groups) > 0 {
+		return mostScratched
+	}
+	size := int16(leastScratch)
+	for _, r := range rules {
+		expr.Walk(r.Match.Root, func(n expr.Node) {
+			switch n.(type) {
+			case *expr.Contains, *expr.Matches, *expr.Rate:
+				size = mostScratched
+			}
+			for _, x := range expr.Operands(n) {
+				if t := x.Type(); t == expr.Bytes || t == expr.Name {
+					size = max(size, atOnce)
+				}
+			}
+		})
+	}
+	return size
+}
 
 // place is where a field lies in the image.
 type place struct {

@@ -162,7 +162,7 @@ func (g *gen) option(out label) {
 	g.op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
 	g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), out)
 	g.scratch(0, 1, out)
-	g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte), asm.Mov.Imm(asm.R1, 1))
+	g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte), asm.Mov.Imm(asm.R1, 1))
 	g.jump(asm.JEq.Imm(asm.R0, 0, ""), out)
 	g.jump(asm.JNE.Imm(asm.R0, 1, ""), two)
 	g.goTo(next)
@@ -170,7 +170,7 @@ func (g *gen) option(out label) {
 	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 2), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
 	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
 	g.scratch(0, 2, out)
-	g.op(asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
+	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
 	g.jump(asm.JLT.Imm(asm.R1, 2, ""), out)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Reg(asm.R2, asm.R1), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
 	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
@@ -183,7 +183,7 @@ func (g *gen) option(out label) {
 			continue
 		}
 		other := g.label()
-		g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Half))
+		g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
 		g.jump(asm.JNE.Imm(asm.R0, int32(swapped(uint32(o.kind<<8|o.size), asm.Half)), ""), other)
 		// Of an option that is there twice the first counts.
 		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R0, int32(o.bit)))
@@ -197,7 +197,7 @@ func (g *gen) option(out label) {
 		g.bind(other)
 	}
 	g.bind(skip)
-	g.op(asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
+	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
 	g.bind(next)
 	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
 }
@@ -208,7 +208,7 @@ func (g *gen) scratch(off, n int32, fail label) {
 	if off != 0 {
 		g.op(asm.Add.Imm(asm.R2, off))
 	}
-	g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, n, fail, false)
+	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, n, fail, false)
 }
 
 // gre reads the key, which lies behind a checksum if there is one (RFC 2890).
@@ -234,7 +234,7 @@ func (g *gen) dns() {
 	g.note = "DNS"
 	g.fits(12, g.done)
 	g.scratch(4, 2, g.done)
-	g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Half))
+	g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
 	g.jump(asm.JEq.Imm(asm.R0, 0, ""), g.done)
 	if g.need&noQType == 0 {
 		// Names are compared with ones that are right, so that nobody needs to know whether this one is.
@@ -249,7 +249,7 @@ func (g *gen) dns() {
 		g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), wrong)
 		g.fits(1, wrong)
 		g.scratch(0, 1, wrong)
-		g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte))
+		g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte))
 		g.jump(asm.JEq.Imm(asm.R0, 0, ""), name)
 		g.jump(asm.JGT.Imm(asm.R0, 63, ""), wrong)
 		g.op(asm.Add.Imm(asm.R9, 1), asm.Add.Reg(asm.R9, asm.R0), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
