@@ -194,7 +194,7 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 	for _, n := range sent {
 		total += n
 	}
-	counted, err := s.settled(total - lost)
+	counted, err := s.settled(ctx, total-lost)
 	if err != nil {
 		return 0, err
 	}
@@ -223,12 +223,12 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 
 // settled are the counts when they are so many at least, or patience has ended: packets may be on their way still. What
 // would be counted once too often has its time as well.
-func (s *swapper) settled(want uint64) (map[string]uint64, error) {
+func (s *swapper) settled(ctx context.Context, want uint64) (map[string]uint64, error) {
 	const patience = 2 * time.Second
 	for deadline := time.Now().Add(patience); ; {
 		counted, err := s.counts()
 		enough := sum(counted) >= want
-		if err != nil || time.Now().After(deadline) {
+		if err = errors.Join(err, ctx.Err()); err != nil || time.Now().After(deadline) {
 			return counted, err
 		}
 		time.Sleep(20 * time.Millisecond)
