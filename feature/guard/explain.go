@@ -140,7 +140,7 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 		return 0, nil, 0, err
 	}
 	limits := p.Service.limits()
-	limits.Dry = false // what it would refuse is the question
+	limits.Dry = false                 // what it would refuse is the question
 	const cases, caseEvery = 100, 9973 // ns: chance is drawn from the time
 	passed := 0
 	for i := range cases {
