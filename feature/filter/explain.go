@@ -164,7 +164,7 @@ func tell(s *feature.Sight, f Filter, at *Place, hits []int, p feature.Packet) {
 	}
 	var more []string
 	for i := range min(decided+1, len(f.Rules)) {
-		if f.Rules[i].Action != Count && f.Rules[i].asksMore(p) {
+		if f.Rules[i].Action != Count && f.Rules[i].mayDiffer(p) {
 			more = append(more, f.ruleName(i))
 		}
 	}
@@ -174,8 +174,11 @@ func tell(s *feature.Sight, f Filter, at *Place, hits []int, p feature.Packet) {
 		if len(more) > shown {
 			list += fmt.Sprintf(" and %d others", len(more)-shown)
 		}
-		s.Text += fmt.Sprintf(". That is of a plain packet (TTL 64, %s): %s may decide others with these addresses and ports",
-			map[bool]string{true: "a SYN without options", false: fmt.Sprintf("%d bytes of payload", len(feature.FramePayload))}[p.Proto == "tcp"], list)
+		plain := fmt.Sprintf("%d bytes of payload", len(feature.FramePayload))
+		if p.Proto == "tcp" {
+			plain = "a SYN without options"
+		}
+		s.Text += fmt.Sprintf(". That is of a plain packet (TTL 64, %s): of others with these addresses and ports, %s may decide otherwise", plain, list)
 	}
 	if action == Drop {
 		s.Dropped = fmt.Sprintf("dropped: %s of filter %s, at %s", f.ruleName(decided), f.Name, at.Name)
@@ -190,23 +193,65 @@ func (f Filter) ruleName(i int) string {
 	return fmt.Sprintf("rule %d (%s)", i+1, f.Rules[i].Key())
 }
 
-// asksMore says whether a rule asks for anything that packets of one protocol, and
-// the same addresses and ports, may have or not.
-func (r Rule) asksMore(p feature.Packet) bool {
+// mayDiffer says whether a rule matches some of the packets of one protocol, and
+// the same addresses and ports, and some not, as far as its text tells.
+func (r Rule) mayDiffer(p feature.Packet) bool {
 	e, err := expr.Parse(r.Match.Text)
 	if err != nil {
 		return true
 	}
-	more := false
-	expr.Walk(e.Root, func(n expr.Node) {
-		if _, rate := n.(*expr.Rate); rate {
-			more = true
+	frame, err := p.Frame()
+	if err != nil {
+		return true
+	}
+	_, known := decided(e.Root, &expr.Packet{Data: frame, Layer: expr.Link}, p)
+	return !known
+}
+
+// decided evaluates a tree by what follows from a packet's protocol, addresses and
+// ports alone; known is false where that does not suffice.
+func decided(n expr.Node, frame *expr.Packet, p feature.Packet) (is, known bool) {
+	switch n := n.(type) {
+	case *expr.Not:
+		is, known = decided(n.X, frame, p)
+		return !is, known
+	case *expr.And:
+		return anyOf(n.X, false, frame, p)
+	case *expr.Or:
+		return anyOf(n.X, true, frame, p)
+	case *expr.Xor:
+		known = true
+		for _, x := range n.X {
+			i, k := decided(x, frame, p)
+			is, known = is != i, known && k
 		}
-		for _, x := range expr.Operands(n) {
-			more = more || !given(x.Field, p)
+		return is, known
+	case *expr.Rate:
+		return false, false
+	case *expr.In:
+		if n.List != "" {
+			return false, false // its contents are the program's
 		}
-	})
-	return more
+	}
+	for _, x := range expr.Operands(n) {
+		if !given(x.Field, p) {
+			return false, false
+		}
+	}
+	return (&expr.Expr{Root: n}).Eval(frame), true
+}
+
+// anyOf is decided of several nodes, one of which suffices if it is so.
+func anyOf(nodes []expr.Node, so bool, frame *expr.Packet, p feature.Packet) (is, known bool) {
+	known = true
+	for _, x := range nodes {
+		i, k := decided(x, frame, p)
+		if k && i == so {
+			return so, true
+		}
+		known = known && k
+	}
+	return !so, known
 }
 
 // given says whether a field's value follows from a packet's protocol, addresses

@@ -28,9 +28,10 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		for _, c := range []struct {
 			port  uint16
 			says  string
-			maybe string // by which other packets may be decided
-		}{{5001, "rule 1 (p5001) drops it", ""}, {5002, "rule 2 (seen) counts it, the default passes it", "rule 4 (magic), rule 5 (often) may"},
-			{5003, "rule 3 (listed) drops it", ""}, {5004, "rule 4 (magic) drops it", "rule 4 (magic) may"}, {5005, "the default passes it", "rule 5 (often) may"}} {
+			maybe string // by which other packets may be decided; "": none
+		}{{5001, "rule 1 (p5001) drops it", ""}, {5002, "rule 2 (seen) counts it, the default passes it", ""},
+			{5003, "rule 3 (listed) drops it", "rule 3 (listed) may"}, {5004, "rule 4 (magic) drops it", "rule 4 (magic) may"},
+			{5005, "the default passes it", "rule 5 (often) may"}} {
 			for _, way := range [][2]netip.Addr{{w.A4, w.B4}, {w.A6, w.B6}} {
 				p := feature.Packet{Proto: "udp", From: netip.AddrPortFrom(way[0], 40000), To: netip.AddrPortFrom(way[1], c.port),
 					Inode: w.B.Inode(), Interface: nstest.WireDevice}
@@ -39,7 +40,7 @@ func TestExplainIsWhatHappens(t *testing.T) {
 					t.Fatalf("%s: %+v, %v", p.To, sights, err)
 				}
 				s := sights[0]
-				if !strings.Contains(s.Text, c.says) || !strings.Contains(s.Text, c.maybe) || s.Warning {
+				if !strings.Contains(s.Text, c.says) || !strings.Contains(s.Text, c.maybe) || (c.maybe == "") != !strings.Contains(s.Text, " may ") || s.Warning {
 					t.Errorf("%s: said %q, want %q and %q", p.To, s.Text, c.says, c.maybe)
 				}
 				to := nstest.ListenUDP(t, w.B, p.To)
@@ -94,4 +95,30 @@ func arrives(t *testing.T, from, to *net.UDPConn, payload string) bool {
 	to.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 	_, err := to.Read(make([]byte, 64))
 	return err == nil
+}
+
+// Which rules may decide other packets of the same addresses and ports follows from
+// what their expressions ask for.
+func TestMayDiffer(t *testing.T) {
+	p := feature.Packet{Proto: "udp", From: netip.MustParseAddrPort("10.0.0.1:40000"), To: netip.MustParseAddrPort("10.0.0.2:53")}
+	for match, want := range map[string]bool{
+		"udp.dstport == 53":                                           false,
+		"udp.dstport == 53 and payload contains \"x\"":                true,
+		"udp.dstport == 54 and payload contains \"x\"":                false,
+		"udp.dstport == 53 or payload contains \"x\"":                 false,
+		"udp.dstport == 54 or ip.ttl < 5":                             true,
+		"not (udp.dstport == 54 and ip.ttl < 5)":                      false,
+		"tcp.flags.syn or ipv6.hlim == 1":                             false,
+		"udp.dstport == 53 xor ip.ttl == 1":                           true,
+		"net.src in {10.0.0.0/8} xor udp.srcport == 40000":            false,
+		"udp.dstport == 54 and rate(net.src) > 5/s":                   false,
+		"rate(net.src) > 5/s":                                         true,
+		"net.src in $few":                                             true,
+		"eth.src == 00:00:00:00:00:00 and udp":                        true,
+		"icmp.type == 8 or (gre and udp.dstport == 53) or vlan.id==1": true,
+	} {
+		if got := (Rule{Match: Expression{Text: match}}).mayDiffer(p); got != want {
+			t.Errorf("%s: %t, want %t", match, got, want)
+		}
+	}
 }

@@ -103,7 +103,7 @@ func (p Pattern) String() string {
 	case "destination":
 		return "to " + p.Prefix
 	}
-	return "from " + p.Prefix
+	return "from " + strings.TrimSuffix(p.Prefix, "/32") // one host
 }
 
 // Destination is one address and port of a guard that limits each.
