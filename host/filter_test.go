@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -75,5 +76,62 @@ func TestFilterBesideServices(t *testing.T) {
 	}
 	if n := len(both.Filters()); n != 1 {
 		t.Errorf("%d filters in the file", n)
+	}
+}
+
+const explained = `
+services:
+  telemetry:
+    listen: [udp 0.0.0.0:4739]
+    steer: {slots: 1}
+    members: [{slot: 0, pid: %d}]
+    guard: {limit: 20kpps}
+filter:
+  - name: guarded
+    hook: nft
+    at: prerouting
+    rules: [{name: others, match: 'udp.dstport == 4739 and ip.src == 127.0.0.6', action: drop}]
+`
+
+// An explanation goes the packet's way: filters, the lookup, the guard; and ends where the packet does.
+func TestExplainGoesThePacketsWay(t *testing.T) {
+	nstest.NeedRoot(t)
+	for _, n := range []kernel.Need{kernel.NFTMatch, kernel.CgroupIngress, kernel.CompareAndSwap} {
+		if err := n.Check(); err != nil {
+			t.Skip("need: kernel:", err)
+		}
+	}
+	w := newWorld(t)
+	pid, _ := daemon(t, "0.0.0.0:4739")
+	w.apply(w.config(explained, pid))
+	for _, c := range []struct {
+		from, to, device string
+		steps            []string // in this order, among others
+		result           string
+		pid              int
+	}{
+		{"127.0.0.5:99", "127.0.0.1:4739", "", []string{"arrival by lo, where the route back", "filter guarded nftables table inet weir_guarded, prerouting, priority 0: the default passes it",
+			"connected sockets none", "guard of service telemetry limit 20kpps, at its sockets, 0 % of its burst used; at this moment a packet from 127.0.0.5 passes"}, "slot 0", pid},
+		{"127.0.0.6:99", "127.0.0.1:4739", "lo", []string{"arrival by lo", "rule 1 (others) drops it"}, "dropped: rule 1 (others) of filter guarded", 0},
+		{"192.0.2.1:99", "127.0.0.1:4739", "", []string{"arrival no route leads back to 192.0.2.1"}, "slot 0", pid},
+	} {
+		p, err := steer.ParsePacket("udp", c.from, c.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Interface = c.device
+		x, err := w.Explain(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := 0
+		for _, s := range x.Steps {
+			if i < len(c.steps) && strings.Contains(s.Step+" "+s.Text, c.steps[i]) {
+				i++
+			}
+		}
+		if i < len(c.steps) || !strings.HasPrefix(x.Result, c.result) || x.PID != c.pid {
+			t.Errorf("from %s: want %q at its place and %q of %d, got %+v", c.from, c.steps[min(i, len(c.steps)-1)], c.result, c.pid, x)
+		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
 )
 
 // The layout is that of bpf/table.h, which says what each part is for.
@@ -109,7 +111,7 @@ type memory struct {
 }
 
 func mapMemory(m Maps, write bool) (*memory, error) {
-	out := &memory{wait: waitForReaders, vacated: map[uint32]uint32{}}
+	out := &memory{wait: kernel.WaitForPrograms, vacated: map[uint32]uint32{}}
 	for _, want := range []struct {
 		m       *ebpf.Map
 		size    uint32

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // Memory of pages is handed out in units of 8 bytes, by lists of free pages of each size and, when those are empty,
@@ -200,15 +198,4 @@ func (m *memory) grace() {
 		m.giveBack(number)
 	}
 	m.InLimbo = 0
-}
-
-// waitForReaders returns when every BPF program has ended that was running at the call: membarrier(2) with
-// MEMBARRIER_CMD_GLOBAL is synchronize_rcu() to the kernel. Where it is refused (nohz_full), a change of a map of maps
-// waits for the same (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
-func waitForReaders() {
-	const global = 1
-	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno == 0 {
-		return
-	}
-	waitByMap()
 }

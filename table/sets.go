@@ -11,6 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
 )
 
 // The layout of sets is that of bpf/bindings.h, which says what each part is for.
@@ -101,7 +103,7 @@ func mapSets(m *ebpf.Map, write bool) (*sets, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &sets{setsHead: (*setsHead)(unsafe.Pointer(&b[0])), memory: b[:int(m.MaxEntries())*(segmentBytes+slackBytes)], wait: waitForReaders}
+	out := &sets{setsHead: (*setsHead)(unsafe.Pointer(&b[0])), memory: b[:int(m.MaxEntries())*(segmentBytes+slackBytes)], wait: kernel.WaitForPrograms}
 	if mapped {
 		out.mapped = b
 	}

@@ -11,22 +11,26 @@ import (
 )
 
 func explainCommand(g *globals) *cobra.Command {
-	var ns string
+	var ns, device string
 	c := &cobra.Command{
 		Use: "explain {udp | tcp} FROM TO", Short: "Why a packet goes where it goes, step by step", Args: cobra.ExactArgs(3),
-		Long: `Say step by step why a datagram, or a connection attempt, goes where it goes: a
-connected socket that is there, programs at the lookup, the service, its policy,
-the slot and its member, or what an empty slot does; or the kernel's own choice.
-Firewall rules and other programs before the lookup of a socket are not asked.`,
+		Long: `Say step by step why a datagram, or a connection attempt, goes where it goes:
+weir's filters that it meets and the rule of each that decides it, its guards and
+whether it would pass at this moment; a connected socket that is there, programs at
+the lookup, the service, its policy, the slot and its member, or what an empty slot
+does; or the kernel's own choice. Filters and guards are tried on a plain packet
+(TTL 64, four bytes, or a SYN), and count and charge nothing. Firewall rules and
+programs of others are not asked.`,
 		Example: `  weir explain udp 192.0.2.7:2055 10.0.0.1:4739
+  weir explain udp 192.0.2.7:2055 10.0.0.1:4739 --interface eth1
   weir explain tcp [2001:db8::7]:40000 [2001:db8::1]:1790 --netns collectors`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := steer.ParsePacket(args[0], args[1], args[2])
 			if err != nil {
 				return usageError{err}
 			}
-			p.Netns = ns
-			x, err := steer.Explain(cmd.Context(), g.host().Root, p)
+			p.Netns, p.Interface = ns, device
+			x, err := g.host().Explain(cmd.Context(), p)
 			if err != nil {
 				return err
 			}
@@ -38,6 +42,7 @@ Firewall rules and other programs before the lookup of a socket are not asked.`,
 		},
 	}
 	c.Flags().StringVar(&ns, "netns", "", "network namespace where it arrives: name, path or pid:N (default: this one)")
+	c.Flags().StringVar(&device, "interface", "", "interface by which it arrives (default: where the route back to FROM leads)")
 	jsonFlag(c, g)
 	return c
 }

@@ -100,7 +100,15 @@ func printGuard(w io.Writer, g guard.GuardState) {
 	if g.Problem != "" {
 		fmt.Fprintf(w, "  ! %s\n", g.Problem)
 	}
-	fmt.Fprintf(w, "  %s; %d sources have reserved %.0f packets a second\n", guardNow(g), g.Holders, g.Reserved)
+	now := "calm: nothing was refused in the last few seconds"
+	if g.UnderAttack {
+		now = "refusing: more comes than the limit"
+	}
+	reserved := "no source has reserved a part of the limit yet"
+	if g.Holders > 0 {
+		reserved = fmt.Sprintf("%d sources have reserved %.0f packets a second", g.Holders, g.Reserved)
+	}
+	fmt.Fprintf(w, "  %s; %s\n", now, reserved)
 	t := newTable(w, "  TIER", "PASSED", "REFUSED", "OF SOURCES THAT")
 	for _, tier := range guard.Tiers() {
 		t.row("  "+tier.Name, g.Tiers[tier.Name].Passed, g.Tiers[tier.Name].Refused, tier.About)
@@ -111,7 +119,7 @@ func printGuard(w io.Writer, g guard.GuardState) {
 	t.row("  all", g.Passed, g.Refused, "")
 	t.flush()
 	if len(g.Top) > 0 {
-		t = newTable(w, "  REFUSED NOW", "ABOUT PPS")
+		t = newTable(w, "  REFUSED LATELY", "PACKETS/S, OF SOME 20 S")
 		for _, p := range g.Top {
 			t.row("  "+p.String(), fmt.Sprintf("%.0f", p.PPS))
 		}

@@ -30,7 +30,7 @@ func (t tally) plus(o tally) tally {
 // map of counts of its own: packets are counted into the old program's until the
 // last of them has left it. So the old map goes with the new form as "before", and
 // what it had from its own predecessors is added up in "base", which no program
-// writes. What a rule has counted is the sum of the three.
+// writes, once all of theirs have ended. What a rule has counted is the sum of the three.
 
 // baseMap makes the map of what rules had counted before the form before.
 func baseMap(entries int) (*ebpf.Map, error) {

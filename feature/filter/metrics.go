@@ -45,27 +45,17 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := ReadState(context.Background(), c.root)
-	up := 1.0
-	if err != nil {
-		up = 0
-	}
-	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, up)
-	seen := map[string]bool{}
+	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	var once feature.Once
 	for _, f := range st.Filters {
-		id := f.Name + "\n" + f.Netns
-		if seen[id] || f.gone {
-			continue // of a namespace that went, and another of the name came: no label tells them apart
+		if f.gone || !once.First(f.Name, f.Netns) {
+			continue
 		}
-		seen[id] = true
 		send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 			ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{f.Name, f.Netns}, labels...)...)
 		}
 		for _, p := range f.Places {
-			on := 0.0
-			if p.Attached {
-				on = 1
-			}
-			send(attachedDesc, prometheus.GaugeValue, on, p.Name)
+			send(attachedDesc, prometheus.GaugeValue, feature.Gauge(p.Attached), p.Name)
 		}
 		for _, r := range append(f.Rules[:len(f.Rules):len(f.Rules)], f.Default) {
 			labels := []string{string(f.Hook), r.Key(), string(r.Action)}

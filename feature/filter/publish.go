@@ -76,6 +76,11 @@ func (p *published) load(from *site) (*form, error) {
 // inherit takes over from the form before what goes on: its counts, and the maps
 // by which its places are known.
 func (f *form) inherit(from *site) error {
+	if from.pins.Maps["before"] != nil {
+		// Its counts are added up for good, and a packet may still be in the program that
+		// the change before this one replaced.
+		kernel.WaitForPrograms()
+	}
 	sums, err := carried(from.pins, from.pub)
 	if err != nil {
 		return err

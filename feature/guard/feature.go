@@ -4,6 +4,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -24,6 +25,7 @@ var (
 	_ feature.Mender                 = Feature{}
 	_ feature.Measured               = Feature{}
 	_ feature.Examiner               = Feature{}
+	_ feature.Runner                 = Feature{}
 )
 
 // Name implements feature.Feature.
@@ -56,7 +58,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 			return plan, fmt.Errorf("services.%s: network namespace: %w", s.Name, err)
 		}
 		t := target{published: published{Service: s, Netns: reference(s, ns), Inode: ns.Inode()}, scope: scopeOf(ns)}
-		err = t.checkInterfaces(ns)
+		err = t.warnOfInterfaces(&plan, ns)
 		ns.Close()
 		if err != nil {
 			return plan, err
@@ -148,13 +150,14 @@ type target struct {
 	scope string
 }
 
-func (t target) checkInterfaces(ns *netns.Handle) error {
-	if len(t.Service.Interfaces) == 0 {
-		return nil
-	}
+// warnOfInterfaces says which interfaces are not there.
+func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle) error {
 	return ns.Do(func() error {
 		for _, name := range t.Service.Interfaces {
-			if _, err := ifindexOf(name); err != nil {
+			_, err := ifindexOf(name)
+			if errors.Is(err, errNoInterface) {
+				plan.Warn("guard of service %s in %s: there is no interface %s: until it comes nothing is limited there; then weir serve attaches the guard, and weir apply does", t.Service.Name, ns, name)
+			} else if err != nil {
 				return t.Service.Options.Pos.Errorf("services.%s.guard: interface %q: %v in %s", t.Service.Name, name, err, ns)
 			}
 		}

@@ -5,12 +5,15 @@ package guard
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -141,10 +144,7 @@ func TestTwoServices(t *testing.T) {
 func TestServiceAtInterfaces(t *testing.T) {
 	need(t, kernel.XDPProgram)
 	wire := nstest.NewWire(t)
-	w := &world{t, kernel.OpenRoot(t.TempDir())}
-	_ = w
-	root := kernel.OpenRoot(nstest.BPFFS + "/weir-interfaces")
-	w.root = root
+	w := &world{t, kernel.OpenRoot(nstest.BPFFS + "/weir-interfaces")}
 	dns := func(o Options) Service {
 		s := guarded(t, "dns", o, "udp :5300")
 		s.Netns = wire.NameB
@@ -183,6 +183,59 @@ func TestServiceAtInterfaces(t *testing.T) {
 	}
 }
 
+// TestInterfaceComesAndGoes has weir serve attach a guard to an interface that comes after it, and again to another of
+// its name.
+func TestInterfaceComesAndGoes(t *testing.T) {
+	need(t, kernel.XDPProgram)
+	wire := nstest.NewWire(t)
+	w := &world{t, kernel.OpenRoot(nstest.BPFFS + "/weir-late")}
+	dns := guarded(t, "dns", Options{Limit: 100, Interfaces: []string{"late0", nstest.WireDevice}}, "udp :5300")
+	dns.Netns = wire.NameB
+	w.apply(dns)
+	defer w.apply()
+	if p := w.state("dns").Problem; !strings.HasPrefix(p, "there is no interface late0: weir serve attaches") {
+		t.Errorf("without the interface: problem %q", p)
+	}
+	if said := w.apply(dns); len(said) > 0 {
+		t.Errorf("a second apply would %q", said)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.DiscardHandler)) }()
+	defer func() { cancel(); <-done }()
+	to := netip.MustParseAddr("10.78.0.2")
+	for range 2 {
+		nstest.Cable(t, wire.A, "late0", wire.B, "late0")
+		nstest.Address(t, wire.A, "late0", netip.MustParsePrefix("10.78.0.1/24"))
+		nstest.Address(t, wire.B, "late0", netip.PrefixFrom(to, 24))
+		attachedWithin(t, w, 3*time.Second)
+		var s udpServer
+		if err := wire.B.Do(func() error { s = listenUDP(t, netip.AddrPortFrom(to, 5300).String()); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if err := wire.A.Do(func() error { limited(t, s, 100); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		if err := wire.B.Do(func() error { return netlink.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "late0"}}) }); err != nil {
+			t.Fatal(err)
+		}
+		if p := w.state("dns").Problem; !strings.HasPrefix(p, "there is no interface late0") {
+			t.Errorf("the interface is gone: problem %q", p)
+		}
+	}
+}
+
+// attachedWithin waits until the guard has no problem.
+func attachedWithin(t *testing.T, w *world, d time.Duration) {
+	t.Helper()
+	for end := time.Now().Add(d); w.state("dns").Problem != ""; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("after %s: %s", d, w.state("dns").Problem)
+		}
+	}
+}
+
 func TestConfigErrors(t *testing.T) {
 	for want, s := range map[string]Service{
 		"no limit":          guarded(t, "a", Options{}, "udp :53"),
@@ -196,7 +249,6 @@ func TestConfigErrors(t *testing.T) {
 	}
 	w := newWorld(t)
 	for want, services := range map[string][]Service{
-		`interface "nil0"`:                 {guarded(t, "a", Options{Limit: 5, Interfaces: []string{"nil0"}}, "udp :53")},
 		"is guarded by service a already":  {guarded(t, "a", Options{Limit: 5}, "udp :53"), guarded(t, "b", Options{Limit: 5}, "udp4 :53")},
 		"has more than 8 guarded prefixes": {guarded(t, "a", Options{Limit: 5}, "udp 10.0.0.1:53", "udp 10.0.0.2:53", "udp 10.0.0.3:53", "udp 10.0.0.4:53", "udp 10.0.0.5:53", "udp 10.0.0.6:53", "udp 10.0.0.7:53", "udp 10.0.0.8:53", "udp 10.0.0.9:53")},
 	} {

@@ -44,14 +44,12 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := ReadState(context.Background(), c.root)
-	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, number(err == nil))
-	seen := map[string]bool{}
+	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	var once feature.Once
 	for _, g := range st.Guards {
-		id := g.Service + "\n" + g.Netns
-		if seen[id] {
-			continue // of a namespace that went, and another of the name came: no label tells them apart
+		if !once.First(g.Service, g.Netns) {
+			continue
 		}
-		seen[id] = true
 		g.collect(func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 			ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{g.Service, g.Netns}, labels...)...)
 		})
@@ -67,19 +65,12 @@ func (g GuardState) collect(send func(*prometheus.Desc, prometheus.ValueType, fl
 	send(limitDesc, prometheus.GaugeValue, float64(g.Limit))
 	send(reservedDesc, prometheus.GaugeValue, g.Reserved)
 	send(holdersDesc, prometheus.GaugeValue, float64(g.Holders))
-	send(attackDesc, prometheus.GaugeValue, number(g.UnderAttack))
-	send(dryDesc, prometheus.GaugeValue, number(g.DryRun))
-	send(problemDesc, prometheus.GaugeValue, number(g.Problem != ""))
+	send(attackDesc, prometheus.GaugeValue, feature.Gauge(g.UnderAttack))
+	send(dryDesc, prometheus.GaugeValue, feature.Gauge(g.DryRun))
+	send(problemDesc, prometheus.GaugeValue, feature.Gauge(g.Problem != ""))
 	for _, p := range g.Top {
 		send(topDesc, prometheus.GaugeValue, p.PPS, p.Level, p.String())
 	}
-}
-
-func number(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // Examine implements feature.Examiner: guards that do not decide where they should.

@@ -19,6 +19,7 @@ type Simulation struct {
 	c       *kernel.Collection
 	state   *state
 	maps    []*ebpf.Map
+	each    *ebpf.Map // of the maps, that of destinations
 	clock   *uint64
 	memory  []byte
 	options ebpf.RunOptions
@@ -48,7 +49,7 @@ func Simulate(h Hook, l Limits, to netip.AddrPort, realClock bool) (_ *Simulatio
 	if err != nil {
 		return nil, err
 	}
-	s.maps = append(s.maps, each)
+	s.maps, s.each = append(s.maps, each), each
 	if err := put(s.c, 0, m, each); err != nil {
 		return nil, err
 	}

@@ -103,7 +103,7 @@ func (p Pattern) String() string {
 	case "destination":
 		return "to " + p.Prefix
 	}
-	return "from " + p.Prefix
+	return "from " + strings.TrimSuffix(p.Prefix, "/32") // one host
 }
 
 // Destination is one address and port of a guard that limits each.
@@ -182,31 +182,22 @@ func problem(r *kernel.Root, p published, scope string, s *guardGuardState) stri
 		return err.Error()
 	}
 	defer o.Close()
-	links, err := o.Links()
-	switch {
-	case err != nil:
-		return err.Error()
-	case s.limits() != p.Service.limits().layout():
+	if s.limits() != p.Service.limits().layout() {
 		return "its limits are not in force: weir apply mends it"
-	case len(p.Service.Interfaces) == 0 && !slices.Contains(links, linkCgroup):
-		return "it is not attached to the sockets: weir apply mends it"
 	}
 	ns, err := netns.Find(p.Netns, p.Inode)
 	if err != nil {
 		return "" // only root can look
 	}
 	defer ns.Close()
-	var missing []string
-	_ = ns.Do(func() error {
-		for _, name := range p.Service.Interfaces {
-			if index, err := ifindexOf(name); err != nil || !slices.Contains(links, fmt.Sprint(linkXDP, index)) {
-				missing = append(missing, name)
-			}
-		}
-		return nil
-	})
-	if len(missing) > 0 {
-		return "not attached at " + strings.Join(missing, ", ") + ": weir apply attaches it once the interface is there"
+	at, err := p.unattached(o, ns)
+	switch {
+	case err != nil:
+		return err.Error()
+	case len(at.lacking) > 0:
+		return "not attached at " + strings.Join(at.lacking, ", ") + ": weir apply attaches it, and weir serve does within seconds"
+	case len(at.absent) > 0:
+		return "there is no interface " + strings.Join(at.absent, ", ") + ": weir serve attaches the guard when it comes, and weir apply does"
 	}
 	return ""
 }
@@ -226,7 +217,7 @@ func (g GuardState) differences(t target) string {
 	add("at", have.place(), want.place())
 	add("listen", fmt.Sprint(have.udp()), fmt.Sprint(want.udp()))
 	add("netns", g.pub.Netns, t.Netns)
-	if len(out) == 0 && g.Problem != "" && !strings.HasPrefix(g.Problem, "not attached at ") {
+	if len(out) == 0 && g.Problem != "" && !strings.HasPrefix(g.Problem, "there is no interface ") {
 		out = append(out, g.Problem)
 	}
 	return strings.Join(out, "; ")

@@ -60,7 +60,7 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 		return nil, 0, false, err
 	}
 	defer v.Close()
-	b, ok := v.bound.Lookup(x.p.To.Addr().Unmap(), x.p.number(), x.p.To.Port())
+	b, ok := v.bound.Lookup(x.p.To.Addr().Unmap(), x.p.Number(), x.p.To.Port())
 	if !ok {
 		x.say("bindings", "none is for %s to %s", x.p.Proto, x.p.To)
 		return nil, 0, false, nil
@@ -73,7 +73,7 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 	if b.Port != 0 {
 		port = fmt.Sprintf("port %d", b.Port)
 	}
-	if s != nil && bestEndpoint(s.eps, x.p.number(), x.p.To) >= b.Prefix.Bits() {
+	if s != nil && bestEndpoint(s.eps, x.p.Number(), x.p.To) >= b.Prefix.Bits() {
 		x.say("bindings", "%s %s is bound to %s for %s, but service %s listens to a prefix that is not shorter", x.p.Proto, b.Prefix, name, port, s.Name)
 		return nil, 0, false, nil
 	}
@@ -117,7 +117,7 @@ func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) er
 	}
 	var socks []sockdiag.Socket
 	err := x.ns.Do(func() (err error) {
-		socks, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.number(), States: states})
+		socks, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.Number(), States: states})
 		return err
 	})
 	if err != nil {

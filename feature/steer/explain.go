@@ -4,72 +4,26 @@ package steer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
-	"golang.org/x/sys/unix"
 )
 
-// Packet is what an explanation is asked of: an arriving datagram, or a
-// connection attempt.
-type Packet struct {
-	Proto    string         `json:"proto"` // udp or tcp
-	From, To netip.AddrPort `json:"-"`
-	Netns    string         `json:"-"` // where it arrives; empty: weir's own
-}
-
-func (p Packet) number() uint8 {
-	if p.Proto == "tcp" {
-		return unix.IPPROTO_TCP
-	}
-	return unix.IPPROTO_UDP
-}
-
-func (p Packet) family() uint8 {
-	if p.To.Addr().Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
+// What is explained, and how, is the same for all features.
+type (
+	Packet      = feature.Packet
+	Explanation = feature.Explanation
+	Why         = feature.Why
+)
 
 // ErrPacket says that a packet cannot be.
-var ErrPacket = errors.New("no such packet")
-
-// Check returns an error that wraps ErrPacket.
-func (p Packet) Check() error {
-	switch {
-	case p.Proto != "udp" && p.Proto != "tcp":
-		return fmt.Errorf("%w: protocol %q: want udp or tcp", ErrPacket, p.Proto)
-	case p.From.Addr().Is4() != p.To.Addr().Is4():
-		return fmt.Errorf("%w: %s and %s are not of one family", ErrPacket, p.From.Addr(), p.To.Addr())
-	}
-	return nil
-}
-
-// Explanation is why a packet goes where it goes.
-type Explanation struct {
-	Proto  string `json:"proto"`
-	From   string `json:"from"`
-	To     string `json:"to"`
-	Netns  string `json:"netns"`
-	Steps  []Why  `json:"steps"`
-	Result string `json:"result"`         // who gets it, or what becomes of it
-	PID    int    `json:"pid,omitempty"`  // who gets it
-	Slot   *int   `json:"slot,omitempty"` // whose member that is
-}
-
-// Why is one step of an explanation: what was asked, and the answer.
-type Why struct {
-	Step    string `json:"step"`
-	Text    string `json:"text"`
-	Warning bool   `json:"warning,omitempty"` // an operator should know
-}
+var ErrPacket = feature.ErrPacket
 
 // explainer puts an explanation together.
 type explainer struct {
@@ -89,8 +43,7 @@ func (x *explainer) warn(step, format string, a ...any) {
 func (x *explainer) result(format string, a ...any) { x.Result = fmt.Sprintf(format, a...) }
 
 // Explain says step by step why a packet goes where it goes, from what the kernel
-// has now. It needs root. Filters and rules before a socket is looked up (nft, tc,
-// XDP) are not asked.
+// has now, from the lookup of a socket on. It needs root.
 func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -167,7 +120,7 @@ func same(a, b netip.AddrPort) bool {
 
 func (x *explainer) dump(states uint32) (out []sockdiag.Socket, err error) {
 	err = x.ns.Do(func() (err error) {
-		out, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.number(), LocalPort: x.p.To.Port(), States: states})
+		out, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.Number(), LocalPort: x.p.To.Port(), States: states})
 		return err
 	})
 	return out, err
@@ -183,7 +136,7 @@ func (x *explainer) service(st State) *ServiceState {
 		if s.Inode != x.ns.Inode() {
 			continue
 		}
-		n := bestEndpoint(s.eps, x.p.number(), x.p.To)
+		n := bestEndpoint(s.eps, x.p.Number(), x.p.To)
 		switch {
 		case n < 0:
 		case s.Bypassed:
@@ -202,7 +155,7 @@ func (x *explainer) service(st State) *ServiceState {
 func (x *explainer) endpointOf(s *ServiceState) int {
 	best := -1
 	for i, ep := range s.eps {
-		if ep.Proto == x.p.number() && ep.Port == x.p.To.Port() && ep.Prefix.Contains(x.p.To.Addr()) &&
+		if ep.Proto == x.p.Number() && ep.Port == x.p.To.Port() && ep.Prefix.Contains(x.p.To.Addr()) &&
 			(best < 0 || ep.Prefix.Bits() > s.eps[best].Prefix.Bits()) {
 			best = i
 		}

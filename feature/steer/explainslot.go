@@ -42,7 +42,7 @@ func (x *explainer) policy(s *ServiceState) (slot int, hash uint32, known bool) 
 		x.result("the slot of the CPU that it arrives at")
 		return 0, 0, false
 	case ByFlow, ByQUIC:
-		hash = HashFlow(s.Seed, x.p.number(), x.p.From, x.p.To)
+		hash = HashFlow(s.Seed, x.p.Number(), x.p.From, x.p.To)
 		b := int(hash & (Buckets - 1))
 		slot = int(s.table[b])
 		if s.By == ByQUIC && x.p.Proto == "udp" {
@@ -173,7 +173,7 @@ func (x *explainer) socket(s *ServiceState, endpoint, slot int) error {
 // bound elsewhere.
 func (x *explainer) dumpAll() (out []sockdiag.Socket, err error) {
 	err = x.ns.Do(func() (err error) {
-		out, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.number(), States: x.listening()})
+		out, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.Number(), States: x.listening()})
 		return err
 	})
 	return out, err
@@ -252,13 +252,13 @@ func kernelScore(s sockdiag.Socket, p Packet) int {
 	local := s.Local.Addr().Unmap()
 	score := 1
 	switch {
-	case p.family() == unix.AF_INET6 && s.Family != unix.AF_INET6:
+	case p.Family() == unix.AF_INET6 && s.Family != unix.AF_INET6:
 		return 0
-	case p.family() == unix.AF_INET && s.Family == unix.AF_INET6:
+	case p.Family() == unix.AF_INET && s.Family == unix.AF_INET6:
 		if s.V6Only {
 			return 0
 		}
-	case s.Family == p.family():
+	case s.Family == p.Family():
 		score++ // its own family
 	}
 	if !local.IsUnspecified() {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -54,16 +55,17 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := ReadState(context.Background(), c.root)
-	up := 1.0
-	if err != nil {
-		up = 0
-	}
-	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, up)
+	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	var once, bound feature.Once
 	for i := range st.Services {
-		c.service(ch, &st.Services[i])
+		if s := &st.Services[i]; once.First(s.Name, s.Netns) {
+			c.service(ch, s)
+		}
 	}
 	for _, d := range st.Bound {
-		c.dispatch(ch, d)
+		if bound.First(d.Netns) {
+			c.dispatch(ch, d)
+		}
 	}
 }
 
@@ -84,19 +86,12 @@ func (c collector) dispatch(ch chan<- prometheus.Metric, d DispatchState) {
 		for kind := range uint32(kinds4) {
 			name := kindName(kind)
 			has := slices.ContainsFunc(n.Sockets, func(s RegisteredSocket) bool { return s.Kind == name })
-			send(givenDesc, prometheus.GaugeValue, number(has), name)
+			send(givenDesc, prometheus.GaugeValue, feature.Gauge(has), name)
 		}
 		send(hitsDesc, prometheus.CounterValue, float64(n.Steered), "steered")
 		send(hitsDesc, prometheus.CounterValue, float64(n.Rejected), "rejected")
 		send(hitsDesc, prometheus.CounterValue, float64(n.Failed), "failed")
 	}
-}
-
-func number(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
@@ -112,7 +107,7 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 		send(copiesDesc, prometheus.CounterValue, float64(c.Fragmented), c.To, "fragmented")
 		send(copiesDesc, prometheus.CounterValue, float64(c.Failed), c.To, "failed")
 	}
-	send(bypassDesc, prometheus.GaugeValue, number(s.Bypassed))
+	send(bypassDesc, prometheus.GaugeValue, feature.Gauge(s.Bypassed))
 	if found, err := s.Misplaced(context.Background()); err == nil {
 		send(misplaceDesc, prometheus.GaugeValue, float64(len(found)))
 	}
@@ -131,8 +126,8 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 	}
 	for n, slot := range s.Slots {
 		label := strconv.Itoa(slot.Slot)
-		send(admittedDesc, prometheus.GaugeValue, number(slot.Admitted()), label, slot.Member)
-		send(drainedDesc, prometheus.GaugeValue, number(slices.Contains(s.Drained, slot.Slot)), label)
+		send(admittedDesc, prometheus.GaugeValue, feature.Gauge(slot.Admitted()), label, slot.Member)
+		send(drainedDesc, prometheus.GaugeValue, feature.Gauge(slices.Contains(s.Drained, slot.Slot)), label)
 		send(bucketsDesc, prometheus.GaugeValue, float64(slot.Buckets), label)
 		send(devicesDesc, prometheus.GaugeValue, float64(devices[n]), label)
 		if !slot.Since.IsZero() {

@@ -39,38 +39,24 @@ func (x *experiment) measureCost(ctx context.Context) error {
 		x.result.Skip("%v: what rules cost is not compared", err)
 		return nil
 	}
-	src, err := newSource(anywhere(rand.New(rand.NewPCG(x.env.Seed, 3))))
+	src, err := x.newSource("cost", anywhere(rand.New(rand.NewPCG(x.env.Seed, 3))))
 	if err != nil {
 		return err
 	}
-	defer src.c.Close()
+	defer src.close()
 	sites, err := x.costSites(ctx)
 	if err != nil {
 		return err
 	}
 	x.say("what rules cost a packet before routing, weir's and nftables': %d rounds", x.rounds*shortRounds)
-	err = onOneCPU(func() error {
-		for i := range x.rounds * shortRounds {
-			for turn := range sites {
-				s := sites[(turn+i)%len(sites)]
-				each, err := src.cpu(s.ns, s.packets)
-				if err != nil {
-					return err
-				}
-				s.ns1 = append(s.ns1, each)
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-		}
-		return nil
-	})
-	if errors.Is(err, errLive) {
-		x.result.Skip("%v: what rules cost is not compared", err)
-		return nil
-	}
-	if err != nil {
+	err = inTurns(ctx, x.rounds*shortRounds, x.costFor, len(sites), func(way int) error {
+		s := sites[way]
+		each, err := src.cpu(s.ns, s.packets)
+		s.ns1 = append(s.ns1, each)
 		return err
+	})
+	if err != nil {
+		return x.unlessLive(err, "what rules cost is not compared")
 	}
 	x.costs(sites)
 	return nil
@@ -103,7 +89,7 @@ func (x *experiment) costSites(ctx context.Context) ([]*site, error) {
 		{name: "netfilter_1rule_hit", packets: 20_000, hook: filter.HookNetfilter, weir: []string{hit}},
 		{name: "nft_100_rules", packets: 20_000, nft: nftRules(rules[:100])},
 		{name: "netfilter_100_rules", packets: 20_000, hook: filter.HookNetfilter, weir: many[:100]},
-		{name: "nft_10k_rules", packets: 2000, nft: nftRules(rules)},
+		{name: "nft_10k_rules", packets: 500, nft: nftRules(rules)},
 		{name: "nft_map_10k", packets: 20_000, nft: nftMap(rules)},
 		{name: "netfilter_10k", packets: 20_000, hook: filter.HookNetfilter, weir: many},
 		{name: "xtbpf_10k", packets: 20_000, hook: filter.HookNFT, weir: many},
@@ -144,6 +130,7 @@ func (w *weirSites) add(namespace string, h filter.Hook, matches []string) {
 
 // costs sets the metrics: medians of what a packet took more than one without rules in the same round.
 func (x *experiment) costs(sites []*site) {
+	x.result.Set("cost_rounds", float64(len(sites[0].ns1)))
 	x.result.Set("ns_packet_without_rules", median(sites[0].ns1))
 	net := map[string]float64{}
 	for _, s := range sites[1:] {

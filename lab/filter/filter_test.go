@@ -180,24 +180,24 @@ func TestFindSame(t *testing.T) {
 	x := newExperiment(t, plan{list: 5000})
 	r := rand.New(rand.NewPCG(1, 1))
 	entries := tables.Sparse4(x.list, r)
-	finders, err := x.finders(entries)
+	finders, err := x.finders(t.Context(), entries)
 	for _, f := range finders {
 		defer f.c.Close()
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	src, err := newSource(among(entries, r))
+	src, err := x.newSource("test", among(entries, r))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer src.c.Close()
-	if err := findSame(finders[0], finders[1], src); errors.Is(err, errLive) {
+	defer src.close()
+	if err := findSame(t.Context(), finders[0], finders[1], src); errors.Is(err, errLive) {
 		t.Skip("need: kernel", err)
 	} else if err != nil {
 		t.Error(err)
 	}
-	if err := findSame(finders[0], finders[2], src); err == nil {
+	if err := findSame(t.Context(), finders[0], finders[2], src); err == nil {
 		t.Error("a program that finds nothing finds as much as the table")
 	}
 }
@@ -208,11 +208,11 @@ func TestCostOfRules(t *testing.T) {
 		t.Skip("need: tool nft")
 	}
 	x := newExperiment(t, plan{})
-	src, err := newSource(anywhere(rand.New(rand.NewPCG(1, 1))))
+	src, err := x.newSource("test", anywhere(rand.New(rand.NewPCG(1, 1))))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer src.c.Close()
+	defer src.close()
 	rules := unrelatedRules(300)
 	sites := []*site{{name: "none"}}
 	for _, n := range []int{0, 10, 100, 300} {

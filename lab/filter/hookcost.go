@@ -4,7 +4,6 @@ package filters
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -35,11 +34,11 @@ type probe struct {
 // loopback device and match nothing. The time includes what taking it takes, some 20 ns.
 func (x *experiment) measureHooks(ctx context.Context) error {
 	x.say("what one rule costs at each hook, as the kernel measures programs")
-	src, err := newSource(anywhere(rand.New(rand.NewPCG(x.env.Seed, 5))))
+	src, err := x.newSource("hooks", anywhere(rand.New(rand.NewPCG(x.env.Seed, 5))))
 	if err != nil {
 		return err
 	}
-	defer src.c.Close()
+	defer src.close()
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
 		return fmt.Errorf("have the kernel measure programs (Linux 5.8): %w", err)
@@ -59,27 +58,14 @@ func (x *experiment) measureHooks(ctx context.Context) error {
 			probes = append(probes, pr)
 		}
 	}
-	err = onOneCPU(func() error {
-		for i := range x.rounds {
-			for turn := range probes {
-				if err := probes[(turn+i)%len(probes)].round(); err != nil {
-					return err
-				}
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-		}
-		return nil
-	})
-	if errors.Is(err, errLive) {
-		x.result.Skip("%v: hooks are not measured", err)
-		return nil
+	err = inTurns(ctx, x.rounds, x.costFor, len(probes), func(way int) error { return probes[way].round() })
+	if err != nil {
+		return x.unlessLive(err, "hooks are not measured")
 	}
 	for _, p := range probes {
 		x.result.Set(p.name, median(p.each))
 	}
-	return err
+	return nil
 }
 
 // probe attaches the program of one rule to a hook of a namespace of its own. What it does not decide is dropped.

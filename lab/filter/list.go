@@ -46,45 +46,31 @@ type finder struct {
 func (x *experiment) measureList(ctx context.Context) error {
 	x.say("a list of %d prefixes: the same program on weir's table and on LPM_TRIE", x.list)
 	r := rand.New(rand.NewPCG(x.env.Seed, 4))
-	entries := tables.Sparse4(x.list, r)
-	finders, err := x.finders(entries)
+	var entries []table.Entry
+	if err := orLeave(ctx, func() error { entries = tables.Sparse4(x.list, r); return nil }); err != nil {
+		return err
+	}
+	finders, err := x.finders(ctx, entries)
 	for _, f := range finders {
 		defer f.c.Close()
 	}
 	if err != nil {
 		return err
 	}
-	src, err := newSource(among(entries, r))
+	src, err := x.newSource("list", among(entries, r))
 	if err != nil {
 		return err
 	}
-	defer src.c.Close()
+	defer src.close()
+	if err := findSame(ctx, finders[0], finders[1], src); err != nil {
+		return x.unlessLive(err, "lists are not compared")
+	}
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {
 		return fmt.Errorf("have the kernel measure programs (Linux 5.8): %w", err)
 	}
 	defer stats.Close()
-	err = onOneCPU(func() error {
-		if err := findSame(finders[0], finders[1], src); err != nil {
-			return err
-		}
-		for i := range x.rounds {
-			for turn := range finders {
-				if err := finders[(turn+i)%len(finders)].round(src); err != nil {
-					return err
-				}
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-		}
-		return nil
-	})
-	if errors.Is(err, errLive) {
-		x.result.Skip("%v: lists are not compared", err)
-		return nil
-	}
-	if err != nil {
+	if err := inTurns(ctx, x.rounds, x.costFor, len(finders), func(way int) error { return finders[way].round(src) }); err != nil {
 		return err
 	}
 	x.listCosts(finders)
@@ -106,10 +92,10 @@ func among(entries []table.Entry, r *rand.Rand) func() netip.Addr {
 
 // finders loads the programs, each before a namespace of its own: of weir, of LPM_TRIE, of a function that finds nothing;
 // and an empty one, whose time is that of measuring.
-func (x *experiment) finders(entries []table.Entry) (all []*finder, err error) {
+func (x *experiment) finders(ctx context.Context, entries []table.Entry) (all []*finder, err error) {
 	for _, name := range []string{"table", "trie", "nothing", "empty"} {
 		f := &finder{name: name}
-		if f.c, err = loadFinder(name, entries); err != nil {
+		if f.c, err = loadFinder(ctx, name, entries); err != nil {
 			return all, fmt.Errorf("%s: %w", name, err)
 		}
 		all = append(all, f)
@@ -128,7 +114,7 @@ func (x *experiment) finders(entries []table.Entry) (all []*finder, err error) {
 	return all, nil
 }
 
-func loadFinder(name string, entries []table.Entry) (*kernel.Collection, error) {
+func loadFinder(ctx context.Context, name string, entries []table.Entry) (*kernel.Collection, error) {
 	p, err := compile.Compile([]compile.Rule{{Name: "list", Match: expr.MustParse(listRule), Action: compile.Count}},
 		// Whatever the list says, the packet goes no further: what follows is no part of this.
 		compile.Options{Hook: compile.TC, Default: compile.Drop, Lists: map[string]compile.List{listName: {Segments: listSegments}}})
@@ -154,9 +140,9 @@ func loadFinder(name string, entries []table.Entry) (*kernel.Collection, error) 
 	}
 	switch name {
 	case "table":
-		err = fillTable(c, p.Tables[listName], entries)
+		err = orLeave(ctx, func() error { return fillTable(c, p.Tables[listName], entries) })
 	case "trie":
-		err = fillTrie(c.Maps[trieMap], entries)
+		err = fillTrie(ctx, c.Maps[trieMap], entries)
 	}
 	if err != nil {
 		c.Close()
@@ -218,7 +204,7 @@ func fillTable(c *kernel.Collection, name string, entries []table.Entry) error {
 	return errors.Join(t.Replace(entries), t.Close())
 }
 
-func fillTrie(m *ebpf.Map, entries []table.Entry) error {
+func fillTrie(ctx context.Context, m *ebpf.Map, entries []table.Entry) error {
 	type key struct {
 		Bits    uint32
 		Address [4]byte
@@ -227,26 +213,38 @@ func fillTrie(m *ebpf.Map, entries []table.Entry) error {
 	for i, e := range entries {
 		keys[i], values[i] = key{uint32(e.Prefix.Bits()), e.Prefix.Addr().As4()}, e.Value
 	}
-	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
-		return fmt.Errorf("fill LPM_TRIE: %w", err)
+	const atOnce = 1 << 16
+	for at := 0; at < len(keys); at += atOnce {
+		to := min(at+atOnce, len(keys))
+		if _, err := m.BatchUpdate(keys[at:to], values[at:to], nil); err != nil {
+			return fmt.Errorf("fill LPM_TRIE: %w", err)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 	}
 	return nil
 }
 
 // findSame sends the same packets by both ways: as many must be in the list.
-func findSame(a, b *finder, src *source) error {
+func findSame(ctx context.Context, a, b *finder, src *source) error {
+	const packets, atOnce = manyAddresses / 4, manyAddresses / 32
 	var found [2]uint64
 	for i, f := range []*finder{a, b} {
-		err := errors.Join(src.c.Variables["next"].Set(uint32(0)), f.ns.Do(func() error { return src.send(manyAddresses / 4) }))
-		if err != nil {
+		if err := src.c.Variables["next"].Set(uint32(0)); err != nil {
 			return err
+		}
+		for range packets / atOnce {
+			if err := errors.Join(ctx.Err(), f.ns.Do(func() error { return src.send(atOnce) })); err != nil {
+				return err
+			}
 		}
 		counts, err := counter{f.c.Maps[compile.CountsName], 1}.read()
 		if err != nil {
 			return err
 		}
-		if n, err := src.sent(); err != nil || n != manyAddresses/4 {
-			return errors.Join(err, fmt.Errorf("%d packets were sent and not %d: a signal interrupted them", n, manyAddresses/4))
+		if n, err := src.sent(); err != nil || n != packets {
+			return errors.Join(err, fmt.Errorf("%d packets were sent and not %d: a signal interrupted them", n, packets))
 		}
 		found[i] = counts[0]
 	}
@@ -286,10 +284,11 @@ func (f *finder) round(src *source) error {
 // listCosts sets the metrics. A ratio is the median of the rounds' ratios: of the whole program, but for what measuring takes;
 // and of the lookup alone, which is what the program takes more than one that finds nothing.
 func (x *experiment) listCosts(finders []*finder) {
+	x.result.Set("list_rounds", float64(len(finders[0].each)))
 	for _, f := range finders {
 		x.result.Set("ns_list_1m_"+f.name, median(f.each))
 	}
-	whole, lookup := make([]float64, x.rounds), make([]float64, x.rounds)
+	whole, lookup := make([]float64, len(finders[0].each)), make([]float64, len(finders[0].each))
 	for i := range whole {
 		ours, trie, nothing, empty := finders[0].each[i], finders[1].each[i], finders[2].each[i], finders[3].each[i]
 		whole[i] = (ours - empty) / (trie - empty)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/kernel"
 )
@@ -44,7 +45,15 @@ func (p product) apply(ctx context.Context, filters ...filter.Filter) error {
 	if err != nil {
 		return err
 	}
-	return (filter.Feature{}).Apply(ctx, l, plan)
+	for _, step := range plan.Steps {
+		if err := ctx.Err(); err != nil {
+			return err // a rule file of ten thousand takes its time
+		}
+		if err := (filter.Feature{}).Apply(ctx, l, feature.Plan{Steps: []feature.Step{step}}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // counts are the packets of the only filter's rules, by name, "" for the default.

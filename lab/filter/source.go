@@ -3,6 +3,7 @@
 package filters
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/lab"
 )
 
 // manyAddresses is how many addresses the source goes through: ADDRESSES in source.bpf.c.
@@ -27,10 +29,11 @@ const measuredPort = 5353
 type source struct {
 	c     *kernel.Collection
 	frame []byte
+	close func()
 }
 
 // newSource makes one that goes through the addresses that draw draws.
-func newSource(draw func() netip.Addr) (*source, error) {
+func (x *experiment) newSource(name string, draw func() netip.Addr) (*source, error) {
 	spec, err := loadSource()
 	if err != nil {
 		return nil, err
@@ -39,11 +42,27 @@ func newSource(draw func() netip.Addr) (*source, error) {
 	if s.c, err = kernel.Load(spec, []string{"source"}, nil); err != nil {
 		return nil, err
 	}
-	if err := s.from(draw); err != nil {
+	if err = s.from(draw); err == nil {
+		err = s.hold(x.env, name)
+	}
+	if err != nil {
 		s.c.Close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// hold attaches the program to a device that no packet comes to. Each test run enters a program in the dispatcher of XDP and
+// takes it out again, and each waits for a grace period, some 25 ms together, unless it is there already
+// (bpf_prog_change_xdp in the kernel's net/bpf/test_run.c).
+func (s *source) hold(e *lab.Env, name string) error {
+	ns, _, err := e.Namespace("source-" + name)
+	if err != nil {
+		return err
+	}
+	detach, err := attachLinks(ns, s.c.Programs["source"], kernel.XDP{Ifindex: 1, Device: "lo", Generic: true})
+	s.close = func() { detach(); s.c.Close() }
+	return err
 }
 
 // from sets the addresses.
@@ -63,7 +82,7 @@ func (s *source) from(draw func() netip.Addr) error {
 	return nil
 }
 
-// Anywhere draws from 10.0.0.0/8.
+// anywhere draws from 10.0.0.0/8.
 func anywhere(r *rand.Rand) func() netip.Addr {
 	return func() netip.Addr {
 		return netip.AddrFrom4([4]byte{10, byte(r.Uint32()), byte(r.Uint32()), byte(r.Uint32())})
@@ -81,6 +100,15 @@ func measuredFrame() []byte {
 
 // errLive says that the kernel cannot make packets.
 var errLive = errors.New("this kernel has no BPF_F_TEST_XDP_LIVE_FRAMES (Linux 5.18)")
+
+// unlessLive is err, unless it says that the kernel cannot make packets: then what is lost without is skipped.
+func (x *experiment) unlessLive(err error, lost string) error {
+	if errors.Is(err, errLive) {
+		x.result.Skip("%v: %s", err, lost)
+		return nil
+	}
+	return err
+}
 
 // send has the namespace of the thread, which its caller has locked, receive n packets. The kernel deals with each before
 // send returns. A signal would end the run, and another of n packets would begin: those of Go's scheduler wait.
@@ -131,6 +159,36 @@ func threadTime() (time.Duration, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
 	return time.Duration(ts.Nano()), err
+}
+
+// inTurns measures each of n ways in every round, another one first in each, so that the machine is alike to all of them. It
+// ends after so many rounds, or at a deadline when there have been enough of them for a median: a machine that others load
+// as well takes several times as long.
+func inTurns(ctx context.Context, rounds int, most time.Duration, n int, measure func(way int) error) error {
+	const enough = 9
+	return onOneCPU(func() error {
+		deadline := time.Now().Add(most)
+		for i := 0; i < rounds && (i < enough || time.Now().Before(deadline)); i++ {
+			for turn := range n {
+				if err := errors.Join(ctx.Err(), measure((turn+i)%n)); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// orLeave returns when f ends or ctx does. Then f goes on by itself: it must hold nothing that cleaning up needs.
+func orLeave(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // onOneCPU has f run on one CPU, so that what it measures always finds the same caches.

@@ -8,11 +8,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/filter"
@@ -188,28 +186,24 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 			break
 		}
 	}
-	sent := f.stop()
-	if err != nil || ctx.Err() != nil {
-		return 0, errors.Join(err, ctx.Err())
+	sent, lost, e := f.stop()
+	if err = errors.Join(err, e, ctx.Err()); err != nil {
+		return 0, err
 	}
-	lost, err := w.lostOnTheWay()
+	var total uint64
+	for _, n := range sent {
+		total += n
+	}
+	counted, err := s.settled(ctx, total-lost)
 	if err != nil {
 		return 0, err
 	}
-	counted, err := s.counts()
-	if err != nil {
-		return 0, err
-	}
-	var total, seen uint64
-	for _, port := range swapPorts {
-		total += sent[port]
-		seen += counted[swapName(port)]
-		if lost == 0 {
+	if lost == 0 {
+		for _, port := range swapPorts {
 			wrong += difference(counted[swapName(port)], sent[port])
 		}
-	}
-	if lost > 0 { // of which port, the wire does not say
-		wrong = difference(seen+lost, total)
+	} else { // of which port, the wire does not say
+		wrong = difference(sum(counted)+lost, total)
 	}
 	if total < 1000 || swaps < 4 {
 		return 0, fmt.Errorf("only %d packets and %d changes: too few to show anything", total, swaps)
@@ -227,6 +221,31 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 	return wrong, nil
 }
 
+// settled are the counts when they are so many at least, or patience has ended: packets may be on their way still. What
+// would be counted once too often has its time as well.
+func (s *swapper) settled(ctx context.Context, want uint64) (map[string]uint64, error) {
+	const patience = 2 * time.Second
+	for deadline := time.Now().Add(patience); ; {
+		counted, err := s.counts()
+		enough := sum(counted) >= want
+		if err = errors.Join(err, ctx.Err()); err != nil || time.Now().After(deadline) {
+			return counted, err
+		}
+		time.Sleep(20 * time.Millisecond)
+		if enough {
+			return s.counts()
+		}
+	}
+}
+
+// sum is what the swaps' rules have counted: the default counts again those that a rule counts only.
+func sum(counted map[string]uint64) (n uint64) {
+	for _, port := range swapPorts {
+		n += counted[swapName(port)]
+	}
+	return n
+}
+
 func difference(a, b uint64) float64 { return float64(max(a, b) - min(a, b)) }
 
 // drain reads what has come to a socket.
@@ -239,68 +258,6 @@ func drain(c *net.UDPConn) (n int, err error) {
 				return err
 			}
 		}
-	})
-	return n, err
-}
-
-// flood sends to the ports in turn, over IPv4 and IPv6.
-type flood struct {
-	end  atomic.Bool
-	done chan map[uint16]uint64
-}
-
-func startFlood(w *world) (*flood, error) {
-	var from []*net.UDPConn
-	err := w.sender.Do(func() error {
-		for _, network := range []string{"udp4", "udp6"} {
-			c, err := net.ListenUDP(network, nil)
-			if err != nil {
-				return err
-			}
-			from = append(from, c)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	to := []netip.Addr{netip.AddrFrom4(host4), netip.AddrFrom16(host6)}
-	f := &flood{done: make(chan map[uint16]uint64, 1)}
-	go func() {
-		sent := map[uint16]uint64{}
-		for n := 0; !f.end.Load(); n++ {
-			port := swapPorts[n%len(swapPorts)]
-			if _, err := from[n%2].WriteToUDPAddrPort([]byte("flood"), netip.AddrPortFrom(to[n%2], port)); err == nil {
-				sent[port]++
-			}
-			if n%64 == 0 {
-				time.Sleep(50 * time.Microsecond) // the changes need a CPU as well
-			}
-		}
-		for _, c := range from {
-			c.Close()
-		}
-		f.done <- sent
-	}()
-	return f, nil
-}
-
-// stop ends the flood and says how much was sent to each port.
-func (f *flood) stop() map[uint16]uint64 {
-	f.end.Store(true)
-	sent := <-f.done
-	time.Sleep(20 * time.Millisecond) // what is on its way
-	return sent
-}
-
-// lostOnTheWay is what the wire lost before the host's device.
-func (w *world) lostOnTheWay() (n uint64, err error) {
-	err = w.sender.Do(func() error {
-		l, err := netlink.LinkByName(device)
-		if err == nil {
-			n = l.Attrs().Statistics.TxDropped
-		}
-		return err
 	})
 	return n, err
 }

@@ -23,7 +23,8 @@ const device = "eth0"
 type world struct {
 	sender, host *netns.Handle
 	hostName     string
-	ifindex      int    // of the host's end
+	ifindex      int    // of the host's end,
+	sends        int    // and of the sender's
 	macs         []byte // the host's and the sender's: how a frame begins
 	out          int    // a packet socket of the sender's
 }
@@ -67,7 +68,6 @@ func addresses(v4 [4]byte, v6 [16]byte) []netip.Prefix {
 
 func (w *world) open(talks bool) error {
 	var mac, own net.HardwareAddr
-	var out int
 	err := w.host.Do(func() error {
 		l, err := netlink.LinkByName(device)
 		if err != nil {
@@ -84,12 +84,12 @@ func (w *world) open(talks bool) error {
 		if err != nil {
 			return err
 		}
-		out, own = l.Attrs().Index, l.Attrs().HardwareAddr
+		w.sends, own = l.Attrs().Index, l.Attrs().HardwareAddr
 		// Protocol 0: it receives nothing.
 		if w.out, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return fmt.Errorf("open a packet socket: %w", err)
 		}
-		return unix.Bind(w.out, &unix.SockaddrLinklayer{Ifindex: out})
+		return unix.Bind(w.out, &unix.SockaddrLinklayer{Ifindex: w.sends})
 	})
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func (w *world) open(talks bool) error {
 		return err
 	}
 	// The first packets of a flood would wait for the host's address, and the last of these would be lost.
-	return neighbours(w.sender, out, mac, addresses(host4, host6))
+	return neighbours(w.sender, w.sends, mac, addresses(host4, host6))
 }
 
 // neighbours has a namespace know whose addresses those are.

@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package table
+package kernel
 
 import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
+
+// WaitForPrograms returns when every BPF program has ended that was running at the call, within some 20 ms: a program that
+// has been replaced still runs where a packet met it before. membarrier(2) with MEMBARRIER_CMD_GLOBAL is synchronize_rcu()
+// to the kernel. Where it is refused (nohz_full), a change of a map of maps waits for the same
+// (maybe_wait_bpf_programs in kernel/bpf/syscall.c).
+func WaitForPrograms() {
+	const global = 1
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno == 0 {
+		return
+	}
+	waitByMap()
+}
 
 // waitByMap waits for running programs by replacing a map in a map of maps.
 func waitByMap() {

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+var _ feature.Explainer = Feature{}
+
+// Explain implements feature.Explainer: which rule of which filter would decide a
+// packet. The kernel runs the filter's program on one (BPF_PROG_TEST_RUN), in a copy
+// that has the filter's lists, and counts and rates of its own.
+func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Sight, error) {
+	all, err := r.Instances(Name)
+	if err != nil {
+		return nil, err
+	}
+	var out []feature.Sight
+	for _, i := range all {
+		s, err := explainFilter(r, i, p)
+		if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, netns.ErrGone) {
+			continue
+		} else if err != nil {
+			return nil, fmt.Errorf("filter %s: %w", i.Name, err)
+		}
+		out = append(out, s...)
+	}
+	return out, nil
+}
+
+func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]feature.Sight, error) {
+	o, err := r.Open(i)
+	if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+	pub, err := parse(i, o.Meta)
+	if err != nil {
+		return nil, err
+	}
+	stage, comes := pub.Filter.meets(p)
+	if pub.meta.Inode != p.Inode || !comes {
+		return nil, nil
+	}
+	ns, err := findNetns(pub)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	places, err := pub.Holder.holder().places(&site{inst: i, pub: pub, pins: o, ns: ns})
+	if err != nil {
+		return nil, err
+	}
+	where := pub.Filter.placeFor(places, p)
+	if where == nil {
+		return nil, nil
+	}
+	s := feature.Sight{Stage: stage, Order: pub.Filter.Priority, Why: feature.Why{Step: "filter " + i.Name}}
+	if !where.Attached {
+		s.Text, s.Warning = where.Name+": "+where.Problem, true
+		return []feature.Sight{s}, nil
+	}
+	hits, err := pub.try(o, p)
+	if err != nil {
+		return nil, err
+	}
+	tell(&s, pub.Filter, where, hits, p)
+	return []feature.Sight{s}, nil
+}
+
+// meets says at which stage a filter sees a packet that arrives, if it does.
+func (f Filter) meets(p feature.Packet) (feature.Stage, bool) {
+	switch {
+	case f.Hook.ofDevices() && (f.Direction == Egress || !slices.Contains(f.Interfaces, p.Interface)):
+		return 0, false
+	case f.Hook.xdp():
+		return feature.StageXDP, true
+	case f.Hook.ofDevices():
+		return feature.StageTC, true
+	case f.At == "prerouting":
+		return feature.StagePrerouting, true
+	}
+	return feature.StageInput, f.At == "input"
+}
+
+// placeFor is where the packet meets the filter; nil if it has no such place.
+func (f Filter) placeFor(places []Place, p feature.Packet) *Place {
+	for i := range places {
+		at := &places[i]
+		switch {
+		case f.Hook.ofDevices() && at.Interface != p.Interface:
+		case f.Hook == HookNetfilter && (at.pin == families[0].pin) != p.To.Addr().Is4():
+		default:
+			return at
+		}
+	}
+	return nil
+}
+
+// try has the kernel run the published rules on a packet, and returns the numbers of
+// those that counted it, the one that decided last; that of the default is their number.
+func (p *published) try(o *kernel.Opened, packet feature.Packet) (hits []int, err error) {
+	q := *p
+	q.Lists = map[string]*list{}
+	for name, l := range p.Lists {
+		same := *l
+		q.Lists[name] = &same
+	}
+	if q.Raw { // test runs have an Ethernet header: nftables' programs see the same, from the IP header on
+		q.Raw, q.Filter.Hook = false, HookNFT
+	}
+	c, _, err := q.compileAndLoad(func() map[string]*ebpf.Map { return inheritLists(q.Lists, p.Lists, o.Maps) })
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	data, err := packet.Frame()
+	if err != nil {
+		return nil, err
+	}
+	if q.Filter.Hook == HookNetfilter {
+		data = data[ethernetHeader:] // as the kernel wants it there
+	}
+	if _, err := c.Programs[programName].Run(&ebpf.RunOptions{Data: data}); err != nil {
+		return nil, fmt.Errorf("trying its rules on a packet (BPF_PROG_TEST_RUN): %w", err)
+	}
+	for i := range len(q.Filter.Rules) + 1 {
+		if t, err := sumCounts(c.Maps[countsMap], i); err != nil {
+			return nil, err
+		} else if t.Packets > 0 {
+			hits = append(hits, i)
+		}
+	}
+	return hits, nil
+}
+
+// tell puts in words what became of the packet.
+func tell(s *feature.Sight, f Filter, at *Place, hits []int, p feature.Packet) {
+	var said []string
+	decided, action := len(f.Rules), f.Default
+	for _, i := range hits {
+		if i < len(f.Rules) && f.Rules[i].Action == Count {
+			said = append(said, f.ruleName(i)+" counts it")
+		} else if i < len(f.Rules) {
+			decided, action = i, f.Rules[i].Action
+		}
+	}
+	verb := map[Action]string{Pass: "passes it", Drop: "drops it"}[action]
+	said = append(said, f.ruleName(decided)+" "+verb)
+	s.Text = fmt.Sprintf("%s: %s", at.Name, strings.Join(said, ", "))
+	if at.stale {
+		s.Text, s.Warning = s.Text+"; "+at.Problem, true
+	}
+	var more []string
+	for i := range min(decided+1, len(f.Rules)) {
+		if f.Rules[i].Action != Count && f.Rules[i].mayDiffer(p) {
+			more = append(more, f.ruleName(i))
+		}
+	}
+	if len(more) > 0 {
+		const shown = 5
+		list := strings.Join(more[:min(shown, len(more))], ", ")
+		if len(more) > shown {
+			list += fmt.Sprintf(" and %d others", len(more)-shown)
+		}
+		plain := fmt.Sprintf("%d bytes of payload", len(feature.FramePayload))
+		if p.Proto == "tcp" {
+			plain = "a SYN without options"
+		}
+		s.Text += fmt.Sprintf(". That is of a plain packet (TTL 64, %s): of others with these addresses and ports, %s may decide otherwise", plain, list)
+	}
+	if action == Drop {
+		s.Dropped = fmt.Sprintf("dropped: %s of filter %s, at %s", f.ruleName(decided), f.Name, at.Name)
+	}
+}
+
+// ruleName is what people know a rule by; the default's number is that of the rules.
+func (f Filter) ruleName(i int) string {
+	if i == len(f.Rules) {
+		return "the default"
+	}
+	return fmt.Sprintf("rule %d (%s)", i+1, f.Rules[i].Key())
+}
+
+// mayDiffer says whether a rule matches some of the packets of one protocol, and
+// the same addresses and ports, and some not, as far as its text tells.
+func (r Rule) mayDiffer(p feature.Packet) bool {
+	e, err := expr.Parse(r.Match.Text)
+	if err != nil {
+		return true
+	}
+	frame, err := p.Frame()
+	if err != nil {
+		return true
+	}
+	_, known := decided(e.Root, &expr.Packet{Data: frame, Layer: expr.Link}, p)
+	return !known
+}
+
+// decided evaluates a tree by what follows from a packet's protocol, addresses and
+// ports alone; known is false where that does not suffice.
+func decided(n expr.Node, frame *expr.Packet, p feature.Packet) (is, known bool) {
+	switch n := n.(type) {
+	case *expr.Not:
+		is, known = decided(n.X, frame, p)
+		return !is, known
+	case *expr.And:
+		return anyOf(n.X, false, frame, p)
+	case *expr.Or:
+		return anyOf(n.X, true, frame, p)
+	case *expr.Xor:
+		known = true
+		for _, x := range n.X {
+			i, k := decided(x, frame, p)
+			is, known = is != i, known && k
+		}
+		return is, known
+	case *expr.Rate:
+		return false, false
+	case *expr.In:
+		if n.List != "" {
+			return false, false // its contents are the program's
+		}
+	}
+	for _, x := range expr.Operands(n) {
+		if !given(x.Field, p) {
+			return false, false
+		}
+	}
+	return (&expr.Expr{Root: n}).Eval(frame), true
+}
+
+// anyOf is decided of several nodes, one of which suffices if it is so.
+func anyOf(nodes []expr.Node, so bool, frame *expr.Packet, p feature.Packet) (is, known bool) {
+	known = true
+	for _, x := range nodes {
+		i, k := decided(x, frame, p)
+		if k && i == so {
+			return so, true
+		}
+		known = known && k
+	}
+	return !so, known
+}
+
+// given says whether a field's value follows from a packet's protocol, addresses
+// and ports.
+func given(f *expr.Field, p feature.Packet) bool {
+	absent := map[string]bool{"ip": !p.To.Addr().Is4(), "ipv6": p.To.Addr().Is4(), "tcp": p.Proto == "udp", "udp": p.Proto == "tcp",
+		"icmp": true, "icmpv6": true}
+	proto, rest, _ := strings.Cut(f.Name, ".")
+	switch rest {
+	case "src", "dst", "addr", "srcport", "dstport", "port":
+		return proto != "eth"
+	case "":
+		_, known := absent[proto]
+		return known
+	case "version", "proto":
+		return true
+	}
+	return absent[proto]
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/kernel"
+)
+
+var _ feature.Explainer = Feature{}
+
+// Explain implements feature.Explainer: which guard sees a datagram, and whether it would pass at this moment. The
+// kernel runs the guard's program on it (BPF_PROG_TEST_RUN), over a copy of its state: nothing is charged to anybody.
+func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Sight, error) {
+	if p.Proto != "udp" {
+		return nil, nil
+	}
+	all, err := r.Instances(Name)
+	if err != nil {
+		return nil, err
+	}
+	var best *published
+	var inst kernel.Instance
+	bits := -1
+	for _, i := range all {
+		if i.Name == hooksName {
+			continue
+		}
+		g, err := readOne(r, i)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		for _, e := range g.Service.udp() {
+			if g.Inode == p.Inode && e.Port == p.To.Port() && e.Prefix.Contains(p.To.Addr()) && e.Prefix.Bits() > bits {
+				best, inst, bits = &g, i, e.Prefix.Bits()
+			}
+		}
+	}
+	if best == nil {
+		return nil, nil
+	}
+	s := feature.Sight{Stage: feature.StageSocket, Why: feature.Why{Step: "guard of service " + best.Service.Name}}
+	if len(best.Service.Interfaces) > 0 {
+		s.Stage = feature.StageXDP
+		if !slices.Contains(best.Service.Interfaces, p.Interface) {
+			s.Text = fmt.Sprintf("it decides at %s, and the packet comes by %s: it passes", best.Service.place(), p.Interface)
+			return []feature.Sight{s}, nil
+		}
+	}
+	if err := best.explain(r, inst, p, &s); err != nil {
+		return nil, fmt.Errorf("guard of service %s: %w", best.Service.Name, err)
+	}
+	return []feature.Sight{s}, nil
+}
+
+// explain says what the guard's state is, and what it would do now.
+func (p published) explain(r *kernel.Root, i kernel.Instance, packet feature.Packet, s *feature.Sight) error {
+	o, err := r.Open(i)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	state, err := readState(o.Maps[pinState])
+	if err != nil {
+		return err
+	}
+	if text := problem(r, p, i.Scope, state); text != "" {
+		s.Text, s.Warning = text, true
+		return nil
+	}
+	chance, state, now, err := p.chance(o, packet)
+	if err != nil {
+		return err
+	}
+	s.Text = fmt.Sprintf("%s%s; at this moment a packet from %s ", p.Service.Options, state.fill(now), packet.From.Addr())
+	s.Warning = chance < 1
+	switch {
+	case chance == 1 && state.read(now).UnderAttack:
+		s.Text += "passes, though others are refused"
+	case chance == 1:
+		s.Text += "passes"
+	case p.Service.DryRun:
+		s.Text += fmt.Sprintf("would be refused with a chance of %.0f %%, and passes since it is a dry run", 100-100*chance)
+	case chance == 0:
+		s.Text += "is refused: weir guard status says whom it refuses"
+	default:
+		s.Text += fmt.Sprintf("passes with a chance of %.0f %%: weir guard status says whom it refuses", 100*chance)
+	}
+	return nil
+}
+
+// fill is how much of the burst that its limit allows is used; "" where all packets together have no limit.
+func (s *guardGuardState) fill(now uint64) string {
+	l := s.limits()
+	if l.Interval == 0 {
+		return ""
+	}
+	used := float64(0)
+	if debt, at := s.Total.Debt, now<<tickShift; debt > at {
+		used = float64(debt-at) / float64(l.Depth)
+	}
+	return fmt.Sprintf(", %.0f %% of its burst used", 100*used)
+}
+
+// chance is in how many of a hundred cases a copy of the guard passes a packet at this moment, 0 to 1: what is due to no
+// source is given away at random. It returns the state that it copied, and its time.
+func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float64, state *guardGuardState, now uint64, err error) {
+	hook := Cgroup
+	if len(p.Service.Interfaces) > 0 {
+		hook = XDP
+	}
+	frame, err := packet.Frame()
+	if err != nil {
+		return 0, nil, 0, err
+	}
+	sim, err := Simulate(hook, p.Service.limits(), packet.To, false)
+	if err != nil {
+		return 0, nil, 0, err
+	}
+	defer sim.Close()
+	k := guardGuardTargetKey{Address: packet.To.Addr().As16(), Port: networkOrder(packet.To.Port())}
+	var v guardGuardTarget
+	err = o.Maps[pinEach].Lookup(k, &v)
+	known := err == nil
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, nil, 0, fmt.Errorf("reading what a destination got: %w", err)
+	}
+	// In the time that loading took, the burst would have become free.
+	now = monotonic()
+	if state, err = readState(o.Maps[pinState]); err != nil {
+		return 0, nil, 0, err
+	}
+	limits := p.Service.limits()
+	limits.Dry = false                 // what it would refuse is the question
+	const cases, caseEvery = 100, 9973 // ns: chance is drawn from the time
+	passed := 0
+	for i := range cases {
+		*sim.state.guardGuardState = *state
+		sim.SetLimits(limits)
+		if known {
+			err = sim.each.Put(k, v)
+		} else if err = sim.each.Delete(k); errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = nil
+		}
+		if err != nil {
+			return 0, nil, 0, fmt.Errorf("copying what a destination got: %w", err)
+		}
+		passes, err := sim.Passes(now+uint64(i)*caseEvery, frame)
+		if err != nil {
+			return 0, nil, 0, err
+		}
+		if passes {
+			passed++
+		}
+	}
+	return float64(passed) / cases, state, now, nil
+}

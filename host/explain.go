@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// Explain says step by step what becomes of a packet: what features that see it on
+// its way to a socket do with it, in the kernel's order, and which socket gets it. It
+// needs root. Firewall rules and programs of others are not asked.
+func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanation, error) {
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	open := netns.Current
+	if p.Netns != "" {
+		open = func() (*netns.Handle, error) { return netns.Open(p.Netns) }
+	}
+	ns, err := open()
+	if err != nil {
+		return nil, fmt.Errorf("network namespace: %w", err)
+	}
+	defer ns.Close()
+	p.Inode = ns.Inode()
+	out := &feature.Explanation{Proto: p.Proto, From: p.From.String(), To: p.To.String(), Netns: ns.String()}
+	var sights []feature.Sight
+	arrival := feature.Why{Step: "arrival", Text: "by " + p.Interface}
+	if p.Interface == "" {
+		if p.Interface, err = back(ns, p); err != nil {
+			arrival.Text, arrival.Warning = fmt.Sprintf("%v: what is attached to interfaces is not asked; --interface names one", err), true
+		} else {
+			arrival.Text = fmt.Sprintf("by %s, where the route back to %s leads; --interface names another", p.Interface, p.From.Addr())
+		}
+	}
+	for _, f := range parts {
+		if e, ok := f.feature.(feature.Explainer); ok {
+			s, err := e.Explain(ctx, h.Root, p)
+			if err != nil {
+				return nil, err
+			}
+			sights = append(sights, s...)
+		}
+	}
+	slices.SortStableFunc(sights, func(a, b feature.Sight) int {
+		return cmp.Or(cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Order, b.Order))
+	})
+	out.Steps = append(out.Steps, arrival)
+	i := 0
+	for ; i < len(sights) && sights[i].Stage < feature.StageLookup; i++ {
+		out.Steps = append(out.Steps, sights[i].Why)
+		if out.Result = sights[i].Dropped; out.Result != "" {
+			return out, nil
+		}
+	}
+	lookup, err := steer.Explain(ctx, h.Root, p)
+	if err != nil {
+		return nil, err
+	}
+	lookup.Steps = append(out.Steps, lookup.Steps...)
+	for ; i < len(sights) && lookup.PID != 0; i++ {
+		lookup.Steps = append(lookup.Steps, sights[i].Why)
+	}
+	return lookup, nil
+}
+
+// back is the interface by which a namespace reaches where a packet comes from.
+func back(ns *netns.Handle, p feature.Packet) (name string, err error) {
+	err = ns.Do(func() error {
+		routes, err := netlink.RouteGet(p.From.Addr().AsSlice())
+		if err != nil || len(routes) == 0 {
+			return fmt.Errorf("no route leads back to %s", p.From.Addr())
+		}
+		l, err := netlink.LinkByIndex(routes[0].LinkIndex)
+		if err != nil {
+			return fmt.Errorf("the interface of the route back to %s: %w", p.From.Addr(), err)
+		}
+		name = l.Attrs().Name
+		return nil
+	})
+	return name, err
+}
