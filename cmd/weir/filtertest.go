@@ -186,7 +186,7 @@ func printTried(w io.Writer, t triedFilter) {
 		fmt.Fprintf(w, " (%s)", t.Why)
 	}
 	if t.Interpreted > 0 && t.Engine == "kernel" {
-		fmt.Fprintf(w, ", of which %d, too long for it, by the interpreter", t.Interpreted)
+		fmt.Fprintf(w, ", of which %d, that it does not take, by the interpreter", t.Interpreted)
 	}
 	fmt.Fprintln(w)
 	if t.Skipped > 0 {

@@ -35,6 +35,7 @@ type Trial struct {
 	filter Filter
 	lists  map[string]*list
 	result TrialResult
+	link   bool // rules ask for the link layer
 	// By whether packets have an Ethernet header.
 	program map[bool]*kernel.Collection
 
@@ -59,6 +60,9 @@ func NewTrial(f Filter, interpret bool) (*Trial, error) {
 		expr.Walk(e.Root, func(n expr.Node) {
 			if _, ok := n.(*expr.Rate); ok {
 				t.interpret("rates are those of the capture's times")
+			}
+			for _, x := range expr.Operands(n) {
+				t.link = t.link || x.Field.Link
 			}
 		})
 	}
@@ -110,6 +114,9 @@ const ethernetHeader = 14
 
 // run has the kernel run the program; done is false for a packet that it does not take.
 func (t *Trial) run(data []byte, ethernet bool) (done bool, err error) {
+	if !ethernet && t.link {
+		return false, nil // no hook that sees packets without a header takes rules that ask for it
+	}
 	c := t.program[ethernet]
 	if c == nil {
 		p := &published{Filter: t.filter, Lists: t.lists}

@@ -129,7 +129,7 @@ func TestErrors(t *testing.T) {
 		{`udp.port contains "a"`, 1, "no run of bytes", ""},
 		{`payload matches "a("`, 17, "missing closing", ""},
 		{`payload matches "\\bfoo"`, 17, `\b is beyond`, ""},
-		{`payload matches "(?i)foo"`, 17, "(?i) is beyond", ""},
+		{`payload matches "(?m)^foo"`, 17, "(?m) is beyond", ""},
 		{`sip.method == "invite"`, 15, "capital", "INVITE"},
 		{"rate(ip.src) > 100", 16, "a rate like 100/s", "100/s"},
 		{"rate(ip.src) > 0/s", 16, "a rate like 100/s", ""},

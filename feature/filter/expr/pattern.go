@@ -64,8 +64,6 @@ func beyond(r *syntax.Regexp) string {
 		return `\b`
 	case r.Op == syntax.OpBeginLine || r.Op == syntax.OpEndLine:
 		return "(?m)"
-	case r.Flags&syntax.FoldCase != 0:
-		return "(?i)"
 	}
 	for _, s := range r.Sub {
 		if op := beyond(s); op != "" {

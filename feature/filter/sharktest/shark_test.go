@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharktest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/gopacket/gopacket/layers"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// Both match the same packets of each capture, by the kernel's run of the program and by the interpreter, but for
+// packets that a pair gives a reason for.
+func TestGenerated(t *testing.T) {
+	needTshark(t)
+	var all []*capture
+	for _, link := range []layers.LinkType{layers.LinkTypeEthernet, layers.LinkTypeRaw, layers.LinkTypeLinuxSLL} {
+		all = append(all, generatedCapture(t, link))
+	}
+	idle := compare(t, all)
+	for _, r := range idle {
+		if r.labels != nil {
+			t.Errorf("a reason that no packet needs: %s", r)
+		}
+	}
+}
+
+// The same of captures of real routers.
+func TestShared(t *testing.T) {
+	needTshark(t)
+	compare(t, sharedCaptures(t))
+}
+
+// One pass with a tap for each filter says what tshark -Y says of each.
+func TestTaps(t *testing.T) {
+	needTshark(t)
+	c := generatedCapture(t, layers.LinkTypeEthernet)
+	filters, _ := displayFilters()
+	taps := sharks(t, c.path, filters)
+	step := 10
+	if testing.Short() {
+		step = 50
+	}
+	for i := 0; i < len(filters); i += step {
+		if alone := shark(t, c.path, filters[i]); !maps.Equal(alone, taps[i]) {
+			t.Errorf("%s: tshark -Y matches %d packets, and a tap %d", filters[i], len(alone), len(taps[i]))
+		}
+	}
+}
+
+// compare tries all pairs on captures, and returns the reasons that were not needed.
+func compare(t *testing.T, captures []*capture) (idle []excuse) {
+	t.Helper()
+	sides := make([][]frames, len(captures))
+	filters, where := displayFilters()
+	for i, c := range captures {
+		sides[i] = sharks(t, c.path, append(filters[:len(filters):len(filters)], where...))
+	}
+	needed := map[string]bool{}
+	for _, interpret := range []bool{false, true} {
+		first := 0
+		for _, some := range pairs {
+			got := weirs(t, captures, some, interpret)
+			for i, c := range captures {
+				for j, p := range some {
+					judge{c, p, where, sides[i][len(filters):], needed}.differences(t, got[i][j], sides[i][first+j])
+				}
+			}
+			first += len(some)
+		}
+	}
+	for _, p := range slices.Concat(pairs...) {
+		for _, r := range p.but {
+			if e := (excuse{p, r}); !needed[e.String()] {
+				idle = append(idle, e)
+			}
+		}
+	}
+	return idle
+}
+
+// displayFilters are those of all pairs, and those of all reasons.
+func displayFilters() (of, where []string) {
+	for _, p := range slices.Concat(pairs...) {
+		of = append(of, p.shark)
+		for _, r := range p.but {
+			if r.where != "" && !slices.Contains(where, r.where) {
+				where = append(where, r.where)
+			}
+		}
+	}
+	return of, where
+}
+
+// excuse is a reason of a pair.
+type excuse struct {
+	pair
+	reason
+}
+
+func (e excuse) String() string { return fmt.Sprintf("%s and %s: %s", e.weir, e.shark, e.why) }
+
+// judge looks at what one pair matched of one capture.
+type judge struct {
+	*capture
+	pair
+	where  []string
+	holds  []frames // of which packets each of where is true
+	needed map[string]bool
+}
+
+func (j judge) differences(t *testing.T, weir, shark frames) {
+	t.Helper()
+	wrong := map[side][]string{}
+	for i := range j.packets {
+		n := i + 1
+		if weir[n] == shark[n] {
+			continue
+		}
+		only := weirOnly
+		if shark[n] {
+			only = sharkOnly
+		}
+		if !j.excused(n, only) {
+			wrong[only] = append(wrong[only], j.label(n))
+		}
+	}
+	for only, labels := range wrong {
+		t.Errorf("weir's %s and tshark's %s differ in %s: matched by %s only: %.20q", j.weir, j.shark, j.name, only, labels)
+	}
+}
+
+// excused says whether the pair gives a reason for a packet.
+func (j judge) excused(frame int, only side) bool {
+	for _, r := range j.but {
+		named := j.labels != nil && slices.Contains(r.labels, j.label(frame)) || r.where != "" && j.holds[slices.Index(j.where, r.where)][frame]
+		if named && r.only == only {
+			j.needed[excuse{j.pair, r}.String()] = true
+			return true
+		}
+	}
+	return false
+}
