@@ -323,6 +323,9 @@ func (p *parser) field(t token) (Operand, *Error) {
 }
 
 func (p *parser) unknown(t token) *Error {
+	if hint, ok := foreign[t.s]; ok {
+		return p.fail(t.pos, "there is no field %q: %s", t.s, hint)
+	}
 	e := p.fail(t.pos, "unknown field %q", t.s)
 	names := append([]string{"rate", "len"}, allName...)
 	for _, f := range fields {

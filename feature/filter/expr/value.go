@@ -58,7 +58,7 @@ func (p *parser) fits(x Operand, v Value, t token) *Error {
 		return nil
 	}
 	if n, fixed := x.Size(); fixed && n != len(v.Bytes) {
-		return p.fail(t.pos, "%s has %d bytes, and this text has %d: they are never equal", x, n, len(v.Bytes))
+		return p.fail(t.pos, "%s has %d bytes, and this text has %d: they are never equal; slices are [from:to], not [from:length]", x, n, len(v.Bytes))
 	}
 	return nil
 }
@@ -123,11 +123,13 @@ func (p *parser) numbers(t token, x Operand) (Value, *Error) {
 }
 
 func (p *parser) number(t token, bits int, x Operand) (uint64, *Error) {
-	if x.Type() == Bool && t.kind == word && (t.s == "true" || t.s == "false") {
-		if t.s == "true" {
+	if x.Type() == Bool && t.kind == word {
+		switch strings.ToLower(t.s) { // Wireshark's is True
+		case "true":
 			return 1, nil
+		case "false":
+			return 0, nil
 		}
-		return 0, nil
 	}
 	s, base := t.s, 10
 	if h, ok := strings.CutPrefix(s, "0x"); ok {
