@@ -102,6 +102,7 @@ func (s *scan) chunks() {
 	g := s.g
 	g.op(asm.StoreMem(asm.RFP, scanAt, asm.R2, asm.DWord), asm.StoreMem(asm.R8, scanEnd, asm.R3, asm.Word),
 		asm.Mov.Imm(asm.R0, 0), asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
+	g.open(s.f)
 	for i := int16(0); i < chunk; i += 4 { // before 6.3 what a helper may fill only in part must be initialised
 		g.op(asm.StoreImm(asm.RFP, stackScratch+i, 0, asm.Word))
 	}
@@ -157,7 +158,7 @@ func (s *scan) direct() {
 	loop := g.label()
 	g.op(asm.Mov.Imm(asm.R0, 0), asm.Mov.Reg(asm.R5, asm.R3), asm.Sub.Reg(asm.R5, asm.R2))
 	g.jump(asm.JSLE.Imm(asm.R5, 0, ""), s.end)
-	g.jump(asm.JGT.Imm(asm.R2, mostOffset, ""), s.f)
+	g.inReach(s.f)
 	g.op(asm.LoadMem(asm.R1, asm.R6, xdpData, asm.Word), asm.LoadMem(asm.R4, asm.R6, xdpDataEnd, asm.Word), asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R7, 0))
 	g.bind(loop)
 	g.op(asm.Mov.Reg(asm.R2, asm.R1), asm.Add.Reg(asm.R2, asm.R7), asm.Mov.Reg(asm.R3, asm.R2), asm.Add.Imm(asm.R3, 1))

@@ -3,6 +3,8 @@
 package compile
 
 import (
+	"slices"
+
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/weir-project/weir/feature/filter/expr"
@@ -10,6 +12,9 @@ import (
 
 // transports are the protocols that are looked into, the most frequent first.
 var transports = []transport{{protoUDP, noUDP, 8}, {protoTCP, noTCP, 20}, {protoICMP, noICMP, 8}, {protoICMP6, noICMP6, 8}, {protoGRE, noGRE, 4}}
+
+// commonSize is the size of most headers.
+const commonSize = 8
 
 type transport struct {
 	proto int32
@@ -37,31 +42,62 @@ func (g *gen) clip() {
 // transport reads the header of the protocol in R0 at R9.
 func (g *gen) transport(p *paths) {
 	g.note = "the transport header"
-	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
+	g.launder(asm.R9, imgAt)
 	g.clip()
+	var alike []transport // headers of one size, which the same code loads
+	common := g.label()
 	for _, t := range transports {
-		if !g.wants(t) {
+		if g.wants(t) && t.size == commonSize {
+			alike = append(alike, t)
+			g.jump(asm.JEq.Imm(asm.R0, t.proto, ""), common)
+		}
+	}
+	for _, t := range transports {
+		if !g.wants(t) || t.size == commonSize {
 			continue
 		}
 		other := g.label()
 		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
-		g.fits(t.size, g.done)
-		g.op(asm.Mov.Reg(asm.R2, asm.R9))
-		g.loadHeader(imgL4, t.size)
-		g.bind(p.have[t.bit])
-		g.found(t.bit)
-		switch t.bit {
-		case noUDP:
-			g.udp()
-		case noTCP:
-			g.tcp()
-		case noGRE:
-			g.gre()
-		default:
-			g.payload(8)
-		}
-		g.goTo(g.done)
+		g.header(t.size)
+		g.behind(p, t)
 		g.bind(other)
+	}
+	g.goTo(g.done)
+	g.bind(common)
+	if len(alike) == 0 {
+		return
+	}
+	g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
+	g.header(commonSize)
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
+	for _, t := range alike[:len(alike)-1] {
+		g.jump(asm.JEq.Imm(asm.R0, t.proto, ""), p.have[t.bit])
+	}
+	for _, t := range slices.Backward(alike) {
+		g.behind(p, t)
+	}
+}
+
+// header loads the transport header at R9.
+func (g *gen) header(size int32) {
+	g.fits(size, g.done)
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.loadHeader(imgL4, size)
+}
+
+// behind goes on with the header in the image.
+func (g *gen) behind(p *paths, t transport) {
+	g.bind(p.have[t.bit])
+	g.found(t.bit)
+	switch t.bit {
+	case noUDP:
+		g.udp()
+	case noTCP:
+		g.tcp()
+	case noGRE:
+		g.gre()
+	default:
+		g.payload(8)
 	}
 	g.goTo(g.done)
 }
@@ -114,9 +150,7 @@ func (g *gen) tcp() {
 func (g *gen) options() {
 	out := g.label()
 	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt2, asm.R9, asm.Word))
-	for range expr.MostOptions {
-		g.option(out)
-	}
+	g.repeat(expr.MostOptions, func() { g.option(out) })
 	g.bind(out)
 	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 }
@@ -208,23 +242,23 @@ func (g *gen) dns() {
 		return
 	}
 	g.op(asm.Add.Imm(asm.R9, 12), asm.Mov.Reg(asm.R0, asm.R9), asm.Add.Imm(asm.R0, expr.MostName),
-		asm.StoreMem(asm.R8, imgAt2, asm.R0, asm.Word), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
-	name := g.label()
-	for i := range expr.MostLabels + 1 {
+		asm.StoreMem(asm.R8, imgAt2, asm.R0, asm.Word), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word), asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
+	name, wrong := g.label(), g.label()
+	g.repeat(expr.MostLabels+1, func() {
 		g.op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
-		g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), g.done)
-		g.fits(1, g.done)
-		g.scratch(0, 1, g.done)
+		g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), wrong)
+		g.fits(1, wrong)
+		g.scratch(0, 1, wrong)
 		g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte))
 		g.jump(asm.JEq.Imm(asm.R0, 0, ""), name)
-		if i == expr.MostLabels {
-			break
-		}
-		g.jump(asm.JGT.Imm(asm.R0, 63, ""), g.done)
+		g.jump(asm.JGT.Imm(asm.R0, 63, ""), wrong)
 		g.op(asm.Add.Imm(asm.R9, 1), asm.Add.Reg(asm.R9, asm.R0), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
-	}
+	})
+	g.bind(wrong)
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 	g.goTo(g.done)
 	g.bind(name)
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 	g.found(noQuestion)
 	g.op(asm.Add.Imm(asm.R9, 1))
 	g.fits(2, g.done)
