@@ -30,14 +30,20 @@ type capture struct {
 	packets [][]byte
 }
 
-// generatedCapture writes packets as a capture of a link type: Ethernet, raw IP (of those that are IP) or Linux cooked.
+// generatedCapture is of the packets that the test makes itself.
 func generatedCapture(t *testing.T, link layers.LinkType) *capture {
 	t.Helper()
-	c := &capture{name: "generated as " + link.String(), path: filepath.Join(t.TempDir(), "generated.pcap")}
+	return writeCapture(t, "generated as "+link.String(), link, generated())
+}
+
+// writeCapture writes packets as a capture of a link type: Ethernet, raw IP (of those that are IP) or Linux cooked.
+func writeCapture(t *testing.T, name string, link layers.LinkType, packets []packet) *capture {
+	t.Helper()
+	c := &capture{name: name, path: filepath.Join(t.TempDir(), "written.pcap")}
 	var all bytes.Buffer
 	w := pcapgo.NewWriter(&all)
 	check(t, w.WriteFileHeader(1<<16, link))
-	for i, p := range generated() {
+	for i, p := range packets {
 		data, cut := p.data, 0
 		if link != layers.LinkTypeEthernet {
 			if len(data) < 15 || string(data[12:14]) != "\x08\x00" && string(data[12:14]) != "\x86\xdd" {

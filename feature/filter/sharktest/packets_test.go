@@ -112,6 +112,7 @@ func ip6Packets() []packet {
 		ip6("three extensions", pHopOpts, extension(pRouting, 0, pad, extension(pDstOpts, 4, segments, extension(pTCP, 0, pad, tcp(1000, 443, syn, "", ""))))),
 		ip6("authentication", pAH, extension(pUDP, 4, "\x00\x00\x00\x00\x01\x00\x00\x00\x00\x01"+zeros(12), body)),
 		ip6("ipv6 first fragment", pFragment, extension(pUDP, 0, "\x00\x01\x00\x00\x00\x07", body[:8])),
+		ip6("options in a first fragment", pFragment, extension(pDstOpts, 0, "\x00\x01\x00\x00\x00\x07", extension(pUDP, 0, pad, body))),
 		ip6("ipv6 later fragment", pFragment, extension(pUDP, 0, "\x00\x08\x00\x00\x00\x07", body[8:])),
 		ip6("atomic fragment", pFragment, extension(pUDP, 0, "\x00\x00\x00\x00\x00\x08", body)),
 		ip6("no next header", pNone, nil),
@@ -152,7 +153,8 @@ func tcpPackets() []packet {
 		ip4("all flags", pTCP, tcp(40004, 9998, 0xfff, "", "")),
 		ip4("no flags", pTCP, tcp(40004, 9998, 0, "", "")),
 		ip4("sack", pTCP, tcp(40000, 9998, ack, "\x01\x01\x05\x0a"+zeros(8), "")),
-		ip4("mss twice", pTCP, tcp(40005, 9998, syn, "\x02\x04\x05\xb4\x02\x04\x02\x18", "")),
+		ip4("reset with a cause", pTCP, tcp(40000, 9998, rst|ack, "", "hello xyzzy, gone")),
+		ip4("mss twice", pTCP, tcp(40005, 9998, syn, "\x02\x04\x05\xb4\x02\x04\x00\x64", "")),
 		ip4("end of options", pTCP, tcp(40006, 9998, syn, "\x00\x00\x00\x00\x02\x04\x02\x18", "")),
 	}
 }
@@ -211,6 +213,8 @@ func icmpPackets() []packet {
 		ip4("echo reply", pICMP, []byte("\x00\x00\xab\xcd\x12\x34\x00\x07ping")),
 		ip4("echo, same both ways", pICMP, []byte("\x08\x00\xab\xcd\x22\x22\x01\x01ping")),
 		ip4("timestamp request", pICMP, []byte("\x0d\x00\xab\xcd\x12\x34\x00\x08"+zeros(12))),
+		ip6("icmp in ipv6", pICMP, []byte("\x08\x00\xab\xcd\x55\x55\x00\x09ping")),
+		ip4("icmpv6 in ipv4", pICMP6, []byte("\x80\x00\xab\xcd\x12\x34\x00\x07ping")),
 		ip4("port unreachable", pICMP, []byte("\x03\x03\xab\xcd\x00\x00\x00\x00"+quoted)),
 		ip4("fragmentation needed", pICMP, []byte("\x03\x04\xab\xcd\x00\x00\x05\x78"+quoted)),
 		ip4("time exceeded", pICMP, []byte("\x0b\x00\xab\xcd\x00\x00\x00\x00"+quoted)),

@@ -12,6 +12,9 @@ type pair struct {
 // packet of every capture.
 var pairs = [][]pair{linkPairs, ip4Pairs, ip6Pairs, tcpPairs, udpPairs, icmpPairs, payloadPairs, textPairs, operatorPairs}
 
+// headers is how many of the first groups are about the headers up to TCP and UDP.
+const headers = 5
+
 var linkPairs = []pair{
 	{`eth`, `eth`, []reason{carried}},
 	{`eth.dst == 02:00:00:00:00:02`, `eth.dst == 02:00:00:00:00:02`, []reason{carried}},
@@ -26,6 +29,7 @@ var linkPairs = []pair{
 	{`vlan`, `vlan or ieee8021ad`, []reason{cutHeaders}},
 	{`vlan.id == 100`, `vlan.id == 100`, []reason{cutHeaders}},
 	{`vlan.id == 200`, `vlan.id == 200`, nil},
+	{`vlan.id == 300`, `vlan.id == 300 or ieee8021ad.id == 300`, nil},
 	{`vlan.id in {1..150 4095}`, `vlan.id in {1..150, 4095}`, []reason{cutHeaders}},
 	{`vlan.priority == 5`, `vlan.priority == 5`, nil},
 	{`vlan.priority > 2`, `vlan.priority > 2 or ieee8021ad.priority > 2`, nil},
@@ -94,6 +98,7 @@ var ip6Pairs = []pair{
 	{`ipv6.fraghdr`, `ipv6.fraghdr`, nil},
 	{`ipv6.fraghdr.offset == 1`, `ipv6.fraghdr.offset == 1`, nil},
 	{`ipv6.fraghdr.more == 1`, `ipv6.fraghdr.more == 1`, nil},
+	{`ipv6.fraghdr and udp.dstport == 9999`, `ipv6.fraghdr and udp.dstport == 9999`, []reason{inFragment}},
 	{`net.src == 10.1.2.3 or net.src == 2001:db8::3`, `ip.src == 10.1.2.3 or ipv6.src == 2001:db8::3`, []reason{thirdTag, cutHeaders, givenUpIPv4}},
 	{`net.dst in {192.0.2.0/24 2001:db8:1::/48}`, `ip.dst == 192.0.2.0/24 or ipv6.dst == 2001:db8:1::/48`, []reason{thirdTag, givenUpIPv4}},
 	{`net.addr in {192.0.2.0/24 2001:db8:1::/48}`, `ip.addr == 192.0.2.0/24 or ipv6.addr == 2001:db8:1::/48`, []reason{thirdTag, givenUpIPv4}},
@@ -139,7 +144,7 @@ var tcpPairs = []pair{
 	{`tcp.len == 16`, `tcp.len == 16`, nil},
 	{`tcp.len > 1000`, `tcp.len > 1000`, nil},
 	{`tcp.options.mss_val == 1460`, `tcp.options.mss_val == 1460`, []reason{cutHeaders}},
-	{`tcp.options.mss_val < 536`, `tcp.options.mss_val < 536`, nil},
+	{`tcp.options.mss_val < 536`, `tcp.options.mss_val < 536`, []reason{secondOption}},
 	{`tcp.options.mss`, `tcp.options.mss`, []reason{cutHeaders, wrongOption}},
 	{`tcp.options.wscale.shift == 7`, `tcp.options.wscale.shift == 7`, nil},
 	{`tcp.options.sack_perm`, `tcp.options.sack_perm`, nil},
@@ -163,18 +168,18 @@ var udpPairs = []pair{
 }
 
 var icmpPairs = []pair{
-	{`icmp`, `icmp`, nil},
-	{`icmp.type == 8`, `icmp.type == 8`, nil},
+	{`icmp`, `icmp`, []reason{otherFamily}},
+	{`icmp.type == 8`, `icmp.type == 8`, []reason{otherFamily}},
 	{`icmp.type in {3 11}`, `icmp.type in {3, 11}`, nil},
 	{`icmp.type == 3 and icmp.code == 3`, `icmp.type == 3 and icmp.code == 3`, nil},
 	{`icmp.code == 4`, `icmp.code == 4`, nil},
-	{`icmp.checksum == 0xabcd`, `icmp.checksum == 0xabcd`, nil},
+	{`icmp.checksum == 0xabcd`, `icmp.checksum == 0xabcd`, []reason{otherFamily}},
 	{`icmp.ident == 0x1234`, `icmp.ident == 0x1234`, nil},
 	{`icmp.ident == 0x2222`, `icmp.ident == 0x2222`, nil},
 	{`icmp.ident == 0`, `icmp.ident == 0`, []reason{icmpWithoutIdent}},
 	{`icmp.seq == 7`, `icmp.seq == 7`, nil},
-	{`icmpv6`, `icmpv6`, nil},
-	{`icmpv6.type == 128`, `icmpv6.type == 128`, nil},
+	{`icmpv6`, `icmpv6`, []reason{otherFamily}},
+	{`icmpv6.type == 128`, `icmpv6.type == 128`, []reason{otherFamily}},
 	{`icmpv6.type in {133..137}`, `icmpv6.type in {133..137}`, nil},
 	{`icmpv6.type == 1 and icmpv6.code == 4`, `icmpv6.type == 1 and icmpv6.code == 4`, nil},
 	{`icmpv6.checksum == 0x1234`, `icmpv6.checksum == 0x1234`, nil},
@@ -214,7 +219,7 @@ var payloadPairs = []pair{
 	{`udp and payload matches "hello xyzzy"`, `udp.payload matches "hello xyzzy"`, []reason{caseless}},
 	{`udp and payload matches "hello xyzzy"`, `udp.payload matches "(?-i)hello xyzzy"`, nil},
 	{`udp and payload matches "[xX][yY][zZ][zZ][yY]"`, `udp.payload matches "xyzzy"`, []reason{window}},
-	{`tcp and payload contains "xyzzy"`, `tcp.payload contains "xyzzy"`, nil},
+	{`tcp and payload contains "xyzzy"`, `tcp.payload contains "xyzzy"`, []reason{resetCause}},
 	{`tcp and payload[0:4] == "GET "`, `tcp.payload[0:4] == "GET "`, nil},
 	{`tcp and payload[0:16] == ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff`, `tcp.payload[0:16] == ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff`, nil},
 	{`tcp and payload[0] == 3`, `tcp.payload[0] == 03`, nil},

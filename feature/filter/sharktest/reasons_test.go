@@ -27,14 +27,18 @@ var (
 	ninthExtension = reason{why: "eight IPv6 extension headers are walked", only: sharkOnly, labels: []string{"nine extensions"}}
 	cutHeaders     = reason{why: "a header that is not whole is absent, and Wireshark shows what is there of it", only: sharkOnly, labels: []string{"cut in ipv4", "cut in ipv6", "cut in tcp",
 		"cut in tcp options", "cut in udp", "cut in a vlan tag", "short udp", "short tcp", "ipv4 length in udp"}}
-	wrongIPv4   = reason{why: "an IPv4 header whose version or length is wrong is absent, and Wireshark shows it", only: sharkOnly, labels: []string{"ipv4 version 5", "ipv4 header of 16"}}
-	givenUpIPv4 = reason{why: "Wireshark gives an IPv4 header up whose total length is less than its own", only: weirOnly, labels: []string{"ipv4 header beyond the packet", "ipv4 length 10"}}
-	givenUpTCP  = reason{why: "Wireshark gives a TCP header up whose length is less than 20", only: weirOnly, labels: []string{"tcp header of 16"}}
-	givenUpUDP  = reason{why: "Wireshark gives a UDP header up whose length is less than 8", only: weirOnly, labels: []string{"udp length 0", "udp length 7"}}
-	noLength    = reason{why: "a length of 0 goes on to the end of the bytes: Linux merges packets to ones above 64 KiB", only: weirOnly, labels: []string{"ipv6 length 0"}}
-	wrongOption = reason{why: "a TCP option of a wrong length is absent", only: sharkOnly, labels: []string{"mss option of 3"}}
-	length8023  = reason{why: "eth.type is the two bytes behind the addresses, also where they are the length of an 802.3 frame", only: weirOnly, labels: []string{"802.3 length"}}
-	serviceTags = reason{why: "a service tag (802.1ad) is a tag as any other; Wireshark has ieee8021ad fields for it", only: weirOnly, labels: []string{"QinQ"}}
+	wrongIPv4    = reason{why: "an IPv4 header whose version or length is wrong is absent, and Wireshark shows it", only: sharkOnly, labels: []string{"ipv4 version 5", "ipv4 header of 16"}}
+	givenUpIPv4  = reason{why: "Wireshark gives an IPv4 header up whose total length is less than its own", only: weirOnly, labels: []string{"ipv4 header beyond the packet", "ipv4 length 10"}}
+	givenUpTCP   = reason{why: "Wireshark gives a TCP header up whose length is less than 20", only: weirOnly, labels: []string{"tcp header of 16"}}
+	givenUpUDP   = reason{why: "Wireshark gives a UDP header up whose length is less than 8", only: weirOnly, labels: []string{"udp length 0", "udp length 7"}}
+	noLength     = reason{why: "a length of 0 goes on to the end of the bytes: Linux merges packets to ones above 64 KiB", only: weirOnly, labels: []string{"ipv6 length 0"}}
+	otherFamily  = reason{why: "ICMP is of IPv4, and ICMPv6 of IPv6", only: sharkOnly, labels: []string{"icmp in ipv6", "icmpv6 in ipv4"}}
+	secondOption = reason{why: "of TCP options of one kind the first counts", only: sharkOnly, labels: []string{"mss twice"}}
+	inFragment   = reason{why: "Wireshark does not look behind further extension headers of a first fragment", only: weirOnly, labels: []string{"options in a first fragment"}}
+	resetCause   = reason{why: "what follows the header of a reset is payload, and for Wireshark the reset's cause", only: weirOnly, labels: []string{"reset with a cause"}}
+	wrongOption  = reason{why: "a TCP option of a wrong length is absent", only: sharkOnly, labels: []string{"mss option of 3"}}
+	length8023   = reason{why: "eth.type is the two bytes behind the addresses, also where they are the length of an 802.3 frame", only: weirOnly, labels: []string{"802.3 length"}}
+	serviceTags  = reason{why: "a service tag (802.1ad) is a tag as any other; Wireshark has ieee8021ad fields for it", only: weirOnly, labels: []string{"QinQ"}}
 )
 
 // What weir's language means otherwise (docs/FILTER.md, "Coming from Wireshark").
