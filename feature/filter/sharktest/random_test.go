@@ -12,8 +12,9 @@ import (
 )
 
 // comparable are the random packets of which Wireshark sees what weir sees: neither broken (it complains about them), nor
-// with tags that have other fields there, nor with headers that weir does not look behind, nor with others inside. What
-// these mean, the generated capture's labelled packets say one by one.
+// fragments, whose rest it may leave alone, nor with tags that have other fields there or options that come twice, nor with
+// headers that weir does not look behind, nor with others inside. What these mean, the generated capture's labelled packets
+// say one by one.
 const comparable = `not (_ws.malformed or _ws.short or ip.flags.mf == 1 or ipv6.fraghdr.more == 1 or count(tcp.options.mss_val) > 1
 	or _ws.expert.group == 0x07000000 or _ws.expert.group == 0x09000000
 	or ieee8021ad or vlan.etype#3 or ipv6.fraghdr#2 or ipv6.dstopts.nxt#3 or ipv6.routing.nxt#3 or ipv6.hopopts.nxt#3 or ah.next_header#3

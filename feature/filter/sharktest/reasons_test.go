@@ -34,7 +34,6 @@ var (
 	noLength     = reason{why: "a length of 0 goes on to the end of the bytes: Linux merges packets to ones above 64 KiB", only: weirOnly, labels: []string{"ipv6 length 0"}}
 	otherFamily  = reason{why: "ICMP is of IPv4, and ICMPv6 of IPv6", only: sharkOnly, labels: []string{"icmp in ipv6", "icmpv6 in ipv4"}}
 	secondOption = reason{why: "of TCP options of one kind the first counts", only: sharkOnly, labels: []string{"mss twice"}}
-	inFragment   = reason{why: "Wireshark does not look behind further extension headers of a first fragment", only: weirOnly, labels: []string{"options in a first fragment"}}
 	resetCause   = reason{why: "what follows the header of a reset is payload, and for Wireshark the reset's cause", only: weirOnly, labels: []string{"reset with a cause"}}
 	wrongOption  = reason{why: "a TCP option of a wrong length is absent", only: sharkOnly, labels: []string{"mss option of 3"}}
 	length8023   = reason{why: "eth.type is the two bytes behind the addresses, also where they are the length of an 802.3 frame", only: weirOnly, labels: []string{"802.3 length"}}
