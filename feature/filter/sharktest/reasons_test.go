@@ -44,6 +44,7 @@ var (
 var (
 	absentField      = reason{why: "x != y is true where there is no x", only: weirOnly, where: "not udp"}
 	flagAlone        = reason{why: "a field of one bit alone asks whether it is set, not whether it is there", only: sharkOnly, where: "tcp.flags.syn == 0"}
+	relative         = reason{why: "sequence numbers are those of the header, and in Wireshark relative to the first", only: weirOnly, where: "tcp.seq_raw == 1000 and not tcp.seq == 1000"}
 	caseless         = reason{why: "patterns tell upper from lower case, and those of Wireshark do not", only: sharkOnly, labels: []string{"XYZZY"}}
 	window           = reason{why: "contains and matches look at 256 bytes", only: sharkOnly, where: "len(udp.payload) > 256"}
 	icmpWithoutIdent = reason{why: "icmp.ident is bytes 4 and 5 whatever the type", only: weirOnly, labels: []string{"port unreachable", "fragmentation needed", "time exceeded"}}

@@ -15,8 +15,7 @@ import (
 // tsharkFlags have tshark see packets as weir does: each for itself, from its first byte to its last.
 var tsharkFlags = []string{"-n",
 	"-o", "ip.defragment:FALSE", "-o", "ipv6.defragment:FALSE", // a fragment is what it is
-	"-o", "tcp.desegment_tcp_streams:FALSE", "-o", "tcp.analyze_sequence_numbers:FALSE", // so is a segment
-	"-o", "tcp.relative_sequence_numbers:FALSE",
+	"-o", "tcp.desegment_tcp_streams:FALSE", // so is a segment
 	"-d", "tcp.port==9998,data", "-d", "udp.port==9999,data", // payload that no heuristic is to guess at
 }
 
