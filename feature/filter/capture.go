@@ -4,6 +4,7 @@ package filter
 
 import (
 	"bufio"
+	"compress/gzip"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -24,25 +25,44 @@ const (
 	pcapngMagic = 0x0a0d0d0a
 )
 
-// Capture tries every packet of a capture, pcap or pcapng.
-func (t *Trial) Capture(r io.Reader) error {
-	b := bufio.NewReaderSize(r, 1<<16)
-	magic, err := b.Peek(4)
+// ErrCutShort is a capture that ends within a packet, as one does that was not
+// closed. What lies before the end has been tried.
+var ErrCutShort = errors.New("the capture is cut short")
+
+// largestPacket is what a packet of a capture may have, in bytes, whatever its header
+// says: some writers leave less there than they write.
+const largestPacket = 256 << 10
+
+// Capture tries every packet of a capture: pcap or pcapng, also compressed by gzip.
+// Where it returns [ErrCutShort] or another error of reading, Result has the packets
+// before.
+func (t *Trial) Capture(r io.Reader) error { return ReadCapture(r, t) }
+
+// ReadCapture tries every packet of a capture on several filters.
+func ReadCapture(r io.Reader, on ...*Trial) error {
+	b, err := unzip(bufio.NewReaderSize(r, 1<<16))
 	if err != nil {
+		return err
+	}
+	magic, err := b.Peek(4)
+	if errors.Is(err, io.EOF) && len(magic) == 0 {
+		return errors.New("no capture: it is empty")
+	} else if err != nil {
 		return fmt.Errorf("no capture: %w", err)
 	}
 	if binary.BigEndian.Uint32(magic) != pcapngMagic {
 		p, err := pcapgo.NewReader(b)
 		if err != nil {
-			return fmt.Errorf("neither pcap nor pcapng: %w", err)
+			return fmt.Errorf("neither pcap nor pcapng, as tcpdump -w and Wireshark write them: %w", err)
 		}
-		return t.capture(p.ReadPacketData, func(int) layers.LinkType { return p.LinkType() })
+		p.SetSnaplen(max(p.Snaplen(), largestPacket))
+		return tryEach(on, p.ReadPacketData, func(int) layers.LinkType { return p.LinkType() })
 	}
 	p, err := pcapgo.NewNgReader(b, pcapgo.NgReaderOptions{WantMixedLinkType: true})
 	if err != nil {
 		return fmt.Errorf("pcapng: %w", err)
 	}
-	return t.capture(p.ReadPacketData, func(i int) layers.LinkType {
+	return tryEach(on, p.ReadPacketData, func(i int) layers.LinkType {
 		in, err := p.Interface(i)
 		if err != nil {
 			return p.LinkType()
@@ -51,21 +71,36 @@ func (t *Trial) Capture(r io.Reader) error {
 	})
 }
 
-func (t *Trial) capture(read func() ([]byte, gopacket.CaptureInfo, error), linkType func(int) layers.LinkType) error {
+// unzip reads what gzip has compressed.
+func unzip(b *bufio.Reader) (*bufio.Reader, error) {
+	if magic, err := b.Peek(2); err != nil || magic[0] != 0x1f || magic[1] != 0x8b {
+		return b, nil
+	}
+	z, err := gzip.NewReader(b)
+	if err != nil {
+		return nil, fmt.Errorf("gzip: %w", err)
+	}
+	return bufio.NewReaderSize(z, 1<<16), nil
+}
+
+func tryEach(on []*Trial, read func() ([]byte, gopacket.CaptureInfo, error), linkType func(int) layers.LinkType) error {
 	for n := 1; ; n++ {
 		data, ci, err := read()
-		if errors.Is(err, io.EOF) {
+		switch {
+		case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF) && ci.CaptureLength > 0:
+			return fmt.Errorf("%w: it ends within packet %d", ErrCutShort, n)
+		case errors.Is(err, io.EOF):
 			return nil
-		} else if err != nil {
+		case err != nil:
 			return fmt.Errorf("packet %d: %w", n, err)
 		}
 		packet, ethernet, ok := unwrap(data, linkType(ci.InterfaceIndex))
-		if !ok {
-			t.Skip()
-			continue
-		}
-		if err := t.Packet(packet, ethernet, ci.Timestamp.UnixNano()); err != nil {
-			return fmt.Errorf("packet %d: %w", n, err)
+		for _, t := range on {
+			if !ok {
+				t.Skip()
+			} else if err := t.Packet(packet, ethernet, ci.Timestamp.UnixNano()); err != nil {
+				return fmt.Errorf("packet %d: %w", n, err)
+			}
 		}
 	}
 }

@@ -44,9 +44,9 @@ func TestTaps(t *testing.T) {
 	c := generatedCapture(t, layers.LinkTypeEthernet)
 	filters, _ := displayFilters(pairs)
 	taps := sharks(t, c.path, filters)
-	step := 10
+	step := 20
 	if testing.Short() {
-		step = 50
+		step = 80
 	}
 	for i := 0; i < len(filters); i += step {
 		if alone := shark(t, c.path, filters[i]); !maps.Equal(alone, taps[i]) {
