@@ -20,6 +20,7 @@ func TestMain(m *testing.M) { nstest.Main(m) }
 // packets that a pair gives a reason for.
 func TestGenerated(t *testing.T) {
 	needTshark(t)
+	t.Parallel()
 	var all []*capture
 	for _, link := range []layers.LinkType{layers.LinkTypeEthernet, layers.LinkTypeRaw, layers.LinkTypeLinuxSLL} {
 		all = append(all, generatedCapture(t, link))
@@ -35,12 +36,14 @@ func TestGenerated(t *testing.T) {
 // The same of captures of real routers.
 func TestShared(t *testing.T) {
 	needTshark(t)
+	t.Parallel()
 	comparison{captures: sharedCaptures(t), pairs: pairs}.run(t)
 }
 
 // One pass with a tap for each filter says what tshark -Y says of each.
 func TestTaps(t *testing.T) {
 	needTshark(t)
+	t.Parallel()
 	c := generatedCapture(t, layers.LinkTypeEthernet)
 	filters, _ := displayFilters(pairs)
 	taps := sharks(t, c.path, filters)
