@@ -2,7 +2,8 @@
 
 package expr
 
-// foreign are fields and words of Wireshark's that people try first, and what says here what they mean.
+// foreign are fields and words of Wireshark's and of capture filters that people try first, and what says here what they
+// mean.
 var foreign = map[string]string{
 	"udp.payload":     `write udp and payload…`,
 	"tcp.payload":     `write tcp and payload…`,
@@ -29,6 +30,11 @@ var foreign = map[string]string{
 	"tcp.flags.ns":    `write tcp.flags & 0x100`,
 	"tcp.flags.ae":    `write tcp.flags & 0x100`,
 	"ieee8021ad.id":   `it is among vlan.id, as all tags are`,
+	"port":            `write net.port == 53, or udp.dstport == 53`,
+	"host":            `write net.addr == 192.0.2.1`,
+	"src":             `write net.src == 192.0.2.1`,
+	"dst":             `write net.dst == 192.0.2.1`,
+	"net":             `write net.addr == 192.0.2.0/24`,
 	"any":             `it can be left out: a field that a packet has several times is equal if any of them is`,
 	"all":             `a field that a packet has several times is equal if any of them is, and != if none is`,
 }

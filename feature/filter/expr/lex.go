@@ -62,7 +62,7 @@ next:
 			i += n
 			continue
 		}
-		if s := src[i:]; strings.HasPrefix(s, "===") || strings.HasPrefix(s, "!==") {
+		if s := src[i:]; strings.HasPrefix(s, "===") || strings.HasPrefix(s, "!==") || strings.HasPrefix(s, "<>") {
 			return nil, unexpected(src, i)
 		}
 		for _, s := range symbols {
@@ -93,6 +93,10 @@ func unexpected(src string, at int) *Error {
 		e.Msg = s[:3] + " is not known: == is true if any of a field's values is equal, != if none is"
 	case strings.HasPrefix(s, "=~"):
 		e.Msg, e.Suggestion = "=~ is not known", "matches"
+	case strings.HasPrefix(s, "=>"), strings.HasPrefix(s, "=<"):
+		e.Msg, e.Suggestion = s[:2]+" is not known", s[1:2]+"="
+	case strings.HasPrefix(s, "<>"):
+		e.Msg, e.Suggestion = "<> is not known", "!="
 	case s[0] == '=':
 		e.Msg, e.Suggestion = "= is not known", "=="
 	case s[0] == '|':
