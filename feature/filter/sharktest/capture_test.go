@@ -91,7 +91,28 @@ func sharedCaptures(t *testing.T) []*capture {
 	if len(all) < 14 {
 		t.Errorf("%d captures in %s, and there were 14", len(all), shared)
 	}
-	return all
+	return append(all, payloads(t))
+}
+
+// payloads is a capture of the datagrams of which there are the payloads alone, a file each.
+func payloads(t *testing.T) *capture {
+	t.Helper()
+	files, err := filepath.Glob(shared + "/telegraf/*.bin")
+	check(t, err)
+	var packets []packet
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		check(t, err)
+		port := uint16(2055) // NetFlow and IPFIX
+		if strings.HasPrefix(filepath.Base(file), "sflow") {
+			port = 6343
+		}
+		packets = append(packets, ip4(filepath.Base(file), pUDP, udp(40000, port, string(b))))
+	}
+	if len(packets) < 22 {
+		t.Errorf("%d payloads in %s, and there were 22", len(packets), shared)
+	}
+	return writeCapture(t, "telegraf", layers.LinkTypeEthernet, packets)
 }
 
 func readCapture(t *testing.T, path string) *capture {
