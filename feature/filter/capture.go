@@ -26,7 +26,7 @@ const (
 )
 
 // ErrCutShort is a capture that ends within a packet, as one does that was not
-// closed. What lies before the end has been tried.
+// closed, or that is damaged there. What lies before has been tried.
 var ErrCutShort = errors.New("the capture is cut short")
 
 // largestPacket is what a packet of a capture may have, in bytes, whatever its header
@@ -34,8 +34,7 @@ var ErrCutShort = errors.New("the capture is cut short")
 const largestPacket = 256 << 10
 
 // Capture tries every packet of a capture: pcap or pcapng, also compressed by gzip.
-// Where it returns [ErrCutShort] or another error of reading, Result has the packets
-// before.
+// Where it returns [ErrCutShort], Result has the packets before.
 func (t *Trial) Capture(r io.Reader) error { return ReadCapture(r, t) }
 
 // ReadCapture tries every packet of a capture on several filters.
@@ -92,7 +91,7 @@ func tryEach(on []*Trial, read func() ([]byte, gopacket.CaptureInfo, error), lin
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return fmt.Errorf("packet %d: %w", n, err)
+			return fmt.Errorf("%w: packet %d cannot be read: %w", ErrCutShort, n, err)
 		}
 		packet, ethernet, ok := unwrap(data, linkType(ci.InterfaceIndex))
 		for _, t := range on {

@@ -182,6 +182,16 @@ func TestTrialCut(t *testing.T) {
 			t.Errorf("%s, compressed: %+v", kind, r)
 		}
 	}
+	damaged := captureOf(t, "pcap", layers.LinkTypeEthernet, 0, nil, frame(t, 53, 100), frame(t, 53, 100))
+	copy(damaged[len(damaged)-142-8:], "\xff\xff\xff\xff") // the second packet's length
+	trial, err := NewTrial(f, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = trial.Capture(bytes.NewReader(damaged))
+	if r, _ := trial.Result(); !errors.Is(err, ErrCutShort) || !strings.Contains(err.Error(), "packet 2 cannot be read") || r.Packets != 1 {
+		t.Errorf("a damaged capture: %v, %+v", err, r)
+	}
 	lie := captureOf(t, "pcap", layers.LinkTypeEthernet, 0, nil, frame(t, 53, 100))
 	copy(lie[16:], "\x10\x00\x00\x00") // the header's snapshot length
 	if r := tried(t, f, true, lie); r.Rules[0].Packets != 1 {

@@ -2,6 +2,8 @@
 
 package sharktest
 
+import "strings"
+
 // Numbers of protocols, as IP headers have them.
 const (
 	pHopOpts  = 0
@@ -145,6 +147,10 @@ func tcpPackets() []packet {
 		ip4("syn ack", pTCP, tcp(80, 40000, syn|ack, "\x02\x04\x05\xb4\x01\x03\x03\x00\x08\x0a\x00\x00\x20\x00\x00\x00\x10\x00", "")),
 		ip4("ack", pTCP, tcp(40000, 80, ack, "\x01\x01\x08\x0a\x00\x00\x10\x01\x00\x00\x20\x00", "", put32(4, 1001))),
 		ip4("tcp data", pTCP, tcp(40000, 9998, psh|ack, "", "hello xyzzy, tcp", put32(4, 4000000000))),
+		ip4("long tcp", pTCP, tcp(40000, 9998, ack, "", zeros(1400))),
+		ip4("one byte of tcp", pTCP, tcp(40000, 9998, psh|ack, "", "x")),
+		ip4("bgp", pTCP, tcp(40000, 9998, psh|ack, "", strings.Repeat("\xff", 16)+"\x00\x13\x04")),
+		ip4("bmp", pTCP, tcp(40000, 9998, psh|ack, "", "\x03\x00\x00\x00\x06\x04")),
 		ip4("fin", pTCP, tcp(40000, 9998, fin|ack, "", "")),
 		ip4("reset", pTCP, tcp(40000, 9998, rst, "", "", put16(14, 0))),
 		ip4("urgent", pTCP, tcp(40000, 9998, urg|ack, "", "!!!", put16(18, 3))),
@@ -172,6 +178,10 @@ func udpPackets() []packet {
 		ip4("no checksum", pUDP, udp(1000, 9999, "x", put16(6, 0))),
 		ip4("high ports", pUDP, udp(65535, 65534, "x")),
 		ip4("port 0", pUDP, udp(0, 9999, "x")),
+		ip4("ipfix", pUDP, udp(40000, 9991, "\x00\x0a\x00\x10\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00\x03"), addresses(12, "\xcb\x00\x71\x5a", server4)),
+		ip4("long udp", pUDP, udp(1000, 9999, zeros(1400))),
+		ip6("long ipv6 udp", pUDP, udp(1000, 9999, zeros(1400))),
+		ip4("longer than a page", pUDP, udp(1000, 9999, zeros(9000)+"end")),
 		ip4("syslog", pUDP, udp(514, 9999, "<13>x")),
 	}
 }

@@ -58,7 +58,7 @@ var ip4Pairs = []pair{
 	{`ip.ttl == 33`, `ip.ttl == 33`, []reason{carried}},
 	{`ip.proto == 17`, `ip.proto == 17`, []reason{carried, thirdTag, cutHeaders, givenUpIPv4}},
 	{`ip.proto in {6 132 253}`, `ip.proto in {6, 132, 253}`, nil},
-	{`ip.checksum == 0x0000 or ip.checksum > 0xf000`, `ip.checksum == 0x0000 or ip.checksum > 0xf000`, nil},
+	{`ip.checksum == 0x9a92`, `ip.checksum == 0x9a92`, []reason{thirdTag}},
 	{`ip.src == 10.1.2.3`, `ip.src == 10.1.2.3`, []reason{thirdTag, cutHeaders, givenUpIPv4}},
 	{`ip.dst == 192.0.2.1`, `ip.dst == 192.0.2.1`, []reason{thirdTag, givenUpIPv4}},
 	{`ip.addr == 192.0.2.1`, `ip.addr == 192.0.2.1`, []reason{thirdTag, givenUpIPv4}},

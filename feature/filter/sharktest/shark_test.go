@@ -25,7 +25,7 @@ func TestGenerated(t *testing.T) {
 	for _, link := range []layers.LinkType{layers.LinkTypeEthernet, layers.LinkTypeRaw, layers.LinkTypeLinuxSLL} {
 		all = append(all, generatedCapture(t, link))
 	}
-	idle := comparison{captures: all, pairs: pairs}.run(t)
+	idle := comparison{captures: all, pairs: pairs, telling: true}.run(t)
 	for _, r := range idle {
 		if r.labels != nil {
 			t.Errorf("a reason that no packet needs: %s", r)
@@ -64,6 +64,7 @@ type comparison struct {
 	pairs    [][]pair
 	only     string // a display filter of the packets that are compared, all where it is empty
 	least    int    // how many must be
+	telling  bool   // each pair must match some packets of some capture, and not all
 }
 
 // run compares, and returns the reasons that were not needed.
@@ -84,7 +85,7 @@ func (c comparison) run(t *testing.T) (idle []excuse) {
 	if compared < c.least {
 		t.Fatalf("%d packets can be compared, and %d should", compared, c.least)
 	}
-	needed := map[string]bool{}
+	needed, told := map[string]bool{}, map[string]bool{}
 	for _, interpret := range []bool{false, true} {
 		first := 0
 		for _, some := range c.pairs {
@@ -94,12 +95,17 @@ func (c comparison) run(t *testing.T) (idle []excuse) {
 				for n, p := range some {
 					j.pair = p
 					j.differences(t, got[i][n], said[i][first+n])
+					most := max(len(got[i][n]), len(said[i][first+n]))
+					told[p.weir+p.shark] = told[p.weir+p.shark] || most > 0 && most < len(capture.packets)
 				}
 			}
 			first += len(some)
 		}
 	}
 	for _, p := range slices.Concat(c.pairs...) {
+		if c.telling && !told[p.weir+p.shark] {
+			t.Errorf("tshark's %s tells no packet of any capture from the others: the pair says nothing", p.shark)
+		}
 		for _, r := range p.but {
 			if e := (excuse{p, r}); !needed[e.String()] {
 				idle = append(idle, e)
