@@ -27,6 +27,7 @@ type insn struct {
 type builder struct {
 	ins    []insn
 	labels label
+	noted  bool   // notes are kept
 	note   string // of what comes next
 }
 
@@ -67,11 +68,14 @@ func (b *builder) relay(to label) label {
 	return next
 }
 
-func (i *insn) isJa() bool {
-	return i.to != 0 && i.OpCode == asm.Ja.Label("").OpCode
-}
+var (
+	opJa   = asm.Ja.Label("").OpCode
+	opExit = asm.Return().OpCode
+)
 
-func (i *insn) ends() bool { return i.isJa() || i.to == 0 && i.OpCode == asm.Return().OpCode }
+func (i *insn) isJa() bool { return i.to != 0 && i.OpCode == opJa }
+
+func (i *insn) ends() bool { return i.isJa() || i.to == 0 && i.OpCode == opExit }
 
 // places are, by label, the index of the next instruction that is alive.
 func (b *builder) places() []int {
@@ -120,7 +124,7 @@ func (b *builder) finish() (out asm.Instructions, notes []note, err error) {
 				return nil, nil, errFar
 			}
 			x.Offset = int16(far)
-			x.Instruction = x.WithReference("")
+			x.Metadata = asm.Metadata{} // asm's jumps name their target there
 		}
 		if x.note != "" {
 			notes = append(notes, note{len(out), x.note})

@@ -231,7 +231,9 @@ func (g *gen) groups() {
 			g.op(asm.Mov.Imm(asm.R1, undecided), asm.StoreMem(asm.RFP, slotAt(gr.slot), asm.R1, asm.Word))
 		}
 		next := g.label()
-		g.note = fmt.Sprintf("a group of %d rules: %s", len(gr.rules), gr.fields())
+		if g.noted {
+			g.note = fmt.Sprintf("a group of %d rules: %s", len(gr.rules), gr.fields())
+		}
 		g.there(gr.absent, next)
 		g.key(gr)
 		g.op(stack(asm.R2, stackScratch)...)
