@@ -104,24 +104,36 @@ func tryEach(on []*Trial, read func() ([]byte, gopacket.CaptureInfo, error), lin
 	}
 }
 
-// unwrap takes away what a capture puts before an IP packet.
+// unwrap takes away what a capture puts before an IP packet. What is no IP packet is
+// empty then: its first bytes could look like one.
 func unwrap(data []byte, link layers.LinkType) (packet []byte, ethernet, ok bool) {
-	header := 0
+	header, protocol := 0, 0 // where the packet begins, and where its EtherType is
 	switch link {
 	case layers.LinkTypeEthernet:
 		return data, true, true
 	case layers.LinkTypeRaw, layers.LinkTypeIPv4, layers.LinkTypeIPv6, linkOldRaw:
+		return data, false, true
 	case layers.LinkTypeLinuxSLL:
-		header = sllHeader
+		header, protocol = sllHeader, sllHeader-2
 	case layers.LinkTypeLinuxSLL2:
-		header = sll2Header
+		header, protocol = sll2Header, 0
 	case layers.LinkTypeNull, layers.LinkTypeLoop:
-		header = nullHeader
+		if len(data) < nullHeader {
+			return nil, false, false
+		}
+		return data[nullHeader:], false, true // systems number families differently
 	default:
 		return nil, false, false
 	}
 	if len(data) < header {
 		return nil, false, false
 	}
-	return data[header:], false, true
+	kind, packet := layers.EthernetType(binary.BigEndian.Uint16(data[protocol:])), data[header:]
+	for (kind == layers.EthernetTypeDot1Q || kind == layers.EthernetTypeQinQ) && len(packet) >= 4 {
+		kind, packet = layers.EthernetType(binary.BigEndian.Uint16(packet[2:])), packet[4:]
+	}
+	if kind != layers.EthernetTypeIPv4 && kind != layers.EthernetTypeIPv6 {
+		return nil, false, true
+	}
+	return packet, false, true
 }

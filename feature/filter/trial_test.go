@@ -94,9 +94,9 @@ func TestTrial(t *testing.T) {
 		name   string
 		link   layers.LinkType
 		cut    int
-		prefix int
-	}{{"ethernet", layers.LinkTypeEthernet, 0, 0}, {"raw", layers.LinkTypeRaw, 14, 0}, {"sll", layers.LinkTypeLinuxSLL, 14, 16},
-		{"sll2", layers.LinkTypeLinuxSLL2, 14, 20}, {"null", layers.LinkTypeNull, 14, 4}} {
+		prefix string
+	}{{"ethernet", layers.LinkTypeEthernet, 0, ""}, {"raw", layers.LinkTypeRaw, 14, ""}, {"sll", layers.LinkTypeLinuxSLL, 14, strings.Repeat("\x00", 14) + "\x08\x00"},
+		{"sll2", layers.LinkTypeLinuxSLL2, 14, "\x08\x00" + strings.Repeat("\x00", 18)}, {"null", layers.LinkTypeNull, 14, "\x02\x00\x00\x00"}} {
 		for _, kind := range []string{"pcap", "pcapng"} {
 			for _, interpret := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s %s %v", c.name, kind, interpret), func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestTrial(t *testing.T) {
 					if c.cut > 0 {
 						some = frames[:5] // the last one has nothing to cut
 					}
-					r := tried(t, f, interpret, captureOf(t, kind, c.link, c.cut, make([]byte, c.prefix), some...))
+					r := tried(t, f, interpret, captureOf(t, kind, c.link, c.cut, []byte(c.prefix), some...))
 					if want := uint64(len(some)); r.Packets != want || r.Skipped != 0 {
 						t.Errorf("%d packets, %d skipped; want %d", r.Packets, r.Skipped, want)
 					}
@@ -142,6 +142,36 @@ func TestTrialSkips(t *testing.T) {
 	for _, bad := range []string{"", "abc", "no capture at all"} {
 		if err := trial.Capture(bytes.NewReader([]byte(bad))); err == nil {
 			t.Errorf("%q is taken for a capture", bad)
+		}
+	}
+}
+
+// Of a cooked capture the header says what a packet is: what is no IP packet is none,
+// whatever it looks like, and what is behind VLAN tags is one.
+func TestUnwrap(t *testing.T) {
+	ip := frame(t, 53, 1)[14:]
+	header := func(link layers.LinkType, kind string) []byte {
+		if link == layers.LinkTypeLinuxSLL {
+			return []byte(strings.Repeat("\x00", 14) + kind)
+		}
+		return []byte(kind + strings.Repeat("\x00", 18))
+	}
+	for _, link := range []layers.LinkType{layers.LinkTypeLinuxSLL, layers.LinkTypeLinuxSLL2} {
+		for _, c := range []struct {
+			kind, before string
+			want         []byte
+		}{{"\x08\x00", "", ip}, {"\x88\x47", "", nil}, {"\x00\x04", "", nil}, {"\x81\x00", "\x00\x64\x08\x00", ip},
+			{"\x88\xa8", "\x00\x64\x81\x00\x00\x07\x08\x00", ip}, {"\x81\x00", "\x00\x64\x88\x47", nil}} {
+			got, ethernet, ok := unwrap(append(append(header(link, c.kind), c.before...), ip...), link)
+			if ethernet || !ok || !bytes.Equal(got, c.want) {
+				t.Errorf("link type %s, %x %x: %x, %t, %t", link, c.kind, c.before, got, ethernet, ok)
+			}
+		}
+		if got, _, ok := unwrap(header(link, "\x81\x00"), link); len(got) != 0 || !ok {
+			t.Errorf("link type %s, a tag that is not there: %x, %t", link, got, ok)
+		}
+		if _, _, ok := unwrap(header(link, "\x08\x00")[:15], link); ok {
+			t.Errorf("link type %s: a header that is cut is taken", link)
 		}
 	}
 }

@@ -36,7 +36,7 @@ func generatedCapture(t *testing.T, link layers.LinkType) *capture {
 	return writeCapture(t, "generated as "+link.String(), link, generated())
 }
 
-// writeCapture writes packets as a capture of a link type: Ethernet, raw IP (of those that are IP) or Linux cooked.
+// writeCapture writes packets as a capture of a link type: Ethernet, raw IP (of those that are IP) or Linux cooked (of those without tags).
 func writeCapture(t *testing.T, name string, link layers.LinkType, packets []packet) *capture {
 	t.Helper()
 	c := &capture{name: name, path: filepath.Join(t.TempDir(), "written.pcap")}
@@ -46,7 +46,7 @@ func writeCapture(t *testing.T, name string, link layers.LinkType, packets []pac
 	for i, p := range packets {
 		data, cut := p.data, 0
 		if link != layers.LinkTypeEthernet {
-			if len(data) < 15 || string(data[12:14]) != "\x08\x00" && string(data[12:14]) != "\x86\xdd" {
+			if len(data) < 15 || !carriedBy(link, be.Uint16(data[12:])) {
 				continue
 			}
 			cut = 14
@@ -63,6 +63,18 @@ func writeCapture(t *testing.T, name string, link layers.LinkType, packets []pac
 	}
 	check(t, os.WriteFile(c.path, all.Bytes(), 0o600))
 	return c
+}
+
+// carriedBy says whether packets of an EtherType are written with a link type that is not Ethernet. Tags and lengths are not:
+// the fields of a link layer are Ethernet's alone.
+func carriedBy(link layers.LinkType, etherType uint16) bool {
+	switch etherType {
+	case 0x0800, 0x86dd:
+		return true
+	case 0x0806, 0x88b5, 0x8847, 0x8864:
+		return link == layers.LinkTypeLinuxSLL
+	}
+	return false
 }
 
 // single is a capture of one packet.
