@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // tsharkFlags have tshark see packets as weir does: each for itself, from its first byte to its last.
@@ -19,9 +21,11 @@ var tsharkFlags = []string{"-n",
 	"-d", "tcp.port==9998,data", "-d", "udp.port==9999,data", // payload that no heuristic is to guess at
 }
 
-// needTshark skips where tshark is not installed, which is a failure where bootstrap has installed it.
+// needTshark skips where tshark is not installed, which is a failure where bootstrap has installed it, and where one may not
+// have the kernel run programs.
 func needTshark(t testing.TB) {
 	t.Helper()
+	nstest.NeedRoot(t)
 	if _, err := exec.LookPath("tshark"); err != nil {
 		t.Skip("need: tool tshark (Debian package tshark)")
 	}
