@@ -202,7 +202,7 @@ func TestFindSame(t *testing.T) {
 	}
 }
 
-// What is measured grows with what is done: 300 rules of nftables cost more than 100 and these more than 10.
+// What is measured grows with what is done: 300 rules of nftables cost more than 100, by more than the machine's noise.
 func TestCostOfRules(t *testing.T) {
 	if _, err := lab.Find("nft"); err != nil {
 		t.Skip("need: tool nft")
@@ -215,7 +215,7 @@ func TestCostOfRules(t *testing.T) {
 	defer src.close()
 	rules := unrelatedRules(300)
 	sites := []*site{{name: "none"}}
-	for _, n := range []int{0, 10, 100, 300} {
+	for _, n := range []int{0, 100, 300} {
 		ns, name, err := x.env.Namespace("n" + string(rune('a'+n/10)))
 		if err != nil {
 			t.Fatal(err)

@@ -169,7 +169,7 @@ func check(rules []Rule, o Options) error {
 		expr.Walk(r.Match.Root, func(n expr.Node) {
 			for _, x := range expr.Operands(n) {
 				if x.Field.Link && o.Start != Ethernet {
-					errs = append(errs, ruleError(i, r, x.Pos(), fmt.Sprintf("%s is of the link layer, which a %s hook does not see: use tc or xdp", x, o.Hook)))
+					errs = append(errs, ruleError(i, r, x.Pos(), x.String()+" is of the link layer, which this hook does not see: use tcx, clsact or xdp"))
 				}
 			}
 			if in, ok := n.(*expr.In); ok && in.List != "" {

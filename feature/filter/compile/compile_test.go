@@ -29,8 +29,8 @@ func TestHookErrors(t *testing.T) {
 		want   error
 		msg    string
 	}{
-		{compile.Netfilter, "udp and eth.src == 02:00:00:00:00:01", 9, compile.ErrRule, "eth.src is of the link layer, which a netfilter hook does not see"},
-		{compile.XTBPF, "vlan.id == 7", 1, compile.ErrRule, "use tc or xdp"},
+		{compile.Netfilter, "udp and eth.src == 02:00:00:00:00:01", 9, compile.ErrRule, "eth.src is of the link layer, which this hook does not see"},
+		{compile.XTBPF, "vlan.id == 7", 1, compile.ErrRule, "use tcx, clsact or xdp"},
 		{compile.Socket, "not (udp or eth)", 13, compile.ErrRule, "which a socket hook does not see"},
 		{compile.TC, "tcp and ip.src in $bogons", 9, compile.ErrList, `no list "bogons"`},
 	} {
