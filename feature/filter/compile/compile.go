@@ -110,6 +110,7 @@ type Program struct {
 	noted     bool             // for Explain: notes take as long as the code
 	notes     []note
 	patterns  int
+	automata  []byte // of all of them
 	rates     map[*expr.Expr]int32
 	required  []uint32 // by rule, see required
 	skips     bool     // rules that ask for what a packet lacks are left out

@@ -133,6 +133,48 @@ func TestMany(t *testing.T) {
 	}
 }
 
+// As many patterns as a program may have are one program, and the right one decides.
+func TestManyPatterns(t *testing.T) {
+	for _, h := range []compile.Hook{compile.XTBPF, compile.Netfilter, compile.TC, compile.XDP} {
+		t.Run(h.String(), func(t *testing.T) {
+			needHook(t, h)
+			k, err := compile.Running(h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := 100
+			if !k.MayGoto {
+				n = 8
+			}
+			var rules []compile.Rule
+			for i := range n {
+				rules = append(rules, rule(compile.Drop, `udp.dstport == %d and payload contains "attack %d."`, 5000+i, i))
+			}
+			c := load(t, rules, compile.Options{Hook: h})
+			for _, i := range []int{0, 1, n / 2, n - 1} {
+				for _, other := range []int{0, 1} {
+					payload := strings.Repeat("-", 70) + fmt.Sprintf("attack %d.", i+other)
+					data := datagram([4]byte{10, 0, 0, 1}, uint16(5000+i), payload)
+					if h == compile.Netfilter {
+						data = data[14:]
+					}
+					want := [2]compile.Action{compile.Drop, compile.Pass}[other]
+					if got := run(t, c.Programs[compile.ProgramName], data); got != h.Verdict(want) {
+						t.Errorf("port %d, %q: verdict %d", 5000+i, payload, int32(got))
+					}
+				}
+			}
+		})
+	}
+	var rules []compile.Rule
+	for i := range 257 {
+		rules = append(rules, rule(compile.Drop, `payload contains "attack %d."`, i))
+	}
+	if _, err := compile.Compile(rules, compile.Options{Hook: compile.XTBPF}); !errors.Is(err, compile.ErrTooLarge) {
+		t.Errorf("257 patterns: %v, want ErrTooLarge", err)
+	}
+}
+
 // The probes find what kernels of their age have.
 func TestRunning(t *testing.T) {
 	nstest.NeedRoot(t)

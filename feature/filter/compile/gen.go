@@ -368,7 +368,7 @@ func (p *Program) generate() error {
 }
 
 func (p *Program) generateOnce() error {
-	p.Tables, p.functions, p.patterns, p.rates = map[string]string{}, nil, 0, nil
+	p.Tables, p.functions, p.patterns, p.automata, p.rates = map[string]string{}, nil, 0, nil, nil
 	g := &gen{o: &p.opts, p: p, need: needs(p.rules)}
 	g.noted = p.noted
 	g.scratchOff = stackImage - scratchSize(p.rules, p.plan)
@@ -379,6 +379,7 @@ func (p *Program) generateOnce() error {
 	if g.err != nil {
 		return g.err
 	}
+	p.automataMap()
 	ins, notes, err := g.finish()
 	if err != nil {
 		return err

@@ -23,13 +23,18 @@ func (g *gen) contains(n *expr.Contains, t, f label) {
 
 func (g *gen) matches(n *expr.Matches, t, f label) { g.scan(n.X, n.Pattern.Prog, t, f) }
 
-// mostScans is how many scans a program may have: each takes 20,000 to 70,000 of the million steps of the verifier.
-const mostScans = 8
+// How many scans a program may have. Where the verifier walks each byte, a scan takes 20,000 to 70,000 of its million steps;
+// with may_goto some hundred.
+const (
+	mostScans  = 256
+	mostWalked = 8
+)
 
 // Where a scan keeps what a load overwrites: offsets from R8.
 const (
 	scanState = imgSpare
 	scanEnd   = imgAt2
+	scanByte  = imgHeld        // which one of a piece
 	scanAt    = stackSaved - 8 // from the frame
 )
 
@@ -45,20 +50,23 @@ func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f label) {
 		g.goTo(t)
 		return
 	}
-	if g.p.patterns == mostScans {
-		g.fail(fmt.Errorf("%w: more than %d of contains and matches: the verifier walks each byte that they look at", ErrTooLarge, mostScans))
+	most := mostScans
+	if !g.o.Kernel.MayGoto {
+		most = mostWalked
+	}
+	if g.p.patterns == most {
+		g.fail(fmt.Errorf("%w: more than %d of contains and matches in one program (%d before Linux 6.9)", ErrTooLarge, most, mostWalked))
 		return
 	}
-	name := fmt.Sprintf("filter_m%d", g.p.patterns)
 	g.p.patterns++
-	g.p.Spec.Maps[name] = &ebpf.MapSpec{Name: name, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(len(a.table)), MaxEntries: 1,
-		Flags: readOnlyProgram, Contents: []ebpf.MapKV{{Key: uint32(0), Value: a.table}}}
+	base := len(g.p.automata)
+	g.p.automata = append(g.p.automata, a.table...)
 	short := g.label()
 	g.op(asm.Mov.Reg(asm.R0, asm.R2), asm.Add.Imm(asm.R0, expr.Window))
 	g.jump(asm.JLE.Reg(asm.R3, asm.R0, ""), short)
 	g.op(asm.Mov.Reg(asm.R3, asm.R0))
 	g.bind(short)
-	s := &scan{g: g, name: name, table: a.table, t: t, f: f, end: g.label()}
+	s := &scan{g: g, base: uint32(base), size: len(a.table), t: t, f: f, end: g.label()}
 	if g.o.Hook == XDP {
 		s.direct()
 	} else {
@@ -74,14 +82,26 @@ func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f label) {
 
 type scan struct {
 	g         *gen
-	name      string
-	table     []byte
+	base      uint32 // of its automaton, in the map of all
+	size      int    // a power of two
 	t, f, end label
+}
+
+// automataName is the map of the automata, one behind the other: a program has at most 64 maps.
+const automataName = "filter_automata"
+
+// automataMap is that map, once all rules are generated.
+func (p *Program) automataMap() {
+	if len(p.automata) == 0 {
+		return
+	}
+	p.Spec.Maps[automataName] = &ebpf.MapSpec{Name: automataName, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(len(p.automata)), MaxEntries: 1,
+		Flags: readOnlyProgram, Contents: []ebpf.MapKV{{Key: uint32(0), Value: p.automata}}}
 }
 
 // lookup reads the table at R0. It uses R3.
 func (s *scan) lookup() {
-	s.g.op(asm.And.Imm(asm.R0, int32(len(s.table)-1)), asm.LoadMapValue(asm.R3, 0, 0).WithReference(s.name),
+	s.g.op(asm.And.Imm(asm.R0, int32(s.size-1)), asm.LoadMapValue(asm.R3, 0, s.base).WithReference(automataName),
 		asm.Add.Reg(asm.R3, asm.R0), asm.LoadMem(asm.R0, asm.R3, 0, asm.Byte))
 }
 
@@ -96,8 +116,7 @@ func (s *scan) step() {
 // chunk is how many bytes are loaded at once.
 const chunk = 64
 
-// chunks loads the bytes from R2 to R3 piece by piece. It ends with the state in R0. The loop's counter is in R7, which the
-// verifier follows: it goes through every turn.
+// chunks loads the bytes from R2 to R3 piece by piece. It ends with the state in R0.
 func (s *scan) chunks() {
 	g := s.g
 	g.op(asm.StoreMem(asm.RFP, scanAt, asm.R2, asm.DWord), asm.StoreMem(asm.R8, scanEnd, asm.R3, asm.Word),
@@ -106,32 +125,61 @@ func (s *scan) chunks() {
 	for i := int16(0); i < chunk; i += 4 { // before 6.3 what a helper may fill only in part must be initialised
 		g.op(asm.StoreImm(asm.RFP, g.scratchOff+i, 0, asm.Word))
 	}
-	loaded := g.label()
-	for i := range expr.Window / chunk {
-		some, loop, done := g.label(), g.label(), g.label()
-		g.op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word), asm.LoadMem(asm.R2, asm.RFP, scanAt, asm.DWord),
-			asm.LoadMem(asm.R4, asm.R8, scanEnd, asm.Word), asm.Sub.Reg(asm.R4, asm.R2))
-		g.jump(asm.JSLE.Imm(asm.R4, 0, ""), s.end)
-		g.jump(asm.JLE.Imm(asm.R4, chunk, ""), some)
-		g.op(asm.Mov.Imm(asm.R4, chunk))
-		g.bind(some)
-		g.op(asm.Mov.Reg(asm.R7, asm.R4), asm.Mov.Reg(asm.R0, asm.R2), asm.Add.Reg(asm.R0, asm.R4), asm.StoreMem(asm.RFP, scanAt, asm.R0, asm.DWord))
-		g.loadSome(s.f)
-		g.op(asm.Mov.Reg(asm.R5, asm.R7), asm.Mov.Imm(asm.R7, 0), asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
+	if g.o.Kernel.MayGoto {
+		g.repeat(expr.Window/chunk, s.chunk)
+	} else { // R7, which repeat would take, counts the bytes
+		for range expr.Window / chunk {
+			s.chunk()
+		}
+	}
+	g.op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
+}
+
+// chunk loads a piece, if there is one, and goes through it.
+func (s *scan) chunk() {
+	g := s.g
+	some := g.label()
+	g.op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word), asm.LoadMem(asm.R2, asm.RFP, scanAt, asm.DWord),
+		asm.LoadMem(asm.R4, asm.R8, scanEnd, asm.Word), asm.Sub.Reg(asm.R4, asm.R2))
+	g.jump(asm.JSLE.Imm(asm.R4, 0, ""), s.end)
+	g.jump(asm.JLE.Imm(asm.R4, chunk, ""), some)
+	g.op(asm.Mov.Imm(asm.R4, chunk))
+	g.bind(some)
+	g.op(asm.Mov.Reg(asm.R7, asm.R4), asm.Mov.Reg(asm.R0, asm.R2), asm.Add.Reg(asm.R0, asm.R4), asm.StoreMem(asm.RFP, scanAt, asm.R0, asm.DWord))
+	g.loadSome(s.f)
+	g.op(asm.Mov.Reg(asm.R5, asm.R7), asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
+	s.bytes(chunk, func(at asm.Register) {
+		g.op(asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, int32(g.scratchOff)), asm.Add.Reg(asm.R1, at), asm.LoadMem(asm.R2, asm.R1, 0, asm.Byte))
+	})
+	g.op(asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
+}
+
+// bytes has the automaton take R5 bytes, at most n, a power of two: read has R2 be the one that a register says. The verifier
+// follows a counter in R7 through every turn; of one in memory it knows nothing, and so no more than what a mask says.
+func (s *scan) bytes(n int32, read func(at asm.Register)) {
+	g := s.g
+	loop, done := g.label(), g.label()
+	if !g.o.Kernel.MayGoto {
+		g.op(asm.Mov.Imm(asm.R7, 0))
 		g.bind(loop)
-		g.op(asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, int32(g.scratchOff)), asm.Add.Reg(asm.R1, asm.R7), asm.LoadMem(asm.R2, asm.R1, 0, asm.Byte))
+		read(asm.R7)
 		s.step()
 		g.op(asm.Add.Imm(asm.R7, 1))
 		g.jump(asm.JGE.Reg(asm.R7, asm.R5, ""), done)
-		g.jump(asm.JLT.Imm(asm.R7, chunk, ""), loop)
+		g.jump(asm.JLT.Imm(asm.R7, n, ""), loop)
 		g.bind(done)
-		g.op(asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
-		if i == expr.Window/chunk-1 {
-			g.goTo(loaded)
-		}
+		return
 	}
-	g.bind(loaded)
-	g.op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
+	g.op(asm.LoadMem(asm.R3, asm.R8, imgLen, asm.Word), asm.Xor.Reg(asm.R3, asm.R3), asm.StoreMem(asm.R8, scanByte, asm.R3, asm.Word))
+	g.bind(loop)
+	g.jump(mayGoto(0), done)
+	g.op(asm.LoadMem(asm.R3, asm.R8, scanByte, asm.Word), asm.And.Imm(asm.R3, n-1))
+	read(asm.R3)
+	s.step()
+	g.op(asm.LoadMem(asm.R3, asm.R8, scanByte, asm.Word), asm.Add.Imm(asm.R3, 1), asm.StoreMem(asm.R8, scanByte, asm.R3, asm.Word))
+	g.jump(asm.JGE.Reg(asm.R3, asm.R5, ""), done)
+	g.jump(asm.JLT.Imm(asm.R3, n, ""), loop)
+	g.bind(done)
 }
 
 // loadSome loads R4 bytes at R2, 1 to chunk, to the scratch.
@@ -155,17 +203,13 @@ func (g *gen) loadSome(fail label) {
 // direct reads the bytes from R2 to R3 where they are. It ends with the state in R0.
 func (s *scan) direct() {
 	g := s.g
-	loop := g.label()
 	g.op(asm.Mov.Imm(asm.R0, 0), asm.Mov.Reg(asm.R5, asm.R3), asm.Sub.Reg(asm.R5, asm.R2))
 	g.jump(asm.JSLE.Imm(asm.R5, 0, ""), s.end)
 	g.inReach(s.f)
-	g.op(asm.LoadMem(asm.R1, asm.R6, xdpData, asm.Word), asm.LoadMem(asm.R4, asm.R6, xdpDataEnd, asm.Word), asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R7, 0))
-	g.bind(loop)
-	g.op(asm.Mov.Reg(asm.R2, asm.R1), asm.Add.Reg(asm.R2, asm.R7), asm.Mov.Reg(asm.R3, asm.R2), asm.Add.Imm(asm.R3, 1))
-	g.jump(asm.JGT.Reg(asm.R3, asm.R4, ""), s.f)
-	g.op(asm.LoadMem(asm.R2, asm.R2, 0, asm.Byte))
-	s.step()
-	g.op(asm.Add.Imm(asm.R7, 1))
-	g.jump(asm.JGE.Reg(asm.R7, asm.R5, ""), s.end)
-	g.jump(asm.JLT.Imm(asm.R7, expr.Window, ""), loop)
+	g.op(asm.LoadMem(asm.R1, asm.R6, xdpData, asm.Word), asm.LoadMem(asm.R4, asm.R6, xdpDataEnd, asm.Word), asm.Add.Reg(asm.R1, asm.R2))
+	s.bytes(expr.Window, func(at asm.Register) {
+		g.op(asm.Mov.Reg(asm.R2, asm.R1), asm.Add.Reg(asm.R2, at), asm.Mov.Reg(asm.R3, asm.R2), asm.Add.Imm(asm.R3, 1))
+		g.jump(asm.JGT.Reg(asm.R3, asm.R4, ""), s.f)
+		g.op(asm.LoadMem(asm.R2, asm.R2, 0, asm.Byte))
+	})
 }
