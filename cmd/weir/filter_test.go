@@ -81,6 +81,39 @@ func TestFilterCommands(t *testing.T) {
 	}
 }
 
+// A capture is read once for all filters, also from standard input; of one that is
+// cut short what is there is shown, and the status is 1.
+func TestFilterTest(t *testing.T) {
+	s := session{t, root(t)}
+	dir := t.TempDir()
+	config, capture := filepath.Join(dir, "weir.yaml"), filepath.Join(dir, "x.pcap")
+	text := "filter:\n  - {name: a, hook: nft, rules: [{match: udp, action: drop}]}\n  - {name: b, hook: nft, rules: [{match: tcp, action: drop}]}\n"
+	header := "\xd4\xc3\xb2\xa1\x02\x00\x04\x00" + strings.Repeat("\x00", 8) + "\x00\x00\x04\x00\x65\x00\x00\x00" // raw IP
+	ip := "\x45\x00\x00\x1c\x00\x00\x00\x00\x40\x11\x00\x00\x0a\x00\x00\x01\x0a\x00\x00\x02\x00\x35\x00\x35\x00\x08\x00\x00"
+	one := strings.Repeat("\x00", 8) + "\x1c\x00\x00\x00\x1c\x00\x00\x00" + ip
+	for file, text := range map[string]string{config: text, capture: header + one + one, capture + ".cut": header + one + one[:20], filepath.Join(dir, "nets"): "10.0.0.0/8\n"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.run(0, `filter a\n2 packets, by the kernel\n.*\n1 +drop +2 .*\ndefault +pass +0 .*\n\nfilter b\n2 packets, by the kernel\n.*\n1 +drop +0 .*\ndefault +pass +2 .*`, "filter", "test", "--rules", config, "-r", capture)
+	s.run(0, `2 packets, by the kernel\nRULE.*\n1 +count +2 +56 B +udp\n2 +count +0 +0 B +tcp\n`, "filter", "test", "udp", "tcp", "-r", capture)
+	s.run(0, `2 packets, by the kernel \(2 that it does not take by the interpreter\)\nRULE.*\n1 +count +2 +56 B +udp or eth\n`, "filter", "test", "udp or eth", "-r", capture)
+	s.run(0, `(?s).* 2 +56 B +ip.src in \$nets\n`, "filter", "test", "ip.src in $nets", "--list", "nets="+filepath.Join(dir, "nets"), "-r", capture)
+	s.run(1, `(?s)1 packets, .* 1 +28 B +udp\nweir: .*x.pcap.cut: the capture is cut short: it ends within packet 2\n`, "filter", "test", "udp", "-r", capture+".cut")
+	s.run(2, `weir: column 1: there is no list "nets": name its file, .*`, "filter", "test", "ip.src in $nets", "-r", capture)
+	stdin, err := os.Open(capture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	c := command("--root", s.root, "filter", "test", "--rules", config, "-r", "-")
+	c.Stdin = stdin
+	if out, errs, status := finish(t, c); status != 0 || strings.Count(out, "2 packets, by the kernel") != 2 {
+		t.Errorf("from standard input: status %d, %s%s", status, out, errs)
+	}
+}
+
 // pins lists what is pinned.
 func (s session) pins() string {
 	var out strings.Builder

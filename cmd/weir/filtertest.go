@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/filter"
@@ -15,6 +16,7 @@ import (
 
 func filterExplain(g *globals) *cobra.Command {
 	hook := filter.HookTCX
+	lists := listValue{}
 	c := &cobra.Command{
 		Use: "explain EXPR", Short: "The program that an expression becomes", Args: cobra.ExactArgs(1),
 		Long: `Show how weir reads an expression, and the program that it compiles it to for a
@@ -22,7 +24,7 @@ hook. Nothing is loaded or attached.`,
 		Example: `  weir filter explain 'udp.dstport == 53 and ip.src in {192.0.2.0/24}'
   weir filter explain 'tcp.flags & 0x12' --hook xdp`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			x, err := filter.Explain(args[0], hook)
+			x, err := filter.Explain(args[0], hook, lists)
 			if err != nil {
 				return usageIfExpression(err)
 			}
@@ -40,6 +42,7 @@ hook. Nothing is loaded or attached.`,
 		},
 	}
 	hookFlag(c, &hook)
+	listFlag(c, lists)
 	jsonFlag(c, g)
 	return c
 }
@@ -67,6 +70,24 @@ func hookFlag(c *cobra.Command, to *filter.Hook) {
 	c.Flags().Var(hookValue{to}, "hook", "xdp, xdp-generic, tcx, clsact, netfilter or nft")
 }
 
+// listValue is a flag that takes the files of lists, one each time.
+type listValue map[string]string
+
+func (l listValue) String() string { return "" }
+func (l listValue) Type() string   { return "NAME=FILE" }
+func (l listValue) Set(s string) error {
+	name, file, _ := strings.Cut(s, "=")
+	if name = strings.TrimPrefix(name, "$"); name == "" || file == "" {
+		return errors.New("want NAME=FILE, as in bogons=bogons.txt")
+	}
+	l[name] = file
+	return nil
+}
+
+func listFlag(c *cobra.Command, to listValue) {
+	c.Flags().Var(to, "list", "a file of prefixes that $NAME stands for; once for each list")
+}
+
 // triedFilter is what one filter's rules matched of a capture.
 type triedFilter struct {
 	Name string `json:"name,omitempty"`
@@ -75,14 +96,16 @@ type triedFilter struct {
 
 func filterTest(g *globals) *cobra.Command {
 	var capture, config, name string
+	lists := listValue{}
 	var interpret bool
 	c := &cobra.Command{
 		Use: "test EXPR… -r FILE", Short: "What expressions, or the rules of a configuration, match of a capture",
-		Long: `Try every packet of a capture (pcap or pcapng; - is standard input) on expressions,
-each for itself, or with --rules on the filters of a configuration file, whose first
-rule that decides is the last that is asked. Nothing is attached. For root, the
-kernel runs the very program that would be attached on each packet; for others, and
-where an expression asks for a rate, the interpreter of the language does.`,
+		Long: `Try every packet of a capture (pcap or pcapng, also gzipped; - is standard input)
+on expressions, each for itself, or with --rules on the filters of a configuration
+file, whose first rule that decides is the last that is asked. Nothing is attached.
+For root, the kernel runs the very program that would be attached on each packet;
+for others, and where an expression asks for a rate, the interpreter of the language
+does. Fields of the link layer are absent where the capture has none.`,
 		Example: `  weir filter test 'udp.dstport == 53' 'tcp.flags.syn == 1' -r trace.pcap
   weir filter test --rules weir.yaml --filter sip -r trace.pcapng --json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -90,16 +113,16 @@ where an expression asks for a rate, the interpreter of the language does.`,
 			if err != nil {
 				return err
 			}
-			tried := []triedFilter{}
-			for _, f := range filters {
-				r, err := tryCapture(cmd.InOrStdin(), f, capture, interpret)
-				if err != nil {
-					return err
-				}
-				tried = append(tried, triedFilter{f.Name, r})
+			if config == "" {
+				filters[0].Lists = lists
+			}
+			// A capture that is cut short has packets all the same: they are shown, and then the error.
+			tried, err := tryCapture(cmd.InOrStdin(), filters, capture, interpret)
+			if tried == nil {
+				return err
 			}
 			if g.json {
-				return printJSON(cmd, tried)
+				return errors.Join(printJSON(cmd, tried), err)
 			}
 			for i, t := range tried {
 				if i > 0 {
@@ -107,15 +130,16 @@ where an expression asks for a rate, the interpreter of the language does.`,
 				}
 				printTried(cmd.OutOrStdout(), t)
 			}
-			return nil
+			return err
 		},
 	}
-	c.Flags().StringVarP(&capture, "read", "r", "", "capture to read, pcap or pcapng; - for standard input")
+	c.Flags().StringVarP(&capture, "read", "r", "", "capture to read, pcap or pcapng, also gzipped; - for standard input")
 	c.Flags().StringVar(&config, "rules", "", "configuration file whose filters are tried")
 	c.Flags().StringVar(&name, "filter", "", "of the configuration, this filter alone")
 	c.Flags().BoolVar(&interpret, "interpret", false, "use the interpreter, also where the kernel could run the program")
+	listFlag(c, lists)
 	jsonFlag(c, g)
-	c.MarkFlagFilename("read", "pcap", "pcapng", "cap")
+	c.MarkFlagFilename("read", "pcap", "pcapng", "cap", "gz")
 	c.MarkFlagFilename("rules", "yaml", "yml")
 	c.Args = func(_ *cobra.Command, args []string) error {
 		switch {
@@ -123,6 +147,10 @@ where an expression asks for a rate, the interpreter of the language does.`,
 			return errors.New("name an expression, or a configuration with --rules")
 		case len(args) > 0 && config != "":
 			return errors.New("either expressions or --rules, not both")
+		case config == "" && name != "":
+			return errors.New("--filter is for a configuration: name it with --rules")
+		case config != "" && len(lists) > 0:
+			return errors.New("--list is for expressions: a configuration names its own lists")
 		case capture == "":
 			return errors.New("name the capture: -r FILE")
 		}
@@ -156,25 +184,42 @@ func filtersToTry(exprs []string, config, name string) ([]filter.Filter, error) 
 	return out, nil
 }
 
-func tryCapture(stdin io.Reader, f filter.Filter, capture string, interpret bool) (filter.TrialResult, error) {
-	t, err := filter.NewTrial(f, interpret)
-	if err != nil {
-		return filter.TrialResult{}, usageIfExpression(err)
+// tryCapture reads a capture once, for all filters. With an error of reading it, the
+// results are those of the packets before.
+func tryCapture(stdin io.Reader, filters []filter.Filter, capture string, interpret bool) (out []triedFilter, err error) {
+	var trials []*filter.Trial
+	for _, f := range filters {
+		t, err := filter.NewTrial(f, interpret)
+		if err != nil {
+			return nil, usageIfExpression(err)
+		}
+		defer t.Close()
+		trials = append(trials, t)
 	}
-	defer t.Close()
 	in := stdin
 	if capture != "-" {
 		file, err := os.Open(capture)
 		if err != nil {
-			return filter.TrialResult{}, fmt.Errorf("the capture: %w", err)
+			return nil, fmt.Errorf("the capture: %w", err)
 		}
 		defer file.Close()
 		in = file
 	}
-	if err := t.Capture(in); err != nil {
-		return filter.TrialResult{}, usageIfExpression(fmt.Errorf("%s: %w", capture, err))
+	unread := filter.ReadCapture(in, trials...)
+	if unread != nil && !errors.Is(unread, filter.ErrCutShort) {
+		return nil, usageIfExpression(fmt.Errorf("%s: %w", capture, unread))
 	}
-	return t.Result()
+	for i, t := range trials {
+		r, err := t.Result()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, triedFilter{filters[i].Name, r})
+	}
+	if unread != nil {
+		unread = fmt.Errorf("%s: %w", capture, unread)
+	}
+	return out, unread
 }
 
 func printTried(w io.Writer, t triedFilter) {
@@ -186,7 +231,7 @@ func printTried(w io.Writer, t triedFilter) {
 		fmt.Fprintf(w, " (%s)", t.Why)
 	}
 	if t.Interpreted > 0 && t.Engine == "kernel" {
-		fmt.Fprintf(w, ", of which %d, too long for it, by the interpreter", t.Interpreted)
+		fmt.Fprintf(w, " (%d that it does not take by the interpreter)", t.Interpreted)
 	}
 	fmt.Fprintln(w)
 	if t.Skipped > 0 {
@@ -200,6 +245,8 @@ func printTried(w io.Writer, t triedFilter) {
 		}
 		table.row(name, r.Action, r.Packets, bytes(r.Bytes), r.Match)
 	}
-	table.row("default", t.Default.Action, t.Default.Packets, bytes(t.Default.Bytes), "what no rule decided")
+	if t.Name != "" { // expressions alone have no default
+		table.row("default", t.Default.Action, t.Default.Packets, bytes(t.Default.Bytes), "what no rule decided")
+	}
 	table.flush()
 }

@@ -135,7 +135,7 @@ func TestUsageErrors(t *testing.T) {
 		"steer unbind www tcp 192.0.2.0/24 http", "steer bindings www", "steer bindings --proto sctp", "steer bindings --within x", "steer bindings --port 70000", "steer load", "steer replace a b", "steer services x",
 		"steer register www tcp 127.0.0.1", "steer register www tcp 127.0.0.1 80", "steer register www tcp 127.0.0.1 x --pid 1", "steer register www --pid 1", "steer unregister www tcp",
 		"filter", "filter lst", "filter list a b", "filter explain", "filter explain udp.dsport", "filter explain udp --hook tc", "filter explain eth.type==2048 --hook nft",
-		"filter test", "filter test udp", "filter test udp --rules x -r y", "filter test udp.dsport -r x", "filter test -r x",
+		"filter test", "filter test udp", "filter test udp --rules x -r y", "filter test udp --filter x -r y", "filter test --rules x --list a=b -r y", "filter test udp -r testdata", "filter test udp --list x -r y", "filter test udp.dsport -r x", "filter test -r x",
 		"serve now", "doctor --root", "version 1", "steer hold",
 	} {
 		out, err := inProcess(strings.Fields(line)...)

@@ -3,7 +3,6 @@
 package filter
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"errors"
@@ -41,6 +40,9 @@ func (f Filter) readLists() (map[string]*list, error) {
 	for name, file := range f.Lists {
 		l, err := readList(file)
 		if err != nil {
+			if f.Name == "" { // of no configuration
+				return nil, fmt.Errorf("list %s: %w", name, err)
+			}
 			return nil, f.Pos.Errorf("filter.%s.lists.%s: %w", f.Name, name, err)
 		}
 		out[name] = l
@@ -56,9 +58,9 @@ func readList(path string) (*list, error) {
 	}
 	l := &list{Hash: fmt.Sprintf("%x", sha256.Sum256(data))[:16], entries: []netip.Prefix{}}
 	n := 0
-	for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
+	for line := range bytes.Lines(data) { // however long: a Scanner would end at one of 64 KiB, and the list with it
 		n++
-		text, _, _ := strings.Cut(s.Text(), "#")
+		text, _, _ := strings.Cut(string(line), "#")
 		if text = strings.TrimSpace(text); text == "" {
 			continue
 		}

@@ -35,6 +35,7 @@ type Trial struct {
 	filter Filter
 	lists  map[string]*list
 	result TrialResult
+	link   bool // rules ask for the link layer
 	// By whether packets have an Ethernet header.
 	program map[bool]*kernel.Collection
 
@@ -55,10 +56,16 @@ func NewTrial(f Filter, interpret bool) (*Trial, error) {
 		if err != nil {
 			return nil, err
 		}
+		if err := f.hasLists(e); err != nil {
+			return nil, err
+		}
 		t.exprs = append(t.exprs, e)
 		expr.Walk(e.Root, func(n expr.Node) {
 			if _, ok := n.(*expr.Rate); ok {
 				t.interpret("rates are those of the capture's times")
+			}
+			for _, x := range expr.Operands(n) {
+				t.link = t.link || x.Field.Link
 			}
 		})
 	}
@@ -73,6 +80,17 @@ func NewTrial(f Filter, interpret bool) (*Trial, error) {
 	}
 	t.lists, t.env.Lists = lists, sets(lists)
 	return t, nil
+}
+
+// hasLists says which list of an expression is none of the filter's.
+func (f Filter) hasLists(e *expr.Expr) error {
+	var err error
+	expr.Walk(e.Root, func(n expr.Node) {
+		if in, ok := n.(*expr.In); ok && in.List != "" && f.Lists[in.List] == "" && err == nil {
+			err = &expr.Error{Source: e.Source, Pos: in.Pos(), Msg: fmt.Sprintf("there is no list %q: name its file, with --list %s=FILE or in the configuration's lists", in.List, in.List)}
+		}
+	})
+	return err
 }
 
 func (t *Trial) interpret(why string) {
@@ -110,6 +128,9 @@ const ethernetHeader = 14
 
 // run has the kernel run the program; done is false for a packet that it does not take.
 func (t *Trial) run(data []byte, ethernet bool) (done bool, err error) {
+	if !ethernet && t.link {
+		return false, nil // no hook that sees packets without a header takes rules that ask for it
+	}
 	c := t.program[ethernet]
 	if c == nil {
 		p := &published{Filter: t.filter, Lists: t.lists}
@@ -185,16 +206,24 @@ func IsExpressionError(err error) bool {
 }
 
 // Explain compiles one expression for a hook and shows the program. It loads nothing.
-func Explain(text string, h Hook) (*Explanation, error) {
+// Lists are the files of what the expression calls $name.
+func Explain(text string, h Hook, lists map[string]string) (*Explanation, error) {
 	e, err := expr.Parse(text)
 	if err != nil {
 		return nil, err
 	}
-	f := Filter{Name: "explain", Hook: h, Rules: []Rule{{Match: Expression{Text: text}, Action: Drop}}}.withDefaults()
+	f := Filter{Name: "explain", Hook: h, Lists: lists, Rules: []Rule{{Match: Expression{Text: text}, Action: Drop}}}.withDefaults()
+	if err := f.hasLists(e); err != nil {
+		return nil, err
+	}
 	if err := f.Rules[0].check(f); err != nil {
 		return nil, err
 	}
-	c, err := f.compile(h.view(), nil)
+	read, err := f.readLists()
+	if err != nil {
+		return nil, err
+	}
+	c, err := f.compile(h.view(), read)
 	if err != nil {
 		return nil, err
 	}

@@ -4,8 +4,12 @@ package filter
 
 import (
 	"bytes"
+	"compress/gzip"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,9 +94,9 @@ func TestTrial(t *testing.T) {
 		name   string
 		link   layers.LinkType
 		cut    int
-		prefix int
-	}{{"ethernet", layers.LinkTypeEthernet, 0, 0}, {"raw", layers.LinkTypeRaw, 14, 0}, {"sll", layers.LinkTypeLinuxSLL, 14, 16},
-		{"sll2", layers.LinkTypeLinuxSLL2, 14, 20}, {"null", layers.LinkTypeNull, 14, 4}} {
+		prefix string
+	}{{"ethernet", layers.LinkTypeEthernet, 0, ""}, {"raw", layers.LinkTypeRaw, 14, ""}, {"sll", layers.LinkTypeLinuxSLL, 14, strings.Repeat("\x00", 14) + "\x08\x00"},
+		{"sll2", layers.LinkTypeLinuxSLL2, 14, "\x08\x00" + strings.Repeat("\x00", 18)}, {"null", layers.LinkTypeNull, 14, "\x02\x00\x00\x00"}} {
 		for _, kind := range []string{"pcap", "pcapng"} {
 			for _, interpret := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s %s %v", c.name, kind, interpret), func(t *testing.T) {
@@ -100,7 +104,7 @@ func TestTrial(t *testing.T) {
 					if c.cut > 0 {
 						some = frames[:5] // the last one has nothing to cut
 					}
-					r := tried(t, f, interpret, captureOf(t, kind, c.link, c.cut, make([]byte, c.prefix), some...))
+					r := tried(t, f, interpret, captureOf(t, kind, c.link, c.cut, []byte(c.prefix), some...))
 					if want := uint64(len(some)); r.Packets != want || r.Skipped != 0 {
 						t.Errorf("%d packets, %d skipped; want %d", r.Packets, r.Skipped, want)
 					}
@@ -142,6 +146,142 @@ func TestTrialSkips(t *testing.T) {
 	}
 }
 
+// Of a cooked capture the header says what a packet is: what is no IP packet is none,
+// whatever it looks like, and what is behind VLAN tags is one.
+func TestUnwrap(t *testing.T) {
+	ip := frame(t, 53, 1)[14:]
+	header := func(link layers.LinkType, kind string) []byte {
+		if link == layers.LinkTypeLinuxSLL {
+			return []byte(strings.Repeat("\x00", 14) + kind)
+		}
+		return []byte(kind + strings.Repeat("\x00", 18))
+	}
+	for _, link := range []layers.LinkType{layers.LinkTypeLinuxSLL, layers.LinkTypeLinuxSLL2} {
+		for _, c := range []struct {
+			kind, before string
+			want         []byte
+		}{{"\x08\x00", "", ip}, {"\x88\x47", "", nil}, {"\x00\x04", "", nil}, {"\x81\x00", "\x00\x64\x08\x00", ip},
+			{"\x88\xa8", "\x00\x64\x81\x00\x00\x07\x08\x00", ip}, {"\x81\x00", "\x00\x64\x88\x47", nil}} {
+			got, ethernet, ok := unwrap(append(append(header(link, c.kind), c.before...), ip...), link)
+			if ethernet || !ok || !bytes.Equal(got, c.want) {
+				t.Errorf("link type %s, %x %x: %x, %t, %t", link, c.kind, c.before, got, ethernet, ok)
+			}
+		}
+		if got, _, ok := unwrap(header(link, "\x81\x00"), link); len(got) != 0 || !ok {
+			t.Errorf("link type %s, a tag that is not there: %x, %t", link, got, ok)
+		}
+		if _, _, ok := unwrap(header(link, "\x08\x00")[:15], link); ok {
+			t.Errorf("link type %s: a header that is cut is taken", link)
+		}
+	}
+}
+
+// A capture that ends within a packet has those before it; the end of a file between
+// two packets is no mistake. Also compressed, and of a writer whose limit is a lie.
+func TestTrialCut(t *testing.T) {
+	f := Filter{Hook: HookTCX, Rules: []Rule{{Match: Expression{Text: "udp"}, Action: Count}}}
+	for _, kind := range []string{"pcap", "pcapng"} {
+		whole := captureOf(t, kind, layers.LinkTypeEthernet, 0, nil, frame(t, 53, 100), frame(t, 53, 100))
+		ends := map[int]uint64{} // where packets end
+		for packets := range 3 {
+			ends[len(captureOf(t, kind, layers.LinkTypeEthernet, 0, nil, []([]byte){frame(t, 53, 100), frame(t, 53, 100)}[:packets]...))] = uint64(packets)
+		}
+		start := len(captureOf(t, kind, layers.LinkTypeEthernet, 0, nil))
+		for n := start; n <= len(whole); n++ {
+			trial, err := NewTrial(f, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = trial.Capture(bytes.NewReader(whole[:n]))
+			r, _ := trial.Result()
+			want, clean := ends[n]
+			switch {
+			case clean && (err != nil || r.Rules[0].Packets != want):
+				t.Errorf("%s of %d bytes: %v, %d packets, want %d", kind, n, err, r.Packets, want)
+			case !clean && !errors.Is(err, ErrCutShort):
+				t.Errorf("%s of %d bytes, which end within a packet: %v", kind, n, err)
+			}
+		}
+		var z bytes.Buffer
+		w := gzip.NewWriter(&z)
+		if _, err := w.Write(whole); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		if r := tried(t, f, true, z.Bytes()); r.Rules[0].Packets != 2 {
+			t.Errorf("%s, compressed: %+v", kind, r)
+		}
+	}
+	damaged := captureOf(t, "pcap", layers.LinkTypeEthernet, 0, nil, frame(t, 53, 100), frame(t, 53, 100))
+	copy(damaged[len(damaged)-142-8:], "\xff\xff\xff\xff") // the second packet's length
+	trial, err := NewTrial(f, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = trial.Capture(bytes.NewReader(damaged))
+	if r, _ := trial.Result(); !errors.Is(err, ErrCutShort) || !strings.Contains(err.Error(), "packet 2 cannot be read") || r.Packets != 1 {
+		t.Errorf("a damaged capture: %v, %+v", err, r)
+	}
+	lie := captureOf(t, "pcap", layers.LinkTypeEthernet, 0, nil, frame(t, 53, 100))
+	copy(lie[16:], "\x10\x00\x00\x00") // the header's snapshot length
+	if r := tried(t, f, true, lie); r.Rules[0].Packets != 1 {
+		t.Errorf("a packet longer than the header says: %+v", r)
+	}
+}
+
+// Several filters see a capture that is read once; each packet is skipped or tried for all.
+func TestReadCapture(t *testing.T) {
+	var trials []*Trial
+	for _, port := range []int{53, 80} {
+		trial, err := NewTrial(Filter{Hook: HookTCX, Rules: []Rule{drops(port)}}, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		trials = append(trials, trial)
+	}
+	c := captureOf(t, "pcap", layers.LinkTypeEthernet, 0, nil, frame(t, 53, 1), frame(t, 80, 1), frame(t, 53, 1))
+	if err := ReadCapture(bytes.NewReader(c), trials...); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []uint64{2, 1} {
+		if r, err := trials[i].Result(); err != nil || r.Packets != 3 || r.Rules[0].Packets != want {
+			t.Errorf("filter %d: %+v, %v", i, r, err)
+		}
+	}
+}
+
+// A list that nobody has named is a mistake in the expression, whoever runs it.
+func TestTrialLists(t *testing.T) {
+	f := Filter{Hook: HookTCX, Rules: []Rule{{Match: Expression{Text: "udp and ip.src in $some"}, Action: Count}}}
+	for _, interpret := range []bool{false, true} {
+		if _, err := NewTrial(f, interpret); !IsExpressionError(err) || !strings.Contains(err.Error(), `column 9: there is no list "some": name its file`) {
+			t.Errorf("interpreted %t: %v", interpret, err)
+		}
+	}
+	if _, err := Explain("ip.src in $some", HookTCX, nil); !IsExpressionError(err) {
+		t.Error(err)
+	}
+	f.Lists = map[string]string{"some": filepath.Join(t.TempDir(), "some")}
+	if _, err := NewTrial(f, true); err == nil || !strings.HasPrefix(err.Error(), "list some: open ") {
+		t.Error(err)
+	}
+	long := strings.Repeat("#", 1<<17) // longer than a Scanner's line
+	if err := os.WriteFile(f.Lists["some"], []byte(long+"\n192.0.2.0/24 # "+long), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, interpret := range []bool{false, true} {
+		if !interpret && os.Geteuid() != 0 {
+			continue
+		}
+		if r := tried(t, f, interpret, captureOf(t, "pcap", layers.LinkTypeEthernet, 0, nil, frame(t, 53, 1))); r.Rules[0].Packets != 1 {
+			t.Errorf("interpreted %t: %+v", interpret, r)
+		}
+	}
+	if x, err := Explain("ip.src in $some", HookTCX, f.Lists); err != nil || x.Instructions == 0 {
+		t.Errorf("%+v, %v", x, err)
+	}
+}
+
 // Rates are those of the capture's own times, ten packets a second.
 func TestTrialRates(t *testing.T) {
 	var frames [][]byte
@@ -162,7 +302,7 @@ func TestExplain(t *testing.T) {
 		if h == HookNetfilter {
 			needHook(t, h) // the program calls a function of this kernel
 		}
-		x, err := Explain("udp.dstport   ==  53", h)
+		x, err := Explain("udp.dstport   ==  53", h, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -171,7 +311,7 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	for text, h := range map[string]Hook{"udp.dsport == 53": HookTCX, "eth.type == 2048": HookNFT} {
-		if _, err := Explain(text, h); !IsExpressionError(err) {
+		if _, err := Explain(text, h, nil); !IsExpressionError(err) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

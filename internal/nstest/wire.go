@@ -71,6 +71,14 @@ func (w *Wire) waitReady(t testing.TB) {
 	}
 }
 
+// NewNetns makes a namespace that vanishes with the test. It is for packages whose
+// tests run inside [Main].
+func NewNetns(t testing.TB) *netns.Handle {
+	t.Helper()
+	NeedRoot(t)
+	return newNetns(t, fmt.Sprintf("ns%d", wires.Add(1)))
+}
+
 func newNetns(t testing.TB, name string) *netns.Handle {
 	t.Helper()
 	ns, err := netns.Create(name)

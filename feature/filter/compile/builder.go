@@ -27,6 +27,7 @@ type insn struct {
 type builder struct {
 	ins    []insn
 	labels label
+	noted  bool   // notes are kept
 	note   string // of what comes next
 }
 
@@ -67,15 +68,18 @@ func (b *builder) relay(to label) label {
 	return next
 }
 
-func (i *insn) isJa() bool {
-	return i.to != 0 && i.OpCode == asm.Ja.Label("").OpCode
-}
+var (
+	opJa   = asm.Ja.Label("").OpCode
+	opExit = asm.Return().OpCode
+)
 
-func (i *insn) ends() bool { return i.isJa() || i.to == 0 && i.OpCode == asm.Return().OpCode }
+func (i *insn) isJa() bool { return i.to != 0 && i.OpCode == opJa }
 
-// places maps labels to the index of the next instruction that is alive.
-func (b *builder) places() map[label]int {
-	at := make(map[label]int, b.labels)
+func (i *insn) ends() bool { return i.isJa() || i.to == 0 && i.OpCode == opExit }
+
+// places are, by label, the index of the next instruction that is alive.
+func (b *builder) places() []int {
+	at := make([]int, b.labels+1)
 	next := len(b.ins)
 	for i := len(b.ins) - 1; i >= 0; i-- {
 		switch x := &b.ins[i]; {
@@ -120,7 +124,7 @@ func (b *builder) finish() (out asm.Instructions, notes []note, err error) {
 				return nil, nil, errFar
 			}
 			x.Offset = int16(far)
-			x.Instruction = x.WithReference("")
+			x.Metadata = asm.Metadata{} // asm's jumps name their target there
 		}
 		if x.note != "" {
 			notes = append(notes, note{len(out), x.note})
@@ -147,6 +151,9 @@ func (b *builder) thread() (changed bool) {
 			x.to, changed = b.ins[j].to, true
 		}
 	}
+	if len(b.ins) < mostInverted {
+		changed = b.invert(at) || changed
+	}
 	reached := b.reached(at)
 	next := len(b.ins)
 	for i := len(b.ins) - 1; i >= 0; i-- {
@@ -163,7 +170,35 @@ func (b *builder) thread() (changed bool) {
 	return changed
 }
 
-func (b *builder) reached(at map[label]int) []bool {
+// opposites are the conditions that are true where others are not.
+var opposites = map[asm.JumpOp]asm.JumpOp{asm.JEq: asm.JNE, asm.JNE: asm.JEq, asm.JGT: asm.JLE, asm.JLE: asm.JGT, asm.JGE: asm.JLT, asm.JLT: asm.JGE,
+	asm.JSGT: asm.JSLE, asm.JSLE: asm.JSGT, asm.JSGE: asm.JSLT, asm.JSLT: asm.JSGE}
+
+// mostInverted is below how many instructions conditions are inverted: the verifier then has more branches to follow later,
+// of which it takes 8,192.
+const mostInverted = 12_000
+
+// invert has a condition that jumps over nothing but a jump be the opposite one, which takes that jump.
+func (b *builder) invert(at []int) (changed bool) {
+	for i := 0; i+1 < len(b.ins); i++ {
+		x, j := &b.ins[i], &b.ins[i+1]
+		if x.here != 0 || x.dead || x.to == 0 || j.dead || !j.isJa() || j.keep {
+			continue
+		}
+		op, ok := opposites[x.OpCode.JumpOp()]
+		next := i + 2
+		for next < len(b.ins) && (b.ins[next].here != 0 || b.ins[next].dead) {
+			next++
+		}
+		if ok && at[x.to] == next {
+			x.OpCode, x.to = x.OpCode.SetJumpOp(op), j.to
+			j.dead, changed = true, true
+		}
+	}
+	return changed
+}
+
+func (b *builder) reached(at []int) []bool {
 	reached := make([]bool, len(b.ins)+1)
 	todo := []int{0}
 	for len(todo) > 0 {

@@ -107,9 +107,12 @@ type Program struct {
 	opts      Options
 	plan      *plan
 	functions asm.Instructions // that the program calls
+	noted     bool             // for Explain: notes take as long as the code
 	notes     []note
 	patterns  int
 	rates     map[*expr.Expr]int32
+	required  []uint32 // by rule, see required
+	skips     bool     // rules that ask for what a packet lacks are left out
 }
 
 var (

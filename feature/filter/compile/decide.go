@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
 )
 
 // undecided is above all decisions. A decision is twice the rule's number, and 1 more if the packet is dropped.
@@ -29,16 +31,20 @@ func (g *gen) decide() {
 	g.op(asm.Mov.Imm(asm.R9, undecided))
 	g.groups()
 	relayed := len(g.ins)
-	for _, s := range g.p.plan.steps {
+	starts := g.starts()
+	for i, s := range g.p.plan.steps {
 		if len(g.ins)-relayed > mostBetween {
 			decided, relayed = g.relay(decided), len(g.ins)
 		}
+		g.bind(starts[i])
+		g.lacking = g.behindLacking(i, starts)
 		if s.after {
 			g.note = "a group's rule comes before"
 			g.jump(asm.JLT.Imm(asm.R9, int32(s.rule)<<1, ""), decided)
 		}
 		g.testRule(s.rule, decided)
 	}
+	g.bind(starts[len(starts)-1])
 	if len(g.p.plan.groups) > 0 {
 		g.jump(asm.JNE.Imm(asm.R9, undecided, ""), decided)
 	}
@@ -53,25 +59,74 @@ func (g *gen) decide() {
 	g.verdict()
 }
 
+// starts are labels of the steps, and of what follows them.
+func (g *gen) starts() []label {
+	out := make([]label, len(g.p.plan.steps)+1)
+	for i := range out {
+		out[i] = g.label()
+	}
+	return out
+}
+
+// behindLacking returns where to go on from step i with a packet that lacks what one bit stands for: rules that ask for it
+// are left out, so that a segment of TCP passes by a hundred rules of UDP at once. A rule is left out, too, where the way
+// there is too far.
+func (g *gen) behindLacking(i int, starts []label) func(bit uint32) label {
+	if len(g.p.plan.groups) > 0 || !g.p.skips { // each step may be where a group's rule decides
+		return nil
+	}
+	steps := g.p.plan.steps
+	return func(bit uint32) label {
+		next := i + 1
+		for next < len(steps) && next < i+mostLeftOut && g.p.required[steps[next].rule]&bit != 0 {
+			next++
+		}
+		return starts[next]
+	}
+}
+
+// mostLeftOut is how many rules are left out by one jump.
+const mostLeftOut = 256
+
+// required are the bits that are clear where a rule matches. Of one that measures rates, which may count what it does not
+// match, none is known.
+func required(r Rule) (bits uint32) {
+	terms := []expr.Node{r.Match.Root}
+	if and, ok := r.Match.Root.(*expr.And); ok {
+		terms = and.X
+	}
+	for _, n := range terms {
+		bits |= implied(n)
+	}
+	expr.Walk(r.Match.Root, func(n expr.Node) {
+		if _, rate := n.(*expr.Rate); rate {
+			bits = 0
+		}
+	})
+	return bits
+}
+
 // testRule generates one rule that is tested in turn.
 func (g *gen) testRule(i int, decided label) {
 	r := g.p.rules[i]
 	t, f := g.label(), g.label()
 	start := len(g.ins)
-	g.rule = r.Match
+	g.rule, g.fails = r.Match, f
 	g.node(r.Match.Root, t, f)
 	if g.pending += pending(g.ins[start:]); g.pending > mostPending {
 		g.fail(fmt.Errorf("%w: rule %d is one too many of those that are tested in turn, which are about 4,000 at most: "+
 			"rules that only compare the same fields by == are looked up, however many; else use sets, lists, or several filters", ErrTooLarge, i+1))
 	}
-	for j := start; j < len(g.ins); j++ {
+	for j := start; g.noted && j < len(g.ins); j++ {
 		if g.ins[j].here == 0 {
 			g.ins[j].note = ruleNote(i, r.Name, g.ins[j].note)
 			break
 		}
 	}
 	g.bind(t)
-	g.note = fmt.Sprintf("rule %d: %s", i+1, r.Action)
+	if g.noted {
+		g.note = fmt.Sprintf("rule %d: %s", i+1, r.Action)
+	}
 	if r.Action == Count {
 		g.op(asm.Mov.Imm(asm.R1, int32(i)))
 		g.count()
@@ -111,15 +166,15 @@ func ruleNote(i int, name, note string) string {
 // count adds the packet to the element in R1.
 func (g *gen) count() {
 	none := g.label()
-	g.op(asm.StoreMem(asm.RFP, stackScratch, asm.R1, asm.Word))
-	g.op(stack(asm.R2, stackScratch)...)
+	g.op(asm.StoreMem(asm.RFP, g.scratchOff, asm.R1, asm.Word))
+	g.op(stack(asm.R2, int32(g.scratchOff))...)
 	g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(CountsName), asm.FnMapLookupElem.Call())
 	g.jump(asm.JEq.Imm(asm.R0, 0, ""), none)
 	g.op(asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord), asm.Add.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
 		asm.LoadMem(asm.R1, asm.R0, 8, asm.DWord), asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word),
-		asm.Add.Reg(asm.R1, asm.R2), asm.StoreMem(asm.R0, 8, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, stackScratch, asm.R0, asm.DWord))
+		asm.Add.Reg(asm.R1, asm.R2), asm.StoreMem(asm.R0, 8, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, g.scratchOff, asm.R0, asm.DWord))
 	// The clock is asked once in a tick: that takes as long as a load of headers, and the tick is one instruction.
-	g.op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, stackScratch, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
+	g.op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
 	g.jump(asm.JEq.Reg(asm.R0, asm.R2, ""), none)
 	g.op(asm.StoreMem(asm.R1, 24, asm.R0, asm.DWord))
 	if g.o.Kernel.CoarseClock {
@@ -127,7 +182,7 @@ func (g *gen) count() {
 	} else {
 		g.op(asm.FnKtimeGetNs.Call())
 	}
-	g.op(asm.LoadMem(asm.R1, asm.RFP, stackScratch, asm.DWord), asm.StoreMem(asm.R1, 16, asm.R0, asm.DWord))
+	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.StoreMem(asm.R1, 16, asm.R0, asm.DWord))
 	g.bind(none)
 }
 

@@ -79,7 +79,13 @@ func (g *gen) tag(img int32, bit uint32, untagged label) {
 
 // loadImage loads n bytes at R2 to the image. Where they are not there, nothing of what is behind is.
 func (g *gen) loadImage(img int32, n int32) {
-	g.load(func(r asm.Register) []asm.Instruction { return image(r, img) }, n, g.done, true)
+	dst := func(r asm.Register) []asm.Instruction { return image(r, img) }
+	if g.scratchAt() != 0 { // the kernel has the IP header in one piece before netfilter and sockets get the packet
+		g.direct(n, g.done)
+		g.copy(dst, n)
+		return
+	}
+	g.load(dst, n, g.done, !g.inPlace())
 }
 
 // internet reads the IP header at R9.
@@ -205,7 +211,9 @@ func (g *gen) ipv6(l4 label) {
 	isExtension(g, ext)
 	g.goTo(noExt)
 	g.bind(ext)
-	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
+	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word),
+		asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
+	g.open(out)
 	g.extensions(out, noExt)
 	g.bind(out)
 	g.note = "the extension headers end"
@@ -226,6 +234,28 @@ func (g *gen) fits(n int32, fail label) {
 	}
 	g.op(asm.LoadMem(asm.R3, asm.R8, imgEnd, asm.Word))
 	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), fail)
+}
+
+// repeat generates turns, which end by a jump or begin anew, but n times at most; then it goes on. What is absent is in the
+// image meanwhile.
+func (g *gen) repeat(n int32, turn func()) {
+	loop, end := g.label(), g.label()
+	counter := asm.R7 // which the verifier follows: it goes through every turn
+	if g.o.Kernel.MayGoto {
+		counter = asm.R1 // a zero that it does not know as one
+		g.op(asm.LoadMem(counter, asm.R8, imgLen, asm.Word), asm.Xor.Reg(counter, counter), asm.StoreMem(asm.R8, imgTurn, counter, asm.Word))
+		g.bind(loop)
+		g.jump(mayGoto(0), end)
+		turn()
+		g.op(asm.LoadMem(counter, asm.R8, imgTurn, asm.Word), asm.Add.Imm(counter, 1), asm.StoreMem(asm.R8, imgTurn, counter, asm.Word))
+	} else {
+		g.op(asm.Mov.Imm(counter, 0))
+		g.bind(loop)
+		turn()
+		g.op(asm.Add.Imm(counter, 1))
+	}
+	g.jump(asm.JLT.Imm(counter, n, ""), loop)
+	g.bind(end)
 }
 
 func (g *gen) foundInImage(bits uint32) {

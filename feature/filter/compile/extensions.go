@@ -20,20 +20,20 @@ func isExtension(g *gen, ext label) {
 	g.bind(no)
 }
 
-// extensions walks the extension headers, the first one's number in R0 and its offset in imgAt. The bits of what is absent
-// are in the image meanwhile, and R7 counts, which the verifier follows. It leaves to out, or to found with the transport
-// protocol in R0.
+// extensions walks the extension headers, the first one's number in imgSpare and its offset in imgAt. It leaves to out, or
+// to found with the transport protocol in R0.
 func (g *gen) extensions(out, found label) {
-	loop := g.label()
-	g.op(asm.Mov.Imm(asm.R7, 0))
-	g.bind(loop)
-	// The number in R0 is kept, since loads overwrite it.
+	g.repeat(expr.MostExtensions, func() { g.extension(out, found) })
+	g.goTo(out)
+}
+
+func (g *gen) extension(out, found label) {
 	g.note = "an extension header"
-	g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
+	g.op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
 	g.fits(8, out)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
-	g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, 8, out, true)
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
+	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, 8, out, true)
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
 	for _, e := range []struct {
 		next int32
 		bit  uint32
@@ -54,7 +54,7 @@ func (g *gen) extensions(out, found label) {
 	g.op(asm.Neg.Imm(asm.R3, 0))
 	is(asm.R4, nextAH)
 	g.op(asm.LSh.Imm(asm.R1, 3), asm.RSh.Reg(asm.R1, asm.R4),
-		asm.LoadMem(asm.R2, asm.RFP, stackScratch+2, asm.Half), asm.And.Reg(asm.R2, asm.R3), // 0 of other headers
+		asm.LoadMem(asm.R2, asm.RFP, g.scratchOff+2, asm.Half), asm.And.Reg(asm.R2, asm.R3), // 0 of other headers
 		asm.Xor.Imm(asm.R3, -1), asm.And.Reg(asm.R1, asm.R3))
 	if g.need&noFrag != 0 {
 		other := g.label()
@@ -68,12 +68,11 @@ func (g *gen) extensions(out, found label) {
 	g.jump(asm.JSet.Imm(asm.R2, int32(swapped(0xfff8, asm.Half)), ""), out)
 	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
 	g.fits(0, out)
-	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte), asm.Add.Imm(asm.R7, 1))
+	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte),
+		asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
 	more := g.label()
 	isExtension(g, more)
 	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
 	g.goTo(found)
 	g.bind(more)
-	g.jump(asm.JLT.Imm(asm.R7, expr.MostExtensions, ""), loop)
-	g.goTo(out)
 }

@@ -3,6 +3,7 @@
 package compile
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
@@ -24,8 +25,12 @@ type gen struct {
 	done    label  // the packet is dissected
 	xors    int    // that the code is within
 	rule    *expr.Expr
-	pending int // branches, see mostPending
+	fails   label                  // where the rule does not match
+	lacking func(bit uint32) label // where to go instead if that is for lack of what a bit stands for; nil: nowhere else
+	pending int                    // branches, see mostPending
 	err     error
+	// scratchOff is where the scratch is, from the frame pointer.
+	scratchOff int16
 }
 
 // fail keeps the first error.
@@ -72,7 +77,9 @@ func (g *gen) node(n expr.Node, t, f label) {
 	case *expr.Not:
 		g.node(n.X, f, t)
 	default:
-		g.note = expr.Print(n)
+		if g.noted {
+			g.note = expr.Print(n)
+		}
 		g.term(n, t, f)
 	}
 }
@@ -93,6 +100,9 @@ func implied(n expr.Node) uint32 {
 // verifier would learn from each test, and follow every combination of them through all rules.
 func (g *gen) there(bits uint32, f label) {
 	if bits &= ^g.known; bits != 0 {
+		if f == g.fails && g.lacking != nil && bits&(bits-1) == 0 {
+			f = g.lacking(bits)
+		}
 		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))
 		g.jump(asm.JSet.Imm(asm.R0, int32(bits), ""), f)
 	}
@@ -344,7 +354,24 @@ func (g *gen) macs(p place, vs []expr.Value, t, f label) {
 
 // generate makes the program.
 func (p *Program) generate() error {
+	p.required = make([]uint32, len(p.rules))
+	for i, r := range p.rules {
+		p.required[i] = required(r)
+	}
+	p.skips = true
+	err := p.generateOnce()
+	if errors.Is(err, errFar) {
+		p.skips = false
+		err = p.generateOnce()
+	}
+	return err
+}
+
+func (p *Program) generateOnce() error {
+	p.Tables, p.functions, p.patterns, p.rates = map[string]string{}, nil, 0, nil
 	g := &gen{o: &p.opts, p: p, need: needs(p.rules)}
+	g.noted = p.noted
+	g.scratchOff = stackImage - scratchSize(p.rules, p.plan)
 	p.Spec = &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}}
 	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: uint32(len(p.rules) + 1)}
 	g.dissect()

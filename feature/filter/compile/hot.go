@@ -17,20 +17,26 @@ func (g *gen) dissect() {
 		g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
 		return
 	}
-	g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.LSh.Imm(asm.R1, 32), asm.Or.Reg(asm.R1, asm.R0))
-	for i := int16(imgTag0); i < imgSize; i += 4 {
-		g.op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
+	if !g.o.Kernel.Unwritten {
+		g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.LSh.Imm(asm.R1, 32), asm.Or.Reg(asm.R1, asm.R0))
+		for _, at := range words(g.need) {
+			g.op(asm.StoreMem(asm.R8, at, asm.R1, asm.Word))
+		}
+		if usesXor(g.p.rules) {
+			g.op(asm.StoreMem(asm.RFP, xorWord-4, asm.R1, asm.Word), asm.StoreMem(asm.RFP, xorWord, asm.R1, asm.Word))
+		}
 	}
 	g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
-	g.op(asm.StoreMem(asm.RFP, xorWord-4, asm.R1, asm.Word), asm.StoreMem(asm.RFP, xorWord, asm.R1, asm.Word))
 	g.op(asm.Mov.Imm(asm.R7, -1))
 	p := &paths{cold: g.label(), blank: g.label(), v6: g.label(), have: map[uint32]label{}}
 	for _, t := range transports {
 		p.have[t.bit] = g.label()
 	}
-	g.open(p.blank)
-	g.hot(p)
-	g.bind(p.cold)
+	if !g.inPlace() {
+		g.hot(p)
+		g.bind(p.cold)
+		g.open(p.blank)
+	}
 	g.blank()
 	if g.o.Start == Ethernet {
 		g.ethernet()
@@ -56,6 +62,9 @@ type paths struct {
 
 // blank initialises what loads do else.
 func (g *gen) blank() {
+	if g.o.Kernel.Unwritten {
+		return
+	}
 	g.op(asm.LoadMem(asm.R1, asm.R8, imgSpare, asm.Word))
 	for i := int16(0); i < imgTag0; i += 4 {
 		g.op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
@@ -73,13 +82,17 @@ func (g *gen) hot(p *paths) {
 		return
 	}
 	g.note = "all headers at once"
+	if !g.reads(size) {
+		g.open(p.cold)
+	}
 	g.op(asm.Mov.Imm(asm.R2, 0))
 	all := func(r asm.Register) []asm.Instruction { return image(r, first) }
-	if g.o.Hook == TC {
+	if g.reads(size) { // no more of it than rules ask for
 		g.direct(size, p.cold)
-		g.copy(all, size)
+		g.copy(all, min(size, l3+int32(max(20+g.transportSize(), ipEnd(g.p.rules)))))
 	} else {
-		g.load(all, size, p.cold, true)
+		g.help(all, size, true)
+		g.jump(asm.JNE.Imm(asm.R0, 0, ""), p.cold)
 	}
 	if g.o.Hook == TC {
 		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanPresent, asm.Word))
@@ -121,6 +134,16 @@ func (g *gen) hotHeader(l3 int32) {
 	g.op(asm.Mov.Imm(asm.R9, l3), asm.StoreMem(asm.R8, imgL3, asm.R9, asm.Word))
 }
 
+// transportSize is how many bytes of transport headers are wanted.
+func (g *gen) transportSize() (size int16) {
+	for _, t := range transports {
+		if g.wants(t) {
+			size = max(size, int16(t.size))
+		}
+	}
+	return size
+}
+
 // hot4 goes on with an IPv4 header without options, and 20 bytes behind it in the image, which it puts in their place.
 func (g *gen) hot4(p *paths) {
 	g.found(noIP4)
@@ -130,10 +153,10 @@ func (g *gen) hot4(p *paths) {
 	}
 	g.op(asm.Add.Imm(asm.R9, 20))
 	g.end4()
-	for i := int16(0); i < 20; i += 4 {
+	for i := int16(0); i < g.transportSize(); i += 4 {
 		g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+20+i, asm.Word), asm.StoreMem(asm.R8, imgL4+i, asm.R1, asm.Word))
 	}
-	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
+	g.launder(asm.R9, imgAt) // as on the other way: the verifier need not go through what both share twice
 	g.clip()
 	for _, t := range transports {
 		if !g.wants(t) || t.bit == noICMP6 {

@@ -61,16 +61,45 @@ const (
 	imgKey    = 136 // of GRE
 	imgSpare  = 140 // of what has no better place for a moment
 	imgAt2    = 148
-	imgSize   = 152
+	imgLinear = 156 // how many bytes from the IP header on lie in one piece: of packets read through struct sk_buff
+	imgTurn   = 164 // of a loop
+	imgHeld   = 172 // an offset, while a dynptr is made
+	imgSize   = 176
 )
 
-// The stack of a function, from its frame pointer down.
+// The stack of a function, from its frame pointer down. The scratch lies lowest, and is no larger than rules make it: the
+// verifier copies the stack at every branch.
 const (
-	stackDyn     = -16              // a dynptr (netfilter)
-	stackScratch = stackDyn - 88    // literals, keys
-	stackSaved   = stackScratch - 8 // a register
-	stackImage   = stackSaved - 8 - imgSize
+	stackDyn   = -16           // a dynptr (netfilter)
+	stackBase  = stackDyn - 8  // the address of the IP header, less scratchAt
+	stackSaved = stackBase - 8 // a register
+	stackImage = stackSaved - 8 - imgSize
+
+	leastScratch  = 16 // headers, a byte of payload
+	mostScratched = 88 // literals, keys
 )
+
+// scratchSize is how large the scratch is: what loads write that the image has no place for.
+func scratchSize(rules []Rule, p *plan) int16 {
+	if len(p.groups) > 0 {
+		return mostScratched
+	}
+	size := int16(leastScratch)
+	for _, r := range rules {
+		expr.Walk(r.Match.Root, func(n expr.Node) {
+			switch n.(type) {
+			case *expr.Contains, *expr.Matches, *expr.Rate:
+				size = mostScratched
+			}
+			for _, x := range expr.Operands(n) {
+				if t := x.Type(); t == expr.Bytes || t == expr.Name {
+					size = max(size, atOnce)
+				}
+			}
+		})
+	}
+	return size
+}
 
 // place is where a field lies in the image.
 type place struct {
@@ -170,6 +199,52 @@ func needs(rules []Rule) (bits uint32) {
 		bits |= noGRE
 	}
 	return bits
+}
+
+// words are those of the image that are read where nothing may have written them, in slots of 8 bytes (see copy).
+func words(need uint32) (offsets []int16) {
+	for _, slot := range []struct {
+		off  int16
+		need uint32
+	}{{imgTag0, noTag0 | noTag1}, {imgTag1, noTag1 | anyL4}, {imgL4 + 4, anyL4}, {imgL4 + 12, noTCP | noPayload}, {imgFrag, ^anyLink},
+		{imgWScale, noMSS | noWScale}, {imgAt - 4, noPayload}, {imgBody - 4, noPayload}, {imgTS, noTimestamps}, {imgKey, ^uint32(0)}} {
+		if need&slot.need != 0 {
+			offsets = append(offsets, slot.off, slot.off+4)
+		}
+	}
+	return offsets
+}
+
+// ipEnd is where the bytes of the IP header end that rules ask for, of the shorter or the longer one.
+func ipEnd(rules []Rule) (end int16) {
+	for _, r := range rules {
+		expr.Walk(r.Match.Root, func(n expr.Node) {
+			for _, x := range expr.Operands(n) {
+				for _, id := range x.Field.Each() {
+					p, size := places[id], int16(4)
+					if expr.Lookup(id).Type == expr.IPv6 {
+						size = 16
+					}
+					if p.absent&(noIP4|noIP6) != 0 && p.off != 0 {
+						end = max(end, p.off+size-imgIP)
+					}
+				}
+			}
+		})
+	}
+	return end
+}
+
+// usesXor says whether parities are kept.
+func usesXor(rules []Rule) (uses bool) {
+	for _, r := range rules {
+		expr.Walk(r.Match.Root, func(n expr.Node) {
+			if _, ok := n.(*expr.Xor); ok {
+				uses = true
+			}
+		})
+	}
+	return uses
 }
 
 // onlyIPv4 says that no rule matches a packet that has no IPv4 header, so that what lies in IPv6 packets need not be found.

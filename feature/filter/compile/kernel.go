@@ -3,7 +3,6 @@
 package compile
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 
@@ -19,8 +18,13 @@ import (
 type Kernel struct {
 	CoarseClock bool  // bpf_ktime_get_coarse_ns, 5.11
 	Atomics     bool  // compare and exchange, 5.12
+	MayGoto     bool  // may_goto, 6.9: loops that the verifier goes through twice, not in each turn
+	Unwritten   bool  // reads of stack that nothing has written, 6.3: what is absent need not be written
 	DynptrSkb   int32 // BTF ID of bpf_dynptr_from_skb, 6.4: netfilter only
 	SkbLen      int16 // where struct sk_buff has its len: netfilter only
+	// Skb is how programs of sockets, xt_bpf and netfilter read packets where they are, 6.2. Nil: by helpers, of which
+	// each takes as long as a rule.
+	Skb *Skb
 }
 
 // DynptrSkb lets a netfilter program read packets.
@@ -37,18 +41,20 @@ var DynptrSkb = kernel.Need{Name: "netfilter programs with bpf_dynptr_from_skb",
 // Running is the kernel that this process runs on, as far as a hook is concerned.
 func Running(h Hook) (*Kernel, error) {
 	k := *runningAny()
-	if h != Netfilter {
-		return &k, nil
+	switch h {
+	case Netfilter:
+		k.CoarseClock = false // netfilter programs may not ask it
+		if err := DynptrSkb.Check(); err != nil {
+			return nil, err
+		}
+		nf, err := runningNetfilter()
+		if err != nil {
+			return nil, err
+		}
+		k.DynptrSkb, k.SkbLen, k.Skb = nf.DynptrSkb, nf.SkbLen, skbOfNetfilter()
+	case Socket, XTBPF:
+		k.Skb = skbOfSockets()
 	}
-	k.CoarseClock = false // netfilter programs may not ask it
-	if err := DynptrSkb.Check(); err != nil {
-		return nil, err
-	}
-	nf, err := runningNetfilter()
-	if err != nil {
-		return nil, err
-	}
-	k.DynptrSkb, k.SkbLen = nf.DynptrSkb, nf.SkbLen
 	return &k, nil
 }
 
@@ -57,19 +63,28 @@ var runningAny = sync.OnceValue(func() *Kernel {
 	return &Kernel{
 		CoarseClock: features.HaveProgramHelper(ebpf.SocketFilter, asm.FnKtimeGetCoarseNs) == nil,
 		Atomics:     probeAtomics() == nil,
+		MayGoto:     probe(ebpf.SocketFilter, mayGoto(0)) == nil,
+		Unwritten:   probe(ebpf.SocketFilter, asm.LoadMem(asm.R0, asm.RFP, -8, asm.DWord)) == nil,
 	}
 })
 
-// probeAtomics loads the smallest program that compares and exchanges.
-func probeAtomics() error {
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: license, Instructions: asm.Instructions{
-		asm.Mov.Imm(asm.R0, 0), asm.Mov.Imm(asm.R1, 1), asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
-		compareExchange(asm.RFP, -8, asm.R1), asm.Mov.Imm(asm.R0, 0), asm.Return(),
-	}})
+// probe loads a program of these instructions.
+func probe(t ebpf.ProgramType, ins ...asm.Instruction) error {
+	spec := &ebpf.ProgramSpec{Type: t, License: license, Instructions: append(ins, asm.Mov.Imm(asm.R0, 0), asm.Return())}
+	if t == ebpf.Netfilter {
+		spec.AttachType = ebpf.AttachNetfilter
+	}
+	p, err := ebpf.NewProgram(spec)
 	if err != nil {
 		return err
 	}
 	return p.Close()
+}
+
+// probeAtomics loads the smallest program that compares and exchanges.
+func probeAtomics() error {
+	return probe(ebpf.SocketFilter, asm.Mov.Imm(asm.R0, 0), asm.Mov.Imm(asm.R1, 1), asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
+		compareExchange(asm.RFP, -8, asm.R1))
 }
 
 // compareExchange stores src in 8 bytes of memory if they are what is in R0, which gets what they were. The constant says
@@ -80,27 +95,28 @@ func compareExchange(dst asm.Register, offset int16, src asm.Register) asm.Instr
 	return i
 }
 
+// mayGoto jumps where it has been passed some million times, which the verifier takes for an end of the loop.
+func mayGoto(offset int16) asm.Instruction {
+	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass) | 0xe0, Offset: offset} // BPF_JCOND, BPF_MAY_GOTO
+}
+
+// kfunc calls a function of the kernel by its BTF ID.
+func kfunc(id int32) asm.Instruction {
+	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}
+}
+
 var runningNetfilter = sync.OnceValues(func() (Kernel, error) {
 	spec, err := btf.LoadKernelSpec()
 	if err != nil {
 		return Kernel{}, fmt.Errorf("the kernel's types: %w", err)
 	}
-	var f *btf.Func
-	if err := spec.TypeByName("bpf_dynptr_from_skb", &f); err != nil {
-		return Kernel{}, fmt.Errorf("bpf_dynptr_from_skb: %w", err)
-	}
-	id, err := spec.TypeID(f)
+	id, err := functionID(spec, "bpf_dynptr_from_skb")
 	if err != nil {
 		return Kernel{}, err
 	}
-	var skb *btf.Struct
-	if err := spec.TypeByName("sk_buff", &skb); err != nil {
-		return Kernel{}, fmt.Errorf("struct sk_buff: %w", err)
+	s, err := skbMembers(spec)
+	if err != nil {
+		return Kernel{}, err
 	}
-	for _, m := range skb.Members {
-		if m.Name == "len" {
-			return Kernel{DynptrSkb: int32(id), SkbLen: int16(m.Offset.Bytes())}, nil
-		}
-	}
-	return Kernel{}, errors.New("struct sk_buff has no len")
+	return Kernel{DynptrSkb: id, SkbLen: s["len"].off}, nil
 })

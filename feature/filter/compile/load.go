@@ -32,25 +32,56 @@ func image(r asm.Register, off int32) []asm.Instruction {
 }
 
 // load copies n bytes of the packet, from the offset in R2, to where dst points, or goes on at fail. early says that the
-// transport header is not found yet. It uses R0 to R5.
+// transport header is not found yet; with netfilter the dynptr is open then. It uses R0 to R5.
 func (g *gen) load(dst func(asm.Register) []asm.Instruction, n int32, fail label, early bool) {
 	switch {
 	case g.o.Hook == XDP:
 		g.direct(n, fail)
 		g.copy(dst, n)
-		return
-	case g.o.Hook == TC && !early:
+	case !early && g.reads(n):
 		slow, ok := g.label(), g.label()
 		g.direct(n, slow)
 		g.copy(dst, n)
 		g.goTo(ok)
 		g.bind(slow) // what is not in the skb's own memory a helper finds
-		g.op(asm.Mov.Reg(asm.R1, asm.R6))
-		g.op(dst(asm.R3)...)
-		g.op(asm.Mov.Imm(asm.R4, n), asm.FnSkbLoadBytes.Call())
-		g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+		g.helpLate(dst, n, fail)
 		g.bind(ok)
+	case early:
+		g.help(dst, n, early)
+		g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+	default:
+		g.helpLate(dst, n, fail)
+	}
+}
+
+// helpLate is help where no dynptr is open, and leaves none: the verifier takes each for another one, and would go through
+// the turns of a loop until it gives up.
+func (g *gen) helpLate(dst func(asm.Register) []asm.Instruction, n int32, fail label) {
+	if g.o.Hook != Netfilter {
+		g.help(dst, n, false)
+		g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 		return
+	}
+	g.op(asm.StoreMem(asm.R8, imgHeld, asm.R2, asm.Word))
+	g.open(fail)
+	g.op(asm.LoadMem(asm.R2, asm.R8, imgHeld, asm.Word))
+	g.help(dst, n, false)
+	g.op(asm.Mov.Imm(asm.R1, 0), asm.StoreMem(asm.RFP, stackDyn, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, stackDyn+8, asm.R1, asm.DWord))
+	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+}
+
+// reads says whether n bytes of a packet can be read where they are, but for packets in several pieces.
+func (g *gen) reads(n int32) bool {
+	return g.inPlace() && (g.scratchAt() == 0 || n <= mostScratch)
+}
+
+// inPlace says whether packets are read where they are.
+func (g *gen) inPlace() bool { return g.o.Hook == XDP || g.o.Hook == TC || g.o.Kernel.Skb != nil }
+
+// help has a helper of the kernel load: it takes some 20 ns, but finds what is in other pages. R0 is not 0 then where
+// something is missing.
+func (g *gen) help(dst func(asm.Register) []asm.Instruction, n int32, early bool) {
+	switch {
 	case g.o.Hook == Netfilter:
 		g.op(asm.Mov.Reg(asm.R4, asm.R2))
 		g.op(dst(asm.R1)...)
@@ -69,10 +100,9 @@ func (g *gen) load(dst func(asm.Register) []asm.Instruction, n int32, fail label
 		g.op(dst(asm.R3)...)
 		g.op(asm.Mov.Imm(asm.R4, n), asm.FnSkbLoadBytes.Call())
 	}
-	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 
-// copy copies n bytes from where R1 points.
+// copy copies n bytes from where direct has R1 point.
 func (g *gen) copy(dst func(asm.Register) []asm.Instruction, n int32) {
 	ins := dst(asm.R3) // a base and an offset, which the stores take with them
 	base, off := ins[0].Src, int16(ins[1].Constant)
@@ -84,28 +114,70 @@ func (g *gen) copy(dst func(asm.Register) []asm.Instruction, n int32) {
 			g.op(asm.StoreMem(base, off+i+int16(w.Sizeof()), asm.R0, w))
 		}
 	}
+	from := g.scratchAt()
 	for i := int16(0); i < int16(n); {
+		if left := int16(n) - i; from != 0 && left >= 8 && (off+i)%4 == 0 {
+			// A load of the kernel's memory checks the address, which takes longer than to take the value in two.
+			g.op(asm.LoadMem(asm.R0, asm.R1, from+i, asm.DWord), asm.StoreMem(base, off+i+lowHalf, asm.R0, asm.Word),
+				asm.RSh.Imm(asm.R0, 32), asm.StoreMem(base, off+i+4-lowHalf, asm.R0, asm.Word))
+			i += 8
+			continue
+		}
 		w := width(min(int(n)-int(i), 4))
 		// The stack is written where it is aligned.
 		for (off+i)%int16(w.Sizeof()) != 0 {
 			w = width(w.Sizeof() - 1)
 		}
-		g.op(asm.LoadMem(asm.R0, asm.R1, i, w))
+		g.op(asm.LoadMem(asm.R0, asm.R1, from+i, w))
 		written(i, w)
 		i += int16(w.Sizeof())
 	}
 }
 
-// direct has R1 point at the n bytes at R2, in the packet's memory itself: a helper takes 20 ns. R2 stays.
+// lowHalf is where the lower 32 bits of a number of 64 bits lie in memory.
+var lowHalf = int16(native.Uint32([]byte{0, 0, 0, 4}) & 4)
+
+// scratchAt is how far behind R1 the bytes are that direct makes readable.
+func (g *gen) scratchAt() int16 {
+	if s := g.o.Kernel.Skb; s != nil && g.o.Hook != TC && g.o.Hook != XDP {
+		return s.Scratch
+	}
+	return 0
+}
+
+// direct makes the n bytes at the offset in R2 readable at R1 and scratchAt, in the packet's memory itself. R2 stays, but
+// where it reads through struct sk_buff.
 func (g *gen) direct(n int32, fail label) {
+	if g.scratchAt() != 0 {
+		g.cast(n, fail)
+		return
+	}
 	data, end := int16(xdpData), int16(xdpDataEnd)
 	if g.o.Hook == TC {
 		data, end = skbData, skbDataEnd
 	}
-	g.jump(asm.JGT.Imm(asm.R2, mostOffset, ""), fail)
+	g.inReach(fail)
 	g.op(asm.LoadMem(asm.R1, asm.R6, data, asm.Word), asm.LoadMem(asm.R3, asm.R6, end, asm.Word),
 		asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Reg(asm.R4, asm.R1), asm.Add.Imm(asm.R4, n))
 	g.jump(asm.JGT.Reg(asm.R4, asm.R3, ""), fail)
+}
+
+// inReach goes to fail if the offset in R2 is farther than the verifier has a pointer go. The verifier of 6.12 mixes up what
+// it knows of registers that are alike, on ways that no packet takes, and does not know the offset's sign any more: of what
+// is masked it does.
+func (g *gen) inReach(fail label) {
+	g.jump(asm.JGT.Imm(asm.R2, mostOffset, ""), fail)
+	g.op(asm.And.Imm(asm.R2, 0xffff))
+	g.jump(asm.JGT.Imm(asm.R2, mostOffset, ""), fail)
+}
+
+// cast is direct where the verifier knows of no packet's memory.
+func (g *gen) cast(n int32, fail label) {
+	s := g.o.Kernel.Skb
+	g.op(asm.LoadMem(asm.R3, asm.R8, imgLinear, asm.Word), asm.Mov.Reg(asm.R4, asm.R2), asm.Add.Imm(asm.R4, n))
+	g.jump(asm.JGT.Reg(asm.R4, asm.R3, ""), fail)
+	g.op(asm.LoadMem(asm.R1, asm.RFP, stackBase, asm.DWord), asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R2, s.Type), kfunc(s.Cast),
+		asm.Mov.Reg(asm.R1, asm.R0))
 }
 
 // width is the widest access of at most n bytes.
@@ -121,7 +193,7 @@ func width(n int) asm.Size {
 	return asm.Byte
 }
 
-// length loads how many bytes the hook sees into R0.
+// length loads how many bytes the hook sees into R0, and notes where they are.
 func (g *gen) length() {
 	switch g.o.Hook {
 	case XDP:
@@ -129,18 +201,28 @@ func (g *gen) length() {
 	case Netfilter:
 		g.op(asm.LoadMem(asm.R1, asm.R6, nfSkb, asm.DWord), asm.LoadMem(asm.R0, asm.R1, g.o.Kernel.SkbLen, asm.Word))
 	default:
+		if g.scratchAt() != 0 && g.need != 0 {
+			g.op(kfunc(g.o.Kernel.Skb.Context), asm.Mov.Reg(asm.R1, asm.R0))
+		}
 		g.op(asm.LoadMem(asm.R0, asm.R6, skbLen, asm.Word))
 	}
+	if g.scratchAt() == 0 || g.need == 0 {
+		return
+	}
+	s := g.o.Kernel.Skb
+	g.op(s.ends(g.o.Hook != Netfilter)...)
+	g.op(asm.Add.Imm(asm.R2, -int32(s.Scratch)), asm.StoreMem(asm.RFP, stackBase, asm.R2, asm.DWord),
+		asm.StoreMem(asm.R8, imgLinear, asm.R3, asm.Word))
 }
 
-// open makes the dynptr that loads of netfilter go through.
+// open makes the dynptr that helpers of netfilter load through.
 func (g *gen) open(fail label) {
 	if g.o.Hook != Netfilter {
 		return
 	}
 	g.op(asm.LoadMem(asm.R1, asm.R6, nfSkb, asm.DWord), asm.Mov.Imm(asm.R2, 0))
 	g.op(stack(asm.R3, stackDyn)...)
-	g.op(asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(g.o.Kernel.DynptrSkb)})
+	g.op(kfunc(g.o.Kernel.DynptrSkb))
 	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 

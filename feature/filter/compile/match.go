@@ -102,8 +102,9 @@ func (s *scan) chunks() {
 	g := s.g
 	g.op(asm.StoreMem(asm.RFP, scanAt, asm.R2, asm.DWord), asm.StoreMem(asm.R8, scanEnd, asm.R3, asm.Word),
 		asm.Mov.Imm(asm.R0, 0), asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
+	g.open(s.f)
 	for i := int16(0); i < chunk; i += 4 { // before 6.3 what a helper may fill only in part must be initialised
-		g.op(asm.StoreImm(asm.RFP, stackScratch+i, 0, asm.Word))
+		g.op(asm.StoreImm(asm.RFP, g.scratchOff+i, 0, asm.Word))
 	}
 	loaded := g.label()
 	for i := range expr.Window / chunk {
@@ -118,7 +119,7 @@ func (s *scan) chunks() {
 		g.loadSome(s.f)
 		g.op(asm.Mov.Reg(asm.R5, asm.R7), asm.Mov.Imm(asm.R7, 0), asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
 		g.bind(loop)
-		g.op(asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, stackScratch), asm.Add.Reg(asm.R1, asm.R7), asm.LoadMem(asm.R2, asm.R1, 0, asm.Byte))
+		g.op(asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, int32(g.scratchOff)), asm.Add.Reg(asm.R1, asm.R7), asm.LoadMem(asm.R2, asm.R1, 0, asm.Byte))
 		s.step()
 		g.op(asm.Add.Imm(asm.R7, 1))
 		g.jump(asm.JGE.Reg(asm.R7, asm.R5, ""), done)
@@ -137,7 +138,7 @@ func (s *scan) chunks() {
 func (g *gen) loadSome(fail label) {
 	if g.o.Hook == Netfilter {
 		g.op(asm.Mov.Reg(asm.R0, asm.R2), asm.Mov.Reg(asm.R2, asm.R4), asm.Mov.Reg(asm.R4, asm.R0))
-		g.op(stack(asm.R1, stackScratch)...)
+		g.op(stack(asm.R1, int32(g.scratchOff))...)
 		g.op(stack(asm.R3, stackDyn)...)
 		g.op(asm.Mov.Imm(asm.R5, 0), asm.FnDynptrRead.Call())
 	} else {
@@ -145,7 +146,7 @@ func (g *gen) loadSome(fail label) {
 			g.op(asm.LoadMem(asm.R0, asm.R8, imgAt, asm.Word), asm.Sub.Reg(asm.R2, asm.R0))
 		}
 		g.op(asm.Mov.Reg(asm.R1, asm.R6))
-		g.op(stack(asm.R3, stackScratch)...)
+		g.op(stack(asm.R3, int32(g.scratchOff))...)
 		g.op(asm.FnSkbLoadBytes.Call())
 	}
 	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
@@ -157,7 +158,7 @@ func (s *scan) direct() {
 	loop := g.label()
 	g.op(asm.Mov.Imm(asm.R0, 0), asm.Mov.Reg(asm.R5, asm.R3), asm.Sub.Reg(asm.R5, asm.R2))
 	g.jump(asm.JSLE.Imm(asm.R5, 0, ""), s.end)
-	g.jump(asm.JGT.Imm(asm.R2, mostOffset, ""), s.f)
+	g.inReach(s.f)
 	g.op(asm.LoadMem(asm.R1, asm.R6, xdpData, asm.Word), asm.LoadMem(asm.R4, asm.R6, xdpDataEnd, asm.Word), asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R7, 0))
 	g.bind(loop)
 	g.op(asm.Mov.Reg(asm.R2, asm.R1), asm.Add.Reg(asm.R2, asm.R7), asm.Mov.Reg(asm.R3, asm.R2), asm.Add.Imm(asm.R3, 1))

@@ -68,7 +68,7 @@ func (g *gen) loadAt(off, n int32, f label) {
 		g.direct(n, f)
 		return
 	}
-	g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, n, f, false)
+	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, n, f, false)
 }
 
 // loaded is where the bytes are that loadAt has made readable.
@@ -76,7 +76,7 @@ func (g *gen) loaded() (asm.Register, int16) {
 	if g.o.Hook == XDP {
 		return asm.R1, 0
 	}
-	return asm.RFP, stackScratch
+	return asm.RFP, g.scratchOff
 }
 
 // text compares a part of the payload, or a name.

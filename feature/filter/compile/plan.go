@@ -222,24 +222,26 @@ func (p *plan) order(rules []Rule, grouped []bool) {
 }
 
 // slotAt is where a group that counts leaves its rule.
-func slotAt(slot int) int16 { return int16(stackImage - 8 - 8*slot + 4) }
+func (g *gen) slotAt(slot int) int16 { return g.scratchOff - 8 - 8*int16(slot) + 4 }
 
 // groups generates the lookups. It leaves the first rule that decides in R9.
 func (g *gen) groups() {
 	for _, gr := range g.p.plan.groups {
 		if gr.counts {
-			g.op(asm.Mov.Imm(asm.R1, undecided), asm.StoreMem(asm.RFP, slotAt(gr.slot), asm.R1, asm.Word))
+			g.op(asm.Mov.Imm(asm.R1, undecided), asm.StoreMem(asm.RFP, g.slotAt(gr.slot), asm.R1, asm.Word))
 		}
 		next := g.label()
-		g.note = fmt.Sprintf("a group of %d rules: %s", len(gr.rules), gr.fields())
+		if g.noted {
+			g.note = fmt.Sprintf("a group of %d rules: %s", len(gr.rules), gr.fields())
+		}
 		g.there(gr.absent, next)
 		g.key(gr)
-		g.op(stack(asm.R2, stackScratch)...)
+		g.op(stack(asm.R2, int32(g.scratchOff))...)
 		g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(gr.name), asm.FnMapLookupElem.Call())
 		g.jump(asm.JEq.Imm(asm.R0, 0, ""), next)
 		g.op(asm.LoadMem(asm.R1, asm.R0, 0, asm.Word))
 		if gr.counts {
-			g.op(asm.StoreMem(asm.RFP, slotAt(gr.slot), asm.R1, asm.Word))
+			g.op(asm.StoreMem(asm.RFP, g.slotAt(gr.slot), asm.R1, asm.Word))
 		} else {
 			g.jump(asm.JGE.Reg(asm.R1, asm.R9, ""), next)
 			g.op(asm.Mov.Reg(asm.R9, asm.R1))
@@ -264,7 +266,7 @@ func (gr *group) fields() string {
 // key writes a group's key to the scratch.
 func (g *gen) key(gr *group) {
 	put := func(off int, r asm.Register, size asm.Size) {
-		g.op(asm.StoreMem(asm.RFP, int16(stackScratch+off), r, size))
+		g.op(asm.StoreMem(asm.RFP, g.scratchOff+int16(off), r, size))
 	}
 	used := 0
 	for _, p := range gr.parts {
@@ -285,7 +287,7 @@ func (g *gen) key(gr *group) {
 				g.op(asm.LoadMem(asm.R0, asm.R8, pl.off+int16(i), asm.Half))
 				put(p.off+i, asm.R0, asm.Half)
 			}
-			g.op(asm.StoreImm(asm.RFP, int16(stackScratch+p.off+6), 0, asm.Half))
+			g.op(asm.StoreImm(asm.RFP, g.scratchOff+int16(p.off+6), 0, asm.Half))
 		default:
 			if !pl.plain() {
 				g.value(pl, expr.Operand{Field: f})
@@ -297,7 +299,7 @@ func (g *gen) key(gr *group) {
 		}
 	}
 	for ; used < gr.keySize; used++ {
-		g.op(asm.StoreImm(asm.RFP, int16(stackScratch+used), 0, asm.Byte))
+		g.op(asm.StoreImm(asm.RFP, g.scratchOff+int16(used), 0, asm.Byte))
 	}
 }
 
@@ -309,7 +311,7 @@ func (g *gen) groupCounts() {
 		}
 		next := g.label()
 		g.note = "a group's rule that counts"
-		g.op(asm.LoadMem(asm.R1, asm.RFP, slotAt(gr.slot), asm.Word))
+		g.op(asm.LoadMem(asm.R1, asm.RFP, g.slotAt(gr.slot), asm.Word))
 		g.jump(asm.JGE.Reg(asm.R1, asm.R9, ""), next)
 		g.op(asm.RSh.Imm(asm.R1, 1))
 		g.count()

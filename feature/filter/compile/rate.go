@@ -17,7 +17,7 @@ const rateKeys = 1 << 16
 // Where a rate keeps things, from the frame: the clock, and the value of a new key.
 const (
 	rateNow = stackSaved - 8
-	rateNew = stackScratch + 72
+	rateNew = 72 // in the scratch
 )
 
 // retries is how often a bucket is tried again that another CPU has changed meanwhile. What fails each time passes: the
@@ -48,7 +48,7 @@ func (g *gen) rate(n *expr.Rate, t, f label) {
 	}
 	lookup := func() {
 		g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(name))
-		g.op(stack(asm.R2, stackScratch)...)
+		g.op(stack(asm.R2, int32(g.scratchOff))...)
 		g.op(asm.FnMapLookupElem.Call())
 	}
 	g.op(asm.FnKtimeGetNs.Call(), asm.StoreMem(asm.RFP, rateNow, asm.R0, asm.DWord))
@@ -58,9 +58,9 @@ func (g *gen) rate(n *expr.Rate, t, f label) {
 	g.note = "a new key: its bucket is full but for this packet"
 	g.op(asm.LoadMem(asm.R0, asm.RFP, rateNow, asm.DWord))
 	g.add(n.Interval())
-	g.op(asm.StoreMem(asm.RFP, rateNew, asm.R0, asm.DWord), asm.LoadMapPtr(asm.R1, 0).WithReference(name))
-	g.op(stack(asm.R2, stackScratch)...)
-	g.op(stack(asm.R3, rateNew)...)
+	g.op(asm.StoreMem(asm.RFP, g.scratchOff+rateNew, asm.R0, asm.DWord), asm.LoadMapPtr(asm.R1, 0).WithReference(name))
+	g.op(stack(asm.R2, int32(g.scratchOff))...)
+	g.op(stack(asm.R3, int32(g.scratchOff+rateNew))...)
 	g.op(asm.Mov.Imm(asm.R4, 1 /* BPF_NOEXIST */), asm.FnMapUpdateElem.Call())
 	g.jump(asm.JEq.Imm(asm.R0, 0, ""), below)
 	lookup() // another CPU was faster
@@ -103,7 +103,7 @@ func (g *gen) bucket(n *expr.Rate, above, below label) {
 
 // rateKey writes the key to the scratch and returns its size. Where a field is absent it goes to f.
 func (g *gen) rateKey(n *expr.Rate, f label) int {
-	at := int16(stackScratch)
+	at := g.scratchOff
 	g.op(asm.StoreImm(asm.RFP, at, int64(g.p.rateID(g.rule, n.Index)), asm.Word))
 	at += 4
 	for _, k := range n.Keys {
@@ -124,7 +124,7 @@ func (g *gen) rateKey(n *expr.Rate, f label) int {
 		g.bind(done)
 		at += int16(expr.KeySize(k.Field))
 	}
-	return int(at) - stackScratch
+	return int(at - g.scratchOff)
 }
 
 // keyField writes one field of a key.

@@ -3,6 +3,8 @@
 package compile
 
 import (
+	"slices"
+
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/weir-project/weir/feature/filter/expr"
@@ -10,6 +12,9 @@ import (
 
 // transports are the protocols that are looked into, the most frequent first.
 var transports = []transport{{protoUDP, noUDP, 8}, {protoTCP, noTCP, 20}, {protoICMP, noICMP, 8}, {protoICMP6, noICMP6, 8}, {protoGRE, noGRE, 4}}
+
+// commonSize is the size of most headers.
+const commonSize = 8
 
 type transport struct {
 	proto int32
@@ -37,31 +42,62 @@ func (g *gen) clip() {
 // transport reads the header of the protocol in R0 at R9.
 func (g *gen) transport(p *paths) {
 	g.note = "the transport header"
-	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
+	g.launder(asm.R9, imgAt)
 	g.clip()
+	var alike []transport // headers of one size, which the same code loads
+	common := g.label()
 	for _, t := range transports {
-		if !g.wants(t) {
+		if g.wants(t) && t.size == commonSize {
+			alike = append(alike, t)
+			g.jump(asm.JEq.Imm(asm.R0, t.proto, ""), common)
+		}
+	}
+	for _, t := range transports {
+		if !g.wants(t) || t.size == commonSize {
 			continue
 		}
 		other := g.label()
 		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
-		g.fits(t.size, g.done)
-		g.op(asm.Mov.Reg(asm.R2, asm.R9))
-		g.loadHeader(imgL4, t.size)
-		g.bind(p.have[t.bit])
-		g.found(t.bit)
-		switch t.bit {
-		case noUDP:
-			g.udp()
-		case noTCP:
-			g.tcp()
-		case noGRE:
-			g.gre()
-		default:
-			g.payload(8)
-		}
-		g.goTo(g.done)
+		g.header(t.size)
+		g.behind(p, t)
 		g.bind(other)
+	}
+	g.goTo(g.done)
+	g.bind(common)
+	if len(alike) == 0 {
+		return
+	}
+	g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
+	g.header(commonSize)
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
+	for _, t := range alike[:len(alike)-1] {
+		g.jump(asm.JEq.Imm(asm.R0, t.proto, ""), p.have[t.bit])
+	}
+	for _, t := range slices.Backward(alike) {
+		g.behind(p, t)
+	}
+}
+
+// header loads the transport header at R9.
+func (g *gen) header(size int32) {
+	g.fits(size, g.done)
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.loadHeader(imgL4, size)
+}
+
+// behind goes on with the header in the image.
+func (g *gen) behind(p *paths, t transport) {
+	g.bind(p.have[t.bit])
+	g.found(t.bit)
+	switch t.bit {
+	case noUDP:
+		g.udp()
+	case noTCP:
+		g.tcp()
+	case noGRE:
+		g.gre()
+	default:
+		g.payload(8)
 	}
 	g.goTo(g.done)
 }
@@ -114,9 +150,7 @@ func (g *gen) tcp() {
 func (g *gen) options() {
 	out := g.label()
 	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt2, asm.R9, asm.Word))
-	for range expr.MostOptions {
-		g.option(out)
-	}
+	g.repeat(expr.MostOptions, func() { g.option(out) })
 	g.bind(out)
 	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 }
@@ -128,7 +162,7 @@ func (g *gen) option(out label) {
 	g.op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
 	g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), out)
 	g.scratch(0, 1, out)
-	g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte), asm.Mov.Imm(asm.R1, 1))
+	g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte), asm.Mov.Imm(asm.R1, 1))
 	g.jump(asm.JEq.Imm(asm.R0, 0, ""), out)
 	g.jump(asm.JNE.Imm(asm.R0, 1, ""), two)
 	g.goTo(next)
@@ -136,7 +170,7 @@ func (g *gen) option(out label) {
 	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 2), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
 	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
 	g.scratch(0, 2, out)
-	g.op(asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
+	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
 	g.jump(asm.JLT.Imm(asm.R1, 2, ""), out)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Reg(asm.R2, asm.R1), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
 	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
@@ -149,7 +183,7 @@ func (g *gen) option(out label) {
 			continue
 		}
 		other := g.label()
-		g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Half))
+		g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
 		g.jump(asm.JNE.Imm(asm.R0, int32(swapped(uint32(o.kind<<8|o.size), asm.Half)), ""), other)
 		// Of an option that is there twice the first counts.
 		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R0, int32(o.bit)))
@@ -163,7 +197,7 @@ func (g *gen) option(out label) {
 		g.bind(other)
 	}
 	g.bind(skip)
-	g.op(asm.LoadMem(asm.R1, asm.RFP, stackScratch+1, asm.Byte))
+	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
 	g.bind(next)
 	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
 }
@@ -174,7 +208,7 @@ func (g *gen) scratch(off, n int32, fail label) {
 	if off != 0 {
 		g.op(asm.Add.Imm(asm.R2, off))
 	}
-	g.load(func(r asm.Register) []asm.Instruction { return stack(r, stackScratch) }, n, fail, false)
+	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, n, fail, false)
 }
 
 // gre reads the key, which lies behind a checksum if there is one (RFC 2890).
@@ -200,7 +234,7 @@ func (g *gen) dns() {
 	g.note = "DNS"
 	g.fits(12, g.done)
 	g.scratch(4, 2, g.done)
-	g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Half))
+	g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
 	g.jump(asm.JEq.Imm(asm.R0, 0, ""), g.done)
 	if g.need&noQType == 0 {
 		// Names are compared with ones that are right, so that nobody needs to know whether this one is.
@@ -208,23 +242,23 @@ func (g *gen) dns() {
 		return
 	}
 	g.op(asm.Add.Imm(asm.R9, 12), asm.Mov.Reg(asm.R0, asm.R9), asm.Add.Imm(asm.R0, expr.MostName),
-		asm.StoreMem(asm.R8, imgAt2, asm.R0, asm.Word), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
-	name := g.label()
-	for i := range expr.MostLabels + 1 {
+		asm.StoreMem(asm.R8, imgAt2, asm.R0, asm.Word), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word), asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
+	name, wrong := g.label(), g.label()
+	g.repeat(expr.MostLabels+1, func() {
 		g.op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
-		g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), g.done)
-		g.fits(1, g.done)
-		g.scratch(0, 1, g.done)
-		g.op(asm.LoadMem(asm.R0, asm.RFP, stackScratch, asm.Byte))
+		g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), wrong)
+		g.fits(1, wrong)
+		g.scratch(0, 1, wrong)
+		g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte))
 		g.jump(asm.JEq.Imm(asm.R0, 0, ""), name)
-		if i == expr.MostLabels {
-			break
-		}
-		g.jump(asm.JGT.Imm(asm.R0, 63, ""), g.done)
+		g.jump(asm.JGT.Imm(asm.R0, 63, ""), wrong)
 		g.op(asm.Add.Imm(asm.R9, 1), asm.Add.Reg(asm.R9, asm.R0), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
-	}
+	})
+	g.bind(wrong)
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 	g.goTo(g.done)
 	g.bind(name)
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 	g.found(noQuestion)
 	g.op(asm.Add.Imm(asm.R9, 1))
 	g.fits(2, g.done)

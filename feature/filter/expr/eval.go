@@ -225,7 +225,7 @@ func lower(b []byte) []byte {
 	return out
 }
 
-// at is where an offset of a slice lies, counted from the start.
+// offsetIn is where an offset of a slice of n bytes lies, counted from the start.
 func offsetIn(n, i int) int {
 	if i < 0 {
 		return n + i

@@ -49,14 +49,21 @@ next:
 			i++
 			continue
 		}
-		if c == '"' {
-			t, n, err := lexText(src, i)
+		if raw := strings.HasPrefix(src[i:], `r"`); c == '"' || raw {
+			read := lexText
+			if raw {
+				read = lexRaw
+			}
+			t, n, err := read(src, i)
 			if err != nil {
 				return nil, err
 			}
 			out = append(out, t)
 			i += n
 			continue
+		}
+		if s := src[i:]; strings.HasPrefix(s, "===") || strings.HasPrefix(s, "!==") || strings.HasPrefix(s, "<>") {
+			return nil, unexpected(src, i)
 		}
 		for _, s := range symbols {
 			if strings.HasPrefix(src[i:], s) {
@@ -70,12 +77,36 @@ next:
 			j++
 		}
 		if j == i {
-			return nil, &Error{Source: src, Pos: Pos(i), Msg: "unexpected character " + quoteRune(src[i:])}
+			return nil, unexpected(src, i)
 		}
 		out = append(out, token{word, src[i:j], Pos(i)})
 		i = j
 	}
 	return append(out, token{end, "", Pos(len(src))}), nil
+}
+
+// unexpected is the mistake of a character that begins nothing.
+func unexpected(src string, at int) *Error {
+	e := &Error{Source: src, Pos: Pos(at), Msg: "unexpected character " + quoteRune(src[at:])}
+	switch s := src[at:]; {
+	case strings.HasPrefix(s, "===") || strings.HasPrefix(s, "!=="):
+		e.Msg = s[:3] + " is not known: == is true if any of a field's values is equal, != if none is"
+	case strings.HasPrefix(s, "=~"):
+		e.Msg, e.Suggestion = "=~ is not known", "matches"
+	case strings.HasPrefix(s, "=>"), strings.HasPrefix(s, "=<"):
+		e.Msg, e.Suggestion = s[:2]+" is not known", s[1:2]+"="
+	case strings.HasPrefix(s, "<>"):
+		e.Msg, e.Suggestion = "<> is not known", "!="
+	case s[0] == '=':
+		e.Msg, e.Suggestion = "= is not known", "=="
+	case s[0] == '|':
+		e.Msg, e.Suggestion = "| is not known", "||"
+	case s[0] == '^':
+		e.Msg, e.Suggestion = "^ is not known", "xor"
+	case s[0] == '\'':
+		e.Msg = "unexpected ': texts are written \"…\""
+	}
+	return e
 }
 
 // quoteRune quotes the first character of s.
@@ -105,6 +136,15 @@ func lexText(src string, at int) (token, int, *Error) {
 		}
 	}
 	return token{}, 0, &Error{Source: src, Pos: Pos(at), Msg: `the text that begins here has no closing "`}
+}
+
+// lexRaw reads r"…", in which backslashes stand for themselves: patterns are easier to write.
+func lexRaw(src string, at int) (token, int, *Error) {
+	s, _, closed := strings.Cut(src[at+2:], `"`)
+	if !closed {
+		return token{}, 0, &Error{Source: src, Pos: Pos(at), Msg: `the text that begins here has no closing "`}
+	}
+	return token{text, s, Pos(at)}, len(s) + 3, nil
 }
 
 // escape reads what follows a backslash: the byte, and how many bytes stand for it; 0: nothing that is known.

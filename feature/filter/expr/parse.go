@@ -103,8 +103,13 @@ var joiners = []string{"and", "or", "xor", "not", "in", "contains", "matches", "
 
 func (p *parser) trailing(t token) *Error {
 	e := p.fail(t.pos, "%s where the expression is at its end, or goes on with and, or, xor", t)
-	if t.kind == word {
+	switch hint, ok := foreign[t.s]; {
+	case t.kind == word && ok:
+		e.Msg += ": " + hint
+	case t.kind == word:
 		e.Suggestion = suggest.Nearest(t.s, joiners)
+	case t.kind == symbol && t.s == ",":
+		e.Msg += ": one of several is in {a, b}"
 	}
 	return e
 }
@@ -286,28 +291,28 @@ func (p *parser) mask(x *Operand) *Error {
 	return nil
 }
 
-// ranged is an operand, or the keys of a rate.
-type ranged struct {
+// subject is what a term begins with: an operand, or the keys of a rate.
+type subject struct {
 	Operand
 	rate *Rate
 }
 
-func (p *parser) operand() (ranged, *Error) {
+func (p *parser) operand() (subject, *Error) {
 	t := p.next()
 	switch {
 	case t.kind == end:
-		return ranged{}, p.fail(t.pos, "the expression ends where a field is wanted")
+		return subject{}, p.fail(t.pos, "the expression ends where a field is wanted")
 	case t.kind != word:
-		return ranged{}, p.fail(t.pos, "%s where a field is wanted", t)
+		return subject{}, p.fail(t.pos, "%s where a field is wanted", t)
 	case t.s == "rate" && p.peek().s == "(":
 		r, err := p.keys(t)
-		return ranged{rate: r}, err
+		return subject{rate: r}, err
 	case t.s == "len" && p.peek().s == "(":
 		x, err := p.length(t)
-		return ranged{Operand: x}, err
+		return subject{Operand: x}, err
 	}
 	x, err := p.field(t)
-	return ranged{Operand: x}, err
+	return subject{Operand: x}, err
 }
 
 func (p *parser) field(t token) (Operand, *Error) {
@@ -323,6 +328,9 @@ func (p *parser) field(t token) (Operand, *Error) {
 }
 
 func (p *parser) unknown(t token) *Error {
+	if hint, ok := foreign[t.s]; ok {
+		return p.fail(t.pos, "there is no field %q: %s", t.s, hint)
+	}
 	e := p.fail(t.pos, "unknown field %q", t.s)
 	names := append([]string{"rate", "len"}, allName...)
 	for _, f := range fields {

@@ -91,7 +91,7 @@ func (p *parser) matches(here at, x Operand) (Node, *Error) {
 	return &Matches{here, x, pattern}, nil
 }
 
-// slice reads on after "[": a:b, a:, :b or a.
+// slice reads on after "[": a:b, a:, :b, a or a-b.
 func (p *parser) slice(x *Operand) *Error {
 	open := p.peek()
 	if x.Field.Type != Bytes {
@@ -107,6 +107,9 @@ func (p *parser) slice(x *Operand) *Error {
 	}
 	from, to, cut := strings.Cut(b.String(), ":")
 	var err *Error
+	if first, last, ok := strings.Cut(from, "-"); ok && !cut && first != "" {
+		return p.inclusive(open, x, first, last)
+	}
 	if from != "" || !cut {
 		if x.From, err = p.offset(open, from); err != nil {
 			return err
@@ -126,8 +129,24 @@ func (p *parser) slice(x *Operand) *Error {
 	case x.Open && x.From == 0:
 		x.Part, x.Open = Whole, false // all of it
 	case fixed && n <= 0, !x.Open && x.To == 0:
-		return p.fail(open.pos, "no byte is from %d up to, and without, %d", x.From, x.To)
+		return p.fail(open.pos, "no byte is from %d up to, and without, %d: slices are [from:to], not [from:length]", x.From, x.To)
 	}
+	return nil
+}
+
+// inclusive is [first-last], Wireshark's other way to write a slice.
+func (p *parser) inclusive(at token, x *Operand, first, last string) (err *Error) {
+	if x.From, err = p.offset(at, first); err != nil {
+		return err
+	}
+	if x.To, err = p.offset(at, last); err != nil {
+		return err
+	}
+	if x.To < x.From {
+		return p.fail(at.pos, "no byte is from %d to %d", x.From, x.To)
+	}
+	x.Part = Slice
+	x.To++
 	return nil
 }
 

@@ -20,7 +20,6 @@ type Pattern struct {
 const (
 	mostPattern = 256 // bytes of text
 	mostProg    = 512 // instructions of the automaton that is not yet deterministic
-	MostStates  = 256 // of the deterministic one; package compile counts them
 )
 
 // NewPattern reads a pattern: literals, ., classes, ?, *, +, {n,m}, alternatives, groups, and ^ and $ for the ends of what is
@@ -64,8 +63,6 @@ func beyond(r *syntax.Regexp) string {
 		return `\b`
 	case r.Op == syntax.OpBeginLine || r.Op == syntax.OpEndLine:
 		return "(?m)"
-	case r.Flags&syntax.FoldCase != 0:
-		return "(?i)"
 	}
 	for _, s := range r.Sub {
 		if op := beyond(s); op != "" {

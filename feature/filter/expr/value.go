@@ -58,7 +58,7 @@ func (p *parser) fits(x Operand, v Value, t token) *Error {
 		return nil
 	}
 	if n, fixed := x.Size(); fixed && n != len(v.Bytes) {
-		return p.fail(t.pos, "%s has %d bytes, and this text has %d: they are never equal", x, n, len(v.Bytes))
+		return p.fail(t.pos, "%s has %d bytes, and this text has %d: they are never equal; slices are [from:to], not [from:length]", x, n, len(v.Bytes))
 	}
 	return nil
 }
@@ -123,11 +123,13 @@ func (p *parser) numbers(t token, x Operand) (Value, *Error) {
 }
 
 func (p *parser) number(t token, bits int, x Operand) (uint64, *Error) {
-	if x.Type() == Bool && t.kind == word && (t.s == "true" || t.s == "false") {
-		if t.s == "true" {
+	if x.Type() == Bool && t.kind == word {
+		switch strings.ToLower(t.s) { // Wireshark's is True
+		case "true":
 			return 1, nil
+		case "false":
+			return 0, nil
 		}
-		return 0, nil
 	}
 	s, base := t.s, 10
 	if h, ok := strings.CutPrefix(s, "0x"); ok {
@@ -135,15 +137,29 @@ func (p *parser) number(t token, bits int, x Operand) (uint64, *Error) {
 	}
 	v, err := strconv.ParseUint(s, base, 64)
 	if t.kind != word || err != nil && (v == 0 || s == "") {
-		return 0, p.fail(t.pos, "%s where a number of %s is wanted", t, x)
+		e := p.fail(t.pos, "%s where a number of %s is wanted", t, x)
+		e.Suggestion = dotted(t)
+		return 0, e
 	}
 	if base == 10 && len(s) > 1 && s[0] == '0' {
 		return 0, p.fail(t.pos, "%s begins with 0, which some read as octal: write it without, or with 0x", t)
 	}
 	if most := uint64(1)<<bits - 1; v > most || err != nil {
+		if bits == 1 {
+			return 0, p.fail(t.pos, "%s is one bit, 0 or 1", x)
+		}
 		return 0, p.fail(t.pos, "%s has %d bits: %s is above %d", x, bits, t, most)
 	}
 	return v, nil
+}
+
+// dotted is what a range that is written with - is here: "" for what is none.
+func dotted(t token) string {
+	from, to, ok := strings.Cut(t.s, "-")
+	if t.kind != word || !ok || from == "" || to == "" || from[0] > '9' && !strings.Contains(from, ":") {
+		return ""
+	}
+	return from + ".." + to
 }
 
 func parseMAC(t token) (uint64, bool) {
@@ -197,7 +213,9 @@ func (p *parser) addresses(t token, x Operand) (Value, *Error) {
 func (p *parser) address(t token, x Operand) (netip.Addr, *Error) {
 	a, err := netip.ParseAddr(t.s)
 	if t.kind != word || err != nil || a.Zone() != "" {
-		return a, p.fail(t.pos, "%s where an address like %s is wanted", t, map[bool]string{true: "2001:db8::1", false: "192.0.2.1"}[x.Type() == IPv6])
+		e := p.fail(t.pos, "%s where an address like %s is wanted", t, map[bool]string{true: "2001:db8::1", false: "192.0.2.1"}[x.Type() == IPv6])
+		e.Suggestion = dotted(t)
+		return a, e
 	}
 	return a, p.family(t, a, x)
 }

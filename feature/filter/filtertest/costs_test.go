@@ -17,7 +17,7 @@ func TestCosts(t *testing.T) {
 				seed := uint64(time.Now().UnixNano())
 				r := rand.New(rand.NewPCG(seed, 4))
 				var all Result
-				for i := range 4 {
+				for i := range rounds(4) {
 					b.Hook, b.Rules, b.Packets, b.Decide = h, 24, 400, i == 0
 					res, err := b.Run(r)
 					if err != nil {

@@ -62,7 +62,7 @@ func text(r *rand.Rand, k Kinds, deep int) string {
 var (
 	fields  = expr.Fields()
 	literal = []string{`"xyzzy"`, `"INVITE"`, `"x"`, `"hello xyzzy"`, `"abc"`, `16:03:01`, `"abcabcabcd"`, `"SIP/2.0"`, `" "`}
-	pattern = []string{`"^hello"`, `"xyz+y$"`, `"[a-c]+d"`, `"a.c"`, `"sip:.*SIP"`, `"(INVITE|ACK) "`, `"^$"`, `"x?y*z"`, `"\\x16\\x03[\\x00-\\x03]"`, `"[^a-z]{3,5}"`, `"\\r\\n\\r\\n$"`}
+	pattern = []string{`"^hello"`, `"xyz+y$"`, `"[a-c]+d"`, `"a.c"`, `"sip:.*SIP"`, `"(INVITE|ACK) "`, `"^$"`, `"x?y*z"`, `"\\x16\\x03[\\x00-\\x03]"`, `"[^a-z]{3,5}"`, `"\\r\\n\\r\\n$"`, `"(?i)HELLO|[hH]ost"`, `"(?i:get) /"`}
 )
 
 func term(r *rand.Rand, k Kinds) string {

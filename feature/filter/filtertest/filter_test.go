@@ -24,6 +24,14 @@ func needHook(t testing.TB, h compile.Hook) {
 	}
 }
 
+// rounds are fewer with -short, for the kernels of the matrix, but of each kind.
+func rounds(n int) int {
+	if testing.Short() {
+		return min(n, 3)
+	}
+	return n
+}
+
 func TestRandom(t *testing.T) {
 	for _, h := range hooks {
 		t.Run(h.String(), func(t *testing.T) {
@@ -31,8 +39,8 @@ func TestRandom(t *testing.T) {
 			seed := uint64(time.Now().UnixNano())
 			r := rand.New(rand.NewPCG(seed, 1))
 			var all Result
-			for i := range 9 {
-				res, err := Batch{Hook: h, Rules: 24, Packets: 500, Decide: i%3 == 2}.Run(r)
+			for i := range rounds(9) {
+				res, err := Batch{Hook: h, Rules: 24, Packets: 500, Plain: i%3 == 1, Decide: i%3 == 2}.Run(r)
 				if err != nil {
 					t.Fatalf("seed %d: %v", seed, err)
 				}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+)
+
+// Skb says how a program reads a packet's memory itself, as tracing programs read the kernel's: bpf_rdonly_cast says that an
+// address is of a struct of the kernel, and the load of a member of it is one instruction that cannot fault. It is said of an
+// address so far before the packet that sk_buff's scratch, 48 bytes that any width may be read of, lies on the packet.
+//
+// Offsets are those in struct sk_buff (include/linux/skbuff.h), IDs those of the kernel's BTF.
+type Skb struct {
+	Type    int32 // struct sk_buff
+	Cast    int32 // bpf_rdonly_cast
+	Context int32 // bpf_cast_to_kern_ctx: __sk_buff's sk_buff
+	Head    int16 // the buffer, a pointer
+	Network int16 // the network header's offset in it, u16
+	Tail    int16 // where its data ends, u32; what is behind is in other pages
+	Data    int16 // where its data begins, a pointer
+	Len     int16 // of the packet, u32,
+	DataLen int16 // and of that in other pages, u32
+	Scratch int16 // cb
+}
+
+// mostScratch is how many bytes one cast makes readable.
+const mostScratch = 48
+
+var (
+	skbOfSockets   = sync.OnceValue(func() *Skb { return probeSkb(ebpf.SocketFilter) })
+	skbOfNetfilter = sync.OnceValue(func() *Skb { return probeSkb(ebpf.Netfilter) })
+)
+
+// probeSkb returns nil where a program of this type cannot read packets this way, whatever the reason.
+func probeSkb(t ebpf.ProgramType) *Skb {
+	spec, err := btf.LoadKernelSpec()
+	if err != nil {
+		return nil
+	}
+	s, err := skbOf(spec)
+	if err != nil {
+		return nil
+	}
+	ins := asm.Instructions{asm.LoadMem(asm.R1, asm.R1, nfSkb, asm.DWord)}
+	if t == ebpf.SocketFilter {
+		ins = asm.Instructions{kfunc(s.Context), asm.Mov.Reg(asm.R1, asm.R0)}
+	}
+	ins = append(ins, s.ends(t == ebpf.SocketFilter)...)
+	ins = append(ins, asm.Mov.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R2, s.Type), kfunc(s.Cast),
+		asm.LoadMem(asm.R0, asm.R0, s.Scratch, asm.DWord))
+	if probe(t, ins...) != nil {
+		return nil
+	}
+	return s
+}
+
+// ends has R2 be the address of the IP header and R3 how many bytes lie there in one piece, of the sk_buff in R1. Sockets get
+// their packets when those before the transport header are taken off; with netfilter a packet begins with its IP header.
+func (s *Skb) ends(socket bool) []asm.Instruction {
+	if !socket {
+		return []asm.Instruction{
+			asm.LoadMem(asm.R2, asm.R1, s.Data, asm.DWord),
+			asm.LoadMem(asm.R3, asm.R1, s.Len, asm.Word), asm.LoadMem(asm.R4, asm.R1, s.DataLen, asm.Word), asm.Sub.Reg(asm.R3, asm.R4),
+		}
+	}
+	return []asm.Instruction{
+		asm.LoadMem(asm.R2, asm.R1, s.Head, asm.DWord), asm.LoadMem(asm.R4, asm.R1, s.Network, asm.Half),
+		asm.LoadMem(asm.R3, asm.R1, s.Tail, asm.Word),
+		asm.Add.Reg(asm.R2, asm.R4), asm.Sub.Reg(asm.R3, asm.R4),
+	}
+}
+
+// member is where a member of a struct is, also of an anonymous one within it.
+type member struct {
+	off  int16
+	size int
+}
+
+func skbOf(spec *btf.Spec) (*Skb, error) {
+	m, err := skbMembers(spec)
+	if err != nil {
+		return nil, err
+	}
+	for name, size := range map[string]int{"head": 8, "network_header": 2, "tail": 4, "data": 8, "len": 4, "data_len": 4, "cb": mostScratch} {
+		if m[name].size != size {
+			return nil, fmt.Errorf("struct sk_buff has a %s of %d bytes, not %d", name, m[name].size, size)
+		}
+	}
+	s := &Skb{Head: m["head"].off, Network: m["network_header"].off, Tail: m["tail"].off,
+		Data: m["data"].off, Len: m["len"].off, DataLen: m["data_len"].off, Scratch: m["cb"].off}
+	var skb *btf.Struct
+	if err := spec.TypeByName("sk_buff", &skb); err != nil {
+		return nil, err
+	}
+	id, err := spec.TypeID(skb)
+	if err != nil {
+		return nil, err
+	}
+	s.Type = int32(id)
+	if s.Cast, err = functionID(spec, "bpf_rdonly_cast"); err != nil {
+		return nil, err
+	}
+	s.Context, err = functionID(spec, "bpf_cast_to_kern_ctx")
+	return s, err
+}
+
+// skbMembers are the members of struct sk_buff, by name.
+func skbMembers(spec *btf.Spec) (map[string]member, error) {
+	var skb *btf.Struct
+	if err := spec.TypeByName("sk_buff", &skb); err != nil {
+		return nil, fmt.Errorf("struct sk_buff: %w", err)
+	}
+	out := map[string]member{}
+	addMembers(out, skb.Members, 0)
+	if out["len"].size != 4 {
+		return nil, errors.New("struct sk_buff has no len")
+	}
+	return out, nil
+}
+
+func addMembers(to map[string]member, ms []btf.Member, base uint32) {
+	for _, m := range ms {
+		off := base + m.Offset.Bytes()
+		if m.Name != "" {
+			if size, err := btf.Sizeof(m.Type); err == nil && m.BitfieldSize == 0 {
+				to[m.Name] = member{int16(off), size}
+			}
+			continue
+		}
+		switch t := btf.UnderlyingType(m.Type).(type) {
+		case *btf.Struct:
+			addMembers(to, t.Members, off)
+		case *btf.Union:
+			addMembers(to, t.Members, off)
+		}
+	}
+}
+
+func functionID(spec *btf.Spec, name string) (int32, error) {
+	var f *btf.Func
+	if err := spec.TypeByName(name, &f); err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
+	}
+	id, err := spec.TypeID(f)
+	return int32(id), err
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sharktest
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/gopacket/gopacket/layers"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// Both match the same packets of each capture, by the kernel's run of the program and by the interpreter, but for
+// packets that a pair gives a reason for.
+func TestGenerated(t *testing.T) {
+	needTshark(t)
+	t.Parallel()
+	var all []*capture
+	for _, link := range []layers.LinkType{layers.LinkTypeEthernet, layers.LinkTypeRaw, layers.LinkTypeLinuxSLL} {
+		all = append(all, generatedCapture(t, link))
+	}
+	idle := comparison{captures: all, pairs: pairs, telling: true}.run(t)
+	for _, r := range idle {
+		if r.labels != nil {
+			t.Errorf("a reason that no packet needs: %s", r)
+		}
+	}
+}
+
+// The same of captures of real routers.
+func TestShared(t *testing.T) {
+	needTshark(t)
+	t.Parallel()
+	comparison{captures: sharedCaptures(t), pairs: pairs}.run(t)
+}
+
+// One pass with a tap for each filter says what tshark -Y says of each.
+func TestTaps(t *testing.T) {
+	needTshark(t)
+	t.Parallel()
+	c := generatedCapture(t, layers.LinkTypeEthernet)
+	filters, _ := displayFilters(pairs)
+	taps := sharks(t, c.path, filters)
+	step := 20
+	if testing.Short() {
+		step = 80
+	}
+	for i := 0; i < len(filters); i += step {
+		if alone := shark(t, c.path, filters[i]); !maps.Equal(alone, taps[i]) {
+			t.Errorf("%s: tshark -Y matches %d packets, and a tap %d", filters[i], len(alone), len(taps[i]))
+		}
+	}
+}
+
+// comparison tries pairs on captures.
+type comparison struct {
+	captures []*capture
+	pairs    [][]pair
+	only     string // a display filter of the packets that are compared, all where it is empty
+	least    int    // how many must be
+	telling  bool   // each pair must match some packets of some capture, and not all
+}
+
+// run compares, and returns the reasons that were not needed.
+func (c comparison) run(t *testing.T) (idle []excuse) {
+	t.Helper()
+	filters, where := displayFilters(c.pairs)
+	asked := append(filters[:len(filters):len(filters)], where...)
+	asked = append(asked, cmp.Or(strings.Join(strings.Fields(c.only), " "), "frame"))
+	said := make([][]frames, len(c.captures))
+	compared := 0
+	for i, capture := range c.captures {
+		said[i] = sharks(t, capture.path, asked)
+		compared += len(said[i][len(asked)-1])
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	if compared < c.least {
+		t.Fatalf("%d packets can be compared, and %d should", compared, c.least)
+	}
+	needed, told := map[string]bool{}, map[string]bool{}
+	for _, interpret := range []bool{false, true} {
+		first := 0
+		for _, some := range c.pairs {
+			got := weirs(t, c.captures, some, interpret)
+			for i, capture := range c.captures {
+				j := judge{capture: capture, where: where, holds: said[i][len(filters):], needed: needed}
+				for n, p := range some {
+					j.pair = p
+					j.differences(t, got[i][n], said[i][first+n])
+					most := max(len(got[i][n]), len(said[i][first+n]))
+					told[p.weir+p.shark] = told[p.weir+p.shark] || most > 0 && most < len(capture.packets)
+				}
+			}
+			first += len(some)
+		}
+	}
+	for _, p := range slices.Concat(c.pairs...) {
+		if c.telling && !told[p.weir+p.shark] {
+			t.Errorf("tshark's %s tells no packet of any capture from the others: the pair says nothing", p.shark)
+		}
+		for _, r := range p.but {
+			if e := (excuse{p, r}); !needed[e.String()] {
+				idle = append(idle, e)
+			}
+		}
+	}
+	return idle
+}
+
+// displayFilters are those of all pairs, and those of all reasons.
+func displayFilters(of [][]pair) (filters, where []string) {
+	for _, p := range slices.Concat(of...) {
+		filters = append(filters, p.shark)
+		for _, r := range p.but {
+			if r.where != "" && !slices.Contains(where, r.where) {
+				where = append(where, r.where)
+			}
+		}
+	}
+	return filters, where
+}
+
+// excuse is a reason of a pair.
+type excuse struct {
+	pair
+	reason
+}
+
+func (e excuse) String() string { return fmt.Sprintf("%s and %s: %s", e.weir, e.shark, e.why) }
+
+// judge looks at what one pair matched of one capture.
+type judge struct {
+	*capture
+	pair
+	where  []string
+	holds  []frames // of which packets each of where is true, and in the end which are compared
+	needed map[string]bool
+}
+
+func (j judge) differences(t *testing.T, weir, shark frames) {
+	t.Helper()
+	wrong := map[side][]string{}
+	for i := range j.packets {
+		n := i + 1
+		if weir[n] == shark[n] || !j.holds[len(j.where)][n] {
+			continue
+		}
+		only := weirOnly
+		if shark[n] {
+			only = sharkOnly
+		}
+		if !j.excused(n, only) {
+			wrong[only] = append(wrong[only], j.label(n))
+		}
+	}
+	for only, labels := range wrong {
+		t.Errorf("weir's %s and tshark's %s differ in %s: matched by %s only: %.20q", j.weir, j.shark, j.name, only, labels)
+	}
+}
+
+// excused says whether the pair gives a reason for a packet.
+func (j judge) excused(frame int, only side) bool {
+	for _, r := range j.but {
+		named := j.labels != nil && slices.Contains(r.labels, j.label(frame)) || r.where != "" && j.holds[slices.Index(j.where, r.where)][frame]
+		if named && r.only == only {
+			j.needed[excuse{j.pair, r}.String()] = true
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,370 @@
+//go:build ignore
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * The front end's data path, at tcx of the devices towards clients and servers. The service's address is on every server,
+ * so nothing of a packet changes but its MAC addresses: no NAT, no checksum, GSO passes. A flow has one owner; packets from
+ * clients go to it, and what another host sends for the flow is dropped (package move says why that is enough).
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <stddef.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "front.h"
+#include "hash.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FRONT_SERVICES);
+	__type(key, struct front_service_key);
+	__type(value, struct front_service);
+} front_services SEC(".maps");
+
+/* Of each service's buckets the host that new flows go to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FRONT_SERVICES * FRONT_BUCKETS);
+	__type(key, __u32);
+	__type(value, __u16);
+} front_ring SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FRONT_HOSTS);
+	__type(key, __u32);
+	__type(value, struct front_host);
+} front_hosts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FRONT_HOSTS);
+	__type(key, struct front_mac_key);
+	__type(value, __u32);
+} front_macs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct front_flow_key);
+	__type(value, struct front_flow);
+} front_flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FRONT_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} front_counts SEC(".maps");
+
+const volatile __u32 front_tap_ifindex; /* where packets of parked flows go */
+
+const struct front_change_args *front_change_args_type __attribute__((unused)); /* for bpf2go */
+
+struct packet {
+	struct front_service_key to; /* destination */
+	struct front_service_key from;
+	__u8 tcp;   /* flags, as the header's 14th byte has them */
+	__u8 error; /* an ICMP error: to and from are of the packet that it is about, turned round */
+};
+
+/* linux/icmp.h wants the headers of user space. */
+#define ICMP_DEST_UNREACH   3
+#define ICMP_TIME_EXCEEDED  11
+#define ICMP_PARAMETERPROB  12
+#define ICMPV6_DEST_UNREACH 1
+#define ICMPV6_PARAMPROB    4
+#define ICMP_HEADER	    8 /* bytes, of both */
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
+static __always_inline void count(__u32 what)
+{
+	__u64 *n = bpf_map_lookup_elem(&front_counts, &what);
+
+	if (n)
+		*n += 1;
+}
+
+static __always_inline void mapped(__u8 *to, __u32 v4)
+{
+	__u32 *w = (__u32 *)to;
+
+	w[0] = 0;
+	w[1] = 0;
+	w[2] = bpf_htonl(0xffff);
+	w[3] = v4;
+}
+
+/* ports reads a transport header. 0: it is there. */
+static __always_inline int ports(struct __sk_buff *skb, __u32 at, __u8 proto, struct packet *p)
+{
+	__be16 both[2];
+
+	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
+		return -1;
+	if (bpf_skb_load_bytes(skb, at, both, sizeof(both)))
+		return -1;
+	p->from.port = both[0];
+	p->to.port = both[1];
+	p->from.proto = proto;
+	p->to.proto = proto;
+	if (proto == IPPROTO_TCP && !p->error &&
+	    bpf_skb_load_bytes(skb, at + 13, &p->tcp, sizeof(p->tcp)))
+		return -1;
+	return 0;
+}
+
+/* turned has an error's packet, which the service sent, look like one to it. */
+static __always_inline void turned(struct packet *p)
+{
+	struct front_service_key k = p->to;
+
+	p->to = p->from;
+	p->from = k;
+}
+
+static __always_inline int read4(struct __sk_buff *skb, __u32 at, struct packet *p, __u8 *proto,
+				 __u32 *next)
+{
+	struct iphdr ip;
+
+	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
+		return -1;
+	if (ip.frag_off & bpf_htons(0x1fff)) /* a later fragment has no ports */
+		return -1;
+	mapped(p->from.addr, ip.saddr);
+	mapped(p->to.addr, ip.daddr);
+	*proto = ip.protocol;
+	*next = at + ip.ihl * 4;
+	return 0;
+}
+
+static __always_inline int read6(struct __sk_buff *skb, __u32 at, struct packet *p, __u8 *proto,
+				 __u32 *next)
+{
+	struct ipv6hdr ip;
+
+	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 6)
+		return -1;
+	__builtin_memcpy(p->from.addr, &ip.saddr, 16);
+	__builtin_memcpy(p->to.addr, &ip.daddr, 16);
+	*proto = ip.nexthdr; /* with extension headers it is nobody's */
+	*next = at + sizeof(ip);
+	return 0;
+}
+
+/* read reads a packet's addresses, of an ICMP error those of the packet that it is about. */
+static __always_inline int read(struct __sk_buff *skb, struct packet *p)
+{
+	__u8 proto, type;
+	__u32 next;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (read4(skb, ETH_HLEN, p, &proto, &next))
+			return -1;
+		if (proto != IPPROTO_ICMP)
+			return ports(skb, next, proto, p);
+		if (bpf_skb_load_bytes(skb, next, &type, 1) ||
+		    (type != ICMP_DEST_UNREACH && type != ICMP_TIME_EXCEEDED &&
+		     type != ICMP_PARAMETERPROB))
+			return -1;
+		p->error = 1;
+		if (read4(skb, next + ICMP_HEADER, p, &proto, &next))
+			return -1;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if (read6(skb, ETH_HLEN, p, &proto, &next))
+			return -1;
+		if (proto != IPPROTO_ICMPV6)
+			return ports(skb, next, proto, p);
+		if (bpf_skb_load_bytes(skb, next, &type, 1) || type < ICMPV6_DEST_UNREACH ||
+		    type > ICMPV6_PARAMPROB)
+			return -1;
+		p->error = 1;
+		if (read6(skb, next + ICMP_HEADER, p, &proto, &next))
+			return -1;
+	} else {
+		return -1;
+	}
+	if (ports(skb, next, proto, p))
+		return -1;
+	turned(p);
+	return 0;
+}
+
+static __always_inline __u32 bucket_host(const struct front_service *s,
+					 const struct front_flow_key *k)
+{
+	__u32 at = weir_hash_addr((const __u32 *)k->client, k->port) % FRONT_BUCKETS +
+		   s->id * FRONT_BUCKETS;
+	__u16 *host = bpf_map_lookup_elem(&front_ring, &at);
+
+	return host ? *host : 0;
+}
+
+/* to_host sends a packet on. */
+static __always_inline int to_host(struct __sk_buff *skb, __u32 number)
+{
+	struct front_host *h = bpf_map_lookup_elem(&front_hosts, &number);
+	__u8 macs[12];
+
+	if (!h || !h->ifindex) {
+		count(FRONT_NO_HOST);
+		return TC_ACT_SHOT;
+	}
+	__builtin_memcpy(macs, h->mac, 6);
+	__builtin_memcpy(macs + 6, h->from, 6);
+	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+		return TC_ACT_SHOT;
+	count(FRONT_IN);
+	return bpf_redirect(h->ifindex, 0);
+}
+
+/* learn records a flow that is new. What there is no room for goes by the hash. */
+static __always_inline void learn(const struct front_flow_key *k, __u32 owner, __u8 tcp, __u64 in,
+				  __u64 out)
+{
+	struct front_flow f = {
+		.word = owner,
+		.seen = bpf_ktime_get_ns(),
+		.in = in,
+		.out = out,
+	};
+
+	count(bpf_map_update_elem(&front_flows, k, &f, BPF_NOEXIST) ? FRONT_FULL : FRONT_LEARNED);
+}
+
+static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
+				       const struct front_service *s, int again)
+{
+	struct front_flow_key k = { .service = s->id };
+	struct front_flow *f;
+	__u32 host;
+
+	__builtin_memcpy(k.client, p->from.addr, 16);
+	k.port = s->by_source ? 0 : p->from.port;
+	f = bpf_map_lookup_elem(&front_flows, &k);
+	if (!f) {
+		host = bucket_host(s, &k);
+		if (p->to.proto == IPPROTO_TCP && host && !p->error && !(p->tcp & TCP_RST))
+			learn(&k, host, p->tcp, 1, 0);
+		return to_host(skb, host);
+	}
+	if (p->error) {
+		count(FRONT_ICMP);
+	} else {
+		f->in++;
+		f->seen = bpf_ktime_get_ns();
+		if (p->tcp & (TCP_FIN | TCP_RST))
+			f->flags |= p->tcp & TCP_RST ? FRONT_RST : FRONT_FIN_IN;
+	}
+	if (FRONT_PARKED(f->word) && !again) {
+		count(FRONT_HELD);
+		return bpf_redirect(front_tap_ifindex, 0);
+	}
+	return to_host(skb, FRONT_OWNER(f->word));
+}
+
+static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
+				     const struct front_service *s)
+{
+	struct front_flow_key k = { .service = s->id };
+	struct front_mac_key m = { .ifindex = skb->ifindex };
+	struct front_flow *f;
+	__u32 *host;
+	__u64 word;
+
+	if (bpf_skb_load_bytes(skb, ETH_ALEN, m.mac, ETH_ALEN))
+		return TC_ACT_SHOT;
+	host = bpf_map_lookup_elem(&front_macs, &m);
+	if (!host) {
+		count(FRONT_STRANGER);
+		return TC_ACT_SHOT;
+	}
+	__builtin_memcpy(k.client, p->to.addr, 16);
+	k.port = s->by_source ? 0 : p->to.port;
+	f = bpf_map_lookup_elem(&front_flows, &k);
+	if (!f) { /* forgotten while nothing was said: who speaks has it */
+		if (p->to.proto == IPPROTO_TCP && !(p->tcp & TCP_RST))
+			learn(&k, *host, p->tcp, 0, 1);
+		count(FRONT_OUT);
+		return TC_ACT_UNSPEC;
+	}
+	word = f->word;
+	if (FRONT_OWNER(word) != *host) {
+		count(FRONT_MUTE);
+		return TC_ACT_SHOT;
+	}
+	if (p->tcp & TCP_RST && FRONT_TO(word)) {
+		count(FRONT_NO_RESET);
+		return TC_ACT_SHOT;
+	}
+	if (word & FRONT_BEFORE) /* the owner has spoken: nobody before it gets the flow back */
+		__sync_fetch_and_and(&f->word, ~FRONT_BEFORE);
+	f->out++;
+	f->seen = bpf_ktime_get_ns();
+	if (p->tcp & (TCP_FIN | TCP_RST))
+		f->flags |= p->tcp & TCP_RST ? FRONT_RST : FRONT_FIN_OUT;
+	count(FRONT_OUT);
+	return TC_ACT_UNSPEC;
+}
+
+/* front_in is at every device. */
+SEC("tc")
+int front_in(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct front_service *s;
+
+	if (read(skb, &p))
+		return TC_ACT_UNSPEC;
+	s = bpf_map_lookup_elem(&front_services, &p.to);
+	if (s)
+		return from_client(skb, &p, s, 0);
+	s = bpf_map_lookup_elem(&front_services, &p.from);
+	if (s)
+		return from_host(skb, &p, s);
+	return TC_ACT_UNSPEC;
+}
+
+/* front_again is at the device of held packets, where the agent lets them go. */
+SEC("tc")
+int front_again(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct front_service *s;
+
+	if (read(skb, &p))
+		return TC_ACT_SHOT;
+	s = bpf_map_lookup_elem(&front_services, &p.to);
+	return s ? from_client(skb, &p, s, 1) : TC_ACT_SHOT;
+}
+
+/* front_change exchanges a flow's word, if it is still what the agent has seen. It is only run by BPF_PROG_RUN. */
+SEC("tc")
+int front_change(struct __sk_buff *skb)
+{
+	struct front_change_args a;
+	struct front_flow *f;
+
+	if (bpf_skb_load_bytes(skb, 0, &a, sizeof(a)))
+		return FRONT_IS_NONE;
+	f = bpf_map_lookup_elem(&front_flows, &a.key);
+	if (!f)
+		return FRONT_IS_NONE;
+	return __sync_val_compare_and_swap(&f->word, a.have, a.want) == a.have ? FRONT_CHANGED :
+										 FRONT_IS_OTHER;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What a front end keeps: services, the hosts behind them, and flows. Go reads and writes the same structures
+ * (flows.go, hosts.go). Addresses are 16 bytes, IPv4 as ::ffff:a.b.c.d; ports in network byte order.
+ */
+#ifndef WEIR_FRONT_H
+#define WEIR_FRONT_H
+
+#define FRONT_HOSTS    1024 /* host 0 is none */
+#define FRONT_SERVICES 64
+#define FRONT_BUCKETS  4096 /* of a service */
+
+/* front_service_key finds the service of a packet. */
+struct front_service_key {
+	__u8 addr[16];
+	__u16 port;
+	__u8 proto;
+	__u8 pad;
+};
+
+struct front_service {
+	__u32 id;	 /* below FRONT_SERVICES */
+	__u32 by_source; /* a client's flows are of one host: its port does not matter */
+};
+
+/* front_host is a server. */
+struct front_host {
+	__u32 ifindex; /* where it is; 0: there is none of this number */
+	__u8 mac[6];   /* its own */
+	__u8 from[6];  /* of the interface that leads to it */
+};
+
+/* front_mac_key finds the host that a packet comes from. */
+struct front_mac_key {
+	__u32 ifindex;
+	__u8 mac[6];
+	__u16 pad;
+};
+
+/* front_flow_key is a flow of a service, as the client's packets have it. */
+struct front_flow_key {
+	__u8 client[16];
+	__u16 port; /* 0 where the service is by source */
+	__u16 service;
+};
+
+/*
+ * front_flow: word is move.Flow in 64 bits, that one instruction exchanges. From the lowest bit on: owner, to and before
+ * 10 bits each, held, parked, and the epoch in 32. parked is the data path's: packets to the owner go to the agent.
+ */
+struct front_flow {
+	__u64 word;
+	__u64 seen; /* CLOCK_MONOTONIC in ns, of the latest packet */
+	__u64 in;   /* packets */
+	__u64 out;
+	__u32 flags;
+	__u32 pad;
+};
+
+/* front_change_args is what front_change gets as its packet. */
+struct front_change_args {
+	struct front_flow_key key;
+	__u32 pad;
+	__u64 have;
+	__u64 want;
+};
+
+enum { FRONT_CHANGED, FRONT_IS_OTHER, FRONT_IS_NONE }; /* what it returns */
+
+#define FRONT_OWNER(w)	((__u32)((w)&0x3ff))
+#define FRONT_TO(w)	((__u32)((w) >> 10 & 0x3ff))
+#define FRONT_BEFORE	(0x3ffULL << 20)
+#define FRONT_PARKED(w) ((w) >> 31 & 1)
+
+/* Flags of a flow: what has been seen of it. */
+#define FRONT_FIN_IN  1
+#define FRONT_FIN_OUT 2
+#define FRONT_RST     4
+
+/* Why packets did not go on, or went another way: front_counts. */
+enum {
+	FRONT_IN,	/* passed to a host */
+	FRONT_OUT,	/* passed to a client */
+	FRONT_LEARNED,	/* flows */
+	FRONT_HELD,	/* packets handed to the agent */
+	FRONT_MUTE,	/* of hosts that do not own the flow */
+	FRONT_NO_RESET, /* resets of flows that are about to move */
+	FRONT_NO_HOST,	/* no host for the flow */
+	FRONT_FULL,	/* flows that there was no room for: they go by the hash */
+	FRONT_ICMP,	/* errors that went to a flow's owner */
+	FRONT_STRANGER, /* packets of a service by who is none of its hosts */
+	FRONT_COUNTS,
+};
+
+#endif

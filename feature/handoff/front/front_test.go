@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package front
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+var (
+	service4 = netip.MustParseAddrPort("10.55.0.1:9000")
+	service6 = netip.MustParseAddrPort("[fd55::1]:9000")
+)
+
+func prefix(format string, a ...any) netip.Prefix {
+	return netip.MustParsePrefix(fmt.Sprintf(format, a...))
+}
+
+// newScene wires four namespaces: the client at device c, host i at device h<i>.
+func newScene(t *testing.T) (client *netns.Handle, hosts [2]*netns.Handle, f *Front) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	if err := kernel.TCXLink.Check(); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	front := nstest.NewNetns(t)
+	client = nstest.NewNetns(t)
+	nstest.Cable(t, client, "w0", front, "c")
+	nstest.Address(t, client, "w0", prefix("10.1.0.2/24"), prefix("fd01::2/64"))
+	nstest.Address(t, front, "c", prefix("10.1.0.1/24"), prefix("fd01::1/64"))
+	route(t, client, "w0", "0.0.0.0/0", "10.1.0.1")
+	route(t, client, "w0", "::/0", "fd01::1")
+	devices := []string{"c"}
+	var servers []Host
+	for i := range hosts {
+		name := fmt.Sprint("h", i+1)
+		hosts[i] = nstest.NewNetns(t)
+		nstest.Cable(t, hosts[i], "w0", front, name)
+		nstest.Address(t, hosts[i], "w0", prefix("10.2.%d.2/24", i), prefix("fd02:%d::2/64", i))
+		nstest.Address(t, front, name, prefix("10.2.%d.1/24", i), prefix("fd02:%d::1/64", i))
+		nstest.Address(t, hosts[i], "lo", netip.PrefixFrom(service4.Addr(), 32), netip.PrefixFrom(service6.Addr(), 128))
+		route(t, hosts[i], "w0", "0.0.0.0/0", fmt.Sprintf("10.2.%d.1", i))
+		route(t, hosts[i], "w0", "::/0", fmt.Sprintf("fd02:%d::1", i))
+		devices = append(devices, name)
+		servers = append(servers, Host{Number: move.Host(i + 1), Name: name, Interface: nstest.Ifindex(t, front, name), MAC: mac(t, hosts[i]), Weight: 1})
+	}
+	do(t, front, func() (err error) {
+		for _, f := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+			if err := os.WriteFile("/proc/sys/"+f, []byte("1"), 0); err != nil {
+				return err
+			}
+		}
+		f, err = New(Options{Devices: devices})
+		if err != nil {
+			return err
+		}
+		t.Cleanup(f.Close)
+		for id, listen := range []netip.AddrPort{service4, service6} {
+			if err := f.SetService(Service{ID: id, Listen: listen, Proto: unix.IPPROTO_TCP}); err != nil {
+				return err
+			}
+		}
+		return f.SetHosts(servers)
+	})
+	return client, hosts, f
+}
+
+func do(t *testing.T, ns *netns.Handle, f func() error) {
+	t.Helper()
+	if err := ns.Do(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func route(t *testing.T, ns *netns.Handle, device, to, via string) {
+	t.Helper()
+	_, dst, err := net.ParseCIDR(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	do(t, ns, func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Gw: net.ParseIP(via)})
+	})
+}
+
+func mac(t *testing.T, ns *netns.Handle) (out net.HardwareAddr) {
+	t.Helper()
+	do(t, ns, func() error {
+		l, err := netlink.LinkByName("w0")
+		if err == nil {
+			out = l.Attrs().HardwareAddr
+		}
+		return err
+	})
+	return out
+}
+
+// serve echoes at both hosts, each line with the host's number before it.
+func serve(t *testing.T, hosts [2]*netns.Handle, at netip.AddrPort) {
+	t.Helper()
+	for i, ns := range hosts {
+		do(t, ns, func() error {
+			l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { l.Close() })
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					go func() {
+						defer c.Close()
+						b := make([]byte, 4096)
+						for {
+							n, err := c.Read(b)
+							if err != nil {
+								return
+							}
+							if _, err := fmt.Fprintf(c, "%d%s", i+1, b[:n]); err != nil {
+								return
+							}
+						}
+					}()
+				}
+			}()
+			return nil
+		})
+	}
+}
+
+func dial(t *testing.T, client *netns.Handle, to netip.AddrPort) net.Conn {
+	t.Helper()
+	var c net.Conn
+	do(t, client, func() (err error) {
+		c, err = net.DialTimeout("tcp", to.String(), 5*time.Second)
+		return err
+	})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func keyOfConn(c net.Conn, service int) Key {
+	a := c.LocalAddr().(*net.TCPAddr).AddrPort()
+	return Key{Client: netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), Service: service}
+}
+
+// ask sends a word and says what came back within a while.
+func ask(c net.Conn, word string, wait time.Duration) (string, error) {
+	if _, err := io.WriteString(c, word); err != nil {
+		return "", err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(wait)); err != nil {
+		return "", err
+	}
+	b := make([]byte, 64)
+	n, err := c.Read(b)
+	return string(b[:n]), err
+}
+
+// New flows are spread over the hosts, and each stays where it is; both families.
+func TestSpread(t *testing.T) {
+	client, hosts, f := newScene(t)
+	for id, at := range []netip.AddrPort{service4, service6} {
+		serve(t, hosts, at)
+		of := map[byte]int{}
+		for range 40 {
+			c := dial(t, client, at)
+			first, err := ask(c, "a", 5*time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := ask(c, "b", 5*time.Second)
+			if err != nil || first[0] != again[0] {
+				t.Fatalf("%q, then %q, %v", first, again, err)
+			}
+			of[first[0]]++
+			fl, err := f.Flow(keyOfConn(c, id))
+			if err != nil || int(fl.Owner) != int(first[0]-'0') || fl.In < 3 || fl.Out < 2 {
+				t.Errorf("flow %+v, %v, served by %s", fl, err, first)
+			}
+		}
+		if of['1'] < 5 || of['2'] < 5 {
+			t.Errorf("40 flows: %v", of)
+		}
+	}
+	c, err := f.Counts()
+	if err != nil || c.Learned != 80 || c.Mute+c.NoHost+c.Stranger+c.Full != 0 {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
+// Packets of a flow that is parked wait, and come in order when it is let go.
+func TestPark(t *testing.T) {
+	client, hosts, f := newScene(t)
+	serve(t, hosts, service4)
+	c := dial(t, client, service4)
+	first, err := ask(c, "a", 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := keyOfConn(c, 0)
+	if _, err := f.Park(k, func(fl *move.Flow) { fl.Held, fl.To = true, 3-fl.Owner }); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ask(c, "b", 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%q, %v: want no answer", got, err)
+	}
+	for _, word := range []string{"c", "d", "e"} {
+		if _, err := io.WriteString(c, word); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waited, err := f.Unpark(k, func(fl *move.Flow) { fl.Held, fl.To = false, 0 })
+	if err != nil || waited == 0 {
+		t.Fatalf("%d waited, %v", waited, err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 0, 16)
+	for want := 4; want > 0; {
+		b := make([]byte, 16)
+		n, err := c.Read(b)
+		if err != nil {
+			t.Fatal(err, string(got))
+		}
+		for _, x := range b[:n] {
+			if x != first[0] {
+				got = append(got, x)
+				want--
+			}
+		}
+	}
+	if string(got) != "bcde" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Who does not own a flow is not heard: nor its reset, for want of a socket.
+func TestMute(t *testing.T) {
+	client, hosts, f := newScene(t)
+	serve(t, hosts, service4)
+	c := dial(t, client, service4)
+	if _, err := ask(c, "a", 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	k := keyOfConn(c, 0)
+	var from move.Host
+	moved, err := f.Change(k, func(fl *move.Flow) bool {
+		from = fl.Owner
+		*fl = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Before: from, To: from} // to: resets do not pass
+		return false
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The other host has no such socket: it answers by a reset.
+	if got, err := ask(c, "b", 300*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%q, %v: want no answer", got, err)
+	}
+	if fl, err := f.Flow(k); err != nil || fl.Flow != moved {
+		t.Errorf("%+v, %v: a reset that does not pass is no word", fl, err)
+	}
+	if _, err := f.Change(k, func(fl *move.Flow) bool {
+		*fl = move.Flow{Owner: from, Epoch: fl.Epoch + 1, Before: 3 - from}
+		return false
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 8)
+	if n, err := c.Read(b); err != nil || string(b[1:n]) != "b" {
+		t.Errorf("back at its owner: %q, %v", b[:n], err)
+	}
+	if fl, err := f.Flow(k); err != nil || fl.Before != 0 {
+		t.Errorf("%+v, %v: the owner has spoken, nobody before it may have the flow", fl, err)
+	}
+	if n, err := f.Counts(); err != nil || n.NoReset == 0 {
+		t.Errorf("%+v, %v", n, err)
+	}
+}
+
+// Flows that have ended are forgotten, those that move are not.
+func TestForget(t *testing.T) {
+	client, hosts, f := newScene(t)
+	serve(t, hosts, service4)
+	var keys []Key
+	for i := range 3 {
+		c := dial(t, client, service4)
+		if _, err := ask(c, "a", 5*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, keyOfConn(c, 0))
+		if i > 0 {
+			c.Close()
+		}
+	}
+	if _, err := f.Change(keys[2], func(fl *move.Flow) bool { fl.To = 3 - fl.Owner; return false }); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if fl, err := f.Flow(keys[1]); err == nil && fl.Ended || time.Now().After(end) {
+			break
+		}
+	}
+	n, err := f.Forget(0, time.Hour)
+	if err != nil || n != 1 {
+		t.Errorf("%d forgotten, %v", n, err)
+	}
+	for i, k := range keys {
+		if _, err := f.Flow(k); (err == nil) != (i != 1) {
+			t.Errorf("flow %d: %v", i, err)
+		}
+	}
+}
+
+// A change that the data path is faster than is made again.
+func TestChange(t *testing.T) {
+	_, _, f := newScene(t)
+	k := Key{Client: netip.MustParseAddrPort("10.1.0.2:1"), Service: 0}
+	if err := f.Learn(k, 1, 7); err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	got, err := f.Change(k, func(fl *move.Flow) bool {
+		if asked++; asked == 1 {
+			if _, err := f.Change(k, func(fl *move.Flow) bool { fl.Epoch = 9; return false }); err != nil {
+				t.Error(err)
+			}
+		}
+		fl.To = 5
+		return false
+	})
+	if want := (move.Flow{Owner: 1, To: 5, Epoch: 9}); err != nil || got != want || asked != 2 {
+		t.Errorf("%+v, asked %d times, %v", got, asked, err)
+	}
+	if _, err := f.Change(Key{Client: k.Client, Service: 3}, func(*move.Flow) bool { return false }); !errors.Is(err, ErrNoFlow) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Weights are kept to, and a host that goes changes no flow of others.
+func TestRing(t *testing.T) {
+	hosts := []Host{{Number: 1, Name: "a", Weight: 1}, {Number: 2, Name: "b", Weight: 2}, {Number: 3, Name: "c", Weight: 1}, {Number: 4, Name: "d"}}
+	all := ring(hosts)
+	share := map[uint16]int{}
+	for _, h := range all {
+		share[h]++
+	}
+	for host, want := range map[uint16]int{1: Buckets / 4, 2: Buckets / 2, 3: Buckets / 4, 4: 0} {
+		if got := share[host]; got < want*9/10 || got > want*11/10 {
+			t.Errorf("host %d has %d of %d buckets, want about %d", host, got, Buckets, want)
+		}
+	}
+	for i, h := range ring(hosts[:2]) {
+		if all[i] != 3 && h != all[i] {
+			t.Fatalf("bucket %d went from %d to %d", i, all[i], h)
+		}
+	}
+}
+
+func TestWord(t *testing.T) {
+	for _, f := range []move.Flow{{}, {Owner: 1}, {Owner: MostHosts, To: MostHosts, Before: MostHosts, Held: true, Epoch: 1<<32 - 1}, {Owner: 3, To: 4, Epoch: 8}} {
+		for _, parked := range []bool{false, true} {
+			if got, p := unword(word(f, parked)); got != f || p != parked {
+				t.Errorf("%+v, %v: %+v, %v", f, parked, got, p)
+			}
+		}
+	}
+}

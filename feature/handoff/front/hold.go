@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package front
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+)
+
+// hold is a TAP device, to which the data path redirects the packets of parked flows. With a virtio header (IFF_VNET_HDR)
+// segments that the kernel has merged come and go as one, and checksums stay partial.
+type hold struct {
+	fd      int
+	ifindex int
+	buf     []byte
+	mu      sync.Mutex
+	queues  map[Key]*queue
+	bytes   int
+	dropped uint64 // for want of room
+}
+
+// queue is the packets of a flow, in the order in which they came.
+type queue struct{ frames [][]byte }
+
+// Limits of what is parked. More is dropped: the client sends it again.
+const (
+	mostOfFlow = 8 << 20 // bytes
+	mostHeld   = 256 << 20
+)
+
+const (
+	vnetHeader = 10         // bytes: struct virtio_net_hdr
+	mostFrame  = 1<<16 + 64 // a merged segment, and headers
+)
+
+func newHold(name string) (*hold, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: /dev/net/tun: %w (the kernel needs CONFIG_TUN)", errHold, err)
+	}
+	h := &hold{fd: fd, buf: make([]byte, mostFrame+vnetHeader), queues: map[Key]*queue{}}
+	if err := h.setUp(name); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("%w %s: %w", errHold, name, err)
+	}
+	return h, nil
+}
+
+func (h *hold) setUp(name string) error {
+	ifr, err := unix.NewIfreq(name)
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(h.fd, unix.TUNSETIFF, ifr); err != nil {
+		return fmt.Errorf("TUNSETIFF: %w", err)
+	}
+	const offloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN
+	if err := unix.IoctlSetInt(h.fd, unix.TUNSETOFFLOAD, offloads); err != nil {
+		return fmt.Errorf("TUNSETOFFLOAD: %w", err)
+	}
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	ifr.SetUint32(8192)
+	if err := unix.IoctlIfreq(s, unix.SIOCSIFTXQLEN, ifr); err != nil {
+		return fmt.Errorf("its queue's length: %w", err)
+	}
+	ifr.SetUint16(unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_NOARP)
+	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifr); err != nil {
+		return fmt.Errorf("setting it up: %w", err)
+	}
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return err
+	}
+	h.ifindex = i.Index
+	return nil
+}
+
+func (h *hold) close() { unix.Close(h.fd) }
+
+// Park has packets of a flow wait, from now on. They do so in the device's queue until Collect, [Front.Unpark] or the device's
+// limit.
+func (f *Front) Park(k Key, change func(*move.Flow)) (move.Flow, error) {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	if f.hold.queues[k] == nil {
+		f.hold.queues[k] = &queue{}
+	}
+	fl, err := f.Change(k, func(fl *move.Flow) bool {
+		change(fl)
+		return true
+	})
+	if err != nil {
+		delete(f.hold.queues, k)
+	}
+	return fl, err
+}
+
+// Unpark changes a flow, lets its packets go to whom it belongs then, in the order in which they came, and has those that come
+// go there at once. It returns how many waited.
+func (f *Front) Unpark(k Key, change func(*move.Flow)) (waited int, err error) {
+	h := f.hold
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, err := f.Change(k, func(fl *move.Flow) bool {
+		change(fl)
+		return true
+	}); err != nil {
+		return 0, err
+	}
+	if err := h.collect(); err != nil {
+		return 0, err
+	}
+	q := h.queues[k]
+	delete(h.queues, k) // what is collected from here on goes at once
+	if q != nil {
+		waited = len(q.frames)
+		for _, frame := range q.frames {
+			h.bytes -= len(frame)
+			err = errors.Join(err, h.write(frame))
+		}
+	}
+	// Those that came meanwhile first, and then the way is open; a few may have slipped in between.
+	err = errors.Join(err, h.collect())
+	_, e := f.Change(k, func(*move.Flow) bool { return false })
+	return waited, errors.Join(err, e, h.collect())
+}
+
+// Collect takes packets out of the device's queue, which is short. Call it when Ready says that there are some.
+func (f *Front) Collect() error {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	return f.hold.collect()
+}
+
+// Ready is a descriptor that can be polled for packets.
+func (f *Front) Ready() int { return f.hold.fd }
+
+// collect reads what the device has. Packets of flows that do not wait any more go on at once.
+func (h *hold) collect() error {
+	for {
+		n, err := unix.Read(h.fd, h.buf)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return fmt.Errorf("%w: %w", errHold, err)
+		}
+		frame := h.buf[:n]
+		q := h.queueOf(frame)
+		switch {
+		case q == nil:
+			if err := h.write(frame); err != nil {
+				return err
+			}
+		case h.bytes+n > mostHeld || q.size()+n > mostOfFlow:
+			h.dropped++
+		default:
+			h.bytes += n
+			q.frames = append(q.frames, append([]byte(nil), frame...))
+		}
+	}
+}
+
+func (q *queue) size() (n int) {
+	for _, f := range q.frames {
+		n += len(f)
+	}
+	return n
+}
+
+func (h *hold) write(frame []byte) error {
+	if _, err := unix.Write(h.fd, frame); err != nil {
+		return fmt.Errorf("%w: letting a packet go: %w", errHold, err)
+	}
+	return nil
+}
+
+// queueOf finds the queue of a frame's flow. The services share the queues' numbers only by their keys: the client's address
+// and port are enough to tell flows apart, and the service is looked for among those that wait.
+func (h *hold) queueOf(frame []byte) *queue {
+	client, ok := clientOf(frame[min(vnetHeader, len(frame)):])
+	if !ok {
+		return nil
+	}
+	for k, q := range h.queues {
+		if k.Client == client || k.Client.Port() == 0 && k.Client.Addr() == client.Addr() {
+			return q
+		}
+	}
+	return nil
+}
+
+// clientOf is the source of an Ethernet frame of TCP or UDP.
+func clientOf(b []byte) (netip.AddrPort, bool) {
+	if len(b) < 14+20 {
+		return netip.AddrPort{}, false
+	}
+	switch ip := b[14:]; binary.BigEndian.Uint16(b[12:]) {
+	case unix.ETH_P_IP:
+		l4 := int(ip[0]&15) * 4
+		if len(ip) < l4+4 {
+			return netip.AddrPort{}, false
+		}
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[12:])), binary.BigEndian.Uint16(ip[l4:])), true
+	case unix.ETH_P_IPV6:
+		if len(ip) < 44 {
+			return netip.AddrPort{}, false
+		}
+		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(ip[8:])), binary.BigEndian.Uint16(ip[40:])), true
+	}
+	return netip.AddrPort{}, false
+}

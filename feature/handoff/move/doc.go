@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package move decides who owns a TCP session while it moves from one host to another. It is the protocol without its
+// transport: what each side does at each message, so that the explorer (package explore) and the agents run the same code.
+//
+// Three take part. The source has the socket. The destination is to have it. The front end, which every packet of the session
+// passes in both directions, lets one host speak and be spoken to: the owner; whatever another host sends for the flow it drops.
+// So a socket that lives at both hosts for a moment is no second owner, and one record at the front end, changed by one store,
+// is where a session moves.
+//
+//	source            front end          destination
+//	  Hold(e)    ──────▶ packets are held
+//	          ◀────── Held(e)
+//	stops packets, dumps the socket, and keeps it, stopped
+//	  State(e)   ─────────────────────────▶ restores it, in repair
+//	                      ◀────── Flip(e)
+//	                  the owner is the destination
+//	                  Flipped(e) ──────▶ the application gets it
+//	  ◀──────────────────────── Done(e)
+//	closes its own without a word
+//
+// e is the epoch of the move: one more than the epoch in which the source owns the session. Whatever goes wrong, the source
+// asks the front end before it does anything: Reclaim(e). If the session has not moved, the front end gives it back in epoch
+// e+1, and a Flip(e) that comes later is refused. If it has moved and the destination has said a word to the client, the
+// source's copy is worth nothing: it closes it. If it has moved, the destination's agent has died and the client has heard
+// nothing from there, the front end gives it back as well. Packets are held
+// until a deadline at most; then they go to the source, which is deaf, and the client repeats them.
+//
+// Four things are the agents' to hold, and the explorer counts on them:
+//   - from Dump to Thaw or Close no packet reaches the source's socket, also while its agent is dead;
+//   - from Restore to Deliver the destination's socket is in repair, so that it dies silently with the agent; and from Restore
+//     to the first packet that it sends, its host sends neither reset nor end of the flow, for want of a socket or for its death;
+//   - what is sent to the destination's agent is read by no later life of it, be it a State or an answer: the one that has died
+//     may have owned the session already;
+//   - the front end's Flow outlives its agent.
+//
+// Messages may be lost, come twice and come late: each is harmless then, and Retry repeats what has had no answer.
+package move

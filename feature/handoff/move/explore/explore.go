@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explore
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+)
+
+// Violation is a state that must not be, and how it was reached.
+type Violation struct {
+	What  string
+	Trace []string // the events, from the first on
+	World World
+}
+
+func (v Violation) String() string { return fmt.Sprintf("%s\n%v\nafter %q", v.What, v.World, v.Trace) }
+
+// Result is what was gone through.
+type Result struct {
+	States     int
+	Events     map[string]int // by kind: how often each was taken
+	Violations []Violation    // some of them
+}
+
+// most violations are kept.
+const mostKept = 10
+
+// Run goes through every state within bounds, breadth first. It ends early, with what it has, when ctx does.
+func Run(ctx context.Context, b Bounds) (Result, error) { return run(ctx, b, none) }
+
+func run(ctx context.Context, b Bounds, f fault) (Result, error) {
+	type step struct {
+		from  World
+		event string
+	}
+	first := start(b, f)
+	came := map[World]step{first: {}}
+	r := Result{Events: map[string]int{}}
+	for todo := []World{first}; len(todo) > 0; todo = todo[1:] {
+		if err := ctx.Err(); err != nil {
+			return r, err
+		}
+		w := todo[0]
+		r.States++
+		what := w.bad
+		if what == "" {
+			what = w.settled()
+		}
+		if what != "" {
+			if len(r.Violations) < mostKept {
+				var trace []string
+				for at := w; at != first; at = came[at].from {
+					trace = append([]string{came[at].event}, trace...)
+				}
+				r.Violations = append(r.Violations, Violation{what, trace, w})
+			}
+			continue
+		}
+		w.events(func(kind, event string, next World) {
+			r.Events[kind]++
+			if _, ok := came[next]; !ok {
+				came[next] = step{w, event}
+				todo = append(todo, next)
+			}
+		})
+	}
+	return r, nil
+}
+
+// events calls yield with every world that may be next.
+func (w World) events(yield func(kind, event string, next World)) {
+	try := func(kind, event string, budget func(*Bounds) *uint8, do func(*World)) {
+		next := w
+		if budget != nil {
+			b := budget(&next.left)
+			if *b == 0 {
+				return
+			}
+			*b--
+		}
+		do(&next)
+		yield(kind, event, next)
+	}
+	for i := range w.mails {
+		l := w.mail[i].m.String()
+		try("arrives", l, nil, func(n *World) { n.deliver(i) })
+		try("lost", l+" is lost", func(b *Bounds) *uint8 { return &b.Losses }, func(n *World) { n.take(i) })
+		try("repeated", l+" comes, and will again", func(b *Bounds) *uint8 { return &b.Repeats }, func(n *World) {
+			again := n.mail[i]
+			n.deliver(i)
+			n.repost(again)
+		})
+	}
+	try("packet", "a packet of the client", func(b *Bounds) *uint8 { return &b.Packets }, (*World).packet)
+	timeouts := func(b *Bounds) *uint8 { return &b.Timeouts }
+	kills := func(b *Bounds) *uint8 { return &b.Kills }
+	if w.SUp {
+		if w.Source.Phase == move.Owns && w.SSock == Live {
+			try("move", "the source begins", func(b *Bounds) *uint8 { return &b.Moves }, func(n *World) {
+				do, err := n.Source.Start(D)
+				if err == nil {
+					n.source(do)
+				}
+			})
+		}
+		if w.Source.Phase != move.Owns && w.Source.Phase != move.Closed {
+			try("timeout", "the source's patience ends", timeouts, func(n *World) { n.source(n.Source.Retry()) })
+		}
+		try("kill", "the source's agent is killed", kills, func(n *World) { n.killSource(false) })
+		try("kill", "the source's agent and application are killed", kills, func(n *World) { n.killSource(true) })
+	} else {
+		try("start", "the source's agent starts", nil, (*World).startSource)
+	}
+	if w.DUp {
+		if w.Dest.Phase == move.Flipping {
+			try("timeout", "the destination's patience ends", timeouts, func(n *World) { n.destination(n.Dest.Retry(), 0) })
+		}
+		try("kill", "the destination's agent is killed", kills, func(n *World) { n.killDestination(false) })
+		try("kill", "the destination's agent and application are killed", kills, func(n *World) { n.killDestination(true) })
+	} else {
+		try("start", "the destination's agent starts", nil, (*World).startDestination)
+	}
+	if w.FUp {
+		try("kill", "the front end's agent is killed", kills, func(n *World) { n.FUp, n.killed = false, true })
+		if w.Flow.Held {
+			try("timeout", "holding ends", timeouts, func(n *World) { n.Flow.Expire() })
+		}
+		if w.Flow.To != 0 && w.SSock == None && w.DSock == None { // so long does neither of them take
+			try("timeout", "the move lapses", timeouts, func(n *World) { n.Flow.Lapse() })
+		}
+	} else {
+		try("start", "the front end's agent starts", nil, func(n *World) { n.FUp = true })
+	}
+}
+
+// killSource: the application has the socket, too, which outlives the agent in it.
+func (w *World) killSource(application bool) {
+	w.SUp, w.killed = false, true
+	if application {
+		w.SSock = None
+	}
+}
+
+// startSource: the application says which sessions it has, and of those that are stopped since which move.
+func (w *World) startSource() {
+	w.SUp = true
+	switch w.SSock {
+	case Stopped:
+		w.Source = move.Resumed(w.Source.Epoch)
+		w.source(w.Source.Retry())
+	case Live:
+		if w.Source.Phase == move.Holding { // that it had begun it does not know
+			w.Source.Epoch--
+		}
+		w.Source.Phase = move.Owns
+	case None:
+		w.Source.Phase = move.Closed
+	}
+}
+
+func (w *World) killDestination(application bool) {
+	w.DUp, w.killed = false, true
+	if application || w.DSock == Stopped {
+		w.DSock = None
+	}
+}
+
+// startDestination: of a session that its application has the agent asks whether it is still its own.
+func (w *World) startDestination() {
+	w.DUp = true
+	w.DInc++
+	if w.DSock != Live {
+		w.Dest = move.Destination{}
+		return
+	}
+	w.Dest.Phase = move.Flipping
+	w.destination(w.Dest.Retry(), 0)
+}
+
+// settled has all that is dead start, all that is on its way arrive and all patience end, until nothing changes any more, and
+// says what is wrong then.
+func (w World) settled() string {
+	knew := w.knows() && !w.Reset
+	for range 12 {
+		was := w
+		if !w.FUp {
+			w.FUp = true
+		}
+		if !w.SUp {
+			w.startSource()
+		}
+		if !w.DUp {
+			w.startDestination()
+		}
+		for w.mails > 0 {
+			w.deliver(0)
+		}
+		if w.Source.Phase != move.Owns && w.Source.Phase != move.Closed {
+			w.source(w.Source.Retry())
+		}
+		w.destination(w.Dest.Reconnected(), 0)
+		for w.mails > 0 {
+			w.deliver(0)
+		}
+		if w == was {
+			break
+		}
+	}
+	w.Flow.Lapse()
+	w.guard = w.guard && w.Flow.Before != 0
+	at := 0
+	if w.Flow.Owner == S && w.SSock == Live && w.SVer == w.Client {
+		at++
+	}
+	if w.Flow.Owner == D && w.DSock == Live && w.DVer == w.Client {
+		at++
+	}
+	switch {
+	case w.bad != "":
+		return "in the end: " + w.bad
+	case w.SSock == Live && w.DSock == Live:
+		return "in the end two applications have the session"
+	case w.SSock == Stopped || w.DSock == Stopped:
+		return "in the end a socket is left that nobody has"
+	case !w.killed && at != 1:
+		return fmt.Sprintf("nobody was killed, and in the end %d sockets serve the session: %v", at, w)
+	case knew && at != 1:
+		return fmt.Sprintf("a socket knew the session, and in the end %d do: %v", at, w)
+	}
+	return ""
+}

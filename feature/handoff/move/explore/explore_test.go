@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explore
+
+import (
+	"testing"
+)
+
+func TestProtocol(t *testing.T) {
+	r, err := Run(t.Context(), Quick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d states, events %v", r.States, r.Events)
+	for _, v := range r.Violations {
+		t.Error(v)
+	}
+	if r.States < 10_000 {
+		t.Errorf("%d states: want at least 10,000", r.States)
+	}
+	for _, kind := range []string{"arrives", "lost", "packet", "move", "timeout", "kill", "start"} {
+		if r.Events[kind] == 0 {
+			t.Errorf("nothing of %q", kind)
+		}
+	}
+}
+
+// Two may be killed.
+func TestTwoKills(t *testing.T) {
+	r, err := Run(t.Context(), Bounds{Moves: 1, Packets: 1, Kills: 2, Timeouts: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d states", r.States)
+	for _, v := range r.Violations {
+		t.Error(v)
+	}
+}
+
+// What the protocol must not do is found.
+func TestFaults(t *testing.T) {
+	for f := openSource; f <= closeAtState; f++ {
+		r, err := run(t.Context(), Bounds{Moves: 1, Packets: 2, Kills: 1, Timeouts: 1}, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Violations) == 0 {
+			t.Errorf("fault %d: %d states, and nothing is wrong", f, r.States)
+			continue
+		}
+		t.Logf("fault %d: %s after %q", f, r.Violations[0].What, r.Violations[0].Trace)
+	}
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package move
+
+// Flow is what a front end knows of a session. It is kept where the data path reads it, and outlives the front end's agent.
+type Flow struct {
+	Owner  Host
+	Epoch  Epoch // in which Owner owns it
+	To     Host  // who may have it in epoch Epoch+1; 0: nobody
+	Held   bool  // packets to the owner are held meanwhile
+	Before Host  // the owner before, as long as Owner has said nothing: it may get the session back; 0: nobody may
+}
+
+// Receive takes a message from a host, and returns the answers. gone says that the life of the owner's agent has ended that
+// flipped the flow, or the latest of those that did.
+func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
+	switch m.Kind {
+	case Hold:
+		ok := f.Owner == from && m.Epoch == f.Epoch+1 && (!f.Held || f.To == m.Host) && m.Host != from && m.Host != 0
+		if ok {
+			f.Held, f.To = true, m.Host
+		}
+		answers[0] = Message{Kind: Held, To: AtSource, Epoch: m.Epoch, OK: ok}
+	case Flip:
+		ok := f.Owner == from && f.Epoch == m.Epoch // it is the second time
+		if !ok && f.To == from && m.Epoch == f.Epoch+1 {
+			*f = Flow{Owner: from, Epoch: m.Epoch, Before: f.Owner}
+			ok = true
+		}
+		answers[0] = Message{Kind: Flipped, To: AtDestination, Epoch: m.Epoch, OK: ok}
+	case Reclaim:
+		answers = f.reclaim(from, m, gone)
+	}
+	for i := range answers {
+		answers[i].From = AtFrontEnd
+	}
+	return answers
+}
+
+func (f *Flow) reclaim(from Host, m Message, gone bool) (answers [2]Message) {
+	answers[0] = Message{Kind: Reclaimed, To: AtSource, Move: m.Epoch}
+	switch {
+	case f.Owner == from && m.Epoch == f.Epoch+1: // held or not: what is on its way to the destination is too late now
+		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
+	case f.Owner == from && m.Epoch+1 == f.Epoch: // given back already
+	case f.Owner != from && f.Before == from && f.Epoch == m.Epoch && gone:
+		*f = Flow{Owner: from, Epoch: m.Epoch + 1}
+		answers[1] = Message{Kind: Revoked, To: AtDestination, Epoch: f.Epoch, Move: m.Epoch}
+	default: // it is gone, for good
+		if f.Owner != from {
+			f.Before = 0
+		}
+		return answers
+	}
+	answers[0].OK, answers[0].Epoch = true, f.Epoch
+	return answers
+}
+
+// Expire ends holding, at its deadline. The destination may still come: the source, whatever has become of it, does nothing
+// before it has reclaimed the session.
+func (f *Flow) Expire() { f.Held = false }
+
+// Lapse ends a move of which nobody has said anything for long: both sides must have died.
+func (f *Flow) Lapse() {
+	if f.To != 0 {
+		f.Held, f.To, f.Epoch = false, 0, f.Epoch+2
+	}
+}
+
+// In says whether a packet to a host may pass.
+func (f *Flow) In(host Host) bool { return host == f.Owner && !f.Held }
+
+// Out says whether a packet from a host may pass, and notes that one has: what the owner before has is worth nothing then.
+// While the session is to move, a reset comes from a host on which the source has died, and does not pass.
+func (f *Flow) Out(host Host, reset bool) bool {
+	if host != f.Owner || reset && f.To != 0 {
+		return false
+	}
+	f.Before = 0
+	return true
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package move
+
+import "fmt"
+
+// Host is a server behind a front end, by the number that the front end's flow table has for it. 0 is none.
+type Host uint16
+
+// Epoch counts the owners that a session has had. It begins with 0, grows by 1 with each move and with each that was called
+// off, and tells an answer that is late from one that is awaited. It does not come round: 2^32 moves are more than a session has.
+type Epoch uint32
+
+// Role is one of the three that take part.
+type Role uint8
+
+// The roles.
+const (
+	AtSource Role = iota
+	AtFrontEnd
+	AtDestination
+)
+
+func (r Role) String() string { return [...]string{"source", "front end", "destination"}[r] }
+
+// Kind is what a message says.
+type Kind uint8
+
+// The messages.
+const (
+	Hold      Kind = iota + 1 // source to front end: hold my packets, the session is to move to Host
+	Held                      // the answer: OK, or refused
+	State                     // source to destination: the session; the transport adds the socket's and the application's state
+	Flip                      // destination to front end: I have it
+	Flipped                   // the answer: OK, you own it; or refused
+	Done                      // destination to source: I own it
+	Failed                    // destination to source: I do not, and never shall in this epoch
+	Reclaim                   // source to front end: what became of it?
+	Reclaimed                 // the answer: OK, you own it, in Epoch; or it is gone
+	Revoked                   // front end to destination: the source has it again, in Epoch
+)
+
+var kindNames = [...]string{"?", "Hold", "Held", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked"}
+
+func (k Kind) String() string {
+	if int(k) >= len(kindNames) {
+		return fmt.Sprint("message ", uint8(k))
+	}
+	return kindNames[k]
+}
+
+// Message is one of them, about one session.
+type Message struct {
+	Kind  Kind
+	From  Role
+	To    Role
+	Epoch Epoch // of the move; of Reclaimed and Revoked the one in which the source owns it now
+	Move  Epoch // of Reclaimed and Revoked: the move that they are about
+	Host  Host  // of Hold: the destination
+	OK    bool  // of Held, Flipped and Reclaimed
+}
+
+func (m Message) String() string {
+	answer := ""
+	if m.Kind == Held || m.Kind == Flipped || m.Kind == Reclaimed {
+		answer = map[bool]string{true: ", yes", false: ", no"}[m.OK]
+	}
+	return fmt.Sprintf("%s(%d%s) %s → %s", m.Kind, m.Epoch, answer, m.From, m.To)
+}
+
+// Action is what a side does, in the order in which it is told.
+type Action uint8
+
+// The actions.
+const (
+	// Dump: stop the socket's packets, switch repair on, read its state and send it as [State]. Then [Source.Dumped] or
+	// [Source.DumpFailed]. The socket stays.
+	Dump Action = iota + 1
+	// Thaw: switch repair off, let packets through, give the session back to the application.
+	Thaw
+	// Close the socket in repair: silently.
+	Close
+	// Restore: make the socket of the state received, and leave it in repair. Then [Destination.Restored] or
+	// [Destination.RestoreFailed].
+	Restore
+	// Deliver the session to the application and switch repair off. A second time it changes nothing.
+	Deliver
+	// Discard the socket: in repair, silently. An application that has it already loses it.
+	Discard
+)
+
+func (a Action) String() string {
+	return [...]string{"?", "dump", "thaw", "close", "restore", "deliver", "discard"}[a]
+}
+
+// Do is what follows from an event: actions first, then messages.
+type Do struct {
+	Actions [2]Action // 0: none
+	Send    [2]Message
+}
+
+func act(a ...Action) (d Do) {
+	copy(d.Actions[:], a)
+	return d
+}
+
+func (d Do) send(m ...Message) Do {
+	copy(d.Send[:], m)
+	return d
+}

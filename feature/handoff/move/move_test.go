@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package move
+
+import "testing"
+
+const (
+	hostA Host = 1
+	hostB Host = 2
+)
+
+// A move in which nothing goes wrong, message by message.
+func TestMove(t *testing.T) {
+	f, s, d := Flow{Owner: hostA}, Source{}, Destination{}
+	do, err := s.Start(hostB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !f.In(hostA) {
+		t.Error("packets do not pass before the move")
+	}
+	held := f.Receive(hostA, do.Send[0], false)[0]
+	if !held.OK || f.In(hostA) {
+		t.Fatalf("%v; packets pass: %v", held, f.In(hostA))
+	}
+	if do = s.Receive(held); do.Actions[0] != Dump {
+		t.Fatalf("then %v", do)
+	}
+	do = d.Receive(s.Dumped().Send[0])
+	if do.Actions[0] != Restore {
+		t.Fatalf("then %v", do)
+	}
+	flipped := f.Receive(hostB, d.Restored().Send[0], false)[0]
+	if !flipped.OK || !f.In(hostB) || f.In(hostA) || f.Out(hostA, false) {
+		t.Fatalf("%v, flow %+v", flipped, f)
+	}
+	do = d.Receive(flipped)
+	if do.Actions[0] != Deliver || do.Send[0].Kind != Done {
+		t.Fatalf("then %v", do)
+	}
+	do = s.Receive(do.Send[0])
+	if do.Send[0].Kind != Reclaim {
+		t.Fatalf("then %v", do)
+	}
+	gone := f.Receive(hostA, do.Send[0], false)[0]
+	if do = s.Receive(gone); gone.OK || do.Actions[0] != Close || s.Phase != Closed {
+		t.Fatalf("%v, then %v", gone, do)
+	}
+}
+
+// Who is not the owner is refused, and changes nothing.
+func TestRefusals(t *testing.T) {
+	held := Flow{Owner: hostA, Epoch: 4, Held: true, To: hostB}
+	for name, c := range map[string]struct {
+		flow Flow
+		from Host
+		m    Message
+	}{
+		"hold by another":           {Flow{Owner: hostA}, hostB, Message{Kind: Hold, Epoch: 1, Host: 3}},
+		"hold in an epoch gone by":  {Flow{Owner: hostA, Epoch: 4}, hostA, Message{Kind: Hold, Epoch: 4, Host: hostB}},
+		"hold for oneself":          {Flow{Owner: hostA}, hostA, Message{Kind: Hold, Epoch: 1, Host: hostA}},
+		"hold for nobody":           {Flow{Owner: hostA}, hostA, Message{Kind: Hold, Epoch: 1}},
+		"hold for a third":          {held, hostA, Message{Kind: Hold, Epoch: 5, Host: 3}},
+		"flip by a third":           {held, 3, Message{Kind: Flip, Epoch: 5}},
+		"flip in an epoch gone by":  {held, hostB, Message{Kind: Flip, Epoch: 3}},
+		"flip of what is not moved": {Flow{Owner: hostA}, hostB, Message{Kind: Flip, Epoch: 1}},
+		"reclaim by a third":        {held, 3, Message{Kind: Reclaim, Epoch: 5}},
+	} {
+		f := c.flow
+		a := f.Receive(c.from, c.m, true)
+		if a[0].OK || a[1].Kind != 0 || f != c.flow {
+			t.Errorf("%s: %v, flow %+v", name, a, f)
+		}
+	}
+}
+
+// What the destination has said makes the source's copy worthless; before, it gets the session back if the destination is gone.
+func TestReclaimAfterFlip(t *testing.T) {
+	for _, spoke := range []bool{false, true} {
+		f := Flow{Owner: hostA, Held: true, To: hostB}
+		f.Receive(hostB, Message{Kind: Flip, Epoch: 1}, false)
+		if spoke {
+			f.Out(hostB, false)
+		}
+		a := f.Receive(hostA, Message{Kind: Reclaim, Epoch: 1}, true)
+		if a[0].OK == spoke || f.In(hostA) == spoke {
+			t.Errorf("the destination spoke: %v; %v, flow %+v", spoke, a, f)
+		}
+	}
+}

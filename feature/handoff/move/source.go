@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package move
+
+import "fmt"
+
+// SourcePhase is how far a source has come.
+type SourcePhase uint8
+
+// The phases of a source.
+const (
+	Owns       SourcePhase = iota // in Epoch: the application has the session
+	Holding                       // the front end was asked to hold; packets still come
+	Moving                        // stopped and dumped; the destination was told
+	Reclaiming                    // the front end is asked what became of the session
+	Closed                        // another host has it
+)
+
+func (p SourcePhase) String() string {
+	return [...]string{"owns", "holding", "moving", "reclaiming", "closed"}[p]
+}
+
+// Source is the side that has the session. The zero value owns it in epoch 0.
+type Source struct {
+	Phase SourcePhase
+	Epoch Epoch // in which it owns the session; of the move, once one has begun
+	To    Host
+}
+
+// Resumed is the source of a session that was found stopped: its agent died in the midst of the move of that epoch, and
+// another process had the socket.
+func Resumed(e Epoch) Source { return Source{Phase: Reclaiming, Epoch: e} }
+
+// Start begins a move. It is an error while another is under way.
+func (s *Source) Start(to Host) (Do, error) {
+	if s.Phase != Owns {
+		return Do{}, fmt.Errorf("the session is %s in epoch %d: wait until its move has ended", s.Phase, s.Epoch)
+	}
+	s.Phase, s.Epoch, s.To = Holding, s.Epoch+1, to
+	return s.Retry(), nil
+}
+
+// Retry repeats what has had no answer for some time, or for the connection that broke. A move that the destination does not
+// finish is reclaimed: call it for [Moving] only when the time for the move is over, or the destination is gone.
+func (s *Source) Retry() Do {
+	switch s.Phase {
+	case Holding:
+		return Do{}.send(Message{Kind: Hold, From: AtSource, To: AtFrontEnd, Epoch: s.Epoch, Host: s.To})
+	case Moving:
+		s.Phase = Reclaiming
+		fallthrough
+	case Reclaiming:
+		return Do{}.send(Message{Kind: Reclaim, From: AtSource, To: AtFrontEnd, Epoch: s.Epoch})
+	}
+	return Do{}
+}
+
+// Dumped says that [Dump] has been done.
+func (s *Source) Dumped() Do {
+	return Do{}.send(Message{Kind: State, From: AtSource, To: AtDestination, Epoch: s.Epoch})
+}
+
+// DumpFailed says that the socket cannot be dumped now. It stays here.
+func (s *Source) DumpFailed() Do {
+	s.Phase = Reclaiming
+	return s.Retry()
+}
+
+// Receive takes a message. One that is late or comes twice changes nothing.
+func (s *Source) Receive(m Message) Do {
+	switch {
+	case m.Kind == Held && m.Epoch == s.Epoch && s.Phase == Holding:
+		if !m.OK { // the session was not ours to move, or is being moved: nothing was stopped, so nothing is lost
+			s.Phase = Reclaiming
+			return s.Retry()
+		}
+		s.Phase = Moving
+		return act(Dump)
+	case (m.Kind == Done || m.Kind == Failed) && m.Epoch == s.Epoch && s.Phase == Moving:
+		return s.Retry() // the front end has the last word: the destination may have died since
+	case m.Kind == Reclaimed && m.Move == s.Epoch && s.Phase == Reclaiming:
+		if !m.OK {
+			s.Phase = Closed
+			return act(Close)
+		}
+		s.Phase, s.Epoch = Owns, m.Epoch
+		return act(Thaw)
+	}
+	return Do{}
+}
