@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -42,6 +43,19 @@ func (p Packet) Check() error {
 		return fmt.Errorf("%w: %s and %s are not of one family", ErrPacket, p.From.Addr(), p.To.Addr())
 	}
 	return nil
+}
+
+// OpenNetns opens the namespace where the packet arrives. The caller closes it.
+func (p Packet) OpenNetns() (*netns.Handle, error) {
+	open := netns.Current
+	if p.Netns != "" {
+		open = func() (*netns.Handle, error) { return netns.Open(p.Netns) }
+	}
+	ns, err := open()
+	if err != nil {
+		return nil, fmt.Errorf("network namespace: %w", err)
+	}
+	return ns, nil
 }
 
 // Number is the packet's protocol in an IP header.

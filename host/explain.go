@@ -21,13 +21,9 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	open := netns.Current
-	if p.Netns != "" {
-		open = func() (*netns.Handle, error) { return netns.Open(p.Netns) }
-	}
-	ns, err := open()
+	ns, err := p.OpenNetns()
 	if err != nil {
-		return nil, fmt.Errorf("network namespace: %w", err)
+		return nil, err
 	}
 	defer ns.Close()
 	p.Inode = ns.Inode()

@@ -56,6 +56,20 @@ func (s *Stalls) Stop() (p50, p99, longest time.Duration) {
 	return Percentiles(s.late)
 }
 
+// WithStalls measures how long the machine keeps threads waiting while f runs, and sets stall_ms_p50, _p99 and _max.
+func (r *Result) WithStalls(f func() error) error {
+	s := WatchStalls()
+	err := f()
+	p50, p99, longest := s.Stop()
+	if err != nil {
+		return err
+	}
+	for metric, d := range map[string]time.Duration{"stall_ms_p50": p50, "stall_ms_p99": p99, "stall_ms_max": longest} {
+		r.Set(metric, float64(d.Microseconds())/1000)
+	}
+	return nil
+}
+
 // Percentiles sorts the durations and returns their median, their 99th percentile and the longest; zeros
 // for none.
 func Percentiles(d []time.Duration) (p50, p99, longest time.Duration) {

@@ -48,13 +48,9 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	open := netns.Current
-	if p.Netns != "" {
-		open = func() (*netns.Handle, error) { return netns.Open(p.Netns) }
-	}
-	ns, err := open()
+	ns, err := p.OpenNetns()
 	if err != nil {
-		return nil, fmt.Errorf("network namespace: %w", err)
+		return nil, err
 	}
 	defer ns.Close()
 	st, err := ReadState(ctx, r)

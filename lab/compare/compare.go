@@ -104,17 +104,17 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	var release context.CancelFunc
 	x.holding, release = context.WithCancel(ctx)
 	defer func() { release(); x.holders.Wait() }()
-	stalls := lab.WatchStalls()
-	for _, step := range []func(context.Context) error{x.build, x.steer, x.relay, x.paths, x.collectorsAlone, x.collectorsReady, x.open, x.measure, x.memory, x.restarts, x.finish} {
-		if err := step(ctx); err != nil {
-			stalls.Stop()
-			return err
+	err := r.WithStalls(func() error {
+		for _, step := range []func(context.Context) error{x.build, x.steer, x.relay, x.paths, x.collectorsAlone, x.collectorsReady, x.open, x.measure, x.memory, x.restarts, x.finish} {
+			if err := step(ctx); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
-	p50, p99, longest := stalls.Stop()
-	r.Set("stall_ms_p50", ms(p50))
-	r.Set("stall_ms_p99", ms(p99))
-	r.Set("stall_ms_max", ms(longest))
 	x.claims()
 	return nil
 }

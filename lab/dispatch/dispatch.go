@@ -82,15 +82,9 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		return errors.New("dispatch has its control in itself: it compares with no steering")
 	}
 	x := &experiment{plan: plans[e.Size], env: e, result: r}
-	stalls := lab.WatchStalls()
-	err := x.measure(ctx)
-	p50, p99, longest := stalls.Stop()
-	if err != nil {
+	if err := r.WithStalls(func() error { return x.measure(ctx) }); err != nil {
 		return err
 	}
-	r.Set("stall_ms_p50", milliseconds(p50))
-	r.Set("stall_ms_p99", milliseconds(p99))
-	r.Set("stall_ms_max", milliseconds(longest))
 	r.Set("asked", float64(x.asked))
 	r.Set("asked_wrong", float64(x.wrong))
 	r.Set("chosen_compared", float64(x.compared))

@@ -57,14 +57,8 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		return errors.New("the filter has no control run: its claims are comparisons with others already")
 	}
 	x := &experiment{plan: plans[e.Size], env: e, result: r}
-	stalls := lab.WatchStalls()
-	err := x.measure(ctx)
-	p50, p99, longest := stalls.Stop()
-	if err != nil {
+	if err := r.WithStalls(func() error { return x.measure(ctx) }); err != nil {
 		return err
-	}
-	for metric, d := range map[string]time.Duration{"stall_ms_p50": p50, "stall_ms_p99": p99, "stall_ms_max": longest} {
-		r.Set(metric, float64(d.Microseconds())/1000)
 	}
 	x.claims()
 	return nil

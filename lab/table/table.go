@@ -114,15 +114,9 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		return err
 	}
 	x := &experiment{plan: plans[e.Size], env: e, result: r, building: map[family][]timing{}, changing: map[family]timing{}}
-	stalls := lab.WatchStalls()
-	err := x.measure(ctx)
-	p50, p99, longest := stalls.Stop()
-	if err != nil {
+	if err := r.WithStalls(func() error { return x.measure(ctx) }); err != nil {
 		return err
 	}
-	r.Set("stall_ms_p50", float64(p50.Microseconds())/1000)
-	r.Set("stall_ms_p99", float64(p99.Microseconds())/1000)
-	r.Set("stall_ms_max", float64(longest.Microseconds())/1000)
 	x.finish()
 	x.claims()
 	return nil

@@ -84,15 +84,9 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		stage: &stage{env: e, result: r, name: "telemetry", port: rig.Port, rand: e.Rand}}
 	x.kills = x.plan.kills
 	defer x.readers()() // what collectors write is read to the end also when a step fails
-	stalls := lab.WatchStalls()
-	err := all(ctx, x.build, x.prepareFast, x.everyone, x.upgrade, x.end)
-	p50, p99, longest := stalls.Stop()
-	if err != nil {
+	if err := r.WithStalls(func() error { return all(ctx, x.build, x.prepareFast, x.everyone, x.upgrade, x.end) }); err != nil {
 		return err
 	}
-	r.Set("stall_ms_p50", ms(p50))
-	r.Set("stall_ms_p99", ms(p99))
-	r.Set("stall_ms_max", ms(longest))
 	x.claims()
 	return nil
 }
