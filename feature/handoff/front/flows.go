@@ -93,24 +93,23 @@ func flowOf(v frontFrontFlow) Flow {
 	return out
 }
 
-// Change changes a flow in one step: change gets what it is and says what it shall be, and whether packets are to be parked.
-// It is asked again where the data path has changed the flow meanwhile. Returned is what the flow was made.
-func (f *Front) Change(k Key, change func(f *move.Flow) (parked bool)) (move.Flow, error) {
+// Change changes a flow in one step: change gets what it is, and says who owns it and whether it is parked; the rest of it is
+// the data path's. It is asked again where the data path has changed the flow meanwhile. Returned is what the flow was made.
+func (f *Front) Change(k Key, change func(*Flow)) (Flow, error) {
 	for {
 		var v frontFrontFlow
 		if err := f.maps.FrontFlows.Lookup(k.raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
-			return move.Flow{}, fmt.Errorf("%w: %s of service %d", ErrNoFlow, k.Client, k.Service)
+			return Flow{}, fmt.Errorf("%w: %s of service %d", ErrNoFlow, k.Client, k.Service)
 		} else if err != nil {
-			return move.Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
+			return Flow{}, fmt.Errorf("reading the flow of %s: %w", k.Client, err)
 		}
-		was, _ := unword(v.Word)
-		now := was
-		parked := change(&now)
-		switch done, err := f.exchange(k, v.Word, word(now, parked)); {
+		fl := flowOf(v)
+		change(&fl)
+		switch done, err := f.exchange(k, v.Word, word(fl.Flow, fl.Parked)); {
 		case err != nil:
-			return was, err
+			return fl, err
 		case done:
-			return now, nil
+			return fl, nil
 		}
 	}
 }

@@ -32,15 +32,24 @@ func prefix(format string, a ...any) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf(format, a...))
 }
 
+// scene is a client, a front end and two hosts that have the service's address.
+type scene struct {
+	client *netns.Handle
+	hosts  [2]*netns.Handle
+	f      *Front
+	served bool
+}
+
 // newScene wires four namespaces: the client at device c, host i at device h<i>.
-func newScene(t *testing.T) (client *netns.Handle, hosts [2]*netns.Handle, f *Front) {
+func newScene(t *testing.T) *scene {
 	t.Helper()
 	nstest.NeedRoot(t)
 	if err := kernel.TCXLink.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
-	front := nstest.NewNetns(t)
-	client = nstest.NewNetns(t)
+	front, client := nstest.NewNetns(t), nstest.NewNetns(t)
+	var hosts [2]*netns.Handle
+	var f *Front
 	nstest.Cable(t, client, "w0", front, "c")
 	nstest.Address(t, client, "w0", prefix("10.1.0.2/24"), prefix("fd01::2/64"))
 	nstest.Address(t, front, "c", prefix("10.1.0.1/24"), prefix("fd01::1/64"))
@@ -78,7 +87,7 @@ func newScene(t *testing.T) (client *netns.Handle, hosts [2]*netns.Handle, f *Fr
 		}
 		return f.SetHosts(servers)
 	})
-	return client, hosts, f
+	return &scene{client: client, hosts: hosts, f: f}
 }
 
 func do(t *testing.T, ns *netns.Handle, f func() error) {
@@ -182,7 +191,8 @@ func ask(c net.Conn, word string, wait time.Duration) (string, error) {
 
 // New flows are spread over the hosts, and each stays where it is; both families.
 func TestSpread(t *testing.T) {
-	client, hosts, f := newScene(t)
+	sc := newScene(t)
+	client, hosts, f := sc.client, sc.hosts, sc.f
 	for id, at := range []netip.AddrPort{service4, service6} {
 		serve(t, hosts, at)
 		of := map[byte]int{}
@@ -214,7 +224,8 @@ func TestSpread(t *testing.T) {
 
 // Packets of a flow that is parked wait, and come in order when it is let go.
 func TestPark(t *testing.T) {
-	client, hosts, f := newScene(t)
+	sc := newScene(t)
+	client, hosts, f := sc.client, sc.hosts, sc.f
 	serve(t, hosts, service4)
 	c := dial(t, client, service4)
 	first, err := ask(c, "a", 5*time.Second)
@@ -222,7 +233,7 @@ func TestPark(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := keyOfConn(c, 0)
-	if _, err := f.Park(k, func(fl *move.Flow) { fl.Held, fl.To = true, 3-fl.Owner }); err != nil {
+	if err := f.Park(k); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := ask(c, "b", 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -233,7 +244,7 @@ func TestPark(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waited, err := f.Unpark(k, func(fl *move.Flow) { fl.Held, fl.To = false, 0 })
+	waited, err := f.Unpark(k)
 	if err != nil || waited == 0 {
 		t.Fatalf("%d waited, %v", waited, err)
 	}
@@ -261,7 +272,8 @@ func TestPark(t *testing.T) {
 
 // Who does not own a flow is not heard: nor its reset, for want of a socket.
 func TestMute(t *testing.T) {
-	client, hosts, f := newScene(t)
+	sc := newScene(t)
+	client, hosts, f := sc.client, sc.hosts, sc.f
 	serve(t, hosts, service4)
 	c := dial(t, client, service4)
 	if _, err := ask(c, "a", 5*time.Second); err != nil {
@@ -269,10 +281,9 @@ func TestMute(t *testing.T) {
 	}
 	k := keyOfConn(c, 0)
 	var from move.Host
-	moved, err := f.Change(k, func(fl *move.Flow) bool {
+	moved, err := f.Change(k, func(fl *Flow) {
 		from = fl.Owner
-		*fl = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Before: from, To: from} // to: resets do not pass
-		return false
+		fl.Flow = move.Flow{Owner: 3 - from, Epoch: fl.Epoch + 1, Before: from, To: from} // to: resets do not pass
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -281,12 +292,11 @@ func TestMute(t *testing.T) {
 	if got, err := ask(c, "b", 300*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("%q, %v: want no answer", got, err)
 	}
-	if fl, err := f.Flow(k); err != nil || fl.Flow != moved {
+	if fl, err := f.Flow(k); err != nil || fl.Flow != moved.Flow {
 		t.Errorf("%+v, %v: a reset that does not pass is no word", fl, err)
 	}
-	if _, err := f.Change(k, func(fl *move.Flow) bool {
-		*fl = move.Flow{Owner: from, Epoch: fl.Epoch + 1, Before: 3 - from}
-		return false
+	if _, err := f.Change(k, func(fl *Flow) {
+		fl.Flow = move.Flow{Owner: from, Epoch: fl.Epoch + 1, Before: 3 - from}
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +317,8 @@ func TestMute(t *testing.T) {
 
 // Flows that have ended are forgotten, those that move are not.
 func TestForget(t *testing.T) {
-	client, hosts, f := newScene(t)
+	sc := newScene(t)
+	client, hosts, f := sc.client, sc.hosts, sc.f
 	serve(t, hosts, service4)
 	var keys []Key
 	for i := range 3 {
@@ -320,7 +331,7 @@ func TestForget(t *testing.T) {
 			c.Close()
 		}
 	}
-	if _, err := f.Change(keys[2], func(fl *move.Flow) bool { fl.To = 3 - fl.Owner; return false }); err != nil {
+	if _, err := f.Change(keys[2], func(fl *Flow) { fl.To = 3 - fl.Owner }); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -341,25 +352,24 @@ func TestForget(t *testing.T) {
 
 // A change that the data path is faster than is made again.
 func TestChange(t *testing.T) {
-	_, _, f := newScene(t)
+	f := newScene(t).f
 	k := Key{Client: netip.MustParseAddrPort("10.1.0.2:1"), Service: 0}
 	if err := f.Learn(k, 1, 7); err != nil {
 		t.Fatal(err)
 	}
 	asked := 0
-	got, err := f.Change(k, func(fl *move.Flow) bool {
+	got, err := f.Change(k, func(fl *Flow) {
 		if asked++; asked == 1 {
-			if _, err := f.Change(k, func(fl *move.Flow) bool { fl.Epoch = 9; return false }); err != nil {
+			if _, err := f.Change(k, func(fl *Flow) { fl.Epoch = 9 }); err != nil {
 				t.Error(err)
 			}
 		}
 		fl.To = 5
-		return false
 	})
-	if want := (move.Flow{Owner: 1, To: 5, Epoch: 9}); err != nil || got != want || asked != 2 {
+	if want := (move.Flow{Owner: 1, To: 5, Epoch: 9}); err != nil || got.Flow != want || asked != 2 {
 		t.Errorf("%+v, asked %d times, %v", got, asked, err)
 	}
-	if _, err := f.Change(Key{Client: k.Client, Service: 3}, func(*move.Flow) bool { return false }); !errors.Is(err, ErrNoFlow) {
+	if _, err := f.Change(Key{Client: k.Client, Service: 3}, func(*Flow) {}); !errors.Is(err, ErrNoFlow) {
 		t.Errorf("%v", err)
 	}
 }

@@ -11,8 +11,6 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/feature/handoff/move"
 )
 
 // hold is a TAP device, to which the data path redirects the packets of parked flows. With a virtio header (IFF_VNET_HDR)
@@ -90,52 +88,49 @@ func (h *hold) setUp(name string) error {
 
 func (h *hold) close() { unix.Close(h.fd) }
 
-// Park has packets of a flow wait, from now on. They do so in the device's queue until Collect, [Front.Unpark] or the device's
-// limit.
-func (f *Front) Park(k Key, change func(*move.Flow)) (move.Flow, error) {
+// Park has packets of a flow wait, from now on: in the device's queue until Collect, then here, until Unpark.
+func (f *Front) Park(k Key) error {
 	f.hold.mu.Lock()
 	defer f.hold.mu.Unlock()
 	if f.hold.queues[k] == nil {
 		f.hold.queues[k] = &queue{}
 	}
-	fl, err := f.Change(k, func(fl *move.Flow) bool {
-		change(fl)
-		return true
-	})
+	_, err := f.Change(k, func(fl *Flow) { fl.Parked = true })
 	if err != nil {
-		delete(f.hold.queues, k)
+		f.hold.forget(k)
 	}
-	return fl, err
+	return err
 }
 
-// Unpark changes a flow, lets its packets go to whom it belongs then, in the order in which they came, and has those that come
-// go there at once. It returns how many waited.
-func (f *Front) Unpark(k Key, change func(*move.Flow)) (waited int, err error) {
+// Unpark lets the packets of a flow go to its owner, in the order in which they came, and then has those that come go there at
+// once. It returns how many waited.
+func (f *Front) Unpark(k Key) (waited int, err error) {
 	h := f.hold
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, err := f.Change(k, func(fl *move.Flow) bool {
-		change(fl)
-		return true
-	}); err != nil {
-		return 0, err
-	}
 	if err := h.collect(); err != nil {
 		return 0, err
 	}
-	q := h.queues[k]
-	delete(h.queues, k) // what is collected from here on goes at once
-	if q != nil {
-		waited = len(q.frames)
-		for _, frame := range q.frames {
-			h.bytes -= len(frame)
-			err = errors.Join(err, h.write(frame))
-		}
+	q := h.forget(k) // what is collected from here on goes at once
+	waited = len(q)
+	for _, frame := range q {
+		err = errors.Join(err, h.write(frame))
 	}
 	// Those that came meanwhile first, and then the way is open; a few may have slipped in between.
 	err = errors.Join(err, h.collect())
-	_, e := f.Change(k, func(*move.Flow) bool { return false })
+	_, e := f.Change(k, func(fl *Flow) { fl.Parked = false })
 	return waited, errors.Join(err, e, h.collect())
+}
+
+// forget ends a queue, and returns what was in it.
+func (h *hold) forget(k Key) [][]byte {
+	q := h.queues[k]
+	delete(h.queues, k)
+	if q == nil {
+		return nil
+	}
+	h.bytes -= q.size()
+	return q.frames
 }
 
 // Collect takes packets out of the device's queue, which is short. Call it when Ready says that there are some.

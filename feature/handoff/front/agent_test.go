@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package front
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+)
+
+// agents are a front end's agent, and those of its two hosts, which the test plays message by message.
+type agents struct {
+	t       *testing.T
+	ca      *peertest.Authority
+	address string
+	hosts   [3]*peer.Conn // by number
+}
+
+func newAgents(t *testing.T, f *Front, hold time.Duration) *agents {
+	t.Helper()
+	s := &agents{t: t, ca: peertest.NewAuthority(t)}
+	a, err := NewAgent(f, AgentOptions{Name: "front", TLS: s.ca.TLS("front"), Hold: hold, Lapse: hold,
+		Hosts: []Host{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.address = l.Addr().String()
+	done := make(chan error, 1)
+	go func() { done <- a.Serve(t.Context(), l) }()
+	t.Cleanup(func() {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	s.connect(1)
+	s.connect(2)
+	return s
+}
+
+func (s *agents) connect(number int) {
+	s.t.Helper()
+	name := []string{"", "h1", "h2"}[number]
+	c, err := peer.Dial(s.t.Context(), s.address, "front", s.ca.TLS(name), peer.Hello{Number: move.Host(number), Instance: peer.NewInstance(), Name: name})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	s.hosts[number] = c
+}
+
+// says has a host say something about a flow.
+func (s *agents) says(number move.Host, k Key, m move.Message) {
+	s.t.Helper()
+	f := peer.Frame{Message: m, Flow: peer.Flow{Service: uint16(k.Service), Client: k.Client}}
+	if err := s.hosts[number].Send(f); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// hears waits for what a host is told.
+func (s *agents) hears(number move.Host) move.Message {
+	s.t.Helper()
+	type heard struct {
+		f   peer.Frame
+		err error
+	}
+	c := make(chan heard, 1)
+	go func() {
+		f, err := s.hosts[number].Receive()
+		c <- heard{f, err}
+	}()
+	select {
+	case h := <-c:
+		if h.err != nil {
+			s.t.Fatal(h.err)
+		}
+		return h.f.Message
+	case <-time.After(5 * time.Second):
+		s.t.Fatalf("host %d hears nothing", number)
+	}
+	panic("unreachable")
+}
+
+// session is a connection of the client that has spoken with its owner.
+func session(t *testing.T, s *scene) (c net.Conn, k Key, owner, other move.Host) {
+	t.Helper()
+	if !s.served {
+		serve(t, s.hosts, service4)
+		s.served = true
+	}
+	c = dial(t, s.client, service4)
+	if _, err := ask(c, "a", 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	k = keyOfConn(c, 0)
+	fl, err := s.f.Flow(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, k, fl.Owner, 3 - fl.Owner
+}
+
+// silent wants no answer.
+func silent(t *testing.T, c net.Conn, word string) {
+	t.Helper()
+	if got, err := ask(c, word, 100*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%q, %v: want no answer", got, err)
+	}
+}
+
+// answers reads until the client has had these bytes, whoever's number is before them.
+func answers(t *testing.T, c net.Conn, want string) {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for got := ""; got != want; {
+		b := make([]byte, 16)
+		n, err := c.Read(b)
+		if err != nil {
+			t.Fatalf("%q, %v: want %q", got, err, want)
+		}
+		for _, x := range b[:n] {
+			if x != '1' && x != '2' {
+				got += string(x)
+			}
+		}
+	}
+}
+
+func asksHold(epoch move.Epoch, to move.Host) move.Message {
+	return move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtFrontEnd, Epoch: epoch, Host: to}
+}
+
+func reclaim(epoch move.Epoch) move.Message {
+	return move.Message{Kind: move.Reclaim, From: move.AtSource, To: move.AtFrontEnd, Epoch: epoch}
+}
+
+func flip(epoch move.Epoch) move.Message {
+	return move.Message{Kind: move.Flip, From: move.AtDestination, To: move.AtFrontEnd, Epoch: epoch}
+}
+
+// A move that is called off: packets wait, and come to whom they were for.
+func TestAgentReclaim(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	c, k, owner, other := session(t, sc)
+	s := newAgents(t, f, 30*time.Second)
+	s.says(other, k, asksHold(1, owner))
+	if m := s.hears(other); m.Kind != move.Held || m.OK {
+		t.Fatalf("who does not own it asks to hold it: %v", m)
+	}
+	s.says(owner, k, asksHold(1, other))
+	if m := s.hears(owner); m.Kind != move.Held || !m.OK {
+		t.Fatal(m)
+	}
+	silent(t, c, "b")
+	if _, err := io.WriteString(c, "c"); err != nil {
+		t.Fatal(err)
+	}
+	s.says(owner, k, reclaim(1))
+	if m := s.hears(owner); m.Kind != move.Reclaimed || !m.OK || m.Epoch != 2 {
+		t.Fatal(m)
+	}
+	answers(t, c, "bc")
+	s.says(other, k, flip(1))
+	if m := s.hears(other); m.Kind != move.Flipped || m.OK {
+		t.Fatalf("a flip that is late: %v", m)
+	}
+}
+
+// The destination dies when it has the flow, and has said nothing: the source gets it back.
+func TestAgentGivesBack(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	c, k, owner, other := session(t, sc)
+	s := newAgents(t, f, 30*time.Second)
+	s.says(owner, k, asksHold(1, other))
+	s.hears(owner)
+	s.says(other, k, flip(1))
+	if m := s.hears(other); m.Kind != move.Flipped || !m.OK {
+		t.Fatal(m)
+	}
+	s.says(owner, k, reclaim(1))
+	if m := s.hears(owner); m.OK {
+		t.Fatalf("the destination lives: %v", m)
+	}
+	// Once more, and this time the destination's agent dies. What the source was told is for good: it needs another session.
+	c.Close()
+	c, k, owner, other = session(t, sc)
+	s.says(owner, k, asksHold(1, other))
+	s.hears(owner)
+	s.says(other, k, flip(1))
+	s.hears(other)
+	s.hosts[other].Close()
+	s.connect(int(other))
+	s.says(other, k, flip(7)) // the agent has seen the new life when it answers
+	s.hears(other)
+	s.says(owner, k, reclaim(1))
+	if m := s.hears(owner); m.Kind != move.Reclaimed || !m.OK || m.Epoch != 2 {
+		t.Fatal(m)
+	}
+	if m := s.hears(other); m.Kind != move.Revoked || m.Move != 1 {
+		t.Fatal(m)
+	}
+	if got, err := ask(c, "d", 5*time.Second); err != nil || got[1:] != "d" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// Holding ends at its deadline, and the move some time later, also if nobody says anything.
+func TestAgentDeadlines(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	c, k, owner, other := session(t, sc)
+	s := newAgents(t, f, 200*time.Millisecond)
+	s.says(owner, k, asksHold(1, other))
+	s.hears(owner)
+	if got, err := ask(c, "b", 5*time.Second); err != nil || got[1:] != "b" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		fl, err := f.Flow(k)
+		if err == nil && fl.To == 0 && fl.Epoch == 2 && !fl.Parked {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v, %v", fl, err)
+		}
+	}
+}
+
+// A host that this front end does not have is not spoken with.
+func TestAgentStrangers(t *testing.T) {
+	f := newScene(t).f
+	s := newAgents(t, f, time.Second)
+	c, err := peer.Dial(t.Context(), s.address, "front", s.ca.TLS("h2"), peer.Hello{Number: 1, Instance: 1, Name: "h2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if f, err := c.Receive(); err == nil {
+		t.Errorf("host 2 speaks as host 1: %+v", f)
+	}
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// helloTime is how long an introduction may take, from the first byte of TLS on.
+const helloTime = 5 * time.Second
+
+// keepAlive finds a host that has gone without a word, within some seconds.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
+
+// NewInstance is a number that no life of an agent has had.
+func NewInstance() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // it does not fail
+	return binary.BigEndian.Uint64(b[:]) | 1
+}
+
+// TLS reads an agent's certificate, its key, and the certificates of those that sign for agents. Both sides show theirs, and a
+// certificate of these signers is all that is asked for: sign with a CA of weir's own.
+func TLS(certificate, key, signers string) (*tls.Config, error) {
+	own, err := tls.LoadX509KeyPair(certificate, key)
+	if err != nil {
+		return nil, fmt.Errorf("the agent's certificate: %w", err)
+	}
+	pem, err := os.ReadFile(signers)
+	if err != nil {
+		return nil, fmt.Errorf("the signers of agents' certificates: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s: there is no certificate in PEM in it", signers)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}, RootCAs: pool, ClientCAs: pool,
+		ClientAuth: tls.RequireAndVerifyClientCert}, nil
+}
+
+// Conn is a connection with another agent. Send may be used by several goroutines, Receive by one.
+type Conn struct {
+	Peer Hello // who is there
+
+	tls *tls.Conn
+	in  *bufio.Reader
+	mu  sync.Mutex
+	buf []byte
+}
+
+// Dial connects to an agent. name is that in its certificate.
+func Dial(ctx context.Context, address, name string, config *tls.Config, own Hello) (*Conn, error) {
+	config = config.Clone()
+	config.ServerName = name
+	d := net.Dialer{Timeout: helloTime, KeepAliveConfig: keepAlive}
+	raw, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	c, err := introduce(ctx, tls.Client(raw, config), own)
+	if err != nil {
+		return nil, fmt.Errorf("agent at %s: %w", address, err)
+	}
+	return c, nil
+}
+
+// Accept introduces us to who has connected.
+func Accept(ctx context.Context, raw net.Conn, config *tls.Config, own Hello) (*Conn, error) {
+	if t, ok := raw.(*net.TCPConn); ok {
+		if err := t.SetKeepAliveConfig(keepAlive); err != nil {
+			return nil, err
+		}
+	}
+	c, err := introduce(ctx, tls.Server(raw, config), own)
+	if err != nil {
+		return nil, fmt.Errorf("agent from %s: %w", raw.RemoteAddr(), err)
+	}
+	return c, nil
+}
+
+func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error) {
+	c := &Conn{tls: t, in: bufio.NewReaderSize(t, 64<<10)}
+	stop := context.AfterFunc(ctx, func() { t.NetConn().Close() })
+	defer func() {
+		if !stop() {
+			err = errors.Join(ctx.Err(), err)
+		}
+		if err != nil {
+			t.NetConn().Close()
+		}
+	}()
+	if err := t.SetDeadline(time.Now().Add(helloTime)); err != nil {
+		return nil, err
+	}
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	hello, err := own.append(nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.write(typeHello, hello, nil); err != nil {
+		return nil, err
+	}
+	kind, body, err := c.read()
+	if err != nil {
+		return nil, err
+	}
+	if kind != typeHello {
+		return nil, fmt.Errorf("%w: type %d in place of a hello", ErrFormat, kind)
+	}
+	if c.Peer, err = parseHello(body); err != nil {
+		return nil, err
+	}
+	// Who it is says the certificate, or every agent could speak for every host.
+	if err := t.ConnectionState().PeerCertificates[0].VerifyHostname(c.Peer.Name); err != nil {
+		return nil, fmt.Errorf("it calls itself %q: %w", c.Peer.Name, err)
+	}
+	return c, t.SetDeadline(time.Time{})
+}
+
+// Send sends a frame.
+func (c *Conn) Send(f Frame) error {
+	return c.write(typeMove, f.appendHeader(nil), f.Session)
+}
+
+func (c *Conn) write(kind byte, header, body []byte) error {
+	if len(header)+len(body)+1 > MostFrame {
+		return fmt.Errorf("a frame of %d bytes: at most %d", len(header)+len(body), MostFrame)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.buf = binary.BigEndian.AppendUint32(c.buf[:0], uint32(1+len(header)+len(body)))
+	c.buf = append(append(append(c.buf, kind), header...), body...)
+	_, err := c.tls.Write(c.buf)
+	if cap(c.buf) > 1<<20 {
+		c.buf = nil
+	}
+	return err
+}
+
+// Receive waits for the next frame. io.EOF says that the other side has ended.
+func (c *Conn) Receive() (Frame, error) {
+	kind, body, err := c.read()
+	if err != nil {
+		return Frame{}, err
+	}
+	if kind != typeMove {
+		return Frame{}, fmt.Errorf("%w: type %d", ErrFormat, kind)
+	}
+	return parseFrame(body)
+}
+
+func (c *Conn) read() (kind byte, body []byte, err error) {
+	var head [5]byte
+	if _, err := io.ReadFull(c.in, head[:4]); err != nil {
+		return 0, nil, err
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if n == 0 || n > MostFrame {
+		return 0, nil, fmt.Errorf("%w: %d bytes", ErrFormat, n)
+	}
+	if _, err := io.ReadFull(c.in, head[4:]); err != nil {
+		return 0, nil, unexpected(err)
+	}
+	// As much memory as has come: the length alone is only said.
+	for want := int(n - 1); want > 0; {
+		part := min(want, 1<<20)
+		at := len(body)
+		body = append(body, make([]byte, part)...)
+		if _, err := io.ReadFull(c.in, body[at:]); err != nil {
+			return 0, nil, unexpected(err)
+		}
+		want -= part
+	}
+	return head[4], body, nil
+}
+
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// Close ends the connection at once.
+func (c *Conn) Close() error { return c.tls.NetConn().Close() }

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package peer is how agents of hosts and front ends speak with each other: frames over TLS, in which both sides have shown a
+// certificate (mutual TLS 1.3, keys by file). What they say about sessions is package move's.
+//
+// # Wire format, version 1
+//
+// Numbers are in network byte order. Each side first sends a Hello, then frames in any order:
+//
+//	0   4  length of what follows
+//	4   1  type: 1 hello, 2 move
+//	5  ..  the body
+//
+//	hello: 0  1  version: 1
+//	       1  1  role: 0 host, 1 front end
+//	       2  2  number of the host, 0 of a front end
+//	       4  8  instance: of this life of the agent, never the same again
+//	      12  1  length of the name, and the name
+//
+//	move:  0  1  kind of message (move.Kind)
+//	       1  1  from, and to: move.Role, 4 bits each
+//	       2  1  1: OK
+//	       3  1  0
+//	       4  4  epoch
+//	       8  4  the move that an answer is about
+//	      12  2  host
+//	      14  2  service
+//	      16 16  the client's address, IPv4 as ::ffff:a.b.c.d
+//	      32  2  the client's port
+//	      34  2  0
+//	      36  8  instance of the destination's agent that is meant, or 0
+//	      44 ..  of State: the session, as the hosts' agents have it
+package peer
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+)
+
+// Version is that of the wire format.
+const Version = 1
+
+// MostFrame is the most bytes of a frame: a session's queues, and what its application says.
+const MostFrame = 128 << 20
+
+// ErrFormat says that what came is no frame.
+var ErrFormat = errors.New("not a frame of weir's agents")
+
+const (
+	typeHello = 1
+	typeMove  = 2
+	moveSize  = 44
+)
+
+// Role is what an agent is an agent of.
+type Role uint8
+
+// The roles.
+const (
+	HostAgent Role = iota
+	FrontAgent
+)
+
+// Hello is how an agent introduces itself.
+type Hello struct {
+	Role     Role
+	Number   move.Host // of a host
+	Instance uint64    // of this life of the agent
+	Name     string    // at most 255 bytes
+}
+
+// Flow is a session as front ends know it.
+type Flow struct {
+	Service uint16
+	Client  netip.AddrPort
+}
+
+func (f Flow) String() string { return fmt.Sprintf("%s of service %d", f.Client, f.Service) }
+
+// Frame is a message about a flow.
+type Frame struct {
+	Message  move.Message
+	Flow     Flow
+	Instance uint64 // of the destination's agent
+	Session  []byte // of State
+}
+
+func (h Hello) append(b []byte) ([]byte, error) {
+	if len(h.Name) > 255 {
+		return nil, fmt.Errorf("the name %q has more than 255 bytes", h.Name)
+	}
+	b = append(b, Version, byte(h.Role))
+	b = binary.BigEndian.AppendUint16(b, uint16(h.Number))
+	b = binary.BigEndian.AppendUint64(b, h.Instance)
+	return append(append(b, byte(len(h.Name))), h.Name...), nil
+}
+
+func parseHello(b []byte) (h Hello, err error) {
+	switch {
+	case len(b) > 0 && b[0] != Version:
+		return h, fmt.Errorf("%w: version %d, and this weir speaks %d: update the older one", ErrFormat, b[0], Version)
+	case len(b) < 13 || len(b) != 13+int(b[12]):
+		return h, fmt.Errorf("%w: a hello of %d bytes", ErrFormat, len(b))
+	case b[1] > byte(FrontAgent):
+		return h, fmt.Errorf("%w: role %d", ErrFormat, b[1])
+	}
+	return Hello{Role(b[1]), move.Host(binary.BigEndian.Uint16(b[2:])), binary.BigEndian.Uint64(b[4:]), string(b[13:])}, nil
+}
+
+func (f Frame) appendHeader(b []byte) []byte {
+	m := f.Message
+	ok := byte(0)
+	if m.OK {
+		ok = 1
+	}
+	b = append(b, byte(m.Kind), byte(m.From)<<4|byte(m.To), ok, 0)
+	b = binary.BigEndian.AppendUint32(b, uint32(m.Epoch))
+	b = binary.BigEndian.AppendUint32(b, uint32(m.Move))
+	b = binary.BigEndian.AppendUint16(b, uint16(m.Host))
+	b = binary.BigEndian.AppendUint16(b, f.Flow.Service)
+	a := f.Flow.Client.Addr().As16()
+	b = append(b, a[:]...)
+	b = binary.BigEndian.AppendUint16(b, f.Flow.Client.Port())
+	b = append(b, 0, 0)
+	return binary.BigEndian.AppendUint64(b, f.Instance)
+}
+
+func parseFrame(b []byte) (f Frame, err error) {
+	if len(b) < moveSize {
+		return f, fmt.Errorf("%w: a message of %d bytes", ErrFormat, len(b))
+	}
+	m := move.Message{Kind: move.Kind(b[0]), From: move.Role(b[1] >> 4), To: move.Role(b[1] & 15), OK: b[2] == 1,
+		Epoch: move.Epoch(binary.BigEndian.Uint32(b[4:])), Move: move.Epoch(binary.BigEndian.Uint32(b[8:])),
+		Host: move.Host(binary.BigEndian.Uint16(b[12:]))}
+	if m.Kind < move.Hold || m.Kind > move.Revoked || m.From > move.AtDestination || m.To > move.AtDestination || b[2] > 1 {
+		return f, fmt.Errorf("%w: %v", ErrFormat, b[:4])
+	}
+	if m.Kind != move.State && len(b) != moveSize {
+		return f, fmt.Errorf("%w: %s with %d bytes behind it", ErrFormat, m.Kind, len(b)-moveSize)
+	}
+	client := netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[16:])).Unmap(), binary.BigEndian.Uint16(b[32:]))
+	return Frame{m, Flow{binary.BigEndian.Uint16(b[14:]), client}, binary.BigEndian.Uint64(b[36:]), b[moveSize:]}, nil
+}

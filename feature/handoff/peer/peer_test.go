@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer_test
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+)
+
+// pair connects two agents.
+func pair(t *testing.T, client, server *tls.Config) (a, b *peer.Conn, errA, errB error) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		raw, err := l.Accept()
+		if err != nil {
+			errB = err
+			return
+		}
+		b, errB = peer.Accept(t.Context(), raw, server, peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"})
+	}()
+	a, errA = peer.Dial(t.Context(), l.Addr().String(), "front", client, peer.Hello{Number: 3, Instance: 9, Name: "host-a"})
+	<-done
+	t.Cleanup(func() {
+		for _, c := range []*peer.Conn{a, b} {
+			if c != nil {
+				c.Close()
+			}
+		}
+	})
+	return a, b, errA, errB
+}
+
+func TestConn(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("front"))
+	if errA != nil || errB != nil {
+		t.Fatal(errA, errB)
+	}
+	if want := (peer.Hello{Number: 3, Instance: 9, Name: "host-a"}); b.Peer != want {
+		t.Errorf("%+v", b.Peer)
+	}
+	if want := (peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"}); a.Peer != want {
+		t.Errorf("%+v", a.Peer)
+	}
+	frames := []peer.Frame{
+		{Message: move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtFrontEnd, Epoch: 1<<32 - 1, Host: 1023},
+			Flow: peer.Flow{Service: 63, Client: netip.MustParseAddrPort("192.0.2.1:65535")}},
+		{Message: move.Message{Kind: move.Reclaimed, From: move.AtFrontEnd, To: move.AtSource, Epoch: 5, Move: 4, OK: true},
+			Flow: peer.Flow{Client: netip.MustParseAddrPort("[2001:db8::1]:1")}, Instance: 1<<64 - 1},
+		{Message: move.Message{Kind: move.State, From: move.AtSource, To: move.AtDestination, Epoch: 2},
+			Flow: peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:2")}, Session: bytes.Repeat([]byte("session "), 1<<19)},
+	}
+	go func() {
+		for _, f := range frames {
+			if err := a.Send(f); err != nil {
+				t.Error(err)
+			}
+		}
+		a.Close()
+	}()
+	for _, want := range frames {
+		got, err := b.Receive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(want.Session) == 0 {
+			want.Session = []byte{}
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%+v, want %+v", got.Message, want.Message)
+		}
+	}
+	if _, err := b.Receive(); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// Who has no certificate of our signers is not spoken with, on either side.
+func TestStrangers(t *testing.T) {
+	ours, theirs := peertest.NewAuthority(t), peertest.NewAuthority(t)
+	naked := ours.TLS("host-a")
+	naked.Certificates = nil
+	for name, c := range map[string]struct{ client, server *tls.Config }{
+		"client of another signer": {theirs.TLS("host-a"), ours.TLS("front")},
+		"server of another signer": {ours.TLS("host-a"), theirs.TLS("front")},
+		"client without":           {naked, ours.TLS("front")},
+		"another name":             {ours.TLS("host-a"), ours.TLS("host-b")},
+		"a name of another's":      {ours.TLS("host-b"), ours.TLS("front")},
+	} {
+		a, b, errA, errB := pair(t, c.client, c.server)
+		if errA == nil && errB == nil {
+			t.Errorf("%s: %v and %v speak with each other", name, a.Peer, b.Peer)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	_, _, err, _ := pairRaw(t, ca, []byte{0, 0, 0, 15, 1, 2, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0})
+	if !errors.Is(err, peer.ErrFormat) || !strings.Contains(err.Error(), "version 2") {
+		t.Errorf("%v", err)
+	}
+	_, _, err, _ = pairRaw(t, ca, []byte{0xff, 0xff, 0xff, 0xff, 1})
+	if !errors.Is(err, peer.ErrFormat) {
+		t.Errorf("%v", err)
+	}
+}
+
+// pairRaw has an agent dial somebody who says these bytes.
+func pairRaw(t *testing.T, ca *peertest.Authority, says []byte) (a, b *peer.Conn, errA, errB error) {
+	t.Helper()
+	l, err := tls.Listen("tcp", "127.0.0.1:0", ca.TLS("front"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		if _, err := c.Write(says); err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, c)
+	}()
+	a, errA = peer.Dial(t.Context(), l.Addr().String(), "front", ca.TLS("host-a"), peer.Hello{Number: 3, Name: "host-a"})
+	return a, nil, errA, nil
+}

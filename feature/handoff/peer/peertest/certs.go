@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package peertest makes certificates for tests of agents.
+package peertest
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// Authority signs for agents.
+type Authority struct {
+	t    testing.TB
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// NewAuthority makes one, in a directory that vanishes with the test.
+func NewAuthority(t testing.TB) *Authority {
+	t.Helper()
+	a := &Authority{t: t, dir: t.TempDir()}
+	a.key = a.newKey()
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "weir test"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.cert, err = x509.ParseCertificate(der); err != nil {
+		t.Fatal(err)
+	}
+	a.write("signers.pem", "CERTIFICATE", der)
+	return a
+}
+
+func (a *Authority) newKey() *ecdsa.PrivateKey {
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return k
+}
+
+func (a *Authority) write(name, kind string, der []byte) string {
+	path := filepath.Join(a.dir, name)
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+	return path
+}
+
+// Files are those of an agent's certificate, its key and the signers.
+func (a *Authority) Files(name string) (cert, key, signers string) {
+	a.t.Helper()
+	k := a.newKey()
+	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &k.PublicKey, a.key)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	bytes, err := x509.MarshalPKCS8PrivateKey(k)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return a.write(name+".pem", "CERTIFICATE", der), a.write(name+".key", "PRIVATE KEY", bytes), filepath.Join(a.dir, "signers.pem")
+}
+
+// TLS is the configuration of an agent of that name.
+func (a *Authority) TLS(name string) *tls.Config {
+	a.t.Helper()
+	c, err := peer.TLS(a.Files(name))
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return c
+}
