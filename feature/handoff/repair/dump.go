@@ -164,22 +164,17 @@ func checkUrgent(fd int) (err error) {
 	}
 	defer func() { err = errors.Join(err, setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, inline)) }()
 	var unread [2]int
-	for i := range unread {
+	for _, i := range []int{1, 0} { // in this order, what arrives meanwhile looks like nothing urgent
 		if err := setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, i); err != nil {
 			return fmt.Errorf("set SO_OOBINLINE: %w", err)
 		}
 		if unread[i], err = unix.IoctlGetInt(fd, unix.SIOCINQ); err != nil {
 			return fmt.Errorf("length of the receive queue: %w", err)
 		}
-		if i == 0 {
-			// EINVAL: there is none. EAGAIN: the byte is on its way. 0: the peer's FIN came first.
-			n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_OOB|unix.MSG_PEEK|unix.MSG_DONTWAIT)
-			if n > 0 || errors.Is(err, unix.EAGAIN) {
-				return ErrUrgent
-			}
-		}
 	}
-	if unread[0] != unread[1] {
+	// EINVAL: there is none. EAGAIN: the byte is on its way. 0: the peer's FIN came first.
+	n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_OOB|unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	if n > 0 || errors.Is(err, unix.EAGAIN) || unread[0] < unread[1] {
 		return ErrUrgent
 	}
 	return nil

@@ -325,13 +325,6 @@ func verify(b []byte, offset uint64) error {
 	return nil
 }
 
-// patterned is a stretch of the pattern.
-func patterned(n int) []byte {
-	b := make([]byte, n)
-	pattern(b, 0)
-	return b
-}
-
 // shape is Control for a socket that is being made.
 func shape(f func(fd int) error) func(string, string, rawConn) error {
 	return func(_, _ string, c rawConn) (err error) {

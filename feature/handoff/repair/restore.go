@@ -194,7 +194,10 @@ func (b *Built) sockaddr(a netip.AddrPort) (unix.Sockaddr, error) {
 		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}, nil
 	}
 	sa := &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
-	if a.Addr().IsLinkLocalUnicast() && b.state.Zone != "" {
+	if a.Addr().IsLinkLocalUnicast() {
+		if b.state.Zone == "" { // so it is where only one end is link-local
+			return nil, fmt.Errorf("the interface of %s is not known: set State.Zone to it", a.Addr())
+		}
 		index, err := deviceIndex(b.fd, b.state.Zone)
 		if err != nil {
 			return nil, err

@@ -32,8 +32,8 @@ var (
 
 // DefaultLimit is how many bytes of queues a state holds unless the caller says
 // otherwise: above what the kernel's own tuning gives one (tcp_rmem and tcp_wmem,
-// 6 + 4 MB by default).
-const DefaultLimit = 32 << 20
+// 6 + 4 MB by default, 32 + 4 MB since Linux 6.15).
+const DefaultLimit = 64 << 20
 
 // Flow names a connection. Addresses of IPv4 on an IPv6 socket are IPv4 here.
 type Flow struct {

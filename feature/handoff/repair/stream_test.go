@@ -22,7 +22,6 @@ type rawConn = syscall.RawConn
 
 // echoer answers every byte with the same byte, and stops between bytes when it is told.
 type echoer struct {
-	conn    net.Conn
 	pending []byte // read, not yet written
 }
 
