@@ -21,7 +21,12 @@ import (
 // A session between link-local addresses moves: the interface is found again by its name.
 func TestLinkLocalMoves(t *testing.T) {
 	w := nstest.NewWire(t)
-	local, remote := linkLocal(t, w.A), linkLocal(t, w.B)
+	address := func(ns *netns.Handle, ip string) netip.Addr {
+		a := netip.MustParseAddr(ip) // one that needs no detection of duplicates
+		nstest.Address(t, ns, nstest.WireDevice, netip.PrefixFrom(a, 64))
+		return a.WithZone(nstest.WireDevice)
+	}
+	local, remote := address(w.A, "fe80::a"), address(w.B, "fe80::b")
 	var ln net.Listener
 	ok(t, w.A.Do(func() (err error) {
 		lc := net.ListenConfig{}
@@ -69,24 +74,6 @@ func restores(s *State) bool {
 		b.Close()
 	}
 	return err == nil
-}
-
-// linkLocal is the link-local address of a wire's end, with its zone.
-func linkLocal(t *testing.T, ns *netns.Handle) (local netip.Addr) {
-	ok(t, ns.Do(func() error {
-		l, err := netlink.LinkByName(nstest.WireDevice)
-		if err != nil {
-			return err
-		}
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
-		for _, a := range addrs {
-			if ip, _ := netip.AddrFromSlice(a.IP); ip.IsLinkLocalUnicast() {
-				local = ip.WithZone(nstest.WireDevice)
-			}
-		}
-		return err
-	}))
-	return local
 }
 
 // Timestamps go on in the clock that they had, also where it ticks microseconds.

@@ -193,6 +193,7 @@ func ended(t *testing.T) int {
 
 // Without a right to it, the error says what it takes.
 func TestDumpWithoutRights(t *testing.T) {
+	nstest.NeedRoot(t)
 	if err := explainRepair(unix.EPERM); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 		t.Error(err)
 	}
