@@ -64,7 +64,7 @@ func play(arg string) error {
 	runtime.GOMAXPROCS(4) // two of them never let go of theirs
 	var fds [2]int
 	for i, e := range s.Ends {
-		fd, err := open(e, s.Packet, s.Lines[0].whole() && s.Lines[1].whole())
+		fd, err := open(e, s.Packet, s.Lines[i].large())
 		if err != nil {
 			return fmt.Errorf("device %s: %w", e.Name, err)
 		}

@@ -3,18 +3,12 @@
 package delay
 
 import (
-	"encoding/binary"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
-
-// headerLen is that of struct virtio_net_hdr (linux/virtio_net.h), which stands before
-// every frame: it tells how the kernel is to cut a large one, and which checksum is
-// still to be made.
-const headerLen = 10
 
 // direction carries frames from one device to the other. Its run is the only one to
 // touch what is not atomic.
@@ -23,19 +17,19 @@ type direction struct {
 	line    Line
 	fates   *Fates
 	queue   pending
+	drawn   []Fate
+	scratch []byte
 	free    int64 // when the last bit of what was accepted will have left, ns
 
 	packets, bytes, lost, late, dropped, sent, refused atomic.Uint64
 	lateness                                           histogram
 }
 
-// clock is monotonic, in ns. It is read twice a packet: time.Now would read the wall
-// clock as well.
-func clock() int64 {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-	return ts.Nano()
-}
+var epoch = time.Now()
+
+// clock is monotonic, in ns. Not unix.ClockGettime: that is a system call of which Go's
+// scheduler hears.
+func clock() int64 { return int64(time.Since(epoch)) }
 
 // run never returns. The calling thread is its own; nothing in here waits for Go's
 // scheduler (RawSyscall), so that only the kernel can make it late.
@@ -61,9 +55,9 @@ func (d *direction) release(now int64) int64 {
 		d.lateness.add(now - p.at)
 		d.queue.free(p.buf)
 		if errno == 0 {
-			d.sent.Add(1)
+			d.sent.Add(uint64(p.segments))
 		} else {
-			d.refused.Add(1)
+			d.refused.Add(uint64(p.segments))
 		}
 		now = clock()
 	}
@@ -84,50 +78,67 @@ func (d *direction) wait(now int64) {
 
 // accept decides what becomes of a frame.
 func (d *direction) accept(now int64, frame []byte) {
-	bytes := wireLen(frame)
-	d.packets.Add(1)
+	s := segmentsOf(frame)
+	bytes := s.wireLen()
+	d.packets.Add(uint64(s.n))
 	d.bytes.Add(uint64(bytes))
-	var fate Fate
-	if !spared(frame[headerLen:]) {
-		fate = d.fates.Next()
-	}
+	fates := d.decide(&s)
 	at := now
 	if d.line.Rate > 0 {
 		begin := max(d.free, now)
 		if waiting := float64(begin-now) * float64(d.line.Rate) / 8e9; int(waiting)+bytes > d.line.queue() && waiting > 0 {
-			d.dropped.Add(1)
+			d.dropped.Add(uint64(s.n))
 			return
 		}
 		d.free = begin + int64(float64(bytes)*8e9/float64(d.line.Rate))
 		at = d.free
 	}
-	if fate.Lost { // on its way: it has taken its time on a rated line
-		d.lost.Add(1)
-		return
-	}
+	// From here on it is on its way: also what is lost has taken its time on a rated line.
 	at += int64(d.line.Delay)
-	if fate.Late {
-		d.late.Add(1)
-		at += int64(d.line.later())
+	for from := 0; from < s.n; {
+		before := from + 1
+		for before < s.n && fates[before] == fates[from] {
+			before++
+		}
+		d.send(&s, from, before, fates[from], at)
+		from = before
 	}
-	d.queue.push(at, frame)
 }
 
-// wireLen is how many bytes a frame takes on a wire: a large one of TCP becomes many,
-// each with headers of its own.
-func wireLen(frame []byte) int {
-	n := len(frame) - headerLen
-	headers, size := int(binary.NativeEndian.Uint16(frame[2:])), int(binary.NativeEndian.Uint16(frame[4:]))
-	if frame[1] == unix.VIRTIO_NET_HDR_GSO_NONE || size == 0 || n <= headers {
-		return n
+// decide draws a fate for every segment.
+func (d *direction) decide(s *segments) []Fate {
+	d.drawn = d.drawn[:0]
+	if spared(s.frame[headerLen:]) {
+		return append(d.drawn, Fate{})
 	}
-	segments := (n - headers + size - 1) / size
-	return n + (segments-1)*headers
+	for range s.n {
+		d.drawn = append(d.drawn, d.fates.Next())
+	}
+	return d.drawn
+}
+
+// send puts segments of one fate on their way.
+func (d *direction) send(s *segments, from, before int, fate Fate, at int64) {
+	n := uint64(before - from)
+	if fate.Lost {
+		d.lost.Add(n)
+		return
+	}
+	if fate.Late {
+		d.late.Add(n)
+		at += int64(d.line.later())
+	}
+	frame := s.frame
+	if before-from < s.n {
+		d.scratch = s.cut(d.scratch, from, before)
+		frame = d.scratch
+	}
+	d.queue.push(at, int(n), frame)
 }
 
 // Stats are what one direction has done since it was made.
 type Stats struct {
-	Packets uint64 `json:"packets"` // that came in; a large one of TCP is one
+	Packets uint64 `json:"packets"` // that came in; segments, of a large one of TCP
 	Bytes   uint64 `json:"bytes"`   // of their frames as on a wire
 	Sent    uint64 `json:"sent"`    // delivered
 	Lost    uint64 `json:"lost"`    // by Line.Loss

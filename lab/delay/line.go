@@ -59,9 +59,9 @@ func (l Line) later() time.Duration {
 	return time.Millisecond
 }
 
-// whole says whether TCP's large packets may pass uncut: no one of their segments
-// has a fate of its own.
-func (l Line) whole() bool { return l.Loss == 0 && l.Reorder == 0 }
+// large says whether TCP's large packets may come uncut. On a slow line each would
+// arrive as one burst, after a long gap, which is not how segments arrive.
+func (l Line) large() bool { return l.Rate == 0 || l.Rate >= 100e6 }
 
 // Fate is what becomes of a packet.
 type Fate struct{ Lost, Late bool }

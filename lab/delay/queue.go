@@ -10,9 +10,10 @@ import (
 
 // item is a packet on its way.
 type item struct {
-	at  int64 // when it is due, ns on the line's clock
-	n   uint64
-	buf []byte
+	at       int64 // when it is due, ns on the line's clock
+	n        uint64
+	segments int
+	buf      []byte
 }
 
 // pending holds the packets on their way, the next due first; those that are due at
@@ -57,11 +58,11 @@ func (p *pending) before(i, j int) bool {
 	return a.at < b.at || a.at == b.at && a.n < b.n
 }
 
-func (p *pending) push(at int64, packet []byte) {
+func (p *pending) push(at int64, segments int, packet []byte) {
 	b := p.buffer(len(packet))
 	copy(b, packet)
 	p.count++
-	p.items = append(p.items, item{at, p.count, b})
+	p.items = append(p.items, item{at, p.count, segments, b})
 	for i := len(p.items) - 1; i > 0; {
 		up := (i - 1) / 2
 		if !p.before(i, up) {
