@@ -80,9 +80,9 @@ func restores(s *State) bool {
 func TestMicrosecondTimestampsMove(t *testing.T) {
 	w := newWorld(t)
 	const usec = 1 << 4 // RTAX_FEATURE_TCP_USEC_TS, linux/rtnetlink.h
-	via := side(1, 1)[0].Addr()
-	ok(t, w.servers[0].Do(func() error {
-		return netlink.RouteReplace(&netlink.Route{Gw: via.AsSlice(), Dst: anywhere(via), Features: usec})
+	via := nstest.Side(1, 1)[0].Addr()
+	ok(t, w.Servers[0].Do(func() error {
+		return netlink.RouteReplace(&netlink.Route{Gw: via.AsSlice(), Dst: nstest.Anywhere(via), Features: usec})
 	}))
 	client, server := w.pair("tcp4", nil, nil)
 	if !agreement(t, server).microseconds {
@@ -190,7 +190,7 @@ func BenchmarkMove(b *testing.B) {
 			if bc.buffer == 0 {
 				warm(b, client, server)
 			}
-			w.hold() // what the servers send is never acknowledged, and nothing interferes
+			w.Hold() // what the servers send is never acknowledged, and nothing interferes
 			_ = fill(b, server)
 			w.bench(b, server)
 		})
@@ -210,7 +210,7 @@ func (w *world) bench(b *testing.B, server *net.TCPConn) {
 		ok(b, err)
 		took = append(took, time.Since(begin))
 		size = len(wire)
-		ok(b, w.servers[0].Do(func() error { // entering the namespace is not the move's
+		ok(b, w.Servers[0].Do(func() error { // entering the namespace is not the move's
 			begin := time.Now()
 			s, err := Parse(wire)
 			if err != nil {

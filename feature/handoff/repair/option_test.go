@@ -195,7 +195,7 @@ func TestAgreementMoves(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t)
 			if tc.world != nil {
-				w.do(w.client, tc.world)
+				w.do(w.Client, tc.world)
 			}
 			client, server := w.pair("tcp4", tc.client, tc.server)
 			before := agreement(t, server)

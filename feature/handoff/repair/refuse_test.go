@@ -275,8 +275,8 @@ func TestRestoreFails(t *testing.T) {
 	write(t, client, 1000, 0)
 	eventually(t, "1000 bytes are there", func() bool { return unread(t, server) == 1000 })
 	s := w.dump(fresh{server})
-	w.own(1 - w.owner)
-	here := w.servers[w.owner]
+	w.Own(1 - w.Owner)
+	here := w.Servers[w.Owner]
 	edited := func(f func(*State)) *State { c := *s; f(&c); return &c }
 	free := w.sockets(here)
 	for _, tc := range []struct {
@@ -324,8 +324,8 @@ func TestRestoreFails(t *testing.T) {
 	var c *Conn
 	w.do(here, func() (err error) { c, err = Restore(s, RestoreOptions{}); return err })
 	defer c.Close()
-	w.route(w.owner)
-	w.release()
+	w.Route(w.Owner)
+	w.Release()
 	drain(t, c, 1000)
 	chat(t, client, c)
 	w.wantNoResets()

@@ -96,7 +96,7 @@ func TestStatesMove(t *testing.T) {
 			}},
 		{"we have ended, unacknowledged", "FIN_WAIT1",
 			func(w *world, client, server *net.TCPConn) {
-				w.hold() // acknowledgements stay there
+				w.Hold() // acknowledgements stay there
 				write(t, server, 3000, 0)
 				ok(t, server.CloseWrite())
 			},
@@ -121,7 +121,7 @@ func TestStatesMove(t *testing.T) {
 				write(t, client, 100, 0)
 				ok(t, client.CloseWrite())
 				waitState(t, server, "CLOSE_WAIT")
-				w.hold()
+				w.Hold()
 				write(t, server, 3000, 0)
 				ok(t, server.CloseWrite())
 			},
@@ -132,22 +132,22 @@ func TestStatesMove(t *testing.T) {
 		{"both have ended at once", "CLOSING",
 			func(w *world, client, server *net.TCPConn) {
 				// The client's FIN arrives, its acknowledgement of ours does not: its FIN is older.
-				w.hold()
+				w.Hold()
 				ok(t, client.CloseWrite())
 				time.Sleep(20 * time.Millisecond)
 				ok(t, server.CloseWrite())
-				w.route(w.owner)
+				w.Route(w.Owner)
 				p := make([]byte, 2048)
 				eventually(t, "the client's FIN is held", func() bool {
-					n, err := unix.Read(int(w.tun.Fd()), p)
+					n, err := unix.Read(int(w.Held.Fd()), p)
 					const fin = 1 // in byte 13 of TCP's header, behind 20 bytes of IPv4's
 					if err != nil || p[0] != 0x45 || p[33]&fin == 0 {
 						return false
 					}
-					_, err = unix.Write(int(w.tun.Fd()), p[:n])
+					_, err = unix.Write(int(w.Held.Fd()), p[:n])
 					return err == nil
 				})
-				w.hold()
+				w.Hold()
 			},
 			func(client *net.TCPConn, server *Conn) {
 				wantRest(t, "service", server, 0, 0)
@@ -188,13 +188,13 @@ func TestLargeQueuesMove(t *testing.T) {
 	}{{"full", false, false}, {"what was in flight is lost", true, false}, {"acknowledgements are on their way", false, true}, {"acknowledgements are lost", true, true}} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t)
-			w.drop = tc.drop
+			w.Drop = tc.drop
 			client, server := w.pair("tcp4", nil, nil)
 			warm(t, client, server)
 			// Both write until nothing goes any more; nobody reads.
 			up := fill(t, client)
 			if tc.flying {
-				w.hold()
+				w.Hold()
 			}
 			down := fill(t, server)
 			var state *State
@@ -241,10 +241,10 @@ func fill(t testing.TB, c net.Conn) (n int) {
 // Loss at the moment of the move costs time only.
 func TestLossWhileMoving(t *testing.T) {
 	w := newWorld(t)
-	w.drop = true
+	w.Drop = true
 	client, server := w.pair("tcp4", buffers(64<<10), buffers(64<<10))
 	moves, bytes := w.stream(client, server, 20*time.Millisecond, 15, time.Minute)
 	t.Logf("%d moves, %d bytes each way, %d segments sent again by the servers, %d by the client", moves, bytes,
-		w.counter(w.servers[0], "RetransSegs")+w.counter(w.servers[1], "RetransSegs"), w.counter(w.client, "RetransSegs"))
+		w.counter(w.Servers[0], "RetransSegs")+w.counter(w.Servers[1], "RetransSegs"), w.counter(w.Client, "RetransSegs"))
 	w.wantNoResets()
 }

@@ -135,12 +135,12 @@ func buffers(size int) func(fd int) error {
 
 func (w *world) wantNoResets() {
 	w.t.Helper()
-	for i, h := range []*netns.Handle{w.client, w.servers[0], w.servers[1]} {
+	for i, h := range []*netns.Handle{w.Client, w.Servers[0], w.Servers[1]} {
 		if n := w.counter(h, "OutRsts"); n != 0 {
 			w.t.Errorf("%d resets sent by host %d", n, i)
 		}
 	}
-	if n := w.counter(w.client, "EstabResets"); n != 0 {
+	if n := w.counter(w.Client, "EstabResets"); n != 0 {
 		w.t.Errorf("%d resets at the client", n)
 	}
 }
