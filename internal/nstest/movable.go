@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -193,5 +195,47 @@ func (m *Movable) Release() (packets int) {
 		if _, err := unix.Write(int(m.Held.Fd()), b[:n]); err != nil {
 			m.t.Errorf("a packet that was held: %v", err)
 		}
+	}
+}
+
+// Counter reads a counter of TCP in a namespace, by its name in /proc/net/snmp.
+func (m *Movable) Counter(h *netns.Handle, name string) (v int) {
+	m.t.Helper()
+	in(m.t, h, func() error {
+		b, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		var heads []string
+		for line := range strings.Lines(string(b)) {
+			f := strings.Fields(line)
+			if f[0] != "Tcp:" {
+				continue
+			}
+			if heads == nil {
+				heads = f
+				continue
+			}
+			for i := range f {
+				if heads[i] == name {
+					v, err = strconv.Atoi(f[i])
+				}
+			}
+		}
+		return err
+	})
+	return v
+}
+
+// WantNoResets fails the test if one of the hosts has sent a reset, or had one.
+func (m *Movable) WantNoResets() {
+	m.t.Helper()
+	for i, h := range []*netns.Handle{m.Client, m.Servers[0], m.Servers[1]} {
+		if n := m.Counter(h, "OutRsts"); n != 0 {
+			m.t.Errorf("%d resets sent by host %d", n, i)
+		}
+	}
+	if n := m.Counter(m.Client, "EstabResets"); n != 0 {
+		m.t.Errorf("%d resets at the client", n)
 	}
 }

@@ -3,14 +3,39 @@
 package delay
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/topo"
 )
+
+func init() { openers["packet"] = openPacket }
+
+// openPacket opens a packet socket on a device.
+func openPacket(name string, _ bool) (int, error) {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return -1, err
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	const everything = 0x0300 // ETH_P_ALL in network byte order
+	index := l.Attrs().Index
+	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1),
+		unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20),
+		unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP,
+			&unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_PROMISC}),
+		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: everything, Ifindex: index}))
+	return fd, err
+}
 
 // newPacketRig is newRig over packet sockets on two veth pairs to a namespace in the
 // middle, which is the other way to build such a line.
@@ -22,7 +47,7 @@ func newPacketRig(t testing.TB, seed uint64, l Line) *rig {
 		t.Fatal(err)
 	}
 	var s setup
-	s.Lines, s.Packet = [2]Line{l, l}, true
+	s.Lines, s.Device = [2]Line{l, l}, "packet"
 	inner := [2]topo.End{{NS: middle, Name: "m0"}, {NS: middle, Name: "m1"}}
 	for i, e := range []topo.End{r.a, r.b} {
 		if err := topo.Cable(inner[i], e); err != nil {

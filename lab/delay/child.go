@@ -28,12 +28,10 @@ const (
 
 // setup is what the process is told, as JSON in its argument.
 type setup struct {
-	Seed  uint64
-	Ends  [2]place
-	Lines [2]Line // from end 0 to end 1, and back
-	// Packet has it use packet sockets on devices that are there, instead of TAP devices of its own. It is how
-	// the package's benchmark compares the two.
-	Packet bool
+	Seed   uint64
+	Ends   [2]place
+	Lines  [2]Line // from end 0 to end 1, and back
+	Device string  // which of openers
 }
 
 type place struct{ Namespace, Name string }
@@ -64,7 +62,7 @@ func play(arg string) error {
 	runtime.GOMAXPROCS(4) // two of them never let go of theirs
 	var fds [2]int
 	for i, e := range s.Ends {
-		fd, err := open(e, s.Packet, s.Lines[i].large())
+		fd, err := open(e, openers[s.Device], s.Lines[i].large())
 		if err != nil {
 			return fmt.Errorf("device %s: %w", e.Name, err)
 		}
@@ -99,8 +97,15 @@ func hurry() {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 }
 
+// openers make a device, or open one that is there, and say by which descriptor its
+// frames come and go. The package's benchmark has another one.
+var openers = map[string]opener{"": openTAP}
+
+// opener is called in the device's namespace. large: TCP's large packets may come uncut.
+type opener func(name string, large bool) (fd int, err error)
+
 // open makes or opens an end's device, and returns to no namespace: the thread is thrown away.
-func open(e place, packet, large bool) (fd int, err error) {
+func open(e place, how opener, large bool) (fd int, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -108,11 +113,7 @@ func open(e place, packet, large bool) (fd int, err error) {
 		if err = enter(e.Namespace); err != nil {
 			return
 		}
-		if packet {
-			fd, err = openPacket(e.Name)
-		} else {
-			fd, err = openTAP(e.Name, large)
-		}
+		fd, err = how(e.Name, large)
 	}()
 	<-done
 	return fd, err
@@ -163,25 +164,4 @@ func up(name string) error {
 		return err
 	}
 	return errors.Join(netlink.LinkSetTxQLen(l, queueLen), netlink.LinkSetUp(l))
-}
-
-// openPacket opens a packet socket on a device.
-func openPacket(name string) (int, error) {
-	l, err := netlink.LinkByName(name)
-	if err != nil {
-		return -1, err
-	}
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	const everything = 0x0300 // ETH_P_ALL in network byte order
-	index := l.Attrs().Index
-	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1),
-		unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20),
-		unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP,
-			&unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_PROMISC}),
-		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: everything, Ifindex: index}))
-	return fd, err
 }

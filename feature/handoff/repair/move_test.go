@@ -96,7 +96,7 @@ func TestMicrosecondTimestampsMove(t *testing.T) {
 	chat(t, client, c)
 	c = w.move(c)
 	chat(t, client, c)
-	w.wantNoResets()
+	w.WantNoResets()
 }
 
 // What was unread is read first by whatever reads, and moves once more if it is not.

@@ -214,7 +214,7 @@ func TestAgreementMoves(t *testing.T) {
 				chat(t, client, c)
 				conn = c
 			}
-			w.wantNoResets()
+			w.WantNoResets()
 		})
 	}
 }

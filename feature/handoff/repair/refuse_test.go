@@ -80,7 +80,7 @@ func TestDumpRefuses(t *testing.T) {
 			}
 			drain(t, server, tc.extra)
 			chat(t, client, server)
-			w.wantNoResets()
+			w.WantNoResets()
 		})
 	}
 }
@@ -265,7 +265,7 @@ func TestDumpWhilePacketsArrive(t *testing.T) {
 	if got != sent {
 		t.Errorf("%d bytes came of %d", got, sent)
 	}
-	w.wantNoResets()
+	w.WantNoResets()
 }
 
 // A restore that fails leaves no socket behind, and the state can be restored after.
@@ -328,7 +328,7 @@ func TestRestoreFails(t *testing.T) {
 	w.Release()
 	drain(t, c, 1000)
 	chat(t, client, c)
-	w.wantNoResets()
+	w.WantNoResets()
 }
 
 // sockets counts a namespace's sockets of TCP, bound, connected or neither.
@@ -367,5 +367,5 @@ func TestResume(t *testing.T) {
 	}
 	drain(t, server, 1000)
 	chat(t, client, server)
-	w.wantNoResets()
+	w.WantNoResets()
 }

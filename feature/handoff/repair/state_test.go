@@ -173,7 +173,7 @@ func TestStatesMove(t *testing.T) {
 					c = w.move(c)
 				}
 				tc.after(client, c)
-				w.wantNoResets()
+				w.WantNoResets()
 			})
 		}
 	}
@@ -212,7 +212,7 @@ func TestLargeQueuesMove(t *testing.T) {
 			ok(t, client.CloseWrite())
 			ok(t, c.CloseWrite())
 			together(func() { wantRest(t, "service", c, up, 0) }, func() { wantRest(t, "client", client, down, 0) })
-			w.wantNoResets()
+			w.WantNoResets()
 		})
 	}
 }
@@ -245,6 +245,6 @@ func TestLossWhileMoving(t *testing.T) {
 	client, server := w.pair("tcp4", buffers(64<<10), buffers(64<<10))
 	moves, bytes := w.stream(client, server, 20*time.Millisecond, 15, time.Minute)
 	t.Logf("%d moves, %d bytes each way, %d segments sent again by the servers, %d by the client", moves, bytes,
-		w.counter(w.Servers[0], "RetransSegs")+w.counter(w.Servers[1], "RetransSegs"), w.counter(w.Client, "RetransSegs"))
-	w.wantNoResets()
+		w.Counter(w.Servers[0], "RetransSegs")+w.Counter(w.Servers[1], "RetransSegs"), w.Counter(w.Client, "RetransSegs"))
+	w.WantNoResets()
 }
