@@ -27,13 +27,15 @@ const (
 
 	siocOutqNSD = 0x894b
 	soPeekOff   = 42
-	soBufLock   = 72 // Linux 5.14
 	lockSndBuf  = 1
 	lockRcvBuf  = 2
 	tcpAOInfo   = 40 // Linux 6.7
 
 	protocolMPTCP = 262
 )
+
+// soBufLock is SO_BUF_LOCK (Linux 5.14); tests see what becomes of sessions without it.
+var soBufLock = 72
 
 // Needs are the kernel's facilities that moving a session between hosts uses.
 func Needs() []kernel.Need {

@@ -113,24 +113,28 @@ func (b *Built) prepare() error {
 		}
 	}
 	// The window that was announced must fit, before connect(2) derives its limits.
-	if err := b.sizeBuffer(unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, s.RcvBuf, s.RcvBufLocked); err != nil {
+	if err := b.sizeBuffer(unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, s.RcvBuf, s.RcvBufLocked, false); err != nil {
 		return err
 	}
 	return b.lockBuffers(s.RcvBufLocked, false)
 }
 
-// sizeBuffer gives a buffer its size back. Where the kernel cannot unlock it, a buffer
-// that grew by itself is only touched to become larger.
-func (b *Built) sizeBuffer(opt, force int, size uint32, locked bool) error {
+// sizeBuffer gives a buffer its size back. The kernel takes a size that was set for
+// one to keep, which lockBuffers undoes where it can (Linux 5.14); where it cannot, a
+// buffer that grew by itself is only touched if it is too small, or was made larger here.
+func (b *Built) sizeBuffer(opt, force int, size uint32, locked, enlarged bool) error {
 	now, err := unix.GetsockoptInt(b.fd, unix.SOL_SOCKET, opt)
 	if err != nil {
 		return fmt.Errorf("size of a buffer: %w", err)
 	}
-	if !locked && now >= int(size) && !b.canUnlock() || now == int(size) && !locked {
+	if !locked && (now == int(size) || now > int(size) && !enlarged && !b.canUnlock()) {
 		return nil
 	}
 	if err := setInt(b.fd, unix.SOL_SOCKET, force, int(size/2)); err != nil { // the kernel doubles it
 		return fmt.Errorf("give a buffer its %d bytes: %w", size, err)
+	}
+	if !locked && !b.canUnlock() {
+		b.Lost = append(b.Lost, fmt.Sprintf("a buffer of %d bytes keeps that size: SO_BUF_LOCK needs Linux 5.14", size))
 	}
 	return nil
 }
@@ -345,7 +349,7 @@ func (b *Built) start() (*Conn, error) {
 	if err := sendAll(b.fd, s.Send[len(s.Send)-s.Unsent:]); err != nil {
 		return nil, fmt.Errorf("send the rest: %w", err)
 	}
-	if err := b.sizeBuffer(unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, s.SndBuf, s.SndBufLocked); err != nil {
+	if err := b.sizeBuffer(unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, s.SndBuf, s.SndBufLocked, len(s.Send) > 0); err != nil {
 		return nil, err
 	}
 	if err := b.lockBuffers(s.RcvBufLocked, s.SndBufLocked); err != nil {
