@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/compare"
+	"github.com/weir-project/weir/lab/delay"
 	"github.com/weir-project/weir/lab/dispatch"
 	_ "github.com/weir-project/weir/lab/filter"
 	_ "github.com/weir-project/weir/lab/guard"
@@ -49,6 +50,7 @@ func main() {
 	peers.Sink() // and neither does a built-in collector
 	compare.Sink()
 	dispatch.Hold()
+	delay.Play() // nor what carries a delay line's packets
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := newCommand().ExecuteContext(ctx)

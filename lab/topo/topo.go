@@ -35,9 +35,17 @@ func Cable(a, b End) error {
 		return fmt.Errorf("make the cable %s–%s: %w", a.Name, b.Name, err)
 	}
 	for _, e := range []End{a, b} {
-		if err := e.NS.Do(func() error { return configure(e.Name, e.Addrs) }); err != nil {
-			return fmt.Errorf("configure %s: %w", e.Name, err)
+		if err := Configure(e); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// Configure gives an interface that is there its addresses and brings it up.
+func Configure(e End) error {
+	if err := e.NS.Do(func() error { return configure(e.Name, e.Addrs) }); err != nil {
+		return fmt.Errorf("configure %s: %w", e.Name, err)
 	}
 	return nil
 }

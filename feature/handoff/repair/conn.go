@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repair
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"syscall"
+)
+
+// Conn is a session that was restored. Reads give first what had arrived at its former
+// place, then what comes from the socket. One goroutine may read, and one write.
+type Conn struct {
+	*net.TCPConn
+	Lost []string // as of [Built]
+
+	unread []byte
+}
+
+// Read is that of [net.Conn].
+func (c *Conn) Read(b []byte) (int, error) {
+	if len(c.unread) > 0 {
+		n := copy(b, c.unread)
+		c.unread = c.unread[n:]
+		return n, nil
+	}
+	return c.TCPConn.Read(b)
+}
+
+// WriteTo is that of [io.WriterTo]: io.Copy would go past Read otherwise.
+func (c *Conn) WriteTo(w io.Writer) (int64, error) {
+	var n int64
+	for len(c.unread) > 0 {
+		m, err := w.Write(c.unread)
+		c.unread = c.unread[m:]
+		n += int64(m)
+		if err != nil {
+			return n, err
+		}
+	}
+	m, err := c.TCPConn.WriteTo(w)
+	return n + m, err
+}
+
+// Unread is what Read gives before it asks the socket; it is for who uses the
+// descriptor itself.
+func (c *Conn) Unread() []byte { return c.unread }
+
+// TakeFile gives the session up to a descriptor of its own, non-blocking, and returns
+// what was not read. The Conn is closed, the session is not.
+func (c *Conn) TakeFile() (f *os.File, unread []byte, err error) {
+	if f, err = c.File(); err != nil {
+		return nil, nil, err
+	}
+	if err := syscall.SetNonblock(int(f.Fd()), true); err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, c.unread, c.TCPConn.Close()
+}
+
+// Dump is [DumpConn] of a session that has moved before, with what is still unread of
+// that move.
+func (c *Conn) Dump(o DumpOptions) (*State, error) {
+	if err := tooLarge(len(c.unread), limitOf(o)); err != nil {
+		return nil, fmt.Errorf("dump %s-%s: %w", c.LocalAddr(), c.RemoteAddr(), err)
+	}
+	o.Limit = max(1, limitOf(o)-len(c.unread)) // 0 would be the default
+	s, err := DumpConn(c.TCPConn, o)
+	if err != nil {
+		return nil, err
+	}
+	s.Unread = slices.Concat(c.unread, s.Unread)
+	return s, nil
+}
+
+// DumpConn is [Dump] of one of Go's connections: closing it afterwards is silent. No
+// other goroutine may be in its Read or Write.
+func DumpConn(c syscall.Conn, o DumpOptions) (s *State, err error) {
+	err2 := control(c, func(fd int) { s, err = Dump(fd, o) })
+	if err2 != nil {
+		return nil, err2
+	}
+	return s, err
+}
+
+// ResumeConn is [Resume] of one of Go's connections.
+func ResumeConn(c syscall.Conn, s *State) (err error) {
+	err2 := control(c, func(fd int) { err = Resume(fd, s) })
+	if err2 != nil {
+		return err2
+	}
+	return err
+}
+
+func control(c syscall.Conn, f func(fd int)) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Control(func(fd uintptr) { f(int(fd)) })
+}

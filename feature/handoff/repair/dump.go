@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repair
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// DumpOptions say how a session is dumped.
+type DumpOptions struct {
+	// Limit is how many bytes the queues may hold together; 0 means [DefaultLimit].
+	// It is checked before anything is changed.
+	Limit int
+	// Stop, if it is set, stops the session's packets before the dump, and is not
+	// called for a session that is refused at sight. What it returns lets them in
+	// again, and is called if the dump fails.
+	Stop func(Flow) (release func(), err error)
+}
+
+// Dump reads a connection's state and leaves its socket frozen: close(2) then ends
+// it without a packet, [Resume] has it go on here. If Dump fails, the session
+// goes on, and the error is or wraps one of this package's (or is that of the kernel,
+// for instance EPERM without CAP_NET_ADMIN).
+//
+// fd may be non-blocking or not, and in another network namespace than the caller.
+// The caller keeps it open, and everybody else away from it.
+func Dump(fd int, o DumpOptions) (_ *State, err error) {
+	flow, err := admit(fd, o)
+	if err != nil {
+		return nil, fmt.Errorf("dump %s: %w", flow, err)
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("dump %s: %w", flow, err)
+		}
+	}()
+	if o.Stop != nil {
+		release, err2 := o.Stop(flow)
+		if err2 != nil {
+			return nil, fmt.Errorf("stop its packets: %w", err2)
+		}
+		defer func() {
+			if err != nil && release != nil {
+				release()
+			}
+		}()
+	}
+	if err := checkUrgent(fd); err != nil {
+		return nil, err
+	}
+	return freeze(fd, o)
+}
+
+func (f Flow) String() string { return fmt.Sprintf("%s-%s", f.Local, f.Remote) }
+
+// freeze switches the socket to repair and reads it.
+func freeze(fd int, o DumpOptions) (_ *State, err error) {
+	// Repair overwrites it, on the way in and on the way out.
+	reuse, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR)
+	if err != nil {
+		return nil, fmt.Errorf("read SO_REUSEADDR: %w", err)
+	}
+	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn); err != nil {
+		return nil, explainRepair(err)
+	}
+	s := &State{ReuseAddr: reuse != 0}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, thaw(fd, s.ReuseAddr, repairOffQuiet))
+		}
+	}()
+	if err := s.read(fd, limitOf(o)); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Resume has a socket that [Dump] froze go on here. Whoever dumped it must know that
+// the state was not restored anywhere.
+func Resume(fd int, s *State) error { return thaw(fd, s.ReuseAddr, repairOff) }
+
+func thaw(fd int, reuse bool, how int) error {
+	err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, how)
+	if err == nil && reuse {
+		err = setInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}
+	if err != nil {
+		return fmt.Errorf("let the session go on: %w", err)
+	}
+	return nil
+}
+
+func limitOf(o DumpOptions) int {
+	if o.Limit == 0 {
+		return DefaultLimit
+	}
+	return o.Limit
+}
+
+// admit refuses what cannot be moved, and changes nothing.
+func admit(fd int, o DumpOptions) (flow Flow, err error) {
+	if p, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil {
+		return flow, fmt.Errorf("SO_PROTOCOL: %w", err)
+	} else if p == protocolMPTCP {
+		return flow, ErrMPTCP
+	} else if p != unix.IPPROTO_TCP {
+		return flow, fmt.Errorf("%w: its protocol is number %d, not TCP", ErrState, p)
+	}
+	i, err := tcpInfo(fd)
+	if err != nil {
+		return flow, err
+	}
+	if !movable(i.State) {
+		return flow, fmt.Errorf("%w: %s", ErrState, stateName(i.State))
+	}
+	s := &State{}
+	if err := s.readAddresses(fd); err != nil {
+		return flow, err
+	}
+	flow = s.Flow()
+	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP); err == nil && name != "" {
+		return flow, fmt.Errorf("%w: %s", ErrULP, name)
+	}
+	// The kernel says ENOENT where no key was ever set.
+	var ao [64]byte
+	if err := getTCP(fd, tcpAOInfo, &ao); err == nil {
+		return flow, ErrAO
+	}
+	if off, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soPeekOff); err == nil && off >= 0 {
+		return flow, ErrPeekOff
+	}
+	l, err := queueLengths(fd)
+	if err == nil {
+		err = tooLarge(l.unread+l.unacked, limitOf(o))
+	}
+	return flow, err
+}
+
+func tooLarge(n, limit int) error {
+	if n > limit {
+		return fmt.Errorf("%w: %d bytes, allowed are %d; let the session drain, or allow more", ErrTooLarge, n, limit)
+	}
+	return nil
+}
+
+func movable(state uint8) bool {
+	switch state {
+	case stateEstablished, stateFinWait1, stateFinWait2, stateCloseWait, stateLastAck, stateClosing:
+		return true
+	}
+	return false
+}
+
+// checkUrgent finds urgent data that was announced or received and not read. SIOCINQ
+// counts up to it, and past it where it lies in the stream.
+func checkUrgent(fd int) (err error) {
+	inline, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE)
+	if err != nil {
+		return fmt.Errorf("read SO_OOBINLINE: %w", err)
+	}
+	defer func() { err = errors.Join(err, setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, inline)) }()
+	var unread [2]int
+	for _, i := range []int{1, 0} { // in this order, what arrives meanwhile looks like nothing urgent
+		if err := setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, i); err != nil {
+			return fmt.Errorf("set SO_OOBINLINE: %w", err)
+		}
+		if unread[i], err = unix.IoctlGetInt(fd, unix.SIOCINQ); err != nil {
+			return fmt.Errorf("length of the receive queue: %w", err)
+		}
+	}
+	// EINVAL: there is none. EAGAIN: the byte is on its way. 0: the peer's FIN came first.
+	n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_OOB|unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	if n > 0 || errors.Is(err, unix.EAGAIN) || unread[0] < unread[1] {
+		return ErrUrgent
+	}
+	return nil
+}
+
+// readAddresses fills in the names of both ends.
+func (s *State) readAddresses(fd int) error {
+	local, err := unix.Getsockname(fd)
+	if err != nil {
+		return fmt.Errorf("own address: %w", err)
+	}
+	remote, err := unix.Getpeername(fd)
+	if err != nil {
+		return fmt.Errorf("peer's address: %w", err)
+	}
+	var zone uint32
+	for _, a := range []struct {
+		from unix.Sockaddr
+		to   *netip.AddrPort
+	}{{local, &s.Local}, {remote, &s.Remote}} {
+		switch sa := a.from.(type) {
+		case *unix.SockaddrInet4:
+			*a.to = netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+		case *unix.SockaddrInet6:
+			*a.to = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
+			zone = max(zone, sa.ZoneId)
+		default:
+			return fmt.Errorf("%w: it is not of IPv4 or IPv6", ErrState)
+		}
+	}
+	if zone != 0 {
+		s.Zone, err = deviceName(fd, int(zone))
+	}
+	return err
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repair
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// Values of TCP_REPAIR and TCP_REPAIR_QUEUE, and what x/sys/unix lacks (linux/tcp.h,
+// linux/sockios.h, asm-generic/socket.h).
+const (
+	repairOn = 1
+	// repairOff lets the socket send a probe, which has the peer tell what it
+	// received; repairOffQuiet (Linux 4.19) does not.
+	repairOff      = 0
+	repairOffQuiet = -1
+
+	queueNone = 0
+	queueRecv = 1
+	queueSend = 2
+
+	siocOutqNSD = 0x894b
+	soPeekOff   = 42
+	lockSndBuf  = 1
+	lockRcvBuf  = 2
+	tcpAOInfo   = 40 // Linux 6.7
+
+	protocolMPTCP = 262
+)
+
+// soBufLock is SO_BUF_LOCK (Linux 5.14); tests see what becomes of sessions without it.
+var soBufLock = 72
+
+// Needs are the kernel's facilities that moving a session between hosts uses.
+func Needs() []kernel.Need {
+	return []kernel.Need{
+		{Name: "TCP_REPAIR", Since: "4.19", For: "take live TCP sessions out of the kernel, and put them into another's",
+			Remedy: "run it as root or with CAP_NET_ADMIN over the network namespace", Probe: probeRepair},
+		{Name: "SO_BUF_LOCK", Since: "5.14", Optional: true, Remedy: "run a newer kernel", Probe: probeBufLock,
+			For: "let the buffers of sessions that were moved go on growing by themselves; without it they keep the size that they had"},
+	}
+}
+
+func probeRepair() error {
+	return onSocket(func(fd int) error {
+		if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn); err != nil {
+			return explainRepair(err)
+		}
+		return setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOffQuiet)
+	})
+}
+
+func probeBufLock() error {
+	return onSocket(func(fd int) error {
+		_, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soBufLock)
+		return err
+	})
+}
+
+func onSocket(f func(fd int) error) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return f(fd)
+}
+
+func explainRepair(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("TCP_REPAIR: %w: it takes CAP_NET_ADMIN over the socket's network namespace; run as root", err)
+	}
+	return fmt.Errorf("TCP_REPAIR: %w", err)
+}
+
+func setInt(fd, level, opt, value int) error { return unix.SetsockoptInt(fd, level, opt, value) }
+
+// setTCP and getTCP pass a value as it lies in memory.
+func setTCP[T any](fd, opt int, v *T, count int) error {
+	size := uintptr(count) * unsafe.Sizeof(*v)
+	if _, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, uintptr(opt), uintptr(unsafe.Pointer(v)), size, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+func getTCP[T any](fd, opt int, v *T) error { return get(fd, unix.IPPROTO_TCP, opt, v) }
+
+func get[T any](fd, level, opt int, v *T) error {
+	size := uint32(unsafe.Sizeof(*v))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(opt), uintptr(unsafe.Pointer(v)),
+		uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// getLinger tells SO_LINGER in seconds, -1 if it is off.
+func getLinger(fd int) (int, error) {
+	var l unix.Linger
+	if err := get(fd, unix.SOL_SOCKET, unix.SO_LINGER, &l); err != nil {
+		return 0, fmt.Errorf("read SO_LINGER: %w", err)
+	}
+	if l.Onoff == 0 {
+		return -1, nil
+	}
+	return int(l.Linger), nil
+}
+
+// info is the start of struct tcp_info (linux/tcp.h).
+type info struct {
+	State, _, _, _, _, Options uint8
+	Scales                     uint8 // two fields of four bits, in the order of the machine's bit fields
+	_                          uint8
+	_                          [2]uint32
+	SndMSS, RcvMSS             uint32
+}
+
+// Bits of info.Options.
+const (
+	optionTimestamps = 1
+	optionSACK       = 2
+	optionScaling    = 4
+	optionMicrosec   = 64 // Linux 6.7
+)
+
+func tcpInfo(fd int) (i info, err error) {
+	if err := getTCP(fd, unix.TCP_INFO, &i); err != nil {
+		return i, fmt.Errorf("TCP_INFO: %w", err)
+	}
+	return i, nil
+}
+
+// bigEndian machines lay bit fields out from the other end.
+var bigEndian = *(*byte)(unsafe.Pointer(&[]uint16{1}[0])) == 0
+
+func (i *info) scales() (snd, rcv uint8) {
+	snd, rcv = i.Scales&15, i.Scales>>4
+	if bigEndian {
+		snd, rcv = rcv, snd
+	}
+	return snd, rcv
+}
+
+// queueSeq chooses a queue and tells its sequence number: of the next byte that
+// comes in, or that the application writes.
+func queueSeq(fd, queue int) (seq uint32, err error) {
+	if err = setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queue); err == nil {
+		err = getTCP(fd, unix.TCP_QUEUE_SEQ, &seq)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read a queue's sequence number: %w", err)
+	}
+	return seq, nil
+}
+
+func setQueueSeq(fd, queue int, seq uint32) error {
+	err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queue)
+	if err == nil {
+		err = setTCP(fd, unix.TCP_QUEUE_SEQ, &seq, 1)
+	}
+	if err != nil {
+		return fmt.Errorf("set a queue's sequence number: %w", err)
+	}
+	return nil
+}
+
+// lengths are those of a socket's queues in bytes. A FIN counts as a byte of the
+// latter two.
+type lengths struct{ unread, unacked, unsent int }
+
+func queueLengths(fd int) (l lengths, err error) {
+	for _, q := range []struct {
+		request uint
+		n       *int
+	}{{unix.SIOCINQ, &l.unread}, {unix.SIOCOUTQ, &l.unacked}, {siocOutqNSD, &l.unsent}} {
+		if *q.n, err = unix.IoctlGetInt(fd, q.request); err != nil {
+			return l, fmt.Errorf("length of a queue: %w", err)
+		}
+	}
+	return l, nil
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repair
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// read reads everything from a socket that is under repair, and looks again at the
+// end: what has changed by then came from packets that should have been stopped.
+func (s *State) read(fd, limit int) error {
+	i, err := tcpInfo(fd)
+	if err != nil {
+		return err
+	}
+	if !movable(i.State) {
+		return fmt.Errorf("%w: %s", ErrState, stateName(i.State))
+	}
+	before, err := queueLengths(fd)
+	if err != nil {
+		return err
+	}
+	if err := tooLarge(before.unread+before.unacked, limit); err != nil {
+		return err
+	}
+	for _, step := range []func(int) error{s.readAddresses, s.readOptions, s.readSocket} {
+		if err := step(fd); err != nil {
+			return err
+		}
+	}
+	if err := s.readTCP(fd, i); err != nil {
+		return err
+	}
+	if err := s.readQueues(fd, i.State, before); err != nil {
+		return err
+	}
+	if err := s.checkStill(fd, i.State, before); err != nil {
+		return err
+	}
+	return s.check()
+}
+
+// checkStill compares with what was read at first.
+func (s *State) checkStill(fd int, state uint8, before lengths) error {
+	rcv, err := queueSeq(fd, queueRecv)
+	if err != nil {
+		return err
+	}
+	i, err := tcpInfo(fd)
+	if err != nil {
+		return err
+	}
+	after, err := queueLengths(fd)
+	if err != nil {
+		return err
+	}
+	if rcv != s.RcvNxt || i.State != state || after.unread != before.unread || after.unacked != before.unacked {
+		return ErrMoving
+	}
+	return setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queueNone)
+}
+
+// readSocket reads what is no option of a plain number.
+func (s *State) readSocket(fd int) (err error) {
+	if s.Congestion, err = unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err != nil {
+		return fmt.Errorf("read TCP_CONGESTION: %w", err)
+	}
+	if s.Device, err = unix.GetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE); err != nil {
+		return fmt.Errorf("read SO_BINDTODEVICE: %w", err)
+	}
+	linger, err := getLinger(fd)
+	if err != nil {
+		return err
+	}
+	s.Linger = linger
+	locks, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soBufLock)
+	if err != nil && !absent(err) {
+		return fmt.Errorf("read SO_BUF_LOCK: %w", err)
+	}
+	s.SndBufLocked, s.RcvBufLocked = locks&lockSndBuf != 0, locks&lockRcvBuf != 0
+	for _, b := range []struct {
+		opt int
+		to  *uint32
+	}{{unix.SO_SNDBUF, &s.SndBuf}, {unix.SO_RCVBUF, &s.RcvBuf}} {
+		n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, b.opt)
+		if err != nil {
+			return fmt.Errorf("size of a buffer: %w", err)
+		}
+		*b.to = uint32(n)
+	}
+	return nil
+}
+
+// readTCP reads what the two ends have agreed on, and the windows.
+func (s *State) readTCP(fd int, i info) error {
+	// Under repair this is what the peer takes, not what fits the path.
+	mss, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG)
+	if err != nil {
+		return fmt.Errorf("read TCP_MAXSEG: %w", err)
+	}
+	s.MSS = uint16(min(mss, 1<<16-1))
+	s.SACK = i.Options&optionSACK != 0
+	if s.Timestamps = i.Options&optionTimestamps != 0; s.Timestamps {
+		s.Microseconds = i.Options&optionMicrosec != 0
+		if err := getTCP(fd, unix.TCP_TIMESTAMP, &s.Timestamp); err != nil {
+			return fmt.Errorf("read TCP_TIMESTAMP: %w", err)
+		}
+	}
+	if s.Scaling = i.Options&optionScaling != 0; s.Scaling {
+		s.SndScale, s.RcvScale = i.scales()
+	}
+	if err := getTCP(fd, unix.TCP_REPAIR_WINDOW, &s.Window); err != nil {
+		return fmt.Errorf("read TCP_REPAIR_WINDOW: %w", err)
+	}
+	return nil
+}
+
+// readQueues reads what is in flight, in both directions. An own FIN takes the last
+// sequence number of the send queue, and is not a byte of it.
+func (s *State) readQueues(fd int, state uint8, l lengths) (err error) {
+	if s.RcvNxt, err = queueSeq(fd, queueRecv); err != nil {
+		return err
+	}
+	if s.Unread, err = peek(fd, l.unread); err != nil {
+		return fmt.Errorf("unread data: %w", err)
+	}
+	switch state {
+	case stateCloseWait, stateLastAck, stateClosing:
+		s.EOF = true
+	default:
+		s.EOF, err = readShutdown(fd)
+	}
+	if err != nil {
+		return err
+	}
+	end, err := queueSeq(fd, queueSend)
+	if err != nil {
+		return err
+	}
+	s.SndUna, s.Unsent = end-uint32(l.unacked), l.unsent
+	data := l.unacked
+	switch state {
+	case stateFinWait1, stateLastAck, stateClosing:
+		s.Fin = true
+		data--
+		s.Unsent = max(0, s.Unsent-1) // the FIN, if it is still to be sent
+	case stateFinWait2:
+		// The FIN will be sent again, and acknowledged again: there is no other way
+		// into this state.
+		s.Fin = true
+		s.SndUna--
+	}
+	if s.Send, err = peek(fd, data); err != nil {
+		return fmt.Errorf("unacknowledged data: %w", err)
+	}
+	return nil
+}
+
+// slack is for a segment of the send queue that was acknowledged in part: it is
+// copied from its beginning.
+const slack = 64 << 10
+
+// peek copies the last n bytes of the chosen queue.
+func peek(fd, n int) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	b := make([]byte, n+slack)
+	for {
+		m, _, err := unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		if m < n || m == len(b) {
+			return nil, fmt.Errorf("%w: the queue holds %d bytes, not %d", ErrMoving, m, n)
+		}
+		return b[m-n : m : m], nil
+	}
+}
+
+// readShutdown asks whether reading was shut down on a connection on which the peer
+// has sent no FIN.
+func readShutdown(fd int) (bool, error) {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	for {
+		_, err := unix.Poll(p, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return p[0].Revents&unix.POLLRDHUP != 0, err
+	}
+}

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repair
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// RestoreOptions say how a session is restored.
+type RestoreOptions struct {
+	// Probe has the session ask its peer, when it starts, what it has received: one
+	// segment, to which the peer answers at once. It heals a loss around the move
+	// sooner, and costs two packets.
+	Probe bool
+}
+
+// Built is a session that is complete, and still frozen: nothing has left it, and its
+// end ([Built.Close]) is silent.
+type Built struct {
+	// Lost tells in a sentence each what the session goes on without, since this
+	// kernel does not have it: a congestion control, a socket option.
+	Lost []string
+
+	fd    int          // another descriptor of tcp's socket, for what follows
+	tcp   *net.TCPConn // from connect on
+	state *State
+	o     RestoreOptions
+}
+
+// Restore is [Build] and [Built.Start].
+func Restore(s *State, o RestoreOptions) (*Conn, error) {
+	b, err := Build(s, o)
+	if err != nil {
+		return nil, err
+	}
+	return b.Start()
+}
+
+// Build makes a socket of a state in the network namespace of the calling thread,
+// in which the session's own address must be. If it fails, nothing is left behind and
+// no packet was sent. Its errors are or wrap [ErrInvalid], [ErrTaken], [ErrAddress],
+// [ErrRoute], or are those of the kernel.
+func Build(s *State, o RestoreOptions) (_ *Built, err error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	domain := unix.AF_INET6
+	if s.Local.Addr().Is4() {
+		domain = unix.AF_INET
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
+	if err != nil {
+		return nil, fmt.Errorf("restore %s: socket: %w", s.Flow(), err)
+	}
+	b := &Built{fd: fd, state: s, o: o}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("restore %s: %w", s.Flow(), err)
+			b.Close()
+		}
+	}()
+	// It also lets the bind pass beside a live listener. SO_REUSEADDR after it would
+	// take that away, so that Start sets it last.
+	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn); err != nil {
+		return nil, explainRepair(err)
+	}
+	for _, step := range []func() error{b.prepare, b.connect, b.goConn, b.agree, b.fillSendQueue, b.finish} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// Close ends the session without a packet: under repair close(2) is silent.
+func (b *Built) Close() error {
+	if b.fd < 0 {
+		return nil
+	}
+	err := unix.Close(b.fd)
+	b.fd = -1
+	if b.tcp != nil {
+		err = errors.Join(err, b.tcp.Close())
+	}
+	return err
+}
+
+// prepare sets what must be there before the connection is.
+func (b *Built) prepare() error {
+	s := b.state
+	lost, err := s.setOptions(b.fd, true)
+	b.Lost = append(b.Lost, lost...)
+	if err != nil {
+		return err
+	}
+	if s.Device != "" {
+		if err := unix.BindToDevice(b.fd, s.Device); err != nil {
+			return fmt.Errorf("bind to interface %q, as the session was (change or clear State.Device if it is called otherwise here): %w", s.Device, err)
+		}
+	}
+	if s.Congestion != "" {
+		err := unix.SetsockoptString(b.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, s.Congestion)
+		if errors.Is(err, unix.ENOENT) {
+			b.Lost = append(b.Lost, fmt.Sprintf("congestion control %s: not in this kernel, which goes on with its own", s.Congestion))
+		} else if err != nil {
+			return fmt.Errorf("set congestion control %s: %w", s.Congestion, err)
+		}
+	}
+	// The window that was announced must fit, before connect(2) derives its limits.
+	if err := b.sizeBuffer(unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, s.RcvBuf, s.RcvBufLocked, false); err != nil {
+		return err
+	}
+	return b.lockBuffers(s.RcvBufLocked, false)
+}
+
+// sizeBuffer gives a buffer its size back. The kernel takes a size that was set for
+// one to keep, which lockBuffers undoes where it can (Linux 5.14); where it cannot, a
+// buffer that grew by itself is only touched if it is too small, or was made larger here.
+func (b *Built) sizeBuffer(opt, force int, size uint32, locked, enlarged bool) error {
+	now, err := unix.GetsockoptInt(b.fd, unix.SOL_SOCKET, opt)
+	if err != nil {
+		return fmt.Errorf("size of a buffer: %w", err)
+	}
+	if !locked && (now == int(size) || now > int(size) && !enlarged && !b.canUnlock()) {
+		return nil
+	}
+	if err := setInt(b.fd, unix.SOL_SOCKET, force, int(size/2)); err != nil { // the kernel doubles it
+		return fmt.Errorf("give a buffer its %d bytes: %w", size, err)
+	}
+	if !locked && !b.canUnlock() {
+		b.Lost = append(b.Lost, fmt.Sprintf("a buffer of %d bytes keeps that size: SO_BUF_LOCK needs Linux 5.14", size))
+	}
+	return nil
+}
+
+func (b *Built) canUnlock() bool {
+	_, err := unix.GetsockoptInt(b.fd, unix.SOL_SOCKET, soBufLock)
+	return err == nil
+}
+
+// lockBuffers says which buffers have a fixed size; setting one has locked it.
+func (b *Built) lockBuffers(rcv, snd bool) error {
+	locks := 0
+	if rcv {
+		locks |= lockRcvBuf
+	}
+	if snd {
+		locks |= lockSndBuf
+	}
+	if err := setInt(b.fd, unix.SOL_SOCKET, soBufLock, locks); err != nil && !absent(err) {
+		return fmt.Errorf("set SO_BUF_LOCK: %w", err)
+	}
+	return nil
+}
+
+// connect binds and connects, which under repair sends nothing, from the sequence
+// numbers on that the session had.
+func (b *Built) connect() error {
+	s := b.state
+	local, err := b.sockaddr(s.Local)
+	if err != nil {
+		return err
+	}
+	remote, err := b.sockaddr(s.Remote)
+	if err != nil {
+		return err
+	}
+	if err := unix.Bind(b.fd, local); errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("%w: %s", ErrAddress, s.Local.Addr())
+	} else if err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+	if err := setQueueSeq(b.fd, queueRecv, s.RcvNxt); err != nil {
+		return err
+	}
+	if err := setQueueSeq(b.fd, queueSend, s.SndUna); err != nil {
+		return err
+	}
+	switch err := unix.Connect(b.fd, remote); {
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return ErrTaken
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
+		return fmt.Errorf("%w %s: %w", ErrRoute, s.Remote.Addr(), err)
+	case err != nil:
+		return fmt.Errorf("connect: %w", err)
+	}
+	return nil
+}
+
+func (b *Built) sockaddr(a netip.AddrPort) (unix.Sockaddr, error) {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}, nil
+	}
+	sa := &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+	if a.Addr().IsLinkLocalUnicast() {
+		if b.state.Zone == "" { // so it is where only one end is link-local
+			return nil, fmt.Errorf("the interface of %s is not known: set State.Zone to it", a.Addr())
+		}
+		index, err := deviceIndex(b.fd, b.state.Zone)
+		if err != nil {
+			return nil, err
+		}
+		sa.ZoneId = uint32(index)
+	}
+	return sa, nil
+}
+
+// agreed is struct tcp_repair_opt (linux/tcp.h).
+type agreed struct{ code, value uint32 }
+
+// Codes of TCP options (RFC 9293, 7323, 2018).
+const (
+	kindMSS        = 2
+	kindScale      = 3
+	kindSACK       = 4
+	kindTimestamps = 8
+)
+
+// agree sets what the two ends agreed on when the session began. It must come before
+// the queues: they are cut into segments by it.
+func (b *Built) agree() error {
+	s := b.state
+	// Scales of zero are set also where scaling was not agreed on: that is the same on
+	// the wire, and without it the kernel would scale by its own default.
+	list := []agreed{{kindMSS, uint32(s.MSS)}, {kindScale, uint32(s.SndScale) | uint32(s.RcvScale)<<16}}
+	if s.SACK {
+		list = append(list, agreed{kindSACK, 0})
+	}
+	if s.Timestamps {
+		list = append(list, agreed{kindTimestamps, 0})
+	}
+	if err := setTCP(b.fd, unix.TCP_REPAIR_OPTIONS, &list[0], len(list)); err != nil {
+		return fmt.Errorf("set TCP_REPAIR_OPTIONS: %w", err)
+	}
+	if !s.Timestamps {
+		return nil
+	}
+	// Bit 0 says which clock, since Linux 6.7, and was cleared or set by the dump. So the
+	// value may be a tick behind what the session sent last, which the peer would
+	// take for an old packet (RFC 7323, PAWS).
+	ts := (s.Timestamp + 3) &^ 1
+	if s.Microseconds {
+		ts |= 1
+	}
+	if err := setTCP(b.fd, unix.TCP_TIMESTAMP, &ts, 1); err != nil {
+		return fmt.Errorf("set TCP_TIMESTAMP: %w", err)
+	}
+	return nil
+}
+
+// fillSendQueue puts back what was sent: under repair that queues it as sent.
+func (b *Built) fillSendQueue() error {
+	s := b.state
+	if len(s.Send) == 0 {
+		return nil
+	}
+	// The kernel accounts a queue with up to several times its bytes (and doubles what
+	// it is told). Start takes the size back, or the session would grow with every move.
+	room := max(int(s.SndBuf/2), 2*len(s.Send)+64<<10)
+	if err := setInt(b.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, room); err != nil {
+		return fmt.Errorf("make room for %d bytes to be sent: %w", len(s.Send), err)
+	}
+	sent := s.Send[:len(s.Send)-s.Unsent]
+	if len(sent) == 0 {
+		return nil
+	}
+	if err := setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queueSend); err != nil {
+		return fmt.Errorf("choose the send queue: %w", err)
+	}
+	if err := sendAll(b.fd, sent); err != nil {
+		return fmt.Errorf("queue what was sent: %w", err)
+	}
+	l, err := queueLengths(b.fd)
+	if err == nil && (l.unacked != len(sent) || l.unsent != 0) {
+		err = fmt.Errorf("the kernel queued %d bytes of %d, %d of them as unsent", l.unacked, len(sent), l.unsent)
+	}
+	return err
+}
+
+func sendAll(fd int, b []byte) error {
+	for chunk := len(b); len(b) > 0; {
+		n, err := unix.SendmsgN(fd, b[:min(len(b), chunk)], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN) && chunk > 1024:
+			chunk /= 2
+		case err != nil:
+			return fmt.Errorf("%d bytes left: %w", len(b), err)
+		default:
+			b = b[n:]
+		}
+	}
+	return nil
+}
+
+// finish sets the windows and what else a connection may have.
+func (b *Built) finish() error {
+	s := b.state
+	if err := setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queueNone); err != nil {
+		return fmt.Errorf("choose no queue: %w", err)
+	}
+	if err := setTCP(b.fd, unix.TCP_REPAIR_WINDOW, &s.Window, 1); err != nil {
+		return fmt.Errorf("set TCP_REPAIR_WINDOW: %w", err)
+	}
+	lost, err := s.setOptions(b.fd, false)
+	b.Lost = append(b.Lost, lost...)
+	if err != nil {
+		return err
+	}
+	if s.Linger >= 0 {
+		if err := unix.SetsockoptLinger(b.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: int32(s.Linger)}); err != nil {
+			return fmt.Errorf("set SO_LINGER: %w", err)
+		}
+	}
+	return nil
+}
+
+// Start has the session go on here, and sends what was not sent yet. From the first
+// line on it may be alive at the peer: if Start fails, the session has ended with a
+// reset, and is not to be restored elsewhere.
+func (b *Built) Start() (*Conn, error) {
+	fd, s := b.fd, b.state
+	if fd < 0 {
+		return nil, fmt.Errorf("start %s: %w", s.Flow(), net.ErrClosed)
+	}
+	c, err := b.start()
+	if err != nil {
+		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // the peer is to know
+		b.Close()
+		return nil, fmt.Errorf("start %s: %w", s.Flow(), err)
+	}
+	return c, nil
+}
+
+func (b *Built) start() (*Conn, error) {
+	s, how := b.state, repairOffQuiet
+	if b.o.Probe {
+		how = repairOff
+	}
+	if err := thaw(b.fd, s.ReuseAddr, how); err != nil {
+		return nil, err
+	}
+	if err := sendAll(b.fd, s.Send[len(s.Send)-s.Unsent:]); err != nil {
+		return nil, fmt.Errorf("send the rest: %w", err)
+	}
+	if err := b.sizeBuffer(unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, s.SndBuf, s.SndBufLocked, len(s.Send) > 0); err != nil {
+		return nil, err
+	}
+	if err := b.lockBuffers(s.RcvBufLocked, s.SndBufLocked); err != nil {
+		return nil, err
+	}
+	if s.Fin {
+		if err := unix.Shutdown(b.fd, unix.SHUT_WR); err != nil {
+			return nil, fmt.Errorf("end the own direction again: %w", err)
+		}
+	}
+	if s.EOF {
+		// ENOTCONN: the peer has answered to our FIN meanwhile, and all is over.
+		if err := unix.Shutdown(b.fd, unix.SHUT_RD); err != nil && !errors.Is(err, unix.ENOTCONN) {
+			return nil, fmt.Errorf("end the peer's direction again: %w", err)
+		}
+	}
+	c := &Conn{TCPConn: b.tcp, unread: s.Unread, Lost: b.Lost}
+	b.tcp = nil // it is the caller's now
+	return c, b.Close()
+}
+
+// goConn hands the socket to Go, which sets TCP_NODELAY and keepalive as it likes:
+// before the session's own options.
+func (b *Built) goConn() error {
+	dup, err := unix.FcntlInt(uintptr(b.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("duplicate the descriptor: %w", err)
+	}
+	f := os.NewFile(uintptr(dup), "session")
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return err
+	}
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		c.Close()
+		return fmt.Errorf("the socket is a %T", c)
+	}
+	b.tcp = tcp
+	return nil
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repair
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// stateOf is the kernel's name of a connection's state.
+func stateOf(t testing.TB, c *net.TCPConn) (name string) {
+	in(t, c, func(fd int) {
+		i, err := tcpInfo(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name = stateName(i.State)
+	})
+	return name
+}
+
+// eventually waits for what another thread or a packet brings about.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("still not so after 10 s: %s", what)
+		}
+	}
+}
+
+func waitState(t testing.TB, c *net.TCPConn, want string) {
+	t.Helper()
+	eventually(t, "state "+want, func() bool { return stateOf(t, c) == want })
+}
+
+// write writes and must not wait.
+func write(t testing.TB, c net.Conn, n int, offset uint64) {
+	t.Helper()
+	b := make([]byte, n)
+	pattern(b, offset)
+	_ = c.SetWriteDeadline(time.Now().Add(10 * time.Second))
+	if _, err := c.Write(b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantRest reads the pattern from the offset on to the end of the stream.
+func wantRest(t testing.TB, who string, c net.Conn, n int, offset uint64) {
+	t.Helper()
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	b, err := io.ReadAll(struct{ io.Reader }{c})
+	if err != nil {
+		t.Fatalf("%s, after %d bytes of %d: %v", who, len(b), n, err)
+	}
+	if err := verify(b, offset); err != nil || len(b) != n {
+		t.Fatalf("%s has %d bytes, want %d: %v", who, len(b), n, err)
+	}
+}
+
+// must is for what cannot fail in a test that goes well.
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A session moves in every state in which an application holds it, and ends properly.
+func TestStatesMove(t *testing.T) {
+	for _, tc := range []struct {
+		name, state string
+		// before brings the session there; after is what the application does at its new place.
+		before func(w *world, client, server *net.TCPConn)
+		after  func(client *net.TCPConn, server *Conn)
+	}{
+		{"the peer has ended, unread", "CLOSE_WAIT",
+			func(w *world, client, server *net.TCPConn) { write(t, client, 5000, 0); ok(t, client.CloseWrite()) },
+			func(client *net.TCPConn, server *Conn) {
+				wantRest(t, "service", server, 5000, 0)
+				write(t, server, 7000, 0)
+				ok(t, server.Close())
+				wantRest(t, "client", client, 7000, 0)
+			}},
+		{"we have ended", "FIN_WAIT2",
+			func(w *world, client, server *net.TCPConn) { write(t, server, 3000, 0); ok(t, server.CloseWrite()) },
+			func(client *net.TCPConn, server *Conn) {
+				write(t, client, 4000, 0)
+				ok(t, client.CloseWrite())
+				wantRest(t, "service", server, 4000, 0)
+				wantRest(t, "client", client, 3000, 0)
+			}},
+		{"we have ended, unacknowledged", "FIN_WAIT1",
+			func(w *world, client, server *net.TCPConn) {
+				w.Hold() // acknowledgements stay there
+				write(t, server, 3000, 0)
+				ok(t, server.CloseWrite())
+			},
+			func(client *net.TCPConn, server *Conn) {
+				wantRest(t, "client", client, 3000, 0)
+				write(t, client, 4000, 0)
+				ok(t, client.CloseWrite())
+				wantRest(t, "service", server, 4000, 0)
+			}},
+		{"we have ended, unsent", "FIN_WAIT1",
+			func(w *world, client, server *net.TCPConn) {
+				write(t, server, 300000, 0) // more than the client takes
+				ok(t, server.CloseWrite())
+			},
+			func(client *net.TCPConn, server *Conn) {
+				wantRest(t, "client", client, 300000, 0)
+				ok(t, client.Close())
+				wantRest(t, "service", server, 0, 0)
+			}},
+		{"both have ended, ours unacknowledged", "LAST_ACK",
+			func(w *world, client, server *net.TCPConn) {
+				write(t, client, 100, 0)
+				ok(t, client.CloseWrite())
+				waitState(t, server, "CLOSE_WAIT")
+				w.Hold()
+				write(t, server, 3000, 0)
+				ok(t, server.CloseWrite())
+			},
+			func(client *net.TCPConn, server *Conn) {
+				wantRest(t, "service", server, 100, 0)
+				wantRest(t, "client", client, 3000, 0)
+			}},
+		{"both have ended at once", "CLOSING",
+			func(w *world, client, server *net.TCPConn) {
+				// The client's FIN arrives, its acknowledgement of ours does not: its FIN is older.
+				w.Hold()
+				ok(t, client.CloseWrite())
+				time.Sleep(20 * time.Millisecond)
+				ok(t, server.CloseWrite())
+				w.Route(w.Owner)
+				p := make([]byte, 2048)
+				eventually(t, "the client's FIN is held", func() bool {
+					n, err := unix.Read(int(w.Held.Fd()), p)
+					const fin = 1 // in byte 13 of TCP's header, behind 20 bytes of IPv4's
+					if err != nil || p[0] != 0x45 || p[33]&fin == 0 {
+						return false
+					}
+					_, err = unix.Write(int(w.Held.Fd()), p[:n])
+					return err == nil
+				})
+				w.Hold()
+			},
+			func(client *net.TCPConn, server *Conn) {
+				wantRest(t, "service", server, 0, 0)
+				wantRest(t, "client", client, 0, 0)
+			}},
+		{"reading was shut down", "ESTABLISHED",
+			func(w *world, client, server *net.TCPConn) { ok(t, server.CloseRead()) },
+			func(client *net.TCPConn, server *Conn) {
+				wantRest(t, "service", server, 0, 0)
+				write(t, server, 3000, 0)
+				ok(t, server.CloseWrite())
+				wantRest(t, "client", client, 3000, 0)
+			}},
+	} {
+		for _, hops := range []int{1, 2} {
+			t.Run(tc.name+map[int]string{1: "", 2: ", twice"}[hops], func(t *testing.T) {
+				w := newWorld(t)
+				client, server := w.pair("tcp4", buffers(20000), buffers(400000))
+				tc.before(w, client, server)
+				waitState(t, server, tc.state)
+				c := w.move(fresh{server})
+				if hops == 2 {
+					c = w.move(c)
+				}
+				tc.after(client, c)
+				w.WantNoResets()
+			})
+		}
+	}
+}
+
+// While the session is dumped, its queues are as full as they get: nothing is lost,
+// whatever was sent, unsent or unread.
+func TestLargeQueuesMove(t *testing.T) {
+	for _, tc := range []struct {
+		name         string
+		drop, flying bool
+	}{{"full", false, false}, {"what was in flight is lost", true, false}, {"acknowledgements are on their way", false, true}, {"acknowledgements are lost", true, true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.Drop = tc.drop
+			client, server := w.pair("tcp4", nil, nil)
+			warm(t, client, server)
+			// Both write until nothing goes any more; nobody reads.
+			up := fill(t, client)
+			if tc.flying {
+				w.Hold()
+			}
+			down := fill(t, server)
+			var state *State
+			c := w.moveState(fresh{server}, func(s *State) { state = s })
+			t.Logf("%d bytes unread, %d to be acknowledged, %d of them unsent; receive buffer %d, send buffer %d",
+				len(state.Unread), len(state.Send), state.Unsent, state.RcvBuf, state.SndBuf)
+			if len(state.Unread) < 1<<20 || len(state.Send) < 1<<20 || state.Unsent == 0 && !tc.flying {
+				t.Error("the queues are not large")
+			}
+			in(t, c.TCPConn, func(fd int) {
+				if n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF); err != nil || n != int(state.SndBuf) {
+					t.Errorf("send buffer %d, %v, want %d", n, err, state.SndBuf)
+				}
+			})
+			ok(t, client.CloseWrite())
+			ok(t, c.CloseWrite())
+			together(func() { wantRest(t, "service", c, up, 0) }, func() { wantRest(t, "client", client, down, 0) })
+			w.WantNoResets()
+		})
+	}
+}
+
+// warm has the buffers of both ends grow.
+func warm(t testing.TB, client, server net.Conn) {
+	t.Helper()
+	together(func() { transmit(t, client, server, 32<<20, 0) }, func() { transmit(t, server, client, 32<<20, 0) })
+}
+
+// fill writes the pattern until it would wait.
+func fill(t testing.TB, c net.Conn) (n int) {
+	t.Helper()
+	b := make([]byte, 64<<10)
+	for {
+		pattern(b, uint64(n))
+		_ = c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
+		m, err := c.Write(b)
+		n += m
+		if err != nil {
+			return n
+		}
+	}
+}
+
+// Loss at the moment of the move costs time only.
+func TestLossWhileMoving(t *testing.T) {
+	w := newWorld(t)
+	w.Drop = true
+	client, server := w.pair("tcp4", buffers(64<<10), buffers(64<<10))
+	moves, bytes := w.stream(client, server, 20*time.Millisecond, 15, time.Minute)
+	t.Logf("%d moves, %d bytes each way, %d segments sent again by the servers, %d by the client", moves, bytes,
+		w.Counter(w.Servers[0], "RetransSegs")+w.Counter(w.Servers[1], "RetransSegs"), w.Counter(w.Client, "RetransSegs"))
+	w.WantNoResets()
+}
