@@ -186,3 +186,24 @@ func Socket(path string) string {
 	}
 	return path
 }
+
+// WaitWritable waits until the receiver has read some of what was sent.
+func (c *Conn) WaitWritable() error {
+	return c.raw.Write(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		n, err := unix.Poll(p, 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+}
+
+// SendWithin is Send that gives up after a time; the error is then
+// [os.ErrDeadlineExceeded]. One Conn has one such limit at a time.
+func (c *Conn) SendWithin(d time.Duration, m *Message, fds ...int) error {
+	err := c.TrySend(m, fds...)
+	if !errors.Is(err, ErrFull) {
+		return err
+	}
+	c.u.SetWriteDeadline(time.Now().Add(d))
+	defer c.u.SetWriteDeadline(time.Time{})
+	return c.Send(m, fds...)
+}

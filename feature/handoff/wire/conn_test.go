@@ -72,7 +72,7 @@ func TestConn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(p)
-	large, err := NewStateFD(bytes.Repeat([]byte("l"), 3<<20))
+	large, err := newStateFD(bytes.Repeat([]byte("l"), 3<<20))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,10 +94,10 @@ func TestConn(t *testing.T) {
 			t.Errorf("descriptor %d stays open over exec: %v", i, err)
 		}
 	}
-	if got, err := ReadStateFD(fds[1], 3<<20); err != nil || len(got) != 3<<20 || got[1<<20] != 'l' {
+	if got, err := readStateFD(fds[1], 3<<20); err != nil || len(got) != 3<<20 || got[1<<20] != 'l' {
 		t.Errorf("the state: %d bytes, %v", len(got), err)
 	}
-	if _, err := ReadStateFD(fds[1], 3<<20-1); !errors.Is(err, ErrLimit) {
+	if _, err := readStateFD(fds[1], 3<<20-1); !errors.Is(err, ErrLimit) {
 		t.Errorf("over the limit: %v", err)
 	}
 	if _, err := unix.Write(fds[1], []byte("x")); err == nil {
@@ -174,10 +174,41 @@ func TestStateFDRefusesUnsealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if _, err := CheckStateFD(fd); !errors.Is(err, ErrBadSocket) {
+	if _, err := checkStateFD(fd); !errors.Is(err, ErrBadSocket) {
 		t.Errorf("unsealed: %v", err)
 	}
-	if _, err := CheckStateFD(0); !errors.Is(err, ErrBadSocket) {
+	if _, err := checkStateFD(0); !errors.Is(err, ErrBadSocket) {
 		t.Errorf("no memfd: %v", err)
+	}
+}
+
+func TestSpill(t *testing.T) {
+	m := Message{Type: Commit, State: bytes.Repeat([]byte("s"), MaxInline), Unread: []byte("u")}
+	small := Message{Type: Commit, State: m.State}
+	if fd, err := small.Spill(); fd != -1 || err != nil || len(small.State) != MaxInline {
+		t.Errorf("a message that has room: %d, %v", fd, err)
+	}
+	fd, err := m.Spill()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	b, err := m.Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Parse(b)
+	if err != nil || len(got.State) != 0 || got.Sizes != [2]uint64{MaxInline, 1} {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if err := got.Fetch(fd, MaxInline); !errors.Is(err, ErrLimit) {
+		t.Errorf("over the limit: %v", err)
+	}
+	if err := got.Fetch(fd, MaxInline+1); err != nil || !bytes.Equal(got.State, small.State) || string(got.Unread) != "u" {
+		t.Errorf("%d bytes of state, unread %q, %v", len(got.State), got.Unread, err)
+	}
+	lie := Message{Flags: StateFD, Sizes: [2]uint64{1 << 40, 5}}
+	if err := lie.Fetch(fd, 1<<20); !errors.Is(err, ErrBadSocket) {
+		t.Errorf("of another size: %v", err)
 	}
 }

@@ -15,12 +15,14 @@ type Message struct {
 	Flags   Flags
 	Seq     uint32 // of a request that wants an answer, and of its answer; else 0
 	Session uint64 // the socket's cookie (SO_COOKIE)
-	Read    uint64 // bytes of the stream that the state accounts for, since the connection began
-	Written uint64 // the same of the other direction
+	Read    uint64 // bytes out of the receive queue since the connection began: those that State accounts for, then Unread
+	Written uint64 // bytes of the other direction that State accounts for
 	Number  uint32
 	Name    string
 	Text    string
 	State   []byte
+	Sizes   [2]uint64 // with StateFD: of State and of Unread, one behind the other in the memfd; see FetchState
+	Unread  []byte    // bytes out of the receive queue that State does not account for: the next owner reads them first
 }
 
 // Append appends the message's bytes, all numbers little-endian.
@@ -30,8 +32,8 @@ func (m *Message) Append(b []byte) ([]byte, error) {
 		return b, fmt.Errorf("%w: a name of %d bytes; at most %d", ErrMalformed, len(m.Name), MaxName)
 	case len(m.Text) > MaxText:
 		return b, fmt.Errorf("%w: a text of %d bytes; at most %d", ErrMalformed, len(m.Text), MaxText)
-	case len(m.State) > MaxInline:
-		return b, fmt.Errorf("%w: a state of %d bytes in a message; at most %d, larger ones go in a memfd", ErrMalformed, len(m.State), MaxInline)
+	case len(m.State)+len(m.Unread) > MaxInline:
+		return b, fmt.Errorf("%w: %d bytes of state and unread in a message; at most %d, more go in a memfd", ErrMalformed, len(m.State)+len(m.Unread), MaxInline)
 	}
 	version := m.Version
 	if version == 0 {
@@ -46,14 +48,22 @@ func (m *Message) Append(b []byte) ([]byte, error) {
 	b = binary.LittleEndian.AppendUint32(b, m.Number)
 	b = append(b, byte(len(m.Name)), 0)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(m.Text)))
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.State)))
-	b = append(b, 0, 0, 0, 0)
+	state, unread := uint64(len(m.State)), uint64(len(m.Unread))
+	if m.Flags&StateFD != 0 {
+		if state+unread > 0 {
+			return b, fmt.Errorf("%w: a state in the message and in a memfd", ErrMalformed)
+		}
+		state, unread = m.Sizes[0], m.Sizes[1]
+	}
+	b = binary.LittleEndian.AppendUint32(b, uint32(state))
+	b = binary.LittleEndian.AppendUint32(b, uint32(unread))
 	b = append(b, m.Name...)
 	b = append(b, m.Text...)
-	return append(b, m.State...), nil
+	b = append(b, m.State...)
+	return append(b, m.Unread...), nil
 }
 
-// Parse reads a message, which must be all of b. Its State is a part of b. What it
+// Parse reads a message, which must be all of b. Its State and Unread are parts of b. What it
 // does not know is no error: flags, types and a version of later clients are the
 // receiver's to judge. The error wraps [ErrMalformed].
 func Parse(b []byte) (Message, error) {
@@ -70,19 +80,29 @@ func Parse(b []byte) (Message, error) {
 		Written: binary.LittleEndian.Uint64(b[24:]),
 		Number:  binary.LittleEndian.Uint32(b[32:]),
 	}
-	name, text, state := int(b[36]), int(binary.LittleEndian.Uint16(b[38:])), binary.LittleEndian.Uint32(b[40:])
+	name, text := int(b[36]), int(binary.LittleEndian.Uint16(b[38:]))
+	state, unread := uint64(binary.LittleEndian.Uint32(b[40:])), uint64(binary.LittleEndian.Uint32(b[44:]))
+	if m.Flags&StateFD != 0 {
+		// The numbers are of what is in the memfd.
+		m.Sizes = [2]uint64{state, unread}
+		state, unread = 0, 0
+	}
 	rest := b[HeaderSize:]
 	switch {
 	case m.Version == 0:
 		return Message{}, fmt.Errorf("%w: version 0", ErrMalformed)
-	case name > MaxName, text > MaxText, state > MaxInline:
-		return Message{}, fmt.Errorf("%w: a name of %d bytes, a text of %d, a state of %d; at most %d, %d and %d", ErrMalformed, name, text, state, MaxName, MaxText, MaxInline)
-	case len(rest) != name+text+int(state):
-		return Message{}, fmt.Errorf("%w: %d bytes follow the header, which announces %d", ErrMalformed, len(rest), name+text+int(state))
+	case name > MaxName, text > MaxText, state+unread > MaxInline:
+		return Message{}, fmt.Errorf("%w: a name of %d bytes, a text of %d, state and unread of %d; at most %d, %d and %d", ErrMalformed, name, text, state+unread, MaxName, MaxText, MaxInline)
+	case uint64(len(rest)) != uint64(name+text)+state+unread:
+		return Message{}, fmt.Errorf("%w: %d bytes follow the header, which announces %d", ErrMalformed, len(rest), uint64(name+text)+state+unread)
 	}
 	m.Name, m.Text = string(rest[:name]), string(rest[name:name+text])
+	rest = rest[name+text:]
 	if state > 0 {
-		m.State = rest[name+text:]
+		m.State = rest[:state:state]
+	}
+	if unread > 0 {
+		m.Unread = rest[state:]
 	}
 	return m, nil
 }

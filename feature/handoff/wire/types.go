@@ -20,8 +20,8 @@ const (
 	HeaderSize = 48
 	MaxName    = 63        // of a service, of a member
 	MaxText    = 1024      // of a label, of an error's text
-	MaxInline  = 64 << 10  // of a state inside a message; a larger one goes in a memfd
-	MaxState   = 256 << 20 // of any state; a keeper's own limit is lower, and told in Welcome
+	MaxInline  = 64 << 10  // of state and unread inside a message; more go in a memfd
+	MaxState   = 256 << 20 // of both; a keeper's own limit is lower, and told in Welcome
 	MaxMessage = HeaderSize + MaxName + MaxText + MaxInline
 	MaxFDs     = 2 // descriptors of one message: a socket, a memfd
 )
@@ -66,10 +66,10 @@ const (
 
 // Flags of messages.
 const (
-	KeepState Flags = 1 << 0  // Commit, Transfer: the state stays what it was, and State is empty
+	KeepState Flags = 1 << 0  // Commit, Transfer: the state stays what it was, and State is empty; Unread counts
 	Crashed   Flags = 1 << 1  // Give: the last owner died, so positions may lie before what it did
 	Returned  Flags = 1 << 2  // Give: refused by whom it was for
-	StateFD   Flags = 1 << 15 // the state is in a sealed memfd, the message's last descriptor
+	StateFD   Flags = 1 << 15 // state and unread are in a sealed memfd, the message's last descriptor
 )
 
 // Flags modify a message.
