@@ -23,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"member": playMember, "keeper": playKeeper})
+	nstest.Play(map[string]nstest.Role{"member": playMember, "keeper": playKeeper, "careless": playCareless, "stranger": playStranger, "packets": playPackets})
 	nstest.Main(m)
 }
 
@@ -129,13 +129,21 @@ func playMember(args []string) error {
 			}()
 		}
 	}()
-	// A line is an order: the name of a member to hand everything to.
-	var to string
+	// A line is an order: "move NAME", each session for itself, or "over NAME", everything.
+	var what, to string
 	for {
-		if _, err := fmt.Scanln(&to); err != nil {
+		if _, err := fmt.Scanln(&what, &to); err != nil {
 			return nil
 		}
-		fmt.Println("handed over:", l.Member().HandOver(to))
+		var err error
+		if what == "over" {
+			err = l.Member().HandOver(to)
+		} else {
+			for _, s := range l.Member().Sessions() {
+				err = errors.Join(err, l.Member().TransferCommitted(s, to))
+			}
+		}
+		fmt.Println(what, "done:", err)
 	}
 }
 
@@ -206,7 +214,12 @@ func freeAddress(t testing.TB) string {
 
 func (w *world) member(name string, more ...any) *nstest.Process {
 	w.t.Helper()
-	return nstest.StartReady(w.t, nstest.Child("member", append([]any{w.socket, "talk", name, w.address}, more...)...))
+	return w.memberAt(w.address, name, more...)
+}
+
+func (w *world) memberAt(address, name string, more ...any) *nstest.Process {
+	w.t.Helper()
+	return nstest.StartReady(w.t, nstest.Child("member", append([]any{w.socket, "talk", name, address}, more...)...))
 }
 
 // client is one stream: it asks as fast as it gets answers and checks them.

@@ -30,6 +30,8 @@ type member struct {
 	ready   bool // may be given sessions
 	gone    bool // not connected any more
 
+	released context.CancelFunc // once gone: nothing is left to wait for
+
 	sessions map[uint64]*session
 	given    map[uint64]time.Time // what it has not answered for, since when
 
@@ -58,13 +60,12 @@ func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
 		u.Close()
 		return
 	}
-	defer k.give(p.UID)
 	conn, err := wire.NewConn(u)
 	if err != nil {
 		u.Close()
+		k.give(p.UID)
 		return
 	}
-	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	conn.SetReadDeadline(time.Now().Add(helloTime))
@@ -73,6 +74,8 @@ func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
 	go m.write(k, ended)
 	err = k.read(ctx, m)
 	close(ended)
+	conn.Close()
+	k.give(p.UID)
 	if err != nil && ctx.Err() == nil {
 		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "reason", err)
 	}
@@ -332,7 +335,14 @@ func (k *Keeper) leave(ctx context.Context, m *member) {
 	k.mu.Lock()
 	m.gone, m.ready, m.queue = true, false, nil
 	m.service.members = slices.DeleteFunc(m.service.members, func(o *member) bool { return o == m })
+	left := len(m.sessions)
+	ctx, m.released = context.WithCancel(ctx)
 	k.mu.Unlock()
+	defer m.released()
+	if left == 0 {
+		return
+	}
+	// A process that lives goes on with its sessions, and may come back with them.
 	if err := m.process.wait(ctx); err != nil || ctx.Err() != nil {
 		return
 	}

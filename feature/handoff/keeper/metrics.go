@@ -38,13 +38,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	r := c.k.Report()
 	ch <- prometheus.MustNewConstMetric(strangersDesc, prometheus.CounterValue, float64(r.Strange))
 	for _, s := range r.Services {
-		s.collect(func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
+		collect(s, func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 			ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{s.Name}, labels...)...)
 		})
 	}
 }
 
-func (s Service) collect(send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
+func collect(s Service, send func(*prometheus.Desc, prometheus.ValueType, float64, ...string)) {
 	count := func(d *prometheus.Desc, n uint64, labels ...string) {
 		send(d, prometheus.CounterValue, float64(n), labels...)
 	}

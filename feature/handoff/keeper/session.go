@@ -237,10 +237,7 @@ func (k *Keeper) giveTo(m *member, s *session, msg wire.Message) {
 
 // assign makes m the owner; nil: it waits for one.
 func (k *Keeper) assign(s *session, m *member) {
-	if s.owner != nil {
-		delete(s.owner.sessions, s.id)
-		delete(s.owner.given, s.id)
-	}
+	k.disown(s)
 	s.owner = m
 	if m == nil {
 		s.waits = time.Now()
@@ -252,12 +249,21 @@ func (k *Keeper) assign(s *session, m *member) {
 	delete(s.service.orphans, s)
 }
 
+func (k *Keeper) disown(s *session) {
+	m := s.owner
+	if m == nil {
+		return
+	}
+	delete(m.sessions, s.id)
+	delete(m.given, s.id)
+	if m.gone && len(m.sessions) == 0 {
+		m.released()
+	}
+}
+
 // remove ends the keeping of a session; with reset, the session itself.
 func (k *Keeper) remove(s *session, reset bool) {
-	if s.owner != nil {
-		delete(s.owner.sessions, s.id)
-		delete(s.owner.given, s.id)
-	}
+	k.disown(s)
 	delete(k.sessions, s.id)
 	delete(s.service.sessions, s.id)
 	delete(s.service.orphans, s)

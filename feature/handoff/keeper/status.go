@@ -15,64 +15,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff"
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
-// Counts are what has happened in a service since the keeper began.
-type Counts struct {
-	Kept      uint64 `json:"kept"`       // sockets taken into keeping
-	Commits   uint64 `json:"commits"`    // positions and states noted
-	Transfers uint64 `json:"transfers"`  // sessions moved by their owners
-	Rescued   uint64 `json:"rescued"`    // sessions given to another member after a crash
-	Inherited uint64 `json:"inherited"`  // the same after an orderly leave, or a refusal
-	Refused   uint64 `json:"refused"`    // transfers that could not be, or were not wanted
-	Expired   uint64 `json:"expired"`    // sessions reset because nobody came for them
-	Gaps      uint64 `json:"gaps"`       // sessions reset because their member had not committed
-	Closed    uint64 `json:"closed"`     // sessions that were over when their member died
-	OverLimit uint64 `json:"over_limit"` // sockets and states that were too many or too large
-}
-
-// Report is what a keeper keeps.
-type Report struct {
-	Services []Service `json:"services"`
-	State    int64     `json:"state_bytes"`
-	Strange  uint64    `json:"refused_processes"` // that are no members
-}
-
-// Service is a service as the keeper sees it.
-type Service struct {
-	Name     string    `json:"name"`
-	Members  []Member  `json:"members"`
-	Sessions []Session `json:"sessions"`
-	Counts   Counts    `json:"counts"`
-}
-
-// Member is a process that is connected.
-type Member struct {
-	Name     string    `json:"name"`
-	PID      int       `json:"pid"`
-	UID      uint32    `json:"uid"`
-	Ready    bool      `json:"ready"`
-	Since    time.Time `json:"since"`
-	Sessions int       `json:"sessions"`
-}
-
-// Session is a socket that is kept.
-type Session struct {
-	ID      string    `json:"id"`
-	Kind    string    `json:"kind"`
-	Local   string    `json:"local"`
-	Remote  string    `json:"remote,omitempty"`
-	Label   string    `json:"label,omitempty"`
-	Member  string    `json:"member"` // its owner, or the last one
-	PID     int       `json:"pid"`    // 0: it waits for a member
-	Since   time.Time `json:"since"`
-	Waits   float64   `json:"waits_seconds,omitempty"` // without an owner
-	Read    uint64    `json:"read"`                    // as committed
-	Written uint64    `json:"written"`
-	State   int64     `json:"state_bytes"`
-	Moves   int       `json:"moves"`
-}
+// What a keeper reports.
+type (
+	Counts  = handoff.Counts
+	Report  = handoff.Report
+	Service = handoff.ServiceReport
+	Member  = handoff.MemberReport
+	Session = handoff.SessionReport
+)
 
 // Report tells all.
 func (k *Keeper) Report() Report { return k.reportOf(func(string) bool { return true }) }
@@ -92,7 +46,7 @@ func (k *Keeper) reportOf(may func(service string) bool) Report {
 func (v *service) report(now time.Time) Service {
 	out := Service{Name: v.name, Counts: v.counts, Members: []Member{}, Sessions: []Session{}}
 	for _, m := range v.members {
-		out.Members = append(out.Members, Member{m.name, m.process.PID, m.process.UID, m.ready, m.since, len(m.sessions)})
+		out.Members = append(out.Members, Member{Name: m.name, PID: m.process.PID, UID: m.process.UID, Ready: m.ready, Since: m.since, Sessions: len(m.sessions)})
 	}
 	for _, s := range v.sessions {
 		x := Session{ID: strconv.FormatUint(s.id, 10), Kind: s.kind.String(), Local: s.local.String(), Label: s.label, Member: s.member,
