@@ -82,17 +82,18 @@ type serving struct {
 	stop   func() error
 
 	register string
+	handoff  string
 }
 
 func (w world) serve() *serving {
 	w.t.Helper()
 	dir := socketDir(w.t)
-	s := &serving{w: w, socket: filepath.Join(dir, "weir.sock"), register: filepath.Join(dir, "register.sock")}
+	s := &serving{w: w, socket: filepath.Join(dir, "weir.sock"), register: filepath.Join(dir, "register.sock"), handoff: filepath.Join(dir, "handoff.sock")}
 	log := &lockedBuffer{}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Socket: s.socket, Register: s.register, Log: slog.New(slog.NewTextHandler(log, nil))})
+		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Socket: s.socket, Register: s.register, Handoff: s.handoff, Log: slog.New(slog.NewTextHandler(log, nil))})
 	}()
 	s.stop = sync.OnceValue(func() error { cancel(); return <-done })
 	w.t.Cleanup(func() {

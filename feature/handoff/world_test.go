@@ -23,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"member": playMember, "keeper": playKeeper, "careless": playCareless, "stranger": playStranger, "packets": playPackets})
+	nstest.Play(map[string]nstest.Role{"member": playMember, "keeper": playKeeper, "careless": playCareless, "stranger": playStranger, "packets": playPackets, "echo": playEcho})
 	nstest.Main(m)
 }
 
