@@ -126,7 +126,7 @@ static void order(char *to)
 	for (i = 0; i < SESSIONS; i++) {
 		struct talk *t = talks[i];
 
-		if (!t || t->session.unread_off < t->session.unread_len)
+		if (!t)
 			continue;
 		if (weir_handoff_transfer(&h, &t->session, to, state, state_of(t, state), t->partial,
 					  t->partial_len)) {

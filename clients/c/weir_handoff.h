@@ -596,7 +596,10 @@ static inline int weir_connect_keeper_(struct weir_handoff *h)
 	if (!h->ready)
 		return 0;
 	m = weir_message_of_(WEIR_READY_, 0, 1);
-	return weir_keep_listener_(h) || weir_send_(h, &m) ? -1 : 0;
+	if (weir_keep_listener_(h) || weir_call_(h, &m, &answer))
+		return -1;
+	free(answer.mem);
+	return 0;
 }
 
 /* Looks for a keeper that has gone, once a second. */
@@ -662,7 +665,7 @@ static inline int weir_handoff_find(struct weir_handoff *h, const char *label)
  */
 static inline int weir_handoff_start(struct weir_handoff *h, int listener, const char *label)
 {
-	struct weir_message_ m = weir_message_of_(WEIR_READY_, 0, 1);
+	struct weir_message_ m = weir_message_of_(WEIR_READY_, 0, 1), answer;
 	struct epoll_event e;
 
 	memset(&e, 0, sizeof(e));
@@ -672,7 +675,10 @@ static inline int weir_handoff_start(struct weir_handoff *h, int listener, const
 	if (listener >= 0 && epoll_ctl(h->epoll, EPOLL_CTL_ADD, listener, &e))
 		return weir_fail_(h, "weir: the listener: %s", strerror(errno));
 	h->ready = 1;
-	return weir_keep_listener_(h) || weir_send_(h, &m) ? -1 : 0;
+	if (weir_keep_listener_(h) || weir_call_(h, &m, &answer))
+		return -1;
+	free(answer.mem);
+	return 0;
 }
 
 /* Readable when weir_handoff_accept() has something to do. */
@@ -794,6 +800,21 @@ static inline ssize_t weir_session_send(struct weir_session *s, const void *b, s
 	return sent;
 }
 
+/* What a state does not account for: the caller's unread bytes, then those not shown yet. */
+static inline unsigned char *weir_all_unread_(const struct weir_session *s, const void *unread,
+					      size_t unread_len, size_t *len)
+{
+	size_t rest = s->unread_len - s->unread_off;
+	unsigned char *all = (unsigned char *)malloc(unread_len + rest + 1);
+
+	*len = unread_len + rest;
+	if (all && unread_len > 0)
+		memcpy(all, unread, unread_len);
+	if (all && rest > 0)
+		memcpy(all + unread_len, s->unread + s->unread_off, rest);
+	return all;
+}
+
 /*
  * Says that state accounts for all that weir_session_recv() has shown and weir_session_send() has
  * sent so far, but for the last bytes shown: those of a message that is not complete, which the
@@ -804,27 +825,18 @@ static inline int weir_handoff_commit(struct weir_handoff *h, struct weir_sessio
 				      const void *state, size_t state_len, const void *unread,
 				      size_t unread_len)
 {
-	size_t seen = s->seen;
-	const unsigned char *rest = s->unread ? s->unread + s->unread_off : NULL;
-	size_t rest_len = s->unread_len - s->unread_off;
-	unsigned char *all = NULL;
+	size_t seen = s->seen, len;
+	unsigned char *all = weir_all_unread_(s, unread, unread_len, &len);
 	int kept;
 
+	if (!all)
+		return weir_fail_(h, "weir: no memory");
 	s->read += seen;
 	s->seen = 0;
-	if (rest_len > 0) { /* of a predecessor, not all shown yet */
-		all = (unsigned char *)malloc(unread_len + rest_len);
-		if (!all)
-			return weir_fail_(h, "weir: no memory");
-		if (unread_len > 0)
-			memcpy(all, unread, unread_len);
-		memcpy(all + unread_len, rest, rest_len);
-		kept = weir_keep_(h, s, state, state_len, all, unread_len + rest_len);
-		free(all);
-	} else {
-		kept = weir_keep_(h, s, state, state_len, unread, unread_len);
+	kept = weir_keep_(h, s, state, state_len, all, len);
+	free(all);
+	if (s->unread_off == s->unread_len)
 		weir_free_(s);
-	}
 	/* The keeper first: what is taken out of the socket is nowhere else. */
 	if (weir_discard_(s->fd, seen))
 		return weir_fail_(h, "weir: somebody else has read from the session");
@@ -841,20 +853,24 @@ static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_sess
 					const void *unread, size_t unread_len)
 {
 	struct weir_message_ m = weir_message_of_(WEIR_TRANSFER_, s->id, 0), answer;
+	unsigned char *all;
+	int failed;
 
 	if (strlen(to) > WEIR_NAME_)
 		return weir_fail_(h, "weir: no member can have this name");
-	if (s->unread_off < s->unread_len)
-		return weir_fail_(h, "weir: read what is left of the predecessor's bytes first");
+	all = weir_all_unread_(s, unread, unread_len, &m.unread_len);
+	if (!all)
+		return weir_fail_(h, "weir: no memory");
 	m.name = to;
 	m.name_len = strlen(to);
 	m.read = s->read + s->seen;
 	m.written = s->written;
 	m.state = state;
 	m.state_len = state_len;
-	m.unread = unread;
-	m.unread_len = unread_len;
-	if (weir_call_(h, &m, &answer))
+	m.unread = all;
+	failed = weir_call_(h, &m, &answer);
+	free(all);
+	if (failed)
 		return -1;
 	free(answer.mem);
 	close(s->fd);

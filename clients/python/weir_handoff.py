@@ -209,7 +209,7 @@ class Member:
         if self.listener:
             (cookie,) = struct.unpack("=Q", self.listener.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))
             self._send(_Message(_KEEP, session=cookie, number=_LISTENER, text=self._label), [self.listener.fileno()])
-        self._send(_Message(_READY, number=1))
+        self._call(_Message(_READY, number=1))
 
     def _lost(self):
         if self._conn:

@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/pidfd"
 )
 
 // join is a member in this process.
@@ -375,7 +376,7 @@ func TestSlowMember(t *testing.T) {
 		return s
 	}
 	s1, s2 := accept(), accept()
-	slow.Signal(syscall.SIGSTOP)
+	stop(t, slow)
 	start := time.Now()
 	if err := l.Transfer(s1, "slow", nil); err != nil {
 		t.Fatal(err)
@@ -443,6 +444,21 @@ func TestManySessions(t *testing.T) {
 		}
 	}
 	next.Kill()
+}
+
+// stop stops a process, and waits until it has.
+func stop(t testing.TB, p *nstest.Process) {
+	t.Helper()
+	p.Signal(syscall.SIGSTOP)
+	eventually(t, "the process is stopped", func() bool {
+		proc, err := pidfd.Open(p.PID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer proc.Close()
+		info, err := proc.Info()
+		return err == nil && info.State == 'T'
+	})
 }
 
 func tcpAddr(t testing.TB, s string) net.Addr {

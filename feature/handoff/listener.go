@@ -34,7 +34,6 @@ type Listener struct {
 	received []*Session
 	notify   chan struct{}
 	err      error // why it has stopped
-	keepFor  bool  // the keeper is not to forget the socket
 }
 
 // Listen joins a service, listens, and is ready for sessions: Join, Member.Listen and

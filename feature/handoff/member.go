@@ -92,7 +92,9 @@ func (m *Member) Ready() error {
 	m.mu.Lock()
 	m.ready = true
 	m.mu.Unlock()
-	return m.post(&wire.Message{Type: wire.Ready, Number: 1})
+	// Answered: when this returns, others may transfer sessions here.
+	_, err := m.call(&wire.Message{Type: wire.Ready, Number: 1}, nil)
+	return err
 }
 
 // Sessions are those that this member has.
@@ -186,6 +188,7 @@ func (m *Member) stopListening() {
 	m.over = true
 	listeners, packets := m.listeners, m.packets
 	m.mu.Unlock()
+	m.post(&wire.Message{Type: wire.Ready}) // gets no more
 	for _, l := range listeners {
 		l.stop(ErrReplaced)
 	}

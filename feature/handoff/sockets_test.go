@@ -97,7 +97,7 @@ func TestPackets(t *testing.T) {
 func TestQueuedConnections(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	m := w.member("0", 0)
-	m.Signal(19) // SIGSTOP: it accepts none
+	stop(t, m) // it accepts none
 	var clients []*client
 	for range 20 {
 		clients = append(clients, w.client())

@@ -331,9 +331,9 @@ func (w *world) sessions(kind string) (out []keeper.Session) {
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("still not so after 10 s: %s", what)
+			t.Fatalf("still not so after 30 s: %s", what)
 		}
 	}
 }
