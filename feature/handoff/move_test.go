@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/weir-project/weir/feature/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 )
@@ -169,6 +171,7 @@ func TestTransfer(t *testing.T) {
 	read(s, "one two thr")
 	write(s, "1 2 ")
 	hear("1 2 ")
+	set(t, s, [3]int{0, 1, 77})
 	if err := a.Member().TransferExcept(s, "b", len("thr"), []byte("after two")); err != nil {
 		t.Fatal(err)
 	}
@@ -183,6 +186,9 @@ func TestTransfer(t *testing.T) {
 	}
 	write(peer, "ee four")
 	s = accept(b)
+	if got := options(t, s); got != [3]int{0, 1, 77} {
+		t.Errorf("no delay, keepalive and its time are %v with the other, want them as they were set", got)
+	}
 	if !s.Received() || s.Crashed() || string(s.State()) != "after two" || !s.Kept() {
 		t.Errorf("received %v, crashed %v, state %q, kept %v", s.Received(), s.Crashed(), s.State(), s.Kept())
 	}
@@ -233,6 +239,39 @@ func TestTransfer(t *testing.T) {
 		t.Errorf("after Close the peer reads %d, %v; want the end", n, err)
 	}
 	eventually(t, "the keeper has let go", func() bool { return len(w.sessions("session")) == 0 })
+}
+
+// The options that net.FileConn would set.
+var shared = [3][2]int{{unix.IPPROTO_TCP, unix.TCP_NODELAY}, {unix.SOL_SOCKET, unix.SO_KEEPALIVE}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE}}
+
+func control(t testing.TB, s *handoff.Session, f func(fd, i int) error) {
+	t.Helper()
+	raw, err := s.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		for i := range shared {
+			err = errors.Join(err, f(int(fd), i))
+		}
+	})
+	if err = errors.Join(cerr, err); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func options(t testing.TB, s *handoff.Session) (out [3]int) {
+	t.Helper()
+	control(t, s, func(fd, i int) (err error) {
+		out[i], err = unix.GetsockoptInt(fd, shared[i][0], shared[i][1])
+		return err
+	})
+	return out
+}
+
+func set(t testing.TB, s *handoff.Session, to [3]int) {
+	t.Helper()
+	control(t, s, func(fd, i int) error { return unix.SetsockoptInt(fd, shared[i][0], shared[i][1], to[i]) })
 }
 
 // A reader and a writer who wait are cut off by a move, deadlines count on after one

@@ -33,10 +33,12 @@ const (
 // Read takes nothing: see Commit. It is safe for concurrent use.
 type Session struct {
 	m     *Member
-	tcp   *net.TCPConn
+	conn  socket
 	raw   syscall.RawConn
 	id    uint64
 	label string
+
+	local, remote net.Addr
 
 	writing sync.Mutex // has one Write be in one piece
 
@@ -63,15 +65,28 @@ type Session struct {
 	readBy, writeBy time.Time // deadlines as the application set them
 }
 
-func (m *Member) newSession(c *net.TCPConn, label string) (*Session, error) {
+// socket is a socket in the runtime's poller: a *net.TCPConn of ours, a *os.File of
+// somebody else's. To make that a TCPConn would set options, which the session shares
+// with whoever had it: keepalive, no delay.
+type socket interface {
+	Close() error
+	SetDeadline(time.Time) error
+	SetReadDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+	SyscallConn() (syscall.RawConn, error)
+}
+
+func (m *Member) newSession(c socket, label string) (*Session, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{m: m, tcp: c, raw: raw, label: label}
+	s := &Session{m: m, conn: c, raw: raw, label: label}
 	s.unfenced.L = &s.mu
 	var p sock.Positions
 	err = s.control(func(fd int) (err error) {
+		local, remote := sock.Addresses(fd)
+		s.local, s.remote = net.TCPAddrFromAddrPort(local), net.TCPAddrFromAddrPort(remote)
 		if s.id, err = sock.Cookie(fd); err == nil {
 			p, err = sock.PositionsOf(fd)
 		}
@@ -173,7 +188,7 @@ var errFenced = errors.New("fenced")
 // again says whether something failed only because the session stood still for a
 // while: being transferred, which did not come to be.
 func (s *Session) again(err error, by *time.Time) bool {
-	if !errors.Is(err, errFenced) && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
+	if !errors.Is(err, errFenced) && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
 		return false
 	}
 	s.mu.Lock()
@@ -195,8 +210,11 @@ func (s *Session) explain(op string, err error) error {
 	if now == gone {
 		return ErrMoved
 	}
-	if _, ok := errors.AsType[*net.OpError](err); ok {
-		return err
+	if errors.Is(err, os.ErrClosed) {
+		err = net.ErrClosed
+	}
+	if o, ok := errors.AsType[*net.OpError](err); ok {
+		err = o.Err // of the raw connection, whose name for the operation is another
 	}
 	return &net.OpError{Op: op, Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: err}
 }

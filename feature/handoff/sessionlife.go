@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/feature/handoff/wire"
@@ -25,7 +28,7 @@ func (s *Session) fence() error {
 		return err
 	}
 	s.phase = fenced
-	s.tcp.SetDeadline(past)
+	s.conn.SetDeadline(past)
 	return nil
 }
 
@@ -36,8 +39,8 @@ func (s *Session) unfence() {
 		return
 	}
 	s.phase = live
-	s.tcp.SetReadDeadline(s.readBy)
-	s.tcp.SetWriteDeadline(s.writeBy)
+	s.conn.SetReadDeadline(s.readBy)
+	s.conn.SetWriteDeadline(s.writeBy)
 	s.unfenced.Broadcast()
 }
 
@@ -62,7 +65,7 @@ func (s *Session) end(to phase) bool {
 		delete(s.m.sessions, s.id)
 	}
 	s.m.mu.Unlock()
-	s.tcp.Close() // our duplicate; the connection is whoever else has one
+	s.conn.Close() // our duplicate; the connection is whoever else has one
 	return true
 }
 
@@ -80,7 +83,7 @@ func (s *Session) Close() error {
 	// Bytes that are in the queue when a socket closes are a reset to the peer; those that
 	// were read are not meant.
 	s.control(func(fd int) error { return sock.Discard(fd, uint64(s.seen)) })
-	s.tcp.CloseWrite() // the peer hears of it now, not when the keeper has let go too
+	s.shutdown() // the peer hears of it now, not when the keeper has let go too
 	s.mu.Unlock()
 	if !s.end(closed) {
 		return nil
@@ -98,14 +101,18 @@ func (s *Session) CloseWrite() error {
 	if err := s.usable(); err != nil {
 		return err
 	}
-	return s.tcp.CloseWrite()
+	return s.shutdown()
+}
+
+func (s *Session) shutdown() error {
+	return s.control(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
 }
 
 // LocalAddr is the address that the peer connected to.
-func (s *Session) LocalAddr() net.Addr { return s.tcp.LocalAddr() }
+func (s *Session) LocalAddr() net.Addr { return s.local }
 
 // RemoteAddr is the peer's address.
-func (s *Session) RemoteAddr() net.Addr { return s.tcp.RemoteAddr() }
+func (s *Session) RemoteAddr() net.Addr { return s.remote }
 
 // SetDeadline implements net.Conn.
 func (s *Session) SetDeadline(t time.Time) error {
@@ -114,12 +121,12 @@ func (s *Session) SetDeadline(t time.Time) error {
 
 // SetReadDeadline implements net.Conn.
 func (s *Session) SetReadDeadline(t time.Time) error {
-	return s.setDeadline(&s.readBy, t, s.tcp.SetReadDeadline)
+	return s.setDeadline(&s.readBy, t, s.conn.SetReadDeadline)
 }
 
 // SetWriteDeadline implements net.Conn.
 func (s *Session) SetWriteDeadline(t time.Time) error {
-	return s.setDeadline(&s.writeBy, t, s.tcp.SetWriteDeadline)
+	return s.setDeadline(&s.writeBy, t, s.conn.SetWriteDeadline)
 }
 
 func (s *Session) setDeadline(by *time.Time, t time.Time, set func(time.Time) error) error {
@@ -132,8 +139,9 @@ func (s *Session) setDeadline(by *time.Time, t time.Time, set func(time.Time) er
 	return set(t)
 }
 
-// TCP is the connection itself, for its options (keepalive, no-delay) alone.
-func (s *Session) TCP() *net.TCPConn { return s.tcp }
+// SyscallConn is the socket itself, for its options (keepalive, no delay) alone: they
+// go with the session.
+func (s *Session) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }
 
 // transfer gives a session away: with a state, or as it was committed last.
 func (m *Member) transfer(s *Session, to string, unparsed int, state []byte, asCommitted bool) error {
@@ -263,18 +271,14 @@ func (m *Member) takeSession(msg *wire.Message, fds []int) error {
 			return err
 		}
 	}
-	f := os.NewFile(uintptr(fds[0]), "session")
-	fds[0] = -1
-	n, err := net.FileConn(f)
-	f.Close()
-	if err != nil {
+	if err := sock.Check(fds[0], wire.Stream); err != nil {
 		return err
 	}
-	c, ok := n.(*net.TCPConn)
-	if !ok {
-		n.Close()
-		return errors.New("it is no TCP connection")
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return err
 	}
+	c := os.NewFile(uintptr(fds[0]), "session")
+	fds[0] = -1
 	s, err := m.newSession(c, msg.Text)
 	if err != nil {
 		c.Close()
