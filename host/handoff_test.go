@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -111,4 +112,28 @@ func TestServeKeepsSessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	say("three", "onetwothree")
+	s = w.serve()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		r, err := handoff.Status(t.Context(), s.handoff)
+		if err == nil && len(r.Services) == 0 {
+			break // another socket: this member does not know of it
+		} else if time.Now().After(end) {
+			t.Fatal(r, err)
+		}
+	}
+	// A keeper that is there already keeps weir serve from nothing else.
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- w.Serve(ctx, ServeOptions{Handoff: s.handoff, Log: slog.New(slog.DiscardHandler)})
+	}()
+	select {
+	case err := <-done:
+		t.Errorf("weir serve beside a keeper: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }

@@ -76,11 +76,16 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	}
 	if o.Handoff != "" {
 		l, err := keeper.Listen(o.Handoff)
-		if err != nil {
+		switch {
+		case errors.Is(err, keeper.ErrTaken):
+			// weir handoff keep, which outlives restarts of weir serve: no reason not to start.
+			o.Log.Warn("sessions are kept by another keeper", "socket", o.Handoff)
+		case err != nil:
 			return err
+		default:
+			o.Log.Info("keeping sessions of members", "socket", o.Handoff)
+			g.Go(func() error { return k.Serve(ctx, l) })
 		}
-		o.Log.Info("keeping sessions of members", "socket", o.Handoff)
-		g.Go(func() error { return k.Serve(ctx, l) })
 	}
 	for _, f := range parts {
 		if r, ok := f.feature.(feature.Runner); ok {

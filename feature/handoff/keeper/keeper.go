@@ -66,6 +66,9 @@ func (o *Options) setDefaults() {
 	}
 }
 
+// ErrTaken says that a keeper is there already.
+var ErrTaken = errors.New("another keeper answers")
+
 // Keeper keeps sessions. Make one with New.
 type Keeper struct {
 	Options
@@ -109,7 +112,7 @@ func Listen(path string) (*net.UnixListener, error) {
 	}
 	if c, err := net.Dial("unixpacket", path); err == nil {
 		c.Close()
-		return nil, fmt.Errorf("another keeper answers on %s: stop it, or choose another socket", path)
+		return nil, fmt.Errorf("%w on %s: stop it, or choose another socket", ErrTaken, path)
 	}
 	if !abstract {
 		os.Remove(path) // left by one that was killed
