@@ -230,8 +230,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 }
 
 // AcceptSession waits for a session: a new connection, or one that another member has
-// had. The error is ErrReplaced when a newer process has taken over, and
-// net.ErrClosed after Close.
+// had. The error is ErrReplaced when a newer process has taken over, and all
+// that could be has been handed over to it; net.ErrClosed after Close.
 func (l *Listener) AcceptSession() (*Session, error) {
 	for {
 		if s := l.next(); s != nil {
@@ -242,6 +242,7 @@ func (l *Listener) AcceptSession() (*Session, error) {
 			return s, nil
 		case <-l.notify:
 		case <-l.stopped:
+			l.m.handedOver()
 			if s := l.next(); s != nil {
 				return s, nil
 			}

@@ -45,6 +45,8 @@ type Member struct {
 	replaced chan struct{}
 	done     chan struct{}
 
+	handing sync.RWMutex // held for reading while sessions are handed over
+
 	mu        sync.Mutex
 	seq       uint32
 	calls     map[uint32]*call
@@ -133,6 +135,8 @@ func (m *Member) TransferCommitted(s *Session, to string) error {
 // packet sockets with their unread datagrams. Listeners stop here. The error tells of
 // sessions that stay.
 func (m *Member) HandOver(to string) error {
+	m.handing.RLock() // before Accept can end
+	defer m.handing.RUnlock()
 	m.stopListening()
 	var mu sync.Mutex
 	var errs []error
@@ -170,6 +174,13 @@ func (m *Member) Close() error {
 		}
 	})
 	return err
+}
+
+// handedOver waits until no hand-over is going on: a process that ends as soon as it
+// hears that it is replaced has then given away everything.
+func (m *Member) handedOver() {
+	m.handing.Lock()
+	defer m.handing.Unlock()
 }
 
 func (m *Member) isDone() bool {

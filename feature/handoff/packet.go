@@ -89,6 +89,7 @@ func (p *PacketConn) ReadFrom(b []byte) (int, net.Addr, error) {
 	if errors.Is(err, net.ErrClosed) {
 		select {
 		case <-p.stopped:
+			p.m.handedOver()
 			err = ErrReplaced
 		default:
 		}
