@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/steer"
 	"golang.org/x/sync/errgroup"
 )
@@ -35,14 +36,17 @@ type ServeOptions struct {
 	Socket string // Unix socket for the group; empty: none
 	// Register is the Unix socket over which collectors register themselves; empty: none.
 	Register string
-	Log      *slog.Logger
+	// Handoff is the Unix socket over which members hand over sessions; empty: none.
+	Handoff string
+	Log     *slog.Logger
 }
 
 // Serve runs what needs a process until ctx is done: it gives slots to members
 // as they come, and answers questions. Traffic does not need it.
 func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	g, ctx := errgroup.WithContext(ctx)
-	handler := h.handler()
+	k := h.newKeeper(o)
+	handler := h.handler(k.Collector())
 	if o.Listen != "" {
 		// Go listens with MPTCP by default, which is of no use to a scraper.
 		lc := net.ListenConfig{}
@@ -69,6 +73,19 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		}
 		o.Log.Info("collectors may register themselves", "socket", o.Register)
 		g.Go(func() error { return serveRegister(ctx, l, h.registerHandler(o)) })
+	}
+	if o.Handoff != "" {
+		l, err := keeper.Listen(o.Handoff)
+		switch {
+		case errors.Is(err, keeper.ErrTaken):
+			// weir handoff keep, which outlives restarts of weir serve: no reason not to start.
+			o.Log.Warn("sessions are kept by another keeper", "socket", o.Handoff)
+		case err != nil:
+			return err
+		default:
+			o.Log.Info("keeping sessions of members", "socket", o.Handoff)
+			g.Go(func() error { return k.Serve(ctx, l) })
+		}
 	}
 	for _, f := range parts {
 		if r, ok := f.feature.(feature.Runner); ok {
@@ -124,8 +141,9 @@ func bindUnix(path string) (net.Listener, error) {
 
 // handler answers /metrics and /healthz, and the reading commands of those who
 // may not read the pins themselves.
-func (h *Host) handler() http.Handler {
+func (h *Host) handler(more ...prometheus.Collector) http.Handler {
 	reg := prometheus.NewRegistry()
+	reg.MustRegister(more...)
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, f := range parts {
 		if m, ok := f.feature.(feature.Measured); ok {

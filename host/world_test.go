@@ -29,7 +29,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"daemon": playDaemon, "apply": playApply, "read": playRead, "doctor": playDoctor, "collector": playCollector})
+	nstest.Play(map[string]nstest.Role{"kept": playKept, "daemon": playDaemon, "apply": playApply, "read": playRead, "doctor": playDoctor, "collector": playCollector})
 	nstest.Main(m)
 }
 

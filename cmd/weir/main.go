@@ -92,6 +92,7 @@ there. State lives in pinned BPF maps: no process of weir's is in the data path.
   weir explain PACKET        why this packet goes where it goes, step by step
   weir guard status          limits of floods: what passed, what was refused, and whose it was
   weir filter list           filters: what their rules have matched, and when
+  weir handoff status        live sessions that outlive their processes
   weir bypass SERVICE        the kernel's own behaviour at once`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -101,7 +102,7 @@ there. State lives in pinned BPF maps: no process of weir's is in the data path.
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
+	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), handoffCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
 	for _, sub := range allCommands(c) {
 		wrapArgs(sub)
 	}

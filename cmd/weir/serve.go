@@ -8,12 +8,13 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/host"
 	selfregister "github.com/weir-project/weir/register"
 )
 
 func serveCommand(g *globals) *cobra.Command {
-	var listen, register string
+	var listen, register, handoff string
 	c := &cobra.Command{
 		Use: "serve", Short: "Give slots to members as they start; serve metrics and the group's socket", Args: cobra.NoArgs,
 		Long: `Give slots to members the moment their sockets appear, send them the templates
@@ -21,7 +22,8 @@ of flow exporters that they lack, copy datagrams of devices that come later, att
 filters to interfaces that come later, and serve /metrics and /healthz over HTTP and the reading commands over a Unix socket
 (--socket), to root and the group. Over another (--register-socket), to which everybody may connect and which answers
 nothing else, collectors register themselves, with the Go package register or
-include/weir.h.
+include/weir.h. Over a third one (--handoff-socket) members of services keep their live sessions here, so that
+these outlive them: see weir handoff.
 
 Traffic does not need it: it may be stopped, restarted or killed at any time, and
 a slot whose member dies is withdrawn by the kernel alone. Only members that
@@ -30,11 +32,15 @@ start meanwhile wait for its return, or for weir steer register.`,
 			if !cmd.Flags().Changed("register-socket") && g.socket != "" {
 				register = filepath.Join(filepath.Dir(g.socket), filepath.Base(register))
 			}
+			if !cmd.Flags().Changed("handoff-socket") && g.socket != "" {
+				handoff = filepath.Join(filepath.Dir(g.socket), filepath.Base(handoff))
+			}
 			log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-			return g.host().Serve(cmd.Context(), host.ServeOptions{Listen: listen, Socket: g.socket, Register: register, Log: log})
+			return g.host().Serve(cmd.Context(), host.ServeOptions{Listen: listen, Socket: g.socket, Register: register, Handoff: handoff, Log: log})
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", "127.0.0.1:9743", "address of /metrics and /healthz; empty for none")
 	c.Flags().StringVar(&register, "register-socket", selfregister.DefaultSocket, "socket for collectors that register themselves, by default beside --socket; empty for none")
+	c.Flags().StringVar(&handoff, "handoff-socket", wire.DefaultSocket, "socket for members that hand over sessions, by default beside --socket; empty for none")
 	return c
 }

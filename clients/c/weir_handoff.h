@@ -1,0 +1,923 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * With this header the TCP sessions of a C or C++ server outlive its process. A keeper (weir serve,
+ * weir handoff keep) has a duplicate of each connection; see docs/HANDOFF.md for what is promised.
+ *
+ *	struct weir_handoff h;
+ *	struct weir_session s;
+ *
+ *	if (weir_handoff_init(&h, "telemetry", "0", NULL))
+ *		errx(1, "%s", h.error);
+ *	fd = weir_handoff_find(&h, "tcp :1790");	// of the process before; else -1:
+ *	if (fd < 0)
+ *		fd = my_listen(1790);
+ *	weir_handoff_start(&h, fd, "tcp :1790");
+ *	while (weir_handoff_accept(&h, &s, -1) > 0)	// or poll weir_handoff_fd(&h)
+ *		serve(&s);
+ *	weir_handoff_stop(&h);
+ *
+ * weir_handoff_transfer() gives a session to a member by name. For sessions that survive SIGKILL,
+ * read with weir_session_recv(), write with weir_session_send(), and say after each read with
+ * weir_handoff_commit() what your state accounts for. Sockets are non-blocking: other processes
+ * share that flag. One thread at a time uses a struct weir_handoff. C99 (-std=gnu99, or _GNU_SOURCE)
+ * and C++; needs no library.
+ */
+#ifndef WEIR_HANDOFF_H
+#define WEIR_HANDOFF_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define WEIR_HANDOFF_SOCKET "/run/weir/handoff.sock" /* unless $WEIR_HANDOFF_SOCKET is set */
+
+enum { WEIR_HEADER_ = 48, WEIR_NAME_ = 63, WEIR_TEXT_ = 1024, WEIR_INLINE_ = 65536 };
+enum { WEIR_TIMEOUT_MS_ = 5000 };
+/* MFD_CLOEXEC | MFD_ALLOW_SEALING, F_ADD_SEALS, F_SEAL_*: the headers want _GNU_SOURCE for them. */
+enum { WEIR_MFD_FLAGS_ = 3, WEIR_ADD_SEALS_ = 1033, WEIR_SEALS_ = 15 };
+
+enum {
+	WEIR_HELLO_ = 1,
+	WEIR_READY_ = 2,
+	WEIR_LEAVE_ = 3,
+	WEIR_KEEP_ = 4,
+	WEIR_COMMIT_ = 5,
+	WEIR_DROP_ = 6,
+	WEIR_TRANSFER_ = 7,
+	WEIR_TOOK_ = 8,
+	WEIR_REFUSE_ = 9,
+	WEIR_FIND_ = 10,
+	WEIR_WELCOME_ = 0x81,
+	WEIR_ERROR_ = 0x82,
+	WEIR_OK_ = 0x83,
+	WEIR_GIVE_ = 0x84,
+	WEIR_REPLACED_ = 0x86,
+	WEIR_CRASHED_ = 2,
+	WEIR_STATE_FD_ = 0x8000,
+	WEIR_STREAM_ = 1,
+	WEIR_LISTENER_ = 2,
+	WEIR_LOST_ = 12
+};
+
+/* A connection. read and written are positions: bytes since the connection was made. */
+struct weir_session {
+	int fd;
+	int received;  /* another process had it before */
+	int crashed;   /* and died with it */
+	uint64_t id;   /* SO_COOKIE */
+	uint64_t read; /* taken out of the socket */
+	uint64_t written;
+	uint64_t replay; /* bytes to come that the kernel has taken already, from a predecessor */
+	size_t seen;	 /* shown by weir_session_recv, not committed */
+	unsigned char *state; /* as committed by the predecessor; NULL for a new one */
+	size_t state_len;
+	unsigned char *unread; /* what it had read and its state does not account for */
+	size_t unread_len, unread_off;
+	unsigned int kept; /* by which connection to the keeper */
+};
+
+struct weir_message_ {
+	unsigned int type, flags, seq, number;
+	uint64_t session, read, written;
+	const char *name, *text;
+	size_t name_len, text_len;
+	const void *state, *unread;
+	size_t state_len, unread_len;
+	int fd;		    /* sent, or received and the receiver's; -1: none */
+	unsigned char *mem; /* received: state and unread are in here */
+};
+
+struct weir_given_ {
+	struct weir_session session;
+	struct weir_given_ *next;
+};
+
+struct weir_handoff {
+	int conn;     /* -1: no keeper */
+	int listener; /* -1: none */
+	int epoll;
+	int replaced; /* a newer process of this name is ready: hand over, and end */
+	int ready;
+	unsigned int seq, generation;
+	size_t max_state;
+	char service[64], name[64], label[256];
+	struct sockaddr_un keeper;
+	socklen_t keeper_len;
+	time_t retry;
+	struct weir_given_ *given, **last;
+	char error[512]; /* why the last call has failed */
+};
+
+static inline int weir_fail_(struct weir_handoff *h, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(h->error, sizeof(h->error), format, args);
+	va_end(args);
+	return -1;
+}
+
+static inline void weir_put_(unsigned char *b, uint64_t v, int bytes)
+{
+	for (; bytes-- > 0; v >>= 8)
+		*b++ = (unsigned char)v;
+}
+
+static inline uint64_t weir_get_(const unsigned char *b, int bytes)
+{
+	uint64_t v = 0;
+
+	while (bytes-- > 0)
+		v = v << 8 | b[bytes];
+	return v;
+}
+
+/* A sealed memfd with state and unread, for what does not fit a message. */
+static inline int weir_spill_(const struct weir_message_ *m)
+{
+	const unsigned char *part[2];
+	size_t len[2];
+	int i, fd = (int)syscall(SYS_memfd_create, "weir-handoff-state", WEIR_MFD_FLAGS_);
+
+	part[0] = (const unsigned char *)m->state;
+	part[1] = (const unsigned char *)m->unread;
+	len[0] = m->state_len;
+	len[1] = m->unread_len;
+	for (i = 0; fd >= 0 && i < 2; i++)
+		while (len[i] > 0) {
+			ssize_t n = write(fd, part[i], len[i]);
+
+			if (n < 0 && errno == EINTR)
+				continue;
+			if (n <= 0) {
+				close(fd);
+				return -1;
+			}
+			part[i] += n;
+			len[i] -= (size_t)n;
+		}
+	if (fd >= 0 && fcntl(fd, WEIR_ADD_SEALS_, WEIR_SEALS_)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+/* Sends a message: 0, or -1 if no keeper takes it. */
+static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ *m)
+{
+	unsigned char head[WEIR_HEADER_];
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(2 * sizeof(int))];
+	} control;
+	struct iovec part[5];
+	struct msghdr msg;
+	int fds[2], n = 0, large = -1;
+	unsigned int flags = m->flags;
+	ssize_t sent;
+
+	if (h->conn < 0)
+		return weir_fail_(h, "weir: no keeper answers on %s", h->keeper.sun_path);
+	if (m->fd >= 0)
+		fds[n++] = m->fd;
+	if (m->state_len + m->unread_len > WEIR_INLINE_) {
+		large = weir_spill_(m);
+		if (large < 0)
+			return weir_fail_(h, "weir: %zu bytes of state into a memfd: %s",
+					  m->state_len, strerror(errno));
+		fds[n++] = large;
+		flags |= WEIR_STATE_FD_;
+	}
+	memset(head, 0, sizeof(head));
+	head[0] = 1;
+	head[1] = (unsigned char)m->type;
+	weir_put_(head + 2, flags, 2);
+	weir_put_(head + 4, m->seq, 4);
+	weir_put_(head + 8, m->session, 8);
+	weir_put_(head + 16, m->read, 8);
+	weir_put_(head + 24, m->written, 8);
+	weir_put_(head + 32, m->number, 4);
+	head[36] = (unsigned char)m->name_len;
+	weir_put_(head + 38, m->text_len, 2);
+	weir_put_(head + 40, m->state_len, 4);
+	weir_put_(head + 44, m->unread_len, 4);
+	memset(&msg, 0, sizeof(msg));
+	part[0].iov_base = head;
+	part[0].iov_len = sizeof(head);
+	part[1].iov_base = (void *)(uintptr_t)m->name;
+	part[1].iov_len = m->name_len;
+	part[2].iov_base = (void *)(uintptr_t)m->text;
+	part[2].iov_len = m->text_len;
+	part[3].iov_base = (void *)(uintptr_t)m->state;
+	part[3].iov_len = m->state_len;
+	part[4].iov_base = (void *)(uintptr_t)m->unread;
+	part[4].iov_len = m->unread_len;
+	msg.msg_iov = part;
+	msg.msg_iovlen = large < 0 ? 5 : 3;
+	if (n > 0) {
+		memset(&control, 0, sizeof(control));
+		msg.msg_control = &control;
+		msg.msg_controllen = CMSG_SPACE((size_t)n * sizeof(int));
+		CMSG_FIRSTHDR(&msg)->cmsg_level = SOL_SOCKET;
+		CMSG_FIRSTHDR(&msg)->cmsg_type = SCM_RIGHTS;
+		CMSG_FIRSTHDR(&msg)->cmsg_len = CMSG_LEN((size_t)n * sizeof(int));
+		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&msg)), fds, (size_t)n * sizeof(int));
+	}
+	do
+		sent = sendmsg(h->conn, &msg, MSG_NOSIGNAL);
+	while (sent < 0 && errno == EINTR);
+	if (sent < 0)
+		weir_fail_(h, "weir: the keeper: %s", strerror(errno));
+	if (large >= 0)
+		close(large);
+	return sent < 0 ? -1 : 0;
+}
+
+/* Without a keeper sessions go on, and are not kept; see weir_reconnect_(). */
+static inline void weir_lost_keeper_(struct weir_handoff *h)
+{
+	if (h->conn >= 0)
+		close(h->conn);
+	h->conn = -1;
+	h->retry = time(NULL);
+}
+
+/* Takes the state of a message out of its memfd, the last descriptor. */
+static inline int weir_fetch_(struct weir_message_ *m, int fd)
+{
+	size_t total = m->state_len + m->unread_len, done = 0;
+	unsigned char *mem = (unsigned char *)malloc(total + 1);
+	struct stat st;
+
+	if (!mem || fstat(fd, &st) || (uint64_t)st.st_size != total)
+		total = done + 1; /* fails below */
+	while (mem && done < total) {
+		ssize_t n = pread(fd, mem + done, total - done, (off_t)done);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			break;
+		done += (size_t)n;
+	}
+	if (!mem || done < total) {
+		free(mem);
+		return -1;
+	}
+	free(m->mem);
+	m->mem = mem;
+	m->state = mem;
+	m->unread = mem + m->state_len;
+	return 0;
+}
+
+/* Receives a message: 1, 0 after timeout_ms, -1 if the keeper has gone. The caller frees mem. */
+static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m, int timeout_ms)
+{
+	size_t size = WEIR_HEADER_ + WEIR_NAME_ + WEIR_TEXT_ + WEIR_INLINE_;
+	union {
+		struct cmsghdr align;
+		char space[CMSG_SPACE(2 * sizeof(int))];
+	} control;
+	struct pollfd p;
+	struct iovec part;
+	struct msghdr msg;
+	struct cmsghdr *c;
+	int fds[2] = { -1, -1 }, bad;
+	size_t inside;
+	ssize_t n;
+
+	memset(m, 0, sizeof(*m));
+	m->fd = -1;
+	p.fd = h->conn;
+	p.events = POLLIN;
+	if (h->conn < 0)
+		return -1;
+	if (poll(&p, 1, timeout_ms) == 0)
+		return 0;
+	m->mem = (unsigned char *)malloc(size);
+	if (!m->mem)
+		return weir_fail_(h, "weir: no memory");
+	memset(&msg, 0, sizeof(msg));
+	part.iov_base = m->mem;
+	part.iov_len = size;
+	msg.msg_iov = &part;
+	msg.msg_iovlen = 1;
+	msg.msg_control = &control;
+	msg.msg_controllen = sizeof(control);
+	do
+		n = recvmsg(h->conn, &msg, MSG_CMSG_CLOEXEC);
+	while (n < 0 && errno == EINTR);
+	for (c = n > 0 ? CMSG_FIRSTHDR(&msg) : NULL; c; c = CMSG_NXTHDR(&msg, c))
+		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+			memcpy(fds, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
+	bad = n < WEIR_HEADER_ || m->mem[0] != 1 || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
+	if (!bad) {
+		m->type = m->mem[1];
+		m->flags = (unsigned int)weir_get_(m->mem + 2, 2);
+		m->seq = (unsigned int)weir_get_(m->mem + 4, 4);
+		m->session = weir_get_(m->mem + 8, 8);
+		m->read = weir_get_(m->mem + 16, 8);
+		m->written = weir_get_(m->mem + 24, 8);
+		m->number = (unsigned int)weir_get_(m->mem + 32, 4);
+		m->name_len = m->mem[36];
+		m->text_len = (size_t)weir_get_(m->mem + 38, 2);
+		m->state_len = (size_t)weir_get_(m->mem + 40, 4);
+		m->unread_len = (size_t)weir_get_(m->mem + 44, 4);
+		m->name = (const char *)m->mem + WEIR_HEADER_;
+		m->text = m->name + m->name_len;
+		m->state = m->text + m->text_len;
+		m->unread = (const unsigned char *)m->state + m->state_len;
+		inside = m->flags & WEIR_STATE_FD_ ? 0 : m->state_len + m->unread_len;
+		bad = WEIR_HEADER_ + m->name_len + m->text_len + inside != (size_t)n;
+	}
+	m->fd = fds[0];
+	if (!bad && (m->flags & WEIR_STATE_FD_)) {
+		bad = weir_fetch_(m, fds[1] >= 0 ? fds[1] : fds[0]);
+		if (fds[1] < 0)
+			m->fd = -1;
+	}
+	if (fds[1] >= 0)
+		close(fds[1]);
+	if (!bad)
+		return 1;
+	free(m->mem);
+	m->mem = NULL;
+	if (fds[0] >= 0)
+		close(fds[0]);
+	weir_lost_keeper_(h);
+	return weir_fail_(h, "weir: the keeper on %s has gone", h->keeper.sun_path);
+}
+
+/* Asks the kernel how far a connection has come: 0, or -1 for one that is closed. */
+static inline int weir_positions_(int fd, uint64_t *read_at, uint64_t *written_at)
+{
+	/* tcpi_state, tcpi_bytes_acked, tcpi_bytes_received of linux/tcp.h: glibc's header may lack them. */
+	enum { STATE = 0, ACKED = 120, RECEIVED = 128, SIZE = 136 };
+	const unsigned int fin_received =
+		1u << 8 | 1u << 9 | 1u << 11; /* CLOSE_WAIT, LAST_ACK, CLOSING */
+	const unsigned int fin_sent = 1u << 4 | 1u << 5 | 1u << 9 | 1u << 11; /* FIN_WAIT1 and 2 */
+	unsigned char a[SIZE], b[SIZE];
+	int in, out;
+
+	for (;;) {
+		socklen_t la = SIZE, lb = SIZE;
+
+		if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, a, &la) || ioctl(fd, FIONREAD, &in) ||
+		    ioctl(fd, TIOCOUTQ, &out) || getsockopt(fd, IPPROTO_TCP, TCP_INFO, b, &lb))
+			return -1;
+		if (la < SIZE || b[STATE] == 7)
+			return -1; /* before Linux 4.1; closed */
+		if (a[STATE] == b[STATE] && !memcmp(a + ACKED, b + ACKED, 16))
+			break;
+	}
+	*read_at = weir_get_(a + RECEIVED, 8) - (uint64_t)in - (fin_received >> a[STATE] & 1);
+	*written_at = weir_get_(a + ACKED, 8) + (uint64_t)out - (fin_sent >> a[STATE] & 1);
+	return 0;
+}
+
+/* Throws away n bytes of the receive queue, which are there. */
+static inline int weir_discard_(int fd, uint64_t n)
+{
+	char none[1];
+
+	while (n > 0) {
+		/* With MSG_TRUNC, TCP writes nothing to memory: tcp(7). A length that the compiler cannot see. */
+		volatile size_t want = n < (1u << 30) ? (size_t)n : 1u << 30;
+		ssize_t got = recv(fd, none, want, MSG_TRUNC | MSG_DONTWAIT);
+
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0)
+			return -1;
+		n -= (uint64_t)got;
+	}
+	return 0;
+}
+
+static inline void weir_free_(struct weir_session *s)
+{
+	free(s->state);
+	free(s->unread);
+	s->state = s->unread = NULL;
+	s->state_len = s->unread_len = s->unread_off = 0;
+}
+
+/* Fills in what the kernel says of a new connection. */
+static inline int weir_begin_(struct weir_session *s, int fd)
+{
+	socklen_t len = sizeof(s->id);
+	int proto = 0;
+
+	memset(s, 0, sizeof(*s));
+	s->fd = fd;
+	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+	if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &s->id, &len))
+		return -1;
+	len = sizeof(proto);
+	getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &proto, &len);
+	return proto == IPPROTO_TCP ? 0 : -1;
+}
+
+static inline unsigned char *weir_copy_(const void *b, size_t n)
+{
+	unsigned char *out = (unsigned char *)malloc(n + 1);
+
+	if (out && n > 0)
+		memcpy(out, b, n);
+	return out;
+}
+
+/* Takes a session that the keeper gives, and queues it for weir_handoff_accept(). */
+static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
+{
+	struct weir_given_ *g = (struct weir_given_ *)calloc(1, sizeof(*g));
+	struct weir_message_ answer;
+	struct weir_session *s = g ? &g->session : NULL;
+	uint64_t read_at = m->read, written_at = m->written;
+	int ok = g && m->number == WEIR_STREAM_ && m->fd >= 0 && !weir_begin_(s, m->fd);
+
+	if (ok && weir_positions_(m->fd, &read_at, &written_at)) {
+		read_at = m->read; /* closed by the peer: reading will say so */
+		written_at = m->written;
+	}
+	ok = ok && read_at <= m->read && written_at >= m->written &&
+	     !weir_discard_(m->fd, m->read - read_at);
+	memset(&answer, 0, sizeof(answer));
+	answer.type = ok ? WEIR_TOOK_ : WEIR_REFUSE_;
+	answer.session = m->session;
+	answer.number = ok ? 0 : WEIR_LOST_;
+	answer.fd = -1;
+	weir_send_(h, &answer);
+	if (!ok) {
+		if (m->fd >= 0)
+			close(m->fd);
+		free(g);
+		return;
+	}
+	s->received = 1;
+	s->crashed = !!(m->flags & WEIR_CRASHED_);
+	s->read = m->read;
+	s->written = m->written;
+	s->replay = written_at - m->written;
+	s->state = weir_copy_(m->state, m->state_len);
+	s->state_len = m->state_len;
+	s->unread = weir_copy_(m->unread, m->unread_len);
+	s->unread_len = m->unread_len;
+	s->kept = h->generation;
+	*h->last = g;
+	h->last = &g->next;
+}
+
+/* Deals with a message that is no answer. */
+static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
+{
+	if (m->type == WEIR_GIVE_)
+		weir_given__(h, m);
+	else if (m->fd >= 0)
+		close(m->fd);
+	if (m->type == WEIR_ERROR_)
+		weir_fail_(h, "weir: %.*s", (int)m->text_len, m->text);
+	if (m->type == WEIR_REPLACED_) {
+		h->replaced = 1;
+		if (h->listener >= 0)
+			epoll_ctl(h->epoll, EPOLL_CTL_DEL, h->listener, NULL);
+	}
+	free(m->mem);
+}
+
+/* Asks the keeper, and waits for the answer, whose mem the caller frees: 0 or -1. */
+static inline int weir_call_(struct weir_handoff *h, struct weir_message_ *m,
+			     struct weir_message_ *answer)
+{
+	int n;
+
+	m->seq = ++h->seq ? h->seq : ++h->seq;
+	if (weir_send_(h, m))
+		return -1;
+	for (;;) {
+		n = weir_receive_(h, answer, WEIR_TIMEOUT_MS_);
+		if (n < 0)
+			return -1;
+		if (n == 0) {
+			weir_lost_keeper_(h);
+			return weir_fail_(h, "weir: the keeper does not answer");
+		}
+		if (answer->seq != m->seq) {
+			weir_heard_(h, answer);
+			continue;
+		}
+		if (answer->type != WEIR_ERROR_)
+			return 0;
+		weir_fail_(h, "weir: %.*s", (int)answer->text_len, answer->text);
+		free(answer->mem);
+		return -1;
+	}
+}
+
+static inline struct weir_message_ weir_message_of_(unsigned int type, uint64_t session,
+						    unsigned int number)
+{
+	struct weir_message_ m;
+
+	memset(&m, 0, sizeof(m));
+	m.type = type;
+	m.session = session;
+	m.number = number;
+	m.fd = -1;
+	return m;
+}
+
+static inline int weir_keep_listener_(struct weir_handoff *h)
+{
+	struct weir_session s;
+	struct weir_message_ m;
+
+	if (h->listener < 0)
+		return 0;
+	if (weir_begin_(&s, h->listener))
+		return weir_fail_(h, "weir: the listener is no plain TCP socket");
+	m = weir_message_of_(WEIR_KEEP_, s.id, WEIR_LISTENER_);
+	m.text = h->label;
+	m.text_len = strlen(h->label);
+	m.fd = h->listener;
+	return weir_send_(h, &m);
+}
+
+/* Connects, says hello, and gives the keeper what there is. */
+static inline int weir_connect_keeper_(struct weir_handoff *h)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_HELLO_, 0, 4), answer;
+	struct epoll_event e;
+
+	h->conn = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	if (h->conn < 0 || connect(h->conn, (struct sockaddr *)&h->keeper, h->keeper_len)) {
+		weir_fail_(h, "weir: no keeper answers on %s: %s", h->keeper.sun_path,
+			   strerror(errno));
+		weir_lost_keeper_(h);
+		return -1;
+	}
+	h->generation++;
+	m.text = h->service;
+	m.text_len = strlen(h->service);
+	m.name = h->name;
+	m.name_len = strlen(h->name);
+	if (weir_call_(h, &m, &answer)) {
+		weir_lost_keeper_(h);
+		return -1;
+	}
+	h->max_state = (size_t)answer.read;
+	free(answer.mem);
+	memset(&e, 0, sizeof(e));
+	e.events = EPOLLIN;
+	epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->conn, &e);
+	if (!h->ready)
+		return 0;
+	m = weir_message_of_(WEIR_READY_, 0, 1);
+	if (weir_keep_listener_(h) || weir_call_(h, &m, &answer))
+		return -1;
+	free(answer.mem);
+	return 0;
+}
+
+/* Looks for a keeper that has gone, once a second. */
+static inline void weir_reconnect_(struct weir_handoff *h)
+{
+	if (h->conn < 0 && !h->replaced && time(NULL) > h->retry)
+		weir_connect_keeper_(h);
+}
+
+/*
+ * Joins a service as the member of a name; keeper is the keeper's socket, NULL for
+ * $WEIR_HANDOFF_SOCKET or the default. 0, or -1 and h->error says why.
+ */
+static inline int weir_handoff_init(struct weir_handoff *h, const char *service, const char *name,
+				    const char *keeper)
+{
+	memset(h, 0, sizeof(*h));
+	h->conn = h->listener = h->epoll = -1;
+	h->last = &h->given;
+	if (!keeper)
+		keeper = getenv("WEIR_HANDOFF_SOCKET");
+	if (!keeper || !*keeper)
+		keeper = WEIR_HANDOFF_SOCKET;
+	if (!*service || !*name || strlen(service) > WEIR_NAME_ || strlen(name) > WEIR_NAME_ ||
+	    strlen(keeper) >= sizeof(h->keeper.sun_path))
+		return weir_fail_(
+			h, "weir: the name of the service, the member or the socket is too long");
+	strcpy(h->service, service);
+	strcpy(h->name, name);
+	h->keeper.sun_family = AF_UNIX;
+	strcpy(h->keeper.sun_path, keeper);
+	h->keeper_len = sizeof(h->keeper);
+	if (*keeper == '@') { /* an abstract name has its own length, and begins with 0 */
+		h->keeper.sun_path[0] = '\0';
+		h->keeper_len =
+			(socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(keeper));
+	}
+	h->epoll = epoll_create1(EPOLL_CLOEXEC);
+	if (h->epoll < 0)
+		return weir_fail_(h, "weir: epoll: %s", strerror(errno));
+	return weir_connect_keeper_(h);
+}
+
+/* The listener of the process before, by its label, with the connections queued on it; or -1. */
+static inline int weir_handoff_find(struct weir_handoff *h, const char *label)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_FIND_, 0, WEIR_LISTENER_), answer, took;
+
+	m.text = label;
+	m.text_len = strlen(label);
+	if (m.text_len >= sizeof(h->label) || weir_call_(h, &m, &answer))
+		return -1;
+	took = weir_message_of_(WEIR_TOOK_, answer.session, 0);
+	weir_send_(h, &took);
+	free(answer.mem);
+	return answer.fd;
+}
+
+/*
+ * Begins to take sessions: new connections of a listening socket (-1: none), whose label tells it
+ * from others of this member, and those of other members. An older process of this name is
+ * told to hand over what it has. 0 or -1.
+ */
+static inline int weir_handoff_start(struct weir_handoff *h, int listener, const char *label)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_READY_, 0, 1), answer;
+	struct epoll_event e;
+
+	memset(&e, 0, sizeof(e));
+	e.events = EPOLLIN;
+	h->listener = listener;
+	snprintf(h->label, sizeof(h->label), "%s", label ? label : "");
+	if (listener >= 0 && epoll_ctl(h->epoll, EPOLL_CTL_ADD, listener, &e))
+		return weir_fail_(h, "weir: the listener: %s", strerror(errno));
+	h->ready = 1;
+	if (weir_keep_listener_(h) || weir_call_(h, &m, &answer))
+		return -1;
+	free(answer.mem);
+	return 0;
+}
+
+/* Readable when weir_handoff_accept() has something to do. */
+static inline int weir_handoff_fd(const struct weir_handoff *h)
+{
+	return h->epoll;
+}
+
+static inline int weir_keep_(struct weir_handoff *h, struct weir_session *s, const void *state,
+			     size_t state_len, const void *unread, size_t unread_len)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_COMMIT_, s->id, 0);
+
+	m.read = s->read;
+	m.written = s->written;
+	m.state = state;
+	m.state_len = state_len;
+	m.unread = unread;
+	m.unread_len = unread_len;
+	weir_reconnect_(h);
+	if (h->conn < 0)
+		return -1;
+	if (s->kept != h->generation) { /* a new one, or the keeper is */
+		m.type = WEIR_KEEP_;
+		m.number = WEIR_STREAM_;
+		m.text = h->label;
+		m.text_len = strlen(h->label);
+		m.fd = s->fd;
+	}
+	s->kept = h->generation;
+	if (!weir_send_(h, &m))
+		return 0;
+	weir_lost_keeper_(h);
+	return -1;
+}
+
+/*
+ * Waits for a session, new or another member's: 1 and s is filled in, 0 after timeout_ms
+ * milliseconds (-1: no limit), -1 when this process is replaced (h->replaced) or on an error.
+ */
+static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_session *s,
+				      int timeout_ms)
+{
+	struct epoll_event e;
+	struct weir_message_ m;
+	struct weir_given_ *g;
+	int fd, n;
+
+	for (;;) {
+		while (h->conn >= 0 && weir_receive_(h, &m, 0) > 0)
+			weir_heard_(h, &m);
+		g = h->given;
+		if (g) {
+			*s = g->session;
+			h->given = g->next;
+			if (!h->given)
+				h->last = &h->given;
+			free(g);
+			return 1;
+		}
+		if (h->replaced)
+			return weir_fail_(h, "weir: replaced by a newer process");
+		fd = h->listener < 0 ? -1 : accept(h->listener, NULL, NULL);
+		if (fd >= 0) {
+			fcntl(fd, F_SETFD, FD_CLOEXEC);
+			if (weir_begin_(s, fd) || weir_positions_(fd, &s->read, &s->written)) {
+				close(fd);
+				continue;
+			}
+			weir_keep_(h, s, NULL, 0, NULL, 0);
+			return 1;
+		}
+		weir_reconnect_(h);
+		/* Without a keeper wake once a second, to look for it. */
+		n = epoll_wait(h->epoll, &e, 1,
+			       h->conn < 0 && (timeout_ms < 0 || timeout_ms > 1000) ? 1000 :
+										      timeout_ms);
+		if (n < 0 && errno != EINTR)
+			return weir_fail_(h, "weir: waiting: %s", strerror(errno));
+		if (n == 0 && timeout_ms >= 0 && (h->conn >= 0 || timeout_ms <= 1000))
+			return 0;
+	}
+}
+
+/*
+ * Shows what follows what is committed, and takes nothing: like recv(2), 0 at the end, -1 and EAGAIN
+ * if there is nothing yet. Commit before the next call, or it shows the same again.
+ */
+static inline ssize_t weir_session_recv(struct weir_session *s, void *b, size_t n)
+{
+	ssize_t got;
+
+	if (s->unread_off < s->unread_len) {
+		if (n > s->unread_len - s->unread_off)
+			n = s->unread_len - s->unread_off;
+		memcpy(b, s->unread + s->unread_off, n);
+		s->unread_off += n;
+		return (ssize_t)n;
+	}
+	got = recv(s->fd, b, n, MSG_PEEK | MSG_DONTWAIT);
+	if (got > 0)
+		s->seen = (size_t)got;
+	return got;
+}
+
+/* Like send(2). What a predecessor has written after its last commit is not sent twice. */
+static inline ssize_t weir_session_send(struct weir_session *s, const void *b, size_t n)
+{
+	ssize_t sent;
+
+	if (s->replay > 0) {
+		sent = (ssize_t)(n < s->replay ? n : s->replay);
+		s->replay -= (uint64_t)sent;
+	} else {
+		sent = send(s->fd, b, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+	}
+	if (sent > 0)
+		s->written += (uint64_t)sent;
+	return sent;
+}
+
+/* What a state does not account for: the caller's unread bytes, then those not shown yet. */
+static inline unsigned char *weir_all_unread_(const struct weir_session *s, const void *unread,
+					      size_t unread_len, size_t *len)
+{
+	size_t rest = s->unread_len - s->unread_off;
+	unsigned char *all = (unsigned char *)malloc(unread_len + rest + 1);
+
+	*len = unread_len + rest;
+	if (all && unread_len > 0)
+		memcpy(all, unread, unread_len);
+	if (all && rest > 0)
+		memcpy(all + unread_len, s->unread + s->unread_off, rest);
+	return all;
+}
+
+/*
+ * Says that state accounts for all that weir_session_recv() has shown and weir_session_send() has
+ * sent so far, but for the last bytes shown: those of a message that is not complete, which the
+ * caller has in unread. They are taken out of the socket; the caller keeps them. 0, or -1 if the
+ * session is not kept (the keeper has gone, or refuses): it goes on all the same.
+ */
+static inline int weir_handoff_commit(struct weir_handoff *h, struct weir_session *s,
+				      const void *state, size_t state_len, const void *unread,
+				      size_t unread_len)
+{
+	size_t seen = s->seen, len;
+	unsigned char *all = weir_all_unread_(s, unread, unread_len, &len);
+	int kept;
+
+	if (!all)
+		return weir_fail_(h, "weir: no memory");
+	s->read += seen;
+	s->seen = 0;
+	kept = weir_keep_(h, s, state, state_len, all, len);
+	free(all);
+	if (s->unread_off == s->unread_len)
+		weir_free_(s);
+	/* The keeper first: what is taken out of the socket is nowhere else. */
+	if (weir_discard_(s->fd, seen))
+		return weir_fail_(h, "weir: somebody else has read from the session");
+	return kept;
+}
+
+/*
+ * Gives a session to a member by name ("": whoever is ready and has the fewest), with a state, as for
+ * weir_handoff_commit(). 0: it is the other's, and s is no more. -1: it is still ours; but if the
+ * keeper has gone meanwhile (h->conn < 0), close it unused: the other may have it.
+ */
+static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_session *s,
+					const char *to, const void *state, size_t state_len,
+					const void *unread, size_t unread_len)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_TRANSFER_, s->id, 0), answer;
+	unsigned char *all;
+	int failed;
+
+	if (strlen(to) > WEIR_NAME_)
+		return weir_fail_(h, "weir: no member can have this name");
+	all = weir_all_unread_(s, unread, unread_len, &m.unread_len);
+	if (!all)
+		return weir_fail_(h, "weir: no memory");
+	m.name = to;
+	m.name_len = strlen(to);
+	m.read = s->read + s->seen;
+	m.written = s->written;
+	m.state = state;
+	m.state_len = state_len;
+	m.unread = all;
+	failed = weir_call_(h, &m, &answer);
+	free(all);
+	if (failed)
+		return -1;
+	free(answer.mem);
+	close(s->fd);
+	s->fd = -1;
+	weir_free_(s);
+	return 0;
+}
+
+/* Ends a session for good. */
+static inline void weir_session_close(struct weir_handoff *h, struct weir_session *s)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_DROP_, s->id, 0);
+
+	weir_discard_(s->fd, s->seen); /* unread bytes would make it a reset */
+	shutdown(s->fd, SHUT_WR);
+	if (s->kept == h->generation && h->conn >= 0)
+		weir_send_(h, &m);
+	close(s->fd);
+	s->fd = -1;
+	weir_free_(s);
+}
+
+/* Leaves the service: sessions that are not closed, and the listener, are for the next process. */
+static inline void weir_handoff_stop(struct weir_handoff *h)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_LEAVE_, 0, 0);
+	struct weir_given_ *g;
+
+	if (h->conn >= 0)
+		weir_send_(h, &m);
+	while ((g = h->given)) {
+		h->given = g->next;
+		close(g->session.fd);
+		weir_free_(&g->session);
+		free(g);
+	}
+	if (h->conn >= 0)
+		close(h->conn);
+	if (h->epoll >= 0)
+		close(h->epoll);
+	if (h->listener >= 0)
+		close(h->listener);
+	h->conn = h->epoll = h->listener = -1;
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

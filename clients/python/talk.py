@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server whose sessions can move at any time, and survive SIGKILL: for each message of
+7 bytes it answers with 8, the hash of all so far. weir's tests talk with it, and it is
+an example of a Python server: talk.py KEEPER NAME PORT"""
+
+import selectors
+import struct
+import sys
+
+from weir_handoff import HandoffError, Member, Replaced
+
+QUESTION = 7
+
+
+def fnv(hash_, question):
+    x = 14695981039346656037
+    for b in struct.pack("<Q", hash_) + question:
+        x = (x ^ b) * 1099511628211 & 0xFFFFFFFFFFFFFFFF
+    return x
+
+
+class Talk:
+    def __init__(self, session):
+        self.session = session
+        self.hash, self.count = struct.unpack_from("<QQ", session.state) if session.state else (14695981039346656037, 0)
+        self.partial = b""
+
+    def state(self):
+        return struct.pack("<QQ", self.hash, self.count)
+
+    def answer(self):
+        """Answers what has come; False at the end."""
+        try:
+            data = self.session.recv(3000)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        data = self.partial + data
+        out = bytearray()
+        whole = len(data) - len(data) % QUESTION
+        for i in range(0, whole, QUESTION):
+            self.hash = fnv(self.hash, data[i:i + QUESTION])
+            self.count += 1
+            out += struct.pack("<Q", self.hash)
+        self.partial = data[whole:]
+        self.session.sendall(out, 10)
+        self.session.commit(self.state(), self.partial)
+        return True
+
+
+def main(keeper, name, port):
+    member = Member("talk", name, keeper)
+    selector = selectors.DefaultSelector()
+    talks = set()
+
+    def end(talk):
+        talks.discard(talk)
+        selector.unregister(talk.session)
+
+    def give_all(to):
+        moved = failed = 0
+        for talk in list(talks):
+            selector.unregister(talk.session)
+            try:
+                member.transfer(talk.session, to, talk.state(), talk.partial)
+                talks.discard(talk)
+                moved += 1
+            except HandoffError as e:
+                selector.register(talk.session, selectors.EVENT_READ, talk)
+                print("talk:", e, file=sys.stderr)
+                failed += 1
+        print(f"moved {moved}, failed {failed}", flush=True)
+
+    member.listen("127.0.0.1", int(port))
+    selector.register(member, selectors.EVENT_READ)
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    print("ready", flush=True)
+    while True:
+        try:
+            while session := member.accept(0):
+                talk = Talk(session)
+                talks.add(talk)
+                selector.register(session, selectors.EVENT_READ, talk)
+                while session._unread:  # nothing in the socket tells of it
+                    talk.answer()
+        except Replaced:
+            give_all(name)
+            break
+        for key, _ in selector.select():
+            if key.fileobj is sys.stdin:
+                line = sys.stdin.readline()
+                if not line:
+                    member.close()
+                    return
+                give_all(line.strip())
+            elif key.data in talks and not key.data.answer():
+                end(key.data)
+                key.data.session.close()
+    member.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

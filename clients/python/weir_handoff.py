@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions that outlive the process that serves them.
+
+A keeper (weir serve, weir handoff keep) has a duplicate of each TCP connection of a
+service; docs/HANDOFF.md says what is promised. Standard library only, Linux, Python 3.9.
+
+    member = Member("telemetry", "0")
+    listener = member.listen("127.0.0.1", 1790)   # that of the process before, if there was one
+    while session := member.accept():             # a new connection, or one of another member
+        ...
+
+    data = session.recv(65536)                    # b"" at the end; takes nothing
+    session.send(answer)
+    session.commit(state, unparsed)               # from here on goes whoever is next
+    member.transfer(session, "1", state, unparsed)
+
+Sockets are non-blocking, a flag that all processes share: select on member.fileno() and
+session.fileno(). One thread at a time uses a Member.
+"""
+
+import array
+import collections
+import errno
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+import time
+
+DEFAULT_SOCKET = "/run/weir/handoff.sock"  # unless $WEIR_HANDOFF_SOCKET is set
+
+# version, type, flags, seq, session, read, written, number, name, 0, text, state, unread
+_HEADER = struct.Struct("<BBHIQQQIBBHII")
+_VERSION = 1
+_INLINE = 64 << 10
+_HELLO, _READY, _LEAVE, _KEEP, _COMMIT, _DROP, _TRANSFER, _TOOK, _REFUSE, _FIND = range(1, 11)
+_WELCOME, _ERROR, _OK, _GIVE, _MOVE, _REPLACED, _REPORT = range(0x81, 0x88)
+_CRASHED, _STATE_FD = 1 << 1, 1 << 15
+_EXACT = 1 << 2
+_STREAM, _LISTENER = 1, 2
+_LOST = 12
+_SO_COOKIE = 57
+_TIMEOUT = 5.0  # seconds, for an answer of the keeper
+
+
+class HandoffError(OSError):
+    """What the keeper refuses, or that there is none. code is the protocol's, 0 for none."""
+
+    def __init__(self, text, code=0):
+        super().__init__(text)
+        self.code = code
+
+
+class Replaced(Exception):
+    """A newer process of this name is ready: transfer the sessions to it, and end."""
+
+
+class _Message:
+    def __init__(self, kind, session=0, number=0, read=0, written=0, name="", text="", state=b"", unread=b"", seq=0, flags=0):
+        self.kind, self.session, self.number, self.read, self.written = kind, session, number, read, written
+        self.name, self.text, self.state, self.unread, self.seq, self.flags = name, text, state, unread, seq, flags
+
+
+def _spill(data):
+    """A sealed memfd with data, for what does not fit a message."""
+    fd = os.memfd_create("weir-handoff-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view):]
+    seals = 1 | 2 | 4 | 8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
+    fcntl.fcntl(fd, 1033, seals)  # F_ADD_SEALS
+    return fd
+
+
+class Session:
+    """A TCP connection. read and written are positions: bytes since it was made."""
+
+    def __init__(self, member, sock):
+        self.member, self.socket = member, sock
+        sock.setblocking(False)
+        (self.id,) = struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))
+        self.read, self.written = self._positions() or (0, 0)
+        self.replay = 0  # bytes to come that the kernel has taken already, from a predecessor
+        self.received = self.crashed = False
+        self.state = None  # as committed; None for a new session
+        self._unread = b""  # what the predecessor had read and its state does not account for
+        self._seen = 0
+        self._kept = 0
+
+    def _positions(self):
+        """What the kernel says: None for a connection that is closed."""
+        while True:
+            a = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+            queued = struct.unpack("i", fcntl.ioctl(self.socket, termios.FIONREAD, b"\0" * 4))[0]
+            unsent = struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, b"\0" * 4))[0]
+            b = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+            state = b[0]
+            if state == 7 or len(b) < 136:
+                return None
+            if a[0] == state and a[120:] == b[120:]:  # tcpi_bytes_acked, tcpi_bytes_received
+                break
+        acked, received = struct.unpack_from("=QQ", b, 120)
+        # A FIN has a sequence number, and is no byte.
+        return received - queued - (state in (8, 9, 11)), acked + unsent - (state in (4, 5, 9, 11))
+
+    def fileno(self):
+        return self.socket.fileno()
+
+    def recv(self, n):
+        """Shows what follows what is committed, and takes nothing. Commit before the next
+        call, or it shows the same again. BlockingIOError if there is nothing yet."""
+        if self._unread:
+            out, self._unread = self._unread[:n], self._unread[n:]
+            return out
+        out = self.socket.recv(n, socket.MSG_PEEK)
+        self._seen = len(out)
+        return out
+
+    def send(self, data):
+        """Like socket.send. What a predecessor has written after its last commit is not
+        sent twice."""
+        if self.replay:
+            n = min(self.replay, len(data))
+            self.replay -= n
+        else:
+            n = self.socket.send(data)
+        self.written += n
+        return n
+
+    def sendall(self, data, timeout=None):
+        """Sends all of data, waiting for room."""
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self.send(view):]
+            except BlockingIOError:
+                if not select.select([], [self], [], timeout)[1]:
+                    raise TimeoutError(errno.ETIMEDOUT, "the peer does not read") from None
+
+    def commit(self, state, unparsed=b""):
+        """Says that state accounts for everything that recv has shown and send has sent so
+        far, but for the last bytes shown, which the caller keeps: unparsed. True if a keeper
+        has it; the session goes on all the same if not."""
+        seen, self._seen = self._seen, 0
+        self.read += seen
+        self.state = bytes(state)
+        kept = self.member._keep(self, bytes(unparsed) + self._unread)
+        # The keeper first: what is taken out of the socket is nowhere else.
+        self._discard(seen)
+        return kept
+
+    def _discard(self, n):
+        while n:
+            # recv with MSG_TRUNC would not copy, but Python would allocate all the same.
+            got = len(self.socket.recv(n))
+            if not got:
+                raise HandoffError("somebody else has read from the session")
+            n -= got
+
+    def close(self):
+        """Ends the session for good."""
+        try:
+            self._discard(self._seen)  # unread bytes would make it a reset
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        self.member._drop(self)
+        self.socket.close()
+
+
+class Member:
+    """This process as a member of a service. HandoffError if it may not be one."""
+
+    def __init__(self, service, name, keeper=None):
+        self.service, self.name = service, name
+        self.keeper = keeper or os.environ.get("WEIR_HANDOFF_SOCKET") or DEFAULT_SOCKET
+        self.listener, self._label = None, ""
+        self.replaced = False  # a newer process of this name is ready
+        self._conn, self._generation, self._seq, self._retry = None, 0, 0, 0.0
+        self._given = collections.deque()
+        self._ready = False
+        self._epoll = select.epoll()
+        self._connect()
+
+    # The connection to the keeper.
+
+    def _connect(self):
+        conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            conn.connect("\0" + self.keeper[1:] if self.keeper.startswith("@") else self.keeper)
+        except OSError as e:
+            conn.close()
+            self._retry = time.monotonic() + 1
+            raise HandoffError(f"no keeper answers on {self.keeper}: {e}") from e
+        self._conn = conn
+        self._generation += 1
+        try:
+            self.max_state = self._call(_Message(_HELLO, number=_EXACT, name=self.name, text=self.service))[0].read
+        except HandoffError:
+            self._lost()
+            raise
+        self._epoll.register(conn, select.EPOLLIN)
+        if self._ready:
+            self._announce()
+
+    def _announce(self):
+        if self.listener:
+            (cookie,) = struct.unpack("=Q", self.listener.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))
+            self._send(_Message(_KEEP, session=cookie, number=_LISTENER, text=self._label), [self.listener.fileno()])
+        self._call(_Message(_READY, number=1))
+
+    def _lost(self):
+        if self._conn:
+            self._conn.close()
+        self._conn = None
+        self._retry = time.monotonic() + 1
+
+    def _reconnect(self):
+        if self._conn is None and not self.replaced and time.monotonic() >= self._retry:
+            try:
+                self._connect()
+            except HandoffError:
+                pass
+
+    def _send(self, m, fds=()):
+        if self._conn is None:
+            raise HandoffError(f"no keeper answers on {self.keeper}")
+        name, text, flags, fds, large = m.name.encode(), m.text.encode(), m.flags, list(fds), -1
+        body = name + text
+        if len(m.state) + len(m.unread) > _INLINE:
+            large = _spill(m.state + m.unread)
+            fds.append(large)
+            flags |= _STATE_FD
+        else:
+            body += m.state + m.unread
+        head = _HEADER.pack(_VERSION, m.kind, flags, m.seq, m.session, m.read, m.written, m.number, len(name), 0, len(text), len(m.state), len(m.unread))
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self._conn.sendmsg([head, body], rights, socket.MSG_NOSIGNAL)
+        except OSError as e:
+            self._lost()
+            raise HandoffError(f"the keeper has gone: {e}") from e
+        finally:
+            if large >= 0:
+                os.close(large)
+
+    def _receive(self, timeout):
+        """The next message and its descriptors; None after timeout."""
+        if not select.select([self._conn], [], [], timeout)[0]:
+            return None
+        try:
+            data, control, flags, _ = self._conn.recvmsg(_HEADER.size + 63 + 1024 + _INLINE, socket.CMSG_SPACE(8))
+        except OSError:
+            data, control, flags = b"", [], 0
+        fds = array.array("i")
+        for level, kind, value in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(value[:len(value) - len(value) % fds.itemsize])
+        fds = list(fds)
+        try:
+            if len(data) < _HEADER.size or data[0] != _VERSION or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise HandoffError(f"the keeper on {self.keeper} has gone")
+            _, kind, flags, seq, session, read, written, number, name, _, text, state, unread = _HEADER.unpack_from(data)
+            at = _HEADER.size
+            m = _Message(kind, session, number, read, written, data[at:at + name].decode(), data[at + name:at + name + text].decode(), seq=seq, flags=flags)
+            both = data[at + name + text:]
+            if flags & _STATE_FD:
+                large = fds.pop()
+                both = os.pread(large, state + unread, 0)
+                while 0 < len(both) < state + unread and (more := os.pread(large, state + unread - len(both), len(both))):
+                    both += more
+                os.close(large)
+            if len(both) != state + unread:
+                raise HandoffError("a message of another length than it says")
+        except (HandoffError, UnicodeDecodeError, IndexError) as e:
+            for fd in fds:
+                os.close(fd)
+            self._lost()
+            raise HandoffError(str(e)) from e
+        m.state, m.unread = both[:state], both[state:]
+        return m, fds
+
+    def _call(self, m, fds=()):
+        """Asks, and returns the answer and its descriptors."""
+        self._seq = self._seq % 0xFFFFFFFF + 1
+        m.seq = self._seq
+        self._send(m, fds)
+        while True:
+            got = self._receive(_TIMEOUT)
+            if got is None:
+                self._lost()
+                raise HandoffError("the keeper does not answer")
+            answer, received = got
+            if answer.seq != m.seq:
+                self._heard(answer, received)
+            elif answer.kind == _ERROR:
+                raise HandoffError(answer.text, answer.number)
+            else:
+                return answer, received
+
+    def _heard(self, m, fds):
+        """Deals with a message that is no answer."""
+        if m.kind == _GIVE and m.number == _STREAM and fds:
+            self._take(m, socket.socket(fileno=fds.pop(0)))
+        elif m.kind == _REPLACED:
+            self.replaced = True
+            if self.listener:
+                self._epoll.unregister(self.listener)
+        for fd in fds:
+            os.close(fd)
+
+    def _take(self, m, sock):
+        s = Session(self, sock)
+        at, put = s._positions() or (m.read, m.written)
+        try:
+            if at > m.read or put < m.written:
+                raise HandoffError("bytes are missing")
+            s._discard(m.read - at)
+        except (HandoffError, BlockingIOError) as e:
+            self._send(_Message(_REFUSE, session=m.session, number=_LOST, text=str(e)))
+            sock.close()
+            return
+        s.read, s.written, s.replay = m.read, m.written, put - m.written
+        s.received, s.crashed = True, bool(m.flags & _CRASHED)
+        s.state, s._unread, s._kept = m.state, m.unread, self._generation
+        self._given.append(s)
+        self._send(_Message(_TOOK, session=m.session))
+
+    def _keep(self, s, unread):
+        """Has the keeper note where a session stands."""
+        self._reconnect()
+        m = _Message(_COMMIT, session=s.id, read=s.read, written=s.written, state=s.state or b"", unread=unread)
+        fds = []
+        if s._kept != self._generation:  # a new session, or the keeper is
+            m.kind, m.number, m.text, fds = _KEEP, _STREAM, self._label, [s.fileno()]
+        s._kept = self._generation
+        try:
+            self._send(m, fds)
+        except HandoffError:
+            return False
+        return True
+
+    def _drop(self, s):
+        if self._conn and s._kept == self._generation:
+            try:
+                self._send(_Message(_DROP, session=s.id))
+            except HandoffError:
+                pass
+
+    # What an application calls.
+
+    def listen(self, host, port, backlog=128):
+        """Listens, or goes on with the socket of the process of this name before; then this
+        member is ready, and an older one of its name is told that it is replaced."""
+        self._label = f"tcp {host}:{port}"
+        try:
+            answer, fds = self._call(_Message(_FIND, number=_LISTENER, text=self._label))
+            self.listener = socket.socket(fileno=fds[0])
+            self._send(_Message(_TOOK, session=answer.session))
+        except HandoffError as e:
+            if e.code == 0:
+                raise
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self.listener = socket.create_server((host, port), family=family, backlog=backlog)
+        self.listener.setblocking(False)
+        self._epoll.register(self.listener, select.EPOLLIN)
+        self.ready()
+        return self.listener
+
+    def ready(self):
+        """Takes sessions of other members, without a listener of one's own as well."""
+        self._ready = True
+        self._announce()
+
+    def fileno(self):
+        """Readable when accept has something to do."""
+        return self._epoll.fileno()
+
+    def accept(self, timeout=None):
+        """A session, new or another member's; None after timeout seconds. Replaced when a
+        newer process of this name is ready."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                while self._conn and (got := self._receive(0)):
+                    self._heard(*got)
+            except HandoffError:
+                pass  # looked for again below
+            if self._given:
+                return self._given.popleft()
+            if self.replaced:
+                raise Replaced(f"a newer {self.name} of {self.service} is ready")
+            if self.listener:
+                try:
+                    s = Session(self, self.listener.accept()[0])
+                    self._keep(s, b"")
+                    return s
+                except (BlockingIOError, ConnectionAbortedError):
+                    pass
+            self._reconnect()
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            # Without a keeper wake once a second, to look for it.
+            self._epoll.poll(left if self._conn else min(1, left or 1))
+
+    def transfer(self, session, to, state, unparsed=b""):
+        """Gives a session to a member by name ("": whoever is ready and has the fewest). On
+        HandoffError it is still ours; but if the keeper has gone meanwhile (code 0), close it
+        unused: the other may have it."""
+        self._call(_Message(_TRANSFER, session=session.id, name=to, read=session.read + session._seen, written=session.written,
+                            state=bytes(state), unread=bytes(unparsed) + session._unread))
+        session.socket.close()
+
+    def close(self):
+        """Leaves the service: sessions that are not closed, and the listener, are for the next."""
+        try:
+            self._send(_Message(_LEAVE))
+        except HandoffError:
+            pass
+        for s in self._given:
+            s.socket.close()
+        self._lost()
+        if self.listener:
+            self.listener.close()
+        self._epoll.close()

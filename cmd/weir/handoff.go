@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+func handoffCommand(g *globals) *cobra.Command {
+	var socket string
+	c := &cobra.Command{
+		Use: "handoff", Short: "Live sessions that outlive the processes that serve them",
+		Long: `A keeper has a duplicate of each live TCP connection of a service, with the state
+that the application committed last. A member that is restarted or killed resets no
+session: the next process goes on with it, to the byte. weir serve is a keeper, and
+so is weir handoff keep by itself. Applications use the Go package feature/handoff,
+clients/c/weir_handoff.h or clients/python/weir_handoff.py; docs/HANDOFF.md says what
+they must do.`,
+	}
+	c.PersistentFlags().StringVar(&socket, "keeper", "", "the keeper's socket, @NAME for an abstract one (default $"+wire.SocketEnv+" or "+wire.DefaultSocket+")")
+	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket))
+	return c
+}
+
+func handoffKeep(socket *string) *cobra.Command {
+	var o keeper.Options
+	var allow []string
+	var listen string
+	c := &cobra.Command{
+		Use: "keep", Short: "Keep sessions, without the rest of weir serve", Args: cobra.NoArgs,
+		Long: `Keep the sessions of members. Root and the keeper's own user may be members of any
+service; others of those that --allow names for them, by uid, gid, user, unit,
+cgroup, pidfile or pid. It needs no right, and may run as the user of the service.
+
+If the keeper ends, members have their sessions as before, and give them to the next
+one as soon as it is there; those that wait for a member then are reset.`,
+		Example: `  weir handoff keep --allow telemetry:user=collector --allow telemetry:unit=nfacctd@0.service`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var rules keeper.Rules
+			for _, a := range allow {
+				r, err := keeper.ParseRule(a)
+				if err != nil {
+					return usageError{fmt.Errorf("--allow %w", err)}
+				}
+				rules = append(rules, r)
+			}
+			o.Allow, o.Log = rules.Allow, slog.New(slog.NewTextHandler(os.Stderr, nil))
+			path := wire.Socket(*socket)
+			l, err := keeper.Listen(path)
+			if err != nil {
+				return err
+			}
+			o.Log.Info("keeping sessions of members", "socket", path)
+			k := keeper.New(o)
+			group, ctx := errgroup.WithContext(cmd.Context())
+			group.Go(func() error { return k.Serve(ctx, l) })
+			if listen != "" {
+				reg := prometheus.NewRegistry()
+				reg.MustRegister(k.Collector())
+				server := &http.Server{Addr: listen, Handler: promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), ReadHeaderTimeout: 5 * time.Second}
+				group.Go(func() error {
+					if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+						return fmt.Errorf("serving metrics: %w", err)
+					}
+					return nil
+				})
+				group.Go(func() error { <-ctx.Done(); return server.Close() })
+			}
+			return group.Wait()
+		},
+	}
+	f := c.Flags()
+	f.StringArrayVar(&allow, "allow", nil, "SERVICE:KIND=VALUE: processes that are members of a service (* for every one), like telemetry:user=collector")
+	f.DurationVar(&o.Hold, "hold", 30*time.Second, "how long a session waits for a member before it is reset")
+	f.DurationVar(&o.Grace, "grace", time.Second, "how long it waits for one of its own name where another would take it")
+	f.IntVar(&o.MaxSessions, "max-sessions", 10_000, "sockets of one service")
+	f.Int64Var(&o.MaxState, "max-state", 1<<20, "bytes of state of one session")
+	f.Int64Var(&o.MaxTotal, "max-total", 256<<20, "bytes of state of all sessions")
+	f.StringVar(&listen, "listen", "", "address of /metrics, like 127.0.0.1:9744; empty for none")
+	return c
+}
+
+func handoffStatus(g *globals, socket *string) *cobra.Command {
+	var all bool
+	c := &cobra.Command{
+		Use: "status [SERVICE]", Short: "Members, sessions, and what has become of them", Args: cobra.MaximumNArgs(1),
+		Long: `Show the services that the keeper has members or sessions of: sessions with their
+owner, age, positions as committed, and the bytes of their state. Users other than
+root and the keeper's see those of which they are members.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := handoff.Status(cmd.Context(), *socket)
+			if err != nil {
+				return err
+			}
+			if len(args) > 0 {
+				var one []handoff.ServiceReport
+				for _, s := range r.Services {
+					if s.Name == args[0] {
+						one = append(one, s)
+					}
+				}
+				if r.Services = one; len(one) == 0 {
+					return fmt.Errorf("the keeper has nothing of service %q: weir handoff status shows all", args[0])
+				}
+			}
+			if g.json {
+				return printJSON(cmd, r)
+			}
+			printHandoff(cmd.OutOrStdout(), r, all, time.Now())
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&all, "all", false, "show every session, and not only the first 20 of a service")
+	jsonFlag(c, g)
+	return c
+}
+
+// printHandoff shows what a keeper keeps.
+func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
+	if len(r.Services) == 0 {
+		fmt.Fprintln(w, "no members and no sessions: docs/HANDOFF.md says what an application must do")
+	}
+	for i, s := range r.Services {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		n := s.Counts
+		fmt.Fprintf(w, "%s: %d transferred, %d rescued after crashes, %d inherited; %d transfers refused; reset: %d expired, %d uncommitted, %d closed\n",
+			s.Name, n.Transfers, n.Rescued, n.Inherited, n.Refused, n.Expired, n.Gaps, n.Closed)
+		if n.OverLimit > 0 {
+			fmt.Fprintf(w, "  ! %d sockets or states were over the keeper's limits\n", n.OverLimit)
+		}
+		if len(s.Members) > 0 {
+			t := newTable(w, "  MEMBER", "PID", "USER", "SESSIONS", "FOR", "")
+			for _, m := range s.Members {
+				note := ""
+				if !m.Ready {
+					note = "not ready"
+				}
+				t.row("  "+m.Name, m.PID, m.UID, m.Sessions, ago(m.Since, now), note)
+			}
+			t.flush()
+		}
+		printKept(w, s.Sessions, all, now)
+	}
+}
+
+func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time.Time) {
+	const few = 20
+	if len(sessions) == 0 {
+		return
+	}
+	t := newTable(w, "  ID", "KIND", "REMOTE", "LOCAL", "MEMBER", "AGE", "READ", "WRITTEN", "STATE", "MOVES")
+	for i, s := range sessions {
+		if i == few && !all {
+			break
+		}
+		member, remote := s.Member, s.Remote
+		if s.PID == 0 {
+			member = fmt.Sprintf("(%s, waits %.0fs)", s.Member, s.Waits)
+		}
+		if remote == "" {
+			remote = "-"
+		}
+		t.row("  "+s.ID, s.Kind, remote, s.Local, member, ago(s.Since, now), bytes(s.Read), bytes(s.Written), bytes(uint64(s.State)), s.Moves)
+	}
+	t.flush()
+	if n := len(sessions); n > few && !all {
+		fmt.Fprintf(w, "  %d more: --all shows them\n", n-few)
+	}
+}
+
+func handoffSend(socket *string) *cobra.Command {
+	c := &cobra.Command{
+		Use: "send SESSION|SERVICE/MEMBER [TO]", Short: "Have a member give a session, or all it has, to another", Args: cobra.RangeArgs(1, 2),
+		Long: `Ask the owner of a session (its number, as weir handoff status shows it), or of all
+the sessions of a member, to move it to member TO of the same service; without TO to
+whichever is ready and has the fewest. It waits until they have moved.`,
+		Example: `  weir handoff send 4711 1        # session 4711 to member 1
+  weir handoff send telemetry/0   # all of member 0's, to others`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			to := ""
+			if len(args) > 1 {
+				to = args[1]
+			}
+			service, member, isMember := strings.Cut(args[0], "/")
+			var id uint64
+			if !isMember {
+				var err error
+				if id, err = strconv.ParseUint(args[0], 10, 64); err != nil || id == 0 {
+					return usageError{fmt.Errorf("%q: want the number of a session, or SERVICE/MEMBER; see %s --help", args[0], cmd.CommandPath())}
+				}
+			}
+			left := func() (owned []handoff.SessionReport, err error) {
+				r, err := handoff.Status(cmd.Context(), *socket)
+				for _, s := range r.Services {
+					for _, x := range s.Sessions {
+						if x.Kind == "session" && (x.ID == args[0] || isMember && s.Name == service && x.Member == member) {
+							owned = append(owned, x)
+						}
+					}
+				}
+				return owned, err
+			}
+			before, err := left()
+			if err != nil {
+				return err
+			}
+			if err := handoff.Send(cmd.Context(), *socket, service, member, id, to); err != nil {
+				return err
+			}
+			return waitMoved(cmd, before, left)
+		},
+	}
+	return c
+}
+
+// waitMoved waits until none of the sessions is where it was.
+func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, now func() ([]handoff.SessionReport, error)) error {
+	moves := map[string]int{}
+	for _, s := range before {
+		moves[s.ID] = s.Moves
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		sessions, err := now()
+		if err != nil {
+			return err
+		}
+		stay := 0
+		for _, s := range sessions {
+			if was, ok := moves[s.ID]; ok && was == s.Moves {
+				stay++
+			}
+		}
+		if stay == 0 {
+			fmt.Fprintf(cmd.OutOrStdout(), "%d moved\n", len(before))
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%d of %d sessions have not moved after 10 s: the log of their member says why", stay, len(before))
+		}
+	}
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+func TestHandoffCommands(t *testing.T) {
+	nstest.NeedRoot(t)
+	socket := filepath.Join(t.TempDir(), "keeper.sock")
+	keep := command("handoff", "--keeper", socket, "keep", "--listen", "127.0.0.1:9744")
+	k := nstest.Start(t, keep)
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if out, _, status := weir(t, "handoff", "--keeper", socket, "status"); status == 0 {
+			if !strings.Contains(out, "no members and no sessions") {
+				t.Errorf("an empty keeper: %s", out)
+			}
+			break
+		} else if time.Now().After(end) {
+			t.Fatal("the keeper does not answer")
+		}
+	}
+	if _, errs, status := weir(t, "handoff", "--keeper", socket, "keep"); status != exitFailed || !strings.Contains(errs, "another keeper answers") {
+		t.Errorf("a second keeper: status %d, %s", status, errs)
+	}
+	listen := func(name string) *handoff.Listener {
+		l, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:0", handoff.Options{Service: "telemetry", Name: name, Keeper: socket})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	a, b := listen("0"), listen("1")
+	c, err := net.Dial("tcp", a.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, err := a.AcceptSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Commit([]byte("state")); err != nil {
+		t.Fatal(err)
+	}
+	out, errs, status := weir(t, "handoff", "--keeper", socket, "status", "--json")
+	var r handoff.Report
+	if err := json.Unmarshal([]byte(out), &r); status != 0 || err != nil || len(r.Services) != 1 || len(r.Services[0].Sessions) != 3 || r.State != 5 {
+		t.Fatalf("status %d, %v: %s%s", status, err, out, errs)
+	}
+	out, _, _ = weir(t, "handoff", "--keeper", socket, "status", "telemetry")
+	for _, want := range []string{"telemetry: 0 transferred", fmt.Sprint(s.ID()), c.LocalAddr().String(), "5 B"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("status lacks %q:\n%s", want, out)
+		}
+	}
+	if out, errs, status := weir(t, "handoff", "--keeper", socket, "send", fmt.Sprint(s.ID()), "1"); status != 0 || out != "1 moved\n" {
+		t.Errorf("send: status %d, %s%s", status, out, errs)
+	}
+	if s, err = b.AcceptSession(); err != nil || string(s.State()) != "state" {
+		t.Fatalf("%v", err)
+	}
+	if out, errs, status := weir(t, "handoff", "--keeper", socket, "send", "telemetry/1"); status != 0 || out != "1 moved\n" {
+		t.Errorf("send all: status %d, %s%s", status, out, errs)
+	}
+	for _, x := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{"send", "telemetry"}, exitUsage, "want the number of a session, or SERVICE/MEMBER"},
+		{[]string{"send", "telemetry/7"}, exitFailed, `service telemetry has no member "7"`},
+		{[]string{"send", "1", "0"}, exitFailed, "weir handoff status shows them"},
+		{[]string{"send", fmt.Sprint(s.ID()), "9"}, exitFailed, "no member 9 of telemetry is ready"},
+		{[]string{"status", "dns"}, exitFailed, `nothing of service "dns"`},
+		{[]string{"keep", "--allow", "dns"}, exitUsage, "SERVICE:KIND=VALUE"},
+		{[]string{"--keeper", socket + "x", "status"}, exitFailed, "is weir serve, or weir handoff keep, running?"},
+	} {
+		if out, errs, status := weir(t, append([]string{"handoff", "--keeper", socket}, x.args...)...); status != x.status || !strings.Contains(errs, x.want) {
+			t.Errorf("%v: status %d, want %d: %s%s", x.args, status, x.status, out, errs)
+		}
+	}
+	resp, err := http.Get("http://127.0.0.1:9744/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(text), `weir_handoff_moves_total{by="transfer",service="telemetry"} 2`) {
+		t.Errorf("metrics: %v\n%s", err, text)
+	}
+	k.Kill()
+}

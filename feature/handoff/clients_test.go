@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+const clients = "../../clients/"
+
+func needTools(t testing.TB, tools ...string) {
+	t.Helper()
+	for _, tool := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("need: tool %s", tool)
+		}
+	}
+}
+
+// compileTalk makes the C server of clients/c.
+func compileTalk(t testing.TB) string {
+	t.Helper()
+	needTools(t, "gcc")
+	out := filepath.Join(t.TempDir(), "talk")
+	c := exec.Command("gcc", "-std=gnu99", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o", out, clients+"c/talk.c")
+	if b, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, b)
+	}
+	return out
+}
+
+// The header compiles without a warning, as C and as C++, with gcc and clang.
+func TestHeader(t *testing.T) {
+	needTools(t, "gcc", "g++")
+	clang := "clang-14"
+	if _, err := exec.LookPath(clang); err != nil {
+		clang = "clang" // whichever the distribution has
+		needTools(t, clang)
+	}
+	source := filepath.Join(t.TempDir(), "x.c")
+	text := "#include \"weir_handoff.h\"\nint main(void)\n{\n\tstruct weir_handoff h;\n\treturn weir_handoff_init(&h, \"a\", \"b\", \"/nonexistent\") == 0;\n}\n"
+	if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, compiler := range []string{"gcc -std=gnu99", "gcc -std=c99 -D_GNU_SOURCE", "gcc -std=gnu17 -O3 -fanalyzer", clang + " -std=gnu99", "g++ -std=c++11 -x c++", clang + " -std=c++17 -x c++"} {
+		args := append(strings.Fields(compiler), "-O2", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I", clients+"c", "-c", "-o", "/dev/null", source)
+		if b, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", compiler, err, b)
+		}
+	}
+}
+
+// foreign starts a member in another language.
+func (w *world) foreign(name, address string, command ...string) *nstest.Process {
+	w.t.Helper()
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return nstest.StartReady(w.t, exec.Command(command[0], append(command[1:], w.socket, name, port)...))
+}
+
+// languages are the commands of the servers that are not in Go.
+func languages(t testing.TB) map[string][]string {
+	needTools(t, "python3")
+	script, err := filepath.Abs(clients + "python/talk.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string][]string{"c": {compileTalk(t)}, "python": {"python3", script}}
+}
+
+// Servers in C and Python survive SIGKILL and hot restarts as those in Go do.
+func TestForeignCrashes(t *testing.T) {
+	rounds := 15
+	if testing.Short() {
+		rounds = 3
+	}
+	for language, command := range languages(t) {
+		t.Run(language, func(t *testing.T) {
+			w := newWorld(t, keeper.Options{})
+			m := w.foreign("0", w.address, command...)
+			cs := []*client{w.client(), w.client()}
+			for _, c := range cs {
+				c.run()
+			}
+			eventually(t, "both are kept", func() bool { return len(w.sessions("session")) == 2 })
+			for i := range rounds {
+				time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+				if i%2 == 0 {
+					m.Kill()
+					m = w.foreign("0", w.address, command...)
+					continue
+				}
+				next := w.foreign("0", w.address, command...)
+				for line, ok := "", true; !strings.Contains(line, "moved"); line, ok = m.Line() {
+					if !ok {
+						t.Fatal("the replaced process has ended without handing over")
+					}
+				}
+				if err := m.Wait(); err != nil {
+					t.Errorf("the replaced process: %v", err)
+				}
+				m = next
+			}
+			for _, c := range cs {
+				c.finish()
+			}
+			n := w.counts()
+			t.Logf("%d messages, %+v", cs[0].count+cs[1].count, n)
+			if n.Rescued < uint64(rounds) || n.Transfers < uint64(rounds/2) || n.Gaps+n.Closed+n.Expired > 0 {
+				t.Errorf("%+v", n)
+			}
+		})
+	}
+}
+
+// One stream goes around C, Go and Python, many times.
+func TestLanguages(t *testing.T) {
+	laps := 30
+	if testing.Short() {
+		laps = 5
+	}
+	w := newWorld(t, keeper.Options{})
+	l := languages(t)
+	type stage struct {
+		p    *nstest.Process
+		tell string
+		says string
+	}
+	ring := []stage{
+		{w.foreign("c", w.address, l["c"]...), "go", "moved 1, failed 0"},
+		{w.memberAt(freeAddress(t), "go", 0), "move python", "move done: <nil>"},
+		{w.foreign("python", freeAddress(t), l["python"]...), "c", "moved 1, failed 0"},
+	}
+	c := w.client()
+	c.run()
+	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+	for range laps {
+		for i, s := range ring {
+			at := fmt.Sprint([]string{"c", "go", "python"}[i])
+			eventually(t, "the session is with "+at, func() bool { x := w.sessions("session"); return len(x) == 1 && x[0].Member == at })
+			time.Sleep(time.Duration(rand.IntN(5)) * time.Millisecond)
+			for {
+				s.p.Tell(s.tell)
+				line, ok := s.p.Line()
+				if !ok {
+					t.Fatalf("%s has ended: %v", at, s.p.Wait())
+				}
+				if line == s.says && len(w.sessions("session")) == 1 && w.sessions("session")[0].Member != at {
+					break
+				}
+				if line != s.says && line != "moved 0, failed 0" { // it had not taken it yet
+					t.Fatalf("%s says %q", at, line)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}
+	c.finish()
+	t.Logf("%d messages, %+v", c.count, w.counts())
+}

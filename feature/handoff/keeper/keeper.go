@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package keeper keeps duplicates of the live sockets of services, with the position
+// and the state that each stands at, so that a session outlives its member: the next
+// member of the service goes on with it where the last one stopped, to the byte.
+// docs/HANDOFF.md describes the protocol and its promises.
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// Options say what a keeper keeps, and for whom. The zero value is for root and the
+// keeper's own user, with the limits below.
+type Options struct {
+	// Allow says whether a process is a member of a service; nil says no. Root and
+	// the user whom the keeper runs as need no leave.
+	Allow func(ctx context.Context, service string, p Peer) error
+
+	Hold        time.Duration // how long a session waits for a member before it is reset; default 30 s
+	Grace       time.Duration // how long it waits for one of its own name, where another would take it; default 1 s
+	MaxSessions int           // sockets of one service; default 10,000
+	MaxState    int64         // bytes of state of one session; default 1 MiB
+	MaxTotal    int64         // bytes of state of all; default 256 MiB
+	Log         *slog.Logger  // default: nothing is logged
+}
+
+// Limits that are not configured.
+const (
+	helloTime       = 5 * time.Second // for a process to say who it is
+	slowTime        = 2 * time.Second // for a member to answer for what it was given
+	drainTime       = 100 * time.Millisecond
+	tick            = 100 * time.Millisecond
+	maxQueue        = 100_000 // messages that a member has not read
+	connectionsEach = 64      // connections of one user; root is not limited
+)
+
+func (o *Options) setDefaults() {
+	if o.Hold == 0 {
+		o.Hold = 30 * time.Second
+	}
+	if o.Grace == 0 {
+		o.Grace = time.Second
+	}
+	if o.MaxSessions == 0 {
+		o.MaxSessions = 10_000
+	}
+	if o.MaxState == 0 {
+		o.MaxState = 1 << 20
+	}
+	if o.MaxTotal == 0 {
+		o.MaxTotal = 256 << 20
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+// ErrTaken says that a keeper is there already.
+var ErrTaken = errors.New("another keeper answers")
+
+// Keeper keeps sessions. Make one with New.
+type Keeper struct {
+	Options
+
+	mu       sync.Mutex
+	services map[string]*service
+	sessions map[uint64]*session
+	open     map[uint32]int // connections by user
+	state    int64          // bytes of state
+	serial   uint64
+	refused  uint64 // hellos of processes that are no members
+	closed   bool
+}
+
+// service is a service as the keeper knows it: by the members that come.
+type service struct {
+	name     string
+	members  []*member // by age, without those that are gone
+	sessions map[uint64]*session
+	orphans  map[*session]bool
+	counts   Counts
+}
+
+// New makes a keeper.
+func New(o Options) *Keeper {
+	o.setDefaults()
+	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}, open: map[uint32]int{}}
+}
+
+// Listen makes the socket that members connect to, at a path, or at an abstract name
+// that begins with @. Everybody may connect: who may do what is decided by who asks.
+func Listen(path string) (*net.UnixListener, error) {
+	if path == "" {
+		path = wire.DefaultSocket
+	}
+	abstract := path[0] == '@'
+	if !abstract {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return nil, fmt.Errorf("the socket's directory: %w", err)
+		}
+	}
+	if c, err := net.Dial("unixpacket", path); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("%w on %s: stop it, or choose another socket", ErrTaken, path)
+	}
+	if !abstract {
+		os.Remove(path) // left by one that was killed
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		return nil, fmt.Errorf("the socket %s: %w", path, err)
+	}
+	if !abstract {
+		if err := os.Chmod(path, 0o666); err != nil {
+			l.Close()
+			return nil, fmt.Errorf("the socket for members: %w", err)
+		}
+	}
+	return l, nil
+}
+
+// Serve serves members until ctx is done. Their sessions are theirs then as before,
+// without a keeper; those that wait for a member are reset.
+func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
+	var members sync.WaitGroup
+	defer k.close()
+	defer members.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	members.Go(func() { k.watch(ctx) })
+	for {
+		u, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		if err != nil {
+			// Out of descriptors, most likely: those who are connected go on.
+			k.Log.Warn("a member cannot connect", "reason", err)
+			time.Sleep(tick)
+			continue
+		}
+		members.Go(func() { k.connection(ctx, u) })
+	}
+}
+
+// watch does what time brings: orphans find members of other names, or an end.
+func (k *Keeper) watch(ctx context.Context) {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-t.C:
+			k.mu.Lock()
+			for _, s := range k.services {
+				k.expire(s, now)
+				k.place(s, now)
+				k.forget(s)
+			}
+			k.mu.Unlock()
+		}
+	}
+}
+
+// close lets go of everything. Sessions that nobody has end.
+func (k *Keeper) close() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.closed = true
+	for _, s := range k.sessions {
+		k.remove(s, s.owner == nil)
+	}
+}
+
+func (k *Keeper) service(name string) *service {
+	s := k.services[name]
+	if s == nil {
+		s = &service{name: name, sessions: map[uint64]*session{}, orphans: map[*session]bool{}}
+		k.services[name] = s
+	}
+	return s
+}
+
+// forget drops a service that has nothing and never did anything.
+func (k *Keeper) forget(s *service) {
+	if len(s.members) == 0 && len(s.sessions) == 0 && s.counts == (Counts{}) {
+		delete(k.services, s.name)
+	}
+}
+
+// take counts a connection of a user; false if there are too many.
+func (k *Keeper) take(uid uint32) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if uid != 0 && k.open[uid] >= connectionsEach {
+		return false
+	}
+	k.open[uid]++
+	return true
+}
+
+func (k *Keeper) give(uid uint32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.open[uid]--; k.open[uid] == 0 {
+		delete(k.open, uid)
+	}
+}

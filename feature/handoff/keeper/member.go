@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// member is a process of a service, for as long as it is connected, and after that
+// until it has exited: only then does nobody touch its sessions any more.
+type member struct {
+	conn    *wire.Conn
+	process *process
+	service *service
+	name    string
+	caps    uint32
+	serial  uint64 // the younger, the larger
+	since   time.Time
+	ready   bool // may be given sessions
+	gone    bool // not connected any more
+
+	released context.CancelFunc // once gone: nothing is left to wait for
+
+	sessions map[uint64]*session
+	given    map[uint64]time.Time // what it has not answered for, since when
+
+	queue []outgoing // what it has not read; the next is the first
+	kick  chan struct{}
+}
+
+// outgoing is a message that waits to be sent. One that gives a session is made of
+// the session as it is then.
+type outgoing struct {
+	message wire.Message
+	gives   *session
+}
+
+// connection serves a process from its first to its last message.
+func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
+	p, err := processOf(u)
+	if err != nil {
+		k.Log.Warn("turned away", "reason", err)
+		u.Close()
+		return
+	}
+	defer p.pidfd.Close()
+	if !k.take(p.UID) {
+		k.Log.Warn("turned away: too many connections of its user", "pid", p.PID, "uid", p.UID)
+		u.Close()
+		return
+	}
+	conn, err := wire.NewConn(u)
+	if err != nil {
+		u.Close()
+		k.give(p.UID)
+		return
+	}
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	conn.SetReadDeadline(time.Now().Add(helloTime))
+	m := &member{conn: conn, process: p, since: time.Now(), sessions: map[uint64]*session{}, given: map[uint64]time.Time{}, kick: make(chan struct{}, 1)}
+	ended := make(chan struct{})
+	go m.write(k, ended)
+	err = k.read(ctx, m)
+	close(ended)
+	conn.Close()
+	k.give(p.UID)
+	if err != nil && ctx.Err() == nil {
+		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "reason", err)
+	}
+	k.leave(ctx, m)
+}
+
+func (m *member) serviceName() string {
+	if m.service == nil {
+		return ""
+	}
+	return m.service.name
+}
+
+// read takes messages until the process has exited or closes the connection.
+func (k *Keeper) read(ctx context.Context, m *member) error {
+	for {
+		msg, fds, err := m.conn.Receive()
+		switch {
+		case err == io.EOF:
+			return nil
+		case errors.Is(err, os.ErrDeadlineExceeded) && m.service == nil:
+			return errors.New("it did not say in time who it is")
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil // exited, and the connection is open in a child of it
+		case errors.Is(err, wire.ErrMalformed):
+			m.conn.TrySend(&wire.Message{Type: wire.Error, Number: uint32(wire.Malformed), Text: short(err.Error())})
+			return err
+		case err != nil:
+			return err
+		}
+		if msg.Version != wire.Version {
+			wire.CloseAll(fds)
+			err := wire.Errorf(wire.BadVersion, "this keeper speaks version %d of the protocol, not %d", wire.Version, msg.Version)
+			m.conn.TrySend(errorMessage(&msg, err))
+			return err
+		}
+		fds, err = k.fetch(&msg, fds)
+		if err == nil {
+			fds = k.handle(ctx, m, &msg, fds)
+		} else {
+			k.mu.Lock()
+			k.reply(m, &msg, nil, err)
+			k.mu.Unlock()
+		}
+		wire.CloseAll(fds)
+	}
+}
+
+// fetch reads a state that did not fit its message, before anything is locked.
+func (k *Keeper) fetch(msg *wire.Message, fds []int) ([]int, error) {
+	if msg.Flags&wire.StateFD == 0 {
+		return fds, nil
+	}
+	if len(fds) == 0 {
+		return fds, wire.Errorf(wire.BadSocket, "the descriptor of the state is missing")
+	}
+	last := len(fds) - 1
+	if err := msg.Fetch(fds[last], k.MaxState); err != nil {
+		return fds, err
+	}
+	unix.Close(fds[last])
+	return fds[:last], nil
+}
+
+// handle does what a message asks for, and returns the descriptors that it did not take.
+func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds []int) []int {
+	var answer *wire.Message
+	var err error
+	switch {
+	case msg.Type == wire.Hello:
+		answer, err = k.hello(ctx, m, msg)
+	case msg.Type == wire.Status:
+		return k.report(ctx, m, msg, fds)
+	case msg.Type == wire.Send:
+		answer, err = k.ask(ctx, m, msg)
+	case m.service == nil:
+		err = wire.Errorf(wire.Refused, "say hello first, with the name of a service")
+	default:
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		answer, fds, err = k.request(m, msg, fds)
+		k.reply(m, msg, answer, err)
+		return fds
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.reply(m, msg, answer, err)
+	return fds
+}
+
+// reply answers a request. Errors are told even if no answer was asked for.
+func (k *Keeper) reply(m *member, msg, answer *wire.Message, err error) {
+	switch {
+	case err != nil:
+		log := k.Log.Warn
+		if errors.Is(err, wire.ErrNotFound) {
+			log = k.Log.Debug // the first member of a name always hears it
+		}
+		log("refused", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "request", fmt.Sprintf("%#x", uint8(msg.Type)), "reason", err)
+		k.post(m, outgoing{message: *errorMessage(msg, err)})
+	case msg.Seq == 0:
+	case answer != nil:
+		answer.Seq = msg.Seq
+		k.post(m, outgoing{message: *answer})
+	default:
+		k.post(m, outgoing{message: wire.Message{Type: wire.OK, Seq: msg.Seq, Session: msg.Session}})
+	}
+}
+
+func errorMessage(request *wire.Message, err error) *wire.Message {
+	code := wire.Malformed
+	if e, ok := errors.AsType[*wire.CodeError](err); ok {
+		code = e.Code
+	} else if errors.Is(err, wire.ErrBadSocket) {
+		code = wire.BadSocket
+	} else if errors.Is(err, wire.ErrLimit) {
+		code = wire.Limit
+	}
+	return &wire.Message{Type: wire.Error, Seq: request.Seq, Session: request.Session, Number: uint32(code), Text: short(err.Error())}
+}
+
+func short(s string) string { return s[:min(len(s), wire.MaxText)] }
+
+// post sends a message, or has it wait behind those that wait.
+func (k *Keeper) post(m *member, o outgoing) {
+	if m.gone {
+		return
+	}
+	if len(m.queue) == 0 && !errors.Is(k.sendNow(m, o), wire.ErrFull) {
+		return // sent, or the connection is broken, which its reader sees
+	}
+	if len(m.queue) >= maxQueue {
+		k.Log.Warn("does not read", "service", m.serviceName(), "member", m.name, "pid", m.process.PID)
+		m.conn.Close()
+		return
+	}
+	m.queue = append(m.queue, o)
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (k *Keeper) sendNow(m *member, o outgoing) error {
+	if o.gives == nil {
+		return m.conn.TrySend(&o.message)
+	}
+	s := o.gives
+	if s.owner != m {
+		return nil // somebody else's by now
+	}
+	o.message.State, o.message.Unread = s.state, s.unread
+	large, err := o.message.Spill()
+	if err != nil {
+		k.Log.Warn("a session cannot be given", "service", s.service.name, "to", m.name, "reason", err)
+		return wire.ErrFull // of memory or descriptors: later
+	}
+	if large >= 0 {
+		defer unix.Close(large)
+		return m.conn.TrySend(&o.message, s.fd, large)
+	}
+	return m.conn.TrySend(&o.message, s.fd)
+}
+
+// write sends what waits, as the member reads.
+func (m *member) write(k *Keeper, ended chan struct{}) {
+	for {
+		select {
+		case <-ended:
+			return
+		case <-m.kick:
+		}
+		for m.flush(k) {
+			if m.conn.WaitWritable() != nil {
+				return
+			}
+		}
+	}
+}
+
+// flush sends what the member has room for, and says whether more waits.
+func (m *member) flush(k *Keeper) bool {
+	k.mu.Lock()
+	for sent := 0; len(m.queue) > 0; sent++ {
+		if errors.Is(k.sendNow(m, m.queue[0]), wire.ErrFull) {
+			k.mu.Unlock()
+			if sent == 0 {
+				// Room in the socket, but too many descriptors on their way.
+				time.Sleep(time.Millisecond)
+			}
+			return true
+		}
+		m.queue = m.queue[1:]
+	}
+	m.queue = nil
+	k.mu.Unlock()
+	return false
+}
+
+// hello admits a process to a service.
+func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message) (*wire.Message, error) {
+	switch {
+	case m.service != nil:
+		return nil, wire.Errorf(wire.Malformed, "hello was said already: a connection is one member of one service")
+	case !wire.ValidName(msg.Text):
+		return nil, wire.Errorf(wire.Malformed, "%q is no name for a service: use 1 to %d printable characters without spaces", msg.Text, wire.MaxName)
+	case !wire.ValidName(msg.Name):
+		return nil, wire.Errorf(wire.Malformed, "%q is no name for a member: use 1 to %d printable characters without spaces", msg.Name, wire.MaxName)
+	}
+	if err := k.authorise(ctx, msg.Text, m.process); err != nil {
+		k.mu.Lock()
+		k.refused++
+		k.mu.Unlock()
+		return nil, wire.Errorf(wire.Refused, "%v", err)
+	}
+	m.conn.SetReadDeadline(time.Time{})
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.serial++
+	m.service, m.name, m.caps, m.serial = k.service(msg.Text), msg.Name, msg.Number, k.serial
+	m.service.members = append(m.service.members, m)
+	k.Log.Info("member", "service", msg.Text, "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
+	go k.watchExit(ctx, m)
+	return &wire.Message{Type: wire.Welcome, Read: uint64(k.MaxState), Written: uint64(k.MaxSessions)}, nil
+}
+
+// watchExit ends a connection whose process has exited, when what it has sent is read:
+// a child may hold it open. Nearly always the connection has ended by itself.
+func (k *Keeper) watchExit(ctx context.Context, m *member) {
+	if m.process.wait(ctx) == nil {
+		m.conn.SetReadDeadline(time.Now().Add(drainTime))
+	}
+}
+
+// authorise says whether a process may be a member of a service.
+func (k *Keeper) authorise(ctx context.Context, service string, p *process) error {
+	if p.UID == 0 || int(p.UID) == os.Geteuid() {
+		return nil
+	}
+	if k.Allow == nil {
+		return fmt.Errorf("user %d may not be a member of %s: this keeper is for root alone", p.UID, service)
+	}
+	if err := k.Allow(ctx, service, p.Peer); err != nil {
+		return err
+	}
+	if p.exited() { // who was judged by its number may have been another
+		return fmt.Errorf("process %d has exited", p.PID)
+	}
+	return nil
+}
+
+// leave ends a member: its sessions are for others once it cannot touch them any more.
+func (k *Keeper) leave(ctx context.Context, m *member) {
+	if m.service == nil {
+		return
+	}
+	k.mu.Lock()
+	m.gone, m.ready, m.queue = true, false, nil
+	m.service.members = slices.DeleteFunc(m.service.members, func(o *member) bool { return o == m })
+	left := len(m.sessions)
+	ctx, m.released = context.WithCancel(ctx)
+	k.mu.Unlock()
+	defer m.released()
+	if left == 0 {
+		return
+	}
+	// A process that lives goes on with its sessions, and may come back with them.
+	if err := m.process.wait(ctx); err != nil || ctx.Err() != nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(m.sessions) > 0 {
+		k.Log.Info("member died", "service", m.service.name, "member", m.name, "pid", m.process.PID, "sessions", len(m.sessions))
+	}
+	k.orphan(m, true)
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/pidfd"
+)
+
+// Peer is a process that has connected, as the kernel vouches for it (SO_PEERCRED,
+// SO_PEERPIDFD), never as it says itself.
+type Peer struct {
+	PID int
+	UID uint32 // effective, when it connected
+	GID uint32
+}
+
+// process is a peer that can be watched.
+type process struct {
+	Peer
+	start uint64   // with the PID, unique for a boot
+	pidfd *os.File // in the poller: readable once the process has exited
+}
+
+// processOf finds out who has connected.
+func processOf(u *net.UnixConn) (*process, error) {
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	fd := -1
+	cerr := raw.Control(func(s uintptr) {
+		if cred, err = unix.GetsockoptUcred(int(s), unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil {
+			return
+		}
+		// Before Linux 6.5 the number has to do: it cannot have been reused while the
+		// process that connected still is there, and what follows makes sure that it is.
+		if fd, err = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_PEERPIDFD); err != nil {
+			fd, err = unix.PidfdOpen(int(cred.Pid), 0)
+		}
+	})
+	if err = errors.Join(cerr, err); err != nil {
+		return nil, fmt.Errorf("who has connected is not to be seen (another pid namespace?): %w", err)
+	}
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("watching process %d: %w", cred.Pid, err)
+	}
+	p := &process{Peer: Peer{int(cred.Pid), cred.Uid, cred.Gid}, pidfd: os.NewFile(uintptr(fd), "pidfd")}
+	if p.start, err = pidfd.StartTime(p.PID); err != nil || p.exited() {
+		p.pidfd.Close()
+		return nil, fmt.Errorf("process %d has exited", p.PID)
+	}
+	return p, nil
+}
+
+// exited says whether the process is no more: no thread of it touches a socket.
+func (p *process) exited() bool {
+	gone := false
+	raw, err := p.pidfd.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { gone = readable(fd) })
+	}
+	return gone || err != nil
+}
+
+// wait waits until the process has exited, or ctx is done.
+func (p *process) wait(ctx context.Context) error {
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { p.pidfd.Close() })
+	defer stop()
+	return raw.Read(readable)
+}
+
+func (p *process) same(q *process) bool { return p.PID == q.PID && p.start == q.start }
+
+func readable(fd uintptr) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return n > 0 || err != nil && err != unix.EINTR
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// ready opens or closes a member for sessions.
+func (k *Keeper) ready(m *member, yes bool) {
+	was := m.ready
+	m.ready = yes
+	if !yes || was {
+		return
+	}
+	for _, o := range m.service.members {
+		if o != m && o.name == m.name && o.ready && o.serial < m.serial {
+			k.post(o, outgoing{message: wire.Message{Type: wire.Replaced, Name: m.name, Number: uint32(m.process.PID)}})
+		}
+	}
+	k.place(m.service, time.Now())
+}
+
+// orphan takes a member's sessions from it: it died, or says that it leaves them.
+func (k *Keeper) orphan(m *member, died bool) {
+	for _, s := range m.sessions {
+		s.crashed = died
+		s.from = nil
+		if err := whole(s); err != nil {
+			k.lose(s, err)
+			continue
+		}
+		k.assign(s, nil)
+	}
+	k.place(m.service, time.Now())
+}
+
+// errGap says that bytes were taken out of a session that no state accounts for.
+var errGap = errors.New("bytes were read or written that were not committed first")
+
+// whole says why nobody can go on with a session where its state stands. What was
+// read after the last commit is lost with the process that read it.
+func whole(s *session) error {
+	if s.kind != wire.Stream {
+		return nil
+	}
+	p, err := sock.PositionsOf(s.fd)
+	switch {
+	case err != nil:
+		return err
+	case p.Read > s.read, p.Written < s.written:
+		return errGap
+	}
+	return nil
+}
+
+// lose ends a session that nobody can go on with.
+func (k *Keeper) lose(s *session, why error) {
+	c := &s.service.counts
+	switch {
+	case errors.Is(why, sock.ErrClosed):
+		c.Closed++
+	default:
+		c.Gaps++
+		k.Log.Warn("session is reset", "service", s.service.name, "member", s.member, "remote", s.remote, "reason", why)
+	}
+	k.remove(s, true)
+}
+
+// place gives orphans to members that are there for them.
+func (k *Keeper) place(v *service, now time.Time) {
+	for s := range v.orphans {
+		m := k.heir(s, now)
+		if m == nil {
+			continue
+		}
+		s.moves++
+		if s.crashed {
+			v.counts.Rescued++
+		} else {
+			v.counts.Inherited++
+		}
+		k.giveTo(m, s, wire.Message{Name: s.member})
+	}
+}
+
+// heir is who goes on with an orphan: the youngest of its name, after a time of grace
+// whoever takes those of others and has the fewest.
+func (k *Keeper) heir(s *session, now time.Time) *member {
+	var other *member
+	members := s.service.members
+	for i := len(members) - 1; i >= 0; i-- {
+		m := members[i]
+		switch {
+		case !m.ready || slices.Contains(s.refusals, m) || m.slow(now):
+		case m.name == s.member:
+			return m
+		case m.caps&wire.TakesOrphans != 0 && (other == nil || len(m.sessions) < len(other.sessions)):
+			other = m
+		}
+	}
+	if now.Sub(s.waits) < k.Grace {
+		return nil
+	}
+	return other
+}
+
+// expire ends orphans that have waited for too long.
+func (k *Keeper) expire(v *service, now time.Time) {
+	for s := range v.orphans {
+		if now.Sub(s.waits) >= k.Hold {
+			v.counts.Expired++
+			k.Log.Warn("session is reset: no member came for it", "service", v.name, "member", s.member, "remote", s.remote, "waited", k.Hold)
+			k.remove(s, true)
+		}
+	}
+}
+
+// refuse has a session that a member does not want go back, or to another.
+func (k *Keeper) refuse(m *member, msg *wire.Message) error {
+	s, err := m.session(msg)
+	if err != nil {
+		return err
+	}
+	if _, ok := m.given[s.id]; !ok {
+		return wire.Errorf(wire.NoSession, "session %d was taken already: transfer it, or drop it", s.id)
+	}
+	m.service.counts.Refused++
+	s.refusals = append(s.refusals, m)
+	if back := s.from; back != nil && !back.gone && back.ready && !slices.Contains(s.refusals, back) {
+		s.from = nil
+		k.giveTo(back, s, wire.Message{Name: m.name, Flags: wire.Returned})
+		return nil
+	}
+	k.assign(s, nil)
+	k.place(m.service, time.Now())
+	return nil
+}
+
+// find gives a member the listener or packet socket that one of its name has had, or
+// has: for a while the old and the new one share it.
+func (k *Keeper) find(m *member, msg *wire.Message) error {
+	for _, s := range m.service.sessions {
+		if s.kind != wire.Kind(msg.Number) || s.kind == wire.Stream || s.label != msg.Text || s.member != m.name {
+			continue
+		}
+		k.giveTo(m, s, wire.Message{Name: s.member, Seq: msg.Seq})
+		return nil
+	}
+	return wire.Errorf(wire.NotFound, "no %s %q of member %s is kept", wire.Kind(msg.Number), msg.Text, m.name)
+}

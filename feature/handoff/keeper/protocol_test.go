@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// run has a keeper serve in this process.
+func run(t testing.TB, o Options) (*Keeper, string) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	socket := filepath.Join(t.TempDir(), "keeper.sock")
+	l, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := New(o)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- k.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return k, socket
+}
+
+// mate is a member that speaks the bare protocol.
+type mate struct {
+	t testing.TB
+	*wire.Conn
+}
+
+func connect(t testing.TB, socket string) mate {
+	t.Helper()
+	c, err := wire.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	return mate{t, c}
+}
+
+func hello(t testing.TB, socket, service, name string) mate {
+	t.Helper()
+	m := connect(t, socket)
+	m.say(&wire.Message{Type: wire.Hello, Seq: 1, Text: service, Name: name})
+	m.hear(wire.Welcome)
+	return m
+}
+
+func (m mate) say(msg *wire.Message, fds ...int) {
+	m.t.Helper()
+	if err := m.Send(msg, fds...); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m mate) hear(want wire.Type) (wire.Message, []int) {
+	m.t.Helper()
+	msg, fds, err := m.Receive()
+	if err != nil || msg.Type != want {
+		m.t.Fatalf("heard type %#x (%s), %v; want %#x", uint8(msg.Type), msg.Text, err, uint8(want))
+	}
+	m.t.Cleanup(func() { wire.CloseAll(fds) })
+	return msg, fds
+}
+
+func (m mate) refused(want wire.Code) {
+	m.t.Helper()
+	msg, _ := m.hear(wire.Error)
+	if wire.Code(msg.Number) != want || msg.Text == "" {
+		m.t.Errorf("error %d (%s), want %d", msg.Number, msg.Text, want)
+	}
+}
+
+// stream is one end of a TCP connection and its cookie.
+func stream(t testing.TB) (fd int, id uint64, peer net.Conn) {
+	t.Helper()
+	lc := net.ListenConfig{}
+	lc.SetMultipathTCP(false)
+	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if peer, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { peer.Close(); c.Close() })
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw.Control(func(n uintptr) { fd = int(n); id, err = sock.Cookie(fd) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd, id, peer
+}
+
+func descriptors(t testing.TB) int {
+	d, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(d)
+}
+
+// Everything that a member may not do is answered with an error of its kind, and
+// leaves the member connected; what is no message ends the connection.
+func TestRefusals(t *testing.T) {
+	_, socket := run(t, Options{})
+	fd, id, _ := stream(t)
+	m := connect(t, socket)
+	m.say(&wire.Message{Type: wire.Keep, Session: id, Number: uint32(wire.Stream)}, fd)
+	m.refused(wire.Refused) // no hello yet
+	m.say(&wire.Message{Type: wire.Hello, Seq: 2, Text: "no name", Name: "0"})
+	m.refused(wire.Malformed)
+	m.say(&wire.Message{Type: wire.Hello, Seq: 2, Text: "talk"})
+	m.refused(wire.Malformed)
+	m.say(&wire.Message{Type: wire.Hello, Seq: 3, Text: "talk", Name: "0"})
+	if msg, _ := m.hear(wire.Welcome); msg.Seq != 3 || msg.Read == 0 || msg.Written == 0 {
+		t.Errorf("welcome: %+v", msg)
+	}
+	m.say(&wire.Message{Type: wire.Hello, Seq: 3, Text: "talk", Name: "0"})
+	m.refused(wire.Malformed) // twice
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for _, x := range []struct {
+		msg  wire.Message
+		fds  []int
+		want wire.Code
+	}{
+		{wire.Message{Type: wire.Keep, Session: id, Number: 1}, nil, wire.BadSocket},
+		{wire.Message{Type: wire.Keep, Session: id, Number: 1}, []int{int(null.Fd())}, wire.BadSocket},
+		{wire.Message{Type: wire.Keep, Session: id, Number: 2}, []int{fd}, wire.BadSocket},
+		{wire.Message{Type: wire.Keep, Session: id, Number: 3}, []int{fd}, wire.BadSocket},
+		{wire.Message{Type: wire.Keep, Session: id, Number: 77}, []int{fd}, wire.BadSocket},
+		{wire.Message{Type: wire.Keep, Session: id + 1, Number: 1}, []int{fd}, wire.BadSocket},
+		{wire.Message{Type: wire.Keep, Session: id, Number: 1, Flags: wire.StateFD, Sizes: [2]uint64{5, 0}}, []int{fd}, wire.BadSocket},
+		{wire.Message{Type: wire.Keep, Session: id, Number: 1, Flags: wire.StateFD, Sizes: [2]uint64{5, 0}}, []int{fd, int(null.Fd())}, wire.BadSocket},
+		{wire.Message{Type: wire.Keep, Session: id, Number: 1, Flags: wire.StateFD, Sizes: [2]uint64{5, 0}}, nil, wire.BadSocket},
+		{wire.Message{Type: wire.Commit, Session: id}, nil, wire.NoSession},
+		{wire.Message{Type: wire.Drop, Session: id}, nil, wire.NoSession},
+		{wire.Message{Type: wire.Transfer, Session: id}, nil, wire.NoSession},
+		{wire.Message{Type: wire.Refuse, Session: id}, nil, wire.NoSession},
+		{wire.Message{Type: wire.Find, Text: "x", Number: 2}, nil, wire.NotFound},
+		{wire.Message{Type: wire.Send, Session: id, Text: "talk/"}, nil, wire.NoSession},
+		{wire.Message{Type: wire.Send, Text: "talk/1"}, nil, wire.NoPeer},
+		{wire.Message{Type: wire.Send, Text: "talk/0"}, nil, wire.Unable},
+		{wire.Message{Type: wire.Send, Text: "none/0"}, nil, wire.NoSession},
+		{wire.Message{Type: 0x7f}, nil, wire.Malformed},
+		{wire.Message{Type: wire.Welcome}, nil, wire.Malformed},
+	} {
+		x.msg.Seq = 9
+		m.say(&x.msg, x.fds...)
+		m.refused(x.want)
+	}
+	m.say(&wire.Message{Type: wire.Keep, Seq: 4, Session: id, Number: 1, Read: 100}, fd)
+	m.hear(wire.OK)
+	m.say(&wire.Message{Type: wire.Commit, Session: id, Read: 99})
+	m.refused(wire.Malformed) // backwards
+	other := hello(t, socket, "talk", "1")
+	other.say(&wire.Message{Type: wire.Keep, Seq: 1, Session: id, Number: 1, Read: 100}, fd)
+	other.refused(wire.Owned)
+	other.say(&wire.Message{Type: wire.Commit, Session: id, Read: 200})
+	other.refused(wire.NoSession)
+	m.say(&wire.Message{Type: wire.Transfer, Seq: 1, Session: id, Name: "1", Read: 100})
+	m.refused(wire.NoPeer) // who is not ready
+	other.say(&wire.Message{Type: wire.Ready, Seq: 2, Number: 1})
+	other.hear(wire.OK)
+	m.say(&wire.Message{Type: wire.Transfer, Seq: 1, Session: id, Name: "1", Read: 101, State: []byte("s"), Unread: []byte("u")})
+	m.hear(wire.OK)
+	if msg, fds := other.hear(wire.Give); msg.Read != 101 || string(msg.State) != "s" || string(msg.Unread) != "u" || len(fds) != 1 || msg.Name != "0" {
+		t.Errorf("given %+v, descriptors %v", msg, fds)
+	}
+	m.say(&wire.Message{Type: wire.Commit, Session: id, Read: 102})
+	m.refused(wire.NoSession) // not its own any more
+	// Refused, it comes back.
+	m.say(&wire.Message{Type: wire.Ready, Number: 1})
+	m.say(&wire.Message{Type: wire.Find, Seq: 5, Text: "x", Number: 2})
+	m.refused(wire.NotFound) // by now it is ready
+	other.say(&wire.Message{Type: wire.Refuse, Session: id})
+	if msg, _ := m.hear(wire.Give); msg.Flags&wire.Returned == 0 || msg.Name != "1" {
+		t.Errorf("given back %+v", msg)
+	}
+	bad := connect(t, socket)
+	bad.say(&wire.Message{Type: wire.Hello, Version: 2, Seq: 1, Text: "talk", Name: "0"})
+	bad.refused(wire.BadVersion)
+	if _, _, err := bad.Receive(); err != io.EOF {
+		t.Errorf("after another version: %v, want the end", err)
+	}
+}
+
+// Bytes of every kind, and messages of every kind with anything in them: the keeper
+// goes on, and no descriptor is left behind.
+func TestMalformedMessages(t *testing.T) {
+	rounds := 300
+	if testing.Short() {
+		rounds = 50
+	}
+	k, socket := run(t, Options{Hold: time.Millisecond})
+	witness := hello(t, socket, "talk", "witness")
+	fd, id, _ := stream(t)
+	before := descriptors(t)
+	r := rand.New(rand.NewPCG(7, 7))
+	for range rounds {
+		u, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		good, _ := (&wire.Message{Type: wire.Hello, Text: "talk", Name: "bad"}).Append(nil)
+		u.Write(good)
+		u.Write([]byte{1, byte(wire.Ready), 7: 0, 32: 1, 47: 0})
+		for range 20 {
+			b := scramble(r, id)
+			var oob []byte
+			if n := r.IntN(4); n > 0 {
+				oob = unix.UnixRights([]int{fd, 0, fd}[:n]...)
+			}
+			if _, _, err := u.WriteMsgUnix(b, oob, nil); err != nil {
+				break // the keeper has had enough
+			}
+		}
+		u.Close()
+	}
+	witness.say(&wire.Message{Type: wire.Find, Seq: 5, Text: "x", Number: 2})
+	witness.refused(wire.NotFound)
+	// This process lives on, so what was kept for it is not given to others; it may be
+	// claimed by it, and dropped.
+	witness.say(&wire.Message{Type: wire.Leave})
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		kept := 0
+		for _, s := range k.Report().Services {
+			kept += len(s.Sessions)
+		}
+		if now := descriptors(t); now <= before+kept+1 {
+			t.Logf("%d sessions are kept, %d descriptors open, %d were", kept, now, before)
+			return
+		} else if time.Now().After(end) {
+			t.Fatalf("%d descriptors are open with %d sessions kept, %d were", now, kept, before)
+		}
+	}
+}
+
+// scramble is a message with some of it changed, or no message at all.
+func scramble(r *rand.Rand, id uint64) []byte {
+	if r.IntN(10) == 0 {
+		b := make([]byte, 1+r.IntN(200))
+		for i := range b {
+			b[i] = byte(r.Uint32())
+		}
+		return b
+	}
+	m := wire.Message{Type: wire.Type(r.IntN(14)), Session: id, Number: uint32(r.IntN(5)), Seq: uint32(r.IntN(3)), Name: []string{"", "bad", "witness"}[r.IntN(3)],
+		Text: "talk/bad"[:r.IntN(9)], Read: r.Uint64N(10), Written: r.Uint64N(10)}
+	if r.IntN(2) == 0 {
+		m.State = bytes.Repeat([]byte("s"), r.IntN(wire.MaxInline))
+	}
+	if r.IntN(8) == 0 {
+		m.Flags = wire.Flags(r.IntN(1 << 15))
+	}
+	b, err := m.Append(nil)
+	if err != nil {
+		panic(err)
+	}
+	if r.IntN(10) == 0 {
+		b[r.IntN(len(b))] ^= byte(1 + r.IntN(255))
+	}
+	return b
+}
+
+// A member whose connection ended while its process lives keeps its sessions: nobody
+// else may touch them. It comes back with them.
+func TestDetached(t *testing.T) {
+	k, socket := run(t, Options{Hold: 50 * time.Millisecond})
+	fd, id, peer := stream(t)
+	m := hello(t, socket, "talk", "0")
+	m.say(&wire.Message{Type: wire.Keep, Seq: 2, Session: id, Number: 1, State: []byte("old")}, fd)
+	m.hear(wire.OK)
+	other := hello(t, socket, "talk", "0")
+	other.say(&wire.Message{Type: wire.Ready, Seq: 2, Number: 1})
+	other.hear(wire.OK)
+	m.Close()
+	other.SetReadDeadline(time.Now().Add(300 * time.Millisecond)) // far longer than the hold
+	if msg, _, err := other.Receive(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("somebody else heard type %#x, %v", uint8(msg.Type), err)
+	}
+	back := hello(t, socket, "talk", "0")
+	back.say(&wire.Message{Type: wire.Keep, Seq: 2, Session: id, Number: 1, State: []byte("new")}, fd)
+	back.hear(wire.OK)
+	fmt.Fprint(peer, "x")
+	if r := k.Report(); len(r.Services) != 1 || len(r.Services[0].Sessions) != 1 || r.State != 3 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestParseRule(t *testing.T) {
+	for _, s := range []string{"talk:uid=5", "*:user=collector", "a:unit=x@0.service", "a:cgroup=/a/b", "a:pidfile=/run/x", "a:pid=7", "a:gid=0"} {
+		if r, err := ParseRule(s); err != nil || r.String() != s {
+			t.Errorf("%q: %v, %v", s, r, err)
+		}
+	}
+	for _, s := range []string{"", "talk", "talk:uid", "talk:uid=", "talk:uid=x", "talk:name=x", ":uid=1", "a b:uid=1", "talk:pid=-1"} {
+		if r, err := ParseRule(s); err == nil {
+			t.Errorf("%q: %v, want an error", s, r)
+		}
+	}
+}
+
+// An abstract socket belongs to a network namespace, and leaves no file behind.
+func TestAbstractSocket(t *testing.T) {
+	nstest.NeedRoot(t)
+	l, err := Listen("@weir-test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen("@weir-test"); err == nil {
+		t.Error("two keepers at one name")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- New(Options{}).Serve(ctx, l) }()
+	hello(t, "@weir-test", "talk", "0")
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"context"
+	"fmt"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+	svc "github.com/weir-project/weir/service"
+)
+
+// Rule says that some processes are members of a service.
+type Rule struct {
+	Service string // "*": every one
+	Kind    string // uid, gid, user, unit, cgroup, pidfile or pid
+	Value   string
+}
+
+// Rules are an Options.Allow.
+type Rules []Rule
+
+// ParseRule reads SERVICE:KIND=VALUE, like "telemetry:user=collector" or
+// "telemetry:unit=nfacctd@0.service".
+func ParseRule(s string) (Rule, error) {
+	name, rest, ok := strings.Cut(s, ":")
+	kind, value, ok2 := strings.Cut(rest, "=")
+	r := Rule{name, kind, value}
+	switch {
+	case !ok || !ok2 || value == "":
+		return r, fmt.Errorf("%q: want SERVICE:KIND=VALUE, like telemetry:user=collector", s)
+	case name != "*" && !wire.ValidName(name):
+		return r, fmt.Errorf("%q: %q is no name for a service; * is every one", s, name)
+	case !slices.Contains([]string{"uid", "gid", "user", "unit", "cgroup", "pidfile", "pid"}, kind):
+		return r, fmt.Errorf("%q: processes are named by uid, gid, user, unit, cgroup, pidfile or pid, not by %q", s, kind)
+	}
+	if kind == "uid" || kind == "gid" || kind == "pid" {
+		if _, err := strconv.ParseUint(value, 10, 32); err != nil {
+			return r, fmt.Errorf("%q: want a number for %s", s, kind)
+		}
+	}
+	return r, nil
+}
+
+// String is the rule as ParseRule reads it.
+func (r Rule) String() string { return r.Service + ":" + r.Kind + "=" + r.Value }
+
+// Allow says whether one of the rules is for the process.
+func (rs Rules) Allow(ctx context.Context, service string, p Peer) error {
+	for _, r := range rs {
+		if (r.Service == service || r.Service == "*") && r.matches(ctx, p) {
+			return nil
+		}
+	}
+	return fmt.Errorf("process %d of user %d is no member of service %q: weir handoff keep --allow %s:uid=%d would make it one", p.PID, p.UID, service, service, p.UID)
+}
+
+func (r Rule) matches(ctx context.Context, p Peer) bool {
+	switch r.Kind {
+	case "uid":
+		return r.Value == strconv.FormatUint(uint64(p.UID), 10)
+	case "gid":
+		return r.Value == strconv.FormatUint(uint64(p.GID), 10)
+	}
+	m := svc.Member{}
+	switch r.Kind {
+	case "user":
+		m.User = r.Value
+	case "unit":
+		m.Unit = r.Value
+	case "cgroup":
+		m.Cgroup = r.Value
+	case "pidfile":
+		m.PIDFile = r.Value
+	case "pid":
+		m.PID, _ = strconv.Atoi(r.Value)
+	}
+	return Matches(ctx, m, p)
+}
+
+// Matches says whether a process is a member as a configuration names it.
+func Matches(ctx context.Context, m svc.Member, p Peer) bool {
+	if m.User != "" {
+		if u, err := user.Lookup(m.User); err == nil {
+			return u.Uid == strconv.FormatUint(uint64(p.UID), 10)
+		}
+		return m.User == strconv.FormatUint(uint64(p.UID), 10)
+	}
+	pids, err := m.Processes(ctx)
+	return err == nil && slices.Contains(pids, p.PID)
+}

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// session is a socket that is kept. Listeners and packet sockets are sessions too,
+// without positions.
+type session struct {
+	id      uint64
+	kind    wire.Kind
+	fd      int // our duplicate
+	service *service
+	owner   *member // nil: waits for one
+	member  string  // name of the owner, or of the last one
+	from    *member // who transferred it to the owner
+	label   string
+
+	read, written uint64 // as committed last
+	state, unread []byte
+
+	crashed  bool // the last owner died
+	refusals []*member
+	waits    time.Time // since when it has no owner
+	since    time.Time
+	moves    int
+
+	local, remote netip.AddrPort
+}
+
+// request does what a member asks for; fds are those it did not take.
+func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.Message, left []int, err error) {
+	if k.closed {
+		return nil, fds, wire.Errorf(wire.NoSession, "the keeper is ending")
+	}
+	switch msg.Type {
+	case wire.Ready:
+		k.ready(m, msg.Number != 0)
+	case wire.Leave:
+		m.ready = false
+		k.orphan(m, false)
+	case wire.Keep:
+		fds, err = k.keep(m, msg, fds)
+	case wire.Commit:
+		err = k.commit(m, msg)
+	case wire.Drop:
+		var s *session
+		if s, err = m.session(msg); err == nil {
+			k.remove(s, false)
+		}
+	case wire.Transfer:
+		err = k.transfer(m, msg)
+	case wire.Took:
+		delete(m.given, msg.Session)
+	case wire.Refuse:
+		err = k.refuse(m, msg)
+	case wire.Find:
+		err = k.find(m, msg)
+		if err == nil {
+			msg.Seq = 0 // answered with Give
+		}
+	default:
+		err = wire.Errorf(wire.Malformed, "there is no request of type %#x", uint8(msg.Type))
+	}
+	return answer, fds, err
+}
+
+// session is the one that a message is about, if it is the member's.
+func (m *member) session(msg *wire.Message) (*session, error) {
+	s := m.sessions[msg.Session]
+	if s == nil {
+		return nil, wire.Errorf(wire.NoSession, "session %d is not kept for this member", msg.Session)
+	}
+	return s, nil
+}
+
+// keep takes a socket into keeping.
+func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
+	if len(fds) == 0 {
+		return fds, wire.Errorf(wire.BadSocket, "keep without a descriptor")
+	}
+	kind := wire.Kind(msg.Number)
+	if err := sock.Check(fds[0], kind); err != nil {
+		return fds, wire.Errorf(wire.BadSocket, "%v", err)
+	}
+	if c, err := sock.Cookie(fds[0]); err != nil || c != msg.Session {
+		return fds, wire.Errorf(wire.BadSocket, "the socket's cookie is %d (%v), the session's number %d", c, err, msg.Session)
+	}
+	if s := k.sessions[msg.Session]; s != nil {
+		if s.owner != m && !(s.owner != nil && s.owner.gone && s.owner.process.same(m.process) && s.service == m.service) {
+			return fds, wire.Errorf(wire.Owned, "session %d is member %s's", s.id, s.member)
+		}
+		k.assign(s, m)
+		return fds, k.update(s, msg)
+	}
+	if len(m.service.sessions) >= k.MaxSessions {
+		m.service.counts.OverLimit++
+		return fds, wire.Errorf(wire.Limit, "service %s has %d sessions, as many as this keeper keeps of one", m.service.name, k.MaxSessions)
+	}
+	s := &session{id: msg.Session, kind: kind, fd: -1, service: m.service, label: msg.Text, since: time.Now()}
+	if err := k.update(s, msg); err != nil {
+		return fds, err
+	}
+	s.fd = fds[0]
+	s.local, s.remote = sock.Addresses(s.fd)
+	k.sessions[s.id], s.service.sessions[s.id] = s, s
+	k.assign(s, m)
+	m.service.counts.Kept++
+	return fds[1:], nil
+}
+
+// commit notes how far a session has come.
+func (k *Keeper) commit(m *member, msg *wire.Message) error {
+	s, err := m.session(msg)
+	if err != nil {
+		return err
+	}
+	m.service.counts.Commits++
+	return k.update(s, msg)
+}
+
+// update takes positions and state of a message. All of it counts, or nothing.
+func (k *Keeper) update(s *session, msg *wire.Message) error {
+	if msg.Read < s.read || msg.Written < s.written {
+		return wire.Errorf(wire.Malformed, "session %d goes back: from read %d, written %d to %d, %d", s.id, s.read, s.written, msg.Read, msg.Written)
+	}
+	state := msg.State
+	if msg.Flags&wire.KeepState != 0 {
+		state = s.state
+	}
+	size, was := int64(len(state)+len(msg.Unread)), s.size()
+	if size > k.MaxState {
+		s.service.counts.OverLimit++
+		return wire.Errorf(wire.Limit, "%d bytes of state and unread; this keeper keeps at most %d", size, k.MaxState)
+	}
+	if k.state+size-was > k.MaxTotal {
+		s.service.counts.OverLimit++
+		return wire.Errorf(wire.Limit, "all states together would have %d bytes; this keeper keeps at most %d", k.state+size-was, k.MaxTotal)
+	}
+	k.state += size - was
+	s.read, s.written = msg.Read, msg.Written
+	if msg.Flags&wire.KeepState == 0 {
+		s.state = refill(s.state, msg.State)
+	}
+	s.unread = refill(s.unread, msg.Unread)
+	return nil
+}
+
+// refill copies b into the memory of old, unless that is far too large for it.
+func refill(old, b []byte) []byte {
+	if cap(old) > 4*len(b)+256 {
+		old = nil
+	}
+	return append(old[:0], b...)
+}
+
+// size is what a session's state counts for, in bytes.
+func (s *session) size() int64 { return int64(len(s.state) + len(s.unread)) }
+
+// transfer makes a session another member's. It is decided here and now: there never
+// are two owners, and never none.
+func (k *Keeper) transfer(m *member, msg *wire.Message) error {
+	s, err := m.session(msg)
+	if err != nil {
+		return err
+	}
+	to, err := k.peer(m, msg.Name, time.Now())
+	if err == nil {
+		err = k.update(s, msg)
+	}
+	if err != nil {
+		m.service.counts.Refused++
+		return err
+	}
+	s.from, s.crashed, s.refusals = m, false, nil
+	s.moves++
+	m.service.counts.Transfers++
+	k.giveTo(to, s, wire.Message{Name: m.name})
+	return nil
+}
+
+// peer finds whom a transfer is for: the youngest of that name, for "" whoever has
+// the fewest sessions.
+func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
+	var best, slow *member
+	for _, o := range m.service.members {
+		if o == m || !o.ready || name != "" && o.name != name {
+			continue
+		}
+		if o.slow(now) {
+			slow = o
+			continue
+		}
+		if best == nil || name != "" || len(o.sessions) < len(best.sessions) {
+			best = o
+		}
+	}
+	switch {
+	case best != nil:
+		return best, nil
+	case slow != nil:
+		return nil, wire.Errorf(wire.Slow, "member %s (process %d) of %s does not answer for what it was given", slow.name, slow.process.PID, m.service.name)
+	case name == "":
+		return nil, wire.Errorf(wire.NoPeer, "no other member of %s is ready", m.service.name)
+	}
+	return nil, wire.Errorf(wire.NoPeer, "no member %s of %s is ready besides", name, m.service.name)
+}
+
+// slow says whether a member leaves unanswered what it was given.
+func (m *member) slow(now time.Time) bool {
+	for _, since := range m.given {
+		if now.Sub(since) > slowTime {
+			return true
+		}
+	}
+	return len(m.queue) >= maxQueue/2
+}
+
+// giveTo makes a session a member's, and sends it.
+func (k *Keeper) giveTo(m *member, s *session, msg wire.Message) {
+	k.assign(s, m)
+	m.given[s.id] = time.Now()
+	msg.Type, msg.Session, msg.Read, msg.Written, msg.Number, msg.Text = wire.Give, s.id, s.read, s.written, uint32(s.kind), s.label
+	if s.crashed {
+		msg.Flags |= wire.Crashed
+	}
+	k.post(m, outgoing{message: msg, gives: s})
+}
+
+// assign makes m the owner; nil: it waits for one.
+func (k *Keeper) assign(s *session, m *member) {
+	k.disown(s)
+	s.owner = m
+	if m == nil {
+		s.waits = time.Now()
+		s.service.orphans[s] = true
+		return
+	}
+	s.member = m.name
+	m.sessions[s.id] = s
+	delete(s.service.orphans, s)
+}
+
+func (k *Keeper) disown(s *session) {
+	m := s.owner
+	if m == nil {
+		return
+	}
+	delete(m.sessions, s.id)
+	delete(m.given, s.id)
+	if m.gone && len(m.sessions) == 0 {
+		m.released()
+	}
+}
+
+// remove ends the keeping of a session; with reset, the session itself.
+func (k *Keeper) remove(s *session, reset bool) {
+	k.disown(s)
+	delete(k.sessions, s.id)
+	delete(s.service.sessions, s.id)
+	delete(s.service.orphans, s)
+	k.state -= s.size()
+	switch {
+	case s.fd < 0:
+	case reset && s.kind == wire.Stream:
+		sock.Reset(s.fd)
+	default:
+		closeSocket(s.fd)
+	}
+}
+
+// closeSocket closes our duplicate, which may be the last one: a member's SO_LINGER
+// must not hold up all others.
+func closeSocket(fd int) {
+	l, err := unix.GetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER)
+	if err == nil && l.Onoff != 0 && l.Linger > 0 {
+		go unix.Close(fd)
+		return
+	}
+	unix.Close(fd)
+}

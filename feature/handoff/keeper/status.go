@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// What a keeper reports.
+type (
+	Counts  = handoff.Counts
+	Report  = handoff.Report
+	Service = handoff.ServiceReport
+	Member  = handoff.MemberReport
+	Session = handoff.SessionReport
+)
+
+// Report tells all.
+func (k *Keeper) Report() Report { return k.reportOf(func(string) bool { return true }) }
+
+func (k *Keeper) reportOf(may func(service string) bool) Report {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := Report{Services: []Service{}, State: k.state, Strange: k.refused}
+	for _, name := range slices.Sorted(maps.Keys(k.services)) {
+		if may(name) {
+			out.Services = append(out.Services, k.services[name].report(time.Now()))
+		}
+	}
+	return out
+}
+
+func (v *service) report(now time.Time) Service {
+	out := Service{Name: v.name, Counts: v.counts, Members: []Member{}, Sessions: []Session{}}
+	for _, m := range v.members {
+		out.Members = append(out.Members, Member{Name: m.name, PID: m.process.PID, UID: m.process.UID, Ready: m.ready, Since: m.since, Sessions: len(m.sessions)})
+	}
+	for _, s := range v.sessions {
+		x := Session{ID: strconv.FormatUint(s.id, 10), Kind: s.kind.String(), Local: s.local.String(), Label: s.label, Member: s.member,
+			Since: s.since, Read: s.read, Written: s.written, State: s.size(), Moves: s.moves}
+		if s.remote.IsValid() {
+			x.Remote = s.remote.String()
+		}
+		if s.owner != nil {
+			x.PID = s.owner.process.PID
+		} else {
+			x.Waits = now.Sub(s.waits).Seconds()
+		}
+		out.Sessions = append(out.Sessions, x)
+	}
+	slices.SortFunc(out.Sessions, func(a, b Session) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID))
+	})
+	return out
+}
+
+// may says of which services a process may hear and direct: those that it could be a
+// member of.
+func (k *Keeper) may(ctx context.Context, m *member) func(service string) bool {
+	return func(service string) bool {
+		// Not under the lock: Allow may ask systemd.
+		return k.authorise(ctx, service, m.process) == nil
+	}
+}
+
+// report answers Status.
+func (k *Keeper) report(ctx context.Context, m *member, msg *wire.Message, fds []int) []int {
+	k.mu.Lock()
+	names := slices.Collect(maps.Keys(k.services))
+	k.mu.Unlock()
+	may, allowed := k.may(ctx, m), map[string]bool{}
+	for _, n := range names {
+		allowed[n] = may(n)
+	}
+	r := k.reportOf(func(s string) bool { return allowed[s] })
+	if m.process.UID != 0 && int(m.process.UID) != os.Geteuid() {
+		r.State, r.Strange = 0, 0
+	}
+	text, err := json.Marshal(r)
+	answer := wire.Message{Type: wire.Report, Seq: msg.Seq, State: text}
+	if err == nil {
+		var fd int
+		if fd, err = answer.Spill(); fd >= 0 {
+			defer unix.Close(fd)
+			m.conn.SendWithin(time.Second, &answer, fd)
+			return fds
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.reply(m, msg, &answer, err)
+	return fds
+}
+
+// ask has the owner of a session, or of all of a member's, move it.
+func (k *Keeper) ask(ctx context.Context, m *member, msg *wire.Message) (*wire.Message, error) {
+	may := k.may(ctx, m)
+	name, from, _ := strings.Cut(msg.Text, "/")
+	k.mu.Lock()
+	if s := k.sessions[msg.Session]; msg.Session != 0 && s != nil {
+		name = s.service.name
+	}
+	k.mu.Unlock()
+	if !may(name) {
+		return nil, wire.Errorf(wire.Refused, "user %d directs no sessions of service %q", m.process.UID, name)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	v := k.services[name]
+	if v == nil {
+		return nil, wire.Errorf(wire.NoSession, "no such service or session: weir handoff status shows them")
+	}
+	owner := v.youngest(from)
+	if msg.Session != 0 {
+		s := v.sessions[msg.Session]
+		switch {
+		case s == nil || s.kind != wire.Stream:
+			return nil, wire.Errorf(wire.NoSession, "no session %d: weir handoff status shows them", msg.Session)
+		case s.owner == nil || s.owner.gone:
+			return nil, wire.Errorf(wire.NoSession, "session %d waits for a member itself", msg.Session)
+		}
+		owner = s.owner
+	}
+	switch {
+	case owner == nil:
+		return nil, wire.Errorf(wire.NoPeer, "service %s has no member %q", name, from)
+	case owner.caps&wire.Moves == 0:
+		return nil, wire.Errorf(wire.Unable, "member %s (process %d) does not move sessions on request", owner.name, owner.process.PID)
+	}
+	if _, err := k.peer(owner, msg.Name, time.Now()); err != nil {
+		return nil, err
+	}
+	k.post(owner, outgoing{message: wire.Message{Type: wire.Move, Session: msg.Session, Name: msg.Name}})
+	return nil, nil
+}
+
+func (v *service) youngest(name string) *member {
+	for i := len(v.members) - 1; i >= 0; i-- {
+		if v.members[i].name == name {
+			return v.members[i]
+		}
+	}
+	return nil
+}

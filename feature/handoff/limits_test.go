@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/pidfd"
+)
+
+// Limits: what is over them is refused with an error that says so, and the rest goes on.
+func TestLimits(t *testing.T) {
+	w := newWorld(t, keeper.Options{MaxSessions: 3, MaxState: 100_000, MaxTotal: 150_000})
+	l := w.join("0")
+	var sessions []*handoff.Session
+	for range 3 {
+		dial(t, l.Addr()).Write([]byte("x"))
+		s, err := l.AcceptSession()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sessions = append(sessions, s)
+	}
+	eventually(t, "the third session is one too many, beside the listener", func() bool { return !sessions[2].Kept() })
+	s := sessions[0]
+	if err := s.Commit(make([]byte, 100_001)); !errors.Is(err, handoff.ErrLimit) {
+		t.Errorf("a state over the limit: %v", err)
+	}
+	if err := s.Commit(make([]byte, 100_000)); err != nil {
+		t.Errorf("a state at the limit: %v", err)
+	}
+	if err := sessions[1].Commit(make([]byte, 60_000)); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the second state is too much", func() bool { return !sessions[1].Kept() && s.Kept() })
+	if err := s.Commit(nil); err != nil {
+		t.Error(err)
+	}
+	time.Sleep(1100 * time.Millisecond) // after a refusal a session is offered again, not at once
+	if err := sessions[1].Commit(make([]byte, 60_001)); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "there is room for the second state", func() bool {
+		for _, x := range w.sessions("session") {
+			if x.State == 60_001 {
+				return sessions[1].Kept()
+			}
+		}
+		return false
+	})
+	if n := w.counts(); n.OverLimit < 2 {
+		t.Errorf("%+v", n)
+	}
+}
+
+// More may be read without a commit than the window only at the cost of an error; up
+// to it the peer is heard, though it is far more than the socket's buffer has room for.
+func TestWindow(t *testing.T) {
+	w := newWorld(t, keeper.Options{})
+	l := w.join("0", func(o *handoff.Options) { o.Window = 700_000 })
+	peer := dial(t, l.Addr())
+	go peer.Write(make([]byte, 800_000))
+	s, err := l.AcceptSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetReadDeadline(time.Now().Add(10 * time.Second))
+	n, b := 0, make([]byte, 30_000)
+	for err == nil {
+		var got int
+		got, err = s.Read(b)
+		n += got
+	}
+	if n != 700_000 || !errors.Is(err, handoff.ErrUncommitted) {
+		t.Fatalf("read %d bytes, %v; want 700000 and ErrUncommitted", n, err)
+	}
+	if err := s.Commit(nil); err != nil {
+		t.Fatal(err)
+	}
+	for n < 800_000 {
+		got, err := s.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += got
+		if err := s.Commit(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A member that is stopped gets no more sessions than it was given before it was
+// noticed, and holds up nobody else.
+func TestSlowMember(t *testing.T) {
+	w := newWorld(t, keeper.Options{})
+	slow := w.memberAt(freeAddress(t), "slow", 0)
+	l := w.join("a")
+	accept := func() *handoff.Session {
+		dial(t, l.Addr())
+		s, err := l.AcceptSession()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	s1, s2 := accept(), accept()
+	stop(t, slow)
+	start := time.Now()
+	if err := l.Transfer(s1, "slow", nil); err != nil {
+		t.Fatal(err)
+	}
+	if d := time.Since(start); d > time.Second {
+		t.Errorf("a transfer to a stopped member took %v", d)
+	}
+	time.Sleep(2200 * time.Millisecond)
+	if err := l.Transfer(s2, "slow", nil); !errors.Is(err, handoff.ErrSlow) {
+		t.Errorf("to a member that does not answer: %v", err)
+	}
+	slow.Signal(syscall.SIGCONT)
+	eventually(t, "it answers", func() bool { return l.Transfer(s2, "slow", nil) == nil })
+}
+
+// Five thousand sessions of a member that is killed go to the next one, and go on.
+func TestManySessions(t *testing.T) {
+	const sessions = 5000
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Max < 2*sessions+100 {
+		t.Fatalf("the limit of descriptors is %d, %v: raise it (ulimit -Hn)", limit.Max, err)
+	}
+	w := newWorld(t, keeper.Options{})
+	m := w.member("0", 0)
+	conns := make([]net.Conn, sessions)
+	ask := func(i int) error {
+		conns[i].SetDeadline(time.Now().Add(20 * time.Second))
+		k := newTalk(nil)
+		k.next([]byte("1234567"))
+		_, err := conns[i].Write([]byte("1234567"))
+		b := make([]byte, answer)
+		if err == nil {
+			_, err = io.ReadFull(conns[i], b)
+		}
+		return err
+	}
+	for i := range conns {
+		conns[i] = dial(t, tcpAddr(t, w.address))
+		if err := ask(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.Kill()
+	start := time.Now()
+	m = w.member("0", 0)
+	ready := time.Since(start)
+	for i := range conns {
+		if err := ask(i); err != nil {
+			t.Fatalf("session %d: %v", i, err)
+		}
+	}
+	t.Logf("the replacement was ready after %v, all sessions had answered after %v; %+v", ready, time.Since(start), w.counts())
+	if n := w.counts(); n.Rescued != sessions {
+		t.Errorf("%d sessions were rescued, want %d", n.Rescued, sessions)
+	}
+	// And by orderly restart.
+	start = time.Now()
+	next := w.member("0", 0)
+	m.Expect("stopped: true")
+	eventually(t, "all have moved", func() bool { return w.counts().Transfers == sessions })
+	t.Logf("hot restart with all sessions: %v", time.Since(start))
+	for i := range conns {
+		if err := ask(i); err != nil {
+			t.Fatalf("session %d: %v", i, err)
+		}
+	}
+	next.Kill()
+}
+
+// stop stops a process, and waits until it has.
+func stop(t testing.TB, p *nstest.Process) {
+	t.Helper()
+	p.Signal(syscall.SIGSTOP)
+	eventually(t, "the process is stopped", func() bool {
+		proc, err := pidfd.Open(p.PID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer proc.Close()
+		info, err := proc.Info()
+		return err == nil && info.State == 'T'
+	})
+}

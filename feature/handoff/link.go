@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// How a member gets along with a keeper that is slow, or gone.
+const (
+	patience   = 2 * time.Second       // for a keeper that does not read; then it counts as gone
+	retryFirst = 10 * time.Millisecond // between attempts to connect
+	retryLast  = 250 * time.Millisecond
+	// unsure is how long a member whose transfer was cut off by the keeper's end waits
+	// for the other to claim the session, which reconnects within retryLast.
+	unsure = 1500 * time.Millisecond
+)
+
+// call is a request that waits for its answer.
+type call struct {
+	answer  chan reply
+	session *Session // moved if the answer is OK
+}
+
+type reply struct {
+	m   wire.Message
+	fds []int
+	err error
+}
+
+// dial connects to the keeper and says hello.
+func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
+	c, err := wire.Dial(ctx, m.o.Keeper)
+	if err != nil {
+		return nil, fmt.Errorf("%w on %s: is weir serve, or weir handoff keep, running? %w", ErrNoKeeper, m.o.Keeper, err)
+	}
+	caps := wire.Exact | wire.Moves
+	if m.o.Orphans {
+		caps |= wire.TakesOrphans
+	}
+	stop := context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	c.SetReadDeadline(time.Now().Add(m.o.Timeout))
+	err = c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Number: caps, Name: m.o.Name, Text: m.o.Service})
+	var answer wire.Message
+	if err == nil {
+		answer, _, err = c.Receive()
+	}
+	if err == nil {
+		err = answer.Err()
+	}
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("keeper %s: member %s of service %s: %w", m.o.Keeper, m.o.Name, m.o.Service, err)
+	}
+	c.SetReadDeadline(time.Time{})
+	m.maxState.Store(answer.Read)
+	return c, nil
+}
+
+// run hears the keeper, and finds it again when it has gone.
+func (m *Member) run(c *wire.Conn) {
+	for {
+		err := m.hear(c)
+		c.Close()
+		m.conn.CompareAndSwap(c, nil)
+		m.failCalls(fmt.Errorf("%w: %w", ErrNoKeeper, err))
+		if m.isDone() {
+			return
+		}
+		m.o.Log.Warn("the keeper has gone: sessions go on and are not kept", "reason", err)
+		if c = m.reconnect(); c == nil {
+			return
+		}
+		m.o.Log.Info("the keeper is back")
+	}
+}
+
+// reconnect finds the keeper again and gives it everything that this member has.
+func (m *Member) reconnect() *wire.Conn {
+	for pause := retryFirst; ; pause = min(2*pause, retryLast) {
+		select {
+		case <-m.done:
+			return nil
+		case <-time.After(pause):
+		}
+		c, err := m.dial(context.Background())
+		if err != nil {
+			continue
+		}
+		m.conn.Store(c)
+		if m.isDone() {
+			c.Close()
+			return nil
+		}
+		m.mu.Lock()
+		listeners, packets, ready := m.listeners, m.packets, m.ready && !m.over
+		m.mu.Unlock()
+		for _, l := range listeners {
+			l.keep()
+		}
+		for _, p := range packets {
+			p.keep()
+		}
+		for _, s := range m.Sessions() {
+			s.keepAgain()
+		}
+		if ready {
+			m.post(&wire.Message{Type: wire.Ready, Number: 1})
+		}
+		return c
+	}
+}
+
+// hear takes what the keeper says, until it goes.
+func (m *Member) hear(c *wire.Conn) error {
+	for {
+		msg, fds, err := c.Receive()
+		if err != nil {
+			return err
+		}
+		if m.answered(&msg, fds) {
+			continue
+		}
+		switch msg.Type {
+		case wire.Give:
+			m.given(&msg, fds)
+			continue
+		case wire.Move:
+			go m.moveOnRequest(msg.Session, msg.Name)
+		case wire.Replaced:
+			go m.onReplaced()
+		case wire.Error:
+			m.onError(&msg)
+		}
+		wire.CloseAll(fds)
+	}
+}
+
+// answered gives an answer to whom it is for.
+func (m *Member) answered(msg *wire.Message, fds []int) bool {
+	if msg.Seq == 0 {
+		return false
+	}
+	m.mu.Lock()
+	call := m.calls[msg.Seq]
+	delete(m.calls, msg.Seq)
+	m.mu.Unlock()
+	if call == nil {
+		wire.CloseAll(fds) // nobody waits any more
+		return true
+	}
+	if msg.Type == wire.OK && call.session != nil {
+		// Here, before the next message is heard: that may be the session, given back.
+		call.session.moved()
+	}
+	r := reply{m: *msg, fds: fds, err: msg.Err()}
+	r.m.State = append([]byte(nil), msg.State...)
+	call.answer <- r
+	return true
+}
+
+func (m *Member) failCalls(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for seq, c := range m.calls {
+		c.answer <- reply{err: err}
+		delete(m.calls, seq)
+	}
+}
+
+// call asks the keeper and waits for the answer. A keeper that does not answer in
+// time counts as gone: then the error wraps ErrNoKeeper.
+func (m *Member) call(msg *wire.Message, s *Session, fds ...int) (reply, error) {
+	c := m.conn.Load()
+	if c == nil {
+		return reply{}, fmt.Errorf("%w on %s", errNotAsked, m.o.Keeper)
+	}
+	waiting := &call{answer: make(chan reply, 1), session: s}
+	m.mu.Lock()
+	m.seq++
+	if m.seq == 0 {
+		m.seq = 1
+	}
+	msg.Seq = m.seq
+	m.calls[msg.Seq] = waiting
+	m.mu.Unlock()
+	if err := m.sendOn(c, msg, fds...); err != nil {
+		m.mu.Lock()
+		delete(m.calls, msg.Seq)
+		m.mu.Unlock()
+		return reply{}, fmt.Errorf("%w: %w", errNotAsked, err)
+	}
+	limit := time.NewTimer(m.o.Timeout)
+	defer limit.Stop()
+	select {
+	case r := <-waiting.answer:
+		return r, r.err
+	case <-limit.C:
+		c.Close() // the answers of two calls must not be mixed up: begin anew
+		r := <-waiting.answer
+		return r, r.err
+	}
+}
+
+// errNotAsked says that a request was not even sent.
+var errNotAsked = fmt.Errorf("%w", ErrNoKeeper)
+
+// post sends what wants no answer.
+func (m *Member) post(msg *wire.Message, fds ...int) error {
+	c := m.conn.Load()
+	if c == nil {
+		return fmt.Errorf("%w on %s", ErrNoKeeper, m.o.Keeper)
+	}
+	return m.sendOn(c, msg, fds...)
+}
+
+// sendOn sends on a connection, and gives it up if the keeper does not read.
+func (m *Member) sendOn(c *wire.Conn, msg *wire.Message, fds ...int) error {
+	err := c.SendWithin(patience, msg, fds...)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, wire.ErrMalformed) {
+		c.Close() // its reader connects again
+	}
+	return fmt.Errorf("%w: %w", ErrNoKeeper, err)
+}
+
+// onError hears of what went wrong without having been asked.
+func (m *Member) onError(msg *wire.Message) {
+	err := msg.Err()
+	m.o.Log.Warn("the keeper refuses", "session", msg.Session, "reason", err)
+	m.mu.Lock()
+	s := m.sessions[msg.Session]
+	m.mu.Unlock()
+	if s == nil {
+		return
+	}
+	if errors.Is(err, wire.ErrOwned) {
+		s.moved() // while the keeper was away, and another was quicker to say so
+		return
+	}
+	s.notKept()
+}

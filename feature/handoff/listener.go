@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// Listener accepts sessions: connections of its socket, and sessions that other
+// members have transferred or left. It is a net.Listener.
+type Listener struct {
+	m     *Member
+	label string
+	id    uint64
+	tcp   *net.TCPListener
+	own   bool // its Close ends the member, too
+
+	conns   chan *Session
+	stopped chan struct{}
+
+	mu       sync.Mutex
+	received []*Session
+	notify   chan struct{}
+	err      error // why it has stopped
+}
+
+// Listen joins a service, listens, and is ready for sessions: Join, Member.Listen and
+// Member.Ready in one. Closing the listener leaves the service. If the keeper has the
+// socket of the member before, with connections queued on it, that is gone on with.
+func Listen(ctx context.Context, network, address string, o Options) (*Listener, error) {
+	m, err := Join(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	l, err := m.Listen(ctx, network, address)
+	if err == nil {
+		l.own = true
+		err = m.Ready()
+	}
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Listen listens at a TCP address, or goes on with the socket of the member of this
+// name before, which is known by the same network and address.
+func (m *Member) Listen(ctx context.Context, network, address string) (*Listener, error) {
+	if !strings.HasPrefix(network, "tcp") {
+		return nil, fmt.Errorf("listen %s: a listener is of tcp, tcp4 or tcp6; for udp see ListenPacket", network)
+	}
+	label := network + " " + address
+	l := &Listener{m: m, label: label, conns: make(chan *Session), stopped: make(chan struct{}), notify: make(chan struct{}, 1)}
+	f, err := m.find(wire.Listener, label)
+	if err != nil {
+		return nil, err
+	}
+	var n net.Listener
+	if f != nil {
+		n, err = net.FileListener(f)
+		f.Close()
+	} else {
+		n, err = m.o.Listen.Listen(ctx, network, address)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t, ok := n.(*net.TCPListener)
+	if !ok {
+		n.Close()
+		return nil, fmt.Errorf("listen %s: what the keeper has of that label is no TCP listener", label)
+	}
+	l.tcp = t
+	if l.id, err = cookieOf(t); err == nil && f == nil {
+		err = l.keep()
+	}
+	if err != nil {
+		t.Close()
+		return nil, err
+	}
+	m.mu.Lock()
+	m.listeners = append(m.listeners, l)
+	m.mu.Unlock()
+	go l.run(t)
+	return l, nil
+}
+
+// find asks the keeper for a socket that a member of this name has had: nil if it has none.
+func (m *Member) find(k wire.Kind, label string) (*os.File, error) {
+	r, err := m.call(&wire.Message{Type: wire.Find, Number: uint32(k), Text: label}, nil)
+	if errors.Is(err, wire.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if len(r.fds) == 0 {
+		return nil, fmt.Errorf("%w: an answer without the socket", wire.ErrMalformed)
+	}
+	wire.CloseAll(r.fds[1:])
+	m.post(&wire.Message{Type: wire.Took, Session: r.m.Session})
+	return os.NewFile(uintptr(r.fds[0]), label), nil
+}
+
+// cookieOf is the kernel's name of a socket.
+func cookieOf(c interface {
+	SyscallConn() (rawConn, error)
+}) (uint64, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var id uint64
+	if cerr := raw.Control(func(fd uintptr) { id, err = sock.Cookie(int(fd)) }); cerr != nil {
+		return 0, cerr
+	}
+	return id, err
+}
+
+// keepSocket gives the keeper a listener or a packet socket.
+func (m *Member) keepSocket(k wire.Kind, id uint64, label string, raw rawConn) error {
+	var err error
+	cerr := raw.Control(func(fd uintptr) {
+		err = m.post(&wire.Message{Type: wire.Keep, Session: id, Number: uint32(k), Text: label}, int(fd))
+	})
+	return errors.Join(cerr, err)
+}
+
+func (l *Listener) keep() error {
+	raw, err := l.tcp.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return l.m.keepSocket(wire.Listener, l.id, l.label, raw)
+}
+
+// run accepts, one ahead of the application.
+func (l *Listener) run(t *net.TCPListener) {
+	for {
+		c, err := t.AcceptTCP()
+		if err == nil {
+			l.take(c)
+			continue
+		}
+		if l.isStopped() || errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if !temporary(err) {
+			l.stop(err)
+			return
+		}
+		l.m.o.Log.Warn("a connection cannot be accepted", "reason", err)
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// temporary errors are of one connection, or pass by.
+func temporary(err error) bool {
+	return errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+}
+
+// take makes a session of a new connection.
+func (l *Listener) take(c *net.TCPConn) {
+	s, err := l.m.newSession(c, l.label)
+	if err != nil {
+		l.m.o.Log.Warn("a connection cannot be kept", "remote", c.RemoteAddr(), "reason", err)
+		c.Close()
+		return
+	}
+	l.m.mu.Lock()
+	l.m.sessions[s.id] = s
+	l.m.mu.Unlock()
+	s.keepAgain()
+	select {
+	case l.conns <- s:
+	case <-l.stopped:
+		// Accepted and not asked for any more: whoever comes next has it.
+		l.deliver(s)
+	}
+}
+
+// deliver has Accept return a session.
+func (l *Listener) deliver(s *Session) {
+	l.mu.Lock()
+	l.received = append(l.received, s)
+	l.mu.Unlock()
+	select {
+	case l.notify <- struct{}{}:
+	default:
+	}
+}
+
+// next is a received session that is still ours.
+func (l *Listener) next() *Session {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.received) > 0 {
+		s := l.received[0]
+		l.received = l.received[1:]
+		s.mu.Lock()
+		ours := s.phase == live || s.phase == fenced
+		s.mu.Unlock()
+		if ours {
+			return s
+		}
+	}
+	return nil
+}
+
+// Accept is AcceptSession for those who want a net.Conn.
+func (l *Listener) Accept() (net.Conn, error) {
+	s, err := l.AcceptSession()
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// AcceptSession waits for a session: a new connection, or one that another member has
+// had. The error is ErrReplaced when a newer process has taken over, and all
+// that could be has been handed over to it; net.ErrClosed after Close.
+func (l *Listener) AcceptSession() (*Session, error) {
+	for {
+		if s := l.next(); s != nil {
+			return s, nil
+		}
+		select {
+		case s := <-l.conns:
+			return s, nil
+		case <-l.notify:
+		case <-l.stopped:
+			l.m.handedOver()
+			if s := l.next(); s != nil {
+				return s, nil
+			}
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return nil, l.err
+		}
+	}
+}
+
+// Addr is the address that it listens at.
+func (l *Listener) Addr() net.Addr { return l.tcp.Addr() }
+
+// Member is this process in the service.
+func (l *Listener) Member() *Member { return l.m }
+
+// Transfer is Member.Transfer.
+func (l *Listener) Transfer(s *Session, to string, state []byte) error {
+	return l.m.Transfer(s, to, state)
+}
+
+// Replaced is Member.Replaced.
+func (l *Listener) Replaced() <-chan struct{} { return l.m.Replaced() }
+
+func (l *Listener) isStopped() bool {
+	select {
+	case <-l.stopped:
+		return true
+	default:
+		return false
+	}
+}
+
+// stop stops accepting. The socket stays with the keeper.
+func (l *Listener) stop(err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return false
+	}
+	l.err = err
+	close(l.stopped)
+	l.tcp.Close()
+	return true
+}
+
+// Close stops listening for good: connections that wait are refused. A listener of the
+// function Listen leaves the service as well, see Member.Close: then the socket and
+// the sessions stay at the keeper for the next process.
+func (l *Listener) Close() error {
+	if l.own {
+		l.stop(net.ErrClosed)
+		return l.m.Close()
+	}
+	if !l.stop(net.ErrClosed) {
+		return net.ErrClosed
+	}
+	l.m.mu.Lock()
+	for i, o := range l.m.listeners {
+		if o == l {
+			l.m.listeners = append(l.m.listeners[:i:i], l.m.listeners[i+1:]...)
+			break
+		}
+	}
+	l.m.mu.Unlock()
+	return l.m.post(&wire.Message{Type: wire.Drop, Session: l.id})
+}
+
+// listenerFor is whose Accept returns a session of a label: the listener of the same,
+// else the first that accepts.
+func (m *Member) listenerFor(label string) *Listener {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var first *Listener
+	for _, l := range m.listeners {
+		if l.isStopped() {
+			continue
+		}
+		if l.label == label {
+			return l
+		}
+		if first == nil {
+			first = l
+		}
+	}
+	return first
+}
+
+// has says whether a socket that is given is here already.
+func (m *Member) has(msg *wire.Message) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.listeners {
+		if l.id == msg.Session && !l.isStopped() {
+			return true
+		}
+	}
+	for _, p := range m.packets {
+		if p.id == msg.Session {
+			return true
+		}
+	}
+	return false
+}
+
+// takeListener goes on with a dead member's listener: its connections come out of the
+// first one of ours.
+func (m *Member) takeListener(msg *wire.Message, fd int) error {
+	if m.has(msg) {
+		return nil
+	}
+	l := m.listenerFor(msg.Text)
+	if l == nil || !m.o.Orphans {
+		return wire.Errorf(wire.NotFound, "nobody listens at %q here", msg.Text)
+	}
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(dup), msg.Text)
+	n, err := net.FileListener(f)
+	f.Close()
+	if err != nil {
+		return err
+	}
+	t, ok := n.(*net.TCPListener)
+	if !ok {
+		n.Close()
+		return errors.New("it is no TCP listener")
+	}
+	go func() { <-l.stopped; t.Close() }()
+	go l.run(t)
+	return nil
+}

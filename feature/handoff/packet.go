@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+type rawConn = syscall.RawConn
+
+// PacketConn is a UDP socket that outlives this process, with the datagrams queued on
+// it. What was read from it is not in it any more: a crash loses the datagram that was
+// being worked on, as a crash of any UDP server does.
+type PacketConn struct {
+	*net.UDPConn
+	m     *Member
+	label string
+	id    uint64
+
+	once    sync.Once
+	stopped chan struct{}
+}
+
+// ListenPacket binds a UDP address, or goes on with the socket of the member of this
+// name before, which is known by the same network and address.
+func (m *Member) ListenPacket(ctx context.Context, network, address string) (*PacketConn, error) {
+	if !strings.HasPrefix(network, "udp") {
+		return nil, fmt.Errorf("listen %s: a packet socket is of udp, udp4 or udp6", network)
+	}
+	label := network + " " + address
+	f, err := m.find(wire.Packet, label)
+	if err != nil {
+		return nil, err
+	}
+	var n net.PacketConn
+	if f != nil {
+		n, err = net.FilePacketConn(f)
+		f.Close()
+	} else {
+		n, err = m.o.Listen.ListenPacket(ctx, network, address)
+	}
+	if err != nil {
+		return nil, err
+	}
+	u, ok := n.(*net.UDPConn)
+	if !ok {
+		n.Close()
+		return nil, fmt.Errorf("listen %s: what the keeper has of that label is no UDP socket", label)
+	}
+	p := &PacketConn{UDPConn: u, m: m, label: label, stopped: make(chan struct{})}
+	if p.id, err = cookieOf(u); err == nil && f == nil {
+		err = p.keep()
+	}
+	if err != nil {
+		u.Close()
+		return nil, err
+	}
+	m.mu.Lock()
+	m.packets = append(m.packets, p)
+	m.mu.Unlock()
+	return p, nil
+}
+
+func (p *PacketConn) keep() error {
+	raw, err := p.UDPConn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return p.m.keepSocket(wire.Packet, p.id, p.label, raw)
+}
+
+// stop lets go of the socket, which the keeper and a replacement still have.
+func (p *PacketConn) stop() {
+	p.once.Do(func() { close(p.stopped); p.UDPConn.Close() })
+}
+
+// ReadFrom implements net.PacketConn; the error is ErrReplaced when a newer process
+// has taken over.
+func (p *PacketConn) ReadFrom(b []byte) (int, net.Addr, error) {
+	n, a, err := p.UDPConn.ReadFrom(b)
+	if errors.Is(err, net.ErrClosed) {
+		select {
+		case <-p.stopped:
+			p.m.handedOver()
+			err = ErrReplaced
+		default:
+		}
+	}
+	return n, a, err
+}
+
+// Close closes the socket for good.
+func (p *PacketConn) Close() error {
+	err := p.UDPConn.Close()
+	p.m.mu.Lock()
+	for i, o := range p.m.packets {
+		if o == p {
+			p.m.packets = append(p.m.packets[:i:i], p.m.packets[i+1:]...)
+			break
+		}
+	}
+	p.m.mu.Unlock()
+	return errors.Join(err, p.m.post(&wire.Message{Type: wire.Drop, Session: p.id}))
+}

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// past is a deadline that wakes whoever waits.
+var past = time.Unix(1, 0)
+
+// fence has nothing touch the socket any more, until unfence or moved.
+func (s *Session) fence() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.usable(); err != nil {
+		return err
+	}
+	s.phase = fenced
+	s.conn.SetDeadline(past)
+	return nil
+}
+
+func (s *Session) unfence() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase != fenced {
+		return
+	}
+	s.phase = live
+	s.conn.SetReadDeadline(s.readBy)
+	s.conn.SetWriteDeadline(s.writeBy)
+	s.unfenced.Broadcast()
+}
+
+// moved lets go of a session that is another member's.
+func (s *Session) moved() { s.end(gone) }
+
+// leave lets go of a session for others to find it at the keeper.
+func (s *Session) leave() { s.end(gone) }
+
+func (s *Session) end(to phase) bool {
+	s.mu.Lock()
+	was := s.phase
+	if was == gone || was == closed {
+		s.mu.Unlock()
+		return false
+	}
+	s.phase = to
+	s.unfenced.Broadcast()
+	s.mu.Unlock()
+	s.m.mu.Lock()
+	if s.m.sessions[s.id] == s {
+		delete(s.m.sessions, s.id)
+	}
+	s.m.mu.Unlock()
+	s.conn.Close() // our duplicate; the connection is whoever else has one
+	return true
+}
+
+// Close ends the session for good.
+func (s *Session) Close() error {
+	s.mu.Lock()
+	if err := s.usable(); err != nil {
+		s.mu.Unlock()
+		if errors.Is(err, ErrMoved) {
+			return nil
+		}
+		return err
+	}
+	c, kept := s.m.conn.Load(), s.keptOn
+	// Bytes that are in the queue when a socket closes are a reset to the peer; those that
+	// were read are not meant.
+	s.control(func(fd int) error { return sock.Discard(fd, uint64(s.seen)) })
+	s.shutdown() // the peer hears of it now, not when the keeper has let go too
+	s.mu.Unlock()
+	if !s.end(closed) {
+		return nil
+	}
+	if c != nil && kept == c {
+		s.m.sendOn(c, &wire.Message{Type: wire.Drop, Session: s.id})
+	}
+	return nil
+}
+
+// CloseWrite tells the peer that nothing more comes (FIN).
+func (s *Session) CloseWrite() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.usable(); err != nil {
+		return err
+	}
+	return s.shutdown()
+}
+
+func (s *Session) shutdown() error {
+	return s.control(func(fd int) error { return os.NewSyscallError("shutdown", unix.Shutdown(fd, unix.SHUT_WR)) })
+}
+
+// LocalAddr is the address that the peer connected to.
+func (s *Session) LocalAddr() net.Addr { return s.local }
+
+// RemoteAddr is the peer's address.
+func (s *Session) RemoteAddr() net.Addr { return s.remote }
+
+// SetDeadline implements net.Conn.
+func (s *Session) SetDeadline(t time.Time) error {
+	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
+}
+
+// SetReadDeadline implements net.Conn.
+func (s *Session) SetReadDeadline(t time.Time) error {
+	return s.setDeadline(&s.readBy, t, s.conn.SetReadDeadline)
+}
+
+// SetWriteDeadline implements net.Conn.
+func (s *Session) SetWriteDeadline(t time.Time) error {
+	return s.setDeadline(&s.writeBy, t, s.conn.SetWriteDeadline)
+}
+
+func (s *Session) setDeadline(by *time.Time, t time.Time, set func(time.Time) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*by = t
+	if s.phase == fenced {
+		return nil // set when it is ours again
+	}
+	return set(t)
+}
+
+// SyscallConn is the socket itself, for its options (keepalive, no delay) alone: they
+// go with the session.
+func (s *Session) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }
+
+// transfer gives a session away: with a state, or as it was committed last.
+func (m *Member) transfer(s *Session, to string, unparsed int, state []byte, asCommitted bool) error {
+	if err := s.fence(); err != nil {
+		return err
+	}
+	msg, err := s.giveAway(to, unparsed, state, asCommitted)
+	if err == nil {
+		err = m.callWithState(msg, s)
+	}
+	switch {
+	case err == nil:
+		return nil // the reader has let go of it
+	case errors.Is(err, ErrNoKeeper) && !errors.Is(err, errNotAsked):
+		go m.resolve(s)
+		return fmt.Errorf("%w: %w", ErrUncertain, err)
+	}
+	s.unfence()
+	return fmt.Errorf("transfer to %q: %w", to, err)
+}
+
+func (m *Member) callWithState(msg *wire.Message, s *Session, fds ...int) error {
+	large, err := msg.Spill()
+	if err != nil {
+		return err
+	}
+	if large >= 0 {
+		defer wire.CloseAll([]int{large})
+		fds = append(fds, large)
+	}
+	_, err = m.call(msg, s, fds...)
+	return err
+}
+
+// giveAway is the message that does it.
+func (s *Session) giveAway(to string, unparsed int, state []byte, asCommitted bool) (*wire.Message, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keptOn == nil || s.keptOn != s.m.conn.Load() {
+		return nil, fmt.Errorf("%w: it does not keep this session", errNotAsked)
+	}
+	msg := &wire.Message{Type: wire.Transfer, Session: s.id, Name: to}
+	if asCommitted {
+		msg.Read, msg.Written, msg.State, msg.Unread = s.consumed, s.committed.written, s.committed.state, s.unread
+		return msg, nil
+	}
+	if err := s.check(unparsed, state); err != nil {
+		return nil, err
+	}
+	err := s.control(func(fd int) error {
+		unread, err := s.tail(fd, unparsed)
+		// What was seen is still in the queue: the other takes it out.
+		msg.Read, msg.Written, msg.State = s.consumed+uint64(s.seen), s.written, state
+		msg.Unread = append(unread, s.unread[s.shown:]...)
+		return err
+	})
+	return msg, err
+}
+
+// resolve finds out whose a session is that was being transferred when the keeper went.
+// If the other has it, it says so to the next keeper at once; so wait, then claim it.
+func (m *Member) resolve(s *Session) {
+	for {
+		select {
+		case <-m.done:
+			return
+		case <-time.After(unsure):
+		}
+		c := m.conn.Load()
+		if c == nil {
+			continue
+		}
+		err := s.control(func(fd int) error {
+			return m.callWithState(&wire.Message{Type: wire.Keep, Session: s.id, Number: uint32(wire.Stream), Text: s.label,
+				Read: s.consumed, Written: s.committed.written, State: s.committed.state, Unread: s.unread}, nil, fd)
+		})
+		switch {
+		case err == nil:
+			s.mu.Lock()
+			s.keptOn = c
+			s.mu.Unlock()
+			s.unfence()
+			return
+		case errors.Is(err, wire.ErrOwned):
+			s.moved()
+			return
+		}
+	}
+}
+
+// given takes what the keeper gives.
+func (m *Member) given(msg *wire.Message, fds []int) {
+	if len(fds) == 0 {
+		return
+	}
+	var err error
+	switch wire.Kind(msg.Number) {
+	case wire.Stream:
+		err = m.takeSession(msg, fds)
+	case wire.Listener:
+		err = m.takeListener(msg, fds[0])
+	default:
+		if !m.has(msg) {
+			err = wire.Errorf(wire.NotFound, "nobody reads %q here", msg.Text)
+		}
+	}
+	wire.CloseAll(fds)
+	if err == nil {
+		m.post(&wire.Message{Type: wire.Took, Session: msg.Session})
+		return
+	}
+	m.o.Log.Warn("not taken", "session", msg.Session, "reason", err)
+	m.post(&wire.Message{Type: wire.Refuse, Session: msg.Session, Number: uint32(wire.Lost), Text: err.Error()})
+}
+
+// takeSession makes a session of what was given, at the position where it stands.
+func (m *Member) takeSession(msg *wire.Message, fds []int) error {
+	l := m.listenerFor(msg.Text)
+	if l == nil {
+		return errors.New("this member does not accept sessions now")
+	}
+	if msg.Flags&wire.StateFD != 0 {
+		if len(fds) < 2 {
+			return errors.New("the state is missing")
+		}
+		if err := msg.Fetch(fds[1], wire.MaxState); err != nil {
+			return err
+		}
+	}
+	if err := sock.Check(fds[0], wire.Stream); err != nil {
+		return err
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		return err
+	}
+	c := os.NewFile(uintptr(fds[0]), "session")
+	fds[0] = -1
+	s, err := m.newSession(c, msg.Text)
+	if err != nil {
+		c.Close()
+		return err
+	}
+	if err := s.begin(msg); err != nil {
+		c.Close()
+		return err
+	}
+	s.keptOn = m.conn.Load()
+	m.mu.Lock()
+	m.sessions[s.id] = s
+	m.mu.Unlock()
+	l.deliver(s)
+	return nil
+}
+
+// begin puts a session where its state stands: what the predecessor had read and
+// committed, and not yet taken out, is taken out now.
+func (s *Session) begin(msg *wire.Message) error {
+	at, put := s.consumed, s.written // as the kernel has it
+	if at == 0 && put == 0 && msg.Read+msg.Written > 0 {
+		at, put = msg.Read, msg.Written // closed by the peer: there is nothing to take, and Read will say so
+	}
+	if at > msg.Read || put < msg.Written {
+		return fmt.Errorf("%w: it stands at read %d, written %d, its state at %d and %d", wire.ErrLost, at, put, msg.Read, msg.Written)
+	}
+	if err := s.control(func(fd int) error { return sock.Discard(fd, msg.Read-at) }); err != nil {
+		return err
+	}
+	s.consumed, s.written, s.replay, s.committed.written = msg.Read, msg.Written, put-msg.Written, msg.Written
+	s.committed.state, s.unread = bytes.Clone(msg.State), bytes.Clone(msg.Unread)
+	s.received, s.crashed = true, msg.Flags&wire.Crashed != 0
+	return nil
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sock asks the kernel what a hand-over must know of a socket: who it is,
+// how far its stream has been read and written, and takes what was read twice.
+package sock
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// TCP states (net/tcp_states.h) in which a FIN has been received or sent: it has a
+// sequence number of its own, which is no byte of the stream.
+const (
+	finReceived = 1<<unix.BPF_TCP_CLOSE_WAIT | 1<<unix.BPF_TCP_LAST_ACK | 1<<unix.BPF_TCP_CLOSING | 1<<unix.BPF_TCP_TIME_WAIT
+	finSent     = 1<<unix.BPF_TCP_FIN_WAIT1 | 1<<unix.BPF_TCP_FIN_WAIT2 | 1<<unix.BPF_TCP_CLOSING | 1<<unix.BPF_TCP_LAST_ACK | 1<<unix.BPF_TCP_TIME_WAIT
+)
+
+// ErrClosed says that a connection is over: reset, or closed by both ends.
+var ErrClosed = errors.New("the connection is closed")
+
+// Positions are how far a TCP connection has come, in bytes since it was made.
+type Positions struct {
+	Read    uint64 // taken out of the receive queue, by anybody who has the socket
+	Written uint64 // put into the send queue
+}
+
+// PositionsOf asks the kernel. Read is what has been received (tcpi_bytes_received)
+// less what is still queued (SIOCINQ), Written what has been acknowledged
+// (tcpi_bytes_acked) and what is queued (SIOCOUTQ). The numbers are exact whoever
+// read and wrote, and however they ended. The error wraps [ErrClosed] for a
+// connection that is over.
+func PositionsOf(fd int) (Positions, error) {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	// Segments arrive meanwhile: the two halves of a sum must be of one instant.
+	for err == nil {
+		before := info
+		var in, out int
+		if in, err = unix.IoctlGetInt(fd, unix.SIOCINQ); err != nil {
+			break
+		}
+		if out, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ); err != nil {
+			break
+		}
+		if info, err = unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err != nil {
+			break
+		}
+		if info.State == unix.BPF_TCP_CLOSE {
+			return Positions{}, ErrClosed
+		}
+		if info.Bytes_received == before.Bytes_received && info.Bytes_acked == before.Bytes_acked && info.State == before.State {
+			return Positions{
+				Read:    info.Bytes_received - uint64(in) - fin(finReceived, info.State),
+				Written: info.Bytes_acked + uint64(out) - fin(finSent, info.State),
+			}, nil
+		}
+	}
+	return Positions{}, fmt.Errorf("positions of a TCP connection: %w", err)
+}
+
+func fin(states uint32, state uint8) uint64 { return uint64(states >> state & 1) }
+
+// Discard takes n bytes out of the receive queue that a predecessor has accounted
+// for already. They are there: the error says so if not.
+func Discard(fd int, n uint64) error {
+	for n > 0 {
+		// With MSG_TRUNC, TCP throws the bytes away without copying them (tcp(7)); the
+		// length is what counts, so the buffer needs no memory of its own.
+		got, err := truncate(fd, int(min(n, 1<<30)))
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return fmt.Errorf("%d bytes that were read already are not in the queue: %w", n, err)
+		case got == 0:
+			return fmt.Errorf("%d bytes that were read already are not in the queue", n)
+		}
+		n -= uint64(got)
+	}
+	return nil
+}
+
+// Cookie is the kernel's name of a socket, the same for all duplicates.
+func Cookie(fd int) (uint64, error) {
+	c, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("the socket's cookie: %w", err)
+	}
+	return c, nil
+}
+
+// Check makes sure that a descriptor is a socket of the kind. The error wraps
+// [wire.ErrBadSocket] and says what it is.
+func Check(fd int, k wire.Kind) error {
+	bad := func(format string, a ...any) error {
+		return fmt.Errorf("%w: %s", wire.ErrBadSocket, fmt.Sprintf(format, a...))
+	}
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return bad("the descriptor is no socket")
+	}
+	if domain != unix.AF_INET && domain != unix.AF_INET6 {
+		return bad("it is of address family %d; only IPv4 and IPv6 sockets are kept", domain)
+	}
+	proto, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	if err != nil {
+		return bad("its protocol cannot be asked for: %v", err)
+	}
+	if proto == unix.IPPROTO_MPTCP {
+		return bad("it is MPTCP, whose positions the kernel does not tell: make it with plain TCP (Go: ListenConfig.SetMultipathTCP(false))")
+	}
+	want := unix.IPPROTO_TCP
+	if k == wire.Packet {
+		want = unix.IPPROTO_UDP
+	}
+	if proto != want {
+		return bad("it is of protocol %d, and a %s is of %d", proto, k, want)
+	}
+	if k == wire.Packet {
+		return nil
+	}
+	listens, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	switch {
+	case err != nil:
+		return bad("whether it listens cannot be asked for: %v", err)
+	case k == wire.Listener && listens == 0:
+		return bad("it does not listen")
+	case k == wire.Stream && listens != 0:
+		return bad("it listens; a session is a connection")
+	case k != wire.Stream && k != wire.Listener:
+		return bad("there is no %s", k)
+	}
+	return nil
+}
+
+// Addresses are the two ends of a socket; the zero value for what it has not.
+func Addresses(fd int) (local, remote netip.AddrPort) {
+	if a, err := unix.Getsockname(fd); err == nil {
+		local = addrPort(a)
+	}
+	if a, err := unix.Getpeername(fd); err == nil {
+		remote = addrPort(a)
+	}
+	return local, remote
+}
+
+func addrPort(a unix.Sockaddr) netip.AddrPort {
+	switch a := a.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// Reset closes a connection so that the peer hears of it at once, and does not take
+// the end of its session for an orderly one.
+func Reset(fd int) {
+	unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	unix.Close(fd)
+}

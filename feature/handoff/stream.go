@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// usable waits while the session is being transferred, with mu held.
+func (s *Session) usable() error {
+	for s.phase == fenced {
+		s.unfenced.Wait()
+	}
+	switch s.phase {
+	case gone:
+		return ErrMoved
+	case closed:
+		return net.ErrClosed
+	}
+	return nil
+}
+
+// Read shows the bytes that follow those it has shown before; that they are done with
+// says Commit. It returns [ErrMoved] when another member has the session, and
+// [ErrUncommitted] when Options.Window bytes wait to be committed.
+func (s *Session) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for {
+		var n int
+		var err error
+		werr := s.raw.Read(func(fd uintptr) bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.phase != live {
+				err = errFenced
+				return true
+			}
+			n, err = s.look(int(fd), p)
+			return n > 0 || err != nil
+		})
+		if err == nil {
+			err = werr
+		}
+		if err == nil || !s.again(err, &s.readBy) {
+			return n, s.explain("read", err)
+		}
+	}
+}
+
+var errFenced = errors.New("fenced")
+
+// again says whether something failed only because the session stood still for a
+// while: being transferred, which did not come to be.
+func (s *Session) again(err error, by *time.Time) bool {
+	if !errors.Is(err, errFenced) && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.usable() != nil {
+		return false
+	}
+	return by.IsZero() || time.Now().Before(*by)
+}
+
+// explain makes errors those of a net.Conn.
+func (s *Session) explain(op string, err error) error {
+	if err == nil || err == io.EOF || errors.Is(err, ErrUncommitted) {
+		return err
+	}
+	s.mu.Lock()
+	now := s.phase
+	s.mu.Unlock()
+	if now == gone {
+		return ErrMoved
+	}
+	if errors.Is(err, os.ErrClosed) {
+		err = net.ErrClosed
+	}
+	if o, ok := errors.AsType[*net.OpError](err); ok {
+		err = o.Err // of the raw connection, whose name for the operation is another
+	}
+	return &net.OpError{Op: op, Net: "tcp", Source: s.LocalAddr(), Addr: s.RemoteAddr(), Err: err}
+}
+
+// look shows what follows what was shown: 0 and no error if there is nothing yet.
+func (s *Session) look(fd int, p []byte) (int, error) {
+	if s.shown < len(s.unread) {
+		n := copy(p, s.unread[s.shown:])
+		s.shown += n
+		return n, nil
+	}
+	room := s.m.o.Window - s.shown - s.seen
+	if room <= 0 {
+		return 0, fmt.Errorf("%w: %d", ErrUncommitted, s.shown+s.seen)
+	}
+	p = p[:min(len(p), room)]
+	for ended := false; ; {
+		n, err := s.peek(fd, s.seen, p)
+		switch {
+		case err != nil && err != unix.EAGAIN:
+			return 0, err
+		case n > s.seen:
+			n -= s.seen
+			s.seen += n
+			return n, nil
+		case s.seen == 0 && err == nil, ended:
+			return 0, io.EOF
+		}
+		if s.seen == 0 {
+			return 0, nil
+		}
+		// Nothing new. The end shows in the queue only when that is empty.
+		if e := events(fd); e != 0 {
+			if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); e&unix.POLLERR != 0 && err == nil && code != 0 {
+				return 0, syscall.Errno(code)
+			}
+			ended = true // unless the last bytes came just before the end
+			continue
+		}
+		// A few bytes that stay in the queue can hold a whole segment's memory, and the peer
+		// waits for a window that never opens (a segment of loopback is 64 KiB). So the keeper
+		// has them, too, while we wait for the rest.
+		return 0, s.setAside(fd)
+	}
+}
+
+// setAside takes what was shown out of the queue, for a state that does not account
+// for it.
+func (s *Session) setAside(fd int) error {
+	tail, err := s.tail(fd, s.shown+s.seen)
+	if err != nil {
+		return err
+	}
+	return s.note(fd, tail, len(tail), s.committed.written, s.committed.state)
+}
+
+// tail is a copy of the last n bytes that were shown.
+func (s *Session) tail(fd, n int) ([]byte, error) {
+	out := make([]byte, 0, n)
+	if old := n - s.seen; old > 0 {
+		out = append(out, s.unread[s.shown-old:s.shown]...)
+	}
+	if n == 0 || s.seen == 0 {
+		return out, nil
+	}
+	all := make([]byte, s.seen)
+	if got, err := s.peek(fd, 0, all); err != nil || got != s.seen {
+		return nil, fmt.Errorf("%d bytes that were read are not in the queue: %d are, %w", s.seen, got, err)
+	}
+	return append(out, all[max(0, s.seen-n):]...), nil
+}
+
+// peek fills p with what is in the queue behind the first skip bytes, and returns how
+// many bytes there are with those.
+func (s *Session) peek(fd, skip int, p []byte) (int, error) {
+	for {
+		var n int
+		var err error
+		if skip == 0 {
+			n, _, err = unix.Recvfrom(fd, p, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		} else {
+			if len(s.scratch) < skip {
+				s.scratch = make([]byte, max(skip, 4096))
+			}
+			n, _, _, _, err = unix.RecvmsgBuffers(fd, [][]byte{s.scratch[:skip], p}, nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		}
+		if err != unix.EINTR {
+			return max(n, 0), err
+		}
+	}
+}
+
+// events are those that end a stream.
+func events(fd int) int16 {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	unix.Poll(p, 0)
+	return p[0].Revents
+}
+
+// Write writes to the peer. After a crash of a predecessor the bytes that it wrote
+// after its last commit come again: they are counted, and not sent twice.
+func (s *Session) Write(p []byte) (int, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	done := 0
+	for {
+		var err error
+		werr := s.raw.Write(func(fd uintptr) bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for done < len(p) && err == nil {
+				if s.phase != live {
+					err = errFenced
+					break
+				}
+				var n int
+				if n, err = s.put(int(fd), p[done:]); err == unix.EAGAIN {
+					err = nil
+					return false
+				}
+				done += n
+			}
+			return true
+		})
+		if err == nil {
+			err = werr
+		}
+		if err == nil || !s.again(err, &s.writeBy) {
+			return done, s.explain("write", err)
+		}
+	}
+}
+
+func (s *Session) put(fd int, p []byte) (int, error) {
+	if s.replay > 0 {
+		n := min(s.replay, uint64(len(p)))
+		s.replay -= n
+		s.written += n
+		return int(n), nil
+	}
+	n, err := unix.SendmsgN(fd, p, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	if err == unix.EINTR {
+		return 0, nil
+	}
+	if n > 0 {
+		s.written += uint64(n)
+	}
+	return max(n, 0), err
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrFull says that the receiver has not read what was sent before.
+var ErrFull = errors.New("the receiver's queue is full")
+
+// Conn carries messages and descriptors. Send, TrySend and Close may be called by
+// several goroutines at once, Receive by one.
+type Conn struct {
+	u   *net.UnixConn
+	raw syscall.RawConn
+
+	mu  sync.Mutex // of out
+	out []byte
+
+	in  []byte
+	oob []byte
+}
+
+// sndbuf has room for the largest messages.
+const sndbuf = 1 << 20
+
+// Dial connects to a keeper: a path, or an abstract name that begins with @.
+func Dial(ctx context.Context, path string) (*Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", path)
+	if err != nil {
+		return nil, err
+	}
+	return NewConn(c.(*net.UnixConn))
+}
+
+// NewConn makes a Conn of a SOCK_SEQPACKET connection, and owns it.
+func NewConn(u *net.UnixConn) (*Conn, error) {
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	u.SetWriteBuffer(sndbuf) // the kernel's bound may be lower; a message of MaxMessage fits the default
+	return &Conn{u: u, raw: raw, in: make([]byte, MaxMessage+1), oob: make([]byte, unix.CmsgSpace(4*MaxFDs))}, nil
+}
+
+// Close closes the connection.
+func (c *Conn) Close() error { return c.u.Close() }
+
+// SyscallConn is the socket itself.
+func (c *Conn) SyscallConn() syscall.RawConn { return c.raw }
+
+// SetReadDeadline bounds Receive.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.u.SetReadDeadline(t) }
+
+// Send sends a message, waiting for room. The descriptors stay the caller's.
+func (c *Conn) Send(m *Message, fds ...int) error { return c.send(m, fds, true) }
+
+// TrySend is Send that returns ErrFull in place of waiting.
+func (c *Conn) TrySend(m *Message, fds ...int) error { return c.send(m, fds, false) }
+
+func (c *Conn) send(m *Message, fds []int, wait bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b, err := m.Append(c.out[:0])
+	c.out = b[:0]
+	if err != nil {
+		return err
+	}
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	var sent error
+	err = c.raw.Write(func(fd uintptr) bool {
+		for {
+			_, sent = unix.SendmsgN(int(fd), b, oob, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+			if sent == unix.EINTR {
+				continue
+			}
+			if sent == unix.ETOOMANYREFS && wait {
+				// Too many of this user's descriptors are on their way: the receiver has to read some.
+				time.Sleep(time.Millisecond)
+				continue
+			}
+			return sent != unix.EAGAIN || !wait
+		}
+	})
+	switch {
+	case err != nil:
+		return err
+	case sent == unix.EAGAIN, sent == unix.ETOOMANYREFS:
+		return ErrFull
+	case sent != nil:
+		return fmt.Errorf("sending: %w", sent)
+	}
+	return nil
+}
+
+// Receive waits for a message. Its State is valid until the next call; its
+// descriptors, close-on-exec, are the caller's. The error is [io.EOF] at the end,
+// and wraps [ErrMalformed] for what is no message of the protocol: its descriptors
+// have been closed.
+func (c *Conn) Receive() (Message, []int, error) {
+	var n, oobn, flags int
+	var got error
+	err := c.raw.Read(func(fd uintptr) bool {
+		for {
+			n, oobn, flags, _, got = unix.Recvmsg(int(fd), c.in, c.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+			if got != unix.EINTR {
+				return got != unix.EAGAIN
+			}
+		}
+	})
+	switch {
+	case err != nil:
+		return Message{}, nil, err
+	case got == unix.ECONNRESET, got == nil && n == 0 && oobn == 0:
+		return Message{}, nil, io.EOF
+	case got != nil:
+		return Message{}, nil, fmt.Errorf("receiving: %w", got)
+	}
+	fds, err := descriptors(c.oob[:oobn])
+	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = fmt.Errorf("%w: longer than %d bytes, or with more than %d descriptors", ErrMalformed, MaxMessage, MaxFDs)
+	}
+	var m Message
+	if err == nil {
+		m, err = Parse(c.in[:n])
+	}
+	if err != nil {
+		CloseAll(fds)
+		return Message{}, nil, err
+	}
+	return m, fds, nil
+}
+
+// descriptors are those of a message's control data.
+func descriptors(oob []byte) ([]int, error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("%w: control data: %w", ErrMalformed, err)
+	}
+	var out []int
+	for _, c := range messages {
+		if c.Header.Level != unix.SOL_SOCKET || c.Header.Type != unix.SCM_RIGHTS {
+			continue
+		}
+		fds, err := unix.ParseUnixRights(&c)
+		if err != nil {
+			return out, fmt.Errorf("%w: descriptors: %w", ErrMalformed, err)
+		}
+		out = append(out, fds...)
+	}
+	return out, nil
+}
+
+// CloseAll closes descriptors.
+func CloseAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// Socket is the path of the keeper: the given one, else of the environment, else
+// the default.
+func Socket(path string) string {
+	if path == "" {
+		path = os.Getenv(SocketEnv)
+	}
+	if path == "" {
+		path = DefaultSocket
+	}
+	return path
+}
+
+// WaitWritable waits until the receiver has read some of what was sent.
+func (c *Conn) WaitWritable() error {
+	return c.raw.Write(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		n, err := unix.Poll(p, 0)
+		return n > 0 || err != nil && err != unix.EINTR
+	})
+}
+
+// SendWithin is Send that gives up after a time; the error is then
+// [os.ErrDeadlineExceeded]. One Conn has one such limit at a time.
+func (c *Conn) SendWithin(d time.Duration, m *Message, fds ...int) error {
+	err := c.TrySend(m, fds...)
+	if !errors.Is(err, ErrFull) {
+		return err
+	}
+	c.u.SetWriteDeadline(time.Now().Add(d))
+	defer c.u.SetWriteDeadline(time.Time{})
+	return c.Send(m, fds...)
+}

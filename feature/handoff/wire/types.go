@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package wire is the protocol between a keeper of sessions and the members of a
+// service: one message a packet of a Unix SOCK_SEQPACKET socket, with the sockets
+// themselves as SCM_RIGHTS. docs/HANDOFF.md has it byte for byte, for clients in
+// other languages.
+package wire
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Version is the version of the protocol that this package speaks. It is the first
+// byte of every message.
+const Version = 1
+
+// Sizes, in bytes.
+const (
+	HeaderSize = 48
+	MaxName    = 63        // of a service, of a member
+	MaxText    = 1024      // of a label, of an error's text
+	MaxInline  = 64 << 10  // of state and unread inside a message; more go in a memfd
+	MaxState   = 256 << 20 // of both; a keeper's own limit is lower, and told in Welcome
+	MaxMessage = HeaderSize + MaxName + MaxText + MaxInline
+	MaxFDs     = 2 // descriptors of one message: a socket, a memfd
+)
+
+// DefaultSocket is where weir's keeper listens, unless $WEIR_HANDOFF_SOCKET names
+// another place. A path that begins with @ is an abstract socket, which belongs to
+// a network namespace.
+const DefaultSocket = "/run/weir/handoff.sock"
+
+// SocketEnv names another place than DefaultSocket.
+const SocketEnv = "WEIR_HANDOFF_SOCKET"
+
+// Type says what a message is. Those of members are below 0x80.
+type Type uint8
+
+// What members say.
+const (
+	Hello    Type = 0x01 // who speaks: Text the service, Name the member, Number its capabilities
+	Ready    Type = 0x02 // Number 1: may be given sessions; 0: gets no more of them
+	Leave    Type = 0x03 // touches none of its sessions any more: they are for others
+	Keep     Type = 0x04 // a socket to keep, with its positions and state
+	Commit   Type = 0x05 // a session's positions and state from now on
+	Drop     Type = 0x06 // the session is over: the keeper closes its duplicate
+	Transfer Type = 0x07 // the session is Name's from now on
+	Took     Type = 0x08 // what Give gave is in good hands
+	Refuse   Type = 0x09 // what Give gave is for somebody else
+	Find     Type = 0x0a // asks for a kept listener or packet socket by its label
+	Status   Type = 0x0b // asks what the keeper keeps
+	Send     Type = 0x0c // asks that the owner of a session, or of all a member's, transfers it to Name
+)
+
+// What the keeper says.
+const (
+	Welcome  Type = 0x81 // answers Hello: Read the largest state, Written the most sessions of a service
+	Error    Type = 0x82 // Number says what, Text in words
+	OK       Type = 0x83
+	Give     Type = 0x84 // a session, or what Find asked for
+	Move     Type = 0x85 // asks the owner to transfer the session to Name; session 0: all it has
+	Replaced Type = 0x86 // a newer member of the same name is ready
+	Report   Type = 0x87 // answers Status: JSON in State
+)
+
+// Flags of messages.
+const (
+	KeepState Flags = 1 << 0  // Commit, Transfer: the state stays what it was, and State is empty; Unread counts
+	Crashed   Flags = 1 << 1  // Give: the last owner died, so positions may lie before what it did
+	Returned  Flags = 1 << 2  // Give: refused by whom it was for
+	StateFD   Flags = 1 << 15 // state and unread are in a sealed memfd, the message's last descriptor
+)
+
+// Flags modify a message.
+type Flags uint16
+
+// Capabilities of a member, in Hello's Number.
+const (
+	TakesOrphans uint32 = 1 << 0 // also sessions of dead members of other names
+	Moves        uint32 = 1 << 1 // transfers its sessions when asked to
+	Exact        uint32 = 1 << 2 // peeks, commits, then consumes: what it leaves at any instant can be gone on with
+)
+
+// Kind is what kind of socket is kept, in Number of Keep, Find and Give.
+type Kind uint32
+
+// Kinds of sockets.
+const (
+	Stream   Kind = 1 // an established TCP connection
+	Listener Kind = 2 // a TCP socket that listens, with the connections queued on it
+	Packet   Kind = 3 // a UDP socket, with the datagrams queued on it
+)
+
+// String names a kind as people do.
+func (k Kind) String() string {
+	switch k {
+	case Stream:
+		return "session"
+	case Listener:
+		return "listener"
+	case Packet:
+		return "packet"
+	}
+	return fmt.Sprintf("kind %d", uint32(k))
+}
+
+// Code says what an Error is about.
+type Code uint32
+
+// Codes of errors.
+const (
+	BadVersion Code = 1  // the keeper speaks other versions
+	Malformed  Code = 2  // the message breaks the protocol: the keeper closes the connection
+	Refused    Code = 3  // this process is no member of the service
+	NoSession  Code = 4  // no such session of this member's
+	NoPeer     Code = 5  // nobody of that name is ready
+	Slow       Code = 6  // the peer does not read, or has not answered for what it was given
+	Limit      Code = 7  // too many sessions, or too much state
+	BadSocket  Code = 8  // a descriptor that cannot be kept
+	Owned      Code = 9  // the session is another member's
+	NotFound   Code = 10 // nothing of that label is kept
+	Unable     Code = 11 // the owner does not move sessions on request
+	Lost       Code = 12 // the session cannot be gone on with
+)
+
+// Errors that codes stand for; a [CodeError] is one of them.
+var (
+	ErrBadVersion = errors.New("another version of the protocol")
+	ErrMalformed  = errors.New("malformed message")
+	ErrRefused    = errors.New("refused")
+	ErrNoSession  = errors.New("no such session of this member")
+	ErrNoPeer     = errors.New("no such member is ready")
+	ErrSlow       = errors.New("the member does not keep up")
+	ErrLimit      = errors.New("over the keeper's limit")
+	ErrBadSocket  = errors.New("not a socket that can be kept")
+	ErrOwned      = errors.New("another member's session")
+	ErrNotFound   = errors.New("not kept")
+	ErrUnable     = errors.New("its owner does not move sessions on request")
+	ErrLost       = errors.New("the session is lost")
+)
+
+var codeErrors = map[Code]error{BadVersion: ErrBadVersion, Malformed: ErrMalformed, Refused: ErrRefused, NoSession: ErrNoSession,
+	NoPeer: ErrNoPeer, Slow: ErrSlow, Limit: ErrLimit, BadSocket: ErrBadSocket, Owned: ErrOwned, NotFound: ErrNotFound,
+	Unable: ErrUnable, Lost: ErrLost}
+
+// CodeError is an error as it travels: a code, and words for people.
+type CodeError struct {
+	Code Code
+	Text string
+}
+
+// Errorf makes a CodeError.
+func Errorf(c Code, format string, a ...any) *CodeError {
+	return &CodeError{c, fmt.Sprintf(format, a...)}
+}
+
+// Error implements error.
+func (e *CodeError) Error() string {
+	if e.Text != "" {
+		return e.Text
+	}
+	return e.Unwrap().Error()
+}
+
+// Unwrap is the value that the code stands for.
+func (e *CodeError) Unwrap() error {
+	if err := codeErrors[e.Code]; err != nil {
+		return err
+	}
+	return fmt.Errorf("error %d of the keeper", e.Code)
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// ConfiguredMembers are the members that the configuration names for the slots of a
+// service, of every namespace that has one of this name. The error wraps
+// [kernel.ErrNotExist] if none has.
+func ConfiguredMembers(r *kernel.Root, name string) ([]service.Member, error) {
+	all, err := r.Instances(Name)
+	if err != nil {
+		return nil, err
+	}
+	var out []service.Member
+	found := false
+	for _, i := range all {
+		if i.Name != name || !kernel.ValidName(name) {
+			continue
+		}
+		p, err := readService(r, i)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		found = true
+		out = append(out, p.Service.Members...)
+	}
+	if !found {
+		return nil, fmt.Errorf("service %q: %w", name, kernel.ErrNotExist)
+	}
+	return out, nil
+}
