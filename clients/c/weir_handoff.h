@@ -356,8 +356,10 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	m->fd = fds[0];
 	if (!bad && (m->flags & WEIR_STATE_FD_)) {
 		bad = weir_fetch_(m, fds[1] >= 0 ? fds[1] : fds[0]);
-		if (fds[1] < 0)
-			m->fd = -1;
+		if (fds[1] < 0) {
+			close(fds[0]);
+			m->fd = fds[0] = -1;
+		}
 	}
 	if (fds[1] >= 0)
 		close(fds[1]);

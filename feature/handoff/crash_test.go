@@ -4,10 +4,14 @@ package handoff_test
 
 import (
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // SIGKILL at any moment of a stream, many times: the next process of the name goes on,
@@ -36,5 +40,36 @@ func TestSIGKILL(t *testing.T) {
 	t.Logf("%d messages in %d sessions over %d kills; %+v", clients[0].count+clients[1].count, len(clients), kills, n)
 	if n.Rescued < uint64(2*kills)*9/10 || n.Gaps+n.Expired+n.Closed != 0 {
 		t.Errorf("%d kills: %+v", kills, n)
+	}
+}
+
+// A keeper and members without any right, of one user.
+func TestUnprivileged(t *testing.T) {
+	nstest.NeedRoot(t)
+	dir := t.TempDir()
+	chmodUp(t, dir)
+	if err := os.Chown(dir, 1001, 1001); err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, socket: filepath.Join(dir, "keeper.sock"), address: freeAddress(t)}
+	start := func(role string, args ...any) *nstest.Process {
+		c := nstest.Child(role, args...)
+		c.Dir = "/"
+		c.SysProcAttr.Credential = &syscall.Credential{Uid: 1001, Gid: 1001}
+		return nstest.StartReady(t, c)
+	}
+	start("keeper", w.socket)
+	m := start("member", w.socket, "talk", "0", w.address, 0)
+	cs := []*client{w.client(), w.client()}
+	for _, c := range cs {
+		c.run()
+	}
+	for range 10 {
+		time.Sleep(10 * time.Millisecond)
+		m.Kill()
+		m = start("member", w.socket, "talk", "0", w.address, 0)
+	}
+	for _, c := range cs {
+		c.finish()
 	}
 }

@@ -118,8 +118,8 @@ func TestHold(t *testing.T) {
 	m := w.member("0", 0)
 	conn := dial(t, tcpAddr(t, w.address))
 	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
-	m.Kill()
 	start := time.Now()
+	m.Kill()
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the peer sees %v, want a reset", err)
 	}

@@ -154,6 +154,41 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// With Stay a replaced member keeps its sessions until it transfers them itself.
+func TestStay(t *testing.T) {
+	w := newWorld(t, keeper.Options{})
+	stay := func(o *handoff.Options) { o.Stay = true }
+	a := w.join("0", stay)
+	peer := dial(t, a.Addr())
+	s, err := a.AcceptSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := w.join("0", stay)
+	<-a.Replaced()
+	if _, err := a.Accept(); err != handoff.ErrReplaced {
+		t.Errorf("Accept of the replaced member: %v", err)
+	}
+	if b.Addr().String() != a.Addr().String() {
+		t.Errorf("the new one listens at %v, the old one did at %v", b.Addr(), a.Addr())
+	}
+	fmt.Fprint(peer, "hello")
+	buf := make([]byte, 10)
+	if n, err := s.Read(buf); err != nil || string(buf[:n]) != "hello" {
+		t.Errorf("the session that stays reads %q, %v", buf[:n], err)
+	}
+	if err := a.Transfer(s, "0", []byte("state")); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = b.AcceptSession(); err != nil || string(s.State()) != "state" {
+		t.Errorf("%v", err)
+	}
+	dial(t, b.Addr())
+	if s, err = b.AcceptSession(); err != nil || s.Received() {
+		t.Errorf("a new connection: %v", err)
+	}
+}
+
 // weir handoff send: the owner moves a session when asked, and all of them.
 func TestSend(t *testing.T) {
 	w := newWorld(t, keeper.Options{})

@@ -325,6 +325,39 @@ func TestDetached(t *testing.T) {
 	}
 }
 
+// What cannot be gone on with elsewhere stays with its owner.
+func TestTransferLost(t *testing.T) {
+	_, socket := run(t, Options{})
+	m, other := hello(t, socket, "talk", "0"), hello(t, socket, "talk", "1")
+	other.say(&wire.Message{Type: wire.Ready, Seq: 2, Number: 1})
+	other.hear(wire.OK)
+	fd, id, peer := stream(t)
+	m.say(&wire.Message{Type: wire.Keep, Seq: 1, Session: id, Number: uint32(wire.Stream)}, fd)
+	m.hear(wire.OK)
+	fmt.Fprint(peer, "hello")
+	for n, b := 0, make([]byte, 2); n != 2; n, _ = unix.Read(fd, b) {
+		time.Sleep(time.Millisecond)
+	}
+	transfer := func(read uint64) {
+		m.say(&wire.Message{Type: wire.Transfer, Seq: 2, Session: id, Read: read, Name: "1"})
+	}
+	transfer(1)
+	m.refused(wire.Lost) // two bytes were taken, one is accounted for
+	unix.Shutdown(fd, unix.SHUT_WR)
+	peer.Close()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if _, err := sock.PositionsOf(fd); errors.Is(err, sock.ErrClosed) {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal("both ends have closed, and the connection is not closed")
+		}
+	}
+	transfer(2)
+	m.refused(wire.Lost)
+	m.say(&wire.Message{Type: wire.Drop, Seq: 3, Session: id})
+	m.hear(wire.OK) // it was m's all the time
+}
+
 func TestParseRule(t *testing.T) {
 	for _, s := range []string{"talk:uid=5", "*:user=collector", "a:unit=x@0.service", "a:cgroup=/a/b", "a:pidfile=/run/x", "a:pid=7", "a:gid=0"} {
 		if r, err := ParseRule(s); err != nil || r.String() != s {

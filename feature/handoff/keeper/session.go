@@ -3,6 +3,7 @@
 package keeper
 
 import (
+	"errors"
 	"net/netip"
 	"time"
 
@@ -174,6 +175,9 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 	}
 	to, err := k.peer(m, msg.Name, time.Now())
 	if err == nil {
+		err = movable(s, msg.Read)
+	}
+	if err == nil {
 		err = k.update(s, msg)
 	}
 	if err != nil {
@@ -184,6 +188,24 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 	s.moves++
 	m.service.counts.Transfers++
 	k.giveTo(to, s, wire.Message{Name: m.name})
+	return nil
+}
+
+// movable says why a session is better left where it is: where it stands cannot be
+// told any more once both ends have closed, and only its owner knows what is unread.
+func movable(s *session, read uint64) error {
+	if s.kind != wire.Stream {
+		return nil
+	}
+	p, err := sock.PositionsOf(s.fd)
+	switch {
+	case errors.Is(err, sock.ErrClosed):
+		return wire.Errorf(wire.Lost, "the connection is closed: read it to its end, and close it")
+	case err != nil:
+		return wire.Errorf(wire.Lost, "%v", err)
+	case p.Read > read:
+		return wire.Errorf(wire.Lost, "%d bytes were read and not committed", p.Read-read)
+	}
 	return nil
 }
 
