@@ -121,6 +121,9 @@ type info struct {
 	_                          uint8
 	_                          [2]uint32
 	SndMSS, RcvMSS             uint32
+	Unacked                    uint32 // segments
+	_                          [13]uint32
+	SndCwnd                    uint32 // segments
 }
 
 // Bits of info.Options.

@@ -14,9 +14,10 @@ import (
 
 // RestoreOptions say how a session is restored.
 type RestoreOptions struct {
-	// Probe has the session ask its peer, when it starts, what it has received: one
-	// segment, to which the peer answers at once. It heals a loss around the move
-	// sooner, and costs two packets.
+	// Probe has the session, when it starts, send again the last segment that was sent,
+	// if few are under way, and else one without data. The peer answers at once with what
+	// it has. It heals a loss around the move in a round trip, for which the kernel alone
+	// takes seconds, and costs a segment and an answer.
 	Probe bool
 }
 
@@ -31,6 +32,7 @@ type Built struct {
 	tcp   *net.TCPConn // from connect on
 	state *State
 	o     RestoreOptions
+	again int // how many bytes that were sent Start sends once more
 }
 
 // Restore is [Build] and [Built.Start].
@@ -182,6 +184,15 @@ func (b *Built) connect() error {
 	if err := setQueueSeq(b.fd, queueSend, s.SndUna); err != nil {
 		return err
 	}
+	// The size of segments is worked out now, and not again when the option is set: without
+	// this the session would go on in segments of 536 bytes until something has it look at
+	// the path. (The kernel takes 88 to 32767 here.)
+	if s.MSS >= 88 && s.MSS <= 32767 {
+		if err := setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, int(s.MSS)); err != nil {
+			return fmt.Errorf("set TCP_MAXSEG: %w", err)
+		}
+		defer func() { _ = setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, 0) }() // it has done its work: no limit of the application's
+	}
 	switch err := unix.Connect(b.fd, remote); {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return ErrTaken
@@ -273,14 +284,60 @@ func (b *Built) fillSendQueue() error {
 	if err := setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queueSend); err != nil {
 		return fmt.Errorf("choose the send queue: %w", err)
 	}
-	if err := sendAll(b.fd, sent); err != nil {
+	last := len(sent)
+	if b.o.Probe {
+		i, err := tcpInfo(b.fd)
+		if err != nil {
+			return err
+		}
+		last = max(0, last-int(i.SndMSS))
+	}
+	if err := sendAll(b.fd, sent[:last]); err != nil {
+		return fmt.Errorf("queue what was sent: %w", err)
+	}
+	free, err := b.maySend(len(sent))
+	if err != nil {
+		return err
+	}
+	if last < len(sent) && free {
+		b.again = len(sent) - last
+	} else if err := sendAll(b.fd, sent[last:]); err != nil {
 		return fmt.Errorf("queue what was sent: %w", err)
 	}
 	l, err := queueLengths(b.fd)
-	if err == nil && (l.unacked != len(sent) || l.unsent != 0) {
-		err = fmt.Errorf("the kernel queued %d bytes of %d, %d of them as unsent", l.unacked, len(sent), l.unsent)
+	if err == nil && (l.unacked != len(sent)-b.again || l.unsent != 0) {
+		err = fmt.Errorf("the kernel queued %d bytes of %d, %d of them as unsent", l.unacked, len(sent)-b.again, l.unsent)
 	}
 	return err
+}
+
+// maySend tells whether a segment could leave at once that ends the given number of
+// bytes after what the peer has acknowledged. It must: acknowledgements of what the kernel
+// takes for unsent are thrown away, and the peer may have all of it.
+func (b *Built) maySend(end int) (bool, error) {
+	i, err := tcpInfo(b.fd)
+	return i.Unacked+1 < i.SndCwnd && uint32(end) <= b.state.Window.SndWnd, err
+}
+
+// sendAgain sends the last segment again. TCP_NODELAY has it go out now, whatever
+// TCP_CORK and Nagle's algorithm would have it wait for.
+func (b *Built) sendAgain() error {
+	s := b.state
+	sent := len(s.Send) - s.Unsent
+	if err := sendAll(b.fd, s.Send[sent-b.again:sent]); err != nil {
+		return fmt.Errorf("send the last segment again: %w", err)
+	}
+	was, err := unix.GetsockoptInt(b.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY)
+	if err == nil {
+		err = setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	}
+	if err == nil && was == 0 {
+		err = setInt(b.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("push the last segment: %w", err)
+	}
+	return nil
 }
 
 func sendAll(fd int, b []byte) error {
@@ -340,11 +397,16 @@ func (b *Built) Start() (*Conn, error) {
 
 func (b *Built) start() (*Conn, error) {
 	s, how := b.state, repairOffQuiet
-	if b.o.Probe {
+	if b.o.Probe && b.again == 0 {
 		how = repairOff
 	}
 	if err := thaw(b.fd, s.ReuseAddr, how); err != nil {
 		return nil, err
+	}
+	if b.again > 0 {
+		if err := b.sendAgain(); err != nil {
+			return nil, err
+		}
 	}
 	if err := sendAll(b.fd, s.Send[len(s.Send)-s.Unsent:]); err != nil {
 		return nil, fmt.Errorf("send the rest: %w", err)

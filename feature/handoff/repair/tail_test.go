@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repair
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// What the old place sent last, and the network lost, the new place sends again by
+// itself: nobody else knows of it. With Probe that takes a round trip, also where Nagle or
+// a cork would hold the last segment back; without, the kernel's first timeout of 3 s.
+func TestLostTail(t *testing.T) {
+	for _, tc := range []struct {
+		name          string
+		bytes         int
+		nodelay, cork int
+	}{{"four segments", 5000, 1, 0}, {"Nagle", 5000, 0, 0}, {"a cork", 4000, 0, 1}, {"a part of one", 100, 0, 0}} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t)
+			client, server := w.pair("tcp4", nil, nil)
+			chat(t, client, server)
+			hole := &netlink.Route{Dst: &net.IPNet{IP: nstest.Side(0, 2)[0].Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_BLACKHOLE}
+			w.do(w.Router, func() error { return netlink.RouteAdd(hole) })
+			in(t, server, func(fd int) { ok(t, setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, tc.nodelay)) })
+			write(t, server, tc.bytes, 0)
+			in(t, server, func(fd int) { ok(t, setInt(fd, unix.IPPROTO_TCP, unix.TCP_CORK, tc.cork)) })
+			s := w.dump(fresh{server})
+			w.do(w.Router, func() error { return netlink.RouteDel(hole) })
+			if len(s.Send) != tc.bytes {
+				t.Errorf("%d bytes to be sent", len(s.Send))
+			}
+			begin := time.Now()
+			w.Own(1 - w.Owner)
+			var c *Conn
+			w.do(w.Servers[w.Owner], func() (err error) { c, err = Restore(s, RestoreOptions{Probe: true}); return err })
+			defer c.Close()
+			w.Route(w.Owner)
+			w.Release()
+			drain(t, client, tc.bytes)
+			if took := time.Since(begin); took > 800*time.Millisecond { // a timeout of the kernel's is 1 s or 3 s
+				t.Errorf("it came after %v", took)
+			} else {
+				t.Logf("it came after %v", took)
+			}
+			in(t, c.TCPConn, func(fd int) {
+				if got, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY); err != nil || got != tc.nodelay {
+					t.Errorf("TCP_NODELAY is %d, %v", got, err)
+				}
+				ok(t, setInt(fd, unix.IPPROTO_TCP, unix.TCP_CORK, 0))
+			})
+			chat(t, client, c)
+			w.WantNoResets()
+		})
+	}
+}
