@@ -32,9 +32,9 @@ func (g *gen) dissect() {
 	for _, t := range transports {
 		p.have[t.bit] = g.label()
 	}
+	g.hot(p)
+	g.bind(p.cold)
 	if !g.inPlace() {
-		g.hot(p)
-		g.bind(p.cold)
 		g.open(p.blank)
 	}
 	g.blank()
