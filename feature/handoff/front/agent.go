@@ -45,7 +45,7 @@ type Agent struct {
 	timers  map[Key]*time.Timer
 }
 
-// NewAgent makes an agent, and has the data path know the hosts.
+// NewAgent makes an agent of a data path, which knows the hosts already: see [Front.SetHosts].
 func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 	for _, d := range []struct {
 		of  *time.Duration

@@ -118,6 +118,9 @@ func (f *Front) SetService(s Service) error {
 	if s.BySource {
 		v.BySource = 1
 	}
+	f.hold.mu.Lock()
+	f.hold.services[listen{s.Listen, s.Proto}] = s
+	f.hold.mu.Unlock()
 	if err := f.maps.FrontServices.Put(k, v); err != nil {
 		return fmt.Errorf("service %s: %w", s.Listen, err)
 	}

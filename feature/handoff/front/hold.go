@@ -20,9 +20,11 @@ type hold struct {
 	ifindex int
 	buf     []byte
 	mu      sync.Mutex
-	queues  map[Key]*queue
-	bytes   int
-	dropped uint64 // for want of room
+	// services and queues by what a frame says.
+	services map[listen]Service
+	queues   map[Key]*queue
+	bytes    int
+	dropped  uint64 // for want of room
 }
 
 // queue is the packets of a flow, in the order in which they came.
@@ -44,7 +46,7 @@ func newHold(name string) (*hold, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: /dev/net/tun: %w (the kernel needs CONFIG_TUN)", errHold, err)
 	}
-	h := &hold{fd: fd, buf: make([]byte, mostFrame+vnetHeader), queues: map[Key]*queue{}}
+	h := &hold{fd: fd, buf: make([]byte, mostFrame+vnetHeader), services: map[listen]Service{}, queues: map[Key]*queue{}}
 	if err := h.setUp(name); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("%w %s: %w", errHold, name, err)
@@ -185,38 +187,49 @@ func (h *hold) write(frame []byte) error {
 	return nil
 }
 
-// queueOf finds the queue of a frame's flow. The services share the queues' numbers only by their keys: the client's address
-// and port are enough to tell flows apart, and the service is looked for among those that wait.
+// queueOf finds the queue of a frame's flow; nil: it does not wait.
 func (h *hold) queueOf(frame []byte) *queue {
-	client, ok := clientOf(frame[min(vnetHeader, len(frame)):])
+	from, to, proto, ok := endsOf(frame[min(vnetHeader, len(frame)):])
 	if !ok {
 		return nil
 	}
-	for k, q := range h.queues {
-		if k.Client == client || k.Client.Port() == 0 && k.Client.Addr() == client.Addr() {
-			return q
-		}
+	s, ok := h.services[listen{to, proto}]
+	if !ok {
+		return nil
 	}
-	return nil
+	if s.BySource {
+		from = netip.AddrPortFrom(from.Addr(), 0)
+	}
+	return h.queues[Key{Client: from, Service: s.ID}]
 }
 
-// clientOf is the source of an Ethernet frame of TCP or UDP.
-func clientOf(b []byte) (netip.AddrPort, bool) {
+// listen is where a service is.
+type listen struct {
+	addr  netip.AddrPort
+	proto uint8
+}
+
+// endsOf are the source and the destination of an Ethernet frame of TCP or UDP, as the data path has parked it: without tags
+// and extension headers.
+func endsOf(b []byte) (from, to netip.AddrPort, proto uint8, ok bool) {
 	if len(b) < 14+20 {
-		return netip.AddrPort{}, false
+		return from, to, 0, false
 	}
-	switch ip := b[14:]; binary.BigEndian.Uint16(b[12:]) {
+	port := func(b []byte) uint16 { return binary.BigEndian.Uint16(b) }
+	switch ip := b[14:]; port(b[12:]) {
 	case unix.ETH_P_IP:
 		l4 := int(ip[0]&15) * 4
 		if len(ip) < l4+4 {
-			return netip.AddrPort{}, false
+			return from, to, 0, false
 		}
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[12:])), binary.BigEndian.Uint16(ip[l4:])), true
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[12:])), port(ip[l4:])),
+			netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[16:])), port(ip[l4+2:])), ip[9], true
 	case unix.ETH_P_IPV6:
 		if len(ip) < 44 {
-			return netip.AddrPort{}, false
+			return from, to, 0, false
 		}
-		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(ip[8:])), binary.BigEndian.Uint16(ip[40:])), true
+		return netip.AddrPortFrom(netip.AddrFrom16([16]byte(ip[8:])), port(ip[40:])),
+			netip.AddrPortFrom(netip.AddrFrom16([16]byte(ip[24:])), port(ip[42:])), ip[6], true
 	}
-	return netip.AddrPort{}, false
+	return from, to, 0, false
 }
