@@ -17,14 +17,15 @@
 //	                  the owner is the destination
 //	                  Flipped(e) ──────▶ the application gets it
 //	  ◀──────────────────────── Done(e)
+//	  Reclaim(e) ──────▶ it is gone, for good
 //	closes its own without a word
 //
 // e is the epoch of the move: one more than the epoch in which the source owns the session. Whatever goes wrong, the source
 // asks the front end before it does anything: Reclaim(e). If the session has not moved, the front end gives it back in epoch
 // e+1, and a Flip(e) that comes later is refused. If it has moved and the destination has said a word to the client, the
 // source's copy is worth nothing: it closes it. If it has moved, the destination's agent has died and the client has heard
-// nothing from there, the front end gives it back as well. Packets are held
-// until a deadline at most; then they go to the source, which is deaf, and the client repeats them.
+// nothing from there, the front end gives it back as well. Packets are held until a deadline at most; then they go to the source,
+// which is deaf, and the client repeats them.
 //
 // Four things are the agents' to hold, and the explorer counts on them:
 //   - from Dump to Thaw or Close no packet reaches the source's socket, also while its agent is dead;
