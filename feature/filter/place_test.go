@@ -271,7 +271,7 @@ func needNFT(t testing.TB) {
 	t.Helper()
 	needHook(t, HookNFT)
 	if _, err := exec.LookPath("nft"); err != nil {
-		t.Skip("need: the tool nft (Debian: nftables)")
+		t.Skip("need: tool nft (Debian package nftables)")
 	}
 }
 

@@ -242,8 +242,8 @@ func (g *gen) repeat(n int32, turn func()) {
 	loop, end := g.label(), g.label()
 	counter := asm.R7 // which the verifier follows: it goes through every turn
 	if g.o.Kernel.MayGoto {
-		counter = asm.R1 // a zero that it does not know as one
-		g.op(asm.LoadMem(counter, asm.R8, imgLen, asm.Word), asm.Xor.Reg(counter, counter), asm.StoreMem(asm.R8, imgTurn, counter, asm.Word))
+		counter = asm.R1
+		g.zero(imgTurn, counter)
 		g.bind(loop)
 		g.jump(mayGoto(0), end)
 		turn()
@@ -256,6 +256,11 @@ func (g *gen) repeat(n int32, turn func()) {
 	}
 	g.jump(asm.JLT.Imm(counter, n, ""), loop)
 	g.bind(end)
+}
+
+// zero stores a zero that the verifier does not know as one, by way of a register.
+func (g *gen) zero(at int16, r asm.Register) {
+	g.op(asm.LoadMem(r, asm.R8, imgLen, asm.Word), asm.Xor.Reg(r, r), asm.StoreMem(asm.R8, at, r, asm.Word))
 }
 
 func (g *gen) foundInImage(bits uint32) {

@@ -251,20 +251,7 @@ func usesXor(rules []Rule) (uses bool) {
 // Rates count packets also where their rule does not match.
 func onlyIPv4(rules []Rule) bool {
 	for _, r := range rules {
-		terms := []expr.Node{r.Match.Root}
-		if and, ok := r.Match.Root.(*expr.And); ok {
-			terms = and.X
-		}
-		only := false
-		for _, n := range terms {
-			only = only || implied(n)&noIP4 != 0
-		}
-		expr.Walk(r.Match.Root, func(n expr.Node) {
-			if _, rate := n.(*expr.Rate); rate {
-				only = false
-			}
-		})
-		if !only {
+		if required(r)&noIP4 == 0 {
 			return false
 		}
 	}

@@ -170,7 +170,7 @@ func (s *scan) bytes(n int32, read func(at asm.Register)) {
 		g.bind(done)
 		return
 	}
-	g.op(asm.LoadMem(asm.R3, asm.R8, imgLen, asm.Word), asm.Xor.Reg(asm.R3, asm.R3), asm.StoreMem(asm.R8, scanByte, asm.R3, asm.Word))
+	g.zero(scanByte, asm.R3)
 	g.bind(loop)
 	g.jump(mayGoto(0), done)
 	g.op(asm.LoadMem(asm.R3, asm.R8, scanByte, asm.Word), asm.And.Imm(asm.R3, n-1))

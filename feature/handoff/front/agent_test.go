@@ -88,8 +88,8 @@ func (s *agents) hears(number move.Host) move.Message {
 		return h.f.Message
 	case <-time.After(5 * time.Second):
 		s.t.Fatalf("host %d hears nothing", number)
+		return move.Message{}
 	}
-	panic("unreachable")
 }
 
 // session is a connection of the client that has spoken with its owner.
