@@ -36,7 +36,22 @@ build: ## bin/weir and bin/weir-lab, static
 
 .PHONY: test
 test: build bin/goflow2 ## all tests; as root, or those that need the kernel skip
-	$(GO) test -timeout 20m $(TESTFLAGS) ./...
+	$(GO) test -p 2 -timeout 20m $(TESTFLAGS) ./feature/steer ./... # the longest first: others run beside it; more than two at once, and tests that measure fail
+
+.PHONY: test-every-step
+test-every-step: ## all tests; those that kill something at each step of a change leave no step out
+	WEIR_EVERY_STEP=1 $(MAKE) test
+
+.PHONY: hammer
+hammer: build bin/goflow2 bin/standstill ## all tests, four packages at once, and all experiments, while the host stands still again and again (an hour)
+	failed=; bin/standstill $(GO) test -count 1 -p 4 -timeout 60m $(TESTFLAGS) ./... || failed=tests; \
+	for name in $$(bin/weir-lab list --names); do bin/standstill bin/weir-lab run "$$name" --smoke || failed+=" $$name"; done; \
+	[ -z "$$failed" ] || { echo "FAIL: $$failed"; exit 1; }
+
+.PHONY: bin/standstill
+bin/standstill:
+	@mkdir -p bin
+	$(GO) build -buildvcs=false -o $@ ./lab/standstill
 
 # A collector that tests run, from a module of its own: its dependencies are none of weir's.
 bin/goflow2: lab/peers/goflow2/go.mod lab/peers/goflow2/go.sum
@@ -91,7 +106,7 @@ lint-c:
 
 .PHONY: vm
 vm: ## the tests of vm/packages on Debian's kernels 5.10, 6.1, 6.12 and newest, under QEMU
-	WEIR_VM_BESIDE=$(BESIDE) vm/run
+	WEIR_VM_BESIDE=$(BESIDE) WEIR_VM_BUDGET=$(BUDGET) vm/run
 
 .PHONY: vm-systemd
 vm-systemd: build ## the tests that need systemd as PID 1, under QEMU

@@ -13,6 +13,8 @@ import (
 
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/service"
@@ -24,6 +26,8 @@ type Config struct {
 	Group          string                    `yaml:"group"` // may read; default: weir, if there is such a group
 	Services       map[string]*ServiceConfig `yaml:"services"`
 	Filter         []filter.Filter           `yaml:"filter"`
+	Handoff        keeper.Limits             `yaml:"handoff"`
+	Reroute        []reroute.Path            `yaml:"reroute"`
 
 	Rate *steer.Rate `yaml:"-"` // of resets after this change; nil: what each service says
 }
@@ -107,6 +111,16 @@ func (c *Config) guard() (guard.Config, bool) {
 		}
 	}
 	return out, len(out.Services) > 0
+}
+
+// handoff is what weir serve's keeper keeps at most.
+func (c *Config) handoff() (keeper.Limits, bool) {
+	return c.Handoff, c.Handoff != keeper.Limits{}
+}
+
+// reroute is the part of links and the ways around them.
+func (c *Config) reroute() (reroute.Config, bool) {
+	return reroute.Config{Paths: c.Reroute}, len(c.Reroute) > 0
 }
 
 // Filters are the filters of the file, the files of their lists found.

@@ -56,6 +56,7 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 	for _, f := range parts {
 		d.probe(f)
 	}
+	d.probe(part{name: "handoff", needs: func(*Config) []kernel.Need { return handoffNeeds() }})
 	for _, f := range parts {
 		d.examine(ctx, h.Root, f)
 	}

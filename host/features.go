@@ -4,12 +4,17 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/handoff/server"
+	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
 )
@@ -21,6 +26,16 @@ var parts = []part{
 	partOf(steer.Feature{}, (*Config).steer),
 	partOf(guard.Feature{}, (*Config).guard),
 	partOf(filter.Feature{}, (*Config).filter),
+	partOf[keeper.Limits, *keeper.Limits](sessions{}, (*Config).handoff),
+	partOf(reroute.Feature{}, (*Config).reroute),
+}
+
+// sessions is handoff: the keeper, and what agents of front ends and of servers have pinned: weir apply knows nothing of
+// that, and weir remove takes it, too.
+type sessions struct{ keeper.Feature }
+
+func (f sessions) Remove(ctx context.Context, l *kernel.WriteLock) error {
+	return errors.Join(front.RemoveAll(l), server.RemoveGates(l), f.Feature.Remove(ctx, l))
 }
 
 // part is a feature as the host sees it, whatever its configuration and state are.
@@ -84,4 +99,7 @@ func Features() []string {
 }
 
 // SetVersion has the features record this version of weir in what they pin.
-func SetVersion(v string) { steer.Version, guard.Version, filter.Version = v, v, v }
+func SetVersion(v string) {
+	steer.Version, guard.Version, filter.Version, keeper.Version = v, v, v, v
+	reroute.SetVersion(v)
+}

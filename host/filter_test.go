@@ -71,7 +71,7 @@ func TestFilterBesideServices(t *testing.T) {
 	if st, err := w.Reader("").Status(t.Context()); err != nil || len(st.Filters) != 0 || len(st.Services) != 1 {
 		t.Errorf("filter removed: %+v, %v", st, err)
 	}
-	if err := w.Remove(t.Context(), "garde"); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter") {
+	if err := w.Remove(t.Context(), "garde"); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter, handoff") {
 		t.Errorf("a feature that there is not: %v", err)
 	}
 	if n := len(both.Filters()); n != 1 {

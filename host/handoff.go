@@ -4,16 +4,29 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 
+	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/kernel"
 )
 
 // newKeeper makes the keeper of weir serve. Who may hand over sessions of a service is
 // whoever the configuration makes a member of one of its slots.
 func (h *Host) newKeeper(o ServeOptions) *keeper.Keeper {
-	return keeper.New(keeper.Options{Log: o.Log, Allow: h.allowHandoff})
+	return keeper.New(keeper.Options{Log: o.Log, Allow: h.allowHandoff, Store: keeper.Store()})
+}
+
+// inherit takes what the weir serve before left with systemd.
+func inherit(k *keeper.Keeper, log *slog.Logger) {
+	files, err := keeper.Inherited()
+	if err = errors.Join(err, k.Inherit(files)); err != nil {
+		log.Warn("not all that waited for a member could be taken over", "reason", err)
+	}
 }
 
 // allowHandoff is a keeper's Options.Allow.
@@ -28,4 +41,14 @@ func (h *Host) allowHandoff(ctx context.Context, service string, p keeper.Peer) 
 		}
 	}
 	return fmt.Errorf("process %d of user %d is no member of service %q: root is, and the members that weir.yaml names for its slots, by user: %d for one", p.PID, p.UID, service, p.UID)
+}
+
+// handoffNeeds are those of a front end, for doctor: who has none loses nothing.
+func handoffNeeds() []kernel.Need {
+	needs := slices.Clone(front.Needs)
+	for i := range needs {
+		needs[i].Optional, needs[i].For = true, "a front end (weir handoff front)"
+	}
+	needs[1].For = "servers whose sessions move to other servers (weir handoff server); a front end does with tc filters"
+	return needs[:2]
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
 )
@@ -27,6 +28,7 @@ type Reader interface {
 	Status(ctx context.Context) (Status, error)
 	Guards(ctx context.Context) (guard.State, error)
 	Filters(ctx context.Context) (filter.State, error)
+	Reroute(ctx context.Context) (reroute.State, error)
 	Devices(ctx context.Context, service string) (Devices, error)
 	Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (Places, error)
 	Templates(ctx context.Context, service string) (steer.TemplateState, error)
@@ -39,6 +41,7 @@ type Status struct {
 	steer.State
 	Guards  []guard.GuardState   `json:"guards,omitempty"`
 	Filters []filter.FilterState `json:"filters,omitempty"`
+	Reroute *reroute.State       `json:"reroute,omitempty"`
 }
 
 // Devices are the sources of one service.
@@ -81,7 +84,15 @@ func (p pins) Status(ctx context.Context) (Status, error) {
 		return Status{State: st}, err
 	}
 	f, err := p.Filters(ctx)
-	return Status{st, g.Guards, f.Filters}, err
+	if err != nil {
+		return Status{State: st}, err
+	}
+	out := Status{State: st, Guards: g.Guards, Filters: f.Filters}
+	r, err := p.Reroute(ctx)
+	if len(r.Paths)+len(r.Sessions) > 0 {
+		out.Reroute = &r
+	}
+	return out, err
 }
 
 func (p pins) Guards(ctx context.Context) (guard.State, error) {
@@ -90,6 +101,10 @@ func (p pins) Guards(ctx context.Context) (guard.State, error) {
 
 func (p pins) Filters(ctx context.Context) (filter.State, error) {
 	return filter.ReadState(ctx, p.Root)
+}
+
+func (p pins) Reroute(ctx context.Context) (reroute.State, error) {
+	return reroute.ReadState(ctx, p.Root)
 }
 
 func (p pins) Devices(ctx context.Context, service string) (Devices, error) {
@@ -148,6 +163,10 @@ func (r remote) Guards(ctx context.Context) (st guard.State, err error) {
 
 func (r remote) Filters(ctx context.Context) (st filter.State, err error) {
 	return st, r.get(ctx, "/v1/filter/list", nil, &st)
+}
+
+func (r remote) Reroute(ctx context.Context) (st reroute.State, err error) {
+	return st, r.get(ctx, "/v1/reroute/status", nil, &st)
 }
 
 func (r remote) Devices(ctx context.Context, service string) (d Devices, err error) {

@@ -46,7 +46,7 @@ func playCollector(f []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	if addr != "-" {
 		ctx, cancel = context.WithTimeout(context.Background(), time.Minute)
 	}

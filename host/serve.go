@@ -83,11 +83,17 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		case err != nil:
 			return err
 		default:
+			inherit(k, o.Log)
 			o.Log.Info("keeping sessions of members", "socket", o.Handoff)
 			g.Go(func() error { return k.Serve(ctx, l) })
+			g.Go(func() error { return k.Follow(ctx, h.Root, o.Log) })
 		}
 	}
 	for _, f := range parts {
+		if s, ok := f.feature.(steer.Feature); ok && o.Handoff != "" {
+			s.Hand = h.Hand(o.Handoff)
+			f.feature = s
+		}
 		if r, ok := f.feature.(feature.Runner); ok {
 			g.Go(func() error { return r.Run(ctx, h.Root, o.Log) })
 		}
@@ -174,6 +180,7 @@ func (h *Host) handler(more ...prometheus.Collector) http.Handler {
 		})
 	}
 	answer("/v1/status", func(r *http.Request) (any, error) { return direct.Status(r.Context()) })
+	answer("/v1/reroute/status", func(r *http.Request) (any, error) { return direct.Reroute(r.Context()) })
 	answer("/v1/guard/status", func(r *http.Request) (any, error) { return direct.Guards(r.Context()) })
 	answer("/v1/filter/list", func(r *http.Request) (any, error) { return direct.Filters(r.Context()) })
 	answer("/v1/steer/status", func(r *http.Request) (any, error) {

@@ -72,7 +72,10 @@ func (b *lockedBuffer) find(re *regexp.Regexp) []string {
 	return re.FindStringSubmatch(b.String())
 }
 
-var address = regexp.MustCompile(`address=(\S+)`)
+var (
+	address = regexp.MustCompile(`address=(\S+)`)
+	keeping = regexp.MustCompile(`keeping sessions of members|sessions are kept by another keeper`)
+)
 
 // serving is a running Serve.
 type serving struct {
@@ -101,13 +104,14 @@ func (w world) serve() *serving {
 			w.t.Error(err)
 		}
 	})
-	for end := time.Now().Add(10 * time.Second); s.url == ""; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); s.url == ""; time.Sleep(time.Millisecond) {
 		if m := log.find(address); m != nil {
 			s.url = "http://" + m[1]
 		} else if time.Now().After(end) {
 			w.t.Fatal("Serve listens nowhere")
 		}
 	}
+	eventually(w.t, "sessions are kept", func() bool { return log.find(keeping) != nil })
 	for _, path := range []string{s.socket, s.register} {
 		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 			if c, err := net.Dial("unix", path); err == nil {

@@ -92,7 +92,7 @@ func TestUpgrade(t *testing.T) {
 	if s := w.state().Services; len(s) != 2 || !s[1].Slots[0].Admitted() {
 		t.Errorf("upgraded, and the services are %+v", s)
 	}
-	if got := w.handled(4739); got != "telemetry" {
+	if got := w.handled(4739, "telemetry"); got != "telemetry" {
 		t.Errorf("upgraded, and port 4739 is counted by %q", got)
 	}
 	wantSteps(t, w.plan(c))
@@ -131,7 +131,7 @@ func TestUpgradeAndApplyAtOnce(t *testing.T) {
 	w.apply(two)
 	wantSteps(t, w.plan(two))
 	for port, want := range map[int]string{4739: "telemetry", 2055: "flows"} {
-		if got := w.handled(port); got != want {
+		if got := w.handled(port, want); got != want {
 			t.Errorf("port %d is counted by %q, want %q", port, got, want)
 		}
 	}

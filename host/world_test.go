@@ -29,7 +29,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"kept": playKept, "daemon": playDaemon, "apply": playApply, "read": playRead, "doctor": playDoctor, "collector": playCollector})
+	nstest.Play(map[string]nstest.Role{"kept": playKept, "routed": playRouted, "daemon": playDaemon, "apply": playApply, "read": playRead, "doctor": playDoctor, "collector": playCollector})
 	nstest.Main(m)
 }
 
@@ -97,14 +97,47 @@ func newWorld(t *testing.T) world {
 	name := strings.NewReplacer("/", "_", " ", "_").Replace(t.Name())
 	w := world{New(filepath.Join(nstest.BPFFS, fmt.Sprintf("%.40s_%d", name, time.Now().UnixNano()%1e9))), t}
 	t.Cleanup(func() {
+		attached := w.links()
 		if err := w.Remove(context.Background(), ""); err != nil {
 			t.Error(err)
+		}
+		// The kernel takes programs off some time after they were unpinned: they are not to meet the packets of the next test.
+		for _, id := range attached {
+			eventually(t, "a link that was removed is gone", func() bool {
+				l, err := link.NewFromID(id)
+				if err == nil {
+					l.Close()
+				}
+				return errors.Is(err, os.ErrNotExist)
+			})
 		}
 		if left := w.dump(); len(left) > 0 {
 			t.Errorf("removed, and there is still\n%s", strings.Join(left, "\n"))
 		}
 	})
 	return w
+}
+
+// links are the kernel's links that are pinned.
+func (w world) links() (all []link.ID) {
+	w.t.Helper()
+	pins, err := filepath.Glob(filepath.Join(w.Root.Path(), "*", "*", "*", "link_*"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, path := range pins {
+		l, err := link.LoadPinnedLink(path, nil)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if info, err := l.Info(); err != nil {
+			w.t.Error(err)
+		} else {
+			all = append(all, info.ID)
+		}
+		l.Close()
+	}
+	return all
 }
 
 func (w world) config(text string, args ...any) *Config {

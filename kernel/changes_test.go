@@ -12,7 +12,7 @@ import (
 // heard waits for a change; quiet says that none may come.
 func heard(t *testing.T, c *Changes, quiet bool) {
 	t.Helper()
-	wait := 5 * time.Second
+	wait := 30 * time.Second
 	if quiet {
 		wait = 100 * time.Millisecond
 	}

@@ -28,6 +28,7 @@ type TCX struct {
 	Ifindex int
 	Device  string // its name, for messages
 	Egress  bool
+	First   bool // before the programs that are there already
 }
 
 // TCXLink is the need of [TCX].
@@ -54,7 +55,11 @@ func (a TCX) hook() ebpf.AttachType {
 
 // Attach implements Attachment. Programs of others at the same hook stay.
 func (a TCX) Attach(prog *ebpf.Program) (Link, error) {
-	l, err := link.AttachTCX(link.TCXOptions{Interface: a.Ifindex, Program: prog, Attach: a.hook()})
+	o := link.TCXOptions{Interface: a.Ifindex, Program: prog, Attach: a.hook()}
+	if a.First {
+		o.Anchor = link.Head()
+	}
+	l, err := link.AttachTCX(o)
 	if err != nil {
 		return nil, fmt.Errorf("attaching to %s: %w", a, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -57,7 +58,7 @@ func (r *Root) open(i Instance, opts *ebpf.LoadPinOptions, maps []string) (*Open
 }
 
 // openTries bounds how often a reader that a replacement overtook looks again.
-const openTries = 50
+const openTries = 300
 
 // openOnce opens everything through one handle of the directory: by its name,
 // a reader could get the meta of an instance and the maps of its successor. It
@@ -129,19 +130,20 @@ func (r *Root) Meta(i Instance) (m Meta, err error) {
 }
 
 // replaced says whether the directory of an instance is another one now, or is
-// about to be.
+// about to be. It is one reading of the directory above, which no rename gets
+// into: two looks at two names can both miss an instance that is never gone,
+// each in the replacement when the name that it asks for is free.
 func (r *Root) replaced(i Instance, was os.FileInfo) bool {
-	staged := func() bool {
-		_, err := os.Stat(r.dir(i) + stagedSuffix)
-		return err == nil
-	}
-	if staged() {
+	dir := r.dir(i)
+	names, _ := r.allNames(filepath.Dir(dir))
+	if slices.Contains(names, i.Name+stagedSuffix) {
 		return true
 	}
-	if now, err := os.Stat(r.dir(i)); err == nil {
-		return was == nil || !os.SameFile(was, now)
+	if !slices.Contains(names, i.Name) {
+		return false
 	}
-	return staged() // and the next replacement may have begun since
+	now, err := os.Stat(dir)
+	return err != nil || was == nil || !os.SameFile(was, now)
 }
 
 func (r *Root) explainOpen(path string, err error) error {

@@ -68,6 +68,20 @@ var TCFilter = Need{Name: "tc filters that copy packets", Since: "4.18", Optiona
 	For:    "copy: a second service that gets every datagram of a first one",
 	Remedy: "the kernel must be built with CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS", Probe: probeTCFilter}
 
+// TCRedirect is a program at a device that sends packets elsewhere, into tunnels as well, and exchanges words of a map.
+var TCRedirect = Need{Name: "tc programs with bpf_check_mtu", Since: "5.12", For: "the data path of a front end",
+	Remedy: "use a newer kernel", Probe: func() error {
+		liftMemlock()
+		return explainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnCheckMtu)) // the latest of what it uses
+	}}
+
+// RedirectNeigh is a program at a device that sends packets to a neighbour on another one.
+var RedirectNeigh = Need{Name: "tc programs with bpf_redirect_neigh", Since: "5.10", For: "rerouting around links that are down",
+	Remedy: "use a newer kernel", Probe: func() error {
+		liftMemlock()
+		return explainProbe(features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRedirectNeigh))
+	}}
+
 // PidfdGetfd adopts sockets of processes that know nothing of weir.
 var PidfdGetfd = Need{Name: "pidfd_getfd", Since: "5.6", For: "adopting sockets of unmodified processes",
 	Remedy: "use a newer kernel, or run weir with CAP_SYS_PTRACE", Probe: probePidfdGetfd}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -231,13 +232,29 @@ func TestReadersDuringReplace(t *testing.T) {
 			if err := publishWith(l, instance, 1, nil); err != nil {
 				t.Fatal(err)
 			}
+			// A reader waits for so long, between two renames, for the second one: more than that is a stall of the writer.
+			var retired time.Time
+			var between time.Duration // the two renames, at the longest
+			OnStep(func(step string) {
+				switch step {
+				case "publish:retired":
+					retired = time.Now()
+				case "publish:replaced":
+					between = max(between, time.Since(retired))
+				}
+			})
+			defer OnStep(nil)
 			var done atomic.Bool
-			var reads atomic.Int64
+			var reads, missing atomic.Int64
 			var readers sync.WaitGroup
 			for range 2 {
 				readers.Go(func() {
 					for last := uint64(1); !done.Load(); reads.Add(1) {
 						v, err := version(r, instance)
+						if err == nil && v == 0 {
+							missing.Add(1)
+							continue
+						}
 						if err != nil || v < last {
 							t.Errorf("read version %d after %d: %v", v, last, err)
 							return
@@ -255,11 +272,58 @@ func TestReadersDuringReplace(t *testing.T) {
 			done.Store(true)
 			readers.Wait()
 			t.Log(reads.Load(), "reads")
+			if n := missing.Load(); n > 0 && between < openTries*time.Millisecond {
+				t.Errorf("it was missing %d times, and not longer than %v between two renames", n, between)
+			}
 			if err := l.Remove(instance); err != nil {
 				t.Error(err)
 			}
 			l.Unlock()
 		})
+	}
+}
+
+// However fast an instance is replaced, a reader who finds its name free does
+// not take it for removed. Directories alone: whole instances are replaced too
+// slowly to meet a reader between two looks.
+func TestFreeNameIsNotRemoval(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	dir := r.dir(instance)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	var done atomic.Bool
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for !done.Load() {
+			for _, err := range []error{
+				os.Mkdir(dir+stagedSuffix, 0o750),
+				os.Rename(dir, dir+retireSuffix),
+				os.Rename(dir+stagedSuffix, dir),
+				os.Remove(dir + retireSuffix),
+			} {
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}
+	})
+	for range 20_000 {
+		if !r.replaced(instance, nil) {
+			t.Error("an instance that is being replaced was taken for removed")
+			break
+		}
+	}
+	done.Store(true)
+	writer.Wait()
+	if err := os.Remove(dir); err != nil {
+		t.Error(err)
+	}
+	if r.replaced(instance, nil) {
+		t.Error("a removed instance was taken for one that is being replaced")
 	}
 }
 

@@ -121,7 +121,7 @@ func TestReadersCannotBlockWriters(t *testing.T) {
 		t.Fatalf("a reader of the root says %q", said)
 	}
 	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		l, err := r.Lock(ctx)
 		cancel()
 		if err != nil {

@@ -296,7 +296,9 @@ func TestUpgradeKeepsTheLink(t *testing.T) {
 		}
 		return info.ID
 	}
-	first, links := id(), lookupLinks(t)
+	// Those of tests before are taken off some time after they were unpinned.
+	eventually(t, "it alone is attached", func() bool { return lookupLinks(t) == 1 })
+	first, links := id(), 1
 	for v := uint64(2); v < 12; v++ {
 		if err := upgradeTo(l, "link", "", v); err != nil {
 			t.Fatal(err)
@@ -374,7 +376,7 @@ func TestUpgradesLeakNothing(t *testing.T) {
 	if now := tree(t, r); !slices.Equal(now, pins) {
 		t.Errorf("pins were %v and are %v", pins, now)
 	}
-	if now := descriptors(t); now != fds {
+	if now := descriptors(t); now > fds { // fewer: what tests before left to the collector of garbage
 		t.Errorf("%d descriptors were open and %d are", fds, now)
 	}
 	eventually(t, "one program uses the maps", func() bool { return programsUsing(t, shared[0]) == 1 })

@@ -135,7 +135,7 @@ func (e *Env) Close() {
 		p.killGroup()
 		started[p.PID] = true
 	}
-	endAll(e.id, namespaceInodes(e.id), 5*time.Second)
+	endAll(e.id, namespaceInodes(e.id), 30*time.Second)
 	reapOrphans(started)
 	removeAll(e.id)
 	e.lock.Close()
@@ -197,7 +197,7 @@ func sweep() {
 		if err != nil {
 			continue
 		}
-		endAll(id, namespaceInodes(id), 2*time.Second)
+		endAll(id, namespaceInodes(id), 30*time.Second)
 		removeAll(id)
 		lock.Close()
 	}

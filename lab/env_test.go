@@ -41,14 +41,17 @@ func leftover(e *Env, word string) bool {
 
 // soonLeftover waits for it: a process is for an instant without environment and command line while it
 // becomes another program, and everything in a namespace does that once.
-func soonLeftover(e *Env, word string) bool {
-	for range 500 {
-		if leftover(e, word) {
-			return true
+func soonLeftover(e *Env, word string) bool { return soonLeftovers(e, word, 1) > 0 }
+
+// soonLeftovers waits until a word is there so often, and returns how often it was there last.
+func soonLeftovers(e *Env, word string, want int) (n int) {
+	for range 3000 {
+		if n = strings.Count(fmt.Sprint(e.Leftovers()), word); n >= want {
+			return n
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return false
+	return n
 }
 
 // Everything a run makes is counted while it is there, and gone after Close: also a child that its parent
@@ -78,7 +81,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Errorf("%q is not counted: %v", want, e.Leftovers())
 		}
 	}
-	if n := strings.Count(fmt.Sprint(e.Leftovers()), "sleep 1000"); n != 2 {
+	if n := soonLeftovers(e, "sleep 1000", 2); n != 2 {
 		t.Errorf("%d processes counted, want the orphan and the other: %v", n, e.Leftovers())
 	}
 	e.Close()
@@ -98,7 +101,7 @@ func TestStartInNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	p, err := e.Start(Command{Namespace: name, Path: "readlink", Args: []string{"/proc/self/ns/net"}, Output: &out})
+	p, err := e.Start(Command{Namespace: name, Path: "readlink", Args: []string{"/proc/self/ns/net"}, Output: &out, Patience: 30 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,9 +213,26 @@ func TestPercentiles(t *testing.T) {
 
 // The stall watch takes samples.
 func TestStalls(t *testing.T) {
-	s := WatchStalls()
-	time.Sleep(50 * time.Millisecond)
-	if _, _, longest := s.Stop(); longest <= 0 {
-		t.Error("no time was measured")
+	// Its threads begin in their own time.
+	for nap := 50 * time.Millisecond; nap < 30*time.Second; nap *= 2 {
+		s := WatchStalls()
+		time.Sleep(nap)
+		if _, _, longest := s.Stop(); longest > 0 {
+			return
+		}
+	}
+	t.Error("no time was measured")
+}
+
+// A period is charged with what of a stall lies in it.
+func TestStallsWithin(t *testing.T) {
+	s := &Stalls{times: []stall{{100, 150}, {300, 320}, {310, 400}}}
+	for _, c := range []struct {
+		from, to uint64
+		want     time.Duration
+	}{{0, 100, 0}, {0, 120, 20}, {110, 120, 10}, {150, 300, 0}, {0, 1000, 90}, {305, 330, 20}} {
+		if got := s.Within(c.from, c.to); got != c.want {
+			t.Errorf("%d to %d: %d, want %d", c.from, c.to, got, c.want)
+		}
 	}
 }

@@ -49,7 +49,7 @@ func (g *Group) Take(pid int) error {
 }
 
 func (g *Group) add(pid int) error {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		err := os.WriteFile(filepath.Join(g.dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
 		// A kernel thread may not be moved before it has begun to run.
 		if !errors.Is(err, unix.EINVAL) || time.Now().After(deadline) {

@@ -19,7 +19,7 @@ func TestGroup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); len(Family(p.PID)) < 2; {
+	for deadline := time.Now().Add(30 * time.Second); len(Family(p.PID)) < 2; {
 		if time.Now().After(deadline) {
 			t.Fatal("no child")
 		}
@@ -34,7 +34,7 @@ func TestGroup(t *testing.T) {
 	if !leftover(e, "cgroup "+g.dir) {
 		t.Errorf("the cgroup is not counted: %v", e.Leftovers())
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(60 * time.Second); ; {
 		used, err := g.CPU()
 		if err != nil {
 			t.Fatal(err)

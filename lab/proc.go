@@ -27,6 +27,7 @@ type Command struct {
 	Args      []string // without the program's name
 	Env       []string // added to the lab's own environment
 	Dir       string
+	Stdin     *os.File  // nil: nothing
 	Output    io.Writer // stdout and stderr; nil discards them
 	Stdout    io.Writer // stdout only, before Output
 	// Patience is how long the end of the output may come after the end of the process; 0: a second, for a
@@ -165,6 +166,9 @@ func (e *Env) command(c Command) (*exec.Cmd, error) {
 	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Dir, c.Output, c.Output
 	if c.Stdout != nil {
 		cmd.Stdout = c.Stdout
+	}
+	if c.Stdin != nil {
+		cmd.Stdin = c.Stdin
 	}
 	cmd.Env = append(append(os.Environ(), e.mark()), c.Env...)
 	cmd.WaitDelay = cmp.Or(c.Patience, time.Second)

@@ -39,6 +39,7 @@ type Result struct {
 	Metrics    map[string]float64 `json:"metrics"`
 	Claims     []Claim            `json:"claims"`
 	Skipped    []string           `json:"skipped,omitempty"` // peers that are not installed, never a pass
+	Pictures   []string           `json:"-"`                 // files beside docs/RESULTS.md
 	Notes      []string           `json:"notes,omitempty"`   // what a reader of a failed claim wants to know
 
 	mu sync.Mutex

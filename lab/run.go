@@ -16,7 +16,9 @@ type Options struct {
 	Seed    uint64
 	Control bool // without weir
 	Watch   Watcher
-	Keep    string // directory that gets the files of the run, logs and output of every peer; "" for none
+	// Pictures is a directory that gets the pictures of the run; "" for none.
+	Pictures string
+	Keep     string // directory that gets the files of the run, logs and output of every peer; "" for none
 }
 
 // Execute runs an experiment, cleans up, and counts what is left. It returns a result also when the run
@@ -38,6 +40,9 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 			r.Note("not every file was kept: %v", copyErr)
 		}
 	}
+	if o.Pictures != "" && err == nil {
+		err = r.keepPictures(e.Dir, o.Pictures)
+	}
 	e.Watch.Say("cleaning up: processes, namespaces, pins")
 	e.Close()
 	left := e.Leftovers()
@@ -54,6 +59,23 @@ func Execute(ctx context.Context, x Experiment, o Options) (*Result, error) {
 	r.Claim(Correctness, "nothing is left behind, after the run and after Ctrl-C", LeftoversMetric, "== 0")
 	r.Conclude()
 	return r, nil
+}
+
+// keepPictures copies what the run has drawn.
+func (r *Result) keepPictures(from, to string) error {
+	drawn, err := filepath.Glob(filepath.Join(from, "*.svg"))
+	for _, path := range drawn {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name := filepath.Base(path)
+		if err := os.WriteFile(filepath.Join(to, name), b, 0o644); err != nil {
+			return err
+		}
+		r.Pictures = append(r.Pictures, name)
+	}
+	return err
 }
 
 // keepFiles copies the regular files of a run; daemons leave sockets among them.

@@ -140,6 +140,9 @@ func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adopti
 	if err != nil {
 		return nil, err
 	}
+	for i := range socks {
+		socks[i] = slices.DeleteFunc(socks[i], func(s sockdiag.Socket) bool { return m.Not[s.Cookie] })
+	}
 	a := &Adoption{}
 	holders, err := a.open(pids)
 	if err == nil {

@@ -245,7 +245,7 @@ func TestAdoptZombie(t *testing.T) {
 	if err := d.Process.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(5 * time.Second); a.Alive(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); a.Alive(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("a killed member is still taken to be alive")
 		}

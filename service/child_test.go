@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -111,7 +112,12 @@ func cgroup(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := os.Remove(root + name); err != nil {
+		// A process that has ended may be in it for a moment more.
+		err := os.Remove(root + name)
+		for end := time.Now().Add(30 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(end); err = os.Remove(root + name) {
+			time.Sleep(5 * time.Millisecond)
+		}
+		if err != nil {
 			t.Error(err)
 		}
 	})

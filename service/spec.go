@@ -24,16 +24,17 @@ type Spec struct {
 // Cgroup and User names it.
 type Member struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Slot           int      `yaml:"slot" json:"slot"`
-	PID            int      `yaml:"pid" json:"pid,omitempty"`
-	PIDFile        string   `yaml:"pidfile" json:"pidfile,omitempty"`
-	Unit           string   `yaml:"unit" json:"unit,omitempty"`     // systemd unit
-	Cgroup         string   `yaml:"cgroup" json:"cgroup,omitempty"` // of version 2, from its root
-	User           string   `yaml:"user" json:"user,omitempty"`     // whose processes may register themselves (package register)
-	Bound          []Listen `yaml:"bound" json:"bound,omitempty"`   // where its sockets are bound, one per listen; default: at the listen
-	Keep           bool     `yaml:"keep" json:"keep,omitempty"`     // its sockets outlive it: withdrawn when they close, not when it exits
-	Group          bool     `yaml:"-" json:"-"`                     // a socket may stand for the reuseport group that it is in
-	Ready          *Ready   `yaml:"ready" json:"ready,omitempty"`   // asked before it is admitted; nil: its sockets are enough
+	Slot           int             `yaml:"slot" json:"slot"`
+	PID            int             `yaml:"pid" json:"pid,omitempty"`
+	PIDFile        string          `yaml:"pidfile" json:"pidfile,omitempty"`
+	Unit           string          `yaml:"unit" json:"unit,omitempty"`     // systemd unit
+	Cgroup         string          `yaml:"cgroup" json:"cgroup,omitempty"` // of version 2, from its root
+	User           string          `yaml:"user" json:"user,omitempty"`     // whose processes may register themselves (package register)
+	Bound          []Listen        `yaml:"bound" json:"bound,omitempty"`   // where its sockets are bound, one per listen; default: at the listen
+	Keep           bool            `yaml:"keep" json:"keep,omitempty"`     // its sockets outlive it: withdrawn when they close, not when it exits
+	Group          bool            `yaml:"-" json:"-"`                     // a socket may stand for the reuseport group that it is in
+	Not            map[uint64]bool `yaml:"-" json:"-"`                     // cookies of sockets that are another's: not taken
+	Ready          *Ready          `yaml:"ready" json:"ready,omitempty"`   // asked before it is admitted; nil: its sockets are enough
 }
 
 // String names the member as status and plans show it.

@@ -91,7 +91,8 @@ static int answer(struct talk *t)
 		struct pollfd p = { t->session.fd, POLLOUT, 0 };
 
 		flush(t);
-		if (t->out_len > 0 && (poll(&p, 1, 10000) <= 0 || (p.revents & (POLLERR | POLLHUP))))
+		if (t->out_len > 0 &&
+		    (poll(&p, 1, 10000) <= 0 || (p.revents & (POLLERR | POLLHUP))))
 			return -1;
 	}
 	weir_handoff_commit(&h, &t->session, state, state_of(t, state), t->partial, t->partial_len);
@@ -128,8 +129,8 @@ static void order(char *to)
 
 		if (!t)
 			continue;
-		if (weir_handoff_transfer(&h, &t->session, to, state, state_of(t, state), t->partial,
-					  t->partial_len)) {
+		if (weir_handoff_transfer(&h, &t->session, to, state, state_of(t, state),
+					  t->partial, t->partial_len)) {
 			fprintf(stderr, "talk: %s\n", h.error);
 			failed++;
 			continue;
@@ -139,6 +140,25 @@ static void order(char *to)
 	}
 	printf("moved %d, failed %d\n", moved, failed);
 	fflush(stdout);
+}
+
+/* What weir handoff send, or a change of steering, wants. */
+static void move(struct weir_handoff *me, uint64_t session, const char *to)
+{
+	unsigned char state[16];
+	int i;
+
+	for (i = 0; i < SESSIONS; i++) {
+		struct talk *t = talks[i];
+
+		if (!t || (session != 0 && t->session.id != session))
+			continue;
+		if (!weir_handoff_transfer(me, &t->session, to, state, state_of(t, state),
+					   t->partial, t->partial_len))
+			forget(i);
+		else
+			fprintf(stderr, "talk: %s\n", me->error);
+	}
 }
 
 static int listen_on(int port)
@@ -168,6 +188,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "talk: %s\n", argc == 4 ? h.error : "want KEEPER NAME PORT");
 		return 1;
 	}
+	h.move = move;
 	snprintf(label, sizeof(label), "tcp 127.0.0.1:%s", argv[3]);
 	fd = weir_handoff_find(&h, label);
 	if (weir_handoff_start(&h, fd >= 0 ? fd : listen_on(atoi(argv[3])), label)) {

@@ -71,6 +71,7 @@ enum {
 	WEIR_ERROR_ = 0x82,
 	WEIR_OK_ = 0x83,
 	WEIR_GIVE_ = 0x84,
+	WEIR_MOVE_ = 0x85,
 	WEIR_REPLACED_ = 0x86,
 	WEIR_CRASHED_ = 2,
 	WEIR_STATE_FD_ = 0x8000,
@@ -112,7 +113,29 @@ struct weir_given_ {
 	struct weir_given_ *next;
 };
 
+/* That the keeper refuses to keep a session: its next commit says so. */
+struct weir_refused_ {
+	uint64_t session;
+	struct weir_refused_ *next;
+};
+
+/* That a session is to go to a member. */
+struct weir_order_ {
+	uint64_t session;
+	char to[64];
+	struct weir_order_ *next;
+};
+
 struct weir_handoff {
+	/*
+	 * Set it between weir_handoff_init() and weir_handoff_start() if sessions are to move when
+	 * others want it: weir handoff send, a change of steering. weir_handoff_accept() calls it
+	 * with the number of a session (id; 0: all) and the name of a member ("": any), for it to
+	 * call weir_handoff_transfer(). What that refuses stays.
+	 */
+	void (*move)(struct weir_handoff *h, uint64_t session, const char *to);
+	void *arg; /* the caller's own */
+
 	int conn;     /* -1: no keeper */
 	int listener; /* -1: none */
 	int epoll;
@@ -125,6 +148,8 @@ struct weir_handoff {
 	socklen_t keeper_len;
 	time_t retry;
 	struct weir_given_ *given, **last;
+	struct weir_order_ *orders, **last_order;
+	struct weir_refused_ *refused;
 	char error[512]; /* why the last call has failed */
 };
 
@@ -465,7 +490,7 @@ static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 		read_at = m->read; /* closed by the peer: reading will say so */
 		written_at = m->written;
 	}
-	ok = ok && read_at <= m->read && written_at >= m->written &&
+	ok = ok && (int64_t)(m->read - read_at) >= 0 && (int64_t)(written_at - m->written) >= 0 &&
 	     !weir_discard_(m->fd, m->read - read_at);
 	memset(&answer, 0, sizeof(answer));
 	answer.type = ok ? WEIR_TOOK_ : WEIR_REFUSE_;
@@ -493,6 +518,64 @@ static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 	h->last = &g->next;
 }
 
+static inline void weir_refused__(struct weir_handoff *h, uint64_t session)
+{
+	struct weir_refused_ *r = (struct weir_refused_ *)calloc(1, sizeof(*r));
+
+	if (!r)
+		return;
+	r->session = session;
+	r->next = h->refused;
+	h->refused = r;
+}
+
+/* Whether the keeper has refused a session since this was asked last. */
+static inline int weir_was_refused_(struct weir_handoff *h, uint64_t session)
+{
+	struct weir_refused_ **at = &h->refused, *r;
+	int found = 0;
+
+	while ((r = *at)) {
+		if (r->session != session) {
+			at = &r->next;
+			continue;
+		}
+		*at = r->next;
+		free(r);
+		found = 1;
+	}
+	return found;
+}
+
+/* Notes that a session is to move: the caller may be in the middle of something with it. */
+static inline void weir_ordered_(struct weir_handoff *h, const struct weir_message_ *m)
+{
+	struct weir_order_ *o = (struct weir_order_ *)calloc(1, sizeof(*o));
+
+	if (!o || !h->move || m->name_len >= sizeof(o->to)) {
+		free(o);
+		return;
+	}
+	o->session = m->session;
+	memcpy(o->to, m->name, m->name_len);
+	*h->last_order = o;
+	h->last_order = &o->next;
+}
+
+/* Has the caller move what is to move. */
+static inline void weir_obey_(struct weir_handoff *h)
+{
+	struct weir_order_ *o;
+
+	while ((o = h->orders)) {
+		h->orders = o->next;
+		if (!h->orders)
+			h->last_order = &h->orders;
+		h->move(h, o->session, o->to);
+		free(o);
+	}
+}
+
 /* Deals with a message that is no answer. */
 static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 {
@@ -500,8 +583,12 @@ static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 		weir_given__(h, m);
 	else if (m->fd >= 0)
 		close(m->fd);
-	if (m->type == WEIR_ERROR_)
+	if (m->type == WEIR_ERROR_) {
 		weir_fail_(h, "weir: %.*s", (int)m->text_len, m->text);
+		weir_refused__(h, m->session);
+	}
+	if (m->type == WEIR_MOVE_)
+		weir_ordered_(h, m);
 	if (m->type == WEIR_REPLACED_) {
 		h->replaced = 1;
 		if (h->listener >= 0)
@@ -597,7 +684,7 @@ static inline int weir_connect_keeper_(struct weir_handoff *h)
 	epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->conn, &e);
 	if (!h->ready)
 		return 0;
-	m = weir_message_of_(WEIR_READY_, 0, 1);
+	m = weir_message_of_(WEIR_READY_, 0, h->move ? 3 : 1);
 	if (weir_keep_listener_(h) || weir_call_(h, &m, &answer))
 		return -1;
 	free(answer.mem);
@@ -621,6 +708,7 @@ static inline int weir_handoff_init(struct weir_handoff *h, const char *service,
 	memset(h, 0, sizeof(*h));
 	h->conn = h->listener = h->epoll = -1;
 	h->last = &h->given;
+	h->last_order = &h->orders;
 	if (!keeper)
 		keeper = getenv("WEIR_HANDOFF_SOCKET");
 	if (!keeper || !*keeper)
@@ -628,7 +716,8 @@ static inline int weir_handoff_init(struct weir_handoff *h, const char *service,
 	if (!*service || !*name || strlen(service) > WEIR_NAME_ || strlen(name) > WEIR_NAME_ ||
 	    strlen(keeper) >= sizeof(h->keeper.sun_path))
 		return weir_fail_(
-			h, "weir: the name of the service, the member or the socket is too long");
+			h,
+			"weir: the name of the service, the member or the socket is empty or too long");
 	strcpy(h->service, service);
 	strcpy(h->name, name);
 	h->keeper.sun_family = AF_UNIX;
@@ -667,7 +756,7 @@ static inline int weir_handoff_find(struct weir_handoff *h, const char *label)
  */
 static inline int weir_handoff_start(struct weir_handoff *h, int listener, const char *label)
 {
-	struct weir_message_ m = weir_message_of_(WEIR_READY_, 0, 1), answer;
+	struct weir_message_ m = weir_message_of_(WEIR_READY_, 0, h->move ? 3 : 1), answer;
 	struct epoll_event e;
 
 	memset(&e, 0, sizeof(e));
@@ -703,6 +792,10 @@ static inline int weir_keep_(struct weir_handoff *h, struct weir_session *s, con
 	weir_reconnect_(h);
 	if (h->conn < 0)
 		return -1;
+	if (weir_was_refused_(h, s->id)) {
+		s->kept = 0; /* the next one tries anew */
+		return -1;
+	}
 	if (s->kept != h->generation) { /* a new one, or the keeper is */
 		m.type = WEIR_KEEP_;
 		m.number = WEIR_STREAM_;
@@ -741,6 +834,7 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 			free(g);
 			return 1;
 		}
+		weir_obey_(h); /* now that the caller has all that came before */
 		if (h->replaced)
 			return weir_fail_(h, "weir: replaced by a newer process");
 		fd = h->listener < 0 ? -1 : accept(h->listener, NULL, NULL);
@@ -890,6 +984,7 @@ static inline void weir_session_close(struct weir_handoff *h, struct weir_sessio
 	shutdown(s->fd, SHUT_WR);
 	if (s->kept == h->generation && h->conn >= 0)
 		weir_send_(h, &m);
+	weir_was_refused_(h, s->id);
 	close(s->fd);
 	s->fd = -1;
 	weir_free_(s);
@@ -900,9 +995,16 @@ static inline void weir_handoff_stop(struct weir_handoff *h)
 {
 	struct weir_message_ m = weir_message_of_(WEIR_LEAVE_, 0, 0);
 	struct weir_given_ *g;
+	struct weir_order_ *o;
 
 	if (h->conn >= 0)
 		weir_send_(h, &m);
+	while ((o = h->orders)) {
+		h->orders = o->next;
+		free(o);
+	}
+	while (h->refused)
+		weir_was_refused_(h, h->refused->session);
 	while ((g = h->given)) {
 		h->given = g->next;
 		close(g->session.fd);

@@ -50,7 +50,6 @@ class Talk:
 
 
 def main(keeper, name, port):
-    member = Member("talk", name, keeper)
     selector = selectors.DefaultSelector()
     talks = set()
 
@@ -58,9 +57,11 @@ def main(keeper, name, port):
         talks.discard(talk)
         selector.unregister(talk.session)
 
-    def give_all(to):
+    def give(to, number=0):
         moved = failed = 0
         for talk in list(talks):
+            if number not in (0, talk.session.id):
+                continue
             selector.unregister(talk.session)
             try:
                 member.transfer(talk.session, to, talk.state(), talk.partial)
@@ -70,8 +71,9 @@ def main(keeper, name, port):
                 selector.register(talk.session, selectors.EVENT_READ, talk)
                 print("talk:", e, file=sys.stderr)
                 failed += 1
-        print(f"moved {moved}, failed {failed}", flush=True)
+        return f"moved {moved}, failed {failed}"
 
+    member = Member("talk", name, keeper, move=lambda number, to: give(to, number))
     member.listen("127.0.0.1", int(port))
     selector.register(member, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
@@ -85,7 +87,7 @@ def main(keeper, name, port):
                 while session._unread:  # nothing in the socket tells of it
                     talk.answer()
         except Replaced:
-            give_all(name)
+            print(give(name), flush=True)
             break
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
@@ -93,7 +95,7 @@ def main(keeper, name, port):
                 if not line:
                     member.close()
                     return
-                give_all(line.strip())
+                print(give(line.strip()), flush=True)
             elif key.data in talks and not key.data.answer():
                 end(key.data)
                 key.data.session.close()

@@ -33,12 +33,13 @@ DEFAULT_SOCKET = "/run/weir/handoff.sock"  # unless $WEIR_HANDOFF_SOCKET is set
 
 # version, type, flags, seq, session, read, written, number, name, 0, text, state, unread
 _HEADER = struct.Struct("<BBHIQQQIBBHII")
+_MASK = (1 << 64) - 1
 _VERSION = 1
 _INLINE = 64 << 10
 _HELLO, _READY, _LEAVE, _KEEP, _COMMIT, _DROP, _TRANSFER, _TOOK, _REFUSE, _FIND = range(1, 11)
 _WELCOME, _ERROR, _OK, _GIVE, _MOVE, _REPLACED, _REPORT = range(0x81, 0x88)
 _CRASHED, _STATE_FD = 1 << 1, 1 << 15
-_EXACT = 1 << 2
+_MOVES, _EXACT = 1 << 1, 1 << 2
 _STREAM, _LISTENER = 1, 2
 _LOST = 12
 _SO_COOKIE = 57
@@ -171,15 +172,21 @@ class Session:
 
 
 class Member:
-    """This process as a member of a service. HandoffError if it may not be one."""
+    """This process as a member of a service. HandoffError if it may not be one.
 
-    def __init__(self, service, name, keeper=None):
+    With move, sessions move when others want it (weir handoff send, a change of steering):
+    accept calls move(id, to) with the number of a session (0: all) and the name of a
+    member ("": any), for it to call transfer. What that refuses stays."""
+
+    def __init__(self, service, name, keeper=None, move=None):
         self.service, self.name = service, name
         self.keeper = keeper or os.environ.get("WEIR_HANDOFF_SOCKET") or DEFAULT_SOCKET
         self.listener, self._label = None, ""
         self.replaced = False  # a newer process of this name is ready
         self._conn, self._generation, self._seq, self._retry = None, 0, 0, 0.0
         self._given = collections.deque()
+        self._move, self._orders = move, collections.deque()
+        self._refused = set()  # sessions that the keeper refuses to keep: their next commit says so
         self._ready = False
         self._epoll = select.epoll()
         self._connect()
@@ -197,7 +204,7 @@ class Member:
         self._conn = conn
         self._generation += 1
         try:
-            self.max_state = self._call(_Message(_HELLO, number=_EXACT, name=self.name, text=self.service))[0].read
+            self.max_state = self._call(_Message(_HELLO, number=_EXACT | (_MOVES if self._move else 0), name=self.name, text=self.service))[0].read
         except HandoffError:
             self._lost()
             raise
@@ -235,7 +242,7 @@ class Member:
             flags |= _STATE_FD
         else:
             body += m.state + m.unread
-        head = _HEADER.pack(_VERSION, m.kind, flags, m.seq, m.session, m.read, m.written, m.number, len(name), 0, len(text), len(m.state), len(m.unread))
+        head = _HEADER.pack(_VERSION, m.kind, flags, m.seq, m.session, m.read & _MASK, m.written & _MASK, m.number, len(name), 0, len(text), len(m.state), len(m.unread))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self._conn.sendmsg([head, body], rights, socket.MSG_NOSIGNAL)
@@ -263,6 +270,8 @@ class Member:
             if len(data) < _HEADER.size or data[0] != _VERSION or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise HandoffError(f"the keeper on {self.keeper} has gone")
             _, kind, flags, seq, session, read, written, number, name, _, text, state, unread = _HEADER.unpack_from(data)
+            # Positions are modulo 2^64: what lies before a session's coming to this server is below 0.
+            read, written = (p - (1 << 64) if p >> 63 else p for p in (read, written))
             at = _HEADER.size
             m = _Message(kind, session, number, read, written, data[at:at + name].decode(), data[at + name:at + name + text].decode(), seq=seq, flags=flags)
             both = data[at + name + text:]
@@ -304,6 +313,10 @@ class Member:
         """Deals with a message that is no answer."""
         if m.kind == _GIVE and m.number == _STREAM and fds:
             self._take(m, socket.socket(fileno=fds.pop(0)))
+        elif m.kind == _ERROR:
+            self._refused.add(m.session)
+        elif m.kind == _MOVE and self._move:
+            self._orders.append((m.session, m.name))  # the caller may be in the middle of something with it
         elif m.kind == _REPLACED:
             self.replaced = True
             if self.listener:
@@ -331,6 +344,10 @@ class Member:
     def _keep(self, s, unread):
         """Has the keeper note where a session stands."""
         self._reconnect()
+        if s.id in self._refused:
+            self._refused.discard(s.id)
+            s._kept = 0  # the next one tries anew
+            return False
         m = _Message(_COMMIT, session=s.id, read=s.read, written=s.written, state=s.state or b"", unread=unread)
         fds = []
         if s._kept != self._generation:  # a new session, or the keeper is
@@ -343,6 +360,7 @@ class Member:
         return True
 
     def _drop(self, s):
+        self._refused.discard(s.id)
         if self._conn and s._kept == self._generation:
             try:
                 self._send(_Message(_DROP, session=s.id))
@@ -390,6 +408,8 @@ class Member:
                 pass  # looked for again below
             if self._given:
                 return self._given.popleft()
+            while self._orders:  # for what the caller has by now
+                self._move(*self._orders.popleft())
             if self.replaced:
                 raise Replaced(f"a newer {self.name} of {self.service} is ready")
             if self.listener:

@@ -20,9 +20,17 @@ import (
 	"github.com/weir-project/weir/lab/dispatch"
 	_ "github.com/weir-project/weir/lab/filter"
 	_ "github.com/weir-project/weir/lab/guard"
+	handofflab "github.com/weir-project/weir/lab/handoff"
+	_ "github.com/weir-project/weir/lab/handoffcompare"
+	"github.com/weir-project/weir/lab/onehost"
 	"github.com/weir-project/weir/lab/peers"
+	_ "github.com/weir-project/weir/lab/reload"
+	_ "github.com/weir-project/weir/lab/reroute"
+	_ "github.com/weir-project/weir/lab/reroutecost"
+	"github.com/weir-project/weir/lab/reroutestress"
 	_ "github.com/weir-project/weir/lab/table"
 	_ "github.com/weir-project/weir/lab/telemetry"
+	_ "github.com/weir-project/weir/lab/tilfa"
 )
 
 // Exit statuses, as those of weir.
@@ -50,7 +58,10 @@ func main() {
 	peers.Sink() // and neither does a built-in collector
 	compare.Sink()
 	dispatch.Hold()
-	delay.Play() // nor what carries a delay line's packets
+	delay.Play()      // nor what carries a delay line's packets
+	onehost.Play()    // nor a member of a service
+	handofflab.Play() // nor whoever moves sessions
+	reroutestress.Play()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := newCommand().ExecuteContext(ctx)

@@ -9,7 +9,9 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,7 +34,7 @@ func resultsCommand() *cobra.Command {
 			fmt.Fprintf(&page, "# Results\n\nWritten by `make results` on %s. A claim that falls short is shown as such.\n", time.Now().Format(time.DateOnly))
 			failed := false
 			for _, x := range lab.Experiments() {
-				r, err := lab.Execute(cmd.Context(), x, lab.Options{Size: f.size(), Seed: 1, Watch: &lab.Log{W: os.Stderr, Since: time.Now()}})
+				r, err := lab.Execute(cmd.Context(), x, lab.Options{Size: f.size(), Seed: 1, Watch: &lab.Log{W: os.Stderr, Since: time.Now()}, Pictures: filepath.Dir(out)})
 				if err != nil {
 					return fmt.Errorf("%s: %w; nothing was written", x.Name, err)
 				}
@@ -67,6 +69,9 @@ func writeResult(w io.Writer, r *lab.Result, x lab.Experiment) {
 	fmt.Fprintf(w, "\nEverything measured:\n\n| metric | value |\n| --- | --- |\n")
 	for _, m := range slices.Sorted(maps.Keys(r.Metrics)) {
 		fmt.Fprintf(w, "| `%s` | %.6g |\n", m, r.Metrics[m])
+	}
+	for _, p := range r.Pictures {
+		fmt.Fprintf(w, "\n![%s](%s)\n", strings.TrimSuffix(p, ".svg"), p)
 	}
 	for _, s := range r.Skipped {
 		fmt.Fprintf(w, "\nSkipped: %s\n", s)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
 )
 
@@ -20,8 +21,9 @@ removed; what matches is left alone, so applying a file twice changes nothing.
 A file with an error changes nothing. --dry-run prints the plan.
 
 Where a change gives routers to other slots, their TCP sessions at the former
-ones are reset, one by one, and announced; the configuration is in force from the
-start. Killed meanwhile, a running weir serve goes on.`,
+ones go along if their members hand over (see weir handoff), else they are reset,
+one by one, and announced; the configuration is in force from the start. Killed
+meanwhile, a running weir serve goes on.`,
 		Example: `  weir apply -f weir.yaml --dry-run     # the plan, and the routers whose sessions would be reset
   weir apply -f weir.yaml --rate 20/s`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -47,28 +49,30 @@ start. Killed meanwhile, a running weir serve goes on.`,
 				if err != nil {
 					fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)
 				}
-				printForeseen(out, foreseen...)
+				g.foreseen(cmd, foreseen...)
 				return nil
 			}
 			steps := 0
-			err = g.host().Apply(cmd.Context(), cfg, func(d host.Done) {
-				steps++
-				fmt.Fprint(out, d.Step)
-				if d.Note != "" {
-					fmt.Fprintf(out, " (%s)", d.Note)
+			return resets.change(g, func() ([]steer.Foreseen, error) { return g.host().Foresee(cmd.Context(), cfg) }, func() error {
+				err := g.host().Apply(cmd.Context(), cfg, func(d host.Done) {
+					steps++
+					fmt.Fprint(out, d.Step)
+					if d.Note != "" {
+						fmt.Fprintf(out, " (%s)", d.Note)
+					}
+					fmt.Fprintln(out)
+				})
+				if err != nil {
+					return err
 				}
-				fmt.Fprintln(out)
+				if steps == 0 {
+					fmt.Fprintln(out, "nothing to change")
+				}
+				if plan, err := g.host().Plan(cmd.Context(), cfg); err == nil {
+					warn(cmd, plan)
+				}
+				return nil
 			})
-			if err != nil {
-				return err
-			}
-			if steps == 0 {
-				fmt.Fprintln(out, "nothing to change")
-			}
-			if plan, err := g.host().Plan(cmd.Context(), cfg); err == nil {
-				warn(cmd, plan)
-			}
-			return resets.resetDue(g)
 		},
 	}
 	c.Flags().StringVarP(&file, "file", "f", "", "configuration file")

@@ -133,14 +133,18 @@ func startShell(t *testing.T, dir string) *shell {
 	return sh
 }
 
+// patient has nc wait for an answer as long as it takes, where a reader's waits for a second: this machine may stand still for
+// longer. -N ends what is sent, and the other end of the connection then ends its answer; -W 1 ends with the first datagram.
+var patient = strings.NewReplacer("| nc -q 1 ", "| nc -N ", "| nc -u -w 1 ", "| nc -u -W 1 -w 60 ")
+
 // run types a statement and waits until it has ended and what it is to print is
 // there, which a process in the background may print later.
 func (s *shell) run(x statement) error {
 	const end = "the statement has ended with"
-	s.Tell(x.text + "\nprintf '\\n%s %d\\n' '" + end + "' $?")
+	s.Tell(patient.Replace(x.text) + "\nprintf '\\n%s %d\\n' '" + end + "' $?")
 	var seen []string
 	ended := false
-	for late := time.After(2 * time.Minute); ; {
+	for late := time.After(5 * time.Minute); ; {
 		if ended && (x.prints == "" || slices.Contains(seen, x.prints)) {
 			break
 		}
@@ -156,7 +160,7 @@ func (s *shell) run(x statement) error {
 				return fmt.Errorf("status %s, and it printed\n%s", status, strings.Join(seen, "\n"))
 			}
 			ended = true
-			late = time.After(10 * time.Second)
+			late = time.After(60 * time.Second)
 		case <-late:
 			return fmt.Errorf("want %q; it printed\n%s", x.prints, strings.Join(seen, "\n"))
 		}

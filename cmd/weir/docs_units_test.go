@@ -102,7 +102,7 @@ const bound = "127.1.2.3:80" // in TestDocsUnits
 // soonEchoes asks until there is an answer.
 func soonEchoes(t *testing.T, what string) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !echoes(bound); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); !echoes(bound); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("no answer: ", what)
 		}
@@ -126,7 +126,7 @@ func echoes(to string) bool {
 		return false
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 	answer := make([]byte, 5)
 	_, err = c.Write([]byte("hello"))
 	n, _ := c.Read(answer)

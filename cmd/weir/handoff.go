@@ -26,7 +26,7 @@ import (
 func handoffCommand(g *globals) *cobra.Command {
 	var socket string
 	c := &cobra.Command{
-		Use: "handoff", Short: "Live sessions that outlive the processes that serve them",
+		Use: "handoff", Short: "Live sessions that outlive the processes that serve them, and move between servers",
 		Long: `A keeper has a duplicate of each live TCP connection of a service, with the state
 that the application committed last. A member that is restarted or killed resets no
 session: the next process goes on with it, to the byte. weir serve is a keeper, and
@@ -35,7 +35,7 @@ clients/c/weir_handoff.h or clients/python/weir_handoff.py; docs/HANDOFF.md says
 they must do.`,
 	}
 	c.PersistentFlags().StringVar(&socket, "keeper", "", "the keeper's socket, @NAME for an abstract one (default $"+wire.SocketEnv+" or "+wire.DefaultSocket+")")
-	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket))
+	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket), handoffFront(g), handoffServer(g), handoffDrain())
 	return c
 }
 
@@ -68,7 +68,12 @@ one as soon as it is there; those that wait for a member then are reset.`,
 				return err
 			}
 			o.Log.Info("keeping sessions of members", "socket", path)
+			o.Store = keeper.Store()
 			k := keeper.New(o)
+			files, err := keeper.Inherited()
+			if err = errors.Join(err, k.Inherit(files)); err != nil {
+				o.Log.Warn("not all that waited for a member could be taken over", "reason", err)
+			}
 			group, ctx := errgroup.WithContext(cmd.Context())
 			group.Go(func() error { return k.Serve(ctx, l) })
 			if listen != "" {

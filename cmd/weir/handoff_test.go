@@ -22,7 +22,7 @@ func TestHandoffCommands(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "keeper.sock")
 	keep := command("handoff", "--keeper", socket, "keep", "--listen", "127.0.0.1:9744")
 	k := nstest.Start(t, keep)
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		if out, _, status := weir(t, "handoff", "--keeper", socket, "status"); status == 0 {
 			if !strings.Contains(out, "no members and no sessions") {
 				t.Errorf("an empty keeper: %s", out)

@@ -114,7 +114,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	s.run(0, `nothing to change\n`, "apply", "-f", file, "--dry-run")
 	s.run(1, `weir: reading the configuration: open /nonexistent.yaml: no such file or directory\n`, "apply", "-f", "/nonexistent.yaml")
 	s.run(0, `SERVICE +LISTEN +SLOTS +EMPTY +ON EMPTY +NETNS\ntelemetry +udp 0.0.0.0:4739, tcp 0.0.0.0:4739 +2 +1 +reject +net:\[\d+\]\n`, "status")
-	s.run(0, fmt.Sprintf(`telemetry: udp .* engine sk_lookup, on_empty reject, seed \d+, .*\n  0 +admitted +\ds +%d +pid %[1]d .*\n  1 +empty .*\n  slot 1 is empty: no member is configured\n`, os.Getpid()), "steer", "status")
+	s.run(0, fmt.Sprintf(`telemetry: udp .* engine sk_lookup, on_empty reject, seed \d+, .*\n  0 +admitted +\d+s +%d +pid %[1]d .*\n  1 +empty .*\n  slot 1 is empty: no member is configured\n`, os.Getpid()), "steer", "status")
 	s.run(1, `weir: no service "dns" is steered; there is telemetry\n`, "steer", "status", "dns")
 	var st steer.State
 	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &st); err != nil || len(st.Services) != 1 || !st.Services[0].Slots[0].Admitted() {
@@ -122,7 +122,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	}
 	s.run(0, "", "remove")
 	s.run(0, `no services: .*`, "status")
-	s.run(1, `weir: no feature "garde": there is steer, guard, filter\n`, "remove", "garde")
+	s.run(1, `weir: no feature "garde": there is steer, guard, filter, handoff, reroute\n`, "remove", "garde")
 }
 
 func TestWhereAndDevices(t *testing.T) {
@@ -137,10 +137,16 @@ func TestWhereAndDevices(t *testing.T) {
 	if _, err := c.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
+	// The datagram may be on its way when it is sent.
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if out, _, _ := weir(t, "--root", s.root, "steer", "devices"); strings.Contains(out, "127.0.0.9") {
+			break
+		}
+	}
 	s.run(0, `ADDRESS +BUCKET +SLOT +MEMBER +PID\n192.0.2.7 +\d+ +[01].*\nfe80::1 +\d+ +[01].*\n`, "steer", "where", "192.0.2.7", "fe80::1%eth0")
 	s.run(0, `.*\n192.0.2.7 +\d+ +0 \(empty\) +- +-\n`, "steer", "where", "--slots", "1", "--without", "0", "192.0.2.7")
 	s.run(1, `weir: 1000 slots: want a number from 1 to 256\n`, "steer", "where", "--slots", "1000", "192.0.2.7")
-	s.run(0, `ADDRESS +SLOT +LAST +UDP +UDP/S +TCP SESSIONS +TCP DATA +CONNECTS\n127.0.0.9 +[01] +\ds +1 +\d\.\d +0 +0 B +0\n`, "steer", "devices")
+	s.run(0, `ADDRESS +SLOT +LAST +UDP +UDP/S +TCP SESSIONS +TCP DATA +CONNECTS\n127.0.0.9 +[01] +\d+s +1 +\d\.\d +0 +0 B +0\n`, "steer", "devices")
 	s.run(0, `ADDRESS[^\n]*\n`, "steer", "devices", "--silent", "5m")
 	s.run(0, `ADDRESS[^\n]*\n`, "steer", "devices", "--missing", "udp")
 	s.run(0, `ADDRESS[^\n]*\n127.0.0.9 .*`, "steer", "devices", "--missing", "tcp")
@@ -258,7 +264,7 @@ func TestServeEnds(t *testing.T) {
 	defer c.Process.Kill()
 	said := make(chan string, 1)
 	go func() { b, _ := io.ReadAll(log); said <- string(b) }()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(2 * time.Millisecond) {
 		if conn, err := net.Dial("unix", socket); err == nil {
 			conn.Close()
 			break

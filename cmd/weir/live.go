@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -21,7 +22,7 @@ type resetFlags struct {
 
 func (f *resetFlags) addRate(c *cobra.Command) {
 	f.cmd = c
-	c.Flags().Var(&f.rate, "rate", "how fast to reset sessions that are at another slot than their router, like 5/s; 0 leaves them\n(default: the service's reset_rate)")
+	c.Flags().Var(&f.rate, "rate", "how fast to reset sessions that are at another slot than their router, like 5/s; 0 leaves all where they are\n(default: the service's reset_rate)")
 	c.Flags().Lookup("rate").DefValue = ""
 }
 
@@ -43,10 +44,34 @@ func (f *resetFlags) resetDue(g *globals) error {
 	if r := f.given(); r != nil && *r == 0 {
 		return nil
 	}
-	return steer.ResetDue(f.cmd.Context(), g.host().Root, f.given(), func(r steer.Reset) { printReset(f.cmd.OutOrStdout(), r) })
+	return resetDue(f.cmd, g, f.given())
+}
+
+func resetDue(cmd *cobra.Command, g *globals, rate *steer.Rate) error {
+	h := g.host()
+	return steer.ResetDue(cmd.Context(), h.Root, rate, h.Hand(g.keeper()), func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
+}
+
+// change makes a change of steering, after which sessions may be misplaced: those that
+// can go along, and resets the others.
+func (f *resetFlags) change(g *globals, foresee func() ([]steer.Foreseen, error), change func() error) error {
+	if r := f.given(); r != nil && *r == 0 {
+		return change() // sessions are to be left where they are
+	}
+	err := g.host().Switch(f.cmd.Context(), g.keeper(), foresee, change, func(s host.Handed) {
+		fmt.Fprintf(f.cmd.OutOrStdout(), "moved session of %s: %s of %s\n", s.Router(), s.Place(), s.Service)
+	})
+	if err != nil {
+		return err
+	}
+	return f.resetDue(g)
 }
 
 func printReset(w io.Writer, r steer.Reset) {
+	if r.Handed {
+		fmt.Fprintf(w, "moved session of %s: %s of %s\n", r.Router(), r.Place(), r.Service)
+		return
+	}
 	if r.Err != nil {
 		fmt.Fprintf(w, "session of %s is misplaced (%s of %s): %v\n", r.Router(), r.Place(), r.Service, r.Err)
 		return
@@ -54,10 +79,19 @@ func printReset(w io.Writer, r steer.Reset) {
 	fmt.Fprintf(w, "reset session of %s: %s of %s (%d of %d)\n", r.Router(), r.Place(), r.Service, r.Done, r.Of)
 }
 
-func printForeseen(w io.Writer, all ...steer.Foreseen) {
+// foreseen prints what a change would do to sessions.
+func (g *globals) foreseen(cmd *cobra.Command, all ...steer.Foreseen) {
+	printForeseen(cmd.OutOrStdout(), g.host().Movable(cmd.Context(), g.keeper()), all...)
+}
+
+func printForeseen(w io.Writer, movable func(service string, s steer.Session) bool, all ...steer.Foreseen) {
 	for _, f := range all {
 		for _, s := range f.Sessions {
-			fmt.Fprintf(w, "would reset session of %s: %s of %s\n", s.Router(), s.Place(), f.Service)
+			verb := "reset"
+			if movable(f.Service, s) {
+				verb = "move"
+			}
+			fmt.Fprintf(w, "would %s session of %s: %s of %s\n", verb, s.Router(), s.Place(), f.Service)
 		}
 		if f.Problem != "" {
 			fmt.Fprintf(w, "cannot say which sessions of %s would be reset: %s\n", f.Service, f.Problem)
@@ -91,7 +125,8 @@ func steerMove(g *globals) *cobra.Command {
 		Use: "move SERVICE {--device ADDRESS | --bucket N} {--to SLOT | --back}", Short: "Put one device or bucket into another slot, or back", Args: cobra.ExactArgs(1),
 		Long: `Put one device, or one of the 4096 buckets, into another slot, for every protocol
 at once, or back to where it is otherwise. It stays there over weir apply.
-The router's TCP sessions at the former slot are reset, so that it is not split.`,
+The router's TCP sessions at the former slot go along if their member hands over
+(see weir handoff), else they are reset, so that the router is not split.`,
 		Example: `  weir steer move telemetry --device 192.0.2.7 --to 2
   weir steer move telemetry --device edge1.fra --back
   weir steer move telemetry --bucket 1234 --to 0 --dry-run`,
@@ -109,14 +144,15 @@ The router's TCP sessions at the former slot are reset, so that it is not split.
 			}
 			if resets.dry {
 				f, err := steer.ForeseeMove(cmd.Context(), g.host().Root, s, m)
-				printForeseen(cmd.OutOrStdout(), f)
+				g.foreseen(cmd, f)
 				return err
 			}
-			err = locked(cmd, g, func(l *kernel.WriteLock) error { return steer.Move(l, s.Scope(), s.Name, m, resets.given()) })
-			if err != nil {
-				return err
-			}
-			return resets.resetDue(g)
+			return resets.change(g, func() ([]steer.Foreseen, error) {
+				f, err := steer.ForeseeMove(cmd.Context(), g.host().Root, s, m)
+				return []steer.Foreseen{f}, err
+			}, func() error {
+				return locked(cmd, g, func(l *kernel.WriteLock) error { return steer.Move(l, s.Scope(), s.Name, m, resets.given()) })
+			})
 		},
 	}
 	c.Flags().StringVar(&m.Device, "device", "", "source address, or name of a device")
@@ -132,7 +168,8 @@ func steerDrain(g *globals) *cobra.Command {
 		Use: "drain SERVICE --slot N", Short: "Give a slot's traffic to the others until it is undrained",
 		Long: `Give a slot's traffic to the other slots, as if its weight were 0, until weir steer
 undrain. Its member stays. It stays drained over weir apply. TCP sessions that it
-holds are reset, paced, and come back at the slot that has their router then.`,
+holds go along if it hands over (see weir handoff); others are reset, paced, and
+come back at the slot that has their router then.`,
 		Example: `  weir steer drain telemetry --slot 3 --dry-run   # lists the routers
   weir steer drain telemetry --slot 3 --rate 20/s`,
 	})
@@ -154,25 +191,29 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if resets.dry {
+		foresee := func() (f steer.Foreseen, err error) {
 			s, err := pinned(cmd, g, args[0])
 			if err != nil {
-				return err
+				return f, err
 			}
-			f, err := steer.ForeseeDrain(cmd.Context(), g.host().Root, s, slot, back)
-			printForeseen(cmd.OutOrStdout(), f)
+			return steer.ForeseeDrain(cmd.Context(), g.host().Root, s, slot, back)
+		}
+		if resets.dry {
+			f, err := foresee()
+			g.foreseen(cmd, f)
 			return err
 		}
-		err = locked(cmd, g, func(l *kernel.WriteLock) error {
-			if back {
-				return steer.Undrain(l, named, resets.given())
-			}
-			return steer.Drain(l, named, resets.given())
+		return resets.change(g, func() ([]steer.Foreseen, error) {
+			f, err := foresee()
+			return []steer.Foreseen{f}, err
+		}, func() error {
+			return locked(cmd, g, func(l *kernel.WriteLock) error {
+				if back {
+					return steer.Undrain(l, named, resets.given())
+				}
+				return steer.Drain(l, named, resets.given())
+			})
 		})
-		if err != nil {
-			return err
-		}
-		return resets.resetDue(g)
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
 	resets.add(c)
@@ -199,7 +240,7 @@ left with --rate 0.`,
 				if g.json && err == nil {
 					return printJSON(cmd, f)
 				}
-				printForeseen(cmd.OutOrStdout(), f)
+				g.foreseen(cmd, f)
 				return err
 			}
 			rate := steer.DefaultResetRate
@@ -210,7 +251,7 @@ left with --rate 0.`,
 			} else if own := s.ResetRate(); own != 0 {
 				rate = own
 			}
-			return steer.ResetService(cmd.Context(), g.host().Root, s.Scope(), s.Name, rate,
+			return steer.ResetService(cmd.Context(), g.host().Root, s.Scope(), s.Name, rate, g.host().Hand(g.keeper()),
 				func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
 		},
 	}
@@ -250,7 +291,7 @@ over weir apply, until --off. For the hour when you want weir out of the picture
 				fmt.Fprintf(out, "%s is bypassed already\n", s.Name)
 			case off:
 				fmt.Fprintf(out, "%s is steered again\n", s.Name)
-				return steer.ResetDue(cmd.Context(), g.host().Root, nil, func(r steer.Reset) { printReset(out, r) })
+				return resetDue(cmd, g, nil)
 			default:
 				fmt.Fprintf(out, "%s is bypassed: the kernel alone chooses, until weir bypass --off %s\n", s.Name, s.Name)
 			}

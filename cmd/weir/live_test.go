@@ -59,14 +59,14 @@ func TestResetsOnTheCommandLine(t *testing.T) {
 			a = b
 		}
 	}
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.AsSlice()}, Timeout: 10 * time.Second}
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.AsSlice()}, Timeout: 30 * time.Second}
 	d.SetMultipathTCP(false)
 	c, err := d.DialContext(t.Context(), "tcp4", "127.0.0.1:4739")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	c.SetReadDeadline(time.Now().Add(30 * time.Second))
 	if _, err := c.Read(make([]byte, 1)); err != nil { // accepted: now it is somebody's
 		t.Fatal(err)
 	}

@@ -9,12 +9,14 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/kernel"
@@ -74,6 +76,15 @@ type globals struct {
 
 func (g *globals) host() *host.Host { return host.New(g.root) }
 
+// keeper is where weir serve keeps sessions: beside --socket, unless the environment says
+// where; "" is the default.
+func (g *globals) keeper() string {
+	if g.socket == "" || os.Getenv(wire.SocketEnv) != "" {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(g.socket), filepath.Base(wire.DefaultSocket))
+}
+
 func (g *globals) reader() host.Reader { return g.host().Reader(g.socket) }
 
 func newCommand() *cobra.Command {
@@ -82,8 +93,9 @@ func newCommand() *cobra.Command {
 		Use:   "weir",
 		Short: "Control the traffic of this host from inside its kernel",
 		Long: `weir decides which process gets each connection and datagram, in the kernel,
-for processes that know nothing of it; it limits floods of UDP and filters packets
-there. State lives in pinned BPF maps: no process of weir's is in the data path.
+for processes that know nothing of it; it limits floods of UDP, filters packets and
+moves traffic off links that do not work there. State lives in pinned BPF maps: no
+process of weir's is in the data path.
 
   weir doctor                what this kernel and user can run, and why not
   weir apply -f weir.yaml    make the host match the file
@@ -93,6 +105,8 @@ there. State lives in pinned BPF maps: no process of weir's is in the data path.
   weir guard status          limits of floods: what passed, what was refused, and whose it was
   weir filter list           filters: what their rules have matched, and when
   weir handoff status        live sessions that outlive their processes
+  weir handoff drain         this server emptied: its sessions move to others
+  weir reroute status        links: whether they work, and where their traffic goes
   weir bypass SERVICE        the kernel's own behaviour at once`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -102,7 +116,7 @@ there. State lives in pinned BPF maps: no process of weir's is in the data path.
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), handoffCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
+	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), handoffCommand(g), rerouteCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
 	for _, sub := range allCommands(c) {
 		wrapArgs(sub)
 	}

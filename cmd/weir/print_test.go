@@ -43,6 +43,17 @@ var dns = steer.ServiceState{
 		Verdicts: verdicts(steer.Verdicts{Steered: 1}, steer.Verdicts{})}},
 }
 
+// replaced is a service with a slot that is given over, and one whose next member failed.
+var replaced = steer.ServiceState{
+	Name: "www", Netns: "net:[4026532000] edge", Listen: []string{"udp [::]:443"}, By: "source", Engine: "sk_lookup", OnEmpty: "next",
+	Slots: []steer.SlotState{
+		{Slot: 0, State: "admitted", Member: "pid 99", PID: 99, Since: before(time.Minute),
+			Draining: &steer.Draining{PID: 98, Since: before(time.Minute), Until: now.Add(time.Minute), Peers: 4, Sessions: 1, Waiting: 2}},
+		{Slot: 1, State: "empty", Reason: "process 101 exited", Member: "pid 101",
+			Draining: &steer.Draining{PID: 100, Since: before(time.Minute), Until: before(time.Second), Sessions: -1, Back: 7}},
+	},
+}
+
 func TestPrintStatus(t *testing.T) {
 	var b strings.Builder
 	printSummary(&b, steer.State{})
@@ -62,7 +73,7 @@ func TestPrintSteerStatus(t *testing.T) {
 	changed.Name, changed.Bypassed, changed.Drained, changed.MisplacedSessions = "changed", true, []int{0}, &two
 	changed.Moved, changed.Placed = map[string]int{"edge1": 2, "192.0.2.7": 0}, map[int]int{1234: 1, 7: 0}
 	changed.Copies = &steer.Copies{To: "canary", Copied: 1200, Fragmented: 3}
-	printSteer(&b, []steer.ServiceState{telemetry, dns, broken, changed}, now)
+	printSteer(&b, []steer.ServiceState{telemetry, dns, broken, changed, replaced}, now)
 	golden(t, "steer-status.golden", b.String())
 }
 
@@ -95,7 +106,8 @@ func TestPrintResets(t *testing.T) {
 	gone := steer.Session{Remote: netip.MustParseAddrPort("[2001:db8::7]:40000"), Slot: 2}
 	printReset(&b, steer.Reset{Service: "telemetry", Session: s, Done: 1, Of: 2})
 	printReset(&b, steer.Reset{Service: "telemetry", Session: gone, Done: 2, Of: 2, Err: steer.ErrCannotReset})
-	printForeseen(&b, steer.Foreseen{Service: "telemetry", Sessions: []steer.Session{s, gone}}, steer.Foreseen{Service: "dns", Problem: "its seed is drawn when it is created"})
+	printReset(&b, steer.Reset{Service: "telemetry", Session: gone, Handed: true})
+	printForeseen(&b, func(service string, s steer.Session) bool { return s.Slot == 2 }, steer.Foreseen{Service: "telemetry", Sessions: []steer.Session{s, gone}}, steer.Foreseen{Service: "dns", Problem: "its seed is drawn when it is created"})
 	golden(t, "resets.golden", b.String())
 }
 

@@ -46,7 +46,7 @@ func TestRegisterGroup(t *testing.T) {
 	s.run(0, `registered for www: tcp4\n`, "steer", "register", "www", "tcp", "127.0.0.1", "8000", "--pid", fmt.Sprint(os.Getpid()), "--wait", "0s")
 	const clients = 64
 	for i := range clients {
-		c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.1.0.%d:80", i), 10*time.Second)
+		c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.1.0.%d:80", i), 30*time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,6 +27,7 @@ func steerRun(g *globals) *cobra.Command {
 	v := steer.Supervision{Launch: launchCommand}
 	slot := -1
 	var bound []string
+	var stop string
 	c := &cobra.Command{
 		Use: "run SERVICE --slot N -- DAEMON [ARG…]", Short: "Run a daemon as the member of a slot, where no systemd does", Args: serviceAndDaemon,
 		Long: `Run a daemon in the foreground, in the service's network namespace, and give it
@@ -43,15 +44,25 @@ their queues for its next run.
 
 The slot hangs on the daemon, not on this command: killed, it leaves the daemon
 its traffic until that ends. While a living process has the slot, a second run
-refuses to start.`,
+refuses to start.
+
+With --replace the daemon is the next generation of the one that has the slot
+(the service has generations: {} in its steer section): both run side by side,
+the old one keeps the UDP peers and QUIC connections that it has, all else is the
+new one's, and once nothing is left with the old one, or at the deadline, it is
+sent the signal of --stop. If the new one dies first, nothing has happened.`,
 		Example: `  weir steer run telemetry --slot 0 -- nfacctd -f /etc/pmacct/nfacctd-0.conf
-  weir steer run dns --slot 1 --listen-fds --restart --user dns -- /usr/bin/dnsd`,
+  weir steer run dns --slot 1 --listen-fds --restart --user dns -- /usr/bin/dnsd
+  weir steer run www --slot 0 --replace --stop QUIT -- nginx -c /etc/nginx/b.conf`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
 			if v.Slot, err = slotOf(cmd, g, args[0], slot); err != nil {
 				return err
 			}
 			if v.Bound, err = parseBound(bound); err != nil {
+				return err
+			}
+			if v.Stop, err = parseSignal(stop); err != nil {
 				return err
 			}
 			v.Command = args[1:]
@@ -72,6 +83,8 @@ refuses to start.`,
 	c.Flags().BoolVar(&v.Give, "listen-fds", false, "open the service's sockets and pass them to the daemon")
 	c.Flags().BoolVar(&v.Restart, "restart", false, "start the daemon again when it ends, until INT, QUIT or TERM")
 	c.Flags().BoolVar(&v.TakeOver, "take-over", false, "take the slot from a process that holds it and lives")
+	c.Flags().BoolVar(&v.Replace, "replace", false, "take the slot from a process that holds it, and end that once it is drained")
+	c.Flags().StringVar(&stop, "stop", "TERM", "signal that ends the process that is replaced")
 	c.Flags().StringVar(&v.User, "user", "", "run the daemon as this user, by name or number")
 	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
 	return c

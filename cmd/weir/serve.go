@@ -19,7 +19,8 @@ func serveCommand(g *globals) *cobra.Command {
 		Use: "serve", Short: "Give slots to members as they start; serve metrics and the group's socket", Args: cobra.NoArgs,
 		Long: `Give slots to members the moment their sockets appear, send them the templates
 of flow exporters that they lack, copy datagrams of devices that come later, attach
-filters to interfaces that come later, and serve /metrics and /healthz over HTTP and the reading commands over a Unix socket
+filters to interfaces that come later, log which links and BFD sessions the kernel finds down and up,
+and serve /metrics and /healthz over HTTP and the reading commands over a Unix socket
 (--socket), to root and the group. Over another (--register-socket), to which everybody may connect and which answers
 nothing else, collectors register themselves, with the Go package register or
 include/weir.h. Over a third one (--handoff-socket) members of services keep their live sessions here, so that

@@ -35,7 +35,7 @@ func statusCommand(g *globals) *cobra.Command {
 }
 
 func printStatus(w io.Writer, st host.Status, now time.Time) {
-	others := len(st.Guards)+len(st.Filters) > 0
+	others := len(st.Guards)+len(st.Filters) > 0 || st.Reroute != nil
 	if !others || len(st.Services)+len(st.Bound) > 0 {
 		printSummary(w, st.State)
 	}
@@ -50,6 +50,12 @@ func printStatus(w io.Writer, st host.Status, now time.Time) {
 			fmt.Fprintln(w)
 		}
 		printFilters(w, st.Filters, now)
+	}
+	if st.Reroute != nil {
+		if len(st.Services)+len(st.Bound)+len(st.Guards)+len(st.Filters) > 0 {
+			fmt.Fprintln(w)
+		}
+		printPaths(w, *st.Reroute)
 	}
 }
 
@@ -127,12 +133,46 @@ func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
 		}
 		t.flush()
 		for _, slot := range s.Slots {
+			printDraining(w, slot, now)
 			if slot.Reason != "" {
 				fmt.Fprintf(w, "  slot %d is empty: %s\n", slot.Slot, slot.Reason)
 			}
 		}
 		printCopies(w, s.Copies)
 		printMoves(w, s)
+	}
+}
+
+// printDraining tells of the generation before a slot's member.
+func printDraining(w io.Writer, slot steer.SlotState, now time.Time) {
+	d := slot.Draining
+	if d == nil {
+		return
+	}
+	var left []string
+	add := func(n int, one, more string) {
+		if n == 1 {
+			left = append(left, "1 "+one)
+		} else if n > 1 {
+			left = append(left, fmt.Sprintf("%d %s", n, more))
+		}
+	}
+	add(d.Peers, "UDP peer", "UDP peers")
+	add(d.Sessions, "TCP connection", "TCP connections")
+	add(d.Waiting, "in its queue", "in its queues")
+	add(int(d.Unread), "byte unread", "bytes unread")
+	what := strings.Join(left, ", ")
+	switch {
+	case what == "":
+		what = "nothing"
+	case d.Until.Before(now):
+		what += "; it gets nothing new"
+	default:
+		what += ", for " + ago(now, d.Until) + " more at most"
+	}
+	fmt.Fprintf(w, "  slot %d: process %d drains since %s, left: %s\n", slot.Slot, d.PID, ago(d.Since, now), what)
+	if d.Back > 0 {
+		fmt.Fprintf(w, "  slot %d: %d packets went back to it, its successor is not whole\n", slot.Slot, d.Back)
 	}
 }
 

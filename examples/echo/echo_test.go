@@ -124,7 +124,7 @@ func ask(c net.Conn, data []byte) ([]byte, error) {
 		return nil, err
 	}
 	answer := make([]byte, 65535)
-	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(30 * time.Second))
 	n, err := c.Read(answer)
 	return answer[:n], err
 }
@@ -234,7 +234,7 @@ func TestAnswerSocketTakesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		answer := make([]byte, 100)
-		_ = p.SetReadDeadline(time.Now().Add(10 * time.Second))
+		_ = p.SetReadDeadline(time.Now().Add(30 * time.Second))
 		if n, _, err := p.ReadFrom(answer); err != nil || string(answer[:n]) != "lost" {
 			t.Errorf("%s: connected, the socket took %q, %v", at, answer[:n], err)
 		}

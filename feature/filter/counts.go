@@ -6,11 +6,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/kernel"
-	"golang.org/x/sys/unix"
 )
 
 // tally is what all versions have at the beginning of an element of filter_counts:
@@ -105,13 +103,4 @@ func counts(o *kernel.Opened, p *published) ([]tally, error) {
 		out = append(out, t.plus(before[key]))
 	}
 	return out, nil
-}
-
-// wallTime is when a time of CLOCK_MONOTONIC was.
-func wallTime(ns uint64) time.Time {
-	var now unix.Timespec
-	if ns == 0 || unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
-		return time.Time{}
-	}
-	return time.Now().Add(-time.Duration(uint64(now.Nano()) - ns)).Round(time.Millisecond)
 }

@@ -5,6 +5,7 @@ package filter
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"net/netip"
@@ -22,6 +23,11 @@ import (
 
 func TestMain(m *testing.M) {
 	nstest.Play(map[string]nstest.Role{"change": playChange})
+	flag.Parse()
+	// Parallel tests wait for the kernel, and do not need a CPU each.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
 	nstest.Main(m)
 }
 
@@ -52,11 +58,17 @@ type world struct {
 	*nstest.Wire
 	root *kernel.Root
 	t    testing.TB
+	// Open as long as the test: a process that another test starts at the time holds each socket for a moment, so that a
+	// port that is closed and opened again may be taken.
+	pairs map[netip.AddrPort]pair
 }
+
+// pair is a socket that sends and one that should get it.
+type pair struct{ from, to *net.UDPConn }
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	return &world{Wire: nstest.NewWire(t), root: newRoot(t), t: t}
+	return &world{Wire: nstest.NewWire(t), root: newRoot(t), t: t, pairs: map[netip.AddrPort]pair{}}
 }
 
 // filter is one of the world's, in B.
@@ -130,18 +142,23 @@ func (w *world) one() FilterState {
 }
 
 // flows says which of the ports of B can be reached from A, by family.
-func (w *world) flows(ports ...uint16) string {
-	w.t.Helper()
-	return flows(w.t, w.A, w.B, w.B4, w.B6, ports...)
-}
-
-func flows(t testing.TB, a, b *netns.Handle, b4, b6 netip.Addr, ports ...uint16) string {
-	t.Helper()
-	return flowsOf(t, a, b, b4, b6, nil, ports...)
-}
+func (w *world) flows(ports ...uint16) string { return w.flowsOf("", ports...) }
 
 // flowsOf is flows for who knows which should arrive: those have more time.
-func flowsOf(t testing.TB, a, b *netns.Handle, b4, b6 netip.Addr, wanted []string, ports ...uint16) string {
+func (w *world) flowsOf(wanted string, ports ...uint16) string {
+	w.t.Helper()
+	return flowsOf(w.t, w.pairs, w.A, w.B, w.B4, w.B6, strings.Fields(wanted), ports...)
+}
+
+// mustFlow is want between two namespaces, by sockets of its own.
+func mustFlow(t testing.TB, when, want string, a, b *netns.Handle, b4, b6 netip.Addr, ports ...uint16) {
+	t.Helper()
+	if got := flowsOf(t, map[netip.AddrPort]pair{}, a, b, b4, b6, strings.Fields(want), ports...); got != want {
+		t.Errorf("%s: %q arrive, want %q", when, got, want)
+	}
+}
+
+func flowsOf(t testing.TB, pairs map[netip.AddrPort]pair, a, b *netns.Handle, b4, b6 netip.Addr, wanted []string, ports ...uint16) string {
 	t.Helper()
 	var should []bool
 	var from, to []*net.UDPConn
@@ -155,8 +172,11 @@ func flowsOf(t testing.TB, a, b *netns.Handle, b4, b6 netip.Addr, wanted []strin
 			if name == "6" {
 				any = netip.IPv6Unspecified()
 			}
-			to = append(to, nstest.ListenUDP(t, b, netip.AddrPortFrom(addr, port)))
-			from = append(from, nstest.ListenUDP(t, a, netip.AddrPortFrom(any, 0)))
+			at := netip.AddrPortFrom(addr, port)
+			if _, open := pairs[at]; !open {
+				pairs[at] = pair{nstest.ListenUDP(t, a, netip.AddrPortFrom(any, 0)), nstest.ListenUDP(t, b, at)}
+			}
+			to, from = append(to, pairs[at].to), append(from, pairs[at].from)
 			names = append(names, fmt.Sprintf("%d/%s", port, name))
 			should = append(should, slices.Contains(wanted, names[len(names)-1]))
 		}
@@ -165,8 +185,6 @@ func flowsOf(t testing.TB, a, b *netns.Handle, b4, b6 netip.Addr, wanted []strin
 		if is {
 			out = append(out, names[i])
 		}
-		to[i].Close()
-		from[i].Close()
 	}
 	slices.Sort(out)
 	return strings.Join(out, " ")
@@ -174,7 +192,7 @@ func flowsOf(t testing.TB, a, b *netns.Handle, b4, b6 netip.Addr, wanted []strin
 
 func (w *world) want(when, flows string, ports ...uint16) {
 	w.t.Helper()
-	if got := flowsOf(w.t, w.A, w.B, w.B4, w.B6, strings.Fields(flows), ports...); got != flows {
+	if got := w.flowsOf(flows, ports...); got != flows {
 		w.t.Errorf("%s: %q arrive, want %q", when, got, flows)
 	}
 }
@@ -216,7 +234,7 @@ func TestHooks(t *testing.T) {
 		if len(s.Places) == 0 || s.Problem != "" || s.Name != "test" || s.Netns != w.NameB {
 			t.Errorf("state %+v", s)
 		}
-		wantCounts(t, s, map[string]uint64{"all": 4, "p5001": 2})
+		w.wantCounts(map[string]uint64{"all": 4, "p5001": 2})
 		if again := w.apply(w.filter(h, counted, drops(5001))); len(again) != 0 {
 			t.Errorf("applied again: %q", again)
 		}
@@ -225,10 +243,10 @@ func TestHooks(t *testing.T) {
 			t.Errorf("steps %q, want %q", steps, want)
 		}
 		w.want("changed", "5001/4 5001/6", 5001, 5002)
-		wantCounts(t, w.one(), map[string]uint64{"p5002": 2, "all": 4 + 2})
+		w.wantCounts(map[string]uint64{"p5002": 2, "all": 4 + 2})
 		w.apply(w.filter(h, counted))
 		w.want("changed again", "5001/4 5001/6", 5001)
-		wantCounts(t, w.one(), map[string]uint64{"all": 8})
+		w.wantCounts(map[string]uint64{"all": 8})
 		if steps := w.apply(); len(steps) != 1 || !strings.HasPrefix(steps[0], "remove filter test") {
 			t.Errorf("steps %q", steps)
 		}
@@ -236,20 +254,32 @@ func TestHooks(t *testing.T) {
 	})
 }
 
-func wantCounts(t testing.TB, s FilterState, want map[string]uint64) {
-	t.Helper()
-	got := map[string]uint64{}
-	for _, r := range s.Rules {
-		got[r.Key()] = r.Packets
-		if r.Bytes < 40*r.Packets || r.Bytes > 100*r.Packets {
-			t.Errorf("rule %s: %d bytes of %d packets", r.Key(), r.Bytes, r.Packets)
+// wantCounts waits until the only filter's rules have counted so many packets: on another CPU one that is dropped may take longer
+// than those that arrive.
+func (w *world) wantCounts(want map[string]uint64) {
+	w.t.Helper()
+	var s FilterState
+	var got map[string]uint64
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		s, got = w.one(), map[string]uint64{}
+		for _, r := range s.Rules {
+			got[r.Key()] = r.Packets
 		}
-		if age := time.Since(r.Last); (r.Packets > 0) != !r.Last.IsZero() || r.Packets > 0 && (age < -time.Second || age > 10*time.Second) {
-			t.Errorf("rule %s: %d packets, the last at %v", r.Key(), r.Packets, r.Last)
+		if fmt.Sprint(got) == fmt.Sprint(want) {
+			break
+		}
+		if time.Now().After(end) {
+			w.t.Errorf("counts %v, want %v", got, want)
+			break
 		}
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("counts %v, want %v", got, want)
+	for _, r := range s.Rules {
+		if r.Bytes < 40*r.Packets || r.Bytes > 100*r.Packets {
+			w.t.Errorf("rule %s: %d bytes of %d packets", r.Key(), r.Bytes, r.Packets)
+		}
+		if age := time.Since(r.Last); (r.Packets > 0) != !r.Last.IsZero() || r.Packets > 0 && (age < -time.Second || age > 2*patience) {
+			w.t.Errorf("rule %s: %d packets, the last at %v", r.Key(), r.Packets, r.Last)
+		}
 	}
 }
 
@@ -307,9 +337,7 @@ func TestDirections(t *testing.T) {
 			}
 			w.apply(f)
 			w.want("towards B", "5001/4 5001/6", 5001)
-			if got := flows(t, w.B, w.A, w.A4, w.A6, 5001, 5002); got != "5002/4 5002/6" {
-				t.Errorf("from B: %q arrive", got)
-			}
+			mustFlow(t, "from B", "5002/4 5002/6", w.B, w.A, w.A4, w.A6, 5001, 5002)
 		})
 	}
 }

@@ -117,7 +117,7 @@ func (s *Socket) Rules() (rules []RuleState, byDefault RuleState, err error) {
 		if err != nil {
 			return nil, byDefault, err
 		}
-		st := RuleState{Name: r.Name, Match: r.Match.Text, Action: r.Action, Packets: t.Packets, Bytes: t.Bytes, Last: wallTime(t.Last)}
+		st := RuleState{Name: r.Name, Match: r.Match.Text, Action: r.Action, Packets: t.Packets, Bytes: t.Bytes, Last: kernel.WallTime(t.Last)}
 		if i < len(s.form.Rules) {
 			rules = append(rules, st)
 		} else {

@@ -27,12 +27,16 @@ func TestSocket(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !nstest.Arrives(t, good, to) || nstest.Arrives(t, bad, to) {
+			if !nstest.Arrives(t, good, to, true) || nstest.Arrives(t, bad, to, false) {
 				t.Error("the rules are not obeyed")
 			}
 			if _, err := AttachSocket(to, s.form.Rules, Pass); !errors.Is(err, kernel.ErrOccupied) {
 				t.Errorf("a second filter: %v", err)
 			}
+			eventually(t, "the packet that is dropped is counted", func() bool {
+				rules, _, err := s.Rules()
+				return err != nil || rules[0].Packets > 0
+			})
 			rules, def, err := s.Rules()
 			if err != nil || len(rules) != 1 || rules[0].Packets != 1 || def.Packets != 1 {
 				t.Errorf("%+v, %+v, %v", rules, def, err)
@@ -40,7 +44,7 @@ func TestSocket(t *testing.T) {
 			if err := s.Replace([]Rule{{Match: Expression{Text: `payload contains "are you"`}, Action: Drop}}, Pass); err != nil {
 				t.Fatal(err)
 			}
-			if nstest.Arrives(t, good, to) {
+			if nstest.Arrives(t, good, to, false) {
 				t.Error("the new rules are not obeyed")
 			}
 			if err := s.Replace([]Rule{{Match: Expression{Text: "ip.src == 300"}, Action: Drop}}, Pass); !IsExpressionError(err) {
@@ -49,7 +53,7 @@ func TestSocket(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
-			if !nstest.Arrives(t, bad, to) {
+			if !nstest.Arrives(t, bad, to, true) {
 				t.Error("the filter is still there")
 			}
 		})
@@ -81,7 +85,10 @@ func TestSocket(t *testing.T) {
 		defer s.Close()
 		for port, want := range map[int]bool{7003: false, 7004: true} {
 			err := w.A.Do(func() error {
-				d := net.Dialer{LocalAddr: &net.TCPAddr{IP: w.A4.AsSlice(), Port: port}, Timeout: 300 * time.Millisecond}
+				d := net.Dialer{LocalAddr: &net.TCPAddr{IP: w.A4.AsSlice(), Port: port}, Timeout: patience}
+				if !want {
+					d.Timeout = 300 * time.Millisecond
+				}
 				c, err := d.Dial("tcp4", l.Addr().String())
 				if err == nil {
 					c.Close()

@@ -90,7 +90,7 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 	}
 	for n, rule := range append(f.Rules[:len(f.Rules):len(f.Rules)], Rule{Action: f.Default}) {
 		s := RuleState{Name: rule.Name, Match: rule.Match.Text, Action: rule.Action,
-			Packets: sums[n].Packets, Bytes: sums[n].Bytes, Last: wallTime(sums[n].Last)}
+			Packets: sums[n].Packets, Bytes: sums[n].Bytes, Last: kernel.WallTime(sums[n].Last)}
 		if n == len(f.Rules) {
 			out.Default = s
 		} else {

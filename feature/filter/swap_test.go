@@ -52,19 +52,27 @@ func TestSwapUnderLoad(t *testing.T) {
 		if total < 1000 || swaps < 4 {
 			t.Errorf("only %d packets and %d changes", total, swaps)
 		}
+		// What is on its way has the time it needs: it is there when all is counted.
+		counted := func() (n uint64) {
+			for _, r := range w.one().Rules {
+				n += r.Packets
+			}
+			return n
+		}
+		for end := time.Now().Add(patience); counted() < total-lost && time.Now().Before(end); {
+			time.Sleep(5 * time.Millisecond)
+		}
 		never.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 		if n, err := never.Read(make([]byte, 64)); err == nil {
 			t.Errorf("a packet of %d bytes that every set drops has arrived", n)
 		}
-		var counted uint64
 		for _, r := range w.one().Rules {
-			counted += r.Packets
 			if port := r.Name; lost == 0 && r.Packets != sent[port] {
 				t.Errorf("rule %s has counted %d of %d packets", r.Name, r.Packets, sent[port])
 			}
 		}
-		if counted != total-lost {
-			t.Errorf("rules have counted %d of %d packets, of which %d were lost before", counted, total, lost)
+		if n := counted(); n != total-lost {
+			t.Errorf("rules have counted %d of %d packets, of which %d were lost before", n, total, lost)
 		}
 		t.Logf("%d changes, %d packets, %d lost before the filter", swaps, total, lost)
 	})

@@ -62,7 +62,7 @@ func TestUpgrade(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.want("upgraded", "5002/4 5002/6", 5001, 5002)
-		wantCounts(t, w.one(), map[string]uint64{"p5001": 4})
+		w.wantCounts(map[string]uint64{"p5001": 4})
 		if p, err := (Feature{}).PlanUpgrade(t.Context(), w.root); err != nil || len(p.Steps) != 0 {
 			t.Errorf("upgraded: %v, %v", p, err)
 		}

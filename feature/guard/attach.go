@@ -91,7 +91,7 @@ func nameOf(conn syscall.Conn) string {
 func (g *Guard) SetLimits(l Limits) { g.setLimits(l) }
 
 // Counts is what the guard has seen and whom it knows.
-func (g *Guard) Counts() Counts { return g.read(monotonic()) }
+func (g *Guard) Counts() Counts { return g.read(kernel.Monotonic()) }
 
 // Close lets go of the guard. Sockets that it was attached to keep its program until they close.
 func (g *Guard) Close() {

@@ -135,7 +135,7 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 		return 0, nil, 0, fmt.Errorf("reading what a destination got: %w", err)
 	}
 	// In the time that loading took, the burst would have become free.
-	now = monotonic()
+	now = kernel.Monotonic()
 	if state, err = readState(o.Maps[pinState]); err != nil {
 		return 0, nil, 0, err
 	}

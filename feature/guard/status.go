@@ -158,7 +158,7 @@ func readGuard(r *kernel.Root, i kernel.Instance) (g GuardState, err error) {
 		return g, fmt.Errorf("%s: %w", i, err)
 	}
 	g = GuardState{Service: p.Service.Name, Netns: p.Netns, At: p.Service.place(), Limit: p.Service.Limit, Each: p.Service.Each,
-		DryRun: p.Service.DryRun, Counts: s.read(monotonic()), scope: i.Scope, pub: p}
+		DryRun: p.Service.DryRun, Counts: s.read(kernel.Monotonic()), scope: i.Scope, pub: p}
 	for _, l := range p.Service.Listen {
 		if l.Proto == unix.IPPROTO_UDP {
 			g.Listen = append(g.Listen, l.String())
@@ -221,15 +221,6 @@ func (g GuardState) differences(t target) string {
 		out = append(out, g.Problem)
 	}
 	return strings.Join(out, "; ")
-}
-
-// monotonic is CLOCK_MONOTONIC in ns: what the programs reckon in.
-func monotonic() uint64 {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
-		return 0
-	}
-	return uint64(t.Nano())
 }
 
 // read adds the counters up, as of a time.

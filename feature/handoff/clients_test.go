@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -170,4 +171,47 @@ func TestLanguages(t *testing.T) {
 	}
 	c.finish()
 	t.Logf("%d messages, %+v", c.count, w.counts())
+}
+
+// Members in C and Python move their sessions when weir handoff send asks for it, one or
+// all, and let go of them for a change of steering.
+func TestForeignMovesOnRequest(t *testing.T) {
+	for language, command := range languages(t) {
+		t.Run(language, func(t *testing.T) {
+			w := newWorld(t, keeper.Options{})
+			w.foreign("a", w.address, command...)
+			w.foreign("b", freeAddress(t), command...)
+			c := w.client()
+			c.run()
+			eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
+			for i := range 10 {
+				from, to, id := "a", "b", w.number()
+				if i%2 == 1 {
+					from, to = to, from
+				}
+				if i%4 < 2 {
+					id = 0 // all that it has
+				}
+				if err := handoff.Send(t.Context(), w.socket, "talk", from, id, to); err != nil {
+					t.Fatal(err)
+				}
+				w.at(to)
+			}
+			d, id := w.direct(), w.number()
+			for _, to := range []string{"b", "", "a", "nobody", "b"} {
+				parked, stay, err := d.Park(t.Context(), patience, id)
+				if err != nil || len(parked) != 1 {
+					t.Fatalf("%v, stay %v, %v", parked, stay, err)
+				}
+				if _, err := d.Release(t.Context(), map[uint64]string{id: to}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.at("b")
+			c.finish()
+			if n := w.counts(); n.Transfers != 13 || n.Gaps+n.Closed+n.Expired > 0 {
+				t.Errorf("%+v", n)
+			}
+		})
+	}
 }

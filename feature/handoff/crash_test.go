@@ -3,6 +3,7 @@
 package handoff_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -15,14 +16,21 @@ import (
 )
 
 // SIGKILL at any moment of a stream, many times: the next process of the name goes on,
-// and the client sees a stream without a gap or a repetition.
+// and the client sees a stream without a gap or a repetition; also with states that fit
+// no message, of which the keeper may have many to read when their sender is gone.
 func TestSIGKILL(t *testing.T) {
+	for _, padding := range []int{0, 100_000} {
+		t.Run(fmt.Sprint(padding), func(t *testing.T) { killAgain(t, padding) })
+	}
+}
+
+func killAgain(t *testing.T, padding int) {
 	kills := 200
 	if testing.Short() {
 		kills = 30
 	}
 	w := newWorld(t, keeper.Options{})
-	m := w.member("0", 0)
+	m := w.member("0", padding)
 	clients := []*client{w.client(), w.client()}
 	for _, c := range clients {
 		c.run()
@@ -31,7 +39,7 @@ func TestSIGKILL(t *testing.T) {
 	for range kills {
 		time.Sleep(time.Duration(rand.IntN(20_000)) * time.Microsecond)
 		m.Kill()
-		m = w.member("0", 0)
+		m = w.member("0", padding)
 	}
 	for _, c := range clients {
 		c.finish()

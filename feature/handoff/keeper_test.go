@@ -24,7 +24,7 @@ import (
 // join is a member in this process.
 func (w *world) join(name string, more ...func(*handoff.Options)) *handoff.Listener {
 	w.t.Helper()
-	o := handoff.Options{Service: "talk", Name: name, Keeper: w.socket}
+	o := handoff.Options{Service: "talk", Name: name, Keeper: w.socket, Timeout: patience}
 	for _, f := range more {
 		f(&o)
 	}
@@ -43,7 +43,7 @@ func dial(t testing.TB, a net.Addr) *net.TCPConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(patience))
 	return c.(*net.TCPConn)
 }
 
@@ -171,7 +171,7 @@ func TestGap(t *testing.T) {
 
 // playCareless takes bytes from a session behind the library's back.
 func playCareless(args []string) error {
-	l, err := handoff.Listen(context.Background(), "tcp", args[1], handoff.Options{Service: "talk", Name: "0", Keeper: args[0]})
+	l, err := handoff.Listen(context.Background(), "tcp", args[1], handoff.Options{Service: "talk", Name: "0", Keeper: args[0], Timeout: patience})
 	if err != nil {
 		return err
 	}
@@ -254,6 +254,7 @@ func TestCredentials(t *testing.T) {
 	if _, err := l.AcceptSession(); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "the session is kept", func() bool { return len(w.sessions("session")) == 1 })
 	for id, want := range map[uint32]string{1001: "sees 1", 1002: "sees 0"} {
 		p := w.stranger("", id)
 		p.Tell("go")
@@ -279,7 +280,7 @@ func playStranger(args []string) error {
 	fmt.Scanln(&line)
 	ctx := context.Background()
 	if args[1] != "" {
-		m, err := handoff.Join(ctx, handoff.Options{Keeper: args[0], Service: args[1], Name: "x"})
+		m, err := handoff.Join(ctx, handoff.Options{Keeper: args[0], Service: args[1], Name: "x", Timeout: patience})
 		switch {
 		case err == nil:
 			fmt.Println("welcome")

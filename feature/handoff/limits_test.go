@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -72,7 +73,7 @@ func TestWindow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.SetReadDeadline(time.Now().Add(10 * time.Second))
+	s.SetReadDeadline(time.Now().Add(patience))
 	n, b := 0, make([]byte, 30_000)
 	for err == nil {
 		var got int
@@ -111,14 +112,22 @@ func TestSlowMember(t *testing.T) {
 		}
 		return s
 	}
-	s1, s2 := accept(), accept()
+	first, s2 := []*handoff.Session{accept(), accept(), accept()}, accept()
 	stop(t, slow)
-	start := time.Now()
-	if err := l.Transfer(s1, "slow", nil); err != nil {
-		t.Fatal(err)
+	var took []time.Duration
+	for _, s := range first {
+		start := time.Now()
+		err := l.Transfer(s, "slow", nil)
+		if errors.Is(err, handoff.ErrSlow) && len(took) > 0 {
+			break // the machine stood still, and it is noticed already
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		took = append(took, time.Since(start))
 	}
-	if d := time.Since(start); d > time.Second {
-		t.Errorf("a transfer to a stopped member took %v", d)
+	if slices.Min(took) > time.Second { // one may have met a machine that stood still
+		t.Errorf("transfers to a stopped member took %v", took)
 	}
 	time.Sleep(2200 * time.Millisecond)
 	if err := l.Transfer(s2, "slow", nil); !errors.Is(err, handoff.ErrSlow) {
@@ -139,7 +148,7 @@ func TestManySessions(t *testing.T) {
 	m := w.member("0", 0)
 	conns := make([]net.Conn, sessions)
 	ask := func(i int) error {
-		conns[i].SetDeadline(time.Now().Add(20 * time.Second))
+		conns[i].SetDeadline(time.Now().Add(patience))
 		k := newTalk(nil)
 		k.next([]byte("1234567"))
 		_, err := conns[i].Write([]byte("1234567"))

@@ -16,8 +16,8 @@ const (
 	patience   = 2 * time.Second       // for a keeper that does not read; then it counts as gone
 	retryFirst = 10 * time.Millisecond // between attempts to connect
 	retryLast  = 250 * time.Millisecond
-	// unsure is how long a member whose transfer was cut off by the keeper's end waits
-	// for the other to claim the session, which reconnects within retryLast.
+	// unsure is how long a member whose transfer was cut off by the keeper's end waits, once
+	// there is another, for the other to claim the session, which reconnects within retryLast.
 	unsure = 1500 * time.Millisecond
 )
 
@@ -42,6 +42,9 @@ func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 	caps := wire.Exact | wire.Moves
 	if m.o.Orphans {
 		caps |= wire.TakesOrphans
+	}
+	if m.o.Balances {
+		caps |= wire.Balances
 	}
 	stop := context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -113,6 +116,11 @@ func (m *Member) reconnect() *wire.Conn {
 		if ready {
 			m.post(&wire.Message{Type: wire.Ready, Number: 1})
 		}
+		m.mu.Lock()
+		if m.load.told {
+			m.tellLoad()
+		}
+		m.mu.Unlock()
 		return c
 	}
 }
@@ -131,6 +139,8 @@ func (m *Member) hear(c *wire.Conn) error {
 		case wire.Give:
 			m.given(&msg, fds)
 			continue
+		case wire.Loads:
+			m.setLoad(msg.Name, msg.Number)
 		case wire.Move:
 			go m.moveOnRequest(msg.Session, msg.Name)
 		case wire.Replaced:

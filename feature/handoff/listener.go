@@ -180,6 +180,7 @@ func (l *Listener) take(c *net.TCPConn) {
 		c.Close()
 		return
 	}
+	s.lock()
 	l.m.mu.Lock()
 	l.m.sessions[s.id] = s
 	l.m.mu.Unlock()

@@ -27,6 +27,8 @@ type Options struct {
 	// Stay keeps sessions here when a newer process of the same name is ready, in place
 	// of handing them over at once: see Member.Replaced. New connections are its either way.
 	Stay bool
+	// Balances has this member hear what waits for the others: see Balancer.
+	Balances bool
 	// Window is how many bytes may be read without a Commit; default 128 KiB. It must be
 	// larger than the largest message of which a part may be left unparsed.
 	Window int
@@ -53,6 +55,8 @@ type Member struct {
 	sessions  map[uint64]*Session
 	listeners []*Listener
 	packets   []*PacketConn
+	load      ownLoad
+	loads     map[string]uint32 // of other members, as they say
 	ready     bool
 	over      bool // replaced or closed
 	closing   sync.Once
@@ -74,7 +78,7 @@ func Join(ctx context.Context, o Options) (*Member, error) {
 	}
 	o.Keeper = wire.Socket(o.Keeper)
 	o.Listen.SetMultipathTCP(false)
-	m := &Member{o: o, calls: map[uint32]*call{}, sessions: map[uint64]*Session{}, replaced: make(chan struct{}), done: make(chan struct{})}
+	m := &Member{o: o, calls: map[uint32]*call{}, loads: map[string]uint32{}, sessions: map[uint64]*Session{}, replaced: make(chan struct{}), done: make(chan struct{})}
 	c, err := m.dial(ctx)
 	if err != nil {
 		return nil, err

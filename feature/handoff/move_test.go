@@ -32,18 +32,19 @@ func TestMoves(t *testing.T) {
 		b := w.memberAt(freeAddress(t), fmt.Sprint("b", i), padding)
 		c := w.client()
 		c.run()
-		before := w.counts()
-		for j := 0; w.counts().Transfers-before.Transfers < uint64(moves); j++ {
-			if j > 2*moves {
-				t.Fatalf("only %d transfers of %d orders", w.counts().Transfers-before.Transfers, j)
-			}
+		for j := range moves {
 			time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
 			from, to := a, fmt.Sprint("b", i)
 			if j%2 == 1 {
 				from, to = b, fmt.Sprint("a", i)
 			}
-			from.Tell("move " + to)
-			from.Expect("move done: <nil>")
+			// Who has not accepted it yet, or not taken what the other gave, has nothing to move: it is told again.
+			before := w.counts()
+			eventually(t, "the session moves to "+to, func() bool {
+				from.Tell("move " + to)
+				from.Expect("move done: <nil>")
+				return w.counts().Transfers > before.Transfers
+			})
 		}
 		c.finish()
 		n := w.counts()
@@ -69,6 +70,7 @@ func TestHotRestart(t *testing.T) {
 	for _, c := range streams {
 		c.run()
 	}
+	eventually(t, "all are kept", func() bool { return len(w.sessions("session")) == len(streams) })
 	// Beside them connections that come and go all the time.
 	stop := make(chan struct{})
 	var short sync.WaitGroup
@@ -103,7 +105,8 @@ func TestHotRestart(t *testing.T) {
 	}
 	n := w.counts()
 	t.Logf("%d short connections, %+v", count, n)
-	if n.Transfers < uint64(restarts)*3 || n.Gaps+n.Closed+n.Expired > 0 {
+	// What comes to a process that is replaced before it has taken it goes on to the next one by inheritance.
+	if n.Transfers+n.Inherited < uint64(restarts)*3 || n.Gaps+n.Closed+n.Expired > 0 {
 		t.Errorf("%+v", n)
 	}
 }
@@ -113,7 +116,7 @@ func TestHotRestart(t *testing.T) {
 func TestTransfer(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
 	listen := func(name string) *handoff.Listener {
-		l, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:0", handoff.Options{Service: "talk", Name: name, Keeper: w.socket})
+		l, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:0", handoff.Options{Service: "talk", Name: name, Keeper: w.socket, Timeout: patience})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +135,7 @@ func TestTransfer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.SetDeadline(time.Now().Add(10 * time.Second))
+		s.SetDeadline(time.Now().Add(patience))
 		return s
 	}
 	read := func(s *handoff.Session, want string) {
@@ -158,7 +161,7 @@ func TestTransfer(t *testing.T) {
 	hear := func(want string) {
 		t.Helper()
 		got := make([]byte, len(want))
-		peer.SetReadDeadline(time.Now().Add(10 * time.Second))
+		peer.SetReadDeadline(time.Now().Add(patience))
 		if n, err := peer.Read(got); err != nil || string(got[:n]) != want {
 			t.Fatalf("the peer hears %q, %v; want %q", got[:n], err, want)
 		}
@@ -278,7 +281,7 @@ func set(t testing.TB, s *handoff.Session, to [3]int) {
 // that could not be.
 func TestTransferWhileWaiting(t *testing.T) {
 	w := newWorld(t, keeper.Options{})
-	l, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:0", handoff.Options{Service: "talk", Name: "a", Keeper: w.socket})
+	l, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:0", handoff.Options{Service: "talk", Name: "a", Keeper: w.socket, Timeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,7 +313,7 @@ func TestTransferWhileWaiting(t *testing.T) {
 		t.Fatalf("ended by a transfer that was not: %v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
-	b, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:0", handoff.Options{Service: "talk", Name: "b", Keeper: w.socket})
+	b, err := handoff.Listen(t.Context(), "tcp", "127.0.0.1:0", handoff.Options{Service: "talk", Name: "b", Keeper: w.socket, Timeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,6 +57,7 @@ type Session struct {
 		state   []byte
 	}
 	received bool
+	since    time.Time // it is here
 	crashed  bool
 	scratch  []byte
 
@@ -79,7 +80,7 @@ func (m *Member) newSession(c socket, label string) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{m: m, conn: c, raw: raw, label: label}
+	s := &Session{m: m, conn: c, raw: raw, label: label, since: time.Now()}
 	s.unfenced.L = &s.mu
 	var p sock.Positions
 	err = s.control(func(fd int) (err error) {
@@ -195,7 +196,9 @@ func (s *Session) note(fd int, unread []byte, shown int, written uint64, state [
 		if same {
 			msg.Flags = wire.KeepState
 		}
-		s.send(c, &msg)
+		if s.send(c, &msg) != nil {
+			s.keptOn, s.retry = nil, time.Now() // the keeper does not have it as it is now
+		}
 	} else if c != nil && time.Now().After(s.retry) {
 		s.keep(c, fd)
 	}

@@ -150,6 +150,7 @@ func (m *Member) transfer(s *Session, to string, unparsed int, state []byte, asC
 	}
 	msg, err := s.giveAway(to, unparsed, state, asCommitted)
 	if err == nil {
+		s.unlock() // the next one locks it
 		err = m.callWithState(msg, s)
 	}
 	switch {
@@ -158,6 +159,10 @@ func (m *Member) transfer(s *Session, to string, unparsed int, state []byte, asC
 	case errors.Is(err, ErrNoKeeper) && !errors.Is(err, errNotAsked):
 		go m.resolve(s)
 		return fmt.Errorf("%w: %w", ErrUncertain, err)
+	}
+	if !s.lock() {
+		s.moved()
+		return fmt.Errorf("%w: %w", ErrMoved, err)
 	}
 	s.unfence()
 	return fmt.Errorf("transfer to %q: %w", to, err)
@@ -201,18 +206,27 @@ func (s *Session) giveAway(to string, unparsed int, state []byte, asCommitted bo
 	return msg, err
 }
 
-// resolve finds out whose a session is that was being transferred when the keeper went.
-// If the other has it, it says so to the next keeper at once; so wait, then claim it.
+// resolve finds out whose a session is that was being transferred when the keeper went. If the other has it, it has locked it,
+// and says so to the next keeper at once. One that does not lock, as clients of other languages, is given time for that from
+// when the next keeper is there.
 func (m *Member) resolve(s *Session) {
 	for {
+		c := m.conn.Load()
+		wait := unsure
+		if c == nil {
+			wait = retryLast
+		}
 		select {
 		case <-m.done:
 			return
-		case <-time.After(unsure):
+		case <-time.After(wait):
 		}
-		c := m.conn.Load()
-		if c == nil {
+		if c == nil || c != m.conn.Load() {
 			continue
+		}
+		if !s.lock() {
+			s.moved()
+			return
 		}
 		err := s.control(func(fd int) error {
 			return m.callWithState(&wire.Message{Type: wire.Keep, Session: s.id, Number: uint32(wire.Stream), Text: s.label,
@@ -230,6 +244,17 @@ func (m *Member) resolve(s *Session) {
 			return
 		}
 	}
+}
+
+// lock says whether the session is this process's: sock.Lock.
+func (s *Session) lock() (ours bool) {
+	ours = true
+	_ = s.control(func(fd int) error { ours = sock.Lock(fd); return nil })
+	return ours
+}
+
+func (s *Session) unlock() {
+	_ = s.control(func(fd int) error { sock.Unlock(fd); return nil })
 }
 
 // given takes what the keeper gives.
@@ -284,6 +309,10 @@ func (m *Member) takeSession(msg *wire.Message, fds []int) error {
 		c.Close()
 		return err
 	}
+	if !s.lock() { // the keeper has gone since, and whoever had the session has taken it back
+		c.Close()
+		return errors.New("another process has it")
+	}
 	if err := s.begin(msg); err != nil {
 		c.Close()
 		return err
@@ -300,10 +329,10 @@ func (m *Member) takeSession(msg *wire.Message, fds []int) error {
 // committed, and not yet taken out, is taken out now.
 func (s *Session) begin(msg *wire.Message) error {
 	at, put := s.consumed, s.written // as the kernel has it
-	if at == 0 && put == 0 && msg.Read+msg.Written > 0 {
+	if at == 0 && put == 0 && (int64(msg.Read) > 0 || int64(msg.Written) > 0) {
 		at, put = msg.Read, msg.Written // closed by the peer: there is nothing to take, and Read will say so
 	}
-	if at > msg.Read || put < msg.Written {
+	if wire.Before(msg.Read, at) || wire.Before(put, msg.Written) {
 		return fmt.Errorf("%w: it stands at read %d, written %d, its state at %d and %d", wire.ErrLost, at, put, msg.Read, msg.Written)
 	}
 	if err := s.control(func(fd int) error { return sock.Discard(fd, msg.Read-at) }); err != nil {

@@ -20,7 +20,7 @@ import (
 // playPackets answers datagrams with its mark, if told to, until it is replaced:
 // KEEPER ADDRESS MARK.
 func playPackets(args []string) error {
-	m, err := handoff.Join(context.Background(), handoff.Options{Service: "talk", Name: "0", Keeper: args[0]})
+	m, err := handoff.Join(context.Background(), handoff.Options{Service: "talk", Name: "0", Keeper: args[0], Timeout: patience})
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func TestPackets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(2 * patience))
 	send := func(from, to int) {
 		for i := from; i < to; i++ {
 			fmt.Fprint(c, i)

@@ -27,6 +27,9 @@ func TestMain(m *testing.M) {
 	nstest.Main(m)
 }
 
+// patience is for what must happen: it is longer than the machine stands still, and costs nothing where it happens.
+const patience = 30 * time.Second
+
 // The protocol that members of these tests speak. The client sends messages of 7
 // bytes; for each the server answers with 8: the hash of all messages so far. So an
 // answer is right only if no byte was lost, doubled or changed before it, in either
@@ -102,7 +105,7 @@ func serve(s *handoff.Session, padding int) error {
 // playMember serves a service until its standard input ends:
 // KEEPER SERVICE NAME ADDRESS PADDING [orphans] [stay].
 func playMember(args []string) error {
-	o := handoff.Options{Keeper: args[0], Service: args[1], Name: args[2], Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
+	o := handoff.Options{Keeper: args[0], Service: args[1], Name: args[2], Timeout: patience, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
 	padding := 0
 	fmt.Sscan(args[4], &padding)
 	for _, a := range args[5:] {
@@ -285,7 +288,7 @@ func (c *client) ask(hashes chan<- uint64) {
 func (c *client) check(hashes <-chan uint64) error {
 	b := make([]byte, answer)
 	for want := range hashes {
-		c.conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+		c.conn.SetReadDeadline(time.Now().Add(patience))
 		if _, err := io.ReadFull(c.conn, b); err != nil {
 			return fmt.Errorf("after %d answers: %w", c.count, err)
 		}
@@ -331,9 +334,9 @@ func (w *world) sessions(kind string) (out []keeper.Session) {
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("still not so after 30 s: %s", what)
+			t.Fatalf("still not so after %v: %s", patience, what)
 		}
 	}
 }

@@ -270,5 +270,5 @@ func (f *abi1) admit(s Service, slot int, row uint32) error {
 	if err != nil {
 		return err
 	}
-	return f.c.Maps["steer_slots"].Put(row, abi1Slot{State: 1, Tgid: uint32(pid), Since: monotonic(), Start: start})
+	return f.c.Maps["steer_slots"].Put(row, abi1Slot{State: 1, Tgid: uint32(pid), Since: kernel.Monotonic(), Start: start})
 }

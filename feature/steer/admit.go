@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
@@ -31,7 +30,7 @@ const (
 // check has passed, gives it the slot. changed says whether anything did: a
 // member that holds its slot with the same sockets is left alone.
 func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Member, ns *netns.Handle) (changed bool, err error) {
-	a, err := m.Adopt(ctx, ns, p.Service.Spec)
+	a, err := e.adopt(ctx, p, slot, m, ns)
 	if err != nil {
 		return false, err
 	}
@@ -52,8 +51,8 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 		// Sockets that were passed on, by systemd or by weir steer run: what waits in them
 		// must not meet a slot that is changing.
 		err = e.succeed(row, a, m.Keep)
-	} else {
-		err = e.place(p, slot, a, m.Keep, ns)
+	} else if p, err = e.takePlace(p, slot, a, m.Keep, ns); err == nil {
+		row = p.row(slot)
 	}
 	if err != nil {
 		return false, err
@@ -92,7 +91,7 @@ func slotOf(a *service.Adoption, state slotState) (steerSlot, error) {
 	if err != nil {
 		return steerSlot{}, fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, pid)
 	}
-	return steerSlot{State: uint32(state), Tgid: uint32(pid), Since: monotonic(), Start: start}, nil
+	return steerSlot{State: uint32(state), Tgid: uint32(pid), Since: kernel.Monotonic(), Start: start}, nil
 }
 
 // succeed makes another process the holder of a row whose sockets stay.
@@ -126,6 +125,19 @@ func (e *engine) watchExits(row uint32, a *service.Adoption, keep bool) error {
 		}
 	}
 	return nil
+}
+
+// takePlace gives a slot to a member with other sockets: as the next generation where
+// the service has some, else at once. It returns the service as it is then.
+func (e *engine) takePlace(p *published, slot int, a *service.Adoption, keep bool, ns *netns.Handle) (*published, error) {
+	next, err := e.superseded(p, slot, a)
+	if err != nil {
+		return p, err
+	}
+	if next {
+		return e.supersede(p, slot, a, keep, ns)
+	}
+	return p, e.place(p, slot, a, keep, ns)
 }
 
 // place gives a slot to a member with other sockets.
@@ -245,7 +257,7 @@ func (e *engine) setState(row uint32, state slotState) error {
 	if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 		return err
 	}
-	s.State, s.Since = uint32(state), monotonic()
+	s.State, s.Since = uint32(state), kernel.Monotonic()
 	return e.pins.Maps["slots"].Put(row, s)
 }
 
@@ -264,21 +276,4 @@ func (p *published) raise(a *service.Adoption) {
 			}
 		}
 	}
-}
-
-// monotonic is CLOCK_MONOTONIC in nanoseconds: the clock of bpf_ktime_get_ns.
-func monotonic() uint64 {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
-		return 0 // cannot fail for this clock
-	}
-	return uint64(ts.Nano())
-}
-
-// wallTime turns a CLOCK_MONOTONIC reading into a time of day.
-func wallTime(mono uint64) time.Time {
-	if mono == 0 {
-		return time.Time{}
-	}
-	return time.Now().Add(-time.Duration(monotonic() - mono)).Truncate(time.Millisecond)
 }

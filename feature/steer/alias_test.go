@@ -130,7 +130,8 @@ func testDevicePolicy(t *testing.T) {
 		t.Fatalf("%d devices, %v, %v", len(devices), problem, err)
 	}
 	for _, d := range devices {
-		if d.Name != "" && (d.UDP != 2 || d.Connects != 2) {
+		// Of connections a few more may be counted: late segments of their beginning are looked up too (checkCounts).
+		if d.Name != "" && (d.UDP != 2 || d.Connects < 2 || d.Connects > 4) {
 			t.Errorf("%+v: want two of each", d)
 		}
 	}

@@ -42,6 +42,9 @@ func chooseEngine(s Service, old *published) (Engine, string, error) {
 	if s.Engine != EngineAuto {
 		return s.Engine, "the configuration names it", nil
 	}
+	if s.Generations != nil {
+		return EngineSkLookup, "generations need it", kernel.Require([]kernel.Need{kernel.SkLookup})
+	}
 	if s.By == ByQUIC {
 		return EngineReuseport, "by: quic reads packets, which sk_lookup does not see", s.reuseportable()
 	}

@@ -11,6 +11,10 @@
  *				sockets closes, with no process of weir's running: half a member
  *				would split a router over two collectors
  *	swallow(ctx, s, p)	gives it to a socket that drops everything: 0 if there is one
+ *	give_known(ctx, s, p, row, endpoint)
+ *				gives a datagram to the generation before, if its peer is known there
+ *	give_before(ctx, s, row, endpoint)
+ *				gives the packet to the generation before, if that still drains
  *	pass(ctx, at)		says whether the kernel can be left to choose; if not, at may get
  *				another hash, by which a whole slot is chosen
  */
@@ -130,6 +134,10 @@ enum given {
 static __always_inline enum given give(steer_ctx *ctx, struct service *s, __u32 row,
 				       __u32 endpoint);
 static __always_inline int swallow(steer_ctx *ctx, struct service *s, struct packet *p);
+static __always_inline int give_known(steer_ctx *ctx, struct service *s, struct packet *p,
+				      __u32 row, __u32 endpoint);
+static __always_inline int give_before(steer_ctx *ctx, struct service *s, __u32 row,
+				       __u32 endpoint);
 static __always_inline int pass(steer_ctx *ctx, struct place *at);
 
 /*
@@ -364,11 +372,19 @@ static __always_inline int steer_to(steer_ctx *ctx, struct service *s, struct pa
 
 	if (!v)
 		return SK_DROP; /* a row out of range: nothing that user space writes */
+	if (give_known(ctx, s, p, row, endpoint)) {
+		v->steered++;
+		return SK_PASS;
+	}
 	switch (give(ctx, s, row, endpoint)) {
 	case GIVEN:
 		v->steered++;
 		return SK_PASS;
 	case NOT_WHOLE:
+		if (give_before(ctx, s, row, endpoint)) {
+			v->steered++;
+			return SK_PASS;
+		}
 		return on_empty(ctx, s, p, at, endpoint, v);
 	default:
 		break;

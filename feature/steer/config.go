@@ -27,22 +27,23 @@ type Service struct {
 // Options is the steer section of a service.
 type Options struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	By             Policy    `yaml:"by" json:"by"`
-	Slots          int       `yaml:"slots" json:"slots"`       // 1 to MaxSlots
-	Engine         Engine    `yaml:"engine" json:"engine"`     // where the decision is made
-	OnEmpty        OnEmpty   `yaml:"on_empty" json:"on_empty"` // what a slot without a whole member does
-	Seed           *uint32   `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
-	Backlog        *int      `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
-	ReceiveBuffer  *int      `yaml:"receive_buffer" json:"receive_buffer"`
-	Templates      Templates `yaml:"templates" json:"templates,omitempty"`   // of IPFIX and NetFlow v9, kept and replayed
-	Foreign        Foreign   `yaml:"foreign" json:"foreign,omitempty"`       // sk_reuseport: what to do about another's program
-	Migrate        bool      `yaml:"migrate" json:"migrate,omitempty"`       // sk_reuseport: a closing listener's queue goes to another member
-	SharePort      bool      `yaml:"share_port" json:"share_port,omitempty"` // set SO_REUSEPORT on whatever binds its ports
-	Devices        string    `yaml:"devices" json:"devices,omitempty"`       // by: device: file that names them; relative to the configuration
-	Copy           string    `yaml:"copy" json:"copy,omitempty"`             // the service that gets every datagram too
-	QUIC           *QUIC     `yaml:"quic" json:"quic,omitempty"`             // by: quic
-	Weights        Weights   `yaml:"weights" json:"weights,omitempty"`       // by slot; 1 where none is given
-	ResetRate      *Rate     `yaml:"reset_rate" json:"reset_rate,omitempty"` // of sessions that changes misplace
+	By             Policy       `yaml:"by" json:"by"`
+	Slots          int          `yaml:"slots" json:"slots"`       // 1 to MaxSlots
+	Engine         Engine       `yaml:"engine" json:"engine"`     // where the decision is made
+	OnEmpty        OnEmpty      `yaml:"on_empty" json:"on_empty"` // what a slot without a whole member does
+	Seed           *uint32      `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
+	Backlog        *int         `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
+	ReceiveBuffer  *int         `yaml:"receive_buffer" json:"receive_buffer"`
+	Templates      Templates    `yaml:"templates" json:"templates,omitempty"`     // of IPFIX and NetFlow v9, kept and replayed
+	Foreign        Foreign      `yaml:"foreign" json:"foreign,omitempty"`         // sk_reuseport: what to do about another's program
+	Migrate        bool         `yaml:"migrate" json:"migrate,omitempty"`         // sk_reuseport: a closing listener's queue goes to another member
+	SharePort      bool         `yaml:"share_port" json:"share_port,omitempty"`   // set SO_REUSEPORT on whatever binds its ports
+	Devices        string       `yaml:"devices" json:"devices,omitempty"`         // by: device: file that names them; relative to the configuration
+	Copy           string       `yaml:"copy" json:"copy,omitempty"`               // the service that gets every datagram too
+	QUIC           *QUIC        `yaml:"quic" json:"quic,omitempty"`               // by: quic
+	Weights        Weights      `yaml:"weights" json:"weights,omitempty"`         // by slot; 1 where none is given
+	Generations    *Generations `yaml:"generations" json:"generations,omitempty"` // nil: a slot's next member cuts the one before off
+	ResetRate      *Rate        `yaml:"reset_rate" json:"reset_rate,omitempty"`   // of sessions that changes misplace
 }
 
 // Defaults of the options that a service leaves out. nfacctd listens with a
@@ -146,6 +147,7 @@ func (s Service) withDefaults() Service {
 		s.Templates = TemplatesAuto
 	}
 	s = s.policyDefaults()
+	s.Generations = s.Generations.withDefaults()
 	if s.Slots == 0 {
 		for _, m := range s.Members {
 			s.Slots = max(s.Slots, m.Slot+1)
@@ -193,6 +195,7 @@ func (c *Config) Validate() []error {
 			fail("%s", problem)
 		}
 		s.validatePolicy(fail)
+		s.validateGenerations(fail)
 		errs = append(errs, s.Spec.Validate(max(s.Slots, 1))...)
 		errs = append(errs, overlaps(c.Services[:i], s)...)
 	}

@@ -4,7 +4,6 @@ package steer
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -322,7 +321,7 @@ func TestCopyKilledAtEveryStep(t *testing.T) {
 	w, _, _ := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
 	for _, c := range []struct{ name, from, to string }{{"begin", "", "canary"}, {"end", "canary", ""}} {
 		t.Run(c.name, func(t *testing.T) {
-			for step := rand.IntN(3); ; step += 3 * stride() { // most steps are those of every change
+			for step := rand.IntN(3 * stride()); ; step += 3 * stride() { // most steps are those of every change
 				w.cfg.Services[0].Copy = c.from
 				w.apply()
 				w.cfg.Services[0].Copy = c.to
@@ -335,7 +334,7 @@ func TestCopyKilledAtEveryStep(t *testing.T) {
 				if got := tcState(t); got != want {
 					t.Fatalf("killed at step %d, then applied: %s", step, got)
 				}
-				w.locked(func(l lock) error { return Feature{}.Remove(context.Background(), l) })
+				w.remove()
 				if got := tcState(t); got != "1:, 2:" {
 					t.Fatalf("killed at step %d, then removed: %s", step, got)
 				}

@@ -133,18 +133,19 @@ func (w *world) startTraffic(sources int) *traffic {
 
 var sourcesN = sources
 
-// stride leaves steps out in -short runs, since an emulated kernel is slow, and of
-// the second engine: most of its steps are the first one's.
+// stride is from how many steps one is taken, another one in each run ([firstStep]):
+// all of them with WEIR_EVERY_STEP=1 (make test-every-step).
 func stride() int {
+	groups := underTest == EngineReuseport
 	switch {
-	case testing.Short() && underTest == EngineReuseport:
+	case testing.Short() && groups:
 		return 50
 	case testing.Short():
 		return 25
-	case underTest == EngineReuseport:
-		return 3
+	case groups:
+		return nstest.Stride(4)
 	}
-	return 1
+	return nstest.Stride(2)
 }
 
 // firstStep is another one in every run, so that none is left out for good.
@@ -202,7 +203,7 @@ func testApplyKilledAtEveryStep(t *testing.T) {
 				if again := w.apply(); len(again) != 0 && change.name != "slots" {
 					t.Errorf("step %d: after mending, apply would %v", step, again)
 				}
-				w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+				w.remove()
 				if finished {
 					t.Logf("killed at each of %d steps", step)
 					if step < 5 {
@@ -247,7 +248,7 @@ func testFirstApplyKilledAtEveryStep(t *testing.T) {
 		}
 		w.apply()
 		w.check(sources(4), loopback4, names(a))
-		w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+		w.remove()
 		if finished {
 			t.Logf("killed at steps up to %d", step)
 			return

@@ -49,7 +49,7 @@ func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err e
 		return nil, nil, fmt.Errorf("reading devices: %w", err)
 	}
 	by := map[netip.Addr]*Device{}
-	now := monotonic()
+	now := kernel.Monotonic()
 	for k, d := range all {
 		if k.Service == s.pub.ID {
 			a := netip.AddrFrom16(k.Addr).Unmap()
@@ -73,7 +73,7 @@ func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err e
 }
 
 func (d *steerDevice) device(a netip.Addr, now uint64) *Device {
-	out := &Device{Address: a, First: wallTime(d.First), LastUDP: wallTime(d.Last[0]), LastTCP: wallTime(d.Last[1]),
+	out := &Device{Address: a, First: kernel.WallTime(d.First), LastUDP: kernel.WallTime(d.Last[0]), LastTCP: kernel.WallTime(d.Last[1]),
 		UDP: d.Packets[0], Connects: d.Packets[1]}
 	out.Last = later(out.LastUDP, out.LastTCP)
 	switch open := time.Duration(now - d.Window); {

@@ -58,7 +58,6 @@ func asker(t *testing.T, to string) (stop func() map[string]int) {
 // Under traffic the bindings are replaced as a whole, and outgrow their maps, and the program is upgraded: every
 // connection reaches the service of the old or the new state, and none is refused.
 func TestDispatchReplaceAndGrow(t *testing.T) {
-	patient(t)
 	w := newDispatchWorld(t)
 	a, b := startSink(t, "tcp4=127.0.0.1:7041"), startSink(t, "tcp4=127.0.0.1:7042")
 	w.register("a", a, "tcp 127.0.0.1:7041")
@@ -177,11 +176,10 @@ func runBind(args []string) error {
 // Every change, killed at any step under traffic: each connection reaches the service of the old or the new state,
 // and the next command finds bindings, counts and sockets that fit each other.
 func TestDispatchKilledAtEveryStep(t *testing.T) {
-	patient(t)
 	a, b := startSink(t, "tcp4=127.0.0.1:7051"), startSink(t, "tcp4=127.0.0.1:7052")
 	both := []string{fmt.Sprint(a.pid()), fmt.Sprint(b.pid())}
 	const every = 2 // of the steps, other ones in every run: each takes several loads of the largest program
-	for step := firstStep() + rand.IntN(every); ; step += every * stride() {
+	for step := rand.IntN(every * stride()); ; step += every * stride() {
 		w := newDispatchWorld(t)
 		w.register("a", a, "tcp 127.0.0.1:7051")
 		w.bind("a tcp 127.20.0.0/16 80")
@@ -199,7 +197,7 @@ func TestDispatchKilledAtEveryStep(t *testing.T) {
 		w.checkDispatch(step)
 		w.bind("a tcp 127.20.0.0/16 80")
 		w.reached(map[string]*sink{"127.20.3.4:80": a})
-		w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+		w.remove()
 		if err == nil {
 			t.Logf("killed within %d steps", step)
 			if step < 20 {

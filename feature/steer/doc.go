@@ -15,7 +15,7 @@ const ABI = 2
 
 // dispatchABI is that of an engine in whose namespace something is bound. A weir that
 // knows no bindings must not take it for one of its own. The next ABI of either is
-// above both. With 3 the table of bindings was laid out otherwise.
+// above both, and above [generationsABI]. With 3 the table of bindings was laid out otherwise.
 const dispatchABI = 4
 
 // Buckets is the number of buckets that source addresses hash to.
@@ -33,7 +33,7 @@ const (
 // flags of struct service.
 const (
 	flagMoved   = 1
-	flagMigrate = 2
+	flagMigrate = 2 // flagGenerations, 4, is in generations.go
 )
 
 // Name of the feature: pin directory, config key, command, metric prefix.

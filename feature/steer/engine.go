@@ -25,12 +25,13 @@ var Version = "devel"
 // published is a service as its pins describe it: the truth that the engine's
 // maps follow.
 type published struct {
-	Service Service  `json:"service"` // defaults filled in, seed drawn
-	Netns   string   `json:"netns"`   // as people know the namespace
-	Engine  Engine   `json:"engine"`  // the one that was chosen
-	Why     string   `json:"why"`     // it was
-	ID      uint32   `json:"id"`      // index into steer_services
-	Rows    []uint32 `json:"rows"`    // of the engine's maps, by slot: a slot keeps its row for life
+	Service Service  `json:"service"`         // defaults filled in, seed drawn
+	Netns   string   `json:"netns"`           // as people know the namespace
+	Engine  Engine   `json:"engine"`          // the one that was chosen
+	Why     string   `json:"why"`             // it was
+	ID      uint32   `json:"id"`              // index into steer_services
+	Rows    []uint32 `json:"rows"`            // of the engine's maps, by slot: a slot keeps its row for life, or its two
+	Spare   []uint32 `json:"spare,omitempty"` // with generations: the other rows, by slot
 
 	live
 
@@ -269,7 +270,7 @@ func readService(r *kernel.Root, i kernel.Instance) (*published, error) {
 		return nil, err
 	}
 	defer o.Close()
-	if err := knownABI(o.Meta, ABI, "service "+i.Name); err != nil {
+	if err := knownABI(o.Meta, generationsABI, "service "+i.Name); err != nil {
 		return nil, err
 	}
 	p := &published{abi: o.Meta.ABI}
@@ -305,17 +306,23 @@ func (e *engine) publishService(p *published) error {
 		defer maps["aliases"].Close()
 		defer maps["names"].Close()
 	}
+	if p.Service.Generations != nil {
+		if maps["peers"], err = e.pinPeers(p); err != nil {
+			return err
+		}
+		defer maps["peers"].Close()
+	}
 	config, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: ABI, Object: e.pins.Meta.Object, Cookie: e.pins.Meta.Cookie, Inode: e.pins.Meta.Inode,
+	meta := kernel.Meta{ABI: p.wantABI(), Object: e.pins.Meta.Object, Cookie: e.pins.Meta.Cookie, Inode: e.pins.Meta.Inode,
 		Created: time.Now(), Version: Version, Config: config}
 	err = e.lock.Publish(serviceInstance(e.scope, p.Service.Name), meta, kernel.Pins{Maps: maps})
 	if err != nil {
 		return err
 	}
-	p.abi = ABI
+	p.abi = p.wantABI()
 	e.services[p.Service.Name] = p
 	return nil
 }
@@ -329,6 +336,9 @@ func (p *published) value() *steerService {
 	copy(v.Bucket[:], p.table)
 	if p.Service.Migrate {
 		v.Flags |= flagMigrate
+	}
+	if p.Service.Generations != nil {
+		v.Flags |= flagGenerations
 	}
 	for slot, row := range p.Rows {
 		v.Row[slot] = uint16(row)
@@ -379,13 +389,22 @@ func (e *engine) freeID() (uint32, error) {
 	return 0, fmt.Errorf("namespace %s has %d services, the most it can: remove one", e.scope, MaxServices)
 }
 
-// freeRows finds n rows that no service has.
-func (e *engine) freeRows(n int) ([]uint32, error) {
+// rows are those that services have.
+func (e *engine) rows() map[uint32]bool {
 	taken := map[uint32]bool{}
 	for _, p := range e.services {
-		for _, row := range p.Rows {
+		for _, row := range append(p.Rows[:len(p.Rows):len(p.Rows)], p.Spare...) {
 			taken[row] = true
 		}
+	}
+	return taken
+}
+
+// freeRows finds n rows that no service has, and that are not among others.
+func (e *engine) freeRows(n int, others ...uint32) ([]uint32, error) {
+	taken := e.rows()
+	for _, row := range others {
+		taken[row] = true
 	}
 	var rows []uint32
 	for row := uint32(0); row < maxRows && len(rows) < n; row++ {

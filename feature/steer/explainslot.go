@@ -85,6 +85,9 @@ func (x *explainer) byHand(s *ServiceState, bucket int) string {
 // slot says whether the slot's member gets it, or what happens instead.
 func (x *explainer) slot(s *ServiceState, endpoint, slot int, hash uint32) (done bool, err error) {
 	st := s.Slots[slot]
+	if done, err := x.before(s, endpoint, slot); done || err != nil {
+		return done, err
+	}
 	if st.Admitted() {
 		x.say("slot", "slot %d is admitted: %s", slot, memberText(st))
 		return true, x.socket(s, endpoint, slot)
@@ -152,7 +155,11 @@ func memberText(s SlotState) string {
 
 // socket ends with the socket that a slot has for an endpoint.
 func (x *explainer) socket(s *ServiceState, endpoint, slot int) error {
-	cookie := s.Slots[slot].Sockets[endpoint].Cookie
+	return x.given(s, endpoint, slot, s.Slots[slot].Sockets[endpoint].Cookie)
+}
+
+// given ends with a socket that a slot's member, or the one before, has for an endpoint.
+func (x *explainer) given(s *ServiceState, endpoint, slot int, cookie uint64) error {
 	socks, err := x.dumpAll()
 	if err != nil {
 		return err

@@ -79,7 +79,7 @@ func TestHolderKilled(t *testing.T) {
 // await waits for a condition of the kernel's or of another process.
 func await(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
 		}
@@ -262,7 +262,7 @@ func TestQueueDoesNotMigrate(t *testing.T) {
 			}
 			defer c.Close()
 			a.kill()
-			c.SetReadDeadline(time.Now().Add(10 * time.Second))
+			c.SetReadDeadline(time.Now().Add(patience))
 			buf := make([]byte, 64)
 			n, err := c.Read(buf)
 			if got := string(buf[:n]); migrate && got != fmt.Sprint(b.pid()) {

@@ -133,7 +133,7 @@ func withGroup(ns *netns.Handle, k groupKey, uid uint32, f func(kernel.Reuseport
 
 // releaseHolder has the holder close its socket of a group, and waits for it.
 func (e *engine) releaseHolder(index uint32) error {
-	for try := range 200 {
+	for try := range 1000 { // ten seconds: a busy machine may not let it run
 		var cookie uint64
 		if e.pins.Maps["holders"].Lookup(index, &cookie) != nil {
 			return nil

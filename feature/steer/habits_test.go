@@ -5,6 +5,7 @@ package steer
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"strconv"
@@ -157,29 +158,31 @@ func TestReopensOnHangup(t *testing.T) {
 		w.apply()
 		w.serve()
 		reopens.do("hup 200ms")
-		before := w.cookies(0)
+		before, out := w.state().Slots[0].cookies(), 0
 		for range 3 {
 			reopens.Signal(syscall.SIGHUP)
-			deadline(t, func() bool { return !w.state().Slots[0].Admitted() })
+			deadline(t, func() bool {
+				slot := w.state().Slots[0]
+				if !slot.Admitted() {
+					out++
+					return true
+				}
+				return !maps.Equal(slot.cookies(), before) // it was out while we stood still
+			})
 			_, others := w.bySlot(12)
 			w.check(others, loopback4, names(nil, neighbour))
 			w.admitted(0, reopens.pid())
 			w.check(sources(12), loopback4, names(reopens, neighbour))
-			after := w.cookies(0)
-			if after == before {
-				t.Errorf("the sockets are the old ones: %s", after)
+			after := w.state().Slots[0].cookies()
+			if maps.Equal(after, before) {
+				t.Errorf("the sockets are the old ones: %v", after)
 			}
 			before = after
 		}
+		if out == 0 {
+			t.Error("it was never out")
+		}
 	})
-}
-
-// cookies are those of a slot's sockets.
-func (w *world) cookies(slot int) (text string) {
-	for _, s := range w.state().Slots[slot].Sockets {
-		text += fmt.Sprint(s.Cookie, " ")
-	}
-	return text
 }
 
 // A daemon that forks, and whose parent exits, is known by its pidfile, or by
@@ -211,6 +214,7 @@ func TestDaemonize(t *testing.T) {
 				}
 				parent.Tell("daemonize " + file)
 				pid := readPID(t, file)
+				deadline(t, func() bool { return !runs(parent.pid()) }) // until then it may answer, too
 				took := w.admitted(0, pid)
 				t.Logf("admitted %s after it was there", took)
 				daemon := func(p Place) string { return fmt.Sprint([]int{pid, neighbour.pid()}[p.Slot]) }

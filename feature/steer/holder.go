@@ -65,7 +65,7 @@ func (e *engine) spawnHolder(there func() bool) error {
 
 // awaitHolder waits until the holder's sockets are there.
 func (e *engine) awaitHolder(there func() bool, exited <-chan error) error {
-	for range 300 {
+	for range 1000 { // a busy machine may take seconds to start it
 		if there() {
 			return nil
 		}
@@ -75,7 +75,7 @@ func (e *engine) awaitHolder(there func() bool, exited <-chan error) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	return errors.New("the holder did not open its sockets within three seconds")
+	return errors.New("the holder did not open its sockets within ten seconds")
 }
 
 // held says whether the holder has all its sockets.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/weir-project/weir/internal/users"
@@ -21,6 +22,8 @@ import (
 func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 	said := ""
 	had := false
+	var retiring sync.WaitGroup
+	defer retiring.Wait()
 	for ctx.Err() == nil {
 		wait := time.Second
 		if s.wanted(pid, had) {
@@ -29,12 +32,17 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 			case ctx.Err() != nil:
 				return
 			case err == nil:
+				if s.Replace && !had {
+					retiring.Go(func() { s.retire(ctx) })
+				}
 				had, said = true, ""
 				if changed {
 					s.Log.Info("slot admitted", "service", s.Slot.Service, "slot", s.Slot.Slot, "pid", pid)
 				}
 			default:
-				if Waiting(err) && !errors.Is(err, service.ErrNotReady) {
+				if errors.Is(err, ErrDraining) {
+					wait = 200 * time.Millisecond
+				} else if Waiting(err) && !errors.Is(err, service.ErrNotReady) {
 					wait = 20 * time.Millisecond
 				} else if s.member.Ready != nil {
 					wait = s.member.Ready.Every()
@@ -49,6 +57,14 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 		case <-ctx.Done():
 		case <-time.After(wait):
 		}
+	}
+}
+
+// retire ends the generation before the daemon, which has the slot now.
+func (s *supervisor) retire(ctx context.Context) {
+	err := Retirement{Slot: s.Slot, Signal: s.Stop, Log: s.Log}.Run(ctx, s.root)
+	if err != nil && ctx.Err() == nil {
+		s.Log.Warn("the generation before was not ended", "service", s.Slot.Service, "slot", s.Slot.Slot, "error", err)
 	}
 }
 
@@ -74,11 +90,14 @@ func (s *supervisor) wanted(pid int, had bool) bool {
 // the sockets: daemons come in wrappers.
 func (s *supervisor) admit(ctx context.Context, pid int) (changed bool, err error) {
 	m := s.member
+	// Read first: a child of this list that has inherited the sockets did so before its parent is
+	// asked. The member is who opened them, not a worker, which its master would start again.
+	children := descendants(pid)
 	m.PID = pid
 	if changed, err = Admit(ctx, s.root, s.Slot, &m); !errors.Is(err, service.ErrNoSocket) {
 		return changed, err
 	}
-	for _, child := range descendants(pid) {
+	for _, child := range children {
 		m.PID = child
 		if changed, cerr := Admit(ctx, s.root, s.Slot, &m); !Waiting(cerr) || errors.Is(cerr, service.ErrNotReady) {
 			return changed, cerr

@@ -23,6 +23,10 @@ var both = []string{"udp4=0.0.0.0:9991", "tcp4~=0.0.0.0:9991"}
 
 // collectors starts a world with a collector in each slot.
 func collectors(t *testing.T, o Options) (*world, []*sink) {
+	if o.Seed == nil { // of two that are drawn it happens that nobody changes places between them
+		seed := uint32(1)
+		o.Seed = &seed
+	}
 	w := newWorld(t, o, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	var sinks []*sink
 	for slot := range o.Slots {
@@ -49,11 +53,11 @@ func connectTo(t testing.TB, addrs []netip.Addr, to netip.AddrPort) []*router {
 	t.Helper()
 	var out []*router
 	for _, a := range addrs {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.AsSlice()}, Timeout: 20 * time.Second}
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.AsSlice()}, Timeout: patiently}
 		d.SetMultipathTCP(false)
 		c, err := d.Dial("tcp", to.String())
 		// The kernel takes an unpinned program off by and by: that of the test before may answer yet.
-		for end := time.Now().Add(10 * time.Second); errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(patiently); errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 			c, err = d.Dial("tcp", to.String())
 		}
 		if err != nil {
@@ -61,7 +65,7 @@ func connectTo(t testing.TB, addrs []netip.Addr, to netip.AddrPort) []*router {
 		}
 		t.Cleanup(func() { c.Close() })
 		b := make([]byte, 64)
-		c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		c.SetReadDeadline(time.Now().Add(patiently))
 		n, err := c.Read(b)
 		if err != nil {
 			t.Fatal(err)
@@ -75,7 +79,7 @@ func connectTo(t testing.TB, addrs []netip.Addr, to netip.AddrPort) []*router {
 // given time for that: a reset is on its way for long where the kernel is emulated.
 func (r *router) up(t testing.TB, want bool) bool {
 	t.Helper()
-	wait := 20 * time.Second
+	wait := patiently
 	if want {
 		wait = 20 * time.Millisecond
 	}
@@ -107,7 +111,7 @@ func (w *world) resetDue() map[netip.Addr]string {
 	w.t.Helper()
 	out := map[netip.Addr]string{}
 	rate := fast
-	err := ResetDue(w.t.Context(), w.root, &rate, func(r Reset) {
+	err := ResetDue(w.t.Context(), w.root, &rate, nil, func(r Reset) {
 		if r.Err != nil {
 			w.t.Errorf("%s: %v", r.Router(), r.Err)
 		}
@@ -320,18 +324,20 @@ func TestResetsArePaced(t *testing.T) {
 	w, _ := collectors(t, Options{Slots: 2})
 	w.apply()
 	connect(t, sources(12))
-	seed := uint32(99)
-	w.cfg.Services[0].Seed = &seed
+	after := uint32(99)
+	w.cfg.Services[0].Seed = &after
 	w.apply()
 	rate := Rate(20)
 	var at []time.Time
-	if err := ResetDue(t.Context(), w.root, &rate, func(Reset) { at = append(at, time.Now()) }); err != nil {
+	if err := ResetDue(t.Context(), w.root, &rate, nil, func(Reset) { at = append(at, time.Now()) }); err != nil {
 		t.Fatal(err)
 	}
-	if len(at) < 2 {
+	if len(at) < 4 {
 		t.Fatalf("%d sessions reset", len(at))
 	}
-	if took, least := at[len(at)-1].Sub(at[0]), time.Duration(len(at)-1)*45*time.Millisecond; took < least {
+	t.Logf("%d sessions reset", len(at))
+	// The first may have been written down late: one time less is certain.
+	if took, least := at[len(at)-1].Sub(at[0]), time.Duration(len(at)-2)*45*time.Millisecond; took < least {
 		t.Errorf("%d sessions were reset within %s, want at least %s", len(at), took, least)
 	}
 }
@@ -440,7 +446,7 @@ func TestResetWhereTheKernelCannot(t *testing.T) {
 	}
 	listed := 0
 	rate := fast
-	err = ResetDue(t.Context(), w.root, &rate, func(r Reset) {
+	err = ResetDue(t.Context(), w.root, &rate, nil, func(r Reset) {
 		if errors.Is(r.Err, ErrCannotReset) {
 			listed++
 		}

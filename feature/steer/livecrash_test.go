@@ -16,13 +16,14 @@ import (
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
 )
 
 // live changes by name, on the service svc; arguments as their words.
 func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 	if verb == "reset" {
 		rate := fast
-		return ResetDue(ctx, r, &rate, func(Reset) {})
+		return ResetDue(ctx, r, &rate, nil, func(Reset) {})
 	}
 	st, err := ReadState(ctx, r)
 	if err != nil {
@@ -52,6 +53,9 @@ func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 		return Move(l, s.Scope(), "svc", Moving{Device: a.String(), To: (p[0].Slot + 1) % 3, Back: verb == "back"}, nil)
 	case "bucket":
 		return Move(l, s.Scope(), "svc", Moving{Bucket: n, To: (int(s.table[n]) + 1) % 3}, nil)
+	case "next": // the next generation of slot 0, by its process
+		_, err := Register(ctx, l, Slot{s.Scope(), "svc", 0}, &service.Member{PID: n})
+		return err
 	case "bypass":
 		_, err := Bypass(l, s.Scope(), "svc", true)
 		return err
@@ -111,7 +115,7 @@ func testLiveKilled(t *testing.T) {
 			w, _ := collectors(t, Options{Slots: 3})
 			every := stride()
 			if !testing.Short() && (underTest == EngineReuseport || c.verb+c.first != "drain") {
-				every = 3 // the steps are the same ones
+				every = nstest.Stride(5) // the steps are the same ones
 			}
 			for step := rand.IntN(every); ; step += every {
 				w.apply()
@@ -121,7 +125,7 @@ func testLiveKilled(t *testing.T) {
 					}
 				}
 				finished := w.killUnderTraffic(step, c.verb, c.arg)
-				w.locked(func(l lock) error { return Feature{}.Remove(context.Background(), l) })
+				w.remove()
 				if finished {
 					t.Logf("killed at each of %d steps", step)
 					if step < 5 {

@@ -40,6 +40,9 @@ var (
 	copiesDesc   = desc("copied_datagrams_total", "Datagrams that another service was to get too, by what became of the copy.", "to", "result")
 	boundDesc    = desc("bindings", "Bindings that lead to a service.")
 	givenDesc    = desc("registered_sockets", "Sockets that are registered for a service and open.", "kind")
+	peersDesc    = desc("known_peers", "UDP peers that a slot's generations have: the one that serves, and the one that drains.", "slot", "generation")
+	drainingDesc = desc("draining", "What is left with the generation before a slot's member: tcp connections, connections waiting in its queues.", "slot", "left")
+	keptDesc     = desc("draining_packets_total", "Packets that the generation before got since it drains: known are its peers' datagrams, back what its successor was not whole for.", "slot", "why")
 	hitsDesc     = desc("dispatched_packets_total", "Datagrams of UDP and connection attempts of TCP that bindings led to registered sockets, by what became of them.", "result")
 	upDesc       = prometheus.NewDesc("weir_steer_up", "Whether the pins could be read.", nil, nil)
 )
@@ -47,7 +50,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, copiesDesc, boundDesc, givenDesc, hitsDesc, upDesc,
-		templatesDesc, exportersDesc, replaysDesc, bypassDesc, drainedDesc, misplaceDesc} {
+		templatesDesc, exportersDesc, replaysDesc, bypassDesc, drainedDesc, misplaceDesc, peersDesc, drainingDesc, keptDesc} {
 		ch <- d
 	}
 }
@@ -132,6 +135,18 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 		send(devicesDesc, prometheus.GaugeValue, float64(devices[n]), label)
 		if !slot.Since.IsZero() {
 			send(sinceDesc, prometheus.GaugeValue, float64(slot.Since.UnixMilli())/1000, label)
+		}
+		if slot.Peers != nil {
+			send(peersDesc, prometheus.GaugeValue, float64(*slot.Peers), label, "serves")
+		}
+		if d := slot.Draining; d != nil {
+			send(peersDesc, prometheus.GaugeValue, float64(d.Peers), label, "drains")
+			send(drainingDesc, prometheus.GaugeValue, float64(d.Waiting), label, "waiting")
+			if d.Sessions >= 0 {
+				send(drainingDesc, prometheus.GaugeValue, float64(d.Sessions), label, "sessions")
+			}
+			send(keptDesc, prometheus.CounterValue, float64(d.Kept), label, "known")
+			send(keptDesc, prometheus.CounterValue, float64(d.Back), label, "back")
 		}
 		for proto, v := range slot.Verdicts {
 			for verdict, count := range map[string]uint64{"steered": v.Steered, "rejected": v.Rejected, "dropped": v.Dropped,

@@ -29,11 +29,11 @@ func (o *ownLock) lock(ctx context.Context) (l *kernel.WriteLock, unlock func(),
 	}
 	return l, func() {
 		l.Unlock()
-		o.let.Store(int64(monotonic()))
+		o.let.Store(int64(kernel.Monotonic()))
 	}, nil
 }
 
 // echoes says whether what is heard now is most likely a change of our own.
 func (o *ownLock) echoes() bool {
-	return time.Duration(int64(monotonic())-o.let.Load()) < ownEcho
+	return time.Duration(int64(kernel.Monotonic())-o.let.Load()) < ownEcho
 }

@@ -19,7 +19,9 @@ import (
 )
 
 // Feature is steering as host sees it.
-type Feature struct{}
+type Feature struct {
+	Hand Hand // of Run: what becomes of sessions before they are reset; nil: nothing
+}
 
 var _ feature.Feature[Config, State] = Feature{}
 
@@ -162,6 +164,7 @@ func differences(p *published, t target) []string {
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
 	add("copy", cmp.Or(have.Copy, "nobody"), cmp.Or(want.Copy, "nobody"))
 	add("templates", cmp.Or(have.Templates, TemplatesAuto), want.Templates)
+	add("generations", have.Generations, want.Generations)
 	add("share_port", have.SharePort, want.SharePort)
 	add("weights", have.Weights, want.Weights)
 	add("reset_rate", have.ResetRate, want.ResetRate)
@@ -227,6 +230,12 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		}
 		kernel.Step("steer:engine")
 		e, err = openEngine(l, t.scope, kind)
+	}
+	if err == nil && t.service.Generations != nil && !e.generational() {
+		e.Close() // its program is of a weir that had none
+		if err = upgradeEngine(l, t.scope, kind); err == nil {
+			e, err = openEngine(l, t.scope, kind)
+		}
 	}
 	if err != nil {
 		return err
@@ -294,7 +303,10 @@ func (t target) next(e *engine, old *published) (*published, error) {
 	}
 	more, err := e.freeRows(p.Service.Slots - len(p.Rows))
 	p.Rows = append(p.Rows, more...)
-	return p, err
+	if err != nil {
+		return nil, err
+	}
+	return p, e.spareRows(p, old)
 }
 
 func sameEndpoints(a, b *published) bool {
@@ -305,6 +317,14 @@ func sameEndpoints(a, b *published) bool {
 // sent there, so that the change costs nobody a packet. A member that is not
 // whole now is looked for again once the service stands.
 func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.Handle) error {
+	for _, row := range p.Spare {
+		if old != nil && slices.Contains(old.Spare, row) {
+			continue
+		}
+		if err := e.clearRow(row, steerSlot{}); err != nil {
+			return err
+		}
+	}
 	for slot, row := range p.Rows {
 		if old != nil && slices.Contains(old.Rows, row) {
 			continue

@@ -250,7 +250,7 @@ func dialUDP(t *testing.T, from netip.Addr) *net.UDPConn {
 // exchange sends and returns the answer.
 func exchange(t *testing.T, c *net.UDPConn, packet []byte) string {
 	t.Helper()
-	c.SetDeadline(time.Now().Add(10 * time.Second))
+	c.SetDeadline(time.Now().Add(patience))
 	if _, err := c.Write(packet); err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,13 @@ type SlotReader struct {
 }
 
 // readerMaps are the maps of an engine that tell of slots.
-var readerMaps = []string{"slots", "sockets", "verdicts"}
+func (p *published) readerMaps() []string {
+	maps := []string{"slots", "sockets", "verdicts"}
+	if p.Service.Generations != nil {
+		maps = append(maps, "gens")
+	}
+	return maps
+}
 
 // OpenSlots opens a service's slots for reading. The only service of that name
 // is meant: where several namespaces have one, scope tells them apart.
@@ -35,7 +41,7 @@ func OpenSlots(r *kernel.Root, scope, name string) (*SlotReader, error) {
 		if err != nil {
 			return nil, err
 		}
-		pins, err := r.Open(engineInstance(i.Scope, p.Engine), readerMaps...)
+		pins, err := r.Open(engineInstance(i.Scope, p.Engine), p.readerMaps()...)
 		if err != nil {
 			return nil, err
 		}
@@ -70,12 +76,30 @@ func (r *SlotReader) state(slot int) (SlotState, error) {
 		return SlotState{}, errors.New("closed")
 	}
 	if r.pins.Replaced() { // an upgrade may have left these maps to nobody
-		if now, err := r.root.Open(r.pins.Instance, readerMaps...); err == nil {
+		if now, err := r.root.Open(r.pins.Instance, r.pub.readerMaps()...); err == nil {
 			r.pins.Close()
 			r.pins = now
 		}
 	}
+	if err := r.follow(); err != nil {
+		return SlotState{}, err
+	}
 	return readSlot(r.pins, r.pub, slot)
+}
+
+// follow finds the row that a slot has by now: each generation takes the other one.
+func (r *SlotReader) follow() error {
+	if r.pub.Service.Generations == nil {
+		return nil
+	}
+	p, err := readService(r.root, serviceInstance(r.pins.Instance.Scope, r.pub.Service.Name))
+	if err != nil {
+		return err
+	}
+	if p.Service.Slots == r.pub.Service.Slots && len(p.Spare) == len(r.pub.Spare) {
+		r.pub = p
+	}
+	return nil
 }
 
 // raw is a slot as the kernel has it.

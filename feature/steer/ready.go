@@ -133,7 +133,7 @@ func within(ctx context.Context, wait time.Duration, try func() error) error {
 			return err
 		}
 		pause := 20 * time.Millisecond
-		if errors.Is(err, service.ErrNotReady) {
+		if errors.Is(err, service.ErrNotReady) || errors.Is(err, ErrDraining) {
 			pause = service.DefaultReadyInterval
 		}
 		select {

@@ -82,6 +82,9 @@ func Unregister(l *kernel.WriteLock, s Slot) error {
 	if err := e.setState(p.row(s.Slot), stateWithdrawn); err != nil {
 		return err
 	}
+	if err := e.forgetGeneration(p, s.Slot); err != nil {
+		return err
+	}
 	return e.forgetExits(p.row(s.Slot))
 }
 
@@ -104,7 +107,7 @@ func openSlot(l *kernel.WriteLock, s Slot) (*engine, *published, error) {
 // Waiting says that a member could not be admitted yet, and may be later: it
 // does not run, has not opened all its sockets, or its check fails.
 func Waiting(err error) bool {
-	return errors.Is(err, service.ErrNotRunning) || errors.Is(err, service.ErrNoSocket) || errors.Is(err, service.ErrNotReady)
+	return errors.Is(err, service.ErrNotRunning) || errors.Is(err, service.ErrNoSocket) || errors.Is(err, ErrDraining) || errors.Is(err, service.ErrNotReady)
 }
 
 // notYet is Waiting, and whatever else about a member must not keep a

@@ -91,7 +91,13 @@ type Reset struct {
 	Session
 	Done, Of int   // this one's number, of how many are known so far
 	Err      error // why it could not be
+	Handed   bool  // it was not reset: it lives on at the member whose it is
 }
+
+// Hand has sessions that are misplaced live on at the member of the slot where they
+// belong, where they can. It returns those that are to be reset, and which of the
+// others are where they belong now; what is in neither waits for its member.
+type Hand func(ctx context.Context, s *ServiceState, misplaced []Session) (stay, handed []Session)
 
 // ErrCannotReset says that this kernel cannot close others' sessions.
 var ErrCannotReset = fmt.Errorf("%w: sessions cannot be reset from outside: the kernel lacks CONFIG_INET_DIAG_DESTROY", kernel.ErrUnsupported)
@@ -99,8 +105,9 @@ var ErrCannotReset = fmt.Errorf("%w: sessions cannot be reset from outside: the 
 // ResetDue resets the sessions that changes have misplaced, in every service of
 // this host, paced; each is told of every one. A rate that is nil is the
 // services' own; those whose is 0 are left alone. It waits for whoever else does
-// it. Call it after changes, without the lock.
-func ResetDue(ctx context.Context, r *kernel.Root, rate *Rate, each func(Reset)) error {
+// it. Call it after changes, without the lock. With hand, which may be nil, no session
+// is reset that can live on.
+func ResetDue(ctx context.Context, r *kernel.Root, rate *Rate, hand Hand, each func(Reset)) error {
 	all, err := r.Instances(Name)
 	if err != nil {
 		return err
@@ -113,7 +120,7 @@ func ResetDue(ctx context.Context, r *kernel.Root, rate *Rate, each func(Reset))
 		if v, err := due(r, i); err != nil || v == 0 {
 			continue //nolint:nilerr // gone, or of another ABI: nothing that this could settle
 		}
-		if err := resetEngine(ctx, r, i, rate, true, each); err != nil {
+		if err := resetEngine(ctx, r, i, rate, hand, true, each); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -125,7 +132,7 @@ var errBusy = errors.New("somebody else resets sessions")
 
 // resetEngine resets what is due in one engine. Unless it is to wait, it returns
 // errBusy where another process does it.
-func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *Rate, wait bool, each func(Reset)) error {
+func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *Rate, hand Hand, wait bool, each func(Reset)) error {
 	claim, err := claimEngine(ctx, r, i, wait)
 	if err != nil {
 		return err
@@ -148,7 +155,7 @@ func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *R
 		if s.pub.engineInstance(s.scope) != i || pace == nil || *pace == 0 {
 			continue
 		}
-		if err := resetService(ctx, r, s.scope, s.Name, *pace, nil, each); err != nil {
+		if err := resetService(ctx, r, s.scope, s.Name, *pace, hand, each); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -178,7 +185,7 @@ func claimEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, wait bo
 
 // ResetService resets the misplaced sessions of one service now, whether a change
 // is known that misplaced them or not.
-func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate Rate, each func(Reset)) error {
+func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate Rate, hand Hand, each func(Reset)) error {
 	p, err := readService(r, serviceInstance(scope, name))
 	if err != nil {
 		return err
@@ -188,7 +195,7 @@ func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate 
 		return err
 	}
 	defer release()
-	return resetService(ctx, r, scope, name, rate, nil, each)
+	return resetService(ctx, r, scope, name, rate, hand, each)
 }
 
 // queuePatience is how long sessions are waited for that no process has accepted:
@@ -204,7 +211,7 @@ type resetter struct {
 	root        *kernel.Root
 	scope, name string
 	every       time.Duration
-	only        func(Session) bool // nil: all
+	hand        Hand // may be nil
 	each        func(Reset)
 	first       map[uint64]bool // sessions when it began: later ones came by the new rules
 	tried       map[uint64]bool
@@ -212,9 +219,9 @@ type resetter struct {
 	done        int
 }
 
-func resetService(ctx context.Context, r *kernel.Root, scope, name string, rate Rate, only func(Session) bool, each func(Reset)) error {
+func resetService(ctx context.Context, r *kernel.Root, scope, name string, rate Rate, hand Hand, each func(Reset)) error {
 	t := &resetter{root: r, scope: scope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
-		only: only, each: each, tried: map[uint64]bool{}}
+		hand: hand, each: each, tried: map[uint64]bool{}}
 	deadline := time.Now().Add(queuePatience)
 	for {
 		found, waiting, err := t.look(ctx)
@@ -223,6 +230,7 @@ func resetService(ctx context.Context, r *kernel.Root, scope, name string, rate 
 		} else if err != nil {
 			return fmt.Errorf("misplaced sessions of service %s: %w", name, err)
 		}
+		found = t.handOver(ctx, found)
 		switch {
 		case len(found) > 0:
 			if err := t.some(ctx, found); err != nil {
@@ -270,7 +278,7 @@ func (t *resetter) look(ctx context.Context) (found []Session, waiting int, err 
 		}
 		found = nil
 		for _, f := range again {
-			if !t.tried[f.sock.Cookie] && (try == 0 || before[f.sock.Cookie]) && (t.only == nil || t.only(f)) {
+			if !t.tried[f.sock.Cookie] && (try == 0 || before[f.sock.Cookie]) {
 				found = append(found, f)
 			}
 		}
@@ -280,6 +288,28 @@ func (t *resetter) look(ctx context.Context) (found []Session, waiting int, err 
 		}
 	}
 	return found, waiting, nil
+}
+
+// handOver has what can live on do so, and returns what is to be reset.
+func (t *resetter) handOver(ctx context.Context, found []Session) (stay []Session) {
+	if t.hand == nil || len(found) == 0 {
+		return found
+	}
+	s, err := readServiceState(t.root, serviceInstance(t.scope, t.name))
+	if err != nil {
+		return found
+	}
+	stay, handed := t.hand(ctx, &s, found)
+	for _, f := range found {
+		t.tried[f.sock.Cookie] = true
+	}
+	for _, f := range stay {
+		delete(t.tried, f.sock.Cookie)
+	}
+	for _, f := range handed {
+		t.each(Reset{Service: t.name, Session: f, Handed: true})
+	}
+	return stay
 }
 
 // begin notes which sessions there are.

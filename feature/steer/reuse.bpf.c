@@ -128,6 +128,18 @@ static __always_inline int swallow(struct sk_reuseport_md *ctx, struct service *
 	return bpf_sk_select_reuseport(ctx, &steer_holders, &key, 0);
 }
 
+/* Sockets of a group are chosen among here, and generations need to know them all: sk_lookup has them. */
+static __always_inline int give_known(steer_ctx *ctx, struct service *s, struct packet *p,
+				      __u32 row, __u32 endpoint)
+{
+	return 0;
+}
+
+static __always_inline int give_before(steer_ctx *ctx, struct service *s, __u32 row, __u32 endpoint)
+{
+	return 0;
+}
+
 static __always_inline int pass(struct sk_reuseport_md *ctx, struct place *at)
 {
 	/* The kernel would choose among all sockets of the group, the holder's too, which nobody reads. */

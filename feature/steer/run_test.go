@@ -138,8 +138,13 @@ func kernelBefore(t testing.TB, major, minor int) bool {
 	return have[0] < major || have[0] == major && have[1] < minor
 }
 
-func BenchmarkLookup(b *testing.B) {
-	w := newWorld(b, Options{Slots: 4}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+func BenchmarkLookup(b *testing.B) { benchmarkLookup(b, nil) }
+
+// BenchmarkLookupGenerations is the same for a service that knows its UDP peers.
+func BenchmarkLookupGenerations(b *testing.B) { benchmarkLookup(b, &Generations{}) }
+
+func benchmarkLookup(b *testing.B, generations *Generations) {
+	w := newWorld(b, Options{Slots: 4, Generations: generations}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	for i := range 4 {
 		w.member(i, startSink(b, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"))
 	}

@@ -29,6 +29,9 @@ type Session struct {
 	sock sockdiag.Socket
 }
 
+// Cookie is the kernel's name of the session's socket (SO_COOKIE).
+func (s Session) Cookie() uint64 { return s.sock.Cookie }
+
 // Router names the session's device.
 func (s Session) Router() string {
 	if s.Device != "" {
@@ -238,6 +241,9 @@ func (s *ServiceState) holders(ctx context.Context) (map[uint32][]int, error) {
 		var pids []int
 		if slot.PID != 0 && !slot.exited {
 			pids = append(pids, slot.PID)
+		}
+		if slot.drains != 0 { // sessions end with whom they began
+			pids = append(pids, slot.drains)
 		}
 		if m := s.pub.Service.Member(slot.Slot); m != nil {
 			// One that was registered by hand need not be the configured one.

@@ -7,16 +7,19 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -167,8 +170,11 @@ const (
 	cut     = "cut" // accepted, and closed without an answer: the sink was killed
 )
 
-// patience is how long ask waits for an answer: longer than the machine stalls.
-var patience = 3 * time.Second
+// patience is how long ask waits for an answer: longer than a busy machine stalls, or silence would be taken for a
+// loss. Tests that wait for silence have less of it for so long.
+var patience = patienceUsual
+
+const patienceUsual = 30 * time.Second
 
 // ask sends from one address to another over udp or tcp and returns who
 // answered.
@@ -271,7 +277,7 @@ func newWorld(t testing.TB, options Options, listen ...string) *world {
 	}
 	w.cfg.Services = []Service{s}
 	t.Cleanup(func() {
-		w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+		w.remove()
 		if _, err := os.Stat(root.Path()); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("pins left at %s", root.Path())
 		}
@@ -309,6 +315,41 @@ func (w *world) locked(f func(*kernel.WriteLock) error) {
 	if err := f(l); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// remove removes everything, and waits until the kernel has taken the programs off, which it does some time after they
+// were unpinned: one that is still there would steer the packets of what comes next by the maps that were.
+func (w *world) remove() {
+	w.t.Helper()
+	attached := w.links()
+	w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+	for _, o := range attached {
+		w.deadline("a link that was removed is gone", func() bool { return !o.exists() })
+	}
+}
+
+// links are the kernel's links that are pinned below the world's root, also by who was killed while it put them there.
+func (w *world) links() (all []object) {
+	w.t.Helper()
+	err := filepath.WalkDir(w.root.Path(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasPrefix(d.Name(), "link_") {
+			return err
+		}
+		l, err := link.LoadPinnedLink(path, nil)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		info, err := l.Info()
+		if err == nil {
+			all = append(all, object{"link", uint32(info.ID)})
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		w.t.Fatal(err)
+	}
+	return all
 }
 
 // apply applies the configuration and returns the plan.

@@ -70,9 +70,13 @@ type SlotState struct {
 	Buckets  int                 `json:"buckets"`
 	Verdicts map[string]Verdicts `json:"verdicts"` // by "udp" and "tcp"
 	Sockets  []SocketState       `json:"sockets,omitempty"`
+	Peers    *int                `json:"peers,omitempty"`    // with generations: UDP peers that the member has
+	Draining *Draining           `json:"draining,omitempty"` // the generation before
 
 	exited    bool
-	withdrawn bool // by an operator: the watcher leaves it alone
+	withdrawn bool     // by an operator: the watcher leaves it alone
+	before    []uint64 // sockets of the generation before, while they are open
+	drains    int      // the process of the generation before, while the kernel gives it packets
 }
 
 // Admitted says whether the slot's traffic reaches a member.
@@ -155,13 +159,24 @@ func readSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 	}
 	out.Verdicts = map[string]Verdicts{}
 	for i, proto := range protocols {
-		v, err := kernel.SumPerCPU[steerVerdicts](e.Maps["verdicts"], p.row(n)*2+uint32(i))
+		v, err := sumVerdicts(e, p, n, uint32(i))
 		if err != nil {
 			return out, err
 		}
 		out.Verdicts[proto] = Verdicts{v.Steered, v.Rejected, v.Dropped, v.Passed, v.Diverted, v.Guests, v.Failed}
 	}
 	return out, nil
+}
+
+// sumVerdicts reads a slot's counters: with generations, those of both its rows.
+func sumVerdicts(e *kernel.Opened, p *published, n int, proto uint32) (v steerVerdicts, err error) {
+	if v, err = kernel.SumPerCPU[steerVerdicts](e.Maps["verdicts"], p.row(n)*2+proto); err != nil || n >= len(p.Spare) {
+		return v, err
+	}
+	b, err := kernel.SumPerCPU[steerVerdicts](e.Maps["verdicts"], p.Spare[n]*2+proto)
+	v.Steered, v.Rejected, v.Dropped, v.Passed = v.Steered+b.Steered, v.Rejected+b.Rejected, v.Dropped+b.Dropped, v.Passed+b.Passed
+	v.Diverted, v.Guests, v.Failed = v.Diverted+b.Diverted, v.Guests+b.Guests, v.Failed+b.Failed
+	return v, err
 }
 
 // judgeSlot judges a slot as the program does.
@@ -188,11 +203,29 @@ func judgeSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 		}
 		out.Sockets = append(out.Sockets, sock)
 	}
-	out.PID, out.Since = int(s.Tgid), wallTime(s.Since)
+	out.PID, out.Since = int(s.Tgid), kernel.WallTime(s.Since)
 	out.State, out.Reason = judge(s, member, missing)
 	out.exited = slotState(s.State) == stateExited
 	out.withdrawn = slotState(s.State) == stateWithdrawn
-	return out, nil
+	return out, out.addBefore(e, p)
+}
+
+// addBefore tells of the slot's other row.
+func (s *SlotState) addBefore(e *kernel.Opened, p *published) error {
+	d, err := readDrain(e, p, s.Slot)
+	if err != nil || s.Slot >= len(p.Spare) {
+		return err
+	}
+	if d.is(p.row(s.Slot)) && !d.over() {
+		s.drains = d.who.pid
+	}
+	for ep := range uint32(len(p.Service.Endpoints())) {
+		var cookie uint64
+		if e.Maps["sockets"].Lookup(p.Spare[s.Slot]*maxEndpoints+ep, &cookie) == nil {
+			s.before = append(s.before, cookie)
+		}
+	}
+	return nil
 }
 
 // judge says what a slot is and, if it is empty, why.

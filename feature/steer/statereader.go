@@ -133,6 +133,9 @@ func (r *stateReader) service(i kernel.Instance) (ServiceState, error) {
 		s.addQueues()
 		s.addShared(r.root)
 		s.addCopies(r.root)
+		if err := s.addDraining(e); err != nil {
+			return s, err
+		}
 	}
 	if s.OnEmpty == Drop || s.Engine == EngineReuseport {
 		held, err := heldIn(e, s.Engine)
@@ -176,7 +179,10 @@ func (r *stateReader) engine(i kernel.Instance) (*kernel.Opened, error) {
 	if kind, _ := kindOf(i); kind == EngineReuseport {
 		maps = []string{"slots", "sockets", "verdicts", "groups", "holders"}
 	}
-	e, err := r.root.Open(i, maps...)
+	e, err := r.root.Open(i, append(maps, "gens")...)
+	if errors.Is(err, kernel.ErrNotExist) { // of an engine, or of a weir, that has no generations
+		e, err = r.root.Open(i, maps...)
+	}
 	if err == nil {
 		r.engines[i] = e
 	}

@@ -159,6 +159,8 @@ static __always_inline enum given give(struct bpf_sk_lookup *ctx, struct service
 	return err ? REFUSED : GIVEN;
 }
 
+#include "generations.h"
+
 static __always_inline int swallow(struct bpf_sk_lookup *ctx, struct service *s, struct packet *p)
 {
 	__u32 key = (p->family == AF_INET6) * 2 + p->tcp;

@@ -41,6 +41,7 @@ enum steer_quic {
 #define STEER_MOVED 1 /* steer_moved has entries of this service */
 #define STEER_MIGRATE \
 	2 /* sk_reuseport: connections queued at a closing listener go to another member */
+#define STEER_GENERATIONS 4 /* steer_known has a map of this service's UDP peers */
 
 enum steer_on_empty {
 	STEER_REJECT = 0,
@@ -187,6 +188,35 @@ struct hits {
 	__u64 steered;	/* datagrams, and lookups of a listener */
 	__u64 rejected; /* no socket is registered, or it is closed */
 	__u64 failed;	/* the kernel refused the socket (bpf_sk_assign) */
+};
+
+/* peer_key is a UDP peer of a service, as the member's socket sees it. */
+struct peer_key {
+	__u8 addr[16]; /* IPv4 as v4-mapped */
+	__u16 port;    /* network byte order */
+	__u8 endpoint;
+	__u8 pad;
+};
+
+/* peer says which generation of a slot's member has a UDP peer. */
+struct peer {
+	__u64 seen; /* CLOCK_MONOTONIC, ns, of its last datagram, but for a tick */
+	__u32 row;  /* the generation's */
+	__u32 pad;
+};
+
+/*
+ * generation is what a row is to its slot's next or last one. A slot with generations has two rows,
+ * in turn: one that the service names, and one that drains or is empty.
+ */
+struct generation {
+	__u32 heir;   /* row of the generation that this one drains for, plus one; 0: none */
+	__u32 before; /* row of the generation before this one, plus one; 0: none */
+	__u64 since;  /* CLOCK_MONOTONIC, ns, when it began to drain */
+	__u64 until;  /* CLOCK_MONOTONIC, ns, from when on it gets nothing */
+	__u64 idle;   /* ns of silence after which a peer is the heir's */
+	__u64 kept;   /* datagrams that it got since it drains */
+	__u64 back;   /* packets that it got because the heir was not whole */
 };
 
 struct device {

@@ -43,6 +43,17 @@ type steerExitKey struct {
 	N    uint32
 }
 
+type steerGeneration struct {
+	_      structs.HostLayout
+	Heir   uint32
+	Before uint32
+	Since  uint64
+	Until  uint64
+	Idle   uint64
+	Kept   uint64
+	Back   uint64
+}
+
 type steerHits struct {
 	_        structs.HostLayout
 	Steered  uint64
@@ -54,6 +65,21 @@ type steerNamed struct {
 	_        structs.HostLayout
 	Service  uint32
 	Endpoint [4]uint8
+}
+
+type steerPeer struct {
+	_    structs.HostLayout
+	Seen uint64
+	Row  uint32
+	Pad  uint32
+}
+
+type steerPeerKey struct {
+	_        structs.HostLayout
+	Addr     [16]uint8
+	Port     uint16
+	Endpoint uint8
+	Pad      uint8
 }
 
 type steerPortKey struct {
@@ -179,8 +205,10 @@ const (
 	steerMapSteerAliases     = "steer_aliases"
 	steerMapSteerDevices     = "steer_devices"
 	steerMapSteerExits       = "steer_exits"
+	steerMapSteerGens        = "steer_gens"
 	steerMapSteerGiven       = "steer_given"
 	steerMapSteerHits        = "steer_hits"
+	steerMapSteerKnown       = "steer_known"
 	steerMapSteerListens     = "steer_listens"
 	steerMapSteerMoved       = "steer_moved"
 	steerMapSteerNamed       = "steer_named"
@@ -196,6 +224,8 @@ const (
 	steerProgSteerDispatch   = "steer_dispatch"
 	steerProgSteerExit       = "steer_exit"
 	steerProgSteerLookup     = "steer_lookup"
+	steerVarSteerPeerKeyType = "steer_peer_key_type"
+	steerVarSteerPeerType    = "steer_peer_type"
 	steerVarSteerServiceType = "steer_service_type"
 )
 
@@ -258,8 +288,10 @@ type steerMapSpecs struct {
 	SteerAliases  *ebpf.MapSpec `ebpf:"steer_aliases"`
 	SteerDevices  *ebpf.MapSpec `ebpf:"steer_devices"`
 	SteerExits    *ebpf.MapSpec `ebpf:"steer_exits"`
+	SteerGens     *ebpf.MapSpec `ebpf:"steer_gens"`
 	SteerGiven    *ebpf.MapSpec `ebpf:"steer_given"`
 	SteerHits     *ebpf.MapSpec `ebpf:"steer_hits"`
+	SteerKnown    *ebpf.MapSpec `ebpf:"steer_known"`
 	SteerListens  *ebpf.MapSpec `ebpf:"steer_listens"`
 	SteerMoved    *ebpf.MapSpec `ebpf:"steer_moved"`
 	SteerNamed    *ebpf.MapSpec `ebpf:"steer_named"`
@@ -278,6 +310,8 @@ type steerMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type steerVariableSpecs struct {
+	SteerPeerKeyType *ebpf.VariableSpec `ebpf:"steer_peer_key_type"`
+	SteerPeerType    *ebpf.VariableSpec `ebpf:"steer_peer_type"`
 	SteerServiceType *ebpf.VariableSpec `ebpf:"steer_service_type"`
 }
 
@@ -309,8 +343,10 @@ type steerMaps struct {
 	SteerAliases  *ebpf.Map `ebpf:"steer_aliases"`
 	SteerDevices  *ebpf.Map `ebpf:"steer_devices"`
 	SteerExits    *ebpf.Map `ebpf:"steer_exits"`
+	SteerGens     *ebpf.Map `ebpf:"steer_gens"`
 	SteerGiven    *ebpf.Map `ebpf:"steer_given"`
 	SteerHits     *ebpf.Map `ebpf:"steer_hits"`
+	SteerKnown    *ebpf.Map `ebpf:"steer_known"`
 	SteerListens  *ebpf.Map `ebpf:"steer_listens"`
 	SteerMoved    *ebpf.Map `ebpf:"steer_moved"`
 	SteerNamed    *ebpf.Map `ebpf:"steer_named"`
@@ -335,8 +371,10 @@ func (m *steerMaps) Close() error {
 		m.SteerAliases,
 		m.SteerDevices,
 		m.SteerExits,
+		m.SteerGens,
 		m.SteerGiven,
 		m.SteerHits,
+		m.SteerKnown,
 		m.SteerListens,
 		m.SteerMoved,
 		m.SteerNamed,
@@ -356,6 +394,8 @@ func (m *steerMaps) Close() error {
 //
 // It can be passed to loadSteerObjects or ebpf.CollectionSpec.LoadAndAssign.
 type steerVariables struct {
+	SteerPeerKeyType *ebpf.Variable `ebpf:"steer_peer_key_type"`
+	SteerPeerType    *ebpf.Variable `ebpf:"steer_peer_type"`
 	SteerServiceType *ebpf.Variable `ebpf:"steer_service_type"`
 }
 

@@ -40,6 +40,10 @@ type Supervision struct {
 	Give     bool
 	Restart  bool // start the daemon again when it exits, until a signal ends it
 	TakeOver bool // from a process that holds the slot and lives
+	// Replace takes over, and ends that process once it is drained ([Retirement]): the
+	// service must have generations.
+	Replace bool
+	Stop    syscall.Signal // that ends it; 0: SIGTERM
 
 	Log     feature.Logger
 	Signals <-chan os.Signal // forwarded; SIGTERM, SIGINT and SIGQUIT also end Restart
@@ -112,8 +116,11 @@ func (s *supervisor) prepare() (err error) {
 		return err
 	}
 	s.member.Keep = s.Give && s.Restart
-	if pid := s.holder(); pid != 0 && !s.TakeOver {
-		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, or take the slot over with --take-over", ErrHeld, pid, s.Slot.Slot, s.Slot.Service)
+	if s.Replace && p.Service.Generations == nil {
+		return fmt.Errorf("service %s has no generations, and so no slot of it has two members side by side: add generations: {} to its steer section, and apply", s.Slot.Service)
+	}
+	if pid := s.holder(); pid != 0 && !s.TakeOver && !s.Replace {
+		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, take the slot over with --take-over, or, of a service with generations, replace it with --replace", ErrHeld, pid, s.Slot.Slot, s.Slot.Service)
 	}
 	s.env = os.Environ()
 	uid := os.Geteuid()
@@ -259,5 +266,10 @@ func (s *supervisor) release() {
 	}
 	if err := e.setState(p.row(s.Slot.Slot), stateExited); err != nil {
 		s.Log.Warn("slot not withdrawn", "error", err)
+	}
+	if back, err := e.fallBack(p, s.Slot.Slot); err != nil {
+		s.Log.Warn("slot not given back to the generation before", "error", err)
+	} else if back {
+		s.Log.Warn("the slot is the generation's before again", "service", s.Slot.Service, "slot", s.Slot.Slot)
 	}
 }

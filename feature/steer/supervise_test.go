@@ -88,6 +88,8 @@ func runSupervise(f []string) error {
 			v.User = "65534"
 		case "take-over":
 			v.TakeOver = true
+		case "replace":
+			v.Replace = true
 		}
 	}
 	v.Launch = func(argv []string) *exec.Cmd {
@@ -179,6 +181,12 @@ func (s *supervised) ends(status int) {
 	if got := s.cmd.ProcessState.ExitCode(); got != status {
 		s.t.Errorf("ended with %d (%v), want %d", got, s.cmd.ProcessState, status)
 	}
+}
+
+// end has the supervisor end its daemon and itself, if it runs.
+func (s *supervised) end() {
+	s.cmd.Process.Signal(syscall.SIGTERM)
+	s.cmd.Wait()
 }
 
 // empties waits until a slot has no member.

@@ -62,7 +62,7 @@ func (e *engine) syncServices() error {
 			return err
 		}
 		// What the service asks for comes before it.
-		err = errors.Join(e.putMoved(p), e.putAliases(p, o.Maps["aliases"]))
+		err = errors.Join(e.putMoved(p), e.putAliases(p, o.Maps["aliases"]), e.putPeers(p, o.Maps["peers"]))
 		if err == nil {
 			var same bool
 			if same, err = holdsMap(outer, p.ID, o.Maps["service"]); err == nil && !same {
@@ -217,7 +217,7 @@ func (e *engine) clearIDs(ids map[uint32]bool) error {
 		if err := e.pins.Maps["services"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return err
 		}
-		if err := errors.Join(e.dropDevices(id), e.dropAliases(id)); err != nil {
+		if err := errors.Join(e.dropDevices(id), e.dropAliases(id), e.dropPeers(id)); err != nil {
 			return err
 		}
 		kernel.Step("steer:service")
@@ -245,12 +245,7 @@ func (e *engine) dropDevices(id uint32) error {
 // dropRows empties the rows that no service holds, so that whoever gets them
 // finds no one else's sockets and counts.
 func (e *engine) dropRows() error {
-	used := map[uint32]bool{}
-	for _, p := range e.services {
-		for _, row := range p.Rows {
-			used[row] = true
-		}
-	}
+	used := e.rows()
 	rows := make([]steerSlot, maxRows)
 	var cursor ebpf.MapBatchCursor
 	_, err := e.pins.Maps["slots"].BatchLookup(&cursor, make([]uint32, maxRows), rows, nil)
@@ -284,6 +279,11 @@ func (e *engine) clearRow(row uint32, s steerSlot) error {
 	}
 	for proto := range uint32(2) {
 		if err := kernel.ZeroPerCPU[steerVerdicts](e.pins.Maps["verdicts"], row*2+proto); err != nil {
+			return err
+		}
+	}
+	if e.generational() {
+		if err := e.pins.Maps["gens"].Put(row, steerGeneration{}); err != nil {
 			return err
 		}
 	}

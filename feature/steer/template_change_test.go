@@ -3,7 +3,6 @@
 package steer
 
 import (
-	"context"
 	"log/slog"
 	"testing"
 	"time"
@@ -60,7 +59,7 @@ func TestTemplatesAfterRemoval(t *testing.T) {
 	e := newExporter(t, nil, netflow9, sources(1)[0], loopback4)
 	e.sendTemplates()
 	w.remembered(1, 2)
-	w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+	w.remove()
 	w.apply()
 	deadline(t, func() bool { // exporters repeat their templates, in time
 		e.sendTemplates()

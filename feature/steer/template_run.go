@@ -131,7 +131,7 @@ func (k *templateKeeper) changed() bool {
 
 // readServiceMembers opens a service's slots and reads who has them.
 func readServiceMembers(r *kernel.Root, s *ServiceState) (*templateService, error) {
-	pins, err := r.Open(engineInstance(s.scope, s.Engine), readerMaps...)
+	pins, err := r.Open(engineInstance(s.scope, s.Engine), s.pub.readerMaps()...)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,7 +55,7 @@ func (s *templateService) had(slot int, who memberID) bool {
 		return false
 	}
 	v, err := s.slots.raw(slot)
-	return err == nil && slotState(v.State) == stateAdmitted && who == memberID{v.Tgid, v.Start} && monotonic()-v.Since > uint64(settled)
+	return err == nil && slotState(v.State) == stateAdmitted && who == memberID{v.Tgid, v.Start} && kernel.Monotonic()-v.Since > uint64(settled)
 }
 
 // templateScope keeps the templates of one network namespace.
@@ -142,7 +143,7 @@ func (t *templateScope) restore() error {
 	for k, s := range all {
 		t.book.add(k, s)
 		if _, ok := noted[k]; !ok {
-			if err := t.store.enter(k, templatesHeard{Last: monotonic()}); err != nil {
+			if err := t.store.enter(k, templatesHeard{Last: kernel.Monotonic()}); err != nil {
 				return err
 			}
 		}
@@ -233,7 +234,7 @@ func (t *templateScope) learn(svc *templateService, m heardMessage) (learnt int,
 		if !t.isLocal(collectorOf(key).Addr()) {
 			return 0, nil // on its way to another host
 		}
-		s = &flowSession{Born: monotonic()}
+		s = &flowSession{Born: kernel.Monotonic()}
 	}
 	before := s.bytes
 	changed, err := s.apply(msg.Changes)
@@ -243,7 +244,7 @@ func (t *templateScope) learn(svc *templateService, m heardMessage) (learnt int,
 	}
 	if fresh {
 		t.makeRoom(key.Src)
-		if err := t.store.enter(key, msg.heardAs(m.ifindex, monotonic())); err != nil {
+		if err := t.store.enter(key, msg.heardAs(m.ifindex, kernel.Monotonic())); err != nil {
 			return 0, err
 		}
 		t.book.add(key, s)
@@ -343,7 +344,7 @@ func (t *templateScope) lastHeard(k templatesSession) uint64 { return t.store.he
 func (t *templateScope) expire() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := monotonic()
+	now := kernel.Monotonic()
 	current := t.book.current(t.lastHeard)
 	for k := range t.book.sessions {
 		switch silent := time.Duration(now - t.lastHeard(k)); {

@@ -110,7 +110,7 @@ func (s *ServiceState) exporter(key templatesSession, v *flowSession, sessions *
 	var h templatesHeard
 	_ = sessions.Lookup(key, &h) // zero: not heard since it was restored
 	e := Exporter{Address: exporterOf(key), Collector: collectorOf(key), Protocol: "netflow9", Domain: key.Domain,
-		Messages: h.Messages, Last: wallTime(h.Last), Learnt: time.Unix(0, v.Learnt), Replays: v.Replays}
+		Messages: h.Messages, Last: kernel.WallTime(h.Last), Learnt: time.Unix(0, v.Learnt), Replays: v.Replays}
 	if key.Version == ipfix {
 		e.Protocol = "ipfix"
 	}

@@ -42,7 +42,7 @@ func (w *world) serveUntil() (stop func()) {
 func (w *world) remembered(n, templates int) TemplateState {
 	w.t.Helper()
 	var st TemplateState
-	for start := time.Now(); time.Since(start) < 15*time.Second; time.Sleep(5 * time.Millisecond) {
+	for start := time.Now(); time.Since(start) < patiently; time.Sleep(5 * time.Millisecond) {
 		var err error
 		if st, err = w.state().Templates(w.root); err != nil {
 			w.t.Fatal(err)

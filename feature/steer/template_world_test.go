@@ -95,7 +95,7 @@ func (r *recorder) received() []received {
 // await waits until n datagrams have come.
 func (r *recorder) await(n int) []received {
 	r.t.Helper()
-	for start := time.Now(); time.Since(start) < 15*time.Second; time.Sleep(2 * time.Millisecond) {
+	for start := time.Now(); time.Since(start) < patiently; time.Sleep(2 * time.Millisecond) {
 		if got := r.received(); len(got) >= n {
 			return got
 		}
@@ -140,6 +140,17 @@ func cable(t testing.TB) *netns.Handle {
 	}
 	if err := ns.Do(func() error { return up("export0", "10.1.0.2/24", "fd00:1:0::2/64") }); err != nil {
 		t.Fatal(err)
+	}
+	// An end that came up before the other one sends once the kernel has noticed that, which it does by and by.
+	for _, way := range []struct {
+		from, to         *netns.Handle
+		fromAddr, toAddr string
+	}{{ns, here(t), "10.1.0.2", "10.1.0.1"}, {ns, here(t), "fd00:1:0::2", "fd00:1:0::1"}, {here(t), ns, "10.1.0.1", "10.1.0.2"}, {here(t), ns, "fd00:1:0::1", "fd00:1:0::2"}} {
+		from := nstest.ListenUDP(t, way.from, netip.AddrPortFrom(netip.MustParseAddr(way.fromAddr), 0))
+		to := nstest.ListenUDP(t, way.to, netip.AddrPortFrom(netip.MustParseAddr(way.toAddr), 0))
+		deadline(t, func() bool { return nstest.Arrives(t, from, to, false) })
+		from.Close()
+		to.Close()
 	}
 	return ns
 }

@@ -271,7 +271,7 @@ func (e *engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[st
 // or is about to end. It comes before sync, which puts the services' maps to use.
 func (e *engine) finishUpgrade() error {
 	for _, p := range e.services {
-		if p.abi == ABI {
+		if p.abi >= ABI {
 			continue
 		}
 		if p.Service.OnEmpty == Drop && e.kind == EngineSkLookup {

@@ -274,7 +274,7 @@ func (w *world) newer(i kernel.Instance) (restore func()) {
 			return l.Publish(i, meta, pins)
 		})
 	}
-	again(func(m *kernel.Meta) { m.ABI, m.Version = dispatchABI+1, "v9.9.9" })
+	again(func(m *kernel.Meta) { m.ABI, m.Version = generationsABI+1, "v9.9.9" })
 	return func() { again(func(m *kernel.Meta) { m.ABI, m.Version = ABI, Version }) }
 }
 

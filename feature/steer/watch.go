@@ -21,8 +21,9 @@ import (
 )
 
 // lookEvery is how often the watcher looks without having been told: for
-// pidfiles that are written late, and where the kernel lacks the hooks.
-const lookEvery = time.Second
+// pidfiles that are written late, and where the kernel lacks the hooks. Variable for
+// the test that shows what is noticed without it.
+var lookEvery = time.Second
 
 // commandsApart is how long the watcher waits at least from one look to the next if
 // it only hears that weir commands change something: a thousand daemons may be
@@ -50,16 +51,17 @@ type watcher struct {
 	templates *templateKeeper
 	checks    *checks
 	resets    resets
+	hand      Hand
 	files     map[string]fileSeen
 	copying   map[string]map[uint32]uint32 // by namespace: devices that have the filter
 }
 
 // Run implements feature.Runner: it admits members when their sockets appear,
 // until ctx is done. Withdrawing needs no one: the program does it.
-func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan watchEvent, 1024)
 	own := &ownLock{root: r}
-	w := &watcher{root: r, own: own, log: log, said: map[Slot]string{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
+	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[Slot]string{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
 	defer w.state.Close()
 	kept := make(chan struct{})
 	go func() { w.templates.run(ctx); close(kept) }()
@@ -151,7 +153,14 @@ func (w *watcher) look(ctx context.Context) error {
 		}
 		for _, slot := range s.Slots {
 			member := s.pub.Service.Member(slot.Slot)
-			if slot.Admitted() && !slot.outlived(member) || slot.withdrawn || member == nil {
+			if slot.withdrawn || member == nil {
+				continue
+			}
+			if slot.Admitted() && !slot.outlived(member) {
+				w.succeed(ctx, s, slot, *member)
+				continue
+			}
+			if slot.drains != 0 && w.fallBack(ctx, s, slot.Slot) {
 				continue
 			}
 			lacking[Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}] = true

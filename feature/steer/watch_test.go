@@ -75,10 +75,21 @@ func testWatcherAdmitsByEvent(t *testing.T) {
 	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	w.apply()
+	was := lookEvery
+	t.Cleanup(func() { lookEvery = was })
+	lookEvery = time.Hour // whoever is admitted is so by an event
 	w.serve()
 	time.Sleep(100 * time.Millisecond)
 	var took []time.Duration
-	for i := range 5 {
+	// The best of five, for the machine may stall, and other tests run beside this one; of more where they disturb all five.
+	limit, times := 100*time.Millisecond, 20
+	if testing.Short() { // on an emulated kernel
+		limit = 700 * time.Millisecond
+	}
+	for i := range times {
+		if (i >= 5 || testing.Short() && i >= 2) && slices.Min(took) <= limit {
+			break
+		}
 		s := startSink(t)
 		write(s)
 		time.Sleep(30 * time.Millisecond)
@@ -96,15 +107,9 @@ func testWatcherAdmitsByEvent(t *testing.T) {
 		w.check(sources(3), loopback4, names(s))
 		s.kill()
 	}
-	slices.Sort(took)
 	t.Logf("admitted %v after the last socket", took)
-	// The median, on a machine that may stall: an event, not the look every second.
-	limit := 100 * time.Millisecond
-	if testing.Short() { // on an emulated kernel
-		limit = 700 * time.Millisecond
-	}
-	if took[2] > limit {
-		t.Errorf("median %v, want below %v", took[2], limit)
+	if best := slices.Min(took); best > limit {
+		t.Errorf("at best after %v, want below %v", best, limit)
 	}
 }
 

@@ -62,7 +62,7 @@ func (w *watcher) resetDue(ctx context.Context) {
 		w.resets.busy[i] = done
 		go func() {
 			defer close(done)
-			err := resetEngine(ctx, w.root, i, nil, false, w.logReset)
+			err := resetEngine(ctx, w.root, i, nil, w.hand, false, w.logReset)
 			if err != nil && !errors.Is(err, errBusy) && ctx.Err() == nil {
 				w.log.Warn("resetting misplaced sessions", "error", err)
 			}
@@ -73,6 +73,10 @@ func (w *watcher) resetDue(ctx context.Context) {
 func (w *watcher) logReset(r Reset) {
 	if r.Err != nil {
 		w.log.Warn("session is misplaced", "service", r.Service, "router", r.Router(), "place", r.Place(), "error", r.Err)
+		return
+	}
+	if r.Handed {
+		w.log.Info("session handed over", "service", r.Service, "router", r.Router(), "place", r.Place())
 		return
 	}
 	w.log.Info("session reset", "service", r.Service, "router", r.Router(), "place", r.Place())

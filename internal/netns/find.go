@@ -46,6 +46,15 @@ func Find(ref string, inode uint64) (*Handle, error) {
 	return nil, fmt.Errorf("%w: %s (net:[%d]) belongs to no process that this user can see; run as root", ErrGone, ref, inode)
 }
 
+// OfScope opens the namespace of pins: scope is its inode number in decimal. The errors are those of [Find].
+func OfScope(scope string) (*Handle, error) {
+	inode, err := strconv.ParseUint(scope, 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("%q is no network namespace's number", scope)
+	}
+	return Find("", inode)
+}
+
 func openIf(inode uint64, open func() (*Handle, error)) *Handle {
 	ns, err := open()
 	if err != nil {

@@ -74,6 +74,17 @@ func NewMovable(t testing.TB, joint Joint) *Movable {
 			return nil
 		})
 	}
+	var ends []end
+	for i, h := range []*netns.Handle{m.Client, m.Servers[0], m.Servers[1]} {
+		if i == 0 && joint != nil {
+			continue // it is whoever made it that knows how long it takes
+		}
+		for f, router := range Side(i, 1) {
+			host := Side(i, 2)[f]
+			ends = append(ends, end{m.Router, router.Addr(), h, host.Addr()}, end{h, host.Addr(), m.Router, router.Addr()})
+		}
+	}
+	waitCarried(t, ends...)
 	m.Own(0)
 	m.Route(0)
 	return m

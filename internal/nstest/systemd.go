@@ -147,7 +147,7 @@ func removeTree(dir string) error {
 	})
 	slices.Reverse(dirs)
 	for _, d := range dirs {
-		for range 100 {
+		for range 1500 {
 			if err = unix.Rmdir(d); !errors.Is(err, unix.EBUSY) {
 				break
 			}

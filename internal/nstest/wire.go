@@ -49,21 +49,32 @@ func NewWire(t testing.TB) *Wire {
 	return w
 }
 
-// waitReady waits until the wire carries both families both ways: the kernel lets
-// IPv6 use a device only when it has heard, in its own time, that the link is up.
+// waitReady waits until the wire carries both families both ways.
 func (w *Wire) waitReady(t testing.TB) {
 	t.Helper()
+	waitCarried(t, end{w.A, w.A4, w.B, w.B4}, end{w.A, w.A6, w.B, w.B6}, end{w.B, w.B4, w.A, w.A4}, end{w.B, w.B6, w.A, w.A6})
+}
+
+// end is one of a cable, with an address, and what is at the other.
+type end struct {
+	ns     *netns.Handle
+	addr   netip.Addr
+	peer   *netns.Handle
+	remote netip.Addr
+}
+
+// waitCarried waits until datagrams arrive at the other end: the kernel lets IPv6 use a device
+// only when it has heard, in its own time, that the link is up.
+func waitCarried(t testing.TB, ends ...end) {
+	t.Helper()
 	var from, to []*net.UDPConn
-	for _, way := range []struct {
-		a, b         *netns.Handle
-		addrA, addrB netip.Addr
-	}{{w.A, w.B, w.A4, w.B4}, {w.A, w.B, w.A6, w.B6}, {w.B, w.A, w.B4, w.A4}, {w.B, w.A, w.B6, w.A6}} {
-		from = append(from, ListenUDP(t, way.a, netip.AddrPortFrom(way.addrA, 0)))
-		to = append(to, ListenUDP(t, way.b, netip.AddrPortFrom(way.addrB, 0)))
+	for _, e := range ends {
+		from = append(from, ListenUDP(t, e.ns, netip.AddrPortFrom(e.addr, 0)))
+		to = append(to, ListenUDP(t, e.peer, netip.AddrPortFrom(e.remote, 0)))
 	}
-	for end := time.Now().Add(10 * time.Second); slices.Contains(Arrive(t, from, to), false); {
+	for end := time.Now().Add(wantedPatience); slices.Contains(Arrive(t, from, to), false); {
 		if time.Now().After(end) {
-			t.Fatal("nstest: the wire carries nothing after 10 s")
+			t.Fatalf("nstest: the wire carries nothing after %s", wantedPatience)
 		}
 	}
 	for _, c := range append(from, to...) {
@@ -123,6 +134,40 @@ func Address(t testing.TB, ns *netns.Handle, device string, addrs ...netip.Prefi
 		}
 		return netlink.LinkSetUp(l)
 	})
+}
+
+// Settle waits until the devices of a namespace have what the kernel gives them by itself: a state, and a link-local address with
+// its routes, once it is known that nobody else has it, which takes a second or two. Who compares what is there before and after
+// something else needs it. For devices with a carrier.
+func Settle(t testing.TB, ns *netns.Handle) {
+	t.Helper()
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		waiting := ""
+		in(t, ns, func() error {
+			all, err := netlink.LinkList()
+			for _, l := range all {
+				a := l.Attrs()
+				if a.Flags&net.FlagUp == 0 || a.Flags&net.FlagLoopback != 0 {
+					continue
+				}
+				addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
+				if err != nil {
+					return err
+				}
+				has := slices.ContainsFunc(addrs, func(x netlink.Addr) bool { return x.IP.IsLinkLocalUnicast() && x.Flags&unix.IFA_F_TENTATIVE == 0 })
+				if a.OperState != netlink.OperUp || !has {
+					waiting = a.Name
+				}
+			}
+			return err
+		})
+		if waiting == "" {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("nstest: %s has no link-local address after 60 s", waiting)
+		}
+	}
 }
 
 // neighbours tells one end the other's link address, for good.
@@ -186,10 +231,11 @@ func ListenUDP(t testing.TB, ns *netns.Handle, addr netip.AddrPort) *net.UDPConn
 // the machine may be busy.
 const patience = 80 * time.Millisecond
 
-// Arrives sends a datagram and says whether it came to a socket.
-func Arrives(t testing.TB, from, to *net.UDPConn) bool {
+// Arrives sends a datagram and says whether it came to a socket, for which it has
+// more time if it should.
+func Arrives(t testing.TB, from, to *net.UDPConn, should bool) bool {
 	t.Helper()
-	return Arrive(t, []*net.UDPConn{from}, []*net.UDPConn{to})[0]
+	return ArriveAt(t, []*net.UDPConn{from}, []*net.UDPConn{to}, []bool{should})[0]
 }
 
 // Arrive is Arrives for several pairs of sockets at once.
@@ -198,12 +244,12 @@ func Arrive(t testing.TB, from, to []*net.UDPConn) []bool {
 	return ArriveAt(t, from, to, make([]bool, len(to)))
 }
 
-// wantedPatience is how long a datagram may take that should arrive: on an emulated
-// kernel longer than is worth waiting for one that should not.
-const wantedPatience = 2 * time.Second
+// wantedPatience is how long a datagram may take that should arrive: longer than a CPU
+// may stand still, which is not worth waiting for one that should not.
+const wantedPatience = 30 * time.Second
 
 // ArriveAt is Arrive for who knows which of the datagrams should arrive: those have
-// more time.
+// more time, and are awaited first, for where they are the others would be, too.
 func ArriveAt(t testing.TB, from, to []*net.UDPConn, wanted []bool) []bool {
 	t.Helper()
 	buf := make([]byte, 64)
@@ -221,15 +267,20 @@ func ArriveAt(t testing.TB, from, to []*net.UDPConn, wanted []bool) []bool {
 	}
 	sent := time.Now()
 	out := make([]bool, len(to))
-	for i := range to {
-		end := sent.Add(patience)
-		if wanted[i] {
-			end = sent.Add(wantedPatience)
+	for _, now := range []bool{true, false} {
+		for i := range to {
+			if wanted[i] != now {
+				continue
+			}
+			end := sent.Add(patience)
+			if now {
+				end = sent.Add(wantedPatience)
+			}
+			// After the deadline of one that waited, what has arrived at another is read all the same.
+			to[i].SetReadDeadline(time.Unix(0, max(end.UnixNano(), time.Now().Add(2*time.Millisecond).UnixNano())))
+			_, err := to[i].Read(buf)
+			out[i] = err == nil
 		}
-		// After the deadline of one that waited, what has arrived at another is read all the same.
-		to[i].SetReadDeadline(time.Unix(0, max(end.UnixNano(), time.Now().Add(2*time.Millisecond).UnixNano())))
-		_, err := to[i].Read(buf)
-		out[i] = err == nil
 	}
 	return out
 }

@@ -82,7 +82,7 @@ func open(t *testing.T, pid int) *pidfd.Process {
 func awaitZombie(t *testing.T, p *pidfd.Process) {
 	t.Helper()
 	fds := []unix.PollFd{{Fd: int32(p.FD()), Events: unix.POLLIN}}
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
 		n, err := unix.Poll(fds, 1000)
 		if n == 1 {
 			return

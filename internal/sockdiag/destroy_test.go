@@ -37,7 +37,7 @@ func TestDestroy(t *testing.T) {
 		t.Fatal(err)
 	}
 	buf := make([]byte, 1)
-	if err := client.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := client.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.Read(buf); !errors.Is(err, unix.ECONNRESET) {

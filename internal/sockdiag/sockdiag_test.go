@@ -110,18 +110,32 @@ func dump(t *testing.T, q sockdiag.Query) []sockdiag.Socket {
 	return s
 }
 
+// patience is how long what must happen may take: the machine may be busy.
+const patience = 30 * time.Second
+
 // one lists the sockets and wants exactly one.
 func one(t *testing.T, q sockdiag.Query) sockdiag.Socket {
 	t.Helper()
 	s := dump(t, q)
 	// A connection is established at the server a little after connect returns at the client.
-	for start := time.Now(); len(s) == 0 && time.Since(start) < 2*time.Second; s = dump(t, q) {
+	for start := time.Now(); len(s) == 0 && time.Since(start) < patience; s = dump(t, q) {
 		time.Sleep(time.Millisecond)
 	}
 	if len(s) != 1 {
 		t.Fatalf("Dump(%+v) found %d sockets, want 1: %+v", q, len(s), s)
 	}
 	return s[0]
+}
+
+// oneWhen is one, as soon as the socket is as it is to become: what a peer has sent is at the socket a little later. Whether
+// it has become so the caller judges.
+func oneWhen(t *testing.T, q sockdiag.Query, ok func(sockdiag.Socket) bool) sockdiag.Socket {
+	t.Helper()
+	s := one(t, q)
+	for start := time.Now(); !ok(s) && time.Since(start) < patience; s = one(t, q) {
+		time.Sleep(time.Millisecond)
+	}
+	return s
 }
 
 func TestTCPListener(t *testing.T) {
@@ -139,7 +153,7 @@ func TestTCPListener(t *testing.T) {
 		dialTCP(t, l.Addr().String())
 	}
 	q := sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Listen, LocalPort: addr.Port()}
-	s := one(t, q)
+	s := oneWhen(t, q, func(s sockdiag.Socket) bool { return s.RecvQueue >= 3 })
 	inode, cookie := identity(t, l)
 	if s.Proto != unix.IPPROTO_TCP || s.Family != unix.AF_INET || s.State != sockdiag.Listen || s.Local != addr ||
 		s.Inode != inode || s.Cookie != cookie || s.UID != uint32(os.Geteuid()) || s.Interface != 0 || s.V6Only {
@@ -169,8 +183,8 @@ func TestTCPEstablished(t *testing.T) {
 			if _, err := client.Write(make([]byte, 1234)); err != nil {
 				t.Fatal(err)
 			}
-			s := one(t, sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Established,
-				LocalPort: addrPort(t, l.Addr()).Port(), Info: true})
+			s := oneWhen(t, sockdiag.Query{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Established,
+				LocalPort: addrPort(t, l.Addr()).Port(), Info: true}, func(s sockdiag.Socket) bool { return s.RecvQueue >= 1234 })
 			inode, cookie := identity(t, server.(*net.TCPConn))
 			if s.Family != c.family || s.Local != addrPort(t, server.LocalAddr()) || s.Remote != addrPort(t, client.LocalAddr()) ||
 				s.Inode != inode || s.Cookie != cookie {
@@ -241,18 +255,22 @@ func TestUDPDrops(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	after := one(t, q)
+	full := oneWhen(t, q, func(s sockdiag.Socket) bool { return s.Mem.Drops > 0 })
 	var received uint32
-	for buf := make([]byte, 2000); ; received++ {
-		if err := c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-			t.Fatal(err)
-		}
-		if _, _, err := c.ReadFrom(buf); err != nil {
-			break
+	drops := full.Mem.Drops
+	buf := make([]byte, 2000)
+	for start := time.Now(); drops+received < sent && time.Since(start) < patience; drops = one(t, q).Mem.Drops {
+		for ; ; received++ {
+			if err := c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := c.ReadFrom(buf); err != nil {
+				break
+			}
 		}
 	}
-	if after.Mem.Drops == 0 || after.Mem.Drops+received != sent || after.RecvQueue == 0 {
-		t.Errorf("drops %d + received %d, want %d together; queue %d", after.Mem.Drops, received, sent, after.RecvQueue)
+	if full.Mem.Drops == 0 || drops+received != sent || full.RecvQueue == 0 {
+		t.Errorf("drops %d, then %d + received %d, want %d together; queue %d", full.Mem.Drops, drops, received, sent, full.RecvQueue)
 	}
 	connected := one(t, sockdiag.Query{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Established,
 		LocalPort: addrPort(t, peer.LocalAddr()).Port()})

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -102,7 +103,12 @@ func mkcgroup(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.ENOENT) {
+		err := unix.Rmdir(dir)
+		// Threads that have just ended keep theirs for a moment.
+		for end := time.Now().Add(30 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(end); err = unix.Rmdir(dir) {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			t.Errorf("remove %s: %v", dir, err)
 		}
 	})

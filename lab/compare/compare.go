@@ -280,7 +280,7 @@ func (x *experiment) collectorsReady(ctx context.Context) error {
 	if x.way(weir) == nil {
 		return nil
 	}
-	if err := x.service.Admitted(ctx, 20*time.Second); err != nil {
+	if err := x.service.Admitted(ctx, 60*time.Second); err != nil {
 		return err
 	}
 	return x.sameBuffers()

@@ -124,7 +124,7 @@ func (x *experiment) buildStorm(ctx context.Context, names []string) error {
 			}
 		}
 	}
-	return x.service.Admitted(ctx, 20*time.Second)
+	return x.service.Admitted(ctx, 60*time.Second)
 }
 
 func (x *experiment) steerStorm(ctx context.Context) error {

@@ -40,8 +40,8 @@ func NewTwo(env *lab.Env, a, b topo.End, ab, ba Line) (*Delay, error) {
 	return start(env, a, b, setup{Lines: [2]Line{ab, ba}})
 }
 
-// startLimit is how long the process may take to make its devices.
-const startLimit = 10 * time.Second
+// startLimit is how long the process may take to make its devices, and to answer.
+const startLimit = 60 * time.Second
 
 func start(env *lab.Env, a, b topo.End, s setup) (*Delay, error) {
 	for _, l := range s.Lines {

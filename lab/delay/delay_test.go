@@ -4,13 +4,19 @@ package delay
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"math"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/lab"
@@ -29,6 +35,8 @@ type rig struct {
 	a, b         topo.End
 	addrA, addrB netip.Addr
 	line         *Delay
+	close        func()
+	sending      time.Duration // that arrivals took to send
 }
 
 func newRig(t testing.TB, seed uint64, ab, ba Line) *rig {
@@ -48,13 +56,19 @@ func newEnds(t testing.TB, seed uint64) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	closed := false
+	closing := func() {
+		if closed {
+			return
+		}
+		closed = true
 		env.Close()
 		if left := env.Leftovers(); len(left) > 0 {
 			t.Errorf("left behind: %v", left)
 		}
-	})
-	r := &rig{t: t, env: env, addrA: netip.MustParseAddr("10.3.0.1"), addrB: netip.MustParseAddr("10.3.0.2")}
+	}
+	t.Cleanup(closing)
+	r := &rig{t: t, env: env, close: closing, addrA: netip.MustParseAddr("10.3.0.1"), addrB: netip.MustParseAddr("10.3.0.2")}
 	for _, e := range []struct {
 		end  *topo.End
 		name string
@@ -64,6 +78,8 @@ func newEnds(t testing.TB, seed uint64) *rig {
 		if err != nil {
 			t.Fatal(err)
 		}
+		// No packets but those of the test: the kernel has some to send by itself where there is IPv6.
+		r.do(topo.End{NS: h}, func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0) })
 		*e.end = topo.End{NS: h, Name: "line0", Addrs: []netip.Prefix{netip.PrefixFrom(e.addr, 24)}}
 	}
 	return r
@@ -87,9 +103,58 @@ func (r *rig) udp() (from, to *net.UDPConn) {
 		from, err = net.DialUDP("udp4", nil, to.LocalAddr().(*net.UDPAddr))
 		return err
 	})
-	_ = to.SetReadBuffer(8 << 20)
+	// Nothing is lost to a reader that does not run for a while.
+	control(r.t, to, func(fd int) { _ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20) })
 	r.t.Cleanup(func() { from.Close(); to.Close() })
 	return from, to
+}
+
+func control(t testing.TB, c syscall.Conn, f func(fd int)) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) { f(int(fd)) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// introduce tells a the link address of b, for good: few packets can wait for a neighbour that is not found yet.
+func (r *rig) introduce() {
+	r.t.Helper()
+	var mac net.HardwareAddr
+	r.do(r.b, func() error {
+		l, err := netlink.LinkByName(r.b.Name)
+		if err == nil {
+			mac = l.Attrs().HardwareAddr
+		}
+		return err
+	})
+	r.do(r.a, func() error {
+		l, err := netlink.LinkByName(r.a.Name)
+		if err != nil {
+			return err
+		}
+		return netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT, IP: r.addrB.AsSlice(), HardwareAddr: mac})
+	})
+}
+
+// settle waits until nothing is on its way from a to b any more, after n packets.
+func (r *rig) settle(n int) {
+	r.t.Helper()
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		ab, _, err := r.line.Stats()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if ab.Packets >= uint64(n) && ab.Sent+ab.Lost+ab.Dropped+ab.Refused == ab.Packets {
+			return
+		}
+		if time.Now().After(end) {
+			r.t.Fatalf("of %d packets that were sent the line knows after a minute: %+v", n, ab)
+		}
+	}
 }
 
 // arrivals sends n numbered datagrams of a size and returns the numbers in the order in
@@ -97,40 +162,38 @@ func (r *rig) udp() (from, to *net.UDPConn) {
 func (r *rig) arrivals(n, size int, gap time.Duration) []int {
 	r.t.Helper()
 	from, to := r.udp()
-	// The neighbour is found before the first one counts: packets that wait for it are few.
-	done := make(chan []int)
-	go func() {
-		var got []int
-		b := make([]byte, 2048)
-		for {
-			_ = to.SetReadDeadline(time.Now().Add(time.Second))
-			m, err := to.Read(b)
-			if err != nil {
-				done <- got
+	r.introduce()
+	b := make([]byte, size)
+	begin := time.Now()
+	for i := range n {
+		binary.BigEndian.PutUint32(b, uint32(i))
+		if _, err := from.Write(b); err != nil {
+			r.t.Fatal(err)
+		}
+		if i%16 == 0 && gap > 0 {
+			time.Sleep(16 * gap)
+		}
+	}
+	r.sending = time.Since(begin)
+	r.settle(n) // what the line has delivered is at the socket, which has room for all of it
+	var got []int
+	control(r.t, to, func(fd int) {
+		for b := make([]byte, 2048); ; {
+			m, err := unix.Read(fd, b)
+			if err != nil && !errors.Is(err, unix.EINTR) {
 				return
 			}
 			if m >= 4 {
 				got = append(got, int(binary.BigEndian.Uint32(b)))
 			}
 		}
-	}()
-	b := make([]byte, size)
-	for i := range n {
-		binary.BigEndian.PutUint32(b, uint32(i))
-		if _, err := from.Write(b); err != nil {
-			r.t.Fatal(err)
-		}
-		if i == 0 { // the neighbour is found now: few packets can wait for it
-			time.Sleep(50 * time.Millisecond)
-		} else if i%16 == 0 && gap > 0 {
-			time.Sleep(16 * gap)
-		}
-	}
-	return <-done
+	})
+	return got
 }
 
-// ping measures round trips of small datagrams.
-func (r *rig) ping(n int) []time.Duration {
+// ping measures n round trips of small datagrams, and up to twenty times as many until one was as short as they may be: a busy
+// machine may let none of a few be.
+func (r *rig) ping(n int, short time.Duration) []time.Duration {
 	r.t.Helper()
 	from, to := r.udp()
 	go func() {
@@ -145,10 +208,10 @@ func (r *rig) ping(n int) []time.Duration {
 	}()
 	var out []time.Duration
 	b := make([]byte, 64)
-	for range n {
+	for i := 0; i < n || i < 20*n && slices.Min(out[1:]) > short; i++ {
 		begin := time.Now()
 		_, _ = from.Write(b)
-		_ = from.SetReadDeadline(begin.Add(5 * time.Second))
+		_ = from.SetReadDeadline(begin.Add(30 * time.Second))
 		if _, err := from.Read(b); err != nil {
 			r.t.Fatal(err)
 		}
@@ -160,16 +223,17 @@ func (r *rig) ping(n int) []time.Duration {
 // A round trip takes what both directions take, and hardly more.
 func TestDelay(t *testing.T) {
 	r := newRig(t, 1, Line{Delay: 15 * time.Millisecond}, Line{Delay: 25 * time.Millisecond})
-	trips := r.ping(50)
-	p50, p99, most := lab.Percentiles(trips)
+	const most = 42 * time.Millisecond
+	trips := r.ping(50, most)
+	p50, p99, longest := lab.Percentiles(trips)
 	ab, ba, err := r.line.Stats()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("round trip p50 %v, p99 %v, max %v; lateness %v/%v/%v there, %v/%v/%v back", p50, p99, most,
+	t.Logf("round trip p50 %v, p99 %v, max %v; lateness %v/%v/%v there, %v/%v/%v back", p50, p99, longest,
 		ab.LatenessP50, ab.LatenessP99, ab.LatenessMax, ba.LatenessP50, ba.LatenessP99, ba.LatenessMax)
 	// Never too early; and as punctual as the line can be where the machine lets it, which others use, too.
-	if shortest := slices.Min(trips); shortest < 40*time.Millisecond || shortest > 42*time.Millisecond {
+	if shortest := slices.Min(trips); shortest < 40*time.Millisecond || shortest > most {
 		t.Errorf("shortest round trip %v, want 40 ms", shortest)
 	}
 	if ab.Sent < 50 || ba.Sent < 50 || ab.Lost+ab.Late+ab.Dropped+ab.Refused != 0 {
@@ -265,31 +329,44 @@ func TestSeeds(t *testing.T) {
 // how long a packet waits.
 func TestRate(t *testing.T) {
 	const rate = 50e6
-	r := newRig(t, 1, Line{Rate: rate, Delay: time.Millisecond}, Line{Delay: time.Millisecond})
-	goodput := r.throughput(time.Second)
-	ab, _, err := r.line.Stats()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// 1448 bytes of 1514 are payload.
-	t.Logf("TCP %.1f Mbit/s of %.1f; %+v", goodput/1e6, rate/1e6, ab)
-	if goodput < .75*rate || goodput > rate {
-		t.Errorf("TCP has %.1f Mbit/s of a line of %.1f", goodput/1e6, rate/1e6)
+	for tries := 1; ; tries++ {
+		r := newRig(t, 1, Line{Rate: rate, Delay: time.Millisecond}, Line{Delay: time.Millisecond})
+		const during = time.Second
+		stalls := lab.WatchStalls()
+		goodput := r.throughput(during)
+		_, _, stall := stalls.Stop()
+		ab, _, err := r.line.Stats()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// 1448 bytes of 1514 are payload.
+		t.Logf("TCP %.1f Mbit/s of %.1f; %+v", goodput/1e6, rate/1e6, ab)
+		// What should have come before, and was late, may have come in that second as well.
+		if goodput > rate*(1+float64(ab.LatenessMax)/float64(during)) {
+			t.Fatalf("TCP has %.1f Mbit/s of a line of %.1f", goodput/1e6, rate/1e6)
+		}
+		if goodput >= .75*rate {
+			return
+		}
+		// The line says itself that the machine has kept it from its work, or this process was: such a second says nothing about the line.
+		if max(ab.LatenessMax, stall) < 50*time.Millisecond || tries == 10 {
+			t.Fatalf("TCP has %.1f Mbit/s of a line of %.1f, which was %v late at most; the machine stood still for up to %v", goodput/1e6, rate/1e6, ab.LatenessMax, stall)
+		}
+		r.close()
 	}
 }
 
 func TestQueueDrops(t *testing.T) {
 	const rate, queue, size = 8e6, 50000, 1000
 	r := newRig(t, 1, Line{Rate: rate, Queue: queue}, Line{})
-	begin := time.Now()
 	got := r.arrivals(1000, size, 0)
 	ab, _, err := r.line.Stats()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// All at once: what fits the queue comes, and what left it while the others came.
-	t.Logf("%d came in %v; %+v", len(got), time.Since(begin), ab)
-	if len(got) < queue/(size+42) || len(got) > 500 || ab.Dropped+uint64(len(got)) < 1000 {
+	// All at once: what fits the queue comes, and what left it while the others came, one in a millisecond.
+	t.Logf("%d came, which were sent in %v; %+v", len(got), r.sending, ab)
+	if len(got) < queue/(size+42) || len(got) > 500+int(r.sending/time.Millisecond) || ab.Dropped+uint64(len(got)) < 1000 {
 		t.Errorf("%d packets of 1000 came through a queue of %d bytes", len(got), queue)
 	}
 }
@@ -323,11 +400,17 @@ func (r *rig) throughput(d time.Duration) float64 {
 		}
 	}()
 	b := make([]byte, 256<<10)
-	_ = s.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = s.SetReadDeadline(time.Now().Add(60 * time.Second))
 	if _, err := io.ReadFull(s, b); err != nil { // it is under way
 		r.t.Fatal(err)
 	}
-	begin, n := time.Now(), 0
+	// What came, not what was read: a reader that was late finds what came before.
+	waiting := func() (n int) {
+		control(r.t, s.(*net.TCPConn), func(fd int) { n, _ = unix.IoctlGetInt(fd, unix.TIOCINQ) })
+		return n
+	}
+	begin := time.Now()
+	n := -waiting()
 	for time.Since(begin) < d {
 		m, err := s.Read(b)
 		if err != nil {
@@ -335,5 +418,6 @@ func (r *rig) throughput(d time.Duration) float64 {
 		}
 		n += m
 	}
+	n += waiting()
 	return float64(n) * 8 / time.Since(begin).Seconds()
 }

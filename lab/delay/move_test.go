@@ -79,7 +79,7 @@ func (m *moving) do(h *netns.Handle, f func() error) {
 func (m *moving) run(moves int, every time.Duration) (echoed int) {
 	m.t.Helper()
 	client, server := m.connect()
-	_ = client.SetDeadline(time.Now().Add(2 * time.Minute))
+	_ = client.SetDeadline(time.Now().Add(6 * time.Minute))
 	moved := make(chan struct{})
 	sent := 0
 	var wg sync.WaitGroup
@@ -175,7 +175,7 @@ func (m *moving) serve(first *net.TCPConn, moves int, every time.Duration, moved
 	for n := 0; ; n++ {
 		until := time.Now().Add(every)
 		if n == moves {
-			until = time.Now().Add(time.Minute)
+			until = time.Now().Add(4 * time.Minute)
 			close(moved)
 		}
 		err := echo(conn, &pending, until)

@@ -197,7 +197,7 @@ func TestBytesThroughLoss(t *testing.T) {
 		_, _ = c.Write(sent) // what is missing is seen below
 		_ = c.CloseWrite()
 	}()
-	_ = s.SetReadDeadline(time.Now().Add(30 * time.Second))
+	_ = s.SetReadDeadline(time.Now().Add(2 * time.Minute))
 	got, err := io.ReadAll(s)
 	if err != nil || !bytes.Equal(got, sent) {
 		t.Fatalf("%d bytes of %d, equal: %v, %v", len(got), len(sent), bytes.Equal(got, sent), err)

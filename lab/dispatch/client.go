@@ -41,7 +41,7 @@ func (t target) String() string {
 }
 
 // patience is how long a client waits: an answer takes a moment, and on this machine nothing is lost.
-const patience = 5 * time.Second
+const patience = 30 * time.Second
 
 // client asks, from the thread that made it: its namespace is that of the thread.
 type client struct {

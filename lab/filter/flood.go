@@ -24,6 +24,7 @@ type flood struct {
 	close func()
 	end   atomic.Bool
 	ended chan struct{}
+	tried atomic.Uint64 // packets
 }
 
 func startFlood(w *world) (*flood, error) {
@@ -84,6 +85,7 @@ func (f *flood) send() {
 	defer close(f.ended)
 	to := []netip.Addr{netip.AddrFrom4(host4), netip.AddrFrom16(host6)}
 	for n := 0; !f.end.Load(); n++ {
+		f.tried.Add(1)
 		// One that is not sent is not counted at the gate.
 		_, _ = f.from[n%2].WriteToUDPAddrPort([]byte("flood"), netip.AddrPortFrom(to[n%2], swapPorts[n%len(swapPorts)]))
 		if n%64 == 0 {

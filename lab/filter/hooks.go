@@ -171,8 +171,9 @@ func ruleNames() (out []string) {
 // eventually asks until the answer is the one that is wanted, or patience ends, and returns the last.
 func eventually(want uint64, ask func() (uint64, error)) (uint64, error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
+		last := time.Now().After(deadline)
 		got, err := ask()
-		if err != nil || got == want || time.Now().After(deadline) {
+		if err != nil || got == want || last {
 			return got, err
 		}
 	}

@@ -181,8 +181,9 @@ func openRawIPv4(w *world) (_ []*net.UDPConn, raw []*net.IPConn, err error) {
 	return nil, raw, err
 }
 
-// patience is how long a packet may take to a hook: it takes microseconds, but the machine may be busy.
-const patience = 300 * time.Millisecond
+// patience is how long a packet may take to a hook: it takes microseconds, but the machine may be busy. Who waits so long asks once
+// more afterwards: it may have stood still itself.
+const patience = time.Second
 
 // counter reads how many packets a program's rules have counted.
 type counter struct {

@@ -160,6 +160,9 @@ func swapSinks(w *world) (sinks []*net.UDPConn, err error) {
 	return sinks, err
 }
 
+// fewest is how many packets show whether some of them meet no rules, or others.
+const fewest = 1000
+
 // swapUnderFlood returns how many packets met something else than one whole set.
 func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, sinks []*net.UDPConn) (wrong float64, err error) {
 	defer s.close()
@@ -180,8 +183,11 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 	if err != nil {
 		return 0, err
 	}
-	swaps := 0
-	for end := time.Now().Add(x.swapFor); (time.Now().Before(end) || swaps < 4) && ctx.Err() == nil; swaps++ {
+	swaps, begin := 0, time.Now()
+	enough := func() bool { // where the machine stands still that takes longer
+		return time.Since(begin) > x.swapFor && swaps >= 4 && f.tried.Load() >= 2*fewest || time.Since(begin) > time.Minute
+	}
+	for ; !enough() && ctx.Err() == nil; swaps++ {
 		if err = s.to(swaps + 1); err != nil {
 			break
 		}
@@ -205,7 +211,7 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 	} else { // of which port, the wire does not say
 		wrong = difference(sum(counted)+lost, total)
 	}
-	if total < 1000 || swaps < 4 {
+	if total < fewest || swaps < 4 {
 		return 0, fmt.Errorf("only %d packets and %d changes: too few to show anything", total, swaps)
 	}
 	arrived, err := drain(sinks[0])
@@ -224,11 +230,12 @@ func (x *experiment) swapUnderFlood(ctx context.Context, w *world, s *swapper, s
 // settled are the counts when they are so many at least, or patience has ended: packets may be on their way still. What
 // would be counted once too often has its time as well.
 func (s *swapper) settled(ctx context.Context, want uint64) (map[string]uint64, error) {
-	const patience = 2 * time.Second
+	const patience = 5 * time.Second
 	for deadline := time.Now().Add(patience); ; {
+		last := time.Now().After(deadline)
 		counted, err := s.counts()
 		enough := sum(counted) >= want
-		if err = errors.Join(err, ctx.Err()); err != nil || time.Now().After(deadline) {
+		if err = errors.Join(err, ctx.Err()); err != nil || last {
 			return counted, err
 		}
 		time.Sleep(20 * time.Millisecond)

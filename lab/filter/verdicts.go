@@ -164,6 +164,7 @@ func (h *watch) expect(p *packet) int {
 // check waits until the counts are as expected, and returns those that are not. From then on the actual ones are expected.
 func (h *watch) check() (wrong []int, err error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Microsecond) {
+		last := time.Now().After(deadline)
 		got, err := h.read()
 		if err != nil {
 			return nil, err
@@ -172,7 +173,7 @@ func (h *watch) check() (wrong []int, err error) {
 		if slices.Equal(got, h.want) {
 			return nil, nil
 		}
-		if time.Now().Before(deadline) {
+		if !last {
 			continue
 		}
 		for i := range got {

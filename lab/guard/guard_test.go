@@ -3,6 +3,8 @@
 package guards
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -38,9 +40,16 @@ func newExperiment(t *testing.T, p plan) *experiment {
 
 func between(t *testing.T, x *experiment, metric string, low, high float64) {
 	t.Helper()
-	if v, ok := x.result.Metrics[metric]; !ok || v < low || v > high {
-		t.Errorf("%s is %v (set: %t), want %v to %v", metric, v, ok, low, high)
+	if err := outside(x, metric, low, high); err != nil {
+		t.Error(err)
 	}
+}
+
+func outside(x *experiment, metric string, low, high float64) error {
+	if v, ok := x.result.Metrics[metric]; !ok || v < low || v > high {
+		return fmt.Errorf("%s is %v (set: %t), want %v to %v", metric, v, ok, low, high)
+	}
+	return nil
 }
 
 // The metrics of a limiter that fails are those of its worst scenario and seed, and a note says which.
@@ -90,9 +99,15 @@ func TestTally(t *testing.T) {
 // A socket of the algorithm that takes payload for addresses lets an IPv6 flood in; the harness sees it, and what
 // clients have left.
 func TestSocketsFindBypass(t *testing.T) {
-	x := newExperiment(t, plan{warm: time.Second, flood: time.Second})
-	if err := x.sockets(t.Context()); err != nil {
-		t.Fatal(err)
+	var x *experiment
+	for stalled, try := true, 0; stalled && try < 5; try++ { // where the machine stands still there is no flood, nor are there clients
+		t.Run("", func(t *testing.T) {
+			x = newExperiment(t, plan{warm: time.Second, flood: time.Second})
+			if err := x.result.WithStalls(func() error { return x.sockets(t.Context()) }); err != nil {
+				t.Fatal(err)
+			}
+		})
+		stalled = x.result.Metrics["stall_ms_max"] > 250
 	}
 	between(t, x, "ipv6_random_payload_accepted_ratio", 10, 110)
 	between(t, x, "ipv4_random_payload_accepted_ratio", 0.3, 30)
@@ -101,17 +116,30 @@ func TestSocketsFindBypass(t *testing.T) {
 	between(t, x, "ipv4_random_payload_legit_kept", 0.5, 1.05)
 }
 
-// The same program costs the same, and more than nothing.
+// The same program costs the same, and more than nothing. A stall of the machine within a program is its cost, as far as the kernel
+// knows: a run with one proves nothing against it.
 func TestCostOfTheSame(t *testing.T) {
-	x := newExperiment(t, plan{rounds: 9})
-	if err := x.measureCost(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for _, k := range kinds {
-		for _, way := range []string{"", "_loop"} {
-			between(t, x, "ns_ratio_rakelimit"+k.name+way, 0.5, 2)
-			between(t, x, "ns"+k.name+way, 20, 20_000)
-			between(t, x, "ns_empty"+k.name+way, 0.1, 5_000)
+	for try := 1; ; try++ {
+		var x *experiment
+		t.Run("", func(t *testing.T) {
+			x = newExperiment(t, plan{rounds: 9})
+			if err := x.result.WithStalls(func() error { return x.measureCost(t.Context()) }); err != nil {
+				t.Fatal(err)
+			}
+		})
+		var wrong []error
+		for _, k := range kinds {
+			for _, way := range []string{"", "_loop"} {
+				wrong = append(wrong, outside(x, "ns_ratio_rakelimit"+k.name+way, 0.5, 2), outside(x, "ns"+k.name+way, 20, 20_000),
+					outside(x, "ns_empty"+k.name+way, 0.1, 5_000))
+			}
+		}
+		err := errors.Join(wrong...)
+		if err == nil || t.Failed() {
+			return
+		}
+		if stall := x.result.Metrics["stall_ms_max"]; stall < 20 || try == 10 {
+			t.Fatalf("%v\nand the machine stood still for %.0f ms at most", err, stall)
 		}
 	}
 }

@@ -3,10 +3,13 @@
 package peers
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -29,6 +32,8 @@ type Router struct {
 	Collector  netip.AddrPort
 	Routes     int    // that the neighbour announces
 	Exporter   string // "pmacctd" or "softflowd"
+	// Also are further collectors: each has a BMP session of its own, with the same routes.
+	Also []netip.AddrPort
 
 	exporter *lab.Process
 }
@@ -74,6 +79,10 @@ func (r *Router) startBGP(e *lab.Env, dir, role, namespace string, listen netip.
 	if err := os.MkdirAll(home, 0o777); err != nil {
 		return err
 	}
+	// vtysh complains where it has no configuration.
+	if err := os.WriteFile(filepath.Join(home, "vtysh.conf"), nil, 0o644); err != nil {
+		return err
+	}
 	conf := filepath.Join(home, "bgpd.conf")
 	if err := os.WriteFile(conf, []byte(config), 0o644); err != nil {
 		return err
@@ -94,8 +103,7 @@ func (r *Router) startBGP(e *lab.Env, dir, role, namespace string, listen netip.
 }
 
 func (r *Router) routerConfig() string {
-	return strings.NewReplacer("SELF", r.Addr.String(), "LOCAL", r.Local.String(), "FAR", r.Far.String(),
-		"COLLECTOR", fmt.Sprintf("%s port %d", r.Collector.Addr(), r.Collector.Port())).Replace(`hostname router
+	return strings.NewReplacer("SELF", r.Addr.String(), "LOCAL", r.Local.String(), "FAR", r.Far.String()).Replace(`hostname router
 router bgp 64600
  bgp router-id SELF
  no bgp ebgp-requires-policy
@@ -107,14 +115,75 @@ router bgp 64600
  address-family ipv4 unicast
   neighbor FAR activate
  exit-address-family
- bmp targets lab
+`) + r.targets()
+}
+
+// targets is a group of BMP targets for each collector.
+func (r *Router) targets() string {
+	var b strings.Builder
+	for i, c := range append([]netip.AddrPort{r.Collector}, r.Also...) {
+		name := "lab"
+		if i > 0 {
+			name += strconv.Itoa(i)
+		}
+		fmt.Fprintf(&b, ` bmp targets %s
   bmp stats interval 1000
   bmp monitor ipv4 unicast pre-policy
   bmp monitor ipv4 unicast post-policy
-  bmp connect COLLECTOR min-retry 100 max-retry 1000
+  bmp connect %s port %d min-retry 100 max-retry 1000
  exit
 !
-`)
+`, name, c.Addr(), c.Port())
+	}
+	return b.String()
+}
+
+// Ask has the router answer a command of its own, as an operator would with vtysh: "show bmp".
+func (r *Router) Ask(ctx context.Context, e *lab.Env, command string) (string, error) {
+	return r.vtysh(ctx, e, "router", r.Namespace, "-c", command)
+}
+
+// Announce has the neighbour announce the routes numbered from n to m, m excluded, or withdraw them.
+func (r *Router) Announce(ctx context.Context, e *lab.Env, n, m int, withdraw bool) error {
+	no := ""
+	if withdraw {
+		no = "no "
+	}
+	var b strings.Builder
+	b.WriteString("router bgp 64601\naddress-family ipv4 unicast\n")
+	for i := n; i < m; i++ {
+		fmt.Fprintf(&b, "%snetwork %s\n", no, route(i))
+	}
+	file := filepath.Join(e.Dir, r.Name, "peer", "routes")
+	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+		return err
+	}
+	_, err := r.vtysh(ctx, e, "peer", r.Neighbour, "-f", file)
+	return err
+}
+
+// route is the n-th that the neighbour announces.
+func route(n int) string { return fmt.Sprintf("20.%d.%d.0/24", n>>8, n&0xff) }
+
+func (r *Router) vtysh(ctx context.Context, e *lab.Env, role, namespace string, args ...string) (string, error) {
+	var out bytes.Buffer
+	home := filepath.Join(e.Dir, r.Name, role)
+	p, err := e.Start(lab.Command{Namespace: namespace, Path: "vtysh", Output: &out, Patience: 30 * time.Second,
+		Args: append([]string{"--vty_socket", home, "--config_dir", home}, args...)})
+	if err != nil {
+		return "", err
+	}
+	select {
+	case <-p.Done():
+	case <-time.After(60 * time.Second):
+		return "", fmt.Errorf("vtysh of the %s has not answered in 60 s", role)
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	if err := p.Err(); err != nil {
+		return "", fmt.Errorf("vtysh of the %s: %w: %.300s", role, err, out.String())
+	}
+	return out.String(), nil
 }
 
 func (r *Router) peerConfig() string {
@@ -130,7 +199,7 @@ router bgp 64601
  address-family ipv4 unicast
 `, r.Far, r.Local)
 	for i := range r.Routes {
-		fmt.Fprintf(&b, "  network 20.%d.%d.0/24\n", i>>8, i&0xff)
+		fmt.Fprintf(&b, "  network %s\n", route(i))
 	}
 	b.WriteString(" exit-address-family\n!\n")
 	return b.String()

@@ -20,6 +20,7 @@ type Proxy struct {
 	Backends []netip.AddrPort   // of the collectors
 	Place    map[netip.Addr]int // source address to index of its collector
 	Header   bool               // the collectors take a PROXY header
+	Spread   bool               // connections go to the collectors in turn, whoever connects
 }
 
 // configuration is what an operator would write; all that is not said is HAProxy's default, the number of threads
@@ -36,8 +37,15 @@ defaults
 frontend telemetry
     bind %s backlog %d
     maxconn 8192
-    use_backend %%[src,map_ip(%s,collector0)]
-`, p.Listen, p.Backlog, sources)
+`, p.Listen, p.Backlog)
+	if p.Spread {
+		b.WriteString("    default_backend all\nbackend all\n    balance roundrobin\n")
+		for i, to := range p.Backends {
+			fmt.Fprintf(&b, "    server collector%d %s\n", i, to)
+		}
+		return b.String()
+	}
+	fmt.Fprintf(&b, "    use_backend %%[src,map_ip(%s,collector0)]\n", sources)
 	header := ""
 	if p.Header {
 		header = " send-proxy"

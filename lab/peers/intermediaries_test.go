@@ -33,7 +33,13 @@ func TestProxyConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.Command(haproxy, "-c", "-f", config).CombinedOutput(); err != nil {
-		t.Errorf("haproxy -c: %v\n%s\n%s", err, out, text)
+	p.Spread = true
+	for _, text := range []string{text, p.configuration(sources)} {
+		if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(haproxy, "-c", "-f", config).CombinedOutput(); err != nil {
+			t.Errorf("haproxy -c: %v\n%s\n%s", err, out, text)
+		}
 	}
 }

@@ -12,8 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/lab/routers"
 )
+
+// In the host's namespace another test may have the port that a sink has of one protocol or family only.
+func TestMain(m *testing.M) { nstest.Main(m) }
 
 func newSink(bmp io.Writer) *sink {
 	return &sink{flows: json.NewEncoder(io.Discard), bmp: json.NewEncoder(bmp), flowsSeen: map[flowLine]int{}, templates: map[templateKey][]element{}}
@@ -98,7 +102,7 @@ func TestFamilies(t *testing.T) {
 		}
 		udp.Close()
 		for host, want := range map[string]bool{"127.0.0.1": c.v4, "::1": c.v6} {
-			conn, err := net.DialTimeout("tcp", net.JoinHostPort(host, fmt.Sprint(tcp.Addr().(*net.TCPAddr).Port)), 10*time.Second)
+			conn, err := net.DialTimeout("tcp", net.JoinHostPort(host, fmt.Sprint(tcp.Addr().(*net.TCPAddr).Port)), 30*time.Second)
 			if (err == nil) != want {
 				t.Errorf("family %s at %s: %v", c.family, host, err)
 			}

@@ -79,7 +79,7 @@ func openBench(t *testing.T, peers map[string]string) (*bench, *lab.Env) {
 	b := &bench{t: t, copies: copies, fillers: map[netip.Addr]bool{}, next: map[bool]netip.Addr{true: rig.Devices4.Addr().Next(), false: rig.Devices6.Addr().Next()}}
 	b.world, err = rig.NewWorld(e, 0)
 	check(t, err)
-	check(t, b.world.Reachable(t.Context(), 30*time.Second))
+	check(t, b.world.Reachable(t.Context(), 60*time.Second))
 	b.dialer = routers.NewDialer(b.world.Routers.Handle)
 	t.Cleanup(func() { b.dialer.Close() })
 	return b, e
@@ -154,7 +154,7 @@ func (b *bench) streams(s *sender) {
 		conn, err := b.dialer.Dial("tcp", s.addr, to(s.addr, rig.Port))
 		check(b.t, err)
 		b.t.Cleanup(func() { conn.Close() })
-		check(b.t, conn.SetWriteDeadline(time.Now().Add(20*time.Second)))
+		check(b.t, conn.SetWriteDeadline(time.Now().Add(60*time.Second)))
 		// A collector may end the session in the middle of what it does not understand.
 		if _, err := conn.Write(stream); err != nil {
 			b.t.Logf("%s: %v", s.Name, err)
@@ -232,6 +232,12 @@ func (b *bench) writes(c *peers.Collector, filler *sender) bool {
 	d := routers.NewDevice(0, filler.addr)
 	for n := range uint32(200) {
 		err := b.send(&sender{Device: Device{Name: "filler", UDP: [][]byte{d.IPFIX(nil, n, true, 1, 0, time.Now())}}, addr: filler.addr}, rig.Port)
+		if err != nil {
+			select { // who rejects for a collector that has ended may know of its end before we do
+			case <-c.Done():
+			case <-time.After(5 * time.Second):
+			}
+		}
 		if err != nil && c.Running() {
 			holder, herr := b.netflow.Holder(c.Number)
 			b.t.Errorf("%s runs, holds its slot: %v (%v), and its router is rejected: %v", c, holder == c.PID(), herr, err)

@@ -65,6 +65,7 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 			}
 			l.sent[epoch] += f.cfg.Records
 			l.n += uint32(f.cfg.Records)
+			f.datagrams.Add(1) // who has awaited the lane finds it counted
 		}
 		l.mu.Unlock()
 		if err != nil { // of an earlier datagram; this one was not sent
@@ -72,7 +73,6 @@ func (f *Fleet) sendIPFIX(ctx context.Context, l *lane, phase time.Duration) {
 			f.notice(l, IPFIX, Refused, err)
 			continue
 		}
-		f.datagrams.Add(1)
 		announced.epoch, announced.since = epoch, announced.since+1
 		if template {
 			announced.at, announced.since = now, 0

@@ -13,7 +13,7 @@ import (
 
 // drainLimit is how long a record may take from the wire to the collector's file. nfacctd writes once a
 // second; a collector that works off hundreds of closed sessions first takes longer.
-const drainLimit = 20 * time.Second
+const drainLimit = 30 * time.Second
 
 // endEpoch ends the epoch, notes which slots were calm from its begin to its end, and begins the next.
 // calmAtBegin is what undisturbed returned when it began.
@@ -106,7 +106,11 @@ func (s *stage) revive(ctx context.Context, c *peers.Collector) error {
 		s.say("collector %d crashed while its routers came back, for it takes flows before its BMP thread is ready for them; it is restarted", c.Number)
 	}
 	s.ledger.disturb(c.Number)
-	if c.Running() { // else its crash is yet to be reported, and must not look like ours
+	if s.revived == nil {
+		s.revived = map[int]bool{}
+	}
+	s.revived[c.Number] = true // what is rejected meanwhile is a dead collector's
+	if c.Running() {           // else its crash is yet to be reported, and must not look like ours
 		if err := c.Kill(syscall.SIGKILL); err != nil {
 			return err
 		}

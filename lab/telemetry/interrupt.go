@@ -81,7 +81,7 @@ func (i *interruption) end() {
 	_ = i.proc.Signal(syscall.SIGINT)
 	select {
 	case <-i.proc.Done():
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		_ = i.proc.Signal(syscall.SIGKILL)
 	}
 }

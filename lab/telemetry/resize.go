@@ -17,7 +17,7 @@ import (
 const moveRate = 10
 
 // moveLimit is how long the last moved router may take to be up at its new collector, beyond the paced resets.
-const moveLimit = 30 * time.Second
+const moveLimit = 60 * time.Second
 
 // resized is what a change of the number of slots did.
 type resized struct {
@@ -72,6 +72,7 @@ func (s *stage) resize(ctx context.Context, spare int) (r resized, err error) {
 		s.result.Note("%s: %d devices that should have moved are not whole at their new collector, %s for one", s.name, missing, example)
 	}
 	r.took = time.Since(begin)
+	s.revived = nil
 	if s.lostBase, err = s.lost(ctx); err != nil { // slots that are new count from here
 		return r, err
 	}

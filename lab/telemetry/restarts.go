@@ -217,14 +217,14 @@ func (s *stage) rejectsElsewhere(ctx context.Context, dead map[int]bool) error {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
 	for slot, n := range now {
-		if grown := int(n - s.lostBase[slot]); grown > 0 && !dead[slot] {
+		if grown := int(n - s.lostBase[slot]); grown > 0 && !dead[slot] && !s.revived[slot] {
 			s.ledger.rejected += grown
 			s.result.Note("weir rejected %d packets of slot %d, whose collector lived", grown, slot)
 		} else if grown > 0 {
 			s.ledger.rejectedByWeir += grown
 		}
 	}
-	s.lostBase = now
+	s.lostBase, s.revived = now, nil
 	return nil
 }
 

@@ -33,7 +33,8 @@ type stage struct {
 	service    *rig.Service
 	sockets    *rig.SocketWatch
 	spans      []span
-	lostBase   []uint64 // what weir kept from each slot, when it was last asked
+	lostBase   []uint64     // what weir kept from each slot, when it was last asked
+	revived    map[int]bool // slots whose collector was started again since then, for it was deaf or had crashed: see revive
 	kills      kills
 	routers    routers.Config // of a stage of fast sinks
 	resizes    resized        // all changes of its number of slots
@@ -67,7 +68,7 @@ func (s *stage) serves(engine string, listen ...string) {
 
 // admitted waits until every slot has its collector, and begins to count what weir keeps from them.
 func (s *stage) admitted(ctx context.Context) error {
-	if err := s.service.Admitted(ctx, 20*time.Second); err != nil {
+	if err := s.service.Admitted(ctx, 60*time.Second); err != nil {
 		return err
 	}
 	var err error
@@ -104,7 +105,7 @@ func (s *stage) send(ctx context.Context) error {
 	if err := s.allUp(ctx, nil, 60*time.Second); err != nil {
 		return err
 	}
-	if err := s.taught(ctx, 30*time.Second); err != nil {
+	if err := s.taught(ctx, 60*time.Second); err != nil {
 		return err
 	}
 	s.endEpoch(nil) // no slot counts as calm in the epoch in which collectors come up

@@ -168,7 +168,7 @@ func (x *experiment) build(ctx context.Context) error {
 			return err
 		}
 	}
-	return x.world.Reachable(ctx, 10*time.Second)
+	return x.world.Reachable(ctx, 60*time.Second)
 }
 
 // startCollectors starts every nfacctd on the same address and port.

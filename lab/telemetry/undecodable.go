@@ -22,7 +22,7 @@ type admission struct {
 
 // templateGrace is how long a device may be up without a record decoded, before the lab takes it that nobody
 // will provide its template, counts that as missing and makes the device announce it; so the run goes on.
-const templateGrace = 10 * time.Second
+const templateGrace = 30 * time.Second
 
 // undecodable returns the longest time for which a collector that had started accepted records of a sparse
 // device and did not decode them, and which that was; held is the longest with the time in which the device held its

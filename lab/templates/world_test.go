@@ -10,12 +10,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/lab"
 )
 
@@ -32,7 +37,7 @@ type collector struct {
 	proc    *lab.Process
 	args    func(c *collector) (program string, args []string)
 	read    func(c *collector) []string // lines "192.0.2.EXPORTER PORT"
-	flush   time.Duration               // how long it takes to write what it has
+	flushes bool                        // it writes what it has now and then, and not when it ends
 	bye     syscall.Signal              // that it ends at
 	gapLine *regexp.Regexp
 }
@@ -58,7 +63,7 @@ func (c *collector) end(sig syscall.Signal) {
 	check(c.t, c.proc.Signal(sig))
 	select {
 	case <-c.proc.Done():
-	case <-time.After(20 * time.Second):
+	case <-time.After(60 * time.Second):
 		c.t.Fatalf("%s did not end", c.name)
 	}
 }
@@ -84,10 +89,47 @@ func (c *collector) gaps() (n int) {
 // record is one data record: its exporter's number and its own.
 type record struct{ exporter, n int }
 
-// decoded ends the collector and returns what it decoded in this life.
-func (c *collector) decoded() map[record]bool {
-	time.Sleep(c.flush)
+// decoded ends the collector, when it has dealt with what was sent, and returns what it decoded in this life. What it is to
+// have written, want, it may write in its own time.
+func (c *collector) decoded(want map[record]bool) map[record]bool {
+	c.t.Helper()
+	for end := time.Now().Add(30 * time.Second); !c.hasRead() && time.Now().Before(end); {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if c.flushes {
+		has := func() bool {
+			all := c.records()
+			for r := range want {
+				if !all[r] {
+					return false
+				}
+			}
+			return true
+		}
+		for end := time.Now().Add(30 * time.Second); !has() && time.Now().Before(end); {
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
 	c.end(c.bye)
+	return c.records()
+}
+
+// hasRead says whether the collector has read all datagrams that have come.
+func (c *collector) hasRead() (all bool) {
+	c.t.Helper()
+	ns, err := netns.Open(c.ns)
+	check(c.t, err)
+	defer ns.Close()
+	check(c.t, ns.Do(func() error {
+		sockets, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_UDP, LocalPort: uint16(c.port)})
+		all = !slices.ContainsFunc(sockets, func(s sockdiag.Socket) bool { return s.RecvQueue > 0 })
+		return err
+	}))
+	return all
+}
+
+// records are what it has written in this life.
+func (c *collector) records() map[record]bool {
 	all := map[record]bool{}
 	for _, line := range c.read(c) {
 		var r record
@@ -101,7 +143,7 @@ func (c *collector) decoded() map[record]bool {
 // newNfacctd is pmacct's collector: both families on one port.
 func newNfacctd(t *testing.T, e *lab.Env, ns string, port int) *collector {
 	c := &collector{t: t, env: e, ns: ns, name: "nfacctd", listen: fmt.Sprintf("udp :%d", port), port: port,
-		dir: filepath.Join(e.Dir, "nfacctd"), flush: 2500 * time.Millisecond, bye: syscall.SIGKILL, gapLine: regexp.MustCompile(`expecting flow`)}
+		dir: filepath.Join(e.Dir, "nfacctd"), flushes: true, bye: syscall.SIGKILL, gapLine: regexp.MustCompile(`expecting flow`)}
 	c.args = func(c *collector) (string, []string) {
 		conf := filepath.Join(c.here(), "conf")
 		check(t, os.WriteFile(conf, fmt.Appendf(nil, `daemonize: false

@@ -11,13 +11,14 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/ethtool"
 )
 
 // threadLimit is how long the kernel may take to start a thread.
-const threadLimit = 5 * time.Second
+const threadLimit = 60 * time.Second
 
 // Wire makes a cable of which each end is received from by a kernel thread of its own, and returns the threads'
 // pids. Over a plain veth pair the *sender's* system call carries a packet up the receiver's stack, so that the
@@ -31,7 +32,7 @@ func Wire(a, b End) (pidA, pidB int, err error) {
 	// veth polls only with GRO, and only what comes from an end that does not hand over whole TCP streams.
 	for _, e := range []End{a, b} {
 		err := e.NS.Do(func() error {
-			return errors.Join(setOffload(e.Name, unix.ETHTOOL_STSO, 0), setOffload(e.Name, unix.ETHTOOL_SGRO, 1))
+			return errors.Join(ethtool.Set(e.Name, unix.ETHTOOL_STSO, false), ethtool.Set(e.Name, unix.ETHTOOL_SGRO, true))
 		})
 		if err != nil {
 			return 0, 0, fmt.Errorf("set the offloads of %s: %w", e.Name, err)
@@ -70,30 +71,6 @@ func napiThread(name string) (int, bool) {
 		}
 	}
 	return 0, false
-}
-
-// setOffload switches an offload on or off, as ethtool -K does.
-func setOffload(name string, command, on uint32) error {
-	if len(name) >= unix.IFNAMSIZ {
-		return unix.ENAMETOOLONG
-	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	// struct ethtool_value and the start of struct ifreq (linux/ethtool.h, linux/if.h)
-	value := struct{ cmd, data uint32 }{command, on}
-	request := struct {
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte
-	}{data: unsafe.Pointer(&value)}
-	copy(request.name[:], name)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // writeSysfs writes to a file of a sysfs that shows the interfaces of the thread's network namespace; the one at

@@ -4,9 +4,12 @@
 // weir: `sink serve` answers every datagram and connection with its name, on
 // sockets of its own or on those that systemd passes (LISTEN_FDS). `sink ask`
 // is its client: it prints the name that answered, or how it was turned away.
+// `sink each` asks from many addresses in one process: under emulation the start
+// of one takes longer than a question.
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"flag"
@@ -23,14 +26,15 @@ import (
 )
 
 const usage = `usage: sink serve -name NAME [-reuseport] [-listen ADDRESS:PORT]
-       sink ask [-from ADDRESS] [-wait DURATION] udp|tcp ADDRESS:PORT`
+       sink ask [-from ADDRESS] [-wait DURATION] udp|tcp ADDRESS:PORT
+       sink each [-wait DURATION] ADDRESS:PORT   (lines on standard input: FROM NAME, which is to answer over UDP and TCP)`
 
 func main() {
 	if len(os.Args) < 2 {
 		fmt.Fprintln(os.Stderr, usage)
 		os.Exit(2)
 	}
-	run := map[string]func([]string) error{"serve": serve, "ask": ask}[os.Args[1]]
+	run := map[string]func([]string) error{"serve": serve, "ask": ask, "each": each}[os.Args[1]]
 	if run == nil {
 		fmt.Fprintln(os.Stderr, usage)
 		os.Exit(2)
@@ -150,6 +154,39 @@ func ask(args []string) error {
 	}
 	fmt.Println(answer)
 	return nil
+}
+
+// each asks from every address of standard input, over both protocols, and fails at the first where another answers than is said
+// there.
+func each(args []string) error {
+	flags := flag.NewFlagSet("each", flag.ExitOnError)
+	wait := flags.Duration("wait", 20*time.Second, "how long to wait for an answer")
+	flags.Parse(args)
+	if flags.NArg() != 1 {
+		return errors.New(usage)
+	}
+	return askEach(os.Stdin, flags.Arg(0), *wait)
+}
+
+func askEach(lines io.Reader, to string, wait time.Duration) error {
+	in := bufio.NewScanner(lines)
+	n := 0
+	for ; in.Scan(); n++ {
+		from, want, _ := strings.Cut(in.Text(), " ")
+		for _, network := range []string{"udp", "tcp"} {
+			got, err := question(network, from, to, wait)
+			if err != nil {
+				return fmt.Errorf("%s %s from %s: %w", network, to, from, err)
+			}
+			if got != want {
+				return fmt.Errorf("%s %s from %s: got %s, want %s", network, to, from, got, want)
+			}
+		}
+	}
+	if in.Err() == nil && n == 0 {
+		return errors.New("no address on standard input")
+	}
+	return in.Err()
 }
 
 // question returns the answerer's name, "refused" (TCP reset, ICMP port

@@ -10,16 +10,16 @@ import (
 )
 
 // label is a place in the code; 0 is none.
-type label int
+type label int32
 
 // insn is an instruction, or the place of a label.
 type insn struct {
 	asm.Instruction
 	to   label // where it jumps
 	here label // not an instruction, but the place of this label
-	note string
 	dead bool
-	keep bool // a jump on the way to one that is too far: others do not go past it
+	keep bool   // a jump on the way to one that is too far: others do not go past it
+	part copied // of what copies a word
 }
 
 // builder collects the instructions of one function. Jumps are resolved when it is done, when also those are taken out
@@ -27,8 +27,10 @@ type insn struct {
 type builder struct {
 	ins    []insn
 	labels label
-	noted  bool   // notes are kept
-	note   string // of what comes next
+	noted  bool           // notes are kept
+	note   string         // of what comes next
+	notes  map[int]string // by instruction
+	filled []held         // what helpers write
 }
 
 func (b *builder) label() label {
@@ -39,15 +41,26 @@ func (b *builder) label() label {
 func (b *builder) bind(l label) { b.ins = append(b.ins, insn{here: l}) }
 
 func (b *builder) op(ins ...asm.Instruction) {
+	b.keepNote()
 	for _, i := range ins {
-		b.ins = append(b.ins, insn{Instruction: i, note: b.note})
-		b.note = ""
+		b.ins = append(b.ins, insn{Instruction: i})
 	}
 }
 
 // jump adds a conditional jump; i comes from asm without a label.
 func (b *builder) jump(i asm.Instruction, to label) {
-	b.ins = append(b.ins, insn{Instruction: i, to: to, note: b.note})
+	b.keepNote()
+	b.ins = append(b.ins, insn{Instruction: i, to: to})
+}
+
+// keepNote gives the next instruction its note.
+func (b *builder) keepNote() {
+	if b.noted && b.note != "" {
+		if b.notes == nil {
+			b.notes = map[int]string{}
+		}
+		b.notes[len(b.ins)] = b.note
+	}
 	b.note = ""
 }
 
@@ -71,6 +84,8 @@ func (b *builder) relay(to label) label {
 var (
 	opJa   = asm.Ja.Label("").OpCode
 	opExit = asm.Return().OpCode
+
+	opMayGoto = mayGoto(0).OpCode
 )
 
 func (i *insn) isJa() bool { return i.to != 0 && i.OpCode == opJa }
@@ -103,6 +118,7 @@ type note struct {
 func (b *builder) finish() (out asm.Instructions, notes []note, err error) {
 	for b.thread() {
 	}
+	b.shrink()
 	at := b.places()
 	offset, n := make([]int, len(b.ins)+1), 0
 	for i := range b.ins {
@@ -126,8 +142,8 @@ func (b *builder) finish() (out asm.Instructions, notes []note, err error) {
 			x.Offset = int16(far)
 			x.Metadata = asm.Metadata{} // asm's jumps name their target there
 		}
-		if x.note != "" {
-			notes = append(notes, note{len(out), x.note})
+		if text := b.notes[i]; text != "" {
+			notes = append(notes, note{len(out), text})
 		}
 		out = append(out, x.Instruction)
 	}
@@ -161,7 +177,7 @@ func (b *builder) thread() (changed bool) {
 		if x.here != 0 || x.dead {
 			continue
 		}
-		if !reached[i] || x.isJa() && at[x.to] == next {
+		if !reached[i] || x.to != 0 && at[x.to] == next && x.OpCode != opMayGoto && !x.keep {
 			x.dead, changed = true, true
 			continue
 		}

@@ -68,18 +68,21 @@ func (g *gen) starts() []label {
 	return out
 }
 
-// behindLacking returns where to go on from step i with a packet that lacks what one bit stands for: rules that ask for it
-// are left out, so that a segment of TCP passes by a hundred rules of UDP at once. A rule is left out, too, where the way
+// behindLacking returns where to go on, if not at the next one, from step i with a packet that lacks what one of some bits stands for: rules that ask
+// for all of it are left out, so that a segment of TCP passes by a hundred rules of UDP at once. A rule is left out, too, where the way
 // there is too far.
-func (g *gen) behindLacking(i int, starts []label) func(bit uint32) label {
+func (g *gen) behindLacking(i int, starts []label) func(bits uint32) label {
 	if len(g.p.plan.groups) > 0 || !g.p.skips { // each step may be where a group's rule decides
 		return nil
 	}
 	steps := g.p.plan.steps
-	return func(bit uint32) label {
+	return func(bits uint32) label {
 		next := i + 1
-		for next < len(steps) && next < i+mostLeftOut && g.p.required[steps[next].rule]&bit != 0 {
+		for next < len(steps) && next < i+mostLeftOut && g.p.required[steps[next].rule]&bits == bits {
 			next++
+		}
+		if next == i+1 {
+			return 0
 		}
 		return starts[next]
 	}
@@ -119,7 +122,7 @@ func (g *gen) testRule(i int, decided label) {
 	}
 	for j := start; g.noted && j < len(g.ins); j++ {
 		if g.ins[j].here == 0 {
-			g.ins[j].note = ruleNote(i, r.Name, g.ins[j].note)
+			g.notes[j] = ruleNote(i, r.Name, g.notes[j])
 			break
 		}
 	}

@@ -64,10 +64,10 @@ func (g *gen) ethernet() {
 
 // tag reads one VLAN tag at R9, if the type in R0 says that there is one; R0 is the type behind it then.
 func (g *gen) tag(img int32, bit uint32, untagged label) {
-	tagged := g.label()
-	g.jump(asm.JEq.Imm(asm.R0, int32(swapped(etherVLAN, asm.Half)), ""), tagged)
-	g.jump(asm.JNE.Imm(asm.R0, int32(swapped(etherQinQ, asm.Half)), ""), untagged)
-	g.bind(tagged)
+	// The product is 0 if it is either type.
+	g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.Xor.Imm(asm.R1, int32(swapped(etherVLAN, asm.Half))),
+		asm.Mov.Reg(asm.R2, asm.R0), asm.Xor.Imm(asm.R2, int32(swapped(etherQinQ, asm.Half))), asm.Mul.Reg(asm.R1, asm.R2))
+	g.jump(asm.JNE.Imm(asm.R1, 0, ""), untagged)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadImage(img, 4)
 	if g.o.Hook == XDP && img == imgTag0 { // see copy: what follows the tag is written again
@@ -85,7 +85,8 @@ func (g *gen) loadImage(img int32, n int32) {
 		g.copy(dst, n)
 		return
 	}
-	g.load(dst, n, g.done, !g.inPlace())
+	// At TC what comes here is rare, unless rules ask for tags, and code that reads where packets are is long.
+	g.load(dst, n, g.done, !g.inPlace() || g.o.Hook == TC && g.need&anyLink == 0)
 }
 
 // internet reads the IP header at R9.
@@ -94,28 +95,22 @@ func (g *gen) internet(p *paths) {
 	want6 := g.wants6()
 	g.note = "the IP header"
 	if g.o.Start == Ethernet {
-		// The type in R0 says what it should be, its first bits must say the same.
-		both := g.label()
 		g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Half))
-		g.jump(asm.JEq.Imm(asm.R0, int32(swapped(etherIPv4, asm.Half)), ""), both)
-		g.jump(asm.JNE.Imm(asm.R0, int32(swapped(etherIPv6, asm.Half)), ""), g.done)
-		g.bind(both)
 	} else {
 		g.op(asm.Mov.Imm(asm.R9, 0), asm.StoreMem(asm.R8, imgL3, asm.R9, asm.Word))
 	}
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadImage(imgIP, 20)
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgIP, asm.Byte), asm.Mov.Reg(asm.R1, asm.R0), asm.RSh.Imm(asm.R1, 4))
-	if g.o.Start == Ethernet {
-		g.op(asm.LoadMem(asm.R2, asm.R8, imgSpare, asm.Half))
-		g.jump(asm.JEq.Imm(asm.R2, int32(swapped(etherIPv4, asm.Half)), ""), v4)
-	} else {
-		g.jump(asm.JEq.Imm(asm.R1, 4, ""), v4)
+	type4, type6 := int32(4), int32(6)
+	if g.o.Start == Ethernet { // the type says what it should be, the first bits must say the same
+		type4, type6 = typeAnd(etherIPv4, 4, 4), typeAnd(etherIPv6, 6, 4)
+		g.op(asm.LoadMem(asm.R2, asm.R8, imgSpare, asm.Half), asm.LSh.Imm(asm.R2, 4), asm.Or.Reg(asm.R1, asm.R2))
 	}
 	if want6 {
-		g.jump(asm.JEq.Imm(asm.R1, 6, ""), v6)
+		g.jump(asm.JEq.Imm(asm.R1, type6, ""), v6)
 	}
-	g.goTo(g.done)
+	g.jump(asm.JNE.Imm(asm.R1, type4, ""), g.done)
 	g.bind(v4)
 	g.ipv4(l4)
 	if want6 {
@@ -134,26 +129,35 @@ func (g *gen) internet(p *paths) {
 // setEnd stores where the IP packet ends: the length in R1 (0: none given) from base bytes behind its start on, but not
 // behind what the hook sees. With sockets that begins at the transport header, and what follows does this.
 func (g *gen) setEnd(base int32) {
-	all := g.label()
-	g.op(asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word))
 	if g.o.Start == Transport {
 		g.op(asm.Mov.Imm32(asm.R2, -1))
+	} else {
+		g.op(asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word))
 	}
-	g.jump(asm.JEq.Imm(asm.R1, 0, ""), all)
-	g.op(asm.LoadMem(asm.R3, asm.R8, imgL3, asm.Word), asm.Add.Reg(asm.R1, asm.R3))
+	// Without branches, which the verifier would follow: a length of 0 becomes one of 2 GiB.
+	g.op(asm.Mov.Reg(asm.R3, asm.R1), asm.Sub.Imm(asm.R3, 1), asm.RSh.Imm(asm.R3, 33), asm.Or.Reg(asm.R1, asm.R3),
+		asm.LoadMem(asm.R3, asm.R8, imgL3, asm.Word), asm.Add.Reg(asm.R1, asm.R3))
 	if base != 0 {
 		g.op(asm.Add.Imm(asm.R1, base))
 	}
-	g.jump(asm.JGE.Reg(asm.R1, asm.R2, ""), all)
-	g.op(asm.Mov.Reg(asm.R2, asm.R1))
-	g.bind(all)
+	g.least(asm.R2, asm.R1)
 	g.op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
 }
 
-// ipv4 reads on with the first byte in R0 and the version in R1. It goes to l4 with the protocol in R0 and the offset in R9.
+// least has a register be the lesser of two, without a branch: the difference is added if it is below 0. It changes the
+// other one, and R3.
+func (g *gen) least(r, other asm.Register) {
+	g.op(asm.Sub.Reg(other, r), asm.Mov.Reg(asm.R3, other), asm.ArSh.Imm(asm.R3, 63), asm.And.Reg(other, asm.R3), asm.Add.Reg(r, other))
+}
+
+// typeAnd is a frame's type, as it stands in memory, with some bits behind it.
+func typeAnd(ether uint32, low int32, bits int) int32 {
+	return int32(swapped(ether, asm.Half))<<bits | low
+}
+
+// ipv4 reads on with the first byte in R0. It goes to l4 with the protocol in R0 and the offset in R9.
 func (g *gen) ipv4(l4 label) {
 	g.note = "IPv4"
-	g.jump(asm.JNE.Imm(asm.R1, 4, ""), g.done)
 	g.op(asm.And.Imm(asm.R0, 15))
 	g.jump(asm.JLT.Imm(asm.R0, 5, ""), g.done)
 	g.found(noIP4)
@@ -166,18 +170,14 @@ func (g *gen) ipv4(l4 label) {
 	g.goTo(l4)
 }
 
-// end4 sets the end of an IPv4 packet, and has R0 be the protocol of what is at R9; if there is nothing it is done.
+// end4 sets the end of an IPv4 packet, and has R0 be the protocol of what is at R9. Of a later fragment it is done.
 func (g *gen) end4() {
 	g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+2, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
 	g.setEnd(0)
-	g.jump(asm.JGT.Reg(asm.R9, asm.R2, ""), g.done)
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgIP+6, asm.Half))
 	g.note = "a later fragment has no transport header"
 	g.jump(asm.JSet.Imm(asm.R0, int32(swapped(laterFragment, asm.Half)), ""), g.done)
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgIP+9, asm.Byte))
-	if g.need&noICMP6 != 0 || g.need&noPayload != 0 {
-		g.jump(asm.JEq.Imm(asm.R0, protoICMP6, ""), g.done)
-	}
 }
 
 // The next headers of IPv6 that are walked, and protocols.
@@ -220,9 +220,6 @@ func (g *gen) ipv6(l4 label) {
 	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 	g.goTo(g.done)
 	g.bind(noExt)
-	if g.need&(noICMP|noPayload) != 0 {
-		g.jump(asm.JEq.Imm(asm.R0, protoICMP, ""), g.done)
-	}
 	g.goTo(l4)
 }
 

@@ -11,13 +11,12 @@ import (
 // extensionNumbers are the next headers that are walked, a bit for each.
 const extensionNumbers = 1<<nextHopOpts | 1<<nextRouting | 1<<nextFragment | 1<<nextAH | 1<<nextDstOpts
 
-// isExtension goes to ext if the number in R0 is one of an extension header. It uses R1.
+// isExtension goes to ext if the number in R0 is one of an extension header. It uses R1 to R3.
 func isExtension(g *gen, ext label) {
-	no := g.label()
-	g.jump(asm.JGT.Imm(asm.R0, 63, ""), no)
-	g.op(asm.LoadImm(asm.R1, extensionNumbers, asm.DWord), asm.RSh.Reg(asm.R1, asm.R0))
-	g.jump(asm.JSet.Imm(asm.R1, 1, ""), ext)
-	g.bind(no)
+	// Of a number of more than 63 the lower bits are looked up, and what is found does not count.
+	g.op(asm.LoadImm(asm.R1, extensionNumbers, asm.DWord), asm.Mov.Reg(asm.R2, asm.R0), asm.And.Imm(asm.R2, 63), asm.RSh.Reg(asm.R1, asm.R2),
+		asm.Mov.Reg(asm.R3, asm.R0), asm.Sub.Imm(asm.R3, 64), asm.RSh.Imm(asm.R3, 63), asm.And.Reg(asm.R1, asm.R3))
+	g.jump(asm.JNE.Imm(asm.R1, 0, ""), ext)
 }
 
 // extensions walks the extension headers, the first one's number in imgSpare and its offset in imgAt. It leaves to out, or
@@ -66,9 +65,8 @@ func (g *gen) extension(out, found label) {
 	}
 	g.note = "a later fragment has no transport header"
 	g.jump(asm.JSet.Imm(asm.R2, int32(swapped(0xfff8, asm.Half)), ""), out)
-	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
-	g.fits(0, out)
-	g.op(asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte),
+	// Whether that is still in the packet is asked of what follows.
+	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte),
 		asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
 	more := g.label()
 	isExtension(g, more)

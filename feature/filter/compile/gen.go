@@ -25,9 +25,9 @@ type gen struct {
 	done    label  // the packet is dissected
 	xors    int    // that the code is within
 	rule    *expr.Expr
-	fails   label                  // where the rule does not match
-	lacking func(bit uint32) label // where to go instead if that is for lack of what a bit stands for; nil: nowhere else
-	pending int                    // branches, see mostPending
+	fails   label                   // where the rule does not match
+	lacking func(bits uint32) label // where to go instead if that is for lack of what one of the bits stands for, 0: nowhere else
+	pending int                     // branches, see mostPending
 	err     error
 	// scratchOff is where the scratch is, from the frame pointer.
 	scratchOff int16
@@ -50,18 +50,7 @@ const (
 func (g *gen) node(n expr.Node, t, f label) {
 	switch n := n.(type) {
 	case *expr.And:
-		known := g.known
-		defer func() { g.known = known }()
-		for i, x := range n.X {
-			if i == len(n.X)-1 {
-				g.node(x, t, f)
-				return
-			}
-			next := g.label()
-			g.node(x, next, f)
-			g.bind(next)
-			g.known |= implied(x)
-		}
+		g.and(n, t, f)
 	case *expr.Or:
 		for i, x := range n.X {
 			if i == len(n.X)-1 {
@@ -81,30 +70,6 @@ func (g *gen) node(n expr.Node, t, f label) {
 			g.note = expr.Print(n)
 		}
 		g.term(n, t, f)
-	}
-}
-
-// implied are the bits that are clear where a term is true.
-func implied(n expr.Node) uint32 {
-	if c, ok := n.(*expr.Compare); ok && c.Op == expr.Ne {
-		return 0
-	}
-	xs := expr.Operands(n)
-	if _, rate := n.(*expr.Rate); rate || len(xs) != 1 || len(xs[0].Field.Of) > 0 {
-		return 0
-	}
-	return places[xs[0].Field.ID].absent
-}
-
-// there goes to f if any of what the bits stand for is absent. The bits are read from memory each time: in a register the
-// verifier would learn from each test, and follow every combination of them through all rules.
-func (g *gen) there(bits uint32, f label) {
-	if bits &= ^g.known; bits != 0 {
-		if f == g.fails && g.lacking != nil && bits&(bits-1) == 0 {
-			f = g.lacking(bits)
-		}
-		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))
-		g.jump(asm.JSet.Imm(asm.R0, int32(bits), ""), f)
 	}
 }
 
@@ -262,27 +227,34 @@ func (g *gen) integers(x expr.Operand, op expr.Op, vs []expr.Value, t, f label) 
 
 // equal compares a number as it stands in memory, where that is possible.
 func (g *gen) equal(p place, x expr.Operand, v uint64, t, f label) {
-	full := uint32(1)<<(8*p.size.Sizeof()) - 1
-	mask := uint64(full)
-	if p.mask != 0 {
-		mask = uint64(p.mask) << p.shift
-	} else if p.shift != 0 {
-		mask = uint64(full) >> p.shift << p.shift
-	}
-	if x.Mask != 0 {
-		mask &= x.Mask >> p.times << p.shift
-	}
-	want := v >> p.times << p.shift
-	if want>>p.shift<<p.times != v || want&^mask != 0 {
-		g.goTo(f) // no packet has such a number
+	mask, want, full, ok := p.stands(x, v)
+	if !ok {
+		g.goTo(f)
 		return
 	}
 	g.op(asm.LoadMem(asm.R0, asm.R8, p.off, p.size))
-	if mask != uint64(full) {
-		g.op(asm.And.Imm32(asm.R0, int32(swapped(uint32(mask), p.size))))
+	if !full {
+		g.op(asm.And.Imm32(asm.R0, int32(mask)))
 	}
-	g.jump(asm.JEq.Imm32(asm.R0, int32(swapped(uint32(want), p.size)), ""), t)
+	g.jump(asm.JEq.Imm32(asm.R0, int32(want), ""), t)
 	g.goTo(f)
+}
+
+// stands is a number as it stands in memory, and the bits of it that count; full: all. It is not ok if no packet has such one.
+func (p place) stands(x expr.Operand, v uint64) (mask, want uint32, full, ok bool) {
+	all := uint32(1)<<(8*p.size.Sizeof()) - 1
+	m := uint64(all)
+	if p.mask != 0 {
+		m = uint64(p.mask) << p.shift
+	} else if p.shift != 0 {
+		m = m >> p.shift << p.shift
+	}
+	if x.Mask != 0 {
+		m &= x.Mask >> p.times << p.shift
+	}
+	w := v >> p.times << p.shift
+	ok = w>>p.shift<<p.times == v && w&^m == 0
+	return swapped(uint32(m), p.size), swapped(uint32(w), p.size), m == uint64(all), ok
 }
 
 // numbers has R0 be the operand's number, for each of its occurrences, and then generates what test does with it.
@@ -371,7 +343,8 @@ func (p *Program) generateOnce() error {
 	p.Tables, p.functions, p.patterns, p.automata, p.rates = map[string]string{}, nil, 0, nil, nil
 	g := &gen{o: &p.opts, p: p, need: needs(p.rules)}
 	g.noted = p.noted
-	g.scratchOff = stackImage - scratchSize(p.rules, p.plan)
+	g.ins = make([]insn, 0, 1024+64*len(p.plan.steps))
+	g.scratchOff = stackImage - scratchSize(p.rules, p.plan, p.opts.Hook)
 	p.Spec = &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}}
 	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: uint32(len(p.rules) + 1)}
 	g.dissect()

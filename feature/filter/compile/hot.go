@@ -28,10 +28,7 @@ func (g *gen) dissect() {
 	}
 	g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
 	g.op(asm.Mov.Imm(asm.R7, -1))
-	p := &paths{cold: g.label(), blank: g.label(), v6: g.label(), have: map[uint32]label{}}
-	for _, t := range transports {
-		p.have[t.bit] = g.label()
-	}
+	p := &paths{cold: g.label(), blank: g.label(), v6: g.label(), l4: g.label()}
 	g.hot(p)
 	g.bind(p.cold)
 	if !g.inPlace() {
@@ -54,10 +51,10 @@ func (g *gen) dissect() {
 
 // paths are where the code for most packets meets the code for all.
 type paths struct {
-	cold  label            // the packet is taken apart step by step
-	blank label            // nothing can be read
-	v6    label            // an IPv6 header is in the image, R9 is its offset
-	have  map[uint32]label // a transport header is in the image, R9 is its offset
+	cold  label // the packet is taken apart step by step
+	blank label // nothing can be read
+	v6    label // an IPv6 header is in the image, R9 is its offset
+	l4    label // the bytes of a transport header are in the image, R9 is its offset, R0 the protocol
 }
 
 // blank initialises what loads do else.
@@ -87,39 +84,52 @@ func (g *gen) hot(p *paths) {
 	}
 	g.op(asm.Mov.Imm(asm.R2, 0))
 	all := func(r asm.Register) []asm.Instruction { return image(r, first) }
-	if g.reads(size) { // no more of it than rules ask for
+	if g.reads(size) {
 		g.direct(size, p.cold)
-		g.copy(all, min(size, l3+int32(max(20+g.transportSize(), ipEnd(g.p.rules)))))
+		g.copy(all, l3+20)
 	} else {
 		g.help(all, size, true)
 		g.jump(asm.JNE.Imm(asm.R0, 0, ""), p.cold)
 	}
-	if g.o.Hook == TC {
-		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanPresent, asm.Word))
-		g.jump(asm.JNE.Imm(asm.R1, 0, ""), p.cold)
+	if g.o.Hook == TC && g.need&anyLink != 0 { // else a tag that the kernel has taken out is nobody's business
+		g.op(asm.LoadMem(asm.R2, asm.R6, skbVlanPresent, asm.Word))
+		g.jump(asm.JNE.Imm(asm.R2, 0, ""), p.cold)
 	}
 	six := g.label()
-	g.op(asm.LoadMem(asm.R1, asm.R8, imgIP, asm.Byte))
+	g.op(asm.LoadMem(asm.R2, asm.R8, imgIP, asm.Byte))
+	type4, type6 := int32(0x45), int32(6)
 	if g.o.Start == Ethernet {
-		g.op(asm.LoadMem(asm.R0, asm.R8, imgEth+12, asm.Half))
-		g.jump(asm.JEq.Imm(asm.R0, int32(swapped(etherIPv6, asm.Half)), ""), six)
-		g.jump(asm.JNE.Imm(asm.R0, int32(swapped(etherIPv4, asm.Half)), ""), p.cold)
-	} else {
-		g.op(asm.Mov.Reg(asm.R0, asm.R1), asm.RSh.Imm(asm.R0, 4))
-		g.jump(asm.JEq.Imm(asm.R0, 6, ""), six)
+		type4, type6 = typeAnd(etherIPv4, 0x45, 8), typeAnd(etherIPv6, 6, 4)
+		g.op(asm.LoadMem(asm.R0, asm.R8, imgEth+12, asm.Half), asm.LSh.Imm(asm.R0, 8), asm.Or.Reg(asm.R2, asm.R0))
 	}
-	g.jump(asm.JNE.Imm(asm.R1, 0x45, ""), p.cold)
+	g.jump(asm.JNE.Imm(asm.R2, type4, ""), six)
+	g.behindIP(l3+20, imgL4, int32(g.transportSize()))
 	g.hotHeader(l3)
 	g.hot4(p)
 	g.bind(six)
-	g.op(asm.RSh.Imm(asm.R1, 4))
-	g.jump(asm.JNE.Imm(asm.R1, 6, ""), p.cold)
+	g.op(asm.RSh.Imm(asm.R2, 4))
+	g.jump(asm.JNE.Imm(asm.R2, type6, ""), p.cold)
+	if g.wants6() && g.reads(size) {
+		g.behindIP(l3+20, imgIP+20, min(20, int32(ipEnd(g.p.rules))-20))
+	}
 	g.hotHeader(l3)
 	if !g.wants6() {
 		g.goTo(g.done)
 		return
 	}
 	g.goTo(p.v6)
+}
+
+// behindIP puts n bytes behind the first 20 of the IP header in their place: from where R1 points, and where a helper has
+// loaded all from there.
+func (g *gen) behindIP(at int32, to int16, n int32) {
+	if g.inPlace() {
+		g.copyFrom(func(r asm.Register) []asm.Instruction { return image(r, int32(to)) }, int16(at), n)
+		return
+	}
+	for i := int16(0); i < int16(n); i += 4 {
+		g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+20+i, asm.Word), asm.StoreMem(asm.R8, to+i, asm.R1, asm.Word))
+	}
 }
 
 // wants6 says whether any rule asks for what IPv6 packets have.
@@ -144,7 +154,7 @@ func (g *gen) transportSize() (size int16) {
 	return size
 }
 
-// hot4 goes on with an IPv4 header without options, and 20 bytes behind it in the image, which it puts in their place.
+// hot4 goes on with an IPv4 header without options, and what is behind it in the image.
 func (g *gen) hot4(p *paths) {
 	g.found(noIP4)
 	if g.need&anyL4 == 0 {
@@ -153,20 +163,7 @@ func (g *gen) hot4(p *paths) {
 	}
 	g.op(asm.Add.Imm(asm.R9, 20))
 	g.end4()
-	for i := int16(0); i < g.transportSize(); i += 4 {
-		g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+20+i, asm.Word), asm.StoreMem(asm.R8, imgL4+i, asm.R1, asm.Word))
-	}
 	g.launder(asm.R9, imgAt) // as on the other way: the verifier need not go through what both share twice
 	g.clip()
-	for _, t := range transports {
-		if !g.wants(t) || t.bit == noICMP6 {
-			continue
-		}
-		other := g.label()
-		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
-		g.fits(t.size, g.done)
-		g.goTo(p.have[t.bit])
-		g.bind(other)
-	}
-	g.goTo(g.done)
+	g.goTo(p.l4)
 }

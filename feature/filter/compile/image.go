@@ -75,12 +75,12 @@ const (
 	stackSaved = stackBase - 8 // a register
 	stackImage = stackSaved - 8 - imgSize
 
-	leastScratch  = 16 // headers, a byte of payload
+	leastScratch  = 8  // headers, a byte of payload
 	mostScratched = 88 // literals, keys
 )
 
 // scratchSize is how large the scratch is: what loads write that the image has no place for.
-func scratchSize(rules []Rule, p *plan) int16 {
+func scratchSize(rules []Rule, p *plan, h Hook) int16 {
 	if len(p.groups) > 0 {
 		return mostScratched
 	}
@@ -91,14 +91,29 @@ func scratchSize(rules []Rule, p *plan) int16 {
 			case *expr.Contains, *expr.Matches, *expr.Rate:
 				size = mostScratched
 			}
-			for _, x := range expr.Operands(n) {
-				if t := x.Type(); t == expr.Bytes || t == expr.Name {
-					size = max(size, atOnce)
-				}
+			if h != XDP { // which compares bytes where they are
+				size = max(size, int16(roundUp(min(longest(n), atOnce), 8)))
 			}
 		})
 	}
 	return size
+}
+
+// longest is how many bytes a comparison loads at most, if any: a name has two more in a packet, and a method a space behind.
+func longest(n expr.Node) (most int) {
+	var vs []expr.Value
+	switch n := n.(type) {
+	case *expr.Compare:
+		vs = []expr.Value{n.V}
+	case *expr.In:
+		vs = n.Set
+	}
+	for _, v := range vs {
+		if len(v.Bytes) > 0 {
+			most = max(most, len(v.Bytes)+2)
+		}
+	}
+	return most
 }
 
 // place is where a field lies in the image.
@@ -121,7 +136,7 @@ func (p place) bits(shift uint8, mask uint32) place {
 }
 
 // places are the fields that are numbers. Addresses and MACs have the place of their first byte.
-var places = map[expr.ID]place{
+var places = [256]place{
 	expr.EthDst: at(noEth, imgEth, 0), expr.EthSrc: at(noEth, imgEth+6, 0), expr.EthType: at(noEth, imgEth+12, asm.Half),
 	expr.VlanID0: at(noTag0, imgTag0, asm.Half).bits(0, 0xfff), expr.VlanID1: at(noTag1, imgTag1, asm.Half).bits(0, 0xfff),
 	expr.VlanPriority0: at(noTag0, imgTag0, asm.Byte).bits(5, 0), expr.VlanPriority1: at(noTag1, imgTag1, asm.Byte).bits(5, 0),

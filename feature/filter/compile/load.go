@@ -81,6 +81,9 @@ func (g *gen) inPlace() bool { return g.o.Hook == XDP || g.o.Hook == TC || g.o.K
 // help has a helper of the kernel load: it takes some 20 ns, but finds what is in other pages. R0 is not 0 then where
 // something is missing.
 func (g *gen) help(dst func(asm.Register) []asm.Instruction, n int32, early bool) {
+	if to := dst(asm.R1); to[0].Src == asm.R8 {
+		g.fill(int32(to[1].Constant), n)
+	}
 	switch {
 	case g.o.Hook == Netfilter:
 		g.op(asm.Mov.Reg(asm.R4, asm.R2))
@@ -103,23 +106,34 @@ func (g *gen) help(dst func(asm.Register) []asm.Instruction, n int32, early bool
 }
 
 // copy copies n bytes from where direct has R1 point.
-func (g *gen) copy(dst func(asm.Register) []asm.Instruction, n int32) {
+func (g *gen) copy(dst func(asm.Register) []asm.Instruction, n int32) { g.copyFrom(dst, 0, n) }
+
+// copyFrom is copy from some bytes behind.
+func (g *gen) copyFrom(dst func(asm.Register) []asm.Instruction, skip int16, n int32) {
 	ins := dst(asm.R3) // a base and an offset, which the stores take with them
 	base, off := ins[0].Src, int16(ins[1].Constant)
+	part := func(c copied, ins ...asm.Instruction) {
+		at := len(g.ins)
+		for g.op(ins...); at < len(g.ins); at++ {
+			g.ins[at].part = c
+		}
+	}
 	written := func(i int16, w asm.Size) {
-		g.op(asm.StoreMem(base, off+i, asm.R0, w))
+		part(copyStores, asm.StoreMem(base, off+i, asm.R0, w))
 		// The verifier follows a value that alone begins a slot of 8 bytes, and would tell packets apart by it. What
 		// follows such a value is free, but behind the first tag.
 		if (off+i)%8 == 0 && int(i)+w.Sizeof() == int(n) && (base != asm.R8 || off != imgTag0) {
-			g.op(asm.StoreMem(base, off+i+int16(w.Sizeof()), asm.R0, w))
+			part(copyStores, asm.StoreMem(base, off+i+int16(w.Sizeof()), asm.R0, w))
 		}
 	}
-	from := g.scratchAt()
+	from, checked := g.scratchAt()+skip, g.scratchAt() != 0
 	for i := int16(0); i < int16(n); {
-		if left := int16(n) - i; from != 0 && left >= 8 && (off+i)%4 == 0 {
+		if left := int16(n) - i; checked && left >= 8 && (off+i)%4 == 0 {
 			// A load of the kernel's memory checks the address, which takes longer than to take the value in two.
-			g.op(asm.LoadMem(asm.R0, asm.R1, from+i, asm.DWord), asm.StoreMem(base, off+i+lowHalf, asm.R0, asm.Word),
-				asm.RSh.Imm(asm.R0, 32), asm.StoreMem(base, off+i+4-lowHalf, asm.R0, asm.Word))
+			part(copyLoads, asm.LoadMem(asm.R0, asm.R1, from+i, asm.DWord))
+			part(copyStores, asm.StoreMem(base, off+i+lowHalf, asm.R0, asm.Word))
+			part(copyShifts, asm.RSh.Imm(asm.R0, 32))
+			part(copyStores, asm.StoreMem(base, off+i+4-lowHalf, asm.R0, asm.Word))
 			i += 8
 			continue
 		}
@@ -128,7 +142,7 @@ func (g *gen) copy(dst func(asm.Register) []asm.Instruction, n int32) {
 		for (off+i)%int16(w.Sizeof()) != 0 {
 			w = width(w.Sizeof() - 1)
 		}
-		g.op(asm.LoadMem(asm.R0, asm.R1, from+i, w))
+		part(copyLoads, asm.LoadMem(asm.R0, asm.R1, from+i, w))
 		written(i, w)
 		i += int16(w.Sizeof())
 	}
@@ -156,18 +170,25 @@ func (g *gen) direct(n int32, fail label) {
 	if g.o.Hook == TC {
 		data, end = skbData, skbDataEnd
 	}
-	g.inReach(fail)
+	if !g.atStart() {
+		g.inReach(fail)
+	}
 	g.op(asm.LoadMem(asm.R1, asm.R6, data, asm.Word), asm.LoadMem(asm.R3, asm.R6, end, asm.Word),
 		asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Reg(asm.R4, asm.R1), asm.Add.Imm(asm.R4, n))
 	g.jump(asm.JGT.Reg(asm.R4, asm.R3, ""), fail)
 }
 
+// atStart says that the offset in R2 is 0, as the instruction before says.
+func (g *gen) atStart() bool {
+	last := g.ins[len(g.ins)-1]
+	return last.OpCode == asm.Mov.Imm(asm.R2, 0).OpCode && last.Dst == asm.R2 && last.Constant == 0
+}
+
 // inReach goes to fail if the offset in R2 is farther than the verifier has a pointer go. The verifier of 6.12 mixes up what
-// it knows of registers that are alike, on ways that no packet takes, and does not know the offset's sign any more: of what
-// is masked it does.
+// it knows of registers that are alike, on ways that no packet takes, and does not know the offset's sign any more. It takes
+// what a mask comes from for another number, so here is one that changes nothing.
 func (g *gen) inReach(fail label) {
-	g.jump(asm.JGT.Imm(asm.R2, mostOffset, ""), fail)
-	g.op(asm.And.Imm(asm.R2, 0xffff))
+	g.op(asm.And.Imm(asm.R2, -1))
 	g.jump(asm.JGT.Imm(asm.R2, mostOffset, ""), fail)
 }
 

@@ -28,7 +28,10 @@ func (g *gen) slice(x expr.Operand, want int, f label) {
 		x.From, x.Open = 0, true
 	}
 	g.offset(asm.R2, x.From, false)
-	g.offset(asm.R3, x.To, x.Open)
+	n, fixed := x.Size()
+	if want < 0 || !fixed || !x.Open && x.To >= 0 {
+		g.offset(asm.R3, x.To, x.Open)
+	}
 	if x.From < 0 {
 		g.op(asm.LoadMem(asm.R0, asm.R8, imgBody, asm.Word))
 		g.jump(asm.JSLT.Reg(asm.R2, asm.R0, ""), f)
@@ -37,7 +40,6 @@ func (g *gen) slice(x expr.Operand, want int, f label) {
 		g.op(asm.LoadMem(asm.R0, asm.R8, imgEnd, asm.Word))
 		g.jump(asm.JSGT.Reg(asm.R3, asm.R0, ""), f)
 	}
-	n, fixed := x.Size()
 	switch {
 	case fixed && want >= 0 && n != want:
 		g.goTo(f)
@@ -106,6 +108,9 @@ func (g *gen) text(x expr.Operand, v expr.Value, t, f label) {
 
 // carried goes to f unless the payload is TCP's or UDP's.
 func (g *gen) carried(f label) {
+	if g.known&(noTCP|noUDP) != 0 {
+		return
+	}
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R0, int32(noTCP|noUDP)))
 	g.jump(asm.JEq.Imm(asm.R0, int32(noTCP|noUDP), ""), f)
 }
@@ -124,16 +129,34 @@ func (g *gen) literal(b []byte, fold bool, f label) {
 			g.op(asm.LoadMem(asm.R2, asm.RFP, stackSaved-8, asm.DWord))
 		}
 		g.loadAt(int32(at), int32(len(part)), f)
-		base, off := g.loaded()
-		for len(part) > 0 {
-			w := width(min(len(part), 4))
-			n := w.Sizeof()
-			g.op(asm.LoadMem(asm.R0, base, off, w))
-			if mask := caseBits(part[:n]); fold && mask != 0 {
-				g.op(asm.Or.Imm32(asm.R0, int32(mask)))
-			}
-			g.jump(asm.JNE.Imm32(asm.R0, int32(word(part[:n])), ""), f)
-			part, off = part[n:], off+int16(n)
+		g.same(part, fold, f)
+	}
+}
+
+// atBranch is how many words are compared before those that are not the same leave.
+const atBranch = 4
+
+// same compares what is loaded.
+func (g *gen) same(part []byte, fold bool, f label) {
+	base, off := g.loaded()
+	for i := 0; len(part) > 0; i++ {
+		w := width(min(len(part), 4))
+		n := w.Sizeof()
+		to := asm.R0
+		if i%atBranch > 0 {
+			to = asm.R3
+		}
+		g.op(asm.LoadMem(to, base, off, w))
+		if mask := caseBits(part[:n]); fold && mask != 0 {
+			g.op(asm.Or.Imm32(to, int32(mask)))
+		}
+		g.op(asm.Xor.Imm32(to, int32(word(part[:n]))))
+		if to != asm.R0 {
+			g.op(asm.Or.Reg(asm.R0, to))
+		}
+		part, off = part[n:], off+int16(n)
+		if i%atBranch == atBranch-1 || len(part) == 0 {
+			g.jump(asm.JNE.Imm(asm.R0, 0, ""), f)
 		}
 	}
 }

@@ -85,7 +85,7 @@ func (g *gen) addresses(x expr.Operand, op expr.Op, vs []expr.Value, t, f label)
 			six = append(six, v)
 		}
 	}
-	g.each(x, t, f, func(p place, id expr.ID, t, f label) {
+	g.each(ofFamily(x, vs), t, f, func(p place, id expr.ID, t, f label) {
 		if expr.Lookup(id).Type == expr.IPv4 {
 			g.four(p, op, four, t, f)
 		} else {
@@ -97,6 +97,16 @@ func (g *gen) addresses(x expr.Operand, op expr.Op, vs []expr.Value, t, f label)
 func number4(a netip.Addr) uint64 {
 	b := a.As4()
 	return uint64(binary.BigEndian.Uint32(b[:]))
+}
+
+// numbers4 are IPv4 addresses as numbers.
+func numbers4(vs []expr.Value) []expr.Value {
+	out := make([]expr.Value, len(vs))
+	for i, v := range vs {
+		from, to := ends(v)
+		out[i] = expr.Value{Lo: number4(from), Hi: number4(to)}
+	}
+	return out
 }
 
 // last is the last address of a prefix.
@@ -135,12 +145,7 @@ func (g *gen) four(p place, op expr.Op, vs []expr.Value, t, f label) {
 		g.goTo(f)
 		return
 	}
-	nums := make([]expr.Value, len(vs))
-	for i, v := range vs {
-		from, to := ends(v)
-		nums[i] = expr.Value{Lo: number4(from), Hi: number4(to)}
-	}
-	ss := spans(op, nums, 32)
+	ss := spans(op, numbers4(vs), 32)
 	g.op(asm.LoadMem(asm.R0, asm.R8, p.off, asm.Word), asm.HostTo(asm.BE, asm.R0, asm.Word))
 	g.search(ss, 32, t, f)
 }

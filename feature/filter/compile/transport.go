@@ -3,8 +3,6 @@
 package compile
 
 import (
-	"slices"
-
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/weir-project/weir/feature/filter/expr"
@@ -32,63 +30,62 @@ func (g *gen) clip() {
 	if g.o.Start != Transport {
 		return
 	}
-	shorter := g.label()
 	g.op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.Add.Reg(asm.R1, asm.R9), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
-	g.jump(asm.JLE.Reg(asm.R2, asm.R1, ""), shorter)
-	g.op(asm.StoreMem(asm.R8, imgEnd, asm.R1, asm.Word))
-	g.bind(shorter)
+	g.least(asm.R2, asm.R1)
+	g.op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
 }
 
-// transport reads the header of the protocol in R0 at R9.
+// transport reads the header of the protocol in R0 at R9. Whether it fits is asked later.
 func (g *gen) transport(p *paths) {
 	g.note = "the transport header"
 	g.launder(asm.R9, imgAt)
 	g.clip()
-	var alike []transport // headers of one size, which the same code loads
-	common := g.label()
+	g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
+	loaded := g.label()
 	for _, t := range transports {
-		if g.wants(t) && t.size == commonSize {
-			alike = append(alike, t)
-			g.jump(asm.JEq.Imm(asm.R0, t.proto, ""), common)
+		if g.wants(t) && t.size != commonSize {
+			other := g.label()
+			g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
+			g.op(asm.Mov.Reg(asm.R2, asm.R9))
+			g.loadHeader(imgL4, t.size)
+			g.goTo(loaded)
+			g.bind(other)
 		}
 	}
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.loadHeader(imgL4, commonSize)
+	g.bind(loaded)
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
+	g.bind(p.l4)
+	least := int32(commonSize) // of all that are looked into
+	if g.need&noGRE != 0 {
+		least = 4
+	}
+	g.fits(least, g.done)
 	for _, t := range transports {
-		if !g.wants(t) || t.size == commonSize {
+		if !g.wants(t) {
 			continue
 		}
 		other := g.label()
 		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
-		g.header(t.size)
-		g.behind(p, t)
+		if t.size > least {
+			g.fits(t.size, g.done)
+		}
+		if t.bit == noICMP || t.bit == noICMP6 { // each with its own family
+			version := map[uint32]int32{noICMP: 4, noICMP6: 6}[t.bit]
+			g.op(asm.LoadMem(asm.R1, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R1, 4))
+			g.jump(asm.JNE.Imm(asm.R1, version, ""), g.done)
+		}
+		g.found(t.bit)
+		g.payloadOf(t)
+		g.goTo(g.done)
 		g.bind(other)
 	}
 	g.goTo(g.done)
-	g.bind(common)
-	if len(alike) == 0 {
-		return
-	}
-	g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
-	g.header(commonSize)
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
-	for _, t := range alike[:len(alike)-1] {
-		g.jump(asm.JEq.Imm(asm.R0, t.proto, ""), p.have[t.bit])
-	}
-	for _, t := range slices.Backward(alike) {
-		g.behind(p, t)
-	}
 }
 
-// header loads the transport header at R9.
-func (g *gen) header(size int32) {
-	g.fits(size, g.done)
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
-	g.loadHeader(imgL4, size)
-}
-
-// behind goes on with the header in the image.
-func (g *gen) behind(p *paths, t transport) {
-	g.bind(p.have[t.bit])
-	g.found(t.bit)
+// payloadOf goes on with the header in the image.
+func (g *gen) payloadOf(t transport) {
 	switch t.bit {
 	case noUDP:
 		g.udp()
@@ -99,7 +96,6 @@ func (g *gen) behind(p *paths, t transport) {
 	default:
 		g.payload(8)
 	}
-	g.goTo(g.done)
 }
 
 // loadHeader is loadImage once the transport header is found.
@@ -133,12 +129,13 @@ func (g *gen) tcp() {
 		return
 	}
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgL4+12, asm.Byte), asm.RSh.Imm(asm.R0, 4), asm.LSh.Imm(asm.R0, 2))
-	g.jump(asm.JLT.Imm(asm.R0, 20, ""), g.done)
 	if options {
 		g.op(asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, 20), asm.StoreMem(asm.R8, imgSpare, asm.R1, asm.Word))
 	}
-	g.op(asm.Add.Reg(asm.R9, asm.R0))
-	g.fits(0, g.done)
+	// It is not shorter than 20 bytes, and ends in the packet: neither difference is below 0.
+	g.op(asm.Add.Reg(asm.R9, asm.R0), asm.Sub.Imm(asm.R0, 20),
+		asm.LoadMem(asm.R1, asm.R8, imgEnd, asm.Word), asm.Sub.Reg(asm.R1, asm.R9), asm.Or.Reg(asm.R1, asm.R0))
+	g.jump(asm.JSLT.Imm(asm.R1, 0, ""), g.done)
 	g.payload(0)
 	if options {
 		g.options()
@@ -241,13 +238,15 @@ func (g *gen) dns() {
 		g.found(noQuestion)
 		return
 	}
-	g.op(asm.Add.Imm(asm.R9, 12), asm.Mov.Reg(asm.R0, asm.R9), asm.Add.Imm(asm.R0, expr.MostName),
-		asm.StoreMem(asm.R8, imgAt2, asm.R0, asm.Word), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word), asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
+	// A name ends after so many bytes, and with the packet.
+	g.op(asm.Add.Imm(asm.R9, 12), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word), asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word),
+		asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, expr.MostName), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
+	g.least(asm.R2, asm.R1)
+	g.op(asm.StoreMem(asm.R8, imgAt2, asm.R2, asm.Word))
 	name, wrong := g.label(), g.label()
 	g.repeat(expr.MostLabels+1, func() {
 		g.op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
 		g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), wrong)
-		g.fits(1, wrong)
 		g.scratch(0, 1, wrong)
 		g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte))
 		g.jump(asm.JEq.Imm(asm.R0, 0, ""), name)

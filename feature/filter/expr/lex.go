@@ -41,7 +41,7 @@ func isWord(c byte) bool {
 
 // lex cuts an expression into tokens; the last one is the end.
 func lex(src string) ([]token, *Error) {
-	var out []token
+	out := make([]token, 0, len(src)/3+2)
 next:
 	for i := 0; i < len(src); {
 		c := src[i]
@@ -66,14 +66,14 @@ next:
 			return nil, unexpected(src, i)
 		}
 		for _, s := range symbols {
-			if strings.HasPrefix(src[i:], s) {
+			if s[0] == c && strings.HasPrefix(src[i:], s) {
 				out = append(out, token{symbol, s, Pos(i)})
 				i += len(s)
 				continue next
 			}
 		}
 		j := i
-		for j < len(src) && isWord(src[j]) && !strings.HasPrefix(src[j:], "..") {
+		for j < len(src) && isWord(src[j]) && (src[j] != '.' || !strings.HasPrefix(src[j:], "..")) {
 			j++
 		}
 		if j == i {

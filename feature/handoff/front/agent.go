@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/heap"
 )
 
 // AgentOptions say how an agent of a front end is to be.
@@ -23,12 +24,24 @@ type AgentOptions struct {
 	Name  string // in its certificate
 	TLS   *tls.Config
 	Hosts []Host // whose agents may connect
+	// Manage has the agent tell the data path of hosts: those of Managed, and with Register those that register themselves. Else
+	// [Front.SetHosts] is the caller's.
+	Manage   bool
+	Managed  []Managed
+	Register bool
+	Services []Service // as hosts call them when they register
+	// Partner is another front end beside this one, with which flows are exchanged; "" for none.
+	Partner Partner
+	// Down is how long a host's agent may say nothing until the host gets no new flows; default 3 s.
+	Down time.Duration
 	// Hold is how long packets of a session that moves wait at most; default 1 s. Lapse is how long a move may take of which
 	// nobody says anything; default 10 s.
 	Hold, Lapse time.Duration
 	// Ended and Idle are how long flows stay known that have ended, and of which nothing is seen; default 5 s and 1 h.
 	Ended, Idle time.Duration
 	Log         *slog.Logger // default: nothing is logged
+	// Step is called after each step of a move, by which experiments kill the agent there; nil in use. [Steps] names them.
+	Step func(name string)
 }
 
 // Agent lets hosts move sessions: it is the front end of package move. The data path needs it for nothing else.
@@ -38,11 +51,13 @@ type Agent struct {
 	own   peer.Hello
 	names map[move.Host]string
 
-	mu    sync.Mutex
-	hosts map[move.Host]*peer.Conn
-	// flipped is which life of its owner's agent has flipped a flow: until that has ended, nobody gets it back.
-	flipped map[Key]uint64
+	mu      sync.Mutex
+	hosts   map[move.Host]*peer.Conn
 	timers  map[Key]*time.Timer
+	loads   map[LoadKey]uint32
+	members map[move.Host]*member
+	news    bool // of a member, that the others have not been told
+	kick    chan struct{}
 }
 
 // NewAgent makes an agent of a data path, which knows the hosts already: see [Front.SetHosts].
@@ -50,7 +65,7 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 	for _, d := range []struct {
 		of  *time.Duration
 		def time.Duration
-	}{{&o.Hold, time.Second}, {&o.Lapse, 10 * time.Second}, {&o.Ended, 5 * time.Second}, {&o.Idle, time.Hour}} {
+	}{{&o.Hold, time.Second}, {&o.Lapse, 10 * time.Second}, {&o.Ended, 5 * time.Second}, {&o.Idle, time.Hour}, {&o.Down, defaultDown}} {
 		if *d.of == 0 {
 			*d.of = d.def
 		}
@@ -58,24 +73,46 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	if o.Step == nil {
+		o.Step = func(string) {}
+	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.FrontAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Host]string{},
-		hosts: map[move.Host]*peer.Conn{}, flipped: map[Key]uint64{}, timers: map[Key]*time.Timer{}}
+		hosts: map[move.Host]*peer.Conn{}, timers: map[Key]*time.Timer{},
+		members: map[move.Host]*member{}, kick: make(chan struct{}, 1), loads: map[LoadKey]uint32{}}
 	for _, h := range o.Hosts {
 		a.names[h.Number] = h.Name
 	}
+	for _, h := range o.Managed {
+		if a.members[h.Number] != nil || h.Number == 0 || h.Number > MostHosts || h.Name == "" {
+			return nil, fmt.Errorf("host %q, number %d: a host has a name, and a number of its own from 1 to %d", h.Name, h.Number, MostHosts)
+		}
+		a.names[h.Number] = h.Name
+		a.members[h.Number] = &member{Managed: h, named: true}
+	}
+	f.parkFor = a.o.Hold + slack
 	return a, nil
 }
 
 // Serve speaks with hosts until ctx is done.
 func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
+	heap.Reserve()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
+	if err := a.takeUp(); err != nil {
+		return fmt.Errorf("going on with moves that were under way: %w", err)
+	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	if a.o.Partner.Name != "" {
+		if err := a.exchange(ctx, &wg); err != nil {
+			return err
+		}
+	}
 	wg.Go(func() { a.collect(ctx) })
 	wg.Go(func() { a.forget(ctx) })
+	wg.Go(func() { a.tend(ctx) })
 	for {
 		raw, err := l.Accept()
 		if err != nil {
@@ -116,13 +153,6 @@ func (a *Agent) forget(ctx context.Context) {
 		if _, err := a.f.Forget(a.o.Ended, a.o.Idle); err != nil {
 			a.o.Log.Warn("flows that have ended stay known", "reason", err)
 		}
-		a.mu.Lock()
-		for k := range a.flipped {
-			if _, err := a.f.Flow(k); errors.Is(err, ErrNoFlow) {
-				delete(a.flipped, k)
-			}
-		}
-		a.mu.Unlock()
 	}
 }
 
@@ -136,21 +166,33 @@ func (a *Agent) attend(ctx context.Context, raw net.Conn) {
 	defer c.Close()
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
-	number := c.Peer.Number
-	if c.Peer.Role != peer.HostAgent || a.names[number] != c.Peer.Name || number == 0 {
-		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", number, "reason", "it is none of the hosts of this front end")
+	if p := a.o.Partner.Name; p != "" && c.Peer.Role == peer.FrontAgent && c.Peer.Name == p {
+		a.hearPartner(c)
 		return
 	}
+	number := c.Peer.Number
 	a.mu.Lock()
+	if err := a.admits(c.Peer); err != nil {
+		a.mu.Unlock()
+		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", number, "reason", err)
+		_ = c.Tell(peer.Peers{Refused: err.Error()})
+		return
+	}
 	if before := a.hosts[number]; before != nil {
 		before.Close() // the host's agent has started anew, or its connection was broken for it alone
 	}
 	a.hosts[number] = c
 	a.mu.Unlock()
+	a.kicked()
+	c.Handle(peer.Control{Register: func(r peer.Registration) { a.register(c, r) }})
 	for {
 		f, err := c.Receive()
 		if err != nil {
 			break
+		}
+		if f.IsLoad {
+			a.noteLoad(number, f.Flow.Service, f.Load)
+			continue
 		}
 		if err := a.handle(c, f); err != nil {
 			a.o.Log.Warn("a message of a host", "host", c.Peer.Name, "message", f.Message.String(), "flow", f.Flow.String(), "reason", err)
@@ -160,6 +202,7 @@ func (a *Agent) attend(ctx context.Context, raw net.Conn) {
 	defer a.mu.Unlock()
 	if a.hosts[number] == c {
 		delete(a.hosts, number)
+		a.kicked()
 	}
 }
 
@@ -171,12 +214,15 @@ func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 	if a.hosts[from] != c {
 		return nil // of a life that has ended: who asks has nobody to hear the answer
 	}
-	k := Key{Client: in.Flow.Client, Service: int(in.Flow.Service)}
+	k := a.f.keyOf(in.Flow.Client, int(in.Flow.Service))
 	var answers [2]move.Message
 	var owner move.Host // before
 	now, err := a.f.Change(k, func(fl *Flow) {
 		owner = fl.Owner
-		answers = fl.Receive(from, in.Message, a.gone(k, owner))
+		answers = fl.Receive(from, in.Message, a.gone(fl))
+		if in.Message.Kind == move.Flip && answers[0].OK {
+			fl.Life = c.Peer.Instance
+		}
 	})
 	if errors.Is(err, ErrNoFlow) { // the client has ended it, or it never was
 		answers = (&move.Flow{}).Receive(from, in.Message, false)
@@ -186,39 +232,61 @@ func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 	if answers[0].Kind == 0 {
 		return fmt.Errorf("%s is not for front ends", in.Message.Kind)
 	}
-	if err == nil && answers[0].OK {
-		if err := a.follow(k, now, c, in.Message.Kind); err != nil {
+	tell := func() error { return errors.Join(a.send(from, in, answers[0]), a.send(owner, in, answers[1])) }
+	if err != nil || !answers[0].OK || in.Message.Kind == move.Ask {
+		err := tell()
+		if in.Message.Kind == move.Reclaim {
+			a.o.Step(stepToldGone)
+		}
+		return err
+	}
+	if in.Message.Kind == move.Hold { // from the answer on the owner counts on it
+		a.o.Step(stepHeld)
+		if err := a.follow(k, now, in.Message.Kind); err != nil {
 			return err
 		}
+		a.o.Step(stepParked)
+		err := tell()
+		a.o.Step(stepToldHeld)
+		return err
 	}
-	return errors.Join(a.send(from, in, answers[0]), a.send(owner, in, answers[1]))
+	// It is decided: the new owner may begin while packets are let go.
+	if in.Message.Kind == move.Flip {
+		a.o.Step(stepFlipped)
+	}
+	err = tell()
+	if in.Message.Kind == move.Flip {
+		a.o.Step(stepToldFlipped)
+	}
+	err = errors.Join(err, a.follow(k, now, in.Message.Kind))
+	if in.Message.Kind == move.Flip {
+		a.o.Step(stepLetGo)
+	}
+	return err
 }
 
 // follow has the data path do what was decided.
-func (a *Agent) follow(k Key, now Flow, c *peer.Conn, kind move.Kind) error {
+func (a *Agent) follow(k Key, now Flow, kind move.Kind) error {
 	if t := a.timers[k]; t != nil {
 		t.Stop()
 		delete(a.timers, k)
 	}
-	switch kind {
-	case move.Hold:
+	if kind == move.Hold {
 		if err := a.f.Park(k); err != nil {
 			return err
 		}
 		a.timers[k] = time.AfterFunc(a.o.Hold, func() { a.expire(k, now.Epoch) })
 		return nil
-	case move.Flip:
-		a.flipped[k] = c.Peer.Instance
 	}
 	_, err := a.f.Unpark(k)
 	return err
 }
 
-// gone says that the life of the owner's agent has ended that flipped the flow.
-func (a *Agent) gone(k Key, owner move.Host) bool {
-	h := a.hosts[owner]
-	instance, known := a.flipped[k]
-	return h == nil || known && h.Peer.Instance != instance
+// gone says that the life of the owner's agent has ended that had the flow flipped: until then nobody gets it back. The kernel
+// knows which it was, so that it is known to every life of this agent.
+func (a *Agent) gone(fl *Flow) bool {
+	h := a.hosts[fl.Owner]
+	return h == nil || fl.Life != 0 && h.Peer.Instance != fl.Life
 }
 
 func (a *Agent) send(to move.Host, in peer.Frame, m move.Message) error {

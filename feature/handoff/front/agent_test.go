@@ -3,6 +3,7 @@
 package front
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net"
@@ -21,11 +22,18 @@ type agents struct {
 	ca      *peertest.Authority
 	address string
 	hosts   [3]*peer.Conn // by number
+	lives   [3]uint64
 }
 
 func newAgents(t *testing.T, f *Front, hold time.Duration) *agents {
 	t.Helper()
-	s := &agents{t: t, ca: peertest.NewAuthority(t)}
+	return agentsOf(t, f, hold, [3]uint64{})
+}
+
+// agentsOf has the hosts' agents be lives that there were before, unless they are 0.
+func agentsOf(t *testing.T, f *Front, hold time.Duration, lives [3]uint64) *agents {
+	t.Helper()
+	s := &agents{t: t, ca: peertest.NewAuthority(t), lives: lives}
 	a, err := NewAgent(f, AgentOptions{Name: "front", TLS: s.ca.TLS("front"), Hold: hold, Lapse: hold,
 		Hosts: []Host{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
 	if err != nil {
@@ -51,7 +59,8 @@ func newAgents(t *testing.T, f *Front, hold time.Duration) *agents {
 func (s *agents) connect(number int) {
 	s.t.Helper()
 	name := []string{"", "h1", "h2"}[number]
-	c, err := peer.Dial(s.t.Context(), s.address, "front", s.ca.TLS(name), peer.Hello{Number: move.Host(number), Instance: peer.NewInstance(), Name: name})
+	life := cmp.Or(s.lives[number], peer.NewInstance())
+	c, err := peer.Dial(s.t.Context(), s.address, "front", s.ca.TLS(name), peer.Hello{Number: move.Host(number), Instance: life, Name: name})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -86,7 +95,7 @@ func (s *agents) hears(number move.Host) move.Message {
 			s.t.Fatal(h.err)
 		}
 		return h.f.Message
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		s.t.Fatalf("host %d hears nothing", number)
 		return move.Message{}
 	}
@@ -100,7 +109,7 @@ func session(t *testing.T, s *scene) (c net.Conn, k Key, owner, other move.Host)
 		s.served = true
 	}
 	c = dial(t, s.client, service4)
-	if _, err := ask(c, "a", 5*time.Second); err != nil {
+	if _, err := ask(c, "a", patience); err != nil {
 		t.Fatal(err)
 	}
 	k = keyOfConn(c, 0)
@@ -122,7 +131,7 @@ func silent(t *testing.T, c net.Conn, word string) {
 // answers reads until the client has had these bytes, whoever's number is before them.
 func answers(t *testing.T, c net.Conn, want string) {
 	t.Helper()
-	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	for got := ""; got != want; {
@@ -214,7 +223,7 @@ func TestAgentGivesBack(t *testing.T) {
 	if m := s.hears(other); m.Kind != move.Revoked || m.Move != 1 {
 		t.Fatal(m)
 	}
-	if got, err := ask(c, "d", 5*time.Second); err != nil || got[1:] != "d" {
+	if got, err := ask(c, "d", patience); err != nil || got[1:] != "d" {
 		t.Errorf("%q, %v", got, err)
 	}
 }
@@ -227,10 +236,10 @@ func TestAgentDeadlines(t *testing.T) {
 	s := newAgents(t, f, 200*time.Millisecond)
 	s.says(owner, k, asksHold(1, other))
 	s.hears(owner)
-	if got, err := ask(c, "b", 5*time.Second); err != nil || got[1:] != "b" {
+	if got, err := ask(c, "b", patience); err != nil || got[1:] != "b" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		fl, err := f.Flow(k)
 		if err == nil && fl.To == 0 && fl.Epoch == 2 && !fl.Parked {
 			return

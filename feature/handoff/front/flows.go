@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/kernel"
 )
 
 // Key is a flow of a service, as the client's packets have it.
@@ -27,6 +28,10 @@ type Flow struct {
 	Seen    uint64
 	In, Out uint64 // packets
 	Ended   bool   // a reset, or the ends of both sides, have been seen
+	Told    bool   // by Learn or Override, and nothing of it was seen then
+	Pinned  bool   // by Override: it stays until Release
+	Until   uint64 // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
+	Life    uint64 // instance of the owner's agent that had it flipped to the owner; 0: none has
 }
 
 // ErrNoFlow says that the front end knows of no such flow.
@@ -44,6 +49,8 @@ const (
 	finIn       = 1
 	finOut      = 2
 	wasReset    = 4
+	told        = 8
+	pinned      = 16
 	maxServices = 64
 )
 
@@ -88,14 +95,29 @@ func (f *Front) Flow(k Key) (Flow, error) {
 }
 
 func flowOf(v frontFrontFlow) Flow {
-	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut}
+	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
+		Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Life: v.Life}
 	out.Flow, out.Parked = unword(v.Word)
 	return out
 }
 
-// Change changes a flow in one step: change gets what it is, and says who owns it and whether it is parked; the rest of it is
-// the data path's. It is asked again where the data path has changed the flow meanwhile. Returned is what the flow was made.
+// Change changes a flow in one step: change gets what it is, and says who owns it, since which life of its agent, and whether it is
+// parked; the rest of it is the data path's. It is asked again where the data path has changed the flow meanwhile. Returned is what the flow was made.
 func (f *Front) Change(k Key, change func(*Flow)) (Flow, error) {
+	fl, err := f.change(k, 0, 0, change)
+	f.changed(k)
+	return fl, err
+}
+
+// changed tells whoever wants to know that a flow has been changed, made or ended.
+func (f *Front) changed(k Key) {
+	if f.onChange != nil {
+		f.onChange(k)
+	}
+}
+
+// change also sets until when the flow is parked, if that is not 0, and when it was seen, if that is later than what is known.
+func (f *Front) change(k Key, until, seen uint64, change func(*Flow)) (Flow, error) {
 	for {
 		var v frontFrontFlow
 		if err := f.maps.FrontFlows.Lookup(k.raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -105,7 +127,7 @@ func (f *Front) Change(k Key, change func(*Flow)) (Flow, error) {
 		}
 		fl := flowOf(v)
 		change(&fl)
-		switch done, err := f.exchange(k, v.Word, word(fl.Flow, fl.Parked)); {
+		switch done, err := f.exchange(frontFrontChangeArgs{Key: k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Parked), Until: until, Life: fl.Life, Seen: seen}, k); {
 		case err != nil:
 			return fl, err
 		case done:
@@ -121,8 +143,8 @@ const (
 	isNone
 )
 
-func (f *Front) exchange(k Key, have, want uint64) (bool, error) {
-	args, err := binary.Append(nil, binary.NativeEndian, frontFrontChangeArgs{Key: k.raw(), Have: have, Want: want})
+func (f *Front) exchange(a frontFrontChangeArgs, k Key) (bool, error) {
+	args, err := binary.Append(nil, binary.NativeEndian, a)
 	if err != nil {
 		return false, err
 	}
@@ -137,46 +159,118 @@ func (f *Front) exchange(k Key, have, want uint64) (bool, error) {
 	return false, fmt.Errorf("%w: %s of service %d has ended meanwhile", ErrNoFlow, k.Client, k.Service)
 }
 
-// Learn records a flow of a host that the data path has not seen yet: an override, or one of another front end.
+// Learn records a flow of a host that the data path has not seen yet, one of another front end. It is an error if the flow is
+// known.
 func (f *Front) Learn(k Key, owner move.Host, epoch move.Epoch) error {
-	v := frontFrontFlow{Word: word(move.Flow{Owner: owner, Epoch: epoch}, false), Seen: now()}
+	err := f.learn(k, move.Flow{Owner: owner, Epoch: epoch}, kernel.Monotonic(), told)
+	f.changed(k)
+	return err
+}
+
+func (f *Front) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
+	v := frontFrontFlow{Word: word(fl, false), Seen: seen, Flags: flags}
 	if err := f.maps.FrontFlows.Update(k.raw(), v, ebpf.UpdateNoExist); err != nil {
 		return fmt.Errorf("learning the flow of %s: %w", k.Client, err)
 	}
 	return nil
 }
 
-// Forget removes flows that have ended, and those of which nothing has been seen for as long as idle; not those that move.
-// It returns how many.
-func (f *Front) Forget(ended, idle time.Duration) (int, error) {
-	var gone []frontFrontFlowKey
-	var k frontFrontFlowKey
-	var v frontFrontFlow
-	at := now()
-	it := f.maps.FrontFlows.Iterate()
-	for it.Next(&k, &v) {
-		fl := flowOf(v)
-		age := time.Duration(at - min(at, fl.Seen))
-		if fl.To == 0 && !fl.Parked && (fl.Ended && age >= ended || age >= idle) {
-			gone = append(gone, k)
+// ErrLive says that a flow is a connection, or is being moved: only its host can give it up.
+var ErrLive = errors.New("the flow is live")
+
+// Override has a flow be a host's, whatever the hash says, until Release: also one of which nothing has been seen. A source of a
+// service by source changes its host at once, and its connections are reset there; a connection that is known by itself is not
+// torn from its host: move it (the error is ErrLive).
+func (f *Front) Override(k Key, owner move.Host) error {
+	for range 100 { // the data path may learn it anew in between
+		epoch := move.Epoch(0)
+		fl, err := f.Flow(k)
+		switch {
+		case errors.Is(err, ErrNoFlow):
+		case err != nil:
+			return err
+		case fl.To != 0 || fl.Parked || k.Client.Port() != 0 && !fl.Pinned && !fl.Ended && fl.Out > 0:
+			return fmt.Errorf("%w: %s of service %d, at host %d", ErrLive, k.Client, k.Service, fl.Owner)
+		default:
+			epoch = fl.Epoch + 1
+			if err := f.maps.FrontFlows.Delete(k.raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("overriding the flow of %s: %w", k.Client, err)
+			}
+		}
+		if err := f.learn(k, move.Flow{Owner: owner, Epoch: epoch}, kernel.Monotonic(), told|pinned); !errors.Is(err, ebpf.ErrKeyExist) {
+			f.changed(k)
+			return err
 		}
 	}
-	err := it.Err()
-	for _, k := range gone {
-		err = errors.Join(err, f.maps.FrontFlows.Delete(k))
-	}
-	return len(gone), err
+	return fmt.Errorf("overriding the flow of %s: the data path learns it faster than it is forgotten: try again", k.Client)
 }
 
-// Flows calls yield with each flow until it returns false.
-func (f *Front) Flows(yield func(Key, Flow) bool) error {
+// Release ends an override: the flow goes by the hash again, at its next packet.
+func (f *Front) Release(k Key) error {
+	fl, err := f.Flow(k)
+	if err != nil {
+		return err
+	}
+	if !fl.Pinned {
+		return fmt.Errorf("%s of service %d is not overridden", k.Client, k.Service)
+	}
+	if err := f.maps.FrontFlows.Delete(k.raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("releasing the flow of %s: %w", k.Client, err)
+	}
+	return nil
+}
+
+// unanswered is how long a flow stays known that no host has answered: a flood of SYNs must not fill the table.
+const unanswered = 20 * time.Second
+
+// Forget removes flows that have ended, and those of which nothing has been seen for as long as idle; not those that move, and
+// not what Override has made. A connection that no host has answered goes after 20 s. It returns how many. Where flows have taken three
+// quarters of their room, sources of datagrams are not learned any more, which anybody could make up: these go by the hash.
+func (f *Front) Forget(ended, idle time.Duration) (int, error) {
+	var gone []frontFrontFlowKey
+	var over []Key // of them, those that have ended
+	known := 0
+	at := kernel.Monotonic()
+	err := f.each(func(k frontFrontFlowKey, v frontFrontFlow) bool {
+		known++
+		fl := flowOf(v)
+		if fl.To != 0 || fl.Parked || fl.Pinned {
+			return true
+		}
+		age := time.Duration(at - min(at, fl.Seen))
+		if fl.Ended && age >= ended {
+			over = append(over, keyOf(k))
+		}
+		if fl.Ended && age >= ended || age >= idle || fl.Out == 0 && k.Port != 0 && !fl.Told && age >= min(idle, unanswered) {
+			gone = append(gone, k)
+		}
+		return true
+	})
+	for _, k := range gone {
+		if e := f.maps.FrontFlows.Delete(k); !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	for _, k := range over {
+		f.changed(k)
+	}
+	full := known-len(gone) > int(f.maps.FrontFlows.MaxEntries())*3/4
+	return len(gone), errors.Join(err, f.configure(full))
+}
+
+func (f *Front) each(yield func(frontFrontFlowKey, frontFrontFlow) bool) error {
 	var k frontFrontFlowKey
 	var v frontFrontFlow
 	it := f.maps.FrontFlows.Iterate()
 	for it.Next(&k, &v) {
-		if !yield(keyOf(k), flowOf(v)) {
+		if !yield(k, v) {
 			return nil
 		}
 	}
 	return it.Err()
+}
+
+// Flows calls yield with each flow until it returns false.
+func (f *Front) Flows(yield func(Key, Flow) bool) error {
+	return f.each(func(k frontFrontFlowKey, v frontFrontFlow) bool { return yield(keyOf(k), flowOf(v)) })
 }

@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * The front end's data path, at tcx of the devices towards clients and servers. The service's address is on every server,
- * so nothing of a packet changes but its MAC addresses: no NAT, no checksum, GSO passes. A flow has one owner; packets from
- * clients go to it, and what another host sends for the flow is dropped (package move says why that is enough).
+ * so nothing of a packet changes but its MAC addresses: no NAT, no checksum, GSO passes. Servers behind routers are at the
+ * ends of tunnels, which a device of the kernel makes (VXLAN, one for all of them): the program says which end. A flow has
+ * one owner; packets from clients go to it, and what another host sends for the flow is dropped (package move says why that
+ * is enough).
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -50,6 +52,21 @@ struct {
 	__type(value, __u32);
 } front_macs SEC(".maps");
 
+/* The hosts at the other ends of tunnels. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FRONT_HOSTS);
+	__type(key, struct front_tunnel_key);
+	__type(value, __u32);
+} front_tunnels SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct front_config);
+} front_setup SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
@@ -58,14 +75,18 @@ struct {
 	__type(value, struct front_flow);
 } front_flows SEC(".maps");
 
+/* What is lost for want of room is told when the front ends compare all. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} front_learned SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, FRONT_COUNTS);
 	__type(key, __u32);
 	__type(value, __u64);
 } front_counts SEC(".maps");
-
-const volatile __u32 front_tap_ifindex; /* where packets of parked flows go */
 
 const struct front_change_args *front_change_args_type __attribute__((unused)); /* for bpf2go */
 
@@ -74,6 +95,7 @@ struct packet {
 	struct front_service_key from;
 	__u8 tcp;   /* flags, as the header's 14th byte has them */
 	__u8 error; /* an ICMP error: to and from are of the packet that it is about, turned round */
+	__u8 later; /* a later fragment, without ports */
 };
 
 /* linux/icmp.h wants the headers of user space. */
@@ -83,6 +105,11 @@ struct packet {
 #define ICMPV6_DEST_UNREACH 1
 #define ICMPV6_PARAMPROB    4
 #define ICMP_HEADER	    8 /* bytes, of both */
+
+#define IP_OFFSET     0x1fff /* of frag_off */
+#define IP_DF	      0x4000
+#define IP6_OFFSET    0xfff8
+#define NEXT_FRAGMENT 44
 
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
@@ -114,12 +141,14 @@ static __always_inline int ports(struct __sk_buff *skb, __u32 at, __u8 proto, st
 
 	if (proto != IPPROTO_TCP && proto != IPPROTO_UDP)
 		return -1;
+	p->from.proto = proto;
+	p->to.proto = proto;
+	if (p->later)
+		return 0;
 	if (bpf_skb_load_bytes(skb, at, both, sizeof(both)))
 		return -1;
 	p->from.port = both[0];
 	p->to.port = both[1];
-	p->from.proto = proto;
-	p->to.proto = proto;
 	if (proto == IPPROTO_TCP && !p->error &&
 	    bpf_skb_load_bytes(skb, at + 13, &p->tcp, sizeof(p->tcp)))
 		return -1;
@@ -142,8 +171,7 @@ static __always_inline int read4(struct __sk_buff *skb, __u32 at, struct packet 
 
 	if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
 		return -1;
-	if (ip.frag_off & bpf_htons(0x1fff)) /* a later fragment has no ports */
-		return -1;
+	p->later = (ip.frag_off & bpf_htons(IP_OFFSET)) != 0;
 	mapped(p->from.addr, ip.saddr);
 	mapped(p->to.addr, ip.daddr);
 	*proto = ip.protocol;
@@ -160,8 +188,21 @@ static __always_inline int read6(struct __sk_buff *skb, __u32 at, struct packet 
 		return -1;
 	__builtin_memcpy(p->from.addr, &ip.saddr, 16);
 	__builtin_memcpy(p->to.addr, &ip.daddr, 16);
-	*proto = ip.nexthdr; /* with extension headers it is nobody's */
+	*proto = ip.nexthdr; /* with other extension headers it is nobody's */
 	*next = at + sizeof(ip);
+	if (*proto == NEXT_FRAGMENT) {
+		struct fragment {
+			__u8 next, reserved;
+			__be16 offset;
+			__be32 id;
+		} frag;
+
+		if (bpf_skb_load_bytes(skb, *next, &frag, sizeof(frag)))
+			return -1;
+		p->later = (frag.offset & bpf_htons(IP6_OFFSET)) != 0;
+		*proto = frag.next;
+		*next += sizeof(frag);
+	}
 	return 0;
 }
 
@@ -213,15 +254,68 @@ static __always_inline __u32 bucket_host(const struct front_service *s,
 	return host ? *host : 0;
 }
 
+static __always_inline struct front_config *config(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&front_setup, &zero);
+}
+
+/* may_fragment says whether a packet may be fragmented on its way. */
+static __always_inline int may_fragment(struct __sk_buff *skb)
+{
+	__be16 frag;
+
+	if (skb->protocol != bpf_htons(ETH_P_IP))
+		return 0;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + offsetof(struct iphdr, frag_off), &frag,
+			       sizeof(frag)))
+		return 0;
+	return !(frag & bpf_htons(IP_DF));
+}
+
+/*
+ * into_tunnel says which end a packet is for. What does not fit, and may not be fragmented, is
+ * the kernel's: its route for the service has the tunnel's MTU, so it answers by a Packet Too Big.
+ */
+static __always_inline int into_tunnel(struct __sk_buff *skb, const struct front_host *h)
+{
+	struct front_config *c = config();
+	struct bpf_tunnel_key key = { .tunnel_ttl = 64 };
+	__u64 flags = BPF_F_ZERO_CSUM_TX;
+	__u32 mtu = 0;
+
+	if (!c)
+		return -1;
+	if (bpf_check_mtu(skb, h->ifindex, &mtu, 0, BPF_MTU_CHK_SEGS) > 0 && !may_fragment(skb)) {
+		count(FRONT_BIG);
+		return 1;
+	}
+	key.tunnel_id = c->vni;
+	if (h->tunnel6) {
+		__builtin_memcpy(key.remote_ipv6, h->tunnel, 16);
+		flags = BPF_F_TUNINFO_IPV6;
+	} else {
+		key.remote_ipv4 = bpf_ntohl(*(const __u32 *)(h->tunnel + 12));
+	}
+	return bpf_skb_set_tunnel_key(skb, &key, sizeof(key), flags) ? -1 : 0;
+}
+
 /* to_host sends a packet on. */
 static __always_inline int to_host(struct __sk_buff *skb, __u32 number)
 {
 	struct front_host *h = bpf_map_lookup_elem(&front_hosts, &number);
 	__u8 macs[12];
+	int special;
 
 	if (!h || !h->ifindex) {
 		count(FRONT_NO_HOST);
 		return TC_ACT_SHOT;
+	}
+	if (*(__u32 *)h->tunnel || *(__u32 *)(h->tunnel + 8)) {
+		special = into_tunnel(skb, h);
+		if (special)
+			return special > 0 ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 	}
 	__builtin_memcpy(macs, h->mac, 6);
 	__builtin_memcpy(macs + 6, h->from, 6);
@@ -232,62 +326,124 @@ static __always_inline int to_host(struct __sk_buff *skb, __u32 number)
 }
 
 /* learn records a flow that is new. What there is no room for goes by the hash. */
-static __always_inline void learn(const struct front_flow_key *k, __u32 owner, __u8 tcp, __u64 in,
-				  __u64 out)
+static __always_inline void learn(const struct front_flow_key *k, __u32 owner, __u64 in, __u64 out)
 {
 	struct front_flow f = {
 		.word = owner,
-		.seen = bpf_ktime_get_ns(),
+		.seen = bpf_ktime_get_coarse_ns(),
 		.in = in,
 		.out = out,
 	};
+	struct front_config *c = config();
 
-	count(bpf_map_update_elem(&front_flows, k, &f, BPF_NOEXIST) ? FRONT_FULL : FRONT_LEARNED);
+	if (bpf_map_update_elem(&front_flows, k, &f, BPF_NOEXIST)) {
+		count(FRONT_FULL);
+		return;
+	}
+	count(FRONT_LEARNED);
+	if (c && c->news)
+		bpf_ringbuf_output(&front_learned, (void *)k, sizeof(*k), 0);
+}
+
+/*
+ * learns says whether a packet makes a flow known. A connection's does; a datagram's only its
+ * source, where that is what the service goes by, and while there is room: anybody can make up
+ * sources. Other datagrams go by the hash.
+ */
+static __always_inline int learns(const struct packet *p, const struct front_service *s)
+{
+	struct front_config *c;
+
+	if (p->error)
+		return 0;
+	if (p->to.proto == IPPROTO_TCP)
+		return !(p->tcp & TCP_RST);
+	if (!s->by_source)
+		return 0;
+	c = config();
+	return c && !c->full;
+}
+
+/* saw notes a packet of a flow. What ends one connection ends no source. */
+static __always_inline void saw(struct front_flow *f, const struct packet *p,
+				const struct front_service *s, __u32 fin)
+{
+	f->seen = bpf_ktime_get_coarse_ns();
+	if (!s->by_source && p->tcp & (TCP_FIN | TCP_RST))
+		f->flags |= p->tcp & TCP_RST ? FRONT_RST : fin;
 }
 
 static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 				       const struct front_service *s, int again)
 {
 	struct front_flow_key k = { .service = s->id };
+	struct front_config *c;
 	struct front_flow *f;
 	__u32 host;
 
+	if (s->broken) {
+		count(FRONT_FRAGMENT);
+		return TC_ACT_SHOT;
+	}
 	__builtin_memcpy(k.client, p->from.addr, 16);
 	k.port = s->by_source ? 0 : p->from.port;
 	f = bpf_map_lookup_elem(&front_flows, &k);
 	if (!f) {
 		host = bucket_host(s, &k);
-		if (p->to.proto == IPPROTO_TCP && host && !p->error && !(p->tcp & TCP_RST))
-			learn(&k, host, p->tcp, 1, 0);
+		if (host && learns(p, s))
+			learn(&k, host, 1, 0);
 		return to_host(skb, host);
 	}
 	if (p->error) {
 		count(FRONT_ICMP);
 	} else {
 		f->in++;
-		f->seen = bpf_ktime_get_ns();
-		if (p->tcp & (TCP_FIN | TCP_RST))
-			f->flags |= p->tcp & TCP_RST ? FRONT_RST : FRONT_FIN_IN;
+		saw(f, p, s, FRONT_FIN_IN);
 	}
 	if (FRONT_PARKED(f->word) && !again) {
-		count(FRONT_HELD);
-		return bpf_redirect(front_tap_ifindex, 0);
+		c = config();
+		if (c && bpf_ktime_get_coarse_ns() < f->until) {
+			count(FRONT_HELD);
+			skb->mark = FRONT_MARK;
+			return bpf_redirect(c->tap, 0);
+		}
+		count(FRONT_LATE);
 	}
 	return to_host(skb, FRONT_OWNER(f->word));
+}
+
+/* sender is the host that a packet comes from. */
+static __always_inline __u32 *sender(struct __sk_buff *skb)
+{
+	struct front_mac_key m = { .ifindex = skb->ifindex };
+	struct front_config *c = config();
+
+	if (c && c->tunnel == skb->ifindex) {
+		struct front_tunnel_key t = {};
+		struct bpf_tunnel_key key = {};
+
+		if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0))
+			mapped(t.addr, bpf_htonl(key.remote_ipv4));
+		else if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
+			__builtin_memcpy(t.addr, key.remote_ipv6, 16);
+		return bpf_map_lookup_elem(&front_tunnels, &t);
+	}
+	if (bpf_skb_load_bytes(skb, ETH_ALEN, m.mac, ETH_ALEN))
+		return 0;
+	return bpf_map_lookup_elem(&front_macs, &m);
 }
 
 static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
 				     const struct front_service *s)
 {
 	struct front_flow_key k = { .service = s->id };
-	struct front_mac_key m = { .ifindex = skb->ifindex };
 	struct front_flow *f;
 	__u32 *host;
 	__u64 word;
 
-	if (bpf_skb_load_bytes(skb, ETH_ALEN, m.mac, ETH_ALEN))
-		return TC_ACT_SHOT;
-	host = bpf_map_lookup_elem(&front_macs, &m);
+	if (s->broken) /* it has begun, so its flow was heard */
+		return TC_ACT_UNSPEC;
+	host = sender(skb);
 	if (!host) {
 		count(FRONT_STRANGER);
 		return TC_ACT_SHOT;
@@ -296,8 +452,8 @@ static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
 	k.port = s->by_source ? 0 : p->to.port;
 	f = bpf_map_lookup_elem(&front_flows, &k);
 	if (!f) { /* forgotten while nothing was said: who speaks has it */
-		if (p->to.proto == IPPROTO_TCP && !(p->tcp & TCP_RST))
-			learn(&k, *host, p->tcp, 0, 1);
+		if (learns(p, s))
+			learn(&k, *host, 0, 1);
 		count(FRONT_OUT);
 		return TC_ACT_UNSPEC;
 	}
@@ -313,9 +469,7 @@ static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
 	if (word & FRONT_BEFORE) /* the owner has spoken: nobody before it gets the flow back */
 		__sync_fetch_and_and(&f->word, ~FRONT_BEFORE);
 	f->out++;
-	f->seen = bpf_ktime_get_ns();
-	if (p->tcp & (TCP_FIN | TCP_RST))
-		f->flags |= p->tcp & TCP_RST ? FRONT_RST : FRONT_FIN_OUT;
+	saw(f, p, s, FRONT_FIN_OUT);
 	count(FRONT_OUT);
 	return TC_ACT_UNSPEC;
 }
@@ -351,6 +505,29 @@ int front_again(struct __sk_buff *skb)
 	return s ? from_client(skb, &p, s, 1) : TC_ACT_SHOT;
 }
 
+/*
+ * front_own is where the kernel's routes send what this machine says to a service's address: errors
+ * about hosts' packets, and connections of its own. Parked packets pass, with a mark.
+ */
+SEC("tc")
+int front_own(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct front_service *s;
+
+	if (skb->mark == FRONT_MARK) {
+		skb->mark = 0;
+		return TC_ACT_UNSPEC;
+	}
+	if (read(skb, &p))
+		return TC_ACT_SHOT;
+	s = bpf_map_lookup_elem(&front_services, &p.to);
+	if (!s)
+		return TC_ACT_SHOT;
+	/* What is not for a host now is for nobody: the agent would take it for parked. */
+	return from_client(skb, &p, s, 0) == TC_ACT_REDIRECT ? TC_ACT_REDIRECT : TC_ACT_SHOT;
+}
+
 /* front_change exchanges a flow's word, if it is still what the agent has seen. It is only run by BPF_PROG_RUN. */
 SEC("tc")
 int front_change(struct __sk_buff *skb)
@@ -363,8 +540,14 @@ int front_change(struct __sk_buff *skb)
 	f = bpf_map_lookup_elem(&front_flows, &a.key);
 	if (!f)
 		return FRONT_IS_NONE;
-	return __sync_val_compare_and_swap(&f->word, a.have, a.want) == a.have ? FRONT_CHANGED :
-										 FRONT_IS_OTHER;
+	if (a.until)
+		f->until = a.until; /* first: a parked flow has a deadline */
+	if (__sync_val_compare_and_swap(&f->word, a.have, a.want) != a.have)
+		return FRONT_IS_OTHER;
+	f->life = a.life; /* the data path does not ask */
+	if (a.seen > f->seen)
+		f->seen = a.seen;
+	return FRONT_CHANGED;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -7,18 +7,25 @@
 //	err = f.SetService(front.Service{Listen: vip, Proto: unix.IPPROTO_TCP})
 //	err = f.SetHosts(hosts)
 //
-// Hosts have the service's address themselves and are on a segment with the front end, which their replies pass: nothing of a
-// packet is changed but its MAC addresses.
+// Hosts have the service's address themselves, and their replies pass the front end: nothing of a packet is changed but its MAC
+// addresses. A host on a segment with the front end gets packets as they are; others get them through a tunnel (package tunnel).
 package front
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
+	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature/handoff/tunnel"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -28,103 +35,282 @@ type Options struct {
 	Devices []string
 	// Hold is the name of the device of parked packets, which is made; "weir-hold" if empty.
 	Hold string
+	// TunnelMTU is that of packets to hosts at the other end of a tunnel, 0 where there are none: the least of [Locate]'s. A
+	// packet that is longer is answered by a Packet Too Big, or goes in fragments where its sender lets it.
+	TunnelMTU int
+	// Tunnel is the name of the tunnels' device, which is made; [tunnel.Device] if empty.
+	Tunnel string
 }
 
 // Front is a data path. It ends with Close.
 type Front struct {
-	coll  *kernel.Collection
-	maps  frontObjects
-	links []kernel.Link
-	hold  *hold
+	coll      *kernel.Collection
+	maps      frontObjects
+	links     map[string]kernel.Link // by what is pinned
+	stays     bool                   // it is pinned: Close leaves it
+	filters   []kernel.Clsact        // in place of links
+	onChange  func(Key)              // told of flows that the agent changes; nil: nobody is
+	hold      *hold
+	ns        *netns.Handle
+	tunnel    int // interface, or 0
+	tunnelMTU int
+	parkFor   time.Duration
+	mu        sync.Mutex
+	hosts     []Host // nil before SetHosts
 }
 
-// New makes a front end in the network namespace of the calling thread. Needs Linux 6.6 (tcx).
+// New makes a front end in the network namespace of the calling thread, that ends with this process or with Close; see [Open] for
+// one that stays. Needs Linux 5.12; before 6.6 (tcx) its programs stay with the devices if the process is killed.
 func New(o Options) (_ *Front, err error) {
-	if err := kernel.TCXLink.Check(); err != nil {
+	if err := kernel.Require(Needs); err != nil {
 		return nil, err
 	}
-	if o.Hold == "" {
-		o.Hold = "weir-hold"
+	f := &Front{parkFor: time.Minute}
+	if f.ns, err = netns.Current(); err != nil {
+		return nil, err
 	}
-	f := &Front{}
-	defer func() {
-		if err != nil {
-			f.Close()
+	if err := f.build(o, nil); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (o Options) filled() Options {
+	o.Hold, o.Tunnel = cmp.Or(o.Hold, "weir-hold"), cmp.Or(o.Tunnel, tunnel.Device)
+	return o
+}
+
+// build makes the devices, loads the programs, over maps that there are already if share has them, and attaches them.
+func (f *Front) build(o Options, share map[string]*ebpf.Map) (err error) {
+	o = o.filled()
+	if f.hold, err = newHold(o.Hold, f.stays); err != nil {
+		return err
+	}
+	devices := slices.Clone(o.Devices)
+	if o.TunnelMTU > 0 {
+		f.tunnelMTU = o.TunnelMTU
+		if f.tunnel, err = tunnel.NewFront(o.Tunnel, o.TunnelMTU); err != nil {
+			return err
 		}
-	}()
-	if f.hold, err = newHold(o.Hold); err != nil {
-		return nil, err
+		devices = append(devices, o.Tunnel)
 	}
-	if err := f.load(); err != nil {
-		return nil, err
+	if err := f.load(share); err != nil {
+		return err
 	}
-	for _, name := range o.Devices {
+	f.links = map[string]kernel.Link{}
+	for _, name := range devices {
 		i, err := net.InterfaceByName(name)
 		if err != nil {
-			return nil, fmt.Errorf("interface %s: %w", name, err)
+			return fmt.Errorf("interface %s: %w", name, err)
 		}
 		if err := f.attach(kernel.TCX{Ifindex: i.Index, Device: name}, f.maps.FrontIn); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return f, f.attach(kernel.TCX{Ifindex: f.hold.ifindex, Device: o.Hold}, f.maps.FrontAgain)
+	return errors.Join(f.attach(kernel.TCX{Ifindex: f.hold.ifindex, Device: o.Hold}, f.maps.FrontAgain),
+		f.attach(kernel.TCX{Ifindex: f.hold.ifindex, Device: o.Hold, Egress: true}, f.maps.FrontOwn))
 }
 
-func (f *Front) load() error {
+func (f *Front) load(share map[string]*ebpf.Map) error {
 	spec, err := loadFront()
 	if err != nil {
 		return err
 	}
-	if err := spec.Variables["front_tap_ifindex"].Set(uint32(f.hold.ifindex)); err != nil {
-		return err
-	}
-	f.coll, err = kernel.Load(spec, []string{"front_in", "front_again", "front_change"}, nil)
+	f.coll, err = kernel.Load(spec, []string{"front_in", "front_again", "front_own", "front_change"}, share)
 	if err != nil {
 		return err
 	}
-	return f.coll.Assign(&f.maps)
+	if err := f.coll.Assign(&f.maps); err != nil {
+		return err
+	}
+	return f.configure(false)
 }
 
-func (f *Front) attach(a kernel.Attachment, prog *ebpf.Program) error {
+// configure tells the data path of its devices, and whether sources of datagrams are learned no more.
+func (f *Front) configure(full bool) error {
+	c := frontFrontConfig{Tap: uint32(f.hold.ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI}
+	if full {
+		c.Full = 1
+	}
+	if f.onChange != nil {
+		c.News = 1
+	}
+	if err := f.maps.FrontSetup.Put(uint32(0), c); err != nil {
+		return fmt.Errorf("configuring the data path: %w", err)
+	}
+	return nil
+}
+
+// hasTCX is replaced by a test that wants the kernel to lack it.
+var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
+
+func (f *Front) attach(a kernel.TCX, prog *ebpf.Program) error {
+	if !hasTCX() {
+		c := clsact(a.Ifindex, a.Egress)
+		f.filters = append(f.filters, c)
+		return c.Attach(prog)
+	}
 	l, err := a.Attach(prog)
 	if err != nil {
 		return err
 	}
-	f.links = append(f.links, l)
+	side := "in"
+	if a.Egress {
+		side = "out"
+	}
+	f.links[fmt.Sprint(side, a.Ifindex)] = l
 	return nil
 }
 
-// Close ends the data path: packets go where the kernel's routes lead them.
+// clsact is a program's place where the kernel has no tcx (before 6.6): a filter of the device, which stays with it, and which the
+// next life of the front end exchanges.
+func clsact(ifindex int, egress bool) kernel.Clsact {
+	name := "weir_front_in"
+	if egress {
+		name = "weir_front_out"
+	}
+	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress}
+}
+
+// detach takes away filters that no link holds. Those of the front end's own devices go with these.
+func detach(o Options) error {
+	var errs []error
+	for _, name := range o.Devices {
+		if i, err := net.InterfaceByName(name); err == nil { // else it has gone, and its filter
+			errs = append(errs, clsact(i.Index, false).Detach(true))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close ends the data path, unless it is pinned: packets go where the kernel's routes lead them.
 func (f *Front) Close() {
 	for _, l := range f.links {
 		l.Close()
 	}
+	for _, c := range f.filters {
+		if !f.stays {
+			_ = f.ns.Do(func() error { return c.Detach(true) }) // its device may be gone
+		}
+	}
 	if f.hold != nil {
 		f.hold.close()
+	}
+	if f.tunnel != 0 && !f.stays {
+		_ = f.ns.Do(func() error { return netlink.LinkDel(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Index: f.tunnel}}) }) // may be gone
 	}
 	if f.coll != nil {
 		f.coll.Close()
 	}
 	f.maps.Close()
+	if f.ns != nil {
+		f.ns.Close()
+	}
 }
 
-// SetService has the data path know a service.
+// removeDevices takes away what stays of a front end that is not pinned any more.
+func removeDevices(o Options) error {
+	var errs []error
+	for _, name := range []string{o.Hold, o.Tunnel} {
+		l, err := netlink.LinkByName(name)
+		if errors.As(err, &netlink.LinkNotFoundError{}) || name == o.Tunnel && o.TunnelMTU == 0 {
+			continue
+		}
+		if err == nil {
+			err = netlink.LinkDel(l)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// SetService has the data path know a service. Services of different protocols may have one number: where they go by source, a
+// client keeps one host for all of them.
 func (f *Front) SetService(s Service) error {
 	if s.ID < 0 || s.ID >= maxServices {
 		return fmt.Errorf("service %d: a front end has %d, from 0 on", s.ID, maxServices)
 	}
-	k := frontFrontServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}
+	f.hold.mu.Lock()
+	f.hold.services[listen{s.Listen, s.Proto}] = s
+	f.hold.mu.Unlock()
+	if err := f.spread(s.ID); err != nil {
+		return err
+	}
+	if err := f.route(s.Listen.Addr()); err != nil {
+		return fmt.Errorf("service %s: the route for what this machine itself says to it: %w", s.Listen, err)
+	}
+	// Of fragments only the first has ports; the others are found by port 0.
+	fragment := s
+	fragment.Listen = netip.AddrPortFrom(s.Listen.Addr(), 0)
+	for _, e := range []struct {
+		s      Service
+		broken bool
+	}{{fragment, !f.fragmentsGo(s)}, {s, false}} {
+		if err := f.putService(e.s, e.broken); err != nil {
+			return fmt.Errorf("service %s: %w", s.Listen, err)
+		}
+	}
+	return nil
+}
+
+func (f *Front) putService(s Service, broken bool) error {
 	v := frontFrontService{Id: uint32(s.ID)}
 	if s.BySource {
 		v.BySource = 1
 	}
-	f.hold.mu.Lock()
-	f.hold.services[listen{s.Listen, s.Proto}] = s
-	f.hold.mu.Unlock()
-	if err := f.maps.FrontServices.Put(k, v); err != nil {
-		return fmt.Errorf("service %s: %w", s.Listen, err)
+	if broken {
+		v.Broken = 1
 	}
-	return nil
+	return f.maps.FrontServices.Put(frontFrontServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}, v)
+}
+
+// fragmentsGo says whether a fragment without ports, to a service's address, can only be for hosts that its source alone finds.
+func (f *Front) fragmentsGo(s Service) bool {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	for _, o := range f.hold.services {
+		if o.Listen.Addr() == s.Listen.Addr() && o.Proto == s.Proto && (!o.BySource || o.ID != s.ID) {
+			return false
+		}
+	}
+	return true
+}
+
+// route has the kernel send what this machine says to a service's address, errors about hosts' packets above all, to the device of
+// parked packets, where the data path takes it. Its MTU is that of tunnels: what the data path leaves to the kernel for being too
+// big for them the kernel answers.
+func (f *Front) route(a netip.Addr) error {
+	bits := a.BitLen()
+	r := &netlink.Route{LinkIndex: f.hold.ifindex, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}, Scope: netlink.SCOPE_LINK}
+	if f.tunnelMTU > 0 {
+		r.MTU, r.MTULock = f.tunnelMTU, true
+	}
+	return f.ns.Do(func() error { return netlink.RouteReplace(r) })
+}
+
+// keyOf is a client's flow of a service.
+func (f *Front) keyOf(client netip.AddrPort, service int) Key {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	for _, s := range f.hold.services {
+		if s.ID == service && s.BySource {
+			return Key{netip.AddrPortFrom(client.Addr(), 0), service}
+		}
+	}
+	return Key{client, service}
+}
+
+// serviceIDs are the numbers of the services that the data path knows.
+func (f *Front) serviceIDs() (ids []int) {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	for _, s := range f.hold.services {
+		if !slices.Contains(ids, s.ID) {
+			ids = append(ids, s.ID)
+		}
+	}
+	return ids
 }
 
 // Counts are packets and flows since New, as front.h's enum has them.
@@ -138,12 +324,16 @@ type Counts struct {
 	Full     uint64 // flows that there was no room for: they go by the hash
 	ICMP     uint64 // errors passed to a flow's owner
 	Stranger uint64 // packets of a service by who is none of its hosts, dropped
+	Fragment uint64 // later fragments of a service by flow, dropped
+	Big      uint64 // packets too big for their tunnel, left to the kernel to answer
+	Late     uint64 // packets of parked flows after their deadline: passed to the owner
 }
 
 // Counts reads them.
 func (f *Front) Counts() (Counts, error) {
 	var c Counts
-	for i, n := range []*uint64{&c.In, &c.Out, &c.Learned, &c.Held, &c.Mute, &c.NoReset, &c.NoHost, &c.Full, &c.ICMP, &c.Stranger} {
+	for i, n := range []*uint64{&c.In, &c.Out, &c.Learned, &c.Held, &c.Mute, &c.NoReset, &c.NoHost, &c.Full, &c.ICMP, &c.Stranger,
+		&c.Fragment, &c.Big, &c.Late} {
 		var each []uint64
 		if err := f.maps.FrontCounts.Lookup(uint32(i), &each); err != nil {
 			return c, fmt.Errorf("reading counts: %w", err)
@@ -153,15 +343,6 @@ func (f *Front) Counts() (Counts, error) {
 		}
 	}
 	return c, nil
-}
-
-// now is CLOCK_MONOTONIC in ns.
-func now() uint64 {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
-		return 0
-	}
-	return uint64(t.Nano())
 }
 
 var errHold = errors.New("the device of parked packets")

@@ -18,9 +18,14 @@ struct front_service_key {
 	__u8 pad;
 };
 
+/*
+ * A service is found by its port, and a later fragment of a packet to it, which has no ports, by
+ * port 0.
+ */
 struct front_service {
 	__u32 id;	 /* below FRONT_SERVICES */
-	__u32 by_source; /* a client's flows are of one host: its port does not matter */
+	__u16 by_source; /* a client's flows are of one host: its port does not matter */
+	__u16 broken;	 /* of port 0: a fragment's host is not known */
 };
 
 /* front_host is a server. */
@@ -28,6 +33,18 @@ struct front_host {
 	__u32 ifindex; /* where it is; 0: there is none of this number */
 	__u8 mac[6];   /* its own */
 	__u8 from[6];  /* of the interface that leads to it */
+	/* Where a tunnel leads to it: the other end, IPv4 as ::ffff:a.b.c.d. All zero: none does. */
+	__u8 tunnel[16];
+	__u32 tunnel6; /* it is an IPv6 address */
+};
+
+/* front_config is what the agent may change under traffic. */
+struct front_config {
+	__u32 tap;    /* interface where packets of parked flows go */
+	__u32 tunnel; /* interface of tunnels, or 0 */
+	__u32 vni;    /* of packets in them */
+	__u32 full;   /* learn no source from datagrams: flows have the rest of the room */
+	__u32 news; /* tell the agent of flows that are learned: another front end wants to know */
 };
 
 /* front_mac_key finds the host that a packet comes from. */
@@ -35,6 +52,11 @@ struct front_mac_key {
 	__u32 ifindex;
 	__u8 mac[6];
 	__u16 pad;
+};
+
+/* front_tunnel_key finds the host that a packet out of a tunnel comes from. */
+struct front_tunnel_key {
+	__u8 addr[16];
 };
 
 /* front_flow_key is a flow of a service, as the client's packets have it. */
@@ -53,6 +75,8 @@ struct front_flow {
 	__u64 seen; /* CLOCK_MONOTONIC in ns, of the latest packet */
 	__u64 in;   /* packets */
 	__u64 out;
+	__u64 until; /* CLOCK_MONOTONIC in ns: parked no longer, also if nobody is there to end it */
+	__u64 life;  /* instance of the owner's agent that flipped it, 0: none has */
 	__u32 flags;
 	__u32 pad;
 };
@@ -63,6 +87,9 @@ struct front_change_args {
 	__u32 pad;
 	__u64 have;
 	__u64 want;
+	__u64 until; /* 0: it stays */
+	__u64 life;
+	__u64 seen; /* it has been, elsewhere */
 };
 
 enum { FRONT_CHANGED, FRONT_IS_OTHER, FRONT_IS_NONE }; /* what it returns */
@@ -72,10 +99,14 @@ enum { FRONT_CHANGED, FRONT_IS_OTHER, FRONT_IS_NONE }; /* what it returns */
 #define FRONT_BEFORE	(0x3ffULL << 20)
 #define FRONT_PARKED(w) ((w) >> 31 & 1)
 
+/* The mark of a packet that is to wait, on its way to the device where others only turn round. */
+#define FRONT_MARK 0x77656972
+
 /* Flags of a flow: what has been seen of it. */
 #define FRONT_FIN_IN  1
 #define FRONT_FIN_OUT 2
 #define FRONT_RST     4
+#define FRONT_TOLD    8 /* not seen but told: it does not go for want of packets */
 
 /* Why packets did not go on, or went another way: front_counts. */
 enum {
@@ -89,6 +120,9 @@ enum {
 	FRONT_FULL,	/* flows that there was no room for: they go by the hash */
 	FRONT_ICMP,	/* errors that went to a flow's owner */
 	FRONT_STRANGER, /* packets of a service by who is none of its hosts */
+	FRONT_FRAGMENT, /* later fragments of a service by flow: nobody knows whose they are */
+	FRONT_BIG,	/* too big for the tunnel: the kernel says so to the client */
+	FRONT_LATE,	/* of parked flows whose deadline has passed */
 	FRONT_COUNTS,
 };
 

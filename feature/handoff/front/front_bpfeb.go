@@ -14,11 +14,23 @@ import (
 )
 
 type frontFrontChangeArgs struct {
-	_    structs.HostLayout
-	Key  frontFrontFlowKey
-	Pad  uint32
-	Have uint64
-	Want uint64
+	_     structs.HostLayout
+	Key   frontFrontFlowKey
+	Pad   uint32
+	Have  uint64
+	Want  uint64
+	Until uint64
+	Life  uint64
+	Seen  uint64
+}
+
+type frontFrontConfig struct {
+	_      structs.HostLayout
+	Tap    uint32
+	Tunnel uint32
+	Vni    uint32
+	Full   uint32
+	News   uint32
 }
 
 type frontFrontFlow struct {
@@ -27,6 +39,8 @@ type frontFrontFlow struct {
 	Seen  uint64
 	In    uint64
 	Out   uint64
+	Until uint64
+	Life  uint64
 	Flags uint32
 	Pad   uint32
 }
@@ -43,6 +57,8 @@ type frontFrontHost struct {
 	Ifindex uint32
 	Mac     [6]uint8
 	From    [6]uint8
+	Tunnel  [16]uint8
+	Tunnel6 uint32
 }
 
 type frontFrontMacKey struct {
@@ -55,7 +71,8 @@ type frontFrontMacKey struct {
 type frontFrontService struct {
 	_        structs.HostLayout
 	Id       uint32
-	BySource uint32
+	BySource uint16
+	Broken   uint16
 }
 
 type frontFrontServiceKey struct {
@@ -66,6 +83,11 @@ type frontFrontServiceKey struct {
 	Pad   uint8
 }
 
+type frontFrontTunnelKey struct {
+	_    structs.HostLayout
+	Addr [16]uint8
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -73,14 +95,17 @@ const (
 	frontMapFrontCounts         = "front_counts"
 	frontMapFrontFlows          = "front_flows"
 	frontMapFrontHosts          = "front_hosts"
+	frontMapFrontLearned        = "front_learned"
 	frontMapFrontMacs           = "front_macs"
 	frontMapFrontRing           = "front_ring"
 	frontMapFrontServices       = "front_services"
+	frontMapFrontSetup          = "front_setup"
+	frontMapFrontTunnels        = "front_tunnels"
 	frontProgFrontAgain         = "front_again"
 	frontProgFrontChange        = "front_change"
 	frontProgFrontIn            = "front_in"
+	frontProgFrontOwn           = "front_own"
 	frontVarFrontChangeArgsType = "front_change_args_type"
-	frontVarFrontTapIfindex     = "front_tap_ifindex"
 )
 
 // loadFront returns the embedded CollectionSpec for front.
@@ -128,6 +153,7 @@ type frontProgramSpecs struct {
 	FrontAgain  *ebpf.ProgramSpec `ebpf:"front_again"`
 	FrontChange *ebpf.ProgramSpec `ebpf:"front_change"`
 	FrontIn     *ebpf.ProgramSpec `ebpf:"front_in"`
+	FrontOwn    *ebpf.ProgramSpec `ebpf:"front_own"`
 }
 
 // frontMapSpecs contains maps before they are loaded into the kernel.
@@ -137,9 +163,12 @@ type frontMapSpecs struct {
 	FrontCounts   *ebpf.MapSpec `ebpf:"front_counts"`
 	FrontFlows    *ebpf.MapSpec `ebpf:"front_flows"`
 	FrontHosts    *ebpf.MapSpec `ebpf:"front_hosts"`
+	FrontLearned  *ebpf.MapSpec `ebpf:"front_learned"`
 	FrontMacs     *ebpf.MapSpec `ebpf:"front_macs"`
 	FrontRing     *ebpf.MapSpec `ebpf:"front_ring"`
 	FrontServices *ebpf.MapSpec `ebpf:"front_services"`
+	FrontSetup    *ebpf.MapSpec `ebpf:"front_setup"`
+	FrontTunnels  *ebpf.MapSpec `ebpf:"front_tunnels"`
 }
 
 // frontVariableSpecs contains global variables before they are loaded into the kernel.
@@ -147,7 +176,6 @@ type frontMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type frontVariableSpecs struct {
 	FrontChangeArgsType *ebpf.VariableSpec `ebpf:"front_change_args_type"`
-	FrontTapIfindex     *ebpf.VariableSpec `ebpf:"front_tap_ifindex"`
 }
 
 // frontObjects contains all objects after they have been loaded into the kernel.
@@ -173,9 +201,12 @@ type frontMaps struct {
 	FrontCounts   *ebpf.Map `ebpf:"front_counts"`
 	FrontFlows    *ebpf.Map `ebpf:"front_flows"`
 	FrontHosts    *ebpf.Map `ebpf:"front_hosts"`
+	FrontLearned  *ebpf.Map `ebpf:"front_learned"`
 	FrontMacs     *ebpf.Map `ebpf:"front_macs"`
 	FrontRing     *ebpf.Map `ebpf:"front_ring"`
 	FrontServices *ebpf.Map `ebpf:"front_services"`
+	FrontSetup    *ebpf.Map `ebpf:"front_setup"`
+	FrontTunnels  *ebpf.Map `ebpf:"front_tunnels"`
 }
 
 func (m *frontMaps) Close() error {
@@ -183,9 +214,12 @@ func (m *frontMaps) Close() error {
 		m.FrontCounts,
 		m.FrontFlows,
 		m.FrontHosts,
+		m.FrontLearned,
 		m.FrontMacs,
 		m.FrontRing,
 		m.FrontServices,
+		m.FrontSetup,
+		m.FrontTunnels,
 	)
 }
 
@@ -194,7 +228,6 @@ func (m *frontMaps) Close() error {
 // It can be passed to loadFrontObjects or ebpf.CollectionSpec.LoadAndAssign.
 type frontVariables struct {
 	FrontChangeArgsType *ebpf.Variable `ebpf:"front_change_args_type"`
-	FrontTapIfindex     *ebpf.Variable `ebpf:"front_tap_ifindex"`
 }
 
 // frontPrograms contains all programs after they have been loaded into the kernel.
@@ -204,6 +237,7 @@ type frontPrograms struct {
 	FrontAgain  *ebpf.Program `ebpf:"front_again"`
 	FrontChange *ebpf.Program `ebpf:"front_change"`
 	FrontIn     *ebpf.Program `ebpf:"front_in"`
+	FrontOwn    *ebpf.Program `ebpf:"front_own"`
 }
 
 func (p *frontPrograms) Close() error {
@@ -211,6 +245,7 @@ func (p *frontPrograms) Close() error {
 		p.FrontAgain,
 		p.FrontChange,
 		p.FrontIn,
+		p.FrontOwn,
 	)
 }
 

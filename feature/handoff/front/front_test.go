@@ -6,19 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"os"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/feature/handoff/move"
-	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/kernel"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -32,163 +26,6 @@ func prefix(format string, a ...any) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf(format, a...))
 }
 
-// scene is a client, a front end and two hosts that have the service's address.
-type scene struct {
-	client *netns.Handle
-	hosts  [2]*netns.Handle
-	f      *Front
-	served bool
-}
-
-// newScene wires four namespaces: the client at device c, host i at device h<i>.
-func newScene(t *testing.T) *scene {
-	t.Helper()
-	nstest.NeedRoot(t)
-	if err := kernel.TCXLink.Check(); err != nil {
-		t.Skip("need: kernel", err)
-	}
-	front, client := nstest.NewNetns(t), nstest.NewNetns(t)
-	var hosts [2]*netns.Handle
-	var f *Front
-	nstest.Cable(t, client, "w0", front, "c")
-	nstest.Address(t, client, "w0", prefix("10.1.0.2/24"), prefix("fd01::2/64"))
-	nstest.Address(t, front, "c", prefix("10.1.0.1/24"), prefix("fd01::1/64"))
-	route(t, client, "w0", "0.0.0.0/0", "10.1.0.1")
-	route(t, client, "w0", "::/0", "fd01::1")
-	devices := []string{"c"}
-	var servers []Host
-	for i := range hosts {
-		name := fmt.Sprint("h", i+1)
-		hosts[i] = nstest.NewNetns(t)
-		nstest.Cable(t, hosts[i], "w0", front, name)
-		nstest.Address(t, hosts[i], "w0", prefix("10.2.%d.2/24", i), prefix("fd02:%d::2/64", i))
-		nstest.Address(t, front, name, prefix("10.2.%d.1/24", i), prefix("fd02:%d::1/64", i))
-		nstest.Address(t, hosts[i], "lo", netip.PrefixFrom(service4.Addr(), 32), netip.PrefixFrom(service6.Addr(), 128))
-		route(t, hosts[i], "w0", "0.0.0.0/0", fmt.Sprintf("10.2.%d.1", i))
-		route(t, hosts[i], "w0", "::/0", fmt.Sprintf("fd02:%d::1", i))
-		devices = append(devices, name)
-		servers = append(servers, Host{Number: move.Host(i + 1), Name: name, Interface: nstest.Ifindex(t, front, name), MAC: mac(t, hosts[i]), Weight: 1})
-	}
-	do(t, front, func() (err error) {
-		for _, f := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
-			if err := os.WriteFile("/proc/sys/"+f, []byte("1"), 0); err != nil {
-				return err
-			}
-		}
-		f, err = New(Options{Devices: devices})
-		if err != nil {
-			return err
-		}
-		t.Cleanup(f.Close)
-		for id, listen := range []netip.AddrPort{service4, service6} {
-			if err := f.SetService(Service{ID: id, Listen: listen, Proto: unix.IPPROTO_TCP}); err != nil {
-				return err
-			}
-		}
-		return f.SetHosts(servers)
-	})
-	return &scene{client: client, hosts: hosts, f: f}
-}
-
-func do(t *testing.T, ns *netns.Handle, f func() error) {
-	t.Helper()
-	if err := ns.Do(f); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func route(t *testing.T, ns *netns.Handle, device, to, via string) {
-	t.Helper()
-	_, dst, err := net.ParseCIDR(to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	do(t, ns, func() error {
-		l, err := netlink.LinkByName(device)
-		if err != nil {
-			return err
-		}
-		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Gw: net.ParseIP(via)})
-	})
-}
-
-func mac(t *testing.T, ns *netns.Handle) (out net.HardwareAddr) {
-	t.Helper()
-	do(t, ns, func() error {
-		l, err := netlink.LinkByName("w0")
-		if err == nil {
-			out = l.Attrs().HardwareAddr
-		}
-		return err
-	})
-	return out
-}
-
-// serve echoes at both hosts, each line with the host's number before it.
-func serve(t *testing.T, hosts [2]*netns.Handle, at netip.AddrPort) {
-	t.Helper()
-	for i, ns := range hosts {
-		do(t, ns, func() error {
-			l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
-			if err != nil {
-				return err
-			}
-			t.Cleanup(func() { l.Close() })
-			go func() {
-				for {
-					c, err := l.Accept()
-					if err != nil {
-						return
-					}
-					go func() {
-						defer c.Close()
-						b := make([]byte, 4096)
-						for {
-							n, err := c.Read(b)
-							if err != nil {
-								return
-							}
-							if _, err := fmt.Fprintf(c, "%d%s", i+1, b[:n]); err != nil {
-								return
-							}
-						}
-					}()
-				}
-			}()
-			return nil
-		})
-	}
-}
-
-func dial(t *testing.T, client *netns.Handle, to netip.AddrPort) net.Conn {
-	t.Helper()
-	var c net.Conn
-	do(t, client, func() (err error) {
-		c, err = net.DialTimeout("tcp", to.String(), 5*time.Second)
-		return err
-	})
-	t.Cleanup(func() { c.Close() })
-	return c
-}
-
-func keyOfConn(c net.Conn, service int) Key {
-	a := c.LocalAddr().(*net.TCPAddr).AddrPort()
-	return Key{Client: netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), Service: service}
-}
-
-// ask sends a word and says what came back within a while.
-func ask(c net.Conn, word string, wait time.Duration) (string, error) {
-	if _, err := io.WriteString(c, word); err != nil {
-		return "", err
-	}
-	if err := c.SetReadDeadline(time.Now().Add(wait)); err != nil {
-		return "", err
-	}
-	b := make([]byte, 64)
-	n, err := c.Read(b)
-	return string(b[:n]), err
-}
-
 // New flows are spread over the hosts, and each stays where it is; both families.
 func TestSpread(t *testing.T) {
 	sc := newScene(t)
@@ -198,11 +35,11 @@ func TestSpread(t *testing.T) {
 		of := map[byte]int{}
 		for range 40 {
 			c := dial(t, client, at)
-			first, err := ask(c, "a", 5*time.Second)
+			first, err := ask(c, "a", patience)
 			if err != nil {
 				t.Fatal(err)
 			}
-			again, err := ask(c, "b", 5*time.Second)
+			again, err := ask(c, "b", patience)
 			if err != nil || first[0] != again[0] {
 				t.Fatalf("%q, then %q, %v", first, again, err)
 			}
@@ -228,7 +65,7 @@ func TestPark(t *testing.T) {
 	client, hosts, f := sc.client, sc.hosts, sc.f
 	serve(t, hosts, service4)
 	c := dial(t, client, service4)
-	first, err := ask(c, "a", 5*time.Second)
+	first, err := ask(c, "a", patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +85,7 @@ func TestPark(t *testing.T) {
 	if err != nil || waited == 0 {
 		t.Fatalf("%d waited, %v", waited, err)
 	}
-	if err := c.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	got := make([]byte, 0, 16)
@@ -276,7 +113,7 @@ func TestMute(t *testing.T) {
 	client, hosts, f := sc.client, sc.hosts, sc.f
 	serve(t, hosts, service4)
 	c := dial(t, client, service4)
-	if _, err := ask(c, "a", 5*time.Second); err != nil {
+	if _, err := ask(c, "a", patience); err != nil {
 		t.Fatal(err)
 	}
 	k := keyOfConn(c, 0)
@@ -300,7 +137,7 @@ func TestMute(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	b := make([]byte, 8)
@@ -323,7 +160,7 @@ func TestForget(t *testing.T) {
 	var keys []Key
 	for i := range 3 {
 		c := dial(t, client, service4)
-		if _, err := ask(c, "a", 5*time.Second); err != nil {
+		if _, err := ask(c, "a", patience); err != nil {
 			t.Fatal(err)
 		}
 		keys = append(keys, keyOfConn(c, 0))
@@ -334,7 +171,7 @@ func TestForget(t *testing.T) {
 	if _, err := f.Change(keys[2], func(fl *Flow) { fl.To = 3 - fl.Owner }); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		if fl, err := f.Flow(keys[1]); err == nil && fl.Ended || time.Now().After(end) {
 			break
 		}

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
 )
 
 // hold is a TAP device, to which the data path redirects the packets of parked flows. With a virtio header (IFF_VNET_HDR)
@@ -41,27 +43,33 @@ const (
 	mostFrame  = 1<<16 + 64 // a merged segment, and headers
 )
 
-func newHold(name string) (*hold, error) {
+// newHold makes the device, or takes the one that is there. stays: it is there without us, too.
+func newHold(name string, stays bool) (*hold, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%w: /dev/net/tun: %w (the kernel needs CONFIG_TUN)", errHold, err)
 	}
 	h := &hold{fd: fd, buf: make([]byte, mostFrame+vnetHeader), services: map[listen]Service{}, queues: map[Key]*queue{}}
-	if err := h.setUp(name); err != nil {
+	if err := h.setUp(name, stays); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("%w %s: %w", errHold, name, err)
 	}
 	return h, nil
 }
 
-func (h *hold) setUp(name string) error {
+func (h *hold) setUp(name string, stays bool) error {
 	ifr, err := unix.NewIfreq(name)
 	if err != nil {
 		return err
 	}
 	ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
 	if err := unix.IoctlIfreq(h.fd, unix.TUNSETIFF, ifr); err != nil {
-		return fmt.Errorf("TUNSETIFF: %w", err)
+		return fmt.Errorf("TUNSETIFF: %w (is another front end here?)", err)
+	}
+	if stays {
+		if err := unix.IoctlSetInt(h.fd, unix.TUNSETPERSIST, 1); err != nil {
+			return fmt.Errorf("TUNSETPERSIST: %w", err)
+		}
 	}
 	const offloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN
 	if err := unix.IoctlSetInt(h.fd, unix.TUNSETOFFLOAD, offloads); err != nil {
@@ -97,7 +105,7 @@ func (f *Front) Park(k Key) error {
 	if f.hold.queues[k] == nil {
 		f.hold.queues[k] = &queue{}
 	}
-	_, err := f.Change(k, func(fl *Flow) { fl.Parked = true })
+	_, err := f.change(k, kernel.Monotonic()+uint64(f.parkFor), 0, func(fl *Flow) { fl.Parked = true })
 	if err != nil {
 		f.hold.forget(k)
 	}

@@ -11,8 +11,12 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/tunnel"
 )
 
 // MostHosts is the highest number that a host may have.
@@ -21,18 +25,21 @@ const MostHosts = move.Host(1<<10 - 1)
 // Buckets is how many parts a service's new flows are spread in; each goes to one host.
 const Buckets = 4096
 
-// Host is a server behind the front end, on a segment with it.
+// Host is a server behind the front end: on a segment with it, or at the other end of a tunnel. See [Locate].
 type Host struct {
 	Number    move.Host // 1 to MostHosts
 	Name      string    // by which new flows are spread: it stays when numbers change
 	Interface int       // of the front end, that leads to it
 	MAC       net.HardwareAddr
-	Weight    int // of its share of new flows; 0 for none
+	Weight    int        // of its share of new flows; 0 for none
+	Tunnel    netip.Addr // the other end, in place of Interface and MAC; see package tunnel. [Options].TunnelMTU must be set
+	Services  []int      // that it gets new flows of; nil: of all
 }
 
 // Service is what clients ask for. Its address is on every host.
 type Service struct {
-	ID       int // below 64
+	Name     string // for people, and hosts that register for it
+	ID       int    // below 64
 	Listen   netip.AddrPort
 	Proto    uint8 // unix.IPPROTO_TCP or IPPROTO_UDP
 	BySource bool  // all flows of a client's address are of one host
@@ -44,12 +51,14 @@ func (h Host) check() error {
 		return fmt.Errorf("host %s: number %d: take one of 1 to %d", h.Name, h.Number, MostHosts)
 	case h.Name == "":
 		return fmt.Errorf("host %d has no name", h.Number)
+	case h.Weight < 0:
+		return fmt.Errorf("host %s: weight %d: it must not be below 0", h.Name, h.Weight)
+	case h.Tunnel.IsValid():
+		return nil
 	case len(h.MAC) != 6:
 		return fmt.Errorf("host %s: MAC address %q: give one of six bytes", h.Name, h.MAC)
 	case h.Interface <= 0:
 		return fmt.Errorf("host %s: no interface leads to it", h.Name)
-	case h.Weight < 0:
-		return fmt.Errorf("host %s: weight %d: it must not be below 0", h.Name, h.Weight)
 	}
 	return nil
 }
@@ -76,8 +85,8 @@ func ring(hosts []Host) []uint16 {
 // score is -weight / ln(u), with u a number between 0 and 1 that only depends on the host's name and the bucket.
 func score(h Host, bucket int) float64 {
 	f := fnv.New64a()
-	fmt.Fprintf(f, "%d/%s", bucket, h.Name)
-	x := f.Sum64() // fnv's upper bits are alike for alike words: mixed once more, as splitmix64 does
+	_, _ = f.Write(append(append(strconv.AppendInt(make([]byte, 0, 64), int64(bucket), 10), '/'), h.Name...)) // it does not fail
+	x := f.Sum64()                                                                                            // fnv's upper bits are alike for alike words: mixed once more, as splitmix64 does
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	x ^= x >> 31
@@ -100,54 +109,100 @@ func (f *Front) SetHosts(hosts []Host) error {
 		return err
 	}
 	for _, h := range hosts {
-		if err := f.putHost(h); err != nil {
-			return err
-		}
+		errs = append(errs, f.putHost(h)) // one whose interface has gone is not to keep the others from being set
 	}
-	buckets := ring(hosts)
-	for service := range maxServices {
-		for i, host := range buckets {
-			if err := f.maps.FrontRing.Put(uint32(service*Buckets+i), host); err != nil {
-				return fmt.Errorf("spreading new flows: %w", err)
-			}
-		}
+	f.mu.Lock()
+	f.hosts = slices.Clone(hosts)
+	f.mu.Unlock()
+	for _, id := range f.serviceIDs() {
+		errs = append(errs, f.spread(id))
 	}
-	return f.dropHosts(seen)
+	return errors.Join(append(errs, f.dropHosts(hosts))...)
+}
+
+// spread has new flows of a service go by the hosts' weights.
+func (f *Front) spread(service int) error {
+	f.mu.Lock()
+	hosts := slices.DeleteFunc(slices.Clone(f.hosts), func(h Host) bool { return h.Services != nil && !slices.Contains(h.Services, service) })
+	known := f.hosts != nil
+	f.mu.Unlock()
+	if !known {
+		return nil // until there are hosts
+	}
+	keys := make([]uint32, Buckets)
+	for i := range keys {
+		keys[i] = uint32(service*Buckets + i)
+	}
+	if _, err := f.maps.FrontRing.BatchUpdate(keys, ring(hosts), nil); err != nil {
+		return fmt.Errorf("spreading new flows of service %d: %w", service, err)
+	}
+	return nil
 }
 
 func (f *Front) putHost(h Host) error {
-	from, err := interfaceMAC(h.Interface)
+	if h.Tunnel.IsValid() {
+		return f.putTunnel(h)
+	}
+	var from [6]uint8
+	err := f.ns.Do(func() (err error) { from, err = interfaceMAC(h.Interface); return err })
 	if err != nil {
 		return fmt.Errorf("host %s: %w", h.Name, err)
 	}
 	v := frontFrontHost{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC), From: from}
-	if err := f.maps.FrontHosts.Put(uint32(h.Number), v); err != nil {
-		return fmt.Errorf("host %s: %w", h.Name, err)
-	}
 	k := frontFrontMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}
-	if err := f.maps.FrontMacs.Put(k, uint32(h.Number)); err != nil {
+	if err := errors.Join(f.maps.FrontMacs.Put(k, uint32(h.Number)), f.maps.FrontHosts.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("host %s: %w", h.Name, err)
 	}
 	return nil
 }
 
-// dropHosts takes away those that are not to stay.
-func (f *Front) dropHosts(stay map[move.Host]bool) error {
-	var gone []frontFrontMacKey
-	var k frontFrontMacKey
+func (f *Front) putTunnel(h Host) error {
+	if f.tunnel == 0 {
+		return fmt.Errorf("host %s: it is at the end of a tunnel, and the front end has no MTU for tunnels", h.Name)
+	}
+	far := h.Tunnel.Unmap()
+	v := frontFrontHost{Ifindex: uint32(f.tunnel), Mac: [6]uint8(tunnel.HostMAC), From: [6]uint8(tunnel.FrontMAC), Tunnel: far.As16()}
+	if far.Is6() {
+		v.Tunnel6 = 1
+	}
+	k := frontFrontTunnelKey{Addr: far.As16()}
+	if err := errors.Join(f.maps.FrontTunnels.Put(k, uint32(h.Number)), f.maps.FrontHosts.Put(uint32(h.Number), v)); err != nil {
+		return fmt.Errorf("host %s: %w", h.Name, err)
+	}
+	return nil
+}
+
+// dropHosts takes away those that are not to stay, and the places where others have been before.
+func (f *Front) dropHosts(hosts []Host) error {
+	macs, ends := map[frontFrontMacKey]bool{}, map[frontFrontTunnelKey]bool{}
+	stay := map[uint32]bool{}
+	for _, h := range hosts {
+		stay[uint32(h.Number)] = true
+		if h.Tunnel.IsValid() {
+			ends[frontFrontTunnelKey{Addr: h.Tunnel.As16()}] = true
+		} else {
+			macs[frontFrontMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}] = true
+		}
+	}
+	return errors.Join(dropPlaces(f, f.maps.FrontMacs, macs, stay), dropPlaces(f, f.maps.FrontTunnels, ends, stay))
+}
+
+func dropPlaces[K comparable](f *Front, m *ebpf.Map, keep map[K]bool, stay map[uint32]bool) error {
+	gone := map[K]uint32{}
+	var k K
 	var number uint32
-	it := f.maps.FrontMacs.Iterate()
+	it := m.Iterate()
 	for it.Next(&k, &number) {
-		if !stay[move.Host(number)] {
-			gone = append(gone, k)
+		if !keep[k] {
+			gone[k] = number
 		}
 	}
 	err := it.Err()
-	for _, k := range gone {
-		if e := f.maps.FrontMacs.Lookup(k, &number); e == nil {
+	for k, number := range gone {
+		if !stay[number] {
 			err = errors.Join(err, f.maps.FrontHosts.Put(number, frontFrontHost{}))
 		}
-		err = errors.Join(err, f.maps.FrontMacs.Delete(k))
+		err = errors.Join(err, m.Delete(k))
 	}
 	return err
 }

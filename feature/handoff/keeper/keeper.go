@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/heap"
 )
 
 // Options say what a keeper keeps, and for whom. The zero value is for root and the
@@ -32,7 +33,11 @@ type Options struct {
 	MaxSessions int           // sockets of one service; default 10,000
 	MaxState    int64         // bytes of state of one session; default 1 MiB
 	MaxTotal    int64         // bytes of state of all; default 256 MiB
-	Log         *slog.Logger  // default: nothing is logged
+
+	// Store takes, as the keeper ends, the sockets that wait for a member, for the next
+	// keeper's Inherit; nil: they are reset. See the function Store.
+	Store func(fds []int) error
+	Log   *slog.Logger // default: nothing is logged
 }
 
 // Limits that are not configured.
@@ -40,6 +45,7 @@ const (
 	helloTime       = 5 * time.Second // for a process to say who it is
 	slowTime        = 2 * time.Second // for a member to answer for what it was given
 	drainTime       = 100 * time.Millisecond
+	lastWords       = 50 * time.Millisecond // of members, when the keeper ends
 	tick            = 100 * time.Millisecond
 	maxQueue        = 100_000 // messages that a member has not read
 	connectionsEach = 64      // connections of one user; root is not limited
@@ -131,8 +137,9 @@ func Listen(path string) (*net.UnixListener, error) {
 }
 
 // Serve serves members until ctx is done. Their sessions are theirs then as before,
-// without a keeper; those that wait for a member are reset.
+// without a keeper; those that wait for a member go to Options.Store, else are reset.
 func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
+	heap.Reserve()
 	var members sync.WaitGroup
 	defer k.close()
 	defer members.Wait()
@@ -171,6 +178,7 @@ func (k *Keeper) watch(ctx context.Context) {
 			k.mu.Lock()
 			for _, s := range k.services {
 				k.expire(s, now)
+				k.overdue(s, now)
 				k.place(s, now)
 				k.forget(s)
 			}
@@ -184,6 +192,9 @@ func (k *Keeper) close() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.closed = true
+	if err := k.bequeath(); err != nil {
+		k.Log.Warn("what waits for a member cannot be left to the next keeper", "reason", err)
+	}
 	for _, s := range k.sessions {
 		k.remove(s, s.owner == nil)
 	}

@@ -28,12 +28,15 @@ type member struct {
 	serial  uint64 // the younger, the larger
 	since   time.Time
 	ready   bool // may be given sessions
+	load    uint32
+	loaded  bool // it has said its load
 	gone    bool // not connected any more
 
 	released context.CancelFunc // once gone: nothing is left to wait for
 
 	sessions map[uint64]*session
 	given    map[uint64]time.Time // what it has not answered for, since when
+	parks    map[uint64]*session  // that it wants to wait
 
 	queue []outgoing // what it has not read; the next is the first
 	kick  chan struct{}
@@ -66,10 +69,14 @@ func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
 		k.give(p.UID)
 		return
 	}
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
 	conn.SetReadDeadline(time.Now().Add(helloTime))
-	m := &member{conn: conn, process: p, since: time.Now(), sessions: map[uint64]*session{}, given: map[uint64]time.Time{}, kick: make(chan struct{}, 1)}
+	// As the keeper ends, what the member has said already counts: that it leaves, say.
+	stop := context.AfterFunc(ctx, func() {
+		conn.SetReadDeadline(time.Now().Add(lastWords))
+		time.AfterFunc(time.Second, func() { conn.Close() }) // of one that never stops talking
+	})
+	defer stop()
+	m := &member{conn: conn, process: p, since: time.Now(), sessions: map[uint64]*session{}, given: map[uint64]time.Time{}, parks: map[uint64]*session{}, kick: make(chan struct{}, 1)}
 	ended := make(chan struct{})
 	go m.write(k, ended)
 	err = k.read(ctx, m)
@@ -79,6 +86,7 @@ func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
 	if err != nil && ctx.Err() == nil {
 		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "reason", err)
 	}
+	k.releaseAll(m)
 	k.leave(ctx, m)
 }
 
@@ -91,15 +99,19 @@ func (m *member) serviceName() string {
 
 // read takes messages until the process has exited or closes the connection.
 func (k *Keeper) read(ctx context.Context, m *member) error {
+	receive := m.conn.Receive
 	for {
-		msg, fds, err := m.conn.Receive()
+		msg, fds, err := receive()
 		switch {
-		case err == io.EOF:
+		case err == io.EOF, errors.Is(err, wire.ErrEmpty):
 			return nil
 		case errors.Is(err, os.ErrDeadlineExceeded) && m.service == nil:
 			return errors.New("it did not say in time who it is")
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil // exited, and the connection is open in a child of it
+			// It has exited, and the connection may be open in a child of it; or the keeper ends.
+			// What it has said before counts, however long that takes.
+			receive = m.conn.TryReceive
+			continue
 		case errors.Is(err, wire.ErrMalformed):
 			m.conn.TrySend(&wire.Message{Type: wire.Error, Number: uint32(wire.Malformed), Text: short(err.Error())})
 			return err
@@ -112,7 +124,7 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 			m.conn.TrySend(errorMessage(&msg, err))
 			return err
 		}
-		fds, err = k.fetch(&msg, fds)
+		fds, err = k.fetch(m, &msg, fds)
 		if err == nil {
 			fds = k.handle(ctx, m, &msg, fds)
 		} else {
@@ -125,7 +137,7 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 }
 
 // fetch reads a state that did not fit its message, before anything is locked.
-func (k *Keeper) fetch(msg *wire.Message, fds []int) ([]int, error) {
+func (k *Keeper) fetch(m *member, msg *wire.Message, fds []int) ([]int, error) {
 	if msg.Flags&wire.StateFD == 0 {
 		return fds, nil
 	}
@@ -133,7 +145,11 @@ func (k *Keeper) fetch(msg *wire.Message, fds []int) ([]int, error) {
 		return fds, wire.Errorf(wire.BadSocket, "the descriptor of the state is missing")
 	}
 	last := len(fds) - 1
-	if err := msg.Fetch(fds[last], k.MaxState); err != nil {
+	limit := k.MaxState
+	if wire.Elsewhere(m.name) { // see update
+		limit = wire.MaxState
+	}
+	if err := msg.Fetch(fds[last], limit); err != nil {
 		return fds, err
 	}
 	unix.Close(fds[last])
@@ -151,6 +167,12 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 		return k.report(ctx, m, msg, fds)
 	case msg.Type == wire.Send:
 		answer, err = k.ask(ctx, m, msg)
+	case msg.Type == wire.Park:
+		if err = k.park(ctx, m, msg); err == nil {
+			return fds // answered when the session waits
+		}
+	case msg.Type == wire.Release:
+		err = k.release(m, msg)
 	case m.service == nil:
 		err = wire.Errorf(wire.Refused, "say hello first, with the name of a service")
 	default:
@@ -163,6 +185,9 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.reply(m, msg, answer, err)
+	if msg.Type == wire.Hello && err == nil {
+		k.tellLoads(m) // Welcome comes first
+	}
 	return fds
 }
 
@@ -275,6 +300,10 @@ func (m *member) flush(k *Keeper) bool {
 	return false
 }
 
+// left says whether the process has given the connection up. What it sent before may not all be read yet: one that found
+// the keeper slow connects anew, and says there at once what it has.
+func (m *member) left() bool { return m.gone || m.conn.Ended() }
+
 // hello admits a process to a service.
 func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message) (*wire.Message, error) {
 	switch {
@@ -285,13 +314,16 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message) (*wire
 	case !wire.ValidName(msg.Name):
 		return nil, wire.Errorf(wire.Malformed, "%q is no name for a member: use 1 to %d printable characters without spaces", msg.Name, wire.MaxName)
 	}
-	if err := k.authorise(ctx, msg.Text, m.process); err != nil {
+	if err := k.authorise(ctx, msg.Text, msg.Name, m.process); err != nil {
 		k.mu.Lock()
 		k.refused++
 		k.mu.Unlock()
 		return nil, wire.Errorf(wire.Refused, "%v", err)
 	}
 	m.conn.SetReadDeadline(time.Time{})
+	if ctx.Err() != nil {
+		m.conn.Close() // the deadline just lifted was that of the keeper's end
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.serial++
@@ -302,7 +334,7 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message) (*wire
 	return &wire.Message{Type: wire.Welcome, Read: uint64(k.MaxState), Written: uint64(k.MaxSessions)}, nil
 }
 
-// watchExit ends a connection whose process has exited, when what it has sent is read:
+// watchExit ends a connection whose process has exited, when all that it has sent is read:
 // a child may hold it open. Nearly always the connection has ended by itself.
 func (k *Keeper) watchExit(ctx context.Context, m *member) {
 	if m.process.wait(ctx) == nil {
@@ -311,9 +343,12 @@ func (k *Keeper) watchExit(ctx context.Context, m *member) {
 }
 
 // authorise says whether a process may be a member of a service.
-func (k *Keeper) authorise(ctx context.Context, service string, p *process) error {
+func (k *Keeper) authorise(ctx context.Context, service, name string, p *process) error {
 	if p.UID == 0 || int(p.UID) == os.Geteuid() {
 		return nil
+	}
+	if wire.Elsewhere(name) {
+		return fmt.Errorf("user %d may not speak for another server: names that begin with @ are for root's agents", p.UID)
 	}
 	if k.Allow == nil {
 		return fmt.Errorf("user %d may not be a member of %s: this keeper is for root alone", p.UID, service)

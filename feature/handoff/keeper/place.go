@@ -35,6 +35,10 @@ func (k *Keeper) orphan(m *member, died bool) {
 			k.lose(s, err)
 			continue
 		}
+		if s.parked != nil {
+			k.hold(s)
+			continue
+		}
 		k.assign(s, nil)
 	}
 	k.place(m.service, time.Now())
@@ -53,7 +57,7 @@ func whole(s *session) error {
 	switch {
 	case err != nil:
 		return err
-	case p.Read > s.read, p.Written < s.written:
+	case wire.Before(s.read, p.Read), wire.Before(p.Written, s.written):
 		return errGap
 	}
 	return nil
@@ -90,9 +94,15 @@ func (k *Keeper) place(v *service, now time.Time) {
 }
 
 // heir is who goes on with an orphan: the youngest of its name, after a time of grace
-// whoever takes those of others and has the fewest.
+// whoever takes those of others and has the fewest. One that an agent was moving is for
+// agents alone, however long they are away: to its application it would be a socket that
+// stands still, and perhaps a second copy of what lives on another server by now.
 func (k *Keeper) heir(s *session, now time.Time) *member {
 	var other *member
+	takes := wire.TakesOrphans
+	if wire.Moving(s.state) {
+		takes = wire.Resumes
+	}
 	members := s.service.members
 	for i := len(members) - 1; i >= 0; i-- {
 		m := members[i]
@@ -100,7 +110,7 @@ func (k *Keeper) heir(s *session, now time.Time) *member {
 		case !m.ready || slices.Contains(s.refusals, m) || m.slow(now):
 		case m.name == s.member:
 			return m
-		case m.caps&wire.TakesOrphans != 0 && (other == nil || len(m.sessions) < len(other.sessions)):
+		case m.caps&takes != 0 && (other == nil || len(m.sessions) < len(other.sessions)):
 			other = m
 		}
 	}

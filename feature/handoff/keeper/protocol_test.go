@@ -59,7 +59,6 @@ func connect(t testing.TB, socket string) mate {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	return mate{t, c}
 }
 
@@ -80,6 +79,7 @@ func (m mate) say(msg *wire.Message, fds ...int) {
 
 func (m mate) hear(want wire.Type) (wire.Message, []int) {
 	m.t.Helper()
+	m.SetReadDeadline(time.Now().Add(30 * time.Second))
 	msg, fds, err := m.Receive()
 	if err != nil || msg.Type != want {
 		m.t.Fatalf("heard type %#x (%s), %v; want %#x", uint8(msg.Type), msg.Text, err, uint8(want))
@@ -217,6 +217,7 @@ func TestRefusals(t *testing.T) {
 	bad := connect(t, socket)
 	bad.say(&wire.Message{Type: wire.Hello, Version: 2, Seq: 1, Text: "talk", Name: "0"})
 	bad.refused(wire.BadVersion)
+	bad.SetReadDeadline(time.Now().Add(30 * time.Second))
 	if _, _, err := bad.Receive(); err != io.EOF {
 		t.Errorf("after another version: %v, want the end", err)
 	}
@@ -259,7 +260,7 @@ func TestMalformedMessages(t *testing.T) {
 	// This process lives on, so what was kept for it is not given to others; it may be
 	// claimed by it, and dropped.
 	witness.say(&wire.Message{Type: wire.Leave})
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		kept := 0
 		for _, s := range k.Report().Services {
 			kept += len(s.Sessions)
@@ -325,6 +326,95 @@ func TestDetached(t *testing.T) {
 	}
 }
 
+// A member that connects anew, for the keeper was slow, says what it has before the keeper has read its former
+// connection to the end: it is still its own. As long as that connection is open, it is not.
+func TestDetachedUnread(t *testing.T) {
+	k, socket := run(t, Options{})
+	fd, id, _ := stream(t)
+	m := hello(t, socket, "talk", "0")
+	m.say(&wire.Message{Type: wire.Keep, Seq: 2, Session: id, Number: 1, State: []byte("old")}, fd)
+	m.hear(wire.OK)
+	hello(t, socket, "talk", "0")
+	keep := func() error {
+		v := k.services["talk"]
+		left, err := k.keep(v.members[len(v.members)-1], &wire.Message{Type: wire.Keep, Session: id, Number: 1, State: []byte("new")}, []int{fd})
+		if err == nil && len(left) != 1 {
+			t.Error("a second descriptor of the session was taken")
+		}
+		return err
+	}
+	k.mu.Lock() // the keeper reads nothing
+	defer k.mu.Unlock()
+	if err := keep(); !errors.Is(err, wire.ErrOwned) {
+		t.Errorf("while the former connection is open: %v", err)
+	}
+	m.say(&wire.Message{Type: wire.Commit, Session: id})
+	m.Close()
+	if err := keep(); err != nil {
+		t.Errorf("after that was closed: %v", err)
+	}
+	if s := k.sessions[id]; string(s.state) != "new" || s.owner.gone {
+		t.Errorf("it stands at %q", s.state)
+	}
+}
+
+// What an agent was moving when it died is for agents alone, however long none is there: for the one that goes the same way,
+// else for one that resumes them all. What it had not begun to move is its application's.
+func TestMovesAreAgents(t *testing.T) {
+	const grace = 20 * time.Millisecond
+	for _, c := range []struct {
+		name  string
+		state string
+		there []string // who is ready when the agent has died
+		want  string   // who gets it; "": nobody
+	}{
+		{"moving, application", wire.MoveMagic + "1", []string{"0"}, ""},
+		{"moving, another way", wire.MoveMagic + "1", []string{"0", "@c"}, ""},
+		{"moving, the same way", wire.MoveMagic + "1", []string{"0", "@home", "@b"}, "@b"},
+		{"moving, home", wire.MoveMagic + "1", []string{"0", "@c", "@home"}, "@home"},
+		{"not begun", "state", []string{"@c", "@home", "0"}, "0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := New(Options{Grace: grace})
+			fd, id, _ := stream(t)
+			var agent *member
+			mates := map[*member]string{}
+			v := k.service("talk")
+			for _, name := range append([]string{"@b"}, c.there...) {
+				m := &member{service: v, name: name, ready: true, sessions: map[uint64]*session{}, given: map[uint64]time.Time{},
+					queue: []outgoing{{}}} // what it is sent waits
+				switch {
+				case agent == nil:
+					agent, m.ready = m, false
+				case name == "0":
+					m.caps = wire.TakesOrphans
+				case name == "@home":
+					m.caps = wire.Resumes
+				}
+				mates[m] = name
+				v.members = append(v.members, m)
+			}
+			fd, err := unix.Dup(fd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := k.keep(agent, &wire.Message{Session: id, Number: 1, State: []byte(c.state)}, []int{fd}); err != nil {
+				t.Fatal(err)
+			}
+			s := k.sessions[id]
+			defer k.remove(s, false)
+			v.members = v.members[1:]
+			k.orphan(agent, true)
+			for _, waited := range []time.Duration{0, grace, k.Hold - time.Second} {
+				k.place(v, s.waits.Add(waited))
+			}
+			if got := mates[s.owner]; got != c.want {
+				t.Errorf("it is %q's, want %q's", got, c.want)
+			}
+		})
+	}
+}
+
 // What cannot be gone on with elsewhere stays with its owner.
 func TestTransferLost(t *testing.T) {
 	_, socket := run(t, Options{})
@@ -345,7 +435,7 @@ func TestTransferLost(t *testing.T) {
 	m.refused(wire.Lost) // two bytes were taken, one is accounted for
 	unix.Shutdown(fd, unix.SHUT_WR)
 	peer.Close()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if _, err := sock.PositionsOf(fd); errors.Is(err, sock.ErrClosed) {
 			break
 		} else if time.Now().After(end) {

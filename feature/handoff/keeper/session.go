@@ -28,7 +28,8 @@ type session struct {
 	read, written uint64 // as committed last
 	state, unread []byte
 
-	crashed  bool // the last owner died
+	parked   *parking // waits, or is to: see park
+	crashed  bool     // the last owner died
 	refusals []*member
 	waits    time.Time // since when it has no owner
 	since    time.Time
@@ -44,7 +45,12 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 	}
 	switch msg.Type {
 	case wire.Ready:
+		if msg.Number&readyMoves != 0 {
+			m.caps |= wire.Moves
+		}
 		k.ready(m, msg.Number != 0)
+	case wire.Load:
+		k.load(m, msg.Number)
 	case wire.Leave:
 		m.ready = false
 		k.orphan(m, false)
@@ -74,6 +80,10 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 	return answer, fds, err
 }
 
+// readyMoves, in Ready's Number, says what the capability of Hello does: for those who know
+// it only then.
+const readyMoves = 2
+
 // session is the one that a message is about, if it is the member's.
 func (m *member) session(msg *wire.Message) (*session, error) {
 	s := m.sessions[msg.Session]
@@ -96,18 +106,20 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 		return fds, wire.Errorf(wire.BadSocket, "the socket's cookie is %d (%v), the session's number %d", c, err, msg.Session)
 	}
 	if s := k.sessions[msg.Session]; s != nil {
-		if s.owner != m && !(s.owner != nil && s.owner.gone && s.owner.process.same(m.process) && s.service == m.service) {
+		if s.owner != m && !(s.owner != nil && s.owner.left() && s.owner.process.same(m.process) && s.service == m.service) {
 			return fds, wire.Errorf(wire.Owned, "session %d is member %s's", s.id, s.member)
 		}
 		k.assign(s, m)
-		return fds, k.update(s, msg)
+		return fds, k.update(m, s, msg)
 	}
-	if len(m.service.sessions) >= k.MaxSessions {
+	// What comes from another server is there already, and would end: it counts, and is taken all the same.
+	if len(m.service.sessions) >= k.MaxSessions && !wire.Elsewhere(m.name) {
 		m.service.counts.OverLimit++
 		return fds, wire.Errorf(wire.Limit, "service %s has %d sessions, as many as this keeper keeps of one", m.service.name, k.MaxSessions)
 	}
-	s := &session{id: msg.Session, kind: kind, fd: -1, service: m.service, label: msg.Text, since: time.Now()}
-	if err := k.update(s, msg); err != nil {
+	s := &session{id: msg.Session, kind: kind, fd: -1, service: m.service, label: msg.Text, since: time.Now(),
+		read: msg.Read, written: msg.Written}
+	if err := k.update(m, s, msg); err != nil {
 		return fds, err
 	}
 	s.fd = fds[0]
@@ -125,12 +137,12 @@ func (k *Keeper) commit(m *member, msg *wire.Message) error {
 		return err
 	}
 	m.service.counts.Commits++
-	return k.update(s, msg)
+	return k.update(m, s, msg)
 }
 
 // update takes positions and state of a message. All of it counts, or nothing.
-func (k *Keeper) update(s *session, msg *wire.Message) error {
-	if msg.Read < s.read || msg.Written < s.written {
+func (k *Keeper) update(m *member, s *session, msg *wire.Message) error {
+	if wire.Before(msg.Read, s.read) || wire.Before(msg.Written, s.written) {
 		return wire.Errorf(wire.Malformed, "session %d goes back: from read %d, written %d to %d, %d", s.id, s.read, s.written, msg.Read, msg.Written)
 	}
 	state := msg.State
@@ -138,11 +150,11 @@ func (k *Keeper) update(s *session, msg *wire.Message) error {
 		state = s.state
 	}
 	size, was := int64(len(state)+len(msg.Unread)), s.size()
-	if size > k.MaxState {
+	if size > k.MaxState && !wire.Elsewhere(m.name) { // agents of servers see to it themselves, and add what a move needs
 		s.service.counts.OverLimit++
 		return wire.Errorf(wire.Limit, "%d bytes of state and unread; this keeper keeps at most %d", size, k.MaxState)
 	}
-	if k.state+size-was > k.MaxTotal {
+	if k.state+size-was > k.MaxTotal && !wire.Elsewhere(m.name) {
 		s.service.counts.OverLimit++
 		return wire.Errorf(wire.Limit, "all states together would have %d bytes; this keeper keeps at most %d", k.state+size-was, k.MaxTotal)
 	}
@@ -173,12 +185,15 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 	if err != nil {
 		return err
 	}
+	if s.parked != nil {
+		return k.transferParked(m, s, msg)
+	}
 	to, err := k.peer(m, msg.Name, time.Now())
 	if err == nil {
 		err = movable(s, msg.Read)
 	}
 	if err == nil {
-		err = k.update(s, msg)
+		err = k.update(m, s, msg)
 	}
 	if err != nil {
 		m.service.counts.Refused++
@@ -188,6 +203,22 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 	s.moves++
 	m.service.counts.Transfers++
 	k.giveTo(to, s, wire.Message{Name: m.name})
+	return nil
+}
+
+// transferParked takes a session from its owner for it to wait, see park.
+func (k *Keeper) transferParked(m *member, s *session, msg *wire.Message) error {
+	err := movable(s, msg.Read)
+	if err == nil {
+		err = k.update(m, s, msg)
+	}
+	if err != nil {
+		m.service.counts.Refused++
+		k.unpark(s, wire.Errorf(wire.Lost, "session %d stays where it is: %v", s.id, err))
+		return err
+	}
+	s.from, s.crashed, s.refusals = m, false, nil
+	k.hold(s)
 	return nil
 }
 
@@ -203,18 +234,18 @@ func movable(s *session, read uint64) error {
 		return wire.Errorf(wire.Lost, "the connection is closed: read it to its end, and close it")
 	case err != nil:
 		return wire.Errorf(wire.Lost, "%v", err)
-	case p.Read > read:
+	case wire.Before(read, p.Read):
 		return wire.Errorf(wire.Lost, "%d bytes were read and not committed", p.Read-read)
 	}
 	return nil
 }
 
 // peer finds whom a transfer is for: the youngest of that name, for "" whoever has
-// the fewest sessions.
+// the fewest sessions here: another server's is for those who say its name.
 func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
 	var best, slow *member
 	for _, o := range m.service.members {
-		if o == m || !o.ready || name != "" && o.name != name {
+		if o == m || !o.ready || name != "" && o.name != name || name == "" && wire.Elsewhere(o.name) {
 			continue
 		}
 		if o.slow(now) {
@@ -285,6 +316,7 @@ func (k *Keeper) disown(s *session) {
 
 // remove ends the keeping of a session; with reset, the session itself.
 func (k *Keeper) remove(s *session, reset bool) {
+	k.unpark(s, wire.Errorf(wire.NoSession, "session %d has ended", s.id))
 	k.disown(s)
 	delete(k.sessions, s.id)
 	delete(s.service.sessions, s.id)

@@ -72,7 +72,7 @@ func (v *service) report(now time.Time) Service {
 func (k *Keeper) may(ctx context.Context, m *member) func(service string) bool {
 	return func(service string) bool {
 		// Not under the lock: Allow may ask systemd.
-		return k.authorise(ctx, service, m.process) == nil
+		return k.authorise(ctx, service, m.name, m.process) == nil
 	}
 }
 
@@ -105,20 +105,30 @@ func (k *Keeper) report(ctx context.Context, m *member, msg *wire.Message, fds [
 	return fds
 }
 
-// ask has the owner of a session, or of all of a member's, move it.
-func (k *Keeper) ask(ctx context.Context, m *member, msg *wire.Message) (*wire.Message, error) {
-	may := k.may(ctx, m)
-	name, from, _ := strings.Cut(msg.Text, "/")
+// directs says whether a process may direct a session, or those of a service.
+func (k *Keeper) directs(ctx context.Context, m *member, session uint64, name string) error {
 	k.mu.Lock()
-	if s := k.sessions[msg.Session]; msg.Session != 0 && s != nil {
+	if s := k.sessions[session]; s != nil {
 		name = s.service.name
 	}
 	k.mu.Unlock()
-	if !may(name) {
-		return nil, wire.Errorf(wire.Refused, "user %d directs no sessions of service %q", m.process.UID, name)
+	if !k.may(ctx, m)(name) {
+		return wire.Errorf(wire.Refused, "user %d directs no sessions of service %q", m.process.UID, name)
+	}
+	return nil
+}
+
+// ask has the owner of a session, or of all of a member's, move it.
+func (k *Keeper) ask(ctx context.Context, m *member, msg *wire.Message) (*wire.Message, error) {
+	name, from, _ := strings.Cut(msg.Text, "/")
+	if err := k.directs(ctx, m, msg.Session, name); err != nil {
+		return nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if s := k.sessions[msg.Session]; msg.Session != 0 && s != nil {
+		name = s.service.name
+	}
 	v := k.services[name]
 	if v == nil {
 		return nil, wire.Errorf(wire.NoSession, "no such service or session: weir handoff status shows them")

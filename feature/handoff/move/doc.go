@@ -27,9 +27,10 @@
 // nothing from there, the front end gives it back as well. Packets are held until a deadline at most; then they go to the source,
 // which is deaf, and the client repeats them.
 //
-// Four things are the agents' to hold, and the explorer counts on them:
+// Five things are the agents' to hold, and the explorer counts on them:
 //   - from Dump to Thaw or Close no packet reaches the source's socket, also while its agent is dead;
-//   - from Restore to Deliver the destination's socket is in repair, so that it dies silently with the agent; and from Restore
+//   - while an agent is dead its sockets are kept for its next life, and no application is given one, however long that takes;
+//   - from Restore to Deliver the destination's socket is in repair, so that it dies silently with those who have it; and from Restore
 //     to the first packet that it sends, its host sends neither reset nor end of the flow, for want of a socket or for its death;
 //   - what is sent to the destination's agent is read by no later life of it, be it a State or an answer: the one that has died
 //     may have owned the session already;

@@ -28,6 +28,8 @@ func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
 			ok = true
 		}
 		answers[0] = Message{Kind: Flipped, To: AtDestination, Epoch: m.Epoch, OK: ok}
+	case Ask:
+		answers[0] = Message{Kind: Known, To: AtSource, Epoch: f.Epoch, OK: f.Owner == from && f.To == 0}
 	case Reclaim:
 		answers = f.reclaim(from, m, gone)
 	}

@@ -38,9 +38,11 @@ const (
 	Reclaim                   // source to front end: what became of it?
 	Reclaimed                 // the answer: OK, you own it, in Epoch; or it is gone
 	Revoked                   // front end to destination: the source has it again, in Epoch
+	Ask                       // a host to the front end, before a move: in which epoch do I own it?
+	Known                     // the answer: OK, in Epoch, and no move is under way; or it is not yours to move now
 )
 
-var kindNames = [...]string{"?", "Hold", "Held", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked"}
+var kindNames = [...]string{"?", "Hold", "Held", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked", "Ask", "Known"}
 
 func (k Kind) String() string {
 	if int(k) >= len(kindNames) {
@@ -57,12 +59,12 @@ type Message struct {
 	Epoch Epoch // of the move; of Reclaimed and Revoked the one in which the source owns it now
 	Move  Epoch // of Reclaimed and Revoked: the move that they are about
 	Host  Host  // of Hold: the destination
-	OK    bool  // of Held, Flipped and Reclaimed
+	OK    bool  // of Held, Flipped, Reclaimed and Known
 }
 
 func (m Message) String() string {
 	answer := ""
-	if m.Kind == Held || m.Kind == Flipped || m.Kind == Reclaimed {
+	if m.Kind == Held || m.Kind == Flipped || m.Kind == Reclaimed || m.Kind == Known {
 		answer = map[bool]string{true: ", yes", false: ", no"}[m.OK]
 	}
 	return fmt.Sprintf("%s(%d%s) %s → %s", m.Kind, m.Epoch, answer, m.From, m.To)

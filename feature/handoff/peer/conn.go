@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -30,6 +31,16 @@ func NewInstance() uint64 {
 	_, _ = rand.Read(b[:]) // it does not fail
 	return binary.BigEndian.Uint64(b[:]) | 1
 }
+
+// Files name an agent's certificate, its key, and the certificates of those that sign for agents, in PEM.
+type Files struct {
+	Certificate string `yaml:"certificate"`
+	Key         string `yaml:"key"`
+	Signers     string `yaml:"signers"`
+}
+
+// Load is [TLS] of them.
+func (f Files) Load() (*tls.Config, error) { return TLS(f.Certificate, f.Key, f.Signers) }
 
 // TLS reads an agent's certificate, its key, and the certificates of those that sign for agents. Both sides show theirs, and a
 // certificate of these signers is all that is asked for: sign with a CA of weir's own.
@@ -54,10 +65,12 @@ func TLS(certificate, key, signers string) (*tls.Config, error) {
 type Conn struct {
 	Peer Hello // who is there
 
-	tls *tls.Conn
-	in  *bufio.Reader
-	mu  sync.Mutex
-	buf []byte
+	tls     *tls.Conn
+	in      *bufio.Reader
+	mu      sync.Mutex
+	buf     []byte
+	control Control
+	heard   atomic.Int64 // ns since the epoch
 }
 
 // Dial connects to an agent. name is that in its certificate.
@@ -72,6 +85,13 @@ func Dial(ctx context.Context, address, name string, config *tls.Config, own Hel
 	c, err := introduce(ctx, tls.Client(raw, config), own)
 	if err != nil {
 		return nil, fmt.Errorf("agent at %s: %w", address, err)
+	}
+	if b := own.Beside; b != nil {
+		c.control.Peers = b.Peers
+		if err := c.Register(b.Register); err != nil {
+			c.Close()
+			return nil, fmt.Errorf("registering at %s: %w", address, err)
+		}
 	}
 	return c, nil
 }
@@ -128,6 +148,7 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	if err := t.ConnectionState().PeerCertificates[0].VerifyHostname(c.Peer.Name); err != nil {
 		return nil, fmt.Errorf("it calls itself %q: %w", c.Peer.Name, err)
 	}
+	c.heard.Store(time.Now().UnixNano())
 	return c, t.SetDeadline(time.Time{})
 }
 
@@ -151,16 +172,31 @@ func (c *Conn) write(kind byte, header, body []byte) error {
 	return err
 }
 
-// Receive waits for the next frame. io.EOF says that the other side has ended.
+// SendLoad tells what waits here, in the service's unit.
+func (c *Conn) SendLoad(service uint16, n uint32) error {
+	b := binary.BigEndian.AppendUint16(nil, service)
+	return c.write(typeLoad, binary.BigEndian.AppendUint32(append(b, 0, 0), n), nil)
+}
+
+// Receive waits for the next frame about a session; what else comes it deals with, see [Control]. io.EOF says that the other
+// side has ended.
 func (c *Conn) Receive() (Frame, error) {
-	kind, body, err := c.read()
-	if err != nil {
-		return Frame{}, err
+	for {
+		kind, body, err := c.read()
+		if err != nil {
+			return Frame{}, err
+		}
+		c.heard.Store(time.Now().UnixNano())
+		if kind == typeMove {
+			return parseFrame(body)
+		}
+		if kind == typeLoad && len(body) == 8 {
+			return Frame{IsLoad: true, Load: binary.BigEndian.Uint32(body[4:]), Flow: Flow{Service: binary.BigEndian.Uint16(body)}}, nil
+		}
+		if err := c.aside(kind, body); err != nil {
+			return Frame{}, err
+		}
 	}
-	if kind != typeMove {
-		return Frame{}, fmt.Errorf("%w: type %d", ErrFormat, kind)
-	}
-	return parseFrame(body)
 }
 
 func (c *Conn) read() (kind byte, body []byte, err error) {

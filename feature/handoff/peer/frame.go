@@ -8,7 +8,7 @@
 // Numbers are in network byte order. Each side first sends a Hello, then frames in any order:
 //
 //	0   4  length of what follows
-//	4   1  type: 1 hello, 2 move
+//	4   1  type: 1 hello, 2 move, 3 register, 4 peers, 5 ping, 6 pong, 7 flows, 9 load
 //	5  ..  the body
 //
 //	hello: 0  1  version: 1
@@ -30,6 +30,10 @@
 //	      34  2  0
 //	      36  8  instance of the destination's agent that is meant, or 0
 //	      44 ..  of State: the session, as the hosts' agents have it
+//
+//	load:  0  2  service
+//	       2  2  0
+//	       4  4  what waits there
 package peer
 
 import (
@@ -51,9 +55,15 @@ const MostFrame = 128 << 20
 var ErrFormat = errors.New("not a frame of weir's agents")
 
 const (
-	typeHello = 1
-	typeMove  = 2
-	moveSize  = 44
+	typeHello    = 1
+	typeMove     = 2
+	typeRegister = 3
+	typePeers    = 4
+	typePing     = 5
+	typePong     = 6
+	typeFlows    = 7
+	typeLoad     = 9
+	moveSize     = 44
 )
 
 // Role is what an agent is an agent of.
@@ -71,6 +81,15 @@ type Hello struct {
 	Number   move.Host // of a host
 	Instance uint64    // of this life of the agent
 	Name     string    // at most 255 bytes
+
+	// Beside is what Dial says next, to a front end. It is no part of the hello.
+	Beside *Beside
+}
+
+// Beside is a host's registration, and what it does with what the front end tells of others.
+type Beside struct {
+	Register Registration
+	Peers    func(Peers)
 }
 
 // Flow is a session as front ends know it.
@@ -87,6 +106,9 @@ type Frame struct {
 	Flow     Flow
 	Instance uint64 // of the destination's agent
 	Session  []byte // of State
+	// IsLoad says that it is none of these, but what waits at the host for Flow.Service: Load.
+	IsLoad bool
+	Load   uint32
 }
 
 func (h Hello) append(b []byte) ([]byte, error) {
@@ -108,7 +130,7 @@ func parseHello(b []byte) (h Hello, err error) {
 	case b[1] > byte(FrontAgent):
 		return h, fmt.Errorf("%w: role %d", ErrFormat, b[1])
 	}
-	return Hello{Role(b[1]), move.Host(binary.BigEndian.Uint16(b[2:])), binary.BigEndian.Uint64(b[4:]), string(b[13:])}, nil
+	return Hello{Role: Role(b[1]), Number: move.Host(binary.BigEndian.Uint16(b[2:])), Instance: binary.BigEndian.Uint64(b[4:]), Name: string(b[13:])}, nil
 }
 
 func (f Frame) appendHeader(b []byte) []byte {
@@ -136,12 +158,12 @@ func parseFrame(b []byte) (f Frame, err error) {
 	m := move.Message{Kind: move.Kind(b[0]), From: move.Role(b[1] >> 4), To: move.Role(b[1] & 15), OK: b[2] == 1,
 		Epoch: move.Epoch(binary.BigEndian.Uint32(b[4:])), Move: move.Epoch(binary.BigEndian.Uint32(b[8:])),
 		Host: move.Host(binary.BigEndian.Uint16(b[12:]))}
-	if m.Kind < move.Hold || m.Kind > move.Revoked || m.From > move.AtDestination || m.To > move.AtDestination || b[2] > 1 {
+	if m.Kind < move.Hold || m.Kind > move.Known || m.From > move.AtDestination || m.To > move.AtDestination || b[2] > 1 {
 		return f, fmt.Errorf("%w: %v", ErrFormat, b[:4])
 	}
 	if m.Kind != move.State && len(b) != moveSize {
 		return f, fmt.Errorf("%w: %s with %d bytes behind it", ErrFormat, m.Kind, len(b)-moveSize)
 	}
 	client := netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[16:])).Unmap(), binary.BigEndian.Uint16(b[32:]))
-	return Frame{m, Flow{binary.BigEndian.Uint16(b[14:]), client}, binary.BigEndian.Uint64(b[36:]), b[moveSize:]}, nil
+	return Frame{Message: m, Flow: Flow{binary.BigEndian.Uint16(b[14:]), client}, Instance: binary.BigEndian.Uint64(b[36:]), Session: b[moveSize:]}, nil
 }

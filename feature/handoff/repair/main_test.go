@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -122,7 +121,7 @@ func (w *world) pair(network string, shapeClient, shapeServer func(fd int) error
 		return err
 	})
 	defer ln.Close()
-	d := net.Dialer{Timeout: 5 * time.Second, Control: shape(shapeClient)}
+	d := net.Dialer{Timeout: patience, Control: shape(shapeClient)}
 	w.do(w.Client, func() error {
 		c, err := d.Dial("tcp", netip.AddrPortFrom(addr, port).String())
 		if err == nil {

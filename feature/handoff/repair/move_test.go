@@ -191,7 +191,7 @@ func BenchmarkMove(b *testing.B) {
 				warm(b, client, server)
 			}
 			w.Hold() // what the servers send is never acknowledged, and nothing interferes
-			_ = fill(b, server)
+			_ = fill(b, server, func() bool { return true })
 			w.bench(b, server)
 		})
 	}

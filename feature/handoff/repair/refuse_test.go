@@ -54,7 +54,13 @@ func TestDumpRefuses(t *testing.T) {
 				in(t, server, func(fd int) { n, _, _ = unix.Recvfrom(fd, make([]byte, 1), unix.MSG_OOB|unix.MSG_DONTWAIT) })
 				return n == 1
 			})
-			time.Sleep(20 * time.Millisecond)
+			eventually(t, "the data behind it is there", func() (all bool) {
+				in(t, server, func(fd int) {
+					i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+					all = err == nil && i.Bytes_received == 21
+				})
+				return all
+			})
 		}, DumpOptions{}, 20},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -88,7 +94,7 @@ func TestDumpRefuses(t *testing.T) {
 // drain reads what a test has put into the stream before; -1 is one byte of any kind.
 func drain(t *testing.T, c net.Conn, n int) {
 	t.Helper()
-	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(patience))
 	b := make([]byte, max(n, 1))
 	for have := 0; have < n || n < 0; {
 		m, err := c.Read(b[:max(n-have, 1)])
@@ -211,7 +217,7 @@ func TestDumpWhilePacketsArrive(t *testing.T) {
 	const total = 200 << 20
 	var stop atomic.Bool
 	var moving, whole int
-	_ = client.SetDeadline(time.Now().Add(time.Minute))
+	_ = client.SetDeadline(time.Now().Add(2 * time.Minute))
 	sent, got := uint64(0), uint64(0)
 	together(func() {
 		b := make([]byte, 8<<10)

@@ -83,7 +83,7 @@ func TestStreamWhileMoving(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t)
 			client, server := w.pair(tc.network, buffers(64<<10), buffers(64<<10))
-			moves, bytes := w.stream(client, server, 3*time.Millisecond, tc.moves, time.Minute)
+			moves, bytes := w.stream(client, server, 3*time.Millisecond, tc.moves, 2*time.Minute)
 			t.Logf("%d moves, %d bytes each way", moves, bytes)
 			if moves != tc.moves {
 				t.Errorf("%d moves, want %d", moves, tc.moves)

@@ -62,7 +62,7 @@ func want(t testing.TB, fd int, read, written uint64) {
 // queued waits until n bytes are in the receive queue.
 func queued(t testing.TB, fd, n int) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if got, err := unix.IoctlGetInt(fd, unix.SIOCINQ); err != nil || got == n {
 			return
 		} else if time.Now().After(end) {
@@ -73,7 +73,7 @@ func queued(t testing.TB, fd, n int) {
 
 func state(t testing.TB, fd int, s uint8) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		i, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		if err == nil && i.State == s {
 			return

@@ -19,6 +19,9 @@ import (
 // ErrFull says that the receiver has not read what was sent before.
 var ErrFull = errors.New("the receiver's queue is full")
 
+// ErrEmpty says that nothing has been sent that was not received.
+var ErrEmpty = errors.New("no message has come")
+
 // Conn carries messages and descriptors. Send, TrySend and Close may be called by
 // several goroutines at once, Receive by one.
 type Conn struct {
@@ -112,19 +115,44 @@ func (c *Conn) send(m *Message, fds []int, wait bool) error {
 // and wraps [ErrMalformed] for what is no message of the protocol: its descriptors
 // have been closed.
 func (c *Conn) Receive() (Message, []int, error) {
-	var n, oobn, flags int
-	var got error
+	var r received
 	err := c.raw.Read(func(fd uintptr) bool {
-		for {
-			n, oobn, flags, _, got = unix.Recvmsg(int(fd), c.in, c.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
-			if got != unix.EINTR {
-				return got != unix.EAGAIN
-			}
-		}
+		r = c.recvmsg(fd)
+		return r.err != unix.EAGAIN
 	})
+	return c.parse(r, err)
+}
+
+// TryReceive is Receive of what is there already, whatever the deadline says: ErrEmpty
+// if nothing is.
+func (c *Conn) TryReceive() (Message, []int, error) {
+	var r received
+	err := c.raw.Control(func(fd uintptr) { r = c.recvmsg(fd) })
+	return c.parse(r, err)
+}
+
+// received is what recvmsg(2) says.
+type received struct {
+	n, oobn, flags int
+	err            error
+}
+
+func (c *Conn) recvmsg(fd uintptr) (r received) {
+	for {
+		r.n, r.oobn, r.flags, _, r.err = unix.Recvmsg(int(fd), c.in, c.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		if r.err != unix.EINTR {
+			return r
+		}
+	}
+}
+
+func (c *Conn) parse(r received, err error) (Message, []int, error) {
+	n, oobn, flags, got := r.n, r.oobn, r.flags, r.err
 	switch {
 	case err != nil:
 		return Message{}, nil, err
+	case got == unix.EAGAIN:
+		return Message{}, nil, ErrEmpty
 	case got == unix.ECONNRESET, got == nil && n == 0 && oobn == 0:
 		return Message{}, nil, io.EOF
 	case got != nil:
@@ -194,6 +222,17 @@ func (c *Conn) WaitWritable() error {
 		n, err := unix.Poll(p, 0)
 		return n > 0 || err != nil && err != unix.EINTR
 	})
+}
+
+// Ended says whether the other side has closed the connection, also where not all that it sent has been received.
+func (c *Conn) Ended() bool {
+	ended := false
+	err := c.raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, _ := unix.Poll(p, 0)
+		ended = n > 0
+	})
+	return ended || err != nil
 }
 
 // SendWithin is Send that gives up after a time; the error is then

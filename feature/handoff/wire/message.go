@@ -3,8 +3,10 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"strings"
 )
 
 // Message is one message. All have the same layout; what a type does not use is
@@ -114,6 +116,22 @@ func (m *Message) Err() error {
 	}
 	return &CodeError{Code(m.Number), m.Text}
 }
+
+// Before says whether position a lies before position b. Positions are counted modulo 2^64: a session that has come from
+// another server begins near 0 again, and what was written there and is not accounted for yet lies before 0.
+func Before(a, b uint64) bool { return int64(a-b) < 0 }
+
+// Elsewhere says whether a name is not that of a member, but of a server: the agent of this one joins services under the
+// names of others, and takes sessions there.
+func Elsewhere(name string) bool { return strings.HasPrefix(name, "@") }
+
+// MoveMagic begins what agents have a keeper keep of a session while it moves between servers, in place of the application's
+// state. It tells the two apart: an agent may die between being given a session and keeping it.
+const MoveMagic = "\x00weir-move\xff"
+
+// Moving says whether a state was kept by an agent, of a session in the midst of a move. Nobody but an agent can go on with it:
+// its socket may be stopped, or another server's by now.
+func Moving(state []byte) bool { return bytes.HasPrefix(state, []byte(MoveMagic)) }
 
 // ValidName says whether a service or a member may have this name: 1 to 63 bytes of
 // printable ASCII without spaces, so that it needs no quotes anywhere.

@@ -40,7 +40,7 @@ type Type uint8
 // What members say.
 const (
 	Hello    Type = 0x01 // who speaks: Text the service, Name the member, Number its capabilities
-	Ready    Type = 0x02 // Number 1: may be given sessions; 0: gets no more of them
+	Ready    Type = 0x02 // Number 1: may be given sessions; 3: and moves them when asked; 0: gets no more of them
 	Leave    Type = 0x03 // touches none of its sessions any more: they are for others
 	Keep     Type = 0x04 // a socket to keep, with its positions and state
 	Commit   Type = 0x05 // a session's positions and state from now on
@@ -51,6 +51,9 @@ const (
 	Find     Type = 0x0a // asks for a kept listener or packet socket by its label
 	Status   Type = 0x0b // asks what the keeper keeps
 	Send     Type = 0x0c // asks that the owner of a session, or of all a member's, transfers it to Name
+	Park     Type = 0x0d // asks that nobody touches a session until Release; answered when that is so
+	Release  Type = 0x0e // a parked session is Name's from now on; "": of whom it was
+	Load     Type = 0x10 // Number is how much waits for this member; in which unit is between the members of the service
 )
 
 // What the keeper says.
@@ -62,6 +65,7 @@ const (
 	Move     Type = 0x85 // asks the owner to transfer the session to Name; session 0: all it has
 	Replaced Type = 0x86 // a newer member of the same name is ready
 	Report   Type = 0x87 // answers Status: JSON in State
+	Loads    Type = 0x90 // Number is what Name has said that waits for it
 )
 
 // Flags of messages.
@@ -80,6 +84,8 @@ const (
 	TakesOrphans uint32 = 1 << 0 // also sessions of dead members of other names
 	Moves        uint32 = 1 << 1 // transfers its sessions when asked to
 	Exact        uint32 = 1 << 2 // peeks, commits, then consumes: what it leaves at any instant can be gone on with
+	Balances     uint32 = 1 << 3 // wants to hear of the loads of others
+	Resumes      uint32 = 1 << 4 // an agent that goes on with moves of dead agents, whichever way they were to go
 )
 
 // Kind is what kind of socket is kept, in Number of Keep, Find and Give.

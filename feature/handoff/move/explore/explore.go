@@ -161,18 +161,19 @@ func (w *World) startSource() {
 	}
 }
 
+// killDestination: the keeper, or the application, has the socket, too.
 func (w *World) killDestination(application bool) {
 	w.DUp, w.killed = false, true
-	if application || w.DSock == Stopped {
+	if application {
 		w.DSock = None
 	}
 }
 
-// startDestination: of a session that its application has the agent asks whether it is still its own.
+// startDestination: of a session whose socket is there the agent asks whether it is still its own.
 func (w *World) startDestination() {
 	w.DUp = true
 	w.DInc++
-	if w.DSock != Live {
+	if w.DSock == None {
 		w.Dest = move.Destination{}
 		return
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peertest makes certificates for tests of agents.
+// Package peertest makes certificates for tests of agents, and for experiments.
 package peertest
 
 import (
@@ -14,22 +14,28 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
-	"testing"
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
+// TB is what it wants of a test: a testing.TB is one.
+type TB interface {
+	Helper()
+	Fatal(...any)
+	TempDir() string
+}
+
 // Authority signs for agents.
 type Authority struct {
-	t    testing.TB
+	t    TB
 	dir  string
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
 // NewAuthority makes one, in a directory that vanishes with the test.
-func NewAuthority(t testing.TB) *Authority {
+func NewAuthority(t TB) *Authority {
 	t.Helper()
 	a := &Authority{t: t, dir: t.TempDir()}
 	a.key = a.newKey()

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+func handoffFront(g *globals) *cobra.Command {
+	var file string
+	c := &cobra.Command{
+		Use: "front -f FILE", Short: "Spread a service over hosts, and let its sessions move between them", Args: cobra.NoArgs,
+		Long: `Run the agent of a front end: it tells the data path, a program at tcx of the devices,
+which hosts there are and whether they are well, and lets sessions move. The data path
+stays when the agent ends, with every flow; the next agent goes on with it. It is of
+the network namespace in which the command runs. docs/FRONT.md has the file's keys.`,
+		Example: `  weir handoff front -f front.yaml`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file == "" {
+				return usageError{errors.New("name the front end's file: weir handoff front -f front.yaml")}
+			}
+			c, err := front.LoadConfig(file)
+			if err != nil {
+				return err
+			}
+			return front.Run(cmd.Context(), kernel.OpenRoot(g.root), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		},
+	}
+	c.Flags().StringVarP(&file, "file", "f", "", "the front end's file")
+	c.AddCommand(frontStatus(g), frontOverride(g), frontRemove(g))
+	return c
+}
+
+func frontStatus(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "status", Short: "Front ends: their hosts, flows, and what became of packets", Args: cobra.NoArgs,
+		Long: `Show the front ends that are pinned, of all network namespaces. Hosts' names, weights
+and health come from the front end's agent; without one, flows by the number of their
+host.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			all, err := front.Statuses(cmd.Context(), kernel.OpenRoot(g.root))
+			if err != nil {
+				return err
+			}
+			if g.json {
+				return printJSON(cmd, all)
+			}
+			if len(all) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "no front end is here: weir handoff front -f FILE makes one")
+			}
+			for i, s := range all {
+				if i > 0 {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				printFront(cmd.OutOrStdout(), s)
+			}
+			return nil
+		},
+	}
+	jsonFlag(c, g)
+	return c
+}
+
+func printFront(w io.Writer, s front.Status) {
+	n := s.Counts
+	fmt.Fprintf(w, "%s (namespace %s): %d flows, %d parked, %d moving; packets: %d to hosts, %d to clients, %d parked, %d errors passed on\n",
+		s.Name, s.Netns, s.Flows, s.Parked, s.Moving, n.In, n.Out, n.Held, n.ICMP)
+	fmt.Fprintf(w, "  dropped: %d of hosts that do not own the flow, %d resets, %d without a host, %d of strangers, %d fragments\n",
+		n.Mute, n.NoReset, n.NoHost, n.Stranger, n.Fragment)
+	if !s.Agent {
+		fmt.Fprintln(w, "  ! its agent does not answer: flows go on, and none can move; weir handoff front -f FILE runs it")
+	}
+	t := newTable(w, "  HOST", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "AGENT", "")
+	for _, h := range s.Hosts {
+		agent, state := "-", ""
+		if h.Connected {
+			agent = "connected"
+		}
+		if s.Agent && !h.Up {
+			state = "gets no new flows: " + h.Why
+		}
+		address := "-"
+		if h.Address.IsValid() {
+			address = h.Address.String()
+		}
+		t.row("  "+orDash(h.Name), h.Number, address, orDash(h.Where), h.Weight, h.Flows, agent, state)
+	}
+	t.flush()
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func frontOverride(g *globals) *cobra.Command {
+	var name string
+	c := &cobra.Command{
+		Use: "override SERVICE CLIENT [HOST]", Short: "Have a client be a host's, whatever the hash says", Args: cobra.RangeArgs(2, 3),
+		Long: `Have a client's flows be a host's. CLIENT is an address where the service goes by
+source, else an address and a port. A source changes its host at once, and its
+connections are reset there; a connection that is known by itself is not torn from its
+host. Without HOST the override ends.`,
+		Example: `  weir handoff front override telemetry 192.0.2.7 b
+  weir handoff front override telemetry 192.0.2.7`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			host := ""
+			if len(args) > 2 {
+				host = args[2]
+			}
+			return front.Override(cmd.Context(), kernel.OpenRoot(g.root), name, args[0], args[1], host)
+		},
+	}
+	c.Flags().StringVar(&name, "name", "front", "of the front end")
+	return c
+}
+
+func frontRemove(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use: "remove [NAME]", Short: "End a front end of this network namespace, and forget its flows", Args: cobra.MaximumNArgs(1),
+		Long: `End the data path: packets go where the kernel's routes lead them. End its agent first.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			name := "front"
+			if len(args) > 0 {
+				name = args[0]
+			}
+			ns, err := netns.Current()
+			if err != nil {
+				return err
+			}
+			defer ns.Close()
+			return front.Remove(cmd.Context(), kernel.OpenRoot(g.root), ns, name)
+		},
+	}
+}

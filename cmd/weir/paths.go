@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weir-project/weir/feature/reroute"
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/kernel"
+)
+
+func rerouteStatus(g *globals) *cobra.Command {
+	var watch bool
+	c := &cobra.Command{
+		Use: "status [PATH]", Short: "Links: whether they work, each way, and where their traffic goes", Args: cobra.MaximumNArgs(1),
+		Long: `Show paths, whether their links may be used, what was rerouted and which way; and the
+sessions that probe links: each direction by itself, round trips, loss, and how
+often a stall of this host put a verdict off.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for {
+				st, err := g.reader().Reroute(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if len(args) > 0 {
+					if st = onlyPath(st, args[0]); len(st.Paths)+len(st.Sessions)+len(st.BFD) == 0 {
+						return fmt.Errorf("no path %q: weir reroute status shows all", args[0])
+					}
+				}
+				if g.json {
+					err = printJSON(cmd, st)
+				} else if watch {
+					fmt.Fprint(cmd.OutOrStdout(), "\x1b[H\x1b[2J")
+					printReroute(cmd.OutOrStdout(), st)
+				} else {
+					printReroute(cmd.OutOrStdout(), st)
+				}
+				if err != nil || !watch {
+					return err
+				}
+				select {
+				case <-cmd.Context().Done():
+					return nil
+				case <-time.After(time.Second):
+				}
+			}
+		},
+	}
+	c.Flags().BoolVar(&watch, "watch", false, "show it anew every second")
+	jsonFlag(c, g)
+	return c
+}
+
+// onlyPath is what is about one path.
+func onlyPath(st reroute.State, name string) reroute.State {
+	st.Paths = slices.DeleteFunc(st.Paths, func(p protect.PathState) bool { return p.Name != name })
+	st.BFD = slices.DeleteFunc(st.BFD, func(s peers.SessionState) bool { return s.Name != name })
+	st.Sessions = slices.DeleteFunc(st.Sessions, func(s live.SessionState) bool {
+		return s.Name != name && !slices.ContainsFunc(st.Paths, func(p protect.PathState) bool { return p.Device == s.Device && p.Netns == s.Netns })
+	})
+	return st
+}
+
+func rerouteDrain(g *globals) *cobra.Command {
+	return linkCommand(g, "drain PATH", "Take the link of a path out of use at once, for maintenance",
+		`Have the traffic of a path's link, that of all its paths, go its way around, until
+weir reroute undrain. It outlives weir serve and weir apply.`, reroute.Drain)
+}
+
+func rerouteUndrain(g *globals) *cobra.Command {
+	return linkCommand(g, "undrain PATH", "Let the link of a path be used again",
+		`End weir reroute drain. The link is used at once unless it has no carrier, or is found not to work.`, reroute.Undrain)
+}
+
+func linkCommand(g *globals, use, short, long string, do func(*kernel.WriteLock, string) error) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Long: long, Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := g.host().Root.Lock(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer l.Unlock()
+			return do(l, args[0])
+		},
+	}
+}
+
+// printPaths shows paths and sessions in a line each.
+func printPaths(w io.Writer, st reroute.State) {
+	if len(st.Paths) > 0 {
+		t := newTable(w, "PATH", "LINK", "STATE", "REROUTED", "BYTES", "NETNS")
+		for _, p := range st.Paths {
+			t.row(p.Name, p.Device, linkText(p), p.Counts.Packets, bytes(p.Counts.Bytes), p.Netns)
+		}
+		t.flush()
+	}
+	if len(st.Sessions) > 0 {
+		if len(st.Paths) > 0 {
+			fmt.Fprintln(w)
+		}
+		t := newTable(w, "SESSION", "LINK", "STATE", "OUT", "IN", "FLAPS", "RTT", "P99", "JITTER", "LOST OUT", "LOST IN", "NETNS")
+		for _, s := range st.Sessions {
+			t.row(s.Name, s.Device, s.Phase, s.Out, s.In, s.Flaps, fine(s.RTT.P50), fine(s.RTT.P99), fine(s.RTT.Jitter), s.LostOut, s.LostIn+s.LostHeard, s.Netns)
+		}
+		t.flush()
+	}
+	for _, s := range st.Sessions {
+		if s.Problem != "" {
+			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
+		}
+	}
+	printBFD(w, st.BFD, len(st.Paths)+len(st.Sessions) > 0)
+}
+
+// printBFD shows BFD sessions in a line each.
+func printBFD(w io.Writer, all []peers.SessionState, below bool) {
+	if len(all) == 0 {
+		return
+	}
+	if below {
+		fmt.Fprintln(w)
+	}
+	t := newTable(w, "BFD", "LINK", "PEER", "STATE", "FOR", "PEER SAYS", "EVERY", "DOWN AFTER", "DOWNS", "NETNS")
+	for _, s := range all {
+		state := s.State.String()
+		if s.Diag != 0 && s.State != bfd.Up {
+			state += ": " + s.Diag.String()
+		}
+		t.row(s.Name, s.Device, s.Peer, state, s.Since.Round(time.Second), s.Remote, fine(s.Interval), fine(s.Detection), s.Downs, s.Netns)
+	}
+	t.flush()
+	for _, s := range all {
+		if s.Problem != "" {
+			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
+		}
+	}
+}
+
+// linkText says whether a link is used.
+func linkText(p protect.PathState) string {
+	var why []string
+	for _, r := range []struct {
+		on   bool
+		text string
+	}{{p.Carrier, "no carrier"}, {p.Probe, "not answered"}, {p.Drain, "drained"}} {
+		if r.on {
+			why = append(why, r.text)
+		}
+	}
+	switch {
+	case !p.Attached:
+		return "not attached"
+	case !p.Down:
+		return "used"
+	case p.Shadow:
+		return "used (shadow: " + strings.Join(why, ", ") + ")"
+	}
+	return "rerouted: " + strings.Join(why, ", ")
+}
+
+// fine is a duration of which the microseconds are worth reading.
+func fine(d time.Duration) string {
+	switch {
+	case d == 0:
+		return "-"
+	case d < time.Millisecond:
+		return d.Round(100 * time.Nanosecond).String()
+	}
+	return d.Round(10 * time.Microsecond).String()
+}
+
+// printReroute shows paths and sessions in detail.
+func printReroute(w io.Writer, st reroute.State) {
+	if len(st.Paths)+len(st.Sessions)+len(st.BFD) == 0 {
+		fmt.Fprintln(w, "no paths: reroute: in weir.yaml says which links to protect, docs/REROUTE.md how")
+		return
+	}
+	printPaths(w, st)
+	for _, p := range st.Paths {
+		fmt.Fprintln(w)
+		printPath(w, p)
+	}
+	for _, s := range st.Sessions {
+		if len(s.Counts) > 0 || granted(s) > 0 {
+			fmt.Fprintln(w)
+			printSession(w, s)
+		}
+	}
+	if text := countsText(st.Strangers); text != "" {
+		fmt.Fprintf(w, "\npackets that look like probes and are of no session: %s\n", text)
+	}
+	if len(st.Loops) > 0 {
+		fmt.Fprintln(w)
+		t := newTable(w, "LOOP", "CPU", "TICKS", "STALLS", "LONGEST", "TICK TAKES", "NETNS")
+		for i, l := range st.Loops {
+			t.row(i, l.CPU, l.Ticks, l.Stalls, fine(l.Longest), fine(l.Spent/time.Duration(max(l.Ticks, 1))), l.Netns)
+		}
+		t.flush()
+	}
+}
+
+func printPath(w io.Writer, p protect.PathState) {
+	what := "all"
+	if len(p.Prefixes) > 0 {
+		what = strings.Trim(fmt.Sprint(p.Prefixes), "[]")
+	}
+	fmt.Fprintf(w, "%s: %s by %s, %s\n", p.Name, what, p.Device, linkText(p))
+	for _, problem := range p.Problems {
+		fmt.Fprintf(w, "  ! %s\n", problem)
+	}
+	for i, r := range p.Repairs {
+		state := ""
+		if r.Down {
+			state = ", which may not be used either"
+		}
+		fmt.Fprintf(w, "  way %d: by %s to %s, packets up to %d bytes%s\n", i+1, r.Device, r.Via, r.Fits, state)
+	}
+	c := p.Counts
+	fmt.Fprintf(w, "  %d packets rerouted (%d where they came in, %d not the best way), %d stayed (%d of the link itself, %d without a way), %d dropped (no way left %d, too big %d, kernel %d)\n",
+		c.Packets, c.Fast, c.Next, c.Exempt+c.None, c.Exempt, c.None, c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
+	if c.Shadow > 0 {
+		fmt.Fprintf(w, "  shadow: %d packets would have been rerouted\n", c.Shadow)
+	}
+}
+
+func granted(s live.SessionState) (n uint32) {
+	for _, j := range []*live.Judgement{s.Sender, s.Peer} {
+		if j != nil {
+			n += j.Granted
+		}
+	}
+	return n
+}
+
+func printSession(w io.Writer, s live.SessionState) {
+	fmt.Fprintf(w, "%s: %d probes sent, %d answered; %d heard\n", s.Name, s.Sent, s.Answered, s.Heard)
+	if n := granted(s); n > 0 {
+		fmt.Fprintf(w, "  %d times a stall of this host put a verdict off\n", n)
+	}
+	if text := countsText(s.Counts); text != "" {
+		fmt.Fprintf(w, "  changed nothing: %s\n", text)
+	}
+}
+
+// countsText lists counts, the highest first.
+func countsText(counts map[string]uint64) string {
+	var names []string
+	for name, n := range counts {
+		if n > 0 {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) })
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%d %s", counts[name], name)
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+	"golang.org/x/sys/unix"
+)
+
+func steerRetire(g *globals) *cobra.Command {
+	t := steer.Retirement{}
+	slot := -1
+	var stop string
+	c := &cobra.Command{
+		Use: "retire SERVICE --slot N", Short: "Wait until the generation before a slot's member is drained, and end it", Args: cobra.ExactArgs(1),
+		Long: `Wait until nothing is left with the generation before a slot's member: no UDP
+peer that it knows, no connection in its listeners' queues or on the way there, no
+TCP connection of its own, no datagram unread. Then it gets nothing more, and is
+sent the signal of --stop. At the deadline of the service's generations whatever
+is left ends, but for what waits in its sockets, which it has two seconds for.
+
+Where nobody drains there is nothing to do. weir steer run --replace does this by
+itself; this is for members that systemd or somebody else starts.`,
+		Example: `  weir steer retire www --slot 0 --stop QUIT
+  weir steer retire www --slot 0 --keep && systemctl stop www@blue`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var err error
+			if t.Slot, err = slotOf(cmd, g, args[0], slot); err != nil {
+				return err
+			}
+			if t.Signal, err = parseSignal(stop); err != nil {
+				return err
+			}
+			t.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			return t.Run(cmd.Context(), g.host().Root)
+		},
+	}
+	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
+	c.Flags().StringVar(&stop, "stop", "TERM", "signal that ends it")
+	c.Flags().BoolVar(&t.Keep, "keep", false, "do not end it, only wait")
+	return c
+}
+
+// parseSignal reads a signal's name, with or without SIG.
+func parseSignal(name string) (syscall.Signal, error) {
+	sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
+	if sig == 0 {
+		return 0, fmt.Errorf("no signal %q: want a name like TERM, QUIT or INT", name)
+	}
+	return sig, nil
+}

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+// What a rule asks for all at once is tested at once: the verifier follows both ways of each branch, which takes it as long
+// as ten instructions without. So the fields that terms joined by and need are looked for together, the first term leaves
+// for what most packets are, and the others that compare numbers are one sum, which is 0 if all of them are true.
+
+// and generates terms that must all be true.
+func (g *gen) and(n *expr.And, t, f label) {
+	known := g.known
+	defer func() { g.known = known }()
+	terms := n.X
+	if !rated(n) {
+		terms = g.all(n.X, f)
+	}
+	for i, x := range terms {
+		next := t
+		if i < len(terms)-1 {
+			next = g.label()
+		}
+		if s, ok := x.(*sum); ok {
+			g.sum(s, next, f)
+		} else {
+			g.node(x, next, f)
+			g.known |= implied(x)
+		}
+		if next != t {
+			g.bind(next)
+		}
+	}
+	if len(terms) == 0 {
+		g.goTo(t)
+	}
+}
+
+// rated says whether a node measures rates: what comes before it decides which packets it counts.
+func rated(n expr.Node) (is bool) {
+	expr.Walk(n, func(n expr.Node) {
+		if _, ok := n.(*expr.Rate); ok {
+			is = true
+		}
+	})
+	return is
+}
+
+// all looks for what the terms need, and returns them in the order in which they are tested: the first one that is a number,
+// a sum of the others, and the rest.
+func (g *gen) all(terms []expr.Node, f label) []expr.Node {
+	var bits uint32
+	for _, x := range terms {
+		bits |= implied(x)
+	}
+	if g.noted {
+		g.note = expr.Print(terms[0])
+	}
+	lacks := bits &^ g.known
+	g.known |= bits
+	var out, rest []expr.Node
+	var added []addend
+	for _, x := range terms {
+		switch a := g.addend(x); {
+		case a == nil:
+			rest = append(rest, x)
+		case !a.true:
+			added = append(added, *a)
+		}
+	}
+	if lacks != 0 {
+		if g.behind(lacks, f) != 0 || len(added) == 0 {
+			g.known &^= lacks
+			g.there(lacks, f)
+			g.known |= lacks
+		} else {
+			out = append(out, &sum{parts: []addend{{lacks: lacks}, added[0]}})
+			added = added[1:]
+		}
+	}
+	if len(out) == 0 && len(added) > 0 {
+		out = append(out, alone(added[:1]))
+		added = added[1:]
+	}
+	if len(added) > 0 {
+		out = append(out, alone(added))
+	}
+	return append(out, rest...)
+}
+
+// alone is a sum, or the only term that it has if it is tested by one branch.
+func alone(parts []addend) expr.Node {
+	if len(parts) == 1 && parts[0].branches() == 1 {
+		return parts[0].term
+	}
+	return &sum{parts: parts}
+}
+
+// sum is terms of which each adds something where it is not true.
+type sum struct {
+	expr.Node
+	parts []addend
+}
+
+// addend is a term of a sum: a number that is to be in one of the spans, or with not in none of them.
+type addend struct {
+	term  expr.Node
+	x     expr.Operand
+	spans []span
+	not   bool
+	true  bool   // whatever the number
+	lacks uint32 // or it is that these bits of what is absent are clear
+}
+
+// mostAdded is how many spans a term of a sum has.
+const mostAdded = 3
+
+// addend returns nil for what is no term of a sum, also where the field is not known to be there.
+func (g *gen) addend(term expr.Node) *addend {
+	a, n := &addend{term: term}, term
+	for not, ok := n.(*expr.Not); ok; not, ok = n.(*expr.Not) {
+		n, a.not = not.X, !a.not
+	}
+	xs := expr.Operands(n)
+	if len(xs) != 1 {
+		return nil
+	}
+	var op expr.Op
+	var vs []expr.Value
+	switch n := n.(type) {
+	case *expr.Present:
+		if n.X.Part != expr.Whole || len(n.X.Field.Of) > 0 || n.X.Field.Type != expr.Bool && n.X.Field.Type != expr.Proto {
+			return nil
+		}
+		a.true = n.X.Field.Type == expr.Proto
+		flag := uint64(1)
+		if a.not {
+			flag, a.not = 0, a.true
+		}
+		vs = []expr.Value{{Lo: flag, Hi: flag}}
+	case *expr.Test:
+		if len(n.X.Field.Of) > 0 { // any of several that is not 0 is more than none of them that is
+			return nil
+		}
+		vs, a.not = []expr.Value{{}}, !a.not
+	case *expr.Compare:
+		op, vs = n.Op, []expr.Value{n.V}
+	case *expr.In:
+		vs = n.Set
+	}
+	if op == expr.Ne {
+		op, a.not = expr.Eq, !a.not
+	}
+	a.x = ofFamily(xs[0], vs)
+	absent := absentOf(a.x.Field)
+	if a.x.Part == expr.Byte || a.x.Part == expr.Slice || absent == 0 || absent&^g.known != 0 || a.true && a.not {
+		return nil
+	}
+	switch a.x.Type() {
+	case expr.IPv4:
+		vs = numbers4(vs)
+		a.spans = spans(op, vs, 32)
+	case expr.Uint, expr.Bool:
+		a.spans = spans(op, vs, a.x.Bits())
+	}
+	if !a.true && (len(a.spans) == 0 || len(a.spans) > mostAdded) {
+		return nil
+	}
+	return a
+}
+
+// ofFamily is the operand, or the only one of several addresses that can be any of the values.
+func ofFamily(x expr.Operand, vs []expr.Value) expr.Operand {
+	if x.Field.Type != expr.IP || x.Part != expr.Whole || len(vs) == 0 {
+		return x
+	}
+	for _, v := range vs {
+		if from, _ := ends(v); !from.Is4() {
+			return x
+		}
+	}
+	var only []expr.ID
+	for _, id := range x.Field.Each() {
+		if expr.Lookup(id).Type == expr.IPv4 {
+			only = append(only, id)
+		}
+	}
+	if len(only) == 1 {
+		x.Field = expr.Lookup(only[0])
+	}
+	return x
+}
+
+// branches are how many it would have if it were tested alone.
+func (a *addend) branches() int { return len(a.spans) * len(a.x.Field.Each()) }
+
+// absentOf are the bits of which any says that a field is absent; of one that is any of several the bits that they share.
+func absentOf(f *expr.Field) uint32 {
+	bits := ^uint32(0)
+	for _, id := range f.Each() {
+		if b := places[id].absent; bits == ^uint32(0) || b == bits {
+			bits = b
+		} else {
+			return 0
+		}
+	}
+	return bits
+}
+
+// sum goes to f unless all its terms are true. Each adds something to R4 where it is not.
+func (g *gen) sum(s *sum, t, f label) {
+	for i := 0; i < len(s.parts); i++ {
+		a := &s.parts[i]
+		if g.noted && a.term != nil {
+			g.note = expr.Print(a.term)
+		}
+		to := asm.R5
+		if i == 0 {
+			to = asm.R4
+		}
+		g.outside(a, to)
+		if i > 0 {
+			g.op(asm.Or.Reg(asm.R4, to))
+		}
+	}
+	g.jump(asm.JNE.Imm(asm.R4, 0, ""), f)
+	g.goTo(t)
+}
+
+// outside has a register be 0 if the term is true. It uses R0 to R3.
+func (g *gen) outside(a *addend, r asm.Register) {
+	if a.lacks != 0 {
+		g.op(asm.LoadMem(r, asm.R8, imgAbsent, asm.Word), asm.And.Imm(r, int32(a.lacks)))
+		return
+	}
+	if g.asItStands(a, r) {
+		return
+	}
+	bits := a.x.Bits()
+	if a.x.Field.Type == expr.IPv4 || a.x.Field.Type == expr.IP {
+		bits = 32
+	}
+	for i, id := range a.x.Field.Each() {
+		g.numberOf(a.x, id)
+		for j, s := range a.spans {
+			to := asm.R3
+			if i+j == 0 {
+				to = r
+			}
+			g.beyond(s, to, bits, j == len(a.spans)-1)
+			if to != r {
+				g.op(asm.And.Reg(r, to))
+			}
+		}
+	}
+	g.op(asm.RSh.Imm(r, 63))
+	if a.not {
+		g.op(asm.Xor.Imm(r, 1))
+	}
+}
+
+// beyond has a register be below 0 if R0 is not in a span: the sign of a difference, of numbers of at most 32 bits in
+// registers of 64, says which is larger. R0 is lost if this is the last one.
+func (g *gen) beyond(s span, to asm.Register, bits int, last bool) {
+	if s.hi == uint64(1)<<bits-1 && s.lo < 1<<31 {
+		g.op(asm.Mov.Reg(to, asm.R0), asm.Sub.Imm(to, int32(s.lo)))
+		return
+	}
+	from := asm.R0
+	if s.lo != 0 {
+		if !last {
+			from = asm.R2
+			g.op(asm.Mov.Reg(from, asm.R0))
+		}
+		g.op(asm.Sub.Imm32(from, int32(s.lo)))
+	}
+	g.op(asm.Mov.Imm32(to, int32(s.hi-s.lo)), asm.Sub.Reg(to, from))
+}
+
+// numberOf has R0 be the operand's number, of one of the fields that it is any of.
+func (g *gen) numberOf(x expr.Operand, id expr.ID) {
+	if x.Part == expr.Length {
+		g.payloadLength()
+	} else {
+		g.value(places[id], expr.Operand{Field: expr.Lookup(id)})
+	}
+	if x.Mask != 0 {
+		g.op(asm.And.Imm32(asm.R0, int32(x.Mask)))
+	}
+}
+
+// asItStands is outside for numbers that are compared as they stand in memory; false: this is none.
+func (g *gen) asItStands(a *addend, r asm.Register) bool {
+	mask, want, full, ok := a.stands()
+	if !ok {
+		return false
+	}
+	p := places[a.x.Field.ID]
+	g.op(asm.LoadMem(r, asm.R8, p.off, p.size))
+	if !full {
+		g.op(asm.And.Imm32(r, int32(mask)))
+	}
+	if want != 0 {
+		g.op(asm.Xor.Imm32(r, int32(want)))
+	}
+	if a.not { // 1 of 0, and 0 of all else
+		g.op(asm.Sub.Imm(r, 1), asm.RSh.Imm(r, 63))
+	}
+	return true
+}
+
+// stands says how a number is compared as it stands in memory, if it can be.
+func (a *addend) stands() (mask, want uint32, full, ok bool) {
+	p, v := places[a.x.Field.ID], a.spans[0]
+	if len(a.spans) != 1 || len(a.x.Field.Of) > 0 || a.x.Part != expr.Whole || a.x.Field.ID == expr.TCPLen {
+		return 0, 0, false, false
+	}
+	if a.x.Field.Type == expr.IPv4 {
+		size := v.hi - v.lo
+		if size&(size+1) != 0 || v.lo&size != 0 {
+			return 0, 0, false, false
+		}
+		return swapped(^uint32(size), p.size), swapped(uint32(v.lo), p.size), size == 0, true
+	}
+	if v.lo != v.hi {
+		return 0, 0, false, false
+	}
+	return p.stands(a.x, v.lo)
+}
+
+// implied are the bits that are clear where a term is true.
+func implied(n expr.Node) uint32 {
+	var vs []expr.Value
+	switch n := n.(type) {
+	case *expr.Compare:
+		if n.Op == expr.Ne {
+			return 0
+		}
+		vs = []expr.Value{n.V}
+	case *expr.In:
+		vs = n.Set
+	case *expr.Rate:
+		return 0
+	}
+	xs := expr.Operands(n)
+	if len(xs) != 1 {
+		return 0
+	}
+	switch x := ofFamily(xs[0], vs); x.Field.ID {
+	case expr.SIPMethod:
+		return noPayload
+	default:
+		return absentOf(x.Field)
+	}
+}
+
+// behind is where to go on instead of at f for lack of what one of the bits stands for, 0 if nowhere else.
+func (g *gen) behind(bits uint32, f label) label {
+	if f != g.fails || g.lacking == nil {
+		return 0
+	}
+	return g.lacking(bits)
+}
+
+// there goes to f if any of what the bits stand for is absent. The bits are read from memory each time: in a register the
+// verifier would learn from each test, and follow every combination of them through all rules.
+func (g *gen) there(bits uint32, f label) {
+	if bits &= ^g.known; bits != 0 {
+		if behind := g.behind(bits, f); behind != 0 {
+			f = behind
+		}
+		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))
+		g.jump(asm.JSet.Imm(asm.R0, int32(bits), ""), f)
+	}
+}

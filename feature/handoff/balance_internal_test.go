@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+func TestBalancer(t *testing.T) {
+	with := func(loads map[string]uint32) *Balancer {
+		return &Balancer{Member: &Member{loads: loads}, Threshold: 4, Gain: 3}
+	}
+	for _, c := range []struct {
+		name    string
+		loads   map[string]uint32
+		waiting int
+		want    string
+	}{
+		{"nobody else", nil, 100, ""},
+		{"little waits", map[string]uint32{"1": 0}, 3, ""},
+		{"one that is idle", map[string]uint32{"1": 0}, 4, "1"},
+		{"all have as much", map[string]uint32{"1": 4, "@b": 3}, 5, ""},
+		{"less by the gain", map[string]uint32{"1": 4, "@b": 2}, 5, "@b"},
+		{"the least", map[string]uint32{"1": 2, "2": 1, "@b": 2}, 9, "2"},
+		{"the nearer of two", map[string]uint32{"@a": 0, "1": 0, "@b": 0}, 9, "1"},
+		{"one that is away", map[string]uint32{"@b": ^uint32(0)}, 1000, ""},
+	} {
+		if got := with(c.loads).Where(c.waiting); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// What was given counts at once, until the other's load tells of it or has had the time to.
+func TestBalancerCountsWhatItGave(t *testing.T) {
+	for {
+		begin := time.Now()
+		wrong := countsWhatItGave()
+		if time.Since(begin) >= forgetAfter {
+			continue // the machine stood still, and what was given may have been forgotten
+		}
+		for _, w := range wrong {
+			t.Error(w)
+		}
+		break
+	}
+	b := &Balancer{Member: &Member{loads: map[string]uint32{"1": 0}}, Threshold: 4, Gain: 3}
+	for b.Where(10) != "" {
+	}
+	time.Sleep(2 * forgetAfter)
+	if b.Where(6) != "1" {
+		t.Error("what was given long ago still counts")
+	}
+}
+
+// countsWhatItGave says what a balancer does wrong before it forgets anything.
+func countsWhatItGave() (wrong []string) {
+	m := &Member{loads: map[string]uint32{"1": 0}}
+	b := &Balancer{Member: m, Threshold: 4, Gain: 3}
+	n := 0
+	for waiting := 10; b.Where(waiting) != ""; waiting-- {
+		n++
+	}
+	if n != 4 { // 10 - 0, 9 - 1, 8 - 2, 7 - 3, and 6 - 4 is too little
+		wrong = append(wrong, fmt.Sprintf("%d were given of 10", n))
+	}
+	b.GaveNot("1")
+	if b.Where(6) != "1" {
+		wrong = append(wrong, "what could not be given still counts")
+	}
+	m.setLoad("1", 1) // the other has been told: from now on its word counts
+	if b.Where(6) != "1" {
+		wrong = append(wrong, "what is in the other's load counts twice")
+	}
+	return wrong
+}

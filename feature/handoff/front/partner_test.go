@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package front
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// pairOfFronts are two front ends between a client and two hosts, of which the paths use one or the other.
+type pairOfFronts struct {
+	t      *testing.T
+	client *netns.Handle
+	hosts  [2]*netns.Handle
+	fronts [2]*Front
+	agents [2]*Agent
+	ends   [2]func() // of agents
+	ca     *peertest.Authority
+	listen [2]string
+}
+
+var (
+	frontNames = [2]string{"front-a", "front-b"}
+	clientLo   = netip.MustParseAddr("10.8.0.1")
+)
+
+// newPairOfFronts makes them: front end i knows hosts with weights[i].
+func newPairOfFronts(t *testing.T, weights [2][2]int) *pairOfFronts {
+	t.Helper()
+	nstest.NeedRoot(t)
+	if err := kernel.Require(Needs); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	p := &pairOfFronts{t: t, client: nstest.NewNetns(t), ca: peertest.NewAuthority(t)}
+	nstest.Address(t, p.client, "lo", netip.PrefixFrom(clientLo, 32))
+	for h := range p.hosts {
+		p.hosts[h] = nstest.NewNetns(t)
+		nstest.Address(t, p.hosts[h], "lo", netip.PrefixFrom(service4.Addr(), 32))
+		looseSource(t, p.hosts[h])
+	}
+	for i := range p.fronts {
+		ns := nstest.NewNetns(t)
+		nstest.Cable(t, p.client, fmt.Sprint("w", i), ns, "c")
+		nstest.Address(t, p.client, fmt.Sprint("w", i), prefix("10.1.%d.2/24", i))
+		nstest.Address(t, ns, "c", prefix("10.1.%d.1/24", i))
+		route(t, ns, "c", "10.8.0.1/32", fmt.Sprintf("10.1.%d.2", i))
+		forward(t, ns)
+		looseSource(t, ns)
+		devices, hosts := []string{"c"}, []Host(nil)
+		for h, host := range p.hosts {
+			name := fmt.Sprint("h", h+1)
+			nstest.Cable(t, host, fmt.Sprint("w", i), ns, name)
+			nstest.Address(t, host, fmt.Sprint("w", i), prefix("10.2.1%d%d.2/24", i, h))
+			nstest.Address(t, ns, name, prefix("10.2.1%d%d.1/24", i, h))
+			devices = append(devices, name)
+			hosts = append(hosts, Host{Number: move.Host(h + 1), Name: name, Interface: nstest.Ifindex(t, ns, name), MAC: macOf(t, host, fmt.Sprint("w", i)), Weight: weights[i][h]})
+		}
+		do(t, ns, func() (err error) {
+			if p.fronts[i], err = New(Options{Devices: devices}); err != nil {
+				return err
+			}
+			t.Cleanup(p.fronts[i].Close)
+			return errors.Join(p.fronts[i].SetHosts(hosts), p.fronts[i].SetService(Service{ID: 0, Listen: service4, Proto: unix.IPPROTO_TCP}))
+		})
+	}
+	serve(t, p.hosts, service4)
+	for i := range p.listen { // the agents meet elsewhere
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.listen[i] = l.Addr().String()
+		l.Close()
+	}
+	p.by(0)
+	return p
+}
+
+func looseSource(t *testing.T, ns *netns.Handle) {
+	t.Helper()
+	do(t, ns, func() error { return os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0) })
+}
+
+func macOf(t *testing.T, ns *netns.Handle, device string) (mac net.HardwareAddr) {
+	t.Helper()
+	do(t, ns, func() error {
+		i, err := net.InterfaceByName(device)
+		if err == nil {
+			mac = i.HardwareAddr
+		}
+		return err
+	})
+	return mac
+}
+
+// by has the paths use a front end, forth and back.
+func (p *pairOfFronts) by(front int) {
+	p.t.Helper()
+	replace := func(ns *netns.Handle, to netip.Addr, via string, src net.IP) {
+		do(p.t, ns, func() error {
+			return netlink.RouteReplace(&netlink.Route{Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(32, 32)}, Gw: net.ParseIP(via), Src: src})
+		})
+	}
+	replace(p.client, service4.Addr(), fmt.Sprintf("10.1.%d.1", front), clientLo.AsSlice())
+	for h, ns := range p.hosts {
+		replace(ns, clientLo, fmt.Sprintf("10.2.1%d%d.1", front, h), nil)
+	}
+}
+
+func (p *pairOfFronts) start(i int) {
+	p.t.Helper()
+	var err error
+	p.agents[i], err = NewAgent(p.fronts[i], AgentOptions{Name: frontNames[i], TLS: p.ca.TLS(frontNames[i]), Ended: 50 * time.Millisecond,
+		Lapse: 700 * time.Millisecond, Partner: Partner{Name: frontNames[1-i], Address: p.listen[1-i]}})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", p.listen[i])
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(p.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.agents[i].Serve(ctx, l) }()
+	p.ends[i] = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			p.t.Error(err)
+		}
+	})
+	p.t.Cleanup(p.ends[i])
+}
+
+// knows waits until a front end knows a flow as wanted.
+func (p *pairOfFronts) knows(front int, k Key, want func(Flow, error) bool) {
+	p.t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		fl, err := p.fronts[front].Flow(k)
+		if want(fl, err) {
+			return
+		}
+		if time.Now().After(end) {
+			p.t.Fatalf("%s: %+v, %v", frontNames[front], fl, err)
+		}
+	}
+}
+
+// A flow that goes by one front end keeps its host when its path changes to the other one, though that would choose another host;
+// what becomes of it at one is known to the other.
+func TestPartner(t *testing.T) {
+	p := newPairOfFronts(t, [2][2]int{{1, 0}, {0, 1}})
+	p.start(0)
+	old := dial(t, p.client, service4) // before the partner is there
+	if got, err := ask(old, "a", patience); err != nil || got[0] != '1' {
+		t.Fatalf("%q, %v", got, err)
+	}
+	p.start(1)
+	c := dial(t, p.client, service4)
+	if got, err := ask(c, "a", patience); err != nil || got[0] != '1' {
+		t.Fatalf("%q, %v", got, err)
+	}
+	for _, k := range []Key{keyOfConn(old, 0), keyOfConn(c, 0)} {
+		p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+	}
+	p.by(1)
+	for _, conn := range []net.Conn{old, c} {
+		if got, err := ask(conn, "b", patience); err != nil || got[0] != '1' {
+			t.Fatalf("by the other front end: %q, %v", got, err)
+		}
+	}
+	if got, err := ask(dial(t, p.client, service4), "a", patience); err != nil || got[0] != '2' {
+		t.Errorf("a new one: %q, %v", got, err)
+	}
+	k, start := keyOfConn(c, 0), time.Now()
+	// It is about to move: no reset passes at either, and if nobody says more, that ends.
+	for heard := false; !heard; { // where the machine stood still it may have ended before it was looked for
+		if _, err := p.fronts[0].Change(k, func(fl *Flow) { fl.To = 2 }); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		p.knows(1, k, func(fl Flow, err error) bool {
+			heard = err == nil && fl.To == 2
+			return heard || time.Since(begin) > patience/10
+		})
+		if time.Since(start) > patience {
+			t.Fatal("the other front end does not hear of the move")
+		}
+	}
+	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.To == 0 && fl.Owner == 1 && fl.Epoch == 0 })
+	if _, err := p.fronts[0].Change(k, func(fl *Flow) { fl.Flow = move.Flow{Owner: 2, Before: 1, Epoch: 1} }); err != nil {
+		t.Fatal(err)
+	}
+	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 && fl.Epoch == 1 })
+	// It goes back, and what is late changes nothing.
+	if _, err := p.fronts[1].Change(k, func(fl *Flow) { fl.Flow = move.Flow{Owner: 1, Epoch: 2} }); err != nil {
+		t.Fatal(err)
+	}
+	p.knows(0, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 && fl.Epoch == 2 })
+	late := record{key: k, flow: move.Flow{Owner: 2, Epoch: 1}}
+	if err := p.agents[0].adopt(late); err != nil {
+		t.Error(err)
+	}
+	if got, err := ask(c, "c", patience); err != nil || got[0] != '1' {
+		t.Errorf("%q, %v", got, err)
+	}
+	// Its end is seen by one of them, and both forget it.
+	c.Close()
+	for i := range p.fronts {
+		p.knows(i, k, func(_ Flow, err error) bool { return errors.Is(err, ErrNoFlow) })
+	}
+	if _, err := p.fronts[0].Flow(keyOfConn(old, 0)); err != nil {
+		t.Errorf("another one: %v", err)
+	}
+}
+
+// While the front ends do not hear of each other each goes on with what it knows; then they compare.
+func TestPartnerApart(t *testing.T) {
+	p := newPairOfFronts(t, [2][2]int{{1, 0}, {0, 1}})
+	p.start(0)
+	p.start(1)
+	c := dial(t, p.client, service4)
+	k := keyOfConn(c, 0)
+	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+	p.ends[1]()
+	p.by(1)
+	if got, err := ask(c, "a", patience); err != nil || got[0] != '1' {
+		t.Errorf("known before: %q, %v", got, err)
+	}
+	if _, err := p.fronts[0].Change(k, func(fl *Flow) { fl.Epoch = 4 }); err != nil {
+		t.Fatal(err)
+	}
+	apart := dial(t, p.client, service4)
+	if got, err := ask(apart, "a", patience); err != nil || got[0] != '2' {
+		t.Fatalf("%q, %v", got, err)
+	}
+	p.start(1)
+	p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Epoch == 4 })
+	p.knows(0, keyOfConn(apart, 0), func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
+	p.by(0)
+	if got, err := ask(apart, "b", patience); err != nil || got[0] != '2' {
+		t.Errorf("%q, %v", got, err)
+	}
+	// Both have learned one at once, at different hosts: the first name's counts.
+	both := Key{netip.MustParseAddrPort("10.8.0.1:7"), 0}
+	for i, owner := range []move.Host{2, 1} {
+		if err := p.agents[i].f.learn(both, move.Flow{Owner: owner}, kernel.Monotonic(), 0); err != nil {
+			t.Fatal(err)
+		}
+		p.fronts[i].changed(both)
+	}
+	p.knows(1, both, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
+	p.knows(0, both, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
+}
+
+func TestRecords(t *testing.T) {
+	want := []record{
+		{key: Key{netip.MustParseAddrPort("192.0.2.1:65535"), 63}, flow: move.Flow{Owner: 1023, To: 1, Epoch: 1<<32 - 1}, age: 65535 * time.Second},
+		{key: Key{netip.MustParseAddrPort("[2001:db8::1]:0"), 0}, gone: true},
+	}
+	b := []byte{1, 0, 0, 0}
+	for _, r := range want {
+		b = r.append(b)
+	}
+	got, err := parseRecords(b)
+	if err != nil || len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, bad := range [][]byte{nil, {2, 0, 0, 0}, b[:40], record{key: want[0].key}.append([]byte{1, 0, 0, 0})} {
+		if got, err := parseRecords(bad); err == nil {
+			t.Errorf("%x: %+v", bad, got)
+		}
+	}
+}

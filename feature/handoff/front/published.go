@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package front
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// ABI is the version of the maps' layout: front.h.
+const ABI = 1
+
+// Needs of a front end. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
+var Needs = []kernel.Need{kernel.TCRedirect, kernel.TCXLink, kernel.ClsactFilter}
+
+// pinPrefix begins the names of front ends' instances, below the feature's directory.
+const pinPrefix = "front-"
+
+func instanceOf(ns *netns.Handle, name string) kernel.Instance {
+	return kernel.Instance{Scope: strconv.FormatUint(ns.Inode(), 10), Feature: "handoff", Name: pinPrefix + name}
+}
+
+// Open makes a front end that outlives this process, in the network namespace of the calling thread, or goes on with the one of
+// that name: its flows, who owns them in which epoch, what is parked and until when. The data path works all the time, also while
+// nobody has opened it; its programs are exchanged for this weir's under traffic. Close leaves it as it is, [Remove] ends it.
+func Open(ctx context.Context, root *kernel.Root, name string, o Options) (_ *Front, err error) {
+	if err := kernel.Require(Needs); err != nil {
+		return nil, err
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		return nil, err
+	}
+	inst := instanceOf(ns, name)
+	l, err := root.Lock(ctx)
+	if err != nil {
+		ns.Close()
+		return nil, err
+	}
+	defer l.Unlock()
+	f := &Front{ns: ns, parkFor: time.Minute, stays: true}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	share, err := earlier(l, inst)
+	if err != nil {
+		return nil, err
+	}
+	defer closeMaps(share)
+	if err := f.build(o, share); err != nil {
+		return nil, err
+	}
+	return f, f.publish(l, inst, o)
+}
+
+// earlier are the maps of the instance that is there, or none.
+func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, error) {
+	before, err := l.Open(inst)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	if before.Meta.ABI != ABI {
+		before.Close()
+		return nil, fmt.Errorf("%s: %w: drain it, then run weir handoff front remove", inst, kernel.ErrABI)
+	}
+	share := map[string]*ebpf.Map{}
+	for pin, m := range before.Maps {
+		share["front_"+pin] = m
+	}
+	return share, nil
+}
+
+func closeMaps(m map[string]*ebpf.Map) {
+	for _, m := range m {
+		m.Close()
+	}
+}
+
+// publish pins maps and links. Until those of the predecessor have gone both programs stand at a device, with the same maps: the
+// first one decides, and no packet slips through in between.
+func (f *Front) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) error {
+	config, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_FrontBytes), Inode: f.ns.Inode(), Created: time.Now(), Config: config}
+	meta.Cookie, _ = f.ns.Cookie() // 0 where the kernel has none
+	m := f.maps.frontMaps
+	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.FrontServices, "ring": m.FrontRing, "hosts": m.FrontHosts,
+		"macs": m.FrontMacs, "tunnels": m.FrontTunnels, "setup": m.FrontSetup, "flows": m.FrontFlows, "counts": m.FrontCounts}}
+	if err := l.Publish(inst, meta, pins); err != nil {
+		return err
+	}
+	kernel.Step("front:published")
+	return nil
+}
+
+// Remove ends a front end of the network namespace, and takes its devices away. Flows go where the kernel's routes lead them. That
+// there is none of that name is no error.
+func Remove(ctx context.Context, root *kernel.Root, ns *netns.Handle, name string) error {
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return remove(l, instanceOf(ns, name), ns)
+}
+
+// RemoveAll ends the front ends of all network namespaces, as Remove does.
+func RemoveAll(l *kernel.WriteLock) error {
+	all, err := Instances(l.Root)
+	for _, inst := range all {
+		ns, e := netns.OfScope(inst.Scope)
+		if errors.Is(e, netns.ErrGone) { // and its devices with it
+			e = l.Remove(inst)
+		} else if e == nil {
+			e = remove(l, inst, ns)
+			ns.Close()
+		}
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+func remove(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
+	o, err := optionsOf(l.Root, inst)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := l.Remove(inst); err != nil {
+		return err
+	}
+	return ns.Do(func() error { return errors.Join(detach(o), removeDevices(o)) })
+}
+
+// optionsOf are those that an instance was opened with.
+func optionsOf(root *kernel.Root, inst kernel.Instance) (o Options, err error) {
+	m, err := root.Meta(inst)
+	if err == nil {
+		err = json.Unmarshal(m.Config, &o)
+	}
+	return o.filled(), err
+}
+
+// Instances are the front ends that are pinned, of all namespaces: their namespaces' inode numbers and names.
+func Instances(root *kernel.Root) ([]kernel.Instance, error) {
+	all, err := root.Instances("handoff")
+	return slices.DeleteFunc(all, func(i kernel.Instance) bool { return !strings.HasPrefix(i.Name, pinPrefix) }), err
+}
+
+// View reads a front end from its pins: Flow, Flows and Counts may be called, and Close. It needs no lock and changes nothing.
+func View(root *kernel.Root, inst kernel.Instance) (*Front, error) {
+	o, err := root.Open(inst, "flows", "counts")
+	if err != nil {
+		return nil, err
+	}
+	f := &Front{stays: true}
+	for _, m := range slices.Sorted(maps.Keys(o.Maps)) {
+		switch m {
+		case "flows":
+			f.maps.FrontFlows = o.Maps[m]
+		case "counts":
+			f.maps.FrontCounts = o.Maps[m]
+		}
+	}
+	return f, nil
+}

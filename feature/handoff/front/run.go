@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package front
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/weir-project/weir/feature/handoff/control"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Run is the agent of a front end, in the network namespace of the process, until ctx is done. The data path stays: see [Remove].
+func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) error {
+	o, err := c.agent()
+	if err != nil {
+		return err
+	}
+	o.Log = log
+	l, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return fmt.Errorf("where hosts' agents connect to: %w", err)
+	}
+	defer l.Close()
+	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU})
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.SetServices(c.services()); err != nil {
+		return err
+	}
+	a, err := NewAgent(f, o)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	socket, err := control.Listen(controlName(strconv.FormatUint(f.ns.Inode(), 10), c.Name))
+	if err != nil {
+		return err
+	}
+	group.Go(func() error { return control.Serve(ctx, socket, a.controls()) })
+	if c.Metrics != "" {
+		m, err := net.Listen("tcp", c.Metrics)
+		if err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+		reg := prometheus.NewRegistry()
+		reg.MustRegister(a.Collector())
+		group.Go(func() error { return control.Serve(ctx, m, promhttp.HandlerFor(reg, promhttp.HandlerOpts{})) })
+	}
+	log.Info("front end", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
+	group.Go(func() error { return a.Serve(ctx, l) })
+	return group.Wait()
+}
+
+// controlName is what the agent of a front end is called, by its network namespace and name.
+func controlName(scope, name string) string { return "front-" + scope + "-" + name }
+
+// controls are what the commands ask of an agent.
+func (a *Agent) controls() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		s, err := a.Status()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(s) // who has asked may have gone
+	})
+	mux.HandleFunc("POST /override", func(w http.ResponseWriter, r *http.Request) {
+		if err := a.override(r.FormValue("service"), r.FormValue("client"), r.FormValue("host")); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+		}
+	})
+	return mux
+}
+
+// override has a client be a host's; without a host it ends that.
+func (a *Agent) override(service, client, host string) error {
+	k, err := a.parseKey(service, client)
+	if err != nil {
+		return err
+	}
+	if host == "" {
+		return a.f.Release(k)
+	}
+	a.mu.Lock()
+	to := move.Host(0)
+	for _, m := range a.members {
+		if m.Name == host && !m.placed.IsZero() {
+			to = m.Number
+		}
+	}
+	a.mu.Unlock()
+	if to == 0 {
+		return fmt.Errorf("no host %q is known, and where it is: weir handoff front status shows all", host)
+	}
+	return a.f.Override(k, to)
+}
+
+func (a *Agent) parseKey(service, client string) (Key, error) {
+	for _, s := range a.o.Services {
+		if s.Name != service {
+			continue
+		}
+		at, err := netip.ParseAddrPort(client)
+		if s.BySource {
+			var addr netip.Addr
+			addr, err = netip.ParseAddr(client)
+			at = netip.AddrPortFrom(addr, 0)
+		}
+		if err != nil {
+			return Key{}, fmt.Errorf("client %q: want an address where the service is by source, else an address and port: %w", client, err)
+		}
+		return Key{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), s.ID}, nil
+	}
+	return Key{}, fmt.Errorf("service %q: this front end has none of that name", service)
+}
+
+// Statuses are those of all front ends, from their agents, else from the pins alone.
+func Statuses(ctx context.Context, root *kernel.Root) (out []Status, err error) {
+	all, err := Instances(root)
+	for _, inst := range all {
+		s, e := statusOf(ctx, root, inst)
+		s.Name, s.Netns = inst.Name[len(pinPrefix):], inst.Scope
+		out = append(out, s)
+		err = errors.Join(err, e)
+	}
+	return out, err
+}
+
+func statusOf(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s Status, err error) {
+	body, err := request(ctx, http.MethodGet, inst, "/status")
+	if err == nil {
+		return s, json.Unmarshal(body, &s)
+	}
+	f, err := View(root, inst)
+	if err != nil {
+		return s, err
+	}
+	defer f.Close()
+	return f.Status()
+}
+
+// Override asks the agent of a front end of this name to have a client of a service be a host's; host "" ends that.
+func Override(ctx context.Context, root *kernel.Root, name, service, client, host string) error {
+	all, err := Instances(root)
+	if err != nil {
+		return err
+	}
+	for _, inst := range all {
+		if inst.Name == pinPrefix+name {
+			_, err := request(ctx, http.MethodPost, inst, "/override?"+url.Values{"service": {service}, "client": {client}, "host": {host}}.Encode())
+			return err
+		}
+	}
+	return fmt.Errorf("no front end %q is here", name)
+}
+
+func request(ctx context.Context, method string, inst kernel.Instance, path string) ([]byte, error) {
+	c := control.Client(controlName(inst.Scope, inst.Name[len(pinPrefix):]))
+	c.Timeout = 5 * time.Second
+	req, err := http.NewRequestWithContext(ctx, method, "http://front"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("the front end's agent does not answer: %w (weir handoff front -f FILE runs it)", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.New(strings.TrimSpace(string(body)))
+	}
+	return body, err
+}

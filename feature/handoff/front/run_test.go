@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package front
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+func fileOf(ca *peertest.Authority, devices []string, more string) string {
+	cert, key, signers := ca.Files("front")
+	return fmt.Sprintf(`devices: [%s]
+listen: 10.2.0.1:7946
+metrics: 10.2.0.1:9745
+tls: {certificate: %s, key: %s, signers: %s}
+services:
+  talk: {number: 0, listen: ["tcp 10.55.0.1:9000", "tcp [fd55::1]:9000"]}
+  flows: {number: 1, listen: ["udp 10.55.0.1:4739"], by: source}
+%s`, strings.Join(devices, ", "), cert, key, signers, more)
+}
+
+// running is a scene with Run in place of its own front end.
+func running(t *testing.T, sc *scene, root *kernel.Root, text string) (stop func()) {
+	t.Helper()
+	c, err := ParseConfig("front.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ready, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- sc.middle.Do(func() error { close(ready); return Run(ctx, root, c, slog.New(slog.DiscardHandler)) })
+	}()
+	<-ready
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// status waits until the front end's is as wanted.
+func status(t *testing.T, root *kernel.Root, want func(Status) bool) Status {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		all, err := Statuses(t.Context(), root)
+		if err == nil && len(all) == 1 && want(all[0]) {
+			return all[0]
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v, %v", all, err)
+		}
+	}
+}
+
+// The product's way: a file, hosts that are named and one that registers, status, metrics, an override; the agent ends and comes
+// back, and flows go on.
+func TestRun(t *testing.T) {
+	sc := newScene(t)
+	sc.f.Close()
+	serve(t, sc.hosts, service4)
+	listenUDP(t, sc.hosts, flows4)
+	root := kernel.OpenRoot(nstest.BPFFS + "/front-run")
+	ca := peertest.NewAuthority(t)
+	text := fileOf(ca, sc.devices, "register: true\nhosts:\n  h1: {number: 1, address: 10.2.0.2, weight: 2}\n")
+	stop := running(t, sc, root, text)
+	t.Cleanup(func() {
+		if err := Remove(context.Background(), root, sc.middle, "front"); err != nil {
+			t.Error(err)
+		}
+	})
+	status(t, root, func(s Status) bool { return s.Agent && len(s.Hosts) == 1 && s.Hosts[0].Up })
+	connect := func() *peer.Conn {
+		var c *peer.Conn
+		do(t, sc.hosts[1], func() (err error) {
+			c, err = peer.Dial(t.Context(), "10.2.0.1:7946", "front", ca.TLS("h2"), peer.Hello{Number: 2, Instance: peer.NewInstance(), Name: "h2",
+				Beside: &peer.Beside{Register: peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 2}}})
+			return err
+		})
+		t.Cleanup(func() { c.Close() })
+		go func() {
+			for {
+				if _, err := c.Receive(); err != nil {
+					return
+				}
+			}
+		}()
+		return c
+	}
+	two := connect()
+	both := func(s Status) bool { return s.Agent && len(s.Hosts) == 2 && s.Hosts[0].Up && s.Hosts[1].Up }
+	s := status(t, root, both)
+	if h := s.Hosts[1]; h.Name != "h2" || h.Where != "h2" || !h.Connected || h.Weight != 2 || s.Name != "front" {
+		t.Errorf("%+v", s)
+	}
+	// The data path follows within a moment of the status.
+	for end := time.Now().Add(patience); ; {
+		of := owners(t, sc, service4, 30)
+		if of['1'] >= 5 && of['2'] >= 5 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("30 flows: %v", of)
+		}
+	}
+	for _, host := range []string{"h2", "h1"} {
+		if err := Override(t.Context(), root, "front", "flows", "10.1.0.2", host); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := askUDP(dialUDP(t, sc.client, flows4), "a"); err != nil || got[0] != host[1] {
+			t.Errorf("%q, %v: want %s", got, err, host)
+		}
+	}
+	for _, wrong := range [][3]string{{"flows", "10.1.0.2", "h3"}, {"flow", "10.1.0.2", "h1"}, {"talk", "10.1.0.2", "h1"}} {
+		if err := Override(t.Context(), root, "front", wrong[0], wrong[1], wrong[2]); err == nil {
+			t.Errorf("%v is no error", wrong)
+		}
+	}
+	c := dial(t, sc.client, service4)
+	first, err := ask(c, "a", patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := metrics(t, sc)
+	for _, want := range []string{`weir_handoff_front_host_up{host="h2"} 1`, `weir_handoff_front_packets_total{verdict="to_host"}`, `weir_handoff_front_flows{host="h1"}`} {
+		if !strings.Contains(page, want) {
+			t.Errorf("no %s in\n%s", want, page)
+		}
+	}
+	stop()
+	two.Close()
+	if s := status(t, root, func(Status) bool { return true }); s.Agent || s.Flows == 0 {
+		t.Errorf("without an agent: %+v", s)
+	}
+	if again, err := ask(c, "b", patience); err != nil || again[0] != first[0] {
+		t.Errorf("%q, %v", again, err)
+	}
+	stop = running(t, sc, root, text)
+	defer func() { stop() }()
+	time.Sleep(500 * time.Millisecond) // one host only is known to the agent, and the data path keeps both
+	if of := owners(t, sc, service4, 30); of['2'] == 0 {
+		t.Errorf("30 flows: %v", of)
+	}
+	connect()
+	status(t, root, both)
+	if again, err := ask(c, "c", patience); err != nil || again[0] != first[0] {
+		t.Errorf("%q, %v", again, err)
+	}
+}
+
+func metrics(t *testing.T, sc *scene) string {
+	t.Helper()
+	c := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (conn net.Conn, err error) {
+		err = sc.hosts[0].Do(func() error { conn, err = net.DialTimeout("tcp", "10.2.0.1:9745", patience); return err })
+		return conn, err
+	}}}
+	resp, err := c.Get("http://front/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// Each mistake in a file is told with its place.
+func TestConfigErrors(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	good := fileOf(ca, []string{"eth0"}, "hosts:\n  a: {number: 1, address: 10.0.0.1}\n")
+	if c, err := ParseConfig("front.yaml", []byte(good)); err != nil || c.Hosts["a"].weight() != 1 || len(c.services()) != 3 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	for _, e := range []struct{ from, to, says string }{
+		{"number: 1, address", "number: 1024, address", "hosts.a: number 1024: each has one of its own from 1 to 1023"},
+		{"address: 10.0.0.1", "weight: 1", "hosts.a: address: say where it is"},
+		{"address: 10.0.0.1", "address: 10.0.0.1, wieght: 1", "weight"},
+		{"address: 10.0.0.1", "address: 10.0.0.1, weight: -1", "weight -1"},
+		{"address: 10.0.0.1", "address: 10.0.0.1, check: here", `check "here"`},
+		{"address: 10.0.0.1", "address: 10.0.0.1, services: [x]", `service "x" is none of this file`},
+		{"by: source", "by: sorcery", `services.flows: by "sorcery"`},
+		{"udp 10.55.0.1:4739", "udp 10.55.0.0/24:4739", "want one address"},
+		{"udp 10.55.0.1:4739", "tcp 10.55.0.1:9000", "is flows's"},
+		{"talk: {number: 0", "talk: {number: 1", "number 1: each has one of its own"},
+		{"devices: [eth0]", "devices: []", "devices: name the interfaces"},
+		{"listen: 10.2.0.1:7946", "listen: x", `listen "x"`},
+		{"devices: [eth0]", "devices: [eth0]\ntunnel_mtu: 100", "tunnel_mtu 100"},
+		{"devices: [eth0]", "devices: [eth0]\nhold: 1ms", "hold 1ms"},
+		{"devices: [eth0]", "devices: [eth0]\nname: a/b", `name "a/b"`},
+	} {
+		text := strings.Replace(good, e.from, e.to, 1)
+		if _, err := ParseConfig("front.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), e.says) || !strings.Contains(err.Error(), "front.yaml:") {
+			t.Errorf("%s: %v, want %q with its place", e.to, err, e.says)
+		}
+	}
+	if _, err := LoadConfig("/nowhere/front.yaml"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package front
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Status is what a front end does.
+type Status struct {
+	Name   string `json:"name"`
+	Netns  string `json:"netns"`           // inode number of its network namespace
+	Agent  bool   `json:"agent"`           // whether its agent answers; without one there is no Hosts
+	Counts Counts `json:"counts"`          // since it was made
+	Flows  int    `json:"flows"`           // that it knows
+	Parked int    `json:"parked"`          // of them, whose packets wait
+	Moving int    `json:"moving"`          // of them, that are being moved
+	Hosts  []Seen `json:"hosts,omitempty"` // by number
+}
+
+// Seen is a host as the agent sees it.
+type Seen struct {
+	Name      string     `json:"name,omitempty"`
+	Number    move.Host  `json:"number"`
+	Address   netip.Addr `json:"address,omitzero"`
+	Where     string     `json:"where,omitempty"` // the interface, or tunnel
+	Weight    int        `json:"weight"`
+	Up        bool       `json:"up"`
+	Why       string     `json:"why,omitempty"` // it is not
+	Connected bool       `json:"connected"`     // its agent
+	Flows     int        `json:"flows"`         // that it owns
+}
+
+// Status reads what the data path does: flows by owner, and counts.
+func (f *Front) Status() (Status, error) {
+	s := Status{}
+	owned := map[move.Host]int{}
+	err := f.Flows(func(_ Key, fl Flow) bool {
+		s.Flows++
+		owned[fl.Owner]++
+		if fl.Parked && fl.Until > kernel.Monotonic() {
+			s.Parked++
+		}
+		if fl.To != 0 {
+			s.Moving++
+		}
+		return true
+	})
+	if err != nil {
+		return s, err
+	}
+	for _, n := range slices.Sorted(maps.Keys(owned)) {
+		s.Hosts = append(s.Hosts, Seen{Number: n, Flows: owned[n]})
+	}
+	s.Counts, err = f.Counts()
+	return s, err
+}
+
+// Status is the front end's, with the hosts as this agent sees them.
+func (a *Agent) Status() (Status, error) {
+	s, err := a.f.Status()
+	s.Agent, s.Name = true, a.o.Name
+	owned := map[move.Host]int{}
+	for _, h := range s.Hosts {
+		owned[h.Number] = h.Flows
+	}
+	s.Hosts = nil
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, number := range slices.Sorted(maps.Keys(a.members)) {
+		m := a.members[number]
+		v := Seen{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.hosts[number] != nil, Flows: owned[number]}
+		delete(owned, number)
+		if !m.up {
+			v.Why = m.why
+		}
+		switch {
+		case m.placed.IsZero():
+		case m.place.Tunnel.IsValid():
+			v.Where = "tunnel"
+		default:
+			v.Where = m.place.Device
+		}
+		s.Hosts = append(s.Hosts, v)
+	}
+	for _, number := range slices.Sorted(maps.Keys(owned)) { // of hosts that have registered with a life before this one
+		s.Hosts = append(s.Hosts, Seen{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.hosts[number] != nil})
+	}
+	return s, err
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/fdstore"
+)
+
+// A keeper that ends in good order leaves what waits for a member to the next one: the
+// sockets, and before them a memfd that says what each is. The next one takes it out
+// of there before it serves: a duplicate that stayed would keep connections open.
+
+// storeName is what they are called in systemd's file descriptor store.
+const storeName = "weir-handoff"
+
+// inheritVersion is that of the memfd. What another version left is reset.
+const inheritVersion = 1
+
+// legacy is what the memfd says.
+type legacy struct {
+	Version  int      `json:"version"`
+	Sessions []record `json:"sessions"`
+}
+
+// record is a session that waits.
+type record struct {
+	ID       uint64    `json:"id"` // the socket's cookie
+	Kind     wire.Kind `json:"kind"`
+	Service  string    `json:"service"`
+	Member   string    `json:"member"`
+	Label    string    `json:"label"`
+	Read     uint64    `json:"read"`
+	Written  uint64    `json:"written"`
+	State    []byte    `json:"state"`
+	Unread   []byte    `json:"unread"`
+	HasState bool      `json:"has_state"` // nil and empty differ
+	Crashed  bool      `json:"crashed"`
+	Waits    time.Time `json:"waits"` // since when
+	Since    time.Time `json:"since"`
+	Moves    int       `json:"moves"`
+}
+
+// Store is where a keeper that systemd runs leaves what waits when it ends; nil for one
+// that nobody keeps anything for.
+func Store() func(fds []int) error {
+	if !fdstore.Available() {
+		return nil
+	}
+	return func(fds []int) error { return fdstore.Put(storeName, fds...) }
+}
+
+// Inherited are the descriptors that the keeper before left with systemd, for Inherit.
+func Inherited() ([]*os.File, error) {
+	var out []*os.File
+	for _, f := range activation.Files(true) {
+		if f.Name() != storeName {
+			f.Close()
+			continue
+		}
+		out = append(out, f)
+	}
+	if len(out) == 0 {
+		return nil, nil
+	}
+	return out, fdstore.Remove(storeName)
+}
+
+// bequeath gives away what waits for a member, as the keeper ends: what it could not is
+// reset by the caller.
+func (k *Keeper) bequeath() error {
+	if k.Store == nil {
+		return nil
+	}
+	l := legacy{Version: inheritVersion}
+	fds := []int{-1}
+	for _, s := range k.sessions {
+		if s.owner != nil && s.owner.gone && s.owner.process.exited() {
+			k.assign(s, nil) // it died just now
+			s.crashed = true
+		}
+		if s.owner != nil || whole(s) != nil {
+			continue
+		}
+		l.Sessions = append(l.Sessions, record{ID: s.id, Kind: s.kind, Service: s.service.name, Member: s.member, Label: s.label, Read: s.read, Written: s.written,
+			State: s.state, Unread: s.unread, HasState: s.state != nil, Crashed: s.crashed, Waits: s.waits, Since: s.since, Moves: s.moves})
+		fds = append(fds, s.fd)
+	}
+	if len(l.Sessions) == 0 {
+		return nil
+	}
+	text, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.MemfdCreate("weir-handoff-waiting", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("a memfd for what waits: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "memfd")
+	defer f.Close()
+	if _, err := f.Write(text); err != nil {
+		return fmt.Errorf("a memfd for what waits: %w", err)
+	}
+	fds[0] = fd
+	if err := k.Store(fds); err != nil {
+		return err
+	}
+	for _, r := range l.Sessions {
+		k.remove(k.sessions[r.ID], false)
+	}
+	k.Log.Info("what waits for a member is left to the next keeper", "sessions", len(l.Sessions))
+	return nil
+}
+
+// Inherit takes what the keeper before left, before Serve. Sessions that cannot be gone
+// on with are reset; the error tells of them. It closes the files.
+func (k *Keeper) Inherit(files []*os.File) error {
+	var l legacy
+	var errs []error
+	sockets := map[uint64]int{} // by cookie
+	for _, f := range files {
+		fd, err := own(f)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if c, err := sock.Cookie(fd); err == nil {
+			sockets[c] = fd
+			continue
+		}
+		errs = append(errs, l.read(os.NewFile(uintptr(fd), "memfd")))
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, r := range l.Sessions {
+		fd, ok := sockets[r.ID]
+		if !ok {
+			errs = append(errs, fmt.Errorf("session %d of %s: its socket is missing: is the unit's FileDescriptorStoreMax= large enough?", r.ID, r.Service))
+			continue
+		}
+		if err := k.inherit(r, fd); err != nil {
+			errs = append(errs, fmt.Errorf("session %d of %s: %w", r.ID, r.Service, err))
+			continue
+		}
+		delete(sockets, r.ID)
+	}
+	for id, fd := range sockets {
+		if !slices.ContainsFunc(l.Sessions, func(r record) bool { return r.ID == id }) {
+			errs = append(errs, fmt.Errorf("session %d: nothing tells of it", id))
+		}
+		sock.Reset(fd)
+	}
+	if n := len(k.sessions); n > 0 {
+		k.Log.Info("what waits for a member is taken over from the keeper before", "sessions", n)
+	}
+	return errors.Join(errs...)
+}
+
+// own is a descriptor of our own, of a file that it closes. (File.Fd may clear
+// O_NONBLOCK, which is shared with the members.)
+func own(f *os.File) (fd int, err error) {
+	defer f.Close()
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	if cerr := raw.Control(func(old uintptr) { fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) }); cerr != nil {
+		return -1, cerr
+	}
+	return fd, err
+}
+
+func (l *legacy) read(f *os.File) error {
+	defer f.Close()
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return fmt.Errorf("the list of what waits: %w", err)
+	}
+	if err := json.NewDecoder(f).Decode(l); err != nil {
+		return fmt.Errorf("the list of what waits: %w", err)
+	}
+	if l.Version != inheritVersion {
+		err := fmt.Errorf("the list of what waits is of version %d, and this keeper reads %d", l.Version, inheritVersion)
+		l.Sessions = nil
+		return err
+	}
+	return nil
+}
+
+// inherit has a session wait here, for as long as it would have there.
+func (k *Keeper) inherit(r record, fd int) error {
+	if err := sock.Check(fd, r.Kind); err != nil {
+		return err
+	}
+	s := &session{id: r.ID, kind: r.Kind, fd: fd, service: k.service(r.Service), member: r.Member, label: r.Label, read: r.Read, written: r.Written,
+		unread: r.Unread, crashed: r.Crashed, waits: r.Waits, since: r.Since, moves: r.Moves}
+	if r.HasState {
+		s.state = append([]byte{}, r.State...)
+	}
+	if err := whole(s); err != nil {
+		return err
+	}
+	s.local, s.remote = sock.Addresses(fd)
+	k.state += s.size()
+	k.sessions[s.id], s.service.sessions[s.id], s.service.orphans[s] = s, s, true
+	return nil
+}

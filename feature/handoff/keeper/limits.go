@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/internal/strictyaml"
+)
+
+// Limits are the handoff section of a configuration: how long and how much weir serve
+// keeps. What is 0 is as in Options.
+type Limits struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Hold           time.Duration `yaml:"hold" json:"hold,omitempty"`         // how long a session waits for a member
+	Grace          time.Duration `yaml:"grace" json:"grace,omitempty"`       // how long for one of its own name, where another would take it
+	Sessions       int           `yaml:"sessions" json:"sessions,omitempty"` // sockets of one service
+	State          Size          `yaml:"state" json:"state,omitempty"`       // of one session
+	Total          Size          `yaml:"total" json:"total,omitempty"`       // of all
+}
+
+// Size is a number of bytes, in a configuration one like 64KiB or 1MiB.
+type Size int64
+
+var sizeUnits = []struct {
+	name  string
+	bytes int64
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"B", 1}, {"", 1}}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Size) UnmarshalText(b []byte) error {
+	text := strings.TrimSpace(string(b))
+	number := strings.TrimRight(text, "BKMGi")
+	unit := text[len(number):]
+	n, err := strconv.ParseInt(strings.TrimSpace(number), 10, 64)
+	for _, u := range sizeUnits {
+		if u.name == unit && err == nil && n >= 0 && n <= (1<<62)/u.bytes {
+			*s = Size(n * u.bytes)
+			return nil
+		}
+	}
+	return fmt.Errorf("%q: want a number of bytes, like 64KiB or 1MiB", text)
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// String is what plans show.
+func (s Size) String() string {
+	for _, u := range []int{2, 1, 0} {
+		if b := sizeUnits[u].bytes; s != 0 && int64(s)%b == 0 {
+			return fmt.Sprint(int64(s)/b, sizeUnits[u].name)
+		}
+	}
+	return fmt.Sprint(int64(s), "B")
+}
+
+// Bounds of what a configuration may say.
+const (
+	longest      = 24 * time.Hour
+	maxKept      = 1_000_000
+	largestState = Size(256 << 20) // what a message can announce, wire.MaxState
+	largestTotal = Size(64 << 30)
+)
+
+// Validate checks what the types cannot. Errors carry the place in the file and name
+// the key.
+func (l *Limits) Validate() []error {
+	var errs []error
+	fail := func(format string, a ...any) { errs = append(errs, l.Pos.Errorf("handoff."+format, a...)) }
+	if l.Hold < 0 || l.Hold > longest {
+		fail("hold: %v: want a time from 1ms to %v", l.Hold, longest)
+	}
+	if l.Grace < 0 || l.Grace > longest {
+		fail("grace: %v: want a time from 1ms to %v", l.Grace, longest)
+	}
+	w := l.withDefaults()
+	if w.Grace > w.Hold {
+		fail("grace: %v is longer than hold, %v: sessions would be reset before another member may have them", w.Grace, w.Hold)
+	}
+	if l.Sessions < 0 || l.Sessions > maxKept {
+		fail("sessions: %d: want a number from 1 to %d", l.Sessions, maxKept)
+	}
+	if l.State < 0 || l.State > largestState {
+		fail("state: %v: want at most %v for a session", l.State, largestState)
+	}
+	if l.Total < 0 || l.Total > largestTotal {
+		fail("total: %v: want at most %v", l.Total, largestTotal)
+	}
+	if w.State > w.Total {
+		fail("state: %v for one session is more than total, %v, for all", w.State, w.Total)
+	}
+	return errs
+}
+
+// withDefaults has the numbers that hold.
+func (l Limits) withDefaults() Limits {
+	o := Options{Hold: l.Hold, Grace: l.Grace, MaxSessions: l.Sessions, MaxState: int64(l.State), MaxTotal: int64(l.Total)}
+	o.setDefaults()
+	return Limits{Hold: o.Hold, Grace: o.Grace, Sessions: o.MaxSessions, State: Size(o.MaxState), Total: Size(o.MaxTotal)}
+}
+
+// String is what plans show.
+func (l Limits) String() string {
+	l = l.withDefaults()
+	return fmt.Sprintf("hold %v, grace %v, sessions %d, state %v, total %v", l.Hold, l.Grace, l.Sessions, l.State, l.Total)
+}
+
+// Limit has a running keeper go by other limits. What it has over a lower one stays.
+func (k *Keeper) Limit(l Limits) {
+	l = l.withDefaults()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.Hold, k.Grace, k.MaxSessions, k.MaxState, k.MaxTotal = l.Hold, l.Grace, l.Sessions, int64(l.State), int64(l.Total)
+}

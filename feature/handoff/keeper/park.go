@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"context"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// parking is a session that is to wait while who serves it changes: from the moment at
+// which its owner has let go of it until it is released, nobody touches it, and what
+// the peer sends waits in its socket.
+type parking struct {
+	by    *member // who asked, a connection that need not be a member's
+	seq   uint32  // of the request, which is answered when the session waits
+	held  bool    // it waits
+	since time.Time
+}
+
+// parkTime is how long a session waits at most. Who wanted it may have died, or hang.
+const parkTime = 3 * time.Second
+
+// park has a session wait. It is answered with OK when nobody touches the session any
+// more.
+func (k *Keeper) park(ctx context.Context, m *member, msg *wire.Message) error {
+	if err := k.directs(ctx, m, msg.Session, ""); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.sessions[msg.Session]
+	switch {
+	case s == nil || s.kind != wire.Stream:
+		return wire.Errorf(wire.NoSession, "no session %d: weir handoff status shows them", msg.Session)
+	case s.parked != nil:
+		return wire.Errorf(wire.Owned, "session %d is being moved by another command", s.id)
+	case s.owner != nil && s.owner.gone:
+		return wire.Errorf(wire.NoSession, "member %s (process %d) is not connected", s.owner.name, s.owner.process.PID)
+	case s.owner != nil && s.owner.caps&wire.Moves == 0:
+		return wire.Errorf(wire.Unable, "member %s (process %d) does not move sessions on request", s.owner.name, s.owner.process.PID)
+	}
+	s.parked = &parking{by: m, seq: msg.Seq, since: time.Now()}
+	m.parks[s.id] = s
+	if s.owner == nil {
+		k.hold(s)
+		return nil
+	}
+	// To its own name, which is nobody else's: should it answer too late, it keeps it.
+	k.post(s.owner, outgoing{message: wire.Message{Type: wire.Move, Session: s.id, Name: s.owner.name}})
+	return nil
+}
+
+// hold notes that nobody touches a session any more, and tells who waits for that.
+func (k *Keeper) hold(s *session) {
+	k.disown(s)
+	s.owner, s.waits = nil, time.Now()
+	delete(s.service.orphans, s)
+	s.parked.held = true
+	k.post(s.parked.by, outgoing{message: wire.Message{Type: wire.OK, Seq: s.parked.seq, Session: s.id}})
+}
+
+// unpark forgets that a session was to wait; an error goes to who still waits for it.
+func (k *Keeper) unpark(s *session, why *wire.CodeError) {
+	p := s.parked
+	if p == nil {
+		return
+	}
+	s.parked = nil
+	delete(p.by.parks, s.id)
+	if why != nil && !p.held {
+		k.post(p.by, outgoing{message: *errorMessage(&wire.Message{Seq: p.seq, Session: s.id}, why)})
+	}
+}
+
+// release gives a session that waits to a member by name, or back to whom it was taken
+// from: with "", or where nobody of that name is ready, which is an error.
+func (k *Keeper) release(m *member, msg *wire.Message) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := m.parks[msg.Session]
+	if s == nil {
+		return wire.Errorf(wire.NoSession, "session %d does not wait for this process's word", msg.Session)
+	}
+	return k.letGo(s, msg.Name)
+}
+
+func (k *Keeper) letGo(s *session, to string) error {
+	held := s.parked.held
+	k.unpark(s, nil)
+	if !held {
+		return wire.Errorf(wire.Slow, "session %d was not let go of by its member", s.id)
+	}
+	back := s.from
+	if back != nil && (back.gone || !back.ready) {
+		back = nil
+	}
+	target := s.service.readyNamed(to, time.Now())
+	switch {
+	case target != nil && target != back:
+		s.moves++
+		s.service.counts.Transfers++
+		k.giveTo(target, s, wire.Message{Name: s.member})
+		return nil
+	case back != nil:
+		s.from = nil
+		k.giveTo(back, s, wire.Message{Name: s.member, Flags: wire.Returned})
+	default:
+		k.assign(s, nil)
+		k.place(s.service, time.Now())
+	}
+	if to != "" && target == nil {
+		s.service.counts.Refused++
+		return wire.Errorf(wire.NoPeer, "no member %s of %s is ready", to, s.service.name)
+	}
+	return nil
+}
+
+// readyNamed is the youngest member of a name that may be given sessions.
+func (v *service) readyNamed(name string, now time.Time) *member {
+	for i := len(v.members) - 1; i >= 0; i-- {
+		if o := v.members[i]; o.name == name && o.ready && !o.slow(now) {
+			return o
+		}
+	}
+	return nil
+}
+
+// releaseAll lets go of what a process that has gone had wait.
+func (k *Keeper) releaseAll(m *member) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, s := range m.parks {
+		k.letGo(s, "")
+	}
+}
+
+// overdue lets go of what has waited for too long.
+func (k *Keeper) overdue(v *service, now time.Time) {
+	for _, s := range v.sessions {
+		if s.parked != nil && now.Sub(s.parked.since) > parkTime {
+			k.Log.Warn("session has waited too long for a change of steering", "service", v.name, "member", s.member, "remote", s.remote, "waited", parkTime)
+			k.letGo(s, "")
+		}
+	}
+}

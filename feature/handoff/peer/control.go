@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+)
+
+// Registration is what a host says of itself to a front end: there, it is one of its hosts from then on.
+type Registration struct {
+	Address  netip.Addr `json:"address"`            // of the host, where the front end sends packets to it
+	Weight   int        `json:"weight"`             // of its share of new flows; 0: none, as while it is drained
+	Services []string   `json:"services,omitempty"` // names of those it serves; none: all that the front end has
+	Agent    string     `json:"agent,omitempty"`    // host:port where the agents of other hosts find its own
+}
+
+// Member is a host as a front end tells it to the others.
+type Member struct {
+	Name     string     `json:"name"`
+	Number   move.Host  `json:"number"`
+	Address  netip.Addr `json:"address,omitzero"`
+	Agent    string     `json:"agent,omitempty"`
+	Weight   int        `json:"weight"`
+	Services []string   `json:"services,omitempty"`
+	Up       bool       `json:"up"` // it gets new flows, its weight permitting
+}
+
+// Service is what a front end spreads.
+type Service struct {
+	Name     string         `json:"name,omitempty"`
+	ID       uint16         `json:"id"`
+	Listen   netip.AddrPort `json:"listen"`
+	Proto    uint8          `json:"proto"`
+	BySource bool           `json:"by_source,omitempty"`
+}
+
+// Peers is what a front end tells its hosts: once they have registered, and whenever it changes.
+type Peers struct {
+	Refused  string    `json:"refused,omitempty"` // why the registration is
+	Members  []Member  `json:"members,omitempty"`
+	Services []Service `json:"services,omitempty"`
+}
+
+// Control is what one side does with what the other says beside moves; nil: it is ignored. The functions are called by Receive.
+type Control struct {
+	Register func(Registration)
+	Peers    func(Peers)
+	Flows    func(body []byte) // of another front end
+}
+
+// Handle sets what is done with what is no move. Call it before Receive.
+func (c *Conn) Handle(h Control) { c.control = h }
+
+// Register tells a front end of this host.
+func (c *Conn) Register(r Registration) error { return c.say(typeRegister, r) }
+
+// Tell tells a host of the others.
+func (c *Conn) Tell(p Peers) error { return c.soon(func() error { return c.say(typePeers, p) }) }
+
+// SendFlows tells another front end of flows; what body is, front ends know.
+func (c *Conn) SendFlows(body []byte) error {
+	return c.soon(func() error { return c.write(typeFlows, nil, body) })
+}
+
+// Ping asks the other side for a sign of life: its Receive answers, and here Heard moves on.
+func (c *Conn) Ping() error { return c.soon(func() error { return c.write(typePing, nil, nil) }) }
+
+// soonTime is how long writing may take of what goes to every host: one that reads nothing must not stop who speaks with all of
+// them. A connection on which it takes longer is of no use any more.
+const soonTime = time.Second
+
+func (c *Conn) soon(write func() error) error {
+	if err := c.tls.SetWriteDeadline(time.Now().Add(soonTime)); err != nil {
+		return err
+	}
+	if err := write(); err != nil {
+		c.Close()
+		return err
+	}
+	return c.tls.SetWriteDeadline(time.Time{})
+}
+
+// Heard is when anything last came from the other side.
+func (c *Conn) Heard() time.Time { return time.Unix(0, c.heard.Load()) }
+
+// mostControl is the most bytes of what is no move.
+const mostControl = 1 << 20
+
+func (c *Conn) say(kind byte, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return c.write(kind, nil, b)
+}
+
+// aside does what a frame asks for that is no move.
+func (c *Conn) aside(kind byte, body []byte) error {
+	if len(body) > mostControl {
+		return fmt.Errorf("%w: type %d of %d bytes", ErrFormat, kind, len(body))
+	}
+	switch kind {
+	case typePing:
+		return c.write(typePong, nil, nil)
+	case typePong:
+		return nil
+	case typeRegister:
+		var r Registration
+		return hear(body, &r, c.control.Register)
+	case typePeers:
+		var p Peers
+		return hear(body, &p, c.control.Peers)
+	case typeFlows:
+		if c.control.Flows != nil {
+			c.control.Flows(body)
+		}
+		return nil
+	}
+	return fmt.Errorf("%w: type %d", ErrFormat, kind)
+}
+
+func hear[T any](body []byte, v *T, f func(T)) error {
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("%w: %w", ErrFormat, err)
+	}
+	if f != nil {
+		f(*v)
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer_test
+
+import (
+	"errors"
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+)
+
+// What is no move passes by Receive, in order, and who is asked for a sign of life gives it.
+func TestControl(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("front"))
+	if errA != nil || errB != nil {
+		t.Fatal(errA, errB)
+	}
+	registered, told, flows := make(chan peer.Registration, 1), make(chan peer.Peers, 1), make(chan []byte, 1)
+	a.Handle(peer.Control{Peers: func(p peer.Peers) { told <- p }})
+	b.Handle(peer.Control{Register: func(r peer.Registration) { registered <- r }, Flows: func(b []byte) { flows <- b }})
+	moved := make(chan peer.Frame, 1)
+	for _, c := range []*peer.Conn{a, b} {
+		go func() {
+			for {
+				f, err := c.Receive()
+				if err != nil {
+					return
+				}
+				moved <- f
+			}
+		}()
+	}
+	r := peer.Registration{Address: netip.MustParseAddr("2001:db8::1"), Weight: 3, Services: []string{"bmp"}, Agent: "h:7"}
+	p := peer.Peers{Members: []peer.Member{{Name: "host-a", Number: 3, Address: r.Address, Weight: 3, Up: true}},
+		Services: []peer.Service{{Name: "bmp", ID: 4, Listen: netip.MustParseAddrPort("192.0.2.1:1790"), Proto: 6, BySource: true}}}
+	if err := errors.Join(a.Register(r), b.Tell(p), a.SendFlows([]byte("flows")), a.Send(peer.Frame{Message: move.Message{Kind: move.Hold, Epoch: 1}})); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-registered; !reflect.DeepEqual(got, r) {
+		t.Errorf("%+v", got)
+	}
+	if got := <-told; !reflect.DeepEqual(got, p) {
+		t.Errorf("%+v", got)
+	}
+	if got := <-flows; string(got) != "flows" {
+		t.Errorf("%q", got)
+	}
+	if got := <-moved; got.Message.Kind != move.Hold {
+		t.Errorf("%+v", got)
+	}
+	before := b.Heard()
+	for end := time.Now().Add(30 * time.Second); !b.Heard().After(before); time.Sleep(time.Millisecond) {
+		if err := b.Ping(); err != nil || time.Now().After(end) {
+			t.Fatalf("%v: no sign of life", err)
+		}
+	}
+}

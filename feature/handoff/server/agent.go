@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package server is the agent of a server behind a front end: it has sessions move from this server to another, and from
+// others to this one. Package move says who owns a session and when; the front end's agent is package front's.
+//
+// To the keeper of this server the agent is a member of each service under the names of the other servers: @b is the way to
+// server b, and a session that a member transfers to @b moves there (weir handoff send SESSION @b). So whoever moves a session
+// has let go of it in the way that it does for any other member, and while it moves the keeper has its socket: an agent
+// that dies leaves it there, and the next one goes on. Under the name of its own server the agent gives the keeper what has come,
+// and transfers it to the member that is called like the one that had it, else to whoever has the fewest.
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/heap"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Remote is another agent.
+type Remote struct {
+	Name    string    // in its certificate
+	Number  move.Host // of a server; 0 of a front end
+	Address string    // host:port
+}
+
+// Service is one whose sessions move. Its address is on every server.
+type Service struct {
+	Name   string // as members and the keeper call it
+	ID     uint16 // as the front end calls it
+	Listen netip.AddrPort
+}
+
+// Options say which server this is.
+type Options struct {
+	Name   string // of this server, in its certificate
+	Number move.Host
+	TLS    *tls.Config `json:"-"`
+	Front  Remote
+	// Registration is what the front end is told of this server: from it the agent then learns the other servers and the
+	// services. Without an Address it does not register, and Peers and Services say all there is.
+	Registration peer.Registration
+	Serve        []string // names of services; none: all that the front end has
+	Peers        []Remote // the other servers
+	Services     []Service
+	Devices      []string // that the services' packets come by, and answers leave by
+
+	Keeper string        // its socket; "": $WEIR_HANDOFF_SOCKET, else the default
+	Root   *kernel.Root  `json:"-"` // of the gate's pins
+	Netns  *netns.Handle `json:"-"` // of the services; nil: the process's own
+
+	Patience time.Duration // of a move, before the front end is asked what became of it; default 700 ms. Less than the front end holds
+	Limit    int           // bytes of a session's queues; default repair.DefaultLimit
+	Log      *slog.Logger  `json:"-"` // default: nothing is logged
+
+	// Step is called after each step of a move, by which experiments kill the agent there; nil in use. [Steps] names them.
+	Step func(name string) `json:"-"`
+
+	home bool // Netns is the process's own
+}
+
+// Agent is that of one server. Make it with New.
+type Agent struct {
+	o     Options
+	own   peer.Hello
+	gate  *Gate
+	began uint64 // CLOCK_MONOTONIC, ns
+
+	known    atomic.Pointer[known]
+	front    *link
+	learning sync.Mutex      // known is being replaced
+	opening  sync.Mutex      // ways are being opened or closed
+	ctx      context.Context // of Run
+	workers  *workers
+	wg       sync.WaitGroup
+
+	mu       sync.Mutex
+	leaving  map[peer.Flow]*leaving
+	arriving map[peer.Flow]*arriving
+	stopped  map[peer.Flow]bool           // by an agent before us, and not given to us yet
+	loads    map[string]map[string]uint32 // of members of this server, by service and name
+	epochs   map[peer.Flow]move.Epoch     // in which sessions are this server's, of those that have moved
+	weight   int                          // as registered: 0 while this server is drained
+	share    int                          // this server's weight as the front end goes by it, since drain has asked; unknown: it has not said
+	unwanted string                       // why the front end refuses the registration
+	attended map[*peer.Conn]bool          // the other servers that are connected
+	stats    counters
+}
+
+// New makes an agent, and the gate at the server's devices.
+func New(ctx context.Context, o Options) (*Agent, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	if o.Netns == nil {
+		ns, err := netns.Current()
+		if err != nil {
+			return nil, err
+		}
+		o.Netns, o.home = ns, true
+	}
+	gate, err := OpenGate(ctx, o.Root, o.Netns, o.Devices)
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{o: o, gate: gate, began: kernel.Monotonic(), own: peer.Hello{Role: peer.HostAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
+		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]move.Epoch{},
+		loads: map[string]map[string]uint32{}, attended: map[*peer.Conn]bool{}, weight: o.Registration.Weight}
+	a.stats.refused = map[string]uint64{}
+	a.known.Store(&known{})
+	a.front = &link{a: a, to: o.Front, hello: a.hello, hear: a.fromFront, changed: a.frontChanged}
+	return a, nil
+}
+
+func (o *Options) check() error {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Step == nil {
+		o.Step = func(string) {}
+	}
+	if o.Patience == 0 {
+		o.Patience = 700 * time.Millisecond
+	}
+	if o.Root == nil {
+		o.Root = kernel.OpenRoot("")
+	}
+	o.Keeper = wire.Socket(o.Keeper)
+	if o.Name == "" || o.Number == 0 || o.TLS == nil {
+		return errors.New("a server's agent wants its name, its number and a certificate")
+	}
+	if len(o.Services) == 0 && !o.Registration.Address.IsValid() {
+		return errors.New("no services: name those whose sessions may move, or register with the front end")
+	}
+	seen := map[move.Host]string{o.Number: o.Name}
+	for _, r := range o.Peers {
+		if other, ok := seen[r.Number]; ok || r.Number == 0 || r.Name == "" || r.Name == o.Name {
+			return fmt.Errorf("server %q, number %d: names and numbers are one server's each, from 1 on (%q has this one)", r.Name, r.Number, other)
+		}
+		seen[r.Number] = r.Name
+	}
+	return nil
+}
+
+// Run moves sessions until ctx is done. l is where other servers' agents connect to.
+func (a *Agent) Run(ctx context.Context, l net.Listener) error {
+	heap.Reserve()
+	ctx, cancel := context.WithCancel(ctx)
+	a.ctx = ctx
+	a.workers = newWorkers(ctx.Done())
+	defer a.gate.Close()
+	defer a.wg.Wait()
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	a.learn(a.o.Peers, a.o.Services)
+	a.wg.Go(func() { a.front.run(ctx) })
+	a.wg.Go(func() { a.watch(ctx) })
+	for {
+		raw, err := l.Accept()
+		if err != nil {
+			cancel()
+			if errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			return err
+		}
+		a.wg.Go(func() { a.attend(ctx, raw) })
+	}
+}
+
+// attend hears a server that sends sessions here.
+func (a *Agent) attend(ctx context.Context, raw net.Conn) {
+	c, err := peer.Accept(ctx, raw, a.o.TLS, a.own)
+	if err != nil {
+		a.o.Log.Warn("an agent is refused", "reason", err)
+		return
+	}
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	if k := a.known.Load().links[c.Peer.Number]; c.Peer.Role != peer.HostAgent || k == nil || k.to.Name != c.Peer.Name {
+		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", c.Peer.Number, "reason", "it is none of this server's peers")
+		return
+	}
+	a.mu.Lock()
+	a.attended[c] = true
+	a.mu.Unlock()
+	a.tellLoads(c)
+	defer func() {
+		a.mu.Lock()
+		delete(a.attended, c)
+		a.mu.Unlock()
+	}()
+	for {
+		f, err := c.Receive()
+		if err != nil {
+			return
+		}
+		if !f.IsLoad {
+			a.workers.run(func() { a.arrive(c, f) })
+		}
+	}
+}
+
+// fromFront takes what the front end says.
+func (a *Agent) fromFront(_ *peer.Conn, f peer.Frame) {
+	switch f.Message.To {
+	case move.AtSource:
+		a.toSource(f)
+	case move.AtDestination:
+		a.toDestination(f)
+	}
+}
+
+// linkChanged opens the ways to a server, or closes them: they lead over the front end and the other server's agent.
+// What changes, of the link, the front end's and what is known, says so here afterwards, each by itself: one that has seen less
+// must not have the last word.
+func (a *Agent) linkChanged(k *link) {
+	if k.conn() == nil {
+		a.lost(k.to.Number)
+	}
+	a.opening.Lock()
+	defer a.opening.Unlock()
+	open := k.conn() != nil && a.front.conn() != nil
+	if k.conn() == nil {
+		for _, s := range a.known.Load().services {
+			a.loadThere(k.to, s.ID, math.MaxUint32) // nothing moves there
+		}
+	}
+	for _, p := range a.known.Load().away[k.to.Number] {
+		p.setReady(open)
+	}
+}
+
+func (a *Agent) frontChanged(k *link) {
+	for _, l := range a.known.Load().links {
+		a.linkChanged(l)
+	}
+	if k.conn() != nil {
+		a.frontIsBack()
+	}
+}
+
+// hello is what the front end is told first: who this is, and what it has for it.
+func (a *Agent) hello() peer.Hello {
+	h := a.own
+	if a.o.Registration.Address.IsValid() {
+		h.Beside = &peer.Beside{Register: a.registration(), Peers: a.told}
+	}
+	return h
+}
+
+func (a *Agent) registration() peer.Registration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.o.Registration
+	r.Weight = a.weight
+	return r
+}
+
+// frontIsBack says again what may have been lost with the connection.
+func (a *Agent) frontIsBack() {
+	leaving, arriving := a.all()
+	for _, s := range leaving {
+		s.mu.Lock()
+		if s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming {
+			a.leave(s, s.src.Retry())
+		}
+		s.mu.Unlock()
+	}
+	for _, r := range arriving {
+		r.mu.Lock()
+		a.come(r, r.dst.Reconnected())
+		r.mu.Unlock()
+	}
+	a.orphans()
+}
+
+func (a *Agent) all() (l []*leaving, r []*arriving) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.leaving {
+		l = append(l, s)
+	}
+	for _, s := range a.arriving {
+		r = append(r, s)
+	}
+	return l, r
+}
+
+// tick is how often it is looked whether somebody has lost patience.
+const tick = 25 * time.Millisecond
+
+// watch does what time brings.
+func (a *Agent) watch(ctx context.Context) {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-t.C:
+			leaving, arriving := a.all()
+			for _, s := range leaving {
+				a.watchLeaving(s, now)
+			}
+			for _, r := range arriving {
+				a.watchArriving(r, now)
+			}
+		}
+	}
+}
+
+// keepAgain gives a keeper that is new what it does not know.
+func (a *Agent) keepAgain(p *place) {
+	leaving, arriving := a.all()
+	for _, s := range leaving {
+		s.mu.Lock()
+		if s.by == p && s.src.Phase != move.Closed {
+			_ = p.post(s.keep(), s.fd)
+		}
+		s.mu.Unlock()
+	}
+	for _, r := range arriving {
+		r.mu.Lock()
+		if r.home == p && r.fd >= 0 {
+			_ = p.post(r.keep(), r.fd)
+		}
+		r.mu.Unlock()
+	}
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/front"
+)
+
+// talk answers each byte by one that depends on its place in the stream, so that none can be lost, doubled or changed, in
+// either direction, without the client's seeing it. Its state is the place.
+func talk(s *handoff.Session) error {
+	var at uint64
+	if b := s.State(); len(b) == 8 {
+		at = binary.BigEndian.Uint64(b)
+	}
+	b := make([]byte, 32<<10)
+	for {
+		n, err := s.Read(b)
+		if err == io.EOF {
+			return s.Close()
+		}
+		if err != nil {
+			return err
+		}
+		answer(b[:n], at)
+		if _, err := s.Write(b[:n]); err != nil {
+			return err
+		}
+		at += uint64(n)
+		if err := s.Commit(binary.BigEndian.AppendUint64(nil, at)); err != nil {
+			return err
+		}
+	}
+}
+
+func answer(b []byte, at uint64) {
+	for i := range b {
+		b[i] ^= byte((at + uint64(i)) * 0x9e3779b97f4a7c15 >> 56)
+	}
+}
+
+// client is a stream that verifies what it hears.
+type client struct {
+	net.Conn
+	key      front.Key
+	heard    uint64
+	seed     uint64
+	said     chan []byte
+	end      chan struct{}
+	finished chan error
+}
+
+func (w *world) dial() *client {
+	w.t.Helper()
+	c := &client{said: make(chan []byte, 1024), end: make(chan struct{}), finished: make(chan error, 1)}
+	w.in(w.client, func() (err error) {
+		c.Conn, err = net.DialTimeout("tcp", w.at.String(), longest)
+		return err
+	})
+	w.t.Cleanup(func() { c.Close() })
+	a := c.LocalAddr().(*net.TCPAddr).AddrPort()
+	c.key = front.Key{Client: netip.AddrPortFrom(a.Addr().Unmap(), a.Port())}
+	return c
+}
+
+// stream talks until stopped, with a pause between messages, and verifies every byte.
+func (c *client) stream(size int, pause time.Duration) {
+	go func() {
+		defer close(c.said)
+		r := rand.New(rand.NewPCG(c.seed, 1))
+		for {
+			select {
+			case <-c.end:
+				return
+			default:
+			}
+			b := make([]byte, 1+r.IntN(size))
+			for i := range b {
+				b[i] = byte(r.Uint32())
+			}
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+			c.said <- b
+			time.Sleep(pause)
+		}
+	}()
+	go func() { c.finished <- c.verify() }()
+}
+
+func (c *client) verify() error {
+	for want := range c.said {
+		got := make([]byte, len(want))
+		if err := c.SetReadDeadline(time.Now().Add(longest)); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(c, got); err != nil {
+			return fmt.Errorf("after %d bytes: %w", c.heard, err)
+		}
+		answer(want, c.heard)
+		if !bytes.Equal(got, want) {
+			return fmt.Errorf("other bytes after %d", c.heard)
+		}
+		c.heard += uint64(len(want))
+	}
+	return nil
+}
+
+func (c *client) stop() error {
+	close(c.end)
+	return <-c.finished
+}
+
+// ask says something once, and verifies the answer.
+func (c *client) ask(word string) error {
+	if _, err := c.Write([]byte(word)); err != nil {
+		return err
+	}
+	c.said = make(chan []byte, 1)
+	c.said <- []byte(word)
+	close(c.said)
+	return c.verify()
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// Drained is how far emptying a server has come.
+type Drained struct {
+	Server   string `json:"server"`
+	Asked    int    `json:"asked"`    // sessions whose members were asked to move them
+	Left     int    `json:"left"`     // sessions of members that could move them
+	Immobile int    `json:"immobile"` // sessions of members that do not move any: they end in their own time
+	Why      string `json:"why,omitempty"`
+	Failed   bool   `json:"failed,omitempty"`
+}
+
+// Drain takes this server out of the front end's share of new flows, and has all of its sessions move to the other servers. It
+// returns when none is left that could and the front end gives it no new ones, or with the error of ctx. again puts the server back, and moves nothing.
+func (a *Agent) Drain(ctx context.Context, again bool, progress func(Drained)) error {
+	a.mu.Lock()
+	a.weight, a.share = 0, unknown
+	if again {
+		a.weight = a.o.Registration.Weight
+	}
+	a.mu.Unlock()
+	if !a.o.Registration.Address.IsValid() {
+		return errors.New("this server does not register with the front end: set its weight there")
+	}
+	if c := a.front.conn(); c != nil {
+		if err := c.Register(a.registration()); err != nil {
+			return err
+		}
+	} else if !again {
+		return errors.New("the front end is not connected: sessions cannot move, and new ones keep coming")
+	}
+	if again {
+		return nil
+	}
+	asked := map[string]time.Time{}
+	for {
+		out, err := a.outOfShare() // before it is counted what has come until then
+		if err != nil {
+			return err
+		}
+		d, err := a.drainStep(ctx, asked)
+		if err != nil {
+			return err
+		}
+		if !out && d.Left == 0 {
+			d.Why = "the front end has not said yet that new sessions go elsewhere"
+		}
+		progress(d)
+		if d.Left == 0 && out {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			if !out {
+				return fmt.Errorf("new sessions may still come, and %d are left: %w", d.Left, ctx.Err())
+			}
+			return fmt.Errorf("%d sessions are left: %w", d.Left, ctx.Err())
+		case <-time.After(drainEvery):
+		}
+	}
+}
+
+// unknown is what the front end has not said.
+const unknown = -1
+
+// outOfShare says whether the front end gives this server no new sessions any more.
+func (a *Agent) outOfShare() (bool, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.unwanted != "" {
+		return false, fmt.Errorf("the front end refuses this server: %s", a.unwanted)
+	}
+	return a.share == 0, nil
+}
+
+const (
+	drainEvery  = 50 * time.Millisecond
+	drainAtOnce = 64              // sessions on their way
+	drainAgain  = 2 * time.Second // until a member is asked once more
+)
+
+// drainStep asks members to move some of what is left.
+func (a *Agent) drainStep(ctx context.Context, asked map[string]time.Time) (Drained, error) {
+	d := Drained{Server: a.o.Name}
+	r, err := handoff.Status(ctx, a.o.Keeper)
+	if err != nil {
+		return d, err
+	}
+	moving := 0
+	for _, v := range r.Services {
+		if a.known.Load().home[v.Name] == nil {
+			continue
+		}
+		for _, s := range v.Sessions {
+			if s.Kind != wire.Stream.String() {
+				continue
+			}
+			d.Left++
+			if wire.Elsewhere(s.Member) || moving >= drainAtOnce || s.PID == 0 {
+				moving++
+				continue
+			}
+			if at, ok := asked[s.ID]; ok && time.Since(at) < drainAgain {
+				moving++
+				continue
+			}
+			to := a.leastLoaded(v)
+			if to == "" {
+				d.Why = "no other server is connected"
+				continue
+			}
+			id, err := strconv.ParseUint(s.ID, 10, 64)
+			if err == nil {
+				err = handoff.Send(ctx, a.o.Keeper, v.Name, s.Member, id, to)
+			}
+			switch {
+			case errors.Is(err, wire.ErrUnable):
+				d.Immobile++
+				d.Left--
+			case err != nil:
+				d.Why = err.Error()
+			default:
+				asked[s.ID] = time.Now()
+				moving++
+			}
+		}
+	}
+	d.Asked = len(asked)
+	return d, nil
+}
+
+// leastLoaded is the way to another server, of those that are open the one by which the fewest sessions have gone.
+func (a *Agent) leastLoaded(v handoff.ServiceReport) string {
+	best, least := "", uint64(math.MaxUint64)
+	for _, m := range v.Members {
+		name, elsewhere := strings.CutPrefix(m.Name, "@")
+		if !elsewhere || !m.Ready || name == a.o.Name {
+			continue
+		}
+		i := slices.IndexFunc(a.sortedLinks(), func(k *link) bool { return k.to.Name == name })
+		if i < 0 {
+			continue
+		}
+		k := a.sortedLinks()[i]
+		if n := k.sent.Load(); n < least {
+			best, least = m.Name, n
+		}
+	}
+	for _, k := range a.sortedLinks() {
+		if "@"+k.to.Name == best {
+			k.sent.Add(1)
+		}
+	}
+	return best
+}

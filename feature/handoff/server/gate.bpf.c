@@ -1,0 +1,150 @@
+//go:build ignore
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * The gate of a server behind a front end, at tcx of its devices: from the dump of a session on nothing reaches its socket,
+ * and a socket that is being restored cannot be given away by a reset. It works while the server's agent is dead, which is
+ * what package move asks for.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <stddef.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "gate.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct gate_key);
+	__type(value, struct gate_entry);
+} gate_sessions SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, GATE_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} gate_counts SEC(".maps");
+
+/*
+ * What was on its way here when the front end began to hold goes back to it, for so long and so often. Should the front end
+ * send it here again, its time of holding is over: going on would be a loop.
+ */
+#define RETURN_NS  (250 * 1000 * 1000ULL)
+#define MOST_TURNS 4096
+
+#define TCP_FIN 0x01
+#define TCP_RST 0x04
+
+static __always_inline void count(__u32 what)
+{
+	__u64 *n = bpf_map_lookup_elem(&gate_counts, &what);
+
+	if (n)
+		*n += 1;
+}
+
+static __always_inline void mapped(__u8 *to, __u32 v4)
+{
+	__u32 *w = (__u32 *)to;
+
+	w[0] = 0;
+	w[1] = 0;
+	w[2] = bpf_htonl(0xffff);
+	w[3] = v4;
+}
+
+/* read finds the session of a packet of TCP. 0: there may be one. */
+static __always_inline int read(struct __sk_buff *skb, struct gate_key *k, __u8 *flags, int out)
+{
+	struct ipv6hdr v6;
+	struct iphdr v4;
+	__u8 *from = out ? k->service : k->client, *to = out ? k->client : k->service;
+	__be16 ports[2];
+	__u32 at = ETH_HLEN;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, at, &v4, sizeof(v4)) || v4.protocol != IPPROTO_TCP ||
+		    v4.ihl < 5 || v4.frag_off & bpf_htons(0x1fff))
+			return -1;
+		mapped(from, v4.saddr);
+		mapped(to, v4.daddr);
+		at += v4.ihl * 4;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if (bpf_skb_load_bytes(skb, at, &v6, sizeof(v6)) || v6.nexthdr != IPPROTO_TCP)
+			return -1;
+		__builtin_memcpy(from, &v6.saddr, 16);
+		__builtin_memcpy(to, &v6.daddr, 16);
+		at += sizeof(v6);
+	} else {
+		return -1;
+	}
+	if (bpf_skb_load_bytes(skb, at, ports, sizeof(ports)) ||
+	    bpf_skb_load_bytes(skb, at + 13, flags, 1))
+		return -1;
+	k->client_port = ports[out];
+	k->service_port = ports[!out];
+	return 0;
+}
+
+/* gate_in is at the ingress of every device. */
+SEC("tc")
+int gate_in(struct __sk_buff *skb)
+{
+	struct gate_entry *e;
+	struct gate_key k = {};
+	__u8 flags, macs[12], turned[12];
+
+	if (read(skb, &k, &flags, 0))
+		return TC_ACT_UNSPEC;
+	e = bpf_map_lookup_elem(&gate_sessions, &k);
+	if (!e || e->what != GATE_SHUT)
+		return TC_ACT_UNSPEC;
+	if (e->returned >= MOST_TURNS || bpf_ktime_get_ns() - e->since > RETURN_NS) {
+		count(GATE_DEAF);
+		return TC_ACT_SHOT;
+	}
+	e->returned++;
+	count(GATE_RETURNED);
+	if (bpf_skb_load_bytes(skb, 0, macs, sizeof(macs)))
+		return TC_ACT_SHOT;
+	__builtin_memcpy(turned, macs + 6, 6);
+	__builtin_memcpy(turned + 6, macs, 6);
+	if (bpf_skb_store_bytes(skb, 0, turned, sizeof(turned), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+/* gate_out is at the egress of every device. */
+SEC("tc")
+int gate_out(struct __sk_buff *skb)
+{
+	struct gate_entry *e;
+	struct gate_key k = {};
+	__u8 flags;
+
+	if (read(skb, &k, &flags, 1))
+		return TC_ACT_UNSPEC;
+	e = bpf_map_lookup_elem(&gate_sessions, &k);
+	if (!e)
+		return TC_ACT_UNSPEC;
+	if (e->what == GATE_SHUT || flags & (TCP_RST | TCP_FIN)) {
+		count(GATE_MUTE);
+		return TC_ACT_SHOT;
+	}
+	count(GATE_SPOKE);
+	bpf_map_delete_elem(&gate_sessions, &k);
+	return TC_ACT_UNSPEC;
+}
+
+const struct gate_key *gate_key_type __attribute__((unused)); /* for bpf2go */
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Needs of a server's gate. Without tcx its programs are filters of the devices' clsact qdiscs, and not held by links.
+var Needs = []kernel.Need{kernel.TCXLink, kernel.ClsactFilter}
+
+// hasTCX is replaced by a test that wants the kernel to lack it.
+var hasTCX = func() bool { return kernel.TCXLink.Check() == nil }
+
+// gateABI is the version of the gate's maps.
+const gateABI = 1
+
+// Names of the pins.
+const (
+	pinSessions = "sessions"
+	pinCounts   = "counts"
+)
+
+// What a gate does with a session's packets: gate.h.
+const (
+	shut  = 1
+	quiet = 2
+)
+
+// Gate stands at a server's devices. It is pinned: what it holds back stays held back while the agent is dead.
+type Gate struct {
+	sessions, counts *ebpf.Map
+}
+
+// entry is a session that the gate knows.
+type entry struct {
+	Flow  repair.Flow
+	What  uint32
+	Epoch move.Epoch
+	Since uint64 // CLOCK_MONOTONIC, ns
+}
+
+func gateInstance(ns *netns.Handle) kernel.Instance {
+	return kernel.Instance{Scope: strconv.FormatUint(ns.Inode(), 10), Feature: "handoff", Name: gateName}
+}
+
+const gateName = "gate"
+
+// OpenGate makes the gate of a network namespace at these devices. Sessions of a gate that is there already stay.
+func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string) (*Gate, error) {
+	if err := kernel.Require(Needs); err != nil {
+		return nil, err
+	}
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
+	share := map[string]*ebpf.Map{}
+	before, err := l.Open(gateInstance(ns))
+	switch {
+	case errors.Is(err, kernel.ErrNotExist):
+	case err != nil:
+		return nil, err
+	default:
+		defer before.Close()
+		if before.Meta.ABI != gateABI {
+			return nil, fmt.Errorf("%s: %w: let its sessions move, then run weir handoff server remove", before.Instance, kernel.ErrABI)
+		}
+		share["gate_sessions"], share["gate_counts"] = before.Maps[pinSessions], before.Maps[pinCounts]
+	}
+	spec, err := loadGate()
+	if err != nil {
+		return nil, err
+	}
+	c, err := kernel.Load(spec, []string{"gate_in", "gate_out"}, share)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	links, err := attachGate(ns, c, devices)
+	defer func() {
+		for _, l := range links {
+			l.Close()
+		}
+	}()
+	if err != nil {
+		return nil, err
+	}
+	meta := kernel.Meta{ABI: gateABI, Object: kernel.ObjectHash(_GateBytes), Inode: ns.Inode(), Created: time.Now()}
+	meta.Cookie, _ = ns.Cookie()                              // 0 where the kernel has none
+	if meta.Config, err = json.Marshal(devices); err != nil { // by which they are found again where there are no links
+		return nil, err
+	}
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinSessions: c.Maps["gate_sessions"], pinCounts: c.Maps["gate_counts"]}, Links: links}
+	// Until its predecessor has gone both stand there, with the same sessions: no packet slips through in between.
+	if err := l.Publish(gateInstance(ns), meta, pins); err != nil {
+		return nil, err
+	}
+	kernel.Step("handoff:gate")
+	g := &Gate{}
+	if g.sessions, err = c.Maps["gate_sessions"].Clone(); err == nil {
+		g.counts, err = c.Maps["gate_counts"].Clone()
+	}
+	if err != nil {
+		g.Close()
+		return nil, err
+	}
+	return g, nil
+}
+
+// attachGate attaches both programs at each device. Links that it made are returned even if it fails.
+func attachGate(ns *netns.Handle, c *kernel.Collection, devices []string) (map[string]kernel.Link, error) {
+	links := map[string]kernel.Link{}
+	if len(devices) == 0 {
+		return links, errors.New("no devices: name those that clients' packets come by and answers leave by")
+	}
+	return links, ns.Do(func() error {
+		for _, name := range devices {
+			i, err := net.InterfaceByName(name)
+			if err != nil {
+				return fmt.Errorf("device %s: %w", name, err)
+			}
+			for _, egress := range []bool{false, true} {
+				prog, side := c.Programs["gate_in"], "in"
+				if egress {
+					prog, side = c.Programs["gate_out"], "out"
+				}
+				if !hasTCX() {
+					if err := filterAt(i.Index, egress).Attach(prog); err != nil {
+						return err
+					}
+					continue
+				}
+				ln, err := kernel.TCX{Ifindex: i.Index, Device: name, Egress: egress}.Attach(prog)
+				if err != nil {
+					return err
+				}
+				links[side+strconv.Itoa(i.Index)] = ln
+			}
+		}
+		return nil
+	})
+}
+
+// filterAt is a program's place where the kernel has no tcx (before 6.6): a filter of the device.
+func filterAt(ifindex int, egress bool) kernel.Clsact {
+	name := "weir_gate_in"
+	if egress {
+		name = "weir_gate_out"
+	}
+	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress, Priority: 3} // others of weir's come before it
+}
+
+// RemoveGate takes a namespace's gate away. That there is none is no error.
+func RemoveGate(ctx context.Context, root *kernel.Root, ns *netns.Handle) error {
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return removeGate(l, ns)
+}
+
+// RemoveGates takes the gates of all namespaces away.
+func RemoveGates(l *kernel.WriteLock) error {
+	all, err := l.Root.Instances("handoff")
+	for _, inst := range all {
+		if inst.Name != gateName {
+			continue
+		}
+		ns, e := netns.OfScope(inst.Scope)
+		if errors.Is(e, netns.ErrGone) { // and its devices with it
+			e = l.Remove(inst)
+		} else if e == nil {
+			e = removeGate(l, ns)
+			ns.Close()
+		}
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+func removeGate(l *kernel.WriteLock, ns *netns.Handle) error {
+	meta, err := l.Root.Meta(gateInstance(ns))
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	var devices []string
+	if err := json.Unmarshal(meta.Config, &devices); err != nil {
+		return fmt.Errorf("%s: %w", gateInstance(ns), err)
+	}
+	err = ns.Do(func() (err error) {
+		for _, name := range devices {
+			i, e := net.InterfaceByName(name)
+			if e != nil {
+				continue // gone, and its filters with it
+			}
+			err = errors.Join(err, filterAt(i.Index, false).Detach(true), filterAt(i.Index, true).Detach(true))
+		}
+		return err
+	})
+	return errors.Join(err, l.Remove(gateInstance(ns)))
+}
+
+// Close closes our descriptors: the gate stands.
+func (g *Gate) Close() {
+	for _, m := range []*ebpf.Map{g.sessions, g.counts} {
+		if m != nil {
+			m.Close()
+		}
+	}
+}
+
+func gateKey(f repair.Flow) gateGateKey {
+	return gateGateKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
+}
+
+// swap turns a port into network byte order, or back.
+func swap(port uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
+}
+
+// shut lets nothing reach a session's socket, and nothing leave it.
+func (g *Gate) shut(f repair.Flow, e move.Epoch) error { return g.put(f, shut, e) }
+
+// quiet has the kernel answer for a session neither with a reset nor with an end, until its socket has spoken.
+func (g *Gate) quiet(f repair.Flow, e move.Epoch) error { return g.put(f, quiet, e) }
+
+func (g *Gate) put(f repair.Flow, what uint32, e move.Epoch) error {
+	v := gateGateEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e)}
+	if err := g.sessions.Put(gateKey(f), v); err != nil {
+		return fmt.Errorf("the gate for %s: %w", f, err)
+	}
+	return nil
+}
+
+// open lets a session's packets pass, unless the gate has since been told of another move.
+func (g *Gate) open(f repair.Flow, e move.Epoch) error {
+	if now, ok, err := g.lookup(f); err != nil || !ok || now.Epoch != e {
+		return err
+	}
+	if err := g.sessions.Delete(gateKey(f)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("the gate for %s: %w", f, err)
+	}
+	return nil
+}
+
+func (g *Gate) lookup(f repair.Flow) (entry, bool, error) {
+	var v gateGateEntry
+	err := g.sessions.Lookup(gateKey(f), &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return entry{}, false, nil
+	} else if err != nil {
+		return entry{}, false, fmt.Errorf("the gate for %s: %w", f, err)
+	}
+	return entry{f, v.What, move.Epoch(v.Epoch), v.Since}, true, nil
+}
+
+// entries are all sessions that the gate knows.
+func (g *Gate) entries() (out []entry, err error) {
+	var k gateGateKey
+	var v gateGateEntry
+	it := g.sessions.Iterate()
+	for it.Next(&k, &v) {
+		f := repair.Flow{Local: netip.AddrPortFrom(netip.AddrFrom16(k.Service).Unmap(), swap(k.ServicePort)),
+			Remote: netip.AddrPortFrom(netip.AddrFrom16(k.Client).Unmap(), swap(k.ClientPort))}
+		out = append(out, entry{f, v.What, move.Epoch(v.Epoch), v.Since})
+	}
+	return out, it.Err()
+}
+
+// GateCounts are packets that a gate has kept from going where they were going, since it stands.
+type GateCounts struct {
+	Returned uint64 `json:"returned"` // sent back to the front end, which holds them
+	Deaf     uint64 `json:"deaf"`     // of clients, dropped: too late to be sent back
+	Mute     uint64 `json:"mute"`     // to clients, dropped: resets and ends for want of a socket
+	Spoke    uint64 `json:"spoke"`    // sessions that came here, and have spoken
+}
+
+// Counts reads them.
+func (g *Gate) Counts() (c GateCounts, err error) {
+	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke} {
+		var each []uint64
+		if err := g.counts.Lookup(uint32(i), &each); err != nil {
+			return c, fmt.Errorf("reading the gate's counts: %w", err)
+		}
+		for _, v := range each {
+			*n += v
+		}
+	}
+	return c, nil
+}

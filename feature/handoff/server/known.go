@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// known is what an agent knows of the others. It is replaced as a whole when that changes.
+type known struct {
+	services map[string]Service
+	home     map[string]*place      // by service: where sessions come by
+	away     map[move.Host][]*place // by server: the ways there, one a service
+	links    map[move.Host]*link    // to the other servers
+}
+
+// learn has the agent know these servers and services, and no others.
+func (a *Agent) learn(peers []Remote, services []Service) {
+	a.learning.Lock()
+	defer a.learning.Unlock()
+	was := a.known.Load()
+	now := &known{services: map[string]Service{}, home: map[string]*place{}, away: map[move.Host][]*place{}, links: map[move.Host]*link{}}
+	for _, s := range services {
+		now.services[s.Name] = s
+		if now.home[s.Name] = was.home[s.Name]; was.home[s.Name] == nil || was.services[s.Name] != s {
+			now.home[s.Name] = a.newHome(s)
+		}
+	}
+	for _, r := range peers {
+		k := was.links[r.Number]
+		same := k != nil && k.to == r
+		if !same {
+			k = &link{a: a, to: r, hello: func() peer.Hello { return a.own }, hear: func(_ *peer.Conn, f peer.Frame) { a.toSource(f) }, load: a.loadThere, changed: a.linkChanged}
+		}
+		now.links[r.Number] = k
+		for _, s := range services {
+			i := slices.IndexFunc(was.away[r.Number], func(p *place) bool { return p.service == s })
+			if same && i >= 0 {
+				now.away[r.Number] = append(now.away[r.Number], was.away[r.Number][i])
+				continue
+			}
+			now.away[r.Number] = append(now.away[r.Number], a.newWay(s, r))
+		}
+	}
+	a.known.Store(now)
+	a.replace(was, now)
+}
+
+func (a *Agent) newHome(s Service) *place {
+	p := &place{a: a, service: s, name: "@" + a.o.Name, give: a.resumeArrival, calls: map[uint32]chan error{}, ready: true}
+	// It hears of the loads of this server's members, and tells the others; and a way may be shut for long, and what was to go
+	// that way must go on.
+	p.caps = wire.Balances | wire.Resumes
+	return p
+}
+
+func (a *Agent) newWay(s Service, r Remote) *place {
+	return &place{a: a, service: s, name: "@" + r.Name, calls: map[uint32]chan error{},
+		give: func(p *place, m wire.Message, fd int) { a.depart(p, r.Number, m, fd) }}
+}
+
+// replace starts what is new, and ends what is not known any more.
+func (a *Agent) replace(was, now *known) {
+	for p := range was.places() {
+		if !now.has(p) && p.stop != nil {
+			p.stop()
+		}
+	}
+	for n, k := range was.links {
+		if now.links[n] != k && k.stop != nil {
+			k.stop()
+		}
+	}
+	for p := range now.places() {
+		if !was.has(p) {
+			p.stop = a.spawn(p.run)
+		}
+	}
+	for n, k := range now.links {
+		if was.links[n] != k {
+			k.stop = a.spawn(k.run)
+		}
+	}
+	for _, k := range now.links {
+		a.linkChanged(k)
+	}
+}
+
+// places calls yield with all of them.
+func (k *known) places() func(yield func(*place) bool) {
+	return func(yield func(*place) bool) {
+		for _, p := range k.home {
+			if !yield(p) {
+				return
+			}
+		}
+		for _, ways := range k.away {
+			for _, p := range ways {
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// kept says whether the keeper is there for every service.
+func (k *known) kept() bool {
+	for p := range k.places() {
+		if p.most() == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (k *known) has(p *place) bool {
+	for q := range k.places() {
+		if p == q {
+			return true
+		}
+	}
+	return false
+}
+
+// told takes what the front end tells of its hosts and services.
+func (a *Agent) told(p peer.Peers) {
+	a.mu.Lock()
+	a.unwanted = p.Refused
+	for _, m := range p.Members {
+		if m.Number == a.o.Number {
+			a.share = m.Weight
+		}
+	}
+	a.mu.Unlock()
+	if p.Refused != "" {
+		a.o.Log.Error("the front end refuses this server", "reason", p.Refused)
+		return
+	}
+	var peers []Remote
+	for _, m := range p.Members {
+		if m.Number != a.o.Number && m.Agent != "" {
+			peers = append(peers, Remote{Name: m.Name, Number: m.Number, Address: m.Agent})
+		}
+	}
+	var services []Service
+	for _, s := range p.Services {
+		wanted := len(a.o.Serve) == 0 || slices.Contains(a.o.Serve, s.Name)
+		if wanted && s.Name != "" && s.Proto == unix.IPPROTO_TCP && !s.BySource {
+			services = append(services, Service{Name: s.Name, ID: s.ID, Listen: s.Listen})
+		}
+	}
+	a.o.Log.Info("told of others", "servers", len(peers), "services", len(services))
+	a.learn(peers, services)
+}
+
+// serviceAt is the service at an address.
+func (a *Agent) serviceAt(local netip.AddrPort) (Service, bool) {
+	for _, s := range a.known.Load().services {
+		if s.Listen.Port() == local.Port() && s.Listen.Addr().Unmap() == local.Addr().Unmap() {
+			return s, true
+		}
+	}
+	return Service{}, false
+}
+
+func (a *Agent) serviceByID(id uint16) (Service, bool) {
+	for _, s := range a.known.Load().services {
+		if s.ID == id {
+			return s, true
+		}
+	}
+	return Service{}, false
+}
+
+// flowOf is how the kernel calls a session.
+func (a *Agent) flowOf(id peer.Flow) (repair.Flow, Service, bool) {
+	s, ok := a.serviceByID(id.Service)
+	return repair.Flow{Local: netip.AddrPortFrom(s.Listen.Addr().Unmap(), s.Listen.Port()), Remote: id.Client}, s, ok
+}
+
+func (a *Agent) hostName(h move.Host) string {
+	if k := a.known.Load().links[h]; k != nil {
+		return k.to.Name
+	}
+	return fmt.Sprintf("server %d", h)
+}
+
+// sortedLinks are those to the other servers, by name.
+func (a *Agent) sortedLinks() []*link {
+	return slices.SortedFunc(maps.Values(a.known.Load().links), func(x, y *link) int {
+		if x.to.Name < y.to.Name {
+			return -1
+		}
+		return 1
+	})
+}
+
+// spawn runs f until the agent ends, or until what it returns is called.
+func (a *Agent) spawn(f func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(a.ctx)
+	a.wg.Go(func() { f(ctx) })
+	return cancel
+}

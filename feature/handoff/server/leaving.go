@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// leaving is a session on its way from here.
+type leaving struct {
+	id   peer.Flow
+	flow repair.Flow
+	by   *place // the way that it goes
+	to   move.Host
+
+	mu      sync.Mutex
+	src     move.Source
+	fd      int
+	session uint64 // to the keeper
+	read    uint64 // positions, as committed
+	written uint64
+	unread  []byte
+	kept    kept
+	skip    int // bytes at the head of the receive queue that are accounted for
+
+	asking  bool // the front end was asked in which epoch the session is ours
+	state   []byte
+	since   time.Time // it was given to us
+	asked   time.Time // the last word that has had no answer
+	stopped time.Time
+	back    bool // it is on its way back to the application
+}
+
+// depart begins to move a session that a member has transferred to another server's name.
+func (a *Agent) depart(p *place, to move.Host, m wire.Message, fd int) {
+	s := &leaving{by: p, to: to, fd: fd, session: m.Session, read: m.Read, written: m.Written, unread: m.Unread, since: time.Now()}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := a.admit(s, m); err != nil {
+		a.refused("departure", err)
+		unix.Close(fd) // with its lock: the member is given the session as soon as it is refused
+		_ = p.post(&wire.Message{Type: wire.Refuse, Session: m.Session, Number: uint32(wire.BadSocket), Text: err.Error()})
+		return
+	}
+	_ = p.post(&wire.Message{Type: wire.Took, Session: m.Session})
+	a.o.Step(stepGiven)
+	if wire.Elsewhere(m.Name) { // an agent before us had it
+		a.resumeDeparture(s, m)
+		return
+	}
+	a.mu.Lock()
+	epoch, known := a.epochs[s.id]
+	a.mu.Unlock()
+	if known {
+		a.begin(s, epoch)
+		return
+	}
+	s.asking = true
+	_ = p.post(s.commit()) // that it is not begun
+	a.tellFront(s, move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtFrontEnd})
+}
+
+// admit finds out what was given, and refuses what cannot be moved from here.
+func (a *Agent) admit(s *leaving, m wire.Message) error {
+	if _, err := parseKept(m.State); wire.Moving(m.State) && err != nil {
+		return err // for an agent of another version
+	}
+	if wire.Kind(m.Number) != wire.Stream {
+		return fmt.Errorf("a %s stays on its server", wire.Kind(m.Number))
+	}
+	if !sock.Lock(s.fd) {
+		return errors.New("a member has taken it back")
+	}
+	local, remote := sock.Addresses(s.fd)
+	if at, ok := a.serviceAt(local); !ok || at.Name != s.by.service.Name {
+		return fmt.Errorf("the session is at %s, and %s is at %s", local, s.by.service.Name, s.by.service.Listen)
+	}
+	s.flow = repair.Flow{Local: local, Remote: remote}
+	s.id = peer.Flow{Service: s.by.service.ID, Client: remote}
+	at, err := sock.PositionsOf(s.fd)
+	if err != nil {
+		return err
+	}
+	s.skip = int(m.Read - at.Read)
+	reuse, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR)
+	if err != nil {
+		return err
+	}
+	s.kept = kept{Other: s.to, ReuseAddr: reuse != 0,
+		Carried: carried{Name: m.Name, Label: m.Text, State: m.State, Replay: at.Written - m.Written}}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.leaving[s.id] != nil {
+		return errors.New("it is on its way already")
+	}
+	a.leaving[s.id] = s
+	return nil
+}
+
+// begin moves a session that is ours in an epoch.
+func (a *Agent) begin(s *leaving, e move.Epoch) {
+	s.src = move.Source{Epoch: e}
+	do, err := s.src.Start(s.to)
+	if err != nil {
+		a.o.Log.Error("a move cannot begin", "flow", s.flow, "reason", err) // a fresh source always can
+		return
+	}
+	s.kept.Epoch = s.src.Epoch
+	if err := s.by.post(s.commit()); err != nil {
+		a.giveBack(s) // nobody would go on with it if we died
+		return
+	}
+	a.o.Step(stepKept)
+	a.leave(s, do)
+}
+
+// keep gives a keeper the session, with its descriptor; commit tells one that has it how it stands.
+func (s *leaving) keep() *wire.Message {
+	return &wire.Message{Type: wire.Keep, Session: s.session, Number: uint32(wire.Stream), Text: s.kept.Carried.Label,
+		Read: s.read, Written: s.written, State: s.kept.append(nil), Unread: s.unread}
+}
+
+func (s *leaving) commit() *wire.Message {
+	m := s.keep()
+	m.Type, m.Number, m.Text = wire.Commit, 0, ""
+	return m
+}
+
+// toSource takes what the front end or a destination says about a session that leaves.
+func (a *Agent) toSource(f peer.Frame) {
+	a.mu.Lock()
+	s := a.leaving[f.Flow]
+	a.mu.Unlock()
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := f.Message
+	switch {
+	case m.Kind != move.Known:
+		if m.Kind == move.Done && m.Epoch == s.src.Epoch && s.src.Phase == move.Moving {
+			a.moved(s)
+			a.o.Step(stepDone)
+		}
+		a.leave(s, s.src.Receive(m))
+	case s.asking && m.OK:
+		s.asking = false
+		a.begin(s, m.Epoch)
+	case s.asking:
+		s.asking = false
+		a.refused("departure", errors.New("the front end does not know the session as this server's"))
+		a.giveBack(s)
+	}
+}
+
+// leave does what the protocol asks for. s.mu is held.
+func (a *Agent) leave(s *leaving, do move.Do) {
+	for _, action := range do.Actions {
+		switch action {
+		case move.Dump:
+			a.leave(s, a.dump(s))
+		case move.Thaw:
+			a.thaw(s)
+		case move.Close:
+			a.gone(s)
+		}
+	}
+	for _, m := range do.Send {
+		switch m.To {
+		case move.AtFrontEnd:
+			if m.Kind != 0 {
+				a.tellFront(s, m)
+			}
+		case move.AtDestination:
+			s.asked = time.Now()
+			f := peer.Frame{Message: m, Flow: s.id, Session: s.state}
+			if err := a.sendTo(s.to, f); err != nil {
+				a.refused("departure", fmt.Errorf("%s: %w", a.hostName(s.to), err))
+				a.leave(s, s.src.Retry())
+			}
+			a.o.Step(stepSent)
+		}
+	}
+}
+
+func (a *Agent) tellFront(s *leaving, m move.Message) {
+	s.asked = time.Now()
+	_ = a.front.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
+	if m.Kind == move.Hold {
+		a.o.Step(stepHold)
+	}
+}
+
+// dump takes the session out of the kernel.
+func (a *Agent) dump(s *leaving) move.Do {
+	a.o.Step(stepHeld)
+	s.stopped = time.Now()
+	epoch := s.src.Epoch
+	state, err := repair.Dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Stop: func(f repair.Flow) (func(), error) {
+		err := a.gate.shut(s.flow, epoch)
+		a.o.Step(stepShut)
+		return func() { _ = a.gate.open(s.flow, epoch) }, err
+	}})
+	if err == nil && len(state.Unread) < s.skip {
+		err = errors.New("bytes that were accounted for are not in the queue")
+	}
+	if err == nil {
+		c := s.kept.Carried
+		c.Unread = append(clone(s.unread), state.Unread[s.skip:]...)
+		state.Unread = nil
+		s.state, err = s.pack(c, state)
+	}
+	if err != nil {
+		a.refused("dump", err)
+		return s.src.DumpFailed()
+	}
+	a.o.Step(stepDumped)
+	return s.src.Dumped()
+}
+
+func (s *leaving) pack(c carried, state *repair.State) ([]byte, error) {
+	b, err := state.MarshalBinary()
+	if err != nil {
+		return nil, err
+	}
+	return c.append(make([]byte, 0, len(b)+len(c.State)+len(c.Unread)+256), b), nil
+}
+
+// thaw has the session go on here.
+func (a *Agent) thaw(s *leaving) {
+	frozen, err := repair.Frozen(s.fd)
+	if err == nil && frozen {
+		err = repair.Resume(s.fd, &repair.State{ReuseAddr: s.kept.ReuseAddr})
+	}
+	if err != nil {
+		a.o.Log.Error("a session stands still", "flow", s.flow, "reason", err)
+	}
+	if err := a.gate.open(s.flow, s.kept.Epoch); err != nil {
+		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "reason", err)
+	}
+	a.setEpoch(s.id, s.src.Epoch)
+	a.giveBack(s)
+}
+
+// gone ends what is left of a session that has moved. The gate stays shut for a while: the kernel would answer with a reset to
+// what still comes, although nobody would hear it.
+func (a *Agent) gone(s *leaving) {
+	a.o.Step(stepReclaimed)
+	if err := repair.Freeze(s.fd); err != nil {
+		a.o.Log.Warn("the copy of a session that has moved ends with a reset", "flow", s.flow, "reason", err)
+	}
+	_ = s.by.post(&wire.Message{Type: wire.Drop, Session: s.session})
+	unix.Close(s.fd)
+	a.mu.Lock()
+	delete(a.leaving, s.id)
+	delete(a.epochs, s.id)
+	a.mu.Unlock()
+	a.o.Step(stepDropped)
+	flow, epoch := s.flow, s.kept.Epoch
+	time.AfterFunc(time.Second, func() { _ = a.gate.open(flow, epoch) })
+}
+
+// giveBack has a member of this server go on with the session. s.mu is held.
+func (a *Agent) giveBack(s *leaving) {
+	s.back = true
+	a.mu.Lock()
+	a.stats.back++
+	a.mu.Unlock()
+	c := s.kept.Carried
+	sock.Unlock(s.fd) // the member locks it
+	m := wire.Message{Session: s.session, Read: s.read, Written: s.written, State: c.State, Unread: s.unread}
+	go func() {
+		if !a.transfer(s.by, m, c.Name, func() *wire.Message { return s.keep() }, s.fd) {
+			a.o.Log.Warn("a session ended on its way back", "flow", s.flow)
+		}
+		unix.Close(s.fd)
+		a.mu.Lock()
+		delete(a.leaving, s.id)
+		a.mu.Unlock()
+	}()
+}
+
+// transfer gives a session to a local member: that of the name, else whoever has the fewest. It waits until there is one, and
+// returns false if the session ends before.
+func (a *Agent) transfer(p *place, m wire.Message, name string, keep func() *wire.Message, fd int) bool {
+	for try := 0; ; try++ {
+		t := m
+		t.Type, t.Name = wire.Transfer, name
+		err := p.call(&t)
+		if name != "" && (errors.Is(err, wire.ErrNoPeer) || errors.Is(err, wire.ErrSlow)) {
+			t = m
+			t.Type, t.Name = wire.Transfer, ""
+			err = p.call(&t)
+		}
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, wire.ErrLost):
+			_ = p.post(&wire.Message{Type: wire.Drop, Session: m.Session})
+			return false
+		case errors.Is(err, wire.ErrNoSession):
+			_ = p.post(keep(), fd) // the keeper is another
+		case try == 20:
+			a.o.Log.Warn("a session waits for a member", "service", p.service.Name, "reason", err)
+		}
+		time.Sleep(min(time.Duration(try+1)*time.Millisecond, 100*time.Millisecond))
+		if _, err := sock.PositionsOf(fd); err != nil {
+			_ = p.post(&wire.Message{Type: wire.Drop, Session: m.Session})
+			return false
+		}
+	}
+}
+
+// watchLeaving loses patience with whom a session waits for.
+func (a *Agent) watchLeaving(s *leaving, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	waited := now.Sub(s.asked)
+	switch {
+	case s.back:
+	case s.asking && waited > a.o.Patience:
+		s.asking = false
+		a.refused("departure", errors.New("the front end does not answer"))
+		a.giveBack(s)
+	case s.src.Phase == move.Moving && waited > a.o.Patience:
+		a.refused("departure", fmt.Errorf("%s does not answer", a.hostName(s.to)))
+		a.leave(s, s.src.Retry())
+	case (s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming) && waited > a.o.Patience/4:
+		a.leave(s, s.src.Retry())
+	}
+}
+
+// lost asks what became of the sessions that were on their way to a server whose agent has gone.
+func (a *Agent) lost(to move.Host) {
+	all, _ := a.all()
+	for _, s := range all {
+		s.mu.Lock()
+		if s.to == to && s.src.Phase == move.Moving {
+			a.leave(s, s.src.Retry())
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (a *Agent) setEpoch(id peer.Flow, e move.Epoch) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.epochs) >= mostEpochs {
+		clear(a.epochs) // the front end knows them, too
+	}
+	a.epochs[id] = e
+}
+
+// mostEpochs are remembered.
+const mostEpochs = 1 << 18

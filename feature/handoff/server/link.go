@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// link is the connection to another agent, made again whenever it breaks.
+type link struct {
+	a       *Agent
+	to      Remote
+	hear    func(*peer.Conn, peer.Frame)
+	load    func(from Remote, service uint16, n uint32)
+	hello   func() peer.Hello
+	stop    func()
+	changed func(*link) // it is there, or not any more
+	c       atomic.Pointer[peer.Conn]
+	sent    atomic.Uint64 // sessions, by drain
+}
+
+var errNoLink = errors.New("not connected")
+
+func (k *link) conn() *peer.Conn { return k.c.Load() }
+
+const (
+	linkFirst = 20 * time.Millisecond // between attempts
+	linkLast  = time.Second
+)
+
+func (k *link) run(ctx context.Context) {
+	warned := false
+	for pause := linkFirst; ctx.Err() == nil; pause = min(2*pause, linkLast) {
+		c, err := peer.Dial(ctx, k.to.Address, k.to.Name, k.a.o.TLS, k.hello())
+		if err == nil && (c.Peer.Name != k.to.Name || c.Peer.Number != k.to.Number) {
+			err = errors.New("it is another one")
+			c.Close()
+		}
+		if err == nil {
+			pause, warned = linkFirst, false
+			k.serve(ctx, c)
+		} else if pause == linkLast && !warned {
+			warned = true
+			k.a.o.Log.Warn("an agent is not there", "name", k.to.Name, "address", k.to.Address, "reason", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (k *link) serve(ctx context.Context, c *peer.Conn) {
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	k.c.Store(c)
+	k.changed(k)
+	for {
+		f, err := c.Receive()
+		if err != nil {
+			break
+		}
+		if f.IsLoad {
+			if k.load != nil {
+				k.load(k.to, f.Flow.Service, f.Load)
+			}
+			continue
+		}
+		k.a.workers.run(func() { k.hear(c, f) })
+	}
+	k.c.Store(nil)
+	c.Close()
+	k.changed(k)
+}
+
+// sendTo says something to the agent of another server.
+func (a *Agent) sendTo(h move.Host, f peer.Frame) error {
+	k := a.known.Load().links[h]
+	if k == nil {
+		return errNoLink
+	}
+	return k.send(f)
+}
+
+// send says something to whoever is there now.
+func (k *link) send(f peer.Frame) error {
+	c := k.conn()
+	if c == nil {
+		return errNoLink
+	}
+	f.Instance = c.Peer.Instance
+	return c.Send(f)
+}

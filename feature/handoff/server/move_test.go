@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// A session goes around four servers, forth and back, under a stream in both directions.
+func TestMove(t *testing.T) {
+	for name, at := range map[string]netip.AddrPort{"IPv4": at4, "IPv6": at6} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 4, at)
+			c := w.dial()
+			if err := c.ask("hello"); err != nil {
+				t.Fatal(err)
+			}
+			c.said = make(chan []byte, 1024)
+			c.stream(4000, time.Millisecond)
+			for i := range 40 {
+				w.mustSend(c, 1+(i+1)%4)
+			}
+			if err := c.stop(); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%d bytes verified", c.heard)
+			for _, s := range w.servers {
+				var st Status
+				w.eventually("the source has heard that its session has moved", func() (ok bool) {
+					var err error
+					st, err = s.agent.Status()
+					return err == nil && st.Leaving == 0
+				})
+				t.Logf("%+v", st)
+				if st.Out != 10 || st.Back != 0 || len(st.Refused) != 0 {
+					t.Errorf("server %d: %d moved from here, %d came back, refused %v", s.number, st.Out, st.Back, st.Refused)
+				}
+			}
+		})
+	}
+}
+
+// The same where the kernel has no tcx.
+func TestMoveWithFilters(t *testing.T) {
+	has := hasTCX
+	defer func() { hasTCX = has }()
+	hasTCX = func() bool { return false }
+	w := newWorld(t, 2, at4)
+	c := w.dial()
+	if err := c.ask("hello"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6 {
+		w.mustSend(c, 2-i%2)
+		if err := c.ask("still there"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range w.servers {
+		s.stop()
+		w.in(s.ns, func() error {
+			f := filterAt(nstest.Ifindex(t, s.ns, "w0"), true)
+			there, err := f.Attached()
+			if err != nil || !there {
+				t.Errorf("the gate is there after its agent: %v, %v", there, err)
+			}
+			if err := w.removeGates(s); err != nil {
+				return err
+			}
+			if there, err = f.Attached(); there {
+				t.Error("the gate is there after it was removed")
+			}
+			return err
+		})
+	}
+	// Read to the end: a client that goes with an answer unread resets its session, which the server reports.
+	if err := c.ask("without gates"); err != nil {
+		t.Error(err)
+	}
+}
+
+// removeGates takes the gate of the first server away, and then all there are.
+func (w *world) removeGates(s *server) error {
+	if s.number == 1 {
+		return RemoveGate(w.t.Context(), w.root, s.ns)
+	}
+	l, err := w.root.Lock(w.t.Context())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return RemoveGates(l)
+}
+
+// A session with more than the keeper keeps stays where it is, and goes on.
+func TestTooLargeStays(t *testing.T) {
+	w := newNetwork(t, 2, at4)
+	w.servers[1].limit = 1000
+	w.run()
+	c := w.dial()
+	if err := c.ask("hello"); err != nil {
+		t.Fatal(err)
+	}
+	s := w.servers[0].member.Member().Sessions()[0]
+	if err := s.Commit(make([]byte, 2000)); err != nil { // of no use to talk: nothing more is said
+		t.Fatal(err)
+	}
+	w.ask(c, 2)
+	w.eventually("it has come back", func() bool {
+		st, err := w.servers[0].agent.Status()
+		return err == nil && st.Back == 1 && st.Leaving == 0
+	})
+	w.mustBeAt(c, 1)
+	if st, err := w.servers[1].agent.Status(); err != nil || st.Refused["arrival"] != 1 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"slices"
+	"time"
+)
+
+// counters are since the agent began. They are a.mu's.
+type counters struct {
+	out, in, back, discarded uint64
+	bytes                    uint64
+	refused                  map[string]uint64
+	took                     []time.Duration // a ring of the latest
+	stood                    []time.Duration
+	tookAll, stoodAll        time.Duration // sums, of all
+	at                       int
+}
+
+const recent = 4096 // moves whose times are kept
+
+// Status is what an agent has done.
+type Status struct {
+	Server    string            `json:"server"`
+	Front     bool              `json:"front_connected"`
+	Keeper    bool              `json:"keeper_connected"`
+	Peers     map[string]bool   `json:"peers"` // connected?
+	Leaving   int               `json:"leaving"`
+	Arriving  int               `json:"arriving"`
+	Gated     int               `json:"gated"` // sessions that the gate knows: on their way, or come and not heard yet
+	Out       uint64            `json:"moved_out"`
+	In        uint64            `json:"moved_in"`
+	Back      uint64            `json:"came_back"` // moves that ended where they began
+	Discarded uint64            `json:"discarded"` // arrivals that were called off
+	Bytes     uint64            `json:"bytes_out"`
+	Draining  bool              `json:"draining"`
+	Refused   map[string]uint64 `json:"refused"` // by what could not be done
+	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
+	// other server had it. Stopped is the part of it in which the session's packets were stopped.
+	Transfer Times      `json:"transfer"`
+	Stopped  Times      `json:"stopped"`
+	Gate     GateCounts `json:"gate"`
+}
+
+// Times are a distribution: its ends of the latest moves, count and sum of all.
+type Times struct {
+	Count uint64          `json:"count"`
+	Sum   time.Duration   `json:"sum_ns"`
+	P50   time.Duration   `json:"p50_ns"`
+	P99   time.Duration   `json:"p99_ns"`
+	Max   time.Duration   `json:"max_ns"`
+	All   []time.Duration `json:"-"` // the latest, sorted
+}
+
+func timesOf(latest []time.Duration, sum time.Duration, count uint64) Times {
+	t := Times{Count: count, Sum: sum, All: slices.Sorted(slices.Values(latest))}
+	if n := len(t.All); n > 0 {
+		t.P50, t.P99, t.Max = t.All[n/2], t.All[n*99/100], t.All[n-1]
+	}
+	return t
+}
+
+// Status tells.
+func (a *Agent) Status() (Status, error) {
+	g, err := a.gate.Counts()
+	if err != nil {
+		return Status{}, err
+	}
+	gated, err := a.gate.entries()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Draining: a.weight < a.o.Registration.Weight, Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: len(gated),
+		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
+		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
+	for k, v := range a.stats.refused {
+		s.Refused[k] = v
+	}
+	for _, k := range a.known.Load().links {
+		s.Peers[k.to.Name] = k.conn() != nil
+	}
+	return s, err
+}
+
+// refused counts and tells what could not be done.
+func (a *Agent) refused(what string, err error) {
+	a.o.Log.Warn("refused", "what", what, "reason", err)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stats.refused[what]++
+}
+
+// moved counts a session that another server has now.
+func (a *Agent) moved(s *leaving) {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stats.out++
+	a.stats.bytes += uint64(len(s.state))
+	if len(a.stats.took) < recent {
+		a.stats.took, a.stats.stood = append(a.stats.took, 0), append(a.stats.stood, 0)
+	}
+	a.stats.took[a.stats.at], a.stats.stood[a.stats.at] = now.Sub(s.since), now.Sub(s.stopped)
+	a.stats.tookAll += now.Sub(s.since)
+	a.stats.stoodAll += now.Sub(s.stopped)
+	a.stats.at = (a.stats.at + 1) % recent
+}
+
+func (a *Agent) arrived(*arriving) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stats.in++
+}

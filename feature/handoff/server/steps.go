@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+// Steps are those of a move after which an agent may die, in the order in which they come: of the server that a session
+// leaves, and of the one where it arrives.
+var Steps = struct{ Leaving, Arriving []string }{
+	Leaving:  []string{stepGiven, stepKept, stepHold, stepHeld, stepShut, stepDumped, stepSent, stepDone, stepReclaimed, stepDropped},
+	Arriving: []string{stepState, stepQuiet, stepBuilt, stepKeptHere, stepFlip, stepFlipped, stepStarted, stepToldDone, stepHandedIn},
+}
+
+const (
+	stepGiven     = "leaving: given"     // by the member
+	stepKept      = "leaving: kept"      // the keeper knows that a move begins
+	stepHold      = "leaving: hold"      // was said to the front end
+	stepHeld      = "leaving: held"      // is the front end's answer
+	stepShut      = "leaving: shut"      // is the gate
+	stepDumped    = "leaving: dumped"    // is the socket
+	stepSent      = "leaving: sent"      // is the state
+	stepDone      = "leaving: done"      // says the other server
+	stepReclaimed = "leaving: reclaimed" // has the front end answered
+	stepDropped   = "leaving: dropped"   // is what was left
+
+	stepState    = "arriving: state"     // has come
+	stepQuiet    = "arriving: quiet"     // is the gate
+	stepBuilt    = "arriving: built"     // is the socket
+	stepKeptHere = "arriving: kept"      // by the keeper
+	stepFlip     = "arriving: flip"      // was said to the front end
+	stepFlipped  = "arriving: flipped"   // is the front end's answer
+	stepStarted  = "arriving: started"   // is the session
+	stepToldDone = "arriving: told"      // was the other server
+	stepHandedIn = "arriving: handed in" // to a member
+)

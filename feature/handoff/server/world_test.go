@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+func TestMain(m *testing.M) {
+	nstest.Play(map[string]nstest.Role{"front": playFront, "server": playServer})
+	nstest.Main(m)
+}
+
+const service = "talk"
+
+// patience is longer than the machine stalls: no move may fail for want of time.
+const patience = 10 * time.Second
+
+// longest is for what must happen, and costs nothing where it happens.
+const longest = 30 * time.Second
+
+var (
+	at4 = netip.MustParseAddrPort("10.55.0.1:9000")
+	at6 = netip.MustParseAddrPort("[fd55::1]:9000")
+)
+
+// world is a client, a front end with its agent, and servers with a keeper, an agent and a member each.
+type world struct {
+	t       testing.TB
+	at      netip.AddrPort
+	client  *netns.Handle
+	middle  *netns.Handle
+	front   *front.Front
+	ca      *peertest.Authority
+	root    *kernel.Root
+	log     *slog.Logger
+	servers []*server
+	remotes []Remote
+	stopF   context.CancelFunc // the front end's agent
+	address string             // of that
+}
+
+type server struct {
+	w      *world
+	number int
+	ns     *netns.Handle
+	keeper string
+	limit  int64 // bytes of state that it keeps; 0: as many as it does
+	agent  *Agent
+	stop   func() // the agent
+	member *handoff.Listener
+	talks  sync.WaitGroup
+}
+
+// newNetwork is the network alone.
+func newNetwork(t testing.TB, servers int, at netip.AddrPort) *world {
+	t.Helper()
+	nstest.NeedRoot(t)
+	if err := kernel.TCRedirect.Check(); err != nil {
+		t.Skip("need: kernel", err) // the front end's
+	}
+	w := &world{t: t, at: at, ca: peertest.NewAuthority(t), root: kernel.OpenRoot(nstest.BPFFS + "/" + strings.ReplaceAll(t.Name(), "/", "-")), client: nstest.NewNetns(t)}
+	w.log = slog.New(slog.NewTextHandler(testWriter{t}, nil))
+	w.middle = nstest.NewNetns(t)
+	middle := w.middle
+	nstest.Cable(t, w.client, "w0", middle, "c")
+	nstest.Address(t, w.client, "w0", netip.MustParsePrefix("10.1.0.2/24"), netip.MustParsePrefix("fd01::2/64"))
+	nstest.Address(t, middle, "c", netip.MustParsePrefix("10.1.0.1/24"), netip.MustParsePrefix("fd01::1/64"))
+	w.route(w.client, "10.1.0.1", "fd01::1")
+	for i := range servers {
+		s := &server{w: w, number: i + 1, ns: nstest.NewNetns(t)}
+		device := fmt.Sprint("s", s.number)
+		nstest.Cable(t, s.ns, "w0", middle, device)
+		nstest.Address(t, s.ns, "w0", prefix("10.2.%d.2/24", i), prefix("fd02:%d::2/64", i))
+		nstest.Address(t, middle, device, prefix("10.2.%d.1/24", i), prefix("fd02:%d::1/64", i))
+		nstest.Address(t, s.ns, "lo", netip.PrefixFrom(at.Addr(), at.Addr().BitLen()))
+		w.route(s.ns, fmt.Sprintf("10.2.%d.1", i), fmt.Sprintf("fd02:%d::1", i))
+		w.servers = append(w.servers, s)
+	}
+	w.in(middle, func() error {
+		for _, f := range []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"} {
+			if err := os.WriteFile("/proc/sys/"+f, []byte("1"), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return w
+}
+
+// newWorld has all of it run, with agents that the test tells of each other. All sessions begin at the first server.
+func newWorld(t testing.TB, servers int, at netip.AddrPort) *world {
+	t.Helper()
+	w := newNetwork(t, servers, at)
+	w.run()
+	return w
+}
+
+// run starts everything.
+func (w *world) run() {
+	t, at := w.t, w.at
+	t.Helper()
+	devices := []string{"c"}
+	var hosts []front.Host
+	for i, s := range w.servers {
+		device, weight := fmt.Sprint("s", s.number), 0
+		if i == 0 {
+			weight = 1
+		}
+		devices = append(devices, device)
+		hosts = append(hosts, front.Host{Number: move.Host(s.number), Name: device, Interface: nstest.Ifindex(t, w.middle, device), MAC: mac(t, s.ns), Weight: weight})
+	}
+	w.in(w.middle, func() (err error) {
+		if w.front, err = front.New(front.Options{Devices: devices}); err != nil {
+			return err
+		}
+		t.Cleanup(w.front.Close)
+		return errors.Join(w.front.SetService(front.Service{ID: 0, Listen: at, Proto: unix.IPPROTO_TCP}), w.front.SetHosts(hosts))
+	})
+	w.address = listener(t).Addr().String()
+	w.startFront(hosts)
+	for _, s := range w.servers {
+		w.remotes = append(w.remotes, Remote{Name: fmt.Sprint("s", s.number), Number: move.Host(s.number), Address: listener(t).Addr().String()})
+	}
+	for _, s := range w.servers {
+		s.keep()
+		s.start()
+		s.serve()
+	}
+	w.connected()
+}
+
+// listener finds a free port, which is then used again.
+func listener(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	l.Close()
+	return l
+}
+
+func listen(t testing.TB, address string) net.Listener {
+	t.Helper()
+	for end := time.Now().Add(longest); ; time.Sleep(10 * time.Millisecond) {
+		l, err := net.Listen("tcp", address)
+		if err == nil {
+			return l
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (w *world) startFront(hosts []front.Host) {
+	w.t.Helper()
+	a, err := front.NewAgent(w.front, front.AgentOptions{Name: "front", TLS: w.ca.TLS("front"), Hosts: hosts, Hold: 2 * patience, Log: w.log})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	l := listen(w.t, w.address)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Serve(ctx, l) }()
+	w.stopF = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Error(err)
+		}
+	})
+	w.t.Cleanup(func() { w.stopF() })
+}
+
+// keep starts the server's keeper.
+func (s *server) keep() {
+	t := s.w.t
+	s.keeper = filepath.Join(t.TempDir(), "keeper")
+	l, err := keeper.Listen(s.keeper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- keeper.New(keeper.Options{MaxState: s.limit, Log: s.w.log.With("keeper", s.number)}).Serve(ctx, l)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// start starts the server's agent.
+func (s *server) start() {
+	t, w := s.w.t, s.w
+	t.Helper()
+	own := w.remotes[s.number-1]
+	o := Options{Name: own.Name, Number: own.Number, TLS: w.ca.TLS(own.Name), Front: Remote{Name: "front", Address: w.address},
+		Services: []Service{{Name: service, ID: 0, Listen: w.at}}, Devices: []string{"w0"}, Keeper: s.keeper, Root: w.root, Netns: s.ns, Patience: patience, Log: w.log.With("server", s.number)}
+	for _, r := range w.remotes {
+		if r.Number != own.Number {
+			o.Peers = append(o.Peers, r)
+		}
+	}
+	a, err := New(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := listen(t, own.Address)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx, l) }()
+	s.agent = a
+	s.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { s.stop() })
+}
+
+// connected waits until every agent has its links.
+func (w *world) connected() {
+	w.t.Helper()
+	w.eventually("agents are connected", func() bool {
+		for _, s := range w.servers {
+			st, err := s.agent.Status()
+			if err != nil || !st.Front || !st.Keeper {
+				return false
+			}
+			for _, there := range st.Peers {
+				if !there {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+func (w *world) eventually(what string, f func() bool) {
+	w.t.Helper()
+	for end := time.Now().Add(longest); !f(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			for _, s := range w.servers {
+				if s.agent != nil { // else it is a process of its own
+					st, err := s.agent.Status()
+					w.t.Logf("server %d: %+v, %v", s.number, st, err)
+				}
+			}
+			w.t.Fatalf("not in %s: %s", longest, what)
+		}
+	}
+}
+
+// serve starts a member, called as the server.
+func (s *server) serve() {
+	t := s.w.t
+	t.Helper()
+	err := s.ns.Do(func() (err error) {
+		s.member, err = handoff.Listen(context.Background(), "tcp", s.w.at.String(),
+			handoff.Options{Service: service, Name: "0", Keeper: s.keeper, Timeout: longest, Log: s.w.log.With("member", s.number)})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := s.member
+	s.talks.Go(func() {
+		for {
+			c, err := l.AcceptSession()
+			if err != nil {
+				return
+			}
+			s.talks.Go(func() {
+				if err := talk(c); err != nil && !errors.Is(err, handoff.ErrMoved) && !errors.Is(err, net.ErrClosed) {
+					t.Errorf("server %d: %v", s.number, err)
+				}
+			})
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		s.talks.Wait()
+	})
+}
+
+// send has the member that has the session move it to another server.
+func (w *world) send(c *client, to int) error {
+	for _, s := range w.servers {
+		for _, session := range s.member.Member().Sessions() {
+			if session.RemoteAddr().String() == c.LocalAddr().String() {
+				return s.member.Member().TransferCommitted(session, fmt.Sprint("@s", to))
+			}
+		}
+	}
+	return errors.New("nobody has the session")
+}
+
+// mustSend does, and waits until the other server's member has it.
+func (w *world) mustSend(c *client, to int) {
+	w.t.Helper()
+	w.ask(c, to)
+	w.mustBeAt(c, to)
+}
+
+// ask has the keeper take the session for the other server. Agents that know each other tell their keepers a moment later: until
+// then nobody of the other's name is ready there.
+func (w *world) ask(c *client, to int) {
+	w.t.Helper()
+	var err error
+	w.eventually(fmt.Sprintf("the keeper gives sessions to @s%d", to), func() bool {
+		err = w.send(c, to)
+		return !errors.Is(err, handoff.ErrNoPeer)
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) mustBeAt(c *client, to int) {
+	w.t.Helper()
+	w.eventually(fmt.Sprint("the session is at server ", to), func() bool {
+		for _, session := range w.servers[to-1].member.Member().Sessions() {
+			if session.RemoteAddr().String() == c.LocalAddr().String() {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func (w *world) in(ns *netns.Handle, f func() error) {
+	w.t.Helper()
+	if err := ns.Do(f); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) route(ns *netns.Handle, via ...string) {
+	w.t.Helper()
+	w.in(ns, func() error {
+		for _, v := range via {
+			a := netip.MustParseAddr(v)
+			if err := netlink.RouteAdd(&netlink.Route{Gw: a.AsSlice(), Dst: nstest.Anywhere(a)}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func prefix(format string, a ...any) netip.Prefix {
+	return netip.MustParsePrefix(fmt.Sprintf(format, a...))
+}
+
+func mac(t testing.TB, ns *netns.Handle) (out net.HardwareAddr) {
+	t.Helper()
+	err := ns.Do(func() error {
+		l, err := netlink.LinkByName("w0")
+		if err == nil {
+			out = l.Attrs().HardwareAddr
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	if s := strings.TrimSpace(string(b)); testing.Verbose() {
+		fmt.Fprintln(os.Stderr, s)
+	}
+	return len(b), nil
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package audit shows, for each prefix, the repair that FRR's isisd has computed, whether zebra knows of it, whether
+// the kernel has it, and what weir plans. FRR shows backups that never reach the kernel's forwarding table (FRR issue
+// 15589): the kernel has no place for them, so that traffic waits for the routing protocol after all.
+package audit
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/weir-project/weir/feature/reroute/plan"
+	"github.com/weir-project/weir/feature/reroute/topo"
+)
+
+// NextHop is one of a route's or of a backup's.
+type NextHop struct {
+	Interface string     `json:"interface"`
+	Gateway   netip.Addr `json:"gateway"`
+	Labels    string     `json:"labels,omitempty"` // MPLS, as isisd writes them: 16103/16102
+}
+
+// Row is what is known of one prefix that isisd has a backup for.
+type Row struct {
+	Prefix  netip.Prefix `json:"prefix"`
+	Backup  []NextHop    `json:"isisd_backup"`
+	Zebra   bool         `json:"in_zebra"`     // zebra has backup next hops for it
+	Kernel  bool         `json:"in_kernel"`    // the kernel has a route that uses one of the backups, beside or after the primary
+	Route   bool         `json:"kernel_route"` // the kernel has any route to it
+	Planned []Planned    `json:"planned"`
+}
+
+// Planned is weir's repair of one failure on the way to the prefix.
+type Planned struct {
+	Failure  string   `json:"failure"`
+	Out      string   `json:"out"`
+	Segments []string `json:"segments"`
+}
+
+// Report is the audit of one router.
+type Report struct {
+	Router    string `json:"router"`
+	Rows      []Row  `json:"prefixes"`
+	InZebra   int    `json:"in_zebra"`
+	InKernel  int    `json:"in_kernel"`
+	Unplanned int    `json:"unplanned"` // prefixes that weir has no repair for
+}
+
+// Vtysh asks the router's daemons.
+type Vtysh func(commands ...string) (string, error)
+
+// Local is vtysh of this machine; dir is the directory of the daemons' sockets, "" for vtysh's own.
+func Local(dir string) Vtysh {
+	return func(commands ...string) (string, error) {
+		var args []string
+		if dir != "" {
+			args = append(args, "--vty_socket", dir, "--config_dir", dir)
+		}
+		for _, c := range commands {
+			args = append(args, "-c", c)
+		}
+		out, err := exec.Command("vtysh", args...).Output()
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			return "", fmt.Errorf("vtysh -c %q: %w: %.200s%.200s", commands, err, out, exit.Stderr)
+		}
+		if err != nil {
+			return "", fmt.Errorf("ask FRR: %w: is the Debian package frr installed?", err)
+		}
+		return string(out), nil
+	}
+}
+
+// Topology is the network as isisd knows it.
+func Topology(v Vtysh) (*topo.Network, error) {
+	text, err := v("show isis hostname", "show isis neighbor detail", "show isis database detail")
+	if err != nil {
+		return nil, err
+	}
+	return topo.Read("isisd's database", []byte(text))
+}
+
+// Run audits the router of this network namespace.
+func Run(v Vtysh, n *topo.Network, o plan.Options) (*Report, error) {
+	if n.Self == "" {
+		return nil, errors.New("the topology does not say which router this is: let isisd's database be read")
+	}
+	text, err := v("show isis route backup")
+	if err != nil {
+		return nil, err
+	}
+	backups, err := parseBackups(text)
+	if err != nil {
+		return nil, err
+	}
+	if text, err = v("show ipv6 route json"); err != nil {
+		return nil, err
+	}
+	zebra, err := parseZebra([]byte(text))
+	if err != nil {
+		return nil, err
+	}
+	a, err := plan.Ask(n, plan.Question{Node: n.Self, Options: o})
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Router: n.Self, Rows: []Row{}}
+	for _, b := range backups {
+		row := Row{Prefix: b.prefix, Backup: b.hops, Zebra: zebra[b.prefix], Planned: planned(n, a, b.prefix)}
+		if row.Route, row.Kernel, err = inKernel(b); err != nil {
+			return nil, err
+		}
+		if row.Zebra {
+			r.InZebra++
+		}
+		if row.Kernel {
+			r.InKernel++
+		}
+		if len(row.Planned) == 0 {
+			r.Unplanned++
+		}
+		r.Rows = append(r.Rows, row)
+	}
+	return r, nil
+}
+
+type backup struct {
+	prefix netip.Prefix
+	hops   []NextHop
+}
+
+// parseBackups reads the IPv6 tables of "show isis route backup". A line without a prefix is one more next hop of the
+// prefix above.
+func parseBackups(text string) (out []backup, err error) {
+	inside := false
+	for s := bufio.NewScanner(strings.NewReader(text)); s.Scan(); {
+		line := s.Text()
+		if strings.Contains(line, "routing table:") {
+			inside = strings.Contains(line, "IPv6")
+			continue
+		}
+		f := strings.Fields(line)
+		if !inside || len(f) < 3 || f[0] == "Prefix" || strings.HasPrefix(f[0], "---") {
+			continue
+		}
+		if p, err := netip.ParsePrefix(f[0]); err == nil {
+			if len(f) < 5 {
+				return nil, fmt.Errorf("isisd's backup routes: %q has %d columns, want prefix, metric, interface, next hop and labels", line, len(f))
+			}
+			out = append(out, backup{prefix: p.Masked()})
+			f = f[2:]
+		}
+		gateway, err := netip.ParseAddr(f[1])
+		if err != nil || len(out) == 0 {
+			continue // a local route has none
+		}
+		hop := NextHop{Interface: f[0], Gateway: gateway}
+		if len(f) > 2 && f[2] != "-" {
+			hop.Labels = f[2]
+		}
+		last := &out[len(out)-1]
+		last.hops = append(last.hops, hop)
+	}
+	return slices.DeleteFunc(out, func(b backup) bool { return len(b.hops) == 0 }), nil
+}
+
+// parseZebra tells of which prefixes zebra has backup next hops.
+func parseZebra(data []byte) (map[netip.Prefix]bool, error) {
+	var routes map[string][]struct {
+		Protocol string            `json:"protocol"`
+		Backup   []json.RawMessage `json:"backupNexthops"`
+	}
+	if err := json.Unmarshal(data, &routes); err != nil {
+		return nil, fmt.Errorf("zebra's routes: %w", err)
+	}
+	out := map[netip.Prefix]bool{}
+	for text, entries := range routes {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("zebra's routes: %w", err)
+		}
+		for _, e := range entries {
+			out[p] = out[p] || len(e.Backup) > 0
+		}
+	}
+	return out, nil
+}
+
+// inKernel tells whether the kernel has a route to a prefix, and one that uses a backup: as a further next hop, or with
+// a higher metric.
+func inKernel(b backup) (route, used bool, err error) {
+	dst := &net.IPNet{IP: b.prefix.Addr().AsSlice(), Mask: net.CIDRMask(b.prefix.Bits(), 128)}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+	if err != nil {
+		return false, false, fmt.Errorf("the kernel's routes to %s: %w", b.prefix, err)
+	}
+	for _, r := range routes {
+		hops := r.MultiPath
+		if len(hops) == 0 {
+			hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}
+		}
+		for _, h := range hops {
+			gateway, _ := netip.AddrFromSlice(h.Gw)
+			for _, want := range b.hops {
+				link, err := netlink.LinkByName(want.Interface)
+				if err != nil {
+					continue // gone since isisd spoke
+				}
+				used = used || link.Attrs().Index == h.LinkIndex && gateway == want.Gateway
+			}
+		}
+	}
+	return len(routes) > 0, used, nil
+}
+
+// planned are weir's repairs for the router nearest to which a prefix is.
+func planned(n *topo.Network, a *plan.Answer, prefix netip.Prefix) []Planned {
+	self, owner := n.Node(n.Self), -1
+	for i, x := range n.Nodes {
+		if slices.Contains(x.Prefixes, prefix) && (owner < 0 || a.Planner.Distance(self, i) < a.Planner.Distance(self, owner)) {
+			owner = i
+		}
+	}
+	out := []Planned{}
+	for _, r := range a.Repairs {
+		if owner >= 0 && r.Repair.Destination == owner {
+			out = append(out, Planned{r.Failure, r.Out, r.Segments})
+		}
+	}
+	return out
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package dplane has FRR's bfdd hand its sessions over: bfdd speaks to the protocols and to its operator, and whoever is
+// connected by this package runs the sessions on the wire. The protocol is that of FRR's bfdd/bfddp_packet.h, versions 1 and 2.
+package dplane
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"time"
+
+	"github.com/weir-project/weir/feature/reroute/bfd"
+)
+
+// Types of messages.
+const (
+	echoRequest     = 0
+	echoReply       = 1
+	addSession      = 2
+	deleteSession   = 3
+	stateChange     = 4
+	requestCounters = 5
+	sessionCounters = 6
+)
+
+// Flags of a session.
+const (
+	flagMultihop = 1 << iota
+	flagDemand
+	flagIndependent
+	flagEcho
+	flagIPv6
+	flagPassive
+	flagShutdown
+)
+
+const (
+	headLength    = 8
+	sessionLength = 132 // of version 1; version 2 appends what weir does not need
+	changeLength  = 28  // of which the last byte is padding
+	mostLength    = 4096
+)
+
+// ErrProtocol says that bfdd does not speak as expected.
+var ErrProtocol = errors.New("bfdd's data-plane protocol")
+
+// Session is what bfdd wants a session to be.
+type Session struct {
+	Config      bfd.Config
+	Local, Peer netip.Addr // Local may be unspecified: then the device's
+	Device      string     // empty where bfdd does not know it yet: that of the local address
+	Ifindex     int
+	Multihop    bool
+	HopLimit    uint8 // the least that a packet may come with
+	Echo        bool
+	EchoTx      time.Duration
+	Hold        time.Duration // before the session begins
+}
+
+// Change is what bfdd is told of a session.
+type Change struct {
+	Discriminator uint32
+	State         bfd.State // of this end
+	Remote        bfd.Remote
+}
+
+// Counters of a session: packets and bytes of UDP payload.
+type Counters struct{ In, InBytes, Out, OutBytes, EchoIn, EchoInBytes, EchoOut, EchoOutBytes uint64 }
+
+// message is one as it comes.
+type message struct {
+	version byte
+	kind    uint16
+	id      uint16
+	body    []byte
+}
+
+func read(r io.Reader) (m message, err error) {
+	var head [headLength]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return m, err
+	}
+	length := int(binary.BigEndian.Uint16(head[6:]))
+	m = message{version: head[0], kind: binary.BigEndian.Uint16(head[2:]), id: binary.BigEndian.Uint16(head[4:])}
+	if m.version != 1 && m.version != 2 {
+		return m, fmt.Errorf("%w: version %d; weir has 1 and 2", ErrProtocol, m.version)
+	}
+	if length < headLength || length > mostLength {
+		return m, fmt.Errorf("%w: a message of %d bytes", ErrProtocol, length)
+	}
+	m.body = make([]byte, length-headLength)
+	if _, err := io.ReadFull(r, m.body); err != nil {
+		return m, fmt.Errorf("%w: it ends within a message: %w", ErrProtocol, err)
+	}
+	return m, nil
+}
+
+// appendMessage writes a message of the version that bfdd has.
+func appendMessage(b []byte, version byte, kind, id uint16, body []byte) []byte {
+	b = append(b, version, 0)
+	b = binary.BigEndian.AppendUint16(b, kind)
+	b = binary.BigEndian.AppendUint16(b, id)
+	b = binary.BigEndian.AppendUint16(b, uint16(headLength+len(body)))
+	return append(b, body...)
+}
+
+func parseSession(b []byte) (s Session, err error) {
+	if len(b) < sessionLength {
+		return s, fmt.Errorf("%w: a session of %d bytes, want %d", ErrProtocol, len(b), sessionLength)
+	}
+	word := func(at int) uint32 { return binary.BigEndian.Uint32(b[at:]) }
+	micros := func(at int) time.Duration { return time.Duration(word(at)) * time.Microsecond }
+	flags := word(0)
+	addr := func(at int) netip.Addr {
+		if flags&flagIPv6 != 0 {
+			return netip.AddrFrom16([16]byte(b[at:]))
+		}
+		return netip.AddrFrom4([4]byte(b[at:]))
+	}
+	name, _, _ := bytes.Cut(b[68:sessionLength], []byte{0})
+	s = Session{
+		Config: bfd.Config{Discriminator: word(36), Multiplier: b[61], DesiredTx: micros(40), RequiredRx: micros(44),
+			Passive: flags&flagPassive != 0, Down: flags&flagShutdown != 0},
+		Local: addr(4), Peer: addr(20), Device: string(name), Ifindex: int(word(64)), Multihop: flags&flagMultihop != 0,
+		HopLimit: b[60], Echo: flags&flagEcho != 0, EchoTx: micros(48), Hold: time.Duration(word(56)) * time.Millisecond,
+	}
+	if s.Echo {
+		s.Config.EchoRx = micros(52)
+	}
+	if err := s.Config.Validate(); err != nil {
+		return s, fmt.Errorf("%w: the session with %s: %w", ErrProtocol, s.Peer, err)
+	}
+	return s, nil
+}
+
+func (c Change) append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint32(b, c.Discriminator)
+	b = binary.BigEndian.AppendUint32(b, c.Remote.Discriminator)
+	var flags uint32
+	if c.Remote.Independent {
+		flags |= 1
+	}
+	if c.Remote.Demand {
+		flags |= 2
+	}
+	b = binary.BigEndian.AppendUint32(b, flags)
+	for _, d := range []time.Duration{c.Remote.DesiredTx, c.Remote.RequiredRx, c.Remote.EchoRx} {
+		b = binary.BigEndian.AppendUint32(b, uint32(d.Microseconds()))
+	}
+	return append(b, byte(c.State), byte(c.Remote.Diag), c.Remote.Multiplier, 0)
+}
+
+func (n Counters) append(b []byte, discriminator uint32) []byte {
+	b = binary.BigEndian.AppendUint32(b, discriminator)
+	b = append(b, 0, 0, 0, 0) // the compiler's: what follows is aligned
+	for _, v := range []uint64{n.InBytes, n.In, n.OutBytes, n.Out, n.EchoInBytes, n.EchoIn, n.EchoOutBytes, n.EchoOut} {
+		b = binary.BigEndian.AppendUint64(b, v)
+	}
+	return b
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// tables are the maps of a network namespace's sessions. A place is a session's index in them.
+type tables struct {
+	setups, states, hops, mine, peers, clock *ebpf.Map
+}
+
+func (o *bfdMaps) tables() tables {
+	return tables{setups: o.BfdSetups, states: o.BfdStates, hops: o.BfdHops, mine: o.BfdMine, peers: o.BfdPeers, clock: o.BfdClock}
+}
+
+// ErrTaken says that there is another session of the same discriminator, or with the same neighbour on the same device.
+var ErrTaken = errors.New("there is such a session already")
+
+// put makes a session at a place that is free, or changes what is there: generation is not that of any session before it.
+func (t tables) put(place uint32, s *Session, generation uint32) error {
+	var old bfdBfdSetup
+	if err := t.setups.Lookup(place, &old); err != nil {
+		return fmt.Errorf("reading the session at place %d: %w", place, err)
+	}
+	r := s.raw(generation)
+	if old.Generation != 0 && (old.Mine != r.Mine || old.Ifindex != r.Ifindex || old.Peer != r.Peer || old.Local != r.Local) {
+		return fmt.Errorf("place %d has the session with discriminator %d: delete it first", place, old.Mine)
+	}
+	if old.Generation == 0 {
+		err := errors.Join(t.states.Put(place, bfdBfdState{}), t.hops.Put(place, make([]byte, t.hops.ValueSize())), t.enter(place, &r))
+		if err != nil {
+			return err
+		}
+	}
+	// What is written is not read as a whole: first all of it, which the programs do not go by before the generation says so.
+	first := r
+	first.Generation = old.Generation
+	return errors.Join(t.setups.Put(place, first), t.setups.Put(place, r), t.reach())
+}
+
+// down takes the session at a place down, administratively.
+func (t tables) down(place uint32) error {
+	var c bfdBfdSetup
+	if err := t.setups.Lookup(place, &c); err != nil {
+		return fmt.Errorf("reading the session at place %d: %w", place, err)
+	}
+	c.Down = 1
+	c.Generation++
+	return t.setups.Put(place, c)
+}
+
+// enter has packets find the session.
+func (t tables) enter(place uint32, r *bfdBfdSetup) error {
+	from := bfdBfdFrom{Ifindex: r.Ifindex, Peer: r.Peer}
+	for m, key := range map[*ebpf.Map]any{t.mine: r.Mine, t.peers: from} {
+		var at uint32
+		if err := m.Lookup(key, &at); err == nil && at != place {
+			return fmt.Errorf("%w: at place %d", ErrTaken, at)
+		}
+	}
+	return errors.Join(t.mine.Put(r.Mine, place), t.peers.Put(from, place))
+}
+
+// remove ends a session without a word to the other end: shut it down before.
+func (t tables) remove(place uint32) error {
+	var c bfdBfdSetup
+	if err := t.setups.Lookup(place, &c); err != nil || c.Generation == 0 {
+		return err
+	}
+	err := t.setups.Put(place, bfdBfdSetup{})
+	for m, key := range map[*ebpf.Map]any{t.mine: c.Mine, t.peers: bfdBfdFrom{Ifindex: c.Ifindex, Peer: c.Peer}} {
+		if e := m.Delete(key); !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return errors.Join(err, t.reach())
+}
+
+// reach has ticks look as far as there are sessions.
+func (t tables) reach() error {
+	var clock bfdBfdClockwork
+	var c bfdBfdSetup
+	for place := range uint32(MaxSessions) {
+		if err := t.setups.Lookup(place, &c); err != nil {
+			return err
+		}
+		if c.Generation != 0 {
+			clock.Sessions = place + 1
+		}
+	}
+	return t.clock.Put(uint32(0), clock)
+}
+
+// status reads a session; false: there is none.
+func (t tables) status(place uint32) (Status, bool, error) {
+	var c bfdBfdSetup
+	var s bfdBfdState
+	if err := errors.Join(t.setups.Lookup(place, &c), t.states.Lookup(place, &s)); err != nil {
+		return Status{}, false, err
+	}
+	return statusOf(&c, &s), c.Generation != 0, nil
+}

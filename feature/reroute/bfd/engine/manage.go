@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+)
+
+// Down takes a session down, and has the other end know that it is on purpose.
+func (e *Engine) Down(discriminator uint32) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	place, there, err := e.place(discriminator)
+	if err != nil || !there {
+		return err
+	}
+	return e.tables.down(place)
+}
+
+// place is where a session is; false: nowhere.
+func (e *Engine) place(discriminator uint32) (place uint32, there bool, err error) {
+	err = e.tables.mine.Lookup(discriminator, &place)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, false, nil
+	} else if err != nil {
+		return 0, false, fmt.Errorf("reading sessions: %w", err)
+	}
+	return place, true, nil
+}
+
+// Delete ends a session without a word to the other end: who takes it down before (Down) tells it.
+func (e *Engine) Delete(discriminator uint32) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	place, there, err := e.place(discriminator)
+	if err != nil || !there {
+		return err
+	}
+	return e.tables.remove(place)
+}
+
+// Status reads the session of a discriminator; false: there is none.
+func (e *Engine) Status(discriminator uint32) (Status, bool, error) {
+	place, there, err := e.place(discriminator)
+	if err != nil || !there {
+		return Status{}, false, err
+	}
+	return e.tables.status(place)
+}
+
+// Identity is between whom a session is.
+type Identity struct {
+	Ifindex     int
+	Local, Peer netip.Addr
+}
+
+// Sessions are those that there are, by discriminator.
+func (e *Engine) Sessions() (map[uint32]Identity, error) {
+	out := map[uint32]Identity{}
+	err := e.each(func(_ uint32, c *bfdBfdSetup) {
+		out[c.Mine] = c.identity()
+	})
+	return out, err
+}
+
+func (c *bfdBfdSetup) identity() Identity {
+	return Identity{Ifindex: int(c.Ifindex), Local: address(c.Local, c.Ipv6 != 0), Peer: address(c.Peer, c.Ipv6 != 0)}
+}
+
+// Changes calls yield with the discriminator of each session whose state, or what the other end says of itself, is another, until
+// ctx is done or yield returns false. What nobody reads in time is not told.
+func (e *Engine) Changes(ctx context.Context, yield func(discriminator uint32) bool) error {
+	r, err := ringbuf.NewReader(e.maps["events"])
+	if err != nil {
+		return fmt.Errorf("reading BFD's changes: %w", err)
+	}
+	defer r.Close()
+	defer context.AfterFunc(ctx, func() { r.Close() })()
+	const mineAt = 12 // struct bfd_event
+	for {
+		rec, err := r.Read()
+		if errors.Is(err, ringbuf.ErrClosed) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("reading BFD's changes: %w", err)
+		}
+		if len(rec.RawSample) >= mineAt+4 && !yield(binary.NativeEndian.Uint32(rec.RawSample[mineAt:])) {
+			return nil
+		}
+	}
+}

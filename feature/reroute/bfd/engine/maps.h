@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#ifndef WEIR_BFD_MAPS_H
+#define WEIR_BFD_MAPS_H
+
+#include "bfd.h"
+
+#define BFD_PASS -1 /* TC_ACT_UNSPEC, TCX_NEXT: it is none of ours */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BFD_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct bfd_setup);
+} bfd_setups SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BFD_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct bfd_state);
+} bfd_states SEC(".maps");
+
+/* Places of sessions: by our discriminator, and, of packets of those that do not know it yet, by where they come from. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, BFD_SESSIONS);
+	__type(key, __u32);
+	__type(value, __u32);
+} bfd_mine SEC(".maps");
+
+struct bfd_from {
+	__u32 ifindex;
+	__u32 peer[4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, BFD_SESSIONS);
+	__type(key, struct bfd_from);
+	__type(value, __u32);
+} bfd_peers SEC(".maps");
+
+/* The neighbour's and our own address on the link, as last known. */
+struct bfd_hop {
+	__u64 at; /* when it was looked up; 0: never */
+	__u8 addresses[12];
+	__u32 known;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BFD_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct bfd_hop);
+} bfd_hops SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536);
+} bfd_events SEC(".maps");
+
+/* Where packets are put together and read: softirqs of a CPU come one after the other. */
+struct bfd_scratch {
+	__u8 frame[ETH_HLEN + 40 + 8 + BFD_HEAD + BFD_AUTH + 2];
+	struct bfd_packet packet;
+	__u32 words[SHA1_WORDS];
+	__u32 digest[SHA1_DIGEST];
+	__u32 pseudo[10];
+	struct bpf_fib_lookup fib;
+	__u8 head[ETH_HLEN + 40 + 8 + BFD_HEAD + BFD_AUTH]; /* of the tick's packet */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2); /* of ticks, and of what is received: neither may be in the other's way */
+	__type(key, __u32);
+	__type(value, struct bfd_scratch);
+} bfd_scratches SEC(".maps");
+
+/* Tests give the time. The verifier removes what a constant rules out, so it costs nothing else. */
+const volatile __u32 bfd_clock_given = 0;
+__u64 bfd_given_clock = 0;
+
+static __always_inline __u64 bfd_now(void)
+{
+	return bfd_clock_given ? bfd_given_clock : bpf_ktime_get_ns();
+}
+
+/* bfd_digest is the digest of w->packet under a session's secret, in w->digest, in host byte order. */
+static __always_inline void bfd_digest(const struct bfd_setup *c, struct bfd_scratch *w)
+{
+	const __u32 *from = (const __u32 *)&w->packet;
+	const __u32 *secret = (const __u32 *)c->secret;
+	int i;
+
+#pragma clang loop unroll(full)
+	for (i = 0; i < 8; i++)
+		w->words[i] = bpf_ntohl(from[i]);
+#pragma clang loop unroll(full)
+	for (i = 0; i < 5; i++)
+		w->words[8 + i] = bpf_ntohl(secret[i]);
+	w->words[13] = 0x80000000;
+	w->words[14] = 0;
+	w->words[15] = 8 * (BFD_HEAD + BFD_AUTH);
+	sha1_block(w->words, w->digest);
+}
+
+/* What is to be told of a session, gathered under its lock. */
+struct bfd_news {
+	__u32 changed;
+	__u8 state;
+	__u8 diag;
+	__u8 remote_state;
+	__u8 was_up;
+};
+
+static __always_inline void bfd_gather(struct bfd_state *s, struct bfd_news *n)
+{
+	n->changed = s->told != s->changes;
+	s->told = s->changes;
+	n->state = s->state;
+	n->diag = s->diag;
+	n->remote_state = s->remote_state;
+	n->was_up = s->ups > 0;
+}
+
+/*
+ * bfd_tell has the link's word say what the session has found, and user space know of a change. A
+ * session that never was up says nothing of its link; nor does one that either side has shut down.
+ */
+static __always_inline void bfd_tell(const struct bfd_setup *c, const struct bfd_news *n,
+				     __u32 place, __u64 now)
+{
+	__u8 bad = n->was_up && n->state != BFD_UP && n->state != BFD_ADMIN_DOWN &&
+		   n->remote_state != BFD_ADMIN_DOWN;
+	union reroute_link *link;
+	struct bfd_event *e;
+
+	if (c->link) {
+		link = reroute_link_of(c->link);
+		if (link && link->probe != bad)
+			link->probe = bad;
+	}
+	if (!n->changed)
+		return;
+	e = bpf_ringbuf_reserve(&bfd_events, sizeof(*e), 0);
+	if (!e)
+		return; /* who reads it looks at all sessions now and then */
+	__builtin_memset(e, 0, sizeof(*e));
+	e->time = now;
+	e->session = place;
+	e->mine = c->mine;
+	e->state = n->state;
+	e->diag = n->diag;
+	bpf_ringbuf_submit(e, 0);
+}
+
+#endif

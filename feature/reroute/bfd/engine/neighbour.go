@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// validNeighbour are the states in which the kernel sends to a neighbour's address (NUD_VALID, include/net/neighbour.h).
+const validNeighbour = netlink.NUD_PERMANENT | netlink.NUD_NOARP | netlink.NUD_REACHABLE | netlink.NUD_PROBE | netlink.NUD_STALE | netlink.NUD_DELAY
+
+// resolve finds the neighbours of sessions that have none as yet: it has the kernel look for them, which programs cannot, and
+// where the device does not forward, so that programs may not even ask who they are (bpf_fib_lookup), it tells. Once an address on
+// the link is known, the programs keep it until there is another.
+func (e *Engine) resolve() error {
+	var errs []error
+	err := e.each(func(place uint32, c *bfdBfdSetup) {
+		if err := e.resolveOne(place, c); err != nil {
+			errs = append(errs, err)
+		}
+	})
+	return errors.Join(append(errs, err)...)
+}
+
+// Where struct bfd_hop has the addresses, the neighbour's first, and whether they are known.
+const (
+	hopAddresses = 8
+	hopKnown     = 20
+)
+
+func (e *Engine) resolveOne(place uint32, c *bfdBfdSetup) error {
+	hop := make([]byte, e.tables.hops.ValueSize())
+	if err := e.tables.hops.Lookup(place, &hop); err != nil {
+		return fmt.Errorf("reading a neighbour: %w", err)
+	}
+	if binary.NativeEndian.Uint32(hop[hopKnown:]) != 0 {
+		return nil
+	}
+	n := &netlink.Neigh{LinkIndex: int(c.Ifindex), Family: unix.AF_INET, Flags: netlink.NTF_USE}
+	size := 1
+	if c.Ipv6 != 0 {
+		n.Family, size = unix.AF_INET6, 4
+	}
+	for _, w := range c.Peer[:size] {
+		n.IP = binary.NativeEndian.AppendUint32(n.IP, w)
+	}
+	var all []netlink.Neigh
+	var device netlink.Link
+	err := e.ns.Do(func() (err error) {
+		if device, err = netlink.LinkByIndex(n.LinkIndex); err == nil {
+			all, err = netlink.NeighList(n.LinkIndex, n.Family)
+		}
+		return err
+	})
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil // the session waits for it
+	} else if err != nil {
+		return fmt.Errorf("looking for the neighbour %s: %w", n.IP, err)
+	}
+	i := slices.IndexFunc(all, func(o netlink.Neigh) bool {
+		return o.IP.Equal(n.IP) && o.State&validNeighbour != 0 && len(o.HardwareAddr) == 6
+	})
+	if i < 0 {
+		return e.ns.Do(func() error { return netlink.NeighSet(n) })
+	}
+	copy(hop[hopAddresses:], all[i].HardwareAddr)
+	copy(hop[hopAddresses+6:], device.Attrs().HardwareAddr)
+	binary.NativeEndian.PutUint32(hop[hopKnown:], 1)
+	return e.tables.hops.Put(place, hop)
+}
+
+// Run looks after what programs cannot, until ctx is done: neighbours that have not answered yet, devices and loops that came anew.
+// It ends, too, when the engine is not the namespace's any more: see [ErrReplaced].
+func (e *Engine) Run(ctx context.Context, warn func(error)) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for n := 1; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		err := e.current()
+		if err == nil {
+			e.mu.Lock()
+			err = e.resolve()
+			e.mu.Unlock()
+		}
+		if n%10 == 0 {
+			err = errors.Join(err, e.Mend(ctx))
+		}
+		if errors.Is(err, ErrReplaced) {
+			return
+		}
+		if err != nil && ctx.Err() == nil {
+			warn(err)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Published is the engine of a network namespace, as its pins say.
+type Published struct {
+	Scope string
+	Inode uint64 // of the namespace
+	Text  []byte // see Engine.Record
+	Other bool   // its programs are another weir's: see Upgrade
+}
+
+// All are the engines of this host.
+func All(r *kernel.Root) (out []Published, err error) {
+	instances, err := r.Instances(live.Name)
+	for _, i := range instances {
+		if i.Name != instanceName {
+			continue
+		}
+		m, err := r.Meta(i)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // removed meanwhile
+		} else if err != nil {
+			return nil, err
+		}
+		out = append(out, Published{Scope: i.Scope, Inode: m.Inode, Text: m.Config, Other: m.Object != kernel.ObjectHash(_BfdBytes)})
+	}
+	return out, err
+}
+
+// Sessions reads all sessions, by discriminator.
+func (p Published) Sessions(r *kernel.Root) (map[uint32]Status, error) {
+	out := map[uint32]Status{}
+	return out, p.each(r, func(c *bfdBfdSetup, s *bfdBfdState) { out[c.Mine] = statusOf(c, s) })
+}
+
+// Identities reads between whom sessions are, by discriminator.
+func (p Published) Identities(r *kernel.Root) (map[uint32]Identity, error) {
+	out := map[uint32]Identity{}
+	return out, p.each(r, func(c *bfdBfdSetup, _ *bfdBfdState) { out[c.Mine] = c.identity() })
+}
+
+func (p Published) each(r *kernel.Root, yield func(*bfdBfdSetup, *bfdBfdState)) error {
+	o, err := r.Open(instanceOf(p.Scope), "setups", "states")
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	var c bfdBfdSetup
+	var s bfdBfdState
+	for place := range uint32(MaxSessions) {
+		if err := errors.Join(o.Maps["setups"].Lookup(place, &c), o.Maps["states"].Lookup(place, &s)); err != nil {
+			return fmt.Errorf("reading sessions: %w", err)
+		}
+		if c.Generation != 0 {
+			yield(&c, &s)
+		}
+	}
+	return nil
+}
+
+// Upgrade puts this weir's programs in place of another's, over the same maps: a packet meets one or the other, and no session
+// changes its state.
+func Upgrade(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) error {
+	e, err := OpenWith(ctx, l, ns, tick)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	return e.republish(l, func(m *kernel.Meta) { m.Object = kernel.ObjectHash(_BfdBytes) }, func() error { return e.sync(ctx, l, true) })
+}
+
+// RemoveOf takes BFD of a namespace away, as Remove does.
+func RemoveOf(l *kernel.WriteLock, scope string) error { return l.Remove(instanceOf(scope)) }

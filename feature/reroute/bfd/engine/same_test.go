@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// bench runs the programs on given packets at given times. What they send comes out of the other end of a cable.
+type bench struct {
+	t     testing.TB
+	o     bfdObjects
+	w     tables
+	clock *ebpf.Variable
+	index int // of the sessions' device
+	out   int // socket at its other end
+	now   time.Duration
+}
+
+func newBench(t testing.TB) *bench {
+	t.Helper()
+	nstest.NeedRoot(t)
+	spec, err := loadBfd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := spec.Variables["bfd_clock_given"].Set(uint32(1)); err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, now: time.Hour}
+	if err := spec.LoadAndAssign(&b.o, nil); err != nil {
+		if v, ok := errors.AsType[*ebpf.VerifierError](err); ok {
+			t.Fatalf("%+.20v", v)
+		}
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.o.Close() })
+	b.w, b.clock = b.o.tables(), b.o.BfdGivenClock
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bfd0", Flags: 1}, PeerName: "bfd1"}
+	if err := netlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { netlink.LinkDel(link) })
+	for name, index := range map[string]*int{"bfd0": &b.index, "bfd1": new(int)} {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.LinkSetUp(l); err != nil {
+			t.Fatal(err)
+		}
+		*index = l.Attrs().Index
+		if name == "bfd1" {
+			b.out = socket(t, l.Attrs().Index)
+		}
+	}
+	return b
+}
+
+// socket sees IP packets that come to a device.
+func socket(t testing.TB, index int) int {
+	t.Helper()
+	all := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(all))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: index}); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// sent is the next BFD frame that was sent, nil if there is none.
+func (b *bench) sent() []byte {
+	buf := make([]byte, 2048)
+	for {
+		n, _, err := unix.Recvfrom(b.out, buf, 0)
+		if err != nil {
+			return nil
+		}
+		if f := buf[:n]; n >= 66 && (f[12] == 8 && f[23] == 17 || f[12] == 0x86 && f[20] == 17) {
+			return f
+		}
+	}
+}
+
+func (b *bench) setClock() {
+	b.t.Helper()
+	if err := b.clock.Set(uint64(b.now)); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// tick is one of the metronome.
+func (b *bench) tick() {
+	b.t.Helper()
+	b.setClock()
+	beat := make([]byte, 180)
+	binary.BigEndian.PutUint16(beat[12:], unix.ETH_P_IPV6)
+	ret, out, err := b.o.BfdTick.Test(beat)
+	if err != nil || int32(ret) != -1 {
+		b.t.Fatalf("a tick: %d, %v", int32(ret), err)
+	}
+	if string(out) != string(beat) {
+		b.t.Fatalf("a tick's packet came out as another:\n%x", out)
+	}
+}
+
+// receive has a frame come in by the sessions' device.
+func (b *bench) receive(frame []byte) int32 {
+	b.t.Helper()
+	b.setClock()
+	ctx := make([]byte, 192)
+	binary.NativeEndian.PutUint32(ctx[40:], uint32(b.index)) // struct __sk_buff: ifindex
+	ret, err := b.o.BfdReceive.Run(&ebpf.RunOptions{Data: frame, Context: ctx})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return int32(ret)
+}
+
+// frame is a datagram to the BFD port.
+func frame(from, to netip.Addr, hops byte, payload []byte) []byte {
+	f := make([]byte, 12, 128)
+	udp := binary.BigEndian.AppendUint16(nil, bfd.FirstSourcePort)
+	udp = binary.BigEndian.AppendUint16(udp, bfd.Port)
+	udp = binary.BigEndian.AppendUint16(udp, uint16(8+len(payload)))
+	udp = append(udp, 0, 0)
+	if from.Is4() {
+		f = append(f, 8, 0, 0x45, 0, 0, byte(28+len(payload)), 0, 0, 0x40, 0, hops, unix.IPPROTO_UDP, 0, 0)
+	} else {
+		f = append(f, 0x86, 0xdd, 0x60, 0, 0, 0, 0, byte(8+len(payload)), unix.IPPROTO_UDP, hops)
+	}
+	f = append(append(f, from.AsSlice()...), to.AsSlice()...)
+	return append(append(f, udp...), payload...)
+}
+
+var (
+	local4, peer4 = netip.MustParseAddr("10.7.0.1"), netip.MustParseAddr("10.7.0.2")
+	local6, peer6 = netip.MustParseAddr("fe80::1"), netip.MustParseAddr("fe80::2")
+)
+
+// at gives a session's neighbour an address on the link.
+func (b *bench) at(place uint32) {
+	b.t.Helper()
+	h := make([]byte, b.w.hops.ValueSize())
+	binary.NativeEndian.PutUint64(h, uint64(b.now))
+	copy(h[8:], "\x02\x00\x00\x00\x00\x02\x02\x00\x00\x00\x00\x01")
+	h[20] = 1
+	if err := b.w.hops.Put(place, h); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// The programs and package bfd do the same, whatever comes, whenever, and however the session is changed meanwhile.
+func TestSameAsTheModel(t *testing.T) {
+	b := newBench(t)
+	rounds, steps := 60, 300
+	if testing.Short() {
+		rounds = 6
+	}
+	var states [4]int
+	for seed := range uint64(rounds) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		local, peer := local4, peer4
+		if seed%2 == 1 {
+			local, peer = local6, peer6
+		}
+		interval := func() time.Duration { return time.Duration(r.IntN(60)) * time.Millisecond }
+		config := func() bfd.Config {
+			return bfd.Config{Discriminator: 0x01020304, Multiplier: uint8(1 + r.IntN(4)), DesiredTx: interval() + time.Millisecond,
+				RequiredRx: interval(), EchoRx: interval(), Passive: r.IntN(4) == 0, Down: r.IntN(6) == 0}
+		}
+		s := &Session{Config: config(), Local: local, Peer: peer, Ifindex: b.index, SourcePort: 50000}
+		if seed%3 == 2 {
+			s.Key = &bfd.Key{Type: bfd.KeyedSHA1 + bfd.AuthType(seed/3%2), ID: 7, Secret: []byte("something secret")[:4+r.IntN(12)]}
+		}
+		place, generation := uint32(r.IntN(MaxSessions)), uint32(1)
+		if err := b.w.put(place, s, generation); err != nil {
+			t.Fatal(err)
+		}
+		b.at(place)
+		model := bfd.New(s.Config)
+		other := uint32(0x0a0b0c0d)
+		var sequence uint32
+		heard := b.now
+		b.tick()
+		for b.sent() != nil {
+		}
+		for step := range steps {
+			final := false
+			switch r.IntN(8) {
+			case 0:
+				s.Config = config()
+				generation++
+				if err := b.w.put(place, s, generation); err != nil {
+					t.Fatal(err)
+				}
+				model.Set(s.Config)
+			case 1, 2, 3, 4:
+				p := bfd.Packet{State: bfd.State(r.IntN(4)), Diag: bfd.Diag(r.IntN(8)), Multiplier: uint8(1 + r.IntN(4)), Mine: other,
+					Yours: model.Config().Discriminator, DesiredTx: interval(), RequiredRx: interval(), EchoRx: interval(),
+					Independent: r.IntN(2) == 0, Demand: r.IntN(9) == 0, Poll: r.IntN(4) == 0}
+				p.Final = !p.Poll && r.IntN(3) == 0
+				if p.State <= bfd.Down && r.IntN(2) == 0 {
+					p.Yours = 0
+				}
+				if s.Key != nil {
+					sequence++
+					p.Auth = &bfd.Auth{Type: s.Key.Type, KeyID: s.Key.ID, Sequence: sequence}
+				}
+				wire := p.Append(nil)
+				if s.Key != nil {
+					s.Key.Seal(wire)
+				}
+				if got := b.receive(frame(peer, local, bfd.HopLimit, wire)); got != 2 {
+					t.Fatalf("seed %d, step %d: a packet is not taken: %d", seed, step, got)
+				}
+				heard = b.now
+				p.Auth = nil
+				var err error
+				if final, err = model.Receive(p); err != nil {
+					t.Fatal(err)
+				}
+			default:
+				b.now += time.Duration(r.IntN(200)) * time.Millisecond
+			}
+			b.at(place)
+			b.tick()
+			if limit := model.DetectionTime(); limit != 0 && b.now-heard > limit {
+				model.Expire()
+			}
+			got, there, err := b.w.status(place)
+			if err != nil || !there {
+				t.Fatal(err)
+			}
+			states[got.State]++
+			said := model.Packet()
+			if got.State != model.State || got.Diag != model.Diag || got.Remote != model.Remote || got.Polling != said.Poll ||
+				got.Interval != model.Interval() || got.Detection != model.DetectionTime() {
+				t.Fatalf("seed %d, step %d:\n%+v\nand by the model every %v, waits %v, says %+v, remote %+v", seed, step, got, model.Interval(), model.DetectionTime(), said, model.Remote)
+			}
+			b.compare(seed, step, s, said, final, local, peer)
+		}
+		if err := b.w.remove(place); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("looked at sessions admin-down, down, init, up: %d times", states)
+	for s, n := range states {
+		if n == 0 {
+			t.Errorf("never %s", bfd.State(s))
+		}
+	}
+}
+
+// compare looks at what was sent, if it was.
+func (b *bench) compare(seed uint64, step int, s *Session, said bfd.Packet, final bool, local, peer netip.Addr) {
+	b.t.Helper()
+	f := b.sent()
+	if f == nil {
+		if final {
+			b.t.Fatalf("seed %d, step %d: a poll was not answered", seed, step)
+		}
+		return
+	}
+	at := 14 + 20 + 8
+	hops := f[22]
+	if peer.Is6() {
+		at, hops = 14+40+8, f[21]
+	}
+	if hops != bfd.HopLimit || !valid(f) {
+		b.t.Fatalf("seed %d, step %d: hop limit %d, or a wrong checksum:\n%x", seed, step, hops, f)
+	}
+	p, err := bfd.Parse(f[at:])
+	if err != nil {
+		b.t.Fatalf("seed %d, step %d: %v\n%x", seed, step, err, f)
+	}
+	if s.Key != nil {
+		if err := s.Key.Check(f[at:], &p, 0, false, 0); err != nil {
+			b.t.Fatalf("seed %d, step %d: %v", seed, step, err)
+		}
+		p.Auth = nil
+	}
+	if final {
+		said.Poll, said.Final = false, true
+	}
+	if p != said {
+		b.t.Fatalf("seed %d, step %d: sent %+v\nwant %+v", seed, step, p, said)
+	}
+}
+
+// valid says whether the checksums of a frame are right.
+func valid(f []byte) bool {
+	sum := func(parts ...[]byte) uint16 {
+		var s uint32
+		for _, b := range parts {
+			for ; len(b) >= 2; b = b[2:] {
+				s += uint32(binary.BigEndian.Uint16(b))
+			}
+		}
+		for s > 0xffff {
+			s = s&0xffff + s>>16
+		}
+		return uint16(s)
+	}
+	if f[12] == 8 {
+		return sum(f[14:34]) == 0xffff && int(binary.BigEndian.Uint16(f[16:])) == len(f)-14
+	}
+	udp := f[54:]
+	return sum(f[22:54], udp, []byte{0, 17}, udp[4:6]) == 0xffff && int(binary.BigEndian.Uint16(f[18:])) == len(udp)
+}

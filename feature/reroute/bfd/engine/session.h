@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The state machine of a session, RFC 5880, 6.8. feature/reroute/bfd/session.go is the same in Go,
+ * and a test has both do the same. All of it runs under the session's lock, so it calls no helper.
+ */
+#ifndef WEIR_BFD_SESSION_H
+#define WEIR_BFD_SESSION_H
+
+#include "bfd.h"
+
+#define BFD_US 1000ULL
+
+static __always_inline __u32 bfd_max(__u32 a, __u32 b)
+{
+	return a > b ? a : b;
+}
+
+/* bfd_desired is what this end says that it would like to send at, in us. */
+static __always_inline __u32 bfd_desired(const struct bfd_setup *c, const struct bfd_state *s)
+{
+	return s->state == BFD_UP ? c->desired_tx : bfd_max(c->desired_tx, BFD_SLOW);
+}
+
+/* bfd_interval is how often to send, in us; 0: not at all (6.8.7). */
+static __always_inline __u32 bfd_interval(const struct bfd_setup *c, const struct bfd_state *s)
+{
+	__u32 tx = bfd_desired(c, s);
+
+	if ((c->passive && !s->yours) || !s->remote_rx)
+		return 0;
+	if (s->remote_bits & BFD_DEMAND && s->state == BFD_UP && s->remote_state == BFD_UP &&
+	    !s->poll)
+		return 0;
+	if (s->poll && s->tx_floor && s->tx_floor < tx)
+		tx = s->tx_floor;
+	return bfd_max(tx, s->remote_rx);
+}
+
+/* bfd_detection is how long nothing may come, in ns; 0: nothing is expected (6.8.4). */
+static __always_inline __u64 bfd_detection(const struct bfd_state *s)
+{
+	if ((s->state != BFD_INIT && s->state != BFD_UP) || !s->rx_in_use)
+		return 0;
+	return s->remote_multiplier * BFD_US * bfd_max(s->rx_in_use, s->remote_tx);
+}
+
+/* bfd_forget is at the beginning, and when nothing has come for the detection time. */
+static __always_inline void bfd_forget(struct bfd_state *s)
+{
+	s->yours = 0;
+	s->remote_tx = 0;
+	s->remote_rx = 1;
+	s->remote_echo_rx = 0;
+	s->remote_state = BFD_DOWN;
+	s->remote_diag = 0;
+	s->remote_multiplier = 0;
+	s->remote_bits = 0;
+}
+
+static __always_inline void bfd_enter(struct bfd_state *s, __u8 state, __u64 now)
+{
+	if (s->state == BFD_UP)
+		s->downs++;
+	if (state == BFD_UP)
+		s->ups++;
+	s->state = state;
+	s->changes++;
+	s->since = now;
+	s->next = 0;
+}
+
+static __always_inline void bfd_down(const struct bfd_setup *c, struct bfd_state *s, __u8 state,
+				     __u8 diag, __u64 now)
+{
+	bfd_enter(s, state, now);
+	s->diag = diag;
+	s->poll = 0;
+	s->poll_again = 0;
+	s->tx_floor = 0;
+	s->rx_in_use = c->required_rx;
+}
+
+static __always_inline void bfd_start_poll(struct bfd_state *s, __u32 tx_before)
+{
+	s->next = 0;
+	if (s->poll) { /* its answer may be about what was said before */
+		s->poll_again = 1;
+		return;
+	}
+	s->poll = 1;
+	s->tx_floor = tx_before;
+}
+
+static __always_inline void bfd_end_poll(const struct bfd_setup *c, struct bfd_state *s)
+{
+	s->poll = 0;
+	s->tx_floor = 0;
+	if (s->poll_again) {
+		s->poll_again = 0;
+		s->poll = 1;
+		return;
+	}
+	s->rx_in_use = c->required_rx;
+}
+
+/* bfd_adopt has a session go by what user space wants now. */
+static __always_inline void bfd_adopt(const struct bfd_setup *c, struct bfd_state *s, __u64 now)
+{
+	int first = !s->generation;
+
+	s->generation = c->generation;
+	if (first) {
+		bfd_forget(s);
+		s->state = BFD_DOWN;
+		s->since = now;
+		s->rx_in_use = c->required_rx;
+		s->said_tx = c->desired_tx;
+		s->said_rx = c->required_rx;
+	}
+	if (c->down && s->state != BFD_ADMIN_DOWN) {
+		bfd_down(c, s, BFD_ADMIN_DOWN, BFD_ADMIN_DIAG, now);
+	} else if (!c->down && s->state == BFD_ADMIN_DOWN) {
+		bfd_down(c, s, BFD_DOWN, BFD_NO_DIAG, now);
+		bfd_forget(s);
+	}
+	if (s->state != BFD_UP) {
+		s->rx_in_use = c->required_rx;
+	} else if (c->desired_tx != s->said_tx || c->required_rx != s->said_rx) {
+		s->rx_in_use = bfd_max(s->rx_in_use, c->required_rx);
+		bfd_start_poll(s, s->said_tx);
+	}
+	s->said_tx = c->desired_tx;
+	s->said_rx = c->required_rx;
+	s->next = 0;
+}
+
+/* bfd_expire is when nothing has come for the detection time. */
+static __always_inline void bfd_expire(const struct bfd_setup *c, struct bfd_state *s, __u64 now)
+{
+	bfd_down(c, s, BFD_DOWN, BFD_TIME_EXPIRED, now);
+	bfd_forget(s);
+}
+
+/* bfd_take is a packet for this session in which nothing is wrong (6.8.6). */
+static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state *s,
+				     const struct bfd_packet *p, __u64 now)
+{
+	__u8 state = p->bits >> 6;
+
+	/* Of intervals and flags user space is told when something has changed. */
+	if (s->yours != bpf_ntohl(p->mine) || s->remote_multiplier != p->multiplier ||
+	    s->remote_tx != bpf_ntohl(p->desired_tx) || s->remote_rx != bpf_ntohl(p->required_rx) ||
+	    s->remote_echo_rx != bpf_ntohl(p->echo_rx) || s->remote_state != state)
+		s->changes++;
+	s->remote_state = state;
+	s->remote_diag = p->vers_diag & 31;
+	s->yours = bpf_ntohl(p->mine);
+	s->remote_multiplier = p->multiplier;
+	s->remote_tx = bpf_ntohl(p->desired_tx);
+	s->remote_rx = bpf_ntohl(p->required_rx);
+	s->remote_echo_rx = bpf_ntohl(p->echo_rx);
+	s->remote_bits = p->bits & (BFD_DEMAND | BFD_INDEPENDENT);
+	s->heard = now;
+	s->suspect = 0;
+	if (p->bits & BFD_FINAL && s->poll)
+		bfd_end_poll(c, s);
+	if (s->state == BFD_ADMIN_DOWN)
+		return;
+	if (p->bits & BFD_POLL) {
+		s->final = 1;
+		s->next = 0;
+	}
+	if (state == BFD_ADMIN_DOWN) {
+		if (s->state != BFD_DOWN)
+			bfd_down(c, s, BFD_DOWN, BFD_NEIGHBOUR_DOWN, now);
+	} else if (s->state == BFD_DOWN && state == BFD_DOWN) {
+		bfd_enter(s, BFD_INIT, now);
+	} else if ((s->state == BFD_DOWN && state == BFD_INIT) ||
+		   (s->state == BFD_INIT && state >= BFD_INIT)) {
+		bfd_enter(s, BFD_UP, now);
+		s->diag = BFD_NO_DIAG;
+		bfd_start_poll(s, BFD_SLOW); /* it has sent slowly until here */
+	} else if (s->state == BFD_UP && state == BFD_DOWN) {
+		bfd_down(c, s, BFD_DOWN, BFD_NEIGHBOUR_DOWN, now);
+	}
+}
+
+/* bfd_say writes what is to be sent, without its digest. Returned is its length. */
+static __always_inline __u32 bfd_say(const struct bfd_setup *c, struct bfd_state *s,
+				     struct bfd_packet *p)
+{
+	__u8 bits = s->state << 6 | BFD_INDEPENDENT;
+
+	if (s->final)
+		bits |= BFD_FINAL;
+	else if (s->poll)
+		bits |= BFD_POLL;
+	s->final = 0;
+	p->vers_diag = 1 << 5 | s->diag;
+	p->multiplier = c->multiplier;
+	p->length = BFD_HEAD;
+	p->mine = bpf_htonl(c->mine);
+	p->yours = bpf_htonl(s->yours);
+	p->desired_tx = bpf_htonl(bfd_desired(c, s));
+	p->required_rx = bpf_htonl(c->required_rx);
+	p->echo_rx = bpf_htonl(c->echo_rx);
+	if (c->auth) {
+		bits |= BFD_HAS_AUTH;
+		p->length += BFD_AUTH;
+		p->auth_type = c->auth;
+		p->auth_length = BFD_AUTH;
+		p->auth_key = c->key;
+		p->auth_reserved = 0;
+		p->auth_sequence = bpf_htonl(++s->sent_sequence);
+	}
+	p->bits = bits;
+	s->out++;
+	s->out_bytes += p->length;
+	return p->length;
+}
+
+#endif

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// ABI is the version of the layout of the maps: bfd.h.
+const ABI = 2
+
+// Version is the version of weir, as instances keep it.
+var Version = "devel"
+
+// instanceName is the one instance of a network namespace.
+const instanceName = "@bfd"
+
+func instanceOf(scope string) kernel.Instance {
+	return kernel.Instance{Scope: scope, Feature: live.Name, Name: instanceName}
+}
+
+func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
+
+// Pins of the instance. Maps are the whole truth: which sessions there are, and what has become of them.
+const (
+	linkTick    = "tick_"
+	linkReceive = "receive_"
+)
+
+// pins are maps by the names of their pins.
+var pins = map[string]string{
+	"setups": bfdMapBfdSetups, "states": bfdMapBfdStates, "mine": bfdMapBfdMine, "peers": bfdMapBfdPeers, "hops": bfdMapBfdHops,
+	"clock": bfdMapBfdClock, "events": bfdMapBfdEvents, links.MapName: bfdMapRerouteLinks,
+}
+
+// Needs of the engine, beside those of liveness, whose metronome it beats with.
+func Needs() []kernel.Need {
+	first := kernel.TCXLink
+	first.Optional, first.For = false, "BFD sessions run by the kernel"
+	return append(live.Needs(live.Config{Tick: time.Millisecond}), first)
+}
+
+// Engine runs the sessions of a network namespace. The kernel goes on with them when it is closed, and when its process ends,
+// unless they are this process's own (OpenOwn).
+type Engine struct {
+	mu       sync.Mutex // taken before the lock of the pins
+	root     *kernel.Root
+	ns       *netns.Handle
+	instance kernel.Instance
+	tables   tables
+	maps     map[string]*ebpf.Map
+	stalls   *ebpf.Map
+	tick     time.Duration
+	own      map[string]kernel.Link // attached by this process alone; nil: links are pinned
+}
+
+// Open has the sessions of a network namespace beat with a metronome of at least so short a tick; there may be sessions already.
+// It takes the lock for a moment.
+func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration) (*Engine, error) {
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
+	return OpenWith(ctx, l, ns, tick)
+}
+
+// OpenWith is Open under the caller's lock.
+func OpenWith(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) (*Engine, error) {
+	e := &Engine{root: l.Root, ns: ns, instance: instanceOf(scopeOf(ns)), tick: tick}
+	return e, e.open(ctx, l, e.publish)
+}
+
+// OpenOwn is an engine of this process alone: nothing of it is pinned, and its sessions end, without a word to the other ends,
+// when it is closed, and when the process dies, however it does. A stopped process's go on.
+func OpenOwn(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration) (*Engine, error) {
+	l, err := root.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Unlock()
+	e := &Engine{root: root, ns: ns, tick: tick, own: map[string]kernel.Link{}}
+	return e, e.open(ctx, l, func(*kernel.WriteLock) (map[string]*ebpf.Map, error) { return makeMaps(map[string]*ebpf.Map{}) })
+}
+
+func (e *Engine) open(ctx context.Context, l *kernel.WriteLock, maps func(*kernel.WriteLock) (map[string]*ebpf.Map, error)) (err error) {
+	if err := kernel.Require(Needs()); err != nil {
+		return err
+	}
+	if e.maps, err = maps(l); err == nil {
+		e.tables = tablesOf(e.maps)
+		err = e.sync(ctx, l, false)
+	}
+	if err != nil {
+		e.Close()
+	}
+	return err
+}
+
+func tablesOf(m map[string]*ebpf.Map) tables {
+	return tables{setups: m["setups"], states: m["states"], mine: m["mine"], peers: m["peers"], hops: m["hops"], clock: m["clock"]}
+}
+
+// Close closes what is open here.
+func (e *Engine) Close() {
+	for _, ln := range e.own {
+		ln.Close()
+	}
+	for _, m := range e.maps {
+		m.Close()
+	}
+	if e.stalls != nil {
+		e.stalls.Close()
+	}
+}
+
+// publish makes the instance if it is not there. Returned are its maps, to be closed.
+func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err error) {
+	o, err := l.Open(e.instance)
+	if err == nil {
+		if o.Meta.ABI != ABI {
+			o.Close()
+			return nil, fmt.Errorf("%s: ABI %d, and this weir knows %d: %w", e.instance, o.Meta.ABI, ABI, kernel.ErrABI)
+		}
+		return o.Maps, nil
+	} else if !errors.Is(err, kernel.ErrNotExist) {
+		return nil, err
+	}
+	out = map[string]*ebpf.Map{}
+	shared, err := links.Shared(l, e.instance)
+	if err != nil {
+		return nil, err
+	}
+	if shared != nil {
+		out[links.MapName] = shared
+	}
+	if out, err = makeMaps(out); err != nil {
+		return out, err
+	}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_BfdBytes), Inode: e.ns.Inode(), Created: time.Now(), Version: Version, Config: []byte("{}")}
+	meta.Cookie, _ = e.ns.Cookie() // 0 where the kernel has none
+	return out, l.Publish(e.instance, meta, kernel.Pins{Maps: out})
+}
+
+// makeMaps adds the maps that are missing, by the names of their pins.
+func makeMaps(out map[string]*ebpf.Map) (map[string]*ebpf.Map, error) {
+	spec, err := loadBfd()
+	if err != nil {
+		return out, err
+	}
+	for pin, name := range pins {
+		if out[pin] != nil {
+			continue
+		}
+		m, err := ebpf.NewMap(spec.Maps[name])
+		if err != nil {
+			return out, fmt.Errorf("making the map %s: %w", name, err)
+		}
+		out[pin] = m
+	}
+	return out, nil
+}
+
+// Record keeps a text with the sessions, for whoever says which there are; All returns it.
+func (e *Engine) Record(l *kernel.WriteLock, text []byte) error {
+	return e.republish(l, func(m *kernel.Meta) { m.Config = text }, func() error { return nil })
+}
+
+// republish writes anew what the pins say of themselves; swap is done where the new form is staged.
+func (e *Engine) republish(l *kernel.WriteLock, change func(*kernel.Meta), swap func() error) error {
+	o, err := l.Open(e.instance)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	names, err := o.Links()
+	if err != nil {
+		return err
+	}
+	meta := o.Meta
+	meta.Created, meta.Version = time.Now(), Version
+	change(&meta)
+	return l.Upgrade(e.instance, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Keep: names, Swap: swap})
+}
+
+// sync attaches what is missing: to the loops, and to the devices of sessions. With anew programs are attached in place of those
+// that are.
+func (e *Engine) sync(ctx context.Context, l *kernel.WriteLock, anew bool) error {
+	loops, err := live.OpenLoops(ctx, l, e.ns, e.tick)
+	if err != nil {
+		return err
+	}
+	if e.stalls != nil {
+		e.stalls.Close()
+	}
+	e.stalls = loops.Stalls
+	want := map[string]hook{}
+	for name, index := range loops.Devices {
+		want[linkTick+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: name, First: true}, bfdProgBfdTick}
+	}
+	err = e.each(func(_ uint32, c *bfdBfdSetup) {
+		index := int(c.Ifindex)
+		want[linkReceive+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: "device " + strconv.Itoa(index)}, bfdProgBfdReceive}
+	})
+	if err != nil {
+		return err
+	}
+	return e.ns.Do(func() error { return e.attach(l, want, anew) })
+}
+
+// each goes through the sessions.
+func (e *Engine) each(yield func(place uint32, c *bfdBfdSetup)) error {
+	var c bfdBfdSetup
+	for place := range uint32(MaxSessions) {
+		if err := e.tables.setups.Lookup(place, &c); err != nil {
+			return fmt.Errorf("reading sessions: %w", err)
+		}
+		if c.Generation != 0 {
+			yield(place, &c)
+		}
+	}
+	return nil
+}
+
+// Put starts sessions, or changes those of the same discriminators, intervals, multiplier and such only.
+func (e *Engine) Put(ctx context.Context, sessions ...Session) error {
+	return e.put(func() error { return e.mend(ctx) }, sessions)
+}
+
+// PutWith is Put under the caller's lock, of an engine that nobody else uses.
+func (e *Engine) PutWith(ctx context.Context, l *kernel.WriteLock, sessions ...Session) error {
+	return e.put(func() error { return e.sync(ctx, l, false) }, sessions)
+}
+
+func (e *Engine) put(mend func() error, sessions []Session) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	places, generation := map[uint32]uint32{}, uint32(0)
+	devices := map[uint32]bool{}
+	var taken []uint32
+	ports, ofSession := map[uint16]bool{}, map[uint32]uint16{}
+	err := e.each(func(place uint32, c *bfdBfdSetup) {
+		places[c.Mine], generation = place, max(generation, c.Generation)
+		devices[c.Ifindex] = true
+		taken = append(taken, place)
+		ports[swap(c.SourcePort)], ofSession[c.Mine] = true, swap(c.SourcePort)
+	})
+	if err != nil {
+		return err
+	}
+	generation = max(generation, uint32(time.Now().Unix())) // also not one of a session that was there before
+	missing := false
+	for i := range sessions {
+		s := &sessions[i]
+		if s.SourcePort == 0 {
+			s.SourcePort = ofSession[s.Discriminator]
+		}
+		for port := uint16(bfd.FirstSourcePort); s.SourcePort == 0; port++ {
+			if !ports[port] {
+				s.SourcePort = port
+			}
+		}
+		ports[s.SourcePort] = true
+		if err := s.Validate(); err != nil {
+			return err
+		}
+		generation++
+		place, there := places[s.Discriminator]
+		if !there {
+			for slices.Contains(taken, place) {
+				place++
+			}
+			if place >= MaxSessions {
+				return fmt.Errorf("a network namespace can have %d BFD sessions", MaxSessions)
+			}
+			taken = append(taken, place)
+		}
+		if err := e.tables.put(place, s, generation); err != nil {
+			return fmt.Errorf("the session with %s: %w", s.Peer, err)
+		}
+		missing = missing || !devices[uint32(s.Ifindex)]
+	}
+	if missing {
+		if err := mend(); err != nil {
+			return err
+		}
+	}
+	return e.resolve()
+}
+
+// Mend attaches what is missing: loops and devices may have come anew.
+func (e *Engine) Mend(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.mend(ctx)
+}
+
+func (e *Engine) mend(ctx context.Context) error {
+	l, err := e.root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	if err := e.current(); err != nil {
+		return err
+	}
+	return e.sync(ctx, l, false)
+}
+
+// ErrReplaced says that BFD of the namespace was taken away, and perhaps made anew: what this engine writes nobody reads.
+var ErrReplaced = errors.New("BFD of this network namespace was removed meanwhile")
+
+// current is nil while this engine's maps are those that are pinned.
+func (e *Engine) current() error {
+	if e.own != nil {
+		return nil
+	}
+	o, err := e.root.Open(e.instance, "setups")
+	if errors.Is(err, kernel.ErrNotExist) {
+		return ErrReplaced
+	} else if err != nil {
+		return err
+	}
+	defer o.Close()
+	was, err := e.maps["setups"].Info()
+	if err != nil {
+		return err
+	}
+	is, err := o.Maps["setups"].Info()
+	if err != nil {
+		return err
+	}
+	a, _ := was.ID()
+	if b, _ := is.ID(); a != b {
+		return ErrReplaced
+	}
+	return nil
+}
+
+// Remove takes BFD of all namespaces away. The other ends take the links for dead, unless the sessions were taken down before.
+func Remove(l *kernel.WriteLock) error {
+	all, err := l.Instances(live.Name)
+	for _, i := range all {
+		if i.Name == instanceName {
+			err = errors.Join(err, l.Remove(i))
+		}
+	}
+	return err
+}

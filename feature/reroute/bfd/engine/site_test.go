@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// An engine whose BFD was taken away, and made anew by another, leaves that one alone.
+func TestReplaced(t *testing.T) {
+	s := newSide(t)
+	s.put(s.session(1, "10.9.0.1", "10.9.0.2"))
+	old := s.e
+	again := func() *Engine {
+		l, err := s.root.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Unlock()
+		if err := RemoveOf(l, scopeOf(s.here)); err != nil {
+			t.Fatal(err)
+		}
+		if err := old.current(); !errors.Is(err, ErrReplaced) {
+			t.Errorf("removed: %v", err)
+		}
+		e, err := OpenWith(t.Context(), l, s.here, tick)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	e := again()
+	defer e.Close()
+	if err := e.Put(t.Context(), s.session(2, "fd09::1", "fd09::2")); err != nil {
+		t.Fatal(err)
+	}
+	if err := old.Mend(t.Context()); !errors.Is(err, ErrReplaced) {
+		t.Errorf("made anew: %v", err)
+	}
+	if err := e.Mend(t.Context()); err != nil {
+		t.Error(err)
+	}
+	ended := make(chan struct{})
+	go func() { old.Run(t.Context(), func(err error) { t.Error(err) }); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(30 * time.Second):
+		t.Error("it looks after what is another's")
+	}
+	if _, there, err := e.Status(0x77000002); err != nil || !there {
+		t.Errorf("%t, %v", there, err)
+	}
+}

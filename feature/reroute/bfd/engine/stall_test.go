@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/reroute/bfd"
+)
+
+// A host that stood still gives what waits for it time to be received. But one that stands still again and again finds out all
+// the same that nobody is there.
+func TestStallsPutAnEndOff(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		name              string
+		interval          time.Duration
+		multiplier        uint8
+		every             time.Duration // between ticks: how long the host stands still each time
+		stalls            bool
+		atLeast, atLatest time.Duration // of silence until it is down
+	}{
+		{"no stall", 10 * ms, 3, 2 * ms, false, 30 * ms, 33 * ms},
+		{"a stall at each tick", 10 * ms, 3, 5 * ms, true, 500 * ms, 550 * ms},           // half a second more
+		{"stalls longer than all of it", 10 * ms, 3, 200 * ms, true, 400 * ms, 900 * ms}, // and a stall
+		{"many intervals", 40 * ms, 125, 900 * ms, true, 5400 * ms, 12 * time.Second},    // its detection time once more, and a stall
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			s := &Session{Config: bfd.Config{Discriminator: 0x01020304, Multiplier: 3, DesiredTx: c.interval, RequiredRx: c.interval},
+				Local: local4, Peer: peer4, Ifindex: b.index, SourcePort: 50000}
+			if err := b.w.put(0, s, 1); err != nil {
+				t.Fatal(err)
+			}
+			b.at(0)
+			p := bfd.Packet{State: bfd.Init, Multiplier: c.multiplier, Mine: 5, Yours: s.Discriminator, DesiredTx: c.interval, RequiredRx: c.interval, Final: true}
+			for range 2 {
+				b.receive(frame(peer4, local4, bfd.HopLimit, p.Append(nil)))
+				b.tick()
+				p.State = bfd.Up
+			}
+			state := func() Status {
+				st, _, err := b.w.status(0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return st
+			}
+			if st := state(); st.State != bfd.Up || st.Detection != time.Duration(c.multiplier)*c.interval {
+				t.Fatalf("%+v", st)
+			}
+			heard := b.now
+			for state().State == bfd.Up {
+				if b.now += c.every; b.now-heard > time.Minute {
+					t.Fatal("up after a minute of silence")
+				}
+				if c.stalls {
+					if err := b.o.LiveShared.Put(uint32(0), uint64(b.now)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				b.at(0)
+				b.tick()
+			}
+			if silent := b.now - heard; silent < c.atLeast || silent > c.atLatest {
+				t.Errorf("down after %v of silence: want %v to %v", silent, c.atLeast, c.atLatest)
+			}
+		})
+	}
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * The ticks are those of liveness's metronome (feature/reroute/live): bfd_tick is before live_tick at the same devices, and
+ * leaves the packet as it was.
+ */
+#ifndef WEIR_BFD_TICK_H
+#define WEIR_BFD_TICK_H
+
+#include "send.h"
+
+#define BFD_LOOPS 16
+
+struct bfd_clockwork {
+	__u32 sessions; /* one more than the highest place that is taken */
+	__u32 spare;
+	__u64 tick;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bfd_clockwork);
+} bfd_clock SEC(".maps");
+
+/* When a CPU that has a loop was last seen not to run; liveness writes it: its struct live_common. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} live_shared SEC(".maps");
+
+struct bfd_round {
+	struct __sk_buff *skb;
+	struct bfd_scratch *scratch;
+	__u64 now;
+	__u64 stalled;
+};
+
+static long bfd_visit(__u32 place, struct bfd_round *r)
+{
+	if (place >= BFD_SESSIONS || !r->scratch)
+		return 1;
+	bfd_step(r->skb, place, r->scratch, r->now, r->stalled);
+	return 0;
+}
+
+SEC("tc")
+int bfd_tick(struct __sk_buff *skb)
+{
+	struct bfd_round r = { .skb = skb };
+	__u32 zero = 0, length = skb->len, mark = skb->mark;
+	struct bfd_clockwork *m = bpf_map_lookup_elem(&bfd_clock, &zero);
+	__u64 *stalled = bpf_map_lookup_elem(&live_shared, &zero);
+
+	r.scratch = bpf_map_lookup_elem(&bfd_scratches, &zero);
+	if (!m || !stalled || !r.scratch || !m->sessions)
+		return BFD_PASS;
+	if (length < sizeof(r.scratch->head) ||
+	    bpf_skb_load_bytes(skb, 0, r.scratch->head, sizeof(r.scratch->head)))
+		return BFD_PASS;
+	r.now = bfd_now();
+	r.stalled = *stalled;
+	bpf_loop(m->sessions < BFD_SESSIONS ? m->sessions : BFD_SESSIONS, bfd_visit, &r, 0);
+	skb->mark = mark;
+	if (skb->len != length && bpf_skb_change_tail(skb, length, 0))
+		return TC_ACT_SHOT; /* liveness puts another packet into the loop */
+	bpf_skb_store_bytes(skb, 0, r.scratch->head, sizeof(r.scratch->head), 0);
+	return BFD_PASS;
+}
+
+#endif

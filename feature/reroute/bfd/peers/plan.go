@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Plan plans for the whole host: what each of wants says of its namespace, and no BFD of this package's in any other.
+func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err error) {
+	wanted := map[string]bool{}
+	for _, w := range wants {
+		ns, err := netns.Open(w.Netns)
+		if err != nil {
+			return plan, fmt.Errorf("network namespace: %w", err)
+		}
+		scope := strconv.FormatUint(ns.Inode(), 10)
+		p := published{Config: w, Netns: cmp.Or(w.Netns, ns.String()), Inode: ns.Inode()}
+		ns.Close()
+		wanted[scope] = true
+		was, has := have.published[scope]
+		p.Discriminators = was.Discriminators
+		step := feature.Step{Verb: "create", Object: "BFD of " + p.Netns, Detail: summary(w),
+			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", p.apply(ctx, l) }}
+		if has {
+			step.Verb, step.Detail = "change", differences(was.Config, w)
+		}
+		if step.Detail != "" {
+			plan.Add(step)
+		}
+	}
+	for _, scope := range slices.Sorted(maps.Keys(have.published)) {
+		if p := have.published[scope]; !wanted[scope] {
+			plan.Add(feature.Step{Verb: "remove", Object: "BFD of " + p.Netns,
+				Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", p.remove(ctx, l, scope) }})
+		}
+	}
+	return plan, nil
+}
+
+func summary(c Config) string {
+	out := fmt.Sprintf("%d sessions", len(c.Sessions))
+	if c.FRR != "" {
+		out += ", and those of bfdd at " + c.FRR
+	}
+	return out
+}
+
+// differences says what of the configuration changes; "": nothing.
+func differences(was, want Config) string {
+	out := feature.Differences("session", was.Sessions, want.Sessions, func(s Session) string { return s.Name })
+	if was.FRR != want.FRR {
+		out = append(out, fmt.Sprintf("frr %q → %q", was.FRR, want.FRR))
+	}
+	if len(out) == 0 && !reflect.DeepEqual(was, want) {
+		out = append(out, "another order")
+	}
+	return strings.Join(out, ", ")
+}
+
+// apply makes sessions as the configuration says. Killed at any step, it is done anew by the next command, since what was
+// recorded is not what is wanted.
+func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
+	ns, err := netns.Find(p.Netns, p.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	sessions, err := p.resolve(ns)
+	if err != nil {
+		return err // before anything changes
+	}
+	e, err := engine.OpenWith(ctx, l, ns, p.Config.Tick())
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	there, err := e.Sessions()
+	if err != nil {
+		return err
+	}
+	was := p.Discriminators
+	p.Discriminators = map[string]uint32{}
+	stays := map[uint32]bool{}
+	for name, s := range sessions {
+		d := was[name]
+		if there[d] != s.identity() {
+			for d = 0; d == 0 || there[d].Ifindex != 0 || stays[d]; d = rand.Uint32() {
+			}
+		}
+		p.Discriminators[name], stays[d] = d, true
+	}
+	if err := farewell(ctx, l, e, there, stays); err != nil {
+		return err
+	}
+	for _, s := range p.Config.Sessions {
+		x, ready := sessions[s.Name]
+		if !ready {
+			continue // Run has it begin when there is its device
+		}
+		x.Discriminator = p.Discriminators[s.Name]
+		if err := e.PutWith(ctx, l, x.Session); err != nil {
+			return fmt.Errorf("session %s: %w", s.Name, err)
+		}
+	}
+	kernel.Step("peers:sessions")
+	text, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	return e.Record(l, text)
+}
+
+// PlanUpgrade says whose programs are another weir's and what would change. It changes nothing.
+func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
+	all, engines, err := readPublished(r)
+	if err != nil {
+		return plan, err
+	}
+	for _, scope := range slices.Sorted(maps.Keys(all)) {
+		if !engines[scope].Other {
+			continue
+		}
+		p := all[scope]
+		plan.Add(feature.Step{Verb: "upgrade", Object: "BFD of namespace " + scope, Detail: "programs of another weir",
+			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
+				ns, err := netns.Find(p.Netns, p.Inode)
+				if err != nil {
+					return "", err
+				}
+				defer ns.Close()
+				return "", engine.Upgrade(ctx, l, ns, p.Config.Tick())
+			}})
+	}
+	return plan, nil
+}
+
+// resolved is a session with what its device is now.
+type resolved struct{ engine.Session }
+
+func (r resolved) identity() engine.Identity {
+	return engine.Identity{Ifindex: r.Ifindex, Local: r.Local, Peer: r.Peer}
+}
+
+// resolve finds the devices and addresses of sessions, by name. Those whose device is not there, or has no address, are left out.
+func (p *published) resolve(ns *netns.Handle) (map[string]resolved, error) {
+	out := map[string]resolved{}
+	for _, s := range p.Config.Sessions {
+		key, err := s.key()
+		if err != nil {
+			return nil, fmt.Errorf("session %s: %w", s.Name, err)
+		}
+		var index int
+		local := s.Local
+		err = ns.Do(func() error {
+			d, err := net.InterfaceByName(s.Device)
+			if err != nil {
+				return nil // it may come
+			}
+			index = d.Index
+			if !local.IsValid() {
+				local = localTo(d, s.Peer)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		if index == 0 || !local.IsValid() {
+			continue
+		}
+		r := resolved{engine.Session{Config: bfd.Config{Multiplier: uint8(s.Multiplier), DesiredTx: s.Interval, RequiredRx: s.Interval, Passive: s.Passive},
+			Local: local, Peer: s.Peer, Ifindex: index, Key: key}}
+		if !s.Observe {
+			r.Link = index
+		}
+		out[s.Name] = r
+	}
+	return out, nil
+}
+
+// localTo is the device's address in a neighbour's network.
+func localTo(d *net.Interface, peer netip.Addr) netip.Addr {
+	all, _ := d.Addrs() // none: as if it had none yet
+	for _, a := range all {
+		n, err := netip.ParsePrefix(a.String())
+		if err == nil && n.Contains(peer) {
+			return n.Addr()
+		}
+	}
+	return netip.Addr{}
+}
+
+// farewell ends the sessions that do not stay, and has their other ends know that it is on purpose (RFC 5880, 6.8.16): who hears
+// nothing takes the link for dead.
+func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there map[uint32]engine.Identity, stays map[uint32]bool) error {
+	said := map[uint32]uint64{}
+	for d := range there {
+		if stays[d] {
+			continue
+		}
+		st, ok, err := e.Status(d)
+		if err != nil {
+			return err
+		}
+		if ok && st.State == bfd.Up {
+			said[d] = st.Out
+			if err := e.Down(d); err != nil {
+				return err
+			}
+		}
+	}
+	const enough = 2 // packets, one of which may have been on its way; a session that is down sends one a second
+	// Not the time counts: a host that stands still says nothing meanwhile.
+	const nap = time.Millisecond
+	for left := 2 * time.Second; len(said) > 0 && left > 0 && ctx.Err() == nil; left -= nap {
+		time.Sleep(nap)
+		for d, before := range said {
+			if st, ok, err := e.Status(d); err != nil || !ok || st.Out >= before+enough {
+				delete(said, d)
+			}
+		}
+	}
+	var errs []error
+	for d := range there {
+		if !stays[d] {
+			errs = append(errs, e.Delete(d))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// remove ends all sessions of a namespace.
+func (p *published) remove(ctx context.Context, l *kernel.WriteLock, scope string) error {
+	ns, err := netns.Find(p.Netns, p.Inode)
+	if err == nil {
+		defer ns.Close()
+		err = silence(ctx, l, ns, p)
+	}
+	if errors.Is(err, netns.ErrGone) {
+		err = nil // and its sessions with it
+	}
+	// Also where nobody could be told: what is to go goes.
+	return errors.Join(err, engine.RemoveOf(l, scope), live.DropLoops(l, scope))
+}
+
+func silence(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, p *published) error {
+	e, err := engine.OpenWith(ctx, l, ns, p.Config.Tick())
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	there, err := e.Sessions()
+	if err != nil {
+		return err
+	}
+	return farewell(ctx, l, e, there, nil)
+}
+
+// Remove takes BFD of all namespaces away, also what is not this package's.
+func Remove(ctx context.Context, l *kernel.WriteLock) error {
+	all, _, err := readPublished(l.Root)
+	if err != nil {
+		return errors.Join(err, engine.Remove(l))
+	}
+	var errs []error
+	for scope, p := range all {
+		errs = append(errs, p.remove(ctx, l, scope))
+	}
+	return errors.Join(append(errs, engine.Remove(l))...)
+}

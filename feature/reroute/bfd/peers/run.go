@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd/dplane"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Run looks after sessions as long as there is a process to do it: neighbours that have not answered yet, devices that come or
+// come anew; and it runs the sessions that bfdd hands over. Those of the configuration need it for nothing else.
+func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	running := map[string]runner{} // by scope
+	news := map[string]*told{}     // by scope
+	said := map[string]string{}    // what was warned of, so that it is once
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		now, _, err := readPublished(r)
+		if err != nil {
+			log.Warn("BFD sessions cannot be read", "reason", err)
+		}
+		for scope, have := range running {
+			if p, there := now[scope]; err == nil && (!there || p.Config.FRR != have.frr) {
+				have.stop()
+				delete(running, scope)
+				if !there { // what comes there next is another, and nothing was told of it
+					delete(news, scope)
+				}
+			}
+		}
+		for scope, p := range now {
+			if news[scope] == nil {
+				news[scope] = &told{r: r, scope: scope, log: log, up: map[uint32]bool{}}
+			}
+			if _, runs := running[scope]; !runs {
+				running[scope] = start(ctx, r, p, news[scope], log, &all)
+			}
+			why := ""
+			if err := p.mend(ctx, r); err != nil && ctx.Err() == nil {
+				why = err.Error()
+			}
+			if why != "" && why != said[scope] {
+				log.Warn("BFD sessions wait", "netns", p.Netns, "reason", why)
+			}
+			said[scope] = why
+			news[scope].all()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// again is how long after its end, by an error or since BFD was made anew, it is begun again: later than Run sees that a
+// namespace has none any more.
+const again = 5 * time.Second
+
+// runner looks after the sessions of a namespace.
+type runner struct {
+	frr  string
+	stop func()
+}
+
+func start(ctx context.Context, r *kernel.Root, p published, t *told, log feature.Logger, all *sync.WaitGroup) runner {
+	ctx, cancel := context.WithCancel(ctx)
+	own := func(ctx context.Context, r *kernel.Root, p published, log feature.Logger) error {
+		return configured(ctx, r, p, t, log)
+	}
+	for _, part := range []func(context.Context, *kernel.Root, published, feature.Logger) error{own, handedOver} {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if err := part(ctx, r, p, log); err != nil && ctx.Err() == nil {
+					log.Warn("BFD", "netns", p.Netns, "reason", err)
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(again):
+				}
+			}
+		})
+	}
+	return runner{p.Config.FRR, cancel}
+}
+
+// configured is about the sessions of the configuration, also of those that come later.
+func configured(ctx context.Context, r *kernel.Root, p published, t *told, log feature.Logger) error {
+	ns, err := netns.Find(p.Netns, p.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	e, err := engine.Open(ctx, r, ns, p.Config.Tick())
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	var other sync.WaitGroup
+	defer other.Wait()
+	defer cancel()
+	other.Go(func() { t.changes(ctx, e) })
+	e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "reason", err) })
+	return nil
+}
+
+// mend has sessions begin whose devices have come, or are others by now.
+func (p *published) mend(ctx context.Context, r *kernel.Root) error {
+	ns, err := netns.Find(p.Netns, p.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	wanted, err := p.resolve(ns)
+	if err != nil {
+		return err
+	}
+	found, err := engine.Published{Scope: fmt.Sprint(ns.Inode())}.Identities(r)
+	if err != nil {
+		return err
+	}
+	for name, s := range wanted {
+		if found[p.Discriminators[name]] != s.identity() {
+			l, err := r.Lock(ctx)
+			if err != nil {
+				return err
+			}
+			defer l.Unlock()
+			return p.apply(ctx, l)
+		}
+	}
+	return nil
+}
+
+// handedOver is about the sessions of bfdd. They are this process's: when it ends, the connection does, and bfdd has them down until there is another one.
+func handedOver(ctx context.Context, r *kernel.Root, p published, log feature.Logger) error {
+	if p.Config.FRR == "" {
+		<-ctx.Done()
+		return nil
+	}
+	network, address, err := Dial(p.Config.FRR)
+	if err != nil {
+		return err
+	}
+	ns, err := netns.Find(p.Netns, p.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	e, err := engine.OpenOwn(ctx, r, ns, p.Config.Tick())
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	h := &handed{ctx: ctx, ns: ns, e: e, told: map[uint32]dplane.Change{}}
+	h.client = dplane.New(network, address, h, log)
+	ctx, cancel := context.WithCancel(ctx)
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer cancel()
+	others.Go(func() { e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "reason", err) }) })
+	others.Go(func() { h.tell(ctx, log) })
+	return h.client.Run(ctx)
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// A configuration that says nothing of a namespace leaves the loops that BFD beats with, and remove takes BFD, too.
+func TestBFDStaysUntilRemove(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	e, err := engine.Open(t.Context(), w.root, w.r1, 5*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	loops := func() (there bool) {
+		w.in(w.r1, func() error {
+			_, err := net.InterfaceByName("weir-tick0")
+			there = err == nil
+			return nil
+		})
+		return there
+	}
+	if steps := w.apply("reroute: []"); len(steps) != 0 || !loops() {
+		t.Errorf("plan %q; loops: %t", steps, loops())
+	}
+	w.locked(func(l *kernel.WriteLock) error { return Feature{}.Remove(context.Background(), l) })
+	left, err := w.root.Instances(Name)
+	if err != nil || len(left) != 0 || loops() {
+		t.Errorf("left %v, %v; loops: %t", left, err, loops())
+	}
+}
+
+// Links that both ends judge by BFD: what is cut is rerouted, and used again, without a process.
+func TestBFDReroutes(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("a secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf(`
+reroute:
+  - name: there
+    netns: %s
+    interface: r12
+    repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: fd00:13::3}]
+    bfd: {peer: fd00:12::2, interval: 10ms, key_file: %s, key_id: 3}
+  - name: back
+    netns: %s
+    interface: r21
+    prefix: fd00:a::/64
+    repairs: [{interface: r23, via: fd00:32::3}]
+    bfd: {peer: fd00:12::1, interval: 10ms, key_file: %s, key_id: 3}
+`, w.name[w.r1], key, w.name[w.r2], key)
+	w.apply(text)
+	if again := w.apply(text); len(again) != 0 {
+		t.Errorf("applied again: %q", again)
+	}
+	w.eventually("both sessions are up", func() bool {
+		st := w.state()
+		return len(st.BFD) == 2 && st.BFD[0].State == bfd.Up && st.BFD[1].State == bfd.Up
+	})
+	s := w.stream()
+	w.flows(s)
+	a, b := w.cut(w.r1, "r12"), w.cut(w.r2, "r21")
+	w.links("both ends reroute", func(p protect.PathState) bool { return p.Down && p.Probe })
+	w.flows(s)
+	a.Close()
+	b.Close()
+	w.links("the link is used again", func(p protect.PathState) bool { return p.Attached && !p.Down })
+	w.flows(s)
+	w.upgradeBFD()
+	w.flows(s)
+	// Taken out of the configuration, sessions end on purpose: neither end takes the link for dead.
+	began := w.state().Paths[0].Counts.Packets
+	w.apply(strings.ReplaceAll(text, "    bfd:", "    # bfd:"))
+	if st := w.state(); len(st.BFD) != 0 || st.Paths[0].Down || st.Paths[1].Down || st.Paths[0].Counts.Packets != began {
+		t.Errorf("after the sessions' end: %+v", st)
+	}
+	w.flows(s)
+}
+
+// upgradeBFD has BFD's programs be another weir's, and this one's put in their place: no session notices.
+func (w *world) upgradeBFD() {
+	w.Helper()
+	ctx := context.Background()
+	var instances []kernel.Instance
+	for _, ns := range []*netns.Handle{w.r1, w.r2} {
+		instances = append(instances, kernel.Instance{Scope: fmt.Sprint(ns.Inode()), Feature: Name, Name: "@bfd"})
+	}
+	programs := func() (out []uint32) {
+		for _, i := range instances {
+			o, err := w.root.Open(i, "clock")
+			if err != nil {
+				w.Fatal(err)
+			}
+			defer o.Close()
+			names, err := o.Links()
+			if err != nil {
+				w.Fatal(err)
+			}
+			for _, name := range names {
+				ln, err := o.Link(name)
+				if err != nil {
+					w.Fatal(err)
+				}
+				id, err := kernel.LinkProgram(ln)
+				ln.Close()
+				if err != nil {
+					w.Fatal(err)
+				}
+				out = append(out, uint32(id))
+			}
+		}
+		return out
+	}
+	w.locked(func(l *kernel.WriteLock) error {
+		if plan, err := (Feature{}).PlanUpgrade(ctx, w.root); err != nil || len(plan.Steps) != 0 {
+			w.Errorf("programs of this weir are to be upgraded: %v, %v", plan.Steps, err)
+		}
+		for _, i := range instances {
+			o, err := l.Open(i)
+			if err != nil {
+				return err
+			}
+			meta := o.Meta
+			meta.Object[0]++
+			names, err := o.Links()
+			if err == nil {
+				err = l.Upgrade(i, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Keep: names, Swap: func() error { return nil }})
+			}
+			o.Close()
+			if err != nil {
+				return err
+			}
+		}
+		were, before := programs(), w.state().BFD
+		plan, err := Feature{}.PlanUpgrade(ctx, w.root)
+		if err != nil || len(plan.Steps) != len(instances) {
+			return fmt.Errorf("%v, %w", plan.Steps, err)
+		}
+		if err := (Feature{}).Apply(ctx, l, plan); err != nil {
+			return err
+		}
+		are := programs()
+		if len(are) != len(were) || len(are) == 0 {
+			w.Errorf("links run the programs %v, they ran %v", are, were)
+		}
+		for _, id := range are {
+			if slices.Contains(were, id) {
+				w.Errorf("program %d still runs", id)
+			}
+		}
+		for i := range before {
+			w.eventually("packets are heard", func() bool { return w.state().BFD[i].In > before[i].In+10 })
+			if s := w.state().BFD[i]; s.State != bfd.Up || s.Downs != before[i].Downs || s.Ups != before[i].Ups {
+				w.Errorf("after the upgrade %+v, before %+v", s, before[i])
+			}
+		}
+		if plan, err := (Feature{}).PlanUpgrade(ctx, w.root); err != nil || len(plan.Steps) != 0 {
+			w.Errorf("again: %v, %v", plan.Steps, err)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"cmp"
+	"errors"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Config is the section reroute of a configuration: links, how it is found out whether they work, and the ways around them.
+type Config struct {
+	Paths []Path
+}
+
+// Path is a link, or some destinations behind it. Of the paths of a link one has a probe, and speaks for all.
+type Path struct {
+	protect.Path `yaml:",inline"`
+	Prefix       netip.Prefix `yaml:"prefix"`   // for prefixes: [it]
+	Segments     []netip.Addr `yaml:"segments"` // for repairs: [{segments: it}]
+	Probe        *Probe       `yaml:"probe"`    // absent: the link is judged by its carrier alone, or by BFD
+	BFD          *BFD         `yaml:"bfd"`      // in place of a probe, of a neighbour that knows nothing of weir
+	// FRR is not of a link: the kernel runs the sessions of the bfdd that listens there (its --dplaneaddr).
+	FRR string `yaml:"frr"`
+}
+
+// BFD is how a link is judged with a neighbour that speaks BFD (RFC 5881).
+type BFD struct {
+	strictyaml.Pos `yaml:"-"`
+	Peer           netip.Addr    `yaml:"peer"`
+	Local          netip.Addr    `yaml:"local"`      // absent: the interface's address in the peer's network
+	Interval       time.Duration `yaml:"interval"`   // absent: 50 ms; the slower end decides
+	Multiplier     int           `yaml:"multiplier"` // absent: 3
+	Passive        bool          `yaml:"passive"`
+	KeyFile        string        `yaml:"key_file"` // absent: no authentication
+	KeyID          int           `yaml:"key_id"`
+	Auth           peers.Auth    `yaml:"auth"`    // absent: meticulous-sha1
+	Observe        bool          `yaml:"observe"` // find out, and reroute nothing by it
+}
+
+// defaultBFDInterval is what routers commonly can.
+const defaultBFDInterval = 50 * time.Millisecond
+
+func (p *Path) neighbour() peers.Session {
+	o := p.BFD
+	return peers.Session{Name: p.Name, Device: p.Device, Peer: o.Peer, Local: o.Local, Interval: cmp.Or(o.Interval, defaultBFDInterval),
+		Multiplier: cmp.Or(o.Multiplier, defaultMultiplier), Passive: o.Passive, KeyFile: o.KeyFile, KeyID: o.KeyID, Auth: o.Auth, Observe: o.Observe}
+}
+
+// neighbours is the part of package peers, by network namespace.
+func (c *Config) neighbours() (out []peers.Config) {
+	of := func(netns string) *peers.Config {
+		at := slices.IndexFunc(out, func(o peers.Config) bool { return o.Netns == netns })
+		if at < 0 {
+			at = len(out)
+			out = append(out, peers.Config{Netns: netns})
+		}
+		return &out[at]
+	}
+	for i := range c.Paths {
+		p := &c.Paths[i]
+		if p.BFD != nil {
+			o := of(p.Netns)
+			o.Sessions = append(o.Sessions, p.neighbour())
+		}
+		if p.FRR != "" {
+			of(p.Netns).FRR = p.FRR
+		}
+	}
+	return out
+}
+
+// Probe is how a link is probed.
+type Probe struct {
+	strictyaml.Pos `yaml:"-"`
+	ID             uint32        `yaml:"id"`         // the same at both ends
+	Mode           live.Mode     `yaml:"mode"`       // absent: active
+	Peer           netip.Addr    `yaml:"peer"`       // the peer's segment
+	Via            netip.Addr    `yaml:"via"`        // absent: peer
+	Source         netip.Addr    `yaml:"source"`     // ours, to which answers return
+	Function       netip.Addr    `yaml:"function"`   // our segment, at which the peer's probes are answered
+	Interval       time.Duration `yaml:"interval"`   // absent: 10 ms
+	Multiplier     int           `yaml:"multiplier"` // absent: 3
+	Grace          time.Duration `yaml:"grace"`
+	StableFor      time.Duration `yaml:"stable_for"`
+	StableMax      time.Duration `yaml:"stable_max"`
+	KeyFile        string        `yaml:"key_file"`
+	Observe        bool          `yaml:"observe"` // find out, and reroute nothing by it
+}
+
+// Of a probe that does not say: down after three probes of 10 ms without an answer.
+const (
+	defaultInterval   = 10 * time.Millisecond
+	defaultMultiplier = 3
+)
+
+func (p *Path) session() live.Session {
+	o := p.Probe
+	return live.Session{Name: p.Name, ID: o.ID, Mode: o.Mode, Device: p.Device, Peer: o.Peer, Via: o.Via, Source: o.Source, Function: o.Function,
+		Interval: cmp.Or(o.Interval, defaultInterval), Multiplier: cmp.Or(o.Multiplier, defaultMultiplier), Grace: o.Grace,
+		StableFor: o.StableFor, StableMax: o.StableMax, KeyFile: o.KeyFile, Observe: o.Observe}
+}
+
+// protected is the path in the long form; false: it has no way around.
+func (p *Path) protected() (protect.Path, bool) {
+	out := p.Path
+	if p.Prefix.IsValid() {
+		out.Prefixes = []netip.Prefix{p.Prefix}
+	}
+	if len(p.Segments) > 0 {
+		out.Repairs = []protect.Repair{{Segments: p.Segments}}
+	}
+	return out, len(out.Repairs) > 0
+}
+
+// protection is the part of package protect.
+func (c *Config) protection() (out protect.Config) {
+	for i := range c.Paths {
+		if p, ok := c.Paths[i].protected(); ok {
+			out.Paths = append(out.Paths, p)
+		}
+	}
+	return out
+}
+
+// liveness is the part of package live, by network namespace. BFD beats with its loops.
+func (c *Config) liveness() (out []live.Config) {
+	for _, n := range c.neighbours() {
+		out = append(out, live.Config{Netns: n.Netns, Tick: n.Tick()})
+	}
+	for i := range c.Paths {
+		p := &c.Paths[i]
+		if p.Probe == nil {
+			continue
+		}
+		at := slices.IndexFunc(out, func(l live.Config) bool { return l.Netns == p.Netns })
+		if at < 0 {
+			at = len(out)
+			out = append(out, live.Config{Netns: p.Netns})
+		}
+		out[at].Sessions = append(out[at].Sessions, p.session())
+	}
+	return out
+}
+
+// Validate checks what the types cannot. Errors carry the place in the file.
+func (c *Config) Validate() []error {
+	var errs []error
+	names := map[[2]string]bool{} // whether all of the name so far are protected
+	for i := range c.Paths {
+		p := &c.Paths[i]
+		errs = append(errs, p.check()...)
+		key := [2]string{p.Netns, p.Name}
+		_, protected := p.protected()
+		all, taken := names[key]
+		if taken && !(all && protected) { // of such package protect says so
+			errs = append(errs, p.Path.Errorf("reroute.%s: there are two paths of that name", p.Name))
+		}
+		names[key] = protected && (all || !taken)
+	}
+	frr := map[string]string{}
+	for i := range c.Paths {
+		p := &c.Paths[i]
+		if other, taken := frr[p.Netns]; p.FRR != "" && taken {
+			errs = append(errs, p.Path.Errorf("reroute.%s: %s is about the bfdd of this network namespace already", p.Name, other))
+		} else if p.FRR != "" {
+			frr[p.Netns] = p.Name
+		}
+	}
+	protection := c.protection()
+	errs = append(errs, protection.Validate()...)
+	if len(errs) > 0 {
+		return errs
+	}
+	// What two of them have in common; each by itself is right.
+	for _, l := range c.liveness() {
+		for _, err := range l.Validate() {
+			errs = append(errs, c.Paths[0].Path.Errorf("reroute: %w", err))
+		}
+	}
+	return errs
+}
+
+// check is about one path.
+func (p *Path) check() (errs []error) {
+	fail := func(format string, a ...any) {
+		errs = append(errs, p.Path.Errorf("reroute.%s: "+format, append([]any{p.Name}, a...)...))
+	}
+	if p.Prefix.IsValid() && len(p.Prefixes) > 0 {
+		fail("prefix and prefixes: take one of the two")
+	}
+	if len(p.Segments) > 0 && len(p.Repairs) > 0 {
+		fail("segments and repairs: take one of the two; a repair has its own segments")
+	}
+	if p.FRR != "" {
+		return p.checkFRR()
+	}
+	if p.Probe != nil && p.BFD != nil {
+		fail("probe and bfd: take one of the two")
+	}
+	_, protected := p.protected()
+	if !protected && p.Probe == nil && p.BFD == nil {
+		fail("neither a probe nor a way around: give it repairs, segments, probe, or bfd")
+	} else if !protected && (len(p.Prefixes) > 0 || p.Prefix.IsValid() || p.Shadow || p.Hold != 0) {
+		fail("prefixes, hold and shadow are about a way around: give it repairs or segments")
+	}
+	if p.BFD != nil {
+		if !protected && !kernel.ValidName(p.Name) { // of those with a way around package protect says so
+			fail("a name of letters, digits, - and _ is wanted")
+		}
+		if !protected && (p.Device == "" || len(p.Device) > 15) {
+			fail("interface %q: say which link it is", p.Device)
+		}
+		s := p.neighbour()
+		for _, err := range s.Validate() {
+			errs = append(errs, p.BFD.Errorf("reroute.%s.bfd: %w", p.Name, err))
+		}
+	}
+	if p.Probe == nil {
+		return errs
+	}
+	for _, err := range (live.Config{Sessions: []live.Session{p.session()}}).Validate() {
+		if inner := errors.Unwrap(err); inner != nil {
+			err = inner
+		}
+		errs = append(errs, p.Probe.Errorf("reroute.%s.probe: %w", p.Name, err))
+	}
+	return errs
+}
+
+// checkFRR is about one that says where a bfdd is.
+func (p *Path) checkFRR() (errs []error) {
+	if _, _, err := peers.Dial(p.FRR); err != nil {
+		errs = append(errs, p.Path.Errorf("reroute.%s: frr: %w", p.Name, err))
+	}
+	rest := *p
+	rest.Path = protect.Path{Pos: p.Path.Pos, Name: p.Path.Name, Netns: p.Path.Netns}
+	rest.FRR = ""
+	if !reflect.DeepEqual(rest, Path{Path: rest.Path}) || !reflect.DeepEqual(p.Path, rest.Path) {
+		errs = append(errs, p.Path.Errorf("reroute.%s: frr is about all links of a bfdd: it goes with name and netns alone", p.Name))
+	}
+	return errs
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reroute moves traffic off a link that does not work, in tens of milliseconds, and never off one that does: package live
+// finds out, package protect sends packets another way by segments (SRv6), package plan says which, package bfd speaks with
+// neighbours that know nothing of weir. All of it happens in the kernel; this package is what the host sees.
+package reroute
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Name is the feature's name: pin directory, config key, CLI noun.
+const Name = live.Name
+
+// SetVersion has what is pinned name the version of weir.
+func SetVersion(v string) { live.Version, protect.Version, engine.Version = v, v, v }
+
+// Feature is rerouting as host sees it.
+type Feature struct{}
+
+var (
+	_ feature.Feature[Config, State] = Feature{}
+	_ feature.Upgrader               = Feature{}
+	_ feature.Mender                 = Feature{}
+	_ feature.Measured               = Feature{}
+	_ feature.Examiner               = Feature{}
+	_ feature.Runner                 = Feature{}
+)
+
+// Name implements feature.Feature.
+func (Feature) Name() string { return Name }
+
+// Needs implements feature.Feature: those of both parts, each once.
+func (Feature) Needs(c Config) []kernel.Need {
+	out := protect.Needs(c.protection())
+	var sessions live.Config
+	for _, l := range c.liveness() {
+		sessions.Sessions = append(sessions.Sessions, l.Sessions...)
+	}
+	wants := live.Needs(sessions)
+	if len(c.neighbours()) > 0 {
+		wants = append(wants, engine.Needs()...)
+	}
+	for _, n := range wants {
+		i := slices.IndexFunc(out, func(o kernel.Need) bool { return o.Name == n.Name })
+		if i < 0 {
+			out = append(out, n)
+		} else {
+			out[i].Optional = out[i].Optional && n.Optional
+		}
+	}
+	return out
+}
+
+// State is what the pins say.
+type State struct {
+	Paths    []protect.PathState  `json:"paths"`
+	Sessions []live.SessionState  `json:"sessions"`
+	BFD      []peers.SessionState `json:"bfd,omitempty"`
+	Loops    []live.LoopState     `json:"loops,omitempty"`
+	// Strangers are packets that look like probes and are of no session, by reason.
+	Strangers map[string]uint64 `json:"strangers,omitempty"`
+
+	protect protect.State
+	live    live.State
+	peers   peers.State
+}
+
+// ReadState reads rerouting from its pins.
+func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
+	p, err := protect.ReadState(ctx, r)
+	if err != nil {
+		return State{}, err
+	}
+	l, err := live.ReadState(ctx, r)
+	if err != nil {
+		return State{}, err
+	}
+	b, err := peers.ReadState(r)
+	return State{Paths: p.Paths, Sessions: l.Sessions, BFD: b.Sessions, Loops: l.Loops, Strangers: l.Strangers, protect: p, live: l, peers: b}, err
+}
+
+// State implements feature.Feature.
+func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return ReadState(ctx, r) }
+
+// Plan implements feature.Feature: ways around first, so that a link that is found to be down has them.
+func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
+	plan, err := protect.Plan(ctx, have.protect, want.protection())
+	if err != nil {
+		return plan, err
+	}
+	sessions, err := live.PlanAll(ctx, have.live, want.liveness())
+	if err != nil {
+		return plan, err
+	}
+	neighbours, err := peers.Plan(ctx, have.peers, want.neighbours())
+	for _, p := range []feature.Plan{sessions, neighbours} {
+		plan.Steps, plan.Warnings = append(plan.Steps, p.Steps...), append(plan.Warnings, p.Warnings...)
+	}
+	return plan, err
+}
+
+// Apply implements feature.Feature.
+func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
+	for _, s := range p.Steps {
+		if _, err := s.Do(ctx, l); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// Remove implements feature.Feature. Liveness goes first: its words would have traffic rerouted until the end.
+func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
+	return errors.Join(peers.Remove(ctx, l), live.Remove(ctx, l), protect.Remove(ctx, l))
+}
+
+// Mend implements feature.Mender.
+func (Feature) Mend(l *kernel.WriteLock) error {
+	return errors.Join(protect.Mend(l), live.Mend(l))
+}
+
+// PlanUpgrade implements feature.Upgrader.
+func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
+	plan, err := protect.PlanUpgrade(ctx, r)
+	if err != nil {
+		return plan, err
+	}
+	sessions, err := live.PlanUpgrade(ctx, r)
+	if err != nil {
+		return plan, err
+	}
+	neighbours, err := peers.PlanUpgrade(r)
+	for _, p := range []feature.Plan{sessions, neighbours} {
+		plan.Steps, plan.Warnings = append(plan.Steps, p.Steps...), append(plan.Warnings, p.Warnings...)
+	}
+	return plan, err
+}
+
+// Run implements feature.Runner: loops that have lost their packet, devices that come, carriers and routes that change.
+func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var all sync.WaitGroup
+	parts := []func(context.Context, *kernel.Root, feature.Logger) error{live.Run, protect.Run, peers.Run, tell}
+	errs := make([]error, len(parts))
+	for i, run := range parts {
+		all.Go(func() {
+			errs[i] = run(ctx, r, log)
+			cancel()
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// Drain takes the link of a path out of use at once, until Undrain, whatever its configuration says.
+func Drain(l *kernel.WriteLock, path string) error { return protect.Drain(l, path) }
+
+// Undrain lets the link of a path be used again, if nothing else is against it.
+func Undrain(l *kernel.WriteLock, path string) error { return protect.Undrain(l, path) }

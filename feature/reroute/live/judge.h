@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Judgement, at every tick of either loop of a session. Who sends counts the probes that were sent
+ * and not answered: a host that does not run sends none and blames nobody. Who is probed has only
+ * the time since the last probe; what of it a CPU of this host did not run does not count, up to
+ * LIVE_PATIENCE.
+ */
+#ifndef WEIR_LIVE_JUDGE_H
+#define WEIR_LIVE_JUDGE_H
+
+#define LIVE_MS	       1000000ULL
+#define LIVE_LATE      (1500 * 1000ULL) /* that a tick may be late before its CPU counts as stalled */
+#define LIVE_PATIENCE  (500 * LIVE_MS) /* that stalls put one verdict off */
+#define LIVE_DOUBLINGS 6	       /* of the stable run, by flaps */
+
+static __always_inline void live_tell(const struct live_setup *c, __u32 i, __u32 role, __u32 phase,
+				      __u64 now)
+{
+	struct live_event *e = bpf_ringbuf_reserve(&live_events, sizeof(*e), 0);
+
+	if (!e)
+		return; /* nobody reads; the state says it all the same */
+	e->time = now;
+	e->session = i;
+	e->id = c->id;
+	e->ifindex = c->ifindex;
+	e->role = role;
+	e->phase = phase;
+	e->spare[0] = e->spare[1] = 0;
+	bpf_ringbuf_submit(e, 0);
+}
+
+/* live_enter says whether this CPU is the one that takes a judgement to another phase. */
+static __always_inline int live_enter(struct live_judgement *j, __u32 from, __u32 to, __u64 now)
+{
+	if (__sync_val_compare_and_swap(&j->phase, from, to) != from)
+		return 0;
+	j->since = now;
+	j->run = 0;
+	j->suspect = 0;
+	return 1;
+}
+
+static __always_inline __u64 live_hold(const struct live_setup *c, const struct live_judgement *j)
+{
+	__u32 n = j->penalty < LIVE_DOUBLINGS ? j->penalty : LIVE_DOUBLINGS;
+	__u64 hold = c->hold << n;
+
+	return hold < c->hold_max || n == 0 ? hold : c->hold_max;
+}
+
+/* What is known at this moment of one side of a session. */
+struct live_finding {
+	__u8 broken;  /* enough is missing for a verdict */
+	__u8 sound;   /* nothing is missing that counts */
+	__u8 stalled; /* this host is to blame, perhaps */
+	__u8 role;
+};
+
+static __noinline void live_decide(struct live_judgement *j, const struct live_setup *c,
+				   const struct live_finding *f, __u64 now, __u32 i)
+{
+	__u32 phase;
+
+	if (!j || !c || !f)
+		return;
+	phase = j->phase;
+	if (f->broken) {
+		j->run = 0;
+		if (phase != LIVE_UP)
+			return;
+		if (!j->suspect)
+			j->suspect = now;
+		if (f->stalled && now - j->suspect < LIVE_PATIENCE) {
+			j->granted++;
+			return;
+		}
+		if (!live_enter(j, LIVE_UP, LIVE_DOWN, now))
+			return;
+		j->downs++;
+		if (j->penalty < LIVE_DOUBLINGS && j->downs > 1)
+			j->penalty++;
+		live_tell(c, i, f->role, LIVE_DOWN, now);
+		return;
+	}
+	j->suspect = 0;
+	if (phase == LIVE_UP) {
+		/* A flap is forgotten after a long time without another. */
+		if (j->penalty && now - j->since > 16 * live_hold(c, j)) {
+			j->penalty--;
+			j->since = now;
+		}
+		return;
+	}
+	if (!f->sound) {
+		j->run = 0;
+		return;
+	}
+	if (!j->run) {
+		j->run = now;
+		return;
+	}
+	if ((__s64)(now - j->run) >= (__s64)live_hold(c, j) && live_enter(j, phase, LIVE_UP, now))
+		live_tell(c, i, f->role, LIVE_UP, now);
+}
+
+/* live_grace is how long a probe waits for its answer: three tenths of an interval, longer where answers take longer. */
+static __always_inline __u64 live_grace(const struct live_setup *c, const struct live_state *s)
+{
+	__u64 grace = s->rtt_mean + 4 * s->rtt_dev;
+
+	return grace > c->grace ? grace : c->grace;
+}
+
+/* live_overdue says whether the n-th probe after the last answered one has waited long enough. */
+static __always_inline int live_overdue(const struct live_state *s, __u32 n, __u64 grace, __u64 now)
+{
+	__u32 seq = s->answered + n, sent = s->seq;
+
+	if ((__s32)(sent - seq) < 0)
+		return 0;
+	if (sent - seq >= LIVE_RING)
+		return 1;
+	return (__s64)(now - s->sent_at[seq & (LIVE_RING - 1)]) >= (__s64)grace;
+}
+
+static __always_inline void live_judge_sender(const struct live_setup *c, struct live_state *s,
+					      __u64 now, __u64 stalled, __u32 i)
+{
+	__u64 grace = live_grace(c, s), settle = grace + c->interval / 2;
+	struct live_finding f = { .role = LIVE_BY_SENDER };
+
+	if (!s->answers)
+		return; /* nobody has ever answered: there is nothing that could have failed */
+	f.broken = live_overdue(s, c->multiplier, grace, now);
+	f.sound = !live_overdue(s, 2, grace, now);
+	f.stalled = (__s64)(now - stalled) < (__s64)(settle > 5 * LIVE_MS ? settle : 5 * LIVE_MS);
+	live_decide(&s->sender, c, &f, now, i);
+}
+
+/*
+ * The peer sends every interval, and acknowledges what it was answered an interval later, hence one
+ * interval more than its multiplier says.
+ */
+static __always_inline __u64 live_window(const struct live_state *s)
+{
+	return s->peer_interval * (s->peer_multiplier + 1);
+}
+
+static __always_inline void live_judge_peer(const struct live_setup *c, struct live_state *s,
+					    __u64 now, __u64 stalled, __u32 i)
+{
+	struct live_finding f = { .role = LIVE_BY_PEER };
+	__s64 silent;
+
+	if (!s->last_fresh)
+		return;
+	silent = (__s64)(now - s->last_fresh);
+	f.broken = silent >= (__s64)live_window(s);
+	f.sound = silent < (__s64)(s->peer_interval * 5 / 2);
+	f.stalled = (__s64)(now - stalled) < (__s64)(s->peer_interval * 5 / 2);
+	live_decide(&s->peer, c, &f, now, i);
+}
+
+/*
+ * live_forget begins anew after the peer has said that it ends the session: neither silence nor what
+ * still comes tells of the link. It may return as whoever it is then.
+ */
+static __always_inline void live_forget(const struct live_setup *c, struct live_state *s, __u64 now,
+					__u32 i)
+{
+	s->closed = 0;
+	s->last_fresh = 0;
+	s->answers = 0;
+	s->answered = s->seq;
+	if (s->sender.phase != LIVE_INIT) {
+		s->sender.phase = LIVE_INIT;
+		s->sender.since = now;
+		live_tell(c, i, LIVE_BY_SENDER, LIVE_INIT, now);
+	}
+	if (s->peer.phase != LIVE_INIT) {
+		s->peer.phase = LIVE_INIT;
+		s->peer.since = now;
+		live_tell(c, i, LIVE_BY_PEER, LIVE_INIT, now);
+	}
+	s->sender.run = s->peer.run = 0;
+}
+
+/*
+ * live_show tells the data path. At every tick: whichever loop was late in telling, the next one
+ * tells it again.
+ */
+static __always_inline void live_show(const struct live_setup *c, const struct live_state *s)
+{
+	union reroute_link *l;
+	__u8 down;
+
+	if (c->observe)
+		return;
+	l = reroute_link_of(c->ifindex);
+	if (!l)
+		return;
+	down = s->sender.phase == LIVE_DOWN || s->peer.phase == LIVE_DOWN;
+	if (l->probe != down)
+		l->probe = down;
+}
+
+static __always_inline void live_judge(const struct live_setup *c, struct live_state *s, __u64 now,
+				       __u64 stalled, __u32 i)
+{
+	/* Not before the last of what the peer still sends has come. */
+	if (s->closed) {
+		if (now - s->closed > 4 * c->interval + 4 * s->peer_interval)
+			live_forget(c, s, now, i);
+	} else {
+		if (c->sends)
+			live_judge_sender(c, s, now, stalled, i);
+		if (c->judges)
+			live_judge_peer(c, s, now, stalled, i);
+	}
+	live_show(c, s);
+}
+
+#endif

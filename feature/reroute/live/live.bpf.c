@@ -1,0 +1,321 @@
+//go:build ignore
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Liveness of links: the metronome that sends probes, the peer's function that answers them, and the
+ * return, where answers are taken from the wire. Judgement is the metronome's, on both sides: every
+ * loop's tick looks at its sessions.
+ */
+#include <stddef.h>
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "../links.h"
+
+#include "live.h"
+
+#include "siphash.h"
+
+#include "maps.h"
+
+#include "judge.h"
+#include "send.h"
+#include "heard.h"
+
+/*
+ * live_place is the place of a loop in the clockwork's arrays. Compilers know that it is one and
+ * leave bounds out that they have proven; verifiers up to Linux 6.12 do not follow the proof.
+ */
+static __always_inline __u32 live_place(__u32 loop)
+{
+	asm volatile("" : "+r"(loop));
+	return loop & (LIVE_LOOPS - 1);
+}
+
+/* live_stalls says when a CPU with a loop was last seen not to run, and notes it if it is this one. */
+static __always_inline __u64 live_stalls(struct live_beat *b, const struct live_metronome *m,
+					 __u32 loop, __u64 now)
+{
+	__u32 key = 0, other;
+	struct live_common *shared = bpf_map_lookup_elem(&live_shared, &key);
+	struct live_beat *o;
+	__s64 late;
+
+	if (!shared)
+		return 0;
+	late = b->beat ? (__s64)(now - b->beat - m->tick) : 0;
+	if (late > (__s64)LIVE_LATE) {
+		b->stalls++;
+		if (late > (__s64)b->longest)
+			b->longest = late;
+		shared->stalled = now;
+	}
+	for (other = 0; other < LIVE_LOOPS; other++) {
+		if (other >= m->loops)
+			break;
+		key = other;
+		o = bpf_map_lookup_elem(&live_beats, &key);
+		if (!o || other == loop)
+			continue;
+		/* One that has been silent for long has ended, and tells nothing of its CPU. */
+		late = (__s64)(now - o->beat - m->tick);
+		if (late > (__s64)(m->tick + LIVE_LATE) && late < (__s64)LIVE_PATIENCE)
+			shared->stalled = now;
+	}
+	return shared->stalled;
+}
+
+/*
+ * live_revive puts a packet into the next loop if that one has lost its own. It beats on this CPU
+ * then, until user space puts it back into its place.
+ */
+static __always_inline void live_revive(struct __sk_buff *skb, const struct live_metronome *m,
+					__u32 loop, __u64 now)
+{
+	__u32 other = loop + 1 < m->loops ? loop + 1 : 0, said[2];
+	struct live_beat *o = bpf_map_lookup_elem(&live_beats, &other);
+	__u32 ifindex;
+
+	if (!o || other == loop || other >= LIVE_LOOPS)
+		return;
+	ifindex = m->ifindex[live_place(other)];
+	if (!o->beat) /* it has not begun */
+		return;
+	if ((__s64)(now - o->beat) < (__s64)(2 * LIVE_PATIENCE) ||
+	    (__s64)(now - o->revived) < (__s64)(2 * LIVE_PATIENCE))
+		return;
+	o->revived = now;
+	said[0] = other;
+	said[1] = m->generation[live_place(other)];
+	if (bpf_skb_store_bytes(skb, offsetof(struct live_beat_frame, loop) - 2, said, sizeof(said),
+				0) == 0 &&
+	    bpf_clone_redirect(skb, ifindex, 0) == 0)
+		o->revivals++;
+}
+
+SEC("tc")
+int live_tick(struct __sk_buff *skb)
+{
+	struct live_round r = { .skb = skb };
+	struct live_beat_frame head;
+	struct live_metronome *m;
+	struct live_beat *b;
+	__u32 key = 0, loop, visits;
+
+	if (skb->len != LIVE_FRAME ||
+	    bpf_skb_load_bytes(skb, 0, (void *)&head + 2, sizeof(head) - 2))
+		return TC_ACT_SHOT;
+	m = bpf_map_lookup_elem(&live_clockwork, &key);
+	loop = head.loop;
+	if (!m || head.magic != LIVE_MAGIC || loop >= LIVE_LOOPS || loop >= m->loops ||
+	    head.generation != m->generation[live_place(loop)])
+		return TC_ACT_SHOT;
+	b = bpf_map_lookup_elem(&live_beats, &loop);
+	if (!b)
+		return TC_ACT_SHOT;
+	/* Back into the loop first: whatever happens to the rest, it beats on. */
+	bpf_clone_redirect(skb, m->ifindex[live_place(loop)], 0);
+	r.now = live_now();
+	r.stalled = live_stalls(b, m, loop, r.now);
+	b->beat = r.now;
+	b->ticks++;
+	b->cpu = bpf_get_smp_processor_id();
+	live_revive(skb, m, loop, r.now);
+	r.tick = m->tick;
+	r.loop = loop;
+	r.full = !(b->ticks & 15);
+	r.loops = m->loops;
+	r.sessions = m->sessions < LIVE_SESSIONS ? m->sessions : LIVE_SESSIONS;
+	r.turn = r.sessions ? b->ticks % r.sessions : 0;
+	visits = r.sessions;
+	if (r.loops > 2)
+		visits = 2 * ((r.sessions + r.loops - 1) / r.loops);
+	bpf_loop(visits, live_visit, &r, 0);
+	b->spent += live_now() - r.now;
+	if (!r.left)
+		return TC_ACT_SHOT;
+	return live_last(skb, r.left - 1, r.now);
+}
+
+static __always_inline struct live_setup *live_session_at(const __u32 *place, __u32 id)
+{
+	struct live_setup *c = bpf_map_lookup_elem(&live_setups, place);
+
+	return c && c->on && c->id == id ? c : 0;
+}
+
+/* live_session finds who a probe or an answer is of: most often where one of this number was last. */
+static __always_inline struct live_setup *live_session(__be32 id, __u32 *place)
+{
+	__u32 key = bpf_ntohl(id), slot = key & (LIVE_SESSIONS - 1), *last, *i;
+	struct live_setup *c;
+
+	last = bpf_map_lookup_elem(&live_recent, &slot);
+	if (!last)
+		return 0;
+	*place = *last;
+	c = live_session_at(place, key);
+	if (c)
+		return c;
+	i = bpf_map_lookup_elem(&live_ids, &key);
+	if (!i)
+		return 0;
+	*place = *last = *i;
+	return live_session_at(place, key);
+}
+
+/* live_answer turns the probe into its answer. */
+static __always_inline void live_answer(const struct live_setup *c, const struct live_state *s,
+					struct live_scratch *w, __u64 now)
+{
+	struct live_tlv *t = &w->frame.tlv;
+
+	t->kind = LIVE_ANSWER;
+	t->got = bpf_cpu_to_be64(now);
+	t->heard = bpf_htonl(s->heard);
+	t->flags = LIVE_HEARS | (c->closing ? LIVE_CLOSING : 0);
+	t->tag = live_tag(c, w, t, &w->frame.seg[0]);
+}
+
+/* live_asked takes a probe, from an offset of the packet on. It says whether there is an answer, which is then written. */
+static __always_inline int live_asked(struct __sk_buff *skb, struct live_scratch *w, __u32 from)
+{
+	__u32 place = 0, why;
+	struct live_setup *c = 0;
+	struct live_state *s = 0;
+	__u64 now = live_now();
+
+	why = LIVE_MALFORMED;
+	if (bpf_skb_load_bytes(skb, from, &w->frame.ip, sizeof(struct live_frame) - 16))
+		goto refuse;
+	c = live_session(w->frame.tlv.session, &place);
+	why = LIVE_UNKNOWN;
+	if (!c || !c->judges)
+		goto refuse;
+	s = bpf_map_lookup_elem(&live_states, &place);
+	if (!s)
+		goto refuse;
+	why = live_shaped(&w->frame, LIVE_HOPS);
+	if (why != LIVE_COUNTS)
+		goto refuse;
+	why = LIVE_ELSEWHERE;
+	if (!live_clock_given && skb->ingress_ifindex != c->ifindex &&
+	    skb->ingress_ifindex != c->master)
+		goto refuse;
+	why = LIVE_FORGED;
+	if (w->frame.tlv.kind != LIVE_PROBE ||
+	    w->frame.tlv.tag != live_tag(c, w, &w->frame.tlv, &w->frame.seg[0]))
+		goto refuse;
+	why = live_lives(s, bpf_be64_to_cpu(w->frame.tlv.life), now);
+	if (why != LIVE_COUNTS)
+		goto refuse;
+	why = live_probed(s, &w->frame.tlv, now);
+	if (why != LIVE_COUNTS)
+		goto refuse;
+	live_answer(c, s, w, now);
+	return 1;
+refuse:
+	live_count(s, why);
+	return 0;
+}
+
+#define LIVE_TLV_AT \
+	(sizeof(struct live_frame) - 16 - sizeof(struct live_tlv)) /* in the IPv6 packet */
+
+/* live_end is the function of a segment: the kernel has advanced the list, and forwards what is returned. */
+SEC("lwt_seg6local")
+int live_end(struct __sk_buff *skb)
+{
+	__u32 key = 1;
+	struct live_scratch *w = bpf_map_lookup_elem(&live_scratches, &key);
+
+	if (!w || !live_asked(skb, w, 0))
+		return BPF_DROP;
+	/* It is to return over the link that it came by, whatever that is used for. */
+	skb->mark = REROUTE_MARK;
+	/* What of a packet with a segment list a program may change, the kernel checks. */
+	if (bpf_lwt_seg6_store_bytes(skb, LIVE_TLV_AT, &w->frame.tlv, sizeof(w->frame.tlv)))
+		return BPF_DROP;
+	return BPF_OK;
+}
+
+/* live_end_run is the same where BPF_PROG_TEST_RUN can run it. */
+SEC("tc")
+int live_end_run(struct __sk_buff *skb)
+{
+	__u32 key = 1;
+	struct live_scratch *w = bpf_map_lookup_elem(&live_scratches, &key);
+
+	if (!w || !live_asked(skb, w, ETH_HLEN))
+		return BPF_DROP;
+	bpf_skb_store_bytes(skb, ETH_HLEN + LIVE_TLV_AT, &w->frame.tlv, sizeof(w->frame.tlv), 0);
+	return BPF_OK;
+}
+
+static __always_inline int live_same(const struct live_address *a, const struct live_address *b)
+{
+	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
+
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
+}
+
+/* live_taken says what becomes of what looks like an answer: it goes on unless it is for a session of ours. */
+static __noinline int live_taken(struct __sk_buff *skb)
+{
+	__u32 key = 2, place = 0, why;
+	struct live_setup *c;
+	struct live_state *s;
+	struct live_scratch *w;
+
+	w = bpf_map_lookup_elem(&live_scratches, &key);
+	if (!w || bpf_skb_load_bytes(skb, ETH_HLEN, &w->frame.ip, sizeof(struct live_frame) - 16))
+		return TC_ACT_UNSPEC;
+	if (w->frame.tlv.type != LIVE_TLV)
+		return TC_ACT_UNSPEC;
+	c = live_session(w->frame.tlv.session, &place);
+	if (!c || !c->sends || !live_same(&w->frame.ip.daddr, &c->frame.ip.saddr))
+		return TC_ACT_UNSPEC;
+	s = bpf_map_lookup_elem(&live_states, &place);
+	if (!s)
+		return TC_ACT_UNSPEC;
+	why = live_shaped(&w->frame, LIVE_RETURN);
+	if (why != LIVE_COUNTS)
+		goto refuse;
+	why = LIVE_ELSEWHERE;
+	if (!live_clock_given && skb->ifindex != c->ifindex)
+		goto refuse;
+	why = LIVE_FORGED;
+	if (w->frame.tlv.kind != (c->echo ? LIVE_PROBE : LIVE_ANSWER) ||
+	    w->frame.tlv.tag != live_tag(c, w, &w->frame.tlv, &w->frame.seg[0]))
+		goto refuse;
+	why = live_answered(c, s, &w->frame.tlv, live_now());
+refuse:
+	if (why != LIVE_COUNTS)
+		live_count(s, why);
+	return TC_ACT_SHOT;
+}
+
+/* live_return sees all that comes in by a session's device, and lets what is no answer go on at once. */
+SEC("tc")
+int live_return(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct ipv6hdr *ip = data + ETH_HLEN;
+
+	if (skb->protocol != bpf_htons(ETH_P_IPV6))
+		return TC_ACT_UNSPEC;
+	if ((void *)(ip + 1) > end || ip->nexthdr != IPPROTO_ROUTING)
+		return TC_ACT_UNSPEC;
+	if (skb->len != LIVE_FRAME)
+		return TC_ACT_UNSPEC;
+	return live_taken(skb);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

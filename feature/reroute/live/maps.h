@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#ifndef WEIR_LIVE_MAPS_H
+#define WEIR_LIVE_MAPS_H
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LIVE_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct live_setup);
+} live_setups SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LIVE_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct live_state);
+} live_states SEC(".maps");
+
+/*
+ * When a loop has to look at a session again: a row for each loop. It follows from the setup and the state,
+ * and is here since these take several lines of the cache each. Programs have it to themselves: in those
+ * that are loaded anew it is 0, and says nothing.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LIVE_LOOPS * LIVE_SESSIONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} live_wakes SEC(".maps");
+
+/* A session's number on the wire, which both ends have, to its place. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, LIVE_SESSIONS);
+	__type(key, __u32);
+	__type(value, __u32);
+} live_ids SEC(".maps");
+
+/*
+ * The place of the last session whose number ends so: whether it is the one looked for its setup says.
+ * The hash map takes as long as a signature. Programs have it to themselves.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LIVE_SESSIONS);
+	__type(key, __u32);
+	__type(value, __u32);
+} live_recent SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct live_metronome);
+} live_clockwork SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LIVE_LOOPS);
+	__type(key, __u32);
+	__type(value, struct live_beat);
+} live_beats SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct live_common);
+} live_shared SEC(".maps");
+
+/* What cannot be said to be of a session. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, LIVE_COUNTS);
+	__type(key, __u32);
+	__type(value, __u64);
+} live_counts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536);
+} live_events SEC(".maps");
+
+/* Where a packet is put together: softirqs of a CPU come one after the other. */
+struct live_scratch {
+	struct live_frame frame;
+	__u64 words[SIP_WORDS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 3); /* of ticks, of the peer's function, of the return: none may be in another's way */
+	__type(key, __u32);
+	__type(value, struct live_scratch);
+} live_scratches SEC(".maps");
+
+/* Tests give the time. The verifier removes what a constant rules out, so it costs nothing else. */
+const volatile __u32 live_clock_given = 0;
+__u64 live_clock = 0;
+
+static __always_inline __u64 live_now(void)
+{
+	if (live_clock_given)
+		return live_clock;
+	return bpf_ktime_get_ns();
+}
+
+static __always_inline void live_count(struct live_state *s, __u32 reason)
+{
+	__u64 *n;
+
+	if (s) {
+		if (reason < LIVE_COUNTS)
+			__sync_fetch_and_add(&s->counts[reason], 1);
+		return;
+	}
+	n = bpf_map_lookup_elem(&live_counts, &reason);
+	if (n)
+		*n += 1;
+}
+
+/* live_tag signs a TLV, which is in aligned memory, and where it returns to. */
+static __always_inline __u64 live_tag(const struct live_setup *c, struct live_scratch *w,
+				      const struct live_tlv *t, const struct live_address *back)
+{
+	const __u64 *from = (const __u64 *)t;
+	int i;
+
+#pragma clang loop unroll(full)
+	for (i = 0; i < 7; i++)
+		w->words[i] = from[i];
+	__builtin_memcpy(&w->words[7], back, 16);
+	return weir_siphash(c->key, w->words);
+}
+
+#endif

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* A probe is written over the loop's packet, of which a copy goes out by the session's device. */
+#ifndef WEIR_LIVE_SEND_H
+#define WEIR_LIVE_SEND_H
+
+#define LIVE_AF_INET6 10
+#define LIVE_REFRESH  (250 * LIVE_MS) /* between two looks at the neighbour's link address */
+
+/* One tick of one loop. */
+struct live_round {
+	struct __sk_buff *skb;
+	__u64 now;
+	__u64 tick;
+	__u64 stalled;
+	__u32 loop;
+	__u32 loops;
+	__u32 sessions;
+	__u32 turn; /* the session whose probe the kernel's neighbour code may carry */
+	__u32 left; /* that one was due: it goes last */
+	__u32 full; /* every session is looked at, whatever it seems to need: it may be another one now */
+};
+
+/*
+ * live_neighbour keeps the next hop's link address, as the kernel knows it. Until it does, probes
+ * go by live_last alone, which has the kernel ask for it.
+ */
+static __noinline void live_neighbour(struct __sk_buff *skb, const struct live_setup *c,
+				      struct live_state *s, __u64 now)
+{
+	struct bpf_fib_lookup f = {};
+
+	if (!skb || !c || !s)
+		return;
+	f.family = LIVE_AF_INET6;
+	f.ifindex = c->ifindex;
+	f.tot_len = sizeof(struct live_frame);
+	__builtin_memcpy(f.ipv6_src, &c->frame.ip.saddr, 16);
+	__builtin_memcpy(f.ipv6_dst, &c->via, 16);
+	s->mac_at = now;
+	/* By the device alone: parallel links have the same routes. */
+	if (bpf_fib_lookup(skb, &f, sizeof(f), BPF_FIB_LOOKUP_DIRECT | BPF_FIB_LOOKUP_OUTPUT) !=
+		    BPF_FIB_LKUP_RET_SUCCESS ||
+	    f.ifindex != c->ifindex) {
+		s->mac_known = 0;
+		return;
+	}
+	__builtin_memcpy(s->mac, f.dmac, 6);
+	__builtin_memcpy(s->mac + 6, f.smac, 6);
+	s->mac_known = 1;
+}
+
+/* live_write puts the next probe into the packet, and notes that it was sent. */
+static __noinline int live_write(struct __sk_buff *skb, const struct live_setup *c,
+				 struct live_state *s, __u64 before)
+{
+	struct live_scratch *w;
+	struct live_tlv *t;
+	__u32 key = 0, seq;
+	__u64 now;
+
+	if (!skb || !c || !s)
+		return -1;
+	w = bpf_map_lookup_elem(&live_scratches, &key);
+	if (!w)
+		return -1;
+	__builtin_memcpy(&w->frame, &c->frame, sizeof(w->frame));
+	__builtin_memcpy(w->frame.dst, s->mac, 6);
+	__builtin_memcpy(w->frame.src, s->mac + 6, 6);
+	now = live_now();
+	seq = __sync_fetch_and_add(&s->seq, 1) + 1;
+	s->sent_at[seq & (LIVE_RING - 1)] = now;
+	t = &w->frame.tlv;
+	t->seq = bpf_htonl(seq);
+	t->ack = bpf_htonl(s->answered);
+	t->sent = bpf_cpu_to_be64(now);
+	t->got = s->echoed;
+	t->heard = bpf_htonl(s->answers);
+	if (s->last_seen && (__s64)(before - s->last_seen) < (__s64)live_window(s))
+		t->flags |= LIVE_HEARS;
+	if (c->closing)
+		t->flags |= LIVE_CLOSING;
+	t->tag = live_tag(c, w, t, &w->frame.seg[0]);
+	skb->mark = REROUTE_MARK;
+	return bpf_skb_store_bytes(skb, 0, (void *)&w->frame + 2, LIVE_FRAME, 0);
+}
+
+/* live_need is how long after the last probe the next one is due. The second loop waits for the first one to be late. */
+static __always_inline __u64 live_need(const struct live_setup *c, __u32 first, __u64 tick)
+{
+	return first ? c->interval - tick / 2 : c->interval + tick * 3 / 4;
+}
+
+/* live_due gives a probe to one of the session's loops: the second one steps in when the first is late. */
+static __always_inline int live_due(const struct live_setup *c, struct live_state *s, __u32 first,
+				    const struct live_round *r, __u32 i)
+{
+	__u64 last = s->last_sent;
+
+	if (!last) {
+		/* Not all at the same tick: of a loop's sessions every second one is half an interval later. */
+		s->last_sent = r->now + r->tick - c->interval + (i & 3) * (c->interval / 4);
+		return 0;
+	}
+	if ((__s64)(r->now - last) < (__s64)live_need(c, first, r->tick))
+		return 0;
+	return __sync_val_compare_and_swap(&s->last_sent, last, r->now) == last;
+}
+
+/*
+ * live_wake says when a loop has to look at a session again, 0: at every tick. Of one that is up nothing
+ * is asked before its next probe is due, or so much is missing of the peer's that a verdict may follow;
+ * what comes in meanwhile can only put that off.
+ */
+static __always_inline __u64 live_wake(const struct live_setup *c, const struct live_state *s,
+				       __u32 first, const struct live_round *r)
+{
+	__u64 at = ~0ULL, missed;
+
+	if (s->closed)
+		return 0;
+	if (c->sends) {
+		if (s->sender.phase != LIVE_UP || s->seq - s->answered >= c->multiplier)
+			return 0;
+		at = s->last_sent + live_need(c, first, r->tick);
+	}
+	if (c->judges) {
+		if (s->peer.phase != LIVE_UP)
+			return 0;
+		missed = s->last_fresh + 2 * s->peer_interval;
+		if (missed < at)
+			at = missed;
+	}
+	return at;
+}
+
+/* live_tend judges a session and sends its probe, if one is due. */
+static __always_inline void live_tend(const struct live_setup *c, struct live_state *s, __u32 first,
+				      struct live_round *r, __u32 i)
+{
+	live_judge(c, s, r->now, r->stalled, i);
+	if (!c->sends || !live_due(c, s, first, r, i))
+		return;
+	if (!s->mac_known || r->now - s->mac_at > LIVE_REFRESH)
+		live_neighbour(r->skb, c, s, r->now);
+	if (i == r->turn || !s->mac_known) {
+		r->left = i + 1;
+		if (i == r->turn)
+			return;
+	}
+	if (!s->mac_known)
+		return;
+	if (live_write(r->skb, c, s, r->now) || bpf_clone_redirect(r->skb, c->ifindex, 0))
+		live_count(s, LIVE_UNSENT);
+}
+
+static long live_visit(__u32 k, struct live_round *r)
+{
+	__u32 i = k, first = r->loop == 0, mine;
+	struct live_setup *c;
+	struct live_state *s;
+	__u64 *wake;
+
+	if (r->loops > 2) { /* of several loops each session has two, its own and the next one */
+		first = !(k & 1);
+		i = (k >> 1) * r->loops + (first ? r->loop : (r->loop + r->loops - 1) % r->loops);
+	} else if (r->loops == 2) {
+		first = (i & 1) == r->loop;
+	}
+	if (i >= r->sessions)
+		return 0;
+	mine = r->loop * LIVE_SESSIONS + i;
+	wake = bpf_map_lookup_elem(&live_wakes, &mine);
+	/* Most visits end here: of a session nothing but this word is looked at. */
+	if (!wake || (!r->full && r->now < *wake))
+		return 0;
+	c = bpf_map_lookup_elem(&live_setups, &i);
+	s = bpf_map_lookup_elem(&live_states, &i);
+	if (!c || !s || !c->on)
+		return 0;
+	live_tend(c, s, first, r, i);
+	*wake = live_wake(c, s, first, r);
+	return 0;
+}
+
+/*
+ * live_last sends the probe of one session as the kernel sends packets of its own: it resolves the
+ * neighbour, and keeps knowing that it is there.
+ */
+static __always_inline int live_last(struct __sk_buff *skb, __u32 i, __u64 now)
+{
+	struct live_setup *c = bpf_map_lookup_elem(&live_setups, &i);
+	struct live_state *s = bpf_map_lookup_elem(&live_states, &i);
+	struct bpf_redir_neigh nh = { .nh_family = LIVE_AF_INET6 };
+
+	if (!c || !s || !c->on)
+		return TC_ACT_SHOT;
+	if (live_write(skb, c, s, now)) {
+		live_count(s, LIVE_UNSENT);
+		return TC_ACT_SHOT;
+	}
+	__builtin_memcpy(nh.ipv6_nh, &c->via, 16);
+	return bpf_redirect_neigh(c->ifindex, &nh, sizeof(nh), 0);
+}
+
+#endif

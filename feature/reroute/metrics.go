@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/kernel"
+)
+
+// collector reads the pins anew for every scrape: it keeps nothing.
+type collector struct{ root *kernel.Root }
+
+// Collector implements feature.Measured.
+func (Feature) Collector(r *kernel.Root) prometheus.Collector { return collector{r} }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("weir_reroute_"+name, help, labels, nil)
+}
+
+var (
+	upDesc       = desc("up", "Whether the pins could be read.")
+	downDesc     = desc("link_down", "Whether a path's link may not be used, and why.", "path", "netns", "interface", "reason")
+	packetsDesc  = desc("packets_total", "Packets of a path by what became of them while its link was not to be used; trains of segments count once.", "path", "netns", "fate")
+	bytesDesc    = desc("bytes_total", "Bytes of packets that went another way, from the IP header on, before they grew.", "path", "netns")
+	problemDesc  = desc("problem", "Whether something keeps a path or a session from its work.", "path", "netns")
+	phaseDesc    = desc("session_up", "Whether a session has found its link to work.", "session", "netns", "interface")
+	wayDesc      = desc("session_direction_up", "Whether one way of the link works; absent while nobody knows.", "session", "netns", "direction")
+	flapsDesc    = desc("session_flaps_total", "How often a session was down.", "session", "netns")
+	grantedDesc  = desc("session_granted_total", "Verdicts that a stall of this host put off.", "session", "netns", "judge")
+	sentDesc     = desc("probes_sent_total", "Probes sent; wraps around at 2^32.", "session", "netns")
+	answeredDesc = desc("probes_answered_total", "Probes of ours that were answered; wraps around at 2^32.", "session", "netns")
+	heardDesc    = desc("probes_heard_total", "Probes of the peer; wraps around at 2^32.", "session", "netns")
+	lostDesc     = desc("probes_lost_total", "Probes and answers that did not arrive, by the way that lost them.", "session", "netns", "direction")
+	rttDesc      = desc("rtt_seconds", "How long answers take, since the session began.", "session", "netns", "quantile")
+	jitterDesc   = desc("jitter_seconds", "Jitter of round trips (RFC 3550, 6.4.1).", "session", "netns")
+	refusedDesc  = desc("probes_refused_total", "Packets that looked like probes and changed nothing, by reason; of no session: session is empty.", "session", "netns", "reason")
+	stallsDesc   = desc("stalls_total", "Ticks of a loop that were more than 1.5 ms late: its CPU did not run.", "netns", "cpu")
+	longestDesc  = desc("stall_longest_seconds", "The longest of them.", "netns", "cpu")
+	spentDesc    = desc("tick_seconds_total", "Time that a loop's ticks took.", "netns", "cpu")
+	bfdUpDesc    = desc("bfd_up", "Whether a BFD session is up.", "session", "netns", "interface")
+	bfdDownsDesc = desc("bfd_downs_total", "How often a BFD session that was up was not any more.", "session", "netns")
+	bfdDesc      = desc("bfd_packets_total", "Control packets of a BFD session: in, out, and those that came and changed nothing, by why.", "session", "netns", "fate")
+	bfdTimeDesc  = desc("bfd_detection_seconds", "How long nothing may come from the neighbour.", "session", "netns")
+	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc}
+)
+
+// Describe implements prometheus.Collector.
+func (collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range allDescs {
+		ch <- d
+	}
+}
+
+// send makes a metric of a value.
+type send func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string)
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	st, err := ReadState(context.Background(), c.root)
+	out := send(func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, t, v, labels...)
+	})
+	out(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	var once feature.Once
+	for _, p := range st.Paths {
+		if once.First("path", p.Name, p.Netns) {
+			path(p, out)
+		}
+	}
+	for _, s := range st.Sessions {
+		if once.First("session", s.Name, s.Netns) {
+			session(s, out)
+		}
+	}
+	for _, s := range st.BFD {
+		if once.First("bfd", s.Name, s.Netns) {
+			neighbour(s, out)
+		}
+	}
+	for reason, n := range st.Strangers {
+		out(refusedDesc, prometheus.CounterValue, float64(n), "", "", reason)
+	}
+	for _, l := range st.Loops {
+		loop(l, out)
+	}
+}
+
+func path(p protect.PathState, out send) {
+	for reason, on := range map[string]bool{"probe": p.Probe, "carrier": p.Carrier, "drain": p.Drain} {
+		out(downDesc, prometheus.GaugeValue, feature.Gauge(on), p.Name, p.Netns, p.Device, reason)
+	}
+	c := p.Counts
+	for fate, n := range map[string]uint64{"rerouted": c.Packets, "shadow": c.Shadow, "exempt": c.Exempt, "big": c.Big, "lost": c.Lost, "none": c.None, "stuck": c.Stuck, "odd": c.Odd} {
+		out(packetsDesc, prometheus.CounterValue, float64(n), p.Name, p.Netns, fate)
+	}
+	out(bytesDesc, prometheus.CounterValue, float64(c.Bytes), p.Name, p.Netns)
+	out(problemDesc, prometheus.GaugeValue, feature.Gauge(len(p.Problems) > 0 || !p.Attached), p.Name, p.Netns)
+}
+
+func session(s live.SessionState, out send) {
+	out(phaseDesc, prometheus.GaugeValue, feature.Gauge(s.Phase == live.Up), s.Name, s.Netns, s.Device)
+	for name, way := range map[string]live.Direction{"out": s.Out, "in": s.In} {
+		if way != live.Unknown {
+			out(wayDesc, prometheus.GaugeValue, feature.Gauge(way == live.Works), s.Name, s.Netns, name)
+		}
+	}
+	out(flapsDesc, prometheus.CounterValue, float64(s.Flaps), s.Name, s.Netns)
+	for judge, j := range map[string]*live.Judgement{"sender": s.Sender, "peer": s.Peer} {
+		if j != nil {
+			out(grantedDesc, prometheus.CounterValue, float64(j.Granted), s.Name, s.Netns, judge)
+		}
+	}
+	for d, n := range map[*prometheus.Desc]uint32{sentDesc: s.Sent, answeredDesc: s.Answered, heardDesc: s.Heard} {
+		out(d, prometheus.CounterValue, float64(n), s.Name, s.Netns)
+	}
+	out(lostDesc, prometheus.CounterValue, float64(s.LostOut), s.Name, s.Netns, "out")
+	out(lostDesc, prometheus.CounterValue, float64(s.LostIn)+float64(s.LostHeard), s.Name, s.Netns, "in")
+	for q, d := range map[string]float64{"0": s.RTT.Min.Seconds(), "0.5": s.RTT.P50.Seconds(), "0.99": s.RTT.P99.Seconds()} {
+		out(rttDesc, prometheus.GaugeValue, d, s.Name, s.Netns, q)
+	}
+	out(jitterDesc, prometheus.GaugeValue, s.RTT.Jitter.Seconds(), s.Name, s.Netns)
+	for reason, n := range s.Counts {
+		out(refusedDesc, prometheus.CounterValue, float64(n), s.Name, s.Netns, reason)
+	}
+}
+
+func neighbour(s peers.SessionState, out send) {
+	out(bfdUpDesc, prometheus.GaugeValue, feature.Gauge(s.State == bfd.Up), s.Name, s.Netns, s.Device)
+	out(bfdDownsDesc, prometheus.CounterValue, float64(s.Downs), s.Name, s.Netns)
+	for fate, n := range map[string]uint64{"in": s.In, "out": s.Out, "not_authentic": s.NotAuthentic, "malformed": s.Malformed} {
+		out(bfdDesc, prometheus.CounterValue, float64(n), s.Name, s.Netns, fate)
+	}
+	out(bfdTimeDesc, prometheus.GaugeValue, s.Detection.Seconds(), s.Name, s.Netns)
+}
+
+func loop(l live.LoopState, out send) {
+	cpu := strconv.Itoa(l.CPU)
+	out(stallsDesc, prometheus.CounterValue, float64(l.Stalls), l.Netns, cpu)
+	out(longestDesc, prometheus.GaugeValue, l.Longest.Seconds(), l.Netns, cpu)
+	out(spentDesc, prometheus.CounterValue, l.Spent.Seconds(), l.Netns, cpu)
+}
+
+// Examine implements feature.Examiner: paths without a way around, sessions that cannot probe, loops that do not beat.
+func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
+	st, err := ReadState(ctx, r)
+	var out []feature.Finding
+	for _, p := range st.Paths {
+		for _, problem := range p.Problems {
+			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: problem, Remedy: "weir reroute status shows what is in force"})
+		}
+		if !p.Attached && len(p.Problems) == 0 {
+			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: "nothing is attached to " + p.Device,
+				Remedy: "run weir serve, or weir apply again"})
+		}
+	}
+	for _, s := range st.Sessions {
+		if s.Problem != "" {
+			out = append(out, feature.Finding{Object: "reroute session " + s.Name, Text: s.Problem, Remedy: "run weir serve: it begins once that has changed"})
+		}
+	}
+	for _, s := range st.BFD {
+		if s.Problem != "" {
+			out = append(out, feature.Finding{Object: "reroute BFD session " + s.Name, Text: s.Problem, Remedy: "run weir serve: it begins once that has changed"})
+		}
+	}
+	for _, l := range st.Loops {
+		if l.Silent > 2*time.Second {
+			out = append(out, feature.Finding{Object: "reroute", Text: fmt.Sprintf("the metronome's loop of CPU %d has not beaten for %s", l.CPU, l.Silent.Round(time.Millisecond)),
+				Remedy: "run weir serve: it puts a packet back into the loop"})
+		}
+	}
+	return out, err
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/feature/reroute/topo"
+)
+
+// Name is how people call what fails.
+func (f Failure) Name(n *topo.Network) string {
+	if f.Mode == Node {
+		return "node " + n.Nodes[f.Node].Name
+	}
+	of := f.Local
+	if len(of) == 0 { // elsewhere
+		of = f.Links[:1]
+	}
+	name := n.LinkName(of[0])
+	if f.Mode == SRLG {
+		var groups []string
+		for _, l := range of {
+			groups = append(groups, n.Links[l].SRLGs...)
+		}
+		slices.Sort(groups)
+		if groups = slices.Compact(groups); len(groups) > 0 {
+			name += " and its risk group " + strings.Join(groups, ", ")
+		}
+	}
+	return name
+}
+
+// ListName is how people write a segment list: routers by their names, adjacencies as "a→b", both in order of travel.
+func ListName(n *topo.Network, segments []Segment) string {
+	var out []string
+	for _, s := range segments {
+		if s.Link < 0 {
+			out = append(out, n.Nodes[s.Node].Name)
+		} else {
+			out = append(out, n.LinkName(s.Link))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// SIDs is a repair's list as it goes into a segment routing header around the packet (H.Encaps), in order of travel.
+// Its last SID takes the header off again: Linux drops End and End.X when no segment is left. That is End.DT6 of the
+// last segment's router in place of its End; End.DX6 in place of End.X, or else one SID more, End.DT6 of the router
+// behind the adjacency or of the destination. A repair without segments has none, its packets stay as they are.
+func (r Repair) SIDs(n *topo.Network) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for i, s := range r.Segments {
+		last := i == len(r.Segments)-1
+		node := n.Nodes[s.Node]
+		var sid, after netip.Addr
+		switch {
+		case s.Link < 0:
+			if sid = node.End; last {
+				after = n.Nodes[r.Destination].DT6
+				if node.DT6.IsValid() {
+					sid, after = node.DT6, netip.Addr{}
+				}
+			}
+		case last && n.Links[s.Link].DX6.IsValid():
+			sid = n.Links[s.Link].DX6
+		default:
+			if sid = n.Links[s.Link].EndX; last {
+				if after = n.Nodes[n.Links[s.Link].To].DT6; !after.IsValid() {
+					after = n.Nodes[r.Destination].DT6
+				}
+			}
+		}
+		if !sid.IsValid() {
+			return nil, fmt.Errorf("%s has no SID in the topology", ListName(n, r.Segments[i:i+1]))
+		}
+		out = append(out, sid)
+		if last && after.IsValid() {
+			out = append(out, after)
+		} else if last && sid != node.DT6 && (s.Link < 0 || sid != n.Links[s.Link].DX6) {
+			return nil, fmt.Errorf("nobody behind %s has an End.DT6 SID in the topology: nothing would take the header off again",
+				ListName(n, r.Segments[i:i+1]))
+		}
+	}
+	return out, nil
+}
+
+// InlineSIDs is a repair's list as it goes into a segment routing header that is inserted into the packet, in order of
+// travel: End and End.X only. The packet's own destination is the last segment, and is not in the list; it is for
+// whoever inserts the header to add. Nothing needs to be taken off, but all routers must let such packets pass, and the
+// destination must take a segment routing header (seg6_enabled of its interface).
+func (r Repair) InlineSIDs(n *topo.Network) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for i, s := range r.Segments {
+		sid := n.Nodes[s.Node].End
+		if s.Link >= 0 {
+			sid = n.Links[s.Link].EndX
+		}
+		if !sid.IsValid() {
+			return nil, fmt.Errorf("%s has no SID in the topology", ListName(n, r.Segments[i:i+1]))
+		}
+		out = append(out, sid)
+	}
+	return out, nil
+}
+
+// Path lists the routers on one of a repair's paths, the planning router first: where routers split traffic over equal
+// paths, by the first of their links.
+func (p *Planner) Path(from int, r Repair) []int {
+	g := p.g
+	path := []int{from, g.Links[r.Out].To}
+	native := func(to int) {
+		for path[len(path)-1] != to {
+			at := int32(path[len(path)-1])
+			i := slices.IndexFunc(g.out(at), func(l int32) bool { return g.uses(l, int32(to)) })
+			if i < 0 || len(path) > len(g.Nodes)*(len(r.Segments)+2) {
+				return // not a repair of this network
+			}
+			path = append(path, g.Links[g.out(at)[i]].To)
+		}
+	}
+	for _, s := range r.Segments {
+		native(s.Node)
+		if s.Link >= 0 {
+			path = append(path, g.Links[s.Link].To)
+		}
+	}
+	native(r.Destination)
+	return path
+}

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature/reroute/plan"
+	"github.com/weir-project/weir/feature/reroute/topo"
+)
+
+func read(t testing.TB, text string) *topo.Network {
+	t.Helper()
+	n, err := topo.Read("network", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// square is a ring of four and one behind it:
+//
+//	a 1 b 1 c
+//	1       1
+//	d - 9 - e
+const square = `nodes: [{name: a}, {name: b}, {name: c}, {name: d}, {name: e}]
+links:
+  - {from: a, to: b}
+  - {from: b, to: c}
+  - {from: c, to: e}
+  - {from: a, to: d}
+  - {from: d, to: e, metric: 9}
+`
+
+func describe(n *topo.Network, p *plan.Plan) string {
+	var b strings.Builder
+	for _, r := range p.Repairs {
+		fmt.Fprintf(&b, "%s without %s: out %s %s cost %d\n", n.Nodes[r.Destination].Name, p.Failures[r.Failure].Name(n),
+			n.LinkName(r.Out), plan.ListName(n, r.Segments), r.Metric)
+	}
+	for _, u := range p.Unprotected {
+		fmt.Fprintf(&b, "%s without %s: %s\n", n.Nodes[u.Destination].Name, p.Failures[u.Failure].Name(n), u.Reason)
+	}
+	return b.String()
+}
+
+func TestPlans(t *testing.T) {
+	lan := strings.ReplaceAll(square, "from: a, to: b}", "from: a, to: b, lan: hall}\n  - {from: a, to: c, lan: hall, metric: 2}")
+	for _, c := range []struct {
+		name, network, node string
+		options             plan.Options
+		want                string
+	}{
+		// d would send packets for b back to a: its way over e costs more. So e's neighbour is entered by force.
+		{"link", square, "a", plan.Options{Mode: plan.Link}, `b without a→b: out a→d d→e cost 12
+c without a→b: out a→d d→e cost 11
+e without a→b: out a→d d→e cost 10
+d without a→d: out a→b e→d cost 12
+`},
+		{"node", square, "a", plan.Options{Mode: plan.Node}, `c without node b: out a→d d→e cost 11
+e without node b: out a→d d→e cost 10
+b without node b: the destination fails
+d without node d: the destination fails
+`},
+		{"fallback", square, "a", plan.Options{Mode: plan.Node, Fallback: true}, `c without node b: out a→d d→e cost 11
+e without node b: out a→d d→e cost 10
+b without a→b: out a→d d→e cost 12
+d without a→d: out a→b e→d cost 12
+`},
+		{"bridge", strings.ReplaceAll(square, "  - {from: d, to: e, metric: 9}\n", ""), "a", plan.Options{Mode: plan.Link}, `b without a→b: cut
+c without a→b: cut
+e without a→b: cut
+d without a→d: cut
+`},
+		// The other way over the LAN goes through the same interface.
+		{"lan", lan, "a", plan.Options{Mode: plan.Link}, `b without a→b: out a→d d→e cost 12
+c without a→b: out a→d d→e cost 11
+e without a→b: out a→d d→e cost 10
+d without a→d: out a→b e→d cost 12
+`},
+		// The parallel link takes over; b's own table would use any of the two, but b is not on the way back.
+		{"parallel", strings.ReplaceAll(square, "from: a, to: b}", "from: a, to: b}\n  - {from: a, to: b, metric: 3}"), "a", plan.Options{Mode: plan.Link},
+			`b without a→b #1: out a→b #2  cost 3
+c without a→b #1: out a→b #2  cost 4
+e without a→b #1: out a→b #2  cost 5
+d without a→d: out a→b #1 e→d cost 12
+`},
+		// An End.X over the second of two equal links: one cannot say so by End.
+		{"risk", strings.NewReplacer("from: a, to: b}", "from: a, to: b, srlg: [duct]}", "from: d, to: e, metric: 9}",
+			"from: d, to: e, metric: 9, srlg: [duct]}\n  - {from: d, to: e, metric: 12}").Replace(square), "a", plan.Options{Mode: plan.SRLG},
+			`b without a→b and its risk group duct: out a→d d→e #2 cost 15
+c without a→b and its risk group duct: out a→d d→e #2 cost 14
+e without a→b and its risk group duct: out a→d d→e #2 cost 13
+d without a→d: out a→b e→d #1 cost 12
+`},
+		// Only d can be entered, so that nothing helps b and c.
+		{"missing SIDs", strings.ReplaceAll(square, "{name: d}", "{name: d, end: fc00:d::1}"), "a", plan.Options{Mode: plan.Link},
+			`b without a→b: SIDs are missing for it
+c without a→b: SIDs are missing for it
+e without a→b: SIDs are missing for it
+d without a→d: SIDs are missing for it
+`},
+		// Nobody goes through d, even if packets could.
+		{"overload", strings.ReplaceAll(square, "{name: d}", "{name: d, overload: true}"), "a", plan.Options{Mode: plan.Link}, `d without a→d: out a→b e→d cost 12
+b without a→b: cut
+c without a→b: cut
+e without a→b: cut
+`},
+	} {
+		n := read(t, c.network)
+		p, err := plan.New(n).Plan(n.Node(c.node), c.options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := describe(n, p); got != c.want {
+			t.Errorf("%s: got\n%s\nwant\n%s", c.name, got, c.want)
+		}
+	}
+}
+
+// A segment may not be used if one of its equal paths meets the failure: from a to d without a–b, c is not safe to
+// leave alone with packets for b's side.
+func TestEqualPaths(t *testing.T) {
+	n := read(t, `nodes: [{name: s}, {name: f}, {name: x}, {name: y}, {name: d}]
+links:
+  - {from: s, to: f, metric: 1}
+  - {from: f, to: d, metric: 1}
+  - {from: s, to: x, metric: 1}
+  - {from: x, to: y, metric: 1}
+  - {from: y, to: d, metric: 2}
+`)
+	p, err := plan.New(n).Plan(n.Node("s"), plan.Options{Mode: plan.Link})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, ok := p.For(0, n.Node("d"))
+	if !ok {
+		t.Fatal("d has no repair")
+	}
+	// x has two ways of cost 3 to d, one back over s: so y must be named.
+	if got := plan.ListName(n, r.Segments); got != "y" {
+		t.Errorf("segments %q, want y", got)
+	}
+}
+
+// random is a connected network in which distances are often equal.
+func random(nodes int, r *rand.Rand) *topo.Network {
+	b := topo.NewBuilder("random")
+	for i := range nodes {
+		b.Node(fmt.Sprint(i))
+	}
+	for i := 1; i < nodes; i++ {
+		b.Cable(i, r.IntN(i), 1+r.Uint32N(4))
+	}
+	for range nodes * 3 / 2 {
+		if i, j := r.IntN(nodes), r.IntN(nodes); i != j {
+			b.Link(topo.Link{From: i, To: j, Metric: 1 + r.Uint32N(4)}, topo.Link{Metric: 1 + r.Uint32N(4)})
+		}
+	}
+	n, err := b.Network()
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// What the plan says a repair costs is the distance without what failed, by another algorithm (Bellman and Ford's):
+// so the shortest paths that are computed from those before are right.
+func TestMetrics(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	checked := 0
+	for range 30 {
+		n := random(3+r.IntN(25), r)
+		p := plan.New(n)
+		for _, mode := range plan.Modes() {
+			for node := range n.Nodes {
+				pl, err := p.Plan(node, plan.Options{Mode: mode})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, repair := range pl.Repairs {
+					want := bellmanFord(n, pl.Failures[repair.Failure].Links, node)[repair.Destination]
+					if float64(repair.Metric) != want {
+						t.Errorf("%s from %d to %d: %d, want %v", mode, node, repair.Destination, repair.Metric, want)
+					}
+					checked++
+				}
+				for _, u := range pl.Unprotected {
+					if d := bellmanFord(n, pl.Failures[u.Failure].Links, node)[u.Destination]; !math.IsInf(d, 1) {
+						t.Errorf("%s from %d to %d: %s, and there is a path of %v", mode, node, u.Destination, u.Reason, d)
+					}
+				}
+			}
+		}
+	}
+	if checked < 5000 {
+		t.Errorf("only %d repairs", checked)
+	}
+}
+
+func bellmanFord(n *topo.Network, down []int, from int) []float64 {
+	d := slices.Repeat([]float64{math.Inf(1)}, len(n.Nodes))
+	d[from] = 0
+	for range n.Nodes {
+		for i, l := range n.Links {
+			if !slices.Contains(down, i) {
+				d[l.To] = min(d[l.To], d[l.From]+float64(l.Metric))
+			}
+		}
+	}
+	return d
+}
+
+// BenchmarkPlan is one router's plan for its links, in a network of a thousand routers, with nothing known before.
+func BenchmarkPlan(b *testing.B) {
+	n := random(1000, rand.New(rand.NewPCG(1, 2)))
+	for i := 0; b.Loop(); i++ {
+		if _, err := plan.New(n).Plan(i%len(n.Nodes), plan.Options{Mode: plan.Link}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

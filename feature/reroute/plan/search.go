@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package plan
+
+import "slices"
+
+// search finds the shortest segment lists from one router to all nodes, along the paths of a tree.
+//
+// It is a dynamic program over the nodes in the order of their distance. A packet is fresh at a node when the segment
+// that brought it there is used up; there it may be sent anywhere. Two numbers are known of each node y:
+//
+//	fresh(y)  the segments needed until a packet is fresh at y
+//	reach(y)  the segments needed until a packet arrives at y, by a segment or address of y's that it may go on with:
+//	          the least fresh(x) of all x from which all shortest paths to y are safe, y itself among them
+//
+// The router's neighbours get packets fresh at no cost, for it chooses their interface. Then
+//
+//	fresh(y) = 1 + min(reach(y) before y itself counts,   End of y
+//	                   reach(z) for a link z→y)           End.X of z, which reach(z) takes the packet to
+//
+// and a destination needs reach(destination) segments, for its own address is not one.
+type search struct {
+	g     *graph
+	t     *tree
+	fresh []step
+	reach []step
+}
+
+// step is how the best list gets to a node.
+type step struct {
+	cost uint32 // segments, and the adjacency segments among them as a fraction: fewer of these are better
+	from int32  // reach: the node at which it was fresh last. fresh: the node whose reach goes before
+	link int32  // fresh: the first link, or that of End.X, or none
+}
+
+const (
+	segment   = 1 << 12 // one segment in step.cost
+	adjacency = 1       // what an adjacency segment adds
+	never     = 1 << 31
+	noLink    = -1
+)
+
+// search runs over the paths in t that lead to the targets. usesFailed tells whether t is of the whole network, so
+// that lists may cross what f takes away by its adjacency segments.
+func (g *graph) search(t *tree, f *failure, usesFailed bool, targets []int32) *search {
+	s := &search{g: g, t: t, fresh: make([]step, len(g.Nodes)), reach: make([]step, len(g.Nodes))}
+	for i := range s.fresh {
+		s.fresh[i] = step{never, -1, noLink}
+		s.reach[i] = step{never, -1, noLink}
+	}
+	open := func(l int32) bool { return usesFailed || !f.takes(g, l) }
+	on := s.towards(targets, open)
+	var before []int32
+	for _, y := range t.near {
+		if y == t.source || !on[y] {
+			continue
+		}
+		for _, x := range before {
+			if s.fresh[x].cost < s.reach[y].cost && t.dist[x]+g.dist(x, y) == t.dist[y] && g.safe(x, y, f) {
+				s.reach[y] = step{s.fresh[x].cost, x, noLink}
+			}
+		}
+		s.arrive(y, open)
+		before = append(before, y)
+	}
+	return s
+}
+
+// towards marks the nodes on the tree's paths to the targets.
+func (s *search) towards(targets []int32, open func(int32) bool) []bool {
+	on := make([]bool, len(s.g.Nodes))
+	for _, d := range targets {
+		on[d] = true
+	}
+	for _, y := range slices.Backward(s.t.near) {
+		if on[y] {
+			for _, l := range s.g.out(y) {
+				if in := int32(s.g.Links[l].Reverse); s.shortest(in) && open(in) {
+					on[s.g.Links[in].From] = true
+				}
+			}
+		}
+	}
+	return on
+}
+
+// shortest tells whether a link is on a shortest path of the tree.
+func (s *search) shortest(link int32) bool {
+	l := &s.g.Links[link]
+	d := s.t.dist[l.From]
+	return d < infinite && d+s.g.cost[link] == s.t.dist[l.To] && (!s.g.Nodes[l.From].Overload || int32(l.From) == s.t.source)
+}
+
+// arrive sets fresh(y), and lets reach(y) profit from it.
+func (s *search) arrive(y int32, open func(int32) bool) {
+	best := step{never, -1, noLink}
+	if s.reach[y].cost < never && (!s.g.useSIDs || s.g.Nodes[y].End.IsValid()) {
+		best = step{s.reach[y].cost + segment, y, noLink}
+	}
+	for _, l := range s.g.out(y) {
+		in := int32(s.g.Links[l].Reverse)
+		if !open(in) || !s.shortest(in) {
+			continue
+		}
+		z := int32(s.g.Links[in].From)
+		switch {
+		case z == s.t.source:
+			if best.cost > 0 {
+				best = step{0, z, in}
+			}
+		case s.reach[z].cost < never && (!s.g.useSIDs || s.g.Links[in].EndX.IsValid()):
+			if c := s.reach[z].cost + segment + adjacency; c < best.cost {
+				best = step{c, z, in}
+			}
+		}
+	}
+	s.fresh[y] = best
+	if best.cost < s.reach[y].cost {
+		s.reach[y] = step{best.cost, y, noLink}
+	}
+}
+
+// list is the best way to a node: the first link, and the segments after it.
+func (s *search) list(d int32) (first int, segments []Segment, ok bool) {
+	if s.reach[d].cost >= never {
+		return 0, nil, false
+	}
+	for at := d; ; {
+		x := s.reach[at].from
+		how := s.fresh[x]
+		if how.from == s.t.source {
+			slices.Reverse(segments)
+			return int(how.link), segments, true
+		}
+		if how.link == noLink {
+			segments = append(segments, Segment{int(x), -1})
+			// reach(x) before x itself counted: the same, for fresh(x) is more.
+		} else {
+			segments = append(segments, Segment{int(how.from), int(how.link)})
+		}
+		at = how.from
+	}
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature/reroute/plan"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/feature/reroute/topo"
+	"github.com/weir-project/weir/kernel"
+)
+
+// triangle is the world's network as weir's own form has it.
+const triangle = `
+name: triangle
+nodes:
+  - {name: r1, prefixes: [fd00:a::/64]}
+  - {name: r2, prefixes: [fd00:d::/64], dt6: "fc00:2::d6", end: "fc00:2::e"}
+  - {name: r3, end: "fc00:3::e"}
+links:
+  - {from: r1, to: r2, metric: 1, interface: r12, address: "fd00:12::1", back: {metric: 1, interface: r21, address: "fd00:12::2"}}
+  - {from: r1, to: r3, metric: 1, interface: r13, address: "fd00:13::1", back: {metric: 1, interface: r31, address: "fd00:13::3"}}
+  - {from: r3, to: r2, metric: 1, interface: r32, address: "fd00:32::3", back: {metric: 1, interface: r23, address: "fd00:32::2"}}
+`
+
+func planOf(t *testing.T, text, node string) *plan.Answer {
+	t.Helper()
+	n, err := topo.Read("triangle.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := plan.Ask(n, plan.Question{Node: node, Options: plan.Options{Mode: plan.Link}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// What is printed is a section of weir.yaml with the paths of the plan.
+func TestPlannedYAML(t *testing.T) {
+	paths, notes, err := Planned(planOf(t, triangle, "r1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := PlannedYAML(paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := parse(string(text))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	got := c.protection().Paths
+	if len(got) != 1 || got[0].Device != "r12" || got[0].Repairs[0].Device != "r13" || got[0].Repairs[0].Via.String() != "fd00:13::3" || got[0].Prefixes[0].String() != "fd00:d::/64" {
+		t.Errorf("%s", text)
+	}
+	// r3 has no prefix: there is nothing to install for it, and that is said.
+	if all := strings.Join(notes, "\n"); !strings.Contains(all, "r3 without") || !strings.Contains(all, "no prefix") {
+		t.Errorf("notes %q", notes)
+	}
+	_, _, err = Planned(planOf(t, strings.ReplaceAll(triangle, "interface: r12,", ""), "r1"))
+	if !errors.Is(err, ErrNothingPlanned) || !strings.Contains(err.Error(), "by which interface") {
+		t.Errorf("without an interface: %v", err)
+	}
+}
+
+// A plan that is put in force keeps traffic going, beside paths that are there, and makes way for the next one.
+func TestInstall(t *testing.T) {
+	w := newWorld(t)
+	planned := func() []protect.Path {
+		paths, _, err := Planned(planOf(t, triangle, "r1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range paths {
+			paths[i].Netns = w.name[w.r1]
+		}
+		return paths
+	}
+	w.apply("reroute: [{name: mine, netns: " + w.name[w.r2] + ", interface: r21, prefix: fd00:a::/64, repairs: [{interface: r23, via: 'fd00:32::3'}]}]")
+	install := func() (done []string) {
+		w.locked(func(l *kernel.WriteLock) (err error) {
+			done, err = Install(context.Background(), l, planned())
+			return err
+		})
+		return done
+	}
+	if done := install(); len(done) == 0 {
+		t.Error("nothing was done")
+	}
+	if done := install(); len(done) != 0 {
+		t.Errorf("installed again: %q", done)
+	}
+	st := w.state()
+	if len(st.Paths) != 2 {
+		t.Fatalf("%+v", st.Paths)
+	}
+	s := w.stream()
+	w.flows(s)
+	w.locked(func(l *kernel.WriteLock) error { return errors.Join(Drain(l, "plan-r12-1"), Drain(l, "mine")) })
+	w.links("both are rerouted", func(p protect.PathState) bool { return p.Down })
+	w.flows(s)
+	for _, p := range w.state().Paths {
+		if p.Counts.Packets == 0 {
+			t.Errorf("%s: nothing was rerouted", p.Name)
+		}
+	}
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// filterName is the name of the tc filter where the kernel has no tcx.
+const filterName = "weir_reroute"
+
+// tcx says whether programs are held by links; a test has it say no.
+var tcx = func() bool { return kernel.TCXLink.Check() == nil }
+
+func linkPin(index int) string { return linkPrefix + strconv.Itoa(index) }
+
+// protected are the interfaces that are to have the program.
+func protected(routes []route) map[int]string {
+	out := map[int]string{}
+	for _, r := range routes {
+		out[r.ifindex] = r.path.Device
+	}
+	return out
+}
+
+// load loads a program over the pinned maps.
+func (s *site) load(name string) (*kernel.Collection, error) { return loadOver(s.pins.Maps, name) }
+
+func loadOver(pinned map[string]*ebpf.Map, name string) (*kernel.Collection, error) {
+	spec, err := loadProtect()
+	if err != nil {
+		return nil, err
+	}
+	share := map[string]*ebpf.Map{}
+	for pin, m := range mapNames {
+		share[m] = pinned[pin]
+	}
+	return kernel.Load(spec, []string{name}, share)
+}
+
+// attach has the program be where it is wanted and nowhere else, and then takes away what no repair leads to any more.
+func (s *site) attach(routes []route) error {
+	want := protected(routes)
+	have, err := s.detachOthers(want)
+	if err != nil {
+		return err
+	}
+	missing := maps.Clone(want)
+	for index := range have {
+		delete(missing, index)
+	}
+	if len(missing) > 0 {
+		c, err := s.load(protectProgRerouteEgress)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for _, index := range slices.Sorted(maps.Keys(missing)) {
+			if err := s.attachOne(index, missing[index], c.Programs[protectProgRerouteEgress]); err != nil {
+				return err
+			}
+			kernel.Step("protect:attached")
+		}
+	}
+	if len(routes) == 0 {
+		return nil
+	}
+	return s.dropUnused(routes)
+}
+
+// detachOthers takes the program off interfaces that do not want it, and returns those that have it.
+func (s *site) detachOthers(want map[int]string) (map[int]bool, error) {
+	have := map[int]bool{}
+	pins, err := s.pins.Links()
+	if err != nil {
+		return nil, err
+	}
+	for _, pin := range pins {
+		var index int
+		if _, err := fmt.Sscanf(pin, linkPrefix+"%d", &index); err != nil {
+			continue
+		}
+		if want[index] != "" && s.attached(pin, index) {
+			have[index] = true
+			continue
+		}
+		if err := s.lock.RemoveLink(s.inst, pin); err != nil {
+			return nil, err
+		}
+	}
+	var index, ours uint32
+	var gone []uint32
+	it := s.pins.Maps[pinDevices].Iterate()
+	for it.Next(&index, &ours) {
+		f := kernel.Clsact{Ifindex: int(index), Name: filterName, Egress: true}
+		on := false
+		err := s.ns.Do(func() (err error) {
+			if want[int(index)] != "" {
+				on, err = f.Attached()
+				return err
+			}
+			return f.Detach(ours == 1)
+		})
+		if err != nil {
+			return nil, err
+		}
+		have[int(index)] = on
+		if !on {
+			delete(have, int(index))
+			gone = append(gone, index)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("reading the interfaces with filters: %w", err)
+	}
+	for _, index := range gone {
+		if err := s.pins.Maps[pinDevices].Delete(index); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil, err
+		}
+	}
+	return have, nil
+}
+
+// attached says whether a pinned link has the program at an interface.
+func (s *site) attached(pin string, index int) bool {
+	ln, err := s.pins.Link(pin)
+	if err != nil {
+		return false
+	}
+	defer ln.Close()
+	return kernel.TCX{Ifindex: index, Egress: true}.Verify(ln) == nil
+}
+
+func (s *site) attachOne(index int, name string, p *ebpf.Program) error {
+	if !tcx() {
+		return s.attachFilter(index, p)
+	}
+	var ln kernel.Link
+	err := s.ns.Do(func() (err error) {
+		ln, err = kernel.TCX{Ifindex: index, Device: name, Egress: true}.Attach(p)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	return s.lock.AddLink(s.inst, linkPin(index), ln)
+}
+
+// attachFilter notes the interface before it gets a filter, so that it is found again.
+func (s *site) attachFilter(index int, p *ebpf.Program) error {
+	return s.ns.Do(func() error {
+		f := kernel.Clsact{Ifindex: index, Name: filterName, Egress: true}
+		there, err := f.HasQdisc()
+		if err != nil {
+			return err
+		}
+		ours := uint32(1)
+		if there {
+			ours = 0
+		}
+		if err := s.pins.Maps[pinDevices].Put(uint32(index), ours); err != nil {
+			return fmt.Errorf("noting interface %d: %w", index, err)
+		}
+		kernel.Step("protect:noted")
+		if err := f.Attach(p); !errors.Is(err, unix.ENODEV) {
+			return err
+		}
+		return nil // it went this instant
+	})
+}

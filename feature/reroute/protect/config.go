@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Mode is how a packet is told its way.
+type Mode string
+
+// Modes. IPv4 packets are encapsulated in any case.
+const (
+	Encap  Mode = "encap"  // an IPv6 header and a reduced routing header before the packet: H.Encaps.Red of RFC 8986, 5.2
+	Inline Mode = "inline" // a routing header within the packet's own: reduced, the packet's destination is the last segment
+)
+
+// Limits of a configuration.
+const (
+	MaxSegments = 9         // of a repair
+	MaxRepairs  = 4         // of a path
+	MaxHold     = time.Hour // of a path
+	maxPaths    = 1023      // of a network namespace: REROUTE_PATHS less the first
+	minMTU      = 1280      // of a link that carries IPv6: RFC 8200, 5
+)
+
+// Config is what is protected.
+type Config struct {
+	Paths []Path
+}
+
+// Path is a link, or some destinations behind it, and the ways around it.
+type Path struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	Name           string         `yaml:"name" json:"name"`
+	Netns          string         `yaml:"netns" json:"netns,omitempty"`       // absent: the caller's
+	Device         string         `yaml:"interface" json:"interface"`         // the link that is protected
+	Prefixes       []netip.Prefix `yaml:"prefixes" json:"prefixes,omitempty"` // absent: what no other path of the interface has
+	Repairs        []Repair       `yaml:"repairs" json:"repairs"`             // best first
+	Hold           time.Duration  `yaml:"hold" json:"hold,omitempty"`         // how long the interface has a carrier before it is used again
+	Shadow         bool           `yaml:"shadow" json:"shadow,omitempty"`     // count what would be rerouted, reroute nothing
+	// Slow has every packet take the kernel's routing also while the link is down: the program at the interfaces where packets
+	// come in is not used for any path of the namespace if one of them says so.
+	Slow bool `yaml:"slow" json:"slow,omitempty"`
+}
+
+// Repair is a way around a link.
+type Repair struct {
+	Mode      Mode         `yaml:"mode" json:"mode,omitempty"`           // absent: encap
+	Segments  []netip.Addr `yaml:"segments" json:"segments,omitempty"`   // in the order in which they are visited; absent: the neighbour via gets packets as they are
+	Segments4 []netip.Addr `yaml:"segments4" json:"segments4,omitempty"` // of IPv4 packets; absent: Segments
+	Device    string       `yaml:"interface" json:"interface,omitempty"` // absent: where the routing table sends the first segment
+	Via       netip.Addr   `yaml:"via" json:"via,omitzero"`              // neighbour there; absent: as the routing table has it
+	Source    netip.Addr   `yaml:"source" json:"source,omitzero"`        // of outer headers; absent: as the kernel chooses
+	MTU       int          `yaml:"mtu" json:"mtu,omitempty"`             // of the whole way, in bytes; absent: the interface's
+}
+
+// Validate checks what the types cannot. Errors carry the place in the file.
+func (c *Config) Validate() []error {
+	var errs []error
+	names, owners := map[[2]string]bool{}, map[[2]string]map[netip.Prefix]string{}
+	for i := range c.Paths {
+		p := &c.Paths[i]
+		fail := func(format string, a ...any) {
+			errs = append(errs, p.Errorf("reroute.%s: "+format, append([]any{p.Name}, a...)...))
+		}
+		if !kernel.ValidName(p.Name) {
+			fail("a name of letters, digits, - and _ is wanted")
+		}
+		if key := [2]string{p.Netns, p.Name}; names[key] {
+			fail("there are two paths of that name")
+		} else {
+			names[key] = true
+		}
+		if p.Device == "" || len(p.Device) > 15 {
+			fail("interface %q: say which link is protected", p.Device)
+		}
+		if p.Hold < 0 || p.Hold > MaxHold {
+			fail("hold %s: take 0 to %s", p.Hold, MaxHold)
+		}
+		p.checkRepairs(fail)
+		key := [2]string{p.Netns, p.Device}
+		if owners[key] == nil {
+			owners[key] = map[netip.Prefix]string{}
+		}
+		p.checkPrefixes(owners[key], fail)
+	}
+	if len(c.Paths) > maxPaths {
+		errs = append(errs, fmt.Errorf("reroute: %d paths: at most %d", len(c.Paths), maxPaths))
+	}
+	return errs
+}
+
+type failure func(format string, a ...any)
+
+// checkPrefixes sees to it that no two paths of an interface are for the same destinations.
+func (p *Path) checkPrefixes(owners map[netip.Prefix]string, fail failure) {
+	all := p.Prefixes
+	if len(all) == 0 {
+		all = []netip.Prefix{{}} // whatever no prefix covers
+	}
+	for i, x := range all {
+		if x.IsValid() && x != x.Masked() {
+			fail("prefix %s has bits set behind its length: %s is meant?", x, x.Masked())
+			continue
+		} else if x.IsValid() && x.Addr().Is4In6() || !x.IsValid() && len(p.Prefixes) > i {
+			fail("prefix %s: want an IPv6 or an IPv4 prefix, like 2001:db8::/32", x)
+			continue
+		}
+		if o, taken := owners[x]; taken && x.IsValid() {
+			fail("path %s has repairs for %s behind %s already", o, x, p.Device)
+		} else if taken {
+			fail("path %s has repairs for all behind %s already: give one of them prefixes", o, p.Device)
+		}
+		owners[x] = p.Name
+	}
+}
+
+func (p *Path) checkRepairs(fail failure) {
+	if len(p.Repairs) == 0 || len(p.Repairs) > MaxRepairs {
+		fail("%d repairs: give 1 to %d, the best first", len(p.Repairs), MaxRepairs)
+	}
+	for i := range p.Repairs {
+		r := &p.Repairs[i]
+		at := func(format string, a ...any) {
+			fail("repair %d: "+format, append([]any{i + 1}, a...)...)
+		}
+		if r.Mode == "" {
+			r.Mode = Encap
+		}
+		if r.Mode != Encap && r.Mode != Inline {
+			at("mode %q: want encap or inline", r.Mode)
+		}
+		if len(r.Segments) == 0 && (r.Device == "" || !r.Via.IsValid() || len(r.Segments4) > 0) {
+			at("without segments say which neighbour gets packets as they are: interface and via")
+		}
+		if r.Device == p.Device && p.Device != "" {
+			at("interface %s is the link that is protected", r.Device)
+		}
+		if r.MTU != 0 && (r.MTU < minMTU || r.MTU > 65535) {
+			at("mtu %d: take %d to 65535", r.MTU, minMTU)
+		}
+		r.checkAddresses(at)
+	}
+}
+
+func (r *Repair) checkAddresses(fail failure) {
+	for _, list := range [][]netip.Addr{r.Segments, r.Segments4} {
+		if len(list) > MaxSegments {
+			fail("%d segments: at most %d", len(list), MaxSegments)
+		}
+		for _, s := range list {
+			if !usable(s) || !s.Is6() {
+				fail("segment %q: want a global IPv6 address", s)
+			}
+		}
+	}
+	if r.Source.IsValid() && (!usable(r.Source) || !r.Source.Is6()) {
+		fail("source %q: want a global IPv6 address of this host", r.Source)
+	}
+	if v := r.Via; v.IsValid() && (v.IsUnspecified() || v.IsMulticast() || v.Is4In6() || v.Zone() != "") {
+		fail("via %q: want the address of a neighbour, without a zone", v)
+	}
+	if r.Via.Is4() && len(r.Segments) > 0 {
+		fail("via %q: packets with segments are IPv6: want an IPv6 neighbour", r.Via)
+	}
+}
+
+func usable(a netip.Addr) bool {
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.Is4In6() && a.Zone() == ""
+}
+
+// segments4 are the segments of IPv4 packets.
+func (r Repair) segments4() []netip.Addr {
+	if len(r.Segments4) > 0 {
+		return r.Segments4
+	}
+	return r.Segments
+}
+
+// String is the repair as plans show it.
+func (r Repair) String() string {
+	s := "via " + r.Device
+	switch {
+	case len(r.Segments) == 0:
+		return fmt.Sprintf("to %s on %s", r.Via, r.Device)
+	case r.Device == "":
+		s = "as routed"
+	}
+	return fmt.Sprintf("%s %v %s", r.Mode, r.Segments, s)
+}
+
+// String is the path as plans show it.
+func (p Path) String() string {
+	s := p.Device
+	if len(p.Prefixes) > 0 {
+		s += fmt.Sprintf(" %v", p.Prefixes)
+	}
+	for _, r := range p.Repairs {
+		s += ", " + r.String()
+	}
+	if p.Hold > 0 {
+		s += ", hold " + p.Hold.String()
+	}
+	if p.Shadow {
+		s += ", shadow"
+	}
+	return s
+}
+
+func (p Path) equal(q Path) bool {
+	return p.Name == q.Name && p.Netns == q.Netns && p.Device == q.Device && p.Hold == q.Hold && p.Shadow == q.Shadow && p.Slow == q.Slow &&
+		slices.Equal(p.Prefixes, q.Prefixes) && slices.EqualFunc(p.Repairs, q.Repairs, func(a, b Repair) bool {
+		return a.Mode == b.Mode && slices.Equal(a.Segments, b.Segments) && slices.Equal(a.Segments4, b.Segments4) &&
+			a.Device == b.Device && a.Via == b.Via && a.Source == b.Source && a.MTU == b.MTU
+	})
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// ErrNoPath says that no path has that name.
+var ErrNoPath = errors.New("no such path")
+
+// Drain takes the link of a path out of use, at once: other paths of the link are rerouted as well. It outlasts this process
+// and applied configurations; [Undrain] ends it. A path is named NAME, or NETNS/NAME where several namespaces have one.
+func Drain(l *kernel.WriteLock, path string) error { return drain(l, path, true) }
+
+// Undrain lets the link of a path be used again, at once, if nothing else is against it.
+func Undrain(l *kernel.WriteLock, path string) error { return drain(l, path, false) }
+
+func drain(l *kernel.WriteLock, name string, on bool) error {
+	all, err := instances(l.Root)
+	if err != nil {
+		return err
+	}
+	var found []kernel.Instance
+	var names []string
+	device := ""
+	for _, i := range all {
+		w, _, err := readWhole(l.Root, i)
+		if err != nil {
+			return err
+		}
+		for _, p := range w.Paths {
+			if full := w.Netns + "/" + p.Name; p.Name == name || full == name {
+				found, names, device = append(found, i), append(names, full), p.Device
+			}
+		}
+	}
+	switch len(found) {
+	case 0:
+		return fmt.Errorf("path %q: %w: weir reroute status lists them", name, ErrNoPath)
+	case 1:
+		return drainDevice(l, found[0], device, on)
+	}
+	return fmt.Errorf("path %q is in several network namespaces: say which, one of %s", name, strings.Join(names, ", "))
+}
+
+func drainDevice(l *kernel.WriteLock, i kernel.Instance, device string, on bool) error {
+	whole, _, err := readWhole(l.Root, i)
+	if err != nil {
+		return err
+	}
+	ns, err := netns.Find(whole.Netns, whole.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	index := 0
+	err = ns.Do(func() error {
+		dev, err := netlink.LinkByName(device)
+		if err == nil {
+			index = dev.Attrs().Index
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", device, err)
+	}
+	o, err := l.Open(i, pinLinks)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	w, err := mapWords(o.Maps[pinLinks])
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	w.set(links.Slot(index), drainByte, on)
+	return nil
+}

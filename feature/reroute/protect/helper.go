@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// The helper namespace answers for packets that do not fit a repair. For each size that does there is a veth pair, and behind
+// it a route back with that MTU: the kernel there sends Packet Too Big and fragmentation needed, and fragments what may be, by
+// the same code as for any other route. (A rule in the namespace itself would do, too, and cost every packet a quarter more.)
+const (
+	helperName   = "weir-reroute-" // and the namespace's inode number
+	helperDevice = "weir"          // and the size; this side
+	helperFar    = "to"            // and the size; the other one
+	helperRoom   = 65535           // MTU of the pairs themselves
+)
+
+// Addresses of the pairs' ends: link addresses, and those that packets are sent to and from. 192.0.0.8 is for ICMP of hosts
+// that have no IPv4 address of their own (RFC 7600, 4.8).
+var (
+	helperMAC  = net.HardwareAddr{0x02, 0x77, 0x65, 0x69, 0x72, 0x01} // as in protect.bpf.c
+	hereMAC    = net.HardwareAddr{0x02, 0x77, 0x65, 0x69, 0x72, 0x02}
+	helper4    = netip.MustParseAddr("192.0.0.8")
+	hereVia    = netip.MustParseAddr("fe80::7765:6972")
+	helperRule = 1000 // the priority of the first rule, and the number of its table
+)
+
+// settleHelper has the helper namespace be there for the sizes that routes need, and fills in their devices.
+func (s *site) settleHelper(routes []route) error {
+	sizes := map[int]int{} // → index of the device here
+	var source netip.Addr
+	for _, r := range routes {
+		for _, w := range r.ways {
+			sizes[int(w.Mtu-w.Len6)], sizes[int(w.Mtu-w.Len4)] = 0, 0
+			if w.source.IsValid() {
+				source = w.source
+			}
+		}
+	}
+	if len(sizes) == 0 {
+		if err := s.ns.Do(func() error { return dropDevices(sizes) }); err != nil {
+			return err
+		}
+		dropHelper(s.inst.Scope)
+		return nil
+	}
+	h, err := openHelper(s.inst.Scope)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	for size := range sizes {
+		if sizes[size], err = s.pair(h, size, source); err != nil {
+			return fmt.Errorf("packets of more than %d bytes: %w", size, err)
+		}
+	}
+	for _, r := range routes {
+		for i := range r.ways {
+			w := &r.ways[i]
+			w.Slow6, w.Slow4 = uint32(sizes[int(w.Mtu-w.Len6)]), uint32(sizes[int(w.Mtu-w.Len4)])
+		}
+	}
+	return nil
+}
+
+// dropUnused takes away the pairs of sizes that nothing needs any more, once nothing leads to them.
+func (s *site) dropUnused(routes []route) error {
+	sizes := map[int]int{}
+	for _, r := range routes {
+		for _, w := range r.ways {
+			sizes[int(w.Mtu-w.Len6)], sizes[int(w.Mtu-w.Len4)] = 0, 0
+		}
+	}
+	return s.ns.Do(func() error { return dropDevices(sizes) })
+}
+
+func openHelper(scope string) (*netns.Handle, error) {
+	h, err := netns.Create(helperName + scope)
+	if errors.Is(err, os.ErrExist) {
+		if h, err = netns.Open(helperName + scope); err != nil {
+			// A name that a crash left between making the file and the namespace.
+			_ = netns.Delete(helperName + scope)
+			h, err = netns.Create(helperName + scope)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = h.Do(func() error {
+		return errors.Join(sysctl("net/ipv6/conf/all/forwarding", "1"), sysctl("net/ipv4/ip_forward", "1"),
+			sysctl("net/ipv4/conf/all/rp_filter", "0"), sysctl("net/ipv4/conf/default/rp_filter", "0"))
+	})
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// dropHelper removes the name; the namespace goes with the last pair.
+func dropHelper(scope string) { _ = netns.Delete(helperName + scope) }
+
+// pair makes or completes the pair for packets of at most size bytes, and returns the index of the end here.
+func (s *site) pair(h *netns.Handle, size int, source netip.Addr) (index int, err error) {
+	name, far := helperDevice+strconv.Itoa(size), helperFar+strconv.Itoa(size)
+	err = s.ns.Do(func() error {
+		index, err = pairHere(h, name, far)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return index, h.Do(func() error { return pairThere(far, size, source) })
+}
+
+// pairHere makes the pair, if it is not there, and this side's part of it.
+func pairHere(h *netns.Handle, name, far string) (int, error) {
+	l, err := netlink.LinkByName(name)
+	if err == nil && h.Do(func() error { _, err := netlink.LinkByName(far); return err }) != nil {
+		if l.Type() != "veth" || l.Attrs().HardwareAddr.String() != hereMAC.String() {
+			return 0, fmt.Errorf("interface %s is there and not weir's: rename it", name)
+		}
+		if err := netlink.LinkDel(l); err != nil { // its other end is in a helper namespace that was removed by hand
+			return 0, err
+		}
+		err = unix.ENODEV
+	}
+	if err != nil {
+		a := netlink.NewLinkAttrs()
+		a.Name, a.MTU, a.HardwareAddr, a.GSOMaxSegs = name, helperRoom, hereMAC, 1 // trains of segments are taken apart on the way
+		err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: a, PeerName: far, PeerHardwareAddr: helperMAC, PeerMTU: helperRoom, PeerNamespace: netlink.NsFd(h.FD())})
+		if err != nil {
+			return 0, fmt.Errorf("making the pair %s–%s: %w", name, far, err)
+		}
+		if l, err = netlink.LinkByName(name); err != nil {
+			return 0, err
+		}
+	}
+	// Fragments come back from where no route leads to their source, and may be this host's own.
+	filter := "0"
+	if v, _ := os.ReadFile("/proc/sys/net/ipv4/conf/all/rp_filter"); strings.TrimSpace(string(v)) != "0" {
+		filter = "2" // the greater of the two is in force; 2 takes any route
+	}
+	err = errors.Join(sysctl("net/ipv6/conf/"+name+"/accept_ra", "0"), sysctl("net/ipv6/conf/"+name+"/forwarding", "1"),
+		sysctl("net/ipv6/conf/"+name+"/accept_dad", "0"), sysctl("net/ipv4/conf/"+name+"/rp_filter", filter),
+		sysctl("net/ipv4/conf/"+name+"/accept_local", "1"), sysctl("net/ipv4/conf/"+name+"/forwarding", "1"), netlink.LinkSetUp(l))
+	if err != nil {
+		return 0, fmt.Errorf("setting up %s: %w", name, err)
+	}
+	route := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: host(helper4), Scope: netlink.SCOPE_LINK, Priority: l.Attrs().Index}
+	if err := netlink.RouteReplace(route); err != nil {
+		return 0, fmt.Errorf("the route to %s: %w", helper4, err)
+	}
+	return l.Attrs().Index, nil
+}
+
+// pairThere sets up the end in the helper namespace: a table of its own whose routes lead back.
+func pairThere(far string, size int, source netip.Addr) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	addrs := []netip.Addr{helper4}
+	if source.IsValid() {
+		addrs = append(addrs, source)
+	}
+	for _, a := range addrs {
+		if err := netlink.AddrReplace(lo, &netlink.Addr{IPNet: host(a), Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("address %s: %w", a, err)
+		}
+	}
+	l, err := netlink.LinkByName(far)
+	if err != nil {
+		return err
+	}
+	index := l.Attrs().Index
+	err = errors.Join(sysctl("net/ipv6/conf/"+far+"/accept_dad", "0"), sysctl("net/ipv4/conf/"+far+"/rp_filter", "0"), netlink.LinkSetUp(l),
+		netlink.NeighSet(&netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: hereVia.AsSlice(), HardwareAddr: hereMAC}))
+	if err != nil {
+		return fmt.Errorf("setting up %s: %w", far, err)
+	}
+	via := &netlink.Via{AddrFamily: unix.AF_INET6, Addr: hereVia.AsSlice()}
+	all6, all4 := &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}, &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+	for _, r := range []*netlink.Route{
+		{LinkIndex: index, Dst: all6, Gw: hereVia.AsSlice(), Table: helperRule + size, MTU: size, MTULock: true},
+		{LinkIndex: index, Dst: all4, Via: via, Table: helperRule + size, MTU: size, MTULock: true},
+	} {
+		if err := netlink.RouteReplace(r); err != nil {
+			return fmt.Errorf("the route back: %w", err)
+		}
+	}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		if err := addRule(family, far, size); err != nil {
+			return fmt.Errorf("the rule for %s: %w", far, err)
+		}
+	}
+	return nil
+}
+
+// addRule has what comes in on a device be routed by its table. What the namespace says itself has no such device: the
+// errors go back the way their cause came in (icmp_route_lookup asks by the device for IPv4, and by no device for IPv6).
+func addRule(family int, far string, size int) error {
+	for _, iif := range []string{far, ""} {
+		r := netlink.NewRule()
+		r.Family, r.IifName, r.Table, r.Priority = family, iif, helperRule+size, helperRule+size
+		if iif == "" {
+			r.Priority += 100_000 // behind the others; any pair leads back
+		}
+		if err := netlink.RuleAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropDevices removes the pairs whose sizes are not wanted.
+func dropDevices(wanted map[int]int) error {
+	all, err := netlink.LinkList()
+	if err != nil {
+		return err
+	}
+	for _, l := range all {
+		number, is := strings.CutPrefix(l.Attrs().Name, helperDevice)
+		size, err := strconv.Atoi(number)
+		if _, keep := wanted[size]; keep || !is || err != nil || l.Attrs().HardwareAddr.String() != hereMAC.String() {
+			continue
+		}
+		if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("removing %s: %w", l.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+func host(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+// sysctl sets a variable of the namespace of the calling thread.
+func sysctl(name, value string) error {
+	return os.WriteFile("/proc/sys/"+name, []byte(value), 0)
+}

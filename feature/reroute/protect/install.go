@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+)
+
+const maxRepairs = 4096 // REROUTE_REPAIRS; the first is none
+
+// installer writes the maps that the programs read. Repairs are never changed in place: a packet on its way may hold one. New
+// ones are written where nothing leads, then what leads to them is changed word by word.
+type installer struct {
+	repairs, paths, prefixes *ebpf.Map
+	have                     map[uint32]protectRerouteRepair // that something leads to, or did
+	kept                     map[uint32]bool                 // that are part of what is wanted
+}
+
+// install makes the maps those of the routes.
+func (s *site) install(routes []route) error {
+	i := &installer{repairs: s.pins.Maps[pinRepairs], paths: s.pins.Maps[pinPaths], prefixes: s.pins.Maps[pinPrefixes],
+		have: map[uint32]protectRerouteRepair{}, kept: map[uint32]bool{}}
+	oldPaths, oldPrefixes, err := i.read()
+	if err != nil {
+		return err
+	}
+	paths, prefixes := map[uint32]protectReroutePath{}, map[protectReroutePrefix]uint32{}
+	for _, r := range routes {
+		first, err := i.chain(r.ways)
+		if err != nil {
+			return fmt.Errorf("path %s: %w", r.path.Name, err)
+		}
+		slot := links.Slot(r.ifindex)
+		p := paths[slot]
+		p.Ifindex = uint32(r.ifindex)
+		if len(r.path.Prefixes) == 0 {
+			p.Repair = first
+		}
+		for _, x := range r.path.Prefixes {
+			prefixes[prefixKey(slot, x)] = first
+			p.Prefixes++
+		}
+		paths[slot] = p
+	}
+	if err := i.putPrefixes(oldPrefixes, prefixes); err != nil {
+		return err
+	}
+	for slot := range oldPaths {
+		if _, wanted := paths[slot]; wanted {
+			continue
+		}
+		paths[slot] = protectReroutePath{}
+		if err := s.forget(slot); err != nil {
+			return err
+		}
+	}
+	for slot, p := range paths {
+		if oldPaths[slot] == p {
+			continue
+		}
+		if err := i.paths.Put(slot, p); err != nil {
+			return fmt.Errorf("writing a path: %w", err)
+		}
+	}
+	return nil
+}
+
+// read collects what is installed.
+func (i *installer) read() (paths map[uint32]protectReroutePath, prefixes map[protectReroutePrefix]uint32, err error) {
+	paths, prefixes = map[uint32]protectReroutePath{}, map[protectReroutePrefix]uint32{}
+	var p protectReroutePath
+	for slot := range uint32(links.Slots) {
+		if err := i.paths.Lookup(slot, &p); err != nil {
+			return nil, nil, fmt.Errorf("reading paths: %w", err)
+		}
+		if p.Ifindex != 0 {
+			paths[slot] = p
+			if err := i.follow(p.Repair); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
+	var key protectReroutePrefix
+	var id uint32
+	for it := i.prefixes.Iterate(); ; {
+		if !it.Next(&key, &id) {
+			if it.Err() != nil {
+				return nil, nil, fmt.Errorf("reading prefixes: %w", it.Err())
+			}
+			return paths, prefixes, nil
+		}
+		prefixes[key] = id
+		if err := i.follow(id); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// follow reads a repair and those that come after it.
+func (i *installer) follow(id uint32) error {
+	for id > 0 && id < maxRepairs {
+		if _, known := i.have[id]; known {
+			return nil
+		}
+		var r protectRerouteRepair
+		if err := i.repairs.Lookup(id, &r); err != nil {
+			return fmt.Errorf("reading repair %d: %w", id, err)
+		}
+		i.have[id] = r
+		id = r.Next
+	}
+	return nil
+}
+
+// chain writes the repairs of a path, the last one first, and returns the number of the first.
+func (i *installer) chain(ways []way) (id uint32, err error) {
+	for n := len(ways) - 1; n >= 0; n-- {
+		r := ways[n].protectRerouteRepair
+		r.Next = id
+		if id, err = i.put(r); err != nil {
+			return 0, err
+		}
+	}
+	return id, nil
+}
+
+// put finds a repair that is there already, or writes it where no packet can meet it yet.
+func (i *installer) put(r protectRerouteRepair) (uint32, error) {
+	for id, h := range i.have {
+		if h == r {
+			i.kept[id] = true
+			return id, nil
+		}
+	}
+	for id := uint32(1); id < maxRepairs; id++ {
+		if _, taken := i.have[id]; taken {
+			continue
+		}
+		if err := i.repairs.Put(id, r); err != nil {
+			return 0, fmt.Errorf("writing repair %d: %w", id, err)
+		}
+		i.have[id], i.kept[id] = r, true
+		return id, nil
+	}
+	return 0, fmt.Errorf("there are %d different repairs already, or half of them changed at once: apply fewer at a time", maxRepairs-1)
+}
+
+func (i *installer) putPrefixes(have, want map[protectReroutePrefix]uint32) error {
+	for key, id := range want {
+		if have[key] == id {
+			continue
+		}
+		if err := i.prefixes.Put(key, id); err != nil {
+			return fmt.Errorf("writing a prefix: %w", err)
+		}
+	}
+	for key := range have {
+		if _, wanted := want[key]; wanted {
+			continue
+		}
+		if err := i.prefixes.Delete(key); err != nil {
+			return fmt.Errorf("removing a prefix: %w", err)
+		}
+	}
+	return nil
+}
+
+// prefixKey is a destination behind a link as the programs look it up.
+func prefixKey(slot uint32, p netip.Prefix) protectReroutePrefix {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return protectReroutePrefix{Bits: uint32(32 + bits), Slot: slot, Addr: p.Addr().As16()}
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Needs of protection. Without tcx the program is a filter of the device's clsact qdisc.
+func Needs(c Config) []kernel.Need {
+	send := kernel.RedirectNeigh
+	send.Optional = len(c.Paths) == 0
+	return []kernel.Need{send, kernel.TCXLink, kernel.ClsactFilter}
+}
+
+// Plan compares: what would change, and what of it is not in force yet. It changes nothing.
+func Plan(ctx context.Context, have State, want Config) (plan feature.Plan, err error) {
+	wanted := map[uint64]bool{}
+	for _, ref := range namespaces(want) {
+		ns, err := open(ref)
+		if err != nil {
+			return plan, fmt.Errorf("reroute: network namespace: %w", err)
+		}
+		w := whole{Netns: ref, Inode: ns.Inode()}
+		if ref == "" {
+			w.Netns = ns.String()
+		}
+		for _, p := range want.Paths {
+			if p.Netns == ref {
+				w.Paths = append(w.Paths, published{Path: p})
+			}
+		}
+		wanted[w.Inode] = true
+		err = w.plan(&plan, have, ns)
+		ns.Close()
+		if err != nil {
+			return plan, err
+		}
+	}
+	for _, h := range have.wholes {
+		if !wanted[h.Inode] {
+			h.planRemove(&plan)
+		}
+	}
+	return plan, nil
+}
+
+func namespaces(c Config) (out []string) {
+	for _, p := range c.Paths {
+		if !slices.Contains(out, p.Netns) {
+			out = append(out, p.Netns)
+		}
+	}
+	return out
+}
+
+func open(ref string) (*netns.Handle, error) {
+	if ref == "" {
+		return netns.Current()
+	}
+	return netns.Open(ref)
+}
+
+// plan is the steps of one namespace. All of its paths change with one publication; the first step does it.
+func (w whole) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
+	err := ns.Do(func() error {
+		r, err := newResolver()
+		if err == nil {
+			r.all(w.Paths)
+			for _, p := range r.problem {
+				plan.Warn("reroute of path %s: %s", p.Path, p.Text)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(have.wholes, func(h whole) bool { return h.Inode == w.Inode })
+	var before []published
+	if i >= 0 {
+		before = have.wholes[i].Paths
+	}
+	do := w.apply
+	add := func(verb string, p Path, detail string) {
+		plan.Add(feature.Step{Verb: verb, Object: "reroute of path " + p.Name, Detail: detail, Do: do})
+		do = done
+	}
+	for _, p := range w.Paths {
+		switch n := slices.IndexFunc(before, func(b published) bool { return b.Name == p.Name }); {
+		case n < 0:
+			add("create", p.Path, p.String())
+		case !before[n].equal(p.Path):
+			add("change", p.Path, before[n].String()+" → "+p.String())
+		}
+	}
+	for _, b := range before {
+		if !slices.ContainsFunc(w.Paths, func(p published) bool { return p.Name == b.Name }) {
+			add("remove", b.Path, "")
+		}
+	}
+	return nil
+}
+
+func (w whole) planRemove(plan *feature.Plan) {
+	do := func(_ context.Context, l *kernel.WriteLock) (string, error) {
+		return "", removeScope(l, fmt.Sprint(w.Inode))
+	}
+	for _, p := range w.Paths {
+		plan.Add(feature.Step{Verb: "remove", Object: "reroute of path " + p.Name, Do: do})
+		do = done
+	}
+}
+
+func done(context.Context, *kernel.WriteLock) (string, error) { return "", nil }
+
+func (w whole) apply(_ context.Context, l *kernel.WriteLock) (string, error) {
+	ns, err := netns.Find(w.Netns, w.Inode)
+	if err != nil {
+		return "", err
+	}
+	defer ns.Close()
+	return "", publish(l, ns, w)
+}
+
+// Apply carries a plan out. Killed at any step, it leaves what [Mend] finishes.
+func Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
+	for _, s := range p.Steps {
+		if _, err := s.Do(ctx, l); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// Remove takes protection away from every namespace: the programs first; then the neighbours that were kept are the kernel's
+// again, and the helper namespaces go. Routes are as they were all the time.
+func Remove(_ context.Context, l *kernel.WriteLock) error {
+	all, err := instances(l.Root)
+	for _, i := range all {
+		err = errors.Join(err, removeScope(l, i.Scope))
+	}
+	return err
+}
+
+// removeScope publishes that there is no path, and has everything follow: killed in between, the next command finds it so.
+func removeScope(l *kernel.WriteLock, scope string) error {
+	inst := instanceOf(scope)
+	w, _, err := readWhole(l.Root, inst)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	ns, err := netns.Find(w.Netns, w.Inode)
+	if errors.Is(err, netns.ErrGone) {
+		return sync(l, inst)
+	} else if err != nil {
+		return err
+	}
+	defer ns.Close()
+	w.Paths = nil
+	return publish(l, ns, w)
+}
+
+// Mend finishes what a killed command left half done.
+func Mend(l *kernel.WriteLock) error {
+	all, err := instances(l.Root)
+	for _, i := range all {
+		err = errors.Join(err, sync(l, i))
+	}
+	return err
+}
+
+// PlanUpgrade says where another weir's program runs; the step puts this weir's in place of it, link by link, under traffic.
+func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err error) {
+	all, err := instances(r)
+	if err != nil {
+		return plan, err
+	}
+	for _, i := range all {
+		_, m, err := readWhole(r, i)
+		if err != nil {
+			return plan, err
+		}
+		if m.Object != kernel.ObjectHash(_ProtectBytes) {
+			plan.Add(feature.Step{Verb: "upgrade", Object: "reroute in namespace " + i.Scope, Detail: "programs of another weir",
+				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, i) }})
+		}
+	}
+	return plan, nil
+}
+
+// upgrade exchanges the programs of a namespace.
+func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
+	s, err := openSite(l, inst)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	names, err := s.pins.Links()
+	if err != nil {
+		return err
+	}
+	meta, err := s.whole.meta(s.ns)
+	if err != nil {
+		return err
+	}
+	c, err := s.load(protectProgRerouteEgress)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	p := c.Programs[protectProgRerouteEgress]
+	return l.Upgrade(inst, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: s.pins.Maps}, Keep: names, Swap: func() error { return s.move(names, p) }})
+}
+
+// move has every attachment run another program.
+func (s *site) move(pins []string, p *ebpf.Program) error {
+	for _, pin := range pins {
+		ln, err := s.pins.Link(pin)
+		if err != nil {
+			return err
+		}
+		err = kernel.MoveLink(ln, p)
+		ln.Close()
+		if err != nil {
+			return fmt.Errorf("moving %s to the new program: %w", pin, err)
+		}
+		kernel.Step("protect:moved")
+	}
+	var index, ours uint32
+	it := s.pins.Maps[pinDevices].Iterate()
+	for it.Next(&index, &ours) {
+		f := kernel.Clsact{Ifindex: int(index), Name: filterName, Egress: true}
+		if err := s.ns.Do(func() error { return f.Attach(p) }); err != nil {
+			return err
+		}
+	}
+	return it.Err()
+}

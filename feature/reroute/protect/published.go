@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Feature is the directory of pins, which protection shares with liveness.
+const Feature = "reroute"
+
+// instanceName is protection's unit of publication, one a network namespace.
+const instanceName = "@protect"
+
+// ABI is the version of the maps' layout: protect.h.
+const ABI = 1
+
+// Version is the version of weir, as published protection keeps it.
+var Version = "devel"
+
+// published is a path as the pins describe it.
+type published struct {
+	Path
+	Row int `json:"row"` // of its counters
+}
+
+// whole is the configuration of an instance. It is the truth; maps, links, neighbours and the helper namespace follow (sync).
+type whole struct {
+	Netns string      `json:"netns"` // what reopens the namespace
+	Inode uint64      `json:"inode"`
+	Paths []published `json:"paths"`
+}
+
+func instanceOf(scope string) kernel.Instance {
+	return kernel.Instance{Scope: scope, Feature: Feature, Name: instanceName}
+}
+
+func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
+
+// Pins of the instance, and the maps that they are in the object. Neighbours and devices are user space's alone.
+const (
+	pinRepairs    = "repairs"
+	pinPaths      = "paths"
+	pinPrefixes   = "prefixes"
+	pinCounts     = "counts"
+	pinNeighbours = "neighbours"
+	pinDevices    = "devices"
+	pinLinks      = links.MapName
+	linkPrefix    = "dev" // and the interface's number
+)
+
+var mapNames = map[string]string{pinRepairs: protectMapRerouteRepairs, pinPaths: protectMapReroutePaths, pinPrefixes: protectMapRerouteLpm,
+	pinCounts: protectMapRerouteCounts, pinLinks: protectMapRerouteLinks}
+
+// instances lists the namespaces that have protection.
+func instances(r *kernel.Root) ([]kernel.Instance, error) {
+	all, err := r.Instances(Feature)
+	return slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Name != instanceName }), err
+}
+
+func readWhole(r *kernel.Root, i kernel.Instance) (w whole, m kernel.Meta, err error) {
+	if m, err = r.Meta(i); err != nil {
+		return w, m, err
+	}
+	if m.ABI != ABI {
+		return w, m, fmt.Errorf("%s: ABI %d, and this weir knows %d: %w", i, m.ABI, ABI, kernel.ErrABI)
+	}
+	if err := json.Unmarshal(m.Config, &w); err != nil {
+		return w, m, fmt.Errorf("%s: %w", i, err)
+	}
+	return w, m, nil
+}
+
+func (w whole) meta(ns *netns.Handle) (kernel.Meta, error) {
+	config, err := json.Marshal(w)
+	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_ProtectBytes), Inode: w.Inode, Created: time.Now(), Version: Version, Config: config}
+	m.Cookie, _ = ns.Cookie() // 0 where the kernel has none
+	return m, err
+}
+
+// publish has these be the paths of a namespace, and makes everything follow.
+func publish(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
+	inst := instanceOf(scopeOf(ns))
+	was, meta, err := readWhole(l.Root, inst)
+	switch {
+	case errors.Is(err, kernel.ErrNotExist) && len(want.Paths) == 0:
+		return nil
+	case errors.Is(err, kernel.ErrNotExist):
+		err = create(l, ns, want)
+	case err == nil:
+		if want.number(was.Paths); len(want.Paths) > maxPaths {
+			return fmt.Errorf("%d paths: at most %d", len(want.Paths), maxPaths)
+		}
+		err = change(l, inst, ns, want, meta)
+	}
+	if err != nil {
+		return err
+	}
+	kernel.Step("protect:published")
+	return sync(l, inst)
+}
+
+// number gives each path its row of counters: the one that a path of its name had before.
+func (w *whole) number(before []published) {
+	taken := map[int]bool{}
+	for i := range w.Paths {
+		w.Paths[i].Row = 0
+		for _, b := range before {
+			if b.Name == w.Paths[i].Name {
+				w.Paths[i].Row = b.Row
+				taken[b.Row] = true
+			}
+		}
+	}
+	next := 1
+	for i := range w.Paths {
+		if w.Paths[i].Row > 0 {
+			continue
+		}
+		for taken[next] {
+			next++
+		}
+		w.Paths[i].Row, taken[next] = next, true
+	}
+}
+
+// create publishes an instance without a link: it reroutes nothing yet.
+func create(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
+	want.number(nil)
+	spec, err := loadProtect()
+	if err != nil {
+		return err
+	}
+	shared, err := links.Shared(l, instanceOf(scopeOf(ns)))
+	if err != nil {
+		return err
+	}
+	specs := map[string]*ebpf.MapSpec{
+		pinNeighbours: {Name: "reroute_neigh", Type: ebpf.Hash, KeySize: 24, ValueSize: 8, MaxEntries: 4096},
+		pinDevices:    {Name: "reroute_device", Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: links.Slots},
+	}
+	for pin, name := range mapNames {
+		specs[pin] = spec.Maps[name]
+	}
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{}}
+	for pin, s := range specs {
+		m := shared
+		if pin != pinLinks || m == nil {
+			if m, err = ebpf.NewMap(s); err != nil {
+				return fmt.Errorf("making the map %s: %w", s.Name, err)
+			}
+		}
+		defer m.Close()
+		pins.Maps[pin] = m
+	}
+	meta, err := want.meta(ns)
+	if err != nil {
+		return err
+	}
+	return l.Publish(instanceOf(scopeOf(ns)), meta, pins)
+}
+
+// change publishes another configuration over the same maps and links. The programs stay those that run: meta keeps whose.
+func change(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle, want whole, was kernel.Meta) error {
+	o, err := l.Open(inst)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	names, err := o.Links()
+	if err != nil {
+		return err
+	}
+	meta, err := want.meta(ns)
+	if err != nil {
+		return err
+	}
+	meta.Object = was.Object
+	return l.Upgrade(inst, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Keep: names, Swap: func() error { return nil }})
+}

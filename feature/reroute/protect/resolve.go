@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+)
+
+// Flags of a repair: protect.h.
+const (
+	flagShadow = 1 << iota
+	flagInline
+	flagFor4
+	flagFor6
+	flagVia4
+	flagMACs
+)
+
+// way is a repair as the network namespace has it now: its struct but for the numbers of others.
+type way struct {
+	protectRerouteRepair
+	device string
+	via    netip.Addr
+	source netip.Addr
+	mac    net.HardwareAddr // of the backup
+}
+
+// route is a path as the network namespace has it now.
+type route struct {
+	path    *published
+	ifindex int
+	ways    []way
+}
+
+// device is an interface that a path uses.
+type device struct {
+	index, mtu int
+	name       string
+	mac        net.HardwareAddr
+}
+
+// resolver finds out what a configuration means in the network namespace of the calling thread.
+type resolver struct {
+	byName  map[string]device
+	bySlot  map[uint32]device // those in use
+	problem []Problem
+}
+
+// Problem is why a path, or one of its repairs, is not in force.
+type Problem struct {
+	Path string `json:"path"`
+	Text string `json:"text"`
+}
+
+func newResolver() (*resolver, error) {
+	all, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("listing interfaces: %w", err)
+	}
+	r := &resolver{byName: map[string]device{}, bySlot: map[uint32]device{}}
+	for _, l := range all {
+		a := l.Attrs()
+		d := device{index: a.Index, mtu: a.MTU, name: a.Name, mac: a.HardwareAddr}
+		if a.EncapType != "ether" {
+			d.mtu = 0
+		}
+		r.byName[a.Name] = d
+	}
+	return r, nil
+}
+
+// all resolves every path. What cannot be resolved is a problem, and the rest goes on without it.
+func (r *resolver) all(paths []published) (out []route) {
+	for i := range paths {
+		p := &paths[i]
+		d, err := r.use(p.Device)
+		if err != nil {
+			r.note(p, err)
+			continue
+		}
+		t := route{path: p, ifindex: d.index}
+		for n, rep := range p.Repairs {
+			w, err := r.way(p, rep, d)
+			if err != nil {
+				r.note(p, fmt.Errorf("repair %d: %w", n+1, err))
+				continue
+			}
+			t.ways = append(t.ways, w)
+		}
+		if len(t.ways) > 0 {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+func (r *resolver) note(p *published, err error) {
+	r.problem = append(r.problem, Problem{Path: p.Name, Text: err.Error()})
+}
+
+// use finds an interface and takes the slot of its word.
+func (r *resolver) use(name string) (device, error) {
+	d, ok := r.byName[name]
+	switch {
+	case !ok:
+		return d, fmt.Errorf("there is no interface %s: until it comes nothing is rerouted", name)
+	case d.mtu == 0:
+		return d, fmt.Errorf("interface %s: its packets have no Ethernet header: protect the interface that carries it", name)
+	}
+	slot := links.Slot(d.index)
+	if o, taken := r.bySlot[slot]; taken && o.index != d.index {
+		return d, fmt.Errorf("interfaces %s and %s have numbers (%d and %d) with the same remainder of %d: make one of them anew", o.name, name, o.index, d.index, links.Slots)
+	}
+	r.bySlot[slot] = d
+	return d, nil
+}
+
+// way finds the backup of a repair, and makes its headers.
+func (r *resolver) way(p *published, rep Repair, protected device) (w way, err error) {
+	w.device, w.via, w.source = rep.Device, rep.Via, rep.Source
+	if len(rep.Segments) > 0 && (w.device == "" || !w.via.IsValid() || !w.source.IsValid()) {
+		if err := r.ask(&w, rep.Segments[0], protected); err != nil {
+			return w, err
+		}
+	}
+	backup, err := r.use(w.device)
+	if err != nil {
+		return w, err
+	}
+	if backup.index == protected.index {
+		return w, fmt.Errorf("segment %s is reached over %s, which is the link that is protected: say interface and via", rep.Segments[0], p.Device)
+	}
+	w.Ifindex, w.Slot, w.Watch = uint32(backup.index), links.Slot(protected.index), links.Slot(backup.index)
+	w.Row, w.Mtu = uint32(p.Row), uint32(backup.mtu)
+	if rep.MTU > 0 {
+		w.Mtu = min(w.Mtu, uint32(rep.MTU))
+	}
+	if p.Shadow {
+		w.Flags |= flagShadow
+	}
+	w.mac = backup.mac
+	copy(w.Via[:], w.via.AsSlice())
+	w.headers(rep)
+	return w, nil
+}
+
+// headers makes what goes before packets.
+func (w *way) headers(rep Repair) {
+	if len(rep.Segments) == 0 {
+		if w.via.Is4() {
+			w.Flags |= flagVia4 | flagFor4
+		} else {
+			w.Flags |= flagFor4 | flagFor6
+		}
+		return
+	}
+	w.Flags |= flagFor4 | flagFor6
+	length := 0
+	if w.Header6, length = encapHeader(w.source, rep.Segments, nextIPv6); rep.Mode == Inline {
+		w.Header6, length = inlineHeader(rep.Segments)
+		w.Flags |= flagInline
+	}
+	w.Len6 = uint32(length)
+	w.Header4, length = encapHeader(w.source, rep.segments4(), nextIPv4)
+	w.Len4 = uint32(length)
+}
+
+// ask fills in by the routing table what the configuration leaves open.
+func (r *resolver) ask(w *way, first netip.Addr, protected device) error {
+	o := &netlink.RouteGetOptions{}
+	if w.device != "" {
+		d, ok := r.byName[w.device]
+		if !ok {
+			return fmt.Errorf("there is no interface %s: until it comes nothing is rerouted there", w.device)
+		}
+		o.OifIndex = d.index
+	}
+	found, err := netlink.RouteGetWithOptions(first.AsSlice(), o)
+	if err != nil || len(found) == 0 {
+		if w.device != "" && w.via.IsValid() {
+			return r.askSource(w) // whose route is the operator's business
+		}
+		return fmt.Errorf("there is no route to segment %s (%w): say interface and via", first, errors.Join(err, unix.ENETUNREACH))
+	}
+	f := found[0]
+	if w.device == "" {
+		for _, d := range r.byName {
+			if d.index == f.LinkIndex {
+				w.device = d.name
+			}
+		}
+		if f.LinkIndex == protected.index {
+			return fmt.Errorf("segment %s is reached over %s, which is the link that is protected: say interface and via", first, protected.name)
+		}
+	}
+	if !w.via.IsValid() {
+		w.via = first // on the link
+		if f.Gw != nil {
+			w.via, _ = netip.AddrFromSlice(f.Gw)
+		}
+	}
+	if s, ok := netip.AddrFromSlice(f.Src); ok && !w.source.IsValid() && usable(s) {
+		w.source = s
+	}
+	return r.askSource(w)
+}
+
+// askSource finds an address for outer headers: one of the loopback interface, where routers have theirs, or of the backup.
+func (r *resolver) askSource(w *way) error {
+	for _, name := range []string{"lo", w.device} {
+		l, err := netlink.LinkByName(name)
+		if w.source.IsValid() || err != nil {
+			continue
+		}
+		all, err := netlink.AddrList(l, netlink.FAMILY_V6)
+		if err != nil {
+			return fmt.Errorf("listing addresses of %s: %w", name, err)
+		}
+		for _, a := range all {
+			if s, ok := netip.AddrFromSlice(a.IP); ok && usable(s) && !w.source.IsValid() {
+				w.source = s
+			}
+		}
+	}
+	if !w.source.IsValid() {
+		return fmt.Errorf("this host has no global IPv6 address for outer headers: say source")
+	}
+	return nil
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// State is what is protected, as its pins say.
+type State struct {
+	Paths  []PathState `json:"paths"`
+	wholes []whole
+}
+
+// Configured are the paths as they were asked for.
+func (st State) Configured() (out []Path) {
+	for _, w := range st.wholes {
+		for _, p := range w.Paths {
+			out = append(out, p.Path)
+		}
+	}
+	return out
+}
+
+// PathState is one path.
+type PathState struct {
+	Name     string         `json:"name"`
+	Netns    string         `json:"netns"`
+	Device   string         `json:"interface"`
+	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
+	Attached bool           `json:"attached"` // the program is at the interface
+	Down     bool           `json:"down"`     // the link may not be used
+	Probe    bool           `json:"probe"`    // because liveness says so,
+	Carrier  bool           `json:"carrier"`  // it has no carrier,
+	Drain    bool           `json:"drain"`    // or an operator wants it so
+	Shadow   bool           `json:"shadow,omitempty"`
+	Hold     time.Duration  `json:"hold,omitempty"`
+	Repairs  []RepairState  `json:"repairs"`            // those in force, best first
+	Problems []string       `json:"problems,omitempty"` // why others are not
+	Counts   Counts         `json:"counts"`
+}
+
+// RepairState is a way around a link, as the data path has it.
+type RepairState struct {
+	Device string     `json:"interface"`
+	Via    netip.Addr `json:"via"`
+	MTU    int        `json:"mtu"`  // of the way, in bytes
+	Fits   int        `json:"fits"` // the longest IPv6 packet that can go it, in bytes
+	Down   bool       `json:"down"` // the backup may not be used either
+}
+
+// Counts are packets, trains of segments (GSO) counted once; they only rise while the path stays.
+type Counts struct {
+	Packets uint64 `json:"packets"` // rerouted
+	Bytes   uint64 `json:"bytes"`   // of them, from the IP header on, before they grew
+	Fast    uint64 `json:"fast"`    // of Packets, where they came in
+	Next    uint64 `json:"next"`    // of Packets, not by the best repair
+	Shadow  uint64 `json:"shadow"`  // that would have been rerouted
+	Exempt  uint64 `json:"exempt"`  // that belong to the link, and stayed there
+	Shrunk  uint64 `json:"shrunk"`  // trains of TCP segments that were made smaller
+	Big     uint64 `json:"big"`     // too big for the way: the sender is told, or they go in fragments
+	Lost    uint64 `json:"lost"`    // too big also after that
+	None    uint64 `json:"none"`    // no repair is for their protocol: they stayed
+	Stuck   uint64 `json:"stuck"`   // dropped: all backups were down as well
+	Odd     uint64 `json:"odd"`     // dropped: the kernel could not put a header before them
+}
+
+// ReadState reads protection from its pins.
+func ReadState(_ context.Context, r *kernel.Root) (State, error) {
+	var st State
+	all, err := instances(r)
+	if err != nil {
+		return st, err
+	}
+	for _, i := range all {
+		err := st.read(r, i)
+		if err != nil && !errors.Is(err, kernel.ErrNotExist) { // removed meanwhile
+			return st, err
+		}
+	}
+	return st, nil
+}
+
+func (st *State) read(r *kernel.Root, i kernel.Instance) error {
+	w, _, err := readWhole(r, i)
+	if err != nil {
+		return err
+	}
+	o, err := r.Open(i, pinRepairs, pinPaths, pinPrefixes, pinCounts, pinLinks, pinDevices)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	problems, devices := w.look()
+	for _, p := range w.Paths {
+		s := PathState{Name: p.Name, Netns: w.Netns, Device: p.Device, Prefixes: p.Prefixes, Shadow: p.Shadow, Hold: p.Hold}
+		for _, x := range problems {
+			if x.Path == p.Name {
+				s.Problems = append(s.Problems, x.Text)
+			}
+		}
+		if d, ok := devices[p.Device]; ok {
+			if err := s.readLink(o, d.index, p, devices); err != nil {
+				return err
+			}
+		}
+		if s.Counts, err = countsOf(o.Maps[pinCounts], p.Row); err != nil {
+			return err
+		}
+		st.Paths = append(st.Paths, s)
+	}
+	st.wholes = append(st.wholes, w)
+	return nil
+}
+
+// look says what is amiss, for who may enter the namespace.
+func (w whole) look() (problems []Problem, devices map[string]device) {
+	ns, err := netns.Find(w.Netns, w.Inode)
+	if err != nil {
+		return nil, nil
+	}
+	defer ns.Close()
+	_ = ns.Do(func() error { // who may not enter sees the configuration and the counts
+		r, err := newResolver()
+		if err == nil {
+			r.all(w.Paths)
+			problems, devices = r.problem, r.byName
+		}
+		return err
+	})
+	return problems, devices
+}
+
+// readLink reads what the programs have of a path.
+func (s *PathState) readLink(o *kernel.Opened, index int, p published, devices map[string]device) error {
+	slot := links.Slot(index)
+	pins, err := o.Links()
+	if err != nil {
+		return err
+	}
+	var ours uint32
+	s.Attached = slices.Contains(pins, linkPin(index)) || o.Maps[pinDevices].Lookup(uint32(index), &ours) == nil
+	word, err := wordOf(o.Maps[pinLinks], slot)
+	if err != nil {
+		return err
+	}
+	why := word.Reasons()
+	s.Down, s.Probe, s.Carrier, s.Drain = why != 0, why&links.Probe != 0, why&links.Carrier != 0, why&links.Drain != 0
+	id, err := firstRepair(o, slot, p)
+	for err == nil && id != 0 {
+		var r protectRerouteRepair
+		if err = o.Maps[pinRepairs].Lookup(id, &r); err == nil {
+			err = s.add(o, r, devices)
+		}
+		id = r.Next
+	}
+	return err
+}
+
+func (s *PathState) add(o *kernel.Opened, r protectRerouteRepair, devices map[string]device) error {
+	name := ""
+	for _, d := range devices {
+		if d.index == int(r.Ifindex) {
+			name = d.name
+		}
+	}
+	via := netip.AddrFrom16(r.Via)
+	if r.Flags&flagVia4 != 0 {
+		via = netip.AddrFrom4([4]byte(r.Via[:4]))
+	}
+	word, err := wordOf(o.Maps[pinLinks], r.Watch)
+	s.Repairs = append(s.Repairs, RepairState{Device: name, Via: via, MTU: int(r.Mtu), Fits: int(r.Mtu - r.Len6), Down: word.Reasons() != 0})
+	return err
+}
+
+func firstRepair(o *kernel.Opened, slot uint32, p published) (id uint32, err error) {
+	if len(p.Prefixes) > 0 {
+		err = o.Maps[pinPrefixes].Lookup(prefixKey(slot, p.Prefixes[0]), &id)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			err = nil
+		}
+		return id, err
+	}
+	var at protectReroutePath
+	err = o.Maps[pinPaths].Lookup(slot, &at)
+	return at.Repair, err
+}
+
+func wordOf(m *ebpf.Map, slot uint32) (w links.Word, err error) {
+	if err := m.Lookup(slot, &w); err != nil {
+		return w, fmt.Errorf("reading a link's word: %w", err)
+	}
+	return w, nil
+}
+
+func countsOf(m *ebpf.Map, row int) (Counts, error) {
+	sum, err := kernel.SumPerCPU[protectRerouteTally](m, uint32(row))
+	return Counts{Packets: sum.Packets, Bytes: sum.Bytes, Fast: sum.Fast, Next: sum.Next, Shadow: sum.Shadow, Exempt: sum.Exempt, Shrunk: sum.Shrunk,
+		Big: sum.Big, Lost: sum.Lost, None: sum.None, Stuck: sum.Stuck, Odd: sum.Odd}, err
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// site is one namespace's protection, open for writing.
+type site struct {
+	lock *kernel.WriteLock
+	inst kernel.Instance
+	ns   *netns.Handle
+	pins *kernel.Opened
+	whole
+}
+
+func (s *site) close() {
+	s.pins.Close()
+	s.ns.Close()
+}
+
+// openSite opens an instance and its namespace.
+func openSite(l *kernel.WriteLock, inst kernel.Instance) (_ *site, err error) {
+	s := &site{lock: l, inst: inst}
+	if s.whole, _, err = readWhole(l.Root, inst); err != nil {
+		return nil, err
+	}
+	if s.ns, err = netns.Find(s.Netns, s.Inode); err != nil {
+		return nil, err
+	}
+	if s.pins, err = l.Open(inst); err != nil {
+		s.ns.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// sync makes everything follow the published configuration of a namespace. It is how every change takes effect, and how one
+// that was killed is mended; without a path it takes everything away. Its order keeps packets safe: neighbours and the helper
+// namespace before repairs that need them, repairs before what leads to them, the programs last.
+func sync(l *kernel.WriteLock, inst kernel.Instance) error {
+	s, err := openSite(l, inst)
+	if errors.Is(err, netns.ErrGone) {
+		dropHelper(inst.Scope)
+		return l.Remove(inst)
+	} else if err != nil {
+		return err
+	}
+	defer s.close()
+	if len(s.Paths) == 0 {
+		return s.takeAway()
+	}
+	var routes []route
+	err = s.ns.Do(func() error {
+		r, err := newResolver()
+		if err == nil {
+			routes = r.all(s.Paths)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := s.settleHelper(routes); err != nil {
+		return fmt.Errorf("the helper namespace for packets that are too big: %w", err)
+	}
+	kernel.Step("protect:helper")
+	if err := s.ns.Do(func() error { return s.settleNeighbours(routes) }); err != nil {
+		return err
+	}
+	kernel.Step("protect:neighbours")
+	if err := s.install(routes); err != nil {
+		return err
+	}
+	kernel.Step("protect:repairs")
+	return s.attach(routes)
+}
+
+// takeAway removes everything. Killed within, the configuration says still that there is no path, and the next command goes on.
+func (s *site) takeAway() error {
+	if err := s.attach(nil); err != nil {
+		return err
+	}
+	kernel.Step("protect:detached")
+	if err := s.ns.Do(func() error { return s.settleNeighbours(nil) }); err != nil {
+		return err
+	}
+	if err := s.settleHelper(nil); err != nil {
+		return err
+	}
+	kernel.Step("protect:cleared")
+	if err := s.install(nil); err != nil {
+		return err
+	}
+	return s.lock.Remove(s.inst)
+}
+
+// forget clears protection's bytes of a link's word: the map may go on as liveness's, and the slot be another's.
+func (s *site) forget(slot uint32) error {
+	w, err := mapWords(s.pins.Maps[pinLinks])
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	w.set(slot, carrierByte, false)
+	w.set(slot, drainByte, false)
+	return nil
+}

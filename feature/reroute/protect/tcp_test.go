@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"crypto/sha256"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+// flips is how often a link goes down and up under a TCP stream.
+const flips = 1000
+
+// A TCP stream in trains of segments goes through a thousand changes of its way without a loss, and comes out whole. Whoever comes
+// back to the shorter way overtakes those on the longer one, here as anywhere, so that some segments are sent again without need:
+// as many come as were sent.
+func TestTCP(t *testing.T) {
+	for name, from := range map[string]struct {
+		at  func(w *world) *netns.Handle
+		src string
+	}{"forwarded": {func(w *world) *netns.Handle { return w.s }, addrS}, "local": {func(w *world) *netns.Handle { return w.r1 }, "fc00:1::1"}} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			// The stream fits the backup from the start: what does not is told, and sent again.
+			w.ip(w.s, "route replace default via fd00:a::1 mtu 1436")
+			w.ip(w.r1, "route replace fd00:d::/64 via fd00:12::2 mtu 1436")
+			w.apply(w.path(around()))
+			if lost := w.stream(from.at(w), from.src); lost != 0 {
+				t.Errorf("%d segments were lost", lost)
+			}
+			c := w.state("core").Counts
+			if c.Packets == 0 || c.Bytes/c.Packets < 2000 {
+				t.Errorf("no trains of segments were rerouted: %+v", c)
+			}
+			w.healthy()
+		})
+	}
+}
+
+// Trains of segments that are too long for the backup are cut shorter: nothing waits for the sender to learn of it.
+func TestTCPShrinks(t *testing.T) {
+	for try, shrunk := 1, false; !shrunk; try++ {
+		t.Run("", func(t *testing.T) {
+			w := newWorld(t)
+			w.apply(w.path(around()))
+			w.streamTo(w.s, addrS, addrD, 0) // the sender learns by losses
+			c := w.state("core").Counts
+			if c.Lost > 0 || c.Odd > 0 {
+				t.Errorf("%+v", c)
+			}
+			// Where the first that is too long is no train, the sender is told of the shorter way, and makes no more that are.
+			shrunk = c.Shrunk > 0
+			if !shrunk && (c.Big == 0 || try == 5) {
+				t.Fatalf("nothing was cut shorter: %+v", c)
+			}
+			w.healthy()
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// stream sends over TCP to d while the link changes, and returns how many more segments were sent than came.
+func (w *world) stream(ns *netns.Handle, src string) (lost int) {
+	w.Helper()
+	return w.streamTo(ns, src, addrD, patience)
+}
+
+// mostAnew is how often a stream is sent anew.
+const mostAnew = 10
+
+// streamTo is stream to another address of d. Segments have so long to come. Where a CPU's backlog has dropped packets
+// meanwhile, what was lost says nothing of the way, and the stream is sent anew.
+func (w *world) streamTo(ns *netns.Handle, src, dst string, late time.Duration) (lost int) {
+	w.Helper()
+	for range mostAnew {
+		before := nstest.Backlog(w).Dropped
+		dropped := func() uint64 { return nstest.Backlog(w).Dropped - before }
+		if lost = w.streamOnce(ns, src, dst, late, dropped); lost == 0 || late == 0 || dropped() == 0 {
+			break
+		}
+		w.Logf("%d segments were lost while the CPUs' backlogs dropped %d packets: once more", lost, dropped())
+	}
+	return lost
+}
+
+// streamOnce waits for late segments as long as the CPUs' backlogs have dropped none.
+func (w *world) streamOnce(ns *netns.Handle, src, dst string, late time.Duration, dropped func() uint64) (lost int) {
+	w.Helper()
+	var l net.Listener
+	w.in(w.d, func() (err error) {
+		c := net.ListenConfig{}
+		c.SetMultipathTCP(false)
+		l, err = c.Listen(w.Context(), "tcp", net.JoinHostPort(dst, "0"))
+		return err
+	})
+	defer l.Close()
+	got, taken := make(chan [32]byte, 1), make(chan *net.TCPConn, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		taken <- c.(*net.TCPConn)
+		h := sha256.New()
+		_, _ = io.Copy(h, c)
+		got <- [32]byte(h.Sum(nil))
+	}()
+	var c *net.TCPConn
+	w.in(ns, func() (err error) {
+		c, err = net.DialTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(src), 0)), l.Addr().(*net.TCPAddr))
+		return err
+	})
+	defer c.Close()
+	stop, sent := make(chan struct{}), make(chan [32]byte, 1)
+	go func() {
+		h := sha256.New()
+		r := rand.NewChaCha8([32]byte{1})
+		buf := make([]byte, 1<<16)
+		for {
+			select {
+			case <-stop:
+				_ = c.CloseWrite()
+				sent <- [32]byte(h.Sum(nil))
+				return
+			default:
+			}
+			_, _ = r.Read(buf)
+			if _, err := c.Write(buf); err != nil {
+				w.Error(err)
+				sent <- [32]byte{}
+				return
+			}
+			h.Write(buf)
+		}
+	}()
+	w.flip(flips)
+	close(stop)
+	want := <-sent
+	select {
+	case h := <-got:
+		if h != want {
+			w.Error("what came is not what was sent")
+		}
+	case <-time.After(60 * time.Second):
+		w.Fatal("the stream did not end")
+	}
+	// Some that were sent twice, for their acknowledgement was late, may be under way still: what is lost never comes.
+	to := <-taken
+	defer to.Close()
+	for end := time.Now().Add(late); ; time.Sleep(10 * time.Millisecond) {
+		out, in := info(w, c), info(w, to)
+		lost = int(out.Data_segs_out) - int(in.Data_segs_in)
+		if lost == 0 && out.Unacked == 0 || time.Now().After(end) || out.Unacked == 0 && dropped() > 0 {
+			return lost
+		}
+	}
+}
+
+// info is what the kernel knows of a connection.
+func info(t testing.TB, c *net.TCPConn) (i *unix.TCPInfo) {
+	raw, err := c.SyscallConn()
+	if err == nil {
+		_ = raw.Control(func(fd uintptr) { i, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	}
+	if err != nil {
+		t.Error(err)
+		return &unix.TCPInfo{}
+	}
+	return i
+}
+
+// flip takes the link out of use and back again, n times.
+func (w *world) flip(n int) {
+	w.Helper()
+	locked(w, w.root, func(l *kernel.WriteLock) error {
+		all, err := instances(w.root)
+		if err != nil {
+			return err
+		}
+		s, err := openSite(l, all[0])
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		words, err := mapWords(s.pins.Maps[pinLinks])
+		if err != nil {
+			return err
+		}
+		defer words.close()
+		slot := slotOf(w, w.r1, "main")
+		for range n {
+			words.set(slot, drainByte, true)
+			time.Sleep(time.Millisecond)
+			words.set(slot, drainByte, false)
+			time.Sleep(time.Millisecond)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Times of the watcher.
+const (
+	lookEvery  = 100 * time.Millisecond // at words that liveness writes, for the fast program's sake
+	renewEvery = time.Second            // look whether the pins are others
+	quiet      = 50 * time.Millisecond  // from a change of routes or links until everything follows it
+	atLatest   = 5 * time.Second        // until then, where that takes so long that it would be done all the time
+)
+
+// repeatEvery is how often everything is made to follow again where something is amiss: neighbours that did not answer. Tests change it.
+var repeatEvery = 10 * time.Second
+
+// Run follows the links of every namespace that has protection, until ctx is done: it sets the byte for the carrier at once
+// when a link loses its carrier or is set down, and clears it when the link was good for as long as its paths say. It makes
+// neighbours follow routes, and has the fast program run while a link is down. Nothing of this is needed for rerouting itself:
+// without it the egress program goes on with what is pinned, and links are judged by liveness alone.
+func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+	running := map[kernel.Instance]chan struct{}{}
+	tick := time.NewTicker(renewEvery)
+	defer tick.Stop()
+	for {
+		all, err := instances(r)
+		if err != nil && ctx.Err() == nil {
+			log.Warn("protected links cannot be looked after", "reason", err)
+		}
+		for _, i := range all {
+			if ended := running[i]; ended != nil {
+				select {
+				case <-ended:
+				default:
+					continue
+				}
+			}
+			ended := make(chan struct{})
+			running[i] = ended
+			go func() {
+				defer close(ended)
+				if err := watch(ctx, r, i, log); err != nil && ctx.Err() == nil {
+					log.Warn("the links of a namespace are not followed for a second", "namespace", i.Scope, "reason", err)
+				}
+			}()
+		}
+		select {
+		case <-ctx.Done():
+			for _, ended := range running {
+				<-ended
+			}
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// watcher follows one namespace.
+type watcher struct {
+	root  *kernel.Root
+	inst  kernel.Instance
+	log   feature.Logger
+	ns    *netns.Handle
+	pins  *kernel.Opened
+	words *words
+	fast  *fast
+	whole
+	links  map[int]*watched
+	due    time.Time // when everything is made to follow; zero: it does
+	took   time.Duration
+	amiss  bool
+	doubt  bool // a neighbour has changed, by sync or by another at the same time
+	synced time.Time
+}
+
+// watched is a link in use.
+type watched struct {
+	name      string
+	slot      uint32
+	protected bool
+	hold      time.Duration
+	up        bool
+	since     time.Time // up since
+	mtu       int
+}
+
+// errReplaced says that another configuration is published.
+var errReplaced = errors.New("another configuration is published")
+
+// watch follows a namespace until its configuration changes, or something fails.
+func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.Logger) error {
+	release, ok, err := r.Claim(i)
+	if err != nil || !ok {
+		return ignore(err, kernel.ErrNotExist) // another process follows it
+	}
+	defer release()
+	w := &watcher{root: r, inst: i, log: log}
+	defer w.close()
+	if err := w.open(); err != nil {
+		return ignore(err, kernel.ErrNotExist, netns.ErrGone)
+	}
+	done := make(chan struct{})
+	defer close(done)
+	heard, err := w.subscribe(done)
+	if err != nil {
+		return err
+	}
+	w.due = time.Now() // what happened while nobody looked
+	if err := w.list(); err != nil {
+		return err
+	}
+	for !w.pins.Replaced() {
+		if err := w.wait(ctx, heard); err != nil {
+			return ignore(err, context.Canceled, errReplaced)
+		}
+	}
+	return nil
+}
+
+func ignore(err error, these ...error) error {
+	for _, e := range these {
+		if errors.Is(err, e) {
+			return nil
+		}
+	}
+	return err
+}
+
+func (w *watcher) open() (err error) {
+	if w.whole, _, err = readWhole(w.root, w.inst); err != nil {
+		return err
+	}
+	if w.ns, err = netns.Find(w.Netns, w.Inode); err != nil {
+		return err
+	}
+	// Its own bytes of the words are the only thing that it writes, and nobody else writes them.
+	if w.pins, err = w.root.OpenMapsForWriting(w.inst, pinLinks, pinRepairs, pinPaths, pinPrefixes, pinCounts); err != nil {
+		return err
+	}
+	w.words, err = mapWords(w.pins.Maps[pinLinks])
+	return err
+}
+
+func (w *watcher) close() {
+	if w.fast != nil {
+		w.fast.close()
+	}
+	if w.words != nil {
+		w.words.close()
+	}
+	if w.pins != nil {
+		w.pins.Close()
+	}
+	if w.ns != nil {
+		w.ns.Close()
+	}
+}
+
+// heard is what the kernel tells.
+type heard struct {
+	links      chan netlink.LinkUpdate
+	routes     chan netlink.RouteUpdate
+	neighbours chan netlink.NeighUpdate
+	failed     chan error // something may have been missed
+}
+
+// subscribe hears of links, routes and neighbours.
+func (w *watcher) subscribe(done chan struct{}) (h heard, err error) {
+	h = heard{make(chan netlink.LinkUpdate, 64), make(chan netlink.RouteUpdate, 1024), make(chan netlink.NeighUpdate, 64), make(chan error, 8)}
+	say := func(err error) {
+		select {
+		case h.failed <- err:
+		default:
+		}
+	}
+	err = w.ns.Do(func() error {
+		return errors.Join(
+			netlink.LinkSubscribeWithOptions(h.links, done, netlink.LinkSubscribeOptions{ErrorCallback: say}),
+			netlink.RouteSubscribeWithOptions(h.routes, done, netlink.RouteSubscribeOptions{ErrorCallback: say, ReceiveBufferSize: 4 << 20}),
+			netlink.NeighSubscribeWithOptions(h.neighbours, done, netlink.NeighSubscribeOptions{ErrorCallback: say}))
+	})
+	return h, err
+}
+
+// neighbour hears of a neighbour. One that is permanent on a link in use is one that is kept: if somebody gave it another
+// address, or took it away, repairs and neighbours follow.
+func (w *watcher) neighbour(u netlink.NeighUpdate) {
+	if w.links[u.LinkIndex] == nil {
+		return
+	}
+	if time.Since(w.synced) < quiet { // what sync itself has changed is heard of as well
+		w.doubt = true
+		return
+	}
+	if u.Type == unix.RTM_DELNEIGH || u.State&netlink.NUD_PERMANENT != 0 {
+		w.follow()
+	}
+}
+
+// list looks at every link that is in use. It comes before everything is made to follow: what it has not seen yet is heard of
+// as something new, whether that follows already or not.
+func (w *watcher) list() error {
+	w.links = map[int]*watched{}
+	return w.ns.Do(func() error {
+		r, err := newResolver()
+		if err != nil {
+			return err
+		}
+		routes := r.all(w.Paths)
+		for slot, d := range r.bySlot {
+			w.links[d.index] = &watched{name: d.name, slot: slot, mtu: d.mtu, up: true, since: time.Now()}
+		}
+		for _, t := range routes {
+			l := w.links[t.ifindex]
+			l.protected, l.hold = true, max(l.hold, t.path.Hold)
+		}
+		all, err := netlink.LinkList()
+		if err != nil {
+			return fmt.Errorf("listing interfaces: %w", err)
+		}
+		for _, l := range all {
+			w.link(l, false)
+		}
+		return nil
+	})
+}
+
+// look says whether something does not follow yet that no link and no route will tell of.
+func (w *watcher) look() error {
+	return w.ns.Do(func() error {
+		r, err := newResolver()
+		if err != nil {
+			return err
+		}
+		unkept, err := anyUnkept(r.all(w.Paths))
+		w.amiss = unkept || len(r.problem) > 0
+		return err
+	})
+}
+
+// link hears of an interface.
+func (w *watcher) link(l netlink.Link, gone bool) {
+	a := l.Attrs()
+	x := w.links[a.Index]
+	if x == nil {
+		if !gone && w.named(a.Name) { // it has come
+			w.followLink()
+		}
+		return
+	}
+	up := !gone && a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
+	if !up {
+		x.up = false
+		if w.words.set(x.slot, carrierByte, true) {
+			w.log.Warn("link is down", "interface", x.name)
+		}
+		return
+	}
+	if !x.up {
+		x.up, x.since = true, time.Now()
+		w.followLink() // the kernel has forgotten its neighbours if it was set down
+	}
+	if a.MTU != x.mtu {
+		x.mtu = a.MTU
+		w.followLink()
+	}
+}
+
+// named says that the configuration names an interface.
+func (w *watcher) named(device string) bool {
+	return slices.ContainsFunc(w.Paths, func(p published) bool {
+		return p.Device == device || slices.ContainsFunc(p.Repairs, func(r Repair) bool { return r.Device == device })
+	})
+}
+
+// follow has everything follow a change of routes or neighbours: soon, but where that takes long not all the time.
+func (w *watcher) follow() {
+	if w.due.IsZero() {
+		w.due = time.Now().Add(max(quiet, min(20*w.took, atLatest)))
+	}
+}
+
+// followLink has everything follow a link soon: links change seldom, and one that has come is not protected until then.
+func (w *watcher) followLink() {
+	if at := time.Now().Add(quiet); w.due.IsZero() || w.due.After(at) {
+		w.due = at
+	}
+}
+
+// wait deals with what happens next.
+func (w *watcher) wait(ctx context.Context, h heard) error {
+	timer := time.NewTimer(w.next())
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Canceled
+	case err := <-h.failed:
+		return fmt.Errorf("listening for links, routes and neighbours: %w", err)
+	case u, ok := <-h.links:
+		if !ok {
+			return errors.New("listening for links ended")
+		}
+		w.link(u.Link, u.Header.Type == unix.RTM_DELLINK)
+	case u, ok := <-h.routes:
+		if !ok {
+			return errors.New("listening for routes ended")
+		}
+		if u.Dst != nil && u.Dst.IP.Equal(helper4.AsSlice()) {
+			break // what sync itself sets
+		}
+		if w.fast != nil {
+			w.fast.suspend() // its mirror of the routes is not the kernel's any more
+		}
+		w.follow()
+	case u, ok := <-h.neighbours:
+		if !ok {
+			return errors.New("listening for neighbours ended")
+		}
+		w.neighbour(u)
+	case <-timer.C:
+	}
+	w.revert()
+	if err := w.catchUp(ctx); err != nil {
+		return err
+	}
+	return w.hurry()
+}
+
+// next is how long nothing is to be done.
+func (w *watcher) next() time.Duration {
+	d := lookEvery
+	if !w.due.IsZero() {
+		d = min(d, time.Until(w.due))
+	}
+	for _, l := range w.links {
+		if l.up && w.words.get(l.slot)[carrierByte] != 0 {
+			d = min(d, time.Until(l.since.Add(l.hold)))
+		}
+	}
+	return max(d, 0)
+}
+
+// revert lets links be used again that were good for long enough.
+func (w *watcher) revert() {
+	for _, l := range w.links {
+		if l.up && w.words.get(l.slot)[carrierByte] != 0 && time.Since(l.since) >= l.hold {
+			w.words.set(l.slot, carrierByte, false)
+			w.log.Info("link is up", "interface", l.name, "held", l.hold)
+		}
+	}
+}
+
+// catchUp makes neighbours, repairs and programs follow the namespace.
+func (w *watcher) catchUp(ctx context.Context) error {
+	now := time.Now()
+	if w.doubt && now.Sub(w.synced) > quiet {
+		w.doubt = false
+		if err := w.look(); err != nil {
+			return err
+		}
+	}
+	if w.due.IsZero() && w.amiss && now.Sub(w.synced) > repeatEvery {
+		w.due = now
+	}
+	if w.due.IsZero() || now.Before(w.due) {
+		return nil
+	}
+	l, err := w.root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	if w.pins.Replaced() {
+		return errReplaced
+	}
+	was := w.links
+	w.due, w.doubt = time.Time{}, false
+	if err := w.list(); err != nil {
+		return err
+	}
+	for index, l := range w.links {
+		if o := was[index]; o != nil && o.up && l.up {
+			l.since = o.since
+		}
+	}
+	if err := sync(l, w.inst); err != nil {
+		return err
+	}
+	w.synced, w.took = time.Now(), time.Since(now)
+	if err := w.look(); err != nil {
+		return err
+	}
+	if w.fast != nil {
+		return w.fast.learn()
+	}
+	return nil
+}
+
+// hurry has the fast program run while a protected link may not be used.
+func (w *watcher) hurry() error {
+	down := false
+	for _, l := range w.links {
+		down = down || l.protected && w.words.get(l.slot).Reasons() != 0
+	}
+	switch {
+	case w.fast != nil && down:
+		w.fast.extend()
+	case w.fast != nil:
+		w.fast.close()
+		w.fast = nil
+	case down && w.due.IsZero():
+		f, err := startFast(w.ns, w.pins, w.whole)
+		if err != nil {
+			return err
+		}
+		w.fast = f
+		w.log.Info("packets are rerouted where they come in", "interfaces", len(f.links), "not", f.why)
+	}
+	return nil
+}

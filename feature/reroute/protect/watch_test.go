@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+type testLog struct{ t testing.TB }
+
+func (l testLog) Info(msg string, a ...any) { l.t.Log(append([]any{msg}, a...)...) }
+func (l testLog) Warn(msg string, a ...any) { l.t.Log(append([]any{"warning:", msg}, a...)...) }
+
+// serve runs what weir serve runs, until stop.
+func (w *world) serve() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = Run(ctx, w.root, testLog{w.TB})
+	}()
+	stop = func() { cancel(); <-ended }
+	w.Cleanup(stop)
+	return stop
+}
+
+// until waits for a condition, for which a busy machine has long.
+func (w *world) until(what string, f func() bool) {
+	w.Helper()
+	for end := time.Now().Add(60 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("after 60 s not: %s; %+v", what, w.state("core"))
+		}
+	}
+}
+
+// A link that loses its carrier, or is set down at the other end, is not used from then on; when it is back it is only after it
+// was good for as long as the path says, and nothing is lost by it.
+func TestCarrier(t *testing.T) {
+	w := newWorld(t)
+	path := w.path(around())
+	path.Hold = 600 * time.Millisecond
+	w.apply(path)
+	w.serve()
+	p6, p4 := w.pair(true), w.pair(false)
+	if !p6.arrives(10, patience) || !p4.arrives(10, patience) {
+		t.Fatal("nothing arrives while all is well")
+	}
+	for range 2 {
+		w.ip(w.r2, "link set main down")
+		w.until("the carrier is lost", func() bool { return w.state("core").Carrier })
+		for range 5 {
+			if !p6.arrives(1000, patience) || !p4.arrives(1000, patience) {
+				t.Error("a packet did not arrive while the link was down")
+			}
+		}
+		begin := time.Now() // it cannot be good for longer
+		w.ip(w.r2, "link set main up")
+		w.until("the link is up again", func() bool {
+			if !p6.arrives(100, patience) {
+				t.Error("a packet did not arrive while the link was coming back")
+			}
+			return !w.state("core").Carrier
+		})
+		if held := time.Since(begin); held < path.Hold {
+			t.Errorf("the link was used after %s, before it was good for %s", held, path.Hold)
+		}
+		if !p6.arrives(10, patience) || !p4.arrives(10, patience) {
+			t.Error("nothing arrives after the link has come back")
+		}
+	}
+	// Drained it is at once, whatever the hold.
+	w.drain(true)
+	if st := w.state("core"); !st.Drain || !st.Down {
+		t.Errorf("%+v", st)
+	}
+	w.drain(false)
+	if st := w.state("core"); st.Down {
+		t.Errorf("%+v", st)
+	}
+	w.healthy()
+}
+
+// While a link is down packets are rerouted where they come in: with the same hop limit, by the same routes, and no longer than
+// the process runs that knows those.
+func TestFast(t *testing.T) {
+	w := newWorld(t)
+	w.apply(w.path(around()))
+	stop := w.serve()
+	p := w.pair(true)
+	before := p.hops(t)
+	w.drain(true)
+	w.until("packets are rerouted where they come in", func() bool { p.arrives(100, patience); return w.state("core").Counts.Fast > 0 })
+	if got := p.hops(t); got != before {
+		t.Errorf("hop limit %d, want %d as before", got, before)
+	}
+	for _, size := range []int{0, 1, 500, 1388} {
+		if !p.arrives(size, patience) {
+			t.Errorf("%d bytes do not arrive", size)
+		}
+	}
+	p.discover(t, 2)
+	w.until("the path's MTU is told", func() bool { _, _ = p.from.Write(make([]byte, 1450)); return p.mtu(t) == 1436 })
+	// A longer route leads elsewhere: it is the kernel's.
+	fast := func() uint64 { return w.state("core").Counts.Fast }
+	w.ip(w.r3, "route add fd00:d:0:0:7::/80 via fd00:32::2")
+	w.ip(w.d, "addr add fd00:d:0:0:7::1/128 dev lo nodad")
+	w.ip(w.r2, "route add fd00:d:0:0:7::/80 via fd00:d::2")
+	w.ip(w.r1, "route add fd00:d:0:0:7::/80 via fd00:13::3")
+	q := w.pairOf(w.s, addrS, "fd00:d:0:0:7::1")
+	w.until("the new route is heard of", func() bool {
+		n := w.state("core").Counts.Packets
+		return q.arrives(10, patience) && w.state("core").Counts.Packets == n
+	})
+	for range 50 {
+		n := w.state("core").Counts.Packets
+		if !q.arrives(10, patience) {
+			t.Fatal("a packet to the longer prefix does not arrive")
+		}
+		if got := w.state("core").Counts.Packets; got != n {
+			t.Fatalf("a packet of a route that leads elsewhere was rerouted")
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	w.until("the fast program is back after routes changed", func() bool { n := fast(); p.arrives(10, patience); return fast() > n })
+	// Somebody filters what is forwarded: every packet must meet that.
+	stop()
+	n := fast()
+	if !p.arrives(10, patience) || fast() != n {
+		t.Error("the fast program goes on without the process that knows the routes")
+	}
+	w.drain(false)
+	if !p.arrives(10, patience) {
+		t.Error("nothing arrives")
+	}
+	w.healthy()
+}
+
+// What does more with forwarded packets than look up a route keeps the fast program away: they take the kernel's way.
+func TestFastKeepsAway(t *testing.T) {
+	for name, prepare := range map[string]func(w *world){
+		"a rule":   func(w *world) { w.ip(w.r1, "-6 rule add from fd00:a::99 lookup 77") },
+		"its path": func(*world) {},
+		"a chain": func(w *world) {
+			if _, err := exec.LookPath("nft"); err != nil {
+				w.Skip("need: tool nft (Debian package nftables)")
+			}
+			w.in(w.r1, func() error {
+				return exec.Command("nft", "add table ip6 t; add chain ip6 t c { type filter hook forward priority 0; }").Run()
+			})
+		},
+		"linkdown": func(w *world) { w.sysctls(w.r1, "net/ipv6/conf/main/ignore_routes_with_linkdown=1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			prepare(w)
+			path := w.path(around())
+			path.Slow = name == "its path"
+			w.apply(path)
+			w.serve()
+			w.drain(true)
+			p := w.pair(true)
+			time.Sleep(5 * lookEvery)
+			for range 3 {
+				if !p.arrives(10, patience) {
+					t.Error("a packet does not arrive")
+				}
+			}
+			if c := w.state("core").Counts; c.Fast != 0 || c.Packets != 3 {
+				t.Errorf("%+v", c)
+			}
+		})
+	}
+}
+
+// A device that goes and comes again, as another one of its name, is protected again.
+func TestDeviceReturns(t *testing.T) {
+	w := newWorld(t)
+	w.apply(w.path(around()))
+	w.serve()
+	w.until("it is attached", func() bool { return w.state("core").Attached })
+	for _, dev := range []string{"main", "back"} {
+		w.ip(w.r1, "link del "+dev)
+		w.until(dev+" is missed", func() bool { return len(w.state("core").Problems) > 0 })
+		if dev == "main" {
+			w.cable(w.r1, "main", w.r2, "main", "fd00:12::1/64 10.12.0.1/24", "fd00:12::2/64 10.12.0.2/24")
+			w.ip(w.r1, "route add fc00:2::/32 via fd00:12::2", "route add fd00:d::/64 via fd00:12::2", "route add 10.4.0.0/24 via 10.12.0.2")
+		} else {
+			w.cable(w.r1, "back", w.r3, "r1", "fd00:13::1/64", "fd00:13::3/64")
+			w.ip(w.r1, "route add fc00:3::/32 via fd00:13::3")
+			w.ip(w.r3, "route add fc00:1::/32 via fd00:13::1", "route add fd00:a::/64 via fd00:13::1", "route add "+sidEnd+" encap seg6local action End dev r1")
+		}
+		w.until(dev+" is in use again", func() bool {
+			st := w.state("core")
+			// A repair by a device that is gone has no name.
+			return st.Attached && !st.Down && len(st.Repairs) == 1 && len(st.Problems) == 0 && !st.Repairs[0].Down && st.Repairs[0].Device == "back"
+		})
+		p := w.pair(true)
+		if !p.arrives(10, patience) {
+			t.Errorf("nothing arrives after %s came back", dev)
+		}
+		n := w.state("core").Counts.Packets
+		w.drain(true)
+		if !p.arrives(10, patience) || w.state("core").Counts.Packets == n {
+			t.Errorf("not rerouted after %s came back: %+v", dev, w.state("core"))
+		}
+		w.drain(false)
+	}
+}
+
+// Neighbours of the link and of the backup are kept while they are needed, those that routes bring later too, and are the
+// kernel's again afterwards. The operator's stay as they are.
+func TestNeighbours(t *testing.T) {
+	w := newWorld(t)
+	w.ip(w.r2, "addr add fd00:12::22/64 dev main", "addr add fd00:12::23/64 dev main")
+	_, rest, _ := strings.Cut(w.ip(w.r2, "link show main"), "link/ether")
+	mac := strings.Fields(rest)[0]
+	w.ip(w.r1, "neigh add fd00:12::23 lladdr "+mac+" dev main nud permanent", "route add fd00:e::/64 via fd00:12::23")
+	w.apply(w.path(around()))
+	w.serve()
+	state := func(a string) string { return w.ip(w.r1, "-6 neigh show "+a) }
+	for _, a := range []string{"fd00:12::2", "fd00:13::3"} {
+		w.until(a+" is kept", func() bool { return strings.Contains(state(a), "PERMANENT") })
+	}
+	w.ip(w.r1, "route add fd00:f::/64 via fd00:12::22")
+	w.until("the neighbour of a new route is kept", func() bool { return strings.Contains(state("fd00:12::22"), "PERMANENT") })
+	w.ip(w.r1, "route del fd00:f::/64 via fd00:12::22")
+	w.until("the neighbour of a route that went is given back", func() bool { return !strings.Contains(state("fd00:12::22"), "PERMANENT") })
+	w.remove()
+	for _, a := range []string{"fd00:12::2", "fd00:13::3"} {
+		if s := state(a); strings.Contains(s, "PERMANENT") {
+			t.Errorf("%s is still kept: %s", a, s)
+		}
+	}
+	if !strings.Contains(state("fd00:12::23"), "PERMANENT") {
+		t.Error("the operator's neighbour was taken away")
+	}
+}
+
+// A neighbour that did not answer when it was asked first is asked again, and kept when it does.
+func TestLateNeighbour(t *testing.T) {
+	every := repeatEvery
+	repeatEvery = 500 * time.Millisecond
+	w := newWorld(t)
+	t.Cleanup(func() { repeatEvery = every })
+	w.ip(w.r1, "route add fd00:e::/64 via fd00:12::24") // nobody has that address
+	w.apply(w.path(around()))
+	stop := w.serve()
+	defer stop()
+	time.Sleep(4 * resolveTime) // it has been asked by apply, and by who looks after it
+	w.ip(w.r2, "addr add fd00:12::24/64 dev main nodad")
+	w.until("the neighbour is kept", func() bool { return strings.Contains(w.ip(w.r1, "-6 neigh show fd00:12::24"), "PERMANENT") })
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/kernel"
+)
+
+// tell logs what the kernel finds of links, and what becomes of the paths over them: in the first weeks, when paths are shadows,
+// this is how one sees what would have been done. What was found while no process ran is told late, with its time.
+func tell(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+	live.AllEvents(ctx, r, func(e live.SessionEvent) {
+		say, msg := log.Info, "link is up"
+		switch e.Phase {
+		case live.Down:
+			say, msg = log.Warn, "link is down"
+		case live.Init:
+			msg = "the other end has ended its session: the link is used, unprobed"
+		}
+		args := []any{"session", e.Session.Name, "interface", e.Session.Device}
+		if e.Netns != "" {
+			args = append(args, "netns", e.Netns)
+		}
+		if e.Phase == live.Down {
+			args = append(args, "reason", reason(e))
+		}
+		if at := e.At(); time.Since(at) > late {
+			args = append(args, "at", at.Format(time.RFC3339Nano))
+		}
+		if paths := affected(ctx, r, e); paths != "" {
+			args = append(args, "paths", paths)
+		}
+		say(msg, args...)
+	})
+	return nil
+}
+
+// late is after how long a finding's own time is worth telling.
+const late = time.Second
+
+func reason(e live.SessionEvent) string {
+	if e.ByPeer {
+		return "the other end's probes are missing"
+	}
+	return "answers to probes are missing"
+}
+
+// affected says of each path over a session's link what a change of it does, "" if there is none.
+func affected(ctx context.Context, r *kernel.Root, e live.SessionEvent) string {
+	st, err := protect.ReadState(ctx, r)
+	if err != nil || e.Phase == live.Init {
+		return ""
+	}
+	var out []string
+	for _, p := range st.Paths {
+		if p.Device != e.Session.Device || p.Netns != e.Netns {
+			continue
+		}
+		out = append(out, p.Name+": "+effect(p, e))
+	}
+	return strings.Join(out, ", ")
+}
+
+func effect(p protect.PathState, e live.SessionEvent) string {
+	switch {
+	case e.Session.Observe:
+		return "as before, for the session only observes"
+	case e.Phase == live.Down && p.Shadow:
+		return "would be rerouted (shadow)"
+	case e.Phase == live.Down:
+		return "rerouted"
+	case p.Down:
+		return "still rerouted"
+	}
+	return "used"
+}

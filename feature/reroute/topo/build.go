@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topo
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Builder makes a network step by step.
+type Builder struct {
+	n      *Network
+	byName map[string]int
+}
+
+// NewBuilder begins a network of that name.
+func NewBuilder(name string) *Builder {
+	return &Builder{n: &Network{Name: name}, byName: map[string]int{}}
+}
+
+// Node adds a router and returns its index; a name that is there already gives the router that has it.
+func (b *Builder) Node(name string) int {
+	if i, ok := b.byName[name]; ok {
+		return i
+	}
+	i := len(b.n.Nodes)
+	b.byName[name] = i
+	b.n.Nodes = append(b.n.Nodes, Node{Name: name})
+	return i
+}
+
+// At gives the node that was made by Node for changes, until the next node is added.
+func (b *Builder) At(i int) *Node { return &b.n.Nodes[i] }
+
+// Link adds both directions of an adjacency; each is given as seen from its own From. It returns the index of
+// the first.
+func (b *Builder) Link(there, back Link) int {
+	i := len(b.n.Links)
+	there.Reverse, back.Reverse = i+1, i
+	back.From, back.To = there.To, there.From
+	if !back.Local.IsValid() {
+		back.Local = there.Remote
+	}
+	if !there.Local.IsValid() {
+		there.Local = back.Remote
+	}
+	b.n.Links = append(b.n.Links, there, back)
+	return i
+}
+
+// Cable adds an adjacency with the same metric in both directions.
+func (b *Builder) Cable(from, to int, metric uint32) int {
+	return b.Link(Link{From: from, To: to, Metric: metric}, Link{Metric: metric})
+}
+
+// Note adds a sentence about what the network leaves out.
+func (b *Builder) Note(format string, a ...any) {
+	b.n.Notes = append(b.n.Notes, fmt.Sprintf(format, a...))
+}
+
+// Network checks and returns what was built.
+func (b *Builder) Network() (*Network, error) {
+	if len(b.n.Nodes) == 0 {
+		return nil, fmt.Errorf("network %s has no node", b.n.Name)
+	}
+	return b.n, b.n.Check()
+}
+
+// half is one direction that a source gives alone, with what may tell it from parallel ones.
+type half struct {
+	Link
+	mine, other string // equal to the other direction's other and mine, "" if unknown
+}
+
+// join pairs directions. Routers use an adjacency only if both ends announce it (ISO 10589 section 7.2.8.2), so what
+// stays alone is noted and left out.
+func (b *Builder) join(halves []half) {
+	used := make([]bool, len(halves))
+	byEnds := map[[2]int][]int{}
+	for i, h := range halves {
+		byEnds[[2]int{h.From, h.To}] = append(byEnds[[2]int{h.From, h.To}], i)
+	}
+	match := func(fits func(a, b half) bool) {
+		for i, h := range halves {
+			if used[i] {
+				continue
+			}
+			for _, j := range byEnds[[2]int{h.To, h.From}] {
+				if !used[j] && fits(h, halves[j]) {
+					used[i], used[j] = true, true
+					b.Link(h.Link, halves[j].Link)
+					break
+				}
+			}
+		}
+	}
+	match(func(x, y half) bool { return x.mine != "" && x.mine == y.other && x.other == y.mine })
+	match(func(x, y half) bool { return x.mine == "" || y.mine == "" })
+	for i, h := range halves {
+		if !used[i] {
+			b.Note("%s→%s is announced by %s only and not used", b.n.Nodes[h.From].Name, b.n.Nodes[h.To].Name, b.n.Nodes[h.From].Name)
+		}
+	}
+}
+
+// lan joins every two routers of a shared medium; each is given as a link to nowhere.
+func (b *Builder) lan(name string, members []Link) {
+	slices.SortStableFunc(members, func(x, y Link) int { return cmp.Compare(x.From, y.From) })
+	for i, x := range members {
+		for _, y := range members[i+1:] {
+			if x.From == y.From {
+				continue
+			}
+			there, back := x, y
+			there.To, there.LAN, back.LAN = y.From, name, name
+			b.Link(there, back)
+		}
+	}
+}
+
+// metric makes what a file says of a link a metric: rounded, and at least 1.
+func metric(v float64) (uint32, error) {
+	v = math.Round(v)
+	if math.IsNaN(v) || v < 0 || v > MaxMetric {
+		return 0, fmt.Errorf("metric %v: 0 to %d are possible", v, MaxMetric)
+	}
+	return uint32(max(v, 1)), nil
+}
+
+// Names lists the nodes so far.
+func (b *Builder) Names() []string {
+	var out []string
+	for _, x := range b.n.Nodes {
+		out = append(out, x.Name)
+	}
+	return out
+}

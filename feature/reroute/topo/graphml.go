@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topo
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// metricNames are the attributes of an edge that give its metric, the first found counts. Kilometres ("dist") are a
+// metric in steps of one; without any, every link's is 1.
+var metricNames = []string{"metric", "weight", "cost", "dist"}
+
+type graphML struct {
+	Keys []struct {
+		ID   string `xml:"id,attr"`
+		For  string `xml:"for,attr"`
+		Name string `xml:"attr.name,attr"`
+	} `xml:"key"`
+	Graphs []struct {
+		Directed string        `xml:"edgedefault,attr"`
+		Nodes    []graphMLNode `xml:"node"`
+		Edges    []graphMLEdge `xml:"edge"`
+		Data     []graphMLData `xml:"data"`
+	} `xml:"graph"`
+}
+
+type graphMLData struct {
+	Key   string `xml:"key,attr"`
+	Value string `xml:",chardata"`
+}
+
+type graphMLNode struct {
+	ID   string        `xml:"id,attr"`
+	Data []graphMLData `xml:"data"`
+}
+
+type graphMLEdge struct {
+	Source string        `xml:"source,attr"`
+	Target string        `xml:"target,attr"`
+	Data   []graphMLData `xml:"data"`
+}
+
+// readGraphML reads the subset of GraphML (graphml.graphdrawing.org) that the Topology Zoo and networkx write.
+func readGraphML(file string, data []byte) (*Network, error) {
+	var doc graphML
+	d := xml.NewDecoder(bytes.NewReader(data))
+	// The declared charset: everything but UTF-8 and its subset would need a table.
+	d.CharsetReader = func(charset string, r io.Reader) (io.Reader, error) {
+		if strings.EqualFold(charset, "us-ascii") || strings.EqualFold(charset, "ascii") {
+			return r, nil
+		}
+		return nil, fmt.Errorf("charset %s: convert the file to UTF-8", charset)
+	}
+	if err := d.Decode(&doc); err != nil {
+		if syntax, ok := errors.AsType[*xml.SyntaxError](err); ok {
+			return nil, fmt.Errorf("%s:%d: no GraphML: %s", file, syntax.Line, syntax.Msg)
+		}
+		return nil, fmt.Errorf("%s: no GraphML: %w", file, err)
+	}
+	if len(doc.Graphs) != 1 {
+		return nil, fmt.Errorf("%s: %d graphs, want one", file, len(doc.Graphs))
+	}
+	names := map[string]string{} // of keys
+	for _, k := range doc.Keys {
+		names[k.ID] = k.Name
+	}
+	attributes := func(data []graphMLData) map[string]string {
+		out := map[string]string{}
+		for _, d := range data {
+			if name := names[d.Key]; name != "" {
+				out[name] = strings.TrimSpace(d.Value)
+			}
+		}
+		return out
+	}
+	g := doc.Graphs[0]
+	l := newLoose(attributes(g.Data)["Network"])
+	for _, x := range g.Nodes {
+		a := attributes(x.Data)
+		var at *Point
+		lon, err1 := strconv.ParseFloat(a["Longitude"], 64)
+		lat, err2 := strconv.ParseFloat(a["Latitude"], 64)
+		if err1 == nil && err2 == nil {
+			at = &Point{lon, lat}
+			l.b.n.Geographic = true
+		}
+		if err := l.node(x.ID, a["label"], at); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	for i, e := range g.Edges {
+		a := attributes(e.Data)
+		m := 1.0
+		for _, name := range metricNames {
+			if text, ok := a[name]; ok {
+				v, err := strconv.ParseFloat(text, 64)
+				if err != nil {
+					return nil, fmt.Errorf("%s: edge %d, %s to %s: %s %q is no number", file, i+1, e.Source, e.Target, name, text)
+				}
+				m = v
+				break
+			}
+		}
+		if err := l.edge(e.Source, e.Target, m, nil); err != nil {
+			return nil, fmt.Errorf("%s: edge %d: %w", file, i+1, err)
+		}
+	}
+	n, err := l.network(g.Directed == "directed")
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return n, nil
+}
+
+// loose builds a network from a file of a general format, in which nodes have an id and perhaps a label.
+type loose struct {
+	b     *Builder
+	ids   map[string]int
+	edges []half
+}
+
+func newLoose(name string) *loose { return &loose{b: NewBuilder(name), ids: map[string]int{}} }
+
+// node adds one. Labels are not unique in the Zoo ("?"), ids are.
+func (l *loose) node(id, label string, at *Point) error {
+	if id == "" {
+		return errors.New("a node has no id")
+	}
+	if _, twice := l.ids[id]; twice {
+		return fmt.Errorf("two nodes have the id %q", id)
+	}
+	name := label
+	if name == "" {
+		name = id
+	}
+	for extra := 0; ; extra++ {
+		if _, taken := l.b.byName[name]; !taken {
+			break
+		}
+		name = fmt.Sprintf("%s (%s)", label, id)
+		if extra > 0 {
+			name += strings.Repeat("'", extra)
+		}
+	}
+	l.ids[id] = l.b.Node(name)
+	l.b.At(l.ids[id]).At = at
+	return nil
+}
+
+func (l *loose) edge(from, to string, m float64, srlgs []string) error {
+	u, ok := l.ids[from]
+	if !ok {
+		return fmt.Errorf("there is no node %q", from)
+	}
+	v, ok := l.ids[to]
+	if !ok {
+		return fmt.Errorf("there is no node %q", to)
+	}
+	w, err := metric(m)
+	if err != nil {
+		return fmt.Errorf("%s to %s: %w", from, to, err)
+	}
+	if u == v {
+		l.b.Note("a link of %s to itself carries nothing and is left out", l.b.n.Nodes[u].Name)
+		return nil
+	}
+	l.edges = append(l.edges, half{Link: Link{From: u, To: v, Metric: w, SRLGs: srlgs}})
+	return nil
+}
+
+func (l *loose) network(directed bool) (*Network, error) {
+	if directed {
+		l.b.join(l.edges)
+	} else {
+		for _, e := range l.edges {
+			l.b.Link(e.Link, Link{Metric: e.Metric, SRLGs: e.SRLGs})
+		}
+	}
+	return l.b.Network()
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topo
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ISISCommand is what makes isisd print all that a network needs. The database alone names neighbours by system id
+// and LSPs by hostname.
+const ISISCommand = "vtysh -c 'show isis hostname' -c 'show isis neighbor detail' -c 'show isis database detail'"
+
+// refuseISISJSON says why: isisd (seen in FRR 8.4, and in the sources of its later versions) writes the TLVs of an LSP
+// as keys of one JSON object, so that of all adjacencies, and of all LSPs, only the last is left.
+func refuseISISJSON(file string, _ []byte) (*Network, error) {
+	return nil, fmt.Errorf("%s: isisd's JSON keeps only the last adjacency of an LSP and the last LSP of a level: give what %s prints", file, ISISCommand)
+}
+
+// isisSystem is one system, or one pseudonode, in one level: the fragments of its LSP together.
+type isisSystem struct {
+	id       string // 0000.0000.0001.00
+	overload bool
+	prefixes []netip.Prefix
+	end      netip.Addr
+	reach    map[bool][]isisReach // by whether they are of the IPv6 topology (RFC 5120)
+	mt       bool                 // takes part in it
+}
+
+type isisReach struct {
+	to            string // system id with pseudonode number
+	metric        uint64
+	local, remote netip.Addr
+	endX          netip.Addr
+}
+
+var (
+	isisHeader = regexp.MustCompile(`^(\S+)\.([0-9a-f]{2})-([0-9a-f]{2})\s+(\*\s+)?\d+\s+0x[0-9a-f]+\s+0x[0-9a-f]+\s+\S+\s+\d/\d/(\d)`)
+	isisName   = regexp.MustCompile(`^\s*(?:\d|\*)\s+([0-9a-fA-F]{4}\.[0-9a-fA-F]{4}\.[0-9a-fA-F]{4})\s+(\S+)\s*$`)
+	isisLevel  = regexp.MustCompile(`^IS-IS Level-(\d) link-state database`)
+	isisEdge   = regexp.MustCompile(`^\s+(MT|Extended) Reachability: ([0-9a-fA-F.]{17}) \(Metric: (\d+)\)(?:\s+(\S+))?`)
+	isisPrefix = regexp.MustCompile(`^\s+(?:Extended |MT )?(?:IP|IPv6) Reachability: (\S+) \(Metric: \d+\)`)
+	isisRemote = regexp.MustCompile(`^\s+Remote Interface IP(?:v6)? Address\(es\): (\S+)`)
+	isisLocal  = regexp.MustCompile(`^\s+Local Interface IP(?:v6)? Address\(es\): (\S+)`)
+	isisEndX   = regexp.MustCompile(`^\s+SRv6 (?:LAN )?End\.X SID: ([0-9a-fA-F:]+),`)
+	isisEnd    = regexp.MustCompile(`^\s+SRv6 End SID Endpoint Behavior: (\S+), SID value: ([0-9a-fA-F:]+)`)
+)
+
+// isisReader reads the text of one database.
+type isisReader struct {
+	hostnames map[string]string // system id → name
+	systems   map[string]*isisSystem
+	order     []string
+	now       *isisSystem
+	edge      *isisReach
+	ids       map[string]string // name → system id
+	self      string
+	ports     []isisPort
+}
+
+// readISIS reads what ISISCommand prints. Of two levels it takes level 2, the backbone.
+func readISIS(file string, data []byte) (*Network, error) {
+	levels := splitLevels(data)
+	body, ok := levels[2]
+	if !ok {
+		body = levels[1]
+	}
+	r := &isisReader{hostnames: map[string]string{}, systems: map[string]*isisSystem{}, ids: map[string]string{}}
+	for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
+		if m := isisName.FindStringSubmatch(s.Text()); m != nil {
+			id := strings.ToLower(m[1])
+			r.hostnames[id], r.ids[m[2]] = m[2], id
+		}
+	}
+	r.ports = isisPorts(data)
+	for _, line := range body {
+		if err := r.line(line.text); err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", file, line.number, err)
+		}
+	}
+	n, err := r.network()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if len(levels) > 1 {
+		n.Notes = append(n.Notes, "the database has two levels: level 1 is left out")
+	}
+	return n, nil
+}
+
+type numbered struct {
+	text   string
+	number int
+}
+
+func splitLevels(data []byte) map[int][]numbered {
+	out := map[int][]numbered{}
+	level := 0
+	for i, text := range strings.Split(string(data), "\n") {
+		text = strings.TrimRight(text, "\r")
+		if m := isisLevel.FindStringSubmatch(text); m != nil {
+			level, _ = strconv.Atoi(m[1])
+		} else if level > 0 {
+			out[level] = append(out[level], numbered{text, i + 1})
+		}
+	}
+	for l, lines := range out { // isisd names empty levels, too
+		if !slices.ContainsFunc(lines, func(n numbered) bool { return isisHeader.MatchString(n.text) }) {
+			delete(out, l)
+		}
+	}
+	return out
+}
+
+func (r *isisReader) line(text string) error {
+	if m := isisHeader.FindStringSubmatch(text); m != nil {
+		if m[4] != "" {
+			r.self = m[1]
+		}
+		return r.begin(m[1], m[2], m[5])
+	}
+	if r.now == nil {
+		return nil
+	}
+	if m := isisEdge.FindStringSubmatch(text); m != nil {
+		metric, err := strconv.ParseUint(m[3], 10, 32)
+		if err != nil {
+			return fmt.Errorf("metric %s: %w", m[3], err)
+		}
+		mt := m[1] == "MT"
+		if mt && m[4] != "ipv6-unicast" {
+			r.edge = nil
+			return nil // multicast and such
+		}
+		list := append(r.now.reach[mt], isisReach{to: strings.ToLower(m[2]), metric: metric})
+		r.now.reach[mt] = list
+		r.edge = &list[len(list)-1]
+		return nil
+	}
+	return r.detail(text)
+}
+
+// detail reads a line of the TLV that was begun.
+func (r *isisReader) detail(text string) error {
+	if strings.Contains(text, "MT Router Info: ipv6-unicast") {
+		r.now.mt = true
+		r.now.overload = r.now.overload || strings.Contains(text, "Overload")
+		return nil
+	}
+	if m := isisPrefix.FindStringSubmatch(text); m != nil {
+		p, err := netip.ParsePrefix(m[1])
+		if err != nil {
+			return fmt.Errorf("prefix %s: %w", m[1], err)
+		}
+		r.edge = nil
+		r.now.prefixes = append(r.now.prefixes, p.Masked())
+		return nil
+	}
+	if m := isisEnd.FindStringSubmatch(text); m != nil && (m[1] == "End" || m[1] == "uN") {
+		var err error
+		r.now.end, err = netip.ParseAddr(m[2])
+		return err
+	}
+	if r.edge == nil {
+		return nil
+	}
+	for re, to := range map[*regexp.Regexp]*netip.Addr{isisRemote: &r.edge.remote, isisLocal: &r.edge.local, isisEndX: &r.edge.endX} {
+		m := re.FindStringSubmatch(text)
+		if m == nil {
+			continue
+		}
+		a, err := netip.ParseAddr(strings.TrimRight(m[1], ","))
+		if err != nil {
+			return fmt.Errorf("address %s: %w", m[1], err)
+		}
+		if re != isisEndX && to.IsValid() && !a.Is6() {
+			continue // IPv6 addresses tell links apart where there are both
+		}
+		*to = a
+	}
+	return nil
+}
+
+// begin starts an LSP, or a further fragment of one.
+func (r *isisReader) begin(name, pseudonode, overload string) error {
+	id := r.systemID(name)
+	if len(id) != 14 || strings.Count(id, ".") != 2 {
+		return fmt.Errorf("nothing says which system id %s has: give what %s prints", name, ISISCommand)
+	}
+	id += "." + pseudonode
+	if r.systems[id] == nil {
+		r.systems[id] = &isisSystem{id: id, reach: map[bool][]isisReach{}}
+		r.order = append(r.order, id)
+	}
+	r.now, r.edge = r.systems[id], nil
+	r.now.overload = r.now.overload || overload == "1"
+	return nil
+}
+
+// systemID is that of a name, or the name itself.
+func (r *isisReader) systemID(name string) string {
+	if id, ok := r.ids[name]; ok {
+		return id
+	}
+	return strings.ToLower(name)
+}
+
+func (r *isisReader) network() (*Network, error) {
+	if len(r.order) == 0 {
+		return nil, errors.New("the database has no LSP")
+	}
+	b := NewBuilder("isis")
+	mt := slices.ContainsFunc(r.order, func(id string) bool { return r.systems[id].mt && len(r.systems[id].reach[true]) > 0 })
+	slices.Sort(r.order)
+	for _, id := range r.order {
+		if s := r.systems[id]; s.router() {
+			n := b.At(b.Node(r.name(id)))
+			n.Overload, n.Prefixes, n.End = s.overload, s.prefixes, s.end
+		}
+	}
+	var halves []half
+	for _, id := range r.order {
+		s := r.systems[id]
+		if !s.router() {
+			r.lan(b, s, mt)
+			continue
+		}
+		for _, e := range s.edges(mt) {
+			far, known := r.systems[e.to]
+			if !known {
+				b.Note("%s announces a neighbour %s whose LSP is not in the database", r.name(id), e.to)
+				continue
+			}
+			if !far.router() || e.metric > MaxMetric || far == s {
+				continue // 2^24-1 is a link that is announced but not to be used (RFC 5305 section 3)
+			}
+			l := Link{From: b.Node(r.name(id)), To: b.Node(r.name(e.to)), Metric: uint32(max(e.metric, 1)), Local: e.local, Remote: e.remote, EndX: e.endX}
+			subnet := s.subnet(e.remote)
+			halves = append(halves, half{Link: l, mine: subnet, other: subnet})
+		}
+	}
+	b.join(halves)
+	r.nameInterfaces(b)
+	if b.n.Self = r.self; b.n.Self != "" {
+		b.n.Self = r.name(r.systemID(r.self))
+	}
+	return b.Network()
+}
+
+// lan joins the routers of a pseudonode: those that it lists and that list it.
+func (r *isisReader) lan(b *Builder, s *isisSystem, mt bool) {
+	var members []Link
+	for _, e := range append(slices.Clone(s.reach[false]), s.reach[true]...) {
+		member := r.systems[e.to]
+		if member == nil || !member.router() {
+			continue
+		}
+		for _, up := range member.edges(mt) {
+			if up.to == s.id && up.metric <= MaxMetric {
+				members = append(members, Link{From: b.Node(r.name(e.to)), Metric: uint32(max(up.metric, 1))})
+				break
+			}
+		}
+	}
+	slices.SortFunc(members, func(x, y Link) int { return x.From - y.From })
+	members = slices.CompactFunc(members, func(x, y Link) bool { return x.From == y.From })
+	b.lan(r.name(s.id[:15]+"00")+s.id[14:], members)
+}
+
+func (s *isisSystem) router() bool { return strings.HasSuffix(s.id, ".00") }
+
+// edges are those of the IPv6 topology, if the network has one of its own and the router takes part.
+func (s *isisSystem) edges(mt bool) []isisReach {
+	if mt && s.mt {
+		return s.reach[true]
+	}
+	return s.reach[false]
+}
+
+// subnet is the longest prefix that the router announces around an address of its neighbour's: both ends of a link
+// announce the same.
+func (s *isisSystem) subnet(a netip.Addr) string {
+	var best netip.Prefix
+	for _, p := range s.prefixes {
+		if a.IsValid() && p.Contains(a) && (!best.IsValid() || p.Bits() > best.Bits()) {
+			best = p
+		}
+	}
+	if !best.IsValid() || best.IsSingleIP() {
+		return ""
+	}
+	return best.String()
+}
+
+// name is the hostname of a system, or its id.
+func (r *isisReader) name(id string) string {
+	id = strings.TrimSuffix(id, ".00")
+	if name, ok := r.hostnames[id]; ok {
+		return name
+	}
+	return id
+}

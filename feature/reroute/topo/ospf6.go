@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topo
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// OSPF6Command is what makes ospf6d print its whole database.
+const OSPF6Command = "vtysh -c 'show ipv6 ospf6 database detail json'"
+
+type ospf6Database struct {
+	Area []struct {
+		ID  string     `json:"areaId"`
+		LSA []ospf6LSA `json:"lsa"`
+	} `json:"areaScopedLinkStateDb"`
+	Interface []struct {
+		Name string     `json:"interface"`
+		LSA  []ospf6LSA `json:"lsa"`
+	} `json:"interfaceScopedLinkStateDb"`
+}
+
+// ospf6LSA is one of RFC 5340 section A.4, with the fields of those types that are of use.
+type ospf6LSA struct {
+	Type        string   `json:"type"`
+	ID          string   `json:"linkStateId"`
+	Router      string   `json:"advertisingRouter"`
+	Options     string   `json:"options"`
+	Attached    []string `json:"attachedRouter"`
+	Description []struct {
+		Type            string `json:"type"`
+		Metric          uint32 `json:"metric"`
+		Interface       string `json:"interfaceId"`
+		RemoteInterface string `json:"neighborInterfaceId"`
+		Remote          string `json:"neighborRouterId"`
+	} `json:"lsaDescription"`
+	Reference       string `json:"reference"`
+	ReferenceID     string `json:"referenceId"`
+	ReferenceRouter string `json:"referenceAdv"`
+	LinkLocal       string `json:"linkLocalAddress"`
+	Prefix          []struct {
+		Prefix string `json:"prefix"`
+	} `json:"prefix"`
+}
+
+// port is an interface: a router and the number that it gave it.
+type port struct{ router, id string }
+
+// ospf6Reader builds the network of one area.
+type ospf6Reader struct {
+	b          *Builder
+	interfaces map[port]string
+	addresses  map[port]netip.Addr
+	lans       map[port][]Link // by the designated router's port
+	attached   map[port][]string
+	halves     []half
+}
+
+// readOSPF6 reads what OSPF6Command prints, of one area. Routers are named by their router id.
+func readOSPF6(file string, data []byte) (*Network, error) {
+	var db ospf6Database
+	if err := json.Unmarshal(data, &db); err != nil {
+		return nil, fmt.Errorf("%s: no database of ospf6d: %w", placeOf(file, data, err), err)
+	}
+	if len(db.Area) == 0 {
+		return nil, fmt.Errorf("%s: the database has no area: give what %s prints", file, OSPF6Command)
+	}
+	r := &ospf6Reader{b: NewBuilder("ospf6"), interfaces: map[port]string{}, addresses: map[port]netip.Addr{},
+		lans: map[port][]Link{}, attached: map[port][]string{}}
+	r.ports(db)
+	// A router in several areas: the backbone, or what comes first.
+	area := db.Area[max(0, slices.IndexFunc(db.Area, func(a struct {
+		ID  string     `json:"areaId"`
+		LSA []ospf6LSA `json:"lsa"`
+	}) bool {
+		return a.ID == "0.0.0.0"
+	}))]
+	if len(db.Area) > 1 {
+		r.b.Note("the database has %d areas: only %s is planned for", len(db.Area), area.ID)
+	}
+	n, err := r.area(area.LSA)
+	if err != nil {
+		return nil, fmt.Errorf("%s: area %s: %w", file, area.ID, err)
+	}
+	return n, nil
+}
+
+// ports learns names and addresses of interfaces from the link LSAs, which the routers of a link exchange: the router
+// that was asked is in each of its interfaces' lists.
+func (r *ospf6Reader) ports(db ospf6Database) {
+	seen := map[string]int{}
+	used := 0 // interfaces with a link LSA: loopback has none
+	for _, i := range db.Interface {
+		routers := map[string]bool{}
+		for _, l := range i.LSA {
+			if l.Type == "Link" && !routers[l.Router] {
+				routers[l.Router] = true
+				seen[l.Router]++
+			}
+		}
+		used += min(1, len(routers))
+	}
+	everywhere := 0 // of two routers with all their links in common, nothing tells which was asked
+	for _, count := range seen {
+		if count == used {
+			everywhere++
+		}
+	}
+	for _, i := range db.Interface {
+		for _, l := range i.LSA {
+			if l.Type != "Link" {
+				continue
+			}
+			if a, err := netip.ParseAddr(l.LinkLocal); err == nil {
+				r.addresses[port{l.Router, l.ID}] = a
+			}
+			if seen[l.Router] == used && everywhere == 1 {
+				r.b.n.Self = l.Router
+				r.interfaces[port{l.Router, l.ID}] = i.Name
+			}
+		}
+	}
+}
+
+func (r *ospf6Reader) area(lsas []ospf6LSA) (*Network, error) {
+	routers := map[string]int{}
+	for _, l := range lsas {
+		switch l.Type {
+		case "Router":
+			i := r.b.Node(l.Router)
+			routers[l.Router] = i
+			// RFC 5340 section A.2: without the R bit others do not route through it.
+			if l.Options != "" && !slices.Contains(strings.Split(l.Options, "|"), "R") {
+				r.b.At(i).Overload = true
+			}
+		case "Network":
+			r.attached[port{l.Router, l.ID}] = l.Attached
+		}
+	}
+	for _, l := range lsas {
+		switch {
+		case l.Type == "Router":
+			if err := r.router(routers, l); err != nil {
+				return nil, err
+			}
+		case l.Type == "Intra-Prefix":
+			if err := r.prefixes(routers, l); err != nil {
+				return nil, err
+			}
+		}
+	}
+	r.b.join(r.halves)
+	var lans []port
+	for at := range r.lans {
+		lans = append(lans, at)
+	}
+	slices.SortFunc(lans, func(x, y port) int { return strings.Compare(x.router+x.id, y.router+y.id) })
+	for _, at := range lans {
+		r.b.lan(at.router+" "+at.id, r.lans[at])
+	}
+	return r.b.Network()
+}
+
+// prefixes reads an intra-area-prefix LSA: of a router, or of a LAN, which all of its routers reach at once.
+func (r *ospf6Reader) prefixes(routers map[string]int, l ospf6LSA) error {
+	of := []string{l.ReferenceRouter}
+	if l.Reference != "Router" {
+		of = r.attached[port{l.ReferenceRouter, l.ReferenceID}]
+	}
+	for _, p := range l.Prefix {
+		prefix, err := netip.ParsePrefix(p.Prefix)
+		if err != nil {
+			return fmt.Errorf("prefix %q of %s: %w", p.Prefix, l.Router, err)
+		}
+		for _, router := range of {
+			if i, ok := routers[router]; ok {
+				r.b.At(i).Prefixes = append(r.b.At(i).Prefixes, prefix.Masked())
+			}
+		}
+	}
+	return nil
+}
+
+// router reads the links of a router LSA.
+func (r *ospf6Reader) router(routers map[string]int, l ospf6LSA) error {
+	for _, d := range l.Description {
+		if d.Metric > MaxMetric {
+			return fmt.Errorf("a link of %s has metric %d: 1 to %d are possible", l.Router, d.Metric, MaxMetric)
+		}
+		mine, far := port{l.Router, d.Interface}, port{d.Remote, d.RemoteInterface}
+		link := Link{From: routers[l.Router], Metric: max(d.Metric, 1), Interface: r.interfaces[mine], Local: r.addresses[mine]}
+		switch d.Type {
+		case "Point-To-Point", "Virtual-Link":
+			to, ok := routers[d.Remote]
+			if !ok || d.Remote == l.Router || d.Type == "Virtual-Link" {
+				r.b.Note("%s announces a link of type %s to %s that is not used", l.Router, d.Type, d.Remote)
+				continue
+			}
+			link.To, link.Remote = to, r.addresses[far]
+			r.halves = append(r.halves, half{Link: link, mine: mine.router + " " + mine.id, other: far.router + " " + far.id})
+		case "Transit-Network":
+			// Both the router and the designated router must list each other.
+			if slices.Contains(r.attached[far], l.Router) {
+				r.lans[far] = append(r.lans[far], link)
+			}
+		}
+	}
+	return nil
+}

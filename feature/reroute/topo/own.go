@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topo
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/internal/suggest"
+)
+
+// ownFile is weir's own form, in YAML or JSON.
+type ownFile struct {
+	Name  string    `yaml:"name"`
+	Nodes []ownNode `yaml:"nodes"`
+	Links []ownLink `yaml:"links"`
+}
+
+type ownNode struct {
+	Pos      strictyaml.Pos
+	Name     string         `yaml:"name"`
+	Position []float64      `yaml:"position"` // x and y, or longitude and latitude
+	Overload bool           `yaml:"overload"`
+	Prefixes []netip.Prefix `yaml:"prefixes"`
+	End      netip.Addr     `yaml:"end"`
+	DT6      netip.Addr     `yaml:"dt6"`
+}
+
+// ownLink is an adjacency. What differs by direction stands under back for the other one.
+type ownLink struct {
+	Pos  strictyaml.Pos
+	From string   `yaml:"from"`
+	To   string   `yaml:"to"`
+	SRLG []string `yaml:"srlg"`
+	LAN  string   `yaml:"lan"`
+	ownSide
+	Back *ownSide `yaml:"back"`
+}
+
+type ownSide struct {
+	Metric    uint32     `yaml:"metric"`
+	Interface string     `yaml:"interface"`
+	Address   netip.Addr `yaml:"address"`
+	EndX      netip.Addr `yaml:"endx"`
+	DX6       netip.Addr `yaml:"dx6"`
+}
+
+// readOwn reads weir's own form. Unknown keys are errors that name the place.
+func readOwn(file string, data []byte) (*Network, error) {
+	var doc ownFile
+	if err := strictyaml.Decode(file, data, &doc); err != nil {
+		return nil, err
+	}
+	b := NewBuilder(doc.Name)
+	var errs []error
+	for _, x := range doc.Nodes {
+		switch _, twice := b.byName[x.Name]; {
+		case x.Name == "":
+			errs = append(errs, x.Pos.Errorf("a node needs a name"))
+			continue
+		case twice:
+			errs = append(errs, x.Pos.Errorf("node %s is there already", x.Name))
+			continue
+		}
+		n := b.At(b.Node(x.Name))
+		n.Overload, n.Prefixes, n.End, n.DT6 = x.Overload, x.Prefixes, x.End, x.DT6
+		switch len(x.Position) {
+		case 0:
+		case 2:
+			n.At = &Point{x.Position[0], x.Position[1]}
+		default:
+			errs = append(errs, x.Pos.Errorf("node %s: position has %d numbers: give x and y", x.Name, len(x.Position)))
+		}
+		for what, sid := range map[string]netip.Addr{"end": x.End, "dt6": x.DT6} {
+			if sid.IsValid() && !sid.Is6() {
+				errs = append(errs, x.Pos.Errorf("node %s: %s: %s is no SID: an IPv6 address is", x.Name, what, sid))
+			}
+		}
+	}
+	for _, l := range doc.Links {
+		if err := l.add(b); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	n, err := b.Network()
+	if err != nil {
+		return nil, strictyaml.Pos{File: file, Line: 1, Column: 1}.Errorf("%w", err)
+	}
+	return n, nil
+}
+
+func (l ownLink) add(b *Builder) error {
+	there := Link{LAN: l.LAN, SRLGs: l.SRLG}
+	for name, to := range map[string]*int{l.From: &there.From, l.To: &there.To} {
+		i, ok := b.byName[name]
+		if !ok {
+			var names []string
+			for _, n := range b.n.Nodes {
+				names = append(names, n.Name)
+			}
+			if close := suggest.Nearest(name, names); close != "" {
+				return l.Pos.Errorf("there is no node %q; did you mean %q?", name, close)
+			}
+			return l.Pos.Errorf("there is no node %q: list it under nodes", name)
+		}
+		*to = i
+	}
+	if l.From == l.To {
+		return l.Pos.Errorf("a link joins two nodes, this one %s with itself", l.From)
+	}
+	back := there
+	l.ownSide.into(&there)
+	if l.Back != nil {
+		l.Back.into(&back)
+	}
+	if back.Metric == 0 {
+		back.Metric = l.Metric
+	}
+	for _, m := range []*uint32{&there.Metric, &back.Metric} {
+		if *m == 0 {
+			*m = 1
+		}
+		if *m > MaxMetric {
+			return l.Pos.Errorf("metric %d: 1 to %d are possible", *m, MaxMetric)
+		}
+	}
+	there.Remote, back.Remote = back.Local, there.Local
+	b.Link(there, back)
+	return nil
+}
+
+func (s ownSide) into(l *Link) {
+	l.Metric, l.Interface, l.Local, l.EndX, l.DX6 = s.Metric, s.Interface, s.Address, s.EndX, s.DX6
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topo
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// maxFile bounds what is read, in bytes: a database of ten thousand routers is far below.
+const maxFile = 256 << 20
+
+// ReadFile reads a network from a file in any of the forms.
+func ReadFile(path string) (*Network, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > maxFile {
+		return nil, fmt.Errorf("%s: %d MB is no topology", path, info.Size()>>20)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return Read(path, data)
+}
+
+// Read finds out which form data has and reads it; file names it in errors.
+func Read(file string, data []byte) (*Network, error) {
+	n, err := formOf(data)(file, data)
+	if err != nil {
+		return nil, err
+	}
+	if n.Name == "" {
+		n.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
+	}
+	return n, nil
+}
+
+type form func(file string, data []byte) (*Network, error)
+
+func formOf(data []byte) form {
+	text := bytes.TrimLeft(bytes.TrimPrefix(data, []byte("\xef\xbb\xbf")), " \t\r\n")
+	switch {
+	case bytes.HasPrefix(text, []byte("<")):
+		return readGraphML
+	case bytes.HasPrefix(text, []byte("{")):
+		return jsonForm(text)
+	case bytes.Contains(data, []byte("IS-IS Level-")):
+		return readISIS
+	}
+	return readOwn
+}
+
+// jsonForm tells JSON apart by its keys. What is none of another's is read as weir's own form, whose errors name
+// the place.
+func jsonForm(text []byte) form {
+	var keys struct {
+		Areas, Vrfs            json.RawMessage
+		AreaScopedLinkStateDb  json.RawMessage
+		Edges, Directed, Graph json.RawMessage
+		Links                  []struct{ Source, Target json.RawMessage }
+	}
+	// A type that does not fit leaves the others decoded.
+	_ = json.NewDecoder(bytes.NewReader(text)).Decode(&keys)
+	switch {
+	case keys.AreaScopedLinkStateDb != nil:
+		return readOSPF6
+	case keys.Areas != nil || keys.Vrfs != nil:
+		return refuseISISJSON
+	case keys.Edges != nil || keys.Directed != nil || keys.Graph != nil || len(keys.Links) > 0 && keys.Links[0].Source != nil:
+		return readNodeLink
+	}
+	return readOwn
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"encoding/binary"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// before follows the program where a slot has a generation before its member: that gets
+// what its known UDP peers send, and everything should its successor not be whole.
+func (x *explainer) before(s *ServiceState, endpoint, slot int) (done bool, err error) {
+	st := s.Slots[slot]
+	if st.drains == 0 || st.withdrawn {
+		return false, nil
+	}
+	e, err := s.root.Open(s.pub.engineInstance(s.scope), s.pub.readerMaps()...)
+	if err != nil {
+		return false, err
+	}
+	defer e.Close()
+	d, err := readDrain(e, s.pub, slot)
+	if err != nil || !d.is(s.pub.row(slot)) || d.over() {
+		return false, err
+	}
+	known, err := x.knownTo(s, d, endpoint)
+	if err != nil || !known && st.Admitted() {
+		return false, err
+	}
+	var cookie uint64
+	if e.Maps["sockets"].Lookup(d.row*maxEndpoints+uint32(endpoint), &cookie) != nil {
+		return false, nil // it has closed that socket
+	}
+	if known {
+		x.say("generation", "a peer that the generation before knows, process %d, which drains", d.who.pid)
+	} else {
+		x.say("generation", "slot %d is not whole (%s), and the generation before, process %d, still drains", slot, st.Reason, d.who.pid)
+	}
+	return true, x.given(s, endpoint, slot, cookie)
+}
+
+// knownTo says whether a packet is from a peer of the generation before.
+func (x *explainer) knownTo(s *ServiceState, d predecessor, endpoint int) (bool, error) {
+	if x.p.Proto != "udp" {
+		return false, nil
+	}
+	o, err := s.root.Open(serviceInstance(s.scope, s.Name), "peers")
+	if err != nil {
+		return false, err
+	}
+	defer o.Close()
+	k := steerPeerKey{Addr: x.p.From.Addr().As16(), Endpoint: uint8(endpoint)}
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], x.p.From.Port())
+	k.Port = binary.NativeEndian.Uint16(port[:])
+	var p steerPeer
+	if o.Maps["peers"].Lookup(k, &p) != nil {
+		return false, nil
+	}
+	return p.Row == d.row && int64(kernel.Monotonic()-p.Seen) <= int64(d.Idle), nil
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// Retirement ends the generation before a slot's member, once nothing is left with
+// it: no UDP peer that it knows, no connection in its listeners' queues or on the
+// way there, no TCP connection, no datagram unread. At the deadline it ends whatever
+// is left, but for what waits in its sockets.
+type Retirement struct {
+	Slot   Slot
+	Signal syscall.Signal // that ends the process; 0: SIGTERM
+	Keep   bool           // leave the process be, once it is drained
+	Log    feature.Logger
+}
+
+const (
+	// drainLook is how often a retirement looks, at first; slower later on.
+	drainLook  = 20 * time.Millisecond
+	drainLooks = 500 * time.Millisecond
+	// drainLast is how long the process has at most, once it gets nothing new, for what
+	// waits in its sockets.
+	drainLast = 2 * time.Second
+	// drainGrace is for what it has read and not answered yet.
+	drainGrace = 50 * time.Millisecond
+)
+
+// retiring is a running Retirement: of one process, whatever becomes of the slot.
+type retiring struct {
+	Retirement
+	root    *kernel.Root
+	who     process
+	cookies map[uint64]bool // of its sockets
+	until   uint64          // CLOCK_MONOTONIC, ns: its time
+	back    bool            // the slot is its own again
+}
+
+// Run waits, and ends the process. It returns at once where nobody drains.
+func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
+	v := &retiring{Retirement: t, root: r}
+	now, err := v.look()
+	if err != nil || !v.who.alive() {
+		return err
+	}
+	proc, err := pidfd.Open(v.who.pid)
+	if err != nil {
+		return nil //nolint:nilerr // it has exited
+	}
+	defer proc.Close()
+	if !v.who.alive() { // its number was another's before it was opened
+		return nil
+	}
+	t.Log.Info("the generation before is drained", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.pid, "until", kernel.WallTime(v.until).Format(time.TimeOnly))
+	if err := v.drained(ctx, now, proc); err != nil || !proc.Alive() {
+		return err
+	}
+	if err := v.close(ctx); err != nil {
+		return err
+	}
+	if v.back {
+		t.Log.Warn("the slot is the generation's before again: it is not ended", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.pid)
+	}
+	if v.back || t.Keep {
+		return nil
+	}
+	sig := t.Signal
+	if sig == 0 {
+		sig = unix.SIGTERM
+	}
+	if err := unix.PidfdSendSignal(proc.FD(), sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("ending process %d: %w", v.who.pid, err)
+	}
+	t.Log.Info("the generation before ends", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.pid, "signal", sig)
+	return nil
+}
+
+// drained waits until nothing is left, or the deadline.
+func (v *retiring) drained(ctx context.Context, now left, proc *pidfd.Process) (err error) {
+	opening := now.opening // SYNs that were answered before the change: their queue is the old one
+	clean := 0
+	for wait := drainLook; proc.Alive() && !v.back; wait = min(wait+wait/8, drainLooks) {
+		for remote := range opening {
+			if !now.opening[remote] {
+				delete(opening, remote)
+			}
+		}
+		// Twice, for a look is no snapshot: a connection that is accepted while it lasts may be seen
+		// neither in the queue nor with the process.
+		if now.peers+now.waiting+now.sessions+int(now.unread)+len(opening) > 0 {
+			clean = 0
+		} else if clean++; clean == 2 {
+			return nil
+		} else {
+			wait = drainLook
+		}
+		if kernel.Monotonic() >= v.until {
+			v.Log.Warn("the deadline ends what is left", "service", v.Slot.Service, "slot", v.Slot.Slot, "pid", v.who.pid, "sessions", now.sessions, "waiting", now.waiting)
+			return nil
+		}
+		if err := sleep(ctx, min(wait, time.Duration(max(int64(v.until-kernel.Monotonic()), 0))+time.Millisecond)); err != nil {
+			return err
+		}
+		if now, err = v.look(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close has it get nothing more, and waits for what is in its sockets.
+func (v *retiring) close(ctx context.Context) error {
+	if err := v.endDraining(ctx); err != nil || v.back {
+		return err
+	}
+	for last := time.Now().Add(drainLast); time.Now().Before(last); {
+		now, err := v.look()
+		if err != nil || now.waiting+int(now.unread) == 0 {
+			break
+		}
+		if err := sleep(ctx, drainLook); err != nil {
+			return err
+		}
+	}
+	return sleep(ctx, drainGrace)
+}
+
+// endDraining makes this instant the end of its time, unless the slot is its own again.
+func (v *retiring) endDraining(ctx context.Context) error {
+	l, err := v.root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	e, p, err := openSlot(l, v.Slot)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	holder, err := processIn(e.pins, p.row(v.Slot.Slot))
+	if err != nil {
+		return err
+	}
+	v.back = holder == v.who
+	d, err := readDrain(e.pins, p, v.Slot.Slot)
+	if err != nil || d.who != v.who || d.over() {
+		return err
+	}
+	d.Until = kernel.Monotonic()
+	return e.pins.Maps["gens"].Put(d.row, d.steerGeneration)
+}
+
+// look reads what is left with the process: the first time with whoever drains.
+func (v *retiring) look() (l left, err error) {
+	s, err := readServiceState(v.root, serviceInstance(v.Slot.Scope, v.Slot.Service))
+	if err != nil {
+		return l, err
+	}
+	if s.pub.Service.Generations == nil {
+		return l, fmt.Errorf("service %s has no generations: add generations: {} to its steer section, and apply", s.Name)
+	}
+	if v.Slot.Slot < 0 || v.Slot.Slot >= s.pub.Service.Slots {
+		return l, fmt.Errorf("%w: %s has slots 0 to %d", ErrNoSlot, s.Name, s.pub.Service.Slots-1)
+	}
+	e, err := v.root.Open(s.pub.engineInstance(s.scope), s.pub.readerMaps()...)
+	if err != nil {
+		return l, err
+	}
+	defer e.Close()
+	d, err := readDrain(e, s.pub, v.Slot.Slot)
+	if err != nil {
+		return l, err
+	}
+	if v.who.pid == 0 {
+		if v.who = d.who; d.who.pid == 0 {
+			return l, nil
+		}
+		v.cookies = s.cookiesIn(e, d.row)
+	}
+	holder, err := processIn(e, s.pub.row(v.Slot.Slot))
+	if err != nil {
+		return l, err
+	}
+	v.back = holder == v.who
+	if l, err = s.left(v.cookies, v.who.pid); err != nil || d.who != v.who {
+		return l, err // another generation came: the program gives this one nothing any more
+	}
+	if v.until = d.Until; d.over() {
+		return l, nil
+	}
+	o, err := v.root.Open(serviceInstance(s.scope, s.Name), "peers")
+	if err != nil {
+		return l, err
+	}
+	defer o.Close()
+	peers, err := countPeers(o.Maps["peers"], d.Idle)
+	l.peers = peers[d.row]
+	return l, err
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff"
+)
+
+// Errors of the handoff section name the key, and its place.
+func TestHandoffConfigErrors(t *testing.T) {
+	for text, want := range map[string]string{
+		"hold: -1s":                  "handoff.hold: -1s: want a time",
+		"hold: 48h":                  "handoff.hold: 48h0m0s: want a time",
+		"hold: 500ms":                "handoff.grace: 1s is longer than hold, 500ms",
+		"grace: 1m":                  "handoff.grace: 1m0s is longer than hold, 30s",
+		"sessions: -1":               "handoff.sessions: -1: want a number",
+		"state: 1TiB":                `"1TiB": want a number of bytes`,
+		"state: 512MiB":              "handoff.state: 512MiB: want at most 256MiB",
+		"state: 2MiB\n  total: 1MiB": "handoff.state: 2MiB for one session is more than total, 1MiB",
+		"total: 65GiB":               "handoff.total: 65GiB: want at most 64GiB",
+		"hlod: 1s":                   "hold",
+		"hold: 30":                   "handoff.hold",
+	} {
+		_, err := ParseConfig("weir.yaml", []byte("handoff:\n  "+text+"\n"))
+		if err == nil || !strings.Contains(err.Error(), want) || !place.MatchString(err.Error()) {
+			t.Errorf("%s: %v; want %q with its place", text, err, want)
+		}
+	}
+}
+
+// weir serve goes by the limits that weir apply has set, also by later ones, and by the
+// default ones again when the section is gone.
+func TestHandoffLimits(t *testing.T) {
+	w := newWorld(t)
+	if did := w.apply(w.config("handoff: {hold: 700ms, grace: 100ms, sessions: 2, state: 64KiB, total: 1MiB}")); len(did) != 1 ||
+		did[0] != "create limits of handoff: hold 700ms, grace 100ms, sessions 2, state 64KiB, total 1MiB" {
+		t.Fatalf("%q", did)
+	}
+	s := w.serve()
+	if did := w.apply(w.config("handoff: {hold: 700ms, grace: 100ms, sessions: 2, state: 64KiB, total: 1MiB}")); len(did) != 0 {
+		t.Errorf("applied again it did %q", did)
+	}
+	join := func() *handoff.Member {
+		t.Helper()
+		m, err := handoff.Join(t.Context(), handoff.Options{Service: "telemetry", Name: "0", Keeper: s.handoff})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	m := join()
+	l, err := m.Listen(t.Context(), "tcp4", "127.0.0.1:4742")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Ready(); err != nil {
+		t.Fatal(err)
+	}
+	peers := make([]net.Conn, 2)
+	sessions := make([]*handoff.Session, 2)
+	for i := range peers {
+		if peers[i], err = net.Dial("tcp4", "127.0.0.1:4742"); err != nil {
+			t.Fatal(err)
+		}
+		defer peers[i].Close()
+		if sessions[i], err = l.AcceptSession(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sessions[0].Commit(make([]byte, 65<<10)); !errors.Is(err, handoff.ErrLimit) {
+		t.Errorf("65 KiB of state: %v", err)
+	}
+	// The listener and one session are two sockets.
+	eventually(t, "a third socket is not kept", func() bool { return sessions[0].Kept() && !sessions[1].Kept() })
+	begin := time.Now()
+	m.Close()
+	peers[0].SetDeadline(time.Now().Add(30 * time.Second))
+	if _, err := peers[0].Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("without a member the peer hears %v, want a reset", err)
+	}
+	if d := time.Since(begin); d < 600*time.Millisecond || d > 20*time.Second { // without the limits it would be 30 s
+		t.Errorf("reset after %v, want the time of holding", d)
+	}
+	if did := fmt.Sprint(w.apply(w.config("{}"))); !strings.Contains(did, "remove limits of handoff") {
+		t.Errorf("without the section it did %q", did)
+	}
+	eventually(t, "the default limits hold", func() bool {
+		m := join()
+		defer m.Close()
+		l, err := m.Listen(context.Background(), "tcp4", "127.0.0.1:0")
+		if err != nil {
+			return false
+		}
+		defer l.Close()
+		if m.Ready() != nil {
+			return false
+		}
+		c, err := net.Dial("tcp4", l.Addr().String())
+		if err != nil {
+			return false
+		}
+		defer c.Close()
+		s, err := l.AcceptSession()
+		return err == nil && s.Commit(make([]byte, 100<<10)) == nil
+	})
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("still not so after 30 s: %s", what)
+		}
+	}
+}

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handofflab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/move/explore"
+	"github.com/weir-project/weir/feature/handoff/server"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/lab"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "handoff-crash",
+		Short: "kill -9 at every step of a session's move between two servers, and the model of it",
+		Run:   runCrash,
+	})
+}
+
+// crashes has sessions move between two servers while one of them is killed.
+type crashes struct {
+	*world
+	result *lab.Result
+	tested map[string]bool // steps
+	cases  int
+	owners int // cases in which two members had the session
+	lost   int // sessions that did not go on, although a process that knew them lived
+	resets int // sessions that were reset because all who knew them were dead
+	wrong  int // streams in which a byte was wrong, missing or there twice
+	hung   int // clients that were told nothing for long
+}
+
+func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	w, err := newWorld(e, "crash", 2)
+	if err != nil {
+		return err
+	}
+	w.hold, w.lapse = 500*time.Millisecond, time.Second
+	w.servers[1].weight = 0 // every session begins at the first
+	if err := w.start(); err != nil {
+		return err
+	}
+	x := &crashes{world: w, result: r, tested: map[string]bool{}}
+	if err := r.WithStalls(func() error { return x.all(ctx) }); err != nil {
+		return err
+	}
+	leaked, err := x.leaked()
+	if err != nil {
+		return err
+	}
+	bounds := explore.Quick
+	if e.Size == lab.Full {
+		bounds = explore.Thorough
+	}
+	e.Watch.Say("going through the model's states")
+	model, err := explore.Run(ctx, bounds)
+	if err != nil {
+		return err
+	}
+	for _, v := range model.Violations {
+		r.Note("model: %v", v)
+	}
+	steps := len(server.Steps.Leaving) + len(server.Steps.Arriving) + len(front.Steps)
+	for metric, n := range map[string]int{"protocol_steps": steps, "crash_steps_tested": len(x.tested), "crash_cases": x.cases, "two_owners": x.owners,
+		"sessions_lost": x.lost, "sessions_reset_both_dead": x.resets, "streams_wrong": x.wrong, "clients_hung": x.hung, "leaked_flows": leaked,
+		"model_states": model.States, "model_violations": len(model.Violations)} {
+		r.Set(metric, float64(n))
+	}
+	for _, c := range []struct{ claim, metric, want string }{
+		{"steps of the protocol at which a process was killed", "crash_steps_tested", fmt.Sprintf("== %d", steps)},
+		{"sessions that two members had", "two_owners", "== 0"},
+		{"sessions that ended although somebody who knew them lived", "sessions_lost", "== 0"},
+		{"streams with a byte that is wrong, lost or doubled", "streams_wrong", "== 0"},
+		{"clients that were told neither that it goes on nor that it is over", "clients_hung", "== 0"},
+		{"flows, sockets and entries that are left over", "leaked_flows", "== 0"},
+		{"states of the model", "model_states", ">= 10000"},
+		{"states in which something is wrong", "model_violations", "== 0"},
+	} {
+		r.Claim(lab.Correctness, c.claim, c.metric, c.want)
+	}
+	return nil
+}
+
+// all kills at every step: a server's agent, for a moment and for long; with it the rest of its server; with it the other
+// server's agent; and the front end's agent.
+func (x *crashes) all(ctx context.Context) error {
+	for side, steps := range [][]string{server.Steps.Leaving, server.Steps.Arriving} {
+		for _, step := range steps {
+			for _, v := range x.victims(side, step) {
+				if err := x.one(ctx, v); err != nil {
+					return fmt.Errorf("killed at %v: %w", v, err)
+				}
+			}
+		}
+	}
+	for _, step := range front.Steps {
+		v := victim{step: step, what: "agent", agent: func() *process { return x.front }, again: x.startFront}
+		if err := x.one(ctx, v); err != nil {
+			return fmt.Errorf("killed at %v: %w", v, err)
+		}
+	}
+	return nil
+}
+
+// victim is whoever is killed.
+type victim struct {
+	step   string
+	what   string
+	agent  func() *process // whose step it is
+	with   []*process      // killed in the same moment
+	away   time.Duration   // until it is started again
+	whole  bool            // nobody on its server lives
+	before func() error    // what else happens, before anybody is started again
+	again  func() error
+}
+
+func (v victim) String() string { return fmt.Sprintf("%q, %s", v.step, v.what) }
+
+// away is longer than a keeper waits before others may have what a dead member had (its grace), and than the front end waits for
+// the two sides of a move (lapse).
+const away = 1500 * time.Millisecond
+
+// victims are those at a step of a server's agent. The smallest run has the agent away for long at two steps of each side: the
+// socket is stopped then, or there twice.
+func (x *crashes) victims(side int, step string) []victim {
+	h, other := x.servers[side], x.servers[1-side]
+	short := victim{step: step, what: "agent", agent: func() *process { return h.agent }, again: h.startAgent}
+	long, both, whole := short, short, short
+	long.what, long.away = "agent, for long", away
+	both.what, both.away = "both servers' agents", away
+	both.before = func() error { return other.agent.kill() }
+	both.again = func() error {
+		// The session is looked after while there is no way to the other server.
+		return errors.Join(h.startAgent(), within(patience, "the agent to have nothing under way", func() (bool, error) {
+			s, err := h.status()
+			return err == nil && s.Leaving == 0, err
+		}), other.startAgent())
+	}
+	whole.what, whole.whole, whole.with, whole.again = "whole server", true, []*process{h.keeper, h.member}, h.startAgain
+	switch {
+	case x.env.Size != lab.Smoke:
+		return []victim{short, long, both, whole}
+	case step == "leaving: dumped" || step == "leaving: done" || step == "arriving: kept" || step == "arriving: flipped":
+		return []victim{short, long, both}
+	}
+	return []victim{short}
+}
+
+// one kills a victim at a step of a move from the first server to the second.
+func (x *crashes) one(ctx context.Context, v victim) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	agent := v.agent()
+	c, err := x.dial(x.env.Seed + uint64(x.cases))
+	if err != nil {
+		return err
+	}
+	c.pause = 2 * time.Millisecond
+	c.stream(ctx)
+	defer func() { c.end(); c.Close() }()
+	if err := x.speaks(c); err != nil {
+		return err
+	}
+	order := "kill "
+	for _, p := range v.with {
+		order += fmt.Sprintf("%d ", p.PID)
+	}
+	if _, err := fmt.Fprintf(agent.in, "%sat %s\n", order, v.step); err != nil {
+		return err
+	}
+	if _, err := agent.answer(patience); err != nil {
+		return err
+	}
+	if err := x.moveUntil(agent, c); err != nil {
+		return err
+	}
+	x.cases++
+	x.tested[v.step] = true
+	x.env.Watch.Say("killed at %v", v)
+	for _, p := range v.with {
+		<-p.Done()
+	}
+	if v.before != nil {
+		if err := v.before(); err != nil {
+			return err
+		}
+	}
+	time.Sleep(max(v.away, 20*time.Millisecond))
+	if err := v.again(); err != nil {
+		return err
+	}
+	x.judge(c, v)
+	return x.connected()
+}
+
+// moveUntil has the first server move a session to the second until the agent is dead.
+func (x *crashes) moveUntil(agent *process, c *client) error {
+	source := x.servers[0]
+	for end := time.Now().Add(patience); ; {
+		before := len(source.complaints())
+		if _, err := fmt.Fprintf(source.member.in, "move %s @%s\n", c.remote, x.servers[1].name()); err != nil {
+			return err
+		}
+		for again := false; !again; {
+			select {
+			case <-agent.Done():
+				return nil
+			case <-time.After(20 * time.Millisecond):
+			}
+			again = source.early(before)
+			if time.Now().After(end) {
+				return fmt.Errorf("it did not come to this step: %q %s %s", source.complaints(), source.agent.errs, x.servers[1].agent.errs)
+			}
+		}
+	}
+}
+
+// startAgain starts a server that was killed.
+func (h *host) startAgain() error {
+	if err := h.startKeeper(); err != nil {
+		return err
+	}
+	if err := h.startAgent(); err != nil {
+		return err
+	}
+	return h.startMember()
+}
+
+// speaks waits until a client hears more than it has heard.
+func (x *crashes) speaks(c *client) error {
+	c.mu.Lock()
+	before := c.heard
+	c.mu.Unlock()
+	return within(patience, "answers", func() (bool, error) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.err != nil {
+			return true, nil
+		}
+		return c.heard > before+1000, nil
+	})
+}
+
+// ends are the steps at which a session ends with its server: nobody else knows it yet, or nobody else any more, for the
+// client may have heard the new one.
+var ends = map[string]bool{}
+
+func init() {
+	for i, step := range server.Steps.Leaving {
+		ends[step] = i <= slices.Index(server.Steps.Leaving, "leaving: dumped")
+	}
+	for i, step := range server.Steps.Arriving {
+		ends[step] = i >= slices.Index(server.Steps.Arriving, "arriving: flip")
+	}
+}
+
+// judge says what became of the session.
+func (x *crashes) judge(c *client, v victim) {
+	hung := x.speaks(c) != nil
+	if n := x.owned(c); n > 1 {
+		x.owners++
+		x.result.Note("killed at %v: %d members have the session", v, n)
+	}
+	s := c.finish()
+	ended := s.reset || errors.Is(s.err, io.EOF)
+	switch {
+	case hung:
+		x.hung++
+		x.result.Note("killed at %v: the client hears nothing (%v)", v, s.err)
+	case ended && v.whole && ends[v.step]:
+		x.resets++
+	case ended:
+		x.lost++
+		x.result.Note("killed at %v: the session was reset: %v; %s; %s", v, s.err, x.servers[0].agent.errs, x.servers[1].agent.errs)
+	case s.err != nil || s.lost > 0 || s.duplicated > 0:
+		x.wrong++
+		x.result.Note("killed at %v: %+v", v, s)
+	}
+}
+
+// owned is how many servers have a client's session in the hands of a member.
+func (x *crashes) owned(c *client) (n int) {
+	for _, h := range x.servers {
+		r, err := handoff.Status(context.Background(), h.socket())
+		if err != nil {
+			continue
+		}
+		for _, s := range r.Services {
+			for _, o := range s.Sessions {
+				if o.Remote == c.remote && o.PID != 0 && !strings.HasPrefix(o.Member, "@") {
+					n++
+				}
+			}
+		}
+	}
+	return n
+}
+
+// leaked counts what is left when every client has gone: flows at the front end, entries of gates, sessions at keepers, sockets.
+func (x *crashes) leaked() (n int, err error) {
+	look := func() (int, error) {
+		var flows []flow
+		if err := x.front.ask("flows", &flows); err != nil {
+			return 0, err
+		}
+		n := len(flows)
+		for _, h := range x.servers {
+			s, err := h.status()
+			if err != nil {
+				return 0, err
+			}
+			n += s.Leaving + s.Arriving + s.Gated
+			r, err := handoff.Status(context.Background(), h.socket())
+			if err != nil {
+				return 0, err
+			}
+			for _, v := range r.Services {
+				for _, o := range v.Sessions {
+					if o.Kind == "session" {
+						n++
+					}
+				}
+			}
+			err = h.site.Do(func() error {
+				all, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: serviceAt.Port(), States: 1<<sockdiag.Established | 1<<unix.BPF_TCP_CLOSE_WAIT})
+				n += len(all)
+				return err
+			})
+			if err != nil {
+				return 0, err
+			}
+		}
+		return n, nil
+	}
+	err = within(patience, "everything to be forgotten", func() (bool, error) {
+		n, err = look()
+		return err == nil && n == 0, err
+	})
+	if n > 0 {
+		x.result.Note("left over: %d", n)
+		return n, nil
+	}
+	return n, errors.Join(err)
+}

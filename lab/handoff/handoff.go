@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package handofflab judges handing over: sessions that move between servers under streams of which every byte is verified.
+package handofflab
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/weir-project/weir/internal/heap"
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/delay"
+	"github.com/weir-project/weir/lab/onehost"
+	"github.com/weir-project/weir/lab/topo"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "handoff",
+		Short: "live TCP sessions moved between four servers, every byte verified",
+		Run:   runHandoff,
+		Next: []string{
+			"weir handoff status                   what a keeper keeps",
+			"weir-lab run handoff-crash --quick    the same, with kill -9 at every step",
+		},
+	})
+}
+
+// plan is what one size of the experiment does.
+type plan struct {
+	hosts, sessions int
+	moves           int
+	pause           time.Duration // between two moves
+	others          int           // moves in each of the variants
+	bmp             onehost.BMPOptions
+	kills           int
+}
+
+var plans = map[lab.Size]plan{
+	lab.Full: {hosts: 4, sessions: 8, moves: 5000, pause: 4 * time.Millisecond, others: 200,
+		bmp: onehost.BMPOptions{Routes: 5000, Moves: 50, Kills: 20, PlainKills: 5}, kills: 200},
+	lab.Quick: {hosts: 4, sessions: 4, moves: 1000, pause: 4 * time.Millisecond, others: 15,
+		bmp: onehost.BMPOptions{Routes: 2000, Moves: 10, Kills: 4, PlainKills: 1}, kills: 50},
+	lab.Smoke: {hosts: 3, sessions: 3, moves: 60, pause: 4 * time.Millisecond, others: 6,
+		bmp: onehost.BMPOptions{Routes: 500, Moves: 2, Kills: 1, PlainKills: 1}, kills: 5},
+}
+
+// runHandoff is the experiment.
+func runHandoff(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	p := plans[e.Size]
+	if err := r.WithStalls(func() error { return p.run(ctx, e, r) }); err != nil {
+		return err
+	}
+	for _, v := range variants {
+		v := v
+		v.plan = plan{hosts: 2, sessions: 2, moves: p.others / max(1, v.share), pause: max(p.pause, v.pause)}
+		if err := v.run(ctx, e, r); err != nil {
+			return fmt.Errorf("%s: %w", v.name, err)
+		}
+	}
+	if err := p.oneHost(ctx, e, r); err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		kind                lab.Kind
+		claim, metric, want string
+	}{
+		{lab.Correctness, "sessions moved between servers", "migrations", fmt.Sprintf(">= %d", p.moves)},
+		{lab.Correctness, "resets that a client has seen", "resets_seen", "== 0"},
+		{lab.Correctness, "bytes lost", "bytes_lost", "== 0"},
+		{lab.Correctness, "bytes that came twice", "bytes_duplicated", "== 0"},
+		{lab.Correctness, "the same over a line of 40 ms with 1 % loss: sessions moved", "lossy_migrations", fmt.Sprintf(">= %d", p.others)},
+		{lab.Correctness, "streams that did not go on there, or with other bytes", "lossy_failed", "== 0"},
+		{lab.Correctness, "the same with full queues, of 64 KiB and as large as the kernel makes them", "filled_failed", "== 0"},
+		{lab.Correctness, "servers killed under streams on one host", "sigkills", fmt.Sprintf(">= %d", p.kills)},
+		{lab.Correctness, "kills that a stream has noticed", "sigkills_noticed", "== 0"},
+		{lab.Performance, "the time a move takes, 64 KiB buffers, median", "transfer_ms_p50", "<= 0.8"},
+		{lab.Performance, "the same, of a hundred the longest but one", "transfer_ms_p99", "<= 2"},
+		{lab.Performance, "the longest gap between bytes around a move, of a hundred the longest but one", "client_stall_ms_p99", "<= 3"},
+	} {
+		if e.Size == lab.Smoke && c.kind == lab.Performance {
+			continue
+		}
+		r.Claim(c.kind, c.claim, c.metric, c.want)
+	}
+	if _, ok := r.Metrics["bmp_redumps"]; ok {
+		r.Claim(lab.Correctness, "tables that a real router sent again, over moves and kills of its collector", "bmp_redumps", "== 0")
+	}
+	return nil
+}
+
+// run moves sessions between servers.
+func (p plan) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	heap.Reserve() // the clients are in this process: what it does for itself is no gap of theirs
+	w, err := newWorld(e, "main", p.hosts)
+	if err != nil {
+		return err
+	}
+	e.Watch.Say("%d servers behind a front end, each with a keeper, an agent and a member", p.hosts)
+	if err := w.start(); err != nil {
+		return err
+	}
+	defer w.stop()
+	m := &migration{world: w, plan: p, rand: rand.New(rand.NewPCG(e.Seed, 2))}
+	if err := m.run(ctx); err != nil {
+		return err
+	}
+	return m.report(r)
+}
+
+// oneHost is what becomes of sessions whose process is killed, and of a real router's.
+func (p plan) oneHost(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	e.Watch.Say("%d kills under streams", p.kills)
+	s, err := onehost.Stream(ctx, e, p.kills)
+	if err != nil {
+		return err
+	}
+	for metric, n := range map[string]int{"sigkills": s.Kills, "sigkill_survived": s.Survived, "sigkills_noticed": s.Kills - s.Survived, "sigkill_resets": s.Resets, "sigkill_wrong": s.Wrong} {
+		r.Set(metric, float64(n))
+	}
+	for metric, d := range map[string]time.Duration{"sigkill_stall_ms_p50": s.StallP50, "sigkill_stall_ms_p99": s.StallP99, "sigkill_stall_calm_ms": s.Calm, "sigkill_start_ms_p50": s.StartP50} {
+		r.Set(metric, float64(d.Microseconds())/1000)
+	}
+	for _, n := range s.Notes {
+		r.Note("streams: %s", n)
+	}
+	if missing := onehost.BMPMissing(); len(missing) > 0 {
+		r.Skip("a real router's BMP session: %v is not installed", missing)
+		return nil
+	}
+	e.Watch.Say("a real router, %d moves and %d kills of its collector", p.bmp.Moves, p.bmp.Kills)
+	b, err := onehost.BMP(ctx, e, p.bmp)
+	if err != nil {
+		return err
+	}
+	for metric, n := range map[string]int{"bmp_redumps": b.Redumps, "bmp_sessions": b.SessionsOpened, "bmp_moves": b.Moves, "bmp_kills": b.Kills, "bmp_rescued": b.Rescued, "bmp_wrong": b.Wrong,
+		"bmp_routes": b.Routes, "bmp_redumps_without": b.PlainRedumps, "bmp_kills_without": b.PlainKills} {
+		r.Set(metric, float64(n))
+	}
+	for _, n := range b.Notes {
+		r.Note("BMP: %s", n)
+	}
+	return nil
+}
+
+// variant is the same under other circumstances, with claims of its own about what is right.
+type variant struct {
+	plan
+	name   string
+	buffer int // as of a world
+	state  int
+	size   int // bytes of a client's message
+	pause  time.Duration
+	share  int // one of so many of the variants' moves; 0: all
+	line   *delay.Line
+}
+
+var variants = []variant{
+	// A session that moves anew before it has heard its peer once knows nothing of the line, and waits 3 s for what was lost.
+	{name: "lossy", buffer: 64 << 10, size: 2000, pause: 100 * time.Millisecond, line: &delay.Line{Delay: 20 * time.Millisecond, Loss: 0.01}}, // there and back: 40 ms
+	{name: "filled", buffer: 64 << 10, size: 256 << 10},
+	// What was not read goes along beside the socket, whose buffer then fills anew: members read between two moves.
+	{name: "large", size: 4 << 20, state: 64 << 20, pause: 200 * time.Millisecond, share: 2},
+}
+
+func (v *variant) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	e.Watch.Say("%s: %d moves", v.name, v.moves)
+	w, err := newWorld(e, v.name, v.hosts)
+	if err != nil {
+		return err
+	}
+	w.buffer, w.state = v.buffer, v.state
+	if v.line != nil {
+		w.cable = func(client, front topo.End) error {
+			_, err := delay.New(e, client, front, *v.line)
+			return err
+		}
+	}
+	if err := w.start(); err != nil {
+		return err
+	}
+	defer w.stop()
+	m := &migration{world: w, plan: v.plan, rand: rand.New(rand.NewPCG(e.Seed, 3)), size: v.size}
+	if err := m.run(ctx); err != nil {
+		return err
+	}
+	one := lab.NewResult(v.name, e.Size, e.Seed)
+	if err := m.report(one); err != nil {
+		return err
+	}
+	for _, n := range one.Notes {
+		r.Note("%s: %s", v.name, n)
+	}
+	for _, metric := range []string{"migrations", "came_back", "bytes", "session_bytes", "transfer_ms_p50", "transfer_ms_p99", "client_stall_ms_p50", "client_stall_ms_p99"} {
+		r.Set(v.name+"_"+metric, one.Metrics[metric])
+	}
+	failed := one.Metrics["failed"]
+	if v.name == "large" { // the claim is about both
+		r.Set("filled_failed", r.Metrics["filled_failed"]+failed)
+	} else {
+		r.Set(v.name+"_failed", failed)
+	}
+	return nil
+}
+
+// migration has clients whose sessions move.
+type migration struct {
+	*world
+	plan
+	rand    *rand.Rand
+	size    int // bytes of a client's message; 0: a stream of small ones
+	clients []*client
+	at      []int // the server that has a client's session
+
+	moved int
+	back  int // moves that ended where they began
+	spans []span
+	shown []time.Duration // from the order to the member's having it
+}
+
+// span is a move of a client's session, and as long a time before in which nothing moved.
+type span struct {
+	client               *client
+	before, began, ended time.Time
+}
+
+func (m *migration) run(ctx context.Context) error {
+	for i := range m.plan.sessions {
+		c, err := m.dial(m.env.Seed + uint64(i))
+		if err != nil {
+			return err
+		}
+		if m.size > 0 {
+			c.size = m.size
+		}
+		m.clients = append(m.clients, c)
+	}
+	var flows []flow
+	if err := m.front.ask("flows", &flows); err != nil {
+		return err
+	}
+	for _, c := range m.clients {
+		at := 0
+		for _, f := range flows {
+			if f.Client.String() == c.remote {
+				at = int(f.Owner)
+			}
+		}
+		if at == 0 {
+			return fmt.Errorf("the front end does not know %s", c.remote)
+		}
+		m.at = append(m.at, at)
+		c.stream(ctx)
+	}
+	time.Sleep(200 * time.Millisecond)
+	for tries := 0; m.moved < m.moves && tries < 2*m.moves; tries++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := m.move(ctx, tries%len(m.clients)); err != nil {
+			return err
+		}
+		if m.moved%100 == 0 {
+			m.env.Watch.Say("%d of %d moves", m.moved, m.moves)
+		}
+	}
+	time.Sleep(100 * time.Millisecond)
+	return nil
+}
+
+// move has one client's session go to another server.
+func (m *migration) move(ctx context.Context, i int) error {
+	c := m.clients[i]
+	from := m.servers[m.at[i]-1]
+	to := m.at[i] + 1 + m.rand.IntN(len(m.servers)-1)
+	if to > len(m.servers) {
+		to -= len(m.servers)
+	}
+	dest := m.servers[to-1]
+	before := time.Now()
+	time.Sleep(m.pause)
+	began := time.Now()
+	has, back := dest.expect(c.remote), from.expect(c.remote)
+	said := len(from.complaints())
+	order := func() error {
+		_, err := fmt.Fprintf(from.member.in, "move %s @%s\n", c.remote, dest.name())
+		return err
+	}
+	if err := order(); err != nil {
+		return err
+	}
+	look := time.NewTicker(20 * time.Millisecond)
+	defer look.Stop()
+	for end, there := time.Now().Add(patience), false; !there; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-has:
+			there = true
+		case <-back: // it could not be, and goes on where it was
+			m.back++
+			return nil
+		case <-look.C:
+			if from.early(said) {
+				said = len(from.complaints())
+				if err := order(); err != nil {
+					return err
+				}
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("%s did not come from %s to %s in %s: %q, %q; agents: %s%s", c.remote, from.name(), dest.name(), patience, from.complaints(), dest.complaints(), from.agent.errs, dest.agent.errs)
+			}
+		}
+	}
+	m.shown = append(m.shown, time.Since(began))
+	m.at[i] = to
+	m.moved++
+	time.Sleep(m.pause)
+	m.spans = append(m.spans, span{c, before, began, time.Now()})
+	return nil
+}
+
+func (m *migration) report(r *lab.Result) error {
+	var v verdict
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	resets, failed := 0, 0
+	for _, c := range m.clients {
+		all.Go(func() {
+			one := c.finish()
+			mu.Lock()
+			defer mu.Unlock()
+			v.bytes += one.bytes
+			v.lost += one.lost
+			v.duplicated += one.duplicated
+			if one.reset {
+				resets++
+			}
+			if one.err != nil || one.lost > 0 || one.duplicated > 0 {
+				failed++
+			}
+			if one.err != nil {
+				r.Note("client %s: %v", c.remote, one.err)
+			}
+		})
+	}
+	all.Wait()
+	var transfers, stops []time.Duration
+	var returned, deaf, sent uint64
+	for _, h := range m.servers {
+		s, err := h.status()
+		if err != nil {
+			return err
+		}
+		transfers, stops = append(transfers, s.Transfers...), append(stops, s.Stops...)
+		returned, deaf, sent = returned+s.Gate.Returned, deaf+s.Gate.Deaf, sent+s.Bytes
+		for what, n := range s.Refused {
+			r.Note("%s: %s refused %d times", h.name(), what, n)
+		}
+	}
+	for metric, n := range map[string]float64{"migrations": float64(m.moved), "servers": float64(len(m.servers)), "failed": float64(failed), "came_back": float64(m.back), "session_bytes": float64(sent) / float64(max(1, m.moved)), "resets_seen": float64(resets), "bytes": float64(v.bytes),
+		"bytes_lost": float64(v.lost), "bytes_duplicated": float64(v.duplicated), "packets_returned": float64(returned), "packets_too_late": float64(deaf)} {
+		r.Set(metric, n)
+	}
+	times(r, "transfer_ms", transfers)
+	times(r, "stopped_ms", stops)
+	var gaps, calm []time.Duration
+	for _, s := range m.spans {
+		calm = append(calm, s.client.gap(s.before, s.began))
+		gaps = append(gaps, s.client.gap(s.began, s.ended))
+	}
+	times(r, "client_stall_ms", gaps)
+	times(r, "client_gap_calm_ms", calm)
+	times(r, "delivered_ms", m.shown)
+	return nil
+}
+
+// times sets a metric's p50, p99 and max.
+func times(r *lab.Result, metric string, d []time.Duration) {
+	p50, p99, longest := lab.Percentiles(d)
+	for k, v := range map[string]time.Duration{"_p50": p50, "_p99": p99, "_max": longest} {
+		r.Set(metric+k, float64(v.Microseconds())/1000)
+	}
+}

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handofflab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/feature/handoff/server"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/topo"
+)
+
+const service = "talk"
+
+var serviceAt = netip.MustParseAddrPort("10.55.0.1:9000")
+
+const (
+	frontPort = 4790
+	agentPort = 4791
+)
+
+// site is a namespace.
+type site struct {
+	*netns.Handle
+	name string
+}
+
+// world is a client, a front end and servers behind it. Each server has the service's address, a keeper (weir handoff keep),
+// an agent and a member, all processes of their own.
+type world struct {
+	env     *lab.Env
+	certs   *peertest.Authority
+	weir    string
+	client  site
+	middle  site
+	servers []*host
+	front   *process
+	buffer  int // bytes, of members' sockets; 0: as the kernel sizes them
+	state   int // bytes of a session that keepers keep; 0: as many as they do
+	// hold and lapse are the front end's; 0: as it has them.
+	hold, lapse time.Duration
+	// cable connects the client to the front end; nil: with nothing in between.
+	cable func(client, front topo.End) error
+}
+
+// host is a server.
+type host struct {
+	w      *world
+	number int
+	site   site
+	weight int
+	dir    string
+	keeper *process
+	agent  *process
+	member *process
+
+	mu  sync.Mutex
+	has map[string]chan struct{} // who waits for a session here
+	log []string                 // what went wrong
+}
+
+func (h *host) name() string    { return fmt.Sprint("s", h.number) }
+func (h *host) address() string { return fmt.Sprintf("10.2.%d.2", h.number) }
+func (h *host) socket() string  { return filepath.Join(h.dir, "keeper") }
+
+// certDir lets the authority of the tests work for the lab.
+type certDir struct{ dir string }
+
+func (certDir) Helper()           {}
+func (certDir) Fatal(a ...any)    { panic(fmt.Sprint(a...)) } // the directory is the run's own
+func (c certDir) TempDir() string { return c.dir }
+
+// newWorld wires the namespaces; nothing runs yet.
+func newWorld(e *lab.Env, name string, servers int) (*world, error) {
+	weir, err := e.Weir()
+	if err != nil {
+		return nil, err
+	}
+	w := &world{env: e, weir: weir, buffer: 64 << 10}
+	dir := filepath.Join(e.Dir, name+"-certificates")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	w.certs = peertest.NewAuthority(certDir{dir})
+	for _, s := range []struct {
+		site *site
+		name string
+	}{{&w.client, name + "-client"}, {&w.middle, name + "-front"}} {
+		if s.site.Handle, s.site.name, err = e.Namespace(s.name); err != nil {
+			return nil, err
+		}
+	}
+	for i := range servers {
+		h := &host{w: w, number: i + 1, weight: 1, has: map[string]chan struct{}{}}
+		if h.site.Handle, h.site.name, err = e.Namespace(name + "-" + h.name()); err != nil {
+			return nil, err
+		}
+		h.dir = filepath.Join(e.Dir, name+"-"+h.name())
+		if err := os.Mkdir(h.dir, 0o700); err != nil {
+			return nil, err
+		}
+		w.servers = append(w.servers, h)
+	}
+	return w, nil
+}
+
+// wire connects everybody.
+func (w *world) wire() error {
+	if w.cable == nil {
+		w.cable = topo.Cable
+	}
+	err := w.cable(topo.End{NS: w.client.Handle, Name: "up", Addrs: prefixes("10.1.0.2/24")},
+		topo.End{NS: w.middle.Handle, Name: "client", Addrs: prefixes("10.1.0.1/24")})
+	if err != nil {
+		return err
+	}
+	anywhere := netip.MustParsePrefix("0.0.0.0/0")
+	if err := topo.Route(w.client.Handle, anywhere, netip.MustParseAddr("10.1.0.1")); err != nil {
+		return err
+	}
+	if err := topo.Sysctl(w.middle.Handle, "net.ipv4.ip_forward", "1"); err != nil {
+		return err
+	}
+	for _, h := range w.servers {
+		gateway := fmt.Sprintf("10.2.%d.1", h.number)
+		err := topo.Cable(topo.End{NS: h.site.Handle, Name: "up", Addrs: prefixes(h.address() + "/24")},
+			topo.End{NS: w.middle.Handle, Name: h.name(), Addrs: prefixes(gateway + "/24")})
+		if err != nil {
+			return err
+		}
+		if err := topo.Addresses(h.site.Handle, netip.PrefixFrom(serviceAt.Addr(), 32)); err != nil {
+			return err
+		}
+		if err := topo.Route(h.site.Handle, anywhere, netip.MustParseAddr(gateway)); err != nil {
+			return err
+		}
+	}
+	return topo.Addresses(w.client.Handle)
+}
+
+func prefixes(s ...string) (out []netip.Prefix) {
+	for _, p := range s {
+		out = append(out, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
+// start starts everything, and waits until the agents are connected.
+func (w *world) start() error {
+	if err := w.wire(); err != nil {
+		return err
+	}
+	if err := w.startFront(); err != nil {
+		return err
+	}
+	for _, h := range w.servers {
+		if err := errors.Join(h.startKeeper(), h.startAgent(), h.startMember()); err != nil {
+			return err
+		}
+	}
+	return w.connected()
+}
+
+func (w *world) connected() error {
+	return within(patience, "the agents to connect", func() (bool, error) {
+		for _, h := range w.servers {
+			s, err := h.status()
+			if err != nil || !s.Front || !s.Keeper {
+				return false, err
+			}
+			for _, there := range s.Peers {
+				if !there {
+					return false, nil
+				}
+			}
+		}
+		return true, nil
+	})
+}
+
+func within(d time.Duration, what string, f func() (bool, error)) error {
+	for end := time.Now().Add(d); ; time.Sleep(2 * time.Millisecond) {
+		done, err := f()
+		if done {
+			return nil
+		}
+		if time.Now().After(end) {
+			return errors.Join(fmt.Errorf("waited %s in vain for %s", d, what), err)
+		}
+	}
+}
+
+func (w *world) certificates(name string) certificates {
+	c, k, s := w.certs.Files(name)
+	return certificates{c, k, s}
+}
+
+func (w *world) startFront() (err error) {
+	o := frontRole{Certificates: w.certificates("front"), Hold: w.hold, Lapse: w.lapse, Root: w.env.Root, Devices: []string{"client"}, Listen: fmt.Sprintf(":%d", frontPort),
+		Service: front.Service{ID: 0, Listen: serviceAt, Proto: unix.IPPROTO_TCP}}
+	for _, h := range w.servers {
+		o.Devices = append(o.Devices, h.name())
+		at := front.Host{Number: move.Host(h.number), Name: h.name(), Weight: h.weight}
+		if at.Interface, _, err = linkOf(w.middle, h.name()); err != nil {
+			return err
+		}
+		if _, at.MAC, err = linkOf(h.site, "up"); err != nil {
+			return err
+		}
+		o.Hosts = append(o.Hosts, at)
+	}
+	w.front, err = w.play(w.middle, "front", o, nil)
+	return err
+}
+
+func linkOf(at site, name string) (index int, mac net.HardwareAddr, err error) {
+	err = at.Do(func() error {
+		l, err := netlink.LinkByName(name)
+		if err == nil {
+			index, mac = l.Attrs().Index, l.Attrs().HardwareAddr
+		}
+		return err
+	})
+	return index, mac, err
+}
+
+func (h *host) startKeeper() (err error) {
+	p := &process{errs: &tail{}}
+	args := []string{"handoff", "keep", "--keeper", h.socket()}
+	if h.w.state > 0 {
+		args = append(args, "--max-state", strconv.Itoa(h.w.state))
+	}
+	p.Process, err = h.w.env.Start(lab.Command{Namespace: h.site.name, Path: h.w.weir, Output: p.errs, Args: args})
+	if err != nil {
+		return err
+	}
+	h.keeper = p
+	return within(patience, "the keeper", func() (bool, error) {
+		c, err := net.Dial("unixpacket", h.socket())
+		if err == nil {
+			c.Close()
+		}
+		return err == nil, err
+	})
+}
+
+func (h *host) startAgent() (err error) {
+	w := h.w
+	o := agentRole{Certificates: w.certificates(h.name()), Root: filepath.Join(w.env.Root), Listen: fmt.Sprintf("%s:%d", h.address(), agentPort),
+		Options: server.Options{Name: h.name(), Number: move.Host(h.number), Keeper: h.socket(), Devices: []string{"up"},
+			Front:    server.Remote{Name: "front", Address: fmt.Sprintf("10.2.%d.1:%d", h.number, frontPort)},
+			Services: []server.Service{{Name: service, Listen: serviceAt}}}}
+	for _, p := range w.servers {
+		if p != h {
+			o.Options.Peers = append(o.Options.Peers, server.Remote{Name: p.name(), Number: move.Host(p.number), Address: fmt.Sprintf("%s:%d", p.address(), agentPort)})
+		}
+	}
+	h.agent, err = w.play(h.site, "agent", o, nil)
+	return err
+}
+
+func (h *host) startMember() (err error) {
+	h.member, err = h.w.play(h.site, "member", memberRole{Keeper: h.socket(), Name: "0", Listen: serviceAt, Buffer: h.w.buffer, Orphan: true}, h.heard)
+	return err
+}
+
+// heard takes what the member says.
+func (h *host) heard(line string) {
+	verb, rest, _ := strings.Cut(line, " ")
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if verb != "has" {
+		h.log = append(h.log, line)
+		return
+	}
+	if c := h.has[rest]; c != nil {
+		close(c)
+		delete(h.has, rest)
+	}
+}
+
+// expect is closed when the member has got a client's session.
+func (h *host) expect(remote string) <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := make(chan struct{})
+	h.has[remote] = c
+	return c
+}
+
+// complaints are what the member could not do.
+func (h *host) complaints() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]string(nil), h.log...)
+}
+
+// early says whether a move was refused, since so many complaints, because nobody was ready where it was to go: agents that know
+// each other tell their keepers a moment later.
+func (h *host) early(since int) bool {
+	return slices.ContainsFunc(h.complaints()[since:], func(s string) bool { return strings.Contains(s, "is ready besides") })
+}
+
+func (h *host) status() (s agentStatus, err error) {
+	return s, h.agent.ask("status", &s)
+}
+
+// stop ends the processes: what comes next has the machine to itself.
+func (w *world) stop() {
+	for _, h := range w.servers {
+		for _, p := range []*process{h.member, h.agent, h.keeper} {
+			if p != nil {
+				_ = p.kill()
+			}
+		}
+	}
+	if w.front != nil {
+		_ = w.front.kill()
+	}
+}

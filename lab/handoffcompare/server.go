@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoffcompare
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/lab"
+)
+
+// What a connection is for, its first byte.
+const (
+	kindPing byte = 'p' // messages come back, with the server's number in their first byte
+	kindUp   byte = 'u' // what comes is counted; the count follows the end
+	kindDown byte = 'd' // four bytes say for how many ms the server sends; the last eight say how many came before them
+)
+
+const (
+	message = 64      // bytes of a request, and of its answer
+	block   = 1 << 18 // bytes of a write, and of a read
+)
+
+// server answers in a namespace. Its sockets block, and each has its thread: what is measured is the way, not the poller.
+type server struct {
+	mac    net.HardwareAddr
+	number byte
+	fd     int
+}
+
+func startServer(e *lab.Env, ns *netns.Handle, number byte) (*server, error) {
+	s := &server{number: number}
+	err := ns.Do(func() (err error) {
+		dev, err := net.InterfaceByName("w0") // towards the front end
+		if err != nil {
+			return err
+		}
+		s.mac = dev.HardwareAddr
+		if s.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		if err := unix.Bind(s.fd, &unix.SockaddrInet4{Port: servicePort}); err != nil {
+			return err
+		}
+		return unix.Listen(s.fd, 128)
+	})
+	if err != nil {
+		return nil, err
+	}
+	e.OnClose(func() { _ = unix.Shutdown(s.fd, unix.SHUT_RDWR) }) // wakes accept
+	go s.accept()
+	return s, nil
+}
+
+func (s *server) accept() {
+	defer unix.Close(s.fd)
+	for {
+		fd, _, err := unix.Accept4(s.fd, unix.SOCK_CLOEXEC)
+		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNABORTED) {
+			continue
+		}
+		if err != nil {
+			return
+		}
+		go s.serve(fd)
+	}
+}
+
+// serve serves one connection. What goes wrong the client notices.
+func (s *server) serve(fd int) {
+	defer unix.Close(fd)
+	if patient(fd) != nil {
+		return
+	}
+	kind := make([]byte, 1)
+	if readAll(fd, kind) != nil {
+		return
+	}
+	switch kind[0] {
+	case kindPing:
+		b := make([]byte, message)
+		for readAll(fd, b) == nil {
+			b[0] = s.number
+			if writeAll(fd, b) != nil {
+				return
+			}
+		}
+	case kindUp:
+		_ = writeAll(fd, binary.BigEndian.AppendUint64(nil, drain(fd)))
+	case kindDown:
+		b := make([]byte, 4)
+		if readAll(fd, b) != nil {
+			return
+		}
+		sent := pour(fd, time.Duration(binary.BigEndian.Uint32(b))*time.Millisecond)
+		_ = writeAll(fd, binary.BigEndian.AppendUint64(nil, sent))
+	}
+}
+
+// pour writes for a while and says how many bytes.
+func pour(fd int, d time.Duration) (sent uint64) {
+	b := make([]byte, block)
+	for end := time.Now().Add(d); time.Now().Before(end); sent += block {
+		if writeAll(fd, b) != nil {
+			return sent
+		}
+	}
+	return sent
+}
+
+// drain reads to the end and says how many bytes.
+func drain(fd int) (received uint64) {
+	b := make([]byte, block)
+	for {
+		n, err := unix.Read(fd, b)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if n <= 0 {
+			return received
+		}
+		received += uint64(n)
+	}
+}
+
+// patience is how long a socket waits for anything.
+const patience = 30 * time.Second
+
+// patient has a socket send at once, and give up after a time.
+func patient(fd int) error {
+	tv := unix.NsecToTimeval(int64(patience))
+	return errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv))
+}
+
+var errEnded = errors.New("the other side has ended the connection")
+
+func readAll(fd int, b []byte) error {
+	for len(b) > 0 {
+		switch n, err := unix.Read(fd, b); {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			return errEnded
+		default:
+			b = b[n:]
+		}
+	}
+	return nil
+}
+
+func writeAll(fd int, b []byte) error {
+	for len(b) > 0 {
+		switch n, err := unix.Write(fd, b); {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		default:
+			b = b[n:]
+		}
+	}
+	return nil
+}
+
+// dial connects from the client, with a socket that blocks.
+func (w *world) dial(to netip.AddrPort) (fd int, err error) {
+	err = w.client.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return -1, err
+	}
+	err = patient(fd)
+	if err == nil {
+		err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package onehost
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/lab"
+)
+
+// disturb moves the session and kills its collectors, in turn, and the plain collector now and then.
+func (p *proof) disturb(ctx context.Context, o BMPOptions) error {
+	steps := max(o.Moves, o.Kills, o.PlainKills, 1)
+	due := func(i, of int) bool { return (i+1)*of/steps > i*of/steps }
+	for i := range steps {
+		if err := pause(ctx, time.Duration(p.env.Rand.IntN(8000))*time.Microsecond); err != nil {
+			return err
+		}
+		if due(i, o.Moves) {
+			if err := p.move(ctx); err != nil {
+				return fmt.Errorf("move %d: %w", p.result.Moves, err)
+			}
+		}
+		if due(i, o.Kills) {
+			if err := p.kill(ctx); err != nil {
+				return fmt.Errorf("kill %d: %w", p.result.Kills, err)
+			}
+		}
+		if due(i, o.PlainKills) {
+			if err := p.killPlain(ctx, o.Routes); err != nil {
+				return fmt.Errorf("kill %d of the plain collector: %w", p.result.PlainKills, err)
+			}
+		}
+	}
+	return nil
+}
+
+// move has the session go to the other collector: every second time because its collector wants it, with a state
+// of its own choice, else because the keeper is asked to, at the last commit.
+func (p *proof) move(ctx context.Context) error {
+	s, err := p.owner(ctx)
+	if err != nil {
+		return err
+	}
+	from, to := p.members["a"], p.members["b"]
+	if s.PID == to.PID {
+		from, to = to, from
+	}
+	id, err := strconv.ParseUint(s.ID, 10, 64)
+	if err != nil || s.PID != from.PID {
+		return fmt.Errorf("session %s is with process %d, and the collectors are %d and %d", s.ID, s.PID, from.PID, to.PID)
+	}
+	p.result.Moves++
+	if p.result.Moves%2 == 0 {
+		if err := from.Signal(moveSignal); err != nil {
+			return err
+		}
+		return p.sessionAt(ctx, to, s.Moves) // not timed: it waits for the beginning of a message
+	}
+	begin := time.Now()
+	if err := handoff.Send(ctx, p.socket, p.service, from.name, id, to.name); err != nil {
+		return err
+	}
+	err = p.sessionAt(ctx, to, s.Moves)
+	p.took = append(p.took, time.Since(begin))
+	return err
+}
+
+// kill kills the collector that has the session, and starts the next one of its name.
+func (p *proof) kill(ctx context.Context) error {
+	s, err := p.owner(ctx)
+	if err != nil {
+		return err
+	}
+	name := "a"
+	if s.PID == p.members["b"].PID {
+		name = "b"
+	}
+	if err := p.members[name].kill(); err != nil {
+		return err
+	}
+	p.result.Kills++
+	if err := p.startMember(name); err != nil {
+		return err
+	}
+	if err := p.sessionAt(ctx, p.members[name], s.Moves); err != nil {
+		return err
+	}
+	p.result.Rescued++
+	return p.await(ctx, p.members[name])
+}
+
+// killPlain kills the collector as it is today, starts it anew, and waits until it has the table again.
+func (p *proof) killPlain(ctx context.Context, routes int) error {
+	if err := p.plain.kill(); err != nil {
+		return err
+	}
+	p.result.PlainKills++
+	var err error
+	if p.plain, err = p.startPlain("plain", portPlain); err != nil {
+		return err
+	}
+	if err := p.await(ctx, p.plain); err != nil {
+		return err
+	}
+	return p.every(ctx, glance, "the router has sent its table to the plain collector again", func() (bool, error) {
+		b, err := p.book(ctx, p.plain)
+		if err != nil || b == nil || b.dumps() == 0 {
+			return false, err
+		}
+		p.result.PlainRedumps += int(b.dumps())
+		return true, nil
+	})
+}
+
+// judge compares what the collectors know in the end with what the router says, and with each other.
+func (p *proof) judge(ctx context.Context) error {
+	r := p.result
+	var mine, witness *Book
+	var say string
+	err := p.every(ctx, glance, "the router has sent everything", func() (bool, error) {
+		s, err := p.owner(ctx)
+		if err != nil {
+			return false, err
+		}
+		m := p.members["a"]
+		if s.PID == p.members["b"].PID {
+			m = p.members["b"]
+		}
+		if mine, err = p.book(ctx, m); err != nil {
+			return false, err
+		}
+		if witness, err = p.book(ctx, p.witness); err != nil {
+			return false, err
+		}
+		if say, err = p.router.Ask(ctx, p.env, "show bmp"); err != nil {
+			return false, err
+		}
+		r.RouterBytes, err = sentTo(say, portA)
+		// Once a second there are statistics: what is compared is what is so at one instant.
+		return err == nil && mine != nil && witness != nil && mine.Bytes == r.RouterBytes && mine.complete(r.Routes) && mine.sameTables(witness), err
+	})
+	if err != nil && mine == nil {
+		return err
+	}
+	wrong := func(format string, a ...any) { r.Wrong++; r.Notes = append(r.Notes, fmt.Sprintf(format, a...)) }
+	if err != nil { // a finding, and no failure to find
+		wrong("%v: the router says it has sent %d bytes, the collector has read %d; it has %d routes, the witness %d", err, r.RouterBytes, mine.Bytes, mine.routes(), witness.routes())
+	}
+	r.Messages, r.Bytes, r.Partial = mine.Messages, mine.Bytes, mine.Partial
+	_, r.MoveP99, _ = lab.Percentiles(p.took)
+	r.MoveP50, _, _ = lab.Percentiles(p.took)
+	// A process that dies before its first commit leaves no trace in the book: the keeper knows all.
+	if s, err := p.owner(ctx); err != nil || s.Moves != r.Moves+r.Kills || mine.Moves == 0 || r.Kills > 0 && mine.Crashes == 0 {
+		wrong("there were %d moves and %d kills; the keeper tells of %d moves in all (%v), the session's book of %d, %d of them by a crash", r.Moves, r.Kills, s.Moves, err, mine.Moves, mine.Crashes)
+	}
+	members, err := os.ReadFile(p.journal("members"))
+	if err != nil {
+		return err
+	}
+	r.SessionsOpened = bytes.Count(members, []byte("new "))
+	for _, line := range bytes.Split(members, []byte("\n")) {
+		if bytes.HasPrefix(line, []byte("broken ")) {
+			wrong("%s", line)
+		}
+	}
+	repeated := 0
+	for _, x := range mine.Peers {
+		repeated = max(repeated, int(x.Repetitions))
+	}
+	r.Redumps = max(r.SessionsOpened, int(mine.Initiations), int(mine.ups()), int(mine.dumps()), 1+repeated/max(r.Routes, 1)) - 1
+	plain, err := os.ReadFile(p.journal("plain"))
+	r.PlainSessions = bytes.Count(plain, []byte("new "))
+	return err
+}
+
+// sentTo is how many bytes the router says it has sent on its session to a port of ours: of its table of clients
+// the column ByteSent. There must be one such session.
+func sentTo(show string, port int) (n uint64, err error) {
+	lines := regexp.MustCompile(fmt.Sprintf(`(?m)^ *\S+:%d +\S+:\S+:\S+ +\d+ +\d+ +\d+ +(\d+) +\d+ +\d+`, port)).FindAllStringSubmatch(show, -1)
+	if len(lines) != 1 {
+		return 0, errors.New("show bmp has not one line about the session:\n" + show)
+	}
+	return strconv.ParseUint(lines[0][1], 10, 64)
+}

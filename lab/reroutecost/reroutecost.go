@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reroutecost measures what protection of links costs a router, and holds what it reroutes to the formats and to the
+// order in which it was sent: forwarding without protection, protected and up, and rerouted, beside the kernel's own seg6.
+package reroutecost
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "reroute-cost",
+		Short: "what protected links cost a router, up and rerouted, beside the kernel's encap seg6",
+		Run:   run,
+		Next: []string{
+			"weir-lab run reroute-cost --quick --json   the findings for a program",
+		},
+	})
+}
+
+// plan is what one size of the experiment does.
+type plan struct {
+	packets int           // of every shape, each rerouted, caught and compared
+	flips   int           // of a link under a stream
+	rounds  int           // of measuring; 0: not at all
+	burst   int           // packets of a lane's turn
+	costFor time.Duration // at most
+}
+
+var plans = map[lab.Size]plan{
+	lab.Full:  {packets: 200, flips: 5000, rounds: 1001, burst: 10_000, costFor: 2 * time.Minute},
+	lab.Quick: {packets: 40, flips: 1200, rounds: 301, burst: 10_000, costFor: 25 * time.Second},
+	lab.Smoke: {packets: 8, flips: 1000},
+}
+
+// experiment is one run.
+type experiment struct {
+	plan
+	env    *lab.Env
+	result *lab.Result
+}
+
+func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	if e.Control {
+		return errors.New("reroute-cost has no control run: its claims are comparisons with the kernel's own forwarding already")
+	}
+	x := &experiment{plan: plans[e.Size], env: e, result: r}
+	if err := r.WithStalls(func() error { return x.measure(ctx) }); err != nil {
+		return err
+	}
+	x.claims()
+	return nil
+}
+
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+
+func (x *experiment) measure(ctx context.Context) error {
+	parts := []func(context.Context) error{x.shapes, x.flip}
+	if x.rounds > 0 {
+		parts = append(parts, x.measureCost)
+	}
+	for _, part := range parts {
+		if err := part(ctx); err != nil || ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+	}
+	return nil
+}
+
+func (x *experiment) claims() {
+	r := x.result
+	if x.rounds > 0 {
+		r.Claim(lab.Performance, "packets per CPU-second through a protected link that is up, over those through one that is not protected", "up_ratio", ">= 0.95")
+		r.Claim(lab.Performance, "rerouted packets per CPU-second, over those through a link that is not protected", "reroute_ratio", ">= 0.85")
+	}
+	r.Claim(lab.Correctness, "rerouted packets that are not what they should be: checksum, lengths, routing header, inner bytes", "malformed", "== 0")
+	r.Claim(lab.Correctness, "packets of a numbered stream that were lost while its link went down and up", "lost_in_flips", "== 0")
+}

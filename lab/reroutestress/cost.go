@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroutestress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+const many = 200
+
+// cost measures what many sessions take of the CPU: with them and without in turn, so that what else the machine does is in both.
+// Both ends are on it, hence half of the difference is one's.
+func (x *experiment) cost(ctx context.Context) error {
+	x.say("what do %d sessions cost, each 10 ms? %d rounds with and without", many, x.rounds)
+	if err := x.world.only(ctx, nil, nil); err != nil {
+		return err
+	}
+	var near, far []live.Session
+	for i := range many {
+		n, f := x.world.session(fmt.Sprint("many", i), uint32(100+i), linkMany, 10*time.Millisecond)
+		n.Observe, f.Observe = i > 0, i > 0
+		near, far = append(near, n), append(far, f)
+	}
+	if err := x.world.only(ctx, near, far); err != nil {
+		return err
+	}
+	if err := x.waitMany(ctx); err != nil {
+		return err
+	}
+	var busy, softirq []float64
+	for range x.rounds {
+		with, err := x.share(ctx)
+		if err != nil {
+			return err
+		}
+		without, err := x.without(ctx)
+		if err != nil {
+			return err
+		}
+		softirq = append(softirq, (with.softirq-without.softirq)/2*100)
+		// Where the CPUs are hardly ever idle, who is not interrupted takes what the sessions leave.
+		if min(with.idle, without.idle) > 0.1 {
+			busy = append(busy, (with.busy-without.busy)/2*100)
+		}
+	}
+	x.result.Set("sessions_200_softirq_percent", middle(softirq))
+	used := busy
+	if len(busy) < x.rounds/2 {
+		x.result.Note("of %d rounds only %d tell how busy the CPUs were, for something else took all of them: sessions_200_cpu_percent is of soft interrupts alone, which is where probes are sent and answered", x.rounds, len(busy))
+		used = softirq
+	}
+	x.result.Set("sessions_200_cpu_percent", middle(used))
+	slices.Sort(used)
+	x.result.Set("sessions_200_cpu_percent_quartile_low", used[len(used)/4])
+	x.result.Set("sessions_200_cpu_percent_quartile_high", used[len(used)*3/4])
+	return nil
+}
+
+// middle is the mean of the middle half.
+func middle(v []float64) (mean float64) {
+	sorted := slices.Sorted(slices.Values(v))
+	half := sorted[len(sorted)/4 : len(sorted)-len(sorted)/4]
+	for _, v := range half {
+		mean += v / float64(len(half))
+	}
+	return mean
+}
+
+// without measures with nothing sent and nothing judged: the loops end, and begin again afterwards.
+func (x *experiment) without(ctx context.Context) (s share, err error) {
+	if err := x.world.silence(); err != nil {
+		return s, err
+	}
+	s, err = x.share(ctx)
+	return s, errors.Join(err, x.world.mend(ctx), x.waitBeats(ctx))
+}
+
+// silence has the clockworks of both ends (struct live_metronome) say that there are no loops: their packets end at the next tick.
+func (w *world) silence() error {
+	for _, ns := range []*netns.Handle{w.near, w.far} {
+		i := kernel.Instance{Scope: fmt.Sprint(ns.Inode()), Feature: live.Name, Name: "@live"}
+		o, err := w.root.OpenMapsForWriting(i, "clockwork")
+		if err != nil {
+			return err
+		}
+		defer o.Close()
+		m, err := o.Maps["clockwork"].LookupBytes(uint32(0))
+		if err != nil {
+			return err
+		}
+		clear(m[8:12])
+		if err := o.Maps["clockwork"].Put(uint32(0), m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mend has the loops beat again.
+func (w *world) mend(ctx context.Context) error {
+	l, err := w.root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return live.Mend(l)
+}
+
+// waitBeats waits until they do.
+func (x *experiment) waitBeats(ctx context.Context) error {
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		st, err := live.ReadState(ctx, x.world.root)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(st.Loops, func(l live.LoopState) bool { return l.Silent > 50*time.Millisecond }) && len(st.Loops) > 0 {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("loops do not beat again: %+v", st.Loops)
+		}
+	}
+}
+
+// only has both ends probe these sessions and no others.
+func (w *world) only(ctx context.Context, near, far []live.Session) error {
+	return errors.Join(w.apply(ctx, w.nearNS, 0, near...), w.apply(ctx, w.farNS, 1, far...))
+}
+
+// waitMany waits until all of them are up.
+func (x *experiment) waitMany(ctx context.Context) error {
+	for end := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		err := x.world.up(ctx)
+		if err == nil || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if time.Now().After(end) {
+			return err
+		}
+	}
+}
+
+// share is how many CPUs were busy for a round, how many of that with soft interrupts, and how many idle; the hypervisor has taken the
+// rest.
+type share struct{ busy, softirq, idle float64 }
+
+func (x *experiment) share(ctx context.Context) (s share, err error) {
+	before, err := readUsage()
+	if err != nil {
+		return s, err
+	}
+	select {
+	case <-ctx.Done():
+		return s, ctx.Err()
+	case <-time.After(x.round):
+	}
+	after, err := readUsage()
+	took := after.at.Sub(before.at).Seconds()
+	return share{(after.busy - before.busy).Seconds() / took, (after.softirq - before.softirq).Seconds() / took, (after.idle - before.idle).Seconds() / took}, err
+}
+
+// userHz is the unit of /proc/stat.
+const userHz = 100
+
+// usage is what the CPUs have done since some moment.
+type usage struct {
+	busy, softirq, idle time.Duration
+	at                  time.Time
+}
+
+// readUsage reads proc(5)'s stat. The kernel measures idleness exactly where ticks stop in it, and what the hypervisor takes (steal); all
+// else it samples: hence busy is what is neither. Interrupts are among the soft ones' time: what clocks a loop is one.
+func readUsage() (u usage, err error) {
+	u.at = time.Now()
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return u, err
+	}
+	cpus, stolen := 0, time.Duration(0)
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) < 9 || !strings.HasPrefix(f[0], "cpu") || f[0] == "cpu" {
+			continue
+		}
+		cpus++
+		for field, to := range map[int]*time.Duration{4: &u.idle, 5: &u.idle, 6: &u.softirq, 7: &u.softirq, 8: &stolen} {
+			n, err := strconv.ParseInt(f[field], 10, 64)
+			if err != nil {
+				return u, fmt.Errorf("/proc/stat: %q", line)
+			}
+			*to += time.Duration(n) * time.Second / userHz
+		}
+	}
+	u.busy = time.Duration(cpus)*u.at.Sub(epoch) - u.idle - stolen
+	return u, nil
+}
+
+var epoch = time.Now()

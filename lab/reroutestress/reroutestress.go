@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reroutestress asks who takes a busy host for a dead link: weir's liveness, FRR's bfdd and BIRD, side by side between the
+// same two routers, over parallel links that never fail. Whatever goes down does so without reason.
+package reroutestress
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "reroute-stress",
+		Short: "links that never fail, on routers that are too busy: who raises a false alarm",
+		Run:   run,
+		Next: []string{
+			"weir-lab run reroute-stress --quick --json   the findings for a program",
+		},
+	})
+}
+
+// plan is what one size of the experiment does.
+type plan struct {
+	each    time.Duration // of each kind of stress
+	stopped time.Duration // with weir's processes stopped
+	rounds  int           // of measuring what sessions cost; 0: not at all
+	round   time.Duration
+}
+
+var plans = map[lab.Size]plan{
+	lab.Full:  {each: time.Minute, stopped: 10 * time.Second, rounds: 100, round: 300 * time.Millisecond},
+	lab.Quick: {each: 6 * time.Second, stopped: 10 * time.Second, rounds: 40, round: 300 * time.Millisecond},
+	lab.Smoke: {each: 2 * time.Second, stopped: 10 * time.Second},
+}
+
+// experiment is one run.
+type experiment struct {
+	plan
+	env    *lab.Env
+	result *lab.Result
+	world  *world
+	peers  []*daemon // of BFD, two for each kind that is installed
+}
+
+func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	x := &experiment{plan: plans[e.Size], env: e, result: r}
+	err := r.WithStalls(func() error {
+		if err := x.build(ctx); err != nil {
+			return err
+		}
+		if err := x.stresses(ctx); err != nil {
+			return err
+		}
+		return x.stop(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	if x.rounds > 0 {
+		if err := x.cost(ctx); err != nil {
+			return err
+		}
+	}
+	x.claims()
+	return nil
+}
+
+func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
+
+// build makes the routers, and waits until every session of everybody is up.
+func (x *experiment) build(ctx context.Context) (err error) {
+	x.say("two routers with links between them that will not fail")
+	if x.world, err = newWorld(x.env); err != nil {
+		return err
+	}
+	if err := x.startBFD(); err != nil {
+		return err
+	}
+	if err := x.world.configure(ctx); err != nil {
+		return err
+	}
+	return x.waitUp(ctx)
+}
+
+// tally is what was down so far.
+type tally struct {
+	weir map[string]float64 // by metric
+	bfd  map[string]float64
+}
+
+func (x *experiment) count(ctx context.Context) (t tally, err error) {
+	if t.weir, err = x.world.downs(ctx); err != nil {
+		return t, err
+	}
+	t.bfd = map[string]float64{}
+	for _, d := range x.peers {
+		n, err := d.downs(ctx, x.env)
+		if err != nil {
+			return t, fmt.Errorf("asking %s how often it was down: %w", d.kind, err)
+		}
+		t.bfd[d.kind] += float64(n)
+	}
+	return t, nil
+}
+
+// stresses puts the host under one kind of stress after the other.
+func (x *experiment) stresses(ctx context.Context) error {
+	sum := tally{weir: map[string]float64{}, bfd: map[string]float64{}}
+	for _, k := range kinds {
+		before, err := x.count(ctx)
+		if err != nil {
+			return err
+		}
+		x.say("%s, for %s", k.about, x.each)
+		if err := x.under(ctx, k, x.each, nil); err != nil {
+			return err
+		}
+		after, err := x.count(ctx)
+		if err != nil {
+			return err
+		}
+		minutes := x.each.Minutes()
+		for _, of := range []struct{ sum, before, after map[string]float64 }{{sum.weir, before.weir, after.weir}, {sum.bfd, before.bfd, after.bfd}} {
+			for name, n := range of.after {
+				d := n - of.before[name]
+				of.sum[name] += d
+				x.result.Set(name+"_"+k.name, d)
+				x.result.Set(name+"_"+k.name+"_per_minute", d/minutes)
+			}
+		}
+		if err := x.waitUp(ctx); err != nil {
+			return err
+		}
+	}
+	for _, of := range []map[string]float64{sum.weir, sum.bfd} {
+		for name, n := range of {
+			x.result.Set(name, n)
+		}
+	}
+	return x.notes(ctx)
+}
+
+// notes says what a reader of a failed claim wants to know.
+func (x *experiment) notes(ctx context.Context) error {
+	lines, err := x.world.describe(ctx)
+	for _, l := range lines {
+		x.result.Note("%s", l)
+	}
+	return err
+}
+
+// stop stops weir's processes under stress: probes go on.
+func (x *experiment) stop(ctx context.Context) error {
+	before, err := x.world.downs(ctx)
+	if err != nil {
+		return err
+	}
+	sent, err := x.world.sent(ctx)
+	if err != nil {
+		return err
+	}
+	x.say("weir's processes are stopped (SIGSTOP) for %s, under user-space hogs", x.stopped)
+	if err := x.under(ctx, kinds[0], x.stopped, x.world.serve); err != nil {
+		return err
+	}
+	after, err := x.world.downs(ctx)
+	if err != nil {
+		return err
+	}
+	total := 0.0
+	for name, n := range after {
+		if name != metricPeer5 { // reported, of which nothing is claimed
+			total += n - before[name]
+		}
+	}
+	x.result.Set("user_space_stopped_false_downs", total)
+	now, err := x.world.sent(ctx)
+	if err != nil {
+		return err
+	}
+	x.result.Set("user_space_stopped_probes_per_second", float64(now-sent)/x.stopped.Seconds())
+	return x.waitUp(ctx)
+}
+
+// claims are what liveness promises.
+func (x *experiment) claims() {
+	for _, c := range []struct {
+		kind                lab.Kind
+		claim, metric, want string
+	}{
+		{lab.Correctness, "links that never failed, probed each 10 ms, taken for dead by who probes", metricMaster, "== 0"},
+		{lab.Correctness, "and by who is probed", metricPeer, "== 0"},
+		{lab.Correctness, "probed each 5 ms, by who probes", metricMaster5, "== 0"},
+		{lab.Correctness, "with weir's processes stopped", "user_space_stopped_false_downs", "== 0"},
+		{lab.Correctness, "while probes went on: of 300 a second that two sessions send, at least", "user_space_stopped_probes_per_second", ">= 150"},
+		{lab.Performance, "of one CPU, in percent, that an end of 200 sessions takes, probed each 10 ms", "sessions_200_cpu_percent", "<= 5"},
+	} {
+		if x.rounds > 0 || c.kind == lab.Correctness {
+			x.result.Claim(c.kind, c.claim, c.metric, c.want)
+		}
+	}
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroutestress
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/kernel"
+)
+
+// serveArg makes the lab's binary supervise liveness, as weir serve does; see Play.
+const serveArg = "__reroutestress-serve"
+
+// Play turns a process that the experiment started into the one that supervises liveness. main and TestMain call it first; in any
+// other process it returns.
+func Play() {
+	if len(os.Args) != 3 || os.Args[1] != serveArg {
+		return
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := live.Run(context.Background(), kernel.OpenRoot(os.Args[2]), log); err != nil {
+		fmt.Fprintln(os.Stderr, "supervising liveness:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tilfa
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// In every order in which routers go over to their detours, and in every order in which they leave them, all packets
+// arrive, when something fails and when it returns; without detours many do not.
+func TestNoOrderLoops(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	s := spreading{unstaged: map[bool]int{}}
+	for _, n := range generated(3) {
+		if len(n.Nodes) <= 12 {
+			spread(n, r, &s)
+		}
+	}
+	t.Logf("%d packets in all moments; without detours %d are lost after failures, %d on return", s.moments, s.unstaged[false], s.unstaged[true])
+	for _, e := range s.examples {
+		t.Error(e)
+	}
+	if s.moments < 100_000 || s.lost > 0 || s.unstaged[false] == 0 || s.unstaged[true] == 0 {
+		t.Errorf("%+v: all should arrive, and without detours some not", s)
+	}
+}
