@@ -4,12 +4,15 @@ package nstest
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/internal/netns"
@@ -261,10 +264,14 @@ func ArriveAt(t testing.TB, from, to []*net.UDPConn, wanted []bool) []bool {
 			}
 		}
 	}
-	for i := range to {
-		// An error is that of a packet that was dropped on its way out.
-		_, _ = from[i].WriteToUDPAddrPort([]byte("are you there"), to[i].LocalAddr().(*net.UDPAddr).AddrPort())
-	}
+	// All from one CPU: what is sent first arrives first, also where the kernel is behind, and with
+	// the last that should arrive it is known which of those before it do not.
+	onOneCPU(func() {
+		for i := range to {
+			// An error is that of a packet that was dropped on its way out.
+			_, _ = from[i].WriteToUDPAddrPort([]byte("are you there"), to[i].LocalAddr().(*net.UDPAddr).AddrPort())
+		}
+	})
 	sent := time.Now()
 	out := make([]bool, len(to))
 	for _, now := range []bool{true, false} {
@@ -276,11 +283,46 @@ func ArriveAt(t testing.TB, from, to []*net.UDPConn, wanted []bool) []bool {
 			if now {
 				end = sent.Add(wantedPatience)
 			}
-			// After the deadline of one that waited, what has arrived at another is read all the same.
-			to[i].SetReadDeadline(time.Unix(0, max(end.UnixNano(), time.Now().Add(2*time.Millisecond).UnixNano())))
+			to[i].SetReadDeadline(end)
 			_, err := to[i].Read(buf)
-			out[i] = err == nil
+			// The deadline may have passed while nothing ran here, and before Read looked at the socket.
+			out[i] = err == nil || hasArrived(t, to[i])
 		}
 	}
 	return out
+}
+
+// hasArrived says whether a datagram is in a socket's queue, and takes it out.
+func hasArrived(t testing.TB, c *net.UDPConn) bool {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got error
+	if err := raw.Control(func(fd uintptr) {
+		_, _, got = unix.Recvfrom(int(fd), make([]byte, 64), unix.MSG_DONTWAIT)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return got == nil
+}
+
+// onOneCPU calls f on a thread that stays where it is.
+func onOneCPU(f func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var was, one unix.CPUSet
+	if unix.SchedGetaffinity(0, &was) == nil {
+		for {
+			if n := rand.IntN(8 * int(unsafe.Sizeof(was))); was.IsSet(n) {
+				one.Set(n)
+				break
+			}
+		}
+		if unix.SchedSetaffinity(0, &one) == nil { // refused in some containers
+			defer unix.SchedSetaffinity(0, &was)
+		}
+	}
+	f()
 }
