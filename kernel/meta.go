@@ -45,6 +45,15 @@ type metaHeader struct {
 // ConfigHash is the SHA-256 of the configuration the instance was made from.
 func (m Meta) ConfigHash() [sha256.Size]byte { return sha256.Sum256(m.Config) }
 
+// RequireABI returns an error that is [ErrABI] if i, whose meta m is, has another ABI than the one that is known.
+func (m Meta) RequireABI(i Instance, known uint32) error {
+	if m.ABI == known {
+		return nil
+	}
+	return fmt.Errorf("%w: %s has ABI %d, made by weir %s, and this weir knows %d: use that weir, or remove it with that one first; nothing was changed",
+		ErrABI, i, m.ABI, m.Version, known)
+}
+
 func (m Meta) marshal() []byte {
 	h := metaHeader{Magic: metaMagic, Layout: LayoutVersion, ABI: m.ABI, ConfigLen: uint32(len(m.Config)),
 		Object: m.Object, Config: m.ConfigHash(), Cookie: m.Cookie, Inode: m.Inode, Created: m.Created.UnixNano()}

@@ -78,6 +78,20 @@ func TestMetaLayout(t *testing.T) {
 	}
 }
 
+// Pins of another ABI are refused with who made them and what to do.
+func TestRequireABI(t *testing.T) {
+	m := Meta{ABI: 2, Version: "v9.9.9"}
+	if err := m.RequireABI(instance, 2); err != nil {
+		t.Error(err)
+	}
+	for _, known := range []uint32{1, 3} {
+		err := m.RequireABI(instance, known)
+		if !errors.Is(err, ErrABI) || !strings.Contains(err.Error(), "host/test/one has ABI 2, made by weir v9.9.9") || !strings.Contains(err.Error(), "remove it with that one first") {
+			t.Errorf("known %d: %v", known, err)
+		}
+	}
+}
+
 func TestMetaDamaged(t *testing.T) {
 	good := metas["full"].marshal()
 	for n := range good {

@@ -54,8 +54,8 @@ func readOne(r *kernel.Root, i kernel.Instance) (p published, err error) {
 	if err != nil {
 		return p, err
 	}
-	if meta.ABI != ABI {
-		return p, fmt.Errorf("%s: ABI %d, and this weir knows %d: %w", i, meta.ABI, ABI, kernel.ErrABI)
+	if err := meta.RequireABI(i, ABI); err != nil {
+		return p, err
 	}
 	if err := json.Unmarshal(meta.Config, &p); err != nil {
 		return p, fmt.Errorf("%s: %w", i, err)

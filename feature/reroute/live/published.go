@@ -72,8 +72,8 @@ func readPublished(r *kernel.Root, scope string) (p published, meta kernel.Meta,
 	if err != nil {
 		return p, meta, err
 	}
-	if meta.ABI != ABI {
-		return p, meta, fmt.Errorf("%s: ABI %d, and this weir knows %d: %w", instance(scope), meta.ABI, ABI, kernel.ErrABI)
+	if err := meta.RequireABI(instance(scope), ABI); err != nil {
+		return p, meta, err
 	}
 	if err := json.Unmarshal(meta.Config, &p); err != nil {
 		return p, meta, fmt.Errorf("%s: %w", instance(scope), err)

@@ -73,8 +73,8 @@ func readWhole(r *kernel.Root, i kernel.Instance) (w whole, m kernel.Meta, err e
 	if m, err = r.Meta(i); err != nil {
 		return w, m, err
 	}
-	if m.ABI != ABI {
-		return w, m, fmt.Errorf("%s: ABI %d, and this weir knows %d: %w", i, m.ABI, ABI, kernel.ErrABI)
+	if err := m.RequireABI(i, ABI); err != nil {
+		return w, m, err
 	}
 	if err := json.Unmarshal(m.Config, &w); err != nil {
 		return w, m, fmt.Errorf("%s: %w", i, err)

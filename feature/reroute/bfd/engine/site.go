@@ -132,9 +132,9 @@ func (e *Engine) Close() {
 func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err error) {
 	o, err := l.Open(e.instance)
 	if err == nil {
-		if o.Meta.ABI != ABI {
+		if err := o.Meta.RequireABI(e.instance, ABI); err != nil {
 			o.Close()
-			return nil, fmt.Errorf("%s: ABI %d, and this weir knows %d: %w", e.instance, o.Meta.ABI, ABI, kernel.ErrABI)
+			return nil, err
 		}
 		return o.Maps, nil
 	} else if !errors.Is(err, kernel.ErrNotExist) {
