@@ -5,6 +5,7 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,9 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
 // Dir is where agents' sockets are.
@@ -47,6 +51,36 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 		return err
 	}
 	return nil
+}
+
+// ListenMetrics listens at a TCP address, in the network namespace of this thread, and returns what answers scrapes of an
+// agent's metrics there until ctx is done. At "" nothing listens.
+func ListenMetrics(address string, c prometheus.Collector) (serve func(ctx context.Context) error, err error) {
+	if address == "" {
+		return func(context.Context) error { return nil }, nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(c)
+	return func(ctx context.Context) error {
+		return Serve(ctx, l, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	}, nil
+}
+
+// JSON answers with what get returns, or with status 500 and its error.
+func JSON[T any](get func() (T, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		v, err := get()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(v) // who has asked may have gone
+	}
 }
 
 // Client asks the agent of that name. Requests go to any host: http://agent/status, say.

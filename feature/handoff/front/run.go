@@ -17,8 +17,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/weir-project/weir/feature/handoff/control"
@@ -50,21 +48,17 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	if err != nil {
 		return err
 	}
+	metrics, err := control.ListenMetrics(c.Metrics, a.Collector())
+	if err != nil {
+		return err
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	socket, err := control.Listen(controlName(strconv.FormatUint(f.ns.Inode(), 10), c.Name))
 	if err != nil {
 		return err
 	}
 	group.Go(func() error { return control.Serve(ctx, socket, a.controls()) })
-	if c.Metrics != "" {
-		m, err := net.Listen("tcp", c.Metrics)
-		if err != nil {
-			return fmt.Errorf("metrics: %w", err)
-		}
-		reg := prometheus.NewRegistry()
-		reg.MustRegister(a.Collector())
-		group.Go(func() error { return control.Serve(ctx, m, promhttp.HandlerFor(reg, promhttp.HandlerOpts{})) })
-	}
+	group.Go(func() error { return metrics(ctx) })
 	log.Info("front end", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
 	group.Go(func() error { return a.Serve(ctx, l) })
 	return group.Wait()
@@ -76,15 +70,7 @@ func controlName(scope, name string) string { return "front-" + scope + "-" + na
 // controls are what the commands ask of an agent.
 func (a *Agent) controls() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		s, err := a.Status()
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s) // who has asked may have gone
-	})
+	mux.HandleFunc("GET /status", control.JSON(a.Status))
 	mux.HandleFunc("POST /override", func(w http.ResponseWriter, r *http.Request) {
 		if err := a.override(r.FormValue("service"), r.FormValue("client"), r.FormValue("host")); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)

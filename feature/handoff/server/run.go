@@ -17,8 +17,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/weir-project/weir/feature/handoff/control"
@@ -42,21 +40,17 @@ func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) 
 	if err != nil {
 		return err
 	}
+	metrics, err := control.ListenMetrics(c.Metrics, a.Collector())
+	if err != nil {
+		return err
+	}
 	socket, err := control.Listen(controlName(a.o.Netns))
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return control.Serve(ctx, socket, a.controls()) })
-	if c.Metrics != "" {
-		m, err := net.Listen("tcp", c.Metrics)
-		if err != nil {
-			return fmt.Errorf("metrics: %w", err)
-		}
-		reg := prometheus.NewRegistry()
-		reg.MustRegister(a.Collector())
-		group.Go(func() error { return control.Serve(ctx, m, promhttp.HandlerFor(reg, promhttp.HandlerOpts{})) })
-	}
+	group.Go(func() error { return metrics(ctx) })
 	log.Info("agent of this server", "name", c.Name, "number", c.Number, "agents", l.Addr().String())
 	group.Go(func() error { return a.Run(ctx, l) })
 	return group.Wait()
@@ -68,15 +62,7 @@ func controlName(ns *netns.Handle) string { return "server-" + strconv.FormatUin
 // controls are what the commands ask of an agent.
 func (a *Agent) controls() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		s, err := a.Status()
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s) // who has asked may have gone
-	})
+	mux.HandleFunc("GET /status", control.JSON(a.Status))
 	mux.HandleFunc("POST /drain", func(w http.ResponseWriter, r *http.Request) {
 		if name := r.FormValue("server"); name != "" && name != a.o.Name {
 			http.Error(w, fmt.Sprintf("this is %s: drain %s there", a.o.Name, name), http.StatusBadRequest)
