@@ -358,7 +358,7 @@ func TestWatcherSeesNextGeneration(t *testing.T) {
 }
 
 // stopped says whether every thread of a process is: the last may still take a connection.
-func stopped(t *testing.T, pid int) bool {
+func stopped(t testing.TB, pid int) bool {
 	t.Helper()
 	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil || len(stats) == 0 {
@@ -398,15 +398,11 @@ func TestNextGenerationInCgroup(t *testing.T) {
 	w.admitted(0, third.pid())
 }
 
-// Connections that wait in the old listener's queue are accepted before it is ended.
-func TestRetireWaitsForQueue(t *testing.T) {
-	w := generational(t, time.Second, time.Minute)
-	a, b := pair(t)
-	w.member(0, a)
-	w.apply()
+// queue stops a member of slot 0 and has connections wait in its listener's queue; who answers each comes at the end.
+func (w *world) queue(a *sink, queued int) <-chan string {
+	t := w.t
 	a.Signal(unix.SIGSTOP)
 	w.deadline("it is stopped", func() bool { return stopped(t, a.pid()) })
-	const queued = 20
 	got := make(chan string, queued)
 	for _, from := range sources(queued) {
 		go func() {
@@ -417,7 +413,18 @@ func TestRetireWaitsForQueue(t *testing.T) {
 			got <- who
 		}()
 	}
-	w.deadline("connections wait", func() bool { return w.state().Slots[0].Sockets[1].Queue == queued })
+	w.deadline("connections wait", func() bool { return w.state().Slots[0].Sockets[1].Queue == uint32(queued) })
+	return got
+}
+
+// Connections that wait in the old listener's queue are accepted before it is ended.
+func TestRetireWaitsForQueue(t *testing.T) {
+	w := generational(t, time.Second, time.Minute)
+	a, b := pair(t)
+	w.member(0, a)
+	w.apply()
+	const queued = 20
+	got := w.queue(a, queued)
 	w.member(0, b)
 	w.apply()
 	if d := w.draining(); d == nil || d.Waiting != queued {
@@ -513,20 +520,8 @@ func TestKilledWithQueue(t *testing.T) {
 			a, b := pair(t)
 			w.member(0, a)
 			w.apply()
-			a.Signal(unix.SIGSTOP)
-			w.deadline("it is stopped", func() bool { return stopped(t, a.pid()) })
 			const queued = 10
-			got := make(chan string, queued)
-			for _, from := range sources(queued) {
-				go func() {
-					who, err := askPatiently("tcp", from, loopback4, patience, patience, func() bool { return false })
-					if err != nil {
-						who = err.Error()
-					}
-					got <- who
-				}()
-			}
-			w.deadline("connections wait", func() bool { return w.state().Slots[0].Sockets[1].Queue == queued })
+			got := w.queue(a, queued)
 			w.member(0, b)
 			w.apply()
 			a.kill()
