@@ -64,14 +64,43 @@ func NewEnv(size Size, seed uint64) (*Env, error) {
 	id := strconv.Itoa(os.Getpid())
 	e := &Env{Size: size, Seed: seed, Rand: rand.New(rand.NewPCG(seed, 0)), id: id, self: self, Watch: nobody{}, Child: os.Getenv(ChildMark) != "",
 		Dir: filepath.Join(os.TempDir(), prefix+id), Root: filepath.Join(bpffs, prefix+id)}
-	if err := os.Mkdir(e.Dir, 0o755); err != nil {
+	if e.lock, err = makeDir(e.Dir, 30*time.Second); err != nil {
 		return nil, err
 	}
-	if e.lock, err = lockDir(e.Dir); err != nil {
-		os.RemoveAll(e.Dir)
-		return nil, fmt.Errorf("lock %s: %w", e.Dir, err)
-	}
 	return e, nil
+}
+
+// makeDir makes the directory of a run and takes its lock. Until it has the lock, the directory looks like that
+// of a run that was killed, and another run that starts in that moment may sweep it away: then it is made anew.
+func makeDir(dir string, limit time.Duration) (*os.File, error) {
+	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+		lock, err := tryMakeDir(dir)
+		if err == nil || time.Now().After(deadline) {
+			return lock, err
+		}
+	}
+}
+
+func tryMakeDir(dir string) (*os.File, error) {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	ours, err := lock.Stat()
+	if err == nil {
+		var named os.FileInfo
+		if named, err = os.Lstat(dir); err == nil && !os.SameFile(ours, named) {
+			err = errors.New("it was made anew by somebody else")
+		}
+	}
+	if err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	return lock, nil
 }
 
 // lockDir takes the lock that tells a run in progress from one that was killed.
