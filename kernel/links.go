@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // AddLink pins one more link of a published instance, such as that of a device
@@ -53,6 +54,29 @@ func LinkProgram(ln Link) (uint32, error) {
 // MoveLink has a link run another program in one step: a packet meets the one or
 // the other.
 func MoveLink(ln Link, p *ebpf.Program) error { return replaceProgram(ln, p) }
+
+// LinkFD is a link's descriptor, which is the link's: for whoever keeps another one of it.
+func LinkFD(ln Link) (int, error) {
+	f, ok := ln.(interface{ FD() int })
+	if !ok {
+		return -1, fmt.Errorf("a link of type %T tells no descriptor", ln)
+	}
+	return f.FD(), nil
+}
+
+// LinkOf is the link of a descriptor that somebody kept. It closes the file, also where it fails.
+func LinkOf(f *os.File) (Link, error) {
+	defer f.Close()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("a link that was kept: %w", err)
+	}
+	ln, err := link.NewFromFD(fd)
+	if err != nil {
+		return nil, fmt.Errorf("a link that was kept: %w", err)
+	}
+	return ln, nil
+}
 
 // programPin is where a program is pinned while something is told its path.
 const programPin = "prog_attaching"

@@ -2,7 +2,7 @@
 
 // Package fdstore leaves descriptors with systemd while a service restarts: its file
 // descriptor store (FileDescriptorStoreMax=, sd_notify(3)). The next process finds them
-// as it finds sockets of activation, by name, and takes them out with [Remove].
+// as it finds sockets of activation, by name ([Take]); they stay there until [Remove].
 package fdstore
 
 import (
@@ -10,8 +10,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
+	"sync"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,6 +43,31 @@ func Put(name string, fds ...int) error {
 		fds = fds[n:]
 	}
 	return barrier(5 * time.Second)
+}
+
+var (
+	mu        sync.Mutex
+	inherited []*os.File // not taken yet
+	loaded    bool
+)
+
+// Take is what this process found under names that begin so. It stays in the store, and it is the caller's from then on.
+func Take(prefix string) (out []*os.File) {
+	mu.Lock()
+	defer mu.Unlock()
+	if !loaded {
+		inherited, loaded = activation.Files(true), true
+	}
+	var rest []*os.File
+	for _, f := range inherited {
+		if strings.HasPrefix(f.Name(), prefix) {
+			out = append(out, f)
+		} else {
+			rest = append(rest, f)
+		}
+	}
+	inherited = rest
+	return out
 }
 
 // Remove takes what has a name out of the store.

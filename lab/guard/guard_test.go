@@ -100,7 +100,7 @@ func TestTally(t *testing.T) {
 // clients have left.
 func TestSocketsFindBypass(t *testing.T) {
 	var x *experiment
-	for stalled, try := true, 0; stalled && try < 5; try++ { // where the machine stands still there is no flood, nor are there clients
+	for stalled, try := true, 0; stalled && try < 30; try++ { // where the machine stands still there is no flood, nor are there clients
 		t.Run("", func(t *testing.T) {
 			x = newExperiment(t, plan{warm: time.Second, flood: time.Second})
 			if err := x.result.WithStalls(func() error { return x.sockets(t.Context()) }); err != nil {

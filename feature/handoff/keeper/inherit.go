@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/sock"
@@ -64,14 +63,7 @@ func Store() func(fds []int) error {
 
 // Inherited are the descriptors that the keeper before left with systemd, for Inherit.
 func Inherited() ([]*os.File, error) {
-	var out []*os.File
-	for _, f := range activation.Files(true) {
-		if f.Name() != storeName {
-			f.Close()
-			continue
-		}
-		out = append(out, f)
-	}
+	out := fdstore.Take(storeName)
 	if len(out) == 0 {
 		return nil, nil
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -21,12 +22,22 @@ const (
 	Up
 )
 
-func (s State) String() string {
-	return [...]string{"admin-down", "down", "init", "up"}[s&3]
-}
+var states = [...]string{"admin-down", "down", "init", "up"}
+
+func (s State) String() string { return states[s&3] }
 
 // MarshalText implements encoding.TextMarshaler.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *State) UnmarshalText(text []byte) error {
+	i := slices.Index(states[:], string(text))
+	if i < 0 {
+		return fmt.Errorf("%q is no state of a BFD session", text)
+	}
+	*s = State(i)
+	return nil
+}
 
 // Diag says why a session last left the state Up, RFC 5880 4.1.
 type Diag uint8
@@ -44,15 +55,31 @@ const (
 var diags = [...]string{"none", "control detection time expired", "echo function failed", "neighbor signaled session down", "forwarding plane reset",
 	"path down", "concatenated path down", "administratively down", "reverse concatenated path down"}
 
+const reservedDiag = "reserved diagnostic %d"
+
 func (d Diag) String() string {
 	if int(d) < len(diags) {
 		return diags[d]
 	}
-	return fmt.Sprintf("reserved diagnostic %d", uint8(d))
+	return fmt.Sprintf(reservedDiag, uint8(d))
 }
 
 // MarshalText implements encoding.TextMarshaler.
 func (d Diag) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Diag) UnmarshalText(text []byte) error {
+	if i := slices.Index(diags[:], string(text)); i >= 0 {
+		*d = Diag(i)
+		return nil
+	}
+	var n uint8
+	if _, err := fmt.Sscanf(string(text), reservedDiag, &n); err != nil {
+		return fmt.Errorf("%q is no diagnostic of a BFD session", text)
+	}
+	*d = Diag(n)
+	return nil
+}
 
 // Ports of control and echo packets, RFC 5881 4; and the range of source ports.
 const (

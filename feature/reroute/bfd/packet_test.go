@@ -5,6 +5,7 @@ package bfd
 import (
 	"bytes"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -127,4 +128,25 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%+v, read back %+v", p, again)
 		}
 	})
+}
+
+// Who may not read the pins reads states and diagnostics as JSON.
+func TestTexts(t *testing.T) {
+	for i := range 32 {
+		was := struct {
+			State State
+			Diag  Diag
+		}{State(i & 3), Diag(i)}
+		text, err := json.Marshal(was)
+		got := was
+		got.State, got.Diag = 99, 99
+		if err = errors.Join(err, json.Unmarshal(text, &got)); err != nil || got != was {
+			t.Errorf("%+v is %s, which is %+v, %v", was, text, got, err)
+		}
+	}
+	var s State
+	var d Diag
+	if s.UnmarshalText([]byte("upp")) == nil || d.UnmarshalText([]byte("nonsense")) == nil {
+		t.Error("what is none was taken for one")
+	}
 }

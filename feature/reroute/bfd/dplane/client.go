@@ -3,14 +3,16 @@
 package dplane
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
 )
@@ -18,12 +20,25 @@ import (
 // Engine runs sessions. Its methods are called one at a time, and should not wait: bfdd stands still while it asks for counters.
 // They must not call Tell, which waits for them.
 type Engine interface {
-	// Add starts a session, or changes one that runs: the discriminator says which. What has become of it, Tell says.
-	Add(Session) error
+	// Add starts a session, or changes one that runs: the discriminator says which. What has become of it, Tell says. It may be
+	// called twice with the same.
+	Add(Session, Owner) error
 	// Delete ends a session.
 	Delete(discriminator uint32)
 	// Counters of a session.
 	Counters(discriminator uint32) Counters
+}
+
+// Owner is the connection that bfdd handed a session over by, for a client that goes on with it: see Adopt.
+type Owner struct {
+	Connection uint64 // its socket's cookie (SO_COOKIE, socket(7))
+	Version    byte   // of the protocol, as bfdd speaks it there
+}
+
+// Keep holds connections with sessions for a client that comes after this one, in another process: bfdd does not see that.
+type Keep interface {
+	Put(connection uint64, fd int) error
+	Remove(connection uint64)
 }
 
 // Client is connected to a bfdd that listens (--dplaneaddr unix:PATH, or ipv4:ADDRESS:PORT), as often as it takes: bfdd tells
@@ -33,16 +48,22 @@ type Client struct {
 	network, address string
 	engine           Engine
 	log              feature.Logger
+	keep             Keep // nil: nobody keeps connections
+	adopted          []*conn
 
 	mu    sync.Mutex // of the engine, too
 	owner map[uint32]*conn
 	conns map[*conn]bool
+	left  []uint64 // connections that are kept, of a client that has ended
 }
 
 type conn struct {
 	net.Conn
+	incoming
 	c        *Client
+	cookie   uint64
 	version  byte
+	kept     bool
 	sessions map[uint32]bool
 	wmu      sync.Mutex
 }
@@ -55,18 +76,57 @@ const (
 	writeLimit = 5 * time.Second
 )
 
-// New makes a client; network is unix or tcp.
-func New(network, address string, e Engine, log feature.Logger) *Client {
-	return &Client{network: network, address: address, engine: e, log: log, owner: map[uint32]*conn{}, conns: map[*conn]bool{}}
+// New makes a client; network is unix or tcp. Without keep connections end with the client.
+func New(network, address string, e Engine, keep Keep, log feature.Logger) *Client {
+	return &Client{network: network, address: address, engine: e, keep: keep, log: log, owner: map[uint32]*conn{}, conns: map[*conn]bool{}}
 }
 
-// Run keeps connections until ctx is done. Sessions of a connection that bfdd closes are deleted: bfdd has them down until there is another data plane.
+// Adopt goes on with connections of a client before this one, which Keep kept, and with the sessions that came by them: owners
+// says which, as Engine.Add was told. Sessions of connections that are not there any more are deleted. It is for before Run. It
+// closes the files.
+func (c *Client) Adopt(files []*os.File, owners map[uint32]Owner) {
+	byCookie := map[uint64]*conn{}
+	for _, f := range files {
+		socket, err := net.FileConn(f)
+		f.Close()
+		var n *conn
+		if err == nil {
+			n, err = c.newConn(socket)
+		}
+		if err != nil {
+			c.log.Warn("a connection to bfdd that was kept is none", "reason", err)
+			continue
+		}
+		n.kept = true
+		byCookie[n.cookie] = n
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for d, o := range owners {
+		n := byCookie[o.Connection]
+		if n == nil {
+			c.engine.Delete(d)
+			continue
+		}
+		n.version, n.sessions[d], c.owner[d] = o.Version, true, n
+	}
+	for _, n := range byCookie {
+		c.conns[n] = true
+		c.adopted = append(c.adopted, n)
+	}
+}
+
+// Run keeps connections until ctx is done. Sessions of a connection that bfdd closes are deleted: bfdd has them down until there
+// is another data plane. When ctx is done, so are those of connections that nobody keeps.
 func (c *Client) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var readers sync.WaitGroup
 	defer readers.Wait()
 	defer cancel()
 	context.AfterFunc(ctx, c.closeAll)
+	for _, n := range c.adopted {
+		readers.Go(func() { n.serve(ctx, make(chan struct{}, 1)) })
+	}
 	connected := true // so that the first failure is told
 	for {
 		spare, err := c.dial(ctx)
@@ -89,11 +149,21 @@ func (c *Client) Run(ctx context.Context) error {
 		connected = true
 		told := make(chan struct{}, 1)
 		ended := make(chan struct{})
-		readers.Go(func() { spare.serve(told); close(ended) })
+		readers.Go(func() { spare.serve(ctx, told); close(ended) })
 		if !c.mind(ctx, spare, told, ended) {
 			return nil
 		}
 	}
+}
+
+// Abandon has connections kept no longer, after Run: bfdd has their sessions down then.
+func (c *Client) Abandon() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, cookie := range c.left {
+		c.keep.Remove(cookie)
+	}
+	c.left = nil
 }
 
 // mind returns when another connection is wanted; false: ctx is done.
@@ -141,7 +211,10 @@ func (c *Client) dial(ctx context.Context) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &conn{Conn: n, c: c, sessions: map[uint32]bool{}}
+	out, err := c.newConn(n)
+	if err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.conns[out] = true
@@ -149,6 +222,23 @@ func (c *Client) dial(ctx context.Context) (*conn, error) {
 		n.Close()
 	}
 	return out, nil
+}
+
+// newConn closes the socket where it fails.
+func (c *Client) newConn(socket net.Conn) (*conn, error) {
+	n := &conn{Conn: socket, c: c, sessions: map[uint32]bool{}}
+	err := n.incoming.of(socket)
+	if err == nil {
+		err = n.control(func(fd int) (err error) {
+			n.cookie, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+			return err
+		})
+	}
+	if err != nil {
+		socket.Close()
+		return nil, err
+	}
+	return n, nil
 }
 
 func (c *Client) closeAll() {
@@ -159,14 +249,20 @@ func (c *Client) closeAll() {
 	}
 }
 
-// serve reads until the connection ends. told gets a word with each session.
-func (n *conn) serve(told chan<- struct{}) {
-	r := bufio.NewReader(n)
+// serve reads until the connection ends. told gets a word with each session. A message is taken from the socket when it has been
+// dealt with: whoever goes on with the connection does not begin in the midst of one.
+func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 	var err error
 	for err == nil {
 		var m message
-		if m, err = read(r); err == nil {
-			err = n.handle(m, told)
+		var length int
+		if m, length, err = n.next(); err == nil {
+			if m.kind == addSession {
+				n.leave()
+			}
+			if err = n.handle(m, told); err == nil {
+				err = n.take(length)
+			}
 		}
 	}
 	n.Close()
@@ -174,16 +270,34 @@ func (n *conn) serve(told chan<- struct{}) {
 	defer n.c.mu.Unlock()
 	delete(n.c.conns, n)
 	switch {
+	case ctx.Err() != nil && n.kept:
+		n.c.left = append(n.c.left, n.cookie)
+		return
 	case errors.Is(err, net.ErrClosed): // by us
 	case len(n.sessions) > 0:
 		n.c.log.Warn("bfdd has closed the connection: its sessions are down", "sessions", len(n.sessions), "reason", err)
 	case !errors.Is(err, io.EOF):
 		n.c.log.Warn("bfdd", "reason", err)
 	}
+	if n.kept {
+		n.c.keep.Remove(n.cookie)
+	}
 	for d := range n.sessions {
 		delete(n.c.owner, d)
 		n.c.engine.Delete(d)
 	}
+}
+
+// leave has the connection kept, from its first session on.
+func (n *conn) leave() {
+	if n.kept || n.c.keep == nil {
+		return
+	}
+	if err := n.control(func(fd int) error { return n.c.keep.Put(n.cookie, fd) }); err != nil {
+		n.c.log.Warn("bfdd will have its sessions down when weir serve restarts", "reason", err)
+		return
+	}
+	n.kept = true
 }
 
 func (n *conn) handle(m message, told chan<- struct{}) error {
@@ -210,7 +324,7 @@ func (n *conn) handle(m message, told chan<- struct{}) error {
 			delete(before.sessions, d)
 		}
 		n.sessions[d], c.owner[d] = true, n
-		if err := c.engine.Add(s); err != nil {
+		if err := c.engine.Add(s, Owner{n.cookie, n.version}); err != nil {
 			c.log.Warn("a session of bfdd's cannot run", "peer", s.Peer, "interface", s.Device, "reason", err)
 		}
 		select {

@@ -30,13 +30,14 @@ type recorder struct {
 	mu       sync.Mutex
 	client   *Client
 	sessions map[uint32]Session
+	owners   map[uint32]Owner
 	deleted  int
 }
 
-func (r *recorder) Add(s Session) error {
+func (r *recorder) Add(s Session, o Owner) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.sessions[s.Config.Discriminator] = s
+	r.sessions[s.Config.Discriminator], r.owners[s.Config.Discriminator] = s, o
 	state := bfd.Up
 	if s.Config.Down {
 		state = bfd.AdminDown
@@ -50,6 +51,7 @@ func (r *recorder) Delete(d uint32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.sessions, d)
+	delete(r.owners, d)
 	r.deleted++
 }
 
@@ -214,8 +216,8 @@ func TestWithBFDD(t *testing.T) {
 	}
 	t.Cleanup(func() { netlink.LinkDel(w0) })
 	f := startFRR(t, peers.String())
-	r := &recorder{sessions: map[uint32]Session{}}
-	r.client = New("unix", f.socket(), r, slog.New(slog.NewTextHandler(testWriter{t}, nil)))
+	r := &recorder{sessions: map[uint32]Session{}, owners: map[uint32]Owner{}}
+	r.client = New("unix", f.socket(), r, nil, slog.New(slog.NewTextHandler(testWriter{t}, nil)))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.client.Run(ctx) }()

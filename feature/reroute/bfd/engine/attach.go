@@ -4,9 +4,7 @@ package engine
 
 import (
 	"fmt"
-	"maps"
 	"net"
-	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -58,25 +56,10 @@ func (p pinned) attached(name string, at kernel.Attachment) bool {
 	return at.Verify(ln) == nil
 }
 
-type held map[string]kernel.Link
-
-func (h held) names() ([]string, error)              { return slices.Collect(maps.Keys(h)), nil }
-func (h held) add(name string, ln kernel.Link) error { h[name] = ln; return nil }
-
-func (h held) move(name string, to *ebpf.Program) error { return kernel.MoveLink(h[name], to) }
-
-func (h held) remove(name string) error {
-	ln := h[name]
-	delete(h, name)
-	return ln.Close()
-}
-
-func (h held) attached(name string, at kernel.Attachment) bool { return at.Verify(h[name]) == nil }
-
 // attach has programs where they are wanted, and nowhere else; with anew those that are attached, too, are this weir's then.
 func (e *Engine) attach(l *kernel.WriteLock, want map[string]hook, anew bool) error {
-	var k keeper = held(e.own)
-	if e.own == nil {
+	var k keeper = e.held
+	if e.held == nil {
 		o, err := l.Open(e.instance, "clock")
 		if err != nil {
 			return err

@@ -17,7 +17,7 @@ type bfdBfdClockwork struct {
 	_        structs.HostLayout
 	Sessions uint32
 	Spare    uint32
-	Tick     uint64
+	Beat     uint64
 }
 
 type bfdBfdEvent struct {

@@ -85,6 +85,10 @@ func (t tables) remove(place uint32) error {
 func (t tables) reach() error {
 	var clock bfdBfdClockwork
 	var c bfdBfdSetup
+	if err := t.clock.Lookup(uint32(0), &clock); err != nil {
+		return err
+	}
+	clock.Sessions = 0
 	for place := range uint32(MaxSessions) {
 		if err := t.setups.Lookup(place, &c); err != nil {
 			return err

@@ -43,6 +43,11 @@ func (e *Engine) Delete(discriminator uint32) error {
 	if err != nil || !there {
 		return err
 	}
+	if e.owners != nil {
+		if err := e.owners.Delete(discriminator); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("forgetting the owner of a session: %w", err)
+		}
+	}
 	return e.tables.remove(place)
 }
 

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,16 +17,22 @@ import (
 // Published is the engine of a network namespace, as its pins say.
 type Published struct {
 	Scope string
+	name  string // of the instance; "": instanceName
 	Inode uint64 // of the namespace
 	Text  []byte // see Engine.Record
 	Other bool   // its programs are another weir's: see Upgrade
 }
 
-// All are the engines of this host.
-func All(r *kernel.Root) (out []Published, err error) {
+// All are the engines of this host, without those of sessions that bfdd hands over.
+func All(r *kernel.Root) ([]Published, error) { return all(r, instanceName) }
+
+// AllHanded are those of sessions that bfdd hands over (OpenHanded), also such as nobody runs any more: see Beat.
+func AllHanded(r *kernel.Root) ([]Published, error) { return all(r, handedName) }
+
+func all(r *kernel.Root, name string) (out []Published, err error) {
 	instances, err := r.Instances(live.Name)
 	for _, i := range instances {
-		if i.Name != instanceName {
+		if i.Name != name {
 			continue
 		}
 		m, err := r.Meta(i)
@@ -34,7 +41,7 @@ func All(r *kernel.Root) (out []Published, err error) {
 		} else if err != nil {
 			return nil, err
 		}
-		out = append(out, Published{Scope: i.Scope, Inode: m.Inode, Text: m.Config, Other: m.Object != kernel.ObjectHash(_BfdBytes)})
+		out = append(out, Published{Scope: i.Scope, name: name, Inode: m.Inode, Text: m.Config, Other: m.Object != kernel.ObjectHash(_BfdBytes)})
 	}
 	return out, err
 }
@@ -51,8 +58,26 @@ func (p Published) Identities(r *kernel.Root) (map[uint32]Identity, error) {
 	return out, p.each(r, func(c *bfdBfdSetup, _ *bfdBfdState) { out[c.Mine] = c.identity() })
 }
 
+func (p Published) instance() kernel.Instance {
+	return instanceOf(p.Scope, cmp.Or(p.name, instanceName))
+}
+
+// Beat is when the sessions' programs last ran (CLOCK_MONOTONIC): those of bfdd run as long as somebody holds their links.
+func (p Published) Beat(r *kernel.Root) (time.Duration, error) {
+	o, err := r.Open(p.instance(), "clock")
+	if err != nil {
+		return 0, err
+	}
+	defer o.Close()
+	var c bfdBfdClockwork
+	if err := o.Maps["clock"].Lookup(uint32(0), &c); err != nil {
+		return 0, fmt.Errorf("reading BFD's clock: %w", err)
+	}
+	return time.Duration(c.Beat), nil
+}
+
 func (p Published) each(r *kernel.Root, yield func(*bfdBfdSetup, *bfdBfdState)) error {
-	o, err := r.Open(instanceOf(p.Scope), "setups", "states")
+	o, err := r.Open(p.instance(), "setups", "states")
 	if err != nil {
 		return err
 	}
@@ -82,4 +107,6 @@ func Upgrade(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick ti
 }
 
 // RemoveOf takes BFD of a namespace away, as Remove does.
-func RemoveOf(l *kernel.WriteLock, scope string) error { return l.Remove(instanceOf(scope)) }
+func RemoveOf(l *kernel.WriteLock, scope string) error {
+	return errors.Join(l.Remove(instanceOf(scope, instanceName)), l.Remove(instanceOf(scope, handedName)))
+}

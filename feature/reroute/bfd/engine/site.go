@@ -26,11 +26,14 @@ const ABI = 2
 // Version is the version of weir, as instances keep it.
 var Version = "devel"
 
-// instanceName is the one instance of a network namespace.
-const instanceName = "@bfd"
+// Instances of a network namespace.
+const (
+	instanceName = "@bfd"
+	handedName   = "@bfdd" // see OpenHanded
+)
 
-func instanceOf(scope string) kernel.Instance {
-	return kernel.Instance{Scope: scope, Feature: live.Name, Name: instanceName}
+func instanceOf(scope, name string) kernel.Instance {
+	return kernel.Instance{Scope: scope, Feature: live.Name, Name: name}
 }
 
 func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
@@ -55,7 +58,7 @@ func Needs() []kernel.Need {
 }
 
 // Engine runs the sessions of a network namespace. The kernel goes on with them when it is closed, and when its process ends,
-// unless they are this process's own (OpenOwn).
+// unless their links are held by processes alone (OpenHanded).
 type Engine struct {
 	mu       sync.Mutex // taken before the lock of the pins
 	root     *kernel.Root
@@ -65,7 +68,9 @@ type Engine struct {
 	maps     map[string]*ebpf.Map
 	stalls   *ebpf.Map
 	tick     time.Duration
-	own      map[string]kernel.Link // attached by this process alone; nil: links are pinned
+	held     *held     // links that are not pinned; nil: they are
+	owners   *ebpf.Map // of OpenHanded
+	adopted  bool
 }
 
 // Open has the sessions of a network namespace beat with a metronome of at least so short a tick; there may be sessions already.
@@ -81,20 +86,8 @@ func Open(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Du
 
 // OpenWith is Open under the caller's lock.
 func OpenWith(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) (*Engine, error) {
-	e := &Engine{root: l.Root, ns: ns, instance: instanceOf(scopeOf(ns)), tick: tick}
+	e := &Engine{root: l.Root, ns: ns, instance: instanceOf(scopeOf(ns), instanceName), tick: tick}
 	return e, e.open(ctx, l, e.publish)
-}
-
-// OpenOwn is an engine of this process alone: nothing of it is pinned, and its sessions end, without a word to the other ends,
-// when it is closed, and when the process dies, however it does. A stopped process's go on.
-func OpenOwn(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration) (*Engine, error) {
-	l, err := root.Lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer l.Unlock()
-	e := &Engine{root: root, ns: ns, tick: tick, own: map[string]kernel.Link{}}
-	return e, e.open(ctx, l, func(*kernel.WriteLock) (map[string]*ebpf.Map, error) { return makeMaps(map[string]*ebpf.Map{}) })
 }
 
 func (e *Engine) open(ctx context.Context, l *kernel.WriteLock, maps func(*kernel.WriteLock) (map[string]*ebpf.Map, error)) (err error) {
@@ -117,8 +110,8 @@ func tablesOf(m map[string]*ebpf.Map) tables {
 
 // Close closes what is open here.
 func (e *Engine) Close() {
-	for _, ln := range e.own {
-		ln.Close()
+	if e.held != nil {
+		e.held.close()
 	}
 	for _, m := range e.maps {
 		m.Close()
@@ -151,9 +144,13 @@ func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err err
 	if out, err = makeMaps(out); err != nil {
 		return out, err
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_BfdBytes), Inode: e.ns.Inode(), Created: time.Now(), Version: Version, Config: []byte("{}")}
-	meta.Cookie, _ = e.ns.Cookie() // 0 where the kernel has none
-	return out, l.Publish(e.instance, meta, kernel.Pins{Maps: out})
+	return out, l.Publish(e.instance, e.meta([]byte("{}")), kernel.Pins{Maps: out})
+}
+
+func (e *Engine) meta(text []byte) kernel.Meta {
+	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_BfdBytes), Inode: e.ns.Inode(), Created: time.Now(), Version: Version, Config: text}
+	m.Cookie, _ = e.ns.Cookie() // 0 where the kernel has none
+	return m
 }
 
 // makeMaps adds the maps that are missing, by the names of their pins.
@@ -326,9 +323,6 @@ var ErrReplaced = errors.New("BFD of this network namespace was removed meanwhil
 
 // current is nil while this engine's maps are those that are pinned.
 func (e *Engine) current() error {
-	if e.own != nil {
-		return nil
-	}
 	o, err := e.root.Open(e.instance, "setups")
 	if errors.Is(err, kernel.ErrNotExist) {
 		return ErrReplaced
@@ -355,7 +349,7 @@ func (e *Engine) current() error {
 func Remove(l *kernel.WriteLock) error {
 	all, err := l.Instances(live.Name)
 	for _, i := range all {
-		if i.Name == instanceName {
+		if i.Name == instanceName || i.Name == handedName {
 			err = errors.Join(err, l.Remove(i))
 		}
 	}

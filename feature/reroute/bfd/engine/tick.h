@@ -13,7 +13,7 @@
 struct bfd_clockwork {
 	__u32 sessions; /* one more than the highest place that is taken */
 	__u32 spare;
-	__u64 tick;
+	__u64 beat; /* when it last ticked: who holds the links of bfdd's sessions may have ended */
 };
 
 struct {
@@ -60,7 +60,7 @@ int bfd_tick(struct __sk_buff *skb)
 	if (length < sizeof(r.scratch->head) ||
 	    bpf_skb_load_bytes(skb, 0, r.scratch->head, sizeof(r.scratch->head)))
 		return BFD_PASS;
-	r.now = bfd_now();
+	r.now = m->beat = bfd_now();
 	r.stalled = *stalled;
 	bpf_loop(m->sessions < BFD_SESSIONS ? m->sessions : BFD_SESSIONS, bfd_visit, &r, 0);
 	skb->mark = mark;

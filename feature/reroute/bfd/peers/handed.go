@@ -4,10 +4,12 @@ package peers
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -16,7 +18,83 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/dplane"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
 )
+
+// handedOver is about the sessions of bfdd. They are this process's, and the next one's where systemd keeps what they need between
+// the two: life is this process's. Else the connection ends with it, and bfdd has them down until there is another one.
+func handedOver(ctx, life context.Context, r *kernel.Root, p published, inherited *left, log feature.Logger) (err error) {
+	links, connections := inherited.parts()
+	k := keepOf(p.scope(), log)
+	defer func() { k.drop(connections) }() // those that nobody goes on with
+	if p.Config.FRR == "" {
+		closeLinks(k, links)
+		<-ctx.Done()
+		return nil
+	}
+	network, address, err := Dial(p.Config.FRR)
+	if err != nil {
+		return err
+	}
+	ns, err := netns.Find(p.Netns, p.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	text, err := json.Marshal(p.handed())
+	if err != nil {
+		return err
+	}
+	made := engine.Handed{Text: text, Links: links}
+	if k != nil {
+		made.Keep = linkKeep{k}
+	}
+	e, err := engine.OpenHanded(ctx, r, ns, p.Config.Tick(), made)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	h := &handed{ctx: ctx, ns: ns, e: e, told: map[uint32]dplane.Change{}}
+	h.client = dplane.New(network, address, h, k.connections(), log)
+	defer func() {
+		if life.Err() == nil || k == nil {
+			h.client.Abandon()
+			err = errors.Join(err, e.Abandon(context.WithoutCancel(ctx)))
+		}
+	}()
+	if e.Adopted() {
+		if err := h.adopt(connections, log); err != nil {
+			return err
+		}
+		connections = nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer cancel()
+	others.Go(func() {
+		e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "reason", err) })
+		cancel() // it was removed
+	})
+	others.Go(func() { h.tell(ctx, log) })
+	return h.client.Run(ctx)
+}
+
+// adopt goes on with the sessions of the process before, and has bfdd know what has become of them.
+func (h *handed) adopt(connections []*os.File, log feature.Logger) error {
+	owners, err := h.e.Owners()
+	if err != nil {
+		return err
+	}
+	of := map[uint32]dplane.Owner{}
+	for d, o := range owners {
+		of[d] = dplane.Owner{Connection: o.Connection, Version: o.Version}
+		h.told[d] = dplane.Change{}
+	}
+	h.client.Adopt(connections, of)
+	log.Info("goes on with sessions of bfdd", "sessions", len(h.told))
+	return nil
+}
 
 // handed has the kernel run the sessions of a bfdd.
 type handed struct {
@@ -31,16 +109,21 @@ type handed struct {
 }
 
 // Add implements dplane.Engine.
-func (h *handed) Add(s dplane.Session) error {
+func (h *handed) Add(s dplane.Session, o dplane.Owner) error {
 	if s.Multihop {
 		return errors.New("a session of several hops: weir runs those of one hop (RFC 5881); set bfdd's up without the data plane")
 	}
 	x := engine.Session{Config: s.Config, Local: s.Local, Peer: s.Peer.WithZone(""), Ifindex: s.Ifindex}
 	x.EchoRx = 0 // nothing here sends echo packets back
-	if err := h.ns.Do(func() error { return complete(&x, s.Device) }); err != nil {
-		return err
+	var device string
+	err := h.ns.Do(func() (err error) { device, err = complete(&x, s.Device); return err })
+	if err == nil {
+		err = h.e.Put(h.ctx, x)
 	}
-	if err := h.e.Put(h.ctx, x); err != nil {
+	if err == nil {
+		err = h.e.SetOwner(s.Config.Discriminator, engine.Owner{Connection: o.Connection, Version: o.Version, Device: device})
+	}
+	if err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -49,12 +132,12 @@ func (h *handed) Add(s dplane.Session) error {
 	return nil
 }
 
-// complete finds the device and the address of this end, of which bfdd may know one alone.
-func complete(s *engine.Session, device string) error {
+// complete finds the device, whose name it returns, and the address of this end, of which bfdd may know one alone.
+func complete(s *engine.Session, device string) (string, error) {
 	if s.Ifindex == 0 {
 		all, err := net.Interfaces()
 		if err != nil {
-			return err
+			return "", err
 		}
 		for i := range all {
 			if d := &all[i]; d.Name == device || device == "" && (has(d, s.Local) || s.Local.IsUnspecified() && localTo(d, s.Peer).IsValid()) {
@@ -64,14 +147,14 @@ func complete(s *engine.Session, device string) error {
 	}
 	d, err := net.InterfaceByIndex(s.Ifindex)
 	if err != nil {
-		return fmt.Errorf("no device for the session with %s", s.Peer)
+		return "", fmt.Errorf("no device for the session with %s", s.Peer)
 	}
 	if s.Local = s.Local.WithZone(""); s.Local.IsUnspecified() {
 		if s.Local = localTo(d, s.Peer); !s.Local.IsValid() {
-			return fmt.Errorf("%s has no address in the network of %s", d.Name, s.Peer)
+			return "", fmt.Errorf("%s has no address in the network of %s", d.Name, s.Peer)
 		}
 	}
-	return nil
+	return d.Name, nil
 }
 
 // has says whether an address is a device's.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/reroute/bfd/dplane"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -22,6 +21,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
+	left := takeLeft()
 	running := map[string]runner{} // by scope
 	news := map[string]*told{}     // by scope
 	said := map[string]string{}    // what was warned of, so that it is once
@@ -46,7 +46,8 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 				news[scope] = &told{r: r, scope: scope, log: log, up: map[uint32]bool{}}
 			}
 			if _, runs := running[scope]; !runs {
-				running[scope] = start(ctx, r, p, news[scope], log, &all)
+				running[scope] = start(ctx, r, p, left[scope], news[scope], log, &all)
+				delete(left, scope)
 			}
 			why := ""
 			if err := p.mend(ctx, r); err != nil && ctx.Err() == nil {
@@ -57,6 +58,10 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			}
 			said[scope] = why
 			news[scope].all()
+		}
+		if err == nil { // of namespaces that have no BFD any more
+			drop(left)
+			left = nil
 		}
 		select {
 		case <-ctx.Done():
@@ -76,15 +81,18 @@ type runner struct {
 	stop func()
 }
 
-func start(ctx context.Context, r *kernel.Root, p published, t *told, log feature.Logger, all *sync.WaitGroup) runner {
-	ctx, cancel := context.WithCancel(ctx)
-	own := func(ctx context.Context, r *kernel.Root, p published, log feature.Logger) error {
-		return configured(ctx, r, p, t, log)
+func start(life context.Context, r *kernel.Root, p published, inherited *left, t *told, log feature.Logger, all *sync.WaitGroup) runner {
+	ctx, cancel := context.WithCancel(life)
+	own := func() error { return configured(ctx, r, p, t, log) }
+	ofFRR := func() error {
+		l := inherited
+		inherited = nil // it is for the first time
+		return handedOver(ctx, life, r, p, l, log)
 	}
-	for _, part := range []func(context.Context, *kernel.Root, published, feature.Logger) error{own, handedOver} {
+	for _, part := range []func() error{own, ofFRR} {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				if err := part(ctx, r, p, log); err != nil && ctx.Err() == nil {
+				if err := part(); err != nil && ctx.Err() == nil {
 					log.Warn("BFD", "netns", p.Netns, "reason", err)
 				}
 				select {
@@ -144,35 +152,4 @@ func (p *published) mend(ctx context.Context, r *kernel.Root) error {
 		}
 	}
 	return nil
-}
-
-// handedOver is about the sessions of bfdd. They are this process's: when it ends, the connection does, and bfdd has them down until there is another one.
-func handedOver(ctx context.Context, r *kernel.Root, p published, log feature.Logger) error {
-	if p.Config.FRR == "" {
-		<-ctx.Done()
-		return nil
-	}
-	network, address, err := Dial(p.Config.FRR)
-	if err != nil {
-		return err
-	}
-	ns, err := netns.Find(p.Netns, p.Inode)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	e, err := engine.OpenOwn(ctx, r, ns, p.Config.Tick())
-	if err != nil {
-		return err
-	}
-	defer e.Close()
-	h := &handed{ctx: ctx, ns: ns, e: e, told: map[uint32]dplane.Change{}}
-	h.client = dplane.New(network, address, h, log)
-	ctx, cancel := context.WithCancel(ctx)
-	var others sync.WaitGroup
-	defer others.Wait()
-	defer cancel()
-	others.Go(func() { e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "reason", err) }) })
-	others.Go(func() { h.tell(ctx, log) })
-	return h.client.Run(ctx)
 }

@@ -3,11 +3,13 @@
 package peers
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -45,6 +47,8 @@ type SessionState struct {
 	NotAuthentic uint64        `json:"not_authentic"` // packets that were, and changed nothing
 	Malformed    uint64        `json:"malformed"`
 	Problem      string        `json:"problem,omitempty"`
+	// FRR is where the bfdd is that handed it over; its name is frr:PEER%INTERFACE then. "": it is of the configuration.
+	FRR string `json:"frr,omitempty"`
 }
 
 // published is what a namespace's engine has recorded.
@@ -78,7 +82,60 @@ func readPublished(r *kernel.Root) (map[string]published, map[string]engine.Publ
 	return out, engines, nil
 }
 
-// ReadState reads sessions from their pins alone. Those that bfdd hands over are not among them: vtysh shows them.
+func (p *published) scope() string { return strconv.FormatUint(p.Inode, 10) }
+
+// handedText is what the pins of sessions that bfdd hands over say of themselves.
+type handedText struct {
+	FRR   string `json:"frr"`
+	Netns string `json:"netns"`
+	Inode uint64 `json:"inode"`
+}
+
+func (p *published) handed() handedText { return handedText{p.Config.FRR, p.Netns, p.Inode} }
+
+// silent is how long after their last tick nobody runs bfdd's sessions any more: this host may stand still meanwhile.
+const silent = 2 * time.Second
+
+// readHanded reads the sessions of bfdd that are run.
+func readHanded(r *kernel.Root, yield func(SessionState)) error {
+	all, err := engine.AllHanded(r)
+	if err != nil {
+		return err
+	}
+	for _, e := range all {
+		var h handedText
+		if err := json.Unmarshal(e.Text, &h); err != nil {
+			return fmt.Errorf("BFD of namespace %s: %w", e.Scope, err)
+		}
+		beat, err := e.Beat(r)
+		var found map[uint32]engine.Status
+		var ids map[uint32]engine.Identity
+		var owners map[uint32]engine.Owner
+		if now := monotonic(); err == nil && now-beat < silent {
+			found, err = e.Sessions(r)
+			if err == nil {
+				ids, err = e.Identities(r)
+			}
+			if err == nil {
+				owners, err = e.Owners(r)
+			}
+		}
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // removed meanwhile
+		} else if err != nil {
+			return err
+		}
+		now := monotonic()
+		for d, st := range found {
+			out := SessionState{Name: fmt.Sprintf("frr:%s%%%s", ids[d].Peer, owners[d].Device), Netns: h.Netns, Device: owners[d].Device, Peer: ids[d].Peer, FRR: h.FRR}
+			out.of(st, now)
+			yield(out)
+		}
+	}
+	return nil
+}
+
+// ReadState reads sessions from their pins alone.
 func ReadState(r *kernel.Root) (State, error) {
 	all, engines, err := readPublished(r)
 	st := State{published: all}
@@ -97,10 +154,11 @@ func ReadState(r *kernel.Root) (State, error) {
 			st.Sessions = append(st.Sessions, p.state(s, found, now))
 		}
 	}
+	err = readHanded(r, func(s SessionState) { st.Sessions = append(st.Sessions, s) })
 	slices.SortFunc(st.Sessions, func(a, b SessionState) int {
-		return strings.Compare(a.Netns+"\x00"+a.Name, b.Netns+"\x00"+b.Name)
+		return cmp.Or(strings.Compare(a.Netns, b.Netns), strings.Compare(a.FRR, b.FRR), strings.Compare(a.Name, b.Name), strings.Compare(a.Device, b.Device))
 	})
-	return st, nil
+	return st, err
 }
 
 func (p *published) state(s Session, found map[uint32]engine.Status, now time.Duration) SessionState {
@@ -110,13 +168,17 @@ func (p *published) state(s Session, found map[uint32]engine.Status, now time.Du
 		out.Problem = fmt.Sprintf("it waits for the device %s and its address", s.Device)
 		return out
 	}
+	out.of(x, now)
+	return out
+}
+
+func (out *SessionState) of(x engine.Status, now time.Duration) {
 	out.State, out.Remote, out.Diag, out.Interval, out.Detection = x.State, x.Remote.State, x.Diag, x.Interval, x.Detection
 	out.Since = now - x.Since
 	if x.Heard != 0 {
 		out.Heard = now - x.Heard
 	}
 	out.Ups, out.Downs, out.In, out.Out, out.NotAuthentic, out.Malformed = x.Ups, x.Downs, x.In, x.Out, x.NotAuthentic, x.Malformed
-	return out
 }
 
 // monotonic is CLOCK_MONOTONIC, which programs go by.

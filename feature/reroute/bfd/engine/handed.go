@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Keep holds links for a process that comes after this one, while none is there.
+type Keep interface {
+	Put(link string, fd int) error
+	Remove(link string)
+}
+
+// Handed is what an engine of sessions that bfdd hands over is made of.
+type Handed struct {
+	Text  []byte              // says whose sessions they are: an engine of another's is not gone on with
+	Links map[string]*os.File // by name: what Keep held; OpenHanded closes them
+	Keep  Keep                // nil: links end with the process
+}
+
+// OpenHanded is an engine of sessions that are a process's: bfdd hands them over to it, and is to know at once when nobody runs them
+// any more. So their maps are pinned, to be read, and their links are not. When the process ends, however it does, the sessions end
+// with it, without a word to the other ends, unless Keep holds the links: then they go on, and the next process does with them, if
+// the engine says Adopted. A stopped process's go on, too.
+func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick time.Duration, h Handed) (*Engine, error) {
+	l, err := root.Lock(ctx)
+	if err != nil {
+		closeFiles(h.Links)
+		return nil, err
+	}
+	defer l.Unlock()
+	e := &Engine{root: root, ns: ns, instance: instanceOf(scopeOf(ns), handedName), tick: tick, held: &held{keep: h.Keep, links: map[string]kernel.Link{}}}
+	anew := false
+	err = e.open(ctx, l, func(l *kernel.WriteLock) (map[string]*ebpf.Map, error) {
+		out, other, err := e.adopt(l, h)
+		if out != nil || err != nil {
+			anew = other
+			return out, err
+		}
+		return e.publishHanded(l, h.Text)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if anew {
+		err = e.republish(l, func(m *kernel.Meta) { m.Object = kernel.ObjectHash(_BfdBytes) }, func() error { return e.sync(ctx, l, true) })
+		if err != nil {
+			e.Close()
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// Adopted says that the sessions are those of the process before.
+func (e *Engine) Adopted() bool { return e.adopted }
+
+// adopt opens what the process before has left, if that is to be gone on with; no maps: it is not, and is taken away. other says that its
+// programs are another weir's.
+func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map, other bool, err error) {
+	defer closeFiles(h.Links)
+	m, err := l.Meta(e.instance)
+	switch {
+	case errors.Is(err, kernel.ErrNotExist):
+		return nil, false, nil
+	case err != nil || m.ABI != ABI || string(m.Config) != string(h.Text) || len(h.Links) == 0:
+		for name := range h.Links {
+			h.Keep.Remove(name)
+		}
+		return nil, false, l.Remove(e.instance) // also what cannot be read: it is this process's to make
+	}
+	o, err := l.Open(e.instance)
+	if err != nil {
+		return nil, false, err
+	}
+	for name, f := range h.Links {
+		ln, err := kernel.LinkOf(f)
+		if err != nil { // attached anew, then
+			h.Keep.Remove(name)
+			continue
+		}
+		e.held.links[name] = ln
+	}
+	e.owners, e.adopted = o.Maps[ownersPin], true
+	return o.Maps, m.Object != kernel.ObjectHash(_BfdBytes), nil
+}
+
+func closeFiles(files map[string]*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+func (e *Engine) publishHanded(l *kernel.WriteLock, text []byte) (map[string]*ebpf.Map, error) {
+	out, err := makeMaps(map[string]*ebpf.Map{})
+	if err != nil {
+		return out, err
+	}
+	e.owners, err = ebpf.NewMap(&ebpf.MapSpec{Name: "bfd_owners", Type: ebpf.Hash, KeySize: 4, ValueSize: ownerSize, MaxEntries: MaxSessions})
+	if err != nil {
+		return out, fmt.Errorf("making the map of owners: %w", err)
+	}
+	out[ownersPin] = e.owners
+	return out, l.Publish(e.instance, e.meta(text), kernel.Pins{Maps: out})
+}
+
+// Abandon ends the sessions for good: nothing of them is kept or pinned any more. The engine is to be closed.
+func (e *Engine) Abandon(ctx context.Context) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for name := range e.held.links {
+		e.held.forget(name)
+	}
+	l, err := e.root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	if err := e.current(); err != nil {
+		return nil // it is somebody else's
+	}
+	return l.Remove(e.instance)
+}
+
+// Owner is by whom bfdd handed a session over. No program reads it.
+type Owner struct {
+	Connection uint64 // cookie of its socket
+	Version    byte   // of the protocol there
+	Device     string // by its name
+}
+
+// ownersPin is the name of the map: discriminator → Owner, as connection (8 bytes, native byte order), version (1), 7 of nothing,
+// device (16, zeroes behind it).
+const (
+	ownersPin  = "owners"
+	ownerSize  = 32
+	deviceSize = 16 // IFNAMSIZ
+)
+
+// SetOwner notes a session's owner; Delete forgets it.
+func (e *Engine) SetOwner(discriminator uint32, o Owner) error {
+	v := make([]byte, ownerSize)
+	binary.NativeEndian.PutUint64(v, o.Connection)
+	v[8] = o.Version
+	copy(v[ownerSize-deviceSize:], o.Device)
+	return e.owners.Put(discriminator, v)
+}
+
+// Owners are those of all sessions, by discriminator.
+func (e *Engine) Owners() (map[uint32]Owner, error) { return readOwners(e.owners) }
+
+// Owners reads them from the pins.
+func (p Published) Owners(r *kernel.Root) (map[uint32]Owner, error) {
+	o, err := r.Open(p.instance(), ownersPin)
+	if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+	return readOwners(o.Maps[ownersPin])
+}
+
+func readOwners(m *ebpf.Map) (map[uint32]Owner, error) {
+	out := map[uint32]Owner{}
+	var d uint32
+	var v [ownerSize]byte
+	all := m.Iterate()
+	for all.Next(&d, &v) {
+		out[d] = Owner{binary.NativeEndian.Uint64(v[:]), v[8], strings.TrimRight(string(v[ownerSize-deviceSize:]), "\x00")}
+	}
+	if err := all.Err(); err != nil {
+		return nil, fmt.Errorf("reading owners of sessions: %w", err)
+	}
+	return out, nil
+}
+
+// held are links that this process holds, and perhaps somebody for the next one.
+type held struct {
+	keep  Keep
+	links map[string]kernel.Link
+}
+
+func (h *held) names() ([]string, error) { return slices.Collect(maps.Keys(h.links)), nil }
+
+func (h *held) add(name string, ln kernel.Link) error {
+	h.links[name] = ln
+	if h.keep == nil {
+		return nil
+	}
+	fd, err := kernel.LinkFD(ln)
+	if err != nil {
+		return err
+	}
+	return h.keep.Put(name, fd)
+}
+
+func (h *held) move(name string, to *ebpf.Program) error { return kernel.MoveLink(h.links[name], to) }
+
+func (h *held) remove(name string) error {
+	ln := h.links[name]
+	delete(h.links, name)
+	h.forget(name)
+	return ln.Close()
+}
+
+func (h *held) forget(name string) {
+	if h.keep != nil {
+		h.keep.Remove(name)
+	}
+}
+
+func (h *held) attached(name string, at kernel.Attachment) bool {
+	return at.Verify(h.links[name]) == nil
+}
+
+func (h *held) close() {
+	for _, ln := range h.links {
+		ln.Close()
+	}
+}

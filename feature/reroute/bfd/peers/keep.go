@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd/dplane"
+	"github.com/weir-project/weir/internal/fdstore"
+)
+
+// While weir serve restarts, systemd holds the connections to bfdd and the links of its sessions' programs (package fdstore): bfdd
+// sees no end of its data plane, and the sessions go on. Names are weir-bfdd.SCOPE.conn.COOKIE and weir-bfdd.SCOPE.link.NAME.
+const storePrefix = "weir-bfdd."
+
+// left is what the process before has left of a namespace.
+type left struct {
+	k           *keep
+	links       map[string]*os.File // by name
+	connections []*os.File
+}
+
+// takeLeft is what systemd gave this process, by scope; nil: nothing.
+func takeLeft() map[string]*left {
+	out := map[string]*left{}
+	for _, f := range fdstore.Take(storePrefix) {
+		scope, rest, _ := strings.Cut(strings.TrimPrefix(f.Name(), storePrefix), ".")
+		if out[scope] == nil {
+			out[scope] = &left{k: &keep{scope: scope}, links: map[string]*os.File{}}
+		}
+		if name, isLink := strings.CutPrefix(rest, "link."); isLink {
+			out[scope].links[name] = f
+		} else {
+			out[scope].connections = append(out[scope].connections, f)
+		}
+	}
+	return out
+}
+
+func (l *left) parts() (links map[string]*os.File, connections []*os.File) {
+	if l == nil {
+		return nil, nil
+	}
+	return l.links, l.connections
+}
+
+// drop ends what is left of namespaces whose BFD nobody runs any more.
+func drop(all map[string]*left) {
+	for _, l := range all {
+		l.k.drop(l.connections)
+		closeLinks(l.k, l.links)
+	}
+}
+
+// keep leaves with systemd what is of a namespace; nil: there is nobody who keeps it.
+type keep struct {
+	scope string
+	log   feature.Logger
+}
+
+func keepOf(scope string, log feature.Logger) *keep {
+	if !fdstore.Available() {
+		return nil
+	}
+	return &keep{scope, log}
+}
+
+func (k *keep) name(kind, name string) string { return storePrefix + k.scope + "." + kind + "." + name }
+
+// put warns of what cannot be kept: that ends with this process, as it would without systemd.
+func (k *keep) put(kind, name string, fd int) error {
+	err := fdstore.Put(k.name(kind, name), fd)
+	if err != nil {
+		k.log.Warn("bfdd will have its sessions down when weir serve restarts", "reason", err)
+	}
+	return err
+}
+
+func (k *keep) remove(kind, name string) {
+	_ = fdstore.Remove(k.name(kind, name)) // without a service manager nothing is there
+}
+
+// drop closes connections: bfdd has their sessions down, and hands them over anew.
+func (k *keep) drop(connections []*os.File) {
+	for _, f := range connections {
+		_ = fdstore.Remove(f.Name())
+		f.Close()
+	}
+}
+
+func closeLinks(k *keep, links map[string]*os.File) {
+	for name, f := range links {
+		if k != nil {
+			k.remove("link", name)
+		}
+		f.Close()
+	}
+}
+
+// connections is k for dplane.
+func (k *keep) connections() dplane.Keep {
+	if k == nil {
+		return nil
+	}
+	return connectionKeep{k}
+}
+
+type connectionKeep struct{ k *keep }
+
+func (c connectionKeep) Put(cookie uint64, fd int) error {
+	return c.k.put("conn", strconv.FormatUint(cookie, 10), fd)
+}
+
+func (c connectionKeep) Remove(cookie uint64) { c.k.remove("conn", strconv.FormatUint(cookie, 10)) }
+
+// linkKeep is a keep for engine, which has nothing better to do where a link is not kept.
+type linkKeep struct{ k *keep }
+
+func (l linkKeep) Put(link string, fd int) error {
+	_ = l.k.put("link", link, fd) // it has warned
+	return nil
+}
+
+func (l linkKeep) Remove(link string) { l.k.remove("link", link) }
