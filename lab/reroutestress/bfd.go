@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/weir-project/weir/lab"
@@ -22,6 +23,7 @@ type daemon struct {
 	namespace string
 	home      string
 	end       int // 1 or 2
+	process   *lab.Process
 }
 
 const (
@@ -67,8 +69,23 @@ func (x *experiment) start(d *daemon, program string, args ...string) error {
 		return err
 	}
 	defer out.Close()
-	_, err = x.env.Start(lab.Command{Namespace: d.namespace, Path: program, Args: args, Dir: d.home, Output: out})
+	d.process, err = x.env.Start(lab.Command{Namespace: d.namespace, Path: program, Args: args, Dir: d.home, Output: out})
 	return err
+}
+
+// endBFD ends the daemons: they take a third of a CPU, and what they take is not the same twice.
+func (x *experiment) endBFD(ctx context.Context) error {
+	for _, d := range x.peers {
+		if err := d.process.Signal(syscall.SIGKILL); err != nil {
+			return fmt.Errorf("ending %s: %w", d.home, err)
+		}
+		select {
+		case <-d.process.Done():
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 func (d *daemon) file(name string) string { return filepath.Join(d.home, name) }

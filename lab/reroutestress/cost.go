@@ -23,7 +23,7 @@ const many = 200
 // Both ends are on it, hence half of the difference is one's.
 func (x *experiment) cost(ctx context.Context) error {
 	x.say("what do %d sessions cost, each 10 ms? %d rounds with and without", many, x.rounds)
-	if err := x.world.only(ctx, nil, nil); err != nil {
+	if err := errors.Join(x.endBFD(ctx), x.world.only(ctx, nil, nil)); err != nil {
 		return err
 	}
 	var near, far []live.Session
