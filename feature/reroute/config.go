@@ -45,6 +45,8 @@ type BFD struct {
 	KeyID          int           `yaml:"key_id"`
 	Auth           peers.Auth    `yaml:"auth"`    // absent: meticulous-sha1
 	Observe        bool          `yaml:"observe"` // find out, and reroute nothing by it
+	// FRR says that the session is one of those that bfdd hands over (Path.FRR): its configuration has the rest.
+	FRR bool `yaml:"frr"`
 }
 
 // defaultBFDInterval is what routers commonly can.
@@ -69,8 +71,11 @@ func (c *Config) neighbours() (out []peers.Config) {
 	for i := range c.Paths {
 		p := &c.Paths[i]
 		if p.BFD != nil {
-			o := of(p.Netns)
-			o.Sessions = append(o.Sessions, p.neighbour())
+			if o := of(p.Netns); p.BFD.FRR {
+				o.Judged = append(o.Judged, peers.Judged{Name: p.Name, Device: p.Device, Peer: p.BFD.Peer})
+			} else {
+				o.Sessions = append(o.Sessions, p.neighbour())
+			}
 		}
 		if p.FRR != "" {
 			of(p.Netns).FRR = p.FRR
@@ -176,6 +181,23 @@ func (c *Config) Validate() []error {
 			frr[p.Netns] = p.Name
 		}
 	}
+	judges := map[[2]string]string{}
+	for i := range c.Paths {
+		p := &c.Paths[i]
+		if p.BFD != nil && p.BFD.FRR && frr[p.Netns] == "" {
+			errs = append(errs, p.BFD.Errorf("reroute.%s.bfd: frr: nothing says where the bfdd of this network namespace is: add - {name: frr, frr: \"unix:/run/frr/bfd-dplane\"}", p.Name))
+		}
+		if p.BFD == nil || p.BFD.Observe {
+			if p.Probe == nil || p.Probe.Observe {
+				continue
+			}
+		}
+		link := [2]string{p.Netns, p.Device}
+		if other, taken := judges[link]; taken && p.BFD != nil {
+			errs = append(errs, p.BFD.Errorf("reroute.%s.bfd: %s judges interface %s already: set observe: true here or there", p.Name, other, p.Device))
+		}
+		judges[link] = p.Name
+	}
 	protection := c.protection()
 	errs = append(errs, protection.Validate()...)
 	if len(errs) > 0 {
@@ -219,6 +241,9 @@ func (p *Path) check() (errs []error) {
 		}
 		if !protected && (p.Device == "" || len(p.Device) > 15) {
 			fail("interface %q: say which link it is", p.Device)
+		}
+		if rest := (BFD{Pos: p.BFD.Pos, Peer: p.BFD.Peer, FRR: true}); p.BFD.FRR && *p.BFD != rest {
+			errs = append(errs, p.BFD.Errorf("reroute.%s.bfd: frr goes with peer alone: bfdd's configuration has the rest", p.Name))
 		}
 		s := p.neighbour()
 		for _, err := range s.Validate() {

@@ -4,10 +4,12 @@ package reroute
 
 import (
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
@@ -54,6 +56,24 @@ reroute:
 	}
 }
 
+// Sessions of bfdd's judge links where paths say so; those of weir's own are none of these.
+func TestConfigJudged(t *testing.T) {
+	c, err := parse(`
+reroute:
+  - {name: frr, frr: "unix:/run/frr/dplane"}
+  - {name: a, interface: e, bfd: {peer: "fe80::2", frr: true}, segments: [fc00::1]}
+  - {name: b, interface: f, bfd: {peer: 10.0.0.2}}
+  - {name: c, interface: f, bfd: {peer: 10.0.0.3, observe: true}}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := c.neighbours()
+	if len(n) != 1 || n[0].FRR == "" || len(n[0].Sessions) != 2 || len(n[0].Judged) != 1 || n[0].Judged[0] != (peers.Judged{Name: "a", Device: "e", Peer: netip.MustParseAddr("fe80::2")}) {
+		t.Errorf("%+v", n)
+	}
+}
+
 // Every error says where it is.
 func TestConfigErrors(t *testing.T) {
 	for _, c := range []struct{ path, want string }{
@@ -80,6 +100,11 @@ func TestConfigErrors(t *testing.T) {
 		{"name: a, interface: e, bfd: {peer: 10.0.0.2, interval: 10us}", `interval: 10µs: take 1ms to 1m0s`},
 		{"name: a, interface: e, bfd: {peer: 10.0.0.2, key_id: 3}", `say which file has it`},
 		{"name: a, interface: e, bfd: {peer: 10.0.0.2, key_file: /k, auth: md5}", `auth: "md5": take keyed-sha1 or meticulous-sha1`},
+		{"name: a, interface: e, bfd: {peer: 10.0.0.2, frr: true}", `reroute.a.bfd: frr: nothing says where the bfdd`},
+		{"name: a, interface: e, bfd: {peer: 10.0.0.2, frr: true, interval: 50ms}", `frr goes with peer alone`},
+		{"name: a, interface: e, bfd: {frr: true}", `peer: say the neighbour's address`},
+		{"name: a, interface: e, bfd: {peer: 10.0.0.2}}\n  - {name: b, interface: e, bfd: {peer: 10.0.0.3}", `weir.yaml:3:34: reroute.b.bfd: a judges interface e already`},
+		{"name: a, interface: e, " + probe + "}\n  - {name: b, interface: e, bfd: {peer: 10.0.0.3}", `a judges interface e already`},
 		{"name: a, bfd: {peer: 10.0.0.2}", `interface "": say which link it is`},
 		{"name: frr, frr: /run/frr/dplane", `frr: "/run/frr/dplane": want unix:PATH`},
 		{`name: frr, frr: "unix:/run/x", interface: e`, `frr is about all links of a bfdd`},

@@ -6,6 +6,7 @@ package links
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -53,6 +54,20 @@ func Slot(ifindex int) uint32 { return uint32(ifindex) % Slots }
 // Spec is the map, for whoever makes it first; the others' objects get it as a replacement of theirs.
 func Spec() *ebpf.MapSpec {
 	return &ebpf.MapSpec{Name: MapName, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: Slots, Flags: unix.BPF_F_MMAPABLE}
+}
+
+// stride is from one word to the next where the map is mapped.
+const stride = 8
+
+// ClearProbe takes liveness' byte out of a link's word: nobody probes the link any more. The other bytes have other writers, so the byte
+// alone is written. No program that wrote it may still run: kernel.WaitForPrograms.
+func ClearProbe(m *ebpf.Map, ifindex int) error {
+	b, err := unix.Mmap(m.FD(), 0, Slots*stride, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("mapping the words of links: %w", err)
+	}
+	b[Slot(ifindex)*stride] = 0
+	return unix.Munmap(b)
 }
 
 // Shared is the map of a namespace's links if another of its instances has pinned it (under MapName), not the one named; nil if

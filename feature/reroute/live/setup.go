@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -133,7 +134,7 @@ func clearSession(m map[string]*ebpf.Map, index uint32) error {
 	if have.Observe != 0 || have.Ifindex == 0 {
 		return nil
 	}
-	return clearWord(m[pinLinks], have.Ifindex)
+	return links.ClearProbe(m[pinLinks], int(have.Ifindex))
 }
 
 // closing has a session say, as long as it is on, that it is about to end. said tells whether it has said so three times, of which two

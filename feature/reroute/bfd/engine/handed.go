@@ -81,7 +81,7 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 		for name := range h.Links {
 			h.Keep.Remove(name)
 		}
-		return nil, false, l.Remove(e.instance) // also what cannot be read: it is this process's to make
+		return nil, false, errors.Join(e.unlinkPinned(l), l.Remove(e.instance)) // also what cannot be read: it is this process's to make
 	}
 	o, err := l.Open(e.instance)
 	if err != nil {
@@ -106,7 +106,7 @@ func closeFiles(files map[string]*os.File) {
 }
 
 func (e *Engine) publishHanded(l *kernel.WriteLock, text []byte) (map[string]*ebpf.Map, error) {
-	out, err := makeMaps(map[string]*ebpf.Map{})
+	out, err := e.newMaps(l)
 	if err != nil {
 		return out, err
 	}
@@ -118,22 +118,45 @@ func (e *Engine) publishHanded(l *kernel.WriteLock, text []byte) (map[string]*eb
 	return out, l.Publish(e.instance, e.meta(text), kernel.Pins{Maps: out})
 }
 
+// unlinkPinned gives the links back that sessions judged whose process has ended.
+func (e *Engine) unlinkPinned(l *kernel.WriteLock) error {
+	o, err := l.Open(e.instance)
+	if err != nil || o.Meta.ABI != ABI {
+		return nil // there is nothing to be read
+	}
+	defer o.Close()
+	of := Engine{maps: o.Maps, tables: tablesOf(o.Maps)}
+	var linked []int
+	if err := of.each(func(_ uint32, c *bfdBfdSetup) {
+		if c.Link != 0 {
+			linked = append(linked, int(c.Link))
+		}
+	}); err != nil {
+		return err
+	}
+	return of.unlink(linked...)
+}
+
 // Abandon ends the sessions for good: nothing of them is kept or pinned any more. The engine is to be closed.
 func (e *Engine) Abandon(ctx context.Context) error {
+	all, err := e.Sessions()
+	if err == nil {
+		err = e.Delete(slices.Collect(maps.Keys(all))...)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for name := range e.held.links {
 		e.held.forget(name)
 	}
-	l, err := e.root.Lock(ctx)
-	if err != nil {
-		return err
+	l, lerr := e.root.Lock(ctx)
+	if lerr != nil {
+		return errors.Join(err, lerr)
 	}
 	defer l.Unlock()
-	if err := e.current(); err != nil {
-		return nil // it is somebody else's
+	if e.current() != nil {
+		return err // it is somebody else's
 	}
-	return l.Remove(e.instance)
+	return errors.Join(err, l.Remove(e.instance))
 }
 
 // Owner is by whom bfdd handed a session over. No program reads it.
@@ -158,6 +181,16 @@ func (e *Engine) SetOwner(discriminator uint32, o Owner) error {
 	v[8] = o.Version
 	copy(v[ownerSize-deviceSize:], o.Device)
 	return e.owners.Put(discriminator, v)
+}
+
+func (e *Engine) disown(discriminator uint32) error {
+	if e.owners == nil {
+		return nil
+	}
+	if err := e.owners.Delete(discriminator); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("forgetting the owner of a session: %w", err)
+	}
+	return nil
 }
 
 // Owners are those of all sessions, by discriminator.

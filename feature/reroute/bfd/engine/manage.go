@@ -11,6 +11,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/kernel"
 )
 
 // Down takes a session down, and has the other end know that it is on purpose.
@@ -35,20 +38,67 @@ func (e *Engine) place(discriminator uint32) (place uint32, there bool, err erro
 	return place, true, nil
 }
 
-// Delete ends a session without a word to the other end: who takes it down before (Down) tells it.
-func (e *Engine) Delete(discriminator uint32) error {
+// Delete ends sessions without a word to the other ends: who takes them down before (Down) tells them. Their links may be used, as far
+// as BFD is concerned.
+func (e *Engine) Delete(discriminators ...uint32) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var linked []int
+	var errs []error
+	for _, d := range discriminators {
+		place, there, err := e.place(d)
+		if err != nil || !there {
+			errs = append(errs, err)
+			continue
+		}
+		var c bfdBfdSetup
+		if err := e.tables.setups.Lookup(place, &c); err != nil {
+			errs = append(errs, fmt.Errorf("reading the session at place %d: %w", place, err))
+			continue
+		}
+		if c.Link != 0 {
+			linked = append(linked, int(c.Link))
+		}
+		errs = append(errs, e.tables.remove(place), e.disown(d))
+	}
+	return errors.Join(append(errs, e.unlink(linked...))...)
+}
+
+// unlink gives links back that no session judges any more.
+func (e *Engine) unlink(ifindexes ...int) error {
+	if len(ifindexes) == 0 {
+		return nil
+	}
+	kernel.WaitForPrograms() // none that saw the session may write after this
+	var errs []error
+	for _, i := range ifindexes {
+		errs = append(errs, links.ClearProbe(e.maps[links.MapName], i))
+	}
+	return errors.Join(errs...)
+}
+
+// SetLink has a session judge a link (package links), or none: 0.
+func (e *Engine) SetLink(discriminator uint32, ifindex int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	place, there, err := e.place(discriminator)
 	if err != nil || !there {
 		return err
 	}
-	if e.owners != nil {
-		if err := e.owners.Delete(discriminator); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("forgetting the owner of a session: %w", err)
-		}
+	var c bfdBfdSetup
+	if err := e.tables.setups.Lookup(place, &c); err != nil {
+		return fmt.Errorf("reading the session at place %d: %w", place, err)
 	}
-	return e.tables.remove(place)
+	was := int(c.Link)
+	if was == ifindex {
+		return nil
+	}
+	c.Link = uint32(ifindex)
+	c.Generation++
+	if err := e.tables.setups.Put(place, c); err != nil || was == 0 {
+		return err
+	}
+	return e.unlink(was)
 }
 
 // Status reads the session of a discriminator; false: there is none.

@@ -133,15 +133,7 @@ func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err err
 	} else if !errors.Is(err, kernel.ErrNotExist) {
 		return nil, err
 	}
-	out = map[string]*ebpf.Map{}
-	shared, err := links.Shared(l, e.instance)
-	if err != nil {
-		return nil, err
-	}
-	if shared != nil {
-		out[links.MapName] = shared
-	}
-	if out, err = makeMaps(out); err != nil {
+	if out, err = e.newMaps(l); err != nil {
 		return out, err
 	}
 	return out, l.Publish(e.instance, e.meta([]byte("{}")), kernel.Pins{Maps: out})
@@ -153,8 +145,16 @@ func (e *Engine) meta(text []byte) kernel.Meta {
 	return m
 }
 
-// makeMaps adds the maps that are missing, by the names of their pins.
-func makeMaps(out map[string]*ebpf.Map) (map[string]*ebpf.Map, error) {
+// newMaps makes the maps, by the names of their pins, but that of the links, if another instance of the namespace has it.
+func (e *Engine) newMaps(l *kernel.WriteLock) (map[string]*ebpf.Map, error) {
+	out := map[string]*ebpf.Map{}
+	shared, err := links.Shared(l, e.instance)
+	if err != nil {
+		return nil, err
+	}
+	if shared != nil {
+		out[links.MapName] = shared
+	}
 	spec, err := loadBfd()
 	if err != nil {
 		return out, err
@@ -247,12 +247,13 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	places, generation := map[uint32]uint32{}, uint32(0)
-	devices := map[uint32]bool{}
+	devices, judged := map[uint32]bool{}, map[uint32]int{}
 	var taken []uint32
+	var unjudged []int
 	ports, ofSession := map[uint16]bool{}, map[uint32]uint16{}
 	err := e.each(func(place uint32, c *bfdBfdSetup) {
 		places[c.Mine], generation = place, max(generation, c.Generation)
-		devices[c.Ifindex] = true
+		devices[c.Ifindex], judged[c.Mine] = true, int(c.Link)
 		taken = append(taken, place)
 		ports[swap(c.SourcePort)], ofSession[c.Mine] = true, swap(c.SourcePort)
 	})
@@ -289,7 +290,13 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 		if err := e.tables.put(place, s, generation); err != nil {
 			return fmt.Errorf("the session with %s: %w", s.Peer, err)
 		}
+		if was := judged[s.Discriminator]; was != 0 && was != s.Link {
+			unjudged = append(unjudged, was)
+		}
 		missing = missing || !devices[uint32(s.Ifindex)]
+	}
+	if err := e.unlink(unjudged...); err != nil {
+		return err
 	}
 	if missing {
 		if err := mend(); err != nil {

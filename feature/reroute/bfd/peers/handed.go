@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/weir-project/weir/feature"
@@ -23,12 +24,17 @@ import (
 
 // handedOver is about the sessions of bfdd. They are this process's, and the next one's where systemd keeps what they need between
 // the two: life is this process's. Else the connection ends with it, and bfdd has them down until there is another one.
-func handedOver(ctx, life context.Context, r *kernel.Root, p published, inherited *left, log feature.Logger) (err error) {
+func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *atomic.Pointer[Config], inherited *left, log feature.Logger) (err error) {
 	links, connections := inherited.parts()
 	k := keepOf(p.scope(), log)
-	defer func() { k.drop(connections) }() // those that nobody goes on with
-	if p.Config.FRR == "" {
+	drop := func() { // what nobody goes on with
+		k.drop(connections)
 		closeLinks(k, links)
+		connections, links = nil, nil
+	}
+	defer drop()
+	if p.Config.FRR == "" {
+		drop()
 		<-ctx.Done()
 		return nil
 	}
@@ -49,17 +55,20 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, inherite
 	if k != nil {
 		made.Keep = linkKeep{k}
 	}
+	links = nil // the engine has them
 	e, err := engine.OpenHanded(ctx, r, ns, p.Config.Tick(), made)
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	h := &handed{ctx: ctx, ns: ns, e: e, told: map[uint32]dplane.Change{}}
+	h := &handed{ctx: ctx, ns: ns, e: e, config: config, told: map[uint32]dplane.Change{}}
 	h.client = dplane.New(network, address, h, k.connections(), log)
 	defer func() {
 		if life.Err() == nil || k == nil {
 			h.client.Abandon()
-			err = errors.Join(err, e.Abandon(context.WithoutCancel(ctx)))
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), again)
+			defer cancel()
+			err = errors.Join(err, e.Abandon(ctx))
 		}
 	}()
 	if e.Adopted() {
@@ -103,6 +112,9 @@ type handed struct {
 	e      *engine.Engine
 	client *dplane.Client
 
+	config *atomic.Pointer[Config] // as it is at any moment
+	linked *Config                 // by which sessions judge links; only tell has it
+
 	telling sync.Mutex // of one change at a time, or an older one could come last
 	mu      sync.Mutex
 	told    map[uint32]dplane.Change // by discriminator: what bfdd knows of its sessions
@@ -117,6 +129,9 @@ func (h *handed) Add(s dplane.Session, o dplane.Owner) error {
 	x.EchoRx = 0 // nothing here sends echo packets back
 	var device string
 	err := h.ns.Do(func() (err error) { device, err = complete(&x, s.Device); return err })
+	if err == nil && h.judges(device, x.Peer) {
+		x.Link = x.Ifindex
+	}
 	if err == nil {
 		err = h.e.Put(h.ctx, x)
 	}
@@ -130,6 +145,34 @@ func (h *handed) Add(s dplane.Session, o dplane.Owner) error {
 	h.told[s.Config.Discriminator] = dplane.Change{} // also of one that it has told before: it may have begun anew
 	h.mu.Unlock()
 	return nil
+}
+
+func (h *handed) judges(device string, peer netip.Addr) bool {
+	return h.config.Load().judged(device, peer) != ""
+}
+
+// link has sessions judge the links that the configuration says by now.
+func (h *handed) link() error {
+	config := h.config.Load()
+	if h.linked == config {
+		return nil
+	}
+	all, err := h.e.Sessions()
+	owners, oerr := h.e.Owners()
+	if err = errors.Join(err, oerr); err != nil {
+		return err
+	}
+	for d, s := range all {
+		link := 0
+		if config.judged(owners[d].Device, s.Peer) != "" {
+			link = s.Ifindex
+		}
+		err = errors.Join(err, h.e.SetLink(d, link))
+	}
+	if err == nil {
+		h.linked = config
+	}
+	return err
 }
 
 // complete finds the device, whose name it returns, and the address of this end, of which bfdd may know one alone.
@@ -196,6 +239,9 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		}
+		if err := h.link(); err != nil && ctx.Err() == nil {
+			log.Warn("links are not judged by bfdd's sessions as configured", "reason", err)
 		}
 		h.mu.Lock()
 		var all []uint32

@@ -69,6 +69,7 @@ func summary(c Config) string {
 // differences says what of the configuration changes; "": nothing.
 func differences(was, want Config) string {
 	out := feature.Differences("session", was.Sessions, want.Sessions, func(s Session) string { return s.Name })
+	out = append(out, feature.Differences("link judged by FRR", was.Judged, want.Judged, func(j Judged) string { return j.Name })...)
 	if was.FRR != want.FRR {
 		out = append(out, fmt.Sprintf("frr %q → %q", was.FRR, want.FRR))
 	}
@@ -241,13 +242,8 @@ func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there 
 			}
 		}
 	}
-	var errs []error
-	for d := range there {
-		if !stays[d] {
-			errs = append(errs, e.Delete(d))
-		}
-	}
-	return errors.Join(errs...)
+	maps.DeleteFunc(there, func(d uint32, _ engine.Identity) bool { return stays[d] })
+	return e.Delete(slices.Collect(maps.Keys(there))...)
 }
 
 // remove ends all sessions of a namespace.

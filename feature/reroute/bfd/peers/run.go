@@ -5,7 +5,9 @@ package peers
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/weir-project/weir/feature"
@@ -45,7 +47,9 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			if news[scope] == nil {
 				news[scope] = &told{r: r, scope: scope, log: log, up: map[uint32]bool{}}
 			}
-			if _, runs := running[scope]; !runs {
+			if have, runs := running[scope]; runs {
+				have.know(p.Config)
+			} else {
 				running[scope] = start(ctx, r, p, left[scope], news[scope], log, &all)
 				delete(left, scope)
 			}
@@ -77,17 +81,27 @@ const again = 5 * time.Second
 
 // runner looks after the sessions of a namespace.
 type runner struct {
-	frr  string
-	stop func()
+	frr    string
+	config *atomic.Pointer[Config]
+	stop   func()
+}
+
+// know has the runner go by a configuration from now on.
+func (r *runner) know(c Config) {
+	if !reflect.DeepEqual(*r.config.Load(), c) {
+		r.config.Store(&c)
+	}
 }
 
 func start(life context.Context, r *kernel.Root, p published, inherited *left, t *told, log feature.Logger, all *sync.WaitGroup) runner {
 	ctx, cancel := context.WithCancel(life)
 	own := func() error { return configured(ctx, r, p, t, log) }
+	config := &atomic.Pointer[Config]{}
+	config.Store(&p.Config)
 	ofFRR := func() error {
 		l := inherited
 		inherited = nil // it is for the first time
-		return handedOver(ctx, life, r, p, l, log)
+		return handedOver(ctx, life, r, p, config, l, log)
 	}
 	for _, part := range []func() error{own, ofFRR} {
 		all.Go(func() {
@@ -102,7 +116,7 @@ func start(life context.Context, r *kernel.Root, p published, inherited *left, t
 			}
 		})
 	}
-	return runner{p.Config.FRR, cancel}
+	return runner{p.Config.FRR, config, cancel}
 }
 
 // configured is about the sessions of the configuration, also of those that come later.

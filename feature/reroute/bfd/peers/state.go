@@ -47,7 +47,8 @@ type SessionState struct {
 	NotAuthentic uint64        `json:"not_authentic"` // packets that were, and changed nothing
 	Malformed    uint64        `json:"malformed"`
 	Problem      string        `json:"problem,omitempty"`
-	// FRR is where the bfdd is that handed it over; its name is frr:PEER%INTERFACE then. "": it is of the configuration.
+	// FRR is where the bfdd is that handed it over; its name is that of the path whose link it
+	// judges, else frr:PEER%INTERFACE. "": it is of the configuration.
 	FRR string `json:"frr,omitempty"`
 }
 
@@ -96,8 +97,8 @@ func (p *published) handed() handedText { return handedText{p.Config.FRR, p.Netn
 // silent is how long after their last tick nobody runs bfdd's sessions any more: this host may stand still meanwhile.
 const silent = 2 * time.Second
 
-// readHanded reads the sessions of bfdd that are run.
-func readHanded(r *kernel.Root, yield func(SessionState)) error {
+// readHanded reads the sessions of bfdd that are run; known is what is configured, by scope.
+func readHanded(r *kernel.Root, known map[string]published, yield func(SessionState)) error {
 	all, err := engine.AllHanded(r)
 	if err != nil {
 		return err
@@ -125,9 +126,12 @@ func readHanded(r *kernel.Root, yield func(SessionState)) error {
 		} else if err != nil {
 			return err
 		}
-		now := monotonic()
+		now, config := monotonic(), known[e.Scope].Config
 		for d, st := range found {
-			out := SessionState{Name: fmt.Sprintf("frr:%s%%%s", ids[d].Peer, owners[d].Device), Netns: h.Netns, Device: owners[d].Device, Peer: ids[d].Peer, FRR: h.FRR}
+			out := SessionState{Netns: h.Netns, Device: owners[d].Device, Peer: ids[d].Peer, FRR: h.FRR}
+			if out.Name = config.judged(out.Device, out.Peer); out.Name == "" {
+				out.Name = fmt.Sprintf("frr:%s%%%s", out.Peer, out.Device)
+			}
 			out.of(st, now)
 			yield(out)
 		}
@@ -154,7 +158,7 @@ func ReadState(r *kernel.Root) (State, error) {
 			st.Sessions = append(st.Sessions, p.state(s, found, now))
 		}
 	}
-	err = readHanded(r, func(s SessionState) { st.Sessions = append(st.Sessions, s) })
+	err = readHanded(r, all, func(s SessionState) { st.Sessions = append(st.Sessions, s) })
 	slices.SortFunc(st.Sessions, func(a, b SessionState) int {
 		return cmp.Or(strings.Compare(a.Netns, b.Netns), strings.Compare(a.FRR, b.FRR), strings.Compare(a.Name, b.Name), strings.Compare(a.Device, b.Device))
 	})

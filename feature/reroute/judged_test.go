@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/feature/reroute/frrtest"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/kernel"
+)
+
+// A link that BFD has found down may be used again when BFD judges it no more: nobody would ever say that it works.
+func TestNobodyJudges(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	text := fmt.Sprintf(`
+reroute:
+  - name: there
+    netns: %s
+    interface: r12
+    repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: fd00:13::3}]
+    bfd: {peer: fd00:12::2, interval: 10ms}
+  - name: back
+    netns: %s
+    interface: r21
+    prefix: fd00:a::/64
+    repairs: [{interface: r23, via: fd00:32::3}]
+    bfd: {peer: fd00:12::1, interval: 10ms}
+`, w.name[w.r1], w.name[w.r2])
+	w.apply(text)
+	w.eventually("both sessions are up", func() bool {
+		st := w.state()
+		return len(st.BFD) == 2 && st.BFD[0].State == bfd.Up && st.BFD[1].State == bfd.Up
+	})
+	a, b := w.cut(w.r1, "r12"), w.cut(w.r2, "r21")
+	defer a.Close()
+	defer b.Close()
+	w.links("both ends reroute", func(p protect.PathState) bool { return p.Down && p.Probe })
+	w.apply(strings.ReplaceAll(text, "10ms}", "10ms, observe: true}"))
+	if st := w.state(); len(st.BFD) != 2 || st.BFD[0].State == bfd.Up || st.Paths[0].Probe || st.Paths[1].Probe {
+		t.Errorf("links of sessions that observe: %+v", st)
+	}
+	w.apply(text)
+	w.links("both ends reroute again", func(p protect.PathState) bool { return p.Down && p.Probe })
+	w.apply(strings.ReplaceAll(text, "    bfd:", "    # bfd:"))
+	if st := w.state(); len(st.BFD) != 0 || st.Paths[0].Down || st.Paths[1].Down {
+		t.Errorf("links without sessions: %+v", st)
+	}
+}
+
+// A session that a real bfdd has handed over judges the link of a path that says so, as long as it does.
+func TestFRRJudges(t *testing.T) {
+	w := newWorld(t)
+	frrtest.Need(t, "bfdd")
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	peer := func(local, peer, device string) map[string]string { // the daemon's own stalls are not to be the link's
+		return map[string]string{"bfdd": fmt.Sprintf("bfd\n peer %s local-address %s interface %s\n  detect-multiplier 50\n  receive-interval 20\n  transmit-interval 20\n exit\n", peer, local, device)}
+	}
+	near := frrtest.Start(t, w.r1, "near", peer("fd00:12::1", "fd00:12::2", "r12"), "--dplaneaddr", "unix:{home}/dplane")
+	frrtest.Start(t, w.r2, "far", peer("fd00:12::2", "fd00:12::1", "r21"))
+	text := fmt.Sprintf(`
+reroute:
+  - {name: frr, netns: %[1]s, frr: "unix:%[2]s/dplane"}
+  - name: there
+    netns: %[1]s
+    interface: r12
+    repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: fd00:13::3}]
+    bfd: {peer: fd00:12::2, frr: true}
+`, w.name[w.r1], near.Home)
+	w.apply(text)
+	var stop func()
+	run := func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(w.Output(), nil))) }()
+		stop = func() {
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	run()
+	up := func() bool {
+		st := w.state()
+		return len(st.BFD) == 1 && st.BFD[0].Name == "there" && st.BFD[0].FRR != "" && st.BFD[0].State == bfd.Up
+	}
+	w.eventually("the session is up", up)
+	rerouted := func(p protect.PathState) bool { return p.Down && p.Probe }
+	used := func(p protect.PathState) bool { return p.Attached && !p.Down }
+	link := func(what string, ok func(p protect.PathState) bool) {
+		t.Helper()
+		w.eventually(what, func() bool { st := w.state(); return len(st.Paths) == 1 && ok(st.Paths[0]) })
+	}
+	s := w.stream()
+	w.flows(s)
+	cut := w.cut(w.r2, "r21")
+	link("what is cut is rerouted", rerouted)
+	w.flows(s)
+	cut.Close()
+	link("the link is used again", used)
+	w.eventually("the session is up again", up)
+	cut = w.cut(w.r2, "r21")
+	defer func() { cut.Close() }()
+	link("what is cut again is rerouted again", rerouted)
+	if steps := w.apply(strings.ReplaceAll(text, "    bfd:", "    # bfd:")); len(steps) != 1 || !strings.Contains(steps[0], "link judged by FRR there removed") {
+		t.Errorf("%q", steps)
+	}
+	link("nobody judges the link", used)
+	w.apply(text)
+	link("somebody does again", rerouted)
+	stop()
+	link("nobody runs the sessions", used)
+	run()
+	cut.Close()
+	w.eventually("the session is up with another process", up)
+	cut = w.cut(w.r2, "r21")
+	link("and judges the link", rerouted)
+	stop()
+}
