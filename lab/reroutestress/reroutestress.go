@@ -28,12 +28,12 @@ type plan struct {
 	each    time.Duration // of each kind of stress
 	stopped time.Duration // with weir's processes stopped
 	rounds  int           // of measuring what sessions cost; 0: not at all
-	round   time.Duration
+	round   time.Duration // long beside the 10 ms in which /proc/stat counts
 }
 
 var plans = map[lab.Size]plan{
-	lab.Full:  {each: time.Minute, stopped: 10 * time.Second, rounds: 100, round: 300 * time.Millisecond},
-	lab.Quick: {each: 6 * time.Second, stopped: 10 * time.Second, rounds: 40, round: 300 * time.Millisecond},
+	lab.Full:  {each: time.Minute, stopped: 10 * time.Second, rounds: 40, round: time.Second},
+	lab.Quick: {each: 6 * time.Second, stopped: 10 * time.Second, rounds: 16, round: time.Second},
 	lab.Smoke: {each: 2 * time.Second, stopped: 10 * time.Second},
 }
 
