@@ -20,14 +20,7 @@ import (
 // next member goes on with both. The unit has what examples/weir-serve.service has for it.
 func TestKeeperRestartsUnderSystemd(t *testing.T) {
 	nstest.NeedRoot(t)
-	tool, err := exec.LookPath("go")
-	if err != nil {
-		t.Skip("need: tool go")
-	}
-	dir := t.TempDir()
-	if out, err := exec.Command(tool, "build", "-o", dir, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	dir := buildWeir(t)
 	nstest.Enter(t)
 	socket := filepath.Join(dir, "keeper.sock")
 	systemctl := nstest.Systemd(t, map[string]string{"keeper.service": "[Service]\nExecStart=" + filepath.Join(dir, "weir") + " handoff keep --keeper " + socket + "\n" + storeLine(t) + "\n"})
@@ -119,6 +112,20 @@ func TestKeeperRestartsUnderSystemd(t *testing.T) {
 		t.Errorf("after the end: %d bytes, %v", n, err)
 	}
 	l.Close()
+}
+
+// buildWeir is a folder with weir in it: who changes its mount namespace cannot build any more.
+func buildWeir(t *testing.T) string {
+	t.Helper()
+	tool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("need: tool go")
+	}
+	dir := t.TempDir()
+	if out, err := exec.Command(tool, "build", "-o", dir, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return dir
 }
 
 // dialHere connects from the test's thread, which is in its namespace.

@@ -55,32 +55,12 @@ func TestBFDReroutes(t *testing.T) {
 	if err := kernel.Require(engine.Needs()); err != nil {
 		t.Skip("need: kernel", err)
 	}
-	key := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(key, []byte("a secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	text := fmt.Sprintf(`
-reroute:
-  - name: there
-    netns: %s
-    interface: r12
-    repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: fd00:13::3}]
-    bfd: {peer: fd00:12::2, interval: 10ms, key_file: %s, key_id: 3}
-  - name: back
-    netns: %s
-    interface: r21
-    prefix: fd00:a::/64
-    repairs: [{interface: r23, via: fd00:32::3}]
-    bfd: {peer: fd00:12::1, interval: 10ms, key_file: %s, key_id: 3}
-`, w.name[w.r1], key, w.name[w.r2], key)
+	text := w.bothByBFD()
 	w.apply(text)
 	if again := w.apply(text); len(again) != 0 {
 		t.Errorf("applied again: %q", again)
 	}
-	w.eventually("both sessions are up", func() bool {
-		st := w.state()
-		return len(st.BFD) == 2 && st.BFD[0].State == bfd.Up && st.BFD[1].State == bfd.Up
-	})
+	w.bothUp()
 	s := w.stream()
 	w.flows(s)
 	a, b := w.cut(w.r1, "r12"), w.cut(w.r2, "r21")
@@ -99,6 +79,37 @@ reroute:
 		t.Errorf("after the sessions' end: %+v", st)
 	}
 	w.flows(s)
+}
+
+// bothByBFD is a configuration by which both ends judge the link by BFD.
+func (w *world) bothByBFD() string {
+	w.Helper()
+	key := filepath.Join(w.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("a secret\n"), 0o600); err != nil {
+		w.Fatal(err)
+	}
+	return fmt.Sprintf(`
+reroute:
+  - name: there
+    netns: %s
+    interface: r12
+    repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: fd00:13::3}]
+    bfd: {peer: fd00:12::2, interval: 10ms, key_file: %s, key_id: 3}
+  - name: back
+    netns: %s
+    interface: r21
+    prefix: fd00:a::/64
+    repairs: [{interface: r23, via: fd00:32::3}]
+    bfd: {peer: fd00:12::1, interval: 10ms, key_file: %s, key_id: 3}
+`, w.name[w.r1], key, w.name[w.r2], key)
+}
+
+func (w *world) bothUp() {
+	w.Helper()
+	w.eventually("both sessions are up", func() bool {
+		st := w.state()
+		return len(st.BFD) == 2 && st.BFD[0].State == bfd.Up && st.BFD[1].State == bfd.Up
+	})
 }
 
 // upgradeBFD has BFD's programs be another weir's, and this one's put in their place: no session notices.

@@ -22,30 +22,14 @@ func TestNobodyJudges(t *testing.T) {
 	if err := kernel.Require(engine.Needs()); err != nil {
 		t.Skip("need: kernel", err)
 	}
-	text := fmt.Sprintf(`
-reroute:
-  - name: there
-    netns: %s
-    interface: r12
-    repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: fd00:13::3}]
-    bfd: {peer: fd00:12::2, interval: 10ms}
-  - name: back
-    netns: %s
-    interface: r21
-    prefix: fd00:a::/64
-    repairs: [{interface: r23, via: fd00:32::3}]
-    bfd: {peer: fd00:12::1, interval: 10ms}
-`, w.name[w.r1], w.name[w.r2])
+	text := w.bothByBFD()
 	w.apply(text)
-	w.eventually("both sessions are up", func() bool {
-		st := w.state()
-		return len(st.BFD) == 2 && st.BFD[0].State == bfd.Up && st.BFD[1].State == bfd.Up
-	})
+	w.bothUp()
 	a, b := w.cut(w.r1, "r12"), w.cut(w.r2, "r21")
 	defer a.Close()
 	defer b.Close()
 	w.links("both ends reroute", func(p protect.PathState) bool { return p.Down && p.Probe })
-	w.apply(strings.ReplaceAll(text, "10ms}", "10ms, observe: true}"))
+	w.apply(strings.ReplaceAll(text, "interval: 10ms", "interval: 10ms, observe: true"))
 	if st := w.state(); len(st.BFD) != 2 || st.BFD[0].State == bfd.Up || st.Paths[0].Probe || st.Paths[1].Probe {
 		t.Errorf("links of sessions that observe: %+v", st)
 	}
