@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/live"
@@ -77,13 +78,13 @@ func middle(v []float64) (mean float64) {
 	return mean
 }
 
-// without measures with nothing sent and nothing judged: the loops end, and begin again afterwards.
+// without measures with nothing sent, nothing judged and nobody who supervises that: the loops end, and begin again afterwards.
 func (x *experiment) without(ctx context.Context) (s share, err error) {
-	if err := x.world.silence(); err != nil {
+	if err := errors.Join(x.world.serve.Signal(syscall.SIGSTOP), x.world.silence()); err != nil {
 		return s, err
 	}
 	s, err = x.share(ctx)
-	return s, errors.Join(err, x.world.mend(ctx), x.waitBeats(ctx))
+	return s, errors.Join(err, x.world.mend(ctx), x.waitBeats(ctx), x.world.serve.Signal(syscall.SIGCONT))
 }
 
 // silence has the clockworks of both ends (struct live_metronome) say that there are no loops: their packets end at the next tick.

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/internal/netns"
 )
 
 // examine says what of the namespace would keep sessions from working, and warns of what is missing as yet.
@@ -41,23 +40,4 @@ func forwards(device string) bool {
 		}
 	}
 	return true
-}
-
-// deviceAppeared says whether the device that a session waits for is there.
-func deviceAppeared(st State, s SessionState) bool {
-	for _, p := range st.published {
-		if p.Netns != s.Netns {
-			continue
-		}
-		ns, err := netns.Find(p.Netns, p.Inode)
-		if err != nil {
-			continue
-		}
-		err = ns.Do(func() error { _, err := findDevice(s.Device); return err })
-		ns.Close()
-		if err == nil {
-			return true
-		}
-	}
-	return false
 }

@@ -77,14 +77,18 @@ func (p Published) Beat(r *kernel.Root) (time.Duration, error) {
 }
 
 func (p Published) each(r *kernel.Root, yield func(*bfdBfdSetup, *bfdBfdState)) error {
-	o, err := r.Open(p.instance(), "setups", "states")
+	o, err := r.Open(p.instance(), "setups", "states", "clock")
 	if err != nil {
 		return err
 	}
 	defer o.Close()
+	var clock bfdBfdClockwork
+	if err := o.Maps["clock"].Lookup(uint32(0), &clock); err != nil {
+		return fmt.Errorf("reading BFD's clock: %w", err)
+	}
 	var c bfdBfdSetup
 	var s bfdBfdState
-	for place := range uint32(MaxSessions) {
+	for place := range min(clock.Sessions, MaxSessions) { // programs look no farther, either
 		if err := errors.Join(o.Maps["setups"].Lookup(place, &c), o.Maps["states"].Lookup(place, &s)); err != nil {
 			return fmt.Errorf("reading sessions: %w", err)
 		}
