@@ -74,11 +74,8 @@ func (e *Engine) Adopted() bool { return e.adopted }
 func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map, other bool, err error) {
 	defer closeFiles(h.Links)
 	m, err := l.Meta(e.instance)
-	switch {
-	case errors.Is(err, kernel.ErrNotExist):
-		return nil, false, nil
-	case err != nil || m.ABI != ABI || string(m.Config) != string(h.Text) || len(h.Links) == 0:
-		for name := range h.Links {
+	if err != nil || m.ABI != ABI || string(m.Config) != string(h.Text) || len(h.Links) == 0 {
+		for name := range h.Links { // of such as have no pins, too: somebody has removed them meanwhile
 			h.Keep.Remove(name)
 		}
 		return nil, false, errors.Join(e.unlinkPinned(l), l.Remove(e.instance)) // also what cannot be read: it is this process's to make

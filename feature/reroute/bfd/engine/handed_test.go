@@ -150,6 +150,27 @@ func TestHanded(t *testing.T) {
 	}
 	handOver(e)
 	up(e, "both ends are up again")
+	e.Close()
+	l, err := s.root.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = l.Remove(e.instance)
+	l.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	e = open("another's", kept, kept.given(t))
+	if all, err := e.Sessions(); err != nil || e.Adopted() || len(all) != 0 {
+		t.Errorf("removed meanwhile: adopted: %t, sessions %v, %v", e.Adopted(), all, err)
+	}
+	last := heard()
+	time.Sleep(10 * every)
+	if now := heard(); now > last+2*every {
+		t.Errorf("packets of what was removed still come %v after the end", now-last)
+	}
+	handOver(e)
+	up(e, "both ends are up once more")
 	if err := e.Abandon(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -164,7 +185,7 @@ func TestHanded(t *testing.T) {
 	handOver(e)
 	up(e, "both ends are up without anybody who keeps anything")
 	e.Close()
-	last := heard()
+	last = heard()
 	time.Sleep(10 * every)
 	if now := heard(); now > last+2*every {
 		t.Errorf("packets still come %v after the end", now-last)
