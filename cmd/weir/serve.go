@@ -28,7 +28,8 @@ these outlive them: see weir handoff.
 
 Traffic does not need it: it may be stopped, restarted or killed at any time, and
 a slot whose member dies is withdrawn by the kernel alone. Only members that
-start meanwhile wait for its return, or for weir steer register.`,
+start meanwhile wait for its return, or for weir steer register; and the BFD sessions
+that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("register-socket") && g.socket != "" {
 				register = filepath.Join(filepath.Dir(g.socket), filepath.Base(register))
