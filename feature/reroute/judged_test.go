@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
@@ -76,9 +77,11 @@ reroute:
 		}
 	}
 	run()
+	// Until both ends go by their intervals a second is each one's (RFC 5880, 6.8.3), and fifty of them are more than a minute.
 	up := func() bool {
 		st := w.state()
-		return len(st.BFD) == 1 && st.BFD[0].Name == "there" && st.BFD[0].FRR != "" && st.BFD[0].State == bfd.Up
+		return len(st.BFD) == 1 && st.BFD[0].Name == "there" && st.BFD[0].FRR != "" && st.BFD[0].State == bfd.Up &&
+			st.BFD[0].Interval == 20*time.Millisecond && st.BFD[0].Detection == time.Second
 	}
 	w.eventually("the session is up", up)
 	rerouted := func(p protect.PathState) bool { return p.Down && p.Probe }

@@ -112,8 +112,9 @@ type handed struct {
 	e      *engine.Engine
 	client *dplane.Client
 
-	config *atomic.Pointer[Config] // as it is at any moment
-	linked *Config                 // by which sessions judge links; only tell has it
+	config  *atomic.Pointer[Config] // as it is at any moment
+	linking sync.Mutex              // while it is decided which link a session judges
+	linked  *Config                 // by which sessions judge links
 
 	telling sync.Mutex // of one change at a time, or an older one could come last
 	mu      sync.Mutex
@@ -127,6 +128,8 @@ func (h *handed) Add(s dplane.Session, o dplane.Owner) error {
 	}
 	x := engine.Session{Config: s.Config, Local: s.Local, Peer: s.Peer.WithZone(""), Ifindex: s.Ifindex}
 	x.EchoRx = 0 // nothing here sends echo packets back
+	h.linking.Lock()
+	defer h.linking.Unlock()
 	var device string
 	err := h.ns.Do(func() (err error) { device, err = complete(&x, s.Device); return err })
 	if err == nil && h.judges(device, x.Peer) {
@@ -153,6 +156,8 @@ func (h *handed) judges(device string, peer netip.Addr) bool {
 
 // link has sessions judge the links that the configuration says by now.
 func (h *handed) link() error {
+	h.linking.Lock()
+	defer h.linking.Unlock()
 	config := h.config.Load()
 	if h.linked == config {
 		return nil
