@@ -53,15 +53,20 @@ func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick t
 		}
 		return e.publishHanded(l, h.Text)
 	})
-	if err != nil {
-		return nil, err
-	}
-	if anew {
+	if err == nil && anew {
 		err = e.republish(l, func(m *kernel.Meta) { m.Object = kernel.ObjectHash(_BfdBytes) }, func() error { return e.sync(ctx, l, true) })
 		if err != nil {
 			e.Close()
-			return nil, err
 		}
+	}
+	if err != nil {
+		if ctx.Err() == nil { // whoever tries again begins anew: what was kept would run beside that
+			e.held.forgetAll()
+			for name := range h.Links {
+				e.held.forget(name)
+			}
+		}
+		return nil, err
 	}
 	return e, nil
 }
@@ -76,7 +81,7 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 	m, err := l.Meta(e.instance)
 	if err != nil || m.ABI != ABI || string(m.Config) != string(h.Text) || len(h.Links) == 0 {
 		for name := range h.Links { // of such as have no pins, too: somebody has removed them meanwhile
-			h.Keep.Remove(name)
+			e.held.forget(name)
 		}
 		return nil, false, errors.Join(e.unlinkPinned(l), l.Remove(e.instance)) // also what cannot be read: it is this process's to make
 	}
@@ -84,10 +89,16 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 	if err != nil {
 		return nil, false, err
 	}
+	for pin := range pins {
+		if o.Maps[pin] == nil || o.Maps[ownersPin] == nil {
+			o.Close()
+			return nil, false, fmt.Errorf("%s: the map %s or %s is missing", e.instance, pin, ownersPin)
+		}
+	}
 	for name, f := range h.Links {
 		ln, err := kernel.LinkOf(f)
 		if err != nil { // attached anew, then
-			h.Keep.Remove(name)
+			e.held.forget(name)
 			continue
 		}
 		e.held.links[name] = ln
@@ -142,9 +153,7 @@ func (e *Engine) Abandon(ctx context.Context) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for name := range e.held.links {
-		e.held.forget(name)
-	}
+	e.held.forgetAll()
 	l, lerr := e.root.Lock(ctx)
 	if lerr != nil {
 		return errors.Join(err, lerr)
@@ -249,6 +258,12 @@ func (h *held) remove(name string) error {
 func (h *held) forget(name string) {
 	if h.keep != nil {
 		h.keep.Remove(name)
+	}
+}
+
+func (h *held) forgetAll() {
+	for name := range h.links {
+		h.forget(name)
 	}
 }
 

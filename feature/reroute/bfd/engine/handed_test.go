@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
@@ -190,6 +191,17 @@ func TestHanded(t *testing.T) {
 	if now := heard(); now > last+2*every {
 		t.Errorf("packets still come %v after the end", now-last)
 	}
+	// Who could not go on with what is kept leaves nothing of it.
+	e = open("one", kept, nil)
+	handOver(e)
+	e.Close()
+	s.broken(e.instance)
+	if _, err := OpenHanded(t.Context(), s.root, s.here, tick, Handed{Text: []byte("one"), Keep: kept, Links: kept.given(t)}); err == nil {
+		t.Error("went on without a map")
+	}
+	if len(kept) != 0 {
+		t.Errorf("kept for nobody: %v", kept)
+	}
 	e = open("one", nil, nil)
 	defer e.Close()
 	if all, err := e.Sessions(); err != nil || e.Adopted() || len(all) != 0 {
@@ -199,6 +211,11 @@ func TestHanded(t *testing.T) {
 
 // exchanged has an instance's programs be another weir's.
 func (s *side) exchanged(i kernel.Instance) {
+	s.Helper()
+	s.republished(i, func(m *kernel.Meta, _ map[string]*ebpf.Map) { m.Object[0]++ })
+}
+
+func (s *side) republished(i kernel.Instance, change func(*kernel.Meta, map[string]*ebpf.Map)) {
 	s.Helper()
 	l, err := s.root.Lock(s.Context())
 	if err != nil {
@@ -210,11 +227,17 @@ func (s *side) exchanged(i kernel.Instance) {
 		s.Fatal(err)
 	}
 	defer o.Close()
-	meta := o.Meta
-	meta.Object[0]++
-	if err := l.Upgrade(i, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Swap: func() error { return nil }}); err != nil {
+	meta, all := o.Meta, maps.Clone(o.Maps)
+	change(&meta, all)
+	if err := l.Upgrade(i, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: all}, Swap: func() error { return nil }}); err != nil {
 		s.Fatal(err)
 	}
+}
+
+// broken takes a map from an instance.
+func (s *side) broken(i kernel.Instance) {
+	s.Helper()
+	s.republished(i, func(_ *kernel.Meta, maps map[string]*ebpf.Map) { delete(maps, "clock") })
 }
 
 // programs are those that links run.

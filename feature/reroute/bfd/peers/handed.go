@@ -32,7 +32,11 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 		closeLinks(k, links)
 		connections, links = nil, nil
 	}
-	defer drop()
+	defer func() {
+		if life.Err() == nil || k == nil { // else the next process may
+			drop()
+		}
+	}()
 	if p.Config.FRR == "" {
 		drop()
 		<-ctx.Done()
@@ -55,11 +59,11 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 	if k != nil {
 		made.Keep = linkKeep{k}
 	}
-	links = nil // the engine has them
 	e, err := engine.OpenHanded(ctx, r, ns, p.Config.Tick(), made)
 	if err != nil {
 		return err
 	}
+	links = nil // the engine has them
 	defer e.Close()
 	h := &handed{ctx: ctx, ns: ns, e: e, config: config, told: map[uint32]dplane.Change{}}
 	h.client = dplane.New(network, address, h, k.connections(), log)
