@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -84,24 +82,8 @@ func TestBFDReroutes(t *testing.T) {
 // bothByBFD is a configuration by which both ends judge the link by BFD.
 func (w *world) bothByBFD() string {
 	w.Helper()
-	key := filepath.Join(w.TempDir(), "key")
-	if err := os.WriteFile(key, []byte("a secret\n"), 0o600); err != nil {
-		w.Fatal(err)
-	}
-	return fmt.Sprintf(`
-reroute:
-  - name: there
-    netns: %s
-    interface: r12
-    repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: fd00:13::3}]
-    bfd: {peer: fd00:12::2, interval: 10ms, key_file: %s, key_id: 3}
-  - name: back
-    netns: %s
-    interface: r21
-    prefix: fd00:a::/64
-    repairs: [{interface: r23, via: fd00:32::3}]
-    bfd: {peer: fd00:12::1, interval: 10ms, key_file: %s, key_id: 3}
-`, w.name[w.r1], key, w.name[w.r2], key)
+	key := w.key("a secret\n")
+	return w.bothEnds("bfd: {peer: fd00:12::2, interval: 10ms, key_file: "+key+", key_id: 3}", "bfd: {peer: fd00:12::1, interval: 10ms, key_file: "+key+", key_id: 3}")
 }
 
 func (w *world) bothUp() {

@@ -156,27 +156,40 @@ func (w *world) apply(text string) (steps []string) {
 	return steps
 }
 
-// config protects the link at both ends.
+// config protects the link at both ends, which probe it.
 func (w *world) config() string {
-	key := filepath.Join(w.TempDir(), "key")
-	if err := os.WriteFile(key, []byte("sixteen octets.."), 0o600); err != nil {
+	w.Helper()
+	key := w.key("sixteen octets..")
+	return w.bothEnds("hold: 300ms\n    probe: {id: 7, peer: fc00:2::bf, via: fd00:12::2, source: fd00:12::1, function: fc00:1::bf, key_file: "+key+"}",
+		"probe: {id: 7, peer: fc00:1::bf, via: fd00:12::1, source: fd00:12::2, function: fc00:2::bf, key_file: "+key+"}")
+}
+
+// key is a file with a secret.
+func (w *world) key(secret string) string {
+	w.Helper()
+	path := filepath.Join(w.TempDir(), "key")
+	if err := os.WriteFile(path, []byte(secret), 0o600); err != nil {
 		w.Fatal(err)
 	}
+	return path
+}
+
+// bothEnds is a configuration that protects the link at both ends, each judging it as its lines say.
+func (w *world) bothEnds(there, back string) string {
 	return fmt.Sprintf(`
 reroute:
   - name: there
     netns: %s
     interface: r12
     repairs: [{segments: [fc00:3::e, fc00:2::d6], interface: r13, via: fd00:13::3}]
-    hold: 300ms
-    probe: {id: 7, peer: fc00:2::bf, via: fd00:12::2, source: fd00:12::1, function: fc00:1::bf, key_file: %s}
+    %s
   - name: back
     netns: %s
     interface: r21
     prefix: fd00:a::/64
     repairs: [{interface: r23, via: fd00:32::3}]
-    probe: {id: 7, peer: fc00:1::bf, via: fd00:12::1, source: fd00:12::2, function: fc00:2::bf, key_file: %s}
-`, w.name[w.r1], key, w.name[w.r2], key)
+    %s
+`, w.name[w.r1], there, w.name[w.r2], back)
 }
 
 func (w *world) state() State {
