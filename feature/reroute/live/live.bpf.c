@@ -26,51 +26,10 @@
 #include "maps.h"
 
 #include "judge.h"
+#include "stall.h"
+#include "verdict.h"
 #include "send.h"
 #include "heard.h"
-
-/*
- * live_place is the place of a loop in the clockwork's arrays. Compilers know that it is one and
- * leave bounds out that they have proven; verifiers up to Linux 6.12 do not follow the proof.
- */
-static __always_inline __u32 live_place(__u32 loop)
-{
-	asm volatile("" : "+r"(loop));
-	return loop & (LIVE_LOOPS - 1);
-}
-
-/* live_stalls says when a CPU with a loop was last seen not to run, and notes it if it is this one. */
-static __always_inline __u64 live_stalls(struct live_beat *b, const struct live_metronome *m,
-					 __u32 loop, __u64 now)
-{
-	__u32 key = 0, other;
-	struct live_common *shared = bpf_map_lookup_elem(&live_shared, &key);
-	struct live_beat *o;
-	__s64 late;
-
-	if (!shared)
-		return 0;
-	late = b->beat ? (__s64)(now - b->beat - m->tick) : 0;
-	if (late > (__s64)LIVE_LATE) {
-		b->stalls++;
-		if (late > (__s64)b->longest)
-			b->longest = late;
-		shared->stalled = now;
-	}
-	for (other = 0; other < LIVE_LOOPS; other++) {
-		if (other >= m->loops)
-			break;
-		key = other;
-		o = bpf_map_lookup_elem(&live_beats, &key);
-		if (!o || other == loop)
-			continue;
-		/* One that has been silent for long has ended, and tells nothing of its CPU. */
-		late = (__s64)(now - o->beat - m->tick);
-		if (late > (__s64)(m->tick + LIVE_LATE) && late < (__s64)LIVE_PATIENCE)
-			shared->stalled = now;
-	}
-	return shared->stalled;
-}
 
 /*
  * live_revive puts a packet into the next loop if that one has lost its own. It beats on this CPU
@@ -107,7 +66,7 @@ int live_tick(struct __sk_buff *skb)
 	struct live_beat_frame head;
 	struct live_metronome *m;
 	struct live_beat *b;
-	__u32 key = 0, loop, visits;
+	__u32 key = 0, loop, alone;
 
 	if (skb->len != LIVE_FRAME ||
 	    bpf_skb_load_bytes(skb, 0, (void *)&head + 2, sizeof(head) - 2))
@@ -130,18 +89,18 @@ int live_tick(struct __sk_buff *skb)
 	live_revive(skb, m, loop, r.now);
 	r.tick = m->tick;
 	r.loop = loop;
-	r.full = !(b->ticks & 15);
 	r.loops = m->loops;
+	r.before = (loop ? loop : r.loops) - 1;
 	r.sessions = m->sessions < LIVE_SESSIONS ? m->sessions : LIVE_SESSIONS;
+	r.each = (r.sessions + r.loops - 1) / r.loops;
 	r.turn = r.sessions ? b->ticks % r.sessions : 0;
-	visits = r.sessions;
-	if (r.loops > 2)
-		visits = 2 * ((r.sessions + r.loops - 1) / r.loops);
-	bpf_loop(visits, live_visit, &r, 0);
+	alone = live_silent(m, r.before, r.now);
+	r.full = alone || !(b->ticks & 15);
+	bpf_loop(alone && r.before != loop ? 2 * r.each : r.each, live_visit, &r, 0);
 	b->spent += live_now() - r.now;
 	if (!r.left)
 		return TC_ACT_SHOT;
-	return live_last(skb, r.left - 1, r.now);
+	return live_last(skb, r.left - 1, &r);
 }
 
 static __always_inline struct live_setup *live_session_at(const __u32 *place, __u32 id)
@@ -202,6 +161,8 @@ static __always_inline int live_asked(struct __sk_buff *skb, struct live_scratch
 	s = bpf_map_lookup_elem(&live_states, &place);
 	if (!s)
 		goto refuse;
+	live_touch(&s->last_fresh);
+	live_touch(&s->peer_window);
 	why = live_shaped(&w->frame, LIVE_HOPS);
 	if (why != LIVE_COUNTS)
 		goto refuse;
@@ -285,6 +246,9 @@ static __noinline int live_taken(struct __sk_buff *skb)
 	s = bpf_map_lookup_elem(&live_states, &place);
 	if (!s)
 		return TC_ACT_UNSPEC;
+	live_touch(&s->seq);
+	live_touch(&s->answers);
+	live_touch(&s->rtt_last);
 	why = live_shaped(&w->frame, LIVE_RETURN);
 	if (why != LIVE_COUNTS)
 		goto refuse;

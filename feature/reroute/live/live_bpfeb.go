@@ -185,6 +185,7 @@ const (
 	liveMapLiveSetups     = "live_setups"
 	liveMapLiveShared     = "live_shared"
 	liveMapLiveStates     = "live_states"
+	liveMapLiveTimers     = "live_timers"
 	liveMapLiveWakes      = "live_wakes"
 	liveMapRerouteLinks   = "reroute_links"
 	liveProgLiveEnd       = "live_end"
@@ -257,6 +258,7 @@ type liveMapSpecs struct {
 	LiveSetups    *ebpf.MapSpec `ebpf:"live_setups"`
 	LiveShared    *ebpf.MapSpec `ebpf:"live_shared"`
 	LiveStates    *ebpf.MapSpec `ebpf:"live_states"`
+	LiveTimers    *ebpf.MapSpec `ebpf:"live_timers"`
 	LiveWakes     *ebpf.MapSpec `ebpf:"live_wakes"`
 	RerouteLinks  *ebpf.MapSpec `ebpf:"reroute_links"`
 }
@@ -299,6 +301,7 @@ type liveMaps struct {
 	LiveSetups    *ebpf.Map `ebpf:"live_setups"`
 	LiveShared    *ebpf.Map `ebpf:"live_shared"`
 	LiveStates    *ebpf.Map `ebpf:"live_states"`
+	LiveTimers    *ebpf.Map `ebpf:"live_timers"`
 	LiveWakes     *ebpf.Map `ebpf:"live_wakes"`
 	RerouteLinks  *ebpf.Map `ebpf:"reroute_links"`
 }
@@ -315,6 +318,7 @@ func (m *liveMaps) Close() error {
 		m.LiveSetups,
 		m.LiveShared,
 		m.LiveStates,
+		m.LiveTimers,
 		m.LiveWakes,
 		m.RerouteLinks,
 	)

@@ -68,6 +68,21 @@ struct {
 	__type(value, struct live_common);
 } live_shared SEC(".maps");
 
+/*
+ * A timer for each session: a verdict that falls between two ticks is found at its moment. Of a session
+ * that works none is ever started.
+ */
+struct live_timer {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, LIVE_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct live_timer);
+} live_timers SEC(".maps");
+
 /* What cannot be said to be of a session. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -103,6 +118,15 @@ static __always_inline __u64 live_now(void)
 	if (live_clock_given)
 		return live_clock;
 	return bpf_ktime_get_ns();
+}
+
+/*
+ * live_touch begins to load a line of the cache that is needed soon. Sessions are more than fit into
+ * the nearest cache, and the lines of one are waited for together so, and not one after the other.
+ */
+static __always_inline void live_touch(const void *at)
+{
+	(void)*(const volatile __u8 *)at;
 }
 
 static __always_inline void live_count(struct live_state *s, __u32 reason)

@@ -48,22 +48,29 @@ func (c Config) tick() time.Duration {
 	for _, s := range c.Sessions {
 		tick = min(tick, s.tick())
 	}
+	// Intervals that are no multiple of the tick are met better by half of it, and many sessions are not to send all at once.
+	uneven := func(s Session) bool { return s.Interval%tick != 0 }
+	if c.Tick == 0 && (len(c.Sessions) > maxBurst || slices.ContainsFunc(c.Sessions, uneven)) {
+		tick /= 2
+	}
 	return tick
 }
 
-// tick is how often the loops of a session are to beat: twice an interval each. Of four beats two find nothing to do, and what
-// wakes a CPU costs more than what it does then; a verdict is no later for it, for three tenths of an interval after the last
-// probe (live_grace) the next beat is as far away. A CPU that stands still must be noticed (two ticks and LIVE_LATE) before
-// its silence makes a verdict (2.3 intervals): with the shortest intervals this takes four.
+// tick is how often the loops of a session are to beat: once an interval each, for what wakes a CPU costs more than what it does
+// then; verdicts between two beats are found by timers (verdict.h). A CPU that stands still must be told from a dead link (a tick
+// and LIVE_LATE) before its silence makes a verdict (2.3 intervals): with the shortest intervals this takes two.
 func (s Session) tick() time.Duration {
 	if s.Interval < 2*time.Millisecond {
-		return s.Interval / 4
+		return s.Interval / 2
 	}
-	return s.Interval / 2
+	return s.Interval
 }
 
+// maxBurst is how many probes may leave at one tick: the queues of veth devices and of simple network cards take 256 packets.
+const maxBurst = 256
+
 const (
-	minTick = minInterval / 4
+	minTick = minInterval / 4 // BFD's sessions may ask for it
 	maxTick = 10 * time.Millisecond
 )
 

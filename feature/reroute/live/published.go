@@ -42,6 +42,7 @@ const (
 	pinClockwork = "clockwork"
 	pinBeats     = "beats"
 	pinShared    = "shared"
+	pinTimers    = "timers"
 	pinCounts    = "counts"
 	pinEvents    = "events"
 	pinLinks     = links.MapName
@@ -49,7 +50,7 @@ const (
 
 var sharedMaps = map[string]string{
 	pinSetups: liveMapLiveSetups, pinStates: liveMapLiveStates, pinIDs: liveMapLiveIds, pinClockwork: liveMapLiveClockwork,
-	pinBeats: liveMapLiveBeats, pinShared: liveMapLiveShared, pinCounts: liveMapLiveCounts, pinEvents: liveMapLiveEvents,
+	pinBeats: liveMapLiveBeats, pinShared: liveMapLiveShared, pinTimers: liveMapLiveTimers, pinCounts: liveMapLiveCounts, pinEvents: liveMapLiveEvents,
 	pinLinks: links.MapName,
 }
 
@@ -72,13 +73,18 @@ func readPublished(r *kernel.Root, scope string) (p published, meta kernel.Meta,
 	if err != nil {
 		return p, meta, err
 	}
+	p, err = parsePublished(scope, meta)
+	return p, meta, err
+}
+
+func parsePublished(scope string, meta kernel.Meta) (p published, err error) {
 	if err := meta.RequireABI(instance(scope), ABI); err != nil {
-		return p, meta, err
+		return p, err
 	}
 	if err := json.Unmarshal(meta.Config, &p); err != nil {
-		return p, meta, fmt.Errorf("%s: %w", instance(scope), err)
+		return p, fmt.Errorf("%s: %w", instance(scope), err)
 	}
-	return p, meta, nil
+	return p, nil
 }
 
 // scopes are the namespaces that have liveness.

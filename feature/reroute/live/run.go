@@ -3,7 +3,6 @@
 package live
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -20,7 +19,8 @@ import (
 func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	w := watch{r, map[string]known{}}
+	w := watch{r, map[string]*known{}}
+	defer w.forget(nil)
 	for {
 		if wrong := w.wrong(); wrong != "" {
 			if err := mendNow(ctx, r); err != nil && ctx.Err() == nil {
@@ -28,6 +28,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			} else if err == nil {
 				log.Info("liveness was set right", "what", wrong)
 			}
+			w.forget(nil)
 		}
 		select {
 		case <-ctx.Done():
@@ -37,15 +38,32 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	}
 }
 
-// watch is what Run knows of namespaces between two looks: what is wanted takes longer to read than all the rest.
+// watch is what Run knows of namespaces between two looks: to open and read what is wanted takes longer than all the rest.
 type watch struct {
 	root  *kernel.Root
-	known map[string]known // by scope
+	known map[string]*known // by scope
 }
 
 type known struct {
-	text []byte
 	published
+	*kernel.Opened
+	waiting []*Session // for their devices, when sessions were last gone through
+	looks   int
+}
+
+// sessionsEvery is after how many looks it is asked anew which sessions wait for their devices. Another process makes one wait
+// only when it sets right what has changed on the host.
+const sessionsEvery = 10
+
+// forget closes what is kept of all namespaces but some.
+func (w *watch) forget(but []string) {
+	maps.DeleteFunc(w.known, func(scope string, k *known) bool {
+		if slices.Contains(but, scope) {
+			return false
+		}
+		k.Opened.Close()
+		return true
+	})
 }
 
 // wrong says what is not as it should be, "" if nothing is, as far as it can be read.
@@ -54,7 +72,7 @@ func (w *watch) wrong() string {
 	if err != nil {
 		return ""
 	}
-	maps.DeleteFunc(w.known, func(scope string, _ known) bool { return !slices.Contains(all, scope) })
+	w.forget(all)
 	for _, scope := range all {
 		if what, err := w.wrongIn(scope); err == nil && what != "" { // else removed meanwhile, or another weir's
 			return what
@@ -64,25 +82,15 @@ func (w *watch) wrong() string {
 }
 
 func (w *watch) wrongIn(scope string) (string, error) {
-	meta, err := w.root.Meta(instance(scope))
-	if err != nil {
-		return "", err
-	}
-	p := w.known[scope]
-	if !bytes.Equal(p.text, meta.Config) {
-		if p.published, _, err = readPublished(w.root, scope); err != nil {
+	k := w.known[scope]
+	if k == nil || k.Replaced() {
+		var err error
+		if k, err = w.open(scope); err != nil {
 			return "", err
 		}
-		p.text = meta.Config
-		w.known[scope] = p
 	}
-	o, err := w.root.Open(instance(scope), pinSetups, pinClockwork, pinBeats)
-	if err != nil {
-		return "", err
-	}
-	defer o.Close()
 	var st State
-	if err := st.readLoops(o, p.published, kernel.Monotonic()); err != nil {
+	if err := st.readLoops(k.Opened, k.published, kernel.Monotonic()); err != nil {
 		return "", err
 	}
 	for _, l := range st.Loops {
@@ -93,43 +101,74 @@ func (w *watch) wrongIn(scope string) (string, error) {
 			return fmt.Sprintf("the loop of CPU %d beats on CPU %d", l.CPU, l.On), nil
 		}
 	}
-	s, err := p.appeared(o)
+	if k.looks%sessionsEvery == 0 {
+		if err := k.findWaiting(); err != nil {
+			return "", err
+		}
+	}
+	k.looks++
+	s, err := k.appeared()
 	if err != nil || s == nil {
 		return "", err
 	}
 	return fmt.Sprintf("device %s of session %s has come", s.Device, s.Name), nil
 }
 
-// appeared is a session that waits for its device, which is there by now; nil: there is none.
-func (p *published) appeared(o *kernel.Opened) (*Session, error) {
-	var waiting []*Session
+// open opens a namespace in place of what was known of it.
+func (w *watch) open(scope string) (*known, error) {
+	if old := w.known[scope]; old != nil {
+		old.Opened.Close()
+		delete(w.known, scope)
+	}
+	o, err := w.root.Open(instance(scope), pinSetups, pinClockwork, pinBeats)
+	if err != nil {
+		return nil, err
+	}
+	p, err := parsePublished(scope, o.Meta)
+	if err != nil {
+		o.Close()
+		return nil, err
+	}
+	k := &known{published: p, Opened: o}
+	w.known[scope] = k
+	return k, nil
+}
+
+// findWaiting goes through the sessions for those without a device.
+func (k *known) findWaiting() error {
+	k.waiting = nil
 	var c liveLiveSetup
-	for i := range p.Config.Sessions {
-		s := &p.Config.Sessions[i]
-		if err := o.Maps[pinSetups].Lookup(p.Places[s.Name], &c); err != nil {
-			return nil, fmt.Errorf("reading session %q: %w", s.Name, err)
+	for i := range k.Config.Sessions {
+		s := &k.Config.Sessions[i]
+		if err := k.Maps[pinSetups].Lookup(k.Places[s.Name], &c); err != nil {
+			return fmt.Errorf("reading session %q: %w", s.Name, err)
 		}
 		if c.On == 0 {
-			waiting = append(waiting, s)
+			k.waiting = append(k.waiting, s)
 		}
 	}
-	if len(waiting) == 0 {
+	return nil
+}
+
+// appeared is a session that waits for its device, which is there by now; nil: there is none.
+func (k *known) appeared() (*Session, error) {
+	if len(k.waiting) == 0 {
 		return nil, nil
 	}
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(k.Netns, k.Inode)
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
 	at := -1
 	err = ns.Do(func() error {
-		at = slices.IndexFunc(waiting, func(s *Session) bool { _, err := findDevice(s.Device); return err == nil })
+		at = slices.IndexFunc(k.waiting, func(s *Session) bool { _, err := findDevice(s.Device); return err == nil })
 		return nil
 	})
 	if err != nil || at < 0 {
 		return nil, err
 	}
-	return waiting[at], nil
+	return k.waiting[at], nil
 }
 
 func mendNow(ctx context.Context, r *kernel.Root) error {

@@ -6,20 +6,6 @@
 #define LIVE_AF_INET6 10
 #define LIVE_REFRESH  (250 * LIVE_MS) /* between two looks at the neighbour's link address */
 
-/* One tick of one loop. */
-struct live_round {
-	struct __sk_buff *skb;
-	__u64 now;
-	__u64 tick;
-	__u64 stalled;
-	__u32 loop;
-	__u32 loops;
-	__u32 sessions;
-	__u32 turn; /* the session whose probe the kernel's neighbour code may carry */
-	__u32 left; /* that one was due: it goes last */
-	__u32 full; /* every session is looked at, whatever it seems to need: it may be another one now */
-};
-
 /*
  * live_neighbour keeps the next hop's link address, as the kernel knows it. Until it does, probes
  * go by live_last alone, which has the kernel ask for it.
@@ -84,14 +70,14 @@ static __noinline int live_write(struct __sk_buff *skb, const struct live_setup 
 	return bpf_skb_store_bytes(skb, 0, (void *)&w->frame + 2, LIVE_FRAME, 0);
 }
 
-/* live_need is how long after the last probe the next one is due. The second loop waits for the first one to be late. */
-static __always_inline __u64 live_need(const struct live_setup *c, __u32 first, __u64 tick)
+/* live_need is how long after the last probe the next one is due. */
+static __always_inline __u64 live_need(const struct live_setup *c, __u64 tick)
 {
-	return first ? c->interval - tick / 2 : c->interval + tick * 3 / 4;
+	return c->interval - tick / 2;
 }
 
-/* live_due gives a probe to one of the session's loops: the second one steps in when the first is late. */
-static __always_inline int live_due(const struct live_setup *c, struct live_state *s, __u32 first,
+/* live_due gives a probe to one of the session's loops. */
+static __always_inline int live_due(const struct live_setup *c, struct live_state *s,
 				    const struct live_round *r, __u32 i)
 {
 	__u64 last = s->last_sent;
@@ -101,7 +87,7 @@ static __always_inline int live_due(const struct live_setup *c, struct live_stat
 		s->last_sent = r->now + r->tick - c->interval + (i & 3) * (c->interval / 4);
 		return 0;
 	}
-	if ((__s64)(r->now - last) < (__s64)live_need(c, first, r->tick))
+	if ((__s64)(r->now - last) < (__s64)live_need(c, r->tick))
 		return 0;
 	return __sync_val_compare_and_swap(&s->last_sent, last, r->now) == last;
 }
@@ -112,7 +98,7 @@ static __always_inline int live_due(const struct live_setup *c, struct live_stat
  * what comes in meanwhile can only put that off.
  */
 static __always_inline __u64 live_wake(const struct live_setup *c, const struct live_state *s,
-				       __u32 first, const struct live_round *r)
+				       const struct live_round *r)
 {
 	__u64 at = ~0ULL, missed;
 
@@ -121,12 +107,12 @@ static __always_inline __u64 live_wake(const struct live_setup *c, const struct 
 	if (c->sends) {
 		if (s->sender.phase != LIVE_UP || s->seq - s->answered >= c->multiplier)
 			return 0;
-		at = s->last_sent + live_need(c, first, r->tick);
+		at = s->last_sent + live_need(c, r->tick);
 	}
 	if (c->judges) {
 		if (s->peer.phase != LIVE_UP)
 			return 0;
-		missed = s->last_fresh + 2 * s->peer_interval;
+		missed = s->last_fresh + live_window(s) - r->tick; /* a timer does the rest */
 		if (missed < at)
 			at = missed;
 	}
@@ -134,11 +120,11 @@ static __always_inline __u64 live_wake(const struct live_setup *c, const struct 
 }
 
 /* live_tend judges a session and sends its probe, if one is due. */
-static __always_inline void live_tend(const struct live_setup *c, struct live_state *s, __u32 first,
+static __always_inline void live_tend(const struct live_setup *c, struct live_state *s,
 				      struct live_round *r, __u32 i)
 {
 	live_judge(c, s, r->now, r->stalled, i);
-	if (!c->sends || !live_due(c, s, first, r, i))
+	if (!c->sends || !live_due(c, s, r, i))
 		return;
 	if (!s->mac_known || r->now - s->mac_at > LIVE_REFRESH)
 		live_neighbour(r->skb, c, s, r->now);
@@ -153,32 +139,41 @@ static __always_inline void live_tend(const struct live_setup *c, struct live_st
 		live_count(s, LIVE_UNSENT);
 }
 
+/*
+ * live_visit looks at a session: those whose first loop this is come first. Of the others it is the
+ * second one, which does their work where the first one does not beat.
+ */
 static long live_visit(__u32 k, struct live_round *r)
 {
-	__u32 i = k, first = r->loop == 0, mine;
+	__u32 i, mine;
 	struct live_setup *c;
 	struct live_state *s;
 	__u64 *wake;
 
-	if (r->loops > 2) { /* of several loops each session has two, its own and the next one */
-		first = !(k & 1);
-		i = (k >> 1) * r->loops + (first ? r->loop : (r->loop + r->loops - 1) % r->loops);
-	} else if (r->loops == 2) {
-		first = (i & 1) == r->loop;
-	}
+	i = k < r->each ? k * r->loops + r->loop : (k - r->each) * r->loops + r->before;
 	if (i >= r->sessions)
 		return 0;
 	mine = r->loop * LIVE_SESSIONS + i;
 	wake = bpf_map_lookup_elem(&live_wakes, &mine);
-	/* Most visits end here: of a session nothing but this word is looked at. */
+	/* Most visits to those that are only probed end here: of a session nothing but this word is looked at. */
 	if (!wake || (!r->full && r->now < *wake))
 		return 0;
 	c = bpf_map_lookup_elem(&live_setups, &i);
 	s = bpf_map_lookup_elem(&live_states, &i);
-	if (!c || !s || !c->on)
+	if (!c || !s)
 		return 0;
-	live_tend(c, s, first, r, i);
-	*wake = live_wake(c, s, first, r);
+	live_touch(&s->seq);
+	live_touch(&s->answers);
+	live_touch(&s->peer_seq);
+	live_touch(&s->mac);
+	live_touch(&c->life);
+	live_touch(&c->frame.seg[0]);
+	live_touch(&c->frame.tlv.sent);
+	if (!c->on)
+		return 0;
+	live_tend(c, s, r, i);
+	live_await(c, s, r, i);
+	*wake = live_wake(c, s, r);
 	return 0;
 }
 
@@ -186,7 +181,7 @@ static long live_visit(__u32 k, struct live_round *r)
  * live_last sends the probe of one session as the kernel sends packets of its own: it resolves the
  * neighbour, and keeps knowing that it is there.
  */
-static __always_inline int live_last(struct __sk_buff *skb, __u32 i, __u64 now)
+static __always_inline int live_last(struct __sk_buff *skb, __u32 i, const struct live_round *r)
 {
 	struct live_setup *c = bpf_map_lookup_elem(&live_setups, &i);
 	struct live_state *s = bpf_map_lookup_elem(&live_states, &i);
@@ -194,10 +189,11 @@ static __always_inline int live_last(struct __sk_buff *skb, __u32 i, __u64 now)
 
 	if (!c || !s || !c->on)
 		return TC_ACT_SHOT;
-	if (live_write(skb, c, s, now)) {
+	if (live_write(skb, c, s, r->now)) {
 		live_count(s, LIVE_UNSENT);
 		return TC_ACT_SHOT;
 	}
+	live_await(c, s, r, i);
 	__builtin_memcpy(nh.ipv6_nh, &c->via, 16);
 	return bpf_redirect_neigh(c->ifindex, &nh, sizeof(nh), 0);
 }
