@@ -161,8 +161,6 @@ static __always_inline int live_asked(struct __sk_buff *skb, struct live_scratch
 	s = bpf_map_lookup_elem(&live_states, &place);
 	if (!s)
 		goto refuse;
-	live_touch(&s->last_fresh);
-	live_touch(&s->peer_window);
 	why = live_shaped(&w->frame, LIVE_HOPS);
 	if (why != LIVE_COUNTS)
 		goto refuse;
@@ -246,9 +244,6 @@ static __noinline int live_taken(struct __sk_buff *skb)
 	s = bpf_map_lookup_elem(&live_states, &place);
 	if (!s)
 		return TC_ACT_UNSPEC;
-	live_touch(&s->seq);
-	live_touch(&s->answers);
-	live_touch(&s->rtt_last);
 	why = live_shaped(&w->frame, LIVE_RETURN);
 	if (why != LIVE_COUNTS)
 		goto refuse;

@@ -235,6 +235,59 @@ func TestParallel(t *testing.T) {
 	until([4]Phase{Up, Up, Up, Up})
 }
 
+// A verdict is not kept until the next tick: it is found when the last unanswered probe has waited for its grace, or when the time of
+// who is only probed is over. Ticks are as far apart as probes are.
+func TestBetweenTicks(t *testing.T) {
+	const interval, most = 10 * time.Millisecond, 3 * time.Millisecond
+	p := newPair(t)
+	a, b := p.sessions(interval)
+	a.Mode, a.Function = Sender, netip.Addr{}
+	b.Mode, b.Peer, b.Via, b.Source = Passive, netip.Addr{}, netip.Addr{}, netip.Addr{}
+	a.StableFor, a.StableMax = 100*time.Millisecond, 100*time.Millisecond
+	b.StableFor, b.StableMax = a.StableFor, a.StableMax
+	a.Grace = 3 * time.Millisecond
+	p.apply(p.w.NameA, a)
+	p.apply(p.w.NameB, b)
+	state := func(ns *netns.Handle) (v liveLiveState) {
+		o, err := p.root.Open(instance(scopeOf(ns)), pinStates)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		if err := o.Maps[pinStates].Lookup(uint32(0), &v); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	// A host that is busy is late, and a stall of it puts a verdict off. Without timers who sends is 7 ms late each time.
+	const tries, want = 60, 5
+	inTime := [2]int{}
+	for n := 0; n < tries && min(inTime[0], inTime[1]) < want; n++ {
+		p.within(patience, "up", bothUp)
+		cut(t, p.w.A, nstest.WireDevice, true)
+		cut(t, p.w.B, nstest.WireDevice, true)
+		p.within(patience, "down", func(a, b SessionState) bool { return a.Phase == Down && b.Phase == Down })
+		va, vb := state(p.w.A), state(p.w.B)
+		late := [2]time.Duration{
+			time.Duration(va.Sender.Since-va.SentAt[(va.Answered+3)%64]) - max(a.Grace, time.Duration(va.RttMean+4*va.RttDev)),
+			time.Duration(vb.Peer.Since-vb.LastFresh) - 4*interval,
+		}
+		t.Logf("late by %v", late)
+		for i, d := range late {
+			if d < 0 {
+				t.Errorf("a verdict came %v early", -d)
+			} else if d < most {
+				inTime[i]++
+			}
+		}
+		cut(t, p.w.A, nstest.WireDevice, false)
+		cut(t, p.w.B, nstest.WireDevice, false)
+	}
+	if min(inTime[0], inTime[1]) < want {
+		t.Errorf("verdicts less than %v late, of who sends and who is probed: %v", most, inTime)
+	}
+}
+
 // Everything that made it is stopped, and the link is judged all the same: applied by a process that has ended.
 func TestWithoutProcess(t *testing.T) {
 	p := newPair(t)

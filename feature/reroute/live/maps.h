@@ -120,15 +120,6 @@ static __always_inline __u64 live_now(void)
 	return bpf_ktime_get_ns();
 }
 
-/*
- * live_touch begins to load a line of the cache that is needed soon. Sessions are more than fit into
- * the nearest cache, and the lines of one are waited for together so, and not one after the other.
- */
-static __always_inline void live_touch(const void *at)
-{
-	(void)*(const volatile __u8 *)at;
-}
-
 static __always_inline void live_count(struct live_state *s, __u32 reason)
 {
 	__u64 *n;

@@ -160,16 +160,7 @@ static long live_visit(__u32 k, struct live_round *r)
 		return 0;
 	c = bpf_map_lookup_elem(&live_setups, &i);
 	s = bpf_map_lookup_elem(&live_states, &i);
-	if (!c || !s)
-		return 0;
-	live_touch(&s->seq);
-	live_touch(&s->answers);
-	live_touch(&s->peer_seq);
-	live_touch(&s->mac);
-	live_touch(&c->life);
-	live_touch(&c->frame.seg[0]);
-	live_touch(&c->frame.tlv.sent);
-	if (!c->on)
+	if (!c || !s || !c->on)
 		return 0;
 	live_tend(c, s, r, i);
 	live_await(c, s, r, i);
