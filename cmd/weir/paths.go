@@ -144,7 +144,23 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
+		if s.Echo != nil {
+			fmt.Fprintf(w, "%s: %s\n", s.Name, echoText(s.Echo))
+		}
 	}
+}
+
+// echoText says what echo packets have found.
+func echoText(e *peers.Echo) string {
+	switch {
+	case e.Failed:
+		return fmt.Sprintf("echo does not come back any more: the link is not used before it does (%d sent, %d returned)", e.Sent, e.Returned)
+	case e.Interval == 0:
+		return "no echo is sent: the session is not up, or its peer does not say that it loops packets back"
+	case e.Returned == 0:
+		return fmt.Sprintf("echo every %s has never come back, and judges nothing: does the peer forward? (%d sent)", fine(e.Interval), e.Sent)
+	}
+	return fmt.Sprintf("echo every %s, back after %s (%d sent, %d returned, failed %d times)", fine(e.Interval), fine(e.RTT), e.Sent, e.Returned, e.Failures)
 }
 
 // linkText says whether a link is used.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -79,6 +80,31 @@ func TestBFDReroutes(t *testing.T) {
 	w.flows(s)
 }
 
+// Echo finds what is cut long before control packets are missed.
+func TestEchoReroutes(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	w.apply(w.bothEnds("bfd: {peer: fd00:12::2, interval: 2s, echo: 10ms}", "bfd: {peer: fd00:12::1, interval: 2s, echo: 10ms}"))
+	w.bothUp()
+	echoes := func() bool {
+		return !slices.ContainsFunc(w.state().BFD, func(s peers.SessionState) bool {
+			return s.Echo == nil || s.Echo.Returned == 0 || s.Echo.Interval != 10*time.Millisecond || s.Echo.Failed
+		})
+	}
+	w.eventually("echo comes back to both", echoes)
+	a, b := w.cut(w.r1, "r12"), w.cut(w.r2, "r21")
+	w.links("both ends reroute", func(p protect.PathState) bool { return p.Down && p.Probe })
+	if !slices.ContainsFunc(w.state().BFD, func(s peers.SessionState) bool { return s.Diag == bfd.EchoFailed }) {
+		t.Errorf("%+v", w.state().BFD)
+	}
+	a.Close()
+	b.Close()
+	w.links("the link is used again", func(p protect.PathState) bool { return p.Attached && !p.Down })
+	w.eventually("echo comes back again", echoes)
+}
+
 // bothByBFD is a configuration by which both ends judge the link by BFD.
 func (w *world) bothByBFD() string {
 	w.Helper()
@@ -137,6 +163,8 @@ func (w *world) upgradeBFD() {
 			if err != nil {
 				return err
 			}
+			o.Maps["echoes"].Close()
+			delete(o.Maps, "echoes") // as an older weir's pins are
 			meta := o.Meta
 			meta.Object[0]++
 			names, err := o.Links()

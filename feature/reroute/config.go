@@ -40,6 +40,7 @@ type BFD struct {
 	Local          netip.Addr    `yaml:"local"`      // absent: the interface's address in the peer's network
 	Interval       time.Duration `yaml:"interval"`   // absent: 50 ms; the slower end decides
 	Multiplier     int           `yaml:"multiplier"` // absent: 3
+	Echo           time.Duration `yaml:"echo"`       // absent: no echo packets
 	Passive        bool          `yaml:"passive"`
 	KeyFile        string        `yaml:"key_file"` // absent: no authentication
 	KeyID          int           `yaml:"key_id"`
@@ -55,7 +56,7 @@ const defaultBFDInterval = 50 * time.Millisecond
 func (p *Path) neighbour() peers.Session {
 	o := p.BFD
 	return peers.Session{Name: p.Name, Device: p.Device, Peer: o.Peer, Local: o.Local, Interval: cmp.Or(o.Interval, defaultBFDInterval),
-		Multiplier: cmp.Or(o.Multiplier, defaultMultiplier), Passive: o.Passive, KeyFile: o.KeyFile, KeyID: o.KeyID, Auth: o.Auth, Observe: o.Observe}
+		Multiplier: cmp.Or(o.Multiplier, defaultMultiplier), Echo: o.Echo, Passive: o.Passive, KeyFile: o.KeyFile, KeyID: o.KeyID, Auth: o.Auth, Observe: o.Observe}
 }
 
 // neighbours is the part of package peers, by network namespace.

@@ -98,6 +98,8 @@ func TestConfigErrors(t *testing.T) {
 		{"name: a, interface: e, bfd: {peer: fe80::2%e}", `reroute.a.bfd: peer: without %e`},
 		{"name: a, interface: e, bfd: {peer: 10.0.0.2, local: fd00::1}", `of two families`},
 		{"name: a, interface: e, bfd: {peer: 10.0.0.2, interval: 10us}", `interval: 10µs: take 1ms to 1m0s`},
+		{"name: a, interface: e, bfd: {peer: 10.0.0.2, echo: 10us}", `echo: 10µs: take 1ms to 1m0s`},
+		{"name: a, interface: e, bfd: {peer: fe80::2, echo: 10ms}", `echo: nothing is forwarded to a link-local address`},
 		{"name: a, interface: e, bfd: {peer: 10.0.0.2, key_id: 3}", `say which file has it`},
 		{"name: a, interface: e, bfd: {peer: 10.0.0.2, key_file: /k, auth: md5}", `auth: "md5": take keyed-sha1 or meticulous-sha1`},
 		{"name: a, interface: e, bfd: {peer: 10.0.0.2, frr: true}", `reroute.a.bfd: frr: nothing says where the bfdd`},

@@ -116,3 +116,31 @@ reroute:
 	link("and judges the link", rerouted)
 	stop()
 }
+
+// Echo that a real bfdd is configured with is sent by the kernel that runs its sessions.
+func TestFRREchoes(t *testing.T) {
+	w := newWorld(t)
+	frrtest.Need(t, "bfdd")
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	config := func(local, peer, device string) map[string]string {
+		return map[string]string{"bfdd": fmt.Sprintf("bfd\n peer %s local-address %s interface %s\n  detect-multiplier 50\n  receive-interval 20\n  transmit-interval 20\n  echo-mode\n  echo transmit-interval 20\n  echo receive-interval 30\n exit\n", peer, local, device)}
+	}
+	near := frrtest.Start(t, w.r1, "near", config("fd00:12::1", "fd00:12::2", "r12"), "--dplaneaddr", "unix:{home}/dplane")
+	frrtest.Start(t, w.r2, "far", config("fd00:12::2", "fd00:12::1", "r21"))
+	w.apply(fmt.Sprintf("reroute:\n  - {name: frr, netns: %s, frr: \"unix:%s/dplane\"}\n", w.name[w.r1], near.Home))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(w.Output(), nil))) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	w.eventually("echo comes back", func() bool {
+		st := w.state()
+		return len(st.BFD) == 1 && st.BFD[0].Echo != nil && st.BFD[0].Echo.Interval == 30*time.Millisecond && st.BFD[0].Echo.Returned > 20
+	})
+}

@@ -51,8 +51,10 @@ var (
 	bfdUpDesc    = desc("bfd_up", "Whether a BFD session is up.", "session", "netns", "interface")
 	bfdDownsDesc = desc("bfd_downs_total", "How often a BFD session that was up was not any more.", "session", "netns")
 	bfdDesc      = desc("bfd_packets_total", "Control packets of a BFD session: in, out, and those that came and changed nothing, by why.", "session", "netns", "fate")
+	bfdEchoDesc  = desc("bfd_echo_packets_total", "Echo packets of a BFD session: sent, returned, and those that claimed to be its own.", "session", "netns", "fate")
+	bfdEchoBad   = desc("bfd_echo_failed", "Whether echo packets of a BFD session came back once, and do not any more.", "session", "netns")
 	bfdTimeDesc  = desc("bfd_detection_seconds", "How long nothing may come from the neighbour.", "session", "netns")
-	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc}
+	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
 )
 
 // Describe implements prometheus.Collector.
@@ -142,6 +144,12 @@ func neighbour(s peers.SessionState, out send) {
 		out(bfdDesc, prometheus.CounterValue, float64(n), s.Name, s.Netns, fate)
 	}
 	out(bfdTimeDesc, prometheus.GaugeValue, s.Detection.Seconds(), s.Name, s.Netns)
+	if e := s.Echo; e != nil {
+		for fate, n := range map[string]uint64{"sent": e.Sent, "returned": e.Returned, "refused": e.Refused} {
+			out(bfdEchoDesc, prometheus.CounterValue, float64(n), s.Name, s.Netns, fate)
+		}
+		out(bfdEchoBad, prometheus.GaugeValue, feature.Gauge(e.Failed), s.Name, s.Netns)
+	}
 }
 
 func loop(l live.LoopState, out send) {

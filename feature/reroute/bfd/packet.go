@@ -11,6 +11,9 @@ import (
 	"time"
 )
 
+// EchoLength is that of an echo packet of ours, in bytes behind its UDP header.
+const EchoLength = 24
+
 // State of a session, RFC 5880 4.1.
 type State uint8
 

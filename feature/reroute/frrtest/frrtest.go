@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -39,6 +40,7 @@ type Router struct {
 	NS   *netns.Handle
 	Home string // where its configuration and sockets are
 	t    testing.TB
+	pids map[string]int
 }
 
 // Start starts zebra and the daemons, each with its configuration; they end with the test. All but zebra get the arguments, in
@@ -54,7 +56,7 @@ func Start(t testing.TB, ns *netns.Handle, name string, configs map[string]strin
 	if err := os.Chmod(home, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	r := &Router{Name: name, NS: ns, Home: home, t: t}
+	r := &Router{Name: name, NS: ns, Home: home, t: t, pids: map[string]int{}}
 	r.write("vtysh.conf", "") // vtysh complains without
 	daemons := []string{"zebra"}
 	for d := range configs {
@@ -96,6 +98,7 @@ func (r *Router) start(daemon string, arguments ...string) {
 	if err := r.NS.Do(c.Start); err != nil {
 		r.t.Fatalf("start %s: %v", daemon, err)
 	}
+	r.pids[daemon] = c.Process.Pid
 	r.t.Cleanup(func() {
 		_ = c.Process.Kill()
 		_ = c.Wait()
@@ -114,6 +117,14 @@ func (r *Router) start(daemon string, arguments ...string) {
 		if time.Now().After(end) {
 			r.t.Fatalf("%s of %s does not answer on %s after 60 s", daemon, r.Name, socket)
 		}
+	}
+}
+
+// Signal sends a daemon a signal.
+func (r *Router) Signal(daemon string, s syscall.Signal) {
+	r.t.Helper()
+	if err := syscall.Kill(r.pids[daemon], s); err != nil {
+		r.t.Fatalf("%s to %s of %s: %v", s, daemon, r.Name, err)
 	}
 }
 

@@ -6,13 +6,17 @@
 #ifndef WEIR_BFD_H
 #define WEIR_BFD_H
 
-#define BFD_SESSIONS 1024 /* of a network namespace */
-#define BFD_PORT     3784
-#define BFD_HOPS     255 /* RFC 5881, 5: of what is sent, and of what is taken */
-#define BFD_HEAD     24
-#define BFD_AUTH     28
-#define BFD_SLOW     1000000 /* us between packets of a session that is not up: RFC 5880, 6.8.3 */
-#define BFD_SECRET   20
+#define BFD_SESSIONS  1024 /* of a network namespace */
+#define BFD_PORT      3784
+#define BFD_ECHO_PORT 3785
+#define BFD_HOPS      255 /* RFC 5881, 5: of what is sent, and of what is taken */
+#define BFD_ECHO_HOPS 254 /* of an echo that comes back: the neighbour has forwarded it */
+#define BFD_ECHO_RING 256 /* as many as a multiplier may be; a power of two */
+#define BFD_ECHO_UNIT 10  /* times of sending are in 2^10 ns */
+#define BFD_HEAD      24
+#define BFD_AUTH      28
+#define BFD_SLOW      1000000 /* us between packets of a session that is not up: RFC 5880, 6.8.3 */
+#define BFD_SECRET    20
 
 enum bfd_session_state {
 	BFD_ADMIN_DOWN,
@@ -24,6 +28,7 @@ enum bfd_session_state {
 enum bfd_diag {
 	BFD_NO_DIAG = 0,
 	BFD_TIME_EXPIRED = 1,
+	BFD_ECHO_FAILED = 2,
 	BFD_NEIGHBOUR_DOWN = 3,
 	BFD_ADMIN_DIAG = 7,
 };
@@ -119,6 +124,24 @@ struct bfd_state {
 	__u64 out_bytes;
 	__u64 not_authentic;
 	__u64 malformed;
+};
+
+/* A session's echo function. User space writes it as a whole, with wanted alone; else programs do, under the session's lock. */
+struct bfd_echo {
+	__u32 wanted;	/* least us between packets; 0: none */
+	__u32 sequence; /* of the last that was sent */
+	__u32 back;	/* of the newest that came back */
+	__u32 failed;	/* as many as the multiplier did not come back, and none since */
+	__u64 nonce;
+	__u64 next;
+	__u64 suspect;
+	__u32 rtt; /* ns */
+	__u32 rtt_dev;
+	__u64 sent;
+	__u64 returned;
+	__u64 refused; /* that claimed to be ours */
+	__u64 failures;
+	__u32 at[BFD_ECHO_RING]; /* when it was sent, by sequence */
 };
 
 struct bfd_event {

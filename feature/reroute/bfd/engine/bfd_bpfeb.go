@@ -20,6 +20,24 @@ type bfdBfdClockwork struct {
 	Beat     uint64
 }
 
+type bfdBfdEcho struct {
+	_        structs.HostLayout
+	Wanted   uint32
+	Sequence uint32
+	Back     uint32
+	Failed   uint32
+	Nonce    uint64
+	Next     uint64
+	Suspect  uint64
+	Rtt      uint32
+	RttDev   uint32
+	Sent     uint64
+	Returned uint64
+	Refused  uint64
+	Failures uint64
+	At       [256]uint32
+}
+
 type bfdBfdEvent struct {
 	_       structs.HostLayout
 	Time    uint64
@@ -108,6 +126,7 @@ type bfdBfdState struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	bfdMapBfdClock      = "bfd_clock"
+	bfdMapBfdEchoes     = "bfd_echoes"
 	bfdMapBfdEvents     = "bfd_events"
 	bfdMapBfdHops       = "bfd_hops"
 	bfdMapBfdMine       = "bfd_mine"
@@ -175,6 +194,7 @@ type bfdProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type bfdMapSpecs struct {
 	BfdClock     *ebpf.MapSpec `ebpf:"bfd_clock"`
+	BfdEchoes    *ebpf.MapSpec `ebpf:"bfd_echoes"`
 	BfdEvents    *ebpf.MapSpec `ebpf:"bfd_events"`
 	BfdHops      *ebpf.MapSpec `ebpf:"bfd_hops"`
 	BfdMine      *ebpf.MapSpec `ebpf:"bfd_mine"`
@@ -216,6 +236,7 @@ func (o *bfdObjects) Close() error {
 // It can be passed to loadBfdObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bfdMaps struct {
 	BfdClock     *ebpf.Map `ebpf:"bfd_clock"`
+	BfdEchoes    *ebpf.Map `ebpf:"bfd_echoes"`
 	BfdEvents    *ebpf.Map `ebpf:"bfd_events"`
 	BfdHops      *ebpf.Map `ebpf:"bfd_hops"`
 	BfdMine      *ebpf.Map `ebpf:"bfd_mine"`
@@ -230,6 +251,7 @@ type bfdMaps struct {
 func (m *bfdMaps) Close() error {
 	return _BfdClose(
 		m.BfdClock,
+		m.BfdEchoes,
 		m.BfdEvents,
 		m.BfdHops,
 		m.BfdMine,

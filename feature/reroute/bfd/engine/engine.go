@@ -11,11 +11,11 @@ import (
 
 // tables are the maps of a network namespace's sessions. A place is a session's index in them.
 type tables struct {
-	setups, states, hops, mine, peers, clock *ebpf.Map
+	setups, states, hops, echoes, mine, peers, clock *ebpf.Map
 }
 
 func (o *bfdMaps) tables() tables {
-	return tables{setups: o.BfdSetups, states: o.BfdStates, hops: o.BfdHops, mine: o.BfdMine, peers: o.BfdPeers, clock: o.BfdClock}
+	return tables{setups: o.BfdSetups, states: o.BfdStates, hops: o.BfdHops, echoes: o.BfdEchoes, mine: o.BfdMine, peers: o.BfdPeers, clock: o.BfdClock}
 }
 
 // ErrTaken says that there is another session of the same discriminator, or with the same neighbour on the same device.
@@ -34,6 +34,15 @@ func (t tables) put(place uint32, s *Session, generation uint32) error {
 	if old.Generation == 0 {
 		err := errors.Join(t.states.Put(place, bfdBfdState{}), t.hops.Put(place, make([]byte, t.hops.ValueSize())), t.enter(place, &r))
 		if err != nil {
+			return err
+		}
+	}
+	var echo bfdBfdEcho
+	if err := t.echoes.Lookup(place, &echo); err != nil {
+		return fmt.Errorf("reading the echo function of the session at place %d: %w", place, err)
+	}
+	if wanted := micros(s.Echo); old.Generation == 0 || echo.Wanted != wanted {
+		if err := t.echoes.Put(place, bfdBfdEcho{Wanted: wanted}); err != nil {
 			return err
 		}
 	}
@@ -72,7 +81,7 @@ func (t tables) remove(place uint32) error {
 	if err := t.setups.Lookup(place, &c); err != nil || c.Generation == 0 {
 		return err
 	}
-	err := t.setups.Put(place, bfdBfdSetup{})
+	err := errors.Join(t.setups.Put(place, bfdBfdSetup{}), t.echoes.Put(place, bfdBfdEcho{}))
 	for m, key := range map[*ebpf.Map]any{t.mine: c.Mine, t.peers: bfdBfdFrom{Ifindex: c.Ifindex, Peer: c.Peer}} {
 		if e := m.Delete(key); !errors.Is(e, ebpf.ErrKeyNotExist) {
 			err = errors.Join(err, e)
@@ -104,8 +113,9 @@ func (t tables) reach() error {
 func (t tables) status(place uint32) (Status, bool, error) {
 	var c bfdBfdSetup
 	var s bfdBfdState
-	if err := errors.Join(t.setups.Lookup(place, &c), t.states.Lookup(place, &s)); err != nil {
+	var e bfdBfdEcho
+	if err := errors.Join(t.setups.Lookup(place, &c), t.states.Lookup(place, &s), t.echoes.Lookup(place, &e)); err != nil {
 		return Status{}, false, err
 	}
-	return statusOf(&c, &s), c.Generation != 0, nil
+	return statusOf(&c, &s, &e), c.Generation != 0, nil
 }

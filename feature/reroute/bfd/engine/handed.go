@@ -89,6 +89,10 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 	if err != nil {
 		return nil, false, err
 	}
+	if err := complete(o.Maps); err != nil {
+		o.Close()
+		return nil, false, err
+	}
 	for pin := range pins {
 		if o.Maps[pin] == nil || o.Maps[ownersPin] == nil {
 			o.Close()

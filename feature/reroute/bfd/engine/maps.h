@@ -55,6 +55,13 @@ struct {
 } bfd_hops SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BFD_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct bfd_echo);
+} bfd_echoes SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 65536);
 } bfd_events SEC(".maps");
@@ -112,9 +119,11 @@ struct bfd_news {
 	__u8 diag;
 	__u8 remote_state;
 	__u8 was_up;
+	__u8 echo_failed;
 };
 
-static __always_inline void bfd_gather(struct bfd_state *s, struct bfd_news *n)
+static __always_inline void bfd_gather(struct bfd_state *s, const struct bfd_echo *e,
+				       struct bfd_news *n)
 {
 	n->changed = s->told != s->changes;
 	s->told = s->changes;
@@ -122,17 +131,19 @@ static __always_inline void bfd_gather(struct bfd_state *s, struct bfd_news *n)
 	n->diag = s->diag;
 	n->remote_state = s->remote_state;
 	n->was_up = s->ups > 0;
+	n->echo_failed = e->failed;
 }
 
 /*
  * bfd_tell has the link's word say what the session has found, and user space know of a change. A
  * session that never was up says nothing of its link; nor does one that either side has shut down.
+ * One that is up has not found its link good before its echo comes back, if that has failed.
  */
 static __always_inline void bfd_tell(const struct bfd_setup *c, const struct bfd_news *n,
 				     __u32 place, __u64 now)
 {
-	__u8 bad = n->was_up && n->state != BFD_UP && n->state != BFD_ADMIN_DOWN &&
-		   n->remote_state != BFD_ADMIN_DOWN;
+	__u8 bad = n->was_up && (n->state != BFD_UP || n->echo_failed) &&
+		   n->state != BFD_ADMIN_DOWN && n->remote_state != BFD_ADMIN_DOWN;
 	union reroute_link *link;
 	struct bfd_event *e;
 

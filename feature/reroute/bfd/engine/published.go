@@ -49,13 +49,13 @@ func all(r *kernel.Root, name string) (out []Published, err error) {
 // Sessions reads all sessions, by discriminator.
 func (p Published) Sessions(r *kernel.Root) (map[uint32]Status, error) {
 	out := map[uint32]Status{}
-	return out, p.each(r, func(c *bfdBfdSetup, s *bfdBfdState) { out[c.Mine] = statusOf(c, s) })
+	return out, p.each(r, func(c *bfdBfdSetup, s *bfdBfdState, e *bfdBfdEcho) { out[c.Mine] = statusOf(c, s, e) })
 }
 
 // Identities reads between whom sessions are, by discriminator.
 func (p Published) Identities(r *kernel.Root) (map[uint32]Identity, error) {
 	out := map[uint32]Identity{}
-	return out, p.each(r, func(c *bfdBfdSetup, _ *bfdBfdState) { out[c.Mine] = c.identity() })
+	return out, p.each(r, func(c *bfdBfdSetup, _ *bfdBfdState, _ *bfdBfdEcho) { out[c.Mine] = c.identity() })
 }
 
 func (p Published) instance() kernel.Instance {
@@ -76,8 +76,8 @@ func (p Published) Beat(r *kernel.Root) (time.Duration, error) {
 	return time.Duration(c.Beat), nil
 }
 
-func (p Published) each(r *kernel.Root, yield func(*bfdBfdSetup, *bfdBfdState)) error {
-	o, err := r.Open(p.instance(), "setups", "states", "clock")
+func (p Published) each(r *kernel.Root, yield func(*bfdBfdSetup, *bfdBfdState, *bfdBfdEcho)) error {
+	o, err := r.Open(p.instance()) // those of an older weir have no echoes
 	if err != nil {
 		return err
 	}
@@ -92,8 +92,14 @@ func (p Published) each(r *kernel.Root, yield func(*bfdBfdSetup, *bfdBfdState)) 
 		if err := errors.Join(o.Maps["setups"].Lookup(place, &c), o.Maps["states"].Lookup(place, &s)); err != nil {
 			return fmt.Errorf("reading sessions: %w", err)
 		}
+		var e bfdBfdEcho
+		if m := o.Maps["echoes"]; m != nil {
+			if err := m.Lookup(place, &e); err != nil {
+				return fmt.Errorf("reading sessions: %w", err)
+			}
+		}
 		if c.Generation != 0 {
-			yield(&c, &s)
+			yield(&c, &s, &e)
 		}
 	}
 	return nil

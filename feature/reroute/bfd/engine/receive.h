@@ -5,6 +5,7 @@
 
 #include "maps.h"
 #include "session.h"
+#include "echo.h"
 
 struct bfd_arrival {
 	__u32 from[4];
@@ -12,9 +13,10 @@ struct bfd_arrival {
 	__u32 at; /* of the control packet in the frame */
 	__u32 length;
 	__u8 hops;
+	__u8 echo;
 };
 
-/* bfd_parse finds a control packet of one hop; 0: it is none. */
+/* bfd_parse finds a control packet of one hop, or an echo; 0: it is neither. */
 static __always_inline int bfd_parse(struct __sk_buff *skb, struct bfd_arrival *a)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
@@ -44,7 +46,8 @@ static __always_inline int bfd_parse(struct __sk_buff *skb, struct bfd_arrival *
 	} else {
 		return 0;
 	}
-	if (udp->dest != bpf_htons(BFD_PORT))
+	a->echo = udp->dest == bpf_htons(BFD_ECHO_PORT);
+	if (udp->dest != bpf_htons(BFD_PORT) && !a->echo)
 		return 0;
 	a->length = bpf_ntohs(udp->len);
 	if (a->length < sizeof(*udp))
@@ -116,6 +119,44 @@ static __always_inline __u32 *bfd_place(struct __sk_buff *skb, const struct bfd_
 	return bpf_map_lookup_elem(&bfd_peers, &from);
 }
 
+static __always_inline int bfd_same(const __u32 *a, const __u32 *b)
+{
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
+}
+
+/* bfd_echoed takes an echo of ours that has come back. Those of neighbours, to their own addresses, the kernel forwards. */
+static __always_inline int bfd_echoed(struct __sk_buff *skb, const struct bfd_arrival *a)
+{
+	struct bfd_echo_packet p;
+	struct bfd_news news = {};
+	struct bfd_setup *c;
+	struct bfd_state *s;
+	struct bfd_echo *e;
+	__u32 mine, *place;
+	__u64 now;
+
+	if (a->hops != BFD_ECHO_HOPS || a->length != sizeof(p) || !bfd_same(a->from, a->to) ||
+	    bpf_skb_load_bytes(skb, a->at, &p, sizeof(p)))
+		return BFD_PASS;
+	mine = bpf_ntohl(p.mine);
+	place = bpf_map_lookup_elem(&bfd_mine, &mine);
+	if (!place)
+		return BFD_PASS;
+	c = bpf_map_lookup_elem(&bfd_setups, place);
+	s = bpf_map_lookup_elem(&bfd_states, place);
+	e = bpf_map_lookup_elem(&bfd_echoes, place);
+	if (!c || !s || !e || !c->generation || c->ifindex != skb->ifindex ||
+	    !bfd_same(a->to, c->local))
+		return BFD_PASS;
+	now = bfd_now();
+	bpf_spin_lock(&s->lock);
+	bfd_echo_back(e, &p, now);
+	bfd_gather(s, e, &news);
+	bpf_spin_unlock(&s->lock);
+	bfd_tell(c, &news, *place, now);
+	return TC_ACT_SHOT;
+}
+
 SEC("tc")
 int bfd_receive(struct __sk_buff *skb)
 {
@@ -124,12 +165,15 @@ int bfd_receive(struct __sk_buff *skb)
 	struct bfd_scratch *w;
 	struct bfd_setup *c;
 	struct bfd_state *s;
+	struct bfd_echo *e;
 	__u32 one = 1, *place, had;
 	int authentic, good;
 	__u64 now;
 
 	if (!bfd_parse(skb, &a))
 		return BFD_PASS;
+	if (a.echo)
+		return bfd_echoed(skb, &a);
 	w = bpf_map_lookup_elem(&bfd_scratches, &one);
 	if (!w)
 		return BFD_PASS;
@@ -146,12 +190,11 @@ int bfd_receive(struct __sk_buff *skb)
 		return BFD_PASS; /* another BFD of this host may know it */
 	c = bpf_map_lookup_elem(&bfd_setups, place);
 	s = bpf_map_lookup_elem(&bfd_states, place);
-	if (!c || !s || !c->generation || c->ifindex != skb->ifindex)
+	e = bpf_map_lookup_elem(&bfd_echoes, place);
+	if (!c || !s || !e || !c->generation || c->ifindex != skb->ifindex)
 		return BFD_PASS;
-	good = bfd_valid(&w->packet, had) && a.hops == BFD_HOPS && a.from[0] == c->peer[0] &&
-	       a.from[1] == c->peer[1] && a.from[2] == c->peer[2] && a.from[3] == c->peer[3] &&
-	       a.to[0] == c->local[0] && a.to[1] == c->local[1] && a.to[2] == c->local[2] &&
-	       a.to[3] == c->local[3];
+	good = bfd_valid(&w->packet, had) && a.hops == BFD_HOPS && bfd_same(a.from, c->peer) &&
+	       bfd_same(a.to, c->local);
 	authentic = good && bfd_authentic(c, w);
 	now = bfd_now();
 	bpf_spin_lock(&s->lock);
@@ -166,7 +209,7 @@ int bfd_receive(struct __sk_buff *skb)
 		s->in_bytes += w->packet.length;
 		bfd_take(c, s, &w->packet, now);
 	}
-	bfd_gather(s, &news);
+	bfd_gather(s, e, &news);
 	bpf_spin_unlock(&s->lock);
 	bfd_tell(c, &news, *place, now);
 	return TC_ACT_SHOT;

@@ -5,8 +5,8 @@
 
 #include "maps.h"
 #include "session.h"
+#include "echo.h"
 
-#define BFD_PATIENCE  500000000ULL  /* ns for which stalls put an end off */
 #define BFD_HOP_FRESH 1000000000ULL /* ns for which an address on the link is not looked up anew */
 
 /* bfd_due decides, under the lock, whether a session sends now, and what. */
@@ -95,7 +95,7 @@ static __always_inline __u16 bfd_fold(__s64 sum)
 
 /* bfd_frame puts headers before the packet. Returned is the frame's length. */
 static __always_inline __u32 bfd_frame(const struct bfd_setup *c, const struct bfd_hop *h,
-				       struct bfd_scratch *w, __u32 length)
+				       struct bfd_scratch *w, __u32 length, int echo)
 {
 	struct ethhdr *eth = (void *)w->frame;
 	struct udphdr *udp;
@@ -113,7 +113,7 @@ static __always_inline __u32 bfd_frame(const struct bfd_setup *c, const struct b
 		ip->nexthdr = IPPROTO_UDP;
 		ip->hop_limit = BFD_HOPS;
 		__builtin_memcpy(&ip->saddr, c->local, 16);
-		__builtin_memcpy(&ip->daddr, c->peer, 16);
+		__builtin_memcpy(&ip->daddr, echo ? c->local : c->peer, 16);
 		at += sizeof(*ip);
 	} else {
 		struct iphdr *ip = (void *)(w->frame + ETH_HLEN);
@@ -128,19 +128,19 @@ static __always_inline __u32 bfd_frame(const struct bfd_setup *c, const struct b
 		ip->ttl = BFD_HOPS;
 		ip->protocol = IPPROTO_UDP;
 		ip->saddr = c->local[0];
-		ip->daddr = c->peer[0];
+		ip->daddr = echo ? c->local[0] : c->peer[0];
 		ip->check = bfd_fold(bpf_csum_diff(0, 0, (__be32 *)ip, sizeof(*ip), 0));
 		at += sizeof(*ip);
 	}
 	udp = (void *)(w->frame + at);
-	udp->source = c->source_port;
-	udp->dest = bpf_htons(BFD_PORT);
+	udp->source = echo ? bpf_htons(BFD_ECHO_PORT) : c->source_port;
+	udp->dest = echo ? bpf_htons(BFD_ECHO_PORT) : bpf_htons(BFD_PORT);
 	udp->len = bpf_htons(sizeof(*udp) + length);
 	udp->check = 0;
 	__builtin_memcpy(w->frame + at + sizeof(*udp), &w->packet, sizeof(w->packet));
 	if (c->ipv6) {
 		__builtin_memcpy(w->pseudo, c->local, 16);
-		__builtin_memcpy(w->pseudo + 4, c->peer, 16);
+		__builtin_memcpy(w->pseudo + 4, echo ? c->local : c->peer, 16);
 		w->pseudo[8] = bpf_htonl(sizeof(*udp) + length);
 		w->pseudo[9] = bpf_htonl(IPPROTO_UDP);
 		__s64 sum = bpf_csum_diff(0, 0, w->pseudo, sizeof(w->pseudo), 0);
@@ -157,6 +157,24 @@ static __always_inline __u32 bfd_frame(const struct bfd_setup *c, const struct b
 	return at + sizeof(*udp) + length;
 }
 
+/* bfd_emit sends what w->packet holds: a control packet of a length, or with length 0 an echo. */
+static __noinline int bfd_emit(struct __sk_buff *skb, const struct bfd_setup *c,
+			       const struct bfd_hop *h, struct bfd_scratch *w, __u32 length)
+{
+	if (!skb || !c || !h || !w)
+		return 0;
+	length = length ? bfd_frame(c, h, w, length, 0) : bfd_frame(c, h, w, BFD_HEAD, 1);
+	if (length < ETH_HLEN + 20 + 8 + BFD_HEAD || length > sizeof(w->frame) - 2)
+		return 0;
+	if (skb->len != length && bpf_skb_change_tail(skb, length, 0))
+		return 0;
+	if (bpf_skb_store_bytes(skb, 0, w->frame, length, 0))
+		return 0;
+	skb->mark = REROUTE_MARK;
+	bpf_clone_redirect(skb, c->ifindex, 0);
+	return 0;
+}
+
 /* bfd_step is a session's part of a tick. skb is the tick's packet, of which what is sent is a copy. */
 static __always_inline void bfd_step(struct __sk_buff *skb, __u32 place, struct bfd_scratch *w,
 				     __u64 now, __u64 stalled)
@@ -164,39 +182,50 @@ static __always_inline void bfd_step(struct __sk_buff *skb, __u32 place, struct 
 	struct bfd_setup *c = bpf_map_lookup_elem(&bfd_setups, &place);
 	struct bfd_state *s = bpf_map_lookup_elem(&bfd_states, &place);
 	struct bfd_hop *h = bpf_map_lookup_elem(&bfd_hops, &place);
+	struct bfd_echo *e = bpf_map_lookup_elem(&bfd_echoes, &place);
 	struct bfd_news news = {};
-	__u32 length, random;
+	__u32 length, random, sequence;
+	__u64 nonce;
+	int echo;
 
-	if (!c || !s || !h || !c->generation)
+	if (!c || !s || !h || !e || !c->generation)
 		return;
 	random = bpf_get_prandom_u32();
 	bpf_spin_lock(&s->lock);
 	if (s->generation != c->generation)
 		bfd_adopt(c, s, now);
 	bfd_judge(c, s, now, stalled);
+	bfd_echo_judge(c, s, e, now, stalled);
 	length = bfd_due(c, s, &w->packet, now, random);
-	bfd_gather(s, &news);
+	echo = bfd_echo_due(c, s, e, now, random);
+	sequence = e->sequence;
+	nonce = e->nonce;
+	bfd_gather(s, e, &news);
 	bpf_spin_unlock(&s->lock);
 	bfd_tell(c, &news, place, now);
-	if (!length || !bfd_find_hop(skb, c, h, w, now))
+	if ((!length && !echo) || !bfd_find_hop(skb, c, h, w, now))
 		return;
-	if (c->auth) {
-		int i;
+	if (length) {
+		if (c->auth) {
+			int i;
 
-		bfd_digest(c, w);
+			bfd_digest(c, w);
 #pragma clang loop unroll(full)
-		for (i = 0; i < SHA1_DIGEST; i++)
-			((__be32 *)w->packet.digest)[i] = bpf_htonl(w->digest[i]);
+			for (i = 0; i < SHA1_DIGEST; i++)
+				((__be32 *)w->packet.digest)[i] = bpf_htonl(w->digest[i]);
+		}
+		bfd_emit(skb, c, h, w, length);
 	}
-	length = bfd_frame(c, h, w, length);
-	if (length < ETH_HLEN + 20 + 8 + BFD_HEAD || length > sizeof(w->frame) - 2)
-		return;
-	if (skb->len != length && bpf_skb_change_tail(skb, length, 0))
-		return;
-	if (bpf_skb_store_bytes(skb, 0, w->frame, length, 0))
-		return;
-	skb->mark = REROUTE_MARK;
-	bpf_clone_redirect(skb, c->ifindex, 0);
+	if (echo) {
+		struct bfd_echo_packet *p = (void *)&w->packet;
+
+		p->magic = bpf_htonl(BFD_ECHO_MAGIC);
+		p->mine = bpf_htonl(c->mine);
+		p->sequence = bpf_htonl(sequence);
+		p->spare = 0;
+		p->nonce = nonce;
+		bfd_emit(skb, c, h, w, 0);
+	}
 }
 
 #endif

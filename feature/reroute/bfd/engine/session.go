@@ -22,6 +22,9 @@ type Session struct {
 	Link        int        // the same where the session judges its link (package links), else 0
 	SourcePort  uint16     // from bfd.FirstSourcePort on, of each session another one; 0: its own, or one that is free
 	Key         *bfd.Key   // nil: without authentication
+	// Echo is the least time between echo packets, which are sent where the neighbour says that it loops them back: whole
+	// microseconds; 0: none.
+	Echo time.Duration
 }
 
 // MaxSessions is how many a network namespace may have.
@@ -42,6 +45,9 @@ func (s *Session) Validate() error {
 	case s.SourcePort < bfd.FirstSourcePort:
 		return fmt.Errorf("source port %d: want %d or more", s.SourcePort, bfd.FirstSourcePort)
 	}
+	if s.Echo < 0 || s.Echo != time.Duration(micros(s.Echo))*time.Microsecond {
+		return fmt.Errorf("echo interval %s: take whole microseconds", s.Echo)
+	}
 	if s.Key != nil {
 		return s.Key.Validate()
 	}
@@ -50,7 +56,6 @@ func (s *Session) Validate() error {
 
 // raw is the session as the programs read it.
 func (s *Session) raw(generation uint32) bfdBfdSetup {
-	micros := func(d time.Duration) uint32 { return uint32(d.Microseconds()) }
 	r := bfdBfdSetup{Generation: generation, Ifindex: uint32(s.Ifindex), Link: uint32(s.Link), Mine: s.Discriminator,
 		DesiredTx: micros(s.DesiredTx), RequiredRx: micros(s.RequiredRx), EchoRx: micros(s.EchoRx), Multiplier: s.Multiplier,
 		Passive: bit(s.Passive), Down: bit(s.Down), Ipv6: bit(s.Peer.Is6()), SourcePort: swap(s.SourcePort),
@@ -61,6 +66,8 @@ func (s *Session) raw(generation uint32) bfdBfdSetup {
 	}
 	return r
 }
+
+func micros(d time.Duration) uint32 { return uint32(d.Microseconds()) }
 
 func bit(b bool) uint8 {
 	if b {
@@ -110,19 +117,34 @@ type Status struct {
 	OutBytes     uint64
 	NotAuthentic uint64 // packets that were, and changed nothing
 	Malformed    uint64
+	Echo         Echo
 }
 
-func statusOf(c *bfdBfdSetup, s *bfdBfdState) Status {
-	micros := func(v uint32) time.Duration { return time.Duration(v) * time.Microsecond }
+// Echo is what the echo function of a session has found.
+type Echo struct {
+	Interval       time.Duration // between packets; 0: none are sent, since none are wanted, or the neighbour does not say that it loops them back
+	Sent, Returned uint64
+	Refused        uint64        // that claimed to be ours
+	RTT            time.Duration // smoothed
+	Failed         bool          // as many as the multiplier did not come back, and none since
+	Failures       uint64
+}
+
+func statusOf(c *bfdBfdSetup, s *bfdBfdState, e *bfdBfdEcho) Status {
+	fromMicros := func(v uint32) time.Duration { return time.Duration(v) * time.Microsecond }
 	const demand, independent = 2, 8
 	out := Status{State: bfd.State(s.State), Diag: bfd.Diag(s.Diag), Polling: s.Poll != 0, Since: time.Duration(s.Since), Heard: time.Duration(s.Heard),
 		Remote: bfd.Remote{State: bfd.State(s.RemoteState), Diag: bfd.Diag(s.RemoteDiag), Discriminator: s.Yours, Multiplier: s.RemoteMultiplier,
-			DesiredTx: micros(s.RemoteTx), RequiredRx: micros(s.RemoteRx), EchoRx: micros(s.RemoteEchoRx),
+			DesiredTx: fromMicros(s.RemoteTx), RequiredRx: fromMicros(s.RemoteRx), EchoRx: fromMicros(s.RemoteEchoRx),
 			Demand: s.RemoteBits&demand != 0, Independent: s.RemoteBits&independent != 0},
 		Ups: s.Ups, Downs: s.Downs, In: s.In, Out: s.Out, InBytes: s.InBytes, OutBytes: s.OutBytes, NotAuthentic: s.NotAuthentic, Malformed: s.Malformed}
-	out.Interval, out.Detection = micros(interval(c, s)), 0
+	out.Interval, out.Detection = fromMicros(interval(c, s)), 0
 	if (out.State == bfd.Init || out.State == bfd.Up) && s.RxInUse != 0 {
-		out.Detection = time.Duration(s.RemoteMultiplier) * micros(max(s.RxInUse, s.RemoteTx))
+		out.Detection = time.Duration(s.RemoteMultiplier) * fromMicros(max(s.RxInUse, s.RemoteTx))
+	}
+	out.Echo = Echo{Sent: e.Sent, Returned: e.Returned, Refused: e.Refused, RTT: time.Duration(e.Rtt), Failed: e.Failed != 0, Failures: e.Failures}
+	if e.Wanted != 0 && s.RemoteEchoRx != 0 && out.State == bfd.Up && out.Remote.State == bfd.Up {
+		out.Echo.Interval = fromMicros(max(e.Wanted, s.RemoteEchoRx))
 	}
 	return out
 }

@@ -8,7 +8,8 @@
 
 #include "bfd.h"
 
-#define BFD_US 1000ULL
+#define BFD_US	     1000ULL
+#define BFD_PATIENCE 500000000ULL /* ns for which stalls put an end off */
 
 static __always_inline __u32 bfd_max(__u32 a, __u32 b)
 {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -44,9 +45,12 @@ const (
 	linkReceive = "receive_"
 )
 
+// echoesPin is the name of a map that the pins of older weirs lack.
+const echoesPin = "echoes"
+
 // pins are maps by the names of their pins.
 var pins = map[string]string{
-	"setups": bfdMapBfdSetups, "states": bfdMapBfdStates, "mine": bfdMapBfdMine, "peers": bfdMapBfdPeers, "hops": bfdMapBfdHops,
+	"setups": bfdMapBfdSetups, "states": bfdMapBfdStates, "mine": bfdMapBfdMine, "peers": bfdMapBfdPeers, "hops": bfdMapBfdHops, echoesPin: bfdMapBfdEchoes,
 	"clock": bfdMapBfdClock, "events": bfdMapBfdEvents, links.MapName: bfdMapRerouteLinks,
 }
 
@@ -105,7 +109,7 @@ func (e *Engine) open(ctx context.Context, l *kernel.WriteLock, maps func(*kerne
 }
 
 func tablesOf(m map[string]*ebpf.Map) tables {
-	return tables{setups: m["setups"], states: m["states"], mine: m["mine"], peers: m["peers"], hops: m["hops"], clock: m["clock"]}
+	return tables{setups: m["setups"], states: m["states"], mine: m["mine"], peers: m["peers"], hops: m["hops"], echoes: m[echoesPin], clock: m["clock"]}
 }
 
 // Close closes what is open here.
@@ -129,7 +133,7 @@ func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err err
 			o.Close()
 			return nil, err
 		}
-		return o.Maps, nil
+		return o.Maps, complete(o.Maps)
 	} else if !errors.Is(err, kernel.ErrNotExist) {
 		return nil, err
 	}
@@ -143,6 +147,22 @@ func (e *Engine) meta(text []byte) kernel.Meta {
 	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_BfdBytes), Inode: e.ns.Inode(), Created: time.Now(), Version: Version, Config: text}
 	m.Cookie, _ = e.ns.Cookie() // 0 where the kernel has none
 	return m
+}
+
+// complete makes the map that an older weir's pins lack; it is pinned when they are written anew.
+func complete(have map[string]*ebpf.Map) error {
+	if have[echoesPin] != nil {
+		return nil
+	}
+	spec, err := loadBfd()
+	if err != nil {
+		return err
+	}
+	if have[echoesPin], err = ebpf.NewMap(spec.Maps[bfdMapBfdEchoes]); err != nil {
+		delete(have, echoesPin)
+		return fmt.Errorf("making the map %s: %w", bfdMapBfdEchoes, err)
+	}
+	return nil
 }
 
 // newMaps makes the maps, by the names of their pins, but that of the links, if another instance of the namespace has it.
@@ -191,7 +211,9 @@ func (e *Engine) republish(l *kernel.WriteLock, change func(*kernel.Meta), swap 
 	meta := o.Meta
 	meta.Created, meta.Version = time.Now(), Version
 	change(&meta)
-	return l.Upgrade(e.instance, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Keep: names, Swap: swap})
+	all := maps.Clone(e.maps)
+	maps.Copy(all, o.Maps)
+	return l.Upgrade(e.instance, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: all}, Keep: names, Swap: swap})
 }
 
 // sync attaches what is missing: to the loops, and to the devices of sessions. With anew programs are attached in place of those

@@ -51,11 +51,14 @@ type Session struct {
 	Local      netip.Addr    `json:"local,omitzero"` // zero: the device's address in the peer's network
 	Interval   time.Duration `json:"interval"`       // 1 ms to 60 s, of packets in either direction; the slower end decides
 	Multiplier int           `json:"multiplier"`     // of packets that are missing until the link is down; from 1
-	Passive    bool          `json:"passive,omitempty"`
-	KeyFile    string        `json:"key_file,omitempty"` // "": no authentication; else 1 to 20 bytes, a last line end not counted
-	KeyID      int           `json:"key_id,omitempty"`   // 0 to 255
-	Auth       Auth          `json:"auth,omitempty"`     // "" with a key file: meticulous-sha1
-	Observe    bool          `json:"observe,omitempty"`  // judges, and does not tell the data path
+	// Echo is the least time between echo packets (RFC 5880, 6.4), which are sent where the neighbour says that it loops them back,
+	// and between those of the neighbour that it is told to be looped back here; 0: none either way.
+	Echo    time.Duration `json:"echo,omitempty"`
+	Passive bool          `json:"passive,omitempty"`
+	KeyFile string        `json:"key_file,omitempty"` // "": no authentication; else 1 to 20 bytes, a last line end not counted
+	KeyID   int           `json:"key_id,omitempty"`   // 0 to 255
+	Auth    Auth          `json:"auth,omitempty"`     // "" with a key file: meticulous-sha1
+	Observe bool          `json:"observe,omitempty"`  // judges, and does not tell the data path
 }
 
 // Auth is how packets are authenticated.
@@ -88,6 +91,12 @@ func (s *Session) Validate() (errs []error) {
 	}
 	if s.Interval < minInterval || s.Interval > maxInterval || s.Interval%time.Microsecond != 0 {
 		fail("interval: %s: take %s to %s", s.Interval, minInterval, maxInterval)
+	}
+	if s.Echo != 0 && (s.Echo < minInterval || s.Echo > maxInterval || s.Echo%time.Microsecond != 0) {
+		fail("echo: %s: take %s to %s", s.Echo, minInterval, maxInterval)
+	}
+	if s.Echo != 0 && (s.Peer.IsLinkLocalUnicast() || s.Local.IsLinkLocalUnicast()) && s.Peer.Is6() {
+		fail("echo: nothing is forwarded to a link-local address: take global ones of the link for peer and local")
 	}
 	if s.Multiplier < 1 || s.Multiplier > 255 {
 		fail("multiplier: %d: take 1 to 255, 3 in general", s.Multiplier)
@@ -142,12 +151,15 @@ func Dial(frr string) (network, address string, err error) {
 	return "", "", fmt.Errorf("%q: %w", frr, ErrAddress)
 }
 
-// Tick is how often the metronome is to beat: a quarter of the shortest interval. Of what bfdd will ask for nothing is known.
+// Tick is how often the metronome is to beat: a quarter of the shortest interval, of echoes as well. Of what bfdd will ask for nothing is known.
 func (c *Config) Tick() time.Duration {
 	const usual = 2500 * time.Microsecond
 	tick := usual
 	for _, s := range c.Sessions {
 		tick = min(tick, s.Interval/4)
+		if s.Echo != 0 {
+			tick = min(tick, s.Echo/4)
+		}
 	}
 	return max(tick, minInterval/4)
 }

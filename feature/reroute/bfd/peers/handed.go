@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/dplane"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/internal/netns"
@@ -131,7 +132,9 @@ func (h *handed) Add(s dplane.Session, o dplane.Owner) error {
 		return errors.New("a session of several hops: weir runs those of one hop (RFC 5881); set bfdd's up without the data plane")
 	}
 	x := engine.Session{Config: s.Config, Local: s.Local, Peer: s.Peer.WithZone(""), Ifindex: s.Ifindex}
-	x.EchoRx = 0 // nothing here sends echo packets back
+	if s.Echo && !(x.Peer.Is6() && x.Peer.IsLinkLocalUnicast()) { // to which nothing is forwarded
+		x.Echo = s.EchoTx
+	}
 	h.linking.Lock()
 	defer h.linking.Unlock()
 	var device string
@@ -229,7 +232,8 @@ func (h *handed) Delete(discriminator uint32) {
 // Counters implements dplane.Engine.
 func (h *handed) Counters(discriminator uint32) dplane.Counters {
 	st, _, _ := h.e.Status(discriminator) // zeroes of a session that is not there
-	return dplane.Counters{In: st.In, InBytes: st.InBytes, Out: st.Out, OutBytes: st.OutBytes}
+	return dplane.Counters{In: st.In, InBytes: st.InBytes, Out: st.Out, OutBytes: st.OutBytes,
+		EchoIn: st.Echo.Returned, EchoInBytes: bfd.EchoLength * st.Echo.Returned, EchoOut: st.Echo.Sent, EchoOutBytes: bfd.EchoLength * st.Echo.Sent}
 }
 
 // tell has bfdd know of changes at once, and of those whose notice was lost within a second.

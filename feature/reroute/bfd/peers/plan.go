@@ -190,8 +190,8 @@ func (p *published) resolve(ns *netns.Handle) (map[string]resolved, error) {
 		if index == 0 || !local.IsValid() {
 			continue
 		}
-		r := resolved{engine.Session{Config: bfd.Config{Multiplier: uint8(s.Multiplier), DesiredTx: s.Interval, RequiredRx: s.Interval, Passive: s.Passive},
-			Local: local, Peer: s.Peer, Ifindex: index, Key: key}}
+		r := resolved{engine.Session{Config: bfd.Config{Multiplier: uint8(s.Multiplier), DesiredTx: s.Interval, RequiredRx: s.Interval, EchoRx: s.Echo, Passive: s.Passive},
+			Local: local, Peer: s.Peer, Ifindex: index, Key: key, Echo: s.Echo}}
 		if !s.Observe {
 			r.Link = index
 		}

@@ -46,10 +46,22 @@ type SessionState struct {
 	Out          uint64        `json:"out"`
 	NotAuthentic uint64        `json:"not_authentic"` // packets that were, and changed nothing
 	Malformed    uint64        `json:"malformed"`
+	Echo         *Echo         `json:"echo,omitempty"` // nil: none is wanted, and none was sent
 	Problem      string        `json:"problem,omitempty"`
 	// FRR is where the bfdd is that handed it over; its name is that of the path whose link it
 	// judges, else frr:PEER%INTERFACE. "": it is of the configuration.
 	FRR string `json:"frr,omitempty"`
+}
+
+// Echo is a session's echo function.
+type Echo struct {
+	Interval time.Duration `json:"interval"` // between packets; 0: none are sent, as long as the neighbour does not say that it loops them back
+	RTT      time.Duration `json:"rtt"`      // smoothed
+	Sent     uint64        `json:"sent"`
+	Returned uint64        `json:"returned"`
+	Refused  uint64        `json:"refused"` // that claimed to be ours
+	Failed   bool          `json:"failed"`  // as many as the multiplier did not come back, and none since
+	Failures uint64        `json:"failures"`
 }
 
 // published is what a namespace's engine has recorded.
@@ -173,6 +185,9 @@ func (p *published) state(s Session, found map[uint32]engine.Status, now time.Du
 		return out
 	}
 	out.of(x, now)
+	if s.Echo != 0 && out.Echo == nil {
+		out.Echo = &Echo{}
+	}
 	return out
 }
 
@@ -181,6 +196,9 @@ func (out *SessionState) of(x engine.Status, now time.Duration) {
 	out.Since = now - x.Since
 	if x.Heard != 0 {
 		out.Heard = now - x.Heard
+	}
+	if e := x.Echo; e.Interval != 0 || e.Sent != 0 {
+		out.Echo = &Echo{Interval: e.Interval, RTT: e.RTT, Sent: e.Sent, Returned: e.Returned, Refused: e.Refused, Failed: e.Failed, Failures: e.Failures}
 	}
 	out.Ups, out.Downs, out.In, out.Out, out.NotAuthentic, out.Malformed = x.Ups, x.Downs, x.In, x.Out, x.NotAuthentic, x.Malformed
 }
