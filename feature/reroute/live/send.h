@@ -83,7 +83,7 @@ static __always_inline int live_due(const struct live_setup *c, struct live_stat
 	__u64 last = s->last_sent;
 
 	if (!last) {
-		/* Not all at the same tick: of a loop's sessions every second one is half an interval later. */
+		/* Not all at the same tick, where there are several in an interval. */
 		s->last_sent = r->now + r->tick - c->interval + (i & 3) * (c->interval / 4);
 		return 0;
 	}

@@ -97,20 +97,20 @@ static __always_inline int bfd_echo_due(const struct bfd_setup *c, const struct 
 	return 1;
 }
 
-/* bfd_echo_back is under the lock; 0: it is none of those that are waited for. */
-static __always_inline int bfd_echo_back(struct bfd_echo *e, const struct bfd_echo_packet *p,
-					 __u64 now)
+/* bfd_echo_back takes, under the lock, one that has come back, if it is one of ours. */
+static __always_inline void bfd_echo_back(struct bfd_echo *e, const struct bfd_echo_packet *p,
+					  __u64 now)
 {
 	__u32 sequence = bpf_ntohl(p->sequence), d, rtt;
 
 	if (p->magic != bpf_htonl(BFD_ECHO_MAGIC) || !e->nonce || p->nonce != e->nonce ||
 	    e->sequence - sequence >= BFD_ECHO_RING) {
 		e->refused++;
-		return 0;
+		return;
 	}
 	e->returned++;
 	if ((__s32)(sequence - e->back) <= 0)
-		return 0; /* one that others overtook, or one again */
+		return; /* one that others overtook, or one again */
 	e->back = sequence;
 	e->suspect = 0;
 	e->failed = 0;
@@ -120,7 +120,6 @@ static __always_inline int bfd_echo_back(struct bfd_echo *e, const struct bfd_ec
 	d = rtt > e->rtt ? rtt - e->rtt : e->rtt - rtt;
 	e->rtt_dev = e->rtt_dev - e->rtt_dev / 4 + d / 4;
 	e->rtt = e->rtt - e->rtt / 8 + rtt / 8;
-	return 1;
 }
 
 #endif
