@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/internal/heap"
 )
 
@@ -241,6 +242,7 @@ func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 		return err
 	}
 	if in.Message.Kind == move.Hold { // from the answer on the owner counts on it
+		awake.For(awake.Moment)
 		a.o.Step(stepHeld)
 		if err := a.follow(k, now, in.Message.Kind); err != nil {
 			return err

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // helloTime is how long an introduction may take, from the first byte of TLS on.
@@ -197,6 +199,23 @@ func (c *Conn) Receive() (Frame, error) {
 			return Frame{}, err
 		}
 	}
+}
+
+// More says whether more has come than was received.
+func (c *Conn) More() bool {
+	if c.in.Buffered() > 0 {
+		return true
+	}
+	t, ok := c.tls.NetConn().(*net.TCPConn)
+	if !ok {
+		return false
+	}
+	raw, err := t.SyscallConn()
+	waiting := 0
+	if err == nil {
+		_ = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) })
+	}
+	return waiting > 0
 }
 
 func (c *Conn) read() (kind byte, body []byte, err error) {

@@ -22,17 +22,7 @@ func Adopt(fd int, s *State) (*Built, error) {
 	if err != nil {
 		return nil, fmt.Errorf("adopt %s: %w", s.Flow(), err)
 	}
-	b := &Built{fd: dup, state: s}
-	if err := b.goConn(); err != nil {
-		b.Close()
-		return nil, fmt.Errorf("adopt %s: %w", s.Flow(), err)
-	}
-	lost, err := s.setOptions(dup, false) // which Go has changed
-	if b.Lost = lost; err != nil {
-		b.Close()
-		return nil, fmt.Errorf("adopt %s: %w", s.Flow(), err)
-	}
-	return b, nil
+	return &Built{fd: dup, state: s}, nil
 }
 
 // Freeze switches repair on, so that closing the socket is silent: of a session that lives elsewhere, or is to end without a word.

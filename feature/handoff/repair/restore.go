@@ -29,7 +29,7 @@ type Built struct {
 	Lost []string
 
 	fd    int          // another descriptor of tcp's socket, for what follows
-	tcp   *net.TCPConn // from connect on
+	tcp   *net.TCPConn // from Start on
 	state *State
 	o     RestoreOptions
 	again int // how many bytes that were sent Start sends once more
@@ -72,7 +72,7 @@ func Build(s *State, o RestoreOptions) (_ *Built, err error) {
 	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn); err != nil {
 		return nil, explainRepair(err)
 	}
-	for _, step := range []func() error{b.prepare, b.connect, b.goConn, b.agree, b.fillSendQueue, b.finish} {
+	for _, step := range []func() error{b.prepare, b.connect, b.agree, b.fillSendQueue, b.finish} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -291,59 +291,75 @@ func (b *Built) finish() error {
 // line on it may be alive at the peer: if Start fails, the session has ended with a
 // reset, and is not to be restored elsewhere.
 func (b *Built) Start() (*Conn, error) {
-	fd, s := b.fd, b.state
-	if fd < 0 {
-		return nil, fmt.Errorf("start %s: %w", s.Flow(), net.ErrClosed)
+	if err := b.begin(b.goConn, b.start); err != nil {
+		return nil, err
 	}
-	c, err := b.start()
-	if err != nil {
-		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // the peer is to know
-		b.Close()
-		return nil, fmt.Errorf("start %s: %w", s.Flow(), err)
-	}
-	return c, nil
+	c := &Conn{TCPConn: b.tcp, unread: b.state.Unread, Lost: b.Lost}
+	b.tcp = nil // it is the caller's now
+	return c, b.Close()
 }
 
-func (b *Built) start() (*Conn, error) {
+// StartFD is Start for who has a duplicate of [Built.FD]: it goes on by that.
+func (b *Built) StartFD() error {
+	if err := b.begin(b.start); err != nil {
+		return err
+	}
+	return b.Close()
+}
+
+func (b *Built) begin(steps ...func() error) error {
+	if b.fd < 0 {
+		return fmt.Errorf("start %s: %w", b.state.Flow(), net.ErrClosed)
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			_ = thaw(b.fd, false, repairOffQuiet)                                                    // under repair nobody would hear of it
+			_ = unix.SetsockoptLinger(b.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // the peer is to know
+			b.Close()
+			return fmt.Errorf("start %s: %w", b.state.Flow(), err)
+		}
+	}
+	return nil
+}
+
+func (b *Built) start() error {
 	s, how := b.state, repairOffQuiet
 	if b.o.Probe && b.again == 0 {
 		how = repairOff
 	}
 	if err := thaw(b.fd, s.ReuseAddr, how); err != nil {
-		return nil, err
+		return err
 	}
 	if b.again > 0 {
 		if err := b.sendAgain(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if err := sendAll(b.fd, s.Send[len(s.Send)-s.Unsent:]); err != nil {
-		return nil, fmt.Errorf("send the rest: %w", err)
+		return fmt.Errorf("send the rest: %w", err)
 	}
 	if err := b.sizeBuffer(unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, s.SndBuf, s.SndBufLocked, len(s.Send) > 0); err != nil {
-		return nil, err
+		return err
 	}
 	if err := b.lockBuffers(s.RcvBufLocked, s.SndBufLocked); err != nil {
-		return nil, err
+		return err
 	}
 	if s.Fin {
 		if err := unix.Shutdown(b.fd, unix.SHUT_WR); err != nil {
-			return nil, fmt.Errorf("end the own direction again: %w", err)
+			return fmt.Errorf("end the own direction again: %w", err)
 		}
 	}
 	if s.EOF {
 		// ENOTCONN: the peer has answered to our FIN meanwhile, and all is over.
 		if err := unix.Shutdown(b.fd, unix.SHUT_RD); err != nil && !errors.Is(err, unix.ENOTCONN) {
-			return nil, fmt.Errorf("end the peer's direction again: %w", err)
+			return fmt.Errorf("end the peer's direction again: %w", err)
 		}
 	}
-	c := &Conn{TCPConn: b.tcp, unread: s.Unread, Lost: b.Lost}
-	b.tcp = nil // it is the caller's now
-	return c, b.Close()
+	return nil
 }
 
 // goConn hands the socket to Go, which sets TCP_NODELAY and keepalive as it likes:
-// before the session's own options.
+// the session's own options are set again after it.
 func (b *Built) goConn() error {
 	dup, err := unix.FcntlInt(uintptr(b.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -361,5 +377,6 @@ func (b *Built) goConn() error {
 		return fmt.Errorf("the socket is a %T", c)
 	}
 	b.tcp = tcp
-	return nil
+	_, err = b.state.setOptions(b.fd, false) // what is missing was told
+	return err
 }

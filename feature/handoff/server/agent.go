@@ -206,15 +206,11 @@ func (a *Agent) attend(ctx context.Context, raw net.Conn) {
 		delete(a.attended, c)
 		a.mu.Unlock()
 	}()
-	for {
-		f, err := c.Receive()
-		if err != nil {
-			return
-		}
+	a.workers.hear(c, func(f peer.Frame) {
 		if !f.IsLoad {
-			a.workers.run(func() { a.arrive(c, f) })
+			a.arrive(c, f)
 		}
-	}
+	})
 }
 
 // fromFront takes what the front end says.

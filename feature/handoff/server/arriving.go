@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/internal/sockdiag"
 )
 
@@ -48,6 +49,7 @@ func (a *Agent) arrive(c *peer.Conn, f peer.Frame) {
 	if f.Message.Kind != move.State || f.Instance != a.own.Instance {
 		return // for another life of this agent: that one may have owned the session since
 	}
+	awake.For(awake.Moment)
 	a.o.Step(stepState)
 	flow, s, ok := a.flowOf(f.Flow)
 	if !ok {
@@ -203,17 +205,16 @@ func (a *Agent) deliver(r *arriving) {
 	a.workers.run(func() { a.handIn(r) })
 }
 
-func (a *Agent) start(r *arriving) (err error) {
+func (a *Agent) start(r *arriving) error {
 	b := r.built
 	r.built = nil
-	conn, err := b.Start()
-	if err != nil {
+	if err := b.StartFD(); err != nil { // the keeper's descriptor and ours stay
 		return err
 	}
-	for _, lost := range conn.Lost {
+	for _, lost := range b.Lost {
 		a.o.Log.Info("a session goes on without", "flow", r.flow, "what", lost)
 	}
-	return conn.Close() // the keeper's descriptor and ours stay
+	return nil
 }
 
 // keepArrival has the keeper keep a session that is still in repair: it has room for it, or the session stays where it is.

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/awake"
 )
 
 // leaving is a session on its way from here.
@@ -44,6 +45,7 @@ type leaving struct {
 
 // depart begins to move a session that a member has transferred to another server's name.
 func (a *Agent) depart(p *place, to move.Host, m wire.Message, fd int) {
+	awake.For(awake.Moment)
 	s := &leaving{by: p, to: to, fd: fd, session: m.Session, read: m.Read, written: m.Written, unread: m.Unread, since: time.Now()}
 	s.mu.Lock()
 	defer s.mu.Unlock()

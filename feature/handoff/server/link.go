@@ -61,19 +61,14 @@ func (k *link) serve(ctx context.Context, c *peer.Conn) {
 	defer stop()
 	k.c.Store(c)
 	k.changed(k)
-	for {
-		f, err := c.Receive()
-		if err != nil {
-			break
+	k.a.workers.hear(c, func(f peer.Frame) {
+		switch {
+		case !f.IsLoad:
+			k.hear(c, f)
+		case k.load != nil:
+			k.load(k.to, f.Flow.Service, f.Load)
 		}
-		if f.IsLoad {
-			if k.load != nil {
-				k.load(k.to, f.Flow.Service, f.Load)
-			}
-			continue
-		}
-		k.a.workers.run(func() { k.hear(c, f) })
-	}
+	})
 	k.c.Store(nil)
 	c.Close()
 	k.changed(k)

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package awake keeps a machine's CPUs from sleeping for moments in which every wake-up counts. One that sleeps takes its time to
+// wake: tens of microseconds in a virtual machine, whose host has to let it run again, a hundred and more in deep sleep of a real
+// one. A session that moves waits for a dozen wake-ups of processes that have nothing else to do.
+package awake
+
+import (
+	"encoding/binary"
+	"os"
+	"sync"
+	"time"
+)
+
+// device takes how long a CPU may take to wake up, in us, for as long as it is open (Documentation/power/pm_qos_interface.rst).
+// Of several wishes the kernel grants the shortest, so that ours takes nothing from others.
+const device = "/dev/cpu_dma_latency"
+
+// Moment is for what takes some milliseconds and may come again soon: to begin and to end it wakes every CPU.
+const Moment = 100 * time.Millisecond
+
+var wish struct {
+	sync.Mutex
+	until time.Time
+	open  *os.File
+}
+
+// For keeps the CPUs awake for d from now on, or for as long as it was asked for before. Nothing is promised: where the device is
+// missing, or is not ours to open, they sleep as they do. Call it as often as you like, a second time costs next to nothing.
+func For(d time.Duration) {
+	wish.Lock()
+	defer wish.Unlock()
+	until := time.Now().Add(d)
+	if until.After(wish.until) {
+		wish.until = until
+	}
+	if wish.open != nil {
+		return
+	}
+	f, err := os.OpenFile(device, os.O_WRONLY, 0)
+	if err != nil {
+		return
+	}
+	if _, err := f.Write(binary.NativeEndian.AppendUint32(nil, 0)); err != nil {
+		f.Close()
+		return
+	}
+	wish.open = f
+	time.AfterFunc(d, end)
+}
+
+// end lets the CPUs sleep, when nobody has asked for more.
+func end() {
+	wish.Lock()
+	defer wish.Unlock()
+	if left := time.Until(wish.until); left > 0 {
+		time.AfterFunc(left, end)
+		return
+	}
+	wish.open.Close()
+	wish.open = nil
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package awake
+
+import (
+	"encoding/binary"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// latency is how long a CPU of this machine may take to wake up now, by everybody's wishes.
+func latency(t *testing.T) int32 {
+	t.Helper()
+	b, err := os.ReadFile(device)
+	if err != nil || len(b) < 4 {
+		t.Fatalf("%s: %d bytes, %v", device, len(b), err)
+	}
+	return int32(binary.NativeEndian.Uint32(b))
+}
+
+func TestFor(t *testing.T) {
+	nstest.NeedRoot(t)
+	if _, err := os.Stat(device); err != nil {
+		t.Skip("need: kernel with CONFIG_CPU_IDLE:", err)
+	}
+	asleep := func() bool { // other tests' agents keep them awake for moments
+		for end := time.Now().Add(time.Minute); latency(t) == 0; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				return false
+			}
+		}
+		return true
+	}
+	if !asleep() {
+		t.Skip("need: kernel whose CPUs sleep: somebody keeps them from it for good")
+	}
+	const long = 200 * time.Millisecond
+	began := time.Now()
+	For(long)
+	For(time.Millisecond) // takes nothing away
+	if got := latency(t); got != 0 && time.Since(began) < long {
+		t.Fatalf("a CPU may take %d us", got)
+	}
+	For(2 * long)
+	time.Sleep(long + long/2)
+	if got := latency(t); got != 0 && time.Since(began) < 2*long {
+		t.Fatalf("after the first time: a CPU may take %d us", got)
+	}
+	if !asleep() {
+		t.Fatal("they stay awake")
+	}
+	if took := time.Since(began); took < 2*long {
+		t.Errorf("they slept again after %s, and were to be awake for %s", took, 2*long)
+	}
+	For(time.Millisecond) // and once more
+	time.Sleep(time.Millisecond)
+}
+
+// A second wish costs little.
+func BenchmarkFor(b *testing.B) {
+	for b.Loop() {
+		For(100 * time.Millisecond)
+	}
+}
