@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +17,9 @@ import (
 	"github.com/weir-project/weir/feature/reroute/audit"
 	"github.com/weir-project/weir/feature/reroute/draw"
 	"github.com/weir-project/weir/feature/reroute/plan"
+	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/feature/reroute/topo"
+	"github.com/weir-project/weir/internal/netns"
 )
 
 func rerouteCommand(g *globals) *cobra.Command {
@@ -68,7 +71,8 @@ topology must name interfaces, prefixes and SIDs. How a link is judged is no mat
 the plan: give it a probe, or bfd, by a path of its own.
 
 --audit asks the FRR of this network namespace, by vtysh: which backups its isisd
-shows, whether zebra and the kernel have them, and what weir would do.`,
+shows, whether zebra and the kernel have them, which repairs weir has in the data
+path for the same prefixes, and for those that its paths name, and what it would plan.`,
 		Example: `  weir reroute plan -f core.yaml --node a --destination d
   weir reroute plan -f core.yaml --node a --yaml
   weir reroute plan -f Abilene.graphml --protect node --svg repair.svg`,
@@ -178,7 +182,16 @@ func (f *planFlags) runAudit(cmd *cobra.Command, g *globals, n *topo.Network) er
 	if f.question.Node != "" {
 		n.Self = f.question.Node
 	}
-	r, err := audit.Run(audit.Local(f.sockets), n, f.question.Options)
+	here, err := netns.Current()
+	if err != nil {
+		return err
+	}
+	defer here.Close()
+	own, err := protect.ReadNamespace(g.host().Root, here)
+	if err != nil {
+		return err
+	}
+	r, err := audit.Run(audit.Local(f.sockets), n, f.question.Options, own.Paths)
 	if err != nil {
 		return err
 	}
@@ -190,15 +203,23 @@ func (f *planFlags) runAudit(cmd *cobra.Command, g *globals, n *topo.Network) er
 }
 
 func printAudit(w io.Writer, r *audit.Report) {
-	fmt.Fprintf(w, "%s: isisd shows backups for %d prefixes; zebra has %d of them, the kernel %d\n", r.Router, len(r.Rows), r.InZebra, r.InKernel)
+	backups := 0
+	for _, row := range r.Rows {
+		backups += min(1, len(row.Backup))
+	}
+	fmt.Fprintf(w, "%s: isisd shows backups for %d prefixes; zebra has %d of them, the kernel %d; weir's data path has a way around for %d prefixes\n",
+		r.Router, backups, r.InZebra, r.InKernel, r.InWeir)
 	if len(r.Rows) == 0 {
 		return
 	}
-	t := newTable(w, "PREFIX", "ISISD'S BACKUP", "ZEBRA", "KERNEL", "WEIR'S PLAN")
+	t := newTable(w, "PREFIX", "ISISD'S BACKUP", "ZEBRA", "KERNEL", "WEIR HAS", "WEIR'S PLAN")
 	for _, row := range r.Rows {
-		var backups, planned []string
+		var backups, has, planned []string
 		for _, b := range row.Backup {
 			backups = append(backups, strings.TrimSpace(b.Interface+" "+b.Labels))
+		}
+		for _, i := range row.Weir {
+			has = append(has, installedText(i))
 		}
 		for _, p := range row.Planned {
 			planned = append(planned, fmt.Sprintf("without %s: %s", p.Failure, strings.Join(append([]string{p.Out}, p.Segments...), ", ")))
@@ -207,9 +228,31 @@ func printAudit(w io.Writer, r *audit.Report) {
 		if !row.Route {
 			kernel = "no route at all"
 		}
-		t.row(row.Prefix, strings.Join(backups, "; "), yes(row.Zebra), kernel, strings.Join(planned, "; "))
+		t.row(row.Prefix, cmp.Or(strings.Join(backups, "; "), "none"), yes(row.Zebra), kernel, cmp.Or(strings.Join(has, "; "), "nothing"), strings.Join(planned, "; "))
 	}
 	t.flush()
+}
+
+// installedText says which way packets would go if a link failed now.
+func installedText(i audit.Installed) string {
+	var ways []string
+	for _, r := range i.Repairs {
+		way := "by " + r.Device
+		if r.Down {
+			way += " (down as well)"
+		}
+		ways = append(ways, way)
+	}
+	text := fmt.Sprintf("without %s: %s", i.Link, cmp.Or(strings.Join(ways, ", else "), "no way in force"))
+	switch {
+	case !i.Attached:
+		text += ", not attached"
+	case i.Shadow:
+		text += ", shadow only"
+	case len(i.Problems) > 0:
+		text += ", others are not: weir reroute status " + i.Path
+	}
+	return text
 }
 
 func yes(b bool) string {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/audit"
 	"github.com/weir-project/weir/feature/reroute/plan"
+	"github.com/weir-project/weir/feature/reroute/protect"
 )
 
 func TestReroutePlan(t *testing.T) {
@@ -59,10 +60,12 @@ func TestReroutePlanFromPipe(t *testing.T) {
 // What the command says of a router whose isisd has computed backups.
 func TestPrintAudit(t *testing.T) {
 	var got strings.Builder
-	printAudit(&got, &audit.Report{Router: "a", InZebra: 2, Rows: []audit.Row{
+	printAudit(&got, &audit.Report{Router: "a", InZebra: 2, InWeir: 1, Rows: []audit.Row{
 		{Prefix: netip.MustParsePrefix("fd00:9::4/128"), Zebra: true, Backup: []audit.NextHop{{Interface: "ab0", Labels: "16103/15003"}, {Interface: "ab1", Labels: "16103/15003"}}},
 		{Prefix: netip.MustParsePrefix("fd00:3::/64"), Zebra: true, Route: true, Backup: []audit.NextHop{{Interface: "ad"}},
-			Planned: []audit.Planned{{Failure: "a→b", Out: "a→d", Segments: []string{"c"}}}},
+			Planned: []audit.Planned{{Failure: "a→b", Out: "a→d", Segments: []string{"c"}}},
+			Weir:    []audit.Installed{{Path: "far", Link: "ab", Attached: true, Repairs: []protect.RepairState{{Device: "ad"}, {Device: "ac", Down: true}}}}},
+		{Prefix: netip.MustParsePrefix("fd00:77::/64"), Route: true, Weir: []audit.Installed{{Path: "own", Link: "ab", Attached: true, Problems: []string{"no route"}}, {Path: "own2", Link: "ac"}}},
 	}})
 	golden(t, "reroute-audit.golden", got.String())
 }

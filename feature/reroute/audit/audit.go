@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package audit shows, for each prefix, the repair that FRR's isisd has computed, whether zebra knows of it, whether
-// the kernel has it, and what weir plans. FRR shows backups that never reach the kernel's forwarding table (FRR issue
-// 15589): the kernel has no place for them, so that traffic waits for the routing protocol after all.
+// the kernel has it, what weir has in the data path, and what it plans. FRR shows backups that never reach the kernel's
+// forwarding table (FRR issue 15589): the kernel has no place for them, so that traffic waits for the routing protocol
+// after all. Of FRR's other IGPs for IPv6, ospf6d computes no backups.
 package audit
 
 import (
@@ -19,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/reroute/plan"
+	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
@@ -29,15 +31,30 @@ type NextHop struct {
 	Labels    string     `json:"labels,omitempty"` // MPLS, as isisd writes them: 16103/16102
 }
 
-// Row is what is known of one prefix that isisd has a backup for.
+// Row is what is known of one prefix that isisd has a backup for, or that one of weir's paths names.
 type Row struct {
 	Prefix  netip.Prefix `json:"prefix"`
 	Backup  []NextHop    `json:"isisd_backup"`
 	Zebra   bool         `json:"in_zebra"`     // zebra has backup next hops for it
 	Kernel  bool         `json:"in_kernel"`    // the kernel has a route that uses one of the backups, beside or after the primary
 	Route   bool         `json:"kernel_route"` // the kernel has any route to it
+	Weir    []Installed  `json:"in_weir"`
 	Planned []Planned    `json:"planned"`
 }
+
+// Installed are the repairs for a prefix that one of weir's paths has in the data path, for the link that the kernel's
+// route takes.
+type Installed struct {
+	Path     string                `json:"path"`
+	Link     string                `json:"interface"`
+	Attached bool                  `json:"attached"` // the program is at the interface
+	Shadow   bool                  `json:"shadow,omitempty"`
+	Repairs  []protect.RepairState `json:"repairs"`            // best first
+	Problems []string              `json:"problems,omitempty"` // why others of the path are not there
+}
+
+// InForce says whether packets would go another way if the link failed now.
+func (i Installed) InForce() bool { return i.Attached && !i.Shadow && len(i.Repairs) > 0 }
 
 // Planned is weir's repair of one failure on the way to the prefix.
 type Planned struct {
@@ -52,6 +69,7 @@ type Report struct {
 	Rows      []Row  `json:"prefixes"`
 	InZebra   int    `json:"in_zebra"`
 	InKernel  int    `json:"in_kernel"`
+	InWeir    int    `json:"in_weir"`   // prefixes that weir would send another way now
 	Unplanned int    `json:"unplanned"` // prefixes that weir has no repair for
 }
 
@@ -88,8 +106,8 @@ func Topology(v Vtysh) (*topo.Network, error) {
 	return topo.Read("isisd's database", []byte(text))
 }
 
-// Run audits the router of this network namespace.
-func Run(v Vtysh, n *topo.Network, o plan.Options) (*Report, error) {
+// Run audits the router of this network namespace, of which paths are what weir protects.
+func Run(v Vtysh, n *topo.Network, o plan.Options, paths []protect.PathState) (*Report, error) {
 	if n.Self == "" {
 		return nil, errors.New("the topology does not say which router this is: let isisd's database be read")
 	}
@@ -113,23 +131,43 @@ func Run(v Vtysh, n *topo.Network, o plan.Options) (*Report, error) {
 		return nil, err
 	}
 	r := &Report{Router: n.Self, Rows: []Row{}}
-	for _, b := range backups {
-		row := Row{Prefix: b.prefix, Backup: b.hops, Zebra: zebra[b.prefix], Planned: planned(n, a, b.prefix)}
-		if row.Route, row.Kernel, err = inKernel(b); err != nil {
+	for _, b := range withPaths(backups, paths) {
+		routes, err := routesTo(b.prefix)
+		if err != nil {
 			return nil, err
 		}
-		if row.Zebra {
-			r.InZebra++
-		}
-		if row.Kernel {
-			r.InKernel++
-		}
-		if len(row.Planned) == 0 {
-			r.Unplanned++
-		}
-		r.Rows = append(r.Rows, row)
+		r.add(Row{Prefix: b.prefix, Backup: b.hops, Zebra: zebra[b.prefix], Planned: planned(n, a, b.prefix),
+			Route: len(routes) > 0, Kernel: uses(routes, b.hops), Weir: installed(routes, b.prefix, paths)})
 	}
 	return r, nil
+}
+
+func (r *Report) add(row Row) {
+	if row.Zebra {
+		r.InZebra++
+	}
+	if row.Kernel {
+		r.InKernel++
+	}
+	if slices.ContainsFunc(row.Weir, Installed.InForce) {
+		r.InWeir++
+	}
+	if len(row.Planned) == 0 {
+		r.Unplanned++
+	}
+	r.Rows = append(r.Rows, row)
+}
+
+// withPaths adds the prefixes that weir's paths name and isisd has no backup for.
+func withPaths(all []backup, paths []protect.PathState) []backup {
+	for _, p := range paths {
+		for _, prefix := range p.Prefixes {
+			if prefix.Addr().Is6() && !slices.ContainsFunc(all, func(b backup) bool { return b.prefix == prefix }) {
+				all = append(all, backup{prefix: prefix, hops: []NextHop{}})
+			}
+		}
+	}
+	return all
 }
 
 type backup struct {
@@ -194,13 +232,18 @@ func parseZebra(data []byte) (map[netip.Prefix]bool, error) {
 	return out, nil
 }
 
-// inKernel tells whether the kernel has a route to a prefix, and one that uses a backup: as a further next hop, or with
-// a higher metric.
-func inKernel(b backup) (route, used bool, err error) {
-	dst := &net.IPNet{IP: b.prefix.Addr().AsSlice(), Mask: net.CIDRMask(b.prefix.Bits(), 128)}
+// hop is a next hop of one of the kernel's routes.
+type hop struct {
+	link    string
+	gateway netip.Addr
+}
+
+// routesTo are the next hops of the kernel's routes to a prefix.
+func routesTo(prefix netip.Prefix) (out []hop, err error) {
+	dst := &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), 128)}
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
 	if err != nil {
-		return false, false, fmt.Errorf("the kernel's routes to %s: %w", b.prefix, err)
+		return nil, fmt.Errorf("the kernel's routes to %s: %w", prefix, err)
 	}
 	for _, r := range routes {
 		hops := r.MultiPath
@@ -209,16 +252,51 @@ func inKernel(b backup) (route, used bool, err error) {
 		}
 		for _, h := range hops {
 			gateway, _ := netip.AddrFromSlice(h.Gw)
-			for _, want := range b.hops {
-				link, err := netlink.LinkByName(want.Interface)
-				if err != nil {
-					continue // gone since isisd spoke
-				}
-				used = used || link.Attrs().Index == h.LinkIndex && gateway == want.Gateway
+			name := ""
+			if link, err := netlink.LinkByIndex(h.LinkIndex); err == nil { // else it went meanwhile
+				name = link.Attrs().Name
 			}
+			out = append(out, hop{name, gateway})
 		}
 	}
-	return len(routes) > 0, used, nil
+	return out, nil
+}
+
+// uses tells whether routes use one of the backups: as a further next hop, or with a higher metric.
+func uses(routes []hop, backups []NextHop) bool {
+	return slices.ContainsFunc(routes, func(r hop) bool {
+		return slices.ContainsFunc(backups, func(b NextHop) bool { return r.link == b.Interface && r.gateway == b.Gateway })
+	})
+}
+
+// installed are the repairs that weir has for a prefix at the links that the kernel's routes take: of a link's paths the one
+// whose prefix is the longest that holds it, and else the one for what no other has.
+func installed(routes []hop, prefix netip.Prefix, paths []protect.PathState) []Installed {
+	best := map[string]*protect.PathState{}
+	length := map[string]int{}
+	for i := range paths {
+		p := &paths[i]
+		bits := -1
+		for _, has := range p.Prefixes {
+			if has.Bits() <= prefix.Bits() && has.Contains(prefix.Addr()) {
+				bits = max(bits, has.Bits())
+			}
+		}
+		if bits < 0 && len(p.Prefixes) > 0 {
+			continue
+		}
+		if now, ok := length[p.Device]; !ok || bits > now {
+			best[p.Device], length[p.Device] = p, bits
+		}
+	}
+	out := []Installed{}
+	for _, r := range routes {
+		if p := best[r.link]; p != nil {
+			delete(best, r.link) // once, however many routes take the link
+			out = append(out, Installed{p.Name, p.Device, p.Attached, p.Shadow, p.Repairs, p.Problems})
+		}
+	}
+	return out
 }
 
 // planned are weir's repairs for the router nearest to which a prefix is.

@@ -3,8 +3,10 @@
 package audit_test
 
 import (
+	"context"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +17,10 @@ import (
 	"github.com/weir-project/weir/feature/reroute/audit"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/feature/reroute/plan"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -32,6 +37,7 @@ func TestAudit(t *testing.T) {
 		n.Cable(a, port(a+"to"+b), b, port(b+"to"+a))
 	}
 	a := n.Start()[0]
+	root := kernel.OpenRoot(filepath.Join(nstest.BPFFS, "audit"))
 	run := func() (*audit.Report, error) {
 		v := audit.Local(a.Home)
 		network, err := audit.Topology(v)
@@ -40,7 +46,15 @@ func TestAudit(t *testing.T) {
 		}
 		var r *audit.Report
 		err = a.NS.Do(func() error {
-			r, err = audit.Run(v, network, plan.Options{Mode: plan.Link})
+			here, err := netns.Current()
+			if err != nil {
+				return err
+			}
+			defer here.Close()
+			own, err := protect.ReadNamespace(root, here)
+			if err == nil {
+				r, err = audit.Run(v, network, plan.Options{Mode: plan.Link}, own.Paths)
+			}
 			return err
 		})
 		return r, err
@@ -57,12 +71,13 @@ func TestAudit(t *testing.T) {
 			t.Fatalf("%v: %+v", err, report)
 		}
 	}
-	if report.Router != "a" || report.InKernel != 0 {
+	if report.Router != "a" || report.InKernel != 0 || report.InWeir != 0 {
 		t.Errorf("%+v", report)
 	}
 	t.Logf("%d prefixes have a backup in isisd; %d in zebra, %d in the kernel", len(report.Rows), report.InZebra, report.InKernel)
 	row := report.Rows[slices.IndexFunc(report.Rows, complete)]
-	install(t, a, row.Prefix, row.Backup[0])
+	link := primary(t, a, row)
+	change(t, a, netlink.RouteAdd, row.Prefix, row.Backup[0])
 	again, err := run()
 	for end := time.Now().Add(time.Minute); (err != nil || again.InKernel != 1) && time.Now().Before(end); again, err = run() {
 		time.Sleep(300 * time.Millisecond) // isisd's routers may have lost each other, and their backups, for a while
@@ -70,16 +85,123 @@ func TestAudit(t *testing.T) {
 	if err != nil || again.InKernel != 1 {
 		t.Errorf("%v: %d in the kernel, want the one that was put there: %+v", err, again.InKernel, again)
 	}
+
+	change(t, a, netlink.RouteDel, row.Prefix, row.Backup[0]) // zebra took its own away for it
+
+	// What weir has in the data path is seen, for a prefix that isisd has a backup for, and for one of weir's alone.
+	own := netip.MustParsePrefix("fd00:77::/64")
+	protectIt(t, root, protect.Path{Name: "far", Netns: a.NS.String()[strings.LastIndex(a.NS.String(), " ")+1:], Device: link, Prefixes: []netip.Prefix{row.Prefix, own},
+		Repairs: []protect.Repair{{Device: row.Backup[0].Interface, Via: row.Backup[0].Gateway}}})
+	at := func(r *audit.Report, p netip.Prefix) (found audit.Row) {
+		if i := slices.IndexFunc(r.Rows, func(r audit.Row) bool { return r.Prefix == p }); i >= 0 {
+			found = r.Rows[i]
+		}
+		return found
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(300 * time.Millisecond) {
+		got, err := run()
+		if err != nil {
+			t.Fatal(err)
+		}
+		has, alone := at(got, row.Prefix).Weir, at(got, own)
+		seen := len(has) == 1 && has[0].Path == "far" && has[0].Link == link && has[0].InForce() && len(has[0].Repairs) == 1 && has[0].Repairs[0].Device == row.Backup[0].Interface
+		if seen && got.InWeir == 1 && alone.Prefix == own && !alone.Route && len(alone.Weir) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d prefixes in weir: %+v, and its own %+v", got.InWeir, has, alone)
+		}
+	}
 }
 
-func install(t *testing.T, r *frrtest.Router, p netip.Prefix, hop audit.NextHop) {
+// primary is a link of the kernel's routes to a row's prefix that is not the backup's.
+func primary(t *testing.T, r *frrtest.Router, row audit.Row) (name string) {
+	t.Helper()
+	look := func() error {
+		dst := &net.IPNet{IP: row.Prefix.Addr().AsSlice(), Mask: net.CIDRMask(row.Prefix.Bits(), 128)}
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Dst: dst}, netlink.RT_FILTER_DST)
+		for _, r := range routes {
+			index := r.LinkIndex
+			for _, h := range r.MultiPath {
+				index = h.LinkIndex
+				if link, err := netlink.LinkByIndex(index); err == nil && link.Attrs().Name != row.Backup[0].Interface {
+					break
+				}
+			}
+			if link, err := netlink.LinkByIndex(index); err == nil && link.Attrs().Name != row.Backup[0].Interface {
+				name = link.Attrs().Name
+			}
+		}
+		return err
+	}
+	for end := time.Now().Add(time.Minute); name == ""; time.Sleep(100 * time.Millisecond) {
+		if err := r.NS.Do(look); err != nil || time.Now().After(end) {
+			t.Fatalf("no route to %s beside the backup: %v", row.Prefix, err)
+		}
+	}
+	return name
+}
+
+// protectIt puts a path in force, until the test ends.
+func protectIt(t *testing.T, root *kernel.Root, p protect.Path) {
+	t.Helper()
+	locked := func(ctx context.Context, f func(*kernel.WriteLock) error) {
+		l, err := root.Lock(ctx)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer l.Unlock()
+		if err := f(l); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() {
+		locked(context.Background(), func(l *kernel.WriteLock) error { return protect.Remove(context.Background(), l) })
+	})
+	locked(t.Context(), func(l *kernel.WriteLock) error {
+		plan, err := protect.Plan(t.Context(), protect.State{}, protect.Config{Paths: []protect.Path{p}})
+		if err != nil {
+			return err
+		}
+		return protect.Apply(t.Context(), l, plan)
+	})
+}
+
+// Of a link's paths the one with the longest prefix has a prefix, then the one that names none.
+func TestInstalled(t *testing.T) {
+	path := func(name, link string, prefixes ...string) protect.PathState {
+		p := protect.PathState{Name: name, Device: link, Attached: true, Repairs: []protect.RepairState{{Device: "x"}}}
+		for _, text := range prefixes {
+			p.Prefixes = append(p.Prefixes, netip.MustParsePrefix(text))
+		}
+		return p
+	}
+	paths := []protect.PathState{path("rest", "ab"), path("wide", "ab", "fd00::/16"), path("narrow", "ab", "fd00:5::/32", "fd00:3::/32"), path("other", "ad", "fd00:9::/32")}
+	for _, c := range []struct{ prefix, links, want string }{
+		{"fd00:3::/64", "ab", "narrow"},
+		{"fd00:4::/64", "ab", "wide"},
+		{"2001:db8::/64", "ab", "rest"},
+		{"fd00::/8", "ab", "rest"},
+		{"fd00:3::/64", "ad", ""},
+		{"fd00:9::/64", "ad ab ad", "other wide"},
+		{"fd00:3::/64", "", ""},
+	} {
+		if got := strings.Join(audit.InstalledAt(strings.Fields(c.links), netip.MustParsePrefix(c.prefix), paths), " "); got != c.want {
+			t.Errorf("%s by %s: %q, want %q", c.prefix, c.links, got, c.want)
+		}
+	}
+}
+
+// change adds or deletes a route to a prefix by a backup.
+func change(t *testing.T, r *frrtest.Router, do func(*netlink.Route) error, p netip.Prefix, hop audit.NextHop) {
 	t.Helper()
 	err := r.NS.Do(func() error {
 		link, err := netlink.LinkByName(hop.Interface)
 		if err != nil {
 			return err
 		}
-		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 128)},
+		return do(&netlink.Route{Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 128)},
 			Gw: hop.Gateway.AsSlice(), LinkIndex: link.Attrs().Index, Priority: 4000})
 	})
 	if err != nil {

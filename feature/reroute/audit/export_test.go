@@ -4,7 +4,10 @@ package audit
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
+
+	"github.com/weir-project/weir/feature/reroute/protect"
 )
 
 // ParseBackups writes what was read on a line.
@@ -15,4 +18,16 @@ func ParseBackups(text string) (string, error) {
 		out = append(out, fmt.Sprintf("%s %v", b.prefix, b.hops))
 	}
 	return strings.Join(out, "; "), err
+}
+
+// InstalledAt names the paths that a prefix has at the links that routes take.
+func InstalledAt(links []string, prefix netip.Prefix, paths []protect.PathState) (names []string) {
+	var routes []hop
+	for _, l := range links {
+		routes = append(routes, hop{link: l})
+	}
+	for _, i := range installed(routes, prefix, paths) {
+		names = append(names, i.Path)
+	}
+	return names
 }

@@ -135,7 +135,11 @@ func (r *resolver) way(p *published, rep Repair, protected device) (w way, err e
 	if err != nil {
 		return w, err
 	}
-	if backup.index == protected.index {
+	switch {
+	case backup.index != protected.index:
+	case len(rep.Segments) == 0:
+		return w, fmt.Errorf("interface %s is the link that is protected", p.Device)
+	default:
 		return w, fmt.Errorf("segment %s is reached over %s, which is the link that is protected: say interface and via", rep.Segments[0], p.Device)
 	}
 	w.Ifindex, w.Slot, w.Watch = uint32(backup.index), links.Slot(protected.index), links.Slot(backup.index)

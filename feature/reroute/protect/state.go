@@ -92,6 +92,16 @@ func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 	return st, nil
 }
 
+// ReadNamespace is [ReadState] of one network namespace.
+func ReadNamespace(r *kernel.Root, ns *netns.Handle) (State, error) {
+	var st State
+	err := st.read(r, instanceOf(scopeOf(ns)))
+	if errors.Is(err, kernel.ErrNotExist) {
+		err = nil
+	}
+	return st, err
+}
+
 func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 	w, _, err := readWhole(r, i)
 	if err != nil {
