@@ -4,6 +4,7 @@ package peers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -111,6 +112,38 @@ func (w *world) apply(wants ...Config) (steps []string) {
 		return err
 	})
 	return steps
+}
+
+// Who would not forward a neighbour's echo packets is told how to, whatever changes.
+func TestEchoWantsForwarding(t *testing.T) {
+	w := newWorld(t, true)
+	want := Config{Netns: w.ref, Sessions: []Session{
+		{Name: "v4", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: time.Second, Multiplier: 3, Echo: time.Second},
+		{Name: "v6", Device: "w0", Peer: netip.MustParseAddr("fd09::2"), Interval: time.Second, Multiplier: 3, Echo: time.Second},
+		{Name: "no-echo", Device: "w0", Peer: netip.MustParseAddr("10.9.0.3"), Interval: time.Second, Multiplier: 3},
+	}}
+	for _, forwarding := range []string{"0", "1"} {
+		if err := w.here.Do(func() error {
+			return errors.Join(os.WriteFile("/proc/sys/net/ipv4/conf/w0/forwarding", []byte(forwarding), 0), os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte(forwarding), 0))
+		}); err != nil {
+			t.Fatal(err)
+		}
+		st, err := ReadState(w.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan, err := Plan(t.Context(), st, []Config{want})
+		if err != nil {
+			t.Fatal(err)
+		}
+		warned := strings.Join(plan.Warnings, "\n")
+		if forwarding == "1" && warned != "" {
+			t.Errorf("with forwarding: %s", warned)
+		}
+		if forwarding == "0" && (len(plan.Warnings) != 2 || !strings.Contains(warned, "net/ipv4/conf/w0/forwarding=1") || !strings.Contains(warned, "net/ipv6/conf/all/forwarding=1")) {
+			t.Errorf("without forwarding: %q", plan.Warnings)
+		}
+	}
 }
 
 func (w *world) run() {

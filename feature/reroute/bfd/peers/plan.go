@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -36,7 +37,14 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 		}
 		scope := strconv.FormatUint(ns.Inode(), 10)
 		p := published{Config: w, Netns: cmp.Or(w.Netns, ns.String()), Inode: ns.Inode()}
+		err = ns.Do(func() error {
+			w.warnOfEcho(&plan)
+			return nil
+		})
 		ns.Close()
+		if err != nil {
+			return plan, err
+		}
 		wanted[scope] = true
 		was, has := have.published[scope]
 		p.Discriminators = was.Discriminators
@@ -56,6 +64,21 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 		}
 	}
 	return plan, nil
+}
+
+// warnOfEcho says whose neighbours would send echo packets to a kernel that does not forward them back, and so would not use the
+// link. The namespace forwards IPv6, the interface where packets come in IPv4.
+func (c Config) warnOfEcho(plan *feature.Plan) {
+	for _, s := range c.Sessions {
+		family, of := "ipv6", "all"
+		if s.Peer.Is4() {
+			family, of = "ipv4", s.Device
+		}
+		text, err := os.ReadFile("/proc/sys/net/" + family + "/conf/" + of + "/forwarding")
+		if s.Echo != 0 && err == nil && strings.TrimSpace(string(text)) == "0" {
+			plan.Warn("session %s: echo packets of %s do not come back to it, and it may not use the link, as this host does not forward: sysctl -w net/%s/conf/%s/forwarding=1", s.Name, s.Peer, family, of)
+		}
+	}
 }
 
 func summary(c Config) string {
