@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,6 +20,9 @@ type DumpOptions struct {
 	// called for a session that is refused at sight. What it returns lets them in
 	// again, and is called if the dump fails.
 	Stop func(Flow) (release func(), err error)
+	// Quiet is for how long a session of kTLS may be waited for, before Stop, until nothing of it is on its way; 0
+	// means [DefaultQuiet], less than 0 that it is looked at once.
+	Quiet time.Duration
 }
 
 // Dump reads a connection's state and leaves its socket frozen: close(2) then ends
@@ -29,7 +33,7 @@ type DumpOptions struct {
 // fd may be non-blocking or not, and in another network namespace than the caller.
 // The caller keeps it open, and everybody else away from it.
 func Dump(fd int, o DumpOptions) (_ *State, err error) {
-	flow, err := admit(fd, o)
+	flow, tls, err := admit(fd, o)
 	if err != nil {
 		return nil, fmt.Errorf("dump %s: %w", flow, err)
 	}
@@ -38,6 +42,11 @@ func Dump(fd int, o DumpOptions) (_ *State, err error) {
 			err = fmt.Errorf("dump %s: %w", flow, err)
 		}
 	}()
+	if tls {
+		if err := settle(fd, o); err != nil {
+			return nil, err
+		}
+	}
 	if o.Stop != nil {
 		release, err2 := o.Stop(flow)
 		if err2 != nil {
@@ -49,16 +58,16 @@ func Dump(fd int, o DumpOptions) (_ *State, err error) {
 			}
 		}()
 	}
-	if err := checkUrgent(fd); err != nil {
+	if err := checkUrgent(fd, tls && decrypts(fd)); err != nil {
 		return nil, err
 	}
-	return freeze(fd, o)
+	return freeze(fd, o, tls)
 }
 
 func (f Flow) String() string { return fmt.Sprintf("%s-%s", f.Local, f.Remote) }
 
 // freeze switches the socket to repair and reads it.
-func freeze(fd int, o DumpOptions) (_ *State, err error) {
+func freeze(fd int, o DumpOptions, tls bool) (_ *State, err error) {
 	// Repair overwrites it, on the way in and on the way out.
 	reuse, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR)
 	if err != nil {
@@ -68,6 +77,9 @@ func freeze(fd int, o DumpOptions) (_ *State, err error) {
 		return nil, explainRepair(err)
 	}
 	s := &State{ReuseAddr: reuse != 0}
+	if tls {
+		s.TLS = &TLS{}
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, thaw(fd, s.ReuseAddr, repairOffQuiet))
@@ -101,43 +113,45 @@ func limitOf(o DumpOptions) int {
 	return o.Limit
 }
 
-// admit refuses what cannot be moved, and changes nothing.
-func admit(fd int, o DumpOptions) (flow Flow, err error) {
+// admit refuses what cannot be moved, and changes nothing. It says whether the session has kTLS.
+func admit(fd int, o DumpOptions) (flow Flow, tls bool, err error) {
 	if p, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil {
-		return flow, fmt.Errorf("SO_PROTOCOL: %w", err)
+		return flow, tls, fmt.Errorf("SO_PROTOCOL: %w", err)
 	} else if p == protocolMPTCP {
-		return flow, ErrMPTCP
+		return flow, tls, ErrMPTCP
 	} else if p != unix.IPPROTO_TCP {
-		return flow, fmt.Errorf("%w: its protocol is number %d, not TCP", ErrState, p)
+		return flow, tls, fmt.Errorf("%w: its protocol is number %d, not TCP", ErrState, p)
 	}
 	i, err := tcpInfo(fd)
 	if err != nil {
-		return flow, err
+		return flow, tls, err
 	}
 	if !movable(i.State) {
-		return flow, fmt.Errorf("%w: %s", ErrState, stateName(i.State))
+		return flow, tls, fmt.Errorf("%w: %s", ErrState, stateName(i.State))
 	}
 	s := &State{}
 	if err := s.readAddresses(fd); err != nil {
-		return flow, err
+		return flow, tls, err
 	}
 	flow = s.Flow()
-	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP); err == nil && name != "" {
-		return flow, fmt.Errorf("%w: %s", ErrULP, name)
+	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP); err == nil && name != "" && name != "tls" {
+		return flow, tls, fmt.Errorf("%w: it is %s", ErrULP, name)
+	} else if err == nil {
+		tls = name == "tls"
 	}
 	// The kernel says ENOENT where no key was ever set.
 	var ao [64]byte
 	if err := getTCP(fd, tcpAOInfo, &ao); err == nil {
-		return flow, ErrAO
+		return flow, tls, ErrAO
 	}
 	if off, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soPeekOff); err == nil && off >= 0 {
-		return flow, ErrPeekOff
+		return flow, tls, ErrPeekOff
 	}
 	l, err := queueLengths(fd)
 	if err == nil {
 		err = tooLarge(l.unread+l.unacked, limitOf(o))
 	}
-	return flow, err
+	return flow, tls, err
 }
 
 func tooLarge(n, limit int) error {
@@ -156,8 +170,12 @@ func movable(state uint8) bool {
 }
 
 // checkUrgent finds urgent data that was announced or received and not read. SIOCINQ
-// counts up to it, and past it where it lies in the stream.
-func checkUrgent(fd int) (err error) {
+// counts up to it, and past it where it lies in the stream. Where the kernel decrypts, a
+// look for it would take a record out of the queue: whatever lies there keeps the session where it is anyway.
+func checkUrgent(fd int, decrypts bool) (err error) {
+	if decrypts {
+		return nil
+	}
 	inline, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE)
 	if err != nil {
 		return fmt.Errorf("read SO_OOBINLINE: %w", err)

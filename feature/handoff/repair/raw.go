@@ -44,6 +44,8 @@ func Needs() []kernel.Need {
 			Remedy: "run it as root or with CAP_NET_ADMIN over the network namespace", Probe: probeRepair},
 		{Name: "SO_BUF_LOCK", Since: "5.14", Optional: true, Remedy: "run a newer kernel", Probe: probeBufLock,
 			For: "let the buffers of sessions that were moved go on growing by themselves; without it they keep the size that they had"},
+		{Name: "kTLS", Since: "6.0", Optional: true, Remedy: "modprobe tls, or run a kernel with CONFIG_TLS", Probe: probeTLS,
+			For: "move sessions whose TLS is the kernel's; without it this host neither has nor takes any"},
 	}
 }
 
@@ -59,6 +61,17 @@ func probeRepair() error {
 func probeBufLock() error {
 	return onSocket(func(fd int) error {
 		_, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soBufLock)
+		return err
+	})
+}
+
+// probeTLS asks a socket that has no connection: the kernel refuses that, if it has kTLS.
+func probeTLS() error {
+	return onSocket(func(fd int) error {
+		err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls")
+		if errors.Is(err, unix.ENOTCONN) {
+			return nil
+		}
 		return err
 	})
 }

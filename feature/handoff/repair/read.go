@@ -34,6 +34,11 @@ func (s *State) read(fd, limit int) error {
 	if err := s.readTCP(fd, i); err != nil {
 		return err
 	}
+	if s.TLS != nil { // before the queues, which cannot be read if TLS lies over them: they must be empty
+		if err := s.readTLS(fd); err != nil {
+			return err
+		}
+	}
 	if err := s.readQueues(fd, i.State, before); err != nil {
 		return err
 	}
@@ -59,6 +64,11 @@ func (s *State) checkStill(fd int, state uint8, before lengths) error {
 	}
 	if rcv != s.RcvNxt || i.State != state || after.unread != before.unread || after.unacked != before.unacked {
 		return ErrMoving
+	}
+	if s.TLS != nil {
+		if err := s.TLS.still(fd); err != nil {
+			return err
+		}
 	}
 	return setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, queueNone)
 }

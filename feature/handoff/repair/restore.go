@@ -47,7 +47,7 @@ func Restore(s *State, o RestoreOptions) (*Conn, error) {
 // Build makes a socket of a state in the network namespace of the calling thread,
 // in which the session's own address must be. If it fails, nothing is left behind and
 // no packet was sent. Its errors are or wrap [ErrInvalid], [ErrTaken], [ErrAddress],
-// [ErrRoute], or are those of the kernel.
+// [ErrRoute], [ErrNoTLS], or are those of the kernel.
 func Build(s *State, o RestoreOptions) (_ *Built, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func Build(s *State, o RestoreOptions) (_ *Built, err error) {
 	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn); err != nil {
 		return nil, explainRepair(err)
 	}
-	for _, step := range []func() error{b.prepare, b.connect, b.agree, b.fillSendQueue, b.finish} {
+	for _, step := range []func() error{b.prepare, b.connect, b.agree, b.fillSendQueue, b.finish, b.secure} {
 		if err := step(); err != nil {
 			return nil, err
 		}

@@ -14,7 +14,9 @@ var (
 	ErrState    = errors.New("a connection in this state cannot be moved")
 	ErrUrgent   = errors.New("the session has urgent data that is not read yet: read it, then move the session")
 	ErrMPTCP    = errors.New("the session is MPTCP, which the kernel cannot dump: listen with SetMultipathTCP(false) or IPPROTO_TCP")
-	ErrULP      = errors.New("the session has a protocol of the kernel's on top (kTLS, for instance), which is not moved")
+	ErrULP      = errors.New("the session has a protocol of the kernel's on top that is not moved; kTLS is")
+	ErrTLS      = errors.New("the kernel cannot tell all that it knows of the session's TLS")
+	ErrTLSBusy  = errors.New("the session's TLS is in the midst of something: have the application read all that came, and move the session when the peer has acknowledged all")
 	ErrAO       = errors.New("the session is signed with TCP-AO, whose keys the kernel does not give away")
 	ErrPeekOff  = errors.New("the session has SO_PEEK_OFF set, which cannot be moved: set it to -1 first")
 	ErrMoving   = errors.New("packets of the session still arrive: stop them before the dump")
@@ -28,6 +30,7 @@ var (
 	ErrTaken   = errors.New("the same connection is open here already")
 	ErrAddress = errors.New("the session's own address is not one of this network namespace: add it to lo first")
 	ErrRoute   = errors.New("there is no route to the session's peer")
+	ErrNoTLS   = errors.New("this kernel cannot go on with the session's TLS (kTLS: modprobe tls; CONFIG_TLS, and the cipher's module)")
 )
 
 // DefaultLimit is how many bytes of queues a state holds unless the caller says
@@ -121,6 +124,8 @@ type State struct {
 	// Options are socket options, in the order of their ids. Ids, not the
 	// kernel's names: one host must not have another set whatever it likes.
 	Options []Option
+	// TLS is that of a session of kTLS, else nil. It holds keys.
+	TLS *TLS
 }
 
 // Flow is the session's name.
@@ -167,7 +172,23 @@ func (s *State) check() error {
 	case len(s.Congestion) > maxName || len(s.Zone) > maxName || len(s.Device) > maxName:
 		return bad("a name of more than %d bytes", maxName)
 	}
+	if err := s.checkTLS(); err != nil {
+		return err
+	}
 	return s.checkOptions()
+}
+
+// checkTLS refuses what a session of kTLS cannot be: it is moved only while both directions are open and nothing is
+// on its way.
+func (s *State) checkTLS() error {
+	switch k := s.TLS; {
+	case k == nil:
+	case k.problem() != "":
+		return fmt.Errorf("%w: %s", ErrInvalid, k.problem())
+	case s.EOF || s.Fin || k.configured() && len(s.Send) > 0 || k.Rx != nil && len(s.Unread) > 0:
+		return fmt.Errorf("%w: a session of TLS that does not stand still", ErrInvalid)
+	}
+	return nil
 }
 
 const (

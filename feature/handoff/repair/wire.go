@@ -29,6 +29,7 @@ const (
 	sectionDevice
 	sectionSend
 	sectionUnread
+	sectionTLS
 )
 
 // must is the flag of a section without which the session must not be restored: who
@@ -69,6 +70,7 @@ func (s *State) AppendBinary(b []byte) ([]byte, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
+	start := len(b)
 	b = slices.Grow(b, headerLen+7*sectionLen+coreLen+optionLen*len(s.Options)+3*maxName+len(s.Send)+len(s.Unread))
 	b = append(b, wireMagic...)
 	b = binary.BigEndian.AppendUint16(b, wireVersion)
@@ -84,7 +86,8 @@ func (s *State) AppendBinary(b []byte) ([]byte, error) {
 		}
 	}
 	b = append(section(b, sectionSend, len(s.Send)), s.Send...)
-	return append(section(b, sectionUnread, len(s.Unread)), s.Unread...), nil
+	b = append(section(b, sectionUnread, len(s.Unread)), s.Unread...)
+	return s.appendTLS(b, start), nil
 }
 
 func section(b []byte, kind byte, length int) []byte {
@@ -133,7 +136,7 @@ func Parse(b []byte) (*State, error) {
 	if b[6]|b[7] != 0 {
 		return nil, fmt.Errorf("%w: its header is longer", ErrFormat)
 	}
-	s, last := &State{}, byte(0)
+	s, last, all := &State{}, byte(0), b
 	for b = b[headerLen:]; len(b) > 0; {
 		if len(b) < sectionLen {
 			return nil, fmt.Errorf("%w: cut off after section %d", ErrFormat, last)
@@ -143,7 +146,8 @@ func Parse(b []byte) (*State, error) {
 			return nil, fmt.Errorf("%w: section %d of %d bytes after section %d, with %d bytes left", ErrFormat, kind, n, last, len(b)-sectionLen)
 		}
 		end := sectionLen + int(n)
-		if err := s.parseSection(kind, flags, b[sectionLen:end:end]); err != nil {
+		before := all[:len(all)-len(b)+end]
+		if err := s.parseSection(kind, flags, b[sectionLen:end:end], before); err != nil {
 			return nil, err
 		}
 		last, b = kind, b[end:]
@@ -154,7 +158,8 @@ func Parse(b []byte) (*State, error) {
 	return s, s.check()
 }
 
-func (s *State) parseSection(kind, flags byte, b []byte) error {
+// parseSection reads what a section holds; before is the state up to the section's end.
+func (s *State) parseSection(kind, flags byte, b, before []byte) error {
 	switch kind {
 	case sectionCore:
 		return s.parseCore(b)
@@ -173,6 +178,8 @@ func (s *State) parseSection(kind, flags byte, b []byte) error {
 		s.Send = b
 	case sectionUnread:
 		s.Unread = b
+	case sectionTLS:
+		return s.parseTLS(b, before)
 	default:
 		if flags&must != 0 {
 			return fmt.Errorf("%w: section %d", ErrVersion, kind)

@@ -113,6 +113,7 @@ func TestParseRefuses(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add(marshal(f, example()))
+	f.Add(marshal(f, exampleTLS()))
 	f.Add(binary.BigEndian.AppendUint16([]byte(wireMagic), wireVersion))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := Parse(b)

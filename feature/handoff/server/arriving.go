@@ -229,6 +229,7 @@ func (a *Agent) keepArrival(r *arriving) error {
 		r.session, err = sock.Cookie(fd)
 	}
 	unsent := *r.state
+	unsent.TLS = nil // the socket has it, and nobody else needs the keys
 	unsent.Send = r.built.Pending()
 	unsent.Unsent = len(unsent.Send)
 	var b []byte

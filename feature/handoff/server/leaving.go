@@ -94,7 +94,16 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 	if err != nil {
 		return err
 	}
+	if wire.Before(m.Read, at.Read) {
+		return fmt.Errorf("%d bytes were read and not committed", at.Read-m.Read)
+	}
 	s.skip = int(m.Read - at.Read)
+	// While packets still come: what is on its way of a session of kTLS would not arrive any more once the front end holds them.
+	if !wire.Moving(m.State) {
+		if err := repair.Settle(s.fd, repair.DumpOptions{Limit: a.o.Limit}); err != nil {
+			return err
+		}
+	}
 	reuse, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR)
 	if err != nil {
 		return err

@@ -69,8 +69,7 @@ func fin(states uint32, state uint8) uint64 { return uint64(states >> state & 1)
 // for already. They are there: the error says so if not.
 func Discard(fd int, n uint64) error {
 	for n > 0 {
-		// With MSG_TRUNC, TCP throws the bytes away without copying them (tcp(7)); the
-		// length is what counts, so the buffer needs no memory of its own.
+		// With MSG_TRUNC, TCP throws the bytes away without copying them (tcp(7)).
 		got, err := truncate(fd, int(min(n, 1<<30)))
 		switch {
 		case err == unix.EINTR:

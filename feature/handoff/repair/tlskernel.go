@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repair
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// What x/sys/unix lacks (linux/tls.h, linux/sock_diag.h).
+const (
+	tlsTx         = 1
+	tlsRx         = 2
+	tlsZeroCopy   = 3 // Linux 5.19
+	tlsNoPad      = 4 // Linux 6.0
+	tlsMaxPayload = 5 // Linux 6.19
+
+	tlsInfoLen       = 4  // struct tls_crypto_info: version (2), cipher (2)
+	tlsSetRecordType = 1  // as a control message
+	tlsData          = 23 // a record of application data
+
+	memReceive = 0 // of SO_MEMINFO: what the receive queue and segments out of order take
+	memBacklog = 7
+)
+
+// DefaultQuiet is for how long a session of kTLS is waited for until nothing is on its way, unless the caller says otherwise.
+const DefaultQuiet = 20 * time.Millisecond
+
+// Settle waits until a session of kTLS stands still, for at most o.Quiet, while its packets come in: for whoever stops them
+// before he calls [Dump], which looks again. It returns at once for other sessions, and for one that Dump would refuse
+// for another reason.
+func Settle(fd int, o DumpOptions) error {
+	flow, tls, err := admit(fd, o)
+	if err != nil || !tls {
+		return nil
+	}
+	if err := settle(fd, o); err != nil {
+		return fmt.Errorf("dump %s: %w", flow, err)
+	}
+	return nil
+}
+
+func settle(fd int, o DumpOptions) error {
+	quiet := o.Quiet
+	if quiet == 0 {
+		quiet = DefaultQuiet
+	}
+	end := time.Now().Add(quiet)
+	for {
+		k, err := readKeys(fd)
+		if err == nil {
+			err = k.flush(fd)
+		}
+		if err == nil {
+			err = k.still(fd)
+		}
+		if !errors.Is(err, ErrTLSBusy) || time.Now().After(end) {
+			return err
+		}
+		time.Sleep(min(500*time.Microsecond, max(quiet, 0)))
+	}
+}
+
+// readTLS reads the keys of a socket under repair of which nothing is on its way.
+func (s *State) readTLS(fd int) error {
+	k, err := readKeys(fd)
+	if err != nil {
+		return err
+	}
+	s.TLS = k
+	return k.still(fd)
+}
+
+// readKeys asks for the keys, which the kernel tells as they are now: the sequence number is that of the next record.
+func readKeys(fd int) (*TLS, error) {
+	k := &TLS{}
+	for _, way := range []struct {
+		opt  int
+		keys *Keys
+	}{{tlsTx, &k.Tx}, {tlsRx, &k.Rx}} {
+		var info [tlsInfoLen]byte
+		if err := getBytes(fd, way.opt, info[:]); errors.Is(err, unix.EBUSY) {
+			continue // the application's
+		} else if err != nil {
+			return nil, fmt.Errorf("keys of TLS: %w", err)
+		}
+		k.Version, k.Cipher = binary.NativeEndian.Uint16(info[:]), binary.NativeEndian.Uint16(info[2:])
+		c := cipherOf(k.Cipher)
+		if c == nil {
+			return nil, fmt.Errorf("%w: cipher %d is unknown to this weir", ErrTLS, k.Cipher)
+		}
+		b := make([]byte, tlsInfoLen+c.size())
+		if err := getBytes(fd, way.opt, b); errors.Is(err, unix.EINVAL) {
+			return nil, fmt.Errorf("%w: it does not give away the keys of %s (a newer one may)", ErrTLS, c.name)
+		} else if err != nil {
+			return nil, fmt.Errorf("keys of TLS: %w", err)
+		}
+		*way.keys = b[tlsInfoLen:]
+	}
+	return k, k.readFlags(fd)
+}
+
+func (k *TLS) readFlags(fd int) error {
+	var on uint32
+	if k.Tx != nil {
+		if err := get(fd, unix.SOL_TLS, tlsZeroCopy, &on); err == nil {
+			k.ZeroCopy = on != 0
+		} else if !absent(err) {
+			return fmt.Errorf("read TLS_TX_ZEROCOPY_RO: %w", err)
+		}
+		if err := get(fd, unix.SOL_TLS, tlsMaxPayload, &k.MaxPayload); err != nil && !absent(err) {
+			return fmt.Errorf("read TLS_TX_MAX_PAYLOAD_LEN: %w", err)
+		} else if k.MaxPayload == maxTLSRecord {
+			k.MaxPayload = 0
+		}
+	}
+	if k.Rx == nil {
+		return nil
+	}
+	// Before Linux 6.0, which brought the option, half a record is kept where nobody can see it.
+	switch err := get(fd, unix.SOL_TLS, tlsNoPad, &on); {
+	case err == nil:
+		k.NoPad = on != 0
+	case absent(err):
+		return fmt.Errorf("%w: what of a record has arrived it tells since Linux 6.0; run a newer one, or have the application decrypt", ErrTLS)
+	case !errors.Is(err, unix.EINVAL) || k.Version == tlsVersion13: // of TLS 1.2 it tells nothing
+		return fmt.Errorf("read TLS_RX_EXPECT_NO_PAD: %w", err)
+	}
+	return nil
+}
+
+// flush has the kernel send a record that waits for more data (MSG_MORE): nothing tells of it.
+func (k *TLS) flush(fd int) error {
+	if k.Tx == nil {
+		return nil
+	}
+	// A message of no bytes that names the type of its record, which ends the one before; package unix would add a byte.
+	control := make([]byte, unix.CmsgSpace(1))
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
+	h.Level, h.Type = unix.SOL_TLS, tlsSetRecordType
+	h.SetLen(unix.CmsgLen(1))
+	control[unix.CmsgLen(0)] = tlsData
+	m := unix.Msghdr{Control: &control[0]}
+	m.SetControllen(len(control))
+	_, _, errno := unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	if errno != 0 && errno != unix.EAGAIN && errno != unix.EINTR { // with these, what is before it is not acknowledged
+		return fmt.Errorf("send the record that is begun: %w", errno)
+	}
+	return nil
+}
+
+// decrypts says whether the kernel reads the session's records: then nobody else can look into its queues.
+func decrypts(fd int) bool {
+	var info [tlsInfoLen]byte
+	return getBytes(fd, tlsRx, info[:]) == nil
+}
+
+// still says whether nothing of the session is on its way, as far as the kernel tells: the error wraps [ErrTLSBusy] else.
+func (k *TLS) still(fd int) error {
+	busy := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %s", ErrTLSBusy, fmt.Sprintf(format, args...))
+	}
+	i, err := tcpInfo(fd)
+	if err != nil {
+		return err
+	}
+	if i.State != stateEstablished {
+		return busy("it ends: %s", stateName(i.State)) // kTLS begins in no other state
+	}
+	if ended, err := readShutdown(fd); err != nil || ended {
+		return errors.Join(err, busy("reading was shut down"))
+	}
+	l, err := queueLengths(fd)
+	if err != nil {
+		return err
+	}
+	if k.configured() && l.unacked != 0 {
+		return busy("%d bytes are not acknowledged", l.unacked)
+	}
+	if k.Rx == nil {
+		return nil
+	}
+	if l.unread != 0 {
+		return busy("%d bytes of records have arrived, and were not read", l.unread)
+	}
+	var mem [9]uint32
+	if err := get(fd, unix.SOL_SOCKET, unix.SO_MEMINFO, &mem); err != nil {
+		return fmt.Errorf("SO_MEMINFO: %w", err)
+	}
+	if mem[memReceive]|mem[memBacklog] != 0 {
+		return busy("segments came out of order, and one is missing")
+	}
+	if err := roomForRecords(fd, i); err != nil {
+		return err
+	}
+	return nothingDecrypted(fd)
+}
+
+// roomForRecords finds buffers so small that the kernel takes records out of the queue while they come: what it has
+// of one nobody could see then.
+func roomForRecords(fd int, i info) error {
+	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+	if err != nil {
+		return fmt.Errorf("size of a buffer: %w", err)
+	}
+	if least := 4*maxTLSRecord + 4*int(i.RcvMSS); n < least {
+		return fmt.Errorf("%w: what of a record has arrived, in a receive buffer of %d bytes: it takes %d (SO_RCVBUF half of it)", ErrTLS, n, least)
+	}
+	return nil
+}
+
+// nothingDecrypted finds what was decrypted and not read, and a key that the application has to renew: poll tells of the
+// first, and a look of both, which takes nothing away.
+func nothingDecrypted(fd int) error {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLPRI}}
+	for {
+		if _, err := unix.Poll(p, 0); err == nil {
+			break
+		} else if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+	if p[0].Revents != 0 {
+		return fmt.Errorf("%w: what was decrypted is not read", ErrTLSBusy)
+	}
+	oob := make([]byte, unix.CmsgSpace(1))
+	for {
+		_, _, _, _, err := unix.Recvmsg(fd, make([]byte, 1), oob, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case errors.Is(err, unix.EKEYEXPIRED):
+			return fmt.Errorf("%w: the peer has changed its key: give the kernel the new one", ErrTLSBusy)
+		case err != nil:
+			return fmt.Errorf("look for what was decrypted: %w", err)
+		}
+		return fmt.Errorf("%w: what was decrypted is not read", ErrTLSBusy)
+	}
+}
+
+// secure gives the socket its TLS. It is still in repair: nothing has been sent, and nothing read.
+func (b *Built) secure() error {
+	k := b.state.TLS
+	if k == nil {
+		return nil
+	}
+	err := unix.SetsockoptString(b.fd, unix.IPPROTO_TCP, unix.TCP_ULP, "tls")
+	if errors.Is(err, unix.ENOENT) || absent(err) {
+		return fmt.Errorf("%w: it has no kTLS", ErrNoTLS)
+	} else if err != nil {
+		return fmt.Errorf("set TCP_ULP to tls: %w", err)
+	}
+	for _, way := range []struct {
+		opt  int
+		keys Keys
+	}{{tlsTx, k.Tx}, {tlsRx, k.Rx}} {
+		if way.keys == nil {
+			continue
+		}
+		info := binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(nil, k.Version), k.Cipher)
+		err := unix.SetsockoptString(b.fd, unix.SOL_TLS, way.opt, string(slices.Concat(info, way.keys)))
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || absent(err) {
+			return fmt.Errorf("%w: it does not know %s (%w)", ErrNoTLS, k, err)
+		} else if err != nil {
+			return fmt.Errorf("give the kernel the keys of %s: %w", k, err)
+		}
+	}
+	return b.setTLSFlags()
+}
+
+func (b *Built) setTLSFlags() error {
+	k := b.state.TLS
+	if k.MaxPayload != 0 { // the peer takes no longer records
+		v := binary.NativeEndian.AppendUint16(nil, k.MaxPayload)
+		if err := unix.SetsockoptString(b.fd, unix.SOL_TLS, tlsMaxPayload, string(v)); err != nil {
+			return fmt.Errorf("%w: records of at most %d bytes (TLS_TX_MAX_PAYLOAD_LEN, Linux 6.19): %w", ErrNoTLS, k.MaxPayload, err)
+		}
+	}
+	for _, o := range []struct {
+		opt  int
+		on   bool
+		name string
+	}{{tlsZeroCopy, k.ZeroCopy, "TLS_TX_ZEROCOPY_RO"}, {tlsNoPad, k.NoPad, "TLS_RX_EXPECT_NO_PAD"}} {
+		if !o.on {
+			continue
+		}
+		if err := setInt(b.fd, unix.SOL_TLS, o.opt, 1); err != nil { // both make it faster only
+			b.Lost = append(b.Lost, fmt.Sprintf("%s: %v", o.name, err))
+		}
+	}
+	return nil
+}
+
+// getBytes asks for an option of SOL_TLS of as many bytes.
+func getBytes(fd, opt int, b []byte) error {
+	size := uint32(len(b))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_TLS, uintptr(opt), uintptr(unsafe.Pointer(&b[0])),
+		uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
