@@ -180,11 +180,21 @@ func (w *world) dial(to netip.AddrPort) (fd int, err error) {
 	}
 	err = patient(fd)
 	if err == nil {
-		err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+		err = connect(fd, to)
 	}
 	if err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
 	return fd, nil
+}
+
+// connect waits until a signal of Go's is no reason to stop: asked again, the kernel goes on with the connection that it is making.
+func connect(fd int, to netip.AddrPort) error {
+	for {
+		err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
