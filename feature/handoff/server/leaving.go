@@ -95,7 +95,7 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 		return err
 	}
 	if wire.Before(m.Read, at.Read) {
-		return fmt.Errorf("%d bytes were read and not committed", at.Read-m.Read)
+		return fmt.Errorf("%d bytes were read and not committed: a member commits what it has read before it lets go", at.Read-m.Read)
 	}
 	s.skip = int(m.Read - at.Read)
 	// While packets still come: what is on its way of a session of kTLS would not arrive any more once the front end holds them.
@@ -219,7 +219,8 @@ func (a *Agent) dump(s *leaving) move.Do {
 	a.o.Step(stepHeld)
 	s.stopped = time.Now()
 	epoch := s.src.Epoch
-	state, err := repair.Dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Stop: func(f repair.Flow) (func(), error) {
+	// No waiting for kTLS here: the front end holds what it would wait for, and admit has waited.
+	state, err := repair.Dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Quiet: -1, Stop: func(f repair.Flow) (func(), error) {
 		err := a.gate.shut(s.flow, epoch)
 		a.o.Step(stepShut)
 		return func() { _ = a.gate.open(s.flow, epoch) }, err
