@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
@@ -25,6 +26,8 @@ type bfdSide struct {
 	engine   *engine.Engine
 	sessions []engine.Session
 	names    []string // of the daemons
+	echoing  *echoing // nil: bfdd is not installed
+	links    byte
 }
 
 // Intervals of those sessions: the daemons are processes, which this machine lets wait for tens of milliseconds.
@@ -36,6 +39,9 @@ const (
 // wanted is how many daemons are installed.
 func (b *bfdSide) wanted() int { return len(b.sessions) }
 
+// startCommand is how a daemon is started at one end of a link.
+type startCommand func(home, namespace string, here, there netip.Addr) (lab.Command, error)
+
 // startBFD starts the daemons that are installed, and the kernel's ends of the sessions.
 func (x *experiment) startBFD(ctx context.Context) (*bfdSide, error) {
 	b := &bfdSide{}
@@ -43,35 +49,25 @@ func (x *experiment) startBFD(ctx context.Context) (*bfdSide, error) {
 	if b.ns, _, err = x.env.Namespace("bfd"); err != nil {
 		return nil, err
 	}
-	for i, d := range []struct {
+	for _, d := range []struct {
 		name, program string
-		start         func(home, namespace string, here, there netip.Addr) (lab.Command, error)
-	}{{"bfdd", "bfdd", bfddCommand}, {"bird", "bird", birdCommand}} {
+		start         startCommand
+	}{{"bfdd", "bfdd", bfddCommand}, {"bird", "bird", birdCommand}, {"echo", "bfdd", bfddCommand}} {
 		if _, err := lab.Find(d.program); err != nil {
 			x.result.Skip("BFD with %s: %v", d.name, err)
 			continue
 		}
-		far, name, err := x.env.Namespace("bfd-" + d.name)
+		n, err := x.neighbour(b, d.name, d.start)
 		if err != nil {
 			return nil, err
 		}
-		here, there := netip.AddrFrom4([4]byte{10, 98, byte(i), 1}), netip.AddrFrom4([4]byte{10, 98, byte(i), 2})
-		device := fmt.Sprint("b", i)
-		err = topo.Cable(topo.End{NS: b.ns, Name: device, Addrs: []netip.Prefix{netip.PrefixFrom(here, 24)}},
-			topo.End{NS: far, Name: "w0", Addrs: []netip.Prefix{netip.PrefixFrom(there, 24)}})
-		if err != nil {
-			return nil, err
+		if d.name == "echo" {
+			if b.echoing, err = newEchoing(x.env, b.ns, n); err != nil {
+				return nil, err
+			}
+			continue
 		}
-		if err := x.daemon(d.name, name, there, here, d.start); err != nil {
-			return nil, err
-		}
-		index, err := indexOf(b.ns, device)
-		if err != nil {
-			return nil, err
-		}
-		b.names = append(b.names, d.name)
-		b.sessions = append(b.sessions, engine.Session{Config: bfd.Config{Discriminator: uint32(0x1000 + i), Multiplier: bfdMultiplier, DesiredTx: bfdInterval, RequiredRx: bfdInterval},
-			Local: here, Peer: there, Ifindex: index, SourcePort: uint16(bfd.FirstSourcePort + i)})
+		b.names, b.sessions = append(b.names, d.name), append(b.sessions, n.session)
 	}
 	if b.engine, err = engine.Open(ctx, x.world.root, b.ns, bfdInterval/20); err != nil {
 		return nil, err
@@ -93,7 +89,41 @@ func (x *experiment) startBFD(ctx context.Context) (*bfdSide, error) {
 		defer l.Unlock()
 		_ = engine.Remove(l)
 	})
-	return b, b.engine.Put(ctx, b.sessions...)
+	all := b.sessions
+	if b.echoing != nil {
+		all = append(slices.Clone(all), b.echoing.session)
+	}
+	return b, b.engine.Put(ctx, all...)
+}
+
+// neighbour is the router at the other end of a link, whose device there is w0.
+type neighbour struct {
+	ns      *netns.Handle
+	device  string         // of this end
+	session engine.Session // this end's
+}
+
+// neighbour starts a daemon at the other end of a link of its own.
+func (x *experiment) neighbour(b *bfdSide, name string, start startCommand) (n neighbour, err error) {
+	far, namespace, err := x.env.Namespace("bfd-" + name)
+	if err != nil {
+		return n, err
+	}
+	b.links++
+	here, there := netip.AddrFrom4([4]byte{10, 98, b.links, 1}), netip.AddrFrom4([4]byte{10, 98, b.links, 2})
+	n = neighbour{ns: far, device: fmt.Sprint("b", b.links)}
+	err = topo.Cable(topo.End{NS: b.ns, Name: n.device, Addrs: []netip.Prefix{netip.PrefixFrom(here, 24)}},
+		topo.End{NS: far, Name: "w0", Addrs: []netip.Prefix{netip.PrefixFrom(there, 24)}})
+	if err != nil {
+		return n, err
+	}
+	if err := x.daemon(name, namespace, there, here, start); err != nil {
+		return n, err
+	}
+	index, err := indexOf(b.ns, n.device)
+	n.session = engine.Session{Config: bfd.Config{Discriminator: 0x1000 + uint32(b.links), Multiplier: bfdMultiplier, DesiredTx: bfdInterval, RequiredRx: bfdInterval},
+		Local: here, Peer: there, Ifindex: index, SourcePort: bfd.FirstSourcePort + uint16(b.links)}
+	return n, err
 }
 
 func indexOf(ns *netns.Handle, device string) (index int, err error) {
@@ -108,7 +138,7 @@ func indexOf(ns *netns.Handle, device string) (index int, err error) {
 }
 
 // daemon starts one.
-func (x *experiment) daemon(kind, namespace string, here, there netip.Addr, command func(home, namespace string, here, there netip.Addr) (lab.Command, error)) error {
+func (x *experiment) daemon(kind, namespace string, here, there netip.Addr, command startCommand) error {
 	home := filepath.Join(x.env.Dir, kind)
 	if err := errors.Join(os.MkdirAll(home, 0o777), os.Chmod(home, 0o777)); err != nil { // FRR runs as a user of its own
 		return err
@@ -129,8 +159,8 @@ func (x *experiment) daemon(kind, namespace string, here, there netip.Addr, comm
 
 func bfddCommand(home, _ string, here, there netip.Addr) (lab.Command, error) {
 	file := func(name string) string { return filepath.Join(home, name) }
-	config := fmt.Sprintf("bfd\n peer %s local-address %s\n  detect-multiplier %d\n  receive-interval %d\n  transmit-interval %d\n  no shutdown\n exit\nexit\n",
-		there, here, bfdMultiplier, bfdInterval.Milliseconds(), bfdInterval.Milliseconds())
+	config := fmt.Sprintf("bfd\n peer %s local-address %s\n  detect-multiplier %d\n  receive-interval %d\n  transmit-interval %d\n  echo receive-interval %d\n  no shutdown\n exit\nexit\n",
+		there, here, bfdMultiplier, bfdInterval.Milliseconds(), bfdInterval.Milliseconds(), echoInterval.Milliseconds())
 	return lab.Command{Path: "bfdd", Args: []string{"-f", file("bfdd.conf"), "-i", file("pid"), "-z", file("zserv"), "--vty_socket", home, "-P", "0", "--bfdctl", file("ctl")}},
 		os.WriteFile(file("bfdd.conf"), []byte(config), 0o644)
 }

@@ -31,12 +31,13 @@ type plan struct {
 	both, oneway int           // cuts of both directions, and of each by itself
 	forging      time.Duration // for so long forged probes come
 	talk         time.Duration // at least so long sessions of BFD are to stay up
+	echoes       int           // cuts of a link that BFD's echo is sent by
 }
 
 var plans = map[lab.Size]plan{
-	lab.Full:  {both: 100, oneway: 50, forging: 2 * time.Second, talk: 30 * time.Second},
-	lab.Quick: {both: 20, oneway: 10, forging: time.Second, talk: 15 * time.Second},
-	lab.Smoke: {both: 4, oneway: 2, forging: 300 * time.Millisecond, talk: 3 * time.Second},
+	lab.Full:  {both: 100, oneway: 50, forging: 2 * time.Second, talk: 30 * time.Second, echoes: 40},
+	lab.Quick: {both: 20, oneway: 10, forging: time.Second, talk: 15 * time.Second, echoes: 10},
+	lab.Smoke: {both: 4, oneway: 2, forging: 300 * time.Millisecond, talk: 3 * time.Second, echoes: 1},
 }
 
 type experiment struct {
@@ -69,6 +70,9 @@ func runExperiment(ctx context.Context, e *lab.Env, r *lab.Result) error {
 			return err
 		}
 		if err := x.forge(ctx); err != nil {
+			return err
+		}
+		if err := x.echo(ctx); err != nil {
 			return err
 		}
 		return x.interop(ctx, begin)
