@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/repair/ktlstest"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -96,7 +97,7 @@ func TestTLSBusy(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t)
-			s := w.secure("tcp4", suites[0], both)
+			s := w.secure("tcp4", ktlstest.Suites[0], both)
 			s.exchange(t, s.server, 100)
 			w.acknowledged(fresh{s.server})
 			before := s.sent
@@ -192,7 +193,7 @@ func (s *secured) rest(t *testing.T, before [2]uint64) {
 func TestTLSSettles(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
-	s := w.secure("tcp4", suites[0], both)
+	s := w.secure("tcp4", ktlstest.Suites[0], both)
 	s.exchange(t, s.server, 100)
 	w.acknowledged(fresh{s.server})
 	w.Hold()
@@ -210,7 +211,7 @@ func TestTLSSettles(t *testing.T) {
 func TestTLSRecordThatIsBegun(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
-	s := w.secure("tcp4", suites[0], both)
+	s := w.secure("tcp4", ktlstest.Suites[0], both)
 	s.exchange(t, s.server, 100)
 	w.acknowledged(fresh{s.server})
 	b := make([]byte, 500)
@@ -234,7 +235,7 @@ func TestTLSRecordThatIsBegun(t *testing.T) {
 func TestTLSSmallBuffer(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
-	s := w.secure("tcp4", suites[0], both)
+	s := w.secure("tcp4", ktlstest.Suites[0], both)
 	in(t, s.server, func(fd int) { ok(t, setInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 2000)) })
 	s.exchange(t, s.server, 10000) // the window shrinks as it is used
 	w.acknowledged(fresh{s.server})
@@ -261,7 +262,7 @@ func TestTLSSmallBuffer(t *testing.T) {
 func TestTLSRestoreFails(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
-	s := w.secure("tcp4", suites[0], both)
+	s := w.secure("tcp4", ktlstest.Suites[0], both)
 	s.exchange(t, s.server, 100)
 	w.acknowledged(fresh{s.server})
 	state := w.dump(fresh{s.server})
@@ -317,7 +318,7 @@ func TestTLSRestoreFails(t *testing.T) {
 func TestTLSWrongNumber(t *testing.T) {
 	needKTLS(t)
 	w := newWorld(t)
-	s := w.secure("tcp4", suites[0], both)
+	s := w.secure("tcp4", ktlstest.Suites[0], both)
 	s.exchange(t, s.server, 100)
 	w.acknowledged(fresh{s.server})
 	c := w.moveState(fresh{s.server}, func(state *State) { state.TLS.Tx[len(state.TLS.Tx)-1]++ })
