@@ -90,7 +90,9 @@ func (r *report) take(e event) {
 	t := test{e.Package, e.Test}
 	switch e.Action {
 	case "output":
-		if e.Test != "" {
+		if benchmark.MatchString(e.Output) { // said to be of the test before it
+			io.WriteString(r.out, e.Output)
+		} else if e.Test != "" {
 			r.output[t] = append(r.output[t], e.Output)
 		} else if e.Output != "PASS\n" { // go test prints "ok" instead
 			io.WriteString(r.out, e.Output)
@@ -142,6 +144,8 @@ func (r *report) showUnended(pkg string) bool {
 	}
 	return found
 }
+
+var benchmark = regexp.MustCompile(`^Benchmark\S+\s+\d+\s.* ns/op`)
 
 var framing = regexp.MustCompile(`^=== (RUN|PAUSE|CONT|NAME) `)
 

@@ -32,6 +32,12 @@ func TestReport(t *testing.T) {
 		not      []string
 	}{
 		{"pass", pass, true, []string{"make: entering\n", "ok  \tp\t0.1s\n", "1 passed, 0 failed, 0 skipped\n"}, []string{"noise", "PASS"}},
+		{"benchmark", run(
+			`{"Action":"run","Package":"p","Test":"TestA"}`,
+			`{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:1: noise\n"}`,
+			`{"Action":"output","Package":"p","Test":"TestA","Output":"BenchmarkA/b\n"}`,
+			`{"Action":"output","Package":"p","Test":"TestA","Output":"BenchmarkA/b-2  \t 100\t 5 ns/op\n"}`,
+			`{"Action":"pass","Package":"p","Test":"TestA"}`), true, []string{"BenchmarkA/b-2  \t 100\t 5 ns/op\n", "1 passed"}, []string{"noise", "BenchmarkA/b\n"}},
 		{"kernel skip", skipped("need: kernel 6.6 for tcx"), true, []string{"skipped: p TestS: need: kernel 6.6 for tcx", "1 passed, 0 failed, 1 skipped"}, nil},
 		{"root skip", skipped("need: root"), false, []string{"must not skip: p TestS: need: root"}, nil},
 		{"lookalike", skipped("need: kernelless"), false, []string{"must not skip"}, nil},
