@@ -33,7 +33,7 @@ type plan struct {
 
 var plans = map[lab.Size]plan{
 	lab.Full:  {each: time.Minute, stopped: 10 * time.Second, rounds: 40, round: time.Second},
-	lab.Quick: {each: 6 * time.Second, stopped: 10 * time.Second, rounds: 16, round: time.Second},
+	lab.Quick: {each: 6 * time.Second, stopped: 10 * time.Second, rounds: 32, round: time.Second},
 	lab.Smoke: {each: 2 * time.Second, stopped: 10 * time.Second},
 }
 

@@ -59,8 +59,10 @@ func TLS(certificate, key, signers string) (*tls.Config, error) {
 	if !pool.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("%s: there is no certificate in PEM in it", signers)
 	}
+	// A new connection's records are of one segment each otherwise, and each is a call of the kernel of its own: the first sessions that
+	// move by it would stand still for longer.
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}, RootCAs: pool, ClientCAs: pool,
-		ClientAuth: tls.RequireAndVerifyClientCert}, nil
+		ClientAuth: tls.RequireAndVerifyClientCert, DynamicRecordSizingDisabled: true}, nil
 }
 
 // Conn is a connection with another agent. Send may be used by several goroutines, Receive by one.
