@@ -43,6 +43,11 @@ func clockBench(b *testing.B, tick time.Duration, departs bool) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	b.Cleanup(func() {
+		if err := removeLoops(0); err != nil {
+			b.Error(err)
+		}
+	})
 	if departs {
 		fq := netlink.NewFq(netlink.QdiscAttrs{LinkIndex: l.entry, Handle: netlink.MakeHandle(2, 0), Parent: netlink.HANDLE_ROOT})
 		if err := netlink.QdiscReplace(fq); err != nil {
@@ -123,9 +128,10 @@ func wordOf(m *ebpf.Map, store asm.Instruction) asm.Instructions {
 	}
 }
 
-// beatProgram notes when a packet came, and sends it round again.
+// beatProgram notes when a packet came, and sends a copy of it round again: the packet itself is of the socket that sent it, which
+// keeps its network namespace as long as it lives.
 func beatProgram(times, state *ebpf.Map, entry int) asm.Instructions {
-	text := wordOf(state, asm.StoreImm(asm.RFP, -4, wordBeats, asm.Word))
+	text := append(asm.Instructions{asm.Mov.Reg(asm.R8, asm.R1)}, wordOf(state, asm.StoreImm(asm.RFP, -4, wordBeats, asm.Word))...)
 	text = append(text,
 		asm.LoadMem(asm.R7, asm.R0, 0, asm.DWord),
 		asm.Mov.Reg(asm.R1, asm.R7),
@@ -138,10 +144,10 @@ func beatProgram(times, state *ebpf.Map, entry int) asm.Instructions {
 		asm.Mov.Reg(asm.R6, asm.R0),
 		asm.FnKtimeGetNs.Call(),
 		asm.StoreMem(asm.R6, 0, asm.R0, asm.DWord),
-		asm.Mov.Imm(asm.R1, int32(entry)),
-		asm.Mov.Imm(asm.R2, 0),
-		asm.FnRedirect.Call(),
-		asm.Return(),
+		asm.Mov.Reg(asm.R1, asm.R8),
+		asm.Mov.Imm(asm.R2, int32(entry)),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnCloneRedirect.Call(),
 		asm.Mov.Imm(asm.R0, 2).WithSymbol("end"), // TC_ACT_SHOT
 		asm.Return(),
 	)
