@@ -13,11 +13,12 @@
 
 /* A packet, as the algorithm sees it. */
 struct guard_packet {
-	__u64 now;    /* ns */
-	__u64 source; /* keyed hash of who sends: an IPv4 address, or an IPv6 /64 */
-	__u64 net;    /* its /24 or /48, not hashed yet: that is done only under attack */
-	__u64 port;   /* its source port */
-	__u64 host;   /* keyed hash of the IPv6 address, odd; 0 for IPv4 */
+	__u64 now;     /* ns */
+	__u64 source;  /* keyed hash of who sends: an IPv4 address, or an IPv6 /64 */
+	__u64 net;     /* its /24 or /48, not hashed yet: that is done only under attack */
+	__u64 port;    /* its source port */
+	__u64 host;    /* the IPv6 address, keyed, not hashed yet; 0 for IPv4 */
+	__u32 packets; /* datagrams that the kernel has merged into it: 1 to GUARD_MERGED */
 };
 
 /* What one decision needs at hand. No pointers: functions of their own get it as memory. */
@@ -43,41 +44,76 @@ static __always_inline __u64 guard_mix(__u64 x)
 }
 
 /*
- * guard_threshold is the debt that a tier's packets may find, of depth. Strangers leave at least a
- * quarter of it to those who have earned more. It is dithered, so that no rhythm of an attack always
- * finds room, or never does.
+ * guard_share is the part of the depth that a tier's packets may find in debt, of 256. Strangers leave at
+ * least a quarter of it to those who have earned more. It is dithered, so that no rhythm of an attack
+ * always finds room, or never does.
  */
-static __always_inline __s64 guard_threshold(const struct guard_moment *m, __u32 tier, __u64 depth)
+static __always_inline __u32 guard_share(const struct guard_moment *m, __u32 tier)
 {
-	__u64 unit = depth >> 8;
 	__u32 random = m->dice >> 56;
 
 	if (tier == GUARD_RESERVED) /* many tiny reservations used at once must not empty it */
-		return depth - (m->hot && m->scarce ? depth >> 3 : 0);
+		return m->hot && m->scarce ? 224 : 256;
 	if (!guard_rare(m->hot))
-		return unit * 192;
+		return 192;
 	switch (tier) {
 	case GUARD_EARNED:
-		return unit * (224 - (random >> 4));
+		return 224 - (random >> 4);
 	case GUARD_ABOVE:
-		return unit * (192 - (random >> 3));
+		return 192 - (random >> 3);
 	case GUARD_SEEN:
-		return unit * (192 - ((random * 80) >> 8));
+		return 192 - ((random * 80) >> 8);
 	case GUARD_FRESH:
-		return unit * (96 - (random >> 3));
+		return 96 - (random >> 3);
 	}
-	return unit * (48 - (random >> 3));
+	return 48 - (random >> 3);
 }
 
-/* guard_count adds this packet to a known source's word and returns that: in a new epoch its reservation changes. */
+/* guard_threshold is that share of a depth: 2^37 ticks at most, so that nothing is lost. */
+static __always_inline __s64 guard_threshold(__u32 share, __u64 depth)
+{
+	return (depth * share) >> 8;
+}
+
+/* guard_add_several adds packets to a source's count, and returns its word. */
+__noinline __u64 guard_add_several(__u64 *word, __u64 w, __u32 packets)
+{
+	if (!word)
+		return w;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < 4; i++) {
+		__u32 room = SOURCE_COUNT(w) < 4080 ? 4080 - SOURCE_COUNT(w) : 0;
+		__u64 sum = w + (packets < room ? packets : room), was = guard_cas(word, w, sum);
+
+		if (was == w)
+			return sum;
+		if (SOURCE_PRINT(was) != SOURCE_PRINT(w))
+			return sum; /* replaced under us: not counted */
+		w = was;
+	}
+	return w;
+}
+
+/*
+ * guard_add adds packets to a source's count. One is added without a race: 15 are spare, for as many CPUs
+ * that add now, so that nothing is carried into what it has shown. Several would not fit there.
+ */
+static __always_inline __u64 guard_add(__u64 *word, __u64 w, __u32 packets)
+{
+	if (guard_rare(packets > 1))
+		return guard_add_several(word, w, packets);
+	return SOURCE_COUNT(w) < 4080 ? __sync_fetch_and_add(word, 1) + 1 : w;
+}
+
+/* guard_count adds a packet to a known source's word and returns that: in a new epoch its reservation changes. */
 static __always_inline __u64 guard_count(struct guard_state *s, const struct guard_moment *m,
-					 __u64 *word, __u64 w)
+					 __u64 *word, __u64 w, __u32 packets)
 {
 	struct guard_total *t = &s->total;
 
 	/* A late clock, on another CPU, is not a new epoch. */
 	if (guard_rare(((m->own - 1 - SOURCE_EPOCH(w)) & 4095) < 4000)) {
-		__u64 turned = source_turn(s, w, m->own, m->hot);
+		__u64 turned = source_turn(s, w, m->own, m->hot, packets);
 
 		if (guard_cas(word, w, turned) == w) {
 			guard_reserve(t, (__s32)SOURCE_RESERVED(turned) - (__s32)SOURCE_RESERVED(w),
@@ -85,10 +121,7 @@ static __always_inline __u64 guard_count(struct guard_state *s, const struct gua
 			return turned;
 		}
 		w = guard_read(*word); /* another CPU turned it, or replaced it */
-		if (SOURCE_PRINT(w) != m->print || SOURCE_COUNT(w) >= 4095)
-			return w;
-		__sync_fetch_and_add(word, 1);
-		return w + 1;
+		return SOURCE_PRINT(w) == m->print ? guard_add(word, w, packets) : w;
 	}
 	if (SOURCE_SCORE(w) != GUARD_GRANTED &&
 	    SOURCE_COUNT(w) > guard_calm(t, guard_limits_of(s), m->hot)) {
@@ -99,10 +132,7 @@ static __always_inline __u64 guard_count(struct guard_state *s, const struct gua
 			guard_cas(word, w, bad);
 		return bad;
 	}
-	/* 15 spare, for as many CPUs that add now: no carry into what it has shown. */
-	if (SOURCE_COUNT(w) < 4080)
-		return __sync_fetch_and_add(word, 1) + 1;
-	return w;
+	return guard_add(word, w, packets);
 }
 
 /* guard_one_host says that one host of a /64 floods: the others, and what they reserved, are not blamed. */
@@ -115,7 +145,7 @@ static __always_inline int guard_one_host(struct guard_state *s, const struct gu
 	    SOURCE_COUNT(w) <= (reserved ? reserved + (reserved >> 2) : s->total.calm >> 1))
 		return 0;
 	return guard_heavy(&s->sketch[GUARD_BY_HOST], guard_mix(p->host ^ s->total.seed[1]),
-			   p->now >> 8, guard_limits_of(s)->pattern, 1);
+			   p->now >> 8, guard_limits_of(s)->pattern, p->packets);
 }
 
 #define GUARD_SCARCE 256 /* of the result of guard_known, beside the tier */
@@ -140,7 +170,7 @@ int guard_known(struct guard_state *s, const struct guard_packet *p, const struc
 	if (SOURCE_PRINT(w) != m->print)
 		w = source_word(m->print, m->own, 0, 0, 0); /* replaced under us: not counted */
 	else
-		w = guard_count(s, m, word, w);
+		w = guard_count(s, m, word, w, p->packets);
 	count = SOURCE_COUNT(w);
 	reserved = SOURCE_RESERVED(w);
 	shown = SOURCE_SHOWN(w);
@@ -188,7 +218,7 @@ int guard_strange(struct guard_state *s, const struct guard_packet *p, const str
 		  __u32 tier)
 {
 	const struct guard_limits *l;
-	__u32 packets = 1, at;
+	__u32 packets, at;
 	__u64 key;
 
 	if (!s || !p || !m)
@@ -196,12 +226,13 @@ int guard_strange(struct guard_state *s, const struct guard_packet *p, const str
 	l = guard_limits_of(s);
 	key = s->total.seed[1];
 	at = p->now >> 8;
+	packets = p->packets;
 	if (tier == GUARD_FRESH && l->interval &&
 	    (__s64)(guard_read(s->total.debt) + l->interval - m->ticks) >
-		    guard_threshold(m, GUARD_FRESH, l->depth)) {
+		    guard_threshold(guard_share(m, GUARD_FRESH), l->depth)) {
 		if (m->dice >> 40 & 3)
 			return -1;
-		packets = 4;
+		packets *= 4;
 	}
 	return guard_heavy(&s->sketch[GUARD_BY_NET], guard_mix(p->net ^ key), at, l->pattern,
 			   packets) ||
@@ -209,22 +240,32 @@ int guard_strange(struct guard_state *s, const struct guard_packet *p, const str
 			   packets);
 }
 
-/* guard_spend_both takes credit of the destination and of the total, or of neither: who refused it. */
 enum { GUARD_SPENT, GUARD_NO_TARGET, GUARD_NO_TOTAL };
 
-static __always_inline int guard_spend_both(struct guard_state *s, struct guard_target *d,
-					    const struct guard_moment *m, __u32 tier)
+/* guard_spend_both takes credit of the destination and of the total, or of neither: who refused it. */
+__noinline int guard_spend_both(struct guard_state *s, struct guard_target *d,
+				const struct guard_moment *m, __u32 tier, __u32 packets)
 {
-	const struct guard_limits *l = guard_limits_of(s);
+	/* Under attack strangers are lent nothing of what the others have earned. */
+	struct guard_price price = { .packets = packets };
+	const struct guard_limits *l;
+	__u32 share;
 
-	if (d && !guard_spend(&d->debt, m->ticks, l->target_interval,
-			      guard_threshold(m, tier, l->target_depth)))
+	if (!s || !m)
+		return GUARD_SPENT;
+	l = guard_limits_of(s);
+	share = guard_share(m, tier);
+	price.lent = !m->hot || tier <= GUARD_ABOVE;
+	price.interval = l->target_interval;
+	if (guard_rare(d) &&
+	    !guard_spend_of(&d->debt, m->ticks, &price, guard_threshold(share, l->target_depth)))
 		return GUARD_NO_TARGET;
+	price.interval = l->interval;
 	if (!l->interval ||
-	    guard_spend(&s->total.debt, m->ticks, l->interval, guard_threshold(m, tier, l->depth)))
+	    guard_spend(&s->total.debt, m->ticks, &price, guard_threshold(share, l->depth)))
 		return GUARD_SPENT;
 	if (d)
-		guard_refund(&d->debt, l->target_interval);
+		guard_refund(&d->debt, l->target_interval * packets);
 	return GUARD_NO_TOTAL;
 }
 
@@ -233,11 +274,12 @@ static __always_inline void guard_stranger(struct guard_state *s, const struct g
 					   const struct guard_moment *m)
 {
 	__u64 interval = guard_limits_of(s)->insert_interval, random = m->dice >> 56;
+	struct guard_price one = { .interval = interval, .packets = 1 };
 
-	if (guard_rare(guard_spend(&s->total.insert_debt, m->ticks, interval,
-				   (interval << 4) - ((interval * random) >> 4))))
-		guard_remember(s, p->source, source_word(m->print, m->own, 0, 0, 1), m->epoch,
-			       random);
+	if (guard_rare(guard_spend_of(&s->total.insert_debt, m->ticks, &one,
+				      (interval << 4) - ((interval * random) >> 4))))
+		guard_remember(s, p->source, source_word(m->print, m->own, 0, 0, p->packets & 255),
+			       m->epoch, random);
 }
 
 #define GUARD_PASSES 256 /* of the result of guard_decide, beside the tier */
@@ -274,7 +316,7 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 	 * some, it is taken before the source is looked up. A swap waits for every load before it, and
 	 * the source's may be one from memory.
 	 */
-	early = !m.hot && guard_spend_both(s, target, &m, GUARD_HEAVY) == GUARD_SPENT;
+	early = !m.hot && guard_spend_both(s, target, &m, GUARD_HEAVY, p->packets) == GUARD_SPENT;
 
 	known = guard_find(s, p->source, m.print);
 	if (known < 0) {
@@ -293,20 +335,20 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 	}
 	refused = early	      ? GUARD_SPENT :
 		  strange < 0 ? GUARD_NO_TOTAL :
-				guard_spend_both(s, target, &m, tier);
+				guard_spend_both(s, target, &m, tier, p->packets);
 	if (!guard_rare(refused != GUARD_SPENT)) {
 		if (target)
-			__sync_fetch_and_add(&target->passed, 1);
+			__sync_fetch_and_add(&target->passed, p->packets);
 		return tier | GUARD_PASSES;
 	}
 	/* Who refused is under attack from now on: a flood of one destination leaves the others calm. */
 	if (target)
-		__sync_fetch_and_add(&target->refused, 1);
+		__sync_fetch_and_add(&target->refused, p->packets);
 	if (refused == GUARD_NO_TARGET && target)
 		target->hot = m.epoch;
 	else if (t->hot != m.epoch)
 		t->hot = m.epoch;
-	return tier | ((m.dice >> 32) % GUARD_TOP_SAMPLE ? 0 : GUARD_SAMPLE);
+	return tier | ((m.dice >> 32) % GUARD_TOP_SAMPLE < p->packets ? GUARD_SAMPLE : 0);
 }
 
 #endif

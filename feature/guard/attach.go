@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	gosync "sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -23,15 +24,24 @@ const GrantEnv = "WEIR_GUARD_FDS"
 // ErrNoGrant says that the process may not load a guard, and was not given one.
 var ErrNoGrant = errors.New("no right to load a guard, and none was given")
 
+// ErrAboveGrant says that a process asked for a higher limit than it was granted.
+var ErrAboveGrant = errors.New("more than was granted")
+
+// ErrClosed says that a guard was used after Close; it wraps [net.ErrClosed].
+var ErrClosed = fmt.Errorf("the guard is closed: %w", net.ErrClosed)
+
 // Guard limits what sockets of this process get. Its methods may be called by several goroutines at once.
 type Guard struct {
-	program int // descriptors, ours
-	*state
+	mu      gosync.Mutex // of all of it
+	program int          // descriptors, ours
 	stateFD int
+	state   *state // nil: closed
+	last    Counts // when it was closed
 }
 
 // New makes a guard: of what the process was given (see [GrantEnv]) or, with the right to (root, or CAP_BPF and
-// CAP_NET_ADMIN), of a program that it loads. The limit is of packets per second, of all its sockets together.
+// CAP_NET_ADMIN), of a program that it loads. The limit is of packets per second, of all its sockets together. A limit
+// above that of the grant is refused with [ErrAboveGrant].
 func New(limit Limit) (*Guard, error) {
 	if limit == 0 || limit > MaxLimit {
 		return nil, fmt.Errorf("limit %d: want packets per second, from 1 to %d", uint64(limit), uint64(MaxLimit))
@@ -47,7 +57,10 @@ func New(limit Limit) (*Guard, error) {
 			return nil, err
 		}
 	}
-	g.setLimits(Limits{Total: limit})
+	if err := g.SetLimits(Limits{Total: limit}); err != nil {
+		g.Close()
+		return nil, err
+	}
 	return g, nil
 }
 
@@ -66,8 +79,13 @@ func Attach(conn syscall.Conn, limit Limit) (*Guard, error) {
 	return g, nil
 }
 
-// Attach puts one more socket under the guard's limit.
+// Attach puts one more socket under the guard's limit. After Close it returns [ErrClosed].
 func (g *Guard) Attach(conn syscall.Conn) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.state == nil {
+		return ErrClosed
+	}
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
@@ -87,15 +105,46 @@ func nameOf(conn syscall.Conn) string {
 	return fmt.Sprintf("%T", conn)
 }
 
-// SetLimits changes the limit at once, or has the guard pass everything and only count. Each is of no use here.
-func (g *Guard) SetLimits(l Limits) { g.setLimits(l) }
+// SetLimits changes the limit at once, or has the guard pass everything and only count. Each is of no use here. It
+// returns [ErrClosed] after Close, and [ErrAboveGrant] for a limit above that of the grant, or none, where there is one:
+// that is the library's word and no barrier, for a process can always take the filter off a socket of its own.
+func (g *Guard) SetLimits(l Limits) error {
+	if l.Total > MaxLimit {
+		return fmt.Errorf("limit %d: more than %s, the highest limit", uint64(l.Total), MaxLimit)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.state == nil {
+		return ErrClosed
+	}
+	if most := Limit(g.state.Total.Granted); most != 0 && (l.Total == 0 || l.Total > most) {
+		return fmt.Errorf("limit %s: %w, %s: ask for less, or have whoever starts the process grant more (weir guard grant --limit)", l.Total, ErrAboveGrant, most)
+	}
+	g.state.setLimits(l)
+	return nil
+}
 
-// Counts is what the guard has seen and whom it knows.
-func (g *Guard) Counts() Counts { return g.read(kernel.Monotonic()) }
+// Counts is what the guard has seen and whom it knows; after Close what it was then.
+func (g *Guard) Counts() Counts {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.state == nil {
+		return g.last
+	}
+	return g.state.read(kernel.Monotonic())
+}
 
-// Close lets go of the guard. Sockets that it was attached to keep its program until they close.
+// Close lets go of the guard. Sockets that it was attached to keep its program until they close. Closing it again does
+// nothing.
 func (g *Guard) Close() {
-	g.close()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.state == nil {
+		return
+	}
+	g.last = g.state.read(kernel.Monotonic())
+	g.state.close()
+	g.state = nil
 	unix.Close(g.program)
 	unix.Close(g.stateFD)
 }
@@ -155,9 +204,9 @@ func take(program, state int) (_ *Guard, err error) {
 	if g.state, err = mapState(g.stateFD); err != nil {
 		return nil, err
 	}
-	if g.Total.Version != ABI {
-		g.close()
-		return nil, fmt.Errorf("version %d: %w, which knows %d: build it with the same weir", g.Total.Version, ErrLayout, ABI)
+	if version := g.state.Total.Version; version != ABI {
+		g.state.close()
+		return nil, fmt.Errorf("version %d: %w, which knows %d: build it with the same weir", version, ErrLayout, ABI)
 	}
 	return g, nil
 }
@@ -167,13 +216,17 @@ func take(program, state int) (_ *Guard, err error) {
 type Grant struct{ Program, State *os.File }
 
 // NewGrant makes a guard that an unprivileged process can be given, as exec.Cmd's ExtraFiles or by SCM_RIGHTS.
-// [Attach] there finds it by its environment.
+// [Attach] there finds it by its environment, and takes no higher limit.
 func NewGrant(limit Limit) (*Grant, error) {
+	if limit == 0 || limit > MaxLimit {
+		return nil, fmt.Errorf("limit %d: want packets per second, from 1 to %d", uint64(limit), uint64(MaxLimit))
+	}
 	g, err := loaded(limit)
 	if err != nil {
 		return nil, err
 	}
-	g.close()
+	g.state.Total.Granted = uint32(limit)
+	g.state.close()
 	return &Grant{os.NewFile(uintptr(g.program), "guard program"), os.NewFile(uintptr(g.stateFD), "guard state")}, nil
 }
 

@@ -148,7 +148,9 @@ func TestAttach(t *testing.T) {
 			if c := g.Counts(); c.Passed != uint64(n) || c.Passed+c.Refused != 5000 || !c.UnderAttack {
 				t.Errorf("%d came, counted %+v", n, c)
 			}
-			g.SetLimits(Limits{Total: limit, Dry: true})
+			if err := g.SetLimits(Limits{Total: limit, Dry: true}); err != nil {
+				t.Fatal(err)
+			}
 			flood(t, s.LocalAddr(), 500)
 			if n := s.receivedOf(t, 500); n != 500 {
 				t.Errorf("in a dry run %d of 500 came", n)

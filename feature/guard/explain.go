@@ -73,7 +73,7 @@ func (p published) explain(r *kernel.Root, i kernel.Instance, packet feature.Pac
 	if err != nil {
 		return err
 	}
-	if text := problem(r, p, i.Scope, state); text != "" {
+	if text := problem(r, p, i.Scope, o.Maps[pinState], state); text != "" {
 		s.Text, s.Warning = text, true
 		return nil
 	}

@@ -74,60 +74,52 @@ static __always_inline __u64 guard_now(void)
 /* CPUs are more than sets of counters, so that some share one. */
 const volatile __u32 guard_counters_shared = 0;
 
-static __always_inline void guard_tally(struct guard_state *s, __u32 verdict, __u32 refused)
+static __always_inline void guard_tally(struct guard_state *s, __u32 verdict, __u32 refused,
+					__u32 packets)
 {
 	__u32 cpu = bpf_get_smp_processor_id() & (GUARD_COUNTERS - 1);
 	__u64 *count = &s->counters[cpu].verdict[verdict & 7][refused & 1];
 
 	/* Hooks run with bottom halves off: nothing on this CPU comes in between. */
 	if (guard_counters_shared)
-		__sync_fetch_and_add(count, 1);
+		__sync_fetch_and_add(count, packets);
 	else
-		++*count;
+		*count += packets;
 }
 
-/* guard_file files a packet under one pattern. */
-int guard_file(struct guard_top *top, const struct guard_top_entry *e, __u64 seed, __u64 at)
+/* guard_file files a packet under the pattern of one level. */
+__noinline int guard_file(struct guard_state *s, const struct guard_addresses *a, __u32 level,
+			  __u64 at)
 {
-	const __u64 *k;
-
-	if (!top || !e)
-		return 0;
-	k = (const __u64 *)e->address;
-	guard_top_file(top, e, guard_mix(guard_mix(k[0] ^ seed) ^ k[1] ^ e->port),
-		       at >> GUARD_TOP_SHIFT, bpf_get_prandom_u32());
-	return 0;
-}
-
-/* guard_note files one of GUARD_TOP_SAMPLE refused packets under every pattern that it is of. */
-int guard_note(struct guard_state *s, const struct guard_addresses *a, __u64 now)
-{
-	struct guard_top_entry e = {};
+	struct guard_top_key k = {};
+	const __u64 *from;
 	__u64 seed;
-	int v6;
 
-	if (!s || !a)
+	if (!s || !a || level >= GUARD_LEVELS)
 		return 0;
-	seed = s->total.seed[0];
-	v6 = a->family == 6;
-	__builtin_memcpy(e.address, a->saddr, 16);
-	guard_file(&s->top[GUARD_TOP_HOST], &e, seed + GUARD_TOP_HOST, now);
-	if (v6)
-		__builtin_memset(e.address + 8, 0, 8);
-	else
-		e.address[15] = 0;
-	guard_file(&s->top[GUARD_TOP_NET], &e, seed + GUARD_TOP_NET, now);
-	if (v6)
-		e.address[6] = e.address[7] = 0;
-	else
-		e.address[14] = 0;
-	guard_file(&s->top[GUARD_TOP_WIDE], &e, seed + GUARD_TOP_WIDE, now);
-	__builtin_memcpy(e.address, a->daddr, 16);
-	e.port = a->dport;
-	guard_file(&s->top[GUARD_TOP_TARGET], &e, seed + GUARD_TOP_TARGET, now);
-	__builtin_memset(e.address, 0, 16);
-	e.port = a->sport;
-	guard_file(&s->top[GUARD_TOP_SPORT], &e, seed + GUARD_TOP_SPORT, now);
+	k.weight = guard_top_weight(a->merged);
+	from = (const __u64 *)(level == GUARD_TOP_TARGET ? a->daddr : a->saddr);
+	if (level == GUARD_TOP_SPORT) {
+		k.port = a->sport;
+	} else {
+		k.high = from[0];
+		k.low = from[1];
+	}
+	if (level == GUARD_TOP_TARGET)
+		k.port = a->dport;
+	if (level == GUARD_TOP_NET || level == GUARD_TOP_WIDE) {
+		__u64 rest = level == GUARD_TOP_NET ? 0xff : 0xffff;
+
+		if (a->family != 6)
+			k.low &= bpf_cpu_to_be64(~rest);
+		else if (level == GUARD_TOP_WIDE)
+			k.high &= bpf_cpu_to_be64(~rest);
+		if (a->family == 6)
+			k.low = 0;
+	}
+	seed = s->total.seed[0] + level;
+	guard_top_file(&s->top[level], &k, guard_mix(guard_mix(k.high ^ seed) ^ k.low ^ k.port),
+		       at >> GUARD_TOP_SHIFT, bpf_get_prandom_u32());
 	return 0;
 }
 
@@ -168,10 +160,17 @@ int guard_pass(const struct guard_addresses *a, __u32 guard)
 
 	if (!s || !a)
 		return 1;
+	p.packets = a->merged ? a->merged : 1;
 	l = guard_limits_of(s);
+	if (guard_rare(a->merged > GUARD_MERGED)) {
+		/* No limit would bound it: guards refuse what they cannot read, also without one. */
+		verdict = GUARD_MALFORMED;
+		p.packets = 1;
+		goto count;
+	}
 	if (guard_rare(!l->interval && !l->target_interval)) {
-		guard_tally(s, GUARD_UNLIMITED, 0);
-		return 1;
+		verdict = GUARD_UNLIMITED | GUARD_PASSES;
+		goto count;
 	}
 	p.now = guard_now();
 	p.port = a->sport;
@@ -186,28 +185,21 @@ int guard_pass(const struct guard_addresses *a, __u32 guard)
 		mixed = guard_mix(k[0] ^ s->total.seed[0]);
 		p.source = guard_mix(mixed + s->total.seed[1]);
 		p.net = k[0] & bpf_cpu_to_be64(~0xffffULL);
-		p.host = guard_mix(mixed ^ k[1]) | 1;
+		p.host = mixed ^ k[1];
 	}
 	if (guard_rare(l->target_interval))
 		target = guard_target_of(a, guard);
 	verdict = guard_decide(s, &p, target);
-	guard_tally(s, verdict & 7, !(verdict & GUARD_PASSES));
+count:
+	guard_tally(s, verdict, !(verdict & GUARD_PASSES), p.packets);
 	if (!guard_rare(!(verdict & GUARD_PASSES)))
 		return 1;
-	if (verdict & GUARD_SAMPLE)
-		guard_note(s, a, p.now);
+	if (verdict & GUARD_SAMPLE) {
+#pragma clang loop unroll(disable)
+		for (__u32 level = 0; level < GUARD_LEVELS; level++)
+			guard_file(s, a, level, p.now);
+	}
 	return l->dry != 0;
-}
-
-/* guard_malformed refuses what cannot be read: no limit would bound it. */
-static __always_inline int guard_malformed(__u32 guard)
-{
-	struct guard_state *s = guard_state_of(guard);
-
-	if (!s)
-		return 1;
-	guard_tally(s, GUARD_MALFORMED, 1);
-	return guard_limits_of(s)->dry != 0;
 }
 
 #define GUARD_WHOLE 0x7fffffff /* bytes of the datagram that a socket filter keeps */
@@ -217,14 +209,13 @@ SEC("socket")
 int guard_socket(struct __sk_buff *skb)
 {
 	struct guard_addresses a = {};
+	int read = guard_read_skb(skb, &a);
 
-	switch (guard_read_skb(skb, &a)) {
-	case GUARD_OK:
-		return guard_pass(&a, 0) ? GUARD_WHOLE : 0;
-	case GUARD_BAD_HEADERS:
-		return guard_malformed(0) ? GUARD_WHOLE : 0;
-	}
-	return GUARD_WHOLE;
+	if (guard_rare(read == GUARD_NOT_OURS))
+		return GUARD_WHOLE;
+	if (guard_rare(read == GUARD_BAD_HEADERS))
+		a.merged = GUARD_UNREADABLE;
+	return guard_pass(&a, 0) ? GUARD_WHOLE : 0;
 }
 
 /* guard_of finds the guard of a destination; -1: it has none, or that one decides at another hook. */
@@ -279,8 +270,9 @@ static __always_inline int guard_unread(struct guard_addresses *a, enum guard_at
 	if (a->family != 6 || !guard_extension(a->proto))
 		return 1;
 	a->later = 1;
+	a->merged = GUARD_UNREADABLE;
 	guard = guard_of(a, at);
-	return guard < 0 || guard_malformed(guard);
+	return guard < 0 || guard_pass(a, guard);
 }
 
 /* Of the services of a namespace: every packet that any socket of the host is about to get comes here. */

@@ -66,7 +66,8 @@ type guardGuardState struct {
 		Holders    uint32
 		Behaved    uint32
 		Sweep      uint32
-		Pad2       [12]uint32
+		Granted    uint32
+		Pad2       [11]uint32
 	}
 	Counters [64]struct {
 		_       structs.HostLayout

@@ -239,19 +239,25 @@ func (h *hooks) putState(g published) error {
 func (h *hooks) putListens(guards []published) error {
 	var all []destination
 	for _, g := range guards {
-		at := uint16(atSockets)
-		if len(g.Service.Interfaces) > 0 {
-			at = atInterfaces
-		}
-		for _, e := range g.Service.udp() {
-			all = append(all, destination{e.Prefix, e.Port, g.Index, at})
-		}
+		all = append(all, g.destinations()...)
 	}
 	want, err := listens(all)
 	if err != nil {
 		return err
 	}
 	return syncListens(h.pins.Maps[pinListens], want)
+}
+
+// destinations are what the guard is for.
+func (p published) destinations() (out []destination) {
+	at := uint16(atSockets)
+	if len(p.Service.Interfaces) > 0 {
+		at = atInterfaces
+	}
+	for _, e := range p.Service.udp() {
+		out = append(out, destination{e.Prefix, e.Port, p.Index, at})
+	}
+	return out
 }
 
 // link attaches what is missing and detaches what nobody needs.

@@ -25,6 +25,7 @@ var (
 	packetsDesc   = desc("packets_total", "Packets that a guard decided, by the tier of what their source has earned.", "tier", "verdict")
 	malformedDesc = desc("malformed_packets_total", "Packets that were refused because their headers cannot be read to their end.")
 	limitDesc     = desc("limit_packets_per_second", "The limit of all packets of the service.")
+	eachDesc      = desc("each_limit_packets_per_second", "The limit of the packets to each of the service's addresses and ports.")
 	reservedDesc  = desc("reserved_packets_per_second", "What known sources have reserved of the limit.")
 	holdersDesc   = desc("holders", "Sources that have reserved a part of the limit.")
 	attackDesc    = desc("under_attack", "Whether something was refused in the last few seconds.")
@@ -36,7 +37,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{packetsDesc, malformedDesc, limitDesc, reservedDesc, holdersDesc, attackDesc, dryDesc, topDesc, problemDesc, upDesc} {
+	for _, d := range []*prometheus.Desc{packetsDesc, malformedDesc, limitDesc, eachDesc, reservedDesc, holdersDesc, attackDesc, dryDesc, topDesc, problemDesc, upDesc} {
 		ch <- d
 	}
 }
@@ -62,7 +63,13 @@ func (g GuardState) collect(send func(*prometheus.Desc, prometheus.ValueType, fl
 		send(packetsDesc, prometheus.CounterValue, float64(n.Refused), tier, "refused")
 	}
 	send(malformedDesc, prometheus.CounterValue, float64(g.Malformed))
-	send(limitDesc, prometheus.GaugeValue, float64(g.Limit))
+	// A limit that is not set is none, and no 0.
+	if g.Limit != 0 {
+		send(limitDesc, prometheus.GaugeValue, float64(g.Limit))
+	}
+	if g.Each != 0 {
+		send(eachDesc, prometheus.GaugeValue, float64(g.Each))
+	}
 	send(reservedDesc, prometheus.GaugeValue, g.Reserved)
 	send(holdersDesc, prometheus.GaugeValue, float64(g.Holders))
 	send(attackDesc, prometheus.GaugeValue, feature.Gauge(g.UnderAttack))

@@ -5,8 +5,10 @@
  *
  *	IPv4 options, IPv6 extension headers	skipped, up to eight headers
  *	more headers than that			GUARD_BAD_HEADERS: no host sends them
- *	later fragments (XDP only)		source port 0, any port of the destination
+ *	later fragments (XDP only)		source port 0, any port of the destination; of UDP, or
+ *						of what another extension header stands before
  *	cut off before the UDP header's end	GUARD_BAD_HEADERS
+ *	merged by the kernel (UDP_GRO)		as many as there are in it, if no more than GUARD_MERGED
  *	UDP-Lite				as UDP at a socket of its own; elsewhere it is nobody's
  */
 #ifndef WEIR_GUARD_PARSE_H
@@ -17,15 +19,18 @@
 #define IPV6_AUTH	 51
 
 struct guard_addresses {
-	__u8 saddr[16]; /* v4 as ::ffff:a.b.c.d */
+	__u8 saddr[16] __attribute__((aligned(8))); /* v4 as ::ffff:a.b.c.d */
 	__u8 daddr[16];
 	__u16 sport; /* network byte order */
 	__u16 dport;
 	__u8 family; /* 4 or 6 */
 	__u8 proto;
-	__u8 later; /* a later fragment: no ports */
-	__u8 pad;
+	__u8 later;  /* a later fragment: no ports */
+	__u8 merged; /* datagrams that the kernel has put into one, 0: one; or GUARD_UNREADABLE */
 };
+
+#define GUARD_MERGED	 128 /* the most that kernels merge: UDP_MAX_SEGMENTS; GRO takes 64 */
+#define GUARD_UNREADABLE 255 /* more than that, or headers that cannot be read to their end */
 
 enum { GUARD_OK, GUARD_NOT_OURS, GUARD_BAD_HEADERS };
 
@@ -42,8 +47,10 @@ static __always_inline void guard_mapped(__u8 *to, __u32 v4)
 /* guard_extension says whether a header is one that stands before the transport's. */
 static __always_inline int guard_extension(__u8 proto)
 {
-	return proto == IPPROTO_HOPOPTS || proto == IPPROTO_ROUTING || proto == IPPROTO_DSTOPTS ||
-	       proto == IPV6_FRAGMENT || proto == IPV6_AUTH;
+	const __u64 all = 1ULL << IPPROTO_HOPOPTS | 1ULL << IPPROTO_ROUTING |
+			  1ULL << IPPROTO_DSTOPTS | 1ULL << IPV6_FRAGMENT | 1ULL << IPV6_AUTH;
+
+	return proto < 64 && (all >> proto & 1);
 }
 
 /* guard_after is how long an extension header is, by its second byte. */
@@ -65,75 +72,78 @@ static __always_inline int guard_load(struct __sk_buff *skb, __u32 at, void *to,
 	return bpf_skb_load_bytes_relative(skb, at, to, n, BPF_HDR_START_NET);
 }
 
-static __always_inline int guard_read_ports(struct __sk_buff *skb, __u32 at,
-					    struct guard_addresses *a)
+/*
+ * guard_take takes ports, and how many datagrams there are. The kernel gives a socket that asks for
+ * it (UDP_GRO) many of one flow in one packet. Where a virtual machine's host has merged them, their number is
+ * not there (gso_segs is 0), and follows from their size.
+ */
+static __always_inline void guard_take(struct __sk_buff *skb, const struct udphdr *h,
+				       struct guard_addresses *a)
 {
-	struct udphdr h;
+	__u32 n = skb->gso_segs, size = skb->gso_size, bytes;
 
-	if (!guard_udp(a->proto))
-		return GUARD_NOT_OURS;
-	if (guard_load(skb, at, &h, sizeof(h)))
-		return GUARD_BAD_HEADERS;
-	a->sport = h.source;
-	a->dport = h.dest;
-	return GUARD_OK;
+	a->sport = h->source;
+	a->dport = h->dest;
+	if (!guard_rare(n | size))
+		return;
+	bytes = bpf_ntohs(h->len);
+	if (!n && bytes > sizeof(*h))
+		n = (bytes - sizeof(*h) + size - 1) / size;
+	a->merged = n > GUARD_MERGED ? GUARD_UNREADABLE : n;
 }
 
-static __always_inline int guard_read_v4(struct __sk_buff *skb, struct guard_addresses *a)
-{
+/* What is read at once: without options or extension headers, and that is nearly always, it is everything. */
+union guard_headers {
 	struct {
 		struct iphdr ip;
 		struct udphdr udp;
-	} h;
-
-	/* Without options, and that is nearly always, one call reads everything. */
-	if (guard_load(skb, 0, &h, sizeof(h)))
-		return GUARD_BAD_HEADERS;
-	guard_mapped(a->saddr, h.ip.saddr);
-	guard_mapped(a->daddr, h.ip.daddr);
-	a->family = 4;
-	a->proto = h.ip.protocol;
-	if (h.ip.ihl < 5 || h.ip.frag_off & bpf_htons(0x1fff))
-		return GUARD_BAD_HEADERS; /* fragments have been put together before this hook */
-	if (h.ip.ihl > 5)
-		return guard_read_ports(skb, h.ip.ihl * 4, a);
-	if (!guard_udp(a->proto))
-		return GUARD_NOT_OURS;
-	a->sport = h.udp.source;
-	a->dport = h.udp.dest;
-	return GUARD_OK;
-}
-
-static __always_inline int guard_read_v6(struct __sk_buff *skb, struct guard_addresses *a)
-{
-	__u32 at = sizeof(struct ipv6hdr);
+	} v4;
 	struct {
 		struct ipv6hdr ip;
 		struct udphdr udp;
-	} h;
+	} v6;
+};
 
-	if (guard_load(skb, 0, &h, sizeof(h)))
-		return GUARD_BAD_HEADERS;
-	__builtin_memcpy(a->saddr, &h.ip.saddr, 16);
-	__builtin_memcpy(a->daddr, &h.ip.daddr, 16);
+/* guard_read_v4 and guard_read_v6 return where the transport's header is, 0: it was read already, or below 0. */
+static __always_inline int guard_read_v4(struct __sk_buff *skb, struct guard_addresses *a,
+					 union guard_headers *h)
+{
+	const struct iphdr *ip = &h->v4.ip;
+
+	if (guard_load(skb, 0, &h->v4, sizeof(h->v4)))
+		return -1;
+	guard_mapped(a->saddr, ip->saddr);
+	guard_mapped(a->daddr, ip->daddr);
+	a->family = 4;
+	a->proto = ip->protocol;
+	if (ip->ihl < 5 || ip->frag_off & bpf_htons(0x1fff))
+		return -1; /* fragments have been put together before this hook */
+	return ip->ihl > 5 ? ip->ihl * 4 : 0;
+}
+
+static __always_inline int guard_read_v6(struct __sk_buff *skb, struct guard_addresses *a,
+					 union guard_headers *h)
+{
+	const struct ipv6hdr *ip = &h->v6.ip;
+	int at = sizeof(*ip);
+
+	if (guard_load(skb, 0, &h->v6, sizeof(h->v6)))
+		return -1;
+	__builtin_memcpy(a->saddr, &ip->saddr, 16);
+	__builtin_memcpy(a->daddr, &ip->daddr, 16);
 	a->family = 6;
-	a->proto = h.ip.nexthdr;
-	if (guard_udp(a->proto)) {
-		a->sport = h.udp.source;
-		a->dport = h.udp.dest;
-		return GUARD_OK;
-	}
+	a->proto = ip->nexthdr;
+	if (guard_udp(a->proto))
+		return 0;
 	for (int i = 0; i < GUARD_EXTENSIONS && guard_extension(a->proto); i++) {
 		__u8 next[2];
 
 		if (guard_load(skb, at, next, 2))
-			return GUARD_BAD_HEADERS;
+			return -1;
 		at += guard_after(a->proto, next[1]);
 		a->proto = next[0];
 	}
-	if (guard_extension(a->proto))
-		return GUARD_BAD_HEADERS;
-	return guard_read_ports(skb, at, a);
+	return guard_extension(a->proto) ? -1 : at;
 }
 
 /*
@@ -142,13 +152,30 @@ static __always_inline int guard_read_v6(struct __sk_buff *skb, struct guard_add
  */
 static __always_inline int guard_read_skb(struct __sk_buff *skb, struct guard_addresses *a)
 {
+	struct udphdr *udp;
+	union guard_headers h;
+	int at;
+
 	switch (skb->protocol) {
 	case bpf_htons(ETH_P_IP):
-		return guard_read_v4(skb, a);
+		at = guard_read_v4(skb, a, &h);
+		udp = &h.v4.udp;
+		break;
 	case bpf_htons(ETH_P_IPV6):
-		return guard_read_v6(skb, a);
+		at = guard_read_v6(skb, a, &h);
+		udp = &h.v6.udp;
+		break;
+	default:
+		return GUARD_NOT_OURS;
 	}
-	return GUARD_NOT_OURS;
+	if (at < 0)
+		return GUARD_BAD_HEADERS;
+	if (!guard_udp(a->proto))
+		return GUARD_NOT_OURS;
+	if (at && guard_load(skb, at, udp, sizeof(*udp)))
+		return GUARD_BAD_HEADERS;
+	guard_take(skb, udp, a);
+	return GUARD_OK;
 }
 
 /* guard_frame_ports reads the ports of an XDP frame. */
@@ -212,8 +239,12 @@ int guard_frame_v6(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 		at += guard_after(a->proto, next[1]);
 		a->proto = next[0];
 	}
-	if (guard_extension(a->proto))
-		return GUARD_BAD_HEADERS;
+	if (guard_extension(a->proto)) {
+		if (!a->later)
+			return GUARD_BAD_HEADERS;
+		/* Its first fragment has the rest of the headers: it may be of UDP. */
+		a->proto = IPPROTO_UDP;
+	}
 	return guard_frame_ports(at, end, a);
 }
 

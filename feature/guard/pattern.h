@@ -19,6 +19,15 @@ static __always_inline __u32 guard_decayed(const struct guard_cell *c, __u32 at)
 	return c->rate - (__u32)(((__u64)c->rate * (__u32)elapsed) >> GUARD_WINDOW);
 }
 
+/* guard_cell is a cell of a row. Without the barrier its place is worked out anew for each access. */
+static __always_inline struct guard_cell *guard_cell(struct guard_cell *row, __u32 i)
+{
+	struct guard_cell *c = row + (i & (GUARD_COLUMNS - 1));
+
+	barrier_var(c);
+	return c;
+}
+
 /*
  * guard_heavy adds packets to the rate of a pattern, and says whether that is heavy: above the limit
  * and eight times that of its neighbours. With millions of random keys every cell is high, and that is
@@ -28,17 +37,17 @@ static __always_inline __u32 guard_decayed(const struct guard_cell *c, __u32 at)
 int guard_heavy(struct guard_sketch *s, __u64 key, __u32 at, __u32 limit, __u32 packets)
 {
 	struct guard_cell *a, *b;
-	__u32 i = (key >> 16) & (GUARD_COLUMNS - 1), j = (key >> 40) & (GUARD_COLUMNS - 1);
+	__u32 i = key >> 16, j = key >> 40;
 	__u32 x, y, m, n, rate;
 
 	if (!s)
 		return 0;
-	a = &s->cell[0][i];
-	b = &s->cell[1][j];
+	a = guard_cell(s->cell[0], i);
+	b = guard_cell(s->cell[1], j);
 	x = guard_decayed(a, at);
 	y = guard_decayed(b, at);
-	m = guard_decayed(&s->cell[0][(i + 1) & (GUARD_COLUMNS - 1)], at);
-	n = guard_decayed(&s->cell[1][(j + 1) & (GUARD_COLUMNS - 1)], at);
+	m = guard_decayed(guard_cell(s->cell[0], i + 1), at);
+	n = guard_decayed(guard_cell(s->cell[1], j + 1), at);
 	rate = (x < y ? x : y) + GUARD_PACKET * packets;
 	if (n < m)
 		m = n;

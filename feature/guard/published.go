@@ -88,6 +88,14 @@ func (t target) publish(l *kernel.WriteLock) error {
 	default:
 		t.Index = slices.Min(slices.Collect(maps.Keys(free)))
 	}
+	var before *kernel.Meta
+	if mine >= 0 {
+		meta, err := l.Meta(guardInstance(t.scope, t.Service.Name))
+		if err != nil {
+			return err
+		}
+		before = &meta
+	}
 	ns, err := netns.Find(t.Netns, t.Inode)
 	if err != nil {
 		return err
@@ -110,6 +118,22 @@ func (t target) publish(l *kernel.WriteLock) error {
 		return err
 	}
 	kernel.Step("guard:published")
+	if err := sync(l, t.scope); err != nil {
+		return errors.Join(err, t.takeBack(l, before, pins))
+	}
+	return nil
+}
+
+// takeBack has a guard that could not be put in place be what it was before, nil: not there. Killed before it is done,
+// status says what is lacking, and the next command goes on.
+func (t target) takeBack(l *kernel.WriteLock, before *kernel.Meta, pins kernel.Pins) error {
+	if before == nil {
+		return remove(l, t.scope, t.Service.Name)
+	}
+	if err := l.Publish(guardInstance(t.scope, t.Service.Name), *before, pins); err != nil {
+		return err
+	}
+	kernel.Step("guard:taken-back")
 	return sync(l, t.scope)
 }
 

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -40,13 +42,21 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, inode uint6
 	if len(p.Service.Interfaces) > 0 {
 		watch(p.Netns, p.Inode)
 	}
-	o, err := r.Open(hooksInstance(i.Scope), pinListens)
+	o, err := r.Open(hooksInstance(i.Scope), pinListens, pinStates)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return true, nil
 	} else if err != nil {
 		return false, err
 	}
 	defer o.Close()
+	mine, err := r.Open(i, pinState)
+	if err != nil {
+		return false, err
+	}
+	defer mine.Close()
+	if found, err := p.found(o, mine.Maps[pinState]); err != nil || !found {
+		return true, err
+	}
 	at, err := p.unattached(o, ns)
 	return len(at.lacking)+len(at.left) > 0, err
 }
@@ -109,6 +119,46 @@ func (p published) unattached(o *kernel.Opened, ns *netns.Handle) (u unattached,
 		}
 	}
 	return u, err
+}
+
+// found says whether packets find a guard: its state is in its place among the namespace's, and all its destinations
+// lead there, at its hook. A command that was killed leaves one published that nothing leads to. o are the pins of @hooks.
+func (p published) found(o *kernel.Opened, state *ebpf.Map) (bool, error) {
+	info, err := state.Info()
+	if err != nil {
+		return false, err
+	}
+	id, _ := info.ID()
+	var there uint32
+	if err := o.Maps[pinStates].Lookup(uint32(p.Index), &there); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, fmt.Errorf("reading which guards are in place: %w", err)
+	}
+	if ebpf.MapID(there) != id {
+		return false, nil
+	}
+	want, err := listens(p.destinations())
+	if err != nil {
+		return false, err
+	}
+	for k, v := range want {
+		if k.Port == 0 {
+			continue // of later fragments: guards share it, and it may have no room
+		}
+		var l guardGuardListen
+		if err := o.Maps[pinListens].Lookup(k, &l); errors.Is(err, ebpf.ErrKeyNotExist) {
+			return false, nil
+		} else if err != nil {
+			return false, fmt.Errorf("reading what is guarded: %w", err)
+		}
+		for i := range v.Count {
+			if !slices.Contains(l.Prefix[:l.Count], v.Prefix[i]) {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
 }
 
 // detached says whether a pinned link no longer attaches anything to an interface: it went, and another may have come

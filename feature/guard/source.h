@@ -47,11 +47,14 @@ static __always_inline void guard_reserve(struct guard_total *t, __s32 packets, 
 		__sync_fetch_and_add(&t->holders, (__u32)holders);
 }
 
-/* guard_calm is how many packets an epoch a source may send and still be behaving. */
+/*
+ * guard_calm is how many packets an epoch a source may send and still be behaving. While all is calm that is half of
+ * the limit: where clients are few, one of them sends much of it.
+ */
 static __always_inline __u32 guard_calm(const struct guard_total *t, const struct guard_limits *l,
 					int hot)
 {
-	__u32 calm = hot ? t->calm : l->per_epoch >> 3;
+	__u32 calm = hot ? t->calm : l->per_epoch >> 1;
 
 	if (calm < 4)
 		calm = 4;
@@ -60,72 +63,75 @@ static __always_inline __u32 guard_calm(const struct guard_total *t, const struc
 
 /*
  * guard_room says whether reservations may grow by so much, for a source that then has want: at most
- * 5/8 of the limit is reserved, under attack 3/4, and by sources above twice the fair share no more
- * than 3/8, so that a few large ones never keep out the many small.
+ * 5/8 of the limit is reserved, under attack 3/4. For sources above twice the fair share it may grow to half of
+ * the limit, under attack to 3/8, so that a few large ones never keep out the many small.
  */
-static __always_inline int guard_room(const struct guard_total *t, const struct guard_limits *l,
-				      int hot, __u32 grow, __u32 want)
+__noinline int guard_room(struct guard_state *s, __u32 hot, __u32 grow, __u32 want)
 {
-	__u32 eighth = l->per_epoch >> 3, room = hot ? (l->per_epoch >> 2) * 3 : eighth * 5;
+	const struct guard_limits *l;
+	__u32 eighth, room;
 
-	if (want > 2 * t->fair)
-		room = eighth * 3;
-	return t->reserved + grow <= room;
+	if (!s)
+		return 0;
+	l = guard_limits_of(s);
+	eighth = l->per_epoch >> 3;
+	room = hot ? (l->per_epoch >> 2) * 3 : eighth * 5;
+	if (want > 2 * s->total.fair)
+		room = eighth * (hot ? 3 : 4);
+	return s->total.reserved + grow <= room;
 }
 
 /* source_earns says whether a source of so many good epochs gets what it has shown reserved. */
-static __always_inline int source_earns(struct guard_total *t, const struct guard_limits *l,
-					__u32 score, __u32 shown, int hot)
+static __always_inline int source_earns(struct guard_state *s, __u32 score, __u32 shown, int hot)
 {
 	return score >= (hot ? GUARD_NEED_HOT : GUARD_NEED_CALM) &&
-	       guard_room(t, l, hot, shown, shown);
+	       guard_room(s, hot, shown, shown);
 }
 
 /* source_adjust has a reservation follow what the source sends: slowly down, and under attack slowly up. */
-static __always_inline __u32 source_adjust(struct guard_total *t, const struct guard_limits *l,
-					   __u64 w, __u32 epoch, int hot)
+static __always_inline __u32 source_adjust(struct guard_state *s, __u64 w, __u32 epoch, __u32 calm,
+					   int hot)
 {
-	__u32 reserved = SOURCE_SHOWN(w), count = SOURCE_COUNT(w), calm = guard_calm(t, l, hot),
-	      want;
+	__u32 reserved = SOURCE_SHOWN(w), count = SOURCE_COUNT(w), want;
 
 	if (count <= reserved)
 		return reserved -
 		       (reserved > 1 && count < reserved && ((epoch ^ SOURCE_PRINT(w)) & 7) == 0);
 	want = count > calm ? calm : count;
-	if (hot && want > t->fair)
-		want = t->fair;
+	if (hot && want > s->total.fair)
+		want = s->total.fair;
 	if (hot && want > reserved + 1)
 		want = reserved + 1;
-	if (want > reserved && guard_room(t, l, hot, want - reserved, want))
+	if (want > reserved && guard_room(s, hot, want - reserved, want))
 		return want;
 	return reserved;
 }
 
 /*
- * source_turn brings a word into the current epoch, with this packet as its first. The caller swaps it
+ * source_turn brings a word into the current epoch, with so many packets as its first. The caller swaps it
  * in and, if that succeeds, adds what it changed to the sum of reservations. It is a function of its
  * own, as are all that few packets need: the verifier walks each of them once, and not behind every
  * path that leads to it.
  */
-__u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot)
+__u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 packets)
 {
 	__u32 shown = SOURCE_SHOWN(w), score = SOURCE_SCORE(w), count = SOURCE_COUNT(w);
 	__u32 age = source_age(w, epoch);
-	const struct guard_limits *l;
 	struct guard_total *t;
+	__u32 calm;
 
 	if (!s)
 		return w;
 	t = &s->total;
-	l = guard_limits_of(s);
+	calm = guard_calm(t, guard_limits_of(s), hot);
 	if (age > GUARD_IDLE) {
 		score = 0;
 		shown = 0;
 	} else if (score == GUARD_GRANTED) {
 		if (age == 1)
 			__sync_fetch_and_add(&t->behaved, 1);
-		shown = source_adjust(t, l, w, epoch, hot);
-	} else if (count > guard_calm(t, l, hot)) {
+		shown = source_adjust(s, w, epoch, calm, hot);
+	} else if (count > calm) {
 		score = GUARD_BAD;
 		shown = 0;
 	} else if (score == GUARD_BAD) {
@@ -142,10 +148,10 @@ __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot)
 			shown = t->fair;
 		if (!shown)
 			shown = 1;
-		if (source_earns(t, l, score, shown, hot))
+		if (source_earns(s, score, shown, hot))
 			score = GUARD_GRANTED;
 	}
-	return source_word(SOURCE_PRINT(w), epoch, score, shown, 1);
+	return source_word(SOURCE_PRINT(w), epoch, score, shown, packets & 255);
 }
 
 /* guard_epoch works out the fair share, once an epoch: the only divisions are here. */
@@ -275,9 +281,9 @@ int guard_remember(struct guard_state *s, __u32 bucket, __u64 word, __u32 epoch,
 }
 
 /* guard_any is 1 if a bit is set, without a branch. */
-static __always_inline __u32 guard_any(__u64 x)
+static __always_inline __u32 guard_any(__u32 x)
 {
-	return (x | -x) >> 63;
+	return (x | -x) >> 31;
 }
 
 /*
@@ -289,26 +295,29 @@ static __always_inline int guard_find(struct guard_state *s, __u32 bucket, __u32
 {
 	const __u64 ones = 0x0001000100010001ULL, *prints;
 	__u64 sought = (print >> 8) * ones, hits = 0;
+	__u32 found;
 
 	bucket &= GUARD_BUCKETS - 1;
 	prints = (const __u64 *)s->prints[bucket].print;
-	/* Lane l of word i is bit 16 l + i. A lane above one that is equal may be set, too: the lowest never errs. */
+	/* Lane l of word i is bit 16 l + i. A lane above one that is equal may be set, too. */
 	for (int i = 0; i < GUARD_WAYS / 4; i++) {
 		__u64 x = prints[i] ^ sought;
 
-		hits |= (((x - ones) & ~x & (ones << 15)) >> 15) << i;
+		hits |= ((x - ones) & ~x & (ones << 15)) >> (15 - i);
 	}
-	for (int i = 0; i < 3 && hits; i++) {
-		__u64 bit = hits & -hits;
-		__u32 way = guard_any(bit & 0xffff0000ffff0000ULL) | guard_any(bit >> 32) << 1 |
-			    guard_any(bit & 0xaaaaaaaaaaaaaaaaULL) << 2 |
-			    guard_any(bit & 0xccccccccccccccccULL) << 3 |
-			    guard_any(bit & 0xf0f0f0f0f0f0f0f0ULL) << 4;
+	/* The bits of the lanes 2 and 3 go between those of 0 and 1, and behind: every way is a bit of 32. */
+	found = hits | hits >> 24;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < 3 && found; i++) {
+		__u32 bit = found & -found;
+		__u32 way = guard_any(bit & 0xffff0000) | guard_any(bit & 0xff00ff00) << 1 |
+			    guard_any(bit & 0xaaaaaaaa) << 2 | guard_any(bit & 0xcccccccc) << 3 |
+			    guard_any(bit & 0xf0f0f0f0) << 4;
 
 		way |= bucket * GUARD_WAYS;
 		if (!guard_rare(SOURCE_PRINT(guard_read(*guard_source(s, way))) != print))
 			return way;
-		hits ^= bit;
+		found ^= bit;
 	}
 	return -1;
 }

@@ -169,13 +169,13 @@ func readGuard(r *kernel.Root, i kernel.Instance) (g GuardState, err error) {
 			return g, err
 		}
 	}
-	g.Problem = problem(r, p, i.Scope, s)
+	g.Problem = problem(r, p, i.Scope, o.Maps[pinState], s)
 	return g, nil
 }
 
 // problem says what keeps a guard from doing what it is for.
-func problem(r *kernel.Root, p published, scope string, s *guardGuardState) string {
-	o, err := r.Open(hooksInstance(scope), pinListens)
+func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *guardGuardState) string {
+	o, err := r.Open(hooksInstance(scope), pinListens, pinStates)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return "nothing is attached: weir apply mends it"
 	} else if err != nil {
@@ -184,6 +184,11 @@ func problem(r *kernel.Root, p published, scope string, s *guardGuardState) stri
 	defer o.Close()
 	if s.limits() != p.Service.limits().layout() {
 		return "its limits are not in force: weir apply mends it"
+	}
+	if found, err := p.found(o, m); err != nil {
+		return err.Error()
+	} else if !found {
+		return "no packet is led to it yet, what put it in place was interrupted: weir apply mends it, and weir serve does within seconds"
 	}
 	ns, err := netns.Find(p.Netns, p.Inode)
 	if err != nil {

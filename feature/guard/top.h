@@ -5,7 +5,15 @@
 
 #define GUARD_TOP_SHIFT	 33 /* at counts units of 2^33 ns, 8.6 s */
 #define GUARD_TOP_SAMPLE 16 /* one refused packet in so many is filed, with that weight */
-#define GUARD_TOP_PACKET (GUARD_TOP_SAMPLE << 4)
+
+/*
+ * guard_top_weight is what one packet that is filed counts for: those merged into it are filed for certain if
+ * they are as many.
+ */
+static __always_inline __u32 guard_top_weight(__u32 packets)
+{
+	return (packets > GUARD_TOP_SAMPLE ? packets : GUARD_TOP_SAMPLE) << 4;
+}
 
 /* guard_top_decayed halves a weight with every unit. */
 static __always_inline __u32 guard_top_decayed(const struct guard_top_entry *e, __u32 at)
@@ -15,28 +23,39 @@ static __always_inline __u32 guard_top_decayed(const struct guard_top_entry *e, 
 	return age > 31 ? 0 : e->weight >> age;
 }
 
+/* What is filed: a prefix, a port or both. */
+struct guard_top_key {
+	__u64 high, low; /* of the address; as it lies in memory */
+	__u16 port;
+	__u32 weight; /* packets << 4 */
+};
+
 /*
- * guard_top_file adds a sampled packet to one level. A pattern that is not there takes the place of the
- * lightest of its set with a chance of its weight over both: a heavy one gets in soon, and noise seldom
+ * guard_top_file adds a sampled packet with its weight to one level. A pattern that is not there takes the
+ * place of the lightest of its set with a chance of its weight over both: a heavy one gets in soon, and noise seldom
  * drives it out (random admission, Basat et al. 2017).
  */
-static __always_inline void guard_top_file(struct guard_top *top, const struct guard_top_entry *key,
+static __always_inline void guard_top_file(struct guard_top *top, const struct guard_top_key *key,
 					   __u64 hash, __u32 at, __u32 random)
 {
 	struct guard_top_entry *set = top->entry[hash & (GUARD_TOP_SETS - 1)], *e;
-	const __u64 *k = (const __u64 *)key->address;
 	__u32 least = ~0u, victim = 0;
 
+	barrier_var(set);
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < GUARD_TOP_WAYS; i++) {
-		const __u64 *x = (const __u64 *)set[i].address;
-		__u32 weight = guard_top_decayed(&set[i], at);
+		const __u64 *x;
+		__u32 weight;
 
-		if (x[0] == k[0] && x[1] == k[1] && set[i].port == key->port && set[i].weight) {
-			if (weight < ~0u - GUARD_TOP_PACKET)
-				weight += GUARD_TOP_PACKET;
-			set[i].weight = weight;
-			set[i].at = at;
+		e = set + i;
+		barrier_var(e);
+		x = (const __u64 *)e->address;
+		weight = guard_top_decayed(e, at);
+		if (x[0] == key->high && x[1] == key->low && e->port == key->port && e->weight) {
+			if (weight < ~0u - key->weight)
+				weight += key->weight;
+			e->weight = weight;
+			e->at = at;
 			return;
 		}
 		if (weight < least) {
@@ -44,13 +63,15 @@ static __always_inline void guard_top_file(struct guard_top *top, const struct g
 			victim = i;
 		}
 	}
-	if ((__u64)random * (least + GUARD_TOP_PACKET) >> 32 >= GUARD_TOP_PACKET)
+	if ((__u64)random * (least + key->weight) >> 32 >= key->weight)
 		return;
-	e = &set[victim & (GUARD_TOP_WAYS - 1)];
-	__builtin_memcpy(e->address, key->address, 16);
+	e = set + (victim & (GUARD_TOP_WAYS - 1));
+	barrier_var(e);
+	((__u64 *)e->address)[0] = key->high;
+	((__u64 *)e->address)[1] = key->low;
 	e->port = key->port;
 	e->check = (__u16)(hash >> 48);
-	e->weight = least + GUARD_TOP_PACKET;
+	e->weight = least + key->weight;
 	e->at = at;
 }
 

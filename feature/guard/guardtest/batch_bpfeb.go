@@ -25,7 +25,7 @@ type batchGuardEntry struct {
 		Family uint8
 		Proto  uint8
 		Later  uint8
-		Pad    uint8
+		Merged uint8
 	}
 	Passed uint32
 	_      [4]byte
@@ -82,7 +82,8 @@ type batchGuardState struct {
 		Holders    uint32
 		Behaved    uint32
 		Sweep      uint32
-		Pad2       [12]uint32
+		Granted    uint32
+		Pad2       [11]uint32
 	}
 	Counters [64]struct {
 		_       structs.HostLayout

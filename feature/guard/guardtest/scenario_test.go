@@ -31,7 +31,8 @@ func newGuard(t testing.TB, o Options) *Guard {
 // chosen are the scenarios that each change is held to: one of every kind, and the worst ones. The lab's experiment
 // guard runs all of them. True are those that the kernel matrix has time for, which emulates its machines.
 var chosen = map[string]bool{"single_flow": true, "reflection": false, "spoofed_50k": false, "pulsing_2000x25": false,
-	"slow_2000x25": false, "slow_first": false, "new_net24": false, "flash_crowd": false, "limit_100": false, "v6_beside_client": true}
+	"slow_2000x25": false, "slow_first": false, "new_net24": false, "flash_crowd": false, "limit_100": false, "v6_beside_client": true,
+	"large_1_spoofed": true, "large_4_2000x25": false, "large_zipf_2000x25": false, "slow_2x180": false}
 
 // TestScenarios holds scenarios to what the README promises.
 func TestScenarios(t *testing.T) {

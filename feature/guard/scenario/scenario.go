@@ -4,6 +4,7 @@ package scenario
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -49,7 +50,7 @@ const (
 // All are the scenarios, in the order in which a person reads them.
 func All() []Scenario {
 	var all []Scenario
-	for _, group := range [][]Scenario{floods(), patience(), arrivals(), limits(), ipv6()} {
+	for _, group := range [][]Scenario{floods(), large(), patience(), arrivals(), limits(), ipv6()} {
 		for _, s := range group {
 			if s.Limit == 0 {
 				s.Limit = limit
@@ -126,6 +127,42 @@ func floods() []Scenario {
 	}
 }
 
+// large is clients that are few, or few of which send most: together they take as much of the limit as the others do.
+func large() []Scenario {
+	many := func(name, about string, attack float64, on func(time.Duration) bool, d draw, rates []float64) Scenario {
+		return scene(name, about, 10*second, 5*second, func(b *builder) {
+			for _, pps := range rates {
+				b.clients(1, pps, 0, jittered, Established)
+			}
+			b.flood(attack, on, d)
+		})
+	}
+	one, four, zipf := []float64{440}, []float64{200, 70, 70, 70}, shares(50, 1.5, 400)
+	return []Scenario{
+		many("large_1_spoofed", "spoofed, 50,000 pps; one client has 440 pps", 50e3, nil, spoofed, one),
+		many("large_1_2000x25", "2,000 sources of 25 pps; one client has 440 pps", 50e3, nil, twoThousand, one),
+		many("large_1_pulsing", "spoofed, 50,000 pps in every other second; one client has 440 pps", 50e3, pulse, spoofed, one),
+		many("large_4_spoofed", "spoofed, 50,000 pps; four clients have 200, 70, 70 and 70 pps", 50e3, nil, spoofed, four),
+		many("large_4_2000x25", "2,000 sources of 25 pps; four clients have 200, 70, 70 and 70 pps", 50e3, nil, twoThousand, four),
+		many("large_zipf_spoofed", "spoofed, 50,000 pps; of 50 clients the first has 172 pps, the last half a pps", 50e3, nil, spoofed, zipf),
+		many("large_zipf_2000x25", "2,000 sources of 25 pps; of 50 clients the first has 172 pps, the last half a pps", 50e3, nil, twoThousand, zipf),
+		many("large_zipf_pulsing", "2,000 sources of 25 pps in every other second; of 50 clients the first has 172 pps, the last half a pps", 50e3, pulse, twoThousand, zipf),
+	}
+}
+
+// shares is n rates that add up to a sum, the i-th of which is in proportion to 1/i to an exponent (Zipf).
+func shares(n int, exponent, sum float64) []float64 {
+	out, all := make([]float64, n), 0.0
+	for i := range out {
+		out[i] = math.Pow(float64(i+1), -exponent)
+		all += out[i]
+	}
+	for i := range out {
+		out[i] *= sum / all
+	}
+	return out
+}
+
 // patience is attackers that behave for a minute and then flood.
 func patience() []Scenario {
 	patient := func(name, about string, legitFrom time.Duration, n int, low, high float64) Scenario {
@@ -138,6 +175,7 @@ func patience() []Scenario {
 	return []Scenario{
 		patient("slow_1000x50", "1,000 sources of 0.5 pps, then of 50 pps", 0, 1000, 0.5, 50),
 		patient("slow_8x6k", "8 sources of 60 pps, then of 6,000 pps", 0, 8, 60, 6000),
+		patient("slow_2x180", "2 sources of 180 pps, then of 25,000 pps, which came 30 s before the clients", 30*second, 2, 180, 25e3),
 		patient("slow_2000x25", "2,000 sources of 0.1 pps, then of 25 pps", 0, 2000, 0.1, 25),
 		patient("slow_first", "1,000 sources of 0.5 pps, then of 50 pps, which came 30 s before the clients", 30*second, 1000, 0.5, 50),
 	}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import "testing"
+
+// TestSocketProgramFits holds the socket's program to what a socket takes: the kernel charges its instructions to the
+// socket's option memory (sk_filter_charge), which is 20,480 bytes before Linux 6.8, and the application's own options
+// and control messages come out of the same.
+func TestSocketProgramFits(t *testing.T) {
+	need(t)
+	const optmem, application = 20_480, 1536 // bytes
+	c, err := load(constants{}, nil, Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	info, err := c.Programs[Socket.program()].Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, err := info.TranslatedSize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size > optmem-application {
+		t.Errorf("the socket's program has %d bytes of instructions: want at most %d, or Linux 6.1 refuses it (ENOMEM)", size, optmem-application)
+	}
+	t.Logf("%d bytes of %d", size, optmem)
+}
