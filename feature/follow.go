@@ -133,29 +133,31 @@ func (w *following) follow(ctx context.Context) error {
 		return err
 	}
 	var due []kernel.Instance
+	var errs []error // one that cannot be read keeps nobody from mending the others
 	for _, i := range all {
 		lacks, err := w.Lacks(w.root, i, w.watch)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
 		} else if err != nil {
-			return err
+			errs = append(errs, err)
+			continue
 		}
 		if lacks && time.Since(w.failed[i]) > lookAgain*lookEvery-lookEvery/2 {
 			due = append(due, i)
 		}
 	}
 	if len(due) == 0 {
-		return nil
+		return errors.Join(errs...)
 	}
 	l, err := w.root.Lock(ctx)
 	if err != nil {
-		return err
+		return errors.Join(append(errs, err)...)
 	}
 	defer l.Unlock()
 	for _, i := range due {
 		w.adopt(l, i)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // adopt mends one instance, and says so unless it has said the same before.

@@ -66,11 +66,33 @@ func ParseConfig(path string, data []byte) (*Config, error) {
 	for _, f := range parts {
 		errs = append(errs, f.validate(c)...)
 	}
+	errs = append(errs, c.crowded()...)
 	if len(errs) > 0 {
 		slices.SortStableFunc(errs, inOrderOfTheFile)
 		return nil, errors.Join(errs...)
 	}
 	return c, nil
+}
+
+// crowded refuses a filter and a guard that want XDP of the same device: it has room for one program.
+func (c *Config) crowded() (errs []error) {
+	for _, f := range c.Filter {
+		if f.Hook != filter.HookXDP && f.Hook != filter.HookXDPGeneric {
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(c.Services)) {
+			s := c.Services[name]
+			if s.Guard == nil || s.Netns != f.Netns {
+				continue
+			}
+			for _, device := range f.Interfaces {
+				if slices.Contains(s.Guard.Interfaces, device) {
+					errs = append(errs, f.Pos.Errorf("filter.%s: services.%s.guard is at XDP of %s, which has room for one program: use hook tcx or clsact for the filter, or leave interfaces out of the guard, which then decides at the sockets", f.Name, name, device))
+				}
+			}
+		}
+	}
+	return errs
 }
 
 func inOrderOfTheFile(a, b error) int {

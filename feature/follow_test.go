@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package feature
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) }
+
+// An instance that cannot be read is told of, and keeps nobody from mending the others.
+func TestFollowsTheOthers(t *testing.T) {
+	nstest.NeedRoot(t)
+	path := nstest.BPFFS + "/" + t.Name()
+	for _, name := range []string{"a", "broken", "c"} {
+		if err := os.MkdirAll(filepath.Join(path, "4026531840", "test", name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var mu sync.Mutex
+	adopted := map[string]bool{}
+	f := Follower{Feature: "test",
+		Lacks: func(_ *kernel.Root, i kernel.Instance, _ func(string, uint64)) (bool, error) {
+			if i.Name == "broken" {
+				return false, errors.New("its pins cannot be read")
+			}
+			return true, nil
+		},
+		Adopt: func(_ *kernel.WriteLock, i kernel.Instance) (string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if adopted[i.Name] = true; len(adopted) == 2 {
+				cancel()
+			}
+			return "attached", nil
+		}}
+	if err := f.Run(ctx, kernel.OpenRoot(path), slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	if !adopted["a"] || !adopted["c"] {
+		t.Errorf("adopted %v", adopted)
+	}
+}
