@@ -63,11 +63,20 @@ func (h hookValue) String() string {
 	}
 	return string(*h.to)
 }
-func (h hookValue) Set(s string) error { return h.to.UnmarshalText([]byte(s)) }
-func (h hookValue) Type() string       { return "hook" }
+func (h hookValue) Type() string { return "hook" }
+func (h hookValue) Set(s string) error {
+	if s == string(filter.HookSocket) { // which no configuration has
+		*h.to = filter.HookSocket
+		return nil
+	}
+	if err := h.to.UnmarshalText([]byte(s)); err != nil {
+		return fmt.Errorf("%w, %s", err, filter.HookSocket)
+	}
+	return nil
+}
 
 func hookFlag(c *cobra.Command, to *filter.Hook) {
-	c.Flags().Var(hookValue{to}, "hook", "xdp, xdp-generic, tcx, clsact, netfilter or nft")
+	c.Flags().Var(hookValue{to}, "hook", "xdp, xdp-generic, tcx, clsact, netfilter, nft or socket")
 }
 
 // listValue is a flag that takes the files of lists, one each time.

@@ -75,6 +75,9 @@ const (
 	HookClsact     Hook = "clsact"      // the same by a tc filter
 	HookNetfilter  Hook = "netfilter"   // a point on the way through the IP stack (Linux 6.4)
 	HookNFT        Hook = "nft"         // the same by a rule of nftables, in a table of weir's own
+
+	// HookSocket is that of [AttachSocket], of no configuration: Explain takes it.
+	HookSocket Hook = "socket"
 )
 
 var hooks = []Hook{HookXDP, HookXDPGeneric, HookTCX, HookClsact, HookNetfilter, HookNFT}

@@ -70,6 +70,12 @@ func readList(path string) (*list, error) {
 		}
 		l.entries = append(l.entries, p)
 	}
+	l.place()
+	return l, nil
+}
+
+// place decides where a list's entries are kept.
+func (l *list) place() {
 	l.Entries = len(l.entries)
 	if l.Entries <= shortList {
 		l.Prefixes = l.entries
@@ -77,7 +83,42 @@ func readList(path string) (*list, error) {
 		// Twice what prefixes of the Internet's table take: others are scattered more.
 		l.Segments = min(2+l.Entries/50_000, mostSegments)
 	}
-	return l, nil
+}
+
+// List is what $Name stands for in the rules of a socket.
+type List struct {
+	Name     string
+	Prefixes []netip.Prefix
+}
+
+// ReadList reads a list from a file as configurations name them: an address or a
+// prefix a line; what follows a # is a comment.
+func ReadList(name, file string) (List, error) {
+	l, err := readList(file)
+	if err != nil {
+		return List{}, fmt.Errorf("list %s: %w", name, err)
+	}
+	return List{name, l.entries}, nil
+}
+
+// forSocket is lists as a program has them.
+func forSocket(lists []List) (map[string]*list, error) {
+	out := map[string]*list{}
+	for _, x := range lists {
+		if out[x.Name] != nil {
+			return nil, fmt.Errorf("list %q: given twice", x.Name)
+		}
+		l := &list{entries: make([]netip.Prefix, len(x.Prefixes))}
+		for i, p := range x.Prefixes {
+			if !p.IsValid() {
+				return nil, fmt.Errorf("list %q: number %d is no prefix", x.Name, i+1)
+			}
+			l.entries[i] = p.Masked()
+		}
+		l.place()
+		out[x.Name] = l
+	}
+	return out, nil
 }
 
 // mostSegments is the size of the largest table.

@@ -29,6 +29,7 @@ const (
 	viewTC                    // TC_ACT_UNSPEC, TC_ACT_SHOT
 	viewTCRaw                 // the same, at devices whose packets begin with the IP header
 	viewXDP                   // XDP_PASS, XDP_DROP
+	viewSocket                // how many bytes the socket gets: 0 drops
 )
 
 // What a compiled filter's program and its map of counts are called, and how its
@@ -53,6 +54,8 @@ func (v view) options() compile.Options {
 		return compile.Options{Hook: compile.TC}
 	case viewTCRaw:
 		return compile.Options{Hook: compile.TC, Start: compile.IPHeader}
+	case viewSocket:
+		return compile.Options{Hook: compile.Socket, Start: compile.Transport}
 	}
 	return compile.Options{Hook: compile.XDP}
 }
@@ -72,7 +75,7 @@ func (r Rule) check(f Filter) error {
 		return err
 	}
 	o := f.Hook.view().options()
-	if o.Hook == compile.Socket {
+	if o.Hook == compile.Socket && f.Hook != HookSocket {
 		o.Hook = compile.XTBPF // as messages name it
 	}
 	o.Kernel = &compile.Kernel{}
@@ -93,6 +96,9 @@ func (f Filter) compile(v view, lists map[string]*list) (*compiled, error) {
 }
 
 func (f Filter) compileFor(o compile.Options, lists map[string]*list) (*compiled, error) {
+	if f.Default != Pass && f.Default != Drop {
+		return nil, fmt.Errorf("default %q: want %s or %s", f.Default, Pass, Drop)
+	}
 	o.Default = actions[f.Default]
 	o.Lists = forCompiler(lists)
 	var rules []compile.Rule
@@ -100,6 +106,9 @@ func (f Filter) compileFor(o compile.Options, lists map[string]*list) (*compiled
 		rule, err := r.parse()
 		if err != nil {
 			return nil, fmt.Errorf("rule %d: %w", i+1, err)
+		}
+		if _, ok := actions[r.Action]; !ok { // a program's own: files are read with Action.UnmarshalText
+			return nil, fmt.Errorf("rule %d: action %q: want %s, %s or %s", i+1, r.Action, Drop, Pass, Count)
 		}
 		rules = append(rules, rule)
 	}
@@ -122,39 +131,50 @@ func (h Hook) view() view {
 		return viewNetfilter
 	case HookTCX, HookClsact:
 		return viewTC
+	case HookSocket:
+		return viewSocket
 	}
 	return viewXDP
 }
 
 // compileAndLoad compiles a filter and loads its program. share gives maps in place
 // of new ones once the program is compiled; the tables of lists that are new are filled.
-func (p *published) compileAndLoad(share func() map[string]*ebpf.Map) (*kernel.Collection, [sha256.Size]byte, error) {
-	for {
-		coll, hash, err := p.tryToLoad(share)
+func (p *published) compileAndLoad(share func() map[string]*ebpf.Map) (coll *kernel.Collection, hash [sha256.Size]byte, err error) {
+	err = withRoom(p.Lists, func() error {
+		c, err := p.Filter.compile(p.view(), p.Lists)
 		if err == nil {
-			return coll, hash, nil
+			hash = c.hash()
+			coll, err = loadFilled(c, p.Lists, share())
 		}
+		return err
+	})
+	if err != nil {
+		return nil, hash, fmt.Errorf("filter %s: %w", p.Filter.Name, err)
+	}
+	return coll, hash, nil
+}
+
+// withRoom does what fills lists' tables; once more with larger tables if they have no room.
+func withRoom(lists map[string]*list, do func() error) error {
+	for {
+		err := do()
 		grown := false
-		for _, l := range p.Lists {
+		for _, l := range lists {
 			grown = errors.Is(err, table.ErrFull) && l.Segments > 0 && l.grow() || grown
 		}
 		if !grown {
-			return nil, hash, fmt.Errorf("filter %s: %w", p.Filter.Name, err)
+			return err
 		}
 	}
 }
 
-func (p *published) tryToLoad(share func() map[string]*ebpf.Map) (_ *kernel.Collection, hash [sha256.Size]byte, err error) {
-	c, err := p.Filter.compile(p.view(), p.Lists)
-	if err != nil {
-		return nil, hash, err
-	}
-	given := share()
+// loadFilled loads a program with maps that are given in place of new ones, and fills the tables of lists that are new.
+func loadFilled(c *compiled, lists map[string]*list, given map[string]*ebpf.Map) (*kernel.Collection, error) {
 	coll, err := kernel.Load(c.Spec, []string{programName}, given)
 	if err != nil {
-		return nil, hash, err
+		return nil, err
 	}
-	for name, l := range p.Lists {
+	for name, l := range lists {
 		if l.Table == "" || given[l.Table+tableMaps[0]] != nil {
 			continue // short, asked for by no rule, or full already
 		}
@@ -164,10 +184,10 @@ func (p *published) tryToLoad(share func() map[string]*ebpf.Map) (_ *kernel.Coll
 		}
 		if err != nil {
 			coll.Close()
-			return nil, hash, fmt.Errorf("list %s: %w", name, err)
+			return nil, fmt.Errorf("list %s: %w", name, err)
 		}
 	}
-	return coll, c.hash(), nil
+	return coll, nil
 }
 
 // noMaps are shared where all are to be new.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"syscall"
 
 	"github.com/weir-project/weir/feature/filter/compile"
@@ -29,8 +30,9 @@ type Socket struct {
 
 // AttachSocket attaches rules to an open socket: UDP, TCP, or raw IP. A socket that
 // has a filter of its own, or has locked it, gives [kernel.ErrOccupied]; nothing is
-// replaced. The filter stays until Close, or until the socket closes.
-func AttachSocket(c syscall.Conn, rules []Rule, byDefault Action) (*Socket, error) {
+// replaced. The filter stays until Close, or until the socket closes. Lists are what
+// the rules call $name.
+func AttachSocket(c syscall.Conn, rules []Rule, byDefault Action, lists ...List) (*Socket, error) {
 	s := &Socket{conn: c}
 	err := s.control(func(fd int) error {
 		var err error
@@ -39,7 +41,7 @@ func AttachSocket(c syscall.Conn, rules []Rule, byDefault Action) (*Socket, erro
 	})
 	if err == nil {
 		s.at.Name = nameOf(c)
-		err = s.Replace(rules, byDefault)
+		err = s.Replace(rules, byDefault, lists...)
 	}
 	if err != nil {
 		return nil, err
@@ -84,14 +86,22 @@ func startOf(fd int) (compile.Start, error) {
 	return compile.Transport, nil
 }
 
-// Replace exchanges the rules: a packet meets those before or these. Counts begin anew.
-func (s *Socket) Replace(rules []Rule, byDefault Action) error {
-	f := Filter{Name: "socket", Default: byDefault, Rules: rules}.withDefaults()
-	p, err := f.compileFor(compile.Options{Hook: compile.Socket, Start: s.start}, nil)
+// Replace exchanges the rules and their lists: a packet meets those before or these.
+// Counts begin anew.
+func (s *Socket) Replace(rules []Rule, byDefault Action, lists ...List) error {
+	f := Filter{Name: "socket", Default: byDefault, Rules: slices.Clone(rules)}.withDefaults()
+	ls, err := forSocket(lists)
 	if err != nil {
 		return err
 	}
-	coll, err := kernel.Load(p.Spec, []string{programName}, nil)
+	var coll *kernel.Collection
+	err = withRoom(ls, func() error {
+		p, err := f.compileFor(compile.Options{Hook: compile.Socket, Start: s.start}, ls)
+		if err == nil {
+			coll, err = loadFilled(p, ls, nil)
+		}
+		return err
+	})
 	if err != nil {
 		return err
 	}

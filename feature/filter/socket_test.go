@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -100,6 +102,69 @@ func TestSocket(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Rules of a socket have lists, short ones and ones in tables, which new rules exchange.
+func TestSocketLists(t *testing.T) {
+	w := nstest.NewWire(t)
+	to := nstest.ListenUDP(t, w.B, netip.AddrPortFrom(w.B4, 0))
+	from := nstest.ListenUDP(t, w.A, netip.AddrPortFrom(w.A4, 7001))
+	near := []netip.Prefix{netip.PrefixFrom(w.A4, 24)} // not masked
+	var far []netip.Prefix
+	for i := range 2 * shortList {
+		far = append(far, netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 32))
+	}
+	rules := []Rule{{Match: Expression{Text: "net.src in $bogons"}, Action: Drop}}
+	s, err := AttachSocket(to, rules, Pass, List{"bogons", near}, List{"unused", far})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for name, x := range map[string]struct {
+		list    []netip.Prefix
+		arrives bool
+	}{"short": {near, false}, "empty": {nil, true}, "long": {append(near, far...), false}, "of others": {far, true}} {
+		if err := s.Replace(rules, Pass, List{"bogons", x.list}); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if nstest.Arrives(t, from, to, x.arrives) != x.arrives {
+			t.Errorf("a list that is %s is not obeyed", name)
+		}
+	}
+	for want, lists := range map[string][]List{"there is no list": {{"others", near}}, "given twice": {{"bogons", near}, {"bogons", far}},
+		"number 2 is no prefix": {{"bogons", append(near, netip.Prefix{})}}} {
+		if err := s.Replace(rules, Pass, lists...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "bogons")
+	if err := os.WriteFile(file, []byte("10.0.0.0/8 # private\n::1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := ReadList("bogons", file); err != nil || l.Name != "bogons" || len(l.Prefixes) != 2 {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+// An action that is none is told, and does not pass packets.
+func TestSocketActions(t *testing.T) {
+	nstest.NeedRoot(t)
+	to := nstest.ListenUDP(t, nstest.NewNetns(t), netip.MustParseAddrPort("127.0.0.1:0"))
+	for _, x := range []struct {
+		action, byDefault Action
+		want              string
+	}{
+		{"", Pass, `rule 1: action "": want drop, pass or count`}, {"deny", Pass, `rule 1: action "deny"`},
+		{Drop, "accept", `default "accept": want pass or drop`}, {Drop, Count, `default "count"`},
+	} {
+		s, err := AttachSocket(to, []Rule{{Match: Expression{Text: "udp"}, Action: x.action}}, x.byDefault)
+		if err == nil {
+			s.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%q, default %q: %v, want %s", x.action, x.byDefault, err, x.want)
+		}
+	}
 }
 
 // The same rules give the same program, whenever they are compiled: upgrades tell by that.

@@ -298,7 +298,7 @@ func TestTrialRates(t *testing.T) {
 }
 
 func TestExplain(t *testing.T) {
-	for _, h := range hooks {
+	for _, h := range append(hooks[:len(hooks):len(hooks)], HookSocket) {
 		if h == HookNetfilter {
 			needHook(t, h) // the program calls a function of this kernel
 		}
@@ -310,7 +310,7 @@ func TestExplain(t *testing.T) {
 			t.Errorf("%s: %+v", h, x)
 		}
 	}
-	for text, h := range map[string]Hook{"udp.dsport == 53": HookTCX, "eth.type == 2048": HookNFT} {
+	for text, h := range map[string]Hook{"udp.dsport == 53": HookTCX, "eth.type == 2048": HookNFT, "eth.type == 0x800": HookSocket} {
 		if _, err := Explain(text, h, nil); !IsExpressionError(err) {
 			t.Errorf("%s: %v", text, err)
 		}

@@ -170,12 +170,16 @@ func segment(r *rand.Rand, addrs []byte, ipv6 bool) (proto byte, b []byte) {
 	}
 	b = append(b, payload...)
 	sum := b
+	var behind []byte
+	if proto == protoUDP && r.IntN(6) == 0 { // of what lies behind its length UDP knows nothing
+		behind = []byte(pick(r, payloads))
+	}
 	if proto != protoICMP { // over a pseudo header, too: RFC 8200, 8.1; RFC 9293, 3.1
 		sum = append(append([]byte(nil), addrs...), 0, proto, byte(len(b)>>8), byte(len(b)))
 		sum = append(sum, b...)
 	}
 	be.PutUint16(b[at:], checksum(sum))
-	return proto, b
+	return proto, append(b, behind...)
 }
 
 // tcp is a header without a checksum: most are SYNs.

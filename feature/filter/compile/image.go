@@ -50,7 +50,7 @@ const (
 	imgL4     = 68  // 20 bytes
 	imgFrag   = 88  // the second half-word of a fragment header
 	imgQType  = 90  //
-	imgEnd    = 92  // where the IP packet ends, u32
+	imgEnd    = 92  // where the IP packet ends, or the UDP datagram in it, u32
 	imgWScale = 96  // a byte, and one that copy may write
 	imgMSS    = 98  //
 	imgL3     = 100 // where the IP packet begins
@@ -266,9 +266,12 @@ func usesXor(rules []Rule) (uses bool) {
 // Rates count packets also where their rule does not match.
 func onlyIPv4(rules []Rule) bool {
 	for _, r := range rules {
-		if required(r)&noIP4 == 0 {
+		if !r.OnlyIPv4() {
 			return false
 		}
 	}
 	return true
 }
+
+// OnlyIPv4 says that the rule matches no packet without an IPv4 header.
+func (r Rule) OnlyIPv4() bool { return required(r)&noIP4 != 0 }

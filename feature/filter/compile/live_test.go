@@ -3,6 +3,7 @@
 package compile_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"net"
 	"os"
@@ -149,24 +150,89 @@ func TestTag(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := []uint64{1, 1, 3, 1}
-	deadline := time.Now().Add(patience)
-	for {
-		counts, err := filtertest.ReadCounts(c.Maps[compile.CountsName], len(want))
+	wantCounts(t, c.Maps[compile.CountsName], 1, 1, 3, 1)
+}
+
+// A payload ends where UDP says, as at sockets: bytes left over behind it do not hide its last ones. Datagrams that are one
+// packet until a device cuts it (UDP_SEGMENT) are one payload: the kernel's UDP header has the length of all.
+func TestDatagramEnd(t *testing.T) {
+	nstest.NeedRoot(t)
+	w := nstest.NewWire(t)
+	rules := []compile.Rule{
+		rule(compile.Count, `udp.dstport == 5353 and payload[-5:] == "xyzzy" and len(payload) == 10 and not payload contains "trail"`),
+		rule(compile.Count, `udp.dstport == 5354 and len(payload) == 2500 and udp.length == 2508 and payload[2490:] == "bbbbbxyzzy"`),
+	}
+	c := load(t, rules, compile.Options{Hook: compile.TC})
+	if err := w.B.Do(func() error {
+		b, err := net.InterfaceByName(nstest.WireDevice)
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachTCX(link.TCXOptions{Interface: b.Index, Program: c.Programs[compile.ProgramName], Attach: ebpf.AttachTCXIngress})
+		if err == nil {
+			t.Cleanup(func() { _ = l.Close() })
+		}
+		return err
+	}); errors.Is(err, ebpf.ErrNotSupported) {
+		t.Skip("need: kernel: tcx (Linux 6.6)")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	surplus := append(udpHeader(5353, 8+10), "helloxyzzytrail"...)
+	merged := strings.Repeat("a", 1000) + strings.Repeat("b", 1495) + "xyzzy"
+	if err := w.A.Do(func() error {
+		raw, err := net.Dial("ip4:udp", w.B4.String())
+		if err != nil {
+			return err
+		}
+		defer raw.Close()
+		if _, err := raw.Write(surplus); err != nil {
+			return err
+		}
+		u, err := net.Dial("udp4", w.B4.String()+":5354")
+		if err != nil {
+			return err
+		}
+		defer u.Close()
+		conn, err := u.(syscall.Conn).SyscallConn()
+		if err != nil {
+			return err
+		}
+		e := conn.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, 1000) })
+		if err = errors.Join(e, err); err == nil {
+			_, err = u.Write([]byte(merged))
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	wantCounts(t, c.Maps[compile.CountsName], 1, 1)
+}
+
+// udpHeader has no checksum.
+func udpHeader(port, length uint16) []byte {
+	h := binary.BigEndian.AppendUint16([]byte{0x13, 0x88}, port)
+	return append(binary.BigEndian.AppendUint16(h, length), 0, 0)
+}
+
+// wantCounts waits until rules have counted so many packets.
+func wantCounts(t *testing.T, m *ebpf.Map, want ...uint64) {
+	t.Helper()
+	got := make([]uint64, len(want))
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		counts, err := filtertest.ReadCounts(m, len(want))
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := make([]uint64, len(want))
 		for i := range got {
 			got[i] = counts[i].Packets
 		}
 		if slices.Equal(got, want) {
 			return
 		}
-		if time.Now().After(deadline) {
+		if time.Now().After(end) {
 			t.Fatalf("counted %d, want %d", got, want)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
 }
 

@@ -117,9 +117,23 @@ func (g *gen) payload(n int32) {
 
 func (g *gen) udp() {
 	g.payload(8)
+	g.datagramEnd()
 	if g.need&noQuestion != 0 {
 		g.dns()
 	}
+}
+
+// datagramEnd has the packet end where the UDP header says, if that is before the IP packet's end: sockets get no more, and
+// what lies behind must not hide the payload's last bytes. R9 is the payload's offset. A length of less than the header's
+// wraps to 4 GiB, and is none.
+func (g *gen) datagramEnd() {
+	if g.need&noPayload == 0 {
+		return
+	}
+	g.op(asm.LoadMem(asm.R1, asm.R8, imgL4+4, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.Sub.Imm32(asm.R1, commonSize),
+		asm.Add.Reg(asm.R1, asm.R9), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
+	g.least(asm.R2, asm.R1)
+	g.op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
 }
 
 // tcp goes on where the header ends as it says itself.

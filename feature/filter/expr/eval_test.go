@@ -25,8 +25,13 @@ var frames = map[string]string{
 	"later": "020000000002 020000000001 0800" + "45000020 00010003 4011 0000 0a010203 c0000201" + "04d2 0035 0100 0000" + "78797a7a",
 	// TCP whose header ends before its options would, and an IPv4 header that is cut.
 	"cut": "020000000002 020000000001 0800" + "45000028 00000000 4006 0000 0a010203 0a010204" + "c000 0050 00000001 00000000 a002 faf0 0000 0000",
-	"arp": "ffffffffffff 020000000001 0806" + "0001080006040001 020000000001 0a010203 000000000000 0a010204",
-	"gre": "020000000002 020000000001 0800" + "45000024 00000000 402f 0000 0a010203 0a010204" + "a000 0800 00000000 00000007 00000000",
+	// UDP of 16 bytes with 5 more behind it in the IP packet; the same with lengths that say nothing of it.
+	"surplus": "020000000002 020000000001 0800" + "45000029 00000000 4011 0000 0a010203 c0000201" + "04d2 0035 0010 0000" + "78797a7a79 202020" + "747261696c",
+	"none":    "020000000002 020000000001 0800" + "45000021 00000000 4011 0000 0a010203 c0000201" + "04d2 0035 0007 0000" + "747261696c" + "ffff",
+	"jumbo":   "020000000002 020000000001 86dd" + "60000000 0000 11 40 20010db8000000000000000000000001 20010db8000000000000000000000002" + "04d2 0035 0000 0000" + "747261696c",
+	"beyond":  "020000000002 020000000001 0800" + "45000021 00000000 4011 0000 0a010203 c0000201" + "04d2 0035 ffff 0000" + "747261696c" + "ffff",
+	"arp":     "ffffffffffff 020000000001 0806" + "0001080006040001 020000000001 0a010203 000000000000 0a010204",
+	"gre":     "020000000002 020000000001 0800" + "45000024 00000000 402f 0000 0a010203 0a010204" + "a000 0800 00000000 00000007 00000000",
 }
 
 func frame(t *testing.T, name string) *Packet {
@@ -97,6 +102,10 @@ func TestEval(t *testing.T) {
 		{"first", "udp.dstport == 53 and ip.flags.mf and payload == \"xyzz\"", "ip.frag_offset > 0"},
 		{"later", "ip.frag_offset == 24 and not udp and not payload and udp.dstport != 53", "udp.dstport == 53"},
 		{"cut", "tcp.dstport == 80 and tcp.hdr_len == 40 and not payload and not tcp.len", "tcp.options.mss_val\nlen(payload) >= 0"},
+		{"surplus", "payload == \"xyzzy   \" and payload[-3:] == \"   \" and len(payload) == 8 and udp.length == 16 and ip.len == 41", "payload contains \"trail\"\npayload[8]"},
+		{"none", "payload == \"trail\" and len(payload) == 5", "udp.length != 7"},
+		{"jumbo", "payload == \"trail\" and udp.length == 0", "payload[5]"},
+		{"beyond", "payload == \"trail\"", "payload[5]"},
 		{"arp", "eth.type == 0x806 and eth.dst == ff:ff:ff:ff:ff:ff and eth.addr == 02:00:00:00:00:01", "ip\nipv6\npayload"},
 		{"gre", "gre.proto == 0x800 and gre.key == 7 and not payload", "gre.key == 0"},
 	} {

@@ -251,7 +251,7 @@ var fields = []Field{
 	{ID: GREProto, Name: "gre.proto", Type: Uint, Bits: 16, Hex: true},
 	{ID: GREKey, Name: "gre.key", Type: Uint, Bits: 32, Hex: true},
 
-	{ID: Payload, Name: "payload", Type: Bytes, Doc: "what follows a header of TCP, UDP, ICMP or ICMPv6, to the end of the IP packet"},
+	{ID: Payload, Name: "payload", Type: Bytes, Doc: "what follows a header of TCP, UDP, ICMP or ICMPv6, to the end of the IP packet or the UDP datagram"},
 	{ID: SIPMethod, Name: "sip.method", Aliases: []string{"sip.Method"}, Type: Name, Doc: "the capitals before the first space of a TCP or UDP payload"},
 	{ID: DNSName, Name: "dns.qname", Aliases: []string{"dns.qry.name"}, Type: Name, Doc: "the first question's, in a UDP payload"},
 	{ID: DNSType, Name: "dns.qtype", Aliases: []string{"dns.qry.type"}, Type: Uint, Bits: 16},

@@ -4,6 +4,7 @@ package expr
 
 import (
 	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -18,6 +19,39 @@ func TestForeign(t *testing.T) {
 		for _, w := range fieldNames.FindAllString(hint, -1) {
 			if byName[w] == nil {
 				t.Errorf("the hint for %s names %s, which is no field", name, w)
+			}
+		}
+	}
+}
+
+// What other tools call a field is a field's name here of some protocol, and no field's own; and none is taken for one that is
+// any of two directions' unless that is what it says.
+func TestMeant(t *testing.T) {
+	last := map[string]bool{}
+	for name := range byName {
+		_, rest, _ := strings.Cut(name, ".")
+		last[rest] = true
+	}
+	for name, fields := range foreignFields {
+		for _, f := range fields {
+			if !last[f] {
+				t.Errorf("%s means %s, which is no field of any protocol", name, f)
+			}
+		}
+		if between.Replace(name) != name {
+			t.Errorf("%s is never found", name)
+		}
+	}
+	for other, proto := range foreignProtos {
+		if byName[proto] == nil && proto != "net" {
+			t.Errorf("%s means %s, which is no protocol", other, proto)
+		}
+	}
+	for _, proto := range []string{"ip", "ipv6", "tcp", "udp", "net", "eth"} {
+		for _, name := range []string{"dport", "sport", "saddr", "daddr", "dprt", "sprt", "dadr", "sadr", "destport", "srcadr", "dst_ip", "dst", "src"} {
+			e := (&parser{}).unknown(token{kind: word, s: proto + "." + name})
+			if f := byName[e.Suggestion]; f != nil && (strings.HasSuffix(f.Name, ".port") || strings.HasSuffix(f.Name, ".addr")) {
+				t.Errorf("%s.%s: %s is either direction's", proto, name, f.Name)
 			}
 		}
 	}

@@ -116,7 +116,7 @@ func (l *layers) vlan(out []Tag, b []byte) (proto uint16, rest []byte) {
 	return proto, b
 }
 
-// until cuts what lies behind an IP packet's end, Ethernet's padding. A length of 0 is what Linux writes in packets above
+// until cuts what lies behind a packet's end: Ethernet's padding, and bytes that UDP leaves over. A length of 0 is what Linux writes in packets above
 // 64 KiB, that it has merged: those go on to the end.
 func until(b []byte, length int) []byte {
 	if length != 0 && length < len(b) {
@@ -216,6 +216,9 @@ func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 		}
 	case proto == 17 && len(b) >= 8: // RFC 768
 		l.udp = b[:8]
+		if n := int(be.Uint16(b[4:])); n >= 8 { // as sockets get it; less is no length, or that of a jumbogram (RFC 2675)
+			b = until(b, n)
+		}
 		carry(8)
 	case proto == 1 && !ipv6 && len(b) >= 8: // RFC 792
 		l.icmp = b[:8]

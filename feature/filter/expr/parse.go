@@ -4,7 +4,6 @@ package expr
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/weir-project/weir/internal/suggest"
 )
@@ -332,13 +331,8 @@ func (p *parser) unknown(t token) *Error {
 		return p.fail(t.pos, "there is no field %q: %s", t.s, hint)
 	}
 	e := p.fail(t.pos, "unknown field %q", t.s)
-	names := append([]string{"rate", "len"}, allName...)
-	for _, f := range fields {
-		names = append(names, f.Aliases...)
-	}
-	e.Suggestion = suggest.Nearest(t.s, names)
-	if f := byName[e.Suggestion]; f != nil && strings.EqualFold(f.Name, t.s) {
-		e.Suggestion = f.Name
+	if e.Suggestion = meant(t.s); e.Suggestion == "" {
+		e.Suggestion = nearest(t.s)
 	}
 	for _, j := range joiners {
 		if t.s == j {

@@ -19,7 +19,7 @@ func (p *parser) in(here at, x Operand) (Node, *Error) {
 		return nil, err
 	}
 	if x.Type() == Proto {
-		return nil, p.fail(t.pos, "%s is there or not: it is in no set", x)
+		return nil, p.fail(t.pos, "%s is there or not: it is in no set%s", x, insteadOf(x.Field))
 	}
 	n := &In{at: here, X: x}
 	for {
@@ -182,7 +182,12 @@ func (p *parser) keys(t token) (*Rate, *Error) {
 	size := 0
 	for {
 		f := p.next()
-		if f.kind != word || byName[f.s] == nil {
+		switch {
+		case f.kind != word:
+			e := p.fail(f.pos, "%s where the field is wanted whose values are counted, each for itself", f)
+			e.Suggestion = "rate(net.src)"
+			return nil, e
+		case byName[f.s] == nil:
 			return nil, p.unknown(f)
 		}
 		x := Operand{Field: byName[f.s], pos: f.pos}

@@ -3,6 +3,7 @@
 package expr
 
 import (
+	"cmp"
 	"encoding/hex"
 	"fmt"
 	"net/netip"
@@ -99,7 +100,7 @@ func (p *parser) value(x Operand) (Value, *Error) {
 		}
 		return p.name(t, x)
 	}
-	return Value{}, p.fail(t.pos, "%s is there or not: it has no value", x)
+	return Value{}, p.fail(t.pos, "%s is there or not: it has no value%s", x, insteadOf(x.Field))
 }
 
 // numbers reads a number, or a range of them.
@@ -137,8 +138,9 @@ func (p *parser) number(t token, bits int, x Operand) (uint64, *Error) {
 	}
 	v, err := strconv.ParseUint(s, base, 64)
 	if t.kind != word || err != nil && (v == 0 || s == "") {
-		e := p.fail(t.pos, "%s where a number of %s is wanted", t, x)
-		e.Suggestion = dotted(t)
+		n, hint := numberOf(t.s, x)
+		e := p.fail(t.pos, "%s where a number of %s is wanted%s", t, x, hint)
+		e.Suggestion = cmp.Or(n, dotted(t))
 		return 0, e
 	}
 	if base == 10 && len(s) > 1 && s[0] == '0' {

@@ -142,6 +142,10 @@ func transport(r *rand.Rand, v6 bool) (proto byte, b []byte) {
 		b = append(ports, 0, 0, byte(r.Uint32()), byte(r.Uint32()))
 		b = append(b, payload(r)...)
 		be.PutUint16(b[4:], uint16(len(b)))
+		if one(r, 6) { // a length that is wrong, or with bytes left over
+			be.PutUint16(b[4:], pick(r, []uint16{0, 7, 8, 9, uint16(len(b) / 2), uint16(len(b) + 3), 0xffff}))
+			b = append(b, pick(r, payloads)...)
+		}
 		return 17, b
 	case 4, 5, 6, 7:
 		return 6, tcp(r, ports)

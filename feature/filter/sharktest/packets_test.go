@@ -182,6 +182,10 @@ func udpPackets() []packet {
 		ip4("long udp", pUDP, udp(1000, 9999, zeros(1400))),
 		ip6("long ipv6 udp", pUDP, udp(1000, 9999, zeros(1400))),
 		ip4("longer than a page", pUDP, udp(1000, 9999, zeros(9000)+"end")),
+		ip4("surplus", pUDP, udp(1000, 9999, "hello xyzzytrail", put16(4, 8+11))),
+		ip6("ipv6 surplus", pUDP, udp(1000, 9999, "hello xyzzytrail", put16(4, 8+11))),
+		ip4("all surplus", pUDP, udp(1000, 9999, "xyzzytrail", put16(4, 8))),
+		ip4("dns surplus", pUDP, udp(5000, 53, question("\x07example\x03com\x00", 1)+"trail", put16(4, 8+29))),
 		ip4("syslog", pUDP, udp(514, 9999, "<13>x")),
 	}
 }

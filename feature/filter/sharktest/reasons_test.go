@@ -32,6 +32,8 @@ var (
 	givenUpTCP   = reason{why: "Wireshark gives a TCP header up whose length is less than 20", only: weirOnly, labels: []string{"tcp header of 16"}}
 	givenUpUDP   = reason{why: "Wireshark gives a UDP header up whose length is less than 8", only: weirOnly, labels: []string{"udp length 0", "udp length 7"}}
 	noLength     = reason{why: "a length of 0 goes on to the end of the bytes: Linux merges packets to ones above 64 KiB", only: weirOnly, labels: []string{"ipv6 length 0"}}
+	surplus      = reason{why: "the payload ends with the UDP datagram, and Wireshark's with the IP packet", only: weirOnly, labels: []string{"surplus", "ipv6 surplus"}}
+	surplusFound = reason{why: surplus.why, only: sharkOnly, labels: []string{"surplus", "ipv6 surplus", "dns surplus"}}
 	otherFamily  = reason{why: "ICMP is of IPv4, and ICMPv6 of IPv6", only: sharkOnly, labels: []string{"icmp in ipv6", "icmpv6 in ipv4"}}
 	secondOption = reason{why: "of TCP options of one kind the first counts", only: sharkOnly, labels: []string{"mss twice"}}
 	resetCause   = reason{why: "what follows the header of a reset is payload, and for Wireshark the reset's cause", only: weirOnly, labels: []string{"reset with a cause"}}

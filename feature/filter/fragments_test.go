@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// Which points see a datagram that came in fragments as one: docs/FILTER.md says what is held here. That conntrack puts
+// together what it sees is the remedy for IPv6 at input.
+func TestFragments(t *testing.T) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("need: tool nft (Debian package nftables)")
+	}
+	const size, whole, parts = 4000, "whole", "parts"
+	for _, h := range []Hook{HookNetfilter, HookNFT} {
+		for _, c := range []struct {
+			at        Point
+			conntrack bool
+			ip4, ip6  string
+		}{
+			{"prerouting", false, parts, parts}, {"forward", false, parts, parts}, {"forward", true, whole, whole}, {"input", false, whole, parts}, {"output", false, whole, whole}, {"postrouting", false, whole, whole},
+			{"prerouting", true, whole, whole}, {"input", true, whole, whole},
+		} {
+			name := string(h) + " " + string(c.at)
+			if c.conntrack {
+				name += " with conntrack"
+			}
+			t.Run(name, func(t *testing.T) {
+				needHook(t, h)
+				t.Parallel()
+				w := newWorld(t)
+				if c.conntrack {
+					if err := w.B.Do(func() error {
+						return exec.Command("nft", "add table inet t; add chain inet t c { type filter hook prerouting priority -300; }; add rule inet t c ct state new accept").Run()
+					}); err != nil {
+						t.Skip("need: kernel: conntrack for nftables")
+					}
+				}
+				count := func(name, text string) Rule {
+					return Rule{Name: name, Match: Expression{Text: text}, Action: Count}
+				}
+				f := w.filter(h, count("whole4", "ip and udp.dstport == 5001 and len(payload) == 4000 and payload[-5:] == \"xyzzy\""),
+					count("whole6", "ipv6 and udp.dstport == 5001 and len(payload) == 4000 and payload[-5:] == \"xyzzy\""),
+					count("parts4", "ip.proto == 17 and (ip.flags.mf or ip.frag_offset > 0)"), count("parts6", "ipv6.fraghdr"))
+				f.At = c.at
+				if c.at == "output" || c.at == "postrouting" {
+					f.Netns = w.NameA
+				}
+				if c.at == "prerouting" { // behind conntrack's defragmentation (-400) and its entry (-200)
+					f.Priority = -100
+				}
+				w.apply(f)
+				at, to4, to6 := w.B, w.B4, w.B6
+				if c.at == "forward" {
+					at, to4, to6 = behind(t, w.Wire)
+				}
+				data := []byte(strings.Repeat("a", size-5) + "xyzzy")
+				for _, addrs := range [][2]netip.Addr{{w.A4, to4}, {w.A6, to6}} {
+					to := nstest.ListenUDP(t, at, netip.AddrPortFrom(addrs[1], 5001))
+					from := nstest.ListenUDP(t, w.A, netip.AddrPortFrom(addrs[0], 0))
+					if _, err := from.WriteTo(data, net.UDPAddrFromAddrPort(netip.AddrPortFrom(addrs[1], 5001))); err != nil {
+						t.Fatal(err)
+					}
+					if err := to.SetReadDeadline(time.Now().Add(patience)); err != nil {
+						t.Fatal(err)
+					}
+					if n, _, err := to.ReadFrom(make([]byte, size+1)); err != nil || n != size {
+						t.Fatalf("to %s: %d bytes, %v", addrs[1], n, err)
+					}
+				}
+				got := map[string]uint64{}
+				for _, r := range w.one().Rules {
+					got[r.Name] = r.Packets
+				}
+				for family, want := range map[string]string{"4": c.ip4, "6": c.ip6} {
+					if is := got["whole"+family] == 1 && got["parts"+family] == 0; is != (want == whole) || !is && got["parts"+family] < 3 {
+						t.Errorf("IPv%s: %v, want it %s", family, got, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// behind makes B a router, with a host behind it.
+func behind(t *testing.T, w *nstest.Wire) (host *netns.Handle, to4, to6 netip.Addr) {
+	t.Helper()
+	host = nstest.NewNetns(t)
+	nstest.Cable(t, w.B, "behind", host, nstest.WireDevice)
+	nstest.Address(t, w.B, "behind", netip.MustParsePrefix("10.78.0.1/24"), netip.MustParsePrefix("fd78::1/64"))
+	to4, to6 = netip.MustParseAddr("10.78.0.2"), netip.MustParseAddr("fd78::2")
+	nstest.Address(t, host, nstest.WireDevice, netip.PrefixFrom(to4, 24), netip.PrefixFrom(to6, 64))
+	for _, x := range []struct {
+		in   *netns.Handle
+		args []string
+	}{
+		{w.B, []string{"sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"}},
+		{w.A, []string{"ip", "route", "add", "10.78.0.0/24", "via", w.B4.String()}},
+		{w.A, []string{"ip", "route", "add", "fd78::/64", "via", w.B6.String()}},
+		{host, []string{"ip", "route", "add", "default", "via", "10.78.0.1"}},
+		{host, []string{"ip", "-6", "route", "add", "default", "via", "fd78::1"}},
+	} {
+		if _, err := exec.LookPath(x.args[0]); err != nil {
+			t.Skip("need: tool", x.args[0])
+		}
+		if err := x.in.Do(func() error {
+			out, err := exec.Command(x.args[0], x.args[1:]...).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%q: %w: %s", x.args, err, out)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nstest.Settle(t, w.B)
+	nstest.Settle(t, host)
+	return host, to4, to6
+}
+
+// Rules about payloads at input are warned of: IPv6 has none there of what comes in fragments.
+func TestWarnsOfFragments(t *testing.T) {
+	w := newWorld(t)
+	payload, fragments := `udp.dstport == 53 and payload contains "a"`, "ipv6.fraghdr"
+	for _, c := range []struct {
+		hook  Hook
+		at    Point
+		match []string
+		warns bool
+	}{
+		{HookNFT, "", []string{"udp.dstport == 53", payload}, true}, {HookNetfilter, "input", []string{"sip.method"}, true},
+		{HookNFT, "", []string{"udp.dstport == 53"}, false}, {HookNFT, "", []string{fragments, payload}, false},
+		{HookNFT, "", []string{"ip and " + payload}, false}, {HookNFT, "output", []string{payload}, false}, {HookTCX, "", []string{payload}, false},
+	} {
+		f := w.filter(c.hook)
+		f.At = c.at
+		for _, m := range c.match {
+			f.Rules = append(f.Rules, Rule{Match: Expression{Text: m}, Action: Drop})
+		}
+		p, err := Feature{}.Plan(t.Context(), State{}, Config{Filters: []Filter{f}})
+		if warns := len(p.Warnings) > 0; err != nil || warns != c.warns || warns && !strings.Contains(p.Warnings[0], "fragments") {
+			t.Errorf("%s %s %q: %v, %q", c.hook, c.at, c.match, err, p.Warnings)
+		}
+	}
+}
