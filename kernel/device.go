@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -76,6 +77,32 @@ func (a TCX) Verify(l Link) error {
 		return fmt.Errorf("%s: %w", a, ErrDetached)
 	}
 	return nil
+}
+
+// Around names the programs that run at the hook before the link's own, and
+// behind it where that lets them.
+func (a TCX) Around(l Link) (before, behind []string, err error) {
+	info, err := l.Info()
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := link.QueryPrograms(link.QueryOptions{Target: a.Ifindex, Attach: a.hook()})
+	if err != nil {
+		return nil, nil, fmt.Errorf("asking for the programs at %s: %w", a, err)
+	}
+	at := slices.IndexFunc(all.Programs, func(p link.AttachedProgram) bool { id, ok := p.LinkID(); return ok && id == info.ID })
+	if at < 0 {
+		return nil, nil, fmt.Errorf("%s: %w", a, ErrDetached)
+	}
+	for i, p := range all.Programs {
+		name := fmt.Sprintf("%d %q", p.ID, programName(uint32(p.ID)))
+		if i < at {
+			before = append(before, name)
+		} else if i > at {
+			behind = append(behind, name)
+		}
+	}
+	return before, behind, nil
 }
 
 // probeTCX asks for a device that there cannot be: a kernel with tcx says so,

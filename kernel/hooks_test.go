@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -268,6 +269,39 @@ func TestNetfilterDispatcher(t *testing.T) {
 	err = p.B.Do(func() error { _, err := places[unix.NFPROTO_IPV6].Attach(run); return err })
 	if !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), "priority") {
 		t.Errorf("a second program of that priority: %v", err)
+	}
+}
+
+// Programs of netfilter are told apart by their namespaces, which their links do not say.
+func TestNetfilterHere(t *testing.T) {
+	needs(t, NetfilterLink)
+	p := pipe{nstest.NewWire(t), t}
+	at := Netfilter{unix.NFPROTO_IPV6, Forward, 4711}
+	seen := func(ns *netns.Handle) (here bool) {
+		t.Helper()
+		within(t, ns, func() error {
+			all, err := NetfilterHere(unix.NFPROTO_IPV6)
+			here = slices.Contains(all, at)
+			return err
+		})
+		return here
+	}
+	var ln Link
+	within(t, p.B, func() (err error) { ln, err = at.Attach(returns(t, ebpf.Netfilter, nfAccept)); return err })
+	if seen(p.A) || !seen(p.B) {
+		t.Errorf("a program in B: seen in A %v, in B %v", seen(p.A), seen(p.B))
+	}
+	ln.Close()
+	// What was tried leaves nothing behind.
+	within(t, p.A, func() error {
+		ln, err := at.Attach(returns(t, ebpf.Netfilter, nfAccept))
+		if err == nil {
+			ln.Close()
+		}
+		return err
+	})
+	if seen(p.B) {
+		t.Error("seen after its end")
 	}
 }
 

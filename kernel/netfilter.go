@@ -86,6 +86,50 @@ func (a Netfilter) Verify(l Link) error {
 	return nil
 }
 
+// NetfilterHere are the hook points of a family in the caller's network namespace at
+// which there are programs with links. A link does not tell its namespace: where there
+// is one in any, it is tried whether a program that lets packets pass finds its place
+// taken here (net/netfilter/core.c has room for one BPF program of a priority).
+func NetfilterHere(family uint8) (here []Netfilter, err error) {
+	anywhere := map[Netfilter]bool{}
+	it := new(link.Iterator)
+	defer it.Close()
+	for it.Next() {
+		info, err := it.Link.Info()
+		if err != nil {
+			continue // it ended meanwhile
+		}
+		if x := info.Netfilter(); x != nil && uint8(x.ProtocolFamily) == family {
+			anywhere[Netfilter{Family: family, Hook: InetHook(x.Hook), Priority: x.Priority}] = true
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("listing links: %w", err)
+	}
+	if len(anywhere) == 0 {
+		return nil, nil
+	}
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, nfAccept), asm.Return()}})
+	if err != nil {
+		return nil, explainLoad("loading a program that lets packets pass", err)
+	}
+	defer pass.Close()
+	for a := range anywhere {
+		l, err := link.AttachNetfilter(link.NetfilterOptions{Program: pass, ProtocolFamily: link.NetfilterProtocolFamily(a.Family),
+			Hook: link.NetfilterInetHook(a.Hook), Priority: a.Priority})
+		switch {
+		case errors.Is(err, unix.EBUSY):
+			here = append(here, a)
+		case err != nil:
+			return nil, fmt.Errorf("looking whether there is a program at %s: %w", a, err)
+		default:
+			l.Close()
+		}
+	}
+	return here, nil
+}
+
 // nfAccept is NF_ACCEPT of linux/netfilter.h.
 const nfAccept = 1
 
