@@ -73,7 +73,7 @@ static int answer(struct talk *t)
 		return 0; /* the peer does not read: nor do we */
 	memcpy(b, t->partial, t->partial_len);
 	n = weir_session_recv(&t->session, b + t->partial_len, sizeof(b) - t->partial_len);
-	if (n < 0)
+	if (n < 0) /* ESTALE too: it is another's */
 		return errno == EAGAIN || errno == EINTR ? 0 : -1;
 	if (n == 0)
 		return -1;
@@ -99,7 +99,7 @@ static int answer(struct talk *t)
 	return 0;
 }
 
-static void take(const struct weir_session *s)
+static int take(const struct weir_session *s)
 {
 	struct talk *t = calloc(1, sizeof(*t));
 	int i;
@@ -115,6 +115,7 @@ static void take(const struct weir_session *s)
 		t->hash = weir_get_(s->state, 8);
 		t->count = weir_get_(s->state + 8, 8);
 	}
+	return i;
 }
 
 /* An order: the name of a member to give all sessions to. */
@@ -221,8 +222,17 @@ int main(int argc, char **argv)
 			break;
 		if (p[1].revents)
 			order(line);
-		while (weir_handoff_accept(&h, &s, 0) > 0)
-			take(&s);
+		while (weir_handoff_accept(&h, &s, 0) > 0) {
+			i = take(&s);
+			n = 0;
+			while (n == 0 && weir_session_pending(&talks[i]->session) > 0 &&
+			       talks[i]->out_len == 0)
+				n = answer(talks[i]); /* nothing in the socket tells of it */
+			if (n) {
+				weir_session_close(&h, &talks[i]->session);
+				forget(i);
+			}
+		}
 		if (h.replaced) {
 			strcpy(line, argv[2]);
 			order(line);

@@ -12,14 +12,16 @@
  *	if (fd < 0)
  *		fd = my_listen(1790);
  *	weir_handoff_start(&h, fd, "tcp :1790");
- *	while (weir_handoff_accept(&h, &s, -1) > 0)	// or poll weir_handoff_fd(&h)
- *		serve(&s);
+ *	while ((n = weir_handoff_accept(&h, &s, -1)) > 0 || errno == EINTR)
+ *		if (n > 0)	// or poll weir_handoff_fd(&h)
+ *			serve(&s);
  *	weir_handoff_stop(&h);
  *
  * weir_handoff_transfer() gives a session to a member by name. For sessions that survive SIGKILL,
  * read with weir_session_recv(), write with weir_session_send(), and say after each read with
  * weir_handoff_commit() what your state accounts for. Sockets are non-blocking: other processes
- * share that flag. One thread at a time uses a struct weir_handoff. C99 (-std=gnu99, or _GNU_SOURCE)
+ * share that flag. A session that is the caller's no more goes on elsewhere: recv, send and commit say
+ * ESTALE; close it then. One thread at a time uses a struct weir_handoff. C99 (-std=gnu99, or _GNU_SOURCE)
  * and C++; needs no library.
  */
 #ifndef WEIR_HANDOFF_H
@@ -41,6 +43,8 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -52,7 +56,8 @@ extern "C" {
 #define WEIR_HANDOFF_SOCKET "/run/weir/handoff.sock" /* unless $WEIR_HANDOFF_SOCKET is set */
 
 enum { WEIR_HEADER_ = 48, WEIR_NAME_ = 63, WEIR_TEXT_ = 1024, WEIR_INLINE_ = 65536 };
-enum { WEIR_TIMEOUT_MS_ = 5000 };
+/* For an answer, for a keeper that does not read, and between attempts to find one. */
+enum { WEIR_TIMEOUT_MS_ = 5000, WEIR_PATIENCE_MS_ = 2000, WEIR_RETRY_MS_ = 250 };
 /* MFD_CLOEXEC | MFD_ALLOW_SEALING, F_ADD_SEALS, F_SEAL_*: the headers want _GNU_SOURCE for them. */
 enum { WEIR_MFD_FLAGS_ = 3, WEIR_ADD_SEALS_ = 1033, WEIR_SEALS_ = 15 };
 
@@ -77,6 +82,8 @@ enum {
 	WEIR_STATE_FD_ = 0x8000,
 	WEIR_STREAM_ = 1,
 	WEIR_LISTENER_ = 2,
+	WEIR_LIMIT_ = 7,
+	WEIR_OWNED_ = 9,
 	WEIR_LOST_ = 12
 };
 
@@ -94,7 +101,22 @@ struct weir_session {
 	size_t state_len;
 	unsigned char *unread; /* what it had read and its state does not account for */
 	size_t unread_len, unread_off;
-	unsigned int kept; /* by which connection to the keeper */
+	struct weir_note_ *note;
+};
+
+/*
+ * What the next keeper is to know of a session: as it was committed last. It is the library's, on a
+ * list of all sessions, until the session is closed or transferred: till then fd stays open.
+ */
+struct weir_note_ {
+	uint64_t session, read, written;
+	int fd;
+	unsigned int kept;  /* by which connection to the keeper */
+	int refused;	    /* the keeper has said no: the next commit asks */
+	int moved;	    /* it is another process's, or may be */
+	unsigned char *mem; /* a copy of state, and behind it of unread */
+	size_t state_len, unread_len;
+	struct weir_note_ *next, **at;
 };
 
 struct weir_message_ {
@@ -111,12 +133,6 @@ struct weir_message_ {
 struct weir_given_ {
 	struct weir_session session;
 	struct weir_given_ *next;
-};
-
-/* That the keeper refuses to keep a session: its next commit says so. */
-struct weir_refused_ {
-	uint64_t session;
-	struct weir_refused_ *next;
 };
 
 /* That a session is to go to a member. */
@@ -137,30 +153,55 @@ struct weir_handoff {
 	void *arg; /* the caller's own */
 
 	int conn;     /* -1: no keeper */
+	int hello;    /* a connection whose Hello is not answered yet; -1: none */
 	int listener; /* -1: none */
+	uint64_t listener_id;
 	int epoll;
+	int timer;    /* in epoll: wakes the caller while there is no keeper */
 	int replaced; /* a newer process of this name is ready: hand over, and end */
 	int ready;
 	unsigned int seq, generation;
 	size_t max_state;
 	char service[64], name[64], label[256];
+	char socket[108]; /* the keeper's, as it was said */
 	struct sockaddr_un keeper;
 	socklen_t keeper_len;
-	time_t retry;
+	int64_t retry, hello_end; /* when to try again, and to give an attempt up */
 	struct weir_given_ *given, **last;
 	struct weir_order_ *orders, **last_order;
-	struct weir_refused_ *refused;
-	char error[512]; /* why the last call has failed */
+	struct weir_note_ *notes;
+	char error[512];   /* why the last call has failed */
+	unsigned int code; /* the protocol's, where the keeper refuses: 7 over a limit */
 };
 
 static inline int weir_fail_(struct weir_handoff *h, const char *format, ...)
 {
+	int was = errno;
 	va_list args;
 
 	va_start(args, format);
 	vsnprintf(h->error, sizeof(h->error), format, args);
 	va_end(args);
+	h->code = 0;
+	errno = was;
 	return -1;
+}
+
+/* Milliseconds, by a clock that nobody sets. */
+static inline int64_t weir_now_(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* The time until end, for poll; end -1: there is none. */
+static inline int weir_left_(int64_t end)
+{
+	int64_t left = end - weir_now_();
+
+	return end < 0 ? -1 : left < 0 ? 0 : (int)left;
 }
 
 static inline void weir_put_(unsigned char *b, uint64_t v, int bytes)
@@ -209,7 +250,29 @@ static inline int weir_spill_(const struct weir_message_ *m)
 	return fd;
 }
 
-/* Sends a message: 0, or -1 if no keeper takes it. */
+/* Has weir_handoff_fd() be readable every so often; 0: no more. */
+static inline void weir_timer_(struct weir_handoff *h, int every_ms)
+{
+	struct itimerspec t;
+
+	memset(&t, 0, sizeof(t));
+	t.it_value.tv_nsec = t.it_interval.tv_nsec = every_ms * 1000000L;
+	timerfd_settime(h->timer, 0, &t, NULL);
+}
+
+/* Without a keeper sessions go on, and are not kept; see weir_reconnect_(). */
+static inline void weir_lost_keeper_(struct weir_handoff *h)
+{
+	if (h->conn >= 0)
+		close(h->conn);
+	if (h->hello >= 0)
+		close(h->hello);
+	h->conn = h->hello = -1;
+	h->retry = weir_now_() + WEIR_RETRY_MS_;
+	weir_timer_(h, h->replaced ? 0 : WEIR_RETRY_MS_);
+}
+
+/* Sends a message: 0, or -1 if no keeper takes it: one that does not read counts as gone. */
 static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ *m)
 {
 	unsigned char head[WEIR_HEADER_];
@@ -217,14 +280,16 @@ static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ 
 		struct cmsghdr align;
 		char space[CMSG_SPACE(2 * sizeof(int))];
 	} control;
+	int64_t end = weir_now_() + WEIR_PATIENCE_MS_;
 	struct iovec part[5];
 	struct msghdr msg;
+	struct pollfd p;
 	int fds[2], n = 0, large = -1;
 	unsigned int flags = m->flags;
 	ssize_t sent;
 
 	if (h->conn < 0)
-		return weir_fail_(h, "weir: no keeper answers on %s", h->keeper.sun_path);
+		return weir_fail_(h, "weir: no keeper answers on %s", h->socket);
 	if (m->fd >= 0)
 		fds[n++] = m->fd;
 	if (m->state_len + m->unread_len > WEIR_INLINE_) {
@@ -270,56 +335,59 @@ static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ 
 		CMSG_FIRSTHDR(&msg)->cmsg_len = CMSG_LEN((size_t)n * sizeof(int));
 		memcpy(CMSG_DATA(CMSG_FIRSTHDR(&msg)), fds, (size_t)n * sizeof(int));
 	}
-	do
-		sent = sendmsg(h->conn, &msg, MSG_NOSIGNAL);
-	while (sent < 0 && errno == EINTR);
-	if (sent < 0)
-		weir_fail_(h, "weir: the keeper: %s", strerror(errno));
+	p.fd = h->conn;
+	p.events = POLLOUT;
+	while ((sent = sendmsg(h->conn, &msg, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0) {
+		if (errno == EINTR)
+			continue;
+		if (errno != EAGAIN || weir_left_(end) == 0)
+			break;
+		poll(&p, 1, weir_left_(end));
+	}
 	if (large >= 0)
 		close(large);
+	if (sent < 0) {
+		weir_fail_(h, "weir: the keeper: %s", strerror(errno));
+		weir_lost_keeper_(h);
+	}
 	return sent < 0 ? -1 : 0;
 }
 
-/* Without a keeper sessions go on, and are not kept; see weir_reconnect_(). */
-static inline void weir_lost_keeper_(struct weir_handoff *h)
-{
-	if (h->conn >= 0)
-		close(h->conn);
-	h->conn = -1;
-	h->retry = time(NULL);
-}
-
-/* Takes the state of a message out of its memfd, the last descriptor. */
+/* Takes the state of a message out of its memfd, the last descriptor, to behind name and text. */
 static inline int weir_fetch_(struct weir_message_ *m, int fd)
 {
+	size_t head = WEIR_HEADER_ + m->name_len + m->text_len;
 	size_t total = m->state_len + m->unread_len, done = 0;
-	unsigned char *mem = (unsigned char *)malloc(total + 1);
+	unsigned char *mem;
 	struct stat st;
 
-	if (!mem || fstat(fd, &st) || (uint64_t)st.st_size != total)
-		total = done + 1; /* fails below */
-	while (mem && done < total) {
-		ssize_t n = pread(fd, mem + done, total - done, (off_t)done);
+	if (fstat(fd, &st) || (uint64_t)st.st_size != total)
+		return -1;
+	mem = (unsigned char *)realloc(m->mem, head + total);
+	if (!mem)
+		return -1;
+	m->mem = mem;
+	m->name = (const char *)mem + WEIR_HEADER_;
+	m->text = m->name + m->name_len;
+	m->state = mem + head;
+	m->unread = mem + head + m->state_len;
+	while (done < total) {
+		ssize_t n = pread(fd, mem + head + done, total - done, (off_t)done);
 
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n <= 0)
-			break;
+			return -1;
 		done += (size_t)n;
 	}
-	if (!mem || done < total) {
-		free(mem);
-		return -1;
-	}
-	free(m->mem);
-	m->mem = mem;
-	m->state = mem;
-	m->unread = mem + m->state_len;
 	return 0;
 }
 
-/* Receives a message: 1, 0 after timeout_ms, -1 if the keeper has gone. The caller frees mem. */
-static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m, int timeout_ms)
+/*
+ * Receives a message: 1, 0 if there is none by end (0: now), -1 if the keeper has gone. The caller
+ * frees mem.
+ */
+static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m, int64_t end)
 {
 	size_t size = WEIR_HEADER_ + WEIR_NAME_ + WEIR_TEXT_ + WEIR_INLINE_;
 	union {
@@ -340,8 +408,6 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	p.events = POLLIN;
 	if (h->conn < 0)
 		return -1;
-	if (poll(&p, 1, timeout_ms) == 0)
-		return 0;
 	m->mem = (unsigned char *)malloc(size);
 	if (!m->mem)
 		return weir_fail_(h, "weir: no memory");
@@ -352,9 +418,19 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	msg.msg_iovlen = 1;
 	msg.msg_control = &control;
 	msg.msg_controllen = sizeof(control);
-	do
-		n = recvmsg(h->conn, &msg, MSG_CMSG_CLOEXEC);
-	while (n < 0 && errno == EINTR);
+	/* A signal may interrupt either call, again and again: neither begins the time anew. */
+	while ((n = recvmsg(h->conn, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
+		if (errno == EINTR)
+			continue;
+		if (errno != EAGAIN)
+			break;
+		if (weir_left_(end) == 0) {
+			free(m->mem);
+			m->mem = NULL;
+			return 0;
+		}
+		poll(&p, 1, weir_left_(end));
+	}
 	for (c = n > 0 ? CMSG_FIRSTHDR(&msg) : NULL; c; c = CMSG_NXTHDR(&msg, c))
 		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
 			memcpy(fds, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
@@ -395,7 +471,7 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	if (fds[0] >= 0)
 		close(fds[0]);
 	weir_lost_keeper_(h);
-	return weir_fail_(h, "weir: the keeper on %s has gone", h->keeper.sun_path);
+	return weir_fail_(h, "weir: the keeper on %s has gone", h->socket);
 }
 
 /* Asks the kernel how far a connection has come: 0, or -1 for one that is closed. */
@@ -467,6 +543,68 @@ static inline int weir_begin_(struct weir_session *s, int fd)
 	return proto == IPPROTO_TCP ? 0 : -1;
 }
 
+/* state, and behind it what it does not account for: unread, then what is not shown yet. */
+static inline unsigned char *weir_pack_(const struct weir_session *s, const void *state,
+					size_t state_len, const void *unread, size_t *unread_len)
+{
+	size_t rest = s->unread_len - s->unread_off;
+	unsigned char *mem = (unsigned char *)malloc(state_len + *unread_len + rest + 1);
+
+	if (mem && state_len > 0)
+		memcpy(mem, state, state_len);
+	if (mem && *unread_len > 0)
+		memcpy(mem + state_len, unread, *unread_len);
+	if (mem && rest > 0)
+		memcpy(mem + state_len + *unread_len, s->unread + s->unread_off, rest);
+	*unread_len += rest;
+	return mem;
+}
+
+/* Remembers a session from here on, as it stands: 0, or -1 without memory. */
+static inline int weir_note_(struct weir_handoff *h, struct weir_session *s)
+{
+	struct weir_note_ *note = (struct weir_note_ *)calloc(1, sizeof(*note));
+	size_t unread_len = 0;
+
+	if (note)
+		note->mem = weir_pack_(s, s->state, s->state_len, NULL, &unread_len);
+	if (!note || !note->mem) {
+		free(note);
+		return weir_fail_(h, "weir: no memory");
+	}
+	note->state_len = s->state_len;
+	note->unread_len = unread_len;
+	note->session = s->id;
+	note->fd = s->fd;
+	note->read = s->read;
+	note->written = s->written;
+	note->next = h->notes;
+	note->at = &h->notes;
+	if (note->next)
+		note->next->at = &note->next;
+	h->notes = s->note = note;
+	return 0;
+}
+
+static inline void weir_forget_(struct weir_note_ *note)
+{
+	*note->at = note->next;
+	if (note->next)
+		note->next->at = note->at;
+	free(note->mem);
+	free(note);
+}
+
+/* The note of a session by its number; NULL: it has been closed, or has moved. */
+static inline struct weir_note_ *weir_noted_(struct weir_handoff *h, uint64_t session)
+{
+	struct weir_note_ *note = h->notes;
+
+	while (note && note->session != session)
+		note = note->next;
+	return note;
+}
+
 static inline unsigned char *weir_copy_(const void *b, size_t n)
 {
 	unsigned char *out = (unsigned char *)malloc(n + 1);
@@ -474,6 +612,19 @@ static inline unsigned char *weir_copy_(const void *b, size_t n)
 	if (out && n > 0)
 		memcpy(out, b, n);
 	return out;
+}
+
+static inline struct weir_message_ weir_message_of_(unsigned int type, uint64_t session,
+						    unsigned int number)
+{
+	struct weir_message_ m;
+
+	memset(&m, 0, sizeof(m));
+	m.type = type;
+	m.session = session;
+	m.number = number;
+	m.fd = -1;
+	return m;
 }
 
 /* Takes a session that the keeper gives, and queues it for weir_handoff_accept(). */
@@ -485,65 +636,51 @@ static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 	uint64_t read_at = m->read, written_at = m->written;
 	int ok = g && m->number == WEIR_STREAM_ && m->fd >= 0 && !weir_begin_(s, m->fd);
 
-	if (ok && weir_positions_(m->fd, &read_at, &written_at)) {
-		read_at = m->read; /* closed by the peer: reading will say so */
-		written_at = m->written;
-	}
-	ok = ok && (int64_t)(m->read - read_at) >= 0 && (int64_t)(written_at - m->written) >= 0 &&
-	     !weir_discard_(m->fd, m->read - read_at);
-	memset(&answer, 0, sizeof(answer));
-	answer.type = ok ? WEIR_TOOK_ : WEIR_REFUSE_;
-	answer.session = m->session;
-	answer.number = ok ? 0 : WEIR_LOST_;
-	answer.fd = -1;
-	weir_send_(h, &answer);
-	if (!ok) {
+	/* Our listener comes back from a newer process that has found it and died before it was ready. */
+	if (m->number == WEIR_LISTENER_ && h->listener >= 0 && m->session == h->listener_id &&
+	    !h->replaced) {
+		answer = weir_message_of_(WEIR_TOOK_, m->session, 0);
+		weir_send_(h, &answer);
 		if (m->fd >= 0)
 			close(m->fd);
 		free(g);
 		return;
 	}
-	s->received = 1;
-	s->crashed = !!(m->flags & WEIR_CRASHED_);
-	s->read = m->read;
-	s->written = m->written;
-	s->replay = written_at - m->written;
-	s->state = weir_copy_(m->state, m->state_len);
-	s->state_len = m->state_len;
-	s->unread = weir_copy_(m->unread, m->unread_len);
-	s->unread_len = m->unread_len;
-	s->kept = h->generation;
+	if (ok && weir_positions_(m->fd, &read_at, &written_at)) {
+		read_at = m->read; /* closed by the peer: reading will say so */
+		written_at = m->written;
+	}
+	if (ok) {
+		s->received = 1;
+		s->crashed = !!(m->flags & WEIR_CRASHED_);
+		s->read = m->read;
+		s->written = m->written;
+		s->replay = written_at - m->written;
+		s->state = weir_copy_(m->state, m->state_len);
+		s->state_len = m->state_len;
+		s->unread = weir_copy_(m->unread, m->unread_len);
+		s->unread_len = m->unread_len;
+	}
+	ok = ok && (int64_t)(m->read - read_at) >= 0 && (int64_t)(written_at - m->written) >= 0 &&
+	     s->state && s->unread && !weir_note_(h, s);
+	if (ok && weir_discard_(m->fd, m->read - read_at)) {
+		weir_forget_(s->note);
+		ok = 0;
+	}
+	answer = weir_message_of_(ok ? WEIR_TOOK_ : WEIR_REFUSE_, m->session, ok ? 0 : WEIR_LOST_);
+	if (ok)
+		s->note->kept = h->generation;
+	weir_send_(h, &answer);
+	if (!ok) {
+		if (m->fd >= 0)
+			close(m->fd);
+		if (g)
+			weir_free_(s);
+		free(g);
+		return;
+	}
 	*h->last = g;
 	h->last = &g->next;
-}
-
-static inline void weir_refused__(struct weir_handoff *h, uint64_t session)
-{
-	struct weir_refused_ *r = (struct weir_refused_ *)calloc(1, sizeof(*r));
-
-	if (!r)
-		return;
-	r->session = session;
-	r->next = h->refused;
-	h->refused = r;
-}
-
-/* Whether the keeper has refused a session since this was asked last. */
-static inline int weir_was_refused_(struct weir_handoff *h, uint64_t session)
-{
-	struct weir_refused_ **at = &h->refused, *r;
-	int found = 0;
-
-	while ((r = *at)) {
-		if (r->session != session) {
-			at = &r->next;
-			continue;
-		}
-		*at = r->next;
-		free(r);
-		found = 1;
-	}
-	return found;
 }
 
 /* Notes that a session is to move: the caller may be in the middle of something with it. */
@@ -578,13 +715,19 @@ static inline void weir_obey_(struct weir_handoff *h)
 /* Deals with a message that is no answer. */
 static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 {
+	struct weir_note_ *note;
+
 	if (m->type == WEIR_GIVE_)
 		weir_given__(h, m);
 	else if (m->fd >= 0)
 		close(m->fd);
 	if (m->type == WEIR_ERROR_) {
 		weir_fail_(h, "weir: %.*s", (int)m->text_len, m->text);
-		weir_refused__(h, m->session);
+		note = weir_noted_(h, m->session);
+		if (note && m->number == WEIR_OWNED_)
+			note->moved = 1; /* another was quicker to say so to this keeper */
+		else if (note)
+			note->refused = 1;
 	}
 	if (m->type == WEIR_MOVE_)
 		weir_ordered_(h, m);
@@ -596,17 +739,22 @@ static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 	free(m->mem);
 }
 
-/* Asks the keeper, and waits for the answer, whose mem the caller frees: 0 or -1. */
-static inline int weir_call_(struct weir_handoff *h, struct weir_message_ *m,
-			     struct weir_message_ *answer)
+/* Sends a request that wants an answer: 0 or -1. */
+static inline int weir_ask_(struct weir_handoff *h, struct weir_message_ *m)
 {
+	m->seq = ++h->seq ? h->seq : ++h->seq;
+	return weir_send_(h, m);
+}
+
+/* Waits for the answer to a request, whose mem the caller frees: 0 or -1. */
+static inline int weir_answered_(struct weir_handoff *h, const struct weir_message_ *m,
+				 struct weir_message_ *answer)
+{
+	int64_t end = weir_now_() + WEIR_TIMEOUT_MS_;
 	int n;
 
-	m->seq = ++h->seq ? h->seq : ++h->seq;
-	if (weir_send_(h, m))
-		return -1;
 	for (;;) {
-		n = weir_receive_(h, answer, WEIR_TIMEOUT_MS_);
+		n = weir_receive_(h, answer, end);
 		if (n < 0)
 			return -1;
 		if (n == 0) {
@@ -620,22 +768,16 @@ static inline int weir_call_(struct weir_handoff *h, struct weir_message_ *m,
 		if (answer->type != WEIR_ERROR_)
 			return 0;
 		weir_fail_(h, "weir: %.*s", (int)answer->text_len, answer->text);
+		h->code = answer->number;
 		free(answer->mem);
 		return -1;
 	}
 }
 
-static inline struct weir_message_ weir_message_of_(unsigned int type, uint64_t session,
-						    unsigned int number)
+static inline int weir_call_(struct weir_handoff *h, struct weir_message_ *m,
+			     struct weir_message_ *answer)
 {
-	struct weir_message_ m;
-
-	memset(&m, 0, sizeof(m));
-	m.type = type;
-	m.session = session;
-	m.number = number;
-	m.fd = -1;
-	return m;
+	return weir_ask_(h, m) ? -1 : weir_answered_(h, m, answer);
 }
 
 static inline int weir_keep_listener_(struct weir_handoff *h)
@@ -654,47 +796,151 @@ static inline int weir_keep_listener_(struct weir_handoff *h)
 	return weir_send_(h, &m);
 }
 
-/* Connects, says hello, and gives the keeper what there is. */
-static inline int weir_connect_keeper_(struct weir_handoff *h)
+/* Has the keeper note where a session stands: 0 or -1. */
+static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 {
-	struct weir_message_ m = weir_message_of_(WEIR_HELLO_, 0, 4), answer;
+	struct weir_message_ m = weir_message_of_(WEIR_COMMIT_, note->session, 0), answer;
+
+	if (note->moved) {
+		weir_fail_(h, "weir: the session is another process's");
+		h->code = WEIR_OWNED_;
+		return -1;
+	}
+	if (h->conn < 0)
+		return weir_fail_(h, "weir: no keeper answers on %s", h->socket);
+	if (note->state_len + note->unread_len > h->max_state) {
+		note->refused = 1;
+		weir_fail_(h, "weir: %zu bytes of state and unread; this keeper keeps at most %zu",
+			   note->state_len + note->unread_len, h->max_state);
+		h->code = WEIR_LIMIT_;
+		return -1;
+	}
+	m.read = note->read;
+	m.written = note->written;
+	m.state = note->mem;
+	m.state_len = note->state_len;
+	m.unread = note->mem + note->state_len;
+	m.unread_len = note->unread_len;
+	if (note->kept != h->generation || note->refused) { /* a new one, or the keeper is */
+		m.type = WEIR_KEEP_;
+		m.number = WEIR_STREAM_;
+		m.text = h->label;
+		m.text_len = strlen(h->label);
+		m.fd = note->fd;
+	}
+	note->kept = h->generation;
+	if (!note->refused)
+		return weir_send_(h, &m);
+	if (weir_call_(h, &m,
+		       &answer)) { /* after a refusal the caller hears at once whether it fits */
+		note->moved = h->code == WEIR_OWNED_;
+		return -1;
+	}
+	free(answer.mem);
+	note->refused = 0;
+	return 0;
+}
+
+/* Gives a new keeper all sessions as they were committed last. */
+static inline int weir_keep_all_(struct weir_handoff *h)
+{
+	struct weir_note_ *note;
+	struct weir_message_ m;
+
+	for (note = h->notes; note; note = note->next) {
+		note->refused = 0;
+		weir_keep_(h, note);
+		while (h->conn >= 0 && weir_receive_(h, &m, 0) > 0)
+			weir_heard_(h, &m);
+		if (h->conn < 0)
+			return -1;
+	}
+	return 0;
+}
+
+/* Connects, within a time (0: at once), and says hello. The answer is for weir_welcomed_(). */
+static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_HELLO_, 0, 4);
+	struct timeval limit;
 	struct epoll_event e;
 
-	h->conn = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (h->conn < 0 || connect(h->conn, (struct sockaddr *)&h->keeper, h->keeper_len)) {
-		weir_fail_(h, "weir: no keeper answers on %s: %s", h->keeper.sun_path,
-			   strerror(errno));
+	memset(&limit, 0, sizeof(limit));
+	memset(&e, 0, sizeof(e));
+	limit.tv_sec = wait_ms / 1000;
+	e.events = EPOLLIN;
+	h->conn = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | (wait_ms ? 0 : SOCK_NONBLOCK), 0);
+	if (h->conn < 0 || setsockopt(h->conn, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) ||
+	    epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->conn, &e) ||
+	    connect(h->conn, (struct sockaddr *)&h->keeper, h->keeper_len)) {
+		weir_fail_(h, "weir: no keeper answers on %s: %s", h->socket, strerror(errno));
 		weir_lost_keeper_(h);
 		return -1;
 	}
-	h->generation++;
+	m.seq = ++h->seq ? h->seq : ++h->seq;
 	m.text = h->service;
 	m.text_len = strlen(h->service);
 	m.name = h->name;
 	m.name_len = strlen(h->name);
-	if (weir_call_(h, &m, &answer)) {
+	if (weir_send_(h, &m))
+		return -1;
+	h->hello = h->conn;
+	h->conn = -1;
+	h->hello_end = weir_now_() + WEIR_TIMEOUT_MS_;
+	return 0;
+}
+
+/* Hears the answer to hello by end, and gives the keeper what there is. 0 or -1. */
+static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
+{
+	struct weir_message_ m, answer;
+	int n;
+
+	h->conn = h->hello;
+	h->hello = -1;
+	n = weir_receive_(h, &m, end);
+	if (n == 0) {
+		h->hello = h->conn; /* a keeper that stands still: nobody waits for it */
+		h->conn = -1;
+		if (weir_left_(h->hello_end) == 0)
+			weir_lost_keeper_(h);
+		return weir_fail_(h, "weir: the keeper does not answer");
+	}
+	if (n < 0)
+		return -1;
+	if (m.type != WEIR_WELCOME_) {
+		weir_fail_(h, "weir: %.*s", (int)m.text_len, m.text);
+		free(m.mem);
 		weir_lost_keeper_(h);
 		return -1;
 	}
-	h->max_state = (size_t)answer.read;
-	free(answer.mem);
-	memset(&e, 0, sizeof(e));
-	e.events = EPOLLIN;
-	epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->conn, &e);
+	h->max_state = (size_t)m.read;
+	h->generation++;
+	weir_timer_(h, 0);
+	free(m.mem);
 	if (!h->ready)
 		return 0;
 	m = weir_message_of_(WEIR_READY_, 0, h->move ? 3 : 1);
-	if (weir_keep_listener_(h) || weir_call_(h, &m, &answer))
+	/* The answer comes behind what the keeper has against any session. */
+	if (weir_keep_listener_(h) || weir_keep_all_(h) || weir_call_(h, &m, &answer))
 		return -1;
 	free(answer.mem);
 	return 0;
 }
 
-/* Looks for a keeper that has gone, once a second. */
+/* Looks for a keeper that has gone, every now and then, and waits for nothing. */
 static inline void weir_reconnect_(struct weir_handoff *h)
 {
-	if (h->conn < 0 && !h->replaced && time(NULL) > h->retry)
-		weir_connect_keeper_(h);
+	uint64_t ticks;
+
+	if (h->conn >= 0 || h->replaced)
+		return;
+	while (read(h->timer, &ticks, sizeof(ticks)) < 0 && errno == EINTR)
+		;
+	if (h->hello < 0 && weir_left_(h->retry) > 0)
+		return;
+	if (h->hello >= 0 || !weir_hello_(h, 0))
+		weir_welcomed_(h, 0);
 }
 
 /*
@@ -704,8 +950,10 @@ static inline void weir_reconnect_(struct weir_handoff *h)
 static inline int weir_handoff_init(struct weir_handoff *h, const char *service, const char *name,
 				    const char *keeper)
 {
+	struct epoll_event e;
+
 	memset(h, 0, sizeof(*h));
-	h->conn = h->listener = h->epoll = -1;
+	h->conn = h->hello = h->listener = h->epoll = h->timer = -1;
 	h->last = &h->given;
 	h->last_order = &h->orders;
 	if (!keeper)
@@ -713,11 +961,12 @@ static inline int weir_handoff_init(struct weir_handoff *h, const char *service,
 	if (!keeper || !*keeper)
 		keeper = WEIR_HANDOFF_SOCKET;
 	if (!*service || !*name || strlen(service) > WEIR_NAME_ || strlen(name) > WEIR_NAME_ ||
-	    strlen(keeper) >= sizeof(h->keeper.sun_path))
+	    strlen(keeper) >= sizeof(h->socket))
 		return weir_fail_(
 			h,
 			"weir: the name of the service, the member or the socket is empty or too long");
 	strcpy(h->service, service);
+	strcpy(h->socket, keeper);
 	strcpy(h->name, name);
 	h->keeper.sun_family = AF_UNIX;
 	strcpy(h->keeper.sun_path, keeper);
@@ -728,9 +977,14 @@ static inline int weir_handoff_init(struct weir_handoff *h, const char *service,
 			(socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(keeper));
 	}
 	h->epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (h->epoll < 0)
-		return weir_fail_(h, "weir: epoll: %s", strerror(errno));
-	return weir_connect_keeper_(h);
+	h->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	memset(&e, 0, sizeof(e));
+	e.events = EPOLLIN;
+	if (h->epoll < 0 || h->timer < 0 || epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->timer, &e))
+		return weir_fail_(h, "weir: epoll, timerfd: %s", strerror(errno));
+	if (weir_hello_(h, WEIR_TIMEOUT_MS_))
+		return -1;
+	return weir_welcomed_(h, weir_now_() + WEIR_TIMEOUT_MS_);
 }
 
 /* The listener of the process before, by its label, with the connections queued on it; or -1. */
@@ -761,6 +1015,11 @@ static inline int weir_handoff_start(struct weir_handoff *h, int listener, const
 	memset(&e, 0, sizeof(e));
 	e.events = EPOLLIN;
 	h->listener = listener;
+	if (listener >= 0) {
+		socklen_t len = sizeof(h->listener_id);
+
+		getsockopt(listener, SOL_SOCKET, SO_COOKIE, &h->listener_id, &len);
+	}
 	snprintf(h->label, sizeof(h->label), "%s", label ? label : "");
 	if (listener >= 0 && epoll_ctl(h->epoll, EPOLL_CTL_ADD, listener, &e))
 		return weir_fail_(h, "weir: the listener: %s", strerror(errno));
@@ -777,49 +1036,20 @@ static inline int weir_handoff_fd(const struct weir_handoff *h)
 	return h->epoll;
 }
 
-static inline int weir_keep_(struct weir_handoff *h, struct weir_session *s, const void *state,
-			     size_t state_len, const void *unread, size_t unread_len)
-{
-	struct weir_message_ m = weir_message_of_(WEIR_COMMIT_, s->id, 0);
-
-	m.read = s->read;
-	m.written = s->written;
-	m.state = state;
-	m.state_len = state_len;
-	m.unread = unread;
-	m.unread_len = unread_len;
-	weir_reconnect_(h);
-	if (h->conn < 0)
-		return -1;
-	if (weir_was_refused_(h, s->id)) {
-		s->kept = 0; /* the next one tries anew */
-		return -1;
-	}
-	if (s->kept != h->generation) { /* a new one, or the keeper is */
-		m.type = WEIR_KEEP_;
-		m.number = WEIR_STREAM_;
-		m.text = h->label;
-		m.text_len = strlen(h->label);
-		m.fd = s->fd;
-	}
-	s->kept = h->generation;
-	if (!weir_send_(h, &m))
-		return 0;
-	weir_lost_keeper_(h);
-	return -1;
-}
-
 /*
  * Waits for a session, new or another member's: 1 and s is filled in, 0 after timeout_ms
- * milliseconds (-1: no limit), -1 when this process is replaced (h->replaced) or on an error.
+ * milliseconds (-1: no limit), else -1 and errno: ECANCELED when this process is replaced
+ * (h->replaced), EINTR after a signal, and what accept(2) says but for EAGAIN and ECONNABORTED. With
+ * EMFILE, ENFILE, ENOBUFS and ENOMEM the connection still waits: call again, a little later.
  */
 static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_session *s,
 				      int timeout_ms)
 {
+	int64_t end = timeout_ms < 0 ? -1 : weir_now_() + timeout_ms;
 	struct epoll_event e;
 	struct weir_message_ m;
 	struct weir_given_ *g;
-	int fd, n;
+	int fd, left;
 
 	for (;;) {
 		while (h->conn >= 0 && weir_receive_(h, &m, 0) > 0)
@@ -834,8 +1064,11 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 			return 1;
 		}
 		weir_obey_(h); /* now that the caller has all that came before */
-		if (h->replaced)
+		if (h->replaced) {
+			errno = ECANCELED;
 			return weir_fail_(h, "weir: replaced by a newer process");
+		}
+		errno = EAGAIN;
 		fd = h->listener < 0 ? -1 : accept(h->listener, NULL, NULL);
 		if (fd >= 0) {
 			fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -843,18 +1076,22 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 				close(fd);
 				continue;
 			}
-			weir_keep_(h, s, NULL, 0, NULL, 0);
+			if (weir_note_(h, s)) {
+				close(fd);
+				errno = ENOMEM;
+				return -1;
+			}
+			weir_keep_(h, s->note);
 			return 1;
 		}
+		if (errno != EAGAIN && errno != ECONNABORTED)
+			return weir_fail_(h, "weir: accept: %s", strerror(errno));
 		weir_reconnect_(h);
-		/* Without a keeper wake once a second, to look for it. */
-		n = epoll_wait(h->epoll, &e, 1,
-			       h->conn < 0 && (timeout_ms < 0 || timeout_ms > 1000) ? 1000 :
-										      timeout_ms);
-		if (n < 0 && errno != EINTR)
-			return weir_fail_(h, "weir: waiting: %s", strerror(errno));
-		if (n == 0 && timeout_ms >= 0 && (h->conn >= 0 || timeout_ms <= 1000))
+		left = weir_left_(end);
+		if (left == 0)
 			return 0;
+		if (epoll_wait(h->epoll, &e, 1, left) < 0)
+			return weir_fail_(h, "weir: waiting: %s", strerror(errno));
 	}
 }
 
@@ -866,6 +1103,10 @@ static inline ssize_t weir_session_recv(struct weir_session *s, void *b, size_t 
 {
 	ssize_t got;
 
+	if (s->note->moved) {
+		errno = ESTALE;
+		return -1;
+	}
 	if (s->unread_off < s->unread_len) {
 		if (n > s->unread_len - s->unread_off)
 			n = s->unread_len - s->unread_off;
@@ -879,11 +1120,24 @@ static inline ssize_t weir_session_recv(struct weir_session *s, void *b, size_t 
 	return got;
 }
 
+/*
+ * How many bytes weir_session_recv() has that are not in the socket, so that no poll tells of them: of
+ * a received session, until they are shown. Serve a session that weir_handoff_accept() returns at once.
+ */
+static inline size_t weir_session_pending(const struct weir_session *s)
+{
+	return s->unread_len - s->unread_off;
+}
+
 /* Like send(2). What a predecessor has written after its last commit is not sent twice. */
 static inline ssize_t weir_session_send(struct weir_session *s, const void *b, size_t n)
 {
 	ssize_t sent;
 
+	if (s->note->moved) {
+		errno = ESTALE;
+		return -1;
+	}
 	if (s->replay > 0) {
 		sent = (ssize_t)(n < s->replay ? n : s->replay);
 		s->replay -= (uint64_t)sent;
@@ -895,41 +1149,42 @@ static inline ssize_t weir_session_send(struct weir_session *s, const void *b, s
 	return sent;
 }
 
-/* What a state does not account for: the caller's unread bytes, then those not shown yet. */
-static inline unsigned char *weir_all_unread_(const struct weir_session *s, const void *unread,
-					      size_t unread_len, size_t *len)
-{
-	size_t rest = s->unread_len - s->unread_off;
-	unsigned char *all = (unsigned char *)malloc(unread_len + rest + 1);
-
-	*len = unread_len + rest;
-	if (all && unread_len > 0)
-		memcpy(all, unread, unread_len);
-	if (all && rest > 0)
-		memcpy(all + unread_len, s->unread + s->unread_off, rest);
-	return all;
-}
-
 /*
  * Says that state accounts for all that weir_session_recv() has shown and weir_session_send() has
  * sent so far, but for the last bytes shown: those of a message that is not complete, which the
  * caller has in unread. They are taken out of the socket; the caller keeps them. 0, or -1 if the
- * session is not kept (the keeper has gone, or refuses): it goes on all the same.
+ * session is not kept (the keeper has gone, or refuses: h->code 7 is over a limit, as is what is
+ * larger than h->max_state): it goes on all the same, and is kept again from the next commit on that
+ * the keeper takes. What the keeper refuses later than this returns, the next commit says.
  */
 static inline int weir_handoff_commit(struct weir_handoff *h, struct weir_session *s,
 				      const void *state, size_t state_len, const void *unread,
 				      size_t unread_len)
 {
-	size_t seen = s->seen, len;
-	unsigned char *all = weir_all_unread_(s, unread, unread_len, &len);
+	struct weir_note_ *note = s->note;
+	unsigned char *mem = weir_pack_(s, state, state_len, unread, &unread_len);
+	size_t seen = s->seen;
 	int kept;
 
-	if (!all)
+	if (!mem)
 		return weir_fail_(h, "weir: no memory");
-	s->read += seen;
-	s->seen = 0;
-	kept = weir_keep_(h, s, state, state_len, all, len);
-	free(all);
+	if (!note->moved) {
+		free(note->mem);
+		note->mem = mem;
+		note->state_len = state_len;
+		note->unread_len = unread_len;
+		note->read = s->read += seen;
+		note->written = s->written;
+		s->seen = 0;
+		weir_reconnect_(h); /* which may find that it has moved */
+	} else {
+		free(mem);
+	}
+	kept = weir_keep_(h, note);
+	if (note->moved) {
+		errno = ESTALE;
+		return -1;
+	}
 	if (s->unread_off == s->unread_len)
 		weir_free_(s);
 	/* The keeper first: what is taken out of the socket is nowhere else. */
@@ -938,58 +1193,85 @@ static inline int weir_handoff_commit(struct weir_handoff *h, struct weir_sessio
 	return kept;
 }
 
+/* Lets go of a session here. */
+static inline void weir_end_(struct weir_session *s)
+{
+	weir_forget_(s->note);
+	s->note = NULL;
+	close(s->fd);
+	s->fd = -1;
+	weir_free_(s);
+}
+
 /*
  * Gives a session to a member by name ("": whoever is ready and has the fewest), with a state, as for
  * weir_handoff_commit(). 0: it is the other's, and s is no more. -1: it is still ours; but if the
- * keeper has gone meanwhile (h->conn < 0), close it unused: the other may have it.
+ * keeper has gone meanwhile, errno is ESTALE: the other may have it, and all that is left is to close
+ * it. A keeper that is new is given the session first.
  */
 static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_session *s,
 					const char *to, const void *state, size_t state_len,
 					const void *unread, size_t unread_len)
 {
-	struct weir_message_ m = weir_message_of_(WEIR_TRANSFER_, s->id, 0), answer;
-	unsigned char *all;
+	struct weir_message_ m, answer;
+	unsigned char *mem;
 	int failed;
 
 	if (strlen(to) > WEIR_NAME_)
 		return weir_fail_(h, "weir: no member can have this name");
-	all = weir_all_unread_(s, unread, unread_len, &m.unread_len);
-	if (!all)
+	while (h->conn >= 0 && weir_receive_(h, &m, 0) > 0) /* or hears that the keeper has gone */
+		weir_heard_(h, &m);
+	m = weir_message_of_(WEIR_TRANSFER_, s->id, 0);
+	if (h->conn < 0 && !h->replaced && (h->hello >= 0 || !weir_hello_(h, 0)))
+		weir_welcomed_(h, weir_now_() + WEIR_PATIENCE_MS_);
+	if (s->note->moved) {
+		errno = ESTALE;
+		return weir_fail_(h, "weir: the session is another process's");
+	}
+	mem = weir_pack_(s, state, state_len, unread, &unread_len);
+	if (!mem)
 		return weir_fail_(h, "weir: no memory");
 	m.name = to;
 	m.name_len = strlen(to);
 	m.read = s->read + s->seen;
 	m.written = s->written;
-	m.state = state;
+	m.state = mem;
 	m.state_len = state_len;
-	m.unread = all;
-	failed = weir_call_(h, &m, &answer);
-	free(all);
+	m.unread = mem + state_len;
+	m.unread_len = unread_len;
+	failed = weir_ask_(h, &m);
+	free(mem);
+	errno = 0;
+	if (!failed && weir_answered_(h, &m, &answer)) {
+		failed = -1;
+		s->note->moved = h->conn < 0 || h->code == WEIR_OWNED_;
+		errno = s->note->moved ? ESTALE : 0;
+	}
 	if (failed)
 		return -1;
 	free(answer.mem);
-	close(s->fd);
-	s->fd = -1;
-	weir_free_(s);
+	weir_end_(s);
 	return 0;
 }
 
-/* Ends a session for good. */
+/* Ends a session for good; of one that has moved, this process's part alone. */
 static inline void weir_session_close(struct weir_handoff *h, struct weir_session *s)
 {
 	struct weir_message_ m = weir_message_of_(WEIR_DROP_, s->id, 0);
 
-	weir_discard_(s->fd, s->seen); /* unread bytes would make it a reset */
-	shutdown(s->fd, SHUT_WR);
-	if (s->kept == h->generation && h->conn >= 0)
-		weir_send_(h, &m);
-	weir_was_refused_(h, s->id);
-	close(s->fd);
-	s->fd = -1;
-	weir_free_(s);
+	if (!s->note->moved) {
+		weir_discard_(s->fd, s->seen); /* unread bytes would make it a reset */
+		shutdown(s->fd, SHUT_WR);
+		if (s->note->kept == h->generation && h->conn >= 0)
+			weir_send_(h, &m);
+	}
+	weir_end_(s);
 }
 
-/* Leaves the service: sessions that are not closed, and the listener, are for the next process. */
+/*
+ * Leaves the service: sessions that are not closed, and the listener, are for the next process. No
+ * session may be touched after it.
+ */
 static inline void weir_handoff_stop(struct weir_handoff *h)
 {
 	struct weir_message_ m = weir_message_of_(WEIR_LEAVE_, 0, 0);
@@ -1002,21 +1284,22 @@ static inline void weir_handoff_stop(struct weir_handoff *h)
 		h->orders = o->next;
 		free(o);
 	}
-	while (h->refused)
-		weir_was_refused_(h, h->refused->session);
+	while (h->notes)
+		weir_forget_(h->notes);
 	while ((g = h->given)) {
 		h->given = g->next;
 		close(g->session.fd);
 		weir_free_(&g->session);
 		free(g);
 	}
-	if (h->conn >= 0)
-		close(h->conn);
+	weir_lost_keeper_(h);
+	if (h->timer >= 0)
+		close(h->timer);
 	if (h->epoll >= 0)
 		close(h->epoll);
 	if (h->listener >= 0)
 		close(h->listener);
-	h->conn = h->epoll = h->listener = -1;
+	h->epoll = h->timer = h->listener = -1;
 }
 
 #ifdef __cplusplus

@@ -7,7 +7,7 @@ import selectors
 import struct
 import sys
 
-from weir_handoff import HandoffError, Member, Replaced
+from weir_handoff import HandoffError, Member, Moved, Replaced
 
 QUESTION = 7
 
@@ -31,9 +31,14 @@ class Talk:
     def answer(self):
         """Answers what has come; False at the end."""
         try:
-            data = self.session.recv(3000)
+            return self._answer()
         except BlockingIOError:
             return True
+        except Moved:  # it is another's
+            return False
+
+    def _answer(self):
+        data = self.session.recv(3000)
         if not data:
             return False
         data = self.partial + data
@@ -84,7 +89,7 @@ def main(keeper, name, port):
                 talk = Talk(session)
                 talks.add(talk)
                 selector.register(session, selectors.EVENT_READ, talk)
-                while session._unread:  # nothing in the socket tells of it
+                while session.pending:  # nothing in the socket tells of it
                     talk.answer()
         except Replaced:
             print(give(name), flush=True)

@@ -20,14 +20,17 @@ session.fileno(). One thread at a time uses a Member.
 
 import array
 import collections
+import ctypes
 import errno
 import fcntl
+import math
 import os
 import select
 import socket
 import struct
 import termios
 import time
+import weakref
 
 DEFAULT_SOCKET = "/run/weir/handoff.sock"  # unless $WEIR_HANDOFF_SOCKET is set
 
@@ -41,9 +44,11 @@ _WELCOME, _ERROR, _OK, _GIVE, _MOVE, _REPLACED, _REPORT = range(0x81, 0x88)
 _CRASHED, _STATE_FD = 1 << 1, 1 << 15
 _MOVES, _EXACT = 1 << 1, 1 << 2
 _STREAM, _LISTENER = 1, 2
-_LOST = 12
+_LIMIT, _OWNED, _LOST = 7, 9, 12
 _SO_COOKIE = 57
 _TIMEOUT = 5.0  # seconds, for an answer of the keeper
+_PATIENCE = 2.0  # for a keeper that does not read: then it counts as gone
+_RETRY = 0.25  # between attempts to find one
 
 
 class HandoffError(OSError):
@@ -56,6 +61,13 @@ class HandoffError(OSError):
 
 class Replaced(Exception):
     """A newer process of this name is ready: transfer the sessions to it, and end."""
+
+
+class Moved(HandoffError):
+    """The session is another process's, or may be: close it."""
+
+    def __init__(self):
+        super().__init__("the session is another process's", _OWNED)
 
 
 class _Message:
@@ -75,6 +87,40 @@ def _spill(data):
     return fd
 
 
+class _Timer:
+    """A timerfd, readable every so often once it is set (os has them from Python 3.13 on)."""
+
+    def __init__(self):
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+
+    def fileno(self):
+        return self._fd
+
+    def set(self, seconds):
+        every = (0, int(seconds * 1e9))
+        self._libc.timerfd_settime(self._fd, 0, struct.pack("llll", *every, *every), None)
+
+    def read(self):
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            pass
+
+    def close(self):
+        os.close(self._fd)
+
+
+def _wait(file, event, timeout):
+    """Whether file is ready for an event of poll within timeout seconds; None: no limit. Not
+    select.select, which knows descriptors below 1024 alone."""
+    poll = select.poll()
+    poll.register(file, event)
+    return bool(poll.poll(None if timeout is None else max(0, math.ceil(timeout * 1000))))
+
+
 class Session:
     """A TCP connection. read and written are positions: bytes since it was made."""
 
@@ -86,6 +132,9 @@ class Session:
         self.replay = 0  # bytes to come that the kernel has taken already, from a predecessor
         self.received = self.crashed = False
         self.state = None  # as committed; None for a new session
+        self.moved = False  # it is another process's, or may be: recv, send and commit raise Moved
+        self._committed = (self.read, self.written, b"")  # read, written and unread, for the next keeper
+        self.error = None  # why the last commit is not kept: a HandoffError
         self._unread = b""  # what the predecessor had read and its state does not account for
         self._seen = 0
         self._kept = 0
@@ -109,9 +158,20 @@ class Session:
     def fileno(self):
         return self.socket.fileno()
 
+    @property
+    def pending(self):
+        """How many bytes recv has that are not in the socket, so that no select tells of them:
+        of a received session, until they are shown. Serve what accept returns at once."""
+        return len(self._unread)
+
+    def _check(self):
+        if self.moved:
+            raise Moved()
+
     def recv(self, n):
         """Shows what follows what is committed, and takes nothing. Commit before the next
         call, or it shows the same again. BlockingIOError if there is nothing yet."""
+        self._check()
         if self._unread:
             out, self._unread = self._unread[:n], self._unread[n:]
             return out
@@ -122,6 +182,7 @@ class Session:
     def send(self, data):
         """Like socket.send. What a predecessor has written after its last commit is not
         sent twice."""
+        self._check()
         if self.replay:
             n = min(self.replay, len(data))
             self.replay -= n
@@ -137,20 +198,30 @@ class Session:
             try:
                 view = view[self.send(view):]
             except BlockingIOError:
-                if not select.select([], [self], [], timeout)[1]:
+                if not _wait(self, select.POLLOUT, timeout):
                     raise TimeoutError(errno.ETIMEDOUT, "the peer does not read") from None
 
     def commit(self, state, unparsed=b""):
         """Says that state accounts for everything that recv has shown and send has sent so
         far, but for the last bytes shown, which the caller keeps: unparsed. True if a keeper
-        has it; the session goes on all the same if not."""
+        has it; if not, error says why (code 7: over a limit), and the session goes on all the
+        same, and is kept again from the next commit on that the keeper takes. What the keeper
+        refuses later than this returns, the next commit says."""
+        self._check()
         seen, self._seen = self._seen, 0
         self.read += seen
         self.state = bytes(state)
-        kept = self.member._keep(self, bytes(unparsed) + self._unread)
+        self._committed = (self.read, self.written, bytes(unparsed) + self._unread)
+        self.member._reconnect()
+        try:
+            self.member._keep(self)
+            self.error = None
+        except HandoffError as e:
+            self.error = e
+        self._check()  # on the way to a new keeper another may have been quicker
         # The keeper first: what is taken out of the socket is nowhere else.
         self._discard(seen)
-        return kept
+        return self.error is None
 
     def _discard(self, n):
         while n:
@@ -161,13 +232,15 @@ class Session:
             n -= got
 
     def close(self):
-        """Ends the session for good."""
-        try:
-            self._discard(self._seen)  # unread bytes would make it a reset
-            self.socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
-        self.member._drop(self)
+        """Ends the session for good; of one that has moved, this process's part alone."""
+        if not self.moved:
+            try:
+                self._discard(self._seen)  # unread bytes would make it a reset
+                self.socket.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+            self.member._drop(self)
+        self.member._forget(self)
         self.socket.close()
 
 
@@ -181,55 +254,98 @@ class Member:
     def __init__(self, service, name, keeper=None, move=None):
         self.service, self.name = service, name
         self.keeper = keeper or os.environ.get("WEIR_HANDOFF_SOCKET") or DEFAULT_SOCKET
-        self.listener, self._label = None, ""
+        self.listener, self._listener_id, self._label = None, 0, ""
         self.replaced = False  # a newer process of this name is ready
         self._conn, self._generation, self._seq, self._retry = None, 0, 0, 0.0
+        self._greeting, self._greet_by = None, 0.0  # a connection whose Hello is not answered yet
         self._given = collections.deque()
         self._move, self._orders = move, collections.deque()
-        self._refused = set()  # sessions that the keeper refuses to keep: their next commit says so
+        self._sessions = weakref.WeakValueDictionary()  # by number, until they are closed or transferred
+        self._refused = set()  # sessions that the keeper refuses to keep: their next commit asks
         self._ready = False
         self._epoll = select.epoll()
-        self._connect()
+        self._timer = _Timer()  # wakes the caller while there is no keeper
+        self._epoll.register(self._timer, select.EPOLLIN)
+        self._hello(_TIMEOUT)
+        if not self._welcome(_TIMEOUT):
+            self._lost()
+            raise HandoffError("the keeper does not answer")
 
     # The connection to the keeper.
 
-    def _connect(self):
+    def _hello(self, wait=0.0):
+        """Connects, within wait seconds, and says hello. The answer is for _welcome."""
         conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        conn.settimeout(wait)
         try:
             conn.connect("\0" + self.keeper[1:] if self.keeper.startswith("@") else self.keeper)
         except OSError as e:
             conn.close()
-            self._retry = time.monotonic() + 1
-            raise HandoffError(f"no keeper answers on {self.keeper}: {e}") from e
-        self._conn = conn
-        self._generation += 1
-        try:
-            self.max_state = self._call(_Message(_HELLO, number=_EXACT | (_MOVES if self._move else 0), name=self.name, text=self.service))[0].read
-        except HandoffError:
             self._lost()
-            raise
+            raise HandoffError(f"no keeper answers on {self.keeper}: {e}") from e
+        conn.setblocking(False)
+        self._conn = conn
+        self._seq = self._seq % 0xFFFFFFFF + 1
+        self._send(_Message(_HELLO, number=_EXACT | (_MOVES if self._move else 0), name=self.name, text=self.service, seq=self._seq))
+        self._conn, self._greeting, self._greet_by = None, conn, time.monotonic() + _TIMEOUT
         self._epoll.register(conn, select.EPOLLIN)
+
+    def _welcome(self, wait=0.0):
+        """Hears the answer to hello, and gives the keeper what there is; False if there is none yet."""
+        conn = self._conn = self._greeting
+        self._greeting = None
+        got = self._receive(wait)
+        if got is None:
+            self._conn, self._greeting = None, conn  # a keeper that stands still: nobody waits for it
+            return False
+        if got[0].kind != _WELCOME:
+            self._lost()
+            raise HandoffError(got[0].text, got[0].number)
+        self.max_state = got[0].read
+        self._generation += 1
+        self._timer.set(0)
         if self._ready:
             self._announce()
+        return True
 
     def _announce(self):
         if self.listener:
-            (cookie,) = struct.unpack("=Q", self.listener.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))
-            self._send(_Message(_KEEP, session=cookie, number=_LISTENER, text=self._label), [self.listener.fileno()])
+            self._send(_Message(_KEEP, session=self._listener_id, number=_LISTENER, text=self._label), [self.listener.fileno()])
+        for s in list(self._sessions.values()):
+            if s._kept != self._generation and not s.moved:
+                try:
+                    self._refused.discard(s.id)
+                    self._keep(s)
+                except HandoffError as e:
+                    s.error = e
+                while self._conn and (got := self._receive(0)):
+                    self._heard(*got)
+        # The answer comes behind what the keeper has against any session.
         self._call(_Message(_READY, number=1))
 
     def _lost(self):
-        if self._conn:
-            self._conn.close()
-        self._conn = None
-        self._retry = time.monotonic() + 1
+        for conn in (self._conn, self._greeting):
+            if conn:
+                conn.close()
+        self._conn = self._greeting = None
+        self._retry = time.monotonic() + _RETRY
+        self._timer.set(0 if self.replaced else _RETRY)
 
-    def _reconnect(self):
-        if self._conn is None and not self.replaced and time.monotonic() >= self._retry:
-            try:
-                self._connect()
-            except HandoffError:
-                pass
+    def _reconnect(self, wait=0.0):
+        """Looks for a keeper that has gone: every now and then, waiting for nothing; with
+        wait now, for so long."""
+        if self._conn or self.replaced:
+            return
+        self._timer.read()
+        if not wait and not self._greeting and time.monotonic() < self._retry:
+            return
+        try:
+            if not self._greeting:
+                self._hello()
+            if not self._welcome(wait) and time.monotonic() >= self._greet_by:
+                self._lost()
+        except HandoffError:
+            pass
 
     def _send(self, m, fds=()):
         if self._conn is None:
@@ -244,8 +360,15 @@ class Member:
             body += m.state + m.unread
         head = _HEADER.pack(_VERSION, m.kind, flags, m.seq, m.session, m.read & _MASK, m.written & _MASK, m.number, len(name), 0, len(text), len(m.state), len(m.unread))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        end = time.monotonic() + _PATIENCE
         try:
-            self._conn.sendmsg([head, body], rights, socket.MSG_NOSIGNAL)
+            while True:
+                try:
+                    self._conn.sendmsg([head, body], rights, socket.MSG_NOSIGNAL)
+                    return
+                except BlockingIOError:
+                    if not _wait(self._conn, select.POLLOUT, end - time.monotonic()):
+                        raise TimeoutError(errno.ETIMEDOUT, "it does not read") from None
         except OSError as e:
             self._lost()
             raise HandoffError(f"the keeper has gone: {e}") from e
@@ -255,7 +378,7 @@ class Member:
 
     def _receive(self, timeout):
         """The next message and its descriptors; None after timeout."""
-        if not select.select([self._conn], [], [], timeout)[0]:
+        if not _wait(self._conn, select.POLLIN, timeout):
             return None
         try:
             data, control, flags, _ = self._conn.recvmsg(_HEADER.size + 63 + 1024 + _INLINE, socket.CMSG_SPACE(8))
@@ -293,9 +416,15 @@ class Member:
 
     def _call(self, m, fds=()):
         """Asks, and returns the answer and its descriptors."""
+        self._ask(m, fds)
+        return self._answered(m)
+
+    def _ask(self, m, fds=()):
         self._seq = self._seq % 0xFFFFFFFF + 1
         m.seq = self._seq
         self._send(m, fds)
+
+    def _answered(self, m):
         while True:
             got = self._receive(_TIMEOUT)
             if got is None:
@@ -309,12 +438,29 @@ class Member:
             else:
                 return answer, received
 
+    def _hear(self):
+        """Deals with what the keeper has said."""
+        try:
+            while self._conn and (got := self._receive(0)):
+                self._heard(*got)
+        except HandoffError:
+            pass  # it has gone, and is looked for again
+
     def _heard(self, m, fds):
         """Deals with a message that is no answer."""
         if m.kind == _GIVE and m.number == _STREAM and fds:
             self._take(m, socket.socket(fileno=fds.pop(0)))
+        elif m.kind == _GIVE and m.number == _LISTENER and m.session == self._listener_id and not self.replaced:
+            # Ours comes back from a newer process that has found it and died before it was ready.
+            self._answer(_Message(_TOOK, session=m.session))
+        elif m.kind == _GIVE:
+            self._answer(_Message(_REFUSE, session=m.session, number=_LOST, text=f"nobody here goes on with {m.text!r}"))
         elif m.kind == _ERROR:
-            self._refused.add(m.session)
+            s = self._sessions.get(m.session)
+            if s and m.number == _OWNED:
+                s.moved = True  # another was quicker to say so to this keeper
+            elif s:
+                self._refused.add(m.session)
         elif m.kind == _MOVE and self._move:
             self._orders.append((m.session, m.name))  # the caller may be in the middle of something with it
         elif m.kind == _REPLACED:
@@ -324,43 +470,58 @@ class Member:
         for fd in fds:
             os.close(fd)
 
-    def _take(self, m, sock):
-        s = Session(self, sock)
-        at, put = s._positions() or (m.read, m.written)
+    def _answer(self, m):
         try:
+            self._send(m)
+        except HandoffError:
+            pass  # it has gone, and is looked for again
+
+    def _take(self, m, sock):
+        try:
+            s = Session(self, sock)
+            at, put = s._positions() or (m.read, m.written)
             if at > m.read or put < m.written:
                 raise HandoffError("bytes are missing")
             s._discard(m.read - at)
-        except (HandoffError, BlockingIOError) as e:
-            self._send(_Message(_REFUSE, session=m.session, number=_LOST, text=str(e)))
+        except OSError as e:  # ConnectionResetError, too: the peer has gone
+            self._answer(_Message(_REFUSE, session=m.session, number=_LOST, text=str(e)))
             sock.close()
             return
         s.read, s.written, s.replay = m.read, m.written, put - m.written
         s.received, s.crashed = True, bool(m.flags & _CRASHED)
         s.state, s._unread, s._kept = m.state, m.unread, self._generation
+        s._committed = (m.read, m.written, m.unread)
+        self._sessions[s.id] = s
         self._given.append(s)
-        self._send(_Message(_TOOK, session=m.session))
+        self._answer(_Message(_TOOK, session=m.session))
 
-    def _keep(self, s, unread):
-        """Has the keeper note where a session stands."""
-        self._reconnect()
-        if s.id in self._refused:
-            self._refused.discard(s.id)
-            s._kept = 0  # the next one tries anew
-            return False
-        m = _Message(_COMMIT, session=s.id, read=s.read, written=s.written, state=s.state or b"", unread=unread)
-        fds = []
-        if s._kept != self._generation:  # a new session, or the keeper is
+    def _keep(self, s):
+        """Has the keeper note where a session stands; HandoffError if it does not."""
+        read, written, unread = s._committed
+        m = _Message(_COMMIT, session=s.id, read=read, written=written, state=s.state or b"", unread=unread)
+        refused, size, fds = s.id in self._refused, len(m.state) + len(unread), []
+        if self._conn and size > self.max_state:
+            self._refused.add(s.id)
+            raise HandoffError(f"{size} bytes of state and unread; this keeper keeps at most {self.max_state}", _LIMIT)
+        if refused or s._kept != self._generation:  # a new session, or the keeper is
             m.kind, m.number, m.text, fds = _KEEP, _STREAM, self._label, [s.fileno()]
         s._kept = self._generation
-        try:
+        if refused:  # the caller hears at once whether it fits
+            try:
+                self._call(m, fds)
+            except HandoffError as e:
+                s.moved = e.code == _OWNED
+                raise
+            self._refused.discard(s.id)
+        else:
             self._send(m, fds)
-        except HandoffError:
-            return False
-        return True
+
+    def _forget(self, s):
+        self._refused.discard(s.id)
+        if self._sessions.get(s.id) is s:
+            del self._sessions[s.id]
 
     def _drop(self, s):
-        self._refused.discard(s.id)
         if self._conn and s._kept == self._generation:
             try:
                 self._send(_Message(_DROP, session=s.id))
@@ -383,6 +544,7 @@ class Member:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self.listener = socket.create_server((host, port), family=family, backlog=backlog)
         self.listener.setblocking(False)
+        (self._listener_id,) = struct.unpack("=Q", self.listener.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))
         self._epoll.register(self.listener, select.EPOLLIN)
         self.ready()
         return self.listener
@@ -401,11 +563,7 @@ class Member:
         newer process of this name is ready."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            try:
-                while self._conn and (got := self._receive(0)):
-                    self._heard(*got)
-            except HandoffError:
-                pass  # looked for again below
+            self._hear()
             if self._given:
                 return self._given.popleft()
             while self._orders:  # for what the caller has by now
@@ -415,7 +573,11 @@ class Member:
             if self.listener:
                 try:
                     s = Session(self, self.listener.accept()[0])
-                    self._keep(s, b"")
+                    self._sessions[s.id] = s
+                    try:
+                        self._keep(s)
+                    except HandoffError as e:
+                        s.error = e
                     return s
                 except (BlockingIOError, ConnectionAbortedError):
                     pass
@@ -423,15 +585,25 @@ class Member:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            # Without a keeper wake once a second, to look for it.
-            self._epoll.poll(left if self._conn else min(1, left or 1))
+            self._epoll.poll(left)
 
     def transfer(self, session, to, state, unparsed=b""):
         """Gives a session to a member by name ("": whoever is ready and has the fewest). On
-        HandoffError it is still ours; but if the keeper has gone meanwhile (code 0), close it
-        unused: the other may have it."""
-        self._call(_Message(_TRANSFER, session=session.id, name=to, read=session.read + session._seen, written=session.written,
-                            state=bytes(state), unread=bytes(unparsed) + session._unread))
+        HandoffError it is still ours; but if the keeper has gone meanwhile, session.moved is
+        set: the other may have it, and all that is left is to close it. A keeper that is new
+        is given the session first."""
+        self._hear()  # also that the keeper has gone
+        self._reconnect(_PATIENCE)
+        session._check()
+        m = _Message(_TRANSFER, session=session.id, name=to, read=session.read + session._seen, written=session.written,
+                     state=bytes(state), unread=bytes(unparsed) + session._unread)
+        self._ask(m)
+        try:
+            self._answered(m)
+        except HandoffError as e:
+            session.moved = self._conn is None or e.code == _OWNED
+            raise
+        self._forget(session)
         session.socket.close()
 
     def close(self):
@@ -445,4 +617,5 @@ class Member:
         self._lost()
         if self.listener:
             self.listener.close()
+        self._timer.close()
         self._epoll.close()

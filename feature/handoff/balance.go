@@ -67,6 +67,10 @@ func (m *Member) Loads() map[string]int {
 func (m *Member) setLoad(name string, n uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if n == wire.NoLoad {
+		delete(m.loads, name)
+		return
+	}
 	m.loads[name] = n
 }
 

@@ -4,12 +4,20 @@ package handoff_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
@@ -204,4 +212,99 @@ func stop(t testing.TB, p *nstest.Process) {
 		info, err := proc.Info()
 		return err == nil && info.State == 'T'
 	})
+}
+
+// safeLog is what a member has logged.
+type safeLog struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *safeLog) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *safeLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// A keeper that may have no more descriptors says so of the sockets that are too many, and of no others: whoever has connected stays,
+// and others can connect.
+func TestDescriptors(t *testing.T) {
+	nstest.NeedRoot(t)
+	w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
+	k := nstest.StartReady(t, nstest.Child("keeper", w.socket))
+	var was unix.Rlimit
+	if err := unix.Prlimit(k.Process.Pid, unix.RLIMIT_NOFILE, nil, &was); err != nil {
+		t.Fatal(err)
+	}
+	limit := func(n int) {
+		t.Helper()
+		if err := unix.Prlimit(k.Process.Pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(n), Max: was.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func() int {
+		t.Helper()
+		d, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", k.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(d)
+	}
+	limit(64)
+	var log safeLog
+	l := w.join("0", func(o *handoff.Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	var sessions []*handoff.Session
+	more := func(n int) {
+		t.Helper()
+		for range n {
+			dial(t, l.Addr())
+			s, err := l.AcceptSession()
+			if err != nil {
+				t.Fatal(err)
+			}
+			sessions = append(sessions, s)
+		}
+	}
+	kept := func() (n int) {
+		for _, s := range sessions {
+			if s.Kept() {
+				n++
+			}
+		}
+		return n
+	}
+	same := func(want int) {
+		t.Helper()
+		r, err := handoff.Status(t.Context(), w.socket) // by another connection
+		if err != nil || len(r.Services) != 1 || len(r.Services[0].Members) != 1 {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		if v := r.Services[0]; len(v.Sessions) != want+1 || v.Counts.Kept != uint64(want+1) || kept() != want { // and the listener, each once
+			t.Errorf("%d are kept by the keeper, counted %d, %d as the member knows; want %d", len(v.Sessions)-1, v.Counts.Kept-1, kept(), want)
+		}
+	}
+	more(70)
+	eventually(t, "some are too many", func() bool { return !sessions[69].Kept() })
+	all := kept()
+	if all < 30 || all > 56 || has() > 62 {
+		t.Errorf("%d sessions are kept with %d descriptors of 64", all, has())
+	}
+	same(all)
+	limit(has()) // not even one to receive
+	more(1)
+	eventually(t, "one more is too many", func() bool { return !sessions[70].Kept() })
+	limit(64)
+	same(all)
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(log.String(), "RLIMIT_NOFILE") || strings.Contains(log.String(), "the keeper has gone") {
+		t.Errorf("the member's log:\n%s", log.String())
+	}
 }

@@ -102,6 +102,7 @@ func (m *Member) reconnect() *wire.Conn {
 			return nil
 		}
 		m.mu.Lock()
+		clear(m.loads) // this keeper tells them anew
 		listeners, packets, ready := m.listeners, m.packets, m.ready && !m.over
 		m.mu.Unlock()
 		for _, l := range listeners {

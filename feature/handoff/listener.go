@@ -29,6 +29,7 @@ type Listener struct {
 
 	conns   chan *Session
 	stopped chan struct{}
+	running sync.WaitGroup // those that accept; once stopped there are no more of them
 
 	mu       sync.Mutex
 	received []*Session
@@ -94,7 +95,7 @@ func (m *Member) Listen(ctx context.Context, network, address string) (*Listener
 	m.mu.Lock()
 	m.listeners = append(m.listeners, l)
 	m.mu.Unlock()
-	go l.run(t)
+	l.accepts(t)
 	return l, nil
 }
 
@@ -105,6 +106,11 @@ func (m *Member) find(k wire.Kind, label string) (*os.File, error) {
 		return nil, nil
 	}
 	if err != nil {
+		return nil, err
+	}
+	if r.m.Cut {
+		err := wire.ErrNoDescriptors()
+		m.post(&wire.Message{Type: wire.Refuse, Session: r.m.Session, Number: uint32(wire.Lost), Text: err.Error()})
 		return nil, err
 	}
 	if len(r.fds) == 0 {
@@ -145,6 +151,17 @@ func (l *Listener) keep() error {
 		return err
 	}
 	return l.m.keepSocket(wire.Listener, l.id, l.label, raw)
+}
+
+// accepts has connections of a socket come here, unless it has stopped.
+func (l *Listener) accepts(t *net.TCPListener) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return false
+	}
+	l.running.Go(func() { l.run(t) })
+	return true
 }
 
 // run accepts, one ahead of the application.
@@ -243,6 +260,7 @@ func (l *Listener) AcceptSession() (*Session, error) {
 			return s, nil
 		case <-l.notify:
 		case <-l.stopped:
+			l.running.Wait()
 			l.m.handedOver()
 			if s := l.next(); s != nil {
 				return s, nil
@@ -374,7 +392,10 @@ func (m *Member) takeListener(msg *wire.Message, fd int) error {
 		n.Close()
 		return errors.New("it is no TCP listener")
 	}
+	if !l.accepts(t) {
+		t.Close()
+		return wire.Errorf(wire.NotFound, "nobody listens at %q here any more", msg.Text)
+	}
 	go func() { <-l.stopped; t.Close() }()
-	go l.run(t)
 	return nil
 }

@@ -197,7 +197,7 @@ func (m *Member) isDone() bool {
 }
 
 // stopListening lets go of the listeners and packet sockets, which the keeper and a
-// replacement still have.
+// replacement still have, and waits until all is kept that was accepted.
 func (m *Member) stopListening() {
 	m.mu.Lock()
 	m.over = true
@@ -209,6 +209,9 @@ func (m *Member) stopListening() {
 	}
 	for _, p := range packets {
 		p.stop()
+	}
+	for _, l := range listeners {
+		l.running.Wait() // a connection that it has just accepted is one of the sessions
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"syscall"
@@ -82,19 +83,54 @@ func (p *PacketConn) stop() {
 	p.once.Do(func() { close(p.stopped); p.UDPConn.Close() })
 }
 
-// ReadFrom implements net.PacketConn; the error is ErrReplaced when a newer process
-// has taken over.
-func (p *PacketConn) ReadFrom(b []byte) (int, net.Addr, error) {
-	n, a, err := p.UDPConn.ReadFrom(b)
+// replaced is what a read's error means: ErrReplaced when a newer process has taken over.
+func (p *PacketConn) replaced(err error) error {
 	if errors.Is(err, net.ErrClosed) {
 		select {
 		case <-p.stopped:
 			p.m.handedOver()
-			err = ErrReplaced
+			return ErrReplaced
 		default:
 		}
 	}
-	return n, a, err
+	return err
+}
+
+// Read implements net.Conn. The error of this and of all other reads is ErrReplaced when a newer process has
+// taken over.
+func (p *PacketConn) Read(b []byte) (int, error) {
+	n, err := p.UDPConn.Read(b)
+	return n, p.replaced(err)
+}
+
+// ReadFrom implements net.PacketConn.
+func (p *PacketConn) ReadFrom(b []byte) (int, net.Addr, error) {
+	n, a, err := p.UDPConn.ReadFrom(b)
+	return n, a, p.replaced(err)
+}
+
+// ReadFromUDP is that of net.UDPConn.
+func (p *PacketConn) ReadFromUDP(b []byte) (int, *net.UDPAddr, error) {
+	n, a, err := p.UDPConn.ReadFromUDP(b)
+	return n, a, p.replaced(err)
+}
+
+// ReadFromUDPAddrPort is that of net.UDPConn.
+func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (int, netip.AddrPort, error) {
+	n, a, err := p.UDPConn.ReadFromUDPAddrPort(b)
+	return n, a, p.replaced(err)
+}
+
+// ReadMsgUDP is that of net.UDPConn.
+func (p *PacketConn) ReadMsgUDP(b, oob []byte) (n, oobn, flags int, a *net.UDPAddr, err error) {
+	n, oobn, flags, a, err = p.UDPConn.ReadMsgUDP(b, oob)
+	return n, oobn, flags, a, p.replaced(err)
+}
+
+// ReadMsgUDPAddrPort is that of net.UDPConn.
+func (p *PacketConn) ReadMsgUDPAddrPort(b, oob []byte) (n, oobn, flags int, a netip.AddrPort, err error) {
+	n, oobn, flags, a, err = p.UDPConn.ReadMsgUDPAddrPort(b, oob)
+	return n, oobn, flags, a, p.replaced(err)
 }
 
 // Close closes the socket for good.

@@ -259,14 +259,16 @@ func (s *Session) unlock() {
 
 // given takes what the keeper gives.
 func (m *Member) given(msg *wire.Message, fds []int) {
-	if len(fds) == 0 {
+	if len(fds) == 0 && !msg.Cut {
 		return
 	}
 	var err error
-	switch wire.Kind(msg.Number) {
-	case wire.Stream:
+	switch kind := wire.Kind(msg.Number); {
+	case msg.Cut:
+		err = wire.ErrNoDescriptors()
+	case kind == wire.Stream:
 		err = m.takeSession(msg, fds)
-	case wire.Listener:
+	case kind == wire.Listener:
 		err = m.takeListener(msg, fds[0])
 	default:
 		if !m.has(msg) {

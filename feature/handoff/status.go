@@ -65,6 +65,8 @@ type SessionReport struct {
 	Written uint64    `json:"written"`
 	State   int64     `json:"state_bytes"`
 	Moves   int       `json:"moves"`
+	Given   bool      `json:"given,omitempty"`     // its owner has not said yet that it takes it
+	Why     string    `json:"came_back,omitempty"` // why who was to have it has refused it
 }
 
 // Status asks the keeper behind a socket ("": as in Options) what it keeps, of the

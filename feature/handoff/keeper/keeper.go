@@ -46,6 +46,7 @@ const (
 	slowTime        = 2 * time.Second // for a member to answer for what it was given
 	drainTime       = 100 * time.Millisecond
 	lastWords       = 50 * time.Millisecond // of members, when the keeper ends
+	missedTime      = time.Second           // for one that has come back to keep what it was given before
 	tick            = 100 * time.Millisecond
 	maxQueue        = 100_000 // messages that a member has not read
 	connectionsEach = 64      // connections of one user; root is not limited
@@ -96,6 +97,9 @@ type service struct {
 	sessions map[uint64]*session
 	orphans  map[*session]bool
 	counts   Counts
+	// Members whose connection has ended before they answered for all that they were given: see missed.
+	unanswered map[*member]bool
+	able       int // members of this server that are ready, as agents were told last
 }
 
 // New makes a keeper.
@@ -179,6 +183,7 @@ func (k *Keeper) watch(ctx context.Context) {
 			for _, s := range k.services {
 				k.expire(s, now)
 				k.overdue(s, now)
+				k.missed(s, now)
 				k.place(s, now)
 				k.forget(s)
 			}
@@ -203,7 +208,7 @@ func (k *Keeper) close() {
 func (k *Keeper) service(name string) *service {
 	s := k.services[name]
 	if s == nil {
-		s = &service{name: name, sessions: map[uint64]*session{}, orphans: map[*session]bool{}}
+		s = &service{name: name, sessions: map[uint64]*session{}, orphans: map[*session]bool{}, unanswered: map[*member]bool{}}
 		k.services[name] = s
 	}
 	return s

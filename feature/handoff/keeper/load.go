@@ -10,10 +10,51 @@ func (k *Keeper) load(m *member, n uint32) {
 		return
 	}
 	m.load, m.loaded = n, true
+	k.tellLoad(m)
+}
+
+func (k *Keeper) tellLoad(m *member) {
 	for _, o := range m.service.members {
 		if o != m && o.caps&wire.Balances != 0 {
-			k.post(o, outgoing{message: wire.Message{Type: wire.Loads, Name: m.name, Number: n}})
+			k.post(o, outgoing{message: wire.Message{Type: wire.Loads, Name: m.name, Number: m.load}})
 		}
+	}
+}
+
+// unload tells that nothing is to go any more to a member that has gone, unless another of its name is there.
+func (k *Keeper) unload(m *member) {
+	if !m.loaded {
+		return
+	}
+	m.load = wire.NoLoad
+	for _, o := range m.service.members {
+		if o.name == m.name && o.loaded {
+			m = o
+		}
+	}
+	k.tellLoad(m)
+}
+
+// tellMembers tells agents of servers how many members of this server may be given sessions: without one nothing is to come.
+func (k *Keeper) tellMembers(v *service) {
+	able := 0
+	for _, o := range v.members {
+		if o.ready && !wire.Elsewhere(o.name) {
+			able++
+		}
+	}
+	if able == v.able {
+		return
+	}
+	v.able = able
+	for _, o := range v.members {
+		k.tellMembersTo(o)
+	}
+}
+
+func (k *Keeper) tellMembersTo(m *member) {
+	if m.caps&wire.Resumes != 0 {
+		k.post(m, outgoing{message: wire.Message{Type: wire.Members, Number: uint32(m.service.able)}})
 	}
 }
 

@@ -31,6 +31,9 @@ type member struct {
 	load    uint32
 	loaded  bool // it has said its load
 	gone    bool // not connected any more
+	heard   bool // once gone: all that it has said on this connection
+	readied time.Time
+	ended   time.Time
 
 	released context.CancelFunc // once gone: nothing is left to wait for
 
@@ -87,6 +90,7 @@ func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
 		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "reason", err)
 	}
 	k.releaseAll(m)
+	m.heard = err == nil
 	k.leave(ctx, m)
 }
 
@@ -124,7 +128,11 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 			m.conn.TrySend(errorMessage(&msg, err))
 			return err
 		}
-		fds, err = k.fetch(m, &msg, fds)
+		if msg.Cut {
+			err = wire.ErrNoDescriptors()
+		} else {
+			fds, err = k.fetch(m, &msg, fds)
+		}
 		if err == nil {
 			fds = k.handle(ctx, m, &msg, fds)
 		} else {
@@ -186,7 +194,8 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 	defer k.mu.Unlock()
 	k.reply(m, msg, answer, err)
 	if msg.Type == wire.Hello && err == nil {
-		k.tellLoads(m) // Welcome comes first
+		k.tellMembersTo(m) // Welcome comes first
+		k.tellLoads(m)
 	}
 	return fds
 }
@@ -368,8 +377,13 @@ func (k *Keeper) leave(ctx context.Context, m *member) {
 		return
 	}
 	k.mu.Lock()
-	m.gone, m.ready, m.queue = true, false, nil
+	m.gone, m.ready, m.queue, m.ended = true, false, nil, time.Now()
+	if m.heard && len(m.given) > 0 {
+		m.service.unanswered[m] = true
+	}
 	m.service.members = slices.DeleteFunc(m.service.members, func(o *member) bool { return o == m })
+	k.tellMembers(m.service)
+	k.unload(m)
 	left := len(m.sessions)
 	ctx, m.released = context.WithCancel(ctx)
 	k.mu.Unlock()
@@ -386,5 +400,6 @@ func (k *Keeper) leave(ctx context.Context, m *member) {
 	if len(m.sessions) > 0 {
 		k.Log.Info("member died", "service", m.service.name, "member", m.name, "pid", m.process.PID, "sessions", len(m.sessions))
 	}
+	delete(m.service.unanswered, m)
 	k.orphan(m, true)
 }

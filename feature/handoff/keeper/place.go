@@ -15,9 +15,11 @@ import (
 func (k *Keeper) ready(m *member, yes bool) {
 	was := m.ready
 	m.ready = yes
+	k.tellMembers(m.service)
 	if !yes || was {
 		return
 	}
+	m.readied = time.Now()
 	for _, o := range m.service.members {
 		if o != m && o.name == m.name && o.ready && o.serial < m.serial {
 			k.post(o, outgoing{message: wire.Message{Type: wire.Replaced, Name: m.name, Number: uint32(m.process.PID)}})
@@ -42,6 +44,48 @@ func (k *Keeper) orphan(m *member, died bool) {
 		k.assign(s, nil)
 	}
 	k.place(m.service, time.Now())
+}
+
+// missed finds others for what was given to a process whose connection ended before it had read that, or could take it: for want
+// of descriptors, say. It lives, has come back, and goes on with what it has, so what it does not keep then it has never had.
+func (k *Keeper) missed(v *service, now time.Time) {
+	for m := range v.unanswered {
+		i := slices.IndexFunc(v.members, func(o *member) bool {
+			return o.name == m.name && o.serial > m.serial && o.ready && o.process.same(m.process)
+		})
+		switch {
+		case len(m.given) == 0: // kept again, or over
+			delete(v.unanswered, m)
+			continue
+		case i < 0, now.Sub(v.members[i].readied) < missedTime, now.Sub(m.ended) < missedTime:
+			continue
+		}
+		delete(v.unanswered, m)
+		for id := range m.given {
+			s := k.sessions[id]
+			k.Log.Warn("a session was not received", "service", v.name, "member", m.name, "pid", m.process.PID, "remote", s.remote)
+			v.counts.Refused++
+			s.refusals = append(s.refusals, m)
+			s.why = "it was not received"
+			switch {
+			case s.parked != nil:
+				k.hold(s)
+			default:
+				k.giveOn(s, m.name)
+			}
+		}
+		k.place(v, now)
+	}
+}
+
+// giveOn has a session go back to whom it came from, or wait for another.
+func (k *Keeper) giveOn(s *session, refused string) {
+	if back := s.from; back != nil && !back.gone && back.ready && !slices.Contains(s.refusals, back) {
+		s.from = nil
+		k.giveTo(back, s, wire.Message{Name: refused, Flags: wire.Returned})
+		return
+	}
+	k.assign(s, nil)
 }
 
 // errGap says that bytes were taken out of a session that no state accounts for.
@@ -142,12 +186,11 @@ func (k *Keeper) refuse(m *member, msg *wire.Message) error {
 	}
 	m.service.counts.Refused++
 	s.refusals = append(s.refusals, m)
-	if back := s.from; back != nil && !back.gone && back.ready && !slices.Contains(s.refusals, back) {
-		s.from = nil
-		k.giveTo(back, s, wire.Message{Name: m.name, Flags: wire.Returned})
-		return nil
+	s.why = msg.Text
+	if s.why == "" {
+		s.why = "no reason given"
 	}
-	k.assign(s, nil)
+	k.giveOn(s, m.name)
 	k.place(m.service, time.Now())
 	return nil
 }

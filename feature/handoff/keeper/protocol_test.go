@@ -223,6 +223,66 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// What was given to a process that lost its connection before it could take it is for others as soon as that is back and does not
+// keep it; what it keeps again is its own.
+func TestGivenAndNotReceived(t *testing.T) {
+	k, socket := run(t, Options{})
+	from := hello(t, socket, "talk", "0")
+	from.say(&wire.Message{Type: wire.Ready, Seq: 1, Number: 1})
+	from.hear(wire.OK)
+	to := hello(t, socket, "talk", "1")
+	to.say(&wire.Message{Type: wire.Ready, Seq: 1, Number: 1})
+	to.hear(wire.OK)
+	var fds []int
+	var ids []uint64
+	for range 3 {
+		fd, id, _ := stream(t)
+		from.say(&wire.Message{Type: wire.Keep, Seq: 2, Session: id, Number: 1}, fd)
+		from.hear(wire.OK)
+		from.say(&wire.Message{Type: wire.Transfer, Seq: 3, Session: id, Name: "1", State: []byte("s")})
+		from.hear(wire.OK)
+		fds, ids = append(fds, fd), append(ids, id)
+	}
+	to.hear(wire.Give)
+	to.say(&wire.Message{Type: wire.Took, Session: ids[0]})
+	to.Close() // with two unread
+	eventually := func(what string, f func() bool) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal(what)
+			}
+		}
+	}
+	eventually("the connection has ended", func() bool { return len(k.Report().Services[0].Members) == 1 })
+	again := hello(t, socket, "talk", "1")
+	again.say(&wire.Message{Type: wire.Keep, Seq: 4, Session: ids[1], Number: 1, State: []byte("s")}, fds[1])
+	again.hear(wire.OK)
+	time.Sleep(2 * missedTime) // before it is ready it may have more to say
+	again.say(&wire.Message{Type: wire.Ready, Seq: 5, Number: 1})
+	again.hear(wire.OK)
+	if msg, _ := from.hear(wire.Give); msg.Session != ids[2] || msg.Flags&wire.Returned == 0 || string(msg.State) != "s" {
+		t.Errorf("given back: %+v, want session %d", msg, ids[2])
+	}
+	from.say(&wire.Message{Type: wire.Took, Session: ids[2]})
+	from.say(&wire.Message{Type: wire.Keep, Seq: 6, Session: ids[1], Number: 1, State: []byte("s")}, fds[1])
+	from.refused(wire.Owned)
+	again.say(&wire.Message{Type: wire.Keep, Seq: 6, Session: ids[0], Number: 1, State: []byte("s")}, fds[0]) // which it took: it stays its own
+	again.hear(wire.OK)
+	// Whom it came from has gone as well: then it is the name's again.
+	from.say(&wire.Message{Type: wire.Transfer, Seq: 7, Session: ids[2], Name: "1"})
+	from.hear(wire.OK)
+	from.Close()
+	again.Close()
+	eventually("the connections have ended", func() bool { return len(k.Report().Services[0].Members) == 0 })
+	last := hello(t, socket, "talk", "1")
+	last.say(&wire.Message{Type: wire.Ready, Seq: 1, Number: 1})
+	last.hear(wire.OK)
+	if msg, _ := last.hear(wire.Give); msg.Session != ids[2] {
+		t.Errorf("given: %+v, want session %d", msg, ids[2])
+	}
+}
+
 // Bytes of every kind, and messages of every kind with anything in them: the keeper
 // goes on, and no descriptor is left behind.
 func TestMalformedMessages(t *testing.T) {

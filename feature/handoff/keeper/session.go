@@ -34,6 +34,7 @@ type session struct {
 	waits    time.Time // since when it has no owner
 	since    time.Time
 	moves    int
+	why      string // who was to have it last did not take it
 
 	local, remote netip.AddrPort
 }
@@ -52,7 +53,7 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 	case wire.Load:
 		k.load(m, msg.Number)
 	case wire.Leave:
-		m.ready = false
+		k.ready(m, false)
 		k.orphan(m, false)
 	case wire.Keep:
 		fds, err = k.keep(m, msg, fds)
@@ -117,6 +118,10 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 		m.service.counts.OverLimit++
 		return fds, wire.Errorf(wire.Limit, "service %s has %d sessions, as many as this keeper keeps of one", m.service.name, k.MaxSessions)
 	}
+	if full(fds[0]) && !wire.Elsewhere(m.name) {
+		m.service.counts.OverLimit++
+		return fds, wire.ErrNoDescriptors()
+	}
 	s := &session{id: msg.Session, kind: kind, fd: -1, service: m.service, label: msg.Text, since: time.Now(),
 		read: msg.Read, written: msg.Written}
 	if err := k.update(m, s, msg); err != nil {
@@ -128,6 +133,19 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 	k.assign(s, m)
 	m.service.counts.Kept++
 	return fds[1:], nil
+}
+
+// reserve is how many descriptors no socket is kept with, of a keeper that may have more than eight times as many: for processes
+// that connect, and for large states on their way.
+const reserve = 64
+
+// full says whether a descriptor that was just received is one of the last: the kernel gives the lowest that is free.
+func full(fd int) bool {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return false
+	}
+	return uint64(fd) >= r.Cur-min(reserve, r.Cur/8)
 }
 
 // commit notes how far a session has come.
@@ -199,7 +217,7 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 		m.service.counts.Refused++
 		return err
 	}
-	s.from, s.crashed, s.refusals = m, false, nil
+	s.from, s.crashed, s.refusals, s.why = m, false, nil, ""
 	s.moves++
 	m.service.counts.Transfers++
 	k.giveTo(to, s, wire.Message{Name: m.name})
@@ -217,7 +235,7 @@ func (k *Keeper) transferParked(m *member, s *session, msg *wire.Message) error 
 		k.unpark(s, wire.Errorf(wire.Lost, "session %d stays where it is: %v", s.id, err))
 		return err
 	}
-	s.from, s.crashed, s.refusals = m, false, nil
+	s.from, s.crashed, s.refusals, s.why = m, false, nil, ""
 	k.hold(s)
 	return nil
 }

@@ -50,12 +50,13 @@ func (v *service) report(now time.Time) Service {
 	}
 	for _, s := range v.sessions {
 		x := Session{ID: strconv.FormatUint(s.id, 10), Kind: s.kind.String(), Local: s.local.String(), Label: s.label, Member: s.member,
-			Since: s.since, Read: s.read, Written: s.written, State: s.size(), Moves: s.moves}
+			Since: s.since, Read: s.read, Written: s.written, State: s.size(), Moves: s.moves, Why: s.why}
 		if s.remote.IsValid() {
 			x.Remote = s.remote.String()
 		}
 		if s.owner != nil {
 			x.PID = s.owner.process.PID
+			_, x.Given = s.owner.given[s.id]
 		} else {
 			x.Waits = now.Sub(s.waits).Seconds()
 		}

@@ -140,7 +140,8 @@ type received struct {
 func (c *Conn) recvmsg(fd uintptr) (r received) {
 	for {
 		r.n, r.oobn, r.flags, _, r.err = unix.Recvmsg(int(fd), c.in, c.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
-		if r.err != unix.EINTR {
+		// Who has closed the connection with something unread has it reset, which is said once and before what it has sent.
+		if r.err != unix.EINTR && r.err != unix.ECONNRESET {
 			return r
 		}
 	}
@@ -153,13 +154,15 @@ func (c *Conn) parse(r received, err error) (Message, []int, error) {
 		return Message{}, nil, err
 	case got == unix.EAGAIN:
 		return Message{}, nil, ErrEmpty
-	case got == unix.ECONNRESET, got == nil && n == 0 && oobn == 0:
+	case got == nil && n == 0 && oobn == 0:
 		return Message{}, nil, io.EOF
 	case got != nil:
 		return Message{}, nil, fmt.Errorf("receiving: %w", got)
 	}
 	fds, err := descriptors(c.oob[:oobn])
-	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+	// Fewer descriptors than there is room for: this process may have no more. The message is whole, and its sender can be told.
+	cut := flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) == unix.MSG_CTRUNC && len(fds) < MaxFDs
+	if err == nil && !cut && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		err = fmt.Errorf("%w: longer than %d bytes, or with more than %d descriptors", ErrMalformed, MaxMessage, MaxFDs)
 	}
 	var m Message
@@ -170,7 +173,21 @@ func (c *Conn) parse(r received, err error) (Message, []int, error) {
 		CloseAll(fds)
 		return Message{}, nil, err
 	}
+	if m.Cut = cut; cut { // which of them is there?
+		CloseAll(fds)
+		fds = nil
+	}
 	return m, fds, nil
+}
+
+// ErrNoDescriptors is about a message whose descriptors are missing, see Message.Cut.
+func ErrNoDescriptors() *CodeError {
+	n := "its limit"
+	var r unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &r) == nil {
+		n = fmt.Sprint(r.Cur)
+	}
+	return Errorf(Limit, "no descriptors are left: process %d may have %s (RLIMIT_NOFILE; LimitNOFILE= of its unit)", os.Getpid(), n)
 }
 
 // descriptors are those of a message's control data.

@@ -212,3 +212,47 @@ func TestSpill(t *testing.T) {
 		t.Errorf("of another size: %v", err)
 	}
 }
+
+// What was sent is received, also if the sender then closed the connection without reading what came.
+func TestClosedWithSomethingUnread(t *testing.T) {
+	a, b := conns(t)
+	if err := errors.Join(a.Send(&Message{Type: Commit, Session: 7}), b.Send(&Message{Type: OK})); err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+	if m, _, err := b.Receive(); err != nil || m.Session != 7 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	if _, _, err := b.Receive(); err != io.EOF {
+		t.Errorf("%v, want the end", err)
+	}
+}
+
+// A receiver without room for a descriptor gets the message without it, and the next one with its own.
+func TestNoRoomForDescriptors(t *testing.T) {
+	a, b := conns(t)
+	for range 2 {
+		if err := a.Send(&Message{Type: Keep, Session: 7}, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	m, fds, err := b.Receive()
+	said := ErrNoDescriptors()
+	if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); e != nil {
+		t.Fatal(e)
+	}
+	if err != nil || !m.Cut || m.Session != 7 || len(fds) != 0 || !errors.Is(said, ErrLimit) {
+		t.Errorf("%+v, %v, %v, %v", m, fds, err, said)
+	}
+	if m, fds, err = b.Receive(); err != nil || m.Cut || len(fds) != 1 {
+		t.Errorf("%+v, %v, %v", m, fds, err)
+	}
+	CloseAll(fds)
+}

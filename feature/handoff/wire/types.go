@@ -66,7 +66,11 @@ const (
 	Replaced Type = 0x86 // a newer member of the same name is ready
 	Report   Type = 0x87 // answers Status: JSON in State
 	Loads    Type = 0x90 // Number is what Name has said that waits for it
+	Members  Type = 0x91 // Number members of this server may be given sessions; to those that resume
 )
+
+// NoLoad, in Number of Load and Loads, is that of one to whom nothing can go: it has gone.
+const NoLoad = 1<<32 - 1
 
 // Flags of messages.
 const (

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff_test
+
+import (
+	"testing"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/keeper"
+)
+
+// A member that has gone had nothing to do when it was heard last: nothing goes to it any more. Of its name another may be there.
+func TestLoadsOfMembersThatHaveGone(t *testing.T) {
+	w := newWorld(t, keeper.Options{})
+	busy := w.join("busy", func(o *handoff.Options) { o.Balances = true }).Member()
+	idle := w.join("idle", func(o *handoff.Options) { o.Stay = true })
+	idle.Member().SetLoad(0)
+	b := handoff.Balancer{Member: busy}
+	eventually(t, "the idle one is heard", func() bool { return b.Where(100) == "idle" })
+	next := w.join("idle")
+	next.Member().SetLoad(7)
+	eventually(t, "the next one is heard", func() bool { return busy.Loads()["idle"] == 7 })
+	if err := idle.Close(); err != nil {
+		t.Fatal(err)
+	}
+	busy.SetLoad(1)
+	eventually(t, "one member is left beside", func() bool {
+		for _, s := range w.keeper.Report().Services {
+			return len(s.Members) == 2
+		}
+		return false
+	})
+	if got := busy.Loads(); len(got) != 1 || got["idle"] != 7 {
+		t.Errorf("%v", got)
+	}
+	if err := next.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "nobody is left", func() bool { return len(busy.Loads()) == 0 })
+	if to := b.Where(100); to != "" {
+		t.Errorf("sessions go to %q, who has gone", to)
+	}
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff_test
+
+import (
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/keeper"
+)
+
+// A connection that was being accepted when the listener had to stop is handed over with the rest, and whoever serves hears of the end
+// only then: it may be the last thing that the process does.
+func TestReplacedWhileAccepting(t *testing.T) {
+	w := newWorld(t, keeper.Options{})
+	old := w.join("0")
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	peer := dial(t, other.Addr())
+	c, err := other.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := old.Accepting()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := old.AcceptSession()
+		ended <- err
+	}()
+	next := w.join("0")
+	<-old.Replaced()
+	select {
+	case err := <-ended:
+		t.Fatalf("%v, before the connection is kept", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	accepted(c.(*net.TCPConn))
+	if err := <-ended; !errors.Is(err, handoff.ErrReplaced) {
+		t.Errorf("%v, want that it is replaced", err)
+	}
+	stuck := time.AfterFunc(patience, func() { next.Close() })
+	defer stuck.Stop()
+	s, err := next.AcceptSession()
+	if err != nil || s.RemoteAddr().String() != peer.LocalAddr().String() {
+		t.Errorf("%v, %v", s, err)
+	}
+}

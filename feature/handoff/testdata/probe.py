@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member that does what its standard input says, line by line, and says what came of it:
+probe.py KEEPER NAME PORT. probe.c is the same in C, and says what the orders are."""
+
+import errno
+import os
+import resource
+import select
+import sys
+import time
+
+from weir_handoff import HandoffError, Member, Replaced
+
+sessions, held = [], []
+
+
+def take(timeout):
+    session = member.accept(timeout)
+    if session:
+        sessions.append(session)
+    return 1 if session else 0
+
+
+def commit(session, size):
+    return 0 if sessions[session].commit(b"\0" * size) else f"-1 {sessions[session].error}"
+
+
+def obey(what, a, b=0, to=""):
+    a, b = int(a), int(b)
+    if what == "accept":
+        return take(a / 1000)
+    if what == "files":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (a, 4096))
+        return 0
+    if what == "hold":  # FILES: so that descriptors to come have larger numbers
+        held.extend(os.open("/dev/null", os.O_RDONLY) for _ in range(a))
+        return 0
+    if what == "sendall":  # SESSION MEBIBYTES
+        sessions[a].sendall(b"\0" * (b << 20), 10)
+        return 0
+    if what == "commit":
+        return commit(a, b)
+    if what == "idle":
+        end, poll = time.monotonic() + a / 1000, select.poll()
+        poll.register(member, select.POLLIN)
+        while (left := end - time.monotonic()) > 0:
+            if poll.poll(left * 1000):
+                take(0)
+        return 0
+    if what == "flood":
+        return 0 if all([commit(a, 1000) == 0 for _ in range(b)]) else -1
+    if what == "transfer":
+        member.transfer(sessions[a], to, b"\0" * b)
+        return 0
+    raise SystemExit(what)
+
+
+keeper, name, port = sys.argv[1:]
+member = Member("talk", name, keeper)
+member.listen("127.0.0.1", int(port))
+print("ready", flush=True)
+for line in sys.stdin:
+    begin = time.monotonic()
+    try:
+        result = obey(*line.split())
+    except (OSError, Replaced) as e:
+        result = "-1 EMFILE" if isinstance(e, OSError) and e.errno == errno.EMFILE else f"-1 {e}"
+    print(line.split()[0], result, round((time.monotonic() - begin) * 1000), "ms", flush=True)
+member.close()
