@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -80,7 +83,7 @@ func printFront(w io.Writer, s front.Status) {
 	if !s.Agent {
 		fmt.Fprintln(w, "  ! its agent does not answer: flows go on, and none can move; weir handoff front -f FILE runs it")
 	}
-	t := newTable(w, "  HOST", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "AGENT", "")
+	t := newTable(w, "  HOST", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "WAITING", "AGENT", "")
 	for _, h := range s.Hosts {
 		agent, state := "-", ""
 		if h.Connected {
@@ -93,9 +96,18 @@ func printFront(w io.Writer, s front.Status) {
 		if h.Address.IsValid() {
 			address = h.Address.String()
 		}
-		t.row("  "+orDash(h.Name), h.Number, address, orDash(h.Where), h.Weight, h.Flows, agent, state)
+		t.row("  "+orDash(h.Name), h.Number, address, orDash(h.Where), h.Weight, h.Flows, orDash(waiting(h.Loads)), agent, state)
 	}
 	t.flush()
+}
+
+// waiting is what waits for services, in order of their names.
+func waiting(loads map[string]uint32) string {
+	var out []string
+	for _, service := range slices.Sorted(maps.Keys(loads)) {
+		out = append(out, fmt.Sprint(service, " ", loads[service]))
+	}
+	return strings.Join(out, ", ")
 }
 
 func orDash(s string) string {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -213,53 +214,67 @@ whichever is ready and has the fewest. It waits until they have moved.`,
 					return usageError{fmt.Errorf("%q: want the number of a session, or SERVICE/MEMBER; see %s --help", args[0], cmd.CommandPath())}
 				}
 			}
-			left := func() (owned []handoff.SessionReport, err error) {
-				r, err := handoff.Status(cmd.Context(), *socket)
-				for _, s := range r.Services {
-					for _, x := range s.Sessions {
-						if x.Kind == "session" && (x.ID == args[0] || isMember && s.Name == service && x.Member == member) {
-							owned = append(owned, x)
-						}
-					}
-				}
-				return owned, err
-			}
-			before, err := left()
+			status := func() (handoff.Report, error) { return handoff.Status(cmd.Context(), *socket) }
+			r, err := status()
 			if err != nil {
 				return err
+			}
+			var before []handoff.SessionReport
+			for _, s := range r.Services {
+				for _, x := range s.Sessions {
+					if x.Kind == "session" && (x.ID == args[0] || isMember && s.Name == service && x.Member == member) {
+						before = append(before, x)
+					}
+				}
 			}
 			if err := handoff.Send(cmd.Context(), *socket, service, member, id, to); err != nil {
 				return err
 			}
-			return waitMoved(cmd, before, left)
+			return waitMoved(cmd, before, status)
 		},
 	}
 	return c
 }
 
-// waitMoved waits until none of the sessions is where it was.
-func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, now func() ([]handoff.SessionReport, error)) error {
-	moves := map[string]int{}
-	for _, s := range before {
-		moves[s.ID] = s.Moves
-	}
+// waitMoved waits until it is certain where each of the sessions stays: one that was refused goes back to where it was.
+func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, now func() (handoff.Report, error)) error {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		sessions, err := now()
+		r, err := now()
 		if err != nil {
 			return err
 		}
-		stay := 0
-		for _, s := range sessions {
-			if was, ok := moves[s.ID]; ok && was == s.Moves {
-				stay++
-			}
-		}
-		if stay == 0 {
+		stay, back, why := movedFrom(before, r)
+		if stay == 0 && back == 0 {
 			fmt.Fprintf(cmd.OutOrStdout(), "%d moved\n", len(before))
 			return nil
+		}
+		if stay == 0 {
+			return fmt.Errorf("%d of %d sessions came back: %s", back, len(before), why)
 		}
 		if time.Now().After(end) {
 			return fmt.Errorf("%d of %d sessions have not moved after 10 s: the log of their member says why", stay, len(before))
 		}
 	}
+}
+
+// movedFrom counts sessions that are on their way yet, and those that have come back to where they were, with the reason of one.
+func movedFrom(before []handoff.SessionReport, r handoff.Report) (stay, back int, why string) {
+	after := map[string]handoff.SessionReport{}
+	for _, v := range r.Services {
+		for _, s := range v.Sessions {
+			after[s.ID] = s
+		}
+	}
+	for _, was := range before {
+		is, ok := after[was.ID]
+		switch {
+		case !ok: // it has another number where it is now
+		case is.Moves == was.Moves, is.Given, is.PID == 0, wire.Elsewhere(is.Member):
+			stay++
+		case is.Member == was.Member && is.PID == was.PID:
+			back++
+			why = cmp.Or(is.Why, "the log of the agents of both servers says why")
+		}
+	}
+	return stay, back, why
 }

@@ -101,5 +101,19 @@ func TestHandoffCommands(t *testing.T) {
 	if text, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(text), `weir_handoff_moves_total{by="transfer",service="telemetry"} 2`) {
 		t.Errorf("metrics: %v\n%s", err, text)
 	}
+	// A member that takes none: the session comes back.
+	m, err := handoff.Join(t.Context(), handoff.Options{Service: "telemetry", Name: "2", Keeper: socket})
+	if err == nil {
+		t.Cleanup(func() { m.Close() })
+		err = m.Ready()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{fmt.Sprint(s.ID()), "telemetry/0"} {
+		if out, errs, status := weir(t, "handoff", "--keeper", socket, "send", what, "2"); status != exitFailed || !strings.Contains(errs, "1 of 1 sessions came back: this member does not accept sessions now") {
+			t.Errorf("send %s to one that refuses: status %d, %s%s", what, status, out, errs)
+		}
+	}
 	k.Kill()
 }

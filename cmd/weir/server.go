@@ -82,6 +82,13 @@ func printServer(w io.Writer, s server.Status) {
 	for _, what := range slices.Sorted(maps.Keys(s.Refused)) {
 		fmt.Fprintf(w, "  ! %s: refused %d times; the agent's log says why\n", what, s.Refused[what])
 	}
+	for i, v := range s.Stuck {
+		if i == mostStuck {
+			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Stuck)-i)
+			break
+		}
+		fmt.Fprintf(w, "  ! %s of %s stands still for %s: %s\n", v.Client, v.Service, v.For.Round(time.Second), v.Why)
+	}
 	if !s.Keeper {
 		fmt.Fprintln(w, "  ! no keeper answers: no session can move (weir serve, or weir handoff keep)")
 	}
@@ -98,6 +105,9 @@ func printServer(w io.Writer, s server.Status) {
 	}
 	t.flush()
 }
+
+// mostStuck are shown.
+const mostStuck = 10
 
 // short is a duration as a person reads it.
 func short(d time.Duration) string {

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -55,7 +56,7 @@ type Agent struct {
 	mu      sync.Mutex
 	hosts   map[move.Host]*peer.Conn
 	timers  map[Key]*time.Timer
-	loads   map[LoadKey]uint32
+	loads   map[loadKey]uint32
 	members map[move.Host]*member
 	news    bool // of a member, that the others have not been told
 	kick    chan struct{}
@@ -79,7 +80,7 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.FrontAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Host]string{},
 		hosts: map[move.Host]*peer.Conn{}, timers: map[Key]*time.Timer{},
-		members: map[move.Host]*member{}, kick: make(chan struct{}, 1), loads: map[LoadKey]uint32{}}
+		members: map[move.Host]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}}
 	for _, h := range o.Hosts {
 		a.names[h.Number] = h.Name
 	}
@@ -88,7 +89,7 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 			return nil, fmt.Errorf("host %q, number %d: a host has a name, and a number of its own from 1 to %d", h.Name, h.Number, MostHosts)
 		}
 		a.names[h.Number] = h.Name
-		a.members[h.Number] = &member{Managed: h, named: true}
+		a.members[h.Number] = &member{Managed: h, told: &h}
 	}
 	f.parkFor = a.o.Hold + slack
 	return a, nil
@@ -203,6 +204,7 @@ func (a *Agent) attend(ctx context.Context, raw net.Conn) {
 	defer a.mu.Unlock()
 	if a.hosts[number] == c {
 		delete(a.hosts, number)
+		a.unload(number)
 		a.kicked()
 	}
 }
@@ -218,13 +220,22 @@ func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 	k := a.f.keyOf(in.Flow.Client, int(in.Flow.Service))
 	var answers [2]move.Message
 	var owner move.Host // before
-	now, err := a.f.Change(k, func(fl *Flow) {
-		owner = fl.Owner
-		answers = fl.Receive(from, in.Message, a.gone(fl))
-		if in.Message.Kind == move.Flip && answers[0].OK {
-			fl.Life = c.Peer.Instance
+	change := func() (Flow, error) {
+		return a.f.Change(k, func(fl *Flow) {
+			owner = fl.Owner
+			answers = fl.Receive(from, in.Message, a.gone(fl))
+			if in.Message.Kind == move.Flip && answers[0].OK {
+				fl.Life = c.Peer.Instance
+			}
+		})
+	}
+	now, err := change()
+	if errors.Is(err, ErrNoFlow) && in.Message.Kind == move.Ask && k.Client.Port() != 0 && a.f.serves(from, k.Service) {
+		// Of a connection that has been silent for long nothing is known, and who asks has it.
+		if err = a.f.Learn(k, from, 0); err == nil || errors.Is(err, ebpf.ErrKeyExist) {
+			now, err = change()
 		}
-	})
+	}
 	if errors.Is(err, ErrNoFlow) { // the client has ended it, or it never was
 		answers = (&move.Flow{}).Receive(from, in.Message, false)
 	} else if err != nil {

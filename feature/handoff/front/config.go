@@ -203,7 +203,7 @@ func (c *Config) agent() (AgentOptions, error) {
 		Hold: c.Hold, Lapse: c.Lapse, Ended: c.Ended, Idle: c.Idle, Down: c.Down}
 	for _, name := range sortedKeys(c.Hosts) {
 		h := c.Hosts[name]
-		o.Managed = append(o.Managed, Managed{Number: move.Host(h.Number), Name: name, Address: h.Address, Weight: h.weight(),
+		o.Managed = append(o.Managed, Managed{Number: move.Host(h.Number), Name: name, Address: h.Address, Weight: h.weight(), Weighted: h.Weight != nil,
 			Services: h.Services, Check: h.Check, Agent: h.Agent})
 	}
 	return o, nil

@@ -28,6 +28,7 @@ type Flow struct {
 	Seen    uint64
 	In, Out uint64 // packets
 	Ended   bool   // a reset, or the ends of both sides, have been seen
+	Opening bool   // a client's SYN made it known, and no other packet of the client has come after a host's
 	Told    bool   // by Learn or Override, and nothing of it was seen then
 	Pinned  bool   // by Override: it stays until Release
 	Until   uint64 // CLOCK_MONOTONIC in ns: packets to the owner wait no longer than that
@@ -51,6 +52,7 @@ const (
 	wasReset    = 4
 	told        = 8
 	pinned      = 16
+	opening     = 32
 	maxServices = 64
 )
 
@@ -96,7 +98,7 @@ func (f *Front) Flow(k Key) (Flow, error) {
 
 func flowOf(v frontFrontFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
-		Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Life: v.Life}
+		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Life: v.Life}
 	out.Flow, out.Parked = unword(v.Word)
 	return out
 }
@@ -220,11 +222,12 @@ func (f *Front) Release(k Key) error {
 	return nil
 }
 
-// unanswered is how long a flow stays known that no host has answered: a flood of SYNs must not fill the table.
+// unanswered is how long a flow stays known that no host has answered, or whose client has not answered the host: a flood of SYNs must
+// not fill the table. A host repeats its answer for half a minute, within which no pause is as long.
 const unanswered = 20 * time.Second
 
 // Forget removes flows that have ended, and those of which nothing has been seen for as long as idle; not those that move, and
-// not what Override has made. A connection that no host has answered goes after 20 s. It returns how many. Where flows have taken three
+// not what Override has made. A connection that was never opened goes after 20 s. It returns how many. Where flows have taken three
 // quarters of their room, sources of datagrams are not learned any more, which anybody could make up: these go by the hash.
 func (f *Front) Forget(ended, idle time.Duration) (int, error) {
 	var gone []frontFrontFlowKey
@@ -241,7 +244,8 @@ func (f *Front) Forget(ended, idle time.Duration) (int, error) {
 		if fl.Ended && age >= ended {
 			over = append(over, keyOf(k))
 		}
-		if fl.Ended && age >= ended || age >= idle || fl.Out == 0 && k.Port != 0 && !fl.Told && age >= min(idle, unanswered) {
+		never := fl.Opening || fl.Out == 0 && k.Port != 0 && !fl.Told
+		if fl.Ended && age >= ended || age >= idle || never && age >= min(idle, unanswered) {
 			gone = append(gone, k)
 		}
 		return true

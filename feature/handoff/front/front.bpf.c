@@ -326,13 +326,15 @@ static __always_inline int to_host(struct __sk_buff *skb, __u32 number)
 }
 
 /* learn records a flow that is new. What there is no room for goes by the hash. */
-static __always_inline void learn(const struct front_flow_key *k, __u32 owner, __u64 in, __u64 out)
+static __always_inline void learn(const struct front_flow_key *k, __u32 owner, __u32 flags,
+				  int by_host)
 {
 	struct front_flow f = {
 		.word = owner,
 		.seen = bpf_ktime_get_coarse_ns(),
-		.in = in,
-		.out = out,
+		.in = !by_host,
+		.out = by_host,
+		.flags = flags,
 	};
 	struct front_config *c = config();
 
@@ -364,6 +366,18 @@ static __always_inline int learns(const struct packet *p, const struct front_ser
 	return c && !c->full;
 }
 
+/* opens says whether a client's packet opens a connection. */
+static __always_inline int opens(const struct packet *p, const struct front_service *s)
+{
+	return !s->by_source && (p->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
+}
+
+/* ended is what Go goes by, too. */
+static __always_inline int ended(__u32 flags)
+{
+	return flags & FRONT_RST || (flags & FRONT_FINS) == FRONT_FINS;
+}
+
 /* saw notes a packet of a flow. What ends one connection ends no source. */
 static __always_inline void saw(struct front_flow *f, const struct packet *p,
 				const struct front_service *s, __u32 fin)
@@ -371,6 +385,32 @@ static __always_inline void saw(struct front_flow *f, const struct packet *p,
 	f->seen = bpf_ktime_get_coarse_ns();
 	if (!s->by_source && p->tcp & (TCP_FIN | TCP_RST))
 		f->flags |= p->tcp & TCP_RST ? FRONT_RST : fin;
+}
+
+/*
+ * saw_client: a connection between the same ends as one that has ended is a new one, whose end has
+ * not been seen. It goes to the same owner, who may still know the one before (TIME_WAIT).
+ */
+static __always_inline void saw_client(struct front_flow *f, const struct packet *p,
+				       const struct front_service *s)
+{
+	if (opens(p, s) && ended(f->flags))
+		f->flags &= ~(FRONT_RST | FRONT_FINS);
+	if (f->flags & FRONT_OPENING && f->out && !(p->tcp & TCP_SYN))
+		f->flags &= ~FRONT_OPENING;
+	saw(f, p, s, FRONT_FIN_IN);
+}
+
+/*
+ * saw_host: an owner that goes on speaks of a connection that lives, whatever reset was seen:
+ * anybody can make up one of the client's. Of a real one the client says so again.
+ */
+static __always_inline void saw_host(struct front_flow *f, const struct packet *p,
+				     const struct front_service *s)
+{
+	if (f->flags & FRONT_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
+		f->flags &= ~FRONT_RST;
+	saw(f, p, s, FRONT_FIN_OUT);
 }
 
 static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
@@ -391,14 +431,14 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 	if (!f) {
 		host = bucket_host(s, &k);
 		if (host && learns(p, s))
-			learn(&k, host, 1, 0);
+			learn(&k, host, opens(p, s) ? FRONT_OPENING : 0, 0);
 		return to_host(skb, host);
 	}
 	if (p->error) {
 		count(FRONT_ICMP);
 	} else {
 		f->in++;
-		saw(f, p, s, FRONT_FIN_IN);
+		saw_client(f, p, s);
 	}
 	if (FRONT_PARKED(f->word) && !again) {
 		c = config();
@@ -469,7 +509,7 @@ static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
 	if (word & FRONT_BEFORE) /* the owner has spoken: nobody before it gets the flow back */
 		__sync_fetch_and_and(&f->word, ~FRONT_BEFORE);
 	f->out++;
-	saw(f, p, s, FRONT_FIN_OUT);
+	saw_host(f, p, s);
 	count(FRONT_OUT);
 	return TC_ACT_UNSPEC;
 }

@@ -107,6 +107,10 @@ enum { FRONT_CHANGED, FRONT_IS_OTHER, FRONT_IS_NONE }; /* what it returns */
 #define FRONT_FIN_OUT 2
 #define FRONT_RST     4
 #define FRONT_TOLD    8 /* not seen but told: it does not go for want of packets */
+/* 16 is Go's */
+#define FRONT_OPENING \
+	32 /* learned by a client's SYN, and no other packet of it has come after the host's */
+#define FRONT_FINS (FRONT_FIN_IN | FRONT_FIN_OUT)
 
 /* Why packets did not go on, or went another way: front_counts. */
 enum {

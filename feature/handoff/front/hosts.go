@@ -14,6 +14,7 @@ import (
 	"strconv"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
@@ -137,6 +138,21 @@ func (f *Front) spread(service int) error {
 		return fmt.Errorf("spreading new flows of service %d: %w", service, err)
 	}
 	return nil
+}
+
+// serves says whether a host is one of a service that goes by flow, and of connections.
+func (f *Front) serves(host move.Host, service int) bool {
+	f.hold.mu.Lock()
+	of := false
+	for _, s := range f.hold.services {
+		of = of || s.ID == service && !s.BySource && s.Proto == unix.IPPROTO_TCP
+	}
+	f.hold.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return of && slices.ContainsFunc(f.hosts, func(h Host) bool {
+		return h.Number == host && (h.Services == nil || slices.Contains(h.Services, service))
+	})
 }
 
 func (f *Front) putHost(h Host) error {

@@ -22,7 +22,8 @@ type Managed struct {
 	Name     string     // in its agent's certificate
 	Address  netip.Addr // of the host; not valid: it says so when it registers
 	Weight   int
-	Services []string // names of those it serves; none: all
+	Weighted bool     // Weight goes, whatever the host registers with: it may only take itself out, with 0
+	Services []string // names of those it serves; none: all, unless it says which when it registers
 	// Check is where the host takes TCP connections while it is well. "" for none: a host is well then while its agent answers,
 	// and one that never had an agent always is.
 	Check string
@@ -32,7 +33,7 @@ type Managed struct {
 // member is a host as the agent knows it now.
 type member struct {
 	Managed
-	named    bool // by the options; else it has registered
+	told     *Managed // by the options; nil: it has registered
 	place    Place
 	placed   time.Time // when place was found; zero: it is not known where the host is
 	looked   time.Time // for it, the last time
@@ -331,7 +332,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		return fmt.Errorf("address %q: say where packets to the host go", r.Address)
 	case r.Weight < 0 || r.Weight > mostWeight:
 		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, mostWeight)
-	case m != nil && m.named && m.Address.IsValid() && m.Address != r.Address:
+	case m != nil && m.told != nil && m.Address.IsValid() && m.Address != r.Address:
 		return fmt.Errorf("address %s: this front end is told that the host is at %s", r.Address, m.Address)
 	}
 	for _, name := range r.Services {
@@ -352,6 +353,12 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		m.placed, m.looked = time.Time{}, time.Time{}
 	}
 	m.Number, m.Name, m.Address, m.Weight, m.Services = c.Peer.Number, c.Peer.Name, r.Address, r.Weight, r.Services
+	if t := m.told; t != nil && t.Weighted && r.Weight > 0 {
+		m.Weight = t.Weight
+	}
+	if t := m.told; t != nil && len(t.Services) > 0 {
+		m.Services = t.Services
+	}
 	m.Agent = cmp.Or(r.Agent, m.Agent)
 	a.news = true
 	a.o.Log.Info("a host has registered", "name", m.Name, "number", m.Number, "address", m.Address, "weight", m.Weight)

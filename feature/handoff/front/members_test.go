@@ -4,8 +4,10 @@ package front
 
 import (
 	"cmp"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -270,4 +272,64 @@ func TestRegisterRefused(t *testing.T) {
 	} {
 		register(t, ca, at, c.name, c.number, c.r).hears(t, func(p peer.Peers) bool { return strings.Contains(p.Refused, c.says) })
 	}
+}
+
+// What the options say of a host goes, whatever it registers with: but for weight 0, by which a host takes itself out.
+func TestRegisterNamed(t *testing.T) {
+	at := netip.MustParseAddr("10.2.0.7")
+	_, ca, _, to := managed(t, AgentOptions{Managed: []Managed{
+		{Number: 7, Name: "h7", Address: at, Weight: 2, Weighted: true, Services: []string{"four"}},
+		{Number: 8, Name: "h8", Address: netip.MustParseAddr("10.2.0.8"), Weight: 1}}})
+	is := func(h *registrar, number move.Host, weight int, services ...string) {
+		t.Helper()
+		h.hears(t, func(p peer.Peers) bool {
+			for _, m := range p.Members {
+				if m.Number == number {
+					return m.Agent == "x" && m.Weight == weight && slices.Equal(m.Services, services)
+				}
+			}
+			return false
+		})
+	}
+	for _, c := range []struct{ said, goes int }{{1, 2}, {0, 0}, {5, 2}} {
+		h := register(t, ca, to, "h7", 7, peer.Registration{Address: at, Weight: c.said, Agent: "x"})
+		is(h, 7, c.goes, "four")
+		h.c.Close()
+	}
+	is(register(t, ca, to, "h8", 8, peer.Registration{Address: netip.MustParseAddr("10.2.0.8"), Weight: 3, Services: []string{"six"}, Agent: "x"}), 8, 3, "six")
+}
+
+// What waits at hosts, as they say, is shown, until they say that nobody is there or go.
+func TestLoads(t *testing.T) {
+	_, ca, a, at := managed(t, AgentOptions{Register: true})
+	h := register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 })
+	shows := func(want map[string]uint32) {
+		t.Helper()
+		for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+			st, err := a.Status()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(st.Hosts) == 1 && maps.Equal(st.Hosts[0].Loads, want) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%+v, want %v", st.Hosts, want)
+			}
+		}
+	}
+	say := func(service uint16, n uint32) {
+		t.Helper()
+		if err := h.c.SendLoad(service, n, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(0, 3)
+	say(1, 5)
+	shows(map[string]uint32{"four": 3, "six": 5})
+	say(1, nobody)
+	shows(map[string]uint32{"four": 3})
+	h.c.Close()
+	shows(nil)
 }

@@ -18,6 +18,7 @@ var (
 	movingDesc  = desc("moving_flows", "Flows that are being moved.")
 	upDesc      = desc("host_up", "1: the host gets new flows, its weight permitting.", "host")
 	weightDesc  = desc("host_weight", "The host's share of new flows.", "host")
+	loadDesc    = desc("host_load", "What waits for the least busy member of a service at the host, in the service's own unit.", "host", "service")
 	packetsDesc = desc("packets_total", "Packets, by what became of them.", "verdict")
 	learnedDesc = desc("flows_learned_total", "Flows that became known.")
 	failedDesc  = desc("status_failed", "1: the data path could not be read.")
@@ -37,7 +38,7 @@ type collector struct{ a *Agent }
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{flowsDesc, parkedDesc, movingDesc, upDesc, weightDesc, packetsDesc, learnedDesc, failedDesc} {
+	for _, d := range []*prometheus.Desc{flowsDesc, parkedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, failedDesc} {
 		ch <- d
 	}
 }
@@ -63,6 +64,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			up = 1
 		}
 		gauge(upDesc, up, h.label())
+		for service, n := range h.Loads {
+			gauge(loadDesc, float64(n), h.label(), service)
+		}
 	}
 	n := s.Counts
 	ch <- prometheus.MustNewConstMetric(learnedDesc, prometheus.CounterValue, float64(n.Learned))

@@ -34,6 +34,8 @@ type Seen struct {
 	Why       string     `json:"why,omitempty"` // it is not
 	Connected bool       `json:"connected"`     // its agent
 	Flows     int        `json:"flows"`         // that it owns
+	// Loads are what waits for the least busy member there, by service, in the service's own unit, where members say it.
+	Loads map[string]uint32 `json:"loads,omitempty"`
 }
 
 // Status reads what the data path does: flows by owner, and counts.
@@ -74,7 +76,7 @@ func (a *Agent) Status() (Status, error) {
 	defer a.mu.Unlock()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
-		v := Seen{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.hosts[number] != nil, Flows: owned[number]}
+		v := Seen{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.hosts[number] != nil, Flows: owned[number], Loads: a.loadsOf(number)}
 		delete(owned, number)
 		if !m.up {
 			v.Why = m.why

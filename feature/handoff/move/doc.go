@@ -27,14 +27,23 @@
 // nothing from there, the front end gives it back as well. Packets are held until a deadline at most; then they go to the source,
 // which is deaf, and the client repeats them.
 //
-// Five things are the agents' to hold, and the explorer counts on them:
+// A front end may not know of a move: it refuses to hold a flow that it has forgotten (one that was silent for long, or for a
+// reboot), or knows in a later epoch. To Reclaim(e) it then says in which later epoch the source owns the flow, else no: it gives back
+// only what it was asked to hold, for a flow that was forgotten may have moved before. What no means the source knows: if it has sent no State(e), nobody else can have the session by
+// this move, and it goes on in epoch e+1, so that nothing of epoch e that is late can be taken for another's; if it has, the
+// destination may have the session, or have had it, and the source closes its copy: better none than two. A front end that is behind
+// takes the owner's epoch from its next Hold.
+//
+// Six things are the agents' to hold, and the explorer counts on them:
 //   - from Dump to Thaw or Close no packet reaches the source's socket, also while its agent is dead;
 //   - while an agent is dead its sockets are kept for its next life, and no application is given one, however long that takes;
 //   - from Restore to Deliver the destination's socket is in repair, so that it dies silently with those who have it; and from Restore
 //     to the first packet that it sends, its host sends neither reset nor end of the flow, for want of a socket or for its death;
 //   - what is sent to the destination's agent is read by no later life of it, be it a State or an answer: the one that has died
 //     may have owned the session already;
-//   - the front end's Flow outlives its agent.
+//   - the front end's Flow outlives its agent, and is not forgotten while it is to be held, or while a copy of the session is
+//     stopped or has yet to speak, unless the session has ended: a machine that is lost in that moment may take the session with it;
+//   - the front end hears what a host says in the order in which it was said, and nothing from a connection before.
 //
 // Messages may be lost, come twice and come late: each is harmless then, and Retry repeats what has had no answer.
 package move

@@ -16,9 +16,10 @@ type Flow struct {
 func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
 	switch m.Kind {
 	case Hold:
-		ok := f.Owner == from && m.Epoch == f.Epoch+1 && (!f.Held || f.To == m.Host) && m.Host != from && m.Host != 0
+		// The owner may know of moves that were forgotten here: its epoch is the later one then.
+		ok := f.Owner == from && m.Epoch > f.Epoch && (!f.Held || f.To == m.Host) && m.Host != from && m.Host != 0
 		if ok {
-			f.Held, f.To = true, m.Host
+			f.Held, f.To, f.Epoch = true, m.Host, m.Epoch-1
 		}
 		answers[0] = Message{Kind: Held, To: AtSource, Epoch: m.Epoch, OK: ok}
 	case Flip:
@@ -42,14 +43,14 @@ func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
 func (f *Flow) reclaim(from Host, m Message, gone bool) (answers [2]Message) {
 	answers[0] = Message{Kind: Reclaimed, To: AtSource, Move: m.Epoch}
 	switch {
-	case f.Owner == from && m.Epoch == f.Epoch+1: // held or not: what is on its way to the destination is too late now
+	case f.Owner == from && m.Epoch == f.Epoch+1 && f.To != 0: // held or not: what is on its way to the destination is too late now
 		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
-	case f.Owner == from && m.Epoch+1 == f.Epoch: // given back already
+	case f.Owner == from && m.Epoch < f.Epoch: // given back already: no Flip of that move is heard any more
 	case f.Owner != from && f.Before == from && f.Epoch == m.Epoch && gone:
 		*f = Flow{Owner: from, Epoch: m.Epoch + 1}
 		answers[1] = Message{Kind: Revoked, To: AtDestination, Epoch: f.Epoch, Move: m.Epoch}
-	default: // it is gone, for good
-		if f.Owner != from {
+	default: // it is gone, for good; or of this move nothing is known here, and the source knows whether it has sent anything
+		if f.Before == from && f.Epoch == m.Epoch { // what is late, of a move before, is not about this copy
 			f.Before = 0
 		}
 		return answers

@@ -56,15 +56,18 @@ func TestRefusals(t *testing.T) {
 		from Host
 		m    Message
 	}{
-		"hold by another":           {Flow{Owner: hostA}, hostB, Message{Kind: Hold, Epoch: 1, Host: 3}},
-		"hold in an epoch gone by":  {Flow{Owner: hostA, Epoch: 4}, hostA, Message{Kind: Hold, Epoch: 4, Host: hostB}},
-		"hold for oneself":          {Flow{Owner: hostA}, hostA, Message{Kind: Hold, Epoch: 1, Host: hostA}},
-		"hold for nobody":           {Flow{Owner: hostA}, hostA, Message{Kind: Hold, Epoch: 1}},
-		"hold for a third":          {held, hostA, Message{Kind: Hold, Epoch: 5, Host: 3}},
-		"flip by a third":           {held, 3, Message{Kind: Flip, Epoch: 5}},
-		"flip in an epoch gone by":  {held, hostB, Message{Kind: Flip, Epoch: 3}},
-		"flip of what is not moved": {Flow{Owner: hostA}, hostB, Message{Kind: Flip, Epoch: 1}},
-		"reclaim by a third":        {held, 3, Message{Kind: Reclaim, Epoch: 5}},
+		"hold by another":                {Flow{Owner: hostA}, hostB, Message{Kind: Hold, Epoch: 1, Host: 3}},
+		"hold in an epoch gone by":       {Flow{Owner: hostA, Epoch: 4}, hostA, Message{Kind: Hold, Epoch: 4, Host: hostB}},
+		"hold for oneself":               {Flow{Owner: hostA}, hostA, Message{Kind: Hold, Epoch: 1, Host: hostA}},
+		"hold for nobody":                {Flow{Owner: hostA}, hostA, Message{Kind: Hold, Epoch: 1}},
+		"hold for a third":               {held, hostA, Message{Kind: Hold, Epoch: 5, Host: 3}},
+		"flip by a third":                {held, 3, Message{Kind: Flip, Epoch: 5}},
+		"flip in an epoch gone by":       {held, hostB, Message{Kind: Flip, Epoch: 3}},
+		"flip of what is not moved":      {Flow{Owner: hostA}, hostB, Message{Kind: Flip, Epoch: 1}},
+		"reclaim by a third":             {held, 3, Message{Kind: Reclaim, Epoch: 5}},
+		"reclaim of what was never held": {Flow{Owner: hostA}, hostA, Message{Kind: Reclaim, Epoch: 1}},
+		"reclaim of a move forgotten":    {Flow{Owner: hostA}, hostA, Message{Kind: Reclaim, Epoch: 3}},
+		"reclaim of an earlier move":     {Flow{Owner: hostB, Epoch: 3, Before: hostA}, hostA, Message{Kind: Reclaim, Epoch: 1}},
 	} {
 		f := c.flow
 		a := f.Receive(c.from, c.m, true)
@@ -86,5 +89,48 @@ func TestReclaimAfterFlip(t *testing.T) {
 		if a[0].OK == spoke || f.In(hostA) == spoke {
 			t.Errorf("the destination spoke: %v; %v, flow %+v", spoke, a, f)
 		}
+	}
+}
+
+// The front end has forgotten moves of a session that its owner remembers: the owner's epoch counts from then on.
+func TestHoldOfLaterEpoch(t *testing.T) {
+	f := Flow{Owner: hostA}
+	if a := f.Receive(hostA, Message{Kind: Hold, Epoch: 3, Host: hostB}, false)[0]; !a.OK || f != (Flow{Owner: hostA, Epoch: 2, Held: true, To: hostB}) {
+		t.Fatalf("%v, flow %+v", a, f)
+	}
+	if a := f.Receive(hostB, Message{Kind: Flip, Epoch: 1}, false)[0]; a.OK {
+		t.Errorf("a flip of a move forgotten: %v", a)
+	}
+	if a := f.Receive(hostB, Message{Kind: Flip, Epoch: 3}, false)[0]; !a.OK || f.Owner != hostB || f.Epoch != 3 {
+		t.Errorf("%v, flow %+v", a, f)
+	}
+}
+
+// A source whose front end knows nothing of the move keeps the session if it has sent nothing, and else closes its copy, which the
+// destination may have as well.
+func TestUnknownToFrontEnd(t *testing.T) {
+	no := Message{Kind: Reclaimed, Move: 3}
+	for name, c := range map[string]struct {
+		source Source
+		want   Action
+		phase  SourcePhase
+	}{
+		"refused":         {Source{Phase: Reclaiming, Epoch: 3}, Thaw, Owns},
+		"sent":            {Source{Phase: Reclaiming, Epoch: 3, Sent: true}, Close, Closed},
+		"resumed, alive":  {Resumed(3, false), Thaw, Owns},
+		"resumed, frozen": {Resumed(3, true), Close, Closed},
+	} {
+		if do := c.source.Receive(no); do.Actions[0] != c.want || c.source.Phase != c.phase {
+			t.Errorf("%s: %v, %+v", name, do.Actions, c.source)
+		}
+	}
+	s := Source{Epoch: 2}
+	if _, err := s.Start(hostB); err != nil {
+		t.Fatal(err)
+	}
+	s.Receive(Message{Kind: Held, Epoch: 3})
+	s.Receive(no)
+	if s.Phase != Owns || s.Epoch != 4 {
+		t.Errorf("%+v: want it to own the session, in an epoch of which nothing is on its way", s)
 	}
 }

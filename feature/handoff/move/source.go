@@ -25,18 +25,21 @@ type Source struct {
 	Phase SourcePhase
 	Epoch Epoch // in which it owns the session; of the move, once one has begun
 	To    Host
+	Sent  bool // the state of this move may have been sent: the destination may own the session
 }
 
-// Resumed is the source of a session that was found stopped: its agent died in the midst of the move of that epoch, and
-// another process had the socket.
-func Resumed(e Epoch) Source { return Source{Phase: Reclaiming, Epoch: e} }
+// Resumed is the source of a session whose agent died in the midst of the move of that epoch, when another process had the
+// socket. stopped says that the socket was found stopped: its state may have been sent.
+func Resumed(e Epoch, stopped bool) Source {
+	return Source{Phase: Reclaiming, Epoch: e, Sent: stopped}
+}
 
 // Start begins a move. It is an error while another is under way.
 func (s *Source) Start(to Host) (Do, error) {
 	if s.Phase != Owns {
 		return Do{}, fmt.Errorf("the session is %s in epoch %d: wait until its move has ended", s.Phase, s.Epoch)
 	}
-	s.Phase, s.Epoch, s.To = Holding, s.Epoch+1, to
+	s.Phase, s.Epoch, s.To, s.Sent = Holding, s.Epoch+1, to, false
 	return s.Retry(), nil
 }
 
@@ -57,6 +60,7 @@ func (s *Source) Retry() Do {
 
 // Dumped says that [Dump] has been done.
 func (s *Source) Dumped() Do {
+	s.Sent = true
 	return Do{}.send(Message{Kind: State, From: AtSource, To: AtDestination, Epoch: s.Epoch})
 }
 
@@ -70,7 +74,7 @@ func (s *Source) DumpFailed() Do {
 func (s *Source) Receive(m Message) Do {
 	switch {
 	case m.Kind == Held && m.Epoch == s.Epoch && s.Phase == Holding:
-		if !m.OK { // the session was not ours to move, or is being moved: nothing was stopped, so nothing is lost
+		if !m.OK { // it is being moved, or the front end knows another epoch, or not the session: nothing was stopped, so nothing is lost
 			s.Phase = Reclaiming
 			return s.Retry()
 		}
@@ -79,11 +83,16 @@ func (s *Source) Receive(m Message) Do {
 	case (m.Kind == Done || m.Kind == Failed) && m.Epoch == s.Epoch && s.Phase == Moving:
 		return s.Retry() // the front end has the last word: the destination may have died since
 	case m.Kind == Reclaimed && m.Move == s.Epoch && s.Phase == Reclaiming:
-		if !m.OK {
+		switch {
+		case m.OK:
+			s.Epoch = m.Epoch
+		case s.Sent:
 			s.Phase = Closed
 			return act(Close)
+		default: // nobody else can have it by this move: what the front end does not know of it stays as it was
+			s.Epoch++
 		}
-		s.Phase, s.Epoch = Owns, m.Epoch
+		s.Phase, s.Sent = Owns, false
 		return act(Thaw)
 	}
 	return Do{}

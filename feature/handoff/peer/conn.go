@@ -27,6 +27,21 @@ const helloTime = 5 * time.Second
 // keepAlive finds a host that has gone without a word, within some seconds.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
+// goneTime is the same for one that goes while something is on its way to it: then the kernel repeats that, for a quarter of an
+// hour if it may, and sends no keepalives.
+const goneTime = 5 * time.Second
+
+func limitGone(t *net.TCPConn) error {
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(goneTime.Milliseconds()))
+	})
+	return errors.Join(cerr, err)
+}
+
 // NewInstance is a number that no life of an agent has had.
 func NewInstance() uint64 {
 	var b [8]byte
@@ -115,6 +130,12 @@ func Accept(ctx context.Context, raw net.Conn, config *tls.Config, own Hello) (*
 }
 
 func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error) {
+	if raw, ok := t.NetConn().(*net.TCPConn); ok {
+		if err := limitGone(raw); err != nil {
+			raw.Close()
+			return nil, err
+		}
+	}
 	c := &Conn{tls: t, in: bufio.NewReaderSize(t, 64<<10)}
 	stop := context.AfterFunc(ctx, func() { t.NetConn().Close() })
 	defer func() {
@@ -156,7 +177,14 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	return c, t.SetDeadline(time.Time{})
 }
 
-// Send sends a frame.
+// soonTime is how long writing may take, beside what slowest allows for what is large: one that reads nothing must not stop who
+// speaks with all of them. A connection on which it takes longer is of no use any more, and is closed.
+const soonTime = time.Second
+
+// slowest is how many bytes go in a second at least.
+const slowest = 32 << 20
+
+// Send sends a frame. An error means that the connection has ended, or that the frame is none.
 func (c *Conn) Send(f Frame) error {
 	return c.write(typeMove, f.appendHeader(nil), f.Session)
 }
@@ -169,18 +197,32 @@ func (c *Conn) write(kind byte, header, body []byte) error {
 	defer c.mu.Unlock()
 	c.buf = binary.BigEndian.AppendUint32(c.buf[:0], uint32(1+len(header)+len(body)))
 	c.buf = append(append(append(c.buf, kind), header...), body...)
-	_, err := c.tls.Write(c.buf)
+	limit := soonTime + time.Duration(len(c.buf))*time.Second/slowest
+	err := c.tls.SetWriteDeadline(time.Now().Add(limit))
+	if err == nil {
+		_, err = c.tls.Write(c.buf)
+	}
 	if cap(c.buf) > 1<<20 {
 		c.buf = nil
 	}
-	return err
+	if err != nil {
+		c.Close() // in the middle of a frame, perhaps; who waits for what comes hears of it, too
+		return err
+	}
+	return c.tls.SetWriteDeadline(time.Time{}) // what TLS itself has to say later has no limit
 }
 
-// SendLoad tells what waits here, in the service's unit.
-func (c *Conn) SendLoad(service uint16, n uint32) error {
-	b := binary.BigEndian.AppendUint16(nil, service)
-	return c.write(typeLoad, binary.BigEndian.AppendUint32(append(b, 0, 0), n), nil)
+// SendLoad tells what waits here, in the service's unit, and whether no member of it is here.
+func (c *Conn) SendLoad(service uint16, n uint32, none bool) error {
+	flags := uint16(0)
+	if none {
+		flags = flagNone
+	}
+	b := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, service), flags)
+	return c.write(typeLoad, binary.BigEndian.AppendUint32(b, n), nil)
 }
+
+const flagNone = 1 // of a load
 
 // Receive waits for the next frame about a session; what else comes it deals with, see [Control]. io.EOF says that the other
 // side has ended.
@@ -195,7 +237,7 @@ func (c *Conn) Receive() (Frame, error) {
 			return parseFrame(body)
 		}
 		if kind == typeLoad && len(body) == 8 {
-			return Frame{IsLoad: true, Load: binary.BigEndian.Uint32(body[4:]), Flow: Flow{Service: binary.BigEndian.Uint16(body)}}, nil
+			return Frame{IsLoad: true, Load: binary.BigEndian.Uint32(body[4:]), None: binary.BigEndian.Uint16(body[2:])&flagNone != 0, Flow: Flow{Service: binary.BigEndian.Uint16(body)}}, nil
 		}
 		if err := c.aside(kind, body); err != nil {
 			return Frame{}, err

@@ -60,30 +60,13 @@ func (c *Conn) Handle(h Control) { c.control = h }
 func (c *Conn) Register(r Registration) error { return c.say(typeRegister, r) }
 
 // Tell tells a host of the others.
-func (c *Conn) Tell(p Peers) error { return c.soon(func() error { return c.say(typePeers, p) }) }
+func (c *Conn) Tell(p Peers) error { return c.say(typePeers, p) }
 
 // SendFlows tells another front end of flows; what body is, front ends know.
-func (c *Conn) SendFlows(body []byte) error {
-	return c.soon(func() error { return c.write(typeFlows, nil, body) })
-}
+func (c *Conn) SendFlows(body []byte) error { return c.write(typeFlows, nil, body) }
 
 // Ping asks the other side for a sign of life: its Receive answers, and here Heard moves on.
-func (c *Conn) Ping() error { return c.soon(func() error { return c.write(typePing, nil, nil) }) }
-
-// soonTime is how long writing may take of what goes to every host: one that reads nothing must not stop who speaks with all of
-// them. A connection on which it takes longer is of no use any more.
-const soonTime = time.Second
-
-func (c *Conn) soon(write func() error) error {
-	if err := c.tls.SetWriteDeadline(time.Now().Add(soonTime)); err != nil {
-		return err
-	}
-	if err := write(); err != nil {
-		c.Close()
-		return err
-	}
-	return c.tls.SetWriteDeadline(time.Time{})
-}
+func (c *Conn) Ping() error { return c.write(typePing, nil, nil) }
 
 // Heard is when anything last came from the other side.
 func (c *Conn) Heard() time.Time { return time.Unix(0, c.heard.Load()) }

@@ -32,7 +32,7 @@
 //	      44 ..  of State: the session, as the hosts' agents have it
 //
 //	load:  0  2  service
-//	       2  2  0
+//	       2  2  1: there is no member of it that could go on with a session
 //	       4  4  what waits there
 package peer
 
@@ -109,6 +109,7 @@ type Frame struct {
 	// IsLoad says that it is none of these, but what waits at the host for Flow.Service: Load.
 	IsLoad bool
 	Load   uint32
+	None   bool // no member is there
 }
 
 func (h Hello) append(b []byte) ([]byte, error) {

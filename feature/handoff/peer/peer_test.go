@@ -12,6 +12,9 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
@@ -145,4 +148,80 @@ func pairRaw(t *testing.T, ca *peertest.Authority, says []byte) (a, b *peer.Conn
 	}()
 	a, errA = peer.Dial(t.Context(), l.Addr().String(), "front", ca.TLS("host-a"), peer.Hello{Number: 3, Name: "host-a"})
 	return a, nil, errA, nil
+}
+
+// One that reads nothing stops who speaks with it for a moment only: then the connection is closed, for whoever waits for what comes
+// as well.
+func TestSendToOneThatDoesNotRead(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a, _, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("front"))
+	if errA != nil || errB != nil {
+		t.Fatal(errA, errB)
+	}
+	heard := make(chan error, 1)
+	go func() {
+		_, err := a.Receive()
+		heard <- err
+	}()
+	f := peer.Frame{Message: move.Message{Kind: move.State, To: move.AtDestination}, Session: make([]byte, 4<<20)}
+	gaveUp := make(chan error, 1)
+	go func() {
+		for {
+			start := time.Now()
+			if err := a.Send(f); err != nil {
+				if took := time.Since(start); took > 3*time.Second { // the kernel takes five
+					t.Errorf("it gives up after %v", took)
+				}
+				gaveUp <- err
+				return
+			}
+		}
+	}()
+	for _, c := range []chan error{gaveUp, heard} {
+		select {
+		case err := <-c:
+			if err == nil {
+				t.Error("no error")
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatal("it waits")
+		}
+	}
+	start := time.Now()
+	if err := a.Send(f); err == nil || time.Since(start) > 900*time.Millisecond {
+		t.Errorf("the next after %v: %v", time.Since(start), err)
+	}
+}
+
+// A host that goes while something is on its way to it is given up, at both ends, long before the kernel would do it.
+func TestGoneTime(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		if c, err := peer.Dial(t.Context(), l.Addr().String(), "front", ca.TLS("host-a"), peer.Hello{Number: 3, Instance: 9, Name: "host-a"}); err == nil {
+			defer c.Close()
+			_, _ = c.Receive()
+		}
+	}()
+	raw, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := peer.Accept(t.Context(), raw, ca.TLS("front"), peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, err := raw.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ms := 0
+	if cerr := s.Control(func(fd uintptr) { ms, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) }); cerr != nil || err != nil || ms == 0 || ms > 10_000 {
+		t.Errorf("%d ms, %v, %v", ms, err, cerr)
+	}
 }

@@ -93,12 +93,15 @@ type Agent struct {
 	arriving map[peer.Flow]*arriving
 	stopped  map[peer.Flow]bool           // by an agent before us, and not given to us yet
 	loads    map[string]map[string]uint32 // of members of this server, by service and name
-	epochs   map[peer.Flow]move.Epoch     // in which sessions are this server's, of those that have moved
+	unsaid   map[string]bool              // services of which sayLoads has to tell
+	epochs   map[peer.Flow]owned          // of sessions of this server's that have moved
 	weight   int                          // as registered: 0 while this server is drained
 	share    int                          // this server's weight as the front end goes by it, since drain has asked; unknown: it has not said
 	unwanted string                       // why the front end refuses the registration
 	attended map[*peer.Conn]bool          // the other servers that are connected
+	waits    map[peer.Flow]string         // why sessions that are for a member of this server are not its yet
 	stats    counters
+	says     chan struct{} // to sayLoads
 }
 
 // New makes an agent, and the gate at the server's devices.
@@ -118,8 +121,8 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{o: o, gate: gate, began: kernel.Monotonic(), own: peer.Hello{Role: peer.HostAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
-		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]move.Epoch{},
-		loads: map[string]map[string]uint32{}, attended: map[*peer.Conn]bool{}, weight: o.Registration.Weight}
+		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]owned{},
+		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
 	a.stats.refused = map[string]uint64{}
 	a.known.Store(&known{})
 	a.front = &link{a: a, to: o.Front, hello: a.hello, hear: a.fromFront, changed: a.frontChanged}
@@ -170,6 +173,7 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.learn(a.o.Peers, a.o.Services)
 	a.wg.Go(func() { a.front.run(ctx) })
 	a.wg.Go(func() { a.watch(ctx) })
+	a.wg.Go(func() { a.sayLoads(ctx) })
 	for {
 		raw, err := l.Accept()
 		if err != nil {
@@ -200,7 +204,7 @@ func (a *Agent) attend(ctx context.Context, raw net.Conn) {
 	a.mu.Lock()
 	a.attended[c] = true
 	a.mu.Unlock()
-	a.tellLoads(c)
+	a.tellLoads()
 	defer func() {
 		a.mu.Lock()
 		delete(a.attended, c)
@@ -232,10 +236,13 @@ func (a *Agent) linkChanged(k *link) {
 	}
 	a.opening.Lock()
 	defer a.opening.Unlock()
+	if now := a.known.Load().links[k.to.Number]; now != nil {
+		k = now // of a server that is found elsewhere the link before has no say
+	}
 	open := k.conn() != nil && a.front.conn() != nil
 	if k.conn() == nil {
 		for _, s := range a.known.Load().services {
-			a.loadThere(k.to, s.ID, math.MaxUint32) // nothing moves there
+			a.loadThere(k.to, s.ID, math.MaxUint32, false) // nothing moves there
 		}
 	}
 	for _, p := range a.known.Load().away[k.to.Number] {

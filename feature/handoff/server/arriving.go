@@ -27,6 +27,7 @@ type arriving struct {
 
 	mu     sync.Mutex
 	dst    move.Destination
+	since  time.Time  // it came
 	source *peer.Conn // where the answers go; nil: its agent has gone
 	asked  time.Time
 
@@ -58,14 +59,18 @@ func (a *Agent) arrive(c *peer.Conn, f peer.Frame) {
 			Message: move.Message{Kind: move.Failed, From: move.AtDestination, To: move.AtSource, Epoch: f.Message.Epoch}})
 		return
 	}
-	r := a.arrivingAt(f.Flow, flow, a.known.Load().home[s.Name])
+	home := a.known.Load().home[s.Name]
+	r := a.arrivingAt(f.Flow, flow, home)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if f.Message.Epoch > r.dst.Epoch { // a later move, from which it follows that the one before has come to nothing
 		if r.dst.Phase == move.Restoring || r.dst.Phase == move.Flipping {
 			a.discard(r)
 		}
-		r.dst, r.delivered = move.Destination{}, false
+		r.dst, r.delivered, r.since = move.Destination{}, false, time.Now()
+	}
+	if r.fd < 0 && r.built == nil {
+		r.home = home // the one before may have been retired
 	}
 	r.source, r.packed = c, f.Session
 	a.come(r, r.dst.Receive(f.Message))
@@ -76,7 +81,7 @@ func (a *Agent) arrivingAt(id peer.Flow, flow repair.Flow, home *place) *arrivin
 	defer a.mu.Unlock()
 	r := a.arriving[id]
 	if r == nil {
-		r = &arriving{id: id, flow: flow, home: home, fd: -1}
+		r = &arriving{id: id, flow: flow, home: home, fd: -1, since: time.Now()}
 		a.arriving[id] = r
 	}
 	return r
@@ -138,7 +143,13 @@ func (a *Agent) restore(r *arriving) move.Do {
 // before: its member and its keeper close theirs a moment after it has gone.
 const leftPatience = 0.3
 
+// errNoMember says that a session has to stay where it is.
+var errNoMember = errors.New("no member of this server is ready for it")
+
 func (a *Agent) build(r *arriving) error {
+	if r.home.members.Load() == 0 {
+		return fmt.Errorf("service %s: %w", r.home.service.Name, errNoMember)
+	}
 	c, kernelState, err := parseCarried(r.packed)
 	if err != nil {
 		return err
@@ -199,7 +210,7 @@ func (a *Agent) deliver(r *arriving) {
 		return
 	}
 	a.o.Step(stepStarted)
-	a.setEpoch(r.id, r.dst.Epoch)
+	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch})
 	a.arrived(r)
 	r.delivered = true
 	a.workers.run(func() { a.handIn(r) })
@@ -275,7 +286,7 @@ func (a *Agent) handIn(r *arriving) {
 	}
 	m := wire.Message{Session: r.session, Read: r.read, Written: r.written + r.pending, State: r.c.State, Unread: r.c.Unread}
 	r.mu.Unlock()
-	if !a.transfer(r.home, m, r.c.Name, func() *wire.Message {
+	if !a.transfer(r.id, r.home, m, r.c.Name, func() *wire.Message {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.keep()
@@ -351,7 +362,9 @@ func find(f repair.Flow) (s sockdiag.Socket, there bool, err error) {
 
 // watchArriving asks again, and forgets what has arrived.
 func (a *Agent) watchArriving(r *arriving, now time.Time) {
-	r.mu.Lock()
+	if !r.mu.TryLock() { // see watchLeaving
+		return
+	}
 	defer r.mu.Unlock()
 	switch {
 	case r.dst.Phase == move.Flipping && now.Sub(r.asked) > a.o.Patience/4:

@@ -122,7 +122,7 @@ func (a *Agent) drainStep(ctx context.Context, asked map[string]time.Time) (Drai
 			}
 			to := a.leastLoaded(v)
 			if to == "" {
-				d.Why = "no other server is connected"
+				d.Why = "no other server is connected that has a member for it"
 				continue
 			}
 			id, err := strconv.ParseUint(s.ID, 10, 64)
@@ -145,7 +145,7 @@ func (a *Agent) drainStep(ctx context.Context, asked map[string]time.Time) (Drai
 	return d, nil
 }
 
-// leastLoaded is the way to another server, of those that are open the one by which the fewest sessions have gone.
+// leastLoaded is the way to another server, of those that are open and do not say that they have no member the one by which the fewest sessions have gone.
 func (a *Agent) leastLoaded(v handoff.ServiceReport) string {
 	best, least := "", uint64(math.MaxUint64)
 	for _, m := range v.Members {
@@ -158,6 +158,9 @@ func (a *Agent) leastLoaded(v handoff.ServiceReport) string {
 			continue
 		}
 		k := a.sortedLinks()[i]
+		if none, _ := k.none.Load(a.known.Load().services[v.Name].ID); none == true {
+			continue
+		}
 		if n := k.sent.Load(); n < least {
 			best, least = m.Name, n
 		}

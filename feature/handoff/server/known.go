@@ -62,6 +62,7 @@ func (a *Agent) newHome(s Service) *place {
 	// It hears of the loads of this server's members, and tells the others; and a way may be shut for long, and what was to go
 	// that way must go on.
 	p.caps = wire.Balances | wire.Resumes
+	p.members.Store(unknown)
 	return p
 }
 
@@ -74,7 +75,7 @@ func (a *Agent) newWay(s Service, r Remote) *place {
 func (a *Agent) replace(was, now *known) {
 	for p := range was.places() {
 		if !now.has(p) && p.stop != nil {
-			p.stop()
+			a.wg.Go(func() { a.retire(p) })
 		}
 	}
 	for n, k := range was.links {

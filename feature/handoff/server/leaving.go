@@ -41,6 +41,7 @@ type leaving struct {
 	asked   time.Time // the last word that has had no answer
 	stopped time.Time
 	back    bool // it is on its way back to the application
+	doubt   bool // the front end knows nothing of the move
 }
 
 // depart begins to move a session that a member has transferred to another server's name.
@@ -61,9 +62,7 @@ func (a *Agent) depart(p *place, to move.Host, m wire.Message, fd int) {
 		a.resumeDeparture(s, m)
 		return
 	}
-	a.mu.Lock()
-	epoch, known := a.epochs[s.id]
-	a.mu.Unlock()
+	epoch, known := a.epochOf(s)
 	if known {
 		a.begin(s, epoch)
 		return
@@ -165,10 +164,14 @@ func (a *Agent) toSource(f peer.Frame) {
 			a.moved(s)
 			a.o.Step(stepDone)
 		}
+		if s.doubt = m.Kind == move.Reclaimed && !m.OK && s.src.Phase == move.Reclaiming; s.doubt && !s.src.Sent {
+			a.refused("departure", errors.New("the front end does not know the session in this epoch"))
+		}
 		a.leave(s, s.src.Receive(m))
 	case s.asking && m.OK:
 		s.asking = false
-		a.begin(s, m.Epoch)
+		epoch, _ := a.epochOf(s)
+		a.begin(s, max(m.Epoch, epoch)) // the front end may have forgotten moves; what is on its way of them must not count
 	case s.asking:
 		s.asking = false
 		a.refused("departure", errors.New("the front end does not know the session as this server's"))
@@ -262,7 +265,7 @@ func (a *Agent) thaw(s *leaving) {
 	if err := a.gate.open(s.flow, s.kept.Epoch); err != nil {
 		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "reason", err)
 	}
-	a.setEpoch(s.id, s.src.Epoch)
+	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt})
 	a.giveBack(s)
 }
 
@@ -294,7 +297,7 @@ func (a *Agent) giveBack(s *leaving) {
 	sock.Unlock(s.fd) // the member locks it
 	m := wire.Message{Session: s.session, Read: s.read, Written: s.written, State: c.State, Unread: s.unread}
 	go func() {
-		if !a.transfer(s.by, m, c.Name, func() *wire.Message { return s.keep() }, s.fd) {
+		if !a.transfer(s.id, s.by, m, c.Name, func() *wire.Message { return s.keep() }, s.fd) {
 			a.o.Log.Warn("a session ended on its way back", "flow", s.flow)
 		}
 		unix.Close(s.fd)
@@ -306,7 +309,8 @@ func (a *Agent) giveBack(s *leaving) {
 
 // transfer gives a session to a local member: that of the name, else whoever has the fewest. It waits until there is one, and
 // returns false if the session ends before.
-func (a *Agent) transfer(p *place, m wire.Message, name string, keep func() *wire.Message, fd int) bool {
+func (a *Agent) transfer(id peer.Flow, p *place, m wire.Message, name string, keep func() *wire.Message, fd int) bool {
+	defer a.waitsFor(id, nil)
 	for try := 0; ; try++ {
 		t := m
 		t.Type, t.Name = wire.Transfer, name
@@ -327,6 +331,7 @@ func (a *Agent) transfer(p *place, m wire.Message, name string, keep func() *wir
 		case try == 20:
 			a.o.Log.Warn("a session waits for a member", "service", p.service.Name, "reason", err)
 		}
+		a.waitsFor(id, err)
 		time.Sleep(min(time.Duration(try+1)*time.Millisecond, 100*time.Millisecond))
 		if _, err := sock.PositionsOf(fd); err != nil {
 			_ = p.post(&wire.Message{Type: wire.Drop, Session: m.Session})
@@ -337,7 +342,9 @@ func (a *Agent) transfer(p *place, m wire.Message, name string, keep func() *wir
 
 // watchLeaving loses patience with whom a session waits for.
 func (a *Agent) watchLeaving(s *leaving, now time.Time) {
-	s.mu.Lock()
+	if !s.mu.TryLock() { // something is being done with it, or sent, that may take a while: others are not to wait for that
+		return
+	}
 	defer s.mu.Unlock()
 	waited := now.Sub(s.asked)
 	switch {
@@ -366,13 +373,32 @@ func (a *Agent) lost(to move.Host) {
 	}
 }
 
-func (a *Agent) setEpoch(id peer.Flow, e move.Epoch) {
+// owned is in which epoch a session is this server's. Nobody says when it ends, and another may come from the same port.
+type owned struct {
+	session uint64 // to the keeper: the cookie of its socket
+	epoch   move.Epoch
+	doubt   bool // the front end may know another epoch, or none: it is asked before the next move
+}
+
+func (a *Agent) setEpoch(id peer.Flow, o owned) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.epochs) >= mostEpochs {
 		clear(a.epochs) // the front end knows them, too
 	}
-	a.epochs[id] = e
+	a.epochs[id] = o
+}
+
+// epochOf is what is remembered of a session; known says that it need not be asked for.
+func (a *Agent) epochOf(s *leaving) (e move.Epoch, known bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	o := a.epochs[s.id]
+	if o.session != s.session {
+		delete(a.epochs, s.id)
+		return 0, false
+	}
+	return o.epoch, !o.doubt
 }
 
 // mostEpochs are remembered.

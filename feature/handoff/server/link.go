@@ -5,6 +5,7 @@ package server
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,12 +18,13 @@ type link struct {
 	a       *Agent
 	to      Remote
 	hear    func(*peer.Conn, peer.Frame)
-	load    func(from Remote, service uint16, n uint32)
+	load    func(from Remote, service uint16, n uint32, none bool)
 	hello   func() peer.Hello
 	stop    func()
 	changed func(*link) // it is there, or not any more
 	c       atomic.Pointer[peer.Conn]
 	sent    atomic.Uint64 // sessions, by drain
+	none    sync.Map      // by service: no member is there, as it says
 }
 
 var errNoLink = errors.New("not connected")
@@ -61,17 +63,45 @@ func (k *link) serve(ctx context.Context, c *peer.Conn) {
 	defer stop()
 	k.c.Store(c)
 	k.changed(k)
+	ended := make(chan struct{})
+	go k.probe(c, ended)
 	k.a.workers.hear(c, func(f peer.Frame) {
 		switch {
 		case !f.IsLoad:
 			k.hear(c, f)
 		case k.load != nil:
-			k.load(k.to, f.Flow.Service, f.Load)
+			k.load(k.to, f.Flow.Service, f.Load, f.None)
 		}
 	})
+	close(ended)
 	k.c.Store(nil)
 	c.Close()
 	k.changed(k)
+}
+
+const (
+	probeEvery = time.Second
+	silence    = 4 * time.Second // of one that answers no probe
+)
+
+// probe ends a connection with an agent that answers nothing: one that stands still takes what is sent to it for as long as there is
+// room, and nobody would hear that its sessions wait.
+func (k *link) probe(c *peer.Conn, ended <-chan struct{}) {
+	t := time.NewTicker(probeEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-t.C:
+		}
+		if time.Since(c.Heard()) > silence {
+			k.a.o.Log.Warn("an agent says nothing", "name", k.to.Name, "address", k.to.Address)
+			c.Close()
+			return
+		}
+		_ = c.Ping() // one that fails is closed
+	}
 }
 
 // sendTo says something to the agent of another server.

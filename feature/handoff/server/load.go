@@ -3,6 +3,7 @@
 package server
 
 import (
+	"context"
 	"math"
 
 	"github.com/weir-project/weir/feature/handoff/peer"
@@ -21,15 +22,75 @@ func (a *Agent) loadHere(p *place, member string, n uint32) {
 		of = map[string]uint32{}
 		a.loads[p.service.Name] = of
 	}
-	of[member] = n
-	least := leastOf(of)
+	if of[member] = n; n == wire.NoLoad { // it has gone
+		delete(of, member)
+	}
+	a.unsaid[p.service.Name] = true
 	a.mu.Unlock()
-	for _, c := range a.listeners() {
-		_ = c.SendLoad(p.service.ID, least)
+	a.say()
+}
+
+// forgetLoads is for a keeper that tells them anew.
+func (a *Agent) forgetLoads(service string) {
+	a.mu.Lock()
+	clear(a.loads[service])
+	a.mu.Unlock()
+	a.tell(service)
+}
+
+// tell has something said of a service.
+func (a *Agent) tell(service string) {
+	a.mu.Lock()
+	a.unsaid[service] = true
+	a.mu.Unlock()
+	a.say()
+}
+
+func (a *Agent) say() {
+	select {
+	case a.says <- struct{}{}:
+	default: // it has yet to look
 	}
-	if c := a.front.conn(); c != nil {
-		_ = c.SendLoad(p.service.ID, least)
+}
+
+// sayLoads says what loadHere has noted, beside whoever hears the keeper: one that does not read must not keep the keeper's answers
+// from those who wait for them.
+func (a *Agent) sayLoads(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.says:
+		}
+		a.mu.Lock()
+		var all []said
+		know := a.known.Load()
+		for name := range a.unsaid {
+			if p := know.home[name]; p != nil {
+				of := a.loads[name]
+				all = append(all, said{p.service.ID, leastOf(of), p.members.Load() == 0, of != nil})
+			}
+		}
+		clear(a.unsaid)
+		a.mu.Unlock()
+		to, front := a.listeners(), a.front.conn()
+		for _, s := range all {
+			for _, c := range to {
+				_ = c.SendLoad(s.service, s.least, s.none)
+			}
+			if front != nil && s.known {
+				_ = front.SendLoad(s.service, s.least, s.none)
+			}
+		}
 	}
+}
+
+// said is what others hear of a service.
+type said struct {
+	service uint16
+	least   uint32
+	none    bool // no member is here
+	known   bool // a member has said what waits for it
 }
 
 func leastOf(of map[string]uint32) uint32 {
@@ -40,17 +101,21 @@ func leastOf(of map[string]uint32) uint32 {
 	return least
 }
 
-// tellLoads tells a server that has connected what waits here.
-func (a *Agent) tellLoads(c *peer.Conn) {
+// tellLoads tells everybody again, of whom one has just connected, what waits here.
+func (a *Agent) tellLoads() {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	for name, of := range a.loads {
-		_ = c.SendLoad(a.known.Load().services[name].ID, leastOf(of))
+	for name := range a.known.Load().home {
+		a.unsaid[name] = true
 	}
+	a.mu.Unlock()
+	a.say()
 }
 
-// loadThere tells the members of this server what waits at another.
-func (a *Agent) loadThere(from Remote, service uint16, n uint32) {
+// loadThere tells the members of this server what waits at another, and remembers whether somebody is there.
+func (a *Agent) loadThere(from Remote, service uint16, n uint32, none bool) {
+	if k := a.known.Load().links[from.Number]; k != nil {
+		k.none.Store(service, none)
+	}
 	for _, p := range a.known.Load().away[from.Number] {
 		if p.service.ID == service {
 			_ = p.post(&wire.Message{Type: wire.Load, Number: n})

@@ -4,9 +4,11 @@ package server
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -117,5 +119,47 @@ func TestTooLargeStays(t *testing.T) {
 	w.mustBeAt(c, 1)
 	if st, err := w.servers[1].agent.Status(); err != nil || st.Refused["arrival"] != 1 {
 		t.Errorf("%+v, %v", st, err)
+	}
+}
+
+// A session for which another server has no member stays where it is, and goes on; drain takes no such server.
+func TestNoMemberThere(t *testing.T) {
+	w := newWorld(t, 2, at4)
+	c := w.dial()
+	if err := c.ask("hello"); err != nil {
+		t.Fatal(err)
+	}
+	here := w.servers[0].agent
+	takes := func() string {
+		r, err := handoff.Status(t.Context(), w.servers[0].keeper)
+		if err != nil || len(r.Services) != 1 {
+			t.Fatal(r, err)
+		}
+		return here.leastLoaded(r.Services[0])
+	}
+	w.eventually("the other server is taken", func() bool { return takes() == "@s2" })
+	w.servers[1].member.Close() // as a daemon that is down
+	w.eventually("the other server is not taken", func() bool { return takes() == "" })
+	d, err := here.drainStep(t.Context(), map[string]time.Time{})
+	if err != nil || d.Left != 1 || d.Asked != 0 || !strings.Contains(d.Why, "has a member") {
+		t.Errorf("%+v, %v", d, err)
+	}
+	w.ask(c, 2) // somebody wants it all the same
+	w.eventually("it has come back", func() bool {
+		st, err := here.Status()
+		return err == nil && st.Back == 1 && st.Leaving == 0
+	})
+	w.mustBeAt(c, 1)
+	if err := c.ask("and here it goes on"); err != nil {
+		t.Error(err)
+	}
+	if st, err := w.servers[1].agent.Status(); err != nil || st.Refused["arrival"] != 1 || st.In != 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	w.servers[1].serve()
+	w.eventually("the other server is taken again", func() bool { return takes() == "@s2" })
+	w.mustSend(c, 2)
+	if err := c.ask("and there"); err != nil {
+		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,7 +36,10 @@ type place struct {
 	seq   uint32
 	calls map[uint32]chan error
 	ready bool
-	limit int // bytes of a state, as the keeper says
+	over  bool // it is not known any more: see retire
+	limit int  // bytes of a state, as the keeper says
+
+	members atomic.Int64 // of this server that may be given sessions, as the keeper says; unknown: it has not
 }
 
 // run is there for the keeper until ctx is done.
@@ -85,6 +89,9 @@ func (p *place) dial(ctx context.Context) (*wire.Conn, error) {
 func (p *place) serve(ctx context.Context, c *wire.Conn) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
+	if p.caps&wire.Balances != 0 {
+		p.a.forgetLoads(p.service.Name)
+	}
 	p.a.keepAgain(p)
 	p.mu.Lock()
 	if p.ready {
@@ -111,6 +118,9 @@ func (p *place) serve(ctx context.Context, c *wire.Conn) {
 			p.give(p, m, fd)
 		case m.Type == wire.Give:
 			_ = p.post(&wire.Message{Type: wire.Refuse, Session: m.Session})
+		case m.Type == wire.Members:
+			p.members.Store(int64(m.Number))
+			p.a.tell(p.service.Name)
 		case m.Type == wire.Loads:
 			p.a.loadHere(p, m.Name, m.Number)
 		case m.Seq != 0:
@@ -121,6 +131,7 @@ func (p *place) serve(ctx context.Context, c *wire.Conn) {
 		wire.CloseAll(fds)
 	}
 	c.Close()
+	p.members.Store(unknown)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conn, p.limit = nil, 0
@@ -159,7 +170,7 @@ func (p *place) answer(seq uint32, err error) {
 func (p *place) setReady(yes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ready == yes {
+	if p.ready == yes || p.over && yes {
 		return
 	}
 	p.ready = yes

@@ -27,8 +27,9 @@ func (a *Agent) resumeDeparture(s *leaving, m wire.Message) {
 		return
 	}
 	s.kept = k
-	s.src = move.Resumed(k.Epoch)
-	a.o.Log.Info("a move is resumed", "flow", s.flow, "epoch", k.Epoch)
+	frozen, err := repair.Frozen(s.fd)
+	s.src = move.Resumed(k.Epoch, frozen || err != nil)
+	a.o.Log.Info("a move is resumed", "flow", s.flow, "epoch", k.Epoch, "stopped", s.src.Sent)
 	a.leave(s, s.src.Retry())
 }
 

@@ -41,6 +41,7 @@ type Status struct {
 	Transfer Times      `json:"transfer"`
 	Stopped  Times      `json:"stopped"`
 	Gate     GateCounts `json:"gate"`
+	Stuck    []Stuck    `json:"stuck,omitempty"` // of Leaving and Arriving, those that stand still
 }
 
 // Times are a distribution: its ends of the latest moves, count and sum of all.
@@ -68,9 +69,10 @@ func (a *Agent) Status() (Status, error) {
 		return Status{}, err
 	}
 	gated, err := a.gate.entries()
+	stuck := a.stuck(time.Now())
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Draining: a.weight < a.o.Registration.Weight, Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: len(gated),
+	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Draining: a.weight < a.o.Registration.Weight, Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: len(gated),
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
 	for k, v := range a.stats.refused {

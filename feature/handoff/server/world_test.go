@@ -62,6 +62,7 @@ type world struct {
 	stopF   context.CancelFunc // the front end's agent
 	address string             // of that
 	bare    bool               // the test brings the members
+	step    func(server int, name string)
 }
 
 type server struct {
@@ -232,6 +233,9 @@ func (s *server) start() {
 		if r.Number != own.Number {
 			o.Peers = append(o.Peers, r)
 		}
+	}
+	if w.step != nil {
+		o.Step = func(name string) { w.step(s.number, name) }
 	}
 	a, err := New(context.Background(), o)
 	if err != nil {

@@ -95,6 +95,16 @@ func (w World) events(yield func(kind, event string, next World)) {
 		})
 	}
 	try("packet", "a packet of the client", func(b *Bounds) *uint8 { return &b.Packets }, (*World).packet)
+	forgets := func(b *Bounds) *uint8 { return &b.Forgets }
+	if w.forgettable() {
+		try("forget", "the front end forgets the flow", forgets, (*World).forget)
+	}
+	if w.spoke() && w.Flow.Owner == D {
+		try("end", "the session ends at the destination, and is forgotten", forgets, (*World).end)
+	}
+	if w.Flow.Owner == 0 {
+		try("learn", "the front end learns the flow anew", nil, (*World).learn)
+	}
 	timeouts := func(b *Bounds) *uint8 { return &b.Timeouts }
 	kills := func(b *Bounds) *uint8 { return &b.Kills }
 	if w.SUp {
@@ -149,7 +159,7 @@ func (w *World) startSource() {
 	w.SUp = true
 	switch w.SSock {
 	case Stopped:
-		w.Source = move.Resumed(w.Source.Epoch)
+		w.Source = move.Resumed(w.Source.Epoch, true)
 		w.source(w.Source.Retry())
 	case Live:
 		if w.Source.Phase == move.Holding { // that it had begun it does not know
@@ -169,11 +179,11 @@ func (w *World) killDestination(application bool) {
 	}
 }
 
-// startDestination: of a session whose socket is there the agent asks whether it is still its own.
+// startDestination: of a session whose socket is there, and has not spoken, the agent asks whether it is still its own.
 func (w *World) startDestination() {
 	w.DUp = true
 	w.DInc++
-	if w.DSock == None {
+	if w.DSock == None || w.spoke() {
 		w.Dest = move.Destination{}
 		return
 	}
@@ -202,7 +212,10 @@ func (w World) settled() string {
 		if w.Source.Phase != move.Owns && w.Source.Phase != move.Closed {
 			w.source(w.Source.Retry())
 		}
-		w.destination(w.Dest.Reconnected(), 0)
+		if !w.spoke() {
+			w.destination(w.Dest.Reconnected(), 0)
+		}
+		w.learn()
 		for w.mails > 0 {
 			w.deliver(0)
 		}
@@ -226,7 +239,7 @@ func (w World) settled() string {
 		return "in the end two applications have the session"
 	case w.SSock == Stopped || w.DSock == Stopped:
 		return "in the end a socket is left that nobody has"
-	case !w.killed && at != 1:
+	case !w.killed && !w.Over && at != 1:
 		return fmt.Sprintf("nobody was killed, and in the end %d sockets serve the session: %v", at, w)
 	case knew && at != 1:
 		return fmt.Sprintf("a socket knew the session, and in the end %d do: %v", at, w)

@@ -18,7 +18,7 @@ func TestProtocol(t *testing.T) {
 	if r.States < 10_000 {
 		t.Errorf("%d states: want at least 10,000", r.States)
 	}
-	for _, kind := range []string{"arrives", "lost", "packet", "move", "timeout", "kill", "start"} {
+	for _, kind := range []string{"arrives", "lost", "packet", "move", "timeout", "kill", "start", "forget", "learn", "end"} {
 		if r.Events[kind] == 0 {
 			t.Errorf("nothing of %q", kind)
 		}
@@ -37,10 +37,22 @@ func TestTwoKills(t *testing.T) {
 	}
 }
 
+// The front end forgets a flow whose source remembers moves, and has others asked for.
+func TestForgets(t *testing.T) {
+	r, err := Run(t.Context(), Bounds{Moves: 2, Packets: 1, Kills: 1, Timeouts: 1, Forgets: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d states, events %v", r.States, r.Events)
+	for _, v := range r.Violations {
+		t.Error(v)
+	}
+}
+
 // What the protocol must not do is found.
 func TestFaults(t *testing.T) {
-	for f := openSource; f <= closeAtState; f++ {
-		r, err := run(t.Context(), Bounds{Moves: 1, Packets: 2, Kills: 1, Timeouts: 1}, f)
+	for f := openSource; f <= thawUnknown; f++ {
+		r, err := run(t.Context(), Bounds{Moves: 1, Packets: 2, Kills: 1, Timeouts: 1, Forgets: 1}, f)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -64,6 +64,7 @@ type World struct {
 
 	Client uint8 // what the client has been told
 	Reset  bool  // it was reset
+	Over   bool  // the session has ended at the destination, and the front end has forgotten it
 
 	left   Bounds
 	killed bool   // somebody was
@@ -73,12 +74,12 @@ type World struct {
 
 // Bounds say how much may go wrong, and how much may happen at all.
 type Bounds struct {
-	Moves, Packets, Kills, Losses, Repeats, Timeouts uint8
+	Moves, Packets, Kills, Losses, Repeats, Timeouts, Forgets uint8
 }
 
 // Quick are bounds that take some seconds, Thorough ones that take a minute and a gigabyte.
 var (
-	Quick    = Bounds{Moves: 1, Packets: 2, Kills: 1, Losses: 1, Timeouts: 1}
+	Quick    = Bounds{Moves: 1, Packets: 2, Kills: 1, Losses: 1, Timeouts: 1, Forgets: 1}
 	Thorough = Bounds{Moves: 1, Packets: 2, Kills: 2, Losses: 1, Repeats: 1, Timeouts: 1}
 )
 
@@ -92,6 +93,9 @@ const (
 	alwaysBack         // the front end gives back what has moved, whoever has spoken
 	lateFlip           // it lets a session move that has been reclaimed
 	closeAtState       // the source closes its socket as soon as it has sent the state
+	closeUnsent        // it closes its socket when the front end does not know of the move, although it has sent nothing
+	backUnasked        // the front end gives back what it was never asked to hold
+	thawUnknown        // the source goes on with what it has sent, and the front end does not know any more
 )
 
 // start is a session that the source has.
@@ -155,9 +159,15 @@ func (w *World) deliver(i uint8) {
 		}
 	case move.AtSource:
 		if w.SUp {
+			if l.m.Kind == move.Reclaimed && (w.fault == closeUnsent || w.fault == thawUnknown && w.Flow.Owner == 0) {
+				w.Source.Sent = w.fault == closeUnsent
+			}
 			w.source(w.Source.Receive(l.m))
 		}
 	case move.AtDestination:
+		if w.spoke() && l.m.From == move.AtFrontEnd {
+			return
+		}
 		if w.DUp && l.inc == w.DInc {
 			w.destination(w.Dest.Receive(l.m), l.ver)
 		}
@@ -174,6 +184,8 @@ func (w *World) atFrontEnd(l letter) {
 		w.Flow.Before, w.flipInc = from, w.DInc+1
 	case w.fault == lateFlip && l.m.Kind == move.Flip && w.Flow.Owner == S:
 		w.Flow.To, w.Flow.Epoch = D, l.m.Epoch-1
+	case w.fault == backUnasked && l.m.Kind == move.Reclaim && w.Flow.Owner == from && l.m.Epoch == w.Flow.Epoch+1:
+		w.Flow.To = D
 	}
 	for _, a := range w.Flow.Receive(from, l.m, !w.DUp || w.flipInc != w.DInc) {
 		if a.Kind == move.Flipped && a.OK {
@@ -201,6 +213,9 @@ func (w *World) source(do move.Do) {
 				w.SSock = None
 			}
 		case move.Thaw:
+			if w.SSock == Stopped && w.Over {
+				w.bad = "the source goes on with a session that has ended at the destination"
+			}
 			if w.SSock == Stopped {
 				w.SSock = Live
 			}
@@ -232,7 +247,50 @@ func (w *World) destination(do move.Do, ver uint8) {
 	}
 }
 
-// packet is one of the client, and what it is told in answer.
+// spoke says that the destination's session has: its agent has nothing more to do with it, and asks nobody.
+func (w *World) spoke() bool { return w.DSock == Live && !w.guard }
+
+// forgettable says whether the front end may forget the flow: after an hour of silence, or for a reboot. That it does not while it
+// is to hold the session's packets, or a copy of it is stopped or waits to speak, is the agents' to hold. What has ended is forgotten
+// in any case.
+func (w *World) forgettable() bool {
+	return w.Flow.Owner != 0 && w.Flow.To == 0 && w.SSock != Stopped && w.DSock != Stopped && !(w.DSock == Live && w.guard)
+}
+
+// forget loses the flow. What the source has said of an earlier move, or before it sent the state of this one, has arrived by then
+// or is lost: the front end hears a host in order.
+func (w *World) forget() {
+	w.Flow = move.Flow{}
+	for i := uint8(0); i < w.mails; {
+		m := w.mail[i].m
+		if m.Kind == move.Hold && (w.Source.Phase != move.Holding || m.Epoch != w.Source.Epoch) {
+			w.take(i)
+			continue
+		}
+		i++
+	}
+}
+
+// end is that of the session at the destination, so long ago that the front end has forgotten the flow.
+func (w *World) end() {
+	w.DSock, w.Dest, w.Reset, w.Over = None, move.Destination{}, true, true
+	w.forget()
+}
+
+// learn has the front end know a flow that it has forgotten, in epoch 0: the host that speaks has it. When the session is over it
+// is another of the client's, that may go to the source's host.
+func (w *World) learn() {
+	switch {
+	case w.Flow.Owner != 0:
+	case w.Over || w.SSock == Live:
+		w.Flow.Owner = S
+	case w.DSock == Live:
+		w.Flow.Owner = D
+	}
+}
+
+// packet is one of the client, and what it is told in answer. Of a flow that is forgotten it goes by the hash, wherever that leads:
+// here the host that has it speaks first.
 func (w *World) packet() {
 	if w.Reset || w.Flow.Held {
 		return
@@ -275,8 +333,8 @@ func (w *World) reset(by move.Host) {
 // destination is refused, or loses the session if its agent has died as well: that is as if both had died.
 func (w *World) knows() bool {
 	f := &w.Flow
-	source := w.SSock != None && w.SVer == w.Client && (f.Owner == S || f.Before == S)
-	destination := w.DSock != None && w.DVer == w.Client && (f.Owner == D || f.To == D && f.Epoch+1 == w.Dest.Epoch)
+	source := w.SSock != None && w.SVer == w.Client && (f.Owner == S || f.Before == S || f.Owner == 0 && w.SSock == Live)
+	destination := w.DSock != None && w.DVer == w.Client && (f.Owner == D || f.To == D && f.Epoch+1 == w.Dest.Epoch || f.Owner == 0 && w.spoke())
 	for _, l := range w.mail[:w.mails] {
 		if l.m.Kind == move.Reclaim && !source {
 			return f.Owner == D && destination && w.DUp && w.flipInc == w.DInc
@@ -287,7 +345,7 @@ func (w *World) knows() bool {
 
 func (w World) String() string {
 	return fmt.Sprintf("front end: owner %d, epoch %d, held %v, before %d, up %v; source: %s in %d, socket %d knows %d, up %v; "+
-		"destination: %s in %d, socket %d knows %d, up %v, guard %v; client told %d, reset %v; on the way %v; left %+v",
+		"destination: %s in %d, socket %d knows %d, up %v, guard %v; client told %d, reset %v, over %v; on the way %v; left %+v",
 		w.Flow.Owner, w.Flow.Epoch, w.Flow.Held, w.Flow.Before, w.FUp, w.Source.Phase, w.Source.Epoch, w.SSock, w.SVer, w.SUp,
-		w.Dest.Phase, w.Dest.Epoch, w.DSock, w.DVer, w.DUp, w.guard, w.Client, w.Reset, w.mail[:w.mails], w.left)
+		w.Dest.Phase, w.Dest.Epoch, w.DSock, w.DVer, w.DUp, w.guard, w.Client, w.Reset, w.Over, w.mail[:w.mails], w.left)
 }
