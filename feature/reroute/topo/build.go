@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 )
 
@@ -55,6 +56,23 @@ func (b *Builder) Cable(from, to int, metric uint32) int {
 	return b.Link(Link{From: from, To: to, Metric: metric}, Link{Metric: metric})
 }
 
+// Announce adds a prefix of a router; of one that is there already the lower metric counts.
+func (b *Builder) Announce(node int, p netip.Prefix, metric uint32) {
+	x := b.At(node)
+	p = p.Masked()
+	if i := slices.Index(x.Prefixes, p); i < 0 {
+		x.Prefixes = append(x.Prefixes, p)
+	} else {
+		metric = min(metric, x.Metrics[p])
+	}
+	if delete(x.Metrics, p); metric > 0 {
+		if x.Metrics == nil {
+			x.Metrics = map[netip.Prefix]uint32{}
+		}
+		x.Metrics[p] = metric
+	}
+}
+
 // Note adds a sentence about what the network leaves out.
 func (b *Builder) Note(format string, a ...any) {
 	b.n.Notes = append(b.n.Notes, fmt.Sprintf(format, a...))
@@ -97,6 +115,8 @@ func (b *Builder) join(halves []half) {
 		}
 	}
 	match(func(x, y half) bool { return x.mine != "" && x.mine == y.other && x.other == y.mine })
+	// Of parallel links that nothing tells apart those of one metric belong together, as most links have one.
+	match(func(x, y half) bool { return (x.mine == "" || y.mine == "") && x.Metric == y.Metric })
 	match(func(x, y half) bool { return x.mine == "" || y.mine == "" })
 	for i, h := range halves {
 		if !used[i] {
@@ -105,16 +125,24 @@ func (b *Builder) join(halves []half) {
 	}
 }
 
-// lan joins every two routers of a shared medium; each is given as a link to nowhere.
-func (b *Builder) lan(name string, members []Link) {
-	slices.SortStableFunc(members, func(x, y Link) int { return cmp.Compare(x.From, y.From) })
+// member is a router's attachment to a shared medium: a link to nowhere.
+type member struct {
+	Link
+	endX map[int]netip.Addr // its End.X SIDs, by the neighbour
+}
+
+// lan joins every two routers of a shared medium.
+func (b *Builder) lan(name string, members []member) {
+	slices.SortStableFunc(members, func(x, y member) int { return cmp.Compare(x.From, y.From) })
 	for i, x := range members {
 		for _, y := range members[i+1:] {
 			if x.From == y.From {
 				continue
 			}
-			there, back := x, y
+			there, back := x.Link, y.Link
 			there.To, there.LAN, back.LAN = y.From, name, name
+			there.Remote, back.Remote = y.Local, x.Local
+			there.EndX, back.EndX = x.endX[y.From], y.endX[x.From]
 			b.Link(there, back)
 		}
 	}

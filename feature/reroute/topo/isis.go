@@ -26,9 +26,11 @@ func refuseISISJSON(file string, _ []byte) (*Network, error) {
 
 // isisSystem is one system, or one pseudonode, in one level: the fragments of its LSP together.
 type isisSystem struct {
-	id       string // 0000.0000.0001.00
+	id       string // 0000.0000.0001.00; "" until it is known
+	shown    string // the name in the header
+	self     bool   // of the router that was asked
 	overload bool
-	prefixes []netip.Prefix
+	prefixes []isisAnnounced
 	end      netip.Addr
 	reach    map[bool][]isisReach // by whether they are of the IPv6 topology (RFC 5120)
 	mt       bool                 // takes part in it
@@ -39,18 +41,29 @@ type isisReach struct {
 	metric        uint64
 	local, remote netip.Addr
 	endX          netip.Addr
+	lanEndX       map[string]netip.Addr // by the neighbour's system id, where to is a pseudonode
 }
+
+type isisAnnounced struct {
+	netip.Prefix
+	metric uint64
+}
+
+// maxPrefixMetric is the greatest metric of a prefix that is of use: RFC 5305 section 4, RFC 5308 section 2.
+const maxPrefixMetric = 0xFE000000
 
 var (
 	isisHeader = regexp.MustCompile(`^(\S+)\.([0-9a-f]{2})-([0-9a-f]{2})\s+(\*\s+)?\d+\s+0x[0-9a-f]+\s+0x[0-9a-f]+\s+\S+\s+\d/\d/(\d)`)
 	isisName   = regexp.MustCompile(`^\s*(?:\d|\*)\s+([0-9a-fA-F]{4}\.[0-9a-fA-F]{4}\.[0-9a-fA-F]{4})\s+(\S+)\s*$`)
 	isisLevel  = regexp.MustCompile(`^IS-IS Level-(\d) link-state database`)
 	isisEdge   = regexp.MustCompile(`^\s+(MT|Extended) Reachability: ([0-9a-fA-F.]{17}) \(Metric: (\d+)\)(?:\s+(\S+))?`)
-	isisPrefix = regexp.MustCompile(`^\s+(?:Extended |MT )?(?:IP|IPv6) Reachability: (\S+) \(Metric: \d+\)`)
+	isisPrefix = regexp.MustCompile(`^\s+(?:Extended |MT )?(?:IP|IPv6) Reachability: (\S+) \(Metric: (\d+)\)(?:\s+(ipv\S+))?`)
 	isisRemote = regexp.MustCompile(`^\s+Remote Interface IP(?:v6)? Address\(es\): (\S+)`)
 	isisLocal  = regexp.MustCompile(`^\s+Local Interface IP(?:v6)? Address\(es\): (\S+)`)
-	isisEndX   = regexp.MustCompile(`^\s+SRv6 (?:LAN )?End\.X SID: ([0-9a-fA-F:]+),`)
-	isisEnd    = regexp.MustCompile(`^\s+SRv6 End SID Endpoint Behavior: (\S+), SID value: ([0-9a-fA-F:]+)`)
+	isisEndX   = regexp.MustCompile(`^\s+SRv6 End\.X SID: ([0-9a-fA-F:]+),`)
+	isisLANX   = regexp.MustCompile(`(?i)^\s+SRv6 LAN End\.X SID: ([0-9a-f:]+),.* Neighbor-ID: ([0-9a-f.]{14})`)
+	isisEnd    = regexp.MustCompile(`^\s+SRv6 End SID Endpoint Behavior: (End|uN)(?: [^,]*)?, SID value: ([0-9a-fA-F:]+)`)
+	isisHost   = regexp.MustCompile(`^\s+Hostname: (\S+)`)
 )
 
 // isisReader reads the text of one database.
@@ -61,7 +74,8 @@ type isisReader struct {
 	now       *isisSystem
 	edge      *isisReach
 	ids       map[string]string // name → system id
-	self      string
+	latest    map[string]string // name in a header → system id of the last LSP that had it
+	self      string            // system id
 	ports     []isisPort
 }
 
@@ -72,10 +86,13 @@ func readISIS(file string, data []byte) (*Network, error) {
 	if !ok {
 		body = levels[1]
 	}
-	r := &isisReader{hostnames: map[string]string{}, systems: map[string]*isisSystem{}, ids: map[string]string{}}
+	r := &isisReader{hostnames: map[string]string{}, systems: map[string]*isisSystem{}, ids: map[string]string{}, latest: map[string]string{}}
 	for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
 		if m := isisName.FindStringSubmatch(s.Text()); m != nil {
 			id := strings.ToLower(m[1])
+			if other, taken := r.ids[m[2]]; taken && other != id {
+				return nil, fmt.Errorf("%s: %s and %s are both called %s: give each a hostname of its own", file, other, id, m[2])
+			}
 			r.hostnames[id], r.ids[m[2]] = m[2], id
 		}
 	}
@@ -84,6 +101,9 @@ func readISIS(file string, data []byte) (*Network, error) {
 		if err := r.line(line.text); err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", file, line.number, err)
 		}
+	}
+	if err := r.known(); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	n, err := r.network()
 	if err != nil {
@@ -121,12 +141,16 @@ func splitLevels(data []byte) map[int][]numbered {
 
 func (r *isisReader) line(text string) error {
 	if m := isisHeader.FindStringSubmatch(text); m != nil {
-		if m[4] != "" {
-			r.self = m[1]
+		if err := r.known(); err != nil {
+			return err
 		}
-		return r.begin(m[1], m[2], m[5])
+		return r.begin(&isisSystem{shown: m[1], self: m[4] != "", overload: m[5] == "1", reach: map[bool][]isisReach{}}, m[2], m[3])
 	}
 	if r.now == nil {
+		return nil
+	}
+	if m := isisHost.FindStringSubmatch(text); m != nil && r.now.id == "" {
+		r.register(r.now, r.systemID(m[1]), "00")
 		return nil
 	}
 	if m := isisEdge.FindStringSubmatch(text); m != nil {
@@ -156,19 +180,33 @@ func (r *isisReader) detail(text string) error {
 	}
 	if m := isisPrefix.FindStringSubmatch(text); m != nil {
 		p, err := netip.ParsePrefix(m[1])
-		if err != nil {
+		metric, bad := strconv.ParseUint(m[2], 10, 32)
+		if err = errors.Join(err, bad); err != nil {
 			return fmt.Errorf("prefix %s: %w", m[1], err)
 		}
 		r.edge = nil
-		r.now.prefixes = append(r.now.prefixes, p.Masked())
+		if (m[3] == "" || m[3] == "ipv6-unicast" || m[3] == "ipv4-unicast") && metric <= maxPrefixMetric {
+			r.now.prefixes = append(r.now.prefixes, isisAnnounced{p.Masked(), metric})
+		}
 		return nil
 	}
-	if m := isisEnd.FindStringSubmatch(text); m != nil && (m[1] == "End" || m[1] == "uN") {
+	if m := isisEnd.FindStringSubmatch(text); m != nil {
 		var err error
 		r.now.end, err = netip.ParseAddr(m[2])
 		return err
 	}
 	if r.edge == nil {
+		return nil
+	}
+	if m := isisLANX.FindStringSubmatch(text); m != nil {
+		a, err := netip.ParseAddr(m[1])
+		if err != nil {
+			return fmt.Errorf("SID %s: %w", m[1], err)
+		}
+		if r.edge.lanEndX == nil {
+			r.edge.lanEndX = map[string]netip.Addr{}
+		}
+		r.edge.lanEndX[strings.ToLower(m[2])] = a
 		return nil
 	}
 	for re, to := range map[*regexp.Regexp]*netip.Addr{isisRemote: &r.edge.remote, isisLocal: &r.edge.local, isisEndX: &r.edge.endX} {
@@ -188,41 +226,23 @@ func (r *isisReader) detail(text string) error {
 	return nil
 }
 
-// begin starts an LSP, or a further fragment of one.
-func (r *isisReader) begin(name, pseudonode, overload string) error {
-	id := r.systemID(name)
-	if len(id) != 14 || strings.Count(id, ".") != 2 {
-		return fmt.Errorf("nothing says which system id %s has: give what %s prints", name, ISISCommand)
-	}
-	id += "." + pseudonode
-	if r.systems[id] == nil {
-		r.systems[id] = &isisSystem{id: id, reach: map[bool][]isisReach{}}
-		r.order = append(r.order, id)
-	}
-	r.now, r.edge = r.systems[id], nil
-	r.now.overload = r.now.overload || overload == "1"
-	return nil
-}
-
-// systemID is that of a name, or the name itself.
-func (r *isisReader) systemID(name string) string {
-	if id, ok := r.ids[name]; ok {
-		return id
-	}
-	return strings.ToLower(name)
-}
-
 func (r *isisReader) network() (*Network, error) {
 	if len(r.order) == 0 {
 		return nil, errors.New("the database has no LSP")
 	}
 	b := NewBuilder("isis")
 	mt := slices.ContainsFunc(r.order, func(id string) bool { return r.systems[id].mt && len(r.systems[id].reach[true]) > 0 })
+	apart := mt && slices.ContainsFunc(r.order, func(id string) bool { return r.systems[id].apart() })
 	slices.Sort(r.order)
 	for _, id := range r.order {
 		if s := r.systems[id]; s.router() {
 			n := b.At(b.Node(r.name(id)))
-			n.Overload, n.Prefixes, n.End = s.overload, s.prefixes, s.end
+			n.Overload, n.End = s.overload, s.end
+			for _, p := range s.prefixes {
+				if p.Addr().Is6() || !apart {
+					b.Announce(b.Node(r.name(id)), p.Prefix, uint32(p.metric))
+				}
+			}
 		}
 	}
 	var halves []half
@@ -247,34 +267,58 @@ func (r *isisReader) network() (*Network, error) {
 		}
 	}
 	b.join(halves)
-	r.nameInterfaces(b)
-	if b.n.Self = r.self; b.n.Self != "" {
-		b.n.Self = r.name(r.systemID(r.self))
+	if r.self != "" {
+		b.n.Self = r.name(r.self)
+		r.nameInterfaces(b)
+	}
+	if apart {
+		b.Note("IPv6 has a topology of its own, which differs from that of IPv4: IPv4 prefixes are left out")
 	}
 	return b.Network()
 }
 
 // lan joins the routers of a pseudonode: those that it lists and that list it.
 func (r *isisReader) lan(b *Builder, s *isisSystem, mt bool) {
-	var members []Link
+	var members []member
 	for _, e := range append(slices.Clone(s.reach[false]), s.reach[true]...) {
-		member := r.systems[e.to]
-		if member == nil || !member.router() {
+		of := r.systems[e.to]
+		if of == nil || !of.router() {
 			continue
 		}
-		for _, up := range member.edges(mt) {
+		for _, up := range of.edges(mt) {
 			if up.to == s.id && up.metric <= MaxMetric {
-				members = append(members, Link{From: b.Node(r.name(e.to)), Metric: uint32(max(up.metric, 1))})
+				m := member{Link: Link{From: b.Node(r.name(e.to)), Metric: uint32(max(up.metric, 1)), Local: up.local}, endX: map[int]netip.Addr{}}
+				for id, sid := range up.lanEndX {
+					if far := r.systems[id+".00"]; far != nil {
+						m.endX[b.Node(r.name(far.id))] = sid
+					}
+				}
+				members = append(members, m)
 				break
 			}
 		}
 	}
-	slices.SortFunc(members, func(x, y Link) int { return x.From - y.From })
-	members = slices.CompactFunc(members, func(x, y Link) bool { return x.From == y.From })
+	slices.SortStableFunc(members, func(x, y member) int { return x.From - y.From })
+	members = slices.CompactFunc(members, func(x, y member) bool { return x.From == y.From })
 	b.lan(r.name(s.id[:15]+"00")+s.id[14:], members)
 }
 
 func (s *isisSystem) router() bool { return strings.HasSuffix(s.id, ".00") }
+
+// apart tells whether a router has other edges for IPv6 than for IPv4. The edges of a pseudonode are for both.
+func (s *isisSystem) apart() bool {
+	if !s.router() || !s.mt {
+		return false
+	}
+	key := func(all []isisReach) (out []string) {
+		for _, e := range all {
+			out = append(out, fmt.Sprint(e.to, e.metric))
+		}
+		slices.Sort(out)
+		return out
+	}
+	return !slices.Equal(key(s.reach[false]), key(s.reach[true]))
+}
 
 // edges are those of the IPv6 topology, if the network has one of its own and the router takes part.
 func (s *isisSystem) edges(mt bool) []isisReach {
@@ -290,20 +334,11 @@ func (s *isisSystem) subnet(a netip.Addr) string {
 	var best netip.Prefix
 	for _, p := range s.prefixes {
 		if a.IsValid() && p.Contains(a) && (!best.IsValid() || p.Bits() > best.Bits()) {
-			best = p
+			best = p.Prefix
 		}
 	}
 	if !best.IsValid() || best.IsSingleIP() {
 		return ""
 	}
 	return best.String()
-}
-
-// name is the hostname of a system, or its id.
-func (r *isisReader) name(id string) string {
-	id = strings.TrimSuffix(id, ".00")
-	if name, ok := r.hostnames[id]; ok {
-		return name
-	}
-	return id
 }

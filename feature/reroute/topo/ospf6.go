@@ -44,6 +44,7 @@ type ospf6LSA struct {
 	LinkLocal       string `json:"linkLocalAddress"`
 	Prefix          []struct {
 		Prefix string `json:"prefix"`
+		Metric uint32 `json:"metric"`
 	} `json:"prefix"`
 }
 
@@ -55,7 +56,7 @@ type ospf6Reader struct {
 	b          *Builder
 	interfaces map[port]string
 	addresses  map[port]netip.Addr
-	lans       map[port][]Link // by the designated router's port
+	lans       map[port][]member // by the designated router's port
 	attached   map[port][]string
 	halves     []half
 }
@@ -70,7 +71,7 @@ func readOSPF6(file string, data []byte) (*Network, error) {
 		return nil, fmt.Errorf("%s: the database has no area: give what %s prints", file, OSPF6Command)
 	}
 	r := &ospf6Reader{b: NewBuilder("ospf6"), interfaces: map[port]string{}, addresses: map[port]netip.Addr{},
-		lans: map[port][]Link{}, attached: map[port][]string{}}
+		lans: map[port][]member{}, attached: map[port][]string{}}
 	r.ports(db)
 	// A router in several areas: the backbone, or what comes first.
 	area := db.Area[max(0, slices.IndexFunc(db.Area, func(a struct {
@@ -178,7 +179,7 @@ func (r *ospf6Reader) prefixes(routers map[string]int, l ospf6LSA) error {
 		}
 		for _, router := range of {
 			if i, ok := routers[router]; ok {
-				r.b.At(i).Prefixes = append(r.b.At(i).Prefixes, prefix.Masked())
+				r.b.Announce(i, prefix, p.Metric)
 			}
 		}
 	}
@@ -205,7 +206,7 @@ func (r *ospf6Reader) router(routers map[string]int, l ospf6LSA) error {
 		case "Transit-Network":
 			// Both the router and the designated router must list each other.
 			if slices.Contains(r.attached[far], l.Router) {
-				r.lans[far] = append(r.lans[far], link)
+				r.lans[far] = append(r.lans[far], member{Link: link})
 			}
 		}
 	}

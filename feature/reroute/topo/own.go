@@ -64,7 +64,10 @@ func readOwn(file string, data []byte) (*Network, error) {
 			continue
 		}
 		n := b.At(b.Node(x.Name))
-		n.Overload, n.Prefixes, n.End, n.DT6 = x.Overload, x.Prefixes, x.End, x.DT6
+		n.Overload, n.End, n.DT6 = x.Overload, x.End, x.DT6
+		for _, p := range x.Prefixes {
+			b.Announce(b.byName[x.Name], p, 0)
+		}
 		switch len(x.Position) {
 		case 0:
 		case 2:

@@ -35,6 +35,8 @@ type Node struct {
 	At       *Point         // where a picture shows it; nil if the source does not say
 	Overload bool           // others do not route through it (IS-IS overload bit; OSPFv3 without the R bit)
 	Prefixes []netip.Prefix // that it announces
+	// Metrics are those of prefixes, which count where several routers announce the same; 0 where there is no entry.
+	Metrics map[netip.Prefix]uint32
 	// SIDs of RFC 8986; the zero address where it has none.
 	End, DT6 netip.Addr // End (section 4.1) and End.DT6 (section 4.6)
 }
@@ -50,10 +52,11 @@ type Link struct {
 	// LAN names the medium if more than two routers may share it: the adjacencies of one router on one LAN
 	// use one interface, and fail with it.
 	LAN           string
-	SRLGs         []string   // shared-risk groups: what also fails when this fails (RFC 4202 section 2.3)
-	Interface     string     // of From; "" if the source does not say
-	Local, Remote netip.Addr // interface addresses of From and To, where known
-	EndX, DX6     netip.Addr // From's End.X and End.DX6 SIDs (RFC 8986 sections 4.2, 4.4) for it, where there are such
+	SRLGs         []string     // shared-risk groups: what also fails when this fails (RFC 4202 section 2.3)
+	Interface     string       // of From; "" if the source does not say
+	Local, Remote netip.Addr   // interface addresses of From and To, where known
+	Addresses     []netip.Addr // further ones of To
+	EndX, DX6     netip.Addr   // From's End.X and End.DX6 SIDs (RFC 8986 sections 4.2, 4.4) for it, where there are such
 }
 
 // Node finds a router by its name, or -1.

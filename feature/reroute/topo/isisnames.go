@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topo
+
+import (
+	"fmt"
+	"strings"
+)
+
+// isisShown is how many letters of a hostname isisd shows in an LSP's header.
+const isisShown = 14
+
+// begin starts an LSP, or a further fragment of one. Where several hostnames begin as the header says, the LSP's own
+// Hostname tells which it is; pseudonodes and further fragments, which have none, stand behind it.
+func (r *isisReader) begin(s *isisSystem, pseudonode, fragment string) error {
+	r.now, r.edge = s, nil
+	id, known := r.ids[s.shown]
+	if len(s.shown) >= isisShown {
+		var fit []string
+		for name, id := range r.ids {
+			if strings.HasPrefix(name, s.shown) {
+				fit = append(fit, id)
+			}
+		}
+		if known = len(fit) == 1; known {
+			id = fit[0]
+		} else if len(fit) > 1 {
+			if pseudonode+fragment == "0000" {
+				return nil // Hostname follows
+			}
+			id, known = r.latest[s.shown]
+		}
+	}
+	if !known {
+		id = strings.ToLower(s.shown)
+	}
+	if len(id) != 14 || strings.Count(id, ".") != 2 {
+		return fmt.Errorf("nothing says which system id %s has: give what %s prints", s.shown, ISISCommand)
+	}
+	r.register(s, id, pseudonode)
+	return nil
+}
+
+// register keeps an LSP with its fragments under its id.
+func (r *isisReader) register(s *isisSystem, id, pseudonode string) {
+	r.latest[s.shown] = id
+	if s.self {
+		r.self = id + ".00"
+	}
+	if s.id = id + "." + pseudonode; r.systems[s.id] == nil {
+		r.systems[s.id] = s
+		r.order = append(r.order, s.id)
+		return
+	}
+	r.now = r.systems[s.id]
+	r.now.overload = r.now.overload || s.overload
+}
+
+// known says that an LSP has ended: whose it is must be known by now.
+func (r *isisReader) known() error {
+	if r.now != nil && r.now.id == "" {
+		return fmt.Errorf("several hostnames begin with %s, and nothing says whose LSP that is: give what %s prints", r.now.shown, ISISCommand)
+	}
+	return nil
+}
+
+// systemID is that of a name, or the name itself.
+func (r *isisReader) systemID(name string) string {
+	if id, ok := r.ids[name]; ok {
+		return id
+	}
+	return strings.ToLower(name)
+}
+
+// name is the hostname of a system, or its id.
+func (r *isisReader) name(id string) string {
+	id = strings.TrimSuffix(id, ".00")
+	if name, ok := r.hostnames[id]; ok {
+		return name
+	}
+	return id
+}
