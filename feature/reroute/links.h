@@ -10,6 +10,8 @@
 #ifndef WEIR_REROUTE_LINKS_H
 #define WEIR_REROUTE_LINKS_H
 
+#include <stdbool.h>
+
 #define REROUTE_LINKS 4096
 
 /* The mark of packets that find out about a link, and so stay on it whatever it is used for. */
@@ -38,6 +40,16 @@ static __always_inline union reroute_link *reroute_link_of(__u32 ifindex)
 	__u32 slot = ifindex & (REROUTE_LINKS - 1);
 
 	return bpf_map_lookup_elem(&reroute_links, &slot);
+}
+
+/*
+ * reroute_tagged says that a packet is a VLAN device's above this one: the kernel takes the tag off before programs see what
+ * comes in (__netif_receive_skb_core), and puts it on behind those that see what goes out (validate_xmit_vlan), so that it
+ * looks like this device's own. VLAN 0 is none: a tag that says a priority alone (IEEE 802.1Q, 6.9).
+ */
+static __always_inline bool reroute_tagged(const struct __sk_buff *skb)
+{
+	return skb->vlan_present && skb->vlan_tci & 0xfff;
 }
 
 #endif

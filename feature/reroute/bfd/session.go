@@ -114,10 +114,27 @@ func (s *Session) Interval() time.Duration {
 
 // DetectionTime is how long nothing may come until the other end is taken for dead; 0: nothing is expected.
 func (s *Session) DetectionTime() time.Duration {
-	if s.State != Init && s.State != Up || s.rxInUse == 0 {
+	if s.State != Init && s.State != Up {
 		return 0
 	}
-	return time.Duration(s.Remote.Multiplier) * max(s.rxInUse, s.Remote.DesiredTx)
+	return s.Lifetime()
+}
+
+// Lifetime is how long what the other end has said is good, in any state (RFC 5880 6.8.1, bfd.RemoteDiscr); 0: for good, or it
+// has said nothing. Where the session may go down by silence it is the detection time.
+func (s *Session) Lifetime() time.Duration {
+	if s.Remote.Discriminator == 0 {
+		return 0
+	}
+	return time.Duration(s.Remote.Multiplier) * s.expected()
+}
+
+// expected is how often the other end sends at least; 0: not at all.
+func (s *Session) expected() time.Duration {
+	if s.rxInUse == 0 {
+		return 0
+	}
+	return max(s.rxInUse, s.Remote.DesiredTx)
 }
 
 // Receive takes an authentic packet of the other end. It returns whether it is to be answered at once, by Packet with Final in
@@ -151,14 +168,16 @@ func (s *Session) Receive(p Packet) (final bool, err error) {
 	return p.Poll, nil
 }
 
-// Expire is called when nothing has come for the detection time.
+// Expire is called when nothing has come for the lifetime of what came before. Whoever is there by now, perhaps begun anew, is
+// not who it was: it takes no packets that name another's discriminator, and says nothing by itself if it is passive.
 func (s *Session) Expire() {
+	said := s.Remote
+	s.forget()
 	if s.State == Init || s.State == Up {
 		s.down(TimeExpired)
+		return
 	}
-	if s.State != AdminDown {
-		s.forget()
-	}
+	s.Remote.State, s.Remote.Diag = said.State, said.Diag
 }
 
 func (s *Session) down(why Diag) {
@@ -199,16 +218,19 @@ func (s *Session) Set(c Config) {
 func (s *Session) startPoll(txBefore time.Duration) {
 	if s.poll { // its answer may be about what was said before
 		s.pollAgain = true
+		if s.txFloor == 0 || txBefore < s.txFloor {
+			s.txFloor = txBefore
+		}
 		return
 	}
 	s.poll, s.txFloor = true, txBefore
 }
 
 func (s *Session) endPoll() {
-	s.poll, s.txFloor = false, 0
-	if s.pollAgain {
-		s.pollAgain, s.poll = false, true
+	if s.pollAgain { // what applies goes on to
+		s.pollAgain = false
 		return
 	}
+	s.poll, s.txFloor = false, 0
 	s.rxInUse = s.c.RequiredRx
 }

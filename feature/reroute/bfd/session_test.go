@@ -44,6 +44,9 @@ func (p *pair) deliver(from int, packet Packet) {
 		p.t.Fatal(err)
 	}
 	to := 1 - from
+	if mine := p.ends[to].Config().Discriminator; got.Yours != 0 && got.Yours != mine {
+		return // nobody's session: RFC 5880 6.8.6
+	}
 	before := p.ends[to].State
 	final, err := p.ends[to].Receive(got)
 	if err != nil {
@@ -70,7 +73,7 @@ func (p *pair) run(d time.Duration) {
 	for end := p.now + d; p.now < end; p.now += ms {
 		for i, s := range p.ends {
 			before := s.State
-			if limit := s.DetectionTime(); limit != 0 && p.now-p.heard[i] > limit {
+			if limit := s.Lifetime(); limit != 0 && p.now-p.heard[i] > limit {
 				s.Expire()
 				p.note(i, before)
 			}
@@ -132,6 +135,74 @@ func TestPassiveWaits(t *testing.T) {
 	p.ends[1].Set(b)
 	p.run(5 * time.Second)
 	p.states(Up, Up)
+}
+
+// An answer may be to what was said before the last change: until that is answered, too, this end sends as the other may expect it.
+func TestTwoChangesInAPoll(t *testing.T) {
+	p := newPair(t, config(1), config(2))
+	p.run(3 * time.Second)
+	p.states(Up, Up)
+	s := p.ends[0]
+	final := Packet{State: Up, Final: true, Mine: 2, Yours: 1, Multiplier: 3, DesiredTx: 10 * ms, RequiredRx: 10 * ms}
+	for _, tx := range []time.Duration{20 * ms, 500 * ms} {
+		c := config(1)
+		c.DesiredTx, c.RequiredRx = tx, 5*ms
+		s.Set(c)
+	}
+	for answers, want := range []time.Duration{10 * ms, 10 * ms, 500 * ms} {
+		if s.Interval() != want || s.poll != (answers < 2) {
+			t.Errorf("after %d answers: every %v, polls: %t; want %v", answers, s.Interval(), s.poll, want)
+		}
+		if rx := 10 * ms; answers < 2 && s.rxInUse != rx || answers == 2 && s.rxInUse != 5*ms {
+			t.Errorf("after %d answers it waits for packets every %v", answers, s.rxInUse)
+		}
+		if _, err := s.Receive(final); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Faster is at once, slower again is not slower than what was said in between.
+	for _, tx := range []time.Duration{5 * ms, 50 * ms} {
+		c := config(1)
+		c.DesiredTx = tx
+		s.Set(c)
+	}
+	if s.Interval() != 10*ms { // the other asks for no more
+		t.Errorf("every %v", s.Interval())
+	}
+	final.RequiredRx = ms
+	for _, want := range []time.Duration{5 * ms, 50 * ms} {
+		if _, err := s.Receive(final); err != nil || s.Interval() != want {
+			t.Errorf("every %v, want %v, %v", s.Interval(), want, err)
+		}
+	}
+}
+
+// A passive neighbour that begins anew takes no packets to the one before, and says nothing by itself: whoever goes on naming that one's
+// discriminator is not answered (RFC 5880 6.8.1, bfd.RemoteDiscr).
+func TestPassiveBeginsAnew(t *testing.T) {
+	passive := config(2)
+	passive.Passive = true
+	for name, end := range map[string]func(p *pair){
+		"without a word": func(*pair) {},
+		"shut down":      func(p *pair) { p.ends[1].SetDown(true); p.run(2 * time.Second) },
+		"down": func(p *pair) {
+			p.drop = func(from int) bool { return from == 0 }
+			p.run(1100 * ms)
+			p.drop = func(int) bool { return false }
+		},
+	} {
+		p := newPair(t, config(1), passive)
+		p.run(4 * time.Second)
+		p.states(Up, Up)
+		end(p)
+		anew := passive
+		anew.Discriminator = 3
+		p.ends[1] = New(anew)
+		p.run(6 * time.Second)
+		if p.states(Up, Up); t.Failed() {
+			t.Fatal(name)
+		}
+	}
 }
 
 // RFC 5880 6.8.3: whoever slows down does so only once the other end knows, and whoever gets less patient, too.

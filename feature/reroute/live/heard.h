@@ -38,13 +38,12 @@ static __always_inline enum live_novelty live_slide(__u32 *top, __u64 *window, _
 }
 
 /* live_shaped says why what claims to be a probe or an answer is none; LIVE_COUNTS: it is one. */
-static __always_inline __u32 live_shaped(const struct live_frame *f, __u8 hops)
+static __always_inline __u32 live_shaped(const struct live_packet *f, __u8 hops)
 {
 	if (f->srh.hdrlen != (sizeof(f->seg) + sizeof(f->tlv)) / 8 || f->srh.type != 4 ||
 	    f->srh.segments_left != 0 || f->srh.first_segment != 1 ||
-	    f->ip.payload_len != bpf_htons(sizeof(*f) - 16 - sizeof(f->ip)) ||
-	    f->tlv.type != LIVE_TLV || f->tlv.len != sizeof(f->tlv) - 2 ||
-	    f->tlv.version != LIVE_VERSION)
+	    f->ip.payload_len != bpf_htons(sizeof(*f) - sizeof(f->ip)) || f->tlv.type != LIVE_TLV ||
+	    f->tlv.len != sizeof(f->tlv) - 2 || f->tlv.version != LIVE_VERSION)
 		return LIVE_MALFORMED;
 	if (f->ip.hop_limit != hops)
 		return LIVE_FAR;

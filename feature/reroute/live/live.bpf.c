@@ -130,38 +130,57 @@ static __always_inline struct live_setup *live_session(__be32 id, __u32 *place)
 	return live_session_at(place, key);
 }
 
-/* live_answer turns the probe into its answer. */
-static __always_inline void live_answer(const struct live_setup *c, const struct live_state *s,
-					struct live_scratch *w, __u64 now)
+static __always_inline int live_same(const struct live_address *a, const struct live_address *b)
 {
-	struct live_tlv *t = &w->frame.tlv;
+	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
 
-	t->kind = LIVE_ANSWER;
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
+}
+
+/*
+ * live_ours says whether a probe or an answer returns to this end of the session. Both ends have one key: by
+ * this alone it is told whose probe it is.
+ */
+static __always_inline int live_ours(const struct live_setup *c, const struct live_packet *f)
+{
+	return c->sends && live_same(&f->seg[0], &c->frame.seg[0]);
+}
+
+/* live_answer writes the probe's answer. */
+static __always_inline void live_answer(const struct live_setup *c, const struct live_state *s,
+					const struct live_packet *f, struct live_words *t,
+					__u64 now)
+{
+	__u32 flags = LIVE_HEARS | (c->closing ? LIVE_CLOSING : 0);
+
+	*t = *(const struct live_words *)&f->tlv;
+	t->name ^= live_pair(LIVE_PROBE ^ LIVE_ANSWER, 0);
 	t->got = bpf_cpu_to_be64(now);
-	t->heard = bpf_htonl(s->heard);
-	t->flags = LIVE_HEARS | (c->closing ? LIVE_CLOSING : 0);
-	t->tag = live_tag(c, w, t, &w->frame.seg[0]);
+	t->heard = (t->heard & live_pair(0, 0xffffff)) | live_pair(s->heard, flags << 24);
+	t->tag = live_tag(c, t, &f->seg[0]);
 }
 
 /* live_asked takes a probe, from an offset of the packet on. It says whether there is an answer, which is then written. */
-static __always_inline int live_asked(struct __sk_buff *skb, struct live_scratch *w, __u32 from)
+static __always_inline int live_asked(const struct __sk_buff *skb, __u32 from,
+				      struct live_words *answer)
 {
+	const struct live_packet *f = live_packet(skb, from);
 	__u32 place = 0, why;
 	struct live_setup *c = 0;
 	struct live_state *s = 0;
 	__u64 now = live_now();
 
 	why = LIVE_MALFORMED;
-	if (bpf_skb_load_bytes(skb, from, &w->frame.ip, sizeof(struct live_frame) - 16))
+	if (!f) /* the kernel has seen to it that the header and its TLV lie in one piece */
 		goto refuse;
-	c = live_session(w->frame.tlv.session, &place);
+	c = live_session(f->tlv.session, &place);
 	why = LIVE_UNKNOWN;
 	if (!c || !c->judges)
 		goto refuse;
 	s = bpf_map_lookup_elem(&live_states, &place);
 	if (!s)
 		goto refuse;
-	why = live_shaped(&w->frame, LIVE_HOPS);
+	why = live_shaped(f, LIVE_HOPS);
 	if (why != LIVE_COUNTS)
 		goto refuse;
 	why = LIVE_ELSEWHERE;
@@ -169,38 +188,34 @@ static __always_inline int live_asked(struct __sk_buff *skb, struct live_scratch
 	    skb->ingress_ifindex != c->master)
 		goto refuse;
 	why = LIVE_FORGED;
-	if (w->frame.tlv.kind != LIVE_PROBE ||
-	    w->frame.tlv.tag != live_tag(c, w, &w->frame.tlv, &w->frame.seg[0]))
+	if (f->tlv.kind != LIVE_PROBE || live_ours(c, f) || !live_signed(c, f))
 		goto refuse;
-	why = live_lives(s, bpf_be64_to_cpu(w->frame.tlv.life), now);
+	why = live_lives(s, bpf_be64_to_cpu(f->tlv.life), now);
 	if (why != LIVE_COUNTS)
 		goto refuse;
-	why = live_probed(s, &w->frame.tlv, now);
+	why = live_probed(s, &f->tlv, now);
 	if (why != LIVE_COUNTS)
 		goto refuse;
-	live_answer(c, s, w, now);
+	live_answer(c, s, f, answer, now);
 	return 1;
 refuse:
 	live_count(s, why);
 	return 0;
 }
 
-#define LIVE_TLV_AT \
-	(sizeof(struct live_frame) - 16 - sizeof(struct live_tlv)) /* in the IPv6 packet */
-
 /* live_end is the function of a segment: the kernel has advanced the list, and forwards what is returned. */
 SEC("lwt_seg6local")
 int live_end(struct __sk_buff *skb)
 {
-	__u32 key = 1;
-	struct live_scratch *w = bpf_map_lookup_elem(&live_scratches, &key);
+	struct live_words answer;
 
-	if (!w || !live_asked(skb, w, 0))
+	if (!live_asked(skb, 0, &answer))
 		return BPF_DROP;
 	/* It is to return over the link that it came by, whatever that is used for. */
 	skb->mark = REROUTE_MARK;
+	skb->priority = LIVE_FIRST;
 	/* What of a packet with a segment list a program may change, the kernel checks. */
-	if (bpf_lwt_seg6_store_bytes(skb, LIVE_TLV_AT, &w->frame.tlv, sizeof(w->frame.tlv)))
+	if (bpf_lwt_seg6_store_bytes(skb, LIVE_TLV_AT, &answer, sizeof(answer)))
 		return BPF_DROP;
 	return BPF_OK;
 }
@@ -209,72 +224,87 @@ int live_end(struct __sk_buff *skb)
 SEC("tc")
 int live_end_run(struct __sk_buff *skb)
 {
-	__u32 key = 1;
-	struct live_scratch *w = bpf_map_lookup_elem(&live_scratches, &key);
+	struct live_words answer;
 
-	if (!w || !live_asked(skb, w, ETH_HLEN))
+	if (!live_asked(skb, ETH_HLEN, &answer))
 		return BPF_DROP;
-	bpf_skb_store_bytes(skb, ETH_HLEN + LIVE_TLV_AT, &w->frame.tlv, sizeof(w->frame.tlv), 0);
+	bpf_skb_store_bytes(skb, ETH_HLEN + LIVE_TLV_AT, &answer, sizeof(answer), 0);
 	return BPF_OK;
 }
 
-static __always_inline int live_same(const struct live_address *a, const struct live_address *b)
+/*
+ * live_back says whether it is a probe of ours that comes back as it was sent: somebody returns it, or routes
+ * lead it in a circle, which ends here.
+ */
+static __always_inline int live_back(const struct live_setup *c, const struct live_packet *f)
 {
-	const __u32 *x = (const __u32 *)a, *y = (const __u32 *)b;
-
-	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && x[3] == y[3];
+	return f->srh.segments_left && live_same(&f->ip.saddr, &c->frame.ip.saddr) &&
+	       f->tlv.kind == LIVE_PROBE && live_ours(c, f) && live_signed(c, f);
 }
 
 /* live_taken says what becomes of what looks like an answer: it goes on unless it is for a session of ours. */
-static __noinline int live_taken(struct __sk_buff *skb)
+static __always_inline int live_taken(const struct __sk_buff *skb, const struct live_packet *f)
 {
-	__u32 key = 2, place = 0, why;
+	__u32 place = 0, why;
 	struct live_setup *c;
 	struct live_state *s;
-	struct live_scratch *w;
 
-	w = bpf_map_lookup_elem(&live_scratches, &key);
-	if (!w || bpf_skb_load_bytes(skb, ETH_HLEN, &w->frame.ip, sizeof(struct live_frame) - 16))
+	if (f->tlv.type != LIVE_TLV)
 		return TC_ACT_UNSPEC;
-	if (w->frame.tlv.type != LIVE_TLV)
-		return TC_ACT_UNSPEC;
-	c = live_session(w->frame.tlv.session, &place);
-	if (!c || !c->sends || !live_same(&w->frame.ip.daddr, &c->frame.ip.saddr))
+	c = live_session(f->tlv.session, &place);
+	if (!c || !c->sends)
 		return TC_ACT_UNSPEC;
 	s = bpf_map_lookup_elem(&live_states, &place);
 	if (!s)
 		return TC_ACT_UNSPEC;
-	why = live_shaped(&w->frame, LIVE_RETURN);
+	why = LIVE_FORGED;
+	if (live_back(c, f))
+		goto refuse;
+	if (!live_same(&f->ip.daddr, &c->frame.ip.saddr))
+		return TC_ACT_UNSPEC;
+	why = live_shaped(f, LIVE_RETURN);
 	if (why != LIVE_COUNTS)
 		goto refuse;
 	why = LIVE_ELSEWHERE;
 	if (!live_clock_given && skb->ifindex != c->ifindex)
 		goto refuse;
 	why = LIVE_FORGED;
-	if (w->frame.tlv.kind != (c->echo ? LIVE_PROBE : LIVE_ANSWER) ||
-	    w->frame.tlv.tag != live_tag(c, w, &w->frame.tlv, &w->frame.seg[0]))
+	if (f->tlv.kind != (c->echo ? LIVE_PROBE : LIVE_ANSWER) || !live_ours(c, f) ||
+	    !live_signed(c, f))
 		goto refuse;
-	why = live_answered(c, s, &w->frame.tlv, live_now());
+	why = live_answered(c, s, &f->tlv, live_now());
 refuse:
 	if (why != LIVE_COUNTS)
 		live_count(s, why);
 	return TC_ACT_SHOT;
 }
 
+#define LIVE_PACKET_HOST 0 /* PACKET_HOST: linux/if_packet.h */
+
+/*
+ * live_above says whether a packet is for a device above the one that it is seen at: a VLAN, or one with another
+ * link address, as macvlans have. It is seen there again, and counts for the sessions there.
+ */
+static __always_inline bool live_above(const struct __sk_buff *skb)
+{
+	return reroute_tagged(skb) || skb->pkt_type != LIVE_PACKET_HOST;
+}
+
 /* live_return sees all that comes in by a session's device, and lets what is no answer go on at once. */
 SEC("tc")
 int live_return(struct __sk_buff *skb)
 {
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	struct ipv6hdr *ip = data + ETH_HLEN;
+	const struct live_packet *f;
 
-	if (skb->protocol != bpf_htons(ETH_P_IPV6))
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || skb->len != LIVE_FRAME || live_above(skb))
 		return TC_ACT_UNSPEC;
-	if ((void *)(ip + 1) > end || ip->nexthdr != IPPROTO_ROUTING)
+	f = live_packet(skb, ETH_HLEN);
+	/* Some network cards' drivers leave all but the first bytes where the card has put them. */
+	if (!f && bpf_skb_pull_data(skb, LIVE_FRAME) == 0)
+		f = live_packet(skb, ETH_HLEN);
+	if (!f || f->ip.nexthdr != IPPROTO_ROUTING)
 		return TC_ACT_UNSPEC;
-	if (skb->len != LIVE_FRAME)
-		return TC_ACT_UNSPEC;
-	return live_taken(skb);
+	return live_taken(skb, f);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -16,6 +16,9 @@
 #define LIVE_HOPS    255 /* a probe leaves with it, and the peer is the next hop: RFC 5082 */
 #define LIVE_RETURN  254 /* the peer forwards the answer, which takes one off */
 
+/* skb->priority: TC_PRIO_CONTROL (linux/pkt_sched.h), before all else in queues that tell classes apart. */
+#define LIVE_FIRST 7
+
 enum live_kind {
 	LIVE_PROBE,
 	LIVE_ANSWER,
@@ -46,6 +49,21 @@ struct live_tlv {
 	__be32 spare2;
 	__be64 life; /* of the sender: when it began */
 	__be64 tag;  /* SipHash-1-3 */
+};
+
+/*
+ * The same by words. What is signed is written by whole ones: what puts a word together from parts that
+ * were written just before waits for them.
+ */
+struct live_words {
+	__be64 name; /* type to session */
+	__be64 seq;  /* and ack */
+	__be64 sent;
+	__be64 got;
+	__be64 heard;	 /* to spare */
+	__be64 interval; /* and spare2 */
+	__be64 life;
+	__be64 tag;
 };
 
 struct live_address {
@@ -84,7 +102,23 @@ struct live_frame {
 	struct live_tlv tlv;
 };
 
+/*
+ * The same as it is found in packets, without what is before: verifiers since Linux 7 refuse pointers to before
+ * a packet's beginning, also where nothing there is read.
+ */
+struct live_packet {
+	struct live_ip ip;
+	struct live_srh srh;
+	struct live_address seg[2];
+	struct live_tlv tlv;
+};
+
 #define LIVE_FRAME (sizeof(struct live_frame) - 2)
+#define LIVE_IP_AT __builtin_offsetof(struct live_frame, ip)
+#define LIVE_TLV_AT \
+	(sizeof(struct live_frame) - LIVE_IP_AT - sizeof(struct live_tlv)) /* in the IPv6 packet */
+
+_Static_assert(sizeof(struct live_frame) - LIVE_IP_AT == sizeof(struct live_packet), "of a frame");
 
 /* A loop's packet is as long as a probe, which it becomes. */
 struct live_beat_frame {

@@ -181,7 +181,6 @@ const (
 	liveMapLiveEvents     = "live_events"
 	liveMapLiveIds        = "live_ids"
 	liveMapLiveRecent     = "live_recent"
-	liveMapLiveScratches  = "live_scratches"
 	liveMapLiveSetups     = "live_setups"
 	liveMapLiveShared     = "live_shared"
 	liveMapLiveStates     = "live_states"
@@ -254,7 +253,6 @@ type liveMapSpecs struct {
 	LiveEvents    *ebpf.MapSpec `ebpf:"live_events"`
 	LiveIds       *ebpf.MapSpec `ebpf:"live_ids"`
 	LiveRecent    *ebpf.MapSpec `ebpf:"live_recent"`
-	LiveScratches *ebpf.MapSpec `ebpf:"live_scratches"`
 	LiveSetups    *ebpf.MapSpec `ebpf:"live_setups"`
 	LiveShared    *ebpf.MapSpec `ebpf:"live_shared"`
 	LiveStates    *ebpf.MapSpec `ebpf:"live_states"`
@@ -297,7 +295,6 @@ type liveMaps struct {
 	LiveEvents    *ebpf.Map `ebpf:"live_events"`
 	LiveIds       *ebpf.Map `ebpf:"live_ids"`
 	LiveRecent    *ebpf.Map `ebpf:"live_recent"`
-	LiveScratches *ebpf.Map `ebpf:"live_scratches"`
 	LiveSetups    *ebpf.Map `ebpf:"live_setups"`
 	LiveShared    *ebpf.Map `ebpf:"live_shared"`
 	LiveStates    *ebpf.Map `ebpf:"live_states"`
@@ -314,7 +311,6 @@ func (m *liveMaps) Close() error {
 		m.LiveEvents,
 		m.LiveIds,
 		m.LiveRecent,
-		m.LiveScratches,
 		m.LiveSetups,
 		m.LiveShared,
 		m.LiveStates,

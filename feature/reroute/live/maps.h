@@ -96,19 +96,6 @@ struct {
 	__uint(max_entries, 65536);
 } live_events SEC(".maps");
 
-/* Where a packet is put together: softirqs of a CPU come one after the other. */
-struct live_scratch {
-	struct live_frame frame;
-	__u64 words[SIP_WORDS];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 3); /* of ticks, of the peer's function, of the return: none may be in another's way */
-	__type(key, __u32);
-	__type(value, struct live_scratch);
-} live_scratches SEC(".maps");
-
 /* Tests give the time. The verifier removes what a constant rules out, so it costs nothing else. */
 const volatile __u32 live_clock_given = 0;
 __u64 live_clock = 0;
@@ -134,18 +121,38 @@ static __always_inline void live_count(struct live_state *s, __u32 reason)
 		*n += 1;
 }
 
-/* live_tag signs a TLV, which is in aligned memory, and where it returns to. */
-static __always_inline __u64 live_tag(const struct live_setup *c, struct live_scratch *w,
-				      const struct live_tlv *t, const struct live_address *back)
+/* live_tag signs a TLV and where it returns to. */
+static __always_inline __u64 live_tag(const struct live_setup *c, const struct live_words *t,
+				      const struct live_address *back)
 {
-	const __u64 *from = (const __u64 *)t;
-	int i;
+	return weir_siphash(c->key, (const __u64 *)t, (const __u64 *)back);
+}
 
-#pragma clang loop unroll(full)
-	for (i = 0; i < 7; i++)
-		w->words[i] = from[i];
-	__builtin_memcpy(&w->words[7], back, 16);
-	return weir_siphash(c->key, w->words);
+/* live_signed says whether a probe or an answer is what somebody has signed who has the key. */
+static __always_inline int live_signed(const struct live_setup *c, const struct live_packet *f)
+{
+	const struct live_words *t = (const struct live_words *)&f->tlv;
+
+	return t->tag == live_tag(c, t, &f->seg[0]);
+}
+
+/* live_pair is a word of two numbers. */
+static __always_inline __be64 live_pair(__u32 high, __u32 low)
+{
+	return bpf_cpu_to_be64((__u64)high << 32 | low);
+}
+
+/*
+ * live_packet is the IPv6 packet at an offset of what the program sees, where it is. 0: it is shorter, or lies
+ * elsewhere in part.
+ */
+static __always_inline struct live_packet *live_packet(const struct __sk_buff *skb, __u32 from)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (data + from + sizeof(struct live_packet) > end)
+		return 0;
+	return data + from;
 }
 
 #endif

@@ -9,8 +9,6 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
-
-	"github.com/cilium/ebpf"
 )
 
 // What the peer's function takes, and what it refuses and why.
@@ -344,20 +342,5 @@ func TestRecordedFarewell(t *testing.T) {
 	b.run(liveProgLiveEndRun, b.sign(fresh))
 	if s := b.state(); s.Closed != uint64(start+time.Second) {
 		t.Errorf("closed at %d", s.Closed)
-	}
-}
-
-// An answer that is checked to its end, and refused for being a duplicate.
-func BenchmarkReturn(b *testing.B) {
-	x := newBench(b)
-	s := x.state()
-	s.Seq = 10
-	if err := x.maps[pinStates].Put(uint32(0), s); err != nil {
-		b.Fatal(err)
-	}
-	data := x.sign(x.answer(1))
-	b.ResetTimer()
-	if _, err := x.c.Programs[liveProgLiveReturn].Run(&ebpf.RunOptions{Data: data, Repeat: uint32(b.N)}); err != nil {
-		b.Fatal(err)
 	}
 }

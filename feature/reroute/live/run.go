@@ -9,13 +9,15 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
 // Run supervises metronomes as long as there is a process to do it: a loop that has lost its packet, or was revived on another
-// CPU, is put back, and devices that come later get their sessions. It looks once a second. Nothing of detection needs it.
+// CPU, is put back, and devices that come later, or come anew, get their sessions. It looks once a second. Nothing of detection needs it.
 func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -47,12 +49,19 @@ type watch struct {
 type known struct {
 	published
 	*kernel.Opened
-	waiting []*Session // for their devices, when sessions were last gone through
-	looks   int
+	places []settled // of the sessions, when they were last gone through
+	looks  int
 }
 
-// sessionsEvery is after how many looks it is asked anew which sessions wait for their devices. Another process makes one wait
-// only when it sets right what has changed on the host.
+// settled is a session and the device that it was given; 0: it waits for one.
+type settled struct {
+	*Session
+	device int
+	lost   bool // the device has the session's program no more
+}
+
+// sessionsEvery is after how many looks it is asked anew which devices sessions have. Another process gives one another device only
+// when it sets right what has changed on the host.
 const sessionsEvery = 10
 
 // forget closes what is kept of all namespaces but some.
@@ -102,7 +111,7 @@ func (w *watch) wrongIn(scope string) (string, error) {
 		}
 	}
 	if k.looks%sessionsEvery == 0 {
-		if err := k.findWaiting(); err != nil {
+		if err := k.settle(); err != nil {
 			return "", err
 		}
 	}
@@ -134,27 +143,51 @@ func (w *watch) open(scope string) (*known, error) {
 	return k, nil
 }
 
-// findWaiting goes through the sessions for those without a device.
-func (k *known) findWaiting() error {
-	k.waiting = nil
+// settle finds out which devices the sessions were given, and whether they have still what was attached: a device that came back
+// under its old number has not.
+func (k *known) settle() error {
+	k.places = nil
 	var c liveLiveSetup
+	pins, err := k.Links()
+	if err != nil {
+		return err
+	}
+	attached := map[int]bool{}
+	for _, pin := range pins {
+		var device int
+		if _, err := fmt.Sscanf(pin, linkReturn+"%d", &device); err == nil {
+			attached[device] = k.holds(pin, kernel.TCX{Ifindex: device})
+		}
+	}
 	for i := range k.Config.Sessions {
 		s := &k.Config.Sessions[i]
 		if err := k.Maps[pinSetups].Lookup(k.Places[s.Name], &c); err != nil {
 			return fmt.Errorf("reading session %q: %w", s.Name, err)
 		}
-		if c.On == 0 {
-			k.waiting = append(k.waiting, s)
+		p := settled{Session: s}
+		if c.On != 0 {
+			p.device = int(c.Ifindex)
 		}
+		on, pinned := attached[p.device]
+		p.lost = pinned && !on
+		k.places = append(k.places, p)
 	}
 	return nil
 }
 
-// appeared is a session that waits for its device, which is there by now; nil: there is none.
-func (k *known) appeared() (*Session, error) {
-	if len(k.waiting) == 0 {
-		return nil, nil
+// holds says whether a pinned link attaches something at its place.
+func (k *known) holds(pin string, at kernel.Attachment) bool {
+	ln, err := k.Link(pin)
+	if err != nil {
+		return true // removed meanwhile: the next look is at other pins
 	}
+	defer ln.Close()
+	return at.Verify(ln) == nil
+}
+
+// appeared is a session whose device is another than it was given, if it was given one; nil: there is none. It looks at every
+// session each time, and so asks for numbers of devices alone. A device that has gone makes nobody busy: it may come again.
+func (k *known) appeared() (*Session, error) {
 	ns, err := netns.Find(k.Netns, k.Inode)
 	if err != nil {
 		return nil, err
@@ -162,13 +195,34 @@ func (k *known) appeared() (*Session, error) {
 	defer ns.Close()
 	at := -1
 	err = ns.Do(func() error {
-		at = slices.IndexFunc(k.waiting, func(s *Session) bool { _, err := findDevice(s.Device); return err == nil })
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("looking for devices: %w", err)
+		}
+		defer unix.Close(fd)
+		at = slices.IndexFunc(k.places, func(p settled) bool {
+			index := numberOf(fd, p.Device)
+			if index == 0 || index == p.device && !p.lost {
+				return false
+			}
+			_, err := findDevice(p.Device)
+			return err == nil
+		})
 		return nil
 	})
 	if err != nil || at < 0 {
 		return nil, err
 	}
-	return k.waiting[at], nil
+	return k.places[at].Session, nil
+}
+
+// numberOf is a device's number; 0: there is none of that name.
+func numberOf(socket int, device string) int {
+	r, err := unix.NewIfreq(device)
+	if err != nil || unix.IoctlIfreq(socket, unix.SIOCGIFINDEX, r) != nil {
+		return 0
+	}
+	return int(r.Uint32())
 }
 
 func mendNow(ctx context.Context, r *kernel.Root) error {

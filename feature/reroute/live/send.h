@@ -39,35 +39,42 @@ static __noinline void live_neighbour(struct __sk_buff *skb, const struct live_s
 static __noinline int live_write(struct __sk_buff *skb, const struct live_setup *c,
 				 struct live_state *s, __u64 before)
 {
-	struct live_scratch *w;
-	struct live_tlv *t;
-	__u32 key = 0, seq;
+	const struct live_words *given;
+	struct live_packet *f;
+	struct live_words *t;
+	struct ethhdr *eth;
+	__u32 seq, flags = 0;
 	__u64 now;
 
 	if (!skb || !c || !s)
 		return -1;
-	w = bpf_map_lookup_elem(&live_scratches, &key);
-	if (!w)
+	f = live_packet(skb, ETH_HLEN); /* one of a loop lies in one piece */
+	if (!f)
 		return -1;
-	__builtin_memcpy(&w->frame, &c->frame, sizeof(w->frame));
-	__builtin_memcpy(w->frame.dst, s->mac, 6);
-	__builtin_memcpy(w->frame.src, s->mac + 6, 6);
+	eth = (void *)f - ETH_HLEN;
+	__builtin_memcpy(eth->h_dest, s->mac, sizeof(s->mac));
+	eth->h_proto = c->frame.proto;
+	__builtin_memcpy(f, &c->frame.ip, LIVE_TLV_AT);
+	t = (struct live_words *)&f->tlv;
+	given = (const struct live_words *)&c->frame.tlv;
 	now = live_now();
 	seq = __sync_fetch_and_add(&s->seq, 1) + 1;
 	s->sent_at[seq & (LIVE_RING - 1)] = now;
-	t = &w->frame.tlv;
-	t->seq = bpf_htonl(seq);
-	t->ack = bpf_htonl(s->answered);
+	if (s->last_seen && (__s64)(before - s->last_seen) < (__s64)live_window(s))
+		flags |= LIVE_HEARS;
+	if (c->closing)
+		flags |= LIVE_CLOSING;
+	t->name = given->name;
+	t->seq = live_pair(seq, s->answered);
 	t->sent = bpf_cpu_to_be64(now);
 	t->got = s->echoed;
-	t->heard = bpf_htonl(s->answers);
-	if (s->last_seen && (__s64)(before - s->last_seen) < (__s64)live_window(s))
-		t->flags |= LIVE_HEARS;
-	if (c->closing)
-		t->flags |= LIVE_CLOSING;
-	t->tag = live_tag(c, w, t, &w->frame.seg[0]);
+	t->heard = given->heard | live_pair(s->answers, flags << 24);
+	t->interval = given->interval;
+	t->life = given->life;
+	t->tag = live_tag(c, t, &f->seg[0]);
 	skb->mark = REROUTE_MARK;
-	return bpf_skb_store_bytes(skb, 0, (void *)&w->frame + 2, LIVE_FRAME, 0);
+	skb->priority = LIVE_FIRST;
+	return 0;
 }
 
 /* live_need is how long after the last probe the next one is due. */

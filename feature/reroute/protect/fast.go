@@ -5,14 +5,14 @@ package protect
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
@@ -27,6 +27,8 @@ const lease = 2 * time.Second
 // mostRoutes is how many routes the table is made for.
 const mostRoutes = 1 << 20
 
+const tooMany = "there are too many routes"
+
 // fast is the program at the interfaces where packets come in, while a link is down. Nothing of it is pinned: it goes with the
 // process that keeps its table.
 type fast struct {
@@ -35,16 +37,20 @@ type fast struct {
 	whole whole
 	c     *kernel.Collection
 	table *table.Table
-	links []kernel.Link
-	why   string // it does not run
+	links map[kernel.TCX]kernel.Link
 	valid bool
+
+	why    string    // it does not run
+	routes string    // of that what routes are the reason of, since they were learnt
+	aside  []string  // why it does not at some interfaces
+	next   time.Time // when it is seen whether it may still run, or may run by now
 }
 
 // startFast loads the program, fills its table and attaches it. Where it would do other than the kernel does it is not
 // attached, and why says so.
 func startFast(ns *netns.Handle, pins *kernel.Opened, w whole) (_ *fast, err error) {
-	f := &fast{ns: ns, pins: pins, whole: w}
-	if f.why, err = obstacle(ns, w); err != nil || f.why != "" {
+	f := &fast{ns: ns, pins: pins, whole: w, links: map[kernel.TCX]kernel.Link{}, next: time.Now().Add(asideEvery)}
+	if f.why, err = obstacle(ns, pins, w); err != nil || f.why != "" {
 		return f, err
 	}
 	if f.c, err = loadOver(pins.Maps, protectProgRerouteIngress); err != nil {
@@ -57,7 +63,7 @@ func startFast(ns *netns.Handle, pins *kernel.Opened, w whole) (_ *fast, err err
 	if err == nil {
 		err = f.learn()
 	}
-	if err == nil {
+	if f.why = f.routes; err == nil && f.why == "" {
 		err = f.attach()
 	}
 	if err != nil {
@@ -65,6 +71,38 @@ func startFast(ns *netns.Handle, pins *kernel.Opened, w whole) (_ *fast, err err
 		return nil, err
 	}
 	return f, nil
+}
+
+// hurry has the fast program run while a protected link may not be used.
+func (w *watcher) hurry() error {
+	down := false
+	for _, l := range w.links {
+		down = down || l.protected && w.words.get(l.slot).Reasons() != 0
+	}
+	if w.fast != nil && down {
+		stays, err := w.fast.stays()
+		if err != nil {
+			return err
+		}
+		if stays {
+			w.fast.extend()
+			return nil
+		}
+	}
+	if w.fast != nil {
+		w.fast.close()
+		w.fast = nil
+	}
+	if !down || !w.due.IsZero() {
+		return nil
+	}
+	f, err := startFast(w.ns, w.pins, w.whole)
+	if err != nil {
+		return err
+	}
+	w.fast = f
+	w.log.Info("packets are rerouted where they come in", "interfaces", len(f.links), "not", f.not())
+	return nil
 }
 
 func (f *fast) close() {
@@ -113,14 +151,16 @@ func (f *fast) learn() error {
 	f.suspend()
 	var entries []table.Entry
 	err := f.ns.Do(func() (err error) {
-		entries, err = f.mirror()
+		if f.routes, err = bySource(); err == nil && f.routes == "" {
+			entries, err = f.mirror()
+		}
 		return err
 	})
-	if err != nil {
+	if err != nil || f.routes != "" {
 		return err
 	}
 	if err := f.table.Replace(entries); errors.Is(err, table.ErrFull) {
-		f.why = "there are too many routes"
+		f.routes = tooMany
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("filling the table of routes: %w", err)
@@ -130,24 +170,21 @@ func (f *fast) learn() error {
 	return nil
 }
 
-// attach has the program run on every interface from which the kernel forwards.
+// attach has the program run at every interface where packets come in that the kernel forwards, behind whatever is there.
 func (f *fast) attach() error {
 	return f.ns.Do(func() error {
-		all, err := netlink.LinkList()
+		at, aside, err := places()
 		if err != nil {
-			return fmt.Errorf("listing interfaces: %w", err)
+			return err
 		}
-		for _, l := range all {
-			a := l.Attrs()
-			helper := strings.HasPrefix(a.Name, helperDevice) && a.HardwareAddr.String() == hereMAC.String()
-			if a.EncapType != "ether" || a.RawFlags&unix.IFF_UP == 0 || a.MasterIndex != 0 || helper || !forwards(a.Name) {
-				continue
-			}
-			ln, err := kernel.TCX{Ifindex: a.Index, Device: a.Name}.Attach(f.c.Programs[protectProgRerouteIngress])
+		f.aside, f.why = aside, nowhere(at, aside)
+		for _, index := range slices.Sorted(maps.Keys(at)) {
+			p := kernel.TCX{Ifindex: index, Device: at[index]}
+			ln, err := p.Attach(f.c.Programs[protectProgRerouteIngress])
 			if err != nil {
 				return err
 			}
-			f.links = append(f.links, ln)
+			f.links[p] = ln
 		}
 		return nil
 	})
@@ -162,103 +199,6 @@ func setting(name string) string {
 		return ""
 	}
 	return strings.TrimSpace(string(b))
-}
-
-// obstacle says why the fast program would do other than the kernel does, which does more with a packet than look up its route.
-func obstacle(ns *netns.Handle, w whole) (why string, err error) {
-	for _, p := range w.Paths {
-		if p.Slow {
-			return "path " + p.Name + " says slow", nil
-		}
-	}
-	if !tcx() {
-		return "this kernel has no tcx", nil
-	}
-	err = ns.Do(func() error {
-		for _, look := range []func() (string, error){forwardsNothing, filters, rules, policies, bySource} {
-			if why, err = look(); err != nil || why != "" {
-				return err
-			}
-		}
-		return nil
-	})
-	return why, err
-}
-
-func forwardsNothing() (string, error) {
-	if setting("ipv6/conf/all/forwarding") != "1" {
-		return "the host does not forward IPv6", nil
-	}
-	return "", nil
-}
-
-// filters looks for chains that forwarded packets meet.
-func filters() (string, error) {
-	if b, err := os.ReadFile("/proc/net/ip6_tables_names"); err == nil && len(strings.TrimSpace(string(b))) > 0 {
-		return "there are ip6tables rules", nil
-	}
-	c, err := nftables.New()
-	if err != nil {
-		return "", nil //nolint:nilerr // no nf_tables, no chains
-	}
-	all, err := c.ListChains()
-	if err != nil {
-		return "", nil //nolint:nilerr // as above
-	}
-	for _, ch := range all {
-		if ch.Hooknum == nil {
-			continue
-		}
-		// netdev's are at a device, before routing or behind it.
-		inet := ch.Table.Family == nftables.TableFamilyIPv6 || ch.Table.Family == nftables.TableFamilyINet
-		if ch.Table.Family == nftables.TableFamilyNetdev || inet && *ch.Hooknum != *nftables.ChainHookInput && *ch.Hooknum != *nftables.ChainHookOutput {
-			return fmt.Sprintf("nftables chain %s %s sees forwarded packets", ch.Table.Name, ch.Name), nil
-		}
-	}
-	return "", nil
-}
-
-// rules looks for rules beside the two that every namespace has.
-func rules() (string, error) {
-	all, err := netlink.RuleList(netlink.FAMILY_V6)
-	if err != nil {
-		return "", fmt.Errorf("listing rules: %w", err)
-	}
-	for _, r := range all {
-		if r.Table != unix.RT_TABLE_LOCAL && r.Table != unix.RT_TABLE_MAIN {
-			return fmt.Sprintf("there is an ip -6 rule of priority %d", r.Priority), nil
-		}
-	}
-	return "", nil
-}
-
-func policies() (string, error) {
-	all, err := netlink.XfrmPolicyList(netlink.FAMILY_V6)
-	if err == nil && len(all) > 0 {
-		return "there are IPsec policies", nil
-	}
-	return "", nil // a kernel without IPsec has none
-}
-
-// bySource looks for routes by source address: rtm_src_len of linux/rtnetlink.h.
-func bySource() (string, error) {
-	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
-	msg := nl.NewRtMsg()
-	msg.Family = unix.AF_INET6
-	req.AddData(msg)
-	all, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
-	if err != nil {
-		return "", fmt.Errorf("listing routes: %w", err)
-	}
-	if len(all) > mostRoutes {
-		return "there are too many routes", nil
-	}
-	for _, m := range all {
-		if len(m) > 2 && m[2] != 0 {
-			return "there are routes by source address", nil
-		}
-	}
-	return "", nil
 }
 
 // repairOf finds the repair of a destination behind a protected link; 0: none.

@@ -232,7 +232,7 @@ static __noinline int rescue(struct __sk_buff *skb)
 	struct packet p;
 	int better;
 
-	if (!path || path->ifindex != skb->ifindex || parse(skb, &p))
+	if (!path || path->ifindex != skb->ifindex || reroute_tagged(skb) || parse(skb, &p))
 		return NEXT;
 	id = path->repair;
 	if (path->prefixes) {
@@ -282,7 +282,8 @@ static __always_inline int plain(struct __sk_buff *skb, const struct ipv6hdr *ip
 {
 	__u32 from = bpf_ntohl(ip->saddr.in6_u.u6_addr32[0]);
 
-	if (skb->pkt_type != 0 || skb->gso_size || ip->version != 6 || ip->hop_limit <= 1)
+	if (skb->pkt_type != 0 || reroute_tagged(skb) || skb->gso_size || ip->version != 6 ||
+	    ip->hop_limit <= 1)
 		return 0; /* 0: PACKET_HOST */
 	if (bpf_ntohs(ip->payload_len) + sizeof(*ip) + ETH != skb->len)
 		return 0; /* padded, cut off, or a jumbogram */

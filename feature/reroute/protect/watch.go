@@ -262,6 +262,10 @@ func (w *watcher) link(l netlink.Link, gone bool) {
 		}
 		return
 	}
+	if a.Name != x.name { // it is another link's now
+		x.name = a.Name
+		w.followLink()
+	}
 	up := !gone && a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
 	if !up {
 		x.up = false
@@ -406,29 +410,6 @@ func (w *watcher) catchUp(ctx context.Context) error {
 	}
 	if w.fast != nil {
 		return w.fast.learn()
-	}
-	return nil
-}
-
-// hurry has the fast program run while a protected link may not be used.
-func (w *watcher) hurry() error {
-	down := false
-	for _, l := range w.links {
-		down = down || l.protected && w.words.get(l.slot).Reasons() != 0
-	}
-	switch {
-	case w.fast != nil && down:
-		w.fast.extend()
-	case w.fast != nil:
-		w.fast.close()
-		w.fast = nil
-	case down && w.due.IsZero():
-		f, err := startFast(w.ns, w.pins, w.whole)
-		if err != nil {
-			return err
-		}
-		w.fast = f
-		w.log.Info("packets are rerouted where they come in", "interfaces", len(f.links), "not", f.why)
 	}
 	return nil
 }

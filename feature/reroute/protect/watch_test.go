@@ -4,10 +4,14 @@ package protect
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 type testLog struct{ t testing.TB }
@@ -254,4 +258,57 @@ func TestLateNeighbour(t *testing.T) {
 	time.Sleep(4 * resolveTime) // it has been asked by apply, and by who looks after it
 	w.ip(w.r2, "addr add fd00:12::24/64 dev main nodad")
 	w.until("the neighbour is kept", func() bool { return strings.Contains(w.ip(w.r1, "-6 neigh show fd00:12::24"), "PERMANENT") })
+}
+
+// A device that is made anew under its old number has lost the program, too, and gets it again; so does one that takes the name of
+// the link over.
+func TestDeviceAnew(t *testing.T) {
+	w := newWorld(t)
+	w.apply(w.path(around()))
+	w.serve()
+	w.until("it is attached", func() bool { return w.state("core").Attached })
+	here, there := nstest.Ifindex(t, w.r1, "main"), nstest.Ifindex(t, w.r2, "main")
+	w.ip(w.r1, "link del main")
+	w.until("it is missed", func() bool { return len(w.state("core").Problems) > 0 })
+	w.ip(w.r1, fmt.Sprintf("link add main index %d type veth peer name main index %d netns %s", here, there, netnsName(w.r2)), "link set main up")
+	w.ip(w.r2, "link set main up", "addr add fd00:12::2/64 dev main nodad")
+	w.ip(w.r1, "addr add fd00:12::1/64 dev main nodad", "route add fd00:d::/64 via fd00:12::2")
+	again := func(what string) {
+		t.Helper()
+		w.until(what, func() bool {
+			st := w.state("core")
+			return st.Attached && !st.Down && len(st.Problems) == 0
+		})
+		p := w.pair(true)
+		if !p.arrives(10, patience) {
+			t.Errorf("nothing arrives after %s", what)
+		}
+		w.drain(true)
+		w.until("it is rerouted after "+what, func() bool {
+			n := w.state("core").Counts.Packets
+			return p.arrives(10, time.Second) && w.state("core").Counts.Packets > n
+		})
+		w.drain(false)
+	}
+	again("the same number came again")
+	// The other one is known already, as the link of a path of its own.
+	w.cable(w.r1, "other", w.r2, "other", "fd00:14::1/64", "fd00:14::2/64")
+	other := w.path(around())
+	other.Name, other.Device = "other", "other"
+	w.apply(w.path(around()), other)
+	w.until("the other one is followed", func() bool { return w.state("other").Attached })
+	w.ip(w.r1, "route replace fd00:d::/64 via fd00:14::2 dev other")
+	time.Sleep(20 * quiet) // a change of routes has everything follow, too
+	for _, names := range [][2]string{{"main", "old"}, {"other", "main"}} {
+		if w.tryIP(w.r1, "link set "+names[0]+" name "+names[1]) != nil { // before Linux 6.2 one that is up has its name for good
+			w.ip(w.r1, "link set "+names[0]+" down", "link set "+names[0]+" name "+names[1], "link set "+names[1]+" up")
+			w.ip(w.r1, "addr replace fd00:14::1/64 dev "+names[1]+" nodad", "route replace fd00:d::/64 via fd00:14::2 dev "+names[1])
+		}
+	}
+	again("another device took the name")
+}
+
+// tryIP is one command of iproute2.
+func (w *world) tryIP(ns *netns.Handle, command string) error {
+	return ns.Do(func() error { return exec.Command("ip", strings.Fields(command)...).Run() })
 }

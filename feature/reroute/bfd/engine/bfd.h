@@ -33,6 +33,13 @@ enum bfd_diag {
 	BFD_ADMIN_DIAG = 7,
 };
 
+/* Whether a session has been up since either end last shut it down. */
+enum bfd_was_up {
+	BFD_AS_UPS_SAY, /* since it began: not yet, or an older weir's programs did not say */
+	BFD_HAS_BEEN_UP,
+	BFD_NOT_YET_UP,
+};
+
 #define BFD_POLL	0x20
 #define BFD_FINAL	0x10
 #define BFD_INDEPENDENT 0x08
@@ -93,7 +100,8 @@ struct bfd_state {
 	__u8 poll_again;
 	__u8 final;	 /* the other end has polled and is to be answered */
 	__u8 auth_known; /* received of is right */
-	__u8 spare[2];
+	__u8 was_up;	 /* enum bfd_was_up */
+	__u8 spare;
 	__u32 changes;	/* of its state, or of what the other end says of itself */
 	__u32 told;	/* of them user space has been told */
 	__u32 tx_floor; /* RFC 5880, 6.8.3: what applies until a poll sequence ends; 0: nothing */

@@ -16,7 +16,7 @@ import (
 type bfdBfdClockwork struct {
 	_        structs.HostLayout
 	Sessions uint32
-	Spare    uint32
+	Tick     uint32
 	Beat     uint64
 }
 
@@ -88,7 +88,8 @@ type bfdBfdState struct {
 	PollAgain        uint8
 	Final            uint8
 	AuthKnown        uint8
-	Spare            [2]uint8
+	WasUp            uint8
+	Spare            uint8
 	Changes          uint32
 	Told             uint32
 	TxFloor          uint32

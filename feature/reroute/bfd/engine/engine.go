@@ -5,8 +5,12 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/kernel"
 )
 
 // tables are the maps of a network namespace's sessions. A place is a session's index in them.
@@ -32,7 +36,9 @@ func (t tables) put(place uint32, s *Session, generation uint32) error {
 		return fmt.Errorf("place %d has the session with discriminator %d: delete it first", place, old.Mine)
 	}
 	if old.Generation == 0 {
-		err := errors.Join(t.states.Put(place, bfdBfdState{}), t.hops.Put(place, make([]byte, t.hops.ValueSize())), t.enter(place, &r))
+		// By chance, or packets of an earlier session would be good for this one: RFC 5880, 6.8.1, bfd.XmitAuthSeq.
+		begin := bfdBfdState{SentSequence: rand.Uint32()}
+		err := errors.Join(t.states.Put(place, begin), t.hops.Put(place, make([]byte, t.hops.ValueSize())), t.enter(place, &r))
 		if err != nil {
 			return err
 		}
@@ -58,7 +64,12 @@ func (t tables) down(place uint32) error {
 	if err := t.setups.Lookup(place, &c); err != nil {
 		return fmt.Errorf("reading the session at place %d: %w", place, err)
 	}
+	// As in put: a program that saw the generation alone would not look again.
 	c.Down = 1
+	if err := t.setups.Put(place, c); err != nil {
+		return err
+	}
+	kernel.Step("bfd:down")
 	c.Generation++
 	return t.setups.Put(place, c)
 }
@@ -106,6 +117,16 @@ func (t tables) reach() error {
 			clock.Sessions = place + 1
 		}
 	}
+	return t.clock.Put(uint32(0), clock)
+}
+
+// beat says how often there are ticks, at least.
+func (t tables) beat(tick time.Duration) error {
+	var clock bfdBfdClockwork
+	if err := t.clock.Lookup(uint32(0), &clock); err != nil || clock.Tick == micros(tick) {
+		return err
+	}
+	clock.Tick = micros(tick)
 	return t.clock.Put(uint32(0), clock)
 }
 

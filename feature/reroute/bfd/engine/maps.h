@@ -130,14 +130,14 @@ static __always_inline void bfd_gather(struct bfd_state *s, const struct bfd_ech
 	n->state = s->state;
 	n->diag = s->diag;
 	n->remote_state = s->remote_state;
-	n->was_up = s->ups > 0;
+	n->was_up = s->was_up == BFD_HAS_BEEN_UP || (s->was_up == BFD_AS_UPS_SAY && s->ups);
 	n->echo_failed = e->failed;
 }
 
 /*
  * bfd_tell has the link's word say what the session has found, and user space know of a change. A
- * session that never was up says nothing of its link; nor does one that either side has shut down.
- * One that is up has not found its link good before its echo comes back, if that has failed.
+ * session that never was up says nothing of its link; nor does one that either side has shut down, until
+ * it has been up again: what ends on purpose has found nothing (RFC 5882, 3.2). One that is up has not found its link good before its echo comes back, if that has failed.
  */
 static __always_inline void bfd_tell(const struct bfd_setup *c, const struct bfd_news *n,
 				     __u32 place, __u64 now)

@@ -170,7 +170,7 @@ int bfd_receive(struct __sk_buff *skb)
 	int authentic, good;
 	__u64 now;
 
-	if (!bfd_parse(skb, &a))
+	if (reroute_tagged(skb) || !bfd_parse(skb, &a))
 		return BFD_PASS;
 	if (a.echo)
 		return bfd_echoed(skb, &a);

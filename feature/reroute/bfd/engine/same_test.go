@@ -123,10 +123,15 @@ func (b *bench) tick() {
 // receive has a frame come in by the sessions' device.
 func (b *bench) receive(frame []byte) int32 {
 	b.t.Helper()
+	return b.run(b.o.BfdReceive, frame)
+}
+
+func (b *bench) run(p *ebpf.Program, frame []byte) int32 {
+	b.t.Helper()
 	b.setClock()
 	ctx := make([]byte, 192)
 	binary.NativeEndian.PutUint32(ctx[40:], uint32(b.index)) // struct __sk_buff: ifindex
-	ret, err := b.o.BfdReceive.Run(&ebpf.RunOptions{Data: frame, Context: ctx})
+	ret, err := p.Run(&ebpf.RunOptions{Data: frame, Context: ctx})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -241,7 +246,7 @@ func TestSameAsTheModel(t *testing.T) {
 			}
 			b.at(place)
 			b.tick()
-			if limit := model.DetectionTime(); limit != 0 && b.now-heard > limit {
+			if limit := model.Lifetime(); limit != 0 && b.now-heard > limit {
 				model.Expire()
 			}
 			got, there, err := b.w.status(place)

@@ -9,25 +9,25 @@
 
 #define BFD_HOP_FRESH 1000000000ULL /* ns for which an address on the link is not looked up anew */
 
-/* bfd_due decides, under the lock, whether a session sends now, and what. */
+/*
+ * bfd_due decides, under the lock, whether a session sends now, and what. Between two packets are 75 to
+ * 100 % of the interval by chance, or 90 with a multiplier of 1: RFC 5880, 6.8.7. tick is how long after
+ * it was due, in ns, a packet may have to wait; with much of that, little is left to chance.
+ */
 static __always_inline __u32 bfd_due(const struct bfd_setup *c, struct bfd_state *s,
-				     struct bfd_packet *p, __u64 now, __u32 random)
+				     struct bfd_packet *p, __u64 now, __u32 random, __u64 tick)
 {
-	__u64 every = bfd_interval(c, s) * BFD_US;
-	__u32 least = c->multiplier == 1 ?
-			      15 :
-			      25; /* per cent that are left to chance, RFC 5880, 6.8.7 */
+	__u64 every = bfd_interval(c, s) * BFD_US, least = every / 4 * 3, most = every;
 
 	if (s->final) /* answered whatever the interval */
 		return bfd_say(c, s, p);
 	if (!every || (__s64)(now - s->next) < 0)
 		return 0;
-	/* From when it was due, not from when the tick came; but what was missed is not sent. */
-	if (!s->next || now - s->next > every)
-		s->next = now;
 	if (c->multiplier == 1)
-		every -= every / 10;
-	s->next += every - every / 100 * least * (random & 0xff) / 256;
+		most -= every / 10;
+	if (most > least + tick)
+		least += (most - least - tick) * (random & 0xff) / 256;
+	s->next = now + least;
 	return bfd_say(c, s, p);
 }
 
@@ -39,7 +39,7 @@ static __always_inline __u32 bfd_due(const struct bfd_setup *c, struct bfd_state
 static __always_inline void bfd_judge(const struct bfd_setup *c, struct bfd_state *s, __u64 now,
 				      __u64 stalled)
 {
-	__u64 limit = bfd_detection(s), patience = limit > BFD_PATIENCE ? limit : BFD_PATIENCE;
+	__u64 limit = bfd_lifetime(s), patience = limit > BFD_PATIENCE ? limit : BFD_PATIENCE;
 
 	if (!limit || (__s64)(now - s->heard) <= (__s64)limit || (__s64)(now - s->wait) < 0)
 		return;
@@ -171,13 +171,14 @@ static __noinline int bfd_emit(struct __sk_buff *skb, const struct bfd_setup *c,
 	if (bpf_skb_store_bytes(skb, 0, w->frame, length, 0))
 		return 0;
 	skb->mark = REROUTE_MARK;
+	skb->priority = TC_PRIO_CONTROL; /* a full link is not to take the session down */
 	bpf_clone_redirect(skb, c->ifindex, 0);
 	return 0;
 }
 
 /* bfd_step is a session's part of a tick. skb is the tick's packet, of which what is sent is a copy. */
 static __always_inline void bfd_step(struct __sk_buff *skb, __u32 place, struct bfd_scratch *w,
-				     __u64 now, __u64 stalled)
+				     __u64 now, __u64 stalled, __u64 tick)
 {
 	struct bfd_setup *c = bpf_map_lookup_elem(&bfd_setups, &place);
 	struct bfd_state *s = bpf_map_lookup_elem(&bfd_states, &place);
@@ -196,7 +197,7 @@ static __always_inline void bfd_step(struct __sk_buff *skb, __u32 place, struct 
 		bfd_adopt(c, s, now);
 	bfd_judge(c, s, now, stalled);
 	bfd_echo_judge(c, s, e, now, stalled);
-	length = bfd_due(c, s, &w->packet, now, random);
+	length = bfd_due(c, s, &w->packet, now, random, tick);
 	echo = bfd_echo_due(c, s, e, now, random);
 	sequence = e->sequence;
 	nonce = e->nonce;

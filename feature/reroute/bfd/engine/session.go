@@ -111,6 +111,7 @@ type Status struct {
 	Heard        time.Duration // 0: nothing yet
 	Interval     time.Duration // between packets that it sends; 0: it sends none
 	Detection    time.Duration // how long nothing may come; 0: nothing is expected
+	Awaited      time.Duration // how long the other end waits for a packet of this one until it takes it for dead; 0: it awaits none
 	Ups, Downs   uint64
 	In, Out      uint64 // packets
 	InBytes      uint64
@@ -139,6 +140,7 @@ func statusOf(c *bfdBfdSetup, s *bfdBfdState, e *bfdBfdEcho) Status {
 			Demand: s.RemoteBits&demand != 0, Independent: s.RemoteBits&independent != 0},
 		Ups: s.Ups, Downs: s.Downs, In: s.In, Out: s.Out, InBytes: s.InBytes, OutBytes: s.OutBytes, NotAuthentic: s.NotAuthentic, Malformed: s.Malformed}
 	out.Interval, out.Detection = fromMicros(interval(c, s)), 0
+	out.Awaited = time.Duration(c.Multiplier) * out.Interval
 	if (out.State == bfd.Init || out.State == bfd.Up) && s.RxInUse != 0 {
 		out.Detection = time.Duration(s.RemoteMultiplier) * fromMicros(max(s.RxInUse, s.RemoteTx))
 	}

@@ -37,15 +37,18 @@ static __always_inline __u32 bfd_interval(const struct bfd_setup *c, const struc
 	return bfd_max(tx, s->remote_rx);
 }
 
-/* bfd_detection is how long nothing may come, in ns; 0: nothing is expected (6.8.4). */
-static __always_inline __u64 bfd_detection(const struct bfd_state *s)
+/*
+ * bfd_lifetime is how long nothing may come, in ns; 0: nothing is expected (6.8.4). Then the session goes
+ * down, if it is to have been up, and in any state forgets what the other end has said (6.8.1).
+ */
+static __always_inline __u64 bfd_lifetime(const struct bfd_state *s)
 {
-	if ((s->state != BFD_INIT && s->state != BFD_UP) || !s->rx_in_use)
+	if (!s->yours || !s->rx_in_use)
 		return 0;
 	return s->remote_multiplier * BFD_US * bfd_max(s->rx_in_use, s->remote_tx);
 }
 
-/* bfd_forget is at the beginning, and when nothing has come for the detection time. */
+/* bfd_forget is at the beginning, and when nothing has come for the lifetime. */
 static __always_inline void bfd_forget(struct bfd_state *s)
 {
 	s->yours = 0;
@@ -62,8 +65,10 @@ static __always_inline void bfd_enter(struct bfd_state *s, __u8 state, __u64 now
 {
 	if (s->state == BFD_UP)
 		s->downs++;
-	if (state == BFD_UP)
+	if (state == BFD_UP) {
 		s->ups++;
+		s->was_up = BFD_HAS_BEEN_UP;
+	}
 	s->state = state;
 	s->changes++;
 	s->since = now;
@@ -86,6 +91,8 @@ static __always_inline void bfd_start_poll(struct bfd_state *s, __u32 tx_before)
 	s->next = 0;
 	if (s->poll) { /* its answer may be about what was said before */
 		s->poll_again = 1;
+		if (!s->tx_floor || tx_before < s->tx_floor)
+			s->tx_floor = tx_before;
 		return;
 	}
 	s->poll = 1;
@@ -94,13 +101,12 @@ static __always_inline void bfd_start_poll(struct bfd_state *s, __u32 tx_before)
 
 static __always_inline void bfd_end_poll(const struct bfd_setup *c, struct bfd_state *s)
 {
-	s->poll = 0;
-	s->tx_floor = 0;
-	if (s->poll_again) {
+	if (s->poll_again) { /* what applies goes on to */
 		s->poll_again = 0;
-		s->poll = 1;
 		return;
 	}
+	s->poll = 0;
+	s->tx_floor = 0;
 	s->rx_in_use = c->required_rx;
 }
 
@@ -120,6 +126,7 @@ static __always_inline void bfd_adopt(const struct bfd_setup *c, struct bfd_stat
 	}
 	if (c->down && s->state != BFD_ADMIN_DOWN) {
 		bfd_down(c, s, BFD_ADMIN_DOWN, BFD_ADMIN_DIAG, now);
+		s->was_up = BFD_NOT_YET_UP;
 	} else if (!c->down && s->state == BFD_ADMIN_DOWN) {
 		bfd_down(c, s, BFD_DOWN, BFD_NO_DIAG, now);
 		bfd_forget(s);
@@ -135,17 +142,29 @@ static __always_inline void bfd_adopt(const struct bfd_setup *c, struct bfd_stat
 	s->next = 0;
 }
 
-/* bfd_expire is when nothing has come for the detection time. */
+/*
+ * bfd_expire is when nothing has come for the lifetime. A neighbour that has begun anew takes no packet
+ * that names the discriminator of the one before, and a passive one would never say which it has now.
+ */
 static __always_inline void bfd_expire(const struct bfd_setup *c, struct bfd_state *s, __u64 now)
 {
-	bfd_down(c, s, BFD_DOWN, BFD_TIME_EXPIRED, now);
+	__u8 state = s->remote_state, diag = s->remote_diag;
+
 	bfd_forget(s);
+	if (s->state == BFD_INIT || s->state == BFD_UP) {
+		bfd_down(c, s, BFD_DOWN, BFD_TIME_EXPIRED, now);
+		return;
+	}
+	s->remote_state = state;
+	s->remote_diag = diag;
+	s->changes++;
 }
 
 /* bfd_take is a packet for this session in which nothing is wrong (6.8.6). */
 static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state *s,
 				     const struct bfd_packet *p, __u64 now)
 {
+	__u32 before = bfd_interval(c, s), after;
 	__u8 state = p->bits >> 6;
 
 	/* Of intervals and flags user space is told when something has changed. */
@@ -165,13 +184,15 @@ static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state
 	s->suspect = 0;
 	if (p->bits & BFD_FINAL && s->poll)
 		bfd_end_poll(c, s);
+	after = bfd_interval(c, s);
+	if (after && after < before)
+		s->next = 0; /* 6.8.3: what was to be sent later is due already, or soon */
 	if (s->state == BFD_ADMIN_DOWN)
 		return;
-	if (p->bits & BFD_POLL) {
-		s->final = 1;
-		s->next = 0;
-	}
+	if (p->bits & BFD_POLL)
+		s->final = 1; /* in between: what is sent once an interval stays as it was */
 	if (state == BFD_ADMIN_DOWN) {
+		s->was_up = BFD_NOT_YET_UP;
 		if (s->state != BFD_DOWN)
 			bfd_down(c, s, BFD_DOWN, BFD_NEIGHBOUR_DOWN, now);
 	} else if (s->state == BFD_DOWN && state == BFD_DOWN) {

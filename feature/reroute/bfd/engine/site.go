@@ -227,6 +227,9 @@ func (e *Engine) sync(ctx context.Context, l *kernel.WriteLock, anew bool) error
 		e.stalls.Close()
 	}
 	e.stalls = loops.Stalls
+	if err := e.tables.beat(e.tick); err != nil {
+		return fmt.Errorf("writing BFD's clock: %w", err)
+	}
 	want := map[string]hook{}
 	for name, index := range loops.Devices {
 		want[linkTick+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: name, First: true}, bfdProgBfdTick}

@@ -12,7 +12,7 @@
 
 struct bfd_clockwork {
 	__u32 sessions; /* one more than the highest place that is taken */
-	__u32 spare;
+	__u32 tick;	/* us between ticks, at most; 0: not known */
 	__u64 beat; /* when it last ticked: who holds the links of bfdd's sessions may have ended */
 };
 
@@ -36,13 +36,14 @@ struct bfd_round {
 	struct bfd_scratch *scratch;
 	__u64 now;
 	__u64 stalled;
+	__u64 tick; /* ns */
 };
 
 static long bfd_visit(__u32 place, struct bfd_round *r)
 {
 	if (place >= BFD_SESSIONS || !r->scratch)
 		return 1;
-	bfd_step(r->skb, place, r->scratch, r->now, r->stalled);
+	bfd_step(r->skb, place, r->scratch, r->now, r->stalled, r->tick);
 	return 0;
 }
 
@@ -50,7 +51,7 @@ SEC("tc")
 int bfd_tick(struct __sk_buff *skb)
 {
 	struct bfd_round r = { .skb = skb };
-	__u32 zero = 0, length = skb->len, mark = skb->mark;
+	__u32 zero = 0, length = skb->len, mark = skb->mark, priority = skb->priority;
 	struct bfd_clockwork *m = bpf_map_lookup_elem(&bfd_clock, &zero);
 	__u64 *stalled = bpf_map_lookup_elem(&live_shared, &zero);
 
@@ -62,8 +63,10 @@ int bfd_tick(struct __sk_buff *skb)
 		return BFD_PASS;
 	r.now = m->beat = bfd_now();
 	r.stalled = *stalled;
+	r.tick = m->tick * BFD_US;
 	bpf_loop(m->sessions < BFD_SESSIONS ? m->sessions : BFD_SESSIONS, bfd_visit, &r, 0);
 	skb->mark = mark;
+	skb->priority = priority;
 	if (skb->len != length && bpf_skb_change_tail(skb, length, 0))
 		return TC_ACT_SHOT; /* liveness puts another packet into the loop */
 	bpf_skb_store_bytes(skb, 0, r.scratch->head, sizeof(r.scratch->head), 0);

@@ -157,6 +157,9 @@ func (c *Config) Tick() time.Duration {
 	tick := usual
 	for _, s := range c.Sessions {
 		tick = min(tick, s.Interval/4)
+		if s.Multiplier == 1 { // who waits for an interval is to get a packet within 90 % of it
+			tick = min(tick, s.Interval/8)
+		}
 		if s.Echo != 0 {
 			tick = min(tick, s.Echo/4)
 		}

@@ -235,10 +235,22 @@ func localTo(d *net.Interface, peer netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
+// The other ends of sessions are told of their end for as long, at least and at most: of what is down, packets go once a second.
+const (
+	minFarewell = 2 * time.Second
+	maxFarewell = 10 * time.Second
+)
+
+// leave is a session that takes its leave.
+type leave struct {
+	out  uint64        // what it had sent before
+	told time.Duration // for how long its other end is, if it does not answer
+}
+
 // farewell ends the sessions that do not stay, and has their other ends know that it is on purpose (RFC 5880, 6.8.16): who hears
-// nothing takes the link for dead.
+// nothing takes the link for dead. They are told until they say that they know, or would have missed the session by themselves.
 func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there map[uint32]engine.Identity, stays map[uint32]bool) error {
-	said := map[uint32]uint64{}
+	said := map[uint32]leave{}
 	for d := range there {
 		if stays[d] {
 			continue
@@ -247,20 +259,20 @@ func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there 
 		if err != nil {
 			return err
 		}
-		if ok && st.State == bfd.Up {
-			said[d] = st.Out
+		if ok && (st.State == bfd.Up || st.State == bfd.Init) { // the other end may be up
+			said[d] = leave{st.Out, min(max(st.Awaited, minFarewell), maxFarewell)}
 			if err := e.Down(d); err != nil {
 				return err
 			}
 		}
 	}
-	const enough = 2 // packets, one of which may have been on its way; a session that is down sends one a second
 	// Not the time counts: a host that stands still says nothing meanwhile.
 	const nap = time.Millisecond
-	for left := 2 * time.Second; len(said) > 0 && left > 0 && ctx.Err() == nil; left -= nap {
+	for took := time.Duration(0); len(said) > 0 && ctx.Err() == nil; took += nap {
 		time.Sleep(nap)
-		for d, before := range said {
-			if st, ok, err := e.Status(d); err != nil || !ok || st.Out >= before+enough {
+		for d, x := range said {
+			st, ok, err := e.Status(d)
+			if err != nil || !ok || st.Out > x.out && st.Remote.State <= bfd.Down || took >= x.told {
 				delete(said, d)
 			}
 		}

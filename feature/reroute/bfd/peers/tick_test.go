@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peers
+
+import (
+	"testing"
+	"time"
+)
+
+// Ticks are close enough for packets to leave within their interval: of a neighbour that waits for one alone, within 90 % of it, and
+// none sooner than 75 (RFC 5880, 6.8.7).
+func TestTick(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		interval, echo time.Duration
+		multiplier     int
+		want           time.Duration
+	}{
+		{50 * ms, 0, 3, 2500 * time.Microsecond},
+		{8 * ms, 0, 3, 2 * ms},
+		{8 * ms, 0, 1, ms},
+		{50 * ms, 8 * ms, 3, 2 * ms},
+		{ms, 0, 1, ms / 4}, // as often as ticks may be
+	} {
+		x := Config{Sessions: []Session{{Interval: c.interval, Echo: c.echo, Multiplier: c.multiplier}}}
+		if got := x.Tick(); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}

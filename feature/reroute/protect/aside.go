@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// asideEvery is how often it is seen whether the fast program may run where it does. Tests change it.
+var asideEvery = time.Second
+
+// obstacle says why the fast program would do other than the kernel does, which does more with a packet than look up its route:
+// it must pass by nothing that the operator has on the kernel's way. That of single interfaces is [places]'.
+func obstacle(ns *netns.Handle, pins *kernel.Opened, w whole) (why string, err error) {
+	for _, p := range w.Paths {
+		if p.Slow {
+			return "path " + p.Name + " says slow", nil
+		}
+	}
+	if !tcx() {
+		return "this kernel has no tcx", nil
+	}
+	err = ns.Do(func() error {
+		for _, look := range []func() (string, error){forwardsNothing, filters, rules, policies} {
+			if why, err = look(); err != nil || why != "" {
+				return err
+			}
+		}
+		why, err = egress(pins)
+		return err
+	})
+	return why, err
+}
+
+// places are the interfaces from which the kernel forwards, by number; those with filters that packets meet behind the fast program
+// are left out, and aside says so. Programs of tcx are before it.
+func places() (at map[int]string, aside []string, err error) {
+	all, err := netlink.LinkList()
+	if err != nil {
+		return nil, nil, fmt.Errorf("listing interfaces: %w", err)
+	}
+	at = map[int]string{}
+	for _, l := range all {
+		a := l.Attrs()
+		helper := strings.HasPrefix(a.Name, helperDevice) && a.HardwareAddr.String() == hereMAC.String()
+		if a.EncapType != "ether" || a.RawFlags&unix.IFF_UP == 0 || a.MasterIndex != 0 || helper || !forwards(a.Name) {
+			continue
+		}
+		filters, err := netlink.FilterList(l, netlink.HANDLE_MIN_INGRESS)
+		switch {
+		case err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENODEV):
+			return nil, nil, fmt.Errorf("listing filters of %s: %w", a.Name, err)
+		case len(filters) > 0:
+			aside = append(aside, "tc filters see what comes in by "+a.Name)
+		default:
+			at[a.Index] = a.Name
+		}
+	}
+	return at, aside, nil
+}
+
+// egress looks for programs at protected links that packets meet before weir's own.
+func egress(pins *kernel.Opened) (string, error) {
+	all, err := pins.Links()
+	if err != nil {
+		return "", err
+	}
+	for _, pin := range all {
+		var index int
+		if _, err := fmt.Sscanf(pin, linkPrefix+"%d", &index); err != nil {
+			continue
+		}
+		ln, err := pins.Link(pin)
+		if err != nil {
+			continue // it was taken off meanwhile
+		}
+		before, _, err := kernel.TCX{Ifindex: index, Egress: true}.Around(ln)
+		ln.Close()
+		if err == nil && len(before) > 0 { // of one that is gone nothing is asked
+			return fmt.Sprintf("program %s is before weir's where packets leave by interface %d", before[0], index), nil
+		}
+	}
+	return "", nil
+}
+
+// misplaced says whether the program is not where it is to be any more: an interface came or went, filters did, or somebody's
+// program is behind it, which would not see what it takes.
+func (f *fast) misplaced(at map[int]string) bool {
+	for p, ln := range f.links {
+		if _, behind, err := p.Around(ln); at[p.Ifindex] != p.Device || err != nil || len(behind) > 0 {
+			return true
+		}
+	}
+	return len(at) != len(f.links)
+}
+
+// stays says whether the program may stay as it is: attached where it is, or for the same reason not. It is asked again and again.
+func (f *fast) stays() (stays bool, err error) {
+	if time.Now().Before(f.next) {
+		return true, nil
+	}
+	f.next = time.Now().Add(asideEvery)
+	why, err := obstacle(f.ns, f.pins, f.whole)
+	if err != nil {
+		return false, err
+	}
+	err = f.ns.Do(func() error {
+		at, aside, err := places()
+		if why = cmp.Or(why, nowhere(at, aside), f.routes); why != "" {
+			stays = why == f.why
+		} else {
+			stays = f.why == "" && slices.Equal(aside, f.aside) && !f.misplaced(at)
+		}
+		return err
+	})
+	return stays, err
+}
+
+// nowhere is why the program runs at no interface.
+func nowhere(at map[int]string, aside []string) string {
+	if len(at) > 0 || len(aside) == 0 {
+		return ""
+	}
+	return aside[0]
+}
+
+// not says where the program does not run, and why.
+func (f *fast) not() string { return cmp.Or(f.why, strings.Join(f.aside, "; ")) }
+
+func forwardsNothing() (string, error) {
+	if setting("ipv6/conf/all/forwarding") != "1" {
+		return "the host does not forward IPv6", nil
+	}
+	return "", nil
+}
+
+// filters looks for chains that forwarded packets meet.
+func filters() (string, error) {
+	if b, err := os.ReadFile("/proc/net/ip6_tables_names"); err == nil && len(strings.TrimSpace(string(b))) > 0 {
+		return "there are ip6tables rules", nil
+	}
+	programs, err := kernel.NetfilterHere(unix.NFPROTO_IPV6)
+	if err != nil {
+		return "", err
+	}
+	for _, p := range programs {
+		if p.Hook != kernel.Input && p.Hook != kernel.Output {
+			return fmt.Sprintf("a BPF program of netfilter sees forwarded packets, at %s", p.Hook), nil
+		}
+	}
+	c, err := nftables.New()
+	if err != nil {
+		return "", nil //nolint:nilerr // no nf_tables, no chains
+	}
+	all, err := c.ListChains()
+	if err != nil {
+		return "", nil //nolint:nilerr // as above
+	}
+	for _, ch := range all {
+		if ch.Hooknum == nil {
+			continue
+		}
+		// netdev's are at a device, before routing or behind it.
+		inet := ch.Table.Family == nftables.TableFamilyIPv6 || ch.Table.Family == nftables.TableFamilyINet
+		if ch.Table.Family == nftables.TableFamilyNetdev || inet && *ch.Hooknum != *nftables.ChainHookInput && *ch.Hooknum != *nftables.ChainHookOutput {
+			return fmt.Sprintf("nftables chain %s %s sees forwarded packets", ch.Table.Name, ch.Name), nil
+		}
+	}
+	return "", nil
+}
+
+func policies() (string, error) {
+	all, err := netlink.XfrmPolicyList(netlink.FAMILY_V6)
+	if err == nil && len(all) > 0 {
+		return "there are IPsec policies", nil
+	}
+	return "", nil // a kernel without IPsec has none
+}
+
+// rules looks for rules beside the two that every namespace has.
+func rules() (string, error) {
+	all, err := netlink.RuleList(netlink.FAMILY_V6)
+	if err != nil {
+		return "", fmt.Errorf("listing rules: %w", err)
+	}
+	for _, r := range all {
+		if !usual(r) {
+			return fmt.Sprintf("there is an ip -6 rule of priority %d", r.Priority), nil
+		}
+	}
+	return "", nil
+}
+
+// usual says whether a rule is one that every namespace has, for all packets.
+func usual(r netlink.Rule) bool {
+	for priority, table := range map[int]int{0: unix.RT_TABLE_LOCAL, 32766: unix.RT_TABLE_MAIN} {
+		o := netlink.NewRule()
+		o.Priority, o.Table, o.Family, o.Protocol = priority, table, r.Family, r.Protocol
+		if reflect.DeepEqual(*o, r) {
+			return true
+		}
+	}
+	return false
+}
+
+// bySource looks for routes by source address: rtm_src_len of linux/rtnetlink.h.
+func bySource() (string, error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+	msg := nl.NewRtMsg()
+	msg.Family = unix.AF_INET6
+	req.AddData(msg)
+	all, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	if err != nil {
+		return "", fmt.Errorf("listing routes: %w", err)
+	}
+	if len(all) > mostRoutes {
+		return tooMany, nil
+	}
+	for _, m := range all {
+		if len(m) > 2 && m[2] != 0 {
+			return "there are routes by source address", nil
+		}
+	}
+	return "", nil
+}

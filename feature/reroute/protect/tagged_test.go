@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"math"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
+)
+
+// What carries a VLAN's tag is a VLAN device's, whose link is another, though its packets come and go by this device. A tag of
+// priority alone says nothing.
+func TestTaggedFrame(t *testing.T) {
+	nstest.NeedRoot(t)
+	if err := kernel.RedirectNeigh.Check(); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	programs := []string{protectProgRerouteEgress}
+	if tcx() { // where the other one is never used its helpers are not there, either
+		programs = append(programs, protectProgRerouteIngress)
+	}
+	for _, name := range programs {
+		t.Run(name, func(t *testing.T) {
+			spec, err := loadProtect()
+			if err != nil {
+				t.Fatal(err)
+			}
+			k, err := kernel.Load(spec, []string{name}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer k.Close()
+			repair := protectRerouteRepair{Ifindex: loopback, Slot: loopback, Watch: 7, Row: 1, Flags: flagFor6, Mtu: 1500}
+			put(t, k, protectMapRerouteRepairs, 1, repair)
+			put(t, k, protectMapRerouteLinks, loopback, links.Word{1})
+			if name == protectProgRerouteEgress {
+				put(t, k, protectMapReroutePaths, loopback, protectReroutePath{Ifindex: loopback, Repair: 1})
+			} else {
+				m, err := table.Of(k.Maps, "fast")
+				if err != nil {
+					t.Fatal(err)
+				}
+				routes, err := table.Open(m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer routes.Close()
+				if err := routes.Replace([]table.Entry{{Prefix: netip.MustParsePrefix("fd00:d::/64"), Value: 1}}); err != nil {
+					t.Fatal(err)
+				}
+				if err := k.Variables[protectVarFastUntil].Set(uint64(math.MaxInt64)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, x := range []struct {
+				vlan  uint16
+				ret   uint32
+				count string
+			}{{10, actNext, ""}, {4094, actNext, ""}, {7 << 13, actRedirect, "packets 1"}} {
+				o := &ebpf.RunOptions{Data: ipv6("fd00:d::2", 53, 63, 20), DataOut: make([]byte, 2000), Context: skb{Ifindex: loopback}}
+				ret, err := nstest.Tagged(t, k.Programs[name], x.vlan).Run(o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if ret != x.ret {
+					t.Errorf("tag %#x: returned %#x, want %#x", x.vlan, ret, x.ret)
+				}
+				sum, err := countsOf(k.Maps[protectMapRerouteCounts], 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if said := counted(sum); said != x.count {
+					t.Errorf("tag %#x: counted %q, want %q", x.vlan, said, x.count)
+				}
+			}
+		})
+	}
+}
