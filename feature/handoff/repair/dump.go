@@ -25,6 +25,28 @@ type DumpOptions struct {
 	Quiet time.Duration
 }
 
+// Prepared is what of a session does not change once its application has let go of it, read while packets still come: what the
+// dump has left to read then is done in less than half the time, in which the session stands still.
+type Prepared struct {
+	flow  Flow
+	tls   bool
+	state State // its addresses, options, and what else stays
+}
+
+// Prepare refuses what cannot be moved, with the errors of [Dump], and reads what stays; it changes nothing. What is prepared is
+// for one dump of the same socket, soon: an option that is set in between is lost.
+func Prepare(fd int, o DumpOptions) (*Prepared, error) {
+	flow, tls, err := admit(fd, o)
+	p := &Prepared{flow: flow, tls: tls}
+	if err == nil {
+		err = p.state.readStays(fd)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dump %s: %w", flow, err)
+	}
+	return p, nil
+}
+
 // Dump reads a connection's state and leaves its socket frozen: close(2) then ends
 // it without a packet, [Resume] has it go on here. If Dump fails, the session
 // goes on, and the error is or wraps one of this package's (or is that of the kernel,
@@ -32,23 +54,28 @@ type DumpOptions struct {
 //
 // fd may be non-blocking or not, and in another network namespace than the caller.
 // The caller keeps it open, and everybody else away from it.
-func Dump(fd int, o DumpOptions) (_ *State, err error) {
-	flow, tls, err := admit(fd, o)
+func Dump(fd int, o DumpOptions) (*State, error) {
+	p, err := Prepare(fd, o)
 	if err != nil {
-		return nil, fmt.Errorf("dump %s: %w", flow, err)
+		return nil, err
 	}
+	return p.Dump(fd, o)
+}
+
+// Dump is [Dump] of what was prepared.
+func (p *Prepared) Dump(fd int, o DumpOptions) (_ *State, err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("dump %s: %w", flow, err)
+			err = fmt.Errorf("dump %s: %w", p.flow, err)
 		}
 	}()
-	if tls {
+	if p.tls {
 		if err := settle(fd, o); err != nil {
 			return nil, err
 		}
 	}
 	if o.Stop != nil {
-		release, err2 := o.Stop(flow)
+		release, err2 := o.Stop(p.flow)
 		if err2 != nil {
 			return nil, fmt.Errorf("stop its packets: %w", err2)
 		}
@@ -58,26 +85,21 @@ func Dump(fd int, o DumpOptions) (_ *State, err error) {
 			}
 		}()
 	}
-	if err := checkUrgent(fd, tls && decrypts(fd)); err != nil {
+	if err := checkUrgent(fd, p.tls && decrypts(fd)); err != nil {
 		return nil, err
 	}
-	return freeze(fd, o, tls)
+	return p.freeze(fd, o)
 }
 
 func (f Flow) String() string { return fmt.Sprintf("%s-%s", f.Local, f.Remote) }
 
 // freeze switches the socket to repair and reads it.
-func freeze(fd int, o DumpOptions, tls bool) (_ *State, err error) {
-	// Repair overwrites it, on the way in and on the way out.
-	reuse, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR)
-	if err != nil {
-		return nil, fmt.Errorf("read SO_REUSEADDR: %w", err)
-	}
+func (p *Prepared) freeze(fd int, o DumpOptions) (_ *State, err error) {
 	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn); err != nil {
 		return nil, explainRepair(err)
 	}
-	s := &State{ReuseAddr: reuse != 0}
-	if tls {
+	s := p.state
+	if p.tls {
 		s.TLS = &TLS{}
 	}
 	defer func() {
@@ -88,7 +110,7 @@ func freeze(fd int, o DumpOptions, tls bool) (_ *State, err error) {
 	if err := s.read(fd, limitOf(o)); err != nil {
 		return nil, err
 	}
-	return s, nil
+	return &s, nil
 }
 
 // Resume has a socket that [Dump] froze go on here. Whoever dumped it must know that

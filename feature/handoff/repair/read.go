@@ -9,7 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// read reads everything from a socket that is under repair, and looks again at the
+// readStays reads what does not change while nobody but the kernel has to do with the socket.
+func (s *State) readStays(fd int) error {
+	reuse, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR) // repair overwrites it, on the way in and on the way out
+	if err != nil {
+		return fmt.Errorf("read SO_REUSEADDR: %w", err)
+	}
+	s.ReuseAddr = reuse != 0
+	for _, step := range []func(int) error{s.readAddresses, s.readOptions, s.readSocket} {
+		if err := step(fd); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read reads what else there is from a socket that is under repair, and looks again at the
 // end: what has changed by then came from packets that should have been stopped.
 func (s *State) read(fd, limit int) error {
 	i, err := tcpInfo(fd)
@@ -26,10 +41,8 @@ func (s *State) read(fd, limit int) error {
 	if err := tooLarge(before.unread+before.unacked, limit); err != nil {
 		return err
 	}
-	for _, step := range []func(int) error{s.readAddresses, s.readOptions, s.readSocket} {
-		if err := step(fd); err != nil {
-			return err
-		}
+	if err := s.readBuffers(fd); err != nil {
+		return err
 	}
 	if err := s.readTCP(fd, i); err != nil {
 		return err
@@ -91,6 +104,11 @@ func (s *State) readSocket(fd int) (err error) {
 		return fmt.Errorf("read SO_BUF_LOCK: %w", err)
 	}
 	s.SndBufLocked, s.RcvBufLocked = locks&lockSndBuf != 0, locks&lockRcvBuf != 0
+	return nil
+}
+
+// readBuffers reads the sizes of the buffers, which grow by themselves while packets come.
+func (s *State) readBuffers(fd int) error {
 	for _, b := range []struct {
 		opt int
 		to  *uint32

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package repair
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"reflect"
+	"testing"
+)
+
+// What was prepared while packets came is dumped as what was not: with what has come since, and buffers that have grown.
+func TestPrepare(t *testing.T) {
+	w := newWorld(t)
+	client, server := w.pair("tcp4", nil, nil)
+	var p *Prepared
+	with(t, server, func(fd int) (err error) {
+		p, err = Prepare(fd, DumpOptions{})
+		return err
+	})
+	before := p.state
+	go func() { _, _ = client.Write(make([]byte, 600_000)) }() // more than there is room for: it ends with the connection
+	eventually(t, "much has arrived", func() bool { return unread(t, server) > 100_000 })
+	w.Hold()
+	var early, late *State
+	with(t, server, func(fd int) (err error) {
+		for _, one := range []struct {
+			to   **State
+			dump func(int, DumpOptions) (*State, error)
+		}{{&early, p.Dump}, {&late, Dump}} {
+			if *one.to, err = one.dump(fd, DumpOptions{}); err != nil {
+				return err
+			}
+			if err := Resume(fd, *one.to); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	w.Release()
+	if len(early.Unread) <= 100_000 {
+		t.Errorf("%d bytes unread", len(early.Unread))
+	}
+	if early.RcvBuf == 0 || early.SndBuf == 0 || before.RcvBuf != 0 {
+		t.Errorf("buffers of %d and %d bytes, and of %d when it was prepared", early.RcvBuf, early.SndBuf, before.RcvBuf)
+	}
+	if !bytes.Equal(early.Unread, late.Unread) {
+		t.Errorf("%d bytes unread, and other than the %d", len(early.Unread), len(late.Unread))
+	}
+	for _, s := range []*State{early, late} { // what goes on by itself: between the two the session has said a word
+		s.Timestamp, s.Window, s.Unread = 0, Window{}, nil
+	}
+	if !reflect.DeepEqual(early, late) {
+		t.Errorf("prepared:\n%+v\nat once:\n%+v", early, late)
+	}
+}
+
+// What cannot be moved is refused when it is prepared, and what only then becomes too large by the dump.
+func TestPrepareRefuses(t *testing.T) {
+	w := newWorld(t)
+	client, server := w.pair("tcp4", nil, nil)
+	write(t, client, 1000, 0)
+	eventually(t, "all has arrived", func() bool { return unread(t, server) == 1000 })
+	with(t, server, func(fd int) error {
+		if _, err := Prepare(fd, DumpOptions{Limit: 999}); !errors.Is(err, ErrTooLarge) {
+			t.Errorf("1000 bytes: %v", err)
+		}
+		o := DumpOptions{Limit: 1500}
+		p, err := Prepare(fd, o)
+		if err != nil {
+			return err
+		}
+		write(t, client, 1000, 1000)
+		eventually(t, "more has arrived", func() bool { return unread(t, server) == 2000 })
+		if _, err := p.Dump(fd, o); !errors.Is(err, ErrTooLarge) {
+			t.Errorf("2000 bytes: %v", err)
+		}
+		frozen, err := Frozen(fd)
+		if frozen {
+			t.Error("a refused dump leaves the session frozen")
+		}
+		return err
+	})
+}
+
+func with(t *testing.T, c *net.TCPConn, f func(fd int) error) {
+	t.Helper()
+	var err error
+	ok(t, control(c, func(fd int) { err = f(fd) }))
+	ok(t, err)
+}
