@@ -213,7 +213,7 @@ func (a *Agent) deliver(r *arriving) {
 	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch})
 	a.arrived(r)
 	r.delivered = true
-	a.workers.run(func() { a.handIn(r) })
+	a.handIn(r)
 }
 
 func (a *Agent) start(r *arriving) error {
@@ -276,15 +276,45 @@ func (r *arriving) keep() *wire.Message {
 		Read: r.read, Written: r.written, State: r.kept.append(nil), Unread: r.c.Unread}
 }
 
-// handIn gives the session to a member of this server.
+// handIn gives the session to a member of this server. It asks for that without a wait, and before anything else is done: the
+// client waits, too. r.mu is held.
 func (a *Agent) handIn(r *arriving) {
+	m := r.transfer()
+	m.Type, m.Name = wire.Transfer, r.c.Name
+	err := r.home.ask(&m, func(err error) {
+		switch {
+		case err != nil:
+			a.workers.run(func() { a.handInAgain(r) })
+		case r.mu.TryLock():
+			a.handedIn(r, m.Session)
+			r.mu.Unlock()
+		default: // who reads what the keeper says waits for nobody
+			a.workers.run(func() {
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				a.handedIn(r, m.Session)
+			})
+		}
+	})
+	if err != nil {
+		a.workers.run(func() { a.handInAgain(r) })
+	}
+}
+
+// transfer is what a member is to be given.
+func (r *arriving) transfer() wire.Message {
+	return wire.Message{Session: r.session, Read: r.read, Written: r.written + r.pending, State: r.c.State, Unread: r.c.Unread}
+}
+
+// handInAgain does so until a member has it.
+func (a *Agent) handInAgain(r *arriving) {
 	r.mu.Lock()
 	fd, err := unix.FcntlInt(uintptr(max(r.fd, 0)), unix.F_DUPFD_CLOEXEC, 0)
 	if r.fd < 0 || err != nil { // called off meanwhile
 		r.mu.Unlock()
 		return
 	}
-	m := wire.Message{Session: r.session, Read: r.read, Written: r.written + r.pending, State: r.c.State, Unread: r.c.Unread}
+	m := r.transfer()
 	r.mu.Unlock()
 	if !a.transfer(r.id, r.home, m, r.c.Name, func() *wire.Message {
 		r.mu.Lock()
@@ -293,11 +323,16 @@ func (a *Agent) handIn(r *arriving) {
 	}, fd) {
 		a.o.Log.Info("a session ended before a member had it", "flow", r.flow)
 	}
-	a.o.Step(stepHandedIn)
 	unix.Close(fd)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.fd >= 0 {
+	a.handedIn(r, m.Session)
+}
+
+// handedIn lets go of a session that a member has, unless another has come meanwhile. r.mu is held.
+func (a *Agent) handedIn(r *arriving, session uint64) {
+	a.o.Step(stepHandedIn)
+	if r.fd >= 0 && r.session == session {
 		unix.Close(r.fd)
 		r.fd = -1
 	}

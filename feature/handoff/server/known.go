@@ -58,7 +58,7 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 }
 
 func (a *Agent) newHome(s Service) *place {
-	p := &place{a: a, service: s, name: "@" + a.o.Name, give: a.resumeArrival, calls: map[uint32]chan error{}, ready: true}
+	p := &place{a: a, service: s, name: "@" + a.o.Name, give: a.resumeArrival, calls: map[uint32]func(error){}, ready: true}
 	// It hears of the loads of this server's members, and tells the others; and a way may be shut for long, and what was to go
 	// that way must go on.
 	p.caps = wire.Balances | wire.Resumes
@@ -67,7 +67,7 @@ func (a *Agent) newHome(s Service) *place {
 }
 
 func (a *Agent) newWay(s Service, r Remote) *place {
-	return &place{a: a, service: s, name: "@" + r.Name, calls: map[uint32]chan error{},
+	return &place{a: a, service: s, name: "@" + r.Name, calls: map[uint32]func(error){},
 		give: func(p *place, m wire.Message, fd int) { a.depart(p, r.Number, m, fd) }}
 }
 

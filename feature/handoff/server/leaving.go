@@ -35,6 +35,8 @@ type leaving struct {
 	kept    kept
 	skip    int // bytes at the head of the receive queue that are accounted for
 
+	prepared *repair.Prepared // nil: it has to be read as a whole while it stands still
+
 	asking  bool // the front end was asked in which epoch the session is ours
 	state   []byte
 	since   time.Time // it was given to us
@@ -133,6 +135,8 @@ func (a *Agent) begin(s *leaving, e move.Epoch) {
 	}
 	a.o.Step(stepKept)
 	a.leave(s, do)
+	// While the front end is busy. What does not go is said by the dump.
+	s.prepared, _ = repair.Prepare(s.fd, repair.DumpOptions{Limit: a.o.Limit})
 }
 
 // keep gives a keeper the session, with its descriptor; commit tells one that has it how it stands.
@@ -222,8 +226,12 @@ func (a *Agent) dump(s *leaving) move.Do {
 	a.o.Step(stepHeld)
 	s.stopped = time.Now()
 	epoch := s.src.Epoch
+	dump := repair.Dump
+	if s.prepared != nil {
+		dump = s.prepared.Dump
+	}
 	// No waiting for kTLS here: the front end holds what it would wait for, and admit has waited.
-	state, err := repair.Dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Quiet: -1, Stop: func(f repair.Flow) (func(), error) {
+	state, err := dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Quiet: -1, Stop: func(f repair.Flow) (func(), error) {
 		err := a.gate.shut(s.flow, epoch)
 		a.o.Step(stepShut)
 		return func() { _ = a.gate.open(s.flow, epoch) }, err

@@ -34,7 +34,7 @@ type place struct {
 	mu    sync.Mutex
 	conn  *wire.Conn // nil: no keeper
 	seq   uint32
-	calls map[uint32]chan error
+	calls map[uint32]func(error)
 	ready bool
 	over  bool // it is not known any more: see retire
 	limit int  // bytes of a state, as the keeper says
@@ -133,11 +133,12 @@ func (p *place) serve(ctx context.Context, c *wire.Conn) {
 	c.Close()
 	p.members.Store(unknown)
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.conn, p.limit = nil, 0
-	for seq, call := range p.calls {
-		call <- errNoKeeper
-		delete(p.calls, seq)
+	calls := p.calls
+	p.calls = map[uint32]func(error){}
+	p.mu.Unlock()
+	for _, answered := range calls {
+		answered(errNoKeeper)
 	}
 }
 
@@ -157,12 +158,14 @@ func clone(b []byte) []byte {
 
 var errNoKeeper = errors.New("the keeper has gone")
 
+// answer gives an answer to whom it is for; of two the first one counts.
 func (p *place) answer(seq uint32, err error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if call := p.calls[seq]; call != nil {
-		call <- err
-		delete(p.calls, seq)
+	answered := p.calls[seq]
+	delete(p.calls, seq)
+	p.mu.Unlock()
+	if answered != nil {
+		answered(err)
 	}
 }
 
@@ -202,25 +205,39 @@ func (p *place) post(m *wire.Message, fds ...int) error {
 	return nil
 }
 
-// call asks, and waits for the answer.
-func (p *place) call(m *wire.Message, fds ...int) error {
-	answer := make(chan error, 1)
+// ask has answered called with the keeper's answer, or with what there is in its place; it must not wait for anything. If it
+// returns an error, nothing was asked.
+func (p *place) ask(m *wire.Message, answered func(error)) error {
 	p.mu.Lock()
 	if p.seq++; p.seq == 0 {
 		p.seq = 1
 	}
-	m.Seq = p.seq
-	p.calls[m.Seq] = answer
+	seq := p.seq
+	m.Seq = seq
+	late := time.AfterFunc(keeperPatience, func() { p.answer(seq, fmt.Errorf("%w: it does not answer", errNoKeeper)) })
+	p.calls[seq] = func(err error) {
+		late.Stop()
+		answered(err)
+	}
 	p.mu.Unlock()
-	if err := p.post(m, fds...); err != nil {
-		p.answer(m.Seq, nil) // nobody else will
+	err := p.post(m)
+	if err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.calls[seq] == nil {
+			return nil // it was answered as its connection ended
+		}
+		late.Stop()
+		delete(p.calls, seq)
+	}
+	return err
+}
+
+// call asks, and waits for the answer.
+func (p *place) call(m *wire.Message) error {
+	answer := make(chan error, 1)
+	if err := p.ask(m, func(err error) { answer <- err }); err != nil {
 		return err
 	}
-	select {
-	case err := <-answer:
-		return err
-	case <-time.After(keeperPatience):
-		p.answer(m.Seq, nil)
-		return fmt.Errorf("%w: it does not answer", errNoKeeper)
-	}
+	return <-answer
 }
