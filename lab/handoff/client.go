@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"sort"
 	"sync"
 	"time"
@@ -30,7 +31,7 @@ type client struct {
 	mu       sync.Mutex
 	told     uint64
 	heard    uint64
-	arrivals []time.Time // of each read
+	arrivals []time.Time // of what each read returned, by the kernel's clock
 	err      error
 
 	end  context.CancelFunc
@@ -70,6 +71,9 @@ func (c *client) fail(err error) {
 
 func (c *client) speak(ctx context.Context) error {
 	defer close(c.said)
+	runtime.LockOSThread() // the runtime's timers, of a millisecond and more, would be gaps of the stream's
+	defer runtime.UnlockOSThread()
+	pause := unix.NsecToTimespec(c.pause.Nanoseconds())
 	r := rand.New(rand.NewPCG(c.seed, 1))
 	for ctx.Err() == nil {
 		b := make([]byte, 0, c.size+8)
@@ -87,7 +91,7 @@ func (c *client) speak(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("say: %w", err)
 		}
-		time.Sleep(c.pause)
+		_ = unix.Nanosleep(&pause, nil)
 	}
 	return nil
 }
@@ -98,6 +102,10 @@ const patience = 30 * time.Second
 func (c *client) listen() error {
 	got := make([]byte, 64<<10)
 	var want []byte
+	r, err := newStamped(c.Conn)
+	if err != nil {
+		return err
+	}
 	open := true
 	for {
 		for open && len(want) == 0 {
@@ -113,8 +121,7 @@ func (c *client) listen() error {
 		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			return err
 		}
-		n, err := c.Read(got[:min(len(want), len(got))])
-		now := time.Now()
+		n, now, err := r.read(got[:min(len(want), len(got))])
 		for i, b := range got[:n] {
 			if b != want[i] {
 				return fmt.Errorf("byte %d is wrong", c.heard+uint64(i))

@@ -221,10 +221,17 @@ type migration struct {
 	shown []time.Duration // from the order to the member's having it
 }
 
-// span is a move of a client's session, and as long a time before in which nothing moved.
+// span is a move of a client's session, with the pause behind it.
 type span struct {
-	client               *client
-	before, began, ended time.Time
+	client       *client
+	began, ended time.Time
+}
+
+// calm is a time as long as the span, before it, in which nothing moved: most of it, where the move took longer than a pause. The
+// gap in which the move begins is not in it.
+func (s span) calm() (from, to time.Time) {
+	to = s.began.Add(-2 * time.Millisecond)
+	return to.Add(-s.ended.Sub(s.began)), to
 }
 
 func (m *migration) run(ctx context.Context) error {
@@ -280,7 +287,6 @@ func (m *migration) move(ctx context.Context, i int) error {
 		to -= len(m.servers)
 	}
 	dest := m.servers[to-1]
-	before := time.Now()
 	time.Sleep(m.pause)
 	began := time.Now()
 	has, back := dest.expect(c.remote), from.expect(c.remote)
@@ -319,7 +325,7 @@ func (m *migration) move(ctx context.Context, i int) error {
 	m.at[i] = to
 	m.moved++
 	time.Sleep(m.pause)
-	m.spans = append(m.spans, span{c, before, began, time.Now()})
+	m.spans = append(m.spans, span{c, began, time.Now()})
 	return nil
 }
 
@@ -369,7 +375,7 @@ func (m *migration) report(r *lab.Result) error {
 	times(r, "stopped_ms", stops)
 	var gaps, calm []time.Duration
 	for _, s := range m.spans {
-		calm = append(calm, s.client.gap(s.before, s.began))
+		calm = append(calm, s.client.gap(s.calm()))
 		gaps = append(gaps, s.client.gap(s.began, s.ended))
 	}
 	times(r, "client_stall_ms", gaps)

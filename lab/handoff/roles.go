@@ -127,8 +127,7 @@ func (m *member) accept(l *handoff.Listener) {
 		m.mu.Lock()
 		m.sessions[remote] = s
 		m.mu.Unlock()
-		say("has %s", remote)
-		go func() {
+		go func() { // before anybody is told of it: the client waits
 			err := talk(s)
 			m.mu.Lock()
 			if m.sessions[remote] == s {
@@ -139,6 +138,7 @@ func (m *member) accept(l *handoff.Listener) {
 				say("lost %s %v", remote, err)
 			}
 		}()
+		say("has %s", remote)
 	}
 }
 
