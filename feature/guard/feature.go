@@ -51,6 +51,7 @@ func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { retur
 func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
 	var plan feature.Plan
 	wanted := map[string]bool{}
+	var late feature.Plan
 	var placed []Service // with the namespace they turned out to be in
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
@@ -69,7 +70,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		}
 		placed = append(placed, s)
 		wanted[t.scope+"/"+s.Name] = true
-		t.plan(&plan, have)
+		t.plan(&plan, &late, have)
 	}
 	if err := checkListens(placed); err != nil {
 		return plan, err
@@ -79,6 +80,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 			plan.Add(removeStep(g.scope, g.Service))
 		}
 	}
+	plan.Steps = append(plan.Steps, late.Steps...)
 	if kernel.PacketNetnsCookie.Check() != nil && slices.ContainsFunc(want.Services, func(s Service) bool { return len(s.Interfaces) == 0 }) {
 		plan.Warn("this kernel does not tell a guard at sockets which network namespace it is in (Linux 6.15): datagrams to the same address and port in other namespaces are charged to it, too; interfaces: has it decide there")
 	}
@@ -165,9 +167,11 @@ func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle) error {
 	})
 }
 
-func (t target) plan(plan *feature.Plan, have State) {
+// plan adds the guard's step. That of one which has a problem comes late: it may fail again, which ends the apply, and what
+// changes the others during an attack is done by then.
+func (t target) plan(plan, late *feature.Plan, have State) {
 	object := "guard of service " + t.Service.Name
-	step := feature.Step{Object: object, Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(l) }}
+	step := feature.Step{Object: object, Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return t.publish(l) }}
 	i := slices.IndexFunc(have.Guards, func(g GuardState) bool { return g.Service == t.Service.Name && g.scope == t.scope })
 	if i < 0 {
 		step.Verb, step.Detail = "create", t.Service.Options.String()
@@ -176,6 +180,9 @@ func (t target) plan(plan *feature.Plan, have State) {
 	}
 	g := have.Guards[i]
 	step.Verb, step.Detail = "change", g.differences(t)
+	if g.Problem != "" {
+		plan = late
+	}
 	if step.Detail != "" {
 		plan.Add(step)
 	}
@@ -183,7 +190,7 @@ func (t target) plan(plan *feature.Plan, have State) {
 
 func removeStep(scope, name string) feature.Step {
 	return feature.Step{Verb: "remove", Object: "guard of service " + name,
-		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", remove(l, scope, name) }}
+		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return remove(l, scope, name) }}
 }
 
 // PlanUpgrade implements feature.Upgrader.

@@ -146,7 +146,7 @@ func TestTwoServices(t *testing.T) {
 func TestServiceAtInterfaces(t *testing.T) {
 	need(t, kernel.XDPProgram)
 	wire := nstest.NewWire(t)
-	w := &world{t, kernel.OpenRoot(nstest.BPFFS + "/weir-interfaces")}
+	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-interfaces")}
 	dns := func(o Options) Service {
 		s := guarded(t, "dns", o, "udp :5300")
 		s.Netns = wire.NameB
@@ -190,7 +190,7 @@ func TestServiceAtInterfaces(t *testing.T) {
 func TestInterfaceComesAndGoes(t *testing.T) {
 	need(t, kernel.XDPProgram)
 	wire := nstest.NewWire(t)
-	w := &world{t, kernel.OpenRoot(nstest.BPFFS + "/weir-late")}
+	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-late")}
 	dns := guarded(t, "dns", Options{Limit: 100, Interfaces: []string{"late0", nstest.WireDevice}}, "udp :5300")
 	dns.Netns = wire.NameB
 	w.apply(dns)

@@ -53,6 +53,7 @@ type hooks struct {
 	scope string
 	ns    *netns.Handle
 	pins  *kernel.Opened
+	blind bool // a guard of the namespace cannot be read: what none of the others needs may be its, and stays
 }
 
 func (h *hooks) close() {
@@ -74,8 +75,10 @@ func openHooks(l *kernel.WriteLock, ref string, inode uint64) (_ *hooks, err err
 		}
 	}()
 	h.pins, err = l.Open(hooksInstance(h.scope))
-	if !errors.Is(err, kernel.ErrNotExist) {
-		return h, err
+	if err == nil {
+		return h, h.pins.Meta.RequireABI(hooksInstance(h.scope), ABI)
+	} else if !errors.Is(err, kernel.ErrNotExist) {
+		return nil, err
 	}
 	spec, err := loadGuard()
 	if err != nil {
@@ -121,22 +124,27 @@ func (h *hooks) programs(at ...Hook) (*kernel.Collection, error) {
 	return load(c, share, at...)
 }
 
-// place is where a link goes.
+// place is where a link goes, and the services whose guards need it.
 type place struct {
-	at   kernel.Attachment
-	hook Hook
+	at       kernel.Attachment
+	hook     Hook
+	services []string
 }
 
 // places are the links that guards need, by name.
-func (h *hooks) places(guards []published) (map[string]place, error) {
+func (h *hooks) places(guards []published, failed failures) map[string]place {
 	want := map[string]place{}
+	add := func(service, name string, at kernel.Attachment, hook Hook) {
+		want[name] = place{at, hook, append(want[name].services, service)}
+	}
 	for _, g := range guards {
 		if len(g.Service.Interfaces) == 0 {
 			root, err := units.CgroupRoot()
 			if err != nil {
-				return nil, err
+				failed.add(g.Service.Name, err)
+				continue
 			}
-			want[linkCgroup] = place{kernel.Cgroup{Path: root, Hook: ebpf.AttachCGroupInetIngress}, Cgroup}
+			add(g.Service.Name, linkCgroup, kernel.Cgroup{Path: root, Hook: ebpf.AttachCGroupInetIngress}, Cgroup)
 			continue
 		}
 		for _, name := range g.Service.Interfaces {
@@ -144,12 +152,13 @@ func (h *hooks) places(guards []published) (map[string]place, error) {
 			if errors.Is(err, errNoInterface) {
 				continue // status says so; whoever applies again once it is there attaches
 			} else if err != nil {
-				return nil, err
+				failed.add(g.Service.Name, fmt.Errorf("interface %s: %w", name, err))
+				continue
 			}
-			want[linkXDP+strconv.Itoa(index)] = place{kernel.XDP{Ifindex: index, Device: name}, XDP}
+			add(g.Service.Name, linkXDP+strconv.Itoa(index), kernel.XDP{Ifindex: index, Device: name}, XDP)
 		}
 	}
-	return want, nil
+	return want
 }
 
 var errNoInterface = errors.New("there is no such interface")
@@ -167,43 +176,49 @@ func ifindexOf(name string) (int, error) {
 }
 
 // sync makes a namespace's hooks those of its published guards. It is how every change takes effect, and how one that
-// was killed is mended.
-func sync(l *kernel.WriteLock, scope string) error {
-	guards, err := readPublished(l.Root, scope)
+// was killed is mended. A guard that cannot be put in force keeps no other from it: it is among those that failed.
+func sync(l *kernel.WriteLock, scope string) (failed failures, err error) {
+	guards, failed, err := readPublished(l.Root, scope)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(guards) == 0 {
-		return l.Remove(hooksInstance(scope))
+		if len(failed) > 0 {
+			return failed, nil
+		}
+		return nil, l.Remove(hooksInstance(scope))
 	}
 	h, err := openHooks(l, guards[0].Netns, guards[0].Inode)
 	if err != nil {
-		return err
+		return failed, err
 	}
 	defer h.close()
+	h.blind = len(failed) > 0
 	// A guard is there before a packet finds it, and gone after the last one did.
-	if err := h.putStates(guards); err != nil {
-		return err
+	if err := h.putStates(guards, failed); err != nil {
+		return failed, err
 	}
 	kernel.Step("guard:states")
 	if err := h.putListens(guards); err != nil {
-		return err
+		return failed, err
 	}
 	kernel.Step("guard:listens")
-	return h.ns.Do(func() error { return h.link(guards) })
+	return failed, h.ns.Do(func() error { return h.link(guards, failed) })
 }
 
 // putStates puts every guard's maps where the programs find them, and its limits in force.
-func (h *hooks) putStates(guards []published) error {
-	used := map[uint32]bool{}
+func (h *hooks) putStates(guards []published, failed failures) error {
 	for _, g := range guards {
 		if err := h.putState(g); err != nil {
-			return fmt.Errorf("guard of service %s: %w", g.Service.Name, err)
+			failed.add(g.Service.Name, err)
 		}
-		used[uint32(g.Index)] = true
 	}
+	if h.blind {
+		return nil
+	}
+	used := indexes(guards)
 	for i := range uint32(maxGuards) {
-		if used[i] {
+		if used[uint16(i)] {
 			continue
 		}
 		for _, pin := range []string{pinStates, pinEach} {
@@ -213,6 +228,15 @@ func (h *hooks) putStates(guards []published) error {
 		}
 	}
 	return nil
+}
+
+// indexes are the places that guards have.
+func indexes(guards []published) map[uint16]bool {
+	used := map[uint16]bool{}
+	for _, g := range guards {
+		used[g.Index] = true
+	}
+	return used
 }
 
 func (h *hooks) putState(g published) error {
@@ -241,6 +265,13 @@ func (h *hooks) putListens(guards []published) error {
 	for _, g := range guards {
 		all = append(all, g.destinations()...)
 	}
+	if h.blind {
+		kept, err := foreign(h.pins.Maps[pinListens], indexes(guards))
+		if err != nil {
+			return err
+		}
+		all = append(all, kept...)
+	}
 	want, err := listens(all)
 	if err != nil {
 		return err
@@ -260,12 +291,10 @@ func (p published) destinations() (out []destination) {
 	return out
 }
 
-// link attaches what is missing and detaches what nobody needs.
-func (h *hooks) link(guards []published) error {
-	want, err := h.places(guards)
-	if err != nil {
-		return err
-	}
+// link attaches what is missing and detaches what nobody needs. A place that has no room fails the guards that need it,
+// and no other.
+func (h *hooks) link(guards []published, failed failures) error {
+	want := h.places(guards, failed)
 	have, err := h.pins.Links()
 	if err != nil {
 		return err
@@ -277,37 +306,49 @@ func (h *hooks) link(guards []published) error {
 			delete(missing, name)
 			continue
 		}
+		if !wanted && h.blind {
+			continue
+		}
 		if err := h.lock.RemoveLink(hooksInstance(h.scope), name); err != nil {
 			return err
 		}
 	}
-	if len(missing) == 0 {
-		return nil
-	}
-	var at []Hook
-	for _, p := range missing {
-		if !slices.Contains(at, p.hook) {
-			at = append(at, p.hook)
-		}
-	}
-	c, err := h.programs(at...)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for _, name := range slices.Sorted(maps.Keys(missing)) {
-		p := missing[name]
-		ln, err := p.at.Attach(c.Programs[p.hook.program()])
-		if err != nil {
-			return err
-		}
-		err = h.lock.AddLink(hooksInstance(h.scope), name, ln)
-		ln.Close()
-		if err != nil {
-			return err
-		}
+	for _, hook := range []Hook{Cgroup, XDP} { // one that this kernel refuses keeps nobody from the other
+		at := maps.Clone(missing)
+		maps.DeleteFunc(at, func(_ string, p place) bool { return p.hook != hook })
+		h.attach(hook, at, failed)
 	}
 	return nil
+}
+
+// attach attaches a hook's program at places.
+func (h *hooks) attach(hook Hook, at map[string]place, failed failures) {
+	if len(at) == 0 {
+		return
+	}
+	fail := func(p place, err error) {
+		for _, service := range p.services {
+			failed.add(service, err)
+		}
+	}
+	c, err := h.programs(hook)
+	if err != nil {
+		for _, p := range at {
+			fail(p, err)
+		}
+		return
+	}
+	defer c.Close()
+	for _, name := range slices.Sorted(maps.Keys(at)) {
+		ln, err := at[name].at.Attach(c.Programs[hook.program()])
+		if err == nil {
+			err = h.lock.AddLink(hooksInstance(h.scope), name, ln)
+			ln.Close()
+		}
+		if err != nil {
+			fail(at[name], err)
+		}
+	}
 }
 
 // attached says why a pinned link does not attach anything at its place.

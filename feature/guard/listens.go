@@ -73,6 +73,32 @@ func (l *guardGuardListen) add(d destination) bool {
 	return true
 }
 
+// foreign are the destinations in the map that belong to none of the guards of these indexes.
+func foreign(m *ebpf.Map, known map[uint16]bool) (out []destination, err error) {
+	var k guardGuardListenKey
+	var v guardGuardListen
+	it := m.Iterate()
+	for it.Next(&k, &v) {
+		if k.Port == 0 {
+			continue // it follows from the others
+		}
+		for _, p := range v.Prefix[:min(v.Count, maxPrefixes)] {
+			if known[p.Guard] {
+				continue
+			}
+			addr, bits := netip.AddrFrom16(p.Address), int(p.Bits)
+			if k.Family == 4 {
+				addr, bits = addr.Unmap(), bits-96
+			}
+			out = append(out, destination{netip.PrefixFrom(addr, bits), networkOrder(k.Port), p.Guard, p.At})
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("reading what is guarded: %w", err)
+	}
+	return out, nil
+}
+
 // networkOrder is a port as it lies in a packet.
 func networkOrder(port uint16) uint16 {
 	var b [2]byte

@@ -5,12 +5,15 @@ package guard
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -66,24 +69,21 @@ func TestKilledSaysSo(t *testing.T) {
 	}
 }
 
-// TestNotAttachedNotThere has attaching fail, as somebody else has the interface: a new guard is not there afterwards,
-// and one that is changed stays as it was.
-func TestNotAttachedNotThere(t *testing.T) {
-	need(t, kernel.XDPProgram, kernel.CgroupIngress)
-	wire := nstest.NewWire(t)
-	w := &world{t, kernel.OpenRoot(nstest.BPFFS + "/weir-occupied")}
+// occupy has somebody else's XDP program at a device.
+func occupy(t *testing.T, ns *netns.Handle, device string) {
+	t.Helper()
 	theirs, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Name: "theirs",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer theirs.Close()
-	err = wire.B.Do(func() error {
-		index, err := ifindexOf(nstest.WireDevice)
+	err = ns.Do(func() error {
+		index, err := ifindexOf(device)
 		if err != nil {
 			return err
 		}
-		ln, err := kernel.XDP{Ifindex: index, Device: nstest.WireDevice}.Attach(theirs)
+		ln, err := kernel.XDP{Ifindex: index, Device: device}.Attach(theirs)
 		if err == nil {
 			t.Cleanup(func() { ln.Close() })
 		}
@@ -92,11 +92,22 @@ func TestNotAttachedNotThere(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dns := func(o Options) Service {
-		s := guarded(t, "dns", o, "udp :5300")
-		s.Netns = wire.NameB
-		return s
-	}
+}
+
+// in has a service be of a namespace.
+func (s Service) in(ns string) Service {
+	s.Netns = ns
+	return s
+}
+
+// TestNotAttachedNotThere has attaching fail, as somebody else has the interface: a new guard is not there afterwards,
+// and one that is changed stays as it was.
+func TestNotAttachedNotThere(t *testing.T) {
+	need(t, kernel.XDPProgram, kernel.CgroupIngress)
+	wire := nstest.NewWire(t)
+	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-occupied")}
+	occupy(t, wire.B, nstest.WireDevice)
+	dns := func(o Options) Service { return guarded(t, "dns", o, "udp :5300").in(wire.NameB) }
 	at := Options{Limit: 50, Interfaces: []string{nstest.WireDevice}}
 	if _, err := applyTo(w.root, Config{[]Service{dns(at)}}); !errors.Is(err, kernel.ErrOccupied) {
 		t.Fatalf("%v: want ErrOccupied", err)
@@ -111,13 +122,201 @@ func TestNotAttachedNotThere(t *testing.T) {
 	}
 	w.apply(dns(Options{Limit: 100}))
 	defer w.apply()
-	if _, err := applyTo(w.root, Config{[]Service{dns(at)}}); !errors.Is(err, kernel.ErrOccupied) {
+	asItWas := func(when string) {
+		t.Helper()
+		if g := w.state("dns"); g.Limit != 100 || g.At != "its sockets" || g.Problem != "" {
+			t.Errorf("%s: it is not what it was: %+v", when, g)
+		}
+		if err := wire.B.Do(func() error {
+			s := listenUDP(t, "127.0.0.1:5300")
+			defer s.Close()
+			limited(t, s, 100)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := applyTo(w.root, Config{[]Service{dns(at)}})
+	if !errors.Is(err, kernel.ErrOccupied) {
 		t.Fatalf("a change: %v: want ErrOccupied", err)
 	}
-	if g := w.state("dns"); g.Limit != 100 || g.At != "its sockets" || g.Problem != "" {
-		t.Errorf("it is not what it was: %+v", g)
+	if n := strings.Count(err.Error(), kernel.ErrOccupied.Error()); n != 1 {
+		t.Errorf("the error says the reason %d times: %v", n, err)
 	}
-	if err := wire.B.Do(func() error { limited(t, listenUDP(t, "127.0.0.1:5300"), 100); return nil }); err != nil {
+	asItWas("a change")
+
+	// Killed while it is being taken back, it is what it was with the next command.
+	if testing.Short() {
+		return
+	}
+	w.fails = kernel.ErrOccupied.Error()
+	died := map[string]bool{}
+	for step := 0; !w.killedApply(step, dns(at)); step++ {
+		died[w.died] = true
+		for _, g := range w.guardsOf("dns") {
+			lacking, err := lacks(w.root, guardInstance(g.scope, "dns"), func(string, uint64) {})
+			if err != nil || lacking != (g.Problem != "") {
+				t.Errorf("killed at %s: problem %q, and weir serve sees %t, %v", w.died, g.Problem, lacking, err)
+			}
+		}
+		w.apply(dns(Options{Limit: 100}))
+		if w.died == "guard:taken-back" {
+			asItWas("killed at " + w.died)
+		}
+	}
+	if !died["guard:taken-back"] {
+		t.Errorf("none was killed as it was taken back: %v", died)
+	}
+	asItWas("in the end")
+}
+
+// TestOthersHold has somebody else take the interface of one guard: the others of the namespace are changed, added and
+// removed, and hold; the apply says what is not in force.
+func TestOthersHold(t *testing.T) {
+	need(t, kernel.XDPProgram, kernel.CgroupIngress)
+	wire := nstest.NewWire(t)
+	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-others")}
+	nstest.Cable(t, wire.A, "up0", wire.B, "up0")
+	a := guarded(t, "a", Options{Limit: 50, Interfaces: []string{"up0"}}, "udp :5300").in(wire.NameB)
+	at := func(name, listen string, l Limit) Service {
+		return guarded(t, name, Options{Limit: l}, listen).in(wire.NameB)
+	}
+	w.apply(a, at("b", "udp :5301", 50))
+	defer w.apply()
+	if err := wire.B.Do(func() error { return netlink.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: "up0"}}) }); err != nil {
 		t.Fatal(err)
+	}
+	nstest.Cable(t, wire.A, "up0", wire.B, "up0")
+	occupy(t, wire.B, "up0")
+	for _, c := range []struct {
+		name     string
+		services []Service
+		want     map[string]Limit // those in force
+		gone     string
+	}{
+		{"changed", []Service{a, at("b", "udp :5301", 100)}, map[string]Limit{"b": 100}, ""},
+		{"added", []Service{a, at("b", "udp :5301", 100), at("c", "udp :5302", 100)}, map[string]Limit{"b": 100, "c": 100}, ""},
+		{"removed", []Service{a, at("c", "udp :5302", 100)}, map[string]Limit{"c": 100}, "b"},
+	} {
+		said, err := applyTo(w.root, Config{c.services})
+		if !errors.Is(err, kernel.ErrOccupied) || strings.Count(err.Error(), kernel.ErrOccupied.Error()) != 1 || !strings.Contains(err.Error(), "service a") {
+			t.Errorf("%s: %q, %v: want ErrOccupied of service a, once", c.name, said, err)
+		}
+		if p := w.state("a").Problem; !strings.HasPrefix(p, "not attached at up0") {
+			t.Errorf("%s: the problem of a is %q", c.name, p)
+		}
+		for name, l := range c.want {
+			g := w.guardsOf(name)
+			if len(g) != 1 || g[0].Limit != l || g[0].Problem != "" {
+				t.Errorf("%s: %s is %+v", c.name, name, g)
+				continue
+			}
+			address := "127.0.0.1" + strings.TrimPrefix(g[0].Listen[0], "udp ")
+			if err := wire.B.Do(func() error {
+				s := listenUDP(t, address)
+				defer s.Close()
+				limited(t, s, l)
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if c.gone != "" && len(w.guardsOf(c.gone)) > 0 {
+			t.Errorf("%s: %s is there", c.name, c.gone)
+		}
+	}
+	// A step that does its own says what is not in force beside it, and weir serve mends the others.
+	l := w.lock()
+	defer l.Unlock()
+	ns, err := netns.Open(wire.NameB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	note, err := target{published{Service: at("c", "udp :5302", 200), Netns: wire.NameB, Inode: ns.Inode()}, scopeOf(ns)}.publish(l)
+	if err != nil || !strings.Contains(note, "service a still is not in force") {
+		t.Errorf("note %q, %v", note, err)
+	}
+	for name, want := range map[string]error{"a": kernel.ErrOccupied, "c": nil} {
+		if did, err := adopt(l, guardInstance(scopeOf(ns), name)); !errors.Is(err, want) {
+			t.Errorf("weir serve: %s: %q, %v; want %v", name, did, err, want)
+		}
+	}
+}
+
+// TestUnreadableBeside has a guard of another weir beside one that lost its place: that is mended, and what the other has
+// stays as it is.
+func TestUnreadableBeside(t *testing.T) {
+	need(t, kernel.XDPProgram, kernel.CgroupIngress)
+	wire := nstest.NewWire(t)
+	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-unreadable")}
+	theirs := guarded(t, "a", Options{Limit: 50, Interfaces: []string{nstest.WireDevice}}, "udp :5300").in(wire.NameB)
+	mine := guarded(t, "b", Options{Limit: 100}, "udp :5301", "udp4 10.0.0.0/8:5300").in(wire.NameB)
+	w.apply(theirs, mine)
+	scope := w.state("b").scope
+	of := func(change uint32) {
+		t.Helper()
+		l := w.lock()
+		defer l.Unlock()
+		i := guardInstance(scope, "a")
+		o, err := l.Open(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer o.Close()
+		o.Meta.ABI += change
+		if err := l.Publish(i, o.Meta, kernel.Pins{Maps: o.Maps}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	of(1)
+	defer func() { of(^uint32(0)); w.apply() }()
+	l := w.lock()
+	defer l.Unlock()
+	// All that b has is lost.
+	o, err := l.Open(hooksInstance(scope))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	index := func() uint32 {
+		p, err := readOne(w.root, guardInstance(scope, "b"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return uint32(p.Index)
+	}()
+	err = errors.Join(l.RemoveLink(hooksInstance(scope), linkCgroup), o.Maps[pinStates].Delete(index),
+		o.Maps[pinListens].Delete(guardGuardListenKey{Port: networkOrder(5301), Family: 4}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if did, err := adopt(l, guardInstance(scope, "b")); err != nil {
+		t.Errorf("b is not mended: %q, %v", did, err)
+	}
+	if _, err := adopt(l, guardInstance(scope, "a")); !errors.Is(err, kernel.ErrABI) {
+		t.Errorf("a: %v, want ErrABI", err)
+	}
+	ns, err := netns.Open(wire.NameB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	added := guarded(t, "c", Options{Limit: 100}, "udp :5302").in(wire.NameB)
+	if note, err := (target{published{Service: added, Netns: wire.NameB, Inode: ns.Inode()}, scope}).publish(l); !errors.Is(err, kernel.ErrABI) {
+		t.Errorf("a new guard is added, and may get the place of a: %q, %v", note, err)
+	}
+	if err := wire.B.Do(func() error { limited(t, listenUDP(t, "127.0.0.1:5301"), 100); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []netip.Addr{wire.B4, wire.B6} {
+		var s udpServer
+		if err := wire.B.Do(func() error { s = listenUDP(t, netip.AddrPortFrom(a, 5300).String()); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if err := wire.A.Do(func() error { limited(t, s, 50); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
 	}
 }

@@ -67,10 +67,12 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	err = sync(l, i.Scope)
+	failed, err := sync(l, i.Scope)
 	if errors.Is(err, netns.ErrGone) {
 		return "removed: its network namespace is gone", removeScope(l, i.Scope)
 	} else if err != nil {
+		return "", err
+	} else if err := failed[i.Name]; err != nil { // of others, their own turn tells
 		return "", err
 	}
 	return "attached at " + p.Service.place(), nil

@@ -14,9 +14,12 @@ import (
 
 // upgradeHooks puts this weir's programs in place of another's, link by link; the guards' states stay.
 func upgradeHooks(l *kernel.WriteLock, scope string) error {
-	guards, err := readPublished(l.Root, scope)
+	guards, unreadable, err := readPublished(l.Root, scope)
 	if err != nil || len(guards) == 0 {
 		return err
+	}
+	if err := unreadable.err(); err != nil {
+		return err // the programs may not know its layout
 	}
 	h, err := openHooks(l, guards[0].Netns, guards[0].Inode)
 	if err != nil {
@@ -67,7 +70,9 @@ func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
 	return nil
 }
 
-// Mend finishes what a killed command left half done, and removes guards whose namespace is gone.
+// Mend finishes what a killed command left half done, and removes guards whose namespace is gone. A guard that cannot be
+// put in force is none that a command left half done: its state has the problem, and its own step of a plan fails. All the
+// others can be changed meanwhile.
 func Mend(l *kernel.WriteLock) error {
 	all, err := l.Instances(Name)
 	if err != nil {
@@ -77,16 +82,15 @@ func Mend(l *kernel.WriteLock) error {
 	for _, i := range all {
 		scopes[i.Scope] = true
 	}
+	var errs []error
 	for scope := range scopes {
-		err := sync(l, scope)
+		_, err := sync(l, scope)
 		if errors.Is(err, netns.ErrGone) {
 			err = removeScope(l, scope)
 		}
-		if err != nil {
-			return err
-		}
+		errs = append(errs, err)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func removeScope(l *kernel.WriteLock, scope string) error {

@@ -5,6 +5,7 @@ package guard
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -21,13 +22,16 @@ import (
 type world struct {
 	t    testing.TB
 	root *kernel.Root
+
+	fails string // an apply that is killed later than it ends may end with an error that says this
+	died  string // the step at which killedApply killed
 }
 
 func newWorld(t testing.TB, needs ...kernel.Need) *world {
 	t.Helper()
 	need(t, needs...)
 	nstest.Enter(t)
-	return &world{t, kernel.OpenRoot(nstest.BPFFS + "/weir")}
+	return &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir")}
 }
 
 // guarded is a service with a guard.
@@ -132,8 +136,9 @@ func runApply(args []string) error {
 		return err
 	}
 	n := 0
-	kernel.OnStep(func(string) {
+	kernel.OnStep(func(step string) {
 		if n++; n > dieAt {
+			fmt.Println(step)
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
@@ -158,7 +163,11 @@ func (w *world) killedApply(steps int, services ...Service) (ended bool) {
 		return true
 	}
 	if !strings.Contains(err.Error(), "killed") {
+		if w.fails != "" && strings.Contains(string(out), w.fails) {
+			return true
+		}
 		w.t.Fatalf("%v: %s", err, out)
 	}
+	w.died = strings.TrimSpace(string(out))
 	return false
 }
