@@ -242,11 +242,27 @@ int guard_strange(struct guard_state *s, const struct guard_packet *p, const str
 
 enum { GUARD_SPENT, GUARD_NO_TARGET, GUARD_NO_TOTAL };
 
+/*
+ * guard_lent says what is lent to packets that come as one. Strangers are lent nothing of what others have earned: under
+ * attack as much as leaves a quarter of the depth to those, where nothing is owed, and more only where there are
+ * none, or none was heard in as long as a reservation lasts. Else whoever sends merged packets alone would get
+ * nothing at a low limit.
+ */
+static __always_inline __u32 guard_lent(const struct guard_total *t, const struct guard_moment *m,
+					__u32 tier, __u64 cost, __u64 depth)
+{
+	if (!m->hot || tier <= GUARD_ABOVE)
+		return GUARD_LENT_ROOM;
+	/* A source's own epoch may be one ahead. */
+	if (cost <= depth - (depth >> 2) || !t->reserved || m->epoch + 1 - t->held > GUARD_IDLE + 1)
+		return GUARD_LENT_IDLE;
+	return GUARD_LENT_NEVER;
+}
+
 /* guard_spend_both takes credit of the destination and of the total, or of neither: who refused it. */
 __noinline int guard_spend_both(struct guard_state *s, struct guard_target *d,
 				const struct guard_moment *m, __u32 tier, __u32 packets)
 {
-	/* Under attack strangers are lent nothing of what the others have earned. */
 	struct guard_price price = { .packets = packets };
 	const struct guard_limits *l;
 	__u32 share;
@@ -255,12 +271,16 @@ __noinline int guard_spend_both(struct guard_state *s, struct guard_target *d,
 		return GUARD_SPENT;
 	l = guard_limits_of(s);
 	share = guard_share(m, tier);
-	price.lent = !m->hot || tier <= GUARD_ABOVE;
 	price.interval = l->target_interval;
+	if (guard_rare(d) && guard_rare(packets > 1))
+		price.lent =
+			guard_lent(&s->total, m, tier, price.interval * packets, l->target_depth);
 	if (guard_rare(d) &&
 	    !guard_spend_of(&d->debt, m->ticks, &price, guard_threshold(share, l->target_depth)))
 		return GUARD_NO_TARGET;
 	price.interval = l->interval;
+	if (guard_rare(packets > 1))
+		price.lent = guard_lent(&s->total, m, tier, price.interval * packets, l->depth);
 	if (!l->interval ||
 	    guard_spend(&s->total.debt, m->ticks, &price, guard_threshold(share, l->depth)))
 		return GUARD_SPENT;

@@ -15,7 +15,14 @@
 struct guard_price {
 	__u64 interval; /* ticks a packet */
 	__u32 packets;
-	__u32 lent; /* room for one of them is enough: the rest is owed */
+	__u32 lent; /* enum guard_lent */
+};
+
+/* To whom several that come as one are lent what there is no room for. */
+enum guard_lent {
+	GUARD_LENT_NEVER,
+	GUARD_LENT_IDLE, /* where nothing is owed */
+	GUARD_LENT_ROOM, /* where there is room for one */
 };
 
 /*
@@ -23,9 +30,9 @@ struct guard_price {
  * word moves by compare-and-swap, so packets on several CPUs never pass on the same credit. Who loses
  * the race four times is refused: that errs on the side of the limit.
  *
- * Of several that come as one there may be more than ever have room at once. Whoever is lent it needs
- * room for one, and everybody does where nothing is owed: all of them are then owed, and nobody passes
- * until that is paid, so that the limit is exceeded once, by less than GUARD_MERGED packets.
+ * Of several that come as one there may be more than ever have room at once. Whoever is lent the rest owes
+ * all of them, and nobody passes until that is paid, so that the limit is exceeded once, by less than
+ * GUARD_MERGED packets.
  */
 static __always_inline int guard_spend(__u64 *word, __u64 now, const struct guard_price *price,
 				       __s64 threshold)
@@ -40,7 +47,8 @@ static __always_inline int guard_spend(__u64 *word, __u64 now, const struct guar
 
 		if ((__s64)(from + interval - now) > threshold)
 			return 0;
-		if (guard_rare(price->packets > 1) && !price->lent && from != now &&
+		if (guard_rare(price->packets > 1) && price->lent != GUARD_LENT_ROOM &&
+		    (from != now || price->lent == GUARD_LENT_NEVER) &&
 		    (__s64)(from + cost - now) > threshold)
 			return 0;
 		was = guard_cas(word, old, from + cost);

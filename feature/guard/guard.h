@@ -84,7 +84,8 @@ struct guard_total {
 	__u32 behaved;	/* sources that behaved, counted for the next fair */
 	__u32 sweep;	/* bucket that is searched next for reservations of the silent */
 	__u32 granted; /* packets/s that a process without a right may set at most, 0: any; programs do not look */
-	__u32 pad2[11];
+	__u32 held; /* epoch in which a source with a reservation was last heard */
+	__u32 pad2[10];
 };
 
 /*

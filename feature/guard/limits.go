@@ -15,7 +15,8 @@ const (
 	epochShift     = 31 // GUARD_EPOCH_SHIFT, of ns
 
 	// minDepth is how far ahead of its limit a guard may let packets run, in ns, unless eight packets take longer.
-	// In any second at most limit × (1 + 0.12) + 1 pass, or limit + 8 where the limit is below 67.
+	// In any second at most limit × (1 + 0.12) + 1 pass, or limit + 8 where the limit is below 67; and 127 more where
+	// sockets get merged datagrams, of which the last packet may be 128.
 	minDepth = 120_000_000
 	// insertInterval bounds how many sources that were never seen are remembered, in ns a source: 32,768 a second
 	// fill the table of 65,536 in two seconds of a spoofed flood, and those seen twice stay.

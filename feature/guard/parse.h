@@ -74,8 +74,9 @@ static __always_inline int guard_load(struct __sk_buff *skb, __u32 at, void *to,
 
 /*
  * guard_take takes ports, and how many datagrams there are. The kernel gives a socket that asks for
- * it (UDP_GRO) many of one flow in one packet. Where a virtual machine's host has merged them, their number is
- * not there (gso_segs is 0), and follows from their size.
+ * it (UDP_GRO) many of one flow in one packet. Of what a virtual machine of this host sends, their number is
+ * not there (gso_segs is 0, SKB_GSO_DODGY), and follows from their size. So may be one large datagram, not yet cut
+ * into fragments (UFO, VIRTIO_NET_HDR_GSO_UDP): a program does not see gso_type, so it is charged as its fragments.
  */
 static __always_inline void guard_take(struct __sk_buff *skb, const struct udphdr *h,
 				       struct guard_addresses *a)

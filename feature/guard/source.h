@@ -151,6 +151,8 @@ __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 
 		if (source_earns(s, score, shown, hot))
 			score = GUARD_GRANTED;
 	}
+	if (score == GUARD_GRANTED)
+		t->held = epoch;
 	return source_word(SOURCE_PRINT(w), epoch, score, shown, packets & 255);
 }
 

@@ -83,7 +83,8 @@ type batchGuardState struct {
 		Behaved    uint32
 		Sweep      uint32
 		Granted    uint32
-		Pad2       [11]uint32
+		Held       uint32
+		Pad2       [10]uint32
 	}
 	Counters [64]struct {
 		_       structs.HostLayout
