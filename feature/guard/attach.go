@@ -105,9 +105,9 @@ func nameOf(conn syscall.Conn) string {
 	return fmt.Sprintf("%T", conn)
 }
 
-// SetLimits changes the limit at once, or has the guard pass everything and only count. Each is of no use here. It
-// returns [ErrClosed] after Close, and [ErrAboveGrant] for a limit above that of the grant, or none, where there is one:
-// that is the library's word and no barrier, for a process can always take the filter off a socket of its own.
+// SetLimits changes the limit at once, or has the guard pass everything and only count (Dry). Each is of no use here. It
+// returns [ErrClosed] after Close, and [ErrAboveGrant] for a limit above that of the grant, or none, or Dry, where there is
+// one: that is the library's word and no barrier, for a process can always take the filter off a socket of its own.
 func (g *Guard) SetLimits(l Limits) error {
 	if l.Total > MaxLimit {
 		return fmt.Errorf("limit %d: more than %s, the highest limit", uint64(l.Total), MaxLimit)
@@ -119,6 +119,9 @@ func (g *Guard) SetLimits(l Limits) error {
 	}
 	if most := Limit(g.state.Total.Granted); most != 0 && (l.Total == 0 || l.Total > most) {
 		return fmt.Errorf("limit %s: %w, %s: ask for less, or have whoever starts the process grant more (weir guard grant --limit)", l.Total, ErrAboveGrant, most)
+	}
+	if l.Dry && g.state.Total.Granted != 0 {
+		return fmt.Errorf("a dry run passes everything: %w, which is %s: leave Dry out, or have whoever starts the process grant nothing and run it with the right to load a guard", ErrAboveGrant, Limit(g.state.Total.Granted))
 	}
 	g.state.setLimits(l)
 	return nil

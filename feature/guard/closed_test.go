@@ -9,6 +9,7 @@ import (
 	"os"
 	gosync "sync"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -119,8 +120,55 @@ func TestGrantBinds(t *testing.T) {
 			t.Errorf("%s of 50: %v, want ErrAboveGrant", l, err)
 		}
 	}
+	for _, l := range []Limits{{Total: 50, Dry: true}, {Total: 20, Dry: true}, {Dry: true}} {
+		if err := g.SetLimits(l); !errors.Is(err, ErrAboveGrant) {
+			t.Errorf("%+v, which passes everything: %v, want ErrAboveGrant", l, err)
+		}
+	}
 	limited(t, s, 20)
 	if err := g.SetLimits(Limits{Total: 50}); err != nil {
 		t.Errorf("50 of 50: %v", err)
+	}
+}
+
+// TestGrantOfTwoSockets has a guard for each of two sockets of one grant: they have one state, so the limits of one are not
+// put in force while those of the other are.
+func TestGrantOfTwoSockets(t *testing.T) {
+	need(t)
+	nstest.Enter(t)
+	grant, err := NewGrant(1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer grant.Close()
+	t.Setenv(GrantEnv, fmt.Sprintf("%d,%d", grant.Program.Fd(), grant.State.Fd()))
+	var guards []*Guard
+	for range 2 {
+		g, err := Attach(listenUDP(t, "127.0.0.1:0"), 500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		guards = append(guards, g)
+	}
+	for i, g := range guards {
+		changing.Lock() // as whoever changes the other does
+		done := make(chan error, 1)
+		go func() { done <- g.SetLimits(Limits{Total: 600}) }()
+		select {
+		case err := <-done:
+			t.Errorf("guard %d: limits are put in force while another's are: %v", i, err)
+			done <- nil
+		case <-time.After(50 * time.Millisecond):
+		}
+		changing.Unlock()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	for i, g := range guards {
+		if got := g.state.limits(); got != (Limits{Total: 600}.layout()) {
+			t.Errorf("guard %d: in force is %+v", i, got)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	gosync "sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -95,8 +96,15 @@ func readState(m *ebpf.Map) (*guardGuardState, error) {
 
 func (s *state) close() { _ = unix.Munmap(s.memory) }
 
+// changing is held while limits are put in force: two guards of this process may be of one state, as Attach makes one of the
+// same grant for each socket, and both would write the form that is not in force. Other processes with the same descriptor
+// are not kept out.
+var changing gosync.Mutex
+
 // setLimits puts limits in force at once: a packet meets the old ones or the new ones.
 func (s *state) setLimits(l Limits) {
+	changing.Lock()
+	defer changing.Unlock()
 	next := 1 - s.Total.Active&1
 	s.Total.Limits[next] = l.layout()
 	atomic.StoreUint32(&s.Total.Active, next)
