@@ -128,28 +128,62 @@ func behind(t *testing.T, w *nstest.Wire) (host *netns.Handle, to4, to6 netip.Ad
 	return host, to4, to6
 }
 
-// Rules about payloads at input are warned of: IPv6 has none there of what comes in fragments.
+// Rules about payloads are warned of where fragments come before they are put together, and evade them.
 func TestWarnsOfFragments(t *testing.T) {
 	w := newWorld(t)
-	payload, fragments := `udp.dstport == 53 and payload contains "a"`, "ipv6.fraghdr"
+	const payload, ports = `udp.dstport == 53 and payload contains "a"`, "udp.dstport == 53"
+	const fragments4, fragments6 = "ip.flags.mf or ip.frag_offset > 0", "ipv6.fraghdr"
+	const neither, both, only4, only6 = "", "IPv4 and IPv6", "IPv4", "IPv6"
+	drop := func(text string) Rule { return Rule{Match: Expression{Text: text}, Action: Drop} }
+	pass := func(text string) Rule { return Rule{Match: Expression{Text: text}, Action: Pass} }
+	count := func(text string) Rule { return Rule{Match: Expression{Text: text}, Action: Count} }
 	for _, c := range []struct {
 		hook  Hook
 		at    Point
-		match []string
-		warns bool
+		rest  Action
+		rules []Rule
+		warns string // of whose fragments
 	}{
-		{HookNFT, "", []string{"udp.dstport == 53", payload}, true}, {HookNetfilter, "input", []string{"sip.method"}, true},
-		{HookNFT, "", []string{"udp.dstport == 53"}, false}, {HookNFT, "", []string{fragments, payload}, false},
-		{HookNFT, "", []string{"ip and " + payload}, false}, {HookNFT, "output", []string{payload}, false}, {HookTCX, "", []string{payload}, false},
+		{HookNFT, "", Pass, []Rule{drop(ports), drop(payload)}, only6},
+		{HookNetfilter, "input", Pass, []Rule{drop("sip.method")}, only6},
+		{HookNFT, "", Pass, []Rule{drop(ports)}, neither},
+		{HookNFT, "", Pass, []Rule{count(payload)}, neither},
+		// What drops fragments before makes up for it, and nothing else.
+		{HookNFT, "", Pass, []Rule{drop(fragments6), drop(payload)}, neither},
+		{HookNFT, "", Pass, []Rule{pass(fragments6), drop(payload)}, only6},
+		{HookNFT, "", Pass, []Rule{count(fragments6), drop(payload)}, only6},
+		{HookNFT, "", Pass, []Rule{drop(payload), drop(fragments6)}, only6},
+		{HookNFT, "", Pass, []Rule{drop(fragments4), drop(payload)}, only6},
+		// Where nothing behind passes, fragments are dropped.
+		{HookNFT, "", Drop, []Rule{pass(payload)}, neither},
+		{HookNFT, "", Drop, []Rule{drop(payload)}, neither},
+		{HookNFT, "", Drop, []Rule{drop(payload), pass("udp")}, only6},
+		{HookNFT, "", Pass, []Rule{pass(payload), drop(ports)}, only6},
+		{HookNFT, "", Drop, []Rule{pass("ip.src == 10.0.0.1"), pass(payload)}, neither},
+		// The points and families of docs/FILTER.md.
+		{HookNFT, "", Pass, []Rule{drop("ip and " + payload)}, neither},
+		{HookNFT, "output", Pass, []Rule{drop(payload)}, neither},
+		{HookNetfilter, "postrouting", Pass, []Rule{drop(payload)}, neither},
+		{HookNFT, "prerouting", Pass, []Rule{drop(payload)}, both},
+		{HookNetfilter, "forward", Pass, []Rule{drop(payload)}, both},
+		{HookNFT, "forward", Pass, []Rule{drop("ip and " + payload)}, only4},
+		{HookTCX, "", Pass, []Rule{drop(payload)}, both},
+		{HookXDP, "", Pass, []Rule{drop("ipv6 and " + payload)}, only6},
+		{HookXDP, "", Pass, []Rule{drop(fragments6), drop(payload)}, only4},
+		{HookXDP, "", Pass, []Rule{drop(fragments4 + " or " + fragments6), drop(payload)}, neither},
 	} {
-		f := w.filter(c.hook)
-		f.At = c.at
-		for _, m := range c.match {
-			f.Rules = append(f.Rules, Rule{Match: Expression{Text: m}, Action: Drop})
+		f := w.filter(c.hook, c.rules...)
+		f.At, f.Default = c.at, c.rest
+		if c.rest == Drop && c.hook.ofDevices() {
+			t.Fatal("a filter that drops ARP has a warning of its own")
 		}
 		p, err := Feature{}.Plan(t.Context(), State{}, Config{Filters: []Filter{f}})
-		if warns := len(p.Warnings) > 0; err != nil || warns != c.warns || warns && !strings.Contains(p.Warnings[0], "fragments") {
-			t.Errorf("%s %s %q: %v, %q", c.hook, c.at, c.match, err, p.Warnings)
+		ok := err == nil && len(p.Warnings) == 0
+		if c.warns != neither {
+			ok = err == nil && len(p.Warnings) == 1 && strings.Contains(p.Warnings[0], ": "+c.warns+" datagrams that come in fragments")
+		}
+		if !ok {
+			t.Errorf("%s %s, default %s, %v: %v, %q; want one of %q", c.hook, c.at, c.rest, c.rules, err, p.Warnings, c.warns)
 		}
 	}
 }

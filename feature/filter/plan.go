@@ -13,7 +13,6 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter/compile"
-	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -168,16 +167,16 @@ func (t *target) plan(plan *feature.Plan, have State) {
 	t.warn(plan)
 }
 
-// warn tells of interfaces that are not there, and of a filter that would cut its
-// interfaces off.
+// warn tells of interfaces that are not there, of a filter that would cut its interfaces off, and of rules that fragments
+// evade.
 func (t *target) warn(plan *feature.Plan) {
 	f := t.pub.Filter
 	asks := func(r Rule) bool { return r.Action == Pass && strings.Contains(r.Match.Text, "eth.type") }
 	if f.Hook.ofDevices() && f.Default == Drop && !t.pub.Raw && !slices.ContainsFunc(f.Rules, asks) {
 		plan.Warn("filter %s drops ARP too, by default: drop, so that its interfaces soon reach nobody: pass eth.type == 0x0806, and IPv6 neighbour discovery (icmpv6)", f.Name)
 	}
-	if i := f.missesFragments(); i >= 0 {
-		plan.Warn("filter %s at input: IPv6 datagrams that come in fragments are put together behind it, unless conntrack works in the namespace, and so evade %s, which asks for their payload: drop ipv6.fraghdr before it, or see docs/FILTER.md on fragments", f.Name, f.ruleName(i))
+	if e := f.evadedByFragments(); e != nil {
+		plan.Warn("%s", e.warning(f))
 	}
 	ns, err := findNetns(t.pub)
 	if err != nil {
@@ -193,34 +192,6 @@ func (t *target) warn(plan *feature.Plan) {
 			plan.Warn("filter %s in %s: %s", t.pub.Filter.Name, t.pub.Netns, without(name))
 		}
 	}
-}
-
-// missesFragments is the number of the first rule that asks for the payload of IPv6 where the kernel has put fragments
-// together of IPv4 alone, -1 if there is none, or one before it asks for fragments.
-func (f Filter) missesFragments() int {
-	if f.Hook.ofDevices() || f.At != "input" {
-		return -1
-	}
-	for i, r := range f.Rules {
-		rule, err := r.parse()
-		if err != nil {
-			return -1 // which others tell
-		}
-		asks := map[expr.ID]bool{}
-		expr.Walk(rule.Match.Root, func(n expr.Node) {
-			for _, x := range expr.Operands(n) {
-				asks[x.Field.ID] = true
-			}
-		})
-		switch {
-		case r.Action == Count:
-		case asks[expr.IP6Frag], asks[expr.IP6FragOffset], asks[expr.IP6FragMore]:
-			return -1
-		case (asks[expr.Payload] || asks[expr.SIPMethod] || asks[expr.DNSName] || asks[expr.DNSType]) && !rule.OnlyIPv4():
-			return i
-		}
-	}
-	return -1
 }
 
 func (t *target) create(l *kernel.WriteLock) error {

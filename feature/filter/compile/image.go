@@ -275,3 +275,6 @@ func onlyIPv4(rules []Rule) bool {
 
 // OnlyIPv4 says that the rule matches no packet without an IPv4 header.
 func (r Rule) OnlyIPv4() bool { return required(r)&noIP4 != 0 }
+
+// OnlyIPv6 says that the rule matches no packet without an IPv6 header.
+func (r Rule) OnlyIPv6() bool { return required(r)&noIP6 != 0 }
