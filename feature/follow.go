@@ -67,6 +67,7 @@ type following struct {
 	log     Logger
 	changes *kernel.Changes
 	said    map[kernel.Instance]string // what was last said of each
+	unread  map[kernel.Instance]string // why those of the last look that could not be looked at could not
 	failed  map[kernel.Instance]time.Time
 	seen    map[uint64]watched // by inode number
 }
@@ -133,31 +134,35 @@ func (w *following) follow(ctx context.Context) error {
 		return err
 	}
 	var due []kernel.Instance
-	var errs []error // one that cannot be read keeps nobody from mending the others
+	unread := map[kernel.Instance]string{}
 	for _, i := range all {
 		lacks, err := w.Lacks(w.root, i, w.watch)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
-		} else if err != nil {
-			errs = append(errs, err)
+		} else if err != nil { // which keeps nobody from mending the others
+			unread[i] = err.Error()
+			if w.unread[i] != unread[i] {
+				w.log.Warn("a "+w.Feature+" cannot be looked after", w.Feature, i.Name, "reason", err)
+			}
 			continue
 		}
 		if lacks && time.Since(w.failed[i]) > lookAgain*lookEvery-lookEvery/2 {
 			due = append(due, i)
 		}
 	}
+	w.unread = unread
 	if len(due) == 0 {
-		return errors.Join(errs...)
+		return nil
 	}
 	l, err := w.root.Lock(ctx)
 	if err != nil {
-		return errors.Join(append(errs, err)...)
+		return err
 	}
 	defer l.Unlock()
 	for _, i := range due {
 		w.adopt(l, i)
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // adopt mends one instance, and says so unless it has said the same before.

@@ -53,3 +53,46 @@ func TestFollowsTheOthers(t *testing.T) {
 		t.Errorf("adopted %v", adopted)
 	}
 }
+
+// warnings are what was warned of.
+type warnings [][]any
+
+func (w *warnings) Info(string, ...any) {}
+
+func (w *warnings) Warn(msg string, args ...any) { *w = append(*w, append([]any{msg}, args...)) }
+
+// An instance that cannot be read is told of by its name and once, until it has been read or the reason is another.
+func TestFollowsTellsOnce(t *testing.T) {
+	nstest.NeedRoot(t)
+	path := nstest.BPFFS + "/" + t.Name()
+	for _, name := range []string{"a", "broken"} {
+		if err := os.MkdirAll(filepath.Join(path, "4026531840", "test", name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var why error
+	var log warnings
+	w := &following{root: kernel.OpenRoot(path), log: &log, Follower: Follower{Feature: "test",
+		Lacks: func(_ *kernel.Root, i kernel.Instance, _ func(string, uint64)) (bool, error) {
+			if i.Name == "broken" {
+				return false, why
+			}
+			return false, nil
+		}}}
+	other, another := errors.New("another ABI"), errors.New("no memory")
+	for n, c := range []struct {
+		why  error
+		told int // in all
+	}{{nil, 0}, {other, 1}, {other, 1}, {another, 2}, {another, 2}, {nil, 2}, {another, 3}} {
+		why = c.why
+		if err := w.follow(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if len(log) != c.told {
+			t.Fatalf("look %d: told %v, want %d", n, log, c.told)
+		}
+		if c.told > 0 && log[0][0] != "a test cannot be looked after" || c.told > 0 && log[0][2] != "broken" {
+			t.Errorf("look %d: told %v: it does not say whom it is about", n, log[0])
+		}
+	}
+}

@@ -251,7 +251,7 @@ func TestUnreadableBeside(t *testing.T) {
 	wire := nstest.NewWire(t)
 	w := &world{t: t, root: kernel.OpenRoot(nstest.BPFFS + "/weir-unreadable")}
 	theirs := guarded(t, "a", Options{Limit: 50, Interfaces: []string{nstest.WireDevice}}, "udp :5300").in(wire.NameB)
-	mine := guarded(t, "b", Options{Limit: 100}, "udp :5301", "udp4 10.0.0.0/8:5300").in(wire.NameB)
+	mine := guarded(t, "b", Options{Limit: 100}, "udp :5301", "udp4 192.168.0.0/16:5300").in(wire.NameB)
 	w.apply(theirs, mine)
 	scope := w.state("b").scope
 	of := func(change uint32) {
