@@ -153,6 +153,7 @@ struct weir_handoff {
 	void *arg; /* the caller's own */
 
 	int conn;     /* -1: no keeper */
+	int broken;   /* it has ended: conn is read to its end, for what it has said before */
 	int hello;    /* a connection whose Hello is not answered yet; -1: none */
 	int listener; /* -1: none */
 	uint64_t listener_id;
@@ -268,11 +269,15 @@ static inline void weir_lost_keeper_(struct weir_handoff *h)
 	if (h->hello >= 0)
 		close(h->hello);
 	h->conn = h->hello = -1;
+	h->broken = 0;
 	h->retry = weir_now_() + WEIR_RETRY_MS_;
 	weir_timer_(h, h->replaced ? 0 : WEIR_RETRY_MS_);
 }
 
-/* Sends a message: 0, or -1 if no keeper takes it: one that does not read counts as gone. */
+/*
+ * Sends a message: 0, or -1 if no keeper takes it: one that does not read counts as gone. Of one that
+ * has ended, what it has said is heard first: a session that it has given is in conn and nowhere else.
+ */
 static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ *m)
 {
 	unsigned char head[WEIR_HEADER_];
@@ -284,7 +289,7 @@ static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ 
 	struct iovec part[5];
 	struct msghdr msg;
 	struct pollfd p;
-	int fds[2], n = 0, large = -1;
+	int fds[2], n = 0, large = -1, error;
 	unsigned int flags = m->flags;
 	ssize_t sent;
 
@@ -344,13 +349,17 @@ static inline int weir_send_(struct weir_handoff *h, const struct weir_message_ 
 			break;
 		poll(&p, 1, weir_left_(end));
 	}
+	error = errno;
 	if (large >= 0)
 		close(large);
-	if (sent < 0) {
-		weir_fail_(h, "weir: the keeper: %s", strerror(errno));
+	if (sent >= 0)
+		return 0;
+	weir_fail_(h, "weir: the keeper: %s", strerror(error));
+	if (error == EPIPE || error == ECONNRESET)
+		h->broken = 1;
+	else
 		weir_lost_keeper_(h);
-	}
-	return sent < 0 ? -1 : 0;
+	return -1;
 }
 
 /* Takes the state of a message out of its memfd, the last descriptor, to behind name and text. */
@@ -409,8 +418,10 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	if (h->conn < 0)
 		return -1;
 	m->mem = (unsigned char *)malloc(size);
-	if (!m->mem)
+	if (!m->mem) { /* no answer may be taken for another: begin anew */
+		weir_lost_keeper_(h);
 		return weir_fail_(h, "weir: no memory");
+	}
 	memset(&msg, 0, sizeof(msg));
 	part.iov_base = m->mem;
 	part.iov_len = size;
@@ -418,9 +429,12 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	msg.msg_iovlen = 1;
 	msg.msg_control = &control;
 	msg.msg_controllen = sizeof(control);
-	/* A signal may interrupt either call, again and again: neither begins the time anew. */
+	/*
+	 * A signal may interrupt either call, again and again: neither begins the time anew. That the
+	 * keeper has ended with something unread is said once, and before what it has sent.
+	 */
 	while ((n = recvmsg(h->conn, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
-		if (errno == EINTR)
+		if (errno == EINTR || errno == ECONNRESET)
 			continue;
 		if (errno != EAGAIN)
 			break;
@@ -739,6 +753,15 @@ static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 	free(m->mem);
 }
 
+/* Hears what the keeper has said, to the end of one that has ended, and waits for nothing. */
+static inline void weir_drain_(struct weir_handoff *h)
+{
+	struct weir_message_ m;
+
+	while (h->conn >= 0 && weir_receive_(h, &m, 0) > 0)
+		weir_heard_(h, &m);
+}
+
 /* Sends a request that wants an answer: 0 or -1. */
 static inline int weir_ask_(struct weir_handoff *h, struct weir_message_ *m)
 {
@@ -845,13 +868,11 @@ static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 static inline int weir_keep_all_(struct weir_handoff *h)
 {
 	struct weir_note_ *note;
-	struct weir_message_ m;
 
 	for (note = h->notes; note; note = note->next) {
 		note->refused = 0;
 		weir_keep_(h, note);
-		while (h->conn >= 0 && weir_receive_(h, &m, 0) > 0)
-			weir_heard_(h, &m);
+		weir_drain_(h);
 		if (h->conn < 0)
 			return -1;
 	}
@@ -882,8 +903,10 @@ static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 	m.text_len = strlen(h->service);
 	m.name = h->name;
 	m.name_len = strlen(h->name);
-	if (weir_send_(h, &m))
+	if (weir_send_(h, &m)) {
+		weir_lost_keeper_(h);
 		return -1;
+	}
 	h->hello = h->conn;
 	h->conn = -1;
 	h->hello_end = weir_now_() + WEIR_TIMEOUT_MS_;
@@ -933,6 +956,8 @@ static inline void weir_reconnect_(struct weir_handoff *h)
 {
 	uint64_t ticks;
 
+	if (h->broken)
+		weir_drain_(h);
 	if (h->conn >= 0 || h->replaced)
 		return;
 	while (read(h->timer, &ticks, sizeof(ticks)) < 0 && errno == EINTR)
@@ -1047,13 +1072,11 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 {
 	int64_t end = timeout_ms < 0 ? -1 : weir_now_() + timeout_ms;
 	struct epoll_event e;
-	struct weir_message_ m;
 	struct weir_given_ *g;
 	int fd, left;
 
 	for (;;) {
-		while (h->conn >= 0 && weir_receive_(h, &m, 0) > 0)
-			weir_heard_(h, &m);
+		weir_drain_(h);
 		g = h->given;
 		if (g) {
 			*s = g->session;
@@ -1219,8 +1242,7 @@ static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_sess
 
 	if (strlen(to) > WEIR_NAME_)
 		return weir_fail_(h, "weir: no member can have this name");
-	while (h->conn >= 0 && weir_receive_(h, &m, 0) > 0) /* or hears that the keeper has gone */
-		weir_heard_(h, &m);
+	weir_drain_(h); /* or hears that the keeper has gone */
 	m = weir_message_of_(WEIR_TRANSFER_, s->id, 0);
 	if (h->conn < 0 && !h->replaced && (h->hello >= 0 || !weir_hello_(h, 0)))
 		weir_welcomed_(h, weir_now_() + WEIR_PATIENCE_MS_);

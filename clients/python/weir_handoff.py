@@ -257,6 +257,7 @@ class Member:
         self.listener, self._listener_id, self._label = None, 0, ""
         self.replaced = False  # a newer process of this name is ready
         self._conn, self._generation, self._seq, self._retry = None, 0, 0, 0.0
+        self._broken = False  # the keeper has ended: _conn is read to its end, for what it has said before
         self._greeting, self._greet_by = None, 0.0  # a connection whose Hello is not answered yet
         self._given = collections.deque()
         self._move, self._orders = move, collections.deque()
@@ -286,7 +287,11 @@ class Member:
         conn.setblocking(False)
         self._conn = conn
         self._seq = self._seq % 0xFFFFFFFF + 1
-        self._send(_Message(_HELLO, number=_EXACT | (_MOVES if self._move else 0), name=self.name, text=self.service, seq=self._seq))
+        try:
+            self._send(_Message(_HELLO, number=_EXACT | (_MOVES if self._move else 0), name=self.name, text=self.service, seq=self._seq))
+        except HandoffError:
+            self._lost()
+            raise
         self._conn, self._greeting, self._greet_by = None, conn, time.monotonic() + _TIMEOUT
         self._epoll.register(conn, select.EPOLLIN)
 
@@ -327,13 +332,15 @@ class Member:
         for conn in (self._conn, self._greeting):
             if conn:
                 conn.close()
-        self._conn = self._greeting = None
+        self._conn, self._greeting, self._broken = None, None, False
         self._retry = time.monotonic() + _RETRY
         self._timer.set(0 if self.replaced else _RETRY)
 
     def _reconnect(self, wait=0.0):
         """Looks for a keeper that has gone: every now and then, waiting for nothing; with
         wait now, for so long."""
+        if self._broken:
+            self._hear()
         if self._conn or self.replaced:
             return
         self._timer.read()
@@ -370,7 +377,10 @@ class Member:
                     if not _wait(self._conn, select.POLLOUT, end - time.monotonic()):
                         raise TimeoutError(errno.ETIMEDOUT, "it does not read") from None
         except OSError as e:
-            self._lost()
+            if isinstance(e, (BrokenPipeError, ConnectionResetError)):
+                self._broken = True  # a session that it has given is in _conn and nowhere else
+            else:
+                self._lost()
             raise HandoffError(f"the keeper has gone: {e}") from e
         finally:
             if large >= 0:
@@ -378,12 +388,18 @@ class Member:
 
     def _receive(self, timeout):
         """The next message and its descriptors; None after timeout."""
+        if self._conn is None:
+            raise HandoffError(f"no keeper answers on {self.keeper}")
         if not _wait(self._conn, select.POLLIN, timeout):
             return None
-        try:
-            data, control, flags, _ = self._conn.recvmsg(_HEADER.size + 63 + 1024 + _INLINE, socket.CMSG_SPACE(8))
-        except OSError:
-            data, control, flags = b"", [], 0
+        while True:
+            try:
+                data, control, flags, _ = self._conn.recvmsg(_HEADER.size + 63 + 1024 + _INLINE, socket.CMSG_SPACE(8), socket.MSG_CMSG_CLOEXEC)
+            except ConnectionResetError:
+                continue  # it has ended with something unread: said once, and before what it has sent
+            except OSError:
+                data, control, flags = b"", [], 0
+            break
         fds = array.array("i")
         for level, kind, value in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

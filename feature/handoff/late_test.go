@@ -3,6 +3,7 @@
 package handoff_test
 
 import (
+	"net"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -26,6 +27,42 @@ type dying struct {
 	label string
 	asked chan wire.Message // transfers
 	took  chan struct{}
+	l     *net.UnixListener
+	all   sync.WaitGroup
+}
+
+// dies puts such a keeper at the place of one.
+func (w *world) dies() *dying {
+	w.t.Helper()
+	l, err := keeper.Listen(w.socket)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	d := &dying{t: w.t, mates: map[string]*wire.Conn{}, fd: -1, asked: make(chan wire.Message, 1), took: make(chan struct{}, 1), l: l}
+	d.all.Go(func() {
+		for {
+			u, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			c, err := wire.NewConn(u)
+			if err != nil {
+				d.t.Error(err)
+				return
+			}
+			d.all.Go(func() { d.serve(c) })
+		}
+	})
+	return d
+}
+
+// end is its death; with mu held its connections have what is unread as it is.
+func (d *dying) end() {
+	d.l.Close()
+	unix.Close(d.fd)
+	for _, c := range d.mates {
+		c.Close()
+	}
 }
 
 func (d *dying) serve(c *wire.Conn) {
@@ -71,26 +108,7 @@ func TestGivenAndKeeperGone(t *testing.T) {
 func testGivenAndKeeperGone(t *testing.T, seen bool) {
 	nstest.NeedRoot(t)
 	w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
-	l, err := keeper.Listen(w.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &dying{t: t, mates: map[string]*wire.Conn{}, fd: -1, asked: make(chan wire.Message, 1), took: make(chan struct{}, 1)}
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		for {
-			u, err := l.AcceptUnix()
-			if err != nil {
-				return
-			}
-			c, err := wire.NewConn(u)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			serving.Go(func() { d.serve(c) })
-		}
-	})
+	d := w.dies()
 	a := w.member("a", 0)
 	c := w.client()
 	c.run()
@@ -104,7 +122,7 @@ func testGivenAndKeeperGone(t *testing.T, seen bool) {
 	}
 	d.mu.Lock()
 	give := wire.Message{Type: wire.Give, Session: m.Session, Read: m.Read, Written: m.Written, Number: uint32(wire.Stream), Name: "a", Text: d.label, State: m.State, Unread: m.Unread}
-	err = d.mates["b"].Send(&give, d.fd)
+	err := d.mates["b"].Send(&give, d.fd)
 	d.mu.Unlock()
 	if err != nil {
 		t.Fatal(err)
@@ -116,14 +134,10 @@ func testGivenAndKeeperGone(t *testing.T, seen bool) {
 		stop(t, b)
 		has = b
 	}
-	l.Close()
 	d.mu.Lock()
-	unix.Close(d.fd)
-	for _, c := range d.mates {
-		c.Close()
-	}
+	d.end()
 	d.mu.Unlock()
-	serving.Wait()
+	d.all.Wait()
 	nstest.StartReady(t, nstest.Child("keeper", w.socket))
 	owner := func() int {
 		r, err := handoff.Status(t.Context(), w.socket)
