@@ -114,6 +114,8 @@ struct weir_note_ {
 	unsigned int kept;  /* by which connection to the keeper */
 	int refused;	    /* the keeper has said no: the next commit asks */
 	int moved;	    /* it is another process's, or may be */
+	int cut;	    /* may be: the keeper went in the midst of its transfer */
+	int over;	    /* of such a one: the caller has closed it, fd is the library's */
 	unsigned char *mem; /* a copy of state, and behind it of unread */
 	size_t state_len, unread_len;
 	struct weir_note_ *next, **at;
@@ -271,7 +273,7 @@ static inline void weir_lost_keeper_(struct weir_handoff *h)
 	h->conn = h->hello = -1;
 	h->broken = 0;
 	h->retry = weir_now_() + WEIR_RETRY_MS_;
-	weir_timer_(h, h->replaced ? 0 : WEIR_RETRY_MS_);
+	weir_timer_(h, WEIR_RETRY_MS_);
 }
 
 /*
@@ -645,11 +647,14 @@ static inline struct weir_message_ weir_message_of_(unsigned int type, uint64_t 
 static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 {
 	struct weir_given_ *g = (struct weir_given_ *)calloc(1, sizeof(*g));
+	struct weir_note_ *before = weir_noted_(h, m->session);
 	struct weir_message_ answer;
 	struct weir_session *s = g ? &g->session : NULL;
 	uint64_t read_at = m->read, written_at = m->written;
 	int ok = g && m->number == WEIR_STREAM_ && m->fd >= 0 && !weir_begin_(s, m->fd);
 
+	if (before)
+		before->cut = 0; /* it had moved: now it comes from whoever had it */
 	/* Our listener comes back from a newer process that has found it and died before it was ready. */
 	if (m->number == WEIR_LISTENER_ && h->listener >= 0 && m->session == h->listener_id &&
 	    !h->replaced) {
@@ -738,9 +743,10 @@ static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 	if (m->type == WEIR_ERROR_) {
 		weir_fail_(h, "weir: %.*s", (int)m->text_len, m->text);
 		note = weir_noted_(h, m->session);
-		if (note && m->number == WEIR_OWNED_)
+		if (note && m->number == WEIR_OWNED_) {
 			note->moved = 1; /* another was quicker to say so to this keeper */
-		else if (note)
+			note->cut = 0;
+		} else if (note)
 			note->refused = 1;
 	}
 	if (m->type == WEIR_MOVE_)
@@ -808,7 +814,7 @@ static inline int weir_keep_listener_(struct weir_handoff *h)
 	struct weir_session s;
 	struct weir_message_ m;
 
-	if (h->listener < 0)
+	if (h->listener < 0 || h->replaced) /* it is the newer process's */
 		return 0;
 	if (weir_begin_(&s, h->listener))
 		return weir_fail_(h, "weir: the listener is no plain TCP socket");
@@ -864,12 +870,49 @@ static inline int weir_keep_(struct weir_handoff *h, struct weir_note_ *note)
 	return 0;
 }
 
+/*
+ * Has the keeper let go of a session whose transfer was cut off, unless another has it: then it
+ * refuses both. If it had refused the transfer, the session would be this process's for as long as
+ * that lives, and nobody would serve it. Only the keeper's duplicate is closed: what the other was
+ * given by a keeper before goes on. 0, or -1 without a keeper: the next one is to be asked.
+ */
+static inline int weir_let_go_(struct weir_handoff *h, struct weir_note_ *note)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_DROP_, note->session, 0);
+	int failed;
+
+	if (!note->cut)
+		return 0;
+	note->moved = note->refused = 0;
+	note->kept = h->generation - 1;
+	failed = weir_keep_(h, note) || weir_send_(h, &m);
+	note->moved = 1;
+	if (failed && h->code != WEIR_LIMIT_) /* what is over the limit is not kept either */
+		return -1;
+	note->cut = 0;
+	return 0;
+}
+
+/* Ends what the caller has closed already. */
+static inline void weir_release_(struct weir_note_ *note)
+{
+	close(note->fd);
+	weir_forget_(note);
+}
+
 /* Gives a new keeper all sessions as they were committed last. */
 static inline int weir_keep_all_(struct weir_handoff *h)
 {
-	struct weir_note_ *note;
+	struct weir_note_ *note, *next;
 
-	for (note = h->notes; note; note = note->next) {
+	for (note = h->notes; note; note = next) {
+		next = note->next;
+		if (note->over) {
+			if (weir_let_go_(h, note))
+				return -1;
+			weir_release_(note);
+			continue;
+		}
 		note->refused = 0;
 		weir_keep_(h, note);
 		weir_drain_(h);
@@ -882,9 +925,11 @@ static inline int weir_keep_all_(struct weir_handoff *h)
 /* Connects, within a time (0: at once), and says hello. The answer is for weir_welcomed_(). */
 static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 {
-	struct weir_message_ m = weir_message_of_(WEIR_HELLO_, 0, 4);
+	struct weir_message_ m = weir_message_of_(WEIR_HELLO_, 0, h->move ? 6 : 4);
+	struct weir_note_ *note, *next;
 	struct timeval limit;
 	struct epoll_event e;
+	int dead;
 
 	memset(&limit, 0, sizeof(limit));
 	memset(&e, 0, sizeof(e));
@@ -894,8 +939,14 @@ static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 	if (h->conn < 0 || setsockopt(h->conn, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) ||
 	    epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->conn, &e) ||
 	    connect(h->conn, (struct sockaddr *)&h->keeper, h->keeper_len)) {
+		dead = errno == ECONNREFUSED || errno == ENOENT;
 		weir_fail_(h, "weir: no keeper answers on %s: %s", h->socket, strerror(errno));
 		weir_lost_keeper_(h);
+		for (note = h->notes; dead && note; note = next) {
+			next = note->next;
+			if (note->over) /* nothing lives that may have it for us */
+				weir_release_(note);
+		}
 		return -1;
 	}
 	m.seq = ++h->seq ? h->seq : ++h->seq;
@@ -943,7 +994,8 @@ static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
 	free(m.mem);
 	if (!h->ready)
 		return 0;
-	m = weir_message_of_(WEIR_READY_, 0, h->move ? 3 : 1);
+	/* Who is replaced has sessions to hand over, and is to get none. */
+	m = weir_message_of_(WEIR_READY_, 0, h->replaced ? 0 : h->move ? 3 : 1);
 	/* The answer comes behind what the keeper has against any session. */
 	if (weir_keep_listener_(h) || weir_keep_all_(h) || weir_call_(h, &m, &answer))
 		return -1;
@@ -951,14 +1003,17 @@ static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
 	return 0;
 }
 
-/* Looks for a keeper that has gone, every now and then, and waits for nothing. */
+/*
+ * Looks for a keeper that has gone, every now and then. It does not wait for one to answer; one that
+ * has is given everything, and is waited for as in weir_send_() and weir_answered_().
+ */
 static inline void weir_reconnect_(struct weir_handoff *h)
 {
 	uint64_t ticks;
 
 	if (h->broken)
 		weir_drain_(h);
-	if (h->conn >= 0 || h->replaced)
+	if (h->conn >= 0)
 		return;
 	while (read(h->timer, &ticks, sizeof(ticks)) < 0 && errno == EINTR)
 		;
@@ -1088,6 +1143,8 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 		}
 		weir_obey_(h); /* now that the caller has all that came before */
 		if (h->replaced) {
+			weir_reconnect_(
+				h); /* what is not handed over yet is for the next keeper, too */
 			errno = ECANCELED;
 			return weir_fail_(h, "weir: replaced by a newer process");
 		}
@@ -1244,7 +1301,7 @@ static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_sess
 		return weir_fail_(h, "weir: no member can have this name");
 	weir_drain_(h); /* or hears that the keeper has gone */
 	m = weir_message_of_(WEIR_TRANSFER_, s->id, 0);
-	if (h->conn < 0 && !h->replaced && (h->hello >= 0 || !weir_hello_(h, 0)))
+	if (h->conn < 0 && (h->hello >= 0 || !weir_hello_(h, 0)))
 		weir_welcomed_(h, weir_now_() + WEIR_PATIENCE_MS_);
 	if (s->note->moved) {
 		errno = ESTALE;
@@ -1266,7 +1323,8 @@ static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_sess
 	errno = 0;
 	if (!failed && weir_answered_(h, &m, &answer)) {
 		failed = -1;
-		s->note->moved = h->conn < 0 || h->code == WEIR_OWNED_;
+		s->note->cut = h->conn < 0;
+		s->note->moved = s->note->cut || h->code == WEIR_OWNED_;
 		errno = s->note->moved ? ESTALE : 0;
 	}
 	if (failed)
@@ -1276,7 +1334,10 @@ static inline int weir_handoff_transfer(struct weir_handoff *h, struct weir_sess
 	return 0;
 }
 
-/* Ends a session for good; of one that has moved, this process's part alone. */
+/*
+ * Ends a session for good; of one that has moved, this process's part alone. Whether one whose transfer
+ * was cut off has moved, only a keeper knows: without one that is asked as soon as one is there.
+ */
 static inline void weir_session_close(struct weir_handoff *h, struct weir_session *s)
 {
 	struct weir_message_ m = weir_message_of_(WEIR_DROP_, s->id, 0);
@@ -1286,6 +1347,12 @@ static inline void weir_session_close(struct weir_handoff *h, struct weir_sessio
 		shutdown(s->fd, SHUT_WR);
 		if (s->note->kept == h->generation && h->conn >= 0)
 			weir_send_(h, &m);
+	} else if (weir_let_go_(h, s->note)) {
+		s->note->over = 1;
+		s->note = NULL;
+		s->fd = -1;
+		weir_free_(s);
+		return;
 	}
 	weir_end_(s);
 }
@@ -1307,7 +1374,10 @@ static inline void weir_handoff_stop(struct weir_handoff *h)
 		free(o);
 	}
 	while (h->notes)
-		weir_forget_(h->notes);
+		if (h->notes->over)
+			weir_release_(h->notes);
+		else
+			weir_forget_(h->notes);
 	while ((g = h->given)) {
 		h->given = g->next;
 		close(g->session.fd);

@@ -133,6 +133,7 @@ class Session:
         self.received = self.crashed = False
         self.state = None  # as committed; None for a new session
         self.moved = False  # it is another process's, or may be: recv, send and commit raise Moved
+        self._cut = False  # may be: the keeper went in the midst of its transfer
         self._committed = (self.read, self.written, b"")  # read, written and unread, for the next keeper
         self.error = None  # why the last commit is not kept: a HandoffError
         self._unread = b""  # what the predecessor had read and its state does not account for
@@ -232,7 +233,9 @@ class Session:
             n -= got
 
     def close(self):
-        """Ends the session for good; of one that has moved, this process's part alone."""
+        """Ends the session for good; of one that has moved, this process's part alone. Whether
+        one whose transfer was cut off has moved, only a keeper knows: without one that is
+        asked as soon as one is there."""
         if not self.moved:
             try:
                 self._discard(self._seen)  # unread bytes would make it a reset
@@ -241,7 +244,10 @@ class Session:
                 pass
             self.member._drop(self)
         self.member._forget(self)
-        self.socket.close()
+        if self.member._let_go(self):
+            self.socket.close()
+        else:
+            self.member._over.append(self)
 
 
 class Member:
@@ -262,6 +268,7 @@ class Member:
         self._given = collections.deque()
         self._move, self._orders = move, collections.deque()
         self._sessions = weakref.WeakValueDictionary()  # by number, until they are closed or transferred
+        self._over = []  # closed sessions that the next keeper is asked about: _let_go
         self._refused = set()  # sessions that the keeper refuses to keep: their next commit asks
         self._ready = False
         self._epoll = select.epoll()
@@ -283,6 +290,8 @@ class Member:
         except OSError as e:
             conn.close()
             self._lost()
+            if isinstance(e, (ConnectionRefusedError, FileNotFoundError)):
+                self._release()  # nothing lives that may have one for us
             raise HandoffError(f"no keeper answers on {self.keeper}: {e}") from e
         conn.setblocking(False)
         self._conn = conn
@@ -314,7 +323,7 @@ class Member:
         return True
 
     def _announce(self):
-        if self.listener:
+        if self.listener and not self.replaced:  # then it is the newer process's
             self._send(_Message(_KEEP, session=self._listener_id, number=_LISTENER, text=self._label), [self.listener.fileno()])
         for s in list(self._sessions.values()):
             if s._kept != self._generation and not s.moved:
@@ -325,8 +334,12 @@ class Member:
                     s.error = e
                 while self._conn and (got := self._receive(0)):
                     self._heard(*got)
+        while self._over:
+            if not self._let_go(self._over[-1]):
+                raise HandoffError(f"no keeper answers on {self.keeper}")
+            self._over.pop().socket.close()
         # The answer comes behind what the keeper has against any session.
-        self._call(_Message(_READY, number=1))
+        self._call(_Message(_READY, number=0 if self.replaced else 1))  # who is replaced is to get no more
 
     def _lost(self):
         for conn in (self._conn, self._greeting):
@@ -334,14 +347,14 @@ class Member:
                 conn.close()
         self._conn, self._greeting, self._broken = None, None, False
         self._retry = time.monotonic() + _RETRY
-        self._timer.set(0 if self.replaced else _RETRY)
+        self._timer.set(_RETRY)
 
     def _reconnect(self, wait=0.0):
-        """Looks for a keeper that has gone: every now and then, waiting for nothing; with
-        wait now, for so long."""
+        """Looks for a keeper that has gone: every now and then; with wait now, waiting for so
+        long for one to answer. One that has is given everything, and is waited for."""
         if self._broken:
             self._hear()
-        if self._conn or self.replaced:
+        if self._conn:
             return
         self._timer.read()
         if not wait and not self._greeting and time.monotonic() < self._retry:
@@ -474,7 +487,7 @@ class Member:
         elif m.kind == _ERROR:
             s = self._sessions.get(m.session)
             if s and m.number == _OWNED:
-                s.moved = True  # another was quicker to say so to this keeper
+                s.moved, s._cut = True, False  # another was quicker to say so to this keeper
             elif s:
                 self._refused.add(m.session)
         elif m.kind == _MOVE and self._move:
@@ -493,6 +506,9 @@ class Member:
             pass  # it has gone, and is looked for again
 
     def _take(self, m, sock):
+        for s in [*self._sessions.values(), *self._over]:
+            if s.id == m.session:
+                s._cut = False  # it had moved: now it comes from whoever had it
         try:
             s = Session(self, sock)
             at, put = s._positions() or (m.read, m.written)
@@ -536,6 +552,30 @@ class Member:
         self._refused.discard(s.id)
         if self._sessions.get(s.id) is s:
             del self._sessions[s.id]
+
+    def _let_go(self, s):
+        """Has the keeper let go of a session whose transfer was cut off, unless another has
+        it: then it refuses both. If it had refused the transfer, the session would be this
+        process's for as long as that lives, and nobody would serve it. Only the keeper's
+        duplicate is closed: what the other was given by a keeper before goes on. False
+        without a keeper: the next one is to be asked."""
+        if s._cut:
+            s._kept = 0
+            self._refused.discard(s.id)
+            try:
+                self._keep(s)
+                self._send(_Message(_DROP, session=s.id))
+            except HandoffError as e:
+                if e.code != _LIMIT:  # what is over the limit is not kept either
+                    return False
+            self._refused.discard(s.id)
+            s._cut = False
+        return True
+
+    def _release(self):
+        for s in self._over:
+            s.socket.close()
+        self._over.clear()
 
     def _drop(self, s):
         if self._conn and s._kept == self._generation:
@@ -585,6 +625,7 @@ class Member:
             while self._orders:  # for what the caller has by now
                 self._move(*self._orders.popleft())
             if self.replaced:
+                self._reconnect()  # what is not handed over yet is for the next keeper, too
                 raise Replaced(f"a newer {self.name} of {self.service} is ready")
             if self.listener:
                 try:
@@ -617,7 +658,12 @@ class Member:
         try:
             self._answered(m)
         except HandoffError as e:
-            session.moved = self._conn is None or e.code == _OWNED
+            session._cut = self._conn is None
+            session.moved = session._cut or e.code == _OWNED
+            raise
+        except BaseException:  # of a signal's handler: whose it is now is not known
+            self._lost()
+            session.moved = session._cut = True
             raise
         self._forget(session)
         session.socket.close()
@@ -630,6 +676,7 @@ class Member:
             pass
         for s in self._given:
             s.socket.close()
+        self._release()
         self._lost()
         if self.listener:
             self.listener.close()

@@ -17,7 +17,7 @@ enum { SESSIONS = 64, STATE = 1 << 20 };
 
 static struct weir_session sessions[SESSIONS];
 static struct weir_handoff h;
-static unsigned char state[STATE];
+static unsigned char state[STATE], data[STATE];
 static int count;
 
 static void on_alarm(int signal)
@@ -47,6 +47,7 @@ static const char *result(int n, int error)
 		snprintf(b, sizeof(b), "-1 %s",
 			 error == EINTR	 ? "EINTR" :
 			 error == EMFILE ? "EMFILE" :
+			 error == ESTALE ? "ESTALE" :
 					   h.error);
 	return b;
 }
@@ -99,6 +100,12 @@ static int obey(const char *line)
 	} else if (!strcmp(what, "transfer")) { /* SESSION BYTES TO */
 		sscanf(line, "%*s %*d %*d %63s", to);
 		n = weir_handoff_transfer(&h, s, to, state, (size_t)b, NULL, 0);
+	} else if (!strcmp(what, "recv")) { /* SESSION BYTES */
+		n = (int)weir_session_recv(s, data, (size_t)b);
+	} else if (!strcmp(what, "send")) { /* SESSION BYTES */
+		n = (int)weir_session_send(s, data, (size_t)b);
+	} else if (!strcmp(what, "close")) { /* SESSION */
+		weir_session_close(&h, s);
 	} else {
 		return -1;
 	}

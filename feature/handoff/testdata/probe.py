@@ -9,7 +9,7 @@ import select
 import sys
 import time
 
-from weir_handoff import HandoffError, Member, Replaced
+from weir_handoff import Member, Moved, Replaced
 
 sessions, held = [], []
 
@@ -44,13 +44,28 @@ def obey(what, a, b=0, to=""):
         end, poll = time.monotonic() + a / 1000, select.poll()
         poll.register(member, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
-            if poll.poll(left * 1000):
-                take(0)
+            try:
+                if poll.poll(left * 1000):
+                    take(0)
+            except Replaced:
+                pass
         return 0
     if what == "flood":
         return 0 if all([commit(a, 1000) == 0 for _ in range(b)]) else -1
     if what == "transfer":
-        member.transfer(sessions[a], to, b"\0" * b)
+        try:
+            member.transfer(sessions[a], to, b"\0" * b)
+        except OSError:
+            if sessions[a].moved:
+                raise Moved() from None
+            raise
+        return 0
+    if what == "recv":
+        return len(sessions[a].recv(b))
+    if what == "send":
+        return sessions[a].send(b"\0" * b)
+    if what == "close":
+        sessions[a].close()
         return 0
     raise SystemExit(what)
 
@@ -64,6 +79,10 @@ for line in sys.stdin:
     try:
         result = obey(*line.split())
     except (OSError, Replaced) as e:
-        result = "-1 EMFILE" if isinstance(e, OSError) and e.errno == errno.EMFILE else f"-1 {e}"
+        result = f"-1 {e}"
+        if isinstance(e, Moved):
+            result = "-1 ESTALE"
+        elif isinstance(e, OSError) and e.errno == errno.EMFILE:
+            result = "-1 EMFILE"
     print(line.split()[0], result, round((time.monotonic() - begin) * 1000), "ms", flush=True)
 member.close()

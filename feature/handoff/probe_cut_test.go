@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handoff_test
+
+import (
+	"io"
+	"net"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// A keeper stands still for longer than a transfer is waited for, and goes on. Whose the session is the member does not know:
+// it is told so, and can close it, at once or later. If the keeper had refused the transfer, that ends the connection, also while
+// the process lives; if it has made it, the session goes on at the other.
+func TestProbeCutTransfer(t *testing.T) {
+	for language, command := range probes(t) {
+		for _, c := range []struct {
+			name         string
+			to           string
+			early, moves bool // closed before the keeper goes on; it makes the transfer
+		}{{"refused, closed early", "nobody", true, false}, {"refused, closed late", "nobody", false, false}, {"made, closed late", "1", false, true}} {
+			t.Run(language+"/"+c.name, func(t *testing.T) {
+				nstest.NeedRoot(t)
+				t.Parallel() // nearly all of it is waiting
+				w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
+				k := nstest.StartReady(t, nstest.Child("keeper", w.socket))
+				p := w.probe("0", w.address, command...)
+				other := w.probe("1", freeAddress(t), command...)
+				peer := w.connect(p)
+				p.want("commit 0 16", "0")
+				stop(t, k)
+				if got, took := p.says(patience, "transfer 0 17 "+c.to); got != "-1 ESTALE" || took < 4900*time.Millisecond {
+					t.Errorf("a transfer that is not answered: %s after %v", got, took)
+				}
+				for _, order := range []string{"recv 0 10", "send 0 10", "commit 0 18", "transfer 0 18 1"} {
+					p.want(order, "-1 ESTALE")
+				}
+				if c.early {
+					p.want("close 0", "0")
+				}
+				k.Signal(syscall.SIGCONT)
+				p.want("idle 1500", "0") // it finds the keeper again
+				if !c.early {
+					p.want("recv 0 10", "-1 ESTALE")
+					p.want("close 0", "0")
+				}
+				peer.SetReadDeadline(time.Now().Add(patience))
+				if !c.moves {
+					if _, err := peer.Read(make([]byte, 1)); err != io.EOF {
+						t.Errorf("the peer: %v, want the end", err)
+					}
+					return
+				}
+				other.want("accept 30000", "1")
+				if _, err := peer.Write([]byte("1234567")); err != nil {
+					t.Error(err)
+				}
+				eventually(t, "the other reads", func() bool { got, _ := other.says(patience, "recv 0 10"); return got == "7" })
+				other.want("commit 0 19", "0")
+				other.want("send 0 10", "10")
+				if n, err := io.ReadFull(peer, make([]byte, 10)); err != nil {
+					t.Errorf("%d bytes, %v", n, err)
+				}
+			})
+		}
+	}
+}
+
+// Nobody lives who could have a session whose transfer was cut off: closing it ends it, without the next keeper.
+func TestProbeCutTransferAndNoKeeper(t *testing.T) {
+	for language, command := range probes(t) {
+		t.Run(language, func(t *testing.T) {
+			nstest.NeedRoot(t)
+			w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
+			d := w.dies()
+			p := w.probe("0", w.address, command...)
+			peer := w.connect(p)
+			p.want("commit 0 16", "0")
+			p.Tell("transfer 0 17 1")
+			<-d.asked
+			d.mu.Lock()
+			d.end()
+			d.mu.Unlock()
+			d.all.Wait()
+			if line, _ := p.Line(); line[:len("transfer -1 ESTALE")] != "transfer -1 ESTALE" {
+				t.Error(line)
+			}
+			p.want("close 0", "0")
+			p.want("idle 1000", "0")
+			peer.SetReadDeadline(time.Now().Add(patience))
+			if _, err := peer.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("the peer: %v, want the end", err)
+			}
+		})
+	}
+}
+
+// The keeper is restarted in the midst of a hot restart: what the process before has not handed over yet goes to the next keeper,
+// and from there to the new process; it is given nothing, and the listener is the new one's.
+func TestProbeNextKeeperOfTheReplaced(t *testing.T) {
+	for language, command := range probes(t) {
+		t.Run(language, func(t *testing.T) {
+			k := newKeepers(t)
+			p := k.probe("0", k.address, command...)
+			peers := []net.Conn{k.connect(p), k.connect(p), k.connect(p)}
+			for _, order := range []string{"commit 0 16", "commit 1 17", "commit 2 18"} {
+				p.want(order, "0")
+			}
+			next := k.probe("0", k.address, command...)
+			p.want("idle 500", "0")
+			p.want("transfer 0 16 0", "0")
+			next.want("accept 30000", "1")
+			k.end()
+			k.start()
+			next.want("idle 1000", "0")
+			p.want("idle 1000", "0")
+			if s, l := k.sessions("session"), k.sessions("listener"); len(s) != 3 || len(l) != 1 || l[0].PID != next.PID() {
+				t.Fatalf("the next keeper has %+v, %+v; the new process is %d", s, l, next.PID())
+			}
+			p.want("transfer 1 17 0", "0")
+			next.want("accept 30000", "1")
+			k.end()
+			k.start()
+			next.want("idle 1000", "0")
+			eventually(t, "a commit goes to the next keeper, too", func() bool { got, _ := p.says(patience, "commit 2 20"); return got == "0" })
+			p.want("transfer 2 20 0", "0")
+			next.want("accept 30000", "1")
+			p.Kill()
+			k.connect(next)
+			for i, c := range peers {
+				if _, err := c.Write([]byte("1234567")); err != nil {
+					t.Error(err)
+				}
+				eventually(t, "the new process has it", func() bool {
+					got, _ := next.says(patience, "recv "+string(rune('0'+i))+" 10")
+					return got == "7"
+				})
+			}
+		})
+	}
+}
