@@ -183,7 +183,7 @@ int main(int argc, char **argv)
 {
 	struct weir_session s;
 	char label[64], line[256];
-	int fd, i, n;
+	int fd, i, n, got, scarce = 0;
 
 	if (argc != 4 || weir_handoff_init(&h, "talk", argv[2], argv[1])) {
 		fprintf(stderr, "talk: %s\n", argc == 4 ? h.error : "want KEEPER NAME PORT");
@@ -202,7 +202,8 @@ int main(int argc, char **argv)
 		struct pollfd p[SESSIONS + 2];
 		int who[SESSIONS + 2];
 
-		p[0].fd = weir_handoff_fd(&h);
+		/* Without descriptors what is to be accepted waits, and has no poll return meanwhile. */
+		p[0].fd = scarce ? -1 : weir_handoff_fd(&h);
 		p[1].fd = STDIN_FILENO;
 		p[0].events = p[1].events = POLLIN;
 		for (i = 0, n = 2; i < SESSIONS; i++)
@@ -211,7 +212,7 @@ int main(int argc, char **argv)
 				p[n].fd = talks[i]->session.fd;
 				p[n++].events = (short)(talks[i]->out_len > 0 ? POLLOUT : POLLIN);
 			}
-		if (poll(p, (nfds_t)n, 1000) < 0)
+		if (poll(p, (nfds_t)n, scarce ? 100 : 1000) < 0)
 			return 1;
 		for (i = 2; i < n; i++)
 			if (answer(talks[who[i]])) {
@@ -222,7 +223,7 @@ int main(int argc, char **argv)
 			break;
 		if (p[1].revents)
 			order(line);
-		while (weir_handoff_accept(&h, &s, 0) > 0) {
+		while ((got = weir_handoff_accept(&h, &s, 0)) > 0) {
 			i = take(&s);
 			n = 0;
 			while (n == 0 && weir_session_pending(&talks[i]->session) > 0 &&
@@ -232,6 +233,11 @@ int main(int argc, char **argv)
 				weir_session_close(&h, &talks[i]->session);
 				forget(i);
 			}
+		}
+		scarce = got < 0 && weir_handoff_short(errno);
+		if (got < 0 && !scarce && errno != EINTR && !h.replaced) {
+			fprintf(stderr, "talk: %s\n", h.error);
+			break;
 		}
 		if (h.replaced) {
 			strcpy(line, argv[2]);

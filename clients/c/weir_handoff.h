@@ -12,9 +12,13 @@
  *	if (fd < 0)
  *		fd = my_listen(1790);
  *	weir_handoff_start(&h, fd, "tcp :1790");
- *	while ((n = weir_handoff_accept(&h, &s, -1)) > 0 || errno == EINTR)
- *		if (n > 0)	// or poll weir_handoff_fd(&h)
+ *	for (;;)
+ *		if (weir_handoff_accept(&h, &s, -1) > 0)	// or poll weir_handoff_fd(&h)
  *			serve(&s);
+ *		else if (weir_handoff_short(errno))
+ *			usleep(100000);		// until others have ended: what is to be accepted waits
+ *		else if (errno != EINTR)
+ *			break;			// ECANCELED: replaced
  *	weir_handoff_stop(&h);
  *
  * weir_handoff_transfer() gives a session to a member by name. For sessions that survive SIGKILL,
@@ -53,7 +57,8 @@
 extern "C" {
 #endif
 
-#define WEIR_HANDOFF_SOCKET "/run/weir/handoff.sock" /* unless $WEIR_HANDOFF_SOCKET is set */
+#define WEIR_NO_DESCRIPTORS_ "no descriptors are left (RLIMIT_NOFILE)"
+#define WEIR_HANDOFF_SOCKET  "/run/weir/handoff.sock" /* unless $WEIR_HANDOFF_SOCKET is set */
 
 enum { WEIR_HEADER_ = 48, WEIR_NAME_ = 63, WEIR_TEXT_ = 1024, WEIR_INLINE_ = 65536 };
 /* For an answer, for a keeper that does not read, and between attempts to find one. */
@@ -129,6 +134,7 @@ struct weir_message_ {
 	const void *state, *unread;
 	size_t state_len, unread_len;
 	int fd;		    /* sent, or received and the receiver's; -1: none */
+	int cut;	    /* received without its descriptors: this process may have no more */
 	unsigned char *mem; /* received: state and unread are in here */
 };
 
@@ -173,8 +179,9 @@ struct weir_handoff {
 	struct weir_given_ *given, **last;
 	struct weir_order_ *orders, **last_order;
 	struct weir_note_ *notes;
-	char error[512];   /* why the last call has failed */
-	unsigned int code; /* the protocol's, where the keeper refuses: 7 over a limit */
+	struct weir_note_ *spare; /* for the connection that is accepted next */
+	char error[512];	  /* why the last call has failed */
+	unsigned int code;	  /* the protocol's, where the keeper refuses: 7 over a limit */
 };
 
 static inline int weir_fail_(struct weir_handoff *h, const char *format, ...)
@@ -409,7 +416,7 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	struct iovec part;
 	struct msghdr msg;
 	struct cmsghdr *c;
-	int fds[2] = { -1, -1 }, bad;
+	int fds[2] = { -1, -1 }, bad, cut;
 	size_t inside;
 	ssize_t n;
 
@@ -450,7 +457,10 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 	for (c = n > 0 ? CMSG_FIRSTHDR(&msg) : NULL; c; c = CMSG_NXTHDR(&msg, c))
 		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
 			memcpy(fds, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
-	bad = n < WEIR_HEADER_ || m->mem[0] != 1 || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
+	/* Fewer descriptors than there is room for: the message is whole, and can be refused. */
+	cut = n > 0 && (msg.msg_flags & MSG_CTRUNC) && fds[1] < 0;
+	bad = n < WEIR_HEADER_ || m->mem[0] != 1 || (msg.msg_flags & MSG_TRUNC) ||
+	      (!cut && (msg.msg_flags & MSG_CTRUNC));
 	if (!bad) {
 		m->type = m->mem[1];
 		m->flags = (unsigned int)weir_get_(m->mem + 2, 2);
@@ -469,6 +479,13 @@ static inline int weir_receive_(struct weir_handoff *h, struct weir_message_ *m,
 		m->unread = (const unsigned char *)m->state + m->state_len;
 		inside = m->flags & WEIR_STATE_FD_ ? 0 : m->state_len + m->unread_len;
 		bad = WEIR_HEADER_ + m->name_len + m->text_len + inside != (size_t)n;
+	}
+	if (cut && !bad) { /* which of them is there? */
+		m->cut = 1;
+		m->state_len = m->unread_len = 0;
+		if (fds[0] >= 0)
+			close(fds[0]);
+		return 1;
 	}
 	m->fd = fds[0];
 	if (!bad && (m->flags & WEIR_STATE_FD_)) {
@@ -576,17 +593,45 @@ static inline unsigned char *weir_pack_(const struct weir_session *s, const void
 	return mem;
 }
 
-/* Remembers a session from here on, as it stands: 0, or -1 without memory. */
-static inline int weir_note_(struct weir_handoff *h, struct weir_session *s)
+/* Has memory for the note of a session without a state: 0, or -1. */
+static inline int weir_spare_(struct weir_handoff *h)
 {
-	struct weir_note_ *note = (struct weir_note_ *)calloc(1, sizeof(*note));
-	size_t unread_len = 0;
+	struct weir_note_ *note = h->spare;
 
 	if (note)
-		note->mem = weir_pack_(s, s->state, s->state_len, NULL, &unread_len);
+		return 0;
+	note = (struct weir_note_ *)calloc(1, sizeof(*note));
+	if (note)
+		note->mem = (unsigned char *)malloc(1);
 	if (!note || !note->mem) {
 		free(note);
 		return weir_fail_(h, "weir: no memory");
+	}
+	h->spare = note;
+	return 0;
+}
+
+/* Remembers a session from here on, as it stands: 0, or -1 without memory. */
+static inline int weir_note_(struct weir_handoff *h, struct weir_session *s)
+{
+	struct weir_note_ *note;
+	unsigned char *mem = NULL;
+	size_t unread_len = 0;
+
+	if (s->state_len + s->unread_len > 0) {
+		mem = weir_pack_(s, s->state, s->state_len, NULL, &unread_len);
+		if (!mem)
+			return weir_fail_(h, "weir: no memory");
+	}
+	if (weir_spare_(h)) {
+		free(mem);
+		return -1;
+	}
+	note = h->spare;
+	h->spare = NULL;
+	if (mem) {
+		free(note->mem);
+		note->mem = mem;
 	}
 	note->state_len = s->state_len;
 	note->unread_len = unread_len;
@@ -689,6 +734,11 @@ static inline void weir_given__(struct weir_handoff *h, struct weir_message_ *m)
 	answer = weir_message_of_(ok ? WEIR_TOOK_ : WEIR_REFUSE_, m->session, ok ? 0 : WEIR_LOST_);
 	if (ok)
 		s->note->kept = h->generation;
+	else
+		answer.text = m->cut			? WEIR_NO_DESCRIPTORS_ :
+			      m->number == WEIR_STREAM_ ? "it cannot be gone on with" :
+							  "nobody here goes on with it";
+	answer.text_len = ok ? 0 : strlen(answer.text);
 	weir_send_(h, &answer);
 	if (!ok) {
 		if (m->fd >= 0)
@@ -793,6 +843,11 @@ static inline int weir_answered_(struct weir_handoff *h, const struct weir_messa
 		if (answer->seq != m->seq) {
 			weir_heard_(h, answer);
 			continue;
+		}
+		if (answer->cut) { /* of Find: the socket is for the process before, or the next */
+			weir_heard_(h, answer);
+			errno = EMFILE;
+			return weir_fail_(h, "weir: " WEIR_NO_DESCRIPTORS_);
 		}
 		if (answer->type != WEIR_ERROR_)
 			return 0;
@@ -984,6 +1039,7 @@ static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
 		return -1;
 	if (m.type != WEIR_WELCOME_) {
 		weir_fail_(h, "weir: %.*s", (int)m.text_len, m.text);
+		h->code = m.type == WEIR_ERROR_ ? m.number : 0;
 		free(m.mem);
 		weir_lost_keeper_(h);
 		return -1;
@@ -1024,8 +1080,51 @@ static inline void weir_reconnect_(struct weir_handoff *h)
 }
 
 /*
+ * Leaves the service: sessions that are not closed, and the listener, are for the next process. No
+ * session may be touched after it.
+ */
+static inline void weir_handoff_stop(struct weir_handoff *h)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_LEAVE_, 0, 0);
+	struct weir_given_ *g;
+	struct weir_order_ *o;
+
+	if (h->conn >= 0)
+		weir_send_(h, &m);
+	if (h->spare)
+		free(h->spare->mem);
+	free(h->spare);
+	h->spare = NULL;
+	while ((o = h->orders)) {
+		h->orders = o->next;
+		free(o);
+	}
+	while (h->notes)
+		if (h->notes->over)
+			weir_release_(h->notes);
+		else
+			weir_forget_(h->notes);
+	while ((g = h->given)) {
+		h->given = g->next;
+		close(g->session.fd);
+		weir_free_(&g->session);
+		free(g);
+	}
+	h->last = &h->given;
+	h->last_order = &h->orders;
+	weir_lost_keeper_(h);
+	if (h->timer >= 0)
+		close(h->timer);
+	if (h->epoll >= 0)
+		close(h->epoll);
+	if (h->listener >= 0)
+		close(h->listener);
+	h->epoll = h->timer = h->listener = -1;
+}
+
+/*
  * Joins a service as the member of a name; keeper is the keeper's socket, NULL for
- * $WEIR_HANDOFF_SOCKET or the default. 0, or -1 and h->error says why.
+ * $WEIR_HANDOFF_SOCKET or the default. 0, or -1 and h->error says why: then nothing is open.
  */
 static inline int weir_handoff_init(struct weir_handoff *h, const char *service, const char *name,
 				    const char *keeper)
@@ -1061,10 +1160,12 @@ static inline int weir_handoff_init(struct weir_handoff *h, const char *service,
 	memset(&e, 0, sizeof(e));
 	e.events = EPOLLIN;
 	if (h->epoll < 0 || h->timer < 0 || epoll_ctl(h->epoll, EPOLL_CTL_ADD, h->timer, &e))
-		return weir_fail_(h, "weir: epoll, timerfd: %s", strerror(errno));
-	if (weir_hello_(h, WEIR_TIMEOUT_MS_))
-		return -1;
-	return weir_welcomed_(h, weir_now_() + WEIR_TIMEOUT_MS_);
+		weir_fail_(h, "weir: epoll, timerfd: %s", strerror(errno));
+	else if (!weir_hello_(h, WEIR_TIMEOUT_MS_) &&
+		 !weir_welcomed_(h, weir_now_() + WEIR_TIMEOUT_MS_))
+		return 0;
+	weir_handoff_stop(h); /* nothing is left open; error and code stay */
+	return -1;
 }
 
 /* The listener of the process before, by its label, with the connections queued on it; or -1. */
@@ -1110,17 +1211,39 @@ static inline int weir_handoff_start(struct weir_handoff *h, int listener, const
 	return 0;
 }
 
+/* Whether an error of weir_handoff_accept() is that the system or this process is short of something. */
+static inline int weir_handoff_short(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 /* Readable when weir_handoff_accept() has something to do. */
 static inline int weir_handoff_fd(const struct weir_handoff *h)
 {
 	return h->epoll;
 }
 
+/* Whether accept(2) is short of descriptors, which it asks for first, and nothing is to be accepted. */
+static inline int weir_idle_(int listener)
+{
+	struct pollfd p;
+	int error = errno, ready;
+
+	if (!weir_handoff_short(error))
+		return 0;
+	p.fd = listener;
+	p.events = POLLIN;
+	ready = poll(&p, 1, 0);
+	errno = error;
+	return ready == 0;
+}
+
 /*
  * Waits for a session, new or another member's: 1 and s is filled in, 0 after timeout_ms
  * milliseconds (-1: no limit), else -1 and errno: ECANCELED when this process is replaced
  * (h->replaced), EINTR after a signal, and what accept(2) says but for EAGAIN and ECONNABORTED. With
- * EMFILE, ENFILE, ENOBUFS and ENOMEM the connection still waits: call again, a little later.
+ * EMFILE, ENFILE, ENOBUFS and ENOMEM (weir_handoff_short) the connection still waits: call again, a
+ * little later, as weir_handoff_fd() stays readable.
  */
 static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_session *s,
 				      int timeout_ms)
@@ -1148,6 +1271,10 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 			errno = ECANCELED;
 			return weir_fail_(h, "weir: replaced by a newer process");
 		}
+		if (weir_spare_(h)) { /* before a connection is accepted that could not be noted */
+			errno = ENOMEM;
+			return -1;
+		}
 		errno = EAGAIN;
 		fd = h->listener < 0 ? -1 : accept(h->listener, NULL, NULL);
 		if (fd >= 0) {
@@ -1156,15 +1283,11 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 				close(fd);
 				continue;
 			}
-			if (weir_note_(h, s)) {
-				close(fd);
-				errno = ENOMEM;
-				return -1;
-			}
+			weir_note_(h, s); /* which has its memory */
 			weir_keep_(h, s->note);
 			return 1;
 		}
-		if (errno != EAGAIN && errno != ECONNABORTED)
+		if (errno != EAGAIN && errno != ECONNABORTED && !weir_idle_(h->listener))
 			return weir_fail_(h, "weir: accept: %s", strerror(errno));
 		weir_reconnect_(h);
 		left = weir_left_(end);
@@ -1355,43 +1478,6 @@ static inline void weir_session_close(struct weir_handoff *h, struct weir_sessio
 		return;
 	}
 	weir_end_(s);
-}
-
-/*
- * Leaves the service: sessions that are not closed, and the listener, are for the next process. No
- * session may be touched after it.
- */
-static inline void weir_handoff_stop(struct weir_handoff *h)
-{
-	struct weir_message_ m = weir_message_of_(WEIR_LEAVE_, 0, 0);
-	struct weir_given_ *g;
-	struct weir_order_ *o;
-
-	if (h->conn >= 0)
-		weir_send_(h, &m);
-	while ((o = h->orders)) {
-		h->orders = o->next;
-		free(o);
-	}
-	while (h->notes)
-		if (h->notes->over)
-			weir_release_(h->notes);
-		else
-			weir_forget_(h->notes);
-	while ((g = h->given)) {
-		h->given = g->next;
-		close(g->session.fd);
-		weir_free_(&g->session);
-		free(g);
-	}
-	weir_lost_keeper_(h);
-	if (h->timer >= 0)
-		close(h->timer);
-	if (h->epoll >= 0)
-		close(h->epoll);
-	if (h->listener >= 0)
-		close(h->listener);
-	h->epoll = h->timer = h->listener = -1;
 }
 
 #ifdef __cplusplus

@@ -7,7 +7,7 @@ import selectors
 import struct
 import sys
 
-from weir_handoff import HandoffError, Member, Moved, Replaced
+from weir_handoff import SHORT, HandoffError, Member, Replaced
 
 QUESTION = 7
 
@@ -34,7 +34,7 @@ class Talk:
             return self._answer()
         except BlockingIOError:
             return True
-        except Moved:  # it is another's
+        except OSError:  # Moved, too: it is another's
             return False
 
     def _answer(self):
@@ -84,17 +84,30 @@ def main(keeper, name, port):
     selector.register(sys.stdin, selectors.EVENT_READ)
     print("ready", flush=True)
     while True:
+        scarce = False
         try:
             while session := member.accept(0):
                 talk = Talk(session)
                 talks.add(talk)
                 selector.register(session, selectors.EVENT_READ, talk)
-                while session.pending:  # nothing in the socket tells of it
-                    talk.answer()
+                going = True
+                while going and session.pending:  # nothing in the socket tells of it
+                    going = talk.answer()
+                if not going:
+                    end(talk)
+                    session.close()
         except Replaced:
             print(give(name), flush=True)
             break
-        for key, _ in selector.select():
+        except OSError as e:
+            if e.errno not in SHORT:
+                raise
+            scarce = True
+            selector.unregister(member)  # what is to be accepted waits, and has no select return meanwhile
+        ready = selector.select(0.1 if scarce else None)
+        if scarce:
+            selector.register(member, selectors.EVENT_READ)
+        for key, _ in ready:
             if key.fileobj is sys.stdin:
                 line = sys.stdin.readline()
                 if not line:

@@ -6,7 +6,16 @@ service; docs/HANDOFF.md says what is promised. Standard library only, Linux, Py
 
     member = Member("telemetry", "0")
     listener = member.listen("127.0.0.1", 1790)   # that of the process before, if there was one
-    while session := member.accept():             # a new connection, or one of another member
+    while True:
+        try:
+            session = member.accept()             # a new connection, or one of another member
+        except Replaced:
+            break                                 # transfer what is here, and end
+        except OSError as e:
+            if e.errno not in SHORT:
+                raise
+            time.sleep(0.1)                       # until others have ended: what is to be accepted waits
+            continue
         ...
 
     data = session.recv(65536)                    # b"" at the end; takes nothing
@@ -32,6 +41,9 @@ import termios
 import time
 import weakref
 
+# What accept says of a lack of descriptors or memory: call it again, a little later.
+SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
 DEFAULT_SOCKET = "/run/weir/handoff.sock"  # unless $WEIR_HANDOFF_SOCKET is set
 
 # version, type, flags, seq, session, read, written, number, name, 0, text, state, unread
@@ -49,6 +61,7 @@ _SO_COOKIE = 57
 _TIMEOUT = 5.0  # seconds, for an answer of the keeper
 _PATIENCE = 2.0  # for a keeper that does not read: then it counts as gone
 _RETRY = 0.25  # between attempts to find one
+_NO_DESCRIPTORS = "no descriptors are left (RLIMIT_NOFILE)"
 
 
 class HandoffError(OSError):
@@ -74,16 +87,21 @@ class _Message:
     def __init__(self, kind, session=0, number=0, read=0, written=0, name="", text="", state=b"", unread=b"", seq=0, flags=0):
         self.kind, self.session, self.number, self.read, self.written = kind, session, number, read, written
         self.name, self.text, self.state, self.unread, self.seq, self.flags = name, text, state, unread, seq, flags
+        self.cut = False  # received without its descriptors: this process may have no more
 
 
 def _spill(data):
     """A sealed memfd with data, for what does not fit a message."""
     fd = os.memfd_create("weir-handoff-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view):]
-    seals = 1 | 2 | 4 | 8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
-    fcntl.fcntl(fd, 1033, seals)  # F_ADD_SEALS
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view):]
+        seals = 1 | 2 | 4 | 8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
+        fcntl.fcntl(fd, 1033, seals)  # F_ADD_SEALS
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -95,11 +113,15 @@ class _Timer:
         self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._close = weakref.finalize(self, os.close, self._fd)  # once, whoever closes, or nobody does
+        self._close.atexit = False
 
     def fileno(self):
         return self._fd
 
     def set(self, seconds):
+        if not self._close.alive:
+            return
         every = (0, int(seconds * 1e9))
         self._libc.timerfd_settime(self._fd, 0, struct.pack("llll", *every, *every), None)
 
@@ -110,7 +132,7 @@ class _Timer:
             pass
 
     def close(self):
-        os.close(self._fd)
+        self._close()
 
 
 def _wait(file, event, timeout):
@@ -272,23 +294,31 @@ class Member:
         self._refused = set()  # sessions that the keeper refuses to keep: their next commit asks
         self._ready = False
         self._epoll = select.epoll()
-        self._timer = _Timer()  # wakes the caller while there is no keeper
-        self._epoll.register(self._timer, select.EPOLLIN)
-        self._hello(_TIMEOUT)
-        if not self._welcome(_TIMEOUT):
-            self._lost()
-            raise HandoffError("the keeper does not answer")
+        try:
+            self._timer = _Timer()  # wakes the caller while there is no keeper
+            self._epoll.register(self._timer, select.EPOLLIN)
+            self._hello(_TIMEOUT)
+            if not self._welcome(_TIMEOUT):
+                raise HandoffError("the keeper does not answer")
+        except BaseException:
+            if hasattr(self, "_timer"):
+                self._lost()
+                self._timer.close()
+            self._epoll.close()
+            raise
 
     # The connection to the keeper.
 
     def _hello(self, wait=0.0):
         """Connects, within wait seconds, and says hello. The answer is for _welcome."""
-        conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        conn.settimeout(wait)
+        conn = None
         try:
+            conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            conn.settimeout(wait)
             conn.connect("\0" + self.keeper[1:] if self.keeper.startswith("@") else self.keeper)
         except OSError as e:
-            conn.close()
+            if conn:
+                conn.close()
             self._lost()
             if isinstance(e, (ConnectionRefusedError, FileNotFoundError)):
                 self._release()  # nothing lives that may have one for us
@@ -373,7 +403,10 @@ class Member:
         name, text, flags, fds, large = m.name.encode(), m.text.encode(), m.flags, list(fds), -1
         body = name + text
         if len(m.state) + len(m.unread) > _INLINE:
-            large = _spill(m.state + m.unread)
+            try:
+                large = _spill(m.state + m.unread)
+            except OSError as e:
+                raise HandoffError(f"{len(m.state)} bytes of state into a memfd: {e}") from e
             fds.append(large)
             flags |= _STATE_FD
         else:
@@ -418,14 +451,21 @@ class Member:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(value[:len(value) - len(value) % fds.itemsize])
         fds = list(fds)
+        # Fewer descriptors than there is room for: the message is whole, and can be refused.
+        cut = bool(flags & socket.MSG_CTRUNC) and len(fds) < 2
         try:
-            if len(data) < _HEADER.size or data[0] != _VERSION or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if len(data) < _HEADER.size or data[0] != _VERSION or flags & socket.MSG_TRUNC or flags & socket.MSG_CTRUNC and not cut:
                 raise HandoffError(f"the keeper on {self.keeper} has gone")
             _, kind, flags, seq, session, read, written, number, name, _, text, state, unread = _HEADER.unpack_from(data)
             # Positions are modulo 2^64: what lies before a session's coming to this server is below 0.
             read, written = (p - (1 << 64) if p >> 63 else p for p in (read, written))
             at = _HEADER.size
             m = _Message(kind, session, number, read, written, data[at:at + name].decode(), data[at + name:at + name + text].decode(), seq=seq, flags=flags)
+            m.cut = cut
+            if cut:  # which of them is there?
+                for fd in fds:
+                    os.close(fd)
+                return m, []
             both = data[at + name + text:]
             if flags & _STATE_FD:
                 large = fds.pop()
@@ -462,6 +502,9 @@ class Member:
             answer, received = got
             if answer.seq != m.seq:
                 self._heard(answer, received)
+            elif answer.cut:  # of Find: the socket is for the process before, or the next
+                self._heard(answer, received)
+                raise HandoffError(_NO_DESCRIPTORS)
             elif answer.kind == _ERROR:
                 raise HandoffError(answer.text, answer.number)
             else:
@@ -483,7 +526,8 @@ class Member:
             # Ours comes back from a newer process that has found it and died before it was ready.
             self._answer(_Message(_TOOK, session=m.session))
         elif m.kind == _GIVE:
-            self._answer(_Message(_REFUSE, session=m.session, number=_LOST, text=f"nobody here goes on with {m.text!r}"))
+            why = _NO_DESCRIPTORS if m.cut else f"nobody here goes on with {m.text!r}"
+            self._answer(_Message(_REFUSE, session=m.session, number=_LOST, text=why))
         elif m.kind == _ERROR:
             s = self._sessions.get(m.session)
             if s and m.number == _OWNED:
@@ -616,7 +660,8 @@ class Member:
 
     def accept(self, timeout=None):
         """A session, new or another member's; None after timeout seconds. Replaced when a
-        newer process of this name is ready."""
+        newer process of this name is ready, else an OSError as of accept(2): with those of
+        SHORT the connection still waits, and fileno() stays readable."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._hear()
@@ -638,6 +683,10 @@ class Member:
                     return s
                 except (BlockingIOError, ConnectionAbortedError):
                     pass
+                except OSError as e:
+                    # accept(2) asks for a descriptor first: perhaps there is nothing that waits for one.
+                    if e.errno not in SHORT or _wait(self.listener, select.POLLIN, 0):
+                        raise
             self._reconnect()
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
@@ -674,8 +723,8 @@ class Member:
             self._send(_Message(_LEAVE))
         except HandoffError:
             pass
-        for s in self._given:
-            s.socket.close()
+        while self._given:
+            self._given.popleft().socket.close()
         self._release()
         self._lost()
         if self.listener:

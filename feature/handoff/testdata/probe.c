@@ -6,7 +6,17 @@
  *
  * probe.py is the same in Python. Sessions are known by the order in which they came, from 0.
  */
+#include <stdlib.h>
+
+static int poor; /* of memory */
+
+static void *scarce_calloc(size_t n, size_t size)
+{
+	return poor ? NULL : calloc(n, size);
+}
+#define calloc scarce_calloc
 #include "weir_handoff.h"
+#undef calloc
 
 #include <arpa/inet.h>
 #include <signal.h>
@@ -17,8 +27,10 @@ enum { SESSIONS = 64, STATE = 1 << 20 };
 
 static struct weir_session sessions[SESSIONS];
 static struct weir_handoff h;
+static const char *keeper;
 static unsigned char state[STATE], data[STATE];
 static int count;
+static int signals; /* one after every so many microseconds while an order is obeyed */
 
 static void on_alarm(int signal)
 {
@@ -52,6 +64,15 @@ static const char *result(int n, int error)
 	return b;
 }
 
+static int open_files(void)
+{
+	int fd, n = 0;
+
+	for (fd = 0; fd < 1024; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
 static int take(int timeout_ms)
 {
 	int n = weir_handoff_accept(&h, &sessions[count], timeout_ms);
@@ -70,6 +91,8 @@ static int obey(const char *line)
 
 	sscanf(line, "%31s %d %d", what, &a, &b);
 	s = &sessions[a % SESSIONS];
+	if (signals)
+		alarms(signals, signals);
 	if (!strcmp(what, "accept")) { /* MS */
 		n = take(a);
 	} else if (!strcmp(what,
@@ -81,6 +104,21 @@ static int obey(const char *line)
 	} else if (!strcmp(what, "alarmed")) { /* MS: a signal later, as one waits for ever */
 		alarms(a * 1000L, 0);
 		n = take(-1);
+	} else if (!strcmp(what, "signals")) { /* MICROSECONDS: from here on, with every order */
+		signals = a;
+	} else if (!strcmp(what, "poor")) { /* 1: of memory; 0: no more */
+		poor = a;
+	} else if (!strcmp(what,
+			   "failing")) { /* COUNT: joins without a keeper; descriptors left open */
+		n = open_files();
+		while (a-- > 0) {
+			struct weir_handoff none;
+
+			if (!weir_handoff_init(&none, "talk", a % 2 ? "x" : "a name with spaces",
+					       a % 2 ? "/nonexistent" : keeper))
+				return -1;
+		}
+		n = open_files() - n;
 	} else if (!strcmp(what, "files")) { /* LIMIT: of descriptors */
 		struct rlimit r = { (rlim_t)a, 4096 };
 
@@ -110,6 +148,8 @@ static int obey(const char *line)
 		return -1;
 	}
 	error = errno;
+	if (signals)
+		alarms(0, 0);
 	printf("%s %s %d ms\n", what, result(n, error), (int)(weir_now_() - begin));
 	fflush(stdout);
 	return 0;
@@ -142,6 +182,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "probe: %s\n", argc == 4 ? h.error : "want KEEPER NAME PORT");
 		return 1;
 	}
+	keeper = argv[1];
 	memset(&alarm_action, 0, sizeof(alarm_action));
 	alarm_action.sa_handler = on_alarm;
 	sigaction(SIGALRM, &alarm_action, NULL);

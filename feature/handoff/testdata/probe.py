@@ -9,7 +9,7 @@ import select
 import sys
 import time
 
-from weir_handoff import Member, Moved, Replaced
+from weir_handoff import HandoffError, Member, Moved, Replaced
 
 sessions, held = [], []
 
@@ -32,6 +32,29 @@ def obey(what, a, b=0, to=""):
     if what == "files":
         resource.setrlimit(resource.RLIMIT_NOFILE, (a, 4096))
         return 0
+    if what == "failing":
+        was = len(os.listdir("/proc/self/fd"))
+        for i in range(a):
+            try:
+                Member("talk", *(("x", "/nonexistent") if i % 2 else ("a name with spaces", keeper)))
+                raise SystemExit("it has joined")
+            except HandoffError:
+                pass
+        return len(os.listdir("/proc/self/fd")) - was
+    if what == "reclose":  # closes members twice, and others' descriptors between; how many of these it has closed
+        m = Member("talk", "x", keeper)
+        m.close()
+        others = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
+        m.close()
+        del m
+        closed = 8
+        for fd in others:
+            try:
+                os.close(fd)
+                closed -= 1
+            except OSError:
+                pass
+        return closed
     if what == "hold":  # FILES: so that descriptors to come have larger numbers
         held.extend(os.open("/dev/null", os.O_RDONLY) for _ in range(a))
         return 0
