@@ -4,6 +4,7 @@ package handoff_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -93,6 +94,28 @@ func TestProbeSignals(t *testing.T) {
 	p := w.probe("0", w.address, probes(t)["c"]...)
 	if got, _ := p.says(patience, "storm 3000"); got != "0" {
 		t.Error(got)
+	}
+	address := freeAddress(t)
+	other := w.probe("1", address, probes(t)["c"]...)
+	w.connect(p)
+	for _, x := range []*probe{p, other} {
+		x.want("signals 200", "0")
+	}
+	accept := func(x *probe) { // which a signal ends
+		t.Helper()
+		eventually(t, "the session has come", func() bool { got, _ := x.says(patience, "accept 30000"); return got == "1" })
+	}
+	at, next := p, other
+	for i, to := range []string{"1", "0", "1", "0", "1", "0"} {
+		session := fmt.Sprint(i / 2)
+		at.want("flood "+session+" 2000", "0")
+		at.want("commit "+session+" 200000", "0") // in a memfd
+		at.want("transfer "+session+" 200000 "+to, "0")
+		accept(next)
+		at, next = next, at
+	}
+	if n := w.counts(); n.Transfers != 6 || n.Gaps+n.Closed+n.Refused > 0 || n.Kept != 3 {
+		t.Errorf("%+v", n)
 	}
 }
 
@@ -213,7 +236,7 @@ func TestProbeFailedDeployment(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.want("accept 4000", "0") // longer than a socket is held, or a member may leave one unanswered
-			if l := w.sessions("listener"); len(l) != 1 || l[0].Member != "0" || l[0].PID != p.PID() && language == "c" {
+			if l := w.sessions("listener"); len(l) != 1 || l[0].Member != "0" || l[0].PID != p.PID() {
 				t.Errorf("the keeper has of listeners %+v", l)
 			}
 			other := w.probe("1", freeAddress(t), command...)
