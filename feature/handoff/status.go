@@ -66,7 +66,7 @@ type SessionReport struct {
 	State   int64     `json:"state_bytes"`
 	Moves   int       `json:"moves"`
 	Given   bool      `json:"given,omitempty"`     // its owner has not said yet that it takes it
-	Why     string    `json:"came_back,omitempty"` // why who was to have it has refused it
+	Why     string    `json:"came_back,omitempty"` // why who was to have it has refused it, until it is given to another
 }
 
 // Status asks the keeper behind a socket ("": as in Options) what it keeps, of the

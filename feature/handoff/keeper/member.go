@@ -29,10 +29,10 @@ type member struct {
 	since   time.Time
 	ready   bool // may be given sessions
 	load    uint32
-	loaded  bool // it has said its load
-	gone    bool // not connected any more
-	heard   bool // once gone: all that it has said on this connection
-	readied time.Time
+	loaded  bool      // it has said its load
+	gone    bool      // not connected any more
+	heard   bool      // once gone: all that it has said on this connection
+	readied time.Time // by a Ready of any number
 	ended   time.Time
 
 	released context.CancelFunc // once gone: nothing is left to wait for

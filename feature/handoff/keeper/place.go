@@ -16,10 +16,12 @@ func (k *Keeper) ready(m *member, yes bool) {
 	was := m.ready
 	m.ready = yes
 	k.tellMembers(m.service)
+	if !was { // also one that is replaced, and is to get no more: it has said what it has
+		m.readied = time.Now()
+	}
 	if !yes || was {
 		return
 	}
-	m.readied = time.Now()
 	for _, o := range m.service.members {
 		if o != m && o.name == m.name && o.ready && o.serial < m.serial {
 			k.post(o, outgoing{message: wire.Message{Type: wire.Replaced, Name: m.name, Number: uint32(m.process.PID)}})
@@ -51,7 +53,7 @@ func (k *Keeper) orphan(m *member, died bool) {
 func (k *Keeper) missed(v *service, now time.Time) {
 	for m := range v.unanswered {
 		i := slices.IndexFunc(v.members, func(o *member) bool {
-			return o.name == m.name && o.serial > m.serial && o.ready && o.process.same(m.process)
+			return o.name == m.name && o.serial > m.serial && !o.readied.IsZero() && o.process.same(m.process)
 		})
 		switch {
 		case len(m.given) == 0: // kept again, or over
@@ -132,6 +134,9 @@ func (k *Keeper) place(v *service, now time.Time) {
 			v.counts.Rescued++
 		} else {
 			v.counts.Inherited++
+		}
+		if s.from == nil || s.from.name != m.name || !s.from.process.same(m.process) {
+			s.why = "" // it has not come back to where it was
 		}
 		k.giveTo(m, s, wire.Message{Name: s.member})
 	}

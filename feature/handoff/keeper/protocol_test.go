@@ -283,6 +283,73 @@ func TestGivenAndNotReceived(t *testing.T) {
 	}
 }
 
+// Who is replaced and has come back says that it is ready for nothing: what it was given before, and has not kept by then, it has
+// never had.
+func TestGivenAndNotReceivedByTheReplaced(t *testing.T) {
+	k, socket := run(t, Options{})
+	from := ready(t, socket, "0")
+	to := ready(t, socket, "1")
+	fd, id, _ := stream(t)
+	from.say(&wire.Message{Type: wire.Keep, Seq: 2, Session: id, Number: 1}, fd)
+	from.hear(wire.OK)
+	from.say(&wire.Message{Type: wire.Transfer, Seq: 3, Session: id, Name: "1"})
+	from.hear(wire.OK)
+	to.Close()
+	for len(k.Report().Services[0].Members) > 1 {
+		time.Sleep(5 * time.Millisecond)
+	}
+	again := hello(t, socket, "talk", "1")
+	again.say(&wire.Message{Type: wire.Ready, Seq: 5, Number: 0})
+	again.hear(wire.OK)
+	if msg, _ := from.hear(wire.Give); msg.Session != id || msg.Flags&wire.Returned == 0 {
+		t.Errorf("given back: %+v, want session %d", msg, id)
+	}
+}
+
+// ready is hello of one that may be given sessions.
+func ready(t testing.TB, socket, name string) mate {
+	t.Helper()
+	m := hello(t, socket, "talk", name)
+	m.say(&wire.Message{Type: wire.Ready, Seq: 1, Number: 1})
+	m.hear(wire.OK)
+	return m
+}
+
+// Why a session came back is told for as long as it is where it was, and not of one that a third member has taken instead.
+func TestWhy(t *testing.T) {
+	k, socket := run(t, Options{})
+	from, to := ready(t, socket, "0"), ready(t, socket, "1")
+	fd, id, _ := stream(t)
+	from.say(&wire.Message{Type: wire.Keep, Seq: 2, Session: id, Number: 1}, fd)
+	from.hear(wire.OK)
+	refuse := func() {
+		t.Helper()
+		from.say(&wire.Message{Type: wire.Transfer, Seq: 3, Session: id, Name: "1"})
+		from.hear(wire.OK)
+		to.hear(wire.Give)
+		to.say(&wire.Message{Type: wire.Refuse, Session: id, Text: "no room"})
+	}
+	why := func(m mate, want string) {
+		t.Helper()
+		m.hear(wire.Give)
+		m.say(&wire.Message{Type: wire.Took, Session: id})
+		for k.Report().Services[0].Sessions[0].Given {
+			time.Sleep(time.Millisecond)
+		}
+		if got := k.Report().Services[0].Sessions[0]; got.Why != want {
+			t.Errorf("%+v, want why %q", got, want)
+		}
+	}
+	refuse()
+	why(from, "no room")
+	from.say(&wire.Message{Type: wire.Ready, Seq: 5, Number: 0}) // it goes back to nobody
+	from.hear(wire.OK)
+	refuse()
+	third := hello(t, socket, "talk", "1")
+	third.say(&wire.Message{Type: wire.Ready, Number: 1})
+	why(third, "")
+}
+
 // Bytes of every kind, and messages of every kind with anything in them: the keeper
 // goes on, and no descriptor is left behind.
 func TestMalformedMessages(t *testing.T) {

@@ -34,7 +34,7 @@ type session struct {
 	waits    time.Time // since when it has no owner
 	since    time.Time
 	moves    int
-	why      string // who was to have it last did not take it
+	why      string // who was to have it last did not take it, and no other has it
 
 	local, remote netip.AddrPort
 }
