@@ -166,7 +166,8 @@ struct weir_handoff {
 	int listener; /* -1: none */
 	uint64_t listener_id;
 	int epoll;
-	int timer;    /* in epoll: wakes the caller while there is no keeper */
+	int timer; /* in epoll: wakes the caller while there is no keeper, and once if woken */
+	int woken; /* something for weir_handoff_accept() was heard that is not in conn any more */
 	int replaced; /* a newer process of this name is ready: hand over, and end */
 	int ready;
 	unsigned int seq, generation;
@@ -260,13 +261,14 @@ static inline int weir_spill_(const struct weir_message_ *m)
 	return fd;
 }
 
-/* Has weir_handoff_fd() be readable every so often; 0: no more. */
-static inline void weir_timer_(struct weir_handoff *h, int every_ms)
+/* Has weir_handoff_fd() be readable while there is no keeper, every so often, and at once if woken. */
+static inline void weir_timer_(struct weir_handoff *h)
 {
 	struct itimerspec t;
 
 	memset(&t, 0, sizeof(t));
-	t.it_value.tv_nsec = t.it_interval.tv_nsec = every_ms * 1000000L;
+	t.it_interval.tv_nsec = h->conn < 0 ? WEIR_RETRY_MS_ * 1000000L : 0;
+	t.it_value.tv_nsec = h->woken ? 1 : t.it_interval.tv_nsec;
 	timerfd_settime(h->timer, 0, &t, NULL);
 }
 
@@ -280,7 +282,7 @@ static inline void weir_lost_keeper_(struct weir_handoff *h)
 	h->conn = h->hello = -1;
 	h->broken = 0;
 	h->retry = weir_now_() + WEIR_RETRY_MS_;
-	weir_timer_(h, WEIR_RETRY_MS_);
+	weir_timer_(h);
 }
 
 /*
@@ -801,6 +803,11 @@ static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 	}
 	if (m->type == WEIR_MOVE_)
 		weir_ordered_(h, m);
+	if (m->type == WEIR_GIVE_ || m->type == WEIR_MOVE_ || m->type == WEIR_REPLACED_) {
+		/* Perhaps amidst a commit or a transfer: who polls does not see it in conn any more. */
+		h->woken = 1;
+		weir_timer_(h);
+	}
 	if (m->type == WEIR_REPLACED_) {
 		h->replaced = 1;
 		if (h->listener >= 0)
@@ -1046,7 +1053,7 @@ static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
 	}
 	h->max_state = (size_t)m.read;
 	h->generation++;
-	weir_timer_(h, 0);
+	weir_timer_(h);
 	free(m.mem);
 	if (!h->ready)
 		return 0;
@@ -1265,6 +1272,12 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 			return 1;
 		}
 		weir_obey_(h); /* now that the caller has all that came before */
+		if (h->given)  /* meanwhile */
+			continue;
+		if (h->woken) {
+			h->woken = 0;
+			weir_timer_(h);
+		}
 		if (h->replaced) {
 			weir_reconnect_(
 				h); /* what is not handed over yet is for the next keeper, too */

@@ -119,11 +119,11 @@ class _Timer:
     def fileno(self):
         return self._fd
 
-    def set(self, seconds):
+    def set(self, seconds, at_once=False):
         if not self._close.alive:
             return
-        every = (0, int(seconds * 1e9))
-        self._libc.timerfd_settime(self._fd, 0, struct.pack("llll", *every, *every), None)
+        every = int(seconds * 1e9)
+        self._libc.timerfd_settime(self._fd, 0, struct.pack("llll", 0, every, 0, 1 if at_once else every), None)
 
     def read(self):
         try:
@@ -285,6 +285,7 @@ class Member:
         self.listener, self._listener_id, self._label = None, 0, ""
         self.replaced = False  # a newer process of this name is ready
         self._conn, self._generation, self._seq, self._retry = None, 0, 0, 0.0
+        self._woken = False  # something for accept was heard that is not in _conn any more
         self._broken = False  # the keeper has ended: _conn is read to its end, for what it has said before
         self._greeting, self._greet_by = None, 0.0  # a connection whose Hello is not answered yet
         self._given = collections.deque()
@@ -347,7 +348,7 @@ class Member:
             raise HandoffError(got[0].text, got[0].number)
         self.max_state = got[0].read
         self._generation += 1
-        self._timer.set(0)
+        self._tick()
         if self._ready:
             self._announce()
         return True
@@ -377,7 +378,11 @@ class Member:
                 conn.close()
         self._conn, self._greeting, self._broken = None, None, False
         self._retry = time.monotonic() + _RETRY
-        self._timer.set(_RETRY)
+        self._tick()
+
+    def _tick(self):
+        """Has fileno() be readable while there is no keeper, every so often, and at once if woken."""
+        self._timer.set(0 if self._conn else _RETRY, self._woken)
 
     def _reconnect(self, wait=0.0):
         """Looks for a keeper that has gone: every now and then; with wait now, waiting for so
@@ -540,6 +545,10 @@ class Member:
             self.replaced = True
             if self.listener:
                 self._epoll.unregister(self.listener)
+        if m.kind in (_GIVE, _MOVE, _REPLACED):
+            # Perhaps amidst a commit or a transfer: who polls does not see it in _conn any more.
+            self._woken = True
+            self._tick()
         for fd in fds:
             os.close(fd)
 
@@ -669,6 +678,11 @@ class Member:
                 return self._given.popleft()
             while self._orders:  # for what the caller has by now
                 self._move(*self._orders.popleft())
+            if self._given:  # meanwhile
+                continue
+            if self._woken:
+                self._woken = False
+                self._tick()
             if self.replaced:
                 self._reconnect()  # what is not handed over yet is for the next keeper, too
                 raise Replaced(f"a newer {self.name} of {self.service} is ready")

@@ -81,3 +81,37 @@ func TestProbeKeeperEndsAfterGive(t *testing.T) {
 		}
 	}
 }
+
+// What a member is given amidst a transfer has who polls its descriptor wake up, though nothing is left to read in the connection.
+func TestProbeGivenAmidstTransfer(t *testing.T) {
+	for language, command := range probes(t) {
+		t.Run(language, func(t *testing.T) {
+			nstest.NeedRoot(t)
+			w := &world{t: t, socket: filepath.Join(t.TempDir(), "keeper.sock"), address: freeAddress(t)}
+			d := w.dies()
+			defer func() { d.end(); d.all.Wait() }()
+			p := w.probe("0", w.address, command...)
+			w.connect(p)
+			peer, fd, id := pair(t)
+			p.Tell("transfer 0 16 1")
+			asked := <-d.asked
+			d.mu.Lock()
+			err := d.mates["0"].Send(&wire.Message{Type: wire.Give, Session: id, Number: uint32(wire.Stream), Name: "1", Text: "tcp " + w.address}, fd)
+			refusal := wire.Message{Type: wire.Error, Seq: asked.Seq, Session: asked.Session, Number: uint32(wire.NoPeer), Text: "nobody is there"}
+			if err == nil {
+				err = d.mates["0"].Send(&refusal)
+			}
+			d.mu.Unlock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if line, _ := p.Line(); !strings.Contains(line, "nobody is there") {
+				t.Fatal(line)
+			}
+			<-d.took
+			p.want("idle 500", "0")
+			peer.Close()
+			eventually(t, "the session has been taken", func() bool { got, _ := p.says(patience, "recv 1 10"); return got == "0" })
+		})
+	}
+}
