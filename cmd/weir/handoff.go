@@ -230,14 +230,14 @@ whichever is ready and has the fewest. It waits until they have moved.`,
 			if err := handoff.Send(cmd.Context(), *socket, service, member, id, to); err != nil {
 				return err
 			}
-			return waitMoved(cmd, before, status)
+			return waitMoved(cmd, before, to, status)
 		},
 	}
 	return c
 }
 
 // waitMoved waits until it is certain where each of the sessions stays: one that was refused goes back to where it was.
-func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, now func() (handoff.Report, error)) error {
+func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, to string, now func() (handoff.Report, error)) error {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		r, err := now()
 		if err != nil {
@@ -245,7 +245,15 @@ func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, now func() (h
 		}
 		stay, back, why := movedFrom(before, r)
 		if stay == 0 && back == 0 {
-			fmt.Fprintf(cmd.OutOrStdout(), "%d moved\n", len(before))
+			ended := 0
+			if !wire.Elsewhere(to) { // from there it is known here no more, as one that has ended
+				ended = len(before) - kept(before, r)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%d moved", len(before)-ended)
+			if ended > 0 {
+				fmt.Fprintf(cmd.OutOrStdout(), ", %d ended", ended)
+			}
+			fmt.Fprintln(cmd.OutOrStdout())
 			return nil
 		}
 		if stay == 0 {
@@ -255,6 +263,22 @@ func waitMoved(cmd *cobra.Command, before []handoff.SessionReport, now func() (h
 			return fmt.Errorf("%d of %d sessions have not moved after 10 s: the log of their member says why", stay, len(before))
 		}
 	}
+}
+
+// kept counts the sessions that the keeper still has.
+func kept(before []handoff.SessionReport, r handoff.Report) (n int) {
+	is := map[string]bool{}
+	for _, v := range r.Services {
+		for _, s := range v.Sessions {
+			is[s.ID] = true
+		}
+	}
+	for _, was := range before {
+		if is[was.ID] {
+			n++
+		}
+	}
+	return n
 }
 
 // movedFrom counts sessions that are on their way yet, and those that have come back to where they were, with the reason of one.
