@@ -151,10 +151,19 @@ func overWire(t *testing.T, ns *netns.Handle, f func(under netlink.Link) error) 
 }
 
 // A device that is made anew, under its name and another number or its old one, has the session again within seconds, with nobody
-// to apply anything.
+// to apply anything, whether links or filters hold its program.
 func TestDeviceAnew(t *testing.T) {
-	for name, same := range map[string]bool{"another number": false, "the same number": true} {
+	for name, c := range map[string]struct{ same, filters bool }{
+		"another number": {}, "the same number": {same: true},
+		"another number, without tcx": {filters: true}, "the same number, without tcx": {same: true, filters: true},
+	} {
 		t.Run(name, func(t *testing.T) {
+			same := c.same
+			if c.filters {
+				has := hasTCX
+				t.Cleanup(func() { hasTCX = has })
+				hasTCX = func() bool { return false }
+			}
 			if _, err := exec.LookPath("ip"); err != nil {
 				t.Skip("need: tool ip (Debian package iproute2)")
 			}

@@ -147,18 +147,11 @@ func (w *watch) open(scope string) (*known, error) {
 // under its old number has not.
 func (k *known) settle() error {
 	k.places = nil
-	var c liveLiveSetup
-	pins, err := k.Links()
+	bare, err := k.bare()
 	if err != nil {
 		return err
 	}
-	attached := map[int]bool{}
-	for _, pin := range pins {
-		var device int
-		if _, err := fmt.Sscanf(pin, linkReturn+"%d", &device); err == nil {
-			attached[device] = k.holds(pin, kernel.TCX{Ifindex: device})
-		}
-	}
+	var c liveLiveSetup
 	for i := range k.Config.Sessions {
 		s := &k.Config.Sessions[i]
 		if err := k.Maps[pinSetups].Lookup(k.Places[s.Name], &c); err != nil {
@@ -167,12 +160,46 @@ func (k *known) settle() error {
 		p := settled{Session: s}
 		if c.On != 0 {
 			p.device = int(c.Ifindex)
+			p.lost = s.filled().sends() && bare(p.device)
 		}
-		on, pinned := attached[p.device]
-		p.lost = pinned && !on
 		k.places = append(k.places, p)
 	}
 	return nil
+}
+
+// bare asks which devices do not have the program any more that a session which sends has attached. Links are known by their pins;
+// of filters, where there is no tcx, nothing is pinned, and the devices are asked.
+func (k *known) bare() (func(device int) bool, error) {
+	if !hasTCX() {
+		return k.unfiltered, nil
+	}
+	pins, err := k.Links()
+	if err != nil {
+		return nil, err
+	}
+	off := map[int]bool{}
+	for _, pin := range pins {
+		var device int
+		if _, err := fmt.Sscanf(pin, linkReturn+"%d", &device); err == nil {
+			off[device] = !k.holds(pin, kernel.TCX{Ifindex: device})
+		}
+	}
+	return func(device int) bool { return off[device] }, nil
+}
+
+// unfiltered says whether a device of the namespace has no filter of ours. Of what cannot be asked it is not said.
+func (k *known) unfiltered(device int) (bare bool) {
+	ns, err := netns.Find(k.Netns, k.Inode)
+	if err != nil {
+		return false
+	}
+	defer ns.Close()
+	_ = ns.Do(func() error {
+		there, err := kernel.Clsact{Ifindex: device, Name: filterName}.Attached()
+		bare = err == nil && !there
+		return nil
+	})
+	return bare
 }
 
 // holds says whether a pinned link attaches something at its place.
