@@ -3,8 +3,11 @@
 package kernel
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -87,11 +90,44 @@ func (a Netfilter) Verify(l Link) error {
 }
 
 // NetfilterHere are the hook points of a family in the caller's network namespace at
-// which there are programs with links. A link does not tell its namespace: where there
-// is one in any, it is tried whether a program that lets packets pass finds its place
-// taken here (net/netfilter/core.c has room for one BPF program of a priority).
-func NetfilterHere(family uint8) (here []Netfilter, err error) {
-	anywhere := map[Netfilter]bool{}
+// which there are programs with links, in the order of hooks and priorities. See
+// [NetfilterSeen] for who asks again and again.
+func NetfilterHere(family uint8) ([]Netfilter, error) { return new(NetfilterSeen).Here(family) }
+
+// NetfilterSeen is what was found of one network namespace and one family before. A
+// link does not tell its namespace: where there is one in any, it is tried whether a
+// program that lets packets pass finds its place taken here (net/netfilter/core.c has
+// room for one BPF program of a priority). What was found holds as long as the host
+// has the same links: none moves to another place.
+type NetfilterSeen struct {
+	links []link.ID
+	here  []Netfilter
+	since time.Time
+}
+
+// netfilterFor is how long it holds at most: a link that was detached, and that
+// somebody has still open, is listed as before.
+const netfilterFor = time.Minute
+
+// Here is [NetfilterHere].
+func (s *NetfilterSeen) Here(family uint8) ([]Netfilter, error) {
+	links, anywhere, err := netfilterLinks(family)
+	if err != nil {
+		return nil, err
+	}
+	if slices.Equal(links, s.links) && time.Since(s.since) < netfilterFor {
+		return s.here, nil
+	}
+	here, err := netfilterTaken(anywhere)
+	if err != nil {
+		return nil, err
+	}
+	*s = NetfilterSeen{links, here, time.Now()}
+	return here, nil
+}
+
+// netfilterLinks are the host's links of a family, by number, and where they attach.
+func netfilterLinks(family uint8) (links []link.ID, at []Netfilter, err error) {
 	it := new(link.Iterator)
 	defer it.Close()
 	for it.Next() {
@@ -100,13 +136,23 @@ func NetfilterHere(family uint8) (here []Netfilter, err error) {
 			continue // it ended meanwhile
 		}
 		if x := info.Netfilter(); x != nil && uint8(x.ProtocolFamily) == family {
-			anywhere[Netfilter{Family: family, Hook: InetHook(x.Hook), Priority: x.Priority}] = true
+			links = append(links, info.ID)
+			at = append(at, Netfilter{Family: family, Hook: InetHook(x.Hook), Priority: x.Priority})
 		}
 	}
 	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("listing links: %w", err)
+		return nil, nil, fmt.Errorf("listing links: %w", err)
 	}
-	if len(anywhere) == 0 {
+	slices.SortFunc(at, func(a, b Netfilter) int {
+		return cmp.Or(cmp.Compare(a.Hook, b.Hook), cmp.Compare(a.Priority, b.Priority))
+	})
+	return links, slices.Compact(at), nil
+}
+
+// netfilterTaken are those places that have a program in the caller's namespace.
+// Tests count how often it is asked.
+var netfilterTaken = func(places []Netfilter) (here []Netfilter, err error) {
+	if len(places) == 0 {
 		return nil, nil
 	}
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "Dual BSD/GPL",
@@ -115,7 +161,7 @@ func NetfilterHere(family uint8) (here []Netfilter, err error) {
 		return nil, explainLoad("loading a program that lets packets pass", err)
 	}
 	defer pass.Close()
-	for a := range anywhere {
+	for _, a := range places {
 		l, err := link.AttachNetfilter(link.NetfilterOptions{Program: pass, ProtocolFamily: link.NetfilterProtocolFamily(a.Family),
 			Hook: link.NetfilterInetHook(a.Hook), Priority: a.Priority})
 		switch {

@@ -17,17 +17,19 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
 // asideEvery is how often it is seen whether the fast program may run where it does. Tests change it.
 var asideEvery = time.Second
 
+// interfaces lists them. Tests have it fail.
+var interfaces = netlink.LinkList
+
 // obstacle says why the fast program would do other than the kernel does, which does more with a packet than look up its route:
 // it must pass by nothing that the operator has on the kernel's way. That of single interfaces is [places]'.
-func obstacle(ns *netns.Handle, pins *kernel.Opened, w whole) (why string, err error) {
-	for _, p := range w.Paths {
+func (f *fast) obstacle() (why string, err error) {
+	for _, p := range f.whole.Paths {
 		if p.Slow {
 			return "path " + p.Name + " says slow", nil
 		}
@@ -35,13 +37,13 @@ func obstacle(ns *netns.Handle, pins *kernel.Opened, w whole) (why string, err e
 	if !tcx() {
 		return "this kernel has no tcx", nil
 	}
-	err = ns.Do(func() error {
-		for _, look := range []func() (string, error){forwardsNothing, filters, rules, policies} {
+	err = f.ns.Do(func() error {
+		for _, look := range []func() (string, error){forwardsNothing, f.filters, rules, policies} {
 			if why, err = look(); err != nil || why != "" {
 				return err
 			}
 		}
-		why, err = egress(pins)
+		why, err = egress(f.pins)
 		return err
 	})
 	return why, err
@@ -50,7 +52,7 @@ func obstacle(ns *netns.Handle, pins *kernel.Opened, w whole) (why string, err e
 // places are the interfaces from which the kernel forwards, by number; those with filters that packets meet behind the fast program
 // are left out, and aside says so. Programs of tcx are before it.
 func places() (at map[int]string, aside []string, err error) {
-	all, err := netlink.LinkList()
+	all, err := interfaces()
 	if err != nil {
 		return nil, nil, fmt.Errorf("listing interfaces: %w", err)
 	}
@@ -109,26 +111,43 @@ func (f *fast) misplaced(at map[int]string) bool {
 	return len(at) != len(f.links)
 }
 
-// stays says whether the program may stay as it is: attached where it is, or for the same reason not. It is asked again and again.
+// stays says whether the program may stay as it is: attached where it is, or for the same reason not. It is asked again and again,
+// and looks so often that it keeps whoever asks for a twentieth of the time, and at the latest after five seconds. Where it cannot
+// tell, packets take the kernel's way until it can, and why is an error.
 func (f *fast) stays() (stays bool, err error) {
-	if time.Now().Before(f.next) {
-		return true, nil
+	began := time.Now()
+	if began.Before(f.next) {
+		return true, f.unsure
 	}
-	f.next = time.Now().Add(asideEvery)
-	why, err := obstacle(f.ns, f.pins, f.whole)
+	defer func() {
+		f.next = time.Now().Add(max(asideEvery, min(20*time.Since(began), atLatest)))
+		if f.unsure = err; err != nil {
+			f.until(0)
+		}
+	}()
+	obstacle, err := f.obstacle()
 	if err != nil {
-		return false, err
+		return true, err
 	}
 	err = f.ns.Do(func() error {
 		at, aside, err := places()
-		if why = cmp.Or(why, nowhere(at, aside), f.routes); why != "" {
+		if err != nil {
+			return err
+		}
+		if why := f.because(obstacle, at, aside); why != "" {
 			stays = why == f.why
 		} else {
 			stays = f.why == "" && slices.Equal(aside, f.aside) && !f.misplaced(at)
 		}
-		return err
+		return nil
 	})
-	return stays, err
+	return stays || err != nil, err
+}
+
+// because is the one reason of several for which the program does not run: always the same one of the same, or it would change
+// with every look.
+func (f *fast) because(obstacle string, at map[int]string, aside []string) string {
+	return cmp.Or(obstacle, f.routes, nowhere(at, aside))
 }
 
 // nowhere is why the program runs at no interface.
@@ -150,11 +169,11 @@ func forwardsNothing() (string, error) {
 }
 
 // filters looks for chains that forwarded packets meet.
-func filters() (string, error) {
+func (f *fast) filters() (string, error) {
 	if b, err := os.ReadFile("/proc/net/ip6_tables_names"); err == nil && len(strings.TrimSpace(string(b))) > 0 {
 		return "there are ip6tables rules", nil
 	}
-	programs, err := kernel.NetfilterHere(unix.NFPROTO_IPV6)
+	programs, err := f.netfilter.Here(unix.NFPROTO_IPV6)
 	if err != nil {
 		return "", err
 	}

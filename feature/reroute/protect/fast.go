@@ -40,6 +40,9 @@ type fast struct {
 	links map[kernel.TCX]kernel.Link
 	valid bool
 
+	netfilter *kernel.NetfilterSeen
+
+	unsure error     // whether it may run could not be told when it was looked last
 	why    string    // it does not run
 	routes string    // of that what routes are the reason of, since they were learnt
 	aside  []string  // why it does not at some interfaces
@@ -48,9 +51,9 @@ type fast struct {
 
 // startFast loads the program, fills its table and attaches it. Where it would do other than the kernel does it is not
 // attached, and why says so.
-func startFast(ns *netns.Handle, pins *kernel.Opened, w whole) (_ *fast, err error) {
-	f := &fast{ns: ns, pins: pins, whole: w, links: map[kernel.TCX]kernel.Link{}, next: time.Now().Add(asideEvery)}
-	if f.why, err = obstacle(ns, pins, w); err != nil || f.why != "" {
+func startFast(ns *netns.Handle, pins *kernel.Opened, w whole, seen *kernel.NetfilterSeen) (_ *fast, err error) {
+	f := &fast{ns: ns, pins: pins, whole: w, netfilter: seen, links: map[kernel.TCX]kernel.Link{}, next: time.Now().Add(asideEvery)}
+	if f.why, err = f.obstacle(); err != nil || f.why != "" {
 		return f, err
 	}
 	if f.c, err = loadOver(pins.Maps, protectProgRerouteIngress); err != nil {
@@ -63,7 +66,7 @@ func startFast(ns *netns.Handle, pins *kernel.Opened, w whole) (_ *fast, err err
 	if err == nil {
 		err = f.learn()
 	}
-	if f.why = f.routes; err == nil && f.why == "" {
+	if err == nil {
 		err = f.attach()
 	}
 	if err != nil {
@@ -73,36 +76,49 @@ func startFast(ns *netns.Handle, pins *kernel.Opened, w whole) (_ *fast, err err
 	return f, nil
 }
 
-// hurry has the fast program run while a protected link may not be used.
-func (w *watcher) hurry() error {
+// hurry has the fast program run while a protected link may not be used. It is no more than a shorter way: where it cannot run, or
+// nobody can tell whether it may, the kernel and the egress program do the work, and links are followed as before.
+func (w *watcher) hurry() {
 	down := false
 	for _, l := range w.links {
 		down = down || l.protected && w.words.get(l.slot).Reasons() != 0
 	}
 	if w.fast != nil && down {
 		stays, err := w.fast.stays()
-		if err != nil {
-			return err
-		}
 		if stays {
+			w.unsure(err)
 			w.fast.extend()
-			return nil
+			return
 		}
 	}
 	if w.fast != nil {
 		w.fast.close()
 		w.fast = nil
 	}
-	if !down || !w.due.IsZero() {
-		return nil
+	began := time.Now()
+	if !down || !w.due.IsZero() || began.Before(w.fastAfter) {
+		return
 	}
-	f, err := startFast(w.ns, w.pins, w.whole)
+	f, err := startFast(w.ns, w.pins, w.whole, &w.netfilter)
+	w.unsure(err)
 	if err != nil {
-		return err
+		w.fastAfter = time.Now().Add(max(asideEvery, min(20*time.Since(began), atLatest)))
+		return
 	}
 	w.fast = f
 	w.log.Info("packets are rerouted where they come in", "interfaces", len(f.links), "not", f.not())
-	return nil
+}
+
+// unsure tells why the fast program does not run though it may be that it could: once, until that is over.
+func (w *watcher) unsure(err error) {
+	why := ""
+	if err != nil {
+		why = err.Error()
+	}
+	if why != "" && w.unknown == "" {
+		w.log.Warn("packets are not rerouted where they come in, but take the kernel's way first", "reason", why)
+	}
+	w.unknown = why
 }
 
 func (f *fast) close() {
@@ -131,7 +147,7 @@ func (f *fast) until(t uint64) {
 
 // extend renews the lease.
 func (f *fast) extend() {
-	if f.valid {
+	if f.valid && f.unsure == nil {
 		f.until(monotonic() + uint64(lease))
 	}
 }
@@ -177,7 +193,9 @@ func (f *fast) attach() error {
 		if err != nil {
 			return err
 		}
-		f.aside, f.why = aside, nowhere(at, aside)
+		if f.aside, f.why = aside, f.because("", at, aside); f.why != "" {
+			return nil
+		}
 		for _, index := range slices.Sorted(maps.Keys(at)) {
 			p := kernel.TCX{Ifindex: index, Device: at[index]}
 			ln, err := p.Attach(f.c.Programs[protectProgRerouteIngress])

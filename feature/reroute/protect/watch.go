@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -85,6 +84,10 @@ type watcher struct {
 	amiss  bool
 	doubt  bool // a neighbour has changed, by sync or by another at the same time
 	synced time.Time
+
+	netfilter kernel.NetfilterSeen
+	fastAfter time.Time // the fast program is not started before
+	unknown   string    // why nobody can tell whether it may run
 }
 
 // watched is a link in use.
@@ -170,47 +173,6 @@ func (w *watcher) close() {
 	}
 }
 
-// heard is what the kernel tells.
-type heard struct {
-	links      chan netlink.LinkUpdate
-	routes     chan netlink.RouteUpdate
-	neighbours chan netlink.NeighUpdate
-	failed     chan error // something may have been missed
-}
-
-// subscribe hears of links, routes and neighbours.
-func (w *watcher) subscribe(done chan struct{}) (h heard, err error) {
-	h = heard{make(chan netlink.LinkUpdate, 64), make(chan netlink.RouteUpdate, 1024), make(chan netlink.NeighUpdate, 64), make(chan error, 8)}
-	say := func(err error) {
-		select {
-		case h.failed <- err:
-		default:
-		}
-	}
-	err = w.ns.Do(func() error {
-		return errors.Join(
-			netlink.LinkSubscribeWithOptions(h.links, done, netlink.LinkSubscribeOptions{ErrorCallback: say}),
-			netlink.RouteSubscribeWithOptions(h.routes, done, netlink.RouteSubscribeOptions{ErrorCallback: say, ReceiveBufferSize: 4 << 20}),
-			netlink.NeighSubscribeWithOptions(h.neighbours, done, netlink.NeighSubscribeOptions{ErrorCallback: say}))
-	})
-	return h, err
-}
-
-// neighbour hears of a neighbour. One that is permanent on a link in use is one that is kept: if somebody gave it another
-// address, or took it away, repairs and neighbours follow.
-func (w *watcher) neighbour(u netlink.NeighUpdate) {
-	if w.links[u.LinkIndex] == nil {
-		return
-	}
-	if time.Since(w.synced) < quiet { // what sync itself has changed is heard of as well
-		w.doubt = true
-		return
-	}
-	if u.Type == unix.RTM_DELNEIGH || u.State&netlink.NUD_PERMANENT != 0 {
-		w.follow()
-	}
-}
-
 // list looks at every link that is in use. It comes before everything is made to follow: what it has not seen yet is heard of
 // as something new, whether that follows already or not.
 func (w *watcher) list() error {
@@ -228,7 +190,7 @@ func (w *watcher) list() error {
 			l := w.links[t.ifindex]
 			l.protected, l.hold = true, max(l.hold, t.path.Hold)
 		}
-		all, err := netlink.LinkList()
+		all, err := interfaces()
 		if err != nil {
 			return fmt.Errorf("listing interfaces: %w", err)
 		}
@@ -249,45 +211,6 @@ func (w *watcher) look() error {
 		unkept, err := anyUnkept(r.all(w.Paths))
 		w.amiss = unkept || len(r.problem) > 0
 		return err
-	})
-}
-
-// link hears of an interface.
-func (w *watcher) link(l netlink.Link, gone bool) {
-	a := l.Attrs()
-	x := w.links[a.Index]
-	if x == nil {
-		if !gone && w.named(a.Name) { // it has come
-			w.followLink()
-		}
-		return
-	}
-	if a.Name != x.name { // it is another link's now
-		x.name = a.Name
-		w.followLink()
-	}
-	up := !gone && a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
-	if !up {
-		x.up = false
-		if w.words.set(x.slot, carrierByte, true) {
-			w.log.Warn("link is down", "interface", x.name)
-		}
-		return
-	}
-	if !x.up {
-		x.up, x.since = true, time.Now()
-		w.followLink() // the kernel has forgotten its neighbours if it was set down
-	}
-	if a.MTU != x.mtu {
-		x.mtu = a.MTU
-		w.followLink()
-	}
-}
-
-// named says that the configuration names an interface.
-func (w *watcher) named(device string) bool {
-	return slices.ContainsFunc(w.Paths, func(p published) bool {
-		return p.Device == device || slices.ContainsFunc(p.Repairs, func(r Repair) bool { return r.Device == device })
 	})
 }
 
@@ -338,10 +261,13 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 	case <-timer.C:
 	}
 	w.revert()
-	if err := w.catchUp(ctx); err != nil {
+	if err := w.catchUp(ctx); errors.Is(err, netlink.ErrDumpInterrupted) {
+		w.follow() // links or routes have changed meanwhile: what was read of them may be half of each
+	} else if err != nil {
 		return err
 	}
-	return w.hurry()
+	w.hurry()
+	return nil
 }
 
 // next is how long nothing is to be done.
@@ -394,6 +320,7 @@ func (w *watcher) catchUp(ctx context.Context) error {
 	was := w.links
 	w.due, w.doubt = time.Time{}, false
 	if err := w.list(); err != nil {
+		w.links = was
 		return err
 	}
 	for index, l := range w.links {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -20,12 +21,14 @@ func (l testLog) Info(msg string, a ...any) { l.t.Log(append([]any{msg}, a...)..
 func (l testLog) Warn(msg string, a ...any) { l.t.Log(append([]any{"warning:", msg}, a...)...) }
 
 // serve runs what weir serve runs, until stop.
-func (w *world) serve() (stop func()) {
+func (w *world) serve() (stop func()) { return w.serveTo(testLog{w.TB}) }
+
+func (w *world) serveTo(log feature.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = Run(ctx, w.root, testLog{w.TB})
+		_ = Run(ctx, w.root, log)
 	}()
 	stop = func() { cancel(); <-ended }
 	w.Cleanup(stop)

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	locks "sync" // sync is this package's own
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// heardLog keeps what is logged.
+type heardLog struct {
+	testLog
+	mu    locks.Mutex
+	lines []string
+}
+
+func (l *heardLog) keep(msg string, a ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprint(append([]any{msg}, a...)...))
+}
+
+func (l *heardLog) Info(msg string, a ...any) { l.keep(msg, a...); l.testLog.Info(msg, a...) }
+func (l *heardLog) Warn(msg string, a ...any) { l.keep(msg, a...); l.testLog.Warn(msg, a...) }
+
+// count is how many lines have a text.
+func (l *heardLog) count(text string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.lines {
+		if strings.Contains(line, text) {
+			n++
+		}
+	}
+	return n
+}
+
+func lookOften(t *testing.T) {
+	t.Helper()
+	every := asideEvery
+	asideEvery = 50 * time.Millisecond
+	t.Cleanup(func() { asideEvery = every })
+}
+
+// Where it cannot be told whether the fast program may run, packets are rerouted without it, links are followed as before, and
+// it is back when it can be told.
+func TestUnsure(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		change bool // links change meanwhile, which everything is made to follow
+	}{
+		"interrupted": {netlink.ErrDumpInterrupted, true}, "something else": {errors.New("there is no memory"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lookOften(t)
+			var fails atomic.Bool
+			asked := interfaces
+			t.Cleanup(func() { interfaces = asked })
+			interfaces = func() ([]netlink.Link, error) {
+				all, err := asked()
+				if fails.Load() {
+					return all[:1], c.err
+				}
+				return all, err
+			}
+			w := newWorld(t)
+			if !tcx() {
+				t.Skip("need: kernel with tcx (6.6)")
+			}
+			w.apply(w.path(around()))
+			log := &heardLog{testLog: testLog{w.TB}}
+			w.serveTo(log)
+			w.drain(true)
+			p := w.pair(true)
+			fast := func() bool {
+				before := w.state("core").Counts
+				if !p.arrives(100, patience) {
+					t.Error("a packet does not arrive")
+				}
+				after := w.state("core").Counts
+				if after.Packets == before.Packets {
+					t.Error("a packet was not rerouted")
+				}
+				return after.Fast > before.Fast
+			}
+			w.until("packets are rerouted where they come in", fast)
+			fails.Store(true)
+			w.until("they are not any more", func() bool { return !fast() })
+			if c.change {
+				w.ip(w.r1, "link set in mtu 1490")
+				w.ip(w.r1, "link set back mtu 1490")
+			}
+			for range 20 {
+				if fast() {
+					t.Fatal("the fast program runs where nobody can tell whether it may")
+				}
+				time.Sleep(asideEvery)
+			}
+			fails.Store(false)
+			w.until("it is back", fast)
+			if n := log.count("are not followed"); n != 0 {
+				t.Errorf("links were not followed, %d times", n)
+			}
+			if n := log.count("take the kernel's way first"); n != 1 {
+				t.Errorf("warned %d times", n)
+			}
+			if n := log.count("packets are rerouted where they come in interfaces"); n > 1 && !c.change {
+				t.Errorf("started %d times", n)
+			}
+			w.healthy()
+		})
+	}
+}
+
+// Of several reasons for which the fast program does not run one is named, and stays so as long as they do.
+func TestOneReason(t *testing.T) {
+	lookOften(t)
+	w := newWorld(t)
+	if !tcx() {
+		t.Skip("need: kernel with tcx (6.6)")
+	}
+	w.apply(w.path(around()))
+	w.ip(w.r1, "route add fd00:d::/64 from fd00:a::/64 via fd00:12::2")
+	p, _ := theirs(w)
+	w.in(w.r1, func() error {
+		all, err := netlink.LinkList()
+		for _, l := range all {
+			if err == nil && l.Attrs().EncapType == "ether" && l.Attrs().Flags&unix.IFF_LOOPBACK == 0 {
+				err = kernel.Clsact{Ifindex: l.Attrs().Index, Name: "theirs"}.Attach(p)
+			}
+		}
+		return err
+	})
+	log := &heardLog{testLog: testLog{w.TB}}
+	w.serveTo(log)
+	w.drain(true)
+	said := func() int { return log.count("packets are rerouted where they come in") }
+	w.until("it stands aside", func() bool { return said() > 0 })
+	time.Sleep(time.Second) // what follows the first change is over
+	before := said()
+	time.Sleep(20 * asideEvery)
+	if n := said() - before; n > 0 || log.count("routes by source") == 0 {
+		t.Errorf("it changed %d times in %v while nothing did", n, 20*asideEvery)
+	}
+}
