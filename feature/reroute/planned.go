@@ -23,19 +23,42 @@ const plannedName = "plan-"
 // ErrNothingPlanned says that a plan gives a router nothing to install.
 var ErrNothingPlanned = errors.New("the plan has nothing that can be installed")
 
+// way is a way around an interface.
+type way struct {
+	device, out string
+	via         netip.Addr
+	segments    string
+}
+
+// behind is a prefix that is reached by an interface.
+type behind struct {
+	device string
+	netip.Prefix
+}
+
+// planning gathers ways, in the order of the plan.
+type planning struct {
+	paths map[way]*protect.Path
+	order []way
+	ways  map[behind][]way // more than one: nobody knows which
+	to    map[behind][]string
+	notes []string
+}
+
+func (p *planning) note(format string, a ...any) {
+	if s := fmt.Sprintf(format, a...); !slices.Contains(p.notes, s) {
+		p.notes = append(p.notes, s)
+	}
+}
+
 // Planned are the paths of one router's plan: of each interface that may fail, the destinations that have the same way around
-// it. What cannot be installed is in notes, with the reason.
+// it. A prefix goes with the router that announces it nearest. What cannot be installed is in notes, with the reason.
 func Planned(a *plan.Answer) (paths []protect.Path, notes []string, err error) {
-	type way struct{ link, out, via, segments string }
-	at := map[way]int{}
-	numbers := map[string]int{}
+	g := planning{paths: map[way]*protect.Path{}, ways: map[behind][]way{}, to: map[behind][]string{}}
 	for _, row := range a.Repairs {
-		n := row.Plan.Network
-		prefixes := n.Nodes[row.Repair.Destination].Prefixes
-		why := ""
+		prefixes, why := prefixesOf(a, row)
 		switch {
-		case len(prefixes) == 0:
-			why = "the topology names no prefix of it"
+		case why != "":
 		case row.Problem != "":
 			why = row.Problem
 		case len(row.Segments) > 0 && len(row.SIDs) == 0:
@@ -46,42 +69,94 @@ func Planned(a *plan.Answer) (paths []protect.Path, notes []string, err error) {
 			why = "the topology does not say the address of " + row.FirstHop
 		}
 		if why != "" {
-			notes = append(notes, fmt.Sprintf("%s without %s: %s", row.Destination, row.Failure, why))
+			g.note("%s without %s: %s", row.Destination, row.Failure, why)
 			continue
 		}
-		for _, l := range row.Plan.Failures[row.Repair.Failure].Local {
-			if r, ok := row.Plan.For(l, row.Repair.Destination); !ok || r.Out != row.Repair.Out {
-				continue // its traffic does not leave by this one
-			}
-			device := n.Links[l].Interface
-			if device == "" {
-				notes = append(notes, fmt.Sprintf("%s without %s: the topology does not say by which interface: %s", row.Destination, row.Failure, n.LinkName(l)))
-				continue
-			}
-			key := way{device, row.Interface, row.NextHop.String(), fmt.Sprint(row.SIDs)}
-			i, there := at[key]
-			if !there {
-				i = len(paths)
-				at[key] = i
-				numbers[device]++
-				paths = append(paths, protect.Path{Name: fmt.Sprintf("%s%s-%d", plannedName, strings.ReplaceAll(device, ".", "_"), numbers[device]), Device: device,
-					Repairs: []protect.Repair{{Segments: row.SIDs, Device: row.Interface, Via: row.NextHop}}})
-			}
-			for _, p := range prefixes {
-				if p = p.Masked(); !slices.Contains(paths[i].Prefixes, p) {
-					paths[i].Prefixes = append(paths[i].Prefixes, p)
-				}
+		g.add(a, row, prefixes)
+	}
+	for _, u := range a.Unprotected {
+		g.note("%s without %s: %s", u.Destination, u.Failure, u.Reason)
+	}
+	if paths = g.done(); len(paths) == 0 {
+		return nil, g.notes, errors.Join(append([]error{ErrNothingPlanned}, texts(g.notes)...)...)
+	}
+	c := protect.Config{Paths: paths}
+	return paths, g.notes, errors.Join(c.Validate()...)
+}
+
+// prefixesOf are those of a repair's destination whose packets the router sends there: neither to another router that announces
+// them, nor to its own interfaces, as those of a LAN that both are on.
+func prefixesOf(a *plan.Answer, row plan.RepairRow) (out []netip.Prefix, why string) {
+	all := row.Plan.Network.Nodes[row.Repair.Destination].Prefixes
+	if len(all) == 0 {
+		return nil, "the topology names no prefix of it"
+	}
+	for _, p := range all {
+		if slices.Contains(a.Planner.Announcers(row.Plan.Node, p), row.Repair.Destination) {
+			out = append(out, p.Masked())
+		}
+	}
+	if len(out) == 0 {
+		return nil, "what it announces is at this router itself, or at one that is nearer"
+	}
+	return out, ""
+}
+
+// add has prefixes go a repair's way around each interface by which they leave.
+func (g *planning) add(a *plan.Answer, row plan.RepairRow, prefixes []netip.Prefix) {
+	n := row.Plan.Network
+	for _, l := range row.Plan.Failures[row.Repair.Failure].Local {
+		if r, ok := row.Plan.For(l, row.Repair.Destination); !ok || r.Out != row.Repair.Out {
+			continue // its traffic does not leave by this one
+		}
+		device := n.Links[l].Interface
+		switch device {
+		case "":
+			g.note("%s without %s: the topology does not say by which interface: %s", row.Destination, row.Failure, n.LinkName(l))
+			continue
+		case row.Interface:
+			g.note("%s without %s: the way around leaves by %s as well, and an interface is protected as a whole", row.Destination, row.Failure, device)
+			continue
+		}
+		w := way{device, row.Interface, row.NextHop, fmt.Sprint(row.SIDs)}
+		if g.paths[w] == nil {
+			g.paths[w] = &protect.Path{Device: device, Repairs: []protect.Repair{{Segments: row.SIDs, Device: row.Interface, Via: row.NextHop}}}
+			g.order = append(g.order, w)
+		}
+		for _, p := range prefixes {
+			b := behind{device, p}
+			switch {
+			case !a.Planner.Carries(row.Plan, row.Repair, p):
+				g.note("%s of %s without %s: another router announces it, too, to which it would be sent on the way around", p, row.Destination, row.Failure)
+			case !slices.Contains(g.ways[b], w):
+				g.ways[b] = append(g.ways[b], w)
+				g.to[b] = append(g.to[b], row.Destination)
+				g.paths[w].Prefixes = append(g.paths[w].Prefixes, p)
 			}
 		}
 	}
-	for _, u := range a.Unprotected {
-		notes = append(notes, fmt.Sprintf("%s without %s: %s", u.Destination, u.Failure, u.Reason))
+}
+
+// done are the paths that have prefixes, named.
+func (g *planning) done() (out []protect.Path) {
+	numbers := map[string]int{}
+	for _, w := range g.order {
+		p := g.paths[w]
+		p.Prefixes = slices.DeleteFunc(p.Prefixes, func(x netip.Prefix) bool {
+			b := behind{w.device, x}
+			if len(g.ways[b]) > 1 {
+				g.note("%s behind %s: packets for it go to several routers alike, whose ways around differ: %s", x, w.device, strings.Join(g.to[b], ", "))
+			}
+			return len(g.ways[b]) > 1
+		})
+		if len(p.Prefixes) == 0 {
+			continue
+		}
+		numbers[w.device]++
+		p.Name = fmt.Sprintf("%s%s-%d", plannedName, strings.ReplaceAll(w.device, ".", "_"), numbers[w.device])
+		out = append(out, *p)
 	}
-	if len(paths) == 0 {
-		return nil, notes, errors.Join(append([]error{ErrNothingPlanned}, texts(notes)...)...)
-	}
-	c := protect.Config{Paths: paths}
-	return paths, notes, errors.Join(c.Validate()...)
+	return out
 }
 
 func texts(all []string) (out []error) {

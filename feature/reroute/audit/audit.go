@@ -299,17 +299,12 @@ func installed(routes []hop, prefix netip.Prefix, paths []protect.PathState) []I
 	return out
 }
 
-// planned are weir's repairs for the router nearest to which a prefix is.
+// planned are weir's repairs for the routers to which this one sends packets for a prefix, as far as they are of use for it.
 func planned(n *topo.Network, a *plan.Answer, prefix netip.Prefix) []Planned {
-	self, owner := n.Node(n.Self), -1
-	for i, x := range n.Nodes {
-		if slices.Contains(x.Prefixes, prefix) && (owner < 0 || a.Planner.Distance(self, i) < a.Planner.Distance(self, owner)) {
-			owner = i
-		}
-	}
+	owners := a.Planner.Announcers(n.Node(n.Self), prefix)
 	out := []Planned{}
 	for _, r := range a.Repairs {
-		if owner >= 0 && r.Repair.Destination == owner {
+		if slices.Contains(owners, r.Repair.Destination) && a.Planner.Carries(r.Plan, r.Repair, prefix) {
 			out = append(out, Planned{r.Failure, r.Out, r.Segments})
 		}
 	}

@@ -7,7 +7,9 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/weir-project/weir/feature/reroute/plan"
 	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/feature/reroute/topo"
 )
 
 // ParseBackups writes what was read on a line.
@@ -30,4 +32,12 @@ func InstalledAt(links []string, prefix netip.Prefix, paths []protect.PathState)
 		names = append(names, i.Path)
 	}
 	return names
+}
+
+// PlannedFor tells which repairs are planned for a prefix: of the failure, and by which link they leave.
+func PlannedFor(n *topo.Network, a *plan.Answer, prefix netip.Prefix) (out []string) {
+	for _, p := range planned(n, a, prefix) {
+		out = append(out, p.Failure+": "+p.Out)
+	}
+	return out
 }

@@ -10,6 +10,7 @@ package plan
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/weir-project/weir/feature/reroute/topo"
@@ -90,7 +91,10 @@ type Options struct {
 
 // Planner computes the plans of a network's routers. It keeps the shortest paths that plans share; not for use by
 // several goroutines.
-type Planner struct{ g *graph }
+type Planner struct {
+	g         *graph
+	announced map[netip.Prefix][]int // by whom, when it was asked for
+}
 
 // New prepares planning. The network must not change afterwards.
 func New(n *topo.Network) *Planner { return &Planner{g: newGraph(n)} }

@@ -60,7 +60,7 @@ func (r *isisReader) nameInterfaces(b *Builder) {
 			}
 		}
 		if len(named) == 1 {
-			l.Interface, l.Addresses = named[0].device, named[0].addresses
+			l.Interface = named[0].device
 			i := slices.IndexFunc(named[0].addresses, netip.Addr.Is6)
 			if i >= 0 && !l.Remote.Is6() {
 				l.Remote = named[0].addresses[i]

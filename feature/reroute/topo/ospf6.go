@@ -143,12 +143,14 @@ func (r *ospf6Reader) area(lsas []ospf6LSA) (*Network, error) {
 		}
 	}
 	for _, l := range lsas {
-		switch {
-		case l.Type == "Router":
+		if l.Type == "Router" {
 			if err := r.router(routers, l); err != nil {
 				return nil, err
 			}
-		case l.Type == "Intra-Prefix":
+		}
+	}
+	for _, l := range lsas {
+		if l.Type == "Intra-Prefix" {
 			if err := r.prefixes(routers, l); err != nil {
 				return nil, err
 			}
@@ -166,11 +168,15 @@ func (r *ospf6Reader) area(lsas []ospf6LSA) (*Network, error) {
 	return r.b.Network()
 }
 
-// prefixes reads an intra-area-prefix LSA: of a router, or of a LAN, which all of its routers reach at once.
+// prefixes reads an intra-area-prefix LSA: of a router, or of a LAN, which all of its routers reach at the cost of their interface.
 func (r *ospf6Reader) prefixes(routers map[string]int, l ospf6LSA) error {
-	of := []string{l.ReferenceRouter}
+	of, cost := []string{l.ReferenceRouter}, map[int]uint32{}
 	if l.Reference != "Router" {
-		of = r.attached[port{l.ReferenceRouter, l.ReferenceID}]
+		lan := port{l.ReferenceRouter, l.ReferenceID}
+		of = r.attached[lan]
+		for _, m := range r.lans[lan] {
+			cost[m.From] = m.Metric
+		}
 	}
 	for _, p := range l.Prefix {
 		prefix, err := netip.ParsePrefix(p.Prefix)
@@ -179,7 +185,7 @@ func (r *ospf6Reader) prefixes(routers map[string]int, l ospf6LSA) error {
 		}
 		for _, router := range of {
 			if i, ok := routers[router]; ok {
-				r.b.Announce(i, prefix, p.Metric)
+				r.b.Announce(i, prefix, p.Metric+cost[i])
 			}
 		}
 	}

@@ -52,11 +52,10 @@ type Link struct {
 	// LAN names the medium if more than two routers may share it: the adjacencies of one router on one LAN
 	// use one interface, and fail with it.
 	LAN           string
-	SRLGs         []string     // shared-risk groups: what also fails when this fails (RFC 4202 section 2.3)
-	Interface     string       // of From; "" if the source does not say
-	Local, Remote netip.Addr   // interface addresses of From and To, where known
-	Addresses     []netip.Addr // further ones of To
-	EndX, DX6     netip.Addr   // From's End.X and End.DX6 SIDs (RFC 8986 sections 4.2, 4.4) for it, where there are such
+	SRLGs         []string   // shared-risk groups: what also fails when this fails (RFC 4202 section 2.3)
+	Interface     string     // of From; "" if the source does not say
+	Local, Remote netip.Addr // interface addresses of From and To, where known
+	EndX, DX6     netip.Addr // From's End.X and End.DX6 SIDs (RFC 8986 sections 4.2, 4.4) for it, where there are such
 }
 
 // Node finds a router by its name, or -1.
