@@ -97,7 +97,8 @@ func TestAnswersAreExtra(t *testing.T) {
 	}
 }
 
-// A neighbour that asks for packets more often gets them from then on, whatever it had asked for before (RFC 5880, 6.8.3).
+// A neighbour that asks for packets more often gets them from then on, whatever it had asked for before, and if that was none
+// (RFC 5880, 6.8.3).
 func TestShorterAtOnce(t *testing.T) {
 	x := newPace(t, 10*time.Second, 3)
 	for x.beat(10*time.Millisecond) == nil {
@@ -123,6 +124,19 @@ func TestShorterAtOnce(t *testing.T) {
 	x.hear()
 	if got := x.beat(0); len(got) != 1 || !got[0].Final {
 		t.Errorf("its poll is not answered: %+v", got)
+	}
+	x.p.Poll, x.p.RequiredRx = false, 10*time.Second
+	x.hear()
+	if got := x.beat(10 * time.Millisecond); len(got) != 1 {
+		t.Errorf("%d packets are sent at once", len(got))
+	}
+	x.p.RequiredRx = 0 // it wants none, and when the next is to leave long is known
+	x.hear()
+	x.beat(time.Second)
+	x.p.RequiredRx = 20 * time.Second
+	x.hear()
+	if got := x.beat(10 * time.Millisecond); len(got) != 1 {
+		t.Errorf("%d packets are sent at once where there were none", len(got))
 	}
 }
 

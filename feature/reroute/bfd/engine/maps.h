@@ -136,8 +136,9 @@ static __always_inline void bfd_gather(struct bfd_state *s, const struct bfd_ech
 
 /*
  * bfd_tell has the link's word say what the session has found, and user space know of a change. A
- * session that never was up says nothing of its link; nor does one that either side has shut down, until
- * it has been up again: what ends on purpose has found nothing (RFC 5882, 3.2). One that is up has not found its link good before its echo comes back, if that has failed.
+ * session that never was up says nothing of its link; nor does one that either side has shut down,
+ * until it has been up again: what ends on purpose has found nothing (RFC 5882, 3.2). One that is
+ * up has not found its link good before its echo comes back, if that has failed.
  */
 static __always_inline void bfd_tell(const struct bfd_setup *c, const struct bfd_news *n,
 				     __u32 place, __u64 now)

@@ -185,8 +185,8 @@ static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state
 	if (p->bits & BFD_FINAL && s->poll)
 		bfd_end_poll(c, s);
 	after = bfd_interval(c, s);
-	if (after && after < before)
-		s->next = 0; /* 6.8.3: what was to be sent later is due already, or soon */
+	if (after && (!before || after < before))
+		s->next = 0; /* 6.8.3: what was to be sent later, or never, is due or soon */
 	if (s->state == BFD_ADMIN_DOWN)
 		return;
 	if (p->bits & BFD_POLL)
