@@ -70,6 +70,6 @@ func BenchmarkBeat(b *testing.B) {
 		b.Fatal(err)
 	}
 	if last.Seq != uint32(b.N) {
-		b.Logf("%d probes in %d beats", last.Seq, b.N)
+		b.Fatalf("%d probes in %d beats", last.Seq, b.N)
 	}
 }

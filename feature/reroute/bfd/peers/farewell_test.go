@@ -4,6 +4,7 @@ package peers
 
 import (
 	"encoding/json"
+	"math"
 	"net/netip"
 	"testing"
 	"time"
@@ -15,11 +16,18 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
 // losesFarewells has the other namespace lose the first packets by which a session over IPv4 says that it is shut down.
 func (w *world) losesFarewells(packets int32) (lost func() uint32) {
+	w.Helper()
+	return w.loses(w.there, packets, asm.JEq, bfd.AdminDown)
+}
+
+// loses has a namespace lose so many packets of a session over IPv4 whose state compares so to a state.
+func (w *world) loses(ns *netns.Handle, packets int32, compares asm.JumpOp, to bfd.State) (lost func() uint32) {
 	w.Helper()
 	counts, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
@@ -41,8 +49,10 @@ func (w *world) losesFarewells(packets int32) (lost func() uint32) {
 		asm.JNE.Imm(asm.R0, bfd.Port, "pass"),
 		asm.LoadAbs(state, asm.Byte),
 		asm.RSh.Imm(asm.R0, 6),
-		asm.JNE.Imm(asm.R0, int32(bfd.AdminDown), "pass"),
-		asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+		compares.Imm(asm.R0, int32(to), "lose"),
+		asm.Mov.Imm(asm.R0, pass),
+		asm.Return(),
+		asm.StoreImm(asm.RFP, -4, 0, asm.Word).WithSymbol("lose"),
 		asm.Mov.Reg(asm.R2, asm.RFP),
 		asm.Add.Imm(asm.R2, -4),
 		asm.LoadMapPtr(asm.R1, counts.FD()),
@@ -61,9 +71,9 @@ func (w *world) losesFarewells(packets int32) (lost func() uint32) {
 		w.Fatal(err)
 	}
 	defer prog.Close()
-	index := nstest.Ifindex(w, w.there, "w0")
+	index := nstest.Ifindex(w, ns, "w0")
 	var l link.Link
-	err = w.there.Do(func() (err error) {
+	err = ns.Do(func() (err error) {
 		l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 		return err
 	})
@@ -79,6 +89,21 @@ func (w *world) losesFarewells(packets int32) (lost func() uint32) {
 	}
 }
 
+// shown is what bfdd shows of its one peer.
+type shown struct {
+	Status, Diagnostic string
+	Remote             string `json:"remote-diagnostic"`
+}
+
+func show(t *testing.T, r *frrtest.Router) shown {
+	t.Helper()
+	var all []shown
+	if err := json.Unmarshal([]byte(r.Vtysh("show bfd peers json")), &all); err != nil || len(all) != 1 {
+		t.Fatalf("bfdd shows %d peers, %v", len(all), err)
+	}
+	return all[0]
+}
+
 // A session that is taken out of the configuration is one that its neighbour knows to have been shut down, also where packets that
 // say so are lost; and the command waits no longer than until it knows.
 func TestFarewell(t *testing.T) {
@@ -89,27 +114,33 @@ func TestFarewell(t *testing.T) {
 			r := frrtest.Start(t, w.there, "far", map[string]string{"bfdd": neighbours("10.9.0.2 10.9.0.1")})
 			s := Session{Name: "four", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times}
 			w.apply(Config{Netns: w.ref, Sessions: []Session{s}})
-			type peer struct {
-				Status, Diagnostic string
-				Remote             string `json:"remote-diagnostic"`
-			}
-			shown := func() peer {
-				var all []peer
-				if err := json.Unmarshal([]byte(r.Vtysh("show bfd peers json")), &all); err != nil || len(all) != 1 {
-					t.Fatalf("bfdd shows %d peers, %v", len(all), err)
-				}
-				return all[0]
-			}
-			w.eventually("both ends are up", func() bool { return shown().Status == "up" && w.session("four").Detection == times*every })
+			w.eventually("both ends are up", func() bool { return show(t, r).Status == "up" && w.session("four").Detection == times*every })
 			count := w.losesFarewells(lost)
 			began := time.Now()
 			w.apply()
 			took := time.Since(began)
-			got := shown()
+			got := show(t, r)
 			t.Logf("after %v: bfdd shows %+v; lost: %d", took, got, count())
 			if got.Status != "down" || got.Diagnostic != "neighbor signaled session down" || got.Remote != "administratively down" || count() != uint32(lost) {
 				t.Errorf("bfdd shows %+v; lost: %d", got, count())
 			}
 		})
+	}
+}
+
+// One that is shut down while it comes up, and cannot know how far the other end has come, which is up already: what it heard last is
+// from before, and no answer.
+func TestFarewellComingUp(t *testing.T) {
+	w := newWorld(t, true)
+	w.acquaint()
+	w.loses(w.here, math.MaxInt32, asm.JGE, bfd.Init)
+	count := w.losesFarewells(1)
+	r := frrtest.Start(t, w.there, "far", map[string]string{"bfdd": neighbours("10.9.0.2 10.9.0.1")})
+	s := Session{Name: "four", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times}
+	w.apply(Config{Netns: w.ref, Sessions: []Session{s}})
+	w.eventually("the other end is up, and this one does not know", func() bool { return show(t, r).Status == "up" && w.session("four").State == bfd.Init })
+	w.apply()
+	if got := show(t, r); got.Status != "down" || got.Diagnostic != "neighbor signaled session down" || count() != 1 {
+		t.Errorf("bfdd shows %+v; lost: %d", got, count())
 	}
 }

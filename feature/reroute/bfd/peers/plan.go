@@ -243,12 +243,13 @@ const (
 
 // leave is a session that takes its leave.
 type leave struct {
-	out  uint64        // what it had sent before
-	told time.Duration // for how long its other end is, if it does not answer
+	in, out uint64        // what it had received and sent before
+	told    time.Duration // for how long its other end is, if it does not answer
 }
 
 // farewell ends the sessions that do not stay, and has their other ends know that it is on purpose (RFC 5880, 6.8.16): who hears
-// nothing takes the link for dead. They are told until they say that they know, or would have missed the session by themselves.
+// nothing takes the link for dead. They are told until they say that they know, or would have missed the session by themselves. What
+// the other end said before does not count: of a session that was coming up, it may be up by now.
 func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there map[uint32]engine.Identity, stays map[uint32]bool) error {
 	said := map[uint32]leave{}
 	for d := range there {
@@ -260,22 +261,24 @@ func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there 
 			return err
 		}
 		if ok && (st.State == bfd.Up || st.State == bfd.Init) { // the other end may be up
-			said[d] = leave{st.Out, min(max(st.Awaited, minFarewell), maxFarewell)}
+			said[d] = leave{st.In, st.Out, min(max(st.Awaited, minFarewell), maxFarewell)}
 			if err := e.Down(d); err != nil {
 				return err
 			}
 		}
 	}
-	// Not the time counts: a host that stands still says nothing meanwhile.
-	const nap = time.Millisecond
-	for took := time.Duration(0); len(said) > 0 && ctx.Err() == nil; took += nap {
+	// A host that stands still says nothing meanwhile: of a round no more counts than it may well take.
+	const nap, longest = time.Millisecond, 100 * time.Millisecond
+	for took := time.Duration(0); len(said) > 0 && ctx.Err() == nil; {
+		began := time.Now()
 		time.Sleep(nap)
 		for d, x := range said {
 			st, ok, err := e.Status(d)
-			if err != nil || !ok || st.Out > x.out && st.Remote.State <= bfd.Down || took >= x.told {
+			if err != nil || !ok || st.Out > x.out && st.In > x.in && st.Remote.State <= bfd.Down || took >= x.told {
 				delete(said, d)
 			}
 		}
+		took += min(time.Since(began), longest)
 	}
 	maps.DeleteFunc(there, func(d uint32, _ engine.Identity) bool { return stays[d] })
 	return e.Delete(slices.Collect(maps.Keys(there))...)
