@@ -17,6 +17,7 @@ import (
 // Loops are a metronome's, for programs that beat with it: a packet comes in by each of the devices once a tick, and goes on to
 // the program of liveness, which sends it round again.
 type Loops struct {
+	Tick    time.Duration  // as it is: others may have asked for a shorter one
 	Devices map[string]int // where the packets come out: names and numbers
 	// Stalls has one word, struct live_common: when (CLOCK_MONOTONIC, ns) a CPU with a loop was last seen not to run.
 	Stalls *ebpf.Map
@@ -38,13 +39,13 @@ func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick 
 		return nil, err
 	}
 	defer s.close()
-	out := &Loops{Devices: map[string]int{}}
+	out := &Loops{Tick: s.p.Config.tick(), Devices: map[string]int{}}
 	err = ns.Do(func() error {
 		cpus, err := loopCPUs(s.p.Config.CPUs)
 		if err != nil {
 			return err
 		}
-		loops, err := makeLoops(cpus, s.p.Config.tick())
+		loops, err := makeLoops(cpus, out.Tick)
 		for i, l := range loops {
 			out.Devices[exitName(i)] = l.exit
 		}

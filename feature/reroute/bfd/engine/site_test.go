@@ -53,3 +53,32 @@ func TestReplaced(t *testing.T) {
 		t.Errorf("%t, %v", there, err)
 	}
 }
+
+// The programs know the ticks that there are, also where a process that asked for longer ones attaches what is missing.
+func TestTickIsTheLoops(t *testing.T) {
+	s := newSide(t)
+	ticks := func() time.Duration {
+		t.Helper()
+		var c bfdBfdClockwork
+		if err := s.e.tables.clock.Lookup(uint32(0), &c); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(c.Tick) * time.Microsecond
+	}
+	l, err := s.root.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := OpenWith(t.Context(), l, s.here, tick/2)
+	l.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if got := ticks(); got != tick/2 {
+		t.Errorf("asked for %v: %v", tick/2, got)
+	}
+	if err := s.e.Mend(t.Context()); err != nil || ticks() != tick/2 {
+		t.Errorf("after another, who asked for %v: %v, %v", tick, ticks(), err)
+	}
+}

@@ -60,7 +60,7 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 	if k != nil {
 		made.Keep = linkKeep{k}
 	}
-	e, err := engine.OpenHanded(ctx, r, ns, p.Config.Tick(), made)
+	e, err := engine.OpenHanded(ctx, r, ns, config.Load().Tick(), made)
 	if err != nil {
 		return err
 	}
@@ -91,6 +91,7 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 		cancel() // it was removed
 	})
 	others.Go(func() { h.tell(ctx, log) })
+	others.Go(func() { keepTick(ctx, e, config) })
 	return h.client.Run(ctx)
 }
 

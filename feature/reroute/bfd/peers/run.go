@@ -95,9 +95,9 @@ func (r *runner) know(c Config) {
 
 func start(life context.Context, r *kernel.Root, p published, inherited *left, t *told, log feature.Logger, all *sync.WaitGroup) runner {
 	ctx, cancel := context.WithCancel(life)
-	own := func() error { return configured(ctx, r, p, t, log) }
 	config := &atomic.Pointer[Config]{}
 	config.Store(&p.Config)
+	own := func() error { return configured(ctx, r, p, config, t, log) }
 	ofFRR := func() error {
 		l := inherited
 		inherited = nil // it is for the first time
@@ -120,13 +120,13 @@ func start(life context.Context, r *kernel.Root, p published, inherited *left, t
 }
 
 // configured is about the sessions of the configuration, also of those that come later.
-func configured(ctx context.Context, r *kernel.Root, p published, t *told, log feature.Logger) error {
+func configured(ctx context.Context, r *kernel.Root, p published, config *atomic.Pointer[Config], t *told, log feature.Logger) error {
 	ns, err := netns.Find(p.Netns, p.Inode)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	e, err := engine.Open(ctx, r, ns, p.Config.Tick())
+	e, err := engine.Open(ctx, r, ns, config.Load().Tick())
 	if err != nil {
 		return err
 	}
@@ -135,9 +135,25 @@ func configured(ctx context.Context, r *kernel.Root, p published, t *told, log f
 	var other sync.WaitGroup
 	defer other.Wait()
 	defer cancel()
+	other.Go(func() { keepTick(ctx, e, config) })
 	other.Go(func() { t.changes(ctx, e) })
 	e.Run(ctx, func(err error) { log.Warn("BFD", "netns", p.Netns, "reason", err) })
 	return nil
+}
+
+// keepTick has an engine see to the ticks that the configuration asks for at any moment: those of when it was opened may be shorter by
+// now than anybody needs.
+func keepTick(ctx context.Context, e interface{ SetTick(time.Duration) }, config *atomic.Pointer[Config]) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		e.SetTick(config.Load().Tick())
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // mend has sessions begin whose devices have come, or are others by now.

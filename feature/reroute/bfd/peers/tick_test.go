@@ -3,6 +3,8 @@
 package peers
 
 import (
+	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -26,5 +28,30 @@ func TestTick(t *testing.T) {
 		if got := x.Tick(); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
+	}
+}
+
+type ticks chan time.Duration
+
+func (t ticks) SetTick(d time.Duration) { t <- d }
+
+// Who looks after sessions goes by the configuration of the moment.
+func TestKeepTick(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	said := make(ticks)
+	r := runner{config: &atomic.Pointer[Config]{}}
+	r.config.Store(&Config{Sessions: []Session{{Interval: 4 * time.Millisecond, Multiplier: 3}}})
+	go keepTick(ctx, said, r.config)
+	for _, want := range []time.Duration{time.Millisecond, 2 * time.Millisecond} {
+		select {
+		case got := <-said:
+			if got != want {
+				t.Errorf("%v, want %v", got, want)
+			}
+		case <-ctx.Done():
+			t.Fatal("nothing is said")
+		}
+		r.know(Config{Sessions: []Session{{Interval: 8 * time.Millisecond, Multiplier: 3}}})
 	}
 }
