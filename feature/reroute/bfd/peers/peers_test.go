@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -360,52 +359,4 @@ func TestHandedOver(t *testing.T) {
 	w.run()
 	w.eventually("all are up again with weir", all)
 	w.stop()
-}
-
-// A device that is made anew, under another number or its old one, has its session again, with nobody to apply anything.
-func TestDeviceAnew(t *testing.T) {
-	for name, same := range map[string]bool{"another number": false, "the same number": true} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, true)
-			w.acquaint()
-			session := func(name, peer string) []Session {
-				return []Session{{Name: name, Device: "w0", Peer: netip.MustParseAddr(peer), Interval: every, Multiplier: times / 3}}
-			}
-			w.apply(Config{Netns: w.ref, Sessions: session("near", "10.9.0.2")},
-				Config{Netns: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.there.FD()), Sessions: session("far", "10.9.0.1")})
-			w.run()
-			defer w.stop()
-			up := func() bool { return w.session("near").State == bfd.Up && w.session("far").State == bfd.Up }
-			w.eventually("both are up", up)
-			a, b := nstest.Ifindex(t, w.here, "w0"), nstest.Ifindex(t, w.there, "w0")
-			ip := func(ns *netns.Handle, args string) {
-				t.Helper()
-				if err := ns.Do(func() error {
-					out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
-					if err != nil {
-						return fmt.Errorf("ip %s: %w: %s", args, err, out)
-					}
-					return nil
-				}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			ip(w.here, "link del w0")
-			w.eventually("both are down", func() bool { return w.session("near").State != bfd.Up && w.session("far").State != bfd.Up })
-			if same {
-				// Between two namespaces without names: made in the one, the other end goes to the other and keeps its number.
-				ip(w.here, fmt.Sprintf("link add w0 index %d type veth peer name w0 index %d netns /proc/%d/fd/%d", a, b, os.Getpid(), w.there.FD()))
-				ip(w.here, "link set w0 up")
-				ip(w.there, "link set w0 up")
-				nstest.Address(t, w.here, "w0", netip.MustParsePrefix("10.9.0.1/16"))
-				nstest.Address(t, w.there, "w0", netip.MustParsePrefix("10.9.0.2/16"))
-			} else {
-				w.cable()
-			}
-			if x, y := nstest.Ifindex(t, w.here, "w0"), nstest.Ifindex(t, w.there, "w0"); (x == a && y == b) != same {
-				t.Fatalf("devices %d and %d were made anew as %d and %d", a, b, x, y)
-			}
-			w.eventually("both are up again", up)
-		})
-	}
 }
