@@ -182,6 +182,7 @@ func (a *Agent) attend(ctx context.Context, raw net.Conn) {
 	}
 	if before := a.hosts[number]; before != nil {
 		before.Close() // the host's agent has started anew, or its connection was broken for it alone
+		a.unload(number)
 	}
 	a.hosts[number] = c
 	a.mu.Unlock()
@@ -193,7 +194,7 @@ func (a *Agent) attend(ctx context.Context, raw net.Conn) {
 			break
 		}
 		if f.IsLoad {
-			a.noteLoad(number, f.Flow.Service, f.Load)
+			a.noteLoad(c, f.Flow.Service, f.Load)
 			continue
 		}
 		if err := a.handle(c, f); err != nil {

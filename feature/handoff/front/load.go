@@ -7,6 +7,7 @@ import (
 	"math"
 
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
 // loadKey is a service at a host.
@@ -18,9 +19,13 @@ type loadKey struct {
 // nobody is what a host says waits for a service whose members have gone.
 const nobody = math.MaxUint32
 
-func (a *Agent) noteLoad(host move.Host, service uint16, n uint32) {
+func (a *Agent) noteLoad(from *peer.Conn, service uint16, n uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	host := from.Peer.Number
+	if a.hosts[host] != from {
+		return // of a connection that another one has replaced
+	}
 	if n == nobody {
 		delete(a.loads, loadKey{host, service})
 		return

@@ -330,6 +330,17 @@ func TestLoads(t *testing.T) {
 	shows(map[string]uint32{"four": 3, "six": 5})
 	say(1, nobody)
 	shows(map[string]uint32{"four": 3})
+	// The host's agent starts anew before it is noticed that its connection has ended: what that says, and has said, is of before.
+	a.mu.Lock()
+	before := a.hosts[1]
+	a.mu.Unlock()
+	h = register(t, ca, at, "h1", 1, peer.Registration{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1})
+	h.hears(t, func(p peer.Peers) bool { return len(p.Members) == 1 })
+	shows(nil)
+	a.noteLoad(before, 0, 9)
+	shows(nil)
+	say(0, 4)
+	shows(map[string]uint32{"four": 4})
 	h.c.Close()
 	shows(nil)
 }
