@@ -152,7 +152,7 @@ func (a *Agent) forget(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if _, err := a.f.Forget(a.o.Ended, a.o.Idle); err != nil {
+		if _, err := a.f.forget(a.o.Ended, a.o.Idle, &a.mu); err != nil {
 			a.o.Log.Warn("flows that have ended stay known", "reason", err)
 		}
 	}

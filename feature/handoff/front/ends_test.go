@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -166,5 +167,37 @@ func TestForgetsFlood(t *testing.T) {
 	}
 	if fl, err := f.Flow(opened); err != nil || fl.Opening {
 		t.Errorf("%+v, %v", fl, err)
+	}
+}
+
+// locker does something before it locks.
+type locker struct {
+	sync.Mutex
+	before func()
+}
+
+func (l *locker) Lock() { l.before(); l.Mutex.Lock() }
+
+// A flow that begins to move, or goes on, between being found too old and being forgotten stays.
+func TestForgetsNoMove(t *testing.T) {
+	sc := newScene(t)
+	f := sc.f
+	_, k, _, other := session(t, sc)
+	for what, begins := range map[string]func(*frontFrontFlow){
+		"move":   func(v *frontFrontFlow) { v.Word |= uint64(other) << toAt },
+		"packet": func(v *frontFrontFlow) { v.Seen = kernel.Monotonic() },
+	} {
+		was := frontFrontFlow{}
+		change(t, f, k, func(v *frontFrontFlow) { v.Seen = 1; was = *v })
+		n, err := f.forget(time.Hour, time.Second, &locker{before: func() { change(t, f, k, begins) }})
+		if n != 0 || err != nil {
+			t.Errorf("%s: %d are forgotten, %v", what, n, err)
+		}
+		if err := f.maps.FrontFlows.Put(k.raw(), was); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := f.Forget(time.Hour, time.Second); n != 1 || err != nil {
+		t.Errorf("and then %d, %v", n, err)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -226,40 +227,64 @@ func (f *Front) Release(k Key) error {
 // not fill the table. A host repeats its answer for half a minute, within which no pause is as long.
 const unanswered = 20 * time.Second
 
+// never says that a flow is, as far as anybody can tell, no more than what a client has made up: no host has answered it, or its
+// client has not answered the host. One that has moved was some host's.
+func (fl *Flow) never(k Key) bool {
+	return fl.To == 0 && fl.Epoch == 0 && (fl.Opening || fl.Out == 0 && k.Client.Port() != 0 && !fl.Told)
+}
+
 // Forget removes flows that have ended, and those of which nothing has been seen for as long as idle; not those that move, and
 // not what Override has made. A connection that was never opened goes after 20 s. It returns how many. Where flows have taken three
 // quarters of their room, sources of datagrams are not learned any more, which anybody could make up: these go by the hash.
 func (f *Front) Forget(ended, idle time.Duration) (int, error) {
-	var gone []frontFrontFlowKey
-	var over []Key // of them, those that have ended
-	known := 0
-	at := kernel.Monotonic()
-	err := f.each(func(k frontFrontFlowKey, v frontFrontFlow) bool {
-		known++
-		fl := flowOf(v)
-		if fl.To != 0 || fl.Parked || fl.Pinned {
+	return f.forget(ended, idle, &sync.Mutex{})
+}
+
+// forget does, holding mu whenever it removes a flow: a move that begins meanwhile is seen then.
+func (f *Front) forget(ended, idle time.Duration, mu sync.Locker) (n int, err error) {
+	over := func(k Key, fl Flow) bool {
+		now := kernel.Monotonic()
+		age := time.Duration(now - min(now, fl.Seen))
+		switch {
+		case fl.To != 0 || fl.Parked || fl.Pinned:
+			return false
+		case fl.Ended && age >= ended, age >= idle:
 			return true
 		}
-		age := time.Duration(at - min(at, fl.Seen))
-		if fl.Ended && age >= ended {
-			over = append(over, keyOf(k))
-		}
-		never := fl.Opening || fl.Out == 0 && k.Port != 0 && !fl.Told
-		if fl.Ended && age >= ended || age >= idle || never && age >= min(idle, unanswered) {
+		return fl.never(k) && age >= min(idle, unanswered)
+	}
+	var gone []Key
+	known := 0
+	err = f.Flows(func(k Key, fl Flow) bool {
+		known++
+		if over(k, fl) {
 			gone = append(gone, k)
 		}
 		return true
 	})
+	remove := func(k Key) error {
+		mu.Lock()
+		defer mu.Unlock()
+		fl, err := f.Flow(k)
+		if err != nil || !over(k, fl) { // it moves by now, or goes on
+			return err
+		}
+		if err := f.maps.FrontFlows.Delete(k.raw()); err != nil {
+			return err
+		}
+		n++
+		if fl.Ended {
+			f.changed(k)
+		}
+		return nil
+	}
 	for _, k := range gone {
-		if e := f.maps.FrontFlows.Delete(k); !errors.Is(e, ebpf.ErrKeyNotExist) {
+		if e := remove(k); !errors.Is(e, ErrNoFlow) && !errors.Is(e, ebpf.ErrKeyNotExist) {
 			err = errors.Join(err, e)
 		}
 	}
-	for _, k := range over {
-		f.changed(k)
-	}
-	full := known-len(gone) > int(f.maps.FrontFlows.MaxEntries())*3/4
-	return len(gone), errors.Join(err, f.configure(full))
+	full := known-n > int(f.maps.FrontFlows.MaxEntries())*3/4
+	return n, errors.Join(err, f.configure(full))
 }
 
 func (f *Front) each(yield func(frontFrontFlowKey, frontFrontFlow) bool) error {

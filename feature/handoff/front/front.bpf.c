@@ -75,7 +75,10 @@ struct {
 	__type(value, struct front_flow);
 } front_flows SEC(".maps");
 
-/* What is lost for want of room is told when the front ends compare all. */
+/*
+ * Flows that another front end is to know: those of which more is there than a client's word. What
+ * is lost for want of room is told when the front ends compare all.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
@@ -325,7 +328,20 @@ static __always_inline int to_host(struct __sk_buff *skb, __u32 number)
 	return bpf_redirect(h->ifindex, 0);
 }
 
-/* learn records a flow that is new. What there is no room for goes by the hash. */
+/* tell has the agent tell another front end of a flow. */
+static __always_inline void tell(const struct front_flow_key *k)
+{
+	struct front_config *c = config();
+
+	if (c && c->news)
+		bpf_ringbuf_output(&front_learned, (void *)k, sizeof(*k), 0);
+}
+
+/*
+ * learn records a flow that is new. What there is no room for goes by the hash. A connection that a
+ * client begins is told of once a host and the client have spoken: a flood of SYNs is not to fill
+ * two front ends.
+ */
 static __always_inline void learn(const struct front_flow_key *k, __u32 owner, __u32 flags,
 				  int by_host)
 {
@@ -336,15 +352,14 @@ static __always_inline void learn(const struct front_flow_key *k, __u32 owner, _
 		.out = by_host,
 		.flags = flags,
 	};
-	struct front_config *c = config();
 
 	if (bpf_map_update_elem(&front_flows, k, &f, BPF_NOEXIST)) {
 		count(FRONT_FULL);
 		return;
 	}
 	count(FRONT_LEARNED);
-	if (c && c->news)
-		bpf_ringbuf_output(&front_learned, (void *)k, sizeof(*k), 0);
+	if (by_host || !k->port)
+		tell(k);
 }
 
 /*
@@ -391,13 +406,15 @@ static __always_inline void saw(struct front_flow *f, const struct packet *p,
  * saw_client: a connection between the same ends as one that has ended is a new one, whose end has
  * not been seen. It goes to the same owner, who may still know the one before (TIME_WAIT).
  */
-static __always_inline void saw_client(struct front_flow *f, const struct packet *p,
-				       const struct front_service *s)
+static __always_inline void saw_client(struct front_flow *f, const struct front_flow_key *k,
+				       const struct packet *p, const struct front_service *s)
 {
 	if (opens(p, s) && ended(f->flags))
 		f->flags &= ~(FRONT_RST | FRONT_FINS);
-	if (f->flags & FRONT_OPENING && f->out && !(p->tcp & TCP_SYN))
+	if (f->flags & FRONT_OPENING && f->out && !(p->tcp & TCP_SYN)) {
 		f->flags &= ~FRONT_OPENING;
+		tell(k);
+	}
 	saw(f, p, s, FRONT_FIN_IN);
 }
 
@@ -405,9 +422,12 @@ static __always_inline void saw_client(struct front_flow *f, const struct packet
  * saw_host: an owner that goes on speaks of a connection that lives, whatever reset was seen:
  * anybody can make up one of the client's. Of a real one the client says so again.
  */
-static __always_inline void saw_host(struct front_flow *f, const struct packet *p,
-				     const struct front_service *s)
+static __always_inline void saw_host(struct front_flow *f, const struct front_flow_key *k,
+				     const struct packet *p, const struct front_service *s)
 {
+	if (!f->out++ && k->port && !(f->flags & FRONT_OPENING))
+		tell(k);
+
 	if (f->flags & FRONT_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
 		f->flags &= ~FRONT_RST;
 	saw(f, p, s, FRONT_FIN_OUT);
@@ -438,7 +458,7 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 		count(FRONT_ICMP);
 	} else {
 		f->in++;
-		saw_client(f, p, s);
+		saw_client(f, &k, p, s);
 	}
 	if (FRONT_PARKED(f->word) && !again) {
 		c = config();
@@ -508,8 +528,7 @@ static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
 	}
 	if (word & FRONT_BEFORE) /* the owner has spoken: nobody before it gets the flow back */
 		__sync_fetch_and_and(&f->word, ~FRONT_BEFORE);
-	f->out++;
-	saw_host(f, p, s);
+	saw_host(f, &k, p, s);
 	count(FRONT_OUT);
 	return TC_ACT_UNSPEC;
 }

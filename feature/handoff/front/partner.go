@@ -180,6 +180,9 @@ func (a *Agent) tellOf(c *peer.Conn, keys map[Key]bool) error {
 		if err != nil && !r.gone {
 			return err
 		}
+		if err == nil && fl.never(k) {
+			continue // the other one would not know that it is soon forgotten; once it is open the data path says so
+		}
 		b = r.append(b)
 		if len(b) >= recordsMost*recordSize {
 			if err := c.SendFlows(b); err != nil {
