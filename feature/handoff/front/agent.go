@@ -53,6 +53,8 @@ type Agent struct {
 	own   peer.Hello
 	names map[move.Host]string
 
+	openFor time.Duration // moves of the partner's; a test has less patience
+
 	mu      sync.Mutex
 	hosts   map[move.Host]*peer.Conn
 	timers  map[Key]*time.Timer
@@ -62,12 +64,17 @@ type Agent struct {
 	kick    chan struct{}
 }
 
+const (
+	defaultHold  = time.Second
+	defaultLapse = 10 * time.Second
+)
+
 // NewAgent makes an agent of a data path, which knows the hosts already: see [Front.SetHosts].
 func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 	for _, d := range []struct {
 		of  *time.Duration
 		def time.Duration
-	}{{&o.Hold, time.Second}, {&o.Lapse, 10 * time.Second}, {&o.Ended, 5 * time.Second}, {&o.Idle, time.Hour}, {&o.Down, defaultDown}} {
+	}{{&o.Hold, defaultHold}, {&o.Lapse, defaultLapse}, {&o.Ended, 5 * time.Second}, {&o.Idle, time.Hour}, {&o.Down, defaultDown}} {
 		if *d.of == 0 {
 			*d.of = d.def
 		}
@@ -80,7 +87,7 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.FrontAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Host]string{},
 		hosts: map[move.Host]*peer.Conn{}, timers: map[Key]*time.Timer{},
-		members: map[move.Host]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}}
+		members: map[move.Host]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, openFor: max(openFor, 2*o.Lapse)}
 	for _, h := range o.Hosts {
 		a.names[h.Number] = h.Name
 	}

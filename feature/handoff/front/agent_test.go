@@ -21,6 +21,7 @@ type agents struct {
 	t       *testing.T
 	ca      *peertest.Authority
 	address string
+	name    string        // of the front end; "": front
 	hosts   [3]*peer.Conn // by number
 	lives   [3]uint64
 }
@@ -60,7 +61,7 @@ func (s *agents) connect(number int) {
 	s.t.Helper()
 	name := []string{"", "h1", "h2"}[number]
 	life := cmp.Or(s.lives[number], peer.NewInstance())
-	c, err := peer.Dial(s.t.Context(), s.address, "front", s.ca.TLS(name), peer.Hello{Number: move.Host(number), Instance: life, Name: name})
+	c, err := peer.Dial(s.t.Context(), s.address, cmp.Or(s.name, "front"), s.ca.TLS(name), peer.Hello{Number: move.Host(number), Instance: life, Name: name})
 	if err != nil {
 		s.t.Fatal(err)
 	}

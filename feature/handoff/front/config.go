@@ -3,6 +3,7 @@
 package front
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -107,6 +108,9 @@ func (c *Config) validate() (errs []error) {
 		if d < 0 || d > 0 && d < 10*time.Millisecond {
 			fail(c.Pos, "%s %s: take 10 ms or more", what, d)
 		}
+	}
+	if least := cmp.Or(c.Hold, defaultHold) + cmp.Or(c.Lapse, defaultLapse); c.Idle > 0 && c.Idle < least { // a move may be as long without a packet
+		fail(c.Pos, "idle %s: take hold and lapse together, %s, or more: a flow must not be forgotten while it moves", c.Idle, least)
 	}
 	c.checkServices(fail)
 	c.checkHosts(fail)

@@ -29,6 +29,10 @@ const (
 	partnerPause = time.Second      // between attempts to connect
 	tellAll      = 30 * time.Second // all that is known: what was lost, and what is not idle elsewhere
 	goneAfter    = time.Second      // without a packet here a flow is over whose end the other front end has seen
+	// openFor is how long a move that the partner has told of stays open here. If the partner dies in its midst, the hosts' agents
+	// come here, and the session is theirs to have as long as their keepers hold it, 30 s by default: were the move over before,
+	// both would be told no, and close their copies.
+	openFor = 45 * time.Second
 )
 
 // exchange tells the partner of flows, and hears of its own by attend. Each side sends over the connection that it has made.
@@ -311,7 +315,7 @@ func (a *Agent) over(k Key, seen uint64) error {
 	return nil
 }
 
-// watchMove ends a move that the partner has told of and says nothing more about. The epoch stays: it is the partner's.
+// watchMove ends a move that the partner has told of and says nothing more about, see openFor. The epoch stays: it is the partner's.
 func (a *Agent) watchMove(r record) {
 	if r.flow.To == 0 {
 		return
@@ -319,7 +323,7 @@ func (a *Agent) watchMove(r record) {
 	if t := a.timers[r.key]; t != nil {
 		t.Stop()
 	}
-	a.timers[r.key] = time.AfterFunc(a.o.Lapse, func() {
+	a.timers[r.key] = time.AfterFunc(a.openFor, func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		delete(a.timers, r.key)

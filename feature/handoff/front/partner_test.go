@@ -3,6 +3,7 @@
 package front
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,8 @@ type pairOfFronts struct {
 	ends   [2]func() // of agents
 	ca     *peertest.Authority
 	listen [2]string
+	// openFor is for how long moves of the other one stay open; 0: as they do.
+	openFor time.Duration
 }
 
 var (
@@ -127,10 +130,12 @@ func (p *pairOfFronts) start(i int) {
 	p.t.Helper()
 	var err error
 	p.agents[i], err = NewAgent(p.fronts[i], AgentOptions{Name: frontNames[i], TLS: p.ca.TLS(frontNames[i]), Ended: 50 * time.Millisecond,
-		Lapse: 700 * time.Millisecond, Partner: Partner{Name: frontNames[1-i], Address: p.listen[1-i]}})
+		Lapse: 700 * time.Millisecond, Partner: Partner{Name: frontNames[1-i], Address: p.listen[1-i]},
+		Hosts: []Host{{Number: 1, Name: "h1"}, {Number: 2, Name: "h2"}}})
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	p.agents[i].openFor = cmp.Or(p.openFor, p.agents[i].openFor)
 	l, err := net.Listen("tcp", p.listen[i])
 	if err != nil {
 		p.t.Fatal(err)
@@ -165,6 +170,7 @@ func (p *pairOfFronts) knows(front int, k Key, want func(Flow, error) bool) {
 // what becomes of it at one is known to the other.
 func TestPartner(t *testing.T) {
 	p := newPairOfFronts(t, [2][2]int{{1, 0}, {0, 1}})
+	p.openFor = 700 * time.Millisecond
 	p.start(0)
 	old := dial(t, p.client, service4) // before the partner is there
 	if got, err := ask(old, "a", patience); err != nil || got[0] != '1' {
@@ -259,13 +265,93 @@ func TestPartnerApart(t *testing.T) {
 	// Both have learned one at once, at different hosts: the first name's counts.
 	both := Key{netip.MustParseAddrPort("10.8.0.1:7"), 0}
 	for i, owner := range []move.Host{2, 1} {
-		if err := p.agents[i].f.learn(both, move.Flow{Owner: owner}, kernel.Monotonic(), 0); err != nil {
+		if err := p.agents[i].f.learn(both, move.Flow{Owner: owner}, kernel.Monotonic(), told); err != nil {
 			t.Fatal(err)
 		}
 		p.fronts[i].changed(both)
 	}
 	p.knows(1, both, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
 	p.knows(0, both, func(fl Flow, err error) bool { return err == nil && fl.Owner == 2 })
+}
+
+// A flood of SYNs stays the front end's that it comes by, and for no longer than there; a connection is known to the other one as
+// soon as it is open.
+func TestPartnerFlood(t *testing.T) {
+	p := newPairOfFronts(t, [2][2]int{{1, 0}, {0, 1}})
+	p.start(0)
+	p.start(1)
+	client := &scene{client: p.client}
+	var made [2]Key
+	for i := range made {
+		from := netip.AddrPortFrom(netip.MustParseAddr("10.1.0.77"), uint16(5555+i)) // nobody's
+		made[i] = Key{Client: from}
+		forge(t, client, from, service4, tcpSYN)
+		becomes(t, p.fronts[0], made[i], "known", func(fl Flow) bool { return fl.Opening })
+	}
+	change(t, p.fronts[0], made[1], func(v *frontFrontFlow) { v.Out = 1 }) // a host has answered it
+	for range 3 {                                                          // of one that is known there, all that was to be told before has been
+		for _, k := range made {
+			p.fronts[0].changed(k) // as when all are told
+		}
+		start := time.Now()
+		c := dial(t, p.client, service4)
+		if got, err := ask(c, "a", patience); err != nil || got[0] != '1' {
+			t.Fatalf("%q, %v", got, err)
+		}
+		p.knows(1, keyOfConn(c, 0), func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+		if took := time.Since(start); took > tellAll/2 {
+			t.Errorf("the other front end hears of a new connection after %v", took)
+		}
+	}
+	for _, k := range made {
+		if fl, err := p.fronts[1].Flow(k); !errors.Is(err, ErrNoFlow) {
+			t.Errorf("%s is known to the other front end: %+v, %v", k.Client, fl, err)
+		}
+		change(t, p.fronts[0], k, func(v *frontFrontFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
+		p.knows(0, k, func(_ Flow, err error) bool { return errors.Is(err, ErrNoFlow) })
+	}
+}
+
+// The front end that a session moves at is lost in the midst of that. The agents of its hosts come to the other one later than a
+// move may take, and one of both has the session.
+func TestPartnerLostInMove(t *testing.T) {
+	for name, first := range map[string]move.Host{"the destination comes first": 2, "the source comes first": 1} {
+		t.Run(name, func(t *testing.T) {
+			p := newPairOfFronts(t, [2][2]int{{1, 0}, {0, 1}})
+			p.start(0)
+			p.start(1)
+			c := dial(t, p.client, service4)
+			k := keyOfConn(c, 0)
+			hosts := func(front int) *agents {
+				s := &agents{t: t, ca: p.ca, address: p.listen[front], name: frontNames[front]}
+				s.connect(1)
+				s.connect(2)
+				return s
+			}
+			p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 })
+			s := hosts(0)
+			s.says(1, k, asksHold(1, 2))
+			if m := s.hears(1); !m.OK {
+				t.Fatal(m)
+			}
+			p.knows(1, k, func(fl Flow, err error) bool { return err == nil && fl.To == 2 })
+			p.ends[0]()
+			time.Sleep(2 * p.agents[1].o.Lapse)
+			s = hosts(1)
+			word := map[move.Host]move.Message{1: reclaim(1), 2: flip(1)}
+			s.says(first, k, word[first])
+			if m := s.hears(first); !m.OK {
+				t.Errorf("host %d comes first, and hears %v", first, m)
+			}
+			s.says(3-first, k, word[3-first])
+			if m := s.hears(3 - first); m.OK {
+				t.Errorf("both have it: host %d hears %v", 3-first, m)
+			}
+			if fl, err := p.fronts[1].Flow(k); err != nil || fl.Owner != first {
+				t.Errorf("%+v, %v", fl, err)
+			}
+		})
+	}
 }
 
 func TestRecords(t *testing.T) {

@@ -204,6 +204,8 @@ func TestConfigErrors(t *testing.T) {
 		{"listen: 10.2.0.1:7946", "listen: x", `listen "x"`},
 		{"devices: [eth0]", "devices: [eth0]\ntunnel_mtu: 100", "tunnel_mtu 100"},
 		{"devices: [eth0]", "devices: [eth0]\nhold: 1ms", "hold 1ms"},
+		{"devices: [eth0]", "devices: [eth0]\nidle: 10s", "hold and lapse together, 11s"},
+		{"devices: [eth0]", "devices: [eth0]\nidle: 20s\nhold: 5s\nlapse: 16s", "hold and lapse together, 21s"},
 		{"devices: [eth0]", "devices: [eth0]\nname: a/b", `name "a/b"`},
 	} {
 		text := strings.Replace(good, e.from, e.to, 1)
