@@ -256,6 +256,7 @@ func (a *Agent) frontChanged(k *link) {
 	}
 	if k.conn() != nil {
 		a.frontIsBack()
+		a.tellLoads() // it knows of none: with the connection it has forgotten them
 	}
 }
 

@@ -54,6 +54,8 @@ type world struct {
 	client  *netns.Handle
 	middle  *netns.Handle
 	front   *front.Front
+	frontA  *front.Agent
+	hosts   []front.Host
 	ca      *peertest.Authority
 	root    *kernel.Root
 	log     *slog.Logger
@@ -143,6 +145,7 @@ func (w *world) run() {
 		return errors.Join(w.front.SetService(front.Service{ID: 0, Listen: at, Proto: unix.IPPROTO_TCP}), w.front.SetHosts(hosts))
 	})
 	w.address = listener(t).Addr().String()
+	w.hosts = hosts
 	w.startFront(hosts)
 	for _, s := range w.servers {
 		w.remotes = append(w.remotes, Remote{Name: fmt.Sprint("s", s.number), Number: move.Host(s.number), Address: listener(t).Addr().String()})
@@ -184,10 +187,16 @@ func listen(t testing.TB, address string) net.Listener {
 
 func (w *world) startFront(hosts []front.Host) {
 	w.t.Helper()
-	a, err := front.NewAgent(w.front, front.AgentOptions{Name: "front", TLS: w.ca.TLS("front"), Hosts: hosts, Hold: 2 * patience, Log: w.log})
+	var shown []front.Managed // Manage is not set: they are in the agent's status, and no more
+	for _, h := range hosts {
+		shown = append(shown, front.Managed{Number: h.Number, Name: h.Name})
+	}
+	a, err := front.NewAgent(w.front, front.AgentOptions{Name: "front", TLS: w.ca.TLS("front"), Hosts: hosts, Managed: shown, Hold: 2 * patience, Log: w.log,
+		Services: []front.Service{{Name: service, Listen: w.at, Proto: unix.IPPROTO_TCP}}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	w.frontA = a
 	l := listen(w.t, w.address)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import "testing"
+
+// A front end that the agent connects to again hears what waits here, though nothing of that changes.
+func TestLoadsToldAgain(t *testing.T) {
+	w := newWorld(t, 2, at4)
+	s := w.servers[0]
+	s.member.Member().SetLoad(7)
+	known := func() bool {
+		st, err := w.frontA.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, ok := st.Hosts[0].Loads[service]
+		return ok && n == 7
+	}
+	w.eventually("the front end hears of it", known)
+	w.stopF()
+	w.startFront(w.hosts)
+	w.eventually("the next life of the front end's agent hears of it", known)
+}
