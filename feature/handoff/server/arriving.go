@@ -43,6 +43,7 @@ type arriving struct {
 	pending uint64 // bytes that are yet to be sent then: with them the state is accounted for
 
 	delivered bool // a member has it
+	turn      int  // how often it has come, or a keeper has given it to us: who hands it on for an earlier time does so no more
 }
 
 // arrive takes what another server says about a session that it sends.
@@ -52,14 +53,13 @@ func (a *Agent) arrive(c *peer.Conn, f peer.Frame) {
 	}
 	awake.For(awake.Moment)
 	a.o.Step(stepState)
-	flow, s, ok := a.flowOf(f.Flow)
-	if !ok {
+	flow, home := a.known.Load().flowOf(f.Flow)
+	if home == nil {
 		a.refused("arrival", fmt.Errorf("service %d is none of this server's", f.Flow.Service))
 		_ = c.Send(peer.Frame{Flow: f.Flow, Instance: c.Peer.Instance,
 			Message: move.Message{Kind: move.Failed, From: move.AtDestination, To: move.AtSource, Epoch: f.Message.Epoch}})
 		return
 	}
-	home := a.known.Load().home[s.Name]
 	r := a.arrivingAt(f.Flow, flow, home)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -266,7 +266,7 @@ func (a *Agent) keepArrival(r *arriving) error {
 		unix.Close(fd)
 		return err
 	}
-	r.fd = fd
+	r.fd, r.turn = fd, r.turn+1
 	a.o.Step(stepKeptHere)
 	return nil
 }
@@ -279,25 +279,25 @@ func (r *arriving) keep() *wire.Message {
 // handIn gives the session to a member of this server. It asks for that without a wait, and before anything else is done: the
 // client waits, too. r.mu is held.
 func (a *Agent) handIn(r *arriving) {
-	m := r.transfer()
+	m, turn := r.transfer(), r.turn
 	m.Type, m.Name = wire.Transfer, r.c.Name
 	err := r.home.ask(&m, func(err error) {
 		switch {
 		case err != nil:
-			a.workers.run(func() { a.handInAgain(r) })
+			a.workers.run(func() { a.handInAgain(r, turn) })
 		case r.mu.TryLock():
-			a.handedIn(r, m.Session)
+			a.handedIn(r, turn)
 			r.mu.Unlock()
 		default: // who reads what the keeper says waits for nobody
 			a.workers.run(func() {
 				r.mu.Lock()
 				defer r.mu.Unlock()
-				a.handedIn(r, m.Session)
+				a.handedIn(r, turn)
 			})
 		}
 	})
 	if err != nil {
-		a.workers.run(func() { a.handInAgain(r) })
+		a.workers.run(func() { a.handInAgain(r, turn) })
 	}
 }
 
@@ -307,18 +307,24 @@ func (r *arriving) transfer() wire.Message {
 }
 
 // handInAgain does so until a member has it.
-func (a *Agent) handInAgain(r *arriving) {
+func (a *Agent) handInAgain(r *arriving, turn int) {
 	r.mu.Lock()
 	fd, err := unix.FcntlInt(uintptr(max(r.fd, 0)), unix.F_DUPFD_CLOEXEC, 0)
-	if r.fd < 0 || err != nil { // called off meanwhile
+	if r.fd < 0 || err != nil || r.turn != turn { // called off meanwhile, or somebody else's
 		r.mu.Unlock()
+		if err == nil {
+			unix.Close(fd)
+		}
 		return
 	}
-	m := r.transfer()
+	m, home, name := r.transfer(), r.home, r.c.Name
 	r.mu.Unlock()
-	if !a.transfer(r.id, r.home, m, r.c.Name, func() *wire.Message {
+	if !a.transfer(r.id, home, m, name, func() *wire.Message {
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		if r.turn != turn {
+			return nil
+		}
 		return r.keep()
 	}, fd) {
 		a.o.Log.Info("a session ended before a member had it", "flow", r.flow)
@@ -326,13 +332,13 @@ func (a *Agent) handInAgain(r *arriving) {
 	unix.Close(fd)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a.handedIn(r, m.Session)
+	a.handedIn(r, turn)
 }
 
-// handedIn lets go of a session that a member has, unless another has come meanwhile. r.mu is held.
-func (a *Agent) handedIn(r *arriving, session uint64) {
+// handedIn lets go of a session that a member has, unless it, or another, has come meanwhile. r.mu is held.
+func (a *Agent) handedIn(r *arriving, turn int) {
 	a.o.Step(stepHandedIn)
-	if r.fd >= 0 && r.session == session {
+	if r.fd >= 0 && r.turn == turn {
 		unix.Close(r.fd)
 		r.fd = -1
 	}

@@ -168,7 +168,11 @@ func (a *Agent) told(p peer.Peers) {
 
 // serviceAt is the service at an address.
 func (a *Agent) serviceAt(local netip.AddrPort) (Service, bool) {
-	for _, s := range a.known.Load().services {
+	return a.known.Load().serviceAt(local)
+}
+
+func (k *known) serviceAt(local netip.AddrPort) (Service, bool) {
+	for _, s := range k.services {
 		if s.Listen.Port() == local.Port() && s.Listen.Addr().Unmap() == local.Addr().Unmap() {
 			return s, true
 		}
@@ -176,8 +180,8 @@ func (a *Agent) serviceAt(local netip.AddrPort) (Service, bool) {
 	return Service{}, false
 }
 
-func (a *Agent) serviceByID(id uint16) (Service, bool) {
-	for _, s := range a.known.Load().services {
+func (k *known) serviceByID(id uint16) (Service, bool) {
+	for _, s := range k.services {
 		if s.ID == id {
 			return s, true
 		}
@@ -185,10 +189,14 @@ func (a *Agent) serviceByID(id uint16) (Service, bool) {
 	return Service{}, false
 }
 
-// flowOf is how the kernel calls a session.
-func (a *Agent) flowOf(id peer.Flow) (repair.Flow, Service, bool) {
-	s, ok := a.serviceByID(id.Service)
-	return repair.Flow{Local: netip.AddrPortFrom(s.Listen.Addr().Unmap(), s.Listen.Port()), Remote: id.Client}, s, ok
+// flowOf is how the kernel calls a session, and by which place it comes; nil: its service is none of this server's. Both are of
+// one moment: a service may go in between.
+func (k *known) flowOf(id peer.Flow) (repair.Flow, *place) {
+	s, ok := k.serviceByID(id.Service)
+	if !ok {
+		return repair.Flow{}, nil
+	}
+	return repair.Flow{Local: netip.AddrPortFrom(s.Listen.Addr().Unmap(), s.Listen.Port()), Remote: id.Client}, k.home[s.Name]
 }
 
 func (a *Agent) hostName(h move.Host) string {

@@ -168,8 +168,10 @@ func (a *Agent) toSource(f peer.Frame) {
 			a.moved(s)
 			a.o.Step(stepDone)
 		}
-		if s.doubt = m.Kind == move.Reclaimed && !m.OK && s.src.Phase == move.Reclaiming; s.doubt && !s.src.Sent {
-			a.refused("departure", errors.New("the front end does not know the session in this epoch"))
+		if m.Kind == move.Reclaimed && m.Move == s.src.Epoch && s.src.Phase == move.Reclaiming { // what is late, of a move before, says nothing of this one
+			if s.doubt = !m.OK; s.doubt && !s.src.Sent {
+				a.refused("departure", errors.New("the front end does not know the session in this epoch"))
+			}
 		}
 		a.leave(s, s.src.Receive(m))
 	case s.asking && m.OK:
@@ -316,7 +318,7 @@ func (a *Agent) giveBack(s *leaving) {
 }
 
 // transfer gives a session to a local member: that of the name, else whoever has the fewest. It waits until there is one, and
-// returns false if the session ends before.
+// returns false if the session ends before. keep is asked how the keeper is to have it where that does not; nil: not from here any more.
 func (a *Agent) transfer(id peer.Flow, p *place, m wire.Message, name string, keep func() *wire.Message, fd int) bool {
 	defer a.waitsFor(id, nil)
 	for try := 0; ; try++ {
@@ -334,8 +336,12 @@ func (a *Agent) transfer(id peer.Flow, p *place, m wire.Message, name string, ke
 		case errors.Is(err, wire.ErrLost):
 			_ = p.post(&wire.Message{Type: wire.Drop, Session: m.Session})
 			return false
-		case errors.Is(err, wire.ErrNoSession):
-			_ = p.post(keep(), fd) // the keeper is another
+		case errors.Is(err, wire.ErrNoSession), errors.Is(err, errNoKeeper):
+			again := keep()
+			if again == nil {
+				return true // it was given to us by another place, which hands it on
+			}
+			_ = p.post(again, fd) // the keeper is another
 		case try == 20:
 			a.o.Log.Warn("a session waits for a member", "service", p.service.Name, "reason", err)
 		}
@@ -380,34 +386,3 @@ func (a *Agent) lost(to move.Host) {
 		s.mu.Unlock()
 	}
 }
-
-// owned is in which epoch a session is this server's. Nobody says when it ends, and another may come from the same port.
-type owned struct {
-	session uint64 // to the keeper: the cookie of its socket
-	epoch   move.Epoch
-	doubt   bool // the front end may know another epoch, or none: it is asked before the next move
-}
-
-func (a *Agent) setEpoch(id peer.Flow, o owned) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(a.epochs) >= mostEpochs {
-		clear(a.epochs) // the front end knows them, too
-	}
-	a.epochs[id] = o
-}
-
-// epochOf is what is remembered of a session; known says that it need not be asked for.
-func (a *Agent) epochOf(s *leaving) (e move.Epoch, known bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	o := a.epochs[s.id]
-	if o.session != s.session {
-		delete(a.epochs, s.id)
-		return 0, false
-	}
-	return o.epoch, !o.doubt
-}
-
-// mostEpochs are remembered.
-const mostEpochs = 1 << 18

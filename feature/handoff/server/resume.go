@@ -55,6 +55,16 @@ func (a *Agent) resumeArrival(p *place, m wire.Message, fd int) {
 	r := a.arrivingAt(peer.Flow{Service: p.service.ID, Client: remote}, repair.Flow{Local: local, Remote: remote}, p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Where the record is an earlier one the session came by another place, that is being retired, or by this one before the keeper
+	// was another: that has no say any more.
+	if r.fd >= 0 {
+		unix.Close(r.fd)
+	}
+	if r.built != nil {
+		r.built.Close()
+		r.built = nil
+	}
+	r.home, r.turn = p, r.turn+1
 	r.fd, r.session, r.read, r.written, r.kept, r.c, r.delivered = fd, m.Session, m.Read, m.Written, k, k.Carried, false
 	r.c.Unread = m.Unread
 	if r.dst.Phase == move.Idle {
@@ -102,11 +112,12 @@ func (a *Agent) orphans() {
 		a.o.Log.Warn("the gate cannot be read", "reason", err)
 		return
 	}
+	know := a.known.Load()
 	for _, e := range entries {
 		if e.Since > a.began {
 			continue
 		}
-		s, ok := a.serviceAt(e.Flow.Local)
+		s, ok := know.serviceAt(e.Flow.Local)
 		id := peer.Flow{Service: s.ID, Client: e.Flow.Remote}
 		a.mu.Lock()
 		busy := a.leaving[id] != nil || a.arriving[id] != nil
@@ -124,7 +135,7 @@ func (a *Agent) orphans() {
 				a.wg.Go(func() { a.openForNobody(id, e) })
 			}
 		default:
-			r := a.arrivingAt(id, e.Flow, a.known.Load().home[s.Name])
+			r := a.arrivingAt(id, e.Flow, know.home[s.Name])
 			r.mu.Lock()
 			if r.dst.Phase == move.Idle {
 				r.dst, r.delivered = move.Destination{Phase: move.Flipping, Epoch: e.Epoch}, true

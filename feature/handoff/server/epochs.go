@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// owned is in which epoch a session is this server's. Nobody says when it ends, and another may come from the same port.
+type owned struct {
+	session uint64 // to the keeper: the cookie of its socket
+	epoch   move.Epoch
+	doubt   bool // the front end may know another epoch, or none: it is asked before the next move
+}
+
+func (a *Agent) setEpoch(id peer.Flow, o owned) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.epochs) >= mostEpochs {
+		clear(a.epochs) // the front end knows them, too
+	}
+	a.epochs[id] = o
+}
+
+// epochOf is what is remembered of a session; known says that it need not be asked for.
+func (a *Agent) epochOf(s *leaving) (e move.Epoch, known bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	o := a.epochs[s.id]
+	if o.session != s.session {
+		delete(a.epochs, s.id)
+		return 0, false
+	}
+	return o.epoch, !o.doubt
+}
+
+// mostEpochs are remembered.
+const mostEpochs = 1 << 18
