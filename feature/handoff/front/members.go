@@ -255,6 +255,12 @@ func (a *Agent) judge() (hosts []Host, p peer.Peers, changed bool) {
 	return hosts, a.peers(), changed
 }
 
+// silent says whether an agent is: it was asked more than once since it has said something, and has had its time. Of the time alone
+// this process may have slept.
+func (a *Agent) silent(c *peer.Conn) bool {
+	return time.Since(c.Heard()) > a.o.Down && c.Unanswered() > 1
+}
+
 // well says whether a host is to get new flows. The caller holds mu.
 func (a *Agent) well(m *member) bool {
 	c := a.hosts[m.Number]
@@ -271,7 +277,7 @@ func (a *Agent) well(m *member) bool {
 		return true
 	case c == nil:
 		m.why = "its agent is not connected"
-	case time.Since(c.Heard()) > a.o.Down:
+	case a.silent(c):
 		m.why = fmt.Sprintf("its agent has said nothing for %s", time.Since(c.Heard()).Round(100*time.Millisecond))
 	default:
 		m.why = ""

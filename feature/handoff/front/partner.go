@@ -143,11 +143,11 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn, d *dirty) error {
 				return err
 			}
 		case <-ping.C:
+			if a.silent(c) {
+				return errors.New("it says nothing")
+			}
 			if err := c.Ping(); err != nil {
 				return err
-			}
-			if time.Since(c.Heard()) > a.o.Down {
-				return errors.New("it says nothing")
 			}
 		case <-d.wake:
 			keys := d.take()

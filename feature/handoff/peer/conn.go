@@ -15,7 +15,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -89,7 +88,7 @@ type Conn struct {
 	mu      sync.Mutex
 	buf     []byte
 	control Control
-	heard   atomic.Int64 // ns since the epoch
+	life    life
 }
 
 // Dial connects to an agent. name is that in its certificate.
@@ -173,16 +172,17 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	if err := t.ConnectionState().PeerCertificates[0].VerifyHostname(c.Peer.Name); err != nil {
 		return nil, fmt.Errorf("it calls itself %q: %w", c.Peer.Name, err)
 	}
-	c.heard.Store(time.Now().UnixNano())
+	c.life.note()
 	return c, t.SetDeadline(time.Time{})
 }
 
-// soonTime is how long writing may take, beside what slowest allows for what is large: one that reads nothing must not stop who
-// speaks with all of them. A connection on which it takes longer is of no use any more, and is closed.
+// soonTime is how long writing may take, of what is large each part: one that reads nothing must not stop who speaks with all of
+// them, and a way that is slow takes the next part all the same. A connection on which it takes longer is of no use any more, and is
+// closed.
 const soonTime = time.Second
 
-// slowest is how many bytes go in a second at least.
-const slowest = 32 << 20
+// partSize is at most how many bytes go at once.
+const partSize = 256 << 10
 
 // Send sends a frame. An error means that the connection has ended, or that the frame is none.
 func (c *Conn) Send(f Frame) error {
@@ -197,10 +197,13 @@ func (c *Conn) write(kind byte, header, body []byte) error {
 	defer c.mu.Unlock()
 	c.buf = binary.BigEndian.AppendUint32(c.buf[:0], uint32(1+len(header)+len(body)))
 	c.buf = append(append(append(c.buf, kind), header...), body...)
-	limit := soonTime + time.Duration(len(c.buf))*time.Second/slowest
-	err := c.tls.SetWriteDeadline(time.Now().Add(limit))
-	if err == nil {
-		_, err = c.tls.Write(c.buf)
+	var err error
+	for b := c.buf; err == nil && len(b) > 0; {
+		part := b[:min(len(b), partSize)]
+		if err = c.tls.SetWriteDeadline(time.Now().Add(soonTime)); err == nil {
+			_, err = c.tls.Write(part)
+		}
+		b = b[len(part):]
 	}
 	if cap(c.buf) > 1<<20 {
 		c.buf = nil
@@ -232,7 +235,7 @@ func (c *Conn) Receive() (Frame, error) {
 		if err != nil {
 			return Frame{}, err
 		}
-		c.heard.Store(time.Now().UnixNano())
+		c.life.note()
 		if kind == typeMove {
 			return parseFrame(body)
 		}
@@ -282,6 +285,7 @@ func (c *Conn) read() (kind byte, body []byte, err error) {
 		if _, err := io.ReadFull(c.in, body[at:]); err != nil {
 			return 0, nil, unexpected(err)
 		}
+		c.life.note() // an answer would be behind all of it
 		want -= part
 	}
 	return head[4], body, nil

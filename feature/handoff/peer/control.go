@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 )
@@ -64,12 +63,6 @@ func (c *Conn) Tell(p Peers) error { return c.say(typePeers, p) }
 
 // SendFlows tells another front end of flows; what body is, front ends know.
 func (c *Conn) SendFlows(body []byte) error { return c.write(typeFlows, nil, body) }
-
-// Ping asks the other side for a sign of life: its Receive answers, and here Heard moves on.
-func (c *Conn) Ping() error { return c.write(typePing, nil, nil) }
-
-// Heard is when anything last came from the other side.
-func (c *Conn) Heard() time.Time { return time.Unix(0, c.heard.Load()) }
 
 // mostControl is the most bytes of what is no move.
 const mostControl = 1 << 20

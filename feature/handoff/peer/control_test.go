@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,6 +59,31 @@ func TestControl(t *testing.T) {
 	for end := time.Now().Add(30 * time.Second); !b.Heard().After(before); time.Sleep(time.Millisecond) {
 		if err := b.Ping(); err != nil || time.Now().After(end) {
 			t.Fatalf("%v: no sign of life", err)
+		}
+	}
+	if !strings.Contains(b.Heard().String(), " m=") {
+		t.Errorf("%s goes by a clock that may be set", b.Heard())
+	}
+}
+
+// Pings count until something comes.
+func TestUnanswered(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	a, b, errA, errB := pair(t, ca.TLS("host-a"), ca.TLS("front"))
+	if errA != nil || errB != nil {
+		t.Fatal(errA, errB)
+	}
+	for end := time.Now().Add(30 * time.Second); a.Unanswered() < 3; time.Sleep(50 * time.Millisecond) {
+		if err := a.Ping(); err != nil || time.Now().After(end) {
+			t.Fatalf("%d pings are unanswered, %v", a.Unanswered(), err)
+		}
+	}
+	for _, c := range []*peer.Conn{a, b} {
+		go func() { _, _ = c.Receive() }()
+	}
+	for end := time.Now().Add(30 * time.Second); a.Unanswered() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d pings are unanswered", a.Unanswered())
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -193,6 +194,54 @@ func TestSendToOneThatDoesNotRead(t *testing.T) {
 	}
 }
 
+// narrow is a way by which 8 MiB go in a second.
+type narrow struct{ net.Conn }
+
+func (n narrow) Read(b []byte) (int, error) {
+	c, err := n.Conn.Read(b[:min(len(b), 64<<10)])
+	time.Sleep(time.Duration(c) * time.Second / (8 << 20))
+	return c, err
+}
+
+// A slow way is none that takes nothing: what is large goes by it for as long as that takes, and the other side is not silent.
+func TestSendBySlowWay(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	f := peer.Frame{Message: move.Message{Kind: move.State, To: move.AtDestination}, Session: make([]byte, 24<<20)}
+	came := make(chan error, 1)
+	go func() {
+		raw, err := l.Accept()
+		if err == nil {
+			_ = raw.(*net.TCPConn).SetReadBuffer(256 << 10)
+			var c *peer.Conn
+			if c, err = peer.Accept(t.Context(), narrow{raw}, ca.TLS("front"), peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"}); err == nil {
+				defer c.Close()
+				if got, e := c.Receive(); e != nil || len(got.Session) != len(f.Session) {
+					err = errors.Join(e, fmt.Errorf("%d bytes came", len(got.Session)))
+				}
+			}
+		}
+		came <- err
+	}()
+	c, err := peer.Dial(t.Context(), l.Addr().String(), "front", ca.TLS("host-a"), peer.Hello{Number: 3, Instance: 9, Name: "host-a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	start := time.Now()
+	if err := c.Send(f); err != nil {
+		t.Errorf("after %v: %v", time.Since(start), err)
+		c.Close()
+	}
+	if err := <-came; err != nil {
+		t.Error(err)
+	}
+}
+
 // A host that goes while something is on its way to it is given up, at both ends, long before the kernel would do it.
 func TestGoneTime(t *testing.T) {
 	ca := peertest.NewAuthority(t)
@@ -201,27 +250,30 @@ func TestGoneTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	dialled := make(chan *peer.Conn, 1)
 	go func() {
+		defer close(dialled)
 		if c, err := peer.Dial(t.Context(), l.Addr().String(), "front", ca.TLS("host-a"), peer.Hello{Number: 3, Instance: 9, Name: "host-a"}); err == nil {
-			defer c.Close()
-			_, _ = c.Receive()
+			dialled <- c
 		}
 	}()
 	raw, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := peer.Accept(t.Context(), raw, ca.TLS("front"), peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"})
+	accepted, err := peer.Accept(t.Context(), raw, ca.TLS("front"), peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	s, err := raw.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	ms := 0
-	if cerr := s.Control(func(fd uintptr) { ms, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) }); cerr != nil || err != nil || ms == 0 || ms > 10_000 {
-		t.Errorf("%d ms, %v, %v", ms, err, cerr)
+	for side, c := range map[string]*peer.Conn{"who accepts": accepted, "who dials": <-dialled} {
+		defer c.Close()
+		s, err := peer.Raw(c).(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ms := 0
+		if cerr := s.Control(func(fd uintptr) { ms, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) }); cerr != nil || err != nil || ms == 0 || ms > 10_000 {
+			t.Errorf("%s: %d ms, %v, %v", side, ms, err, cerr)
+		}
 	}
 }
