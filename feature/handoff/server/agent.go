@@ -256,6 +256,7 @@ func (a *Agent) frontChanged(k *link) {
 	}
 	if k.conn() != nil {
 		a.frontIsBack()
+		a.orphans()
 		a.tellLoads() // it knows of none: with the connection it has forgotten them
 	}
 }
@@ -281,7 +282,9 @@ func (a *Agent) registration() peer.Registration {
 func (a *Agent) frontIsBack() {
 	leaving, arriving := a.all()
 	for _, s := range leaving {
-		s.mu.Lock()
+		if !s.mu.TryLock() { // it is being sent, or about to ask: watchLeaving asks again
+			continue
+		}
 		if s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming {
 			a.leave(s, s.src.Retry())
 		}
@@ -292,7 +295,6 @@ func (a *Agent) frontIsBack() {
 		a.come(r, r.dst.Reconnected())
 		r.mu.Unlock()
 	}
-	a.orphans()
 }
 
 func (a *Agent) all() (l []*leaving, r []*arriving) {
@@ -334,11 +336,20 @@ func (a *Agent) watch(ctx context.Context) {
 func (a *Agent) keepAgain(p *place) {
 	leaving, arriving := a.all()
 	for _, s := range leaving {
-		s.mu.Lock()
-		if s.by == p && s.src.Phase != move.Closed {
-			_ = p.post(s.keep(), s.fd)
+		if s.by != p {
+			continue
 		}
-		s.mu.Unlock()
+		again := func() {
+			defer s.mu.Unlock()
+			if s.src.Phase != move.Closed {
+				_ = p.post(s.keep(), s.fd)
+			}
+		}
+		if s.mu.TryLock() {
+			again()
+			continue
+		}
+		a.wg.Go(func() { s.mu.Lock(); again() }) // it is being sent, and the keeper's answers are not to wait for that
 	}
 	for _, r := range arriving {
 		r.mu.Lock()

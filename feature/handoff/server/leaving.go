@@ -209,6 +209,8 @@ func (a *Agent) leave(s *leaving, do move.Do) {
 			if err := a.sendTo(s.to, f); err != nil {
 				a.refused("departure", fmt.Errorf("%s: %w", a.hostName(s.to), err))
 				a.leave(s, s.src.Retry())
+			} else {
+				s.asked = time.Now() // what is large was under way for long, and the other side has it only now
 			}
 			a.o.Step(stepSent)
 		}
@@ -379,8 +381,11 @@ func (a *Agent) watchLeaving(s *leaving, now time.Time) {
 func (a *Agent) lost(to move.Host) {
 	all, _ := a.all()
 	for _, s := range all {
+		if s.to != to {
+			continue // it may be on its way to another, for long
+		}
 		s.mu.Lock()
-		if s.to == to && s.src.Phase == move.Moving {
+		if s.src.Phase == move.Moving {
 			a.leave(s, s.src.Retry())
 		}
 		s.mu.Unlock()
