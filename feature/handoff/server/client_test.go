@@ -5,6 +5,7 @@ package server
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -130,4 +131,49 @@ func (c *client) ask(word string) error {
 	c.said <- []byte(word)
 	close(c.said)
 	return c.verify()
+}
+
+// send has the member that has the session move it to another server.
+func (w *world) send(c *client, to int) error {
+	for _, s := range w.servers {
+		for _, session := range s.member.Member().Sessions() {
+			if session.RemoteAddr().String() == c.LocalAddr().String() {
+				return s.member.Member().TransferCommitted(session, fmt.Sprint("@s", to))
+			}
+		}
+	}
+	return errors.New("nobody has the session")
+}
+
+// mustSend does, and waits until the other server's member has it.
+func (w *world) mustSend(c *client, to int) {
+	w.t.Helper()
+	w.ask(c, to)
+	w.mustBeAt(c, to)
+}
+
+// ask has the keeper take the session for the other server. Agents that know each other tell their keepers a moment later: until
+// then nobody of the other's name is ready there.
+func (w *world) ask(c *client, to int) {
+	w.t.Helper()
+	var err error
+	w.eventually(fmt.Sprintf("the keeper gives sessions to @s%d", to), func() bool {
+		err = w.send(c, to)
+		return !errors.Is(err, handoff.ErrNoPeer)
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) mustBeAt(c *client, to int) {
+	w.t.Helper()
+	w.eventually(fmt.Sprint("the session is at server ", to), func() bool {
+		for _, session := range w.servers[to-1].member.Member().Sessions() {
+			if session.RemoteAddr().String() == c.LocalAddr().String() {
+				return true
+			}
+		}
+		return false
+	})
 }

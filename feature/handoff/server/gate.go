@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -45,6 +46,9 @@ const (
 // Gate stands at a server's devices. It is pinned: what it holds back stays held back while the agent is dead.
 type Gate struct {
 	sessions, counts *ebpf.Map
+
+	closing sync.RWMutex // what opens it a while later may come when it is closed
+	closed  bool
 }
 
 // entry is a session that the gate knows.
@@ -222,6 +226,9 @@ func removeGate(l *kernel.WriteLock, ns *netns.Handle) error {
 
 // Close closes our descriptors: the gate stands.
 func (g *Gate) Close() {
+	g.closing.Lock()
+	defer g.closing.Unlock()
+	g.closed = true
 	for _, m := range []*ebpf.Map{g.sessions, g.counts} {
 		if m != nil {
 			m.Close()
@@ -252,8 +259,13 @@ func (g *Gate) put(f repair.Flow, what uint32, e move.Epoch) error {
 	return nil
 }
 
-// open lets a session's packets pass, unless the gate has since been told of another move.
+// open lets a session's packets pass, unless the gate has since been told of another move. After Close that is the next agent's to do.
 func (g *Gate) open(f repair.Flow, e move.Epoch) error {
+	g.closing.RLock()
+	defer g.closing.RUnlock()
+	if g.closed {
+		return nil
+	}
 	if now, ok, err := g.lookup(f); err != nil || !ok || now.Epoch != e {
 		return err
 	}
