@@ -2,7 +2,8 @@
 
 // Package awake keeps a machine's CPUs from sleeping for moments in which every wake-up counts. One that sleeps takes its time to
 // wake: tens of microseconds in a virtual machine, whose host has to let it run again, a hundred and more in deep sleep of a real
-// one. A session that moves waits for a dozen wake-ups of processes that have nothing else to do.
+// one. A session that moves waits for a dozen wake-ups of processes that have nothing else to do. And it keeps Go's runtime from
+// sleeping in a way that has each message wake two threads: see [Busy].
 package awake
 
 import (
@@ -25,9 +26,10 @@ var wish struct {
 	open  *os.File
 }
 
-// For keeps the CPUs awake for d from now on, or for as long as it was asked for before. Nothing is promised: where the device is
+// For keeps the CPUs, and Go's monitor, awake for d from now on, or for as long as it was asked for before. Nothing is promised: where the device is
 // missing, or is not ours to open, they sleep as they do. Call it as often as you like, a second time costs next to nothing.
 func For(d time.Duration) {
+	holdFor(d)
 	wish.Lock()
 	defer wish.Unlock()
 	until := time.Now().Add(d)
