@@ -105,6 +105,7 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 // Serve speaks with hosts until ctx is done.
 func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	heap.Reserve()
+	awake.Room()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { l.Close() })

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/internal/heap"
 )
 
@@ -144,6 +145,7 @@ func Listen(path string) (*net.UnixListener, error) {
 // without a keeper; those that wait for a member go to Options.Store, else are reset.
 func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
 	heap.Reserve()
+	awake.Room()
 	var members sync.WaitGroup
 	defer k.close()
 	defer members.Wait()

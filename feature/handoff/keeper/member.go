@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/awake"
 )
 
 // member is a process of a service, for as long as it is connected, and after that
@@ -106,6 +107,7 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 	receive := m.conn.Receive
 	for {
 		msg, fds, err := receive()
+		awake.Busy()
 		switch {
 		case err == io.EOF, errors.Is(err, wire.ErrEmpty):
 			return nil

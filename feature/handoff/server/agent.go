@@ -26,6 +26,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/internal/heap"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -162,6 +163,7 @@ func (o *Options) check() error {
 // Run moves sessions until ctx is done. l is where other servers' agents connect to.
 func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	heap.Reserve()
+	awake.Room()
 	ctx, cancel := context.WithCancel(ctx)
 	a.ctx = ctx
 	a.workers = newWorkers(ctx.Done())
