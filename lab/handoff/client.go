@@ -4,14 +4,11 @@ package handofflab
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"runtime"
 	"sort"
 	"sync"
 	"time"
@@ -36,12 +33,18 @@ type client struct {
 
 	end  context.CancelFunc
 	done sync.WaitGroup
-	said chan []byte
+
+	// The pump's own.
+	rand *rand.Rand
+	fd   int
+	out  []byte    // of the message, what is not written yet
+	want []byte    // the answers to what was
+	last time.Time // something was written or read
 }
 
 // dial connects a client to the service.
 func (w *world) dial(seed uint64) (*client, error) {
-	c := &client{size: 2000, pause: 500 * time.Microsecond, seed: seed, said: make(chan []byte, 1<<14)}
+	c := &client{size: 2000, pause: time.Millisecond, seed: seed}
 	err := w.client.Do(func() (err error) {
 		d := net.Dialer{Timeout: patience}
 		c.Conn, err = d.Dial("tcp", serviceAt.String())
@@ -56,89 +59,14 @@ func (w *world) dial(seed uint64) (*client, error) {
 	return c, nil
 }
 
-// stream talks until finish.
-func (c *client) stream(ctx context.Context) {
-	ctx, c.end = context.WithCancel(ctx)
-	c.done.Go(func() { c.fail(c.speak(ctx)) })
-	c.done.Go(func() { c.fail(c.listen()) })
-}
-
 func (c *client) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.err = errors.Join(c.err, err)
 }
 
-func (c *client) speak(ctx context.Context) error {
-	defer close(c.said)
-	runtime.LockOSThread() // the runtime's timers, of a millisecond and more, would be gaps of the stream's
-	defer runtime.UnlockOSThread()
-	pause := unix.NsecToTimespec(c.pause.Nanoseconds())
-	r := rand.New(rand.NewPCG(c.seed, 1))
-	for ctx.Err() == nil {
-		b := make([]byte, 0, c.size+8)
-		for n := 1 + r.IntN(c.size); len(b) < n; {
-			b = binary.LittleEndian.AppendUint64(b, r.Uint64())
-		}
-		c.said <- b
-		if err := c.SetWriteDeadline(time.Now().Add(patience)); err != nil {
-			return err
-		}
-		n, err := c.Write(b)
-		c.mu.Lock()
-		c.told += uint64(n)
-		c.mu.Unlock()
-		if err != nil {
-			return fmt.Errorf("say: %w", err)
-		}
-		_ = unix.Nanosleep(&pause, nil)
-	}
-	return nil
-}
-
 // patience is how long what must happen may take: longer than the machine stands still.
 const patience = 30 * time.Second
-
-func (c *client) listen() error {
-	got := make([]byte, 64<<10)
-	var want []byte
-	r, err := newStamped(c.Conn)
-	if err != nil {
-		return err
-	}
-	open := true
-	for {
-		for open && len(want) == 0 {
-			var b []byte
-			if b, open = <-c.said; open {
-				want = append(want, b...)
-				scramble(want, c.heard)
-			}
-		}
-		if !open && len(want) == 0 {
-			return nil
-		}
-		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			return err
-		}
-		n, now, err := r.read(got[:min(len(want), len(got))])
-		for i, b := range got[:n] {
-			if b != want[i] {
-				return fmt.Errorf("byte %d is wrong", c.heard+uint64(i))
-			}
-		}
-		want = want[n:]
-		c.mu.Lock()
-		c.heard += uint64(n)
-		if n > 0 {
-			c.arrivals = append(c.arrivals, now)
-		}
-		c.mu.Unlock()
-		if err != nil {
-			return fmt.Errorf("hear, after byte %d: %w", c.heard, err)
-		}
-	}
-}
 
 // verdict is what became of a stream.
 type verdict struct {

@@ -75,8 +75,10 @@ func TestClientSeesWrongStreams(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			one := &client{Conn: conn, size: 2000, pause: time.Millisecond, seed: 1, said: make(chan []byte, 1024)}
-			one.stream(t.Context())
+			one := &client{Conn: conn, size: 2000, pause: time.Millisecond, seed: 1}
+			if err := stream(t.Context(), one); err != nil {
+				t.Fatal(err)
+			}
 			// Until it must have noticed: what is spoilt is so from byte 5000 on.
 			for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 				one.mu.Lock()

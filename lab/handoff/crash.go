@@ -169,7 +169,9 @@ func (x *crashes) one(ctx context.Context, v victim) error {
 		return err
 	}
 	c.pause = 2 * time.Millisecond
-	c.stream(ctx)
+	if err := stream(ctx, c); err != nil {
+		return err
+	}
 	defer func() { c.end(); c.Close() }()
 	if err := x.speaks(c); err != nil {
 		return err

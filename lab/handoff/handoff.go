@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/internal/heap"
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/delay"
@@ -95,6 +96,7 @@ func runHandoff(ctx context.Context, e *lab.Env, r *lab.Result) error {
 // run moves sessions between servers.
 func (p plan) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	heap.Reserve() // the clients are in this process: what it does for itself is no gap of theirs
+	awake.Room()
 	w, err := newWorld(e, "main", p.hosts)
 	if err != nil {
 		return err
@@ -260,7 +262,9 @@ func (m *migration) run(ctx context.Context) error {
 			return fmt.Errorf("the front end does not know %s", c.remote)
 		}
 		m.at = append(m.at, at)
-		c.stream(ctx)
+	}
+	if err := stream(ctx, m.clients...); err != nil {
+		return err
 	}
 	time.Sleep(200 * time.Millisecond)
 	for tries := 0; m.moved < m.moves && tries < 2*m.moves; tries++ {

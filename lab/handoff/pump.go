@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handofflab
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/awake"
+)
+
+// stream talks until finish. Clients that stream together do so in one thread, which wakes a few times a millisecond: threads of
+// their own would take as much of the machine as all servers together, and be what the clients wait for.
+func stream(ctx context.Context, clients ...*client) error {
+	var ends []context.Context
+	for _, c := range clients {
+		if err := c.open(); err != nil {
+			return err
+		}
+		var end context.Context
+		end, c.end = context.WithCancel(ctx)
+		ends = append(ends, end)
+		c.done.Add(1)
+	}
+	go pump(clients, ends)
+	return nil
+}
+
+// open has the kernel note when it receives what is read.
+func (c *client) open() error {
+	t, ok := c.Conn.(*net.TCPConn)
+	if !ok {
+		return fmt.Errorf("a %T has no timestamps", c.Conn)
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		if c.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil { // non-blocking, as Go has made it
+			err = unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS_NEW, 1)
+		}
+	})
+	c.rand, c.last = rand.New(rand.NewPCG(c.seed, 1)), time.Now()
+	return errors.Join(cerr, err)
+}
+
+func pump(clients []*client, ends []context.Context) {
+	buf := make([]byte, 64<<10)
+	live := make([]bool, len(clients))
+	for i := range live {
+		live[i] = true
+	}
+	for next := time.Now(); ; {
+		var polled []unix.PollFd
+		for i, c := range clients {
+			if !live[i] {
+				continue
+			}
+			p := unix.PollFd{Fd: int32(c.fd), Events: c.events()}
+			if p.Events == 0 {
+				p.Fd = -1 // an end that nobody waits for would end each wait
+			}
+			polled = append(polled, p)
+		}
+		if len(polled) == 0 {
+			return
+		}
+		ts := unix.NsecToTimespec(max(0, time.Until(next).Nanoseconds()))
+		_, err := unix.Ppoll(polled, &ts, nil)
+		awake.Busy()
+		now := time.Now()
+		due := !now.Before(next)
+		if due {
+			next = now.Add(clients[0].pause)
+		}
+		if errors.Is(err, unix.EINTR) {
+			err = nil
+		}
+		for i, c := range clients {
+			if !live[i] {
+				continue
+			}
+			ended := ends[i].Err() != nil
+			if err == nil {
+				err = c.turn(buf, due && !ended, now)
+			}
+			if err != nil || ended && len(c.out) == 0 && len(c.want) == 0 {
+				live[i] = false
+				c.fail(err)
+				unix.Close(c.fd)
+				c.done.Done()
+			}
+			err = nil
+		}
+	}
+}
+
+func (c *client) events() (e int16) {
+	if len(c.want) > 0 {
+		e = unix.POLLIN
+	}
+	if len(c.out) > 0 {
+		e |= unix.POLLOUT
+	}
+	return e
+}
+
+// turn reads and writes what can be; due: another message is, if the one before has been written.
+func (c *client) turn(buf []byte, due bool, now time.Time) error {
+	if err := c.hear(buf); err != nil {
+		return err
+	}
+	if due && len(c.out) == 0 {
+		for n := 1 + c.rand.IntN(c.size); len(c.out) < n; {
+			c.out = binary.LittleEndian.AppendUint64(c.out, c.rand.Uint64())
+		}
+	}
+	if err := c.speak(); err != nil {
+		return err
+	}
+	if len(c.want) > 0 && now.Sub(c.last) > patience {
+		return fmt.Errorf("nothing is heard or taken for %s, after byte %d", patience, c.heard)
+	}
+	return nil
+}
+
+func (c *client) speak() error {
+	for len(c.out) > 0 {
+		n, err := unix.Write(c.fd, c.out)
+		if errors.Is(err, unix.EAGAIN) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("say: %w", err)
+		}
+		at := len(c.want)
+		c.want = append(c.want, c.out[:n]...)
+		scramble(c.want[at:], c.told)
+		c.out = c.out[n:]
+		c.last = time.Now()
+		c.mu.Lock()
+		c.told += uint64(n)
+		c.mu.Unlock()
+	}
+	c.out = nil
+	return nil
+}
+
+func (c *client) hear(buf []byte) error {
+	for len(c.want) > 0 {
+		n, at, err := receive(c.fd, buf[:min(len(c.want), len(buf))])
+		if errors.Is(err, unix.EAGAIN) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("hear, after byte %d: %w", c.heard, err)
+		}
+		for i, b := range buf[:n] {
+			if b != c.want[i] {
+				return fmt.Errorf("byte %d is wrong", c.heard+uint64(i))
+			}
+		}
+		c.want = c.want[n:]
+		c.last = time.Now()
+		c.mu.Lock()
+		c.heard += uint64(n)
+		c.arrivals = append(c.arrivals, at)
+		c.mu.Unlock()
+		if n < len(buf) {
+			return nil // the rest is asked for when it comes
+		}
+	}
+	return nil
+}
+
+// receive reads, and says when the kernel has received the last of what it reads: how long the reader waits for a CPU is no gap of
+// the stream's. The error is unix.EAGAIN where there is nothing, io.EOF at the end.
+func receive(fd int, b []byte) (n int, at time.Time, err error) {
+	var oob [64]byte
+	n, oobn, _, _, err := unix.Recvmsg(fd, b, oob[:], unix.MSG_DONTWAIT)
+	if err != nil {
+		return 0, at, err
+	}
+	if n == 0 {
+		return 0, at, io.EOF
+	}
+	at = time.Now() // the kernel notes no times until a moment after it was first asked to
+	all, err := unix.ParseSocketControlMessage(oob[:oobn])
+	for _, m := range all {
+		if m.Header.Level == unix.SOL_SOCKET && m.Header.Type == unix.SO_TIMESTAMPNS_NEW && len(m.Data) == 16 {
+			at = time.Unix(int64(binary.NativeEndian.Uint64(m.Data)), int64(binary.NativeEndian.Uint64(m.Data[8:])))
+		}
+	}
+	return n, at, err
+}
