@@ -40,8 +40,8 @@ func (e *Env) Group(name string) (*Group, error) {
 // that they used before is not counted. A kernel thread may be moved, too.
 func (g *Group) Take(pid int) error {
 	for _, p := range Family(pid) {
-		// A child may have ended since it was listed.
-		if err := g.add(p); err != nil && (p == pid || !errors.Is(err, fs.ErrNotExist) && !isGone(p)) {
+		// A child may have ended since it was listed; while nobody has waited for it, it is there and cannot be moved (ESRCH).
+		if err := g.add(p); err != nil && (p == pid || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) && !isGone(p)) {
 			return fmt.Errorf("move process %d into a cgroup: %w", p, err)
 		}
 	}

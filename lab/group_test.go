@@ -3,6 +3,9 @@
 package lab
 
 import (
+	"bytes"
+	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -50,6 +53,38 @@ func TestGroup(t *testing.T) {
 	e.Close()
 	if left := e.Leftovers(); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// A child that has ended, and that nobody has waited for, keeps no process out of a group.
+func TestGroupWithDeadChild(t *testing.T) {
+	e := newEnv(t)
+	g, err := e.Group("dead")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := e.Start(Command{Path: "sh", Args: []string{"-c", `true & exec sleep 1000`}}) // which waits for no child
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := func() bool {
+		for _, child := range Family(p.PID) {
+			if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child)); err == nil && bytes.Contains(b, []byte(") Z ")) {
+				return true
+			}
+		}
+		return false
+	}
+	for deadline := time.Now().Add(30 * time.Second); !dead(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("no dead child in %v", Family(p.PID))
+		}
+	}
+	if err := g.Take(p.PID); err != nil {
+		t.Fatal(err)
+	}
+	if pids, err := g.Pids(); err != nil || !slices.Contains(pids, p.PID) {
+		t.Errorf("it holds %v, %v", pids, err)
 	}
 }
 
