@@ -289,6 +289,19 @@ __noinline int guard_spend_both(struct guard_state *s, struct guard_target *d,
 	return GUARD_NO_TOTAL;
 }
 
+/* guard_spend_early is that while all is calm: for a single packet of a service without limits of destinations, without a call. */
+static __always_inline int guard_spend_early(struct guard_state *s, struct guard_target *d,
+					     const struct guard_moment *m, __u32 packets)
+{
+	const struct guard_limits *l = guard_limits_of(s);
+	struct guard_price one = { .interval = l->interval, .packets = 1 };
+
+	if (guard_rare(d) || guard_rare(packets > 1))
+		return guard_spend_both(s, d, m, GUARD_HEAVY, packets) == GUARD_SPENT;
+	return !l->interval || guard_spend(&s->total.debt, m->ticks, &one,
+					   guard_threshold(guard_share(m, GUARD_HEAVY), l->depth));
+}
+
 /* guard_stranger remembers a source that is not known, as far as the rate of that allows. */
 static __always_inline void guard_stranger(struct guard_state *s, const struct guard_packet *p,
 					   const struct guard_moment *m)
@@ -336,7 +349,7 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 	 * some, it is taken before the source is looked up. A swap waits for every load before it, and
 	 * the source's may be one from memory.
 	 */
-	early = !m.hot && guard_spend_both(s, target, &m, GUARD_HEAVY, p->packets) == GUARD_SPENT;
+	early = !m.hot && guard_spend_early(s, target, &m, p->packets);
 
 	known = guard_find(s, p->source, m.print);
 	if (known < 0) {
