@@ -46,10 +46,15 @@ func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 	if m.o.Balances {
 		caps |= wire.Balances
 	}
+	var fds []int
+	if m.board != nil {
+		caps |= wire.Boards
+		fds = append(fds, m.board.FD())
+	}
 	stop := context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	c.SetReadDeadline(time.Now().Add(m.o.Timeout))
-	err = c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Number: caps, Name: m.o.Name, Text: m.o.Service})
+	err = c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Number: caps, Name: m.o.Name, Text: m.o.Service}, fds...)
 	var answer wire.Message
 	if err == nil {
 		answer, _, err = c.Receive()
@@ -63,6 +68,13 @@ func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 	}
 	c.SetReadDeadline(time.Time{})
 	m.maxState.Store(answer.Read)
+	m.boards.Store(m.board != nil && answer.Number&wire.Boards != 0)
+	if m.boards.Load() {
+		if err := m.board.Size(answer.Written); err != nil {
+			m.boards.Store(false)
+			m.o.Log.Warn("commits go by messages", "reason", err)
+		}
+	}
 	return c, nil
 }
 

@@ -44,6 +44,8 @@ type Member struct {
 	o        Options
 	conn     atomic.Pointer[wire.Conn] // nil: no keeper
 	maxState atomic.Uint64             // bytes
+	board    *wire.Board               // nil: there is none
+	boards   atomic.Bool               // this keeper reads it
 	replaced chan struct{}
 	done     chan struct{}
 
@@ -79,8 +81,13 @@ func Join(ctx context.Context, o Options) (*Member, error) {
 	o.Keeper = wire.Socket(o.Keeper)
 	o.Listen.SetMultipathTCP(false)
 	m := &Member{o: o, calls: map[uint32]*call{}, loads: map[string]uint32{}, sessions: map[uint64]*Session{}, replaced: make(chan struct{}), done: make(chan struct{})}
+	var err error
+	if m.board, err = wire.NewBoard(); err != nil {
+		o.Log.Warn("commits go by messages", "reason", err)
+	}
 	c, err := m.dial(ctx)
 	if err != nil {
+		m.closeBoard()
 		return nil, err
 	}
 	m.conn.Store(c)
@@ -176,8 +183,15 @@ func (m *Member) Close() error {
 		if c := m.conn.Swap(nil); c != nil {
 			c.Close()
 		}
+		m.closeBoard()
 	})
 	return err
+}
+
+func (m *Member) closeBoard() {
+	if m.board != nil {
+		m.board.Close()
+	}
 }
 
 // handedOver waits until no hand-over is going on: a process that ends as soon as it

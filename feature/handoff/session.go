@@ -50,7 +50,10 @@ type Session struct {
 	written  uint64 // position that Write has come to
 	replay   uint64 // bytes to come that the kernel has taken already, from a predecessor
 	keptOn   *wire.Conn
-	retry    time.Time // not before, where the keeper has refused
+	retry    time.Time  // not before, where the keeper has refused
+	slot     *wire.Slot // on the member's board
+	slotOn   *wire.Conn // which has said that commits are in the slot
+	slotless bool       // the keeper does not want them there
 
 	committed struct { // with consumed and unread
 		written uint64
@@ -192,17 +195,42 @@ func (s *Session) note(fd int, unread []byte, shown int, written uint64, state [
 	s.consumed += uint64(take)
 	s.unread, s.shown, s.seen, s.committed.written = unread, shown, 0, written
 	if c := s.m.conn.Load(); c != nil && s.keptOn == c {
-		msg := wire.Message{Type: wire.Commit, Session: s.id}
-		if same {
-			msg.Flags = wire.KeepState
-		}
-		if s.send(c, &msg) != nil {
+		if s.tell(c, same) != nil {
 			s.keptOn, s.retry = nil, time.Now() // the keeper does not have it as it is now
 		}
 	} else if c != nil && time.Now().After(s.retry) {
 		s.keep(c, fd)
 	}
 	return sock.Discard(fd, uint64(take))
+}
+
+// tell has the keeper know what is committed: in the session's slot, where it has one and that has room; else by a message, which
+// counts until the keeper is told of the slot again.
+func (s *Session) tell(c *wire.Conn, same bool) error {
+	if s.slotted() && s.slot.Commit(&wire.Message{Session: s.id, Read: s.consumed, Written: s.committed.written, State: s.committed.state, Unread: s.unread}) {
+		if s.slotOn == c {
+			return nil
+		}
+		s.slotOn = c
+		return s.m.sendOn(c, &wire.Message{Type: wire.Commits, Session: s.id, Number: s.slot.Index, Read: s.slot.Commits()})
+	}
+	msg := wire.Message{Type: wire.Commit, Session: s.id}
+	if same && s.slotOn == nil {
+		msg.Flags = wire.KeepState
+	}
+	s.slotOn = nil
+	return s.send(c, &msg)
+}
+
+// slotted says whether the session has a slot, and takes one if there is none yet.
+func (s *Session) slotted() bool {
+	if s.slotless || !s.m.boards.Load() || len(s.committed.state)+len(s.unread) > wire.SlotRoom {
+		return false
+	}
+	if s.slot == nil {
+		s.slot = s.m.board.Take()
+	}
+	return s.slot != nil
 }
 
 // send sends a message with what is committed; with KeepState the keeper has the state.
@@ -225,7 +253,7 @@ func (s *Session) send(c *wire.Conn, msg *wire.Message, fds ...int) error {
 
 // keep gives the keeper the session as it was committed last, with mu held.
 func (s *Session) keep(c *wire.Conn, fd int) {
-	s.keptOn = nil
+	s.keptOn, s.slotOn = nil, nil
 	if s.send(c, &wire.Message{Type: wire.Keep, Session: s.id, Number: uint32(wire.Stream), Text: s.label}, fd) == nil {
 		s.keptOn = c
 	}
@@ -245,4 +273,5 @@ func (s *Session) notKept() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keptOn, s.retry = nil, time.Now().Add(time.Second)
+	s.slotless = s.slotless || s.slotOn != nil // as it would refuse it again
 }

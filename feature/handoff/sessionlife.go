@@ -58,6 +58,10 @@ func (s *Session) end(to phase) bool {
 		return false
 	}
 	s.phase = to
+	if s.slot != nil {
+		s.slot.Give()
+		s.slot, s.slotless = nil, true
+	}
 	s.unfenced.Broadcast()
 	s.mu.Unlock()
 	s.m.mu.Lock()
@@ -188,6 +192,7 @@ func (s *Session) giveAway(to string, unparsed int, state []byte, asCommitted bo
 	if s.keptOn == nil || s.keptOn != s.m.conn.Load() {
 		return nil, fmt.Errorf("%w: it does not keep this session", errNotAsked)
 	}
+	s.slotOn = nil // a message counts until the keeper is told of the slot again
 	msg := &wire.Message{Type: wire.Transfer, Session: s.id, Name: to}
 	if asCommitted {
 		msg.Read, msg.Written, msg.State, msg.Unread = s.consumed, s.committed.written, s.committed.state, s.unread
@@ -235,7 +240,7 @@ func (m *Member) resolve(s *Session) {
 		switch {
 		case err == nil:
 			s.mu.Lock()
-			s.keptOn = c
+			s.keptOn, s.slotOn = c, nil
 			s.mu.Unlock()
 			s.unfence()
 			return

@@ -196,7 +196,7 @@ func (k *Keeper) inherit(r record, fd int) error {
 	if err := sock.Check(fd, r.Kind); err != nil {
 		return err
 	}
-	s := &session{id: r.ID, kind: r.Kind, fd: fd, service: k.service(r.Service), member: r.Member, label: r.Label, read: r.Read, written: r.Written,
+	s := &session{id: r.ID, kind: r.Kind, fd: fd, service: k.service(r.Service), member: r.Member, label: r.Label, said: position{r.Read, r.Written}, read: r.Read, written: r.Written,
 		unread: r.Unread, crashed: r.Crashed, waits: r.Waits, since: r.Since, moves: r.Moves}
 	if r.HasState {
 		s.state = append([]byte{}, r.State...)

@@ -41,6 +41,7 @@ type member struct {
 	sessions map[uint64]*session
 	given    map[uint64]time.Time // what it has not answered for, since when
 	parks    map[uint64]*session  // that it wants to wait
+	board    *wire.BoardReader    // nil: it has none
 
 	queue []outgoing // what it has not read; the next is the first
 	kick  chan struct{}
@@ -130,6 +131,9 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 			m.conn.TrySend(errorMessage(&msg, err))
 			return err
 		}
+		if msg.Cut && msg.Type == wire.Hello { // a board is no must
+			msg.Cut, msg.Number = false, msg.Number&^wire.Boards
+		}
 		if msg.Cut {
 			err = wire.ErrNoDescriptors()
 		} else {
@@ -172,7 +176,7 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 	var err error
 	switch {
 	case msg.Type == wire.Hello:
-		answer, err = k.hello(ctx, m, msg)
+		answer, fds, err = k.hello(ctx, m, msg, fds)
 	case msg.Type == wire.Status:
 		return k.report(ctx, m, msg, fds)
 	case msg.Type == wire.Send:
@@ -315,21 +319,32 @@ func (m *member) flush(k *Keeper) bool {
 // the keeper slow connects anew, and says there at once what it has.
 func (m *member) left() bool { return m.gone || m.conn.Ended() }
 
-// hello admits a process to a service.
-func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message) (*wire.Message, error) {
+// hello admits a process to a service, and returns the descriptors that it did not take.
+func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []int) (*wire.Message, []int, error) {
 	switch {
 	case m.service != nil:
-		return nil, wire.Errorf(wire.Malformed, "hello was said already: a connection is one member of one service")
+		return nil, fds, wire.Errorf(wire.Malformed, "hello was said already: a connection is one member of one service")
 	case !wire.ValidName(msg.Text):
-		return nil, wire.Errorf(wire.Malformed, "%q is no name for a service: use 1 to %d printable characters without spaces", msg.Text, wire.MaxName)
+		return nil, fds, wire.Errorf(wire.Malformed, "%q is no name for a service: use 1 to %d printable characters without spaces", msg.Text, wire.MaxName)
 	case !wire.ValidName(msg.Name):
-		return nil, wire.Errorf(wire.Malformed, "%q is no name for a member: use 1 to %d printable characters without spaces", msg.Name, wire.MaxName)
+		return nil, fds, wire.Errorf(wire.Malformed, "%q is no name for a member: use 1 to %d printable characters without spaces", msg.Name, wire.MaxName)
 	}
 	if err := k.authorise(ctx, msg.Text, msg.Name, m.process); err != nil {
 		k.mu.Lock()
 		k.refused++
 		k.mu.Unlock()
-		return nil, wire.Errorf(wire.Refused, "%v", err)
+		return nil, fds, wire.Errorf(wire.Refused, "%v", err)
+	}
+	both := uint32(0)
+	if msg.Number&wire.Boards != 0 {
+		if len(fds) == 0 {
+			return nil, fds, wire.Errorf(wire.BadSocket, "the descriptor of the board is missing")
+		}
+		board, err := wire.NewBoardReader(fds[0])
+		if err != nil {
+			return nil, fds, err
+		}
+		m.board, fds, both = board, fds[1:], wire.Boards
 	}
 	m.conn.SetReadDeadline(time.Time{})
 	if ctx.Err() != nil {
@@ -342,7 +357,7 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message) (*wire
 	m.service.members = append(m.service.members, m)
 	k.Log.Info("member", "service", msg.Text, "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
 	go k.watchExit(ctx, m)
-	return &wire.Message{Type: wire.Welcome, Read: uint64(k.MaxState), Written: uint64(k.MaxSessions)}, nil
+	return &wire.Message{Type: wire.Welcome, Read: uint64(k.MaxState), Written: uint64(k.MaxSessions), Number: both}, fds, nil
 }
 
 // watchExit ends a connection whose process has exited, when all that it has sent is read:
@@ -387,9 +402,15 @@ func (k *Keeper) leave(ctx context.Context, m *member) {
 	k.tellMembers(m.service)
 	k.unload(m)
 	left := len(m.sessions)
+	ended := ctx
 	ctx, m.released = context.WithCancel(ctx)
 	k.mu.Unlock()
 	defer m.released()
+	defer func() {
+		if m.board != nil && ended.Err() == nil { // else see bequeath
+			m.board.Close()
+		}
+	}()
 	if left == 0 {
 		return
 	}

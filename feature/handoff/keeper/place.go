@@ -35,7 +35,11 @@ func (k *Keeper) orphan(m *member, died bool) {
 	for _, s := range m.sessions {
 		s.crashed = died
 		s.from = nil
-		if err := whole(s); err != nil {
+		err := k.catchUp(s)
+		if err == nil {
+			err = whole(s)
+		}
+		if err != nil {
 			k.lose(s, err)
 			continue
 		}

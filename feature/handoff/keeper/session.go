@@ -25,8 +25,10 @@ type session struct {
 	from    *member // who transferred it to the owner
 	label   string
 
-	read, written uint64 // as committed last
+	read, written uint64   // as committed last
+	said          position // by messages
 	state, unread []byte
+	slot          *slot // its owner commits there; nil: by messages
 
 	parked   *parking // waits, or is to: see park
 	crashed  bool     // the last owner died
@@ -59,6 +61,8 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 		fds, err = k.keep(m, msg, fds)
 	case wire.Commit:
 		err = k.commit(m, msg)
+	case wire.Commits:
+		err = k.commits(m, msg)
 	case wire.Drop:
 		var s *session
 		if s, err = m.session(msg); err == nil {
@@ -123,7 +127,7 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 		return fds, wire.ErrNoDescriptors()
 	}
 	s := &session{id: msg.Session, kind: kind, fd: -1, service: m.service, label: msg.Text, since: time.Now(),
-		read: msg.Read, written: msg.Written}
+		said: position{msg.Read, msg.Written}}
 	if err := k.update(m, s, msg); err != nil {
 		return fds, err
 	}
@@ -160,29 +164,59 @@ func (k *Keeper) commit(m *member, msg *wire.Message) error {
 
 // update takes positions and state of a message. All of it counts, or nothing.
 func (k *Keeper) update(m *member, s *session, msg *wire.Message) error {
-	if wire.Before(msg.Read, s.read) || wire.Before(msg.Written, s.written) {
-		return wire.Errorf(wire.Malformed, "session %d goes back: from read %d, written %d to %d, %d", s.id, s.read, s.written, msg.Read, msg.Written)
+	// What was read in a slot may be of a later commit than a message that is still on its way.
+	if err := s.advances(msg); err != nil {
+		return err
 	}
-	state := msg.State
+	size := int64(len(msg.State) + len(msg.Unread))
 	if msg.Flags&wire.KeepState != 0 {
-		state = s.state
+		if s.slot != nil {
+			return wire.Errorf(wire.Malformed, "session %d commits in a slot of the board: a message says all of the state", s.id)
+		}
+		size += int64(len(s.state))
 	}
-	size, was := int64(len(state)+len(msg.Unread)), s.size()
 	if size > k.MaxState && !wire.Elsewhere(m.name) { // agents of servers see to it themselves, and add what a move needs
 		s.service.counts.OverLimit++
 		return wire.Errorf(wire.Limit, "%d bytes of state and unread; this keeper keeps at most %d", size, k.MaxState)
 	}
-	if k.state+size-was > k.MaxTotal && !wire.Elsewhere(m.name) {
-		s.service.counts.OverLimit++
-		return wire.Errorf(wire.Limit, "all states together would have %d bytes; this keeper keeps at most %d", k.state+size-was, k.MaxTotal)
+	if err := k.fits(m, s, size); err != nil {
+		return err
 	}
-	k.state += size - was
-	s.read, s.written = msg.Read, msg.Written
+	s.said = position{msg.Read, msg.Written}
+	k.stand(s, msg, nil)
+	return nil
+}
+
+// fits says whether there is room for a state in place of the one that a session has.
+func (k *Keeper) fits(m *member, s *session, size int64) error {
+	if all := k.state + size - s.weight(); all > k.MaxTotal && !wire.Elsewhere(m.name) {
+		s.service.counts.OverLimit++
+		return wire.Errorf(wire.Limit, "all states together would have %d bytes; this keeper keeps at most %d", all, k.MaxTotal)
+	}
+	return nil
+}
+
+// position is how far a session has come, as in a message.
+type position struct{ read, written uint64 }
+
+// advances says what is wrong with positions that lie before those that were said.
+func (s *session) advances(msg *wire.Message) error {
+	said := s.said
+	if wire.Before(msg.Read, said.read) || wire.Before(msg.Written, said.written) {
+		return wire.Errorf(wire.Malformed, "session %d goes back: from read %d, written %d to %d, %d", s.id, said.read, said.written, msg.Read, msg.Written)
+	}
+	return nil
+}
+
+// stand has a session stand where a message says.
+func (k *Keeper) stand(s *session, msg *wire.Message, in *slot) {
+	k.state -= s.weight()
+	s.slot = in
 	if msg.Flags&wire.KeepState == 0 {
 		s.state = refill(s.state, msg.State)
 	}
-	s.unread = refill(s.unread, msg.Unread)
-	return nil
+	s.read, s.written, s.unread = msg.Read, msg.Written, refill(s.unread, msg.Unread)
+	k.state += s.weight()
 }
 
 // refill copies b into the memory of old, unless that is far too large for it.
@@ -193,8 +227,16 @@ func refill(old, b []byte) []byte {
 	return append(old[:0], b...)
 }
 
-// size is what a session's state counts for, in bytes.
+// size is that of a session's state, in bytes.
 func (s *session) size() int64 { return int64(len(s.state) + len(s.unread)) }
+
+// weight is what it counts for.
+func (s *session) weight() int64 {
+	if s.slot != nil {
+		return s.slot.reserved
+	}
+	return s.size()
+}
 
 // transfer makes a session another member's. It is decided here and now: there never
 // are two owners, and never none.
@@ -325,6 +367,8 @@ func (k *Keeper) disown(s *session) {
 	if m == nil {
 		return
 	}
+	_ = k.catchUp(s) // orphan has seen to it that this can be
+	k.slotless(s)
 	delete(m.sessions, s.id)
 	delete(m.given, s.id)
 	if m.gone && len(m.sessions) == 0 {
@@ -335,11 +379,12 @@ func (k *Keeper) disown(s *session) {
 // remove ends the keeping of a session; with reset, the session itself.
 func (k *Keeper) remove(s *session, reset bool) {
 	k.unpark(s, wire.Errorf(wire.NoSession, "session %d has ended", s.id))
+	k.slotless(s)
 	k.disown(s)
 	delete(k.sessions, s.id)
 	delete(s.service.sessions, s.id)
 	delete(s.service.orphans, s)
-	k.state -= s.size()
+	k.state -= s.weight()
 	switch {
 	case s.fd < 0:
 	case reset && s.kind == wire.Stream:

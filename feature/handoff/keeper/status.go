@@ -32,6 +32,7 @@ type (
 func (k *Keeper) Report() Report { return k.reportOf(func(string) bool { return true }) }
 
 func (k *Keeper) reportOf(may func(service string) bool) Report {
+	k.catchUpAll(may)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	out := Report{Services: []Service{}, State: k.state, Strange: k.refused}

@@ -53,12 +53,13 @@ const (
 	Send     Type = 0x0c // asks that the owner of a session, or of all a member's, transfers it to Name
 	Park     Type = 0x0d // asks that nobody touches a session until Release; answered when that is so
 	Release  Type = 0x0e // a parked session is Name's from now on; "": of whom it was
+	Commits  Type = 0x0f // a session's commits are in slot Number of the board from now on, the latest of Read in it included: see Board
 	Load     Type = 0x10 // Number is how much waits for this member; in which unit is between the members of the service
 )
 
 // What the keeper says.
 const (
-	Welcome  Type = 0x81 // answers Hello: Read the largest state, Written the most sessions of a service
+	Welcome  Type = 0x81 // answers Hello: Read the largest state, Written the most sessions of a service, Number capabilities that both have
 	Error    Type = 0x82 // Number says what, Text in words
 	OK       Type = 0x83
 	Give     Type = 0x84 // a session, or what Find asked for
@@ -90,6 +91,7 @@ const (
 	Exact        uint32 = 1 << 2 // peeks, commits, then consumes: what it leaves at any instant can be gone on with
 	Balances     uint32 = 1 << 3 // wants to hear of the loads of others
 	Resumes      uint32 = 1 << 4 // an agent that goes on with moves of dead agents, whichever way they were to go
+	Boards       uint32 = 1 << 5 // has a board, whose memfd comes with Hello
 )
 
 // Kind is what kind of socket is kept, in Number of Keep, Find and Give.

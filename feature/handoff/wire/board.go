@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A board is memory of a member's that its keeper can read: a memfd of slots, one a session. A commit there is a few stores, and
+// wakes nobody; the keeper looks when it has to know, which for most commits is never. What was stored is there when the
+// process is killed, as what a socket has accepted is.
+//
+// A slot has two halves, written in turn, and in front of them a word that says which one counts and how many commits there
+// have been. The word is stored last, in one piece: a commit that is cut off leaves the one before.
+
+// Shape of a slot, in bytes. All numbers in it are little-endian.
+const (
+	SlotSize   = 4096                                    // a page: no two sessions share one
+	halfAt     = 64                                      // of the first half; the word is at 0
+	halfSize   = (SlotSize - halfAt) / 2                 // 2,016
+	halfHeader = 32                                      // session, read, written: 8 each; lengths of state and unread: 4 each
+	SlotRoom   = halfSize - halfHeader                   // for state and unread together
+	maxSlots   = 1 << 16                                 // of a board: 256 MiB of addresses; memory only where something was stored
+	slotTries  = 16                                      // to read a slot between two commits
+	halfBit    = uint64(1)                               // of the word: which half counts; the rest: how many commits
+	_          = uint(math.MaxInt32 - maxSlots*SlotSize) // fits an int of 32 bits
+)
+
+// Board is a member's. It is safe for concurrent use.
+type Board struct {
+	fd  int
+	mem []byte
+
+	mu     sync.Mutex
+	free   []uint32
+	next   uint32 // none from here on was ever taken
+	used   int
+	closed bool
+}
+
+// NewBoard makes one, of which nothing can be taken before Size.
+func NewBoard() (*Board, error) {
+	fd, err := unix.MemfdCreate("weir-handoff-board", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("a memfd for commits: %w", err)
+	}
+	return &Board{fd: fd}, nil
+}
+
+// FD is the memfd, which stays the board's.
+func (b *Board) FD() int { return b.fd }
+
+// Size gives it room for so many sessions, at the most it can have. It is for the first call alone: later ones do nothing.
+func (b *Board) Size(sessions uint64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mem != nil || b.closed {
+		return nil
+	}
+	size := int(min(sessions, maxSlots)) * SlotSize
+	if size == 0 {
+		return nil
+	}
+	if err := unix.Ftruncate(b.fd, int64(size)); err != nil {
+		return fmt.Errorf("a memfd for commits: %w", err)
+	}
+	mem, err := unix.Mmap(b.fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("a memfd for commits: %w", err)
+	}
+	b.mem = mem
+	return nil
+}
+
+// Take takes a slot; nil if none is left.
+func (b *Board) Take() *Slot {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var i uint32
+	switch n := len(b.free); {
+	case b.closed:
+		return nil
+	case n > 0:
+		i, b.free = b.free[n-1], b.free[:n-1]
+	case int(b.next) < len(b.mem)/SlotSize:
+		i, b.next = b.next, b.next+1
+	default:
+		return nil
+	}
+	b.used++
+	return &Slot{Index: i, mem: b.mem[int(i)*SlotSize:][:SlotSize:SlotSize], board: b}
+}
+
+// Close gives its memory back, once all of its slots are given back.
+func (b *Board) Close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return
+	}
+	b.closed = true
+	unix.Close(b.fd)
+	b.unmap()
+}
+
+func (b *Board) unmap() {
+	if b.closed && b.used == 0 && b.mem != nil {
+		unix.Munmap(b.mem)
+		b.mem = nil
+	}
+}
+
+// Slot is a session's place on a board. It is for one goroutine at a time.
+type Slot struct {
+	Index uint32 // on the board
+	mem   []byte
+	board *Board
+}
+
+// Give gives it back, for another session.
+func (s *Slot) Give() {
+	s.board.mu.Lock()
+	defer s.board.mu.Unlock()
+	s.board.free = append(s.board.free, s.Index)
+	s.board.used--
+	s.board.unmap()
+}
+
+// Commit notes the session, positions, state and unread of a message: false if there is no room for them. When it returns the
+// keeper can see it, whatever becomes of this process.
+func (s *Slot) Commit(m *Message) bool {
+	if len(m.State)+len(m.Unread) > SlotRoom {
+		return false
+	}
+	word := loadWord(s.mem)
+	half := (word & halfBit) ^ 1
+	b := s.mem[halfAt+int(half)*halfSize:][:halfSize]
+	binary.LittleEndian.PutUint64(b, m.Session)
+	binary.LittleEndian.PutUint64(b[8:], m.Read)
+	binary.LittleEndian.PutUint64(b[16:], m.Written)
+	binary.LittleEndian.PutUint32(b[24:], uint32(len(m.State)))
+	binary.LittleEndian.PutUint32(b[28:], uint32(len(m.Unread)))
+	n := copy(b[halfHeader:], m.State)
+	copy(b[halfHeader+n:], m.Unread)
+	storeWord(s.mem, (word|halfBit)+1+half)
+	return true
+}
+
+// Commits is how many there have been in it, of all sessions that had it.
+func (s *Slot) Commits() uint64 { return loadWord(s.mem) >> 1 }
+
+// loadWord and storeWord are atomic, and order what is read and written around them.
+func loadWord(mem []byte) uint64 {
+	var b [8]byte
+	binary.NativeEndian.PutUint64(b[:], atomic.LoadUint64((*uint64)(unsafe.Pointer(&mem[0]))))
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+func storeWord(mem []byte, v uint64) {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], v)
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&mem[0])), binary.NativeEndian.Uint64(b[:]))
+}
+
+// BoardReader is a board as its keeper sees it: by pread(2), so that a member which makes it smaller does the keeper no harm. It is
+// safe for concurrent use.
+type BoardReader struct{ f *os.File }
+
+// NewBoardReader takes the memfd of a board, and owns it. The error wraps [ErrBadSocket] if it is none: reading anything else could
+// keep the reader waiting.
+func NewBoardReader(fd int) (*BoardReader, error) {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil {
+		return nil, fmt.Errorf("%w: a board's descriptor is a memfd: %w", ErrBadSocket, err)
+	}
+	return &BoardReader{os.NewFile(uintptr(fd), "board")}, nil
+}
+
+// Close closes the memfd.
+func (r *BoardReader) Close() error { return r.f.Close() }
+
+// ErrUnsettled says that a slot is being written too fast to be read: its owner lives.
+var ErrUnsettled = errors.New("a slot changes while it is read")
+
+// Read reads what was committed last in a slot, and how many commits there have been in it. The error wraps [ErrMalformed] where
+// there is none of that session.
+func (r *BoardReader) Read(index uint32, session uint64) (m Message, commits uint64, err error) {
+	at := int64(index) * SlotSize
+	word := func() (uint64, error) {
+		var b [8]byte
+		_, err := r.f.ReadAt(b[:], at)
+		return binary.LittleEndian.Uint64(b[:]), err
+	}
+	b := make([]byte, halfSize)
+	for range slotTries {
+		before, err := word()
+		if err != nil {
+			return m, 0, fmt.Errorf("%w: slot %d of the board: %w", ErrMalformed, index, err)
+		}
+		if _, err := r.f.ReadAt(b, at+halfAt+int64(before&halfBit)*halfSize); err != nil {
+			return m, 0, fmt.Errorf("%w: slot %d of the board: %w", ErrMalformed, index, err)
+		}
+		// Another commit since then was written into the other half, and the one after it is written into this.
+		if after, err := word(); err != nil || after != before {
+			continue
+		}
+		m = Message{Session: binary.LittleEndian.Uint64(b), Read: binary.LittleEndian.Uint64(b[8:]), Written: binary.LittleEndian.Uint64(b[16:])}
+		state, unread := uint64(binary.LittleEndian.Uint32(b[24:])), uint64(binary.LittleEndian.Uint32(b[28:]))
+		switch {
+		case m.Session != session:
+			return m, 0, fmt.Errorf("%w: slot %d of the board is of session %d, not %d", ErrMalformed, index, m.Session, session)
+		case state+unread > SlotRoom:
+			return m, 0, fmt.Errorf("%w: slot %d of the board: a state of %d bytes, %d unread; at most %d together", ErrMalformed, index, state, unread, SlotRoom)
+		}
+		m.State = b[halfHeader:][:state:state]
+		m.Unread = b[halfHeader+state:][:unread]
+		return m, before >> 1, nil
+	}
+	return m, 0, ErrUnsettled
+}
