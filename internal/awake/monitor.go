@@ -17,10 +17,11 @@ import (
 // long as there is much to do: it naps for less than the 10 ms after which its P would be taken from it, and the monitor then
 // wakes a hundred times a second, and not with each message.
 const (
-	nap     = 4 * time.Millisecond
+	nap     = 8 * time.Millisecond
 	often   = 500 // messages in a second: from there on naps are the lesser evil
-	looks   = 25  // naps after which it is asked whether there is still much to do
+	looks   = 12  // naps after which it is asked whether there is still much to do
 	counted = 16  // messages over which it is asked whether there is now
+	rooms   = 1   // Ps more: with each that idles more threads look for something to do
 )
 
 var monitor struct {
@@ -34,11 +35,12 @@ var monitor struct {
 
 var began = time.Now()
 
-// Room makes room for what [Busy] and [For] do about Go's monitor, which without it is nothing: GOMAXPROCS is one more from then
-// on, and does not follow the machine any more. Call it where a process has begun that does little else, never for an application.
+// Room makes room for what [Busy] and [For] do about Go's monitor, which without it is nothing: GOMAXPROCS is larger from then
+// on, and does not follow the machine any more. Each call of the kernel that waits keeps a P, and where none is idle the monitor
+// takes them back, and looks every 20 us for some milliseconds after. Call it where a process has begun that does little else, never for an application.
 func Room() {
 	monitor.once.Do(func() {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + rooms)
 		monitor.room.Store(true)
 	})
 }

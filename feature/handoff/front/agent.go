@@ -10,10 +10,10 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
@@ -106,6 +106,7 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	heap.Reserve()
 	awake.Room()
+	awake.Ahead()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { l.Close() })
@@ -138,15 +139,22 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 
 // collect takes parked packets out of the device's queue.
 func (a *Agent) collect(ctx context.Context) {
-	for ctx.Err() == nil {
-		p := []unix.PollFd{{Fd: int32(a.f.Ready()), Events: unix.POLLIN}}
-		if n, err := unix.Poll(p, 100); n == 0 || err != nil {
-			continue
+	ready, err := a.f.Ready()
+	if err == nil {
+		defer ready.Close()
+		stop := context.AfterFunc(ctx, func() { ready.Close() })
+		defer stop()
+		var raw syscall.RawConn
+		if raw, err = ready.SyscallConn(); err == nil {
+			rerr := raw.Read(func(uintptr) bool {
+				err = a.f.Collect()
+				return err != nil // else until there is more
+			})
+			err = errors.Join(err, rerr)
 		}
-		if err := a.f.Collect(); err != nil {
-			a.o.Log.Warn("parked packets cannot be read", "reason", err)
-			return
-		}
+	}
+	if err != nil && ctx.Err() == nil {
+		a.o.Log.Warn("parked packets cannot be read", "reason", err)
 	}
 }
 

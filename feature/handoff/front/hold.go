@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -143,15 +144,22 @@ func (h *hold) forget(k Key) [][]byte {
 	return q.frames
 }
 
-// Collect takes packets out of the device's queue, which is short. Call it when Ready says that there are some.
+// Collect takes packets out of the device's queue, which is short: see Ready.
 func (f *Front) Collect() error {
 	f.hold.mu.Lock()
 	defer f.hold.mu.Unlock()
 	return f.hold.collect()
 }
 
-// Ready is a descriptor that can be polled for packets.
-func (f *Front) Ready() int { return f.hold.fd }
+// Ready is a file whose SyscallConn waits for packets to collect: in the runtime's poller, not in a thread that keeps its P and has
+// Go's monitor take it back. It is the caller's.
+func (f *Front) Ready() (*os.File, error) {
+	fd, err := unix.FcntlInt(uintptr(f.hold.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errHold, err)
+	}
+	return os.NewFile(uintptr(fd), "hold"), nil
+}
 
 // collect reads what the device has. Packets of flows that do not wait any more go on at once.
 func (h *hold) collect() error {

@@ -146,6 +146,7 @@ func Listen(path string) (*net.UnixListener, error) {
 func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
 	heap.Reserve()
 	awake.Room()
+	awake.Ahead()
 	var members sync.WaitGroup
 	defer k.close()
 	defer members.Wait()

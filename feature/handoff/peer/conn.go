@@ -100,7 +100,12 @@ func Dial(ctx context.Context, address, name string, config *tls.Config, own Hel
 	if err != nil {
 		return nil, err
 	}
-	c, err := introduce(ctx, tls.Client(raw, config), own)
+	e, err := newEager(raw.(*net.TCPConn))
+	if err != nil {
+		raw.Close()
+		return nil, err
+	}
+	c, err := introduce(ctx, tls.Client(e, config), own)
 	if err != nil {
 		return nil, fmt.Errorf("agent at %s: %w", address, err)
 	}
@@ -120,6 +125,11 @@ func Accept(ctx context.Context, raw net.Conn, config *tls.Config, own Hello) (*
 		if err := t.SetKeepAliveConfig(keepAlive); err != nil {
 			return nil, err
 		}
+		e, err := newEager(t)
+		if err != nil {
+			return nil, err
+		}
+		raw = e
 	}
 	c, err := introduce(ctx, tls.Server(raw, config), own)
 	if err != nil {
@@ -129,13 +139,13 @@ func Accept(ctx context.Context, raw net.Conn, config *tls.Config, own Hello) (*
 }
 
 func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error) {
-	if raw, ok := t.NetConn().(*net.TCPConn); ok {
+	c := &Conn{tls: t, in: bufio.NewReaderSize(t, 64<<10)}
+	if raw := c.tcp(); raw != nil {
 		if err := limitGone(raw); err != nil {
 			raw.Close()
 			return nil, err
 		}
 	}
-	c := &Conn{tls: t, in: bufio.NewReaderSize(t, 64<<10)}
 	stop := context.AfterFunc(ctx, func() { t.NetConn().Close() })
 	defer func() {
 		if !stop() {
@@ -200,9 +210,8 @@ func (c *Conn) write(kind byte, header, body []byte) error {
 	var err error
 	for b := c.buf; err == nil && len(b) > 0; {
 		part := b[:min(len(b), partSize)]
-		if err = c.tls.SetWriteDeadline(time.Now().Add(soonTime)); err == nil {
-			_, err = c.tls.Write(part)
-		}
+		c.giveUp(time.Now().Add(soonTime))
+		_, err = c.tls.Write(part)
 		b = b[len(part):]
 	}
 	if cap(c.buf) > 1<<20 {
@@ -212,7 +221,8 @@ func (c *Conn) write(kind byte, header, body []byte) error {
 		c.Close() // in the middle of a frame, perhaps; who waits for what comes hears of it, too
 		return err
 	}
-	return c.tls.SetWriteDeadline(time.Time{}) // what TLS itself has to say later has no limit
+	c.giveUp(time.Time{}) // what TLS itself has to say later has no limit
+	return nil
 }
 
 // SendLoad tells what waits here, in the service's unit, and whether no member of it is here.
@@ -253,8 +263,8 @@ func (c *Conn) More() bool {
 	if c.in.Buffered() > 0 {
 		return true
 	}
-	t, ok := c.tls.NetConn().(*net.TCPConn)
-	if !ok {
+	t := c.tcp()
+	if t == nil {
 		return false
 	}
 	raw, err := t.SyscallConn()

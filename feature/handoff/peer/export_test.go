@@ -5,4 +5,4 @@ package peer
 import "net"
 
 // Raw is what is below TLS.
-func Raw(c *Conn) net.Conn { return c.tls.NetConn() }
+func Raw(c *Conn) *net.TCPConn { return c.tcp() }

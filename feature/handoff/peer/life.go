@@ -3,7 +3,6 @@
 package peer
 
 import (
-	"net"
 	"sync/atomic"
 	"time"
 
@@ -44,7 +43,7 @@ func (c *Conn) Unanswered() int { return int(c.life.unanswered.Load()) }
 // queued is how many bytes were sent and not taken by the other side's kernel.
 func (c *Conn) queued() int64 {
 	n := 0
-	if t, ok := c.tls.NetConn().(*net.TCPConn); ok {
+	if t := c.tcp(); t != nil {
 		if raw, err := t.SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
 		}

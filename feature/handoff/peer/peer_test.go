@@ -267,7 +267,7 @@ func TestGoneTime(t *testing.T) {
 	}
 	for side, c := range map[string]*peer.Conn{"who accepts": accepted, "who dials": <-dialled} {
 		defer c.Close()
-		s, err := peer.Raw(c).(*net.TCPConn).SyscallConn()
+		s, err := peer.Raw(c).SyscallConn()
 		if err != nil {
 			t.Fatal(err)
 		}

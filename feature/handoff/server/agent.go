@@ -164,6 +164,7 @@ func (o *Options) check() error {
 func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	heap.Reserve()
 	awake.Room()
+	awake.Ahead()
 	ctx, cancel := context.WithCancel(ctx)
 	a.ctx = ctx
 	a.workers = newWorkers(ctx.Done())
