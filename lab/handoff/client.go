@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ type client struct {
 	size  int           // of a message, at most
 	pause time.Duration // between two
 	seed  uint64
+	dense atomic.Bool // more often, see densely
 
 	mu       sync.Mutex
 	told     uint64
@@ -42,9 +44,12 @@ type client struct {
 	last time.Time // something was written or read
 }
 
+// streamSize is that of a message of a stream of small ones, at most.
+const streamSize = 2000
+
 // dial connects a client to the service.
 func (w *world) dial(seed uint64) (*client, error) {
-	c := &client{size: 2000, pause: time.Millisecond, seed: seed}
+	c := &client{size: streamSize, pause: time.Millisecond, seed: seed}
 	err := w.client.Do(func() (err error) {
 		d := net.Dialer{Timeout: patience}
 		c.Conn, err = d.Dial("tcp", serviceAt.String())

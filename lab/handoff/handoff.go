@@ -5,11 +5,14 @@ package handofflab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/internal/heap"
@@ -233,6 +236,13 @@ type span struct {
 	began, ended time.Time
 }
 
+// wait is time.Sleep to the moment.
+func wait(d time.Duration) {
+	ts := unix.NsecToTimespec(int64(d))
+	for errors.Is(unix.Nanosleep(&ts, &ts), unix.EINTR) {
+	}
+}
+
 // calm is a time as long as the span, before it, in which nothing moved: most of it, where the move took longer than a pause. The
 // gap in which the move begins is not in it.
 func (s span) calm() (from, to time.Time) {
@@ -295,7 +305,13 @@ func (m *migration) move(ctx context.Context, i int) error {
 		to -= len(m.servers)
 	}
 	dest := m.servers[to-1]
-	time.Sleep(m.pause)
+	if m.size == 0 {
+		c.dense.Store(true)
+		defer c.dense.Store(false)
+	}
+	// Twice as long as after the move, in which it is seen how the stream is when nothing moves. And at any moment between two
+	// messages: Go's timers go off when something else wakes a thread, which is the clients'.
+	wait(2*m.pause + time.Duration(m.rand.Int64N(int64(c.pause))))
 	began := time.Now()
 	has, back := dest.expect(c.remote), from.expect(c.remote)
 	said := len(from.complaints())
