@@ -58,12 +58,11 @@ func (s *Session) end(to phase) bool {
 		return false
 	}
 	s.phase = to
-	if s.slot != nil {
-		s.slot.Give()
-		s.slot, s.slotless = nil, true
-	}
 	s.unfenced.Broadcast()
 	s.mu.Unlock()
+	if to != closed {
+		s.giveSlot()
+	}
 	s.m.mu.Lock()
 	if s.m.sessions[s.id] == s {
 		delete(s.m.sessions, s.id)
@@ -95,7 +94,18 @@ func (s *Session) Close() error {
 	if c != nil && kept == c {
 		s.m.sendOn(c, &wire.Message{Type: wire.Drop, Session: s.id})
 	}
+	s.giveSlot() // not before: another session's commits there would tell the keeper of a process killed here that this one is lost
 	return nil
+}
+
+// giveSlot has another session commit in the slot of one that has ended.
+func (s *Session) giveSlot() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.slot != nil {
+		s.slot.Give()
+		s.slot, s.slotless = nil, true
+	}
 }
 
 // CloseWrite tells the peer that nothing more comes (FIN).

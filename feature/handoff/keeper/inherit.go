@@ -80,8 +80,13 @@ func (k *Keeper) bequeath() error {
 	fds := []int{-1}
 	for _, s := range k.sessions {
 		if s.owner != nil && s.owner.gone && s.owner.process.exited() {
-			k.assign(s, nil) // it died just now
+			err := k.catchUp(s) // it died just now
+			k.assign(s, nil)
 			s.crashed = true
+			if err != nil {
+				k.Log.Warn("session is reset", "service", s.service.name, "member", s.member, "remote", s.remote, "reason", err)
+				continue
+			}
 		}
 		if s.owner != nil || whole(s) != nil {
 			continue

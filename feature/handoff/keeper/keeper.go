@@ -85,7 +85,7 @@ type Keeper struct {
 	services map[string]*service
 	sessions map[uint64]*session
 	open     map[uint32]int // connections by user
-	state    int64          // bytes of state
+	state    int64          // bytes of state, and of what slots may have
 	serial   uint64
 	refused  uint64 // hellos of processes that are no members
 	closed   bool

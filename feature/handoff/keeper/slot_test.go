@@ -116,14 +116,20 @@ func TestSlotStatus(t *testing.T) {
 			t.Errorf("%d bytes of state, %d commits, want 7 and 11", s.Sessions[0].State, s.Counts.Commits)
 		}
 	}
-	if r := k.Report(); r.State != wire.SlotRoom {
-		t.Errorf("%d bytes count, want the slot's %d", r.State, wire.SlotRoom)
+	if r := k.Report(); r.State != 7 || counted(k) != wire.SlotRoom {
+		t.Errorf("%d bytes, of which %d count; want 7, and the slot's %d", r.State, counted(k), wire.SlotRoom)
 	}
 	m.say(&wire.Message{Type: wire.Drop, Seq: 6, Session: m.id})
 	m.hear(wire.OK)
-	if r := k.Report(); r.State != 0 {
-		t.Errorf("%d bytes count, and there is no session", r.State)
+	if n := counted(k); n != 0 {
+		t.Errorf("%d bytes count, and there is no session", n)
 	}
+}
+
+func counted(k *Keeper) int64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.state
 }
 
 func TestSlotRefusals(t *testing.T) {

@@ -35,7 +35,10 @@ func (k *Keeper) reportOf(may func(service string) bool) Report {
 	k.catchUpAll(may)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	out := Report{Services: []Service{}, State: k.state, Strange: k.refused}
+	out := Report{Services: []Service{}, Strange: k.refused}
+	for _, s := range k.sessions {
+		out.State += s.size() // what it has; k.state is what it may have
+	}
 	for _, name := range slices.Sorted(maps.Keys(k.services)) {
 		if may(name) {
 			out.Services = append(out.Services, k.services[name].report(time.Now()))
