@@ -80,6 +80,7 @@ func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 
 // run hears the keeper, and finds it again when it has gone.
 func (m *Member) run(c *wire.Conn) {
+	defer m.closeBoard() // here, as reconnect says hello with it
 	for {
 		err := m.hear(c)
 		c.Close()

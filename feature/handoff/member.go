@@ -175,15 +175,18 @@ func (m *Member) Close() error {
 	err := net.ErrClosed
 	m.closing.Do(func() {
 		m.stopListening()
-		for _, s := range m.Sessions() {
+		left := m.Sessions()
+		for _, s := range left {
 			s.leave()
 		}
 		err = m.post(&wire.Message{Type: wire.Leave})
+		for _, s := range left {
+			s.giveSlot() // not before: others would commit there
+		}
 		close(m.done)
 		if c := m.conn.Swap(nil); c != nil {
 			c.Close()
 		}
-		m.closeBoard()
 	})
 	return err
 }

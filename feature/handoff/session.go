@@ -53,7 +53,7 @@ type Session struct {
 	retry    time.Time  // not before, where the keeper has refused
 	slot     *wire.Slot // on the member's board
 	slotOn   *wire.Conn // which has said that commits are in the slot
-	slotless bool       // the keeper does not want them there
+	slotless *wire.Conn // which does not want them there
 
 	committed struct { // with consumed and unread
 		written uint64
@@ -215,7 +215,7 @@ func (s *Session) tell(c *wire.Conn, same bool) error {
 		return s.m.sendOn(c, &wire.Message{Type: wire.Commits, Session: s.id, Number: s.slot.Index, Read: s.slot.Commits()})
 	}
 	msg := wire.Message{Type: wire.Commit, Session: s.id}
-	if same && s.slotOn == nil {
+	if same && s.slot == nil { // else the keeper may have it by the slot alone
 		msg.Flags = wire.KeepState
 	}
 	s.slotOn = nil
@@ -224,7 +224,7 @@ func (s *Session) tell(c *wire.Conn, same bool) error {
 
 // slotted says whether the session has a slot, and takes one if there is none yet.
 func (s *Session) slotted() bool {
-	if s.slotless || !s.m.boards.Load() || len(s.committed.state)+len(s.unread) > wire.SlotRoom {
+	if s.slotless == s.keptOn || !s.m.boards.Load() || len(s.committed.state)+len(s.unread) > wire.SlotRoom {
 		return false
 	}
 	if s.slot == nil {
@@ -273,5 +273,7 @@ func (s *Session) notKept() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keptOn, s.retry = nil, time.Now().Add(time.Second)
-	s.slotless = s.slotless || s.slotOn != nil // as it would refuse it again
+	if s.slotOn != nil {
+		s.slotless = s.slotOn // as it would refuse it again
+	}
 }

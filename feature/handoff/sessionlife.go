@@ -45,9 +45,14 @@ func (s *Session) unfence() {
 }
 
 // moved lets go of a session that is another member's.
-func (s *Session) moved() { s.end(gone) }
+func (s *Session) moved() {
+	if s.end(gone) {
+		s.giveSlot() // the keeper has let go of it
+	}
+}
 
-// leave lets go of a session for others to find it at the keeper.
+// leave lets go of a session for others to find it at the keeper, and what it has committed in its slot: the caller calls giveSlot
+// when the keeper knows.
 func (s *Session) leave() { s.end(gone) }
 
 func (s *Session) end(to phase) bool {
@@ -60,9 +65,6 @@ func (s *Session) end(to phase) bool {
 	s.phase = to
 	s.unfenced.Broadcast()
 	s.mu.Unlock()
-	if to != closed {
-		s.giveSlot()
-	}
 	s.m.mu.Lock()
 	if s.m.sessions[s.id] == s {
 		delete(s.m.sessions, s.id)
@@ -82,7 +84,8 @@ func (s *Session) Close() error {
 		}
 		return err
 	}
-	c, kept := s.m.conn.Load(), s.keptOn
+	c := s.m.conn.Load()
+	known := s.keptOn == c || s.slot != nil // to a keeper, also where it has refused something since
 	// Bytes that are in the queue when a socket closes are a reset to the peer; those that
 	// were read are not meant.
 	s.control(func(fd int) error { return sock.Discard(fd, uint64(s.seen)) })
@@ -91,7 +94,7 @@ func (s *Session) Close() error {
 	if !s.end(closed) {
 		return nil
 	}
-	if c != nil && kept == c {
+	if c != nil && known {
 		s.m.sendOn(c, &wire.Message{Type: wire.Drop, Session: s.id})
 	}
 	s.giveSlot() // not before: another session's commits there would tell the keeper of a process killed here that this one is lost
@@ -104,7 +107,7 @@ func (s *Session) giveSlot() {
 	defer s.mu.Unlock()
 	if s.slot != nil {
 		s.slot.Give()
-		s.slot, s.slotless = nil, true
+		s.slot = nil
 	}
 }
 

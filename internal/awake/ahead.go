@@ -20,10 +20,17 @@ func Ahead() {
 	if n, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err != nil || n != 20 { // getpriority(2) itself says 20 - nice
 		return
 	}
-	threads, _ := os.ReadDir("/proc/self/task")
-	for _, t := range threads { // those that come have it from who makes them
-		if id, err := strconv.Atoi(t.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, ahead)
+	for more := true; more; { // threads that come have it from who makes them, who may not have it yet
+		more = false
+		threads, _ := os.ReadDir("/proc/self/task")
+		for _, t := range threads {
+			id, err := strconv.Atoi(t.Name())
+			if err != nil {
+				continue
+			}
+			if n, err := unix.Getpriority(unix.PRIO_PROCESS, id); err == nil && n == 20 {
+				more = unix.Setpriority(unix.PRIO_PROCESS, id, ahead) == nil || more
+			}
 		}
 	}
 	// With autogroups (sched(7)) nice values are within a session, and this one says how sessions are among each other. It is

@@ -62,7 +62,11 @@ func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
 		u.Close()
 		return
 	}
-	defer p.pidfd.Close()
+	defer func() {
+		if ctx.Err() == nil { // else bequeath asks whether the process has exited: a closed pidfd would say so of one that lives
+			p.pidfd.Close()
+		}
+	}()
 	if !k.take(p.UID) {
 		k.Log.Warn("turned away: too many connections of its user", "pid", p.PID, "uid", p.UID)
 		u.Close()

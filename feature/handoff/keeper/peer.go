@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -79,7 +80,8 @@ func (p *process) wait(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { p.pidfd.Close() })
+	// Not closed: exited is asked until the keeper has ended.
+	stop := context.AfterFunc(ctx, func() { p.pidfd.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	return raw.Read(readable)
 }

@@ -36,6 +36,7 @@ func (k *Keeper) orphan(m *member, died bool) {
 		s.crashed = died
 		s.from = nil
 		err := k.catchUp(s)
+		k.slotless(s)
 		if err == nil {
 			err = whole(s)
 		}
