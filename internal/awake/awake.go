@@ -3,7 +3,7 @@
 // Package awake keeps a machine's CPUs from sleeping for moments in which every wake-up counts. One that sleeps takes its time to
 // wake: tens of microseconds in a virtual machine, whose host has to let it run again, a hundred and more in deep sleep of a real
 // one. A session that moves waits for a dozen wake-ups of processes that have nothing else to do. And it keeps Go's runtime from
-// sleeping in a way that has each message wake two threads: see [Busy].
+// sleeping in a way that has each message wake two threads: see [Busy]. [Ahead] has a process that is awake get a CPU.
 package awake
 
 import (
