@@ -108,8 +108,8 @@ func (f *Front) build(o Options, share map[string]*ebpf.Map) (err error) {
 			return err
 		}
 	}
-	return errors.Join(f.attach(kernel.TCX{Ifindex: f.hold.ifindex, Device: o.Hold}, f.maps.FrontAgain),
-		f.attach(kernel.TCX{Ifindex: f.hold.ifindex, Device: o.Hold, Egress: true}, f.maps.FrontOwn))
+	return errors.Join(f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.Hold}, f.maps.FrontAgain),
+		f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.Hold, Egress: true}, f.maps.FrontOwn))
 }
 
 func (f *Front) load(share map[string]*ebpf.Map) error {
@@ -129,7 +129,7 @@ func (f *Front) load(share map[string]*ebpf.Map) error {
 
 // configure tells the data path of its devices, and whether sources of datagrams are learned no more.
 func (f *Front) configure(full bool) error {
-	c := frontFrontConfig{Tap: uint32(f.hold.ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI}
+	c := frontFrontConfig{Tap: uint32(f.hold.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI}
 	if full {
 		c.Full = 1
 	}
@@ -195,7 +195,7 @@ func (f *Front) Close() {
 		}
 	}
 	if f.hold != nil {
-		f.hold.close()
+		f.hold.Close()
 	}
 	if f.tunnel != 0 && !f.stays {
 		_ = f.ns.Do(func() error { return netlink.LinkDel(&netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Index: f.tunnel}}) }) // may be gone
@@ -282,7 +282,7 @@ func (f *Front) fragmentsGo(s Service) bool {
 // big for them the kernel answers.
 func (f *Front) route(a netip.Addr) error {
 	bits := a.BitLen()
-	r := &netlink.Route{LinkIndex: f.hold.ifindex, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}, Scope: netlink.SCOPE_LINK}
+	r := &netlink.Route{LinkIndex: f.hold.Ifindex, Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(bits, bits)}, Scope: netlink.SCOPE_LINK}
 	if f.tunnelMTU > 0 {
 		r.MTU, r.MTULock = f.tunnelMTU, true
 	}
@@ -344,5 +344,3 @@ func (f *Front) Counts() (Counts, error) {
 	}
 	return c, nil
 }
-
-var errHold = errors.New("the device of parked packets")

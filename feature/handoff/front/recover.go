@@ -32,21 +32,12 @@ func (a *Agent) takeUp() error {
 		if err != nil {
 			continue // it has ended
 		}
-		a.f.expect(k)
+		a.f.hold.Expect(k)
 		left := time.Duration(fl.Until-min(fl.Until, kernel.Monotonic())) - slack
 		a.timers[k] = time.AfterFunc(max(0, min(left, a.o.Hold)), func() { a.expire(k, fl.Epoch) })
 		a.o.Log.Info("a move goes on that was under way", "flow", k.Client, "service", k.Service, "epoch", fl.Epoch, "parked", fl.Parked)
 	}
 	return err
-}
-
-// expect makes a queue for a flow that is parked already.
-func (f *Front) expect(k Key) {
-	f.hold.mu.Lock()
-	defer f.hold.mu.Unlock()
-	if f.hold.queues[k] == nil {
-		f.hold.queues[k] = &queue{}
-	}
 }
 
 // SetServices has the data path know these services and no others. Flows of others stay until they are forgotten.
