@@ -58,6 +58,7 @@ type Agent struct {
 	mu      sync.Mutex
 	hosts   map[move.Host]*peer.Conn
 	timers  map[Key]*time.Timer
+	early   map[Key]*early
 	loads   map[loadKey]uint32
 	members map[move.Host]*member
 	news    bool // of a member, that the others have not been told
@@ -86,7 +87,7 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 		o.Step = func(string) {}
 	}
 	a := &Agent{f: f, o: o, own: peer.Hello{Role: peer.FrontAgent, Instance: peer.NewInstance(), Name: o.Name}, names: map[move.Host]string{},
-		hosts: map[move.Host]*peer.Conn{}, timers: map[Key]*time.Timer{},
+		hosts: map[move.Host]*peer.Conn{}, timers: map[Key]*time.Timer{}, early: map[Key]*early{},
 		members: map[move.Host]*member{}, kick: make(chan struct{}, 1), loads: map[loadKey]uint32{}, openFor: max(openFor, 2*o.Lapse)}
 	for _, h := range o.Hosts {
 		a.names[h.Number] = h.Name
@@ -230,6 +231,11 @@ func (a *Agent) attend(ctx context.Context, raw net.Conn) {
 func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.decide(c, in)
+}
+
+// decide does. a.mu is held.
+func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 	from := c.Peer.Number
 	if a.hosts[from] != c {
 		return nil // of a life that has ended: who asks has nobody to hear the answer
@@ -237,9 +243,13 @@ func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 	k := a.f.keyOf(in.Flow.Client, int(in.Flow.Service))
 	var answers [2]move.Message
 	var owner move.Host // before
+	var tooEarly bool
 	change := func() (Flow, error) {
 		return a.f.Change(k, func(fl *Flow) {
 			owner = fl.Owner
+			if tooEarly = a.tooEarly(k, fl, from, in.Message); tooEarly {
+				return
+			}
 			answers = fl.Receive(from, in.Message, a.gone(fl))
 			if in.Message.Kind == move.Flip && answers[0].OK {
 				fl.Life = c.Peer.Instance
@@ -258,6 +268,10 @@ func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 	} else if err != nil {
 		return err
 	}
+	if tooEarly {
+		a.wait(k, c, in)
+		return nil
+	}
 	if answers[0].Kind == 0 {
 		return fmt.Errorf("%s is not for front ends", in.Message.Kind)
 	}
@@ -275,9 +289,12 @@ func (a *Agent) handle(c *peer.Conn, in peer.Frame) error {
 		if err := a.follow(k, now, in.Message.Kind); err != nil {
 			return err
 		}
-		a.o.Step(stepParked)
+		a.o.Step(stepParked) // or not: see move.Source.Parks
 		err := tell()
 		a.o.Step(stepToldHeld)
+		if e := a.early[k]; e != nil {
+			err = errors.Join(err, e.now())
+		}
 		return err
 	}
 	// It is decided: the new owner may begin while packets are let go.
@@ -302,8 +319,10 @@ func (a *Agent) follow(k Key, now Flow, kind move.Kind) error {
 		delete(a.timers, k)
 	}
 	if kind == move.Hold {
-		if err := a.f.Park(k); err != nil {
-			return err
+		if now.Held {
+			if err := a.f.Park(k); err != nil {
+				return err
+			}
 		}
 		a.timers[k] = time.AfterFunc(a.o.Hold, func() { a.expire(k, now.Epoch) })
 		return nil

@@ -264,3 +264,82 @@ func TestAgentStrangers(t *testing.T) {
 		t.Errorf("host 2 speaks as host 1: %+v", f)
 	}
 }
+
+// Flip may come before Hold: the source goes ahead. It waits for it a while, and then that move is over.
+func TestAgentEarlyFlip(t *testing.T) {
+	sc := newScene(t)
+	c, k, owner, other := session(t, sc)
+	s := newAgents(t, sc.f, 30*time.Second)
+	s.says(other, k, flip(1))
+	s.says(other, k, move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtFrontEnd}) // answered behind it
+	if m := s.hears(other); m.Kind != move.Known || m.OK {
+		t.Fatalf("%v: want Flip to wait", m)
+	}
+	s.says(owner, k, asksHold(1, other))
+	if m := s.hears(owner); m.Kind != move.Held || !m.OK {
+		t.Fatal(m)
+	}
+	m := s.hears(other)
+	if m.Kind != move.Flipped || !m.OK || m.Birth == 0 {
+		t.Fatal(m)
+	}
+	fl, err := sc.f.Flow(k)
+	if err != nil || fl.Owner != other || fl.Birth != m.Birth || fl.Parked {
+		t.Fatalf("%+v, %v", fl, err)
+	}
+	c.Close()
+
+	// Nobody announces the next one. What comes too late changes nothing.
+	c, k, owner, other = session(t, sc)
+	defer c.Close()
+	s.says(other, k, flip(1))
+	if m := s.hears(other); m.Kind != move.Flipped || m.OK {
+		t.Fatal(m)
+	}
+	s.says(owner, k, asksHold(1, other))
+	if m := s.hears(owner); m.Kind != move.Held || m.OK {
+		t.Fatal(m)
+	}
+	fl, err = sc.f.Flow(k)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := reclaim(1)
+	gone.Birth = fl.Birth + 2 // of another record
+	s.says(owner, k, gone)
+	if m := s.hears(owner); m.Kind != move.Reclaimed || m.OK {
+		t.Fatal(m)
+	}
+	gone.Birth = fl.Birth
+	s.says(owner, k, gone)
+	if m := s.hears(owner); m.Kind != move.Reclaimed || !m.OK || m.Epoch != 2 {
+		t.Fatal(m)
+	}
+	if got, err := ask(c, "b", patience); err != nil || got[1:] != "b" {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// Packets that wait at the source are not held: they go to it until the flow is another's.
+func TestAgentPassesOn(t *testing.T) {
+	sc := newScene(t)
+	c, k, owner, other := session(t, sc)
+	defer c.Close()
+	s := newAgents(t, sc.f, 30*time.Second)
+	hold := asksHold(1, other)
+	hold.OK = true
+	s.says(owner, k, hold)
+	if m := s.hears(owner); m.Kind != move.Held || !m.OK {
+		t.Fatal(m)
+	}
+	if got, err := ask(c, "b", patience); err != nil || got[1:] != "b" {
+		t.Errorf("%q, %v", got, err)
+	}
+	s.says(other, k, flip(1))
+	if m := s.hears(other); m.Kind != move.Flipped || !m.OK {
+		t.Fatal(m)
+	}
+	if fl, err := sc.f.Flow(k); err != nil || fl.Owner != other {
+		t.Errorf("%+v, %v", fl, err)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -101,6 +102,7 @@ func flowOf(v frontFrontFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
 		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Life: v.Life}
 	out.Flow, out.Parked = unword(v.Word)
+	out.Birth = move.Birth(v.Birth)
 	return out
 }
 
@@ -171,7 +173,7 @@ func (f *Front) Learn(k Key, owner move.Host, epoch move.Epoch) error {
 }
 
 func (f *Front) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
-	v := frontFrontFlow{Word: word(fl, false), Seen: seen, Flags: flags}
+	v := frontFrontFlow{Word: word(fl, false), Seen: seen, Flags: flags, Birth: rand.Uint32() | 1}
 	if err := f.maps.FrontFlows.Update(k.raw(), v, ebpf.UpdateNoExist); err != nil {
 		return fmt.Errorf("learning the flow of %s: %w", k.Client, err)
 	}

@@ -351,6 +351,7 @@ static __always_inline void learn(const struct front_flow_key *k, __u32 owner, _
 		.in = !by_host,
 		.out = by_host,
 		.flags = flags,
+		.birth = bpf_get_prandom_u32() | 1,
 	};
 
 	if (bpf_map_update_elem(&front_flows, k, &f, BPF_NOEXIST)) {

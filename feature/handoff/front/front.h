@@ -78,7 +78,7 @@ struct front_flow {
 	__u64 until; /* CLOCK_MONOTONIC in ns: parked no longer, also if nobody is there to end it */
 	__u64 life;  /* instance of the owner's agent that flipped it, 0: none has */
 	__u32 flags;
-	__u32 pad;
+	__u32 birth; /* move.Birth: at random, of this record; 0: it was made before there were births */
 };
 
 /* front_change_args is what front_change gets as its packet. */

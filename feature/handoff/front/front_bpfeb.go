@@ -42,7 +42,7 @@ type frontFrontFlow struct {
 	Until uint64
 	Life  uint64
 	Flags uint32
-	Pad   uint32
+	Birth uint32
 }
 
 type frontFrontFlowKey struct {

@@ -21,6 +21,7 @@ func (p DestinationPhase) String() string {
 type Destination struct {
 	Phase DestinationPhase
 	Epoch Epoch
+	Birth Birth // of the front end's record, once it is active; 0: that front end does not say
 }
 
 // Receive takes a message.
@@ -35,7 +36,7 @@ func (d *Destination) Receive(m Message) Do {
 		d.Phase = Idle
 		return act(Discard).send(d.toSource(Failed))
 	case m.Kind == Flipped && m.Epoch == d.Epoch && d.Phase == Flipping:
-		d.Phase = Active
+		d.Phase, d.Birth = Active, m.Birth
 		return act(Deliver).send(d.toSource(Done))
 	case m.Kind == Revoked && m.Move == d.Epoch && (d.Phase == Flipping || d.Phase == Active):
 		d.Phase = Idle

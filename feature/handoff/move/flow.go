@@ -9,6 +9,7 @@ type Flow struct {
 	To     Host  // who may have it in epoch Epoch+1; 0: nobody
 	Held   bool  // packets to the owner are held meanwhile
 	Before Host  // the owner before, as long as Owner has said nothing: it may get the session back; 0: nobody may
+	Birth  Birth // of this record; 0: it was made by a front end that chose none
 }
 
 // Receive takes a message from a host, and returns the answers. gone says that the life of the owner's agent has ended that
@@ -19,18 +20,23 @@ func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
 		// The owner may know of moves that were forgotten here: its epoch is the later one then.
 		ok := f.Owner == from && m.Epoch > f.Epoch && (!f.Held || f.To == m.Host) && m.Host != from && m.Host != 0
 		if ok {
-			f.Held, f.To, f.Epoch = true, m.Host, m.Epoch-1
+			f.Held, f.To, f.Epoch = !m.OK, m.Host, m.Epoch-1
 		}
 		answers[0] = Message{Kind: Held, To: AtSource, Epoch: m.Epoch, OK: ok}
 	case Flip:
 		ok := f.Owner == from && f.Epoch == m.Epoch // it is the second time
 		if !ok && f.To == from && m.Epoch == f.Epoch+1 {
-			*f = Flow{Owner: from, Epoch: m.Epoch, Before: f.Owner}
+			*f = Flow{Owner: from, Epoch: m.Epoch, Before: f.Owner, Birth: f.Birth}
 			ok = true
 		}
-		answers[0] = Message{Kind: Flipped, To: AtDestination, Epoch: m.Epoch, OK: ok}
+		if !ok && f.Birth != 0 && f.Owner != from && m.Epoch > f.Epoch && (f.To == 0 || f.To == from) {
+			// It was faster than its Hold, which is too late now: of a move that was refused once nothing may come, or the destination
+			// would give up, by the first answer, what the second one gives it.
+			f.Held, f.To, f.Epoch = false, 0, m.Epoch
+		}
+		answers[0] = Message{Kind: Flipped, To: AtDestination, Epoch: m.Epoch, OK: ok, Birth: f.Birth}
 	case Ask:
-		answers[0] = Message{Kind: Known, To: AtSource, Epoch: f.Epoch, OK: f.Owner == from && f.To == 0}
+		answers[0] = Message{Kind: Known, To: AtSource, Epoch: f.Epoch, OK: f.Owner == from && f.To == 0, Birth: f.Birth}
 	case Reclaim:
 		answers = f.reclaim(from, m, gone)
 	}
@@ -45,9 +51,12 @@ func (f *Flow) reclaim(from Host, m Message, gone bool) (answers [2]Message) {
 	switch {
 	case f.Owner == from && m.Epoch == f.Epoch+1 && f.To != 0: // held or not: what is on its way to the destination is too late now
 		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
-	case f.Owner == from && m.Epoch < f.Epoch: // given back already: no Flip of that move is heard any more
+	case f.Owner == from && m.Birth == f.Birth && m.Birth != 0 && (m.Epoch > f.Epoch || m.Epoch == f.Epoch && f.To == 0):
+		// Hold was never heard in time, and is too late now.
+		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
+	case f.Owner == from && m.Epoch < f.Epoch && (m.Birth == 0 || m.Birth == f.Birth): // given back already: no Flip of that move is heard any more
 	case f.Owner != from && f.Before == from && f.Epoch == m.Epoch && gone:
-		*f = Flow{Owner: from, Epoch: m.Epoch + 1}
+		*f = Flow{Owner: from, Epoch: m.Epoch + 1, Birth: f.Birth}
 		answers[1] = Message{Kind: Revoked, To: AtDestination, Epoch: f.Epoch, Move: m.Epoch}
 	default: // it is gone, for good; or of this move nothing is known here, and the source knows whether it has sent anything
 		if f.Before == from && f.Epoch == m.Epoch { // what is late, of a move before, is not about this copy

@@ -11,6 +11,10 @@ type Host uint16
 // off, and tells an answer that is late from one that is awaited. It does not come round: 2^32 moves are more than a session has.
 type Epoch uint32
 
+// Birth tells a front end's record of a flow from every other that it, or another front end, has or had of the same one: it is
+// chosen at random when the flow is learned, and stays as long as the record. 0: it is not known.
+type Birth uint32
+
 // Role is one of the three that take part.
 type Role uint8
 
@@ -58,8 +62,9 @@ type Message struct {
 	To    Role
 	Epoch Epoch // of the move; of Reclaimed and Revoked the one in which the source owns it now
 	Move  Epoch // of Reclaimed and Revoked: the move that they are about
+	Birth Birth // of Known and Flipped: the record's, at the front end; of Reclaim: as the source has heard it
 	Host  Host  // of Hold: the destination
-	OK    bool  // of Held, Flipped, Reclaimed and Known
+	OK    bool  // of Held, Flipped, Reclaimed and Known; of Hold: packets wait at the source, and are not to be held
 }
 
 func (m Message) String() string {

@@ -117,8 +117,8 @@ func TestUnknownToFrontEnd(t *testing.T) {
 	}{
 		"refused":         {Source{Phase: Reclaiming, Epoch: 3}, Thaw, Owns},
 		"sent":            {Source{Phase: Reclaiming, Epoch: 3, Sent: true}, Close, Closed},
-		"resumed, alive":  {Resumed(3, false), Thaw, Owns},
-		"resumed, frozen": {Resumed(3, true), Close, Closed},
+		"resumed, alive":  {Resumed(3, 0, false), Thaw, Owns},
+		"resumed, frozen": {Resumed(3, 0, true), Close, Closed},
 	} {
 		if do := c.source.Receive(no); do.Actions[0] != c.want || c.source.Phase != c.phase {
 			t.Errorf("%s: %v, %+v", name, do.Actions, c.source)
@@ -132,5 +132,97 @@ func TestUnknownToFrontEnd(t *testing.T) {
 	s.Receive(no)
 	if s.Phase != Owns || s.Epoch != 4 {
 		t.Errorf("%+v: want it to own the session, in an epoch of which nothing is on its way", s)
+	}
+}
+
+// A source that knows the birth of the front end's record sends the session before it has the front end's answer.
+func TestAhead(t *testing.T) {
+	f, s, d := Flow{Owner: hostA, Birth: 7}, Source{Birth: 7}, Destination{}
+	hold, err := s.Start(hostB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if do := s.Ahead(); do.Actions[0] != Dump || s.Phase != Moving {
+		t.Fatalf("%v, %+v", do, s)
+	}
+	state := s.Dumped().Send[0]
+	if do := s.Ahead(); do != (Do{}) {
+		t.Errorf("a second time: %v", do)
+	}
+	held := f.Receive(hostA, hold.Send[0], false)[0]
+	if do := s.Receive(held); !held.OK || do != (Do{}) || s.Phase != Moving {
+		t.Fatalf("%v, %v, %+v", held, do, s)
+	}
+	d.Receive(state)
+	flipped := f.Receive(hostB, d.Restored().Send[0], false)[0]
+	if do := d.Receive(flipped); do.Actions[0] != Deliver || d.Birth != 7 {
+		t.Errorf("%v, %+v", do, d)
+	}
+	if f != (Flow{Owner: hostB, Epoch: 1, Before: hostA, Birth: 7}) {
+		t.Errorf("%+v", f)
+	}
+}
+
+// Without a birth it waits.
+func TestNotAhead(t *testing.T) {
+	s := Source{}
+	if _, err := s.Start(hostB); err != nil {
+		t.Fatal(err)
+	}
+	if do := s.Ahead(); do != (Do{}) || s.Phase != Holding {
+		t.Errorf("%v, %+v", do, s)
+	}
+	s = Source{Birth: 7}
+	if _, err := s.Start(hostB); err != nil {
+		t.Fatal(err)
+	}
+	s.Retry() // Hold was said twice
+	if do := s.Ahead(); do != (Do{}) || s.Phase != Holding {
+		t.Errorf("%v, %+v", do, s)
+	}
+}
+
+// A session that was sent goes on at its source if the front end says that it has never heard of the move, and no other record of the
+// flow can say so.
+func TestNeverHeard(t *testing.T) {
+	for name, c := range map[string]struct {
+		flow Flow
+		back bool
+		want Flow
+	}{
+		"never heard":       {Flow{Owner: hostA, Epoch: 4, Birth: 7}, true, Flow{Owner: hostA, Epoch: 6, Birth: 7}},
+		"another record":    {Flow{Owner: hostA, Epoch: 0, Birth: 9}, false, Flow{Owner: hostA, Epoch: 0, Birth: 9}},
+		"without a birth":   {Flow{Owner: hostA, Epoch: 4}, false, Flow{Owner: hostA, Epoch: 4}},
+		"moved":             {Flow{Owner: hostB, Epoch: 5, Birth: 7}, false, Flow{Owner: hostB, Epoch: 5, Birth: 7}},
+		"refused to flip":   {Flow{Owner: hostA, Epoch: 5, Birth: 7}, true, Flow{Owner: hostA, Epoch: 6, Birth: 7}},
+		"of an earlier one": {Flow{Owner: hostA, Epoch: 2, To: hostB, Held: true, Birth: 7}, true, Flow{Owner: hostA, Epoch: 6, Birth: 7}},
+	} {
+		s := Source{Phase: Moving, Epoch: 5, Sent: true, Birth: 7}
+		f := c.flow
+		a := f.Receive(hostA, s.Retry().Send[0], false)[0]
+		if a.OK != c.back || f != c.want {
+			t.Errorf("%s: %v, %+v", name, a, f)
+		}
+		do := s.Receive(a)
+		if want := map[bool]Action{true: Thaw, false: Close}[c.back]; do.Actions[0] != want {
+			t.Errorf("%s: %v, want %v", name, do, want)
+		}
+	}
+}
+
+// Who is refused a Hold that was said once goes on, whatever it has sent: nobody can have the session by that move.
+func TestRefusedAhead(t *testing.T) {
+	s := Source{Epoch: 4, Birth: 7}
+	if _, err := s.Start(hostB); err != nil {
+		t.Fatal(err)
+	}
+	s.Ahead()
+	s.Dumped()
+	do := s.Receive(Message{Kind: Held, Epoch: 5})
+	if do.Send[0].Kind != Reclaim {
+		t.Fatal(do)
+	}
+	if do = s.Receive(Message{Kind: Reclaimed, Move: 5}); do.Actions[0] != Thaw || s.Phase != Owns || s.Epoch != 6 || s.Birth != 0 {
+		t.Errorf("%v, %+v", do, s)
 	}
 }

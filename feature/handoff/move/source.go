@@ -26,12 +26,16 @@ type Source struct {
 	Epoch Epoch // in which it owns the session; of the move, once one has begun
 	To    Host
 	Sent  bool // the state of this move may have been sent: the destination may own the session
+	// Birth is of the front end's record of the session, heard lately. With it a move need not wait for the front end: see [Source.Ahead].
+	Birth Birth
+	// Parks says that packets wait at the source while the session moves, and not at the front end.
+	Parks bool
 }
 
 // Resumed is the source of a session whose agent died in the midst of the move of that epoch, when another process had the
-// socket. stopped says that the socket was found stopped: its state may have been sent.
-func Resumed(e Epoch, stopped bool) Source {
-	return Source{Phase: Reclaiming, Epoch: e, Sent: stopped}
+// socket. stopped says that the socket was found stopped: its state may have been sent. The birth is the one that the move began with.
+func Resumed(e Epoch, b Birth, stopped bool) Source {
+	return Source{Phase: Reclaiming, Epoch: e, Sent: stopped, Birth: b}
 }
 
 // Start begins a move. It is an error while another is under way.
@@ -40,7 +44,21 @@ func (s *Source) Start(to Host) (Do, error) {
 		return Do{}, fmt.Errorf("the session is %s in epoch %d: wait until its move has ended", s.Phase, s.Epoch)
 	}
 	s.Phase, s.Epoch, s.To, s.Sent = Holding, s.Epoch+1, to, false
-	return s.Retry(), nil
+	return s.hold(), nil
+}
+
+// Ahead goes on, once what Start has asked for is sent, without waiting for the answer, where the record's birth is known: should the
+// front end never have heard of the move it can tell then, and gives the session back. Else it does nothing.
+func (s *Source) Ahead() Do {
+	if s.Phase != Holding || s.Birth == 0 {
+		return Do{}
+	}
+	s.Phase = Moving
+	return act(Dump)
+}
+
+func (s *Source) hold() Do {
+	return Do{}.send(Message{Kind: Hold, From: AtSource, To: AtFrontEnd, Epoch: s.Epoch, Host: s.To, OK: s.Parks})
 }
 
 // Retry repeats what has had no answer for some time, or for the connection that broke. A move that the destination does not
@@ -48,12 +66,13 @@ func (s *Source) Start(to Host) (Do, error) {
 func (s *Source) Retry() Do {
 	switch s.Phase {
 	case Holding:
-		return Do{}.send(Message{Kind: Hold, From: AtSource, To: AtFrontEnd, Epoch: s.Epoch, Host: s.To})
+		s.Birth = 0 // of what is said twice one no says nothing: see Receive
+		return s.hold()
 	case Moving:
 		s.Phase = Reclaiming
 		fallthrough
 	case Reclaiming:
-		return Do{}.send(Message{Kind: Reclaim, From: AtSource, To: AtFrontEnd, Epoch: s.Epoch})
+		return Do{}.send(Message{Kind: Reclaim, From: AtSource, To: AtFrontEnd, Epoch: s.Epoch, Birth: s.Birth})
 	}
 	return Do{}
 }
@@ -80,6 +99,10 @@ func (s *Source) Receive(m Message) Do {
 		}
 		s.Phase = Moving
 		return act(Dump)
+	case m.Kind == Held && m.Epoch == s.Epoch && s.Phase == Moving && s.Birth != 0 && !m.OK:
+		// It went ahead, and Hold was said once: nobody ever has the session by this move, whatever was sent.
+		s.Sent = false
+		return s.Retry()
 	case (m.Kind == Done || m.Kind == Failed) && m.Epoch == s.Epoch && s.Phase == Moving:
 		return s.Retry() // the front end has the last word: the destination may have died since
 	case m.Kind == Reclaimed && m.Move == s.Epoch && s.Phase == Reclaiming:
@@ -91,6 +114,7 @@ func (s *Source) Receive(m Message) Do {
 			return act(Close)
 		default: // nobody else can have it by this move: what the front end does not know of it stays as it was
 			s.Epoch++
+			s.Birth = 0
 		}
 		s.Phase, s.Sent = Owns, false
 		return act(Thaw)

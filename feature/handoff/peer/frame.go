@@ -22,7 +22,8 @@
 //	       2  1  1: OK
 //	       3  1  0
 //	       4  4  epoch
-//	       8  4  the move that an answer is about
+//	       8  4  of Reclaimed and Revoked the move that the answer is about; of Known, Flipped and Reclaim the birth of the front
+//	             end's record, or 0
 //	      12  2  host
 //	      14  2  service
 //	      16 16  the client's address, IPv4 as ::ffff:a.b.c.d
@@ -142,7 +143,11 @@ func (f Frame) appendHeader(b []byte) []byte {
 	}
 	b = append(b, byte(m.Kind), byte(m.From)<<4|byte(m.To), ok, 0)
 	b = binary.BigEndian.AppendUint32(b, uint32(m.Epoch))
-	b = binary.BigEndian.AppendUint32(b, uint32(m.Move))
+	about := uint32(m.Move)
+	if carriesBirth(m.Kind) {
+		about = uint32(m.Birth)
+	}
+	b = binary.BigEndian.AppendUint32(b, about)
 	b = binary.BigEndian.AppendUint16(b, uint16(m.Host))
 	b = binary.BigEndian.AppendUint16(b, f.Flow.Service)
 	a := f.Flow.Client.Addr().As16()
@@ -152,13 +157,20 @@ func (f Frame) appendHeader(b []byte) []byte {
 	return binary.BigEndian.AppendUint64(b, f.Instance)
 }
 
+// carriesBirth says which meaning a message's third word has: agents that know of no births leave it 0.
+func carriesBirth(k move.Kind) bool { return k == move.Known || k == move.Flipped || k == move.Reclaim }
+
 func parseFrame(b []byte) (f Frame, err error) {
 	if len(b) < moveSize {
 		return f, fmt.Errorf("%w: a message of %d bytes", ErrFormat, len(b))
 	}
 	m := move.Message{Kind: move.Kind(b[0]), From: move.Role(b[1] >> 4), To: move.Role(b[1] & 15), OK: b[2] == 1,
-		Epoch: move.Epoch(binary.BigEndian.Uint32(b[4:])), Move: move.Epoch(binary.BigEndian.Uint32(b[8:])),
-		Host: move.Host(binary.BigEndian.Uint16(b[12:]))}
+		Epoch: move.Epoch(binary.BigEndian.Uint32(b[4:])), Host: move.Host(binary.BigEndian.Uint16(b[12:]))}
+	if about := binary.BigEndian.Uint32(b[8:]); carriesBirth(m.Kind) {
+		m.Birth = move.Birth(about)
+	} else {
+		m.Move = move.Epoch(about)
+	}
 	if m.Kind < move.Hold || m.Kind > move.Known || m.From > move.AtDestination || m.To > move.AtDestination || b[2] > 1 {
 		return f, fmt.Errorf("%w: %v", ErrFormat, b[:4])
 	}

@@ -88,8 +88,17 @@ func (p *Prepared) Dump(fd int, o DumpOptions) (_ *State, err error) {
 	if err := checkUrgent(fd, p.tls && decrypts(fd)); err != nil {
 		return nil, err
 	}
-	return p.freeze(fd, o)
+	// What had passed when packets were stopped may be on its way to the socket yet, on another CPU: for some microseconds.
+	for try := 1; ; try++ {
+		s, err := p.freeze(fd, o)
+		if !errors.Is(err, ErrMoving) || o.Stop == nil || try == mostFreezes {
+			return s, err
+		}
+	}
 }
+
+// mostFreezes is how often a socket whose packets are stopped is read until nothing changes meanwhile.
+const mostFreezes = 3
 
 func (f Flow) String() string { return fmt.Sprintf("%s-%s", f.Local, f.Remote) }
 

@@ -64,6 +64,7 @@ type Options struct {
 	Root   *kernel.Root  `json:"-"` // of the gate's pins
 	Netns  *netns.Handle `json:"-"` // of the services; nil: the process's own
 
+	Park     bool          // packets of a session that leaves wait at this server until it has moved, not at the front end
 	Patience time.Duration // of a move, before the front end is asked what became of it; default 700 ms. Less than the front end holds
 	Limit    int           // bytes of a session's queues; default repair.DefaultLimit
 	Log      *slog.Logger  `json:"-"` // default: nothing is logged
@@ -117,13 +118,17 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 		}
 		o.Netns, o.home = ns, true
 	}
-	gate, err := OpenGate(ctx, o.Root, o.Netns, o.Devices)
+	gate, err := OpenGate(ctx, o.Root, o.Netns, o.Devices, o.Log)
 	if err != nil {
 		return nil, err
 	}
 	a := &Agent{o: o, gate: gate, began: kernel.Monotonic(), own: peer.Hello{Role: peer.HostAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
 		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]owned{},
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
+	if o.Park && !gate.parks() {
+		gate.Close()
+		return nil, fmt.Errorf("packets are to wait here, and cannot: %w", errNoPark)
+	}
 	a.stats.refused = map[string]uint64{}
 	a.known.Store(&known{})
 	a.front = &link{a: a, to: o.Front, hello: a.hello, hear: a.fromFront, changed: a.frontChanged}
@@ -221,12 +226,12 @@ func (a *Agent) attend(ctx context.Context, raw net.Conn) {
 }
 
 // fromFront takes what the front end says.
-func (a *Agent) fromFront(_ *peer.Conn, f peer.Frame) {
+func (a *Agent) fromFront(c *peer.Conn, f peer.Frame) {
 	switch f.Message.To {
 	case move.AtSource:
-		a.toSource(f)
+		a.toSource(c, f)
 	case move.AtDestination:
-		a.toDestination(f)
+		a.toDestination(c, f)
 	}
 }
 

@@ -29,6 +29,7 @@ type arriving struct {
 	dst    move.Destination
 	since  time.Time  // it came
 	source *peer.Conn // where the answers go; nil: its agent has gone
+	front  *peer.Conn // that the front end's latest word came by
 	asked  time.Time
 
 	packed  []byte // as it came
@@ -88,7 +89,7 @@ func (a *Agent) arrivingAt(id peer.Flow, flow repair.Flow, home *place) *arrivin
 }
 
 // toDestination takes what the front end says about a session that arrives.
-func (a *Agent) toDestination(f peer.Frame) {
+func (a *Agent) toDestination(c *peer.Conn, f peer.Frame) {
 	a.mu.Lock()
 	r := a.arriving[f.Flow]
 	a.mu.Unlock()
@@ -97,6 +98,7 @@ func (a *Agent) toDestination(f peer.Frame) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.front = c
 	a.come(r, r.dst.Receive(f.Message))
 }
 
@@ -210,7 +212,7 @@ func (a *Agent) deliver(r *arriving) {
 		return
 	}
 	a.o.Step(stepStarted)
-	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch})
+	a.setEpoch(r.id, owned{session: r.session, epoch: r.dst.Epoch, birth: r.dst.Birth, by: r.front, at: time.Now()})
 	a.arrived(r)
 	r.delivered = true
 	a.handIn(r)

@@ -61,6 +61,7 @@ type kept struct {
 	Epoch     move.Epoch // of the move
 	Other     move.Host  // where it goes, or came from
 	ReuseAddr bool       // of a leaving one: repair overwrites it
+	Birth     move.Birth // of a leaving one: that the move began with
 	Put       uint64     // of an arriving one: the position before the unsent bytes of Kernel are sent
 	Carried   carried    // Unread is the keeper's own
 	Kernel    []byte     // of an arriving one: repair.State, of which only what is unsent is in the queue
@@ -70,7 +71,11 @@ func (k *kept) append(b []byte) []byte {
 	b = append(append(b, wire.MoveMagic...), keptVersion, bit(k.Arriving), bit(k.ReuseAddr))
 	b = binary.BigEndian.AppendUint32(b, uint32(k.Epoch))
 	b = binary.BigEndian.AppendUint16(b, uint16(k.Other))
-	b = binary.BigEndian.AppendUint64(b, k.Put)
+	if k.Arriving {
+		b = binary.BigEndian.AppendUint64(b, k.Put)
+	} else { // in its place: agents that know of no births do not look there
+		b = binary.BigEndian.AppendUint64(b, uint64(k.Birth))
+	}
 	return k.Carried.append(b, k.Kernel)
 }
 
@@ -83,7 +88,12 @@ func parseKept(b []byte) (k kept, err error) {
 		return k, fmt.Errorf("%w: it was kept in version %d, and this weir reads %d", errCarried, v, keptVersion)
 	}
 	k.Arriving, k.ReuseAddr = r.byte() == 1, r.byte() == 1
-	k.Epoch, k.Other, k.Put = move.Epoch(r.uint32()), move.Host(r.uint16()), r.uint64()
+	k.Epoch, k.Other = move.Epoch(r.uint32()), move.Host(r.uint16())
+	if put := r.uint64(); k.Arriving {
+		k.Put = put
+	} else {
+		k.Birth = move.Birth(put)
+	}
 	if r.short {
 		return k, fmt.Errorf("%w: it is cut off", errCarried)
 	}

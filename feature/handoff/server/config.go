@@ -30,6 +30,7 @@ type Config struct {
 	Services       []string      `yaml:"services"` // absent: all of the front end
 	Keeper         string        `yaml:"keeper"`
 	Metrics        string        `yaml:"metrics"`
+	Park           bool          `yaml:"park"` // packets of a session that leaves wait here, not at the front end
 	Patience       time.Duration `yaml:"patience"`
 	Limit          int           `yaml:"limit"`
 }
@@ -110,5 +111,5 @@ func (c *Config) options() (Options, error) {
 	}
 	return Options{Name: c.Name, Number: move.Host(c.Number), TLS: config, Front: Remote{Name: cmp.Or(c.Front.Name, "front"), Address: c.Front.Address},
 		Registration: peer.Registration{Address: c.Address, Weight: weight, Services: c.Services, Agent: cmp.Or(c.Advertise, c.Listen)},
-		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Patience: c.Patience, Limit: c.Limit}, nil
+		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Park: c.Park, Patience: c.Patience, Limit: c.Limit}, nil
 }

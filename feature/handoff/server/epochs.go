@@ -3,6 +3,8 @@
 package server
 
 import (
+	"time"
+
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
@@ -12,7 +14,15 @@ type owned struct {
 	session uint64 // to the keeper: the cookie of its socket
 	epoch   move.Epoch
 	doubt   bool // the front end may know another epoch, or none: it is asked before the next move
+
+	birth move.Birth // of the front end's record
+	by    *peer.Conn // it was heard
+	at    time.Time
 }
+
+// birthTime is for how long a birth is believed. A front end forgets no flow so soon that it has just spoken of, and one whose
+// machine has begun anew is connected anew.
+const birthTime = time.Minute
 
 func (a *Agent) setEpoch(id peer.Flow, o owned) {
 	a.mu.Lock()
@@ -23,16 +33,19 @@ func (a *Agent) setEpoch(id peer.Flow, o owned) {
 	a.epochs[id] = o
 }
 
-// epochOf is what is remembered of a session; known says that it need not be asked for.
-func (a *Agent) epochOf(s *leaving) (e move.Epoch, known bool) {
+// epochOf is what is remembered of a session; known says that it need not be asked for. The birth is 0 where nobody has said it lately.
+func (a *Agent) epochOf(s *leaving) (e move.Epoch, b move.Birth, known bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	o := a.epochs[s.id]
 	if o.session != s.session {
 		delete(a.epochs, s.id)
-		return 0, false
+		return 0, 0, false
 	}
-	return o.epoch, !o.doubt
+	if o.by != nil && o.by == a.front.conn() && time.Since(o.at) < birthTime {
+		b = o.birth
+	}
+	return o.epoch, b, !o.doubt
 }
 
 // mostEpochs are remembered.

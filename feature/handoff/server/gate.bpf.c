@@ -34,6 +34,9 @@ struct {
 	__type(value, __u64);
 } gate_counts SEC(".maps");
 
+/* The interface of the device of parked packets, whose owner is the agent; 0: there is none. */
+const volatile __u32 gate_tap;
+
 /*
  * What was on its way here when the front end began to hold goes back to it, for so long and so often. Should the front end
  * send it here again, its time of holding is over: going on would be a loop.
@@ -95,32 +98,59 @@ static __always_inline int read(struct __sk_buff *skb, struct gate_key *k, __u8 
 	return 0;
 }
 
-/* gate_in is at the ingress of every device. */
-SEC("tc")
-int gate_in(struct __sk_buff *skb)
+/* turn has a packet go back to whoever sent it over this segment: the front end, or the tunnel's other end. */
+static __always_inline int turn(struct __sk_buff *skb, __u32 ifindex)
 {
-	struct gate_entry *e;
-	struct gate_key k = {};
-	__u8 flags, macs[12], turned[12];
+	__u8 macs[12], turned[12];
 
-	if (read(skb, &k, &flags, 0))
-		return TC_ACT_UNSPEC;
-	e = bpf_map_lookup_elem(&gate_sessions, &k);
-	if (!e || e->what != GATE_SHUT)
-		return TC_ACT_UNSPEC;
-	if (e->returned >= MOST_TURNS || bpf_ktime_get_ns() - e->since > RETURN_NS) {
-		count(GATE_DEAF);
-		return TC_ACT_SHOT;
-	}
-	e->returned++;
-	count(GATE_RETURNED);
 	if (bpf_skb_load_bytes(skb, 0, macs, sizeof(macs)))
 		return TC_ACT_SHOT;
 	__builtin_memcpy(turned, macs + 6, 6);
 	__builtin_memcpy(turned + 6, macs, 6);
 	if (bpf_skb_store_bytes(skb, 0, turned, sizeof(turned), 0))
 		return TC_ACT_SHOT;
-	return bpf_redirect(skb->ifindex, 0);
+	count(GATE_RETURNED);
+	return bpf_redirect(ifindex, 0);
+}
+
+/* gate_in is at the ingress of every device. */
+SEC("tc")
+int gate_in(struct __sk_buff *skb)
+{
+	struct gate_entry *e;
+	struct gate_key k = {};
+	__u8 flags;
+
+	if (read(skb, &k, &flags, 0))
+		return TC_ACT_UNSPEC;
+	e = bpf_map_lookup_elem(&gate_sessions, &k);
+	if (!e || e->what == GATE_QUIET)
+		return TC_ACT_UNSPEC;
+	if (e->what == GATE_PARK && gate_tap) {
+		e->ifindex = skb->ifindex;
+		count(GATE_PARKED);
+		return bpf_redirect(gate_tap, 0);
+	}
+	if (e->returned >= MOST_TURNS || bpf_ktime_get_ns() - e->since > RETURN_NS) {
+		count(GATE_DEAF);
+		return TC_ACT_SHOT;
+	}
+	e->returned++;
+	return turn(skb, skb->ifindex);
+}
+
+/* gate_again is at the device of parked packets, where the agent puts them back. */
+SEC("tc")
+int gate_again(struct __sk_buff *skb)
+{
+	struct gate_entry *e;
+	struct gate_key k = {};
+	__u8 flags;
+
+	if (read(skb, &k, &flags, 0))
+		return TC_ACT_SHOT;
+	e = bpf_map_lookup_elem(&gate_sessions, &k);
+	return e && e->ifindex ? turn(skb, e->ifindex) : TC_ACT_SHOT;
 }
 
 /* gate_out is at the egress of every device. */
@@ -136,7 +166,7 @@ int gate_out(struct __sk_buff *skb)
 	e = bpf_map_lookup_elem(&gate_sessions, &k);
 	if (!e)
 		return TC_ACT_UNSPEC;
-	if (e->what == GATE_SHUT || flags & (TCP_RST | TCP_FIN)) {
+	if (e->what != GATE_QUIET || flags & (TCP_RST | TCP_FIN)) {
 		count(GATE_MUTE);
 		return TC_ACT_SHOT;
 	}

@@ -8,16 +8,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/tap"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -41,11 +45,13 @@ const (
 const (
 	shut  = 1
 	quiet = 2
+	park  = 3
 )
 
 // Gate stands at a server's devices. It is pinned: what it holds back stays held back while the agent is dead.
 type Gate struct {
 	sessions, counts *ebpf.Map
+	tap              *tap.Device[repair.Flow] // where packets are parked; nil: they cannot be
 
 	closing sync.RWMutex // what opens it a while later may come when it is closed
 	closed  bool
@@ -66,8 +72,12 @@ func gateInstance(ns *netns.Handle) kernel.Instance {
 const gateName = "gate"
 
 // OpenGate makes the gate of a network namespace at these devices. Sessions of a gate that is there already stay.
-func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string) (*Gate, error) {
+func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices []string, log *slog.Logger) (_ *Gate, err error) {
 	if err := kernel.Require(Needs); err != nil {
+		return nil, err
+	}
+	spec, err := loadGate()
+	if err != nil {
 		return nil, err
 	}
 	l, err := root.Lock(ctx)
@@ -86,18 +96,32 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 		if before.Meta.ABI != gateABI {
 			return nil, fmt.Errorf("%s: %w: let its sessions move, then run weir handoff server remove", before.Instance, kernel.ErrABI)
 		}
-		share["gate_sessions"], share["gate_counts"] = before.Maps[pinSessions], before.Maps[pinCounts]
+		share["gate_sessions"] = before.Maps[pinSessions]
+		if c := before.Maps[pinCounts]; c.MaxEntries() == spec.Maps["gate_counts"].MaxEntries { // else of a weir that counted less: from 0 on
+			share["gate_counts"] = c
+		}
 	}
-	spec, err := loadGate()
+	g := &Gate{}
+	if g.tap, err = makePark(ns); err == nil {
+		err = spec.Variables[gateVarGateTap].Set(uint32(g.tap.Ifindex))
+	} else {
+		log.Warn("packets cannot be parked at this server: each session that leaves it waits for the front end to hold its packets", "reason", err)
+		err = nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	c, err := kernel.Load(spec, []string{"gate_in", "gate_out"}, share)
+	defer func() {
+		if err != nil {
+			g.Close()
+		}
+	}()
+	c, err := kernel.Load(spec, []string{"gate_in", "gate_out", "gate_again"}, share)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	links, err := attachGate(ns, c, devices)
+	links, err := g.attach(ns, c, devices)
 	defer func() {
 		for _, l := range links {
 			l.Close()
@@ -117,19 +141,35 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 		return nil, err
 	}
 	kernel.Step("handoff:gate")
-	g := &Gate{}
 	if g.sessions, err = c.Maps["gate_sessions"].Clone(); err == nil {
 		g.counts, err = c.Maps["gate_counts"].Clone()
 	}
 	if err != nil {
-		g.Close()
 		return nil, err
 	}
 	return g, nil
 }
 
-// attachGate attaches both programs at each device. Links that it made are returned even if it fails.
-func attachGate(ns *netns.Handle, c *kernel.Collection, devices []string) (map[string]kernel.Link, error) {
+// parkName is the device of parked packets: one in a network namespace, as the gate.
+const parkName = "weir-park"
+
+// makePark makes it. It goes with this process, and packets that wait in it with it: clients send them again.
+func makePark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
+	err = ns.Do(func() (err error) {
+		d, err = tap.New(parkName, false, func(from, to netip.AddrPort, proto uint8) (repair.Flow, bool) {
+			return repair.Flow{Local: to, Remote: from}, proto == unix.IPPROTO_TCP
+		})
+		if err == nil {
+			// It has no address, and says nothing by itself. Where that cannot be set, what it says is dropped.
+			_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+parkName+"/disable_ipv6", []byte("1"), 0)
+		}
+		return err
+	})
+	return d, err
+}
+
+// attach attaches the programs at each device. Links that it made are returned even if it fails.
+func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) (map[string]kernel.Link, error) {
 	links := map[string]kernel.Link{}
 	if len(devices) == 0 {
 		return links, errors.New("no devices: name those that clients' packets come by and answers leave by")
@@ -158,6 +198,17 @@ func attachGate(ns *netns.Handle, c *kernel.Collection, devices []string) (map[s
 				links[side+strconv.Itoa(i.Index)] = ln
 			}
 		}
+		if g.tap == nil {
+			return nil
+		}
+		if !hasTCX() {
+			return filterAt(g.tap.Ifindex, false).Attach(c.Programs["gate_again"])
+		}
+		ln, err := kernel.TCX{Ifindex: g.tap.Ifindex, Device: parkName}.Attach(c.Programs["gate_again"])
+		if err != nil {
+			return err
+		}
+		links["again"] = ln
 		return nil
 	})
 }
@@ -229,6 +280,9 @@ func (g *Gate) Close() {
 	g.closing.Lock()
 	defer g.closing.Unlock()
 	g.closed = true
+	if g.tap != nil {
+		g.tap.Close()
+	}
 	for _, m := range []*ebpf.Map{g.sessions, g.counts} {
 		if m != nil {
 			m.Close()
@@ -247,6 +301,49 @@ func swap(port uint16) uint16 {
 
 // shut lets nothing reach a session's socket, and nothing leave it.
 func (g *Gate) shut(f repair.Flow, e move.Epoch) error { return g.put(f, shut, e) }
+
+// park does so, and has the session's packets wait at this server until release.
+func (g *Gate) park(f repair.Flow, e move.Epoch) error {
+	if g.tap == nil {
+		return errNoPark
+	}
+	g.tap.Expect(f)
+	if err := g.put(f, park, e); err != nil {
+		g.tap.Forget(f)
+		return err
+	}
+	return nil
+}
+
+// parks says whether packets can wait here.
+func (g *Gate) parks() bool { return g.tap != nil }
+
+var errNoPark = errors.New("packets cannot be parked at this server")
+
+// release sends the packets of a session that wait here back to the front end, in the order in which they came, and from then on
+// those that come at once: as shut does.
+func (g *Gate) release(f repair.Flow, e move.Epoch) error {
+	_, err := g.tap.LetGo(f, func() error {
+		var v gateGateEntry
+		if err := g.sessions.Lookup(gateKey(f), &v); err != nil || v.What != park || v.Epoch != uint32(e) {
+			return nil // of another move, or of none
+		}
+		v.What, v.Since = shut, kernel.Monotonic() // the interface stays: some may be on their way to the device
+		return g.sessions.Update(gateKey(f), v, ebpf.UpdateExist)
+	})
+	if err != nil {
+		return fmt.Errorf("the gate for %s: %w", f, err)
+	}
+	return nil
+}
+
+// late sends back what was on its way to the device of parked packets when its session was released.
+func (g *Gate) late() error {
+	if g.tap == nil {
+		return nil
+	}
+	return g.tap.Collect()
+}
 
 // quiet has the kernel answer for a session neither with a reset nor with an end, until its socket has spoken.
 func (g *Gate) quiet(f repair.Flow, e move.Epoch) error { return g.put(f, quiet, e) }
@@ -305,11 +402,12 @@ type GateCounts struct {
 	Deaf     uint64 `json:"deaf"`     // of clients, dropped: too late to be sent back
 	Mute     uint64 `json:"mute"`     // to clients, dropped: resets and ends for want of a socket
 	Spoke    uint64 `json:"spoke"`    // sessions that came here, and have spoken
+	Parked   uint64 `json:"parked"`   // that waited here, before they were sent back
 }
 
 // Counts reads them.
 func (g *Gate) Counts() (c GateCounts, err error) {
-	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke} {
+	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Parked} {
 		var each []uint64
 		if err := g.counts.Lookup(uint32(i), &each); err != nil {
 			return c, fmt.Errorf("reading the gate's counts: %w", err)

@@ -18,7 +18,7 @@ struct gate_entry {
 	__u32 what;
 	__u32 epoch;	/* of the move */
 	__u32 returned; /* packets sent back to the front end */
-	__u32 pad;
+	__u32 ifindex;	/* of the device that the latest parked packet came by; 0: none has */
 };
 
 enum {
@@ -26,6 +26,8 @@ enum {
 	GATE_SHUT = 1,
 	/* It is on its way to here: no reset and no end leaves for it, until the socket has spoken. */
 	GATE_QUIET = 2,
+	/* As GATE_SHUT, and packets wait at the device of parked ones until the agent sends them back. */
+	GATE_PARK = 3,
 };
 
 enum {
@@ -33,6 +35,7 @@ enum {
 	GATE_DEAF,     /* packets of clients dropped */
 	GATE_MUTE,     /* packets to clients dropped */
 	GATE_SPOKE,    /* sessions that came and have spoken */
+	GATE_PARKED,   /* packets parked */
 	GATE_COUNTS,
 };
 

@@ -19,7 +19,7 @@ type gateGateEntry struct {
 	What     uint32
 	Epoch    uint32
 	Returned uint32
-	Pad      uint32
+	Ifindex  uint32
 }
 
 type gateGateKey struct {
@@ -36,9 +36,11 @@ type gateGateKey struct {
 const (
 	gateMapGateCounts   = "gate_counts"
 	gateMapGateSessions = "gate_sessions"
+	gateProgGateAgain   = "gate_again"
 	gateProgGateIn      = "gate_in"
 	gateProgGateOut     = "gate_out"
 	gateVarGateKeyType  = "gate_key_type"
+	gateVarGateTap      = "gate_tap"
 )
 
 // loadGate returns the embedded CollectionSpec for gate.
@@ -83,8 +85,9 @@ type gateSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type gateProgramSpecs struct {
-	GateIn  *ebpf.ProgramSpec `ebpf:"gate_in"`
-	GateOut *ebpf.ProgramSpec `ebpf:"gate_out"`
+	GateAgain *ebpf.ProgramSpec `ebpf:"gate_again"`
+	GateIn    *ebpf.ProgramSpec `ebpf:"gate_in"`
+	GateOut   *ebpf.ProgramSpec `ebpf:"gate_out"`
 }
 
 // gateMapSpecs contains maps before they are loaded into the kernel.
@@ -100,6 +103,7 @@ type gateMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type gateVariableSpecs struct {
 	GateKeyType *ebpf.VariableSpec `ebpf:"gate_key_type"`
+	GateTap     *ebpf.VariableSpec `ebpf:"gate_tap"`
 }
 
 // gateObjects contains all objects after they have been loaded into the kernel.
@@ -138,18 +142,21 @@ func (m *gateMaps) Close() error {
 // It can be passed to loadGateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gateVariables struct {
 	GateKeyType *ebpf.Variable `ebpf:"gate_key_type"`
+	GateTap     *ebpf.Variable `ebpf:"gate_tap"`
 }
 
 // gatePrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadGateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gatePrograms struct {
-	GateIn  *ebpf.Program `ebpf:"gate_in"`
-	GateOut *ebpf.Program `ebpf:"gate_out"`
+	GateAgain *ebpf.Program `ebpf:"gate_again"`
+	GateIn    *ebpf.Program `ebpf:"gate_in"`
+	GateOut   *ebpf.Program `ebpf:"gate_out"`
 }
 
 func (p *gatePrograms) Close() error {
 	return _GateClose(
+		p.GateAgain,
 		p.GateIn,
 		p.GateOut,
 	)

@@ -41,7 +41,7 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 		k := was.links[r.Number]
 		same := k != nil && k.to == r
 		if !same {
-			k = &link{a: a, to: r, hello: func() peer.Hello { return a.own }, hear: func(_ *peer.Conn, f peer.Frame) { a.toSource(f) }, load: a.loadThere, changed: a.linkChanged}
+			k = &link{a: a, to: r, hello: func() peer.Hello { return a.own }, hear: func(_ *peer.Conn, f peer.Frame) { a.toSource(nil, f) }, load: a.loadThere, changed: a.linkChanged}
 		}
 		now.links[r.Number] = k
 		for _, s := range services {

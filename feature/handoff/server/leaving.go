@@ -26,6 +26,7 @@ type leaving struct {
 	to   move.Host
 
 	mu      sync.Mutex
+	front   *peer.Conn // that the front end's latest word came by
 	src     move.Source
 	fd      int
 	session uint64 // to the keeper
@@ -42,6 +43,7 @@ type leaving struct {
 	since   time.Time // it was given to us
 	asked   time.Time // the last word that has had no answer
 	stopped time.Time
+	parked  bool // its packets wait here
 	back    bool // it is on its way back to the application
 	doubt   bool // the front end knows nothing of the move
 }
@@ -64,9 +66,9 @@ func (a *Agent) depart(p *place, to move.Host, m wire.Message, fd int) {
 		a.resumeDeparture(s, m)
 		return
 	}
-	epoch, known := a.epochOf(s)
+	epoch, birth, known := a.epochOf(s)
 	if known {
-		a.begin(s, epoch)
+		a.begin(s, epoch, birth)
 		return
 	}
 	s.asking = true
@@ -120,15 +122,19 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 	return nil
 }
 
-// begin moves a session that is ours in an epoch.
-func (a *Agent) begin(s *leaving, e move.Epoch) {
-	s.src = move.Source{Epoch: e}
+// begin moves a session that is ours in an epoch. With the birth of the front end's record it does not wait for its answer, if
+// packets can wait here until the front end has them wait.
+func (a *Agent) begin(s *leaving, e move.Epoch, b move.Birth) {
+	if !a.gate.parks() {
+		b = 0
+	}
+	s.src = move.Source{Epoch: e, Birth: b, Parks: a.o.Park}
 	do, err := s.src.Start(s.to)
 	if err != nil {
 		a.o.Log.Error("a move cannot begin", "flow", s.flow, "reason", err) // a fresh source always can
 		return
 	}
-	s.kept.Epoch = s.src.Epoch
+	s.kept.Epoch, s.kept.Birth = s.src.Epoch, b
 	if err := s.by.post(s.commit()); err != nil {
 		a.giveBack(s) // nobody would go on with it if we died
 		return
@@ -137,6 +143,7 @@ func (a *Agent) begin(s *leaving, e move.Epoch) {
 	a.leave(s, do)
 	// While the front end is busy. What does not go is said by the dump.
 	s.prepared, _ = repair.Prepare(s.fd, repair.DumpOptions{Limit: a.o.Limit})
+	a.leave(s, s.src.Ahead())
 }
 
 // keep gives a keeper the session, with its descriptor; commit tells one that has it how it stands.
@@ -151,8 +158,8 @@ func (s *leaving) commit() *wire.Message {
 	return m
 }
 
-// toSource takes what the front end or a destination says about a session that leaves.
-func (a *Agent) toSource(f peer.Frame) {
+// toSource takes what the front end, by that connection, or a destination says about a session that leaves.
+func (a *Agent) toSource(front *peer.Conn, f peer.Frame) {
 	a.mu.Lock()
 	s := a.leaving[f.Flow]
 	a.mu.Unlock()
@@ -161,10 +168,20 @@ func (a *Agent) toSource(f peer.Frame) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if front != nil {
+		s.front = front
+	}
 	m := f.Message
+	if m.Kind == move.Held && m.Epoch == s.src.Epoch {
+		a.o.Step(stepHeld)
+	}
 	switch {
 	case m.Kind != move.Known:
+		if m.Kind == move.Held && m.OK && m.Epoch == s.src.Epoch && !s.src.Parks {
+			a.release(s) // it has them wait
+		}
 		if m.Kind == move.Done && m.Epoch == s.src.Epoch && s.src.Phase == move.Moving {
+			a.release(s) // it passes them on
 			a.moved(s)
 			a.o.Step(stepDone)
 		}
@@ -176,8 +193,8 @@ func (a *Agent) toSource(f peer.Frame) {
 		a.leave(s, s.src.Receive(m))
 	case s.asking && m.OK:
 		s.asking = false
-		epoch, _ := a.epochOf(s)
-		a.begin(s, max(m.Epoch, epoch)) // the front end may have forgotten moves; what is on its way of them must not count
+		epoch, _, _ := a.epochOf(s)
+		a.begin(s, max(m.Epoch, epoch), m.Birth) // the front end may have forgotten moves; what is on its way of them must not count
 	case s.asking:
 		s.asking = false
 		a.refused("departure", errors.New("the front end does not know the session as this server's"))
@@ -219,15 +236,17 @@ func (a *Agent) leave(s *leaving, do move.Do) {
 
 func (a *Agent) tellFront(s *leaving, m move.Message) {
 	s.asked = time.Now()
-	_ = a.front.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
+	err := a.front.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
 	if m.Kind == move.Hold {
+		if err != nil {
+			s.src.Birth = 0 // there is no use in going ahead
+		}
 		a.o.Step(stepHold)
 	}
 }
 
 // dump takes the session out of the kernel.
 func (a *Agent) dump(s *leaving) move.Do {
-	a.o.Step(stepHeld)
 	s.stopped = time.Now()
 	epoch := s.src.Epoch
 	dump := repair.Dump
@@ -236,9 +255,13 @@ func (a *Agent) dump(s *leaving) move.Do {
 	}
 	// No waiting for kTLS here: the front end holds what it would wait for, and admit has waited.
 	state, err := dump(s.fd, repair.DumpOptions{Limit: a.o.Limit, Quiet: -1, Stop: func(f repair.Flow) (func(), error) {
-		err := a.gate.shut(s.flow, epoch)
+		shut := a.gate.shut
+		if s.src.Parks || s.src.Birth != 0 {
+			shut, s.parked = a.gate.park, true
+		}
+		err := shut(s.flow, epoch)
 		a.o.Step(stepShut)
-		return func() { _ = a.gate.open(s.flow, epoch) }, err
+		return func() { a.release(s); _ = a.gate.open(s.flow, epoch) }, err
 	}})
 	if err == nil && len(state.Unread) < s.skip {
 		err = errors.New("bytes that were accounted for are not in the queue")
@@ -255,6 +278,22 @@ func (a *Agent) dump(s *leaving) move.Do {
 	}
 	a.o.Step(stepDumped)
 	return s.src.Dumped()
+}
+
+// release has packets that wait here go back to the front end: it has them wait, or passes them to whoever owns the session.
+func (a *Agent) release(s *leaving) {
+	if !s.parked {
+		return
+	}
+	s.parked = false
+	if err := a.gate.release(s.flow, s.kept.Epoch); err != nil {
+		a.o.Log.Warn("a session's packets are lost: its client sends them again", "flow", s.flow, "reason", err)
+	}
+	time.AfterFunc(tick, func() {
+		if err := a.gate.late(); err != nil {
+			a.o.Log.Warn("packets are lost: their clients send them again", "reason", err)
+		}
+	})
 }
 
 func (s *leaving) pack(c carried, state *repair.State) ([]byte, error) {
@@ -274,10 +313,11 @@ func (a *Agent) thaw(s *leaving) {
 	if err != nil {
 		a.o.Log.Error("a session stands still", "flow", s.flow, "reason", err)
 	}
+	a.release(s)
 	if err := a.gate.open(s.flow, s.kept.Epoch); err != nil {
 		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "reason", err)
 	}
-	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt})
+	a.setEpoch(s.id, owned{session: s.session, epoch: s.src.Epoch, doubt: s.doubt, birth: s.src.Birth, by: s.front, at: time.Now()})
 	a.giveBack(s)
 }
 
@@ -285,6 +325,7 @@ func (a *Agent) thaw(s *leaving) {
 // what still comes, although nobody would hear it.
 func (a *Agent) gone(s *leaving) {
 	a.o.Step(stepReclaimed)
+	a.release(s)
 	if err := repair.Freeze(s.fd); err != nil {
 		a.o.Log.Warn("the copy of a session that has moved ends with a reset", "flow", s.flow, "reason", err)
 	}

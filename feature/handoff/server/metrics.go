@@ -56,6 +56,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	}
 	count(descGate, s.Gate.Returned, "returned")
 	count(descGate, s.Gate.Deaf, "too_late")
+	count(descGate, s.Gate.Parked, "parked")
 	count(descGate, s.Gate.Mute, "mute")
 	gauge(descLink, float64(bit(s.Front)), "front end")
 	for name, there := range s.Peers {

@@ -28,7 +28,7 @@ func (a *Agent) resumeDeparture(s *leaving, m wire.Message) {
 	}
 	s.kept = k
 	frozen, err := repair.Frozen(s.fd)
-	s.src = move.Resumed(k.Epoch, frozen || err != nil)
+	s.src = move.Resumed(k.Epoch, k.Birth, frozen || err != nil)
 	a.o.Log.Info("a move is resumed", "flow", s.flow, "epoch", k.Epoch, "stopped", s.src.Sent)
 	a.leave(s, s.src.Retry())
 }
@@ -126,7 +126,7 @@ func (a *Agent) orphans() {
 		case !ok:
 			_ = a.gate.open(e.Flow, e.Epoch)
 		case busy:
-		case e.What == shut: // if the keeper has it, it is given to us sooner or later
+		case e.What == shut, e.What == park: // if the keeper has it, it is given to us sooner or later
 			a.mu.Lock()
 			known := a.stopped[id]
 			a.stopped[id] = true

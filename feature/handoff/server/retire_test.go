@@ -175,7 +175,7 @@ func TestLateReclaimed(t *testing.T) {
 	id := peer.Flow{Client: netip.MustParseAddrPort("192.0.2.1:5")}
 	s := &leaving{id: id, src: move.Source{Phase: move.Reclaiming, Epoch: 5}}
 	a.leaving[id] = s
-	a.toSource(peer.Frame{Flow: id, Message: move.Message{Kind: move.Reclaimed, To: move.AtSource, Move: 3}})
+	a.toSource(nil, peer.Frame{Flow: id, Message: move.Message{Kind: move.Reclaimed, To: move.AtSource, Move: 3}})
 	if s.doubt || a.stats.refused["departure"] != 0 {
 		t.Errorf("in doubt: %v, refused: %v", s.doubt, a.stats.refused)
 	}

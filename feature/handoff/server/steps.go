@@ -5,7 +5,7 @@ package server
 // Steps are those of a move after which an agent may die, in the order in which they come: of the server that a session
 // leaves, and of the one where it arrives.
 var Steps = struct{ Leaving, Arriving []string }{
-	Leaving:  []string{stepGiven, stepKept, stepHold, stepHeld, stepShut, stepDumped, stepSent, stepDone, stepReclaimed, stepDropped},
+	Leaving:  []string{stepGiven, stepKept, stepHold, stepShut, stepDumped, stepSent, stepHeld, stepDone, stepReclaimed, stepDropped},
 	Arriving: []string{stepState, stepQuiet, stepBuilt, stepKeptHere, stepFlip, stepFlipped, stepStarted, stepToldDone, stepHandedIn},
 }
 
@@ -13,10 +13,10 @@ const (
 	stepGiven     = "leaving: given"     // by the member
 	stepKept      = "leaving: kept"      // the keeper knows that a move begins
 	stepHold      = "leaving: hold"      // was said to the front end
-	stepHeld      = "leaving: held"      // is the front end's answer
 	stepShut      = "leaving: shut"      // is the gate
 	stepDumped    = "leaving: dumped"    // is the socket
 	stepSent      = "leaving: sent"      // is the state
+	stepHeld      = "leaving: held"      // is the front end's answer; where it has to be waited for, before the gate is shut
 	stepDone      = "leaving: done"      // says the other server
 	stepReclaimed = "leaving: reclaimed" // has the front end answered
 	stepDropped   = "leaving: dropped"   // is what was left

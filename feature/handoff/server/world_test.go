@@ -65,6 +65,9 @@ type world struct {
 	address string             // of that
 	bare    bool               // the test brings the members
 	step    func(server int, name string)
+	// frontStep is the front end's agent's. park has packets wait at the servers.
+	frontStep func(name string)
+	park      bool
 }
 
 type server struct {
@@ -191,7 +194,7 @@ func (w *world) startFront(hosts []front.Host) {
 	for _, h := range hosts {
 		shown = append(shown, front.Managed{Number: h.Number, Name: h.Name})
 	}
-	a, err := front.NewAgent(w.front, front.AgentOptions{Name: "front", TLS: w.ca.TLS("front"), Hosts: hosts, Managed: shown, Hold: 2 * patience, Log: w.log,
+	a, err := front.NewAgent(w.front, front.AgentOptions{Name: "front", TLS: w.ca.TLS("front"), Hosts: hosts, Managed: shown, Hold: 2 * patience, Log: w.log, Step: w.frontStep,
 		Services: []front.Service{{Name: service, Listen: w.at, Proto: unix.IPPROTO_TCP}}})
 	if err != nil {
 		w.t.Fatal(err)
@@ -237,7 +240,7 @@ func (s *server) start() {
 	t.Helper()
 	own := w.remotes[s.number-1]
 	o := Options{Name: own.Name, Number: own.Number, TLS: w.ca.TLS(own.Name), Front: Remote{Name: "front", Address: w.address},
-		Services: []Service{{Name: service, ID: 0, Listen: w.at}}, Devices: []string{"w0"}, Keeper: s.keeper, Root: w.root, Netns: s.ns, Patience: patience, Log: w.log.With("server", s.number)}
+		Services: []Service{{Name: service, ID: 0, Listen: w.at}}, Devices: []string{"w0"}, Keeper: s.keeper, Root: w.root, Netns: s.ns, Patience: patience, Park: w.park, Log: w.log.With("server", s.number)}
 	for _, r := range w.remotes {
 		if r.Number != own.Number {
 			o.Peers = append(o.Peers, r)

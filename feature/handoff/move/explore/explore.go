@@ -88,6 +88,9 @@ func (w World) events(yield func(kind, event string, next World)) {
 		l := w.mail[i].m.String()
 		try("arrives", l, nil, func(n *World) { n.deliver(i) })
 		try("lost", l+" is lost", func(b *Bounds) *uint8 { return &b.Losses }, func(n *World) { n.take(i) })
+		if w.mail[i].m.Kind == move.Hold { // what says it twice goes by no birth: see Source.Retry
+			continue
+		}
 		try("repeated", l+" comes, and will again", func(b *Bounds) *uint8 { return &b.Repeats }, func(n *World) {
 			again := n.mail[i]
 			n.deliver(i)
@@ -116,8 +119,14 @@ func (w World) events(yield func(kind, event string, next World)) {
 				}
 			})
 		}
+		if w.Source.Phase == move.Owns && w.SSock == Live && w.Flow.Owner == S && w.Source.Birth != w.Flow.Birth {
+			try("ask", "the source asks for the birth", nil, func(n *World) { n.Source.Birth = n.Flow.Birth })
+		}
+		if w.Source.Phase == move.Holding && w.Source.Birth != 0 {
+			try("ahead", "the source goes ahead", nil, func(n *World) { n.source(n.Source.Ahead()) })
+		}
 		if w.Source.Phase != move.Owns && w.Source.Phase != move.Closed {
-			try("timeout", "the source's patience ends", timeouts, func(n *World) { n.source(n.Source.Retry()) })
+			try("timeout", "the source's patience ends", timeouts, func(n *World) { n.patience() })
 		}
 		try("kill", "the source's agent is killed", kills, func(n *World) { n.killSource(false) })
 		try("kill", "the source's agent and application are killed", kills, func(n *World) { n.killSource(true) })
@@ -146,6 +155,15 @@ func (w World) events(yield func(kind, event string, next World)) {
 	}
 }
 
+// patience of the source ends.
+func (w *World) patience() {
+	if w.fault == holdTwice && w.Source.Phase == move.Moving && w.Source.Birth != 0 {
+		w.post(move.Message{Kind: move.Hold, From: move.AtSource, To: move.AtFrontEnd, Epoch: w.Source.Epoch, Host: D}, 0)
+		return
+	}
+	w.source(w.Source.Retry())
+}
+
 // killSource: the application has the socket, too, which outlives the agent in it.
 func (w *World) killSource(application bool) {
 	w.SUp, w.killed = false, true
@@ -159,16 +177,22 @@ func (w *World) startSource() {
 	w.SUp = true
 	switch w.SSock {
 	case Stopped:
-		w.Source = move.Resumed(w.Source.Epoch, true)
-		w.source(w.Source.Retry())
+		w.resumed(true)
 	case Live:
-		if w.Source.Phase == move.Holding { // that it had begun it does not know
-			w.Source.Epoch--
+		if w.Source.Phase == move.Owns {
+			w.Source.Birth = 0 // it has heard of none
+			return
 		}
-		w.Source.Phase = move.Owns
+		w.resumed(false)
 	case None:
 		w.Source.Phase = move.Closed
 	}
+}
+
+func (w *World) resumed(stopped bool) {
+	w.Source = move.Resumed(w.Source.Epoch, w.Source.Birth, stopped)
+	w.Source.Parks = w.left.Parks
+	w.source(w.Source.Retry())
 }
 
 // killDestination: the keeper, or the application, has the socket, too.

@@ -18,7 +18,7 @@ func TestProtocol(t *testing.T) {
 	if r.States < 10_000 {
 		t.Errorf("%d states: want at least 10,000", r.States)
 	}
-	for _, kind := range []string{"arrives", "lost", "packet", "move", "timeout", "kill", "start", "forget", "learn", "end"} {
+	for _, kind := range []string{"arrives", "lost", "packet", "move", "timeout", "kill", "start", "forget", "learn", "end", "ahead", "ask"} {
 		if r.Events[kind] == 0 {
 			t.Errorf("nothing of %q", kind)
 		}
@@ -49,9 +49,41 @@ func TestForgets(t *testing.T) {
 	}
 }
 
+// Sources that wait for the front end, as they do where they know no birth.
+func TestWaits(t *testing.T) {
+	b := Quick
+	b.Waits = true
+	r, err := Run(t.Context(), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d states, events %v", r.States, r.Events)
+	for _, v := range r.Violations {
+		t.Error(v)
+	}
+	if r.Events["ahead"] > 0 {
+		t.Errorf("%d went ahead", r.Events["ahead"])
+	}
+}
+
+// Packets wait at the source.
+func TestParks(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		b := Bounds{Moves: 1, Packets: 2, Kills: 1, Timeouts: 1, Forgets: 1, Parks: true, Waits: waits}
+		r, err := Run(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d states, events %v", r.States, r.Events)
+		for _, v := range r.Violations {
+			t.Error(v)
+		}
+	}
+}
+
 // What the protocol must not do is found.
 func TestFaults(t *testing.T) {
-	for f := openSource; f <= thawUnknown; f++ {
+	for f := openSource; f <= lastFault; f++ {
 		r, err := run(t.Context(), Bounds{Moves: 1, Packets: 2, Kills: 1, Timeouts: 1, Forgets: 1}, f)
 		if err != nil {
 			t.Fatal(err)

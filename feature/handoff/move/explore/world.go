@@ -62,6 +62,8 @@ type World struct {
 	mail  [mostLetters]letter
 	mails uint8
 
+	births move.Birth // of the records that the front end has had
+
 	Client uint8 // what the client has been told
 	Reset  bool  // it was reset
 	Over   bool  // the session has ended at the destination, and the front end has forgotten it
@@ -75,12 +77,16 @@ type World struct {
 // Bounds say how much may go wrong, and how much may happen at all.
 type Bounds struct {
 	Moves, Packets, Kills, Losses, Repeats, Timeouts, Forgets uint8
+	// Waits has sources wait for the front end, as they do where they know no birth.
+	Waits bool
+	// Parks has packets wait at the source.
+	Parks bool
 }
 
-// Quick are bounds that take some seconds, Thorough ones that take a minute and a gigabyte.
+// Quick are bounds that take some seconds, Thorough ones that take a minute and five gigabytes.
 var (
 	Quick    = Bounds{Moves: 1, Packets: 2, Kills: 1, Losses: 1, Timeouts: 1, Forgets: 1}
-	Thorough = Bounds{Moves: 1, Packets: 2, Kills: 2, Losses: 1, Repeats: 1, Timeouts: 1}
+	Thorough = Bounds{Moves: 1, Packets: 1, Kills: 2, Losses: 1, Repeats: 1, Timeouts: 1}
 )
 
 // fault is something that the protocol must not do: with it the explorer has to find what is wrong.
@@ -96,11 +102,22 @@ const (
 	closeUnsent        // it closes its socket when the front end does not know of the move, although it has sent nothing
 	backUnasked        // the front end gives back what it was never asked to hold
 	thawUnknown        // the source goes on with what it has sent, and the front end does not know any more
+	oneBirth           // a flow that the front end learns anew has the birth of the one before
+	holdTwice          // a source that went ahead says Hold again, and goes by either answer
+	refusedOnly        // a move that the front end has refused to flip can come to something yet
+	noBirth            // the front end does not know what it was never asked
+	lastFault    = noBirth
 )
 
 // start is a session that the source has.
 func start(b Bounds, f fault) World {
-	return World{Flow: move.Flow{Owner: S}, FUp: true, SUp: true, SSock: Live, DUp: true, left: b, fault: f}
+	w := World{Flow: move.Flow{Owner: S}, FUp: true, SUp: true, SSock: Live, DUp: true, left: b, fault: f}
+	w.Source.Parks = b.Parks
+	if !b.Waits {
+		w.births = 1
+		w.Flow.Birth, w.Source.Birth = w.births, w.births
+	}
+	return w
 }
 
 func (w *World) post(m move.Message, ver uint8) {
@@ -137,6 +154,8 @@ func before(a, b letter) bool {
 		return x.Move < y.Move
 	case x.OK != y.OK:
 		return !x.OK
+	case x.Birth != y.Birth:
+		return x.Birth < y.Birth
 	}
 	return a.ver < b.ver || a.ver == b.ver && a.inc < b.inc
 }
@@ -187,7 +206,15 @@ func (w *World) atFrontEnd(l letter) {
 	case w.fault == backUnasked && l.m.Kind == move.Reclaim && w.Flow.Owner == from && l.m.Epoch == w.Flow.Epoch+1:
 		w.Flow.To = D
 	}
-	for _, a := range w.Flow.Receive(from, l.m, !w.DUp || w.flipInc != w.DInc) {
+	if w.fault == noBirth {
+		l.m.Birth = 0
+	}
+	was := w.Flow
+	answers := w.Flow.Receive(from, l.m, !w.DUp || w.flipInc != w.DInc)
+	if w.fault == refusedOnly && l.m.Kind == move.Flip && !answers[0].OK {
+		w.Flow = was
+	}
+	for _, a := range answers {
 		if a.Kind == move.Flipped && a.OK {
 			w.flipInc = max(w.flipInc, l.inc)
 		}
@@ -258,9 +285,11 @@ func (w *World) forgettable() bool {
 }
 
 // forget loses the flow. What the source has said of an earlier move, or before it sent the state of this one, has arrived by then
-// or is lost: the front end hears a host in order.
+// or is lost: the front end hears a host in order. Whoever owns the session goes by no birth that it heard before: it believes it for
+// a minute, and as long as the connection by which it has heard it.
 func (w *World) forget() {
 	w.Flow = move.Flow{}
+	w.Source.Birth = 0
 	for i := uint8(0); i < w.mails; {
 		m := w.mail[i].m
 		if m.Kind == move.Hold && (w.Source.Phase != move.Holding || m.Epoch != w.Source.Epoch) {
@@ -282,10 +311,19 @@ func (w *World) end() {
 func (w *World) learn() {
 	switch {
 	case w.Flow.Owner != 0:
+		return
 	case w.Over || w.SSock == Live:
 		w.Flow.Owner = S
 	case w.DSock == Live:
 		w.Flow.Owner = D
+	default:
+		return
+	}
+	if !w.left.Waits {
+		if w.fault != oneBirth {
+			w.births++
+		}
+		w.Flow.Birth = w.births
 	}
 }
 

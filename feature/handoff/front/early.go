@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package front
+
+import (
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// early is a Flip that has come before the Hold of its move. A source that goes ahead sends the session while its Hold is on its way
+// here, by another connection than the destination's answer to it. To refuse the Flip would end the move.
+type early struct {
+	a     *Agent
+	c     *peer.Conn
+	in    peer.Frame
+	timer *time.Timer
+}
+
+// earlyFor is how long a Flip waits for its Hold.
+const earlyFor = 100 * time.Millisecond
+
+// tooEarly says that a message is such a Flip. One that comes a second time, or whose time is over, is none.
+func (a *Agent) tooEarly(k Key, fl *Flow, from move.Host, m move.Message) bool {
+	return m.Kind == move.Flip && fl.Owner != from && fl.To == 0 && fl.Birth != 0 && m.Epoch > fl.Epoch && a.early[k] == nil
+}
+
+// wait has a Flip wait. a.mu is held.
+func (a *Agent) wait(k Key, c *peer.Conn, in peer.Frame) {
+	e := &early{a: a, c: c, in: in}
+	a.early[k] = e
+	e.timer = time.AfterFunc(earlyFor, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.early[k] != e {
+			return
+		}
+		if err := e.now(); err != nil {
+			a.o.Log.Warn("a move that nobody has announced", "flow", k.Client, "reason", err)
+		}
+	})
+}
+
+// now decides it. a.mu is held.
+func (e *early) now() error {
+	e.timer.Stop()
+	defer delete(e.a.early, e.a.f.keyOf(e.in.Flow.Client, int(e.in.Flow.Service))) // behind it: it is not to wait anew
+	return e.a.decide(e.c, e.in)
+}
