@@ -43,23 +43,20 @@ type crashes struct {
 }
 
 func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
-	w, err := newWorld(e, "crash", 2)
+	var x, parked *crashes
+	var leaked, also int
+	err := r.WithStalls(func() (err error) {
+		if x, leaked, err = crashWorld(e, r, "crash", false, func(x *crashes) error { return x.all(ctx) }); err != nil {
+			return err
+		}
+		parked, also, err = crashWorld(e, r, "crash-parked", true, func(x *crashes) error { return x.parked(ctx) })
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	w.hold, w.lapse = 500*time.Millisecond, time.Second
-	w.servers[1].weight = 0 // every session begins at the first
-	if err := w.start(); err != nil {
-		return err
-	}
-	x := &crashes{world: w, result: r, tested: map[string]bool{}}
-	if err := r.WithStalls(func() error { return x.all(ctx) }); err != nil {
-		return err
-	}
-	leaked, err := x.leaked()
-	if err != nil {
-		return err
-	}
+	x.add(parked)
+	leaked += also
 	bounds := explore.Quick
 	if e.Size == lab.Full {
 		bounds = explore.Thorough
@@ -73,7 +70,7 @@ func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		r.Note("model: %v", v)
 	}
 	steps := len(server.Steps.Leaving) + len(server.Steps.Arriving) + len(front.Steps)
-	for metric, n := range map[string]int{"protocol_steps": steps, "crash_steps_tested": len(x.tested), "crash_cases": x.cases, "two_owners": x.owners,
+	for metric, n := range map[string]int{"protocol_steps": steps, "crash_steps_tested": len(x.tested), "crash_cases": x.cases, "crash_cases_parked": parked.cases, "two_owners": x.owners,
 		"sessions_lost": x.lost, "sessions_reset_both_dead": x.resets, "streams_wrong": x.wrong, "clients_hung": x.hung, "leaked_flows": leaked,
 		"model_states": model.States, "model_violations": len(model.Violations)} {
 		r.Set(metric, float64(n))
@@ -89,6 +86,56 @@ func runCrash(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		{"states in which something is wrong", "model_violations", "== 0"},
 	} {
 		r.Claim(lab.Correctness, c.claim, c.metric, c.want)
+	}
+	return nil
+}
+
+// crashWorld has all happen in a world of two servers, and says what is left over. park: packets of a session that moves wait at the
+// server that it leaves.
+func crashWorld(e *lab.Env, r *lab.Result, name string, park bool, all func(*crashes) error) (x *crashes, leaked int, err error) {
+	w, err := newWorld(e, name, 2)
+	if err != nil {
+		return nil, 0, err
+	}
+	w.hold, w.lapse, w.park = 500*time.Millisecond, time.Second, park
+	w.servers[1].weight = 0 // every session begins at the first
+	if err := w.start(); err != nil {
+		return nil, 0, err
+	}
+	defer w.stop()
+	x = &crashes{world: w, result: r, tested: map[string]bool{}}
+	if err := all(x); err != nil {
+		return nil, 0, err
+	}
+	leaked, err = x.leaked()
+	return x, leaked, err
+}
+
+// add adds what another world has come to.
+func (x *crashes) add(o *crashes) {
+	x.cases, x.owners, x.lost, x.resets, x.wrong, x.hung = x.cases+o.cases, x.owners+o.owners, x.lost+o.lost, x.resets+o.resets, x.wrong+o.wrong, x.hung+o.hung
+}
+
+// parked kills agents where packets wait at the server that a session leaves: at each step of that server's agent, and of the front
+// end's.
+func (x *crashes) parked(ctx context.Context) error {
+	h := x.servers[0]
+	steps := server.Steps.Leaving
+	if x.env.Size == lab.Smoke {
+		steps = []string{"leaving: shut", "leaving: sent", "leaving: held"}
+	}
+	for _, step := range steps {
+		if err := x.one(ctx, victim{step: step, what: "agent, packets parked", agent: func() *process { return h.agent }, again: h.startAgent}); err != nil {
+			return err
+		}
+	}
+	if x.env.Size == lab.Smoke {
+		return nil
+	}
+	for _, step := range front.Steps {
+		if err := x.one(ctx, victim{step: step, what: "front end, packets parked", agent: func() *process { return x.front }, again: x.startFront}); err != nil {
+			return err
+		}
 	}
 	return nil
 }

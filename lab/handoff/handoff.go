@@ -61,7 +61,7 @@ func runHandoff(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	}
 	for _, v := range variants {
 		v := v
-		v.plan = plan{hosts: 2, sessions: 2, moves: p.others / max(1, v.share), pause: max(p.pause, v.pause)}
+		v.plan = plan{hosts: 2, sessions: 2, moves: p.others * max(1, v.times) / max(1, v.share), pause: max(p.pause, v.pause)}
 		if err := v.run(ctx, e, r); err != nil {
 			return fmt.Errorf("%s: %w", v.name, err)
 		}
@@ -79,6 +79,8 @@ func runHandoff(ctx context.Context, e *lab.Env, r *lab.Result) error {
 		{lab.Correctness, "bytes that came twice", "bytes_duplicated", "== 0"},
 		{lab.Correctness, "the same over a line of 40 ms with 1 % loss: sessions moved", "lossy_migrations", fmt.Sprintf(">= %d", p.others)},
 		{lab.Correctness, "streams that did not go on there, or with other bytes", "lossy_failed", "== 0"},
+		{lab.Correctness, "the same with packets parked at the server that a session leaves: sessions moved", "parked_migrations", fmt.Sprintf(">= %d", 10*p.others)},
+		{lab.Correctness, "streams that did not go on there, or with other bytes", "parked_failed", "== 0"},
 		{lab.Correctness, "the same with full queues, of 64 KiB and as large as the kernel makes them", "filled_failed", "== 0"},
 		{lab.Correctness, "servers killed under streams on one host", "sigkills", fmt.Sprintf(">= %d", p.kills)},
 		{lab.Correctness, "kills that a stream has noticed", "sigkills_noticed", "== 0"},
@@ -164,10 +166,13 @@ type variant struct {
 	size   int // bytes of a client's message
 	pause  time.Duration
 	share  int // one of so many of the variants' moves; 0: all
+	times  int // so many times as many; 0: once
+	park   bool
 	line   *delay.Line
 }
 
 var variants = []variant{
+	{name: "parked", buffer: 64 << 10, times: 10, park: true},
 	// A session that moves anew before it has heard its peer once knows nothing of the line, and waits 3 s for what was lost.
 	{name: "lossy", buffer: 64 << 10, size: 2000, pause: 100 * time.Millisecond, line: &delay.Line{Delay: 20 * time.Millisecond, Loss: 0.01}}, // there and back: 40 ms
 	{name: "filled", buffer: 64 << 10, size: 256 << 10},
@@ -181,7 +186,7 @@ func (v *variant) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	if err != nil {
 		return err
 	}
-	w.buffer, w.state = v.buffer, v.state
+	w.buffer, w.state, w.park = v.buffer, v.state, v.park
 	if v.line != nil {
 		w.cable = func(client, front topo.End) error {
 			_, err := delay.New(e, client, front, *v.line)
@@ -203,7 +208,7 @@ func (v *variant) run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 	for _, n := range one.Notes {
 		r.Note("%s: %s", v.name, n)
 	}
-	for _, metric := range []string{"migrations", "came_back", "bytes", "session_bytes", "transfer_ms_p50", "transfer_ms_p99", "client_stall_ms_p50", "client_stall_ms_p99"} {
+	for _, metric := range []string{"migrations", "came_back", "bytes", "session_bytes", "packets_parked", "transfer_ms_p50", "transfer_ms_p99", "client_stall_ms_p50", "client_stall_ms_p99"} {
 		r.Set(v.name+"_"+metric, one.Metrics[metric])
 	}
 	failed := one.Metrics["failed"]
@@ -379,20 +384,20 @@ func (m *migration) report(r *lab.Result) error {
 	}
 	all.Wait()
 	var transfers, stops []time.Duration
-	var returned, deaf, sent uint64
+	var returned, deaf, parked, sent uint64
 	for _, h := range m.servers {
 		s, err := h.status()
 		if err != nil {
 			return err
 		}
 		transfers, stops = append(transfers, s.Transfers...), append(stops, s.Stops...)
-		returned, deaf, sent = returned+s.Gate.Returned, deaf+s.Gate.Deaf, sent+s.Bytes
+		returned, deaf, parked, sent = returned+s.Gate.Returned, deaf+s.Gate.Deaf, parked+s.Gate.Parked, sent+s.Bytes
 		for what, n := range s.Refused {
 			r.Note("%s: %s refused %d times", h.name(), what, n)
 		}
 	}
 	for metric, n := range map[string]float64{"migrations": float64(m.moved), "servers": float64(len(m.servers)), "failed": float64(failed), "came_back": float64(m.back), "session_bytes": float64(sent) / float64(max(1, m.moved)), "resets_seen": float64(resets), "bytes": float64(v.bytes),
-		"bytes_lost": float64(v.lost), "bytes_duplicated": float64(v.duplicated), "packets_returned": float64(returned), "packets_too_late": float64(deaf)} {
+		"bytes_lost": float64(v.lost), "bytes_duplicated": float64(v.duplicated), "packets_returned": float64(returned), "packets_too_late": float64(deaf), "packets_parked": float64(parked)} {
 		r.Set(metric, n)
 	}
 	times(r, "transfer_ms", transfers)

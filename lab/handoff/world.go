@@ -56,6 +56,7 @@ type world struct {
 	state   int // bytes of a session that keepers keep; 0: as many as they do
 	// hold and lapse are the front end's; 0: as it has them.
 	hold, lapse time.Duration
+	park        bool // packets of a session that moves wait at the server that it leaves, not at the front end
 	// cable connects the client to the front end; nil: with nothing in between.
 	cable func(client, front topo.End) error
 }
@@ -264,7 +265,7 @@ func (h *host) startKeeper() (err error) {
 func (h *host) startAgent() (err error) {
 	w := h.w
 	o := agentRole{Certificates: w.certificates(h.name()), Root: filepath.Join(w.env.Root), Listen: fmt.Sprintf("%s:%d", h.address(), agentPort),
-		Options: server.Options{Name: h.name(), Number: move.Host(h.number), Keeper: h.socket(), Devices: []string{"up"},
+		Options: server.Options{Name: h.name(), Number: move.Host(h.number), Keeper: h.socket(), Devices: []string{"up"}, Park: w.park,
 			Front:    server.Remote{Name: "front", Address: fmt.Sprintf("10.2.%d.1:%d", h.number, frontPort)},
 			Services: []server.Service{{Name: service, Listen: serviceAt}}}}
 	for _, p := range w.servers {
