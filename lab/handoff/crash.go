@@ -116,25 +116,25 @@ func (x *crashes) add(o *crashes) {
 	x.cases, x.owners, x.lost, x.resets, x.wrong, x.hung = x.cases+o.cases, x.owners+o.owners, x.lost+o.lost, x.resets+o.resets, x.wrong+o.wrong, x.hung+o.hung
 }
 
-// parked kills agents where packets wait at the server that a session leaves: at each step of that server's agent, and of the front
+// parked kills agents where packets wait at the server that a session leaves: at each step of either server's agent, and of the front
 // end's.
 func (x *crashes) parked(ctx context.Context) error {
-	h := x.servers[0]
-	steps := server.Steps.Leaving
-	if x.env.Size == lab.Smoke {
-		steps = []string{"leaving: shut", "leaving: sent", "leaving: held"}
-	}
-	for _, step := range steps {
-		if err := x.one(ctx, victim{step: step, what: "agent, packets parked", agent: func() *process { return h.agent }, again: h.startAgent}); err != nil {
-			return err
+	var all []victim
+	for side, steps := range [][]string{server.Steps.Leaving, server.Steps.Arriving} {
+		h := x.servers[side]
+		for _, step := range steps {
+			all = append(all, victim{step: step, what: "agent, packets parked", agent: func() *process { return h.agent }, again: h.startAgent})
 		}
 	}
-	if x.env.Size == lab.Smoke {
-		return nil
-	}
 	for _, step := range front.Steps {
-		if err := x.one(ctx, victim{step: step, what: "front end, packets parked", agent: func() *process { return x.front }, again: x.startFront}); err != nil {
-			return err
+		all = append(all, victim{step: step, what: "front end, packets parked", agent: func() *process { return x.front }, again: x.startFront})
+	}
+	for _, v := range all {
+		if x.env.Size == lab.Smoke && !slices.Contains([]string{"leaving: shut", "leaving: sent", "leaving: held", "arriving: built"}, v.step) {
+			continue
+		}
+		if err := x.one(ctx, v); err != nil {
+			return fmt.Errorf("killed at %v: %w", v, err)
 		}
 	}
 	return nil

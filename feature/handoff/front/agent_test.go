@@ -271,6 +271,7 @@ func TestAgentEarlyFlip(t *testing.T) {
 	c, k, owner, other := session(t, sc)
 	s := newAgents(t, sc.f, 30*time.Second)
 	s.says(other, k, flip(1))
+	s.says(other, k, flip(1))                                                                // said again
 	s.says(other, k, move.Message{Kind: move.Ask, From: move.AtSource, To: move.AtFrontEnd}) // answered behind it
 	if m := s.hears(other); m.Kind != move.Known || m.OK {
 		t.Fatalf("%v: want Flip to wait", m)
@@ -284,6 +285,9 @@ func TestAgentEarlyFlip(t *testing.T) {
 		t.Fatal(m)
 	}
 	fl, err := sc.f.Flow(k)
+	for end := time.Now().Add(patience); err == nil && fl.Parked && time.Now().Before(end); fl, err = sc.f.Flow(k) { // what waits is let go behind the answer
+		time.Sleep(time.Millisecond)
+	}
 	if err != nil || fl.Owner != other || fl.Birth != m.Birth || fl.Parked {
 		t.Fatalf("%+v, %v", fl, err)
 	}

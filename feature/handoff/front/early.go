@@ -13,22 +13,30 @@ import (
 // here, by another connection than the destination's answer to it. To refuse the Flip would end the move.
 type early struct {
 	a     *Agent
+	k     Key
 	c     *peer.Conn
 	in    peer.Frame
 	timer *time.Timer
+	over  bool // it waits no longer
 }
 
 // earlyFor is how long a Flip waits for its Hold.
 const earlyFor = 100 * time.Millisecond
 
-// tooEarly says that a message is such a Flip. One that comes a second time, or whose time is over, is none.
+// tooEarly says that a message is such a Flip.
 func (a *Agent) tooEarly(k Key, fl *Flow, from move.Host, m move.Message) bool {
-	return m.Kind == move.Flip && fl.Owner != from && fl.To == 0 && fl.Birth != 0 && m.Epoch > fl.Epoch && a.early[k] == nil
+	e := a.early[k]
+	return m.Kind == move.Flip && fl.Owner != from && fl.To == 0 && fl.Birth != 0 && m.Epoch > fl.Epoch &&
+		(e == nil || !e.over && e.c.Peer.Number == from && e.in.Message.Epoch == m.Epoch)
 }
 
-// wait has a Flip wait. a.mu is held.
+// wait has a Flip wait. One that is said again, by another connection or the same, waits no longer for that. a.mu is held.
 func (a *Agent) wait(k Key, c *peer.Conn, in peer.Frame) {
-	e := &early{a: a, c: c, in: in}
+	if e := a.early[k]; e != nil {
+		e.c, e.in = c, in
+		return
+	}
+	e := &early{a: a, k: k, c: c, in: in}
 	a.early[k] = e
 	e.timer = time.AfterFunc(earlyFor, func() {
 		a.mu.Lock()
@@ -45,6 +53,7 @@ func (a *Agent) wait(k Key, c *peer.Conn, in peer.Frame) {
 // now decides it. a.mu is held.
 func (e *early) now() error {
 	e.timer.Stop()
-	defer delete(e.a.early, e.a.f.keyOf(e.in.Flow.Client, int(e.in.Flow.Service))) // behind it: it is not to wait anew
+	e.over = true
+	defer delete(e.a.early, e.k)
 	return e.a.decide(e.c, e.in)
 }

@@ -8,11 +8,13 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -243,4 +245,19 @@ func TestWord(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Without a device for packets that wait there is no front end, and an error that says so.
+func TestNoDevice(t *testing.T) {
+	nstest.NeedRoot(t)
+	if err := kernel.Require(Needs); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	do(t, nstest.NewNetns(t), func() error {
+		f, err := New(Options{Hold: "a name that is too long for a device"})
+		if err == nil || !strings.Contains(err.Error(), "device of parked packets") {
+			t.Errorf("%v, %v", f, err)
+		}
+		return nil
+	})
 }

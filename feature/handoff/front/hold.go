@@ -27,8 +27,10 @@ type listen struct {
 // newHold makes the device, or takes the one that is there. stays: it is there without us, too.
 func newHold(name string, stays bool) (h *hold, err error) {
 	h = &hold{services: map[listen]Service{}}
-	h.Device, err = tap.New(name, stays, h.flowOf)
-	return h, err
+	if h.Device, err = tap.New(name, stays, h.flowOf); err != nil {
+		return nil, err
+	}
+	return h, nil
 }
 
 // flowOf is a client's packet's flow.

@@ -31,8 +31,8 @@
 // connection, or is late, or is refused. A Flip(e) that comes first is refused for good: Hold(e), when it comes, is too late. A source
 // that is told no to its one Hold(e) knows that nobody can have the session by this move. And to a Reclaim(e) that says the birth of its
 // record a front end that has not heard Hold(e) in time answers yes: the record is as old as the source's knowledge of it, so it would
-// know of a move e. Births are believed for a minute, and while the connection stands that they were heard by: a source whose knowledge
-// is older waits.
+// know of a move e. Births are believed for a minute, from the life of the front end's agent that has said them: a source whose
+// knowledge is older waits.
 //
 // Packets are held until a deadline at most; then they go to the source, which is deaf, and the client repeats them. Where they wait at
 // the source instead (Source.Parks), the front end passes them to it until the owner is another.

@@ -12,6 +12,9 @@ type Flow struct {
 	Birth  Birth // of this record; 0: it was made by a front end that chose none
 }
 
+// farAhead is more epochs than a front end can be behind an owner's: no destination is to use up those of a session.
+const farAhead = 1 << 16
+
 // Receive takes a message from a host, and returns the answers. gone says that the life of the owner's agent has ended that
 // flipped the flow, or the latest of those that did.
 func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
@@ -29,7 +32,7 @@ func (f *Flow) Receive(from Host, m Message, gone bool) (answers [2]Message) {
 			*f = Flow{Owner: from, Epoch: m.Epoch, Before: f.Owner, Birth: f.Birth}
 			ok = true
 		}
-		if !ok && f.Birth != 0 && f.Owner != from && m.Epoch > f.Epoch && (f.To == 0 || f.To == from) {
+		if !ok && f.Birth != 0 && f.Owner != from && m.Epoch > f.Epoch && m.Epoch-f.Epoch < farAhead && (f.To == 0 || f.To == from) {
 			// It was faster than its Hold, which is too late now: of a move that was refused once nothing may come, or the destination
 			// would give up, by the first answer, what the second one gives it.
 			f.Held, f.To, f.Epoch = false, 0, m.Epoch
@@ -54,7 +57,7 @@ func (f *Flow) reclaim(from Host, m Message, gone bool) (answers [2]Message) {
 	case f.Owner == from && m.Birth == f.Birth && m.Birth != 0 && (m.Epoch > f.Epoch || m.Epoch == f.Epoch && f.To == 0):
 		// Hold was never heard in time, and is too late now.
 		f.Held, f.To, f.Epoch = false, 0, m.Epoch+1
-	case f.Owner == from && m.Epoch < f.Epoch && (m.Birth == 0 || m.Birth == f.Birth): // given back already: no Flip of that move is heard any more
+	case f.Owner == from && m.Epoch < f.Epoch: // given back already: no Flip of that move is heard any more
 	case f.Owner != from && f.Before == from && f.Epoch == m.Epoch && gone:
 		*f = Flow{Owner: from, Epoch: m.Epoch + 1, Birth: f.Birth}
 		answers[1] = Message{Kind: Revoked, To: AtDestination, Epoch: f.Epoch, Move: m.Epoch}

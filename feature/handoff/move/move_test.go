@@ -225,4 +225,8 @@ func TestRefusedAhead(t *testing.T) {
 	if do = s.Receive(Message{Kind: Reclaimed, Move: 5}); do.Actions[0] != Thaw || s.Phase != Owns || s.Epoch != 6 || s.Birth != 0 {
 		t.Errorf("%v, %+v", do, s)
 	}
+	s = Source{Phase: Reclaiming, Epoch: 5, Birth: 7, Sent: true} // it had asked already, because the destination had gone
+	if do = s.Receive(Message{Kind: Held, Epoch: 5}); do != (Do{}) || s.Sent {
+		t.Errorf("%v, %+v", do, s)
+	}
 }

@@ -99,10 +99,12 @@ func (s *Source) Receive(m Message) Do {
 		}
 		s.Phase = Moving
 		return act(Dump)
-	case m.Kind == Held && m.Epoch == s.Epoch && s.Phase == Moving && s.Birth != 0 && !m.OK:
+	case m.Kind == Held && m.Epoch == s.Epoch && (s.Phase == Moving || s.Phase == Reclaiming) && s.Birth != 0 && !m.OK:
 		// It went ahead, and Hold was said once: nobody ever has the session by this move, whatever was sent.
 		s.Sent = false
-		return s.Retry()
+		if s.Phase == Moving {
+			return s.Retry()
+		}
 	case (m.Kind == Done || m.Kind == Failed) && m.Epoch == s.Epoch && s.Phase == Moving:
 		return s.Retry() // the front end has the last word: the destination may have died since
 	case m.Kind == Reclaimed && m.Move == s.Epoch && s.Phase == Reclaiming:

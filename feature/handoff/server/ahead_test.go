@@ -5,8 +5,11 @@ package server
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/feature/handoff/front"
 )
 
 // steps notes which steps each server's agent takes.
@@ -126,4 +129,119 @@ func TestParkedHere(t *testing.T) {
 	if parked < 20 || returned < parked || counts.Held != 0 {
 		t.Errorf("%d packets were parked, and %d sent back; %d waited at the front end", parked, returned, counts.Held)
 	}
+}
+
+// A move that is called off: what has waited here meanwhile goes to the socket, and nowhere else.
+func TestParkedAndCalledOff(t *testing.T) {
+	for name, park := range map[string]bool{"parked here": true, "held by the front end": false} {
+		t.Run(name, func(t *testing.T) {
+			w := newNetwork(t, 2, at4)
+			w.park = park
+			w.servers[1].limit = 1 // of state: it takes no session
+			w.step = func(server int, name string) {
+				if name == stepQuiet {
+					time.Sleep(20 * time.Millisecond)
+				}
+			}
+			w.run()
+			c := w.dial()
+			w.mustAsk(c, "hello")
+			c.said = make(chan []byte, 1024)
+			c.stream(1000, time.Millisecond)
+			for i := range uint64(5) {
+				w.ask(c, 2)
+				w.eventually("it has come back", func() bool {
+					st, err := w.servers[0].agent.Status()
+					return err == nil && st.Back == i+1 && st.Leaving == 0
+				})
+				w.mustBeAt(c, 1)
+			}
+			if err := c.stop(); err != nil {
+				t.Fatal(err)
+			}
+			counts, err := w.servers[0].agent.gate.Counts()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if park && counts.Parked < 20 || park && counts.Returned > 0 || counts.Deaf > 0 {
+				t.Errorf("%+v: want what has waited to be delivered, and nothing sent back", counts)
+			}
+		})
+	}
+}
+
+// The front end refuses to hold a session that has been sent: it goes on where it was, with what has waited there.
+func TestParkedAndRefused(t *testing.T) {
+	w := newNetwork(t, 2, at4)
+	w.run()
+	c := w.dial()
+	w.roundTrip(c)
+	c.said = make(chan []byte, 1024)
+	c.stream(1000, time.Millisecond)
+	for range 5 {
+		before, err := w.servers[0].agent.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		// It knows a later epoch than the source does.
+		w.laterEpoch()
+		w.ask(c, 2)
+		w.eventually("it has come back", func() bool {
+			st, err := w.servers[0].agent.Status()
+			return err == nil && st.Back == before.Back+1 && st.Leaving == 0
+		})
+		w.mustBeAt(c, 1)
+	}
+	if err := c.stop(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// laterEpoch has the front end know each flow in a later epoch than anybody else.
+func (w *world) laterEpoch() {
+	w.t.Helper()
+	var keys []front.Key
+	if err := w.front.Flows(func(k front.Key, _ front.Flow) bool { keys = append(keys, k); return true }); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, k := range keys {
+		if _, err := w.front.Change(k, func(fl *front.Flow) { fl.Epoch += 10 }); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// A large session that is being sent keeps no other from being taken up.
+func TestLargeKeepsNobodyWaiting(t *testing.T) {
+	w := newNetwork(t, 2, at4)
+	sending, send := make(chan bool, 1), make(chan bool)
+	var armed atomic.Bool
+	w.step = func(server int, name string) {
+		if server == 1 && name == stepDumped && armed.CompareAndSwap(true, false) {
+			sending <- true
+			<-send
+		}
+	}
+	w.run()
+	large, small := w.dial(), w.dial()
+	for _, c := range []*client{large, small} {
+		w.roundTrip(c) // so that the front end need not be asked
+	}
+	for _, s := range w.servers[0].member.Member().Sessions() {
+		if s.RemoteAddr().String() == large.LocalAddr().String() {
+			if err := s.Commit(make([]byte, 2*mostAtOnce)); err != nil { // of no use to talk: nothing more is said
+				t.Fatal(err)
+			}
+		}
+	}
+	armed.Store(true)
+	w.ask(large, 2)
+	<-sending
+	w.mustSend(small, 2)
+	w.mustAsk(small, "there, while the large one waits")
+	close(send)
+	w.eventually("both have gone", func() bool {
+		st, err := w.servers[0].agent.Status()
+		return err == nil && st.Leaving == 0
+	})
 }

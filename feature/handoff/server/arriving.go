@@ -29,7 +29,7 @@ type arriving struct {
 	dst    move.Destination
 	since  time.Time  // it came
 	source *peer.Conn // where the answers go; nil: its agent has gone
-	front  *peer.Conn // that the front end's latest word came by
+	front  uint64     // instance of the front end's agent whose word was the latest
 	asked  time.Time
 
 	packed  []byte // as it came
@@ -98,7 +98,7 @@ func (a *Agent) toDestination(c *peer.Conn, f peer.Frame) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.front = c
+	r.front = c.Peer.Instance
 	a.come(r, r.dst.Receive(f.Message))
 }
 

@@ -16,12 +16,12 @@ type owned struct {
 	doubt   bool // the front end may know another epoch, or none: it is asked before the next move
 
 	birth move.Birth // of the front end's record
-	by    *peer.Conn // it was heard
+	by    uint64     // instance of the front end's agent that has said it
 	at    time.Time
 }
 
-// birthTime is for how long a birth is believed. A front end forgets no flow so soon that it has just spoken of, and one whose
-// machine has begun anew is connected anew.
+// birthTime is for how long a birth is believed, and of no other life of the front end's agent. A front end forgets no flow so soon
+// that it has just spoken of, and one whose machine has begun anew has a new agent.
 const birthTime = time.Minute
 
 func (a *Agent) setEpoch(id peer.Flow, o owned) {
@@ -42,7 +42,7 @@ func (a *Agent) epochOf(s *leaving) (e move.Epoch, b move.Birth, known bool) {
 		delete(a.epochs, s.id)
 		return 0, 0, false
 	}
-	if o.by != nil && o.by == a.front.conn() && time.Since(o.at) < birthTime {
+	if c := a.front.conn(); c != nil && o.by == c.Peer.Instance && time.Since(o.at) < birthTime {
 		b = o.birth
 	}
 	return o.epoch, b, !o.doubt

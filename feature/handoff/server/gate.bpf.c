@@ -124,7 +124,7 @@ int gate_in(struct __sk_buff *skb)
 	if (read(skb, &k, &flags, 0))
 		return TC_ACT_UNSPEC;
 	e = bpf_map_lookup_elem(&gate_sessions, &k);
-	if (!e || e->what == GATE_QUIET)
+	if (!e || e->what == GATE_QUIET || e->what == GATE_PASS)
 		return TC_ACT_UNSPEC;
 	if (e->what == GATE_PARK && gate_tap) {
 		e->ifindex = skb->ifindex;
@@ -150,7 +150,10 @@ int gate_again(struct __sk_buff *skb)
 	if (read(skb, &k, &flags, 0))
 		return TC_ACT_SHOT;
 	e = bpf_map_lookup_elem(&gate_sessions, &k);
-	return e && e->ifindex ? turn(skb, e->ifindex) : TC_ACT_SHOT;
+	if (!e || !e->ifindex)
+		return TC_ACT_SHOT;
+	return e->what == GATE_PASS ? bpf_redirect(e->ifindex, BPF_F_INGRESS) :
+				      turn(skb, e->ifindex);
 }
 
 /* gate_out is at the egress of every device. */
@@ -165,6 +168,8 @@ int gate_out(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	e = bpf_map_lookup_elem(&gate_sessions, &k);
 	if (!e)
+		return TC_ACT_UNSPEC;
+	if (e->what == GATE_PASS)
 		return TC_ACT_UNSPEC;
 	if (e->what != GATE_QUIET || flags & (TCP_RST | TCP_FIN)) {
 		count(GATE_MUTE);

@@ -46,12 +46,16 @@ const (
 	shut  = 1
 	quiet = 2
 	park  = 3
+	pass  = 4
 )
 
 // Gate stands at a server's devices. It is pinned: what it holds back stays held back while the agent is dead.
 type Gate struct {
 	sessions, counts *ebpf.Map
 	tap              *tap.Device[repair.Flow] // where packets are parked; nil: they cannot be
+
+	device   int        // the interface of one of the devices
+	changing sync.Mutex // entries
 
 	closing sync.RWMutex // what opens it a while later may come when it is closed
 	closed  bool
@@ -108,14 +112,14 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 		log.Warn("packets cannot be parked at this server: each session that leaves it waits for the front end to hold its packets", "reason", err)
 		err = nil
 	}
-	if err != nil {
-		return nil, err
-	}
 	defer func() {
 		if err != nil {
 			g.Close()
 		}
 	}()
+	if err != nil {
+		return nil, err
+	}
 	c, err := kernel.Load(spec, []string{"gate_in", "gate_out", "gate_again"}, share)
 	if err != nil {
 		return nil, err
@@ -144,6 +148,9 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	if g.sessions, err = c.Maps["gate_sessions"].Clone(); err == nil {
 		g.counts, err = c.Maps["gate_counts"].Clone()
 	}
+	if err == nil {
+		err = g.takeUp()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -155,6 +162,18 @@ const parkName = "weir-park"
 
 // makePark makes it. It goes with this process, and packets that wait in it with it: clients send them again.
 func makePark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
+	for end := time.Now().Add(parkPatience); ; time.Sleep(parkPatience / 20) {
+		d, err = newPark(ns)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			return d, err
+		}
+	}
+}
+
+// parkPatience is how long an agent waits for the device of the one before, which is about to end.
+const parkPatience = time.Second
+
+func newPark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
 	err = ns.Do(func() (err error) {
 		d, err = tap.New(parkName, false, func(from, to netip.AddrPort, proto uint8) (repair.Flow, bool) {
 			return repair.Flow{Local: to, Remote: from}, proto == unix.IPPROTO_TCP
@@ -179,6 +198,9 @@ func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) 
 			i, err := net.InterfaceByName(name)
 			if err != nil {
 				return fmt.Errorf("device %s: %w", name, err)
+			}
+			if g.device == 0 {
+				g.device = i.Index
 			}
 			for _, egress := range []bool{false, true} {
 				prog, side := c.Programs["gate_in"], "in"
@@ -320,21 +342,38 @@ func (g *Gate) parks() bool { return g.tap != nil }
 
 var errNoPark = errors.New("packets cannot be parked at this server")
 
-// release sends the packets of a session that wait here back to the front end, in the order in which they came, and from then on
-// those that come at once: as shut does.
-func (g *Gate) release(f repair.Flow, e move.Epoch) error {
-	_, err := g.tap.LetGo(f, func() error {
-		var v gateGateEntry
-		if err := g.sessions.Lookup(gateKey(f), &v); err != nil || v.What != park || v.Epoch != uint32(e) {
-			return nil // of another move, or of none
-		}
-		v.What, v.Since = shut, kernel.Monotonic() // the interface stays: some may be on their way to the device
-		return g.sessions.Update(gateKey(f), v, ebpf.UpdateExist)
-	})
+// release has the packets of a session that wait here go on, in the order in which they came, and from then on those that come:
+// shut sends them back to the front end, pass lets them to the socket. It is changed first: the front end may send here again what was
+// sent back to it.
+func (g *Gate) release(f repair.Flow, e move.Epoch, to uint32) error {
+	err := g.tap.LetGoAfter(f, func() error { return g.leave(f, e, to) })
 	if err != nil {
 		return fmt.Errorf("the gate for %s: %w", f, err)
 	}
 	return nil
+}
+
+// leave has a session whose packets wait be something else.
+func (g *Gate) leave(f repair.Flow, e move.Epoch, to uint32) error {
+	g.changing.Lock()
+	defer g.changing.Unlock()
+	var v gateGateEntry
+	if err := g.sessions.Lookup(gateKey(f), &v); err != nil || v.What != park || v.Epoch != uint32(e) {
+		return nil // of another move, or of none
+	}
+	v.What, v.Since = to, kernel.Monotonic() // the interface stays: some packets may be on their way to the device
+	return g.sessions.Update(gateKey(f), v, ebpf.UpdateExist)
+}
+
+// takeUp has packets of sessions wait no longer that an agent before us has had wait: it has lost those that waited.
+func (g *Gate) takeUp() error {
+	all, err := g.entries()
+	for _, e := range all {
+		if e.What == park {
+			err = errors.Join(err, g.leave(e.Flow, e.Epoch, shut))
+		}
+	}
+	return errors.Join(err, g.late())
 }
 
 // late sends back what was on its way to the device of parked packets when its session was released.
@@ -349,7 +388,9 @@ func (g *Gate) late() error {
 func (g *Gate) quiet(f repair.Flow, e move.Epoch) error { return g.put(f, quiet, e) }
 
 func (g *Gate) put(f repair.Flow, what uint32, e move.Epoch) error {
-	v := gateGateEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e)}
+	g.changing.Lock()
+	defer g.changing.Unlock()
+	v := gateGateEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e), Ifindex: uint32(g.device)}
 	if err := g.sessions.Put(gateKey(f), v); err != nil {
 		return fmt.Errorf("the gate for %s: %w", f, err)
 	}

@@ -18,7 +18,7 @@ struct gate_entry {
 	__u32 what;
 	__u32 epoch;	/* of the move */
 	__u32 returned; /* packets sent back to the front end */
-	__u32 ifindex;	/* of the device that the latest parked packet came by; 0: none has */
+	__u32 ifindex; /* of the device that the latest parked packet came by, or of one that it could */
 };
 
 enum {
@@ -28,6 +28,8 @@ enum {
 	GATE_QUIET = 2,
 	/* As GATE_SHUT, and packets wait at the device of parked ones until the agent sends them back. */
 	GATE_PARK = 3,
+	/* It stays here: everything passes, and what has waited goes to its socket. */
+	GATE_PASS = 4,
 };
 
 enum {

@@ -26,7 +26,7 @@ type leaving struct {
 	to   move.Host
 
 	mu      sync.Mutex
-	front   *peer.Conn // that the front end's latest word came by
+	front   uint64 // instance of the front end's agent whose word was the latest
 	src     move.Source
 	fd      int
 	session uint64 // to the keeper
@@ -143,7 +143,25 @@ func (a *Agent) begin(s *leaving, e move.Epoch, b move.Birth) {
 	a.leave(s, do)
 	// While the front end is busy. What does not go is said by the dump.
 	s.prepared, _ = repair.Prepare(s.fd, repair.DumpOptions{Limit: a.o.Limit})
-	a.leave(s, s.src.Ahead())
+	if s.size() <= mostAtOnce {
+		a.leave(s, s.src.Ahead())
+		return
+	}
+	a.workers.run(func() { // who reads what the keeper says does not wait until all of it is sent
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		a.leave(s, s.src.Ahead())
+	})
+}
+
+// mostAtOnce is the most bytes of a session that are sent by whoever was given it.
+const mostAtOnce = 64 << 10
+
+// size is about how many bytes of a session are to be sent.
+func (s *leaving) size() int {
+	unread, _ := unix.IoctlGetInt(s.fd, unix.SIOCINQ) // what cannot be asked is said by the dump
+	unacked, _ := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
+	return len(s.kept.Carried.State) + len(s.unread) + unread + unacked
 }
 
 // keep gives a keeper the session, with its descriptor; commit tells one that has it how it stands.
@@ -169,7 +187,7 @@ func (a *Agent) toSource(front *peer.Conn, f peer.Frame) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if front != nil {
-		s.front = front
+		s.front = front.Peer.Instance
 	}
 	m := f.Message
 	if m.Kind == move.Held && m.Epoch == s.src.Epoch {
@@ -178,10 +196,10 @@ func (a *Agent) toSource(front *peer.Conn, f peer.Frame) {
 	switch {
 	case m.Kind != move.Known:
 		if m.Kind == move.Held && m.OK && m.Epoch == s.src.Epoch && !s.src.Parks {
-			a.release(s) // it has them wait
+			a.release(s, false) // it has them wait
 		}
 		if m.Kind == move.Done && m.Epoch == s.src.Epoch && s.src.Phase == move.Moving {
-			a.release(s) // it passes them on
+			a.release(s, false) // it passes them on
 			a.moved(s)
 			a.o.Step(stepDone)
 		}
@@ -261,7 +279,7 @@ func (a *Agent) dump(s *leaving) move.Do {
 		}
 		err := shut(s.flow, epoch)
 		a.o.Step(stepShut)
-		return func() { a.release(s); _ = a.gate.open(s.flow, epoch) }, err
+		return func() { a.release(s, true); _ = a.gate.open(s.flow, epoch) }, err
 	}})
 	if err == nil && len(state.Unread) < s.skip {
 		err = errors.New("bytes that were accounted for are not in the queue")
@@ -280,13 +298,18 @@ func (a *Agent) dump(s *leaving) move.Do {
 	return s.src.Dumped()
 }
 
-// release has packets that wait here go back to the front end: it has them wait, or passes them to whoever owns the session.
-func (a *Agent) release(s *leaving) {
+// release has packets that wait here go to the session's socket, if it stays here, or back to the front end: it has them wait, or
+// passes them to whoever owns the session.
+func (a *Agent) release(s *leaving, stays bool) {
 	if !s.parked {
 		return
 	}
 	s.parked = false
-	if err := a.gate.release(s.flow, s.kept.Epoch); err != nil {
+	to := uint32(shut)
+	if stays {
+		to = pass
+	}
+	if err := a.gate.release(s.flow, s.kept.Epoch, to); err != nil {
 		a.o.Log.Warn("a session's packets are lost: its client sends them again", "flow", s.flow, "reason", err)
 	}
 	time.AfterFunc(tick, func() {
@@ -313,7 +336,7 @@ func (a *Agent) thaw(s *leaving) {
 	if err != nil {
 		a.o.Log.Error("a session stands still", "flow", s.flow, "reason", err)
 	}
-	a.release(s)
+	a.release(s, true)
 	if err := a.gate.open(s.flow, s.kept.Epoch); err != nil {
 		a.o.Log.Error("a session's packets do not pass", "flow", s.flow, "reason", err)
 	}
@@ -325,7 +348,7 @@ func (a *Agent) thaw(s *leaving) {
 // what still comes, although nobody would hear it.
 func (a *Agent) gone(s *leaving) {
 	a.o.Step(stepReclaimed)
-	a.release(s)
+	a.release(s, false)
 	if err := repair.Freeze(s.fd); err != nil {
 		a.o.Log.Warn("the copy of a session that has moved ends with a reset", "flow", s.flow, "reason", err)
 	}

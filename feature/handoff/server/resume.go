@@ -123,7 +123,7 @@ func (a *Agent) orphans() {
 		busy := a.leaving[id] != nil || a.arriving[id] != nil
 		a.mu.Unlock()
 		switch {
-		case !ok:
+		case !ok, e.What == pass:
 			_ = a.gate.open(e.Flow, e.Epoch)
 		case busy:
 		case e.What == shut, e.What == park: // if the keeper has it, it is given to us sooner or later

@@ -25,6 +25,12 @@ const (
 	mostParked = 256 << 20
 )
 
+// mostCollected is how many packets are taken out of the device's own queue at a time. It holds no more: what comes meanwhile may be
+// what was put back.
+const mostCollected = queueLength
+
+const queueLength = 8192 // packets
+
 const (
 	vnetHeader = 10         // bytes: struct virtio_net_hdr
 	mostFrame  = 1<<16 + 64 // a merged segment, and headers
@@ -89,7 +95,7 @@ func setUp(fd int, name string, stays bool) (ifindex int, err error) {
 		return 0, err
 	}
 	defer unix.Close(s)
-	ifr.SetUint32(8192)
+	ifr.SetUint32(queueLength)
 	if err := unix.IoctlIfreq(s, unix.SIOCSIFTXQLEN, ifr); err != nil {
 		return 0, fmt.Errorf("its queue's length: %w", err)
 	}
@@ -131,7 +137,8 @@ func (d *Device[K]) Forget(k K) {
 }
 
 // LetGo puts the packets of a flow back, in the order in which they came, and then calls open, which has those that come go their
-// way at once. It returns how many waited. A few may be on their way to the device then: Collect puts them back.
+// way at once. It returns how many waited. A few may be on their way to the device then: Collect puts them back. What is put back must
+// not come here again before open.
 func (d *Device[K]) LetGo(k K, open func() error) (waited int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -146,6 +153,17 @@ func (d *Device[K]) LetGo(k K, open func() error) (waited int, err error) {
 	// Those that came meanwhile first, and then the way is open; a few may have slipped in between.
 	err = errors.Join(err, d.collect())
 	return waited, errors.Join(err, open(), d.collect())
+}
+
+// LetGoAfter calls open first: for packets that may come here again until then. Those that come at once may overtake those that waited.
+func (d *Device[K]) LetGoAfter(k K, open func() error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := errors.Join(open(), d.collect())
+	for _, frame := range d.forget(k) {
+		err = errors.Join(err, d.write(frame))
+	}
+	return errors.Join(err, d.collect())
 }
 
 // Collect takes packets out of the device's own queue, which is short: see Ready. Those of flows that do not wait are put back at once.
@@ -181,7 +199,7 @@ func (d *Device[K]) collect() error {
 	if d.fd < 0 {
 		return nil
 	}
-	for {
+	for range mostCollected {
 		n, err := unix.Read(d.fd, d.buf)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -205,6 +223,7 @@ func (d *Device[K]) collect() error {
 			q.frames = append(q.frames, append([]byte(nil), frame...))
 		}
 	}
+	return nil
 }
 
 func (d *Device[K]) write(frame []byte) error {

@@ -286,7 +286,7 @@ func (w *World) forgettable() bool {
 
 // forget loses the flow. What the source has said of an earlier move, or before it sent the state of this one, has arrived by then
 // or is lost: the front end hears a host in order. Whoever owns the session goes by no birth that it heard before: it believes it for
-// a minute, and as long as the connection by which it has heard it.
+// a minute, and of no other life of the front end's agent.
 func (w *World) forget() {
 	w.Flow = move.Flow{}
 	w.Source.Birth = 0
