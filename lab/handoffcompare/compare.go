@@ -39,7 +39,7 @@ type plan struct {
 var plans = map[lab.Size]plan{
 	lab.Full:  {servers: []int{1, 2, 3, 4}, each: time.Minute, rounds: 1000, ping: 60 * time.Millisecond, bulk: 100 * time.Millisecond, judged: true},
 	lab.Quick: {servers: []int{1, 2, 3, 4}, each: 11 * time.Second, rounds: 1000, ping: 60 * time.Millisecond, bulk: 100 * time.Millisecond, judged: true},
-	lab.Smoke: {servers: []int{2}, each: 4 * time.Second, rounds: 2, ping: 60 * time.Millisecond, bulk: 60 * time.Millisecond},
+	lab.Smoke: {servers: []int{2}, each: 4 * time.Second, rounds: 6, ping: 60 * time.Millisecond, bulk: 60 * time.Millisecond},
 }
 
 // connections are open at once, each way: as many whatever the number of servers.
