@@ -142,9 +142,7 @@ func (d *Device[K]) Forget(k K) {
 func (d *Device[K]) LetGo(k K, open func() error) (waited int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.collect(); err != nil {
-		return 0, err
-	}
+	err = d.collect()
 	q := d.forget(k) // what is collected from here on goes at once
 	waited = len(q)
 	for _, frame := range q {
@@ -168,9 +166,20 @@ func (d *Device[K]) LetGoAfter(k K, open func() error) error {
 
 // Collect takes packets out of the device's own queue, which is short: see Ready. Those of flows that do not wait are put back at once.
 func (d *Device[K]) Collect() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.collect()
+	for {
+		d.mu.Lock()
+		n, err := d.read()
+		d.mu.Unlock()
+		if err != nil || n < mostCollected {
+			return err
+		}
+	}
+}
+
+// collect does so once.
+func (d *Device[K]) collect() error {
+	_, err := d.read()
+	return err
 }
 
 // forget ends a queue, and returns what was in it.
@@ -194,27 +203,27 @@ func (d *Device[K]) Ready() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "hold"), nil
 }
 
-// collect reads what the device has. Packets of flows that do not wait any more go on at once.
-func (d *Device[K]) collect() error {
+// read reads what the device has, and returns how many packets. Those of flows that do not wait any more go on at once.
+func (d *Device[K]) read() (packets int, err error) {
 	if d.fd < 0 {
-		return nil
+		return 0, nil
 	}
-	for range mostCollected {
+	for ; packets < mostCollected; packets++ {
 		n, err := unix.Read(d.fd, d.buf)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			return nil
+			return packets, nil
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			return fmt.Errorf("%w: %w", Err, err)
+			return packets, fmt.Errorf("%w: %w", Err, err)
 		}
 		frame := d.buf[:n]
 		q := d.queueOf(frame)
 		switch {
 		case q == nil:
 			if err := d.write(frame); err != nil {
-				return err
+				return packets, err
 			}
 		case d.bytes+n > mostParked || q.bytes+n > mostOfFlow:
 			d.dropped++
@@ -223,7 +232,7 @@ func (d *Device[K]) collect() error {
 			q.frames = append(q.frames, append([]byte(nil), frame...))
 		}
 	}
-	return nil
+	return packets, nil
 }
 
 func (d *Device[K]) write(frame []byte) error {
