@@ -145,3 +145,23 @@ func TestInterrupt(t *testing.T) {
 		})
 	}
 }
+
+// What of a page is not run anew stays as it was, to the letter.
+func TestSections(t *testing.T) {
+	page := "# Results\n\nWritten.\n\n## a\n\ntext\n\n![a](a.svg)\n\n## b\n\nmore\n"
+	got := sections(page)
+	if len(got) != 2 || got["a"] != "\n## a\n\ntext\n\n![a](a.svg)\n" || got["b"] != "\n## b\n\nmore\n" {
+		t.Errorf("%q", got)
+	}
+	written, err := os.ReadFile("../../docs/RESULTS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := strings.SplitN(string(written), "\n## ", 2)[0]
+	for _, x := range lab.Experiments() {
+		all += sections(string(written))[x.Name]
+	}
+	if all != string(written) {
+		t.Error("docs/RESULTS.md does not come out of its sections")
+	}
+}

@@ -23,17 +23,38 @@ func resultsCommand() *cobra.Command {
 	var out string
 	var quick bool
 	c := &cobra.Command{
-		Use: "results", Short: "Run every experiment and write what was measured",
-		Args: func(cmd *cobra.Command, args []string) error { return wrong(cobra.NoArgs(cmd, args)) },
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Use: "results [EXPERIMENT...]", Short: "Run experiments and write what was measured",
+		Long: `Run every experiment and write what was measured. With names these alone are run, and
+their sections of the file are replaced: the others stay as they were measured.`,
+		Args: func(_ *cobra.Command, names []string) error {
+			for _, name := range names {
+				if _, err := lab.Lookup(name); err != nil {
+					return wrong(err)
+				}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, names []string) error {
 			if os.Geteuid() != 0 {
 				return cannot{errors.New("experiments make network namespaces and load BPF programs: run it with sudo")}
 			}
 			f := runFlags{quick: quick}
+			before := map[string]string{}
+			if len(names) > 0 {
+				b, err := os.ReadFile(out)
+				if err != nil {
+					return err
+				}
+				before = sections(string(b))
+			}
 			var page bytes.Buffer
 			fmt.Fprintf(&page, "# Results\n\nWritten by `make results` on %s. A claim that falls short is shown as such.\n", time.Now().Format(time.DateOnly))
 			failed := false
 			for _, x := range lab.Experiments() {
+				if len(names) > 0 && !slices.Contains(names, x.Name) {
+					page.WriteString(before[x.Name])
+					continue
+				}
 				r, err := lab.Execute(cmd.Context(), x, lab.Options{Size: f.size(), Seed: 1, Watch: &lab.Log{W: os.Stderr, Since: time.Now()}, Pictures: filepath.Dir(out)})
 				if err != nil {
 					return fmt.Errorf("%s: %w; nothing was written", x.Name, err)
@@ -53,6 +74,16 @@ func resultsCommand() *cobra.Command {
 	c.Flags().StringVar(&out, "out", "docs/RESULTS.md", "file to write")
 	c.Flags().BoolVar(&quick, "quick", false, "run each within 60 s")
 	return c
+}
+
+// sections are those of a page, each with its heading and the empty line before, by experiment.
+func sections(page string) map[string]string {
+	all := map[string]string{}
+	for _, s := range strings.Split(page, "\n## ")[1:] {
+		name, _, _ := strings.Cut(s, "\n")
+		all[name] = "\n## " + strings.TrimRight(s, "\n") + "\n"
+	}
+	return all
 }
 
 // writeResult writes one experiment as a section of Markdown.
