@@ -19,7 +19,7 @@
 //
 //	move:  0  1  kind of message (move.Kind)
 //	       1  1  from, and to: move.Role, 4 bits each
-//	       2  1  1: OK
+//	       2  1  1: OK; of Hold: packets wait at the source, and are not to be held
 //	       3  1  0
 //	       4  4  epoch
 //	       8  4  of Reclaimed and Revoked the move that the answer is about; of Known, Flipped and Reclaim the birth of the front

@@ -72,6 +72,16 @@ func TestSlowHold(t *testing.T) {
 		}
 	}
 	w.run()
+	w.toAndFro()
+	parked, returned := w.parked()
+	if parked < 20 || returned != parked {
+		t.Errorf("%d packets were parked, and %d sent back: want some of each move, each once", parked, returned)
+	}
+}
+
+// toAndFro moves a session ten times under a stream of which every byte is verified.
+func (w *world) toAndFro() {
+	w.t.Helper()
 	c := w.dial()
 	w.mustAsk(c, "hello")
 	c.said = make(chan []byte, 1024)
@@ -80,11 +90,7 @@ func TestSlowHold(t *testing.T) {
 		w.mustSend(c, 2-i%2)
 	}
 	if err := c.stop(); err != nil {
-		t.Fatal(err)
-	}
-	parked, returned := w.parked()
-	if parked < 20 || returned != parked {
-		t.Errorf("%d packets were parked, and %d sent back: want some of each move, each once", parked, returned)
+		w.t.Fatal(err)
 	}
 }
 
@@ -111,16 +117,7 @@ func TestParkedHere(t *testing.T) {
 		}
 	}
 	w.run()
-	c := w.dial()
-	w.mustAsk(c, "hello")
-	c.said = make(chan []byte, 1024)
-	c.stream(1000, time.Millisecond)
-	for i := range 10 {
-		w.mustSend(c, 2-i%2)
-	}
-	if err := c.stop(); err != nil {
-		t.Fatal(err)
-	}
+	w.toAndFro()
 	parked, returned := w.parked()
 	counts, err := w.front.Counts()
 	if err != nil {

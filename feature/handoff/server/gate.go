@@ -11,13 +11,11 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/repair"
@@ -157,36 +155,6 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	return g, nil
 }
 
-// parkName is the device of parked packets: one in a network namespace, as the gate.
-const parkName = "weir-park"
-
-// makePark makes it. It goes with this process, and packets that wait in it with it: clients send them again.
-func makePark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
-	for end := time.Now().Add(parkPatience); ; time.Sleep(parkPatience / 20) {
-		d, err = newPark(ns)
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
-			return d, err
-		}
-	}
-}
-
-// parkPatience is how long an agent waits for the device of the one before, which is about to end.
-const parkPatience = time.Second
-
-func newPark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
-	err = ns.Do(func() (err error) {
-		d, err = tap.New(parkName, false, func(from, to netip.AddrPort, proto uint8) (repair.Flow, bool) {
-			return repair.Flow{Local: to, Remote: from}, proto == unix.IPPROTO_TCP
-		})
-		if err == nil {
-			// It has no address, and says nothing by itself. Where that cannot be set, what it says is dropped.
-			_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+parkName+"/disable_ipv6", []byte("1"), 0)
-		}
-		return err
-	})
-	return d, err
-}
-
 // attach attaches the programs at each device. Links that it made are returned even if it fails.
 func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) (map[string]kernel.Link, error) {
 	links := map[string]kernel.Link{}
@@ -323,66 +291,6 @@ func swap(port uint16) uint16 {
 
 // shut lets nothing reach a session's socket, and nothing leave it.
 func (g *Gate) shut(f repair.Flow, e move.Epoch) error { return g.put(f, shut, e) }
-
-// park does so, and has the session's packets wait at this server until release.
-func (g *Gate) park(f repair.Flow, e move.Epoch) error {
-	if g.tap == nil {
-		return errNoPark
-	}
-	g.tap.Expect(f)
-	if err := g.put(f, park, e); err != nil {
-		g.tap.Forget(f)
-		return err
-	}
-	return nil
-}
-
-// parks says whether packets can wait here.
-func (g *Gate) parks() bool { return g.tap != nil }
-
-var errNoPark = errors.New("packets cannot be parked at this server")
-
-// release has the packets of a session that wait here go on, in the order in which they came, and from then on those that come:
-// shut sends them back to the front end, pass lets them to the socket. It is changed first: the front end may send here again what was
-// sent back to it.
-func (g *Gate) release(f repair.Flow, e move.Epoch, to uint32) error {
-	err := g.tap.LetGoAfter(f, func() error { return g.leave(f, e, to) })
-	if err != nil {
-		return fmt.Errorf("the gate for %s: %w", f, err)
-	}
-	return nil
-}
-
-// leave has a session whose packets wait be something else.
-func (g *Gate) leave(f repair.Flow, e move.Epoch, to uint32) error {
-	g.changing.Lock()
-	defer g.changing.Unlock()
-	var v gateGateEntry
-	if err := g.sessions.Lookup(gateKey(f), &v); err != nil || v.What != park || v.Epoch != uint32(e) {
-		return nil // of another move, or of none
-	}
-	v.What, v.Since = to, kernel.Monotonic() // the interface stays: some packets may be on their way to the device
-	return g.sessions.Update(gateKey(f), v, ebpf.UpdateExist)
-}
-
-// takeUp has packets of sessions wait no longer that an agent before us has had wait: it has lost those that waited.
-func (g *Gate) takeUp() error {
-	all, err := g.entries()
-	for _, e := range all {
-		if e.What == park {
-			err = errors.Join(err, g.leave(e.Flow, e.Epoch, shut))
-		}
-	}
-	return errors.Join(err, g.late())
-}
-
-// late sends back what was on its way to the device of parked packets when its session was released.
-func (g *Gate) late() error {
-	if g.tap == nil {
-		return nil
-	}
-	return g.tap.Collect()
-}
 
 // quiet has the kernel answer for a session neither with a reset nor with an end, until its socket has spoken.
 func (g *Gate) quiet(f repair.Flow, e move.Epoch) error { return g.put(f, quiet, e) }

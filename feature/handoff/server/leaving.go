@@ -298,27 +298,6 @@ func (a *Agent) dump(s *leaving) move.Do {
 	return s.src.Dumped()
 }
 
-// release has packets that wait here go to the session's socket, if it stays here, or back to the front end: it has them wait, or
-// passes them to whoever owns the session.
-func (a *Agent) release(s *leaving, stays bool) {
-	if !s.parked {
-		return
-	}
-	s.parked = false
-	to := uint32(shut)
-	if stays {
-		to = pass
-	}
-	if err := a.gate.release(s.flow, s.kept.Epoch, to); err != nil {
-		a.o.Log.Warn("a session's packets are lost: its client sends them again", "flow", s.flow, "reason", err)
-	}
-	time.AfterFunc(tick, func() {
-		if err := a.gate.late(); err != nil {
-			a.o.Log.Warn("packets are lost: their clients send them again", "reason", err)
-		}
-	})
-}
-
 func (s *leaving) pack(c carried, state *repair.State) ([]byte, error) {
 	b, err := state.MarshalBinary()
 	if err != nil {

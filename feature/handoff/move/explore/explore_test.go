@@ -6,8 +6,10 @@ import (
 	"testing"
 )
 
-func TestProtocol(t *testing.T) {
-	r, err := Run(t.Context(), Quick)
+// explored goes through every state within bounds, and fails for each in which something is wrong.
+func explored(t *testing.T, b Bounds) Result {
+	t.Helper()
+	r, err := Run(t.Context(), b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -15,6 +17,11 @@ func TestProtocol(t *testing.T) {
 	for _, v := range r.Violations {
 		t.Error(v)
 	}
+	return r
+}
+
+func TestProtocol(t *testing.T) {
+	r := explored(t, Quick)
 	if r.States < 10_000 {
 		t.Errorf("%d states: want at least 10,000", r.States)
 	}
@@ -27,40 +34,19 @@ func TestProtocol(t *testing.T) {
 
 // Two may be killed.
 func TestTwoKills(t *testing.T) {
-	r, err := Run(t.Context(), Bounds{Moves: 1, Packets: 1, Kills: 2, Timeouts: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%d states", r.States)
-	for _, v := range r.Violations {
-		t.Error(v)
-	}
+	explored(t, Bounds{Moves: 1, Packets: 1, Kills: 2, Timeouts: 1})
 }
 
 // The front end forgets a flow whose source remembers moves, and has others asked for.
 func TestForgets(t *testing.T) {
-	r, err := Run(t.Context(), Bounds{Moves: 2, Packets: 1, Kills: 1, Timeouts: 1, Forgets: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%d states, events %v", r.States, r.Events)
-	for _, v := range r.Violations {
-		t.Error(v)
-	}
+	explored(t, Bounds{Moves: 2, Packets: 1, Kills: 1, Timeouts: 1, Forgets: 1})
 }
 
 // Sources that wait for the front end, as they do where they know no birth.
 func TestWaits(t *testing.T) {
 	b := Quick
 	b.Waits = true
-	r, err := Run(t.Context(), b)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%d states, events %v", r.States, r.Events)
-	for _, v := range r.Violations {
-		t.Error(v)
-	}
+	r := explored(t, b)
 	if r.Events["ahead"] > 0 {
 		t.Errorf("%d went ahead", r.Events["ahead"])
 	}
@@ -70,14 +56,7 @@ func TestWaits(t *testing.T) {
 func TestParks(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		b := Bounds{Moves: 1, Packets: 2, Kills: 1, Timeouts: 1, Forgets: 1, Parks: true, Waits: waits}
-		r, err := Run(t.Context(), b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Logf("%d states, events %v", r.States, r.Events)
-		for _, v := range r.Violations {
-			t.Error(v)
-		}
+		explored(t, b)
 	}
 }
 

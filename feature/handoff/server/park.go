@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/tap"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// parkName is the device of parked packets: one in a network namespace, as the gate.
+const parkName = "weir-park"
+
+// makePark makes it. It goes with this process, and packets that wait in it with it: clients send them again.
+func makePark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
+	for end := time.Now().Add(parkPatience); ; time.Sleep(parkPatience / 20) {
+		d, err = newPark(ns)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			return d, err
+		}
+	}
+}
+
+// parkPatience is how long an agent waits for the device of the one before, which is about to end.
+const parkPatience = time.Second
+
+func newPark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
+	err = ns.Do(func() (err error) {
+		d, err = tap.New(parkName, false, func(from, to netip.AddrPort, proto uint8) (repair.Flow, bool) {
+			return repair.Flow{Local: to, Remote: from}, proto == unix.IPPROTO_TCP
+		})
+		if err == nil {
+			// It has no address, and says nothing by itself. Where that cannot be set, what it says is dropped.
+			_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+parkName+"/disable_ipv6", []byte("1"), 0)
+		}
+		return err
+	})
+	return d, err
+}
+
+// park lets nothing reach a session's socket, as shut, and has the session's packets wait at this server until release.
+func (g *Gate) park(f repair.Flow, e move.Epoch) error {
+	if g.tap == nil {
+		return errNoPark
+	}
+	g.tap.Expect(f)
+	if err := g.put(f, park, e); err != nil {
+		g.tap.Forget(f)
+		return err
+	}
+	return nil
+}
+
+// parks says whether packets can wait here.
+func (g *Gate) parks() bool { return g.tap != nil }
+
+var errNoPark = errors.New("packets cannot be parked at this server")
+
+// release has the packets of a session that wait here go on, in the order in which they came, and from then on those that come:
+// shut sends them back to the front end, pass lets them to the socket. It is changed first: the front end may send here again what was
+// sent back to it.
+func (g *Gate) release(f repair.Flow, e move.Epoch, to uint32) error {
+	err := g.tap.LetGoAfter(f, func() error { return g.leave(f, e, to) })
+	if err != nil {
+		return fmt.Errorf("the gate for %s: %w", f, err)
+	}
+	return nil
+}
+
+// leave has a session whose packets wait be something else.
+func (g *Gate) leave(f repair.Flow, e move.Epoch, to uint32) error {
+	g.changing.Lock()
+	defer g.changing.Unlock()
+	var v gateGateEntry
+	if err := g.sessions.Lookup(gateKey(f), &v); err != nil || v.What != park || v.Epoch != uint32(e) {
+		return nil // of another move, or of none
+	}
+	v.What, v.Since = to, kernel.Monotonic() // the interface stays: some packets may be on their way to the device
+	return g.sessions.Update(gateKey(f), v, ebpf.UpdateExist)
+}
+
+// takeUp has packets of sessions wait no longer that an agent before us has had wait: it has lost those that waited.
+func (g *Gate) takeUp() error {
+	all, err := g.entries()
+	for _, e := range all {
+		if e.What == park {
+			err = errors.Join(err, g.leave(e.Flow, e.Epoch, shut))
+		}
+	}
+	return errors.Join(err, g.late())
+}
+
+// late sends back what was on its way to the device of parked packets when its session was released.
+func (g *Gate) late() error {
+	if g.tap == nil {
+		return nil
+	}
+	return g.tap.Collect()
+}
+
+// release has packets that wait here go to the session's socket, if it stays here, or back to the front end: it has them wait, or
+// passes them to whoever owns the session.
+func (a *Agent) release(s *leaving, stays bool) {
+	if !s.parked {
+		return
+	}
+	s.parked = false
+	to := uint32(shut)
+	if stays {
+		to = pass
+	}
+	if err := a.gate.release(s.flow, s.kept.Epoch, to); err != nil {
+		a.o.Log.Warn("a session's packets are lost: its client sends them again", "flow", s.flow, "reason", err)
+	}
+	time.AfterFunc(tick, func() {
+		if err := a.gate.late(); err != nil {
+			a.o.Log.Warn("packets are lost: their clients send them again", "reason", err)
+		}
+	})
+}
