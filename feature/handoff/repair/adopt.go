@@ -11,8 +11,8 @@ import (
 // FD is the session's socket, for who keeps a duplicate of it beside.
 func (b *Built) FD() int { return b.fd }
 
-// Pending is what Start will send: what was not sent before, and with [RestoreOptions.Probe] the segment before it.
-func (b *Built) Pending() []byte { return b.state.Send[len(b.state.Send)-b.state.Unsent-b.again:] }
+// Pending is what Start will send for the first time.
+func (b *Built) Pending() []byte { return b.state.Send[len(b.state.Send)-b.state.Unsent:] }
 
 // Adopt takes over a socket that another process has built, and perhaps started: with it a session goes on whose builder
 // died between the two. Of s.Send only the unsent bytes count, those that are yet to be sent: all of it. The caller

@@ -14,10 +14,10 @@ import (
 
 // RestoreOptions say how a session is restored.
 type RestoreOptions struct {
-	// Probe has the session, when it starts, send again the last segment that was sent,
-	// if few are under way, and else one without data. The peer answers at once with what
+	// Probe has the session, when it starts, send again what the peer has not acknowledged,
+	// if that is a few segments, and else one without data. The peer answers at once with what
 	// it has. It heals a loss around the move in a round trip, for which the kernel alone
-	// takes seconds, and costs a segment and an answer.
+	// takes seconds, and costs those segments and an answer. It takes CAP_NET_RAW.
 	Probe bool
 }
 
@@ -32,7 +32,7 @@ type Built struct {
 	tcp   *net.TCPConn // from Start on
 	state *State
 	o     RestoreOptions
-	again int // how many bytes that were sent Start sends once more
+	tail  *tail // sends again what was sent; nil: there is nothing, or too much
 }
 
 // Restore is [Build] and [Built.Start].
@@ -72,7 +72,7 @@ func Build(s *State, o RestoreOptions) (_ *Built, err error) {
 	if err := setInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, repairOn); err != nil {
 		return nil, explainRepair(err)
 	}
-	for _, step := range []func() error{b.prepare, b.connect, b.agree, b.fillSendQueue, b.finish, b.secure} {
+	for _, step := range []func() error{b.prepare, b.connect, b.agree, b.fillSendQueue, b.finish, b.secure, b.openTail} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -87,6 +87,9 @@ func (b *Built) Close() error {
 	}
 	err := unix.Close(b.fd)
 	b.fd = -1
+	if b.tail != nil {
+		b.tail.close()
+	}
 	if b.tcp != nil {
 		err = errors.Join(err, b.tcp.Close())
 	}
@@ -165,11 +168,11 @@ func (b *Built) lockBuffers(rcv, snd bool) error {
 // numbers on that the session had.
 func (b *Built) connect() error {
 	s := b.state
-	local, err := b.sockaddr(s.Local)
+	local, err := sockaddr(b.fd, s, s.Local)
 	if err != nil {
 		return err
 	}
-	remote, err := b.sockaddr(s.Remote)
+	remote, err := sockaddr(b.fd, s, s.Remote)
 	if err != nil {
 		return err
 	}
@@ -204,16 +207,17 @@ func (b *Built) connect() error {
 	return nil
 }
 
-func (b *Built) sockaddr(a netip.AddrPort) (unix.Sockaddr, error) {
+// sockaddr is an end of a session, for its socket or another one of its network namespace.
+func sockaddr(fd int, s *State, a netip.AddrPort) (unix.Sockaddr, error) {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}, nil
 	}
 	sa := &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 	if a.Addr().IsLinkLocalUnicast() {
-		if b.state.Zone == "" { // so it is where only one end is link-local
+		if s.Zone == "" { // so it is where only one end is link-local
 			return nil, fmt.Errorf("the interface of %s is not known: set State.Zone to it", a.Addr())
 		}
-		index, err := deviceIndex(b.fd, b.state.Zone)
+		index, err := deviceIndex(fd, s.Zone)
 		if err != nil {
 			return nil, err
 		}
@@ -324,14 +328,14 @@ func (b *Built) begin(steps ...func() error) error {
 
 func (b *Built) start() error {
 	s, how := b.state, repairOffQuiet
-	if b.o.Probe && b.again == 0 {
+	if b.o.Probe && b.tail == nil {
 		how = repairOff
 	}
 	if err := thaw(b.fd, s.ReuseAddr, how); err != nil {
 		return err
 	}
-	if b.again > 0 {
-		if err := b.sendAgain(); err != nil {
+	if b.tail != nil && b.tail.send(b.fd, s) != nil { // a full queue, a firewall
+		if err := thaw(b.fd, s.ReuseAddr, repairOff); err != nil {
 			return err
 		}
 	}

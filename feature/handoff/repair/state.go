@@ -73,6 +73,9 @@ type Window struct {
 	RcvWup    uint32 // RcvNxt at the time when we said so
 }
 
+// free is how many bytes the peer may send from next on.
+func (w Window) free(next uint32) uint32 { return uint32(max(0, int32(w.RcvWup+w.RcvWnd-next))) }
+
 // Option is a socket option that moves with the session. The numbers are weir's own
 // ([State.Options] says why), so that a state can set nothing else.
 type Option struct {

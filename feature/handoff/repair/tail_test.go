@@ -9,8 +9,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/internal/nstest"
 )
 
 // What the old place sent last, and the network lost, the new place sends again by
@@ -18,15 +16,16 @@ import (
 // a cork would hold the last segment back; without, the kernel's first timeout of 3 s.
 func TestLostTail(t *testing.T) {
 	for _, tc := range []struct {
-		name          string
+		name, network string
 		bytes         int
 		nodelay, cork int
-	}{{"four segments", 5000, 1, 0}, {"Nagle", 5000, 0, 0}, {"a cork", 4000, 0, 1}, {"a part of one", 100, 0, 0}} {
+	}{{"four segments", "tcp4", 5000, 1, 0}, {"Nagle", "tcp4", 5000, 0, 0}, {"a cork", "tcp4", 4000, 0, 1}, {"a part of one", "tcp4", 100, 0, 0},
+		{"IPv6", "tcp6", 5000, 1, 0}, {"IPv4 on IPv6", "tcp", 5000, 1, 0}} {
 		t.Run(tc.name, func(t *testing.T) {
 			// The machine may stand still while a tail comes: the quickest of some counts.
 			took := time.Hour
 			for try := 0; try < 5 && took > 800*time.Millisecond; try++ {
-				took = lostTail(t, tc.bytes, tc.nodelay, tc.cork)
+				took = lostTail(t, tc.network, tc.bytes, tc.nodelay, tc.cork)
 				t.Logf("it came after %v", took)
 			}
 			if took > 800*time.Millisecond { // a timeout of the kernel's is 1 s or 3 s
@@ -37,16 +36,17 @@ func TestLostTail(t *testing.T) {
 }
 
 // lostTail moves a session of which the last bytes were lost, and says how long it takes until the client has them.
-func lostTail(t *testing.T, bytes, nodelay, cork int) (took time.Duration) {
+func lostTail(t *testing.T, network string, bytes, nodelay, cork int) (took time.Duration) {
 	t.Helper()
 	w := newWorld(t)
-	client, server := w.pair("tcp4", nil, nil)
+	client, server := w.pair(network, nil, nil)
 	chat(t, client, server)
 	eventually(t, "all is acknowledged", func() (all bool) {
 		in(t, server, func(fd int) { l, err := queueLengths(fd); all = err == nil && l.unacked == 0 })
 		return all
 	})
-	hole := &netlink.Route{Dst: &net.IPNet{IP: nstest.Side(0, 2)[0].Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_BLACKHOLE}
+	at := client.LocalAddr().(*net.TCPAddr).AddrPort().Addr()
+	hole := &netlink.Route{Dst: &net.IPNet{IP: at.AsSlice(), Mask: net.CIDRMask(at.BitLen(), at.BitLen())}, Type: unix.RTN_BLACKHOLE}
 	w.do(w.Router, func() error { return netlink.RouteAdd(hole) })
 	in(t, server, func(fd int) { ok(t, setInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, nodelay)) })
 	write(t, server, bytes, 0)
@@ -74,4 +74,48 @@ func lostTail(t *testing.T, bytes, nodelay, cork int) (took time.Duration) {
 	chat(t, client, c)
 	w.WantNoResets()
 	return took
+}
+
+// A front end may let packets go before the session is started. They acknowledge what was sent last, and the session takes them.
+func TestPacketsBeforeStart(t *testing.T) {
+	for _, tc := range []struct {
+		name, network string
+		bytes         int // that were sent last
+	}{{"a part of a segment", "tcp4", 100}, {"four segments", "tcp4", 5000}, {"IPv6", "tcp6", 5000}, {"IPv4 on IPv6", "tcp", 5000}, {"many", "tcp4", 50000}} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := newWorld(t)
+			client, server := w.pair(tc.network, nil, nil)
+			chat(t, client, server)
+			w.Hold()
+			write(t, server, tc.bytes, 0)
+			drain(t, client, tc.bytes)
+			const words, size = 5, 1000
+			for i := range words {
+				write(t, client, size, uint64(i*size))
+			}
+			s := w.dump(fresh{server})
+			if len(s.Send) != tc.bytes || len(s.Unread) != 0 {
+				t.Fatalf("%d bytes of %d are not acknowledged, %d were received: want all, and none", len(s.Send), tc.bytes, len(s.Unread))
+			}
+			w.Own(1 - w.Owner)
+			var b *Built
+			w.do(w.Servers[w.Owner], func() (err error) { b, err = Build(s, RestoreOptions{Probe: true}); return err })
+			defer b.Close()
+			w.Route(w.Owner)
+			if held := w.Release(); held < words {
+				t.Errorf("%d packets were held", held)
+			}
+			eventually(t, "the session has what was held", func() bool {
+				l, err := queueLengths(b.FD())
+				ok(t, err)
+				return l.unread == words*size && l.unacked == 0
+			})
+			c, err := b.Start()
+			ok(t, err)
+			defer c.Close()
+			drain(t, c, words*size)
+			chat(t, client, c)
+			w.WantNoResets()
+		})
+	}
 }
