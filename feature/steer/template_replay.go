@@ -188,6 +188,8 @@ func udpSocket(cookie uint64) *sockdiag.Socket {
 
 // send replays one session as it is now.
 func (t *templateScope) send(key templatesSession) error {
+	// To look for an interface may wait for whoever changes one. The exporter goes on meanwhile: what it sent last is read after that.
+	limit := t.inject.limit(t.store.heard(key).Ifindex)
 	t.mu.Lock()
 	s := t.book.sessions[key]
 	if s == nil {
@@ -195,7 +197,7 @@ func (t *templateScope) send(key templatesSession) error {
 		return nil // forgotten meanwhile
 	}
 	h := t.store.heard(key)
-	messages := s.replay(key, h, t.inject.limit(h.Ifindex))
+	messages := s.replay(key, h, limit)
 	t.mu.Unlock()
 	for _, m := range messages {
 		err := t.inject.send(exporterOf(key), collectorOf(key), h.Ifindex, m)
