@@ -74,8 +74,9 @@ func unword(w uint64) (f move.Flow, parked bool) {
 		Held: w&heldBit != 0, Epoch: move.Epoch(w >> epochAt)}, w&parkedBit != 0
 }
 
-func (k Key) raw() frontFrontFlowKey {
-	return frontFrontFlowKey{Client: k.Client.Addr().As16(), Port: swap(k.Client.Port()), Service: uint16(k.Service)}
+// raw points to the data path's form: package ebpf copies what a pointer leads to, and reflects on what is a value.
+func (k Key) raw() *frontFrontFlowKey {
+	return &frontFrontFlowKey{Client: k.Client.Addr().As16(), Port: swap(k.Client.Port()), Service: uint16(k.Service)}
 }
 
 func keyOf(r frontFrontFlowKey) Key {
@@ -132,7 +133,7 @@ func (f *Front) change(k Key, until, seen uint64, change func(*Flow)) (Flow, err
 		}
 		fl := flowOf(v)
 		change(&fl)
-		switch done, err := f.exchange(frontFrontChangeArgs{Key: k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Parked), Until: until, Life: fl.Life, Seen: seen}, k); {
+		switch done, err := f.exchange(frontFrontChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Parked), Until: until, Life: fl.Life, Seen: seen}, k); {
 		case err != nil:
 			return fl, err
 		case done:
@@ -174,7 +175,7 @@ func (f *Front) Learn(k Key, owner move.Host, epoch move.Epoch) error {
 
 func (f *Front) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
 	v := frontFrontFlow{Word: word(fl, false), Seen: seen, Flags: flags, Birth: rand.Uint32() | 1}
-	if err := f.maps.FrontFlows.Update(k.raw(), v, ebpf.UpdateNoExist); err != nil {
+	if err := f.maps.FrontFlows.Update(k.raw(), &v, ebpf.UpdateNoExist); err != nil {
 		return fmt.Errorf("learning the flow of %s: %w", k.Client, err)
 	}
 	return nil

@@ -54,5 +54,5 @@
 // more: the kernel has no way to mark a FIN as received. Reads give EOF as before; after
 // its close it waits in FIN_WAIT2 for tcp_fin_timeout (60 s), which nobody sees.
 //
-// It needs CAP_NET_ADMIN over the network namespace, at both ends.
+// It needs CAP_NET_ADMIN over the network namespace, at both ends, and CAP_NET_RAW for [RestoreOptions.Probe].
 package repair

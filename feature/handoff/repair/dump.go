@@ -36,13 +36,13 @@ type Prepared struct {
 // Prepare refuses what cannot be moved, with the errors of [Dump], and reads what stays; it changes nothing. What is prepared is
 // for one dump of the same socket, soon: an option that is set in between is lost.
 func Prepare(fd int, o DumpOptions) (*Prepared, error) {
-	flow, tls, err := admit(fd, o)
-	p := &Prepared{flow: flow, tls: tls}
+	s, tls, err := admit(fd, o)
+	p := &Prepared{flow: s.Flow(), tls: tls, state: s}
 	if err == nil {
 		err = p.state.readStays(fd)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("dump %s: %w", flow, err)
+		return nil, fmt.Errorf("dump %s: %w", p.flow, err)
 	}
 	return p, nil
 }
@@ -144,45 +144,43 @@ func limitOf(o DumpOptions) int {
 	return o.Limit
 }
 
-// admit refuses what cannot be moved, and changes nothing. It says whether the session has kTLS.
-func admit(fd int, o DumpOptions) (flow Flow, tls bool, err error) {
+// admit refuses what cannot be moved, and changes nothing. It reads the session's addresses, and whether it has kTLS.
+func admit(fd int, o DumpOptions) (s State, tls bool, err error) {
 	if p, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil {
-		return flow, tls, fmt.Errorf("SO_PROTOCOL: %w", err)
+		return s, tls, fmt.Errorf("SO_PROTOCOL: %w", err)
 	} else if p == protocolMPTCP {
-		return flow, tls, ErrMPTCP
+		return s, tls, ErrMPTCP
 	} else if p != unix.IPPROTO_TCP {
-		return flow, tls, fmt.Errorf("%w: its protocol is number %d, not TCP", ErrState, p)
+		return s, tls, fmt.Errorf("%w: its protocol is number %d, not TCP", ErrState, p)
 	}
 	i, err := tcpInfo(fd)
 	if err != nil {
-		return flow, tls, err
+		return s, tls, err
 	}
 	if !movable(i.State) {
-		return flow, tls, fmt.Errorf("%w: %s", ErrState, stateName(i.State))
+		return s, tls, fmt.Errorf("%w: %s", ErrState, stateName(i.State))
 	}
-	s := &State{}
 	if err := s.readAddresses(fd); err != nil {
-		return flow, tls, err
+		return s, tls, err
 	}
-	flow = s.Flow()
 	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP); err == nil && name != "" && name != "tls" {
-		return flow, tls, fmt.Errorf("%w: it is %s", ErrULP, name)
+		return s, tls, fmt.Errorf("%w: it is %s", ErrULP, name)
 	} else if err == nil {
 		tls = name == "tls"
 	}
 	// The kernel says ENOENT where no key was ever set.
 	var ao [64]byte
 	if err := getTCP(fd, tcpAOInfo, &ao); err == nil {
-		return flow, tls, ErrAO
+		return s, tls, ErrAO
 	}
 	if off, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soPeekOff); err == nil && off >= 0 {
-		return flow, tls, ErrPeekOff
+		return s, tls, ErrPeekOff
 	}
 	l, err := queueLengths(fd)
 	if err == nil {
 		err = tooLarge(l.unread+l.unacked, limitOf(o))
 	}
-	return flow, tls, err
+	return s, tls, err
 }
 
 func tooLarge(n, limit int) error {

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readStays reads what does not change while nobody but the kernel has to do with the socket.
+// readStays reads what else than the addresses does not change while nobody but the kernel has to do with the socket.
 func (s *State) readStays(fd int) error {
 	reuse, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR) // repair overwrites it, on the way in and on the way out
 	if err != nil {
 		return fmt.Errorf("read SO_REUSEADDR: %w", err)
 	}
 	s.ReuseAddr = reuse != 0
-	for _, step := range []func(int) error{s.readAddresses, s.readOptions, s.readSocket} {
+	for _, step := range []func(int) error{s.readOptions, s.readSocket} {
 		if err := step(fd); err != nil {
 			return err
 		}

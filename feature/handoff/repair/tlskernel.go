@@ -36,12 +36,15 @@ const DefaultQuiet = 20 * time.Millisecond
 // before he calls [Dump], which looks again. It returns at once for other sessions, and for one that Dump would refuse
 // for another reason.
 func Settle(fd int, o DumpOptions) error {
-	flow, tls, err := admit(fd, o)
+	if name, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_ULP); err != nil || name != "tls" {
+		return nil
+	}
+	s, tls, err := admit(fd, o)
 	if err != nil || !tls {
 		return nil
 	}
 	if err := settle(fd, o); err != nil {
-		return fmt.Errorf("dump %s: %w", flow, err)
+		return fmt.Errorf("dump %s: %w", s.Flow(), err)
 	}
 	return nil
 }

@@ -280,8 +280,10 @@ func (g *Gate) Close() {
 	}
 }
 
-func gateKey(f repair.Flow) gateGateKey {
-	return gateGateKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
+// gateKey points to the key: package ebpf copies what a pointer leads to, and reflects on what is a value, which takes longer than the
+// kernel does.
+func gateKey(f repair.Flow) *gateGateKey {
+	return &gateGateKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
 }
 
 // swap turns a port into network byte order, or back.
@@ -299,7 +301,7 @@ func (g *Gate) put(f repair.Flow, what uint32, e move.Epoch) error {
 	g.changing.Lock()
 	defer g.changing.Unlock()
 	v := gateGateEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e), Ifindex: uint32(g.device)}
-	if err := g.sessions.Put(gateKey(f), v); err != nil {
+	if err := g.sessions.Put(gateKey(f), &v); err != nil {
 		return fmt.Errorf("the gate for %s: %w", f, err)
 	}
 	return nil

@@ -87,7 +87,7 @@ func (g *Gate) leave(f repair.Flow, e move.Epoch, to uint32) error {
 		return nil // of another move, or of none
 	}
 	v.What, v.Since = to, kernel.Monotonic() // the interface stays: some packets may be on their way to the device
-	return g.sessions.Update(gateKey(f), v, ebpf.UpdateExist)
+	return g.sessions.Update(gateKey(f), &v, ebpf.UpdateExist)
 }
 
 // takeUp has packets of sessions wait no longer that an agent before us has had wait: it has lost those that waited.

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"sync"
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/peer"
@@ -14,13 +15,21 @@ type workers struct {
 	next chan func()   // to whoever waits
 	stay chan struct{} // a place for each of those who may wait
 	done <-chan struct{}
+
+	mu      sync.Mutex
+	turns   map[*turn]bool // frames that are dealt with where they were read; true: looked at once
+	looking bool
+	quiet   int // looks since a frame came
 }
+
+// turn is one of those.
+type turn struct{ read func() } // goes on reading
 
 // mostWaiting is how many goroutines wait for work.
 const mostWaiting = 16
 
 func newWorkers(done <-chan struct{}) *workers {
-	return &workers{next: make(chan func()), stay: make(chan struct{}, mostWaiting), done: done}
+	return &workers{next: make(chan func()), stay: make(chan struct{}, mostWaiting), done: done, turns: map[*turn]bool{}}
 }
 
 // run has f run beside the caller.
@@ -54,8 +63,52 @@ func (w *workers) wait() (f func()) {
 	return f
 }
 
-// soon is how long what has come may keep the next from being read.
-const soon = 2 * time.Millisecond
+// soon is for how long at least, and twice that at most, what has come may keep the next from being read.
+const soon = 25 * time.Millisecond
+
+// quietLooks is after how many looks at nothing there is none any more until a frame comes.
+const quietLooks = 4
+
+// begin says that a frame is dealt with where it was read. There is no timer for each: one that is due before all others wakes a
+// thread, on the CPU that is needed for what the frame asks for.
+func (w *workers) begin(read func()) *turn {
+	t := &turn{read}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.turns[t], w.quiet = false, 0
+	if !w.looking {
+		w.looking = true
+		time.AfterFunc(soon, w.look)
+	}
+	return t
+}
+
+// end says that it has been, and returns false if another goroutine reads now.
+func (w *workers) end(t *turn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, mine := w.turns[t]
+	delete(w.turns, t)
+	return mine
+}
+
+// look has others go on reading where a frame takes long.
+func (w *workers) look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for t, before := range w.turns {
+		if before {
+			delete(w.turns, t)
+			go t.read()
+		} else {
+			w.turns[t] = true
+		}
+	}
+	w.quiet++
+	if w.looking = w.quiet <= quietLooks || len(w.turns) > 0; w.looking {
+		time.AfterFunc(soon, w.look)
+	}
+}
 
 // hear has do deal with whatever comes by a connection, until that has ended. A frame that comes alone is dealt with where it was
 // read: to wake another goroutine's thread takes some 50 us of a time in which a session stands still. Of several each is dealt
@@ -74,10 +127,10 @@ func (w *workers) hear(c *peer.Conn, do func(peer.Frame)) {
 				w.run(func() { do(f) })
 				continue
 			}
-			relief := time.AfterFunc(soon, read)
+			t := w.begin(read)
 			do(f)
-			if !relief.Stop() {
-				return // it reads now
+			if !w.end(t) {
+				return
 			}
 		}
 	}
