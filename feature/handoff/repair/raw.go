@@ -44,6 +44,8 @@ func Needs() []kernel.Need {
 			Remedy: "run it as root or with CAP_NET_ADMIN over the network namespace", Probe: probeRepair},
 		{Name: "SO_BUF_LOCK", Since: "5.14", Optional: true, Remedy: "run a newer kernel", Probe: probeBufLock,
 			For: "let the buffers of sessions that were moved go on growing by themselves; without it they keep the size that they had"},
+		{Name: "raw sockets", Since: "4.19", Optional: true, Remedy: "run it as root or with CAP_NET_RAW over the network namespace", Probe: probeRaw,
+			For: "send what a session has sent last once more where it has moved to; without it what was lost just then comes after some seconds"},
 		{Name: "kTLS", Since: "6.0", Optional: true, Remedy: "modprobe tls, or run a kernel with CONFIG_TLS", Probe: probeTLS,
 			For: "move sessions whose TLS is the kernel's; without it this host neither has nor takes any"},
 	}
@@ -63,6 +65,14 @@ func probeBufLock() error {
 		_, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, soBufLock)
 		return err
 	})
+}
+
+func probeRaw() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err
 }
 
 // probeTLS asks a socket that has no connection: the kernel refuses that, if it has kTLS.

@@ -4,6 +4,8 @@ package repair
 
 import (
 	"net"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,12 +22,12 @@ func TestLostTail(t *testing.T) {
 		bytes         int
 		nodelay, cork int
 	}{{"four segments", "tcp4", 5000, 1, 0}, {"Nagle", "tcp4", 5000, 0, 0}, {"a cork", "tcp4", 4000, 0, 1}, {"a part of one", "tcp4", 100, 0, 0},
-		{"IPv6", "tcp6", 5000, 1, 0}, {"IPv4 on IPv6", "tcp", 5000, 1, 0}} {
+		{"IPv6", "tcp6", 5000, 1, 0}, {"IPv4 on IPv6", "tcp", 5000, 1, 0}, {noTimestamps, "tcp4", 5000, 1, 0}} {
 		t.Run(tc.name, func(t *testing.T) {
 			// The machine may stand still while a tail comes: the quickest of some counts.
 			took := time.Hour
 			for try := 0; try < 5 && took > 800*time.Millisecond; try++ {
-				took = lostTail(t, tc.network, tc.bytes, tc.nodelay, tc.cork)
+				took = lostTail(t, tc.network, tc.name == noTimestamps, tc.bytes, tc.nodelay, tc.cork)
 				t.Logf("it came after %v", took)
 			}
 			if took > 800*time.Millisecond { // a timeout of the kernel's is 1 s or 3 s
@@ -35,10 +37,15 @@ func TestLostTail(t *testing.T) {
 	}
 }
 
+const noTimestamps = "no timestamps"
+
 // lostTail moves a session of which the last bytes were lost, and says how long it takes until the client has them.
-func lostTail(t *testing.T, network string, bytes, nodelay, cork int) (took time.Duration) {
+func lostTail(t *testing.T, network string, plain bool, bytes, nodelay, cork int) (took time.Duration) {
 	t.Helper()
 	w := newWorld(t)
+	if plain {
+		w.do(w.Client, func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_timestamps", []byte("0"), 0) })
+	}
 	client, server := w.pair(network, nil, nil)
 	chat(t, client, server)
 	eventually(t, "all is acknowledged", func() (all bool) {
@@ -53,8 +60,8 @@ func lostTail(t *testing.T, network string, bytes, nodelay, cork int) (took time
 	in(t, server, func(fd int) { ok(t, setInt(fd, unix.IPPROTO_TCP, unix.TCP_CORK, cork)) })
 	s := w.dump(fresh{server})
 	w.do(w.Router, func() error { return netlink.RouteDel(hole) })
-	if len(s.Send) != bytes {
-		t.Errorf("%d bytes to be sent", len(s.Send))
+	if len(s.Send) != bytes || s.Timestamps == plain {
+		t.Errorf("%d bytes to be sent, timestamps: %v", len(s.Send), s.Timestamps)
 	}
 	begin := time.Now()
 	w.Own(1 - w.Owner)
@@ -118,4 +125,56 @@ func TestPacketsBeforeStart(t *testing.T) {
 			w.WantNoResets()
 		})
 	}
+}
+
+// Without the right to a raw socket a session goes on, and what it lacks is told. Nor does it end where the segments do not get
+// out.
+func TestTailIsNotSent(t *testing.T) {
+	for name, rights := range map[string]bool{"no CAP_NET_RAW": false, "not out": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			client, server := w.pair("tcp4", nil, nil)
+			chat(t, client, server)
+			w.Hold()
+			write(t, server, 100, 0)
+			drain(t, client, 100)
+			s := w.dump(fresh{server})
+			w.Own(1 - w.Owner)
+			var b *Built
+			w.do(w.Servers[w.Owner], func() (err error) {
+				if !rights {
+					defer dropRaw(t)()
+				}
+				b, err = Build(s, RestoreOptions{Probe: true})
+				return err
+			})
+			defer b.Close()
+			if told := strings.Contains(strings.Join(b.Lost, "; "), "CAP_NET_RAW"); told == rights {
+				t.Errorf("with the right to raw sockets: %v; lost: %q", rights, b.Lost)
+			}
+			if rights {
+				b.tail.close()
+				b.tail.fd = -1 // one that does not get its packets out
+			}
+			w.Route(w.Owner)
+			c, err := b.Start()
+			ok(t, err)
+			defer c.Close()
+			w.Release()
+			chat(t, client, c)
+			w.WantNoResets()
+		})
+	}
+}
+
+// dropRaw takes CAP_NET_RAW from the calling thread until what it returns is called.
+func dropRaw(t *testing.T) (back func()) {
+	t.Helper()
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var was [2]unix.CapUserData
+	ok(t, unix.Capget(&head, &was[0]))
+	now := was
+	now[0].Effective &^= 1 << unix.CAP_NET_RAW
+	ok(t, unix.Capset(&head, &now[0]))
+	return func() { ok(t, unix.Capset(&head, &was[0])) }
 }
