@@ -74,7 +74,7 @@ func unword(w uint64) (f move.Flow, parked bool) {
 		Held: w&heldBit != 0, Epoch: move.Epoch(w >> epochAt)}, w&parkedBit != 0
 }
 
-// raw points to the data path's form: package ebpf copies what a pointer leads to, and reflects on what is a value.
+// raw points to the data path's form: package ebpf takes what a pointer leads to as it is, and reflects on a value.
 func (k Key) raw() *frontFrontFlowKey {
 	return &frontFrontFlowKey{Client: k.Client.Addr().As16(), Port: swap(k.Client.Port()), Service: uint16(k.Service)}
 }

@@ -22,7 +22,9 @@ type RestoreOptions struct {
 }
 
 // Built is a session that is complete, and still frozen: nothing has left it, and its
-// end ([Built.Close]) is silent.
+// end ([Built.Close]) is silent. After a second or so, and then at growing intervals, the kernel sends
+// the first segment that is not acknowledged again, frozen or not: whoever owns the session elsewhere must not be
+// disturbed by that.
 type Built struct {
 	// Lost tells in a sentence each what the session goes on without, since this
 	// kernel does not have it: a congestion control, a socket option.
@@ -32,7 +34,7 @@ type Built struct {
 	tcp   *net.TCPConn // from Start on
 	state *State
 	o     RestoreOptions
-	tail  *tail // sends again what was sent; nil: there is nothing, or too much
+	tail  *tail // sends again what was sent; nil: there is nothing, too much, or no way
 }
 
 // Restore is [Build] and [Built.Start].
@@ -334,7 +336,7 @@ func (b *Built) start() error {
 	if err := thaw(b.fd, s.ReuseAddr, how); err != nil {
 		return err
 	}
-	if b.tail != nil && b.tail.send(b.fd, s) != nil { // a full queue, a firewall
+	if b.tail != nil && b.tail.send(b.fd, s) != nil { // a full queue, a firewall, a path that takes less
 		if err := thaw(b.fd, s.ReuseAddr, repairOff); err != nil {
 			return err
 		}

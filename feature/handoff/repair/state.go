@@ -73,9 +73,6 @@ type Window struct {
 	RcvWup    uint32 // RcvNxt at the time when we said so
 }
 
-// free is how many bytes the peer may send from next on.
-func (w Window) free(next uint32) uint32 { return uint32(max(0, int32(w.RcvWup+w.RcvWnd-next))) }
-
 // Option is a socket option that moves with the session. The numbers are weir's own
 // ([State.Options] says why), so that a state can set nothing else.
 type Option struct {
@@ -137,6 +134,13 @@ func (s *State) Flow() Flow {
 		return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 	}
 	return Flow{unmap(s.Local), unmap(s.Remote)}
+}
+
+// announced is the window that the session announces, as it stands in a header: rounded up, so that nothing is taken back
+// (tcp_select_window, net/ipv4/tcp_output.c).
+func (s *State) announced() uint16 {
+	free := uint64(max(0, int32(s.Window.RcvWup+s.Window.RcvWnd-s.RcvNxt)))
+	return uint16(min((free+1<<s.RcvScale-1)>>s.RcvScale, 1<<16-1))
 }
 
 // maxScale is RFC 7323's limit.

@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
+	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,7 +30,9 @@ type tail struct {
 // mostTail is how many segments are sent again. Of a session that has more under way the peer is asked what it has.
 const mostTail = 8
 
-// openTail prepares that, where there is something to send again. Without it the peer is asked what it has.
+// openTail prepares that, where there is something to send again. Without it the peer is asked what it has. So it is where packets
+// may be encrypted on their way out (IPsec): the kernel finds a raw socket's policy without the ports, and before Linux 6.4 without
+// the protocol, and what a policy would have encrypted must not leave in clear.
 func (b *Built) openTail() error {
 	s := b.state
 	sent := len(s.Send) - s.Unsent
@@ -38,25 +43,26 @@ func (b *Built) openTail() error {
 	if err != nil {
 		return err
 	}
-	if sent > mostTail*int(i.SndMSS) {
+	size := int(i.SndMSS)
+	if s.Timestamps { // the kernel counts them in only once it sends, where new connections here would have none
+		size = min(size, int(s.MSS)-12)
+	}
+	if size <= 0 || sent > mostTail*size || policed(b.fd) {
 		return nil
 	}
-	t, err := newTail(b.fd, s, int(i.SndMSS))
-	if errors.Is(err, unix.EPERM) {
-		b.Lost = append(b.Lost, "what was sent last: should it be lost, the peer has it after the kernel's timeout of some seconds (a raw socket takes CAP_NET_RAW)")
-	} else if err != nil {
-		return fmt.Errorf("a raw socket, to send again what was sent last: %w", err)
+	b.tail, err = newTail(b.fd, s, size)
+	if err != nil { // a session without it beats none
+		b.Lost = append(b.Lost, fmt.Sprintf("what was sent last is not sent again, and may come after some seconds should it be lost: a raw socket (which takes CAP_NET_RAW): %v", err))
 	}
-	b.tail = t
 	return nil
 }
 
 // newTail opens a raw socket whose packets go the way of the session's.
 func newTail(session int, s *State, size int) (_ *tail, err error) {
 	f := s.Flow()
-	domain, level, tos, ttl := unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, unix.IPV6_UNICAST_HOPS
+	domain, level, tos, ttl, recvErr := unix.AF_INET6, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, unix.IPV6_UNICAST_HOPS, unix.IPV6_RECVERR
 	if f.Local.Addr().Is4() {
-		domain, level, tos, ttl = unix.AF_INET, unix.IPPROTO_IP, unix.IP_TOS, unix.IP_TTL
+		domain, level, tos, ttl, recvErr = unix.AF_INET, unix.IPPROTO_IP, unix.IP_TOS, unix.IP_TTL, unix.IP_RECVERR
 	}
 	t := &tail{size: size}
 	// Of this protocol a socket takes packets with their headers, and receives none.
@@ -98,8 +104,48 @@ func newTail(session int, s *State, size int) (_ *tail, err error) {
 	if err == nil {
 		err = unix.Bind(t.fd, from)
 	}
-	return t, err
+	if errors.Is(err, unix.EADDRNOTAVAIL) { // IP_TRANSPARENT, IP_FREEBIND: the headers have it all the same
+		err = nil
+	}
+	if err == nil { // a queue that is full is an error then
+		err = setInt(t.fd, level, recvErr, 1)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }
+
+// policed says whether the network namespace of a socket, which is the calling thread's, has policies of IPsec. It is looked at once
+// a second.
+func policed(fd int) bool {
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	known := err == nil // Linux 5.14
+	policies.Lock()
+	defer policies.Unlock()
+	if p, ok := policies.of[cookie]; ok && known && time.Since(p.at) < time.Second {
+		return p.any
+	}
+	all, err := netlink.XfrmPolicyList(netlink.FAMILY_ALL)
+	some := len(all) > 0 || err != nil && !errors.Is(err, unix.EPROTONOSUPPORT) // a kernel without IPsec
+	if known {
+		if len(policies.of) >= 16 {
+			clear(policies.of)
+		}
+		policies.of[cookie] = policy{some, time.Now()}
+	}
+	return some
+}
+
+type policy struct {
+	any bool
+	at  time.Time
+}
+
+var policies = struct {
+	sync.Mutex
+	of map[uint64]policy // by the cookie of a network namespace
+}{of: map[uint64]policy{}}
 
 func (t *tail) close() { unix.Close(t.fd) }
 
@@ -107,7 +153,7 @@ func (t *tail) close() { unix.Close(t.fd) }
 func (t *tail) send(session int, s *State) error {
 	f := s.Flow()
 	tcp := layers.TCP{SrcPort: layers.TCPPort(f.Local.Port()), DstPort: layers.TCPPort(f.Remote.Port()), Seq: s.SndUna, Ack: s.RcvNxt,
-		ACK: true, PSH: true, Window: uint16(min(s.Window.free(s.RcvNxt)>>s.RcvScale, 1<<16-1))}
+		ACK: true, PSH: true, Window: s.announced()}
 	if s.Timestamps {
 		var now uint32
 		if err := getTCP(session, unix.TCP_TIMESTAMP, &now); err != nil {

@@ -3,8 +3,11 @@
 package repair
 
 import (
+	"errors"
 	"net"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -88,7 +91,7 @@ func TestPacketsBeforeStart(t *testing.T) {
 	for _, tc := range []struct {
 		name, network string
 		bytes         int // that were sent last
-	}{{"a part of a segment", "tcp4", 100}, {"four segments", "tcp4", 5000}, {"IPv6", "tcp6", 5000}, {"IPv4 on IPv6", "tcp", 5000}, {"many", "tcp4", 50000}} {
+	}{{"a part of a segment", "tcp4", 100}, {"four segments", "tcp4", 5000}, {"IPv6", "tcp6", 5000}, {"IPv4 on IPv6", "tcp", 5000}, {"more than are sent again", "tcp4", 13000}} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t)
 			client, server := w.pair(tc.network, nil, nil)
@@ -127,44 +130,85 @@ func TestPacketsBeforeStart(t *testing.T) {
 	}
 }
 
-// Without the right to a raw socket a session goes on, and what it lacks is told. Nor does it end where the segments do not get
-// out.
+// Where nothing is sent again the peer is asked what it has: without the right to a raw socket, which is told, where IPsec may
+// encrypt what leaves, where more is under way, and where the segments do not get out.
 func TestTailIsNotSent(t *testing.T) {
-	for name, rights := range map[string]bool{"no CAP_NET_RAW": false, "not out": true} {
-		t.Run(name, func(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		bytes int
+		raw   bool // a raw socket is made
+		lost  bool // what is missing is told
+	}{{"no right", 100, false, true}, {"IPsec", 100, false, false}, {"more", 13000, false, false}, {"no way out", 100, true, false}} {
+		t.Run(tc.name, func(t *testing.T) {
 			w := newWorld(t)
 			client, server := w.pair("tcp4", nil, nil)
 			chat(t, client, server)
 			w.Hold()
-			write(t, server, 100, 0)
-			drain(t, client, 100)
+			write(t, server, tc.bytes, 0)
+			drain(t, client, tc.bytes)
 			s := w.dump(fresh{server})
 			w.Own(1 - w.Owner)
 			var b *Built
+			lacks := false
 			w.do(w.Servers[w.Owner], func() (err error) {
-				if !rights {
+				switch tc.name {
+				case "no right":
 					defer dropRaw(t)()
+				case "IPsec":
+					err = netlink.XfrmPolicyAdd(&netlink.XfrmPolicy{Src: &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(32, 32)},
+						Dst: &net.IPNet{IP: net.IPv4(192, 0, 2, 2), Mask: net.CIDRMask(32, 32)}, Dir: netlink.XFRM_DIR_OUT})
+					if lacks = errors.Is(err, unix.EPROTONOSUPPORT); lacks {
+						return nil
+					} else if err != nil {
+						return err
+					}
 				}
 				b, err = Build(s, RestoreOptions{Probe: true})
 				return err
 			})
+			if lacks {
+				t.Skip("need: kernel with IPsec (CONFIG_XFRM_USER)")
+			}
 			defer b.Close()
-			if told := strings.Contains(strings.Join(b.Lost, "; "), "CAP_NET_RAW"); told == rights {
-				t.Errorf("with the right to raw sockets: %v; lost: %q", rights, b.Lost)
+			if told := strings.Contains(strings.Join(b.Lost, "; "), "CAP_NET_RAW"); told != tc.lost || (b.tail != nil) != tc.raw {
+				t.Fatalf("there is a raw socket: %v; lost: %q", b.tail != nil, b.Lost)
 			}
-			if rights {
+			if tc.raw {
 				b.tail.close()
-				b.tail.fd = -1 // one that does not get its packets out
+				b.tail.fd = -1
 			}
+			asked := probes(t, w)
 			w.Route(w.Owner)
 			c, err := b.Start()
 			ok(t, err)
 			defer c.Close()
+			if n := asked(); n != 1 {
+				t.Errorf("%d probes, want 1", n)
+			}
 			w.Release()
 			chat(t, client, c)
 			w.WantNoResets()
 		})
 	}
+}
+
+// probes counts what the new place has asked its peer from now on.
+func probes(t *testing.T, w *world) func() int {
+	t.Helper()
+	read := func() (n int) {
+		w.do(w.Servers[w.Owner], func() error {
+			b, err := os.ReadFile("/proc/thread-self/net/netstat")
+			lines := strings.Split(string(b), "\n") // names, and below them numbers
+			i := slices.Index(strings.Fields(lines[0]), "TCPWinProbe")
+			if err == nil {
+				n, err = strconv.Atoi(strings.Fields(lines[1])[i])
+			}
+			return err
+		})
+		return n
+	}
+	before := read()
+	return func() int { return read() - before }
 }
 
 // dropRaw takes CAP_NET_RAW from the calling thread until what it returns is called.

@@ -280,7 +280,7 @@ func (g *Gate) Close() {
 	}
 }
 
-// gateKey points to the key: package ebpf copies what a pointer leads to, and reflects on what is a value, which takes longer than the
+// gateKey points to the key: package ebpf takes what a pointer leads to as it is, and reflects on a value, which takes as long as the
 // kernel does.
 func gateKey(f repair.Flow) *gateGateKey {
 	return &gateGateKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}

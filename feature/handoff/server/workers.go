@@ -64,10 +64,10 @@ func (w *workers) wait() (f func()) {
 }
 
 // soon is for how long at least, and twice that at most, what has come may keep the next from being read.
-const soon = 25 * time.Millisecond
+const soon = 10 * time.Millisecond
 
 // quietLooks is after how many looks at nothing there is none any more until a frame comes.
-const quietLooks = 4
+const quietLooks = 10
 
 // begin says that a frame is dealt with where it was read. There is no timer for each: one that is due before all others wakes a
 // thread, on the CPU that is needed for what the frame asks for.
@@ -112,7 +112,7 @@ func (w *workers) look() {
 
 // hear has do deal with whatever comes by a connection, until that has ended. A frame that comes alone is dealt with where it was
 // read: to wake another goroutine's thread takes some 50 us of a time in which a session stands still. Of several each is dealt
-// with by itself, and whoever takes long leaves the reading to another.
+// with by itself, as is a large one, and whoever takes long leaves the reading to another.
 func (w *workers) hear(c *peer.Conn, do func(peer.Frame)) {
 	ended := make(chan struct{})
 	var read func()
@@ -123,7 +123,7 @@ func (w *workers) hear(c *peer.Conn, do func(peer.Frame)) {
 				close(ended)
 				return
 			}
-			if c.More() {
+			if len(f.Session) > mostAtOnce || c.More() {
 				w.run(func() { do(f) })
 				continue
 			}
