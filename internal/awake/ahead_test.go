@@ -17,12 +17,19 @@ import (
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-const aheadChild = "WEIR_AWAKE_AHEAD"
+// aheadChild makes of the test's program one that is ahead, and does what it says.
+const (
+	aheadChild = "WEIR_AWAKE_AHEAD"
+	plain      = "1"
+)
 
 func TestMain(m *testing.M) {
 	if os.Getenv(aheadChild) != "" {
 		Ahead()
 		os.Stdout.WriteString("ready\n")
+		if os.Getenv(aheadChild) != plain {
+			go keepFirst(os.Getenv(aheadChild))
+		}
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}
@@ -34,7 +41,7 @@ func TestAhead(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, was := range []int{0, 5} {
 		c := exec.Command("nice", "-n", strconv.Itoa(was), os.Args[0])
-		c.Env = append(os.Environ(), aheadChild+"=1")
+		c.Env = append(os.Environ(), aheadChild+"="+plain)
 		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		in, err := c.StdinPipe()
 		if err != nil {

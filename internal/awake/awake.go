@@ -23,42 +23,56 @@ const Moment = 100 * time.Millisecond
 var wish struct {
 	sync.Mutex
 	until time.Time
-	open  *os.File
+	is    bool
+	open  *os.File // nil: there is no such device, or it is not ours to open
 }
 
-// For keeps the CPUs, and Go's monitor, awake for d from now on, or for as long as it was asked for before. Nothing is promised: where the device is
-// missing, or is not ours to open, they sleep as they do. Call it as often as you like, a second time costs next to nothing.
+// For keeps the CPUs, and Go's monitor, awake for d from now on, or for as long as it was asked for before, and has a process that is
+// [Ahead] be first. Nothing is promised: where the device is missing, or is not ours to open, they sleep as they do. Call it as often as
+// you like, a second time costs next to nothing.
 func For(d time.Duration) {
 	holdFor(d)
 	wish.Lock()
 	defer wish.Unlock()
-	until := time.Now().Add(d)
-	if until.After(wish.until) {
+	now := time.Now()
+	if until := now.Add(d); until.After(wish.until) {
 		wish.until = until
 	}
-	if wish.open != nil {
+	if wish.is {
 		return
 	}
+	wish.is = true
+	lead.begin(now)
+	wish.open = noLatency()
+	time.AfterFunc(min(d, Moment), end)
+}
+
+// noLatency has no CPU take long to wake up, until what it returns is closed.
+func noLatency() *os.File {
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
 	if err != nil {
-		return
+		return nil
 	}
 	if _, err := f.Write(binary.NativeEndian.AppendUint32(nil, 0)); err != nil {
 		f.Close()
-		return
+		return nil
 	}
-	wish.open = f
-	time.AfterFunc(d, end)
+	return f
 }
 
 // end lets the CPUs sleep, when nobody has asked for more.
 func end() {
 	wish.Lock()
 	defer wish.Unlock()
-	if left := time.Until(wish.until); left > 0 {
-		time.AfterFunc(left, end)
+	now := time.Now()
+	if left := wish.until.Sub(now); left > 0 {
+		lead.look(now)
+		time.AfterFunc(min(left, Moment), end)
 		return
 	}
-	wish.open.Close()
-	wish.open = nil
+	lead.end()
+	if wish.open != nil {
+		wish.open.Close()
+	}
+	wish.is, wish.open = false, nil
 }

@@ -113,6 +113,9 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 	for {
 		msg, fds, err := receive()
 		awake.Busy()
+		if msg.Session != 0 && wire.Elsewhere(m.name) { // a session moves
+			awake.For(awake.Moment)
+		}
 		switch {
 		case err == io.EOF, errors.Is(err, wire.ErrEmpty):
 			return nil
