@@ -17,8 +17,9 @@ import (
 // awake, and only as long as it does little: at each look it must have used less than half a CPU since the one before. What spins, or
 // empties a server of ten thousand sessions, is at its nice value a moment later.
 const (
-	muchCPU = 0.5         // of a CPU, as a mean of all its threads together
-	rest    = time.Second // at the nice value, after that
+	muchCPU  = 0.5         // of a CPU, of all its threads together
+	shortest = Moment / 2  // over which that is a mean: a move takes a millisecond
+	rest     = time.Second // at the nice value, after that
 )
 
 // first is whether, and since when, this process is of that class.
@@ -48,11 +49,13 @@ func (f *first) begin(now time.Time) {
 // look ends it where the process does much, and begins again after a rest.
 func (f *first) look(now time.Time) {
 	f.Lock()
-	spent, was := cpuTime(), f.is
-	if was && float64(spent-f.spent) > muchCPU*float64(now.Sub(f.at)) {
+	spent, was, since := cpuTime(), f.is, now.Sub(f.at)
+	if was && since >= shortest && float64(spent-f.spent) > muchCPU*float64(since) {
 		f.is, f.not = false, now.Add(rest)
 	}
-	f.at, f.spent = now, spent
+	if since >= shortest {
+		f.at, f.spent = now, spent
+	}
 	f.Unlock()
 	if was {
 		go f.all() // threads that have come since are of no class of ours: see roundRobin
