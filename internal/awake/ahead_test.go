@@ -36,27 +36,34 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// startAhead starts a program that is ahead, in a session of its own, and returns when it is. It is there until in is closed.
+func startAhead(t *testing.T, nice int, what string) (c *exec.Cmd, in io.Closer) {
+	t.Helper()
+	c = exec.Command("nice", "-n", strconv.Itoa(nice), os.Args[0])
+	c.Env = append(os.Environ(), aheadChild+"="+what)
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	return c, in
+}
+
 // All threads of a process come before others, and those of one that somebody has set stay as they are.
 func TestAhead(t *testing.T) {
 	nstest.NeedRoot(t)
 	for _, was := range []int{0, 5} {
-		c := exec.Command("nice", "-n", strconv.Itoa(was), os.Args[0])
-		c.Env = append(os.Environ(), aheadChild+"="+plain)
-		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-		in, err := c.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := c.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-			t.Fatal(err)
-		}
+		c, in := startAhead(t, was, plain)
 		want := was
 		if was == 0 {
 			want = ahead

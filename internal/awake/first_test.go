@@ -3,9 +3,7 @@
 package awake
 
 import (
-	"bufio"
 	"os"
-	"os/exec"
 	"strconv"
 	"testing"
 	"time"
@@ -39,26 +37,11 @@ func keepFirst(what string) {
 // but for a moment each second.
 func TestFirst(t *testing.T) {
 	nstest.NeedRoot(t)
-	for what, nice := range map[string]string{little: "0", much: "0", "another's choice": "5"} {
+	for what, nice := range map[string]int{little: 0, much: 0, "another's choice": 5} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			c := exec.Command("nice", "-n", nice, os.Args[0])
-			c.Env = append(os.Environ(), aheadChild+"="+what)
-			in, err := c.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			c, in := startAhead(t, nice, what)
 			defer func() { in.Close(); _ = c.Wait() }()
-			out, err := c.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := c.Start(); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
 			began := time.Now()
 			var firsts, looks int
 			for ; time.Since(began) < 2500*time.Millisecond; time.Sleep(25 * time.Millisecond) {
