@@ -11,6 +11,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
 )
@@ -43,12 +44,17 @@ func (h *Host) allowHandoff(ctx context.Context, service string, p keeper.Peer) 
 	return fmt.Errorf("process %d of user %d is no member of service %q: root is, and the members that weir.yaml names for its slots, by user: %d for one", p.PID, p.UID, service, p.UID)
 }
 
-// handoffNeeds are those of a front end, for doctor: who has none loses nothing.
+// handoffNeeds are those of a front end and of servers behind it, for doctor: who has none loses nothing.
 func handoffNeeds() []kernel.Need {
 	needs := slices.Clone(front.Needs)
 	for i := range needs {
 		needs[i].Optional, needs[i].For = true, "a front end (weir handoff front)"
 	}
 	needs[1].For = "servers whose sessions move to other servers (weir handoff server); a front end does with tc filters"
-	return needs[:2]
+	needs = needs[:2]
+	for _, n := range repair.Needs() {
+		n.Optional = true
+		needs = append(needs, n)
+	}
+	return needs
 }
