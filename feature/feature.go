@@ -49,6 +49,14 @@ type Mender interface {
 	Mend(l *kernel.WriteLock) error
 }
 
+// Recoverer is implemented by features that can make a damaged instance complete without
+// losing what it was made of. The others' instances are removed, and made anew by Plan.
+type Recoverer interface {
+	// Recover completes an instance after kernel.WriteLock.Restore: lacks are the pins
+	// that nothing holds any more. It returns what it could not keep.
+	Recover(l *kernel.WriteLock, i kernel.Instance, lacks []string) (note string, err error)
+}
+
 // Examiner is implemented by features that can say what would make them useless on
 // a running host, for doctor.
 type Examiner interface {

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
@@ -39,12 +41,20 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 		return feature.Plan{}, err
 	}
 	var all feature.Plan
+	steps, err := h.recoveries(ctx)
+	if err != nil {
+		return all, err
+	}
+	all.Steps = steps
 	for _, f := range parts {
 		p, err := f.plan(ctx, h.Root, c)
-		if err != nil {
+		if err != nil && len(steps) > 0 && ctx.Err() == nil {
+			all.Warn("%s: what else changes is known once it is recovered: %v", f.name, err)
+			continue
+		} else if err != nil {
 			return feature.Plan{}, err
 		}
-		all.Steps = append(all.Steps, p.Steps...)
+		all.Steps = append(all.Steps, withoutRecovered(p.Steps, steps)...)
 		all.Warnings = append(all.Warnings, p.Warnings...)
 	}
 	return all, nil
@@ -83,6 +93,9 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if err := l.SetGroup(gid); err != nil {
 		return err
 	}
+	if err := h.recover(ctx, l, each); err != nil {
+		return err
+	}
 	if err := mend(l); err != nil {
 		return err
 	}
@@ -100,6 +113,29 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	return nil
 }
 
+// withoutRecovered leaves out what a recovery creates.
+func withoutRecovered(steps, recoveries []feature.Step) []feature.Step {
+	return slices.DeleteFunc(slices.Clone(steps), func(s feature.Step) bool {
+		_, name, _ := strings.Cut(s.Object, " ")
+		return s.Verb == "create" && slices.ContainsFunc(recoveries, func(r feature.Step) bool { return strings.HasSuffix(r.Object, "/"+name) })
+	})
+}
+
+// recover makes damaged instances complete, so that the plan sees the state that there was.
+func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, each func(Done)) error {
+	steps, err := h.recoveries(ctx)
+	for _, s := range steps {
+		note, serr := s.Do(ctx, l)
+		if err = errors.Join(err, serr); serr == nil {
+			each(Done{s, note})
+		}
+	}
+	if err == nil {
+		l.ForgetLost() // all that they say is recorded again
+	}
+	return err
+}
+
 // Remove takes a feature's state away, or every feature's if name is empty.
 func (h *Host) Remove(ctx context.Context, name string) error {
 	some, err := partsNamed(name)
@@ -115,6 +151,7 @@ func (h *Host) Remove(ctx context.Context, name string) error {
 	for _, f := range some {
 		errs = append(errs, f.remove(ctx, l))
 	}
+	l.ForgetDamaged(name)
 	return errors.Join(errs...)
 }
 

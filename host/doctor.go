@@ -3,6 +3,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +58,7 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 		d.probe(f)
 	}
 	d.probe(part{name: "handoff", needs: func(*Config) []kernel.Need { return handoffNeeds() }})
+	d.faults(ctx, h)
 	for _, f := range parts {
 		d.examine(ctx, h.Root, f)
 	}
@@ -74,6 +76,17 @@ func (d *Diagnosis) probe(p part) {
 			}
 		}
 		d.Findings = append(d.Findings, f)
+	}
+}
+
+// faults looks for damage to what is pinned.
+func (d *Diagnosis) faults(ctx context.Context, h *Host) {
+	faults, err := h.Faults(ctx)
+	if err != nil && !errors.Is(err, kernel.ErrUnreadable) {
+		d.Findings = append(d.Findings, Finding{Feature: "weir", Check: "pins", Level: "warning", Text: err.Error()})
+	}
+	for _, f := range faults {
+		d.Findings = append(d.Findings, Finding{Feature: cmp.Or(f.Feature, "weir"), Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
 	}
 }
 

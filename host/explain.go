@@ -7,11 +7,13 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
 )
 
 // Explain says step by step what becomes of a packet: what features that see it on
@@ -57,6 +59,9 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 			return out, nil
 		}
 	}
+	if err := h.explainFaults(ctx, ns, p, out); err != nil {
+		return nil, err
+	}
 	lookup, err := steer.Explain(ctx, h.Root, p)
 	if err != nil {
 		return nil, err
@@ -66,6 +71,18 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 		lookup.Steps = append(lookup.Steps, sights[i].Why)
 	}
 	return lookup, nil
+}
+
+// explainFaults tells of damage, and of programs of others, on the packet's way.
+func (h *Host) explainFaults(ctx context.Context, ns *netns.Handle, p feature.Packet, out *feature.Explanation) error {
+	faults, err := h.Faults(ctx)
+	for _, f := range faults {
+		here := f.Kind == kernel.FaultRoot || f.Instance.Scope == kernel.HostScope || f.Instance.Scope == strconv.FormatUint(ns.Inode(), 10)
+		if here && (f.Device == "" || f.Device == p.Interface) {
+			out.Steps = append(out.Steps, feature.Why{Step: string(f.Kind), Text: fmt.Sprintf("%s: %s", f, f.Remedy), Warning: true})
+		}
+	}
+	return err
 }
 
 // back is the interface by which a namespace reaches where a packet comes from.

@@ -26,6 +26,7 @@ import (
 // Reader answers the reading commands.
 type Reader interface {
 	Status(ctx context.Context) (Status, error)
+	Faults(ctx context.Context) ([]kernel.Fault, error)
 	Guards(ctx context.Context) (guard.State, error)
 	Filters(ctx context.Context) (filter.State, error)
 	Reroute(ctx context.Context) (reroute.State, error)
@@ -38,6 +39,7 @@ type Reader interface {
 
 // Status is what all features show of themselves.
 type Status struct {
+	Faults []kernel.Fault `json:"faults,omitempty"` // damage to what is pinned, and programs of others
 	steer.State
 	Guards  []guard.GuardState   `json:"guards,omitempty"`
 	Filters []filter.FilterState `json:"filters,omitempty"`
@@ -73,26 +75,49 @@ func (h *Host) Reader(socket string) Reader {
 
 type pins struct{ *Host }
 
-func (p pins) Status(ctx context.Context) (Status, error) {
-	st, err := steer.ReadState(ctx, p.Root)
-	if err != nil {
-		return Status{State: st}, err
+// Status reads every feature. One that cannot be read keeps no other from being shown
+// where damage to the pins is the reason: the faults tell.
+func (p pins) Status(ctx context.Context) (out Status, err error) {
+	if out.Faults, err = p.Faults(ctx); err != nil {
+		return out, err
 	}
-	st.CountMisplaced(ctx)
+	tolerate := func(err error) error {
+		if damage(out.Faults) != nil && !errors.Is(err, context.Canceled) {
+			return nil
+		}
+		return err
+	}
+	if out.State, err = steer.ReadState(ctx, p.Root); tolerate(err) != nil {
+		return out, err
+	}
+	out.CountMisplaced(ctx)
+	out.noteFaults()
 	g, err := p.Guards(ctx)
-	if err != nil {
-		return Status{State: st}, err
+	if tolerate(err) != nil {
+		return out, err
 	}
 	f, err := p.Filters(ctx)
-	if err != nil {
-		return Status{State: st}, err
+	if tolerate(err) != nil {
+		return out, err
 	}
-	out := Status{State: st, Guards: g.Guards, Filters: f.Filters}
+	out.Guards, out.Filters = g.Guards, f.Filters
 	r, err := p.Reroute(ctx)
 	if len(r.Paths)+len(r.Sessions) > 0 {
 		out.Reroute = &r
 	}
-	return out, err
+	return out, tolerate(err)
+}
+
+// noteFaults tells services of damage to their engine.
+func (s *Status) noteFaults() {
+	for i := range s.Services {
+		v := &s.Services[i]
+		for _, f := range s.Faults {
+			if v.Problem == "" && f.Damage() && f.Feature == "steer" && f.Instance.Scope == v.Scope() && (f.Instance.Name == v.Name || strings.HasPrefix(f.Instance.Name, "@")) {
+				v.Problem = f.String() + ": " + f.Remedy
+			}
+		}
+	}
 }
 
 func (p pins) Guards(ctx context.Context) (guard.State, error) {
@@ -155,6 +180,10 @@ type remote struct {
 
 func (r remote) Status(ctx context.Context) (st Status, err error) {
 	return st, r.get(ctx, "/v1/status", nil, &st)
+}
+
+func (r remote) Faults(ctx context.Context) (f []kernel.Fault, err error) {
+	return f, r.get(ctx, "/v1/faults", nil, &f)
 }
 
 func (r remote) Guards(ctx context.Context) (st guard.State, err error) {

@@ -89,6 +89,7 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 			g.Go(func() error { return k.Follow(ctx, h.Root, o.Log) })
 		}
 	}
+	g.Go(func() error { return h.watchHealth(ctx, o.Log) })
 	for _, f := range parts {
 		if s, ok := f.feature.(steer.Feature); ok && o.Handoff != "" {
 			s.Hand = h.Hand(o.Handoff)
@@ -150,6 +151,7 @@ func bindUnix(path string) (net.Listener, error) {
 func (h *Host) handler(more ...prometheus.Collector) http.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(more...)
+	reg.MustRegister(healthCollector{h})
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, f := range parts {
 		if m, ok := f.feature.(feature.Measured); ok {
@@ -164,6 +166,11 @@ func (h *Host) handler(more ...prometheus.Collector) http.Handler {
 				http.Error(w, err.Error(), http.StatusServiceUnavailable)
 				return
 			}
+		}
+		faults, err := h.Faults(r.Context())
+		if err = errors.Join(damage(faults), err); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
 		}
 		fmt.Fprintln(w, "ok")
 	})
@@ -180,6 +187,7 @@ func (h *Host) handler(more ...prometheus.Collector) http.Handler {
 		})
 	}
 	answer("/v1/status", func(r *http.Request) (any, error) { return direct.Status(r.Context()) })
+	answer("/v1/faults", func(r *http.Request) (any, error) { return direct.Faults(r.Context()) })
 	answer("/v1/reroute/status", func(r *http.Request) (any, error) { return direct.Reroute(r.Context()) })
 	answer("/v1/guard/status", func(r *http.Request) (any, error) { return direct.Guards(r.Context()) })
 	answer("/v1/filter/list", func(r *http.Request) (any, error) { return direct.Filters(r.Context()) })

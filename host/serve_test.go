@@ -86,6 +86,7 @@ type serving struct {
 
 	register string
 	handoff  string
+	log      *lockedBuffer
 }
 
 func (w world) serve() *serving {
@@ -93,6 +94,7 @@ func (w world) serve() *serving {
 	dir := socketDir(w.t)
 	s := &serving{w: w, socket: filepath.Join(dir, "weir.sock"), register: filepath.Join(dir, "register.sock"), handoff: filepath.Join(dir, "handoff.sock")}
 	log := &lockedBuffer{}
+	s.log = log
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
@@ -213,7 +215,8 @@ func checkMetrics(t *testing.T, body string, patterns ...string) {
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (weir_\S*) (\S+)`).FindAllStringSubmatch(body, -1) {
 		// The keeper of handoff has no pins, and so is no part of the list.
 		ofFeature := slices.ContainsFunc(append(Features(), "handoff"), func(f string) bool { return strings.HasPrefix(m[1], "weir_"+f+"_") })
-		if !ofFeature || (m[2] == "counter") != strings.HasSuffix(m[1], "_total") {
+		ofHost := m[1] == "weir_healthy" || m[1] == "weir_faults"
+		if !ofFeature && !ofHost || (m[2] == "counter") != strings.HasSuffix(m[1], "_total") {
 			t.Errorf("metric %s is a %s", m[1], m[2])
 		}
 	}

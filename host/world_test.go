@@ -26,11 +26,17 @@ import (
 
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"kept": playKept, "routed": playRouted, "daemon": playDaemon, "apply": playApply, "read": playRead, "doctor": playDoctor, "collector": playCollector})
+	nstest.Play(map[string]nstest.Role{"kept": playKept, "routed": playRouted, "daemon": playDaemon, "apply": playApply, "read": playRead, "doctor": playDoctor, "collector": playCollector, "hold": playHold})
 	nstest.Main(m)
+}
+
+// playHold keeps the sockets that engine sk_reuseport needs: ROOT SCOPE ENGINE.
+func playHold(f []string) error {
+	return steer.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], steer.Engine(f[2]))
 }
 
 func playDoctor(f []string) error {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/internal/netns"
 )
 
 // ErrDetached says that what should be attached is not, or not ours.
@@ -82,7 +83,13 @@ type Cgroup struct {
 	Hook ebpf.AttachType
 }
 
-func (a Cgroup) String() string { return fmt.Sprintf("%s of cgroup %s", a.Hook, a.Path) }
+func (a Cgroup) String() string {
+	hook := a.Hook.String()
+	if a.Hook == ebpf.AttachCGroupInetIngress { // 0, which the library names otherwise
+		hook = "ingress"
+	}
+	return fmt.Sprintf("%s of cgroup %s", hook, a.Path)
+}
 
 // Attach implements Attachment. Programs of others at the same hook stay.
 func (a Cgroup) Attach(prog *ebpf.Program) (Link, error) {
@@ -105,9 +112,21 @@ func (a Cgroup) Verify(l Link) error {
 	return nil
 }
 
-// NetnsGone says whether the namespace of a pinned sk_lookup link is gone: its
-// pins then serve nobody, and its inode number may come back for another.
-func NetnsGone(l Link) bool {
-	info, err := l.Info()
-	return err == nil && info.NetNs() != nil && info.NetNs().NetnsInode == 0
+// NetnsGone says whether the namespace of an instance is gone: its pins then serve
+// nobody, and its inode number may come back for another. An attached sk_lookup link, l,
+// proves it alive. A link that was detached, or that is missing, proves nothing: then the
+// namespace is gone if nothing leads to it, or its cookie is another.
+func NetnsGone(l Link, scope string, cookie uint64) bool {
+	if l != nil {
+		if info, err := l.Info(); err == nil && info.NetNs() != nil && info.NetNs().NetnsInode != 0 {
+			return false
+		}
+	}
+	ns, err := netns.OfScope(scope)
+	if err != nil {
+		return errors.Is(err, netns.ErrGone)
+	}
+	defer ns.Close()
+	now, err := ns.Cookie()
+	return err == nil && cookie != 0 && now != cookie
 }

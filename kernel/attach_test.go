@@ -56,7 +56,8 @@ func TestNetnsLookup(t *testing.T) {
 	}
 	p := program(t, &ebpf.ProgramSpec{Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup})
 	l := attach(t, a, p)
-	if NetnsGone(l) {
+	scope := fmt.Sprint(ns.Inode())
+	if NetnsGone(l, scope, 0) {
 		t.Error("the namespace is taken to be gone")
 	}
 	if err := (NetnsLookup{FD: a.FD, Inode: a.Inode + 1}).Verify(l); !errors.Is(err, ErrDetached) {
@@ -66,7 +67,7 @@ func TestNetnsLookup(t *testing.T) {
 	if err := netns.Delete(name); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the link knows that its namespace is gone", func() bool { return NetnsGone(l) })
+	eventually(t, "the link knows that its namespace is gone", func() bool { return NetnsGone(l, scope, 0) })
 	if err := a.Verify(l); !errors.Is(err, ErrDetached) || !strings.Contains(err.Error(), a.String()) {
 		t.Errorf("after the namespace went: %v", err)
 	}
@@ -77,7 +78,7 @@ func TestRawTracepoint(t *testing.T) {
 	p := program(t, &ebpf.ProgramSpec{Type: ebpf.RawTracepoint})
 	a := RawTracepoint{Name: "sched_process_exit"}
 	l := attach(t, a, p)
-	if NetnsGone(l) {
+	if here, err := netns.Current(); err != nil || NetnsGone(l, fmt.Sprint(here.Inode()), 0) {
 		t.Error("a link without a namespace says that it is gone")
 	}
 	l.Close()

@@ -197,6 +197,15 @@ func (a XDP) occupant() string {
 	return fmt.Sprintf("program %d %q (%s)", x.ProgId, programName(x.ProgId), mode)
 }
 
+// xdpAt is the id of the program at XDP of a device, 0 for none.
+func xdpAt(index int) uint32 {
+	l, err := netlink.LinkByIndex(index)
+	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
+		return 0
+	}
+	return l.Attrs().Xdp.ProgId
+}
+
 // XDP_ATTACHED_ of linux/if_link.h.
 const (
 	xdpAttachedDriver   = 1

@@ -16,6 +16,14 @@ import (
 // AddLink pins one more link of a published instance, such as that of a device
 // that came later. The link is there or not: readers see no half of it.
 func (l *WriteLock) AddLink(i Instance, name string, ln Link) error {
+	if err := l.addLink(i, name, ln); err != nil {
+		return err
+	}
+	l.noteOne(i, func(rec *record) { rec.noteLink(name, ln) })
+	return nil
+}
+
+func (l *WriteLock) addLink(i Instance, name string, ln Link) error {
 	path := filepath.Join(l.dirPath(i), linkPrefix+name)
 	if err := ln.Pin(path); err != nil {
 		return fmt.Errorf("pinning link %s of %s: %w", name, i, err)
@@ -29,6 +37,7 @@ func (l *WriteLock) AddLink(i Instance, name string, ln Link) error {
 // run any more when RemoveLink returns. A link that is gone is no error.
 func (l *WriteLock) RemoveLink(i Instance, name string) error {
 	path := filepath.Join(l.dirPath(i), linkPrefix+name)
+	l.noteOne(i, func(rec *record) { delete(rec.Links, name) })
 	if ln, err := link.LoadPinnedLink(path, nil); err == nil {
 		_ = ln.Detach() // its device may be gone, or the kernel only unpin such links
 		ln.Close()

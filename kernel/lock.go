@@ -24,6 +24,9 @@ type WriteLock struct {
 func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 	liftMemlock()
 	for {
+		if err := r.usable(); err != nil {
+			return nil, err
+		}
 		if err := r.ensure(); err != nil {
 			return nil, err
 		}
@@ -36,6 +39,7 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 				l.Unlock()
 				return nil, fmt.Errorf("mending %s: %w", r.path, err)
 			}
+			l.noteMissing()
 			return l, nil
 		}
 		select {
@@ -93,6 +97,7 @@ func (l *WriteLock) Unlock() {
 		inUse = os.Remove(filepath.Join(l.path, s)) != nil || inUse
 	}
 	if !inUse {
+		l.closeRecords(l.device())
 		os.Remove(filepath.Join(l.path, lockDir))
 		os.Remove(l.path)
 	}

@@ -52,12 +52,13 @@ func (l *WriteLock) mendDir(dir string) error {
 			if err := os.Rename(filepath.Join(dir, base+stagedSuffix), filepath.Join(dir, base)); err != nil {
 				return err
 			}
+			l.forgetDir(filepath.Join(dir, base))
 			has[base], has[base+stagedSuffix] = true, false
 		}
 	}
 	for _, n := range names {
 		if base, staged := strings.CutSuffix(n, stagedSuffix); staged && has[n] {
-			err = mendStaged(filepath.Join(dir, base), filepath.Join(dir, n), has[base])
+			err = l.mendStaged(filepath.Join(dir, base), filepath.Join(dir, n), has[base])
 		} else if base, retired := strings.CutSuffix(n, retireSuffix); retired {
 			err = settle(filepath.Join(dir, base), filepath.Join(dir, n))
 		}
@@ -70,13 +71,14 @@ func (l *WriteLock) mendDir(dir string) error {
 
 // mendStaged goes forward with an upgrade whose attachment has gone over: the
 // kernel runs the new program already. Anything else that is staged is undone.
-func mendStaged(dir, staged string, published bool) error {
+func (l *WriteLock) mendStaged(dir, staged string, published bool) error {
 	if published {
 		over, err := goneOver(staged)
 		if err != nil {
 			return err
 		}
 		if over {
+			l.forgetDir(dir)
 			return commit(staged, dir)
 		}
 	}

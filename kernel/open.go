@@ -9,12 +9,18 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
+
+// ErrDamaged says that pins of an instance were taken away one by one.
+var ErrDamaged = errors.New("a pin is gone")
+
+func inodeOf(f os.FileInfo) uint64 { return f.Sys().(*syscall.Stat_t).Ino }
 
 // Opened is a published instance, open for reading or, through a WriteLock, for
 // writing. Close it.
@@ -96,13 +102,21 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 	if err != nil {
 		return fmt.Errorf("reading %s: %w", filepath.Join(o.dir, metaPin), err)
 	}
-	if len(maps) == 0 {
+	all := len(maps) == 0
+	if all {
 		if maps, err = pinNames(handle, mapPrefix); err == nil {
 			// It goes before the maps: while it is there, the list is whole.
 			_, err = os.Stat(filepath.Join(handle, metaPin))
 		}
 		if err != nil {
 			return r.explainOpen(o.dir, err)
+		}
+	}
+	if rec, err := readRecord(filepath.Join(r.recordsAt(r.device()), recordName(o.Instance))); all && err == nil && rec.Dir == inodeOf(o.was) {
+		for name := range rec.Maps {
+			if !slices.Contains(maps, name) {
+				return fmt.Errorf("%s: %w: %s", filepath.Join(o.dir, mapPrefix+name), ErrDamaged, remedyApply)
+			}
 		}
 	}
 	for _, name := range maps {
@@ -112,6 +126,25 @@ func (r *Root) openPins(o *Opened, handle string, opts *ebpf.LoadPinOptions, map
 		}
 	}
 	return nil
+}
+
+// OpenRest opens for writing what a damaged instance still has. It needs the meta.
+func (l *WriteLock) OpenRest(i Instance) (*Opened, error) {
+	o := &Opened{Instance: i, Maps: map[string]*ebpf.Map{}, dir: l.dirPath(i)}
+	var err error
+	if o.Meta, err = l.Meta(i); err != nil {
+		return nil, err
+	}
+	names, err := pinNames(o.dir, mapPrefix)
+	if err != nil {
+		return nil, l.explainOpen(o.dir, err)
+	}
+	for _, name := range names {
+		if m, err := ebpf.LoadPinnedMap(filepath.Join(o.dir, mapPrefix+name), nil); err == nil {
+			o.Maps[name] = m
+		}
+	}
+	return o, nil
 }
 
 // Meta reads who made an instance, from what. It returns ErrNotExist where the
@@ -172,6 +205,11 @@ func (o *Opened) Link(name string) (Link, error) {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(o.dir, linkPrefix+name), ErrNotExist)
 	}
 	return l, err
+}
+
+// Link opens a pinned link of an instance, also of one that is damaged.
+func (l *WriteLock) Link(i Instance, name string) (Link, error) {
+	return (&Opened{dir: l.dirPath(i)}).Link(name)
 }
 
 // Links lists the names of the instance's links.

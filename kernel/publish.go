@@ -42,7 +42,9 @@ func (l *WriteLock) Publish(i Instance, meta Meta, pins Pins) error {
 	staged, err := l.makeStaged(dir)
 	if err == nil {
 		if err = l.stage(staged, meta, pins); err == nil {
-			err = commit(staged, dir)
+			if err = commit(staged, dir); err == nil {
+				l.note(i)
+			}
 		}
 		if err != nil {
 			err = errors.Join(err, removeTree(staged))
@@ -176,6 +178,7 @@ func (l *WriteLock) Remove(i Instance) error {
 	}
 	dir := l.dirPath(i)
 	old := dir + retireSuffix
+	l.forget(i)
 	if err := os.Rename(dir, old); errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {

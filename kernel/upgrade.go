@@ -59,6 +59,7 @@ func (l *WriteLock) Upgrade(i Instance, u Upgrade) error {
 	if err := l.upgrade(l.dirPath(i), u); err != nil {
 		return fmt.Errorf("upgrading %s: %w", i, err)
 	}
+	l.note(i)
 	return nil
 }
 

@@ -41,6 +41,7 @@ keeps its name (without one, its expression).`,
 			if g.json {
 				return printJSON(cmd, st)
 			}
+			tellFaults(cmd, g, "filter")
 			if len(st.Filters) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "no filters: weir apply -f weir.yaml makes those of its filter: section")
 				return nil

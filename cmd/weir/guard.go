@@ -42,6 +42,7 @@ source ports, destinations) with their packets per second over the last seconds.
 			if g.json {
 				return printJSON(cmd, st)
 			}
+			tellFaults(cmd, g, "guard")
 			if len(st.Guards) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "no guards: a service gets one by guard: {limit: 20kpps} in weir.yaml")
 				return nil

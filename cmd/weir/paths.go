@@ -44,6 +44,7 @@ often a stall of this host put a verdict off.`,
 					fmt.Fprint(cmd.OutOrStdout(), "\x1b[H\x1b[2J")
 					printReroute(cmd.OutOrStdout(), st)
 				} else {
+					tellFaults(cmd, g, "reroute")
 					printReroute(cmd.OutOrStdout(), st)
 				}
 				if err != nil || !watch {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
+	"github.com/weir-project/weir/kernel"
 )
 
 func statusCommand(g *globals) *cobra.Command {
@@ -34,7 +35,30 @@ func statusCommand(g *globals) *cobra.Command {
 	return c
 }
 
+// steerReport is what weir steer status --json prints.
+type steerReport struct {
+	Faults []kernel.Fault `json:"faults,omitempty"`
+	steer.State
+}
+
+// tellFaults shows a feature's faults before its status.
+func tellFaults(cmd *cobra.Command, g *globals, feature string) {
+	if faults, err := g.reader().Faults(cmd.Context()); err == nil {
+		printFaults(cmd.OutOrStdout(), faults, feature)
+	}
+}
+
+// printFaults shows damage and programs of others: those of a feature, or all if it is empty.
+func printFaults(w io.Writer, faults []kernel.Fault, feature string) {
+	for _, f := range faults {
+		if feature == "" || f.Feature == feature || f.Feature == "" {
+			fmt.Fprintf(w, "! %s: %s\n", f, f.Remedy)
+		}
+	}
+}
+
 func printStatus(w io.Writer, st host.Status, now time.Time) {
+	printFaults(w, st.Faults, "")
 	others := len(st.Guards)+len(st.Filters) > 0 || st.Reroute != nil
 	if !others || len(st.Services)+len(st.Bound) > 0 {
 		printSummary(w, st.State)

@@ -42,8 +42,9 @@ func steerStatus(g *globals) *cobra.Command {
 				st.Services = []steer.ServiceState{*s}
 			}
 			if g.json {
-				return printJSON(cmd, st.State)
+				return printJSON(cmd, steerReport{st.Faults, st.State})
 			}
+			printFaults(cmd.OutOrStdout(), st.Faults, "steer")
 			if len(st.Services) == 0 {
 				printSummary(cmd.OutOrStdout(), st.State)
 				return nil

@@ -242,7 +242,11 @@ type steerAlias struct{ Addr [16]uint8 }
 // pinDevices makes the maps of a service's devices.
 func (e *engine) pinDevices(p *published) (aliases, names *ebpf.Map, err error) {
 	if p.list == nil { // another change of a service that stays by device
-		if p.list, err = readDevices(e.lock.Root, p, e.scope); err != nil {
+		p.list, err = readDevices(e.lock.Root, p, e.scope)
+		if errors.Is(err, kernel.ErrNotExist) { // it is being recovered
+			p.list, err = LoadDevices(p.Service.Devices)
+		}
+		if err != nil {
 			return nil, nil, err
 		}
 	}

@@ -54,7 +54,7 @@ func readDispatch(r *kernel.Root, all []kernel.Instance) (out []DispatchState, e
 // or done where sockets are registered, or nothing of either.
 func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *ServiceState, endpoint int, done bool, err error) {
 	v, err := openView(r, scopeOf(x.ns))
-	if errors.Is(err, kernel.ErrNotExist) {
+	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
 		return nil, 0, false, nil
 	} else if err != nil {
 		return nil, 0, false, err

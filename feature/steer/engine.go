@@ -38,6 +38,8 @@ type published struct {
 	table  []uint16 // bucket to slot; it is in the service's own map
 	abi    uint32   // of its pins; 0: not published yet
 	cookie uint64   // of its namespace, or 0
+
+	recorded bool // its pins are damaged: this is what was recorded of it
 }
 
 func (p *published) row(slot int) uint32 { return p.Rows[slot] }
@@ -101,15 +103,7 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine, room int)
 		return err
 	}
 	defer c.Close()
-	at := map[string]kernel.Attachment{}
-	if c.Programs[steerProgSteerExit] != nil {
-		at["exit"] = exitTracepoint
-	}
-	programs := map[string]*ebpf.Program{"exit": c.Programs[steerProgSteerExit], "lookup": lookupProgram(c)}
-	if kind == EngineSkLookup {
-		at["lookup"] = kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}
-	}
-	pins := kernel.Pins{Maps: pinnedMaps(c), Links: map[string]kernel.Link{}}
+	pins := kernel.Pins{Maps: pinnedMaps(c)}
 	for _, spec := range ownMaps(kind, room) {
 		m, err := ebpf.NewMap(spec)
 		if err != nil {
@@ -118,17 +112,37 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine, room int)
 		defer m.Close()
 		pins.Maps[strings.TrimPrefix(spec.Name, "steer_")] = m
 	}
-	for name, a := range at {
-		ln, err := a.Attach(programs[name])
-		if err != nil {
-			return err
-		}
+	pins.Links, err = attachEngine(kind, c, ns)
+	for _, ln := range pins.Links {
 		defer ln.Close()
-		pins.Links[name] = ln
+	}
+	if err != nil {
+		return err
 	}
 	meta := kernel.Meta{ABI: engineABI(pins.Maps), Object: hashOf(kind), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return l.Publish(engineInstance(scopeOf(ns), kind), meta, pins)
+}
+
+// attachEngine attaches an engine's programs. The caller closes the links, also after an error.
+func attachEngine(kind Engine, c *kernel.Collection, ns *netns.Handle) (map[string]kernel.Link, error) {
+	links := map[string]kernel.Link{}
+	at := map[string]kernel.Attachment{}
+	if c.Programs[steerProgSteerExit] != nil {
+		at["exit"] = exitTracepoint
+	}
+	programs := map[string]*ebpf.Program{"exit": c.Programs[steerProgSteerExit], "lookup": lookupProgram(c)}
+	if kind == EngineSkLookup {
+		at["lookup"] = kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}
+	}
+	for name, a := range at {
+		ln, err := a.Attach(programs[name])
+		if err != nil {
+			return links, err
+		}
+		links[name] = ln
+	}
+	return links, nil
 }
 
 // exitTracepoint tells of exits of processes.
@@ -242,7 +256,7 @@ func (e *engine) Close() { e.pins.Close() }
 
 // readServices reads the published services of a namespace's engine.
 func readServices(r *kernel.Root, scope string, kind Engine) (map[string]*published, error) {
-	all, err := r.Instances(Name)
+	all, err := r.Known(Name) // a service that lost its pins keeps what the engine has of it
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +278,18 @@ func readServices(r *kernel.Root, scope string, kind Engine) (map[string]*publis
 	return out, nil
 }
 
+// readService reads a service as it is pinned or, where pins of it were lost, as it was recorded.
 func readService(r *kernel.Root, i kernel.Instance) (*published, error) {
+	p, err := readPinned(r, i)
+	if errors.Is(err, kernel.ErrNotExist) {
+		if was, rerr := readRecorded(r, i); rerr == nil {
+			return was, nil
+		}
+	}
+	return p, err
+}
+
+func readPinned(r *kernel.Root, i kernel.Instance) (*published, error) {
 	o, err := r.Open(i, "service")
 	if err != nil {
 		return nil, err

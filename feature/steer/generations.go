@@ -255,6 +255,9 @@ func (e *engine) pinPeers(p *published) (*ebpf.Map, error) {
 	inner.Name, inner.MaxEntries = "steer_peers", uint32(p.Service.Generations.Peers)
 	if old := e.services[p.Service.Name]; old != nil && old.ID == p.ID && old.Service.Generations != nil {
 		o, err := e.lock.Open(serviceInstance(e.scope, p.Service.Name))
+		if errors.Is(err, kernel.ErrDamaged) || errors.Is(err, kernel.ErrNotExist) {
+			o, err = &kernel.Opened{}, nil // it is being recovered: peers are learned again
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -53,19 +53,27 @@ func netnsGone(l *kernel.WriteLock, i kernel.Instance, kind Engine) (bool, error
 	if kind == EngineReuseport {
 		return groupsGone(l, i)
 	}
-	o, err := l.Open(i, "slots")
-	if err != nil {
+	meta, err := metaOf(l.Root, i)
+	if err != nil && !errors.Is(err, kernel.ErrNotExist) {
 		return false, err
 	}
-	defer o.Close()
-	ln, err := o.Link("lookup")
+	ln, err := l.Link(i, "lookup")
 	if errors.Is(err, kernel.ErrNotExist) {
-		return true, nil
+		return kernel.NetnsGone(nil, i.Scope, meta.Cookie), nil // its link was lost, or the namespace
 	} else if err != nil {
 		return false, err
 	}
 	defer ln.Close()
-	return kernel.NetnsGone(ln), nil
+	return kernel.NetnsGone(ln, i.Scope, meta.Cookie), nil
+}
+
+// metaOf is an instance's meta: as pinned or, where that pin was lost, as recorded.
+func metaOf(r *kernel.Root, i kernel.Instance) (kernel.Meta, error) {
+	m, err := r.Meta(i)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return r.Recorded(i)
+	}
+	return m, err
 }
 
 // openNetns opens the namespace with an inode number, that ref led to.

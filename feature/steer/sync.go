@@ -58,7 +58,9 @@ func (e *engine) syncServices() error {
 	outer := e.pins.Maps["services"]
 	for name, p := range e.services {
 		o, err := e.lock.Open(serviceInstance(e.scope, name))
-		if err != nil {
+		if p.recorded && (errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged)) {
+			continue // the engine has it still, or its own recovery, which comes, puts it there
+		} else if err != nil {
 			return err
 		}
 		// What the service asks for comes before it.

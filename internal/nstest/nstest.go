@@ -25,6 +25,9 @@ const BPFFS = "/sys/fs/bpf"
 // names is where named network namespaces live; each test has its own.
 const names = "/run/netns"
 
+// records is where weir records what it has pinned.
+const records = "/run/weir/records"
+
 // childEnv marks the process that already runs inside Main's namespaces.
 const childEnv = "WEIR_NSTEST_CHILD"
 
@@ -142,6 +145,13 @@ func furnish() error {
 	}
 	if err := unix.Mount("tmpfs", names, "tmpfs", 0, "mode=0755"); err != nil {
 		return fmt.Errorf("mount tmpfs on %s: %w", names, err)
+	}
+	// Records of what a test pins are the test's as well.
+	if err := os.MkdirAll(records, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", records, "tmpfs", 0, "mode=0755"); err != nil {
+		return fmt.Errorf("mount tmpfs on %s: %w", records, err)
 	}
 	ns, err := mountNamespace()
 	if err != nil {

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/kernel"
+)
+
+// checkEvery is how often weir serve looks for damage.
+const checkEvery = time.Second
+
+// Faults looks for damage to what is pinned, and for programs of others at its hooks.
+func (h *Host) Faults(context.Context) ([]kernel.Fault, error) {
+	faults, err := h.Root.Check()
+	return remedied(faults), err
+}
+
+// remedied adapts remedies to features that weir apply does not attach.
+func remedied(faults []kernel.Fault) []kernel.Fault {
+	for i, f := range faults {
+		if f.Feature == "handoff" && f.Damage() {
+			faults[i].Remedy += "; should it not, restart weir handoff front or weir handoff server"
+		}
+	}
+	return faults
+}
+
+// damage are the faults because of which something does not work, in one text.
+func damage(faults []kernel.Fault) error {
+	var errs []error
+	for _, f := range faults {
+		if f.Damage() {
+			errs = append(errs, fmt.Errorf("%s: %s", f, f.Remedy))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// watchHealth logs each fault once, and that it is gone, until ctx is done.
+func (h *Host) watchHealth(ctx context.Context, log *slog.Logger) error {
+	check, told := kernel.NewChecker(h.Root), map[string]kernel.Fault{}
+	tick := time.NewTicker(checkEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		faults, err := check.Check()
+		if err != nil {
+			faults = append(faults, kernel.Fault{Object: h.Root.Path(), Kind: kernel.FaultRoot, Text: err.Error()})
+		}
+		tellFaults(log, remedied(faults), told)
+	}
+}
+
+// tellFaults logs what has changed since told.
+func tellFaults(log *slog.Logger, faults []kernel.Fault, told map[string]kernel.Fault) {
+	now := map[string]bool{}
+	for _, f := range faults {
+		key := string(f.Kind) + " " + f.String()
+		if now[key] = true; told[key] != (kernel.Fault{}) {
+			continue
+		}
+		told[key] = f
+		msg := "pinned state is damaged"
+		if !f.Damage() {
+			msg = "another program decides at weir's hook"
+		}
+		log.Warn(msg, "object", f.Who(), "kind", f.Kind, "reason", f.Text, "remedy", f.Remedy)
+	}
+	for key, f := range told {
+		if !now[key] {
+			delete(told, key)
+			log.Info("a fault is gone", "object", f.Who(), "kind", f.Kind, "reason", f.Text)
+		}
+	}
+}
+
+// healthCollector exports faults to Prometheus.
+type healthCollector struct{ host *Host }
+
+var (
+	healthyDesc = prometheus.NewDesc("weir_healthy", "Whether everything that weir pinned is there and attached.", nil, nil)
+	faultDesc   = prometheus.NewDesc("weir_faults", "Faults of an instance by kind: root, pins, detached, program are damage; ahead is another program at weir's hook.",
+		[]string{"feature", "object", "kind"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c healthCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- healthyDesc
+	ch <- faultDesc
+}
+
+// Collect implements prometheus.Collector.
+func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
+	faults, err := c.host.Faults(context.Background())
+	ch <- prometheus.MustNewConstMetric(healthyDesc, prometheus.GaugeValue, feature.Gauge(err == nil && damage(faults) == nil))
+	counts := map[[3]string]int{}
+	for _, f := range faults {
+		counts[[3]string{f.Feature, f.Object, string(f.Kind)}]++
+	}
+	for labels, n := range counts {
+		ch <- prometheus.MustNewConstMetric(faultDesc, prometheus.GaugeValue, float64(n), labels[:]...)
+	}
+}
+
+// recoveries are the steps that recover damaged instances. They come before everything
+// else of an Apply, which then finds the state that there was.
+func (h *Host) recoveries(ctx context.Context) (steps []feature.Step, err error) {
+	faults, err := h.Faults(ctx)
+	if err != nil {
+		return nil, err
+	}
+	why := map[kernel.Instance][]string{}
+	for _, f := range faults {
+		why[f.Instance] = append(why[f.Instance], f.Text)
+	}
+	add := func(i kernel.Instance, detail string) {
+		steps = append(steps, feature.Step{Verb: "recover", Object: i.String(), Detail: detail,
+			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return recoverInstance(l, i) }})
+	}
+	for _, i := range h.Root.Lost() {
+		add(i, "lost with its BPF file system")
+	}
+	for _, i := range kernel.Damaged(faults) {
+		add(i, strings.Join(why[i], "; "))
+	}
+	return steps, nil
+}
+
+// recoverInstance restores what is alive. What is not, the feature makes anew.
+func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
+	lacks, err := l.Restore(i)
+	if err == nil && len(lacks) == 0 {
+		return "", nil
+	}
+	for _, f := range parts {
+		r, ok := f.feature.(feature.Recoverer)
+		if ok && f.name == i.Feature {
+			return r.Recover(l, i, lacks)
+		}
+	}
+	if err != nil || i.Feature == "handoff" {
+		return "", err // its agents attach it
+	}
+	if slices.ContainsFunc(lacks, func(pin string) bool { return strings.HasPrefix(pin, "map_") }) {
+		return "made anew", l.Remove(i)
+	}
+	for _, pin := range lacks { // the plan, or mending, attaches what it finds missing
+		if err := l.RemoveLink(i, strings.TrimPrefix(pin, "link_")); err != nil {
+			return "", err
+		}
+	}
+	return "attached anew", nil
+}

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/server"
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel"
+)
+
+const everyFeature = `
+services:
+  telemetry:
+    listen: [udp 0.0.0.0:4739]
+    steer: {slots: 2, share_port: true, generations: {}}
+    members: [{slot: 0, pid: %d}]
+    guard: {limit: 20kpps}
+  shared:
+    listen: [udp 0.0.0.0:4740]
+    steer: {slots: 1, engine: sk_reuseport}
+    members: [{slot: 0, pid: %d}]
+filter:
+  - {name: tcx, hook: tcx, interfaces: [lo], rules: [{match: 'udp.dstport == 9', action: drop}]}
+  - {name: xdp, hook: xdp-generic, interfaces: [lo], rules: [{match: 'udp.dstport == 9', action: drop}]}
+  - {name: nf, hook: netfilter, rules: [{match: 'udp.dstport == 9', action: drop}]}
+reroute:
+  - {name: core, interface: d0, repairs: [{segments: ["fc00:3::e"], interface: d1, via: "fd00:13::3"}]}
+`
+
+// damagedWorld is a host with an instance of every feature.
+func damagedWorld(t *testing.T) (w world, c *Config, pid int) {
+	t.Helper()
+	nstest.NeedRoot(t)
+	for _, n := range []kernel.Need{kernel.TCXLink, kernel.NetfilterLink, kernel.CgroupIngress, kernel.CompareAndSwap} {
+		if err := n.Check(); err != nil {
+			t.Skip("need: kernel:", err)
+		}
+	}
+	steer.HolderCommand = func(root, scope string, kind steer.Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
+	t.Cleanup(func() { steer.HolderCommand = nil })
+	w = newWorld(t)
+	for i, name := range []string{"d0", "d1"} {
+		d := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "p" + name}
+		if err := errors.Join(netlink.LinkAdd(d), netlink.LinkSetUp(d)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { netlink.LinkDel(d) })
+		a, _ := netlink.ParseAddr(fmt.Sprintf("fd00:1%d::1/64", i+2))
+		a.Flags = unix.IFA_F_NODAD
+		if err := netlink.AddrAdd(d, a); err != nil {
+			t.Fatal(err)
+		}
+		os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/forwarding", []byte("1"), 0)
+	}
+	os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0)
+	first, _ := daemon(t, "0.0.0.0:4739")
+	second, _ := daemon(t, "0.0.0.0:4740")
+	c = w.config(everyFeature, first, second)
+	w.apply(c)
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	g, err := server.OpenGate(t.Context(), w.Root, ns, []string{"d0"}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
+	return w, c, first
+}
+
+// allGone is how a root without a directory is told of.
+const allGone = "all its pins are gone"
+
+// detach detaches a pinned link, unless it is of a kind that cannot be.
+func (w world) detach(pin string) bool {
+	w.t.Helper()
+	l, err := link.LoadPinnedLink(filepath.Join(w.Root.Path(), pin), nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer l.Close()
+	err = l.Detach()
+	if errors.Is(err, link.ErrNotSupported) || errors.Is(err, unix.EOPNOTSUPP) {
+		return false // tracepoints
+	} else if err != nil {
+		w.t.Fatal(pin, err)
+	}
+	return true
+}
+
+// pinsOf are the pins whose name begins so, relative to the root.
+func (w world) pinsOf(prefix string) (out []string) {
+	all, _ := filepath.Glob(filepath.Join(w.Root.Path(), "*", "*", "*", prefix+"*"))
+	for _, p := range all {
+		rel, _ := filepath.Rel(w.Root.Path(), p)
+		out = append(out, rel)
+	}
+	return out
+}
+
+// faults are those of a kind.
+func (w world) faults() (damage, ahead []string) {
+	w.t.Helper()
+	all, err := w.Faults(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, f := range all {
+		if f.Damage() {
+			damage = append(damage, f.String())
+		} else {
+			ahead = append(ahead, f.String())
+		}
+	}
+	return damage, ahead
+}
+
+// seeds are the services' seeds.
+func (w world) seeds() (out []string) {
+	for _, s := range w.state().Services {
+		out = append(out, fmt.Sprint(s.Name, s.Seed))
+	}
+	return out
+}
+
+// Whatever of the pins is lost, and whatever link is detached: it is told, and apply
+// recovers it, with the seeds that there were, so that traffic reaches the same member.
+func TestDamageIsToldAndRecovered(t *testing.T) {
+	w, c, _ := damagedWorld(t)
+	seeds := w.seeds()
+	if d, _ := w.faults(); len(d) > 0 {
+		t.Fatalf("nothing is damaged, and there are faults: %q", d)
+	}
+	check := func(what string, want ...string) {
+		t.Helper()
+		d, _ := w.faults()
+		for _, s := range want {
+			if !slices.ContainsFunc(d, func(f string) bool { return strings.Contains(f, s) }) {
+				t.Errorf("%s: %s is not told: %q", what, s, d)
+			}
+		}
+		st, err := w.Reader("").Status(t.Context())
+		if err != nil || len(st.Faults) == 0 {
+			t.Errorf("%s: status has faults %v, %v", what, st.Faults, err)
+		}
+		if _, err := w.Plan(t.Context(), c); err != nil {
+			t.Errorf("%s: plan: %v", what, err)
+		}
+		w.apply(c)
+		if d, _ := w.faults(); slices.ContainsFunc(d, func(f string) bool {
+			return !strings.HasPrefix(f, "handoff") || !slices.Contains(want, allGone) && len(want) > 0
+		}) {
+			t.Errorf("%s: applied, and there is still %q", what, d)
+		}
+		if now := w.seeds(); !slices.Equal(now, seeds) {
+			t.Errorf("%s: seeds %v, they were %v", what, now, seeds)
+		}
+		if w.handled(4739, "telemetry") != "telemetry" || w.handled(4740, "shared") != "shared" {
+			t.Errorf("%s: a datagram is not steered", what)
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	var detached []string
+	for _, pin := range w.pinsOf("link_") {
+		if w.detach(pin) {
+			detached = append(detached, filepath.Base(pin)+" is detached")
+		}
+	}
+	check("links detached", detached...)
+	remove := func(what string, pins ...string) {
+		t.Helper()
+		var want []string
+		for _, pin := range pins {
+			if err := os.RemoveAll(filepath.Join(w.Root.Path(), pin)); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, filepath.Base(pin))
+		}
+		check(what, want...)
+	}
+	// The agent of handoff attaches its own.
+	remove("removed every link", slices.DeleteFunc(w.pinsOf("link_"), func(pin string) bool { return strings.Contains(pin, "/handoff/") })...)
+	remove("removed every map", w.pinsOf("map_")...)
+	remove("removed every meta", w.pinsOf("meta")...)
+	for _, unmounted := range []bool{false, true} {
+		gone := []string{allGone}
+		if !unmounted {
+			if err := os.RemoveAll(w.Root.Path()); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := errors.Join(unix.Unmount(nstest.BPFFS, unix.MNT_DETACH), unix.Mount("bpf", nstest.BPFFS, "bpf", 0, "mode=0700")); err != nil {
+			t.Fatal(err)
+		}
+		if unmounted { // the kernel may give the next file system the number of the last one
+			gone = nil
+		}
+		check(fmt.Sprintf("all is gone, unmounted %t", unmounted), gone...)
+	}
+}
+
+// weir serve tells of damage within 3 s: /healthz, metrics, its log.
+func TestServeTellsOfDamage(t *testing.T) {
+	w := newWorld(t)
+	pid, _ := daemon(t, "0.0.0.0:4739")
+	w.apply(w.config(damagedService, pid))
+	s := w.serve()
+	if code, body := s.get("/healthz"); code != 200 {
+		t.Fatalf("/healthz: %d %s", code, body)
+	}
+	pins := w.pinsOf("link_lookup")
+	l, err := link.LoadPinnedLink(filepath.Join(w.Root.Path(), pins[0]), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	began := time.Now()
+	if err := l.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	if code, body := s.get("/healthz"); code != 503 || !strings.Contains(body, "link_lookup is detached") {
+		t.Errorf("/healthz: %d %s", code, body)
+	}
+	_, body := s.get("/metrics")
+	checkMetrics(t, body, `weir_healthy 0`, `weir_faults{feature="steer",kind="detached",object="@lookup in net:[^"]*"} 1`)
+	eventually(t, "the log tells", func() bool { return s.log.find(regexp.MustCompile("link_lookup is detached")) != nil })
+	if d := time.Since(began); d > 3*time.Second {
+		t.Errorf("the log told after %s", d)
+	}
+	// Another file system over it is told, and nothing is made a second time.
+	if err := unix.Mount("bpf", nstest.BPFFS, "bpf", 0, "mode=0700"); err != nil {
+		t.Fatal(err)
+	}
+	err = w.Apply(t.Context(), w.config(damagedService, pid), func(Done) {})
+	code, body := s.get("/healthz")
+	if err := unix.Unmount(nstest.BPFFS, 0); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, kernel.ErrCovered) || code != 503 || !strings.Contains(body, kernel.ErrCovered.Error()) {
+		t.Errorf("mounted over: apply: %v; /healthz: %d %s", err, code, body)
+	}
+	if err := unix.Mount("", nstest.BPFFS, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	err = w.Apply(t.Context(), w.config(damagedService, pid), func(Done) {})
+	d, _ := w.faults()
+	if err := unix.Mount("", nstest.BPFFS, "", unix.MS_REMOUNT, ""); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, kernel.ErrReadOnly) || !strings.Contains(strings.Join(d, " "), "mounted read-only") {
+		t.Errorf("read-only: apply: %v; faults %q", err, d)
+	}
+	w.apply(w.config(damagedService, pid))
+	eventually(t, "the log tells of the end", func() bool { return s.log.find(regexp.MustCompile("a fault is gone")) != nil })
+}
+
+const damagedService = `
+services:
+  telemetry: {listen: [udp 0.0.0.0:4739], steer: {slots: 1}, members: [{slot: 0, pid: %d}]}
+`
+
+// A program of somebody else's before weir's is told by status, doctor and explain.
+func TestToldWhoIsAhead(t *testing.T) {
+	w, _, _ := damagedWorld(t)
+	if _, ahead := w.faults(); len(ahead) > 0 {
+		t.Fatalf("weir's own programs are told to be others': %q", ahead)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	root, err := units.CgroupRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		spec ebpf.ProgramSpec
+		at   kernel.Attachment
+		want string
+	}{
+		{ebpf.ProgramSpec{Name: "foreign_sk", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup}, kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}, "runs at sk_lookup"},
+		{ebpf.ProgramSpec{Name: "foreign_tcx", Type: ebpf.SchedCLS}, kernel.TCX{Ifindex: lo.Attrs().Index, Device: "lo", First: true}, "runs at tcx ingress of lo before weir's"},
+		{ebpf.ProgramSpec{Name: "foreign_cg", Type: ebpf.CGroupSKB, AttachType: ebpf.AttachCGroupInetIngress}, kernel.Cgroup{Path: root, Hook: ebpf.AttachCGroupInetIngress}, "ingress"},
+	} {
+		pass := int32(1)
+		if x.spec.Type == ebpf.SchedCLS {
+			pass = -1
+		}
+		x.spec.License, x.spec.Instructions = "Dual BSD/GPL", asm.Instructions{asm.Mov.Imm(asm.R0, pass), asm.Return()}
+		p, err := ebpf.NewProgram(&x.spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		l, err := x.at.Attach(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, ahead := w.faults()
+		told := strings.Join(ahead, "\n")
+		if x.want != "" && (!strings.Contains(told, x.spec.Name) || !strings.Contains(told, x.want)) {
+			t.Errorf("%s is told so: %q", x.spec.Name, told)
+		}
+		if damage(must(w.Faults(t.Context()))) != nil {
+			t.Errorf("%s is told to be damage", x.spec.Name)
+		}
+		l.Close()
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}

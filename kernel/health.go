@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// Fault is damage to pinned state, or a program of somebody else's that decides before
+// weir's.
+type Fault struct {
+	Instance Instance  `json:"-"` // zero: the root itself
+	Feature  string    `json:"feature,omitempty"`
+	Object   string    `json:"object"` // the instance, or the root's path
+	Kind     FaultKind `json:"kind"`
+	Text     string    `json:"text"`
+	Remedy   string    `json:"remedy"`
+
+	Device string `json:"-"` // of a fault at a device
+}
+
+// FaultKind is the kind of a fault.
+type FaultKind string
+
+// Kinds of faults.
+const (
+	FaultRoot     FaultKind = "root"     // the BPF file system is gone, covered or read-only
+	FaultPins     FaultKind = "pins"     // pins of an instance are gone
+	FaultDetached FaultKind = "detached" // a link attaches nothing
+	FaultProgram  FaultKind = "program"  // a link runs somebody else's program
+	FaultAhead    FaultKind = "ahead"    // somebody else's program runs at the same hook
+)
+
+// Damage says that something does not work. The other faults are worth knowing.
+func (f Fault) Damage() bool { return f.Kind != FaultAhead }
+
+// String is the fault in a line.
+func (f Fault) String() string {
+	return f.Who() + ": " + f.Text
+}
+
+// Who names the feature and its instance, or the root.
+func (f Fault) Who() string { return strings.TrimLeft(f.Feature+" ", " ") + f.Object }
+
+// remedyApply is the remedy of whatever weir apply recovers.
+const remedyApply = "weir apply recovers it"
+
+// Checker looks for faults again and again: it keeps the records that it read.
+type Checker struct {
+	root  *Root
+	cache recordCache
+
+	ours   map[uint32]bool          // programs of this root's links
+	spaces map[string]*netns.Handle // by scope, of one check
+	links  []checked
+}
+
+// checked is an attached link of one check.
+type checked struct {
+	instance Instance
+	target   target
+	program  uint32
+}
+
+// NewChecker returns a checker of a root.
+func NewChecker(r *Root) *Checker { return &Checker{root: r, cache: recordCache{}} }
+
+// Check looks for faults once.
+func (r *Root) Check() ([]Fault, error) { return NewChecker(r).Check() }
+
+// Check compares the pins of every instance with its record: all pins are there, each
+// link is attached where it was, and it runs a program of the instance. It also looks
+// whether the root is on the BPF file system that it was on, and who else is at the hooks.
+// A reader who may not open links is told about pins only.
+func (c *Checker) Check() ([]Fault, error) {
+	out := c.root.rootFaults()
+	all, err := c.root.Instances("")
+	if err != nil {
+		return out, err
+	}
+	recs := c.cache.read(c.root.recordsAt(c.root.device()))
+	c.ours, c.spaces, c.links = map[uint32]bool{}, map[string]*netns.Handle{}, nil
+	defer func() {
+		for _, ns := range c.spaces {
+			if ns != nil {
+				ns.Close()
+			}
+		}
+	}()
+	for _, i := range all {
+		out = append(out, c.instance(i, recs[i])...)
+		delete(recs, i)
+	}
+	for _, i := range inOrder(recs) {
+		if now, _ := c.root.Instances(i.Feature); slices.Contains(now, i) || c.gone(i, recs[i]) {
+			continue // published meanwhile, or nobody's any more
+		}
+		out = append(out, fault(i, FaultPins, "all its pins are gone"))
+	}
+	return append(out, c.ahead()...), nil
+}
+
+func fault(i Instance, kind FaultKind, format string, a ...any) Fault {
+	return Fault{Instance: i, Feature: i.Feature, Object: i.describe(), Kind: kind, Text: fmt.Sprintf(format, a...), Remedy: remedyApply}
+}
+
+// describe names an instance of a feature for people.
+func (i Instance) describe() string {
+	if i.Scope == HostScope {
+		return i.Name
+	}
+	return fmt.Sprintf("%s in net:[%s]", i.Name, i.Scope)
+}
+
+// space is the namespace of a scope, nil where it is gone or the scope is no namespace.
+func (c *Checker) space(scope string) *netns.Handle {
+	ns, known := c.spaces[scope]
+	if !known && scope != HostScope {
+		ns, _ = netns.OfScope(scope)
+		c.spaces[scope] = ns
+	}
+	return ns
+}
+
+// gone says whether the namespace of an instance is gone, or its number is another's now.
+func (c *Checker) gone(i Instance, rec record) bool {
+	ns := c.space(i.Scope)
+	var m Meta
+	if i.Scope == HostScope || ns == nil {
+		return i.Scope != HostScope
+	}
+	if m.unmarshal(rec.Meta) != nil || m.Cookie == 0 {
+		return false
+	}
+	cookie, err := ns.Cookie()
+	return err == nil && cookie != m.Cookie
+}
+
+// instance checks one instance.
+func (c *Checker) instance(i Instance, rec record) []Fault {
+	dir := c.root.dir(i)
+	st, err := os.Stat(dir)
+	if err != nil {
+		return nil // removed meanwhile
+	}
+	if rec.Dir != st.Sys().(*syscall.Stat_t).Ino {
+		rec = record{} // another weir has published it since
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var out []Fault
+	if lost := missing(rec, entries); len(lost) > 0 {
+		// It may be on its way out: a directory that is taken apart has another name.
+		if now, err := os.Stat(dir); err != nil || !os.SameFile(st, now) {
+			return nil
+		}
+		if !c.gone(i, rec) {
+			out = append(out, fault(i, FaultPins, "pins are gone: %s", strings.Join(lost, ", ")))
+		}
+	}
+	for _, e := range entries {
+		name, ok := strings.CutPrefix(e.Name(), linkPrefix)
+		if !ok {
+			continue
+		}
+		if f, bad := c.link(i, rec, name); bad {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// missing are the pins of a record that a directory lacks.
+func missing(rec record, entries []os.DirEntry) (lost []string) {
+	have := map[string]bool{}
+	for _, e := range entries {
+		have[e.Name()] = true
+	}
+	if !have[metaPin] {
+		lost = append(lost, metaPin)
+	}
+	for _, name := range slices.Sorted(maps.Keys(rec.Maps)) {
+		if !have[mapPrefix+name] {
+			lost = append(lost, mapPrefix+name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(rec.Links)) {
+		if !have[linkPrefix+name] {
+			lost = append(lost, linkPrefix+name)
+		}
+	}
+	return lost
+}
+
+// link checks one pinned link.
+func (c *Checker) link(i Instance, rec record, name string) (f Fault, bad bool) {
+	ln, err := link.LoadPinnedLink(filepath.Join(c.root.dir(i), linkPrefix+name), nil)
+	if err != nil {
+		return f, false // removed meanwhile, or not this user's to see
+	}
+	defer ln.Close()
+	info, err := ln.Info()
+	if err != nil {
+		return f, false
+	}
+	was, known := rec.Links[name]
+	is := targetOf(info)
+	c.ours[uint32(info.Program)] = true
+	ns := c.space(i.Scope)
+	inSpace(ns, func() {
+		switch {
+		case known && was.ID != info.ID:
+			f, bad = fault(i, FaultDetached, "%s%s is another link than weir pinned there", linkPrefix, name), true
+		case is.Kind.detachable() && is.Where == 0:
+			if bad = detached(i, name, was, known, ns); bad {
+				f = fault(i, FaultDetached, "%s%s is detached: nothing runs at %s", linkPrefix, name, was.orName(name))
+			}
+		case is.Kind == targetNetfilter && ns != nil && nothingAt(is.netfilter()):
+			f, bad = fault(i, FaultDetached, "%s%s is detached: nothing runs at %s", linkPrefix, name, is), true
+		default:
+			c.links = append(c.links, checked{i, is, uint32(info.Program)})
+		}
+		if was.Kind == targetTCX || was.Kind == targetXDP {
+			f.Device = deviceName(was.Where)
+		}
+	})
+	if !bad && !c.ownProgram(i, info) {
+		f, bad = fault(i, FaultProgram, "%s%s runs program %d %q, which is none of the instance's", linkPrefix, name, info.Program, programName(uint32(info.Program))), true
+	}
+	return f, bad
+}
+
+// orName is a target, or the name of the link where the target is not known.
+func (r linkRecord) orName(name string) string {
+	if r.Kind == "" {
+		return "the hook of " + name
+	}
+	return r.String()
+}
+
+// detached says whether a link that attaches nothing should: its namespace or its device
+// is there still.
+func detached(i Instance, name string, was linkRecord, known bool, ns *netns.Handle) bool {
+	if i.Scope != HostScope && ns == nil {
+		return false // with its namespace
+	}
+	if known {
+		return was.exists(ns)
+	}
+	if index, err := strconv.Atoi(strings.TrimLeft(name, "abcdefghijklmnopqrstuvwxyz_")); err == nil {
+		return target{Kind: targetTCX, Where: uint64(index)}.exists(ns)
+	}
+	return true
+}
+
+// inSpace runs f in a namespace, or where it is for want of one.
+func inSpace(ns *netns.Handle, f func()) {
+	if ns == nil || ns.Do(func() error { f(); return nil }) != nil {
+		f()
+	}
+}
+
+// ownProgram says whether a program uses a map of the instance.
+func (c *Checker) ownProgram(i Instance, info *link.Info) bool {
+	p, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return true // it cannot be told
+	}
+	defer p.Close()
+	pi, err := p.Info()
+	if err != nil {
+		return true
+	}
+	uses, _ := pi.MapIDs()
+	pins, err := pinNames(c.root.dir(i), mapPrefix)
+	if err != nil || len(pins) == 0 {
+		return true
+	}
+	opened := 0
+	for _, name := range pins {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(c.root.dir(i), mapPrefix+name), &ebpf.LoadPinOptions{ReadOnly: true})
+		if err != nil {
+			continue
+		}
+		mi, err := m.Info()
+		m.Close()
+		if err != nil {
+			continue
+		}
+		opened++
+		if id, _ := mi.ID(); slices.Contains(uses, id) {
+			return true
+		}
+	}
+	return opened == 0
+}
+
+// ahead looks for programs of others at the hooks of this root's links.
+func (c *Checker) ahead() (out []Fault) {
+	told := map[string]bool{}
+	for _, ln := range c.links {
+		ns := c.space(ln.instance.Scope)
+		if ns == nil && ln.target.Kind != targetCgroup {
+			continue
+		}
+		inSpace(ns, func() {
+			for _, text := range ln.target.ahead(ns, ln.program, c.ours) {
+				if told[ln.instance.Scope+text] {
+					continue
+				}
+				told[ln.instance.Scope+text] = true
+				f := fault(ln.instance, FaultAhead, "%s", text)
+				f.Remedy = "bpftool link show, bpftool net show and bpftool cgroup tree say who attached it"
+				if ln.target.Kind == targetTCX {
+					f.Device = deviceName(ln.target.Where)
+				}
+				out = append(out, f)
+			}
+		})
+	}
+	return out
+}
+
+// Damaged are the instances with damage, each once, weir's own before those that are
+// named after services.
+func Damaged(faults []Fault) (out []Instance) {
+	for _, f := range faults {
+		if f.Damage() && f.Instance != (Instance{}) && !slices.Contains(out, f.Instance) {
+			out = append(out, f.Instance)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Instance) int { return strings.Compare(own(a), own(b)) })
+	return out
+}
+
+func own(i Instance) string {
+	if strings.HasPrefix(i.Name, "@") {
+		return "0"
+	}
+	return "1"
+}
+
+// errors of the root's file system.
+var (
+	// ErrCovered says that another file system is mounted over the root's.
+	ErrCovered = errors.New("another file system is mounted over weir's pins")
+	// ErrReadOnly says that the root is on a file system that is mounted read-only.
+	ErrReadOnly = errors.New("the BPF file system is mounted read-only")
+)

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// publishHere publishes an instance of the current namespace, whose program uses its map.
+func publishHere(t *testing.T, l *WriteLock) (Instance, Link) {
+	t.Helper()
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	m, err := newMap()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	ln, err := NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}.Attach(lookupOver(t, m))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	i := Instance{Scope: strings.Trim(ns.String()[strings.Index(ns.String(), "[")+1:], "])"), Feature: "test", Name: "one"}
+	meta := metaOf(1)
+	meta.Cookie, _ = ns.Cookie()
+	if err := l.Publish(i, meta, Pins{Maps: map[string]*ebpf.Map{"a": m}, Links: map[string]Link{"lookup": ln}}); err != nil {
+		t.Fatal(err)
+	}
+	return i, ln
+}
+
+// lookupOver is a program of sk_lookup that uses a map.
+func lookupOver(t *testing.T, m *ebpf.Map) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "over", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.LoadMapPtr(asm.R1, m.FD()), asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func kinds(t *testing.T, r *Root) (out []string) {
+	t.Helper()
+	faults, err := r.Check()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range faults {
+		out = append(out, string(f.Kind))
+	}
+	return out
+}
+
+func wantKinds(t *testing.T, r *Root, what string, want ...string) {
+	t.Helper()
+	if got := kinds(t, r); strings.Join(got, " ") != strings.Join(want, " ") {
+		t.Errorf("%s: faults %q, want %q", what, got, want)
+	}
+}
+
+// Each kind of damage is told, Restore ends what can be ended, and removal is no damage.
+func TestCheckAndRestore(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	i, ln := publishHere(t, l)
+	wantKinds(t, r, "published")
+	restore := func(what string, want ...string) {
+		t.Helper()
+		lacks, err := l.Restore(i)
+		if err != nil || strings.Join(lacks, " ") != strings.Join(want, " ") {
+			t.Errorf("%s: restored but for %q, %v; want %q", what, lacks, err, want)
+		}
+	}
+	if err := ln.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds(t, r, "detached", "detached")
+	restore("detached")
+	wantKinds(t, r, "attached again")
+	for _, pin := range []string{"map_a", "meta"} {
+		if err := os.Remove(filepath.Join(r.dir(i), pin)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantKinds(t, r, "two pins lost", "pins")
+	restore("two pins lost")
+	wantKinds(t, r, "two pins restored")
+
+	other := program(t, &ebpf.ProgramSpec{Name: "other", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup})
+	pinned, err := l.Link(i, "lookup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := MoveLink(pinned, other); err != nil {
+		t.Fatal(err)
+	}
+	pinned.Close()
+	wantKinds(t, r, "another program", "program")
+	restore("another program", "link_lookup")
+	if err := os.RemoveAll(r.dir(i)); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds(t, r, "all pins lost", "pins")
+	restore("all pins lost", "link_lookup") // nothing holds it; ln holds the map, by its program
+	wantKinds(t, r, "meta restored", "pins")
+	if m, err := r.Meta(i); err != nil || m.Version != "test" {
+		t.Errorf("restored meta: %+v, %v", m, err)
+	}
+	if err := l.Remove(i); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds(t, r, "removed")
+}
+
+// A writer that was killed between publishing and recording, or an older weir, leaves an
+// instance without a record: the next writer records it.
+func TestRecordsAreMade(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	i, _ := publishHere(t, l)
+	l.Unlock()
+	if err := os.RemoveAll(r.recordsOf()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(r.dir(i), "map_a")); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds(t, r, "no record")
+	l = lock(t, r)
+	if _, err := r.Recorded(i); err != nil {
+		t.Error(err)
+	}
+	if err := l.Remove(i); err != nil {
+		t.Fatal(err)
+	}
+	l.Unlock()
+	if left, _ := filepath.Glob(filepath.Join(RecordDir, "*")); len(left) > 0 {
+		t.Errorf("removed, and there is still %q", left)
+	}
+}
+
+// A namespace that is gone is no damage.
+func TestGoneNamespaceIsNoDamage(t *testing.T) {
+	r := newRoot(t)
+	ns, err := netns.Create("weir-health")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := lock(t, r)
+	defer l.Unlock()
+	var i Instance
+	if err := ns.Do(func() error { i, _ = publishHere(t, l); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	ns.Close()
+	if err := netns.Delete("weir-health"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the namespace is gone", func() bool { _, err := netns.OfScope(i.Scope); return err != nil })
+	wantKinds(t, r, "namespace gone")
+	if err := os.Remove(filepath.Join(r.dir(i), "map_a")); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds(t, r, "namespace gone, and a pin")
+}

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// RecordDir holds a record of every published instance, one directory for each BPF file
+// system that a root was on. A record says what should be pinned and attached: pins that
+// are gone cannot tell. It also keeps the instance's meta, so that a service whose pins
+// were lost comes back with its seed. /run goes with the BPF file systems at a reboot.
+var RecordDir = "/run/weir/records"
+
+// record is one instance as it was published.
+type record struct {
+	Instance Instance              `json:"instance"`
+	Dir      uint64                `json:"dir"` // inode number of its directory
+	Meta     []byte                `json:"meta"`
+	Maps     map[string]ebpf.MapID `json:"maps"`
+	Links    map[string]linkRecord `json:"links,omitempty"`
+}
+
+// linkRecord says where a link was attached.
+type linkRecord struct {
+	ID link.ID `json:"id"`
+	target
+}
+
+// rootRecord says who sees a BPF file system.
+type rootRecord struct {
+	Mounts uint64 `json:"mounts"` // inode number of the writer's mount namespace
+	Host   bool   `json:"host"`   // process 1 saw the same file system at the root's path
+}
+
+const rootRecordName = "+root"
+
+// device is the number of the BPF file system at the root's path, 0 where none is there.
+func (r *Root) device() uint64 { return bpffsAt(r.path) }
+
+func bpffsAt(path string) uint64 {
+	for _, p := range []string{path, filepath.Dir(path)} { // an emptied root has no directory
+		var fs unix.Statfs_t
+		st, err := os.Stat(p)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil || unix.Statfs(p, &fs) != nil || fs.Type != unix.BPF_FS_MAGIC {
+			return 0
+		}
+		return uint64(st.Sys().(*syscall.Stat_t).Dev)
+	}
+	return 0
+}
+
+// recordsOf is the directory of the records of all file systems at the root's path.
+func (r *Root) recordsOf() string { return filepath.Join(RecordDir, url.PathEscape(r.path)) }
+
+func (r *Root) recordsAt(device uint64) string {
+	return filepath.Join(r.recordsOf(), fmt.Sprintf("%d-%.8s", device, bootID()))
+}
+
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "unknown"
+	}
+	return string(b)
+}
+
+func recordName(i Instance) string { return i.Scope + "+" + i.Feature + "+" + i.Name }
+
+// note records an instance as it is pinned now. Records are an aid: where they cannot be
+// written, less is noticed and recovered, and nothing else fails.
+func (l *WriteLock) note(i Instance) {
+	rec := record{Instance: i, Maps: map[string]ebpf.MapID{}, Links: map[string]linkRecord{}}
+	st, err := os.Stat(l.dirPath(i))
+	if err != nil {
+		return
+	}
+	rec.Dir = st.Sys().(*syscall.Stat_t).Ino
+	o, err := l.Open(i)
+	if err != nil {
+		return
+	}
+	defer o.Close()
+	rec.Meta = o.Meta.marshal()
+	for name, m := range o.Maps {
+		if info, err := m.Info(); err == nil {
+			rec.Maps[name], _ = info.ID()
+		}
+	}
+	names, _ := o.Links()
+	for _, name := range names {
+		if ln, err := o.Link(name); err == nil {
+			rec.noteLink(name, ln)
+			ln.Close()
+		}
+	}
+	l.writeRecord(rec)
+}
+
+// noteLink records where a link is attached, unless it is attached nowhere.
+func (rec *record) noteLink(name string, ln Link) {
+	info, err := ln.Info()
+	if err != nil {
+		return
+	}
+	if t := targetOf(info); t.Where != 0 || !t.Kind.detachable() {
+		rec.Links[name] = linkRecord{ID: info.ID, target: t}
+	}
+}
+
+// noteOne changes the record of one instance.
+func (l *WriteLock) noteOne(i Instance, change func(*record)) {
+	rec, err := readRecord(filepath.Join(l.recordsAt(l.device()), recordName(i)))
+	if err != nil {
+		l.note(i)
+		return
+	}
+	if rec.Links == nil {
+		rec.Links = map[string]linkRecord{}
+	}
+	change(&rec)
+	l.writeRecord(rec)
+}
+
+func (l *WriteLock) writeRecord(rec record) {
+	dir := l.recordsAt(l.device())
+	if _, err := os.Stat(filepath.Join(dir, rootRecordName)); err != nil && !l.openRecords(dir) {
+		return
+	}
+	b, err := json.Marshal(rec)
+	if err == nil {
+		_ = l.writeFile(filepath.Join(dir, recordName(rec.Instance)), b)
+	}
+}
+
+// openRecords makes the directory of the records of the root's file system.
+func (l *WriteLock) openRecords(dir string) bool {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return false
+	}
+	for _, d := range []string{l.recordsOf(), dir} {
+		_ = setRights(d, true, l.gid())
+	}
+	mounts, err := mountNamespace()
+	if err != nil {
+		return false
+	}
+	b, err := json.Marshal(rootRecord{Mounts: mounts, Host: bpffsAt("/proc/1/root"+l.path) == l.device()})
+	return err == nil && l.writeFile(filepath.Join(dir, rootRecordName), b) == nil
+}
+
+func mountNamespace() (uint64, error) {
+	var st unix.Stat_t
+	err := unix.Stat("/proc/thread-self/ns/mnt", &st)
+	return st.Ino, err
+}
+
+// writeFile replaces a file in one step.
+func (l *WriteLock) writeFile(path string, b []byte) error {
+	next := path + ".new"
+	if err := os.WriteFile(next, b, 0o640); err != nil {
+		return err
+	}
+	return errors.Join(setRights(next, false, l.gid()), os.Rename(next, path))
+}
+
+// forget ends the record of an instance, before its pins go: killed in between, the next
+// Lock notes it again.
+func (l *WriteLock) forget(i Instance) {
+	os.Remove(filepath.Join(l.recordsAt(l.device()), recordName(i)))
+}
+
+// forgetDir ends the record of the instance of a directory, whose form is another one now.
+func (l *WriteLock) forgetDir(dir string) {
+	feature := filepath.Dir(dir)
+	l.forget(Instance{Scope: filepath.Base(filepath.Dir(feature)), Feature: filepath.Base(feature), Name: filepath.Base(dir)})
+}
+
+// noteMissing records the instances that have no record: those of an older weir, or of a
+// writer that was killed.
+func (l *WriteLock) noteMissing() {
+	all, err := l.Instances("")
+	if err != nil {
+		return
+	}
+	have := map[string]bool{}
+	entries, _ := os.ReadDir(l.recordsAt(l.device()))
+	for _, e := range entries {
+		have[e.Name()] = true
+	}
+	for _, i := range all {
+		if !have[recordName(i)] {
+			l.note(i)
+		}
+	}
+}
+
+// closeRecords removes the records' directories once they hold nothing.
+func (l *WriteLock) closeRecords(device uint64) {
+	dir := l.recordsAt(device)
+	entries, err := os.ReadDir(dir)
+	if err == nil && (len(entries) == 0 || len(entries) == 1 && entries[0].Name() == rootRecordName) {
+		os.RemoveAll(dir)
+		os.Remove(l.recordsOf())
+	}
+}
+
+func readRecord(path string) (rec record, err error) {
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, &rec)
+	}
+	return rec, err
+}
+
+// recordCache keeps records that were read, by the time at which their file was written.
+type recordCache map[string]struct {
+	at  time.Time
+	rec record
+}
+
+// read reads all records of a directory.
+func (c recordCache) read(dir string) map[Instance]record {
+	out := map[Instance]record{}
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.Name() == rootRecordName || strings.HasSuffix(e.Name(), ".new") {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		info, err := e.Info()
+		if err != nil {
+			continue
+		}
+		if have, ok := c[path]; ok && have.at.Equal(info.ModTime()) {
+			out[have.rec.Instance] = have.rec
+			continue
+		}
+		rec, err := readRecord(path)
+		if err != nil || recordName(rec.Instance) != e.Name() {
+			continue
+		}
+		c[path] = struct {
+			at  time.Time
+			rec record
+		}{info.ModTime(), rec}
+		out[rec.Instance] = rec
+	}
+	return out
+}
+
+// inOrder are the records' instances by name.
+func inOrder(recs map[Instance]record) []Instance {
+	return slices.SortedFunc(maps.Keys(recs), func(a, b Instance) int { return strings.Compare(a.String(), b.String()) })
+}
+
+// Known lists the instances of a feature as Instances does, and those that should be
+// published and have lost all their pins.
+func (r *Root) Known(feature string) ([]Instance, error) {
+	all, err := r.Instances(feature)
+	if err != nil {
+		return nil, err
+	}
+	entries, _ := os.ReadDir(r.recordsAt(r.device()))
+	for _, e := range entries {
+		f := strings.Split(e.Name(), "+")
+		if len(f) < 3 || f[1] != feature {
+			continue
+		}
+		// A name of weir's own begins with @, and none has the mark.
+		if i := (Instance{Scope: f[0], Feature: f[1], Name: f[2]}); recordName(i) == e.Name() && !slices.Contains(all, i) {
+			all = append(all, i)
+		}
+	}
+	return all, nil
+}
+
+// Recorded is the meta of an instance as it was published last, for whoever finds its
+// pins damaged. It returns ErrNotExist where nothing is known of it.
+func (r *Root) Recorded(i Instance) (m Meta, err error) {
+	rec, err := readRecord(filepath.Join(r.recordsAt(r.device()), recordName(i)))
+	if err != nil {
+		return m, fmt.Errorf("%s: %w", i, ErrNotExist)
+	}
+	return m, m.unmarshal(rec.Meta)
+}

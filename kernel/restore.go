@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/units"
+)
+
+// Lost are the instances that were published on a BPF file system that is not mounted
+// any more. Those whose namespace is gone are not among them.
+func (r *Root) Lost() (out []Instance) {
+	c := NewChecker(r)
+	c.spaces = map[string]*netns.Handle{}
+	for _, device := range r.others() {
+		recs := c.cache.read(r.recordsAt(device))
+		for _, i := range inOrder(recs) {
+			if !c.gone(i, recs[i]) && !slices.Contains(out, i) {
+				out = append(out, i)
+			}
+		}
+	}
+	for _, ns := range c.spaces {
+		if ns != nil {
+			ns.Close()
+		}
+	}
+	return out
+}
+
+// ForgetLost ends the records of file systems that are not mounted any more: what was
+// wanted of them has been recovered.
+func (l *WriteLock) ForgetLost() {
+	for _, device := range l.others() {
+		if mountedAt(device) == "" {
+			os.RemoveAll(l.recordsAt(device))
+		}
+	}
+}
+
+// ForgetDamaged ends the records of a feature's instances that have no pins any more; of
+// all features if it is empty.
+func (l *WriteLock) ForgetDamaged(feature string) {
+	all, err := l.Instances("")
+	if err != nil {
+		return
+	}
+	for _, device := range append(l.others(), l.device()) {
+		for i := range (recordCache{}).read(l.recordsAt(device)) {
+			if (feature == "" || i.Feature == feature) && (device != l.device() || !slices.Contains(all, i)) {
+				os.Remove(filepath.Join(l.recordsAt(device), recordName(i)))
+			}
+		}
+		l.closeRecords(device)
+	}
+}
+
+// recorded finds the record of an instance, also of one that was lost with its file system.
+func (l *WriteLock) recorded(i Instance) (record, bool) {
+	for _, device := range append([]uint64{l.device()}, l.others()...) {
+		if rec, err := readRecord(filepath.Join(l.recordsAt(device), recordName(i))); err == nil {
+			return rec, true
+		}
+	}
+	return record{}, false
+}
+
+// Restore makes a damaged instance complete from what is alive: maps and links that a
+// program, a process or another link holds are pinned again, detached links are attached
+// again with the programs that they hold, meta comes from the record. It returns the pins
+// that are gone for good; the instance is there then, without them.
+func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
+	rec, ok := l.recorded(i)
+	if !ok {
+		return nil, fmt.Errorf("%s is damaged, and there is no record of it", i)
+	}
+	dir := l.dirPath(i)
+	fresh := false
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		if err := l.makeRestored(dir); err != nil {
+			return nil, err
+		}
+		fresh = true
+	}
+	if lacks, err = l.restoreMaps(dir, rec); err != nil {
+		return lacks, err
+	}
+	gone, err := l.restoreLinks(i, rec, fresh)
+	lacks = append(lacks, gone...)
+	if err == nil {
+		err = l.restoreMeta(dir, rec)
+	}
+	if err != nil {
+		return lacks, err
+	}
+	if len(lacks) == 0 {
+		l.note(i)
+		return nil, nil
+	}
+	if st, err := os.Stat(dir); err == nil {
+		rec.Dir = st.Sys().(*syscall.Stat_t).Ino
+		l.writeRecord(rec)
+	}
+	return lacks, nil
+}
+
+// makeRestored makes the directory of an instance that has none.
+func (l *WriteLock) makeRestored(dir string) error {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	for d := dir; d != l.path; d = filepath.Dir(d) {
+		if err := setRights(d, true, l.gid()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *WriteLock) restoreMaps(dir string, rec record) (lacks []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(rec.Maps)) {
+		path := filepath.Join(dir, mapPrefix+name)
+		if _, err := os.Stat(path); err == nil {
+			continue
+		}
+		m, err := ebpf.NewMapFromID(rec.Maps[name])
+		if err != nil {
+			lacks = append(lacks, mapPrefix+name)
+			continue
+		}
+		err = errors.Join(m.Pin(path), setRights(path, false, l.gid()))
+		m.Close()
+		if err != nil {
+			return lacks, fmt.Errorf("pinning %s again: %w", path, err)
+		}
+	}
+	return lacks, nil
+}
+
+func (l *WriteLock) restoreMeta(dir string, rec record) error {
+	path := filepath.Join(dir, metaPin)
+	if _, err := os.Stat(path); err == nil {
+		return nil
+	}
+	var meta Meta
+	if err := meta.unmarshal(rec.Meta); err != nil {
+		return err
+	}
+	m, err := meta.create()
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	return errors.Join(m.Pin(path), setRights(path, false, l.gid()))
+}
+
+// restoreLinks pins links that live without a pin, and attaches again what was detached.
+func (l *WriteLock) restoreLinks(i Instance, rec record, fresh bool) (lacks []string, err error) {
+	var ns *netns.Handle
+	if i.Scope != HostScope {
+		if ns, err = netns.OfScope(i.Scope); err != nil {
+			return nil, err
+		}
+		defer ns.Close()
+	}
+	c := NewChecker(l.Root)
+	c.ours, c.spaces = map[uint32]bool{}, map[string]*netns.Handle{i.Scope: ns}
+	for _, name := range slices.Sorted(maps.Keys(rec.Links)) {
+		was := rec.Links[name]
+		f, bad := c.link(i, rec, name)
+		_, statErr := os.Stat(filepath.Join(l.dirPath(i), linkPrefix+name))
+		if statErr == nil && !bad {
+			continue
+		}
+		there := false
+		inSpace(ns, func() { there = was.exists(ns) })
+		if !there {
+			continue // with its device: the feature follows devices
+		}
+		var ln Link
+		if statErr != nil {
+			ln, err = liveLink(was)
+		} else if f.Kind == FaultDetached {
+			ln, err = l.attachAgain(i, name, was, ns)
+		} else {
+			err = ErrDetached
+		}
+		if err != nil {
+			lacks = append(lacks, linkPrefix+name)
+			continue
+		}
+		err = errors.Join(l.RemoveLink(i, name), l.addLink(i, name, ln))
+		ln.Close()
+		if err != nil {
+			return lacks, err
+		}
+	}
+	return lacks, nil
+}
+
+// liveLink finds a link that lost its pin, and that something else holds. It is not one
+// that was detached.
+func liveLink(was linkRecord) (Link, error) {
+	ln, err := link.NewFromID(was.ID)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := ln.Info(); err != nil || targetOf(info) != was.target {
+		ln.Close()
+		return nil, ErrDetached
+	}
+	return ln, nil
+}
+
+// attachAgain attaches the program of a detached link where it was.
+func (l *WriteLock) attachAgain(i Instance, name string, was linkRecord, ns *netns.Handle) (ln Link, err error) {
+	old, err := link.LoadPinnedLink(filepath.Join(l.dirPath(i), linkPrefix+name), nil)
+	if err != nil {
+		return nil, err
+	}
+	defer old.Close()
+	info, err := old.Info()
+	if err != nil {
+		return nil, err
+	}
+	if info.ID != was.ID || !NewChecker(l.Root).ownProgram(i, info) {
+		return nil, fmt.Errorf("%s%s: %w", linkPrefix, name, ErrDetached)
+	}
+	prog, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return nil, err
+	}
+	defer prog.Close()
+	inSpace(ns, func() {
+		var at Attachment
+		if at, err = was.attachment(ns); err == nil {
+			ln, err = at.Attach(prog)
+		}
+	})
+	return ln, err
+}
+
+// attachment is the target as something to attach to. The caller is in the namespace.
+func (t target) attachment(ns *netns.Handle) (Attachment, error) {
+	switch t.Kind {
+	case targetLookup:
+		return NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}, nil
+	case targetTCX:
+		return TCX{Ifindex: int(t.Where), Device: deviceName(t.Where), Egress: ebpf.AttachType(t.Hook) == ebpf.AttachTCXEgress}, nil
+	case targetXDP:
+		// The mode is not recorded: the driver's is tried first, as it can be no other where it works.
+		return anyXDP{XDP{Ifindex: int(t.Where), Device: deviceName(t.Where)}}, nil
+	case targetCgroup:
+		root, err := units.CgroupRoot()
+		return Cgroup{Path: root, Hook: ebpf.AttachType(t.Hook)}, err
+	case targetNetfilter:
+		return t.netfilter(), nil
+	}
+	return nil, ErrDetached
+}
+
+// anyXDP attaches in the driver or, where that cannot be, in the kernel.
+type anyXDP struct{ XDP }
+
+func (a anyXDP) Attach(prog *ebpf.Program) (Link, error) {
+	l, err := a.XDP.Attach(prog)
+	if errors.Is(err, ErrUnsupported) {
+		a.Generic = true
+		return a.XDP.Attach(prog)
+	}
+	return l, err
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// rootFaults looks at the BPF file system that the root is on.
+func (r *Root) rootFaults() (out []Fault) {
+	add := func(text, remedy string) {
+		out = append(out, Fault{Object: r.path, Kind: FaultRoot, Text: text, Remedy: remedy})
+	}
+	for _, device := range r.others() {
+		n := len(recordCache{}.read(r.recordsAt(device)))
+		if n == 0 {
+			continue
+		}
+		if at := mountedAt(device); at != "" {
+			add(fmt.Sprintf("%v: %d instances are below what is mounted there now; they work on, and nobody can change them", ErrCovered, n), uncover(r.path, at))
+			continue
+		}
+		add(fmt.Sprintf("the BPF file system that %d instances were pinned in is not mounted any more: nothing of them works", n),
+			remedyApply+", with its seeds; mount it again first if another process has it: nsenter -m")
+	}
+	if r.readOnly() {
+		add(ErrReadOnly.Error()+": nothing can be changed, members are not given their slots", "mount -o remount,rw "+mountOf(r.path))
+	}
+	return out
+}
+
+// uncover says how pins that a mount hides can be reached.
+func uncover(path, at string) string {
+	if strings.HasPrefix(path, at) {
+		return "umount " + at
+	}
+	return fmt.Sprintf("they are at %s: mount --bind %s %s", at, at, filepath.Dir(path))
+}
+
+func (r *Root) readOnly() bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(r.path, &fs) == nil && fs.Type == unix.BPF_FS_MAGIC && fs.Flags&unix.ST_RDONLY != 0
+}
+
+// others are the file systems that the root was on, and is not now: by their records.
+// A file system of another mount namespace is none of this process's concern.
+func (r *Root) others() (out []uint64) {
+	entries, err := os.ReadDir(r.recordsOf())
+	if err != nil {
+		return nil
+	}
+	mounts, _ := mountNamespace()
+	now, boot := r.device(), fmt.Sprintf("%.8s", bootID())
+	for _, e := range entries {
+		number, of, _ := strings.Cut(e.Name(), "-")
+		device, err := strconv.ParseUint(number, 10, 64)
+		if err != nil || of != boot || device == now {
+			continue
+		}
+		var rec rootRecord
+		b, err := os.ReadFile(filepath.Join(r.recordsOf(), e.Name(), rootRecordName))
+		if err != nil || json.Unmarshal(b, &rec) != nil {
+			continue
+		}
+		elsewhere := rec.Host && (bpffsAt("/proc/1/root"+r.path) == device || !canSee("/proc/1/root"))
+		if rec.Mounts == mounts || rec.Host && !elsewhere {
+			out = append(out, device)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func canSee(path string) bool {
+	_, err := os.Stat(path + "/")
+	return err == nil
+}
+
+// mountedAt is where a file system is mounted in this mount namespace, "" if nowhere.
+func mountedAt(device uint64) string {
+	text, err := os.ReadFile("/proc/thread-self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	want := fmt.Sprintf("%d:%d", unix.Major(device), unix.Minor(device))
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 4 && f[2] == want {
+			return f[4]
+		}
+	}
+	return ""
+}
+
+// mountOf is the mount point that a path is below.
+func mountOf(path string) string {
+	best := "/"
+	text, _ := os.ReadFile("/proc/thread-self/mountinfo")
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if len(f) > 4 && len(f[4]) > len(best) && (f[4] == path || strings.HasPrefix(path, f[4]+"/")) {
+			best = f[4]
+		}
+	}
+	return best
+}
+
+// usable refuses a root whose pins are hidden, or that cannot be written: a writer would
+// make everything a second time beside what works.
+func (r *Root) usable() error {
+	for _, device := range r.others() {
+		if at := mountedAt(device); at != "" && len(recordCache{}.read(r.recordsAt(device))) > 0 {
+			return fmt.Errorf("pin root %s: %w: %s", r.path, ErrCovered, uncover(r.path, at))
+		}
+	}
+	if r.readOnly() {
+		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mountOf(r.path))
+	}
+	return nil
+}
+
+// readOnlyMount adds the remedy to the kernel's EROFS.
+func readOnlyMount(path string, err error) error {
+	if errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("%w: mount -o remount,rw %s", ErrReadOnly, mountOf(path))
+	}
+	return err
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/units"
+	"golang.org/x/sys/unix"
+)
+
+// targetKind is the kind of hook that a link attaches to.
+type targetKind string
+
+const (
+	targetLookup    targetKind = "sk_lookup"
+	targetTCX       targetKind = "tcx"
+	targetXDP       targetKind = "xdp"
+	targetCgroup    targetKind = "cgroup"
+	targetNetfilter targetKind = "netfilter"
+	targetOther     targetKind = "other" // tracepoints: attached while the link lives
+)
+
+// detachable says whether the kernel tells by a number that a link is attached.
+func (k targetKind) detachable() bool { return k != targetNetfilter && k != targetOther }
+
+// target is where a link is attached.
+type target struct {
+	Kind     targetKind `json:"kind"`
+	Where    uint64     `json:"where,omitempty"` // inode number of a namespace, number of a device or of a cgroup; 0: detached
+	Hook     uint32     `json:"hook,omitempty"`  // the attach type; netfilter: the hook point
+	Family   uint8      `json:"family,omitempty"`
+	Priority int32      `json:"priority,omitempty"`
+}
+
+func targetOf(info *link.Info) target {
+	if x := info.NetNs(); x != nil {
+		return target{Kind: targetLookup, Where: uint64(x.NetnsInode), Hook: uint32(x.AttachType)}
+	}
+	if x := info.TCX(); x != nil {
+		return target{Kind: targetTCX, Where: uint64(x.Ifindex), Hook: uint32(x.AttachType)}
+	}
+	if x := info.XDP(); x != nil {
+		return target{Kind: targetXDP, Where: uint64(x.Ifindex)}
+	}
+	if x := info.Cgroup(); x != nil {
+		return target{Kind: targetCgroup, Where: x.CgroupId, Hook: uint32(x.AttachType)}
+	}
+	if x := info.Netfilter(); x != nil {
+		return target{Kind: targetNetfilter, Family: uint8(x.ProtocolFamily), Hook: uint32(x.Hook), Priority: x.Priority}
+	}
+	return target{Kind: targetOther}
+}
+
+// String names the target for people. Calls in the namespace of a device name it.
+func (t target) String() string {
+	switch t.Kind {
+	case targetLookup:
+		return NetnsLookup{Inode: t.Where}.String()
+	case targetTCX:
+		return TCX{Device: deviceName(t.Where), Egress: ebpf.AttachType(t.Hook) == ebpf.AttachTCXEgress}.String()
+	case targetXDP:
+		return XDP{Device: deviceName(t.Where)}.String()
+	case targetCgroup:
+		return Cgroup{Path: "its root", Hook: ebpf.AttachType(t.Hook)}.String()
+	case targetNetfilter:
+		return t.netfilter().String()
+	}
+	return "its tracepoint"
+}
+
+func deviceName(index uint64) string {
+	i, err := net.InterfaceByIndex(int(index))
+	if err != nil {
+		return fmt.Sprintf("device %d", index)
+	}
+	return i.Name
+}
+
+func (t target) netfilter() Netfilter {
+	return Netfilter{Family: t.Family, Hook: InetHook(t.Hook), Priority: t.Priority}
+}
+
+// exists says whether what was attached to is there still. The caller is in the namespace.
+func (t target) exists(ns *netns.Handle) bool {
+	switch t.Kind {
+	case targetLookup:
+		return ns != nil && ns.Inode() == t.Where
+	case targetTCX, targetXDP:
+		_, err := net.InterfaceByIndex(int(t.Where))
+		return err == nil
+	}
+	return true
+}
+
+// nothingAt says whether nothing is attached to a hook point of netfilter of the
+// caller's namespace: such a link does not tell that it was detached.
+func nothingAt(a Netfilter) bool {
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, nfAccept), asm.Return()}})
+	if err != nil {
+		return false
+	}
+	defer pass.Close()
+	l, err := link.AttachNetfilter(link.NetfilterOptions{Program: pass, ProtocolFamily: link.NetfilterProtocolFamily(a.Family),
+		Hook: link.NetfilterInetHook(a.Hook), Priority: a.Priority})
+	if err != nil {
+		return false // EBUSY, as it should be, or it cannot be told
+	}
+	l.Close()
+	return true
+}
+
+// ahead lists the programs of others at a target, or at an earlier hook of its device,
+// in words. ours are the programs of this root. The caller is in the namespace.
+func (t target) ahead(ns *netns.Handle, program uint32, ours map[uint32]bool) []string {
+	var q link.QueryOptions
+	switch t.Kind {
+	case targetLookup:
+		q = link.QueryOptions{Target: ns.FD(), Attach: ebpf.AttachSkLookup}
+	case targetTCX:
+		q = link.QueryOptions{Target: int(t.Where), Attach: ebpf.AttachType(t.Hook)}
+	case targetCgroup:
+		root, err := units.CgroupRoot()
+		if err != nil {
+			return nil
+		}
+		fd, err := unix.Open(root, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil
+		}
+		defer unix.Close(fd)
+		q = link.QueryOptions{Target: fd, Attach: ebpf.AttachType(t.Hook)}
+	default:
+		return nil
+	}
+	all, err := link.QueryPrograms(q)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	before := true
+	for _, p := range all.Programs {
+		id := uint32(p.ID)
+		if id == program {
+			before = false
+			continue
+		}
+		if ours[id] || !before && t.Kind == targetTCX {
+			continue
+		}
+		name := programName(id)
+		if handedOver[name] {
+			continue
+		}
+		out = append(out, t.describe(id, name, before))
+	}
+	if t.Kind == targetTCX && ebpf.AttachType(t.Hook) == ebpf.AttachTCXIngress {
+		if x := xdpAt(int(t.Where)); x != 0 && !ours[x] {
+			out = append(out, fmt.Sprintf("program %d %q is at XDP of %s, before weir's at %s: packets that it drops or redirects never reach weir", x, programName(x), deviceName(t.Where), t))
+		}
+	}
+	return out
+}
+
+// weirs are the programs by whose names a weir is known; handedOver are those that a
+// running weir serve holds by links without pins.
+var (
+	weirs      = map[string]bool{"steer_lookup": true, "steer_dispatch": true, "bfd_tick": true, "bfd_receive": true}
+	handedOver = map[string]bool{"bfd_tick": true, "bfd_receive": true}
+)
+
+func (t target) describe(id uint32, name string, before bool) string {
+	where := "after"
+	if before {
+		where = "before"
+	}
+	whose := fmt.Sprintf("program %d %q", id, name)
+	if weirs[name] {
+		whose += ", of a weir with another --root,"
+	}
+	switch t.Kind {
+	case targetLookup:
+		return fmt.Sprintf("%s runs at %s too, %s weir's: the last one that chooses a socket decides", whose, t, where)
+	case targetCgroup:
+		return fmt.Sprintf("%s runs at %s too, %s weir's: packets that it refuses are lost, whatever weir decides", whose, t, where)
+	}
+	return fmt.Sprintf("%s runs at %s before weir's: packets that it takes, drops or redirects never reach weir", whose, t)
+}
