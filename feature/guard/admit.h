@@ -124,7 +124,7 @@ static __always_inline __u64 guard_count(struct guard_state *s, const struct gua
 		return SOURCE_PRINT(w) == m->print ? guard_add(word, w, packets) : w;
 	}
 	if (SOURCE_SCORE(w) != GUARD_GRANTED &&
-	    SOURCE_COUNT(w) > guard_calm(t, guard_limits_of(s), m->hot)) {
+	    SOURCE_COUNT(w) > guard_allowed(t, guard_limits_of(s), w, m->hot)) {
 		__u64 bad = source_word(m->print, SOURCE_EPOCH(w), GUARD_BAD, 0, GUARD_EXCEEDED);
 
 		/* Written once an epoch: a flood's packets teach nothing new. */
@@ -139,10 +139,13 @@ static __always_inline __u64 guard_count(struct guard_state *s, const struct gua
 static __always_inline int guard_one_host(struct guard_state *s, const struct guard_packet *p,
 					  __u64 w)
 {
-	__u32 reserved = SOURCE_RESERVED(w);
+	__u32 own = SOURCE_SCORE(w) >= GUARD_NEED_HOT && SOURCE_SCORE(w) != GUARD_BAD ?
+			    SOURCE_SHOWN(w) + (SOURCE_SHOWN(w) >> 2) :
+			    0;
 
-	if (!p->host ||
-	    SOURCE_COUNT(w) <= (reserved ? reserved + (reserved >> 2) : s->total.calm >> 1))
+	if (own < s->total.calm >> 1)
+		own = s->total.calm >> 1;
+	if (!p->host || SOURCE_COUNT(w) <= own)
 		return 0;
 	return guard_heavy(&s->sketch[GUARD_BY_HOST], guard_mix(p->host ^ s->total.seed[1]),
 			   p->now >> 8, guard_limits_of(s)->pattern, p->packets);
@@ -177,10 +180,10 @@ int guard_known(struct guard_state *s, const struct guard_packet *p, const struc
 	/* Under attack what a source has shown is paced along its epoch. */
 	paced = count <= 1 + (shown >> 2) + ((shown * 5 * (m->phase + 1)) >> 6);
 	if (!reserved) {
-		if (count > guard_calm(t, l, m->hot) || SOURCE_SCORE(w) == GUARD_BAD)
+		if (count > guard_allowed(t, l, w, m->hot) || SOURCE_SCORE(w) == GUARD_BAD)
 			return GUARD_HEAVY;
-		if (paced && SOURCE_SCORE(w) >= GUARD_NEED_HOT)
-			return GUARD_EARNED;
+		if (SOURCE_SCORE(w) >= GUARD_NEED_HOT)
+			return paced ? GUARD_EARNED : GUARD_ABOVE;
 		return count > 1 || SOURCE_SCORE(w) ? GUARD_SEEN : GUARD_FRESH;
 	}
 	if (paced)

@@ -62,6 +62,24 @@ static __always_inline __u32 guard_calm(const struct guard_total *t, const struc
 }
 
 /*
+ * guard_allowed is how many packets an epoch a source without a reservation may send and still be behaving: guard_calm,
+ * or twice what it has shown for as many epochs as earn a reservation. A resolver that was known before the attack
+ * and found no room to reserve its rate keeps on behaving at that rate.
+ */
+static __always_inline __u32 guard_allowed(const struct guard_total *t,
+					   const struct guard_limits *l, __u64 w, int hot)
+{
+	__u32 calm = guard_calm(t, l, hot), score = SOURCE_SCORE(w), shown;
+
+	if (score < GUARD_NEED_CALM || score > GUARD_MAX_SCORE)
+		return calm;
+	shown = 2 * SOURCE_SHOWN(w) + 4;
+	if (shown > GUARD_MAX_COUNT)
+		shown = GUARD_MAX_COUNT;
+	return shown > calm ? shown : calm;
+}
+
+/*
  * guard_room says whether reservations may grow by so much, for a source that then has want: at most
  * 5/8 of the limit is reserved, under attack 3/4. For sources above twice the fair share it may grow to half of
  * the limit, under attack to 3/8, so that a few large ones never keep out the many small.
@@ -116,7 +134,7 @@ static __always_inline __u32 source_adjust(struct guard_state *s, __u64 w, __u32
 __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 packets)
 {
 	__u32 shown = SOURCE_SHOWN(w), score = SOURCE_SCORE(w), count = SOURCE_COUNT(w);
-	__u32 age = source_age(w, epoch);
+	__u32 age = source_age(w, epoch), was = shown;
 	struct guard_total *t;
 	__u32 calm;
 
@@ -131,7 +149,7 @@ __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 
 		if (age == 1)
 			__sync_fetch_and_add(&t->behaved, 1);
 		shown = source_adjust(s, w, epoch, calm, hot);
-	} else if (count > calm) {
+	} else if (count > guard_allowed(t, guard_limits_of(s), w, hot)) {
 		score = GUARD_BAD;
 		shown = 0;
 	} else if (score == GUARD_BAD) {
@@ -142,10 +160,10 @@ __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 
 			__sync_fetch_and_add(&t->behaved, 1);
 		if (score < GUARD_MAX_SCORE)
 			score++;
-		/* Up at once, down by halves; under attack nobody shows more than the fair share. */
+		/* Up at once, down by halves; under attack nobody comes to show more than the fair share. */
 		shown = count >= shown ? count : shown - ((shown - count) >> 1);
 		if (hot && shown > t->fair)
-			shown = t->fair;
+			shown = was > t->fair ? (shown < was ? shown : was) : t->fair;
 		if (!shown)
 			shown = 1;
 		if (source_earns(s, score, shown, hot))

@@ -49,8 +49,9 @@ func (x *experiment) scenarios() []scenario.Scenario {
 func (x *experiment) judge(ctx context.Context) error {
 	var jobs []job
 	scenes := x.scenarios()
-	for i := range x.seeds {
-		for _, s := range scenes {
+	for _, s := range scenes {
+		for i := range max(x.seeds, s.Seeds) {
+			s := s
 			s.IPv6 = s.IPv6 || i%2 == 1 // every other seed is of IPv6 in all scenarios
 			for _, who := range x.judged {
 				jobs = append(jobs, job{s, who, x.env.Seed + uint64(i)})
@@ -129,6 +130,9 @@ func (x *experiment) tally(verdicts []verdict) {
 			worst.least(n+"legit_kept_min", v.LegitKept)
 			worst.least(n+"client_kept_min", v.MinClient)
 		}
+		if v.KnownCounts {
+			worst.most(n+"known_source_lost_max", 1-v.MinClient)
+		}
 		worst.least(n+"newcomers_kept_"+strings.TrimPrefix(v.Name, "new_"), v.NewcomersKept)
 		worst.most(n+"accepted_over_limit_"+v.Name, v.AcceptedOverLimitWorstSecond)
 		worst.most(n+"accepted_over_limit_max", v.AcceptedOverLimitWorstSecond)
@@ -163,6 +167,9 @@ func (x *experiment) explain(verdicts []verdict) {
 		}
 		if v.LegitCounts && v.LegitKept < legitKept {
 			x.result.Note("%s, seed %d, IPv6 %t: %.4f of clients' packets kept, of the worst client's %.3f", v.Name, v.seed, v.IPv6, v.LegitKept, v.MinClient)
+		}
+		if v.KnownCounts && 1-v.MinClient > knownLost {
+			x.result.Note("%s, seed %d, IPv6 %t: the worst known source kept %.3f", v.Name, v.seed, v.IPv6, v.MinClient)
 		}
 		if v.AcceptedOverLimitWorstSecond > overLimit {
 			x.result.Note("%s, seed %d, IPv6 %t: %.3f of the limit accepted in the worst second", v.Name, v.seed, v.IPv6, v.AcceptedOverLimitWorstSecond)

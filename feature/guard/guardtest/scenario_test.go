@@ -64,6 +64,26 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
+// TestKnownSourcesKept holds each single source that was known before a flood to a tenth of its packets lost, also a
+// resolver whose rate found no room among the reservations.
+func TestKnownSourcesKept(t *testing.T) {
+	need(t)
+	s, err := scenario.Lookup("resolvers_14s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range uint64(4) {
+		s.IPv6 = seed%2 == 1
+		o, err := scenario.Run(s, seed, newGuard(t, Options{Limit: s.Limit, IPv6: s.IPv6, Seed: seed + 1, Batch: true}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !(o.MinClient >= 0.9) {
+			t.Errorf("seed %d, IPv6 %t: the worst known source kept %.3f, want 0.9", seed, s.IPv6, o.MinClient)
+		}
+	}
+}
+
 // TestHooksAgree gives the same packets to the three hooks, of guards with one secret: no verdict differs.
 func TestHooksAgree(t *testing.T) {
 	need(t)

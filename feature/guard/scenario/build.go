@@ -64,6 +64,18 @@ func (b *builder) clients(n int, pps float64, from time.Duration, h habit, c Cla
 	}
 }
 
+// clientNet is where crowds live: 192.0.2.0 (RFC 5737) and the networks behind it.
+const clientNet = 0xc0000200
+
+// crowd adds n clients with successive addresses from base on, which send pps together at random moments.
+func (b *builder) crowd(base uint32, n int, pps float64, c Class) {
+	for i := range n {
+		p := b.someone(c)
+		p.Src.Identity = base + uint32(i)
+		b.client(0, b.To, pps/float64(n), poisson, p)
+	}
+}
+
 // joining has newcomers arrive one after the other, evenly over the attack.
 func (b *builder) joining(n int) {
 	for i := range n {

@@ -25,6 +25,10 @@ type Scenario struct {
 	// LegitCounts tells that legit_kept counts here: all of Established sent before the attack, nobody else has their
 	// addresses, and together they stay below the limit. NewcomersCount tells that there are enough newcomers for newcomers_kept to mean something.
 	LegitCounts, NewcomersCount bool
+	// KnownCounts tells that the worst single client counts: 1 - Outcome.MinClient.
+	KnownCounts bool
+	// Seeds is how many seeds a run tries at least.
+	Seeds int
 	// IPv6 tells that the scenario is one of IPv6 only. The others mean the same over both families.
 	IPv6 bool
 
@@ -50,7 +54,7 @@ const (
 // All are the scenarios, in the order in which a person reads them.
 func All() []Scenario {
 	var all []Scenario
-	for _, group := range [][]Scenario{floods(), large(), patience(), arrivals(), limits(), ipv6()} {
+	for _, group := range [][]Scenario{floods(), large(), patience(), resolvers(), arrivals(), limits(), ipv6()} {
 		for _, s := range group {
 			if s.Limit == 0 {
 				s.Limit = limit
@@ -148,6 +152,20 @@ func large() []Scenario {
 		many("large_zipf_2000x25", "2,000 sources of 25 pps; of 50 clients the first has 172 pps, the last half a pps", 50e3, nil, twoThousand, zipf),
 		many("large_zipf_pulsing", "2,000 sources of 25 pps in every other second; of 50 clients the first has 172 pps, the last half a pps", 50e3, pulse, twoThousand, zipf),
 	}
+}
+
+// resolvers is clients of whom three send most, under a flood that looks like nobody.
+func resolvers() []Scenario {
+	known := func(name string, known time.Duration) Scenario {
+		return Scenario{Name: name, About: fmt.Sprintf("spoofed, 20,000 pps; 100 clients send 200 pps and three resolvers 150 pps each, known for %s", known),
+			From: known, To: known + 12*second, LegitCounts: true, KnownCounts: true, Seeds: 10,
+			build: func(b *builder) {
+				b.crowd(clientNet, 100, 200, Established)
+				b.crowd(0xc6336435, 3, 450, Established)
+				b.flood(20e3, nil, spoofed)
+			}}
+	}
+	return []Scenario{known("resolvers_14s", 14*second), known("resolvers_28s", 28*second)}
 }
 
 // shares is n rates that add up to a sum, the i-th of which is in proportion to 1/i to an exponent (Zipf).
