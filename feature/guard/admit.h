@@ -7,6 +7,7 @@
 #define WEIR_GUARD_ADMIT_H
 
 #include "bucket.h"
+#include "bound.h"
 #include "pattern.h"
 #include "source.h"
 #include "top.h"
@@ -41,6 +42,12 @@ static __always_inline __u64 guard_mix(__u64 x)
 	x *= 0xd6e8feb86659fd93ULL;
 	x ^= x >> 32;
 	return x;
+}
+
+/* guard_mix_of is guard_mix as a function of its own, for what packets of a calm guard do not meet: see guard_spend_of. */
+static __noinline __u64 guard_mix_of(__u64 x)
+{
+	return guard_mix(x);
 }
 
 /*
@@ -123,9 +130,9 @@ static __always_inline __u64 guard_count(struct guard_state *s, const struct gua
 		w = guard_read(*word); /* another CPU turned it, or replaced it */
 		return SOURCE_PRINT(w) == m->print ? guard_add(word, w, packets) : w;
 	}
-	if (SOURCE_SCORE(w) != GUARD_GRANTED &&
-	    SOURCE_COUNT(w) > guard_allowed(t, guard_limits_of(s), w, m->hot)) {
-		__u64 bad = source_word(m->print, SOURCE_EPOCH(w), GUARD_BAD, 0, GUARD_EXCEEDED);
+	if (SOURCE_SCORE(w) != GUARD_GRANTED && SOURCE_COUNT(w) > guard_allowed(s, w, m->hot)) {
+		__u64 bad = source_word(m->print, SOURCE_EPOCH(w), GUARD_BAD, GUARD_ITSELF,
+					GUARD_EXCEEDED);
 
 		/* Written once an epoch: a flood's packets teach nothing new. */
 		if (w != bad)
@@ -142,16 +149,23 @@ static __always_inline int guard_one_host(struct guard_state *s, const struct gu
 	__u32 own = SOURCE_SCORE(w) >= GUARD_NEED_HOT && SOURCE_SCORE(w) != GUARD_BAD ?
 			    SOURCE_SHOWN(w) + (SOURCE_SHOWN(w) >> 2) :
 			    0;
+	struct guard_sighting g = { .at = p->now >> 8, .packets = p->packets };
+	__u32 calm;
 
-	if (own < s->total.calm >> 1)
-		own = s->total.calm >> 1;
+	calm = guard_allowed(s, 0, 1) >> 1;
+	if (own < calm)
+		own = calm;
 	if (!p->host || SOURCE_COUNT(w) <= own)
 		return 0;
-	return guard_heavy(&s->sketch[GUARD_BY_HOST], guard_mix(p->host ^ s->total.seed[1]),
-			   p->now >> 8, guard_limits_of(s)->pattern, p->packets);
+	g.wide = g.heavy = guard_limits_of(s)->pattern;
+	return guard_width_of(&s->sketch[GUARD_BY_HOST], guard_mix_of(p->host ^ s->total.seed[1]),
+			      &g) == GUARD_HEAVIEST;
 }
 
-#define GUARD_SCARCE 256 /* of the result of guard_known, beside the tier */
+/* Of the result of guard_known, beside the tier. */
+#define GUARD_SCARCE	256
+#define GUARD_LARGE	512  /* above calm: heavy where others need the room */
+#define GUARD_CONDEMNED 1024 /* heavy for its pattern alone */
 
 /* guard_known is the tier of a source that is remembered, as number i of all. */
 int guard_known(struct guard_state *s, const struct guard_packet *p, const struct guard_moment *m,
@@ -180,10 +194,12 @@ int guard_known(struct guard_state *s, const struct guard_packet *p, const struc
 	/* Under attack what a source has shown is paced along its epoch. */
 	paced = count <= 1 + (shown >> 2) + ((shown * 5 * (m->phase + 1)) >> 6);
 	if (!reserved) {
-		if (count > guard_allowed(t, l, w, m->hot) || SOURCE_SCORE(w) == GUARD_BAD)
-			return GUARD_HEAVY;
-		if (SOURCE_SCORE(w) >= GUARD_NEED_HOT)
+		if (SOURCE_SCORE(w) == GUARD_BAD)
+			return shown == GUARD_ITSELF ? GUARD_HEAVY : GUARD_HEAVY | GUARD_CONDEMNED;
+		if (SOURCE_SCORE(w) >= GUARD_NEED_HOT && count <= 2 * shown + 4)
 			return paced ? GUARD_EARNED : GUARD_ABOVE;
+		if (count > t->calm)
+			return GUARD_SEEN | GUARD_LARGE;
 		return count > 1 || SOURCE_SCORE(w) ? GUARD_SEEN : GUARD_FRESH;
 	}
 	if (paced)
@@ -191,9 +207,9 @@ int guard_known(struct guard_state *s, const struct guard_packet *p, const struc
 	if (count <= 2 * reserved + 4 || count <= t->fair || count <= l->per_epoch >> 8)
 		return GUARD_ABOVE;
 	/* Far above: demoted at once. */
-	if (m->hot &&
-	    guard_cas(word, w,
-		      source_word(m->print, SOURCE_EPOCH(w), GUARD_BAD, 0, GUARD_EXCEEDED)) == w)
+	if (m->hot && guard_cas(word, w,
+				source_word(m->print, SOURCE_EPOCH(w), GUARD_BAD, GUARD_ITSELF,
+					    GUARD_EXCEEDED)) == w)
 		guard_reserve(t, -(__s32)reserved, -1);
 	return GUARD_HEAVY;
 }
@@ -213,34 +229,44 @@ int guard_condemn(struct guard_state *s, __u32 i, __u32 print)
 	return 0;
 }
 
+#define GUARD_IN_ANY_CASE -1 /* of guard_strange: refused, and not looked at */
+
 /*
- * guard_strange says whether a packet of a source without a reservation belongs to a heavy pattern. What
- * is refused in any case teaches the patterns by a quarter of its packets, with four times the weight: -1 for the rest.
+ * guard_strange is how wide the patterns are that a packet of a source without a reservation belongs to. Packets that
+ * are refused in any case teach the patterns by a quarter of them, with four times the weight: GUARD_IN_ANY_CASE for
+ * the rest.
  */
 int guard_strange(struct guard_state *s, const struct guard_packet *p, const struct guard_moment *m,
 		  __u32 tier)
 {
+	struct guard_sighting g = {};
 	const struct guard_limits *l;
-	__u32 packets, at;
+	__u32 window, step;
+	int net, port;
 	__u64 key;
 
 	if (!s || !p || !m)
 		return 0;
 	l = guard_limits_of(s);
 	key = s->total.seed[1];
-	at = p->now >> 8;
-	packets = p->packets;
+	window = p->now >> GUARD_WINDOW_SHIFT;
+	if (guard_rare(guard_read(s->total.window) != window))
+		guard_window(s, window);
+	g.at = p->now >> 8;
+	g.packets = p->packets;
+	g.wide = l->pattern;
+	step = guard_read(s->total.pattern_step);
+	g.heavy = g.wide << (step < GUARD_PATTERN_STEPS ? GUARD_PATTERN_STEPS - step : 0);
 	if (tier == GUARD_FRESH && l->interval &&
 	    (__s64)(guard_read(s->total.debt) + l->interval - m->ticks) >
 		    guard_threshold(guard_share(m, GUARD_FRESH), l->depth)) {
 		if (m->dice >> 40 & 3)
-			return -1;
-		packets *= 4;
+			return GUARD_IN_ANY_CASE;
+		g.packets *= 4;
 	}
-	return guard_heavy(&s->sketch[GUARD_BY_NET], guard_mix(p->net ^ key), at, l->pattern,
-			   packets) ||
-	       guard_heavy(&s->sketch[GUARD_BY_PORT], guard_mix(~p->port ^ key), at, l->pattern,
-			   packets);
+	net = guard_width_of(&s->sketch[GUARD_BY_NET], guard_mix_of(p->net ^ key), &g);
+	port = guard_width_of(&s->sketch[GUARD_BY_PORT], guard_mix_of(~p->port ^ key), &g);
+	return net > port ? net : port;
 }
 
 enum { GUARD_SPENT, GUARD_NO_TARGET, GUARD_NO_TOTAL };
@@ -285,7 +311,7 @@ __noinline int guard_spend_both(struct guard_state *s, struct guard_target *d,
 	if (guard_rare(packets > 1))
 		price.lent = guard_lent(&s->total, m, tier, price.interval * packets, l->depth);
 	if (!l->interval ||
-	    guard_spend(&s->total.debt, m->ticks, &price, guard_threshold(share, l->depth)))
+	    guard_spend_of(&s->total.debt, m->ticks, &price, guard_threshold(share, l->depth)))
 		return GUARD_SPENT;
 	if (d)
 		guard_refund(&d->debt, l->target_interval * packets);
@@ -329,7 +355,8 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 {
 	struct guard_moment m = {};
 	__u32 tier = GUARD_FRESH;
-	int known, strange = 0, early, refused;
+	int known, strange = GUARD_NARROW, early, refused;
+	__u32 flags = 0;
 	struct guard_total *t;
 	__u64 shifted;
 
@@ -359,24 +386,33 @@ int guard_decide(struct guard_state *s, const struct guard_packet *p, struct gua
 		guard_stranger(s, p, &m);
 	} else {
 		tier = guard_known(s, p, &m, known);
-		m.scarce = !!(tier & GUARD_SCARCE);
+		flags = tier;
+		m.scarce = !!(flags & GUARD_SCARCE);
 		tier &= 7;
 	}
-	if (guard_rare(m.hot && (tier == GUARD_SEEN || tier == GUARD_FRESH)))
+	/* The pattern of a condemned source goes on being measured, or it would look smaller than it is. */
+	if (guard_rare(m.hot &&
+		       ((flags & GUARD_CONDEMNED) || tier == GUARD_SEEN || tier == GUARD_FRESH)))
 		strange = guard_strange(s, p, &m, tier);
-	if (guard_rare(strange > 0)) {
+	if (guard_rare(strange == GUARD_HEAVIEST)) {
 		tier = GUARD_HEAVY;
 		if (known >= 0)
 			guard_condemn(s, known, m.print);
 	}
-	refused = early	      ? GUARD_SPENT :
-		  strange < 0 ? GUARD_NO_TOTAL :
-				guard_spend_both(s, target, &m, tier, p->packets);
+	refused = early			       ? GUARD_SPENT :
+		  strange == GUARD_IN_ANY_CASE ? GUARD_NO_TOTAL :
+						 guard_spend_both(s, target, &m, tier, p->packets);
 	if (!guard_rare(refused != GUARD_SPENT)) {
 		if (target)
 			__sync_fetch_and_add(&target->passed, p->packets);
 		return tier | GUARD_PASSES;
 	}
+	/* Of GUARD_FRESH most never come back: no bound would make room for them. */
+	if (m.hot && tier == GUARD_SEEN)
+		__sync_fetch_and_add(&t->unmet,
+				     p->packets * (GUARD_UNMET | (__u64)strange * GUARD_UNMET_WIDE |
+						   (__u64)(flags & GUARD_LARGE) *
+							   (GUARD_UNMET_LARGE / GUARD_LARGE)));
 	/* Who refused is under attack from now on: a flood of one destination leaves the others calm. */
 	if (target)
 		__sync_fetch_and_add(&target->refused, p->packets);

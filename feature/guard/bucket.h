@@ -60,8 +60,8 @@ static __always_inline int guard_spend(__u64 *word, __u64 now, const struct guar
 }
 
 /*
- * guard_spend_of is guard_spend, for what few packets meet: a function of its own. Each copy of the loop takes 250 bytes
- * of what a socket may hold (README.md).
+ * guard_spend_of is guard_spend as a function of its own, for all but the packets of a calm guard: each copy of the loop
+ * takes 250 bytes of what a socket may hold (README.md).
  */
 __noinline int guard_spend_of(__u64 *word, __u64 now, const struct guard_price *price,
 			      __s64 threshold)

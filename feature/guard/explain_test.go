@@ -92,6 +92,10 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		s.Close()
 	}
 	w.apply(guarded(t, "dns", Options{Limit: 20, DryRun: true}, "udp :5300"))
+	// The source behaved while it was asked about: it floods anew.
+	s := listenUDP(t, "127.0.0.1:5300")
+	flood(t, s.LocalAddr(), 200)
+	s.Close()
 	p := feature.Packet{Proto: "udp", From: netip.MustParseAddrPort("127.0.0.1:9"), To: netip.MustParseAddrPort("127.0.0.1:5300"), Inode: ns.Inode(), Interface: "lo"}
 	if s := explain(t, w, p); !strings.Contains(s[0].Text, "would be refused with a chance of") || !strings.Contains(s[0].Text, "passes since it is a dry run") {
 		t.Errorf("dry run: %+v", s)

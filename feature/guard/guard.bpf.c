@@ -118,7 +118,8 @@ __noinline int guard_file(struct guard_state *s, const struct guard_addresses *a
 			k.low = 0;
 	}
 	seed = s->total.seed[0] + level;
-	guard_top_file(&s->top[level], &k, guard_mix(guard_mix(k.high ^ seed) ^ k.low ^ k.port),
+	guard_top_file(&s->top[level], &k,
+		       guard_mix_of(guard_mix_of(k.high ^ seed) ^ k.low ^ k.port),
 		       at >> GUARD_TOP_SHIFT, bpf_get_prandom_u32());
 	return 0;
 }

@@ -85,7 +85,13 @@ struct guard_total {
 	__u32 sweep;	/* bucket that is searched next for reservations of the silent */
 	__u32 granted; /* packets/s that a process without a right may set at most, 0: any; programs do not look */
 	__u32 held; /* epoch in which a source with a reservation was last heard */
-	__u32 pad2[10];
+	/* What strangers may send (bound.h): a window is 2^27 ns, 134 ms. */
+	__u64 unmet;  /* packets that were refused in it: GUARD_UNMET */
+	__u32 window; /* whose refusals are being counted */
+	__u32 pattern_step; /* halvings of what a pattern may send; 0 for a guard that has seen no attack */
+	__u32 source_step; /* of what a source may send */
+	__u32 met;	   /* windows since the last one in which too many were refused */
+	__u32 pad2[4];
 };
 
 /*

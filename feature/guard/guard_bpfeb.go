@@ -48,27 +48,32 @@ type guardGuardListenKey struct {
 type guardGuardState struct {
 	_     structs.HostLayout
 	Total struct {
-		_          structs.HostLayout
-		Seed       [2]uint64
-		Active     uint32
-		Version    uint32
-		Epoch      uint32
-		Hot        uint32
-		Fair       uint32
-		Calm       uint32
-		Ready      uint32
-		Pad0       [5]uint32
-		Limits     [2]guardGuardLimits
-		Debt       uint64
-		InsertDebt uint64
-		Pad1       [6]uint64
-		Reserved   uint32
-		Holders    uint32
-		Behaved    uint32
-		Sweep      uint32
-		Granted    uint32
-		Held       uint32
-		Pad2       [10]uint32
+		_           structs.HostLayout
+		Seed        [2]uint64
+		Active      uint32
+		Version     uint32
+		Epoch       uint32
+		Hot         uint32
+		Fair        uint32
+		Calm        uint32
+		Ready       uint32
+		Pad0        [5]uint32
+		Limits      [2]guardGuardLimits
+		Debt        uint64
+		InsertDebt  uint64
+		Pad1        [6]uint64
+		Reserved    uint32
+		Holders     uint32
+		Behaved     uint32
+		Sweep       uint32
+		Granted     uint32
+		Held        uint32
+		Unmet       uint64
+		Window      uint32
+		PatternStep uint32
+		SourceStep  uint32
+		Met         uint32
+		Pad2        [4]uint32
 	}
 	Counters [64]struct {
 		_       structs.HostLayout

@@ -36,7 +36,7 @@ func (l Limits) layout() guardGuardLimits {
 		share = l.Each
 	}
 	out.PerEpoch = uint32(min(uint64(share)<<epochShift/1e9, 1<<31))
-	out.Pattern = uint32(min(uint64(share)/8<<8, 1<<31)) // packets/s, GUARD_RATE fraction bits
+	out.Pattern = uint32(min(uint64(share)/8<<8, 1<<27)) // packets/s, GUARD_RATE fraction bits; programs shift it by 4
 	return out
 }
 

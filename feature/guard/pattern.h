@@ -8,7 +8,7 @@
 /* What one packet adds to a rate. */
 #define GUARD_PACKET ((__u32)((1000000000ULL << GUARD_RATE) >> (GUARD_WINDOW + 8)))
 
-static __always_inline __u32 guard_decayed(const struct guard_cell *c, __u32 at)
+static __noinline __u32 guard_decayed(const struct guard_cell *c, __u32 at)
 {
 	__s32 elapsed = at - c->at;
 
@@ -28,38 +28,56 @@ static __always_inline struct guard_cell *guard_cell(struct guard_cell *row, __u
 	return c;
 }
 
+/* How far the rate of a pattern is above what others send. */
+enum guard_width {
+	GUARD_NARROW,
+	GUARD_WIDE,	/* above guard_limits.pattern: heavy only where strangers lack room */
+	GUARD_HEAVIEST, /* above what patterns may have now */
+};
+
+/* A packet, as a sketch counts it. */
+struct guard_sighting {
+	__u32 at;    /* units of 2^8 ns */
+	__u32 wide;  /* rates: packets/s << GUARD_RATE */
+	__u32 heavy; /* wide or more */
+	__u32 packets;
+};
+
 /*
- * guard_heavy adds packets to the rate of a pattern, and says whether that is heavy: above the limit
- * and eight times that of its neighbours. With millions of random keys every cell is high, and that is
- * not a pattern. Cells are written plainly: a lost update never matters, and one far above the limit is
- * not written again within a sixteenth of the window, so that a flood's CPUs do not fight for it.
+ * guard_width_of adds packets to the rate of a pattern, and says how wide it is: above a rate and eight times that of its
+ * neighbours. With millions of random keys every cell is high, and that is not a pattern. Cells are
+ * written plainly: a lost update never matters, and one far above the limit is not written again
+ * within a sixteenth of the window, so that a flood's CPUs do not fight for it.
  */
-int guard_heavy(struct guard_sketch *s, __u64 key, __u32 at, __u32 limit, __u32 packets)
+int guard_width_of(struct guard_sketch *s, __u64 key, const struct guard_sighting *g)
 {
 	struct guard_cell *a, *b;
 	__u32 i = key >> 16, j = key >> 40;
-	__u32 x, y, m, n, rate;
+	__u32 x, y, m, n, rate, at;
 
-	if (!s)
-		return 0;
+	if (!s || !g)
+		return GUARD_NARROW;
+	at = g->at;
 	a = guard_cell(s->cell[0], i);
 	b = guard_cell(s->cell[1], j);
 	x = guard_decayed(a, at);
 	y = guard_decayed(b, at);
 	m = guard_decayed(guard_cell(s->cell[0], i + 1), at);
 	n = guard_decayed(guard_cell(s->cell[1], j + 1), at);
-	rate = (x < y ? x : y) + GUARD_PACKET * packets;
+	rate = (x < y ? x : y) + GUARD_PACKET * g->packets;
 	if (n < m)
 		m = n;
-	if ((rate >> 2) > limit && (rate >> 4) > m && at - a->at < 1 << (GUARD_WINDOW - 4) &&
+	if ((rate >> 2) > g->heavy && (rate >> 4) > m && at - a->at < 1 << (GUARD_WINDOW - 4) &&
 	    at - b->at < 1 << (GUARD_WINDOW - 4))
-		return 1;
+		return GUARD_HEAVIEST;
 	/* Conservative update: neither row is raised above what the key can have. */
 	a->rate = x < rate ? rate : x;
 	a->at = at;
 	b->rate = y < rate ? rate : y;
 	b->at = at;
-	return rate > limit && (rate >> 3) > m;
+	if (rate <= g->wide || (rate >> 3) <= m)
+		return GUARD_NARROW;
+	return rate > g->heavy ? GUARD_HEAVIEST : GUARD_WIDE;
 }
 
 #endif

@@ -7,6 +7,7 @@
 #define GUARD_NEED_CALM 3  /* epochs of behaving that earn a reservation */
 #define GUARD_NEED_HOT	4  /* the same under attack */
 #define GUARD_BAD	15 /* score of who exceeded its share when it was last seen */
+#define GUARD_ITSELF	1 /* what such a source has shown: it, not its network, exceeded the share */
 #define GUARD_GRANTED	14 /* score of who has a reservation: what it has shown */
 #define GUARD_MAX_SCORE 13
 #define GUARD_MAX_COUNT 4000 /* below 2^12, with room for CPUs that add at the same time */
@@ -49,13 +50,17 @@ static __always_inline void guard_reserve(struct guard_total *t, __s32 packets, 
 
 /*
  * guard_calm is how many packets an epoch a source may send and still be behaving. While all is calm that is half of
- * the limit: where clients are few, one of them sends much of it.
+ * the limit: where clients are few, one of them sends much of it. Under attack it falls from there to twice the fair
+ * share, as far as others need the room (bound.h).
  */
 static __always_inline __u32 guard_calm(const struct guard_total *t, const struct guard_limits *l,
 					int hot)
 {
-	__u32 calm = hot ? t->calm : l->per_epoch >> 1;
+	__u32 step = hot ? guard_read(t->source_step) : 0;
+	__u32 calm = l->per_epoch >> 1 >> (step & 31);
 
+	if (hot && calm < t->calm)
+		calm = t->calm;
 	if (calm < 4)
 		calm = 4;
 	return calm > GUARD_MAX_COUNT ? GUARD_MAX_COUNT : calm;
@@ -66,11 +71,13 @@ static __always_inline __u32 guard_calm(const struct guard_total *t, const struc
  * or twice what it has shown for as many epochs as earn a reservation. A resolver that was known before the attack
  * and found no room to reserve its rate keeps on behaving at that rate.
  */
-static __always_inline __u32 guard_allowed(const struct guard_total *t,
-					   const struct guard_limits *l, __u64 w, int hot)
+__noinline __u32 guard_allowed(struct guard_state *s, __u64 w, __u32 hot)
 {
-	__u32 calm = guard_calm(t, l, hot), score = SOURCE_SCORE(w), shown;
+	__u32 calm, score = SOURCE_SCORE(w), shown;
 
+	if (!s)
+		return 0;
+	calm = guard_calm(&s->total, guard_limits_of(s), hot);
 	if (score < GUARD_NEED_CALM || score > GUARD_MAX_SCORE)
 		return calm;
 	shown = 2 * SOURCE_SHOWN(w) + 4;
@@ -141,7 +148,7 @@ __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 
 	if (!s)
 		return w;
 	t = &s->total;
-	calm = guard_calm(t, guard_limits_of(s), hot);
+	calm = guard_allowed(s, 0, hot);
 	if (age > GUARD_IDLE) {
 		score = 0;
 		shown = 0;
@@ -149,9 +156,9 @@ __u64 source_turn(struct guard_state *s, __u64 w, __u32 epoch, __u32 hot, __u32 
 		if (age == 1)
 			__sync_fetch_and_add(&t->behaved, 1);
 		shown = source_adjust(s, w, epoch, calm, hot);
-	} else if (count > guard_allowed(t, guard_limits_of(s), w, hot)) {
+	} else if (count > guard_allowed(s, w, hot)) {
 		score = GUARD_BAD;
-		shown = 0;
+		shown = GUARD_ITSELF;
 	} else if (score == GUARD_BAD) {
 		score = 1;
 		shown = 1;
@@ -199,8 +206,6 @@ int guard_epoch(struct guard_state *s, __u32 epoch)
 		calm = mean;
 	if (calm < l->per_epoch >> 8)
 		calm = l->per_epoch >> 8;
-	if (calm < 4)
-		calm = 4;
 	if (calm > l->per_epoch >> 3 && l->per_epoch >> 3 > 4)
 		calm = l->per_epoch >> 3;
 	t->fair = fair;

@@ -49,6 +49,7 @@ const (
 	legitKept = 0.98
 	overLimit = 1.12
 	knownLost = 0.1
+	coldKept  = 0.95
 )
 
 // experiment is one run.
@@ -122,6 +123,8 @@ func (x *experiment) claims() {
 		{lab.Correctness, "of clients that were there before the attack, and are below the limit together, the share kept in the worst scenario",
 			"legit_kept_min", fmt.Sprintf(">= %g", legitKept), true},
 		{lab.Correctness, "accepted in the worst second of the worst scenario, over the limit", "accepted_over_limit_max", fmt.Sprintf("<= %g", overLimit), true},
+		{lab.Correctness, "of clients of a guard that is applied in the middle of a flood, the share kept from the fifth second on, in the worst scenario",
+			"cold_start_kept_min", fmt.Sprintf(">= %g", coldKept), true},
 		{lab.Correctness, "of the packets of a single source that was known before a spoofed flood, the share lost, of the worst in ten seeds",
 			"known_source_lost_max", fmt.Sprintf("<= %g", knownLost), true},
 		{lab.Correctness, "of what two CPUs accept at one instant, the share that one would not", "lost_update_ratio_2cpu", "<= 0.02", true},

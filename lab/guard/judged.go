@@ -130,6 +130,9 @@ func (x *experiment) tally(verdicts []verdict) {
 			worst.least(n+"legit_kept_min", v.LegitKept)
 			worst.least(n+"client_kept_min", v.MinClient)
 		}
+		if v.ColdStart {
+			worst.least(n+"cold_start_kept_min", v.NewcomersKept)
+		}
 		if v.KnownCounts {
 			worst.most(n+"known_source_lost_max", 1-v.MinClient)
 		}
@@ -167,6 +170,9 @@ func (x *experiment) explain(verdicts []verdict) {
 		}
 		if v.LegitCounts && v.LegitKept < legitKept {
 			x.result.Note("%s, seed %d, IPv6 %t: %.4f of clients' packets kept, of the worst client's %.3f", v.Name, v.seed, v.IPv6, v.LegitKept, v.MinClient)
+		}
+		if v.ColdStart && v.NewcomersKept < coldKept {
+			x.result.Note("%s, seed %d, IPv6 %t: %.4f of clients' packets kept from the fifth second on", v.Name, v.seed, v.IPv6, v.NewcomersKept)
 		}
 		if v.KnownCounts && 1-v.MinClient > knownLost {
 			x.result.Note("%s, seed %d, IPv6 %t: the worst known source kept %.3f", v.Name, v.seed, v.IPv6, v.MinClient)

@@ -75,16 +75,21 @@ type batchGuardState struct {
 			Dry            uint32
 			Pad            [3]uint32
 		}
-		Debt       uint64
-		InsertDebt uint64
-		Pad1       [6]uint64
-		Reserved   uint32
-		Holders    uint32
-		Behaved    uint32
-		Sweep      uint32
-		Granted    uint32
-		Held       uint32
-		Pad2       [10]uint32
+		Debt        uint64
+		InsertDebt  uint64
+		Pad1        [6]uint64
+		Reserved    uint32
+		Holders     uint32
+		Behaved     uint32
+		Sweep       uint32
+		Granted     uint32
+		Held        uint32
+		Unmet       uint64
+		Window      uint32
+		PatternStep uint32
+		SourceStep  uint32
+		Met         uint32
+		Pad2        [4]uint32
 	}
 	Counters [64]struct {
 		_       structs.HostLayout

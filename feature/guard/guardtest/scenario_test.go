@@ -84,6 +84,27 @@ func TestKnownSourcesKept(t *testing.T) {
 	}
 }
 
+// TestColdStart applies guards in the middle of a flood: from the fifth second on, clients below the limit keep what
+// they send, whatever network they share.
+func TestColdStart(t *testing.T) {
+	need(t)
+	for _, s := range scenario.All() {
+		if !s.ColdStart {
+			continue
+		}
+		s = s.Shortened()
+		for _, s.IPv6 = range []bool{false, true} {
+			o, err := scenario.Run(s, 1, newGuard(t, Options{Limit: s.Limit, IPv6: s.IPv6, Seed: 1, Batch: true}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !(o.NewcomersKept >= 0.95) {
+				t.Errorf("%s, IPv6 %t: clients kept %.4f, want 0.95", s.Name, s.IPv6, o.NewcomersKept)
+			}
+		}
+	}
+}
+
 // TestHooksAgree gives the same packets to the three hooks, of guards with one secret: no verdict differs.
 func TestHooksAgree(t *testing.T) {
 	need(t)

@@ -9,7 +9,8 @@ import (
 )
 
 // Outcome is what the verdicts on one scenario's trace come to. Shares are between 0 and 1, and NaN if there was
-// nothing to share. All but AcceptedOverLimitWorstSecond are of the time from the attack's begin to its end.
+// nothing to share. All but AcceptedOverLimitWorstSecond are of the time from the attack's
+// begin, and Settle, to its end.
 type Outcome struct {
 	LegitKept     float64 // of the packets of established clients, the share that passed
 	NewcomersKept float64 // of newcomers'
@@ -42,8 +43,8 @@ type share struct{ offered, accepted int }
 
 // NewJudge judges a scenario whose trace is t.
 func NewJudge(s Scenario, t *Trace) *Judge {
-	return &Judge{limit: float64(s.Limit), from: t.start + uint64(s.From), to: t.start + uint64(s.To),
-		seconds: (s.To - s.From).Seconds(), perClient: map[Source]*share{}}
+	return &Judge{limit: float64(s.Limit), from: t.start + uint64(s.From+s.Settle), to: t.start + uint64(s.To),
+		seconds: (s.To - s.From - s.Settle).Seconds(), perClient: map[Source]*share{}}
 }
 
 // Add takes in what comes next of the trace; verdicts are at least as many as packets.

@@ -27,6 +27,11 @@ type Scenario struct {
 	LegitCounts, NewcomersCount bool
 	// KnownCounts tells that the worst single client counts: 1 - Outcome.MinClient.
 	KnownCounts bool
+	// ColdStart tells that nobody was there before the attack, and that clients together stay below the limit:
+	// newcomers_kept counts, from Settle on.
+	ColdStart bool
+	// Settle is how long after From the judging begins.
+	Settle time.Duration
 	// Seeds is how many seeds a run tries at least.
 	Seeds int
 	// IPv6 tells that the scenario is one of IPv6 only. The others mean the same over both families.
@@ -54,7 +59,7 @@ const (
 // All are the scenarios, in the order in which a person reads them.
 func All() []Scenario {
 	var all []Scenario
-	for _, group := range [][]Scenario{floods(), large(), patience(), resolvers(), arrivals(), limits(), ipv6()} {
+	for _, group := range [][]Scenario{floods(), large(), patience(), resolvers(), arrivals(), coldStarts(), limits(), ipv6()} {
 		for _, s := range group {
 			if s.Limit == 0 {
 				s.Limit = limit
