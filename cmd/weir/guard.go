@@ -120,7 +120,7 @@ func printGuard(w io.Writer, g guard.GuardState) {
 	t.row("  all", g.Passed, g.Refused, "")
 	t.flush()
 	if len(g.Top) > 0 {
-		t = newTable(w, "  REFUSED LATELY", "PACKETS/S, OF SOME 20 S")
+		t = newTable(w, "  REFUSED", "PPS AT LEAST (20s)")
 		for _, p := range g.Top {
 			t.row("  "+p.String(), fmt.Sprintf("%.0f", p.PPS))
 		}

@@ -73,8 +73,8 @@ func TestExplainIsWhatHappens(t *testing.T) {
 		sum, came, over := 0.0, 0, time.Now()
 		const n = 12
 		for range n {
-			if time.Since(over) > 4*time.Second {
-				break // the machine stood still, and the flood may be forgotten
+			if time.Since(over) > 2*time.Second {
+				break // an epoch without a flood, and the source behaves again
 			}
 			chance := chanceOf(t, w, p)
 			if chance == 0 || chance == 1 {

@@ -24,8 +24,10 @@ const (
 	// topSpan turns a weight in packets into a rate: halved every 2^33 ns, a steady rate is worth what comes in
 	// 2^33 ns / ln 2, on average over the time between two halvings.
 	topSpan = (1 << topShift) / 1e9 / math.Ln2
-	// topLeast is the rate, in packets per second, below which chance says more than traffic.
-	topLeast = 4
+	// topSample is the weight of one sample: a refused packet in 16 is filed (GUARD_TOP_SAMPLE).
+	topSample = 16 * topOne
+	// topLeast is how many samples a name needs. With fewer, chance says more than traffic.
+	topLeast = 16
 	shown    = 5 // patterns of a level
 )
 
@@ -60,7 +62,10 @@ func (s *guardGuardState) pattern(level, set int, e guardGuardTopEntry, now uint
 	if uint16(hash>>48) != e.Check || int(hash%uint64(len(s.Top[level].Entry))) != set {
 		return Pattern{}, false
 	}
-	p := Pattern{Level: levels[level].name, PPS: float64(e.Weight>>age) / topOne / topSpan}
+	// One of hundreds of patterns is always well above its mean, and a table that shows the largest shows that one: so the
+	// rate is three standard deviations below the estimate.
+	samples := float64(e.Weight>>age) / topSample
+	p := Pattern{Level: levels[level].name, PPS: (samples - 3*math.Sqrt(samples)) * topSample / topOne / topSpan}
 	address := netip.AddrFrom16(e.Address)
 	switch p.Level {
 	case "port":
@@ -74,7 +79,7 @@ func (s *guardGuardState) pattern(level, set int, e guardGuardTopEntry, now uint
 		}
 		p.Prefix = netip.PrefixFrom(address, bits).String()
 	}
-	return p, p.PPS >= topLeast
+	return p, samples >= topLeast
 }
 
 // topHash is the hash of guard_file.

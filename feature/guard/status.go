@@ -92,7 +92,7 @@ type Pattern struct {
 	Level  string  `json:"level"`            // host, net, wide, port or destination
 	Prefix string  `json:"prefix,omitempty"` // of the source; the destination's address and port
 	Port   uint16  `json:"port,omitempty"`   // the source port
-	PPS    float64 `json:"pps"`              // refused packets per second, about, over the last 20 seconds or so
+	PPS    float64 `json:"pps"`              // refused packets per second over the last 20 seconds or so, at least: the error of sampling is taken off
 }
 
 // String is the pattern as people read it.

@@ -33,7 +33,9 @@ struct guard_top_key {
 /*
  * guard_top_file adds a sampled packet with its weight to one level. A pattern that is not there takes the
  * place of the lightest of its set with a chance of its weight over both: a heavy one gets in soon, and noise seldom
- * drives it out (random admission, Basat et al. 2017).
+ * drives it out (random admission, Basat et al. 2017). It does not inherit the weight of the pattern that it
+ * replaces, as it does there: a weight is of packets that were filed under this pattern, and status accuses nobody of
+ * what others sent.
  */
 static __always_inline void guard_top_file(struct guard_top *top, const struct guard_top_key *key,
 					   __u64 hash, __u32 at, __u32 random)
@@ -71,7 +73,7 @@ static __always_inline void guard_top_file(struct guard_top *top, const struct g
 	((__u64 *)e->address)[1] = key->low;
 	e->port = key->port;
 	e->check = (__u16)(hash >> 48);
-	e->weight = least + key->weight;
+	e->weight = key->weight;
 	e->at = at;
 }
 

@@ -3,6 +3,7 @@
 package guardtest
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/weir-project/weir/feature/guard"
@@ -101,6 +102,34 @@ func TestColdStart(t *testing.T) {
 			if !(o.NewcomersKept >= 0.95) {
 				t.Errorf("%s, IPv6 %t: clients kept %.4f, want 0.95", s.Name, s.IPv6, o.NewcomersKept)
 			}
+		}
+	}
+}
+
+// TestStatusNames floods a guard from everywhere and from one host: status names the host, its networks and its port, and
+// nobody of whom a packet or two were refused.
+func TestStatusNames(t *testing.T) {
+	need(t)
+	for name, want := range map[string][]string{"spoofed_50k": nil, "single_flow": {"from 5.6.7.8", "from 5.6.7.0/24", "from 5.6.0.0/16", "source port 999"}} {
+		s, err := scenario.Lookup(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s = s.Shortened()
+		g := newGuard(t, Options{Limit: s.Limit, Seed: 1, Batch: true})
+		if _, err := scenario.Run(s, 1, g); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, p := range g.Counts(s.Trace(1).Start() + uint64(s.To)).Top {
+			if p.Level != "destination" {
+				names = append(names, p.String())
+			}
+		}
+		slices.Sort(names)
+		slices.Sort(want)
+		if !slices.Equal(names, want) {
+			t.Errorf("%s: status names %q, want %q", name, names, want)
 		}
 	}
 }
