@@ -98,7 +98,7 @@ func (x *experiment) costSites(ctx context.Context) ([]*site, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := errors.Join(topo.Addresses(ns), x.nft(ctx, name, ending+c.nft)); err != nil {
+		if err := errors.Join(topo.Addresses(ns), x.env.NFT(ctx, name, ending+c.nft)); err != nil {
 			return nil, err
 		}
 		sites = append(sites, &site{name: c.name, ns: ns, packets: c.packets})

@@ -220,7 +220,7 @@ func TestCostOfRules(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := x.nft(t.Context(), name, ending+nftRules(rules[:n])); err != nil {
+		if err := x.env.NFT(t.Context(), name, ending+nftRules(rules[:n])); err != nil {
 			t.Fatal(err)
 		}
 		if n == 0 {

@@ -3,15 +3,9 @@
 package filters
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
-
-	"github.com/weir-project/weir/lab"
 )
 
 // unrelated is a rule that no measured packet matches.
@@ -61,26 +55,4 @@ func nftMap(rules []unrelated) string {
 		out = append(out, fmt.Sprintf("%s . %d : drop", u.src, u.port))
 	}
 	return chain("lab", 0, "accept", "ip saddr . udp dport vmap {"+strings.Join(out, ", ")+"}")
-}
-
-// nft reads a ruleset into a namespace.
-func (x *experiment) nft(ctx context.Context, namespace, ruleset string) error {
-	file := filepath.Join(x.env.Dir, namespace+".nft")
-	if err := os.WriteFile(file, []byte(ruleset), 0o644); err != nil {
-		return err
-	}
-	var says bytes.Buffer
-	p, err := x.env.Start(lab.Command{Namespace: namespace, Path: "nft", Args: []string{"-f", file}, Output: &says})
-	if err != nil {
-		return err
-	}
-	select {
-	case <-p.Done():
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if err := p.Err(); err != nil {
-		return fmt.Errorf("nft -f %s: %w: %.300s", file, err, says.String())
-	}
-	return nil
 }

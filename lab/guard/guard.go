@@ -34,13 +34,14 @@ type plan struct {
 	compare bool     // the other algorithm gets the scenarios, too
 	rounds  int      // of measuring what a packet costs; 0: not at all
 	races   int
+	meter   bool          // nftables' meter is measured, too
 	warm    time.Duration // of clients alone on real sockets; 0: nothing is said of clients there
 	flood   time.Duration // of real sockets
 }
 
 var plans = map[lab.Size]plan{
-	lab.Full:  {seeds: 3, compare: true, rounds: 41, races: 5, warm: 12 * time.Second, flood: 10 * time.Second},
-	lab.Quick: {hurry: true, seeds: 2, compare: true, rounds: 15, races: 3, warm: 9 * time.Second, flood: 4 * time.Second},
+	lab.Full:  {seeds: 3, compare: true, rounds: 41, races: 5, meter: true, warm: 12 * time.Second, flood: 10 * time.Second},
+	lab.Quick: {hurry: true, seeds: 2, compare: true, rounds: 15, races: 3, meter: true, warm: 9 * time.Second, flood: 4 * time.Second},
 	lab.Smoke: {hurry: true, seeds: 1, races: 1, flood: 4 * time.Second},
 }
 
@@ -92,6 +93,9 @@ func (x *experiment) measure(ctx context.Context) error {
 	sockets := make(chan error, 1)
 	go func() {
 		err := x.sockets(both)
+		if err == nil && x.meter {
+			err = x.meters(both)
+		}
 		if err != nil {
 			cancel()
 		}
@@ -127,6 +131,8 @@ func (x *experiment) claims() {
 			"cold_start_kept_min", fmt.Sprintf(">= %g", coldKept), true},
 		{lab.Correctness, "of the packets of a single source that was known before a spoofed flood, the share lost, of the worst in ten seeds",
 			"known_source_lost_max", fmt.Sprintf("<= %g", knownLost), true},
+		{lab.Correctness, "hosts, networks and ports that the guard's status names at more than twice the rate at which they are refused",
+			"status_false_names", "== 0", true},
 		{lab.Correctness, "of what two CPUs accept at one instant, the share that one would not", "lost_update_ratio_2cpu", "<= 0.02", true},
 		{lab.Correctness, "accepted over the limit on a real IPv6 socket, random payload", "ipv6_random_payload_accepted_ratio", "<= 1.05", true},
 		{lab.Correctness, "accepted over the limit on a real IPv4 socket, random payload", "ipv4_random_payload_accepted_ratio", "<= 1.05", true},

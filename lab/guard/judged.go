@@ -18,8 +18,9 @@ import (
 type verdict struct {
 	scenario.Scenario
 	scenario.Outcome
-	side *side
-	seed uint64
+	side  *side
+	seed  uint64
+	false []string // names in the guard's status that are within its error
 }
 
 // job is a scenario to be judged.
@@ -70,12 +71,12 @@ func (x *experiment) judge(ctx context.Context) error {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for j := range todo {
-				o, err := j.run(ctx)
+				v, err := j.run(ctx)
 				if err != nil {
 					cancel(err)
 				}
 				mu.Lock()
-				verdicts = append(verdicts, verdict{j.Scenario, o, j.side, j.seed})
+				verdicts = append(verdicts, v)
 				mu.Unlock()
 			}
 		})
@@ -98,13 +99,21 @@ func (x *experiment) judge(ctx context.Context) error {
 	return nil
 }
 
-func (j job) run(ctx context.Context) (scenario.Outcome, error) {
+func (j job) run(ctx context.Context) (v verdict, err error) {
+	v = verdict{Scenario: j.Scenario, side: j.side, seed: j.seed}
 	l, err := j.side.limiter(j.Limit, j.IPv6, j.seed)
 	if err != nil {
-		return scenario.Outcome{}, fmt.Errorf("%s%s: %w", j.side.name, j.Name, err)
+		return v, fmt.Errorf("%s%s: %w", j.side.name, j.Name, err)
 	}
 	defer l.Close()
-	return scenario.Run(j.Scenario, j.seed, interruptible{l, ctx})
+	decides := scenario.Limiter(l)
+	if p, ok := l.(product); ok {
+		w := newWitness(p, j.Scenario, j.Trace(j.seed).Start())
+		decides = w
+		defer func() { v.false = w.false }()
+	}
+	v.Outcome, err = scenario.Run(j.Scenario, j.seed, interruptible{decides, ctx})
+	return v, err
 }
 
 // interruptible is a limiter that decides no more once the run was interrupted.
@@ -123,8 +132,10 @@ func (l interruptible) Decide(packets []scenario.Packet, verdicts []bool) error 
 // tally sets the metrics: of each scenario the worst seed's, of each side the worst scenario's.
 func (x *experiment) tally(verdicts []verdict) {
 	worst := worsts{}
+	falseNames := 0
 	for _, v := range verdicts {
 		n := v.side.name
+		falseNames += len(v.false)
 		worst.least(n+"legit_kept_"+v.Name, v.LegitKept)
 		if v.LegitCounts {
 			worst.least(n+"legit_kept_min", v.LegitKept)
@@ -142,6 +153,9 @@ func (x *experiment) tally(verdicts []verdict) {
 	}
 	for metric, v := range worst {
 		x.result.Set(metric, v)
+	}
+	if x.ours == &weir {
+		x.result.Set("status_false_names", float64(falseNames))
 	}
 	x.explain(verdicts)
 }
@@ -176,6 +190,9 @@ func (x *experiment) explain(verdicts []verdict) {
 		}
 		if v.KnownCounts && 1-v.MinClient > knownLost {
 			x.result.Note("%s, seed %d, IPv6 %t: the worst known source kept %.3f", v.Name, v.seed, v.IPv6, v.MinClient)
+		}
+		if len(v.false) > 0 {
+			x.result.Note("%s, seed %d, IPv6 %t: status names, at twice their rate or more, %s", v.Name, v.seed, v.IPv6, strings.Join(v.false, "; "))
 		}
 		if v.AcceptedOverLimitWorstSecond > overLimit {
 			x.result.Note("%s, seed %d, IPv6 %t: %.3f of the limit accepted in the worst second", v.Name, v.seed, v.IPv6, v.AcceptedOverLimitWorstSecond)
