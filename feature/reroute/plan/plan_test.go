@@ -123,6 +123,40 @@ e without a→b: cut
 	}
 }
 
+// TestOverloadIsNotPassed has a way through an overloaded router tie with the way that packets take after the failure: as a
+// segment's end, as the start of an adjacency segment, and as the neighbor that gets packets without a segment. The
+// router itself stays a destination.
+func TestOverloadIsNotPassed(t *testing.T) {
+	for name, c := range map[string]struct {
+		links string
+		want  string
+	}{
+		"segment":   {"[{from: s, to: d, metric: 1}, {from: s, to: a, metric: 2}, {from: a, to: o, metric: 2}, {from: o, to: d, metric: 1}, {from: a, to: d, metric: 3}]", "d without s→d: out s→a a→d cost 5\n"},
+		"neighbor":  {"[{from: s, to: d, metric: 1}, {from: s, to: o, metric: 2}, {from: o, to: d, metric: 2}, {from: s, to: a, metric: 2}, {from: a, to: d, metric: 2}]", "d without s→d: out s→a  cost 4\n"},
+		"adjacency": {"[{from: s, to: d, metric: 1}, {from: s, to: a, metric: 1}, {from: a, to: o, metric: 1}, {from: o, to: b, metric: 9}, {from: a, to: b, metric: 10}, {from: b, to: d, metric: 1}]", "d without s→d: out s→a a→b cost 12\n"},
+	} {
+		n := read(t, "nodes: [{name: s}, {name: a}, {name: b}, {name: o, overload: true}, {name: d}]\nlinks: "+c.links+"\n")
+		p, err := plan.New(n).Plan(n.Node("s"), plan.Options{Mode: plan.Link})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := describe(n, p); !strings.Contains(got, c.want) {
+			t.Errorf("%s: got\n%s\nwant\n%s", name, got, c.want)
+		}
+		for i := range n.Nodes {
+			r, ok := p.For(0, i)
+			if !ok {
+				continue
+			}
+			for _, x := range r.Segments {
+				if n.Nodes[x.Node].Overload && n.Nodes[i].Name != "o" {
+					t.Errorf("%s: %s is repaired over the overloaded router: %s", name, n.Nodes[i].Name, plan.ListName(n, r.Segments))
+				}
+			}
+		}
+	}
+}
+
 // A segment may not be used if one of its equal paths meets the failure: from a to d without a–b, c is not safe to
 // leave alone with packets for b's side.
 func TestEqualPaths(t *testing.T) {

@@ -56,6 +56,10 @@ func (g *graph) search(t *tree, f *failure, usesFailed bool, targets []int32) *s
 			continue
 		}
 		for _, x := range before {
+			// A packet that is fresh at a router with the overload bit would pass it (ISO 10589 section 7.2.8.1).
+			if g.Nodes[x].Overload {
+				continue
+			}
 			if s.fresh[x].cost < s.reach[y].cost && t.dist[x]+g.dist(x, y) == t.dist[y] && g.safe(x, y, f) {
 				s.reach[y] = step{s.fresh[x].cost, x, noLink}
 			}
