@@ -119,10 +119,10 @@ struct bfd_state {
 	__u8 remote_bits; /* BFD_DEMAND, BFD_INDEPENDENT */
 	__u32 sent_sequence;
 	__u32 received;
-	__u64 since;   /* in this state */
-	__u64 next;    /* to be sent; 0: at once */
-	__u64 heard;   /* when the last packet came; 0: none yet */
-	__u64 wait;    /* not taken for silent before: this host stood still */
+	__u64 since; /* in this state */
+	__u64 next;  /* to be sent; 0: at once */
+	__u64 heard; /* when the last packet came; 0: none yet */
+	__u64 wait; /* not taken for silent before: this host stood still; silent, when the sequence number is forgotten */
 	__u64 suspect; /* when its end was first put off for that; 0: it was not */
 	__u64 ups;
 	__u64 downs;

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -330,5 +331,57 @@ func TestWithBIRD(t *testing.T) {
 				t.Errorf("%+v", st)
 			}
 		})
+	}
+}
+
+// TestRestartOfKeyedBIRD kills a neighbor and starts it again: its new sequence numbers are believed after twice the
+// detection time of the session, not of a session that begins (RFC 5880 section 6.8.1).
+func TestRestartOfKeyedBIRD(t *testing.T) {
+	bird, err := exec.LookPath("bird")
+	if err != nil {
+		t.Skip("need: tool bird (Debian package bird2)")
+	}
+	s := newSide(t)
+	dir := t.TempDir()
+	conf := filepath.Join(dir, "bird.conf")
+	text := "router id 10.9.0.2;\nprotocol device {}\nprotocol bfd {\n interface \"w0\" { interval 100 ms; multiplier 5; authentication keyed sha1; password \"a secret\" { id 9; }; };\n neighbor 10.9.0.1 dev \"w0\";\n}\n"
+	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	start := func() *exec.Cmd {
+		t.Helper()
+		cmd := exec.Command(bird, "-f", "-c", conf, "-s", filepath.Join(dir, "ctl"), "-P", filepath.Join(dir, "pid"))
+		if err := s.there.Do(cmd.Start); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	cmd := start()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	x := s.session(1, "10.9.0.1", "10.9.0.2")
+	x.Multiplier, x.DesiredTx, x.RequiredRx = 5, 100*time.Millisecond, 100*time.Millisecond
+	x.Key = &bfd.Key{Type: bfd.KeyedSHA1, ID: 9, Secret: []byte("a secret")}
+	s.put(x)
+	for _, sig := range []os.Signal{os.Kill, syscall.SIGTERM} {
+		s.up(true, x)
+		s.eventually("the session goes by its intervals", func() bool { return s.status(x).Detection == 500*time.Millisecond })
+		refused := s.status(x).NotAuthentic
+		if err := cmd.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		ended := time.Now()
+		cmd = start()
+		s.up(false, x)
+		s.up(true, x)
+		// A second of silence, and what BIRD takes to begin: it sends once a second.
+		if took := time.Since(ended); took > 6*time.Second {
+			t.Errorf("%v: up %v after the neighbor ended, %d packets refused", sig, took, s.status(x).NotAuthentic-refused)
+		} else {
+			t.Logf("%v: up %v after the neighbor ended, %d packets refused", sig, took, s.status(x).NotAuthentic-refused)
+		}
 	}
 }

@@ -95,8 +95,7 @@ static __always_inline int bfd_recent(const struct bfd_setup *c, struct bfd_stat
 
 	if (!c->auth)
 		return 1;
-	if (s->auth_known && s->heard &&
-	    now - s->heard > 2 * BFD_US * p->multiplier * bfd_max(s->remote_tx, BFD_SLOW))
+	if (!s->yours && (__s64)(now - s->wait) >= 0)
 		s->auth_known = 0; /* 6.8.1: nothing for twice the detection time */
 	ahead = sequence - s->received;
 	if (s->auth_known &&

@@ -48,9 +48,17 @@ static __always_inline __u64 bfd_lifetime(const struct bfd_state *s)
 	return s->remote_multiplier * BFD_US * bfd_max(s->rx_in_use, s->remote_tx);
 }
 
-/* bfd_forget is at the beginning, and when nothing has come for the lifetime. */
+/*
+ * bfd_forget is at the beginning, and when nothing has come for the lifetime. The sequence number of the last packet is
+ * remembered for as long again (bfd_recent): the lifetime is that of the packets which came, and not the
+ * slow one of a neighbour that begins anew.
+ */
 static __always_inline void bfd_forget(struct bfd_state *s)
 {
+	__u64 limit = bfd_lifetime(s);
+
+	if (limit)
+		s->wait = s->heard + 2 * limit;
 	s->yours = 0;
 	s->remote_tx = 0;
 	s->remote_rx = 1;
@@ -174,6 +182,8 @@ static __always_inline void bfd_take(const struct bfd_setup *c, struct bfd_state
 		s->changes++;
 	s->remote_state = state;
 	s->remote_diag = p->vers_diag & 31;
+	if (!s->yours)
+		s->wait = 0; /* of bfd_forget */
 	s->yours = bpf_ntohl(p->mine);
 	s->remote_multiplier = p->multiplier;
 	s->remote_tx = bpf_ntohl(p->desired_tx);
