@@ -9,6 +9,7 @@
 #include "bfd.h"
 
 #define BFD_US	     1000ULL
+#define BFD_LATE     1500000ULL	  /* ns that a tick may be late before its CPU counts as stalled */
 #define BFD_PATIENCE 500000000ULL /* ns for which stalls put an end off */
 
 static __always_inline __u32 bfd_max(__u32 a, __u32 b)

@@ -69,3 +69,61 @@ func TestStallsPutAnEndOff(t *testing.T) {
 		})
 	}
 }
+
+// A host of which no CPU runs for longer than the detection time takes nobody for dead at its first tick, which liveness
+// has not seen yet. A neighbor that stays silent goes down a detection time and an interval later.
+func TestFirstTickAfterStall(t *testing.T) {
+	const interval, tick = 10 * time.Millisecond, 2500 * time.Microsecond
+	for name, dead := range map[string]bool{"alive": false, "dead": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			s := &Session{Config: bfd.Config{Discriminator: 0x01020304, Multiplier: 3, DesiredTx: interval, RequiredRx: interval},
+				Local: local4, Peer: peer4, Ifindex: b.index, SourcePort: 50000}
+			if err := b.w.put(0, s, 1); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.o.BfdClock.Put(uint32(0), bfdBfdClockwork{Sessions: 1, Tick: uint32(tick / time.Microsecond)}); err != nil {
+				t.Fatal(err)
+			}
+			b.at(0)
+			p := bfd.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: interval, RequiredRx: interval, Final: true}
+			hear := func() {
+				b.receive(frame(peer4, local4, bfd.HopLimit, p.Append(nil)))
+				b.tick()
+				p.State = bfd.Up
+			}
+			step := func(d time.Duration) bfd.State {
+				t.Helper()
+				b.now += d
+				b.at(0)
+				b.tick()
+				st, _, err := b.w.status(0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return st.State
+			}
+			for range 8 {
+				hear()
+				for range 4 {
+					step(tick)
+				}
+			}
+			if state := step(59 * time.Millisecond); state != bfd.Up {
+				t.Fatalf("after 59 ms in which this host did not run: %v", state)
+			}
+			if !dead {
+				hear()
+			}
+			state := bfd.Up
+			for i := range 18 {
+				if state = step(tick); !dead && i%4 == 3 {
+					hear()
+				}
+			}
+			if (state == bfd.Up) == dead {
+				t.Errorf("the neighbor is dead: %t, and 45 ms later the session is %v", dead, state)
+			}
+		})
+	}
+}

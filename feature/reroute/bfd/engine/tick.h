@@ -47,6 +47,20 @@ static long bfd_visit(__u32 place, struct bfd_round *r)
 	return 0;
 }
 
+/*
+ * bfd_stalled says when a CPU of this host was last seen not to run. Liveness looks after the other loops, but its tick
+ * comes after this one: a host of which no CPU ran finds out here, or the first tick would take its own
+ * silence for the neighbor's.
+ */
+static __always_inline __u64 bfd_stalled(const struct bfd_clockwork *m, __u64 *stalled, __u64 now)
+{
+	__s64 late = now - m->beat - m->tick * BFD_US;
+
+	if (m->beat && m->tick && late > (__s64)BFD_LATE && late < (__s64)BFD_PATIENCE)
+		*stalled = now;
+	return *stalled;
+}
+
 SEC("tc")
 int bfd_tick(struct __sk_buff *skb)
 {
@@ -61,8 +75,9 @@ int bfd_tick(struct __sk_buff *skb)
 	if (length < sizeof(r.scratch->head) ||
 	    bpf_skb_load_bytes(skb, 0, r.scratch->head, sizeof(r.scratch->head)))
 		return BFD_PASS;
-	r.now = m->beat = bfd_now();
-	r.stalled = *stalled;
+	r.now = bfd_now();
+	r.stalled = bfd_stalled(m, stalled, r.now);
+	m->beat = r.now;
 	r.tick = m->tick * BFD_US;
 	bpf_loop(m->sessions < BFD_SESSIONS ? m->sessions : BFD_SESSIONS, bfd_visit, &r, 0);
 	skb->mark = mark;
