@@ -195,6 +195,7 @@ func (x *experiment) claims() {
 		{lab.Correctness, "links that never failed, probed each 10 ms, taken for dead by who probes", metricMaster, "== 0"},
 		{lab.Correctness, "and by who is probed", metricPeer, "== 0"},
 		{lab.Correctness, "probed each 5 ms, by who probes", metricMaster5, "== 0"},
+		{lab.Correctness, "links that never failed, of BFD sessions each 10 ms with a multiplier of 3, taken for dead by any end", metricBFD, "== 0"},
 		{lab.Correctness, "with weir's processes stopped", "user_space_stopped_false_downs", "== 0"},
 		{lab.Correctness, "while probes went on: of 300 a second that two sessions send, at least", "user_space_stopped_probes_per_second", ">= 150"},
 		{lab.Performance, "of one CPU, in percent, that an end of 200 sessions takes, probed each 10 ms", "sessions_200_cpu_percent", "<= 5"},

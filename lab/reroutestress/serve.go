@@ -4,15 +4,17 @@ package reroutestress
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/kernel"
 )
 
-// serveArg makes the lab's binary supervise liveness, as weir serve does; see Play.
+// serveArg makes the lab's binary supervise liveness and BFD, as weir serve does; see Play.
 const serveArg = "__reroutestress-serve"
 
 // Play turns a process that the experiment started into the one that supervises liveness. main and TestMain call it first; in any
@@ -22,7 +24,11 @@ func Play() {
 		return
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := live.Run(context.Background(), kernel.OpenRoot(os.Args[2]), log); err != nil {
+	root := kernel.OpenRoot(os.Args[2])
+	ended := make(chan error)
+	go func() { ended <- live.Run(context.Background(), root, log) }()
+	go func() { ended <- peers.Run(context.Background(), root, log) }()
+	if err := errors.Join(<-ended, <-ended); err != nil {
 		fmt.Fprintln(os.Stderr, "supervising liveness:", err)
 		os.Exit(1)
 	}

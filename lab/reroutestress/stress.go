@@ -31,6 +31,12 @@ var kinds = []kind{
 	{"fifo", "SCHED_FIFO hogs, one a CPU, 190 of each 200 ms", "chrt", func() []string {
 		return []string{"-f", "50", hogs(), "--cpu", perCPU(1), "--cpu-method", "int64", "--cpu-load", "95", "--cpu-load-slice", "190"}
 	}},
+	{"memory", "four processes that write half of the memory again and again", "stress-ng", func() []string {
+		return []string{"--vm", "4", "--vm-bytes", "50%", "--page-in"}
+	}},
+	{"timers", "timers and sockets, four processes each", "stress-ng", func() []string {
+		return []string{"--hrtimers", "4", "--timerfd", "4", "--sock", "2"}
+	}},
 	{"softirq", "a flood of packets, on each CPU", "stress-ng", func() []string { return []string{"--udp-flood", perCPU(1), "--udp", perCPU(1)} }},
 }
 

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/internal/ethtool"
 	"github.com/weir-project/weir/internal/netns"
@@ -28,6 +30,7 @@ const (
 	metricPeer    = "false_downs_peer"
 	metricMaster5 = "false_downs_master_5x3"
 	metricPeer5   = "false_downs_peer_5x3"
+	metricBFD     = "false_downs_bfd_10x3" // of weir's sessions at both ends
 )
 
 // world is two routers, one that probes and one that is probed, with links between them: weir's, and bfdd's. BIRD has two more for
@@ -52,6 +55,7 @@ const (
 	link5
 	linkFRR
 	linkBIRD
+	linkBFD
 	linkMany
 )
 
@@ -166,12 +170,16 @@ func (w *world) configure(ctx context.Context) error {
 	if err := w.apply(ctx, w.farNS, 1, far10, far5); err != nil {
 		return err
 	}
+	if err := w.applyBFD(ctx); err != nil {
+		return err
+	}
 	w.env.OnClose(func() {
 		l, err := w.root.Lock(context.Background())
 		if err != nil {
 			return
 		}
 		defer l.Unlock()
+		_ = peers.Remove(context.Background(), l)
 		_ = live.Remove(context.Background(), l) // the namespaces take the rest with them
 	})
 	p, err := w.env.Start(lab.Command{Path: w.env.Self(), Args: []string{serveArg, w.env.Root}})
@@ -198,6 +206,33 @@ func (w *world) apply(ctx context.Context, ns string, shift int, sessions ...liv
 		return err
 	}
 	return live.Apply(ctx, l, p)
+}
+
+// applyBFD has both ends run a session of BFD, 10 ms × 3.
+func (w *world) applyBFD(ctx context.Context) error {
+	end := func(ns string, peer int) peers.Config {
+		return peers.Config{Netns: ns, Sessions: []peers.Session{{Name: "bfd", Device: linkBFD.device(), Peer: linkBFD.addr4(peer),
+			Interval: 10 * time.Millisecond, Multiplier: 3}}}
+	}
+	l, err := w.root.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	st, err := peers.ReadState(w.root)
+	if err != nil {
+		return err
+	}
+	p, err := peers.Plan(ctx, st, []peers.Config{end(w.nearNS, 2), end(w.farNS, 1)})
+	if err != nil {
+		return err
+	}
+	for _, s := range p.Steps {
+		if _, err := s.Do(ctx, l); err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
 }
 
 // metricOf is what a session's downs are counted as.
@@ -230,6 +265,16 @@ func (w *world) downs(ctx context.Context) (map[string]float64, error) {
 	if len(out) != 4 {
 		return nil, fmt.Errorf("weir shows %d of 4 judgements", len(out))
 	}
+	b, err := peers.ReadState(w.root)
+	if err != nil {
+		return nil, err
+	}
+	if len(b.Sessions) != 2 {
+		return nil, fmt.Errorf("weir shows %d of 2 BFD sessions", len(b.Sessions))
+	}
+	for _, s := range b.Sessions {
+		out[metricBFD] += float64(s.Downs)
+	}
 	return out, nil
 }
 
@@ -251,6 +296,15 @@ func (w *world) up(ctx context.Context) error {
 	for _, s := range st.Sessions {
 		if s.Phase != live.Up {
 			return fmt.Errorf("weir: %s", s)
+		}
+	}
+	b, err := peers.ReadState(w.root)
+	if err != nil {
+		return err
+	}
+	for _, s := range b.Sessions {
+		if s.State != bfd.Up || s.Remote != bfd.Up || s.Detection != 30*time.Millisecond {
+			return fmt.Errorf("weir: BFD with %s is %s, detection time %s", s.Peer, s.State, s.Detection)
 		}
 	}
 	return nil
