@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ratelog bounds the log lines that strangers can cause. Every message has a
+// rate for each party it is about, and one for all parties; lines beyond these are
+// counted, and the count is logged.
+package ratelog
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// Rates, in lines. A party's burst is smaller than a message's, so that one user's
+// flood leaves the lines about others.
+const (
+	partyBurst   = 20
+	partyRate    = 1 // a second
+	messageBurst = 1000
+	messageRate  = 10
+	maxParties   = 1024 // of one message
+	maxMessages  = 1024
+	tellAfter    = 5 * time.Second
+)
+
+// parties are the keys of attributes that say whom a line is about, the most certain first.
+var parties = [...]string{"uid", "peer", "remote", "service", "name", "host", "netns", "interface"}
+
+// Limit returns a logger that bounds the lines of l. A logger that is bounded already
+// is returned as it is.
+func Limit(l *slog.Logger) *slog.Logger {
+	if l == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	if _, ok := l.Handler().(*handler); ok {
+		return l
+	}
+	return slog.New(NewHandler(l.Handler()))
+}
+
+// NewHandler bounds the records that reach h.
+func NewHandler(h slog.Handler) slog.Handler {
+	return &handler{Handler: h, limits: &limits{out: h, messages: map[string]*message{}}}
+}
+
+type handler struct {
+	slog.Handler
+	limits *limits
+}
+
+// Handle implements slog.Handler.
+func (h *handler) Handle(ctx context.Context, r slog.Record) error {
+	ok, missing := h.limits.take(r.Message, party(r), time.Now())
+	if !ok {
+		return nil
+	}
+	if missing > 0 {
+		r = r.Clone()
+		r.AddAttrs(slog.Int("suppressed", missing))
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (h *handler) WithAttrs(a []slog.Attr) slog.Handler {
+	return &handler{h.Handler.WithAttrs(a), h.limits}
+}
+
+// WithGroup implements slog.Handler.
+func (h *handler) WithGroup(name string) slog.Handler {
+	return &handler{h.Handler.WithGroup(name), h.limits}
+}
+
+// party is whom a record is about.
+func party(r slog.Record) (who string) {
+	best, slot := len(parties), ""
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "slot" {
+			slot = a.Value.String()
+		}
+		for i, key := range parties[:best] {
+			if a.Key == key {
+				best, who = i, a.Value.String()
+				break
+			}
+		}
+		return true
+	})
+	if slot != "" {
+		who += "/" + slot
+	}
+	return who
+}
+
+// limits are shared by a handler and what is made of it.
+type limits struct {
+	out slog.Handler
+
+	mu       sync.Mutex
+	messages map[string]*message
+	timer    bool
+}
+
+type message struct {
+	all     bucket
+	parties map[string]*bucket
+}
+
+// bucket is a token bucket.
+type bucket struct {
+	tokens     float64
+	at         time.Time
+	suppressed int
+}
+
+func (b *bucket) fill(now time.Time, rate, burst float64) {
+	b.tokens = min(burst, b.tokens+rate*now.Sub(b.at).Seconds())
+	b.at = now
+}
+
+// take says whether a line may be logged, and how many of its party were not before.
+func (l *limits) take(text, who string, now time.Time) (ok bool, missing int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m := l.messages[text]
+	if m == nil {
+		if len(l.messages) >= maxMessages {
+			text = ""
+		}
+		if m = l.messages[text]; m == nil {
+			m = &message{all: bucket{tokens: messageBurst, at: now}, parties: map[string]*bucket{}}
+			l.messages[text] = m
+		}
+	}
+	b := m.party(who, now)
+	b.fill(now, partyRate, partyBurst)
+	m.all.fill(now, messageRate, messageBurst)
+	if b.tokens < 1 || m.all.tokens < 1 {
+		b.suppressed++
+		if !l.timer {
+			l.timer = true
+			time.AfterFunc(tellAfter, l.tell)
+		}
+		return false, 0
+	}
+	b.tokens--
+	m.all.tokens--
+	missing, b.suppressed = b.suppressed, 0
+	return true, missing
+}
+
+// party is the bucket of a party. Parties beyond maxParties share one.
+func (m *message) party(who string, now time.Time) *bucket {
+	if b := m.parties[who]; b != nil {
+		return b
+	}
+	if len(m.parties) >= maxParties {
+		for k, b := range m.parties {
+			if b.fill(now, partyRate, partyBurst); b.tokens == partyBurst && b.suppressed == 0 {
+				delete(m.parties, k)
+			}
+		}
+		if len(m.parties) >= maxParties {
+			who = ""
+		}
+	}
+	if m.parties[who] == nil {
+		m.parties[who] = &bucket{tokens: partyBurst, at: now}
+	}
+	return m.parties[who]
+}
+
+// tell logs, once a message, how many lines were suppressed and not counted since.
+func (l *limits) tell() {
+	l.mu.Lock()
+	l.timer = false
+	missing := map[string]int{}
+	for text, m := range l.messages {
+		for _, b := range m.parties {
+			missing[text] += b.suppressed
+			b.suppressed = 0
+		}
+	}
+	l.mu.Unlock()
+	for text, n := range missing {
+		if n == 0 {
+			continue
+		}
+		r := slog.NewRecord(time.Now(), slog.LevelWarn, "log lines suppressed", 0)
+		r.AddAttrs(slog.String("line", text), slog.Int("suppressed", n))
+		_ = l.out.Handle(context.Background(), r) // nobody is there to hear of it
+	}
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ratelog
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func lines(b *bytes.Buffer, containing ...string) (n int) {
+	for line := range strings.Lines(b.String()) {
+		all := true
+		for _, c := range containing {
+			all = all && strings.Contains(line, c)
+		}
+		if all {
+			n++
+		}
+	}
+	return n
+}
+
+// One user's flood is bounded and counted, and leaves the lines about others.
+func TestFloodOfOneUser(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
+		for range 36_000 {
+			log.Warn("refused", "pid", 1, "uid", 65534, "reason", "it is no member")
+		}
+		for uid := range 500 {
+			log.Warn("refused", "uid", uid)
+		}
+		log.With("a", 1).Warn("other", "uid", 65534)
+		if n := lines(&out, "uid=65534"); n != partyBurst+1 {
+			t.Errorf("%d lines of one user, want %d of one message and 1 of another", n, partyBurst)
+		}
+		if n := lines(&out, "msg=refused"); n != partyBurst+500 {
+			t.Errorf("%d lines of all users, want %d", n, partyBurst+500)
+		}
+		time.Sleep(2 * time.Second)
+		log.Warn("refused", "uid", 65534)
+		if !strings.Contains(out.String(), fmt.Sprintf("suppressed=%d", 36_000-partyBurst)) {
+			t.Errorf("the next line does not say how many are missing: %s", out.String()[out.Len()-200:])
+		}
+		log.Warn("refused", "uid", 65534)
+		log.Warn("refused", "uid", 65534)
+		time.Sleep(tellAfter)
+		synctest.Wait()
+		if n := lines(&out, "log lines suppressed", "line=refused", "suppressed=1"); n != 1 {
+			t.Errorf("what no line has told is told %d times:\n%s", n, out.String()[out.Len()-200:])
+		}
+	})
+}
+
+// Many parties are bounded together, in lines and in memory.
+func TestFloodOfManyParties(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
+		if Limit(log) != log {
+			t.Error("a bounded logger is bounded again")
+		}
+		for i := range 50_000 {
+			log.Warn("refused", "peer", i)
+		}
+		if n := lines(&out, "msg=refused"); n != messageBurst {
+			t.Errorf("%d lines, want %d", n, messageBurst)
+		}
+		if n := len(log.Handler().(*handler).limits.messages["refused"].parties); n > maxParties+1 {
+			t.Errorf("%d parties are remembered", n)
+		}
+	})
+}
