@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package accept takes connections for every listener of weir's. Strangers can
+// connect to most of them, so the package bounds the connections of each peer and of
+// all, and closes the oldest idle one to let a newcomer in. Descriptors that the
+// process needs for its work stay free, and no error of accept(2) ends a listener.
+package accept
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/ratelog"
+)
+
+// Options bound a listener. Zero values choose the defaults.
+type Options struct {
+	// Name says in the log which listener it is.
+	Name string
+	// Strangers is the most connections at a time of peers that are not admitted.
+	// Default: an eighth of RLIMIT_NOFILE, from 16 to 1,024.
+	Strangers int
+	// PerPeer is the most connections at a time of one peer: an IPv4 address, an IPv6
+	// /64, 127.0.0.0/8, or a user on a Unix socket. It counts admitted connections of
+	// users, and not those of addresses. Default: half of Strangers, at most 64.
+	PerPeer int
+	// Handshake is the time for a connection to be admitted. Default 5 s.
+	Handshake time.Duration
+	// Idle is the time that an HTTP connection may wait for its next request. Default 60 s.
+	Idle time.Duration
+	// Write is the time for an HTTP request, answer included; 0: no limit. A connection
+	// that is busy for longer than a tenth of it may be closed to let another in.
+	Write time.Duration
+	// Once answers one HTTP request a connection.
+	Once bool
+	Log  *slog.Logger
+}
+
+const (
+	minStrangers  = 16
+	maxStrangers  = 1024
+	maxPerPeer    = 64
+	defHandshake  = 5 * time.Second
+	defIdle       = time.Minute
+	shortestPause = 5 * time.Millisecond
+	longestPause  = time.Second
+)
+
+func (o *Options) setDefaults() {
+	if o.Strangers == 0 {
+		o.Strangers = strangers()
+	}
+	if o.PerPeer == 0 {
+		o.PerPeer = min(o.Strangers/2, maxPerPeer)
+	}
+	if o.Handshake == 0 {
+		o.Handshake = defHandshake
+	}
+	if o.Idle == 0 {
+		o.Idle = defIdle
+	}
+	o.Log = ratelog.Limit(o.Log)
+}
+
+// strangers is an eighth of the descriptors that the process may have.
+func strangers() int {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return minStrangers
+	}
+	return int(max(minStrangers, min(r.Cur/8, maxStrangers)))
+}
+
+// Listener accepts within bounds. It is a net.Listener, whose connections are [Conn]s.
+type Listener struct {
+	net.Listener
+	o Options
+
+	mu     sync.Mutex
+	peers  map[Peer]*peerConns
+	count  int // strangers
+	serial uint64
+}
+
+// New bounds the connections of l.
+func New(l net.Listener, o Options) *Listener {
+	o.setDefaults()
+	return &Listener{Listener: l, o: o, peers: map[Peer]*peerConns{}}
+}
+
+// Accept implements net.Listener. Only a closed listener is an error.
+func (l *Listener) Accept() (net.Conn, error) {
+	c, err := l.Next()
+	if err != nil {
+		return nil, err // a nil *Conn is no nil net.Conn
+	}
+	return c, nil
+}
+
+// Next is Accept with the type of its connections.
+func (l *Listener) Next() (*Conn, error) {
+	var wait pause
+	for {
+		raw, err := l.Listener.Accept()
+		switch {
+		case err == nil:
+			wait.over(l.o)
+		case errors.Is(err, net.ErrClosed):
+			return nil, err
+		default:
+			l.failed(err, &wait)
+			continue
+		}
+		peer, err := peerOf(raw)
+		if err != nil { // it has gone already, or is of another pid namespace
+			raw.Close()
+			continue
+		}
+		if c := l.enter(raw, peer); c != nil {
+			return c, nil
+		}
+		raw.Close()
+	}
+}
+
+// failed deals with an error of accept(2): a stranger makes room, or the listener waits.
+func (l *Listener) failed(err error, wait *pause) {
+	if errors.Is(err, syscall.ECONNABORTED) || errors.Is(err, syscall.EINTR) {
+		return // the client has gone
+	}
+	// The evicted connection's descriptor is free once its reader has let go of it.
+	wait.next(l.o, err, noDescriptors(err) && l.evictOldest())
+}
+
+func noDescriptors(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+}
+
+// pause is the time that a listener waits because it cannot accept.
+type pause struct {
+	d     time.Duration
+	n     int // failures
+	since time.Time
+}
+
+// next waits, and logs the first failure. The wait is short if room was made.
+func (p *pause) next(o Options, err error, room bool) {
+	if p.since.IsZero() {
+		p.since = time.Now()
+		o.Log.Warn("cannot accept connections, retrying", "listener", o.Name, "err", err)
+	}
+	p.n++
+	p.d = min(max(2*p.d, shortestPause), longestPause)
+	if room {
+		p.d = shortestPause
+	}
+	time.Sleep(p.d)
+}
+
+// over logs the end of a failure that was logged.
+func (p *pause) over(o Options) {
+	if !p.since.IsZero() {
+		o.Log.Info("accepts connections again", "listener", o.Name, "failures", p.n, "after", time.Since(p.since).Round(time.Millisecond))
+	}
+	*p = pause{}
+}
