@@ -10,13 +10,12 @@ import (
 	"net/http"
 	"os"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
-	"golang.org/x/sys/unix"
 )
 
 // Collectors register themselves over a socket of its own: everybody may
@@ -40,27 +39,15 @@ func (h *Host) listenRegister(path string) (net.Listener, error) {
 		l.Close()
 		return nil, fmt.Errorf("the socket for collectors: %w", err)
 	}
-	return &fairListener{Listener: l, open: map[uint32]int{}}, nil
-}
-
-func serveRegister(ctx context.Context, l net.Listener, handler http.Handler) error {
-	s := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 4096, ConnContext: withPeer}
-	s.SetKeepAlivesEnabled(false)
-	stop := context.AfterFunc(ctx, func() { s.Close() })
-	defer stop()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	return l, nil
 }
 
 // registerHandler answers POST /v1/register.
 func (h *Host) registerHandler(o ServeOptions) http.Handler {
 	mux := http.NewServeMux()
-	var refusals rare
 	mux.HandleFunc("POST /v1/register", func(w http.ResponseWriter, r *http.Request) {
-		peer, ok := r.Context().Value(peerKey{}).(steer.Peer)
-		if !ok || peer.PID == 0 {
+		peer, err := peerOf(r)
+		if err != nil || peer.PID == 0 {
 			http.Error(w, "weir serve cannot see this process: it must run in the initial pid namespace", http.StatusForbidden)
 			return
 		}
@@ -73,9 +60,7 @@ func (h *Host) registerHandler(o ServeOptions) http.Handler {
 		defer cancel()
 		who := []any{"service", q.service, "slot", q.slot, "pid", peer.PID, "uid", peer.UID}
 		if err := steer.RegisterPeer(ctx, h.Root, q.service, q.slot, peer); err != nil {
-			if refusals.now() {
-				o.Log.Warn("registration failed", append(who, "reason", err)...)
-			}
+			o.Log.Warn("registration failed", append(who, "reason", err)...)
 			http.Error(w, err.Error(), registerStatus(err))
 			return
 		}
@@ -108,22 +93,6 @@ func readRegistration(w http.ResponseWriter, r *http.Request) (q registration, e
 	return q, c.SetReadDeadline(time.Time{})
 }
 
-// rare lets one message a second through: everybody may make us say it.
-type rare struct {
-	mu   sync.Mutex
-	last time.Time
-}
-
-func (r *rare) now() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if time.Since(r.last) < time.Second {
-		return false
-	}
-	r.last = time.Now()
-	return true
-}
-
 func registerStatus(err error) int {
 	switch {
 	case errors.Is(err, steer.ErrRefused):
@@ -138,85 +107,19 @@ func registerStatus(err error) int {
 	return http.StatusUnprocessableEntity
 }
 
-// peerKey is the context key of the steer.Peer behind a connection.
-type peerKey struct{}
-
-func withPeer(ctx context.Context, c net.Conn) context.Context {
-	if f, ok := c.(*fairConn); ok {
-		return context.WithValue(ctx, peerKey{}, f.peer)
-	}
-	return ctx
-}
-
-// fairListener keeps one user from taking all of serve's descriptors.
-type fairListener struct {
-	net.Listener
-	mu   sync.Mutex
-	open map[uint32]int // connections by user
-}
-
-type fairConn struct {
-	net.Conn
-	peer steer.Peer
-	once sync.Once
-	done func()
-}
-
-// Accept implements net.Listener: a user's connections beyond the limit are
-// closed at once.
-func (l *fairListener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		peer, err := peerOf(c)
-		if err != nil || !l.take(peer.UID) {
-			c.Close()
-			continue
-		}
-		return &fairConn{Conn: c, peer: peer, done: func() { l.give(peer.UID) }}, nil
-	}
-}
-
-func (l *fairListener) take(uid uint32) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if uid != 0 && l.open[uid] >= connectionsPerUser {
-		return false
-	}
-	l.open[uid]++
-	return true
-}
-
-func (l *fairListener) give(uid uint32) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.open[uid]--; l.open[uid] == 0 {
-		delete(l.open, uid)
-	}
-}
-
-// Close implements net.Conn.
-func (c *fairConn) Close() error {
-	c.once.Do(c.done)
-	return c.Conn.Close()
-}
-
-// peerOf asks the kernel who connected.
-func peerOf(c net.Conn) (steer.Peer, error) {
-	u, ok := c.(*net.UnixConn)
+// peerOf is the process that has sent a request.
+func peerOf(r *http.Request) (peer steer.Peer, err error) {
+	c, ok := accept.PeerOf(r.Context())
 	if !ok {
-		return steer.Peer{}, errors.ErrUnsupported
+		return peer, errors.ErrUnsupported
 	}
-	raw, err := u.SyscallConn()
+	u, ok := c.Conn.(*net.UnixConn)
+	if !ok {
+		return peer, errors.ErrUnsupported
+	}
+	cred, err := accept.Credentials(u)
 	if err != nil {
-		return steer.Peer{}, err
-	}
-	var cred *unix.Ucred
-	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(cerr, err); err != nil {
-		return steer.Peer{}, err
+		return peer, err
 	}
 	return steer.Peer{PID: int(cred.Pid), UID: cred.Uid}, nil
 }

@@ -240,28 +240,6 @@ func TestRegisterSocketReadsNothing(t *testing.T) {
 	}
 }
 
-// One user's connections beyond the limit are closed; others' are not.
-func TestRegisterSocketIsFair(t *testing.T) {
-	l := &fairListener{open: map[uint32]int{}}
-	for range connectionsPerUser {
-		if !l.take(7) {
-			t.Fatal("closed below the limit")
-		}
-	}
-	if l.take(7) || !l.take(8) {
-		t.Error("the limit is not by user")
-	}
-	for range 10 * connectionsPerUser {
-		if !l.take(0) {
-			t.Fatal("root is limited")
-		}
-	}
-	l.give(7)
-	if !l.take(7) {
-		t.Error("a closed connection still counts")
-	}
-}
-
 // The examples are built and run as they are.
 func TestRegisterExamples(t *testing.T) {
 	nstest.NeedRoot(t)

@@ -20,15 +20,20 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/ratelog"
+	"github.com/weir-project/weir/internal/scrape"
 	"golang.org/x/sync/errgroup"
 )
 
 // DefaultSocket is where weir serve answers the group.
 const DefaultSocket = "/run/weir/weir.sock"
+
+// scrapeTime is the time for a request to /metrics or /healthz.
+const scrapeTime = 30 * time.Second
 
 // ServeOptions say where weir serve listens.
 type ServeOptions struct {
@@ -44,9 +49,10 @@ type ServeOptions struct {
 // Serve runs what needs a process until ctx is done: it gives slots to members
 // as they come, and answers questions. Traffic does not need it.
 func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
+	o.Log = ratelog.Limit(o.Log)
 	g, ctx := errgroup.WithContext(ctx)
 	k := h.newKeeper(o)
-	handler := h.handler(k.Collector())
+	public := h.public(k.Collector())
 	if o.Listen != "" {
 		// Go listens with MPTCP by default, which is of no use to a scraper.
 		lc := net.ListenConfig{}
@@ -56,7 +62,9 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 			return fmt.Errorf("serving metrics: %w", err)
 		}
 		o.Log.Info("serving /metrics and /healthz", "address", l.Addr().String())
-		g.Go(func() error { return serveHTTP(ctx, l, handler) })
+		g.Go(func() error {
+			return accept.HTTP(ctx, l, public, accept.Options{Name: "metrics", Write: scrapeTime, Log: o.Log})
+		})
 	}
 	if o.Socket != "" {
 		l, err := h.listenUnix(o.Socket)
@@ -64,7 +72,9 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 			return err
 		}
 		o.Log.Info("answering the group", "socket", o.Socket)
-		g.Go(func() error { return serveHTTP(ctx, l, handler) })
+		g.Go(func() error {
+			return accept.HTTP(ctx, l, h.group(public), accept.Options{Name: "group", Log: o.Log})
+		})
 	}
 	if o.Register != "" {
 		l, err := h.listenRegister(o.Register)
@@ -72,7 +82,9 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 			return err
 		}
 		o.Log.Info("collectors may register themselves", "socket", o.Register)
-		g.Go(func() error { return serveRegister(ctx, l, h.registerHandler(o)) })
+		g.Go(func() error {
+			return accept.HTTP(ctx, l, h.registerHandler(o), accept.Options{Name: "register", PerPeer: connectionsPerUser, Once: true, Log: o.Log})
+		})
 	}
 	if o.Handoff != "" {
 		l, err := keeper.Listen(o.Handoff)
@@ -100,16 +112,6 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		}
 	}
 	return g.Wait()
-}
-
-func serveHTTP(ctx context.Context, l net.Listener, handler http.Handler) error {
-	s := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { s.Close() })
-	defer stop()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
 }
 
 // listenUnix makes the socket for the group that may read the pins.
@@ -146,20 +148,16 @@ func bindUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// handler answers /metrics and /healthz, and the reading commands of those who
-// may not read the pins themselves.
-func (h *Host) handler(more ...prometheus.Collector) http.Handler {
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(more...)
-	reg.MustRegister(healthCollector{h})
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+// public answers /metrics and /healthz: all that a TCP port tells, to anybody.
+func (h *Host) public(more ...prometheus.Collector) http.Handler {
+	all := append(more, healthCollector{h}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, f := range parts {
 		if m, ok := f.feature.(feature.Measured); ok {
-			reg.MustRegister(m.Collector(h.Root))
+			all = append(all, m.Collector(h.Root))
 		}
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", scrape.Handler(all...))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
 		for _, f := range parts {
 			if err := f.read(r.Context(), h.Root); err != nil {
@@ -174,6 +172,15 @@ func (h *Host) handler(more ...prometheus.Collector) http.Handler {
 		}
 		fmt.Fprintln(w, "ok")
 	})
+	return mux
+}
+
+// group answers the reading commands of users who may not read the pins themselves,
+// and all that public does. It tells pids, devices and hash seeds: it is for the Unix
+// socket of the group alone.
+func (h *Host) group(public http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /", public)
 	direct := pins{h}
 	answer := func(path string, f func(*http.Request) (any, error)) {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {

@@ -141,9 +141,24 @@ func socketDir(t *testing.T) string {
 	return dir
 }
 
+// get asks the TCP port, or the group's socket for what begins with /v1/.
 func (s *serving) get(path string) (status int, body string) {
 	s.w.t.Helper()
-	resp, err := http.Get(s.url + path)
+	if strings.HasPrefix(path, "/v1/") {
+		return s.fetch(s.groupClient(), "http://weir"+path)
+	}
+	return s.fetch(http.DefaultClient, s.url+path)
+}
+
+func (s *serving) groupClient() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+		return net.Dial("unix", s.socket)
+	}}}
+}
+
+func (s *serving) fetch(c *http.Client, url string) (status int, body string) {
+	s.w.t.Helper()
+	resp, err := c.Get(url)
 	if err != nil {
 		s.w.t.Fatal(err)
 	}
@@ -215,7 +230,7 @@ func checkMetrics(t *testing.T, body string, patterns ...string) {
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (weir_\S*) (\S+)`).FindAllStringSubmatch(body, -1) {
 		// The keeper of handoff has no pins, and so is no part of the list.
 		ofFeature := slices.ContainsFunc(append(Features(), "handoff"), func(f string) bool { return strings.HasPrefix(m[1], "weir_"+f+"_") })
-		ofHost := m[1] == "weir_healthy" || m[1] == "weir_faults"
+		ofHost := m[1] == "weir_healthy" || m[1] == "weir_faults" || m[1] == "weir_metrics_dropped_total"
 		if !ofFeature && !ofHost || (m[2] == "counter") != strings.HasSuffix(m[1], "_total") {
 			t.Errorf("metric %s is a %s", m[1], m[2])
 		}
