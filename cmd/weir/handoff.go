@@ -8,18 +8,16 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
@@ -43,7 +41,7 @@ they must do.`,
 func handoffKeep(socket *string) *cobra.Command {
 	var o keeper.Options
 	var allow []string
-	var listen string
+	var metricsAt string
 	c := &cobra.Command{
 		Use: "keep", Short: "Keep sessions, without the rest of weir serve", Args: cobra.NoArgs,
 		Long: `Keep the sessions of members. Root and the keeper's own user may be members of any
@@ -75,20 +73,13 @@ one as soon as it is there; those that wait for a member then are reset.`,
 			if err = errors.Join(err, k.Inherit(files)); err != nil {
 				o.Log.Warn("not all that waited for a member could be taken over", "reason", err)
 			}
+			metrics, err := control.ListenMetrics(metricsAt, k.Collector(), o.Log)
+			if err != nil {
+				return err
+			}
 			group, ctx := errgroup.WithContext(cmd.Context())
 			group.Go(func() error { return k.Serve(ctx, l) })
-			if listen != "" {
-				reg := prometheus.NewRegistry()
-				reg.MustRegister(k.Collector())
-				server := &http.Server{Addr: listen, Handler: promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), ReadHeaderTimeout: 5 * time.Second}
-				group.Go(func() error {
-					if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
-						return fmt.Errorf("serving metrics: %w", err)
-					}
-					return nil
-				})
-				group.Go(func() error { <-ctx.Done(); return server.Close() })
-			}
+			group.Go(func() error { return metrics(ctx) })
 			return group.Wait()
 		},
 	}
@@ -99,7 +90,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 	f.IntVar(&o.MaxSessions, "max-sessions", 10_000, "sockets of one service")
 	f.Int64Var(&o.MaxState, "max-state", 1<<20, "bytes of state of one session")
 	f.Int64Var(&o.MaxTotal, "max-total", 256<<20, "bytes of state of all sessions")
-	f.StringVar(&listen, "listen", "", "address of /metrics, like 127.0.0.1:9744; empty for none")
+	f.StringVar(&metricsAt, "listen", "", "address of /metrics, like 127.0.0.1:9744; empty for none")
 	return c
 }
 

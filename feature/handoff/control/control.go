@@ -6,8 +6,8 @@ package control
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/scrape"
 )
 
 // Dir is where agents' sockets are.
@@ -43,19 +45,16 @@ func Listen(name string) (net.Listener, error) {
 }
 
 // Serve answers until ctx is done.
-func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { s.Close() })
-	defer stop()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+func Serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) error {
+	return accept.HTTP(ctx, l, h, accept.Options{Name: "control", Log: log})
 }
+
+// scrapeTime is the time for a request to /metrics.
+const scrapeTime = 30 * time.Second
 
 // ListenMetrics listens at a TCP address, in the network namespace of this thread, and returns what answers scrapes of an
 // agent's metrics there until ctx is done. At "" nothing listens.
-func ListenMetrics(address string, c prometheus.Collector) (serve func(ctx context.Context) error, err error) {
+func ListenMetrics(address string, c prometheus.Collector, log *slog.Logger) (serve func(ctx context.Context) error, err error) {
 	if address == "" {
 		return func(context.Context) error { return nil }, nil
 	}
@@ -63,10 +62,8 @@ func ListenMetrics(address string, c prometheus.Collector) (serve func(ctx conte
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(c)
 	return func(ctx context.Context) error {
-		return Serve(ctx, l, promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+		return accept.HTTP(ctx, l, scrape.Handler(c), accept.Options{Name: "metrics", Write: scrapeTime, Log: log})
 	}, nil
 }
 

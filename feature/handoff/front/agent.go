@@ -17,8 +17,10 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/internal/heap"
+	"github.com/weir-project/weir/internal/ratelog"
 )
 
 // AgentOptions say how an agent of a front end is to be.
@@ -80,9 +82,7 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 			*d.of = d.def
 		}
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = ratelog.Limit(o.Log)
 	if o.Step == nil {
 		o.Step = func(string) {}
 	}
@@ -125,14 +125,12 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 	wg.Go(func() { a.collect(ctx) })
 	wg.Go(func() { a.forget(ctx) })
 	wg.Go(func() { a.tend(ctx) })
+	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {
-		raw, err := l.Accept()
-		if err != nil {
+		raw, err := in.Next()
+		if err != nil { // closed
 			cancel()
-			if errors.Is(err, net.ErrClosed) {
-				return nil
-			}
-			return err
+			return nil
 		}
 		wg.Go(func() { a.attend(ctx, raw) })
 	}
@@ -176,13 +174,17 @@ func (a *Agent) forget(ctx context.Context) {
 }
 
 // attend speaks with one host, as long as it stays.
-func (a *Agent) attend(ctx context.Context, raw net.Conn) {
-	c, err := peer.Accept(ctx, raw, a.o.TLS, a.own)
+func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
+	defer raw.Close()
+	c, err := peer.Accept(ctx, raw.Conn, a.o.TLS, a.own)
 	if err != nil {
-		a.o.Log.Warn("an agent is refused", "reason", err)
+		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "reason", err)
 		return
 	}
 	defer c.Close()
+	if !raw.Admit() {
+		return // closed for another, meanwhile
+	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	if p := a.o.Partner.Name; p != "" && c.Peer.Role == peer.FrontAgent && c.Peer.Name == p {

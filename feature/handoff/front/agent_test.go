@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // agents are a front end's agent, and those of its two hosts, which the test plays message by message.
@@ -24,6 +25,7 @@ type agents struct {
 	name    string        // of the front end; "": front
 	hosts   [3]*peer.Conn // by number
 	lives   [3]uint64
+	scarce  *nstest.Scarce
 }
 
 func newAgents(t *testing.T, f *Front, hold time.Duration) *agents {
@@ -44,9 +46,9 @@ func agentsOf(t *testing.T, f *Front, hold time.Duration, lives [3]uint64) *agen
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.address = l.Addr().String()
+	s.address, s.scarce = l.Addr().String(), &nstest.Scarce{Listener: l}
 	done := make(chan error, 1)
-	go func() { done <- a.Serve(t.Context(), l) }()
+	go func() { done <- a.Serve(t.Context(), s.scarce) }()
 	t.Cleanup(func() {
 		if err := <-done; err != nil {
 			t.Error(err)

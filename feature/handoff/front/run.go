@@ -48,7 +48,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	if err != nil {
 		return err
 	}
-	metrics, err := control.ListenMetrics(c.Metrics, a.Collector())
+	metrics, err := control.ListenMetrics(c.Metrics, a.Collector(), log)
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	if err != nil {
 		return err
 	}
-	group.Go(func() error { return control.Serve(ctx, socket, a.controls()) })
+	group.Go(func() error { return control.Serve(ctx, socket, a.controls(), log) })
 	group.Go(func() error { return metrics(ctx) })
 	log.Info("front end", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
 	group.Go(func() error { return a.Serve(ctx, l) })

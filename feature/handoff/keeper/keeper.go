@@ -18,8 +18,10 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/internal/heap"
+	"github.com/weir-project/weir/internal/ratelog"
 )
 
 // Options say what a keeper keeps, and for whom. The zero value is for root and the
@@ -69,9 +71,7 @@ func (o *Options) setDefaults() {
 	if o.MaxTotal == 0 {
 		o.MaxTotal = 256 << 20
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = ratelog.Limit(o.Log)
 }
 
 // ErrTaken says that a keeper is there already.
@@ -84,8 +84,7 @@ type Keeper struct {
 	mu       sync.Mutex
 	services map[string]*service
 	sessions map[uint64]*session
-	open     map[uint32]int // connections by user
-	state    int64          // bytes of state, and of what slots may have
+	state    int64 // bytes of state, and of what slots may have
 	serial   uint64
 	refused  uint64 // hellos of processes that are no members
 	closed   bool
@@ -106,7 +105,7 @@ type service struct {
 // New makes a keeper.
 func New(o Options) *Keeper {
 	o.setDefaults()
-	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}, open: map[uint32]int{}}
+	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}}
 }
 
 // Listen makes the socket that members connect to, at a path, or at an abstract name
@@ -155,21 +154,16 @@ func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	members.Go(func() { k.watch(ctx) })
+	in := accept.New(l, accept.Options{Name: "keeper", PerPeer: connectionsEach, Handshake: helloTime, Log: k.Log})
 	for {
-		u, err := l.AcceptUnix()
+		c, err := in.Next()
 		if ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, net.ErrClosed) {
+		if err != nil { // closed
 			return err
 		}
-		if err != nil {
-			// Out of descriptors, most likely: those who are connected go on.
-			k.Log.Warn("a member cannot connect", "reason", err)
-			time.Sleep(tick)
-			continue
-		}
-		members.Go(func() { k.connection(ctx, u) })
+		members.Go(func() { k.connection(ctx, c) })
 	}
 }
 
@@ -221,24 +215,5 @@ func (k *Keeper) service(name string) *service {
 func (k *Keeper) forget(s *service) {
 	if len(s.members) == 0 && len(s.sessions) == 0 && s.counts == (Counts{}) {
 		delete(k.services, s.name)
-	}
-}
-
-// take counts a connection of a user; false if there are too many.
-func (k *Keeper) take(uid uint32) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if uid != 0 && k.open[uid] >= connectionsEach {
-		return false
-	}
-	k.open[uid]++
-	return true
-}
-
-func (k *Keeper) give(uid uint32) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.open[uid]--; k.open[uid] == 0 {
-		delete(k.open, uid)
 	}
 }

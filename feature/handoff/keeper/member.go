@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/awake"
 )
 
@@ -22,6 +23,7 @@ import (
 // until it has exited: only then does nobody touch its sessions any more.
 type member struct {
 	conn    *wire.Conn
+	admit   func() bool // see accept.Conn.Admit
 	process *process
 	service *service
 	name    string
@@ -55,11 +57,15 @@ type outgoing struct {
 }
 
 // connection serves a process from its first to its last message.
-func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
+func (k *Keeper) connection(ctx context.Context, c *accept.Conn) {
+	defer c.Close()
+	u, ok := c.Conn.(*net.UnixConn)
+	if !ok {
+		return
+	}
 	p, err := processOf(u)
 	if err != nil {
-		k.Log.Warn("turned away", "reason", err)
-		u.Close()
+		k.Log.Warn("turned away", "uid", c.Peer.UID, "reason", err)
 		return
 	}
 	defer func() {
@@ -67,15 +73,8 @@ func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
 			p.pidfd.Close()
 		}
 	}()
-	if !k.take(p.UID) {
-		k.Log.Warn("turned away: too many connections of its user", "pid", p.PID, "uid", p.UID)
-		u.Close()
-		return
-	}
 	conn, err := wire.NewConn(u)
 	if err != nil {
-		u.Close()
-		k.give(p.UID)
 		return
 	}
 	conn.SetReadDeadline(time.Now().Add(helloTime))
@@ -85,15 +84,14 @@ func (k *Keeper) connection(ctx context.Context, u *net.UnixConn) {
 		time.AfterFunc(time.Second, func() { conn.Close() }) // of one that never stops talking
 	})
 	defer stop()
-	m := &member{conn: conn, process: p, since: time.Now(), sessions: map[uint64]*session{}, given: map[uint64]time.Time{}, parks: map[uint64]*session{}, kick: make(chan struct{}, 1)}
+	m := &member{conn: conn, admit: c.Admit, process: p, since: time.Now(), sessions: map[uint64]*session{}, given: map[uint64]time.Time{}, parks: map[uint64]*session{}, kick: make(chan struct{}, 1)}
 	ended := make(chan struct{})
 	go m.write(k, ended)
 	err = k.read(ctx, m)
 	close(ended)
-	conn.Close()
-	k.give(p.UID)
+	c.Close()
 	if err != nil && ctx.Err() == nil {
-		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "reason", err)
+		k.Log.Warn("connection ends", "service", m.serviceName(), "member", m.name, "pid", p.PID, "uid", p.UID, "reason", err)
 	}
 	k.releaseAll(m)
 	m.heard = err == nil
@@ -221,7 +219,7 @@ func (k *Keeper) reply(m *member, msg, answer *wire.Message, err error) {
 		if errors.Is(err, wire.ErrNotFound) {
 			log = k.Log.Debug // the first member of a name always hears it
 		}
-		log("refused", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "request", fmt.Sprintf("%#x", uint8(msg.Type)), "reason", err)
+		log("refused", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID, "request", fmt.Sprintf("%#x", uint8(msg.Type)), "reason", err)
 		k.post(m, outgoing{message: *errorMessage(msg, err)})
 	case msg.Seq == 0:
 	case answer != nil:
@@ -255,7 +253,7 @@ func (k *Keeper) post(m *member, o outgoing) {
 		return // sent, or the connection is broken, which its reader sees
 	}
 	if len(m.queue) >= maxQueue {
-		k.Log.Warn("does not read", "service", m.serviceName(), "member", m.name, "pid", m.process.PID)
+		k.Log.Warn("does not read", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
 		m.conn.Close()
 		return
 	}
@@ -341,6 +339,9 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []
 		k.refused++
 		k.mu.Unlock()
 		return nil, fds, wire.Errorf(wire.Refused, "%v", err)
+	}
+	if !m.admit() {
+		return nil, fds, wire.Errorf(wire.Refused, "the connection was closed to let another in")
 	}
 	both := uint32(0)
 	if msg.Number&wire.Boards != 0 {

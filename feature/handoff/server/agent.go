@@ -26,9 +26,11 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/awake"
 	"github.com/weir-project/weir/internal/heap"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/ratelog"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -136,9 +138,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 }
 
 func (o *Options) check() error {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = ratelog.Limit(o.Log)
 	if o.Step == nil {
 		o.Step = func(string) {}
 	}
@@ -182,27 +182,29 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.wg.Go(func() { a.front.run(ctx) })
 	a.wg.Go(func() { a.watch(ctx) })
 	a.wg.Go(func() { a.sayLoads(ctx) })
+	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {
-		raw, err := l.Accept()
-		if err != nil {
+		raw, err := in.Next()
+		if err != nil { // closed
 			cancel()
-			if errors.Is(err, net.ErrClosed) {
-				return nil
-			}
-			return err
+			return nil
 		}
 		a.wg.Go(func() { a.attend(ctx, raw) })
 	}
 }
 
 // attend hears a server that sends sessions here.
-func (a *Agent) attend(ctx context.Context, raw net.Conn) {
-	c, err := peer.Accept(ctx, raw, a.o.TLS, a.own)
+func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
+	defer raw.Close()
+	c, err := peer.Accept(ctx, raw.Conn, a.o.TLS, a.own)
 	if err != nil {
-		a.o.Log.Warn("an agent is refused", "reason", err)
+		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "reason", err)
 		return
 	}
 	defer c.Close()
+	if !raw.Admit() {
+		return // closed for another, meanwhile
+	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	if k := a.known.Load().links[c.Peer.Number]; c.Peer.Role != peer.HostAgent || k == nil || k.to.Name != c.Peer.Name {

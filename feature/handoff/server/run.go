@@ -40,7 +40,7 @@ func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) 
 	if err != nil {
 		return err
 	}
-	metrics, err := control.ListenMetrics(c.Metrics, a.Collector())
+	metrics, err := control.ListenMetrics(c.Metrics, a.Collector(), log)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) 
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return control.Serve(ctx, socket, a.controls()) })
+	group.Go(func() error { return control.Serve(ctx, socket, a.controls(), log) })
 	group.Go(func() error { return metrics(ctx) })
 	log.Info("agent of this server", "name", c.Name, "number", c.Number, "agents", l.Addr().String())
 	group.Go(func() error { return a.Run(ctx, l) })
