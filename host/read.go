@@ -20,6 +20,7 @@ import (
 	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -225,7 +226,15 @@ func (r remote) Where(ctx context.Context, service string, w steer.WhatIf, addrs
 
 func (r remote) get(ctx context.Context, path string, q url.Values, into any) error {
 	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", r.socket)
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", r.socket)
+		if err != nil {
+			return nil, err
+		}
+		if err := accept.CheckServer(c, r.socket, ""); err != nil {
+			c.Close()
+			return nil, err
+		}
+		return c, nil
 	}}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://weir"+path+"?"+q.Encode(), nil)
 	if err != nil {

@@ -281,6 +281,24 @@ func TestRegisterExamples(t *testing.T) {
 			if line, _, _ := s.collector(4242, c); !strings.Contains(line, "refused: user 4242 may not register") {
 				t.Error(line)
 			}
+			impostor := filepath.Join(socketDir(t), "register.sock")
+			if err := os.Chmod(filepath.Dir(impostor), 0o777); err != nil {
+				t.Fatal(err)
+			}
+			nstest.AsUser(t, 4242, func() error {
+				l, err := net.Listen("unix", impostor)
+				if err != nil {
+					return err
+				}
+				t.Cleanup(func() { l.Close() })
+				return os.Chmod(impostor, 0o666)
+			})
+			s.register = impostor
+			c = exec.Command(program)
+			c.Env = os.Environ()
+			if line, _, _ := s.collector(nobody, c); !strings.Contains(line, "neither root nor this user: set $WEIR_REGISTER_UID") {
+				t.Errorf("another user's socket: %s", line)
+			}
 		})
 	}
 }

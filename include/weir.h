@@ -7,7 +7,9 @@
  *		fprintf(stderr, "%s\n", error);
  *
  * Call it when the sockets are bound and the program is ready to serve. The slot is withdrawn by
- * the kernel when the process exits; there is nothing to undo. C99 and C++; needs no library.
+ * the kernel when the process exits; there is nothing to undo. weir serve is believed if it runs as
+ * root, as the own user, as the owner of the socket's directory, or as the user whose number is in
+ * $WEIR_REGISTER_UID. C99 and C++; needs no library.
  */
 #ifndef WEIR_H
 #define WEIR_H
@@ -17,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -28,11 +31,59 @@ extern "C" {
 /* Where weir serve takes registrations, unless $WEIR_REGISTER_SOCKET names another place. */
 #define WEIR_REGISTER_SOCKET "/run/weir/register.sock"
 
+/* With -std=c99 glibc has no SO_PEERCRED. */
+#if defined(SO_PEERCRED)
+#define WEIR_SO_PEERCRED_ SO_PEERCRED
+#elif defined(__powerpc__)
+#define WEIR_SO_PEERCRED_ 21
+#elif defined(__mips__) || defined(__alpha__)
+#define WEIR_SO_PEERCRED_ 18
+#elif defined(__sparc__)
+#define WEIR_SO_PEERCRED_ 0x40
+#elif defined(__hppa__)
+#define WEIR_SO_PEERCRED_ 0x4011
+#else
+#define WEIR_SO_PEERCRED_ 17
+#endif
+
+/* Whether root, this user, the user (a number) in the environment variable env, or the owner of the
+ * socket's directory answers at path: everybody can take an abstract name. Sets *uid to who does. */
+static inline int weir_register_believes_(int fd, const char *path, const char *env,
+					  unsigned int *uid)
+{
+	struct {
+		int pid;
+		unsigned int uid, gid;
+	} peer; /* struct ucred, for which glibc wants _GNU_SOURCE */
+	socklen_t length = sizeof(peer);
+	const char *number = getenv(env), *slash = strrchr(path, '/');
+	char *end, dir[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
+	struct stat st;
+	size_t n;
+
+	if (getsockopt(fd, SOL_SOCKET, WEIR_SO_PEERCRED_, &peer, &length) || length != sizeof(peer))
+		return 0;
+	*uid = peer.uid;
+	if (peer.uid == 0 || peer.uid == (unsigned int)geteuid())
+		return 1;
+	if (number && *number && strtoul(number, &end, 10) == peer.uid && !*end)
+		return 1;
+	if (*path == '@')
+		return 0;
+	n = slash ? (size_t)(slash - path) : 0;
+	if (n >= sizeof(dir))
+		return 0;
+	memcpy(dir, path, n);
+	strcpy(dir + n, !slash ? "." : n ? "" : "/");
+	return !stat(dir, &st) && (unsigned int)st.st_uid == peer.uid;
+}
+
 /* The socket, connected, or -1 with errno set. */
 static inline int weir_connect_(const char *path, int timeout_ms)
 {
 	struct sockaddr_un to;
 	struct timeval limit;
+	unsigned int uid = 0;
 	int fd, saved;
 
 	memset(&to, 0, sizeof(to));
@@ -53,6 +104,11 @@ static inline int weir_connect_(const char *path, int timeout_ms)
 		saved = errno;
 		close(fd);
 		errno = saved;
+		return -1;
+	}
+	if (!weir_register_believes_(fd, path, "WEIR_REGISTER_UID", &uid)) {
+		close(fd);
+		errno = EPERM; /* another user's process answers: see WEIR_REGISTER_UID */
 		return -1;
 	}
 	return fd;
@@ -118,8 +174,15 @@ static inline int weir_register(const char *service, int slot, int timeout_ms, c
 			 length, body);
 	fd = weir_connect_(path, timeout_ms);
 	if (fd < 0) {
-		snprintf(error, size, "weir: no weir serve answers on %s: %s", path,
-			 strerror(errno));
+		if (errno == EPERM)
+			snprintf(
+				error, size,
+				"weir: %s: another user answers there, neither root nor this user: "
+				"set $WEIR_REGISTER_UID to its number if that is right",
+				path);
+		else
+			snprintf(error, size, "weir: no weir serve answers on %s: %s", path,
+				 strerror(errno));
 		return -1;
 	}
 	n = weir_exchange_(fd, request, (size_t)total, answer, sizeof(answer));

@@ -21,8 +21,10 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -73,7 +75,15 @@ func (c Client) Slot(ctx context.Context, service string, slot int) error {
 	}
 	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	t := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", c.Socket)
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.Socket)
+		if err != nil {
+			return nil, err
+		}
+		if err := believable(conn.(*net.UnixConn), c.Socket); err != nil {
+			conn.Close()
+			return nil, err
+		}
+		return conn, nil
 	}}
 	resp, err := (&http.Client{Transport: t}).Do(req)
 	if err != nil {
@@ -89,6 +99,30 @@ func (c Client) Slot(ctx context.Context, service string, slot int) error {
 		return fmt.Errorf("weir serve: %w", refused(text))
 	}
 	return fmt.Errorf("weir serve: %s", text)
+}
+
+// believable checks who answers: root, this process's user, the user (a number) in
+// $WEIR_REGISTER_UID, or the owner of the socket's directory.
+func believable(c *net.UnixConn, path string) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *syscall.Ucred
+	cerr := raw.Control(func(fd uintptr) {
+		cred, err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	})
+	if err = errors.Join(cerr, err); err != nil {
+		return err
+	}
+	if cred.Uid == 0 || int(cred.Uid) == os.Geteuid() || os.Getenv("WEIR_REGISTER_UID") == strconv.FormatUint(uint64(cred.Uid), 10) {
+		return nil
+	}
+	var dir syscall.Stat_t
+	if path[0] != '@' && syscall.Stat(filepath.Dir(path), &dir) == nil && dir.Uid == cred.Uid {
+		return nil
+	}
+	return fmt.Errorf("user %d answers there, neither root nor this user: set $WEIR_REGISTER_UID to its number if that is right", cred.Uid)
 }
 
 // refused is ErrRefused in the server's words.

@@ -984,6 +984,37 @@ static inline int weir_keep_all_(struct weir_handoff *h)
 	return 0;
 }
 
+/* Whether root, this user, the user (a number) in the environment variable env, or the owner of the
+ * socket's directory answers at path: everybody can take an abstract name. Sets *uid to who does. */
+static inline int weir_believes_(int fd, const char *path, const char *env, unsigned int *uid)
+{
+	struct {
+		int pid;
+		unsigned int uid, gid;
+	} peer; /* struct ucred, for which glibc wants _GNU_SOURCE */
+	socklen_t length = sizeof(peer);
+	const char *number = getenv(env), *slash = strrchr(path, '/');
+	char *end, dir[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
+	struct stat st;
+	size_t n;
+
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) || length != sizeof(peer))
+		return 0;
+	*uid = peer.uid;
+	if (peer.uid == 0 || peer.uid == (unsigned int)geteuid())
+		return 1;
+	if (number && *number && strtoul(number, &end, 10) == peer.uid && !*end)
+		return 1;
+	if (*path == '@')
+		return 0;
+	n = slash ? (size_t)(slash - path) : 0;
+	if (n >= sizeof(dir))
+		return 0;
+	memcpy(dir, path, n);
+	strcpy(dir + n, !slash ? "." : n ? "" : "/");
+	return !stat(dir, &st) && (unsigned int)st.st_uid == peer.uid;
+}
+
 /* Connects, within a time (0: at once), and says hello. The answer is for weir_welcomed_(). */
 static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 {
@@ -991,6 +1022,7 @@ static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 	struct weir_note_ *note, *next;
 	struct timeval limit;
 	struct epoll_event e;
+	unsigned int uid = 0;
 	int dead;
 
 	memset(&limit, 0, sizeof(limit));
@@ -1009,6 +1041,14 @@ static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 			if (note->over) /* nothing lives that may have it for us */
 				weir_release_(note);
 		}
+		return -1;
+	}
+	if (!weir_believes_(h->conn, h->socket, "WEIR_HANDOFF_UID", &uid)) {
+		weir_fail_(h,
+			   "weir: %s: user %u answers there, neither root nor this user: set "
+			   "$WEIR_HANDOFF_UID to its number if that is right",
+			   h->socket, uid);
+		weir_lost_keeper_(h);
 		return -1;
 	}
 	m.seq = ++h->seq ? h->seq : ++h->seq;

@@ -272,6 +272,17 @@ class Session:
             self.member._over.append(self)
 
 
+def _believable(uid, keeper):
+    """Whether a keeper's user is root, this one, that of $WEIR_HANDOFF_UID, or the owner of the
+    socket's directory. Everybody can take an abstract name."""
+    if uid in (0, os.geteuid()) or os.environ.get("WEIR_HANDOFF_UID") == str(uid):
+        return True
+    try:
+        return not keeper.startswith("@") and os.stat(os.path.dirname(keeper) or ".").st_uid == uid
+    except OSError:
+        return False
+
+
 class Member:
     """This process as a member of a service. HandoffError if it may not be one.
 
@@ -324,6 +335,14 @@ class Member:
             if isinstance(e, (ConnectionRefusedError, FileNotFoundError)):
                 self._release()  # nothing lives that may have one for us
             raise HandoffError(f"no keeper answers on {self.keeper}: {e}") from e
+        uid = struct.unpack("iII", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        if not _believable(uid, self.keeper):
+            conn.close()
+            self._lost()
+            raise HandoffError(
+                f"{self.keeper}: user {uid} answers there, neither root nor this user:"
+                " set $WEIR_HANDOFF_UID to its number if that is right"
+            )
         conn.setblocking(False)
         self._conn = conn
         self._seq = self._seq % 0xFFFFFFFF + 1

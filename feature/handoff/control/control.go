@@ -83,6 +83,14 @@ func JSON[T any](get func() (T, error)) http.HandlerFunc {
 // Client asks the agent of that name. Requests go to any host: http://agent/status, say.
 func Client(name string) *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", Path(name))
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", Path(name))
+		if err != nil {
+			return nil, err
+		}
+		if err := accept.CheckServer(c, Path(name), ""); err != nil {
+			c.Close()
+			return nil, err
+		}
+		return c, nil
 	}}}
 }

@@ -121,7 +121,11 @@ func Listen(path string) (*net.UnixListener, error) {
 		}
 	}
 	if c, err := net.Dial("unixpacket", path); err == nil {
+		err := accept.CheckServer(c, path, wire.UIDEnv)
 		c.Close()
+		if err != nil {
+			return nil, fmt.Errorf("the socket for members: %w, or choose another socket", err)
+		}
 		return nil, fmt.Errorf("%w on %s: stop it, or choose another socket", ErrTaken, path)
 	}
 	if !abstract {

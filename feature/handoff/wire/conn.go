@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/accept"
 )
 
 // ErrFull says that the receiver has not read what was sent before.
@@ -38,10 +40,19 @@ type Conn struct {
 // sndbuf has room for the largest messages.
 const sndbuf = 1 << 20
 
-// Dial connects to a keeper: a path, or an abstract name that begins with @.
+// UIDEnv names a user, by number, whose keeper is believed beside root's and this
+// process's own: see [accept.CheckServer].
+const UIDEnv = "WEIR_HANDOFF_UID"
+
+// Dial connects to a keeper: a path, or an abstract name that begins with @. The
+// kernel says whose it is.
 func Dial(ctx context.Context, path string) (*Conn, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", path)
 	if err != nil {
+		return nil, err
+	}
+	if err := accept.CheckServer(c, path, UIDEnv); err != nil {
+		c.Close()
 		return nil, err
 	}
 	return NewConn(c.(*net.UnixConn))
