@@ -121,7 +121,7 @@ func (w world) unregister(slot int) {
 const registering = `
 services:
   telemetry:
-    listen: [udp 0.0.0.0:4739, tcp 0.0.0.0:4739]
+    listen: [udp 127.0.0.1:4739, tcp 127.0.0.1:4739]
     steer: {slots: 4}
     members:
       - {slot: 0, user: "65534"}

@@ -283,7 +283,7 @@ func (m Member) pick(a *Adoption, ns *netns.Handle, p places, holders []holder) 
 	for _, hs := range tries {
 		chosen, err := choose(p, hs, m.Group)
 		if err == nil {
-			return a.dup(chosen)
+			return a.dup(ns, chosen, len(m.Bound) > 0)
 		}
 		lastErr = err
 	}
@@ -292,6 +292,7 @@ func (m Member) pick(a *Adoption, ns *netns.Handle, p places, holders []holder) 
 
 type choice struct {
 	endpoint Endpoint
+	at       Endpoint // where its socket is bound
 	socket   sockdiag.Socket
 	holder   holder
 }
@@ -306,7 +307,7 @@ func choose(p places, holders []holder, group bool) ([]choice, error) {
 		for _, s := range p.socks[i] {
 			for _, h := range holders {
 				if len(h.fds[s.Inode]) > 0 {
-					fits = append(fits, choice{p.eps[i], s, h})
+					fits = append(fits, choice{p.eps[i], at, s, h})
 					break
 				}
 			}
@@ -332,7 +333,7 @@ func alike(a, b sockdiag.Socket) bool {
 	return a.Local == b.Local && a.Family == b.Family && a.Interface == b.Interface
 }
 
-func (a *Adoption) dup(chosen []choice) error {
+func (a *Adoption) dup(ns *netns.Handle, chosen []choice, bound bool) error {
 	open := map[uint32]int{}
 	for _, c := range chosen {
 		fd, ok := open[c.socket.Inode]
@@ -351,6 +352,9 @@ func (a *Adoption) dup(chosen []choice) error {
 		// The descriptor's number may have been reused between the two looks.
 		if cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil || cookie != c.socket.Cookie {
 			return fmt.Errorf("%w: %s changed hands while it was looked at", ErrNoSocket, c.endpoint)
+		}
+		if err := ns.Do(func() error { return narrower(c.at, c.socket, fd, bound) }); err != nil {
+			return fmt.Errorf("process %d, socket for %s: %w", c.holder.proc.PID(), c.endpoint, err)
 		}
 	}
 	return nil

@@ -42,6 +42,9 @@ func (m Member) explain(ns *netns.Handle, holders []holder, err error) error {
 	if at, ok := mptcpAt(ns, holders, none); ok {
 		return mptcpError(at)
 	}
+	if near := nearly(ns, holders, none); near != nil {
+		return near
+	}
 	return fmt.Errorf("process %d: %w", pid, err)
 }
 

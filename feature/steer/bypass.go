@@ -52,7 +52,7 @@ func (e *engine) rejoin(p *published) error {
 		return err
 	}
 	defer ns.Close()
-	for _, row := range p.Rows {
+	for slot, row := range p.Rows {
 		var s steerSlot
 		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 			return err
@@ -60,7 +60,11 @@ func (e *engine) rejoin(p *published) error {
 		if slotState(s.State) != stateAdmitted {
 			continue
 		}
-		a, err := service.Member{PID: int(s.Tgid)}.Adopt(context.Background(), ns, p.Service.Spec)
+		m := service.Member{PID: int(s.Tgid)}
+		if c := p.Service.Member(slot); c != nil {
+			m.Bound = c.Bound
+		}
+		a, err := m.Adopt(context.Background(), ns, p.Service.Spec)
 		if notYet(err) {
 			continue
 		} else if err != nil {

@@ -186,6 +186,9 @@ func inspect(fd int, ns *netns.Handle) (k socketKind, err error) {
 	if k.local.Port() == 0 {
 		return k, fmt.Errorf("%w: it is not bound", ErrSocket)
 	}
+	if err := ns.Do(func() error { return service.Narrow(fd) }); err != nil {
+		return k, fmt.Errorf("%w: %w", ErrSocket, err)
+	}
 	return k, inNamespace(fd, ns)
 }
 

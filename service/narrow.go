@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"unsafe"
+
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNarrow says that a socket takes less than what a slot would give it. A program that
+// chooses a socket is not asked whether the kernel would choose it: datagrams would reach
+// a socket that is bound elsewhere, answers would leave with a wrong source address, and
+// what the socket's own filter drops would be lost without a word.
+var ErrNarrow = errors.New("takes less than the slot's traffic")
+
+// Narrow returns an error that wraps ErrNarrow if the socket behind fd is bound to an
+// interface or a VRF, or has a filter of its own.
+func Narrow(fd int) error {
+	if index, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX); err == nil && index != 0 {
+		return boundTo(index)
+	} else if err != nil { // before Linux 5.0
+		if name, err := unix.GetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE); err == nil && name != "" {
+			return boundToName(name)
+		}
+	}
+	if hasFilter(fd) {
+		return fmt.Errorf("%w: it has a filter of its own (SO_ATTACH_FILTER or SO_ATTACH_BPF), and what that drops is lost: take the filter off the socket", ErrNarrow)
+	}
+	return nil
+}
+
+func boundTo(index int) error {
+	name := fmt.Sprintf("interface %d", index)
+	if i, err := net.InterfaceByIndex(index); err == nil {
+		name = i.Name
+	}
+	return boundToName(name)
+}
+
+func boundToName(name string) error {
+	return fmt.Errorf("%w: it is bound to %s (SO_BINDTODEVICE, ip vrf exec), and weir would give it what arrives elsewhere: bind it to no interface, or give it a network namespace of its own", ErrNarrow, name)
+}
+
+// hasFilter asks for the length of a socket's classic filter. The kernel refuses to show
+// one of eBPF: EACCES (sk_get_filter in net/core/filter.c).
+func hasFilter(fd int) bool {
+	length := uint32(0)
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_GET_FILTER, 0, uintptr(unsafe.Pointer(&length)), 0)
+	return errno == 0 && length > 0 || errno == unix.EACCES
+}
+
+// narrower says why a socket that fits an endpoint cannot serve all of it. bound says that
+// the configuration names the socket's address: then that is meant.
+func narrower(e Endpoint, s sockdiag.Socket, fd int, bound bool) error {
+	if err := Narrow(fd); err != nil {
+		return err
+	}
+	addr := s.Local.Addr().Unmap()
+	if !bound && !addr.IsUnspecified() && !e.Prefix.IsSingleIP() {
+		return fmt.Errorf("%w: it is bound to %s alone, and the service takes %s: bind it to the wildcard address, listen to %s only, or say bound: [%s] to give it all",
+			ErrNarrow, addr, e, addr, exact(e, s))
+	}
+	return nil
+}
+
+// exact is the listen of a socket's own address.
+func exact(e Endpoint, s sockdiag.Socket) string {
+	return fmt.Sprintf("%s %s", protoName(e), s.Local)
+}
+
+// nearly finds a socket of the holders that is almost what is missing, and says what it
+// lacks.
+func nearly(ns *netns.Handle, holders []holder, none missing) error {
+	for _, e := range none {
+		var socks []sockdiag.Socket
+		err := ns.Do(func() (err error) {
+			q := sockdiag.Query{Proto: e.Proto, LocalPort: e.Port, States: 1<<sockdiag.Established | 1<<sockdiag.Close}
+			if e.Proto == unix.IPPROTO_TCP {
+				q.States = 1<<sockdiag.Listen | 1<<sockdiag.Close | 1<<sockdiag.BoundInactive
+			}
+			socks, err = sockdiag.Dump(q)
+			return err
+		})
+		if err != nil {
+			return nil //nolint:nilerr // the plain reason is told
+		}
+		for _, s := range socks {
+			for _, h := range holders {
+				if len(h.fds[s.Inode]) == 0 {
+					continue
+				}
+				if text := lacking(e, s); text != "" {
+					return fmt.Errorf("process %d: %w: %s", h.proc.PID(), none, text)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// lacking is what keeps a socket at an endpoint's port from serving it.
+func lacking(e Endpoint, s sockdiag.Socket) string {
+	switch {
+	case e.Proto == unix.IPPROTO_UDP && s.State == sockdiag.Established:
+		return fmt.Sprintf("its socket at %s is connected to %s, and takes nothing from others: leave it unconnected", s.Local, s.Remote)
+	case e.Proto == unix.IPPROTO_TCP && s.State != sockdiag.Listen:
+		return fmt.Sprintf("its socket at %s is bound and does not listen yet", s.Local)
+	case e.Family == unix.AF_INET && s.Family == unix.AF_INET6 && s.V6Only:
+		return fmt.Sprintf("its socket at %s takes IPv6 only (IPV6_V6ONLY, net.ipv6.bindv6only): open one for IPv4, or listen to %s6 only", s.Local, protoName(e))
+	case e.Family == unix.AF_INET6 && s.Family == unix.AF_INET:
+		return fmt.Sprintf("its socket at %s takes IPv4 only: open one for IPv6, or listen to %s4 only", s.Local, protoName(e))
+	case !s.Local.Addr().IsUnspecified():
+		return fmt.Sprintf("its socket is bound to %s", s.Local.Addr().Unmap())
+	}
+	return ""
+}
+
+func protoName(e Endpoint) string {
+	if e.Proto == unix.IPPROTO_UDP {
+		return "udp"
+	}
+	return "tcp"
+}
