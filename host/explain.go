@@ -53,16 +53,37 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 	})
 	out.Steps = append(out.Steps, arrival)
 	i := 0
-	for ; i < len(sights) && sights[i].Stage < feature.StageLookup; i++ {
-		out.Steps = append(out.Steps, sights[i].Why)
-		if out.Result = sights[i].Dropped; out.Result != "" {
-			return out, nil
+	pass := func(before feature.Stage) (dropped bool) {
+		for ; i < len(sights) && sights[i].Stage < before; i++ {
+			out.Steps = append(out.Steps, sights[i].Why)
+			if out.Result = sights[i].Dropped; out.Result != "" {
+				return true
+			}
 		}
+		return false
+	}
+	if pass(feature.StageInput) {
+		return out, nil
+	}
+	to, why, result, err := route(ns, p)
+	if err != nil {
+		return nil, err
+	}
+	if out.Steps = append(out.Steps, why); to == deliverNone {
+		out.Result = result
+		return out, nil
+	}
+	if pass(feature.StageLookup) {
+		return out, nil
 	}
 	if err := h.explainFaults(ctx, ns, p, out); err != nil {
 		return nil, err
 	}
-	lookup, err := steer.Explain(ctx, h.Root, p)
+	find := steer.Explain
+	if to == deliverEvery {
+		find = steer.ExplainEvery
+	}
+	lookup, err := find(ctx, h.Root, p)
 	if err != nil {
 		return nil, err
 	}

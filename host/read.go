@@ -92,6 +92,7 @@ func (p pins) Status(ctx context.Context) (out Status, err error) {
 		return out, err
 	}
 	out.CountMisplaced(ctx)
+	out.ExplainEmpty(ctx)
 	out.noteFaults()
 	g, err := p.Guards(ctx)
 	if tolerate(err) != nil {

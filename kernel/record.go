@@ -173,18 +173,19 @@ func mountNamespace() (uint64, error) {
 }
 
 // writeFile replaces a file in one step.
-func (l *WriteLock) writeFile(path string, b []byte) error {
+func (r *Root) writeFile(path string, b []byte) error {
 	next := path + ".new"
 	if err := os.WriteFile(next, b, 0o640); err != nil {
 		return err
 	}
-	return errors.Join(setRights(next, false, l.gid()), os.Rename(next, path))
+	return errors.Join(setRights(next, false, r.gid()), os.Rename(next, path))
 }
 
 // forget ends the record of an instance, before its pins go: killed in between, the next
 // Lock notes it again.
 func (l *WriteLock) forget(i Instance) {
 	os.Remove(filepath.Join(l.recordsAt(l.device()), recordName(i)))
+	os.RemoveAll(l.remarksOf(i))
 }
 
 // forgetDir ends the record of the instance of a directory, whose form is another one now.
@@ -216,7 +217,8 @@ func (l *WriteLock) noteMissing() {
 func (l *WriteLock) closeRecords(device uint64) {
 	dir := l.recordsAt(device)
 	entries, err := os.ReadDir(dir)
-	if err == nil && (len(entries) == 0 || len(entries) == 1 && entries[0].Name() == rootRecordName) {
+	rest := slices.DeleteFunc(entries, func(e os.DirEntry) bool { return e.Name() == rootRecordName || e.Name() == remarksName })
+	if err == nil && len(rest) == 0 {
 		os.RemoveAll(dir)
 		os.Remove(l.recordsOf())
 	}
@@ -241,7 +243,7 @@ func (c recordCache) read(dir string) map[Instance]record {
 	out := map[Instance]record{}
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
-		if e.Name() == rootRecordName || strings.HasSuffix(e.Name(), ".new") {
+		if e.Name() == rootRecordName || e.IsDir() || strings.HasSuffix(e.Name(), ".new") {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())

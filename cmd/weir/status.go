@@ -159,7 +159,7 @@ func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
 		for _, slot := range s.Slots {
 			printDraining(w, slot, now)
 			if slot.Reason != "" {
-				fmt.Fprintf(w, "  slot %d is empty: %s\n", slot.Slot, slot.Reason)
+				fmt.Fprintf(w, "  %s\n", slot.Describe())
 			}
 		}
 		printCopies(w, s.Copies)

@@ -37,6 +37,7 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
+	st.ExplainEmpty(ctx)
 	var out []Finding
 	for _, o := range st.Outdated {
 		out = append(out, Finding{fmt.Sprintf("engine %s of %s", o.Engine, o.Netns), "its program is that of weir " + o.Version + ", not this one's: " + o.String(),
@@ -47,6 +48,11 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 		add := func(text, remedy string) { out = append(out, Finding{s.Name, text, remedy}) }
 		if s.Problem != "" {
 			add(s.Problem, "")
+		}
+		for _, slot := range s.Slots {
+			if slot.Reason != "" && !slot.withdrawn && s.pub.Service.Member(slot.Slot) != nil {
+				add(slot.Describe(), "")
+			}
 		}
 		s.examineLive(ctx, add)
 		if devices, _, err := s.Devices(r); err == nil {

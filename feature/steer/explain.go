@@ -6,7 +6,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
@@ -63,6 +65,9 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 		return &x.Explanation, err
 	}
 	s := x.service(st)
+	if s != nil {
+		s.explainEmpty(ctx, time.Now().Add(whyBudget))
+	}
 	if s != nil && s.pub.Service.Copy != "" && p.Proto == "udp" {
 		x.say("copy", "service %s gets it too: the device's filter copies it before a socket is looked for", s.pub.Service.Copy)
 	}
@@ -77,6 +82,44 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 	return &x.Explanation, err
 }
 
+// ExplainEvery says who gets a datagram to a broadcast or multicast address: every socket
+// that is bound to it. The kernel asks no program (__udp4_lib_mcast_deliver in net/ipv4/udp.c).
+func ExplainEvery(_ context.Context, _ *kernel.Root, p Packet) (*Explanation, error) {
+	ns, err := p.OpenNetns()
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	x := &explainer{p: p, ns: ns, Explanation: Explanation{Proto: p.Proto, From: p.From.String(), To: p.To.String(), Netns: ns.String()}}
+	socks, err := x.dump(1<<sockdiag.Close | 1<<sockdiag.Established)
+	if err != nil {
+		return nil, err
+	}
+	arrives, err := x.interfaces()
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, s := range socks {
+		if s.State == sockdiag.Established && !same(s.Remote, p.From) || !arrives.takes(s) || kernelScore(s, p) == 0 {
+			continue
+		}
+		n, _ := x.processes(s.Inode)
+		if len(n) == 0 {
+			n = []string{"a socket that no process has open"}
+		}
+		names = append(names, n[0])
+	}
+	if len(names) == 0 {
+		x.result("dropped: no socket is bound to it")
+		return &x.Explanation, nil
+	}
+	slices.Sort(names)
+	x.say("sockets", "%d are bound to it", len(names))
+	x.result("every socket bound to it: %s", strings.Join(slices.Compact(names), ", "))
+	return &x.Explanation, nil
+}
+
 // connected looks for what wins before any listener is looked for.
 func (x *explainer) connected() (done bool, err error) {
 	// Every state but LISTEN, TIME_WAIT and CLOSE for TCP; connected UDP sockets are "established".
@@ -89,7 +132,14 @@ func (x *explainer) connected() (done bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	arrives, err := x.interfaces()
+	if err != nil {
+		return false, err
+	}
 	for _, s := range socks {
+		if !arrives.takes(s) {
+			continue
+		}
 		if same(s.Remote, x.p.From) && same(s.Local, x.p.To) {
 			what := "a TCP session with exactly these addresses is established: it gets the packet, and nothing else is asked"
 			if x.p.Proto == "udp" {

@@ -233,11 +233,15 @@ func (x *explainer) fitting() (best []sockdiag.Socket, remark string, err error)
 	if err != nil {
 		return nil, "", err
 	}
+	arrives, err := x.interfaces()
+	if err != nil {
+		return nil, "", err
+	}
 	score, less := 0, 0
 	for _, s := range socks {
 		n := kernelScore(s, x.p)
 		switch {
-		case n == 0:
+		case n == 0, !arrives.takes(s):
 		case n > score:
 			less += len(best)
 			best, score = []sockdiag.Socket{s}, n

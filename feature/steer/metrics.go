@@ -26,6 +26,7 @@ var (
 	packetsDesc = desc("packets_total", "Datagrams of UDP and connection attempts of TCP, by what became of them.",
 		"slot", "protocol", "verdict")
 	admittedDesc = desc("slot_admitted", "Whether the slot's traffic reaches a member.", "slot", "member")
+	emptyDesc    = desc("slot_empty", "Slots that no traffic reaches a member by, and why.", "slot", "reason")
 	sinceDesc    = desc("slot_since_seconds", "When the slot's member last came or went, seconds since the epoch.", "slot")
 	bucketsDesc  = desc("slot_buckets", "Buckets of source addresses that the slot serves.", "slot")
 	queueDesc    = desc("socket_queue", "Bytes waiting in a UDP socket, connections waiting in a listener.", "slot", "listen")
@@ -49,7 +50,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, copiesDesc, boundDesc, givenDesc, hitsDesc, upDesc,
+	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, emptyDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, copiesDesc, boundDesc, givenDesc, hitsDesc, upDesc,
 		templatesDesc, exportersDesc, replaysDesc, bypassDesc, drainedDesc, misplaceDesc, peersDesc, drainingDesc, keptDesc} {
 		ch <- d
 	}
@@ -59,6 +60,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := ReadState(context.Background(), c.root)
 	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	st.ExplainEmpty(context.Background())
 	var once, bound feature.Once
 	for i := range st.Services {
 		if s := &st.Services[i]; once.First(s.Name, s.Netns) {
@@ -130,6 +132,9 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 	for n, slot := range s.Slots {
 		label := strconv.Itoa(slot.Slot)
 		send(admittedDesc, prometheus.GaugeValue, feature.Gauge(slot.Admitted()), label, slot.Member)
+		if slot.Reason != "" {
+			send(emptyDesc, prometheus.GaugeValue, 1, label, slot.Reason)
+		}
 		send(drainedDesc, prometheus.GaugeValue, feature.Gauge(slices.Contains(s.Drained, slot.Slot)), label)
 		send(bucketsDesc, prometheus.GaugeValue, float64(slot.Buckets), label)
 		send(devicesDesc, prometheus.GaugeValue, float64(devices[n]), label)

@@ -128,7 +128,9 @@ func planMembers(plan *feature.Plan, t target, have *ServiceState) {
 		}
 		plan.Add(feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
-				_, err := register(ctx, l, Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}, nil, vet)
+				slot := Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}
+				_, err := register(ctx, l, slot, nil, vet)
+				remark(l.Root, slot, err)
 				if notYet(err) {
 					return "stays empty: " + err.Error(), nil
 				}

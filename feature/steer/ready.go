@@ -84,6 +84,11 @@ func Admit(ctx context.Context, r *kernel.Root, s Slot, member *service.Member) 
 
 // admitOnly is Admit for one process, whoever gets its number later.
 func admitOnly(ctx context.Context, r *kernel.Root, s Slot, member *service.Member, only process) (changed bool, err error) {
+	defer func() {
+		if member == nil || err == nil { // what keeps somebody else out is no reason
+			remark(r, s, err)
+		}
+	}()
 	p, err := readService(r, serviceInstance(s.Scope, s.Service))
 	if err != nil {
 		return false, fmt.Errorf("service %s: %w", s.Service, err)

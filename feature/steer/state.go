@@ -74,6 +74,7 @@ type SlotState struct {
 	Draining *Draining           `json:"draining,omitempty"` // the generation before
 
 	exited    bool
+	never     bool     // its configured member was never seen
 	withdrawn bool     // by an operator: the watcher leaves it alone
 	before    []uint64 // sockets of the generation before, while they are open
 	drains    int      // the process of the generation before, while the kernel gives it packets
@@ -81,6 +82,14 @@ type SlotState struct {
 
 // Admitted says whether the slot's traffic reaches a member.
 func (s SlotState) Admitted() bool { return s.State == "admitted" }
+
+// Describe says what is wrong with a slot: "slot 0 is empty: …".
+func (s SlotState) Describe() string {
+	if s.Admitted() {
+		return fmt.Sprintf("slot %d: %s", s.Slot, s.Reason)
+	}
+	return fmt.Sprintf("slot %d is empty: %s", s.Slot, s.Reason)
+}
 
 // outlived says that the slot's sockets outlived the process that it was given
 // to: its successor is to be named, though traffic needs nobody.
@@ -206,6 +215,7 @@ func judgeSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 	out.PID, out.Since = int(s.Tgid), kernel.WallTime(s.Since)
 	out.State, out.Reason = judge(s, member, missing)
 	out.exited = slotState(s.State) == stateExited
+	out.never = slotState(s.State) == stateEmpty && member != nil
 	out.withdrawn = slotState(s.State) == stateWithdrawn
 	return out, out.addBefore(e, p)
 }
@@ -253,6 +263,18 @@ func judge(s steerSlot, member *service.Member, missing []string) (state, reason
 	return "empty", fmt.Sprintf("%s was never seen with all its sockets", member)
 }
 
+// narrowedSince says why a socket does not take what its slot gives it any more.
+func narrowedSince(pid int, ep service.Endpoint, cookie uint64, sk sockdiag.Socket, listed bool) string {
+	switch {
+	case cookie == 0:
+	case !listed && ep.Proto == unix.IPPROTO_UDP:
+		return fmt.Sprintf("process %d has connected its socket for %s since it was admitted: it takes datagrams of its peer alone, and all others are lost: leave it unconnected", pid, ep)
+	case listed && sk.Interface != 0:
+		return fmt.Sprintf("process %d has bound its socket for %s to an interface since it was admitted, and gets what arrives elsewhere as well: bind it to none", pid, ep)
+	}
+	return ""
+}
+
 // addQueues asks sock_diag for queues, buffers and drops of the sockets. It
 // needs root where the namespace is not the reader's own: without, they are 0.
 func (s *ServiceState) addQueues() {
@@ -285,6 +307,9 @@ func (s *ServiceState) addQueues() {
 		for j := range s.Slots[i].Sockets {
 			sock := &s.Slots[i].Sockets[j]
 			sk, ok := byCookie[sock.Cookie]
+			if slot := &s.Slots[i]; err == nil && slot.Admitted() && slot.Reason == "" {
+				slot.Reason = narrowedSince(slot.PID, s.eps[j], sock.Cookie, sk, ok)
+			}
 			if !ok {
 				continue
 			}

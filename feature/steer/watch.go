@@ -210,6 +210,7 @@ func (w *watcher) say(s Slot, err error, done string) {
 		return
 	}
 	w.said[s] = text
+	remark(w.root, s, err)
 	if err == nil {
 		w.log.Info(done, "service", s.Service, "slot", s.Slot)
 	} else {

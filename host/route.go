@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"golang.org/x/sys/unix"
+)
+
+// delivery is what the kernel's routing makes of an arriving packet.
+type delivery int
+
+const (
+	deliverOne   delivery = iota // a socket is looked for
+	deliverEvery                 // broadcast and multicast: every socket gets it, and no program is asked
+	deliverNone                  // it is forwarded or dropped
+)
+
+// route says whether the host takes a packet: only packets to addresses with a route of
+// type local, broadcast or multicast reach sockets.
+func route(ns *netns.Handle, p feature.Packet) (d delivery, why feature.Why, result string, err error) {
+	why.Step = "route"
+	var r netlink.Route
+	err = ns.Do(func() error {
+		r, err = routeOf(p)
+		return err
+	})
+	to := p.To.Addr()
+	if to.Is6() && to.IsMulticast() { // IPv6 has no other type for it on the way in
+		r.Type, err = unix.RTN_MULTICAST, nil
+	}
+	if err != nil {
+		why.Text, why.Warning = refused(p, err), true
+		return deliverNone, why, "not delivered: " + why.Text, nil
+	}
+	switch r.Type {
+	case unix.RTN_LOCAL, unix.RTN_ANYCAST:
+		why.Text = fmt.Sprintf("%s is local", to)
+		return deliverOne, why, "", nil
+	case unix.RTN_BROADCAST, unix.RTN_MULTICAST:
+		kind := map[bool]string{true: "a broadcast", false: "a multicast"}[r.Type == unix.RTN_BROADCAST]
+		why.Text, why.Warning = fmt.Sprintf("%s is %s address: every socket bound to it gets the packet, and no program is asked", to, kind), true
+		if p.Proto == "tcp" {
+			return deliverNone, why, fmt.Sprintf("dropped: TCP takes no connections to %s address", kind), nil
+		}
+		return deliverEvery, why, "", nil
+	case unix.RTN_UNICAST:
+		why.Text, why.Warning = fmt.Sprintf("%s is not local: it is forwarded, or dropped where forwarding is off. To deliver it to sockets: ip route add local %s dev lo", to, to), true
+		return deliverNone, why, fmt.Sprintf("not delivered on this host: %s is not local", to), nil
+	}
+	why.Text, why.Warning = fmt.Sprintf("a route of type %s drops packets to %s", typeName(r.Type), to), true
+	return deliverNone, why, "dropped: " + why.Text, nil
+}
+
+func typeName(t int) string {
+	switch t {
+	case unix.RTN_BLACKHOLE:
+		return "blackhole"
+	case unix.RTN_UNREACHABLE:
+		return "unreachable"
+	case unix.RTN_PROHIBIT:
+		return "prohibit"
+	}
+	return fmt.Sprint(t)
+}
+
+// routeOf asks for the route of a packet that arrives; of one that this host sends to
+// itself, where that is what happens.
+func routeOf(p feature.Packet) (netlink.Route, error) {
+	o := &netlink.RouteGetOptions{}
+	if l, err := netlink.LinkByName(p.Interface); err == nil && l.Attrs().Flags&net.FlagLoopback == 0 {
+		o.IifIndex, o.SrcAddr = l.Attrs().Index, p.From.Addr().AsSlice()
+	}
+	routes, err := netlink.RouteGetWithOptions(p.To.Addr().AsSlice(), o)
+	if err != nil {
+		return netlink.Route{}, err
+	}
+	if len(routes) == 0 {
+		return netlink.Route{}, unix.ENETUNREACH
+	}
+	return routes[0], nil
+}
+
+// refused says why the kernel has no route for an arriving packet.
+func refused(p feature.Packet, err error) string {
+	to := p.To.Addr()
+	switch {
+	case errors.Is(err, unix.EXDEV):
+		return fmt.Sprintf("reverse path filter: the route to %s does not lead through %s: see net.ipv4.conf.%s.rp_filter", p.From.Addr(), p.Interface, p.Interface)
+	case errors.Is(err, unix.EINVAL) && to.IsMulticast():
+		return fmt.Sprintf("nothing on this host has joined the group %s at %s", to, p.Interface)
+	case errors.Is(err, unix.EINVAL):
+		return fmt.Sprintf("the kernel takes a packet from %s at %s for a martian: its reverse path filter finds no route back, or a route drops packets to %s", p.From.Addr(), p.Interface, to)
+	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
+		return fmt.Sprintf("%s is not local, and there is no route to it. To deliver it to sockets: ip route add local %s dev lo", to, to)
+	case errors.Is(err, unix.EACCES):
+		return fmt.Sprintf("a route of type prohibit drops packets to %s", to)
+	}
+	return fmt.Sprintf("no route to %s: %v", to, err)
+}
