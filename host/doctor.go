@@ -71,7 +71,9 @@ func (d *Diagnosis) probe(p part) {
 		f := Finding{Feature: p.name, Check: n.Name, Since: n.Since, Level: "ok", Optional: n.Optional}
 		if err := n.Probe(); err != nil {
 			f.Level, f.Text, f.Remedy = "missing", err.Error(), n.RemedyFor(err)
-			if n.Optional {
+			if kernel.Scarce(err) {
+				f.Level = "warning" // the kernel may have it
+			} else if n.Optional {
 				f.Level, f.Text = "note", fmt.Sprintf("%v: %s", err, n.For)
 			}
 		}

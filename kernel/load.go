@@ -72,7 +72,9 @@ func explainLoad(what string, err error) error {
 	case errors.As(err, &ve):
 		return fmt.Errorf("%s: the kernel's verifier refused it: %w (weir doctor tells what this kernel can do)", what, err)
 	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("%s: %w: run as root, or with CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON", what, err)
+		return fmt.Errorf("%s: %w: %s", what, err, rightsLacking())
+	case scarce(err) != "":
+		return fmt.Errorf("%s: %w: %s", what, err, scarce(err))
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }

@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -23,7 +24,7 @@ type WriteLock struct {
 // what a killed one left half done. It makes the root where it is missing.
 func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 	liftMemlock()
-	for {
+	for began, told := time.Now(), false; ; {
 		if err := r.usable(); err != nil {
 			return nil, err
 		}
@@ -42,9 +43,13 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 			l.noteMissing()
 			return l, nil
 		}
+		if !told && time.Since(began) > tellAfter {
+			told = true
+			tellWait(fmt.Sprintf("waiting for the lock on %s, held by %s", r.path, cmp.Or(r.holder(), "another process")))
+		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("another weir command holds the lock on %s: %w", r.path, ctx.Err())
+			return nil, fmt.Errorf("%s holds the lock on %s: %w", cmp.Or(r.holder(), "another weir command"), r.path, ctx.Err())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}

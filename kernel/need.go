@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrUnsupported says that this kernel or this user cannot do what was asked.
@@ -42,18 +44,41 @@ func (n Need) RemedyFor(err error) string {
 	if errors.Is(err, os.ErrPermission) {
 		return ""
 	}
+	if s := scarce(err); s != "" {
+		return s
+	}
 	return n.Remedy
 }
+
+// scarce says what to do about an error that tells nothing of the kernel's facilities.
+func scarce(err error) string {
+	switch {
+	case errors.Is(err, unix.EMFILE):
+		return "this process has no descriptor left: raise its limit (ulimit -n, LimitNOFILE=)"
+	case errors.Is(err, unix.ENFILE):
+		return "the host has no descriptor left: raise fs.file-max"
+	case errors.Is(err, unix.ENOMEM):
+		return "there is no memory left: see the limits of its cgroup"
+	}
+	return ""
+}
+
+// Scarce says that a probe failed for want of descriptors or memory: what it probes may be there.
+func Scarce(err error) bool { return scarce(err) != "" }
 
 // Unwrap makes errors.Is find ErrUnsupported and the probe's own error.
 func (e *NeedError) Unwrap() []error { return []error{ErrUnsupported, e.Err} }
 
 // Check probes a need.
 func (n Need) Check() error {
-	if err := n.Probe(); err != nil {
-		return &NeedError{Need: n, Err: err}
+	err := n.Probe()
+	switch {
+	case err == nil:
+		return nil
+	case scarce(err) != "":
+		return fmt.Errorf("probing %s: %w: %s", n.Name, err, scarce(err)) // it is not known to be missing
 	}
-	return nil
+	return &NeedError{Need: n, Err: err}
 }
 
 // Require probes all needs that are not optional and returns what is missing.

@@ -131,7 +131,7 @@ func probeMap(t ebpf.MapType) func() error {
 
 func explainProbe(err error) error {
 	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("%w: run as root", os.ErrPermission) // libraries guess at other reasons
+		return fmt.Errorf("%w: %s", os.ErrPermission, rightsLacking()) // libraries guess at other reasons
 	}
 	return err
 }

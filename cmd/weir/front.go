@@ -36,7 +36,9 @@ the network namespace in which the command runs. docs/FRONT.md has the file's ke
 			if err != nil {
 				return err
 			}
-			return front.Run(cmd.Context(), kernel.OpenRoot(g.root), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+			log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+			ignoreHangup(cmd.Context(), log, "restart weir handoff front to read its file again; the data path stays")
+			return front.Run(cmd.Context(), kernel.OpenRoot(g.root), c, log)
 		},
 	}
 	c.Flags().StringVarP(&file, "file", "f", "", "the front end's file")

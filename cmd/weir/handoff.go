@@ -61,6 +61,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 				rules = append(rules, r)
 			}
 			o.Allow, o.Log = rules.Allow, slog.New(slog.NewTextHandler(os.Stderr, nil))
+			ignoreHangup(cmd.Context(), o.Log, "sessions stay; its flags are read at a start")
 			path := wire.Socket(*socket)
 			l, err := keeper.Listen(path)
 			if err != nil {

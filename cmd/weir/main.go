@@ -42,6 +42,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	host.SetVersion(version)
+	kernel.OnWait(func(text string) { fmt.Fprintln(os.Stderr, "weir:", text) })
 	if err := newCommand().ExecuteContext(ctx); err != nil {
 		if status, ok := errors.AsType[daemonStatus](err); ok {
 			os.Exit(int(status)) // it has said itself what there was to say

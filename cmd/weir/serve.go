@@ -3,15 +3,35 @@
 package main
 
 import (
+	"context"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/host"
 	selfregister "github.com/weir-project/weir/register"
 )
+
+// ignoreHangup says that SIGHUP changes nothing, instead of ending by it.
+func ignoreHangup(ctx context.Context, log *slog.Logger, instead string) {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	go func() {
+		defer signal.Stop(c)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-c:
+				log.Info("SIGHUP ignored", "instead", instead)
+			}
+		}
+	}()
+}
 
 func serveCommand(g *globals) *cobra.Command {
 	var listen, register, handoff string
@@ -29,7 +49,10 @@ these outlive them: see weir handoff.
 Traffic does not need it: it may be stopped, restarted or killed at any time, and
 a slot whose member dies is withdrawn by the kernel alone. Only members that
 start meanwhile wait for its return, or for weir steer register; and the BFD sessions
-that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.`,
+that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.
+
+SIGHUP is ignored: weir serve has no file of its own to read again. weir apply changes
+what it works by, and it follows.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("register-socket") && g.socket != "" {
 				register = filepath.Join(filepath.Dir(g.socket), filepath.Base(register))
@@ -38,6 +61,7 @@ that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.`,
 				handoff = filepath.Join(filepath.Dir(g.socket), filepath.Base(handoff))
 			}
 			log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+			ignoreHangup(cmd.Context(), log, "weir apply changes what weir serve works by")
 			return g.host().Serve(cmd.Context(), host.ServeOptions{Listen: listen, Socket: g.socket, Register: register, Handoff: handoff, Log: log})
 		},
 	}

@@ -42,7 +42,9 @@ keys and what is promised.`,
 			if err != nil {
 				return err
 			}
-			return server.Start(cmd.Context(), kernel.OpenRoot(g.root), c, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+			log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+			ignoreHangup(cmd.Context(), log, "restart weir handoff server to read its file again; what it holds stays")
+			return server.Start(cmd.Context(), kernel.OpenRoot(g.root), c, log)
 		},
 	}
 	c.Flags().StringVarP(&file, "file", "f", "", "the server's file")

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// tellAfter is how long Lock waits before it says so.
+const tellAfter = time.Second
+
+var waiting struct {
+	sync.Mutex
+	tell func(text string)
+}
+
+// OnWait has Lock call tell, once for each wait, when another writer has held the lock for
+// a second. The text says who holds it.
+func OnWait(tell func(text string)) {
+	waiting.Lock()
+	defer waiting.Unlock()
+	waiting.tell = tell
+}
+
+func tellWait(text string) {
+	waiting.Lock()
+	tell := waiting.tell
+	waiting.Unlock()
+	if tell != nil {
+		tell(text)
+	}
+}
+
+// holder names the process that holds the write lock, "" if it is not known.
+func (r *Root) holder() string {
+	for _, path := range []string{filepath.Join(r.path, lockDir), r.path} {
+		pid := flockHolder(path)
+		if pid == "" {
+			continue
+		}
+		return fmt.Sprintf("process %s (%s)", pid, commandOf(pid))
+	}
+	return ""
+}
+
+// flockHolder is the process that proc_locks(5) names for a directory.
+func flockHolder(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return ""
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	locks, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(locks)) {
+		if f := strings.Fields(line); len(f) >= 6 && f[1] == "FLOCK" && f[5] == file {
+			return f[4]
+		}
+	}
+	return ""
+}
+
+// commandOf is the command line of a process, as one line of printable characters.
+func commandOf(pid string) string {
+	b, err := os.ReadFile("/proc/" + pid + "/cmdline")
+	if err != nil || len(b) == 0 {
+		return "it has exited"
+	}
+	text := string(bytes.TrimRight(bytes.ReplaceAll(b, []byte{0}, []byte{' '}), " "))
+	if len(text) > 80 {
+		text = text[:80] + "…"
+	}
+	return strings.Map(func(c rune) rune {
+		if c < ' ' || c == 0x7f || c >= 0x80 && c < 0xa0 {
+			return '?'
+		}
+		return c
+	}, strings.ToValidUTF8(text, "?"))
+}
