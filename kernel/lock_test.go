@@ -75,11 +75,11 @@ func holder(t *testing.T, r *Root) (c *nstest.Process, end func()) {
 
 func TestLockWaits(t *testing.T) {
 	r := newRoot(t)
-	_, end := holder(t, r)
+	p, end := holder(t, r)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	_, err := r.Lock(ctx)
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "another weir command holds the lock on "+r.path) {
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), fmt.Sprintf("process %d (", p.PID())) || !strings.Contains(err.Error(), "holds the lock on "+r.path) {
 		t.Errorf("lock that another process holds: %v", err)
 	}
 	got := make(chan error)

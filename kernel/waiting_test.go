@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"golang.org/x/sys/unix"
+)
+
+// Whoever waits for the lock is told who holds it.
+func TestWaitIsTold(t *testing.T) {
+	r := newRoot(t)
+	p, end := holder(t, r)
+	told := make(chan string, 1)
+	OnWait(func(text string) { told <- text })
+	defer OnWait(nil)
+	got := make(chan error)
+	go func() {
+		l, err := r.Lock(t.Context())
+		if err == nil {
+			l.Unlock()
+		}
+		got <- err
+	}()
+	if text := <-told; !strings.Contains(text, "waiting for the lock on "+r.path+", held by process "+fmt.Sprint(p.PID())+" (") {
+		t.Errorf("told %q", text)
+	}
+	end()
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+}
+
+// A probe that has no descriptor or memory left says nothing of the kernel.
+func TestScarcityIsNoOldKernel(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{{unix.EMFILE, "ulimit -n"}, {unix.ENFILE, "fs.file-max"}, {unix.ENOMEM, "memory"}} {
+		n := Need{Name: "x", Since: "5.9", Remedy: "use a newer kernel", Probe: func() error { return fmt.Errorf("probing: %w", c.err) }}
+		err := n.Check()
+		if errors.Is(err, ErrUnsupported) || !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "newer kernel") {
+			t.Errorf("%v: %v", c.err, err)
+		}
+		if s := n.RemedyFor(c.err); !strings.Contains(s, c.want) {
+			t.Errorf("%v: remedy %q", c.err, s)
+		}
+	}
+	if err := (Need{Name: "x", Since: "5.9", Probe: func() error { return unix.EINVAL }}).Check(); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("a need that is missing: %v", err)
+	}
+}
+
+// playBare is root without capabilities.
+func playBare([]string) error {
+	runtime.LockOSThread()
+	var none [2]unix.CapUserData
+	if err := unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &none[0]); err != nil {
+		return err
+	}
+	fmt.Println(SkLookup.Check())
+	_, err := Load(twoPrograms(), []string{"uses_a"}, nil)
+	fmt.Println(err)
+	return nil
+}
+
+// A container's root is told which capability is missing, not to become root.
+func TestRootWithoutCapabilities(t *testing.T) {
+	nstest.NeedRoot(t)
+	out, err := nstest.Child("bare").Output()
+	if err != nil {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			t.Fatalf("%v: %s", err, exit.Stderr)
+		}
+		t.Fatal(err)
+	}
+	for i, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
+		if !strings.Contains(line, "is root and lacks CAP_BPF") || strings.Contains(line, "run as root") {
+			t.Errorf("line %d: %s", i, line)
+		}
+	}
+}
+
+// Two processes that serve one root are told of each other; one that has ended is none.
+func TestClaimServing(t *testing.T) {
+	r := newRoot(t)
+	release, other := r.ClaimServing()
+	if other != "" {
+		t.Fatalf("nobody serves, and there is %s", other)
+	}
+	again, other := r.ClaimServing()
+	if want := fmt.Sprintf("process %d (", unix.Getpid()); !strings.HasPrefix(other, want) {
+		t.Errorf("%q serves, want %q", other, want)
+	}
+	again()
+	release()
+	release, other = r.ClaimServing()
+	if other != "" {
+		t.Errorf("released, and there is %s", other)
+	}
+	release()
+}
