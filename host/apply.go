@@ -41,10 +41,16 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 		return feature.Plan{}, err
 	}
 	var all feature.Plan
-	steps, err := h.recoveries(ctx)
+	faults, err := h.Faults(ctx)
 	if err != nil {
 		return all, err
 	}
+	for _, f := range faults {
+		if !f.Damage() {
+			all.Warn("%s", f)
+		}
+	}
+	steps := h.recoveries(faults)
 	all.Steps = steps
 	for _, f := range parts {
 		p, err := f.plan(ctx, h.Root, c)
@@ -123,8 +129,8 @@ func withoutRecovered(steps, recoveries []feature.Step) []feature.Step {
 
 // recover makes damaged instances complete, so that the plan sees the state that there was.
 func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, each func(Done)) error {
-	steps, err := h.recoveries(ctx)
-	for _, s := range steps {
+	faults, err := h.Faults(ctx)
+	for _, s := range h.recoveries(faults) {
 		note, serr := s.Do(ctx, l)
 		if err = errors.Join(err, serr); serr == nil {
 			each(Done{s, note})

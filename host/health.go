@@ -118,11 +118,7 @@ func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
 
 // recoveries are the steps that recover damaged instances. They come before everything
 // else of an Apply, which then finds the state that there was.
-func (h *Host) recoveries(ctx context.Context) (steps []feature.Step, err error) {
-	faults, err := h.Faults(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (h *Host) recoveries(faults []kernel.Fault) (steps []feature.Step) {
 	why := map[kernel.Instance][]string{}
 	for _, f := range faults {
 		why[f.Instance] = append(why[f.Instance], f.Text)
@@ -137,7 +133,7 @@ func (h *Host) recoveries(ctx context.Context) (steps []feature.Step, err error)
 	for _, i := range kernel.Damaged(faults) {
 		add(i, strings.Join(why[i], "; "))
 	}
-	return steps, nil
+	return steps
 }
 
 // recoverInstance restores what is alive. What is not, the feature makes anew.

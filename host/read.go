@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"os"
 	"strconv"
@@ -32,7 +31,7 @@ type Reader interface {
 	Filters(ctx context.Context) (filter.State, error)
 	Reroute(ctx context.Context) (reroute.State, error)
 	Devices(ctx context.Context, service string) (Devices, error)
-	Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (Places, error)
+	Where(ctx context.Context, service string, w steer.WhatIf, sources []string) (Places, error)
 	Templates(ctx context.Context, service string) (steer.TemplateState, error)
 	Bindings(ctx context.Context, netns string) ([]steer.Binding, error)
 	Named(ctx context.Context, netns string) ([]steer.Named, error)
@@ -151,12 +150,16 @@ func (p pins) Devices(ctx context.Context, service string) (Devices, error) {
 	return out, err
 }
 
-func (p pins) Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (Places, error) {
+func (p pins) Where(ctx context.Context, service string, w steer.WhatIf, sources []string) (Places, error) {
 	st, err := steer.ReadState(ctx, p.Root)
 	if err != nil {
 		return Places{}, err
 	}
 	s, err := st.Service(service)
+	if err != nil {
+		return Places{}, err
+	}
+	addrs, err := s.Sources(sources)
 	if err != nil {
 		return Places{}, err
 	}
@@ -212,11 +215,9 @@ func (r remote) Named(ctx context.Context, netns string) (all []steer.Named, err
 	return all, r.get(ctx, "/v1/steer/services", url.Values{"netns": {netns}}, &all)
 }
 
-func (r remote) Where(ctx context.Context, service string, w steer.WhatIf, addrs []netip.Addr) (p Places, err error) {
+func (r remote) Where(ctx context.Context, service string, w steer.WhatIf, sources []string) (p Places, err error) {
 	q := url.Values{"service": {service}, "slots": {strconv.Itoa(w.Slots)}}
-	for _, a := range addrs {
-		q.Add("address", a.String())
-	}
+	q["address"] = sources
 	without := make([]string, len(w.Without))
 	for i, n := range w.Without {
 		without[i] = strconv.Itoa(n)

@@ -53,7 +53,7 @@ func readAll(r Reader) answers {
 		keep(err)
 	}
 	what := steer.WhatIf{Slots: 3, Without: []int{0, 2}}
-	if p, err := r.Where(ctx, "telemetry", what, []netip.Addr{netip.MustParseAddr("127.0.0.5"), netip.MustParseAddr("2001:db8::1")}); err == nil {
+	if p, err := r.Where(ctx, "telemetry", what, []string{"127.0.0.5", "2001:db8::1"}); err == nil {
 		a.Where = &p
 	} else {
 		keep(err)

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -50,6 +49,11 @@ type ServeOptions struct {
 // as they come, and answers questions. Traffic does not need it.
 func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	o.Log = ratelog.Limit(o.Log)
+	release, other := h.Root.ClaimServing()
+	defer release()
+	if other != "" {
+		o.Log.Warn("another weir serve works on the same pins: stop one of them", "other", other, "root", h.Root.Path())
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	k := h.newKeeper(o)
 	public := h.public(k.Collector())
@@ -216,16 +220,8 @@ func (h *Host) group(public http.Handler) http.Handler {
 
 func where(r *http.Request, direct pins) (any, error) {
 	var w steer.WhatIf
-	var addrs []netip.Addr
 	if err := r.ParseForm(); err != nil {
 		return nil, err
-	}
-	for _, s := range r.Form["address"] {
-		a, err := netip.ParseAddr(s)
-		if err != nil {
-			return nil, err
-		}
-		addrs = append(addrs, a)
 	}
 	if s := r.FormValue("slots"); s != "" {
 		n, err := strconv.Atoi(s)
@@ -241,5 +237,5 @@ func where(r *http.Request, direct pins) (any, error) {
 		}
 		w.Without = append(w.Without, n)
 	}
-	return direct.Where(r.Context(), r.FormValue("service"), w, addrs)
+	return direct.Where(r.Context(), r.FormValue("service"), w, r.Form["address"])
 }

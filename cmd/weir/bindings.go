@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 
@@ -93,6 +94,9 @@ is bound to a service without a socket is rejected.`,
 			}
 			return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
 				was, err := steer.Bind(l, ns, b)
+				if err == nil {
+					warnTakes(cmd, l, ns, b)
+				}
 				switch {
 				case err != nil:
 				case was == b.Service:
@@ -106,6 +110,13 @@ is bound to a service without a socket is rejected.`,
 	}
 	in.add(c)
 	return c
+}
+
+// warnTakes warns of what new bindings take away from others.
+func warnTakes(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ...steer.Binding) {
+	for _, w := range steer.Takes(l.Root, ns, all...) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
+	}
 }
 
 func steerUnbind(g *globals) *cobra.Command {
@@ -163,7 +174,9 @@ weir steer replace reads.`,
 			}
 			if g.json {
 				text, err := steer.WriteBindings(chosen)
-				fmt.Fprintln(cmd.OutOrStdout(), string(text))
+				if err == nil {
+					fmt.Fprintln(cmd.OutOrStdout(), string(text))
+				}
 				return err
 			}
 			if len(chosen) == 0 {
@@ -205,21 +218,21 @@ func portName(port uint16) string {
 
 func steerLoad(g *globals) *cobra.Command {
 	return manyCommand(g, true, &cobra.Command{
-		Use: "load FILE", Short: "Add the bindings of a file, all at once",
+		Use: "load [FILE]", Short: "Add the bindings of a file, all at once",
 		Long: `Add the bindings of a file to those that there are, all at once: a packet meets the
 state before or after. The file is checked first; with an error in it nothing
 changes. FILE is what weir steer bindings --json prints, or a file of tubular's;
-"-" is standard input.`,
+"-", or none, is standard input.`,
 	})
 }
 
 func steerReplace(g *globals) *cobra.Command {
 	return manyCommand(g, false, &cobra.Command{
-		Use: "replace FILE", Short: "Have the bindings be those of a file, all at once",
+		Use: "replace [FILE]", Short: "Have the bindings be those of a file, all at once",
 		Long: `Have the bindings be those of a file and no others, all at once: a packet meets all
 the old ones or all the new. The file is checked first; with an error in it
 nothing changes. FILE is what weir steer bindings --json prints, or a file of
-tubular's; "-" is standard input.`,
+tubular's; "-", or none, is standard input.`,
 	})
 }
 
@@ -227,8 +240,14 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 	var in netnsFlag
 	var dry bool
 	var lines int
-	c.Args = cobra.ExactArgs(1)
+	c.Args = cobra.MaximumNArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			if info, err := os.Stdin.Stat(); err != nil || info.Mode()&os.ModeCharDevice != 0 {
+				return usageError{fmt.Errorf("name a file, or give it as standard input: weir steer bindings --json | %s", cmd.CommandPath())}
+			}
+			args = []string{"-"}
+		}
 		all, err := steer.LoadBindingsFile(args[0])
 		if err != nil {
 			return err
@@ -251,6 +270,7 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 			}
 			diff, err := set(l, ns, all)
 			if err == nil {
+				warnTakes(cmd, l, ns, diff.Added...)
 				printDiff(cmd.OutOrStdout(), diff, lines)
 			}
 			return err

@@ -294,6 +294,9 @@ over weir apply, until --off. For the hour when you want weir out of the picture
 				return resetDue(cmd, g, nil)
 			default:
 				fmt.Fprintf(out, "%s is bypassed: the kernel alone chooses, until weir bypass --off %s\n", s.Name, s.Name)
+				for _, w := range s.WithoutSteering() {
+					fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
+				}
 			}
 			return nil
 		},

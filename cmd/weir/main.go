@@ -120,6 +120,7 @@ process of weir's is in the data path.
 	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), handoffCommand(g), rerouteCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
 	for _, sub := range allCommands(c) {
 		wrapArgs(sub)
+		complete(sub, g)
 	}
 	return c
 }

@@ -62,20 +62,13 @@ func steerWhere(g *globals) *cobra.Command {
 	var service string
 	var what steer.WhatIf
 	c := &cobra.Command{
-		Use: "where ADDRESS…", Short: "Bucket, slot and process of source addresses", Args: cobra.MinimumNArgs(1),
+		Use: "where ADDRESS|NAME…", Short: "Bucket, slot and process of source addresses, or of devices by name", Args: cobra.MinimumNArgs(1),
 		Example: `  weir steer where 192.0.2.7
+  weir steer where edge1                    # a device, of a service by: device
   weir steer where --slots 5 192.0.2.7      # with five slots instead
   weir steer where --without 2 192.0.2.7    # if slot 2 were empty`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var addrs []netip.Addr
-			for _, a := range args {
-				addr, err := netip.ParseAddr(a)
-				if err != nil {
-					return usageError{fmt.Errorf("%q is no IP address", a)}
-				}
-				addrs = append(addrs, addr.WithZone(""))
-			}
-			p, err := g.reader().Where(cmd.Context(), service, what, addrs)
+			p, err := g.reader().Where(cmd.Context(), service, what, args)
 			if err != nil {
 				return err
 			}

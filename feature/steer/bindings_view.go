@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"unicode/utf8"
 
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
@@ -91,6 +92,11 @@ type bindingsFile struct {
 func WriteBindings(all []Binding) ([]byte, error) {
 	if all == nil {
 		all = []Binding{}
+	}
+	for _, b := range all {
+		if !utf8.ValidString(b.Service) { // JSON has no way to write it: the file would name another service
+			return nil, fmt.Errorf("%w: the name of the service of %s %s port %d is no UTF-8, and cannot be written: unbind it first", ErrBinding, b.Proto, b.Prefix, b.Port)
+		}
 	}
 	return json.MarshalIndent(bindingsFile{all}, "", "  ")
 }

@@ -56,6 +56,7 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 		}
 		s.examineLive(ctx, add)
 		if devices, _, err := s.Devices(r); err == nil {
+			s.examinePmacct(ctx, devices, add)
 			if a, ok := oneSource(devices); ok {
 				s.collapsed = true
 				add(fmt.Sprintf("all its traffic comes from %s: a proxy, a NAT or a tee in front hides the routers, and one slot gets everything", a),

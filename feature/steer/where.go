@@ -26,6 +26,28 @@ type WhatIf struct {
 	Without []int // slots to take as empty
 }
 
+// Sources reads addresses, or names of devices, for which the first of their addresses
+// stands.
+func (s *ServiceState) Sources(names []string) ([]netip.Addr, error) {
+	out := make([]netip.Addr, len(names))
+	for i, name := range names {
+		if a, err := netip.ParseAddr(name); err == nil {
+			out[i] = a.WithZone("")
+			continue
+		}
+		d := s.devices.Named(name)
+		switch {
+		case d != nil:
+			out[i] = d.Stands()
+		case s.By != ByDevice:
+			return nil, fmt.Errorf("%q is no IP address, and service %s knows no devices by name: that takes by: device", name, s.Name)
+		default:
+			return nil, fmt.Errorf("%q is no IP address, and no device of that name is in %s: weir steer devices %s lists them", name, s.DevicesFile, s.Name)
+		}
+	}
+	return out, nil
+}
+
 // Where computes the place of each source address, as the program does. The
 // error says so where the source alone does not decide.
 func (s *ServiceState) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {

@@ -66,13 +66,23 @@ func (s *ServiceState) explainEmpty(ctx context.Context, until time.Time) {
 		key := Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}
 		why := s.whyEmpty(ctx, key, time.Now().Before(until) && os.Geteuid() == 0)
 		switch {
-		case why == "":
+		case why == "", slot.tells(why):
 		case slot.never:
 			slot.Reason = slot.Member + ": " + why
 		default:
 			slot.Reason += "; now: " + why
 		}
 	}
+}
+
+// tells says whether a slot's own reason says the same: it exited, or closed what is missing.
+func (s SlotState) tells(why string) bool {
+	if s.exited {
+		return strings.Contains(why, "has exited")
+	}
+	_, lacks, found := strings.Cut(why, service.ErrNoSocket.Error()+": ")
+	_, closed, _ := strings.Cut(s.Reason, " closed ")
+	return !s.never && found && lacks == closed
 }
 
 // whyEmpty says what keeps a slot's configured member out.

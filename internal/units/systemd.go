@@ -21,11 +21,12 @@ var (
 
 // Unit is what systemd says about a service.
 type Unit struct {
-	Name         string // with its suffix
-	MainPID      int    // 0 while it has none
-	ControlGroup string // as CgroupProcs takes it, "" while it has none
-	ActiveState  string // active, activating, inactive, failed…
-	SubState     string // running, exited, auto-restart…
+	Name         string   // with its suffix
+	MainPID      int      // 0 while it has none
+	ControlGroup string   // as CgroupProcs takes it, "" while it has none
+	ActiveState  string   // active, activating, inactive, failed…
+	SubState     string   // running, exited, auto-restart…
+	Command      []string // the first of ExecStart=
 }
 
 // UnitMain asks systemd for the main process of a service. A name without a
@@ -43,6 +44,20 @@ func UnitMain(ctx context.Context, unit string) (Unit, error) {
 	}
 	defer c.Close()
 	return ask(ctx, c, name)
+}
+
+// OfProcess is the service that a process belongs to, by its cgroup; "" without systemd.
+func OfProcess(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil || !booted() {
+		return ""
+	}
+	for _, name := range strings.FieldsFunc(string(b), func(c rune) bool { return c == '/' || c == '\n' }) {
+		if strings.HasSuffix(name, ".service") {
+			return name
+		}
+	}
+	return ""
 }
 
 // booted is sd_booted(3).
@@ -78,5 +93,9 @@ func ask(ctx context.Context, c *dbus.Conn, name string) (Unit, error) {
 	}
 	u.MainPID, u.ControlGroup, u.ActiveState = int(pid), group, active
 	u.SubState, _ = p["SubState"].(string)
+	// a(sasbttttuii): path, arguments and times of each command.
+	if all, _ := p["ExecStart"].([][]any); len(all) > 0 && len(all[0]) > 1 {
+		u.Command, _ = all[0][1].([]string)
+	}
 	return u, nil
 }

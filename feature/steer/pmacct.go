@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// The daemons of pmacct take so many BMP routers as bmp_daemon_max_peers says, and reset
+// the connection of each beyond right after it was steered to them: to weir it arrived.
+
+// pmacctPeers is the default of bmp_daemon_max_peers.
+const pmacctPeers = 4
+
+// pmacctDaemons are those with a BMP daemon.
+var pmacctDaemons = []string{"nfacctd", "sfacctd", "pmacctd", "uacctd", "pmbmpd"}
+
+// pmacctDirs are where distributions have their configuration. Variable for a test.
+var pmacctDirs = []string{"/etc/pmacct", "/etc"}
+
+// maxConfig bounds a configuration that is read.
+const maxConfig = 1 << 20
+
+// examinePmacct warns of members that will reset routers.
+func (s *ServiceState) examinePmacct(ctx context.Context, devices []Device, add func(text, remedy string)) {
+	if !slices.ContainsFunc(s.Slots, func(slot SlotState) bool { return slot.Admitted() && pmacctName(slot.PID) != "" }) ||
+		!slices.ContainsFunc(s.eps, func(e service.Endpoint) bool { return e.Proto == unix.IPPROTO_TCP }) {
+		return
+	}
+	routers := map[int]map[netip.Addr]bool{}
+	for _, d := range devices {
+		if d.Slot >= 0 && (d.Connects > 0 || d.Sessions > 0) {
+			if routers[d.Slot] == nil {
+				routers[d.Slot] = map[netip.Addr]bool{}
+			}
+			routers[d.Slot][d.Address] = true
+		}
+	}
+	for _, slot := range s.Slots {
+		name := pmacctName(slot.PID)
+		if !slot.Admitted() || name == "" {
+			continue
+		}
+		limit, file := pmacctLimit(ctx, slot.PID, name)
+		n, remedy := len(routers[slot.Slot]), "set bmp_daemon_max_peers to the number of all routers: those of an empty slot may come with on_empty: next; 2 MB each"
+		switch {
+		case file == "" && n >= pmacctPeers:
+			add(fmt.Sprintf("slot %d: %d routers have connected to %s (process %d), whose configuration weir cannot find: it resets every router beyond bmp_daemon_max_peers, which is %d by default", slot.Slot, n, name, slot.PID, pmacctPeers), remedy)
+		case file != "" && limit == 0:
+			add(fmt.Sprintf("slot %d: %s of %s has no bmp_daemon_max_peers, so that it takes %d BMP routers and resets all others (%d have connected)", slot.Slot, file, name, pmacctPeers, n), remedy)
+		case file != "" && n > limit:
+			add(fmt.Sprintf("slot %d: %d routers have connected to %s (process %d), and it takes %d: bmp_daemon_max_peers of %s. It resets all others", slot.Slot, n, name, slot.PID, limit, file), remedy)
+		}
+	}
+}
+
+// pmacctName is the name of a daemon of pmacct that a process runs, "" for others.
+func pmacctName(pid int) string {
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil || !slices.Contains(pmacctDaemons, filepath.Base(exe)) {
+		return ""
+	}
+	return filepath.Base(exe)
+}
+
+// pmacctLimit reads a daemon's limit from its configuration: 0 if that has none, and no
+// file if none can be found. The daemon overwrites its command line with a title.
+func pmacctLimit(ctx context.Context, pid int, name string) (limit int, file string) {
+	var candidates []string
+	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil {
+		candidates = append(candidates, optionF(strings.Split(string(b), "\x00"))...)
+	}
+	if unit := units.OfProcess(pid); unit != "" {
+		u, err := units.UnitMain(ctx, unit)
+		if err == nil {
+			candidates = append(candidates, optionF(u.Command)...)
+		}
+		for _, dir := range pmacctDirs {
+			candidates = append(candidates, filepath.Join(dir, name+".conf"))
+		}
+	}
+	for _, path := range candidates {
+		if limit, err := readPmacct(path, pid); err == nil {
+			return limit, path
+		}
+	}
+	return 0, ""
+}
+
+// optionF is the file of -f in a command line.
+func optionF(args []string) (files []string) {
+	for i, a := range args {
+		if a == "-f" && i+1 < len(args) {
+			files = append(files, args[i+1])
+		} else if path, ok := strings.CutPrefix(a, "-f"); ok && strings.HasPrefix(path, "/") {
+			files = append(files, path)
+		}
+	}
+	return slices.DeleteFunc(files, func(f string) bool { return !filepath.IsAbs(f) })
+}
+
+// readPmacct reads bmp_daemon_max_peers from a file that belongs to root or to the daemon's
+// user. Nothing else of it is kept.
+func readPmacct(path string, pid int) (limit int, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return 0, errors.Join(err, fmt.Errorf("%s is no file", path))
+	}
+	var st unix.Stat_t
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil || owner != 0 && owner != st.Uid {
+		return 0, fmt.Errorf("%s belongs to another user", path)
+	}
+	lines := bufio.NewScanner(io.LimitReader(f, maxConfig))
+	for lines.Scan() {
+		key, value, ok := strings.Cut(lines.Text(), ":")
+		key, _, _ = strings.Cut(strings.TrimSpace(key), "[") // of one plugin
+		if !ok || key != "bmp_daemon_max_peers" {
+			continue
+		}
+		if n, err := strconv.Atoi(strings.TrimSpace(value)); err == nil && n > 0 {
+			limit = n
+		}
+	}
+	return limit, lines.Err()
+}

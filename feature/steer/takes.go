@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// mostTold bounds how many processes a warning names.
+const mostTold = 5
+
+// Takes says what bindings take away from others in a namespace: sockets that are bound
+// there and serve something else and, where every port is bound, answers to this host's
+// own requests.
+func Takes(r *kernel.Root, ns *netns.Handle, bindings ...Binding) (warnings []string) {
+	own := registeredCookies(r, ns)
+	_ = ns.Do(func() error {
+		local := localAddrs()
+		for _, b := range bindings {
+			if b.Port != 0 {
+				continue
+			}
+			here := slices.DeleteFunc(slices.Clone(local), func(a netip.Addr) bool { return !b.Prefix.Contains(a) })
+			if len(here) == 0 {
+				continue // packets to others' addresses were nobody's before
+			}
+			if b.Proto == unix.IPPROTO_UDP {
+				warnings = append(warnings, fmt.Sprintf("%s takes every UDP port of this host's address %s, those that its own requests are sent from as well: answers of DNS, NTP and the like to unconnected sockets go to %s. Bind single ports instead", b, here[0], b.Service))
+			}
+			warnings = append(warnings, taken(b, here, own)...)
+		}
+		return nil
+	})
+	return warnings
+}
+
+// localAddrs are the addresses of the calling thread's namespace.
+func localAddrs() (out []netip.Addr) {
+	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil
+	}
+	for _, a := range all {
+		if x, ok := netip.AddrFromSlice(a.IP); ok {
+			out = append(out, x.Unmap())
+		}
+	}
+	return out
+}
+
+// taken names the processes whose sockets lose what a binding takes.
+func taken(b Binding, here []netip.Addr, own map[uint64]bool) (out []string) {
+	states := uint32(1 << sockdiag.Listen)
+	if b.Proto == unix.IPPROTO_UDP {
+		states = 1 << sockdiag.Close
+	}
+	socks, err := sockdiag.Dump(sockdiag.Query{Proto: uint8(b.Proto), States: states})
+	if err != nil {
+		return nil
+	}
+	for _, s := range socks {
+		a := s.Local.Addr().Unmap()
+		covered := a.IsUnspecified() && (a.Is6() && !s.V6Only || a.Is4() == b.Prefix.Addr().Is4()) || slices.Contains(here, a)
+		if own[s.Cookie] || s.Inode == 0 || s.Local.Port() == 0 || !covered {
+			continue
+		}
+		if len(out) == mostTold {
+			return append(out, "and more sockets do: ss -lntup lists them")
+		}
+		who := "a socket"
+		if pids := pidsOf(s.Inode); len(pids) > 0 {
+			who = processName(pids[0])
+		}
+		out = append(out, fmt.Sprintf("%s at %s gets nothing any more of what is sent to %s", who, s.Local, b.Prefix))
+	}
+	return out
+}
+
+// registeredCookies are the sockets that weir gives packets to in a namespace.
+func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
+	own := map[uint64]bool{}
+	for _, kind := range kinds {
+		services, err := readServices(r, scopeOf(ns), kind)
+		if err != nil {
+			continue
+		}
+		o, err := r.Open(engineInstance(scopeOf(ns), kind), "sockets")
+		if err != nil {
+			continue
+		}
+		for _, p := range services {
+			for _, row := range append(p.Rows[:len(p.Rows):len(p.Rows)], p.Spare...) {
+				for ep := range uint32(len(p.Service.Endpoints())) {
+					var cookie uint64
+					if o.Maps["sockets"].Lookup(row*maxEndpoints+ep, &cookie) == nil {
+						own[cookie] = true
+					}
+				}
+			}
+		}
+		o.Close()
+	}
+	named, _ := NamedServices(context.Background(), r, scopeOf(ns))
+	for _, n := range named {
+		for _, s := range n.Sockets {
+			own[s.Cookie] = true
+		}
+	}
+	return own
+}
+
+// WithoutSteering says which members get nothing while the service is bypassed: the kernel
+// gives a port's packets to whoever is bound there.
+func (s *ServiceState) WithoutSteering() (warnings []string) {
+	for _, m := range s.pub.Service.Members {
+		for i, b := range m.Bound {
+			l := s.pub.Service.Listen[i]
+			if b.Port != l.Port || b.Prefix != l.Prefix && b.Prefix.Bits() > 0 {
+				warnings = append(warnings, fmt.Sprintf("slot %d's member is bound to %s: while %s is bypassed it gets nothing of %s", m.Slot, b, s.Name, l))
+			}
+		}
+	}
+	for _, l := range s.pub.Service.Listen {
+		if l.Prefix.IsValid() && l.Prefix.Bits() > 0 && !l.Prefix.IsSingleIP() {
+			warnings = append(warnings, fmt.Sprintf("%s is a prefix: while %s is bypassed only sockets bound to the wildcard address get it", l, s.Name))
+		}
+	}
+	return warnings
+}
