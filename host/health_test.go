@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/netns"
@@ -45,7 +46,8 @@ filter:
   - {name: xdp, hook: xdp-generic, interfaces: [lo], rules: [{match: 'udp.dstport == 9', action: drop}]}
   - {name: nf, hook: netfilter, rules: [{match: 'udp.dstport == 9', action: drop}]}
 reroute:
-  - {name: core, interface: d0, repairs: [{segments: ["fc00:3::e"], interface: d1, via: "fd00:13::3"}]}
+  - {name: core, interface: d0, bfd: {peer: "fd00:12::2", interval: 50ms, multiplier: 3}, repairs: [{segments: ["fc00:3::e"], interface: d1, via: "fd00:13::3"}]}
+  - {name: probed, interface: d1, segments: ["fc00:3::1"], probe: {mode: echo, id: 7, peer: "fc00:3::1", source: "fd00:13::1", via: "fd00:13::3", key_file: %q}}
 `
 
 // damagedWorld is a host with an instance of every feature.
@@ -76,7 +78,11 @@ func damagedWorld(t *testing.T) (w world, c *Config, pid int) {
 	os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0)
 	first, _ := daemon(t, "0.0.0.0:4739")
 	second, _ := daemon(t, "0.0.0.0:4740")
-	c = w.config(everyFeature, first, second)
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("0123456789abcdef"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c = w.config(everyFeature, first, second, key)
 	w.apply(c)
 	ns, err := netns.Current()
 	if err != nil {
@@ -88,6 +94,11 @@ func damagedWorld(t *testing.T) (w world, c *Config, pid int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { g.Close() })
+	f, err := front.Open(t.Context(), w.Root, "lb", front.Options{Devices: []string{"d1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
 	return w, c, first
 }
 

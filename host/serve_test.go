@@ -296,7 +296,7 @@ func TestServeAnswersBadQuestions(t *testing.T) {
 	w.apply(w.config(oneService, absent))
 	s := w.serve()
 	for path, want := range map[string]string{
-		"/v1/steer/where?address=router":                 `unable to parse IP`,
+		"/v1/steer/where?address=router":                 `is no IP address`,
 		"/v1/steer/where?address=::1&slots=x":            `invalid syntax`,
 		"/v1/steer/where?address=::1&without=0,y":        `invalid syntax`,
 		"/v1/steer/where?address=::1&slots=1000":         `1000 slots: want a number from 1 to`,

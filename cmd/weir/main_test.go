@@ -124,7 +124,7 @@ func TestUsageErrors(t *testing.T) {
 	for _, line := range []string{
 		"statsu", "steer", "steer wher 192.0.2.1", "steer frobnicate", "frobnicate now",
 		"status extra", "status --jsn", "apply", "apply -f", "apply weir.yaml", "apply --file= --dry-run", "remove a b",
-		"steer where", "steer where router.example", "steer where 192.0.2.1/24", "steer where --slots many 192.0.2.1", "steer where --without 1,x 192.0.2.1",
+		"steer where", "steer where 192.0.2.1/24", "steer where --slots many 192.0.2.1", "steer where --without 1,x 192.0.2.1",
 		"steer devices 192.0.2.1", "steer devices --silent 5", "steer devices --missing sctp", "steer status a b",
 		"steer register", "steer register svc extra", "steer register svc --slot x", "steer unregister",
 		"steer run", "steer run svc", "steer run svc --slot 0", "steer run svc --slot x -- sleep 1", "steer run --slo 1 svc sleep",
@@ -132,7 +132,7 @@ func TestUsageErrors(t *testing.T) {
 		"steer drain", "steer drain svc --rate fast", "steer undrain svc extra --slot 1", "steer reset", "apply -f x --rate 5",
 		"bypass", "bypass a b", "explain", "explain udp 192.0.2.7:2055", "explain sctp 192.0.2.7:2055 10.0.0.1:4739", "explain udp 192.0.2.7 10.0.0.1:4739",
 		"steer bind", "steer bind www tcp 192.0.2.0/24", "steer bind www sctp 192.0.2.0/24 80", "steer bind www tcp 192.0.2.0/33 80", "steer bind www tcp 192.0.2.0/24 65536",
-		"steer unbind www tcp 192.0.2.0/24 http", "steer bindings www", "steer bindings --proto sctp", "steer bindings --within x", "steer bindings --port 70000", "steer load", "steer replace a b", "steer services x",
+		"steer unbind www tcp 192.0.2.0/24 http", "steer bindings www", "steer bindings --proto sctp", "steer bindings --within x", "steer bindings --port 70000", "steer load a b", "steer replace a b", "steer services x",
 		"steer register www tcp 127.0.0.1", "steer register www tcp 127.0.0.1 80", "steer register www tcp 127.0.0.1 x --pid 1", "steer register www --pid 1", "steer unregister www tcp",
 		"filter", "filter lst", "filter list a b", "filter explain", "filter explain udp.dsport", "filter explain udp --hook tc", "filter explain eth.type==2048 --hook nft",
 		"filter test", "filter test udp", "filter test udp --rules x -r y", "filter test udp --filter x -r y", "filter test --rules x --list a=b -r y", "filter test udp -r testdata", "filter test udp --list x -r y", "filter test udp.dsport -r x", "filter test -r x",

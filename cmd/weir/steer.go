@@ -68,6 +68,11 @@ func steerWhere(g *globals) *cobra.Command {
   weir steer where --slots 5 192.0.2.7      # with five slots instead
   weir steer where --without 2 192.0.2.7    # if slot 2 were empty`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, a := range args {
+				if _, err := netip.ParsePrefix(a); err == nil {
+					return usageError{fmt.Errorf("%q is no IP address", a)}
+				}
+			}
 			p, err := g.reader().Where(cmd.Context(), service, what, args)
 			if err != nil {
 				return err
