@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 
 	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
+	svc "github.com/weir-project/weir/service"
 )
 
 // newKeeper makes the keeper of weir serve. Who may hand over sessions of a service is
@@ -30,16 +32,27 @@ func inherit(k *keeper.Keeper, log *slog.Logger) {
 	}
 }
 
-// allowHandoff is a keeper's Options.Allow.
-func (h *Host) allowHandoff(ctx context.Context, service string, p keeper.Peer) error {
+// allowHandoff is a keeper's Options.Allow. A name that is the number of a slot with a member is for that member alone:
+// steering knows a slot's member by it.
+func (h *Host) allowHandoff(ctx context.Context, service, name string, p keeper.Peer) error {
 	members, err := steer.ConfiguredMembers(h.Root, service)
 	if err != nil {
 		return fmt.Errorf("process %d of user %d: %w", p.PID, p.UID, err)
 	}
+	slot, err := strconv.Atoi(name)
+	named := err == nil && slices.ContainsFunc(members, func(m svc.Member) bool { return m.Slot == slot })
+	other := -1
 	for _, m := range members {
-		if keeper.Matches(ctx, m, p) {
+		switch {
+		case !keeper.Matches(ctx, m, p):
+		case !named || m.Slot == slot:
 			return nil
+		default:
+			other = m.Slot
 		}
+	}
+	if other >= 0 {
+		return fmt.Errorf("process %d of user %d is the member of slot %d of service %q, not of slot %d: let it take the number of its own slot as its name", p.PID, p.UID, other, service, slot)
 	}
 	return fmt.Errorf("process %d of user %d is no member of service %q: root is, and the members that weir.yaml names for its slots, by user: %d for one", p.PID, p.UID, service, p.UID)
 }

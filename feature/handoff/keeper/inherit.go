@@ -40,6 +40,7 @@ type record struct {
 	Kind     wire.Kind `json:"kind"`
 	Service  string    `json:"service"`
 	Member   string    `json:"member"`
+	User     uint32    `json:"user"` // of the last owner; root's if it is not said
 	Label    string    `json:"label"`
 	Read     uint64    `json:"read"`
 	Written  uint64    `json:"written"`
@@ -91,7 +92,7 @@ func (k *Keeper) bequeath() error {
 		if s.owner != nil || whole(s) != nil {
 			continue
 		}
-		l.Sessions = append(l.Sessions, record{ID: s.id, Kind: s.kind, Service: s.service.name, Member: s.member, Label: s.label, Read: s.read, Written: s.written,
+		l.Sessions = append(l.Sessions, record{ID: s.id, Kind: s.kind, Service: s.service.name, Member: s.member, User: s.user, Label: s.label, Read: s.read, Written: s.written,
 			State: s.state, Unread: s.unread, HasState: s.state != nil, Crashed: s.crashed, Waits: s.waits, Since: s.since, Moves: s.moves})
 		fds = append(fds, s.fd)
 	}
@@ -201,7 +202,7 @@ func (k *Keeper) inherit(r record, fd int) error {
 	if err := sock.Check(fd, r.Kind); err != nil {
 		return err
 	}
-	s := &session{id: r.ID, kind: r.Kind, fd: fd, service: k.service(r.Service), member: r.Member, label: r.Label, said: position{r.Read, r.Written}, read: r.Read, written: r.Written,
+	s := &session{id: r.ID, kind: r.Kind, fd: fd, service: k.service(r.Service), member: r.Member, user: r.User, label: r.Label, said: position{r.Read, r.Written}, read: r.Read, written: r.Written,
 		unread: r.Unread, crashed: r.Crashed, waits: r.Waits, since: r.Since, moves: r.Moves}
 	if r.HasState {
 		s.state = append([]byte{}, r.State...)

@@ -27,9 +27,9 @@ import (
 // Options say what a keeper keeps, and for whom. The zero value is for root and the
 // keeper's own user, with the limits below.
 type Options struct {
-	// Allow says whether a process is a member of a service; nil says no. Root and
+	// Allow says whether a process is a member of a service, under a name if that is not empty; nil says no. Root and
 	// the user whom the keeper runs as need no leave.
-	Allow func(ctx context.Context, service string, p Peer) error
+	Allow func(ctx context.Context, service, name string, p Peer) error
 
 	Hold        time.Duration // how long a session waits for a member before it is reset; default 30 s
 	Grace       time.Duration // how long it waits for one of its own name, where another would take it; default 1 s

@@ -43,6 +43,7 @@ type member struct {
 	sessions map[uint64]*session
 	given    map[uint64]time.Time // what it has not answered for, since when
 	parks    map[uint64]*session  // that it wants to wait
+	sent     map[string]bool      // names to which root has its sessions go
 	board    *wire.BoardReader    // nil: it has none
 
 	queue []outgoing // what it has not read; the next is the first
@@ -387,7 +388,7 @@ func (k *Keeper) authorise(ctx context.Context, service, name string, p *process
 	if k.Allow == nil {
 		return fmt.Errorf("user %d may not be a member of %s: this keeper is for root alone", p.UID, service)
 	}
-	if err := k.Allow(ctx, service, p.Peer); err != nil {
+	if err := k.Allow(ctx, service, name, p.Peer); err != nil {
 		return err
 	}
 	if p.exited() { // who was judged by its number may have been another

@@ -34,6 +34,8 @@ func (k *Keeper) park(ctx context.Context, m *member, msg *wire.Message) error {
 	switch {
 	case s == nil || s.kind != wire.Stream:
 		return wire.Errorf(wire.NoSession, "no session %d: weir handoff status shows them", msg.Session)
+	case s.directs(m.process) != nil:
+		return s.directs(m.process)
 	case s.parked != nil:
 		return wire.Errorf(wire.Owned, "session %d is being moved by another command", s.id)
 	case s.owner != nil && s.owner.gone:
@@ -87,7 +89,7 @@ func (k *Keeper) release(m *member, msg *wire.Message) error {
 }
 
 func (k *Keeper) letGo(s *session, to string) error {
-	held := s.parked.held
+	held, by := s.parked.held, s.parked.by
 	k.unpark(s, nil)
 	if !held {
 		return wire.Errorf(wire.Slow, "session %d was not let go of by its member", s.id)
@@ -96,7 +98,7 @@ func (k *Keeper) letGo(s *session, to string) error {
 	if back != nil && (back.gone || !back.ready) {
 		back = nil
 	}
-	target := s.service.readyNamed(to, time.Now())
+	target := s.service.readyNamed(to, time.Now(), s.user, by)
 	switch {
 	case target != nil && target != back:
 		s.moves++
@@ -117,10 +119,10 @@ func (k *Keeper) letGo(s *session, to string) error {
 	return nil
 }
 
-// readyNamed is the youngest member of a name that may be given sessions.
-func (v *service) readyNamed(name string, now time.Time) *member {
+// readyNamed is the youngest member of a name that may be given sessions of a user, at the word of by.
+func (v *service) readyNamed(name string, now time.Time, user uint32, by *member) *member {
 	for i := len(v.members) - 1; i >= 0; i-- {
-		if o := v.members[i]; o.name == name && o.ready && !o.slow(now) {
+		if o := v.members[i]; o.name == name && o.ready && !o.slow(now) && (o.process.may(user) || by.process.UID != user && by.process.may(user)) {
 			return o
 		}
 	}

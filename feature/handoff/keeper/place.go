@@ -23,7 +23,7 @@ func (k *Keeper) ready(m *member, yes bool) {
 		return
 	}
 	for _, o := range m.service.members {
-		if o != m && o.name == m.name && o.ready && o.serial < m.serial {
+		if o != m && o.name == m.name && o.ready && o.serial < m.serial && m.process.may(o.process.UID) {
 			k.post(o, outgoing{message: wire.Message{Type: wire.Replaced, Name: m.name, Number: uint32(m.process.PID)}})
 		}
 	}
@@ -161,7 +161,7 @@ func (k *Keeper) heir(s *session, now time.Time) *member {
 	for i := len(members) - 1; i >= 0; i-- {
 		m := members[i]
 		switch {
-		case !m.ready || slices.Contains(s.refusals, m) || m.slow(now):
+		case !m.ready || !m.takes(s) || slices.Contains(s.refusals, m) || m.slow(now):
 		case m.name == s.member:
 			return m
 		case m.caps&takes != 0 && (other == nil || len(m.sessions) < len(other.sessions)):
@@ -209,7 +209,7 @@ func (k *Keeper) refuse(m *member, msg *wire.Message) error {
 // has: for a while the old and the new one share it.
 func (k *Keeper) find(m *member, msg *wire.Message) error {
 	for _, s := range m.service.sessions {
-		if s.kind != wire.Kind(msg.Number) || s.kind == wire.Stream || s.label != msg.Text || s.member != m.name {
+		if s.kind != wire.Kind(msg.Number) || s.kind == wire.Stream || s.label != msg.Text || s.member != m.name || !m.takes(s) {
 			continue
 		}
 		k.giveTo(m, s, wire.Message{Name: s.member, Seq: msg.Seq})

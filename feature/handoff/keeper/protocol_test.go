@@ -508,7 +508,7 @@ func TestMovesAreAgents(t *testing.T) {
 			mates := map[*member]string{}
 			v := k.service("talk")
 			for _, name := range append([]string{"@b"}, c.there...) {
-				m := &member{service: v, name: name, ready: true, sessions: map[uint64]*session{}, given: map[uint64]time.Time{},
+				m := &member{process: &process{}, service: v, name: name, ready: true, sessions: map[uint64]*session{}, given: map[uint64]time.Time{},
 					queue: []outgoing{{}}} // what it is sent waits
 				switch {
 				case agent == nil:

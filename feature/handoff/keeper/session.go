@@ -21,6 +21,7 @@ type session struct {
 	fd      int // our duplicate
 	service *service
 	owner   *member // nil: waits for one
+	user    uint32  // of the owner, or of the last one: see trust.go
 	member  string  // name of the owner, or of the last one
 	from    *member // who transferred it to the owner
 	label   string
@@ -304,8 +305,13 @@ func movable(s *session, read uint64) error {
 // the fewest sessions here: another server's is for those who say its name.
 func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
 	var best, slow *member
+	strange := false
 	for _, o := range m.service.members {
-		if o == m || !o.ready || name != "" && o.name != name || name == "" && wire.Elsewhere(o.name) {
+		if o != m && o.ready && o.name == name && !m.gives(o) {
+			strange = true
+			continue
+		}
+		if o == m || !o.ready || !m.gives(o) || name != "" && o.name != name || name == "" && wire.Elsewhere(o.name) {
 			continue
 		}
 		if o.slow(now) {
@@ -321,6 +327,8 @@ func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
 		return best, nil
 	case slow != nil:
 		return nil, wire.Errorf(wire.Slow, "member %s (process %d) of %s does not answer for what it was given", slow.name, slow.process.PID, m.service.name)
+	case strange:
+		return nil, wire.Errorf(wire.NoPeer, "member %s of %s is another user's: root alone sends it sessions of user %d", name, m.service.name, m.process.UID)
 	case name == "":
 		return nil, wire.Errorf(wire.NoPeer, "no other member of %s is ready", m.service.name)
 	}
@@ -357,7 +365,7 @@ func (k *Keeper) assign(s *session, m *member) {
 		s.service.orphans[s] = true
 		return
 	}
-	s.member = m.name
+	s.member, s.user = m.name, m.process.UID
 	m.sessions[s.id] = s
 	delete(s.service.orphans, s)
 }

@@ -29,9 +29,10 @@ type (
 )
 
 // Report tells all.
-func (k *Keeper) Report() Report { return k.reportOf(func(string) bool { return true }) }
+func (k *Keeper) Report() Report { return k.reportOf(func(string) bool { return true }, nil) }
 
-func (k *Keeper) reportOf(may func(service string) bool) Report {
+// reportOf tells of some services, and of the sessions that a process may have; nil: of all.
+func (k *Keeper) reportOf(may func(service string) bool, by *process) Report {
 	k.catchUpAll(may)
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -41,18 +42,21 @@ func (k *Keeper) reportOf(may func(service string) bool) Report {
 	}
 	for _, name := range slices.Sorted(maps.Keys(k.services)) {
 		if may(name) {
-			out.Services = append(out.Services, k.services[name].report(time.Now()))
+			out.Services = append(out.Services, k.services[name].report(time.Now(), by))
 		}
 	}
 	return out
 }
 
-func (v *service) report(now time.Time) Service {
+func (v *service) report(now time.Time, by *process) Service {
 	out := Service{Name: v.name, Counts: v.counts, Members: []Member{}, Sessions: []Session{}}
 	for _, m := range v.members {
 		out.Members = append(out.Members, Member{Name: m.name, PID: m.process.PID, UID: m.process.UID, Ready: m.ready, Since: m.since, Sessions: len(m.sessions)})
 	}
 	for _, s := range v.sessions {
+		if by != nil && !by.may(s.user) {
+			continue
+		}
 		x := Session{ID: strconv.FormatUint(s.id, 10), Kind: s.kind.String(), Local: s.local.String(), Label: s.label, Member: s.member,
 			Since: s.since, Read: s.read, Written: s.written, State: s.size(), Moves: s.moves, Why: s.why}
 		if s.remote.IsValid() {
@@ -90,7 +94,7 @@ func (k *Keeper) report(ctx context.Context, m *member, msg *wire.Message, fds [
 	for _, n := range names {
 		allowed[n] = may(n)
 	}
-	r := k.reportOf(func(s string) bool { return allowed[s] })
+	r := k.reportOf(func(s string) bool { return allowed[s] }, m.process)
 	if m.process.UID != 0 && int(m.process.UID) != os.Geteuid() {
 		r.State, r.Strange = 0, 0
 	}
@@ -138,7 +142,7 @@ func (k *Keeper) ask(ctx context.Context, m *member, msg *wire.Message) (*wire.M
 	if v == nil {
 		return nil, wire.Errorf(wire.NoSession, "no such service or session: weir handoff status shows them")
 	}
-	owner := v.youngest(from)
+	owner := v.youngest(from, m.process)
 	if msg.Session != 0 {
 		s := v.sessions[msg.Session]
 		switch {
@@ -148,6 +152,9 @@ func (k *Keeper) ask(ctx context.Context, m *member, msg *wire.Message) (*wire.M
 			return nil, wire.Errorf(wire.NoSession, "session %d waits for a member itself", msg.Session)
 		}
 		owner = s.owner
+		if err := s.directs(m.process); err != nil {
+			return nil, err
+		}
 	}
 	switch {
 	case owner == nil:
@@ -155,18 +162,10 @@ func (k *Keeper) ask(ctx context.Context, m *member, msg *wire.Message) (*wire.M
 	case owner.caps&wire.Moves == 0:
 		return nil, wire.Errorf(wire.Unable, "member %s (process %d) does not move sessions on request", owner.name, owner.process.PID)
 	}
+	owner.send(msg.Name, m)
 	if _, err := k.peer(owner, msg.Name, time.Now()); err != nil {
 		return nil, err
 	}
 	k.post(owner, outgoing{message: wire.Message{Type: wire.Move, Session: msg.Session, Name: msg.Name}})
 	return nil, nil
-}
-
-func (v *service) youngest(name string) *member {
-	for i := len(v.members) - 1; i >= 0; i-- {
-		if v.members[i].name == name {
-			return v.members[i]
-		}
-	}
-	return nil
 }
