@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -106,13 +107,13 @@ func (c healthCollector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
 	faults, err := c.host.Faults(context.Background())
-	ch <- prometheus.MustNewConstMetric(healthyDesc, prometheus.GaugeValue, feature.Gauge(err == nil && damage(faults) == nil))
+	ch <- scrape.Const(healthyDesc, prometheus.GaugeValue, feature.Gauge(err == nil && damage(faults) == nil))
 	counts := map[[3]string]int{}
 	for _, f := range faults {
 		counts[[3]string{f.Feature, f.Object, string(f.Kind)}]++
 	}
 	for labels, n := range counts {
-		ch <- prometheus.MustNewConstMetric(faultDesc, prometheus.GaugeValue, float64(n), labels[:]...)
+		ch <- scrape.Const(faultDesc, prometheus.GaugeValue, float64(n), labels[:]...)
 	}
 }
 

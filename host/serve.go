@@ -23,6 +23,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/accept"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/ratelog"
 	"github.com/weir-project/weir/internal/scrape"
 	"golang.org/x/sync/errgroup"
@@ -165,13 +166,13 @@ func (h *Host) public(more ...prometheus.Collector) http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
 		for _, f := range parts {
 			if err := f.read(r.Context(), h.Root); err != nil {
-				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)
 				return
 			}
 		}
 		faults, err := h.Faults(r.Context())
 		if err = errors.Join(damage(faults), err); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ok")
@@ -190,7 +191,7 @@ func (h *Host) group(public http.Handler) http.Handler {
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
 			v, err := f(r)
 			if err != nil {
-				http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+				http.Error(w, printable.Lines(err.Error()), http.StatusUnprocessableEntity)
 				return
 			}
 			w.Header().Set("Content-Type", "application/json")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -45,14 +46,14 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := ReadState(context.Background(), c.root)
-	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
 	var once feature.Once
 	for _, f := range st.Filters {
 		if f.gone || !once.First(f.Name, f.Netns) {
 			continue
 		}
 		send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{f.Name, f.Netns}, labels...)...)
+			ch <- scrape.Const(d, t, v, append([]string{f.Name, f.Netns}, labels...)...)
 		}
 		for _, p := range f.Places {
 			send(attachedDesc, prometheus.GaugeValue, feature.Gauge(p.Attached), p.Name)

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -71,7 +72,7 @@ type send func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := ReadState(context.Background(), c.root)
 	out := send(func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, t, v, labels...)
+		ch <- scrape.Const(d, t, v, labels...)
 	})
 	out(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
 	var once feature.Once

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -59,7 +60,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	st, err := ReadState(context.Background(), c.root)
-	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
+	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
 	st.ExplainEmpty(context.Background())
 	var once, bound feature.Once
 	for i := range st.Services {
@@ -82,7 +83,7 @@ func (c collector) dispatch(ch chan<- prometheus.Metric, d DispatchState) {
 	}
 	for _, n := range all {
 		send := func(desc *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(desc, t, v, append([]string{n.Service, d.Netns}, labels...)...)
+			ch <- scrape.Const(desc, t, v, append([]string{n.Service, d.Netns}, labels...)...)
 		}
 		send(boundDesc, prometheus.GaugeValue, float64(n.Bindings))
 		if n.Configured {
@@ -101,7 +102,7 @@ func (c collector) dispatch(ch chan<- prometheus.Metric, d DispatchState) {
 
 func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{s.Name, s.Netns}, labels...)...)
+		ch <- scrape.Const(d, t, v, append([]string{s.Name, s.Netns}, labels...)...)
 	}
 	if s.Shared != nil {
 		send(sharedDesc, prometheus.CounterValue, float64(s.Shared.Sockets), "shared")

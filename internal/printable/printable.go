@@ -32,6 +32,15 @@ func Text(s string) string {
 	return b.String()
 }
 
+// Lines is Text of each line of s.
+func Lines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, l := range lines {
+		lines[i] = Text(l)
+	}
+	return strings.Join(lines, "\n")
+}
+
 func plain(s string) bool {
 	for i, r := range s {
 		if !visible(r) {

@@ -3,6 +3,7 @@
 package scrape
 
 import (
+	"fmt"
 	"strings"
 	"sync/atomic"
 
@@ -29,6 +30,16 @@ func (d *droppedCounter) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(d.n.Load()))
 }
 
+// Const is prometheus.MustNewConstMetric with harmless labels. That panics where a
+// label is not UTF-8.
+func Const(desc *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) prometheus.Metric {
+	out := make([]string, len(labels))
+	for i, l := range labels {
+		out[i] = printable.Bounded(l, maxLabel)
+	}
+	return prometheus.MustNewConstMetric(desc, t, v, out...)
+}
+
 // bounded makes labels valid UTF-8 of bounded length, and bounds the series of a metric.
 type bounded struct {
 	prometheus.Collector
@@ -40,6 +51,11 @@ func (b *bounded) Collect(ch chan<- prometheus.Metric) {
 	in := make(chan prometheus.Metric)
 	go func() {
 		defer close(in)
+		defer func() {
+			if p := recover(); p != nil { // one collector does not end the process
+				in <- prometheus.NewInvalidMetric(droppedDesc, fmt.Errorf("collecting: %v", p))
+			}
+		}()
 		b.Collector.Collect(in)
 	}()
 	series := map[*prometheus.Desc]map[string]bool{}

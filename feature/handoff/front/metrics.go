@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weir-project/weir/internal/scrape"
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -46,7 +48,7 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+		ch <- scrape.Const(d, prometheus.GaugeValue, v, labels...)
 	}
 	s, err := c.a.Status()
 	if err != nil {
@@ -69,10 +71,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	n := s.Counts
-	ch <- prometheus.MustNewConstMetric(learnedDesc, prometheus.CounterValue, float64(n.Learned))
+	ch <- scrape.Const(learnedDesc, prometheus.CounterValue, float64(n.Learned))
 	for verdict, v := range map[string]uint64{"to_host": n.In, "to_client": n.Out, "parked": n.Held, "late": n.Late, "icmp_error": n.ICMP,
 		"too_big": n.Big, "dropped_other_owner": n.Mute, "dropped_reset": n.NoReset, "dropped_no_host": n.NoHost, "dropped_stranger": n.Stranger,
 		"dropped_fragment": n.Fragment, "unlearned": n.Full} {
-		ch <- prometheus.MustNewConstMetric(packetsDesc, prometheus.CounterValue, float64(v), verdict)
+		ch <- scrape.Const(packetsDesc, prometheus.CounterValue, float64(v), verdict)
 	}
 }

@@ -2,7 +2,11 @@
 
 package keeper
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weir-project/weir/internal/scrape"
+)
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("weir_handoff_"+name, help, append([]string{"service"}, labels...), nil)
@@ -36,10 +40,10 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	r := c.k.Report()
-	ch <- prometheus.MustNewConstMetric(strangersDesc, prometheus.CounterValue, float64(r.Strange))
+	ch <- scrape.Const(strangersDesc, prometheus.CounterValue, float64(r.Strange))
 	for _, s := range r.Services {
 		collect(s, func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{s.Name}, labels...)...)
+			ch <- scrape.Const(d, t, v, append([]string{s.Name}, labels...)...)
 		})
 	}
 }

@@ -2,7 +2,11 @@
 
 package server
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weir-project/weir/internal/scrape"
+)
 
 // collector is the metrics of an agent.
 type collector struct{ a *Agent }
@@ -36,10 +40,10 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		return
 	}
 	count := func(d *prometheus.Desc, n uint64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+		out <- scrape.Const(d, prometheus.CounterValue, float64(n), labels...)
 	}
 	gauge := func(d *prometheus.Desc, n float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, n, labels...)
+		out <- scrape.Const(d, prometheus.GaugeValue, n, labels...)
 	}
 	count(descMoved, s.Out, "out")
 	count(descMoved, s.In, "in")

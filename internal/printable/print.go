@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package printable
+
+import (
+	"fmt"
+	"io"
+)
+
+// Fprintf is fmt.Fprintf with harmless arguments: each stays on its line. Only an
+// error may have several lines, as those of errors.Join.
+func Fprintf(w io.Writer, format string, args ...any) (int, error) {
+	return fmt.Fprintf(w, format, formatters(args)...)
+}
+
+// Fprintln is fmt.Fprintln with harmless arguments.
+func Fprintln(w io.Writer, args ...any) (int, error) {
+	return fmt.Fprintln(w, texts(args)...)
+}
+
+// Fprint is fmt.Fprint with harmless arguments.
+func Fprint(w io.Writer, args ...any) (int, error) {
+	return fmt.Fprint(w, texts(args)...)
+}
+
+// number says that an argument cannot carry text.
+func number(v any) bool {
+	switch v.(type) {
+	case nil, bool, int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64, uintptr, float32, float64:
+		return true
+	}
+	return false
+}
+
+func formatters(args []any) []any {
+	out := make([]any, len(args))
+	for i, v := range args {
+		if out[i] = v; !number(v) {
+			out[i] = formatter{v}
+		}
+	}
+	return out
+}
+
+func texts(args []any) []any {
+	out := make([]any, len(args))
+	for i, v := range args {
+		if out[i] = v; !number(v) {
+			out[i] = harmless(v, fmt.Sprint(v))
+		}
+	}
+	return out
+}
+
+// formatter formats a value by any verb, and makes the text harmless.
+type formatter struct{ v any }
+
+// Format implements fmt.Formatter.
+func (f formatter) Format(s fmt.State, verb rune) {
+	_, _ = io.WriteString(s, harmless(f.v, fmt.Sprintf(fmt.FormatString(s, verb), f.v))) // as fmt's own
+}
+
+func harmless(v any, text string) string {
+	if _, ok := v.(error); ok {
+		return Lines(text)
+	}
+	return Text(text)
+}
+
+// The rest is fmt's, for a package that imports this one in its place.
+
+// Stringer is fmt.Stringer.
+type Stringer = fmt.Stringer
+
+// Errorf is fmt.Errorf.
+func Errorf(format string, args ...any) error { return fmt.Errorf(format, args...) }
+
+// Sprintf is fmt.Sprintf.
+func Sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
+
+// Sprint is fmt.Sprint.
+func Sprint(args ...any) string { return fmt.Sprint(args...) }
+
+// Appendf is fmt.Appendf.
+func Appendf(b []byte, format string, args ...any) []byte { return fmt.Appendf(b, format, args...) }

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scrape
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+var desc = prometheus.NewDesc("weir_test", "A test.", []string{"name"}, nil)
+
+// named is a collector of one series a name.
+type named struct {
+	names   []string
+	collect func()
+	runs    atomic.Int32
+	inside  atomic.Int32
+}
+
+func (*named) Describe(ch chan<- *prometheus.Desc) { ch <- desc }
+
+func (n *named) Collect(ch chan<- prometheus.Metric) {
+	n.runs.Add(1)
+	if n.inside.Add(1) > 1 {
+		panic("two collections at once")
+	}
+	defer n.inside.Add(-1)
+	if n.collect != nil {
+		n.collect()
+	}
+	for _, s := range n.names {
+		ch <- Const(desc, prometheus.GaugeValue, 1, s)
+	}
+}
+
+func scrape(t *testing.T, h http.Handler) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+	r.Header.Set("Accept-Encoding", "gzip")
+	h.ServeHTTP(w, r)
+	if w.Code != http.StatusOK {
+		t.Errorf("status %d: %.200s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+// No label makes a scrape fail, and two that look alike are one.
+func TestLabelsOfStrangers(t *testing.T) {
+	h := Handler(&named{names: []string{"\xff", `\xff`, "\xff", "a\nb", "\x1b[31m", "\u202e", strings.Repeat("x", 1000), strings.Repeat("x", 1001), "good"}})
+	body := scrape(t, h)
+	for _, want := range []string{`name="\\xff"`, `name="a\\nb"`, `name="\\u001b[31m"`, `name="\\u202e"`, `name="good"`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("no %s in\n%s", want, body)
+		}
+	}
+	if n := strings.Count(body, "weir_test{"); n != 7 {
+		t.Errorf("%d series\n%s", n, body)
+	}
+	for line := range strings.Lines(body) {
+		if len(line) > maxLabel+50 && !strings.HasPrefix(line, "#") {
+			t.Errorf("%d bytes: %s", len(line), line)
+		}
+	}
+	if body = scrape(t, h); !strings.Contains(body, "weir_metrics_dropped_total 2\n") && !strings.Contains(body, "weir_metrics_dropped_total 4\n") {
+		t.Errorf("series left out are not counted:\n%s", body)
+	}
+}
+
+// raw makes metrics without Const.
+type raw struct{ *named }
+
+func (r raw) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, 1, r.names[0])
+}
+
+// A collector that panics costs its own metrics.
+func TestPanicOfCollector(t *testing.T) {
+	h := Handler(raw{&named{names: []string{"\xff"}}}, prometheus.NewGoCollector())
+	if body := scrape(t, h); !strings.Contains(body, "go_goroutines") {
+		t.Error(body)
+	}
+}
+
+func TestSeriesAreBounded(t *testing.T) {
+	n := &named{}
+	for i := range maxSeries + 500 {
+		n.names = append(n.names, fmt.Sprint(i))
+	}
+	if got := strings.Count(scrape(t, Handler(n)), "weir_test{"); got != maxSeries {
+		t.Errorf("%d series", got)
+	}
+}
+
+// Who asks while a collection runs gets the next one, together with all others.
+func TestScrapesShareCollections(t *testing.T) {
+	began, release := make(chan struct{}, 1), make(chan struct{})
+	n := &named{names: []string{"a"}}
+	n.collect = func() {
+		select {
+		case began <- struct{}{}:
+			<-release
+		default:
+		}
+	}
+	h := Handler(n)
+	var wg sync.WaitGroup
+	wg.Go(func() { scrape(t, h) })
+	<-began
+	var asked atomic.Int32
+	for range 100 {
+		wg.Go(func() { asked.Add(1); scrape(t, h) })
+	}
+	for asked.Load() < 100 {
+	}
+	close(release)
+	wg.Wait()
+	if runs := n.runs.Load(); runs > 50 {
+		t.Errorf("%d collections for 101 scrapes", runs)
+	}
+	n.names = []string{"b"}
+	if !strings.Contains(scrape(t, h), `name="b"`) {
+		t.Error("an old answer")
+	}
+}
