@@ -169,8 +169,8 @@ func (p *bindingsParser) binding() error {
 
 // add takes a binding that ends at an offset.
 func (p *bindingsParser) add(f fileBinding, at int64) error {
-	if _, err := keyOfLabel(f.label); err != nil {
-		return p.fail(at, "label %q: want 1 to %d bytes", f.label, MaxLabel)
+	if err := checkLabel(f.label); err != nil {
+		return p.fail(at, "label: %w", err)
 	}
 	prefix, err := ParsePrefix(f.prefix)
 	if err != nil {

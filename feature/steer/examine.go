@@ -16,6 +16,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -172,7 +173,7 @@ func holdersOf(proto uint8, port uint16) []string {
 			name := fmt.Sprintf("process %d", pid)
 			if p, err := pidfd.Open(pid); err == nil {
 				if info, err := p.Info(); err == nil {
-					name += " (" + info.Comm + ")"
+					name += " (" + printable.Text(info.Comm) + ")"
 				}
 				p.Close()
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 )
@@ -277,7 +278,7 @@ func processName(pid int) string {
 	if err != nil {
 		return fmt.Sprintf("process %d", pid)
 	}
-	return fmt.Sprintf("process %d (%s)", pid, info.Comm)
+	return fmt.Sprintf("process %d (%s)", pid, printable.Text(info.Comm))
 }
 
 // gives ends an explanation with the socket that gets the packet.

@@ -6,12 +6,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -43,6 +45,18 @@ func keyOfLabel(name string) (k labelKey, err error) {
 	}
 	copy(k[:], name)
 	return k, nil
+}
+
+// checkLabel says what is wrong with a new name. Names that are there may be any
+// keyOfLabel: previous versions took every byte.
+func checkLabel(name string) error {
+	if _, err := keyOfLabel(name); err != nil {
+		return err
+	}
+	if printable.Text(name) != name || strings.TrimSpace(name) != name {
+		return fmt.Errorf("%w: %q: want visible characters of UTF-8, and spaces only inside", ErrLabel, name)
+	}
+	return nil
 }
 
 func (k labelKey) String() string { return string(bytes.TrimRight(k[:], "\x00")) }

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// Names that a terminal, a scrape or JSON cannot show are refused on the way in.
+func TestNamesOfBindings(t *testing.T) {
+	for name, good := range map[string]bool{
+		"www": true, "web app": true, "Zürich": true, `a\x2db`: true, "-x": true, strings.Repeat("x", MaxLabel): true,
+		"": false, "\xff": false, "a\nb": false, "\x1b[31mred": false, "a\tb": false, "\u202ea": false, "a\u200b": false, "\u009b": false, "x\x7f": false,
+		" a": false, "a ": false, "\u00a0": false, "a\x00b": false, strings.Repeat("x", MaxLabel+1): false,
+	} {
+		if err := checkLabel(name); (err == nil) != good || err != nil && !errors.Is(err, ErrLabel) {
+			t.Errorf("%q: %v", name, err)
+		}
+		quoted, err := json.Marshal(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "\xff" {
+			continue // JSON has no such string
+		}
+		_, err = ParseBindings("b.json", fmt.Appendf(nil, "{\"bindings\": [\n{\"label\": %s, \"prefix\": \"192.0.2.0/24\"}]}", quoted))
+		if (err == nil) != good || err != nil && !strings.HasPrefix(err.Error(), "b.json:2: ") {
+			t.Errorf("%q in a file: %v", name, err)
+		}
+	}
+}
+
+func TestNamesOfNewServices(t *testing.T) {
+	w := newDispatchWorld(t)
+	const evil = "\x1b[31mred"
+	w.locked(func(l *kernel.WriteLock) error {
+		if _, err := Bind(l, here(t), binding(t, evil+" tcp 127.9.0.0/24 80")); !errors.Is(err, ErrLabel) {
+			t.Errorf("bound: %v", err)
+		}
+		if _, err := RegisterSockets(l, here(t), []Registration{{evil, 0}}); !errors.Is(err, ErrLabel) {
+			t.Errorf("registered: %v", err)
+		}
+		return nil
+	})
+}
