@@ -3,12 +3,11 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func applyCommand(g *globals) *cobra.Command {

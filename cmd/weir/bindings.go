@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net/netip"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/netns"
+	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -175,7 +175,7 @@ weir steer replace reads.`,
 			if g.json {
 				text, err := steer.WriteBindings(chosen)
 				if err == nil {
-					fmt.Fprintln(cmd.OutOrStdout(), string(text))
+					_, err = fmt.Writer(cmd.OutOrStdout()).Write(append(text, '\n'))
 				}
 				return err
 			}

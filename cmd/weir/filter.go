@@ -3,12 +3,12 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/filter"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func filterCommand(g *globals) *cobra.Command {

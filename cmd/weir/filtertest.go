@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func filterExplain(g *globals) *cobra.Command {

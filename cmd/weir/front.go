@@ -4,9 +4,7 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/internal/netns"
+	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -36,7 +35,7 @@ the network namespace in which the command runs. docs/FRONT.md has the file's ke
 			if err != nil {
 				return err
 			}
-			log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+			log := newLog(os.Stderr)
 			ignoreHangup(cmd.Context(), log, "restart weir handoff front to read its file again; the data path stays")
 			return front.Run(cmd.Context(), kernel.OpenRoot(g.root), c, log)
 		},

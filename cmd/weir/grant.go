@@ -4,13 +4,13 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/guard"
+	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/users"
 	"golang.org/x/sys/unix"
 )

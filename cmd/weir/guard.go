@@ -3,12 +3,12 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/guard"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func guardCommand(g *globals) *cobra.Command {

@@ -5,9 +5,7 @@ package main
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -20,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func handoffCommand(g *globals) *cobra.Command {
@@ -60,7 +59,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 				}
 				rules = append(rules, r)
 			}
-			o.Allow, o.Log = rules.Allow, slog.New(slog.NewTextHandler(os.Stderr, nil))
+			o.Allow, o.Log = rules.Allow, newLog(os.Stderr)
 			ignoreHangup(cmd.Context(), o.Log, "sessions stay; its flags are read at a start")
 			path := wire.Socket(*socket)
 			l, err := keeper.Listen(path)

@@ -3,12 +3,12 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 // steerHold is the process that holds sockets of weir's own; apply starts it.

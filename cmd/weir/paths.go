@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/feature/reroute/protect"
+	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -41,7 +41,7 @@ often a stall of this host put a verdict off.`,
 				if g.json {
 					err = printJSON(cmd, st)
 				} else if watch {
-					fmt.Fprint(cmd.OutOrStdout(), "\x1b[H\x1b[2J")
+					_, _ = io.WriteString(cmd.OutOrStdout(), "\x1b[H\x1b[2J") // as fmt.Fprint
 					printReroute(cmd.OutOrStdout(), st)
 				} else {
 					tellFaults(cmd, g, "reroute")

@@ -4,18 +4,26 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
+	"log/slog"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/ratelog"
 )
 
 func printJSON(cmd *cobra.Command, v any) error {
-	enc := json.NewEncoder(cmd.OutOrStdout())
+	enc := json.NewEncoder(fmt.Writer(cmd.OutOrStdout()))
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
+}
+
+// newLog is the log of a process: bounded, and harmless to the terminal.
+func newLog(w io.Writer) *slog.Logger {
+	return ratelog.Limit(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: fmt.Attr})))
 }
 
 // table aligns rows of cells, the first being the heading.
@@ -30,7 +38,7 @@ func newTable(w io.Writer, heading ...any) table {
 func (t table) row(cells ...any) {
 	for i, c := range cells {
 		if i > 0 {
-			fmt.Fprint(t.w, "\t")
+			_, _ = io.WriteString(t.w, "\t") // as fmt.Fprint
 		}
 		fmt.Fprint(t.w, c)
 	}

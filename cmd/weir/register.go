@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/netns"
+	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )

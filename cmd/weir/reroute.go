@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -20,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/feature/reroute/topo"
 	"github.com/weir-project/weir/internal/netns"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func rerouteCommand(g *globals) *cobra.Command {

@@ -3,14 +3,13 @@
 package main
 
 import (
-	"fmt"
-	"log/slog"
 	"os"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	fmt "github.com/weir-project/weir/internal/printable"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,7 +37,7 @@ itself; this is for members that systemd or somebody else starts.`,
 			if t.Signal, err = parseSignal(stop); err != nil {
 				return err
 			}
-			t.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			t.Log = newLog(os.Stderr)
 			return t.Run(cmd.Context(), g.host().Root)
 		},
 	}

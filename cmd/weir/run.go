@@ -5,8 +5,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 // daemonStatus is the exit status of a daemon that weir steer run has run.
@@ -66,7 +65,7 @@ sent the signal of --stop. If the new one dies first, nothing has happened.`,
 				return err
 			}
 			v.Command = args[1:]
-			v.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			v.Log = newLog(os.Stderr)
 			signals := make(chan os.Signal, 16)
 			signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
 			v.Signals = signals

@@ -60,7 +60,7 @@ what it works by, and it follows.`,
 			if !cmd.Flags().Changed("handoff-socket") && g.socket != "" {
 				handoff = filepath.Join(filepath.Dir(g.socket), filepath.Base(handoff))
 			}
-			log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+			log := newLog(os.Stderr)
 			ignoreHangup(cmd.Context(), log, "weir apply changes what weir serve works by")
 			return g.host().Serve(cmd.Context(), host.ServeOptions{Listen: listen, Socket: g.socket, Register: register, Handoff: handoff, Log: log})
 		},

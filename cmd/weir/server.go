@@ -5,9 +5,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/internal/netns"
+	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -42,7 +41,7 @@ keys and what is promised.`,
 			if err != nil {
 				return err
 			}
-			log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+			log := newLog(os.Stderr)
 			ignoreHangup(cmd.Context(), log, "restart weir handoff server to read its file again; what it holds stays")
 			return server.Start(cmd.Context(), kernel.OpenRoot(g.root), c, log)
 		},

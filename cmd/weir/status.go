@@ -3,7 +3,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 

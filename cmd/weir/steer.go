@@ -4,13 +4,13 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func steerCommand(g *globals) *cobra.Command {

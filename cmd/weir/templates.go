@@ -3,12 +3,12 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func steerTemplates(g *globals) *cobra.Command {

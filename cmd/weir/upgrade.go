@@ -3,12 +3,12 @@
 package main
 
 import (
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func upgradeCommand(g *globals) *cobra.Command {

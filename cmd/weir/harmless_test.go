@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff"
+)
+
+// Every file prints by internal/printable in place of fmt.
+func TestNoFilePrintsByFmt(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil || len(files) < 10 {
+		t.Fatal(files, err)
+	}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range f.Imports {
+			if i.Path.Value == `"fmt"` {
+				t.Errorf(`%s imports "fmt": import fmt "github.com/weir-project/weir/internal/printable", which makes text of strangers harmless`, name)
+			}
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "slog.NewTextHandler(") && name != "print.go" {
+			t.Errorf("%s makes a log of its own: use newLog", name)
+		}
+	}
+}
+
+// Names of strangers reach the terminal as escapes, in lines, tables and JSON.
+func TestNamesOnTheTerminal(t *testing.T) {
+	const evil = "\x1b[31mred\nline\u202e\u009b\x7f\xff"
+	var out strings.Builder
+	printHandoff(&out, handoff.Report{Services: []handoff.ServiceReport{{Name: evil, Members: []handoff.MemberReport{{Name: evil}},
+		Sessions: []handoff.SessionReport{{ID: "1", Member: evil, Remote: evil}}}}}, true, time.Now())
+	c := newCommand()
+	c.SetOut(&out)
+	if err := printJSON(c, map[string]string{evil: evil}); err != nil {
+		t.Fatal(err)
+	}
+	if s := out.String(); strings.ContainsAny(s, "\x1b\u202e\u009b\x7f\xff") || strings.Contains(s, "\nline") || strings.Count(s, `\u001b[31mred\nline\u202e\u009b`) < 5 {
+		t.Errorf("%q", s)
+	}
+	out.Reset()
+	newLog(&out).Warn("x", "name", evil)
+	if s := out.String(); strings.ContainsAny(s, "\x1b\u202e\u009b\x7f\xff") || strings.Count(s, "\n") != 1 {
+		t.Errorf("%q", s)
+	}
+}
