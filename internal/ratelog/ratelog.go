@@ -8,6 +8,7 @@ package ratelog
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 )
@@ -81,7 +82,7 @@ func party(r slog.Record) (who string) {
 		}
 		for i, key := range parties[:best] {
 			if a.Key == key {
-				best, who = i, a.Value.String()
+				best, who = i, network(a.Value.String())
 				break
 			}
 		}
@@ -91,6 +92,20 @@ func party(r slog.Record) (who string) {
 		who += "/" + slot
 	}
 	return who
+}
+
+// network is the network of an address with a port: a peer has many ports.
+func network(s string) string {
+	at, err := netip.ParseAddrPort(s)
+	if err != nil {
+		return s
+	}
+	a, bits := at.Addr().Unmap().WithZone(""), 32
+	if a.Is6() {
+		bits = 64
+	}
+	p, _ := a.Prefix(bits) // an address has as many
+	return p.String()
 }
 
 // limits are shared by a handler and what is made of it.

@@ -77,3 +77,19 @@ func TestFloodOfManyParties(t *testing.T) {
 		}
 	})
 }
+
+// A peer is its network, whatever its port.
+func TestFloodOfPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
+		for i := range 5000 {
+			log.Warn("reset", "remote", fmt.Sprintf("192.0.2.1:%d", 1024+i), "service", "a")
+			log.Warn("reset", "remote", fmt.Sprintf("[2001:db8::%x]:1790", i))
+		}
+		log.Warn("reset", "remote", "192.0.2.2:1")
+		if n := lines(&out, "reset"); n != 2*partyBurst+1 {
+			t.Errorf("%d lines", n)
+		}
+	})
+}
