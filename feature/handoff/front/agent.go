@@ -177,6 +177,9 @@ func (a *Agent) forget(ctx context.Context) {
 func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	defer raw.Close()
 	c, err := peer.Accept(ctx, raw.Conn, a.o.TLS, a.own)
+	if errors.Is(err, net.ErrClosed) {
+		return // closed for another
+	}
 	if err != nil {
 		a.o.Log.Warn("an agent is refused", "peer", raw.Peer, "reason", err)
 		return

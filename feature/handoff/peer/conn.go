@@ -139,7 +139,7 @@ func Accept(ctx context.Context, raw net.Conn, config *tls.Config, own Hello) (*
 }
 
 func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error) {
-	c := &Conn{tls: t, in: bufio.NewReaderSize(t, 64<<10)}
+	c := &Conn{tls: t}
 	if raw := c.tcp(); raw != nil {
 		if err := limitGone(raw); err != nil {
 			raw.Close()
@@ -161,6 +161,7 @@ func introduce(ctx context.Context, t *tls.Conn, own Hello) (_ *Conn, err error)
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
+	c.in = bufio.NewReaderSize(t, 64<<10) // strangers do not come here
 	hello, err := own.append(nil)
 	if err != nil {
 		return nil, err
