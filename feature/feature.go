@@ -86,11 +86,24 @@ type Logger interface {
 type Plan struct {
 	Steps    []Step
 	Warnings []string // what stays as it is, and the configuration alone would not say
+	Outages  []string // traffic that is served now and would not be: a command refuses them unless told otherwise
 }
 
 // Warn adds a warning.
 func (p *Plan) Warn(format string, a ...any) {
 	p.Warnings = append(p.Warnings, fmt.Sprintf(format, a...))
+}
+
+// Outage adds traffic that the change takes away from its receiver, with the reason and the remedy.
+func (p *Plan) Outage(format string, a ...any) {
+	p.Outages = append(p.Outages, fmt.Sprintf(format, a...))
+}
+
+// Join appends another plan.
+func (p *Plan) Join(q Plan) {
+	p.Steps = append(p.Steps, q.Steps...)
+	p.Warnings = append(p.Warnings, q.Warnings...)
+	p.Outages = append(p.Outages, q.Outages...)
 }
 
 // Step is one change, in words and in deed.

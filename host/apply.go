@@ -29,6 +29,9 @@ func New(root string) *Host { return &Host{Root: kernel.OpenRoot(root)} }
 // configuration names no other.
 const DefaultGroup = "weir"
 
+// ErrOutage says that a change would take traffic away that is served now.
+var ErrOutage = errors.New("the change takes traffic away that is served now")
+
 // Done is one step that Apply carried out.
 type Done struct {
 	Step feature.Step
@@ -60,8 +63,8 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 		} else if err != nil {
 			return feature.Plan{}, err
 		}
-		all.Steps = append(all.Steps, withoutRecovered(p.Steps, steps)...)
-		all.Warnings = append(all.Warnings, p.Warnings...)
+		p.Steps = withoutRecovered(p.Steps, steps)
+		all.Join(p)
 	}
 	return all, nil
 }
@@ -108,6 +111,9 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	plan, err := h.Plan(ctx, c)
 	if err != nil {
 		return err
+	}
+	if len(plan.Outages) > 0 && !c.AllowOutage {
+		return fmt.Errorf("%w; nothing was changed:\n  %s\nmend the reason, or apply with --allow-outage", ErrOutage, strings.Join(plan.Outages, "\n  "))
 	}
 	for _, s := range plan.Steps {
 		note, err := s.Do(ctx, l)

@@ -29,7 +29,8 @@ type Config struct {
 	Handoff        keeper.Limits             `yaml:"handoff"`
 	Reroute        []reroute.Path            `yaml:"reroute"`
 
-	Rate *steer.Rate `yaml:"-"` // of resets after this change; nil: what each service says
+	Rate        *steer.Rate `yaml:"-"` // of resets after this change; nil: what each service says
+	AllowOutage bool        `yaml:"-"` // apply also where traffic that is served now would not be
 }
 
 // ServiceConfig is one service with the features' sections for it.

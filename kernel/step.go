@@ -28,6 +28,26 @@ func Step(name string) {
 	}
 }
 
+// failHook fails the change at a step, if it returns an error.
+var failHook func(step string) error
+
+// OnTry lets a test fail a change at a named step, to see that it leaves what was there. Outside tests it panics.
+func OnTry(hook func(step string) error) {
+	if !testing.Testing() {
+		panic("kernel.OnTry is for tests")
+	}
+	failHook = hook
+}
+
+// Try marks a point at which a crash and a failure must be harmless.
+func Try(name string) error {
+	Step(name)
+	if failHook != nil {
+		return failHook(name)
+	}
+	return nil
+}
+
 // WithoutExchange lets a test see what becomes of replacements where bpffs cannot
 // exchange two directories (before Linux 5.16). Outside tests it panics.
 func WithoutExchange() {

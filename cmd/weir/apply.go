@@ -13,11 +13,15 @@ import (
 func applyCommand(g *globals) *cobra.Command {
 	var file string
 	var resets resetFlags
+	var allowOutage bool
 	c := &cobra.Command{
 		Use: "apply -f FILE", Short: "Make the host match a configuration file", Args: cobra.NoArgs,
 		Long: `Make the host match a configuration file. What is there and not in the file is
 removed; what matches is left alone, so applying a file twice changes nothing.
 A file with an error changes nothing. --dry-run prints the plan.
+
+A change that takes traffic away from its receiver is refused, with each slot that it
+would empty and the reason, unless --allow-outage is given. --dry-run tells the same.
 
 Where a change gives routers to other slots, their TCP sessions at the former
 ones go along if their members hand over (see weir handoff), else they are reset,
@@ -31,7 +35,7 @@ meanwhile, a running weir serve goes on.`,
 				return err
 			}
 			out := cmd.OutOrStdout()
-			cfg.Rate = resets.given()
+			cfg.Rate, cfg.AllowOutage = resets.given(), allowOutage
 			if resets.dry {
 				plan, err := g.host().Plan(cmd.Context(), cfg)
 				if err != nil {
@@ -44,6 +48,9 @@ meanwhile, a running weir serve goes on.`,
 					fmt.Fprintln(out, "nothing to change")
 				}
 				warn(cmd, plan)
+				for _, o := range plan.Outages {
+					fmt.Fprintln(cmd.ErrOrStderr(), "outage:", o)
+				}
 				foreseen, err := g.host().Foresee(cmd.Context(), cfg)
 				if err != nil {
 					fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)
@@ -77,6 +84,7 @@ meanwhile, a running weir serve goes on.`,
 	c.Flags().StringVarP(&file, "file", "f", "", "configuration file")
 	resets.addRate(c)
 	c.Flags().BoolVar(&resets.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
+	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "change also what takes traffic away that is served now")
 	c.MarkFlagFilename("file", "yaml", "yml")
 	c.PreRunE = func(*cobra.Command, []string) error {
 		if file == "" {

@@ -106,7 +106,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	}
 	neighbours, err := peers.Plan(ctx, have.peers, want.neighbours())
 	for _, p := range []feature.Plan{sessions, neighbours} {
-		plan.Steps, plan.Warnings = append(plan.Steps, p.Steps...), append(plan.Warnings, p.Warnings...)
+		plan.Join(p)
 	}
 	return plan, err
 }

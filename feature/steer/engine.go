@@ -53,8 +53,9 @@ type engine struct {
 	kind     Engine
 	pins     *kernel.Opened
 	services map[string]*published
-	vet      *vetting // what to do about members' checks; nil: none is run
-	rate     *Rate    // of resets that this command makes due; nil: the services'
+	vet      *vetting         // what to do about members' checks; nil: none is run
+	rate     *Rate            // of resets that this command makes due; nil: the services'
+	coming   map[int]heldSlot // by slot: members of a service that comes from another engine
 }
 
 // kinds are the engines that a namespace may have.

@@ -48,6 +48,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	}
 	wanted := map[string]bool{}
 	var placed []Service // with the namespace they turned out to be in
+	var targets []target
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
 		if err != nil {
@@ -64,11 +65,20 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		}
 		placed = append(placed, s)
 		wanted[t.scope+"/"+s.Name] = true
-		planService(&plan, have, t)
+		targets = append(targets, t)
+	}
+	if err := checkLimits(have, targets); err != nil {
+		return plan, err
+	}
+	for _, t := range targets {
+		if err := planService(ctx, &plan, have, t); err != nil {
+			return plan, err
+		}
 	}
 	for _, s := range have.Services {
 		if !wanted[s.scope+"/"+s.Name] {
 			plan.Add(removeStep(s.scope, s.Name))
+			s.removalOutages(&plan)
 		}
 	}
 	return plan, nil
@@ -82,10 +92,12 @@ type target struct {
 	inode   uint64
 	devices *DeviceList
 	rate    *Rate      // of resets; nil: the service's
-	from    *published // what it was in another namespace
+	from    *published // what it was in another engine
+	held    map[int]heldSlot
+	empty   []error // by slot: why the plan says that it will be empty
 }
 
-func planService(plan *feature.Plan, have State, t target) {
+func planService(ctx context.Context, plan *feature.Plan, have State, t target) error {
 	i := slices.IndexFunc(have.Services, func(s ServiceState) bool {
 		return s.Name == t.service.Name && s.scope == t.scope
 	})
@@ -95,28 +107,30 @@ func planService(plan *feature.Plan, have State, t target) {
 			t.service.Slots, t.service.By, listens(t.service), t.netns),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(ctx, l) }})
 		planMembers(plan, t, nil)
-		return
+		return nil
 	}
 	s := have.Services[i]
-	if kind, _, err := chooseEngine(t.service, s.pub); err == nil && kind != s.Engine {
-		// A socket is in the maps of one engine only: between the two, the kernel chooses.
-		remove := removeStep(s.scope, s.Name)
-		remove.Detail = fmt.Sprintf("engine %s → %s", s.Engine, kind)
-		plan.Add(remove)
-		t.from = s.pub
-		planService(plan, State{}, t)
-		return
+	kind, _, err := chooseEngine(t.service, s.pub)
+	if err != nil {
+		return fmt.Errorf("services.%s: %w", t.service.Name, err)
 	}
-	d := differences(s.pub, t)
+	if err := t.outages(ctx, plan, &s, kind); err != nil {
+		return err
+	}
+	d, change := differences(s.pub, t), t.publish
+	if kind != s.Engine && s.Problem != problemEngine {
+		d, change = append([]string{fmt.Sprintf("engine %s → %s", s.Engine, kind)}, d...), t.changeEngine
+	}
 	if s.Problem == problemEngine || s.Problem == problemHolder || s.Problem == problemBind {
 		d = append(d, s.Problem)
 	}
 	if len(d) > 0 {
 		plan.Add(feature.Step{Verb: "change", Object: object, Detail: strings.Join(d, "; "),
-			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(ctx, l) }})
+			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", change(ctx, l) }})
 	}
 	planMembers(plan, t, &s)
 	s.warn(plan, t)
+	return nil
 }
 
 // planMembers adds a step for every slot whose member must be looked for.
@@ -243,7 +257,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	defer e.Close()
-	e.rate = t.rate
+	e.rate, e.coming = t.rate, t.held
 	old := e.services[t.service.Name]
 	if t.from == nil {
 		t.from = was // of the other engine, if it is not old
@@ -253,11 +267,20 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	p.Engine, p.Why = kind, why
+	onEmpty := p.Service.OnEmpty
+	if len(t.held) > 0 && kind == EngineReuseport {
+		p.Service.OnEmpty = Pass // until its members are there: see admitAll
+	}
 	if err := e.mark(true); err != nil {
 		return err
 	}
-	kernel.Step("steer:marked")
+	if err := kernel.Try("steer:marked"); err != nil {
+		return err
+	}
 	if err := e.prepareRows(ctx, p, old, ns); err != nil {
+		return err
+	}
+	if err := kernel.Try("steer:prepared"); err != nil {
 		return err
 	}
 	if p.misplaces(old) {
@@ -268,9 +291,19 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err := e.publishService(p); err != nil {
 		return err
 	}
-	kernel.Step("steer:published")
+	if err := kernel.Try("steer:published"); err != nil {
+		return err
+	}
 	if err := e.sync(); err != nil {
 		return err
+	}
+	if err := kernel.Try("steer:synced"); err != nil {
+		return err
+	}
+	if p.Service.OnEmpty != onEmpty {
+		if p, err = e.admitAll(ctx, p, onEmpty, ns); err != nil {
+			return err
+		}
 	}
 	if err := syncBind(l, p.Service.SharePort); err != nil {
 		return err
@@ -335,7 +368,14 @@ func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.H
 		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 			return err
 		}
-		if err := e.clearRow(row, s); err != nil {
+		err := e.clearRow(row, s)
+		if err != nil {
+			return err
+		}
+		if old == nil && e.kind == EngineSkLookup {
+			err = e.admitHeld(ctx, p, slot, ns)
+		}
+		if err != nil {
 			return err
 		}
 		if old == nil {

@@ -157,13 +157,18 @@ func removeService(l *kernel.WriteLock, scope, name string) error {
 	if err := e.sync(); err != nil || len(e.services) > 0 {
 		return err
 	}
-	if used, err := e.dispatches(); err != nil || used {
-		return err
-	}
 	if err := removeTemplates(l, scope); err != nil {
 		return err
 	}
-	if err := l.Remove(engineInstance(scope, e.kind)); err != nil {
+	return e.removeIdle()
+}
+
+// removeIdle takes an engine away that has nothing left to steer.
+func (e *engine) removeIdle() error {
+	if used, err := e.dispatches(); err != nil || used || len(e.services) > 0 {
+		return err
+	}
+	if err := e.lock.Remove(engineInstance(e.scope, e.kind)); err != nil {
 		return err
 	}
 	if e.kind == EngineReuseport {

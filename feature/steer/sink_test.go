@@ -29,7 +29,7 @@ import (
 func TestMain(m *testing.M) {
 	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
 	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "live": runLive, "bind": runBind, "hold": playHold,
-		"recorder": runRecorder, "supervise": runSupervise})
+		"recorder": runRecorder, "reader": runReader, "supervise": runSupervise})
 	nstest.Main(m)
 }
 

@@ -17,6 +17,14 @@ import (
 // leads to any more. It is how services come, change and go, and what mends a
 // command that was killed: run again, it goes on from wherever the maps are.
 func (e *engine) sync() error {
+	if err := e.syncMaps(); err != nil {
+		return err
+	}
+	return e.mark(false)
+}
+
+// syncMaps is sync, but leaves the mark.
+func (e *engine) syncMaps() error {
 	ports := e.syncPorts
 	if e.kind == EngineReuseport {
 		ports = e.syncGroups
@@ -26,7 +34,7 @@ func (e *engine) sync() error {
 			return fmt.Errorf("steering maps of namespace %s: %w", e.scope, err)
 		}
 	}
-	return e.mark(false)
+	return nil
 }
 
 // mark says in the pins that the services' directories and the engine's maps

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// runReader answers datagrams to an address from a thread that waits in recvfrom, as collectors in C do.
+func runReader(f []string) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	at := netip.MustParseAddrPort(f[0])
+	if err := errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
+		unix.Bind(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()})); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	b := make([]byte, 64)
+	for {
+		_, from, err := unix.Recvfrom(fd, b, 0)
+		if err != nil {
+			return err
+		}
+		if err := unix.Sendto(fd, fmt.Append(nil, os.Getpid()), 0, from); err != nil {
+			return err
+		}
+	}
+}
+
+func startReader(t *testing.T, at string) *sink {
+	return &sink{Process: nstest.StartReady(t, nstest.Child("reader", at))}
+}
+
+// tryApply is apply that may fail.
+func (w *world) tryApply() (err error) {
+	w.locked(func(l *kernel.WriteLock) error {
+		st, serr := ReadState(context.Background(), w.root)
+		p, perr := Feature{}.Plan(context.Background(), st, w.cfg)
+		if err = errors.Join(serr, perr); err == nil {
+			err = Feature{}.Apply(context.Background(), l, p)
+		}
+		return nil
+	})
+	return err
+}
+
+// readers is a service of engine sk_lookup that two blocked readers serve.
+func readers(t *testing.T) (w *world, check func(engine Engine, seed uint32)) {
+	w = newWorld(t, Options{Slots: 2, Engine: EngineSkLookup}, "udp 0.0.0.0:9991")
+	a, b := startReader(t, "0.0.0.0:9991"), startReader(t, "0.0.0.0:9991")
+	w.member(0, a)
+	w.member(1, b)
+	w.apply()
+	return w, func(engine Engine, seed uint32) {
+		t.Helper()
+		s := w.state()
+		if s.Engine != engine || s.Seed != seed {
+			t.Errorf("engine %s, seed %d; want %s, %d", s.Engine, s.Seed, engine, seed)
+		}
+		for _, p := range w.where(sources(16)...) {
+			if got, want := ask(t, "udp", p.Address, loopback4), names(a, b)(p); got != want {
+				t.Errorf("%s is answered by %s, want %s", p.Address, got, want)
+			}
+		}
+	}
+}
+
+// Readers that wait in recvfrom keep their sockets in the socket map: the engine cannot change, and the service is what it
+// was. It changes once datagrams arrive.
+func TestEngineChangeWithBlockedReaders(t *testing.T) {
+	w, check := readers(t)
+	seed := w.state().Seed
+	check(EngineSkLookup, seed) // now the map's own receive function has them waiting
+	w.cfg.Services[0].Engine = EngineReuseport
+	if err := w.tryApply(); !errors.Is(err, ErrReader) {
+		t.Fatalf("applied, and the error is %v", err)
+	}
+	check(EngineSkLookup, seed)
+	if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Outdated) != 0 {
+		t.Errorf("state %+v, %v", st, err)
+	}
+	stop := make(chan struct{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := 0; ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+				ask(t, "udp", sources(64)[n%64], loopback4)
+			}
+		}
+	}()
+	err := w.tryApply()
+	close(stop)
+	<-done
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(EngineReuseport, seed)
+	w.cfg.Services[0].Engine = EngineSkLookup
+	w.apply()
+	check(EngineSkLookup, seed)
+	if again := w.apply(); len(again) != 0 {
+		t.Errorf("applied again, it would %v", again)
+	}
+}
+
+// Failing at any step, a change of engine leaves the service in the former one, with its members and its seed.
+func TestEngineChangeFailsAtEveryStep(t *testing.T) {
+	for _, to := range kinds {
+		t.Run("to "+string(to), func(t *testing.T) {
+			from := kinds[0]
+			if from == to {
+				from = kinds[1]
+			}
+			w := newWorld(t, Options{Slots: 2, Engine: from}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			w.member(0, a)
+			w.member(1, b)
+			w.apply()
+			seed := w.state().Seed
+			injected := errors.New("injected")
+			defer kernel.OnTry(nil)
+			for fail := 0; ; fail++ {
+				n := 0
+				kernel.OnTry(func(string) error {
+					if n++; n == fail+1 {
+						return injected
+					}
+					return nil
+				})
+				w.cfg.Services[0].Engine = to
+				err := w.tryApply()
+				kernel.OnTry(nil)
+				if err == nil {
+					if fail < 4 {
+						t.Errorf("only %d steps", fail)
+					}
+					w.check(sources(24), loopback4, names(a, b))
+					if s := w.state(); s.Engine != to || s.Seed != seed {
+						t.Errorf("engine %s, seed %d", s.Engine, s.Seed)
+					}
+					return
+				}
+				if !errors.Is(err, injected) {
+					t.Fatal(err)
+				}
+				w.check(sources(24), loopback4, names(a, b))
+				if s := w.state(); s.Engine != from || s.Seed != seed || s.Problem != "" {
+					t.Errorf("step %d: engine %s, seed %d, %q", fail, s.Engine, s.Seed, s.Problem)
+				}
+				w.cfg.Services[0].Engine = from
+				if again := w.apply(); len(again) != 0 {
+					t.Errorf("step %d: applied again, it would %v", fail, again)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/service"
+)
+
+// outages adds to a plan which slots the change of a service would empty, and which traffic that is served now would
+// meet an empty slot.
+func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceState, kind Engine) error {
+	if s.Bypassed || !slices.ContainsFunc(s.Slots, SlotState.Admitted) {
+		return nil // nothing of it is steered now
+	}
+	p := &published{Service: t.service}
+	p.setDevices(t.devices)
+	p.shape(s.pub)
+	anew := kind != s.Engine || !sameEndpoints(p, s.pub)
+	if !anew && slices.Equal(p.table, s.table) && p.Service.OnEmpty == s.OnEmpty {
+		return nil
+	}
+	ns, err := openNetns(t.netns, t.inode)
+	if errors.Is(err, ErrNetnsGone) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer ns.Close()
+	reasons := t.emptyAfter(ctx, s, anew, ns)
+	t.empty = reasons
+	lost := p.lostBuckets(s, reasons)
+	for n := range t.service.Slots {
+		object := fmt.Sprintf("slot %d of service %s", n, t.service.Name)
+		switch {
+		case reasons[n] == nil:
+		case n < len(s.Slots) && s.Slots[n].Admitted():
+			plan.Outage("%s would be emptied: %v", object, reasons[n])
+		case lost[n] > 0 && n >= len(s.Slots):
+			plan.Outage("%s would be given %d %% of the service's traffic, and stay empty (on_empty: %s): %v", object, percent(lost[n]), p.Service.OnEmpty, reasons[n])
+		case lost[n] > 0:
+			plan.Outage("%s is empty, and its traffic, which is served now, would not be (on_empty: %s): %v", object, p.Service.OnEmpty, reasons[n])
+		}
+	}
+	return nil
+}
+
+func percent(buckets int) int { return max(1, buckets*100/Buckets) }
+
+// emptyAfter says why each slot would be empty after a change; nil for one that would not. anew: its sockets are put in
+// place again.
+func (t *target) emptyAfter(ctx context.Context, s *ServiceState, anew bool, ns *netns.Handle) []error {
+	out := make([]error, t.service.Slots)
+	for n := range out {
+		m := t.service.Member(n)
+		if n < len(s.Slots) && s.Slots[n].Admitted() {
+			if !anew {
+				continue
+			}
+			if m == nil || m.User != "" {
+				m = s.Slots[n].holder(m)
+			}
+		}
+		if m == nil {
+			out[n] = errors.New("no member is configured")
+			continue
+		}
+		a, err := m.Adopt(ctx, ns, t.service.Spec)
+		if out[n] = err; err == nil {
+			a.Close()
+		}
+	}
+	return out
+}
+
+// holder is the process that serves the slot, as a member.
+func (s SlotState) holder(configured *service.Member) *service.Member {
+	m := service.Member{Slot: s.Slot, PID: s.PID}
+	if configured != nil {
+		m.Bound, m.Keep = configured.Bound, configured.Keep
+	}
+	return &m
+}
+
+// lostBuckets counts, by slot, the buckets whose traffic is served now and would not be.
+func (p *published) lostBuckets(s *ServiceState, reasons []error) []int {
+	lost := make([]int, len(reasons))
+	for b, slot := range p.table {
+		served := b < len(s.table) && int(s.table[b]) < len(s.Slots) && s.Slots[s.table[b]].Admitted() || s.OnEmpty == Next || s.OnEmpty == Pass
+		if served && reasons[slot] != nil && p.Service.OnEmpty != Next && p.Service.OnEmpty != Pass {
+			lost[slot]++
+		}
+	}
+	return lost
+}
+
+// removalOutages adds to a plan which members nobody would reach once the service is gone: the kernel knows them by the
+// addresses that they are bound to only.
+func (s *ServiceState) removalOutages(plan *feature.Plan) {
+	if s.Bypassed || s.pub == nil {
+		return
+	}
+	for _, slot := range s.Slots {
+		m := s.pub.Service.Member(slot.Slot)
+		if slot.Admitted() && m != nil && len(m.Bound) > 0 {
+			plan.Outage("slot %d of service %s would be gone, and its member is bound elsewhere (%v): without weir nothing that is sent to the service reaches it", slot.Slot, s.Name, m.Bound)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/service"
+)
+
+// planned is what applying the configuration would take away.
+func (w *world) planned() (outages, steps []string) {
+	w.t.Helper()
+	c := Config{Services: append([]Service{}, w.cfg.Services...)}
+	for i := range c.Services {
+		c.Services[i].Members = append([]service.Member{}, c.Services[i].Members...)
+	}
+	if errs := c.Validate(); len(errs) > 0 {
+		w.t.Fatal(errs)
+	}
+	st, err := ReadState(w.t.Context(), w.root)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p, err := Feature{}.Plan(w.t.Context(), st, c)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, s := range p.Steps {
+		steps = append(steps, s.String())
+	}
+	return p.Outages, steps
+}
+
+// A plan says which slots it would empty, and which traffic would meet an empty slot; what takes nothing away has no outage.
+func TestPlanSaysWhatItEmpties(t *testing.T) { eachEngine(t, testPlanSaysWhatItEmpties) }
+
+func testPlanSaysWhatItEmpties(t *testing.T) {
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+	w := newWorld(t, Options{Slots: 2, OnEmpty: Next}, "udp 0.0.0.0:9991")
+	w.member(0, a)
+	w.apply()
+	stands := w.cfg.Services[0]
+	for _, c := range []struct {
+		name string
+		to   func(s *Service)
+		want string // in the outage; empty: none
+	}{
+		{"the same", func(*Service) {}, ""},
+		{"a port that nobody has", func(s *Service) { s.Listen = append(s.Listen, mustListen(t, "udp 0.0.0.0:2055")) }, "slot 0 of service svc would be emptied: process"},
+		{"a port that the member has", func(s *Service) { s.Listen = append(s.Listen, mustListen(t, "tcp 0.0.0.0:9991")) }, ""},
+		{"one listen in place of another", func(s *Service) { s.Listen = []service.Listen{mustListen(t, "udp 0.0.0.0:2055")} }, "slot 0 of service svc would be emptied"},
+		{"on_empty", func(s *Service) { s.OnEmpty = Reject }, "slot 1 of service svc is empty, and its traffic, which is served now"},
+		{"a member for it", func(s *Service) {
+			s.OnEmpty = Reject
+			s.Members = append(s.Members[:1:1], service.Member{Slot: 1, PID: b.pid()})
+		}, ""},
+		{"a slot more", func(s *Service) { s.Slots = 3 }, ""}, // on_empty: next
+		{"a slot more that rejects", func(s *Service) { s.Slots, s.OnEmpty = 3, Drop }, "slot 2 of service svc would be given 33 % of the service's traffic"},
+		{"seed", func(s *Service) { s.Seed = randomSeed() }, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := stands
+			c.to(&s)
+			w.t, w.cfg.Services[0] = t, s
+			outages, steps := w.planned()
+			if c.want == "" && len(outages) > 0 || !strings.Contains(strings.Join(outages, "\n"), c.want) {
+				t.Errorf("%q would take away %q, want %q", steps, outages, c.want)
+			}
+		})
+	}
+	w.t, w.cfg.Services[0] = t, stands
+}
+
+// What an engine has no room for is told with the service's name, before anything changes.
+func TestLimitsAreToldBeforeAnythingChanges(t *testing.T) {
+	of := func(n, slots int) (all []target) {
+		for range n {
+			all = append(all, target{scope: "1", service: Service{Options: Options{Engine: EngineSkLookup, Slots: slots}}})
+		}
+		return all
+	}
+	for _, c := range []struct {
+		name           string
+		services, rows int // there are
+		want           []target
+		ok             bool
+	}{
+		{"as many as can be", 0, 0, of(MaxServices, 4), true},
+		{"a service too many", 0, 0, of(MaxServices+1, 1), false},
+		{"slots too many", 0, 0, of(17, 256), false},
+		{"beside those that go", 1000, 1000, of(25, 1), false},
+		{"beside slots that go", 10, 4000, of(1, 200), false},
+		{"generations have two rows", 0, 0, append(of(15, 256), target{scope: "1", service: Service{Options: Options{Engine: EngineSkLookup, Slots: 200, Generations: &Generations{}}}}), false},
+	} {
+		have := State{}
+		for i := range c.services {
+			have.Services = append(have.Services, ServiceState{Name: string(rune('a' + i)), scope: "1", Engine: EngineSkLookup, pub: &published{Rows: make([]uint32, c.rows/c.services)}})
+		}
+		if err := checkLimits(have, c.want); (err == nil) != c.ok {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// A change that would empty a slot is refused with the reason, and changes nothing, unless it is allowed.
+func TestApplyRefusesOutages(t *testing.T) {
+	w := newWorld(t)
+	pid, _ := daemon(t, "0.0.0.0:4739")
+	w.apply(w.config(twoServices, pid))
+	before := w.dump()
+	c := w.config(strings.Replace(twoServices, "tcp 0.0.0.0:4739", "tcp 0.0.0.0:4739, udp 0.0.0.0:4740", 1), pid)
+	p, err := w.Plan(t.Context(), c)
+	if err != nil || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "slot 0 of service telemetry would be emptied") {
+		t.Errorf("planned outages %q, %v", p.Outages, err)
+	}
+	err = w.Apply(t.Context(), c, func(d Done) { t.Errorf("did %s", d.Step) })
+	if !errors.Is(err, ErrOutage) || !strings.Contains(err.Error(), p.Outages[0]) || !strings.Contains(err.Error(), "--allow-outage") {
+		t.Errorf("applied: %v", err)
+	}
+	same(t, "a refused change", before, w.dump())
+	c.AllowOutage = true
+	w.apply(c)
+	if s := w.state().Services[1]; s.Slots[0].Admitted() || len(s.Listen) != 3 {
+		t.Errorf("allowed, and the service is %+v", s)
+	}
+}
