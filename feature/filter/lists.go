@@ -9,12 +9,12 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/table"
 )
 
@@ -34,6 +34,9 @@ type list struct {
 // faster, and changed cheaper, in a table.
 const shortList = 32
 
+// maxListFile bounds the file of a list, in bytes: the longest lines of as many prefixes as tables hold are below.
+const maxListFile = 1 << 30
+
 // readLists reads the files of a filter's lists.
 func (f Filter) readLists() (map[string]*list, error) {
 	out := map[string]*list{}
@@ -52,10 +55,11 @@ func (f Filter) readLists() (map[string]*list, error) {
 
 // readList reads a file of one address or prefix a line; what follows a # is a comment.
 func readList(path string) (*list, error) {
-	data, err := os.ReadFile(path)
+	f, err := safefile.Read(path, maxListFile)
 	if err != nil {
 		return nil, err
 	}
+	data := f.Data
 	l := &list{Hash: fmt.Sprintf("%x", sha256.Sum256(data))[:16], entries: []netip.Prefix{}}
 	n := 0
 	for line := range bytes.Lines(data) { // however long: a Scanner would end at one of 64 KiB, and the list with it
@@ -66,6 +70,9 @@ func readList(path string) (*list, error) {
 		}
 		p, err := parsePrefix(text)
 		if err != nil {
+			if !f.Public() {
+				return nil, fmt.Errorf("%s:%d: this is no address or prefix", path, n)
+			}
 			return nil, fmt.Errorf("%s:%d: %q is no address or prefix", path, n, text)
 		}
 		l.entries = append(l.entries, p)

@@ -8,13 +8,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -54,24 +53,18 @@ func (d NamedDevice) Stands() netip.Addr { return d.Prefixes[0].Addr() }
 //
 // One device a line; # begins a comment. Errors name file and line.
 func LoadDevices(path string) (*DeviceList, error) {
-	f, err := os.Open(path)
+	f, err := safefile.Read(path, maxDevicesFile)
+	if errors.Is(err, safefile.ErrRefused) {
+		return nil, fmt.Errorf("%w: %w", ErrDevices, err)
+	}
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	if st, err := f.Stat(); err != nil {
-		return nil, err
-	} else if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: %s is not a file", ErrDevices, path)
+	l, err := ParseDevices(path, f.Data)
+	if err != nil && !f.Public() {
+		return nil, fmt.Errorf("%w: %s has errors, which are not shown as not everybody may read the file: chmod o+r %s", ErrDevices, path, path)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxDevicesFile+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > maxDevicesFile {
-		return nil, fmt.Errorf("%w: %s has more than %d bytes", ErrDevices, path, maxDevicesFile)
-	}
-	return ParseDevices(path, text)
+	return l, err
 }
 
 // ParseDevices is LoadDevices on the text of a file.

@@ -4,30 +4,33 @@
 package secret
 
 import (
+	"errors"
 	"fmt"
-	"os"
+
+	"github.com/weir-project/weir/internal/safefile"
 )
 
 // Read returns what a file holds, at most so many bytes: want says of what. Nobody but its owner may be able to read or write it.
 func Read(path string, most int64, want string) ([]byte, error) {
-	f, err := os.Open(path)
+	return read(path, most, want, 0o077, "600")
+}
+
+// ReadTLS returns the private key of a certificate, in PEM. The file's group may be able to read it, as Debian's ssl-cert
+// does.
+func ReadTLS(path string) ([]byte, error) {
+	return read(path, 1<<20, "a private key in PEM", 0o037, "640")
+}
+
+func read(path string, most int64, want string, others uint32, chmod string) ([]byte, error) {
+	f, err := safefile.Read(path, most)
+	if errors.Is(err, safefile.ErrRefused) {
+		return nil, fmt.Errorf("%s is no key: %s: %w", path, want, err)
+	}
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, err
+	if uint32(f.Mode.Perm())&others != 0 {
+		return nil, fmt.Errorf("others than its owner may read %s, or write it: chmod %s %s", path, chmod, path)
 	}
-	if !st.Mode().IsRegular() || st.Size() > most {
-		return nil, fmt.Errorf("%s is no key: %s", path, want)
-	}
-	if st.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("others than its owner may read %s, or write it: chmod 600 %s", path, path)
-	}
-	text := make([]byte, st.Size())
-	if _, err := f.ReadAt(text, 0); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return text, nil
+	return f.Data, nil
 }

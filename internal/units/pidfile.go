@@ -6,12 +6,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/safefile"
 )
 
 // maxPID is the largest process id of any Linux (PID_MAX_LIMIT).
@@ -20,30 +22,61 @@ const maxPID = 1 << 22
 // ReadPIDFile reads the process id on the first line of a file. Whether a
 // process of that id runs, and whether it is the one meant, it does not say. A
 // file that is missing gives an error that wraps [os.ErrNotExist].
+//
+// A file that does not belong to root names only processes of its owner: a user
+// who may write it must not get root to take another's sockets.
 func ReadPIDFile(path string) (int, error) {
-	f, err := os.Open(path)
+	// A wrong path may be a log of gigabytes; no pid is longer than this, nor are the lines that daemons add.
+	f, err := safefile.Read(path, 4096)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0, fmt.Errorf("pid file %s does not exist; is the daemon running, and does it write one? %w", path, os.ErrNotExist)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("pid file: %w", err)
 	}
-	defer f.Close()
-	// A wrong path may be a log of gigabytes; no pid is longer than this.
-	data, err := io.ReadAll(io.LimitReader(f, 64))
-	if err != nil {
-		return 0, fmt.Errorf("pid file: %w", err)
-	}
-	first, _, _ := bytes.Cut(data, []byte("\n"))
+	first, _, _ := bytes.Cut(f.Data, []byte("\n"))
 	text := strings.TrimSpace(string(first))
 	if text == "" {
 		return 0, fmt.Errorf("pid file %s is empty; the daemon may still be starting", path)
 	}
 	pid, err := strconv.Atoi(text)
 	if err != nil || pid <= 0 || pid > maxPID {
-		return 0, fmt.Errorf("pid file %s: want a process id on its first line, got %q", path, text)
+		return 0, fmt.Errorf("pid file %s: want a process id, 1 to %d, on its first line", path, maxPID)
+	}
+	if f.Trusted() {
+		return pid, nil
+	}
+	users, err := usersOf(pid)
+	switch {
+	case err != nil: // it has exited, or is about to
+		return pid, nil
+	case f.Mode.Perm()&0o002 != 0:
+		return 0, fmt.Errorf("pid file %s: anybody may write it, so it names nobody: chmod o-w %s", path, path)
+	case !slices.Contains(users, f.UID):
+		return 0, fmt.Errorf("pid file %s: it belongs to user %d, and names process %d of user %d: only root's file may name another user's process: chown root %s, or let the daemon write it before it drops its rights", path, f.UID, pid, users[0], path)
 	}
 	return pid, nil
+}
+
+// usersOf are a process's real, effective, saved and file system user.
+func usersOf(pid int) (out []uint32, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return nil, err
+	}
+	_, line, ok := strings.Cut(string(text), "\nUid:")
+	line, _, _ = strings.Cut(line, "\n")
+	for _, f := range strings.Fields(line) {
+		n, err := strconv.ParseUint(f, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("/proc/%d/status: Uid: %q", pid, line)
+		}
+		out = append(out, uint32(n))
+	}
+	if !ok || len(out) == 0 {
+		return nil, fmt.Errorf("/proc/%d/status has no Uid", pid)
+	}
+	return out, nil
 }
 
 // IsInitPIDNamespace tells whether process ids here are the kernel's own, which

@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -198,8 +200,8 @@ func TestReadPIDFile(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"": "is empty", "\n7\n": "is empty", "nfacctd\n": `got "nfacctd"`, "0": `got "0"`, "-1": "want a process id", "4194305": "want a process id",
-		strings.Repeat("9", 1<<20): "want a process id",
+		"": "is empty", "\n7\n": "is empty", "nfacctd\n": "want a process id", "0": "want a process id", "-1": "want a process id", "4194305": "want a process id",
+		strings.Repeat("9", 1<<20): "more than 4096 bytes",
 	} {
 		file := filepath.Join(dir, "bad")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -216,6 +218,66 @@ func TestReadPIDFile(t *testing.T) {
 	}
 	if _, err := ReadPIDFile(dir); err == nil {
 		t.Error("a directory was read")
+	}
+}
+
+// A user's pid file names the user's own processes, and root's names any; what a refused file says is told to nobody.
+func TestPIDFileOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("need: root")
+	}
+	const user = 65534
+	theirs := exec.Command("sleep", "60")
+	theirs.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	if err := theirs.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = theirs.Process.Kill()
+		_ = theirs.Wait()
+	})
+	file := filepath.Join(t.TempDir(), "pid")
+	for _, c := range []struct {
+		owner int
+		mode  os.FileMode
+		pid   int
+		want  string
+	}{
+		{0, 0o644, os.Getpid(), ""}, {0, 0o644, theirs.Process.Pid, ""}, {0, 0o664, theirs.Process.Pid, ""},
+		{user, 0o644, theirs.Process.Pid, ""}, {user, 0o644, os.Getpid(), "only root's file may name another user's process"},
+		{user, 0o644, 1, "only root's file"}, {0, 0o666, os.Getpid(), "anybody may write it"}, {user, 0o644, maxPID, ""}, // which runs no more
+	} {
+		if err := errors.Join(os.WriteFile(file, fmt.Append(nil, c.pid, "\n"), 0o600), os.Chmod(file, c.mode), os.Chown(file, c.owner, c.owner)); err != nil {
+			t.Fatal(err)
+		}
+		pid, err := ReadPIDFile(file)
+		switch {
+		case c.want == "" && (err != nil || pid != c.pid):
+			t.Errorf("owner %d, mode %o, process %d: %d, %v", c.owner, c.mode, c.pid, pid, err)
+		case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+			t.Errorf("owner %d, mode %o, process %d: %d, %v; want %q", c.owner, c.mode, c.pid, pid, err, c.want)
+		}
+	}
+	// A link of theirs to what only root may read, and a FIFO: at once, and without a word of it.
+	shadow := file + ".secret"
+	if err := errors.Join(os.WriteFile(shadow, []byte("root:$6$salt:20228\n"), 0o600), os.Remove(file), os.Symlink(shadow, file), os.Lchown(file, user, user)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadPIDFile(file); err == nil || strings.Contains(err.Error(), "salt") || !strings.Contains(err.Error(), "symbolic link of user 65534") {
+		t.Errorf("a link: %v", err)
+	}
+	if err := errors.Join(os.Remove(file), unix.Mkfifo(file, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { _, err := ReadPIDFile(file); done <- err }()
+	select {
+	case err := <-done:
+		if err == nil || !strings.Contains(err.Error(), "FIFO") {
+			t.Errorf("a FIFO: %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("a FIFO as pid file is waited for")
 	}
 }
 

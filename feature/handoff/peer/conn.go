@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/secret"
 )
 
 // helloTime is how long an introduction may take, from the first byte of TLS on.
@@ -61,7 +63,15 @@ func (f Files) Load() (*tls.Config, error) { return TLS(f.Certificate, f.Key, f.
 // TLS reads an agent's certificate, its key, and the certificates of those that sign for agents. Both sides show theirs, and a
 // certificate of these signers is all that is asked for: sign with a CA of weir's own.
 func TLS(certificate, key, signers string) (*tls.Config, error) {
-	own, err := tls.LoadX509KeyPair(certificate, key)
+	chain, err := os.ReadFile(certificate)
+	if err != nil {
+		return nil, fmt.Errorf("the agent's certificate: %w", err)
+	}
+	private, err := secret.ReadTLS(key)
+	if err != nil {
+		return nil, fmt.Errorf("the key of the agent's certificate: %w", err)
+	}
+	own, err := tls.X509KeyPair(chain, private)
 	if err != nil {
 		return nil, fmt.Errorf("the agent's certificate: %w", err)
 	}

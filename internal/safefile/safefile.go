@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package safefile reads files at paths that another user may be able to write: pid files, lists of devices and prefixes,
+// files that daemons leave. A root process that opens such a path with [os.Open] can be made to wait forever (a FIFO), to
+// take over a terminal, to read a file that its owner keeps secret (a symbolic link), or to read without end.
+package safefile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrRefused is wrapped by the errors of files that are there and are not read. They never quote the file's contents.
+var ErrRefused = errors.New("refused")
+
+const (
+	maxLinks = 40 // as the kernel's MAXSYMLINKS
+	// readTime is how long a file may take: a file system of somebody else's (FUSE) answers when it likes.
+	readTime = 2 * time.Second
+)
+
+// File is what was read.
+type File struct {
+	Data []byte
+	UID  uint32 // owner
+	GID  uint32
+	Mode os.FileMode
+	// Links is how many names the file has.
+	Links uint64
+}
+
+// Trusted says whether the file belongs to root or to this process's user, and not everybody may write it: its contents
+// may then name what is another user's. This is systemd's rule for PID files (CVE-2018-16888).
+func (f *File) Trusted() bool { return ours(f.UID) && f.Mode.Perm()&0o002 == 0 }
+
+// Public says whether errors may quote the file: everybody may read it, or it has no other name, at which it might be a
+// secret of another directory (where the sysctl fs.protected_hardlinks is 0).
+func (f *File) Public() bool { return f.Mode.Perm()&0o004 != 0 || f.Links == 1 }
+
+// Read reads a regular file of at most so many bytes. Symbolic links on the way are followed if root or this process's
+// user owns them. A file that is missing gives an error that wraps [os.ErrNotExist], one that is not to be read
+// [ErrRefused].
+func Read(path string, most int64) (*File, error) {
+	type result struct {
+		f   *File
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		f, err := read(path, most)
+		done <- result{f, err}
+	}()
+	timer := time.NewTimer(readTime)
+	defer timer.Stop()
+	select {
+	case r := <-done:
+		return r.f, r.err
+	case <-timer.C:
+		return nil, fmt.Errorf("%s: %w: its file system has not answered within %s", path, ErrRefused, readTime)
+	}
+}
+
+func read(path string, most int64) (*File, error) {
+	fd, err := open(path)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, fmt.Errorf("%s: %w: %s, and not a regular file", path, ErrRefused, kind(st.Mode))
+	}
+	if st.Size > most {
+		return nil, tooLarge(path, most)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) > most {
+		return nil, tooLarge(path, most)
+	}
+	return &File{Data: data, UID: st.Uid, GID: st.Gid, Mode: os.FileMode(st.Mode & 0o7777), Links: uint64(st.Nlink)}, nil
+}
+
+func tooLarge(path string, most int64) error {
+	return fmt.Errorf("%s: %w: it has more than %d bytes", path, ErrRefused, most)
+}
+
+// open opens a file without waiting for it, and without the links of others. Each component is opened by itself, so that
+// the link that was looked at is the one that is followed.
+func open(path string) (int, error) {
+	dir, rest := unix.AT_FDCWD, path
+	closeDir := func() {
+		if dir >= 0 {
+			unix.Close(dir)
+		}
+	}
+	defer func() { closeDir() }()
+	fail := func(err error) (int, error) { return -1, &os.PathError{Op: "open", Path: path, Err: err} }
+	enter := func(fd int) {
+		closeDir()
+		dir = fd
+	}
+	if strings.HasPrefix(rest, "/") {
+		root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fail(err)
+		}
+		enter(root)
+	}
+	for links := 0; ; {
+		rest = strings.TrimLeft(rest, "/")
+		name, after, more := strings.Cut(rest, "/")
+		if name == "" {
+			return fail(unix.EISDIR)
+		}
+		fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fail(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			unix.Close(fd)
+			return fail(err)
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+			target, err := linkOf(fd)
+			unix.Close(fd)
+			if links++; links > maxLinks {
+				return fail(unix.ELOOP)
+			}
+			if err != nil {
+				return fail(err)
+			}
+			if !ours(st.Uid) {
+				return -1, fmt.Errorf("%s: %w: %s is a symbolic link of user %d", path, ErrRefused, name, st.Uid)
+			}
+			if rest = target; more {
+				rest += "/" + after
+			}
+			if strings.HasPrefix(target, "/") {
+				root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+				if err != nil {
+					return fail(err)
+				}
+				enter(root)
+			}
+			continue
+		}
+		if more {
+			enter(fd)
+			rest = after
+			continue
+		}
+		defer unix.Close(fd)
+		if st.Mode&unix.S_IFMT != unix.S_IFREG { // never opened: a device may act on that, a FIFO wait
+			return -1, fmt.Errorf("%s: %w: %s, and not a regular file", path, ErrRefused, kind(st.Mode))
+		}
+		opened, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fail(err)
+		}
+		return opened, nil
+	}
+}
+
+// linkOf is where the link leads that an O_PATH descriptor stands for.
+func linkOf(fd int) (string, error) {
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(fd, "", buf)
+	if err != nil {
+		return "", err
+	}
+	if n == 0 || n == len(buf) {
+		return "", unix.ENAMETOOLONG
+	}
+	return string(buf[:n]), nil
+}
+
+func ours(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
+
+func kind(mode uint32) string {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFIFO:
+		return "it is a FIFO"
+	case unix.S_IFSOCK:
+		return "it is a socket"
+	case unix.S_IFDIR:
+		return "it is a directory"
+	case unix.S_IFBLK, unix.S_IFCHR:
+		return "it is a device"
+	}
+	return "it is something else"
+}
