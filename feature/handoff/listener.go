@@ -10,12 +10,12 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/accept"
 )
 
 // Listener accepts sessions: connections of its socket, and sessions that other
@@ -166,9 +166,11 @@ func (l *Listener) accepts(t *net.TCPListener) bool {
 
 // run accepts, one ahead of the application.
 func (l *Listener) run(t *net.TCPListener) {
+	wait := accept.Backoff{Name: t.Addr().String(), Log: l.m.o.Log}
 	for {
 		c, err := t.AcceptTCP()
 		if err == nil {
+			wait.Accepted()
 			l.take(c)
 			continue
 		}
@@ -179,14 +181,14 @@ func (l *Listener) run(t *net.TCPListener) {
 			l.stop(err)
 			return
 		}
-		l.m.o.Log.Warn("a connection cannot be accepted", "reason", err)
-		time.Sleep(10 * time.Millisecond)
+		wait.Failed(err)
 	}
 }
 
-// temporary errors are of one connection, or pass by.
+// temporary errors are of one connection, or pass by: all but those of a socket that
+// listens no more.
 func temporary(err error) bool {
-	return errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
+	return !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EBADF) && !errors.Is(err, unix.ENOTSOCK)
 }
 
 // take makes a session of a new connection.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/ratelog"
 )
 
 // Options say who this process is.
@@ -75,9 +76,7 @@ func Join(ctx context.Context, o Options) (*Member, error) {
 	if o.Timeout == 0 {
 		o.Timeout = 5 * time.Second
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = ratelog.Limit(o.Log)
 	o.Keeper = wire.Socket(o.Keeper)
 	o.Listen.SetMultipathTCP(false)
 	m := &Member{o: o, calls: map[uint32]*call{}, loads: map[string]uint32{}, sessions: map[uint64]*Session{}, replaced: make(chan struct{}), done: make(chan struct{})}

@@ -297,6 +297,16 @@ func TestBusyClientsOfHTTP(t *testing.T) {
 }
 
 func TestStrangersOfRlimit(t *testing.T) {
+	for nofile, want := range map[uint64]int{0: 4, 64: 4, 128: 8, 1024: 120, 4096: 504, 1 << 20: 1024, 1<<64 - 1: 1024} {
+		n := strangersOf(nofile)
+		if n != want {
+			t.Errorf("%d descriptors: %d strangers, want %d", nofile, n, want)
+		}
+		// weir serve has four listeners; the keeper has two descriptors a connection.
+		if nofile >= 128 && uint64(5*n)+reserved/2 > nofile {
+			t.Errorf("%d descriptors: strangers take all", nofile)
+		}
+	}
 	if n := strangers(); n < minStrangers || n > maxStrangers {
 		t.Errorf("%d", n)
 	}

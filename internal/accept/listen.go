@@ -24,7 +24,7 @@ type Options struct {
 	// Name says in the log which listener it is.
 	Name string
 	// Strangers is the most connections at a time of peers that are not admitted.
-	// Default: an eighth of RLIMIT_NOFILE, from 16 to 1,024.
+	// Default: an eighth of RLIMIT_NOFILE less 64, from 4 to 1,024.
 	Strangers int
 	// PerPeer is the most connections at a time of one peer: an IPv4 address, an IPv6
 	// /64, 127.0.0.0/8, or a user on a Unix socket. It counts admitted connections of
@@ -43,8 +43,9 @@ type Options struct {
 }
 
 const (
-	minStrangers  = 16
+	minStrangers  = 4
 	maxStrangers  = 1024
+	reserved      = 64 // descriptors of a process that does little
 	maxPerPeer    = 64
 	defHandshake  = 5 * time.Second
 	defIdle       = time.Minute
@@ -57,7 +58,7 @@ func (o *Options) setDefaults() {
 		o.Strangers = strangers()
 	}
 	if o.PerPeer == 0 {
-		o.PerPeer = min(o.Strangers/2, maxPerPeer)
+		o.PerPeer = max(2, min(o.Strangers/2, maxPerPeer))
 	}
 	if o.Handshake == 0 {
 		o.Handshake = defHandshake
@@ -68,13 +69,17 @@ func (o *Options) setDefaults() {
 	o.Log = ratelog.Limit(o.Log)
 }
 
-// strangers is an eighth of the descriptors that the process may have.
+// strangers is an eighth of the descriptors that the process may have beyond reserved.
 func strangers() int {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
 		return minStrangers
 	}
-	return int(max(minStrangers, min(r.Cur/8, maxStrangers)))
+	return strangersOf(r.Cur)
+}
+
+func strangersOf(nofile uint64) int {
+	return int(max(minStrangers, min((max(nofile, reserved)-reserved)/8, maxStrangers)))
 }
 
 // Listener accepts within bounds. It is a net.Listener, whose connections are [Conn]s.
@@ -105,12 +110,12 @@ func (l *Listener) Accept() (net.Conn, error) {
 
 // Next is Accept with the type of its connections.
 func (l *Listener) Next() (*Conn, error) {
-	var wait pause
+	wait := Backoff{Name: l.o.Name, Log: l.o.Log}
 	for {
 		raw, err := l.Listener.Accept()
 		switch {
 		case err == nil:
-			wait.over(l.o)
+			wait.Accepted()
 		case errors.Is(err, net.ErrClosed):
 			return nil, err
 		default:
@@ -130,43 +135,11 @@ func (l *Listener) Next() (*Conn, error) {
 }
 
 // failed deals with an error of accept(2): a stranger makes room, or the listener waits.
-func (l *Listener) failed(err error, wait *pause) {
-	if errors.Is(err, syscall.ECONNABORTED) || errors.Is(err, syscall.EINTR) {
-		return // the client has gone
-	}
+func (l *Listener) failed(err error, wait *Backoff) {
 	// The evicted connection's descriptor is free once its reader has let go of it.
-	wait.next(l.o, err, noDescriptors(err) && l.evictOldest())
+	wait.failed(err, noDescriptors(err) && l.evictOldest())
 }
 
 func noDescriptors(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
-}
-
-// pause is the time that a listener waits because it cannot accept.
-type pause struct {
-	d     time.Duration
-	n     int // failures
-	since time.Time
-}
-
-// next waits, and logs the first failure. The wait is short if room was made.
-func (p *pause) next(o Options, err error, room bool) {
-	if p.since.IsZero() {
-		p.since = time.Now()
-		o.Log.Warn("cannot accept connections, retrying", "listener", o.Name, "err", err)
-	}
-	p.n++
-	p.d = min(max(2*p.d, shortestPause), longestPause)
-	if room {
-		p.d = shortestPause
-	}
-	time.Sleep(p.d)
-}
-
-// over logs the end of a failure that was logged.
-func (p *pause) over(o Options) {
-	if !p.since.IsZero() {
-		o.Log.Info("accepts connections again", "listener", o.Name, "failures", p.n, "after", time.Since(p.since).Round(time.Millisecond))
-	}
-	*p = pause{}
 }
