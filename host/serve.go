@@ -97,6 +97,9 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		case errors.Is(err, keeper.ErrTaken):
 			// weir handoff keep, which outlives restarts of weir serve: no reason not to start.
 			o.Log.Warn("sessions are kept by another keeper", "socket", o.Handoff)
+		case errors.Is(err, accept.ErrImpostor):
+			// Whoever takes the name first must not keep weir serve from all else.
+			o.Log.Error("sessions are not kept, members refuse the process at the socket", "socket", o.Handoff, "err", err)
 		case err != nil:
 			return err
 		default:

@@ -3,12 +3,18 @@
 package host
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // The TCP port tells metrics and health alone; the group's socket tells all.
@@ -78,4 +84,34 @@ func openSockets(t *testing.T, s *serving) int {
 	}
 	t.Fatal(io.ErrUnexpectedEOF)
 	return 0
+}
+
+// A stranger at the keeper's abstract name keeps weir serve from keeping sessions, and from nothing else.
+func TestServeBesideImpostor(t *testing.T) {
+	w := newWorld(t)
+	name := fmt.Sprintf("@weir-serve-impostor-%d", os.Getpid())
+	nstest.AsUser(t, nobody, func() error {
+		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: name, Net: "unixpacket"})
+		if err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+		return err
+	})
+	log := &lockedBuffer{}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Handoff: name, Log: slog.New(slog.NewTextHandler(log, nil))})
+	}()
+	said := regexp.MustCompile(`sessions are not kept.*user 65534`)
+	eventually(t, "weir serve tells of the stranger", func() bool { return log.find(said) != nil })
+	resp, err := http.Get("http://" + log.find(address)[1] + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
 }
