@@ -92,6 +92,8 @@ func printFront(w io.Writer, s front.Status) {
 		}
 		if s.Agent && !h.Up {
 			state = "gets no new flows: " + h.Why
+		} else if len(h.Unserved) > 0 {
+			state = "gets no new flows of " + strings.Join(h.Unserved, ", ") + ": nobody serves them there"
 		}
 		address := "-"
 		if h.Address.IsValid() {

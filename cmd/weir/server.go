@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -79,6 +80,9 @@ func printServer(w io.Writer, s server.Status) {
 	if s.Out > 0 {
 		fmt.Fprintf(w, "  a move takes %s, of a hundred the slowest %s, at most %s; %s on average stopped; %d bytes a session\n",
 			short(s.Transfer.P50), short(s.Transfer.P99), short(s.Transfer.Max), short(s.Stopped.Sum/time.Duration(s.Stopped.Count)), s.Bytes/s.Out)
+	}
+	if len(s.Unserved) > 0 {
+		fmt.Fprintf(w, "  ! nobody here serves %s: new flows go to other servers\n", strings.Join(s.Unserved, ", "))
 	}
 	for _, what := range slices.Sorted(maps.Keys(s.Refused)) {
 		fmt.Fprintf(w, "  ! %s: refused %d times; the agent's log says why\n", what, s.Refused[what])

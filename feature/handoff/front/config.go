@@ -194,7 +194,7 @@ func (c *Config) services() (out []Service) {
 			out = append(out, Service{Name: name, ID: s.Number, Listen: netip.AddrPortFrom(l.Prefix.Addr(), l.Port), Proto: l.Proto, BySource: s.By == "source"})
 		}
 	}
-	return out
+	return tagged(out)
 }
 
 // agent are the options of the agent that the file wants.

@@ -20,7 +20,7 @@ import (
 // Key is a flow of a service, as the client's packets have it.
 type Key struct {
 	Client  netip.AddrPort // the port is 0 where the service is by source
-	Service int
+	Service int            // its number, and above that the tag of the address: see Service.Tag
 }
 
 // Flow is what the front end knows of one.

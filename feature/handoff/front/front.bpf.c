@@ -251,7 +251,7 @@ static __always_inline __u32 bucket_host(const struct front_service *s,
 					 const struct front_flow_key *k)
 {
 	__u32 at = weir_hash_addr((const __u32 *)k->client, k->port) % FRONT_BUCKETS +
-		   s->id * FRONT_BUCKETS;
+		   s->id % FRONT_SERVICES * FRONT_BUCKETS;
 	__u16 *host = bpf_map_lookup_elem(&front_ring, &at);
 
 	return host ? *host : 0;

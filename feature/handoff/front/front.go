@@ -24,6 +24,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -228,7 +229,7 @@ func removeDevices(o Options) error {
 // SetService has the data path know a service. Services of different protocols may have one number: where they go by source, a
 // client keeps one host for all of them.
 func (f *Front) SetService(s Service) error {
-	if s.ID < 0 || s.ID >= maxServices {
+	if s.ID < 0 || s.ID >= maxServices || s.Tag < 0 || s.Tag > peer.MostTag {
 		return fmt.Errorf("service %d: a front end has %d, from 0 on", s.ID, maxServices)
 	}
 	f.hold.mu.Lock()
@@ -255,7 +256,7 @@ func (f *Front) SetService(s Service) error {
 }
 
 func (f *Front) putService(s Service, broken bool) error {
-	v := frontFrontService{Id: uint32(s.ID)}
+	v := frontFrontService{Id: uint32(s.flows())}
 	if s.BySource {
 		v.BySource = 1
 	}
@@ -294,7 +295,7 @@ func (f *Front) keyOf(client netip.AddrPort, service int) Key {
 	f.hold.mu.Lock()
 	defer f.hold.mu.Unlock()
 	for _, s := range f.hold.services {
-		if s.ID == service && s.BySource {
+		if s.ID == numberOf(service) && s.BySource {
 			return Key{netip.AddrPortFrom(client.Addr(), 0), service}
 		}
 	}

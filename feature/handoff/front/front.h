@@ -23,7 +23,8 @@ struct front_service_key {
  * port 0.
  */
 struct front_service {
-	__u32 id;	 /* below FRONT_SERVICES */
+	/* of its flows: the number, below FRONT_SERVICES, and above that the tag of this address */
+	__u32 id;
 	__u16 by_source; /* a client's flows are of one host: its port does not matter */
 	__u16 broken;	 /* of port 0: a fragment's host is not known */
 };
@@ -62,8 +63,8 @@ struct front_tunnel_key {
 /* front_flow_key is a flow of a service, as the client's packets have it. */
 struct front_flow_key {
 	__u8 client[16];
-	__u16 port; /* 0 where the service is by source */
-	__u16 service;
+	__u16 port;    /* 0 where the service is by source */
+	__u16 service; /* front_service.id */
 };
 
 /*

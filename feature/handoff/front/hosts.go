@@ -35,12 +35,14 @@ type Host struct {
 	Weight    int        // of its share of new flows; 0 for none
 	Tunnel    netip.Addr // the other end, in place of Interface and MAC; see package tunnel. [Options].TunnelMTU must be set
 	Services  []int      // that it gets new flows of; nil: of all
+	Unserved  []int      // of these, those that nobody serves there now: other hosts get the new flows, if there are any
 }
 
 // Service is what clients ask for. Its address is on every host.
 type Service struct {
 	Name     string // for people, and hosts that register for it
 	ID       int    // below 64
+	Tag      int    // tells the flows of one address from those of the service's others: see tagged
 	Listen   netip.AddrPort
 	Proto    uint8 // unix.IPPROTO_TCP or IPPROTO_UDP
 	BySource bool  // all flows of a client's address are of one host
@@ -127,6 +129,10 @@ func (f *Front) spread(service int) error {
 	hosts := slices.DeleteFunc(slices.Clone(f.hosts), func(h Host) bool { return h.Services != nil && !slices.Contains(h.Services, service) })
 	known := f.hosts != nil
 	f.mu.Unlock()
+	served := slices.DeleteFunc(slices.Clone(hosts), func(h Host) bool { return slices.Contains(h.Unserved, service) })
+	if slices.ContainsFunc(served, func(h Host) bool { return h.Weight > 0 }) {
+		hosts = served
+	}
 	if !known {
 		return nil // until there are hosts
 	}
@@ -145,13 +151,13 @@ func (f *Front) serves(host move.Host, service int) bool {
 	f.hold.mu.Lock()
 	of := false
 	for _, s := range f.hold.services {
-		of = of || s.ID == service && !s.BySource && s.Proto == unix.IPPROTO_TCP
+		of = of || s.flows() == service && !s.BySource && s.Proto == unix.IPPROTO_TCP
 	}
 	f.hold.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return of && slices.ContainsFunc(f.hosts, func(h Host) bool {
-		return h.Number == host && (h.Services == nil || slices.Contains(h.Services, service))
+		return h.Number == host && (h.Services == nil || slices.Contains(h.Services, numberOf(service)))
 	})
 }
 

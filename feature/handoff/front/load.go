@@ -20,6 +20,7 @@ type loadKey struct {
 const nobody = math.MaxUint32
 
 func (a *Agent) noteLoad(from *peer.Conn, service uint16, n uint32) {
+	service = peer.ServiceNumber(service)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	host := from.Peer.Number

@@ -38,7 +38,8 @@ type member struct {
 	placed   time.Time // when place was found; zero: it is not known where the host is
 	looked   time.Time // for it, the last time
 	locating bool
-	agent    bool // it has had one
+	agent    bool     // it has had one
+	unserved []string // names of services that nobody serves there now, as it says
 	check    health
 	up       bool
 	why      string // it is not up, or not where it should be
@@ -138,7 +139,7 @@ func awaits(have []Host, want map[move.Host]bool) bool {
 
 func sameHost(a, b Host) bool {
 	return a.Number == b.Number && a.Name == b.Name && a.Interface == b.Interface && a.MAC.String() == b.MAC.String() && a.Weight == b.Weight &&
-		a.Tunnel == b.Tunnel && slices.Equal(a.Services, b.Services)
+		a.Tunnel == b.Tunnel && slices.Equal(a.Services, b.Services) && slices.Equal(a.Unserved, b.Unserved)
 }
 
 func (a *Agent) conns() []*peer.Conn {
@@ -222,6 +223,15 @@ func (a *Agent) kicked() {
 	}
 }
 
+// unservedAt are services that nobody serves at a host, as its agent says. What an agent that has gone said counts no more: a host
+// with a check may be well without one. The caller holds mu.
+func (a *Agent) unservedAt(m *member) []string {
+	if a.hosts[m.Number] == nil {
+		return nil
+	}
+	return m.unserved
+}
+
 // judge says which hosts there are, with weight 0 those that are not to get new flows; nil as long as no host's place is known.
 // p is what the others are told of them; changed: what they were told is not so any more.
 func (a *Agent) judge() (hosts []Host, p peer.Peers, changed bool) {
@@ -243,7 +253,7 @@ func (a *Agent) judge() (hosts []Host, p peer.Peers, changed bool) {
 			up++
 		}
 		hosts = append(hosts, Host{Number: number, Name: m.Name, Interface: m.place.Interface, MAC: m.place.MAC, Tunnel: m.place.Tunnel,
-			Weight: m.Weight, Services: a.serviceIDs(m.Services)})
+			Weight: m.Weight, Services: a.serviceIDs(m.Services), Unserved: a.serviceIDs(a.unservedAt(m))})
 	}
 	for i, h := range hosts {
 		if up > 0 && !a.members[h.Number].up { // where all are ill it may be us: better a host that is perhaps well than none
@@ -310,7 +320,7 @@ func (a *Agent) peers() (p peer.Peers) {
 			Services: m.Services, Up: m.up})
 	}
 	for _, s := range a.o.Services {
-		p.Services = append(p.Services, peer.Service{Name: s.Name, ID: uint16(s.ID), Listen: s.Listen, Proto: s.Proto, BySource: s.BySource})
+		p.Services = append(p.Services, peer.Service{Name: s.Name, ID: uint16(s.flows()), Listen: s.Listen, Proto: s.Proto, BySource: s.BySource})
 	}
 	return p
 }
@@ -366,38 +376,11 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		m.Services = t.Services
 	}
 	m.Agent = cmp.Or(r.Agent, m.Agent)
+	if !slices.Equal(m.unserved, r.Unserved) {
+		a.o.Log.Info("services that nobody serves at a host", "host", c.Peer.Name, "services", r.Unserved)
+	}
+	m.unserved = r.Unserved
 	a.news = true
 	a.o.Log.Info("a host has registered", "name", m.Name, "number", m.Number, "address", m.Address, "weight", m.Weight)
-	return nil
-}
-
-// admits says whether a host's agent may connect: it is one of the options', or may register under a name and a number that are
-// nobody else's. The caller holds mu.
-func (a *Agent) admits(h peer.Hello) error {
-	if h.Role != peer.HostAgent || h.Number == 0 || h.Number > MostHosts {
-		return fmt.Errorf("it is no host's, or has no number from 1 to %d", MostHosts)
-	}
-	if name, ok := a.names[h.Number]; ok {
-		if name != h.Name {
-			return fmt.Errorf("host %d is %s", h.Number, name)
-		}
-		return nil
-	}
-	if !a.o.Manage || !a.o.Register {
-		return fmt.Errorf("it is none of the hosts of this front end")
-	}
-	for number, name := range a.names {
-		if name == h.Name {
-			return fmt.Errorf("host %s has number %d", name, number)
-		}
-	}
-	if m := a.members[h.Number]; m != nil && m.Name != h.Name {
-		return fmt.Errorf("number %d is host %s's: take another one", h.Number, m.Name)
-	}
-	for _, m := range a.members {
-		if m.Name == h.Name && m.Number != h.Number {
-			return fmt.Errorf("host %s has number %d: a host keeps its number", m.Name, m.Number)
-		}
-	}
 	return nil
 }

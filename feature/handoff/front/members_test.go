@@ -4,6 +4,7 @@ package front
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
@@ -164,6 +165,32 @@ func TestRegister(t *testing.T) {
 	}
 	one.hears(t, func(p peer.Peers) bool { return p.Members[1].Weight == 0 })
 	waitOwners(t, sc, service4, "1")
+}
+
+// A host gets no new flows of a service that nobody serves there. Where nobody serves it anywhere, flows go on as before.
+func TestRegisterUnserved(t *testing.T) {
+	sc, ca, a, at := managed(t, AgentOptions{Register: true})
+	rs := []peer.Registration{{Address: netip.MustParseAddr("10.2.0.2"), Weight: 1}, {Address: netip.MustParseAddr("10.2.1.2"), Weight: 1}}
+	var hosts []*registrar
+	for i, r := range rs {
+		hosts = append(hosts, register(t, ca, at, fmt.Sprint("h", i+1), move.Host(i+1), r))
+	}
+	waitOwners(t, sc, service4, "12")
+	for _, c := range []struct {
+		host     int
+		unserved []string
+		want     string
+	}{{1, []string{"six"}, "12"}, {1, []string{"four"}, "1"}, {0, []string{"four", "six"}, "12"}, {1, nil, "2"}, {0, nil, "12"}} {
+		rs[c.host].Unserved = c.unserved
+		if err := hosts[c.host].c.Register(rs[c.host]); err != nil {
+			t.Fatal(err)
+		}
+		waitOwners(t, sc, service4, c.want)
+		st, err := a.Status()
+		if err != nil || !slices.Equal(st.Hosts[c.host].Unserved, c.unserved) {
+			t.Errorf("status: %+v, %v: want %v", st.Hosts[c.host], err, c.unserved)
+		}
+	}
 }
 
 // waitOwners waits until new flows go to these hosts and no other.

@@ -226,8 +226,8 @@ func parseRecords(b []byte) (out []record, err error) {
 			key: Key{netip.AddrPortFrom(netip.AddrFrom16([16]byte(b)).Unmap(), binary.BigEndian.Uint16(b[16:])), int(binary.BigEndian.Uint16(b[18:]))},
 			flow: move.Flow{Owner: move.Host(binary.BigEndian.Uint16(b[20:])), To: move.Host(binary.BigEndian.Uint16(b[22:])),
 				Epoch: move.Epoch(binary.BigEndian.Uint32(b[24:]))}}
-		if r.key.Service >= maxServices || r.flow.Owner > MostHosts || r.flow.To > MostHosts || !r.gone && r.flow.Owner == 0 {
-			return nil, fmt.Errorf("a flow of service %d, host %d: there are no such", r.key.Service, r.flow.Owner)
+		if r.flow.Owner > MostHosts || r.flow.To > MostHosts || !r.gone && r.flow.Owner == 0 {
+			return nil, fmt.Errorf("a flow of host %d: there is no such", r.flow.Owner)
 		}
 		out = append(out, r)
 	}

@@ -42,6 +42,9 @@ func (a *Agent) takeUp() error {
 
 // SetServices has the data path know these services and no others. Flows of others stay until they are forgotten.
 func (f *Front) SetServices(services []Service) error {
+	if err := f.retag(services); err != nil {
+		return err
+	}
 	f.hold.mu.Lock()
 	f.hold.services = map[listen]Service{}
 	f.hold.mu.Unlock()

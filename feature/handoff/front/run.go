@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -81,12 +82,12 @@ func (a *Agent) controls() http.Handler {
 
 // override has a client be a host's; without a host it ends that.
 func (a *Agent) override(service, client, host string) error {
-	k, err := a.parseKey(service, client)
+	keys, err := a.parseKeys(service, client)
 	if err != nil {
 		return err
 	}
 	if host == "" {
-		return a.f.Release(k)
+		return each(keys, a.f.Release)
 	}
 	a.mu.Lock()
 	to := move.Host(0)
@@ -99,14 +100,25 @@ func (a *Agent) override(service, client, host string) error {
 	if to == 0 {
 		return fmt.Errorf("no host %q is known, and where it is: weir handoff front status shows all", host)
 	}
-	return a.f.Override(k, to)
+	return each(keys, func(k Key) error { return a.f.Override(k, to) })
 }
 
-func (a *Agent) parseKey(service, client string) (Key, error) {
+func each(keys []Key, do func(Key) error) error {
+	var errs []error
+	for _, k := range keys {
+		errs = append(errs, do(k))
+	}
+	return errors.Join(errs...)
+}
+
+// parseKeys are a client's flows of a service: one at each address that it may speak with.
+func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
+	known := false
 	for _, s := range a.o.Services {
 		if s.Name != service {
 			continue
 		}
+		known = true
 		at, err := netip.ParseAddrPort(client)
 		if s.BySource {
 			var addr netip.Addr
@@ -114,11 +126,20 @@ func (a *Agent) parseKey(service, client string) (Key, error) {
 			at = netip.AddrPortFrom(addr, 0)
 		}
 		if err != nil {
-			return Key{}, fmt.Errorf("client %q: want an address where the service is by source, else an address and port: %w", client, err)
+			return nil, fmt.Errorf("client %q: want an address where the service is by source, else an address and port: %w", client, err)
 		}
-		return Key{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), s.ID}, nil
+		k := Key{netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), s.flows()}
+		if (s.BySource || sameFamily(s.Listen.Addr(), k.Client.Addr())) && !slices.Contains(keys, k) {
+			keys = append(keys, k)
+		}
 	}
-	return Key{}, fmt.Errorf("service %q: this front end has none of that name", service)
+	if !known {
+		return nil, fmt.Errorf("service %q: this front end has none of that name", service)
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("client %q: service %q has no address of this family", client, service)
+	}
+	return keys, nil
 }
 
 // Statuses are those of all front ends, from their agents, else from the pins alone.

@@ -31,9 +31,10 @@ type Seen struct {
 	Where     string     `json:"where,omitempty"` // the interface, or tunnel
 	Weight    int        `json:"weight"`
 	Up        bool       `json:"up"`
-	Why       string     `json:"why,omitempty"` // it is not
-	Connected bool       `json:"connected"`     // its agent
-	Flows     int        `json:"flows"`         // that it owns
+	Why       string     `json:"why,omitempty"`      // it is not
+	Unserved  []string   `json:"unserved,omitempty"` // services that nobody serves there: others get their new flows
+	Connected bool       `json:"connected"`          // its agent
+	Flows     int        `json:"flows"`              // that it owns
 	// Loads are what waits for the least busy member there, by service, in the service's own unit, where members say it.
 	Loads map[string]uint32 `json:"loads,omitempty"`
 }
@@ -76,7 +77,7 @@ func (a *Agent) Status() (Status, error) {
 	defer a.mu.Unlock()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
-		v := Seen{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.hosts[number] != nil, Flows: owned[number], Loads: a.loadsOf(number)}
+		v := Seen{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.hosts[number] != nil, Flows: owned[number], Loads: a.loadsOf(number), Unserved: a.unservedAt(m)}
 		delete(owned, number)
 		if !m.up {
 			v.Why = m.why

@@ -16,6 +16,7 @@ type Registration struct {
 	Weight   int        `json:"weight"`             // of its share of new flows; 0: none, as while it is drained
 	Services []string   `json:"services,omitempty"` // names of those it serves; none: all that the front end has
 	Agent    string     `json:"agent,omitempty"`    // host:port where the agents of other hosts find its own
+	Unserved []string   `json:"unserved,omitempty"` // names of services that nobody serves there now: their new flows go elsewhere
 }
 
 // Member is a host as a front end tells it to the others.

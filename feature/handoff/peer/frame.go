@@ -25,7 +25,7 @@
 //	       8  4  of Reclaimed and Revoked the move that the answer is about; of Known, Flipped and Reclaim the birth of the front
 //	             end's record, or 0
 //	      12  2  host
-//	      14  2  service
+//	      14  2  service: its number in the lower 6 bits; above them which of its addresses, 0 where only one can be meant
 //	      16 16  the client's address, IPv4 as ::ffff:a.b.c.d
 //	      32  2  the client's port
 //	      34  2  0
@@ -93,11 +93,24 @@ type Beside struct {
 	Peers    func(Peers)
 }
 
-// Flow is a session as front ends know it.
+// Flow is a session as front ends know it. A service may have several addresses, at each of which a client may have a connection from
+// one port: Service then says which. See [ServiceNumber].
 type Flow struct {
 	Service uint16
 	Client  netip.AddrPort
 }
+
+// serviceBits are those of a service's number. The bits above them tell its addresses apart.
+const serviceBits = 6
+
+// ServiceNumber is the number of the service that a flow's Service names.
+func ServiceNumber(flows uint16) uint16 { return flows & (1<<serviceBits - 1) }
+
+// MostTag is the highest tag of a service's address.
+const MostTag = 1<<(16-serviceBits) - 1
+
+// FlowService is the Service of flows to one address of a service. tag is 0 where no other address can be meant.
+func FlowService(number, tag uint16) uint16 { return number | tag<<serviceBits }
 
 func (f Flow) String() string { return fmt.Sprintf("%s of service %d", f.Client, f.Service) }
 

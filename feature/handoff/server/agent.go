@@ -41,10 +41,10 @@ type Remote struct {
 	Address string    // host:port
 }
 
-// Service is one whose sessions move. Its address is on every server.
+// Service is an address of a service whose sessions move. It is on every server. A service with several has one of these for each.
 type Service struct {
 	Name   string // as members and the keeper call it
-	ID     uint16 // as the front end calls it
+	ID     uint16 // as the front end calls flows to this address: see peer.FlowService
 	Listen netip.AddrPort
 }
 
@@ -106,6 +106,8 @@ type Agent struct {
 	waits    map[peer.Flow]string         // why sessions that are for a member of this server are not its yet
 	stats    counters
 	says     chan struct{} // to sayLoads
+	served   chan struct{} // to watchServed
+	unserved []string      // services that nobody serves here, sorted
 }
 
 // New makes an agent, and the gate at the server's devices.
@@ -126,7 +128,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	}
 	a := &Agent{o: o, gate: gate, began: kernel.Monotonic(), own: peer.Hello{Role: peer.HostAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
 		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]owned{},
-		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
+		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), served: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
 	if o.Park && !gate.parks() {
 		gate.Close()
 		return nil, fmt.Errorf("packets are to wait here, and cannot: %w", errNoPark)
@@ -182,6 +184,7 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.wg.Go(func() { a.front.run(ctx) })
 	a.wg.Go(func() { a.watch(ctx) })
 	a.wg.Go(func() { a.sayLoads(ctx) })
+	a.wg.Go(func() { a.watchServed(ctx) })
 	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {
 		raw, err := in.Next()
@@ -254,8 +257,8 @@ func (a *Agent) linkChanged(k *link) {
 	}
 	open := k.conn() != nil && a.front.conn() != nil
 	if k.conn() == nil {
-		for _, s := range a.known.Load().services {
-			a.loadThere(k.to, s.ID, math.MaxUint32, false) // nothing moves there
+		for _, p := range a.known.Load().away[k.to.Number] {
+			a.loadThere(k.to, a.known.Load().number(p.service), math.MaxUint32, false) // nothing moves there
 		}
 	}
 	for _, p := range a.known.Load().away[k.to.Number] {
@@ -287,7 +290,7 @@ func (a *Agent) registration() peer.Registration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.o.Registration
-	r.Weight = a.weight
+	r.Weight, r.Unserved = a.weight, a.unserved
 	return r
 }
 

@@ -150,7 +150,7 @@ var errNoMember = errors.New("no member of this server is ready for it")
 
 func (a *Agent) build(r *arriving) error {
 	if r.home.members.Load() == 0 {
-		return fmt.Errorf("service %s: %w", r.home.service.Name, errNoMember)
+		return fmt.Errorf("service %s: %w", r.home.service, errNoMember)
 	}
 	c, kernelState, err := parseCarried(r.packed)
 	if err != nil {

@@ -158,7 +158,7 @@ func (a *Agent) leastLoaded(v handoff.ServiceReport) string {
 			continue
 		}
 		k := a.sortedLinks()[i]
-		if none, _ := k.none.Load(a.known.Load().services[v.Name].ID); none == true {
+		if none, _ := k.none.Load(a.known.Load().number(v.Name)); none == true {
 			continue
 		}
 		if n := k.sent.Load(); n < least {

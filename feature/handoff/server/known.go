@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -19,7 +20,7 @@ import (
 
 // known is what an agent knows of the others. It is replaced as a whole when that changes.
 type known struct {
-	services map[string]Service
+	services map[string][]Service   // by name: its addresses
 	home     map[string]*place      // by service: where sessions come by
 	away     map[move.Host][]*place // by server: the ways there, one a service
 	links    map[move.Host]*link    // to the other servers
@@ -30,11 +31,15 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 	a.learning.Lock()
 	defer a.learning.Unlock()
 	was := a.known.Load()
-	now := &known{services: map[string]Service{}, home: map[string]*place{}, away: map[move.Host][]*place{}, links: map[move.Host]*link{}}
+	now := &known{services: map[string][]Service{}, home: map[string]*place{}, away: map[move.Host][]*place{}, links: map[move.Host]*link{}}
 	for _, s := range services {
-		now.services[s.Name] = s
-		if now.home[s.Name] = was.home[s.Name]; was.home[s.Name] == nil || was.services[s.Name] != s {
-			now.home[s.Name] = a.newHome(s)
+		now.services[s.Name] = append(now.services[s.Name], s)
+		if now.home[s.Name] != nil {
+			continue // another address of it
+		}
+		// The keeper knows a service by its name: it goes on with other addresses.
+		if now.home[s.Name] = was.home[s.Name]; was.home[s.Name] == nil {
+			now.home[s.Name] = a.newHome(s.Name)
 		}
 	}
 	for _, r := range peers {
@@ -44,7 +49,7 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 			k = &link{a: a, to: r, hello: func() peer.Hello { return a.own }, hear: func(_ *peer.Conn, f peer.Frame) { a.toSource(nil, f) }, load: a.loadThere, changed: a.linkChanged}
 		}
 		now.links[r.Number] = k
-		for _, s := range services {
+		for _, s := range slices.Sorted(maps.Keys(now.services)) {
 			i := slices.IndexFunc(was.away[r.Number], func(p *place) bool { return p.service == s })
 			if same && i >= 0 {
 				now.away[r.Number] = append(now.away[r.Number], was.away[r.Number][i])
@@ -57,7 +62,7 @@ func (a *Agent) learn(peers []Remote, services []Service) {
 	a.replace(was, now)
 }
 
-func (a *Agent) newHome(s Service) *place {
+func (a *Agent) newHome(s string) *place {
 	p := &place{a: a, service: s, name: "@" + a.o.Name, give: a.resumeArrival, calls: map[uint32]func(error){}, ready: true}
 	// It hears of the loads of this server's members, and tells the others; and a way may be shut for long, and what was to go
 	// that way must go on.
@@ -66,7 +71,7 @@ func (a *Agent) newHome(s Service) *place {
 	return p
 }
 
-func (a *Agent) newWay(s Service, r Remote) *place {
+func (a *Agent) newWay(s string, r Remote) *place {
 	return &place{a: a, service: s, name: "@" + r.Name, calls: map[uint32]func(error){},
 		give: func(p *place, m wire.Message, fd int) { a.depart(p, r.Number, m, fd) }}
 }
@@ -167,32 +172,59 @@ func (a *Agent) told(p peer.Peers) {
 }
 
 // serviceAt is the service at an address.
-func (a *Agent) serviceAt(local netip.AddrPort) (Service, bool) {
-	return a.known.Load().serviceAt(local)
-}
-
 func (k *known) serviceAt(local netip.AddrPort) (Service, bool) {
-	for _, s := range k.services {
-		if s.Listen.Port() == local.Port() && s.Listen.Addr().Unmap() == local.Addr().Unmap() {
-			return s, true
+	for _, all := range k.services {
+		for _, s := range all {
+			if s.Listen.Port() == local.Port() && s.Listen.Addr().Unmap() == local.Addr().Unmap() {
+				return s, true
+			}
 		}
 	}
 	return Service{}, false
 }
 
-func (k *known) serviceByID(id uint16) (Service, bool) {
-	for _, s := range k.services {
-		if s.ID == id {
-			return s, true
+// serviceOf is the address that a flow is to. Without a tag it is the only one of the client's family.
+func (k *known) serviceOf(id peer.Flow) (Service, bool) {
+	for _, all := range k.services {
+		for _, s := range all {
+			if s.ID == id.Service && s.Listen.Addr().Unmap().Is4() == id.Client.Addr().Unmap().Is4() {
+				return s, true
+			}
 		}
 	}
 	return Service{}, false
+}
+
+// idOf is how the front end calls a session of a service. Of an address that it tells of no more it may still know the number.
+func (k *known) idOf(service string, local, remote netip.AddrPort) peer.Flow {
+	s, ok := k.serviceAt(local)
+	if !ok || s.Name != service {
+		return peer.Flow{Service: k.number(service), Client: remote}
+	}
+	return peer.Flow{Service: s.ID, Client: remote}
+}
+
+// number is that of a service, for what is said of all of its addresses.
+func (k *known) number(service string) uint16 {
+	for _, s := range k.services[service] {
+		return peer.ServiceNumber(s.ID)
+	}
+	return 0
+}
+
+// addresses are a service's, for people.
+func (k *known) addresses(service string) string {
+	var out []string
+	for _, s := range k.services[service] {
+		out = append(out, s.Listen.String())
+	}
+	return strings.Join(out, ", ")
 }
 
 // flowOf is how the kernel calls a session, and by which place it comes; nil: its service is none of this server's. Both are of
 // one moment: a service may go in between.
 func (k *known) flowOf(id peer.Flow) (repair.Flow, *place) {
-	s, ok := k.serviceByID(id.Service)
+	s, ok := k.serviceOf(id)
 	if !ok {
 		return repair.Flow{}, nil
 	}

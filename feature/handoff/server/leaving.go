@@ -88,11 +88,13 @@ func (a *Agent) admit(s *leaving, m wire.Message) error {
 		return errors.New("a member has taken it back")
 	}
 	local, remote := sock.Addresses(s.fd)
-	if at, ok := a.serviceAt(local); !ok || at.Name != s.by.service.Name {
-		return fmt.Errorf("the session is at %s, and %s is at %s", local, s.by.service.Name, s.by.service.Listen)
+	know := a.known.Load()
+	service, ok := know.serviceAt(local)
+	if !ok || service.Name != s.by.service {
+		return fmt.Errorf("the session is at %s, and %s is at %s", local, s.by.service, know.addresses(s.by.service))
 	}
 	s.flow = repair.Flow{Local: local, Remote: remote}
-	s.id = peer.Flow{Service: s.by.service.ID, Client: remote}
+	s.id = peer.Flow{Service: service.ID, Client: remote}
 	at, err := sock.PositionsOf(s.fd)
 	if err != nil {
 		return err
@@ -388,7 +390,7 @@ func (a *Agent) transfer(id peer.Flow, p *place, m wire.Message, name string, ke
 			}
 			_ = p.post(again, fd) // the keeper is another
 		case try == 20:
-			a.o.Log.Warn("a session waits for a member", "service", p.service.Name, "reason", err)
+			a.o.Log.Warn("a session waits for a member", "service", p.service, "reason", err)
 		}
 		a.waitsFor(id, err)
 		time.Sleep(min(time.Duration(try+1)*time.Millisecond, 100*time.Millisecond))

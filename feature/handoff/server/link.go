@@ -70,7 +70,7 @@ func (k *link) serve(ctx context.Context, c *peer.Conn) {
 		case !f.IsLoad:
 			k.hear(c, f)
 		case k.load != nil:
-			k.load(k.to, f.Flow.Service, f.Load, f.None)
+			k.load(k.to, peer.ServiceNumber(f.Flow.Service), f.Load, f.None)
 		}
 	})
 	close(ended)

@@ -17,15 +17,15 @@ func (a *Agent) loadHere(p *place, member string, n uint32) {
 		return
 	}
 	a.mu.Lock()
-	of := a.loads[p.service.Name]
+	of := a.loads[p.service]
 	if of == nil {
 		of = map[string]uint32{}
-		a.loads[p.service.Name] = of
+		a.loads[p.service] = of
 	}
 	if of[member] = n; n == wire.NoLoad { // it has gone
 		delete(of, member)
 	}
-	a.unsaid[p.service.Name] = true
+	a.unsaid[p.service] = true
 	a.mu.Unlock()
 	a.say()
 }
@@ -68,7 +68,7 @@ func (a *Agent) sayLoads(ctx context.Context) {
 		for name := range a.unsaid {
 			if p := know.home[name]; p != nil {
 				of := a.loads[name]
-				all = append(all, said{p.service.ID, leastOf(of), p.members.Load() == 0, of != nil})
+				all = append(all, said{know.number(name), leastOf(of), p.members.Load() == 0, of != nil})
 			}
 		}
 		clear(a.unsaid)
@@ -116,8 +116,9 @@ func (a *Agent) loadThere(from Remote, service uint16, n uint32, none bool) {
 	if k := a.known.Load().links[from.Number]; k != nil {
 		k.none.Store(service, none)
 	}
-	for _, p := range a.known.Load().away[from.Number] {
-		if p.service.ID == service {
+	know := a.known.Load()
+	for _, p := range know.away[from.Number] {
+		if know.number(p.service) == service {
 			_ = p.post(&wire.Message{Type: wire.Load, Number: n})
 		}
 	}

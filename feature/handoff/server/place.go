@@ -25,7 +25,7 @@ const (
 // server's the way that sessions come by.
 type place struct {
 	a       *Agent
-	service Service
+	service string // its name
 	name    string // @ and the server's
 	caps    uint32
 	stop    func()
@@ -50,7 +50,7 @@ func (p *place) run(ctx context.Context) {
 			warned = false
 			p.serve(ctx, c)
 		} else if !warned {
-			p.a.o.Log.Warn("no keeper: sessions cannot move", "service", p.service.Name, "reason", err)
+			p.a.o.Log.Warn("no keeper: sessions cannot move", "service", p.service, "reason", err)
 			warned = true
 		}
 		select {
@@ -66,7 +66,7 @@ func (p *place) dial(ctx context.Context) (*wire.Conn, error) {
 		return nil, fmt.Errorf("is weir serve, or weir handoff keep, running? %w", err)
 	}
 	c.SetReadDeadline(time.Now().Add(keeperPatience))
-	err = c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Text: p.service.Name, Name: p.name, Number: p.caps})
+	err = c.Send(&wire.Message{Type: wire.Hello, Seq: 1, Text: p.service, Name: p.name, Number: p.caps})
 	var answer wire.Message
 	if err == nil {
 		answer, _, err = c.Receive()
@@ -90,7 +90,7 @@ func (p *place) serve(ctx context.Context, c *wire.Conn) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	if p.caps&wire.Balances != 0 {
-		p.a.forgetLoads(p.service.Name)
+		p.a.forgetLoads(p.service)
 	}
 	p.a.keepAgain(p)
 	p.mu.Lock()
@@ -120,13 +120,14 @@ func (p *place) serve(ctx context.Context, c *wire.Conn) {
 			_ = p.post(&wire.Message{Type: wire.Refuse, Session: m.Session})
 		case m.Type == wire.Members:
 			p.members.Store(int64(m.Number))
-			p.a.tell(p.service.Name)
+			p.a.tell(p.service)
+			p.a.look()
 		case m.Type == wire.Loads:
 			p.a.loadHere(p, m.Name, m.Number)
 		case m.Seq != 0:
 			p.answer(m.Seq, m.Err())
 		case m.Type == wire.Error:
-			p.a.o.Log.Warn("the keeper refuses", "service", p.service.Name, "session", m.Session, "reason", m.Err())
+			p.a.o.Log.Warn("the keeper refuses", "service", p.service, "session", m.Session, "reason", m.Err())
 		}
 		wire.CloseAll(fds)
 	}

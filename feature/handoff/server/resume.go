@@ -52,7 +52,7 @@ func (a *Agent) resumeArrival(p *place, m wire.Message, fd int) {
 	}
 	_ = p.post(&wire.Message{Type: wire.Took, Session: m.Session})
 	local, remote := sock.Addresses(fd)
-	r := a.arrivingAt(peer.Flow{Service: p.service.ID, Client: remote}, repair.Flow{Local: local, Remote: remote}, p)
+	r := a.arrivingAt(a.known.Load().idOf(p.service, local, remote), repair.Flow{Local: local, Remote: remote}, p)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// Where the record is an earlier one the session came by another place, that is being retired, or by this one before the keeper

@@ -84,24 +84,10 @@ services:
 `, cert, key, signers, w.at))
 	for i, s := range w.servers {
 		s.keep()
-		cert, key, signers := w.ca.Files(fmt.Sprint("s", s.number))
-		w.play(s.ns, "server", fmt.Sprintf(`
-name: s%d
-number: %d
-address: 10.2.%d.2
-listen: 10.2.%d.2:7947
-tls: {certificate: %s, key: %s, signers: %s}
-front: {address: 10.2.%d.1:7946}
-devices: [w0]
-keeper: %s
-patience: %s
-`, s.number, s.number, i, i, cert, key, signers, i, s.keeper, patience))
+		w.playServer(i, s)
 		s.serve()
 	}
-	status := func(s *server) (st Status) {
-		_ = s.ns.Do(func() (err error) { st, err = StatusHere(t.Context()); return err }) // not there yet
-		return st
-	}
+	status := func(s *server) Status { return s.status() }
 	w.eventually("each server knows the two others", func() bool {
 		for _, s := range w.servers {
 			st := status(s)

@@ -35,7 +35,8 @@ type Status struct {
 	Discarded uint64            `json:"discarded"` // arrivals that were called off
 	Bytes     uint64            `json:"bytes_out"`
 	Draining  bool              `json:"draining"`
-	Refused   map[string]uint64 `json:"refused"` // by what could not be done
+	Unserved  []string          `json:"unserved,omitempty"` // services that nobody serves here: the front end gives it no new flows of them
+	Refused   map[string]uint64 `json:"refused"`            // by what could not be done
 	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
 	// other server had it. Stopped is the part of it in which the session's packets were stopped.
 	Transfer Times      `json:"transfer"`
@@ -72,7 +73,7 @@ func (a *Agent) Status() (Status, error) {
 	stuck := a.stuck(time.Now())
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Draining: a.weight < a.o.Registration.Weight, Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: len(gated),
+	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: len(gated),
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
 	for k, v := range a.stats.refused {

@@ -37,13 +37,13 @@ func (a *Agent) stuck(now time.Time) (out []Stuck) {
 			why = a.whyLeaving(s)
 			s.mu.Unlock()
 		}
-		add(s.id, s.by.service.Name, s.since, why)
+		add(s.id, s.by.service, s.since, why)
 	}
 	for _, r := range arriving {
 		if !r.mu.TryLock() {
 			continue // it is being made
 		}
-		add(r.id, r.home.service.Name, r.since, a.whyArriving(r))
+		add(r.id, r.home.service, r.since, a.whyArriving(r))
 		r.mu.Unlock()
 	}
 	slices.SortFunc(out, func(x, y Stuck) int { return cmp.Compare(y.For, x.For) })

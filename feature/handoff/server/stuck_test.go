@@ -43,7 +43,7 @@ func lonely(t *testing.T, ca *peertest.Authority) *Agent {
 		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1)}
 	a.front = &link{a: a}
 	s := Service{Name: service}
-	a.known.Store(&known{services: map[string]Service{service: s}, home: map[string]*place{service: {a: a, service: s}}})
+	a.known.Store(&known{services: map[string][]Service{service: {s}}, home: map[string]*place{service: {a: a, service: service}}})
 	return a
 }
 
@@ -135,7 +135,7 @@ func TestNobodyWaitsForOneSession(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	start := time.Now()
 	for i := range uint32(100) {
-		a.loadHere(&place{a: a, service: Service{Name: service}}, "0", i)
+		a.loadHere(&place{a: a, service: service}, "0", i)
 	}
 	a.watchLeaving(stuck, start)
 	a.watchArriving(arrives, start)
