@@ -65,6 +65,8 @@ type Agent struct {
 	members map[move.Host]*member
 	news    bool // of a member, that the others have not been told
 	kick    chan struct{}
+	ended   bool           // Serve has: nothing is done with the data path any more, which may be closed
+	asides  sync.WaitGroup // goroutines that find and check hosts
 }
 
 const (
@@ -116,6 +118,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 		return fmt.Errorf("going on with moves that were under way: %w", err)
 	}
 	var wg sync.WaitGroup
+	defer a.end()
 	defer wg.Wait()
 	if a.o.Partner.Name != "" {
 		if err := a.exchange(ctx, &wg); err != nil {
@@ -329,7 +332,7 @@ func (a *Agent) follow(k Key, now Flow, kind move.Kind) error {
 				return err
 			}
 		}
-		a.timers[k] = time.AfterFunc(a.o.Hold, func() { a.expire(k, now.Epoch) })
+		a.timers[k] = a.after(a.o.Hold, func() { a.expire(k, now.Epoch) })
 		return nil
 	}
 	_, err := a.f.Unpark(k)
@@ -351,10 +354,30 @@ func (a *Agent) send(to move.Host, in peer.Frame, m move.Message) error {
 	return c.Send(peer.Frame{Message: m, Flow: in.Flow, Instance: c.Peer.Instance})
 }
 
-// expire ends holding at its deadline, and later the move.
-func (a *Agent) expire(k Key, epoch move.Epoch) {
+// after runs f in d, holding mu, unless the agent has ended by then.
+func (a *Agent) after(d time.Duration, f func()) *time.Timer {
+	return time.AfterFunc(d, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if !a.ended {
+			f()
+		}
+	})
+}
+
+// end has timers do nothing any more: whoever has made the data path closes it when Serve returns.
+func (a *Agent) end() {
 	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.ended = true
+	for _, t := range a.timers {
+		t.Stop()
+	}
+	a.mu.Unlock()
+	a.asides.Wait()
+}
+
+// expire ends holding at its deadline, and later the move. a.mu is held.
+func (a *Agent) expire(k Key, epoch move.Epoch) {
 	if a.timers[k] == nil {
 		return
 	}
@@ -369,12 +392,10 @@ func (a *Agent) expire(k Key, epoch move.Epoch) {
 	if err != nil && !errors.Is(err, ErrNoFlow) {
 		a.o.Log.Warn("packets stay parked", "flow", k.Client, "reason", err)
 	}
-	a.timers[k] = time.AfterFunc(a.o.Lapse, func() { a.lapse(k, epoch) })
+	a.timers[k] = a.after(a.o.Lapse, func() { a.lapse(k, epoch) })
 }
 
 func (a *Agent) lapse(k Key, epoch move.Epoch) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	delete(a.timers, k)
 	_, err := a.f.Change(k, func(fl *Flow) {
 		if fl.Epoch == epoch {

@@ -38,9 +38,7 @@ func (a *Agent) wait(k Key, c *peer.Conn, in peer.Frame) {
 	}
 	e := &early{a: a, k: k, c: c, in: in}
 	a.early[k] = e
-	e.timer = time.AfterFunc(earlyFor, func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
+	e.timer = a.after(earlyFor, func() {
 		if a.early[k] != e {
 			return
 		}

@@ -117,8 +117,8 @@ func (f *Front) Change(k Key, change func(*Flow)) (Flow, error) {
 
 // changed tells whoever wants to know that a flow has been changed, made or ended.
 func (f *Front) changed(k Key) {
-	if f.onChange != nil {
-		f.onChange(k)
+	if tell := f.onChange.Load(); tell != nil {
+		(*tell)(k)
 	}
 }
 

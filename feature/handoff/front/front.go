@@ -19,6 +19,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -47,10 +48,10 @@ type Options struct {
 type Front struct {
 	coll      *kernel.Collection
 	maps      frontObjects
-	links     map[string]kernel.Link // by what is pinned
-	stays     bool                   // it is pinned: Close leaves it
-	filters   []kernel.Clsact        // in place of links
-	onChange  func(Key)              // told of flows that the agent changes; nil: nobody is
+	links     map[string]kernel.Link    // by what is pinned
+	stays     bool                      // it is pinned: Close leaves it
+	filters   []kernel.Clsact           // in place of links
+	onChange  atomic.Pointer[func(Key)] // told of flows that the agent changes; nil: nobody is
 	hold      *hold
 	ns        *netns.Handle
 	tunnel    int // interface, or 0
@@ -134,7 +135,7 @@ func (f *Front) configure(full bool) error {
 	if full {
 		c.Full = 1
 	}
-	if f.onChange != nil {
+	if f.onChange.Load() != nil {
 		c.News = 1
 	}
 	if err := f.maps.FrontSetup.Put(uint32(0), c); err != nil {

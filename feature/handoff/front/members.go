@@ -166,11 +166,13 @@ func (a *Agent) lookAfter() {
 		}
 		if m.Address.IsValid() && !m.locating && now.Sub(m.looked) >= every {
 			m.locating, m.looked = true, now
-			go a.locate(m, m.Address)
+			at := m.Address
+			a.asides.Go(func() { a.locate(m, at) })
 		}
 		if m.Check != "" && !m.check.running && now.Sub(m.check.last) >= checkEvery {
 			m.check.running, m.check.last = true, now
-			go a.checkOn(m, m.Check)
+			at := m.Check
+			a.asides.Go(func() { a.checkOn(m, at) })
 		}
 	}
 }

@@ -42,7 +42,8 @@ func (a *Agent) exchange(ctx context.Context, wg *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("hearing of new flows: %w", err)
 	}
-	a.f.onChange = d.mark
+	mark := d.mark
+	a.f.onChange.Store(&mark)
 	if err := a.f.configure(false); err != nil {
 		r.Close()
 		return err
@@ -277,9 +278,7 @@ func (a *Agent) adopt(r record) error {
 			return a.over(r.key, fl.Seen)
 		}
 		// It may be a new one between the same ends: then more is seen of it.
-		time.AfterFunc(goneAfter, func() {
-			a.mu.Lock()
-			defer a.mu.Unlock()
+		a.after(goneAfter, func() {
 			if err := a.over(r.key, fl.Seen); err != nil {
 				a.o.Log.Warn("a flow that the partner has seen end stays known", "reason", err)
 			}
@@ -323,9 +322,7 @@ func (a *Agent) watchMove(r record) {
 	if t := a.timers[r.key]; t != nil {
 		t.Stop()
 	}
-	a.timers[r.key] = time.AfterFunc(a.openFor, func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
+	a.timers[r.key] = a.after(a.openFor, func() {
 		delete(a.timers, r.key)
 		_, err := a.f.change(r.key, 0, 0, func(fl *Flow) {
 			if fl.Epoch == r.flow.Epoch && !fl.Held {

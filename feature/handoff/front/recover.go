@@ -34,7 +34,7 @@ func (a *Agent) takeUp() error {
 		}
 		a.f.hold.Expect(k)
 		left := time.Duration(fl.Until-min(fl.Until, kernel.Monotonic())) - slack
-		a.timers[k] = time.AfterFunc(max(0, min(left, a.o.Hold)), func() { a.expire(k, fl.Epoch) })
+		a.timers[k] = a.after(max(0, min(left, a.o.Hold)), func() { a.expire(k, fl.Epoch) })
 		a.o.Log.Info("a move goes on that was under way", "flow", k.Client, "service", k.Service, "epoch", fl.Epoch, "parked", fl.Parked)
 	}
 	return err
