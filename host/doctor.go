@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -58,6 +59,7 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 		d.probe(f)
 	}
 	d.probe(part{name: "handoff", needs: func(*Config) []kernel.Need { return handoffNeeds() }})
+	d.examineServers(h.Root)
 	d.faults(ctx, h)
 	for _, f := range parts {
 		d.examine(ctx, h.Root, f)
@@ -104,6 +106,17 @@ func (d *Diagnosis) examine(ctx context.Context, r *kernel.Root, p part) {
 	}
 	for _, f := range findings {
 		d.Findings = append(d.Findings, Finding{Feature: p.name, Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
+	}
+}
+
+// examineServers looks at the network namespaces of servers whose sessions move.
+func (d *Diagnosis) examineServers(r *kernel.Root) {
+	findings, err := server.Examine(r)
+	if err != nil && !errors.Is(err, kernel.ErrUnreadable) {
+		d.Findings = append(d.Findings, Finding{Feature: "handoff", Check: "servers", Level: "warning", Text: err.Error()})
+	}
+	for _, f := range findings {
+		d.Findings = append(d.Findings, Finding{Feature: "handoff", Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
 	}
 }
 

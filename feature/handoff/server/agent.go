@@ -107,6 +107,7 @@ type Agent struct {
 	stats    counters
 	says     chan struct{} // to sayLoads
 	served   chan struct{} // to watchServed
+	zones    zones         // of conntrack
 	unserved []string      // services that nobody serves here, sorted
 }
 
@@ -185,6 +186,7 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.wg.Go(func() { a.watch(ctx) })
 	a.wg.Go(func() { a.sayLoads(ctx) })
 	a.wg.Go(func() { a.watchServed(ctx) })
+	a.wg.Go(func() { a.watchZones(ctx) })
 	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {
 		raw, err := in.Next()

@@ -169,6 +169,7 @@ func (a *Agent) build(r *arriving) error {
 		return err
 	}
 	a.o.Step(stepQuiet)
+	a.untrack(r.flow) // as an earlier stay of the session has left it, or another weir
 	for end := time.Now().Add(time.Duration(leftPatience * float64(a.o.Patience))); ; time.Sleep(time.Millisecond) {
 		err = a.inside(func() (err error) {
 			r.built, err = repair.Build(state, repair.RestoreOptions{Probe: true})

@@ -335,6 +335,7 @@ func (a *Agent) gone(s *leaving) {
 	}
 	_ = s.by.post(&wire.Message{Type: wire.Drop, Session: s.session})
 	unix.Close(s.fd)
+	a.untrack(s.flow)
 	a.mu.Lock()
 	delete(a.leaving, s.id)
 	delete(a.epochs, s.id)
