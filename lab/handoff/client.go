@@ -105,13 +105,21 @@ func (c *client) finish() verdict {
 
 // gap is the longest time between two arrivals that overlaps with a period. Ask when all has arrived: one that had not ended yet
 // would not be seen.
-func (c *client) gap(from, to time.Time) (longest time.Duration) {
+func (c *client) gap(from, to time.Time) time.Duration {
+	began, ended := c.longestGap(from, to)
+	return ended.Sub(began)
+}
+
+// longestGap is when that began and ended.
+func (c *client) longestGap(from, to time.Time) (began, ended time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	a := c.arrivals
 	after := func(t time.Time) int { return sort.Search(len(a), func(i int) bool { return a[i].After(t) }) }
 	for i := max(1, after(from)); i < len(a) && a[i-1].Before(to); i++ {
-		longest = max(longest, a[i].Sub(a[i-1]))
+		if a[i].Sub(a[i-1]) > ended.Sub(began) {
+			began, ended = a[i-1], a[i]
+		}
 	}
-	return longest
+	return began, ended
 }
