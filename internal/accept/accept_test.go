@@ -18,6 +18,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // scripted is a listener that returns what the test says.
@@ -43,7 +45,7 @@ func pipe(t *testing.T) net.Conn {
 	return a
 }
 
-func user(uid uint32) Peer { return Peer{UID: uid, unix: true} }
+func user(uid uint32) Peer { return Peer{UID: uid, kind: unixUser} }
 
 func address(s string) Peer { return Peer{Net: prefix(netip.MustParseAddr(s))} }
 
@@ -270,19 +272,24 @@ func TestIdleClientsOfHTTP(t *testing.T) {
 	}
 }
 
-// A client that sends no body and one that reads nothing are closed for another.
+// A request that takes long is closed for another, and a body is not waited for.
 func TestBusyClientsOfHTTP(t *testing.T) {
 	began := make(chan struct{}, 100)
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPut {
+		if r.URL.Path == "/wait" {
 			began <- struct{}{}
-			_, _ = io.Copy(w, r.Body)
+			<-r.Context().Done()
 		}
 	})
 	addr := serveHTTP(t, h, Options{Strangers: 8, PerPeer: 4, Write: 2 * time.Second})
+	for range 20 {
+		if _, line := ask(t, addr, "POST /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"); !strings.Contains(line, "413") {
+			t.Fatalf("a request with a body: %q", line)
+		}
+	}
 	for range 4 {
 		c, _ := ask(t, addr, "")
-		_, _ = io.WriteString(c, "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+		_, _ = io.WriteString(c, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n") // a failure shows below
 		<-began
 	}
 	deadline := time.Now().Add(10 * time.Second)
@@ -294,6 +301,48 @@ func TestBusyClientsOfHTTP(t *testing.T) {
 			t.Fatal("busy clients keep others out")
 		}
 	}
+}
+
+// Users of this host are told apart over the loopback interface, so that one who keeps
+// all of his connections busy keeps out himself alone.
+func TestUsersOverLoopback(t *testing.T) {
+	nstest.NeedRoot(t)
+	began := make(chan struct{}, 100)
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/wait" {
+			began <- struct{}{}
+			<-r.Context().Done()
+		}
+	})
+	addr := serveHTTP(t, h, Options{Strangers: 8, PerPeer: 4, Write: time.Hour})
+	nstest.AsUser(t, 65534, func() error {
+		for range 4 {
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { c.Close() })
+			if _, err := io.WriteString(c, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+				return err
+			}
+			<-began
+		}
+		return nil
+	})
+	if _, line := ask(t, addr, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); !strings.Contains(line, "200") {
+		t.Errorf("another user: %q", line)
+	}
+	nstest.AsUser(t, 65534, func() error {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if n, err := c.Read(make([]byte, 1)); err == nil {
+			t.Errorf("the user's fifth connection is served: %d", n)
+		}
+		return nil
+	})
 }
 
 func TestStrangersOfRlimit(t *testing.T) {

@@ -195,7 +195,7 @@ func (c *Conn) Admit() bool {
 	p := l.peers[c.Peer]
 	c.to(p, admitted)
 	l.count--
-	if c.Peer.unix {
+	if c.Peer.kind == unixUser {
 		return true
 	}
 	c.counted = false // its name bounds its connections, and not its address

@@ -5,14 +5,19 @@ package accept
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"time"
 )
 
 // HTTP answers requests within o until ctx is done. [PeerOf] tells handlers who asks.
 func HTTP(ctx context.Context, l net.Listener, h http.Handler, o Options) error {
 	b := New(l, o)
+	if o.Write > 0 {
+		h = noBody(h)
+	}
 	s := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: b.o.Handshake,
@@ -46,4 +51,22 @@ type connKey struct{}
 func PeerOf(ctx context.Context) (*Conn, bool) {
 	c, ok := ctx.Value(connKey{}).(*Conn)
 	return c, ok
+}
+
+// noBody refuses requests with a body, and does not wait for its end: what has a limit
+// for its answers is only read from.
+func noBody(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength == 0 {
+			h.ServeHTTP(w, r)
+			return
+		}
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		defer c.Close()
+		_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = io.WriteString(c, "HTTP/1.1 413 Request Entity Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n") // the client may have gone
+	})
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/ratelog"
+	"github.com/weir-project/weir/internal/sockdiag"
 )
 
 // Options bound a listener. Zero values choose the defaults.
@@ -27,8 +28,8 @@ type Options struct {
 	// Default: an eighth of RLIMIT_NOFILE less 64, from 4 to 1,024.
 	Strangers int
 	// PerPeer is the most connections at a time of one peer: an IPv4 address, an IPv6
-	// /64, 127.0.0.0/8, or a user on a Unix socket. It counts admitted connections of
-	// users, and not those of addresses. Default: half of Strangers, at most 64.
+	// /64, or a user of this host, on a Unix socket or over the loopback interface. It
+	// counts admitted connections of Unix sockets, and not those of TCP. Default: half of Strangers, at most 64.
 	PerPeer int
 	// Handshake is the time for a connection to be admitted. Default 5 s.
 	Handshake time.Duration
@@ -87,6 +88,7 @@ type Listener struct {
 	net.Listener
 	o Options
 
+	diag   sockdiag.Finder // of Next
 	mu     sync.Mutex
 	peers  map[Peer]*peerConns
 	count  int // strangers
@@ -117,12 +119,13 @@ func (l *Listener) Next() (*Conn, error) {
 		case err == nil:
 			wait.Accepted()
 		case errors.Is(err, net.ErrClosed):
+			l.diag.Close()
 			return nil, err
 		default:
 			l.failed(err, &wait)
 			continue
 		}
-		peer, err := peerOf(raw)
+		peer, err := l.peerOf(raw)
 		if err != nil { // it has gone already, or is of another pid namespace
 			raw.Close()
 			continue

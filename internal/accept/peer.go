@@ -14,38 +14,65 @@ import (
 
 // Peer is the party whose connections are counted together.
 type Peer struct {
-	Net  netip.Prefix // of a TCP client; invalid for a Unix one
-	UID  uint32       // of a Unix client, effective, when it connected
-	unix bool
+	Net  netip.Prefix // of a TCP client of another host; invalid for local ones
+	UID  uint32       // of a local client, effective, when it connected
+	kind kind
 }
+
+type kind uint8
+
+const (
+	remote   kind = iota
+	localTCP      // over the loopback interface
+	unixUser
+)
 
 func (p Peer) String() string {
-	if p.unix {
-		return fmt.Sprintf("user %d", p.UID)
+	if p.kind == remote {
+		return p.Net.String()
 	}
-	return p.Net.String()
+	return fmt.Sprintf("user %d", p.UID)
 }
 
-// trusted peers may have as many connections as they like.
-func (p Peer) trusted() bool { return p.unix && (p.UID == 0 || int(p.UID) == os.Geteuid()) }
+// trusted peers may have as many connections as they like. Over TCP root has a share of
+// its own, and no more: its proxies speak for others.
+func (p Peer) trusted() bool { return p.kind == unixUser && (p.UID == 0 || int(p.UID) == os.Geteuid()) }
 
 // peerOf asks the kernel who has connected.
-func peerOf(c net.Conn) (Peer, error) {
+func (l *Listener) peerOf(c net.Conn) (Peer, error) {
 	switch c := c.(type) {
 	case *net.UnixConn:
 		cred, err := Credentials(c)
 		if err != nil {
 			return Peer{}, err
 		}
-		return Peer{UID: cred.Uid, unix: true}, nil
+		return Peer{UID: cred.Uid, kind: unixUser}, nil
 	case *net.TCPConn:
 		at, ok := c.RemoteAddr().(*net.TCPAddr)
 		if !ok {
 			return Peer{}, net.ErrClosed
 		}
+		if uid, ok := l.userOf(c, at.AddrPort()); ok {
+			return Peer{UID: uid, kind: localTCP}, nil
+		}
 		return Peer{Net: prefix(at.AddrPort().Addr())}, nil
 	}
 	return Peer{}, nil // of a test's own kind
+}
+
+// userOf is the user of a client on this host, as the kernel lists its socket. All of
+// them can have all of its addresses.
+func (l *Listener) userOf(c *net.TCPConn, at netip.AddrPort) (uint32, bool) {
+	here, ok := c.LocalAddr().(*net.TCPAddr)
+	if !ok {
+		return 0, false
+	}
+	to := here.AddrPort()
+	if a := at.Addr().Unmap(); !a.IsLoopback() && a != to.Addr().Unmap() {
+		return 0, false
+	}
+	s, err := l.diag.TCP(at, to)
+	return s.UID, err == nil && s.Inode != 0 // else it is closed already, and nobody's
 }
 
 // loopback is one peer: every local process can choose its address in there.
