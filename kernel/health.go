@@ -92,13 +92,7 @@ func (c *Checker) Check() ([]Fault, error) {
 	}
 	recs := c.cache.read(c.root.recordsAt(c.root.device()))
 	c.ours, c.spaces, c.links = map[uint32]bool{}, map[string]*netns.Handle{}, nil
-	defer func() {
-		for _, ns := range c.spaces {
-			if ns != nil {
-				ns.Close()
-			}
-		}
-	}()
+	defer c.close()
 	for _, i := range all {
 		out = append(out, c.instance(i, recs[i])...)
 		delete(recs, i)
@@ -110,6 +104,16 @@ func (c *Checker) Check() ([]Fault, error) {
 		out = append(out, fault(i, FaultPins, "all its pins are gone"))
 	}
 	return append(out, c.ahead()...), nil
+}
+
+// close closes the namespaces of a check.
+func (c *Checker) close() {
+	for _, ns := range c.spaces {
+		if ns != nil {
+			ns.Close()
+		}
+	}
+	c.spaces = nil
 }
 
 func fault(i Instance, kind FaultKind, format string, a ...any) Fault {
@@ -139,9 +143,12 @@ func (c *Checker) gone(i Instance, rec record) bool {
 	ns := c.space(i.Scope)
 	var m Meta
 	if i.Scope == HostScope || ns == nil {
-		return i.Scope != HostScope
+		return i.Scope != HostScope && os.Geteuid() == 0 // others may not see it
 	}
-	if m.unmarshal(rec.Meta) != nil || m.Cookie == 0 {
+	if m.unmarshal(rec.Meta) != nil {
+		m, _ = c.root.Meta(i)
+	}
+	if m.Cookie == 0 {
 		return false
 	}
 	cookie, err := ns.Cookie()
@@ -162,15 +169,16 @@ func (c *Checker) instance(i Instance, rec record) []Fault {
 	if err != nil {
 		return nil
 	}
+	if c.gone(i, rec) {
+		return nil // the next command removes it; its number may be another namespace's
+	}
 	var out []Fault
 	if lost := missing(rec, entries); len(lost) > 0 {
 		// It may be on its way out: a directory that is taken apart has another name.
 		if now, err := os.Stat(dir); err != nil || !os.SameFile(st, now) {
 			return nil
 		}
-		if !c.gone(i, rec) {
-			out = append(out, fault(i, FaultPins, "pins are gone: %s", strings.Join(lost, ", ")))
-		}
+		out = append(out, fault(i, FaultPins, "pins are gone: %s", strings.Join(lost, ", ")))
 	}
 	for _, e := range entries {
 		name, ok := strings.CutPrefix(e.Name(), linkPrefix)

@@ -14,7 +14,7 @@ import (
 )
 
 // publishHere publishes an instance of the current namespace, whose program uses its map.
-func publishHere(t *testing.T, l *WriteLock) (Instance, Link) {
+func publishHere(t *testing.T, l *WriteLock, change ...func(*Meta)) (Instance, Link) {
 	t.Helper()
 	ns, err := netns.Current()
 	if err != nil {
@@ -34,6 +34,9 @@ func publishHere(t *testing.T, l *WriteLock) (Instance, Link) {
 	i := Instance{Scope: strings.Trim(ns.String()[strings.Index(ns.String(), "[")+1:], "])"), Feature: "test", Name: "one"}
 	meta := metaOf(1)
 	meta.Cookie, _ = ns.Cookie()
+	for _, f := range change {
+		f(&meta)
+	}
 	if err := l.Publish(i, meta, Pins{Maps: map[string]*ebpf.Map{"a": m}, Links: map[string]Link{"lookup": ln}}); err != nil {
 		t.Fatal(err)
 	}
@@ -150,6 +153,25 @@ func TestRecordsAreMade(t *testing.T) {
 	l.Unlock()
 	if left, _ := filepath.Glob(filepath.Join(RecordDir, "*")); len(left) > 0 {
 		t.Errorf("removed, and there is still %q", left)
+	}
+}
+
+// A namespace that has the number of the one before is none of weir's: nothing is told of
+// it, and nothing is attached there.
+func TestNumberOfAnotherNamespace(t *testing.T) {
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	if err := NetnsCookie.Check(); err != nil {
+		t.Skip("need: kernel:", err)
+	}
+	i, ln := publishHere(t, l, func(m *Meta) { m.Cookie++ })
+	if err := ln.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds(t, r, "detached with its namespace")
+	if _, err := l.Restore(i); err == nil {
+		t.Error("it was restored in another's namespace")
 	}
 }
 

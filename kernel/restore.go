@@ -30,11 +30,7 @@ func (r *Root) Lost() (out []Instance) {
 			}
 		}
 	}
-	for _, ns := range c.spaces {
-		if ns != nil {
-			ns.Close()
-		}
-	}
+	c.close()
 	return out
 }
 
@@ -84,19 +80,24 @@ func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
 	if !ok {
 		return nil, fmt.Errorf("%s is damaged, and there is no record of it", i)
 	}
+	c := NewChecker(l.Root)
+	c.spaces = map[string]*netns.Handle{}
+	gone := c.gone(i, rec)
+	c.close()
+	if gone {
+		return nil, fmt.Errorf("%s is of a network namespace that is gone, and its number may be another's: weir remove", i)
+	}
 	dir := l.dirPath(i)
-	fresh := false
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		if err := l.makeRestored(dir); err != nil {
 			return nil, err
 		}
-		fresh = true
 	}
 	if lacks, err = l.restoreMaps(dir, rec); err != nil {
 		return lacks, err
 	}
-	gone, err := l.restoreLinks(i, rec, fresh)
-	lacks = append(lacks, gone...)
+	links, err := l.restoreLinks(i, rec)
+	lacks = append(lacks, links...)
 	if err == nil {
 		err = l.restoreMeta(dir, rec)
 	}
@@ -165,7 +166,7 @@ func (l *WriteLock) restoreMeta(dir string, rec record) error {
 }
 
 // restoreLinks pins links that live without a pin, and attaches again what was detached.
-func (l *WriteLock) restoreLinks(i Instance, rec record, fresh bool) (lacks []string, err error) {
+func (l *WriteLock) restoreLinks(i Instance, rec record) (lacks []string, err error) {
 	var ns *netns.Handle
 	if i.Scope != HostScope {
 		if ns, err = netns.OfScope(i.Scope); err != nil {
