@@ -62,9 +62,10 @@ type Checker struct {
 	root  *Root
 	cache recordCache
 
-	ours   map[uint32]bool          // programs of this root's links
-	spaces map[string]*netns.Handle // by scope, of one check
-	links  []checked
+	ours    map[uint32]bool          // programs of this root's links
+	spaces  map[string]*netns.Handle // by scope, of one check
+	cookies map[string]uint64        // of those
+	links   []checked
 }
 
 // checked is an attached link of one check.
@@ -75,7 +76,16 @@ type checked struct {
 }
 
 // NewChecker returns a checker of a root.
-func NewChecker(r *Root) *Checker { return &Checker{root: r, cache: recordCache{}} }
+func NewChecker(r *Root) *Checker {
+	c := &Checker{root: r, cache: recordCache{}}
+	c.open()
+	return c
+}
+
+// open begins a check.
+func (c *Checker) open() {
+	c.ours, c.spaces, c.cookies, c.links = map[uint32]bool{}, map[string]*netns.Handle{}, map[string]uint64{}, nil
+}
 
 // Check looks for faults once.
 func (r *Root) Check() ([]Fault, error) { return NewChecker(r).Check() }
@@ -91,7 +101,7 @@ func (c *Checker) Check() ([]Fault, error) {
 		return out, err
 	}
 	recs := c.cache.read(c.root.recordsAt(c.root.device()))
-	c.ours, c.spaces, c.links = map[uint32]bool{}, map[string]*netns.Handle{}, nil
+	c.open()
 	defer c.close()
 	for _, i := range all {
 		out = append(out, c.instance(i, recs[i])...)
@@ -113,7 +123,7 @@ func (c *Checker) close() {
 			ns.Close()
 		}
 	}
-	c.spaces = nil
+	c.open()
 }
 
 func fault(i Instance, kind FaultKind, format string, a ...any) Fault {
@@ -141,18 +151,23 @@ func (c *Checker) space(scope string) *netns.Handle {
 // gone says whether the namespace of an instance is gone, or its number is another's now.
 func (c *Checker) gone(i Instance, rec record) bool {
 	ns := c.space(i.Scope)
-	var m Meta
 	if i.Scope == HostScope || ns == nil {
 		return i.Scope != HostScope && os.Geteuid() == 0 // others may not see it
 	}
-	if m.unmarshal(rec.Meta) != nil {
-		m, _ = c.root.Meta(i)
+	was := rec.cookie
+	if rec.Meta == nil {
+		m, _ := c.root.Meta(i)
+		was = m.Cookie
 	}
-	if m.Cookie == 0 {
+	if was == 0 {
 		return false
 	}
-	cookie, err := ns.Cookie()
-	return err == nil && cookie != m.Cookie
+	now, known := c.cookies[i.Scope]
+	if !known {
+		now, _ = ns.Cookie() // 0 where the kernel has none
+		c.cookies[i.Scope] = now
+	}
+	return now != 0 && now != was
 }
 
 // instance checks one instance.

@@ -33,6 +33,8 @@ type record struct {
 	Meta     []byte                `json:"meta"`
 	Maps     map[string]ebpf.MapID `json:"maps"`
 	Links    map[string]linkRecord `json:"links,omitempty"`
+
+	cookie uint64 // of meta
 }
 
 // linkRecord says where a link was attached.
@@ -228,6 +230,10 @@ func readRecord(path string) (rec record, err error) {
 	b, err := os.ReadFile(path)
 	if err == nil {
 		err = json.Unmarshal(b, &rec)
+	}
+	var m Meta
+	if err == nil && m.unmarshal(rec.Meta) == nil {
+		rec.cookie = m.Cookie
 	}
 	return rec, err
 }

@@ -21,7 +21,6 @@ import (
 // any more. Those whose namespace is gone are not among them.
 func (r *Root) Lost() (out []Instance) {
 	c := NewChecker(r)
-	c.spaces = map[string]*netns.Handle{}
 	for _, device := range r.others() {
 		recs := c.cache.read(r.recordsAt(device))
 		for _, i := range inOrder(recs) {
@@ -81,7 +80,6 @@ func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
 		return nil, fmt.Errorf("%s is damaged, and there is no record of it", i)
 	}
 	c := NewChecker(l.Root)
-	c.spaces = map[string]*netns.Handle{}
 	gone := c.gone(i, rec)
 	c.close()
 	if gone {
@@ -175,7 +173,7 @@ func (l *WriteLock) restoreLinks(i Instance, rec record) (lacks []string, err er
 		defer ns.Close()
 	}
 	c := NewChecker(l.Root)
-	c.ours, c.spaces = map[uint32]bool{}, map[string]*netns.Handle{i.Scope: ns}
+	c.spaces[i.Scope] = ns
 	for _, name := range slices.Sorted(maps.Keys(rec.Links)) {
 		was := rec.Links[name]
 		f, bad := c.link(i, rec, name)
