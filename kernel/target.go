@@ -155,7 +155,7 @@ func (t target) ahead(ns *netns.Handle, program uint32, ours map[uint32]bool) []
 			continue
 		}
 		name := programName(id)
-		if handedOver[name] {
+		if harmless[name] {
 			continue
 		}
 		out = append(out, t.describe(id, name, before))
@@ -168,11 +168,12 @@ func (t target) ahead(ns *netns.Handle, program uint32, ours map[uint32]bool) []
 	return out
 }
 
-// weirs are the programs by whose names a weir is known; handedOver are those that a
-// running weir serve holds by links without pins.
+// weirs are the programs by whose names a weir with another root is known. harmless are
+// those beside which ours work: weir serve holds them by links without pins, or they act on
+// packets of their own namespace and ports alone.
 var (
-	weirs      = map[string]bool{"steer_lookup": true, "steer_dispatch": true, "bfd_tick": true, "bfd_receive": true}
-	handedOver = map[string]bool{"bfd_tick": true, "bfd_receive": true}
+	weirs    = map[string]bool{"steer_lookup": true, "steer_dispatch": true}
+	harmless = map[string]bool{"bfd_tick": true, "bfd_receive": true, "guard_cgroup": true, "bind_share4": true, "bind_share6": true}
 )
 
 func (t target) describe(id uint32, name string, before bool) string {
