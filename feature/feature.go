@@ -7,7 +7,10 @@ package feature
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/kernel"
@@ -85,8 +88,9 @@ type Logger interface {
 // Plan is an ordered list of changes; an empty one changes nothing.
 type Plan struct {
 	Steps    []Step
-	Warnings []string // what stays as it is, and the configuration alone would not say
-	Outages  []string // traffic that is served now and would not be: a command refuses them unless told otherwise
+	Warnings []string                                               // what stays as it is, and the configuration alone would not say
+	Undo     []func(ctx context.Context, l *kernel.WriteLock) error // takes back what a failed or interrupted apply did, the last first
+	Outages  []string                                               // traffic that is served now and would not be: a command refuses them unless told otherwise
 }
 
 // Warn adds a warning.
@@ -104,6 +108,37 @@ func (p *Plan) Join(q Plan) {
 	p.Steps = append(p.Steps, q.Steps...)
 	p.Warnings = append(p.Warnings, q.Warnings...)
 	p.Outages = append(p.Outages, q.Outages...)
+	p.Undo = append(p.Undo, q.Undo...)
+}
+
+// undoTime is how long taking a plan back may last.
+const undoTime = 30 * time.Second
+
+// Apply carries out the steps, and calls each after every one. When one fails, or ctx is done before it, everything is taken
+// back that the plan can take back: the error says what became of it.
+func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, note string)) error {
+	for _, s := range p.Steps {
+		err := ctx.Err()
+		note := ""
+		if err == nil {
+			note, err = s.Do(ctx, l)
+		}
+		if err == nil {
+			each(s, note)
+			continue
+		}
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		defer cancel()
+		var errs []error
+		for _, undo := range slices.Backward(p.Undo) {
+			errs = append(errs, undo(back, l))
+		}
+		if undone := errors.Join(errs...); undone != nil {
+			return errors.Join(fmt.Errorf("%s: %w", s, err), fmt.Errorf("taking the change back: %w", undone))
+		}
+		return fmt.Errorf("%s: %w", s, err)
+	}
+	return nil
 }
 
 // Step is one change, in words and in deed.

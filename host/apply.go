@@ -115,14 +115,7 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if len(plan.Outages) > 0 && !c.AllowOutage {
 		return fmt.Errorf("%w; nothing was changed:\n  %s\nmend the reason, or apply with --allow-outage", ErrOutage, strings.Join(plan.Outages, "\n  "))
 	}
-	for _, s := range plan.Steps {
-		note, err := s.Do(ctx, l)
-		if err != nil {
-			return fmt.Errorf("%s: %w", s, err)
-		}
-		each(Done{s, note})
-	}
-	return nil
+	return plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 }
 
 // withoutRecovered leaves out what a recovery creates.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -382,13 +383,22 @@ func jiffy() uint32 {
 	return uint32(ts.Nano())
 }
 
-// newInner makes a service's map, of the kind that steer_services holds.
-func newInner(p *published) (*ebpf.Map, error) {
+// innerSpec is the form of a service's map. To parse the object costs more than all else about a service.
+var innerSpec = sync.OnceValues(func() (*ebpf.MapSpec, error) {
 	spec, err := loadSteer()
 	if err != nil {
 		return nil, err
 	}
-	inner := spec.Maps[steerMapSteerServices].InnerMap.Copy()
+	return spec.Maps[steerMapSteerServices].InnerMap, nil
+})
+
+// newInner makes a service's map, of the kind that steer_services holds.
+func newInner(p *published) (*ebpf.Map, error) {
+	spec, err := innerSpec()
+	if err != nil {
+		return nil, err
+	}
+	inner := spec.Copy()
 	inner.Name = "steer_service"
 	m, err := ebpf.NewMap(inner)
 	if err != nil {

@@ -33,6 +33,12 @@ type heldSlot struct {
 // changeEngine moves a service to another engine. A socket is in the maps of one engine only: between the two the
 // kernel alone chooses. Whatever fails, the service is back in the former engine, with its members.
 func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
+	if t.batch != nil {
+		if err := t.batch.forget(t.scope); err != nil {
+			return err
+		}
+		t.batch = nil
+	}
 	was, err := readService(l.Root, serviceInstance(t.scope, t.service.Name))
 	if err != nil {
 		return err

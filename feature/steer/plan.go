@@ -47,6 +47,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		plan.Add(upgradeStep(o))
 	}
 	wanted := map[string]bool{}
+	b := &batch{engines: map[string]*engine{}}
 	var placed []Service // with the namespace they turned out to be in
 	var targets []target
 	for _, s := range want.Services {
@@ -56,7 +57,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		}
 		t := newTarget(s, ns)
 		ns.Close()
-		s.Netns, t.rate = t.scope, want.Rate
+		s.Netns, t.rate, t.batch = t.scope, want.Rate, b
 		if err := t.loadDevices(); err != nil {
 			return plan, err
 		}
@@ -77,10 +78,11 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	}
 	for _, s := range have.Services {
 		if !wanted[s.scope+"/"+s.Name] {
-			plan.Add(removeStep(s.scope, s.Name))
+			plan.Add(b.removal(&s))
 			s.removalOutages(&plan)
 		}
 	}
+	b.finish(&plan)
 	return plan, nil
 }
 
@@ -94,6 +96,7 @@ type target struct {
 	rate    *Rate      // of resets; nil: the service's
 	from    *published // what it was in another engine
 	held    map[int]heldSlot
+	batch   *batch  // nil: alone
 	empty   []error // by slot: why the plan says that it will be empty
 }
 
@@ -103,9 +106,9 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 	})
 	object := "service " + t.service.Name
 	if i < 0 {
-		plan.Add(feature.Step{Verb: "create", Object: object, Detail: fmt.Sprintf("%d slots by %s on %s, in %s",
+		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "create", Object: object, Detail: fmt.Sprintf("%d slots by %s on %s, in %s",
 			t.service.Slots, t.service.By, listens(t.service), t.netns),
-			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(ctx, l) }})
+			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(ctx, l) }}))
 		planMembers(plan, t, nil)
 		return nil
 	}
@@ -125,8 +128,8 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 		d = append(d, s.Problem)
 	}
 	if len(d) > 0 {
-		plan.Add(feature.Step{Verb: "change", Object: object, Detail: strings.Join(d, "; "),
-			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", change(ctx, l) }})
+		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "change", Object: object, Detail: strings.Join(d, "; "),
+			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", change(ctx, l) }}))
 	}
 	planMembers(plan, t, &s)
 	s.warn(plan, t)
@@ -140,16 +143,16 @@ func planMembers(plan *feature.Plan, t target, have *ServiceState) {
 		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {
 			continue
 		}
-		plan.Add(feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
+		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
 				slot := Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}
-				_, err := register(ctx, l, slot, nil, vet)
+				_, err := t.batch.register(ctx, l, slot, vet)
 				remark(l.Root, slot, err)
 				if notYet(err) {
 					return "stays empty: " + err.Error(), nil
 				}
 				return "", err
-			}})
+			}}))
 	}
 }
 
@@ -208,12 +211,7 @@ func mustJSON(v any) string {
 
 // Apply implements feature.Feature.
 func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
-	for _, s := range p.Steps {
-		if _, err := s.Do(ctx, l); err != nil {
-			return fmt.Errorf("%s: %w", s, err)
-		}
-	}
-	return nil
+	return p.Apply(ctx, l, func(feature.Step, string) {})
 }
 
 // publish creates or changes a service.
@@ -223,8 +221,13 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 			return fmt.Errorf("service %s, share_port: %w", t.service.Name, err)
 		}
 	}
-	if err := CleanStale(l); err != nil {
-		return err
+	if t.batch == nil || !t.batch.vetted {
+		if err := CleanStale(l); err != nil {
+			return err
+		}
+		if t.batch != nil {
+			t.batch.vetted = true
+		}
 	}
 	ns, err := openNetns(t.netns, t.inode)
 	if err != nil {
@@ -239,24 +242,11 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
-	e, err := openEngine(l, t.scope, kind)
-	if errors.Is(err, kernel.ErrNotExist) {
-		if err = publishEngine(l, ns, kind, 0); err != nil {
-			return err
-		}
-		kernel.Step("steer:engine")
-		e, err = openEngine(l, t.scope, kind)
-	}
-	if err == nil && t.service.Generations != nil && !e.generational() {
-		e.Close() // its program is of a weir that had none
-		if err = upgradeEngine(l, t.scope, kind); err == nil {
-			e, err = openEngine(l, t.scope, kind)
-		}
-	}
+	e, done, err := t.openEngine(l, ns, kind)
 	if err != nil {
 		return err
 	}
-	defer e.Close()
+	defer done()
 	e.rate, e.coming = t.rate, t.held
 	old := e.services[t.service.Name]
 	if t.from == nil {
@@ -294,6 +284,9 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err := kernel.Try("steer:published"); err != nil {
 		return err
 	}
+	if t.batch != nil && e == t.batch.engines[t.scope] {
+		return t.afterBatch(e, p)
+	}
 	if err := e.sync(); err != nil {
 		return err
 	}
@@ -313,6 +306,53 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	return e.startHolder()
+}
+
+// afterBatch is what a service needs before the batch settles.
+func (t target) afterBatch(e *engine, p *published) error {
+	if p.Service.OnEmpty != Drop {
+		return nil
+	}
+	return e.startHolder()
+}
+
+// openEngine opens the engine of the service, makes it where there is none, and upgrades it where it lacks generations.
+func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) (e *engine, done func(), err error) {
+	shared := t.batch != nil && kind == EngineSkLookup
+	open := func() (*engine, error) {
+		if shared {
+			return t.batch.engine(l, t.scope)
+		}
+		return openEngine(l, t.scope, kind)
+	}
+	e, err = open()
+	if errors.Is(err, kernel.ErrNotExist) {
+		if err = publishEngine(l, ns, kind, 0); err != nil {
+			return nil, nil, err
+		}
+		kernel.Step("steer:engine")
+		e, err = open()
+	}
+	if err == nil && t.service.Generations != nil && !e.generational() { // its program is of a weir that had none
+		if shared {
+			err = t.batch.forget(t.scope)
+		} else {
+			e.Close()
+		}
+		if err == nil {
+			err = upgradeEngine(l, t.scope, kind)
+		}
+		if err == nil {
+			e, err = open()
+		}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if shared {
+		return e, func() {}, nil
+	}
+	return e, e.Close, nil
 }
 
 // next is the published form of t. Slots that stay keep their rows, and so their

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// batch carries out the steps of one plan. It opens each engine once, and services of engine sk_lookup that it publishes
+// come into force together, with the last step: until then what was there serves. It can be taken back as a whole.
+type batch struct {
+	vetted  bool // stale namespaces are gone
+	engines map[string]*engine
+	touched []*formerly
+}
+
+// formerly is a service before the batch touched it.
+type formerly struct {
+	scope, name string
+	was         *published // nil: there was none
+	held        map[int]heldSlot
+}
+
+// engine opens the engine of kind sk_lookup of a namespace, for all steps.
+func (b *batch) engine(l *kernel.WriteLock, scope string) (*engine, error) {
+	if e := b.engines[scope]; e != nil {
+		return e, nil
+	}
+	e, err := openEngine(l, scope, EngineSkLookup)
+	if err == nil {
+		b.engines[scope] = e
+	}
+	return e, err
+}
+
+// forget closes the engine of a namespace: its pins may become others.
+func (b *batch) forget(scope string) error {
+	e := b.engines[scope]
+	if e == nil {
+		return nil
+	}
+	defer e.Close()
+	delete(b.engines, scope)
+	return e.settle()
+}
+
+// settle brings what was published into force.
+func (e *engine) settle() error {
+	if marked, err := e.marked(); err != nil || !marked {
+		return err
+	}
+	return e.sync()
+}
+
+// note remembers a service as it is before its first step.
+func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
+	for _, f := range b.touched {
+		if f.scope == scope && f.name == name {
+			return nil
+		}
+	}
+	f := &formerly{scope: scope, name: name}
+	if e := b.engines[scope]; e != nil && e.services[name] != nil {
+		f.was = e.services[name]
+	} else if was, err := readService(l.Root, serviceInstance(scope, name)); err == nil {
+		f.was = was
+	} else if !errors.Is(err, kernel.ErrNotExist) {
+		return err
+	}
+	b.touched = append(b.touched, f)
+	if f.was == nil {
+		return nil
+	}
+	e, err := openFor(l, b, scope, f.was.Engine)
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	if e != b.engines[scope] {
+		defer e.Close()
+	}
+	f.held, err = e.heldSlots(f.was)
+	return err
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil // apply mends it
+	}
+	return err
+}
+
+func openFor(l *kernel.WriteLock, b *batch, scope string, kind Engine) (*engine, error) {
+	if kind == EngineSkLookup {
+		return b.engine(l, scope)
+	}
+	return openEngine(l, scope, kind)
+}
+
+// step wraps a step of the plan, of one service.
+func (b *batch) step(scope, name string, s feature.Step) feature.Step {
+	do := s.Do
+	s.Do = func(ctx context.Context, l *kernel.WriteLock) (string, error) {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		if err := b.note(l, scope, name); err != nil {
+			return "", err
+		}
+		return do(ctx, l)
+	}
+	return s
+}
+
+// removal is the step that removes a service.
+func (b *batch) removal(s *ServiceState) feature.Step {
+	scope, name := s.scope, s.Name
+	step := removeStep(scope, name)
+	if s.Engine == EngineSkLookup && s.Problem != problemEngine {
+		step.Do = func(_ context.Context, l *kernel.WriteLock) (string, error) {
+			e, err := b.engine(l, scope)
+			if err != nil {
+				return "", err
+			}
+			if err := e.mark(true); err != nil {
+				return "", err
+			}
+			delete(e.services, name)
+			return "", l.Remove(serviceInstance(scope, name))
+		}
+	}
+	return b.step(scope, name, step)
+}
+
+// finish has the last step bring all into force, and close.
+func (b *batch) finish(plan *feature.Plan) {
+	plan.Undo = append(plan.Undo, b.undo)
+	if len(plan.Steps) == 0 {
+		return
+	}
+	last := &plan.Steps[len(plan.Steps)-1]
+	do := last.Do
+	last.Do = func(ctx context.Context, l *kernel.WriteLock) (string, error) {
+		note, err := do(ctx, l)
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			err = b.settle(l)
+		}
+		return note, err
+	}
+}
+
+func (b *batch) settle(l *kernel.WriteLock) error {
+	for scope, e := range b.engines {
+		if err := kernel.Try("steer:batch"); err != nil {
+			return err
+		}
+		err := e.settle()
+		if err == nil {
+			err = syncCopies(l, scope, true)
+		}
+		if err == nil && len(e.services) == 0 {
+			if err = removeTemplates(l, scope); err == nil {
+				err = e.removeIdle()
+			}
+		}
+		if err != nil {
+			return err
+		}
+		e.Close()
+		delete(b.engines, scope)
+	}
+	return syncBind(l, true)
+}
+
+// undo puts every service back as it was, the last one first.
+func (b *batch) undo(ctx context.Context, l *kernel.WriteLock) error {
+	var errs []error
+	for i := len(b.touched) - 1; i >= 0; i-- {
+		f := b.touched[i]
+		if err := b.restore(ctx, l, f); err != nil {
+			errs = append(errs, fmt.Errorf("service %s: %w", f.name, err))
+		}
+	}
+	b.touched = nil
+	return errors.Join(append(errs, b.settle(l))...)
+}
+
+// restore puts one service back. It comes into force when the batch settles.
+func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) error {
+	i := serviceInstance(f.scope, f.name)
+	now, err := readService(l.Root, i)
+	if err != nil && !errors.Is(err, kernel.ErrNotExist) {
+		return err
+	}
+	if f.was == nil && now == nil {
+		return nil
+	}
+	if f.was == nil && now.Engine != EngineSkLookup {
+		return RemoveService(l, f.scope, f.name)
+	}
+	if f.was != nil && (f.was.Engine != EngineSkLookup || now != nil && now.Engine != EngineSkLookup) {
+		return b.restoreAlone(ctx, l, f)
+	}
+	e, err := b.engine(l, f.scope)
+	if errors.Is(err, kernel.ErrNotExist) && f.was != nil {
+		return b.restoreAlone(ctx, l, f)
+	} else if err != nil {
+		return err
+	}
+	if err := e.mark(true); err != nil {
+		return err
+	}
+	if f.was == nil {
+		delete(e.services, f.name)
+		return l.Remove(i)
+	}
+	if err := e.publishService(f.was); err != nil {
+		return err
+	}
+	ns, err := openNetns(f.was.Netns, e.pins.Meta.Inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return e.returnSlots(ctx, f, ns)
+}
+
+// returnSlots gives slots back to the members that had them.
+func (e *engine) returnSlots(ctx context.Context, f *formerly, ns *netns.Handle) error {
+	e.coming = f.held
+	defer func() { e.coming = nil }()
+	var errs []error
+	for slot, row := range f.was.Rows {
+		h, had := f.held[slot]
+		if who, err := processIn(e.pins, row); err != nil || !had || who.pid == h.member.PID {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, e.admitHeld(ctx, f.was, slot, ns))
+	}
+	return errors.Join(errs...)
+}
+
+// restoreAlone puts back a service of an engine that has no part in the batch.
+func (b *batch) restoreAlone(ctx context.Context, l *kernel.WriteLock, f *formerly) error {
+	if err := b.forget(f.scope); err != nil {
+		return err
+	}
+	inode, err := inodeOf(f.scope)
+	if err != nil {
+		return err
+	}
+	t := target{service: f.was.Service, scope: f.scope, netns: f.was.Netns, inode: inode, from: f.was, devices: f.was.list, held: f.held}
+	t.service.Engine = f.was.Engine
+	now, err := readService(l.Root, serviceInstance(f.scope, f.name))
+	if err == nil && now.Engine != f.was.Engine {
+		return t.changeEngine(ctx, l)
+	}
+	if err := t.publish(ctx, l); err != nil {
+		return err
+	}
+	e, err := openEngine(l, f.scope, f.was.Engine)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	ns, err := openNetns(t.netns, t.inode)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	again := *f
+	again.was = e.services[f.name]
+	return e.returnSlots(ctx, &again, ns)
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// standing is what is to be the same after a change that was taken back.
+func (w *world) standing() (out []string) {
+	w.t.Helper()
+	st, err := ReadState(context.Background(), w.root)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, s := range st.Services {
+		out = append(out, fmt.Sprint(s.Name, s.Listen, s.Engine, s.Seed, s.OnEmpty, s.Moved, s.Drained, s.Problem))
+		for _, slot := range s.Slots {
+			out = append(out, fmt.Sprint(" ", slot.Slot, slot.State, slot.PID, slot.Member, slot.Buckets))
+		}
+	}
+	return out
+}
+
+// A change of several services that fails or is interrupted, at any step, leaves each as it was: with its seed, its members,
+// and what operators changed.
+func TestApplyTakesItselfBack(t *testing.T) { eachEngine(t, testApplyTakesItselfBack) }
+
+func testApplyTakesItselfBack(t *testing.T) {
+	injected := errors.New("injected")
+	for _, how := range []string{"failed", "interrupted"} {
+		t.Run(how, func(t *testing.T) {
+			w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991", "udp4=0.0.0.0:9992")
+			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			w.member(0, a)
+			w.member(1, b)
+			goes := w.cfg.Services[0]
+			goes.Name, goes.Listen = "goes", []service.Listen{mustListen(t, "udp 127.77.0.1:9993")}
+			goes.Members = nil
+			stands := []Service{w.cfg.Services[0], goes}
+			w.cfg.Services = stands
+			w.apply()
+			w.locked(func(l *kernel.WriteLock) error {
+				return Move(l, w.state().Scope(), "svc", Moving{Device: "127.0.0.9", To: 1}, nil)
+			})
+			before := w.standing()
+			wanted := stands[0]
+			wanted.Slots, wanted.Seed = 3, randomSeed()
+			wanted.Members = append(wanted.Members[:1:1], service.Member{Slot: 2, PID: b.pid()})
+			comes := goes
+			comes.Name, comes.Listen = "comes", []service.Listen{mustListen(t, "udp 0.0.0.0:9992")}
+			comes.Members = []service.Member{{Slot: 0, PID: a.pid()}}
+			done := 0
+			for step := 0; ; step += 1 + done%stride() {
+				done++
+				err := w.tryUntil([]Service{wanted, comes}, how, step, injected)
+				if err == nil {
+					if step < 3 {
+						t.Errorf("only %d steps", step)
+					}
+					break
+				}
+				if !errors.Is(err, injected) && !errors.Is(err, context.Canceled) {
+					t.Fatal(err)
+				}
+				if now := w.standing(); fmt.Sprint(now) != fmt.Sprint(before) {
+					t.Fatalf("%s at step %d: %q, want %q", how, step, now, before)
+				}
+				w.check(sources(8), loopback4, names(a, b))
+			}
+			if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Services) != 2 || st.Services[0].Name != "comes" {
+				t.Errorf("applied: %+v, %v", w.standing(), err)
+			}
+		})
+	}
+}
+
+// tryUntil applies services, and fails or interrupts that at a step.
+func (w *world) tryUntil(services []Service, how string, step int, injected error) (err error) {
+	w.cfg.Services = services
+	if errs := w.cfg.Validate(); len(errs) > 0 {
+		w.t.Fatal(errs)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	w.locked(func(l *kernel.WriteLock) error {
+		st, serr := ReadState(ctx, w.root)
+		p, perr := Feature{}.Plan(ctx, st, w.cfg)
+		if err = errors.Join(serr, perr); err != nil {
+			return nil
+		}
+		n := 0
+		reached := func() bool { n++; return n == step+1 }
+		if how == "failed" {
+			kernel.OnTry(func(string) error {
+				if reached() {
+					return injected
+				}
+				return nil
+			})
+		} else {
+			kernel.OnStep(func(string) {
+				if reached() {
+					cancel()
+				}
+			})
+		}
+		defer kernel.OnTry(nil)
+		defer kernel.OnStep(nil)
+		err = Feature{}.Apply(ctx, l, p)
+		return nil
+	})
+	return err
+}
+
+// What applying costs grows with the services, and not with their square: 160 cost less than 11 times the CPU time of 20.
+func TestApplyIsLinear(t *testing.T) {
+	nstest.NeedRoot(t)
+	cost := func(n int) time.Duration {
+		w := newWorld(t, Options{Slots: 2}, "udp 127.0.0.1:5000")
+		one := w.cfg.Services[0]
+		w.cfg.Services = nil
+		for i := range n {
+			s := one
+			s.Name, s.Listen = fmt.Sprint("s", i), []service.Listen{mustListen(t, fmt.Sprintf("udp4 127.1.%d.%d:5000", i/250, i%250+1))}
+			w.cfg.Services = append(w.cfg.Services, s)
+		}
+		before := cpuTime(t)
+		w.apply()
+		took := cpuTime(t) - before
+		w.remove()
+		return took
+	}
+	cost(1) // the object is parsed
+	few, many := cost(20), cost(160)
+	t.Logf("20 services: %s, 160: %s", few, many)
+	if many > 11*few {
+		t.Errorf("160 services cost %s of CPU time, 20 cost %s", many, few)
+	}
+}
+
+func cpuTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
