@@ -69,12 +69,12 @@ func liftMemlock() { _ = rlimit.RemoveMemlock() }
 func explainLoad(what string, err error) error {
 	var ve *ebpf.VerifierError
 	switch {
+	case scarce(err) != "": // also as the cause of an error of the verifier
+		return fmt.Errorf("%s: %w: %s", what, err, scarce(err))
 	case errors.As(err, &ve):
 		return fmt.Errorf("%s: the kernel's verifier refused it: %w (weir doctor tells what this kernel can do)", what, err)
 	case errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("%s: %w: %s", what, err, rightsLacking())
-	case scarce(err) != "":
-		return fmt.Errorf("%s: %w: %s", what, err, scarce(err))
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }

@@ -187,6 +187,8 @@ func (r *Root) explainOpen(path string, err error) error {
 		return fmt.Errorf("%s: %w", path, ErrNotExist)
 	case errors.Is(err, os.ErrPermission):
 		return r.unreadable(path)
+	case scarce(err) != "":
+		return fmt.Errorf("opening %s: %w: %s", path, err, scarce(err))
 	}
 	return fmt.Errorf("opening %s: %w", path, err)
 }

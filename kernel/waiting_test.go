@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
@@ -47,6 +48,9 @@ func TestScarcityIsNoOldKernel(t *testing.T) {
 		n := Need{Name: "x", Since: "5.9", Remedy: "use a newer kernel", Probe: func() error { return fmt.Errorf("probing: %w", c.err) }}
 		err := n.Check()
 		if errors.Is(err, ErrUnsupported) || !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "newer kernel") {
+			t.Errorf("%v: %v", c.err, err)
+		}
+		if err := explainLoad("loading x", &ebpf.VerifierError{Cause: c.err}); strings.Contains(err.Error(), "verifier refused") || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: %v", c.err, err)
 		}
 		if s := n.RemedyFor(c.err); !strings.Contains(s, c.want) {
