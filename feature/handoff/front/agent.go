@@ -249,6 +249,9 @@ func (a *Agent) decide(c *peer.Conn, in peer.Frame) error {
 		return nil // of a life that has ended: who asks has nobody to hear the answer
 	}
 	k := a.f.keyOf(in.Flow.Client, int(in.Flow.Service))
+	if in.Message.Kind == move.Left {
+		return a.left(k, from, in.Message)
+	}
 	var answers [2]move.Message
 	var owner move.Host // before
 	var tooEarly bool

@@ -71,6 +71,16 @@ func (f *Flow) reclaim(from Host, m Message, gone bool) (answers [2]Message) {
 	return answers
 }
 
+// Left takes the word of a host that a session has left it for another, in an epoch: the record was forgotten, and made anew by a
+// packet that went by the hash. It says whether that changes the flow.
+func (f *Flow) Left(from, to Host, e Epoch) bool {
+	if f.Owner != from || to == 0 || to == from || f.To != 0 || f.Held || e <= f.Epoch {
+		return false
+	}
+	*f = Flow{Owner: to, Epoch: e, Birth: f.Birth}
+	return true
+}
+
 // Expire ends holding, at its deadline. The destination may still come: the source, whatever has become of it, does nothing
 // before it has reclaimed the session.
 func (f *Flow) Expire() { f.Held = false }

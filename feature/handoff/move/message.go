@@ -44,9 +44,10 @@ const (
 	Revoked                   // front end to destination: the source has it again, in Epoch
 	Ask                       // a host to the front end, before a move: in which epoch do I own it?
 	Known                     // the answer: OK, in Epoch, and no move is under way; or it is not yours to move now
+	Left                      // a host to the front end, which sends it a session's packets: it has left for Host, in Epoch
 )
 
-var kindNames = [...]string{"?", "Hold", "Held", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked", "Ask", "Known"}
+var kindNames = [...]string{"?", "Hold", "Held", "State", "Flip", "Flipped", "Done", "Failed", "Reclaim", "Reclaimed", "Revoked", "Ask", "Known", "Left"}
 
 func (k Kind) String() string {
 	if int(k) >= len(kindNames) {

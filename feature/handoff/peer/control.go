@@ -44,6 +44,8 @@ type Peers struct {
 	Refused  string    `json:"refused,omitempty"` // why the registration is
 	Members  []Member  `json:"members,omitempty"`
 	Services []Service `json:"services,omitempty"`
+	// HearsLeft says that this front end takes move.Left. An older one would end the connection.
+	HearsLeft bool `json:"hears_left,omitempty"`
 }
 
 // Control is what one side does with what the other says beside moves; nil: it is ignored. The functions are called by Receive.

@@ -24,7 +24,7 @@
 //	       4  4  epoch
 //	       8  4  of Reclaimed and Revoked the move that the answer is about; of Known, Flipped and Reclaim the birth of the front
 //	             end's record, or 0
-//	      12  2  host
+//	      12  2  host: of Hold and Left where the session goes, or has gone
 //	      14  2  service: its number in the lower 6 bits; above them which of its addresses, 0 where only one can be meant
 //	      16 16  the client's address, IPv4 as ::ffff:a.b.c.d
 //	      32  2  the client's port
@@ -184,7 +184,7 @@ func parseFrame(b []byte) (f Frame, err error) {
 	} else {
 		m.Move = move.Epoch(about)
 	}
-	if m.Kind < move.Hold || m.Kind > move.Known || m.From > move.AtDestination || m.To > move.AtDestination || b[2] > 1 {
+	if m.Kind < move.Hold || m.Kind > move.Left || m.From > move.AtDestination || m.To > move.AtDestination || b[2] > 1 {
 		return f, fmt.Errorf("%w: %v", ErrFormat, b[:4])
 	}
 	if m.Kind != move.State && len(b) != moveSize {

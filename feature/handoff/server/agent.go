@@ -108,7 +108,9 @@ type Agent struct {
 	says     chan struct{} // to sayLoads
 	served   chan struct{} // to watchServed
 	zones    zones         // of conntrack
-	unserved []string      // services that nobody serves here, sorted
+
+	frontHearsLeft atomic.Bool // it takes [move.Left], as it says
+	unserved       []string    // services that nobody serves here, sorted
 }
 
 // New makes an agent, and the gate at the server's devices.
@@ -187,6 +189,7 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.wg.Go(func() { a.sayLoads(ctx) })
 	a.wg.Go(func() { a.watchServed(ctx) })
 	a.wg.Go(func() { a.watchZones(ctx) })
+	go a.hearStrays() // until the gate is closed
 	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {
 		raw, err := in.Next()

@@ -43,8 +43,9 @@ type arriving struct {
 	written uint64
 	pending uint64 // bytes that are yet to be sent then: with them the state is accounted for
 
-	delivered bool // a member has it
-	turn      int  // how often it has come, or a keeper has given it to us: who hands it on for an earlier time does so no more
+	before    entry // of the gate, when it came
+	delivered bool  // a member has it
+	turn      int   // how often it has come, or a keeper has given it to us: who hands it on for an earlier time does so no more
 }
 
 // arrive takes what another server says about a session that it sends.
@@ -165,7 +166,10 @@ func (a *Agent) build(r *arriving) error {
 	}
 	r.c, r.state = c, state
 	// Before there is anything that a reset could be about.
-	if err := a.gate.quiet(r.flow, r.dst.Epoch); err != nil {
+	if r.before, _, err = a.gate.lookup(r.flow); err == nil {
+		err = a.gate.quiet(r.flow, r.dst.Epoch)
+	}
+	if err != nil {
 		return err
 	}
 	a.o.Step(stepQuiet)
@@ -188,7 +192,7 @@ func (a *Agent) build(r *arriving) error {
 			r.built.Close()
 			r.built = nil
 		}
-		return errors.Join(err, a.gate.open(r.flow, r.dst.Epoch))
+		return errors.Join(err, a.gate.backTo(r.flow, r.dst.Epoch, r.before))
 	}
 	return nil
 }
@@ -308,12 +312,12 @@ func (a *Agent) discard(r *arriving) {
 		unix.Close(r.fd)
 		r.fd = -1
 	}
-	epoch := r.dst.Epoch
+	epoch, before := r.dst.Epoch, r.before
 	a.mu.Lock()
 	delete(a.epochs, r.id)
 	a.stats.discarded++
 	a.mu.Unlock()
-	time.AfterFunc(time.Second, func() { _ = a.gate.open(r.flow, epoch) })
+	time.AfterFunc(time.Second, func() { _ = a.gate.backTo(r.flow, epoch, before) })
 }
 
 // destroy closes a connection of this namespace.
@@ -356,6 +360,6 @@ func (a *Agent) watchArriving(r *arriving, now time.Time) {
 
 // spoke says whether the session has sent something: from then on nobody takes it back.
 func (a *Agent) spoke(r *arriving) bool {
-	_, there, err := a.gate.lookup(r.flow)
-	return err == nil && !there
+	e, there, err := a.gate.lookup(r.flow)
+	return err == nil && (!there || e.What == left)
 }

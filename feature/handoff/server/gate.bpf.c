@@ -34,6 +34,12 @@ struct {
 	__type(value, __u64);
 } gate_counts SEC(".maps");
 
+/* Sessions that have left, and of which packets come here: the agent tells the front end where they are. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 16);
+} gate_strays SEC(".maps");
+
 /* The interface of the device of parked packets, whose owner is the agent; 0: there is none. */
 const volatile __u32 gate_tap;
 
@@ -44,8 +50,13 @@ const volatile __u32 gate_tap;
 #define RETURN_NS  (250 * 1000 * 1000ULL)
 #define MOST_TURNS 4096
 
+/* The agent is told of a session this seldom. */
+#define STRAY_NS (50 * 1000 * 1000ULL)
+
 #define TCP_FIN 0x01
+#define TCP_SYN 0x02
 #define TCP_RST 0x04
+#define TCP_ACK 0x10
 
 static __always_inline void count(__u32 what)
 {
@@ -113,6 +124,27 @@ static __always_inline int turn(struct __sk_buff *skb, __u32 ifindex)
 	return bpf_redirect(ifindex, 0);
 }
 
+/*
+ * stray drops a packet of a session that has left. The kernel would answer with a reset, and a
+ * front end that has forgotten the session would let that pass. A new connection between the same
+ * ends is none.
+ */
+static __always_inline int stray(struct gate_entry *e, struct gate_key *k, __u8 flags)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) {
+		bpf_map_delete_elem(&gate_sessions, k);
+		return TC_ACT_UNSPEC;
+	}
+	count(GATE_STRAYS);
+	if (now - e->since > STRAY_NS) {
+		e->since = now;
+		bpf_ringbuf_output(&gate_strays, k, sizeof(*k), 0);
+	}
+	return TC_ACT_SHOT;
+}
+
 /* gate_in is at the ingress of every device. */
 SEC("tc")
 int gate_in(struct __sk_buff *skb)
@@ -131,6 +163,8 @@ int gate_in(struct __sk_buff *skb)
 		count(GATE_PARKED);
 		return bpf_redirect(gate_tap, 0);
 	}
+	if (e->what == GATE_LEFT)
+		return stray(e, &k, flags);
 	if (e->returned >= MOST_TURNS || bpf_ktime_get_ns() - e->since > RETURN_NS) {
 		count(GATE_DEAF);
 		return TC_ACT_SHOT;

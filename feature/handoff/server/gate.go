@@ -10,12 +10,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/repair"
@@ -45,15 +45,18 @@ const (
 	quiet = 2
 	park  = 3
 	pass  = 4
+	left  = 5
 )
 
 // Gate stands at a server's devices. It is pinned: what it holds back stays held back while the agent is dead.
 type Gate struct {
 	sessions, counts *ebpf.Map
+	strays           *ringbuf.Reader
 	tap              *tap.Device[repair.Flow] // where packets are parked; nil: they cannot be
 
-	device   int        // the interface of one of the devices
-	changing sync.Mutex // entries
+	device   int           // the interface of one of the devices
+	changing sync.Mutex    // entries
+	gone     []repair.Flow // sessions that have left, the oldest first; changing is held
 
 	closing sync.RWMutex // what opens it a while later may come when it is closed
 	closed  bool
@@ -64,7 +67,8 @@ type entry struct {
 	Flow  repair.Flow
 	What  uint32
 	Epoch move.Epoch
-	Since uint64 // CLOCK_MONOTONIC, ns
+	Since uint64    // CLOCK_MONOTONIC, ns
+	To    move.Host // of left: where the session is
 }
 
 func gateInstance(ns *netns.Handle) kernel.Instance {
@@ -145,6 +149,9 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	kernel.Step("handoff:gate")
 	if g.sessions, err = c.Maps["gate_sessions"].Clone(); err == nil {
 		g.counts, err = c.Maps["gate_counts"].Clone()
+	}
+	if err == nil {
+		g.strays, err = ringbuf.NewReader(c.Maps["gate_strays"])
 	}
 	if err == nil {
 		err = g.takeUp()
@@ -273,6 +280,9 @@ func (g *Gate) Close() {
 	if g.tap != nil {
 		g.tap.Close()
 	}
+	if g.strays != nil {
+		g.strays.Close()
+	}
 	for _, m := range []*ebpf.Map{g.sessions, g.counts} {
 		if m != nil {
 			m.Close()
@@ -331,7 +341,7 @@ func (g *Gate) lookup(f repair.Flow) (entry, bool, error) {
 	} else if err != nil {
 		return entry{}, false, fmt.Errorf("the gate for %s: %w", f, err)
 	}
-	return entry{f, v.What, move.Epoch(v.Epoch), v.Since}, true, nil
+	return entryOf(f, v), true, nil
 }
 
 // entries are all sessions that the gate knows.
@@ -340,11 +350,17 @@ func (g *Gate) entries() (out []entry, err error) {
 	var v gateGateEntry
 	it := g.sessions.Iterate()
 	for it.Next(&k, &v) {
-		f := repair.Flow{Local: netip.AddrPortFrom(netip.AddrFrom16(k.Service).Unmap(), swap(k.ServicePort)),
-			Remote: netip.AddrPortFrom(netip.AddrFrom16(k.Client).Unmap(), swap(k.ClientPort))}
-		out = append(out, entry{f, v.What, move.Epoch(v.Epoch), v.Since})
+		out = append(out, entryOf(flowOfKey(k), v))
 	}
 	return out, it.Err()
+}
+
+func entryOf(f repair.Flow, v gateGateEntry) entry {
+	e := entry{Flow: f, What: v.What, Epoch: move.Epoch(v.Epoch), Since: v.Since}
+	if e.What == left {
+		e.To = move.Host(v.Ifindex)
+	}
+	return e
 }
 
 // GateCounts are packets that a gate has kept from going where they were going, since it stands.
@@ -354,11 +370,12 @@ type GateCounts struct {
 	Mute     uint64 `json:"mute"`     // to clients, dropped: resets and ends for want of a socket
 	Spoke    uint64 `json:"spoke"`    // sessions that came here, and have spoken
 	Parked   uint64 `json:"parked"`   // that waited here, before they were sent back
+	Strays   uint64 `json:"strays"`   // of sessions that have left, dropped
 }
 
 // Counts reads them.
 func (g *Gate) Counts() (c GateCounts, err error) {
-	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Parked} {
+	for i, n := range []*uint64{&c.Returned, &c.Deaf, &c.Mute, &c.Spoke, &c.Parked, &c.Strays} {
 		var each []uint64
 		if err := g.counts.Lookup(uint32(i), &each); err != nil {
 			return c, fmt.Errorf("reading the gate's counts: %w", err)

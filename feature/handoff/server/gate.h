@@ -18,7 +18,11 @@ struct gate_entry {
 	__u32 what;
 	__u32 epoch;	/* of the move */
 	__u32 returned; /* packets sent back to the front end */
-	__u32 ifindex; /* of the device that the latest parked packet came by, or of one that it could */
+	/*
+	 * Of the device that the latest parked packet came by, or of one that it could. Of
+	 * GATE_LEFT the number of the server that the session has gone to.
+	 */
+	__u32 ifindex;
 };
 
 enum {
@@ -30,6 +34,8 @@ enum {
 	GATE_PARK = 3,
 	/* It stays here: everything passes, and what has waited goes to its socket. */
 	GATE_PASS = 4,
+	/* It has left for another server: what comes for it all the same is dropped, and the agent told. */
+	GATE_LEFT = 5,
 };
 
 enum {
@@ -38,6 +44,7 @@ enum {
 	GATE_MUTE,     /* packets to clients dropped */
 	GATE_SPOKE,    /* sessions that came and have spoken */
 	GATE_PARKED,   /* packets parked */
+	GATE_STRAYS,   /* packets of sessions that have left */
 	GATE_COUNTS,
 };
 

@@ -36,6 +36,7 @@ type gateGateKey struct {
 const (
 	gateMapGateCounts   = "gate_counts"
 	gateMapGateSessions = "gate_sessions"
+	gateMapGateStrays   = "gate_strays"
 	gateProgGateAgain   = "gate_again"
 	gateProgGateIn      = "gate_in"
 	gateProgGateOut     = "gate_out"
@@ -96,6 +97,7 @@ type gateProgramSpecs struct {
 type gateMapSpecs struct {
 	GateCounts   *ebpf.MapSpec `ebpf:"gate_counts"`
 	GateSessions *ebpf.MapSpec `ebpf:"gate_sessions"`
+	GateStrays   *ebpf.MapSpec `ebpf:"gate_strays"`
 }
 
 // gateVariableSpecs contains global variables before they are loaded into the kernel.
@@ -128,12 +130,14 @@ func (o *gateObjects) Close() error {
 type gateMaps struct {
 	GateCounts   *ebpf.Map `ebpf:"gate_counts"`
 	GateSessions *ebpf.Map `ebpf:"gate_sessions"`
+	GateStrays   *ebpf.Map `ebpf:"gate_strays"`
 }
 
 func (m *gateMaps) Close() error {
 	return _GateClose(
 		m.GateCounts,
 		m.GateSessions,
+		m.GateStrays,
 	)
 }
 

@@ -150,6 +150,7 @@ func (a *Agent) told(p peer.Peers) {
 		}
 	}
 	a.mu.Unlock()
+	a.frontHearsLeft.Store(p.HearsLeft)
 	if p.Refused != "" {
 		a.o.Log.Error("the front end refuses this server", "reason", p.Refused)
 		return

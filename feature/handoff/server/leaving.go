@@ -325,8 +325,8 @@ func (a *Agent) thaw(s *leaving) {
 	a.giveBack(s)
 }
 
-// gone ends what is left of a session that has moved. The gate stays shut for a while: the kernel would answer with a reset to
-// what still comes, although nobody would hear it.
+// gone ends what is left of a session that has moved. The gate stays shut, then drops what still comes: the kernel would answer with
+// a reset, and a front end that has forgotten the session would let it pass.
 func (a *Agent) gone(s *leaving) {
 	a.o.Step(stepReclaimed)
 	a.release(s, false)
@@ -341,8 +341,7 @@ func (a *Agent) gone(s *leaving) {
 	delete(a.epochs, s.id)
 	a.mu.Unlock()
 	a.o.Step(stepDropped)
-	flow, epoch := s.flow, s.kept.Epoch
-	time.AfterFunc(time.Second, func() { _ = a.gate.open(flow, epoch) })
+	a.gate.leaves(s.flow, s.kept.Epoch, s.to, func(err error) { a.o.Log.Warn("a session that has left is not remembered", "err", err) })
 }
 
 // giveBack has a member of this server go on with the session. s.mu is held.

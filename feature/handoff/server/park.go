@@ -94,6 +94,9 @@ func (g *Gate) leave(f repair.Flow, e move.Epoch, to uint32) error {
 func (g *Gate) takeUp() error {
 	all, err := g.entries()
 	for _, e := range all {
+		if e.What == left {
+			g.gone = append(g.gone, e.Flow)
+		}
 		if e.What == park {
 			err = errors.Join(err, g.leave(e.Flow, e.Epoch, shut))
 		}

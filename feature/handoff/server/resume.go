@@ -114,7 +114,7 @@ func (a *Agent) orphans() {
 	}
 	know := a.known.Load()
 	for _, e := range entries {
-		if e.Since > a.began {
+		if e.Since > a.began || e.What == left {
 			continue
 		}
 		s, ok := know.serviceAt(e.Flow.Local)
@@ -166,7 +166,7 @@ func (a *Agent) openForNobody(id peer.Flow, e entry) {
 		busy := a.leaving[id] != nil
 		a.mu.Unlock()
 		now, there, err := a.gate.lookup(e.Flow)
-		if busy || err == nil && (!there || now.Epoch != e.Epoch) {
+		if busy || err == nil && (!there || now.Epoch != e.Epoch || now.What == left) {
 			return // it is, or was, given to us
 		}
 		held, err := a.held(e.Flow)

@@ -73,7 +73,7 @@ func (a *Agent) Status() (Status, error) {
 	stuck := a.stuck(time.Now())
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: len(gated),
+	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
 	for k, v := range a.stats.refused {
@@ -83,6 +83,16 @@ func (a *Agent) Status() (Status, error) {
 		s.Peers[k.to.Name] = k.conn() != nil
 	}
 	return s, err
+}
+
+// gatedNow are those that are on their way.
+func gatedNow(all []entry) (n int) {
+	for _, e := range all {
+		if e.What != left {
+			n++
+		}
+	}
+	return n
 }
 
 // refused counts and tells what could not be done.
