@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer_test
+
+import (
+	"crypto/tls"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/weir-project/weir/feature/handoff/peer"
+)
+
+// Agents speak with the certificates of the recipe, also with one that was added later, and not with those of another CA.
+func TestCertificateRecipe(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	recipe := func(dir string, names ...string) {
+		t.Helper()
+		c := exec.Command("sh", append([]string{"../../../examples/handoff/certificates", dir}, names...)...)
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s (want openssl)", err, out)
+		}
+	}
+	load := func(dir, name string) *tls.Config {
+		t.Helper()
+		c, err := peer.TLS(filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key"), filepath.Join(dir, "ca.pem"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	recipe(dir, "front")
+	front := load(dir, "front")
+	recipe(dir, "front", "host-a")
+	recipe(other, "front", "host-a")
+	if _, _, errA, errB := pair(t, load(dir, "host-a"), front); errA != nil || errB != nil {
+		t.Error(errA, errB)
+	}
+	if _, _, errA, errB := pair(t, load(other, "host-a"), front); errA == nil && errB == nil {
+		t.Error("a certificate of another CA is taken")
+	}
+}
