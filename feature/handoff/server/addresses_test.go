@@ -55,10 +55,10 @@ services:
 	}
 	at := map[*client]int{}
 	for _, c := range clients {
-		at[c] = w.servesAt(c)
-	}
-	if at[clients[0]] == 0 || at[clients[0]] != at[clients[1]] {
-		t.Fatalf("two sessions from one port are at servers %d and %d: want one", at[clients[0]], at[clients[1]])
+		at[c] = w.servesAt(c) // two from one port may be at different servers: the second may have begun to serve in between
+		if at[c] == 0 {
+			t.Fatalf("nobody has the session at %s", c.RemoteAddr())
+		}
 	}
 	for turn := range 6 {
 		for _, c := range clients[turn%2:] { // one of the two from one port moves more often
