@@ -135,6 +135,9 @@ func (c *catcher) prepare(ctx context.Context, s shape) (stop func(), err error)
 		r.Segments4 = addresses(sidVia, sidOut)
 	}
 	r.Segments = addresses(s.segments...)
+	if !s.inline {
+		r.Segments4 = r.Segments // the headers are looked at, nobody ends the list
+	}
 	p := protect.Path{Name: "shape", Netns: c.name, Device: "main", Repairs: []protect.Repair{r}}
 	if err := apply(ctx, c.x.env, c.root, protect.Config{Paths: []protect.Path{p}}); err != nil {
 		return nil, err

@@ -54,7 +54,7 @@ type Path struct {
 type Repair struct {
 	Mode      Mode         `yaml:"mode" json:"mode,omitempty"`           // absent: encap
 	Segments  []netip.Addr `yaml:"segments" json:"segments,omitempty"`   // in the order in which they are visited; absent: the neighbour via gets packets as they are
-	Segments4 []netip.Addr `yaml:"segments4" json:"segments4,omitempty"` // of IPv4 packets; absent: Segments
+	Segments4 []netip.Addr `yaml:"segments4" json:"segments4,omitempty"` // of IPv4 packets; absent, with Segments: these stay on the link
 	Device    string       `yaml:"interface" json:"interface,omitempty"` // absent: where the routing table sends the first segment
 	Via       netip.Addr   `yaml:"via" json:"via,omitzero"`              // neighbour there; absent: as the routing table has it
 	Source    netip.Addr   `yaml:"source" json:"source,omitzero"`        // of outer headers; absent: as the kernel chooses
@@ -176,13 +176,9 @@ func usable(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.Is4In6() && a.Zone() == ""
 }
 
-// segments4 are the segments of IPv4 packets.
-func (r Repair) segments4() []netip.Addr {
-	if len(r.Segments4) > 0 {
-		return r.Segments4
-	}
-	return r.Segments
-}
+// carries4 says whether the repair is a way for IPv4 packets: what ends a list for IPv6 (End.DT6, End.DX6, or End of an
+// inline header) is none, and the kernel drops them there.
+func (r Repair) carries4() bool { return len(r.Segments4) > 0 || len(r.Segments) == 0 }
 
 // String is the repair as plans show it.
 func (r Repair) String() string {

@@ -91,8 +91,8 @@ static __always_inline int is_down(__u32 slot)
 }
 
 /*
- * choose finds the first repair from id on whose backup may be used. *row becomes the one to count a
- * packet for that none is for; *better is how many came before.
+ * choose finds the first repair from id on whose backup may be used. *row becomes that of the path, also
+ * where none is for the packet's protocol; *better is how many came before.
  */
 static __always_inline struct reroute_repair *choose(__u32 id, const struct packet *p, __u32 *row,
 						     int *better)
@@ -106,8 +106,8 @@ static __always_inline struct reroute_repair *choose(__u32 id, const struct pack
 
 		if (!id || !r || !r->ifindex)
 			return 0;
+		*row = r->row;
 		if (r->flags & suits) {
-			*row = r->row;
 			if (!is_down(r->watch))
 				return r;
 			*better = i + 1;

@@ -52,13 +52,13 @@ func TestRemove(t *testing.T) {
 				t.Errorf("not rerouted: %+v", w.state("core"))
 			}
 			// Another configuration, then none.
-			if said := w.apply(w.path(Repair{Mode: Inline, Segments: addrs(sidEnd)})); len(said) != 1 || !strings.HasPrefix(said[0], "change") {
+			if said := w.apply(w.path(Repair{Mode: Inline, Segments: addrs(sidEnd), Segments4: addrs(sidEnd, sidDX4)})); len(said) != 1 || !strings.HasPrefix(said[0], "change") {
 				t.Errorf("plan %q", said)
 			}
 			if !p.arrives(100, patience) || w.state("core").Counts.Packets != 2 {
 				t.Errorf("not rerouted another way, or counts were lost: %+v", w.state("core"))
 			}
-			if said := w.apply(w.path(Repair{Mode: Inline, Segments: addrs(sidEnd)})); len(said) != 0 {
+			if said := w.apply(w.path(Repair{Mode: Inline, Segments: addrs(sidEnd), Segments4: addrs(sidEnd, sidDX4)})); len(said) != 0 {
 				t.Errorf("plan of what is there already: %q", said)
 			}
 			w.remove()

@@ -127,6 +127,42 @@ func TestReroute(t *testing.T) {
 	}
 }
 
+// TestNoWayForIPv4 drains a link whose repairs have segments for IPv6 alone: IPv4 packets stay on the link, which works,
+// and are counted; the plan warns of them where IPv4 routes lead over the link.
+func TestNoWayForIPv4(t *testing.T) {
+	for name, r := range map[string]Repair{
+		"encap":  {Segments: addrs(sidEnd, sidDT6)},
+		"inline": {Mode: Inline, Segments: addrs(sidEnd)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			plan, err := Plan(t.Context(), State{}, Config{Paths: []Path{w.path(r)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(plan.Warnings, func(s string) bool {
+				return strings.Contains(s, "core") && strings.Contains(s, "segments4")
+			}) {
+				t.Errorf("warnings of the plan: %q", plan.Warnings)
+			}
+			if plan, err = Plan(t.Context(), State{}, Config{Paths: []Path{w.path(around())}}); err != nil || len(plan.Warnings) > 0 {
+				t.Errorf("with segments4: %q, %v", plan.Warnings, err)
+			}
+			w.apply(w.path(r))
+			six, four := w.pair(true), w.pair(false)
+			w.drain(true)
+			for _, size := range []int{1, 1300} {
+				if !six.arrives(size, patience) || !four.arrives(size, patience) {
+					t.Errorf("%d bytes do not arrive", size)
+				}
+			}
+			if c := w.state("core").Counts; c.Packets != 2 || c.None != 2 {
+				t.Errorf("%d packets were rerouted and %d stayed, want 2 and 2", c.Packets, c.None)
+			}
+		})
+	}
+}
+
 // What does not fit is answered as by a kernel with a route of that MTU, or comes in fragments.
 func TestTooBig(t *testing.T) {
 	w := newWorld(t)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -166,15 +167,34 @@ func (w *way) headers(rep Repair) {
 		}
 		return
 	}
-	w.Flags |= flagFor4 | flagFor6
+	w.Flags |= flagFor6
 	length := 0
 	if w.Header6, length = encapHeader(w.source, rep.Segments, nextIPv6); rep.Mode == Inline {
 		w.Header6, length = inlineHeader(rep.Segments)
 		w.Flags |= flagInline
 	}
 	w.Len6 = uint32(length)
-	w.Header4, length = encapHeader(w.source, rep.segments4(), nextIPv4)
-	w.Len4 = uint32(length)
+	if rep.carries4() {
+		w.Flags |= flagFor4
+		w.Header4, length = encapHeader(w.source, rep.Segments4, nextIPv4)
+		w.Len4 = uint32(length)
+	}
+}
+
+// stranded4 says whether IPv4 packets go over a path's interface and none of its repairs is a way for them.
+func (r *resolver) stranded4(p Path) bool {
+	if slices.ContainsFunc(p.Repairs, Repair.carries4) {
+		return false
+	}
+	if len(p.Prefixes) > 0 {
+		return slices.ContainsFunc(p.Prefixes, func(x netip.Prefix) bool { return x.Addr().Is4() })
+	}
+	d, ok := r.byName[p.Device]
+	if !ok {
+		return false // nothing goes over it yet
+	}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: d.index}, netlink.RT_FILTER_OIF)
+	return err == nil && len(routes) > 0
 }
 
 // ask fills in by the routing table what the configuration leaves open.
