@@ -262,15 +262,24 @@ left with --rate 0.`,
 }
 
 func bypassCommand(g *globals) *cobra.Command {
-	off := false
+	off, all := false, false
 	c := &cobra.Command{
-		Use: "bypass SERVICE", Short: "Leave a service's traffic to the kernel at once; --off steers it again", Args: cobra.ExactArgs(1),
+		Use: "bypass {SERVICE | --all}", Short: "Leave a service's traffic to the kernel at once; --off steers it again", Args: cobra.MaximumNArgs(1),
 		Long: `Leave a service's traffic to the kernel at once, as if weir were not there: no
 packet of it is steered, rejected or counted. The service stays as it is, also
-over weir apply, until --off. For the hour when you want weir out of the picture.`,
+over weir apply, until --off. For the hour when you want weir out of the picture.
+--all does so for every service with slots, in all network namespaces. It needs neither
+the configuration file nor weir serve.`,
 		Example: `  weir bypass telemetry
+  weir bypass --all
   weir bypass --off telemetry`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) == 1) {
+				return usageError{errors.New("name one service, or give --all: weir bypass SERVICE")}
+			}
+			if all {
+				return bypassAll(cmd, g, !off)
+			}
 			s, err := pinned(cmd, g, args[0])
 			if err != nil {
 				return err
@@ -302,5 +311,43 @@ over weir apply, until --off. For the hour when you want weir out of the picture
 		},
 	}
 	c.Flags().BoolVar(&off, "off", false, "steer it again")
+	c.Flags().BoolVar(&all, "all", false, "every service with slots, in all network namespaces")
 	return c
+}
+
+// bypassAll leaves all services to the kernel, or steers them again. One that fails keeps no other from it.
+func bypassAll(cmd *cobra.Command, g *globals, on bool) error {
+	var did []string
+	err := locked(cmd, g, func(l *kernel.WriteLock) (err error) {
+		did, err = steer.BypassAll(l, on)
+		return err
+	})
+	out := cmd.OutOrStdout()
+	for _, name := range did {
+		if on {
+			fmt.Fprintf(out, "%s is bypassed: the kernel alone chooses, until weir bypass --off %s\n", name, name)
+		} else {
+			fmt.Fprintf(out, "%s is steered again\n", name)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if len(did) == 0 {
+		fmt.Fprintln(out, "nothing to change")
+	}
+	if !on {
+		return resetDue(cmd, g, nil)
+	}
+	st, err := steer.ReadState(cmd.Context(), g.host().Root)
+	if err != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which members the kernel alone does not reach:", err)
+		return nil
+	}
+	for i := range st.Services {
+		for _, w := range st.Services[i].WithoutSteering() {
+			fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
+		}
+	}
+	return nil
 }

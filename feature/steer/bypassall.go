@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// BypassAll is [Bypass] for every service of every namespace, from the pins alone. It returns the services that it changed.
+// What cannot be changed keeps no other from it.
+func BypassAll(l *kernel.WriteLock, on bool) (did []string, err error) {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, i := range all {
+		kind, ok := kindOf(i)
+		if !ok {
+			continue
+		}
+		names, err := bypassEngine(l, i.Scope, kind, on)
+		did = append(did, names...)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("namespace %s, engine %s: %w", i.Scope, kind, err))
+		}
+	}
+	slices.Sort(did)
+	return did, errors.Join(errs...)
+}
+
+// bypassEngine changes all services of an engine, which come into force together.
+func bypassEngine(l *kernel.WriteLock, scope string, kind Engine, on bool) (did []string, err error) {
+	e, err := openEngine(l, scope, kind)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	if err := e.mark(true); err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(e.services)) {
+		old := e.services[name]
+		if old.Bypassed == on {
+			continue
+		}
+		p, err := changed(l.Root, scope, old, func(p *published) error { p.Bypassed = on; return nil })
+		if err == nil && !on { // whoever connected meanwhile is where the kernel put it
+			err = e.owe(p, nil)
+		}
+		if err == nil {
+			err = e.publishService(p)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("service %s: %w", name, err))
+			continue
+		}
+		kernel.Step("steer:published")
+		did = append(did, name)
+	}
+	errs = append(errs, e.sync())
+	return did, errors.Join(append(errs, syncCopies(l, scope, true))...)
+}
