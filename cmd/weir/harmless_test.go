@@ -15,7 +15,7 @@ import (
 )
 
 // Every file prints by internal/printable in place of fmt.
-func TestNoFilePrintsByFmt(t *testing.T) {
+func TestFloorsPrint(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil || len(files) < 10 {
 		t.Fatal(files, err)

@@ -24,7 +24,7 @@ var doors = map[string]string{
 // helpers, experiments and examples.
 var others = []string{"feature/handoff/listener.go", "internal/nstest/", "lab/", "vm/", "examples/", "collector/"}
 
-func TestDoors(t *testing.T) {
+func TestFloorsDoors(t *testing.T) {
 	root := repository(t)
 	files := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
