@@ -105,6 +105,7 @@ services:
 		t.Fatal(err)
 	}
 	two := w.config("%s", text)
+	one.AllowOutage = true // slot 2 goes, and part of its traffic to slot 1, which nobody serves
 	// Once the service of this port is gone, its traffic is the kernel's own again.
 	plain, err := net.ListenUDP("udp4", &net.UDPAddr{Port: 2055})
 	if err != nil {

@@ -45,7 +45,7 @@ func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceStat
 		case lost[n] > 0 && n >= len(s.Slots):
 			plan.Outage("%s would be given %d %% of the service's traffic, and stay empty (on_empty: %s): %v", object, percent(lost[n]), p.Service.OnEmpty, reasons[n])
 		case lost[n] > 0:
-			plan.Outage("%s is empty, and its traffic, which is served now, would not be (on_empty: %s): %v", object, p.Service.OnEmpty, reasons[n])
+			plan.Outage("%s is empty, and %d %% of the service's traffic, which is served now, would meet it (on_empty: %s): %v", object, percent(lost[n]), p.Service.OnEmpty, reasons[n])
 		}
 	}
 	return nil

@@ -52,7 +52,7 @@ func testPlanSaysWhatItEmpties(t *testing.T) {
 		{"a port that nobody has", func(s *Service) { s.Listen = append(s.Listen, mustListen(t, "udp 0.0.0.0:2055")) }, "slot 0 of service svc would be emptied: process"},
 		{"a port that the member has", func(s *Service) { s.Listen = append(s.Listen, mustListen(t, "tcp 0.0.0.0:9991")) }, ""},
 		{"one listen in place of another", func(s *Service) { s.Listen = []service.Listen{mustListen(t, "udp 0.0.0.0:2055")} }, "slot 0 of service svc would be emptied"},
-		{"on_empty", func(s *Service) { s.OnEmpty = Reject }, "slot 1 of service svc is empty, and its traffic, which is served now"},
+		{"on_empty", func(s *Service) { s.OnEmpty = Reject }, "slot 1 of service svc is empty, and 50 % of the service's traffic, which is served now"},
 		{"a member for it", func(s *Service) {
 			s.OnEmpty = Reject
 			s.Members = append(s.Members[:1:1], service.Member{Slot: 1, PID: b.pid()})
