@@ -61,6 +61,16 @@ func TestMovesPastConntrack(t *testing.T) {
 					}
 				}
 			}
+			for _, s := range w.servers { // TCP may get over what is dropped, slowly
+				var out []byte
+				w.in(s.ns, func() (err error) {
+					out, err = exec.Command(nft, "list", "chain", "inet", "firewall", "in").CombinedOutput()
+					return err
+				})
+				if !strings.Contains(string(out), "counter packets 0 ") {
+					t.Errorf("server %d: packets of the session are invalid to conntrack:\n%s", s.number, out)
+				}
+			}
 		})
 	}
 }
