@@ -87,9 +87,9 @@ one as soon as it is there; those that wait for a member then are reset.`,
 	f.StringArrayVar(&allow, "allow", nil, "SERVICE:KIND=VALUE: processes that are members of a service (* for every one), like telemetry:user=collector")
 	f.DurationVar(&o.Hold, "hold", 30*time.Second, "how long a session waits for a member before it is reset")
 	f.DurationVar(&o.Grace, "grace", time.Second, "how long it waits for one of its own name where another would take it")
-	f.IntVar(&o.MaxSessions, "max-sessions", 10_000, "sockets of one service")
+	f.IntVar(&o.MaxSessions, "max-sessions", 10_000, "sockets of one user in one service")
 	f.Int64Var(&o.MaxState, "max-state", 1<<20, "bytes of state of one session")
-	f.Int64Var(&o.MaxTotal, "max-total", 256<<20, "bytes of state of all sessions")
+	f.Int64Var(&o.MaxTotal, "max-total", 256<<20, "bytes of state of all sessions, in shares")
 	f.StringVar(&metricsAt, "listen", "", "address of /metrics, like 127.0.0.1:9744; empty for none")
 	return c
 }

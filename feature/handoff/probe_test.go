@@ -253,7 +253,7 @@ func TestProbeFailedDeployment(t *testing.T) {
 func TestProbeLimits(t *testing.T) {
 	for language, command := range probes(t) {
 		t.Run(language, func(t *testing.T) {
-			w := newWorld(t, keeper.Options{MaxState: 1000, MaxTotal: 1500})
+			w := newWorld(t, keeper.Options{MaxState: 1000, MaxTotal: 1870})
 			p := w.probe("0", w.address, command...)
 			w.connect(p)
 			w.connect(p)
@@ -277,7 +277,7 @@ func TestProbeLimits(t *testing.T) {
 			kept(1000)
 			p.want("commit 1 900", "0") // the keeper has not said yet that all are too much
 			p.want("accept 100", "0")
-			if got, _ := p.says(patience, "commit 1 901"); !strings.Contains(got, "at most 1500") {
+			if got, _ := p.says(patience, "commit 1 901"); !strings.Contains(got, "at most 1870") {
 				t.Errorf("states over the limit of all: %q", got)
 			}
 			p.want("commit 1 400", "0")

@@ -211,7 +211,7 @@ func (k *Keeper) inherit(r record, fd int) error {
 		return err
 	}
 	s.local, s.remote = sock.Addresses(fd)
-	k.state += s.size()
+	k.charge(s, s.size(), 1)
 	k.sessions[s.id], s.service.sessions[s.id], s.service.orphans[s] = s, s, true
 	return nil
 }

@@ -33,9 +33,9 @@ type Options struct {
 
 	Hold        time.Duration // how long a session waits for a member before it is reset; default 30 s
 	Grace       time.Duration // how long it waits for one of its own name, where another would take it; default 1 s
-	MaxSessions int           // sockets of one service; default 10,000
+	MaxSessions int           // sockets of one user in one service; default 10,000
 	MaxState    int64         // bytes of state of one session; default 1 MiB
-	MaxTotal    int64         // bytes of state of all; default 256 MiB
+	MaxTotal    int64         // bytes of state of all, in shares; default 256 MiB
 
 	// Store takes, as the keeper ends, the sockets that wait for a member, for the next
 	// keeper's Inherit; nil: they are reset. See the function Store.
@@ -85,6 +85,7 @@ type Keeper struct {
 	services map[string]*service
 	sessions map[uint64]*session
 	state    int64 // bytes of state, and of what slots may have
+	holdings map[holder]holding
 	serial   uint64
 	refused  uint64 // hellos of processes that are no members
 	closed   bool
@@ -105,7 +106,7 @@ type service struct {
 // New makes a keeper.
 func New(o Options) *Keeper {
 	o.setDefaults()
-	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}}
+	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}, holdings: map[holder]holding{}}
 }
 
 // Listen makes the socket that members connect to, at a path, or at an abstract name

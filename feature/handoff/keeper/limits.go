@@ -17,9 +17,9 @@ type Limits struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Hold           time.Duration `yaml:"hold" json:"hold,omitempty"`         // how long a session waits for a member
 	Grace          time.Duration `yaml:"grace" json:"grace,omitempty"`       // how long for one of its own name, where another would take it
-	Sessions       int           `yaml:"sessions" json:"sessions,omitempty"` // sockets of one service
+	Sessions       int           `yaml:"sessions" json:"sessions,omitempty"` // sockets of one user in one service
 	State          Size          `yaml:"state" json:"state,omitempty"`       // of one session
-	Total          Size          `yaml:"total" json:"total,omitempty"`       // of all
+	Total          Size          `yaml:"total" json:"total,omitempty"`       // of all, in shares
 }
 
 // Size is a number of bytes, in a configuration one like 64KiB or 1MiB.

@@ -118,16 +118,10 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 		k.assign(s, m)
 		return fds, k.update(m, s, msg)
 	}
-	// What comes from another server is there already, and would end: it counts, and is taken all the same.
-	if len(m.service.sessions) >= k.MaxSessions && !wire.Elsewhere(m.name) {
-		m.service.counts.OverLimit++
-		return fds, wire.Errorf(wire.Limit, "service %s has %d sessions, as many as this keeper keeps of one", m.service.name, k.MaxSessions)
+	if err := k.admits(m, fds[0]); err != nil {
+		return fds, err
 	}
-	if full(fds[0]) && !wire.Elsewhere(m.name) {
-		m.service.counts.OverLimit++
-		return fds, wire.ErrNoDescriptors()
-	}
-	s := &session{id: msg.Session, kind: kind, fd: -1, service: m.service, label: msg.Text, since: time.Now(),
+	s := &session{id: msg.Session, kind: kind, fd: -1, service: m.service, user: m.process.UID, label: msg.Text, since: time.Now(),
 		said: position{msg.Read, msg.Written}}
 	if err := k.update(m, s, msg); err != nil {
 		return fds, err
@@ -135,22 +129,10 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 	s.fd = fds[0]
 	s.local, s.remote = sock.Addresses(s.fd)
 	k.sessions[s.id], s.service.sessions[s.id] = s, s
+	k.charge(s, 0, 1)
 	k.assign(s, m)
 	m.service.counts.Kept++
 	return fds[1:], nil
-}
-
-// reserve is how many descriptors no socket is kept with, of a keeper that may have more than eight times as many: for processes
-// that connect, and for large states on their way.
-const reserve = 64
-
-// full says whether a descriptor that was just received is one of the last: the kernel gives the lowest that is free.
-func full(fd int) bool {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
-		return false
-	}
-	return uint64(fd) >= r.Cur-min(reserve, r.Cur/8)
 }
 
 // commit notes how far a session has come.
@@ -188,15 +170,6 @@ func (k *Keeper) update(m *member, s *session, msg *wire.Message) error {
 	return nil
 }
 
-// fits says whether there is room for a state in place of the one that a session has.
-func (k *Keeper) fits(m *member, s *session, size int64) error {
-	if all := k.state + size - s.weight(); all > k.MaxTotal && !wire.Elsewhere(m.name) {
-		s.service.counts.OverLimit++
-		return wire.Errorf(wire.Limit, "all states together would have %d bytes; this keeper keeps at most %d", all, k.MaxTotal)
-	}
-	return nil
-}
-
 // position is how far a session has come, as in a message.
 type position struct{ read, written uint64 }
 
@@ -211,13 +184,13 @@ func (s *session) advances(msg *wire.Message) error {
 
 // stand has a session stand where a message says.
 func (k *Keeper) stand(s *session, msg *wire.Message, in *slot) {
-	k.state -= s.weight()
+	was := s.weight()
 	s.slot = in
 	if msg.Flags&wire.KeepState == 0 {
 		s.state = refill(s.state, msg.State)
 	}
 	s.read, s.written, s.unread = msg.Read, msg.Written, refill(s.unread, msg.Unread)
-	k.state += s.weight()
+	k.charge(s, s.weight()-was, 0)
 }
 
 // refill copies b into the memory of old, unless that is far too large for it.
@@ -365,7 +338,8 @@ func (k *Keeper) assign(s *session, m *member) {
 		s.service.orphans[s] = true
 		return
 	}
-	s.member, s.user = m.name, m.process.UID
+	s.member = m.name
+	k.belongs(s, m.process.UID)
 	m.sessions[s.id] = s
 	delete(s.service.orphans, s)
 }
@@ -392,7 +366,7 @@ func (k *Keeper) remove(s *session, reset bool) {
 	delete(k.sessions, s.id)
 	delete(s.service.sessions, s.id)
 	delete(s.service.orphans, s)
-	k.state -= s.weight()
+	k.charge(s, -s.weight(), -1)
 	switch {
 	case s.fd < 0:
 	case reset && s.kind == wire.Stream:

@@ -30,9 +30,7 @@ func (k *Keeper) commits(m *member, msg *wire.Message) error {
 		return err
 	}
 	m.service.counts.Commits++
-	k.state -= s.weight()
-	s.slot = in
-	k.state += s.weight()
+	k.moveTo(s, in)
 	return nil
 }
 
@@ -62,9 +60,14 @@ func (k *Keeper) caughtUp(s *session, now *wire.Message, commits uint64) error {
 
 // slotless ends that a session's commits are in a slot.
 func (k *Keeper) slotless(s *session) {
-	k.state -= s.weight()
-	s.slot = nil
-	k.state += s.weight()
+	k.moveTo(s, nil)
+}
+
+// moveTo changes where a session's commits are, and what it counts for.
+func (k *Keeper) moveTo(s *session, in *slot) {
+	was := s.weight()
+	s.slot = in
+	k.charge(s, s.weight()-was, 0)
 }
 
 // catchUpAll is catchUp of all sessions that somebody who asks may hear of. It reads without the lock: there may be thousands.

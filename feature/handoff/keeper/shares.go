@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// The keeper's memory and descriptors are divided by shares, so one service or user cannot take all of them. A share is a
+// multiple of what is free: it shrinks as others come, and something is left for a newcomer at any time. Sessions are charged
+// to their owner's user, or to the last one while they wait.
+const (
+	// One user's sessions of one service have at most 3 times what is free: 3/4 of all, and 3/7 each of two.
+	shareOne = 3
+	// All sessions of one user, and all of one service, have at most 31 times what is free. Users with many services, and
+	// services with many users, leave 1/32.
+	shareAll = 31
+)
+
+// holder names sessions that have a share together: of one user in one service, of a service, or of a user.
+type holder struct {
+	service *service // nil: of all services
+	user    int64    // -1: of all users
+}
+
+// holding is what a holder has.
+type holding struct {
+	bytes   int64 // of state, and of what slots may have
+	sockets int64
+}
+
+// share is a holder with its multiple of what is free.
+type share struct {
+	holder
+	times int64
+}
+
+// shares are those that a session of a user counts for. Root and the keeper's own user have no share of all services: they run
+// the services of many.
+func shares(v *service, user uint32) []share {
+	out := []share{{holder{v, int64(user)}, shareOne}, {holder{v, -1}, shareAll}}
+	if user != 0 && int(user) != os.Geteuid() {
+		out = append(out, share{holder{nil, int64(user)}, shareAll})
+	}
+	return out
+}
+
+// charge adds to what a session's holders have; the amounts may be negative.
+func (k *Keeper) charge(s *session, bytes, sockets int64) {
+	k.state += bytes
+	for _, h := range shares(s.service, s.user) {
+		has := k.holdings[h.holder]
+		has.bytes, has.sockets = has.bytes+bytes, has.sockets+sockets
+		if has == (holding{}) {
+			delete(k.holdings, h.holder)
+		} else {
+			k.holdings[h.holder] = has
+		}
+	}
+}
+
+// belongs charges a kept session to another user.
+func (k *Keeper) belongs(s *session, user uint32) {
+	if s.user == user {
+		return
+	}
+	k.charge(s, -s.weight(), -1)
+	s.user = user
+	k.charge(s, s.weight(), 1)
+}
+
+// fits says whether there is room for a state in place of the one that a session has. A state that does not grow always fits:
+// others must not end the commits of sessions that are there. A holder's first state has the whole rest.
+func (k *Keeper) fits(m *member, s *session, size int64) error {
+	more := size - s.weight()
+	if more <= 0 || wire.Elsewhere(m.name) {
+		return nil
+	}
+	free := k.MaxTotal - k.state - more
+	if free < 0 {
+		s.service.counts.OverLimit++
+		return wire.Errorf(wire.Limit, "all states together would have %d bytes; this keeper keeps at most %d", k.MaxTotal-free, k.MaxTotal)
+	}
+	for _, h := range shares(s.service, s.user) {
+		if has := k.holdings[h.holder].bytes; has > 0 && has+more > h.times*free {
+			s.service.counts.OverLimit++
+			return wire.Errorf(wire.Limit, "%s would have %d bytes of state, more than its share of the keeper's %d: raise total", h.holder, has+more, k.MaxTotal)
+		}
+	}
+	return nil
+}
+
+// admits says whether there is room for one more socket of a member, which came as fd.
+func (k *Keeper) admits(m *member, fd int) error {
+	if wire.Elsewhere(m.name) { // what comes from another server is there already, and would end
+		return nil
+	}
+	v, user := m.service, m.process.UID
+	if n := k.holdings[holder{v, int64(user)}].sockets; n >= int64(k.MaxSessions) {
+		v.counts.OverLimit++
+		return wire.Errorf(wire.Limit, "service %s has %d sessions of user %d, as many as this keeper keeps of one", v.name, n, user)
+	}
+	if full(fd) {
+		v.counts.OverLimit++
+		return wire.ErrNoDescriptors()
+	}
+	all := maxDescriptors()
+	free := all - int64(len(k.sessions)) - 1
+	for _, h := range shares(v, user) {
+		if has := k.holdings[h.holder].sockets; has > 0 && has+1 > h.times*free {
+			v.counts.OverLimit++
+			return wire.Errorf(wire.Limit, "%s has %d sockets, its share of the keeper's %d descriptors: raise RLIMIT_NOFILE (LimitNOFILE= of a unit)", h.holder, has, all)
+		}
+	}
+	return nil
+}
+
+// reserve is how many descriptors no socket is kept with, of a keeper that may have more than eight times as many: for processes
+// that connect, and for large states on their way.
+const reserve = 64
+
+// maxDescriptors is how many the keeper may use for sockets.
+func maxDescriptors() int64 {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return 1 << 62 / (shareAll + 1)
+	}
+	return int64(min(r.Cur-min(reserve, r.Cur/8), 1<<32))
+}
+
+// full says whether a descriptor that was just received is one of the last: the kernel gives the lowest that is free.
+func full(fd int) bool { return int64(fd) >= maxDescriptors() }
+
+// String names a holder in errors.
+func (h holder) String() string {
+	switch {
+	case h.service == nil:
+		return fmt.Sprintf("user %d", h.user)
+	case h.user < 0:
+		return "service " + h.service.name
+	}
+	return fmt.Sprintf("service %s of user %d", h.service.name, h.user)
+}
