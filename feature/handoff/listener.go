@@ -63,7 +63,35 @@ func (m *Member) Listen(ctx context.Context, network, address string) (*Listener
 	if !strings.HasPrefix(network, "tcp") {
 		return nil, fmt.Errorf("listen %s: a listener is of tcp, tcp4 or tcp6; for udp see ListenPacket", network)
 	}
+	label := m.label(network, address)
+	l, err := m.listen(ctx, network, address, label)
+	if err != nil {
+		m.unlabel(label)
+	}
+	return l, err
+}
+
+// label names a socket that is being opened, as the keeper knows it. A process that listens at an address more than once, at
+// port 0 say, has a socket for each: the second one of its replacement goes on with the second one.
+func (m *Member) label(network, address string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	label := network + " " + address
+	for n := 2; m.labels[label]; n++ {
+		label = fmt.Sprintf("%s %s #%d", network, address, n)
+	}
+	m.labels[label] = true
+	return label
+}
+
+// unlabel makes a label free: its socket is closed for good.
+func (m *Member) unlabel(label string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.labels, label)
+}
+
+func (m *Member) listen(ctx context.Context, network, address, label string) (*Listener, error) {
 	l := &Listener{m: m, label: label, conns: make(chan *Session), stopped: make(chan struct{}), notify: make(chan struct{}, 1)}
 	f, err := m.find(wire.Listener, label)
 	if err != nil {
@@ -329,6 +357,7 @@ func (l *Listener) Close() error {
 		}
 	}
 	l.m.mu.Unlock()
+	defer l.m.unlabel(l.label) // when the keeper has let go
 	return l.m.post(&wire.Message{Type: wire.Drop, Session: l.id})
 }
 

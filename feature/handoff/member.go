@@ -58,6 +58,7 @@ type Member struct {
 	sessions  map[uint64]*Session
 	listeners []*Listener
 	packets   []*PacketConn
+	labels    map[string]bool // of listeners and packet sockets that are open
 	load      ownLoad
 	loads     map[string]uint32 // of other members, as they say
 	ready     bool
@@ -79,7 +80,7 @@ func Join(ctx context.Context, o Options) (*Member, error) {
 	o.Log = ratelog.Limit(o.Log)
 	o.Keeper = wire.Socket(o.Keeper)
 	o.Listen.SetMultipathTCP(false)
-	m := &Member{o: o, calls: map[uint32]*call{}, loads: map[string]uint32{}, sessions: map[uint64]*Session{}, replaced: make(chan struct{}), done: make(chan struct{})}
+	m := &Member{o: o, calls: map[uint32]*call{}, loads: map[string]uint32{}, labels: map[string]bool{}, sessions: map[uint64]*Session{}, replaced: make(chan struct{}), done: make(chan struct{})}
 	var err error
 	if m.board, err = wire.NewBoard(); err != nil {
 		o.Log.Warn("commits go by messages", "reason", err)

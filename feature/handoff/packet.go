@@ -36,7 +36,15 @@ func (m *Member) ListenPacket(ctx context.Context, network, address string) (*Pa
 	if !strings.HasPrefix(network, "udp") {
 		return nil, fmt.Errorf("listen %s: a packet socket is of udp, udp4 or udp6", network)
 	}
-	label := network + " " + address
+	label := m.label(network, address)
+	p, err := m.listenPacket(ctx, network, address, label)
+	if err != nil {
+		m.unlabel(label)
+	}
+	return p, err
+}
+
+func (m *Member) listenPacket(ctx context.Context, network, address, label string) (*PacketConn, error) {
 	f, err := m.find(wire.Packet, label)
 	if err != nil {
 		return nil, err
@@ -140,6 +148,7 @@ func (p *PacketConn) Close() error {
 	for i, o := range p.m.packets {
 		if o == p {
 			p.m.packets = append(p.m.packets[:i:i], p.m.packets[i+1:]...)
+			defer p.m.unlabel(p.label) // when the keeper has let go
 			break
 		}
 	}
