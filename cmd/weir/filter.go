@@ -103,6 +103,9 @@ func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 		t.row("  "+name, r.Action, r.Packets, bytes(r.Bytes), since(r.Last, now), r.Match)
 	}
 	t.row("  default", f.Default.Action, f.Default.Packets, bytes(f.Default.Bytes), since(f.Default.Last, now), "what no rule decided")
+	if u := f.Unreadable; u.Packets > 0 {
+		t.row("  unreadable", "", u.Packets, bytes(u.Bytes), since(u.Last, now), "transport headers that could not be read")
+	}
 	t.flush()
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 	"go.yaml.in/yaml/v3"
@@ -30,6 +31,7 @@ type Filter struct {
 	Priority       int32             `yaml:"priority" json:"priority,omitempty"`     // netfilter, nft: the lowest runs first
 	Netns          string            `yaml:"netns" json:"netns,omitempty"`           // name, path or pid:N; empty: weir's own
 	Default        Action            `yaml:"default" json:"default,omitempty"`       // where no rule decides: pass or drop
+	Unreadable     Unreadable        `yaml:"unreadable" json:"unreadable,omitempty"` // fields of a transport header that cannot be read: match (the default) or absent
 	Lists          map[string]string `yaml:"lists" json:"lists,omitempty"`           // $name in expressions, to a file of prefixes, relative to the configuration
 	Rules          []Rule            `yaml:"rules" json:"rules"`
 }
@@ -127,6 +129,28 @@ const (
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (a *Action) UnmarshalText(b []byte) error { return choice(a, b, "action", Drop, Pass, Count) }
+
+// Unreadable is how rules take fields of a transport header that cannot be read.
+type Unreadable string
+
+// The ways to take them.
+const (
+	MatchUnreadable  Unreadable = "match"  // every rule that drops matches, no rule that passes
+	AbsentUnreadable Unreadable = "absent" // as fields that the packet does not have
+)
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (u *Unreadable) UnmarshalText(b []byte) error {
+	return choice(u, b, "unreadable", MatchUnreadable, AbsentUnreadable)
+}
+
+// unreadable says how a rule takes these fields.
+func (f Filter) unreadable(rule int) expr.Unreadable {
+	if f.Unreadable == AbsentUnreadable {
+		return expr.TakeAbsent
+	}
+	return compile.Rule{Action: actions[f.Rules[rule].Action]}.Unreadable()
+}
 
 // choice reads one of a fixed set of words.
 func choice[T ~string](to *T, b []byte, what string, words ...T) error {

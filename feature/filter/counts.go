@@ -39,20 +39,26 @@ func baseMap(entries int) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// keysOf are the rules' keys in order, and last that of the default.
+// keysOf are the rules' keys in order, then that of the default and that of unreadable packets.
 func (f Filter) keysOf() []string {
-	keys := make([]string, 0, len(f.Rules)+1)
+	keys := make([]string, 0, len(f.Rules)+2)
 	for _, r := range f.Rules {
 		keys = append(keys, r.Key())
 	}
-	return append(keys, defaultKey)
+	return append(keys, defaultKey, unreadableKey)
 }
 
-// defaultKey cannot be a rule's: keys are not empty.
-const defaultKey = ""
+// Keys of no rule: a rule's is not empty, and no name of a configuration has a NUL.
+const (
+	defaultKey    = ""
+	unreadableKey = "\x00unreadable"
+)
 
-// sumCounts adds up the CPUs' shares of one element.
+// sumCounts adds up the CPUs' shares of one element. Maps of an earlier weir have none for unreadable packets.
 func sumCounts(m *ebpf.Map, i int) (sum tally, err error) {
+	if uint32(i) >= m.MaxEntries() {
+		return sum, nil
+	}
 	b, err := m.LookupBytes(uint32(i))
 	if err != nil {
 		return sum, fmt.Errorf("reading counts %d: %w", i, err)
@@ -73,7 +79,9 @@ func carried(o *kernel.Opened, p *published) (map[string]tally, error) {
 	out := map[string]tally{}
 	for i, key := range p.Filter.keysOf() {
 		var t tally
-		if err := o.Maps["base"].Lookup(uint32(i), &t); err != nil {
+		if base := o.Maps["base"]; uint32(i) >= base.MaxEntries() { // an earlier weir's
+			continue
+		} else if err := base.Lookup(uint32(i), &t); err != nil {
 			return nil, fmt.Errorf("reading earlier counts: %w", err)
 		}
 		if n := slices.Index(p.Before, key); n >= 0 && o.Maps["before"] != nil {
@@ -88,13 +96,13 @@ func carried(o *kernel.Opened, p *published) (map[string]tally, error) {
 	return out, nil
 }
 
-// counts are what each rule has counted, and last the default.
+// counts are what each rule has counted, then the default, and last unreadable packets.
 func counts(o *kernel.Opened, p *published) ([]tally, error) {
 	before, err := carried(o, p)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]tally, 0, len(p.Filter.Rules)+1)
+	out := make([]tally, 0, len(p.Filter.Rules)+2)
 	for i, key := range p.Filter.keysOf() {
 		t, err := sumCounts(o.Maps["counts"], i)
 		if err != nil {

@@ -29,16 +29,17 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 }
 
 var (
-	packetsDesc  = desc("packets_total", "Packets that a rule matched; rule \"\" is the default.", "hook", "rule", "action")
-	bytesDesc    = desc("bytes_total", "Bytes of the packets that a rule matched, as the hook sees them.", "hook", "rule", "action")
-	lastDesc     = desc("last_match_seconds", "When a rule last matched, seconds since the epoch.", "hook", "rule", "action")
-	attachedDesc = desc("attached", "Whether the filter is attached at a place.", "place")
-	upDesc       = prometheus.NewDesc("weir_filter_up", "Whether the pins could be read.", nil, nil)
+	packetsDesc    = desc("packets_total", "Packets that a rule matched; rule \"\" is the default.", "hook", "rule", "action")
+	bytesDesc      = desc("bytes_total", "Bytes of the packets that a rule matched, as the hook sees them.", "hook", "rule", "action")
+	lastDesc       = desc("last_match_seconds", "When a rule last matched, seconds since the epoch.", "hook", "rule", "action")
+	unreadableDesc = desc("unreadable_packets_total", "Packets whose transport header could not be read, where rules ask for it.", "hook")
+	attachedDesc   = desc("attached", "Whether the filter is attached at a place.", "place")
+	upDesc         = prometheus.NewDesc("weir_filter_up", "Whether the pins could be read.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{packetsDesc, bytesDesc, lastDesc, attachedDesc, upDesc} {
+	for _, d := range []*prometheus.Desc{packetsDesc, bytesDesc, lastDesc, unreadableDesc, attachedDesc, upDesc} {
 		ch <- d
 	}
 }
@@ -58,6 +59,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		for _, p := range f.Places {
 			send(attachedDesc, prometheus.GaugeValue, feature.Gauge(p.Attached), p.Name)
 		}
+		send(unreadableDesc, prometheus.CounterValue, float64(f.Unreadable.Packets), string(f.Hook))
 		for _, r := range append(f.Rules[:len(f.Rules):len(f.Rules)], f.Default) {
 			labels := []string{string(f.Hook), r.Key(), string(r.Action)}
 			send(packetsDesc, prometheus.CounterValue, float64(r.Packets), labels...)

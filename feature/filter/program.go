@@ -100,6 +100,7 @@ func (f Filter) compileFor(o compile.Options, lists map[string]*list) (*compiled
 		return nil, fmt.Errorf("default %q: want %s or %s", f.Default, Pass, Drop)
 	}
 	o.Default = actions[f.Default]
+	o.AbsentUnreadable = f.Unreadable == AbsentUnreadable
 	o.Lists = forCompiler(lists)
 	var rules []compile.Rule
 	for i, r := range f.Rules {

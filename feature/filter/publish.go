@@ -53,7 +53,7 @@ func (p *published) load(from *site) (*form, error) {
 			f.made = append(f.made, m)
 		}
 	}
-	m, e := baseMap(len(p.Filter.Rules) + 1)
+	m, e := baseMap(len(p.Filter.keysOf()))
 	own("base", m, e)
 	if p.Holder == heldByNetfilter && (from == nil || !samePlace(from.pub, p)) {
 		m, e = kernel.NewDispatcherSlot("filter_slot")

@@ -31,12 +31,21 @@ type FilterState struct {
 	Places    []Place     `json:"places"`
 	Rules     []RuleState `json:"rules"`
 	Default   RuleState   `json:"default"` // packets that no rule decided
-	Problem   string      `json:"problem,omitempty"`
-	Updated   time.Time   `json:"updated"`
+	// Unreadable counts packets whose transport header could not be read, whatever became of them.
+	Unreadable Counted   `json:"unreadable"`
+	Problem    string    `json:"problem,omitempty"`
+	Updated    time.Time `json:"updated"`
 
 	inst kernel.Instance
 	pub  *published
 	gone bool // its namespace
+}
+
+// Counted is how many packets were counted, and when the last one.
+type Counted struct {
+	Packets uint64    `json:"packets"`
+	Bytes   uint64    `json:"bytes"`
+	Last    time.Time `json:"last,omitzero"`
 }
 
 // RuleState is one rule and what it has counted, since its name came into the filter.
@@ -97,6 +106,8 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 			out.Rules = append(out.Rules, s)
 		}
 	}
+	u := sums[len(sums)-1]
+	out.Unreadable = Counted{u.Packets, u.Bytes, kernel.WallTime(u.Last)}
 	out.look(r, o)
 	return out, nil
 }

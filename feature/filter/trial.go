@@ -113,7 +113,7 @@ func (t *Trial) Packet(data []byte, ethernet bool, now int64) error {
 	if ethernet {
 		layer = expr.Link
 	}
-	i := t.env.EvalAll(t.exprs, &expr.Packet{Data: data, Layer: layer}, func(i int) bool {
+	i := t.env.EvalRules(t.exprs, &expr.Packet{Data: data, Layer: layer}, t.filter.unreadable, func(i int) bool {
 		t.own[i] = t.own[i].plus(tally{1, uint64(len(data)), 0})
 		return t.filter.Rules[i].Action != Count
 	})

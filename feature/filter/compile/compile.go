@@ -58,6 +58,8 @@ type Rule struct {
 	Name   string
 	Match  *expr.Expr
 	Action Action
+
+	of *expr.Expr // what Match is made of, for an unreadable header
 }
 
 // Start is where the bytes begin that a hook gives to the program.
@@ -76,6 +78,9 @@ type Options struct {
 	Hook    Hook
 	Start   Start  // ByHook unless the socket or the device is another
 	Default Action // Pass or Drop: of packets that no rule decides
+	// AbsentUnreadable takes fields of a transport header that cannot be read as absent. Else such a packet matches rules
+	// that drop, where any value of these fields could, and no rule that passes for them.
+	AbsentUnreadable bool
 	// Lists are what $name stands for in expressions.
 	Lists map[string]List
 	// Kernel is what the program will run on; nil: this kernel is asked.
@@ -88,7 +93,8 @@ const (
 	CountsName  = "filter_counts"
 )
 
-// Counts is an element of the map CountsName, one for each rule and one behind them for the default, each per CPU.
+// Counts is an element of the map CountsName, one for each rule, one for the default and one for packets
+// whose transport header cannot be read, each per CPU.
 type Counts struct {
 	Packets uint64
 	Bytes   uint64 // as long as the hook sees them
@@ -155,7 +161,7 @@ func Compile(rules []Rule, o Options) (*Program, error) {
 		o.Kernel = k
 	}
 	p := &Program{rules: rules, opts: o, Tables: map[string]string{}}
-	p.plan = newPlan(rules)
+	p.plan = newPlan(rules, "filter_g")
 	return p, p.generate()
 }
 

@@ -101,6 +101,12 @@ func required(r Rule) (bits uint32) {
 	for _, n := range terms {
 		bits |= implied(n)
 	}
+	if bits&noTCP != 0 { // what is whole has its beginning
+		bits |= noFlags
+	}
+	if bits&noFlags != 0 {
+		bits |= noPorts
+	}
 	expr.Walk(r.Match.Root, func(n expr.Node) {
 		if _, rate := n.(*expr.Rate); rate {
 			bits = 0
@@ -115,6 +121,9 @@ func (g *gen) testRule(i int, decided label) {
 	t, f := g.label(), g.label()
 	start := len(g.ins)
 	g.rule, g.fails = r.Match, f
+	if r.of != nil {
+		g.rule = r.of
+	}
 	g.node(r.Match.Root, t, f)
 	if g.pending += pending(g.ins[start:]); g.pending > mostPending {
 		g.fail(fmt.Errorf("%w: rule %d is one too many of those that are tested in turn, which are about 4,000 at most: "+

@@ -23,7 +23,7 @@ const (
 
 	anyLink = noEth | noTag0 | noTag1
 	anyIP6  = noIP6 | noHopOpts | noDstOpts | noRouting | noFrag
-	anyL4   = noTCP | noUDP | noICMP | noICMP6 | noGRE | noPayload
+	anyL4   = noTCP | noPorts | noFlags | noUnreadable | noUDP | noICMP | noICMP6 | noGRE | noPayload
 )
 
 // found clears bits of what is absent, in R7.
@@ -207,14 +207,18 @@ func (g *gen) ipv6(l4 label) {
 	g.setEnd(40)
 	g.op(asm.Add.Imm(asm.R9, 40), asm.LoadMem(asm.R0, asm.R8, imgIP+6, asm.Byte))
 	// An extension header or none: most packets have none.
-	ext, noExt, out := g.label(), g.label(), g.label()
+	ext, noExt, out, broken := g.label(), g.label(), g.label(), g.label()
 	isExtension(g, ext)
 	g.goTo(noExt)
 	g.bind(ext)
 	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word),
 		asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
-	g.open(out)
-	g.extensions(out, noExt)
+	g.open(broken)
+	g.extensions(out, broken, noExt)
+	g.bind(broken)
+	g.note = "the chain of extension headers is cut, or too long"
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.goTo(g.entry(0))
 	g.bind(out)
 	g.note = "the extension headers end"
 	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))

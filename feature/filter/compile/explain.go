@@ -12,7 +12,7 @@ import (
 // Explain tells what the rules were compiled to: each rule's tree, how the rule is found, and the instructions with the rule
 // and the term that they are for.
 func (p *Program) Explain() string {
-	p = &Program{rules: p.rules, opts: p.opts, Tables: map[string]string{}, plan: newPlan(p.rules), noted: true}
+	p = &Program{rules: p.rules, opts: p.opts, Tables: map[string]string{}, plan: newPlan(p.rules, "filter_g"), noted: true}
 	if err := p.generate(); err != nil {
 		return err.Error() // it was compiled once
 	}

@@ -19,19 +19,19 @@ func isExtension(g *gen, ext label) {
 	g.jump(asm.JNE.Imm(asm.R1, 0, ""), ext)
 }
 
-// extensions walks the extension headers, the first one's number in imgSpare and its offset in imgAt. It leaves to out, or
-// to found with the transport protocol in R0.
-func (g *gen) extensions(out, found label) {
-	g.repeat(expr.MostExtensions, func() { g.extension(out, found) })
-	g.goTo(out)
+// extensions walks the extension headers, the first one's number in imgSpare and its offset in imgAt. It leaves to out at
+// a later fragment, to broken where the chain is, or to found with the transport protocol in R0.
+func (g *gen) extensions(out, broken, found label) {
+	g.repeat(expr.MostExtensions, func() { g.extension(out, broken, found) })
+	g.goTo(broken)
 }
 
-func (g *gen) extension(out, found label) {
+func (g *gen) extension(out, broken, found label) {
 	g.note = "an extension header"
 	g.op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
-	g.fits(8, out)
+	g.fits(8, broken)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
-	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, 8, out, true)
+	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, 8, broken, true)
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
 	for _, e := range []struct {
 		next int32

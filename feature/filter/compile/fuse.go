@@ -16,6 +16,10 @@ import (
 func (g *gen) and(n *expr.And, t, f label) {
 	known := g.known
 	defer func() { g.known = known }()
+	if len(n.X) == 0 {
+		g.goTo(t)
+		return
+	}
 	terms := n.X
 	if !rated(n) {
 		terms = g.all(n.X, f)

@@ -31,6 +31,7 @@ type gen struct {
 	err     error
 	// scratchOff is where the scratch is, from the frame pointer.
 	scratchOff int16
+	variants   []*variant // of rules, for unreadable headers
 }
 
 // fail keeps the first error.
@@ -52,6 +53,9 @@ func (g *gen) node(n expr.Node, t, f label) {
 	case *expr.And:
 		g.and(n, t, f)
 	case *expr.Or:
+		if len(n.X) == 0 {
+			g.goTo(f)
+		}
 		for i, x := range n.X {
 			if i == len(n.X)-1 {
 				g.node(x, t, f)
@@ -326,10 +330,7 @@ func (g *gen) macs(p place, vs []expr.Value, t, f label) {
 
 // generate makes the program.
 func (p *Program) generate() error {
-	p.required = make([]uint32, len(p.rules))
-	for i, r := range p.rules {
-		p.required[i] = required(r)
-	}
+	p.required = requiredOf(p.rules)
 	p.skips = true
 	err := p.generateOnce()
 	if errors.Is(err, errFar) {
@@ -344,10 +345,21 @@ func (p *Program) generateOnce() error {
 	g := &gen{o: &p.opts, p: p, need: needs(p.rules)}
 	g.noted = p.noted
 	g.ins = make([]insn, 0, 1024+64*len(p.plan.steps))
-	g.scratchOff = stackImage - scratchSize(p.rules, p.plan, p.opts.Hook)
+	size := scratchSize(p.rules, p.plan, p.opts.Hook)
+	if g.need&(anyL4|anyExtension) != 0 {
+		g.variants = newVariants(p.rules, g.o)
+	}
+	for _, v := range g.variants {
+		v.enter = g.label()
+		if !v.same {
+			size = max(size, scratchSize(v.rules, v.plan, p.opts.Hook))
+		}
+	}
+	g.scratchOff = stackImage - size
 	p.Spec = &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}}
-	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: uint32(len(p.rules) + 1)}
+	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: uint32(len(p.rules) + 2)}
 	g.dissect()
+	g.unreadables()
 	g.decide()
 	if g.err != nil {
 		return g.err

@@ -38,6 +38,9 @@ const (
 	noGREKey
 	noQuestion // of DNS: at least one is announced
 	noQType
+	noPorts // of TCP: the first 8 bytes
+	noFlags // the first 16
+	noUnreadable
 )
 
 // The image: offsets from R8. An Ethernet header with an IP header behind it lie as in the packet.
@@ -157,12 +160,12 @@ var places = [256]place{
 	expr.IP6Src: at(noIP6, imgIP+8, 0), expr.IP6Dst: at(noIP6, imgIP+24, 0),
 	expr.IP6FragOffset: at(noFrag, imgFrag, asm.Half).bits(3, 0), expr.IP6FragMore: at(noFrag, imgFrag+1, asm.Byte).bits(0, 1),
 
-	expr.TCPSrcPort: at(noTCP, imgL4, asm.Half), expr.TCPDstPort: at(noTCP, imgL4+2, asm.Half),
-	expr.TCPSeq: at(noTCP, imgL4+4, asm.Word), expr.TCPAck: at(noTCP, imgL4+8, asm.Word),
-	expr.TCPHdrLen: {absent: noTCP, off: imgL4 + 12, size: asm.Byte, shift: 4, times: 2}, expr.TCPFlags: at(noTCP, imgL4+12, asm.Half).bits(0, 0xfff),
+	expr.TCPSrcPort: at(noPorts, imgL4, asm.Half), expr.TCPDstPort: at(noPorts, imgL4+2, asm.Half),
+	expr.TCPSeq: at(noPorts, imgL4+4, asm.Word), expr.TCPAck: at(noFlags, imgL4+8, asm.Word),
+	expr.TCPHdrLen: {absent: noFlags, off: imgL4 + 12, size: asm.Byte, shift: 4, times: 2}, expr.TCPFlags: at(noFlags, imgL4+12, asm.Half).bits(0, 0xfff),
 	expr.TCPFin: flag(0), expr.TCPSyn: flag(1), expr.TCPReset: flag(2), expr.TCPPush: flag(3),
 	expr.TCPAckFlag: flag(4), expr.TCPUrg: flag(5), expr.TCPEce: flag(6), expr.TCPCwr: flag(7),
-	expr.TCPWindow: at(noTCP, imgL4+14, asm.Half), expr.TCPChecksum: at(noTCP, imgL4+16, asm.Half), expr.TCPUrgent: at(noTCP, imgL4+18, asm.Half),
+	expr.TCPWindow: at(noFlags, imgL4+14, asm.Half), expr.TCPChecksum: at(noTCP, imgL4+16, asm.Half), expr.TCPUrgent: at(noTCP, imgL4+18, asm.Half),
 	expr.TCPMSS: at(noMSS, imgMSS, asm.Half), expr.TCPWScale: at(noWScale, imgWScale, asm.Byte),
 	expr.TCPTSVal: at(noTimestamps, imgTS, asm.Word), expr.TCPTSEcr: at(noTimestamps, imgTS+4, asm.Word),
 
@@ -180,9 +183,10 @@ var places = [256]place{
 	expr.IP6HopOpts: {absent: noHopOpts}, expr.IP6DstOpts: {absent: noDstOpts}, expr.IP6Routing: {absent: noRouting}, expr.IP6Frag: {absent: noFrag},
 	expr.TCP: {absent: noTCP}, expr.UDP: {absent: noUDP}, expr.ICMP: {absent: noICMP}, expr.ICMP6: {absent: noICMP6}, expr.GRE: {absent: noGRE},
 	expr.DNSName: {absent: noQuestion}, expr.TCPSackPerm: {absent: noSackPerm}, expr.Payload: {absent: noPayload}, expr.TCPLen: {absent: noTCP | noPayload},
+	expr.TransportUnreadable: {absent: noUnreadable},
 }
 
-func flag(bit uint8) place { return at(noTCP, imgL4+13, asm.Byte).bits(bit, 1) }
+func flag(bit uint8) place { return at(noFlags, imgL4+13, asm.Byte).bits(bit, 1) }
 
 // needs are the bits that rules ask about: only what some rule asks for is dissected.
 func needs(rules []Rule) (bits uint32) {
@@ -207,7 +211,7 @@ func needs(rules []Rule) (bits uint32) {
 			}
 		})
 	}
-	if bits&(noMSS|noWScale|noSackPerm|noTimestamps) != 0 {
+	if bits&(noMSS|noWScale|noSackPerm|noTimestamps|noPorts|noFlags|noUnreadable) != 0 {
 		bits |= noTCP
 	}
 	if bits&noGREKey != 0 {

@@ -162,7 +162,8 @@ func (t *tuple) key() string {
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
 
-func newPlan(rules []Rule) *plan {
+// newPlan names the maps of groups by a prefix.
+func newPlan(rules []Rule, prefix string) *plan {
 	signs := map[string]*group{}
 	tuples := make([]*tuple, len(rules))
 	var all []*group
@@ -201,7 +202,7 @@ func newPlan(rules []Rule) *plan {
 			g.slot = slots
 			slots++
 		}
-		g.name = fmt.Sprintf("filter_g%d", len(p.groups))
+		g.name = fmt.Sprintf("%s%d", prefix, len(p.groups))
 		p.groups = append(p.groups, g)
 	}
 	p.order(rules, grouped)
@@ -212,6 +213,9 @@ func newPlan(rules []Rule) *plan {
 func (p *plan) order(rules []Rule, grouped []bool) {
 	pending := false
 	for i, r := range rules {
+		if r.Match.Root == never {
+			continue
+		}
 		if grouped[i] {
 			pending = pending || r.Action != Count
 			continue

@@ -41,47 +41,107 @@ func (g *gen) transport(p *paths) {
 	g.launder(asm.R9, imgAt)
 	g.clip()
 	g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
-	loaded := g.label()
+	loaded, unloaded, small, short, gre := g.label(), g.label(), g.label(), g.label(), g.label()
 	for _, t := range transports {
-		if g.wants(t) && t.size != commonSize {
+		if g.wants(t) && t.size > commonSize {
 			other := g.label()
 			g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
 			g.op(asm.Mov.Reg(asm.R2, asm.R9))
-			g.loadHeader(imgL4, t.size)
+			g.loadHeader(imgL4, t.size, short)
 			g.goTo(loaded)
 			g.bind(other)
 		}
 	}
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
-	g.loadHeader(imgL4, commonSize)
+	g.loadHeader(imgL4, commonSize, unloaded)
 	g.bind(loaded)
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
 	g.bind(p.l4)
-	least := int32(commonSize) // of all that are looked into
-	if g.need&noGRE != 0 {
-		least = 4
-	}
-	g.fits(least, g.done)
+	g.fits(commonSize, small)
 	for _, t := range transports {
 		if !g.wants(t) {
 			continue
 		}
 		other := g.label()
 		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
-		if t.size > least {
-			g.fits(t.size, g.done)
+		if t.size > commonSize {
+			g.fits(t.size, short)
 		}
 		if t.bit == noICMP || t.bit == noICMP6 { // each with its own family
-			version := map[uint32]int32{noICMP: 4, noICMP6: 6}[t.bit]
-			g.op(asm.LoadMem(asm.R1, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R1, 4))
-			g.jump(asm.JNE.Imm(asm.R1, version, ""), g.done)
+			g.ofFamily(t, g.done)
 		}
-		g.found(t.bit)
+		if t.bit == noTCP {
+			g.found(noTCP | noPorts | noFlags)
+		} else {
+			g.found(t.bit)
+		}
+		if t.bit == noGRE {
+			g.bind(gre)
+			g.found(noGRE)
+		}
 		g.payloadOf(t)
 		g.goTo(g.done)
 		g.bind(other)
 	}
 	g.goTo(g.done)
+	g.partOfTCP(short)
+	g.bind(unloaded)
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
+	g.bind(small)
+	g.smallHeader(gre)
+}
+
+// partOfTCP goes on with a TCP header of less than 20 bytes, or one that cannot be loaded whole.
+func (g *gen) partOfTCP(short label) {
+	if !g.wants(transport{bit: noTCP}) {
+		return
+	}
+	g.bind(short)
+	g.note = "a part of a TCP header"
+	eight := g.label()
+	g.fits(16, eight)
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.loadHeader(imgL4, 16, eight)
+	g.found(noPorts | noFlags)
+	g.goTo(g.entry(16))
+	g.bind(eight)
+	g.fits(8, g.entry(0))
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.loadHeader(imgL4, 8, g.entry(0))
+	g.found(noPorts)
+	g.goTo(g.entry(8))
+}
+
+// smallHeader goes on with less than 8 bytes of the protocol in R0: a whole header of GRE, nothing of another one.
+func (g *gen) smallHeader(gre label) {
+	g.note = "less than 8 bytes of a transport header"
+	for _, t := range transports {
+		other := g.label()
+		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
+		switch t.bit {
+		case noICMP, noICMP6:
+			g.ofFamily(t, g.done)
+		case noGRE:
+			g.fits(t.size, g.entry(0))
+			if !g.wants(t) {
+				g.goTo(g.done)
+				break
+			}
+			g.op(asm.Mov.Reg(asm.R2, asm.R9))
+			g.loadHeader(imgL4, t.size, g.entry(0))
+			g.goTo(gre)
+		}
+		g.goTo(g.entry(0))
+		g.bind(other)
+	}
+	g.goTo(g.done)
+}
+
+// ofFamily goes to other unless the packet is of the family that has this protocol.
+func (g *gen) ofFamily(t transport, other label) {
+	version := map[uint32]int32{noICMP: 4, noICMP6: 6}[t.bit]
+	g.op(asm.LoadMem(asm.R1, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R1, 4))
+	g.jump(asm.JNE.Imm(asm.R1, version, ""), other)
 }
 
 // payloadOf goes on with the header in the image.
@@ -99,8 +159,8 @@ func (g *gen) payloadOf(t transport) {
 }
 
 // loadHeader is loadImage once the transport header is found.
-func (g *gen) loadHeader(img, n int32) {
-	g.load(func(r asm.Register) []asm.Instruction { return image(r, img) }, n, g.done, false)
+func (g *gen) loadHeader(img, n int32, fail label) {
+	g.load(func(r asm.Register) []asm.Instruction { return image(r, img) }, n, fail, false)
 }
 
 // payload notes that the payload begins n bytes behind R9.
@@ -139,7 +199,7 @@ func (g *gen) datagramEnd() {
 // tcp goes on where the header ends as it says itself.
 func (g *gen) tcp() {
 	options := g.need&(noMSS|noWScale|noSackPerm|noTimestamps) != 0
-	if g.need&noPayload == 0 && !options {
+	if g.need&(noPayload|noUnreadable) == 0 && !options {
 		return
 	}
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgL4+12, asm.Byte), asm.RSh.Imm(asm.R0, 4), asm.LSh.Imm(asm.R0, 2))
@@ -149,7 +209,7 @@ func (g *gen) tcp() {
 	// It is not shorter than 20 bytes, and ends in the packet: neither difference is below 0.
 	g.op(asm.Add.Reg(asm.R9, asm.R0), asm.Sub.Imm(asm.R0, 20),
 		asm.LoadMem(asm.R1, asm.R8, imgEnd, asm.Word), asm.Sub.Reg(asm.R1, asm.R9), asm.Or.Reg(asm.R1, asm.R0))
-	g.jump(asm.JSLT.Imm(asm.R1, 0, ""), g.done)
+	g.jump(asm.JSLT.Imm(asm.R1, 0, ""), g.entry(20))
 	g.payload(0)
 	if options {
 		g.options()
@@ -236,7 +296,7 @@ func (g *gen) gre() {
 	g.bind(plain)
 	g.fits(4, g.done)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
-	g.loadHeader(imgKey, 4)
+	g.loadHeader(imgKey, 4, g.done)
 	g.found(noGREKey)
 }
 
@@ -276,6 +336,6 @@ func (g *gen) dns() {
 	g.op(asm.Add.Imm(asm.R9, 1))
 	g.fits(2, g.done)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
-	g.loadHeader(imgQType, 2)
+	g.loadHeader(imgQType, 2, g.done)
 	g.found(noQType)
 }

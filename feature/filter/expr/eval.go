@@ -32,6 +32,17 @@ func (v *Env) Eval(e *Expr, p *Packet) bool {
 	return (&run{v, e, dissect(p)}).node(e.Root)
 }
 
+// EvalRules is EvalAll for rules: unreadable says how each takes fields of a transport header that cannot be read.
+func (v *Env) EvalRules(es []*Expr, p *Packet, unreadable func(i int) Unreadable, matched func(i int) (stop bool)) int {
+	l := dissect(p)
+	for i, e := range es {
+		if (&run{v, e, l}).rule(unreadable(i)) && matched(i) {
+			return i
+		}
+	}
+	return len(es)
+}
+
 // EvalAll evaluates expressions in turn for one packet, as the rules of a filter are: until stop says that the one which
 // has matched decides. It returns the number of the expression that decided, or len(es).
 func (v *Env) EvalAll(es []*Expr, p *Packet, matched func(i int) (stop bool)) int {

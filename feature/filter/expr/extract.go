@@ -137,8 +137,8 @@ func (l *layers) ip6Number(id ID) (v uint64, ok bool) {
 }
 
 func (l *layers) tcpNumber(id ID) (v uint64, ok bool) {
-	b := l.tcp
-	if b == nil {
+	b := l.tcpHead
+	if len(b) < tcpBytes(id) {
 		return 0, false
 	}
 	half := func(i int) (uint64, bool) { return uint64(be.Uint16(b[i:])), true }
@@ -291,6 +291,8 @@ func (l *layers) there(id ID) bool {
 		return l.gre != nil
 	case Payload:
 		return !l.noPayload
+	case TransportUnreadable:
+		return l.unreadable
 	case SIPMethod:
 		_, ok := l.method()
 		return ok

@@ -129,6 +129,7 @@ const (
 	SIPMethod
 	DNSName
 	DNSType
+	TransportUnreadable
 	lastField
 )
 
@@ -255,6 +256,8 @@ var fields = []Field{
 	{ID: SIPMethod, Name: "sip.method", Aliases: []string{"sip.Method"}, Type: Name, Doc: "the capitals before the first space of a TCP or UDP payload"},
 	{ID: DNSName, Name: "dns.qname", Aliases: []string{"dns.qry.name"}, Type: Name, Doc: "the first question's, in a UDP payload"},
 	{ID: DNSType, Name: "dns.qtype", Aliases: []string{"dns.qry.type"}, Type: Uint, Bits: 16},
+
+	{ID: TransportUnreadable, Name: "transport.unreadable", Type: Proto, Doc: "the transport header is not whole, or lies behind too many IPv6 extension headers"},
 }
 
 var (

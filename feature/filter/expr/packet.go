@@ -27,8 +27,8 @@ type Tag struct {
 	TCI      uint16 // priority, DEI and VLAN number
 }
 
-// Of IPv6's extension headers so many are walked; a packet with more has no fields of the transport layer.
-const MostExtensions = 8
+// MostExtensions bounds the walk over the extension headers of IPv6. The transport header behind more of them is unreadable.
+const MostExtensions = 32
 
 const mostTags = 2
 
@@ -47,12 +47,16 @@ type layers struct {
 	routing   bool
 	frag      []byte // 8 bytes
 	tcp       []byte // 20 bytes, or with options as many as are there
+	tcpHead   []byte // the first 8 to 20 bytes of the header
 	udp       []byte // 8 bytes
 	icmp      []byte // 8 bytes
 	icmp6     []byte
 	gre       []byte // 4 bytes, and what follows
 	payload   []byte
 	noPayload bool
+
+	unreadable bool // the transport header is not whole
+	have       int  // of an unreadable header: 0, or 8, 16 or 20 bytes of TCP
 }
 
 // dissect takes a packet apart. What is truncated or malformed is not there, nor is what lies behind it.
@@ -133,13 +137,10 @@ func (l *layers) ipv4(b []byte) {
 	l.ip4 = b[:20]
 	b = until(b, int(be.Uint16(b[2:])))
 	header := int(l.ip4[0]&15) * 4
-	if len(b) < header {
-		return
-	}
 	if be.Uint16(l.ip4[6:])&0x1fff != 0 {
 		return // a later fragment: what lies here is the middle of something
 	}
-	l.transport(l.ip4[9], b[header:], false)
+	l.transport(l.ip4[9], b[min(header, len(b)):], false)
 }
 
 // IPv6 next headers (IANA), as far as they are walked.
@@ -170,6 +171,7 @@ func (l *layers) ipv6(b []byte) {
 			return
 		}
 		if len(b) < 8 {
+			l.unreadable = true
 			return
 		}
 		size := 8 + 8*int(b[1])
@@ -190,12 +192,14 @@ func (l *layers) ipv6(b []byte) {
 			}
 		}
 		if len(b) < size {
-			return
+			next, b = b[0], nil
+			continue
 		}
 		next, b = b[0], b[size:]
 	}
 	switch next {
 	case nextHopOpts, nextRouting, nextDstOpts, nextFragment, nextAH:
+		l.unreadable = true
 	default:
 		l.transport(next, b, true)
 	}
@@ -209,10 +213,12 @@ func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 	switch {
 	case proto == 6 && len(b) >= 20: // RFC 9293
 		header := int(b[12]>>4) * 4
-		l.tcp = b[:20]
+		l.tcp, l.tcpHead = b[:20], b[:20]
 		if header >= 20 && len(b) >= header {
 			l.tcp = b[:header]
 			carry(header)
+		} else {
+			l.unreadable, l.have = true, 20
 		}
 	case proto == 17 && len(b) >= 8: // RFC 768
 		l.udp = b[:8]
@@ -228,6 +234,11 @@ func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 		carry(8)
 	case proto == 47 && len(b) >= 4: // RFC 2784, 2890
 		l.gre = b
+	case proto == 6:
+		l.unreadable, l.have = true, len(b)/8*8
+		l.tcpHead = b[:l.have]
+	case proto == 17, proto == 1 && !ipv6, proto == 58 && ipv6, proto == 47:
+		l.unreadable = true
 	}
 }
 

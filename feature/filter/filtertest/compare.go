@@ -197,7 +197,7 @@ func (c *comparison) want(p *expr.Packet) (hits []int, verdict compile.Action) {
 		exprs[i] = r.Match
 	}
 	verdict = c.opts.Default
-	i := c.env.EvalAll(exprs, p, func(i int) bool {
+	i := c.env.EvalRules(exprs, p, func(i int) expr.Unreadable { return c.rules[i].Unreadable() }, func(i int) bool {
 		hits = append(hits, i)
 		return c.rules[i].Action != compile.Count
 	})

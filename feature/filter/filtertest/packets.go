@@ -82,6 +82,9 @@ func noise(r *rand.Rand, n int) []byte {
 func ipv4(r *rand.Rand) []byte {
 	options := pick(r, []int{0, 0, 0, 0, 4, 8, 40})
 	proto, body := transport(r, false)
+	if one(r, 8) { // a first fragment that is too short
+		body = body[:min(len(body), pick(r, []int{0, 3, 4, 7, 8, 12, 16, 19, 20, 24}))]
+	}
 	b := make([]byte, 20+options)
 	b[0] = 0x40 | byte(5+options/4)
 	b[1] = pick(r, []byte{0, 0xb8, 1, 3})
@@ -102,7 +105,10 @@ func ipv4(r *rand.Rand) []byte {
 
 func ipv6(r *rand.Rand) []byte {
 	next, body := transport(r, true)
-	for n := pick(r, []int{0, 0, 0, 1, 1, 2, 3, 8, 9}); n > 0; n-- {
+	if one(r, 8) {
+		body = body[:min(len(body), pick(r, []int{0, 3, 4, 7, 8, 12, 16, 19, 20, 24}))]
+	}
+	for n := pick(r, []int{0, 0, 0, 0, 1, 1, 2, 3, 8, 9, 31, 32, 33}); n > 0; n-- {
 		next, body = extension(r, next, body)
 	}
 	b := make([]byte, 8, 40)

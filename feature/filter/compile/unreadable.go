@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+// Packets whose transport header cannot be read leave the dissection for a copy of the rules of their own, in which every
+// term about unknown bytes is a constant. Other packets never come there.
+
+// haves are the kinds of unreadable headers: how many bytes of TCP are there, or nothing at all.
+var haves = [...]int{0, 8, 16, 20}
+
+// anyExtension are the bits of extension headers.
+const anyExtension = noHopOpts | noDstOpts | noRouting | noFrag
+
+// variant is the rules as they are for one kind.
+type variant struct {
+	have  int
+	enter label // R7 is what is absent
+	rules []Rule
+	plan  *plan
+	same  bool // no rule differs: the code of all packets serves
+}
+
+// always and never match.
+var (
+	always = &expr.And{}
+	never  = &expr.Or{}
+)
+
+// Unreadable says how the rule takes fields of a header that cannot be read.
+func (r Rule) Unreadable() expr.Unreadable {
+	return [...]expr.Unreadable{Pass: expr.TakeNoMatch, Drop: expr.TakeMatch, Count: expr.TakeAbsent}[r.Action]
+}
+
+// newVariants are the rules for all kinds.
+func newVariants(rules []Rule, o *Options) []*variant {
+	var out []*variant
+	for i, have := range haves {
+		v := &variant{have: have, same: true, rules: make([]Rule, len(rules))}
+		ended := false
+		for j, r := range rules {
+			v.rules[j] = r
+			if ended {
+				v.rules[j].Match = &expr.Expr{Root: never}
+				continue
+			}
+			if o.AbsentUnreadable || r.Action == Count || !expr.AnyUnknown(r.Match.Root, have) {
+				continue
+			}
+			root := fold(r.Match.Root, have, r.Action == Drop)
+			v.same = false
+			v.rules[j].Match, v.rules[j].of = &expr.Expr{Root: root, Source: r.Match.Source}, r.Match
+			ended = root == always
+		}
+		if !v.same {
+			v.plan = newPlan(v.rules, fmt.Sprintf("filter_u%dg", i))
+		}
+		out = append(out, v)
+	}
+	return out
+}
+
+// fold replaces unknown terms by what is wanted of them.
+func fold(n expr.Node, have int, want bool) expr.Node {
+	constant := func(is bool) expr.Node {
+		if is {
+			return always
+		}
+		return never
+	}
+	if !expr.AnyUnknown(n, have) {
+		return n
+	}
+	switch n := n.(type) {
+	case *expr.And:
+		return foldAll(n.X, have, want, always, never, func(x []expr.Node) expr.Node { return &expr.And{X: x} })
+	case *expr.Or:
+		return foldAll(n.X, have, want, never, always, func(x []expr.Node) expr.Node { return &expr.Or{X: x} })
+	case *expr.Not:
+		switch x := fold(n.X, have, !want); x {
+		case always:
+			return never
+		case never:
+			return always
+		default:
+			return &expr.Not{X: x}
+		}
+	case *expr.Xor:
+		return constant(want)
+	}
+	if expr.KnowledgeOf(n, have) == expr.Unknown {
+		return constant(want)
+	}
+	six := expr.Node(&expr.Present{X: expr.Operand{Field: expr.Lookup(expr.IP6)}})
+	if want {
+		return &expr.Or{X: []expr.Node{six, n}}
+	}
+	return &expr.And{X: []expr.Node{&expr.Not{X: six}, n}}
+}
+
+// foldAll folds the terms of an and or an or, for which unit changes nothing and zero decides. Rates before a zero count.
+func foldAll(terms []expr.Node, have int, want bool, unit, zero expr.Node, join func([]expr.Node) expr.Node) expr.Node {
+	var out []expr.Node
+	rates := false
+	for _, x := range terms {
+		x = fold(x, have, want)
+		if x == unit {
+			continue
+		}
+		if x == zero && !rates {
+			return zero
+		}
+		out = append(out, x)
+		if x == zero {
+			break
+		}
+		rates = rates || rated(x)
+	}
+	switch len(out) {
+	case 0:
+		return unit
+	case 1:
+		return out[0]
+	}
+	return join(out)
+}
+
+// entry is where packets go of whose header so many bytes are there.
+func (g *gen) entry(have int) label {
+	for _, v := range g.variants {
+		if v.have == have {
+			return v.enter
+		}
+	}
+	return g.done
+}
+
+// unreadables generates what becomes of unreadable packets. Others, and those for which no rule differs, go on behind it.
+func (g *gen) unreadables() {
+	if len(g.variants) == 0 {
+		return
+	}
+	all := g.label()
+	g.goTo(all)
+	for _, v := range g.variants {
+		g.bind(v.enter)
+		g.note = fmt.Sprintf("a transport header of which %d bytes are there", v.have)
+		g.found(noUnreadable)
+		g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
+		g.op(asm.Mov.Imm(asm.R1, int32(len(g.p.rules)+1)))
+		g.count()
+		if v.same {
+			g.goTo(all)
+			continue
+		}
+		rules, plan, required, pending := g.p.rules, g.p.plan, g.p.required, g.pending
+		g.p.rules, g.p.plan, g.p.required, g.pending = v.rules, v.plan, requiredOf(v.rules), 0
+		g.decide()
+		g.p.rules, g.p.plan, g.p.required, g.pending = rules, plan, required, pending
+	}
+	g.bind(all)
+}
+
+func requiredOf(rules []Rule) []uint32 {
+	out := make([]uint32, len(rules))
+	for i, r := range rules {
+		out[i] = required(r)
+	}
+	return out
+}
