@@ -127,22 +127,12 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 		return fds, err
 	}
 	s.fd = fds[0]
-	inline(s.fd, kind)
 	s.local, s.remote = sock.Addresses(s.fd)
 	k.sessions[s.id], s.service.sessions[s.id] = s, s
 	k.charge(s, 0, 1)
 	k.assign(s, m)
 	m.service.counts.Kept++
 	return fds[1:], nil
-}
-
-// inline has an urgent byte (MSG_OOB) stay in the stream, as RFC 6093 wants it. Elsewhere the kernel counts it as received
-// and no read returns it, so that a session that got one could never say that all it received is read. Connections that
-// a listener accepts have what the listener has.
-func inline(fd int, kind wire.Kind) {
-	if kind == wire.Stream || kind == wire.Listener {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) // of other sockets than TCP's nothing is urgent
-	}
 }
 
 // commit notes how far a session has come.
