@@ -7,15 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/internal/users"
 	"golang.org/x/sys/unix"
 )
 
@@ -69,31 +69,49 @@ type Asked struct {
 	Service string
 	Slot    int
 	PID     int    // of the process that holds the sockets
+	Start   uint64 // its start time in clock ticks since boot; 0: not compared
 	Netns   string // as weir status shows it
 }
 
-// Check runs the command once, in the network namespace ns, and returns nil if
-// it exits with 0 in time. Otherwise the error wraps ErrNotReady and says what
+// Check runs the command once, in the network namespace ns and as the user of
+// the process a.PID, with a clean environment, and returns nil if it exits with 0 in time. Otherwise the error wraps ErrNotReady and says what
 // the command printed last. Whatever the command has started goes with it.
 func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	ctx, cancel := context.WithTimeout(ctx, r.Limit())
 	defer cancel()
 	var out tail
-	c := exec.Command(r.Command[0], r.Command[1:]...)
+	id, err := users.OfProcess(a.PID)
+	if start, e := pidfd.StartTime(a.PID); err == nil && a.Start != 0 && (e != nil || start != a.Start) {
+		err = fmt.Errorf("process %d: %w", a.PID, pidfd.ErrGone) // another has its number, perhaps of another user
+	}
+	if err != nil {
+		return fmt.Errorf("%w: the user of its process is unknown: %w", ErrNotReady, err)
+	}
+	path, err := id.Program(r.Command[0])
+	if err != nil {
+		return fmt.Errorf("%w: its check does not start: %w", ErrNotReady, err)
+	}
+	c := exec.Command(path, r.Command[1:]...)
+	c.Args[0] = r.Command[0]
 	c.Dir = "/"
-	c.Env = append(os.Environ(), "WEIR_SERVICE="+a.Service, "WEIR_SLOT="+strconv.Itoa(a.Slot),
+	c.Env = append(id.Environ(), "WEIR_SERVICE="+a.Service, "WEIR_SLOT="+strconv.Itoa(a.Slot),
 		"WEIR_PID="+strconv.Itoa(a.PID), "WEIR_NETNS="+a.Netns)
 	c.Stdout, c.Stderr = &out, &out
 	// A group of its own, so that its children end with it; a child that left the group
 	// and keeps the output open must not keep us waiting either.
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.SysProcAttr = id.SysProcAttr()
 	c.WaitDelay = 100 * time.Millisecond
-	// The child starts in the namespace of the thread that forks it.
-	if err := ns.Do(c.Start); err != nil {
+	// The child has the namespace, no_new_privs and the bounding set of the thread that forks it.
+	if err := ns.Do(func() error {
+		if err := id.Confine(); err != nil {
+			return err
+		}
+		return c.Start()
+	}); err != nil {
 		return fmt.Errorf("%w: its check does not start: %w", ErrNotReady, err)
 	}
 	late := awaitGroup(ctx, c.Process.Pid)
-	err := c.Wait()
+	err = c.Wait()
 	switch {
 	case late && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Errorf("%w: %s did not end within %s%s", ErrNotReady, r.Command[0], r.Limit(), out.said())

@@ -7,14 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/pidfd"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,12 +27,12 @@ func shell(script string, args ...string) *Ready {
 
 func TestReadyCheck(t *testing.T) {
 	nstest.NeedRoot(t)
-	asked := Asked{Service: "telemetry", Slot: 3, PID: 4711, Netns: "blue"}
+	asked := Asked{Service: "telemetry", Slot: 3, PID: os.Getpid(), Netns: "blue"}
 	for script, want := range map[string]string{
 		"exit 0": "",
 		"echo noise; echo 'no route' >&2; exit 3": "not ready: /bin/sh: exit status 3: no route",
 		"kill -9 $$": "not ready: /bin/sh: signal: killed",
-		`test "$WEIR_SERVICE/$WEIR_SLOT/$WEIR_PID/$WEIR_NETNS" = telemetry/3/4711/blue || { env; exit 1; }`: "",
+		`test "$WEIR_SERVICE/$WEIR_SLOT/$WEIR_PID/$WEIR_NETNS" = telemetry/3/$PPID/blue || { env; exit 1; }`: "",
 		"sleep 1000 & exit 0": "", // what it leaves running is ended
 	} {
 		began := time.Now()
@@ -55,7 +58,7 @@ func TestReadyCheckHangs(t *testing.T) {
 	var text []byte
 	// Where the machine stands still it has not started anything in so short a time.
 	for _, hung.Timeout = range []time.Duration{500 * time.Millisecond, 5 * time.Second, 30 * time.Second} {
-		err := hung.Check(t.Context(), here(t), Asked{})
+		err := hung.Check(t.Context(), here(t), Asked{PID: os.Getpid()})
 		if !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "did not end within "+hung.Timeout.String()) {
 			t.Errorf("it says %v", err)
 		}
@@ -79,7 +82,7 @@ func TestReadyCheckHangs(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := shell("sleep 1000").Check(ctx, here(t), Asked{}); !errors.Is(err, context.Canceled) {
+	if err := shell("sleep 1000").Check(ctx, here(t), Asked{PID: os.Getpid()}); !errors.Is(err, context.Canceled) {
 		t.Errorf("ended from outside: %v", err)
 	}
 }
@@ -93,7 +96,7 @@ func TestReadyCheckInNetns(t *testing.T) {
 	t.Cleanup(func() { netns.Delete("weir-ready") })
 	defer ns.Close()
 	want := fmt.Sprintf("net:[%d]", ns.Inode())
-	if err := shell(`test "$(readlink /proc/self/ns/net)" = "$1"`, want).Check(t.Context(), ns, Asked{}); err != nil {
+	if err := shell(`test "$(readlink /proc/self/ns/net)" = "$1"`, want).Check(t.Context(), ns, Asked{PID: os.Getpid()}); err != nil {
 		t.Errorf("it does not run in the service's namespace: %v", err)
 	}
 }
@@ -115,5 +118,69 @@ func TestReadyValidate(t *testing.T) {
 	}
 	if (&Ready{}).Every() != DefaultReadyInterval || (&Ready{}).Limit() != DefaultReadyTimeout {
 		t.Error("the defaults are not used")
+	}
+}
+
+// A check has the member's user, groups and no more rights, and nothing of this process's environment.
+func TestReadyCheckRunsAsTheMember(t *testing.T) {
+	nstest.NeedRoot(t)
+	t.Setenv("WEIR_TEST_SECRET", "root's")
+	member := exec.Command("/bin/cat")
+	member.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 64001, Gid: 64002, Groups: []uint32{64003, 64004}}}
+	stdin, err := member.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := member.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { stdin.Close(); member.Wait() }()
+	report := `echo "$(id -u) $(id -g) $(id -G) ${WEIR_TEST_SECRET:-clean}" $(grep -E 'NoNewPrivs|CapEff' /proc/self/status); exit 1`
+	const want = "64001 64002 64002 64003 64004 clean CapEff: 0000000000000000 NoNewPrivs: 1"
+	err = shell(report).Check(t.Context(), here(t), Asked{PID: member.Process.Pid})
+	if err == nil || !strings.HasSuffix(err.Error(), ": "+want) {
+		t.Errorf("the check ran as %v, want %s", err, want)
+	}
+	err = shell("exit 0").Check(t.Context(), here(t), Asked{PID: member.Process.Pid, Start: 1})
+	if !errors.Is(err, pidfd.ErrGone) {
+		t.Errorf("the check of a process with a reused number: %v", err)
+	}
+}
+
+// A program that others can change or replace is not run, whatever it is called by.
+func TestReadyCheckRefusesProgramsOfOthers(t *testing.T) {
+	nstest.NeedRoot(t)
+	dir := t.TempDir()
+	put := func(name string, uid int, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		err := os.MkdirAll(filepath.Dir(path), 0o755)
+		if err == nil {
+			err = os.WriteFile(path, []byte("#!/bin/sh\nexit 0\n"), 0o755)
+		}
+		if err = errors.Join(err, os.Chmod(path, mode), os.Chown(path, uid, 0)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	ours := put("ours", 0, 0o755)
+	group := put("group", 0, 0o775)
+	link, open := filepath.Join(dir, "link"), put("open/check", 0, 0o755)
+	if err := errors.Join(os.Chown(group, 0, 64002), os.Symlink(ours, link), os.Lchown(link, 64001, 0), os.Chmod(filepath.Dir(open), 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		ours:                        "",
+		put("theirs", 64001, 0o755): "belongs to user 64001",
+		put("all", 0, 0o757):        "can be written by others",
+		group:                       "can be written by others",
+		link:                        "belongs to user 64001",
+		open:                        "can be written by others",
+		"ours":                      "does not exist",
+		"./ours":                    "a relative path",
+	} {
+		err := (&Ready{Command: []string{path}}).Check(t.Context(), here(t), Asked{PID: os.Getpid()})
+		if want == "" && err != nil || want != "" && (!errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
 	}
 }

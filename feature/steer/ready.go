@@ -60,7 +60,7 @@ func (e *engine) vetted(ctx context.Context, p *published, slot int, m service.M
 	defer func() { e.vet.limit -= time.Since(began) }()
 	brief := *m.Ready
 	brief.Timeout = min(brief.Limit(), e.vet.limit)
-	return brief.Check(ctx, ns, p.asked(slot, who.pid))
+	return brief.Check(ctx, ns, p.asked(slot, who))
 }
 
 // meant refuses a process that has come by another's number.
@@ -71,8 +71,8 @@ func (v *vetting) meant(who process) error {
 	return nil
 }
 
-func (p *published) asked(slot, pid int) service.Asked {
-	return service.Asked{Service: p.Service.Name, Slot: slot, PID: pid, Netns: p.Netns}
+func (p *published) asked(slot int, who process) service.Asked {
+	return service.Asked{Service: p.Service.Name, Slot: slot, PID: who.pid, Start: who.start, Netns: p.Netns}
 }
 
 // Admit gives a slot to member, or to the configured one if member is nil, as
@@ -190,7 +190,7 @@ func (p *published) check(ctx context.Context, s Slot, m service.Member, who pro
 		return err
 	}
 	defer ns.Close()
-	return m.Ready.Check(ctx, ns, p.asked(s.Slot, who.pid))
+	return m.Ready.Check(ctx, ns, p.asked(s.Slot, who))
 }
 
 // serves says whether a process holds a slot now.

@@ -16,6 +16,7 @@ import (
 type Identity struct {
 	Credential syscall.Credential
 	Env        []string // USER, LOGNAME and HOME
+	limit      *uint64  // capabilities that root's programs keep; nil: all
 }
 
 // Find finds a user by name or number. A number needs no entry in the user database.

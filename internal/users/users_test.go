@@ -23,3 +23,27 @@ func TestFind(t *testing.T) {
 		}
 	}
 }
+
+func TestParseStatus(t *testing.T) {
+	for status, want := range map[string]uint32{
+		"Name:\tx\nUid:\t1000\t0\t0\t0\nGid:\t1000\t0\t0\t0\nGroups:\t5 \nCapPrm:\t000001ffffffffff\n": 1000, // a set-user-ID program
+		"Uid:\t0\t1000\t0\t1000\nGid:\t0\t1000\t0\t1000\nGroups:\t \nCapPrm:\t0\n":                     1000, // root has set its effective user
+		"Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t\nCapPrm:\t0\n":                                  0,
+	} {
+		var id Identity
+		if err := id.parse(status); err != nil || id.Credential.Uid != want || id.Credential.Gid != want {
+			t.Errorf("%q: %+v, %v; want %d", status, id.Credential, err, want)
+		}
+	}
+}
+
+func FuzzParseStatus(f *testing.F) {
+	f.Add("Uid:\t1\t1\t1\t1\nGid:\t1\t1\t1\t1\nGroups:\t5 6\nCapPrm:\t0\n")
+	f.Add("Uid:\t\nGid:\t1\nGroups:\t-1\nCapPrm:\t0 0\n")
+	f.Fuzz(func(t *testing.T, status string) {
+		var id Identity
+		if err := id.parse(status); err == nil && id.limit == nil {
+			t.Errorf("%q: read without a limit of capabilities", status)
+		}
+	})
+}

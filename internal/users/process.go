@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package users
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// searchPath is the PATH of programs that run as another user.
+const searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// OfProcess is the identity of a running process: user, group, supplementary groups and capabilities. The user is the real
+// one, or the effective one where the real one is root: a set-user-ID program gives its caller no right of root, and a
+// daemon that has set its effective user gets none back.
+func OfProcess(pid int) (id Identity, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return id, err
+	}
+	if err := id.parse(string(text)); err != nil {
+		return id, fmt.Errorf("/proc/%d/status: %w", pid, err)
+	}
+	name, home := strconv.FormatUint(uint64(id.Credential.Uid), 10), "/"
+	if u, err := user.LookupId(name); err == nil {
+		name, home = u.Username, u.HomeDir
+	}
+	id.Env = []string{"USER=" + name, "LOGNAME=" + name, "HOME=" + home}
+	return id, nil
+}
+
+// parse reads proc_pid_status(5). The name, its first line, is escaped by the kernel and cannot imitate another line.
+func (id *Identity) parse(status string) error {
+	found := 0
+	for line := range strings.Lines(status) {
+		key, value, _ := strings.Cut(line, ":")
+		base := 10
+		switch key {
+		case "Uid", "Gid", "Groups":
+		case "CapPrm":
+			base = 16
+		default:
+			continue
+		}
+		var numbers []uint64
+		for f := range strings.FieldsSeq(value) {
+			n, err := strconv.ParseUint(f, base, 64)
+			if err != nil || base == 10 && n > 1<<32-1 {
+				return fmt.Errorf("%s: %q is no number of 32 bits", key, f)
+			}
+			numbers = append(numbers, n)
+		}
+		switch {
+		case (key == "Uid" || key == "Gid") && len(numbers) != 4 || key == "CapPrm" && len(numbers) != 1:
+			return fmt.Errorf("%s: %d numbers", key, len(numbers))
+		case key == "Uid":
+			id.Credential.Uid = lesser(numbers)
+		case key == "Gid":
+			id.Credential.Gid = lesser(numbers)
+		case key == "Groups":
+			for _, n := range numbers {
+				id.Credential.Groups = append(id.Credential.Groups, uint32(n))
+			}
+		case key == "CapPrm":
+			id.limit = &numbers[0]
+		}
+		found++
+	}
+	if found != 4 {
+		return errors.New("no lines Uid, Gid, Groups and CapPrm")
+	}
+	return nil
+}
+
+// lesser is the real id, or the effective one if the real one is root's.
+func lesser(ids []uint64) uint32 {
+	if ids[0] != 0 {
+		return uint32(ids[0])
+	}
+	return uint32(ids[1])
+}
+
+// Environ is the environment of a program that runs as this identity: nothing of this process's, which may hold secrets,
+// but its language and time zone.
+func (id *Identity) Environ() []string {
+	env := append([]string{searchPath}, id.Env...)
+	for _, v := range os.Environ() {
+		name, _, _ := strings.Cut(v, "=")
+		if name == "LANG" || name == "TZ" || name == "TERM" || strings.HasPrefix(name, "LC_") {
+			env = append(env, v)
+		}
+	}
+	return env
+}
+
+// SysProcAttr makes a process this identity's.
+func (id *Identity) SysProcAttr() *syscall.SysProcAttr {
+	if os.Geteuid() != 0 && int(id.Credential.Uid) == os.Geteuid() {
+		return &syscall.SysProcAttr{Setpgid: true} // setgroups is root's
+	}
+	return &syscall.SysProcAttr{Setpgid: true, Credential: &id.Credential}
+}
+
+// Confine keeps programs that this thread starts from gaining privileges: by set-user-ID programs, file capabilities, or, as
+// root, by capabilities that the process of the identity does not have. The thread cannot undo it: it must be thrown away.
+func (id *Identity) Confine() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no_new_privs: %w", err)
+	}
+	if id.limit == nil || id.Credential.Uid != 0 {
+		return nil // another user than root has no capabilities after exec
+	}
+	for c := uintptr(0); c < 64; c++ {
+		if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
+			break // the kernel's last one was before
+		} else if has == 0 || *id.limit>>c&1 == 1 {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	return nil
+}
+
+// Program finds a program as this identity would, and refuses one that another user than root and the identity's own can
+// change or replace.
+func (id *Identity) Program(name string) (string, error) {
+	names := []string{name}
+	if !strings.Contains(name, "/") {
+		names = nil
+		for dir := range strings.SplitSeq(strings.TrimPrefix(searchPath, "PATH="), ":") {
+			names = append(names, dir+"/"+name)
+		}
+	} else if !strings.HasPrefix(name, "/") {
+		return "", fmt.Errorf("%s: a relative path: say it from / on", name)
+	}
+	err := fmt.Errorf("%s: %w in %s", name, os.ErrNotExist, searchPath)
+	for _, path := range names {
+		e := id.owned(path, 40)
+		if e == nil {
+			return path, nil
+		}
+		if len(names) == 1 || !errors.Is(e, os.ErrNotExist) {
+			return "", e
+		}
+	}
+	return "", err
+}
+
+// owned checks each directory, each link and the file itself on the way to path.
+func (id *Identity) owned(path string, links int) error {
+	at := ""
+	parts := slices.DeleteFunc(strings.Split(path, "/"), func(p string) bool { return p == "" || p == "." })
+	for i, part := range append([]string{"/"}, parts...) {
+		if at != "/" {
+			at += "/"
+		}
+		if i == 0 {
+			at = ""
+		}
+		at += part
+		var st unix.Stat_t
+		if err := unix.Lstat(at, &st); err != nil {
+			return &os.PathError{Op: "stat", Path: at, Err: err}
+		}
+		kind, last := st.Mode&unix.S_IFMT, i == len(parts)
+		if st.Uid != 0 && st.Uid != id.Credential.Uid {
+			return fmt.Errorf("%s belongs to user %d, who could replace the program: chown it to root", at, st.Uid)
+		}
+		if kind == unix.S_IFLNK {
+			target, err := os.Readlink(at)
+			if err != nil {
+				return err
+			}
+			if links--; links < 0 {
+				return &os.PathError{Op: "open", Path: path, Err: unix.ELOOP}
+			}
+			if !strings.HasPrefix(target, "/") {
+				target = at[:strings.LastIndexByte(at, '/')+1] + target
+			}
+			return id.owned(strings.Join(append([]string{target}, parts[i:]...), "/"), links)
+		}
+		if shared := st.Mode&0o002 != 0 || st.Mode&0o020 != 0 && st.Gid != 0; shared && (kind != unix.S_IFDIR || st.Mode&unix.S_ISVTX == 0) {
+			return fmt.Errorf("%s can be written by others than its owner, who could replace the program: chmod go-w %s", at, at)
+		}
+		if last && (kind != unix.S_IFREG || st.Mode&0o111 == 0) {
+			return fmt.Errorf("%s is no program: it is no regular file, or none may execute it", at)
+		}
+	}
+	return nil
+}
