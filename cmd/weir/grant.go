@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -37,7 +38,7 @@ socket that it is attached to; nothing is pinned.`,
 		},
 	}
 	c.Flags().Var(&limit, "limit", "packets per second of all its guarded sockets together, like 20kpps")
-	c.Flags().StringVar(&as, "user", "", "run the command as this user, by name or number")
+	c.Flags().StringVar(&as, "user", "", "run the command as this user, by name or number, with a clean environment and no_new_privs")
 	return c
 }
 
@@ -66,7 +67,11 @@ func grant(limit guard.Limit, as string, argv []string) error {
 		if err != nil {
 			return fmt.Errorf("--user %s: %w", as, err)
 		}
-		env = append(env, id.Env...)
+		env = append(id.Environ(), env[len(env)-1])
+		runtime.LockOSThread() // no_new_privs is the thread's, and exec keeps this one's
+		if err := id.Confine(); err != nil {
+			return err
+		}
 		groups := make([]int, len(id.Credential.Groups))
 		for i, n := range id.Credential.Groups {
 			groups[i] = int(n)

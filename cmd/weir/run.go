@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -25,7 +26,7 @@ func (s daemonStatus) Error() string { return fmt.Sprintf("the daemon ended with
 func steerRun(g *globals) *cobra.Command {
 	v := steer.Supervision{Launch: launchCommand}
 	slot := -1
-	var bound []string
+	var bound, env []string
 	var stop string
 	c := &cobra.Command{
 		Use: "run SERVICE --slot N -- DAEMON [ARG…]", Short: "Run a daemon as the member of a slot, where no systemd does", Args: serviceAndDaemon,
@@ -45,6 +46,10 @@ The slot hangs on the daemon, not on this command: killed, it leaves the daemon
 its traffic until that ends. While a living process has the slot, a second run
 refuses to start.
 
+With --user the daemon gets a clean environment (PATH, USER, LOGNAME, HOME, the
+language, the time zone, and whatever --env adds), and no_new_privs: set-user-ID
+programs and file capabilities give it nothing.
+
 With --replace the daemon is the next generation of the one that has the slot
 (the service has generations: {} in its steer section): both run side by side,
 the old one keeps the UDP peers and QUIC connections that it has, all else is the
@@ -62,6 +67,9 @@ sent the signal of --stop. If the new one dies first, nothing has happened.`,
 				return err
 			}
 			if v.Stop, err = parseSignal(stop); err != nil {
+				return err
+			}
+			if v.Env, err = addedEnv(env); err != nil {
 				return err
 			}
 			v.Command = args[1:]
@@ -84,9 +92,30 @@ sent the signal of --stop. If the new one dies first, nothing has happened.`,
 	c.Flags().BoolVar(&v.TakeOver, "take-over", false, "take the slot from a process that holds it and lives")
 	c.Flags().BoolVar(&v.Replace, "replace", false, "take the slot from a process that holds it, and end that once it is drained")
 	c.Flags().StringVar(&stop, "stop", "TERM", "signal that ends the process that is replaced")
-	c.Flags().StringVar(&v.User, "user", "", "run the daemon as this user, by name or number")
+	c.Flags().StringVar(&v.User, "user", "", "run the daemon as this user, by name or number, with a clean environment and no_new_privs")
+	c.Flags().StringArrayVar(&env, "env", nil, "add NAME=VALUE, or NAME of this environment, to the daemon's environment")
 	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")
 	return c
+}
+
+// addedEnv completes the values of --env.
+func addedEnv(given []string) ([]string, error) {
+	var env []string
+	for _, v := range given {
+		name, _, set := strings.Cut(v, "=")
+		if name == "" {
+			return nil, usageError{fmt.Errorf("--env %s: no name: say NAME=VALUE, or NAME", v)}
+		}
+		if !set {
+			value, ok := os.LookupEnv(name)
+			if !ok {
+				return nil, usageError{fmt.Errorf("--env %s: the environment has no %s: say %s=VALUE", name, name, name)}
+			}
+			v += "=" + value
+		}
+		env = append(env, v)
+	}
+	return env, nil
 }
 
 // endLike ends this process by the signal that ended the daemon, where that is

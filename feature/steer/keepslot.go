@@ -130,7 +130,6 @@ func (s *supervisor) become(name string) (uid int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	s.cred = &id.Credential
-	s.env = append(s.env, id.Env...)
+	s.as, s.env = &id, append(id.Environ(), s.Env...)
 	return int(id.Credential.Uid), nil
 }

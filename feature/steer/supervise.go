@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -31,9 +32,12 @@ var ErrHeld = errors.New("slot held")
 // one is killed, the daemon keeps its traffic until it exits.
 type Supervision struct {
 	Slot    Slot
-	Command []string         // the daemon, in the foreground
-	User    string           // runs it; empty: whoever runs this
-	Bound   []service.Listen // where its sockets are bound, one per listen; default: as the configuration has it
+	Command []string // the daemon, in the foreground
+	// User runs it, with a clean environment and no way to gain privileges; empty: the
+	// user and environment of this process.
+	User  string
+	Env   []string         // NAME=VALUE, added to the environment
+	Bound []service.Listen // where its sockets are bound, one per listen; default: as the configuration has it
 	// Give opens the service's sockets and passes them as systemd does
 	// (LISTEN_FDS). With Restart they stay open between two runs of the daemon and the
 	// slot stays admitted: what arrives waits in their queues.
@@ -65,7 +69,7 @@ type supervisor struct {
 	root   *kernel.Root
 	member service.Member
 	ns     *netns.Handle
-	cred   *syscall.Credential
+	as     *users.Identity // of User; nil: this process's
 	env    []string
 	given  *given
 	pid    int  // of the daemon's last run
@@ -122,7 +126,7 @@ func (s *supervisor) prepare() (err error) {
 	if pid := s.holder(); pid != 0 && !s.TakeOver && !s.Replace {
 		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, take the slot over with --take-over, or, of a service with generations, replace it with --replace", ErrHeld, pid, s.Slot.Slot, s.Slot.Service)
 	}
-	s.env = os.Environ()
+	s.env = append(os.Environ(), s.Env...)
 	uid := os.Geteuid()
 	if s.User != "" {
 		if uid, err = s.become(s.User); err != nil {
@@ -184,8 +188,18 @@ func (s *supervisor) start() (*exec.Cmd, error) {
 	c.Env = append(s.env, c.Env...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	// A group of its own: signals reach it once, from us, also those of a terminal.
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: s.cred}
-	if err := s.ns.Do(c.Start); err != nil {
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	start := c.Start
+	if s.as != nil {
+		c.SysProcAttr = s.as.SysProcAttr()
+		start = func() error {
+			if err := s.as.Confine(); err != nil {
+				return err
+			}
+			return c.Start()
+		}
+	}
+	if err := s.ns.Do(start); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", s.Command[0], err)
 	}
 	return c, nil

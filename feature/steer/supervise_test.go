@@ -54,6 +54,9 @@ func runStay(listens []string) error {
 			f.Close()
 		}
 	}
+	if confined, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); os.Getuid() != 0 && (err != nil || confined != 1 || os.Getenv("WEIR_TEST_SECRET") != "") {
+		return fmt.Errorf("user %d: no_new_privs %d, %v, and root's environment: %q", os.Getuid(), confined, err, os.Environ())
+	}
 	fmt.Println("runs", os.Getpid(), os.Getuid(), os.Getenv("LISTEN_FDNAMES"))
 	for s := range signals {
 		if s == syscall.SIGUSR1 {
@@ -86,6 +89,11 @@ func runSupervise(f []string) error {
 			v.Restart = true
 		case "nobody":
 			v.User = "65534"
+			for _, e := range os.Environ() {
+				if strings.HasSuffix(e, "=supervise") { // the role of this binary's child
+					v.Env = append(v.Env, e)
+				}
+			}
 		case "take-over":
 			v.TakeOver = true
 		case "replace":
@@ -278,6 +286,7 @@ func TestRunIsKilled(t *testing.T) {
 
 // What waits in given sockets when the daemon dies is served by its next run.
 func TestRunKeepsGivenSockets(t *testing.T) {
+	t.Setenv("WEIR_TEST_SECRET", "root's")
 	w := newWorld(t, Options{Slots: 2}, "udp :9991", "tcp 0.0.0.0:9991")
 	w.apply()
 	var both []*supervised
