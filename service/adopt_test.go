@@ -226,7 +226,7 @@ func TestAdoptNobody(t *testing.T) {
 	refuse(t, Member{PIDFile: pidFile(t, fmt.Sprint(pid))}, ErrNotRunning, "has exited", both...)
 	refuse(t, Member{PIDFile: "/nonexistent/pid"}, ErrNotRunning, "/nonexistent/pid does not exist", both...)
 	refuse(t, Member{PIDFile: pidFile(t, "")}, ErrNotRunning, "is empty; the daemon may still be starting", both...)
-	refuse(t, Member{PIDFile: pidFile(t, "nfacctd")}, ErrNotRunning, `want a process id on its first line, got "nfacctd"`, both...)
+	refuse(t, Member{PIDFile: pidFile(t, "nfacctd")}, ErrNotRunning, `on its first line`, both...)
 	refuse(t, Member{Cgroup: "/weir-no-such"}, ErrNotRunning, "no such cgroup", both...)
 	group := cgroup(t)
 	refuse(t, Member{Cgroup: group}, ErrNotRunning, fmt.Sprintf("cgroup %s has no process", group), both...)
