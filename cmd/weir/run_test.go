@@ -24,7 +24,7 @@ func TestRunPassesStatusAndSockets(t *testing.T) {
 	s.run(0, `.*`, run("--", "true")...)
 	s.run(128+int(syscall.SIGKILL), `.*`, run("--", "sh", "-c", "kill -9 $$")...)
 	s.run(1, `weir: starting /nonexistent/daemon: fork/exec /nonexistent/daemon: no such file or directory\n`, run("--", "/nonexistent/daemon")...)
-	s.run(0, `2 sockets udp-4739:tcp-4739 for yes in 65534 /\n.*`, run("--listen-fds", "--user", "nobody", "--", "sh", "-c",
+	s.run(0, `2 sockets udp-4739:tcp-4739 for yes in 65534 /\n.*`, run("--listen-fds", "--user", "nobody", "--env", "WEIR_NSTEST_ROLE", "--", "sh", "-c",
 		`me=no; [ "$LISTEN_PID" = $$ ] && me=yes; echo "$LISTEN_FDS sockets $LISTEN_FDNAMES for $me in $(id -u) $(pwd)"; exec sleep 0.3`)...)
 	s.run(127, `.*weir: .*/nonexistent/daemon.*no such file.*`, run("--listen-fds", "--", "/nonexistent/daemon")...)
 	s.run(1, `weir: user: unknown user nobody-of-that-name\n`, run("--user", "nobody-of-that-name", "--", "true")...)
