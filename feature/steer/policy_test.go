@@ -281,7 +281,7 @@ func TestPolicyErrors(t *testing.T) {
 		"needs the file":                     {By: ByDevice},
 		"/devices:2: edge1 again, first in ": {By: ByDevice, Devices: file},
 		"no such file":                       {By: ByDevice, Devices: "/nonexistent"},
-		"not a regular file":                      {By: ByDevice, Devices: "/dev"},
+		"not a regular file":                 {By: ByDevice, Devices: "/dev"},
 	} {
 		o.Slots = 2
 		w := worldOf(t, o)
