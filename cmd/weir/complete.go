@@ -20,7 +20,7 @@ const completing = 2 * time.Second
 func complete(c *cobra.Command, g *globals) {
 	fields := strings.Fields(c.Use)
 	if len(fields) > 1 && c.ValidArgsFunction == nil && c.ValidArgs == nil {
-		first := strings.Trim(fields[1], "[]")
+		first := strings.Trim(fields[1], "[]{}")
 		switch {
 		case first == "SERVICE" && c.Parent().Name() != "front":
 			c.ValidArgsFunction = completeFirst(g, services)
@@ -28,7 +28,7 @@ func complete(c *cobra.Command, g *globals) {
 			c.ValidArgsFunction = completeFirst(g, filters)
 		case first == "PATH":
 			c.ValidArgsFunction = completeFirst(g, paths)
-		case first == "{udp":
+		case first == "udp":
 			c.ValidArgsFunction = completeFirst(g, func(host.Status) []string { return []string{"udp", "tcp"} })
 		}
 	}
