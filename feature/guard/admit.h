@@ -44,7 +44,7 @@ static __always_inline __u64 guard_mix(__u64 x)
 	return x;
 }
 
-/* guard_mix_of is guard_mix as a function of its own, for what packets of a calm guard do not meet: see guard_spend_of. */
+/* guard_mix_of is guard_mix as a function of its own, outside the path of packets of a calm guard: see guard_spend_of. */
 static __noinline __u64 guard_mix_of(__u64 x)
 {
 	return guard_mix(x);

@@ -17,8 +17,8 @@
 #define GUARD_SOURCE_STEPS  10 /* from half of the limit down to calm */
 
 /*
- * Refused packets of sources that have been seen before, three counts in a word: all; those of patterns above
- * guard_limits.pattern; those of sources above calm.
+ * Refused packets of sources that have been seen before, three counts in a word: all; of patterns above
+ * guard_limits.pattern; of sources above calm.
  */
 #define GUARD_UNMET	  1ULL
 #define GUARD_UNMET_WIDE  (1ULL << 21)
@@ -26,7 +26,7 @@
 #define GUARD_UNMET_MASK  ((1U << 21) - 1)
 
 /*
- * guard_window moves the bounds, once a window: who loses the race to it does nothing. They go down in the second
+ * guard_window moves the bounds, once a window: the CPU that loses the race to it does nothing. They go down in the second
  * window in a row that lacks room: in the first one rates are still being measured. They rise where all have had
  * room for long; longest after they went down, or an attack that only the lower bound held would be let
  * in again and again.

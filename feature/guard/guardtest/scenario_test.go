@@ -107,7 +107,7 @@ func TestColdStart(t *testing.T) {
 }
 
 // TestStatusNames floods a guard from everywhere and from one host: status names the host, its networks and its port, and
-// nobody of whom a packet or two were refused.
+// no source of a packet or two.
 func TestStatusNames(t *testing.T) {
 	need(t)
 	for name, want := range map[string][]string{"spoofed_50k": nil, "single_flow": {"from 5.6.7.8", "from 5.6.7.0/24", "from 5.6.0.0/16", "source port 999"}} {

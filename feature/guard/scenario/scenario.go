@@ -159,7 +159,7 @@ func large() []Scenario {
 	}
 }
 
-// resolvers is clients of whom three send most, under a flood that looks like nobody.
+// resolvers is clients, three of which send most, under a flood from everywhere.
 func resolvers() []Scenario {
 	known := func(name string, known time.Duration) Scenario {
 		return Scenario{Name: name, About: fmt.Sprintf("spoofed, 20,000 pps; 100 clients send 200 pps and three resolvers 150 pps each, known for %s", known),
