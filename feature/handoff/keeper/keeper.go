@@ -145,6 +145,25 @@ func Listen(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
+// endTime is how long the keeper's end waits for its connections: a thread of one may be held up by a stranger.
+const endTime = 3 * time.Second
+
+// wait waits for connections to end, but not for long.
+func (k *Keeper) wait(members *sync.WaitGroup) {
+	done := make(chan struct{})
+	go func() {
+		members.Wait()
+		close(done)
+	}()
+	timer := time.NewTimer(endTime)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		k.Log.Warn("connections of members have not ended, going on", "waited", endTime)
+	}
+}
+
 // Serve serves members until ctx is done. Their sessions are theirs then as before,
 // without a keeper; those that wait for a member go to Options.Store, else are reset.
 func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
@@ -153,7 +172,7 @@ func (k *Keeper) Serve(ctx context.Context, l *net.UnixListener) error {
 	awake.Ahead()
 	var members sync.WaitGroup
 	defer k.close()
-	defer members.Wait()
+	defer k.wait(&members)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { l.Close() })

@@ -224,10 +224,14 @@ func descriptors(oob []byte) ([]int, error) {
 	return out, nil
 }
 
-// CloseAll closes descriptors.
+// CloseAll closes descriptors, which may be a stranger's. It never waits for that: see closer.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
-		unix.Close(fd)
+		if lingers(fd) {
+			strangers.close(fd)
+		} else {
+			unix.Close(fd)
+		}
 	}
 }
 
