@@ -24,7 +24,7 @@ const comparable = `not (_ws.malformed or _ws.short or ip.flags.mf == 1 or ipv6.
 func TestRandom(t *testing.T) {
 	needTshark(t)
 	t.Parallel()
-	const seed = 5 // a fixed one: what Wireshark complains about is not known beforehand
+	const seed = 6 // a fixed one: what Wireshark complains about is not known beforehand
 	r := rand.New(rand.NewPCG(seed, 3))
 	some := make([]packet, 6000)
 	for i := range some {
