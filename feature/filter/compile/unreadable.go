@@ -51,13 +51,14 @@ func newVariants(rules []Rule, o *Options) []*variant {
 				v.rules[j].Match = &expr.Expr{Root: never}
 				continue
 			}
-			if o.AbsentUnreadable || r.Action == Count || !expr.AnyUnknown(r.Match.Root, have) {
+			if o.AbsentUnreadable {
 				continue
 			}
-			root := fold(r.Match.Root, have, r.Action == Drop)
-			v.same = false
+			f := folder{have: have, unknown: r.Action != Count, want: r.Action == Drop}
+			root := f.fold(r.Match.Root, f.want)
+			v.same = v.same && (r.Action == Count || !expr.AnyUnknown(r.Match.Root, have))
 			v.rules[j].Match, v.rules[j].of = &expr.Expr{Root: root, Source: r.Match.Source}, r.Match
-			ended = root == always
+			ended = root == always && r.Action != Count
 		}
 		if !v.same {
 			v.plan = newPlan(v.rules, fmt.Sprintf("filter_u%dg", i))
@@ -67,24 +68,28 @@ func newVariants(rules []Rule, o *Options) []*variant {
 	return out
 }
 
-// fold replaces unknown terms by what is wanted of them.
-func fold(n expr.Node, have int, want bool) expr.Node {
-	constant := func(is bool) expr.Node {
-		if is {
-			return always
-		}
-		return never
+// folder replaces terms whose value is known beforehand: about absent fields, and, unless the rule counts, about unknown ones.
+type folder struct {
+	have    int
+	unknown bool
+	want    bool
+}
+
+func constant(is bool) expr.Node {
+	if is {
+		return always
 	}
-	if !expr.AnyUnknown(n, have) {
-		return n
-	}
+	return never
+}
+
+func (f folder) fold(n expr.Node, want bool) expr.Node {
 	switch n := n.(type) {
 	case *expr.And:
-		return foldAll(n.X, have, want, always, never, func(x []expr.Node) expr.Node { return &expr.And{X: x} })
+		return f.foldAll(n.X, want, always, never, func(x []expr.Node) expr.Node { return &expr.And{X: x} })
 	case *expr.Or:
-		return foldAll(n.X, have, want, never, always, func(x []expr.Node) expr.Node { return &expr.Or{X: x} })
+		return f.foldAll(n.X, want, never, always, func(x []expr.Node) expr.Node { return &expr.Or{X: x} })
 	case *expr.Not:
-		switch x := fold(n.X, have, !want); x {
+		switch x := f.fold(n.X, !want); x {
 		case always:
 			return never
 		case never:
@@ -93,24 +98,72 @@ func fold(n expr.Node, have int, want bool) expr.Node {
 			return &expr.Not{X: x}
 		}
 	case *expr.Xor:
+		if f.unknown && expr.AnyUnknown(n, f.have) {
+			return constant(want)
+		}
+		return n
+	}
+	return f.term(n, want)
+}
+
+func (f folder) term(n expr.Node, want bool) expr.Node {
+	k := expr.Known
+	if f.unknown {
+		k = expr.KnowledgeOf(n, f.have)
+	}
+	switch {
+	case k == expr.Unknown:
 		return constant(want)
+	case k == expr.UnknownX:
+		six := expr.Node(&expr.Present{X: expr.Operand{Field: expr.Lookup(expr.IP6)}})
+		if want {
+			return &expr.Or{X: []expr.Node{six, n}}
+		}
+		return &expr.And{X: []expr.Node{&expr.Not{X: six}, n}}
+	case f.absent(n):
+		c, ok := n.(*expr.Compare)
+		return constant(ok && c.Op == expr.Ne)
 	}
-	if expr.KnowledgeOf(n, have) == expr.Unknown {
-		return constant(want)
+	return n
+}
+
+// absent says whether a term asks for a field that no packet of this kind has.
+func (f folder) absent(n expr.Node) bool {
+	_, rate := n.(*expr.Rate)
+	for _, x := range expr.Operands(n) {
+		all := true
+		for _, id := range x.Field.Each() {
+			all = all && places[id].absent&f.lacks() != 0
+		}
+		if all && places[x.Field.Each()[0]].absent != 0 || x.Field.ID == expr.SIPMethod {
+			return true
+		} else if !rate {
+			return false
+		}
 	}
-	six := expr.Node(&expr.Present{X: expr.Operand{Field: expr.Lookup(expr.IP6)}})
-	if want {
-		return &expr.Or{X: []expr.Node{six, n}}
+	return false
+}
+
+// lacks are the bits that are set in every packet of this kind.
+func (f folder) lacks() uint32 {
+	bits := noUDP | noICMP | noICMP6 | noGRE | noGREKey | noPayload | noQuestion | noQType | noMSS | noWScale | noSackPerm | noTimestamps
+	switch {
+	case f.have < 8:
+		bits |= noTCP | noFlags | noPorts
+	case f.have < 16:
+		bits |= noTCP | noFlags
+	case f.have < 20:
+		bits |= noTCP
 	}
-	return &expr.And{X: []expr.Node{&expr.Not{X: six}, n}}
+	return bits
 }
 
 // foldAll folds the terms of an and or an or, for which unit changes nothing and zero decides. Rates before a zero count.
-func foldAll(terms []expr.Node, have int, want bool, unit, zero expr.Node, join func([]expr.Node) expr.Node) expr.Node {
+func (f folder) foldAll(terms []expr.Node, want bool, unit, zero expr.Node, join func([]expr.Node) expr.Node) expr.Node {
 	var out []expr.Node
 	rates := false
 	for _, x := range terms {
-		x = fold(x, have, want)
+		x = f.fold(x, want)
 		if x == unit {
 			continue
 		}
