@@ -13,8 +13,10 @@ import (
 // Packets whose transport header cannot be read leave the dissection for a copy of the rules of their own, in which every
 // term about unknown bytes is a constant. Other packets never come there.
 
-// haves are the kinds of unreadable headers: how many bytes of TCP are there, or nothing at all.
-var haves = [...]int{0, 8, 16, 20}
+// haves are the kinds of unreadable headers: nothing is there, or at least 8 bytes of TCP. How many is asked at run time.
+var haves = [...]int{0, partTCP}
+
+const partTCP = 8
 
 // anyExtension are the bits of extension headers.
 const anyExtension = noHopOpts | noDstOpts | noRouting | noFrag
@@ -99,7 +101,7 @@ func (f folder) fold(n expr.Node, want bool) expr.Node {
 		}
 	case *expr.Xor:
 		if f.unknown && expr.AnyUnknown(n, f.have) {
-			return constant(want)
+			return f.guess(n, want)
 		}
 		return n
 	}
@@ -113,7 +115,7 @@ func (f folder) term(n expr.Node, want bool) expr.Node {
 	}
 	switch {
 	case k == expr.Unknown:
-		return constant(want)
+		return f.guess(n, want)
 	case k == expr.UnknownX:
 		six := expr.Node(&expr.Present{X: expr.Operand{Field: expr.Lookup(expr.IP6)}})
 		if want {
@@ -125,6 +127,22 @@ func (f folder) term(n expr.Node, want bool) expr.Node {
 		return constant(ok && c.Op == expr.Ne)
 	}
 	return n
+}
+
+// guess is a node about unknown bytes: what is wanted of it, but where the bytes are there after all.
+func (f folder) guess(n expr.Node, want bool) expr.Node {
+	whole := expr.Operand{Field: expr.Lookup(expr.TCPFlags)}
+	switch {
+	case f.have == 0, expr.AnyUnknown(n, 20):
+		return constant(want)
+	case expr.AnyUnknown(n, 16):
+		whole.Field = expr.Lookup(expr.TCP)
+	}
+	there := &expr.Present{X: whole}
+	if want {
+		return &expr.Or{X: []expr.Node{&expr.Not{X: there}, n}}
+	}
+	return &expr.And{X: []expr.Node{there, n}}
 }
 
 // absent says whether a term asks for a field that no packet of this kind has.
@@ -147,13 +165,8 @@ func (f folder) absent(n expr.Node) bool {
 // lacks are the bits that are set in every packet of this kind.
 func (f folder) lacks() uint32 {
 	bits := noUDP | noICMP | noICMP6 | noGRE | noGREKey | noPayload | noQuestion | noQType | noMSS | noWScale | noSackPerm | noTimestamps
-	switch {
-	case f.have < 8:
+	if f.have < partTCP {
 		bits |= noTCP | noFlags | noPorts
-	case f.have < 16:
-		bits |= noTCP | noFlags
-	case f.have < 20:
-		bits |= noTCP
 	}
 	return bits
 }
@@ -188,7 +201,7 @@ func (f folder) foldAll(terms []expr.Node, want bool, unit, zero expr.Node, join
 // entry is where packets go of whose header so many bytes are there.
 func (g *gen) entry(have int) label {
 	for _, v := range g.variants {
-		if v.have == have {
+		if v.have == min(have, partTCP) {
 			return v.enter
 		}
 	}
