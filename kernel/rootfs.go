@@ -4,7 +4,6 @@ package kernel
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -125,12 +124,4 @@ func (r *Root) usable() error {
 		return fmt.Errorf("pin root %s: %w: mount -o remount,rw %s", r.path, ErrReadOnly, mountOf(r.path))
 	}
 	return nil
-}
-
-// readOnlyMount adds the remedy to the kernel's EROFS.
-func readOnlyMount(path string, err error) error {
-	if errors.Is(err, unix.EROFS) {
-		return fmt.Errorf("%w: mount -o remount,rw %s", ErrReadOnly, mountOf(path))
-	}
-	return err
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
 var desc = prometheus.NewDesc("weir_test", "A test.", []string{"name"}, nil)
@@ -83,7 +84,7 @@ func (r raw) Collect(ch chan<- prometheus.Metric) {
 
 // A collector that panics costs its own metrics.
 func TestPanicOfCollector(t *testing.T) {
-	h := Handler(raw{&named{names: []string{"\xff"}}}, prometheus.NewGoCollector())
+	h := Handler(raw{&named{names: []string{"\xff"}}}, collectors.NewGoCollector())
 	if body := scrape(t, h); !strings.Contains(body, "go_goroutines") {
 		t.Error(body)
 	}
