@@ -101,7 +101,7 @@ func TestProgram(t *testing.T) {
 		"IPv4, traffic class":    {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: v4, ret: actRedirect, out: outer4 + text(v4[14:]), count: "packets 1"},
 		"inline":                 {repairs: []protectRerouteRepair{inline}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1"},
 		"shadow":                 {repairs: []protectRerouteRepair{shadow}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext, count: "shadow 1"},
-		"not for its protocol":   {repairs: []protectRerouteRepair{only4}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext},
+		"not for its protocol":   {repairs: []protectRerouteRepair{only4}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext, count: "none 1"},
 		"the backup is down":     {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}, 7: {0, 1}}, in: frame, ret: actDrop, count: "stuck 1"},
 		"the second is taken":    {repairs: []protectRerouteRepair{second, inline8(inline)}, words: map[uint32]links.Word{1: {1}, 7: {0, 1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1, next 1"},
 		"too big, nobody to say": {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 53, 63, 1400), ret: actDrop, count: "lost 1"},
