@@ -131,7 +131,9 @@ func (b *batch) removal(s *ServiceState) feature.Step {
 				return "", err
 			}
 			delete(e.services, name)
-			return "", l.Remove(serviceInstance(scope, name))
+			err = l.Remove(serviceInstance(scope, name))
+			kernel.Step("steer:removed")
+			return "", err
 		}
 	}
 	return b.step(scope, name, step)
