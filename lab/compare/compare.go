@@ -175,9 +175,9 @@ func (x *experiment) way(name string) *way {
 func (x *experiment) config(fast bool) string {
 	var b strings.Builder
 	b.WriteString("services:\n")
-	service := func(name, ns, options string, members []string) {
-		fmt.Fprintf(&b, "  %s:\n    listen: [udp 0.0.0.0:%d, tcp 0.0.0.0:%d]\n    netns: %s\n    steer: {slots: %d, seed: %d%s}\n    members:\n",
-			name, port, port, ns, len(members), uint32(x.env.Seed), options)
+	service := func(name, ns, options string, at netip.AddrPort, members []string) {
+		fmt.Fprintf(&b, "  %s:\n    listen: [udp %s, tcp %s]\n    netns: %s\n    steer: {slots: %d, seed: %d%s}\n    members:\n",
+			name, at, at, ns, len(members), uint32(x.env.Seed), options)
 		for i, m := range members {
 			fmt.Fprintf(&b, "      - {slot: %d, %s}\n", i, m)
 		}
@@ -190,14 +190,14 @@ func (x *experiment) config(fast bool) string {
 		for _, pid := range f.pids {
 			members = append(members, fmt.Sprintf("pid: %d", pid))
 		}
-		service("fast-"+f.name, f.ns, f.options, members)
+		service("fast-"+f.name, f.ns, f.options, f.service(), members) // where its sinks are bound
 	}
 	if y := x.way(weir); y != nil {
 		var members []string
 		for _, c := range y.collectors {
 			members = append(members, "pidfile: "+c.PIDFile)
 		}
-		service("telemetry", y.ns, "", members)
+		service("telemetry", y.ns, "", netip.AddrPortFrom(netip.IPv4Unspecified(), port), members)
 	}
 	return b.String()
 }
