@@ -129,7 +129,7 @@ func (f folder) term(n expr.Node, want bool) expr.Node {
 	return n
 }
 
-// guess is a node about unknown bytes: what is wanted of it, but where the bytes are there after all.
+// guess replaces a node about unknown bytes by the wanted value. Where the bytes are there at run time, the node decides.
 func (f folder) guess(n expr.Node, want bool) expr.Node {
 	whole := expr.Operand{Field: expr.Lookup(expr.TCPFlags)}
 	switch {
@@ -208,7 +208,8 @@ func (g *gen) entry(have int) label {
 	return g.done
 }
 
-// unreadables generates what becomes of unreadable packets. Others, and those for which no rule differs, go on behind it.
+// unreadables generates the copies of the rules for unreadable packets. Other packets skip them, and so do unreadable
+// packets where no rule differs.
 func (g *gen) unreadables() {
 	if len(g.variants) == 0 {
 		return

@@ -93,7 +93,7 @@ func TestTraces(t *testing.T) {
 				t.Errorf("%d attackers still behave", during[Mimic])
 			}
 			seconds := (s.To - s.From).Seconds()
-			// Of the limit: clients have two fifths of it, those of KnownCounts with their resolvers 65 %.
+			// Clients send two fifths of the limit; with the resolvers of KnownCounts, 65 %.
 			low, high := 0.35, 0.45
 			if s.KnownCounts {
 				low, high = 0.6, 0.7

@@ -368,7 +368,7 @@ func (a *Agent) after(d time.Duration, f func()) *time.Timer {
 	})
 }
 
-// end has timers do nothing any more: whoever has made the data path closes it when Serve returns.
+// end stops the timers: the caller closes the data path when Serve returns.
 func (a *Agent) end() {
 	a.mu.Lock()
 	a.ended = true
