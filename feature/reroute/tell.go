@@ -18,17 +18,19 @@ import (
 func tell(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	live.AllEvents(ctx, r, func(e live.SessionEvent) {
 		say, msg := log.Info, "link is up"
-		switch e.Phase {
-		case live.Down:
+		switch {
+		case e.Phase == live.Down && e.Ended:
+			say, msg = log.Warn, "the other end has ended its session: the link was found down before and stays down until probes are answered again"
+		case e.Phase == live.Down:
 			say, msg = log.Warn, "link is down"
-		case live.Init:
+		case e.Phase == live.Init:
 			msg = "the other end has ended its session: the link is used, unprobed"
 		}
 		args := []any{"session", e.Session.Name, "interface", e.Session.Device}
 		if e.Netns != "" {
 			args = append(args, "netns", e.Netns)
 		}
-		if e.Phase == live.Down {
+		if e.Phase == live.Down && !e.Ended {
 			args = append(args, "reason", reason(e))
 		}
 		if at := e.At(); time.Since(at) > late {

@@ -25,6 +25,7 @@ type Event struct {
 	Ifindex int
 	ByPeer  bool // judged by the peer's probes; else by answers to ours
 	Phase   Phase
+	Ended   bool // the peer has ended the session; Down: as found before
 }
 
 // At is when it was, by the clock on the wall.
@@ -41,8 +42,8 @@ type SessionEvent struct {
 type eventRaw struct {
 	Time               uint64
 	Session, ID, Index uint32
-	Role, Phase        uint8
-	_                  [2]uint8
+	Role, Phase, Ended uint8
+	_                  uint8
 }
 
 // lookEvery is how often who follows events looks whether it still reads the right map.
@@ -152,7 +153,7 @@ func eventsOf(ctx context.Context, r *kernel.Root, scope string, yield func(Even
 		if _, err := binary.Decode(rec.RawSample, binary.NativeEndian, &e); err != nil {
 			return fmt.Errorf("reading events: %w", err)
 		}
-		out := Event{Time: e.Time, ID: e.ID, Ifindex: int(e.Index), ByPeer: e.Role == 1, Phase: Init}
+		out := Event{Time: e.Time, ID: e.ID, Ifindex: int(e.Index), ByPeer: e.Role == 1, Ended: e.Ended != 0, Phase: Init}
 		if int(e.Phase) < len(phases) {
 			out.Phase = phases[e.Phase]
 		}

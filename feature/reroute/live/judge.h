@@ -14,7 +14,7 @@
 #define LIVE_DOUBLINGS 6	       /* of the stable run, by flaps */
 
 static __always_inline void live_tell(const struct live_setup *c, __u32 i, __u32 role, __u32 phase,
-				      __u64 now)
+				      __u32 ended, __u64 now)
 {
 	struct live_event *e = bpf_ringbuf_reserve(&live_events, sizeof(*e), 0);
 
@@ -26,7 +26,8 @@ static __always_inline void live_tell(const struct live_setup *c, __u32 i, __u32
 	e->ifindex = c->ifindex;
 	e->role = role;
 	e->phase = phase;
-	e->spare[0] = e->spare[1] = 0;
+	e->ended = ended;
+	e->spare = 0;
 	bpf_ringbuf_submit(e, 0);
 }
 
@@ -80,7 +81,7 @@ static __noinline void live_decide(struct live_judgement *j, const struct live_s
 		j->downs++;
 		if (j->penalty < LIVE_DOUBLINGS && j->downs > 1)
 			j->penalty++;
-		live_tell(c, i, f->role, LIVE_DOWN, now);
+		live_tell(c, i, f->role, LIVE_DOWN, 0, now);
 		return;
 	}
 	j->suspect = 0;
@@ -101,7 +102,7 @@ static __noinline void live_decide(struct live_judgement *j, const struct live_s
 		return;
 	}
 	if ((__s64)(now - j->run) >= (__s64)live_hold(c, j) && live_enter(j, phase, LIVE_UP, now))
-		live_tell(c, i, f->role, LIVE_UP, now);
+		live_tell(c, i, f->role, LIVE_UP, 0, now);
 }
 
 /* live_grace is how long a probe waits for its answer: three tenths of an interval, longer where answers take longer. */
@@ -163,6 +164,24 @@ static __always_inline void live_judge_peer(const struct live_setup *c, struct l
 }
 
 /*
+ * live_part has one side of a session begin anew. A link that was found down stays down: the end of
+ * the session does not say that it works. The side comes up again once it hears enough.
+ */
+static __always_inline void live_part(const struct live_setup *c, struct live_judgement *j,
+				      __u32 role, __u64 now, __u32 i)
+{
+	j->run = 0;
+	j->suspect = 0;
+	if (j->phase == LIVE_UP) {
+		j->phase = LIVE_INIT;
+		j->since = now;
+		live_tell(c, i, role, LIVE_INIT, 1, now);
+	} else if (j->phase == LIVE_DOWN) {
+		live_tell(c, i, role, LIVE_DOWN, 1, now);
+	}
+}
+
+/*
  * live_forget begins anew after the peer has said that it ends the session: neither silence nor what
  * still comes tells of the link. It may return as whoever it is then.
  */
@@ -173,17 +192,8 @@ static __always_inline void live_forget(const struct live_setup *c, struct live_
 	s->last_fresh = 0;
 	s->answers = 0;
 	s->answered = s->seq;
-	if (s->sender.phase != LIVE_INIT) {
-		s->sender.phase = LIVE_INIT;
-		s->sender.since = now;
-		live_tell(c, i, LIVE_BY_SENDER, LIVE_INIT, now);
-	}
-	if (s->peer.phase != LIVE_INIT) {
-		s->peer.phase = LIVE_INIT;
-		s->peer.since = now;
-		live_tell(c, i, LIVE_BY_PEER, LIVE_INIT, now);
-	}
-	s->sender.run = s->peer.run = 0;
+	live_part(c, &s->sender, LIVE_BY_SENDER, now, i);
+	live_part(c, &s->peer, LIVE_BY_PEER, now, i);
 }
 
 /*
@@ -205,11 +215,25 @@ static __always_inline void live_show(const struct live_setup *c, const struct l
 		l->probe = down;
 }
 
+/*
+ * live_silent_peer says that the peer has ended the session, and may send and answer nothing any more.
+ * Until then its farewells come every interval, and what misses meanwhile was lost on the link.
+ */
+static __always_inline int live_silent_peer(const struct live_setup *c, const struct live_state *s,
+					    __u64 now)
+{
+	__u64 each = c->interval;
+
+	if (s->peer_interval && s->peer_interval < each)
+		each = s->peer_interval;
+	return s->closed && (__s64)(now - s->closed) > (__s64)(each * 3 / 2);
+}
+
 static __always_inline void live_judge(const struct live_setup *c, struct live_state *s, __u64 now,
 				       __u64 stalled, __u32 i)
 {
-	/* Not before the last of what the peer still sends has come. */
-	if (s->closed) {
+	if (live_silent_peer(c, s, now)) {
+		/* Not before the last of what the peer still sends has come. */
 		if (now - s->closed > 4 * c->interval + 4 * s->peer_interval)
 			live_forget(c, s, now, i);
 	} else {

@@ -265,7 +265,8 @@ struct live_event {
 	__u32 ifindex;
 	__u8 role;
 	__u8 phase;
-	__u8 spare[2];
+	__u8 ended; /* the peer has ended the session: down is what was found before */
+	__u8 spare;
 };
 
 #endif

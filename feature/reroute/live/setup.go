@@ -91,7 +91,7 @@ func putSession(m map[string]*ebpf.Map, s Session, p place, key [2]uint64) error
 		return putID(m, s.ID, p.index)
 	}
 	if identity(have) != identity(want) {
-		if err := clearSession(m, p.index); err != nil {
+		if err := replaceSession(m, p.index, have, want); err != nil {
 			return err
 		}
 		// Later than any before, also where two changes come in one tick of the clock.
@@ -110,6 +110,30 @@ func putID(m map[string]*ebpf.Map, id, index uint32) error {
 	return nil
 }
 
+// replaceSession has the programs forget a session in favour of another one. If the former found its link down, the latter begins
+// with that verdict: a change of the configuration does not say that the link works.
+func replaceSession(m map[string]*ebpf.Map, index uint32, have, want liveLiveSetup) error {
+	if have.Ifindex == 0 || have.Ifindex != want.Ifindex || have.Observe != 0 || want.Observe != 0 {
+		return clearSession(m, index)
+	}
+	was := &liveLiveState{}
+	if err := m[pinStates].Lookup(index, was); err != nil {
+		return fmt.Errorf("reading session %d: %w", index, err)
+	}
+	if was.Sender.Phase != phaseDown && was.Peer.Phase != phaseDown {
+		return clearSession(m, index)
+	}
+	begin := &liveLiveState{}
+	found := liveLiveJudgement{Phase: phaseDown, Since: max(was.Sender.Since, was.Peer.Since)}
+	if want.Sends != 0 {
+		begin.Sender = found
+	}
+	if want.Judges != 0 {
+		begin.Peer = found
+	}
+	return forgetSession(m, index, have.Id, liveLiveSetup{Life: have.Life, Ifindex: have.Ifindex}, begin)
+}
+
 // clearSession has the programs forget a session, and gives the data path its link back.
 func clearSession(m map[string]*ebpf.Map, index uint32) error {
 	var have liveLiveSetup
@@ -120,21 +144,30 @@ func clearSession(m map[string]*ebpf.Map, index uint32) error {
 	if have == off {
 		return nil
 	}
-	if err := m[pinSetups].Put(index, off); err != nil {
-		return fmt.Errorf("ending session %d: %w", index, err)
-	}
-	if err := m[pinIDs].Delete(have.Id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("ending session %d: %w", index, err)
-	}
-	// No tick that saw it on may write after this.
-	kernel.WaitForPrograms()
-	if err := m[pinStates].Put(index, &liveLiveState{}); err != nil {
-		return fmt.Errorf("forgetting session %d: %w", index, err)
+	if err := forgetSession(m, index, have.Id, off, &liveLiveState{}); err != nil {
+		return err
 	}
 	if have.Observe != 0 || have.Ifindex == 0 {
 		return nil
 	}
 	return links.ClearProbe(m[pinLinks], int(have.Ifindex))
+}
+
+// forgetSession takes the session of a number from the programs. The next one of its place begins with what is given. Killed on the
+// way, off names the device whose word of the link is still to be cleared.
+func forgetSession(m map[string]*ebpf.Map, index, id uint32, off liveLiveSetup, begin *liveLiveState) error {
+	if err := m[pinSetups].Put(index, off); err != nil {
+		return fmt.Errorf("ending session %d: %w", index, err)
+	}
+	if err := m[pinIDs].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("ending session %d: %w", index, err)
+	}
+	// No tick that saw it on may write after this.
+	kernel.WaitForPrograms()
+	if err := m[pinStates].Put(index, begin); err != nil {
+		return fmt.Errorf("forgetting session %d: %w", index, err)
+	}
+	return nil
 }
 
 // closing has a session say, as long as it is on, that it is about to end. said tells whether it has said so three times, of which two

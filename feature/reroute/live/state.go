@@ -26,6 +26,9 @@ const (
 
 var phases = []Phase{Init, Up, Down}
 
+// phaseDown is LIVE_DOWN of live.h.
+const phaseDown = 2
+
 // Direction is what is known of one way of a link.
 type Direction string
 
@@ -68,6 +71,9 @@ type SessionState struct {
 	Out    Direction  `json:"out"` // towards the peer
 	In     Direction  `json:"in"`
 	Flaps  uint32     `json:"flaps"` // how often either judgement was: down
+	// Kept says that the link was found down before the other end ended its session, or before this one was changed, and that
+	// nothing was heard of the other end since.
+	Kept bool `json:"kept,omitempty"`
 
 	Sent       uint32 `json:"sent"` // probes; wraps around
 	Answered   uint32 `json:"answered"`
@@ -224,6 +230,7 @@ func stateOf(s Session, c liveLiveSetup, v *liveLiveState, at uint64) SessionSta
 			out.Phase = j.Phase
 		}
 	}
+	out.Kept = out.Phase == Down && v.Answers == 0 && v.LastFresh == 0
 	if s.sends() && s.Mode != Echo && v.Answers > 0 {
 		out.LostOut = v.Answered - min(v.Answered, v.PeerHeard)
 		out.LostIn = v.PeerHeard - min(v.PeerHeard, v.Answers)
