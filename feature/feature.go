@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -101,6 +102,17 @@ func (p *Plan) Warn(format string, a ...any) {
 // Outage adds traffic that the change takes away from its receiver, with the reason and the remedy.
 func (p *Plan) Outage(format string, a ...any) {
 	p.Outages = append(p.Outages, fmt.Sprintf(format, a...))
+}
+
+// ErrOutage says that a change would take traffic away that is served now.
+var ErrOutage = errors.New("the change takes traffic away that is served now")
+
+// Refuse is an error that wraps [ErrOutage] and names the outages of a plan; nil if there is none, or all are allowed.
+func (p *Plan) Refuse(allowed bool) error {
+	if len(p.Outages) == 0 || allowed {
+		return nil
+	}
+	return fmt.Errorf("%w; nothing was changed:\n  %s\nmend the reason, or give --allow-outage", ErrOutage, strings.Join(p.Outages, "\n  "))
 }
 
 // Join appends another plan.

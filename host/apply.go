@@ -5,7 +5,6 @@ package host
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/user"
 	"slices"
@@ -30,7 +29,7 @@ func New(root string) *Host { return &Host{Root: kernel.OpenRoot(root)} }
 const DefaultGroup = "weir"
 
 // ErrOutage says that a change would take traffic away that is served now.
-var ErrOutage = errors.New("the change takes traffic away that is served now")
+var ErrOutage = feature.ErrOutage
 
 // Done is one step that Apply carried out.
 type Done struct {
@@ -112,8 +111,8 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if err != nil {
 		return err
 	}
-	if len(plan.Outages) > 0 && !c.AllowOutage {
-		return fmt.Errorf("%w; nothing was changed:\n  %s\nmend the reason, or apply with --allow-outage", ErrOutage, strings.Join(plan.Outages, "\n  "))
+	if err := plan.Refuse(c.AllowOutage); err != nil {
+		return err
 	}
 	return plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 }
@@ -141,8 +140,9 @@ func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, each func(Done)
 	return err
 }
 
-// Remove takes a feature's state away, or every feature's if name is empty.
-func (h *Host) Remove(ctx context.Context, name string) error {
+// Remove takes a feature's state away, or every feature's if name is empty. Traffic that is served now and would not be is a
+// reason to refuse, unless allowOutage says otherwise; a state that cannot be read is none.
+func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error {
 	some, err := partsNamed(name)
 	if err != nil {
 		return err
@@ -152,6 +152,15 @@ func (h *Host) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	defer l.Unlock()
+	var all feature.Plan
+	for _, f := range some {
+		if p, err := f.plan(ctx, h.Root, &Config{}); err == nil {
+			all.Join(p)
+		}
+	}
+	if err := all.Refuse(allowOutage); err != nil {
+		return err
+	}
 	var errs []error
 	for _, f := range some {
 		errs = append(errs, f.remove(ctx, l))

@@ -121,19 +121,19 @@ func TestRemove(t *testing.T) {
 	for _, feature := range []string{"", "steer"} {
 		w := newWorld(t)
 		w.apply(w.config(twoServices, absent))
-		if err := w.Remove(t.Context(), "steering"); err == nil || !strings.Contains(err.Error(), `no feature "steering": there is steer`) {
+		if err := w.Remove(t.Context(), "steering", true); err == nil || !strings.Contains(err.Error(), `no feature "steering": there is steer`) {
 			t.Errorf("an unknown feature: %v", err)
 		}
 		if len(w.state().Services) != 2 {
 			t.Error("services went with an unknown feature")
 		}
-		if err := w.Remove(t.Context(), feature); err != nil {
+		if err := w.Remove(t.Context(), feature, true); err != nil {
 			t.Error(err)
 		}
 		if left := w.dump(); len(left) != 0 {
 			t.Errorf("removed %q, and there is still\n%s", feature, strings.Join(left, "\n"))
 		}
-		if err := w.Remove(t.Context(), feature); err != nil {
+		if err := w.Remove(t.Context(), feature, true); err != nil {
 			t.Errorf("removing nothing: %v", err)
 		}
 	}

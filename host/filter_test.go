@@ -65,13 +65,13 @@ func TestFilterBesideServices(t *testing.T) {
 	if len(theirs.Filters) != 1 || !reflect.DeepEqual(theirs.Filters[0].Rules[0].Packets, st.Filters[0].Rules[0].Packets) || theirs.Filters[0].Name != "guarded" {
 		t.Errorf("over the socket: %+v", theirs)
 	}
-	if err := w.Remove(t.Context(), "filter"); err != nil {
+	if err := w.Remove(t.Context(), "filter", true); err != nil {
 		t.Fatal(err)
 	}
 	if st, err := w.Reader("").Status(t.Context()); err != nil || len(st.Filters) != 0 || len(st.Services) != 1 {
 		t.Errorf("filter removed: %+v, %v", st, err)
 	}
-	if err := w.Remove(t.Context(), "garde"); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter, handoff") {
+	if err := w.Remove(t.Context(), "garde", true); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter, handoff") {
 		t.Errorf("a feature that there is not: %v", err)
 	}
 	if n := len(both.Filters()); n != 1 {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/weir-project/weir/feature/reroute"
 )
 
 // A change that would empty a slot is refused with the reason, and changes nothing, unless it is allowed.
@@ -28,5 +30,33 @@ func TestApplyRefusesOutages(t *testing.T) {
 	w.apply(c)
 	if s := w.state().Services[1]; s.Slots[0].Admitted() || len(s.Listen) != 3 {
 		t.Errorf("allowed, and the service is %+v", s)
+	}
+}
+
+// Remove is refused where it takes traffic away, and then removes nothing, also of other features.
+func TestRemoveRefusesOutages(t *testing.T) {
+	w, _, _ := damagedWorld(t)
+	l, err := w.Root.Lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = reroute.Drain(l, "core")
+	l.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := w.dump()
+	for _, name := range []string{"reroute", ""} {
+		err := w.Remove(t.Context(), name, false)
+		if !errors.Is(err, ErrOutage) || !strings.Contains(err.Error(), "path core: interface d0") || !strings.Contains(err.Error(), "drained") {
+			t.Errorf("remove %s: %v", name, err)
+		}
+	}
+	same(t, "a refused removal", before, w.dump())
+	if err := w.Remove(t.Context(), "filter", false); err != nil {
+		t.Errorf("another feature: %v", err)
+	}
+	if err := w.Remove(t.Context(), "reroute", true); err != nil {
+		t.Errorf("allowed: %v", err)
 	}
 }

@@ -104,7 +104,7 @@ func newWorld(t *testing.T) world {
 	w := world{New(filepath.Join(nstest.BPFFS, fmt.Sprintf("%.40s_%d", name, time.Now().UnixNano()%1e9))), t}
 	t.Cleanup(func() {
 		attached := w.links()
-		if err := w.Remove(context.Background(), ""); err != nil {
+		if err := w.Remove(context.Background(), "", true); err != nil {
 			t.Error(err)
 		}
 		// The kernel takes programs off some time after they were unpinned: they are not to meet the packets of the next test.

@@ -103,15 +103,24 @@ func warn(cmd *cobra.Command, p feature.Plan) {
 }
 
 func removeCommand(g *globals) *cobra.Command {
-	return &cobra.Command{
+	var allowOutage bool
+	c := &cobra.Command{
 		Use: "remove [FEATURE]", Short: "Take weir's pins and programs away: the kernel's own behaviour at once", Args: cobra.MaximumNArgs(1),
+		Long: `Take weir's pins and programs away, of one feature or of all. From then on the kernel
+alone decides.
+
+Where that takes traffic away that is served now, nothing is removed and each case is
+named: a link that is down and whose packets are rerouted, a member that only weir's
+steering reaches. --allow-outage removes all the same.`,
 		ValidArgs: host.Features(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
 			if len(args) > 0 {
 				name = args[0]
 			}
-			return g.host().Remove(cmd.Context(), name)
+			return g.host().Remove(cmd.Context(), name, allowOutage)
 		},
 	}
+	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "remove also what takes traffic away that is served now")
+	return c
 }

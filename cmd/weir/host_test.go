@@ -74,7 +74,7 @@ func root(t *testing.T) string {
 	nstest.NeedRoot(t)
 	dir := filepath.Join(nstest.BPFFS, fmt.Sprintf("cmd_%d", time.Now().UnixNano()%1e9))
 	t.Cleanup(func() {
-		host.New(dir).Remove(context.Background(), "")
+		host.New(dir).Remove(context.Background(), "", true)
 		if _, err := os.Stat(dir); !os.IsNotExist(err) {
 			t.Errorf("%s is left: %v", dir, err)
 		}

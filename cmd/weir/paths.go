@@ -120,6 +120,9 @@ func printPaths(w io.Writer, st reroute.State) {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
+		if s.Kept {
+			fmt.Fprintf(w, "%s: found down before the session ended or changed: the verdict is kept until probes are answered\n", s.Name)
+		}
 	}
 	printBFD(w, st.BFD, len(st.Paths)+len(st.Sessions) > 0)
 }

@@ -37,6 +37,7 @@ fails.`,
 type planFlags struct {
 	file, svg, protect string
 	audit, yaml, apply bool
+	allowOutage        bool
 	change             string
 	sockets            string // of FRR's daemons
 	question           plan.Question
@@ -86,6 +87,7 @@ path for the same prefixes, and for those that its paths name, and what it would
 	c.Flags().BoolVar(&f.audit, "audit", false, "compare with FRR's backups and the kernel's routes")
 	c.Flags().BoolVar(&f.yaml, "yaml", false, "print the repairs of --node as a section of weir.yaml")
 	c.Flags().BoolVar(&f.apply, "apply", false, "put the repairs of --node in force on this host")
+	c.Flags().BoolVar(&f.allowOutage, "allow-outage", false, "--apply also where packets that are rerouted now would not be")
 	c.Flags().StringVar(&f.change, "change", "", "what --node does while a change spreads: down or up")
 	c.Flags().StringVar(&f.sockets, "vty-socket", "", "directory of FRR's sockets (default: vtysh's own)")
 	c.Flags().StringVar(&f.svg, "svg", "", "draw a repair into this file")
@@ -168,7 +170,7 @@ func (f *planFlags) install(cmd *cobra.Command, g *globals, a *plan.Answer) erro
 		return err
 	}
 	defer l.Unlock()
-	done, err := reroute.Install(cmd.Context(), l, paths)
+	done, err := reroute.Install(cmd.Context(), l, paths, f.allowOutage)
 	for _, s := range done {
 		fmt.Fprintln(cmd.ErrOrStderr(), s)
 	}

@@ -108,6 +108,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	for _, p := range []feature.Plan{sessions, neighbours} {
 		plan.Join(p)
 	}
+	outages(&plan, have, want)
 	return plan, err
 }
 

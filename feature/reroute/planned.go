@@ -194,8 +194,9 @@ func PlannedYAML(paths []protect.Path) ([]byte, error) {
 	return yaml.Marshal(map[string][]path{"reroute": out})
 }
 
-// Install has planned paths, of which there are some, be in force beside those that there are, in place of those of an earlier plan. It returns what it did.
-func Install(ctx context.Context, l *kernel.WriteLock, planned []protect.Path) (done []string, err error) {
+// Install has planned paths, of which there are some, be in force beside those that there are, in place of those of an earlier plan. It returns what it did. Packets that are rerouted
+// now and would not be are a reason to refuse, unless allowOutage says otherwise.
+func Install(ctx context.Context, l *kernel.WriteLock, planned []protect.Path, allowOutage bool) (done []string, err error) {
 	have, err := protect.ReadState(ctx, l.Root)
 	if err != nil {
 		return nil, err
@@ -212,6 +213,15 @@ func Install(ctx context.Context, l *kernel.WriteLock, planned []protect.Path) (
 	}
 	p, err := protect.Plan(ctx, have, c)
 	if err != nil {
+		return nil, err
+	}
+	ns := namespacesByRef{}
+	for _, path := range have.Paths {
+		if why := uncovered(path, c, ns); rerouted(path) && why != "" {
+			addOutage(&p, path, why)
+		}
+	}
+	if err := p.Refuse(allowOutage); err != nil {
 		return nil, err
 	}
 	for _, s := range p.Steps {

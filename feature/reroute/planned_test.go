@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute/plan"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/feature/reroute/topo"
@@ -84,7 +85,7 @@ func TestInstall(t *testing.T) {
 	w.apply("reroute: [{name: mine, netns: " + w.name[w.r2] + ", interface: r21, prefix: fd00:a::/64, repairs: [{interface: r23, via: 'fd00:32::3'}]}]")
 	install := func() (done []string) {
 		w.locked(func(l *kernel.WriteLock) (err error) {
-			done, err = Install(context.Background(), l, planned())
+			done, err = Install(context.Background(), l, planned(), false)
 			return err
 		})
 		return done
@@ -109,4 +110,18 @@ func TestInstall(t *testing.T) {
 			t.Errorf("%s: nothing was rerouted", p.Name)
 		}
 	}
+	// A plan that has no way around the link any more would send what is rerouted to it.
+	other := planned()
+	for i := range other {
+		other[i].Device, other[i].Repairs[0].Device = "in", "r13"
+	}
+	w.locked(func(l *kernel.WriteLock) error {
+		if _, err := Install(context.Background(), l, other, false); !errors.Is(err, feature.ErrOutage) || !strings.Contains(err.Error(), "path plan-r12-1: interface r12") {
+			t.Errorf("a plan without the link that is drained: %v", err)
+		}
+		if _, err := Install(context.Background(), l, other, true); err != nil {
+			t.Errorf("allowed: %v", err)
+		}
+		return nil
+	})
 }

@@ -123,8 +123,8 @@ func (w *world) locked(f func(*kernel.WriteLock) error) {
 	}
 }
 
-// apply makes it as a file says, and returns the plan.
-func (w *world) apply(text string) (steps []string) {
+// parse reads a file.
+func (w *world) parse(text string) Config {
 	w.Helper()
 	var file struct {
 		Reroute []Path `yaml:"reroute"`
@@ -136,6 +136,13 @@ func (w *world) apply(text string) (steps []string) {
 	if errs := c.Validate(); len(errs) > 0 {
 		w.Fatal(errors.Join(errs...))
 	}
+	return c
+}
+
+// apply makes it as a file says, and returns the plan.
+func (w *world) apply(text string) (steps []string) {
+	w.Helper()
+	c := w.parse(text)
 	w.locked(func(l *kernel.WriteLock) error {
 		if err := (Feature{}).Mend(l); err != nil {
 			return err

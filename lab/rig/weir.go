@@ -130,7 +130,7 @@ func (w *Weir) Apply(ctx context.Context, flags ...string) error {
 
 // Remove takes weir away.
 func (w *Weir) Remove(ctx context.Context) error {
-	_, err := w.Run(ctx, "remove")
+	_, err := w.Run(ctx, "remove", "--allow-outage")
 	return err
 }
 

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// namespacesByRef tells network namespaces apart, however a file and the pins name them.
+type namespacesByRef map[string]string
+
+func (m namespacesByRef) of(ref string) string {
+	if id, ok := m[ref]; ok {
+		return id
+	}
+	id := ref
+	open := netns.Open
+	if ref == "" {
+		open = func(string) (*netns.Handle, error) { return netns.Current() }
+	}
+	if ns, err := open(ref); err == nil {
+		id = fmt.Sprint(ns.Inode())
+		ns.Close()
+	}
+	m[ref] = id
+	return id
+}
+
+// rerouted says whether packets of a path take a way around its link now.
+func rerouted(p protect.PathState) bool {
+	return p.Attached && p.Down && !p.Shadow && slices.ContainsFunc(p.Repairs, func(r protect.RepairState) bool { return !r.Down })
+}
+
+// outages adds to a plan the links whose packets are rerouted now and would go over them again.
+func outages(plan *feature.Plan, have State, want Config) {
+	ns := namespacesByRef{}
+	protection := want.protection()
+	for _, p := range have.Paths {
+		if !rerouted(p) {
+			continue
+		}
+		if why := uncovered(p, protection, ns); why != "" {
+			addOutage(plan, p, why)
+		} else if why := unjudged(p, have, want, ns); why != "" {
+			addOutage(plan, p, why)
+		}
+	}
+}
+
+func addOutage(plan *feature.Plan, p protect.PathState, change string) {
+	plan.Outage("reroute of path %s: interface %s in %s is down (%s) and its packets are rerouted: %s, and they are sent to the link again",
+		p.Name, p.Device, p.Netns, strings.Join(whyDown(p), ", "), change)
+}
+
+// whyDown are the reasons for which a link is not used.
+func whyDown(p protect.PathState) (out []string) {
+	for _, r := range []struct {
+		on   bool
+		text string
+	}{{p.Probe, "not answered"}, {p.Carrier, "no carrier"}, {p.Drain, "drained"}} {
+		if r.on {
+			out = append(out, r.text)
+		}
+	}
+	return out
+}
+
+// uncovered says why a configuration has no way around for the packets of a path; "": it has one.
+func uncovered(p protect.PathState, want protect.Config, ns namespacesByRef) string {
+	prefixes := p.Prefixes
+	if len(prefixes) == 0 {
+		prefixes = []netip.Prefix{{}} // whatever no other path of the link has
+	}
+	for _, x := range prefixes {
+		best, bits := (*protect.Path)(nil), -2
+		for i, w := range want.Paths {
+			if w.Device != p.Device || ns.of(w.Netns) != ns.of(p.Netns) {
+				continue
+			}
+			if len(w.Prefixes) == 0 && bits < -1 {
+				best, bits = &want.Paths[i], -1
+			}
+			for _, o := range w.Prefixes {
+				if x.IsValid() && o.Bits() <= x.Bits() && o.Contains(x.Addr()) && o.Bits() > bits {
+					best, bits = &want.Paths[i], o.Bits()
+				}
+			}
+		}
+		switch of := ""; {
+		case best != nil && best.Shadow:
+			return "path " + best.Name + " becomes a shadow"
+		case best == nil:
+			if x.IsValid() && len(prefixes) > 1 {
+				of = " for " + x.String()
+			}
+			return "no path of the link is left" + of
+		}
+	}
+	return ""
+}
+
+// unjudged says why nobody would remember that the link of a path is down; "": somebody does. Carrier and drain are remembered as
+// long as the link has a path.
+func unjudged(p protect.PathState, have State, want Config, ns namespacesByRef) string {
+	if p.Carrier || p.Drain || !p.Probe {
+		return ""
+	}
+	same := func(w Path, name string) bool {
+		return w.Name == name && w.Device == p.Device && ns.of(w.Netns) == ns.of(p.Netns)
+	}
+	gone := ""
+	for _, s := range have.Sessions {
+		if s.Device != p.Device || s.Netns != p.Netns || s.Phase != live.Down {
+			continue
+		}
+		if slices.ContainsFunc(want.Paths, func(w Path) bool { return same(w, s.Name) && w.Probe != nil && !w.Probe.Observe }) {
+			return ""
+		}
+		gone = "session " + s.Name + ", which found it down, is removed or only observes"
+	}
+	for _, s := range have.BFD {
+		if s.Device != p.Device || s.Netns != p.Netns || s.State == bfd.Up && (s.Echo == nil || !s.Echo.Failed) {
+			continue
+		}
+		if slices.ContainsFunc(want.Paths, func(w Path) bool {
+			return same(w, s.Name) && w.BFD != nil && !w.BFD.Observe && w.BFD.Peer == s.Peer && w.BFD.FRR == (s.FRR != "")
+		}) {
+			return ""
+		}
+		gone = "BFD session " + s.Name + ", which found it down, is removed, has another peer, or only observes"
+	}
+	return gone
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/kernel"
+)
+
+// outages are those of a plan for a file.
+func (w *world) outages(text string) string {
+	w.Helper()
+	plan, err := Feature{}.Plan(w.Context(), w.state(), w.parse(text))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return strings.Join(plan.Outages, "\n")
+}
+
+// A change that sends packets to a link which is down is an outage that names the link; one that keeps them on their way is none.
+func TestOutages(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	text := w.config()
+	w.apply(text)
+	w.eventually("both ends are up", func() bool {
+		st := w.state()
+		return len(st.Sessions) == 2 && st.Sessions[0].Phase == live.Up && st.Sessions[1].Phase == live.Up
+	})
+	if got := w.outages("reroute: []"); got != "" {
+		t.Errorf("of links that are used: %s", got)
+	}
+	ends := strings.SplitAfter(text, "  - name: back")
+	without := regexp.MustCompile(`(?m)^ *probe: .*$`)
+	there := `(?s)^reroute of path there: interface r12 in \S+ is down \(%s\) and its packets are rerouted: %s, and they are sent to the link again$`
+	check := func(why string, changes map[string][2]string) {
+		t.Helper()
+		for name, c := range changes {
+			want := "^$"
+			if c[1] != "" {
+				want = strings.Replace(strings.Replace(there, "%s", why, 1), "%s", c[1], 1)
+			}
+			if got := w.outages(c[0]); !regexp.MustCompile(want).MatchString(got) {
+				t.Errorf("%s, %s: outages %q, want %s", why, name, got, want)
+			}
+		}
+	}
+	a, b := w.cut(w.r1, "r12"), w.cut(w.r2, "r21")
+	w.links("both ends reroute", func(p protect.PathState) bool { return p.Down && p.Probe })
+	if got := w.outages("reroute: []"); strings.Count(got, "\n") != 1 || !strings.Contains(got, "path there: interface r12") || !strings.Contains(got, "path back: interface r21") {
+		t.Errorf("of everything: %s", got)
+	}
+	none := "no path of the link is left"
+	session := "session there, which found it down, is removed or only observes"
+	check("not answered", map[string][2]string{
+		"the same":           {text, ""},
+		"another name":       {strings.Replace(text, "name: there", "name: other", 1), session},
+		"no path":            {"reroute:\n  - name: back" + ends[1], none},
+		"no probe":           {without.ReplaceAllString(ends[0], "") + ends[1], session},
+		"a probe that sees":  {strings.Replace(text, "probe: {id: 7", "probe: {observe: true, id: 7", 1), session},
+		"a shadow":           {strings.Replace(text, "hold: 300ms", "shadow: true", 1), "path there becomes a shadow"},
+		"one prefix":         {strings.Replace(text, "hold: 300ms", "prefix: fd00:d::/64", 1), none},
+		"another probe":      {strings.Replace(text, "id: 7", "id: 8", 1), ""},
+		"another way":        {strings.Replace(text, "fc00:3::e, ", "", 1), ""},
+		"two paths":          {strings.Replace(text, "reroute:", "reroute:\n  - {name: dest, netns: "+w.name[w.r1]+", interface: r12, prefix: 'fd00:d::/64', repairs: [{interface: r13, via: 'fd00:13::3'}]}", 1), ""},
+		"two, one is shadow": {strings.Replace(text, "reroute:", "reroute:\n  - {name: dest, netns: "+w.name[w.r1]+", interface: r12, prefix: 'fd00:d::/64', shadow: true, repairs: [{interface: r13, via: 'fd00:13::3'}]}", 1), ""},
+		"BFD in place of it": {without.ReplaceAllString(ends[0], "    bfd: {peer: 'fd00:12::2'}") + ends[1], session},
+	})
+	w.locked(func(l *kernel.WriteLock) error { return Drain(l, "there") })
+	check("not answered, drained", map[string][2]string{"no probe": {without.ReplaceAllString(ends[0], "") + ends[1], ""}, "no path": {"reroute:\n  - name: back" + ends[1], none}})
+	a.Close()
+	b.Close()
+	w.eventually("only the drain is left", func() bool { p := w.state().Paths[0]; return p.Drain && !p.Probe && !w.state().Paths[1].Down })
+	check("drained", map[string][2]string{"the same": {text, ""}, "no path": {"reroute:\n  - name: back" + ends[1], none}})
+}
+
+// The same of a link that BFD has found down.
+func TestBFDOutages(t *testing.T) {
+	w := newWorld(t)
+	if err := kernel.Require(engine.Needs()); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	text := w.bothByBFD()
+	w.apply(text)
+	w.bothUp()
+	a, b := w.cut(w.r1, "r12"), w.cut(w.r2, "r21")
+	defer a.Close()
+	defer b.Close()
+	w.links("both ends reroute", func(p protect.PathState) bool { return p.Down && p.Probe })
+	for name, c := range map[string]struct {
+		text string
+		want int
+	}{
+		"the same":        {text, 0},
+		"other intervals": {strings.ReplaceAll(text, "interval: 10ms", "interval: 20ms"), 0},
+		"observing":       {strings.ReplaceAll(text, "interval: 10ms", "interval: 10ms, observe: true"), 2},
+		"another peer":    {strings.Replace(text, "peer: fd00:12::2", "peer: fd00:12::3", 1), 1},
+		"none":            {strings.ReplaceAll(text, "    bfd:", "    # bfd:"), 2},
+	} {
+		if got := w.outages(c.text); strings.Count(got, "BFD session ") != c.want {
+			t.Errorf("%s: outages %q, want %d", name, got, c.want)
+		}
+	}
+}
