@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 
 	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/expr"
 )
 
 var (
@@ -58,16 +60,45 @@ func (g *gen) ethernet() {
 	g.tag(imgTag0, noTag0, untagged)
 	g.bind(inner)
 	g.tag(imgTag1, noTag1, untagged)
+	g.moreTags(untagged)
 	g.bind(untagged)
 	g.launder(asm.R9, imgL3)
 }
 
-// tag reads one VLAN tag at R9, if the type in R0 says that there is one; R0 is the type behind it then.
-func (g *gen) tag(img int32, bit uint32, untagged label) {
+// unlessTag goes to untagged unless the type in R0 is that of a VLAN tag.
+func (g *gen) unlessTag(untagged label) {
 	// The product is 0 if it is either type.
 	g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.Xor.Imm(asm.R1, int32(swapped(etherVLAN, asm.Half))),
 		asm.Mov.Reg(asm.R2, asm.R0), asm.Xor.Imm(asm.R2, int32(swapped(etherQinQ, asm.Half))), asm.Mul.Reg(asm.R1, asm.R2))
 	g.jump(asm.JNE.Imm(asm.R1, 0, ""), untagged)
+}
+
+// moreTags walks the tags behind the second one, at R9, whose values no field has.
+func (g *gen) moreTags(untagged label) {
+	g.unlessTag(untagged)
+	g.note = "a third VLAN tag"
+	last, cut := g.label(), g.label()
+	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
+	g.repeat(expr.MostTags, func() {
+		g.op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word), asm.Mov.Reg(asm.R2, asm.R9))
+		g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, 4, cut, true)
+		g.op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word), asm.Add.Imm(asm.R9, 4), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word),
+			asm.LoadMem(asm.R0, asm.RFP, g.scratchOff+2, asm.Half))
+		g.unlessTag(last)
+	})
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.goTo(g.entry(expr.HaveLink))
+	g.bind(cut)
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.goTo(g.done)
+	g.bind(last)
+	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.goTo(untagged)
+}
+
+// tag reads one VLAN tag at R9, if the type in R0 says that there is one; R0 is the type behind it then.
+func (g *gen) tag(img int32, bit uint32, untagged label) {
+	g.unlessTag(untagged)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadImage(img, 4)
 	if g.o.Hook == XDP && img == imgTag0 { // see copy: what follows the tag is written again
@@ -167,7 +198,22 @@ func (g *gen) ipv4(l4 label) {
 	}
 	g.op(asm.LSh.Imm(asm.R0, 2), asm.Add.Reg(asm.R9, asm.R0))
 	g.end4()
+	if g.o.Start != Transport { // of what a socket gets the kernel has taken it off
+		g.jump(asm.JNE.Imm(asm.R0, nextAH, ""), l4)
+		g.authentication()
+	}
 	g.goTo(l4)
+}
+
+// authentication skips an AH at R9 (RFC 4302), and has R0 be the protocol behind it. Of a second one no host makes sense.
+func (g *gen) authentication() {
+	g.note = "an authentication header"
+	g.fits(8, g.entry(0))
+	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.loadHeader(imgL4, 8, g.entry(0))
+	g.op(asm.LoadMem(asm.R0, asm.R8, imgL4, asm.Byte), asm.LoadMem(asm.R1, asm.R8, imgL4+1, asm.Byte))
+	g.jump(asm.JEq.Imm(asm.R0, nextAH, ""), g.entry(0))
+	g.op(asm.LSh.Imm(asm.R1, 2), asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
 }
 
 // end4 sets the end of an IPv4 packet, and has R0 be the protocol of what is at R9. Of a later fragment it is done.

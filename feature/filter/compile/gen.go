@@ -346,9 +346,7 @@ func (p *Program) generateOnce() error {
 	g.noted = p.noted
 	g.ins = make([]insn, 0, 1024+64*len(p.plan.steps))
 	size := scratchSize(p.rules, p.plan, p.opts.Hook)
-	if g.need&(anyL4|anyExtension) != 0 {
-		g.variants = newVariants(p.rules, g.o)
-	}
+	g.variants = newVariants(g.havesOf(), p.rules, g.o)
 	for _, v := range g.variants {
 		v.enter = g.label()
 		if !v.same {

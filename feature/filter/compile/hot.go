@@ -163,6 +163,9 @@ func (g *gen) hot4(p *paths) {
 	}
 	g.op(asm.Add.Imm(asm.R9, 20))
 	g.end4()
+	if g.o.Start != Transport {
+		g.jump(asm.JEq.Imm(asm.R0, nextAH, ""), p.cold)
+	}
 	g.launder(asm.R9, imgAt) // as on the other way: the verifier need not go through what both share twice
 	g.clip()
 	g.goTo(p.l4)

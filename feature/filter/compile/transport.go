@@ -256,9 +256,6 @@ func (g *gen) option(out label) {
 		other := g.label()
 		g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
 		g.jump(asm.JNE.Imm(asm.R0, int32(swapped(uint32(o.kind<<8|o.size), asm.Half)), ""), other)
-		// Of an option that is there twice the first counts.
-		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R0, int32(o.bit)))
-		g.jump(asm.JEq.Imm(asm.R0, 0, ""), skip)
 		if o.img != 0 {
 			g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 2))
 			g.load(func(r asm.Register) []asm.Instruction { return image(r, o.img) }, o.size-2, out, false)

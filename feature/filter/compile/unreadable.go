@@ -13,8 +13,17 @@ import (
 // Packets whose transport header cannot be read leave the dissection for a copy of the rules of their own, in which every
 // term about unknown bytes is a constant. Other packets never come there.
 
-// haves are the kinds of unreadable headers: nothing is there, or at least 8 bytes of TCP. How many is asked at run time.
-var haves = [...]int{0, partTCP}
+// havesOf are the kinds of unreadable headers: not even IP is there, nothing of the transport header is, or at least 8 bytes of
+// TCP. How many is asked at run time.
+func (g *gen) havesOf() (haves []int) {
+	if g.o.Start == Ethernet && g.need&^anyLink != 0 {
+		haves = append(haves, expr.HaveLink)
+	}
+	if g.need&(anyL4|anyExtension) != 0 {
+		haves = append(haves, 0, partTCP)
+	}
+	return haves
+}
 
 const partTCP = 8
 
@@ -42,7 +51,7 @@ func (r Rule) Unreadable() expr.Unreadable {
 }
 
 // newVariants are the rules for all kinds.
-func newVariants(rules []Rule, o *Options) []*variant {
+func newVariants(haves []int, rules []Rule, o *Options) []*variant {
 	var out []*variant
 	for i, have := range haves {
 		v := &variant{have: have, same: true, rules: make([]Rule, len(rules))}
@@ -133,7 +142,7 @@ func (f folder) term(n expr.Node, want bool) expr.Node {
 func (f folder) guess(n expr.Node, want bool) expr.Node {
 	whole := expr.Operand{Field: expr.Lookup(expr.TCPFlags)}
 	switch {
-	case f.have == 0, expr.AnyUnknown(n, 20):
+	case f.have <= 0, expr.AnyUnknown(n, 20):
 		return constant(want)
 	case expr.AnyUnknown(n, 16):
 		whole.Field = expr.Lookup(expr.TCP)
@@ -167,6 +176,9 @@ func (f folder) lacks() uint32 {
 	bits := noUDP | noICMP | noICMP6 | noGRE | noGREKey | noPayload | noQuestion | noQType | noMSS | noWScale | noSackPerm | noTimestamps
 	if f.have < partTCP {
 		bits |= noTCP | noFlags | noPorts
+	}
+	if f.have == expr.HaveLink {
+		bits |= noIP4 | anyIP6
 	}
 	return bits
 }
@@ -218,7 +230,7 @@ func (g *gen) unreadables() {
 	g.goTo(all)
 	for _, v := range g.variants {
 		g.bind(v.enter)
-		g.note = fmt.Sprintf("a transport header of which %d bytes are there", v.have)
+		g.note = fmt.Sprintf("a transport header of which %d bytes are there", max(0, v.have))
 		g.found(noUnreadable)
 		g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
 		g.op(asm.Mov.Imm(asm.R1, int32(len(g.p.rules)+1)))

@@ -30,7 +30,12 @@ type Tag struct {
 // MostExtensions bounds the walk over the extension headers of IPv6. The transport header behind more of them is unreadable.
 const MostExtensions = 32
 
-const mostTags = 2
+// mostTags is how many VLAN tags have fields. Up to MostTags more are walked: the kernel takes any number of tags of VLAN 0 off.
+// Behind more nothing of a packet is known, not even whether it is of IP.
+const (
+	mostTags = 2
+	MostTags = 32
+)
 
 var be = binary.BigEndian
 
@@ -56,7 +61,7 @@ type layers struct {
 	noPayload bool
 
 	unreadable bool // the transport header is not whole
-	have       int  // of an unreadable header: 0, or 8, 16 or 20 bytes of TCP
+	have       int  // of an unreadable header: 0, or 8, 16 or 20 bytes of TCP; HaveLink: nothing of IP either
 }
 
 // dissect takes a packet apart. What is truncated or malformed is not there, nor is what lies behind it.
@@ -117,6 +122,16 @@ func (l *layers) vlan(out []Tag, b []byte) (proto uint16, rest []byte) {
 		l.etypes = append(l.etypes, proto)
 		b = b[4:]
 	}
+	for n := 0; proto == etherVLAN || proto == etherQinQ; n++ {
+		if n == MostTags {
+			l.unreadable, l.have = true, HaveLink
+			return 0, nil
+		}
+		if len(b) < 4 {
+			return 0, nil
+		}
+		proto, b = be.Uint16(b[2:]), b[4:]
+	}
 	return proto, b
 }
 
@@ -140,7 +155,15 @@ func (l *layers) ipv4(b []byte) {
 	if be.Uint16(l.ip4[6:])&0x1fff != 0 {
 		return // a later fragment: what lies here is the middle of something
 	}
-	l.transport(l.ip4[9], b[min(header, len(b)):], false)
+	proto, b := l.ip4[9], b[min(header, len(b)):]
+	if proto == nextAH { // RFC 4302; of a second one no host makes sense
+		if len(b) < 8 || b[0] == nextAH {
+			l.unreadable = true
+			return
+		}
+		proto, b = b[0], b[min(8+4*int(b[1]), len(b)):]
+	}
+	l.transport(proto, b, false)
 }
 
 // IPv6 next headers (IANA), as far as they are walked.
@@ -242,30 +265,30 @@ func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 	}
 }
 
-// option finds a TCP option of so many bytes, its kind and length included (RFC 9293, 3.1).
-func (l *layers) option(kind byte, size int) []byte {
+// option finds a TCP option of so many bytes, its kind and length included (RFC 9293, 3.1): the last one, which receivers go by.
+func (l *layers) option(kind byte, size int) (found []byte) {
 	if len(l.tcp) < 20 {
 		return nil
 	}
 	b := l.tcp[20:]
 	for range MostOptions {
 		if len(b) == 0 || b[0] == 0 {
-			return nil
+			break
 		}
 		if b[0] == 1 {
 			b = b[1:]
 			continue
 		}
 		if len(b) < 2 || b[1] < 2 || int(b[1]) > len(b) {
-			return nil
+			break
 		}
 		if b[0] == kind && int(b[1]) == size {
-			return b[:size]
+			found = b[:size]
 		}
 		b = b[b[1]:]
 	}
-	return nil
+	return found
 }
 
-// MostOptions is how many TCP options are looked at, no-operations included: as many as 40 bytes hold without these.
-const MostOptions = 20
+// MostOptions is how many TCP options a header has room for, no-operations included.
+const MostOptions = 40

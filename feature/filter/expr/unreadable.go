@@ -24,6 +24,9 @@ const (
 	UnknownX                  // of an IPv6 extension header: it is unknown in an IPv6 packet
 )
 
+// HaveLink is what is there of a packet whose IP header is behind too many VLAN tags.
+const HaveLink = -1
+
 // tcpBytes is how many bytes of a TCP header a field needs.
 func tcpBytes(id ID) int {
 	switch {
@@ -36,9 +39,11 @@ func tcpBytes(id ID) int {
 }
 
 // Known says what is known of a field in a header of which have bytes are there: 8, 16 or 20 bytes of TCP, or 0 where nothing
-// is known, neither the protocol nor, in IPv6, the extension headers.
+// is known, neither the protocol nor, in IPv6, the extension headers; or HaveLink.
 func (f *Field) Known(have int) Knowledge {
 	switch id := f.ID; {
+	case have == HaveLink && !f.Link && id != TransportUnreadable:
+		return Unknown
 	case id >= IP6HopOpts && id <= IP6FragMore:
 		if have == 0 {
 			return UnknownX

@@ -31,7 +31,7 @@ func one(r *rand.Rand, n int) bool { return r.IntN(n) == 0 }
 // Packet makes an Ethernet frame of at least 34 bytes: most are well-formed, and some of all kinds are not.
 func Packet(r *rand.Rand) []byte {
 	b := append([]byte(pick(r, macs)), pick(r, macs)...)
-	for n := pick(r, []int{0, 0, 0, 0, 1, 2, 3}); n > 0; n-- {
+	for n := pick(r, []int{0, 0, 0, 0, 0, 0, 1, 2, 2, 3, 5, 33, 34, 35}); n > 0; n-- {
 		b = be.AppendUint16(b, pick(r, []uint16{0x8100, 0x88a8}))
 		b = be.AppendUint16(b, pick(r, []uint16{1, 7, 100, 0x2007, 0x3064, 0xffff}))
 	}
@@ -84,6 +84,15 @@ func ipv4(r *rand.Rand) []byte {
 	proto, body := transport(r, false)
 	if one(r, 8) { // a first fragment that is too short
 		body = body[:min(len(body), pick(r, []int{0, 3, 4, 7, 8, 12, 16, 19, 20, 24}))]
+	}
+	for one(r, 10) { // twice is once too often
+		units := pick(r, []int{0, 1, 4})
+		h := noise(r, 8+4*units)
+		h[0], h[1] = proto, byte(units)
+		proto, body = 51, append(h, body...)
+		if one(r, 4) {
+			body = body[:min(len(body), pick(r, []int{0, 7, 8, 15, 16, 23, 24}))]
+		}
 	}
 	b := make([]byte, 20+options)
 	b[0] = 0x40 | byte(5+options/4)
@@ -182,7 +191,8 @@ func tcp(r *rand.Rand, ports []byte) []byte {
 		for i := range options {
 			options[i] = 1
 		}
-		copy(options[r.IntN(30):], "\x02\x04\x05\xb4")
+		copy(options[r.IntN(37):], "\x02\x04\x05\xb4")
+		copy(options[r.IntN(37):], "\x02\x04\x02\x18")
 	}
 	b := append(ports, 0, 0, 0, 1, 0, 0, 0, 2)
 	b = append(b, byte(5+len(options)/4)<<4|byte(r.IntN(16)), pick(r, []byte{2, 0x12, 0x10, 0x18, 4, 0x11, 0xff, 0}), 0xfa, 0xf0, 1, 2, 0, 0)

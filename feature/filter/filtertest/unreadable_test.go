@@ -70,6 +70,14 @@ func TestUnreadable(t *testing.T) {
 		text string
 		drop bool // else it passes, and the default drops
 	}
+	behindAH := func(frag uint16, n int) []byte {
+		return v4(0, frag, 51, append([]byte{6, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 23: 0}, syn[:n]...))
+	}
+	withOptions := func(options string) []byte {
+		b := append(synTo(80)[:20], options...)
+		b[12] = byte(len(b)/4) << 4
+		return v4(0, 0, 6, b)
+	}
 	port, flags, pass, option := rule{"tcp.dstport == 23", true}, rule{"tcp.flags.syn and not tcp.flags.ack", true}, rule{"tcp.dstport != 23", false}, rule{"tcp.options.mss_val < 536", true}
 	for name, c := range map[string]struct {
 		packet []byte
@@ -105,6 +113,14 @@ func TestUnreadable(t *testing.T) {
 		"fragment of 8 bytes, IPv6":        {v6([]byte{60, 44}, 6, syn[:8]), port, true},
 		"fragment of nothing, IPv6":        {v6([]byte{44}, 6, nil), port, true},
 		"a header that goes on behind":     {append(v6([]byte{60}, 6, nil)[:41], 200, 0, 0, 0, 0, 0, 0), port, true},
+		"IPv4, AH":                         {behindAH(0, 24), port, true},
+		"IPv4, AH, 8 bytes":                {behindAH(0x2000, 8), port, true},
+		"IPv4, AH, to another port":        {v4(0, 0, 51, append([]byte{6, 1, 11: 0}, synTo(80)...)), port, false},
+		"IPv4, half an AH":                 {v4(0, 0x2000, 51, []byte{6, 4, 0, 0}), port, true},
+		"IPv4, AH twice":                   {v4(0, 0, 51, append([]byte{51, 1, 11: 0}, synTo(80)...)), port, true},
+		"36 options before the MSS":        {withOptions(string(repeat(1, 36)) + "\x02\x04\x01\x90"), option, true},
+		"the last MSS counts":              {withOptions("\x02\x04\x05\xb4\x02\x04\x01\x90"), option, true},
+		"the first MSS does not count":     {withOptions("\x02\x04\x01\x90\x02\x04\x05\xb4"), option, false},
 		"no next header":                   {v6([]byte{60}, 59, nil), port, false},
 		"33 extension headers, in a group": {v6(repeat(60, 33), 6, syn), rule{"tcp.dstport == 23 and ipv6.src == 2001:db8::1", true}, true},
 	} {
@@ -132,6 +148,34 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
+// The kernel takes any number of tags of VLAN 0 off a frame. Behind more than are walked every rule that drops matches.
+func TestManyTags(t *testing.T) {
+	for _, c := range []struct {
+		tags  int
+		port  uint16
+		rule  string
+		drops bool
+	}{
+		{3, 23, "tcp.dstport == 23", true}, {3, 80, "tcp.dstport == 23", false}, {2 + expr.MostTags, 23, "tcp.dstport == 23", true},
+		{2 + expr.MostTags, 80, "tcp.dstport == 23", false}, {3 + expr.MostTags, 80, "tcp.dstport == 23", true},
+		{3 + expr.MostTags, 80, "ip.src == 192.0.2.1", true}, {3 + expr.MostTags, 80, "vlan.id == 7", false},
+		{3 + expr.MostTags, 80, "vlan.id == 7 and tcp.dstport == 23", false}, {3 + expr.MostTags, 80, "ipv6", true},
+	} {
+		ip := v4(0, 0, 6, synTo(c.port))
+		frame := make([]byte, 12)
+		for range c.tags {
+			frame = append(frame, 0x81, 0, 0, 0)
+		}
+		frame = append(append(frame, 8, 0), ip...)
+		r := compile.Rule{Match: expr.MustParse(c.rule), Action: compile.Drop}
+		for _, h := range []compile.Hook{compile.TC, compile.XDP} {
+			if got := run(t, Options(h), r, frame); got != c.drops {
+				t.Errorf("%s, %d tags, port %d: %s drops: %t", h, c.tags, c.port, c.rule, got)
+			}
+		}
+	}
+}
+
 func load(t *testing.T, p *compile.Program) *kernel.Collection {
 	t.Helper()
 	c, err := kernel.Load(p.Spec, []string{compile.ProgramName}, nil)
@@ -145,10 +189,6 @@ func load(t *testing.T, p *compile.Program) *kernel.Collection {
 // verdict runs one rule on an IP packet, and says whether the packet is dropped.
 func verdict(t *testing.T, o compile.Options, r compile.Rule, packet []byte) bool {
 	t.Helper()
-	p, err := compile.Compile([]compile.Rule{r}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
 	if o.Hook != compile.Netfilter {
 		kind := byte(0x08)
 		low := byte(0)
@@ -157,7 +197,16 @@ func verdict(t *testing.T, o compile.Options, r compile.Rule, packet []byte) boo
 		}
 		packet = append(append(make([]byte, 12), kind, low), packet...)
 	}
-	got, err := load(t, p).Programs[compile.ProgramName].Run(&ebpf.RunOptions{Data: packet})
+	return run(t, o, r, packet)
+}
+
+func run(t *testing.T, o compile.Options, r compile.Rule, data []byte) bool {
+	t.Helper()
+	p, err := compile.Compile([]compile.Rule{r}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := load(t, p).Programs[compile.ProgramName].Run(&ebpf.RunOptions{Data: data})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,6 +91,7 @@ func ip4Packets() []packet {
 		ip4("middle fragment", pUDP, []byte("\x03\xe8\x27\x0f in the middle!!"), put16(6, 0x2000|6)),
 		ip4("last fragment", pUDP, long[48:], put16(6, 6)),
 		ip4("padding", pUDP, udp(1000, 9999, "pad")).padded("xyzzy and more bytes"),
+		ip4("ipv4 authentication", pAH, extension(pUDP, 4, "\x00\x00\x00\x00\x01\x00\x00\x00\x00\x01"+zeros(12), body)),
 	}
 	for _, o := range [][2]string{{"router alert", "\x94\x04\x00\x00"}, {"record route", "\x07\x27\x04" + zeros(36) + "\x00"}} {
 		out = append(out, packet{label: o[0], data: frame(0x0800, v4opt(o[1], pUDP, body))})

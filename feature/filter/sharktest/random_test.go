@@ -26,7 +26,7 @@ func TestRandom(t *testing.T) {
 	t.Parallel()
 	const seed = 6 // a fixed one: what Wireshark complains about is not known beforehand
 	r := rand.New(rand.NewPCG(seed, 3))
-	some := make([]packet, 6000)
+	some := make([]packet, 7000)
 	for i := range some {
 		some[i] = packet{label: fmt.Sprint("random packet ", i+1), data: filtertest.Packet(r)}
 	}

@@ -23,7 +23,6 @@ type reason struct {
 var (
 	carried = reason{why: "what tunnels and ICMP errors carry is not looked at", only: sharkOnly, labels: []string{"port unreachable", "fragmentation needed", "time exceeded", "redirect",
 		"ipv6 packet too big", "ipv6 port unreachable", "gre ipv4 inside", "gre ipv6 inside", "ipip", "6in4", "4in6", "6in6", "vxlan", "mpls", "pppoe"}}
-	thirdTag   = reason{why: "behind two VLAN tags nothing is looked at", only: sharkOnly, labels: []string{"three tags"}}
 	cutHeaders = reason{why: "a header that is not whole is absent, and Wireshark shows what is there of it", only: sharkOnly, labels: []string{"cut in ipv4", "cut in ipv6", "cut in tcp",
 		"cut in tcp options", "cut in udp", "cut in a vlan tag", "short udp", "short tcp", "ipv4 length in udp"}}
 	partOfTCP    = reason{why: "fields whose bytes are there have values, and Wireshark gives up behind the ports", only: weirOnly, labels: []string{"short tcp"}}
@@ -35,7 +34,7 @@ var (
 	surplus      = reason{why: "the payload ends with the UDP datagram, and Wireshark's with the IP packet", only: weirOnly, labels: []string{"surplus", "ipv6 surplus"}}
 	surplusFound = reason{why: surplus.why, only: sharkOnly, labels: []string{"surplus", "ipv6 surplus", "dns surplus"}}
 	otherFamily  = reason{why: "ICMP is of IPv4, and ICMPv6 of IPv6", only: sharkOnly, labels: []string{"icmp in ipv6", "icmpv6 in ipv4"}}
-	secondOption = reason{why: "of TCP options of one kind the first counts", only: sharkOnly, labels: []string{"mss twice"}}
+	secondOption = reason{why: "of TCP options of one kind the last counts", only: sharkOnly, labels: []string{"mss twice"}}
 	resetCause   = reason{why: "what follows the header of a reset is payload, and for Wireshark the reset's cause", only: weirOnly, labels: []string{"reset with a cause"}}
 	wrongOption  = reason{why: "a TCP option of a wrong length is absent", only: sharkOnly, labels: []string{"mss option of 3"}}
 	length8023   = reason{why: "eth.type is the two bytes behind the addresses, also where they are the length of an 802.3 frame", only: weirOnly, labels: []string{"802.3 length"}}
