@@ -67,7 +67,7 @@ func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
 func (x *experiment) say(format string, a ...any) { x.env.Watch.Say(format, a...) }
 
 func (x *experiment) measure(ctx context.Context) error {
-	parts := []func(context.Context) error{x.everyHook, x.sameVerdicts, x.swaps, x.fuzz}
+	parts := []func(context.Context) error{x.everyHook, x.evasions, x.sameVerdicts, x.swaps, x.fuzz}
 	if x.loads > 0 {
 		parts = append(parts, x.compileLoad)
 	}
@@ -93,6 +93,10 @@ func (x *experiment) claims() {
 		smoke               bool
 	}{
 		{lab.Correctness, "one rule file, attached at nftables, a netfilter link, tcx, XDP and a socket", "hooks", "== 5", true},
+		{lab.Correctness, "packets in shapes that hide their ports, past a rule that drops them, or past one that nftables has", "evasions", "== 0", true},
+		{lab.Correctness, "such shapes: fragments, extension headers, options, tags, tunnels", "evasion_shapes", ">= 30", true},
+		{lab.Correctness, "hooks at which they were tried", "evasion_hooks", "== 7", true},
+		{lab.Correctness, "packets in these shapes that no rule is about, and that were dropped", "evasion_innocents_lost", "== 0", true},
 		{lab.Correctness, "verdicts at a hook, on real packets, other than the interpreter's", "verdict_mismatches", "== 0", true},
 		{lab.Correctness, "pairs of a random expression and a random packet", "fuzz_pairs", ">= 1000000", false},
 		{lab.Correctness, "of these, pairs about which program and interpreter disagree", "fuzz_disagreements", "== 0", true},

@@ -134,6 +134,30 @@ func TestHookFindsOtherRules(t *testing.T) {
 	}
 }
 
+// A filter that takes the bytes that are not there as absent is evaded, and as weir is by default it is not.
+func TestEvasionsAreFound(t *testing.T) {
+	if _, err := lab.Find("nft"); err != nil {
+		t.Skip("need: tool nft")
+	}
+	for _, u := range []filter.Unreadable{filter.AbsentUnreadable, filter.MatchUnreadable} {
+		t.Run(string(u), func(t *testing.T) {
+			x := newExperiment(t, plan{})
+			e := &evasion{experiment: x, unreadable: u, points: []point{evasionPoints[2], evasionPoints[5], evasionPoints[15]}}
+			if err := e.all(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			m := x.result.Metrics
+			if got := m["evasions"]; (got > 0) != (u == filter.AbsentUnreadable) {
+				t.Errorf("%v evasions: %q", got, x.result.Notes)
+			}
+			// A kernel without tunnels answers fewer shapes than another, but every kernel these.
+			if m["evasion_shapes_answered"] < 30 || m["nft_evasions"] == 0 || m["evasion_innocents_lost"] != 0 {
+				t.Errorf("%v: %q", m, x.result.Notes)
+			}
+		})
+	}
+}
+
 // A change that takes the old rules away before the new ones are there is found out.
 func TestSwapFindsGap(t *testing.T) {
 	x := newExperiment(t, plan{swapFor: 300 * time.Millisecond})
