@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
 )
 
 // DumpOptions say how a session is dumped.
@@ -198,7 +200,8 @@ func movable(state uint8) bool {
 	return false
 }
 
-// checkUrgent finds urgent data that was announced or received and not read. SIOCINQ
+// checkUrgent finds urgent data that was announced or received and not read, unless it lies in the stream (SO_OOBINLINE) and
+// the kernel can look behind it (Linux 6.9): there it is a byte like any other. SIOCINQ
 // counts up to it, and past it where it lies in the stream. Where the kernel decrypts, a
 // look for it would take a record out of the queue: whatever lies there keeps the session where it is anyway.
 func checkUrgent(fd int, decrypts bool) (err error) {
@@ -208,6 +211,9 @@ func checkUrgent(fd int, decrypts bool) (err error) {
 	inline, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE)
 	if err != nil {
 		return fmt.Errorf("read SO_OOBINLINE: %w", err)
+	}
+	if inline != 0 && sock.PassesMarks(fd) {
+		return nil
 	}
 	defer func() { err = errors.Join(err, setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, inline)) }()
 	var unread [2]int

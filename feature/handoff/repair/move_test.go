@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -158,6 +159,35 @@ func TestUnread(t *testing.T) {
 				t.Errorf("%d bytes: %v", len(got), err)
 			}
 		})
+	}
+}
+
+// An urgent byte that lies in the stream moves with it, wherever it is.
+func TestUrgentMoves(t *testing.T) {
+	for _, before := range []int{0, 1, 10} {
+		for _, behind := range []int{0, 10} {
+			w := newWorld(t)
+			client, server := w.pair("tcp4", nil, func(fd int) error { return setInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) })
+			passes := false
+			in(t, server, func(fd int) { passes = sock.PassesMarks(fd) })
+			if !passes {
+				t.Skip("need: kernel 6.9 (SO_PEEK_OFF for TCP)")
+			}
+			write(t, client, before, 0)
+			urgent := make([]byte, 1)
+			pattern(urgent, uint64(before))
+			in(t, client, func(fd int) { ok(t, unix.Sendto(fd, urgent, unix.MSG_OOB, nil)) })
+			write(t, client, behind, uint64(before+1))
+			all := before + 1 + behind
+			eventually(t, "all has arrived", func() bool { return unread(t, server) == all })
+			c := w.move(fresh{server})
+			got := make([]byte, all)
+			_, err := io.ReadFull(c, got)
+			ok(t, err)
+			ok(t, verify(got, 0))
+			chat(t, client, c)
+			w.WantNoResets()
+		}
 	}
 }
 

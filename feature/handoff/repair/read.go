@@ -7,6 +7,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
 )
 
 // readStays reads what else than the addresses does not change while nobody but the kernel has to do with the socket.
@@ -152,7 +154,7 @@ func (s *State) readQueues(fd int, state uint8, l lengths) (err error) {
 	if s.RcvNxt, err = queueSeq(fd, queueRecv); err != nil {
 		return err
 	}
-	if s.Unread, err = peek(fd, l.unread); err != nil {
+	if s.Unread, err = peek(fd, l.unread, sock.PeekAll); err != nil {
 		return fmt.Errorf("unread data: %w", err)
 	}
 	switch state {
@@ -181,7 +183,7 @@ func (s *State) readQueues(fd int, state uint8, l lengths) (err error) {
 		s.Fin = true
 		s.SndUna--
 	}
-	if s.Send, err = peek(fd, data); err != nil {
+	if s.Send, err = peek(fd, data, func(fd int, b []byte) (int, error) { return sock.Peek(fd, b) }); err != nil {
 		return fmt.Errorf("unacknowledged data: %w", err)
 	}
 	return nil
@@ -191,24 +193,20 @@ func (s *State) readQueues(fd int, state uint8, l lengths) (err error) {
 // copied from its beginning.
 const slack = 64 << 10
 
-// peek copies the last n bytes of the chosen queue.
-func peek(fd, n int) ([]byte, error) {
+// peek copies the last n bytes of the chosen queue, which copy reads from its beginning.
+func peek(fd, n int, copy func(fd int, b []byte) (int, error)) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
 	}
 	b := make([]byte, n+slack)
-	for {
-		m, _, err := unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		} else if err != nil {
-			return nil, err
-		}
-		if m < n || m == len(b) {
-			return nil, fmt.Errorf("%w: the queue holds %d bytes, not %d", ErrMoving, m, n)
-		}
-		return b[m-n : m : m], nil
+	m, err := copy(fd, b)
+	if err != nil {
+		return nil, err
 	}
+	if m < n || m == len(b) {
+		return nil, fmt.Errorf("%w: the queue holds %d bytes, not %d", ErrMoving, m, n)
+	}
+	return b[m-n : m : m], nil
 }
 
 // readShutdown asks whether reading was shut down on a connection on which the peer
