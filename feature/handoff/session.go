@@ -60,6 +60,7 @@ type Session struct {
 		state   []byte
 	}
 	received bool
+	ended    bool      // the connection was closed before it came here
 	since    time.Time // it is here
 	crashed  bool
 	scratch  []byte
@@ -97,6 +98,7 @@ func (m *Member) newSession(c socket, label string) (*Session, error) {
 	if err != nil && !errors.Is(err, sock.ErrClosed) {
 		return nil, err
 	}
+	s.ended = err != nil
 	s.consumed, s.written, s.committed.written = p.Read, p.Written, p.Written
 	return s, nil
 }

@@ -349,8 +349,8 @@ func (m *Member) takeSession(msg *wire.Message, fds []int) error {
 // committed, and not yet taken out, is taken out now.
 func (s *Session) begin(msg *wire.Message) error {
 	at, put := s.consumed, s.written // as the kernel has it
-	if at == 0 && put == 0 && (int64(msg.Read) > 0 || int64(msg.Written) > 0) {
-		at, put = msg.Read, msg.Written // closed by the peer: there is nothing to take, and Read will say so
+	if s.ended {
+		at, put = msg.Read, msg.Written // there is nothing to take, and Read will say so
 	}
 	if wire.Before(msg.Read, at) || wire.Before(put, msg.Written) {
 		return fmt.Errorf("%w: it stands at read %d, written %d, its state at %d and %d", wire.ErrLost, at, put, msg.Read, msg.Written)
