@@ -65,6 +65,7 @@ enum { WEIR_HEADER_ = 48, WEIR_NAME_ = 63, WEIR_TEXT_ = 1024, WEIR_INLINE_ = 655
 enum { WEIR_TIMEOUT_MS_ = 5000, WEIR_PATIENCE_MS_ = 2000, WEIR_RETRY_MS_ = 250 };
 /* MFD_CLOEXEC | MFD_ALLOW_SEALING, F_ADD_SEALS, F_SEAL_*: the headers want _GNU_SOURCE for them. */
 enum { WEIR_MFD_FLAGS_ = 3, WEIR_ADD_SEALS_ = 1033, WEIR_SEALS_ = 15 };
+enum { WEIR_PEEK_OFF_ = 42 }; /* SO_PEEK_OFF */
 
 enum {
 	WEIR_HELLO_ = 1,
@@ -536,16 +537,29 @@ static inline int weir_positions_(int fd, uint64_t *read_at, uint64_t *written_a
 	return 0;
 }
 
+/*
+ * Whether to read again after EAGAIN: a read that begins at an urgent byte fails with it where a signal
+ * is pending, though bytes are there. tries bounds it: kTLS says EAGAIN there every time.
+ */
+static inline int weir_at_mark_(int fd, int *tries)
+{
+	int at = 0, queued = 0;
+
+	return ++*tries <= 100 && !ioctl(fd, SIOCATMARK, &at) && at &&
+	       !ioctl(fd, FIONREAD, &queued) && queued > 0;
+}
+
 /* Throws away n bytes of the receive queue, which are there. */
 static inline int weir_discard_(int fd, uint64_t n)
 {
 	char none[16384]; /* kTLS writes to it in spite of MSG_TRUNC; TCP alone does not: tcp(7) */
+	int tries = 0;
 
 	while (n > 0) {
 		size_t want = n < sizeof(none) ? (size_t)n : sizeof(none);
 		ssize_t got = recv(fd, none, want, MSG_TRUNC | MSG_DONTWAIT);
 
-		if (got < 0 && errno == EINTR)
+		if (got < 0 && (errno == EINTR || (errno == EAGAIN && weir_at_mark_(fd, &tries))))
 			continue;
 		if (got <= 0)
 			return -1;
@@ -562,15 +576,27 @@ static inline void weir_free_(struct weir_session *s)
 	s->state_len = s->unread_len = s->unread_off = 0;
 }
 
-/* Fills in what the kernel says of a new connection. */
+/* Has peeks begin off bytes behind the queue's begin; -1: at it. 0, or -1 before Linux 6.9. */
+static inline int weir_peek_off_(int fd, int off)
+{
+	return setsockopt(fd, SOL_SOCKET, WEIR_PEEK_OFF_, &off, sizeof(off));
+}
+
+/*
+ * Fills in what the kernel says of a new connection. An urgent byte (MSG_OOB) is one of the stream:
+ * else the kernel counts it as received, and no read returns it. Connections have the option of their
+ * listener.
+ */
 static inline int weir_begin_(struct weir_session *s, int fd)
 {
 	socklen_t len = sizeof(s->id);
-	int proto = 0;
+	int proto = 0, one = 1;
 
 	memset(s, 0, sizeof(*s));
 	s->fd = fd;
 	fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+	setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one));
+	weir_peek_off_(fd, -1); /* a process may have been killed in weir_peek_ */
 	if (getsockopt(fd, SOL_SOCKET, SO_COOKIE, &s->id, &len))
 		return -1;
 	len = sizeof(proto);
@@ -1352,6 +1378,30 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 }
 
 /*
+ * Copies the receive queue's head. A peek stops at an urgent byte, and one that begins there goes on;
+ * before Linux 6.9 none can, so that the bytes before it have to be committed first.
+ */
+static inline ssize_t weir_peek_(int fd, void *b, size_t n)
+{
+	ssize_t got, more;
+	int queued, tries = 0;
+
+	do
+		got = recv(fd, b, n, MSG_PEEK | MSG_DONTWAIT);
+	while (got < 0 && errno == EAGAIN && weir_at_mark_(fd, &tries));
+	while (got > 0 && (size_t)got < n && !ioctl(fd, FIONREAD, &queued) && queued > got &&
+	       !weir_peek_off_(fd, (int)got)) {
+		more = recv(fd, (char *)b + got, n - (size_t)got, MSG_PEEK | MSG_DONTWAIT);
+		weir_peek_off_(fd, -1);
+		if (more > 0)
+			got += more;
+		else if (more == 0 || errno != EINTR)
+			break; /* the next call tells why */
+	}
+	return got;
+}
+
+/*
  * Shows what follows what is committed, and takes nothing: like recv(2), 0 at the end, -1 and EAGAIN
  * if there is nothing yet. Commit before the next call, or it shows the same again.
  */
@@ -1370,7 +1420,7 @@ static inline ssize_t weir_session_recv(struct weir_session *s, void *b, size_t 
 		s->unread_off += n;
 		return (ssize_t)n;
 	}
-	got = recv(s->fd, b, n, MSG_PEEK | MSG_DONTWAIT);
+	got = weir_peek_(s->fd, b, n);
 	if (got > 0)
 		s->seen = (size_t)got;
 	return got;

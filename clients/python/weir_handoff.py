@@ -57,7 +57,7 @@ _CRASHED, _STATE_FD = 1 << 1, 1 << 15
 _MOVES, _EXACT = 1 << 1, 1 << 2
 _STREAM, _LISTENER = 1, 2
 _LIMIT, _OWNED, _LOST = 7, 9, 12
-_SO_COOKIE = 57
+_SO_COOKIE, _SO_PEEK_OFF, _SIOCATMARK = 57, 42, 0x8905
 _TIMEOUT = 5.0  # seconds, for an answer of the keeper
 _PATIENCE = 2.0  # for a keeper that does not read: then it counts as gone
 _RETRY = 0.25  # between attempts to find one
@@ -143,12 +143,20 @@ def _wait(file, event, timeout):
     return bool(poll.poll(None if timeout is None else max(0, math.ceil(timeout * 1000))))
 
 
+def _inline(sock):
+    """Makes an urgent byte (MSG_OOB) one of the stream: else the kernel counts it as received, and no read returns
+    it. Connections have the option of their listener."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+
+
 class Session:
     """A TCP connection. read and written are positions: bytes since it was made."""
 
     def __init__(self, member, sock):
         self.member, self.socket = member, sock
         sock.setblocking(False)
+        _inline(sock)
+        self._peek_from(-1)  # a process may have been killed in _peek
         (self.id,) = struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))
         self.read, self.written = self._positions() or (0, 0)
         self.replay = 0  # bytes to come that the kernel has taken already, from a predecessor
@@ -166,7 +174,7 @@ class Session:
         """What the kernel says: None for a connection that is closed."""
         while True:
             a = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
-            queued = struct.unpack("i", fcntl.ioctl(self.socket, termios.FIONREAD, b"\0" * 4))[0]
+            queued = self._queued()
             unsent = struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, b"\0" * 4))[0]
             b = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
             state = b[0]
@@ -198,9 +206,49 @@ class Session:
         if self._unread:
             out, self._unread = self._unread[:n], self._unread[n:]
             return out
-        out = self.socket.recv(n, socket.MSG_PEEK)
+        out = self._peek(n)
         self._seen = len(out)
         return out
+
+    def _queued(self):
+        return struct.unpack("i", fcntl.ioctl(self.socket, termios.FIONREAD, b"\0" * 4))[0]
+
+    def _at_mark(self):
+        """Whether a read begins at an urgent byte, with bytes there: it fails with EAGAIN where a signal is pending."""
+        return self._queued() > 0 and any(fcntl.ioctl(self.socket, _SIOCATMARK, b"\0" * 4))
+
+    def _peek_from(self, off):
+        """Has peeks begin off bytes behind the queue's begin; -1: at it. False before Linux 6.9."""
+        try:
+            self.socket.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, off)
+        except OSError:
+            return False
+        return True
+
+    def _peek(self, n):
+        """The receive queue's head. A peek stops at an urgent byte, and one that begins there goes on; before
+        Linux 6.9 none can, so that the bytes before it have to be committed first."""
+        out = self._read(n, socket.MSG_PEEK)
+        while 0 < len(out) < n and self._queued() > len(out) and self._peek_from(len(out)):
+            try:
+                more = self._read(n - len(out), socket.MSG_PEEK)
+            except OSError:
+                break  # the next call tells why
+            finally:
+                self._peek_from(-1)
+            if not more:
+                break
+            out += more
+        return out
+
+    def _read(self, n, flags=0):
+        for _ in range(100):  # a kTLS socket says EAGAIN at an urgent byte every time
+            try:
+                return self.socket.recv(n, flags)
+            except BlockingIOError:
+                if not self._at_mark():
+                    raise
+        return self.socket.recv(n, flags)
 
     def send(self, data):
         """Like socket.send. What a predecessor has written after its last commit is not
@@ -249,7 +297,7 @@ class Session:
     def _discard(self, n):
         while n:
             # recv with MSG_TRUNC would not copy, but Python would allocate all the same.
-            got = len(self.socket.recv(n))
+            got = len(self._read(n))
             if not got:
                 raise HandoffError("somebody else has read from the session")
             n -= got
@@ -672,6 +720,7 @@ class Member:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self.listener = socket.create_server((host, port), family=family, backlog=backlog)
         self.listener.setblocking(False)
+        _inline(self.listener)
         (self._listener_id,) = struct.unpack("=Q", self.listener.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))
         self._epoll.register(self.listener, select.EPOLLIN)
         self.ready()
