@@ -113,7 +113,7 @@ func (m *Member) listen(ctx context.Context, network, address, label string) (*L
 		return nil, fmt.Errorf("listen %s: what the keeper has of that label is no TCP listener", label)
 	}
 	l.tcp = t
-	if l.id, err = cookieOf(t); err == nil && f == nil {
+	if l.id, err = inline(t); err == nil && f == nil {
 		err = l.keep()
 	}
 	if err != nil {
@@ -162,6 +162,20 @@ func cookieOf(c interface {
 		return 0, cerr
 	}
 	return id, err
+}
+
+// inline makes urgent bytes of a listener's connections part of their streams, before any is accepted, and returns its cookie.
+func inline(t *net.TCPListener) (uint64, error) {
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var id uint64
+	cerr := raw.Control(func(fd uintptr) {
+		sock.Inline(int(fd))
+		id, err = sock.Cookie(int(fd))
+	})
+	return id, errors.Join(cerr, err)
 }
 
 // keepSocket gives the keeper a listener or a packet socket.

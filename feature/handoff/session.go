@@ -88,6 +88,8 @@ func (m *Member) newSession(c socket, label string) (*Session, error) {
 	s.unfenced.L = &s.mu
 	var p sock.Positions
 	err = s.control(func(fd int) (err error) {
+		sock.Inline(fd)
+		sock.ResetPeek(fd)
 		local, remote := sock.Addresses(fd)
 		s.local, s.remote = net.TCPAddrFromAddrPort(local), net.TCPAddrFromAddrPort(remote)
 		if s.id, err = sock.Cookie(fd); err == nil {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
 )
 
 // usable waits while the session is being transferred, with mu held.
@@ -120,6 +122,17 @@ func (s *Session) look(fd int, p []byte) (int, error) {
 		if s.seen == 0 {
 			return 0, nil
 		}
+		queued, err := sock.Queued(fd)
+		if err != nil {
+			return 0, err
+		}
+		if queued > s.seen {
+			// The peek has stopped at an urgent mark: it goes on once the mark is at the queue's begin.
+			if err := s.setAside(fd); err != nil {
+				return 0, err
+			}
+			continue
+		}
 		// Nothing new. The end shows in the queue only when that is empty.
 		if e := events(fd); e != 0 {
 			if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); e&unix.POLLERR != 0 && err == nil && code != 0 {
@@ -154,7 +167,7 @@ func (s *Session) tail(fd, n int) ([]byte, error) {
 	if n == 0 || s.seen == 0 {
 		return out, nil
 	}
-	all := make([]byte, s.seen)
+	all := make([]byte, s.seen) // in one piece: a mark is at its begin, or behind it
 	if got, err := s.peek(fd, 0, all); err != nil || got != s.seen {
 		return nil, fmt.Errorf("%d bytes that were read are not in the queue: %d are, %w", s.seen, got, err)
 	}
@@ -164,21 +177,13 @@ func (s *Session) tail(fd, n int) ([]byte, error) {
 // peek fills p with what is in the queue behind the first skip bytes, and returns how
 // many bytes there are with those.
 func (s *Session) peek(fd, skip int, p []byte) (int, error) {
-	for {
-		var n int
-		var err error
-		if skip == 0 {
-			n, _, err = unix.Recvfrom(fd, p, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		} else {
-			if len(s.scratch) < skip {
-				s.scratch = make([]byte, max(skip, 4096))
-			}
-			n, _, _, _, err = unix.RecvmsgBuffers(fd, [][]byte{s.scratch[:skip], p}, nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		}
-		if err != unix.EINTR {
-			return max(n, 0), err
-		}
+	if skip == 0 {
+		return sock.Peek(fd, p)
 	}
+	if len(s.scratch) < skip {
+		s.scratch = make([]byte, max(skip, 4096))
+	}
+	return sock.Peek(fd, s.scratch[:skip], p)
 }
 
 // events are those that end a stream.

@@ -227,13 +227,14 @@ func (w *world) memberAt(address, name string, more ...any) *nstest.Process {
 
 // client is one stream: it asks as fast as it gets answers and checks them.
 type client struct {
-	t     testing.TB
-	conn  *net.TCPConn
-	asks  chan int // how many messages are on their way
-	stop  chan struct{}
-	ended chan error
-	count int // messages answered, for whoever has waited for ended
-	pause time.Duration
+	t      testing.TB
+	conn   *net.TCPConn
+	asks   chan int // how many messages are on their way
+	stop   chan struct{}
+	ended  chan error
+	count  int  // messages answered, for whoever has waited for ended
+	urgent bool // of some pieces the last byte is urgent
+	pause  time.Duration
 }
 
 func (w *world) client() *client {
@@ -276,7 +277,11 @@ func (c *client) ask(hashes chan<- uint64) {
 			unsent = append(unsent, q...)
 		}
 		n := 1 + r.IntN(len(unsent))
-		if _, err := c.conn.Write(unsent[:n]); err != nil {
+		if c.urgent && r.IntN(2) == 0 {
+			if err := sendUrgent(c.conn, unsent[:n]); err != nil {
+				return
+			}
+		} else if _, err := c.conn.Write(unsent[:n]); err != nil {
 			return
 		}
 		unsent = unsent[n:]

@@ -13,6 +13,8 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/weir-project/weir/feature/handoff"
 	"github.com/weir-project/weir/feature/handoff/front"
 )
@@ -56,6 +58,7 @@ type client struct {
 	key      front.Key
 	heard    uint64
 	seed     uint64
+	urgent   bool // the last byte of each message is urgent
 	said     chan []byte
 	end      chan struct{}
 	finished chan error
@@ -89,7 +92,7 @@ func (c *client) stream(size int, pause time.Duration) {
 			for i := range b {
 				b[i] = byte(r.Uint32())
 			}
-			if _, err := c.Write(b); err != nil {
+			if err := c.put(b); err != nil {
 				return
 			}
 			c.said <- b
@@ -97,6 +100,31 @@ func (c *client) stream(size int, pause time.Duration) {
 		}
 	}()
 	go func() { c.finished <- c.verify() }()
+}
+
+// put sends b, whose last byte may be urgent.
+func (c *client) put(b []byte) error {
+	if !c.urgent {
+		_, err := c.Write(b)
+		return err
+	}
+	raw, err := c.Conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var serr error
+	err = raw.Write(func(fd uintptr) bool {
+		for left := b; len(left) > 0 && serr == nil; {
+			var n int
+			if n, serr = unix.SendmsgN(int(fd), left, nil, nil, unix.MSG_OOB|unix.MSG_NOSIGNAL); serr == unix.EAGAIN {
+				b, serr = left, nil
+				return false
+			}
+			left = left[max(n, 0):]
+		}
+		return true
+	})
+	return errors.Join(err, serr)
 }
 
 func (c *client) verify() error {

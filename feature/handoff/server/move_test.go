@@ -3,6 +3,7 @@
 package server
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -44,6 +45,35 @@ func TestMove(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A session whose client sends urgent bytes moves like any other, whether its member has read them or not.
+func TestUrgentMove(t *testing.T) {
+	w := newWorld(t, 2, at4)
+	c := w.dial()
+	if err := c.ask("hello"); err != nil {
+		t.Fatal(err)
+	}
+	c.said, c.urgent = make(chan []byte, 1024), true
+	c.stream(300, time.Millisecond)
+	for i := range 20 {
+		w.mustMove(c, 2-i%2)
+	}
+	if err := c.stop(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mustMove has a session move, as often as it takes: before Linux 6.9 an urgent byte that was not read keeps it where it is.
+func (w *world) mustMove(c *client, to int) {
+	w.t.Helper()
+	w.eventually(fmt.Sprint("the session moves to server ", to), func() bool {
+		if w.has(c) == to {
+			return true
+		}
+		_ = w.send(c, to) // it may be on its way
+		return w.has(c) == to
+	})
 }
 
 // The same where the kernel has no tcx.

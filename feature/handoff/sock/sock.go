@@ -68,11 +68,12 @@ func fin(states uint32, state uint8) uint64 { return uint64(states >> state & 1)
 // Discard takes n bytes out of the receive queue that a predecessor has accounted
 // for already. They are there: the error says so if not.
 func Discard(fd int, n uint64) error {
+	var tries atMark
 	for n > 0 {
 		// With MSG_TRUNC, TCP throws the bytes away without copying them (tcp(7)).
 		got, err := truncate(fd, int(min(n, 1<<30)))
 		switch {
-		case err == unix.EINTR:
+		case err == unix.EINTR, err == unix.EAGAIN && tries.again(fd):
 			continue
 		case err != nil:
 			return fmt.Errorf("%d bytes that were read already are not in the queue: %w", n, err)
