@@ -53,7 +53,7 @@ func Child(role string, args ...any) *exec.Cmd {
 		c.Args = append(c.Args, fmt.Sprint(a))
 	}
 	// The race detector would have each of them sleep a second before it exits.
-	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", roleEnv+"="+role)
+	c.Env = append(os.Environ(), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0", roleEnv+"="+role)
 	c.SysProcAttr = &syscall.SysProcAttr{}
 	return c
 }
