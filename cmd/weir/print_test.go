@@ -160,7 +160,7 @@ func TestBytes(t *testing.T) {
 
 func TestPrintTemplates(t *testing.T) {
 	var b strings.Builder
-	printTemplates(&b, steer.TemplateState{Service: "telemetry", Exporters: []steer.Exporter{
+	printTemplates(&b, steer.TemplateState{Service: "telemetry", Refused: 7, Exporters: []steer.Exporter{
 		{Address: netip.MustParseAddrPort("192.0.2.7:50000"), Protocol: "ipfix", Domain: 65536, Slot: 2, Last: before(time.Second), Learnt: before(3 * time.Hour),
 			Replayed: before(5 * time.Minute), Replays: 2, Templates: []steer.Template{{ID: 256, Bytes: 84}, {ID: 257, Bytes: 20, Options: true}}},
 		{Address: netip.MustParseAddrPort("[2001:db8::1]:2055"), Protocol: "netflow9", Learnt: before(time.Minute), Templates: []steer.Template{{ID: 260, Bytes: 12}}},

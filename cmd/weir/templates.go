@@ -58,4 +58,7 @@ func printTemplates(w io.Writer, s steer.TemplateState, now time.Time) {
 		t.row(e.Address, e.Protocol, e.Domain, e.Slot, n, ago(e.Last, now), ago(e.Learnt, now), ago(e.Replayed, now), e.Replays)
 	}
 	t.flush()
+	if s.Refused > 0 {
+		fmt.Fprintf(w, "refused: %d messages unreadable, too many or without room, and exporters forgotten for want of room\n", s.Refused)
+	}
 }

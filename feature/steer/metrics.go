@@ -52,7 +52,7 @@ var (
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{packetsDesc, admittedDesc, emptyDesc, sinceDesc, bucketsDesc, queueDesc, bufferDesc, backlogDesc, dropsDesc, devicesDesc, sharedDesc, copiesDesc, boundDesc, givenDesc, hitsDesc, upDesc,
-		templatesDesc, exportersDesc, replaysDesc, bypassDesc, drainedDesc, misplaceDesc, peersDesc, drainingDesc, keptDesc} {
+		templatesDesc, exportersDesc, refusedDesc, replaysDesc, bypassDesc, drainedDesc, misplaceDesc, peersDesc, drainingDesc, keptDesc} {
 		ch <- d
 	}
 }
@@ -128,6 +128,7 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 	if t, err := s.Templates(c.root); err == nil {
 		send(templatesDesc, prometheus.GaugeValue, float64(t.Count()))
 		send(exportersDesc, prometheus.GaugeValue, float64(len(t.Exporters)))
+		send(refusedDesc, prometheus.CounterValue, float64(t.Refused))
 		send(replaysDesc, prometheus.CounterValue, float64(t.Replayed))
 	}
 	for n, slot := range s.Slots {

@@ -11,16 +11,35 @@ import (
 	"time"
 )
 
-// Bounds of what is remembered in one network namespace. The first is
-// TEMPLATES_SESSIONS.
+// Bounds of the sessions remembered in one network namespace. maxSessions is
+// TEMPLATES_SESSIONS. Bytes are by [flowSession.size]. Newcomers are sessions that
+// may be forged, see [proven]: they never push out the others.
 const (
 	maxSessions          = 32768
+	maxBookBytes         = 18 << 20
+	maxNewcomers         = maxSessions / 2
+	maxNewcomerBytes     = 14 << 20
 	maxSessionsOfAddress = 256            // one exporter's domains, or ports that it changes with every message
+	maxAddressBytes      = 256 << 10      // of one address
 	maxSessionTemplates  = 256            // of one observation domain
 	maxSessionBytes      = 16 << 10       // of one observation domain's template records
-	maxBookBytes         = 32 << 20       // of all template records
 	sessionLife          = 24 * time.Hour // of silence
+	newcomerLife         = time.Hour      // of silence, of a newcomer
 	supersededLife       = 10 * time.Minute
+)
+
+// sessionBytes and templateBytes are about what weir serve keeps of a session and of a
+// template, apart from the template's record.
+const (
+	sessionBytes  = 256
+	templateBytes = 48
+)
+
+// A session is proven once it was heard so often, and over such a time. A flood of
+// forged addresses says each of them once.
+const (
+	provenMessages = 3
+	provenAge      = 30 * time.Second
 )
 
 // errNoRoom says that a session already has as many templates as fit.
@@ -42,26 +61,38 @@ type flowSession struct {
 	Born      uint64 // CLOCK_MONOTONIC, ns, when it was first learnt
 
 	bytes      int
+	proven     bool
 	tries      int    // replays to Served that the member's socket may have dropped
 	generation uint32 // in the store
 	chunks     int    // in the store
 }
 
+// size is about the memory of weir serve that a session takes, bytes.
+func (s *flowSession) size() int { return sessionBytes + templateBytes*len(s.Templates) + s.bytes }
+
+// bookUse is a number of sessions and the sum of their sizes.
+type bookUse struct{ sessions, bytes int }
+
+func (u *bookUse) add(sessions, bytes int) {
+	u.sessions += sessions
+	u.bytes += bytes
+}
+
 // templateBook holds the sessions of one network namespace.
 type templateBook struct {
-	sessions map[templatesSession]*flowSession
-	of       map[[16]byte]int // sessions of a source address
-	bytes    int
+	sessions  map[templatesSession]*flowSession
+	of        map[[16]byte]*bookUse // by source address
+	newcomers bookUse
+	bytes     int
 }
 
 func newTemplateBook() *templateBook {
-	return &templateBook{sessions: map[templatesSession]*flowSession{}, of: map[[16]byte]int{}}
+	return &templateBook{sessions: map[templatesSession]*flowSession{}, of: map[[16]byte]*bookUse{}}
 }
 
 func (b *templateBook) add(k templatesSession, s *flowSession) {
 	b.sessions[k] = s
-	b.of[k.Src]++
-	b.bytes += s.bytes
+	b.charge(k, s, 1, s.size())
 }
 
 func (b *templateBook) remove(k templatesSession) {
@@ -70,35 +101,92 @@ func (b *templateBook) remove(k templatesSession) {
 		return
 	}
 	delete(b.sessions, k)
-	b.bytes -= s.bytes
-	if b.of[k.Src]--; b.of[k.Src] == 0 {
+	b.charge(k, s, -1, -s.size())
+}
+
+// grown notes that a session's size was another one before.
+func (b *templateBook) grown(k templatesSession, s *flowSession, before int) {
+	b.charge(k, s, 0, s.size()-before)
+}
+
+func (b *templateBook) charge(k templatesSession, s *flowSession, sessions, bytes int) {
+	u := b.of[k.Src]
+	if u == nil {
+		u = &bookUse{}
+		b.of[k.Src] = u
+	}
+	u.add(sessions, bytes)
+	if u.sessions == 0 {
 		delete(b.of, k.Src)
+	}
+	if !s.proven {
+		b.newcomers.add(sessions, bytes)
+	}
+	b.bytes += bytes
+}
+
+// prove notes that a session is not forged, or was forged with effort.
+func (b *templateBook) prove(s *flowSession) {
+	if !s.proven {
+		s.proven = true
+		b.newcomers.add(-1, -s.size())
 	}
 }
 
-// full says what must be made room in before a session of an address is added:
-// the address's own sessions, or all of them.
-func (b *templateBook) full(src [16]byte) (ofAddress, all bool) {
-	return b.of[src] >= maxSessionsOfAddress, len(b.sessions) >= maxSessions || b.bytes >= maxBookBytes
+// crowd is a group of sessions that takes more room than it may.
+type crowd int
+
+const (
+	crowdNone crowd = iota
+	crowdAddress
+	crowdNewcomers
+	crowdAll
+)
+
+// crowded returns the first group that takes too much room, with a session of src.
+func (b *templateBook) crowded(src [16]byte) crowd {
+	switch u := b.of[src]; {
+	case u != nil && (u.sessions > maxSessionsOfAddress || u.bytes > maxAddressBytes):
+		return crowdAddress
+	case b.newcomers.sessions > maxNewcomers || b.newcomers.bytes > maxNewcomerBytes:
+		return crowdNewcomers
+	case len(b.sessions) > maxSessions || b.bytes > maxBookBytes:
+		if b.newcomers.sessions > maxSessions/8 || b.newcomers.bytes > maxBookBytes/8 {
+			return crowdNewcomers
+		}
+		return crowdAll
+	}
+	return crowdNone
 }
 
-// oldest returns the share of the sessions (of one address, if src is not nil)
-// that were silent longest, at least one. last tells when one was heard. An
-// exporter that sends is not pushed out by forged ones that sent once.
-func (b *templateBook) oldest(src *[16]byte, share int, last func(templatesSession) uint64) []templatesSession {
+// eased says that newcomers are so far from their bounds that no room has to be made for a while.
+func (b *templateBook) eased() bool {
+	const most = crowdShare - 1
+	return b.newcomers.sessions*crowdShare < maxNewcomers*most && b.newcomers.bytes*crowdShare < maxNewcomerBytes*most
+}
+
+// crowdShare is the share of a crowd that makes room at a time: to look for the silent ones
+// costs time.
+const crowdShare = 16
+
+// silent returns the share of a crowd that was silent longest, at least one session and never
+// except. last tells when a session was heard. An exporter that sends is not pushed out by
+// forged ones that sent once.
+func (b *templateBook) silent(c crowd, except templatesSession, last func(templatesSession) uint64) []templatesSession {
 	type silent struct {
 		key  templatesSession
 		last uint64
 	}
 	var all []silent
-	for k := range b.sessions {
-		if src == nil || k.Src == *src {
-			all = append(all, silent{k, last(k)})
+	for k, s := range b.sessions {
+		if k == except || c == crowdAddress && k.Src != except.Src || c == crowdNewcomers && s.proven {
+			continue
 		}
+		all = append(all, silent{k, last(k)})
 	}
 	slices.SortFunc(all, func(a, b silent) int { return cmp.Compare(a.last, b.last) })
 	var out []templatesSession
-	for _, s := range all[:min(len(all), len(all)/share+1)] {
+	for _, s := range all[:min(len(all), len(all)/crowdShare+1)] {
 		out = append(out, s.key)
 	}
 	return out

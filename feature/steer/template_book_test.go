@@ -51,36 +51,87 @@ func TestRoomIsMadeOfTheSilent(t *testing.T) {
 	key := func(i int) templatesSession {
 		return templatesSession{Src: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).As16(), Domain: uint32(i)}
 	}
-	for i := range maxSessions {
-		b.add(key(i), &flowSession{bytes: 10})
+	for i := range maxSessions + 1 {
+		b.add(key(i), &flowSession{bytes: 10, proven: true})
 	}
-	if _, all := b.full(key(0).Src); !all {
-		t.Error("not full")
+	if c := b.crowded(key(0).Src); c != crowdAll {
+		t.Errorf("crowd %d", c)
 	}
 	// The first thousand are heard all the time.
-	gone := b.oldest(nil, 16, func(k templatesSession) uint64 {
+	gone := b.silent(crowdAll, key(maxSessions), func(k templatesSession) uint64 {
 		if k.Domain < 1000 {
 			return 1e9
 		}
 		return uint64(k.Domain)
 	})
 	for _, k := range gone {
-		if k.Domain < 1000 || k.Domain > 1000+maxSessions/16 {
+		if k.Domain < 1000 || k.Domain > 1000+maxSessions/crowdShare {
 			t.Fatalf("session %d goes", k.Domain)
 		}
 		b.remove(k)
 	}
-	if _, all := b.full(key(0).Src); all || b.bytes != 10*len(b.sessions) {
-		t.Errorf("%d sessions, %d bytes, full %v", len(b.sessions), b.bytes, all)
+	if c := b.crowded(key(0).Src); c != crowdNone || b.bytes != (10+sessionBytes)*len(b.sessions) {
+		t.Errorf("%d sessions, %d bytes, crowd %d", len(b.sessions), b.bytes, c)
 	}
 	src := key(5).Src
-	for i := range maxSessionsOfAddress - 1 {
+	for i := range maxSessionsOfAddress {
 		b.add(templatesSession{Src: src, Sport: uint16(i + 1)}, &flowSession{})
 	}
-	of, _ := b.full(src)
-	one := b.oldest(&src, maxSessionsOfAddress, func(k templatesSession) uint64 { return uint64(k.Sport) })
-	if !of || len(one) != 2 || one[0].Src != src || one[0].Sport != 0 {
-		t.Errorf("of one address: full %v, %v", of, one)
+	one := b.silent(crowdAddress, key(5), func(k templatesSession) uint64 { return uint64(k.Sport) })
+	if c := b.crowded(src); c != crowdAddress || len(one) != maxSessionsOfAddress/crowdShare+1 || one[0].Src != src || one[0].Sport != 1 {
+		t.Errorf("of one address: crowd %d, %v", c, one)
+	}
+}
+
+// What a session, an address, newcomers and all take is bounded, whatever grows; the proven stay.
+func TestBookIsBounded(t *testing.T) {
+	b := newTemplateBook()
+	last := func(k templatesSession) uint64 { return uint64(k.Domain) }
+	key := func(address, domain int) templatesSession {
+		return templatesSession{Src: netip.AddrFrom4([4]byte{10, byte(address >> 16), byte(address >> 8), byte(address)}).As16(), Domain: uint32(domain)}
+	}
+	enter := func(k templatesSession, records, size int) *flowSession {
+		s := &flowSession{}
+		b.add(k, s)
+		before := s.size()
+		for i := range records {
+			if _, err := s.put(template{ID: uint16(256 + i), Record: make([]byte, size)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.grown(k, s, before)
+		for c := b.crowded(k.Src); c != crowdNone; c = b.crowded(k.Src) {
+			for _, gone := range b.silent(c, k, last) {
+				b.remove(gone)
+			}
+		}
+		return s
+	}
+	for i := range 1000 {
+		b.prove(enter(key(0xff0000+i, 0), 8, 60)) // silent longest of all
+	}
+	proven := b.bytes
+	for domain := range 1000 {
+		enter(key(1, domain), 15, 1000)
+		if u := b.of[key(1, 0).Src]; u.bytes > maxAddressBytes || u.sessions > maxSessionsOfAddress {
+			t.Fatalf("an address has %+v", *u)
+		}
+	}
+	for i := range 3 * maxNewcomers {
+		enter(key(2+i, i), 1, 1300)
+		if b.newcomers.bytes > maxNewcomerBytes || b.newcomers.sessions > maxNewcomers || b.bytes > maxBookBytes {
+			t.Fatalf("newcomers %+v, all %d bytes", b.newcomers, b.bytes)
+		}
+	}
+	var sum int
+	for k, s := range b.sessions {
+		sum += s.size()
+		if !s.proven {
+			b.remove(k)
+		}
+	}
+	if len(b.sessions) != 1000 || b.bytes != proven || b.newcomers != (bookUse{}) || sum < maxNewcomerBytes/2 {
+		t.Errorf("left %d sessions of %d bytes, newcomers %+v; before %d bytes, in all %d", len(b.sessions), b.bytes, b.newcomers, proven, sum)
 	}
 }
 

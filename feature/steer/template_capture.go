@@ -23,7 +23,7 @@ import (
 const (
 	captureBuffer = 4 << 20 // bytes
 	captureBurst  = 512     // messages between two looks at the clock
-	captureRate   = 20000   // messages a second: a flood costs no more than that
+	captureRate   = 20000   // messages a second, of a burst; the filter has lower bounds for what lasts
 )
 
 // heardMessage is a datagram that carries templates.
@@ -39,7 +39,7 @@ type heardMessage struct {
 type templateCapture struct {
 	c       *kernel.Collection
 	sockets []*os.File
-	ports   map[uint16]bool
+	ports   map[uint16]uint64 // messages refused that were told of
 }
 
 // openTemplateCapture starts listening at ports; give gets every message, from
@@ -49,7 +49,7 @@ func openTemplateCapture(ns *netns.Handle, sessions *ebpf.Map, ports map[uint16]
 	if err != nil {
 		return nil, err
 	}
-	c := &templateCapture{ports: map[uint16]bool{}}
+	c := &templateCapture{ports: map[uint16]uint64{}}
 	c.c, err = kernel.Load(spec, []string{templatesProgTemplatesFilter}, map[string]*ebpf.Map{templatesMapTemplatesSessions: sessions})
 	if err != nil {
 		return nil, err
@@ -103,11 +103,11 @@ func networkOrder(v uint16) uint16 {
 func (c *templateCapture) watch(ports map[uint16]bool) error {
 	m := c.c.Maps[templatesMapTemplatesPorts]
 	for p := range ports {
-		if !c.ports[p] {
-			if err := m.Put(p, uint8(1)); err != nil {
+		if _, ok := c.ports[p]; !ok {
+			if err := m.Put(p, templatesPort{}); err != nil {
 				return fmt.Errorf("watching port %d for templates: %w", p, err)
 			}
-			c.ports[p] = true
+			c.ports[p] = 0
 		}
 	}
 	for _, p := range slices.Collect(maps.Keys(c.ports)) {
@@ -117,6 +117,23 @@ func (c *templateCapture) watch(ports map[uint16]bool) error {
 		}
 	}
 	return nil
+}
+
+// refused returns how many messages the filter has refused at each port since it was last asked.
+func (c *templateCapture) refused() map[uint16]uint64 {
+	var out map[uint16]uint64
+	for p, told := range c.ports {
+		var v templatesPort
+		if err := c.c.Maps[templatesMapTemplatesPorts].Lookup(p, &v); err != nil || v.Refused == told {
+			continue
+		}
+		if out == nil {
+			out = map[uint16]uint64{}
+		}
+		out[p] = v.Refused - told
+		c.ports[p] = v.Refused
+	}
+	return out
 }
 
 // Close ends the listening and its goroutines.

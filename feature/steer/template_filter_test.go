@@ -26,7 +26,7 @@ func loadFilter(t testing.TB) *kernel.Collection {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	if err := c.Maps[templatesMapTemplatesPorts].Put(uint16(4739), uint8(1)); err != nil {
+	if err := c.Maps[templatesMapTemplatesPorts].Put(uint16(4739), templatesPort{}); err != nil {
 		t.Fatal(err)
 	}
 	return c

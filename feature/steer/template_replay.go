@@ -25,8 +25,9 @@ const (
 
 // dueSession is a session whose templates a member lacks.
 type dueSession struct {
-	key  templatesSession
-	last uint64 // when it was heard
+	key    templatesSession
+	last   uint64 // when it was heard
+	proven bool
 }
 
 // replayTo is a member and what it lacks.
@@ -73,7 +74,7 @@ func (t *templateScope) settle() {
 	}
 }
 
-// due finds what is to be replayed, those heard last first: they send most.
+// due finds what is to be replayed: first the sessions that cannot be forged easily, and those heard last, which send most.
 func (t *templateScope) due() []*replayTo {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,11 +103,19 @@ func (t *templateScope) due() []*replayTo {
 		if all[at] == nil {
 			all[at] = &replayTo{service: svc, slot: slot, endpoint: endpoint, member: who}
 		}
-		all[at].sessions = append(all[at].sessions, dueSession{key, t.store.heard(key).Last})
+		all[at].sessions = append(all[at].sessions, dueSession{key, t.store.heard(key).Last, s.proven})
 	}
 	var out []*replayTo
 	for _, to := range all {
-		slices.SortFunc(to.sessions, func(a, b dueSession) int { return cmp.Compare(b.last, a.last) })
+		slices.SortFunc(to.sessions, func(a, b dueSession) int {
+			if a.proven != b.proven {
+				if a.proven {
+					return -1
+				}
+				return 1
+			}
+			return cmp.Compare(b.last, a.last)
+		})
 		out = append(out, to)
 	}
 	return out

@@ -79,6 +79,7 @@ func (k *templateKeeper) run(ctx context.Context) {
 		case <-expire.C:
 			for _, t := range k.scopes {
 				t.expire()
+				t.tell()
 			}
 		case <-k.wake:
 			k.follow(ctx)

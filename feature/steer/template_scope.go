@@ -4,7 +4,6 @@ package steer
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"sync"
 	"time"
@@ -72,6 +71,7 @@ type templateScope struct {
 	book     *templateBook
 	services []*templateService // also those without templates: a port may be theirs
 	counts   map[string]templatesCounts
+	untold   map[string]uint64 // refused messages of a service that the log has not told of
 	local    map[netip.Addr]bool
 	unserved bool      // a session may be due for a replay
 	retry    time.Time // when to look again at what could not be replayed; zero: never
@@ -82,7 +82,7 @@ type templateScope struct {
 // owns the store and the services from then on, unless it fails.
 func openTemplateScope(store *templateStore, ns *netns.Handle, services []*templateService, log feature.Logger, news chan struct{}) (*templateScope, error) {
 	t := &templateScope{scope: scopeOf(ns), ns: ns, log: log, news: news, store: store, book: newTemplateBook(), services: services,
-		counts: map[string]templatesCounts{}, local: map[netip.Addr]bool{}, unserved: true}
+		counts: map[string]templatesCounts{}, untold: map[string]uint64{}, local: map[netip.Addr]bool{}, unserved: true}
 	err := t.restore()
 	if err == nil {
 		if err = ns.Do(func() (err error) { t.inject, err = newInjector(); return err }); err == nil {
@@ -148,6 +148,7 @@ func (t *templateScope) restore() error {
 			}
 		}
 	}
+	t.prove()
 	return nil
 }
 
@@ -215,10 +216,10 @@ func (t *templateScope) hear(m heardMessage) {
 	}
 	c := t.counts[svc.Name]
 	c.Learnt += uint64(learnt)
-	if err != nil {
-		c.Refused++
-	}
 	t.counts[svc.Name] = c
+	if err != nil {
+		t.refuse(svc.Name, 1)
+	}
 }
 
 func (t *templateScope) learn(svc *templateService, m heardMessage) (learnt int, err error) {
@@ -236,20 +237,24 @@ func (t *templateScope) learn(svc *templateService, m heardMessage) (learnt int,
 		}
 		s = &flowSession{Born: kernel.Monotonic()}
 	}
-	before := s.bytes
+	before := s.size()
 	changed, err := s.apply(msg.Changes)
+	if !fresh {
+		t.book.grown(key, s, before)
+	}
 	if len(s.Templates) == 0 {
 		t.forget(key)
 		return 0, err
 	}
 	if fresh {
-		t.makeRoom(key.Src)
+		t.book.add(key, s)
+	}
+	t.makeRoom(key)
+	if fresh {
 		if err := t.store.enter(key, msg.heardAs(m.ifindex, kernel.Monotonic())); err != nil {
+			t.book.remove(key)
 			return 0, err
 		}
-		t.book.add(key, s)
-	} else {
-		t.book.bytes += s.bytes - before
 	}
 	if changed == 0 {
 		return 0, err
@@ -267,7 +272,11 @@ func (t *templateScope) noteServed(svc *templateService, key templatesSession, s
 		s.Served = who
 		return
 	}
-	s.Served, s.tries, t.unserved = memberID{}, 0, true
+	s.Served, s.tries = memberID{}, 0
+	if who == (memberID{}) {
+		return // a member that comes has all sessions looked at
+	}
+	t.unserved = true
 	notify(t.news)
 }
 
@@ -314,52 +323,9 @@ func (t *templateScope) isLocal(a netip.Addr) bool {
 	return local
 }
 
-// makeRoom makes way for one more session of an address.
-func (t *templateScope) makeRoom(src [16]byte) {
-	ofAddress, all := t.book.full(src)
-	if ofAddress {
-		for _, k := range t.book.oldest(&src, maxSessionsOfAddress, t.lastHeard) {
-			t.forget(k)
-		}
-	}
-	if all {
-		for _, k := range t.book.oldest(nil, 16, t.lastHeard) {
-			t.forget(k)
-		}
-	}
-}
-
 func (t *templateScope) forget(k templatesSession) {
 	if s := t.book.sessions[k]; s != nil {
 		t.store.remove(k, s)
 		t.book.remove(k)
 	}
-}
-
-// lastHeard is when a session was last heard: CLOCK_MONOTONIC, ns.
-func (t *templateScope) lastHeard(k templatesSession) uint64 { return t.store.heard(k).Last }
-
-// expire forgets exporters that have long been silent, and those that go on from
-// another port.
-func (t *templateScope) expire() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	now := kernel.Monotonic()
-	current := t.book.current(t.lastHeard)
-	for k := range t.book.sessions {
-		switch silent := time.Duration(now - t.lastHeard(k)); {
-		case silent > sessionLife, silent > supersededLife && !current(k):
-			t.forget(k)
-		}
-	}
-}
-
-func (t *templateScope) flushCounts() error {
-	for name, c := range t.counts {
-		if err := t.store.count(name, c); err != nil {
-			return fmt.Errorf("counting templates: %w", err)
-		}
-		delete(t.counts, name)
-	}
-	return nil
 }

@@ -20,7 +20,7 @@ type TemplateState struct {
 	Exporters []Exporter `json:"exporters"`
 	Learnt    uint64     `json:"learnt"`   // templates learnt or changed
 	Replayed  uint64     `json:"replayed"` // replays of one exporter's observation domain
-	Refused   uint64     `json:"refused"`  // messages that could not be read, or remembered for want of room
+	Refused   uint64     `json:"refused"`  // messages that were unreadable, too many or found no room, and exporters forgotten for want of room
 	Problem   string     `json:"problem,omitempty"`
 }
 
@@ -50,6 +50,7 @@ type Template struct {
 var (
 	templatesDesc = desc("templates", "Templates remembered of the service's IPFIX and NetFlow v9 exporters.")
 	exportersDesc = desc("template_exporters", "Observation domains and source ids whose templates are remembered.")
+	refusedDesc   = desc("templates_refused_total", "Messages of templates that were unreadable, too many or found no room, and exporters forgotten for want of room.")
 	replaysDesc   = desc("template_replays_total", "Replays of the templates of one exporter's observation domain to a member that lacked them.")
 )
 

@@ -36,8 +36,24 @@ struct {
 	__uint(max_entries, 8192);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u16);
-	__type(value, __u8);
+	__type(value, struct port);
 } templates_ports SEC(".maps");
+
+/* By the address of a source: IPv4 as v4-mapped, of IPv6 the first 64 bits. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, TEMPLATES_SOURCES);
+	__type(key, __u8[16]);
+	__type(value, struct budget);
+} templates_sources SEC(".maps");
+
+/* The budgets of all sources: of sessions that are not known, and of known ones. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, struct budget);
+} templates_budgets SEC(".maps");
 
 /* User space enters sessions; the filter only writes to those that are there. */
 struct {
@@ -199,6 +215,47 @@ static __always_inline __u32 read_sets(struct __sk_buff *skb, struct message *m,
 	return wanted;
 }
 
+/*
+ * spend takes a message from a budget and returns 0, or -1 if it is used up. CPUs that do so at
+ * once may take one message in place of two: the bound is not exact.
+ */
+static __always_inline int spend(struct budget *b, __u64 now, __u64 gap, __u64 burst)
+{
+	__u64 span = gap * burst, next = b->next, least = now > span ? now - span : 0;
+
+	if (next < least)
+		next = least;
+	if (next > now)
+		return -1;
+	b->next = next + gap;
+	return 0;
+}
+
+/* affordable says whether user space may be woken for a message of templates. */
+static __always_inline int affordable(const struct session *s, __u32 known)
+{
+	struct budget *b, fresh = {};
+	__u64 now = weir_clock();
+	__u64 src[2];
+
+	__builtin_memcpy(src, s->src, sizeof(src));
+	if (src[0]) /* not v4-mapped */
+		src[1] = 0;
+	b = bpf_map_lookup_elem(&templates_sources, src);
+	if (!b) {
+		bpf_map_update_elem(&templates_sources, src, &fresh, BPF_ANY);
+		b = bpf_map_lookup_elem(&templates_sources, src);
+	}
+	if (b && spend(b, now, TEMPLATES_SOURCE_GAP, TEMPLATES_SOURCE_BURST))
+		return 0;
+	b = bpf_map_lookup_elem(&templates_budgets, &known);
+	if (!b)
+		return 0;
+	if (known)
+		return !spend(b, now, TEMPLATES_KNOWN_GAP, TEMPLATES_KNOWN_BURST);
+	return !spend(b, now, TEMPLATES_NEW_GAP, TEMPLATES_NEW_BURST);
+}
+
 SEC("socket")
 int templates_filter(struct __sk_buff *skb)
 {
@@ -206,6 +263,7 @@ int templates_filter(struct __sk_buff *skb)
 	struct message m = {};
 	struct heard *heard;
 	struct datagram d;
+	struct port *at;
 	__u16 port;
 
 	if (skb->pkt_type == PACKET_OTHERHOST)
@@ -214,7 +272,8 @@ int templates_filter(struct __sk_buff *skb)
 	if (!m.at || load(skb, m.at, &d, sizeof(d)))
 		return 0;
 	port = bpf_ntohs(d.udp.dest);
-	if (!bpf_map_lookup_elem(&templates_ports, &port))
+	at = bpf_map_lookup_elem(&templates_ports, &port);
+	if (!at)
 		return 0;
 	s.sport = bpf_ntohs(d.udp.source);
 	s.dport = port;
@@ -230,7 +289,13 @@ int templates_filter(struct __sk_buff *skb)
 		heard->last = weir_clock();
 		heard->messages++;
 	}
-	return read_sets(skb, &m, heard) ? WHOLE : 0;
+	if (!read_sets(skb, &m, heard))
+		return 0;
+	if (!affordable(&s, !!heard)) {
+		__sync_fetch_and_add(&at->refused, 1);
+		return 0;
+	}
+	return WHOLE;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

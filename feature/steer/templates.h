@@ -12,6 +12,29 @@
 #define TEMPLATES_CHUNK	   480	 /* bytes of templates in one entry of templates_store */
 
 /*
+ * Messages with templates that the filter gives to user space, at most: a burst, then one every so
+ * many nanoseconds. Anybody can forge a source address, so the sum is bounded too. Messages of
+ * sessions that are known have a budget of their own: forged exporters cannot use it up.
+ */
+#define TEMPLATES_SOURCES      16384	/* whose rate is known at a time */
+#define TEMPLATES_SOURCE_BURST 1024	/* of one address, or one /64 of IPv6 */
+#define TEMPLATES_SOURCE_GAP   31250000 /* 32 a second */
+#define TEMPLATES_NEW_BURST    16384	/* of sessions that are not known, of all sources */
+#define TEMPLATES_NEW_GAP      2000000	/* 500 a second */
+#define TEMPLATES_KNOWN_BURST  32768	/* of known sessions, of all sources */
+#define TEMPLATES_KNOWN_GAP    500000	/* 2,000 a second */
+
+/* budget bounds the messages of one kind; the filter alone uses it. */
+struct budget {
+	__u64 next; /* CLOCK_MONOTONIC, ns: when the next message is due at the bare rate */
+};
+
+/* port is a port that steered services listen on. */
+struct port {
+	__u64 refused; /* messages with templates beyond a budget */
+};
+
+/*
  * Replays are made by weir and look like the exporter's own. What tells them from those, so that
  * weir does not learn from itself, is in the IP header, where no collector sees it: this
  * identification (IPv4) or flow label (IPv6) together with a TTL or hop limit of 255.

@@ -13,6 +13,11 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type templatesBudget struct {
+	_    structs.HostLayout
+	Next uint64
+}
+
 type templatesChunk struct {
 	_          structs.HostLayout
 	Generation uint32
@@ -52,6 +57,11 @@ type templatesHeard struct {
 	Pad uint32
 }
 
+type templatesPort struct {
+	_       structs.HostLayout
+	Refused uint64
+}
+
 type templatesSession struct {
 	_       structs.HostLayout
 	Src     [16]uint8
@@ -67,9 +77,11 @@ type templatesSession struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	templatesMapTemplatesBudgets  = "templates_budgets"
 	templatesMapTemplatesCounts   = "templates_counts"
 	templatesMapTemplatesPorts    = "templates_ports"
 	templatesMapTemplatesSessions = "templates_sessions"
+	templatesMapTemplatesSources  = "templates_sources"
 	templatesMapTemplatesStore    = "templates_store"
 	templatesProgTemplatesFilter  = "templates_filter"
 )
@@ -123,9 +135,11 @@ type templatesProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type templatesMapSpecs struct {
+	TemplatesBudgets  *ebpf.MapSpec `ebpf:"templates_budgets"`
 	TemplatesCounts   *ebpf.MapSpec `ebpf:"templates_counts"`
 	TemplatesPorts    *ebpf.MapSpec `ebpf:"templates_ports"`
 	TemplatesSessions *ebpf.MapSpec `ebpf:"templates_sessions"`
+	TemplatesSources  *ebpf.MapSpec `ebpf:"templates_sources"`
 	TemplatesStore    *ebpf.MapSpec `ebpf:"templates_store"`
 }
 
@@ -155,17 +169,21 @@ func (o *templatesObjects) Close() error {
 //
 // It can be passed to loadTemplatesObjects or ebpf.CollectionSpec.LoadAndAssign.
 type templatesMaps struct {
+	TemplatesBudgets  *ebpf.Map `ebpf:"templates_budgets"`
 	TemplatesCounts   *ebpf.Map `ebpf:"templates_counts"`
 	TemplatesPorts    *ebpf.Map `ebpf:"templates_ports"`
 	TemplatesSessions *ebpf.Map `ebpf:"templates_sessions"`
+	TemplatesSources  *ebpf.Map `ebpf:"templates_sources"`
 	TemplatesStore    *ebpf.Map `ebpf:"templates_store"`
 }
 
 func (m *templatesMaps) Close() error {
 	return _TemplatesClose(
+		m.TemplatesBudgets,
 		m.TemplatesCounts,
 		m.TemplatesPorts,
 		m.TemplatesSessions,
+		m.TemplatesSources,
 		m.TemplatesStore,
 	)
 }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// The filter wakes user space for a burst of each source, and of all sources that are not known; known sessions
+// have a budget of their own. The rest is counted.
+func TestTemplateBudgets(t *testing.T) {
+	c := loadFilter(t)
+	to4, to6 := netip.MustParseAddrPort("10.0.0.1:4739"), netip.MustParseAddrPort("[2001:db8::1]:4739")
+	message := withSets(flowHeader{Version: ipfix, Domain: 3}, set(2, exampleRecord...))
+	var sent, passed uint64
+	start := time.Now()
+	send := func(from netip.AddrPort) bool {
+		t.Helper()
+		to := to4
+		if from.Addr().Is6() {
+			to = to6
+		}
+		ret, err := c.Programs[templatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: framed(from, to, message)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent++
+		if ret != 0 {
+			passed++
+		}
+		return ret != 0
+	}
+	many := func(n int, source func(i int) netip.Addr) (got int) {
+		for i := range n {
+			if send(netip.AddrPortFrom(source(i), uint16(1024+i))) {
+				got++
+			}
+		}
+		return got
+	}
+	within := func(what string, got, burst, rate int) {
+		t.Helper()
+		if most := burst + 1 + int(time.Since(start).Seconds()*float64(rate)+1); got < burst-1 || got > most {
+			t.Errorf("%s: %d messages, want %d to %d", what, got, burst, most)
+		}
+	}
+	one := netip.MustParseAddr("192.0.2.7")
+	within("one address", many(3000, func(int) netip.Addr { return one }), 1024, 32)
+	within("one /64", many(3000, func(i int) netip.Addr {
+		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0, 0, 0, 1, 9: byte(i >> 8), 10: byte(i), 15: 1})
+	}), 1024, 32)
+	known := netip.MustParseAddrPort("192.0.2.8:50000")
+	key := templatesSession{Src: known.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
+	if err := c.Maps[templatesMapTemplatesSessions].Put(key, templatesHeard{}); err != nil {
+		t.Fatal(err)
+	}
+	got := many(20000, func(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}) })
+	within("all that are not known", got+2*1024, 16384, 500+2*32)
+	if !send(known) {
+		t.Error("a known exporter is refused in a flood of forged ones")
+	}
+	var port templatesPort
+	if err := c.Maps[templatesMapTemplatesPorts].Lookup(uint16(4739), &port); err != nil || port.Refused != sent-passed {
+		t.Errorf("%d refused counted, want %d (%v)", port.Refused, sent-passed, err)
+	}
+}
+
+// An exporter that floods is held to its budget; state tells how much was refused, and others are remembered.
+func TestTemplateFlood(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w.apply()
+	w.serveUntil()
+	w.listening()
+	flood := newExporter(t, nil, ipfix, sources(1)[0], loopback4)
+	const messages = 3000
+	start := time.Now()
+	for range messages {
+		flood.sendTemplates()
+	}
+	other := newExporter(t, nil, ipfix, sources(2)[1], loopback4)
+	other.sendTemplates()
+	passed := 1024 + 1 + 32*int(time.Since(start).Seconds()+1) // at most
+	var st TemplateState
+	deadline(t, func() bool { // counts are written by and by
+		st = w.remembered(2, 4)
+		return st.Refused >= uint64(messages-passed)
+	})
+	if st.Refused > messages {
+		t.Errorf("%d messages refused of %d", st.Refused, messages)
+	}
+}
+
+// Sessions that were heard for a while are no newcomers any more, and are replayed first.
+func TestNewcomersAreProven(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	write := w.byPIDFile(0)
+	r := startRecorder(t, "udp4", "0.0.0.0:9991")
+	write(&r.sink)
+	w.apply()
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	w.locked(func(l *kernel.WriteLock) error {
+		store, err := openTemplateStore(l, ns)
+		if err != nil {
+			return err
+		}
+		svc, err := readServiceMembers(l.Root, w.state())
+		if err != nil {
+			return err
+		}
+		ts, err := openTemplateScope(store, ns, []*templateService{svc}, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
+		if err != nil {
+			return err
+		}
+		defer ts.Close()
+		keys := [3]templatesSession{}
+		for i := range keys {
+			m := heardMessage{ifindex: 1, session: templatesSession{Src: sources(3)[i].As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
+				payload: encodeTemplates(flowHeader{Version: ipfix, Domain: 1}, exampleTemplates(ipfix))}
+			ts.hear(m)
+			keys[i] = m.session
+			keys[i].Version, keys[i].Domain = ipfix, 1
+			s := ts.book.sessions[keys[i]]
+			if s == nil {
+				t.Fatalf("session %d is not remembered", i)
+			}
+			s.Served = memberID{} // to be replayed
+		}
+		now := kernel.Monotonic()
+		ts.book.sessions[keys[0]].Born = now - 2*uint64(provenAge)
+		ts.book.sessions[keys[1]].Born = now - 2*uint64(provenAge)
+		for i, messages := range []uint64{provenMessages, provenMessages - 1, 100 * provenMessages} {
+			if err := store.pins.Maps["sessions"].Put(keys[i], templatesHeard{Messages: messages, Last: now + uint64(i)}); err != nil {
+				return err
+			}
+		}
+		ts.prove()
+		for i, want := range []bool{true, false, false} { // heard for long, too seldom, not long enough
+			if got := ts.book.sessions[keys[i]].proven; got != want {
+				t.Errorf("session %d: proven %v, want %v", i, got, want)
+			}
+		}
+		due := ts.due()
+		if len(due) != 1 || len(due[0].sessions) != 3 || due[0].sessions[0].key != keys[0] || due[0].sessions[1].key != keys[2] {
+			t.Errorf("replayed %+v, want the proven session, then those heard last", due)
+		}
+		return nil
+	})
+}
