@@ -37,6 +37,7 @@ type Config struct {
 	Ended          time.Duration            `yaml:"ended"`
 	Idle           time.Duration            `yaml:"idle"`
 	Down           time.Duration            `yaml:"down"`
+	Settle         time.Duration            `yaml:"settle"`
 }
 
 // ServiceConfig is a service in the file.
@@ -104,7 +105,7 @@ func (c *Config) validate() (errs []error) {
 			fail(c.Pos, "partner: want the name in the other front end's certificate, which is not %q, and where it listens, like {name: front-b, address: 10.2.0.3:7946}", c.Name)
 		}
 	}
-	for what, d := range map[string]time.Duration{"hold": c.Hold, "lapse": c.Lapse, "ended": c.Ended, "idle": c.Idle, "down": c.Down} {
+	for what, d := range map[string]time.Duration{"hold": c.Hold, "lapse": c.Lapse, "ended": c.Ended, "idle": c.Idle, "down": c.Down, "settle": c.Settle} {
 		if d < 0 || d > 0 && d < 10*time.Millisecond {
 			fail(c.Pos, "%s %s: take 10 ms or more", what, d)
 		}

@@ -363,10 +363,31 @@ static __always_inline void learn(const struct front_flow_key *k, __u32 owner, _
 		tell(k);
 }
 
+/* opens says whether a client's packet opens a connection. */
+static __always_inline int opens(const struct packet *p, const struct front_service *s)
+{
+	return !s->by_source && (p->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
+}
+
+/*
+ * awaited says whether a packet is of a connection that is not known yet: the load balancer has
+ * begun anew, and the hosts have not said which connections are theirs. The client repeats it. A
+ * packet that opens a connection waits for nothing, but where its source may have a host already.
+ */
+static __always_inline int awaited(const struct packet *p, const struct front_service *s)
+{
+	struct front_config *c;
+
+	if (p->to.proto != IPPROTO_TCP || p->error || opens(p, s))
+		return 0;
+	c = config();
+	return c && c->settle && bpf_ktime_get_coarse_ns() < c->settle;
+}
+
 /*
  * learns says whether a packet makes a flow known. A connection's does; a datagram's only its
- * source, where that is what the service goes by, and while there is room: anybody can make up
- * sources. Other datagrams go by the hash.
+ * source, where that is what the service goes by, while there is room (anybody can make up
+ * sources), and once the hosts have said which sources are theirs. Other datagrams go by the hash.
  */
 static __always_inline int learns(const struct packet *p, const struct front_service *s)
 {
@@ -379,13 +400,7 @@ static __always_inline int learns(const struct packet *p, const struct front_ser
 	if (!s->by_source)
 		return 0;
 	c = config();
-	return c && !c->full;
-}
-
-/* opens says whether a client's packet opens a connection. */
-static __always_inline int opens(const struct packet *p, const struct front_service *s)
-{
-	return !s->by_source && (p->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN;
+	return c && !c->full && (!c->settle || bpf_ktime_get_coarse_ns() >= c->settle);
 }
 
 /* ended is what Go goes by, too. */
@@ -450,6 +465,10 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 	k.port = s->by_source ? 0 : p->from.port;
 	f = bpf_map_lookup_elem(&front_flows, &k);
 	if (!f) {
+		if (awaited(p, s)) {
+			count(FRONT_AWAITED);
+			return TC_ACT_SHOT;
+		}
 		host = bucket_host(s, &k);
 		if (host && learns(p, s))
 			learn(&k, host, opens(p, s) ? FRONT_OPENING : 0, 0);

@@ -42,6 +42,8 @@ type Options struct {
 	TunnelMTU int
 	// Tunnel is the name of the tunnels' device, which is made; [tunnel.Device] if empty.
 	Tunnel string
+	// Settle is how long packets of unknown connections wait at most for the hosts' agents, if the data path begins anew.
+	Settle time.Duration `json:"-"`
 }
 
 // Front is a data path. It ends with Close.
@@ -57,6 +59,7 @@ type Front struct {
 	tunnel    int // interface, or 0
 	tunnelMTU int
 	parkFor   time.Duration
+	settle    atomic.Uint64 // CLOCK_MONOTONIC in ns: until then packets of unknown connections wait
 	mu        sync.Mutex
 	hosts     []Host // nil before SetHosts
 }
@@ -97,7 +100,7 @@ func (f *Front) build(o Options, share map[string]*ebpf.Map) (err error) {
 		}
 		devices = append(devices, o.Tunnel)
 	}
-	if err := f.load(share); err != nil {
+	if err := f.load(share, o.Settle); err != nil {
 		return err
 	}
 	f.links = map[string]kernel.Link{}
@@ -114,7 +117,7 @@ func (f *Front) build(o Options, share map[string]*ebpf.Map) (err error) {
 		f.attach(kernel.TCX{Ifindex: f.hold.Ifindex, Device: o.Hold, Egress: true}, f.maps.FrontOwn))
 }
 
-func (f *Front) load(share map[string]*ebpf.Map) error {
+func (f *Front) load(share map[string]*ebpf.Map, settle time.Duration) error {
 	spec, err := loadFront()
 	if err != nil {
 		return err
@@ -126,12 +129,20 @@ func (f *Front) load(share map[string]*ebpf.Map) error {
 	if err := f.coll.Assign(&f.maps); err != nil {
 		return err
 	}
+	if share == nil && settle > 0 {
+		f.settle.Store(kernel.Monotonic() + uint64(settle))
+	}
+	var before frontFrontConfig
+	if err := f.maps.FrontSetup.Lookup(uint32(0), &before); err != nil {
+		return fmt.Errorf("reading the data path's configuration: %w", err)
+	}
+	f.settle.CompareAndSwap(0, before.Settle)
 	return f.configure(false)
 }
 
 // configure tells the data path of its devices, and whether sources of datagrams are learned no more.
 func (f *Front) configure(full bool) error {
-	c := frontFrontConfig{Tap: uint32(f.hold.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI}
+	c := frontFrontConfig{Tap: uint32(f.hold.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Settle: f.settle.Load()}
 	if full {
 		c.Full = 1
 	}
@@ -329,13 +340,14 @@ type Counts struct {
 	Fragment uint64 // later fragments of a service by flow, dropped
 	Big      uint64 // packets too big for their tunnel, left to the kernel to answer
 	Late     uint64 // packets of parked flows after their deadline: passed to the owner
+	Awaited  uint64 // packets of unknown connections, before the hosts have said which are theirs: dropped
 }
 
 // Counts reads them.
 func (f *Front) Counts() (Counts, error) {
 	var c Counts
 	for i, n := range []*uint64{&c.In, &c.Out, &c.Learned, &c.Held, &c.Mute, &c.NoReset, &c.NoHost, &c.Full, &c.ICMP, &c.Stranger,
-		&c.Fragment, &c.Big, &c.Late} {
+		&c.Fragment, &c.Big, &c.Late, &c.Awaited} {
 		var each []uint64
 		if err := f.maps.FrontCounts.Lookup(uint32(i), &each); err != nil {
 			return c, fmt.Errorf("reading counts: %w", err)

@@ -46,6 +46,8 @@ struct front_config {
 	__u32 vni;    /* of packets in them */
 	__u32 full;   /* learn no source from datagrams: flows have the rest of the room */
 	__u32 news; /* tell the agent of flows that are learned: another front end wants to know */
+	__u32 pad;
+	__u64 settle; /* CLOCK_MONOTONIC in ns: until then packets of unknown connections wait */
 };
 
 /* front_mac_key finds the host that a packet comes from. */
@@ -128,6 +130,7 @@ enum {
 	FRONT_FRAGMENT, /* later fragments of a service by flow: nobody knows whose they are */
 	FRONT_BIG,	/* too big for the tunnel: the kernel says so to the client */
 	FRONT_LATE,	/* of parked flows whose deadline has passed */
+	FRONT_AWAITED,	/* of unknown connections, before the hosts have said which are theirs */
 	FRONT_COUNTS,
 };
 

@@ -31,6 +31,8 @@ type frontFrontConfig struct {
 	Vni    uint32
 	Full   uint32
 	News   uint32
+	Pad    uint32
+	Settle uint64
 }
 
 type frontFrontFlow struct {

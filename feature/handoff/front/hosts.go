@@ -146,14 +146,21 @@ func (f *Front) spread(service int) error {
 	return nil
 }
 
+// matches says whether flows of this number are connections to a service, and one that goes by flow if byFlow.
+func (f *Front) matches(service int, byFlow bool) bool {
+	f.hold.mu.Lock()
+	defer f.hold.mu.Unlock()
+	for _, s := range f.hold.services {
+		if s.flows() == service && s.Proto == unix.IPPROTO_TCP && !(byFlow && s.BySource) {
+			return true
+		}
+	}
+	return false
+}
+
 // serves says whether a host is one of a service that goes by flow, and of connections.
 func (f *Front) serves(host move.Host, service int) bool {
-	f.hold.mu.Lock()
-	of := false
-	for _, s := range f.hold.services {
-		of = of || s.flows() == service && !s.BySource && s.Proto == unix.IPPROTO_TCP
-	}
-	f.hold.mu.Unlock()
+	of := f.matches(service, true)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return of && slices.ContainsFunc(f.hosts, func(h Host) bool {

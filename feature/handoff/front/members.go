@@ -87,6 +87,7 @@ func (a *Agent) tend(ctx context.Context) {
 			pinged = time.Now()
 			a.pingAll()
 		}
+		a.settleIfDue()
 		if !a.o.Manage {
 			continue
 		}
@@ -321,7 +322,7 @@ func (a *Agent) peers() (p peer.Peers) {
 		p.Members = append(p.Members, peer.Member{Name: m.Name, Number: m.Number, Address: m.Address, Agent: m.Agent, Weight: m.Weight,
 			Services: m.Services, Up: m.up})
 	}
-	p.HearsLeft = true
+	p.HearsLeft, p.Idle = true, a.o.Idle.Milliseconds()
 	for _, s := range a.o.Services {
 		p.Services = append(p.Services, peer.Service{Name: s.Name, ID: uint16(s.flows()), Listen: s.Listen, Proto: s.Proto, BySource: s.BySource})
 	}

@@ -74,7 +74,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- scrape.Const(learnedDesc, prometheus.CounterValue, float64(n.Learned))
 	for verdict, v := range map[string]uint64{"to_host": n.In, "to_client": n.Out, "parked": n.Held, "late": n.Late, "icmp_error": n.ICMP,
 		"too_big": n.Big, "dropped_other_owner": n.Mute, "dropped_reset": n.NoReset, "dropped_no_host": n.NoHost, "dropped_stranger": n.Stranger,
-		"dropped_fragment": n.Fragment, "unlearned": n.Full} {
+		"dropped_fragment": n.Fragment, "dropped_awaited": n.Awaited, "unlearned": n.Full} {
 		ch <- scrape.Const(packetsDesc, prometheus.CounterValue, float64(v), verdict)
 	}
 }

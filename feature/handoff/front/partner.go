@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -162,83 +161,43 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn, d *dirty) error {
 	}
 }
 
-// A record of flows' exchange, in network byte order: 0 client, 16 port, 18 service, 20 owner, 22 to, 24 epoch, 28 for how many
-// seconds nothing was seen, 30 flags: 1 it has ended, 31 zero. Before the records are four bytes: 1, the version, and zeros.
-const (
-	recordSize  = 32
-	recordsMost = 16 << 10 // of a frame
-	recordGone  = 1
-)
-
-type record struct {
-	key  Key
-	flow move.Flow // owner, to, epoch
-	age  time.Duration
-	gone bool
-}
-
 func (a *Agent) tellOf(c *peer.Conn, keys map[Key]bool) error {
-	b := []byte{1, 0, 0, 0}
+	var records []peer.FlowRecord
 	for k := range keys {
 		fl, err := a.f.Flow(k)
-		r := record{key: k, flow: fl.Flow, gone: errors.Is(err, ErrNoFlow), age: time.Duration(kernel.Monotonic() - min(kernel.Monotonic(), fl.Seen))}
-		if err != nil && !r.gone {
+		gone := errors.Is(err, ErrNoFlow)
+		if err != nil && !gone {
 			return err
 		}
 		if err == nil && fl.never(k) {
 			continue // the other one would not know that it is soon forgotten; once it is open the data path says so
 		}
-		b = r.append(b)
-		if len(b) >= recordsMost*recordSize {
-			if err := c.SendFlows(b); err != nil {
-				return err
-			}
-			b = b[:4]
-		}
+		records = append(records, recordOf(k, fl, gone))
 	}
-	if len(b) == 4 {
+	if len(records) == 0 {
 		return nil
 	}
-	return c.SendFlows(b)
+	return c.TellFlows(records, false)
 }
 
-func (r record) append(b []byte) []byte {
-	client := r.key.Client.Addr().As16()
-	b = append(b, client[:]...)
-	b = binary.BigEndian.AppendUint16(b, r.key.Client.Port())
-	b = binary.BigEndian.AppendUint16(b, uint16(r.key.Service))
-	b = binary.BigEndian.AppendUint16(b, uint16(r.flow.Owner))
-	b = binary.BigEndian.AppendUint16(b, uint16(r.flow.To))
-	b = binary.BigEndian.AppendUint32(b, uint32(r.flow.Epoch))
-	b = binary.BigEndian.AppendUint16(b, uint16(min(r.age/time.Second, 1<<16-1)))
-	flags := byte(0)
-	if r.gone {
-		flags = recordGone
-	}
-	return append(b, flags, 0)
+func recordOf(k Key, fl Flow, gone bool) peer.FlowRecord {
+	return peer.FlowRecord{Flow: peer.Flow{Service: uint16(k.Service), Client: k.Client}, Owner: fl.Owner, To: fl.To, Epoch: fl.Epoch,
+		Gone: gone, Age: since(fl.Seen)}
 }
 
-func parseRecords(b []byte) (out []record, err error) {
-	if len(b) < 4 || b[0] != 1 || (len(b)-4)%recordSize != 0 {
-		return nil, fmt.Errorf("flows of %d bytes, in a form that this weir does not know: update the older front end", len(b))
-	}
-	for b = b[4:]; len(b) > 0; b = b[recordSize:] {
-		r := record{age: time.Duration(binary.BigEndian.Uint16(b[28:])) * time.Second, gone: b[30]&recordGone != 0,
-			key: Key{netip.AddrPortFrom(netip.AddrFrom16([16]byte(b)).Unmap(), binary.BigEndian.Uint16(b[16:])), int(binary.BigEndian.Uint16(b[18:]))},
-			flow: move.Flow{Owner: move.Host(binary.BigEndian.Uint16(b[20:])), To: move.Host(binary.BigEndian.Uint16(b[22:])),
-				Epoch: move.Epoch(binary.BigEndian.Uint32(b[24:]))}}
-		if r.flow.Owner > MostHosts || r.flow.To > MostHosts || !r.gone && r.flow.Owner == 0 {
-			return nil, fmt.Errorf("a flow of host %d: there is no such", r.flow.Owner)
-		}
-		out = append(out, r)
-	}
-	return out, nil
+// since is how long ago a moment of the monotonic clock was.
+func since(seen uint64) time.Duration {
+	now := kernel.Monotonic()
+	return time.Duration(now - min(now, seen))
 }
+
+// keyOfRecord is the flow that a record is about.
+func keyOfRecord(r peer.FlowRecord) Key { return Key{r.Flow.Client, int(r.Flow.Service)} }
 
 // hearPartner takes what the partner tells of flows, as long as it is connected.
 func (a *Agent) hearPartner(c *peer.Conn) {
-	c.Handle(peer.Control{Flows: func(b []byte) {
-		records, err := parseRecords(b)
+	c.Handle(peer.Control{Flows: func(records []peer.FlowRecord, _ bool) {
+		var err error
 		for _, r := range records {
 			err = errors.Join(err, a.adopt(r))
 		}
@@ -255,16 +214,20 @@ func (a *Agent) hearPartner(c *peer.Conn) {
 
 // adopt takes what the partner knows of a flow, where it is later: the epoch says so. Two that have learned a flow at once, at
 // different hosts, keep to the one whose name comes first.
-func (a *Agent) adopt(r record) error {
+func (a *Agent) adopt(r peer.FlowRecord) error {
+	if !r.Gone && r.Owner == 0 {
+		return errors.New("a flow without an owner")
+	}
+	k := keyOfRecord(r)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	seen := kernel.Monotonic() - min(kernel.Monotonic(), uint64(r.age))
-	fl, err := a.f.Flow(r.key)
+	seen := kernel.Monotonic() - min(kernel.Monotonic(), uint64(r.Age))
+	fl, err := a.f.Flow(k)
 	switch {
-	case errors.Is(err, ErrNoFlow) && r.gone:
+	case errors.Is(err, ErrNoFlow) && r.Gone:
 		return nil
 	case errors.Is(err, ErrNoFlow):
-		if err := a.f.learn(r.key, r.flow, seen, told); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		if err := a.f.learn(k, moved(r, 0), seen, told); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 			return err
 		}
 		a.watchMove(r)
@@ -273,24 +236,24 @@ func (a *Agent) adopt(r record) error {
 		return err
 	case fl.Parked || fl.Held: // it is being moved here
 		return nil
-	case r.gone:
+	case r.Gone:
 		if fl.Ended {
-			return a.over(r.key, fl.Seen)
+			return a.over(k, fl.Seen)
 		}
 		// It may be a new one between the same ends: then more is seen of it.
 		a.after(goneAfter, func() {
-			if err := a.over(r.key, fl.Seen); err != nil {
+			if err := a.over(k, fl.Seen); err != nil {
 				a.o.Log.Warn("a flow that the partner has seen end stays known", "reason", err)
 			}
 		})
 		return nil
 	}
-	_, err = a.f.change(r.key, 0, seen, func(now *Flow) {
+	_, err = a.f.change(k, 0, seen, func(now *Flow) {
 		switch {
-		case r.flow.Epoch > now.Epoch, r.flow.Epoch == now.Epoch && r.flow.Owner != now.Owner && a.o.Partner.Name < a.o.Name:
-			now.Flow, now.Life = r.flow, 0
-		case r.flow.Epoch == now.Epoch && r.flow.Owner == now.Owner && r.flow.To != 0:
-			now.To = r.flow.To // from here on no reset of its host passes
+		case r.Epoch > now.Epoch, r.Epoch == now.Epoch && r.Owner != now.Owner && a.o.Partner.Name < a.o.Name:
+			now.Flow, now.Life = moved(r, now.Birth), 0
+		case r.Epoch == now.Epoch && r.Owner == now.Owner && r.To != 0:
+			now.To = r.To // from here on no reset of its host passes
 		}
 	})
 	if errors.Is(err, ErrNoFlow) {
@@ -298,6 +261,11 @@ func (a *Agent) adopt(r record) error {
 	}
 	a.watchMove(r)
 	return err
+}
+
+// moved is what a record says of a flow's owner.
+func moved(r peer.FlowRecord, b move.Birth) move.Flow {
+	return move.Flow{Owner: r.Owner, To: r.To, Epoch: r.Epoch, Birth: b}
 }
 
 // over forgets a flow whose end the partner has seen, if nothing has been seen of it here since. The caller holds mu.
@@ -315,22 +283,23 @@ func (a *Agent) over(k Key, seen uint64) error {
 }
 
 // watchMove ends a move that the partner has told of and says nothing more about, see openFor. The epoch stays: it is the partner's.
-func (a *Agent) watchMove(r record) {
-	if r.flow.To == 0 {
+func (a *Agent) watchMove(r peer.FlowRecord) {
+	k := keyOfRecord(r)
+	if r.To == 0 {
 		return
 	}
-	if t := a.timers[r.key]; t != nil {
+	if t := a.timers[k]; t != nil {
 		t.Stop()
 	}
-	a.timers[r.key] = a.after(a.openFor, func() {
-		delete(a.timers, r.key)
-		_, err := a.f.change(r.key, 0, 0, func(fl *Flow) {
-			if fl.Epoch == r.flow.Epoch && !fl.Held {
+	a.timers[k] = a.after(a.openFor, func() {
+		delete(a.timers, k)
+		_, err := a.f.change(k, 0, 0, func(fl *Flow) {
+			if fl.Epoch == r.Epoch && !fl.Held {
 				fl.To = 0
 			}
 		})
 		if err != nil && !errors.Is(err, ErrNoFlow) {
-			a.o.Log.Warn("a move of the partner's stays open", "flow", r.key.Client, "reason", err)
+			a.o.Log.Warn("a move of the partner's stays open", "flow", k.Client, "reason", err)
 		}
 	})
 }

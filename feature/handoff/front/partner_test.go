@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
@@ -218,7 +219,7 @@ func TestPartner(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.knows(0, k, func(fl Flow, err error) bool { return err == nil && fl.Owner == 1 && fl.Epoch == 2 })
-	late := record{key: k, flow: move.Flow{Owner: 2, Epoch: 1}}
+	late := peer.FlowRecord{Flow: peer.Flow{Client: k.Client}, Owner: 2, Epoch: 1}
 	if err := p.agents[0].adopt(late); err != nil {
 		t.Error(err)
 	}
@@ -351,25 +352,5 @@ func TestPartnerLostInMove(t *testing.T) {
 				t.Errorf("%+v, %v", fl, err)
 			}
 		})
-	}
-}
-
-func TestRecords(t *testing.T) {
-	want := []record{
-		{key: Key{netip.MustParseAddrPort("192.0.2.1:65535"), 63}, flow: move.Flow{Owner: 1023, To: 1, Epoch: 1<<32 - 1}, age: 65535 * time.Second},
-		{key: Key{netip.MustParseAddrPort("[2001:db8::1]:0"), 0}, gone: true},
-	}
-	b := []byte{1, 0, 0, 0}
-	for _, r := range want {
-		b = r.append(b)
-	}
-	got, err := parseRecords(b)
-	if err != nil || len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
-		t.Errorf("%+v, %v", got, err)
-	}
-	for _, bad := range [][]byte{nil, {2, 0, 0, 0}, b[:40], record{key: want[0].key}.append([]byte{1, 0, 0, 0})} {
-		if got, err := parseRecords(bad); err == nil {
-			t.Errorf("%x: %+v", bad, got)
-		}
 	}
 }

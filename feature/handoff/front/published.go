@@ -79,8 +79,18 @@ func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, e
 		before.Close()
 		return nil, fmt.Errorf("%s: %w: drain it, then run weir handoff front remove", inst, kernel.ErrABI)
 	}
+	spec, err := loadFront()
+	if err != nil {
+		before.Close()
+		return nil, err
+	}
 	share := map[string]*ebpf.Map{}
 	for pin, m := range before.Maps {
+		// What a weir before counted and set in other forms begins anew.
+		if s := spec.Maps["front_"+pin]; (pin == "counts" || pin == "setup") && (s.MaxEntries != m.MaxEntries() || s.ValueSize != m.ValueSize()) {
+			m.Close()
+			continue
+		}
 		share["front_"+pin] = m
 	}
 	return share, nil

@@ -3,6 +3,7 @@
 package front
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,7 +38,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return fmt.Errorf("where hosts' agents connect to: %w", err)
 	}
 	defer l.Close()
-	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU})
+	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, Settle: cmp.Or(c.Settle, defaultSettle)})
 	if err != nil {
 		return err
 	}

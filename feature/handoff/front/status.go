@@ -14,13 +14,15 @@ import (
 // Status is what a front end does.
 type Status struct {
 	Name   string `json:"name"`
-	Netns  string `json:"netns"`           // inode number of its network namespace
-	Agent  bool   `json:"agent"`           // whether its agent answers; without one there is no Hosts
-	Counts Counts `json:"counts"`          // since it was made
-	Flows  int    `json:"flows"`           // that it knows
-	Parked int    `json:"parked"`          // of them, whose packets wait
-	Moving int    `json:"moving"`          // of them, that are being moved
-	Hosts  []Seen `json:"hosts,omitempty"` // by number
+	Netns  string `json:"netns"`  // inode number of its network namespace
+	Agent  bool   `json:"agent"`  // whether its agent answers; without one there is no Hosts
+	Counts Counts `json:"counts"` // since it was made
+	Flows  int    `json:"flows"`  // that it knows
+	Parked int    `json:"parked"` // of them, whose packets wait
+	Moving int    `json:"moving"` // of them, that are being moved
+	// Settling: it has begun anew, and packets of unknown connections wait for the hosts to say which are theirs.
+	Settling bool   `json:"settling,omitempty"`
+	Hosts    []Seen `json:"hosts,omitempty"` // by number
 }
 
 // Seen is a host as the agent sees it.
@@ -67,7 +69,7 @@ func (f *Front) Status() (Status, error) {
 // Status is the front end's, with the hosts as this agent sees them.
 func (a *Agent) Status() (Status, error) {
 	s, err := a.f.Status()
-	s.Agent, s.Name = true, a.o.Name
+	s.Agent, s.Name, s.Settling = true, a.o.Name, a.settles()
 	owned := map[move.Host]int{}
 	for _, h := range s.Hosts {
 		owned[h.Number] = h.Flows

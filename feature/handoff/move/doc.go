@@ -53,6 +53,7 @@
 //     may have owned the session already;
 //   - the front end's Flow outlives its agent, and is not forgotten while it is to be held, or while a copy of the session is
 //     stopped or has yet to speak, unless the session has ended: a machine that is lost in that moment may take the session with it;
+//     (one that begins anew answers nothing about what it does not know, until both hosts have told how they stand);
 //   - the front end hears what a host says in the order in which it was said, and nothing from a connection before.
 //
 // Messages may be lost, come twice and come late: each is harmless then, and Retry repeats what has had no answer. Only the Hold of a

@@ -46,13 +46,16 @@ type Peers struct {
 	Services []Service `json:"services,omitempty"`
 	// HearsLeft says that this front end takes move.Left. An older one would end the connection.
 	HearsLeft bool `json:"hears_left,omitempty"`
+	// Idle is for how long this front end knows a flow of which nothing is seen, in milliseconds. A host tells of its sessions
+	// more often. 0: this front end does not want to hear of them.
+	Idle int64 `json:"idle_ms,omitempty"`
 }
 
 // Control is what one side does with what the other says beside moves; nil: it is ignored. The functions are called by Receive.
 type Control struct {
 	Register func(Registration)
 	Peers    func(Peers)
-	Flows    func(body []byte) // of another front end
+	Flows    func(records []FlowRecord, last bool) // last: a list of them is complete
 }
 
 // Handle sets what is done with what is no move. Call it before Receive.
@@ -63,9 +66,6 @@ func (c *Conn) Register(r Registration) error { return c.say(typeRegister, r) }
 
 // Tell tells a host of the others.
 func (c *Conn) Tell(p Peers) error { return c.say(typePeers, p) }
-
-// SendFlows tells another front end of flows; what body is, front ends know.
-func (c *Conn) SendFlows(body []byte) error { return c.write(typeFlows, nil, body) }
 
 // mostControl is the most bytes of what is no move.
 const mostControl = 1 << 20
@@ -95,10 +95,11 @@ func (c *Conn) aside(kind byte, body []byte) error {
 		var p Peers
 		return hear(body, &p, c.control.Peers)
 	case typeFlows:
-		if c.control.Flows != nil {
-			c.control.Flows(body)
+		records, last, err := ParseFlows(body)
+		if err == nil && c.control.Flows != nil {
+			c.control.Flows(records, last)
 		}
-		return nil
+		return err
 	}
 	return fmt.Errorf("%w: type %d", ErrFormat, kind)
 }

@@ -22,9 +22,13 @@ func TestControl(t *testing.T) {
 	if errA != nil || errB != nil {
 		t.Fatal(errA, errB)
 	}
-	registered, told, flows := make(chan peer.Registration, 1), make(chan peer.Peers, 1), make(chan []byte, 1)
+	registered, told, flows := make(chan peer.Registration, 1), make(chan peer.Peers, 1), make(chan peer.FlowRecord, 1)
 	a.Handle(peer.Control{Peers: func(p peer.Peers) { told <- p }})
-	b.Handle(peer.Control{Register: func(r peer.Registration) { registered <- r }, Flows: func(b []byte) { flows <- b }})
+	b.Handle(peer.Control{Register: func(r peer.Registration) { registered <- r }, Flows: func(r []peer.FlowRecord, last bool) {
+		if last && len(r) == 1 {
+			flows <- r[0]
+		}
+	}})
 	moved := make(chan peer.Frame, 1)
 	for _, c := range []*peer.Conn{a, b} {
 		go func() {
@@ -40,7 +44,8 @@ func TestControl(t *testing.T) {
 	r := peer.Registration{Address: netip.MustParseAddr("2001:db8::1"), Weight: 3, Services: []string{"bmp"}, Agent: "h:7"}
 	p := peer.Peers{Members: []peer.Member{{Name: "host-a", Number: 3, Address: r.Address, Weight: 3, Up: true}},
 		Services: []peer.Service{{Name: "bmp", ID: 4, Listen: netip.MustParseAddrPort("192.0.2.1:1790"), Proto: 6, BySource: true}}}
-	if err := errors.Join(a.Register(r), b.Tell(p), a.SendFlows([]byte("flows")), a.Send(peer.Frame{Message: move.Message{Kind: move.Hold, Epoch: 1}})); err != nil {
+	flow := peer.FlowRecord{Flow: peer.Flow{Service: 4, Client: netip.MustParseAddrPort("192.0.2.7:1234")}, Epoch: 3, Quiet: true}
+	if err := errors.Join(a.Register(r), b.Tell(p), a.TellFlows([]peer.FlowRecord{flow}, true), a.Send(peer.Frame{Message: move.Message{Kind: move.Hold, Epoch: 1}})); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-registered; !reflect.DeepEqual(got, r) {
@@ -49,8 +54,8 @@ func TestControl(t *testing.T) {
 	if got := <-told; !reflect.DeepEqual(got, p) {
 		t.Errorf("%+v", got)
 	}
-	if got := <-flows; string(got) != "flows" {
-		t.Errorf("%q", got)
+	if got := <-flows; got != flow {
+		t.Errorf("%+v", got)
 	}
 	if got := <-moved; got.Message.Kind != move.Hold {
 		t.Errorf("%+v", got)

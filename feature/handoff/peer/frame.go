@@ -8,7 +8,7 @@
 // Numbers are in network byte order. Each side first sends a Hello, then frames in any order:
 //
 //	0   4  length of what follows
-//	4   1  type: 1 hello, 2 move, 3 register, 4 peers, 5 ping, 6 pong, 7 flows, 9 load
+//	4   1  type: 1 hello, 2 move, 3 register, 4 peers, 5 ping, 6 pong, 7 flows (see flows.go), 9 load
 //	5  ..  the body
 //
 //	hello: 0  1  version: 1

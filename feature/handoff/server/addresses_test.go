@@ -150,9 +150,9 @@ func (s *server) status() (st Status) {
 }
 
 // playServer starts an agent that registers, in a process of its own.
-func (w *world) playServer(i int, s *server) {
+func (w *world) playServer(i int, s *server) (stop func()) {
 	cert, key, signers := w.ca.Files(fmt.Sprint("s", s.number))
-	w.play(s.ns, "server", fmt.Sprintf(`
+	return w.play(s.ns, "server", fmt.Sprintf(`
 name: s%d
 number: %d
 address: 10.2.%d.2

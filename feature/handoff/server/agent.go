@@ -108,6 +108,8 @@ type Agent struct {
 	says     chan struct{} // to sayLoads
 	served   chan struct{} // to watchServed
 	zones    zones         // of conntrack
+	owning   owning        // what sayOwned tells
+	owns     chan struct{} // to sayOwned
 
 	frontHearsLeft atomic.Bool // it takes [move.Left], as it says
 	unserved       []string    // services that nobody serves here, sorted
@@ -131,7 +133,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	}
 	a := &Agent{o: o, gate: gate, began: kernel.Monotonic(), own: peer.Hello{Role: peer.HostAgent, Number: o.Number, Instance: peer.NewInstance(), Name: o.Name},
 		leaving: map[peer.Flow]*leaving{}, arriving: map[peer.Flow]*arriving{}, stopped: map[peer.Flow]bool{}, epochs: map[peer.Flow]owned{},
-		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), served: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
+		loads: map[string]map[string]uint32{}, unsaid: map[string]bool{}, says: make(chan struct{}, 1), served: make(chan struct{}, 1), owns: make(chan struct{}, 1), attended: map[*peer.Conn]bool{}, waits: map[peer.Flow]string{}, weight: o.Registration.Weight}
 	if o.Park && !gate.parks() {
 		gate.Close()
 		return nil, fmt.Errorf("packets are to wait here, and cannot: %w", errNoPark)
@@ -189,6 +191,7 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.wg.Go(func() { a.sayLoads(ctx) })
 	a.wg.Go(func() { a.watchServed(ctx) })
 	a.wg.Go(func() { a.watchZones(ctx) })
+	a.wg.Go(func() { a.sayOwned(ctx) })
 	go a.hearStrays() // until the gate is closed
 	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {
@@ -278,6 +281,9 @@ func (a *Agent) frontChanged(k *link) {
 	if k.conn() != nil {
 		a.frontIsBack()
 		a.orphans()
+		if !a.o.Registration.Address.IsValid() {
+			a.tellOwned() // else as soon as it has told of its services
+		}
 		a.tellLoads() // it knows of none: with the connection it has forgotten them
 	}
 }

@@ -170,6 +170,7 @@ func (a *Agent) told(p peer.Peers) {
 	}
 	a.o.Log.Info("told of others", "servers", len(peers), "services", len(services))
 	a.learn(peers, services)
+	a.toldServices(p)
 }
 
 // serviceAt is the service at an address.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,8 +22,8 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// play has a process of its own play a role in a namespace, with a file, until the test ends.
-func (w *world) play(ns *netns.Handle, role, text string) {
+// play has a process of its own play a role in a namespace, with a file, until the test ends or stop is called.
+func (w *world) play(ns *netns.Handle, role, text string) (stop func()) {
 	w.t.Helper()
 	file := filepath.Join(w.t.TempDir(), role+".yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -35,12 +36,14 @@ func (w *world) play(ns *netns.Handle, role, text string) {
 		w.t.Fatal(err)
 	}
 	w.in(ns, c.Start)
-	w.t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		in.Close()
 		if err := c.Wait(); err != nil {
 			w.t.Errorf("%s: %v", role, err)
 		}
 	})
+	w.t.Cleanup(stop)
+	return stop
 }
 
 // untilStdinEnds is how long roles play.

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/move"
+)
+
+// FlowRecord is what a load balancer tells another one of a flow, or a host a load balancer of a session.
+type FlowRecord struct {
+	Flow  Flow
+	Owner move.Host // of a host's records 0: it is the host
+	// To is the host that the flow is about to move to, or 0. A host says it of a session that it has stopped, and whose state
+	// may be there.
+	To    move.Host
+	Epoch move.Epoch    // in which the owner owns it
+	Age   time.Duration // since a packet of it was seen, in seconds
+	Gone  bool          // it has ended
+	Quiet bool          // of a host: the session has moved there, and has not spoken
+}
+
+// In a flows frame are four bytes: 1 (the version), 1 if it is the last one of a list, and zeros. Then records of 32 bytes: 0 client,
+// 16 port, 18 service, 20 owner, 22 to, 24 epoch, 28 age in seconds, 30 flags (1 gone, 2 quiet), 31 zero.
+const (
+	flowsVersion = 1
+	flowsHead    = 4
+	recordSize   = 32
+	recordGone   = 1
+	recordQuiet  = 2
+	mostHost     = 1<<10 - 1
+)
+
+// MostFlows is how many records one frame has at most.
+const MostFlows = 16 << 10
+
+// TellFlows tells of flows, in as many frames as they need. last says that the list is complete: the other side knows all by then.
+func (c *Conn) TellFlows(records []FlowRecord, last bool) error {
+	for more := true; more; {
+		part := records[:min(len(records), MostFlows)]
+		records = records[len(part):]
+		more = len(records) > 0
+		if err := c.write(typeFlows, nil, AppendFlows(nil, part, last && !more)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AppendFlows appends the body of a frame.
+func AppendFlows(b []byte, records []FlowRecord, last bool) []byte {
+	b = append(b, flowsVersion, 0, 0, 0)
+	if last {
+		b[len(b)-3] = 1
+	}
+	for _, r := range records {
+		client := r.Flow.Client.Addr().As16()
+		b = append(b, client[:]...)
+		b = binary.BigEndian.AppendUint16(b, r.Flow.Client.Port())
+		b = binary.BigEndian.AppendUint16(b, r.Flow.Service)
+		b = binary.BigEndian.AppendUint16(b, uint16(r.Owner))
+		b = binary.BigEndian.AppendUint16(b, uint16(r.To))
+		b = binary.BigEndian.AppendUint32(b, uint32(r.Epoch))
+		b = binary.BigEndian.AppendUint16(b, uint16(min(r.Age/time.Second, 1<<16-1)))
+		flags := byte(0)
+		if r.Gone {
+			flags |= recordGone
+		}
+		if r.Quiet {
+			flags |= recordQuiet
+		}
+		b = append(b, flags, 0)
+	}
+	return b
+}
+
+// ParseFlows reads the body of a frame.
+func ParseFlows(b []byte) (out []FlowRecord, last bool, err error) {
+	if len(b) < flowsHead || b[0] != flowsVersion || (len(b)-flowsHead)%recordSize != 0 {
+		return nil, false, fmt.Errorf("%w: flows of %d bytes in an unknown form: update the older weir", ErrFormat, len(b))
+	}
+	last = b[1] == 1
+	for b = b[flowsHead:]; len(b) > 0; b = b[recordSize:] {
+		r := FlowRecord{
+			Flow:  Flow{binary.BigEndian.Uint16(b[18:]), netip.AddrPortFrom(netip.AddrFrom16([16]byte(b)).Unmap(), binary.BigEndian.Uint16(b[16:]))},
+			Owner: move.Host(binary.BigEndian.Uint16(b[20:])), To: move.Host(binary.BigEndian.Uint16(b[22:])),
+			Epoch: move.Epoch(binary.BigEndian.Uint32(b[24:])), Age: time.Duration(binary.BigEndian.Uint16(b[28:])) * time.Second,
+			Gone: b[30]&recordGone != 0, Quiet: b[30]&recordQuiet != 0}
+		if r.Owner > mostHost || r.To > mostHost {
+			return nil, false, fmt.Errorf("%w: a flow of host %d, %d: the highest is %d", ErrFormat, r.Owner, r.To, mostHost)
+		}
+		out = append(out, r)
+	}
+	return out, last, nil
+}
