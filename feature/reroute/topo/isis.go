@@ -32,6 +32,8 @@ type isisSystem struct {
 	overload bool
 	prefixes []isisAnnounced
 	end      netip.Addr
+	dt6, dt4 netip.Addr
+	locator  netip.Prefix
 	reach    map[bool][]isisReach // by whether they are of the IPv6 topology (RFC 5120)
 	mt       bool                 // takes part in it
 }
@@ -62,7 +64,8 @@ var (
 	isisLocal  = regexp.MustCompile(`^\s+Local Interface IP(?:v6)? Address\(es\): (\S+)`)
 	isisEndX   = regexp.MustCompile(`^\s+SRv6 End\.X SID: ([0-9a-fA-F:]+),`)
 	isisLANX   = regexp.MustCompile(`(?i)^\s+SRv6 LAN End\.X SID: ([0-9a-f:]+),.* Neighbor-ID: ([0-9a-f.]{14})`)
-	isisEnd    = regexp.MustCompile(`^\s+SRv6 End SID Endpoint Behavior: (End|uN)(?: [^,]*)?, SID value: ([0-9a-fA-F:]+)`)
+	isisEnd    = regexp.MustCompile(`^\s+SRv6 End SID Endpoint Behavior: (End|uN|(?:End\.|u)DT(?:4|6|46))(?: [^,]*)?, SID value: ([0-9a-fA-F:]+)`)
+	isisSRv6   = regexp.MustCompile(`^\s+SRv6 Locator: ([0-9a-fA-F:]+/\d+) \(Metric: (\d+)\)`)
 	isisHost   = regexp.MustCompile(`^\s+Hostname: (\S+)`)
 )
 
@@ -191,9 +194,22 @@ func (r *isisReader) detail(text string) error {
 		return nil
 	}
 	if m := isisEnd.FindStringSubmatch(text); m != nil {
-		var err error
-		r.now.end, err = netip.ParseAddr(m[2])
-		return err
+		sid, err := netip.ParseAddr(m[2])
+		if err != nil {
+			return fmt.Errorf("SID %s: %w", m[2], err)
+		}
+		r.now.behavior(m[1], sid)
+		return nil
+	}
+	if m := isisSRv6.FindStringSubmatch(text); m != nil {
+		p, err := netip.ParsePrefix(m[1])
+		if err != nil {
+			return fmt.Errorf("locator %s: %w", m[1], err)
+		}
+		if r.edge = nil; !r.now.locator.IsValid() {
+			r.now.locator = p.Masked()
+		}
+		return nil
 	}
 	if r.edge == nil {
 		return nil
@@ -237,7 +253,7 @@ func (r *isisReader) network() (*Network, error) {
 	for _, id := range r.order {
 		if s := r.systems[id]; s.router() {
 			n := b.At(b.Node(r.name(id)))
-			n.Overload, n.End = s.overload, s.end
+			n.Overload, n.End, n.DT6, n.DT4, n.Locator = s.overload, s.end, s.dt6, s.dt4, s.locator
 			for _, p := range s.prefixes {
 				if p.Addr().Is6() || !apart {
 					b.Announce(b.Node(r.name(id)), p.Prefix, uint32(p.metric))
@@ -301,6 +317,26 @@ func (r *isisReader) lan(b *Builder, s *isisSystem, mt bool) {
 	slices.SortStableFunc(members, func(x, y member) int { return x.From - y.From })
 	members = slices.CompactFunc(members, func(x, y member) bool { return x.From == y.From })
 	b.lan(r.name(s.id[:15]+"00")+s.id[14:], members)
+}
+
+// behavior takes an End SID; the first one of each behavior counts.
+func (s *isisSystem) behavior(name string, sid netip.Addr) {
+	set := func(to *netip.Addr) {
+		if !to.IsValid() {
+			*to = sid
+		}
+	}
+	switch {
+	case strings.HasSuffix(name, "DT46"):
+		set(&s.dt6)
+		set(&s.dt4)
+	case strings.HasSuffix(name, "DT6"):
+		set(&s.dt6)
+	case strings.HasSuffix(name, "DT4"):
+		set(&s.dt4)
+	default:
+		set(&s.end)
+	}
 }
 
 func (s *isisSystem) router() bool { return strings.HasSuffix(s.id, ".00") }

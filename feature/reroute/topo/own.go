@@ -25,6 +25,8 @@ type ownNode struct {
 	Prefixes []netip.Prefix `yaml:"prefixes"`
 	End      netip.Addr     `yaml:"end"`
 	DT6      netip.Addr     `yaml:"dt6"`
+	DT4      netip.Addr     `yaml:"dt4"`
+	DT46     netip.Addr     `yaml:"dt46"`
 }
 
 // ownLink is an adjacency. What differs by direction stands under back for the other one.
@@ -64,7 +66,8 @@ func readOwn(file string, data []byte) (*Network, error) {
 			continue
 		}
 		n := b.At(b.Node(x.Name))
-		n.Overload, n.End, n.DT6 = x.Overload, x.End, x.DT6
+		n.Overload = x.Overload
+		n.setSIDs(x.End, x.DT6, x.DT4, x.DT46)
 		for _, p := range x.Prefixes {
 			b.Announce(b.byName[x.Name], p, 0)
 		}
@@ -75,7 +78,7 @@ func readOwn(file string, data []byte) (*Network, error) {
 		default:
 			errs = append(errs, x.Pos.Errorf("node %s: position has %d numbers: give x and y", x.Name, len(x.Position)))
 		}
-		for what, sid := range map[string]netip.Addr{"end": x.End, "dt6": x.DT6} {
+		for what, sid := range map[string]netip.Addr{"end": x.End, "dt6": x.DT6, "dt4": x.DT4, "dt46": x.DT46} {
 			if sid.IsValid() && !sid.Is6() {
 				errs = append(errs, x.Pos.Errorf("node %s: %s: %s is no SID: an IPv6 address is", x.Name, what, sid))
 			}

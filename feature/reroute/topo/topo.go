@@ -38,7 +38,9 @@ type Node struct {
 	// Metrics are those of prefixes, which count where several routers announce the same; 0 where there is no entry.
 	Metrics map[netip.Prefix]uint32
 	// SIDs of RFC 8986; the zero address where it has none.
-	End, DT6 netip.Addr // End (section 4.1) and End.DT6 (section 4.6)
+	End, DT6, DT4 netip.Addr // End (section 4.1), End.DT6 (4.6), End.DT4 (4.7); an End.DT46 (4.8) stands for both of these
+	// Locator is the prefix of its SIDs; invalid if the source does not say.
+	Locator netip.Prefix
 }
 
 // Point is a position; y grows to the north.
@@ -65,7 +67,7 @@ func (n *Network) Node(name string) int {
 
 // HasSIDs tells whether the source names any SID: a plan then uses no other segments than those.
 func (n *Network) HasSIDs() bool {
-	return slices.ContainsFunc(n.Nodes, func(x Node) bool { return x.End.IsValid() || x.DT6.IsValid() }) ||
+	return slices.ContainsFunc(n.Nodes, func(x Node) bool { return x.End.IsValid() || x.DT6.IsValid() || x.DT4.IsValid() }) ||
 		slices.ContainsFunc(n.Links, func(l Link) bool { return l.EndX.IsValid() || l.DX6.IsValid() })
 }
 
