@@ -36,6 +36,7 @@ fails.`,
 // planFlags are those of weir reroute plan.
 type planFlags struct {
 	file, svg, protect string
+	sids               string // file
 	audit, yaml, apply bool
 	allowOutage        bool
 	change             string
@@ -60,6 +61,14 @@ own YAML or JSON, which knows SIDs and shared risks, or what FRR prints:
 Without --node a summary of all routers is shown. --svg draws, of the repairs that
 --node and --destination leave, the one with the longest list.
 
+--sids FILE gives SRv6 SIDs to a topology that lacks them: by a rule, router by router,
+or both. A router's locator is the one that its database names (FRR 8.4 has none), or
+the prefix that it announces within locators. Its SIDs are the locator and a function:
+  locators: fc00::/16
+  functions: {end: "::e", dt6: "::d6", dt4: "::d4"}
+  nodes: [{name: d, end: fc00:4::1, dt6: fc00:4::2}]     # or locator: fc00:4::/48
+  links: [{from: d, to: b, endx: fc00:4::b}]
+
 --change down, or up, shows another plan: what --node does with packets while routers
 learn of a failure anywhere, or of its end, so that they do not circle between those
 that know and those that do not (micro-loops): first each goes over to these lists as
@@ -76,10 +85,13 @@ shows, whether zebra and the kernel have them, which repairs weir has in the dat
 path for the same prefixes, and for those that its paths name, and what it would plan.`,
 		Example: `  weir reroute plan -f core.yaml --node a --destination d
   weir reroute plan -f core.yaml --node a --yaml
+  vtysh -c 'show isis hostname' -c 'show isis neighbor detail' \
+    -c 'show isis database detail' | weir reroute plan -f - --sids sids.yaml --node a --yaml
   weir reroute plan -f Abilene.graphml --protect node --svg repair.svg`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd, g) },
 	}
 	c.Flags().StringVarP(&f.file, "file", "f", "", "topology (- for standard input)")
+	c.Flags().StringVar(&f.sids, "sids", "", "file of SRv6 SIDs, or of locators and functions, for a topology without them")
 	c.Flags().StringVar(&f.question.Node, "node", "", "plan for this router only")
 	c.Flags().StringVar(&f.protect, "protect", "link", "what is assumed to fail: link, node or srlg")
 	c.Flags().BoolVar(&f.question.Fallback, "fallback", false, "protect the link where the node or group cannot be protected")
@@ -264,7 +276,20 @@ func yes(b bool) string {
 	return "no"
 }
 
+// read reads the topology, and the SIDs that are given beside it.
 func (f *planFlags) read(stdin io.Reader) (*topo.Network, error) {
+	n, err := f.topology(stdin)
+	if err != nil || f.sids == "" {
+		return n, err
+	}
+	s, err := topo.ReadSIDs(f.sids)
+	if err != nil {
+		return nil, err
+	}
+	return n, s.AddTo(n)
+}
+
+func (f *planFlags) topology(stdin io.Reader) (*topo.Network, error) {
 	switch f.file {
 	case "":
 		return audit.Topology(audit.Local(f.sockets))

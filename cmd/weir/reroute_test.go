@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,6 +31,45 @@ func TestReroutePlan(t *testing.T) {
 		got.WriteByte('\n')
 	}
 	golden(t, "reroute-plan.golden", got.String())
+}
+
+// What isisd of Debian prints of a square has no SIDs: a file gives them, and says where it is wrong.
+func TestReroutePlanSIDs(t *testing.T) {
+	file := func(text string) string {
+		path := filepath.Join(t.TempDir(), "sids.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	isis, err := filepath.Abs("../../feature/reroute/topo/testdata/isis-square.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"reroute", "plan", "-f", isis, "--node", "a"}
+	for text, want := range map[string]string{
+		"": "no SIDs",
+		"locators: fc00::/16\nfunctions: {end: '::e', dt6: '::d6', dt4: '::d4'}\n": "",
+		"nodes: [{name: d, end: 'fc00:4::e', dt46: 'fc00:4::46'}]\n":               "",
+	} {
+		var sids []string
+		if text != "" {
+			sids = []string{"--sids", file(text)}
+		}
+		out, notes, status := weir(t, slices.Concat(args, []string{"--yaml"}, sids)...)
+		if status != 0 || strings.Contains(notes, "b without a→b (eth1): the topology has no SIDs: give them beside it (weir reroute plan --sids FILE)") != (want != "") {
+			t.Errorf("%q: status %d\n%s", text, status, notes)
+		}
+		if strings.Contains(out, "fd00:f2::/64") != (want == "") || strings.Contains(out, "segments4: ['fc00:4::") != (want == "") {
+			t.Errorf("%q: the traffic of the link\n%s", text, out)
+		}
+	}
+	if _, err := inProcess(slices.Concat(args, []string{"--sids", file("nodes: [{name: x, end: 'fc00::1'}]")})...); err == nil || !strings.Contains(err.Error(), "sids.yaml:1:9: there is no node") {
+		t.Errorf("of a router that is not there: %v", err)
+	}
+	if _, err := inProcess(slices.Concat(args, []string{"--sids", filepath.Join(t.TempDir(), "none")})...); err == nil {
+		t.Error("a file that is not there")
+	}
 }
 
 func TestReroutePlanJSON(t *testing.T) {

@@ -62,7 +62,7 @@ func Planned(a *plan.Answer) (paths []protect.Path, notes []string, err error) {
 		case row.Problem != "":
 			why = row.Problem
 		case len(row.Segments) > 0 && len(row.SIDs) == 0:
-			why = "the topology has no SIDs"
+			why = "the topology has no SIDs: give them beside it (weir reroute plan --sids FILE)"
 		case row.Interface == "":
 			why = "the topology does not say by which interface: " + row.Out
 		case len(row.SIDs) == 0 && !row.NextHop.IsValid():
@@ -118,14 +118,16 @@ func (g *planning) add(a *plan.Answer, row plan.RepairRow, prefixes []netip.Pref
 			g.note("%s without %s: the way around leaves by %s as well, and an interface is protected as a whole", row.Destination, row.Failure, device)
 			continue
 		}
-		w := way{device, row.Interface, row.NextHop, fmt.Sprint(row.SIDs)}
+		w := way{device, row.Interface, row.NextHop, fmt.Sprint(row.SIDs, row.SIDs4)}
 		if g.paths[w] == nil {
-			g.paths[w] = &protect.Path{Device: device, Repairs: []protect.Repair{{Segments: row.SIDs, Device: row.Interface, Via: row.NextHop}}}
+			g.paths[w] = &protect.Path{Device: device, Repairs: []protect.Repair{{Segments: row.SIDs, Segments4: row.SIDs4, Device: row.Interface, Via: row.NextHop}}}
 			g.order = append(g.order, w)
 		}
 		for _, p := range prefixes {
 			b := behind{device, p}
 			switch {
+			case p.Addr().Is4() && len(row.SIDs) > 0 && len(row.SIDs4) == 0:
+				g.note("%s of %s without %s: IPv4 packets have no way around: %s", p, row.Destination, row.Failure, row.Problem4)
 			case !a.Planner.Carries(row.Plan, row.Repair, p):
 				g.note("%s of %s without %s: another router announces it, too, to which it would be sent on the way around", p, row.Destination, row.Failure)
 			case !slices.Contains(g.ways[b], w):
@@ -170,6 +172,7 @@ func texts(all []string) (out []error) {
 func PlannedYAML(paths []protect.Path) ([]byte, error) {
 	type repair struct {
 		Segments  []netip.Addr `yaml:"segments,omitempty,flow"`
+		Segments4 []netip.Addr `yaml:"segments4,omitempty,flow"`
 		Interface string       `yaml:"interface"`
 		Via       string       `yaml:"via,omitempty"`
 	}
@@ -187,7 +190,7 @@ func PlannedYAML(paths []protect.Path) ([]byte, error) {
 			if r.Via.IsValid() {
 				via = r.Via.String()
 			}
-			o.Repairs = append(o.Repairs, repair{r.Segments, r.Device, via})
+			o.Repairs = append(o.Repairs, repair{r.Segments, r.Segments4, r.Device, via})
 		}
 		out = append(out, o)
 	}

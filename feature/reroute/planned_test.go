@@ -5,6 +5,7 @@ package reroute
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -66,6 +67,29 @@ func TestPlannedYAML(t *testing.T) {
 	_, _, err = Planned(planOf(t, strings.ReplaceAll(triangle, "interface: r12,", ""), "r1"))
 	if !errors.Is(err, ErrNothingPlanned) || !strings.Contains(err.Error(), "by which interface") {
 		t.Errorf("without an interface: %v", err)
+	}
+}
+
+// IPv4 prefixes go the way around by segments of their own, and are told of where there are none.
+func TestPlannedIPv4(t *testing.T) {
+	// The way around over r3 needs a segment, since r3 would send packets back.
+	text := strings.NewReplacer("prefixes: [fd00:d::/64]", "prefixes: [fd00:d::/64, 10.2.0.0/24]", "{from: r3, to: r2, metric: 1", "{from: r3, to: r2, metric: 9, endx: 'fc00:3::2'").Replace(triangle)
+	paths, notes, err := Planned(planOf(t, text, "r1"))
+	if all := strings.Join(notes, "\n"); err != nil || len(paths) != 1 || len(paths[0].Prefixes) != 1 || len(paths[0].Repairs[0].Segments4) != 0 ||
+		!strings.Contains(all, "10.2.0.0/24 of r2 without r1→r2 (r12): IPv4 packets have no way around: r2 has no End.DT4 SID") {
+		t.Errorf("without End.DT4: %v, %+v, %q", err, paths, notes)
+	}
+	paths, notes, err = Planned(planOf(t, strings.Replace(text, "dt6:", `dt4: "fc00:2::d4", dt6:`, 1), "r1"))
+	if err != nil || len(paths) != 1 || len(paths[0].Prefixes) != 2 || strings.Contains(strings.Join(notes, "\n"), "IPv4") {
+		t.Fatalf("with End.DT4: %v, %+v, %q", err, paths, notes)
+	}
+	section, err := PlannedYAML(paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := parse(string(section))
+	if err != nil || fmt.Sprint(c.protection().Paths[0].Repairs[0].Segments4) != "[fc00:3::2 fc00:2::d4]" {
+		t.Errorf("%v\n%s", err, section)
 	}
 }
 

@@ -67,8 +67,10 @@ type RepairRow struct {
 	Out         string       `json:"out"`               // the link
 	Segments    []string     `json:"segments"`
 	SIDs        []netip.Addr `json:"sids,omitempty"`
+	SIDs4       []netip.Addr `json:"sids4,omitempty"` // of IPv4 packets
 	InlineSIDs  []netip.Addr `json:"inline_sids,omitempty"`
-	Problem     string       `json:"problem,omitempty"` // why there are no SIDs for the segments
+	Problem     string       `json:"problem,omitempty"`  // why there are no SIDs for the segments
+	Problem4    string       `json:"problem4,omitempty"` // why there are none for IPv4 packets
 	Metric      uint64       `json:"metric"`
 	Path        []string     `json:"path"`
 
@@ -200,6 +202,8 @@ func (a *Answer) row(p *Plan, r Repair) RepairRow {
 		var err error
 		if out.SIDs, err = r.SIDs(n); err != nil {
 			out.Problem = err.Error()
+		} else if out.SIDs4, err = r.SIDs4(n); err != nil {
+			out.Problem4 = err.Error()
 		}
 		out.InlineSIDs, _ = r.InlineSIDs(n) // what is missing there is missing above
 	}

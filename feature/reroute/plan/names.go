@@ -88,6 +88,35 @@ func (r Repair) SIDs(n *topo.Network) ([]netip.Addr, error) {
 	return out, nil
 }
 
+// SIDs4 is the list for IPv4 packets: that of [Repair.SIDs] with End.DT4 of the same router in place of End.DT6. In place of an
+// End.DX6 it has End.X, and End.DT4 of the router behind.
+func (r Repair) SIDs4(n *topo.Network) ([]netip.Addr, error) {
+	out, err := r.SIDs(n)
+	if err != nil || len(out) == 0 {
+		return nil, err
+	}
+	out = slices.Clone(out)
+	s := r.Segments[len(r.Segments)-1]
+	at := s.Node
+	if s.Link >= 0 {
+		at = n.Links[s.Link].To
+		if l := n.Links[s.Link]; l.DX6.IsValid() {
+			if !l.EndX.IsValid() {
+				return nil, fmt.Errorf("%s has no End.X SID in the topology: its End.DX6 is for IPv6 packets", n.LinkName(s.Link))
+			}
+			out = append(out[:len(out)-1], l.EndX, netip.Addr{})
+		}
+	}
+	if !n.Nodes[at].DT6.IsValid() && !(s.Link >= 0 && n.Links[s.Link].DX6.IsValid()) {
+		at = r.Destination // where the header is taken off IPv6 packets
+	}
+	if !n.Nodes[at].DT4.IsValid() {
+		return nil, fmt.Errorf("%s has no End.DT4 SID in the topology", n.Nodes[at].Name)
+	}
+	out[len(out)-1] = n.Nodes[at].DT4
+	return out, nil
+}
+
 // InlineSIDs is a repair's list as it goes into a segment routing header that is inserted into the packet, in order of
 // travel: End and End.X only. The packet's own destination is the last segment, and is not in the list; it is for
 // whoever inserts the header to add. Nothing needs to be taken off, but all routers must let such packets pass, and the

@@ -53,6 +53,33 @@ func TestSIDs(t *testing.T) {
 	}
 }
 
+// IPv4 packets need End.DT4 where IPv6 packets need End.DT6.
+func TestSIDs4(t *testing.T) {
+	for _, c := range []struct{ c6, d6, e6, dx, cd, want string }{
+		{cd: "10", c6: ", dt46: 'fc00:c::46'", want: "fc00:c::46"},
+		{cd: "10", c6: ", dt6: 'fc00:c::d6', dt4: 'fc00:c::d4'", want: "fc00:c::d4"},
+		{cd: "10", c6: ", dt6: 'fc00:c::d6'", e6: ", dt4: 'fc00:e::d4'", want: "c has no End.DT4 SID"},
+		{cd: "10", e6: ", dt6: 'fc00:e::d6', dt4: 'fc00:e::d4'", want: "fc00:c::1 fc00:e::d4"},
+		{cd: "35", d6: ", dt6: 'fc00:d::d6', dt4: 'fc00:d::d4'", want: "fc00:c::d fc00:d::d4"},
+		{cd: "35", e6: ", dt6: 'fc00:e::d6', dt4: 'fc00:e::d4'", want: "fc00:c::d fc00:e::d4"},
+		{cd: "35", dx: ", dx6: 'fc00:c::d6d'", d6: ", dt4: 'fc00:d::d4'", want: "fc00:c::d fc00:d::d4"},
+		{cd: "35", dx: ", dx6: 'fc00:c::d6d'", want: "d has no End.DT4 SID"},
+	} {
+		n := read(t, strings.NewReplacer(" C6", c.c6, " D6", c.d6, " E6", c.e6, " DX", c.dx, "CD", c.cd).Replace(sids))
+		a, err := plan.Ask(n, plan.Question{Node: "a", Destination: "e", Options: plan.Options{Mode: plan.Link}})
+		if err != nil || len(a.Repairs) != 1 {
+			t.Fatalf("%+v: %v, %v", c, err, a)
+		}
+		got := strings.Trim(fmt.Sprint(a.Repairs[0].SIDs4), "[]")
+		if got == "" {
+			got = a.Repairs[0].Problem4
+		}
+		if !strings.HasPrefix(got, c.want) {
+			t.Errorf("%+v: %q", c, got)
+		}
+	}
+}
+
 func TestAsk(t *testing.T) {
 	n := read(t, square)
 	if _, err := plan.Ask(n, plan.Question{Node: "x", Options: plan.Options{Mode: plan.Link}}); !errors.Is(err, plan.ErrNoNode) {
