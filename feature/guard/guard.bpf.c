@@ -309,6 +309,8 @@ int guard_xdp(struct xdp_md *ctx)
 		return XDP_PASS;
 	case GUARD_BAD_HEADERS:
 		return guard_unread(&a, GUARD_AT_INTERFACES) ? XDP_PASS : XDP_DROP;
+	case GUARD_NOBODYS:
+		return XDP_DROP;
 	}
 	guard = guard_of(&a, GUARD_AT_INTERFACES);
 	return guard < 0 || guard_pass(&a, guard) ? XDP_PASS : XDP_DROP;

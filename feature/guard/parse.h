@@ -3,18 +3,22 @@
  * What a hook reads of a packet. Two readers, of the same rules: of an skb by bpf_skb_load_bytes, of an
  * XDP frame directly.
  *
- *	IPv4 options, IPv6 extension headers	skipped, up to eight headers
+ *	IPv4 options, IPv6 extension headers	skipped, up to 32 headers
  *	more headers than that			GUARD_BAD_HEADERS: no host sends them
  *	later fragments (XDP only)		source port 0, any port of the destination; of UDP, or
  *						of what another extension header stands before
  *	cut off before the UDP header's end	GUARD_BAD_HEADERS
  *	merged by the kernel (UDP_GRO)		as many as there are in it, if no more than GUARD_MERGED
+ *	VLAN tags (XDP only)			skipped, up to 34; more: GUARD_NOBODYS. The kernel takes any
+ *						number of tags of VLAN 0 off
  *	UDP-Lite				as UDP at a socket of its own; elsewhere it is nobody's
  */
 #ifndef WEIR_GUARD_PARSE_H
 #define WEIR_GUARD_PARSE_H
 
-#define GUARD_EXTENSIONS 8
+#define GUARD_EXTENSIONS 32
+#define GUARD_TAGS	 34
+#define GUARD_FARTHEST	 9216 /* bytes of extension headers in a frame */
 #define IPV6_FRAGMENT	 44
 #define IPV6_AUTH	 51
 
@@ -32,7 +36,7 @@ struct guard_addresses {
 #define GUARD_MERGED	 128 /* the most that kernels merge: UDP_MAX_SEGMENTS; GRO takes 64 */
 #define GUARD_UNREADABLE 255 /* more than that, or headers that cannot be read to their end */
 
-enum { GUARD_OK, GUARD_NOT_OURS, GUARD_BAD_HEADERS };
+enum { GUARD_OK, GUARD_NOT_OURS, GUARD_BAD_HEADERS, GUARD_NOBODYS };
 
 static __always_inline void guard_mapped(__u8 *to, __u32 v4)
 {
@@ -201,7 +205,7 @@ static __always_inline int guard_frame_ports(void *at, void *end, struct guard_a
  */
 int guard_frame_v4(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 {
-	void *at = (void *)(long)ctx->data + (offset & 31), *end = (void *)(long)ctx->data_end;
+	void *at = (void *)(long)ctx->data + (offset & 255), *end = (void *)(long)ctx->data_end;
 	struct iphdr *ip = at;
 
 	if (!a)
@@ -218,8 +222,9 @@ int guard_frame_v4(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 
 int guard_frame_v6(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 {
-	void *at = (void *)(long)ctx->data + (offset & 31), *end = (void *)(long)ctx->data_end;
+	void *at = (void *)(long)ctx->data + (offset & 255), *end = (void *)(long)ctx->data_end;
 	struct ipv6hdr *ip = at;
+	__u32 n = 0; /* bytes of extension headers */
 
 	if (!a)
 		return GUARD_NOT_OURS;
@@ -229,17 +234,25 @@ int guard_frame_v6(struct xdp_md *ctx, __u32 offset, struct guard_addresses *a)
 	__builtin_memcpy(a->daddr, &ip->daddr, 16);
 	a->family = 6;
 	a->proto = ip->nexthdr;
-	at = ip + 1;
 	for (int i = 0; i < GUARD_EXTENSIONS && guard_extension(a->proto) && !a->later; i++) {
-		__u8 *next = at;
+		__u8 *next;
 
-		if (at + 8 > end)
+		/* Of a number from memory the verifier knows nothing: else it follows each sum of lengths. */
+		a->dport = n;
+		barrier();
+		n = a->dport & 0x3fff; /* it is no more, but the verifier wants to know */
+		a->dport = 0;
+		next = (void *)(ip + 1) + n;
+		if ((void *)(next + 8) > end)
 			return GUARD_BAD_HEADERS;
 		if (a->proto == IPV6_FRAGMENT)
 			a->later = !!(*(__u16 *)(next + 2) & bpf_htons(0xfff8));
-		at += guard_after(a->proto, next[1]);
+		n += guard_after(a->proto, next[1]);
 		a->proto = next[0];
+		if (n > GUARD_FARTHEST)
+			return GUARD_BAD_HEADERS;
 	}
+	at = (void *)(ip + 1) + n;
 	if (guard_extension(a->proto)) {
 		if (!a->later)
 			return GUARD_BAD_HEADERS;
@@ -254,7 +267,7 @@ struct guard_vlan {
 	__be16 proto;
 };
 
-/* guard_read_frame reads an Ethernet frame with up to two VLAN tags. */
+/* guard_read_frame reads an Ethernet frame with up to GUARD_TAGS VLAN tags. */
 static __always_inline int guard_read_frame(struct xdp_md *ctx, struct guard_addresses *a)
 {
 	void *at = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -265,11 +278,11 @@ static __always_inline int guard_read_frame(struct xdp_md *ctx, struct guard_add
 		return GUARD_NOT_OURS;
 	proto = eth->h_proto;
 	at = eth + 1;
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD); i++) {
 		struct guard_vlan *vlan = at;
 
-		if (proto != bpf_htons(ETH_P_8021Q) && proto != bpf_htons(ETH_P_8021AD))
-			break;
+		if (i == GUARD_TAGS)
+			return GUARD_NOBODYS;
 		if ((void *)(vlan + 1) > end)
 			return GUARD_NOT_OURS;
 		proto = vlan->proto;

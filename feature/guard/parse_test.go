@@ -5,6 +5,7 @@ package guard
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -82,6 +83,7 @@ const (
 const (
 	charged = "charged" // it is the guard's: refused, as every further one
 	refused = "refused" // as what cannot be read
+	dropped = "dropped" // whosever it is, and counted for nobody
 	passes  = "passes"  // not the guard's
 	never_  = ""        // never seen at this hook
 )
@@ -120,14 +122,17 @@ func TestVerdicts(t *testing.T) {
 		{"IPv4, cut off in options", frameOf(v4type, nil, ip4(unix.IPPROTO_UDP, 4, 0, 12)[:32]), refused, passes, passes},
 		{"IPv4 behind a VLAN tag", frameOf(v4type, []uint16{dot1q}, ip4(unix.IPPROTO_UDP, 0, 0, 12), u), never_, never_, charged},
 		{"IPv4 behind two tags", frameOf(v4type, []uint16{dot1ad, dot1q}, ip4(unix.IPPROTO_UDP, 0, 0, 12), u), never_, never_, charged},
-		{"IPv4 behind three tags", frameOf(v4type, []uint16{dot1ad, dot1q, dot1q}, ip4(unix.IPPROTO_UDP, 0, 0, 12), u), never_, never_, passes},
+		{"IPv4 behind three tags", frameOf(v4type, []uint16{dot1ad, dot1q, dot1q}, ip4(unix.IPPROTO_UDP, 0, 0, 12), u), never_, never_, charged},
+		{"IPv4 behind 34 tags", frameOf(v4type, slices.Repeat([]uint16{dot1q}, 34), ip4(unix.IPPROTO_UDP, 0, 0, 12), u), never_, never_, charged},
+		{"IPv4 behind 35 tags", frameOf(v4type, slices.Repeat([]uint16{dot1q}, 35), ip4(unix.IPPROTO_UDP, 0, 0, 12), u), never_, never_, dropped},
 		{"ARP", frameOf(unix.ETH_P_ARP, nil, make([]byte, 50)), never_, never_, passes},
 		{"IPv6", frameOf(v6type, nil, ip6(unix.IPPROTO_UDP, 12), u), charged, charged, charged},
 		{"IPv6, hop-by-hop", frameOf(v6type, nil, ip6(unix.IPPROTO_HOPOPTS, 28), extension(0, unix.IPPROTO_UDP, 16), u), charged, charged, charged},
 		{"IPv6, routing and AH", frameOf(v6type, nil, ip6(unix.IPPROTO_ROUTING, 60), extension(unix.IPPROTO_ROUTING, unix.IPPROTO_AH, 24),
 			extension(unix.IPPROTO_AH, unix.IPPROTO_UDP, 24), u), charged, charged, charged},
-		{"IPv6, eight extension headers", frameOf(v6type, nil, chain(8)...), charged, charged, charged},
-		{"IPv6, nine extension headers", frameOf(v6type, nil, chain(9)...), refused, refused, refused},
+		{"IPv6, 9 extension headers", frameOf(v6type, nil, chain(9)...), charged, charged, charged},
+		{"IPv6, 32 extension headers", frameOf(v6type, nil, chain(32)...), charged, charged, charged},
+		{"IPv6, 33 extension headers", frameOf(v6type, nil, chain(33)...), refused, refused, refused},
 		{"IPv6, first fragment", frameOf(v6type, nil, ip6(unix.IPPROTO_FRAGMENT, 20), []byte{17, 0, 0, 1, 0, 0, 0, 1}, u), charged, charged, charged},
 		{"IPv6, later fragment", frameOf(v6type, nil, ip6(unix.IPPROTO_FRAGMENT, 20), []byte{17, 0, 5, 0xa8, 0, 0, 0, 1}, u), never_, never_, charged},
 		{"IPv6, later fragment of destination options", frameOf(v6type, nil, ip6(unix.IPPROTO_FRAGMENT, 20), []byte{60, 0, 5, 0xa8, 0, 0, 0, 1}, u), never_, never_, charged},
@@ -191,6 +196,8 @@ func verdict(t *testing.T, s *Simulation, frame []byte, want string) {
 	switch {
 	case passed == 0 && c.Malformed == 20:
 		got = refused
+	case passed == 0 && c.Refused == 0:
+		got = dropped
 	case passed > 0 && passed <= 8 && c.Refused == uint64(20-passed) && c.Passed == uint64(passed):
 		got = charged
 	case passed != 20 || c.Passed+c.Refused != 0:
