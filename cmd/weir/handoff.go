@@ -182,6 +182,19 @@ func printKept(w io.Writer, sessions []handoff.SessionReport, all bool, now time
 	if n := len(sessions); n > few && !all {
 		fmt.Fprintf(w, "  %d more: --all shows them\n", n-few)
 	}
+	refused := 0
+	for _, s := range sessions {
+		if s.Why == "" {
+			continue
+		}
+		if refused++; refused > few && !all {
+			continue
+		}
+		fmt.Fprintf(w, "  ! session %s, %s to %s, was not moved from member %s: %s\n", s.ID, s.Remote, s.Local, s.Member, s.Why)
+	}
+	if refused > few && !all {
+		fmt.Fprintf(w, "  ! and %d more: --all shows them\n", refused-few)
+	}
 }
 
 func handoffSend(socket *string) *cobra.Command {
@@ -284,6 +297,9 @@ func movedFrom(before []handoff.SessionReport, r handoff.Report) (stay, back int
 		is, ok := after[was.ID]
 		switch {
 		case !ok: // it has another number where it is now
+		case is.Moves == was.Moves && is.Refused > was.Refused && !is.Given && is.PID == was.PID:
+			back++
+			why = is.Why
 		case is.Moves == was.Moves, is.Given, is.PID == 0, wire.Elsewhere(is.Member):
 			stay++
 		case is.Member == was.Member && is.PID == was.PID:

@@ -66,7 +66,8 @@ type SessionReport struct {
 	State   int64     `json:"state_bytes"`
 	Moves   int       `json:"moves"`
 	Given   bool      `json:"given,omitempty"`     // its owner has not said yet that it takes it
-	Why     string    `json:"came_back,omitempty"` // why who was to have it has refused it, until it is given to another
+	Refused int       `json:"refused,omitempty"`   // transfers that were refused or came back
+	Why     string    `json:"came_back,omitempty"` // why the last one was, until another member has the session
 }
 
 // Status asks the keeper behind a socket ("": as in Options) what it keeps, of the

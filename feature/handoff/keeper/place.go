@@ -3,6 +3,7 @@
 package keeper
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -71,9 +72,8 @@ func (k *Keeper) missed(v *service, now time.Time) {
 		for id := range m.given {
 			s := k.sessions[id]
 			k.Log.Warn("a session was not received", "service", v.name, "member", m.name, "pid", m.process.PID, "remote", s.remote)
-			v.counts.Refused++
 			s.refusals = append(s.refusals, m)
-			s.why = "it was not received"
+			s.stays("it was not received")
 			switch {
 			case s.parked != nil:
 				k.hold(s)
@@ -194,12 +194,8 @@ func (k *Keeper) refuse(m *member, msg *wire.Message) error {
 	if _, ok := m.given[s.id]; !ok {
 		return wire.Errorf(wire.NoSession, "session %d was taken already: transfer it, or drop it", s.id)
 	}
-	m.service.counts.Refused++
 	s.refusals = append(s.refusals, m)
-	s.why = msg.Text
-	if s.why == "" {
-		s.why = "no reason given"
-	}
+	s.stays(cmp.Or(msg.Text, "no reason given"))
 	k.giveOn(s, m.name)
 	k.place(m.service, time.Now())
 	return nil

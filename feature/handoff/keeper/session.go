@@ -37,7 +37,8 @@ type session struct {
 	waits    time.Time // since when it has no owner
 	since    time.Time
 	moves    int
-	why      string // who was to have it last did not take it, and no other has it
+	why      string // the last transfer was refused or came back, until another has it
+	refused  int    // transfers that were
 
 	local, remote netip.AddrPort
 }
@@ -230,7 +231,7 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 		err = k.update(m, s, msg)
 	}
 	if err != nil {
-		m.service.counts.Refused++
+		s.stays(err.Error())
 		return err
 	}
 	s.from, s.crashed, s.refusals, s.why = m, false, nil, ""
@@ -247,13 +248,20 @@ func (k *Keeper) transferParked(m *member, s *session, msg *wire.Message) error 
 		err = k.update(m, s, msg)
 	}
 	if err != nil {
-		m.service.counts.Refused++
+		s.stays(err.Error())
 		k.unpark(s, wire.Errorf(wire.Lost, "session %d stays where it is: %v", s.id, err))
 		return err
 	}
 	s.from, s.crashed, s.refusals, s.why = m, false, nil, ""
 	k.hold(s)
 	return nil
+}
+
+// stays notes why a session could not become another member's.
+func (s *session) stays(why string) {
+	s.service.counts.Refused++
+	s.refused++
+	s.why = why
 }
 
 // movable says why a session is better left where it is: where it stands cannot be
@@ -269,7 +277,11 @@ func movable(s *session, read uint64) error {
 	case err != nil:
 		return wire.Errorf(wire.Lost, "%v", err)
 	case wire.Before(read, p.Read):
-		return wire.Errorf(wire.Lost, "%d bytes were read and not committed", p.Read-read)
+		hint := ""
+		if !sock.IsInline(s.fd) {
+			hint = ": an urgent byte (MSG_OOB) counts as one unless the member sets SO_OOBINLINE"
+		}
+		return wire.Errorf(wire.Lost, "%d bytes were read and not committed%s", p.Read-read, hint)
 	}
 	return nil
 }

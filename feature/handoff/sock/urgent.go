@@ -16,6 +16,12 @@ func Inline(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1) // fails for other sockets than TCP's: they have no urgent byte
 }
 
+// IsInline says whether [Inline] was called for a socket.
+func IsInline(fd int) bool {
+	v, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE)
+	return err == nil && v != 0
+}
+
 // ResetPeek makes peeks begin at the queue's begin again. A process that was killed while it looked behind a mark with
 // SO_PEEK_OFF has left the offset in the socket.
 func ResetPeek(fd int) {
