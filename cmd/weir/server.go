@@ -87,6 +87,13 @@ func printServer(w io.Writer, s server.Status) {
 	for _, what := range slices.Sorted(maps.Keys(s.Refused)) {
 		fmt.Fprintf(w, "  ! %s: refused %d times; the agent's log says why\n", what, s.Refused[what])
 	}
+	for i, b := range s.Blocked {
+		if i == mostStuck {
+			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Blocked)-i)
+			break
+		}
+		fmt.Fprintf(w, "  ! in the way of the drain: %s\n", b)
+	}
 	for i, v := range s.Stuck {
 		if i == mostStuck {
 			fmt.Fprintf(w, "  ! and %d more: --json has all\n", len(s.Stuck)-i)
@@ -138,15 +145,38 @@ sessions that are on their way then may end.`,
 	}
 }
 
+// blockedTold prints sessions that are in the way of a drain, each reason once.
+type blockedTold struct {
+	w   io.Writer
+	why map[string]string // by session
+}
+
+func (t blockedTold) tell(all []server.Blocked) {
+	for _, b := range all {
+		was, known := t.why[b.Session]
+		if was == b.Why {
+			continue
+		}
+		t.why[b.Session] = b.Why
+		switch n := len(t.why); {
+		case n <= mostStuck:
+			fmt.Fprintf(t.w, "  ! in the way: %s\n", b)
+		case n == mostStuck+1 && !known:
+			fmt.Fprintln(t.w, "  ! and more: weir handoff server status --json has all")
+		}
+	}
+}
+
 func handoffDrain() *cobra.Command {
 	var undo bool
 	var patience time.Duration
 	c := &cobra.Command{
 		Use: "drain [SERVER]", Short: "Empty this server: its sessions move to the others", Args: cobra.MaximumNArgs(1),
 		Long: `Have the front end give this server no new flows, and move every session of members
-that move theirs to the other servers. It ends when none is left. --undo has new flows
-come again. SERVER, if it is given, must be this server's name: it guards against the
-wrong terminal.`,
+that move theirs to the other servers. It ends when none is left, and names the sessions
+that are in the way meanwhile, with their addresses, their member and the reason. --undo
+has new flows come again. SERVER, if it is given, must be this server's name: it guards
+against the wrong terminal.`,
 		Example: `  weir handoff drain s2 && systemctl poweroff
   weir handoff drain --undo`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -161,13 +191,18 @@ wrong terminal.`,
 				defer cancel()
 			}
 			var last server.Drained
+			told := blockedTold{w: cmd.ErrOrStderr(), why: map[string]string{}}
 			err := server.DrainHere(ctx, name, undo, func(d server.Drained) {
 				if d.Left != last.Left || d.Why != last.Why {
 					fmt.Fprintf(cmd.ErrOrStderr(), "%s: %d sessions left %s\n", d.Server, d.Left, d.Why)
 				}
+				told.tell(d.Blocked)
 				last = d
 			})
 			switch {
+			case err != nil && last.Left > 0:
+				return fmt.Errorf("%d sessions are left, %d of them in the way; weir handoff server status names them, and new flows stay away until --undo: %w",
+					last.Left, len(last.Blocked), err)
 			case err != nil:
 				return err
 			case undo:

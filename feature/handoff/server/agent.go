@@ -113,6 +113,7 @@ type Agent struct {
 
 	frontHearsLeft atomic.Bool // it takes [move.Left], as it says
 	unserved       []string    // services that nobody serves here, sorted
+	asked          asking      // by a drain; it has its own lock
 }
 
 // New makes an agent, and the gate at the server's devices.

@@ -18,12 +18,13 @@ import (
 
 // Drained is how far emptying a server has come.
 type Drained struct {
-	Server   string `json:"server"`
-	Asked    int    `json:"asked"`    // sessions whose members were asked to move them
-	Left     int    `json:"left"`     // sessions of members that could move them
-	Immobile int    `json:"immobile"` // sessions of members that do not move any: they end in their own time
-	Why      string `json:"why,omitempty"`
-	Failed   bool   `json:"failed,omitempty"`
+	Server   string    `json:"server"`
+	Asked    int       `json:"asked"`    // sessions whose members were asked to move them
+	Left     int       `json:"left"`     // sessions of members that could move them
+	Immobile int       `json:"immobile"` // sessions of members that do not move any: they end in their own time
+	Blocked  []Blocked `json:"blocked,omitempty"`
+	Why      string    `json:"why,omitempty"`
+	Failed   bool      `json:"failed,omitempty"`
 }
 
 // Drain takes this server out of the front end's share of new flows, and has all of its sessions move to the other servers. It
@@ -35,6 +36,7 @@ func (a *Agent) Drain(ctx context.Context, again bool, progress func(Drained)) e
 		a.weight = a.o.Registration.Weight
 	}
 	a.mu.Unlock()
+	a.asked.reset()
 	if !a.o.Registration.Address.IsValid() {
 		return errors.New("this server does not register with the front end: set its weight there")
 	}
@@ -48,13 +50,12 @@ func (a *Agent) Drain(ctx context.Context, again bool, progress func(Drained)) e
 	if again {
 		return nil
 	}
-	asked := map[string]time.Time{}
 	for {
 		out, err := a.outOfShare() // before it is counted what has come until then
 		if err != nil {
 			return err
 		}
-		d, err := a.drainStep(ctx, asked)
+		d, err := a.drainStep(ctx)
 		if err != nil {
 			return err
 		}
@@ -95,54 +96,65 @@ const (
 	drainAgain  = 2 * time.Second // until a member is asked once more
 )
 
-// drainStep asks members to move some of what is left.
-func (a *Agent) drainStep(ctx context.Context, asked map[string]time.Time) (Drained, error) {
+// drainStep asks members to move some of what is left: first those that were not asked yet.
+func (a *Agent) drainStep(ctx context.Context) (Drained, error) {
 	d := Drained{Server: a.o.Name}
 	r, err := handoff.Status(ctx, a.o.Keeper)
 	if err != nil {
 		return d, err
 	}
-	moving := 0
+	now, moving := time.Now(), 0
 	for _, v := range r.Services {
 		if a.known.Load().home[v.Name] == nil {
 			continue
 		}
+		var ask []handoff.SessionReport
 		for _, s := range v.Sessions {
 			if s.Kind != wire.Stream.String() {
 				continue
 			}
 			d.Left++
-			if wire.Elsewhere(s.Member) || moving >= drainAtOnce || s.PID == 0 {
+			if wire.Elsewhere(s.Member) || s.PID == 0 || a.asked.moves(s, now) {
 				moving++
 				continue
 			}
-			if at, ok := asked[s.ID]; ok && time.Since(at) < drainAgain {
-				moving++
-				continue
+			ask = append(ask, s)
+		}
+		slices.SortStableFunc(ask, func(x, y handoff.SessionReport) int { return a.asked.when(x).Compare(a.asked.when(y)) })
+		for _, s := range ask {
+			if moving >= drainAtOnce {
+				break
 			}
-			to := a.leastLoaded(v)
-			if to == "" {
-				d.Why = "no other server is connected that has a member for it"
-				continue
-			}
-			id, err := strconv.ParseUint(s.ID, 10, 64)
-			if err == nil {
-				err = handoff.Send(ctx, a.o.Keeper, v.Name, s.Member, id, to)
-			}
-			switch {
+			switch err := a.askToMove(ctx, v, s); {
 			case errors.Is(err, wire.ErrUnable):
 				d.Immobile++
 				d.Left--
 			case err != nil:
 				d.Why = err.Error()
 			default:
-				asked[s.ID] = time.Now()
 				moving++
 			}
 		}
 	}
-	d.Asked = len(asked)
+	_, d.Asked = a.asked.count()
+	d.Blocked = a.blocked(r, now)
+	a.tellBlocked(d.Blocked)
 	return d, nil
+}
+
+var errNoServer = errors.New("no other server is connected that has a member for it")
+
+// askToMove has a session's member move it to another server.
+func (a *Agent) askToMove(ctx context.Context, v handoff.ServiceReport, s handoff.SessionReport) error {
+	err := errNoServer
+	if to := a.leastLoaded(v); to != "" {
+		var id uint64
+		if id, err = strconv.ParseUint(s.ID, 10, 64); err == nil {
+			err = handoff.Send(ctx, a.o.Keeper, v.Name, s.Member, id, to)
+		}
+	}
+	a.asked.add(s, err)
+	return err
 }
 
 // leastLoaded is the way to another server, of those that are open and do not say that they have no member the one by which the fewest sessions have gone.

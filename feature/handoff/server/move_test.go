@@ -170,7 +170,7 @@ func TestNoMemberThere(t *testing.T) {
 	w.eventually("the other server is taken", func() bool { return takes() == "@s2" })
 	w.servers[1].member.Close() // as a daemon that is down
 	w.eventually("the other server is not taken", func() bool { return takes() == "" })
-	d, err := here.drainStep(t.Context(), map[string]time.Time{})
+	d, err := here.drainStep(t.Context())
 	if err != nil || d.Left != 1 || d.Asked != 0 || !strings.Contains(d.Why, "has a member") {
 		t.Errorf("%+v, %v", d, err)
 	}

@@ -3,8 +3,11 @@
 package server
 
 import (
+	"context"
 	"slices"
 	"time"
+
+	"github.com/weir-project/weir/feature/handoff"
 )
 
 // counters are since the agent began. They are a.mu's.
@@ -35,6 +38,7 @@ type Status struct {
 	Discarded uint64            `json:"discarded"` // arrivals that were called off
 	Bytes     uint64            `json:"bytes_out"`
 	Draining  bool              `json:"draining"`
+	Blocked   []Blocked         `json:"blocked,omitempty"`  // sessions that are in the way of the drain
 	Unserved  []string          `json:"unserved,omitempty"` // services that nobody serves here: the front end gives it no new flows of them
 	Refused   map[string]uint64 `json:"refused"`            // by what could not be done
 	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
@@ -70,10 +74,10 @@ func (a *Agent) Status() (Status, error) {
 		return Status{}, err
 	}
 	gated, err := a.gate.entries()
-	stuck := a.stuck(time.Now())
+	stuck, blocked := a.stuck(time.Now()), a.blockedNow()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
+	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
 	for k, v := range a.stats.refused {
@@ -83,6 +87,23 @@ func (a *Agent) Status() (Status, error) {
 		s.Peers[k.to.Name] = k.conn() != nil
 	}
 	return s, err
+}
+
+// askKeeper is how long the status waits for the keeper.
+const askKeeper = 2 * time.Second
+
+// blockedNow are the sessions that are in the way of a drain; none while nothing is drained, or where the keeper does not answer.
+func (a *Agent) blockedNow() []Blocked {
+	if n, _ := a.asked.count(); n == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), askKeeper)
+	defer cancel()
+	r, err := handoff.Status(ctx, a.o.Keeper)
+	if err != nil {
+		return nil // status tells of the keeper by itself
+	}
+	return a.blocked(r, time.Now())
 }
 
 // gatedNow are those that are on their way.
