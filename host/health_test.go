@@ -26,6 +26,7 @@ import (
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
 )
@@ -231,6 +232,43 @@ func TestDamageIsToldAndRecovered(t *testing.T) {
 			gone = nil
 		}
 		check(fmt.Sprintf("all is gone, unmounted %t", unmounted), gone...)
+	}
+}
+
+// Engine sk_reuseport that lost its pins and then its holder, and with that its maps, has
+// left programs in its members' groups: they are weir's, not somebody else's.
+func TestReuseportRecoversWithoutItsHolder(t *testing.T) {
+	nstest.NeedRoot(t)
+	var holder *exec.Cmd
+	steer.HolderCommand = func(root, scope string, kind steer.Engine) *exec.Cmd {
+		holder = nstest.Child("hold", root, scope, kind)
+		return holder
+	}
+	t.Cleanup(func() { steer.HolderCommand = nil })
+	w := newWorld(t)
+	pid, _ := daemon(t, "0.0.0.0:4740")
+	c := w.config(`
+services:
+  shared: {listen: [udp 0.0.0.0:4740], steer: {slots: 1, engine: sk_reuseport}, members: [{slot: 0, pid: %d}]}
+`, pid)
+	w.apply(c)
+	if err := os.RemoveAll(w.Root.Path()); err != nil {
+		t.Fatal(err)
+	}
+	held, err := pidfd.Open(holder.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the holder is dead", func() bool { return !held.Alive() })
+	w.apply(c)
+	if w.handled(4740, "shared") != "shared" {
+		s := w.state()
+		s.ExplainEmpty(t.Context())
+		t.Errorf("a datagram is not steered: %s", s.Services[0].Slots[0].Reason)
 	}
 }
 

@@ -242,17 +242,20 @@ func (e *engine) groupProgram(v groupValue) (*ebpf.Program, error) {
 }
 
 // oursNow says whether a program works by this engine's maps: ids are reused.
-func (e *engine) oursNow(prog *ebpf.Program) bool {
+func (e *engine) oursNow(prog *ebpf.Program) bool { return worksBy(prog, e.pins.Maps["slots"]) }
+
+// worksBy says whether a program uses a map.
+func worksBy(prog *ebpf.Program, m *ebpf.Map) bool {
 	info, err := prog.Info()
 	if err != nil {
 		return false
 	}
 	used, ok := info.MapIDs()
-	slots, err := e.pins.Maps["slots"].Info()
+	of, err := m.Info()
 	if !ok || err != nil {
 		return false
 	}
-	id, _ := slots.ID()
+	id, _ := of.ID()
 	return slices.Contains(used, id)
 }
 

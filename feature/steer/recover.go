@@ -13,7 +13,10 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
 )
 
 var _ feature.Recoverer = Feature{}
@@ -59,9 +62,9 @@ func recoverEngine(l *kernel.WriteLock, i kernel.Instance, kind Engine, lacks []
 	return note, nil
 }
 
-// dropReuse removes an engine that cannot say which groups it has. Its programs run on in
-// groups that live: their sockets leave the arrays, for they can be in one only, and join
-// the new engine's.
+// dropReuse removes an engine that cannot say which groups it has. Their sockets leave the
+// arrays, for they can be in one only, and their programs leave the groups: to the new
+// engine they would be somebody else's.
 func dropReuse(l *kernel.WriteLock, i kernel.Instance) error {
 	rest, err := l.OpenRest(i)
 	if err != nil {
@@ -79,7 +82,74 @@ func dropReuse(l *kernel.WriteLock, i kernel.Instance) error {
 			}
 		}
 	}
+	if err := detachLost(i.Scope, rest.Maps["slots"]); err != nil {
+		return err
+	}
 	return l.Remove(i)
+}
+
+// detachLost takes the programs that work by a lost engine's slots out of the groups of a
+// namespace. Without the map there is none: a program keeps its maps.
+func detachLost(scope string, slots *ebpf.Map) error {
+	if slots == nil {
+		return nil
+	}
+	ns, err := netns.OfScope(scope)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	programs, err := listGroups(ns)()
+	if err != nil {
+		return err
+	}
+	lost := map[ebpf.ProgramID]bool{}
+	for _, id := range programs {
+		if _, known := lost[id]; !known {
+			lost[id] = usesMap(id, slots)
+		}
+	}
+	var socks []sockdiag.Socket
+	err = ns.Do(func() error {
+		for _, proto := range []uint8{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			more, err := bound(proto, 0)
+			if err != nil {
+				return err
+			}
+			socks = append(socks, more...)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, s := range socks {
+		id := programs[s.Cookie]
+		if !lost[id] {
+			continue
+		}
+		fd, err := service.DupSocket(s)
+		if err != nil {
+			continue // closed meanwhile: another socket of the group will do
+		}
+		err = kernel.ReuseportGroup{FD: fd, Name: keyOfSocket(s).String()}.Detach()
+		unix.Close(fd)
+		if err != nil {
+			return err
+		}
+		lost[id] = false // each group has a program of its own
+	}
+	return nil
+}
+
+// usesMap says whether a program works by a map.
+func usesMap(id ebpf.ProgramID, m *ebpf.Map) bool {
+	prog, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return false // it went meanwhile
+	}
+	defer prog.Close()
+	return worksBy(prog, m)
 }
 
 // reattachEngine publishes an engine anew over the maps of rest.
