@@ -7,9 +7,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 	"github.com/weir-project/weir/internal/netns"
 )
 
@@ -111,6 +113,10 @@ func TestCheckAndRestore(t *testing.T) {
 	if err := MoveLink(pinned, other); err != nil {
 		t.Fatal(err)
 	}
+	info, err := pinned.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
 	pinned.Close()
 	wantKinds(t, r, "another program", "program")
 	restore("another program", "link_lookup")
@@ -118,6 +124,16 @@ func TestCheckAndRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKinds(t, r, "all pins lost", "pins")
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) { // the kernel frees what a pin held a little later
+		l, err := link.NewFromID(info.ID)
+		if err != nil {
+			break
+		}
+		l.Close()
+		if time.Now().After(end) {
+			t.Fatal("a link without pins lives on")
+		}
+	}
 	restore("all pins lost", "link_lookup") // nothing holds it; ln holds the map, by its program
 	wantKinds(t, r, "meta restored", "pins")
 	if m, err := r.Meta(i); err != nil || m.Version != "test" {
