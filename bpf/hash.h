@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Jenkins' lookup3 over an array of 32-bit words, as include/linux/jhash.h has it: user space and
- * every program hash an address to the same bucket. Go's twin is steer.Hash.
+ * every program hash an address to the same bucket. Go's twin is internal/jhash.
  */
 #ifndef WEIR_HASH_H
 #define WEIR_HASH_H
