@@ -84,6 +84,12 @@ func printFront(w io.Writer, s front.Status) {
 	if !s.Agent {
 		fmt.Fprintln(w, "  ! its agent does not answer: flows go on, and none can move; weir handoff front -f FILE runs it")
 	}
+	if s.Settling {
+		fmt.Fprintf(w, "  it has begun anew: packets of unknown connections wait for the hosts to say which are theirs (%d dropped)\n", n.Awaited)
+	}
+	if p := s.Partner; p != nil {
+		fmt.Fprintf(w, "  partner %s: %s; %d flows told, %d heard%s\n", p.Name, partnerState(p), p.Told, p.Heard, splitOf(p))
+	}
 	t := newTable(w, "  HOST", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "WAITING", "AGENT", "")
 	for _, h := range s.Hosts {
 		agent, state := "-", ""
@@ -102,6 +108,27 @@ func printFront(w io.Writer, s front.Status) {
 		t.row("  "+orDash(h.Name), h.Number, address, orDash(h.Where), h.Weight, h.Flows, orDash(waiting(h.Loads)), agent, state)
 	}
 	t.flush()
+}
+
+func partnerState(p *front.PairStatus) string {
+	switch {
+	case p.Apart:
+		return "! not connected, and its hosts' agents are not here, but clients' packets are: both may go on, each by itself"
+	case !p.Connected:
+		return "! not connected"
+	case p.Carries && p.There:
+		return "connected, and clients' packets come by both"
+	case p.There:
+		return "connected, and clients' packets come by it"
+	}
+	return "connected"
+}
+
+func splitOf(p *front.PairStatus) string {
+	if p.Seconds == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; split for %.0f s so far, %d packets dropped meanwhile", p.Seconds, p.Dropped)
 }
 
 // waiting is what waits for services, in order of their names.

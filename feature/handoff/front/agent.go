@@ -53,6 +53,7 @@ type Agent struct {
 	own   peer.Hello
 	names map[move.Host]string
 
+	pair    *pairing      // nil: without a partner
 	openFor time.Duration // moves of the partner's; a test has less patience
 
 	mu       sync.Mutex
@@ -101,6 +102,9 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 		a.members[h.Number] = &member{Managed: h, told: &h}
 	}
 	f.parkFor = a.o.Hold + slack
+	if o.Partner.Name != "" {
+		a.pair = newPairing()
+	}
 	a.beginSettling()
 	return a, nil
 }

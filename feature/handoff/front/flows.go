@@ -287,6 +287,7 @@ func (f *Front) forget(ended, idle time.Duration, mu sync.Locker) (n int, err er
 		}
 	}
 	full := known-n > int(f.maps.FrontFlows.MaxEntries())*3/4
+	f.full.Store(full)
 	return n, errors.Join(err, f.configure(full))
 }
 

@@ -328,12 +328,13 @@ static __always_inline int to_host(struct __sk_buff *skb, __u32 number)
 	return bpf_redirect(h->ifindex, 0);
 }
 
-/* tell has the agent tell another front end of a flow. */
-static __always_inline void tell(const struct front_flow_key *k)
+/* tell has the agent tell another front end of a flow. What the hash finds is known there, too. */
+static __always_inline void tell(const struct front_flow_key *k, const struct front_service *s,
+				 __u32 owner)
 {
 	struct front_config *c = config();
 
-	if (c && c->news)
+	if (c && (c->news == 1 || (c->news == 2 && bucket_host(s, k) != owner)))
 		bpf_ringbuf_output(&front_learned, (void *)k, sizeof(*k), 0);
 }
 
@@ -342,8 +343,8 @@ static __always_inline void tell(const struct front_flow_key *k)
  * client begins is told of once a host and the client have spoken: a flood of SYNs is not to fill
  * two front ends.
  */
-static __always_inline void learn(const struct front_flow_key *k, __u32 owner, __u32 flags,
-				  int by_host)
+static __always_inline void learn(const struct front_flow_key *k, const struct front_service *s,
+				  __u32 owner, __u32 flags, int by_host)
 {
 	struct front_flow f = {
 		.word = owner,
@@ -360,7 +361,7 @@ static __always_inline void learn(const struct front_flow_key *k, __u32 owner, _
 	}
 	count(FRONT_LEARNED);
 	if (by_host || !k->port)
-		tell(k);
+		tell(k, s, owner);
 }
 
 /* opens says whether a client's packet opens a connection. */
@@ -429,7 +430,7 @@ static __always_inline void saw_client(struct front_flow *f, const struct front_
 		f->flags &= ~(FRONT_RST | FRONT_FINS);
 	if (f->flags & FRONT_OPENING && f->out && !(p->tcp & TCP_SYN)) {
 		f->flags &= ~FRONT_OPENING;
-		tell(k);
+		tell(k, s, FRONT_OWNER(f->word));
 	}
 	saw(f, p, s, FRONT_FIN_IN);
 }
@@ -442,7 +443,7 @@ static __always_inline void saw_host(struct front_flow *f, const struct front_fl
 				     const struct packet *p, const struct front_service *s)
 {
 	if (!f->out++ && k->port && !(f->flags & FRONT_OPENING))
-		tell(k);
+		tell(k, s, FRONT_OWNER(f->word));
 
 	if (f->flags & FRONT_RST && !(p->tcp & (TCP_RST | TCP_FIN)))
 		f->flags &= ~FRONT_RST;
@@ -471,7 +472,7 @@ static __always_inline int from_client(struct __sk_buff *skb, struct packet *p,
 		}
 		host = bucket_host(s, &k);
 		if (host && learns(p, s))
-			learn(&k, host, opens(p, s) ? FRONT_OPENING : 0, 0);
+			learn(&k, s, host, opens(p, s) ? FRONT_OPENING : 0, 0);
 		return to_host(skb, host);
 	}
 	if (p->error) {
@@ -533,7 +534,7 @@ static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
 	f = bpf_map_lookup_elem(&front_flows, &k);
 	if (!f) { /* forgotten while nothing was said: who speaks has it */
 		if (learns(p, s))
-			learn(&k, *host, 0, 1);
+			learn(&k, s, *host, 0, 1);
 		count(FRONT_OUT);
 		return TC_ACT_UNSPEC;
 	}

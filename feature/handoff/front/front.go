@@ -54,6 +54,8 @@ type Front struct {
 	stays     bool                      // it is pinned: Close leaves it
 	filters   []kernel.Clsact           // in place of links
 	onChange  atomic.Pointer[func(Key)] // told of flows that the agent changes; nil: nobody is
+	full      atomic.Bool               // no sources are learned from datagrams
+	news      atomic.Uint32             // of flows that are learned, for onChange: front_config.news
 	hold      *hold
 	ns        *netns.Handle
 	tunnel    int // interface, or 0
@@ -147,7 +149,7 @@ func (f *Front) configure(full bool) error {
 		c.Full = 1
 	}
 	if f.onChange.Load() != nil {
-		c.News = 1
+		c.News = f.news.Load()
 	}
 	if err := f.maps.FrontSetup.Put(uint32(0), c); err != nil {
 		return fmt.Errorf("configuring the data path: %w", err)

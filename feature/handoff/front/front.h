@@ -45,7 +45,8 @@ struct front_config {
 	__u32 tunnel; /* interface of tunnels, or 0 */
 	__u32 vni;    /* of packets in them */
 	__u32 full;   /* learn no source from datagrams: flows have the rest of the room */
-	__u32 news; /* tell the agent of flows that are learned: another front end wants to know */
+	/* learned flows that the agent is told of, for another front end: 1 all, 2 not the hash's */
+	__u32 news;
 	__u32 pad;
 	__u64 settle; /* CLOCK_MONOTONIC in ns: until then packets of unknown connections wait */
 };

@@ -18,6 +18,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
+	"github.com/weir-project/weir/internal/jhash"
 )
 
 // MostHosts is the highest number that a host may have.
@@ -126,13 +127,8 @@ func (f *Front) SetHosts(hosts []Host) error {
 // spread has new flows of a service go by the hosts' weights.
 func (f *Front) spread(service int) error {
 	f.mu.Lock()
-	hosts := slices.DeleteFunc(slices.Clone(f.hosts), func(h Host) bool { return h.Services != nil && !slices.Contains(h.Services, service) })
-	known := f.hosts != nil
+	hosts, known := slices.Clone(f.hosts), f.hosts != nil
 	f.mu.Unlock()
-	served := slices.DeleteFunc(slices.Clone(hosts), func(h Host) bool { return slices.Contains(h.Unserved, service) })
-	if slices.ContainsFunc(served, func(h Host) bool { return h.Weight > 0 }) {
-		hosts = served
-	}
 	if !known {
 		return nil // until there are hosts
 	}
@@ -140,10 +136,25 @@ func (f *Front) spread(service int) error {
 	for i := range keys {
 		keys[i] = uint32(service*Buckets + i)
 	}
-	if _, err := f.maps.FrontRing.BatchUpdate(keys, ring(hosts), nil); err != nil {
+	if _, err := f.maps.FrontRing.BatchUpdate(keys, ringOf(hosts, service), nil); err != nil {
 		return fmt.Errorf("spreading new flows of service %d: %w", service, err)
 	}
 	return nil
+}
+
+// ringOf is the ring of one service.
+func ringOf(hosts []Host, service int) []uint16 {
+	hosts = slices.DeleteFunc(slices.Clone(hosts), func(h Host) bool { return h.Services != nil && !slices.Contains(h.Services, service) })
+	served := slices.DeleteFunc(slices.Clone(hosts), func(h Host) bool { return slices.Contains(h.Unserved, service) })
+	if slices.ContainsFunc(served, func(h Host) bool { return h.Weight > 0 }) {
+		hosts = served
+	}
+	return ring(hosts)
+}
+
+// bucket is where a flow is in its service's ring, as the data path finds it.
+func (k Key) bucket() int {
+	return int(jhash.Addr(uint32(swap(k.Client.Port())), k.Client.Addr()) % Buckets)
 }
 
 // matches says whether flows of this number are connections to a service, and one that goes by flow if byFlow.

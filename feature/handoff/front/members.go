@@ -38,8 +38,9 @@ type member struct {
 	placed   time.Time // when place was found; zero: it is not known where the host is
 	looked   time.Time // for it, the last time
 	locating bool
-	agent    bool     // it has had one
-	unserved []string // names of services that nobody serves there now, as it says
+	agent    bool         // it has had one
+	unserved []string     // names of services that nobody serves there now, as it says
+	word     *peer.Member // what the partner says of it
 	check    health
 	up       bool
 	why      string // it is not up, or not where it should be
@@ -101,10 +102,12 @@ func (a *Agent) tend(ctx context.Context) {
 			if err := a.f.SetHosts(hosts); err != nil {
 				a.o.Log.Warn("not every host can be set", "reason", err)
 			}
+			a.pairNews()
 			applied = hosts // the same again would fail again: a host that is found elsewhere is another one
 		}
 		if news { // what p says the data path does by now
 			a.announce(p)
+			a.pairNews()
 			news = false
 		}
 	}
@@ -230,7 +233,9 @@ func (a *Agent) kicked() {
 // with a check may be well without one. The caller holds mu.
 func (a *Agent) unservedAt(m *member) []string {
 	if a.hosts[m.Number] == nil {
-		return nil
+		if _, yes := a.byWord(m); !yes {
+			return nil
+		}
 	}
 	return m.unserved
 }
@@ -268,37 +273,6 @@ func (a *Agent) judge() (hosts []Host, p peer.Peers, changed bool) {
 	return hosts, a.peers(), changed
 }
 
-// silent says whether an agent is: it was asked more than once since it has said something, and has had its time. Of the time alone
-// this process may have slept.
-func (a *Agent) silent(c *peer.Conn) bool {
-	return time.Since(c.Heard()) > a.o.Down && c.Unanswered() > 1
-}
-
-// well says whether a host is to get new flows. The caller holds mu.
-func (a *Agent) well(m *member) bool {
-	c := a.hosts[m.Number]
-	m.agent = m.agent || c != nil
-	switch {
-	case m.placed.IsZero():
-		return false
-	case m.Check != "":
-		if m.up {
-			return m.check.bad < checkFall
-		}
-		return m.check.good >= checkRise
-	case !m.agent:
-		return true
-	case c == nil:
-		m.why = "its agent is not connected"
-	case a.silent(c):
-		m.why = fmt.Sprintf("its agent has said nothing for %s", time.Since(c.Heard()).Round(100*time.Millisecond))
-	default:
-		m.why = ""
-		return true
-	}
-	return false
-}
-
 func (a *Agent) serviceIDs(names []string) (ids []int) {
 	for _, s := range a.o.Services {
 		if slices.Contains(names, s.Name) && !slices.Contains(ids, s.ID) {
@@ -306,6 +280,14 @@ func (a *Agent) serviceIDs(names []string) (ids []int) {
 		}
 	}
 	return ids
+}
+
+// pairNews has the partner told of the hosts.
+func (a *Agent) pairNews() {
+	if a.pair != nil {
+		a.matchNews()
+		wake(a.pair.hosts)
+	}
 }
 
 // announce tells all hosts of each other.

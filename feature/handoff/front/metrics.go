@@ -23,6 +23,13 @@ var (
 	loadDesc    = desc("host_load", "What waits for the least busy member of a service at the host, in the service's own unit.", "host", "service")
 	packetsDesc = desc("packets_total", "Packets, by what became of them.", "verdict")
 	learnedDesc = desc("flows_learned_total", "Flows that became known.")
+	settleDesc  = desc("settling", "1: packets of unknown connections wait for the hosts to say which are theirs.")
+	pairDesc    = desc("partner_connected", "1: the other front end is heard.")
+	carriesDesc = desc("partner_carries", "1: clients' packets come by that front end.", "front")
+	apartDesc   = desc("partner_apart", "1: clients' packets come by here, the partner is not heard, and agents of hosts that were there are not here.")
+	toldDesc    = desc("partner_flows_total", "Flows told to the other front end, and heard from it.", "direction")
+	splitDesc   = desc("partner_split_seconds_total", "Time in which both front ends carried clients' packets, or were apart.")
+	splitLoss   = desc("partner_split_dropped_packets_total", "Packets dropped meanwhile, of flows that are not where this front end knows them.")
 	failedDesc  = desc("status_failed", "1: the data path could not be read.")
 )
 
@@ -33,6 +40,13 @@ func (s Seen) label() string {
 	return s.Name
 }
 
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
 // Collector has the front end's metrics.
 func (a *Agent) Collector() prometheus.Collector { return collector{a} }
 
@@ -40,7 +54,8 @@ type collector struct{ a *Agent }
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{flowsDesc, parkedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, failedDesc} {
+	for _, d := range []*prometheus.Desc{flowsDesc, parkedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, failedDesc,
+		settleDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss} {
 		ch <- d
 	}
 }
@@ -58,14 +73,21 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(failedDesc, 0)
 	gauge(parkedDesc, float64(s.Parked))
 	gauge(movingDesc, float64(s.Moving))
+	gauge(settleDesc, oneIf(s.Settling))
+	if p := s.Partner; p != nil {
+		gauge(pairDesc, oneIf(p.Connected))
+		gauge(carriesDesc, oneIf(p.Carries), s.Name)
+		gauge(carriesDesc, oneIf(p.There), p.Name)
+		gauge(apartDesc, oneIf(p.Apart))
+		ch <- scrape.Const(toldDesc, prometheus.CounterValue, float64(p.Told), "told")
+		ch <- scrape.Const(toldDesc, prometheus.CounterValue, float64(p.Heard), "heard")
+		ch <- scrape.Const(splitDesc, prometheus.CounterValue, p.Seconds)
+		ch <- scrape.Const(splitLoss, prometheus.CounterValue, float64(p.Dropped))
+	}
 	for _, h := range s.Hosts {
 		gauge(flowsDesc, float64(h.Flows), h.label())
 		gauge(weightDesc, float64(h.Weight), h.label())
-		up := 0.0
-		if h.Up {
-			up = 1
-		}
-		gauge(upDesc, up, h.label())
+		gauge(upDesc, oneIf(h.Up), h.label())
 		for service, n := range h.Loads {
 			gauge(loadDesc, float64(n), h.label(), service)
 		}

@@ -29,8 +29,10 @@ type settling struct {
 	began time.Time
 	until uint64 // CLOCK_MONOTONIC, ns
 	told  map[move.Host]bool
-	ages  map[Key]time.Duration // of flows that a host has said are its own
-	open  []claim               // nobody can tell yet whose they are
+	// byPartner: the other load balancer knows, and has told.
+	byPartner bool
+	ages      map[Key]time.Duration // of flows that a host has said are its own
+	open      []claim               // nobody can tell yet whose they are
 }
 
 // claim is what a host says of a session that was about to move, or that has come and not spoken.
@@ -165,6 +167,9 @@ func (a *Agent) settleIfDue() {
 // allTold says whether nobody is to be waited for any more. The caller holds mu.
 func (a *Agent) allTold() bool {
 	s := a.settling
+	if s.byPartner {
+		return true
+	}
 	expected := map[move.Host]bool{}
 	for number := range a.names {
 		expected[number] = true

@@ -36,13 +36,13 @@ const (
 
 // exchange tells the partner of flows, and hears of its own by attend. Each side sends over the connection that it has made.
 func (a *Agent) exchange(ctx context.Context, wg *sync.WaitGroup) error {
-	d := &dirty{keys: map[Key]bool{}, wake: make(chan struct{}, 1)}
 	r, err := ringbuf.NewReader(a.f.maps.FrontLearned)
 	if err != nil {
 		return fmt.Errorf("hearing of new flows: %w", err)
 	}
-	mark := d.mark
+	mark := a.pair.mark
 	a.f.onChange.Store(&mark)
+	a.f.news.Store(newsOfAll)
 	if err := a.f.configure(false); err != nil {
 		r.Close()
 		return err
@@ -50,31 +50,29 @@ func (a *Agent) exchange(ctx context.Context, wg *sync.WaitGroup) error {
 	wg.Go(func() {
 		stop := context.AfterFunc(ctx, func() { r.Close() })
 		defer stop()
-		hearNews(r, d)
+		hearNews(r, a.pair)
 	})
-	wg.Go(func() { a.callPartner(ctx, d) })
+	wg.Go(func() { a.callPartner(ctx) })
+	wg.Go(func() { a.watchPair(ctx) })
 	return nil
 }
 
-// dirty are flows that the partner has not been told of since they were changed.
-type dirty struct {
-	mu   sync.Mutex
-	keys map[Key]bool
-	wake chan struct{}
-}
-
-func (d *dirty) mark(k Key) {
+func (d *pairing) mark(k Key) {
 	d.mu.Lock()
 	d.keys[k] = true
 	d.mu.Unlock()
+	wake(d.wake)
+}
+
+func wake(c chan struct{}) {
 	select {
-	case d.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
 
 // take empties it.
-func (d *dirty) take() map[Key]bool {
+func (d *pairing) take() map[Key]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	out := d.keys
@@ -83,7 +81,7 @@ func (d *dirty) take() map[Key]bool {
 }
 
 // hearNews marks flows that the data path learns.
-func hearNews(r *ringbuf.Reader, d *dirty) {
+func hearNews(r *ringbuf.Reader, d *pairing) {
 	for {
 		rec, err := r.Read()
 		if errors.Is(err, ringbuf.ErrClosed) {
@@ -99,12 +97,12 @@ func hearNews(r *ringbuf.Reader, d *dirty) {
 }
 
 // callPartner connects to the partner, whenever it is there, and tells it of flows.
-func (a *Agent) callPartner(ctx context.Context, d *dirty) {
+func (a *Agent) callPartner(ctx context.Context) {
 	for ctx.Err() == nil {
 		c, err := peer.Dial(ctx, a.o.Partner.Address, a.o.Partner.Name, a.o.TLS, a.own)
 		if err == nil {
 			a.o.Log.Info("the partner is connected", "name", a.o.Partner.Name)
-			err = a.tellPartner(ctx, c, d)
+			err = a.tellPartner(ctx, c)
 			c.Close()
 			a.o.Log.Warn("the partner is not connected any more: flows are not exchanged", "reason", err)
 		}
@@ -115,7 +113,7 @@ func (a *Agent) callPartner(ctx context.Context, d *dirty) {
 	}
 }
 
-func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn, d *dirty) error {
+func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 	ended := make(chan error, 1)
 	go func() {
 		for {
@@ -125,43 +123,71 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn, d *dirty) error {
 			}
 		}
 	}()
-	all, ping := time.NewTicker(tellAll), time.NewTicker(pingEvery)
+	d := a.pair
+	a.matchNews()
+	all, ping, late := time.NewTicker(tellAll), time.NewTicker(pingEvery), time.NewTimer(wordTime)
 	defer all.Stop()
 	defer ping.Stop()
-	markAll := func() error { return a.f.Flows(func(k Key, _ Flow) bool { d.mark(k); return true }) }
-	if err := markAll(); err != nil {
-		return err
-	}
+	defer late.Stop()
+	wake(d.hosts)
+	wake(d.compare)
 	for {
+		var err error
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case err := <-ended:
-			return err
-		case <-all.C:
-			if err := markAll(); err != nil {
-				return err
+		case err = <-ended:
+		case <-late.C: // an older weir's says nothing of its hosts
+			if d.assume() {
+				err = a.tellMoved(c)
 			}
+		case <-all.C:
+			err = a.tellMoved(c)
+		case <-d.compare:
+			err = a.tellMoved(c)
+		case <-d.hosts:
+			err = c.Tell(a.pairWord())
 		case <-ping.C:
 			if a.silent(c) {
 				return errors.New("it says nothing")
 			}
-			if err := c.Ping(); err != nil {
-				return err
-			}
+			err = c.Ping()
 		case <-d.wake:
 			keys := d.take()
-			if err := a.tellOf(c, keys); err != nil {
+			if err = a.tellOf(c, keys, false); err != nil {
 				for k := range keys { // the next connection's: of what has ended nothing else tells
 					d.mark(k)
 				}
-				return err
 			}
+		}
+		if err != nil {
+			return err
 		}
 	}
 }
 
-func (a *Agent) tellOf(c *peer.Conn, keys map[Key]bool) error {
+// tellMoved tells of all flows that the partner would not find by its hash.
+func (a *Agent) tellMoved(c *peer.Conn) error {
+	if !a.pair.knows() {
+		return nil // its word is on its way
+	}
+	keys, here := map[Key]bool{}, map[Key]bool{}
+	err := a.f.Flows(func(k Key, fl Flow) bool {
+		here[k] = true
+		if a.pair.wants(k, fl) {
+			keys[k] = true
+		}
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	a.pair.forget(here)
+	return a.tellOf(c, keys, true)
+}
+
+// tellOf tells of flows. all: these are all that there are to tell.
+func (a *Agent) tellOf(c *peer.Conn, keys map[Key]bool, all bool) error {
 	var records []peer.FlowRecord
 	for k := range keys {
 		fl, err := a.f.Flow(k)
@@ -172,12 +198,15 @@ func (a *Agent) tellOf(c *peer.Conn, keys map[Key]bool) error {
 		if err == nil && fl.never(k) {
 			continue // the other one would not know that it is soon forgotten; once it is open the data path says so
 		}
-		records = append(records, recordOf(k, fl, gone))
+		if a.pair.tells(k, fl, gone) {
+			records = append(records, recordOf(k, fl, gone))
+		}
 	}
-	if len(records) == 0 {
+	if len(records) == 0 && !all {
 		return nil
 	}
-	return c.TellFlows(records, false)
+	a.pair.told.Add(uint64(len(records)))
+	return c.TellFlows(records, all)
 }
 
 func recordOf(k Key, fl Flow, gone bool) peer.FlowRecord {
@@ -194,15 +223,21 @@ func since(seen uint64) time.Duration {
 // keyOfRecord is the flow that a record is about.
 func keyOfRecord(r peer.FlowRecord) Key { return Key{r.Flow.Client, int(r.Flow.Service)} }
 
-// hearPartner takes what the partner tells of flows, as long as it is connected.
+// hearPartner takes what the partner tells of hosts and flows, as long as it is connected.
 func (a *Agent) hearPartner(c *peer.Conn) {
-	c.Handle(peer.Control{Flows: func(records []peer.FlowRecord, _ bool) {
+	a.pair.hears(c, true)
+	defer a.pair.hears(c, false)
+	c.Handle(peer.Control{Peers: a.partnerSaid, Flows: func(records []peer.FlowRecord, last bool) {
 		var err error
 		for _, r := range records {
 			err = errors.Join(err, a.adopt(r))
 		}
 		if err != nil {
 			a.o.Log.Warn("flows of the partner", "reason", err)
+		}
+		a.pair.heard.Add(uint64(len(records)))
+		if last {
+			a.partnerToldAll()
 		}
 	}})
 	for {
@@ -223,6 +258,7 @@ func (a *Agent) adopt(r peer.FlowRecord) error {
 	defer a.mu.Unlock()
 	seen := kernel.Monotonic() - min(kernel.Monotonic(), uint64(r.Age))
 	fl, err := a.f.Flow(k)
+	a.pair.knownThere(k, r.Gone, err == nil && !r.Gone && fl.Epoch > r.Epoch)
 	switch {
 	case errors.Is(err, ErrNoFlow) && r.Gone:
 		return nil
@@ -279,6 +315,7 @@ func (a *Agent) over(k Key, seen uint64) error {
 	if err := a.f.maps.FrontFlows.Delete(k.raw()); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("forgetting the flow of %s: %w", k.Client, err)
 	}
+	a.f.changed(k) // the partner may have been told of it again since it has seen the end
 	return nil
 }
 

@@ -21,8 +21,27 @@ type Status struct {
 	Parked int    `json:"parked"` // of them, whose packets wait
 	Moving int    `json:"moving"` // of them, that are being moved
 	// Settling: it has begun anew, and packets of unknown connections wait for the hosts to say which are theirs.
-	Settling bool   `json:"settling,omitempty"`
-	Hosts    []Seen `json:"hosts,omitempty"` // by number
+	Settling bool        `json:"settling,omitempty"`
+	Hosts    []Seen      `json:"hosts,omitempty"`   // by number
+	Partner  *PairStatus `json:"partner,omitempty"` // nil: there is none
+}
+
+// PairStatus is how two load balancers stand to each other, as the agent of one sees it.
+type PairStatus struct {
+	Name      string `json:"name"`
+	Connected bool   `json:"connected"` // it is heard
+	Agents    int    `json:"agents"`    // of hosts, that are connected to it
+	Carries   bool   `json:"carries"`   // clients' packets come by this load balancer
+	There     bool   `json:"there"`     // and by the partner, as it says
+	Told      uint64 `json:"told"`      // flows, since the agent began
+	Heard     uint64 `json:"heard"`
+	// Apart: clients' packets come by here, the partner is not heard, and agents of hosts that were at the partner are not here. It
+	// has ended a moment ago, or both go on without each other.
+	Apart bool `json:"apart"`
+	// Seconds and Dropped are for how long both carried clients' packets, or were apart, and what this one dropped meanwhile of
+	// flows that are not where it knows them.
+	Seconds float64 `json:"split_seconds"`
+	Dropped uint64  `json:"split_dropped"`
 }
 
 // Seen is a host as the agent sees it.
@@ -69,7 +88,7 @@ func (f *Front) Status() (Status, error) {
 // Status is the front end's, with the hosts as this agent sees them.
 func (a *Agent) Status() (Status, error) {
 	s, err := a.f.Status()
-	s.Agent, s.Name, s.Settling = true, a.o.Name, a.settles()
+	s.Agent, s.Name, s.Settling, s.Partner = true, a.o.Name, a.settles(), a.pairStatus()
 	owned := map[move.Host]int{}
 	for _, h := range s.Hosts {
 		owned[h.Number] = h.Flows

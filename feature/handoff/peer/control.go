@@ -28,6 +28,26 @@ type Member struct {
 	Weight   int        `json:"weight"`
 	Services []string   `json:"services,omitempty"`
 	Up       bool       `json:"up"` // it gets new flows, its weight permitting
+	// Unserved and Connected are for another front end: services that nobody serves there, and whether its agent is at this one.
+	Unserved  []string `json:"unserved,omitempty"`
+	Connected bool     `json:"connected,omitempty"`
+}
+
+// Pair is what a front end tells the other one beside it, whenever it changes.
+type Pair struct {
+	Ring     []Share `json:"ring,omitempty"`     // by which new flows are spread there
+	Agents   int     `json:"agents"`             // hosts' agents that are connected there
+	Carries  bool    `json:"carries,omitempty"`  // clients' packets come by it
+	Settling bool    `json:"settling,omitempty"` // it waits for hosts itself
+}
+
+// Share is what a host gets of new flows.
+type Share struct {
+	Number   move.Host `json:"number"`
+	Name     string    `json:"name"`
+	Weight   int       `json:"weight"`
+	Services []int     `json:"services"` // null: all
+	Unserved []int     `json:"unserved,omitempty"`
 }
 
 // Service is what a front end spreads.
@@ -49,6 +69,7 @@ type Peers struct {
 	// Idle is for how long this front end knows a flow of which nothing is seen, in milliseconds. A host tells of its sessions
 	// more often. 0: this front end does not want to hear of them.
 	Idle int64 `json:"idle_ms,omitempty"`
+	Pair *Pair `json:"pair,omitempty"` // to another front end
 }
 
 // Control is what one side does with what the other says beside moves; nil: it is ignored. The functions are called by Receive.
