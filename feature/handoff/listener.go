@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -19,13 +20,14 @@ import (
 )
 
 // Listener accepts sessions: connections of its socket, and sessions that other
-// members have transferred or left. It is a net.Listener.
+// members have transferred or left. As a net.Listener it accepts plain connections: see Accept.
 type Listener struct {
 	m     *Member
 	label string
 	id    uint64
 	tcp   *net.TCPListener
-	own   bool // its Close ends the member, too
+	own   bool        // its Close ends the member, too
+	plain atomic.Bool // Accept was called
 
 	conns   chan *Session
 	stopped chan struct{}
@@ -280,15 +282,6 @@ func (l *Listener) next() *Session {
 		}
 	}
 	return nil
-}
-
-// Accept is AcceptSession for those who want a net.Conn.
-func (l *Listener) Accept() (net.Conn, error) {
-	s, err := l.AcceptSession()
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
 }
 
 // AcceptSession waits for a session: a new connection, or one that another member has

@@ -333,7 +333,11 @@ func (m *Member) takeSession(msg *wire.Message, fds []int) error {
 		c.Close()
 		return errors.New("another process has it")
 	}
-	if err := s.begin(msg); err != nil {
+	err = s.begin(msg)
+	if err == nil && l.plain.Load() && s.begun() {
+		err = errBegun
+	}
+	if err != nil {
 		c.Close()
 		return err
 	}
