@@ -1196,6 +1196,26 @@ static inline void weir_handoff_stop(struct weir_handoff *h)
 }
 
 /*
+ * weir_handoff_stop() for a service that ends for good: the keeper lets go of the listener, too, whose
+ * port is free at once, and sessions that are not closed end. Transfer those that another member is to
+ * have first.
+ */
+static inline void weir_handoff_forget(struct weir_handoff *h)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_DROP_, h->listener_id, 0);
+	struct weir_note_ *note;
+
+	if (h->listener >= 0 && !h->replaced && h->conn >= 0)
+		weir_send_(h, &m);
+	for (note = h->notes; note && h->conn >= 0; note = note->next) {
+		m.session = note->session;
+		if (!note->moved && note->kept == h->generation)
+			weir_send_(h, &m);
+	}
+	weir_handoff_stop(h);
+}
+
+/*
  * Joins a service as the member of a name; keeper is the keeper's socket, NULL for
  * $WEIR_HANDOFF_SOCKET or the default. 0, or -1 and h->error says why: then nothing is open.
  */

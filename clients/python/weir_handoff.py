@@ -799,6 +799,16 @@ class Member:
         self._forget(session)
         session.socket.close()
 
+    def forget(self):
+        """close for a service that ends for good: the keeper lets go of the listener, too, whose port is free at
+        once, and sessions that are not closed end. Transfer those that another member is to have first."""
+        for s in [*self._given, *self._sessions.values()]:
+            s.close()
+        if self.listener and not self.replaced:
+            self._answer(_Message(_DROP, session=self._listener_id))
+        self._given.clear()
+        self.close()
+
     def close(self):
         """Leaves the service: sessions that are not closed, and the listener, are for the next."""
         try:

@@ -33,7 +33,7 @@ clients/c/weir_handoff.h or clients/python/weir_handoff.py; docs/HANDOFF.md says
 they must do.`,
 	}
 	c.PersistentFlags().StringVar(&socket, "keeper", "", "the keeper's socket, @NAME for an abstract one (default $"+wire.SocketEnv+" or "+wire.DefaultSocket+")")
-	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket), handoffFront(g), handoffServer(g), handoffDrain())
+	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket), handoffForget(&socket), handoffFront(g), handoffServer(g), handoffDrain())
 	return c
 }
 
@@ -237,6 +237,37 @@ whichever is ready and has the fewest. It waits until they have moved.`,
 			return waitMoved(cmd, before, to, status)
 		},
 	}
+	return c
+}
+
+func handoffForget(socket *string) *cobra.Command {
+	var listeners bool
+	c := &cobra.Command{
+		Use: "forget SESSION|SERVICE/MEMBER", Short: "Let go of what waits for a member that will not come back", Args: cobra.ExactArgs(1),
+		Long: `Have the keeper let go of a session that waits for a member (its number, as weir handoff
+status shows it), or of all sockets that wait for a member: its listeners, whose address
+is free at once, its UDP sockets, and its sessions, which are reset. Else they wait for the
+keeper's --hold (30 s): connections to the address hang meanwhile. What a living process
+has is not touched. With --listeners sessions go on waiting: for a process that is to
+listen at another address.`,
+		Example: `  systemctl disable --now collector@0 && weir handoff forget telemetry/0`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			service, member, isMember := strings.Cut(args[0], "/")
+			var id uint64
+			if !isMember {
+				var err error
+				if id, err = strconv.ParseUint(args[0], 10, 64); err != nil || id == 0 {
+					return usageError{fmt.Errorf("%q: want the number of a session, or SERVICE/MEMBER; see %s --help", args[0], cmd.CommandPath())}
+				}
+			}
+			n, err := handoff.Forget(cmd.Context(), *socket, service, member, id, listeners)
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "%d forgotten\n", n)
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVar(&listeners, "listeners", false, "listeners and UDP sockets alone")
 	return c
 }
 

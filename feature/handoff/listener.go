@@ -106,6 +106,9 @@ func (m *Member) listen(ctx context.Context, network, address, label string) (*L
 	} else {
 		n, err = m.o.Listen.Listen(ctx, network, address)
 	}
+	if errors.Is(err, unix.EADDRINUSE) {
+		err = fmt.Errorf("%w: if member %s of %s had it under another address, have the keeper let go of that first (weir handoff forget --listeners)", err, m.o.Name, m.o.Service)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -347,9 +350,10 @@ func (l *Listener) stop(err error) bool {
 
 // Close stops listening for good: connections that wait are refused. A listener of the
 // function Listen leaves the service as well, see Member.Close: then the socket and
-// the sessions stay at the keeper for the next process.
+// the sessions stay at the keeper for the next process, and connections to the address
+// hang until that comes, or for the keeper's time of holding. Without a next process: Forget.
 func (l *Listener) Close() error {
-	if l.own {
+	if l.own { // see Forget
 		l.stop(net.ErrClosed)
 		return l.m.Close()
 	}
@@ -366,6 +370,12 @@ func (l *Listener) Close() error {
 	l.m.mu.Unlock()
 	defer l.m.unlabel(l.label) // when the keeper has let go
 	return l.m.post(&wire.Message{Type: wire.Drop, Session: l.id})
+}
+
+// Forget stops listening for good and leaves the service: see [Member.Forget].
+func (l *Listener) Forget() error {
+	l.stop(net.ErrClosed)
+	return l.m.Forget()
 }
 
 // listenerFor is whose Accept returns a session of a label: the listener of the same,

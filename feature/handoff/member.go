@@ -191,6 +191,28 @@ func (m *Member) Close() error {
 	return err
 }
 
+// Forget is Close of a service that ends for good: the keeper lets go of this member's sockets, too. Ports are free at once, and
+// sessions that are left end; hand them over first where another member is to have them.
+func (m *Member) Forget() error {
+	m.mu.Lock()
+	listeners, packets := m.listeners, m.packets
+	m.mu.Unlock()
+	m.stopListening()
+	var errs []error
+	for _, s := range m.Sessions() {
+		if err := s.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			errs = append(errs, err)
+		}
+	}
+	for _, l := range listeners {
+		errs = append(errs, m.post(&wire.Message{Type: wire.Drop, Session: l.id}))
+	}
+	for _, p := range packets {
+		errs = append(errs, m.post(&wire.Message{Type: wire.Drop, Session: p.id}))
+	}
+	return errors.Join(append(errs, m.Close())...)
+}
+
 func (m *Member) closeBoard() {
 	if m.board != nil {
 		m.board.Close()

@@ -89,6 +89,19 @@ func Send(ctx context.Context, socket, service, member string, session uint64, t
 	return err
 }
 
+// Forget has the keeper let go of a session or listener that waits for a member, by number, or, if that is 0, of all sockets that
+// wait for a member of a name: listeners, whose address is free then, packet sockets, and sessions, which are reset, unless
+// listeners are all that is meant. It returns how many there were. What a living process has stays: if there is nothing else, the
+// error wraps wire.ErrOwned.
+func Forget(ctx context.Context, socket, service, member string, session uint64, listeners bool) (int, error) {
+	msg := &wire.Message{Type: wire.Forget, Seq: 1, Session: session, Text: service + "/" + member}
+	if listeners {
+		msg.Number = wire.ForgetListeners
+	}
+	m, err := ask(ctx, socket, msg)
+	return int(m.Number), err
+}
+
 // ask asks a keeper one thing, without being a member.
 func ask(ctx context.Context, socket string, msg *wire.Message) (wire.Message, error) {
 	socket = wire.Socket(socket)

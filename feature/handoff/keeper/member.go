@@ -187,6 +187,8 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 		return k.report(ctx, m, msg, fds)
 	case msg.Type == wire.Send:
 		answer, err = k.ask(ctx, m, msg)
+	case msg.Type == wire.Forget:
+		answer, err = k.forgets(ctx, m, msg)
 	case msg.Type == wire.Park:
 		if err = k.park(ctx, m, msg); err == nil {
 			return fds // answered when the session waits

@@ -142,6 +142,8 @@ static int obey(const char *line)
 		n = (int)weir_session_recv(s, data, (size_t)b);
 	} else if (!strcmp(what, "send")) { /* SESSION BYTES */
 		n = (int)weir_session_send(s, data, (size_t)b);
+	} else if (!strcmp(what, "forget")) { /* 0 */
+		weir_handoff_forget(&h);
 	} else if (!strcmp(what, "close")) { /* SESSION */
 		weir_session_close(&h, s);
 	} else {

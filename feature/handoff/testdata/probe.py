@@ -87,6 +87,9 @@ def obey(what, a, b=0, to=""):
         return len(sessions[a].recv(b))
     if what == "send":
         return sessions[a].send(b"\0" * b)
+    if what == "forget":
+        member.forget()
+        return 0
     if what == "close":
         sessions[a].close()
         return 0

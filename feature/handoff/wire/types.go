@@ -54,6 +54,7 @@ const (
 	Park     Type = 0x0d // asks that nobody touches a session until Release; answered when that is so
 	Release  Type = 0x0e // a parked session is Name's from now on; "": of whom it was
 	Commits  Type = 0x0f // a session's commits are in slot Number of the board from now on, the latest of Read in it included: see Board
+	Forget   Type = 0x11 // asks that the keeper lets go of a session that waits, or of all that wait for a member; OK says how many in Number
 	Load     Type = 0x10 // Number is how much waits for this member; in which unit is between the members of the service
 )
 
@@ -69,6 +70,9 @@ const (
 	Loads    Type = 0x90 // Number is what Name has said that waits for it
 	Members  Type = 0x91 // Number members of this server may be given sessions; to those that resume
 )
+
+// ForgetListeners, in Number of Forget, leaves sessions as they are.
+const ForgetListeners = 1
 
 // NoLoad, in Number of Load and Loads, is that of one to whom nothing can go: it has gone.
 const NoLoad = 1<<32 - 1
