@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -44,6 +45,32 @@ func Find(ref string, inode uint64) (*Handle, error) {
 		}
 	}
 	return nil, fmt.Errorf("%w: %s (net:[%d]) belongs to no process that this user can see; run as root", ErrGone, ref, inode)
+}
+
+// numbered is the inode number in a reference as the links below /proc/PID/ns show it, 0 if ref is none.
+func numbered(ref string) uint64 {
+	text, ok := strings.CutPrefix(ref, "net:[")
+	text, end := strings.CutSuffix(text, "]")
+	inode, err := strconv.ParseUint(text, 10, 64)
+	if !ok || !end || err != nil {
+		return 0
+	}
+	return inode
+}
+
+// Reference returns a reference that leads to the namespace with an inode number: ref where it still does, else the
+// number. It returns [ErrGone] where nothing leads there.
+func Reference(ref string, inode uint64) (string, error) {
+	if ns := openIf(inode, func() (*Handle, error) { return Open(ref) }); ns != nil {
+		ns.Close()
+		return ref, nil
+	}
+	ns, err := Find(ref, inode)
+	if err != nil {
+		return "", err
+	}
+	ns.Close()
+	return fmt.Sprintf("net:[%d]", inode), nil
 }
 
 // OfScope opens the namespace of pins: scope is its inode number in decimal. The errors are those of [Find].

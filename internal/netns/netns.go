@@ -47,8 +47,9 @@ func Current() (*Handle, error) {
 }
 
 // Open opens the namespace that ref names: "" is the current one, "pid:123"
-// that of a process, an absolute path a file of nsfs, and anything else a name
-// as `ip netns` uses it. A name that does not exist gives an error that wraps
+// that of a process, "net:[4026531840]" the one with that inode number (see
+// [Find]), an absolute path a file of nsfs, and anything else a name as
+// `ip netns` uses it. A name that does not exist gives an error that wraps
 // [os.ErrNotExist], a file of another kind one that wraps [ErrNotNetns].
 func Open(ref string) (*Handle, error) {
 	switch {
@@ -60,6 +61,8 @@ func Open(ref string) (*Handle, error) {
 			return nil, fmt.Errorf("network namespace %q: want pid:NUMBER, for instance pid:4711", ref)
 		}
 		return OfPID(pid)
+	case numbered(ref) != 0:
+		return Find("", numbered(ref))
 	case filepath.IsAbs(ref):
 		h, err := openPath(ref, "")
 		if err != nil {
