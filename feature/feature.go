@@ -61,6 +61,16 @@ type Recoverer interface {
 	Recover(l *kernel.WriteLock, i kernel.Instance, lacks []string) (note string, err error)
 }
 
+// Restorer is implemented by features that can be put back to what they were, by a later process, after pins and files
+// have changed: weir apply --confirm, and an apply that fails half way.
+type Restorer interface {
+	// Save returns all that PlanRestore needs.
+	Save(ctx context.Context, r *kernel.Root) ([]byte, error)
+	// PlanRestore plans to make the feature as it was saved. It leaves out network namespaces that are gone, with a
+	// warning. It changes nothing.
+	PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (Plan, error)
+}
+
 // Examiner is implemented by features that can say what would make them useless on
 // a running host, for doctor.
 type Examiner interface {
@@ -123,6 +133,9 @@ func (p *Plan) Join(q Plan) {
 	p.Undo = append(p.Undo, q.Undo...)
 }
 
+// ErrNotUndone says that a failed change could not be taken back either.
+var ErrNotUndone = errors.New("taking the change back")
+
 // undoTime is how long taking a plan back may last.
 const undoTime = 30 * time.Second
 
@@ -146,7 +159,7 @@ func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, 
 			errs = append(errs, undo(back, l))
 		}
 		if undone := errors.Join(errs...); undone != nil {
-			return errors.Join(fmt.Errorf("%s: %w", s, err), fmt.Errorf("taking the change back: %w", undone))
+			return errors.Join(fmt.Errorf("%s: %w", s, err), fmt.Errorf("%w: %w", ErrNotUndone, undone))
 		}
 		return fmt.Errorf("%s: %w", s, err)
 	}

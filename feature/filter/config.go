@@ -34,6 +34,8 @@ type Filter struct {
 	Unreadable     Unreadable        `yaml:"unreadable" json:"unreadable,omitempty"` // fields of a transport header that cannot be read: match (the default) or absent
 	Lists          map[string]string `yaml:"lists" json:"lists,omitempty"`           // $name in expressions, to a file of prefixes, relative to the configuration
 	Rules          []Rule            `yaml:"rules" json:"rules"`
+
+	saved map[string]*list // contents of lists that are not read from their files: of a filter that is restored
 }
 
 // Rule is one expression and what becomes of the packets that it matches. The

@@ -41,6 +41,10 @@ const maxListFile = 1 << 30
 func (f Filter) readLists() (map[string]*list, error) {
 	out := map[string]*list{}
 	for name, file := range f.Lists {
+		if l := f.saved[name]; l != nil {
+			out[name] = l
+			continue
+		}
 		l, err := readList(file)
 		if err != nil {
 			if f.Name == "" { // of no configuration

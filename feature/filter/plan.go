@@ -117,6 +117,7 @@ func resolve(f Filter) (*target, error) {
 	if t.pub.Lists, err = f.readLists(); err != nil {
 		return nil, err
 	}
+	t.pub.Filter.saved = nil
 	return t, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -309,4 +310,18 @@ func (s SessionState) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s on %s: out %s, in %s, %d flaps, rtt %s/%s", s.Name, s.Phase, s.Device, s.Out, s.In, s.Flaps, s.RTT.P50, s.RTT.P99)
 	return b.String()
+}
+
+// Saved is the liveness of one network namespace, for putting it back later.
+type Saved struct {
+	Inode  uint64 `json:"inode"`
+	Config Config `json:"config"`
+}
+
+// Saved returns liveness as it is pinned.
+func (st State) Saved() (out []Saved) {
+	for _, scope := range slices.Sorted(maps.Keys(st.published)) {
+		out = append(out, Saved{st.published[scope].Inode, st.published[scope].Config})
+	}
+	return out
 }

@@ -219,3 +219,21 @@ func countsOf(m *ebpf.Map, row int) (Counts, error) {
 	return Counts{Packets: sum.Packets, Bytes: sum.Bytes, Fast: sum.Fast, Next: sum.Next, Shadow: sum.Shadow, Exempt: sum.Exempt, Shrunk: sum.Shrunk,
 		Big: sum.Big, Lost: sum.Lost, None: sum.None, Stuck: sum.Stuck, Odd: sum.Odd}, err
 }
+
+// Saved are the paths of one network namespace, for putting them back later.
+type Saved struct {
+	Inode uint64 `json:"inode"`
+	Paths []Path `json:"paths"`
+}
+
+// Saved returns the paths as they are pinned.
+func (st State) Saved() (out []Saved) {
+	for _, w := range st.wholes {
+		s := Saved{Inode: w.Inode}
+		for _, p := range w.Paths {
+			s.Paths = append(s.Paths, p.Path)
+		}
+		out = append(out, s)
+	}
+	return out
+}

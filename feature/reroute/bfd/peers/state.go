@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -208,4 +209,18 @@ func monotonic() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail
 	return time.Duration(ts.Nano())
+}
+
+// Saved is the BFD of one network namespace, for putting it back later.
+type Saved struct {
+	Inode  uint64 `json:"inode"`
+	Config Config `json:"config"`
+}
+
+// Saved returns BFD as it is pinned.
+func (st State) Saved() (out []Saved) {
+	for _, scope := range slices.Sorted(maps.Keys(st.published)) {
+		out = append(out, Saved{st.published[scope].Inode, st.published[scope].Config})
+	}
+	return out
 }

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"os"
+	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// A filter comes back with the lists that it had, whatever became of their files.
+func TestRestoreLists(t *testing.T) {
+	nstest.NeedRoot(t)
+	for _, n := range []int{3, 2000} {
+		w := newWorld(t)
+		f := w.filter(HookTCX, Rule{Name: "listed", Match: Expression{Text: "udp and ip.src in $bad"}, Action: Drop})
+		f.Lists = map[string]string{"bad": listOf(t, n, "10.77.0.0/24")}
+		w.apply(f)
+		saved, err := Feature{}.Save(t.Context(), w.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err := (Feature{}).PlanRestore(t.Context(), w.root, saved); err != nil || len(p.Steps) != 0 {
+			t.Errorf("restoring what is there: %v, %v", p.Steps, err)
+		}
+		if err := os.WriteFile(f.Lists["bad"], []byte("192.0.2.1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.apply(f)
+		w.want("another list", "5001/4 5001/6", 5001)
+		l, err := w.root.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := Feature{}.PlanRestore(t.Context(), w.root, saved)
+		if err == nil {
+			err = Feature{}.Apply(t.Context(), l, p)
+		}
+		l.Unlock()
+		if err != nil || len(p.Steps) != 1 {
+			t.Fatalf("restoring: %v, %v", p.Steps, err)
+		}
+		w.want("restored", "5001/6", 5001)
+	}
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/kernel"
+)
+
+var _ feature.Restorer = Feature{}
+
+// Save implements feature.Restorer: the limits that were applied, null for none.
+func (f Feature) Save(ctx context.Context, r *kernel.Root) ([]byte, error) {
+	l, err := f.State(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(l)
+}
+
+// PlanRestore implements feature.Restorer.
+func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (feature.Plan, error) {
+	var was Limits
+	if err := json.Unmarshal(saved, &was); err != nil {
+		return feature.Plan{}, fmt.Errorf("the saved limits of handoff: %w", err)
+	}
+	have, err := f.State(ctx, r)
+	if err != nil {
+		return feature.Plan{}, err
+	}
+	return f.Plan(ctx, have, was)
+}
