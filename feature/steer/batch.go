@@ -18,6 +18,8 @@ type batch struct {
 	vetted  bool // stale namespaces are gone
 	engines map[string]*engine
 	touched []*formerly
+
+	templates map[string]savedTemplates // by scope: forgotten with the last service
 }
 
 // formerly is a service before the batch touched it.
@@ -25,6 +27,10 @@ type formerly struct {
 	scope, name string
 	was         *published // nil: there was none
 	held        map[int]heldSlot
+}
+
+func newBatch() *batch {
+	return &batch{engines: map[string]*engine{}, templates: map[string]savedTemplates{}}
 }
 
 // engine opens the engine of kind sk_lookup of a namespace, for all steps.
@@ -169,7 +175,10 @@ func (b *batch) settle(l *kernel.WriteLock) error {
 			err = syncCopies(l, scope, true)
 		}
 		if err == nil && len(e.services) == 0 {
-			if err = removeTemplates(l, scope); err == nil {
+			if b.templates[scope], err = saveTemplates(l.Root, scope); err == nil {
+				err = removeTemplates(l, scope)
+			}
+			if err == nil {
 				err = e.removeIdle()
 			}
 		}
@@ -192,7 +201,13 @@ func (b *batch) undo(ctx context.Context, l *kernel.WriteLock) error {
 		}
 	}
 	b.touched = nil
-	return errors.Join(append(errs, b.settle(l))...)
+	forgotten := b.templates
+	b.templates = map[string]savedTemplates{}
+	errs = append(errs, b.settle(l))
+	for scope, t := range forgotten {
+		errs = append(errs, t.restore(l, scope))
+	}
+	return errors.Join(errs...)
 }
 
 // restore puts one service back. It comes into force when the batch settles.

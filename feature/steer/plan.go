@@ -5,8 +5,6 @@ package steer
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -43,11 +40,7 @@ func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { retur
 // Plan implements feature.Feature.
 func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
 	var plan feature.Plan
-	for _, o := range have.Outdated {
-		plan.Add(upgradeStep(o))
-	}
-	wanted := map[string]bool{}
-	b := &batch{engines: map[string]*engine{}}
+	b := newBatch()
 	var placed []Service // with the namespace they turned out to be in
 	var targets []target
 	for _, s := range want.Services {
@@ -65,25 +58,35 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 			return plan, err
 		}
 		placed = append(placed, s)
-		wanted[t.scope+"/"+s.Name] = true
 		targets = append(targets, t)
 	}
-	if err := checkLimits(have, targets); err != nil {
-		return plan, err
+	err := b.plan(ctx, &plan, have, targets)
+	b.finish(&plan)
+	return plan, err
+}
+
+// plan adds the steps that make the services of all network namespaces those of the targets.
+func (b *batch) plan(ctx context.Context, plan *feature.Plan, have State, targets []target) error {
+	for _, o := range have.Outdated {
+		plan.Add(upgradeStep(o))
 	}
+	if err := checkLimits(have, targets); err != nil {
+		return err
+	}
+	wanted := map[string]bool{}
 	for _, t := range targets {
-		if err := planService(ctx, &plan, have, t); err != nil {
-			return plan, err
+		wanted[t.scope+"/"+t.service.Name] = true
+		if err := planService(ctx, plan, have, t); err != nil {
+			return err
 		}
 	}
 	for _, s := range have.Services {
 		if !wanted[s.scope+"/"+s.Name] {
 			plan.Add(b.removal(&s))
-			s.removalOutages(&plan)
+			s.removalOutages(plan)
 		}
 	}
-	b.finish(&plan)
-	return plan, nil
+	return nil
 }
 
 // target is a service that is wanted, with its namespace resolved.
@@ -98,6 +101,7 @@ type target struct {
 	held    map[int]heldSlot
 	batch   *batch  // nil: alone
 	empty   []error // by slot: why the plan says that it will be empty
+	was     *former // what it is put back to; nil: nothing
 }
 
 func planService(ctx context.Context, plan *feature.Plan, have State, t target) error {
@@ -146,7 +150,7 @@ func planMembers(plan *feature.Plan, t target, have *ServiceState) {
 		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
 				slot := Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}
-				_, err := t.batch.register(ctx, l, slot, vet)
+				_, err := t.batch.register(ctx, l, slot, nil, vet)
 				remark(l.Root, slot, err)
 				if notYet(err) {
 					return "stays empty: " + err.Error(), nil
@@ -198,6 +202,9 @@ func differences(p *published, t target) []string {
 	if p.Netns != t.netns {
 		out = append(out, fmt.Sprintf("netns %s → %s", p.Netns, t.netns))
 	}
+	if t.was != nil && t.moved(p) {
+		out = append(out, "devices' places")
+	}
 	return out
 }
 
@@ -212,248 +219,4 @@ func mustJSON(v any) string {
 // Apply implements feature.Feature.
 func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
 	return p.Apply(ctx, l, func(feature.Step, string) {})
-}
-
-// publish creates or changes a service.
-func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
-	if t.service.SharePort { // before anything changes
-		if err := kernel.BindShare.Check(); err != nil {
-			return fmt.Errorf("service %s, share_port: %w", t.service.Name, err)
-		}
-	}
-	if t.batch == nil || !t.batch.vetted {
-		if err := CleanStale(l); err != nil {
-			return err
-		}
-		if t.batch != nil {
-			t.batch.vetted = true
-		}
-	}
-	ns, err := openNetns(t.netns, t.inode)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	was, err := readService(l.Root, serviceInstance(t.scope, t.service.Name))
-	if err != nil && !errors.Is(err, kernel.ErrNotExist) {
-		return err
-	}
-	kind, why, err := chooseEngine(t.service, was)
-	if err != nil {
-		return err
-	}
-	e, done, err := t.openEngine(l, ns, kind)
-	if err != nil {
-		return err
-	}
-	defer done()
-	e.rate, e.coming = t.rate, t.held
-	old := e.services[t.service.Name]
-	if t.from == nil {
-		t.from = was // of the other engine, if it is not old
-	}
-	p, err := t.next(e, old)
-	if err != nil {
-		return err
-	}
-	p.Engine, p.Why = kind, why
-	onEmpty := p.Service.OnEmpty
-	if len(t.held) > 0 && kind == EngineReuseport {
-		p.Service.OnEmpty = Pass // until its members are there: see admitAll
-	}
-	if err := e.mark(true); err != nil {
-		return err
-	}
-	if err := kernel.Try("steer:marked"); err != nil {
-		return err
-	}
-	if err := e.prepareRows(ctx, p, old, ns); err != nil {
-		return err
-	}
-	if err := kernel.Try("steer:prepared"); err != nil {
-		return err
-	}
-	if p.misplaces(old) {
-		if err := e.owe(p, t.rate); err != nil {
-			return err
-		}
-	}
-	if err := e.publishService(p); err != nil {
-		return err
-	}
-	if err := kernel.Try("steer:published"); err != nil {
-		return err
-	}
-	if t.batch != nil && e == t.batch.engines[t.scope] {
-		return t.afterBatch(e, p)
-	}
-	if err := e.sync(); err != nil {
-		return err
-	}
-	if err := kernel.Try("steer:synced"); err != nil {
-		return err
-	}
-	if p.Service.OnEmpty != onEmpty {
-		if p, err = e.admitAll(ctx, p, onEmpty, ns); err != nil {
-			return err
-		}
-	}
-	if err := syncBind(l, p.Service.SharePort); err != nil {
-		return err
-	}
-	// The other service may be the one that is copied, and have come before this one.
-	if err := syncCopies(l, t.scope, true); err != nil || kind == EngineSkLookup && p.Service.OnEmpty != Drop {
-		return err
-	}
-	return e.startHolder()
-}
-
-// afterBatch is what a service needs before the batch settles.
-func (t target) afterBatch(e *engine, p *published) error {
-	if p.Service.OnEmpty != Drop {
-		return nil
-	}
-	return e.startHolder()
-}
-
-// openEngine opens the engine of the service, makes it where there is none, and upgrades it where it lacks generations.
-func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) (e *engine, done func(), err error) {
-	shared := t.batch != nil && kind == EngineSkLookup
-	open := func() (*engine, error) {
-		if shared {
-			return t.batch.engine(l, t.scope)
-		}
-		return openEngine(l, t.scope, kind)
-	}
-	e, err = open()
-	if errors.Is(err, kernel.ErrNotExist) {
-		if err = publishEngine(l, ns, kind, 0); err != nil {
-			return nil, nil, err
-		}
-		kernel.Step("steer:engine")
-		e, err = open()
-	}
-	if err == nil && t.service.Generations != nil && !e.generational() { // its program is of a weir that had none
-		if shared {
-			err = t.batch.forget(t.scope)
-		} else {
-			e.Close()
-		}
-		if err == nil {
-			err = upgradeEngine(l, t.scope, kind)
-		}
-		if err == nil {
-			e, err = open()
-		}
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	if shared {
-		return e, func() {}, nil
-	}
-	return e, e.Close, nil
-}
-
-// next is the published form of t. Slots that stay keep their rows, and so their
-// members and counts. Where the endpoints' numbers would mean other sockets to a
-// packet that is on its way, everything is new.
-func (t target) next(e *engine, old *published) (*published, error) {
-	p := &published{Service: t.service, Netns: t.netns}
-	if from := t.inherits(old); p.Service.Seed == nil && from != nil {
-		p.Service.Seed = from.Service.Seed
-	} else if p.Service.Seed == nil {
-		p.Service.Seed = randomSeed()
-	}
-	p.setDevices(t.devices)
-	p.shape(t.inherits(old))
-	var err error
-	if old != nil && sameEndpoints(p, old) {
-		p.ID = old.ID
-		p.Rows = slices.Clone(old.Rows[:min(len(old.Rows), p.Service.Slots)])
-	} else if p.ID, err = e.freeID(); err != nil {
-		return nil, err
-	} else if err = e.dropDevices(p.ID); err != nil { // of whoever had it, should a killed command have left them
-		return nil, err
-	}
-	more, err := e.freeRows(p.Service.Slots - len(p.Rows))
-	p.Rows = append(p.Rows, more...)
-	if err != nil {
-		return nil, err
-	}
-	return p, e.spareRows(p, old)
-}
-
-func sameEndpoints(a, b *published) bool {
-	return slices.Equal(a.Service.Endpoints(), b.Service.Endpoints())
-}
-
-// prepareRows adopts the members of slots that get new rows before any packet is
-// sent there, so that the change costs nobody a packet. A member that is not
-// whole now is looked for again once the service stands.
-func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.Handle) error {
-	for _, row := range p.Spare {
-		if old != nil && slices.Contains(old.Spare, row) {
-			continue
-		}
-		if err := e.clearRow(row, steerSlot{}); err != nil {
-			return err
-		}
-	}
-	for slot, row := range p.Rows {
-		if old != nil && slices.Contains(old.Rows, row) {
-			continue
-		}
-		var s steerSlot
-		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
-			return err
-		}
-		err := e.clearRow(row, s)
-		if err != nil {
-			return err
-		}
-		if old == nil && e.kind == EngineSkLookup {
-			err = e.admitHeld(ctx, p, slot, ns)
-		}
-		if err != nil {
-			return err
-		}
-		if old == nil {
-			continue
-		}
-		if m := e.heir(p, old, slot); m != nil {
-			if _, err := e.admit(ctx, p, slot, *m, ns); err != nil && !notYet(err) {
-				return err
-			}
-		}
-		if slot < old.Service.Slots {
-			if err := e.carryCounts(row, old.row(slot)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// carryCounts keeps a slot's counters when it moves to another row, so that
-// they only ever rise.
-func (e *engine) carryCounts(to, from uint32) error {
-	m := e.pins.Maps["verdicts"]
-	for proto := range uint32(2) {
-		var v []steerVerdicts
-		if err := m.Lookup(from*2+proto, &v); err != nil {
-			return err
-		}
-		if err := m.Put(to*2+proto, v); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func randomSeed() *uint32 {
-	var b [4]byte
-	rand.Read(b[:]) // never fails (crypto/rand)
-	seed := binary.NativeEndian.Uint32(b[:])
-	return &seed
 }

@@ -54,13 +54,13 @@ func register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.
 }
 
 // register is Register in the batch: its engine stays open.
-func (b *batch) register(ctx context.Context, l *kernel.WriteLock, s Slot, vet *vetting) (changed bool, err error) {
+func (b *batch) register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member, vet *vetting) (changed bool, err error) {
 	if e := b.engines[s.Scope]; e != nil {
 		if p := e.services[s.Service]; p != nil {
-			return e.register(ctx, p, s, nil, vet)
+			return e.register(ctx, p, s, member, vet)
 		}
 	}
-	return register(ctx, l, s, nil, vet)
+	return register(ctx, l, s, member, vet)
 }
 
 func (e *engine) register(ctx context.Context, p *published, s Slot, member *service.Member, vet *vetting) (changed bool, err error) {

@@ -48,7 +48,7 @@ func openTemplateStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, e
 		err = kernel.ErrABI
 	}
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrABI) {
-		if err = publishTemplates(l, ns); err == nil {
+		if err = publishTemplates(l, ns, nil); err == nil {
 			pins, err = l.Open(i)
 		}
 	}
@@ -63,7 +63,8 @@ func openTemplateStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, e
 	return &templateStore{pins, id}, nil
 }
 
-func publishTemplates(l *kernel.WriteLock, ns *netns.Handle) error {
+// publishTemplates publishes new maps that hold these sessions.
+func publishTemplates(l *kernel.WriteLock, ns *netns.Handle, sessions savedTemplates) error {
 	spec, err := loadTemplates()
 	if err != nil {
 		return err
@@ -77,6 +78,16 @@ func publishTemplates(l *kernel.WriteLock, ns *netns.Handle) error {
 		}
 		defer m.Close()
 		pins.Maps[pin] = m
+	}
+	store := &templateStore{pins: &kernel.Opened{Maps: pins.Maps}}
+	for _, s := range sessions {
+		k, v := s.read()
+		if v == nil {
+			continue
+		}
+		if err := errors.Join(store.save(k, v), store.enter(k, templatesHeard{})); err != nil {
+			return err
+		}
 	}
 	meta := kernel.Meta{ABI: templatesABI, Object: kernel.ObjectHash(_TemplatesBytes), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none

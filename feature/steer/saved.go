@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+var _ feature.Restorer = Feature{}
+
+// savedState is steering as it was, apart from pins and files.
+type savedState struct {
+	Services  []savedService            `json:"services,omitempty"`
+	Templates map[string]savedTemplates `json:"templates,omitempty"` // by scope
+}
+
+// savedService is a service with its seed, its table and what operators changed.
+type savedService struct {
+	Scope   string           `json:"scope"`
+	Was     *published       `json:"was"`
+	Table   []byte           `json:"table"` // a slot a bucket
+	Devices []byte           `json:"devices,omitempty"`
+	Members map[int]memberID `json:"members,omitempty"` // by slot: processes that served it
+}
+
+// Save implements feature.Restorer.
+func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
+	all, err := r.Known(Name)
+	if err != nil {
+		return nil, err
+	}
+	out := savedState{Templates: map[string]savedTemplates{}}
+	engines := map[kernel.Instance]*kernel.Opened{}
+	defer func() {
+		for _, o := range engines {
+			o.Close()
+		}
+	}()
+	for _, i := range all {
+		if i.Name == templatesName {
+			t, err := saveTemplates(r, i.Scope)
+			if err != nil {
+				return nil, err
+			}
+			if len(t) > 0 {
+				out.Templates[i.Scope] = t
+			}
+		}
+		if !kernel.ValidName(i.Name) {
+			continue
+		}
+		s, err := saveService(r, i, engines)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // removed meanwhile
+		} else if err != nil {
+			return nil, err
+		}
+		out.Services = append(out.Services, s)
+	}
+	return json.Marshal(out)
+}
+
+// saveService reads a service. It leaves the pins of its engine open for the next one.
+func saveService(r *kernel.Root, i kernel.Instance, engines map[kernel.Instance]*kernel.Opened) (savedService, error) {
+	p, err := readService(r, i)
+	if err != nil {
+		return savedService{}, err
+	}
+	s := savedService{Scope: i.Scope, Was: p, Members: map[int]memberID{}}
+	for _, slot := range p.table {
+		s.Table = append(s.Table, byte(slot))
+	}
+	if l, err := readDevices(r, p, i.Scope); err != nil && !errors.Is(err, kernel.ErrNotExist) {
+		return s, err
+	} else if l != nil {
+		s.Devices = l.text
+	}
+	at := p.engineInstance(i.Scope)
+	if engines[at] == nil {
+		if engines[at], err = r.Open(at, "slots"); errors.Is(err, kernel.ErrNotExist) {
+			return s, nil // nothing steers it
+		} else if err != nil {
+			return s, err
+		}
+	}
+	for slot, row := range p.Rows {
+		if who, err := processIn(engines[at], row); err != nil {
+			return s, err
+		} else if who.pid != 0 {
+			s.Members[slot] = memberID{uint32(who.pid), who.start}
+		}
+	}
+	return s, nil
+}
+
+// PlanRestore implements feature.Restorer. What operators have changed since stays.
+func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (feature.Plan, error) {
+	var plan feature.Plan
+	var was savedState
+	if err := json.Unmarshal(saved, &was); err != nil {
+		return plan, fmt.Errorf("the saved services: %w", err)
+	}
+	have, err := ReadState(ctx, r)
+	if err != nil {
+		return plan, err
+	}
+	b := newBatch()
+	var targets []target
+	members := map[Slot]memberID{}
+	for _, s := range was.Services {
+		t, err := s.target(b)
+		if errors.Is(err, ErrNetnsGone) {
+			plan.Warn("service %s: its network namespace (%s) is gone", s.Was.Service.Name, s.Was.Netns)
+			continue
+		} else if err != nil {
+			return plan, err
+		}
+		targets = append(targets, t)
+		for slot, who := range s.Members {
+			members[Slot{t.scope, t.service.Name, slot}] = who
+		}
+	}
+	if err := b.plan(ctx, &plan, have, targets); err != nil {
+		return plan, err
+	}
+	for _, t := range targets {
+		t.planReturns(&plan, have, members)
+	}
+	for _, scope := range slices.Sorted(maps.Keys(was.Templates)) {
+		if err := was.Templates[scope].plan(&plan, r, scope); err != nil {
+			return plan, err
+		}
+	}
+	b.finish(&plan)
+	plan.Outages = nil // it is what there was
+	return plan, nil
+}
+
+// target is a saved service as one that is wanted.
+func (s savedService) target(b *batch) (target, error) {
+	inode, err := inodeOf(s.Scope)
+	if err != nil {
+		return target{}, err
+	}
+	ref, err := netns.Reference(s.Was.Netns, inode)
+	if err != nil {
+		return target{}, err
+	}
+	t := target{service: s.Was.Service.withDefaults(), scope: s.Scope, netns: ref, inode: inode, batch: b, was: &former{live: s.Was.live}}
+	t.service.Engine = s.Was.Engine // auto would keep the one that it has now
+	for _, slot := range s.Table {
+		t.was.table = append(t.was.table, uint16(slot))
+	}
+	if len(t.was.table) != Buckets {
+		return t, fmt.Errorf("the saved service %s has a table of %d buckets, want %d", t.service.Name, len(t.was.table), Buckets)
+	}
+	if s.Was.Devices != nil {
+		t.devices, err = ParseDevices("the saved devices of service "+t.service.Name, s.Devices)
+	}
+	return t, err
+}
+
+// planReturns gives slots back to members that no configuration names: they registered themselves, or somebody did.
+func (t target) planReturns(plan *feature.Plan, have State, members map[Slot]memberID) {
+	s, _ := have.at(t.scope, t.service.Name)
+	for n := range t.service.Slots {
+		slot := Slot{t.scope, t.service.Name, n}
+		who, had := members[slot]
+		m := t.service.Member(n)
+		if !had || m != nil && m.User == "" || s != nil && n < len(s.Slots) && s.Slots[n].Admitted() {
+			continue
+		}
+		member := service.Member{Slot: n, PID: int(who.Tgid)}
+		if m != nil {
+			member.Bound, member.Keep = m.Bound, m.Keep
+		}
+		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", n, t.service.Name), Detail: member.String(),
+			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
+				if now, err := processOf(member.PID); err != nil || now.start != who.Start {
+					return "stays empty: its member has exited", nil
+				}
+				_, err := t.batch.register(ctx, l, slot, &member, &vetting{rate: t.rate, proven: map[process]bool{{member.PID, who.Start}: true}})
+				if notYet(err) {
+					return "stays empty: " + err.Error(), nil
+				}
+				return "", err
+			}}))
+	}
+}
+
+// at is the state of a service of a namespace.
+func (st State) at(scope, name string) (*ServiceState, bool) {
+	i := slices.IndexFunc(st.Services, func(s ServiceState) bool { return s.Name == name && s.scope == scope })
+	if i < 0 {
+		return nil, false
+	}
+	return &st.Services[i], true
+}
+
+// former is where a service's devices were.
+type former struct {
+	live  live
+	table []uint16
+}
+
+// shape gives p the former table. Of what operators change, apply takes away only what is about slots that it takes away:
+// all else that differs by now is an operator's later word, and stays.
+func (f *former) shape(p, now *published) {
+	file, list := p.Devices, p.list
+	p.live = f.live.clone()
+	if now != nil {
+		p.live = f.since(now)
+	}
+	p.Devices, p.list = file, list
+	p.table, p.Home = slices.Clone(f.table), slices.Clone(f.live.Home)
+	p.dropGone()
+	if slices.Equal(p.Drained, f.live.Drained) && maps.Equal(p.Placed, f.live.Placed) {
+		return
+	}
+	if len(p.Drained) > 0 && len(p.Home) == 0 {
+		for _, slot := range f.table {
+			p.Home = append(p.Home, byte(slot))
+		}
+	}
+	p.rebalance()
+}
+
+// since is what operators changed until now, with what went with slots that are gone now.
+func (f *former) since(now *published) live {
+	v, slots := now.live.clone(), now.Service.Slots
+	for a, slot := range f.live.Moved {
+		if slot >= slots {
+			v.Moved = put(v.Moved, a, slot)
+		}
+	}
+	for b, to := range f.live.Placed {
+		if v.Placed[b].To == to.To || to.To >= slots {
+			v.Placed = put(v.Placed, b, to)
+		}
+	}
+	for _, slot := range f.live.Drained {
+		if slot >= slots && !v.drained(slot) {
+			v.Drained = append(v.Drained, slot)
+		}
+	}
+	slices.Sort(v.Drained)
+	return v
+}
+
+func put[K comparable, V any](m map[K]V, k K, v V) map[K]V {
+	if m == nil {
+		m = map[K]V{}
+	}
+	m[k] = v
+	return m
+}
+
+// moved says whether devices of a published service are at other places than t puts them.
+func (t target) moved(have *published) bool {
+	p := &published{Service: t.service}
+	p.setDevices(t.devices)
+	p.shape(have)
+	t.was.shape(p, have)
+	return !slices.Equal(p.table, have.table) || !maps.EqualFunc(p.Moved, have.Moved, func(a, b int) bool { return a == b }) ||
+		!maps.Equal(p.Placed, have.Placed) || !slices.Equal(p.Drained, have.Drained)
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// remember keeps templates of an exporter, as weir serve does.
+func (w *world) keepTemplates() {
+	w.t.Helper()
+	w.locked(func(l *kernel.WriteLock) error {
+		ns, err := netns.OfScope(w.state().Scope())
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		store, err := openTemplateStore(l, ns)
+		if err != nil {
+			return err
+		}
+		defer store.Close()
+		k := templatesSession{Src: netip.MustParseAddr("192.0.2.7").As16(), Dst: netip.MustParseAddr("127.0.0.1").As16(), Sport: 4000, Dport: 9991, Version: ipfix, Domain: 1}
+		return errors.Join(store.save(k, &flowSession{Templates: exampleTemplates(ipfix)}), store.enter(k, templatesHeard{}))
+	})
+}
+
+func (w *world) keptTemplates(scope string) int {
+	w.t.Helper()
+	all, err := saveTemplates(w.root, scope)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return len(all)
+}
+
+// Templates go with the last service of a namespace, and come back with it: when a failed change is taken back, and when a
+// later process restores what was saved.
+func TestTemplatesComeBack(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w.apply()
+	w.keepTemplates()
+	scope := w.state().Scope()
+	saved, err := Feature{}.Save(t.Context(), w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.locked(func(l *kernel.WriteLock) error {
+		have, err := ReadState(t.Context(), w.root)
+		if err != nil {
+			return err
+		}
+		plan, err := Feature{}.Plan(t.Context(), have, Config{})
+		if err != nil {
+			return err
+		}
+		if err := plan.Apply(t.Context(), l, func(feature.Step, string) {}); err != nil {
+			return err
+		}
+		if n := w.keptTemplates(scope); n != 0 {
+			t.Errorf("the service is gone, and templates of %d exporters are remembered", n)
+		}
+		for _, undo := range plan.Undo {
+			err = errors.Join(err, undo(t.Context(), l))
+		}
+		return err
+	})
+	if n := w.keptTemplates(scope); n != 1 {
+		t.Errorf("taken back, and templates of %d exporters are remembered, want 1", n)
+	}
+	w.cfg.Services = nil
+	w.apply()
+	w.locked(func(l *kernel.WriteLock) error {
+		plan, err := Feature{}.PlanRestore(t.Context(), w.root, saved)
+		if err != nil {
+			return err
+		}
+		return plan.Apply(t.Context(), l, func(feature.Step, string) {})
+	})
+	if n := w.keptTemplates(scope); n != 1 {
+		t.Errorf("restored, and templates of %d exporters are remembered, want 1", n)
+	}
+	again, err := Feature{}.Save(t.Context(), w.root)
+	if err != nil || string(again) != string(saved) {
+		t.Errorf("restored:\n%s\nwant\n%s\n%v", again, saved, err)
+	}
+	if plan, err := (Feature{}).PlanRestore(t.Context(), w.root, saved); err != nil || len(plan.Steps) != 0 {
+		t.Errorf("restoring what is there: %v, %v", plan.Steps, err)
+	}
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// savedTemplates are the templates of the exporters of a network namespace.
+type savedTemplates []savedSession
+
+// savedSession is one exporter's: the key and the value as in the store.
+type savedSession struct {
+	Key   []byte `json:"key"`
+	Value []byte `json:"value"`
+}
+
+// saveTemplates reads what is remembered in a namespace; nothing where that is of another version.
+func saveTemplates(r *kernel.Root, scope string) (savedTemplates, error) {
+	o, err := r.Open(templatesInstance(scope))
+	if errors.Is(err, kernel.ErrNotExist) || err == nil && o.Meta.ABI != templatesABI {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+	all, _, err := loadSessions(o.Maps["store"])
+	if err != nil {
+		return nil, err
+	}
+	var out savedTemplates
+	for k, v := range all {
+		key, err := binary.Append(nil, binary.NativeEndian, k)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, savedSession{key, v.marshal()})
+	}
+	return out, nil
+}
+
+// read is the session, nil if it cannot be read.
+func (s savedSession) read() (k templatesSession, v *flowSession) {
+	v = &flowSession{}
+	if binary.Read(bytes.NewReader(s.Key), binary.NativeEndian, &k) != nil || v.unmarshal(s.Value) != nil {
+		return k, nil
+	}
+	return k, v
+}
+
+// lost are the sessions that nobody remembers any more.
+func (t savedTemplates) lost(r *kernel.Root, scope string) (savedTemplates, error) {
+	now, err := saveTemplates(r, scope)
+	if err != nil {
+		return nil, err
+	}
+	have := map[string]bool{}
+	for _, s := range now {
+		have[string(s.Key)] = true
+	}
+	var out savedTemplates
+	for _, s := range t {
+		if _, v := s.read(); v != nil && !have[string(s.Key)] {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// plan adds a step that remembers again what was forgotten.
+func (t savedTemplates) plan(plan *feature.Plan, r *kernel.Root, scope string) error {
+	lost, err := t.lost(r, scope)
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	plan.Add(feature.Step{Verb: "restore", Object: "templates of net:[" + scope + "]", Detail: fmt.Sprintf("%d exporters", len(lost)),
+		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", t.restore(l, scope) }})
+	return nil
+}
+
+// restore publishes the templates anew, with those that are remembered now. A running weir serve, which alone writes to
+// them, takes up the maps that have come in place of its own.
+func (t savedTemplates) restore(l *kernel.WriteLock, scope string) error {
+	now, err := saveTemplates(l.Root, scope)
+	if err != nil {
+		return err
+	}
+	lost, err := t.lost(l.Root, scope)
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	ns, err := netns.OfScope(scope)
+	if errors.Is(err, netns.ErrGone) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return publishTemplates(l, ns, append(now, lost...))
+}
