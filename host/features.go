@@ -70,7 +70,8 @@ func partOf[C, S any](f feature.Feature[C, S], of section[C]) part {
 				return feature.Plan{}, err
 			}
 			want, _ := of(c)
-			return f.Plan(ctx, have, want)
+			plan, err := f.Plan(ctx, have, want)
+			return undoable(f, plan), err
 		},
 		read: func(ctx context.Context, r *kernel.Root) error { _, err := f.State(ctx, r); return err },
 	}

@@ -94,7 +94,9 @@ func (l *WriteLock) stage(staged string, meta Meta, pins Pins) error {
 		if err := p.Pin(path); err != nil {
 			return fmt.Errorf("pinning %s: %w", name, err)
 		}
-		Step("publish:pin " + name)
+		if err := Try("publish:pin " + name); err != nil {
+			return err
+		}
 		return setRights(path, false, gid)
 	}
 	for _, name := range slices.Sorted(maps.Keys(pins.Maps)) {

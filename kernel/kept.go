@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// keptOf is a file beside the records of all file systems at the root's path: it outlives the loss of the pins, and goes
+// with /run at a reboot.
+func (r *Root) keptOf(name string) string { return filepath.Join(r.recordsOf(), "+"+name) }
+
+// Kept reads what Keep wrote; nil where there is nothing.
+func (r *Root) Kept(name string) ([]byte, error) {
+	b, err := os.ReadFile(r.keptOf(name))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return b, err
+}
+
+// Keep writes a text beside the pins, in one step. Unlike a record it is no aid: without it the caller must not go on.
+func (l *WriteLock) Keep(name string, text []byte) error {
+	dir := l.recordsOf()
+	err := os.MkdirAll(dir, 0o750)
+	if err == nil {
+		err = setRights(dir, true, l.gid())
+	}
+	if err == nil {
+		err = l.writeFile(l.keptOf(name), text)
+	}
+	if err != nil {
+		return fmt.Errorf("keeping the %s in %s: %w", name, dir, err)
+	}
+	return nil
+}
+
+// Forget removes what Keep wrote.
+func (l *WriteLock) Forget(name string) error {
+	err := os.Remove(l.keptOf(name))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	_ = os.Remove(l.recordsOf()) // fails unless empty, as it should
+	return err
+}
+
+// BootID names this boot of the host.
+func BootID() string { return bootID() }
+
+// Boottime is CLOCK_BOOTTIME in nanoseconds: nobody sets it, and it goes on while the host sleeps.
+func Boottime() uint64 {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) != nil {
+		return Monotonic() // cannot fail for this clock
+	}
+	return uint64(ts.Nano())
+}
