@@ -5,11 +5,13 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/user"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
@@ -107,14 +109,33 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if err := mend(l); err != nil {
 		return err
 	}
-	plan, err := h.Plan(ctx, c)
+	u, err := h.Unconfirmed()
 	if err != nil {
 		return err
+	}
+	if u.Waits() && u.Left <= 0 { // nobody was there to do it
+		if err := h.takeBack(ctx, l, u, each); err != nil {
+			return err
+		}
+	}
+	plan, err := h.Plan(ctx, c)
+	if err != nil || len(plan.Steps) == 0 && !(u.Waits() && c.Confirm > 0) {
+		return err
+	}
+	if u.Waits() && c.Confirm == 0 {
+		return fmt.Errorf("%w, that of %s (%s left); nothing was changed: weir confirm, weir rollback, or apply --confirm this one, too", ErrUnconfirmed, u.Since.Format(time.TimeOnly), u.Left.Round(time.Second))
 	}
 	if err := plan.Refuse(c.AllowOutage); err != nil {
 		return err
 	}
-	return plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
+	if c.Confirm > 0 {
+		return h.applyUnconfirmed(ctx, l, c.Confirm, plan, u, each)
+	}
+	err = plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
+	if err == nil {
+		err = forgetChange(l) // of one that was taken back
+	}
+	return err
 }
 
 // withoutRecovered leaves out what a recovery creates.
@@ -165,6 +186,7 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 	for _, f := range some {
 		errs = append(errs, f.remove(ctx, l))
 	}
+	errs = append(errs, h.forgetSaved(l, some))
 	l.ForgetDamaged(name)
 	return errors.Join(errs...)
 }

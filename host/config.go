@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/guard"
@@ -29,8 +30,9 @@ type Config struct {
 	Handoff        keeper.Limits             `yaml:"handoff"`
 	Reroute        []reroute.Path            `yaml:"reroute"`
 
-	Rate        *steer.Rate `yaml:"-"` // of resets after this change; nil: what each service says
-	AllowOutage bool        `yaml:"-"` // apply also where traffic that is served now would not be
+	Rate        *steer.Rate   `yaml:"-"` // of resets after this change; nil: what each service says
+	AllowOutage bool          `yaml:"-"` // apply also where traffic that is served now would not be
+	Confirm     time.Duration `yaml:"-"` // take the change back unless it is confirmed within it; 0: do not
 }
 
 // ServiceConfig is one service with the features' sections for it.

@@ -23,19 +23,7 @@ import (
 
 // playApply applies a file and is killed at a step, counted from 0: ROOT FILE STEP.
 func playApply(f []string) error {
-	fatal, err := strconv.Atoi(f[2])
-	if err != nil {
-		return err
-	}
-	n := 0
-	kernel.OnStep(func(step string) {
-		if n == fatal {
-			fmt.Println(step)
-			unix.Kill(unix.Getpid(), unix.SIGKILL)
-			select {}
-		}
-		n++
-	})
+	dieAt(f[2])
 	c, err := LoadConfig(f[1])
 	if err != nil {
 		return err
@@ -43,17 +31,36 @@ func playApply(f []string) error {
 	return New(f[0]).Apply(context.Background(), c, func(Done) {})
 }
 
+// dieAt has this process killed at a step, counted from 0, whose name it prints.
+func dieAt(step string) {
+	n := 0
+	kernel.OnStep(func(name string) {
+		if strconv.Itoa(n) == step {
+			fmt.Println(name)
+			unix.Kill(unix.Getpid(), unix.SIGKILL)
+			select {}
+		}
+		n++
+	})
+}
+
 // crash applies a file in a process that is killed at a step, and returns which
 // that was: "" if there were fewer.
 func (w world) crash(file string, step int) string {
 	w.t.Helper()
-	out, err := child("apply", w.Root.Path(), file, step).CombinedOutput()
+	return w.killed(child("apply", w.Root.Path(), file, step))
+}
+
+// killed runs a process that is to be killed at a step, and returns which that was: "" if there were fewer.
+func (w world) killed(c *exec.Cmd) string {
+	w.t.Helper()
+	out, err := c.CombinedOutput()
 	if err == nil {
 		return ""
 	}
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGKILL {
-		w.t.Fatalf("step %d: %v\n%s", step, err, out)
+		w.t.Fatalf("%q: %v\n%s", c.Args, err, out)
 	}
 	return strings.TrimSpace(string(out))
 }

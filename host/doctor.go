@@ -61,6 +61,7 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 	d.probe(part{name: "handoff", needs: func(*Config) []kernel.Need { return handoffNeeds() }})
 	d.examineServers(h.Root)
 	d.faults(ctx, h)
+	d.unconfirmed(h)
 	for _, f := range parts {
 		d.examine(ctx, h.Root, f)
 	}
@@ -91,6 +92,17 @@ func (d *Diagnosis) faults(ctx context.Context, h *Host) {
 	}
 	for _, f := range faults {
 		d.Findings = append(d.Findings, Finding{Feature: cmp.Or(f.Feature, "weir"), Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
+	}
+}
+
+// unconfirmed tells of a change that waits to be confirmed, or was taken back.
+func (d *Diagnosis) unconfirmed(h *Host) {
+	u, err := h.Unconfirmed()
+	if err != nil {
+		d.Findings = append(d.Findings, Finding{Feature: "weir", Check: "unconfirmed change", Level: "warning", Text: err.Error()})
+	} else if u != nil {
+		f := u.Finding()
+		d.Findings = append(d.Findings, Finding{Feature: "weir", Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
 	}
 }
 

@@ -96,18 +96,23 @@ var (
 	healthyDesc = prometheus.NewDesc("weir_healthy", "Whether everything that weir pinned is there and attached.", nil, nil)
 	faultDesc   = prometheus.NewDesc("weir_faults", "Faults of an instance by kind: root, pins, detached, program are damage; ahead is another program at weir's hook.",
 		[]string{"feature", "object", "kind"}, nil)
+	unconfirmedDesc = prometheus.NewDesc("weir_unconfirmed_left_seconds", "Time until the change that waits for weir confirm is taken back; negative: nobody has taken it back. Absent where none waits.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (c healthCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- healthyDesc
 	ch <- faultDesc
+	ch <- unconfirmedDesc
 }
 
 // Collect implements prometheus.Collector.
 func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
 	faults, err := c.host.Faults(context.Background())
 	ch <- scrape.Const(healthyDesc, prometheus.GaugeValue, feature.Gauge(err == nil && damage(faults) == nil))
+	if u, err := c.host.Unconfirmed(); err == nil && u.Waits() {
+		ch <- scrape.Const(unconfirmedDesc, prometheus.GaugeValue, u.Left.Seconds())
+	}
 	counts := map[[3]string]int{}
 	for _, f := range faults {
 		counts[[3]string{f.Feature, f.Object, string(f.Kind)}]++

@@ -39,7 +39,8 @@ type Reader interface {
 
 // Status is what all features show of themselves.
 type Status struct {
-	Faults []kernel.Fault `json:"faults,omitempty"` // damage to what is pinned, and programs of others
+	Faults      []kernel.Fault `json:"faults,omitempty"`      // damage to what is pinned, and programs of others
+	Unconfirmed *Unconfirmed   `json:"unconfirmed,omitempty"` // the change that weir apply --confirm made
 	steer.State
 	Guards  []guard.GuardState   `json:"guards,omitempty"`
 	Filters []filter.FilterState `json:"filters,omitempty"`
@@ -79,6 +80,9 @@ type pins struct{ *Host }
 // where damage to the pins is the reason: the faults tell.
 func (p pins) Status(ctx context.Context) (out Status, err error) {
 	if out.Faults, err = p.Faults(ctx); err != nil {
+		return out, err
+	}
+	if out.Unconfirmed, err = p.Unconfirmed(); err != nil {
 		return out, err
 	}
 	tolerate := func(err error) error {

@@ -110,6 +110,7 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		}
 	}
 	g.Go(func() error { return h.watchHealth(ctx, o.Log) })
+	g.Go(func() error { return h.watchConfirmation(ctx, o.Log) })
 	for _, f := range parts {
 		if s, ok := f.feature.(steer.Feature); ok && o.Handoff != "" {
 			s.Hand = h.Hand(o.Handoff)

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"time"
+
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
@@ -14,6 +16,7 @@ func applyCommand(g *globals) *cobra.Command {
 	var file string
 	var resets resetFlags
 	var allowOutage bool
+	var confirm confirmFlag
 	c := &cobra.Command{
 		Use: "apply -f FILE", Short: "Make the host match a configuration file", Args: cobra.NoArgs,
 		Long: `Make the host match a configuration file. What is there and not in the file is
@@ -23,11 +26,19 @@ A file with an error changes nothing. --dry-run prints the plan.
 A change that takes traffic away from its receiver is refused, with each slot that it
 would empty and the reason, unless --allow-outage is given. --dry-run tells the same.
 
+With --confirm the change is taken back when that time is over, unless weir confirm comes
+before: also if this command, its shell or weir serve die meanwhile. What is taken back
+is all that the change did: configuration, seeds, where devices go, members' slots and
+templates; counters of what it had removed begin anew. weir rollback does so at once. Until
+then an apply without --confirm is refused; one with it begins the time anew, and what is
+taken back are both. The file is not changed: keep the former one where your boot finds it.
+
 Where a change gives routers to other slots, their TCP sessions at the former
 ones go along if their members hand over (see weir handoff), else they are reset,
 one by one, and announced; the configuration is in force from the start. Killed
 meanwhile, a running weir serve goes on.`,
 		Example: `  weir apply -f weir.yaml --dry-run     # the plan, and the routers whose sessions would be reset
+  weir apply -f weir.yaml --confirm 5m  # then look, and: weir confirm
   weir apply -f weir.yaml --rate 20/s`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := host.LoadConfig(file)
@@ -35,7 +46,7 @@ meanwhile, a running weir serve goes on.`,
 				return err
 			}
 			out := cmd.OutOrStdout()
-			cfg.Rate, cfg.AllowOutage = resets.given(), allowOutage
+			cfg.Rate, cfg.AllowOutage, cfg.Confirm = resets.given(), allowOutage, time.Duration(confirm)
 			if resets.dry {
 				plan, err := g.host().Plan(cmd.Context(), cfg)
 				if err != nil {
@@ -62,11 +73,7 @@ meanwhile, a running weir serve goes on.`,
 			return resets.change(g, func() ([]steer.Foreseen, error) { return g.host().Foresee(cmd.Context(), cfg) }, func() error {
 				err := g.host().Apply(cmd.Context(), cfg, func(d host.Done) {
 					steps++
-					fmt.Fprint(out, d.Step)
-					if d.Note != "" {
-						fmt.Fprintf(out, " (%s)", d.Note)
-					}
-					fmt.Fprintln(out)
+					printDone(cmd, d)
 				})
 				if err != nil {
 					return err
@@ -77,6 +84,9 @@ meanwhile, a running weir serve goes on.`,
 				if plan, err := g.host().Plan(cmd.Context(), cfg); err == nil {
 					warn(cmd, plan)
 				}
+				if u, err := g.host().Unconfirmed(); err == nil && u.Waits() {
+					fmt.Fprintf(out, "unconfirmed: taken back at %s, in %s, unless weir confirm comes first\n", time.Now().Add(u.Left).Format(time.TimeOnly), u.Left.Round(time.Second))
+				}
 				return nil
 			})
 		},
@@ -84,6 +94,8 @@ meanwhile, a running weir serve goes on.`,
 	c.Flags().StringVarP(&file, "file", "f", "", "configuration file")
 	resets.addRate(c)
 	c.Flags().BoolVar(&resets.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
+	c.Flags().Var(&confirm, "confirm", "take the change back after this time, like 5m, unless weir confirm comes before")
+	c.Flags().Lookup("confirm").DefValue = ""
 	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "change also what takes traffic away that is served now")
 	c.MarkFlagFilename("file", "yaml", "yml")
 	c.PreRunE = func(*cobra.Command, []string) error {

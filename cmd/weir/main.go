@@ -117,7 +117,7 @@ process of weir's is in the data path.
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	c.AddCommand(doctorCommand(g), applyCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), handoffCommand(g), rerouteCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
+	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), handoffCommand(g), rerouteCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
 	for _, sub := range allCommands(c) {
 		wrapArgs(sub)
 		complete(sub, g)

@@ -59,6 +59,10 @@ func printFaults(w io.Writer, faults []kernel.Fault, feature string) {
 
 func printStatus(w io.Writer, st host.Status, now time.Time) {
 	printFaults(w, st.Faults, "")
+	if st.Unconfirmed != nil {
+		f := st.Unconfirmed.Finding()
+		fmt.Fprintf(w, "! %s: %s: %s\n", f.Object, f.Text, f.Remedy)
+	}
 	others := len(st.Guards)+len(st.Filters) > 0 || st.Reroute != nil
 	if !others || len(st.Services)+len(st.Bound) > 0 {
 		printSummary(w, st.State)

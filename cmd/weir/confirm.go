@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/internal/units"
+)
+
+// confirmFlag is the value of --confirm.
+type confirmFlag time.Duration
+
+func (f *confirmFlag) String() string { return time.Duration(*f).String() }
+func (f *confirmFlag) Type() string   { return "duration" }
+
+func (f *confirmFlag) Set(text string) error {
+	d, err := time.ParseDuration(text)
+	if err != nil || d < time.Second {
+		return fmt.Errorf("want a time of at least a second, like 90s or 5m")
+	}
+	*f = confirmFlag(d)
+	return nil
+}
+
+func confirmCommand(g *globals) *cobra.Command {
+	var watch string
+	c := &cobra.Command{
+		Use: "confirm", Short: "Keep the change that weir apply --confirm made", Args: cobra.NoArgs,
+		Long: `Keep the change that weir apply --confirm made: without it, the change is taken back
+when its time is over. weir status shows how much is left.`,
+		Example: `  weir apply -f weir.yaml --confirm 5m
+  weir confirm`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if watch == "" {
+				return g.host().Confirm(cmd.Context())
+			}
+			leaveCgroup()
+			err := g.host().Watch(cmd.Context(), watch, func() { fmt.Fprintln(cmd.OutOrStdout(), "watching") })
+			if err != nil {
+				return err
+			}
+			return resetDue(quiet(cmd), g, nil) // sessions that a take-back has misplaced
+		},
+	}
+	c.Flags().StringVar(&watch, "watch", "", "take a change back when its time is over: weir apply --confirm starts this")
+	c.Flags().MarkHidden("watch")
+	return c
+}
+
+// quiet is a command that prints nothing: nobody reads its output any more.
+func quiet(cmd *cobra.Command) *cobra.Command {
+	c := &cobra.Command{}
+	c.SetContext(cmd.Context())
+	c.SetOut(nothing{})
+	return c
+}
+
+type nothing struct{}
+
+func (nothing) Write(b []byte) (int, error) { return len(b), nil }
+
+// leaveCgroup moves this process to the root of cgroup2, so that it outlives the session or the unit of the command that
+// started it: systemd ends what is in theirs. Where that cannot be, weir serve takes the change back.
+func leaveCgroup() {
+	if root, err := units.CgroupRoot(); err == nil {
+		_ = os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte("0"), 0)
+	}
+}
+
+func rollbackCommand(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use: "rollback", Short: "Take the change of weir apply --confirm back at once", Args: cobra.NoArgs,
+		Long: `Take the change that weir apply --confirm made back at once, as happens by itself when
+its time is over. A change that was confirmed, or made without --confirm, stays: apply the
+former file.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := g.host().Rollback(cmd.Context(), func(d host.Done) { printDone(cmd, d) }); err != nil {
+				return err
+			}
+			return resetDue(cmd, g, nil)
+		},
+	}
+}
+
+func printDone(cmd *cobra.Command, d host.Done) {
+	fmt.Fprint(cmd.OutOrStdout(), d.Step)
+	if d.Note != "" {
+		fmt.Fprintf(cmd.OutOrStdout(), " (%s)", d.Note)
+	}
+	fmt.Fprintln(cmd.OutOrStdout())
+}
+
+func init() {
+	host.WatchCommand = func(root, id string) *exec.Cmd {
+		self, err := os.Executable()
+		if err != nil {
+			self = os.Args[0]
+		}
+		return exec.Command(self, "confirm", "--root", root, "--watch", id)
+	}
+}
