@@ -57,6 +57,10 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
+	if err := t.keepMove(l, was, held); err != nil {
+		return err
+	}
+	kernel.Step("steer:move kept")
 	t.held = maps.Clone(held)
 	maps.DeleteFunc(t.held, func(slot int, _ heldSlot) bool { // the plan has said so, and was allowed to
 		return slot >= t.service.Slots || slot < len(t.empty) && t.empty[slot] != nil
@@ -66,12 +70,12 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 		if back := t.comeBack(l, from, was, ns); back != nil {
 			return errors.Join(err, fmt.Errorf("service %s, back to engine %s: %w", was.Service.Name, was.Engine, back))
 		}
-		return fmt.Errorf("the service stays as it was, with engine %s: %w", was.Engine, err)
+		return errors.Join(fmt.Errorf("the service stays as it was, with engine %s: %w", was.Engine, err), l.Forget(keptMove))
 	}
 	if err := from.mark(false); err != nil {
 		return err
 	}
-	return from.removeIdle()
+	return errors.Join(from.removeIdle(), l.Forget(keptMove))
 }
 
 // leave takes a service out of its engine, and publishes it in the other one.

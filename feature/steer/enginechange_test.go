@@ -6,12 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"testing"
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
 
@@ -168,6 +170,49 @@ func TestEngineChangeFailsAtEveryStep(t *testing.T) {
 				if again := w.apply(); len(again) != 0 {
 					t.Errorf("step %d: applied again, it would %v", fail, again)
 				}
+			}
+		})
+	}
+}
+
+// Killed at any step, a change of engine leaves a service that the next command completes: in one of the engines, with its
+// seed, its members, those that registered themselves among them, and its on_empty.
+func TestEngineChangeKilledAtEveryStep(t *testing.T) {
+	for _, to := range kinds {
+		t.Run("to "+string(to), func(t *testing.T) {
+			from := kinds[0]
+			if from == to {
+				from = kinds[1]
+			}
+			w := newWorld(t, Options{Slots: 2, Engine: from}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
+			w.member(0, a)
+			w.apply()
+			w.locked(func(l *kernel.WriteLock) error {
+				_, err := Register(t.Context(), l, Slot{w.state().Scope(), "svc", 1}, &service.Member{PID: b.pid()})
+				return err
+			})
+			before := w.state()
+			every := nstest.Stride(9)
+			for step := rand.IntN(every); ; step += every {
+				w.cfg.Services[0].Engine = to
+				finished := w.killedApply(step)
+				w.locked(Mend)
+				s := w.state()
+				if s.Seed != before.Seed || s.OnEmpty != before.OnEmpty || s.Problem != "" || s.Engine != from && s.Engine != to {
+					t.Errorf("killed at step %d: engine %s, seed %d, on_empty %s, %q", step, s.Engine, s.Seed, s.OnEmpty, s.Problem)
+				}
+				w.check(sources(16), loopback4, names(a, b))
+				if left, err := w.root.Kept(keptMove); left != nil || err != nil {
+					t.Errorf("killed at step %d: there is still %s, %v", step, left, err)
+				}
+				if finished {
+					t.Logf("killed at each of %d steps", step)
+					return
+				}
+				w.cfg.Services[0].Engine = from
+				w.apply()
 			}
 		})
 	}

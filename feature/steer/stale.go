@@ -85,6 +85,9 @@ func Mend(l *kernel.WriteLock) error {
 	if err := CleanStale(l); err != nil {
 		return err
 	}
+	if err := finishMove(l); err != nil {
+		return err
+	}
 	all, err := l.Instances(Name)
 	if err != nil {
 		return err

@@ -131,6 +131,11 @@ func (w *watcher) look(ctx context.Context) error {
 			w.changes = nil
 		}
 	}
+	if left, err := w.root.Kept(keptMove); err == nil && left != nil {
+		if err := w.finishMove(ctx); err != nil {
+			return err
+		}
+	}
 	st, err := w.state.read(ctx)
 	if err != nil {
 		return err
@@ -198,6 +203,16 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 		}
 	}
 	w.say(key, err, "slot admitted")
+}
+
+// finishMove completes a change of engine whose command was killed; one that is at work has the lock.
+func (w *watcher) finishMove(ctx context.Context) error {
+	l, unlock, err := w.own.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return finishMove(l)
 }
 
 // say logs what became of a slot, once.
