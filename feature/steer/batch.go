@@ -12,11 +12,12 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// batch carries out the steps of one plan. It opens each engine once, and services of engine sk_lookup that it publishes
-// come into force together, with the last step: until then what was there serves. It can be taken back as a whole.
+// batch carries out the steps of one plan. It opens each engine once, and compares all maps with all services once, with the
+// last step. Services of engine sk_lookup come into force with that, together: until then what was there serves. Those of
+// sk_reuseport come into force one by one. It can be taken back as a whole.
 type batch struct {
 	vetted  bool // stale namespaces are gone
-	engines map[string]*engine
+	engines map[kernel.Instance]*engine
 	touched []*formerly
 
 	templates map[string]savedTemplates // by scope: forgotten with the last service
@@ -30,30 +31,52 @@ type formerly struct {
 }
 
 func newBatch() *batch {
-	return &batch{engines: map[string]*engine{}, templates: map[string]savedTemplates{}}
+	return &batch{engines: map[kernel.Instance]*engine{}, templates: map[string]savedTemplates{}}
 }
 
-// engine opens the engine of kind sk_lookup of a namespace, for all steps.
-func (b *batch) engine(l *kernel.WriteLock, scope string) (*engine, error) {
-	if e := b.engines[scope]; e != nil {
+// engine opens an engine of a namespace, for all steps.
+func (b *batch) engine(l *kernel.WriteLock, scope string, kind Engine) (*engine, error) {
+	i := engineInstance(scope, kind)
+	if e := b.engines[i]; e != nil {
 		return e, nil
 	}
-	e, err := openEngine(l, scope, EngineSkLookup)
+	e, err := openEngine(l, scope, kind)
 	if err == nil {
-		b.engines[scope] = e
+		b.engines[i] = e
 	}
 	return e, err
 }
 
-// forget closes the engine of a namespace: its pins may become others.
+// of is the open engine that has a service, or nil.
+func (b *batch) of(scope, name string) *engine {
+	for _, kind := range kinds {
+		if e := b.engines[engineInstance(scope, kind)]; e != nil && e.services[name] != nil {
+			return e
+		}
+	}
+	return nil
+}
+
+// forget closes the engines of a namespace: their pins may become others.
 func (b *batch) forget(scope string) error {
-	e := b.engines[scope]
-	if e == nil {
+	var errs []error
+	for _, kind := range kinds {
+		i := engineInstance(scope, kind)
+		if e := b.engines[i]; e != nil {
+			errs = append(errs, e.settle())
+			e.Close()
+			delete(b.engines, i)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// keepHolder has the holder of engine sk_reuseport run, if there is something to hold.
+func (e *engine) keepHolder() error {
+	if e.kind != EngineReuseport || len(e.services) == 0 {
 		return nil
 	}
-	defer e.Close()
-	delete(b.engines, scope)
-	return e.settle()
+	return e.startHolder()
 }
 
 // settle brings what was published into force.
@@ -72,7 +95,7 @@ func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
 		}
 	}
 	f := &formerly{scope: scope, name: name}
-	if e := b.engines[scope]; e != nil && e.services[name] != nil {
+	if e := b.of(scope, name); e != nil {
 		f.was = e.services[name]
 	} else if was, err := readService(l.Root, serviceInstance(scope, name)); err == nil {
 		f.was = was
@@ -83,12 +106,9 @@ func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
 	if f.was == nil {
 		return nil
 	}
-	e, err := openFor(l, b, scope, f.was.Engine)
+	e, err := b.engine(l, scope, f.was.Engine)
 	if err != nil {
 		return ignoreMissing(err)
-	}
-	if e != b.engines[scope] {
-		defer e.Close()
 	}
 	f.held, err = e.heldSlots(f.was)
 	return err
@@ -99,13 +119,6 @@ func ignoreMissing(err error) error {
 		return nil // apply mends it
 	}
 	return err
-}
-
-func openFor(l *kernel.WriteLock, b *batch, scope string, kind Engine) (*engine, error) {
-	if kind == EngineSkLookup {
-		return b.engine(l, scope)
-	}
-	return openEngine(l, scope, kind)
 }
 
 // step wraps a step of the plan, of one service.
@@ -127,9 +140,9 @@ func (b *batch) step(scope, name string, s feature.Step) feature.Step {
 func (b *batch) removal(s *ServiceState) feature.Step {
 	scope, name := s.scope, s.Name
 	step := removeStep(scope, name)
-	if s.Engine == EngineSkLookup && s.Problem != problemEngine {
+	if kind := s.Engine; s.Problem != problemEngine {
 		step.Do = func(_ context.Context, l *kernel.WriteLock) (string, error) {
-			e, err := b.engine(l, scope)
+			e, err := b.engine(l, scope, kind)
 			if err != nil {
 				return "", err
 			}
@@ -166,7 +179,8 @@ func (b *batch) finish(plan *feature.Plan) {
 }
 
 func (b *batch) settle(l *kernel.WriteLock) error {
-	for scope, e := range b.engines {
+	for i, e := range b.engines {
+		scope := e.scope
 		if err := kernel.Try("steer:batch"); err != nil {
 			return err
 		}
@@ -185,8 +199,11 @@ func (b *batch) settle(l *kernel.WriteLock) error {
 		if err != nil {
 			return err
 		}
+		if err := e.keepHolder(); err != nil {
+			return err
+		}
 		e.Close()
-		delete(b.engines, scope)
+		delete(b.engines, i)
 	}
 	return syncBind(l, true)
 }
@@ -220,13 +237,14 @@ func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) e
 	if f.was == nil && now == nil {
 		return nil
 	}
-	if f.was == nil && now.Engine != EngineSkLookup {
-		return RemoveService(l, f.scope, f.name)
-	}
-	if f.was != nil && (f.was.Engine != EngineSkLookup || now != nil && now.Engine != EngineSkLookup) {
+	if f.was != nil && now != nil && now.Engine != f.was.Engine {
 		return b.restoreAlone(ctx, l, f)
 	}
-	e, err := b.engine(l, f.scope)
+	last := f.was
+	if last == nil {
+		last = now
+	}
+	e, err := b.engine(l, f.scope, last.Engine)
 	if errors.Is(err, kernel.ErrNotExist) && f.was != nil {
 		return b.restoreAlone(ctx, l, f)
 	} else if err != nil {
@@ -239,7 +257,11 @@ func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) e
 		delete(e.services, f.name)
 		return l.Remove(i)
 	}
+	old := e.services[f.name]
 	if err := e.publishService(f.was); err != nil {
+		return err
+	}
+	if err := e.syncOne(f.was, old); err != nil {
 		return err
 	}
 	ns, err := openNetns(f.was.Netns, e.pins.Meta.Inode)

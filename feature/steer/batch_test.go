@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -124,8 +123,9 @@ func (w *world) tryUntil(services []Service, how string, step int, injected erro
 }
 
 // What applying costs grows with the services, and not with their square: 160 cost less than 11 times the CPU time of 20.
-func TestApplyIsLinear(t *testing.T) {
-	nstest.NeedRoot(t)
+func TestApplyIsLinear(t *testing.T) { eachEngine(t, testApplyIsLinear) }
+
+func testApplyIsLinear(t *testing.T) {
 	cost := func(n int) time.Duration {
 		w := newWorld(t, Options{Slots: 2}, "udp 127.0.0.1:5000")
 		one := w.cfg.Services[0]

@@ -84,8 +84,8 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err := kernel.Try("steer:published"); err != nil {
 		return err
 	}
-	if t.batch != nil && e == t.batch.engines[t.scope] {
-		return t.afterBatch(e, p)
+	if t.batch != nil {
+		return t.inBatch(e, p, old)
 	}
 	if err := e.sync(); err != nil {
 		return err
@@ -108,20 +108,23 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	return e.startHolder()
 }
 
-// afterBatch is what a service needs before the batch settles.
-func (t target) afterBatch(e *engine, p *published) error {
-	if p.Service.OnEmpty != Drop {
-		return nil
+// inBatch is what a service needs before the batch settles.
+func (t target) inBatch(e *engine, p, old *published) error {
+	if err := e.syncOne(p, old); err != nil {
+		return err
+	}
+	if err := kernel.Try("steer:synced"); err != nil || e.kind == EngineReuseport || p.Service.OnEmpty != Drop {
+		return err
 	}
 	return e.startHolder()
 }
 
 // openEngine opens the engine of the service, makes it where there is none, and upgrades it where it lacks generations.
 func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) (e *engine, done func(), err error) {
-	shared := t.batch != nil && kind == EngineSkLookup
+	shared := t.batch != nil
 	open := func() (*engine, error) {
 		if shared {
-			return t.batch.engine(l, t.scope)
+			return t.batch.engine(l, t.scope, kind)
 		}
 		return openEngine(l, t.scope, kind)
 	}

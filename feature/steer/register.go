@@ -55,10 +55,8 @@ func register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.
 
 // register is Register in the batch: its engine stays open.
 func (b *batch) register(ctx context.Context, l *kernel.WriteLock, s Slot, member *service.Member, vet *vetting) (changed bool, err error) {
-	if e := b.engines[s.Scope]; e != nil {
-		if p := e.services[s.Service]; p != nil {
-			return e.register(ctx, p, s, member, vet)
-		}
+	if e := b.of(s.Scope, s.Service); e != nil {
+		return e.register(ctx, e.services[s.Service], s, member, vet)
 	}
 	return register(ctx, l, s, member, vet)
 }

@@ -63,29 +63,51 @@ func (e *engine) marked() (bool, error) {
 // syncServices points steer_services at each service's own map: one store, by
 // which a whole changed service takes effect for every packet after it.
 func (e *engine) syncServices() error {
-	outer := e.pins.Maps["services"]
-	for name, p := range e.services {
-		o, err := e.lock.Open(serviceInstance(e.scope, name))
-		if p.recorded && (errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged)) {
-			continue // the engine has it still, or its own recovery, which comes, puts it there
-		} else if err != nil {
+	for _, p := range e.services {
+		if err := e.syncService(p); err != nil {
 			return err
 		}
-		// What the service asks for comes before it.
-		err = errors.Join(e.putMoved(p), e.putAliases(p, o.Maps["aliases"]), e.putPeers(p, o.Maps["peers"]))
-		if err == nil {
-			var same bool
-			if same, err = holdsMap(outer, p.ID, o.Maps["service"]); err == nil && !same {
-				err = outer.Put(p.ID, o.Maps["service"])
-			}
-		}
-		o.Close()
-		if err != nil {
-			return fmt.Errorf("service %s: %w", name, err)
-		}
-		kernel.Step("steer:service")
 	}
 	return e.dropMoved()
+}
+
+func (e *engine) syncService(p *published) error {
+	outer, name := e.pins.Maps["services"], p.Service.Name
+	o, err := e.lock.Open(serviceInstance(e.scope, name))
+	if p.recorded && (errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged)) {
+		return nil // the engine has it still, or its own recovery, which comes, puts it there
+	} else if err != nil {
+		return err
+	}
+	defer o.Close()
+	// What the service asks for comes before it.
+	err = errors.Join(e.putMoved(p), e.putAliases(p, o.Maps["aliases"]), e.putPeers(p, o.Maps["peers"]))
+	if err == nil {
+		var same bool
+		if same, err = holdsMap(outer, p.ID, o.Maps["service"]); err == nil && !same {
+			err = outer.Put(p.ID, o.Maps["service"])
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("service %s: %w", name, err)
+	}
+	kernel.Step("steer:service")
+	return nil
+}
+
+// syncOne brings one service of engine sk_reuseport into force, and leaves the mark: the rest waits for sync. In engine
+// sk_lookup all come into force with that.
+func (e *engine) syncOne(p, old *published) error {
+	if e.kind == EngineSkLookup {
+		return nil
+	}
+	if old != nil && old.ID != p.ID {
+		return e.syncMaps() // the groups of the former one are to be free
+	}
+	if err := e.syncService(p); err != nil {
+		return err
+	}
+	return e.pins.Maps["groups"].Put(serviceMark(p.ID), groupValue{Service: p.ID})
 }
 
 // portTables computes what steer_ports and steer_prefixes must hold.
