@@ -205,7 +205,7 @@ func (w world) takenBack() {
 func TestKilledUnconfirmedIsTakenBack(t *testing.T) {
 	w, _, file := confirmWorld(t)
 	was := w.saved()
-	every := nstest.Stride(6)
+	every := nstest.Stride(10)
 	seen := map[string]bool{}
 	killed := func(what string, n int) (step string) {
 		step = w.killed(child("confirm", w.Root.Path(), what, n))

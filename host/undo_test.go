@@ -37,7 +37,7 @@ func TestFailedApplyLeavesEveryFeature(t *testing.T) {
 	planned := errors.New("planned failure")
 	defer kernel.OnStep(nil)
 	defer kernel.OnTry(nil)
-	every := nstest.Stride(45)
+	every := nstest.Stride(80)
 	for _, how := range []string{"interrupted", "failed"} {
 		was := w.saved()
 		for n := rand.IntN(every); ; n += every {

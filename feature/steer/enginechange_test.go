@@ -194,7 +194,7 @@ func TestEngineChangeKilledAtEveryStep(t *testing.T) {
 				return err
 			})
 			before := w.state()
-			every := nstest.Stride(9)
+			every := nstest.Stride(20)
 			for step := rand.IntN(every); ; step += every {
 				w.cfg.Services[0].Engine = to
 				finished := w.killedApply(step)
