@@ -25,8 +25,8 @@ func (p *Program) decision(rule int) int32 {
 	return d
 }
 
-// decide generates the rules, and what follows from them.
-func (g *gen) decide() {
+// decide generates the rules, and what follows from them, or a jump to where that is.
+func (g *gen) decide(elsewhere bool) {
 	decided := g.label()
 	g.op(asm.Mov.Imm(asm.R9, undecided))
 	g.groups()
@@ -51,6 +51,13 @@ func (g *gen) decide() {
 	g.note = "no rule decides"
 	g.op(asm.Mov.Imm(asm.R9, g.p.decision(len(g.p.rules))))
 	g.bind(decided)
+	if elsewhere {
+		g.goTo(g.decided)
+		return
+	}
+	if !g.copies {
+		g.bind(g.decided)
+	}
 	g.launder(asm.R9, imgSpare)
 	g.groupCounts()
 	g.op(asm.Mov.Reg(asm.R1, asm.R9), asm.RSh.Imm(asm.R1, 1))
@@ -175,9 +182,8 @@ func ruleNote(i int, name, note string) string {
 	return fmt.Sprintf("rule %d%s: %s", i+1, name, note)
 }
 
-// count adds the packet to the element in R1.
-func (g *gen) count() {
-	none := g.label()
+// addPacket adds the packet to the element in R1, whose address is on the stack then.
+func (g *gen) addPacket(none label) {
 	g.op(asm.StoreMem(asm.RFP, g.scratchOff, asm.R1, asm.Word))
 	g.op(stack(asm.R2, int32(g.scratchOff))...)
 	g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(CountsName), asm.FnMapLookupElem.Call())
@@ -185,16 +191,36 @@ func (g *gen) count() {
 	g.op(asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord), asm.Add.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
 		asm.LoadMem(asm.R1, asm.R0, 8, asm.DWord), asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word),
 		asm.Add.Reg(asm.R1, asm.R2), asm.StoreMem(asm.R0, 8, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, g.scratchOff, asm.R0, asm.DWord))
-	// The clock is asked once in a tick: that takes as long as a load of headers, and the tick is one instruction.
-	g.op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
-	g.jump(asm.JEq.Reg(asm.R0, asm.R2, ""), none)
-	g.op(asm.StoreMem(asm.R1, 24, asm.R0, asm.DWord))
+}
+
+// now notes the time in the element that addPacket has found.
+func (g *gen) now() {
 	if g.o.Kernel.CoarseClock {
 		g.op(asm.FnKtimeGetCoarseNs.Call())
 	} else {
 		g.op(asm.FnKtimeGetNs.Call())
 	}
 	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.StoreMem(asm.R1, 16, asm.R0, asm.DWord))
+}
+
+// countRare adds a packet of which there are few to an element: the clock is asked for each.
+func (g *gen) countRare(element int32) {
+	none := g.label()
+	g.op(asm.Mov.Imm(asm.R1, element))
+	g.addPacket(none)
+	g.now()
+	g.bind(none)
+}
+
+// count adds the packet to the element in R1.
+func (g *gen) count() {
+	none := g.label()
+	g.addPacket(none)
+	// The clock is asked once in a tick: that takes as long as a load of headers, and the tick is one instruction.
+	g.op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
+	g.jump(asm.JEq.Reg(asm.R0, asm.R2, ""), none)
+	g.op(asm.StoreMem(asm.R1, 24, asm.R0, asm.DWord))
+	g.now()
 	g.bind(none)
 }
 

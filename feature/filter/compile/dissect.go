@@ -210,7 +210,7 @@ func (g *gen) authentication() {
 	g.note = "an authentication header"
 	g.fits(8, g.entry(0))
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
-	g.loadHeader(imgL4, 8, g.entry(0))
+	g.loadRare(imgL4, 8, g.entry(0))
 	g.op(asm.LoadMem(asm.R0, asm.R8, imgL4, asm.Byte), asm.LoadMem(asm.R1, asm.R8, imgL4+1, asm.Byte))
 	g.jump(asm.JEq.Imm(asm.R0, nextAH, ""), g.entry(0))
 	g.op(asm.LSh.Imm(asm.R1, 2), asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))

@@ -32,6 +32,9 @@ type gen struct {
 	// scratchOff is where the scratch is, from the frame pointer.
 	scratchOff int16
 	variants   []*variant // of rules, for unreadable headers
+	copies     bool       // what is generated is a copy of rules
+	hidden     label      // nothing of the transport header is known
+	decided    label      // what follows from the decision in R9
 }
 
 // fail keeps the first error.
@@ -53,17 +56,19 @@ func (g *gen) node(n expr.Node, t, f label) {
 	case *expr.And:
 		g.and(n, t, f)
 	case *expr.Or:
-		if len(n.X) == 0 {
-			g.goTo(f)
-		}
+		known := g.known
 		for i, x := range n.X {
 			if i == len(n.X)-1 {
 				g.node(x, t, f)
-				return
+				break
 			}
 			next := g.label()
 			g.node(x, t, next)
 			g.bind(next)
+			g.known |= bytesBehind(x)
+		}
+		if g.known = known; len(n.X) == 0 {
+			g.goTo(f)
 		}
 	case *expr.Xor:
 		g.xor(n, t, f)
@@ -347,6 +352,7 @@ func (p *Program) generateOnce() error {
 	g.ins = make([]insn, 0, 1024+64*len(p.plan.steps))
 	size := scratchSize(p.rules, p.plan, p.opts.Hook)
 	g.variants = newVariants(g.havesOf(), p.rules, g.o)
+	g.hidden = g.label()
 	for _, v := range g.variants {
 		v.enter = g.label()
 		if !v.same {
@@ -357,8 +363,9 @@ func (p *Program) generateOnce() error {
 	p.Spec = &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}}
 	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: uint32(len(p.rules) + 2)}
 	g.dissect()
+	g.decided = g.label()
 	g.unreadables()
-	g.decide()
+	g.decide(false)
 	if g.err != nil {
 		return g.err
 	}

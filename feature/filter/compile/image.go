@@ -41,6 +41,8 @@ const (
 	noPorts // of TCP: the first 8 bytes
 	noFlags // the first 16
 	noUnreadable
+	noBlank // nothing of the transport header is known
+	noIP    // nor of IP
 )
 
 // The image: offsets from R8. An Ethernet header with an IP header behind it lie as in the packet.

@@ -101,13 +101,13 @@ func (g *gen) partOfTCP(short label) {
 	eight := g.label()
 	g.fits(16, eight)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
-	g.loadHeader(imgL4, 16, eight)
+	g.loadRare(imgL4, 16, eight)
 	g.found(noPorts | noFlags)
 	g.goTo(g.entry(16))
 	g.bind(eight)
 	g.fits(8, g.entry(0))
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
-	g.loadHeader(imgL4, 8, g.entry(0))
+	g.loadRare(imgL4, 8, g.entry(0))
 	g.found(noPorts)
 	g.goTo(g.entry(8))
 }
@@ -115,26 +115,34 @@ func (g *gen) partOfTCP(short label) {
 // smallHeader goes on with less than 8 bytes of the protocol in R0: a whole header of GRE, nothing of another one.
 func (g *gen) smallHeader(gre label) {
 	g.note = "less than 8 bytes of a transport header"
-	for _, t := range transports {
-		other := g.label()
-		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
-		switch t.bit {
-		case noICMP, noICMP6:
-			g.ofFamily(t, g.done)
-		case noGRE:
-			g.fits(t.size, g.entry(0))
-			if !g.wants(t) {
-				g.goTo(g.done)
-				break
-			}
-			g.op(asm.Mov.Reg(asm.R2, asm.R9))
-			g.loadHeader(imgL4, t.size, g.entry(0))
-			g.goTo(gre)
-		}
-		g.goTo(g.entry(0))
-		g.bind(other)
+	other := g.label()
+	g.jump(asm.JNE.Imm(asm.R0, protoGRE, ""), other)
+	g.fits(4, g.entry(0))
+	if g.wants(transport{bit: noGRE}) {
+		g.op(asm.Mov.Reg(asm.R2, asm.R9))
+		g.loadRare(imgL4, 4, g.entry(0))
+		g.goTo(gre)
+	} else {
+		g.goTo(g.done)
 	}
+	g.bind(other)
+	g.jump(asm.JGT.Imm(asm.R0, 63, ""), g.done)
+	// A bit for each protocol. ICMP is of IPv4, and ICMPv6 of IPv6: the first bytes of their headers differ in one bit.
+	g.op(asm.LoadMem(asm.R2, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R2, 5), asm.And.Imm(asm.R2, 1), asm.Mul.Imm(asm.R2, protoICMP6-protoICMP),
+		asm.Mov.Imm(asm.R1, 1<<protoICMP), asm.LSh.Reg(asm.R1, asm.R2), asm.Or.Imm(asm.R1, 1<<protoTCP|1<<protoUDP),
+		asm.RSh.Reg(asm.R1, asm.R0), asm.And.Imm(asm.R1, 1))
+	g.jump(asm.JNE.Imm(asm.R1, 0, ""), g.entry(0))
 	g.goTo(g.done)
+}
+
+// loadRare is loadHeader for what few packets have: a helper loads it, where it is not XDP, in fewer instructions.
+func (g *gen) loadRare(img, n int32, fail label) {
+	dst := func(r asm.Register) []asm.Instruction { return image(r, img) }
+	if g.o.Hook == XDP {
+		g.load(dst, n, fail, false)
+		return
+	}
+	g.helpLate(dst, n, fail)
 }
 
 // ofFamily goes to other unless the packet is of the family that has this protocol.

@@ -11,21 +11,24 @@ import (
 )
 
 // Packets whose transport header cannot be read leave the dissection for a copy of the rules of their own, in which every
-// term about unknown bytes is a constant. Other packets never come there.
+// term about unknown bytes is a constant, or asks at run time whether its bytes are there. Other packets never come there.
 
-// havesOf are the kinds of unreadable headers: not even IP is there, nothing of the transport header is, or at least 8 bytes of
-// TCP. How many is asked at run time.
+// The kinds of such packets: of one the IP header is hidden, too.
+const (
+	ofTransport = 0
+	partTCP     = 8 // bytes of a TCP header, at least
+)
+
+// havesOf are the kinds that rules need a copy for.
 func (g *gen) havesOf() (haves []int) {
 	if g.o.Start == Ethernet && g.need&^anyLink != 0 {
 		haves = append(haves, expr.HaveLink)
 	}
 	if g.need&(anyL4|anyExtension) != 0 {
-		haves = append(haves, 0, partTCP)
+		haves = append(haves, ofTransport)
 	}
 	return haves
 }
-
-const partTCP = 8
 
 // anyExtension are the bits of extension headers.
 const anyExtension = noHopOpts | noDstOpts | noRouting | noFrag
@@ -79,6 +82,13 @@ func newVariants(haves []int, rules []Rule, o *Options) []*variant {
 	return out
 }
 
+// blank says that nothing of the transport header is known, not even the protocol.
+var blank = &expr.Present{X: expr.Operand{Field: &expr.Field{ID: blankID, Name: "transport.blank", Type: expr.Proto}}}
+
+const blankID = 255
+
+func init() { places[blankID] = place{absent: noBlank} }
+
 // folder replaces terms whose value is known beforehand: about absent fields, and, unless the rule counts, about unknown ones.
 type folder struct {
 	have    int
@@ -126,32 +136,70 @@ func (f folder) term(n expr.Node, want bool) expr.Node {
 	case k == expr.Unknown:
 		return f.guess(n, want)
 	case k == expr.UnknownX:
-		six := expr.Node(&expr.Present{X: expr.Operand{Field: expr.Lookup(expr.IP6)}})
-		if want {
-			return &expr.Or{X: []expr.Node{six, n}}
-		}
-		return &expr.And{X: []expr.Node{&expr.Not{X: six}, n}}
+		six := expr.Node(&expr.And{X: []expr.Node{blank, &expr.Present{X: expr.Operand{Field: expr.Lookup(expr.IP6)}}}})
+		return unless(six, n, want)
 	case f.absent(n):
-		c, ok := n.(*expr.Compare)
-		return constant(ok && c.Op == expr.Ne)
+		return f.lacking(n)
 	}
 	return n
 }
 
+// lacking is what a term about an absent field is.
+func (f folder) lacking(n expr.Node) expr.Node {
+	c, ok := n.(*expr.Compare)
+	return constant(ok && c.Op == expr.Ne)
+}
+
+// unless is a node that is as wanted where its bytes are not there.
+func unless(unknown, n expr.Node, want bool) expr.Node {
+	if want {
+		return &expr.Or{X: []expr.Node{unknown, n}}
+	}
+	return &expr.And{X: []expr.Node{&expr.Not{X: unknown}, n}}
+}
+
+// Whether the first 16 and the first 20 bytes of a TCP header are not there.
+var (
+	flagless = &expr.Not{X: &expr.Present{X: expr.Operand{Field: expr.Lookup(expr.TCPFlags)}}}
+	tcpless  = &expr.Not{X: &expr.Present{X: expr.Operand{Field: expr.Lookup(expr.TCP)}}}
+)
+
+// bytesBehind are the bits that are clear where one of these nodes is false: not blank is a TCP header in part.
+func bytesBehind(n expr.Node) uint32 {
+	switch n {
+	case blank:
+		return noPorts
+	case flagless:
+		return noPorts | noFlags
+	case tcpless:
+		return noPorts | noFlags | noTCP
+	}
+	return 0
+}
+
 // guess replaces a node about unknown bytes by the wanted value. Where the bytes are there at run time, the node decides.
 func (f folder) guess(n expr.Node, want bool) expr.Node {
-	whole := expr.Operand{Field: expr.Lookup(expr.TCPFlags)}
 	switch {
-	case f.have <= 0, expr.AnyUnknown(n, 20):
+	case f.have == expr.HaveLink, expr.AnyUnknown(n, 20):
 		return constant(want)
 	case expr.AnyUnknown(n, 16):
-		whole.Field = expr.Lookup(expr.TCP)
+		return unless(tcpless, n, want)
+	case expr.AnyUnknown(n, partTCP):
+		return unless(flagless, n, want)
 	}
-	there := &expr.Present{X: whole}
-	if want {
-		return &expr.Or{X: []expr.Node{&expr.Not{X: there}, n}}
+	if _, xor := n.(*expr.Xor); !xor && f.absent(n) {
+		n = f.lacking(n)
 	}
-	return &expr.And{X: []expr.Node{there, n}}
+	switch {
+	case n == constant(want):
+		return n
+	case n == always, n == never:
+		if want {
+			return blank
+		}
+		return &expr.Not{X: blank}
+	}
+	return unless(blank, n, want)
 }
 
 // absent says whether a term asks for a field that no packet of this kind has.
@@ -174,11 +222,8 @@ func (f folder) absent(n expr.Node) bool {
 // lacks are the bits that are set in every packet of this kind.
 func (f folder) lacks() uint32 {
 	bits := noUDP | noICMP | noICMP6 | noGRE | noGREKey | noPayload | noQuestion | noQType | noMSS | noWScale | noSackPerm | noTimestamps
-	if f.have < partTCP {
-		bits |= noTCP | noFlags | noPorts
-	}
 	if f.have == expr.HaveLink {
-		bits |= noIP4 | anyIP6
+		bits |= noIP4 | anyIP6 | noTCP | noFlags | noPorts
 	}
 	return bits
 }
@@ -201,6 +246,9 @@ func (f folder) foldAll(terms []expr.Node, want bool, unit, zero expr.Node, join
 		}
 		rates = rates || rated(x)
 	}
+	if zero == never && !rates {
+		out = together(out)
+	}
 	switch len(out) {
 	case 0:
 		return unit
@@ -210,10 +258,45 @@ func (f folder) foldAll(terms []expr.Node, want bool, unit, zero expr.Node, join
 	return join(out)
 }
 
+// together joins terms of an and that are all true where the same bytes are not there: whether they are is asked once.
+func together(terms []expr.Node) (out []expr.Node) {
+	at := map[expr.Node]int{}
+	for _, x := range terms {
+		if x == blank {
+			if i, ok := at[blank]; ok {
+				out[i] = blank
+			} else {
+				at[blank] = len(out)
+				out = append(out, blank)
+			}
+			continue
+		}
+		or, ok := x.(*expr.Or)
+		if !ok || len(or.X) != 2 || or.X[0] != blank && or.X[0] != flagless && or.X[0] != tcpless {
+			out = append(out, x)
+			continue
+		}
+		i, ok := at[or.X[0]]
+		switch {
+		case !ok:
+			at[or.X[0]] = len(out)
+			out = append(out, &expr.Or{X: []expr.Node{or.X[0], &expr.And{X: []expr.Node{or.X[1]}}}})
+		case out[i] != blank:
+			and := out[i].(*expr.Or).X[1].(*expr.And)
+			and.X = append(and.X, or.X[1])
+		}
+	}
+	return out
+}
+
 // entry is where packets go of whose header so many bytes are there.
 func (g *gen) entry(have int) label {
 	for _, v := range g.variants {
-		if v.have == min(have, partTCP) {
+		switch {
+		case v.have != min(have, ofTransport):
+		case have == 0:
+			return g.hidden
+		default:
 			return v.enter
 		}
 	}
@@ -228,23 +311,50 @@ func (g *gen) unreadables() {
 	}
 	all := g.label()
 	g.goTo(all)
+	counted := g.label()
 	for _, v := range g.variants {
-		g.bind(v.enter)
-		g.note = fmt.Sprintf("a transport header of which %d bytes are there", max(0, v.have))
-		g.found(noUnreadable)
-		g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
-		g.op(asm.Mov.Imm(asm.R1, int32(len(g.p.rules)+1)))
-		g.count()
-		if v.same {
-			g.goTo(all)
+		if v.have == expr.HaveLink {
+			g.bind(v.enter)
+			g.found(noIP)
+			g.goTo(counted)
 			continue
 		}
-		rules, plan, required, pending := g.p.rules, g.p.plan, g.p.required, g.pending
-		g.p.rules, g.p.plan, g.p.required, g.pending = v.rules, v.plan, requiredOf(v.rules), 0
-		g.decide()
-		g.p.rules, g.p.plan, g.p.required, g.pending = rules, plan, required, pending
+		g.bind(g.hidden)
+		g.found(noBlank)
+		g.bind(v.enter)
 	}
+	g.bind(counted)
+	g.note = "the header cannot be read"
+	g.found(noUnreadable)
+	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
+	g.countRare(int32(len(g.p.rules) + 1))
+	g.copies = true
+	for i, v := range g.variants {
+		next := g.label()
+		if i < len(g.variants)-1 {
+			g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))
+			g.jump(asm.JSet.Imm(asm.R0, int32(noIP), ""), next)
+		}
+		if v.same {
+			g.goTo(all)
+		} else {
+			rules, plan, required, pending := g.p.rules, g.p.plan, g.p.required, g.pending
+			g.p.rules, g.p.plan, g.p.required, g.pending = v.rules, v.plan, requiredOf(v.rules), 0
+			g.decide(g.shares(plan, v.plan))
+			g.p.rules, g.p.plan, g.p.required, g.pending = rules, plan, required, pending
+		}
+		g.bind(next)
+	}
+	g.copies = false
 	g.bind(all)
+}
+
+// mostShared is how many rules a program has whose copies end where the rules do: a jump there is not too far.
+const mostShared = 64
+
+// shares says whether a copy of the rules ends as the rules themselves.
+func (g *gen) shares(plan, of *plan) bool {
+	return len(g.p.rules) <= mostShared && len(plan.groups) == 0 && len(of.groups) == 0
 }
 
 func requiredOf(rules []Rule) []uint32 {
