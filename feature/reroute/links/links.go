@@ -23,6 +23,10 @@ const MapName = "reroute_links"
 // Mark is of packets that find out about a link, and so stay on it whatever it is used for: REROUTE_MARK of links.h.
 const Mark = 0x77656972
 
+// LeaveProgram is liveness' program where packets leave by a device. It changes nothing but the link address of a neighbour that has
+// moved.
+const LeaveProgram = "live_leave"
+
 // Reason is a bit set of why a link is not to be used. Each has a byte of the link's word, at the place of its bit.
 type Reason uint8
 

@@ -31,6 +31,7 @@ func (s *site) hooks(places map[string]place) map[string]hook {
 	for _, session := range s.p.Config.Sessions {
 		if p, there := places[session.Name]; there && session.filled().sends() {
 			want[linkReturn+strconv.Itoa(p.device)] = hook{kernel.TCX{Ifindex: p.device, Device: session.Device}, liveProgLiveReturn}
+			want[linkLeave+strconv.Itoa(p.device)] = hook{kernel.TCX{Ifindex: p.device, Device: session.Device, Egress: true}, liveProgLiveLeave}
 		}
 	}
 	return want
@@ -107,10 +108,10 @@ func (s *site) move(name, program string) error {
 
 // filters is attach where the kernel has no tcx.
 func (s *site) filters(want map[string]hook, anew bool) error {
-	used := map[int]bool{}
+	used := map[kernel.Clsact]bool{}
 	for _, h := range want {
-		used[h.at.Ifindex] = true
-		f := kernel.Clsact{Ifindex: h.at.Ifindex, Name: filterName}
+		f := kernel.Clsact{Ifindex: h.at.Ifindex, Name: filterName, Egress: h.at.Egress}
+		used[f] = true
 		if there, err := f.Attached(); err == nil && there && !anew {
 			continue
 		}
@@ -127,12 +128,14 @@ func (s *site) filters(want map[string]hook, anew bool) error {
 		return fmt.Errorf("listing devices: %w", err)
 	}
 	for _, l := range all {
-		f := kernel.Clsact{Ifindex: l.Attrs().Index, Name: filterName}
-		if there, err := f.Attached(); err != nil || !there || used[f.Ifindex] {
-			continue
-		}
-		if err := f.Detach(true); err != nil {
-			return err
+		for _, egress := range []bool{true, false} {
+			f := kernel.Clsact{Ifindex: l.Attrs().Index, Name: filterName, Egress: egress}
+			if there, err := f.Attached(); err != nil || !there || used[f] {
+				continue
+			}
+			if err := f.Detach(true); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -219,6 +219,9 @@ func remove(l *kernel.WriteLock, scope string) error {
 
 // clear takes away all that is in the namespace.
 func (s *site) clear() error {
+	if err := s.followMoves(); err != nil {
+		return err
+	}
 	if err := s.putSessions(nil); err != nil {
 		return err
 	}

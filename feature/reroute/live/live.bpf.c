@@ -28,6 +28,7 @@
 #include "judge.h"
 #include "stall.h"
 #include "verdict.h"
+#include "moved.h"
 #include "send.h"
 #include "heard.h"
 
@@ -260,8 +261,11 @@ static __always_inline int live_taken(const struct __sk_buff *skb, const struct 
 	why = LIVE_FORGED;
 	if (live_back(c, f))
 		goto refuse;
-	if (!live_same(&f->ip.daddr, &c->frame.ip.saddr))
+	if (!live_same(&f->ip.daddr, &c->frame.ip.saddr)) {
+		if (!live_ours(c, f))
+			live_source(skb, c, s, f);
 		return TC_ACT_UNSPEC;
+	}
 	why = live_shaped(f, LIVE_RETURN);
 	if (why != LIVE_COUNTS)
 		goto refuse;

@@ -153,6 +153,16 @@ struct live_beat {
 	__u64 spent; /* in ticks */
 };
 
+/*
+ * The link address that a session's neighbour has now, where the kernel's entry has another one. User space
+ * writes it only to forget, and makes the kernel's entry follow.
+ */
+struct live_move {
+	__u8 was[6]; /* as the kernel has it */
+	__u8 now[6]; /* of the neighbour's signed probes */
+	__u32 moved; /* frames to was go to now */
+};
+
 /* Shared by the loops. */
 struct live_common {
 	__u64 stalled; /* when a CPU that has a loop was last seen not to run */

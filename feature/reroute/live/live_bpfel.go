@@ -107,6 +107,13 @@ type liveLiveMetronome struct {
 	Generation [16]uint32
 }
 
+type liveLiveMove struct {
+	_     structs.HostLayout
+	Was   [6]uint8
+	Now   [6]uint8
+	Moved uint32
+}
+
 type liveLiveSetup struct {
 	_          structs.HostLayout
 	On         uint8
@@ -180,6 +187,7 @@ const (
 	liveMapLiveCounts     = "live_counts"
 	liveMapLiveEvents     = "live_events"
 	liveMapLiveIds        = "live_ids"
+	liveMapLiveMoves      = "live_moves"
 	liveMapLiveRecent     = "live_recent"
 	liveMapLiveSetups     = "live_setups"
 	liveMapLiveShared     = "live_shared"
@@ -189,6 +197,7 @@ const (
 	liveMapRerouteLinks   = "reroute_links"
 	liveProgLiveEnd       = "live_end"
 	liveProgLiveEndRun    = "live_end_run"
+	liveProgLiveLeave     = "live_leave"
 	liveProgLiveReturn    = "live_return"
 	liveProgLiveTick      = "live_tick"
 	liveVarLiveClock      = "live_clock"
@@ -239,6 +248,7 @@ type liveSpecs struct {
 type liveProgramSpecs struct {
 	LiveEnd    *ebpf.ProgramSpec `ebpf:"live_end"`
 	LiveEndRun *ebpf.ProgramSpec `ebpf:"live_end_run"`
+	LiveLeave  *ebpf.ProgramSpec `ebpf:"live_leave"`
 	LiveReturn *ebpf.ProgramSpec `ebpf:"live_return"`
 	LiveTick   *ebpf.ProgramSpec `ebpf:"live_tick"`
 }
@@ -252,6 +262,7 @@ type liveMapSpecs struct {
 	LiveCounts    *ebpf.MapSpec `ebpf:"live_counts"`
 	LiveEvents    *ebpf.MapSpec `ebpf:"live_events"`
 	LiveIds       *ebpf.MapSpec `ebpf:"live_ids"`
+	LiveMoves     *ebpf.MapSpec `ebpf:"live_moves"`
 	LiveRecent    *ebpf.MapSpec `ebpf:"live_recent"`
 	LiveSetups    *ebpf.MapSpec `ebpf:"live_setups"`
 	LiveShared    *ebpf.MapSpec `ebpf:"live_shared"`
@@ -294,6 +305,7 @@ type liveMaps struct {
 	LiveCounts    *ebpf.Map `ebpf:"live_counts"`
 	LiveEvents    *ebpf.Map `ebpf:"live_events"`
 	LiveIds       *ebpf.Map `ebpf:"live_ids"`
+	LiveMoves     *ebpf.Map `ebpf:"live_moves"`
 	LiveRecent    *ebpf.Map `ebpf:"live_recent"`
 	LiveSetups    *ebpf.Map `ebpf:"live_setups"`
 	LiveShared    *ebpf.Map `ebpf:"live_shared"`
@@ -310,6 +322,7 @@ func (m *liveMaps) Close() error {
 		m.LiveCounts,
 		m.LiveEvents,
 		m.LiveIds,
+		m.LiveMoves,
 		m.LiveRecent,
 		m.LiveSetups,
 		m.LiveShared,
@@ -334,6 +347,7 @@ type liveVariables struct {
 type livePrograms struct {
 	LiveEnd    *ebpf.Program `ebpf:"live_end"`
 	LiveEndRun *ebpf.Program `ebpf:"live_end_run"`
+	LiveLeave  *ebpf.Program `ebpf:"live_leave"`
 	LiveReturn *ebpf.Program `ebpf:"live_return"`
 	LiveTick   *ebpf.Program `ebpf:"live_tick"`
 }
@@ -342,6 +356,7 @@ func (p *livePrograms) Close() error {
 	return _LiveClose(
 		p.LiveEnd,
 		p.LiveEndRun,
+		p.LiveLeave,
 		p.LiveReturn,
 		p.LiveTick,
 	)

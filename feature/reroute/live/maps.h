@@ -83,6 +83,14 @@ struct {
 	__type(value, struct live_timer);
 } live_timers SEC(".maps");
 
+/* By the device, as words of links are. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, REROUTE_LINKS);
+	__type(key, __u32);
+	__type(value, struct live_move);
+} live_moves SEC(".maps");
+
 /* What cannot be said to be of a session. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -45,12 +45,14 @@ const (
 	pinTimers    = "timers"
 	pinCounts    = "counts"
 	pinEvents    = "events"
+	pinMoves     = "moves"
 	pinLinks     = links.MapName
 )
 
 var sharedMaps = map[string]string{
 	pinSetups: liveMapLiveSetups, pinStates: liveMapLiveStates, pinIDs: liveMapLiveIds, pinClockwork: liveMapLiveClockwork,
 	pinBeats: liveMapLiveBeats, pinShared: liveMapLiveShared, pinTimers: liveMapLiveTimers, pinCounts: liveMapLiveCounts, pinEvents: liveMapLiveEvents,
+	pinMoves: liveMapLiveMoves,
 	pinLinks: links.MapName,
 }
 

@@ -4,8 +4,10 @@ package live
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"time"
 
@@ -116,11 +118,34 @@ func (w *watch) wrongIn(scope string) (string, error) {
 		}
 	}
 	k.looks++
+	if what, err := k.moved(); err != nil || what != "" {
+		return what, err
+	}
 	s, err := k.appeared()
 	if err != nil || s == nil {
 		return "", err
 	}
 	return fmt.Sprintf("device %s of session %s has come", s.Device, s.Name), nil
+}
+
+// moved says whose neighbour has another link address than the kernel has; "": nobody's.
+func (k *known) moved() (string, error) {
+	if k.Maps[pinMoves] == nil {
+		return "", nil
+	}
+	for _, p := range k.places {
+		if p.device == 0 {
+			continue
+		}
+		v, err := moveOf(k.Maps[pinMoves], p.device)
+		if err != nil {
+			return "", err
+		}
+		if v.Moved != 0 {
+			return fmt.Sprintf("the neighbour on %s of session %s has the link address %s, not %s", p.Device, p.Name, net.HardwareAddr(v.Now[:]), net.HardwareAddr(v.Was[:])), nil
+		}
+	}
+	return "", nil
 }
 
 // open opens a namespace in place of what was known of it.
@@ -129,7 +154,10 @@ func (w *watch) open(scope string) (*known, error) {
 		old.Opened.Close()
 		delete(w.known, scope)
 	}
-	o, err := w.root.Open(instance(scope), pinSetups, pinClockwork, pinBeats)
+	o, err := w.root.Open(instance(scope), pinSetups, pinClockwork, pinBeats, pinMoves)
+	if errors.Is(err, kernel.ErrNotExist) { // of a weir that did not know
+		o, err = w.root.Open(instance(scope), pinSetups, pinClockwork, pinBeats)
+	}
 	if err != nil {
 		return nil, err
 	}

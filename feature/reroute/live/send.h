@@ -33,6 +33,7 @@ static __noinline void live_neighbour(struct __sk_buff *skb, const struct live_s
 	__builtin_memcpy(s->mac, f.dmac, 6);
 	__builtin_memcpy(s->mac + 6, f.smac, 6);
 	s->mac_known = 1;
+	live_unmoved(c->ifindex, s->mac);
 }
 
 /* live_write puts the next probe into the packet, and notes that it was sent. */

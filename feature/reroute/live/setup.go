@@ -147,7 +147,13 @@ func clearSession(m map[string]*ebpf.Map, index uint32) error {
 	if err := forgetSession(m, index, have.Id, off, &liveLiveState{}); err != nil {
 		return err
 	}
-	if have.Observe != 0 || have.Ifindex == 0 {
+	if have.Ifindex == 0 {
+		return nil
+	}
+	if err := m[pinMoves].Put(links.Slot(int(have.Ifindex)), liveLiveMove{}); err != nil {
+		return fmt.Errorf("forgetting session %d: %w", index, err)
+	}
+	if have.Observe != 0 {
 		return nil
 	}
 	return links.ClearProbe(m[pinLinks], int(have.Ifindex))

@@ -19,6 +19,7 @@ import (
 const (
 	linkTick   = "tick_"
 	linkReturn = "return_"
+	linkLeave  = "leave_"
 )
 
 // filterName is of our filters where there is no tcx, and of our segments' programs.
@@ -90,6 +91,9 @@ func (s *site) sync(anew bool) error {
 	kernel.Step("live:loops")
 	places, err := s.places()
 	if err != nil {
+		return err
+	}
+	if err := s.followMoves(); err != nil {
 		return err
 	}
 	// Who is probed can answer before anybody probes, and answers are heard before there are any.
@@ -167,7 +171,7 @@ func (s *site) program(name string) (*ebpf.Program, error) {
 		for pin, name := range sharedMaps {
 			share[name] = s.pins.Maps[pin]
 		}
-		if s.coll, err = kernel.Load(spec, []string{liveProgLiveTick, liveProgLiveEnd, liveProgLiveReturn}, share); err != nil {
+		if s.coll, err = kernel.Load(spec, []string{liveProgLiveTick, liveProgLiveEnd, liveProgLiveReturn, liveProgLiveLeave}, share); err != nil {
 			return nil, err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -93,6 +94,7 @@ func egress(pins *kernel.Opened) (string, error) {
 		}
 		before, _, err := kernel.TCX{Ifindex: index, Egress: true}.Around(ln)
 		ln.Close()
+		before = slices.DeleteFunc(before, func(name string) bool { return strings.Contains(name, links.LeaveProgram) })
 		if err == nil && len(before) > 0 { // of one that is gone nothing is asked
 			return fmt.Sprintf("program %s is before weir's where packets leave by interface %d", before[0], index), nil
 		}

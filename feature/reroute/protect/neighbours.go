@@ -251,6 +251,9 @@ func release(noted *ebpf.Map, k neighbourKey) error {
 		return err
 	}
 	if n != nil && n.State&netlink.NUD_PERMANENT != 0 {
+		if len(n.HardwareAddr) == len(v.MAC) {
+			copy(v.MAC[:], n.HardwareAddr) // it may have got another one since
+		}
 		if err := setNeighbour(k, v, netlink.NUD_STALE); err != nil {
 			return err
 		}
