@@ -9,10 +9,12 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
@@ -90,6 +92,7 @@ func printFront(w io.Writer, s front.Status) {
 	if p := s.Partner; p != nil {
 		fmt.Fprintf(w, "  partner %s: %s; %d flows told, %d heard%s\n", p.Name, partnerState(p), p.Told, p.Heard, splitOf(p))
 	}
+	printCertificate(w, s.Certificate)
 	t := newTable(w, "  HOST", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "WAITING", "AGENT", "")
 	for _, h := range s.Hosts {
 		agent, state := "-", ""
@@ -130,6 +133,22 @@ func splitOf(p *front.PairStatus) string {
 	}
 	return fmt.Sprintf("; split for %.0f s so far, %d packets dropped meanwhile", p.Seconds, p.Dropped)
 }
+
+// printCertificate warns of an agent's certificate.
+func printCertificate(w io.Writer, c *peer.Certificate) {
+	if c == nil {
+		return
+	}
+	if c.Problem != "" {
+		fmt.Fprintf(w, "  ! the agent's new certificate is refused, the one before stays in use: %s\n", c.Problem)
+	}
+	if left := time.Until(c.NotAfter); left < certificateNear {
+		fmt.Fprintf(w, "  ! the agent's certificate expires at %s: replace its files, the agent reads them anew\n", c.NotAfter.UTC().Format(time.RFC3339))
+	}
+}
+
+// certificateNear is how long before its end a certificate is warned of.
+const certificateNear = 7 * 24 * time.Hour
 
 // waiting is what waits for services, in order of their names.
 func waiting(loads map[string]uint32) string {

@@ -101,6 +101,7 @@ func printServer(w io.Writer, s server.Status) {
 		}
 		fmt.Fprintf(w, "  ! %s of %s stands still for %s: %s\n", v.Client, v.Service, v.For.Round(time.Second), v.Why)
 	}
+	printCertificate(w, s.Certificate)
 	if !s.Keeper {
 		fmt.Fprintln(w, "  ! no keeper answers: no session can move (weir serve, or weir handoff keep)")
 	}

@@ -4,7 +4,6 @@ package front
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,7 +23,7 @@ import (
 // AgentOptions say how an agent of a front end is to be.
 type AgentOptions struct {
 	Name  string // in its certificate
-	TLS   *tls.Config
+	TLS   *peer.Identity
 	Hosts []Host // whose agents may connect
 	// Manage has the agent tell the data path of hosts: those of Managed, and with Register those that register themselves. Else
 	// [Front.SetHosts] is the caller's.
@@ -129,6 +128,7 @@ func (a *Agent) Serve(ctx context.Context, l net.Listener) error {
 			return err
 		}
 	}
+	go a.o.TLS.Watch(ctx, a.o.Name, a.o.Log) // not waited for: files may be where nobody answers
 	wg.Go(func() { a.collect(ctx) })
 	wg.Go(func() { a.forget(ctx) })
 	wg.Go(func() { a.tend(ctx) })

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/scrape"
 )
 
@@ -30,6 +31,8 @@ var (
 	toldDesc    = desc("partner_flows_total", "Flows told to the other front end, and heard from it.", "direction")
 	splitDesc   = desc("partner_split_seconds_total", "Time in which both front ends carried clients' packets, or were apart.")
 	splitLoss   = desc("partner_split_dropped_packets_total", "Packets dropped meanwhile, of flows that are not where this front end knows them.")
+	expiresDesc = desc("certificate_expires_seconds", "When the agent's certificate expires, in seconds since 1970.")
+	unreadDesc  = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used.")
 	failedDesc  = desc("status_failed", "1: the data path could not be read.")
 )
 
@@ -55,7 +58,7 @@ type collector struct{ a *Agent }
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{flowsDesc, parkedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, failedDesc,
-		settleDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss} {
+		settleDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss, expiresDesc, unreadDesc} {
 		ch <- d
 	}
 }
@@ -71,6 +74,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		return
 	}
 	gauge(failedDesc, 0)
+	if c := s.Certificate; c != nil {
+		gauge(expiresDesc, float64(c.NotAfter.Unix()))
+		gauge(unreadDesc, feature.Gauge(c.Problem != ""))
+	}
 	gauge(parkedDesc, float64(s.Parked))
 	gauge(movingDesc, float64(s.Moving))
 	gauge(settleDesc, oneIf(s.Settling))

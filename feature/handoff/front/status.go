@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -24,6 +25,8 @@ type Status struct {
 	Settling bool        `json:"settling,omitempty"`
 	Hosts    []Seen      `json:"hosts,omitempty"`   // by number
 	Partner  *PairStatus `json:"partner,omitempty"` // nil: there is none
+
+	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
 }
 
 // PairStatus is how two load balancers stand to each other, as the agent of one sees it.
@@ -89,6 +92,7 @@ func (f *Front) Status() (Status, error) {
 func (a *Agent) Status() (Status, error) {
 	s, err := a.f.Status()
 	s.Agent, s.Name, s.Settling, s.Partner = true, a.o.Name, a.settles(), a.pairStatus()
+	s.Certificate = a.o.TLS.Certificate()
 	owned := map[move.Host]int{}
 	for _, h := range s.Hosts {
 		owned[h.Number] = h.Flows

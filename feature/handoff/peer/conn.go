@@ -7,19 +7,15 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/internal/secret"
 )
 
 // helloTime is how long an introduction may take, from the first byte of TLS on.
@@ -50,45 +46,6 @@ func NewInstance() uint64 {
 	return binary.BigEndian.Uint64(b[:]) | 1
 }
 
-// Files name an agent's certificate, its key, and the certificates of those that sign for agents, in PEM.
-type Files struct {
-	Certificate string `yaml:"certificate"`
-	Key         string `yaml:"key"`
-	Signers     string `yaml:"signers"`
-}
-
-// Load is [TLS] of them.
-func (f Files) Load() (*tls.Config, error) { return TLS(f.Certificate, f.Key, f.Signers) }
-
-// TLS reads an agent's certificate, its key, and the certificates of those that sign for agents. Both sides show theirs, and a
-// certificate of these signers is all that is asked for: sign with a CA of weir's own.
-func TLS(certificate, key, signers string) (*tls.Config, error) {
-	chain, err := os.ReadFile(certificate)
-	if err != nil {
-		return nil, fmt.Errorf("the agent's certificate: %w", err)
-	}
-	private, err := secret.ReadTLS(key)
-	if err != nil {
-		return nil, fmt.Errorf("the key of the agent's certificate: %w", err)
-	}
-	own, err := tls.X509KeyPair(chain, private)
-	if err != nil {
-		return nil, fmt.Errorf("the agent's certificate: %w", err)
-	}
-	pem, err := os.ReadFile(signers)
-	if err != nil {
-		return nil, fmt.Errorf("the signers of agents' certificates: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s: there is no certificate in PEM in it", signers)
-	}
-	// A new connection's records are of one segment each otherwise, and each is a call of the kernel of its own: the first sessions that
-	// move by it would stand still for longer.
-	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}, RootCAs: pool, ClientCAs: pool,
-		ClientAuth: tls.RequireAndVerifyClientCert, DynamicRecordSizingDisabled: true}, nil
-}
-
 // Conn is a connection with another agent. Send may be used by several goroutines, Receive by one.
 type Conn struct {
 	Peer Hello // who is there
@@ -102,8 +59,8 @@ type Conn struct {
 }
 
 // Dial connects to an agent. name is that in its certificate.
-func Dial(ctx context.Context, address, name string, config *tls.Config, own Hello) (*Conn, error) {
-	config = config.Clone()
+func Dial(ctx context.Context, address, name string, as *Identity, own Hello) (*Conn, error) {
+	config := as.Config().Clone()
 	config.ServerName = name
 	d := net.Dialer{Timeout: helloTime, KeepAliveConfig: keepAlive}
 	raw, err := d.DialContext(ctx, "tcp", address)
@@ -130,7 +87,7 @@ func Dial(ctx context.Context, address, name string, config *tls.Config, own Hel
 }
 
 // Accept introduces us to who has connected.
-func Accept(ctx context.Context, raw net.Conn, config *tls.Config, own Hello) (*Conn, error) {
+func Accept(ctx context.Context, raw net.Conn, as *Identity, own Hello) (*Conn, error) {
 	if t, ok := raw.(*net.TCPConn); ok {
 		if err := t.SetKeepAliveConfig(keepAlive); err != nil {
 			return nil, err
@@ -141,7 +98,7 @@ func Accept(ctx context.Context, raw net.Conn, config *tls.Config, own Hello) (*
 		}
 		raw = e
 	}
-	c, err := introduce(ctx, tls.Server(raw, config), own)
+	c, err := introduce(ctx, tls.Server(raw, as.Config()), own)
 	if err != nil {
 		return nil, fmt.Errorf("agent from %s: %w", raw.RemoteAddr(), err)
 	}

@@ -2,7 +2,13 @@
 
 package peer
 
-import "net"
+import (
+	"log/slog"
+	"net"
+)
 
 // Raw is what is below TLS.
 func Raw(c *Conn) *net.TCPConn { return c.tcp() }
+
+// Reload is a look of [Identity.Watch].
+func (i *Identity) Reload(name string, log *slog.Logger) { i.reload(name, log) }

@@ -23,7 +23,7 @@ import (
 )
 
 // pair connects two agents.
-func pair(t *testing.T, client, server *tls.Config) (a, b *peer.Conn, errA, errB error) {
+func pair(t *testing.T, client, server *peer.Identity) (a, b *peer.Conn, errA, errB error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -101,8 +101,8 @@ func TestConn(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	ours, theirs := peertest.NewAuthority(t), peertest.NewAuthority(t)
 	naked := ours.TLS("host-a")
-	naked.Certificates = nil
-	for name, c := range map[string]struct{ client, server *tls.Config }{
+	naked.Config().Certificates = nil
+	for name, c := range map[string]struct{ client, server *peer.Identity }{
 		"client of another signer": {theirs.TLS("host-a"), ours.TLS("front")},
 		"server of another signer": {ours.TLS("host-a"), theirs.TLS("front")},
 		"client without":           {naked, ours.TLS("front")},
@@ -131,7 +131,7 @@ func TestVersion(t *testing.T) {
 // pairRaw has an agent dial somebody who says these bytes.
 func pairRaw(t *testing.T, ca *peertest.Authority, says []byte) (a, b *peer.Conn, errA, errB error) {
 	t.Helper()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", ca.TLS("front"))
+	l, err := tls.Listen("tcp", "127.0.0.1:0", ca.TLS("front").Config())
 	if err != nil {
 		t.Fatal(err)
 	}

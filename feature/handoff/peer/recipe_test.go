@@ -3,7 +3,6 @@
 package peer_test
 
 import (
-	"crypto/tls"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -21,9 +20,9 @@ func TestCertificateRecipe(t *testing.T) {
 			t.Fatalf("%v: %s (want openssl)", err, out)
 		}
 	}
-	load := func(dir, name string) *tls.Config {
+	load := func(dir, name string) *peer.Identity {
 		t.Helper()
-		c, err := peer.TLS(filepath.Join(dir, name+".pem"), filepath.Join(dir, name+".key"), filepath.Join(dir, "ca.pem"))
+		c, err := peer.Files{Certificate: filepath.Join(dir, name+".pem"), Key: filepath.Join(dir, name+".key"), Signers: filepath.Join(dir, "ca.pem")}.Load()
 		if err != nil {
 			t.Fatal(err)
 		}

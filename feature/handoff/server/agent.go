@@ -12,7 +12,6 @@ package server
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -52,7 +51,7 @@ type Service struct {
 type Options struct {
 	Name   string // of this server, in its certificate
 	Number move.Host
-	TLS    *tls.Config `json:"-"`
+	TLS    *peer.Identity `json:"-"`
 	Front  Remote
 	// Registration is what the front end is told of this server: from it the agent then learns the other servers and the
 	// services. Without an Address it does not register, and Peers and Services say all there is.
@@ -193,7 +192,8 @@ func (a *Agent) Run(ctx context.Context, l net.Listener) error {
 	a.wg.Go(func() { a.watchServed(ctx) })
 	a.wg.Go(func() { a.watchZones(ctx) })
 	a.wg.Go(func() { a.sayOwned(ctx) })
-	go a.hearStrays() // until the gate is closed
+	go a.hearStrays()                        // until the gate is closed
+	go a.o.TLS.Watch(ctx, a.o.Name, a.o.Log) // not waited for: files may be where nobody answers
 	in := accept.New(l, accept.Options{Name: "agents", Log: a.o.Log})
 	for {
 		raw, err := in.Next()

@@ -24,6 +24,8 @@ var (
 	descTransfer = desc("transfer_seconds", "of the latest moves from here: from the member's letting go until the other server has the session")
 	descStop     = desc("stopped_seconds", "of the latest moves from here: while the session's packets were stopped")
 	descGate     = desc("gate_packets_total", "packets that the gate kept from going on", "what")
+	descExpires  = desc("certificate_expires_seconds", "when the agent's certificate expires, in seconds since 1970")
+	descUnread   = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used")
 	descLink     = desc("connected", "whether an agent is connected", "agent")
 )
 
@@ -62,6 +64,10 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	count(descGate, s.Gate.Deaf, "too_late")
 	count(descGate, s.Gate.Parked, "parked")
 	count(descGate, s.Gate.Mute, "mute")
+	if c := s.Certificate; c != nil {
+		gauge(descExpires, float64(c.NotAfter.Unix()))
+		gauge(descUnread, float64(bit(c.Problem != "")))
+	}
 	gauge(descLink, float64(bit(s.Front)), "front end")
 	for name, there := range s.Peers {
 		gauge(descLink, float64(bit(there)), name)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
 // counters are since the agent began. They are a.mu's.
@@ -47,6 +48,8 @@ type Status struct {
 	Stopped  Times      `json:"stopped"`
 	Gate     GateCounts `json:"gate"`
 	Stuck    []Stuck    `json:"stuck,omitempty"` // of Leaving and Arriving, those that stand still
+
+	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
 }
 
 // Times are a distribution: its ends of the latest moves, count and sum of all.
@@ -77,7 +80,7 @@ func (a *Agent) Status() (Status, error) {
 	stuck, blocked := a.stuck(time.Now()), a.blockedNow()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Server: a.o.Name, Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
+	s := Status{Server: a.o.Name, Certificate: a.o.TLS.Certificate(), Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
 	for k, v := range a.stats.refused {

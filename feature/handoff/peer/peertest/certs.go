@@ -7,7 +7,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -71,9 +70,15 @@ func (a *Authority) write(name, kind string, der []byte) string {
 // Files are those of an agent's certificate, its key and the signers.
 func (a *Authority) Files(name string) (cert, key, signers string) {
 	a.t.Helper()
+	return a.FilesUntil(name, time.Now().Add(time.Hour))
+}
+
+// FilesUntil are Files of a certificate that expires then.
+func (a *Authority) FilesUntil(name string, end time.Time) (cert, key, signers string) {
+	a.t.Helper()
 	k := a.newKey()
 	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: end,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &k.PublicKey, a.key)
 	if err != nil {
@@ -86,10 +91,11 @@ func (a *Authority) Files(name string) (cert, key, signers string) {
 	return a.write(name+".pem", "CERTIFICATE", der), a.write(name+".key", "PRIVATE KEY", bytes), filepath.Join(a.dir, "signers.pem")
 }
 
-// TLS is the configuration of an agent of that name.
-func (a *Authority) TLS(name string) *tls.Config {
+// TLS is the identity of an agent of that name.
+func (a *Authority) TLS(name string) *peer.Identity {
 	a.t.Helper()
-	c, err := peer.TLS(a.Files(name))
+	cert, key, signers := a.Files(name)
+	c, err := peer.Files{Certificate: cert, Key: key, Signers: signers}.Load()
 	if err != nil {
 		a.t.Fatal(err)
 	}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/safefile"
+	"github.com/weir-project/weir/internal/secret"
+)
+
+// Files name an agent's certificate, its key, and the certificates of those that sign for agents, in PEM.
+type Files struct {
+	Certificate string `yaml:"certificate"`
+	Key         string `yaml:"key"`
+	Signers     string `yaml:"signers"`
+}
+
+// reloadEvery is how often an agent looks whether its files have changed.
+const reloadEvery = 2 * time.Second
+
+const mostPEM = 1 << 20 // bytes of a file of certificates
+
+// Identity is an agent's certificate with its key, and the certificates of those that sign for agents. [Identity.Watch]
+// reads the files anew when they change. Connections that are open keep the certificate of their handshake.
+type Identity struct {
+	files Files
+
+	mu      sync.Mutex
+	config  *tls.Config
+	read    [3]stamp // of the files that config is made of
+	problem string   // why files that have changed are not used
+	suspect string   // the same, seen once: files are replaced one after the other
+}
+
+// Config is for the next connection.
+func (i *Identity) Config() *tls.Config {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.config
+}
+
+// Certificate tells of an agent's certificate.
+type Certificate struct {
+	NotAfter time.Time `json:"not_after"`
+	Problem  string    `json:"problem,omitempty"` // why the files, which have changed, are not used
+}
+
+// stamp changes when a file is written or replaced.
+type stamp struct {
+	dev, ino, size       uint64
+	changed, mode, owner int64
+	err                  string
+}
+
+func stampOf(path string) (s stamp) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return stamp{err: err.Error()}
+	}
+	return stamp{dev: uint64(st.Dev), ino: st.Ino, size: uint64(st.Size), changed: st.Ctim.Nano(), mode: int64(st.Mode), owner: int64(st.Uid)<<32 | int64(st.Gid)}
+}
+
+func (f Files) stamps() [3]stamp {
+	return [3]stamp{stampOf(f.Certificate), stampOf(f.Key), stampOf(f.Signers)}
+}
+
+// Load reads the files.
+func (f Files) Load() (*Identity, error) {
+	i := &Identity{files: f, read: f.stamps()}
+	var err error
+	if i.config, err = f.config(); err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+// config reads the files. Both sides show their certificates, and a certificate of these signers is all that is asked for: sign
+// with a CA of weir's own.
+func (f Files) config() (*tls.Config, error) {
+	chain, err := safefile.Read(f.Certificate, mostPEM)
+	if err != nil {
+		return nil, fmt.Errorf("the agent's certificate: %w", err)
+	}
+	private, err := secret.ReadTLS(f.Key)
+	if err != nil {
+		return nil, fmt.Errorf("the key of the agent's certificate: %w", err)
+	}
+	own, err := tls.X509KeyPair(chain.Data, private)
+	if err != nil {
+		return nil, fmt.Errorf("the agent's certificate: %s with the key %s: %w", f.Certificate, f.Key, err)
+	}
+	signers, err := safefile.Read(f.Signers, mostPEM)
+	if err != nil {
+		return nil, fmt.Errorf("the signers of agents' certificates: %w", err)
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(signers.Data) {
+		return nil, fmt.Errorf("%s: there is no certificate in PEM in it", f.Signers)
+	}
+	// A new connection's records are of one segment each otherwise, and each is a call of the kernel of its own: the first sessions that
+	// move by it would stand still for longer.
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}, RootCAs: pool, ClientCAs: pool,
+		ClientAuth: tls.RequireAndVerifyClientCert, DynamicRecordSizingDisabled: true}, nil
+}
+
+// usable says why a certificate that is read anew would be of less use than the one before.
+func usable(fresh, before *x509.Certificate, name string, now time.Time) error {
+	for _, bad := range []struct {
+		what string
+		is   func(*x509.Certificate) bool
+	}{
+		{fmt.Sprintf("it has expired at %s", fresh.NotAfter.UTC().Format(time.RFC3339)), func(c *x509.Certificate) bool { return now.After(c.NotAfter) }},
+		{fmt.Sprintf("it begins at %s", fresh.NotBefore.UTC().Format(time.RFC3339)), func(c *x509.Certificate) bool { return now.Before(c.NotBefore) }},
+		{fmt.Sprintf("it is not for %q, the name of this agent", name), func(c *x509.Certificate) bool { return c.VerifyHostname(name) != nil }},
+	} {
+		if bad.is(fresh) && !bad.is(before) {
+			return errors.New("the agent's certificate: " + bad.what)
+		}
+	}
+	return nil
+}
+
+// Certificate tells of the certificate in use; nil without an identity.
+func (i *Identity) Certificate() *Certificate {
+	if i == nil {
+		return nil
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return &Certificate{NotAfter: i.config.Certificates[0].Leaf.NotAfter, Problem: i.problem}
+}
+
+// Watch reads the files anew when they change, until ctx is done. Files that cannot be used leave those before in use. name
+// is the agent's. A file system that does not answer keeps Watch from returning.
+func (i *Identity) Watch(ctx context.Context, name string, log *slog.Logger) {
+	if i == nil {
+		return
+	}
+	tick := time.NewTicker(reloadEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			i.reload(name, log)
+		}
+	}
+}
+
+// reload reads the files if they are others than those in use.
+func (i *Identity) reload(name string, log *slog.Logger) {
+	now := i.files.stamps()
+	if !i.differ(now) {
+		return
+	}
+	config, err := i.files.config()
+	if now != i.files.stamps() {
+		return // they are being replaced, one after the other
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if err == nil {
+		err = usable(config.Certificates[0].Leaf, i.config.Certificates[0].Leaf, name, time.Now())
+	}
+	if err != nil {
+		i.refuse(err, log)
+		return
+	}
+	i.config, i.read, i.problem, i.suspect = config, now, "", ""
+	log.Info("certificate read anew", "certificate", i.files.Certificate, "expires", config.Certificates[0].Leaf.NotAfter)
+}
+
+// differ says whether the files are others than those in use; it forgets a problem of files that were put back.
+func (i *Identity) differ(now [3]stamp) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if now == i.read {
+		i.problem, i.suspect = "", ""
+	}
+	return now != i.read
+}
+
+// refuse keeps the certificate in use; the caller holds mu. A certificate whose key comes a moment later is no problem yet.
+func (i *Identity) refuse(err error, log *slog.Logger) {
+	text := err.Error()
+	if i.suspect != text {
+		i.suspect = text
+		return
+	}
+	if i.problem != text {
+		i.problem = text
+		log.Warn("new certificate refused, the one before stays in use", "err", err, "expires", i.config.Certificates[0].Leaf.NotAfter)
+	}
+}

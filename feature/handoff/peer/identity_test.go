@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peer_test
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+)
+
+// rotation is an agent whose files change.
+type rotation struct {
+	t         *testing.T
+	ca        *peertest.Authority
+	id, other *peer.Identity
+	peer.Files
+	log bytes.Buffer
+}
+
+func newRotation(t *testing.T) *rotation {
+	r := &rotation{t: t, ca: peertest.NewAuthority(t)}
+	r.other = r.ca.TLS("host-a")
+	r.Certificate, r.Key, r.Signers = r.ca.Files("front")
+	id, err := r.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.id = id
+	return r
+}
+
+// look is three looks at the files; it returns the lines of the log.
+func (r *rotation) look() []string {
+	r.log.Reset()
+	for range 3 {
+		r.id.Reload("front", slog.New(slog.NewTextHandler(&r.log, nil)))
+	}
+	return strings.Split(strings.TrimSuffix(r.log.String(), "\n"), "\n")
+}
+
+func (r *rotation) write(path, text string, mode os.FileMode) {
+	r.t.Helper()
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rotation) read(path string) string {
+	r.t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return string(b)
+}
+
+// leaf is the certificate that the agent shows to who connects now.
+func (r *rotation) leaf() string {
+	r.t.Helper()
+	a, b, errA, errB := pair(r.t, r.other, r.id)
+	if errA != nil || errB != nil {
+		r.t.Fatalf("an agent cannot connect: %v, %v", errA, errB)
+	}
+	defer a.Close()
+	defer b.Close()
+	return string(r.id.Config().Certificates[0].Certificate[0])
+}
+
+// A certificate, its key and the signers are read anew when they change, however they are replaced.
+func TestCertificateIsReadAnew(t *testing.T) {
+	for name, replace := range map[string]func(r *rotation){
+		"written over": func(r *rotation) { r.ca.Files("front") },
+		"renamed": func(r *rotation) {
+			old := map[string]string{r.Certificate: r.read(r.Certificate), r.Key: r.read(r.Key)}
+			r.ca.Files("front")
+			for path, was := range old {
+				fresh := r.read(path)
+				r.write(path, was, 0o600)
+				r.write(path+".new", fresh, 0o600)
+				if err := os.Rename(path+".new", path); err != nil {
+					r.t.Fatal(err)
+				}
+			}
+		},
+		"a link to another directory": func(r *rotation) {
+			link := filepath.Join(r.t.TempDir(), "live")
+			first, second := filepath.Dir(r.Certificate), filepath.Join(r.t.TempDir(), "second")
+			if err := os.CopyFS(second, os.DirFS(first)); err != nil {
+				r.t.Fatal(err)
+			}
+			if err := os.Symlink(second, link); err != nil {
+				r.t.Fatal(err)
+			}
+			in := func(path string) string { return filepath.Join(link, filepath.Base(path)) }
+			if err := os.Chmod(filepath.Join(second, filepath.Base(r.Key)), 0o600); err != nil {
+				r.t.Fatal(err)
+			}
+			id, err := peer.Files{Certificate: in(r.Certificate), Key: in(r.Key), Signers: in(r.Signers)}.Load()
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			r.id = id
+			r.ca.Files("front") // in the first directory
+			if err := os.Symlink(first, link+".new"); err != nil {
+				r.t.Fatal(err)
+			}
+			if err := os.Rename(link+".new", link); err != nil {
+				r.t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRotation(t)
+			before := r.leaf()
+			if lines := r.look(); lines[0] != "" {
+				t.Errorf("nothing has changed: %q", lines)
+			}
+			replace(r)
+			lines := r.look()
+			if r.leaf() == before || len(lines) != 1 || !strings.Contains(lines[0], "certificate read anew") {
+				t.Errorf("after the files were replaced the certificate is another one: %v; log %q", r.leaf() != before, lines)
+			}
+		})
+	}
+}
+
+// New files that cannot be used leave those before in use; log and status say why, once.
+func TestBadCertificateIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name, want string
+		change     func(r *rotation)
+	}{
+		{"no key", "not found|no such file", func(r *rotation) { os.Remove(r.Key) }},
+		{"a key of another certificate", "private key does not match", func(r *rotation) {
+			r.write(r.Key, r.read(keyOf(r.ca, "other")), 0o600)
+		}},
+		{"a key that others may read", "chmod 640", func(r *rotation) { r.write(r.Key, r.read(r.Key), 0o644) }},
+		{"a torn certificate", "the agent's certificate", func(r *rotation) { r.write(r.Certificate, r.read(r.Certificate)[:200], 0o600) }},
+		{"no signers", "no certificate in PEM", func(r *rotation) { r.write(r.Signers, "", 0o600) }},
+		{"another agent's", `not for "front"`, func(r *rotation) {
+			cert, key, _ := r.ca.Files("other")
+			r.write(r.Certificate, r.read(cert), 0o600)
+			r.write(r.Key, r.read(key), 0o600)
+		}},
+		{"expired", "has expired", func(r *rotation) { r.ca.FilesUntil("front", time.Now().Add(-time.Minute)) }},
+		{"a FIFO", "FIFO", func(r *rotation) {
+			os.Remove(r.Certificate)
+			if err := unix.Mkfifo(r.Certificate, 0o600); err != nil {
+				r.t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRotation(t)
+			before := r.leaf()
+			was := [...]string{r.read(r.Certificate), r.read(r.Key), r.read(r.Signers)}
+			c.change(r)
+			lines := r.look()
+			said := r.id.Certificate().Problem
+			matches := false
+			for want := range strings.SplitSeq(c.want, "|") {
+				matches = matches || strings.Contains(said, want)
+			}
+			if r.leaf() != before || len(lines) != 1 || !strings.Contains(lines[0], "stays in use") || !matches {
+				t.Errorf("still the one before: %v; problem %q, log %q", r.leaf() == before, said, lines)
+			}
+			if lines := r.look(); lines[0] != "" {
+				t.Errorf("said again: %q", lines)
+			}
+			os.Remove(r.Certificate) // a FIFO would be written to
+			for i, path := range []string{r.Certificate, r.Key, r.Signers} {
+				r.write(path, was[i], 0o600)
+			}
+			if r.look(); r.id.Certificate().Problem != "" || r.leaf() != before {
+				t.Errorf("put right again: %q", r.id.Certificate().Problem)
+			}
+		})
+	}
+}
+
+func keyOf(ca *peertest.Authority, name string) string {
+	_, key, _ := ca.Files(name)
+	return key
+}
