@@ -4,14 +4,11 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/filter"
@@ -39,7 +36,7 @@ func main() {
 	if len(os.Args) > 2 && os.Args[1] == launchVerb {
 		launch(os.Args[2:])
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := untilSignal()
 	defer stop()
 	host.SetVersion(version)
 	kernel.OnWait(func(text string) { fmt.Fprintln(os.Stderr, "weir:", text) })

@@ -20,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"weir": func([]string) error { main(); return nil }})
+	nstest.Play(map[string]nstest.Role{"weir": func([]string) error { main(); return nil }, "stuck": stuckRole})
 	nstest.Main(m)
 }
 

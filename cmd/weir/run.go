@@ -77,7 +77,8 @@ sent the signal of --stop. If the new one dies first, nothing has happened.`,
 			signals := make(chan os.Signal, 16)
 			signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
 			v.Signals = signals
-			// Signals are the daemon's: this ends when that does.
+			// Signals are the daemon's, once it runs: this ends when that does.
+			v.Running = daemonEnds.Store
 			status, err := v.Run(context.WithoutCancel(cmd.Context()), g.host().Root)
 			if err == nil && status != 0 {
 				endLike(status)

@@ -49,6 +49,7 @@ type Supervision struct {
 	Replace bool
 	Stop    syscall.Signal // that ends it; 0: SIGTERM
 
+	Running func(bool) // told when the daemon has started and when it has ended, if not nil
 	Log     feature.Logger
 	Signals <-chan os.Signal // forwarded; SIGTERM, SIGINT and SIGQUIT also end Restart
 	// Launch makes the command that sets LISTEN_PID to its own number and then becomes
@@ -81,6 +82,9 @@ type supervisor struct {
 // that it was not run.
 func (v Supervision) Run(ctx context.Context, r *kernel.Root) (status int, err error) {
 	s := &supervisor{Supervision: v, root: r}
+	if s.Running == nil {
+		s.Running = func(bool) {}
+	}
 	if err := s.prepare(); err != nil {
 		return 0, err
 	}
@@ -212,6 +216,7 @@ func (s *supervisor) once(ctx context.Context) (status int, err error) {
 		return 0, err
 	}
 	s.pid = c.Process.Pid
+	s.Running(true)
 	exited := make(chan struct{})
 	go func() { defer close(exited); c.Wait() }()
 	watching, stop := context.WithCancel(ctx)
@@ -226,6 +231,7 @@ func (s *supervisor) once(ctx context.Context) (status int, err error) {
 			running = false
 		}
 	}
+	s.Running(false)
 	stop()
 	<-settled
 	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
