@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -283,19 +284,40 @@ func (w *world) wantCounts(want map[string]uint64) {
 	}
 }
 
-// A filter that would have hosts forget each other is warned of.
-func TestWarnsOfARP(t *testing.T) {
+// A filter that would have hosts forget each other is an outage; one that does so already is warned of.
+func TestRefusesToDropARP(t *testing.T) {
 	nstest.NeedRoot(t)
 	w := newWorld(t)
 	f := w.filter(HookTCX, drops(5001))
 	f.Default = Drop
-	passes := Rule{Match: Expression{Text: "eth.type == 0x0806"}, Action: Pass}
-	for want, rules := range map[int][]Rule{1: {drops(5001)}, 0: {passes, drops(5001)}} {
+	plan := func(have State, rules ...Rule) feature.Plan {
+		t.Helper()
 		f.Rules = rules
-		p, err := Feature{}.Plan(t.Context(), State{}, Config{Filters: []Filter{f}})
-		if err != nil || len(p.Warnings) != want || want > 0 && !strings.Contains(p.Warnings[0], "ARP") {
-			t.Errorf("%v, %q", err, p.Warnings)
+		p, err := Feature{}.Plan(t.Context(), have, Config{Filters: []Filter{f}})
+		if err != nil {
+			t.Fatal(err)
 		}
+		return p
+	}
+	passes := Rule{Match: Expression{Text: "eth.type == 0x0806"}, Action: Pass}
+	if p := plan(State{}, drops(5001)); len(p.Warnings) != 0 || len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "ARP") {
+		t.Errorf("created: warnings %q, outages %q", p.Warnings, p.Outages)
+	}
+	if p := plan(State{}, passes, drops(5001)); len(p.Warnings)+len(p.Outages) != 0 {
+		t.Errorf("with a rule for ARP: warnings %q, outages %q", p.Warnings, p.Outages)
+	}
+	f.Rules = []Rule{passes, drops(5001)}
+	w.apply(f)
+	have, err := ReadState(t.Context(), w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := plan(have, drops(5001)); len(p.Outages) != 1 {
+		t.Errorf("its rule for ARP removed: outages %q", p.Outages)
+	}
+	have.Filters[0].pub.Filter.Rules = []Rule{drops(5002)}
+	if p := plan(have, drops(5001)); len(p.Outages) != 0 || len(p.Warnings) != 1 {
+		t.Errorf("it drops ARP already: warnings %q, outages %q", p.Warnings, p.Outages)
 	}
 }
 

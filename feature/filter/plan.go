@@ -140,7 +140,7 @@ func (t *target) plan(plan *feature.Plan, have State) {
 		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", t.create(l) }}
 	if i < 0 {
 		plan.Add(create)
-		t.warn(plan)
+		t.warn(plan, nil)
 		return
 	}
 	s := have.Filters[i]
@@ -150,7 +150,8 @@ func (t *target) plan(plan *feature.Plan, have State) {
 		gone.Detail = fmt.Sprintf("hook %s → %s", s.pub.Filter.Hook, t.pub.Filter.Hook)
 		plan.Add(gone)
 		plan.Add(create)
-		t.warn(plan)
+		plan.Warn("filter %s: a device has one mode of XDP at a time, so that for an instant nothing is filtered while it changes from %s to %s", t.pub.Filter.Name, s.pub.Filter.Hook, t.pub.Filter.Hook)
+		t.warn(plan, s.pub)
 		return
 	}
 	d := differences(s.pub, t.pub)
@@ -165,17 +166,40 @@ func (t *target) plan(plan *feature.Plan, have State) {
 		plan.Add(feature.Step{Verb: "attach", Object: object, Detail: strings.Join(s.lacking(), ", "),
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", attachAll(l, t.inst) }})
 	}
-	t.warn(plan)
+	t.warn(plan, s.pub)
+}
+
+// cutsOff are the interfaces that a filter keeps from finding their neighbours: default: drop takes ARP along.
+func (p *published) cutsOff() (out []string) {
+	f := p.Filter
+	asks := func(r Rule) bool { return r.Action == Pass && strings.Contains(r.Match.Text, "eth.type") }
+	if !f.Hook.ofDevices() || f.Default != Drop || p.Raw || slices.ContainsFunc(f.Rules, asks) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(f.Interfaces), func(name string) bool { return name == "lo" })
+}
+
+// warnOfCut tells of interfaces that are cut off: as an outage, if they were not before.
+func (t *target) warnOfCut(plan *feature.Plan, was *published) {
+	tell := plan.Warn
+	var before []string
+	if was != nil {
+		before = was.cutsOff()
+	}
+	now := t.pub.cutsOff()
+	if slices.ContainsFunc(now, func(name string) bool { return !slices.Contains(before, name) }) {
+		tell = plan.Outage
+	}
+	if len(now) > 0 {
+		tell("filter %s drops ARP too, by default: drop, so that %s soon reach nobody: pass eth.type == 0x0806, and IPv6 neighbour discovery (icmpv6)", t.pub.Filter.Name, strings.Join(now, ", "))
+	}
 }
 
 // warn tells of interfaces that are not there, of a filter that would cut its interfaces off, and of rules that fragments
 // evade.
-func (t *target) warn(plan *feature.Plan) {
+func (t *target) warn(plan *feature.Plan, was *published) {
 	f := t.pub.Filter
-	asks := func(r Rule) bool { return r.Action == Pass && strings.Contains(r.Match.Text, "eth.type") }
-	if f.Hook.ofDevices() && f.Default == Drop && !t.pub.Raw && !slices.ContainsFunc(f.Rules, asks) {
-		plan.Warn("filter %s drops ARP too, by default: drop, so that its interfaces soon reach nobody: pass eth.type == 0x0806, and IPv6 neighbour discovery (icmpv6)", f.Name)
-	}
+	t.warnOfCut(plan, was)
 	if e := f.evadedByFragments(); e != nil {
 		plan.Warn("%s", e.warning(f))
 	}

@@ -78,6 +78,13 @@ func (Feature) Plan(_ context.Context, have *Limits, want Limits) (feature.Plan,
 		p.Add(feature.Step{Verb: verb, Object: "limits of handoff", Detail: want.String(),
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", want.publish(l) }})
 	}
+	var before Limits
+	if have != nil {
+		before = *have
+	}
+	if a, b := before.withDefaults().Hold, want.withDefaults().Hold; b < a && len(p.Steps) > 0 {
+		p.Warn("handoff.hold %v → %v: sessions that have waited longer than that for a member are reset at once", a, b)
+	}
 	return p, nil
 }
 
