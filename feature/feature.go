@@ -71,6 +71,12 @@ type Restorer interface {
 	PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (Plan, error)
 }
 
+// Checked is implemented by features with attachments that no pinned link tells of: filters of tc, rules of nftables. Where
+// they are missing is told as kernel.Checker's faults are; planning or mending attaches them again.
+type Checked interface {
+	Faults(ctx context.Context, r *kernel.Root) ([]kernel.Fault, error)
+}
+
 // Examiner is implemented by features that can say what would make them useless on
 // a running host, for doctor.
 type Examiner interface {

@@ -54,7 +54,11 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 			all.Warn("%s", f)
 		}
 	}
-	steps := h.recoveries(faults)
+	pinned, err := h.Root.Check()
+	if err != nil {
+		return all, err
+	}
+	steps := h.recoveries(pinned)
 	all.Steps = steps
 	for _, f := range parts {
 		p, err := f.plan(ctx, h.Root, c)
@@ -148,7 +152,7 @@ func withoutRecovered(steps, recoveries []feature.Step) []feature.Step {
 
 // recover makes damaged instances complete, so that the plan sees the state that there was.
 func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, each func(Done)) error {
-	faults, err := h.Faults(ctx)
+	faults, err := h.Root.Check() // features attach by themselves what only they know of
 	for _, s := range h.recoveries(faults) {
 		note, serr := s.Do(ctx, l)
 		if err = errors.Join(err, serr); serr == nil {

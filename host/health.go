@@ -21,8 +21,21 @@ import (
 const checkEvery = time.Second
 
 // Faults looks for damage to what is pinned, and for programs of others at its hooks.
-func (h *Host) Faults(context.Context) ([]kernel.Fault, error) {
-	faults, err := h.Root.Check()
+func (h *Host) Faults(ctx context.Context) ([]kernel.Fault, error) {
+	return h.check(ctx, kernel.NewChecker(h.Root))
+}
+
+// check looks for what the pins tell of, and for what features know beside them.
+func (h *Host) check(ctx context.Context, c *kernel.Checker) ([]kernel.Fault, error) {
+	faults, err := c.Check()
+	for _, f := range parts {
+		x, ok := f.feature.(feature.Checked)
+		if !ok {
+			continue
+		}
+		more, xerr := x.Faults(ctx, h.Root)
+		faults, err = append(faults, more...), errors.Join(err, xerr)
+	}
 	return remedied(faults), err
 }
 
@@ -58,8 +71,8 @@ func (h *Host) watchHealth(ctx context.Context, log *slog.Logger) error {
 			return nil
 		case <-tick.C:
 		}
-		faults, err := check.Check()
-		if err != nil {
+		faults, err := h.check(ctx, check)
+		if err != nil && ctx.Err() == nil {
 			faults = append(faults, kernel.Fault{Object: h.Root.Path(), Kind: kernel.FaultRoot, Text: err.Error()})
 		}
 		tellFaults(log, remedied(faults), told)

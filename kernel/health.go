@@ -130,6 +130,11 @@ func fault(i Instance, kind FaultKind, format string, a ...any) Fault {
 	return Fault{Instance: i, Feature: i.Feature, Object: i.describe(), Kind: kind, Text: fmt.Sprintf(format, a...), Remedy: remedyApply}
 }
 
+// NotAttached is the fault of an instance without an attachment that should be there, in words.
+func NotAttached(i Instance, format string, a ...any) Fault {
+	return fault(i, FaultDetached, format, a...)
+}
+
 // describe names an instance of a feature for people.
 func (i Instance) describe() string {
 	if i.Scope == HostScope {

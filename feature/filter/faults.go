@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"context"
+	"errors"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+var _ feature.Checked = Feature{}
+
+// Faults implements feature.Checked: filters that tc or nftables hold, and do not any more.
+func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, err error) {
+	all, err := r.Instances(Name)
+	for _, i := range all {
+		m, merr := r.Meta(i)
+		if merr != nil {
+			continue // removed, or damage that the pins tell of
+		}
+		p, perr := parse(i, m)
+		if perr != nil || p.Holder != heldByClsact && p.Holder != heldByNFT {
+			continue
+		}
+		lost, lerr := lostPlaces(r, i, p)
+		for _, place := range lost {
+			f := kernel.NotAttached(i, "nothing runs at %s", place.Name)
+			f.Device = place.Interface
+			out = append(out, f)
+		}
+		err = errors.Join(err, lerr)
+	}
+	return out, err
+}
+
+// lostPlaces are the places of a filter that could be attached now, and are not.
+func lostPlaces(r *kernel.Root, i kernel.Instance, p *published) (out []Place, err error) {
+	o, err := r.Open(i)
+	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+	ns, err := findNetns(p)
+	if errors.Is(err, netns.ErrGone) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	places, err := p.Holder.holder().places(&site{inst: i, pub: p, pins: o, ns: ns})
+	if permission(err) {
+		return nil, nil
+	}
+	for _, place := range places {
+		if place.lacks {
+			out = append(out, place)
+		}
+	}
+	return out, err
+}
