@@ -22,19 +22,21 @@ func steerRetire(g *globals) *cobra.Command {
 		Long: `Wait until nothing is left with the generation before a slot's member: no UDP
 peer that it knows, no connection in its listeners' queues or on the way there, no
 TCP connection of its own, no datagram unread. Then it gets nothing more, and is
-sent the signal of --stop. At the deadline of the service's generations whatever
+sent the signal of --stop: for servers that weir knows, by default, the one by which
+they answer what they have begun (QUIT for nginx and php-fpm, USR1 for HAProxy, WINCH
+for httpd, INT for lighttpd). At the deadline of the service's generations whatever
 is left ends, but for what waits in its sockets, which it has two seconds for.
 
 Where nobody drains there is nothing to do. weir steer run --replace does this by
 itself; this is for members that systemd or somebody else starts.`,
-		Example: `  weir steer retire www --slot 0 --stop QUIT
+		Example: `  weir steer retire www --slot 0
   weir steer retire www --slot 0 --keep && systemctl stop www@blue`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
 			if t.Slot, err = slotOf(cmd, g, args[0], slot); err != nil {
 				return err
 			}
-			if t.Signal, err = parseSignal(stop); err != nil {
+			if t.Signal, err = stopSignal(cmd, stop); err != nil {
 				return err
 			}
 			t.Log = newLog(os.Stderr)
@@ -42,9 +44,17 @@ itself; this is for members that systemd or somebody else starts.`,
 		},
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
-	c.Flags().StringVar(&stop, "stop", "TERM", "signal that ends it")
+	c.Flags().StringVar(&stop, "stop", "", "signal that ends it (default: the one that its program ends in good order by, or TERM)")
 	c.Flags().BoolVar(&t.Keep, "keep", false, "do not end it, only wait")
 	return c
+}
+
+// stopSignal is that of --stop; 0 where it is not given.
+func stopSignal(c *cobra.Command, name string) (syscall.Signal, error) {
+	if !c.Flags().Changed("stop") {
+		return 0, nil
+	}
+	return parseSignal(name)
 }
 
 // parseSignal reads a signal's name, with or without SIG.

@@ -54,10 +54,12 @@ With --replace the daemon is the next generation of the one that has the slot
 (the service has generations: {} in its steer section): both run side by side,
 the old one keeps the UDP peers and QUIC connections that it has, all else is the
 new one's, and once nothing is left with the old one, or at the deadline, it is
-sent the signal of --stop. If the new one dies first, nothing has happened.`,
+sent the signal of --stop: for servers that weir knows, by default, the one by which
+they answer what they have begun (QUIT for nginx and php-fpm, USR1 for HAProxy, WINCH
+for httpd, INT for lighttpd). If the new one dies first, nothing has happened.`,
 		Example: `  weir steer run telemetry --slot 0 -- nfacctd -f /etc/pmacct/nfacctd-0.conf
   weir steer run dns --slot 1 --listen-fds --restart --user dns -- /usr/bin/dnsd
-  weir steer run www --slot 0 --replace --stop QUIT -- nginx -c /etc/nginx/b.conf`,
+  weir steer run www --slot 0 --replace -- nginx -c /etc/nginx/b.conf`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
 			if v.Slot, err = slotOf(cmd, g, args[0], slot); err != nil {
@@ -66,7 +68,7 @@ sent the signal of --stop. If the new one dies first, nothing has happened.`,
 			if v.Bound, err = parseBound(bound); err != nil {
 				return err
 			}
-			if v.Stop, err = parseSignal(stop); err != nil {
+			if v.Stop, err = stopSignal(cmd, stop); err != nil {
 				return err
 			}
 			if v.Env, err = addedEnv(env); err != nil {
@@ -92,7 +94,7 @@ sent the signal of --stop. If the new one dies first, nothing has happened.`,
 	c.Flags().BoolVar(&v.Restart, "restart", false, "start the daemon again when it ends, until INT, QUIT or TERM")
 	c.Flags().BoolVar(&v.TakeOver, "take-over", false, "take the slot from a process that holds it and lives")
 	c.Flags().BoolVar(&v.Replace, "replace", false, "take the slot from a process that holds it, and end that once it is drained")
-	c.Flags().StringVar(&stop, "stop", "TERM", "signal that ends the process that is replaced")
+	c.Flags().StringVar(&stop, "stop", "", "signal that ends the process that is replaced (default: the one that its program ends in good order by, or TERM)")
 	c.Flags().StringVar(&v.User, "user", "", "run the daemon as this user, by name or number, with a clean environment and no_new_privs")
 	c.Flags().StringArrayVar(&env, "env", nil, "add NAME=VALUE, or NAME of this environment, to the daemon's environment")
 	c.Flags().StringSliceVar(&bound, "bound", nil, "where its sockets are bound, one for each listen, if not there")

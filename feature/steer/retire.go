@@ -21,7 +21,7 @@ import (
 // is left, but for what waits in its sockets.
 type Retirement struct {
 	Slot   Slot
-	Signal syscall.Signal // that ends the process; 0: SIGTERM
+	Signal syscall.Signal // that ends the process; 0: the one by which its program ends in good order
 	Keep   bool           // leave the process be, once it is drained
 	Log    feature.Logger
 }
@@ -77,7 +77,7 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 	}
 	sig := t.Signal
 	if sig == 0 {
-		sig = unix.SIGTERM
+		sig = gracefulSignal(v.who.pid)
 	}
 	if err := unix.PidfdSendSignal(proc.FD(), sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("ending process %d: %w", v.who.pid, err)

@@ -47,7 +47,7 @@ type Supervision struct {
 	// Replace takes over, and ends that process once it is drained ([Retirement]): the
 	// service must have generations.
 	Replace bool
-	Stop    syscall.Signal // that ends it; 0: SIGTERM
+	Stop    syscall.Signal // that ends it; 0: the one by which its program ends in good order
 
 	Running func(bool) // told when the daemon has started and when it has ended, if not nil
 	Log     feature.Logger

@@ -141,7 +141,7 @@ func (s *server) start() error {
 			argv[0] = path
 		}
 		c = lab.Command{Path: binary, Output: s.log, Args: append([]string{"--root", s.host.env.Root, "steer", "run", s.name, "--slot", "0",
-			"--replace", "--stop", unix.SignalName(s.stop), "--"}, argv...)}
+			"--replace", "--"}, argv...)}
 	}
 	s.proc, err = s.host.env.Start(c)
 	return err

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,6 +24,7 @@ type load struct {
 	wrk, dnsperf *program
 	http         *httpClients
 	quic         *quicClients
+	keep         *keepClients
 }
 
 // program is a load generator of somebody else's, and what it prints.
@@ -32,7 +34,7 @@ type program struct {
 }
 
 // found is what all clients saw.
-type found struct{ http, dns, quic finding }
+type found struct{ http, dns, quic, keep finding }
 
 // Clients pause between requests: the servers, not the generators, are to have the machine.
 const (
@@ -59,7 +61,7 @@ func startLoad(ctx context.Context, e *lab.Env, h *host) (*load, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.http, l.quic = startHTTP(ctx, h), startQUIC(ctx, h)
+	l.http, l.quic, l.keep = startHTTP(ctx, h), startQUIC(ctx, h), startKeep(ctx, h)
 	// Until every client has been answered once: what follows is under load.
 	return l, l.begun(ctx)
 }
@@ -91,6 +93,7 @@ func (l *load) stop(ctx context.Context) (f found, err error) {
 	lost := time.After(dnsLimit + 200*time.Millisecond) // dnsperf counts as lost what it has waited for so long
 	f.http.add(l.http.end())
 	f.quic = l.quic.end()
+	f.keep = l.keep.end()
 	select {
 	case <-lost:
 	case <-ctx.Done():
@@ -130,7 +133,7 @@ func (p *program) end(ctx context.Context) error {
 
 // reasons are the first things that went wrong.
 func (l *load) reasons() []string {
-	out := append(l.http.why(), l.quic.why()...)
+	out := slices.Concat(l.http.why(), l.quic.why(), l.keep.why())
 	for _, line := range strings.Split(l.wrk.out.String(), "\n") {
 		if strings.Contains(line, "Socket errors") || strings.Contains(line, "Non-2xx") {
 			out = append(out, "wrk: "+strings.TrimSpace(line))

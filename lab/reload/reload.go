@@ -8,6 +8,7 @@ package reload
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/weir-project/weir/lab"
@@ -30,15 +31,16 @@ type plan struct {
 	rounds   int           // of all phases, one after the other
 	replaces int           // in each round, of nginx and of knot
 	quic     int           // likewise, of Caddy, whose clients are waited for
+	keep     int           // likewise, of the servers whose clients keep their connections
 	restarts int           // likewise, of every server, without weir
 	hups     int           // in the last round, by SIGHUP, with weir and without
 	limit    time.Duration // after which no further round begins
 }
 
 var plans = map[lab.Size]plan{
-	lab.Full:  {rounds: 12, replaces: 12, quic: 12, restarts: 3, hups: 8, limit: time.Hour},
-	lab.Quick: {rounds: 2, replaces: 25, quic: 9, restarts: 1, hups: 2, limit: 44 * time.Second},
-	lab.Smoke: {rounds: 1, replaces: 3, quic: 2, restarts: 1, limit: time.Minute},
+	lab.Full:  {rounds: 12, replaces: 12, quic: 12, keep: 6, restarts: 3, hups: 8, limit: time.Hour},
+	lab.Quick: {rounds: 2, replaces: 25, quic: 9, keep: 4, restarts: 1, hups: 2, limit: 44 * time.Second},
+	lab.Smoke: {rounds: 1, replaces: 3, quic: 2, keep: 1, restarts: 1, limit: time.Minute},
 }
 
 // experiment is one run.
@@ -52,6 +54,7 @@ type experiment struct {
 // tally is what clients saw of one way to replace a server, over all rounds.
 type tally struct {
 	http, dns, quic finding
+	keep            finding                    // busy connections of HTTP/1.1
 	changes         map[string]int             // by server
 	spanning        int                        // QUIC connections that were there when their server was changed
 	took            map[string][]time.Duration // likewise
@@ -66,7 +69,7 @@ func (f *finding) add(o finding) {
 }
 
 func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
-	for _, program := range []string{"nginx", "knotd", "caddy", "wrk", "dnsperf"} {
+	for _, program := range []string{"nginx", "knotd", "caddy", "haproxy", "wrk", "dnsperf"} {
 		if _, err := lab.Find(program); err != nil {
 			r.Skip("%v", err)
 			return err
@@ -111,8 +114,8 @@ func (x *experiment) measure(ctx context.Context) error {
 			on  *host
 			n   map[string]int // changes, by server
 		}{
-			{byWeir, with, map[string]int{"nginx": x.replaces, "knot": x.replaces, "caddy": x.quic}},
-			{byRestart, plain, map[string]int{"nginx": x.restarts, "knot": x.restarts, "caddy": x.restarts}},
+			{byWeir, with, withKeep(map[string]int{"nginx": x.replaces, "knot": x.replaces, "caddy": x.quic}, x.keep)},
+			{byRestart, plain, withKeep(map[string]int{"nginx": x.restarts, "knot": x.restarts, "caddy": x.restarts}, x.restarts)},
 			// Caddy's own reload is a request, not a signal.
 			{weirHUP, with, map[string]int{"nginx": x.hups, "knot": x.hups}},
 			{byHUP, plain, map[string]int{"nginx": x.hups, "knot": x.hups}},
@@ -126,6 +129,14 @@ func (x *experiment) measure(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// withKeep adds the servers whose clients keep their connections.
+func withKeep(n map[string]int, changes int) map[string]int {
+	for name := range keepPorts {
+		n[name] = changes
+	}
+	return n
 }
 
 // phase puts a host under load and changes its servers so many times each.
@@ -150,6 +161,7 @@ func (x *experiment) phase(ctx context.Context, way string, h *host, n map[strin
 	t.http.add(found.http)
 	t.dns.add(found.dns)
 	t.quic.add(found.quic)
+	t.keep.add(found.keep)
 	for _, text := range l.reasons() {
 		x.result.Note("%s: %s", way, text)
 	}
@@ -168,16 +180,19 @@ func (x *experiment) report() {
 		r.Set("http_failed"+suffix, float64(t.http.failed))
 		r.Set("dns_queries"+suffix, float64(t.dns.asked))
 		r.Set("dns_failed"+suffix, float64(t.dns.failed))
+		r.Set("keepalive_requests"+suffix, float64(t.keep.asked))
+		r.Set("keepalive_failed"+suffix, float64(t.keep.failed))
 		r.Set("quic_connections"+suffix, float64(t.quic.asked))
 		r.Set("quic_connections_lost"+suffix, float64(t.quic.failed))
 		// What is contracted is said of nginx and knot; of Caddy there is a number of its own.
 		least := min(t.changes["nginx"], t.changes["knot"])
 		for _, s := range kinds {
-			r.Set("reloads_"+s.name+suffix, float64(t.changes[s.name]))
+			name := strings.ReplaceAll(s.name, "-", "_")
+			r.Set("reloads_"+name+suffix, float64(t.changes[s.name]))
 			if way == byWeir || way == byRestart {
 				p50, _, longest := lab.Percentiles(t.took[s.name])
-				r.Set("reload_ms_p50_"+s.name+suffix, float64(p50.Milliseconds()))
-				r.Set("reload_ms_max_"+s.name+suffix, float64(longest.Milliseconds()))
+				r.Set("reload_ms_p50_"+name+suffix, float64(p50.Milliseconds()))
+				r.Set("reload_ms_max_"+name+suffix, float64(longest.Milliseconds()))
 			}
 		}
 		if way == byWeir || way == byRestart {
@@ -192,6 +207,7 @@ func (x *experiment) report() {
 	r.Claim(lab.Correctness, "nginx and knot were replaced so often, each", "reloads", ">= "+least)
 	r.Claim(lab.Correctness, "Caddy was replaced", "reloads_caddy", ">= "+fmt.Sprint(x.quic))
 	r.Claim(lab.Correctness, "no HTTP request failed (nginx, HTTP/1.1 and HTTP/2)", "http_failed", "== 0")
+	r.Claim(lab.Correctness, "nor on a busy connection that its server had to end (nginx, HAProxy, Caddy, HTTP/1.1)", "keepalive_failed", "== 0")
 	r.Claim(lab.Correctness, "no DNS query failed (knot)", "dns_failed", "== 0")
 	r.Claim(lab.Correctness, "no QUIC connection was lost (Caddy, HTTP/3)", "quic_connections_lost", "== 0")
 	r.Claim(lab.Correctness, "QUIC connections lived on while their server was replaced", "quic_connections_spanning", "> 0")
