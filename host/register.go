@@ -27,6 +27,7 @@ const (
 	connectionsPerUser = 16 // root is not limited
 	registerDefault    = 30 * time.Second
 	registerLongest    = 5 * time.Minute
+	maxRegistration    = 4096 // bytes of a form
 )
 
 // listenRegister makes the socket that collectors register over.
@@ -82,13 +83,13 @@ func readRegistration(w http.ResponseWriter, r *http.Request) (q registration, e
 	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return q, err
 	}
-	r.Body = http.MaxBytesReader(w, r.Body, 4096)
+	r.Body = http.MaxBytesReader(w, r.Body, maxRegistration)
 	q = registration{service: r.PostFormValue("service"), limit: registerDefault}
 	if q.slot, err = strconv.Atoi(r.PostFormValue("slot")); err != nil || q.service == "" {
 		return q, errors.New("want service=NAME&slot=NUMBER")
 	}
 	if ms, err := strconv.Atoi(r.PostFormValue("timeout_ms")); err == nil && ms > 0 {
-		q.limit = min(time.Duration(ms)*time.Millisecond, registerLongest)
+		q.limit = time.Duration(min(ms, int(registerLongest.Milliseconds()))) * time.Millisecond // clipped first: the product may overflow
 	}
 	return q, c.SetReadDeadline(time.Time{})
 }

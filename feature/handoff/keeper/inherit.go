@@ -187,6 +187,7 @@ func (l *legacy) read(f *os.File) error {
 		return fmt.Errorf("the list of what waits: %w", err)
 	}
 	if err := json.NewDecoder(f).Decode(l); err != nil {
+		l.Sessions = nil // a part of it was read, perhaps
 		return fmt.Errorf("the list of what waits: %w", err)
 	}
 	if l.Version != inheritVersion {

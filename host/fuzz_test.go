@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// deadlines is a recorder that can be given deadlines.
+type deadlines struct{ *httptest.ResponseRecorder }
+
+func (deadlines) SetReadDeadline(time.Time) error { return nil }
+
+// Everybody may register: whatever the form says, a registration names a service, and waits for a time within its bounds.
+func FuzzRegistration(f *testing.F) {
+	const form = "application/x-www-form-urlencoded"
+	for _, body := range []string{"service=s&slot=1", "service=s&slot=1&timeout_ms=200", "service=s&slot=-1", "service=s&slot=1&timeout_ms=9223372036855",
+		"service=s&slot=1&timeout_ms=9223372036854775807", "service=&slot=1", "slot=1", "%", "service=s&slot=1;x", "service=s&service=t&slot=2&slot=3", strings.Repeat("a", 5000)} {
+		f.Add(body, form, "service=u&slot=9")
+	}
+	f.Add("--b\r\nContent-Disposition: form-data; name=service\r\n\r\ns\r\n--b--\r\n", "multipart/form-data; boundary=b", "")
+	f.Fuzz(func(t *testing.T, body, kind, query string) {
+		r := httptest.NewRequest(http.MethodPost, "/v1/register", strings.NewReader(body))
+		r.URL.RawQuery = query
+		r.Header.Set("Content-Type", kind)
+		q, err := readRegistration(deadlines{httptest.NewRecorder()}, r)
+		if err != nil {
+			return
+		}
+		if q.service == "" || q.limit <= 0 || q.limit > registerLongest || len(body) > maxRegistration {
+			t.Errorf("%q gives %+v", body, q)
+		}
+	})
+}
