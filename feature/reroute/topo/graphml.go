@@ -96,14 +96,14 @@ func readGraphML(file string, data []byte) (*Network, error) {
 	}
 	for i, e := range g.Edges {
 		a := attributes(e.Data)
-		m := 1.0
+		var m *float64
 		for _, name := range metricNames {
 			if text, ok := a[name]; ok {
 				v, err := strconv.ParseFloat(text, 64)
 				if err != nil {
 					return nil, fmt.Errorf("%s: edge %d, %s to %s: %s %q is no number", file, i+1, e.Source, e.Target, name, text)
 				}
-				m = v
+				m = &v
 				break
 			}
 		}
@@ -123,6 +123,9 @@ type loose struct {
 	b     *Builder
 	ids   map[string]int
 	edges []half
+	// Links whose metric is not the source's: without one, and rounded, of which an example.
+	without, rounded int
+	example          string
 }
 
 func newLoose(name string) *loose { return &loose{b: NewBuilder(name), ids: map[string]int{}} }
@@ -153,7 +156,8 @@ func (l *loose) node(id, label string, at *Point) error {
 	return nil
 }
 
-func (l *loose) edge(from, to string, m float64, srlgs []string) error {
+// edge adds one. Without a metric it has 1.
+func (l *loose) edge(from, to string, given *float64, srlgs []string) error {
 	u, ok := l.ids[from]
 	if !ok {
 		return fmt.Errorf("there is no node %q", from)
@@ -162,19 +166,36 @@ func (l *loose) edge(from, to string, m float64, srlgs []string) error {
 	if !ok {
 		return fmt.Errorf("there is no node %q", to)
 	}
-	w, err := metric(m)
-	if err != nil {
-		return fmt.Errorf("%s to %s: %w", from, to, err)
-	}
 	if u == v {
 		l.b.Note("a link of %s to itself carries nothing and is left out", l.b.n.Nodes[u].Name)
 		return nil
+	}
+	w := uint32(1)
+	if given == nil {
+		l.without++
+	} else {
+		var err error
+		if w, err = metric(*given); err != nil {
+			return fmt.Errorf("%s to %s: %w", from, to, err)
+		}
+		if float64(w) != *given {
+			if l.rounded++; l.example == "" {
+				l.example = fmt.Sprintf("%s to %s: %v is %d", from, to, *given, w)
+			}
+		}
 	}
 	l.edges = append(l.edges, half{Link: Link{From: u, To: v, Metric: w, SRLGs: srlgs}})
 	return nil
 }
 
 func (l *loose) network(directed bool) (*Network, error) {
+	if l.without > 0 {
+		l.b.Note("%d of %d links have no metric (%s): 1 is taken for each", l.without, len(l.edges), strings.Join(metricNames, ", "))
+	}
+	if l.rounded > 0 {
+		l.b.Note("%d of %d links have a metric that is no whole number of 1 or more, which is rounded (%s): repairs may follow other paths than routing; scale metrics as the routers do",
+			l.rounded, len(l.edges), l.example)
+	}
 	if directed {
 		l.b.join(l.edges)
 	} else {

@@ -4,10 +4,10 @@ package topo
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 )
 
 // nodeLink is the JSON of networkx.node_link_data, with the attributes that topohub gives.
@@ -59,13 +59,7 @@ func readNodeLink(file string, data []byte) (*Network, error) {
 	}
 	l.b.n.Geographic = degrees
 	for i, e := range append(doc.Edges, doc.Links...) {
-		m := 1.0
-		for _, v := range []*float64{e.Metric, e.Weight, e.Cost, e.Dist} { // as metricNames
-			if v != nil {
-				m = *v
-				break
-			}
-		}
+		m := cmp.Or(e.Metric, e.Weight, e.Cost, e.Dist) // as metricNames
 		if err := l.edge(scalar(e.Source), scalar(e.Target), m, e.SRLG); err != nil {
 			return nil, fmt.Errorf("%s: edge %d: %w", file, i+1, err)
 		}
@@ -79,10 +73,9 @@ func readNodeLink(file string, data []byte) (*Network, error) {
 
 // scalar is an id, which may be a number or a string.
 func scalar(raw json.RawMessage) string {
-	if s := string(raw); s != "" && s[0] == '"' {
-		if text, err := strconv.Unquote(s); err == nil {
-			return text
-		}
+	var text string
+	if json.Unmarshal(raw, &text) == nil && len(raw) > 0 && raw[0] == '"' {
+		return text
 	}
 	return string(bytes.TrimSpace(raw))
 }

@@ -3,8 +3,12 @@
 package topo
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"net/netip"
+	"slices"
+	"unicode/utf8"
 
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/internal/suggest"
@@ -50,6 +54,9 @@ type ownSide struct {
 
 // readOwn reads weir's own form. Unknown keys are errors that name the place.
 func readOwn(file string, data []byte) (*Network, error) {
+	if json.Valid(data) {
+		data = plainEscapes(data)
+	}
 	var doc ownFile
 	if err := strictyaml.Decode(file, data, &doc); err != nil {
 		return nil, err
@@ -92,11 +99,48 @@ func readOwn(file string, data []byte) (*Network, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
+	doc.noteMetrics(b)
 	n, err := b.Network()
 	if err != nil {
 		return nil, strictyaml.Pos{File: file, Line: 1, Column: 1}.Errorf("%w", err)
 	}
 	return n, nil
+}
+
+// plainEscapes writes the escapes of JSON out that YAML's parser does not take: \/ and pairs of surrogates.
+func plainEscapes(data []byte) []byte {
+	out := make([]byte, 0, len(data))
+	for i := 0; i < len(data); i++ {
+		if data[i] != '\\' {
+			out = append(out, data[i])
+			continue
+		}
+		var text string
+		switch n := min(12, len(data)-i); {
+		case data[i+1] == '/':
+		case data[i+1] == 'u' && n == 12 && json.Unmarshal(slices.Concat([]byte(`"`), data[i:i+n], []byte(`"`)), &text) == nil && utf8.RuneCountInString(text) == 1:
+			out = append(out, text...)
+			i += n - 1
+		default:
+			out = append(out, data[i], data[i+1])
+			i++
+		}
+	}
+	return out
+}
+
+// noteMetrics tells of links without a metric beside those that have one: where none has, hops are counted on purpose.
+func (f ownFile) noteMetrics(b *Builder) {
+	without, example := 0, ""
+	for _, l := range f.Links {
+		if l.Metric == 0 {
+			without++
+			example = cmp.Or(example, l.From+" to "+l.To)
+		}
+	}
+	if without > 0 && without < len(f.Links) {
+		b.Note("%d of %d links have no metric (%s): 1 is taken for each", without, len(f.Links), example)
+	}
 }
 
 func (l ownLink) add(b *Builder) error {

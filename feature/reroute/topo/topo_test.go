@@ -86,6 +86,7 @@ a→b #2 6
 b→a #2 6
 b→c 1 on hall
 c→b 1 on hall
+note: 1 of 3 links have no metric (b to c): 1 is taken for each
 `},
 		{"graphml", graphML, `Old & New geographic=true
 ? at 7.5 50.5
@@ -98,6 +99,8 @@ c→b 1 on hall
 ? (1)→2 1
 2→? (1) 1
 note: a link of ? (1) to itself carries nothing and is left out
+note: 2 of 3 links have no metric (metric, weight, cost, dist): 1 is taken for each
+note: 1 of 3 links have a metric that is no whole number of 1 or more, which is rounded (0 to 1: 2.6 is 3): repairs may follow other paths than routing; scale metrics as the routers do
 `},
 		{"node-link", nodeLink, `g geographic=true
 A at 7 50
@@ -105,6 +108,8 @@ x
 2
 A→x 1
 x→A 4
+note: 1 of 3 links have no metric (metric, weight, cost, dist): 1 is taken for each
+note: 1 of 3 links have a metric that is no whole number of 1 or more, which is rounded (0 to x: 0.2 is 1): repairs may follow other paths than routing; scale metrics as the routers do
 note: 2→A is announced by 2 only and not used
 `},
 	} {
