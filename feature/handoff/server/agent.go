@@ -53,6 +53,8 @@ type Options struct {
 	Number move.Host
 	TLS    *peer.Identity `json:"-"`
 	Front  Remote
+	// FrontNames are those of the load balancers that Front's address may lead to; none: Front's name alone.
+	FrontNames []string
 	// Registration is what the front end is told of this server: from it the agent then learns the other servers and the
 	// services. Without an Address it does not register, and Peers and Services say all there is.
 	Registration peer.Registration
@@ -140,7 +142,7 @@ func New(ctx context.Context, o Options) (*Agent, error) {
 	}
 	a.stats.refused = map[string]uint64{}
 	a.known.Store(&known{})
-	a.front = &link{a: a, to: o.Front, hello: a.hello, hear: a.fromFront, changed: a.frontChanged}
+	a.front = &link{a: a, to: o.Front, names: o.FrontNames, hello: a.hello, hear: a.fromFront, changed: a.frontChanged}
 	return a, nil
 }
 

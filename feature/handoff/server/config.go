@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -37,8 +38,9 @@ type Config struct {
 
 // FrontConfig is where the front end's agent is.
 type FrontConfig struct {
-	Name    string `yaml:"name"` // in its certificate; absent: front
-	Address string `yaml:"address"`
+	Name    string   `yaml:"name"`  // in its certificate; absent: front
+	Names   []string `yaml:"names"` // of those that the address may lead to, in place of name
+	Address string   `yaml:"address"`
 }
 
 // mostNumber is the highest that a front end's flows have room for.
@@ -87,6 +89,9 @@ func (c *Config) validate() (errs []error) {
 	if _, _, err := net.SplitHostPort(c.Front.Address); err != nil {
 		fail("front: address %q: say where its agent listens, like 192.0.2.1:7946", c.Front.Address)
 	}
+	if c.Front.Name != "" && len(c.Front.Names) > 0 || slices.Contains(c.Front.Names, "") {
+		fail("front: say either name, or names, like [front-a, front-b], for an address that may lead to each of them")
+	}
 	if len(c.Devices) == 0 {
 		fail("devices: name the interfaces that the services' packets come by, and answers leave by")
 	}
@@ -109,7 +114,11 @@ func (c *Config) options() (Options, error) {
 	if c.Weight != nil {
 		weight = *c.Weight
 	}
-	return Options{Name: c.Name, Number: move.Host(c.Number), TLS: config, Front: Remote{Name: cmp.Or(c.Front.Name, "front"), Address: c.Front.Address},
+	names := c.Front.Names
+	if len(names) == 0 {
+		names = []string{cmp.Or(c.Front.Name, "front")}
+	}
+	return Options{Name: c.Name, Number: move.Host(c.Number), TLS: config, Front: Remote{Name: names[0], Address: c.Front.Address}, FrontNames: names,
 		Registration: peer.Registration{Address: c.Address, Weight: weight, Services: c.Services, Agent: cmp.Or(c.Advertise, c.Listen)},
 		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Park: c.Park, Patience: c.Patience, Limit: c.Limit}, nil
 }

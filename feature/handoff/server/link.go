@@ -4,6 +4,7 @@ package server
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 type link struct {
 	a       *Agent
 	to      Remote
+	names   []string // in place of to's: of whoever the address leads to
 	hear    func(*peer.Conn, peer.Frame)
 	load    func(from Remote, service uint16, n uint32, none bool)
 	hello   func() peer.Hello
@@ -39,11 +41,7 @@ const (
 func (k *link) run(ctx context.Context) {
 	warned := false
 	for pause := linkFirst; ctx.Err() == nil; pause = min(2*pause, linkLast) {
-		c, err := peer.Dial(ctx, k.to.Address, k.to.Name, k.a.o.TLS, k.hello())
-		if err == nil && (c.Peer.Name != k.to.Name || c.Peer.Number != k.to.Number) {
-			err = errors.New("it is another one")
-			c.Close()
-		}
+		c, err := k.dial(ctx)
 		if err == nil {
 			pause, warned = linkFirst, false
 			k.serve(ctx, c)
@@ -56,6 +54,25 @@ func (k *link) run(ctx context.Context) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// dial connects. An address that moves between load balancers leads to one whose name is not known before it shows its certificate.
+func (k *link) dial(ctx context.Context) (c *peer.Conn, err error) {
+	names := k.names
+	if len(names) == 0 {
+		names = []string{k.to.Name}
+	}
+	for _, name := range names {
+		c, err = peer.Dial(ctx, k.to.Address, name, k.a.o.TLS, k.hello())
+		if err == nil && (c.Peer.Name != name || c.Peer.Number != k.to.Number) {
+			err = errors.New("it is another one")
+			c.Close()
+		}
+		if other := (x509.HostnameError{}); err == nil || !errors.As(err, &other) {
+			break
+		}
+	}
+	return c, err
 }
 
 func (k *link) serve(ctx context.Context, c *peer.Conn) {

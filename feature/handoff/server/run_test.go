@@ -220,6 +220,7 @@ devices: [eth0]
 		{"address: 10.0.0.1\n", "address: ten\n", "server.yaml:4"},
 		{"devices: [eth0]", "devices: []", "name the interfaces"},
 		{"front: {address: 10.0.0.9:7946}", "front: {name: f}", "where its agent listens"},
+		{"front: {address: 10.0.0.9:7946}", "front: {address: 10.0.0.9:7946, name: f, names: [f, g]}", "either name, or names"},
 		{"tls: {certificate: a, key: b, signers: c}", "tls: {certificate: a}", "certificate, key and signers"},
 	} {
 		_, err := ParseConfig("server.yaml", []byte(strings.Replace(good, c.from, c.to, 1)))
