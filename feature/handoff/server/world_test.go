@@ -82,6 +82,13 @@ type server struct {
 	talks  sync.WaitGroup
 }
 
+// newNetworkless is nobody yet.
+func newNetworkless(t testing.TB, at netip.AddrPort) *world {
+	w := &world{t: t, at: at, ca: peertest.NewAuthority(t), root: kernel.OpenRoot(nstest.BPFFS + "/" + strings.ReplaceAll(t.Name(), "/", "-"))}
+	w.log = slog.New(slog.NewTextHandler(testWriter{t}, nil))
+	return w
+}
+
 // newNetwork is the network alone.
 func newNetwork(t testing.TB, servers int, at netip.AddrPort) *world {
 	t.Helper()
@@ -89,8 +96,8 @@ func newNetwork(t testing.TB, servers int, at netip.AddrPort) *world {
 	if err := kernel.TCRedirect.Check(); err != nil {
 		t.Skip("need: kernel", err) // the front end's
 	}
-	w := &world{t: t, at: at, ca: peertest.NewAuthority(t), root: kernel.OpenRoot(nstest.BPFFS + "/" + strings.ReplaceAll(t.Name(), "/", "-")), client: nstest.NewNetns(t)}
-	w.log = slog.New(slog.NewTextHandler(testWriter{t}, nil))
+	w := newNetworkless(t, at)
+	w.client = nstest.NewNetns(t)
 	w.middle = nstest.NewNetns(t)
 	middle := w.middle
 	nstest.Cable(t, w.client, "w0", middle, "c")
