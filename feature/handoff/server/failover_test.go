@@ -261,7 +261,7 @@ vrrp_instance clients {
 	interface c
 	virtual_router_id 51
 	priority %[2]d
-	advert_int 0.2
+	advert_int 1
 	virtual_ipaddress {
 		10.1.0.1/24
 	}
@@ -272,7 +272,7 @@ vrrp_instance servers {
 	interface s
 	virtual_router_id 52
 	priority %[2]d
-	advert_int 0.2
+	advert_int 1
 	virtual_ipaddress {
 		10.2.0.1/24
 	}
