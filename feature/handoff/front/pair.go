@@ -155,11 +155,15 @@ func (a *Agent) partnerSaid(p peer.Peers) {
 		return
 	}
 	a.adoptMembers(p.Members)
+	a.f.mu.Lock()
+	own := len(a.f.hosts)
+	a.f.mu.Unlock()
 	d := a.pair
 	d.mu.Lock()
 	same := d.word != nil && reflect.DeepEqual(d.word.Ring, p.Pair.Ring)
 	d.word = p.Pair
-	if !same && len(p.Pair.Ring) > 0 { // one that has just begun has no hosts yet, and says so when it has
+	// One that has just begun finds its hosts one after the other: by each of these shares almost all flows would be told.
+	if !same && len(p.Pair.Ring) > 0 && (d.rings != nil || d.all || len(p.Pair.Ring) >= own) {
 		d.rings = a.f.ringsOf(p.Pair.Ring)
 	}
 	d.mu.Unlock()

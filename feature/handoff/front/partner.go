@@ -153,6 +153,9 @@ func (a *Agent) tellPartner(ctx context.Context, c *peer.Conn) error {
 			}
 			err = c.Ping()
 		case <-d.wake:
+			if !d.knows() {
+				continue // tellMoved says so again
+			}
 			keys := d.take()
 			if err = a.tellOf(c, keys, false); err != nil {
 				for k := range keys { // the next connection's: of what has ended nothing else tells
@@ -183,6 +186,7 @@ func (a *Agent) tellMoved(c *peer.Conn) error {
 		return err
 	}
 	a.pair.forget(here)
+	defer wake(a.pair.wake)
 	return a.tellOf(c, keys, true)
 }
 
