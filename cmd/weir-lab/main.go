@@ -22,6 +22,7 @@ import (
 	_ "github.com/weir-project/weir/lab/guard"
 	handofflab "github.com/weir-project/weir/lab/handoff"
 	_ "github.com/weir-project/weir/lab/handoffcompare"
+	"github.com/weir-project/weir/lab/handoffpair"
 	"github.com/weir-project/weir/lab/onehost"
 	"github.com/weir-project/weir/lab/peers"
 	_ "github.com/weir-project/weir/lab/reload"
@@ -61,6 +62,7 @@ func main() {
 	delay.Play()      // nor what carries a delay line's packets
 	onehost.Play()    // nor a member of a service
 	handofflab.Play() // nor whoever moves sessions
+	handoffpair.Play()
 	reroutestress.Play()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()

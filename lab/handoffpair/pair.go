@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package handoffpair adds, kills and reboots load balancers of a pair under many connections of real TCP.
+package handoffpair
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/weir-project/weir/lab"
+)
+
+func init() {
+	lab.Register(lab.Experiment{
+		Name:  "handoff-pair",
+		Short: "10,000 connections while load balancers of a pair are added, killed and rebooted",
+		Run:   run,
+		Next: []string{
+			"weir-lab run handoff-pair --quick --json   the findings for a program",
+		},
+	})
+}
+
+// connections of each size.
+var connections = map[lab.Size]int{lab.Full: 10000, lab.Quick: 10000, lab.Smoke: 400}
+
+// pair is one run.
+type pair struct {
+	*world
+	result *lab.Result
+	conns  []*connection
+	resets int
+	lost   int
+	wrong  int
+	worst  time.Duration // of a round of all connections
+}
+
+func run(ctx context.Context, e *lab.Env, r *lab.Result) error {
+	w, err := newWorld(e)
+	if err != nil {
+		return err
+	}
+	p := &pair{world: w, result: r}
+	n := connections[e.Size]
+	events := []struct {
+		what string
+		do   func() error
+	}{
+		{"a load balancer is added, and the path changes to it", func() error { return p.after(w.add(1), w.by(1)) }},
+		{"it is killed, and its machine lost", func() error { return p.after(w.kill(1), w.by(0)) }},
+		{"it is back with nothing, and the path changes to it at once", func() error { return p.after(w.reboot(1), w.by(1)) }},
+		{"the first one is killed, and its machine lost", func() error { return w.kill(0) }},
+		{"the first one is back, while the path stays", func() error { return p.after(w.reboot(0), w.paired()) }},
+		{"the other one is killed, and its machine lost", func() error { return p.after(w.kill(1), w.by(0)) }},
+		{"the only one reboots", func() error { return p.after(w.kill(0), w.reboot(0)) }},
+	}
+	if err := p.begin(ctx, n); err != nil {
+		return err
+	}
+	for _, event := range events {
+		e.Watch.Say(event.what)
+		if err := p.through(ctx, event.what, event.do); err != nil {
+			return fmt.Errorf("%s: %w", event.what, err)
+		}
+	}
+	for metric, v := range map[string]int{"connections": len(p.conns), "connections_reset": p.resets, "connections_lost": p.lost, "answers_of_another_host": p.wrong,
+		"events": len(events), "flows_not_by_hash": p.moved, "pair_records": p.records, "longest_round_ms": int(p.worst.Milliseconds())} {
+		r.Set(metric, float64(v))
+	}
+	for _, c := range []struct{ claim, metric, want string }{
+		{"connections through all events", "connections", fmt.Sprintf("== %d", n)},
+		{"connections that were reset", "connections_reset", "== 0"},
+		{"connections that did not go on within 30 s", "connections_lost", "== 0"},
+		{"answers of a host that did not have the connection", "answers_of_another_host", "== 0"},
+		{"flows that a load balancer which is added is told of: the third host's share", "flows_not_by_hash", fmt.Sprintf("<= %d", n/2)},
+	} {
+		r.Claim(lab.Correctness, c.claim, c.metric, c.want)
+	}
+	return nil
+}
+
+// after is the first error of steps: each has been done when it is called.
+func (p *pair) after(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin opens connections by the first load balancer alone, over two hosts; then a third host comes, and what is its by the hash
+// stays where it is.
+func (p *pair) begin(ctx context.Context, n int) error {
+	p.env.Watch.Say("opening %d connections", n)
+	if err := p.after(p.add(0), p.by(0), p.host(0), p.host(1)); err != nil {
+		return err
+	}
+	if err := p.open(ctx, n); err != nil {
+		return err
+	}
+	if err := p.round(ctx, "connections are open"); err != nil {
+		return err
+	}
+	if err := p.host(2); err != nil {
+		return err
+	}
+	return p.round(ctx, "a host is added")
+}
+
+// through has all connections speak while something happens, and once more when it has happened.
+func (p *pair) through(ctx context.Context, what string, do func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	if err := p.round(ctx, what); err != nil {
+		return err
+	}
+	if err := <-done; err != nil {
+		return err
+	}
+	return p.round(ctx, what)
+}
+
+// round has each connection ask and be answered, all at once.
+func (p *pair) round(ctx context.Context, what string) error {
+	begin := time.Now()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	resets, lost, wrong := 0, 0, 0
+	for _, c := range p.conns {
+		if c.over {
+			continue
+		}
+		wg.Go(func() {
+			v := c.ask()
+			mu.Lock()
+			defer mu.Unlock()
+			switch v {
+			case wasReset:
+				resets++
+			case wasLost:
+				lost++
+			case isWrong:
+				wrong++
+			}
+		})
+	}
+	wg.Wait()
+	took := time.Since(begin)
+	p.resets, p.lost, p.wrong, p.worst = p.resets+resets, p.lost+lost, p.wrong+wrong, max(p.worst, took)
+	if resets+lost+wrong > 0 {
+		p.result.Note("%s: %d reset, %d lost, %d answered by another host", what, resets, lost, wrong)
+	}
+	p.env.Watch.Say("%d connections have answered in %s", len(p.conns)-resets-lost-wrong, took.Round(time.Millisecond))
+	return ctx.Err()
+}
