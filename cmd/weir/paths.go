@@ -76,23 +76,38 @@ func onlyPath(st reroute.State, name string) reroute.State {
 func rerouteDrain(g *globals) *cobra.Command {
 	return linkCommand(g, "drain PATH", "Take the link of a path out of use at once, for maintenance",
 		`Have the traffic of a path's link, that of all its paths, go its way around, until
-weir reroute undrain. It outlives weir serve and weir apply.`, reroute.Drain)
+weir reroute undrain. It outlives weir serve and weir apply.
+
+It moves packets, not routes: a device that is set down takes its routes along. So
+raise the link's metric in the routing protocol before that, and see its routes leave.
+This names those that are left.`, reroute.Drain, reroute.GoWithDown)
 }
 
 func rerouteUndrain(g *globals) *cobra.Command {
 	return linkCommand(g, "undrain PATH", "Let the link of a path be used again",
-		`End weir reroute drain. The link is used at once unless it has no carrier, or is found not to work.`, reroute.Undrain)
+		`End weir reroute drain. The link is used at once unless it has no carrier, or is found not to work.`, reroute.Undrain, nil)
 }
 
-func linkCommand(g *globals, use, short, long string, do func(*kernel.WriteLock, string) error) *cobra.Command {
+func linkCommand(g *globals, use, short, long string, do func(*kernel.WriteLock, string) error, note func(*kernel.Root, string) (string, error)) *cobra.Command {
 	return &cobra.Command{Use: use, Short: short, Long: long, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := g.host().Root.Lock(cmd.Context())
 			if err != nil {
 				return err
 			}
-			defer l.Unlock()
-			return do(l, args[0])
+			err = do(l, args[0])
+			l.Unlock()
+			if err != nil || note == nil {
+				return err
+			}
+			text, err := note(g.host().Root, args[0])
+			if err != nil {
+				return fmt.Errorf("done, but it is not known which routes the link has: %w", err)
+			}
+			if text != "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", text)
+			}
+			return nil
 		},
 	}
 }

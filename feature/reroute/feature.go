@@ -169,5 +169,8 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 // Drain takes the link of a path out of use at once, until Undrain, whatever its configuration says.
 func Drain(l *kernel.WriteLock, path string) error { return protect.Drain(l, path) }
 
+// GoWithDown says which destinations have no route once the interface of a path is set down; "" is none.
+func GoWithDown(r *kernel.Root, path string) (string, error) { return protect.GoWithDown(r, path) }
+
 // Undrain lets the link of a path be used again, if nothing else is against it.
 func Undrain(l *kernel.WriteLock, path string) error { return protect.Undrain(l, path) }

@@ -189,5 +189,8 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 				Remedy: "run weir serve: it puts a packet back into the loop"})
 		}
 	}
+	for _, p := range protect.Vanishing(st.protect) {
+		out = append(out, feature.Finding{Object: "reroute path " + p.Path, Text: p.Text, Remedy: p.Remedy})
+	}
 	return out, err
 }

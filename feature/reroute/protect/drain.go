@@ -25,17 +25,25 @@ func Drain(l *kernel.WriteLock, path string) error { return drain(l, path, true)
 func Undrain(l *kernel.WriteLock, path string) error { return drain(l, path, false) }
 
 func drain(l *kernel.WriteLock, name string, on bool) error {
-	all, err := instances(l.Root)
+	i, device, err := findPath(l.Root, name)
 	if err != nil {
 		return err
 	}
+	return drainDevice(l, i, device, on)
+}
+
+// findPath finds the instance and the device of a path.
+func findPath(r *kernel.Root, name string) (i kernel.Instance, device string, err error) {
+	all, err := instances(r)
+	if err != nil {
+		return i, "", err
+	}
 	var found []kernel.Instance
 	var names []string
-	device := ""
 	for _, i := range all {
-		w, _, err := readWhole(l.Root, i)
+		w, _, err := readWhole(r, i)
 		if err != nil {
-			return err
+			return i, "", err
 		}
 		for _, p := range w.Paths {
 			if full := w.Netns + "/" + p.Name; p.Name == name || full == name {
@@ -45,11 +53,11 @@ func drain(l *kernel.WriteLock, name string, on bool) error {
 	}
 	switch len(found) {
 	case 0:
-		return fmt.Errorf("path %q: %w: weir reroute status lists them", name, ErrNoPath)
+		return i, "", fmt.Errorf("path %q: %w: weir reroute status lists them", name, ErrNoPath)
 	case 1:
-		return drainDevice(l, found[0], device, on)
+		return found[0], device, nil
 	}
-	return fmt.Errorf("path %q is in several network namespaces: say which, one of %s", name, strings.Join(names, ", "))
+	return i, "", fmt.Errorf("path %q is in several network namespaces: say which, one of %s", name, strings.Join(names, ", "))
 }
 
 func drainDevice(l *kernel.WriteLock, i kernel.Instance, device string, on bool) error {

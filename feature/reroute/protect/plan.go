@@ -79,6 +79,13 @@ func (w whole) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
 			for _, p := range r.problem {
 				plan.Warn("reroute of path %s: %s", p.Path, p.Text)
 			}
+			for _, p := range w.perDevice() {
+				if d, ok := r.byName[p.Device]; ok {
+					if v, ok := withCarrier(p.Name, p.Device, d.index); ok {
+						plan.Warn("reroute of path %s: %s; %s", v.Path, v.Text, v.Remedy)
+					}
+				}
+			}
 			for _, p := range w.Paths {
 				if r.stranded4(p.Path) {
 					plan.Warn("reroute of path %s: IPv4 packets have no way around interface %s and stay on it: give a repair segments4, whose last segment is an End.DT4, End.DX4 or End.DT46", p.Name, p.Device)
