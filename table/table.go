@@ -216,6 +216,9 @@ func (m *memory) replace(ps4, ps6 []prefix) error {
 	}
 	if err != nil {
 		m.repair()
+		if errors.Is(err, ErrFull) { // those before, which are counted, are not what took it
+			err = fmt.Errorf("%w: %d prefixes of IPv4 and %d of IPv6 need more than its %d MiB, beside those that are there: give fewer, or one shorter prefix for several", ErrFull, len(ps4), len(ps6), len(m.pages)/segmentBytes)
+		}
 		return err
 	}
 	m.Groups = groups
