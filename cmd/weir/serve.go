@@ -51,6 +51,9 @@ a slot whose member dies is withdrawn by the kernel alone. Only members that
 start meanwhile wait for its return, or for weir steer register; and the BFD sessions
 that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.
 
+It keeps the capabilities that its features need, and drops all others, also for
+checks of members that it starts (ready.command).
+
 SIGHUP is ignored: weir serve has no file of its own to read again. weir apply changes
 what it works by, and it follows.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -61,6 +64,9 @@ what it works by, and it follows.`,
 				handoff = filepath.Join(filepath.Dir(g.socket), filepath.Base(handoff))
 			}
 			log := newLog(os.Stderr)
+			if err := host.DropRights(); err != nil {
+				log.Warn("capabilities that serve does not need stay", "err", err)
+			}
 			ignoreHangup(cmd.Context(), log, "weir apply changes what weir serve works by")
 			return g.host().Serve(cmd.Context(), host.ServeOptions{Listen: listen, Socket: g.socket, Register: register, Handoff: handoff, Log: log})
 		},

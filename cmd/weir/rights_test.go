@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"golang.org/x/sys/unix"
+)
+
+// No thread of weir serve has, or could get, a capability that none of its features needs.
+func TestServeDropsRights(t *testing.T) {
+	nstest.NeedRoot(t)
+	dir := root(t)
+	e := begin(t, command("--root", dir, "serve", "--listen", "", "--socket", filepath.Join(t.TempDir(), "weir.sock")))
+	e.said.await(t, "keeping sessions")
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", e.Process.Pid))
+	if err != nil || len(tasks) < 2 {
+		t.Fatalf("%d threads, %v", len(tasks), err)
+	}
+	for _, path := range tasks {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			kind, value, _ := strings.Cut(line, ":")
+			if kind != "CapPrm" && kind != "CapEff" && kind != "CapBnd" && kind != "CapInh" && kind != "CapAmb" {
+				continue
+			}
+			set, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, c := range map[string]uint{"SYS_MODULE": unix.CAP_SYS_MODULE, "SYS_RAWIO": unix.CAP_SYS_RAWIO, "SYS_BOOT": unix.CAP_SYS_BOOT, "SYS_TIME": unix.CAP_SYS_TIME,
+				"MKNOD": unix.CAP_MKNOD, "SYSLOG": unix.CAP_SYSLOG, "SETFCAP": unix.CAP_SETFCAP, "MAC_ADMIN": unix.CAP_MAC_ADMIN, "AUDIT_CONTROL": unix.CAP_AUDIT_CONTROL, "LINUX_IMMUTABLE": unix.CAP_LINUX_IMMUTABLE} {
+				if set>>c&1 == 1 {
+					t.Errorf("%s: %s has %s", path, kind, name)
+				}
+			}
+			if need := uint64(1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_BPF); (kind == "CapEff" || kind == "CapBnd") && set&need != need {
+				t.Errorf("%s: %s lacks what serve needs: %x", path, kind, set)
+			}
+		}
+	}
+	e.term()
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// capabilityNames are those of capabilities(7), by their number.
+var capabilityNames = strings.Fields("CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE NET_BROADCAST " +
+	"NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE " +
+	"AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE")
+
+// The unit of the examples bounds weir serve to the capabilities that it keeps.
+func TestUnitHasTheRights(t *testing.T) {
+	unit, err := os.ReadFile("../examples/weir-serve.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got, want []string
+	for line := range strings.Lines(string(unit)) {
+		if list, ok := strings.CutPrefix(line, "CapabilityBoundingSet="); ok {
+			got = append(got, strings.Fields(list)...)
+		}
+	}
+	for _, r := range rights {
+		want = append(want, fmt.Sprint("CAP_", capabilityNames[r.bit]))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the unit has\n%v\nwant\n%v", got, want)
+	}
+}

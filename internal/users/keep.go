@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package users
+
+import (
+	"fmt"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// KeepOnly takes all capabilities but those of a set (a bit each) from this process, and from programs that it starts, for good.
+// Without CAP_SETPCAP only this process loses them. A process with cgo is refused: nothing reaches its threads.
+func KeepOnly(keep uint64) error {
+	if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SETPCAP, 0, 0, 0); err == nil && has == 1 {
+		for c := uintptr(0); c < 64; c++ {
+			if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
+				break // the kernel's last one was before
+			} else if has == 0 || keep>>c&1 == 1 {
+				continue
+			}
+			if _, _, e := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0); e == unix.EPERM {
+				break // it is bounded, and not in effect
+			} else if e != 0 {
+				return fmt.Errorf("drop capability %d: %w", c, e)
+			}
+		}
+	}
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&head, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	for i := range data {
+		part := uint32(keep >> (32 * i))
+		data[i].Effective &= part
+		data[i].Permitted &= part
+		data[i].Inheritable &= part
+	}
+	if _, _, e := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])), 0); e != 0 {
+		return fmt.Errorf("drop capabilities: %w", e)
+	}
+	return nil
+}
