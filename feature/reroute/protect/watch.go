@@ -122,6 +122,11 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 	if err != nil {
 		return err
 	}
+	if stop, err := w.hearTooBig(); err != nil {
+		log.Warn("routers on the way of repairs are not heard", "namespace", i.Scope, "reason", err)
+	} else {
+		defer stop()
+	}
 	w.due = time.Now() // what happened while nobody looked
 	if err := w.list(); err != nil {
 		return err
