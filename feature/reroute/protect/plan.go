@@ -79,12 +79,9 @@ func (w whole) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
 			for _, p := range r.problem {
 				plan.Warn("reroute of path %s: %s", p.Path, p.Text)
 			}
-			for _, p := range w.perDevice() {
-				if d, ok := r.byName[p.Device]; ok {
-					if v, ok := withCarrier(p.Name, p.Device, d.index); ok {
-						plan.Warn("reroute of path %s: %s; %s", v.Path, v.Text, v.Remedy)
-					}
-				}
+			index := func(device string) (int, bool) { d, ok := r.byName[device]; return d.index, ok }
+			for _, v := range w.withCarrier(index) {
+				plan.Warn("reroute of path %s: %s; %s", v.Path, v.Text, v.Remedy)
 			}
 			for _, p := range w.Paths {
 				if r.stranded4(p.Path) {

@@ -37,67 +37,73 @@ type vanishing struct {
 	down    []netip.Prefix // once it is set down: those above, and others
 }
 
-// vanishingOf finds the destinations that have routes over an interface and no others that
-// stay, in the calling thread's network namespace. Routes of the kernel's own do not count.
-// It reads the whole table: the kernel tells of next-hop objects only there.
-func vanishingOf(index int) (v vanishing, err error) {
-	type destination struct {
-		table uint32
-		to    netip.Prefix
-	}
-	const (
-		over    = 1 << iota // by the interface
-		plain               // by the interface, without an object
-		another             // by another one
-	)
-	found := map[destination]int{}
+// vanishingOf finds, for each of some interfaces, the destinations that have routes over it
+// and no others that stay, in the calling thread's network namespace. Routes of the kernel's
+// own do not count. It reads the whole table once: the kernel tells of next-hop objects only
+// there.
+func vanishingOf(indexes ...int) (map[int]vanishing, error) {
+	found := map[tablePrefix]standing{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 		req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family)}})
 		var bad error
 		err := req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(b []byte) bool {
 			r, ok, err := readRoute(b)
-			if err != nil {
-				bad = err
-				return false
+			if ok {
+				found[r.tablePrefix] = found[r.tablePrefix].with(r)
 			}
-			if !ok {
-				return true
-			}
-			k := destination{r.table, r.to}
-			switch {
-			case r.oif != index:
-				found[k] |= another
-			case r.object:
-				found[k] |= over
-			default:
-				found[k] |= over | plain
-			}
-			return true
+			bad = err
+			return err == nil
 		})
 		if err := errors.Join(err, bad); err != nil {
-			return v, fmt.Errorf("reading routes: %w", err)
+			return nil, fmt.Errorf("reading routes: %w", err)
 		}
 	}
+	out := map[int]vanishing{}
 	for k, is := range found {
-		if is&another != 0 || is&over == 0 {
+		if is.several || is.oif == 0 || !slices.Contains(indexes, is.oif) {
 			continue
 		}
+		v := out[is.oif]
 		v.down = append(v.down, k.to)
-		if is&plain == 0 {
+		if !is.plain {
 			v.carrier = append(v.carrier, k.to)
 		}
+		out[is.oif] = v
 	}
-	for _, list := range [][]netip.Prefix{v.carrier, v.down} {
-		slices.SortFunc(list, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
+	for _, v := range out {
+		for _, list := range [][]netip.Prefix{v.carrier, v.down} {
+			slices.SortFunc(list, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
+		}
 	}
-	return v, nil
+	return out, nil
+}
+
+// tablePrefix is a destination in a table.
+type tablePrefix struct {
+	table uint32
+	to    netip.Prefix
+}
+
+// standing is what the routes to a destination have in common.
+type standing struct {
+	oif     int  // that all of them use
+	several bool // they use several, or one of them does
+	plain   bool // one is of no next-hop object
+}
+
+func (s standing) with(r tableRoute) standing {
+	if s.oif != 0 && s.oif != r.oif || r.oif == 0 {
+		s.several = true
+	}
+	s.oif = r.oif
+	s.plain = s.plain || !r.object
+	return s
 }
 
 // tableRoute is what matters of a route here.
 type tableRoute struct {
-	table  uint32
-	to     netip.Prefix
+	tablePrefix
 	oif    int  // 0: several, of a multipath route
 	object bool // of a next-hop object
 }
@@ -163,16 +169,28 @@ func some(all []netip.Prefix) string {
 // Vanish is what a path's interface takes along when it loses its carrier.
 type Vanish struct{ Path, Text, Remedy string }
 
-// withCarrier tells of the destinations that go with a device's carrier. Where routes cannot
-// be read nothing is said: what reads them next fails by that.
-func withCarrier(path, device string, index int) (Vanish, bool) {
-	v, err := vanishingOf(index)
-	if err != nil || len(v.carrier) == 0 {
-		return Vanish{}, false
+// withCarrier tells of the destinations that go with the carriers of a namespace's protected
+// interfaces. Where routes cannot be read nothing is said: what reads them next fails by that.
+func (w whole) withCarrier(index func(device string) (int, bool)) (out []Vanish) {
+	var paths []published
+	var indexes []int
+	for _, p := range w.Paths {
+		if i, ok := index(p.Device); ok && !slices.Contains(indexes, i) {
+			paths, indexes = append(paths, p), append(indexes, i)
+		}
 	}
-	return Vanish{path,
-		fmt.Sprintf("%s: no route is left once interface %s loses its carrier, for a daemon's next-hop object makes it: packets are refused then, not rerouted", some(v.carrier), device),
-		fmt.Sprintf("add a route of your own beside the daemon's: ip route add PREFIX via NEIGHBOR dev %s metric 4278190080", device)}, true
+	all, err := vanishingOf(indexes...)
+	if err != nil {
+		return nil
+	}
+	for n, p := range paths {
+		if v := all[indexes[n]]; len(v.carrier) > 0 {
+			out = append(out, Vanish{p.Name,
+				fmt.Sprintf("%s: no route is left once interface %s loses its carrier, for a daemon's next-hop object makes it: packets are refused then, not rerouted", some(v.carrier), p.Device),
+				fmt.Sprintf("add a route of your own beside the daemon's: ip route add PREFIX via NEIGHBOR dev %s metric 4278190080", p.Device)})
+		}
+	}
+	return out
 }
 
 // Vanishing tells of the destinations that go with the carriers of protected interfaces.
@@ -182,27 +200,17 @@ func Vanishing(st State) (out []Vanish) {
 		if err != nil {
 			continue // it is gone, which others tell
 		}
-		_ = ns.Do(func() error { // of devices that are gone others tell, too
-			for _, p := range w.perDevice() {
-				if dev, err := netlink.LinkByName(p.Device); err == nil {
-					if v, ok := withCarrier(p.Name, p.Device, dev.Attrs().Index); ok {
-						out = append(out, v)
-					}
+		_ = ns.Do(func() error {
+			out = append(out, w.withCarrier(func(device string) (int, bool) {
+				dev, err := netlink.LinkByName(device) // of devices that are gone others tell
+				if err != nil {
+					return 0, false
 				}
-			}
+				return dev.Attrs().Index, true
+			})...)
 			return nil
 		})
 		ns.Close()
-	}
-	return out
-}
-
-// perDevice is the first path of each interface.
-func (w whole) perDevice() (out []published) {
-	for _, p := range w.Paths {
-		if !slices.ContainsFunc(out, func(o published) bool { return o.Device == p.Device }) {
-			out = append(out, p)
-		}
 	}
 	return out
 }
@@ -229,7 +237,8 @@ func GoWithDown(r *kernel.Root, path string) (string, error) {
 		if err != nil {
 			return err
 		}
-		v, err = vanishingOf(dev.Attrs().Index)
+		all, err := vanishingOf(dev.Attrs().Index)
+		v = all[dev.Attrs().Index]
 		return err
 	})
 	if err != nil || len(v.down) == 0 {
