@@ -110,21 +110,8 @@ func (t target) comeBack(l *kernel.WriteLock, from *engine, was *published, ns *
 	if err != nil {
 		return err
 	}
-	for _, kind := range kinds { // the sockets are to be free again
-		if kind == was.Engine {
-			continue
-		}
-		e, err := openEngine(l, t.scope, kind)
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue
-		} else if err != nil {
-			return err
-		}
-		err = errors.Join(e.sync(), e.removeIdle())
-		e.Close()
-		if err != nil {
-			return err
-		}
+	if err := freeSockets(l, t.scope, was.Engine); err != nil {
+		return err
 	}
 	// The command may have been interrupted, which is no reason to leave a service without its members.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -80,11 +80,25 @@ func (m engineMove) finish(l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
-	for _, kind := range kinds { // the sockets are to be free
-		if kind == p.Engine {
+	if err := freeSockets(l, m.Scope, p.Engine); err != nil {
+		return err
+	}
+	e, err := openEngine(l, m.Scope, p.Engine)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	return m.admit(l, e, e.services[m.Service])
+}
+
+// freeSockets has all engines of a namespace but one let go of sockets that are no longer
+// theirs, so that the one can take them.
+func freeSockets(l *kernel.WriteLock, scope string, keep Engine) error {
+	for _, kind := range kinds {
+		if kind == keep {
 			continue
 		}
-		e, err := openEngine(l, m.Scope, kind)
+		e, err := openEngine(l, scope, kind)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue
 		} else if err != nil {
@@ -96,12 +110,7 @@ func (m engineMove) finish(l *kernel.WriteLock) error {
 			return err
 		}
 	}
-	e, err := openEngine(l, m.Scope, p.Engine)
-	if err != nil {
-		return err
-	}
-	defer e.Close()
-	return m.admit(l, e, e.services[m.Service])
+	return nil
 }
 
 // admit gives the slots that are empty to the members that had them.
