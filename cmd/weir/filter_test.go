@@ -98,7 +98,8 @@ func TestFilterTest(t *testing.T) {
 	header := "\xd4\xc3\xb2\xa1\x02\x00\x04\x00" + strings.Repeat("\x00", 8) + "\x00\x00\x04\x00\x65\x00\x00\x00" // raw IP
 	ip := "\x45\x00\x00\x1c\x00\x00\x00\x00\x40\x11\x00\x00\x0a\x00\x00\x01\x0a\x00\x00\x02\x00\x35\x00\x35\x00\x08\x00\x00"
 	one := strings.Repeat("\x00", 8) + "\x1c\x00\x00\x00\x1c\x00\x00\x00" + ip
-	for file, text := range map[string]string{config: text, capture: header + one + one, capture + ".cut": header + one + one[:20], filepath.Join(dir, "nets"): "10.0.0.0/8\n"} {
+	for file, text := range map[string]string{config: text, capture: header + one + one, capture + ".cut": header + one + one[:20], capture + ".snap": header + one + strings.Repeat("\x00", 8) + "\x16\x00\x00\x00\x1c\x00\x00\x00" + ip[:22] + strings.Repeat("\x00", 16),
+		filepath.Join(dir, "nets"): "10.0.0.0/8\n"} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -108,6 +109,8 @@ func TestFilterTest(t *testing.T) {
 	s.run(0, `2 packets, by the kernel \(2 that it does not take by the interpreter\)\nRULE.*\n1 +count +2 +56 B +udp or eth\n`, "filter", "test", "udp or eth", "-r", capture)
 	s.run(0, `(?s).* 2 +56 B +ip.src in \$nets\n`, "filter", "test", "ip.src in $nets", "--list", "nets="+filepath.Join(dir, "nets"), "-r", capture)
 	s.run(1, `(?s)1 packets, .* 1 +28 B +udp\nweir: .*x.pcap.cut: the capture is cut short: it ends within packet 2\n`, "filter", "test", "udp", "-r", capture+".cut")
+	s.run(0, `3 packets, by the kernel \(2 that .*\)\n1 packets cut by .*: lengths are those on the wire\n1 packets could not be decided: .*tcpdump -s 0\)\n1 empty records: .*\n`+
+		`RULE +ACTION +PACKETS +BYTES +UNDECIDED +MATCH\n1 +count +1 +28 B +1 +udp.dstport == 53\n2 +count +2 +56 B +0 +ip.len == 28\n`, "filter", "test", "udp.dstport == 53", "ip.len == 28", "-r", capture+".snap")
 	s.run(2, `weir: column 1: there is no list "nets": name its file, .*`, "filter", "test", "ip.src in $nets", "-r", capture)
 	stdin, err := os.Open(capture)
 	if err != nil {

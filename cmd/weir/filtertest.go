@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -114,7 +115,11 @@ on expressions, each for itself, or with --rules on the filters of a configurati
 file, whose first rule that decides is the last that is asked. Nothing is attached.
 For root, the kernel runs the very program that would be attached on each packet;
 for others, and where an expression asks for a rate, the interpreter of the language
-does. Fields of the link layer are absent where the capture has none.`,
+does. Fields of the link layer are absent where the capture has none.
+
+Of packets that a snaplen has cut, the bytes that are there decide, and lengths are
+those on the wire. Where missing bytes decide, a packet is counted as UNDECIDED, and
+no rule behind one that could have decided is asked.`,
 		Example: `  weir filter test 'udp.dstport == 53' 'tcp.flags.syn == 1' -r trace.pcap
   weir filter test --rules weir.yaml --filter sip -r trace.pcapng --json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -231,6 +236,25 @@ func tryCapture(stdin io.Reader, filters []filter.Filter, capture string, interp
 	return out, unread
 }
 
+// printOdd tells of records that are not whole packets.
+func printOdd(w io.Writer, r filter.TrialResult) {
+	if r.Skipped > 0 {
+		fmt.Fprintf(w, "%d packets skipped: their link type is not known (%s)\n", r.Skipped, strings.Join(r.SkippedLink, ", "))
+	}
+	if r.Cut > 0 {
+		fmt.Fprintf(w, "%d packets cut by the capture's snaplen: lengths are those on the wire\n", r.Cut)
+	}
+	if r.Undecided > 0 {
+		fmt.Fprintf(w, "%d packets could not be decided: a rule asks for bytes beyond the snaplen; capture whole packets (tcpdump -s 0)\n", r.Undecided)
+	}
+	if r.Odd > 0 {
+		fmt.Fprintf(w, "%d odd records, longer than their packets on the wire: all their bytes are read\n", r.Odd)
+	}
+	if r.Empty > 0 {
+		fmt.Fprintf(w, "%d empty records: packets of no bytes\n", r.Empty)
+	}
+}
+
 func printTried(w io.Writer, t triedFilter) {
 	if t.Name != "" {
 		fmt.Fprintf(w, "filter %s\n", t.Name)
@@ -243,19 +267,28 @@ func printTried(w io.Writer, t triedFilter) {
 		fmt.Fprintf(w, " (%d that it does not take by the interpreter)", t.Interpreted)
 	}
 	fmt.Fprintln(w)
-	if t.Skipped > 0 {
-		fmt.Fprintf(w, "%d packets skipped: their link type is not known\n", t.Skipped)
+	printOdd(w, t.TrialResult)
+	head := []any{"RULE", "ACTION", "PACKETS", "BYTES", "MATCH"}
+	if t.Cut > 0 {
+		head = slices.Insert(head, 4, any("UNDECIDED"))
 	}
-	table := newTable(w, "RULE", "ACTION", "PACKETS", "BYTES", "MATCH")
+	table := newTable(w, head...)
+	row := func(name string, r filter.RuleState, match string) {
+		cells := []any{name, r.Action, r.Packets, bytes(r.Bytes), match}
+		if t.Cut > 0 {
+			cells = slices.Insert(cells, 4, any(r.Undecided))
+		}
+		table.row(cells...)
+	}
 	for i, r := range t.Rules {
 		name := r.Name
 		if name == "" {
 			name = fmt.Sprint(i + 1)
 		}
-		table.row(name, r.Action, r.Packets, bytes(r.Bytes), r.Match)
+		row(name, r, r.Match)
 	}
 	if t.Name != "" { // expressions alone have no default
-		table.row("default", t.Default.Action, t.Default.Packets, bytes(t.Default.Bytes), "what no rule decided")
+		row("default", t.Default, "what no rule decided")
 	}
 	table.flush()
 }

@@ -10,9 +10,8 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
-	"github.com/gopacket/gopacket/pcapgo"
+	"github.com/weir-project/weir/feature/filter/expr"
 )
 
 // Lengths in bytes of what "cooked" captures (tcpdump -i any) and loopback devices
@@ -29,8 +28,7 @@ const (
 // closed, or that is damaged there. What lies before has been tried.
 var ErrCutShort = errors.New("the capture is cut short")
 
-// largestPacket is what a packet of a capture may have, in bytes, whatever its header
-// says: some writers leave less there than they write.
+// largestPacket is what a packet of a capture may have, in bytes, as in Wireshark.
 const largestPacket = 256 << 10
 
 // Capture tries every packet of a capture: pcap or pcapng, also compressed by gzip.
@@ -50,24 +48,17 @@ func ReadCapture(r io.Reader, on ...*Trial) error {
 		return fmt.Errorf("no capture: %w", err)
 	}
 	if binary.BigEndian.Uint32(magic) != pcapngMagic {
-		p, err := pcapgo.NewReader(b)
+		p, err := newPcap(b)
 		if err != nil {
 			return fmt.Errorf("neither pcap nor pcapng, as tcpdump -w and Wireshark write them: %w", err)
 		}
-		p.SetSnaplen(max(p.Snaplen(), largestPacket))
-		return tryEach(on, p.ReadPacketData, func(int) layers.LinkType { return p.LinkType() })
+		return tryEach(on, p.next)
 	}
-	p, err := pcapgo.NewNgReader(b, pcapgo.NgReaderOptions{WantMixedLinkType: true})
+	p, err := newPcapng(b)
 	if err != nil {
 		return fmt.Errorf("pcapng: %w", err)
 	}
-	return tryEach(on, p.ReadPacketData, func(i int) layers.LinkType {
-		in, err := p.Interface(i)
-		if err != nil {
-			return p.LinkType()
-		}
-		return in.LinkType
-	})
+	return tryEach(on, p.next)
 }
 
 // unzip reads what gzip has compressed.
@@ -82,22 +73,25 @@ func unzip(b *bufio.Reader) (*bufio.Reader, error) {
 	return bufio.NewReaderSize(z, 1<<16), nil
 }
 
-func tryEach(on []*Trial, read func() ([]byte, gopacket.CaptureInfo, error), linkType func(int) layers.LinkType) error {
+func tryEach(on []*Trial, next func() (record, error)) error {
 	for n := 1; ; n++ {
-		data, ci, err := read()
+		rec, err := next()
 		switch {
-		case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF) && ci.CaptureLength > 0:
+		case errors.Is(err, io.ErrUnexpectedEOF):
 			return fmt.Errorf("%w: it ends within packet %d", ErrCutShort, n)
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return fmt.Errorf("%w: packet %d cannot be read: %w", ErrCutShort, n, err)
 		}
-		packet, ethernet, ok := unwrap(data, linkType(ci.InterfaceIndex))
+		p, known := unwrap(rec)
 		for _, t := range on {
-			if !ok {
-				t.Skip()
-			} else if err := t.Packet(packet, ethernet, ci.Timestamp.UnixNano()); err != nil {
+			if !known {
+				t.skip(rec.link)
+				continue
+			}
+			t.note(rec)
+			if err := t.packet(p, rec.at.UnixNano()); err != nil {
 				return fmt.Errorf("packet %d: %w", n, err)
 			}
 		}
@@ -105,35 +99,48 @@ func tryEach(on []*Trial, read func() ([]byte, gopacket.CaptureInfo, error), lin
 }
 
 // unwrap takes away what a capture puts before an IP packet. What is no IP packet is
-// empty then: its first bytes could look like one.
-func unwrap(data []byte, link layers.LinkType) (packet []byte, ethernet, ok bool) {
-	header, protocol := 0, 0 // where the packet begins, and where its EtherType is
-	switch link {
+// empty then: its first bytes could look like one. It says whether the link type is known.
+func unwrap(rec record) (p expr.Packet, known bool) {
+	p = expr.Packet{Data: rec.data, Missing: min(rec.wire, largestPacket) - len(rec.data), Layer: expr.Network}
+	header, protocol := 0, 0 // how long it is, and where in it the EtherType is
+	switch rec.link {
 	case layers.LinkTypeEthernet:
-		return data, true, true
+		p.Layer = expr.Link
+		return p, true
 	case layers.LinkTypeRaw, layers.LinkTypeIPv4, layers.LinkTypeIPv6, linkOldRaw:
-		return data, false, true
+		return p, true
 	case layers.LinkTypeLinuxSLL:
 		header, protocol = sllHeader, sllHeader-2
 	case layers.LinkTypeLinuxSLL2:
 		header, protocol = sll2Header, 0
 	case layers.LinkTypeNull, layers.LinkTypeLoop:
-		if len(data) < nullHeader {
-			return nil, false, false
-		}
-		return data[nullHeader:], false, true // systems number families differently
+		pass(&p, nullHeader) // systems number families differently
+		return p, true
 	default:
-		return nil, false, false
+		return p, false
 	}
-	if len(data) < header {
-		return nil, false, false
+	if len(p.Data) < protocol+2 {
+		pass(&p, header)
+		return p, true
 	}
-	kind, packet := layers.EthernetType(binary.BigEndian.Uint16(data[protocol:])), data[header:]
-	for (kind == layers.EthernetTypeDot1Q || kind == layers.EthernetTypeQinQ) && len(packet) >= 4 {
-		kind, packet = layers.EthernetType(binary.BigEndian.Uint16(packet[2:])), packet[4:]
+	kind := layers.EthernetType(binary.BigEndian.Uint16(p.Data[protocol:]))
+	pass(&p, header)
+	for (kind == layers.EthernetTypeDot1Q || kind == layers.EthernetTypeQinQ) && len(p.Data) >= 4 {
+		kind = layers.EthernetType(binary.BigEndian.Uint16(p.Data[2:]))
+		pass(&p, 4)
 	}
-	if kind != layers.EthernetTypeIPv4 && kind != layers.EthernetTypeIPv6 {
-		return nil, false, true
+	tagCut := (kind == layers.EthernetTypeDot1Q || kind == layers.EthernetTypeQinQ) && p.Missing > 0
+	if kind != layers.EthernetTypeIPv4 && kind != layers.EthernetTypeIPv6 && !tagCut {
+		return expr.Packet{Layer: expr.Network}, true
 	}
-	return packet, false, true
+	if tagCut {
+		pass(&p, 4)
+	}
+	return p, true
+}
+
+// pass goes over bytes, also over ones that the capture has cut off.
+func pass(p *expr.Packet, n int) {
+	there := min(n, len(p.Data))
+	p.Data, p.Missing = p.Data[there:], p.Missing-(n-there)
 }

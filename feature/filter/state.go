@@ -56,6 +56,8 @@ type RuleState struct {
 	Packets uint64    `json:"packets"`
 	Bytes   uint64    `json:"bytes"`
 	Last    time.Time `json:"last,omitzero"` // the last packet
+	// Undecided is packets of a capture whose missing bytes decide, see [Trial].
+	Undecided uint64 `json:"undecided,omitempty"`
 }
 
 // Key is what the rule is known by: its name, or the expression of one without.

@@ -6,11 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/gopacket/gopacket/layers"
 	"github.com/weir-project/weir/feature/filter/compile"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/kernel"
@@ -18,11 +21,16 @@ import (
 
 // TrialResult is what rules matched of packets that were tried on them.
 type TrialResult struct {
-	Packets     uint64      `json:"packets"`               // that were tried
-	Skipped     uint64      `json:"skipped,omitempty"`     // of link types that weir does not know
-	Interpreted uint64      `json:"interpreted,omitempty"` // by the interpreter, and not by the compiled program
-	Engine      string      `json:"engine"`                // "kernel" or "interpreter"
-	Why         string      `json:"why,omitempty"`         // the interpreter
+	Packets     uint64      `json:"packets"`                 // that were tried
+	Skipped     uint64      `json:"skipped,omitempty"`       // of link types that weir does not know
+	SkippedLink []string    `json:"skipped_links,omitempty"` // these
+	Cut         uint64      `json:"cut,omitempty"`           // of which the capture has a part (snaplen)
+	Undecided   uint64      `json:"undecided,omitempty"`     // of these, whose missing bytes decide about a rule
+	Odd         uint64      `json:"odd,omitempty"`           // whose records have more bytes than they say that the packet had
+	Empty       uint64      `json:"empty,omitempty"`         // of no bytes at all
+	Interpreted uint64      `json:"interpreted,omitempty"`   // by the interpreter, and not by the compiled program
+	Engine      string      `json:"engine"`                  // "kernel" or "interpreter"
+	Why         string      `json:"why,omitempty"`           // the interpreter
 	Rules       []RuleState `json:"rules"`
 	Default     RuleState   `json:"default"`
 }
@@ -43,12 +51,14 @@ type Trial struct {
 	env   expr.Env
 	now   uint64 // ns: the time of the packet
 	own   []tally
+
+	undecided []uint64 // by rule
 }
 
 // NewTrial prepares to try the rules of f. Interpret asks for the interpreter.
 func NewTrial(f Filter, interpret bool) (*Trial, error) {
 	f = f.withDefaults()
-	t := &Trial{filter: f, program: map[bool]*kernel.Collection{}, own: make([]tally, len(f.Rules)+1)}
+	t := &Trial{filter: f, program: map[bool]*kernel.Collection{}, own: make([]tally, len(f.Rules)+1), undecided: make([]uint64, len(f.Rules))}
 	t.env.Now = func() uint64 { return t.now }
 	t.result.Engine = "kernel"
 	for _, r := range f.Rules {
@@ -101,26 +111,58 @@ func (t *Trial) interpret(why string) {
 
 // Packet tries one packet, of a time in ns: an Ethernet frame, or an IP packet.
 func (t *Trial) Packet(data []byte, ethernet bool, now int64) error {
+	p := expr.Packet{Data: data, Layer: expr.Network}
+	if ethernet {
+		p.Layer = expr.Link
+	}
+	return t.packet(p, now)
+}
+
+func (t *Trial) packet(p expr.Packet, now int64) error {
 	t.result.Packets++
 	t.now = uint64(now)
+	if p.Missing > 0 {
+		t.result.Interpreted++
+		t.cut(&p)
+		return nil
+	}
 	if t.result.Engine == "kernel" {
-		if done, err := t.run(data, ethernet); done || err != nil {
+		if done, err := t.run(p.Data, p.Layer == expr.Link); done || err != nil {
 			return err
 		}
 	}
 	t.result.Interpreted++
-	layer := expr.Network
-	if ethernet {
-		layer = expr.Link
-	}
-	i := t.env.EvalRules(t.exprs, &expr.Packet{Data: data, Layer: layer}, t.filter.unreadable, func(i int) bool {
-		t.own[i] = t.own[i].plus(tally{1, uint64(len(data)), 0})
+	one := tally{1, uint64(len(p.Data)), 0}
+	i := t.env.EvalRules(t.exprs, &p, t.filter.unreadable, func(i int) bool {
+		t.own[i] = t.own[i].plus(one)
 		return t.filter.Rules[i].Action != Count
 	})
 	if i == len(t.exprs) {
-		t.own[i] = t.own[i].plus(tally{1, uint64(len(data)), 0})
+		t.own[i] = t.own[i].plus(one)
 	}
 	return nil
+}
+
+// cut tries a packet that the capture has a part of. No rule behind one that could decide, and
+// cannot be decided, is asked.
+func (t *Trial) cut(p *expr.Packet) {
+	one := tally{1, uint64(len(p.Data) + p.Missing), 0}
+	unsure := false
+	i := t.env.EvalCut(t.exprs, p, t.filter.unreadable, func(i int, v expr.Verdict) bool {
+		if v == expr.Unsure {
+			unsure = true
+			t.undecided[i]++
+		} else {
+			t.own[i] = t.own[i].plus(one)
+		}
+		return t.filter.Rules[i].Action != Count
+	})
+	if i == len(t.exprs) {
+		t.own[i] = t.own[i].plus(one)
+	}
+	if unsure {
+		t.result.Undecided++
+	}
 }
 
 // ethernetHeader is what the kernel wants before a packet that it is to run a program on.
@@ -158,8 +200,29 @@ func (t *Trial) run(data []byte, ethernet bool) (done bool, err error) {
 	return err == nil, nil // longer than a page: the interpreter takes any
 }
 
-// Skip notes a packet of a link type that is not known.
-func (t *Trial) Skip() { t.result.Skipped++ }
+// skip notes a packet of a link type that is not known.
+func (t *Trial) skip(link layers.LinkType) {
+	t.result.Skipped++
+	name := link.String()
+	if name == layers.LinkType(math.MaxUint16).String() { // what all have that the library has no name for
+		name = strconv.Itoa(int(link))
+	}
+	if !slices.Contains(t.result.SkippedLink, name) && len(t.result.SkippedLink) < 8 {
+		t.result.SkippedLink = append(t.result.SkippedLink, name)
+	}
+}
+
+// note counts records of which the capture says that they are not all of a packet, or more than that.
+func (t *Trial) note(rec record) {
+	switch have := len(rec.data); {
+	case have < rec.wire:
+		t.result.Cut++
+	case have > rec.wire:
+		t.result.Odd++
+	case have == 0:
+		t.result.Empty++
+	}
+}
 
 // Result adds up what was matched.
 func (t *Trial) Result() (TrialResult, error) {
@@ -176,7 +239,7 @@ func (t *Trial) Result() (TrialResult, error) {
 	}
 	out.Rules = []RuleState{}
 	for i, r := range t.filter.Rules {
-		out.Rules = append(out.Rules, RuleState{Name: r.Name, Match: r.Match.Text, Action: r.Action, Packets: sums[i].Packets, Bytes: sums[i].Bytes})
+		out.Rules = append(out.Rules, RuleState{Name: r.Name, Match: r.Match.Text, Action: r.Action, Packets: sums[i].Packets, Bytes: sums[i].Bytes, Undecided: t.undecided[i]})
 	}
 	last := sums[len(sums)-1]
 	out.Default = RuleState{Action: t.filter.Default, Packets: last.Packets, Bytes: last.Bytes}

@@ -16,6 +16,7 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
+	"github.com/weir-project/weir/feature/filter/expr"
 )
 
 // frame is an Ethernet frame of UDP over IPv4.
@@ -162,16 +163,23 @@ func TestUnwrap(t *testing.T) {
 			want         []byte
 		}{{"\x08\x00", "", ip}, {"\x88\x47", "", nil}, {"\x00\x04", "", nil}, {"\x81\x00", "\x00\x64\x08\x00", ip},
 			{"\x88\xa8", "\x00\x64\x81\x00\x00\x07\x08\x00", ip}, {"\x81\x00", "\x00\x64\x88\x47", nil}} {
-			got, ethernet, ok := unwrap(append(append(header(link, c.kind), c.before...), ip...), link)
-			if ethernet || !ok || !bytes.Equal(got, c.want) {
-				t.Errorf("link type %s, %x %x: %x, %t, %t", link, c.kind, c.before, got, ethernet, ok)
+			data := append(append(header(link, c.kind), c.before...), ip...)
+			got, ok := unwrap(record{data: data, wire: len(data) + 9, link: link})
+			missing := 9
+			if c.want == nil {
+				missing = 0
+			}
+			if got.Layer != expr.Network || !ok || !bytes.Equal(got.Data, c.want) || got.Missing != missing {
+				t.Errorf("link type %s, %x %x: %+v, %t", link, c.kind, c.before, got, ok)
 			}
 		}
-		if got, _, ok := unwrap(header(link, "\x81\x00"), link); len(got) != 0 || !ok {
-			t.Errorf("link type %s, a tag that is not there: %x, %t", link, got, ok)
+		if got, ok := unwrap(record{data: header(link, "\x81\x00"), link: link}); len(got.Data) != 0 || got.Missing > 0 || !ok {
+			t.Errorf("link type %s, a tag that is not there: %+v, %t", link, got, ok)
 		}
-		if _, _, ok := unwrap(header(link, "\x08\x00")[:15], link); ok {
-			t.Errorf("link type %s: a header that is cut is taken", link)
+		for _, kind := range []string{"\x08\x00", "\x81\x00"} {
+			if got, ok := unwrap(record{data: header(link, kind)[:15], wire: 100, link: link}); len(got.Data) != 0 || got.Missing <= 0 || !ok {
+				t.Errorf("link type %s: a header that is cut: %+v, %t", link, got, ok)
+			}
 		}
 	}
 }

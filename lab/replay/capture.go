@@ -80,12 +80,15 @@ func readPcap(path, name string) ([]Device, error) {
 	udp := map[netip.Addr][][]byte{}
 	tcp := map[flow][]segment{}
 	for {
-		data, _, err := r.ReadPacketData()
-		if errors.Is(err, io.EOF) {
+		data, ci, err := r.ReadPacketData()
+		if errors.Is(err, io.EOF) && ci.CaptureLength == 0 {
 			break
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if ci.CaptureLength < ci.Length {
+			return nil, fmt.Errorf("%s: %w", path, errCut)
 		}
 		file(gopacket.NewPacket(data, r.LinkType(), gopacket.NoCopy), udp, tcp)
 	}
@@ -150,6 +153,9 @@ func file(p gopacket.Packet, udp map[netip.Addr][][]byte, tcp map[flow][]segment
 		}
 	}
 }
+
+// errCut says that a capture has a part of a packet: sent again it would be another one.
+var errCut = errors.New("a packet is cut by the snaplen: capture whole packets (tcpdump -s 0)")
 
 // errGap says that a capture misses a part of a stream: what follows it cannot be understood.
 var errGap = errors.New("bytes are missing")

@@ -4,8 +4,32 @@ package replay
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
 )
+
+// A capture with parts of packets is refused: sent again they would be others.
+func TestLoadCut(t *testing.T) {
+	dir := t.TempDir()
+	f, err := os.Create(filepath.Join(dir, "cut.pcap"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := pcapgo.NewWriter(f)
+	if err := errors.Join(w.WriteFileHeader(60, layers.LinkTypeEthernet),
+		w.WritePacket(gopacket.CaptureInfo{Timestamp: time.Now(), CaptureLength: 60, Length: 142}, make([]byte, 60)), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Load(dir); !errors.Is(err, errCut) {
+		t.Errorf("%d devices, %v", len(got), err)
+	}
+}
 
 func TestRebuild(t *testing.T) {
 	seg := func(seq uint32, data string) segment { return segment{seq, []byte(data)} }

@@ -111,11 +111,15 @@ func (r *run) term(n Node) bool {
 		}
 		return false
 	case *Contains:
-		b, ok := r.bytes(n.X)
-		return ok && bytes.Contains(window(b), n.V)
+		b, ok := r.slice(n.X)
+		return ok && bytes.Contains(r.l.seen(window(b)), n.V)
 	case *Matches:
-		b, ok := r.bytes(n.X)
-		return ok && n.Pattern.match(window(b))
+		b, ok := r.slice(n.X)
+		b = window(b)
+		if !r.l.sees(b, len(b)) && n.Pattern.atEnd() {
+			return false
+		}
+		return ok && n.Pattern.match(r.l.seen(b))
 	}
 	panic(fmt.Sprintf("expr: no such node: %T", n))
 }
@@ -130,7 +134,7 @@ func (r *run) present(x Operand) bool {
 		_, ok := r.byte(x)
 		return ok
 	case x.Part == Slice:
-		_, ok := r.bytes(x)
+		_, ok := r.slice(x)
 		return ok
 	case x.Field.Type == Bool:
 		return r.any(x, func(v uint64) bool { return v == 1 }, nil)
@@ -246,15 +250,21 @@ func offsetIn(n, i int) int {
 
 func (r *run) byte(x Operand) (byte, bool) {
 	i := offsetIn(len(r.l.payload), x.From)
-	if r.l.noPayload || i < 0 || i >= len(r.l.payload) {
+	if r.l.noPayload || i < 0 || i >= len(r.l.payload) || !r.l.sees(r.l.payload, i+1) {
 		return 0, false
 	}
 	return r.l.payload[i], true
 }
 
-// bytes is what a slice has: nothing if any of it lies outside the payload. One that is open goes to the payload's end, and
-// may be empty.
+// bytes is what a slice has, and nothing if a capture has cut any of it off.
 func (r *run) bytes(x Operand) ([]byte, bool) {
+	b, ok := r.slice(x)
+	return b, ok && r.l.sees(b, len(b))
+}
+
+// slice is what a slice has: nothing if any of it lies outside the payload. One that is open goes to the payload's end, and
+// may be empty.
+func (r *run) slice(x Operand) ([]byte, bool) {
 	b := r.l.payload
 	if r.l.noPayload || x.Part == Whole {
 		return b, !r.l.noPayload

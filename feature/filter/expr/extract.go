@@ -10,6 +10,8 @@ import (
 // number is the value of a single-valued field that is a number or a link-layer address, and whether it is there.
 func (l *layers) number(id ID) (v uint64, ok bool) {
 	switch {
+	case l.hidden(id):
+		return 0, false
 	case id <= VlanEtype1:
 		return l.linkNumber(id)
 	case id <= IP4Addr:
@@ -230,7 +232,7 @@ func (l *layers) otherNumber(id ID) (v uint64, ok bool) {
 
 // greKey is the key where the K bit says that there is one, behind a checksum where the C bit says so (RFC 2890).
 func (l *layers) greKey() (uint64, bool) {
-	if l.gre == nil || l.gre[0]&0x20 == 0 {
+	if l.gre == nil || !l.seesKey() || l.gre[0]&0x20 == 0 {
 		return 0, false
 	}
 	i := 4
@@ -246,6 +248,8 @@ func (l *layers) greKey() (uint64, bool) {
 // address is the value of a single-valued address.
 func (l *layers) address(id ID) (netip.Addr, bool) {
 	switch {
+	case l.hidden(id):
+		return netip.Addr{}, false
 	case id == IP4Src && l.ip4 != nil:
 		return netip.AddrFrom4([4]byte(l.ip4[12:16])), true
 	case id == IP4Dst && l.ip4 != nil:
@@ -260,6 +264,9 @@ func (l *layers) address(id ID) (netip.Addr, bool) {
 
 // there says whether the packet has a field.
 func (l *layers) there(id ID) bool {
+	if l.hidden(id) {
+		return false
+	}
 	switch id {
 	case Eth:
 		return l.eth != nil
@@ -312,7 +319,7 @@ func (l *layers) method() ([]byte, bool) {
 	if l.noPayload || l.udp == nil && l.tcp == nil {
 		return nil, false
 	}
-	m, _, found := bytes.Cut(l.payload, []byte(" "))
+	m, _, found := bytes.Cut(l.seen(l.payload), []byte(" "))
 	if !found || len(m) < 1 || len(m) > MostMethod {
 		return nil, false
 	}
@@ -326,10 +333,11 @@ func (l *layers) method() ([]byte, bool) {
 
 // question is the name of the first question of a DNS message (RFC 1035, 4.1.2), as the message has it, and what follows.
 func (l *layers) question() (name, rest []byte, ok bool) {
-	if l.udp == nil || len(l.payload) < 12 || be.Uint16(l.payload[4:]) == 0 {
+	b := l.seen(l.payload)
+	if l.udp == nil || len(b) < 12 || be.Uint16(b[4:]) == 0 {
 		return nil, nil, false
 	}
-	b := l.payload[12:]
+	b = b[12:]
 	for i, labels := 0, 0; i < len(b) && i < MostName; labels++ {
 		n := int(b[i])
 		if n == 0 {

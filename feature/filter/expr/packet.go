@@ -17,6 +17,8 @@ const (
 type Packet struct {
 	Data  []byte
 	Layer Layer
+	// Missing is how many bytes behind Data a capture has cut off, see [Env.EvalCut].
+	Missing int
 	// Tags are VLAN tags that the kernel or the device has taken out of the frame (tc sees one beside it), the outermost first.
 	Tags []Tag
 }
@@ -60,6 +62,14 @@ type layers struct {
 	payload   []byte
 	noPayload bool
 
+	// Of a packet that a capture has cut:
+	cut       bool
+	captured  int    // bytes that are there, of size
+	size      int    // the capacity of the packet's array
+	lost      part   // what cannot be taken apart
+	etherType uint16 // of what lies behind the link layer, 0: not known
+	proto     int    // of a transport header that is lost, -1: not known
+
 	unreadable bool // the transport header is not whole
 	have       int  // of an unreadable header: 0, or 8, 16 or 20 bytes of TCP; HaveLink: nothing of IP either
 }
@@ -68,16 +78,29 @@ type layers struct {
 func dissect(p *Packet) *layers {
 	l := &layers{noPayload: true}
 	b := p.Data
+	if p.Missing > 0 {
+		b = append(make([]byte, 0, len(b)+p.Missing), b...)[:len(b)+p.Missing]
+		l.cut, l.captured, l.size = true, len(p.Data), cap(b)
+	}
 	proto := uint16(0)
 	if p.Layer == Link {
 		if len(b) < 14 {
 			return l
 		}
+		if !l.sees(b, 14) {
+			l.lost = lostTags
+			return l
+		}
 		l.eth = b[:14]
 		proto, b = l.vlan(p.Tags, b[12:])
 	} else if len(b) > 0 {
+		if !l.sees(b, 1) {
+			l.lost = lostNetwork
+			return l
+		}
 		proto = map[byte]uint16{4: etherIPv4, 6: etherIPv6}[b[0]>>4]
 	}
+	l.etherType = proto
 	switch proto {
 	case etherIPv4:
 		l.ipv4(b)
@@ -117,6 +140,10 @@ func (l *layers) vlan(out []Tag, b []byte) (proto uint16, rest []byte) {
 		if len(b) < 4 {
 			return 0, nil
 		}
+		if !l.sees(b, 4) {
+			l.lost = lostTags
+			return 0, nil
+		}
 		l.tags = append(l.tags, be.Uint16(b))
 		proto = be.Uint16(b[2:])
 		l.etypes = append(l.etypes, proto)
@@ -128,6 +155,10 @@ func (l *layers) vlan(out []Tag, b []byte) (proto uint16, rest []byte) {
 			return 0, nil
 		}
 		if len(b) < 4 {
+			return 0, nil
+		}
+		if !l.sees(b, 4) {
+			l.lost = lostTags
 			return 0, nil
 		}
 		proto, b = be.Uint16(b[2:]), b[4:]
@@ -146,10 +177,18 @@ func until(b []byte, length int) []byte {
 
 // ipv4 is RFC 791.
 func (l *layers) ipv4(b []byte) {
+	if len(b) >= 20 && !l.sees(b, 1) {
+		l.lost = lostNetwork
+		return
+	}
 	if len(b) < 20 || b[0]>>4 != 4 || b[0]&15 < 5 {
 		return
 	}
 	l.ip4 = b[:20]
+	if !l.sees(b, ends[IP4Proto]) {
+		l.lose(lostTransport, -1)
+		return
+	}
 	b = until(b, int(be.Uint16(b[2:])))
 	header := int(l.ip4[0]&15) * 4
 	if be.Uint16(l.ip4[6:])&0x1fff != 0 {
@@ -157,8 +196,12 @@ func (l *layers) ipv4(b []byte) {
 	}
 	proto, b := l.ip4[9], b[min(header, len(b)):]
 	if proto == nextAH { // RFC 4302; of a second one no host makes sense
-		if len(b) < 8 || b[0] == nextAH {
+		if len(b) < 8 || l.sees(b, 1) && b[0] == nextAH {
 			l.unreadable = true
+			return
+		}
+		if !l.sees(b, 2) {
+			l.lose(lostTransport, -1)
 			return
 		}
 		proto, b = b[0], b[min(8+4*int(b[1]), len(b)):]
@@ -177,10 +220,18 @@ const (
 
 // ipv6 is RFC 8200.
 func (l *layers) ipv6(b []byte) {
+	if len(b) >= 40 && !l.sees(b, 1) {
+		l.lost = lostNetwork
+		return
+	}
 	if len(b) < 40 || b[0]>>4 != 6 {
 		return
 	}
 	l.ip6 = b[:40]
+	if !l.sees(b, ends[IP6Next]) {
+		l.lose(lostTransport, -1)
+		return
+	}
 	plen := int(be.Uint16(b[4:]))
 	if plen != 0 {
 		b = until(b, 40+plen)
@@ -195,6 +246,10 @@ func (l *layers) ipv6(b []byte) {
 		}
 		if len(b) < 8 {
 			l.unreadable = true
+			return
+		}
+		if !l.sees(b, 8) {
+			l.lose(lostTransport, -1)
 			return
 		}
 		size := 8 + 8*int(b[1])
@@ -233,11 +288,17 @@ func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 	carry := func(header int) {
 		l.payload, l.noPayload = b[header:], false
 	}
+	if len(b) >= wholeHeader(proto) && !l.sees(b, begun) {
+		l.lose(lostTransport, int(proto))
+		return
+	}
 	switch {
 	case proto == 6 && len(b) >= 20: // RFC 9293
 		header := int(b[12]>>4) * 4
 		l.tcp, l.tcpHead = b[:20], b[:20]
-		if header >= 20 && len(b) >= header {
+		if !l.sees(b, ends[TCPHdrLen]) {
+			l.lose(lostPayload, int(proto))
+		} else if header >= 20 && len(b) >= header {
 			l.tcp = b[:header]
 			carry(header)
 		} else {
@@ -245,6 +306,10 @@ func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 		}
 	case proto == 17 && len(b) >= 8: // RFC 768
 		l.udp = b[:8]
+		if !l.sees(b, ends[UDPLength]) {
+			l.lose(lostPayload, int(proto))
+			return
+		}
 		if n := int(be.Uint16(b[4:])); n >= 8 { // as sockets get it; less is no length, or that of a jumbogram (RFC 2675)
 			b = until(b, n)
 		}
@@ -265,9 +330,12 @@ func (l *layers) transport(proto byte, b []byte, ipv6 bool) {
 	}
 }
 
+// lose notes what of a cut packet cannot be taken apart.
+func (l *layers) lose(what part, proto int) { l.lost, l.proto = what, proto }
+
 // option finds a TCP option of so many bytes, its kind and length included (RFC 9293, 3.1): the last one, which receivers go by.
 func (l *layers) option(kind byte, size int) (found []byte) {
-	if len(l.tcp) < 20 {
+	if len(l.tcp) < 20 || !l.sees(l.tcp, len(l.tcp)) {
 		return nil
 	}
 	b := l.tcp[20:]

@@ -157,9 +157,9 @@ func (c *capture) label(frame int) string {
 const mostSearches = 8
 
 // weirs tries pairs' expressions on each packet of captures: which ones each matches, by capture and expression.
-func weirs(t *testing.T, captures []*capture, some []pair, interpret bool) [][]frames {
+func weirs(t *testing.T, captures []*capture, some []pair, interpret bool) [][]answer {
 	t.Helper()
-	out := make([][]frames, len(captures))
+	out := make([][]answer, len(captures))
 	for len(some) > 0 {
 		n, searches := 0, 0
 		for ; n < len(some); n++ {
@@ -175,6 +175,9 @@ func weirs(t *testing.T, captures []*capture, some []pair, interpret bool) [][]f
 	}
 	return out
 }
+
+// answer is which packets an expression matches, and of which that cannot be decided.
+type answer struct{ match, unsure frames }
 
 // tries has expressions be the rules of one program, that is loaded once for all captures.
 type tries struct {
@@ -204,8 +207,8 @@ func newTries(t *testing.T, some []pair, interpret bool) *tries {
 	return tr
 }
 
-// more is how many packets a capture has each rule match more.
-func (tr *tries) more(t *testing.T, r io.Reader) []uint64 {
+// more is how many packets a capture has each rule match more, and of how many more that cannot be decided.
+func (tr *tries) more(t *testing.T, r io.Reader) (matched, unsure []uint64) {
 	t.Helper()
 	check(t, tr.Capture(r))
 	now, err := tr.Result()
@@ -213,35 +216,40 @@ func (tr *tries) more(t *testing.T, r io.Reader) []uint64 {
 	if now.Skipped != 0 {
 		t.Fatalf("%d packets were skipped", now.Skipped)
 	}
-	out := make([]uint64, len(now.Rules))
-	for i := range out {
-		out[i] = now.Rules[i].Packets - tr.before.Rules[i].Packets
+	for i := range now.Rules {
+		matched = append(matched, now.Rules[i].Packets-tr.before.Rules[i].Packets)
+		unsure = append(unsure, now.Rules[i].Undecided-tr.before.Rules[i].Undecided)
 	}
 	tr.before = now
-	return out
+	return matched, unsure
 }
 
 // each is which packets of a capture each rule matches, one by one, and all at once the same number.
-func (tr *tries) each(t *testing.T, c *capture) []frames {
+func (tr *tries) each(t *testing.T, c *capture) []answer {
 	t.Helper()
-	matched := make([]frames, len(tr.before.Rules))
-	for i := range matched {
-		matched[i] = frames{}
+	out := make([]answer, len(tr.before.Rules))
+	for i := range out {
+		out[i] = answer{frames{}, frames{}}
 	}
 	for i, p := range c.packets {
-		for rule, n := range tr.more(t, bytes.NewReader(p)) {
-			if n > 0 {
-				matched[rule][i+1] = true
+		matched, unsure := tr.more(t, bytes.NewReader(p))
+		for rule := range out {
+			if matched[rule] > 0 {
+				out[rule].match[i+1] = true
+			}
+			if unsure[rule] > 0 {
+				out[rule].unsure[i+1] = true
 			}
 		}
 	}
 	f, err := os.Open(c.path)
 	check(t, err)
 	defer f.Close()
-	for rule, n := range tr.more(t, f) {
-		if int(n) != len(matched[rule]) {
-			t.Errorf("%s: %s matches %d packets of the whole capture, and %d one by one", c.name, tr.before.Rules[rule].Match, n, len(matched[rule]))
+	matched, unsure := tr.more(t, f)
+	for rule, a := range out {
+		if int(matched[rule]) != len(a.match) || int(unsure[rule]) != len(a.unsure) {
+			t.Errorf("%s: %s matches %d packets of the whole capture, and %d one by one; %d and %d cannot be decided", c.name, tr.before.Rules[rule].Match, matched[rule], len(a.match), unsure[rule], len(a.unsure))
 		}
 	}
-	return matched
+	return out
 }

@@ -31,7 +31,7 @@ func ip6(label string, next byte, body []byte, edits ...edit) packet {
 }
 
 func (p packet) cut(n int) packet {
-	p.wire = len(p.data)
+	p.wire = max(p.wire, len(p.data))
 	p.data = p.data[:n]
 	return p
 }

@@ -23,8 +23,7 @@ type reason struct {
 var (
 	carried = reason{why: "what tunnels and ICMP errors carry is not looked at", only: sharkOnly, labels: []string{"port unreachable", "fragmentation needed", "time exceeded", "redirect",
 		"ipv6 packet too big", "ipv6 port unreachable", "gre ipv4 inside", "gre ipv6 inside", "ipip", "6in4", "4in6", "6in6", "vxlan", "mpls", "pppoe"}}
-	cutHeaders = reason{why: "a header that is not whole is absent, and Wireshark shows what is there of it", only: sharkOnly, labels: []string{"cut in ipv4", "cut in ipv6", "cut in tcp",
-		"cut in tcp options", "cut in udp", "cut in a vlan tag", "short udp", "short tcp", "ipv4 length in udp"}}
+	cutHeaders   = reason{why: "a header that is not whole is absent, and Wireshark shows what is there of it", only: sharkOnly, labels: []string{"short udp", "short tcp", "ipv4 length in udp"}}
 	partOfTCP    = reason{why: "fields whose bytes are there have values, and Wireshark gives up behind the ports", only: weirOnly, labels: []string{"short tcp"}}
 	wrongIPv4    = reason{why: "an IPv4 header whose version or length is wrong is absent, and Wireshark shows it", only: sharkOnly, labels: []string{"ipv4 version 5", "ipv4 header of 16"}}
 	givenUpIPv4  = reason{why: "Wireshark gives an IPv4 header up whose total length is less than its own", only: weirOnly, labels: []string{"ipv4 header beyond the packet", "ipv4 length 10"}}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+)
+
+// record is one packet of a capture.
+type record struct {
+	data []byte
+	wire int // bytes that the packet had
+	link layers.LinkType
+	at   time.Time
+}
+
+// The magic numbers of pcap files, and what their records have: https://www.tcpdump.org/manpages/pcap-savefile.5.html.
+const (
+	pcapMicro    = 0xa1b2c3d4
+	pcapNano     = 0xa1b23c4d
+	pcapModified = 0xa1b2cd34 // of Kuznetzov's patches, whose records have 8 more bytes
+)
+
+// pcapRecords reads pcap. Like Wireshark, and unlike pcapgo, it takes records with more bytes than their packets had, and the files
+// of old versions and of patched ones.
+type pcapRecords struct {
+	r     io.Reader
+	order binary.ByteOrder
+	unit  time.Duration
+	head  []byte // of a record
+	minor uint16
+	link  layers.LinkType
+}
+
+func newPcap(r io.Reader) (*pcapRecords, error) {
+	head := make([]byte, 24)
+	if _, err := io.ReadFull(r, head); err != nil {
+		return nil, fmt.Errorf("its header is cut: %w", err)
+	}
+	p := &pcapRecords{r: r, unit: time.Microsecond, head: make([]byte, 16)}
+	for _, p.order = range []binary.ByteOrder{binary.LittleEndian, binary.BigEndian} {
+		switch p.order.Uint32(head) {
+		case pcapNano:
+			p.unit = time.Nanosecond
+		case pcapModified:
+			p.head = make([]byte, 24)
+		case pcapMicro:
+		default:
+			continue
+		}
+		p.minor = p.order.Uint16(head[6:])
+		if major := p.order.Uint16(head[4:]); major != 2 {
+			return nil, fmt.Errorf("version %d.%d", major, p.minor)
+		}
+		p.link = layers.LinkType(p.order.Uint32(head[20:])) // the upper half is about checksums behind frames
+		return p, nil
+	}
+	return nil, fmt.Errorf("unknown magic %x", head[:4])
+}
+
+func (p *pcapRecords) next() (rec record, err error) {
+	if _, err := io.ReadFull(p.r, p.head); err != nil {
+		return rec, err // io.EOF between two records
+	}
+	have, had := p.order.Uint32(p.head[8:]), p.order.Uint32(p.head[12:])
+	if p.minor < 3 || p.minor == 3 && have > had { // which wrote the two the other way round
+		have, had = had, have
+	}
+	if have > largestPacket {
+		return rec, fmt.Errorf("it is said to have %d bytes, which is more than %d", have, largestPacket)
+	}
+	rec = record{data: make([]byte, have), wire: int(had), link: p.link,
+		at: time.Unix(int64(p.order.Uint32(p.head)), int64(p.order.Uint32(p.head[4:]))*int64(p.unit))}
+	if _, err := io.ReadFull(p.r, rec.data); err != nil {
+		return rec, io.ErrUnexpectedEOF
+	}
+	return rec, nil
+}
+
+// pcapngRecords reads pcapng, whose interfaces each have a link type.
+type pcapngRecords struct{ *pcapgo.NgReader }
+
+func newPcapng(r io.Reader) (*pcapngRecords, error) {
+	p, err := pcapgo.NewNgReader(r, pcapgo.NgReaderOptions{WantMixedLinkType: true})
+	return &pcapngRecords{p}, err
+}
+
+func (p *pcapngRecords) next() (record, error) {
+	data, ci, err := p.ReadPacketData()
+	if errors.Is(err, io.EOF) && ci.CaptureLength > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return record{}, err
+	}
+	in, err := p.Interface(ci.InterfaceIndex)
+	return record{data, ci.Length, in.LinkType, exact(ci.Timestamp, in.TimestampResolution)}, err
+}
+
+// exact is a time in units of a power of two seconds, of which pcapgo makes nanoseconds by an integer that is too large or too small.
+func exact(at time.Time, unit pcapgo.NgResolution) time.Time {
+	if !unit.Binary() {
+		return at
+	}
+	second := uint64(1) << unit.Exponent()
+	up, down := max(1, 1e9/second), max(1, second/1e9)
+	ticks := float64(at.Nanosecond()) * float64(down) / float64(up)
+	return time.Unix(at.Unix(), int64(ticks/float64(second)*1e9))
+}
