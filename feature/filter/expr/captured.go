@@ -137,6 +137,9 @@ func (l *layers) hidden(id ID) bool {
 	if !l.cut {
 		return false
 	}
+	if (id == IP6FragOffset || id == IP6FragMore) && l.lost == lostTransport && l.proto < 0 {
+		return l.frag != nil // of several fragment headers the last one counts
+	}
 	h := l.headerOf(id)
 	return len(h) >= ends[id] && !l.sees(h, ends[id])
 }
