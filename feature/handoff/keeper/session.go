@@ -381,20 +381,15 @@ func (k *Keeper) remove(s *session, reset bool) {
 	k.charge(s, -s.weight(), -1)
 	switch {
 	case s.fd < 0:
-	case reset && s.kind == wire.Stream:
-		sock.Reset(s.fd)
+	case s.kind == wire.Packet || listens(s.fd): // neither lingers, and the address is free when this is answered
+		unix.Close(s.fd)
 	default:
-		closeSocket(s.fd)
+		wire.CloseKept(s.fd, reset && s.kind == wire.Stream)
 	}
 }
 
-// closeSocket closes our duplicate, which may be the last one: a member's SO_LINGER
-// must not hold up all others.
-func closeSocket(fd int) {
-	l, err := unix.GetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER)
-	if err == nil && l.Onoff != 0 && l.Linger > 0 {
-		go unix.Close(fd)
-		return
-	}
-	unix.Close(fd)
+// listens says whether a socket still is a listener: its owner can make it a connection.
+func listens(fd int) bool {
+	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	return err == nil && n != 0
 }

@@ -14,24 +14,58 @@ import (
 // linger for it.
 type closer struct {
 	mu      sync.Mutex
+	room    *sync.Cond // waiting has become shorter
 	running int
 	waiting []int
 }
 
-// maxClosers bounds the threads that wait.
-const maxClosers = 32
+const (
+	maxClosers = 32 // threads that wait
+	maxWaiting = 64 // descriptors of strangers that wait for a thread
+)
 
-var strangers closer
+// strangers closes what was passed and refused, kept the duplicates of sessions: one does not hold up the other.
+var strangers, kept = newCloser(), newCloser()
 
+func newCloser() *closer {
+	c := &closer{}
+	c.room = sync.NewCond(&c.mu)
+	return c
+}
+
+// close closes a descriptor by another thread.
 func (c *closer) close(fd int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.start(fd)
+}
+
+// start is close, with mu held.
+func (c *closer) start(fd int) {
 	if c.running == maxClosers {
 		c.waiting = append(c.waiting, fd)
 		return
 	}
 	c.running++
 	go c.run(fd)
+}
+
+// closeBounded is close, but waits while too many descriptors are open for want of a thread. Without this bound a stranger
+// who makes all threads wait has every descriptor of the process.
+func (c *closer) closeBounded(fd int) {
+	c.mu.Lock()
+	full := c.running == maxClosers
+	c.mu.Unlock()
+	if full && nolinger(fd) {
+		unix.Close(fd) // a socket does without a thread
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.waiting) >= maxWaiting {
+		c.room.Wait()
+	}
+	c.start(fd)
 }
 
 func (c *closer) run(fd int) {
@@ -44,8 +78,27 @@ func (c *closer) run(fd int) {
 			return
 		}
 		fd, c.waiting = c.waiting[0], c.waiting[1:]
+		c.room.Signal()
 		c.mu.Unlock()
 	}
+}
+
+// CloseKept closes the duplicate of a connection that was kept, with a reset if reset is set. It never waits, and may be called
+// under a lock: the socket's owner can set SO_LINGER at any moment.
+func CloseKept(fd int, reset bool) {
+	if reset {
+		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // of no connection: it ends by itself
+	} else if l, err := unix.GetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER); err == nil && l.Linger > 0 {
+		nolinger(fd)
+	}
+	kept.close(fd)
+}
+
+// nolinger makes an IP socket one whose close does not wait: the kernel sends the rest by itself. It says whether it has.
+func nolinger(fd int) bool {
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	return err == nil && (domain == unix.AF_INET || domain == unix.AF_INET6) &&
+		unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{}) == nil
 }
 
 // lingers says whether closing a descriptor may wait.

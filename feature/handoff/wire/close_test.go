@@ -4,6 +4,7 @@ package wire
 
 import (
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -89,5 +90,88 @@ func TestCloseAllDoesNotWait(t *testing.T) {
 	case <-done:
 	case <-time.After(10 * time.Second):
 		t.Fatal("closing what a stranger sent waits for the stranger")
+	}
+}
+
+// TestClosersAreBounded has a stranger make all closers wait: what others pass is closed all the same while it can be, and no
+// more than a few descriptors stay open.
+func TestClosersAreBounded(t *testing.T) {
+	c := newCloser()
+	t.Cleanup(func() { // else descriptors of this test stay open
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, fd := range c.waiting {
+			unix.Close(fd)
+		}
+		c.waiting = nil
+		c.room.Broadcast()
+	})
+	for range maxClosers {
+		c.closeBounded(queued(t, lingering(t)))
+	}
+	sockets := make(chan struct{})
+	go func() {
+		defer close(sockets)
+		for range 2 * maxWaiting {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			c.closeBounded(fd)
+		}
+	}()
+	select {
+	case <-sockets:
+	case <-time.After(10 * time.Second):
+		t.Fatal("closing a socket waits for strangers")
+	}
+	var passed atomic.Int32
+	full := make(chan struct{})
+	go func() {
+		for range 10 * maxWaiting {
+			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return
+			}
+			unix.Close(pair[0])
+			if passed.Add(1) == maxWaiting+1 {
+				close(full)
+			}
+			c.closeBounded(pair[1])
+		}
+	}()
+	select {
+	case <-full:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%d descriptors wait", passed.Load())
+	}
+	c.mu.Lock()
+	n := len(c.waiting)
+	c.mu.Unlock()
+	if n > maxWaiting {
+		t.Errorf("%d descriptors stay open, want at most %d", n, maxWaiting)
+	}
+}
+
+// TestCloseKeptDoesNotWait closes more lingering connections than threads may be, as a member's end does.
+func TestCloseKeptDoesNotWait(t *testing.T) {
+	var fds []int
+	for range maxClosers + 8 {
+		fds = append(fds, lingering(t))
+	}
+	for _, fd := range fds {
+		CloseKept(fd, false)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		kept.mu.Lock()
+		n := kept.running + len(kept.waiting)
+		kept.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d closes wait", n)
+		}
 	}
 }

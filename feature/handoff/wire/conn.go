@@ -224,11 +224,12 @@ func descriptors(oob []byte) ([]int, error) {
 	return out, nil
 }
 
-// CloseAll closes descriptors, which may be a stranger's. It never waits for that: see closer.
+// CloseAll closes descriptors, which may be a stranger's. It does not wait for that, unless strangers make very many wait at
+// once: see closer. So it is never called under a lock.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
 		if lingers(fd) {
-			strangers.close(fd)
+			strangers.closeBounded(fd)
 		} else {
 			unix.Close(fd)
 		}
