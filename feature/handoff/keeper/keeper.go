@@ -51,8 +51,7 @@ const (
 	lastWords       = 50 * time.Millisecond // of members, when the keeper ends
 	missedTime      = time.Second           // for one that has come back to keep what it was given before
 	tick            = 100 * time.Millisecond
-	maxQueue        = 100_000 // messages that a member has not read
-	connectionsEach = 64      // connections of one user; root is not limited
+	connectionsEach = 64 // connections of one user; root is not limited
 )
 
 func (o *Options) setDefaults() {
@@ -87,8 +86,11 @@ type Keeper struct {
 	state    int64 // bytes of state, and of what slots may have
 	holdings map[holder]holding
 	serial   uint64
-	refused  uint64 // hellos of processes that are no members
+	refused  uint64           // hellos of processes that are no members
+	queued   map[uint32]int64 // bytes that wait for a user's processes to read
 	closed   bool
+
+	tolls tolls
 }
 
 // service is a service as the keeper knows it: by the members that come.
@@ -106,7 +108,7 @@ type service struct {
 // New makes a keeper.
 func New(o Options) *Keeper {
 	o.setDefaults()
-	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}, holdings: map[holder]holding{}}
+	return &Keeper{Options: o, services: map[string]*service{}, sessions: map[uint64]*session{}, holdings: map[holder]holding{}, queued: map[uint32]int64{}}
 }
 
 // Listen makes the socket that members connect to, at a path, or at an abstract name

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,6 +49,8 @@ type member struct {
 
 	queue []outgoing // what it has not read; the next is the first
 	kick  chan struct{}
+
+	cost time.Duration // of what it has asked last; its reader's alone
 }
 
 // outgoing is a message that waits to be sent. One that gives a session is made of
@@ -153,6 +156,7 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 			k.mu.Unlock()
 		}
 		wire.CloseAll(fds)
+		k.pay(ctx, m)
 	}
 }
 
@@ -180,6 +184,9 @@ func (k *Keeper) fetch(m *member, msg *wire.Message, fds []int) ([]int, error) {
 func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds []int) []int {
 	var answer *wire.Message
 	var err error
+	if msg.Type == wire.Send || msg.Type == wire.Forget || msg.Type == wire.Park {
+		m.cost += memberCost
+	}
 	switch {
 	case msg.Type == wire.Hello:
 		answer, fds, err = k.hello(ctx, m, msg, fds)
@@ -218,6 +225,9 @@ func (k *Keeper) handle(ctx context.Context, m *member, msg *wire.Message, fds [
 func (k *Keeper) reply(m *member, msg, answer *wire.Message, err error) {
 	switch {
 	case err != nil:
+		if m.cost += refusalCost; msg.Type == wire.Hello {
+			m.cost += memberCost
+		}
 		log := k.Log.Warn
 		if errors.Is(err, wire.ErrNotFound) {
 			log = k.Log.Debug // the first member of a name always hears it
@@ -245,7 +255,8 @@ func errorMessage(request *wire.Message, err error) *wire.Message {
 	return &wire.Message{Type: wire.Error, Seq: request.Seq, Session: request.Session, Number: uint32(code), Text: short(err.Error())}
 }
 
-func short(s string) string { return s[:min(len(s), wire.MaxText)] }
+// short is a copy: a long text must not stay in memory for its beginning.
+func short(s string) string { return strings.Clone(s[:min(len(s), wire.MaxText)]) }
 
 // post sends a message, or has it wait behind those that wait.
 func (k *Keeper) post(m *member, o outgoing) {
@@ -255,7 +266,7 @@ func (k *Keeper) post(m *member, o outgoing) {
 	if len(m.queue) == 0 && !errors.Is(k.sendNow(m, o), wire.ErrFull) {
 		return // sent, or the connection is broken, which its reader sees
 	}
-	if len(m.queue) >= maxQueue {
+	if !k.queues(m, &o.message) {
 		k.Log.Warn("does not read", "service", m.serviceName(), "member", m.name, "pid", m.process.PID, "uid", m.process.UID)
 		m.conn.Close()
 		return
@@ -316,6 +327,8 @@ func (m *member) flush(k *Keeper) bool {
 			}
 			return true
 		}
+		k.unqueues(m, &m.queue[0].message)
+		m.queue[0] = outgoing{} // the array may stay
 		m.queue = m.queue[1:]
 	}
 	m.queue = nil
@@ -401,11 +414,13 @@ func (k *Keeper) authorise(ctx context.Context, service, name string, p *process
 
 // leave ends a member: its sessions are for others once it cannot touch them any more.
 func (k *Keeper) leave(ctx context.Context, m *member) {
+	k.mu.Lock()
+	m.gone, m.ready, m.ended = true, false, time.Now()
+	k.dequeue(m)
 	if m.service == nil {
+		k.mu.Unlock()
 		return
 	}
-	k.mu.Lock()
-	m.gone, m.ready, m.queue, m.ended = true, false, nil, time.Now()
 	if m.heard && len(m.given) > 0 {
 		m.service.unanswered[m] = true
 	}

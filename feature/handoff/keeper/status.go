@@ -95,6 +95,10 @@ func (k *Keeper) report(ctx context.Context, m *member, msg *wire.Message, fds [
 		allowed[n] = may(n)
 	}
 	r := k.reportOf(func(s string) bool { return allowed[s] }, m.process)
+	m.cost += reportCost + time.Duration(len(names))*memberCost
+	for _, s := range r.Services {
+		m.cost += time.Duration(len(s.Sessions)) * sessionCost
+	}
 	if m.process.UID != 0 && int(m.process.UID) != os.Geteuid() {
 		r.State, r.Strange = 0, 0
 	}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/handoff/sock"
+	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+// reachable is a socket's path that every user can connect to: t.TempDir is root's alone.
+func reachable(t *testing.T, socket string) string {
+	t.Helper()
+	for dir := filepath.Dir(socket); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return socket
+}
+
+// A process that reads nothing has a few messages wait for it, and its texts do not stay whole in memory.
+func TestStrangerThatDoesNotRead(t *testing.T) {
+	k, socket := run(t, Options{})
+	m := connect(t, socket)
+	bad := &wire.Message{Type: wire.Hello, Seq: 1, Text: strings.Repeat("\x01", wire.MaxText), Name: "0"}
+	deadline := time.Now().Add(30 * time.Second)
+	for sent := 0; ; {
+		switch err := m.TrySend(bad); {
+		case err == nil:
+			if sent++; sent > 20_000 {
+				t.Fatal("20,000 answers wait for a stranger")
+			}
+		case errors.Is(err, wire.ErrFull):
+			time.Sleep(time.Millisecond)
+		default: // the keeper has closed the connection
+			for {
+				k.mu.Lock()
+				n := len(k.queued)
+				k.mu.Unlock()
+				if n == 0 {
+					return
+				}
+				if time.Now().After(deadline) {
+					t.Fatal("what waited for it still counts")
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the connection stays open")
+		}
+	}
+}
+
+// All connections of a user share what may wait.
+func TestQueueOfUser(t *testing.T) {
+	k := New(Options{})
+	v := k.service("x")
+	a := &member{process: &process{Peer: Peer{UID: 7}}, service: v}
+	b := &member{process: &process{Peer: Peer{UID: 7}}, service: v}
+	other := &member{process: &process{Peer: Peer{UID: 8}}, service: v}
+	large := &wire.Message{State: make([]byte, 1<<20)}
+	n := 0
+	for _, m := range []*member{a, b} {
+		for k.queues(m, large) {
+			m.queue = append(m.queue, outgoing{message: *large})
+			n++
+		}
+	}
+	if n < 60 || n > 64 {
+		t.Errorf("%d MiB wait for a user", n)
+	}
+	if !k.queues(other, large) {
+		t.Error("another user's message does not wait")
+	}
+	k.unqueues(other, large)
+	k.dequeue(a)
+	k.dequeue(b)
+	if len(k.queued) != 0 {
+		t.Errorf("%v is counted of nothing", k.queued)
+	}
+}
+
+// A user who asks for more than a share of the CPU waits, and nobody else.
+func TestTolls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := New(Options{})
+		ask := func(uid uint32, cost time.Duration) time.Duration {
+			began := time.Now()
+			k.pay(t.Context(), &member{process: &process{Peer: Peer{UID: uid}}, cost: cost})
+			return time.Since(began)
+		}
+		began, n := time.Now(), 0
+		for time.Since(began) < time.Minute {
+			ask(7, refusalCost)
+			n++
+		}
+		if most := int((tollBurst + time.Duration(tollShare*float64(time.Minute))) / refusalCost); n < most/2 || n > most*11/10 {
+			t.Errorf("%d refusals in a minute, want about %d", n, most)
+		}
+		if d := ask(8, time.Millisecond) + ask(0, time.Hour) + ask(7, 0); d != 0 {
+			t.Errorf("others wait for %v", d)
+		}
+		if d := ask(7, time.Hour); d != maxPay {
+			t.Errorf("one request waits for %v", d)
+		}
+	})
+}
+
+// Another user's requests of reports do not keep members out.
+func TestFloodOfReports(t *testing.T) {
+	nstest.NeedRoot(t)
+	_, socket := run(t, Options{Allow: func(context.Context, string, string, Peer) error { return nil }})
+	reachable(t, socket)
+	stop := make(chan struct{})
+	asked := make(chan uint64, 1)
+	nstest.AsUser(t, 65534, func() error {
+		c, err := wire.Dial(t.Context(), socket)
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { c.Close() })
+		go func() {
+			n := uint64(0)
+			defer func() { asked <- n }()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if c.Send(&wire.Message{Type: wire.Status, Seq: 1}) != nil {
+					return
+				}
+				if _, _, err := c.Receive(); err != nil {
+					return
+				}
+				n++
+			}
+		}()
+		return nil
+	})
+	// A burst of 500 ms and a tenth of the time after; each report costs 100 µs at least.
+	time.AfterFunc(2*time.Second, func() { close(stop) })
+	if n := <-asked; n > 9000 || n < 100 {
+		t.Errorf("%d reports in 2 s", n)
+	}
+}
+
+// What a member drops is closed whatever its SO_LINGER says, and takes no thread each.
+func TestDropOfLingeringSessions(t *testing.T) {
+	_, socket := run(t, Options{})
+	m := hello(t, socket, "x", "0")
+	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(l)
+	const n = 150
+	if err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(l, n)); err != nil {
+		t.Fatal(err)
+	}
+	to, err := unix.Getsockname(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []uint64
+	for i := range n {
+		fd, id := lingering(t, to)
+		m.say(&wire.Message{Type: wire.Keep, Seq: uint32(i + 2), Session: id, Number: uint32(wire.Stream)}, fd)
+		m.hear(wire.OK)
+		unix.Close(fd)
+		ids = append(ids, id)
+	}
+	before := threads(t)
+	for _, id := range ids {
+		m.say(&wire.Message{Type: wire.Drop, Seq: 1, Session: id})
+		m.hear(wire.OK)
+	}
+	time.Sleep(50 * time.Millisecond) // threads that wait would be there by now
+	if now := threads(t); now > before+60 {
+		t.Errorf("%d threads, %d before %d sessions with SO_LINGER were dropped", now, before, n)
+	}
+}
+
+// lingering is a connection that lingers for an hour, with what its peer does not take.
+func lingering(t *testing.T, to unix.Sockaddr) (fd int, id uint64) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600}),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 4608), unix.Connect(fd, to), unix.SetNonblock(fd, true))
+	for b := make([]byte, 1<<20); err == nil; {
+		_, err = unix.Write(fd, b)
+	}
+	if err != unix.EAGAIN {
+		t.Fatal(err)
+	}
+	if id, err = sock.Cookie(fd); err != nil {
+		t.Fatal(err)
+	}
+	return fd, id
+}
+
+func threads(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
