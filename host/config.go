@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -17,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/service"
 )
@@ -42,15 +41,18 @@ type ServiceConfig struct {
 	Guard        *guard.Options `yaml:"guard"`
 }
 
-// LoadConfig reads and checks a file. Nothing of a file with an error is
+// maxFile bounds a configuration, in bytes.
+const maxFile = 64 << 20
+
+// LoadConfig reads and checks a file; "-" is standard input. Nothing of a file with an error is
 // applied; the error lists everything found wrong, each with file, line and
 // column.
 func LoadConfig(path string) (*Config, error) {
-	data, err := os.ReadFile(path)
+	name, data, err := safefile.Input(path, maxFile)
 	if err != nil {
 		return nil, fmt.Errorf("reading the configuration: %w", err)
 	}
-	return ParseConfig(path, data)
+	return ParseConfig(name, data)
 }
 
 // ParseConfig is LoadConfig on the text of a file.
@@ -157,6 +159,5 @@ func (c *Config) Filters() []filter.Filter {
 // filter is the filtering part.
 func (c *Config) filter() (filter.Config, bool) {
 	out := filter.Config{Filters: slices.Clone(c.Filter)}
-	out.InDirectory(filepath.Dir(c.Pos.File))
 	return out, len(out.Filters) > 0
 }

@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
+	"strings"
 
 	// encoding/json takes three times as long for a million bindings, most of a replace.
 	"github.com/go-json-experiment/json/jsontext"
+
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/safefile"
 )
 
 // fileBinding is a binding as tubular writes it: without a protocol it is for both,
@@ -22,20 +25,16 @@ type fileBinding struct {
 	port                    uint16
 }
 
+// maxBindingsFile bounds a file of bindings, in bytes: ten million of them have less.
+const maxBindingsFile = 2 << 30
+
 // LoadBindingsFile reads a file of bindings; "-" is standard input.
 func LoadBindingsFile(path string) ([]Binding, error) {
-	if path == "-" {
-		text, err := io.ReadAll(os.Stdin)
-		if err != nil {
-			return nil, err
-		}
-		return ParseBindings("standard input", text)
-	}
-	text, err := os.ReadFile(path)
+	name, text, err := safefile.Input(path, maxBindingsFile)
 	if err != nil {
 		return nil, err
 	}
-	return ParseBindings(path, text)
+	return ParseBindings(name, text)
 }
 
 // ParseBindings reads {"bindings": [{"label", "prefix", "port", "protocol"}, …]}, and
@@ -174,7 +173,7 @@ func (p *bindingsParser) add(f fileBinding, at int64) error {
 	}
 	prefix, err := ParsePrefix(f.prefix)
 	if err != nil {
-		return p.fail(at, "prefix %q is no address and no prefix", f.prefix)
+		return p.fail(at, "prefix: %s", strings.TrimPrefix(err.Error(), ErrBinding.Error()+": "))
 	}
 	protos := []Proto{unix.IPPROTO_TCP, unix.IPPROTO_UDP}
 	switch f.protocol {

@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -59,13 +59,16 @@ type HostConfig struct {
 	Agent          string     `yaml:"agent"`
 }
 
+// maxFile bounds a configuration, in bytes.
+const maxFile = 16 << 20
+
 // LoadConfig reads a file. Every mistake in it is an error with its place.
 func LoadConfig(file string) (*Config, error) {
-	b, err := os.ReadFile(file)
+	name, b, err := safefile.Input(file, maxFile)
 	if err != nil {
 		return nil, err
 	}
-	return ParseConfig(file, b)
+	return ParseConfig(name, b)
 }
 
 // ParseConfig reads the text of a file of that name.

@@ -7,12 +7,12 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
@@ -29,7 +29,7 @@ type Config struct {
 	Front          FrontConfig   `yaml:"front"`
 	Devices        []string      `yaml:"devices"`
 	Services       []string      `yaml:"services"` // absent: all of the front end
-	Keeper         string        `yaml:"keeper"`
+	Keeper         string        `yaml:"keeper" path:"file"`
 	Metrics        string        `yaml:"metrics"`
 	Park           bool          `yaml:"park"` // packets of a session that leaves wait here, not at the front end
 	Patience       time.Duration `yaml:"patience"`
@@ -46,13 +46,16 @@ type FrontConfig struct {
 // mostNumber is the highest that a front end's flows have room for.
 const mostNumber = 1<<10 - 1
 
+// maxFile bounds a configuration, in bytes.
+const maxFile = 16 << 20
+
 // LoadConfig reads a file. Every mistake in it is an error with its place.
 func LoadConfig(file string) (*Config, error) {
-	b, err := os.ReadFile(file)
+	name, b, err := safefile.Input(file, maxFile)
 	if err != nil {
 		return nil, err
 	}
-	return ParseConfig(file, b)
+	return ParseConfig(name, b)
 }
 
 // ParseConfig reads the text of a file of that name.

@@ -5,10 +5,10 @@ package topo
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/weir-project/weir/internal/safefile"
 )
 
 // maxFile bounds what is read, in bytes: a database of ten thousand routers is far below.
@@ -16,18 +16,11 @@ const maxFile = 256 << 20
 
 // ReadFile reads a network from a file in any of the forms.
 func ReadFile(path string) (*Network, error) {
-	info, err := os.Stat(path)
+	name, data, err := safefile.Input(path, maxFile)
 	if err != nil {
 		return nil, err
 	}
-	if info.Size() > maxFile {
-		return nil, fmt.Errorf("%s: %d MB is no topology", path, info.Size()>>20)
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	return Read(path, data)
+	return Read(name, data)
 }
 
 // Read finds out which form data has and reads it; file names it in errors.

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/internal/suggest"
 )
@@ -58,18 +58,11 @@ type linkSIDs struct {
 
 // ReadSIDs reads a file of SIDs. Unknown keys are errors that name the place.
 func ReadSIDs(file string) (*SIDs, error) {
-	info, err := os.Stat(file)
+	name, data, err := safefile.Input(file, maxFile)
 	if err != nil {
 		return nil, err
 	}
-	if info.Size() > maxFile {
-		return nil, fmt.Errorf("%s: %d MB are no list of SIDs", file, info.Size()>>20)
-	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	return ParseSIDs(file, data)
+	return ParseSIDs(name, data)
 }
 
 // ParseSIDs reads the text of a file of SIDs.
