@@ -106,6 +106,44 @@ func TestLoadConfig(t *testing.T) {
 	}
 }
 
+// Files are named relative to the configuration: the processes that read them later have other working directories.
+func TestFilesOfConfig(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "weir.yaml")
+	if err := os.WriteFile(path, []byte(`
+services:
+  dns:
+    listen: [udp 192.0.2.1:53]
+    members: [{slot: 0, pidfile: run/a.pid}, {slot: 1, pidfile: /run/b.pid}]
+    steer: {slots: 2, by: device, devices: routers.txt}
+filter:
+  - {name: edge, hook: tcx, interfaces: [eth0], lists: {bad: lists/bad.txt}, rules: [{match: ip.src in $bad, action: drop}]}
+reroute:
+  - name: core
+    interface: eth1
+    repairs: [{segments: ["fc00:3::e"], interface: eth2}]
+    bfd: {peer: "fd00:12::2", key_file: bfd.key}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "routers.txt"), []byte("r1 192.0.2.9\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	for _, name := range []string{path, "weir.yaml", "./weir.yaml"} {
+		c, err := LoadConfig(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := c.Services["dns"]
+		got := []string{s.Members[0].PIDFile, s.Members[1].PIDFile, s.Steer.Devices, c.Filter[0].Lists["bad"], c.Reroute[0].BFD.KeyFile}
+		want := []string{dir + "/run/a.pid", "/run/b.pid", dir + "/routers.txt", dir + "/lists/bad.txt", dir + "/bfd.key"}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s names %q, want %q", name, got, want)
+		}
+	}
+}
+
 // Whatever the text, a config either has errors with places, or is valid with
 // its defaults filled in.
 func FuzzConfig(f *testing.F) {

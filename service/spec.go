@@ -26,7 +26,7 @@ type Member struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Slot           int             `yaml:"slot" json:"slot"`
 	PID            int             `yaml:"pid" json:"pid,omitempty"`
-	PIDFile        string          `yaml:"pidfile" json:"pidfile,omitempty"`
+	PIDFile        string          `yaml:"pidfile" json:"pidfile,omitempty" path:"file"`
 	Unit           string          `yaml:"unit" json:"unit,omitempty"`     // systemd unit
 	Cgroup         string          `yaml:"cgroup" json:"cgroup,omitempty"` // of version 2, from its root
 	User           string          `yaml:"user" json:"user,omitempty"`     // whose processes may register themselves (package register)

@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -130,6 +131,11 @@ func namedMember(m service.Member, slot int, bound []string) (*service.Member, e
 	}
 	m.Slot = slot
 	var err error
+	if m.PIDFile != "" {
+		if m.PIDFile, err = filepath.Abs(m.PIDFile); err != nil { // weir serve has another working directory
+			return nil, err
+		}
+	}
 	m.Bound, err = parseBound(bound)
 	return &m, err
 }

@@ -25,14 +25,14 @@ type Filter struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
 	Name           string            `yaml:"name" json:"name"` // unique in its namespace
 	Hook           Hook              `yaml:"hook" json:"hook"`
-	Interfaces     []string          `yaml:"interfaces" json:"interfaces,omitempty"` // names; xdp, xdp-generic, tcx, clsact
-	Direction      Direction         `yaml:"direction" json:"direction,omitempty"`   // tcx, clsact
-	At             Point             `yaml:"at" json:"at,omitempty"`                 // netfilter, nft
-	Priority       int32             `yaml:"priority" json:"priority,omitempty"`     // netfilter, nft: the lowest runs first
-	Netns          string            `yaml:"netns" json:"netns,omitempty"`           // name, path or pid:N; empty: weir's own
-	Default        Action            `yaml:"default" json:"default,omitempty"`       // where no rule decides: pass or drop
-	Unreadable     Unreadable        `yaml:"unreadable" json:"unreadable,omitempty"` // fields of a transport header that cannot be read: match (the default) or absent
-	Lists          map[string]string `yaml:"lists" json:"lists,omitempty"`           // $name in expressions, to a file of prefixes, relative to the configuration
+	Interfaces     []string          `yaml:"interfaces" json:"interfaces,omitempty"`   // names; xdp, xdp-generic, tcx, clsact
+	Direction      Direction         `yaml:"direction" json:"direction,omitempty"`     // tcx, clsact
+	At             Point             `yaml:"at" json:"at,omitempty"`                   // netfilter, nft
+	Priority       int32             `yaml:"priority" json:"priority,omitempty"`       // netfilter, nft: the lowest runs first
+	Netns          string            `yaml:"netns" json:"netns,omitempty"`             // name, path or pid:N; empty: weir's own
+	Default        Action            `yaml:"default" json:"default,omitempty"`         // where no rule decides: pass or drop
+	Unreadable     Unreadable        `yaml:"unreadable" json:"unreadable,omitempty"`   // fields of a transport header that cannot be read: match (the default) or absent
+	Lists          map[string]string `yaml:"lists" json:"lists,omitempty" path:"file"` // $name in expressions, to a file of prefixes, relative to the configuration
 	Rules          []Rule            `yaml:"rules" json:"rules"`
 
 	saved map[string]*list // contents of lists that are not read from their files: of a filter that is restored

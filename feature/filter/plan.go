@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -119,18 +118,6 @@ func resolve(f Filter) (*target, error) {
 	}
 	t.pub.Filter.saved = nil
 	return t, nil
-}
-
-// InDirectory makes the files of lists relative to the configuration's directory.
-func (c *Config) InDirectory(dir string) {
-	for i, f := range c.Filters {
-		c.Filters[i].Lists = maps.Clone(f.Lists)
-		for name, file := range f.Lists {
-			if !filepath.IsAbs(file) {
-				c.Filters[i].Lists[name] = filepath.Join(dir, file)
-			}
-		}
-	}
 }
 
 func (t *target) plan(plan *feature.Plan, have State) {

@@ -42,7 +42,7 @@ type BFD struct {
 	Multiplier     int           `yaml:"multiplier"` // absent: 3
 	Echo           time.Duration `yaml:"echo"`       // absent: no echo packets
 	Passive        bool          `yaml:"passive"`
-	KeyFile        string        `yaml:"key_file"` // absent: no authentication
+	KeyFile        string        `yaml:"key_file" path:"file"` // absent: no authentication
 	KeyID          int           `yaml:"key_id"`
 	Auth           peers.Auth    `yaml:"auth"`    // absent: meticulous-sha1
 	Observe        bool          `yaml:"observe"` // find out, and reroute nothing by it
@@ -99,7 +99,7 @@ type Probe struct {
 	Grace          time.Duration `yaml:"grace"`
 	StableFor      time.Duration `yaml:"stable_for"`
 	StableMax      time.Duration `yaml:"stable_max"`
-	KeyFile        string        `yaml:"key_file"`
+	KeyFile        string        `yaml:"key_file" path:"file"`
 	Observe        bool          `yaml:"observe"` // find out, and reroute nothing by it
 }
 

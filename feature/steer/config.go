@@ -34,16 +34,16 @@ type Options struct {
 	Seed           *uint32      `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
 	Backlog        *int         `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
 	ReceiveBuffer  *int         `yaml:"receive_buffer" json:"receive_buffer"`
-	Templates      Templates    `yaml:"templates" json:"templates,omitempty"`     // of IPFIX and NetFlow v9, kept and replayed
-	Foreign        Foreign      `yaml:"foreign" json:"foreign,omitempty"`         // sk_reuseport: what to do about another's program
-	Migrate        bool         `yaml:"migrate" json:"migrate,omitempty"`         // sk_reuseport: a closing listener's queue goes to another member
-	SharePort      bool         `yaml:"share_port" json:"share_port,omitempty"`   // set SO_REUSEPORT on whatever binds its ports
-	Devices        string       `yaml:"devices" json:"devices,omitempty"`         // by: device: file that names them; relative to the configuration
-	Copy           string       `yaml:"copy" json:"copy,omitempty"`               // the service that gets every datagram too
-	QUIC           *QUIC        `yaml:"quic" json:"quic,omitempty"`               // by: quic
-	Weights        Weights      `yaml:"weights" json:"weights,omitempty"`         // by slot; 1 where none is given
-	Generations    *Generations `yaml:"generations" json:"generations,omitempty"` // nil: a slot's next member cuts the one before off
-	ResetRate      *Rate        `yaml:"reset_rate" json:"reset_rate,omitempty"`   // of sessions that changes misplace
+	Templates      Templates    `yaml:"templates" json:"templates,omitempty"`         // of IPFIX and NetFlow v9, kept and replayed
+	Foreign        Foreign      `yaml:"foreign" json:"foreign,omitempty"`             // sk_reuseport: what to do about another's program
+	Migrate        bool         `yaml:"migrate" json:"migrate,omitempty"`             // sk_reuseport: a closing listener's queue goes to another member
+	SharePort      bool         `yaml:"share_port" json:"share_port,omitempty"`       // set SO_REUSEPORT on whatever binds its ports
+	Devices        string       `yaml:"devices" json:"devices,omitempty" path:"file"` // by: device: file that names them; relative to the configuration
+	Copy           string       `yaml:"copy" json:"copy,omitempty"`                   // the service that gets every datagram too
+	QUIC           *QUIC        `yaml:"quic" json:"quic,omitempty"`                   // by: quic
+	Weights        Weights      `yaml:"weights" json:"weights,omitempty"`             // by slot; 1 where none is given
+	Generations    *Generations `yaml:"generations" json:"generations,omitempty"`     // nil: a slot's next member cuts the one before off
+	ResetRate      *Rate        `yaml:"reset_rate" json:"reset_rate,omitempty"`       // of sessions that changes misplace
 }
 
 // Defaults of the options that a service leaves out. nfacctd listens with a
@@ -215,9 +215,11 @@ func overlaps(others []Service, s Service) []error {
 		if o.Netns != s.Netns {
 			continue
 		}
+		told := map[int]bool{} // a wildcard listen has an endpoint for each family
 		for _, e := range s.Endpoints() {
 			for _, f := range o.Endpoints() {
-				if e.Overlaps(f) {
+				if e.Overlaps(f) && !told[e.Listen] {
+					told[e.Listen] = true
 					errs = append(errs, s.Spec.Pos.Errorf("services.%s: %q belongs to service %s already: give one of them another address or port", s.Name, s.Listen[e.Listen], o.Name))
 				}
 			}

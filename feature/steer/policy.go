@@ -5,7 +5,6 @@ package steer
 import (
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -178,12 +177,6 @@ func (s Service) policyDefaults() Service {
 	}
 	if s.QUIC != nil && s.QUIC.Format == QUICLB && s.QUIC.ServerIDLength == 0 {
 		s.QUIC = &QUIC{Format: QUICLB, ServerIDLength: 1}
-	}
-	// The working directory of who reads it later, weir serve, is another.
-	if s.Devices != "" && !filepath.IsAbs(s.Devices) {
-		if abs, err := filepath.Abs(filepath.Join(filepath.Dir(s.Options.Pos.File), s.Devices)); err == nil {
-			s.Devices = abs
-		}
 	}
 	return s
 }

@@ -12,6 +12,10 @@
 // [time.Duration] ("30s"), [encoding.TextUnmarshaler] and [Node]. A string
 // takes any scalar as it is written. Anchors and aliases work within a bound;
 // merge keys (<<), tags of one's own and several documents are refused.
+//
+// A string, or a map of strings, tagged `path:"file"` names files. Decode makes
+// the names absolute: a relative one starts at the directory of the file that
+// Decode reads. An abstract socket (@name) stays as it is.
 package strictyaml
 
 import (

@@ -14,10 +14,11 @@ type fields struct {
 	names  []string         // sorted
 	index  map[string][]int // by key, for reflect.Value.FieldByIndex
 	places [][]int          // the fields of type Pos
+	files  map[string]bool  // the keys whose values name files
 }
 
 func fieldsOf(t reflect.Type) *fields {
-	fs := &fields{index: make(map[string][]int)}
+	fs := &fields{index: make(map[string][]int), files: make(map[string]bool)}
 	fs.add(t, nil)
 	slices.Sort(fs.names)
 	return fs
@@ -54,5 +55,6 @@ func (fs *fields) add(t reflect.Type, at []int) {
 		}
 		fs.index[name] = index
 		fs.names = append(fs.names, name)
+		fs.files[name] = f.Tag.Get("path") == "file"
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -294,6 +295,28 @@ func TestErrorValues(t *testing.T) {
 	want := strictyaml.Error{File: "f", Line: 1, Column: 34, Path: "services.b", Msg: `unknown key "stear"`, Suggestion: "steer"}
 	if *list[1] != want {
 		t.Errorf("got %+v, want %+v", *list[1], want)
+	}
+}
+
+func TestFiles(t *testing.T) {
+	var c struct {
+		A string            `yaml:"a" path:"file"`
+		B map[string]string `yaml:"b" path:"file"`
+		C *struct {
+			D string `yaml:"d" path:"file"`
+		} `yaml:"c"`
+		E string `yaml:"e" path:"file"`
+		F string `yaml:"f"`
+	}
+	if err := strictyaml.Decode("/etc/weir/weir.yaml", []byte("{a: x, b: {k: ../y, l: /z}, c: {d: '@w'}, f: v}"), &c); err != nil {
+		t.Fatal(err)
+	}
+	got := []string{c.A, c.B["k"], c.B["l"], c.C.D, c.E, c.F}
+	if want := []string{"/etc/weir/x", "/etc/y", "/z", "@w", "", "v"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if err := strictyaml.Decode("x.yaml", []byte("{a: [1]}"), &c); err == nil {
+		t.Error("a list for the name of a file is taken")
 	}
 }
 

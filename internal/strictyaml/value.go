@@ -5,6 +5,7 @@ package strictyaml
 import (
 	"encoding"
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -115,7 +116,32 @@ func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
 			return
 		}
 		d.inKey(key.Value, func() { d.value(value, v.FieldByIndex(index)) })
+		if fs.files[key.Value] {
+			d.absolute(v.FieldByIndex(index))
+		}
 	})
+}
+
+// absolute gives a text, or the texts of a map, the directory of the configuration: the
+// working directory of the process that reads the files later is another one.
+func (d *Decoder) absolute(v reflect.Value) {
+	if v.Kind() == reflect.Map {
+		for _, k := range v.MapKeys() {
+			elem := reflect.New(v.Type().Elem()).Elem()
+			elem.Set(v.MapIndex(k))
+			d.absolute(elem)
+			v.SetMapIndex(k, elem)
+		}
+		return
+	}
+	if name := v.String(); name != "" && name[0] != '@' {
+		if !filepath.IsAbs(name) {
+			name = filepath.Join(filepath.Dir(d.file), name)
+		}
+		if abs, err := filepath.Abs(name); err == nil {
+			v.SetString(abs)
+		}
+	}
 }
 
 func (d *Decoder) unknown(key *yaml.Node, fs *fields) {

@@ -20,9 +20,9 @@ import (
 
 // Files name an agent's certificate, its key, and the certificates of those that sign for agents, in PEM.
 type Files struct {
-	Certificate string `yaml:"certificate"`
-	Key         string `yaml:"key"`
-	Signers     string `yaml:"signers"`
+	Certificate string `yaml:"certificate" path:"file"`
+	Key         string `yaml:"key" path:"file"`
+	Signers     string `yaml:"signers" path:"file"`
 }
 
 // reloadEvery is how often an agent looks whether its files have changed.
