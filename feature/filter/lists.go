@@ -77,7 +77,7 @@ func readList(path string) (*list, error) {
 			if !f.Public() {
 				return nil, fmt.Errorf("%s:%d: this is no address or prefix", path, n)
 			}
-			return nil, fmt.Errorf("%s:%d: %q is no address or prefix", path, n, text)
+			return nil, fmt.Errorf("%s:%d: %q is no address or prefix%s", path, n, text, zoned(text))
 		}
 		l.entries = append(l.entries, p)
 	}
@@ -135,10 +135,23 @@ func forSocket(lists []List) (map[string]*list, error) {
 // mostSegments is the size of the largest table.
 const mostSegments = 32
 
+var errZone = errors.New("zones are not supported")
+
+// zoned adds the remedy for an address with a zone.
+func zoned(text string) string {
+	if address, zone, ok := strings.Cut(text, "%"); ok {
+		return fmt.Sprintf(": zones are not supported: write %s without %%%s", address, zone)
+	}
+	return ""
+}
+
 func parsePrefix(s string) (netip.Prefix, error) {
 	if !strings.Contains(s, "/") {
 		a, err := netip.ParseAddr(s)
-		return netip.PrefixFrom(a.WithZone(""), a.BitLen()), err
+		if a.Zone() != "" {
+			return netip.Prefix{}, errZone
+		}
+		return netip.PrefixFrom(a, a.BitLen()), err
 	}
 	p, err := netip.ParsePrefix(s)
 	return p.Masked(), err

@@ -86,6 +86,10 @@ func TestListErrors(t *testing.T) {
 	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `list:4: "192.0.2.1/33" is no address or prefix`) {
 		t.Errorf("no prefix: %v", err)
 	}
+	f.Lists["bad"] = listOf(t, 1, "fe80::1%lo")
+	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `list:4: "fe80::1%lo" is no address or prefix: zones are not supported: write fe80::1 without %lo`) {
+		t.Errorf("an address with a zone: %v", err)
+	}
 }
 
 func TestTrialWithLists(t *testing.T) {

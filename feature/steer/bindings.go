@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -63,8 +64,9 @@ var (
 	ErrBound = errors.New("taken")
 )
 
-// ParsePrefix reads an address or a prefix as bindings have it: bits behind the
-// length are dropped, and v4-mapped IPv6 is IPv4.
+// ParsePrefix reads an address or a prefix as bindings have it: v4-mapped IPv6 is
+// IPv4. Bits behind the length are an error: 192.0.2.7/24 can mean the one address or
+// all 256.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
@@ -73,13 +75,20 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 			p = netip.PrefixFrom(a, a.BitLen())
 		}
 	}
-	if err != nil || p.Addr().Zone() != "" {
+	if _, zone, ok := strings.Cut(s, "%"); ok {
+		zone, _, _ = strings.Cut(zone, "/")
+		return p, fmt.Errorf("%w: %q: zones are not supported: leave out %%%s", ErrBinding, s, zone)
+	}
+	if err != nil {
 		return p, fmt.Errorf("%w: %q is no address and no prefix: want one like 192.0.2.0/24 or 2001:db8::1", ErrBinding, s)
 	}
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
 	}
-	return p.Masked(), nil
+	if m := p.Masked(); m != p {
+		return p, fmt.Errorf("%w: %q has bits set beyond its length: write %s, or %s for the one address", ErrBinding, s, m, p.Addr())
+	}
+	return p, nil
 }
 
 func (b Binding) String() string {

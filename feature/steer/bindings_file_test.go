@@ -14,8 +14,8 @@ import (
 func TestParseBindings(t *testing.T) {
 	all, err := ParseBindings("f", []byte(`{"bindings": [
 		{"label": "foo", "prefix": "127.0.0.1"},
-		{"label": "bar", "prefix": "2001:db8::1/64", "port": 80, "protocol": "tcp"},
-		{"label": "bar", "prefix": "::ffff:192.0.2.9/120", "port": 53, "protocol": "udp"},
+		{"label": "bar", "prefix": "2001:db8::/64", "port": 80, "protocol": "tcp"},
+		{"label": "bar", "prefix": "::ffff:192.0.2.0/120", "port": 53, "protocol": "udp"},
 		{"label": "foo", "prefix": "127.0.0.1/32", "port": 0, "protocol": "udp"}
 	]}`))
 	var got []string
@@ -40,7 +40,8 @@ func TestParseBindings(t *testing.T) {
 		"{\n\"bindngs\": []}": `f:2: no such binding: "bindngs"`,
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.1\"},\n{\"label\": \"b\", \"prefix\": \"127.0.0.1\"}]}": "f:3: no such binding: tcp 127.0.0.1/32 port 0 is bound to a above, and to b here",
 		"{\"bindings\": [\n\n{\"label\": \"\", \"prefix\": \"127.0.0.1\"}]}":                                                "f:3: no such binding: label",
-		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0/33\"}]}":                                              "f:2: no such binding: prefix",
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0/33\"}]}":                                              `f:2: no such binding: prefix: "127.0.0.0/33" is no address`,
+		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"192.0.2.7/24\"}]}":                                              `f:2: no such binding: prefix: "192.0.2.7/24" has bits set beyond its length: write 192.0.2.0/24`,
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"port\": 65536}]}":                                "f:2: no such binding: port",
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"protocol\": \"sctp\"}]}":                         "f:2: no such binding: protocol",
 		"{\"bindings\": [\n{\"label\": \"a\", \"prefix\": \"127.0.0.0\", \"ports\": 1}]}":                                   `"ports": want label, prefix, port and protocol`,
