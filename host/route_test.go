@@ -106,7 +106,7 @@ func TestToldAlikeWhyEmpty(t *testing.T) {
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4739")
 	done := w.apply(w.config(emptySlots, pid))
-	for name, want := range map[string]string{"telemetry": "socket missing: udp4 :4740", "files": "pid file /nonexistent.pid does not exist"} {
+	for name, want := range map[string]string{"telemetry": "socket missing: udp4 :4740", "files": "pid file /nonexistent.pid: file does not exist"} {
 		if s := strings.Join(done, "\n"); !strings.Contains(s, want) {
 			t.Errorf("%s: apply says %s", name, s)
 		}

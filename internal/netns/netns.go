@@ -86,8 +86,8 @@ func openName(name string) (*Handle, error) {
 			return nil, fmt.Errorf("network namespace %q: %w", name, err)
 		}
 	}
-	return nil, fmt.Errorf("network namespace %q: no such file under %s; `ip netns list` shows the names there are: %w",
-		name, dirs[0], os.ErrNotExist)
+	return nil, fmt.Errorf("network namespace %q: %s/%s: %w: `ip netns list` shows the names there are",
+		name, dirs[0], name, os.ErrNotExist)
 }
 
 // OfPID opens the namespace of a process's main thread. A process that does not

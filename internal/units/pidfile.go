@@ -29,7 +29,7 @@ func ReadPIDFile(path string) (int, error) {
 	// A wrong path may be a log of gigabytes; no pid is longer than this, nor are the lines that daemons add.
 	f, err := safefile.Read(path, 4096)
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, fmt.Errorf("pid file %s does not exist; is the daemon running, and does it write one? %w", path, os.ErrNotExist)
+		return 0, fmt.Errorf("pid file %s: %w: is the daemon running, and does it write one?", path, os.ErrNotExist)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("pid file: %w", err)
