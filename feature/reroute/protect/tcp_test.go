@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
@@ -102,6 +103,12 @@ func (w *world) streamOnce(ns *netns.Handle, src, dst string, late time.Duration
 	w.in(w.d, func() (err error) {
 		c := net.ListenConfig{}
 		c.SetMultipathTCP(false)
+		if late != 0 {
+			// The window keeps what is under way below a CPU's backlog of 1,000 packets (net.core.netdev_max_backlog).
+			c.Control = func(_, _ string, raw syscall.RawConn) error {
+				return raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 256<<10) })
+			}
+		}
 		l, err = c.Listen(w.Context(), "tcp", net.JoinHostPort(dst, "0"))
 		return err
 	})
