@@ -224,7 +224,7 @@ func TestAdoptNobody(t *testing.T) {
 	pid := gone.Process.Pid
 	refuse(t, Member{PID: pid}, ErrNotRunning, fmt.Sprintf("process %d has exited", pid), both...)
 	refuse(t, Member{PIDFile: pidFile(t, fmt.Sprint(pid))}, ErrNotRunning, "has exited", both...)
-	refuse(t, Member{PIDFile: "/nonexistent/pid"}, ErrNotRunning, "/nonexistent/pid does not exist", both...)
+	refuse(t, Member{PIDFile: "/nonexistent/pid"}, ErrNotRunning, "/nonexistent/pid: file does not exist", both...)
 	refuse(t, Member{PIDFile: pidFile(t, "")}, ErrNotRunning, "is empty; the daemon may still be starting", both...)
 	refuse(t, Member{PIDFile: pidFile(t, "nfacctd")}, ErrNotRunning, `on its first line`, both...)
 	refuse(t, Member{Cgroup: "/weir-no-such"}, ErrNotRunning, "no such cgroup", both...)
