@@ -156,37 +156,10 @@ func (t *target) plan(plan *feature.Plan, have State) {
 	t.warn(plan, s.pub)
 }
 
-// cutsOff are the interfaces that a filter keeps from finding their neighbours: default: drop takes ARP along.
-func (p *published) cutsOff() (out []string) {
-	f := p.Filter
-	asks := func(r Rule) bool { return r.Action == Pass && strings.Contains(r.Match.Text, "eth.type") }
-	if !f.Hook.ofDevices() || f.Default != Drop || p.Raw || slices.ContainsFunc(f.Rules, asks) {
-		return nil
-	}
-	return slices.DeleteFunc(slices.Clone(f.Interfaces), func(name string) bool { return name == "lo" })
-}
-
-// warnOfCut tells of interfaces that are cut off: as an outage, if they were not before.
-func (t *target) warnOfCut(plan *feature.Plan, was *published) {
-	tell := plan.Warn
-	var before []string
-	if was != nil {
-		before = was.cutsOff()
-	}
-	now := t.pub.cutsOff()
-	if slices.ContainsFunc(now, func(name string) bool { return !slices.Contains(before, name) }) {
-		tell = plan.Outage
-	}
-	if len(now) > 0 {
-		tell("filter %s drops ARP too, by default: drop, so that %s soon reach nobody: pass eth.type == 0x0806, and IPv6 neighbour discovery (icmpv6)", t.pub.Filter.Name, strings.Join(now, ", "))
-	}
-}
-
 // warn tells of interfaces that are not there, of a filter that would cut its interfaces off, and of rules that fragments
 // evade.
 func (t *target) warn(plan *feature.Plan, was *published) {
 	f := t.pub.Filter
-	t.warnOfCut(plan, was)
 	if e := f.evadedByFragments(); e != nil {
 		plan.Warn("%s", e.warning(f))
 	}
@@ -195,6 +168,7 @@ func (t *target) warn(plan *feature.Plan, was *published) {
 		return
 	}
 	defer ns.Close()
+	t.warnOfCut(plan, was, ns)
 	devices, without, err := (&site{pub: t.pub, ns: ns}).devices()
 	if err != nil {
 		return
