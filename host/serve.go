@@ -149,7 +149,9 @@ func bindUnix(path string) (net.Listener, error) {
 		c.Close()
 		return nil, fmt.Errorf("another weir serve answers on %s: stop it, or choose another --socket", path)
 	}
-	os.Remove(path) // left by one that was killed
+	if err := accept.RemoveStale(path); err != nil {
+		return nil, err
+	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("the socket %s: %w", path, err)

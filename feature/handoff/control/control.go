@@ -36,7 +36,9 @@ func Listen(name string) (net.Listener, error) {
 		c.Close()
 		return nil, fmt.Errorf("%s: another agent answers there: end it first", path)
 	}
-	os.Remove(path) // left by one that was killed
+	if err := accept.RemoveStale(path); err != nil {
+		return nil, err
+	}
 	l, err := net.Listen("unix", path)
 	if err == nil {
 		err = os.Chmod(path, 0o600)

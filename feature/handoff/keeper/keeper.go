@@ -132,7 +132,9 @@ func Listen(path string) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("%w on %s: stop it, or choose another socket", ErrTaken, path)
 	}
 	if !abstract {
-		os.Remove(path) // left by one that was killed
+		if err := accept.RemoveStale(path); err != nil {
+			return nil, err
+		}
 	}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
