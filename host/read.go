@@ -68,6 +68,9 @@ func (h *Host) Reader(socket string) Reader {
 	if err == nil {
 		_, err = steer.ReadState(context.Background(), h.Root)
 	}
+	if err == nil {
+		_, err = h.Unconfirmed()
+	}
 	if errors.Is(err, kernel.ErrUnreadable) || errors.Is(err, os.ErrPermission) {
 		return remote{socket, err}
 	}

@@ -18,8 +18,11 @@ func (r *Root) keptOf(name string) string { return filepath.Join(r.recordsOf(), 
 // Kept reads what Keep wrote; nil where there is nothing.
 func (r *Root) Kept(name string) ([]byte, error) {
 	b, err := os.ReadFile(r.keptOf(name))
-	if errors.Is(err, os.ErrNotExist) {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
 		return nil, nil
+	case errors.Is(err, os.ErrPermission):
+		return nil, r.unreadable(r.keptOf(name))
 	}
 	return b, err
 }
@@ -27,10 +30,7 @@ func (r *Root) Kept(name string) ([]byte, error) {
 // Keep writes a text beside the pins, in one step. Unlike a record it is no aid: without it the caller must not go on.
 func (l *WriteLock) Keep(name string, text []byte) error {
 	dir := l.recordsOf()
-	err := os.MkdirAll(dir, 0o750)
-	if err == nil {
-		err = setRights(dir, true, l.gid())
-	}
+	err := l.makeRecords(dir)
 	if err == nil {
 		err = l.writeFile(l.keptOf(name), text)
 	}

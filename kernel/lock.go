@@ -5,6 +5,7 @@ package kernel
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -117,14 +118,14 @@ func (l *WriteLock) close() {
 	l.dir, l.older = nil, nil
 }
 
-// SetGroup lets the members of a group read every pin: directories become
-// 0750, maps 0640. Links stay the owner's: the kernel opens a link only for
+// SetGroup lets the members of a group read every pin and record: directories become
+// 0750, maps and files 0640. Links stay the owner's: the kernel opens a link only for
 // writing, and a writer may detach it.
 func (l *WriteLock) SetGroup(gid int) error {
 	if err := os.Chown(l.path, -1, gid); err != nil {
 		return fmt.Errorf("giving %s to group %d: %w", l.path, gid, err)
 	}
-	return filepath.WalkDir(l.path, func(path string, d fs.DirEntry, err error) error {
+	give := func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -132,6 +133,15 @@ func (l *WriteLock) SetGroup(gid int) error {
 			return fs.SkipDir // the owner's alone
 		}
 		return setRights(path, d.IsDir(), gid)
+	}
+	if err := filepath.WalkDir(l.path, give); err != nil {
+		return err
+	}
+	return filepath.WalkDir(l.recordsOf(), func(path string, d fs.DirEntry, err error) error {
+		if err = give(path, d, err); errors.Is(err, os.ErrNotExist) {
+			return nil // weir serve replaces and removes remarks without the lock
+		}
+		return err
 	})
 }
 

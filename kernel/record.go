@@ -152,13 +152,29 @@ func (l *WriteLock) writeRecord(rec record) {
 	}
 }
 
+// makeRecords makes a directory of the records, or one in it, for the group that may read. The directories above are for
+// everybody: sockets of weir's to which everybody may connect are there, and a umask must not close them.
+func (r *Root) makeRecords(dir string) error {
+	for _, d := range []string{filepath.Dir(RecordDir), RecordDir} {
+		if _, err := os.Stat(d); err == nil {
+			continue // whoever made it has chosen its rights
+		}
+		if err := errors.Join(os.MkdirAll(d, 0o755), os.Chmod(d, 0o755)); err != nil {
+			return err
+		}
+	}
+	for _, d := range []string{r.recordsOf(), dir} {
+		if err := errors.Join(os.MkdirAll(d, 0o750), setRights(d, true, r.gid())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // openRecords makes the directory of the records of the root's file system.
 func (l *WriteLock) openRecords(dir string) bool {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
+	if l.makeRecords(dir) != nil {
 		return false
-	}
-	for _, d := range []string{l.recordsOf(), dir} {
-		_ = setRights(d, true, l.gid())
 	}
 	mounts, err := mountNamespace()
 	if err != nil {

@@ -30,11 +30,7 @@ func (r *Root) Remark(i Instance, key, text string) {
 	if _, err := os.Stat(filepath.Join(filepath.Dir(filepath.Dir(dir)), rootRecordName)); err != nil {
 		return // nothing is recorded here
 	}
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return
-	}
-	gid := r.gid()
-	if errors.Join(setRights(filepath.Dir(dir), true, gid), setRights(dir, true, gid)) == nil {
+	if errors.Join(r.makeRecords(filepath.Dir(dir)), r.makeRecords(dir)) == nil {
 		_ = r.writeFile(path, []byte(text))
 	}
 }

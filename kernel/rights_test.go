@@ -145,6 +145,51 @@ func refused(t *testing.T, said map[string]string, what ...string) {
 	}
 }
 
+// The group reads the records, too, whatever the umask of whoever made them first, and the directories above are open to
+// everybody: weir's public sockets are there.
+func TestRightsOfRecords(t *testing.T) {
+	was := RecordDir
+	RecordDir = filepath.Join(t.TempDir(), "weir", "records")
+	defer func() { RecordDir = was }()
+	defer syscall.Umask(syscall.Umask(0o077))
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	if err := publish(l, instance, 1); err != nil {
+		t.Fatal(err)
+	}
+	r.Remark(instance, "why", "a reason")
+	if err := l.Keep("change", []byte("text")); err != nil {
+		t.Fatal(err)
+	}
+	check := func(path string, mode os.FileMode, gid int) {
+		t.Helper()
+		st, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := st.Sys().(*syscall.Stat_t).Gid; st.Mode().Perm() != mode || int(got) != gid {
+			t.Errorf("%s: %v of group %d, want %v of %d", path, st.Mode().Perm(), got, mode, gid)
+		}
+	}
+	for _, gid := range []int{0, readers} {
+		if err := l.SetGroup(gid); err != nil {
+			t.Fatal(err)
+		}
+		check(filepath.Dir(RecordDir), 0o755, 0)
+		check(RecordDir, 0o755, 0)
+		check(r.recordsOf(), 0o750, gid)
+		check(r.keptOf("change"), 0o640, gid)
+		check(r.recordsAt(r.device()), 0o750, gid)
+		check(filepath.Join(r.recordsAt(r.device()), recordName(instance)), 0o640, gid)
+		check(r.remarksOf(instance), 0o750, gid)
+		check(filepath.Join(r.remarksOf(instance), "why"), 0o640, gid)
+	}
+	if err := errors.Join(l.Forget("change"), l.Remove(instance)); err != nil {
+		t.Error(err)
+	}
+}
+
 // What is published later has the rights of what is there, and a change of
 // group reaches both.
 func TestRights(t *testing.T) {

@@ -16,7 +16,7 @@ const servingName = "+serve"
 func (r *Root) ClaimServing() (release func(), other string) {
 	release = func() {}
 	dir := r.recordsOf()
-	if os.MkdirAll(dir, 0o750) != nil {
+	if r.makeRecords(dir) != nil {
 		return release, ""
 	}
 	f, err := os.OpenFile(filepath.Join(dir, servingName), os.O_RDWR|os.O_CREATE, 0o640)
