@@ -264,6 +264,9 @@ func TestLockUnderIPNetnsExec(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "--netns weir-exec") {
 		t.Errorf("%v", err)
 	}
+	if all, err := OpenRoot(DefaultRoot).Instances(""); !errors.Is(err, ErrUnreadable) || !strings.Contains(err.Error(), "ip netns exec weir-exec") {
+		t.Errorf("instances are listed as if there were none: %v, %v", all, err)
+	}
 }
 
 // Minimal systems mount no bpffs: the first command does.

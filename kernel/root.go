@@ -129,6 +129,9 @@ func (r *Root) allNames(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
+		if ns := ipNetnsExec(); ns != "" && dir == r.path {
+			return nil, fmt.Errorf("%w: 'ip netns exec %s' has a /sys of its own, without them: run weir without it; it shows every namespace's", ErrUnreadable, ns)
+		}
 		return nil, nil
 	case errors.Is(err, os.ErrPermission):
 		return nil, r.unreadable(dir)
