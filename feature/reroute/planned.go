@@ -197,9 +197,16 @@ func PlannedYAML(paths []protect.Path) ([]byte, error) {
 	return yaml.Marshal(map[string][]path{"reroute": out})
 }
 
-// Install has planned paths, of which there are some, be in force beside those that there are, in place of those of an earlier plan. It returns what it did. Packets that are rerouted
-// now and would not be are a reason to refuse, unless allowOutage says otherwise.
+// ErrOtherRouter says that a plan is not one of this host.
+var ErrOtherRouter = errors.New("the plan is another router's")
+
+// Install puts planned paths, at least one, in force beside the present paths, in place of an earlier plan's. It returns the
+// steps done. Packets that are rerouted now and would not be are a reason to refuse, unless allowOutage says otherwise; so are
+// interfaces and neighbours that this host does not have: [ErrOtherRouter].
 func Install(ctx context.Context, l *kernel.WriteLock, planned []protect.Path, allowOutage bool) (done []string, err error) {
+	if err := isOfHost(planned); err != nil {
+		return nil, err
+	}
 	have, err := protect.ReadState(ctx, l.Root)
 	if err != nil {
 		return nil, err

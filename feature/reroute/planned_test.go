@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -133,6 +134,24 @@ func TestInstall(t *testing.T) {
 		if p.Counts.Packets == 0 {
 			t.Errorf("%s: nothing was rerouted", p.Name)
 		}
+	}
+	// A plan of another router, which has other interfaces, or other neighbours at interfaces of these names.
+	for name, change := range map[string]func(p *protect.Path){
+		"no interface r21 here":        func(p *protect.Path) { p.Device = "r21" },
+		"no interface r99 here":        func(p *protect.Path) { p.Repairs[0].Device = "r99" },
+		"fd00:13::1, a neighbour":      func(p *protect.Path) { p.Repairs[0].Via = netip.MustParseAddr("fd00:13::1") },
+		"in no network of interface r": func(p *protect.Path) { p.Repairs[0].Via = netip.MustParseAddr("fd00:23::3") },
+	} {
+		paths := planned()
+		for i := range paths {
+			change(&paths[i])
+		}
+		w.locked(func(l *kernel.WriteLock) error {
+			if _, err := Install(context.Background(), l, paths, true); !errors.Is(err, ErrOtherRouter) || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s: %v", name, err)
+			}
+			return nil
+		})
 	}
 	// A plan that has no way around the link any more would send what is rerouted to it.
 	other := planned()
