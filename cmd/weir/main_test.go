@@ -136,7 +136,7 @@ func TestUsageErrors(t *testing.T) {
 		"steer register www tcp 127.0.0.1", "steer register www tcp 127.0.0.1 80", "steer register www tcp 127.0.0.1 x --pid 1", "steer register www --pid 1", "steer unregister www tcp",
 		"filter", "filter lst", "filter list a b", "filter explain", "filter explain udp.dsport", "filter explain udp --hook tc", "filter explain eth.type==2048 --hook nft",
 		"filter test", "filter test udp", "filter test udp --rules x -r y", "filter test udp --filter x -r y", "filter test --rules x --list a=b -r y", "filter test udp -r testdata", "filter test udp --list x -r y", "filter test udp.dsport -r x", "filter test -r x",
-		"reroute", "reroute plam", "reroute plan", "reroute plan x", "reroute plan -f x --protect all", "reroute plan -f testdata/none.yaml", "reroute plan -f x --change sideways", "reroute plan -f x --change up", "reroute plan -f x --node a --change up --svg y",
+		"reroute", "reroute plam", "reroute plan", "reroute plan x", "reroute plan -f x --protect all", "reroute plan -f testdata/none.yaml", "reroute plan -f x --change sideways", "reroute plan -f x --change up", "reroute plan -f x --node a --change up --svg y", "reroute plan -f x --node a --destination b --apply", "reroute plan -f x --node a --yaml --json",
 		"serve now", "doctor --root", "version 1", "steer hold",
 	} {
 		out, err := inProcess(strings.Fields(line)...)

@@ -125,6 +125,12 @@ func (f *planFlags) run(cmd *cobra.Command, g *globals) error {
 	if (f.yaml || f.apply) && (f.question.Node == "" || f.change != "" || f.audit) {
 		return usageError{errors.New("--yaml and --apply: of which router? add --node NODE; --change and --audit install nothing")}
 	}
+	switch {
+	case f.apply && f.question.Destination != "":
+		return usageError{errors.New("--apply: the repairs for one destination would take the place of the whole plan: leave --destination out")}
+	case (f.yaml || f.apply) && g.json:
+		return usageError{errors.New("--json shows the plan; --yaml and --apply have a form of their own: leave one out")}
+	}
 	n, err := f.read(cmd.InOrStdin())
 	if err != nil {
 		return err
