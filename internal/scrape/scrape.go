@@ -6,9 +6,11 @@ package scrape
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -22,16 +24,26 @@ func Handler(all ...prometheus.Collector) http.Handler {
 	for _, c := range all {
 		reg.MustRegister(&bounded{Collector: c, dropped: dropped})
 	}
-	return &shared{collect: promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true})}
+	return Shared(promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
 }
 
-// shared gives all who wait the answer of one collection, which began after they asked.
+// restFactor and longestRest bound the rest after a collection, in times of its length and in all.
+const (
+	restFactor  = 3
+	longestRest = 2 * time.Second
+)
+
+// Shared is a handler for strangers, whose answer is the same for all: everybody who waits gets one answer, of a run that began
+// after they asked. A run is followed by a rest of three times its length, so that requests take a quarter of a CPU at most.
+func Shared(h http.Handler) http.Handler { return &shared{collect: h} }
+
 type shared struct {
 	collect http.Handler
 
 	mu   sync.Mutex
 	next *answer
 	run  sync.Mutex // held while collecting
+	rest time.Time  // no run begins before; of run
 }
 
 type answer struct {
@@ -52,12 +64,16 @@ func (s *shared) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.once.Do(func() {
 		s.run.Lock()
 		defer s.run.Unlock()
+		time.Sleep(time.Until(s.rest))
 		s.mu.Lock()
 		s.next = nil // who asks from here on wants to see what changes from here on
 		s.mu.Unlock()
-		plain := r.Clone(r.Context())
+		plain := r.Clone(context.WithoutCancel(r.Context())) // others wait for the answer, too
 		plain.Header = http.Header{}
+		began := time.Now()
 		s.collect.ServeHTTP(a, plain)
+		end := time.Now()
+		s.rest = end.Add(min(restFactor*end.Sub(began), longestRest))
 	})
 	h := w.Header()
 	for k, v := range a.header {

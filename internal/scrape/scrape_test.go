@@ -3,6 +3,7 @@
 package scrape
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -10,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -129,5 +131,36 @@ func TestScrapesShareCollections(t *testing.T) {
 	n.names = []string{"b"}
 	if !strings.Contains(scrape(t, h), `name="b"`) {
 		t.Error("an old answer")
+	}
+}
+
+// Requests one after the other take a quarter of the time at most, and one whose client has gone spoils no other's answer.
+func TestRunsRest(t *testing.T) {
+	const takes = 20 * time.Millisecond
+	var spent time.Duration
+	h := Shared(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		began := time.Now()
+		time.Sleep(takes)
+		if err := r.Context().Err(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+		spent += time.Since(began)
+	}))
+	began := time.Now()
+	for i := range 5 {
+		ctx, cancel := context.WithCancel(t.Context())
+		if i%2 == 0 {
+			cancel()
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/healthz", nil))
+		cancel()
+		if w.Code != http.StatusOK {
+			t.Errorf("request %d: %d %s", i, w.Code, w.Body)
+		}
+	}
+	// The last run's rest is still to come.
+	if all := time.Since(began); all < 3*spent {
+		t.Errorf("runs took %v of %v", spent, all)
 	}
 }
