@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"time"
 
@@ -36,9 +35,9 @@ func (h *Host) listenRegister(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o666); err != nil {
+	if err := accept.Permit(path, -1, 0o666); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("the socket for collectors: %w", err)
+		return nil, err
 	}
 	return l, nil
 }

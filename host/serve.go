@@ -133,9 +133,9 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 	if st, err := os.Stat(h.Root.Path()); err == nil {
 		gid = int(st.Sys().(*syscall.Stat_t).Gid)
 	}
-	if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, 0o660)); err != nil {
+	if err := accept.Permit(path, gid, 0o660); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("the socket for the group: %w", err)
+		return nil, err
 	}
 	return l, nil
 }
@@ -169,7 +169,7 @@ func (h *Host) public(more ...prometheus.Collector) http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", scrape.Handler(all...))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+	mux.Handle("GET /healthz", scrape.Shared(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, f := range parts {
 			if err := f.read(r.Context(), h.Root); err != nil {
 				http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)
@@ -182,7 +182,7 @@ func (h *Host) public(more ...prometheus.Collector) http.Handler {
 			return
 		}
 		fmt.Fprintln(w, "ok")
-	})
+	})))
 	return mux
 }
 

@@ -41,7 +41,7 @@ func Listen(name string) (net.Listener, error) {
 	}
 	l, err := net.Listen("unix", path)
 	if err == nil {
-		err = os.Chmod(path, 0o600)
+		err = accept.Permit(path, -1, 0o600)
 	}
 	return l, err
 }

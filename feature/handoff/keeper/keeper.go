@@ -141,9 +141,9 @@ func Listen(path string) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("the socket %s: %w", path, err)
 	}
 	if !abstract {
-		if err := os.Chmod(path, 0o666); err != nil {
+		if err := accept.Permit(path, -1, 0o666); err != nil {
 			l.Close()
-			return nil, fmt.Errorf("the socket for members: %w", err)
+			return nil, err
 		}
 	}
 	return l, nil

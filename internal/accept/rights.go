@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accept
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Permit gives the Unix socket at a path its mode, and its group unless gid is -1. It never follows a symbolic link, and changes
+// nothing but sockets: who may write the directory can put anything in the socket's place (as in CVE-2017-18925).
+func Permit(path string, gid int, mode os.FileMode) error {
+	fail := func(err error) error { return fmt.Errorf("the rights of the socket %s: %w", path, err) }
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fail(err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fail(err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return fail(fmt.Errorf("it has been replaced: choose a directory that only root may write"))
+	}
+	if gid >= 0 {
+		if err := unix.Fchownat(fd, "", -1, gid, unix.AT_EMPTY_PATH); err != nil {
+			return fail(err)
+		}
+	}
+	// fchmod(2) refuses O_PATH descriptors; the link in /proc leads to the file itself, whatever is at the path now.
+	if err := unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), uint32(mode.Perm())); err != nil {
+		return fail(err)
+	}
+	return nil
+}
