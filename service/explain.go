@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 )
@@ -54,6 +56,9 @@ func mptcpError(at netip.AddrPort) error {
 
 // mptcpAt finds an MPTCP listener of the holders where a TCP one is missing.
 func mptcpAt(ns *netns.Handle, holders []holder, none missing) (at netip.AddrPort, found bool) {
+	if !slices.ContainsFunc(none, func(e Endpoint) bool { return e.Proto == unix.IPPROTO_TCP }) {
+		return at, false // the kernel walks its table of all MPTCP connections for a listing
+	}
 	var socks []sockdiag.Socket
 	if ns.Do(func() (err error) { socks, err = sockdiag.MPTCPListeners(0); return err }) != nil {
 		return at, false
