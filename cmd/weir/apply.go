@@ -91,7 +91,7 @@ meanwhile, a running weir serve goes on.`,
 			})
 		},
 	}
-	c.Flags().StringVarP(&file, "file", "f", "", "configuration file")
+	c.Flags().StringVarP(&file, "file", "f", "", "configuration file (- for standard input)")
 	resets.addRate(c)
 	c.Flags().BoolVar(&resets.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
 	c.Flags().Var(&confirm, "confirm", "take the change back after this time, like 5m, unless weir confirm comes before")
