@@ -45,6 +45,9 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 		return feature.Plan{}, err
 	}
 	var all feature.Plan
+	if err := h.Root.Usable(); err != nil { // Apply refuses it
+		return all, err
+	}
 	faults, err := h.Faults(ctx)
 	if err != nil {
 		return all, err

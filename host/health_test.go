@@ -305,9 +305,13 @@ func TestServeTellsOfDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = w.Apply(t.Context(), w.config(damagedService, pid), func(Done) {})
+	_, dry := w.Plan(t.Context(), w.config(damagedService, pid))
 	code, body := s.get("/healthz")
 	if err := unix.Unmount(nstest.BPFFS, 0); err != nil {
 		t.Fatal(err)
+	}
+	if !errors.Is(dry, kernel.ErrCovered) {
+		t.Errorf("mounted over: apply --dry-run: %v", dry)
 	}
 	if !errors.Is(err, kernel.ErrCovered) || code != 503 || !strings.Contains(body, kernel.ErrCovered.Error()) {
 		t.Errorf("mounted over: apply: %v; /healthz: %d %s", err, code, body)
@@ -391,4 +395,23 @@ func must[T any](v T, err error) T {
 		panic(err)
 	}
 	return v
+}
+
+// A root that was never made says why it cannot be made.
+func TestReadOnlyFromTheBeginning(t *testing.T) {
+	w := newWorld(t)
+	if err := unix.Mount("", nstest.BPFFS, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	c := w.config("services: {dns: {listen: [udp 127.0.0.1:53], guard: {limit: 10pps}}}")
+	err := w.Apply(t.Context(), c, func(Done) {})
+	_, dry := w.Plan(t.Context(), c)
+	if uerr := unix.Mount("", nstest.BPFFS, "", unix.MS_REMOUNT, ""); uerr != nil {
+		t.Fatal(uerr)
+	}
+	for what, err := range map[string]error{"apply": err, "apply --dry-run": dry} {
+		if !errors.Is(err, kernel.ErrReadOnly) || !strings.Contains(err.Error(), "mount -o remount,rw") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 }

@@ -26,7 +26,7 @@ type WriteLock struct {
 func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 	liftMemlock()
 	for began, told := time.Now(), false; ; {
-		if err := r.usable(); err != nil {
+		if err := r.Usable(); err != nil {
 			return nil, err
 		}
 		if err := r.ensure(); err != nil {

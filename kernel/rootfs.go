@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,7 +48,11 @@ func uncover(path, at string) string {
 
 func (r *Root) readOnly() bool {
 	var fs unix.Statfs_t
-	return unix.Statfs(r.path, &fs) == nil && fs.Type == unix.BPF_FS_MAGIC && fs.Flags&unix.ST_RDONLY != 0
+	err := unix.Statfs(r.path, &fs)
+	if errors.Is(err, os.ErrNotExist) { // nothing was ever pinned here
+		err = unix.Statfs(filepath.Dir(r.path), &fs)
+	}
+	return err == nil && fs.Type == unix.BPF_FS_MAGIC && fs.Flags&unix.ST_RDONLY != 0
 }
 
 // others are the file systems that the root was on, and is not now: by their records.
@@ -112,9 +117,9 @@ func mountOf(path string) string {
 	return best
 }
 
-// usable refuses a root whose pins are hidden, or that cannot be written: a writer would
+// Usable refuses a root whose pins are hidden, or that cannot be written: a writer would
 // make everything a second time beside what works.
-func (r *Root) usable() error {
+func (r *Root) Usable() error {
 	for _, device := range r.others() {
 		if at := mountedAt(device); at != "" && len(recordCache{}.read(r.recordsAt(device))) > 0 {
 			return fmt.Errorf("pin root %s: %w: %s", r.path, ErrCovered, uncover(r.path, at))

@@ -64,7 +64,8 @@ func printStatus(w io.Writer, st host.Status, now time.Time) {
 		fmt.Fprintf(w, "! %s: %s: %s\n", f.Object, f.Text, f.Remedy)
 	}
 	others := len(st.Guards)+len(st.Filters) > 0 || st.Reroute != nil
-	if !others || len(st.Services)+len(st.Bound) > 0 {
+	unseen := slices.ContainsFunc(st.Faults, func(f kernel.Fault) bool { return f.Kind == kernel.FaultRoot }) // there may be some
+	if !others && !unseen || len(st.Services)+len(st.Bound) > 0 {
 		printSummary(w, st.State)
 	}
 	if len(st.Guards) > 0 {
