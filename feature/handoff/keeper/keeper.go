@@ -50,6 +50,7 @@ const (
 	drainTime       = 100 * time.Millisecond
 	lastWords       = 50 * time.Millisecond // of members, when the keeper ends
 	missedTime      = time.Second           // for one that has come back to keep what it was given before
+	againTime       = 2 * time.Second       // between offers of a session that waits to a member that has refused it
 	tick            = 100 * time.Millisecond
 	connectionsEach = 64 // connections of one user; root is not limited
 )

@@ -35,7 +35,7 @@ func (k *Keeper) ready(m *member, yes bool) {
 func (k *Keeper) orphan(m *member, died bool) {
 	for _, s := range m.sessions {
 		s.crashed = died
-		s.from = nil
+		s.from, s.refusals = nil, nil // a successor that had no room may have some by now
 		err := k.catchUp(s)
 		k.slotless(s)
 		if err == nil {
@@ -72,7 +72,7 @@ func (k *Keeper) missed(v *service, now time.Time) {
 		for id := range m.given {
 			s := k.sessions[id]
 			k.Log.Warn("a session was not received", "service", v.name, "member", m.name, "pid", m.process.PID, "remote", s.remote)
-			s.refusals = append(s.refusals, m)
+			s.refusals, s.refusal = append(s.refusals, m), now
 			s.stays("it was not received")
 			switch {
 			case s.parked != nil:
@@ -174,15 +174,28 @@ func (k *Keeper) heir(s *session, now time.Time) *member {
 	return other
 }
 
-// expire ends orphans that have waited for too long.
+// expire ends orphans that have waited for too long. Others are offered again to members that have refused them: the reason, a
+// lack of descriptors, passes.
 func (k *Keeper) expire(v *service, now time.Time) {
 	for s := range v.orphans {
 		if now.Sub(s.waits) >= k.Hold {
 			v.counts.Expired++
 			k.Log.Warn("session is reset: no member came for it", "service", v.name, "member", s.member, "remote", s.remote, "waited", k.Hold)
 			k.remove(s, true)
+			continue
+		}
+		if len(s.refusals) > 0 && now.Sub(s.refusal) >= againTime {
+			s.refusals = nil
 		}
 	}
+}
+
+// took notes that a member goes on with what it was given.
+func (k *Keeper) took(m *member, id uint64) {
+	if s := m.sessions[id]; s != nil {
+		s.waits = time.Time{}
+	}
+	delete(m.given, id)
 }
 
 // refuse has a session that a member does not want go back, or to another.
@@ -194,7 +207,7 @@ func (k *Keeper) refuse(m *member, msg *wire.Message) error {
 	if _, ok := m.given[s.id]; !ok {
 		return wire.Errorf(wire.NoSession, "session %d was taken already: transfer it, or drop it", s.id)
 	}
-	s.refusals = append(s.refusals, m)
+	s.refusals, s.refusal = append(s.refusals, m), time.Now()
 	s.stays(cmp.Or(msg.Text, "no reason given"))
 	k.giveOn(s, m.name)
 	k.place(m.service, time.Now())

@@ -34,7 +34,8 @@ type session struct {
 	parked   *parking // waits, or is to: see park
 	crashed  bool     // the last owner died
 	refusals []*member
-	waits    time.Time // since when it has no owner
+	refusal  time.Time // the last one
+	waits    time.Time // since when nobody has gone on with it: zero once somebody does
 	since    time.Time
 	moves    int
 	why      string // the last transfer was refused or came back, until another has it
@@ -73,7 +74,7 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 	case wire.Transfer:
 		err = k.transfer(m, msg)
 	case wire.Took:
-		delete(m.given, msg.Session)
+		k.took(m, msg.Session)
 	case wire.Refuse:
 		err = k.refuse(m, msg)
 	case wire.Find:
@@ -117,6 +118,7 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 			return fds, wire.Errorf(wire.Owned, "session %d is member %s's", s.id, s.member)
 		}
 		k.assign(s, m)
+		s.waits = time.Time{}
 		return fds, k.update(m, s, msg)
 	}
 	if err := k.admits(m, fds[0]); err != nil {
@@ -234,7 +236,7 @@ func (k *Keeper) transfer(m *member, msg *wire.Message) error {
 		s.stays(err.Error())
 		return err
 	}
-	s.from, s.crashed, s.refusals, s.why = m, false, nil, ""
+	s.from, s.crashed, s.refusals, s.why, s.waits = m, false, nil, "", time.Time{}
 	s.moves++
 	m.service.counts.Transfers++
 	k.giveTo(to, s, wire.Message{Name: m.name})
@@ -346,7 +348,9 @@ func (k *Keeper) assign(s *session, m *member) {
 	k.disown(s)
 	s.owner = m
 	if m == nil {
-		s.waits = time.Now()
+		if s.waits.IsZero() { // else it comes from a member that has refused it
+			s.waits = time.Now()
+		}
 		s.service.orphans[s] = true
 		return
 	}
