@@ -148,8 +148,11 @@ func printHandoff(w io.Writer, r handoff.Report, all bool, now time.Time) {
 			t := newTable(w, "  MEMBER", "PID", "USER", "SESSIONS", "FOR", "")
 			for _, m := range s.Members {
 				note := ""
-				if !m.Ready {
+				switch {
+				case !m.Ready:
 					note = "not ready"
+				case m.Standby:
+					note = "replaced, stands by"
 				}
 				t.row("  "+m.Name, m.PID, m.UID, m.Sessions, ago(m.Since, now), note)
 			}

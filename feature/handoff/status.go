@@ -46,6 +46,7 @@ type MemberReport struct {
 	PID      int       `json:"pid"`
 	UID      uint32    `json:"uid"`
 	Ready    bool      `json:"ready"`
+	Standby  bool      `json:"standby,omitempty"` // replaced by a newer process, which has not proved itself or taken all sessions
 	Since    time.Time `json:"since"`
 	Sessions int       `json:"sessions"`
 }

@@ -208,6 +208,7 @@ func (k *Keeper) watch(ctx context.Context) {
 			k.mu.Lock()
 			for _, s := range k.services {
 				k.expire(s, now)
+				k.prove(s, now)
 				k.overdue(s, now)
 				k.missed(s, now)
 				k.place(s, now)

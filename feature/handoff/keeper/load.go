@@ -39,7 +39,7 @@ func (k *Keeper) unload(m *member) {
 func (k *Keeper) tellMembers(v *service) {
 	able := 0
 	for _, o := range v.members {
-		if o.ready && !wire.Elsewhere(o.name) {
+		if o.ready && !o.standby && !wire.Elsewhere(o.name) {
 			able++
 		}
 	}

@@ -31,7 +31,12 @@ type member struct {
 	caps    uint32
 	serial  uint64 // the younger, the larger
 	since   time.Time
-	ready   bool // may be given sessions
+	ready   bool      // may be given sessions
+	standby bool      // only those that no newer member of its name takes
+	alone   bool      // stood by, and was told that no newer one is left
+	patient time.Time // alone not before
+	asked   time.Time // has not read what was sent then: see prove
+	hangs   bool      // has not for slowTime
 	load    uint32
 	loaded  bool      // it has said its load
 	gone    bool      // not connected any more
@@ -359,7 +364,7 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []
 	if !m.admit() {
 		return nil, fds, wire.Errorf(wire.Refused, "the connection was closed to let another in")
 	}
-	both := uint32(0)
+	both := msg.Number & wire.Standby
 	if msg.Number&wire.Boards != 0 {
 		if len(fds) == 0 {
 			return nil, fds, wire.Errorf(wire.BadSocket, "the descriptor of the board is missing")
@@ -368,7 +373,7 @@ func (k *Keeper) hello(ctx context.Context, m *member, msg *wire.Message, fds []
 		if err != nil {
 			return nil, fds, err
 		}
-		m.board, fds, both = board, fds[1:], wire.Boards
+		m.board, fds, both = board, fds[1:], both|wire.Boards
 	}
 	m.conn.SetReadDeadline(time.Time{})
 	if ctx.Err() != nil {
@@ -427,6 +432,9 @@ func (k *Keeper) leave(ctx context.Context, m *member) {
 	m.service.members = slices.DeleteFunc(m.service.members, func(o *member) bool { return o == m })
 	k.tellMembers(m.service)
 	k.unload(m)
+	if ctx.Err() == nil { // else the keeper ends, and its members do not
+		k.tellAlone(m.service, m.ended)
+	}
 	left := len(m.sessions)
 	ended := ctx
 	ctx, m.released = context.WithCancel(ctx)

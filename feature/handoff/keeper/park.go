@@ -3,6 +3,7 @@
 package keeper
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -121,12 +122,16 @@ func (k *Keeper) letGo(s *session, to string) error {
 
 // readyNamed is the youngest member of a name that may be given sessions of a user, at the word of by.
 func (v *service) readyNamed(name string, now time.Time, user uint32, by *member) *member {
+	var standby *member
 	for i := len(v.members) - 1; i >= 0; i-- {
 		if o := v.members[i]; o.name == name && o.ready && !o.slow(now) && (o.process.may(user) || by.process.UID != user && by.process.may(user)) {
-			return o
+			if !o.standby {
+				return o
+			}
+			standby = cmp.Or(standby, o)
 		}
 	}
-	return nil
+	return standby
 }
 
 // releaseAll lets go of what a process that has gone had wait.

@@ -12,23 +12,36 @@ import (
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
 
+// readiness does what Ready asks for.
+func (k *Keeper) readiness(m *member, number uint32) (answer *wire.Message) {
+	if number == wire.ReadyEnds {
+		return k.ends(m)
+	}
+	if number&wire.ReadyMoves != 0 {
+		m.caps |= wire.Moves
+	}
+	m.standby = number&wire.ReadyStandby != 0 && m.caps&wire.Standby != 0
+	if m.standby && !m.ready { // it comes from another keeper: its successor is given time for that, too
+		m.patient = time.Now().Add(missedTime)
+	}
+	m.alone = m.alone && !m.standby
+	k.ready(m, number != 0)
+	return nil
+}
+
 // ready opens or closes a member for sessions.
 func (k *Keeper) ready(m *member, yes bool) {
-	was := m.ready
-	m.ready = yes
-	k.tellMembers(m.service)
+	was, now := m.ready, time.Now()
+	m.ready, m.standby = yes, m.standby && yes
 	if !was { // also one that is replaced, and is to get no more: it has said what it has
-		m.readied = time.Now()
+		m.readied = now
 	}
-	if !yes || was {
-		return
+	k.tellMembers(m.service)
+	if yes && !was && !m.standby {
+		k.replace(m)
 	}
-	for _, o := range m.service.members {
-		if o != m && o.name == m.name && o.ready && o.serial < m.serial && m.process.may(o.process.UID) {
-			k.post(o, outgoing{message: wire.Message{Type: wire.Replaced, Name: m.name, Number: uint32(m.process.PID)}})
-		}
-	}
-	k.place(m.service, time.Now())
+	k.tellAlone(m.service, now)
+	k.place(m.service, now)
 }
 
 // orphan takes a member's sessions from it: it died, or says that it leaves them.
@@ -147,12 +160,12 @@ func (k *Keeper) place(v *service, now time.Time) {
 	}
 }
 
-// heir is who goes on with an orphan: the youngest of its name, after a time of grace
+// heir is who goes on with an orphan: the youngest of its name, one that stands by last, after a time of grace
 // whoever takes those of others and has the fewest. One that an agent was moving is for
 // agents alone, however long they are away: to its application it would be a socket that
 // stands still, and perhaps a second copy of what lives on another server by now.
 func (k *Keeper) heir(s *session, now time.Time) *member {
-	var other *member
+	var other, standby *member
 	takes := wire.TakesOrphans
 	if wire.Moving(s.state) {
 		takes = wire.Resumes
@@ -162,11 +175,17 @@ func (k *Keeper) heir(s *session, now time.Time) *member {
 		m := members[i]
 		switch {
 		case !m.ready || !m.takes(s) || slices.Contains(s.refusals, m) || m.slow(now):
+		case m.name == s.member && m.standby:
+			standby = cmp.Or(standby, m)
 		case m.name == s.member:
 			return m
+		case m.standby:
 		case m.caps&takes != 0 && (other == nil || len(m.sessions) < len(other.sessions)):
 			other = m
 		}
+	}
+	if standby != nil {
+		return standby
 	}
 	if now.Sub(s.waits) < k.Grace {
 		return nil

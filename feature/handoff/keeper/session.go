@@ -51,10 +51,7 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 	}
 	switch msg.Type {
 	case wire.Ready:
-		if msg.Number&readyMoves != 0 {
-			m.caps |= wire.Moves
-		}
-		k.ready(m, msg.Number != 0)
+		answer = k.readiness(m, msg.Number)
 	case wire.Load:
 		k.load(m, msg.Number)
 	case wire.Leave:
@@ -87,10 +84,6 @@ func (k *Keeper) request(m *member, msg *wire.Message, fds []int) (answer *wire.
 	}
 	return answer, fds, err
 }
-
-// readyMoves, in Ready's Number, says what the capability of Hello does: for those who know
-// it only then.
-const readyMoves = 2
 
 // session is the one that a message is about, if it is the member's.
 func (m *member) session(msg *wire.Message) (*session, error) {
@@ -305,6 +298,9 @@ func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
 			slow = o
 			continue
 		}
+		if o.standby && (name == "" || best != nil && !best.standby) {
+			continue
+		}
 		if best == nil || name != "" || len(o.sessions) < len(best.sessions) {
 			best = o
 		}
@@ -322,8 +318,11 @@ func (k *Keeper) peer(m *member, name string, now time.Time) (*member, error) {
 	return nil, wire.Errorf(wire.NoPeer, "no member %s of %s is ready besides", name, m.service.name)
 }
 
-// slow says whether a member leaves unanswered what it was given.
+// slow says whether a member leaves unanswered what it was given, or does not read.
 func (m *member) slow(now time.Time) bool {
+	if m.hangs {
+		return true
+	}
 	for _, since := range m.given {
 		if now.Sub(since) > slowTime {
 			return true

@@ -51,7 +51,7 @@ func (k *Keeper) reportOf(may func(service string) bool, by *process) Report {
 func (v *service) report(now time.Time, by *process) Service {
 	out := Service{Name: v.name, Counts: v.counts, Members: []Member{}, Sessions: []Session{}}
 	for _, m := range v.members {
-		out.Members = append(out.Members, Member{Name: m.name, PID: m.process.PID, UID: m.process.UID, Ready: m.ready, Since: m.since, Sessions: len(m.sessions)})
+		out.Members = append(out.Members, Member{Name: m.name, PID: m.process.PID, UID: m.process.UID, Ready: m.ready, Standby: m.standby, Since: m.since, Sessions: len(m.sessions)})
 	}
 	for _, s := range v.sessions {
 		if by != nil && !by.may(s.user) {

@@ -268,6 +268,13 @@ func (c *Conn) Ended() bool {
 	return ended || err != nil
 }
 
+// Unread says whether the other side has not received all that was sent.
+func (c *Conn) Unread() bool {
+	n := 0
+	err := c.raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	return n > 0 && err == nil
+}
+
 // SendWithin is Send that gives up after a time; the error is then
 // [os.ErrDeadlineExceeded]. One Conn has one such limit at a time.
 func (c *Conn) SendWithin(d time.Duration, m *Message, fds ...int) error {

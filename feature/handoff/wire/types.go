@@ -40,7 +40,7 @@ type Type uint8
 // What members say.
 const (
 	Hello    Type = 0x01 // who speaks: Text the service, Name the member, Number its capabilities
-	Ready    Type = 0x02 // Number 1: may be given sessions; 3: and moves them when asked; 0: gets no more of them
+	Ready    Type = 0x02 // Number 1: may be given sessions; 0: gets no more of them; else see ReadyMoves
 	Leave    Type = 0x03 // touches none of its sessions any more: they are for others
 	Keep     Type = 0x04 // a socket to keep, with its positions and state
 	Commit   Type = 0x05 // a session's positions and state from now on
@@ -67,8 +67,16 @@ const (
 	Move     Type = 0x85 // asks the owner to transfer the session to Name; session 0: all it has
 	Replaced Type = 0x86 // a newer member of the same name is ready
 	Report   Type = 0x87 // answers Status: JSON in State
+	Alone    Type = 0x88 // no newer member of the same name is left that answers: the receiver stood by, and goes on
 	Loads    Type = 0x90 // Number is what Name has said that waits for it
 	Members  Type = 0x91 // Number members of this server may be given sessions; to those that resume
+)
+
+// Bits of Ready's Number beside 1, which says that the member may be given sessions.
+const (
+	ReadyMoves   = 2 // it moves them when asked, as the capability says
+	ReadyStandby = 4 // only those that no newer member of its name takes: it replaces nobody
+	ReadyEnds    = 8 // alone, of a member that stands by: as 0 if its successor answers. OK says in Number whether that is not so
 )
 
 // ForgetListeners, in Number of Forget, leaves sessions as they are.
@@ -96,6 +104,7 @@ const (
 	Balances     uint32 = 1 << 3 // wants to hear of the loads of others
 	Resumes      uint32 = 1 << 4 // an agent that goes on with moves of dead agents, whichever way they were to go
 	Boards       uint32 = 1 << 5 // has a board, whose memfd comes with Hello
+	Standby      uint32 = 1 << 6 // stands by once it is replaced (ReadyStandby), and hears Alone
 )
 
 // Kind is what kind of socket is kept, in Number of Keep, Find and Give.

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package keeper
+
+import (
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/wire"
+)
+
+// A member with capability Standby that is replaced stands by until its successor has proved itself. It is given only sessions that
+// no newer member of its name takes, and goes on if none is left that answers. A successor answers if it reads: the kernel says so,
+// of clients of all versions.
+
+// successor is the youngest member of m's name that is not replaced and does not hang; nil: there is none.
+func (v *service) successor(m *member) *member {
+	for _, o := range slices.Backward(v.members) {
+		if o != m && o.name == m.name && o.ready && !o.standby && !o.hangs && (o.process.may(m.process.UID) || m.process.may(o.process.UID)) {
+			return o
+		}
+	}
+	return nil
+}
+
+// replace tells older members of a name that a newer one is ready. One that was told that it is alone is older whenever it has
+// connected: after the keeper's end they come back in any order.
+func (k *Keeper) replace(m *member) {
+	for _, o := range m.service.members {
+		if o != m && o.name == m.name && o.ready && (o.serial < m.serial || o.alone) && m.process.may(o.process.UID) {
+			k.post(o, outgoing{message: wire.Message{Type: wire.Replaced, Name: m.name, Number: uint32(m.process.PID)}})
+		}
+	}
+}
+
+// tellAlone tells members that stand by that no newer one of their name is left that answers: the youngest, which is then the
+// successor of the others.
+func (k *Keeper) tellAlone(v *service, now time.Time) {
+	for _, m := range slices.Backward(v.members) {
+		if !m.standby || now.Before(m.patient) || v.successor(m) != nil {
+			continue
+		}
+		m.standby, m.alone = false, true
+		k.Log.Warn("no successor answers, replaced member goes on", "service", v.name, "member", m.name, "pid", m.process.PID)
+		k.post(m, outgoing{message: wire.Message{Type: wire.Alone, Name: m.name}})
+	}
+}
+
+// prove sees whether successors of members that stand by read what they are sent.
+func (k *Keeper) prove(v *service, now time.Time) {
+	for _, m := range v.members {
+		if !m.ready || m.standby || !m.hangs && !v.standsBy(m.name) {
+			m.asked = time.Time{}
+			continue
+		}
+		switch {
+		case len(m.queue) == 0 && !m.conn.Unread():
+			if m.hangs {
+				m.hangs = false
+				k.replace(m)
+			}
+			m.asked = now
+			k.post(m, outgoing{message: wire.Message{Type: wire.OK}}) // which all clients ignore
+		case m.asked.IsZero():
+			m.asked = now
+		case !m.hangs && now.Sub(m.asked) >= slowTime:
+			m.hangs = true
+			k.Log.Warn("successor does not read", "service", v.name, "member", m.name, "pid", m.process.PID)
+		}
+	}
+	k.tellAlone(v, now)
+}
+
+func (v *service) standsBy(name string) bool {
+	return slices.ContainsFunc(v.members, func(o *member) bool { return o.standby && o.name == name })
+}
+
+// ends lets a member that stands by leave, as Ready 0 does, if its successor answers and owes no answer for a session of it.
+func (k *Keeper) ends(m *member) *wire.Message {
+	o := m.service.successor(m)
+	if !m.standby || o == nil || len(o.queue) > 0 || o.conn.Unread() || len(m.given) > 0 || k.owes(o, m) {
+		return &wire.Message{Type: wire.OK, Number: 1}
+	}
+	m.standby = false
+	k.ready(m, false)
+	return &wire.Message{Type: wire.OK}
+}
+
+// owes says whether a member has not answered for a session that another has transferred to it.
+func (k *Keeper) owes(m, to *member) bool {
+	for id := range m.given {
+		if s := k.sessions[id]; s != nil && s.from == to {
+			return true
+		}
+	}
+	return false
+}
