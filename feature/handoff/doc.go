@@ -50,7 +50,7 @@ var (
 	// ErrMoved says that another process has the session now. A handler returns, as it
 	// does when the peer has closed.
 	ErrMoved = errors.New("the session has moved to another member")
-	// ErrReplaced says that a newer process of the same name has taken over.
+	// ErrReplaced says that a newer process of the same name has proved itself and has all sessions: see Options.Proof.
 	ErrReplaced = errors.New("replaced by a newer member")
 	// ErrUncommitted says that more was read than may be without a commit: the keeper has
 	// all of it. See Options.Window.

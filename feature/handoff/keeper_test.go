@@ -24,7 +24,7 @@ import (
 // join is a member in this process.
 func (w *world) join(name string, more ...func(*handoff.Options)) *handoff.Listener {
 	w.t.Helper()
-	o := handoff.Options{Service: "talk", Name: name, Keeper: w.socket, Timeout: patience}
+	o := handoff.Options{Service: "talk", Name: name, Keeper: w.socket, Timeout: patience, Proof: 20 * time.Millisecond}
 	for _, f := range more {
 		f(&o)
 	}

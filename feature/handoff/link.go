@@ -39,7 +39,7 @@ func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w on %s: is weir serve, or weir handoff keep, running? %w", ErrNoKeeper, m.o.Keeper, err)
 	}
-	caps := wire.Exact | wire.Moves
+	caps := wire.Exact | wire.Moves | wire.Standby
 	if m.o.Orphans {
 		caps |= wire.TakesOrphans
 	}
@@ -68,6 +68,7 @@ func (m *Member) dial(ctx context.Context) (*wire.Conn, error) {
 	}
 	c.SetReadDeadline(time.Time{})
 	m.maxState.Store(answer.Read)
+	m.standby.Store(answer.Number&wire.Standby != 0)
 	m.boards.Store(m.board != nil && answer.Number&wire.Boards != 0)
 	if m.boards.Load() {
 		if err := m.board.Size(answer.Written); err != nil {
@@ -116,19 +117,16 @@ func (m *Member) reconnect() *wire.Conn {
 		}
 		m.mu.Lock()
 		clear(m.loads) // this keeper tells them anew
-		listeners, packets, ready := m.listeners, m.packets, m.ready && !m.over
+		proves, ready := m.proving != nil, m.ready && !m.over
 		m.mu.Unlock()
-		for _, l := range listeners {
-			l.keep()
-		}
-		for _, p := range packets {
-			p.keep()
+		if !proves { // else they are the newer process's: see alone
+			m.keepSockets()
 		}
 		for _, s := range m.Sessions() {
 			s.keepAgain()
 		}
 		if ready {
-			m.post(&wire.Message{Type: wire.Ready, Number: 1})
+			m.post(&wire.Message{Type: wire.Ready, Number: m.readiness()})
 		}
 		m.mu.Lock()
 		if m.load.told {
@@ -159,6 +157,8 @@ func (m *Member) hear(c *wire.Conn) error {
 			go m.moveOnRequest(msg.Session, msg.Name)
 		case wire.Replaced:
 			go m.onReplaced()
+		case wire.Alone:
+			m.alone()
 		case wire.Error:
 			m.onError(&msg)
 		}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,6 +38,8 @@ type Listener struct {
 	received []*Session
 	notify   chan struct{}
 	err      error // why it has stopped
+	sockets  []*net.TCPListener
+	resumed  chan struct{} // closed as it goes on; nil: it is not paused
 }
 
 // Listen joins a service, listens, and is ready for sessions: Join, Member.Listen and
@@ -127,6 +130,9 @@ func (m *Member) listen(ctx context.Context, network, address, label string) (*L
 	}
 	m.mu.Lock()
 	m.listeners = append(m.listeners, l)
+	if m.proving != nil {
+		l.pause(true)
+	}
 	m.mu.Unlock()
 	l.accepts(t)
 	return l, nil
@@ -207,8 +213,45 @@ func (l *Listener) accepts(t *net.TCPListener) bool {
 	if l.err != nil {
 		return false
 	}
+	l.sockets = append(l.sockets, t)
+	if l.resumed != nil {
+		t.SetDeadline(past)
+	}
 	l.running.Go(func() { l.run(t) })
 	return true
+}
+
+// pause stops accepting, or goes on. The socket stays open.
+func (l *Listener) pause(yes bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if yes == (l.resumed != nil) {
+		return
+	}
+	by := time.Time{}
+	if yes {
+		by, l.resumed = past, make(chan struct{})
+	} else {
+		close(l.resumed)
+		l.resumed = nil
+	}
+	for _, t := range l.sockets {
+		t.SetDeadline(by)
+	}
+}
+
+// waitResumed waits until a paused listener goes on or stops.
+func (l *Listener) waitResumed() {
+	l.mu.Lock()
+	resumed := l.resumed
+	l.mu.Unlock()
+	if resumed == nil {
+		return
+	}
+	select {
+	case <-resumed:
+	case <-l.stopped:
+	}
 }
 
 // run accepts, one ahead of the application.
@@ -223,6 +266,10 @@ func (l *Listener) run(t *net.TCPListener) {
 		}
 		if l.isStopped() || errors.Is(err, net.ErrClosed) {
 			return
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			l.waitResumed()
+			continue
 		}
 		if !temporary(err) {
 			l.stop(err)
@@ -277,10 +324,7 @@ func (l *Listener) next() *Session {
 	for len(l.received) > 0 {
 		s := l.received[0]
 		l.received = l.received[1:]
-		s.mu.Lock()
-		ours := s.phase == live || s.phase == fenced
-		s.mu.Unlock()
-		if ours {
+		if s.ours() {
 			return s
 		}
 	}
@@ -288,8 +332,8 @@ func (l *Listener) next() *Session {
 }
 
 // AcceptSession waits for a session: a new connection, or one that another member has
-// had. The error is ErrReplaced when a newer process has taken over, and all
-// that could be has been handed over to it; net.ErrClosed after Close.
+// had. The error is ErrReplaced when a newer process has proved itself and has all
+// sessions that did not end here; net.ErrClosed after Close.
 func (l *Listener) AcceptSession() (*Session, error) {
 	for {
 		if s := l.next(); s != nil {
@@ -297,7 +341,9 @@ func (l *Listener) AcceptSession() (*Session, error) {
 		}
 		select {
 		case s := <-l.conns:
-			return s, nil
+			if s.ours() { // no newer process has it
+				return s, nil
+			}
 		case <-l.notify:
 		case <-l.stopped:
 			l.running.Wait()

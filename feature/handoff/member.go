@@ -28,6 +28,9 @@ type Options struct {
 	// Stay keeps sessions here when a newer process of the same name is ready, in place
 	// of handing them over at once: see Member.Replaced. New connections are its either way.
 	Stay bool
+	// Proof is how long a newer process of the same name has to live before this one ends; default 1 s. Replaced and Accept tell
+	// of it only then, and only when all sessions are handed over or have ended. If it dies or hangs before, this process goes on.
+	Proof time.Duration
 	// Balances has this member hear what waits for the others: see Balancer.
 	Balances bool
 	// Window is how many bytes may be read without a Commit; default 128 KiB. It must be
@@ -47,6 +50,7 @@ type Member struct {
 	maxState atomic.Uint64             // bytes
 	board    *wire.Board               // nil: there is none
 	boards   atomic.Bool               // this keeper reads it
+	standby  atomic.Bool               // this keeper knows members that stand by
 	replaced chan struct{}
 	done     chan struct{}
 
@@ -62,7 +66,8 @@ type Member struct {
 	load      ownLoad
 	loads     map[string]uint32 // of other members, as they say
 	ready     bool
-	over      bool // replaced or closed
+	over      bool   // replaced or closed
+	proving   *proof // of a successor; nil: there is none
 	closing   sync.Once
 }
 
@@ -73,6 +78,9 @@ func Join(ctx context.Context, o Options) (*Member, error) {
 	}
 	if o.Window == 0 {
 		o.Window = 128 << 10
+	}
+	if o.Proof == 0 {
+		o.Proof = time.Second
 	}
 	if o.Timeout == 0 {
 		o.Timeout = 5 * time.Second
@@ -95,8 +103,8 @@ func Join(ctx context.Context, o Options) (*Member, error) {
 	return m, nil
 }
 
-// Replaced is closed when a newer process of this name is ready. Unless Options.Stay
-// is set, this member then hands all of its sockets over by itself.
+// Replaced is closed when a newer process of this name has proved itself (Options.Proof) and, unless
+// Options.Stay is set, has all sessions that did not end here.
 func (m *Member) Replaced() <-chan struct{} { return m.replaced }
 
 // Ready has the keeper give sessions to this member, and tell an older one of its
@@ -149,24 +157,7 @@ func (m *Member) HandOver(to string) error {
 	m.handing.RLock() // before Accept can end
 	defer m.handing.RUnlock()
 	m.stopListening()
-	var mu sync.Mutex
-	var errs []error
-	var all sync.WaitGroup
-	at := make(chan struct{}, 8) // at once
-	for _, s := range m.Sessions() {
-		at <- struct{}{}
-		all.Go(func() {
-			defer func() { <-at }()
-			err := m.TransferCommitted(s, to)
-			if err != nil && !errors.Is(err, ErrMoved) && !errors.Is(err, net.ErrClosed) {
-				mu.Lock()
-				errs = append(errs, fmt.Errorf("session %s: %w", s.RemoteAddr(), err))
-				mu.Unlock()
-			}
-		})
-	}
-	all.Wait()
-	return errors.Join(errs...)
+	return errors.Join(m.transferAll(to)...)
 }
 
 // Close leaves the service: sessions that are not closed are for other members, or
@@ -251,27 +242,6 @@ func (m *Member) stopListening() {
 	}
 	for _, l := range listeners {
 		l.running.Wait() // a connection that it has just accepted is one of the sessions
-	}
-}
-
-// onReplaced reacts to a newer member of this name.
-func (m *Member) onReplaced() {
-	m.mu.Lock()
-	select {
-	case <-m.replaced:
-		m.mu.Unlock()
-		return
-	default:
-	}
-	close(m.replaced)
-	m.mu.Unlock()
-	m.o.Log.Info("replaced by a newer member", "service", m.o.Service, "member", m.o.Name)
-	if m.o.Stay {
-		m.stopListening()
-		return
-	}
-	if err := m.HandOver(m.o.Name); err != nil {
-		m.o.Log.Warn("sessions stay with a replaced member", "reason", err)
 	}
 }
 

@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/weir-project/weir/feature/handoff/wire"
 )
@@ -28,6 +30,11 @@ type PacketConn struct {
 
 	once    sync.Once
 	stopped chan struct{}
+
+	mu     sync.Mutex
+	paused bool
+	readBy time.Time     // as the application set it
+	wake   chan struct{} // closed when paused or readBy changes
 }
 
 // ListenPacket binds a UDP address, or goes on with the socket of the member of this
@@ -64,7 +71,7 @@ func (m *Member) listenPacket(ctx context.Context, network, address, label strin
 		n.Close()
 		return nil, fmt.Errorf("listen %s: what the keeper has of that label is no UDP socket", label)
 	}
-	p := &PacketConn{UDPConn: u, m: m, label: label, stopped: make(chan struct{})}
+	p := &PacketConn{UDPConn: u, m: m, label: label, stopped: make(chan struct{}), wake: make(chan struct{})}
 	if p.id, err = cookieOf(u); err == nil && f == nil {
 		err = p.keep()
 	}
@@ -74,6 +81,9 @@ func (m *Member) listenPacket(ctx context.Context, network, address, label strin
 	}
 	m.mu.Lock()
 	m.packets = append(m.packets, p)
+	if m.proving != nil {
+		p.pause(true)
+	}
 	m.mu.Unlock()
 	return p, nil
 }
@@ -89,6 +99,89 @@ func (p *PacketConn) keep() error {
 // stop lets go of the socket, which the keeper and a replacement still have.
 func (p *PacketConn) stop() {
 	p.once.Do(func() { close(p.stopped); p.UDPConn.Close() })
+}
+
+// pause has readers wait, or go on: a newer process reads from the socket.
+func (p *PacketConn) pause(yes bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = yes
+	if yes {
+		p.UDPConn.SetReadDeadline(past)
+	} else {
+		p.UDPConn.SetReadDeadline(p.readBy)
+	}
+	p.changed()
+}
+
+// changed wakes readers that wait. p.mu is held.
+func (p *PacketConn) changed() {
+	close(p.wake)
+	p.wake = make(chan struct{})
+}
+
+// SetReadDeadline implements net.Conn.
+func (p *PacketConn) SetReadDeadline(t time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.readBy = t
+	p.changed()
+	if p.paused {
+		return nil // set when it goes on
+	}
+	return p.UDPConn.SetReadDeadline(t)
+}
+
+// SetDeadline implements net.Conn.
+func (p *PacketConn) SetDeadline(t time.Time) error {
+	return errors.Join(p.SetReadDeadline(t), p.SetWriteDeadline(t))
+}
+
+// again waits while the socket is paused, after a read's error, and says whether to read again.
+func (p *PacketConn) again(err error) bool {
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false
+	}
+	for {
+		p.mu.Lock()
+		paused, by, wake := p.paused, p.readBy, p.wake
+		p.mu.Unlock()
+		left := time.Until(by)
+		switch {
+		case !by.IsZero() && left <= 0:
+			return false
+		case !paused:
+			return true
+		case by.IsZero():
+			left = time.Hour
+		}
+		select {
+		case <-wake:
+		case <-p.stopped:
+			return true // and hear why
+		case <-time.After(left):
+		}
+	}
+}
+
+// SyscallConn gives the socket itself. Its Read waits as all reads do.
+func (p *PacketConn) SyscallConn() (syscall.RawConn, error) {
+	raw, err := p.UDPConn.SyscallConn()
+	return packetRaw{raw, p}, err
+}
+
+type packetRaw struct {
+	syscall.RawConn
+	p *PacketConn
+}
+
+// Read implements syscall.RawConn.
+func (r packetRaw) Read(f func(fd uintptr) bool) error {
+	for {
+		if err := r.RawConn.Read(f); !r.p.again(err) {
+			return err
+		}
+	}
 }
 
 // replaced is what a read's error means: ErrReplaced when a newer process has taken over.
@@ -107,38 +200,62 @@ func (p *PacketConn) replaced(err error) error {
 // Read implements net.Conn. The error of this and of all other reads is ErrReplaced when a newer process has
 // taken over.
 func (p *PacketConn) Read(b []byte) (int, error) {
-	n, err := p.UDPConn.Read(b)
-	return n, p.replaced(err)
+	for {
+		n, err := p.UDPConn.Read(b)
+		if !p.again(err) {
+			return n, p.replaced(err)
+		}
+	}
 }
 
 // ReadFrom implements net.PacketConn.
 func (p *PacketConn) ReadFrom(b []byte) (int, net.Addr, error) {
-	n, a, err := p.UDPConn.ReadFrom(b)
-	return n, a, p.replaced(err)
+	for {
+		n, a, err := p.UDPConn.ReadFrom(b)
+		if !p.again(err) {
+			return n, a, p.replaced(err)
+		}
+	}
 }
 
 // ReadFromUDP is that of net.UDPConn.
 func (p *PacketConn) ReadFromUDP(b []byte) (int, *net.UDPAddr, error) {
-	n, a, err := p.UDPConn.ReadFromUDP(b)
-	return n, a, p.replaced(err)
+	for {
+		n, a, err := p.UDPConn.ReadFromUDP(b)
+		if !p.again(err) {
+			return n, a, p.replaced(err)
+		}
+	}
 }
 
 // ReadFromUDPAddrPort is that of net.UDPConn.
 func (p *PacketConn) ReadFromUDPAddrPort(b []byte) (int, netip.AddrPort, error) {
-	n, a, err := p.UDPConn.ReadFromUDPAddrPort(b)
-	return n, a, p.replaced(err)
+	for {
+		n, a, err := p.UDPConn.ReadFromUDPAddrPort(b)
+		if !p.again(err) {
+			return n, a, p.replaced(err)
+		}
+	}
 }
 
 // ReadMsgUDP is that of net.UDPConn.
 func (p *PacketConn) ReadMsgUDP(b, oob []byte) (n, oobn, flags int, a *net.UDPAddr, err error) {
-	n, oobn, flags, a, err = p.UDPConn.ReadMsgUDP(b, oob)
-	return n, oobn, flags, a, p.replaced(err)
+	for {
+		n, oobn, flags, a, err = p.UDPConn.ReadMsgUDP(b, oob)
+		if !p.again(err) {
+			return n, oobn, flags, a, p.replaced(err)
+		}
+	}
 }
 
 // ReadMsgUDPAddrPort is that of net.UDPConn.
 func (p *PacketConn) ReadMsgUDPAddrPort(b, oob []byte) (n, oobn, flags int, a netip.AddrPort, err error) {
-	n, oobn, flags, a, err = p.UDPConn.ReadMsgUDPAddrPort(b, oob)
-	return n, oobn, flags, a, p.replaced(err)
+	for {
+		n, oobn, flags, a, err = p.UDPConn.ReadMsgUDPAddrPort(b, oob)
+		if !p.again(err) {
+			return n, oobn, flags, a, p.replaced(err)
+		}
+	}
 }
 
 // Close closes the socket for good.

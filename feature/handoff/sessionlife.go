@@ -44,6 +44,13 @@ func (s *Session) unfence() {
 	s.unfenced.Broadcast()
 }
 
+// ours says whether the session has not moved and is not closed.
+func (s *Session) ours() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.phase == live || s.phase == fenced
+}
+
 // moved lets go of a session that is another member's.
 func (s *Session) moved() {
 	if s.end(gone) {
