@@ -4,7 +4,7 @@
  * of 7 bytes it answers with 8, the hash of all so far. weir's tests talk with it, and it is an
  * example of a C server.
  *
- *	talk KEEPER NAME PORT
+ *	talk KEEPER NAME PORT [PROOF_MS]
  */
 #include "weir_handoff.h"
 
@@ -185,11 +185,13 @@ int main(int argc, char **argv)
 	char label[64], line[256];
 	int fd, i, n, got, scarce = 0;
 
-	if (argc != 4 || weir_handoff_init(&h, "talk", argv[2], argv[1])) {
-		fprintf(stderr, "talk: %s\n", argc == 4 ? h.error : "want KEEPER NAME PORT");
+	if (argc < 4 || argc > 5 || weir_handoff_init(&h, "talk", argv[2], argv[1])) {
+		fprintf(stderr, "talk: %s\n",
+			argc < 4 || argc > 5 ? "want KEEPER NAME PORT [PROOF_MS]" : h.error);
 		return 1;
 	}
 	h.move = move;
+	h.proof_ms = argc > 4 ? atoi(argv[4]) : 0;
 	snprintf(label, sizeof(label), "tcp 127.0.0.1:%s", argv[3]);
 	fd = weir_handoff_find(&h, label);
 	if (weir_handoff_start(&h, fd >= 0 ? fd : listen_on(atoi(argv[3])), label)) {

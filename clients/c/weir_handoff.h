@@ -63,6 +63,11 @@ extern "C" {
 enum { WEIR_HEADER_ = 48, WEIR_NAME_ = 63, WEIR_TEXT_ = 1024, WEIR_INLINE_ = 65536 };
 /* For an answer, for a keeper that does not read, and between attempts to find one. */
 enum { WEIR_TIMEOUT_MS_ = 5000, WEIR_PATIENCE_MS_ = 2000, WEIR_RETRY_MS_ = 250 };
+/*
+ * Of a member that is replaced: the default of proof_ms, between attempts to hand over the sessions that
+ * came back, and between looks whether it may end.
+ */
+enum { WEIR_PROOF_MS_ = 1000, WEIR_TRY_MS_ = 2000, WEIR_TRY_LAST_MS_ = 60000, WEIR_LOOK_MS_ = 50 };
 /* MFD_CLOEXEC | MFD_ALLOW_SEALING, F_ADD_SEALS, F_SEAL_*: the headers want _GNU_SOURCE for them. */
 enum { WEIR_MFD_FLAGS_ = 3, WEIR_ADD_SEALS_ = 1033, WEIR_SEALS_ = 15 };
 enum { WEIR_PEEK_OFF_ = 42 }; /* SO_PEEK_OFF */
@@ -84,6 +89,10 @@ enum {
 	WEIR_GIVE_ = 0x84,
 	WEIR_MOVE_ = 0x85,
 	WEIR_REPLACED_ = 0x86,
+	WEIR_ALONE_ = 0x88,
+	WEIR_STANDBY_ = 64,	 /* a capability */
+	WEIR_READY_STANDBY_ = 4, /* numbers of Ready */
+	WEIR_READY_ENDS_ = 8,
 	WEIR_CRASHED_ = 2,
 	WEIR_STATE_FD_ = 0x8000,
 	WEIR_STREAM_ = 1,
@@ -156,10 +165,17 @@ struct weir_handoff {
 	 * Set it between weir_handoff_init() and weir_handoff_start() if sessions are to move when
 	 * others want it: weir handoff send, a change of steering. weir_handoff_accept() calls it
 	 * with the number of a session (id; 0: all) and the name of a member ("": any), for it to
-	 * call weir_handoff_transfer(). What that refuses stays.
+	 * call weir_handoff_transfer(). What that refuses stays. When a newer process of this name is
+	 * ready, weir_handoff_accept() calls it with 0 and that name, and again for sessions that come
+	 * back.
 	 */
 	void (*move)(struct weir_handoff *h, uint64_t session, const char *to);
 	void *arg; /* the caller's own */
+	/*
+	 * How long a newer process has to live before this one is told that it is replaced, in
+	 * milliseconds, if not 1000. Set it before weir_handoff_start().
+	 */
+	int proof_ms;
 
 	int conn;     /* -1: no keeper */
 	int broken;   /* it has ended: conn is read to its end, for what it has said before */
@@ -169,8 +185,13 @@ struct weir_handoff {
 	int epoll;
 	int timer; /* in epoll: wakes the caller while there is no keeper, and once if woken */
 	int woken; /* something for weir_handoff_accept() was heard that is not in conn any more */
-	int replaced; /* a newer process of this name is ready: hand over, and end */
+	int replaced; /* a newer process of this name has proved itself: hand over, and end */
 	int ready;
+	int standby; /* the keeper knows members that stand by */
+	int proving; /* a newer process is ready and has to prove itself: this one accepts nothing */
+	int64_t proof,
+		again; /* it has to live until then; the next attempt to hand sessions over */
+	int pause;     /* to the one after that, in ms */
 	unsigned int seq, generation;
 	size_t max_state;
 	char service[64], name[64], label[256];
@@ -262,13 +283,18 @@ static inline int weir_spill_(const struct weir_message_ *m)
 	return fd;
 }
 
-/* Has weir_handoff_fd() be readable while there is no keeper, every so often, and at once if woken. */
+/*
+ * Makes weir_handoff_fd() readable every so often while there is no keeper or this member stands by, and
+ * at once if woken.
+ */
 static inline void weir_timer_(struct weir_handoff *h)
 {
 	struct itimerspec t;
 
 	memset(&t, 0, sizeof(t));
-	t.it_interval.tv_nsec = h->conn < 0 ? WEIR_RETRY_MS_ * 1000000L : 0;
+	t.it_interval.tv_nsec = 1000000L * (h->conn < 0 ? WEIR_RETRY_MS_ :
+					    h->proving	? WEIR_LOOK_MS_ :
+							  0);
 	t.it_value.tv_nsec = h->woken ? 1 : t.it_interval.tv_nsec;
 	timerfd_settime(h->timer, 0, &t, NULL);
 }
@@ -809,6 +835,78 @@ static inline void weir_obey_(struct weir_handoff *h)
 	}
 }
 
+/* Whether the caller has a session that is its own. */
+static inline int weir_serves_(const struct weir_handoff *h)
+{
+	const struct weir_note_ *note = h->notes;
+
+	while (note && note->moved)
+		note = note->next;
+	return note != NULL;
+}
+
+/* The number of Ready. One that is replaced has sessions to hand over, and is to get none. */
+static inline unsigned int weir_readiness_(const struct weir_handoff *h)
+{
+	unsigned int yes = h->move ? 3 : 1;
+
+	if (h->proving || (h->replaced && weir_serves_(h)))
+		return h->standby ? yes | WEIR_READY_STANDBY_ : 0;
+	return h->replaced ? 0 : yes;
+}
+
+static inline void weir_listens_(struct weir_handoff *h, int yes)
+{
+	struct epoll_event e;
+
+	memset(&e, 0, sizeof(e));
+	e.events = EPOLLIN;
+	if (h->listener >= 0)
+		epoll_ctl(h->epoll, yes ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, h->listener, &e);
+}
+
+static inline int weir_keep_listener_(struct weir_handoff *h)
+{
+	struct weir_session s;
+	struct weir_message_ m;
+
+	if (h->listener < 0 || h->proving || h->replaced) /* it is the newer process's */
+		return 0;
+	if (weir_begin_(&s, h->listener))
+		return weir_fail_(h, "weir: the listener is no plain TCP socket");
+	m = weir_message_of_(WEIR_KEEP_, s.id, WEIR_LISTENER_);
+	m.text = h->label;
+	m.text_len = strlen(h->label);
+	m.fd = h->listener;
+	return weir_send_(h, &m);
+}
+
+/*
+ * A newer process is ready. This one stands by: it accepts nothing, hands its sessions over, and serves
+ * those that come back, until the other has proved itself, or has died or hangs: see weir_prove_().
+ */
+static inline void weir_stand_by_(struct weir_handoff *h)
+{
+	struct weir_message_ m;
+
+	if (h->replaced)
+		return;
+	if (!h->proving)
+		weir_listens_(h, 0);
+	if (!h->standby) {
+		h->replaced = 1;
+		return;
+	}
+	h->again = weir_now_();
+	h->proof = h->again + (h->proof_ms > 0 ? h->proof_ms : WEIR_PROOF_MS_);
+	h->pause = WEIR_TRY_MS_;
+	if (h->proving) /* a yet newer one */
+		return;
+	h->proving = 1;
+	m = weir_message_of_(WEIR_READY_, 0, weir_readiness_(h));
+	weir_send_(h, &m);
+}
+
 /* Deals with a message that is no answer. */
 static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 {
@@ -829,15 +927,18 @@ static inline void weir_heard_(struct weir_handoff *h, struct weir_message_ *m)
 	}
 	if (m->type == WEIR_MOVE_)
 		weir_ordered_(h, m);
-	if (m->type == WEIR_GIVE_ || m->type == WEIR_MOVE_ || m->type == WEIR_REPLACED_) {
-		/* Perhaps amidst a commit or a transfer: who polls does not see it in conn any more. */
+	if (m->type == WEIR_REPLACED_)
+		weir_stand_by_(h);
+	if (m->type == WEIR_ALONE_ && h->proving) { /* go on */
+		h->proving = 0;
+		weir_listens_(h, 1);
+		weir_keep_listener_(h); /* this keeper may not have it */
+	}
+	if (m->type == WEIR_GIVE_ || m->type == WEIR_MOVE_ || m->type == WEIR_REPLACED_ ||
+	    m->type == WEIR_ALONE_) {
+		/* Perhaps amidst a commit or a transfer: a poll does not see it in conn any more. */
 		h->woken = 1;
 		weir_timer_(h);
-	}
-	if (m->type == WEIR_REPLACED_) {
-		h->replaced = 1;
-		if (h->listener >= 0)
-			epoll_ctl(h->epoll, EPOLL_CTL_DEL, h->listener, NULL);
 	}
 	free(m->mem);
 }
@@ -895,22 +996,6 @@ static inline int weir_call_(struct weir_handoff *h, struct weir_message_ *m,
 			     struct weir_message_ *answer)
 {
 	return weir_ask_(h, m) ? -1 : weir_answered_(h, m, answer);
-}
-
-static inline int weir_keep_listener_(struct weir_handoff *h)
-{
-	struct weir_session s;
-	struct weir_message_ m;
-
-	if (h->listener < 0 || h->replaced) /* it is the newer process's */
-		return 0;
-	if (weir_begin_(&s, h->listener))
-		return weir_fail_(h, "weir: the listener is no plain TCP socket");
-	m = weir_message_of_(WEIR_KEEP_, s.id, WEIR_LISTENER_);
-	m.text = h->label;
-	m.text_len = strlen(h->label);
-	m.fd = h->listener;
-	return weir_send_(h, &m);
 }
 
 /* Has the keeper note where a session stands: 0 or -1. */
@@ -1044,7 +1129,8 @@ static inline int weir_believes_(int fd, const char *path, const char *env, unsi
 /* Connects, within a time (0: at once), and says hello. The answer is for weir_welcomed_(). */
 static inline int weir_hello_(struct weir_handoff *h, int wait_ms)
 {
-	struct weir_message_ m = weir_message_of_(WEIR_HELLO_, 0, h->move ? 6 : 4);
+	struct weir_message_ m =
+		weir_message_of_(WEIR_HELLO_, 0, (h->move ? 6 : 4) | WEIR_STANDBY_);
 	struct weir_note_ *note, *next;
 	struct timeval limit;
 	struct epoll_event e;
@@ -1118,13 +1204,13 @@ static inline int weir_welcomed_(struct weir_handoff *h, int64_t end)
 		return -1;
 	}
 	h->max_state = (size_t)m.read;
+	h->standby = !!(m.number & WEIR_STANDBY_);
 	h->generation++;
 	weir_timer_(h);
 	free(m.mem);
 	if (!h->ready)
 		return 0;
-	/* Who is replaced has sessions to hand over, and is to get none. */
-	m = weir_message_of_(WEIR_READY_, 0, h->replaced ? 0 : h->move ? 3 : 1);
+	m = weir_message_of_(WEIR_READY_, 0, weir_readiness_(h));
 	/* The answer comes behind what the keeper has against any session. */
 	if (weir_keep_listener_(h) || weir_keep_all_(h) || weir_call_(h, &m, &answer))
 		return -1;
@@ -1205,7 +1291,7 @@ static inline void weir_handoff_forget(struct weir_handoff *h)
 	struct weir_message_ m = weir_message_of_(WEIR_DROP_, h->listener_id, 0);
 	struct weir_note_ *note;
 
-	if (h->listener >= 0 && !h->replaced && h->conn >= 0)
+	if (h->listener >= 0 && !h->proving && !h->replaced && h->conn >= 0)
 		weir_send_(h, &m);
 	for (note = h->notes; note && h->conn >= 0; note = note->next) {
 		m.session = note->session;
@@ -1283,7 +1369,7 @@ static inline int weir_handoff_find(struct weir_handoff *h, const char *label)
  */
 static inline int weir_handoff_start(struct weir_handoff *h, int listener, const char *label)
 {
-	struct weir_message_ m = weir_message_of_(WEIR_READY_, 0, h->move ? 3 : 1), answer;
+	struct weir_message_ m, answer;
 	struct epoll_event e;
 
 	memset(&e, 0, sizeof(e));
@@ -1298,10 +1384,51 @@ static inline int weir_handoff_start(struct weir_handoff *h, int listener, const
 	if (listener >= 0 && epoll_ctl(h->epoll, EPOLL_CTL_ADD, listener, &e))
 		return weir_fail_(h, "weir: the listener: %s", strerror(errno));
 	h->ready = 1;
+	m = weir_message_of_(WEIR_READY_, 0, weir_readiness_(h));
 	if (weir_keep_listener_(h) || weir_call_(h, &m, &answer))
 		return -1;
 	free(answer.mem);
 	return 0;
+}
+
+/*
+ * What a member that stands by does: hands sessions over, and sees whether the newer process has proved
+ * itself, which the keeper judges. Then h->replaced is set, once all sessions are the other's or have
+ * ended. Without h->move the caller is the one that hands over, after that.
+ */
+static inline void weir_prove_(struct weir_handoff *h)
+{
+	struct weir_message_ m = weir_message_of_(WEIR_READY_, 0, WEIR_READY_ENDS_), answer;
+	int proved;
+
+	weir_timer_(h);
+	if (h->move && weir_left_(h->again) == 0 && weir_serves_(h)) {
+		h->again = weir_now_() + h->pause;
+		h->pause = h->pause < WEIR_TRY_LAST_MS_ / 2 ? 2 * h->pause : WEIR_TRY_LAST_MS_;
+		h->move(h, 0, h->name);
+	}
+	if (!h->proving || h->conn < 0 || h->given)
+		return;
+	if (!h->standby) { /* this keeper came meanwhile, and is an older one */
+		h->proving = 0;
+		h->replaced = 1;
+		return;
+	}
+	if (weir_left_(h->proof) > 0 || (h->move && weir_serves_(h)) || weir_call_(h, &m, &answer))
+		return;
+	proved = answer.number == 0;
+	free(answer.mem);
+	if (!proved || !h->proving)
+		return;
+	if (weir_serves_(
+		    h)) { /* a session has come back, or is still to be handed over: may come back */
+		m = weir_message_of_(WEIR_READY_, 0, weir_readiness_(h));
+		weir_send_(h, &m);
+		if (h->move)
+			return;
+	}
+	h->proving = 0;
+	h->replaced = 1;
 }
 
 /* Whether an error of weir_handoff_accept() is that the system or this process is short of something. */
@@ -1334,7 +1461,9 @@ static inline int weir_idle_(int listener)
 /*
  * Waits for a session, new or another member's: 1 and s is filled in, 0 after timeout_ms
  * milliseconds (-1: no limit), else -1 and errno: ECANCELED when this process is replaced
- * (h->replaced), EINTR after a signal, and what accept(2) says but for EAGAIN and ECONNABORTED. With
+ * (h->replaced): a newer process of this name has proved itself, and, if h->move is set, has all sessions
+ * that did not end here. Else the caller transfers them now; one that the other does not take comes back
+ * by the next call. EINTR after a signal, and what accept(2) says but for EAGAIN and ECONNABORTED. With
  * EMFILE, ENFILE, ENOBUFS and ENOMEM (weir_handoff_short) the connection still waits: call again, a
  * little later, as weir_handoff_fd() stays readable.
  */
@@ -1364,6 +1493,11 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 			h->woken = 0;
 			weir_timer_(h);
 		}
+		if (h->proving) {
+			weir_prove_(h);
+			if (h->given || h->woken)
+				continue;
+		}
 		if (h->replaced) {
 			weir_reconnect_(
 				h); /* what is not handed over yet is for the next keeper, too */
@@ -1375,7 +1509,7 @@ static inline int weir_handoff_accept(struct weir_handoff *h, struct weir_sessio
 			return -1;
 		}
 		errno = EAGAIN;
-		fd = h->listener < 0 ? -1 : accept(h->listener, NULL, NULL);
+		fd = h->listener < 0 || h->proving ? -1 : accept(h->listener, NULL, NULL);
 		if (fd >= 0) {
 			fcntl(fd, F_SETFD, FD_CLOEXEC);
 			if (weir_begin_(s, fd) || weir_positions_(fd, &s->read, &s->written)) {
