@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server whose sessions can move at any time, and survive SIGKILL: for each message of
 7 bytes it answers with 8, the hash of all so far. weir's tests talk with it, and it is
-an example of a Python server: talk.py KEEPER NAME PORT"""
+an example of a Python server: talk.py KEEPER NAME PORT [PROOF]"""
 
 import selectors
 import struct
@@ -54,7 +54,7 @@ class Talk:
         return True
 
 
-def main(keeper, name, port):
+def main(keeper, name, port, proof=1):
     selector = selectors.DefaultSelector()
     talks = set()
 
@@ -78,7 +78,7 @@ def main(keeper, name, port):
                 failed += 1
         return f"moved {moved}, failed {failed}"
 
-    member = Member("talk", name, keeper, move=lambda number, to: give(to, number))
+    member = Member("talk", name, keeper, move=lambda number, to: give(to, number), proof=float(proof))
     member.listen("127.0.0.1", int(port))
     selector.register(member, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)

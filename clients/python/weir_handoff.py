@@ -52,15 +52,18 @@ _MASK = (1 << 64) - 1
 _VERSION = 1
 _INLINE = 64 << 10
 _HELLO, _READY, _LEAVE, _KEEP, _COMMIT, _DROP, _TRANSFER, _TOOK, _REFUSE, _FIND = range(1, 11)
-_WELCOME, _ERROR, _OK, _GIVE, _MOVE, _REPLACED, _REPORT = range(0x81, 0x88)
+_WELCOME, _ERROR, _OK, _GIVE, _MOVE, _REPLACED, _REPORT, _ALONE = range(0x81, 0x89)
 _CRASHED, _STATE_FD = 1 << 1, 1 << 15
-_MOVES, _EXACT = 1 << 1, 1 << 2
+_MOVES, _EXACT, _STANDBY = 1 << 1, 1 << 2, 1 << 6
+_READY_MOVES, _READY_STANDBY, _READY_ENDS = 2, 4, 8
 _STREAM, _LISTENER = 1, 2
 _LIMIT, _OWNED, _LOST = 7, 9, 12
 _SO_COOKIE, _SO_PEEK_OFF, _SIOCATMARK = 57, 42, 0x8905
 _TIMEOUT = 5.0  # seconds, for an answer of the keeper
 _PATIENCE = 2.0  # for a keeper that does not read: then it counts as gone
 _RETRY = 0.25  # between attempts to find one
+_TRY, _TRY_LAST = 2.0, 60.0  # between attempts to hand over sessions that came back from a newer process
+_LOOK = 0.05  # between looks whether that has proved itself
 _NO_DESCRIPTORS = "no descriptors are left (RLIMIT_NOFILE)"
 
 
@@ -73,7 +76,7 @@ class HandoffError(OSError):
 
 
 class Replaced(Exception):
-    """A newer process of this name is ready: transfer the sessions to it, and end."""
+    """A newer process of this name has proved itself: transfer the sessions that are left to it, and end."""
 
 
 class Moved(HandoffError):
@@ -336,13 +339,20 @@ class Member:
 
     With move, sessions move when others want it (weir handoff send, a change of steering):
     accept calls move(id, to) with the number of a session (0: all) and the name of a
-    member ("": any), for it to call transfer. What that refuses stays."""
+    member ("": any), for it to call transfer. What that refuses stays. When a newer process
+    of this name is ready, accept calls it with 0 and that name, and again for sessions that
+    come back. proof is how many seconds that process has to live before this one is told
+    that it is replaced."""
 
-    def __init__(self, service, name, keeper=None, move=None):
+    def __init__(self, service, name, keeper=None, move=None, proof=1.0):
         self.service, self.name = service, name
         self.keeper = keeper or os.environ.get("WEIR_HANDOFF_SOCKET") or DEFAULT_SOCKET
         self.listener, self._listener_id, self._label = None, 0, ""
-        self.replaced = False  # a newer process of this name is ready
+        self.replaced = False  # a newer process of this name has proved itself
+        self._proof = proof
+        self._standby = False  # the keeper knows members that stand by
+        self._proving = False  # a newer process is ready and has to prove itself: this one accepts nothing
+        self._proof_end = self._again = self._pause = 0.0  # it has to live until then; the next attempt to hand over; to the one after
         self._conn, self._generation, self._seq, self._retry = None, 0, 0, 0.0
         self._woken = False  # something for accept was heard that is not in _conn any more
         self._broken = False  # the keeper has ended: _conn is read to its end, for what it has said before
@@ -395,7 +405,7 @@ class Member:
         self._conn = conn
         self._seq = self._seq % 0xFFFFFFFF + 1
         try:
-            self._send(_Message(_HELLO, number=_EXACT | (_MOVES if self._move else 0), name=self.name, text=self.service, seq=self._seq))
+            self._send(_Message(_HELLO, number=_EXACT | _STANDBY | (_MOVES if self._move else 0), name=self.name, text=self.service, seq=self._seq))
         except HandoffError:
             self._lost()
             raise
@@ -414,6 +424,7 @@ class Member:
             self._lost()
             raise HandoffError(got[0].text, got[0].number)
         self.max_state = got[0].read
+        self._standby = bool(got[0].number & _STANDBY)
         self._generation += 1
         self._tick()
         if self._ready:
@@ -421,8 +432,7 @@ class Member:
         return True
 
     def _announce(self):
-        if self.listener and not self.replaced:  # then it is the newer process's
-            self._send(_Message(_KEEP, session=self._listener_id, number=_LISTENER, text=self._label), [self.listener.fileno()])
+        self._keep_listener()
         for s in list(self._sessions.values()):
             if s._kept != self._generation and not s.moved:
                 try:
@@ -437,7 +447,77 @@ class Member:
                 raise HandoffError(f"no keeper answers on {self.keeper}")
             self._over.pop().socket.close()
         # The answer comes behind what the keeper has against any session.
-        self._call(_Message(_READY, number=0 if self.replaced else 1))  # who is replaced is to get no more
+        self._call(_Message(_READY, number=self._readiness()))
+
+    def _keep_listener(self):
+        if self.listener and not self._proving and not self.replaced:  # else it is the newer process's
+            self._send(_Message(_KEEP, session=self._listener_id, number=_LISTENER, text=self._label), [self.listener.fileno()])
+
+    def _serves(self):
+        """Whether the caller has a session that is its own."""
+        return any(not s.moved for s in self._sessions.values())
+
+    def _readiness(self):
+        """The number of Ready. One that is replaced has sessions to hand over, and is to get none."""
+        yes = 1 | (_READY_MOVES if self._move else 0)
+        if self._proving or self.replaced and self._serves():
+            return yes | _READY_STANDBY if self._standby else 0
+        return 0 if self.replaced else yes
+
+    def _stand_by(self):
+        """A newer process is ready. This one stands by: it accepts nothing, hands its sessions over, and serves those
+        that come back, until the other has proved itself, or has died or hangs: see _prove."""
+        if self.replaced:
+            return
+        if not self._proving and self.listener:
+            self._epoll.unregister(self.listener)
+        if not self._standby:
+            self.replaced = True
+            return
+        self._again = time.monotonic()
+        self._proof_end, self._pause = self._again + self._proof, _TRY
+        if not self._proving:  # else it is a yet newer one
+            self._proving = True
+            self._answer(_Message(_READY, number=self._readiness()))
+
+    def _go_on(self):
+        """No newer process is left that answers."""
+        if not self._proving:
+            return
+        self._proving = False
+        if self.listener:
+            self._epoll.register(self.listener, select.EPOLLIN)
+            try:
+                self._keep_listener()  # this keeper may not have it
+            except HandoffError:
+                pass  # the next one hears of it
+
+    def _prove(self):
+        """What a member that stands by does: hands sessions over, and sees whether the newer process has proved itself,
+        which the keeper judges. Then replaced is set, once all sessions are the other's or have ended. Without move the
+        caller is the one that hands over, after that."""
+        self._timer.read()
+        if self._move and time.monotonic() >= self._again and self._serves():
+            self._again, self._pause = time.monotonic() + self._pause, min(2 * self._pause, _TRY_LAST)
+            self._move(0, self.name)
+        if not self._proving or not self._conn or self._given:
+            return
+        if not self._standby:  # this keeper came meanwhile, and is an older one
+            self._proving, self.replaced = False, True
+            return
+        if time.monotonic() < self._proof_end or self._move and self._serves():
+            return
+        try:
+            answer, _ = self._call(_Message(_READY, number=_READY_ENDS))
+        except HandoffError:
+            return  # it has gone, and is looked for again
+        if answer.number or not self._proving:
+            return
+        if self._serves():  # a session has come back, or is still to be handed over, and may come back
+            self._answer(_Message(_READY, number=self._readiness()))
+            if self._move:
+                return
+        self._proving, self.replaced = False, True
 
     def _lost(self):
         for conn in (self._conn, self._greeting):
@@ -448,8 +528,8 @@ class Member:
         self._tick()
 
     def _tick(self):
-        """Has fileno() be readable while there is no keeper, every so often, and at once if woken."""
-        self._timer.set(0 if self._conn else _RETRY, self._woken)
+        """Makes fileno() readable every so often while there is no keeper or this member stands by, and at once if woken."""
+        self._timer.set(_RETRY if not self._conn else _LOOK if self._proving else 0, self._woken)
 
     def _reconnect(self, wait=0.0):
         """Looks for a keeper that has gone: every now and then; with wait now, waiting for so
@@ -609,10 +689,10 @@ class Member:
         elif m.kind == _MOVE and self._move:
             self._orders.append((m.session, m.name))  # the caller may be in the middle of something with it
         elif m.kind == _REPLACED:
-            self.replaced = True
-            if self.listener:
-                self._epoll.unregister(self.listener)
-        if m.kind in (_GIVE, _MOVE, _REPLACED):
+            self._stand_by()
+        elif m.kind == _ALONE:
+            self._go_on()
+        if m.kind in (_GIVE, _MOVE, _REPLACED, _ALONE):
             # Perhaps amidst a commit or a transfer: who polls does not see it in _conn any more.
             self._woken = True
             self._tick()
@@ -737,8 +817,10 @@ class Member:
 
     def accept(self, timeout=None):
         """A session, new or another member's; None after timeout seconds. Replaced when a
-        newer process of this name is ready, else an OSError as of accept(2): with those of
-        SHORT the connection still waits, and fileno() stays readable."""
+        newer process of this name has proved itself, and, with move, has all sessions that did
+        not end here. Without, the caller transfers them now; one that the other does not take
+        comes back by the next call. Else an OSError as of accept(2): with those of SHORT the
+        connection still waits, and fileno() stays readable."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._hear()
@@ -751,10 +833,14 @@ class Member:
             if self._woken:
                 self._woken = False
                 self._tick()
+            if self._proving:
+                self._prove()
+                if self._given or self._woken:
+                    continue
             if self.replaced:
                 self._reconnect()  # what is not handed over yet is for the next keeper, too
                 raise Replaced(f"a newer {self.name} of {self.service} is ready")
-            if self.listener:
+            if self.listener and not self._proving:
                 try:
                     s = Session(self, self.listener.accept()[0])
                     self._sessions[s.id] = s
@@ -804,7 +890,7 @@ class Member:
         once, and sessions that are not closed end. Transfer those that another member is to have first."""
         for s in [*self._given, *self._sessions.values()]:
             s.close()
-        if self.listener and not self.replaced:
+        if self.listener and not self._proving and not self.replaced:
             self._answer(_Message(_DROP, session=self._listener_id))
         self._given.clear()
         self.close()
