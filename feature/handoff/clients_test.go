@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,7 +70,7 @@ func (w *world) foreign(name, address string, command ...string) *nstest.Process
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return nstest.StartReady(w.t, exec.Command(command[0], append(command[1:], w.socket, name, port)...))
+	return nstest.StartReady(w.t, exec.Command(command[0], slices.Concat(command[1:], []string{w.socket, name, port}, w.proof)...))
 }
 
 // languages are the commands of the servers that are not in Go.
@@ -91,6 +92,7 @@ func TestForeignCrashes(t *testing.T) {
 	for language, command := range languages(t) {
 		t.Run(language, func(t *testing.T) {
 			w := newWorld(t, keeper.Options{})
+			w.proof = []string{map[string]string{"c": "20", "python": "0.02"}[language]}
 			m := w.foreign("0", w.address, command...)
 			cs := []*client{w.client(), w.client()}
 			for _, c := range cs {

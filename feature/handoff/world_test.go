@@ -23,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"member": playMember, "keeper": playKeeper, "careless": playCareless, "stranger": playStranger, "packets": playPackets, "echo": playEcho})
+	nstest.Play(map[string]nstest.Role{"member": playMember, "keeper": playKeeper, "careless": playCareless, "stranger": playStranger, "packets": playPackets, "broken": playBroken, "echo": playEcho})
 	nstest.Main(m)
 }
 
@@ -105,12 +105,20 @@ func serve(s *handoff.Session, padding int) error {
 // playMember serves a service until its standard input ends:
 // KEEPER SERVICE NAME ADDRESS PADDING [orphans] [stay].
 func playMember(args []string) error {
-	o := handoff.Options{Keeper: args[0], Service: args[1], Name: args[2], Timeout: patience, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
+	o := handoff.Options{Keeper: args[0], Service: args[1], Name: args[2], Timeout: patience, Proof: 20 * time.Millisecond, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
 	padding := 0
 	fmt.Sscan(args[4], &padding)
 	for _, a := range args[5:] {
 		o.Orphans = o.Orphans || a == "orphans"
 		o.Stay = o.Stay || a == "stay"
+		if a == "proof" {
+			o.Proof = 0
+		}
+		if a == "poor" {
+			if err := fewFiles(); err != nil {
+				return err
+			}
+		}
 	}
 	l, err := handoff.Listen(context.Background(), "tcp", args[3], o)
 	if err != nil {
@@ -168,6 +176,7 @@ type world struct {
 	socket  string
 	keeper  *keeper.Keeper
 	address string
+	proof   []string // the argument of servers in C and Python, if it is not the default
 }
 
 func newWorld(t testing.TB, o keeper.Options) *world {
