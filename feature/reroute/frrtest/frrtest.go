@@ -145,6 +145,7 @@ func (r *Router) Vtysh(commands ...string) string {
 // Net is a network of routers that speak both IS-IS and OSPFv3.
 type Net struct {
 	OnlyISIS bool // no OSPFv3
+	NoLabels bool // no segment routing by MPLS, whose routes some kernels do not take, and so no TI-LFA
 	t        testing.TB
 	names    []string
 	spaces   map[string]*netns.Handle
@@ -217,21 +218,24 @@ func (n *Net) isisd(i int, name string) string {
 	for _, p := range n.ports[name] {
 		fmt.Fprintf(&b, "interface %s\n ip router isis 1\n ipv6 router isis 1\n isis metric %d\n isis hello-interval 1\n isis csnp-interval 1\n isis psnp-interval 1\n", p.Name, p.Metric)
 		if !p.Broadcast {
-			b.WriteString(" isis network point-to-point\n isis fast-reroute ti-lfa\n")
+			b.WriteString(" isis network point-to-point\n")
+		}
+		if !p.Broadcast && !n.NoLabels {
+			b.WriteString(" isis fast-reroute ti-lfa\n")
 		}
 	}
+	// The name of the router comes last: with it isisd makes its first LSP, and a second one after the interval of that moment.
 	fmt.Fprintf(&b, `router isis 1
- net 49.0000.0000.0000.%04x.00
  is-type level-2-only
  metric-style wide
  topology ipv6-unicast
  lsp-gen-interval 1
  spf-interval 1
- mpls-te on
- mpls-te router-address 10.255.0.%d
- segment-routing on
- segment-routing prefix %s/128 index %d
-`, i+1, i+1, Loopback(i), i+1)
+ net 49.0000.0000.0000.%04x.00
+`, i+1)
+	if !n.NoLabels {
+		fmt.Fprintf(&b, " mpls-te on\n mpls-te router-address 10.255.0.%d\n segment-routing on\n segment-routing prefix %s/128 index %d\n", i+1, Loopback(i), i+1)
+	}
 	return b.String()
 }
 
