@@ -261,12 +261,38 @@ func printPath(w io.Writer, p protect.PathState) {
 		}
 		fmt.Fprintf(w, "  way %d: by %s to %s, packets up to %d bytes%s\n", i+1, r.Device, r.Via, r.Fits, state)
 	}
+	for _, line := range routesText(p) {
+		fmt.Fprintf(w, "  %s\n", line)
+	}
 	c := p.Counts
 	fmt.Fprintf(w, "  %d packets rerouted (%d where they came in, %d not the best way), %d stayed (%d of the link itself, %d without a way), %d dropped (no way left %d, too big %d, kernel %d)\n",
 		c.Packets, c.Fast, c.Next, c.Exempt+c.None, c.Exempt, c.None, c.Stuck+c.Lost+c.Odd, c.Stuck, c.Lost, c.Odd)
 	if c.Shadow > 0 {
 		fmt.Fprintf(w, "  shadow: %d packets would have been rerouted\n", c.Shadow)
 	}
+}
+
+// routesText says which routes go with a path's interface, and what is lost then.
+func routesText(p protect.PathState) (lines []string) {
+	r := p.Routes
+	if r.Alone > 0 {
+		lines = append(lines, fmt.Sprintf("routes: %d lead over %s alone and go when it is set down, drained or not; %d of them go with its carrier", r.Alone, p.Device, r.Carrier))
+	}
+	if refused := r.Carrier - r.Kept; r.Alone > 0 && refused > 0 {
+		lines = append(lines, fmt.Sprintf("! packets to %d of these are refused then: weir doctor names them", refused))
+	}
+	switch {
+	case r.Kept == 0:
+	case r.Lost > 0 && r.InUse:
+		lines = append(lines, fmt.Sprintf("! %d routes went with the carrier: packets are rerouted all the same, until the routing protocol has new ones", r.Lost))
+	case r.Lost > 0:
+		lines = append(lines, fmt.Sprintf("! %d routes went with the link, and no others came: packets are refused", r.Lost))
+	case !r.Followed:
+		lines = append(lines, fmt.Sprintf("! packets to %d are rerouted then only while weir serve runs, and it does not", r.Kept))
+	default:
+		lines = append(lines, fmt.Sprintf("weir serve has packets to %d rerouted then, for %s at most", r.Kept, protect.KeepTime))
+	}
+	return lines
 }
 
 func granted(s live.SessionState) (n uint32) {

@@ -34,6 +34,7 @@ var (
 	downDesc     = desc("link_down", "Whether a path's link may not be used, and why.", "path", "netns", "interface", "reason")
 	packetsDesc  = desc("packets_total", "Packets of a path by what became of them while its link was not to be used; trains of segments count once.", "path", "netns", "fate")
 	bytesDesc    = desc("bytes_total", "Bytes of packets that went another way, from the IP header on, before they grew.", "path", "netns")
+	routesDesc   = desc("routes", "Destinations by what becomes of them with a path's interface: alone (no route leads over another), carrier (gone with its carrier), kept (of these, rerouted all the same by weir serve), lost (kept ones that have no other route now).", "path", "netns", "interface", "fate")
 	problemDesc  = desc("problem", "Whether something keeps a path or a session from its work.", "path", "netns")
 	phaseDesc    = desc("session_up", "Whether a session has found its link to work.", "session", "netns", "interface")
 	wayDesc      = desc("session_direction_up", "Whether one way of the link works; absent while nobody knows.", "session", "netns", "direction")
@@ -55,7 +56,7 @@ var (
 	bfdEchoDesc  = desc("bfd_echo_packets_total", "Echo packets of a BFD session: sent, returned, and those that claimed to be its own.", "session", "netns", "fate")
 	bfdEchoBad   = desc("bfd_echo_failed", "Whether echo packets of a BFD session came back once, and do not any more.", "session", "netns")
 	bfdTimeDesc  = desc("bfd_detection_seconds", "How long nothing may come from the neighbour.", "session", "netns")
-	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
+	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, routesDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
 )
 
 // Describe implements prometheus.Collector.
@@ -108,6 +109,9 @@ func path(p protect.PathState, out send) {
 		out(packetsDesc, prometheus.CounterValue, float64(n), p.Name, p.Netns, fate)
 	}
 	out(bytesDesc, prometheus.CounterValue, float64(c.Bytes), p.Name, p.Netns)
+	for fate, n := range map[string]int{"alone": p.Routes.Alone, "carrier": p.Routes.Carrier, "kept": p.Routes.Kept, "lost": p.Routes.Lost} {
+		out(routesDesc, prometheus.GaugeValue, float64(n), p.Name, p.Netns, p.Device, fate)
+	}
 	out(problemDesc, prometheus.GaugeValue, feature.Gauge(len(p.Problems) > 0 || !p.Attached), p.Name, p.Netns)
 }
 

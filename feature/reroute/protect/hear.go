@@ -66,14 +66,19 @@ func (w *watcher) link(l netlink.Link, gone bool) {
 		x.name = a.Name
 		w.followLink()
 	}
-	up := !gone && a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_LOWER_UP != 0
+	up := !gone && carries(l)
 	if !up {
-		x.up = false
-		if w.words.set(x.slot, carrierByte, true) {
+		first := w.words.set(x.slot, carrierByte, true)
+		if first {
 			w.log.Warn("link is down", "interface", x.name)
 		}
+		if first || x.seen { // it may go again before it is used again
+			w.useKept(x, a)
+		}
+		x.up, x.seen = false, false
 		return
 	}
+	x.seen = true
 	if !x.up {
 		x.up, x.since = true, time.Now()
 		w.followLink() // the kernel has forgotten its neighbours if it was set down

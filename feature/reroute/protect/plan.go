@@ -72,15 +72,16 @@ func open(ref string) (*netns.Handle, error) {
 
 // plan is the steps of one namespace. All of its paths change with one publication; the first step does it.
 func (w whole) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
+	i := slices.IndexFunc(have.wholes, func(h whole) bool { return h.Inode == w.Inode })
+	w.followed = i >= 0 && have.wholes[i].followed
 	err := ns.Do(func() error {
 		r, err := newResolver()
 		if err == nil {
-			r.all(w.Paths)
+			routes := r.all(w.Paths)
 			for _, p := range r.problem {
 				plan.Warn("reroute of path %s: %s", p.Path, p.Text)
 			}
-			index := func(device string) (int, bool) { d, ok := r.byName[device]; return d.index, ok }
-			for _, v := range w.withCarrier(index) {
+			for _, v := range w.withCarrier(routes) {
 				plan.Warn("reroute of path %s: %s; %s", v.Path, v.Text, v.Remedy)
 			}
 			for _, p := range w.Paths {
@@ -94,7 +95,6 @@ func (w whole) plan(plan *feature.Plan, have State, ns *netns.Handle) error {
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(have.wholes, func(h whole) bool { return h.Inode == w.Inode })
 	var before []published
 	if i >= 0 {
 		before = have.wholes[i].Paths

@@ -40,6 +40,8 @@ type whole struct {
 	Netns string      `json:"netns"` // what reopens the namespace
 	Inode uint64      `json:"inode"`
 	Paths []published `json:"paths"`
+
+	followed bool // a process does so: see Run
 }
 
 func instanceOf(scope string) kernel.Instance {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/internal/netns"
@@ -48,6 +49,7 @@ type PathState struct {
 	Hold     time.Duration  `json:"hold,omitempty"`
 	Repairs  []RepairState  `json:"repairs"`            // those in force, best first
 	Problems []string       `json:"problems,omitempty"` // why others are not
+	Routes   RouteState     `json:"routes"`
 	Counts   Counts         `json:"counts"`
 }
 
@@ -112,7 +114,12 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 		return err
 	}
 	defer o.Close()
-	problems, devices := w.look()
+	if release, ok, err := r.Claim(i); err == nil && ok {
+		release()
+	} else {
+		w.followed = true
+	}
+	problems, devices, routesOf := w.look()
 	for _, p := range w.Paths {
 		s := PathState{Name: p.Name, Netns: w.Netns, Device: p.Device, Prefixes: p.Prefixes, Shadow: p.Shadow, Hold: p.Hold}
 		for _, x := range problems {
@@ -124,6 +131,8 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 			if err := s.readLink(o, d.index, p, devices); err != nil {
 				return err
 			}
+			s.Routes = routesOf(d.index)
+			s.Routes.Followed = w.followed
 		}
 		if s.Counts, err = countsOf(o.Maps[pinCounts], p.Row); err != nil {
 			return err
@@ -135,21 +144,27 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 }
 
 // look says what is amiss, for who may enter the namespace.
-func (w whole) look() (problems []Problem, devices map[string]device) {
+func (w whole) look() (problems []Problem, devices map[string]device, routesOf func(index int) RouteState) {
 	ns, err := netns.Find(w.Netns, w.Inode)
 	if err != nil {
-		return nil, nil
+		return nil, nil, nil
 	}
 	defer ns.Close()
+	var s survey
+	var rules map[uint32][]netlink.Rule
 	_ = ns.Do(func() error { // who may not enter sees the configuration and the counts
 		r, err := newResolver()
-		if err == nil {
-			r.all(w.Paths)
-			problems, devices = r.problem, r.byName
+		if err != nil {
+			return err
+		}
+		r.all(w.Paths)
+		problems, devices = r.problem, r.byName
+		if s, err = readRoutes(); err == nil {
+			rules, err = keepRules()
 		}
 		return err
 	})
-	return problems, devices
+	return problems, devices, func(index int) RouteState { return s.routeState(index, rules) }
 }
 
 // readLink reads what the programs have of a path.

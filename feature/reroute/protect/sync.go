@@ -78,11 +78,19 @@ func sync(l *kernel.WriteLock, inst kernel.Instance) error {
 		return err
 	}
 	kernel.Step("protect:repairs")
-	return s.attach(routes)
+	if err := s.attach(routes); err != nil {
+		return err
+	}
+	kernel.Step("protect:programs")
+	return s.ns.Do(func() error { return settleKept(routes) })
 }
 
 // takeAway removes everything. Killed within, the configuration says still that there is no path, and the next command goes on.
 func (s *site) takeAway() error {
+	if err := s.ns.Do(func() error { return settleKept(nil) }); err != nil {
+		return err
+	}
+	kernel.Step("protect:kept")
 	if err := s.attach(nil); err != nil {
 		return err
 	}

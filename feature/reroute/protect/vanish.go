@@ -3,9 +3,11 @@
 package protect
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -31,52 +33,71 @@ import (
 // rtaNHID is RTA_NH_ID of linux/rtnetlink.h: the id of a route's next-hop object.
 const rtaNHID = 30
 
-// vanishing are the destinations to which no packet comes any more.
-type vanishing struct {
-	carrier []netip.Prefix // once an interface has lost its carrier
-	down    []netip.Prefix // once it is set down: those above, and others
+// lone is a destination whose routes all lead over one interface.
+type lone struct {
+	tablePrefix
+	via     netip.Addr // gateway of the best of them; invalid: none
+	proto   uint8      // of the best one: who made it
+	carrier bool       // all are of next-hop objects: they go with the carrier
 }
 
-// vanishingOf finds, for each of some interfaces, the destinations that have routes over it
-// and no others that stay, in the calling thread's network namespace. Routes of the kernel's
-// own do not count. It reads the whole table once: the kernel tells of next-hop objects only
-// there.
-func vanishingOf(indexes ...int) (map[int]vanishing, error) {
-	found := map[tablePrefix]standing{}
+// survey is what the routing tables of a namespace have.
+type survey struct {
+	routes map[tablePrefix]standing
+	kept   map[tableRoute]bool // weir's own: keep.go
+}
+
+// readRoutes surveys the calling thread's network namespace. Routes of the kernel's own do not
+// count. It reads the whole table once: the kernel tells of next-hop objects only there.
+func readRoutes() (s survey, err error) {
+	s = survey{map[tablePrefix]standing{}, map[tableRoute]bool{}}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 		req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: uint8(family)}})
 		var bad error
 		err := req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE, func(b []byte) bool {
 			r, ok, err := readRoute(b)
-			if ok {
-				found[r.tablePrefix] = found[r.tablePrefix].with(r)
+			switch {
+			case ok && r.proto == keepProtocol:
+				s.kept[r] = true
+			case ok:
+				s.routes[r.tablePrefix] = s.routes[r.tablePrefix].with(r)
 			}
 			bad = err
 			return err == nil
 		})
 		if err := errors.Join(err, bad); err != nil {
-			return nil, fmt.Errorf("reading routes: %w", err)
+			return s, fmt.Errorf("reading routes: %w", err)
 		}
 	}
-	out := map[int]vanishing{}
-	for k, is := range found {
-		if is.several || is.oif == 0 || !slices.Contains(indexes, is.oif) {
-			continue
-		}
-		v := out[is.oif]
-		v.down = append(v.down, k.to)
-		if !is.plain {
-			v.carrier = append(v.carrier, k.to)
-		}
-		out[is.oif] = v
-	}
-	for _, v := range out {
-		for _, list := range [][]netip.Prefix{v.carrier, v.down} {
-			slices.SortFunc(list, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
+	return s, nil
+}
+
+// alone finds, for each of some interfaces, the destinations that have routes over it and no
+// others that stay.
+func (s survey) alone(indexes ...int) map[int][]lone {
+	out := map[int][]lone{}
+	for k, is := range s.routes {
+		if !is.several && is.oif != 0 && slices.Contains(indexes, is.oif) {
+			out[is.oif] = append(out[is.oif], lone{k, is.via, is.proto, !is.plain})
 		}
 	}
-	return out, nil
+	for _, list := range out {
+		slices.SortFunc(list, func(a, b lone) int {
+			return cmp.Or(strings.Compare(a.to.String(), b.to.String()), cmp.Compare(a.table, b.table))
+		})
+	}
+	return out
+}
+
+// destinations are those of some destinations.
+func destinations(all []lone, which func(lone) bool) (out []netip.Prefix) {
+	for _, l := range all {
+		if which(l) {
+			out = append(out, l.to)
+		}
+	}
+	return out
 }
 
 // tablePrefix is a destination in a table.
@@ -87,14 +108,20 @@ type tablePrefix struct {
 
 // standing is what the routes to a destination have in common.
 type standing struct {
-	oif     int  // that all of them use
-	several bool // they use several, or one of them does
-	plain   bool // one is of no next-hop object
+	oif      int  // that all of them use
+	several  bool // they use several, or one of them does
+	plain    bool // one is of no next-hop object
+	priority uint32
+	via      netip.Addr // of the one of the best priority
+	proto    uint8
 }
 
 func (s standing) with(r tableRoute) standing {
 	if s.oif != 0 && s.oif != r.oif || r.oif == 0 {
 		s.several = true
+	}
+	if s.oif == 0 || r.priority < s.priority {
+		s.priority, s.via, s.proto = r.priority, r.via, r.proto
 	}
 	s.oif = r.oif
 	s.plain = s.plain || !r.object
@@ -104,8 +131,11 @@ func (s standing) with(r tableRoute) standing {
 // tableRoute is what matters of a route here.
 type tableRoute struct {
 	tablePrefix
-	oif    int  // 0: several, of a multipath route
-	object bool // of a next-hop object
+	oif      int  // 0: several, of a multipath route
+	object   bool // of a next-hop object
+	via      netip.Addr
+	proto    uint8
+	priority uint32
 }
 
 // readRoute reads a message of RTM_NEWROUTE; ok is false for what no daemon or operator made
@@ -122,7 +152,7 @@ func readRoute(b []byte) (r tableRoute, ok bool, err error) {
 	if err != nil {
 		return r, false, err
 	}
-	r.table = uint32(m.Table)
+	r.table, r.proto = uint32(m.Table), m.Protocol
 	addr := netip.IPv4Unspecified()
 	if m.Family == unix.AF_INET6 {
 		addr = netip.IPv6Unspecified()
@@ -133,7 +163,13 @@ func readRoute(b []byte) (r tableRoute, ok bool, err error) {
 			if got, ok := netip.AddrFromSlice(a.Value); ok {
 				addr = got
 			}
-		case unix.RTA_OIF, unix.RTA_TABLE, rtaNHID:
+		case unix.RTA_GATEWAY:
+			r.via, _ = netip.AddrFromSlice(a.Value)
+		case unix.RTA_VIA:
+			if len(a.Value) > 2 { // struct rtvia: the family is before the address
+				r.via, _ = netip.AddrFromSlice(a.Value[2:])
+			}
+		case unix.RTA_OIF, unix.RTA_TABLE, unix.RTA_PRIORITY, rtaNHID:
 			if len(a.Value) < 4 {
 				return r, false, errors.New("a route's attribute is cut")
 			}
@@ -143,6 +179,8 @@ func readRoute(b []byte) (r tableRoute, ok bool, err error) {
 				r.oif = int(n)
 			case unix.RTA_TABLE:
 				r.table = n
+			case unix.RTA_PRIORITY:
+				r.priority = n
 			default:
 				r.object = true
 			}
@@ -170,26 +208,36 @@ func some(all []netip.Prefix) string {
 type Vanish struct{ Path, Text, Remedy string }
 
 // withCarrier tells of the destinations that go with the carriers of a namespace's protected
-// interfaces. Where routes cannot be read nothing is said: what reads them next fails by that.
-func (w whole) withCarrier(index func(device string) (int, bool)) (out []Vanish) {
-	var paths []published
-	var indexes []int
-	for _, p := range w.Paths {
-		if i, ok := index(p.Device); ok && !slices.Contains(indexes, i) {
-			paths, indexes = append(paths, p), append(indexes, i)
+// interfaces and are not rerouted then. Where routes cannot be read nothing is said: what reads
+// them next fails by that.
+func (w whole) withCarrier(routes []route) (out []Vanish) {
+	paths := map[int]*published{} // the first of each interface
+	for _, r := range routes {
+		if paths[r.ifindex] == nil {
+			paths[r.ifindex] = r.path
 		}
 	}
-	all, err := vanishingOf(indexes...)
+	s, err := readRoutes()
 	if err != nil {
 		return nil
 	}
-	for n, p := range paths {
-		if v := all[indexes[n]]; len(v.carrier) > 0 {
-			out = append(out, Vanish{p.Name,
-				fmt.Sprintf("%s: no route is left once interface %s loses its carrier, for a daemon's next-hop object makes it: packets are refused then, not rerouted", some(v.carrier), p.Device),
-				fmt.Sprintf("add a route of your own beside the daemon's: ip route add PREFIX via NEIGHBOR dev %s metric 4278190080", p.Device)})
+	keepers := keepers(routes)
+	for index, all := range s.alone(slices.Collect(maps.Keys(paths))...) {
+		kept := map[tablePrefix]bool{}
+		for _, r := range copies(index, all, keepers[index]) {
+			kept[tablePrefix{unix.RT_TABLE_MAIN, r.to}] = true
+		}
+		p := paths[index]
+		own := fmt.Sprintf("add a route of your own beside the daemon's: ip route add PREFIX via NEIGHBOR dev %s metric 4278190080", p.Device)
+		const goes = "%s: no route is left once interface %s loses its carrier, for a daemon's next-hop object makes it: "
+		if refused := destinations(all, func(l lone) bool { return l.carrier && !kept[l.tablePrefix] }); len(refused) > 0 {
+			out = append(out, Vanish{p.Name, fmt.Sprintf(goes+"packets are refused then, not rerouted", some(refused), p.Device), own})
+		}
+		if held := destinations(all, func(l lone) bool { return kept[l.tablePrefix] }); len(held) > 0 && !w.followed {
+			out = append(out, Vanish{p.Name, fmt.Sprintf(goes+"packets are rerouted then only while weir serve runs", some(held), p.Device), "run weir serve, or " + own})
 		}
 	}
+	slices.SortFunc(out, func(a, b Vanish) int { return cmp.Or(cmp.Compare(a.Path, b.Path), cmp.Compare(a.Text, b.Text)) })
 	return out
 }
 
@@ -201,14 +249,11 @@ func Vanishing(st State) (out []Vanish) {
 			continue // it is gone, which others tell
 		}
 		_ = ns.Do(func() error {
-			out = append(out, w.withCarrier(func(device string) (int, bool) {
-				dev, err := netlink.LinkByName(device) // of devices that are gone others tell
-				if err != nil {
-					return 0, false
-				}
-				return dev.Attrs().Index, true
-			})...)
-			return nil
+			r, err := newResolver()
+			if err == nil {
+				out = append(out, w.withCarrier(r.all(w.Paths))...)
+			}
+			return err
 		})
 		ns.Close()
 	}
@@ -231,19 +276,19 @@ func GoWithDown(r *kernel.Root, path string) (string, error) {
 		return "", err
 	}
 	defer ns.Close()
-	var v vanishing
+	var all []netip.Prefix
 	err = ns.Do(func() error {
 		dev, err := netlink.LinkByName(device)
 		if err != nil {
 			return err
 		}
-		all, err := vanishingOf(dev.Attrs().Index)
-		v = all[dev.Attrs().Index]
+		s, err := readRoutes()
+		all = destinations(s.alone(dev.Attrs().Index)[dev.Attrs().Index], func(lone) bool { return true })
 		return err
 	})
-	if err != nil || len(v.down) == 0 {
+	if err != nil || len(all) == 0 {
 		return "", err
 	}
 	return fmt.Sprintf("%s have routes over interface %s alone: while it is up they are rerouted; set down, it takes the routes with it and the packets are refused. "+
-		"Have the routing protocol leave the link first (its metric, or overload), or give them routes over another interface", some(v.down), device), nil
+		"Have the routing protocol leave the link first (its metric, or overload), or give them routes over another interface", some(all), device), nil
 }

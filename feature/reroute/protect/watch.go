@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -97,8 +99,13 @@ type watched struct {
 	protected bool
 	hold      time.Duration
 	up        bool
+	seen      bool      // it was up when it was looked at last
 	since     time.Time // up since
 	mtu       int
+
+	alone []lone    // destinations of which all routes lead over it, as long as it was up
+	until time.Time // the copies of its routes are in use; zero: they are not
+	lost  time.Time // until then it is to be told which routes went with it; zero: it was told, or none did
 }
 
 // errReplaced says that another configuration is published.
@@ -122,6 +129,7 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 	if err != nil {
 		return err
 	}
+	defer func() { w.endAll(ctx) }()
 	if stop, err := w.hearTooBig(); err != nil {
 		log.Warn("routers on the way of repairs are not heard", "namespace", i.Scope, "reason", err)
 	} else {
@@ -129,6 +137,9 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 	}
 	w.due = time.Now() // what happened while nobody looked
 	if err := w.list(); err != nil {
+		return err
+	}
+	if err := w.resume(); err != nil {
 		return err
 	}
 	for !w.pins.Replaced() {
@@ -181,6 +192,7 @@ func (w *watcher) close() {
 // list looks at every link that is in use. It comes before everything is made to follow: what it has not seen yet is heard of
 // as something new, whether that follows already or not.
 func (w *watcher) list() error {
+	was := w.links
 	w.links = map[int]*watched{}
 	return w.ns.Do(func() error {
 		r, err := newResolver()
@@ -188,6 +200,10 @@ func (w *watcher) list() error {
 			return err
 		}
 		routes := r.all(w.Paths)
+		survey, err := readRoutes() // before links are looked at: of one that is down the routes of before are remembered
+		if err != nil {
+			return err
+		}
 		for slot, d := range r.bySlot {
 			w.links[d.index] = &watched{name: d.name, slot: slot, mtu: d.mtu, up: true, since: time.Now()}
 		}
@@ -195,12 +211,20 @@ func (w *watcher) list() error {
 			l := w.links[t.ifindex]
 			l.protected, l.hold = true, max(l.hold, t.path.Hold)
 		}
+		for index, l := range w.links {
+			l.inherit(was[index])
+		}
 		all, err := interfaces()
 		if err != nil {
 			return fmt.Errorf("listing interfaces: %w", err)
 		}
 		for _, l := range all {
 			w.link(l, false)
+		}
+		for index, all := range survey.alone(slices.Collect(maps.Keys(w.links))...) {
+			if w.links[index].up {
+				w.links[index].alone = all
+			}
 		}
 		return nil
 	})
@@ -254,6 +278,9 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 		if u.Dst != nil && u.Dst.IP.Equal(helper4.AsSlice()) {
 			break // what sync itself sets
 		}
+		if u.Protocol == keepProtocol {
+			break
+		}
 		if w.fast != nil {
 			w.fast.suspend() // its mirror of the routes is not the kernel's any more
 		}
@@ -266,6 +293,7 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 	case <-timer.C:
 	}
 	w.revert()
+	w.endKept(time.Now())
 	if err := w.catchUp(ctx); errors.Is(err, netlink.ErrDumpInterrupted) {
 		w.follow() // links or routes have changed meanwhile: what was read of them may be half of each
 	} else if err != nil {
@@ -328,12 +356,10 @@ func (w *watcher) catchUp(ctx context.Context) error {
 		w.links = was
 		return err
 	}
-	for index, l := range w.links {
-		if o := was[index]; o != nil && o.up && l.up {
-			l.since = o.since
-		}
-	}
 	if err := sync(l, w.inst); err != nil {
+		return err
+	}
+	if err := w.tellLost(); err != nil {
 		return err
 	}
 	w.synced, w.took = time.Now(), time.Since(now)

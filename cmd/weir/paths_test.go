@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/weir-project/weir/feature/reroute/protect"
+)
+
+// Status says which routes go with a link, and what becomes of their packets, before it happens and when it has.
+func TestRoutesText(t *testing.T) {
+	const all = "routes: 5 lead over eth1 alone and go when it is set down, drained or not; 3 of them go with its carrier"
+	for name, c := range map[string]struct {
+		routes protect.RouteState
+		want   []string
+	}{
+		"none":     {protect.RouteState{}, nil},
+		"kept":     {protect.RouteState{Alone: 5, Carrier: 3, Kept: 3, Followed: true}, []string{all, "weir serve has packets to 3 rerouted then, for 30s at most"}},
+		"unserved": {protect.RouteState{Alone: 5, Carrier: 3, Kept: 3}, []string{all, "! packets to 3 are rerouted then only while weir serve runs, and it does not"}},
+		"some":     {protect.RouteState{Alone: 5, Carrier: 3, Kept: 2, Followed: true}, []string{all, "! packets to 1 of these are refused then: weir doctor names them", "weir serve has packets to 2 rerouted then, for 30s at most"}},
+		"in use":   {protect.RouteState{Kept: 3, Lost: 2, InUse: true, Followed: true}, []string{"! 2 routes went with the carrier: packets are rerouted all the same, until the routing protocol has new ones"}},
+		"over":     {protect.RouteState{Kept: 3, Lost: 2, Followed: true}, []string{"! 2 routes went with the link, and no others came: packets are refused"}},
+	} {
+		if got := routesText(protect.PathState{Device: "eth1", Routes: c.routes}); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}

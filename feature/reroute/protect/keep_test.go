@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// objects gives r1 routes to d, and to two prefixes behind it, by next-hop objects.
+func (w *world) objects() {
+	w.Helper()
+	w.ip(w.r1, "nexthop add id 6 via fd00:12::2 dev main", "nexthop add id 4 via 10.12.0.2 dev main",
+		"route replace fd00:d::/64 nhid 6", "route replace 10.4.0.0/24 nhid 4", "route add fd00:6::/64 nhid 6", "route add fd00:7::/64 nhid 6")
+}
+
+// out is the interface that an address is routed to by r1.
+func (w *world) out(to string) string {
+	w.Helper()
+	_, after, _ := strings.Cut(w.ip(w.r1, "route get "+to), " dev ")
+	dev, _, _ := strings.Cut(after, " ")
+	return dev
+}
+
+// keptFor has copies be used for that long.
+func keptFor(t *testing.T, d time.Duration) {
+	was := keepTime
+	keepTime = d
+	t.Cleanup(func() { keepTime = was })
+}
+
+// Packets whose routes go with the carrier are rerouted, until the routing protocol has other routes.
+func TestKeepsRoutes(t *testing.T) {
+	w := newWorld(t)
+	before := w.tables()
+	keptFor(t, time.Hour)
+	w.objects()
+	said := strings.Join(w.apply(w.path(around())), "\n")
+	if !strings.Contains(said, "10.4.0.0/24, fd00:6::/64, fd00:7::/64 and 1 more: no route is left once interface main loses its carrier") ||
+		!strings.Contains(said, "only while weir serve runs; run weir serve") {
+		t.Errorf("said %q", said)
+	}
+	stop := w.serve()
+	w.until("the copies are known to be followed", func() bool {
+		r := w.state("core").Routes
+		return r.Followed && r.Kept == 4 && r.Carrier == 4 && r.Lost == 0 && !r.InUse
+	})
+	st, err := ReadState(t.Context(), w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := Vanishing(st); len(v) > 0 {
+		t.Errorf("found %+v", v)
+	}
+	w.ip(w.r1, "route del fd00:7::/64") // withdrawn while the link works
+	if w.routed("fd00:7::1") {
+		t.Error("a withdrawn prefix has a route")
+	}
+	w.until("copies follow", func() bool { return w.state("core").Routes.Kept == 3 })
+	p6, p4 := w.pair(true), w.pair(false)
+	w.ip(w.r2, "link set main down")
+	w.until("the copies are used", func() bool { r := w.state("core").Routes; return r.InUse && r.Lost == 3 })
+	if !p6.arrives(1000, patience) || !p4.arrives(1000, patience) {
+		t.Errorf("a packet did not arrive: %+v", w.state("core"))
+	}
+	if w.routed("fd00:7::1") || !w.routed("fd00:6::1") {
+		t.Error("copies of other routes are used")
+	}
+	if said := w.apply(w.path(around(), around())); len(said) == 0 { // another configuration
+		t.Error("nothing changed")
+	}
+	if !p6.arrives(1000, patience) || !p4.arrives(1000, patience) {
+		t.Errorf("a packet did not arrive with another configuration: %+v", w.state("core"))
+	}
+	// What the protocol has now is taken at once, also a default route.
+	w.ip(w.r1, "route add default via fd00:13::3 dev back")
+	if got := w.out("fd00:6::1"); got != "back" {
+		t.Errorf("a destination with a default route goes to %s", got)
+	}
+	w.ip(w.r1, "route del default via fd00:13::3 dev back", "route add fd00:d::/64 via fd00:13::3 dev back", "route add fd00:6::/64 via fd00:13::3 dev back",
+		"route add 10.4.0.0/24 via inet6 fd00:13::3 dev back")
+	w.until("the copies are not used any more", func() bool { return !w.state("core").Routes.InUse })
+	if !p6.arrives(1000, patience) || !p4.arrives(1000, patience) {
+		t.Errorf("a packet did not arrive by new routes: %+v", w.state("core"))
+	}
+	stop()
+	w.remove()
+	w.ip(w.r1, "route del fd00:d::/64", "route del fd00:6::/64", "route del 10.4.0.0/24")
+	w.ip(w.r2, "link set main up")
+	w.eventually("main is up", func() bool { return strings.Contains(w.ip(w.r1, "-o link show main"), "LOWER_UP") })
+	w.ip(w.r1, "route add fd00:d::/64 via fd00:12::2", "route add 10.4.0.0/24 via 10.12.0.2")
+	w.eventually("the tables are as before", func() bool { return w.tables() == before })
+}
+
+// eventually waits for what needs no path.
+func (w *world) eventually(what string, f func() bool) {
+	w.Helper()
+	for end := time.Now().Add(60 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("after 60 s not: %s:\n%s", what, w.tables())
+		}
+	}
+}
+
+// What really has no route is not rerouted for longer than a routing protocol takes, nor with nobody to end it.
+func TestKeepsRoutesForSoLong(t *testing.T) {
+	w := newWorld(t)
+	w.objects()
+	w.apply(w.path(around()))
+	lost := func() bool { r := w.state("core").Routes; return r.InUse && r.Lost == 4 }
+	for ends, limit := range map[string]time.Duration{"time": 300 * time.Millisecond, "process": time.Hour} {
+		keptFor(t, limit)
+		stop := w.serve()
+		w.until("copies are followed", func() bool { r := w.state("core").Routes; return r.Followed && r.Kept == 4 })
+		w.ip(w.r2, "link set main down")
+		if ends == "process" {
+			w.until("the copies are used", lost)
+		}
+		w.until("the carrier is lost", func() bool { return w.state("core").Carrier })
+		if ends == "process" {
+			stop()
+		}
+		w.until(ends+" ends the copies", func() bool { return !w.state("core").Routes.InUse })
+		if w.routed(addrD) || w.routed(addrD4) {
+			t.Error("there are routes still")
+		}
+		stop()
+		w.ip(w.r2, "link set main up")
+		w.eventually("main is up", func() bool { return strings.Contains(w.ip(w.r1, "-o link show main"), "LOWER_UP") })
+		w.ip(w.r1, "nexthop add id 6 via fd00:12::2 dev main", "nexthop add id 4 via 10.12.0.2 dev main",
+			"route add fd00:d::/64 nhid 6", "route add 10.4.0.0/24 nhid 4", "route add fd00:6::/64 nhid 6", "route add fd00:7::/64 nhid 6")
+	}
+}
+
+// Copies are made of routes to main whose packets have a way around alone.
+func TestKeepsNoOtherRoutes(t *testing.T) {
+	w := newWorld(t)
+	w.objects()
+	for name, c := range map[string]struct {
+		path func(p *Path)
+		kept int
+	}{
+		"all":           {func(*Path) {}, 4},
+		"no way for 4":  {func(p *Path) { p.Repairs[0].Segments4 = nil }, 3},
+		"one prefix":    {func(p *Path) { p.Prefixes = prefixes("fd00:6::/48") }, 1},
+		"within it":     {func(p *Path) { p.Prefixes = prefixes("fd00:6::1/128") }, 0},
+		"a shadow":      {func(p *Path) { p.Shadow = true }, 0},
+		"the same link": {func(p *Path) { p.Device = "back"; p.Repairs = []Repair{{Device: "main", Via: addrs("fd00:12::2")[0]}} }, 0},
+	} {
+		p := w.path(around())
+		c.path(&p)
+		w.apply(p)
+		if got := w.state("core").Routes.Kept; got != c.kept {
+			t.Errorf("%s: %d routes have copies, want %d", name, got, c.kept)
+		}
+	}
+	w.remove()
+	if got := w.tables(); strings.Contains(got, "proto 119") || strings.Contains(got, "lookup 1996") {
+		t.Errorf("left: %s", got)
+	}
+}
+
+// A copy counts although its route came so late that only the copy is known of it; it knows no protocol.
+func TestLostCopies(t *testing.T) {
+	at := func(table uint32, prefix string) tablePrefix { return tablePrefix{table, prefixes(prefix)[0]} }
+	via := addrs("fd00:12::2")[0]
+	copied := func(prefix string) tableRoute {
+		return tableRoute{tablePrefix: at(keepTable(3), prefix), oif: 3, via: via, proto: keepProtocol, priority: keepMetric}
+	}
+	s := survey{routes: map[tablePrefix]standing{at(unix.RT_TABLE_MAIN, "fd00:4::/64"): {oif: 4}},
+		kept: map[tableRoute]bool{copied("fd00:1::/64"): true, copied("fd00:2::/64"): true, copied("fd00:4::/64"): true}}
+	alone := []lone{{tablePrefix: at(unix.RT_TABLE_MAIN, "fd00:2::/64"), via: via, proto: unix.RTPROT_ISIS, carrier: true},
+		{tablePrefix: at(unix.RT_TABLE_MAIN, "fd00:3::/64"), via: via, proto: unix.RTPROT_ISIS}, {tablePrefix: at(unix.RT_TABLE_MAIN, "fd00:4::/64")}}
+	got := map[string]bool{}
+	for _, l := range s.lost(3, alone) {
+		got[fmt.Sprint(l.to, " ", protocol(l.proto), " ", s.copied(3, l))] = true
+	}
+	want := map[string]bool{"fd00:1::/64 0 true": true, "fd00:2::/64 isis true": true, "fd00:3::/64 isis false": true}
+	if !maps.Equal(got, want) {
+		t.Errorf("lost %v, want %v", got, want)
+	}
+}
