@@ -22,7 +22,10 @@ func TestTooBigOnTheWay(t *testing.T) {
 	if p.arrives(1352, time.Second) { // 1,400 bytes, and the outer headers
 		t.Fatal("the link of 1,400 bytes takes more")
 	}
-	w.until("it is logged", func() bool { return log.count("too big for a link on the way") > 0 })
+	w.until("it is logged", func() bool { // of the first packet nobody may have heard
+		p.arrives(1352, 10*time.Millisecond)
+		return log.count("too big for a link on the way") > 0
+	})
 	log.mu.Lock()
 	if all := strings.Join(log.lines, "\n"); !strings.Contains(all, "1400") || !strings.Contains(all, "core") {
 		t.Errorf("said %s", all)
