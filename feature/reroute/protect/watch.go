@@ -87,6 +87,10 @@ type watcher struct {
 	doubt  bool // a neighbour has changed, by sync or by another at the same time
 	synced time.Time
 
+	kept map[neighbourKey]*keptNeighbour
+	ears *ears
+	told chan told
+
 	netfilter kernel.NetfilterSeen
 	fastAfter time.Time // the fast program is not started before
 	unknown   string    // why nobody can tell whether it may run
@@ -130,6 +134,12 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 		return err
 	}
 	defer func() { w.endAll(ctx) }()
+	w.told = make(chan told, 64)
+	if w.ears, err = w.listen(w.told); err != nil {
+		log.Warn("neighbours are not heard: new link addresses are not followed", "namespace", i.Scope, "err", err)
+	} else {
+		defer w.ears.close()
+	}
 	if stop, err := w.hearTooBig(); err != nil {
 		log.Warn("routers on the way of repairs are not heard", "namespace", i.Scope, "reason", err)
 	} else {
@@ -167,7 +177,7 @@ func (w *watcher) open() (err error) {
 		return err
 	}
 	// Its own bytes of the words are the only thing that it writes, and nobody else writes them.
-	if w.pins, err = w.root.OpenMapsForWriting(w.inst, pinLinks, pinRepairs, pinPaths, pinPrefixes, pinCounts); err != nil {
+	if w.pins, err = w.root.OpenMapsForWriting(w.inst, pinLinks, pinRepairs, pinPaths, pinPrefixes, pinCounts, pinNeighbours); err != nil {
 		return err
 	}
 	w.words, err = mapWords(w.pins.Maps[pinLinks])
@@ -237,9 +247,10 @@ func (w *watcher) look() error {
 		if err != nil {
 			return err
 		}
-		unkept, err := anyUnkept(r.all(w.Paths))
+		routes := r.all(w.Paths)
+		unkept, err := anyUnkept(routes)
 		w.amiss = unkept || len(r.problem) > 0
-		return err
+		return errors.Join(err, w.keptNow(routes))
 	})
 }
 
@@ -290,7 +301,12 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 			return errors.New("listening for neighbours ended")
 		}
 		w.neighbour(u)
+	case t := <-w.told:
+		w.hears(w.ears, t)
 	case <-timer.C:
+	}
+	if w.ears != nil {
+		w.inquire(w.ears)
 	}
 	w.revert()
 	w.endKept(time.Now())

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	nd "golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
+)
+
+// Neighbours that are kept are permanent, and the kernel changes no permanent entry: it would go
+// on sending to a link address that somebody else has by now, or nobody. So [Run] does what the
+// kernel does for its own entries (RFC 826; RFC 4861, 7.2 and 7.3): it hears ARP and neighbour
+// discovery, asks neighbours that were silent for askAfter, and all neighbours of a link that is
+// down, and believes the address that they tell. Where the old address still answers for the
+// neighbour, that stays: two hosts with one address do not take turns.
+
+const (
+	askEvery  = time.Second            // until it answers
+	askOnly   = 3                      // times its own link address; then all of the link are asked
+	askSeldom = 5 * time.Second        // those that do not answer either
+	verify    = 300 * time.Millisecond // until then the old address must answer
+)
+
+// askAfter is how long after it was heard last a neighbour is not asked. Tests change it.
+var askAfter = 10 * time.Second
+
+// told is what a neighbour said of its link address.
+type told struct {
+	key neighbourKey
+	mac net.HardwareAddr // nil: it is where it was asked
+}
+
+// keptNeighbour is one whose entry is weir's, and permanent.
+type keptNeighbour struct {
+	mac   net.HardwareAddr
+	heard time.Time
+	asked time.Time
+	times int              // asked without an answer
+	other net.HardwareAddr // that it may have by now,
+	since time.Time        // since
+}
+
+// ears hear what neighbours tell, and ask them.
+type ears struct {
+	arp, nd *os.File
+	all     *nd.PacketConn // nd
+	ended   []chan struct{}
+}
+
+// listen opens the ears of a namespace; what is heard goes to out until close.
+func (w *watcher) listen(out chan<- told) (e *ears, err error) {
+	e = &ears{}
+	var c net.PacketConn
+	err = w.ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(network(unix.ETH_P_ARP)))
+		if err != nil {
+			return err
+		}
+		e.arp = os.NewFile(uintptr(fd), "ARP")
+		c, err = net.ListenPacket("ip6:ipv6-icmp", "::")
+		return err
+	})
+	if err != nil {
+		e.close()
+		return nil, err
+	}
+	e.all = nd.NewPacketConn(c)
+	var pass nd.ICMPFilter
+	pass.SetAll(true)
+	pass.Accept(nd.ICMPTypeNeighborSolicitation)
+	pass.Accept(nd.ICMPTypeNeighborAdvertisement)
+	err = errors.Join(e.all.SetICMPFilter(&pass), e.all.SetControlMessage(nd.FlagInterface|nd.FlagHopLimit, true), e.all.SetMulticastHopLimit(255), e.all.SetHopLimit(255))
+	if err != nil {
+		e.close()
+		return nil, err
+	}
+	for _, hear := range []func(chan<- told){e.hearARP, e.hearND} {
+		ended := make(chan struct{})
+		e.ended = append(e.ended, ended)
+		go func() {
+			defer close(ended)
+			hear(out)
+		}()
+	}
+	return e, nil
+}
+
+func (e *ears) close() {
+	if e.arp != nil {
+		e.arp.Close()
+	}
+	if e.all != nil {
+		e.all.Close()
+	}
+	for _, ended := range e.ended {
+		<-ended
+	}
+}
+
+func network(n uint16) uint16 { return n<<8 | n>>8 }
+
+// say hands on what was heard. Where nobody takes it in time it is asked for again.
+func say(out chan<- told, t told) {
+	select {
+	case out <- t:
+	default:
+	}
+}
+
+// arpPacket is an ARP packet of IPv4 over Ethernet, behind the link header.
+type arpPacket struct {
+	Kind, Proto uint16
+	Len, PLen   uint8
+	Op          uint16
+	SHA         [6]byte
+	SPA         [4]byte
+	THA         [6]byte
+	TPA         [4]byte
+}
+
+func (e *ears) hearARP(out chan<- told) {
+	b := make([]byte, 128)
+	c, err := e.arp.SyscallConn()
+	if err != nil {
+		return
+	}
+	for {
+		var n int
+		var from unix.Sockaddr
+		var bad error
+		if err := c.Read(func(fd uintptr) bool {
+			n, from, bad = unix.Recvfrom(int(fd), b, 0)
+			return !errors.Is(bad, unix.EAGAIN)
+		}); err != nil {
+			return // closed
+		}
+		at, ok := from.(*unix.SockaddrLinklayer)
+		if bad != nil || !ok || at.Pkttype == unix.PACKET_OUTGOING {
+			continue
+		}
+		var p arpPacket
+		if _, err := binary.Decode(b[:n], binary.BigEndian, &p); err != nil || p.Kind != 1 || p.Proto != unix.ETH_P_IP || p.Len != 6 || p.PLen != 4 || p.SHA[0]&1 != 0 || p.SHA == [6]byte{} {
+			continue
+		}
+		say(out, told{keyOf(at.Ifindex, netip.AddrFrom4(p.SPA)), bytes.Clone(p.SHA[:])})
+	}
+}
+
+// Of a neighbour solicitation and advertisement: RFC 4861, 4.3, 4.4 and 4.6.1.
+const (
+	ndLen         = 24
+	ndSource      = 1
+	ndTarget      = 2
+	ndAdvertises  = 136
+	ndSolicits    = 135
+	ndOptionUnit  = 8
+	ndLinkAddress = 2 + 6
+)
+
+func (e *ears) hearND(out chan<- told) {
+	b := make([]byte, 1500)
+	for {
+		n, m, from, err := e.all.ReadFrom(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil || m == nil || m.HopLimit != 255 || n < ndLen || b[1] != 0 {
+			continue
+		}
+		option, addr := byte(ndTarget), netip.AddrFrom16([16]byte(b[8:24]))
+		if b[0] == ndSolicits {
+			a, ok := from.(*net.IPAddr)
+			if !ok {
+				continue
+			}
+			option = ndSource
+			addr, _ = netip.AddrFromSlice(a.IP)
+		}
+		t := told{key: keyOf(m.IfIndex, addr), mac: linkAddress(b[ndLen:n], option)}
+		if t.mac != nil || b[0] == ndAdvertises {
+			say(out, t)
+		}
+	}
+}
+
+// linkAddress is that of an option; nil: there is none.
+func linkAddress(b []byte, option byte) net.HardwareAddr {
+	for len(b) >= ndOptionUnit {
+		size := int(b[1]) * ndOptionUnit
+		if size == 0 || size > len(b) {
+			return nil
+		}
+		if b[0] == option && size == ndLinkAddress && b[2]&1 == 0 {
+			return bytes.Clone(b[2:8])
+		}
+		b = b[size:]
+	}
+	return nil
+}
+
+// ask asks a neighbour for its link address: at the one that it had, or all of the link.
+func (w *watcher) ask(e *ears, k neighbourKey, n *keptNeighbour, everybody bool) error {
+	l, err := netlink.LinkByIndex(int(k.Ifindex))
+	if err != nil {
+		return err
+	}
+	own := l.Attrs().HardwareAddr
+	if k.IPv6 == 0 {
+		from, err := sourceFor(k)
+		if err != nil {
+			return err
+		}
+		p := arpPacket{Kind: 1, Proto: unix.ETH_P_IP, Len: 6, PLen: 4, Op: 1, SHA: [6]byte(own), SPA: from.As4(), TPA: k.addr().As4()}
+		to := &unix.SockaddrLinklayer{Protocol: network(unix.ETH_P_ARP), Ifindex: int(k.Ifindex), Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}}
+		if !everybody {
+			copy(to.Addr[:], n.mac)
+		}
+		b, err := binary.Append(nil, binary.BigEndian, p)
+		if err != nil {
+			return err
+		}
+		c, err := e.arp.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var bad error
+		return errors.Join(c.Control(func(fd uintptr) { bad = unix.Sendto(int(fd), b, 0, to) }), bad)
+	}
+	b := make([]byte, ndLen, ndLen+ndLinkAddress)
+	b[0] = ndSolicits
+	copy(b[8:], k.Addr[:])
+	b = append(append(b, ndSource, 1), own...)
+	to := k.addr()
+	if everybody { // of the solicited node: RFC 4291, 2.7.1
+		a := netip.MustParseAddr("ff02::1:ff00:0").As16()
+		copy(a[13:], k.Addr[13:])
+		to = netip.AddrFrom16(a)
+	}
+	dst := &net.IPAddr{IP: to.AsSlice()}
+	if to.IsLinkLocalUnicast() || everybody {
+		dst.Zone = strconv.Itoa(int(k.Ifindex)) // names are remembered over namespaces
+	}
+	_, err = e.all.WriteTo(b, &nd.ControlMessage{IfIndex: int(k.Ifindex), HopLimit: 255}, dst)
+	return err
+}
+
+// sourceFor is our IPv4 address on the link of a neighbour.
+func sourceFor(k neighbourKey) (netip.Addr, error) {
+	found, err := netlink.RouteGetWithOptions(k.addr().AsSlice(), &netlink.RouteGetOptions{OifIndex: int(k.Ifindex)})
+	if err == nil && len(found) > 0 {
+		if a, ok := netip.AddrFromSlice(found[0].Src.To4()); ok {
+			return a, nil
+		}
+	}
+	return netip.Addr{}, errors.Join(err, fmt.Errorf("no address to ask %s from", k.addr()))
+}
