@@ -126,26 +126,47 @@ func (w *world) tryUntil(services []Service, how string, step int, injected erro
 func TestApplyIsLinear(t *testing.T) { eachEngine(t, testApplyIsLinear) }
 
 func testApplyIsLinear(t *testing.T) {
-	cost := func(n int) time.Duration {
-		w := newWorld(t, Options{Slots: 2}, "udp 127.0.0.1:5000")
+	address := func(i int) string { return fmt.Sprintf("127.1.%d.%d", i/250, i%250+1) }
+	cost := func(n int) (create, change time.Duration) {
+		var addrs []string
+		for i := range n {
+			addrs = append(addrs, "udp4="+address(i)+":5000", "udp4="+address(i)+":5001")
+		}
+		member := startSink(t, addrs...)
+		defer member.End()
+		w := newWorld(t, Options{Slots: 1}, "udp 127.0.0.1:5000")
 		one := w.cfg.Services[0]
 		w.cfg.Services = nil
 		for i := range n {
 			s := one
-			s.Name, s.Listen = fmt.Sprint("s", i), []service.Listen{mustListen(t, fmt.Sprintf("udp4 127.1.%d.%d:5000", i/250, i%250+1))}
+			s.Name, s.Listen = fmt.Sprint("s", i), []service.Listen{mustListen(t, "udp4 "+address(i)+":5000")}
+			if i%20 == 0 {
+				s.Members = []service.Member{{Slot: 0, PID: member.pid()}}
+			}
 			w.cfg.Services = append(w.cfg.Services, s)
 		}
 		before := cpuTime(t)
 		w.apply()
-		took := cpuTime(t) - before
+		create = cpuTime(t) - before
+		for i := range w.cfg.Services {
+			s := &w.cfg.Services[i]
+			s.Listen = append(s.Listen, mustListen(t, "udp4 "+address(i)+":5001"))
+		}
+		before = cpuTime(t)
+		w.apply()
+		change = cpuTime(t) - before
 		w.remove()
-		return took
+		return create, change
 	}
 	cost(1) // the object is parsed
-	few, many := cost(20), cost(160)
-	t.Logf("20 services: %s, 160: %s", few, many)
+	few, fewChanged := cost(20)
+	many, manyChanged := cost(160)
+	t.Logf("20 services: %s, 160: %s; listens changed: %s, %s", few, many, fewChanged, manyChanged)
 	if many > 11*few {
 		t.Errorf("160 services cost %s of CPU time, 20 cost %s", many, few)
+	}
+	if manyChanged > 11*fewChanged {
+		t.Errorf("160 services with other listens cost %s of CPU time, 20 cost %s", manyChanged, fewChanged)
 	}
 }
 

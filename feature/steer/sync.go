@@ -5,6 +5,7 @@ package steer
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/kernel"
@@ -101,13 +102,49 @@ func (e *engine) syncOne(p, old *published) error {
 	if e.kind == EngineSkLookup {
 		return nil
 	}
-	if old != nil && old.ID != p.ID {
-		return e.syncMaps() // the groups of the former one are to be free
-	}
 	if err := e.syncService(p); err != nil {
 		return err
 	}
-	return e.pins.Maps["groups"].Put(serviceMark(p.ID), groupValue{Service: p.ID})
+	if err := e.pins.Maps["groups"].Put(serviceMark(p.ID), groupValue{Service: p.ID}); err != nil || old == nil || old.ID == p.ID {
+		return err
+	}
+	return e.free(p, old)
+}
+
+// free lets go of the groups, the number and the rows of the former form of a service: its members' sockets are to be another's.
+func (e *engine) free(p, old *published) error {
+	groups, err := e.groups()
+	if err != nil {
+		return err
+	}
+	for k, v := range groups {
+		if v.Service == old.ID && k.Proto != 0 {
+			if err := e.dropGroup(k, v); err != nil {
+				return err
+			}
+			kernel.Step("steer:port")
+		}
+	}
+	if err := e.clearIDs(map[uint32]bool{old.ID: true}); err != nil {
+		return err
+	}
+	if err := e.pins.Maps["groups"].Delete(serviceMark(old.ID)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	used := append(slices.Clone(p.Rows), p.Spare...)
+	for _, row := range append(slices.Clone(old.Rows), old.Spare...) {
+		if slices.Contains(used, row) {
+			continue
+		}
+		var s steerSlot
+		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
+			return err
+		}
+		if err := e.clearRow(row, s); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // portTables computes what steer_ports and steer_prefixes must hold.
