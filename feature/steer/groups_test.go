@@ -50,6 +50,23 @@ func findings(t *testing.T, w *world) string {
 	return fmt.Sprint(all)
 }
 
+// A service that gets another listen keeps its holder, which moves the sockets that it has to their new places.
+func TestHolderFollowsAnotherListen(t *testing.T) {
+	w := grouped(t, Options{Slots: 1})
+	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991", "udp4=0.0.0.0:9992")
+	w.member(0, a)
+	w.apply()
+	was := theHolder(t, w)
+	w.cfg.Services[0].Listen = append(w.cfg.Services[0].Listen, mustListen(t, "udp 0.0.0.0:9992"))
+	w.apply()
+	if now := theHolder(t, w); now != was {
+		t.Errorf("the holder was process %d, and is %d", was, now)
+	}
+	if s := w.state().Slots[0]; !s.Admitted() {
+		t.Errorf("the slot is %+v", s)
+	}
+}
+
 // The holder may be killed: nothing changes while members live, status tells,
 // and apply starts it again.
 func TestHolderKilled(t *testing.T) {

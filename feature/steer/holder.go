@@ -163,7 +163,7 @@ func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Han
 	if err := pins.Maps["holder"].Put(uint32(0), me); err != nil {
 		return err
 	}
-	held := map[groupKey]int{}
+	held := map[groupKey]heldSocket{}
 	for ctx.Err() == nil {
 		wanted, err := entries[groupKey, groupValue](pins.Maps["groups"])
 		if err != nil {
@@ -218,14 +218,40 @@ func onPoke(changed chan<- struct{}) (stop func()) {
 	}
 }
 
+// heldSocket is the holder's socket in a group, and its place in map_holders.
+type heldSocket struct {
+	fd    int
+	place uint32
+}
+
+// move puts the socket in another place: its group is another service's now. An array takes a socket once.
+func (h *heldSocket) move(pins *kernel.Opened, to uint32) error {
+	if err := pins.Maps["holders"].Delete(h.place); err != nil && !gone(err) {
+		return err
+	}
+	if err := pins.Maps["holders"].Put(to, uint64(h.fd)); err != nil {
+		return err
+	}
+	h.place = to
+	return nil
+}
+
 // followGroups opens and closes sockets until they are those of wanted. One that
 // cannot be opened now is tried again: members of another user may hold the port.
-func followGroups(pins *kernel.Opened, held map[groupKey]int, wanted map[groupKey]groupValue) error {
-	for k, fd := range held {
-		if v, ok := wanted[k]; !ok || v.Leaving != 0 {
-			unix.Close(fd)
-			delete(held, k)
+func followGroups(pins *kernel.Opened, held map[groupKey]heldSocket, wanted map[groupKey]groupValue) error {
+	for k, h := range held {
+		v, ok := wanted[k]
+		if ok && v.Leaving == 0 && v.Holder == h.place {
+			continue
 		}
+		if ok && v.Leaving == 0 {
+			if err := h.move(pins, v.Holder); err == nil {
+				held[k] = h
+				continue
+			} // else it is opened anew
+		}
+		unix.Close(h.fd)
+		delete(held, k)
 	}
 	for k, v := range wanted {
 		if _, ok := held[k]; ok || k.Proto == 0 || v.Leaving != 0 {
@@ -237,7 +263,7 @@ func followGroups(pins *kernel.Opened, held map[groupKey]int, wanted map[groupKe
 		} else if err != nil {
 			return fmt.Errorf("holding %s: %w", k, err)
 		}
-		held[k] = fd
+		held[k] = heldSocket{fd, v.Holder}
 	}
 	return nil
 }
