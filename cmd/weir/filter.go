@@ -91,6 +91,13 @@ func printFilter(w io.Writer, f filter.FilterState, now time.Time) {
 			fmt.Fprintf(w, "  at %s\n", p.Name)
 		}
 	}
+	for _, l := range f.Lists {
+		fmt.Fprintf(w, "  list $%s: %d prefixes", l.Name, l.Prefixes)
+		if l.MiB > 0 {
+			fmt.Fprintf(w, ", %d MiB in tables: %d", l.MiB, l.Tables)
+		}
+		fmt.Fprintln(w)
+	}
 	for _, p := range filterProblems(f) {
 		fmt.Fprintf(w, "  ! %s\n", p)
 	}

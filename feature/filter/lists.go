@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -25,7 +26,8 @@ type list struct {
 	Entries  int            `json:"entries"`
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"` // of a short one
 	Segments int            `json:"segments,omitempty"` // of the table of a long one, MiB
-	Table    string         `json:"table,omitempty"`    // what its maps' names begin with
+	Shards   compile.Shards `json:"shards,omitzero"`    // of one that no table holds alone
+	Table    string         `json:"table,omitempty"`    // what the names of its first table's maps begin with
 
 	entries []netip.Prefix // as read from the file; nil where only the pins are known
 }
@@ -132,8 +134,8 @@ func forSocket(lists []List) (map[string]*list, error) {
 	return out, nil
 }
 
-// mostSegments is the size of the largest table.
-const mostSegments = 32
+// mostSegments is the size of the largest table. Tests make it less.
+var mostSegments = 32
 
 var errZone = errors.New("zones are not supported")
 
@@ -161,34 +163,126 @@ func parsePrefix(s string) (netip.Prefix, error) {
 func forCompiler(ls map[string]*list) map[string]compile.List {
 	out := map[string]compile.List{}
 	for name, l := range ls {
-		out[name] = compile.List{Prefixes: l.Prefixes, Segments: l.Segments}
+		out[name] = compile.List{Prefixes: l.Prefixes, Segments: l.Segments, Shards: l.Shards}
 	}
 	return out
 }
 
-// fill writes a long list into its table, which is new.
-func (l *list) fill(ms map[string]*ebpf.Map) error {
-	m, err := table.Of(ms, l.Table)
-	if err != nil {
-		return err
+// fill writes a long list into those of its tables that are new: not given.
+func (l *list) fill(ms, given map[string]*ebpf.Map) error {
+	for i, name := range l.Shards.Names(l.Table) {
+		if given[name+tableMaps[0]] != nil || i > 0 && ms[name+tableMaps[0]] == nil {
+			continue // full already, or asked for by no rule
+		}
+		if l.entries == nil {
+			return errNoContents
+		}
+		m, err := table.Of(ms, name)
+		if err != nil {
+			return err
+		}
+		if err := l.fillOne(m, i); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// fillOne writes the prefixes of one table.
+func (l *list) fillOne(m table.Maps, shard int) error {
 	t, err := table.Open(m)
 	if err != nil {
 		return err
 	}
 	defer t.Close()
-	entries := make([]table.Entry, len(l.entries))
-	for i, p := range l.entries {
-		entries[i] = table.Entry{Prefix: p, Value: 1}
+	entries := make([]table.Entry, 0, len(l.entries)/max(1, l.Shards.Tables))
+	for _, p := range l.entries {
+		if of := l.Shards.Of(p); of == shard || of < 0 {
+			entries = append(entries, table.Entry{Prefix: p, Value: 1})
+		}
 	}
 	return t.Replace(entries)
 }
 
-// grow gives a list's table all the room that there is; false if it had that.
+// grow gives a list's table all the room that there is, and then the list twice the tables; false if it had all that.
 func (l *list) grow() bool {
-	was := l.Segments
-	l.Segments = mostSegments
-	return was < mostSegments
+	switch {
+	case l.Segments < mostSegments:
+		l.Segments = mostSegments
+	case l.Shards.Tables < compile.MostShards && l.entries != nil:
+		l.Shards = l.spread(max(2, 2*l.Shards.Tables))
+	default:
+		return false
+	}
+	return true
+}
+
+// spread chooses the bits that tell the tables of a list's prefixes: as few as fill the tables alike, since shorter prefixes
+// are in each.
+func (l *list) spread(tables int) compile.Shards {
+	out := compile.Shards{Tables: tables}
+	for _, family := range []struct {
+		bits   *int
+		choice []int
+		is     func(netip.Addr) bool
+	}{{&out.Bits4, []int{16, 24, 32}, netip.Addr.Is4}, {&out.Bits6, []int{32, 48, 64, 128}, netip.Addr.Is6}} {
+		n, least, best := 0, 0, 0
+		for _, p := range l.entries {
+			if family.is(p.Addr()) {
+				n++
+			}
+		}
+		if n < len(l.entries)/(8*tables) { // a few more in the first table
+			continue
+		}
+		for _, bits := range family.choice {
+			*family.bits = bits
+			if most := l.most(out, family.is); least == 0 || most < least-least/8 {
+				least, best = most, bits
+			}
+		}
+		*family.bits = best
+	}
+	return out
+}
+
+// most is how many prefixes of a family the fullest table has.
+func (l *list) most(s compile.Shards, is func(netip.Addr) bool) int {
+	in, all := make([]int, s.Tables), 0
+	for _, p := range l.entries {
+		if !is(p.Addr()) {
+			continue
+		}
+		if of := s.Of(p); of < 0 {
+			all++
+		} else {
+			in[of]++
+		}
+	}
+	return all + slices.Max(in)
+}
+
+// listStates tell of a filter's lists.
+func (p *published) listStates() (out []ListState) {
+	for _, name := range slices.Sorted(maps.Keys(p.Lists)) {
+		l := p.Lists[name]
+		s := ListState{Name: name, Prefixes: l.Entries}
+		if l.Table != "" {
+			s.Tables = max(1, l.Shards.Tables)
+			s.MiB = s.Tables * l.Segments
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// keepRoom gives lists that stay the room that they have.
+func keepRoom(next, before map[string]*list) {
+	for name, l := range next {
+		if o := before[name]; o != nil && o.Hash == l.Hash && o.Segments > 0 && l.Segments > 0 {
+			l.Segments, l.Shards = o.Segments, o.Shards
+		}
+	}
 }
 
 // tableMaps are the endings of the names of a table's maps.
@@ -201,11 +295,14 @@ func inheritLists(next, before map[string]*list, have map[string]*ebpf.Map) map[
 	share := map[string]*ebpf.Map{}
 	for name, l := range next {
 		o := before[name]
-		if o == nil || l.Table == "" || o.Table == "" || o.Hash != l.Hash || o.Segments != l.Segments {
+		if o == nil || l.Table == "" || o.Table == "" || o.Hash != l.Hash || o.Segments != l.Segments || o.Shards != l.Shards {
 			continue
 		}
-		for _, end := range tableMaps {
-			share[l.Table+end] = have[strings.TrimPrefix(o.Table, mapPrefix)+end]
+		was := o.Shards.Names(strings.TrimPrefix(o.Table, mapPrefix))
+		for i, table := range l.Shards.Names(l.Table) {
+			for _, end := range tableMaps {
+				share[table+end] = have[was[i]+end]
+			}
 		}
 	}
 	maps.DeleteFunc(share, func(_ string, m *ebpf.Map) bool { return m == nil })

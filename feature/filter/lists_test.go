@@ -4,6 +4,7 @@ package filter
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -120,5 +121,107 @@ func TestListGrows(t *testing.T) {
 	defer c.Close()
 	if l.Segments != mostSegments {
 		t.Errorf("%d segments", l.Segments)
+	}
+}
+
+// A list that no table holds is spread over several, at every hook; it decides as the list does, stays in them while rules
+// change, and without the file.
+func TestListSpreads(t *testing.T) {
+	nstest.NeedRoot(t)
+	was := mostSegments
+	mostSegments = 1
+	t.Cleanup(func() { mostSegments = was })
+	var b strings.Builder
+	r := rand.New(rand.NewPCG(7, 7))
+	for range 20000 { // more than 1 MiB of tables
+		fmt.Fprintf(&b, "2a%02x:%04x:%04x:%04x::/64\n11.%d.%d.%d\n", r.IntN(16), r.IntN(1<<16), r.IntN(1<<16), r.IntN(1<<16), r.IntN(256), r.IntN(256), r.IntN(256))
+	}
+	for _, ours := range []string{"10.77.0.0/24", "fd77::/64"} {
+		file := filepath.Join(t.TempDir(), "list")
+		if err := os.WriteFile(file, []byte(b.String()+ours), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w := newWorld(t)
+		f := w.filter(HookNFT, Rule{Name: "listed", Match: Expression{Text: "udp.dstport == 5001 and net.src in $bad"}, Action: Drop})
+		f.Lists = map[string]string{"bad": file}
+		family := "4"
+		if strings.Contains(ours, ":") {
+			family = "6"
+		}
+		w.apply(f)
+		other := map[string]string{"4": "6", "6": "4"}[family]
+		w.want("spread", "5001/"+other, 5001)
+		f.Rules = append(f.Rules, drops(5009))
+		w.apply(f)
+		w.want("a rule more", "5001/"+other, 5001)
+		st, err := ReadState(t.Context(), w.root)
+		if err != nil || len(st.Filters) != 1 || len(st.Filters[0].Lists) != 1 {
+			t.Fatal(err, st)
+		}
+		saved, err := Feature{}.Save(t.Context(), w.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte("192.0.2.1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.apply(f)
+		w.want("another list", "5001/4 5001/6", 5001)
+		l, err := w.root.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := Feature{}.PlanRestore(t.Context(), w.root, saved)
+		if err == nil {
+			err = Feature{}.Apply(t.Context(), l, p)
+		}
+		l.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.want("restored", "5001/"+other, 5001)
+		if again, err := (Feature{}).Save(t.Context(), w.root); err != nil || len(again) != len(saved) {
+			t.Errorf("restored, and saved in %d bytes, not %d: %v", len(again), len(saved), err)
+		}
+		if l := st.Filters[0].Lists[0]; l.Name != "bad" || l.Prefixes < 40000 || l.MiB < 2 {
+			t.Errorf("%+v", l)
+		}
+	}
+}
+
+// Whatever a list is made of, its prefixes are spread alike, and each is where an address of it is looked for.
+func TestSpread(t *testing.T) {
+	r := rand.New(rand.NewPCG(8, 8))
+	word := func() uint16 { return uint16(r.Uint32()) }
+	for name, make := range map[string]func() string{
+		"random /64":           func() string { return fmt.Sprintf("2%03x:%x:%x:%x::/64", r.IntN(4096), word(), word(), word()) },
+		"/64 of one /32":       func() string { return fmt.Sprintf("2001:db8:%x:%x::/64", word(), word()) },
+		"hosts of one /64":     func() string { return fmt.Sprintf("2001:db8::%x:%x:%x:%x/128", word(), word(), word(), word()) },
+		"/48 with few /20":     func() string { return fmt.Sprintf("2%03x:%x:%x::/48", r.IntN(4096), word(), word()) },
+		"hosts of one IPv4 /8": func() string { return fmt.Sprintf("10.%d.%d.%d/32", r.IntN(256), r.IntN(256), r.IntN(256)) },
+		"/24 of IPv4":          func() string { return fmt.Sprintf("%d.%d.%d.0/24", r.IntN(224), r.IntN(256), r.IntN(256)) },
+	} {
+		l := &list{}
+		for range 20000 {
+			l.entries = append(l.entries, netip.MustParsePrefix(make()))
+		}
+		for i := range 20 {
+			l.entries = append(l.entries, netip.PrefixFrom(netip.AddrFrom16([16]byte{0x30, byte(i) << 4}), 20))
+		}
+		s := l.spread(4)
+		if most := max(l.most(s, netip.Addr.Is4), l.most(s, netip.Addr.Is6)); most > 5600 {
+			t.Errorf("%s: %+v: %d prefixes in one of 4 tables", name, s, most)
+		}
+		for _, p := range l.entries {
+			of := s.Of(p)
+			b := p.Addr().AsSlice()
+			for i := p.Bits(); i < 8*len(b); i++ {
+				b[i/8] |= byte(r.IntN(2)) << (7 - i%8)
+			}
+			a, _ := netip.AddrFromSlice(b)
+			if got := s.Of(netip.PrefixFrom(a, a.BitLen())); of >= 0 && got != of {
+				t.Errorf("%s: %s is in table %d, and %s is looked for in %d", name, p, of, a, got)
+			}
+		}
 	}
 }

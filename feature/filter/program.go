@@ -155,7 +155,7 @@ func (p *published) compileAndLoad(share func() map[string]*ebpf.Map) (coll *ker
 	return coll, hash, nil
 }
 
-// withRoom does what fills lists' tables; once more with larger tables if they have no room.
+// withRoom does what fills lists' tables; once more with larger tables, and then with more of them, if they have no room.
 func withRoom(lists map[string]*list, do func() error) error {
 	for {
 		err := do()
@@ -176,14 +176,10 @@ func loadFilled(c *compiled, lists map[string]*list, given map[string]*ebpf.Map)
 		return nil, err
 	}
 	for name, l := range lists {
-		if l.Table == "" || given[l.Table+tableMaps[0]] != nil {
-			continue // short, asked for by no rule, or full already
+		if l.Table == "" {
+			continue // short, or asked for by no rule
 		}
-		err := errNoContents
-		if l.entries != nil {
-			err = l.fill(coll.Maps)
-		}
-		if err != nil {
+		if err := l.fill(coll.Maps, given); err != nil {
 			coll.Close()
 			return nil, fmt.Errorf("list %s: %w", name, err)
 		}

@@ -37,6 +37,7 @@ func (f *form) program() *ebpf.Program { return f.coll.Programs[programName] }
 func (p *published) load(from *site) (*form, error) {
 	share := noMaps
 	if from != nil {
+		keepRoom(p.Lists, from.pub.Lists)
 		share = func() map[string]*ebpf.Map { return inheritLists(p.Lists, from.pub.Lists, from.pins.Maps) }
 	}
 	coll, hash, err := p.compileAndLoad(share)

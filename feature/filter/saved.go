@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
@@ -61,34 +62,53 @@ func save(r *kernel.Root, i kernel.Instance) (saved, error) {
 	}
 	s := saved{Filter: p.Filter, Netns: p.Netns, Inode: p.meta.Inode, Lists: map[string]savedList{}}
 	for name, l := range p.Lists {
-		prefixes, err := l.contents(o)
+		prefixes, all, err := l.contents(o)
 		if err != nil {
 			return s, fmt.Errorf("filter %s, list %s: %w", i.Name, name, err)
 		}
-		s.Lists[name] = savedList{l.Hash, prefixes}
+		kept := savedList{l.Hash, prefixes}
+		if !all {
+			kept.Hash = "" // it is not the file's list any more: whoever asks for more of it fills it anew
+		}
+		s.Lists[name] = kept
 	}
 	return s, nil
 }
 
-// contents are the prefixes of a published list.
-func (l *list) contents(o *kernel.Opened) ([]netip.Prefix, error) {
+// contents are the prefixes of a published list. It is not all of them where no rule asks for a family: the tables of that
+// family alone are not there.
+func (l *list) contents(o *kernel.Opened) (out []netip.Prefix, all bool, err error) {
 	if l.Table == "" {
-		return append([]netip.Prefix{}, l.Prefixes...), nil
+		return append([]netip.Prefix{}, l.Prefixes...), true, nil
 	}
-	m, err := table.Of(sharedMaps(o.Maps), l.Table)
-	if err != nil {
-		return nil, err
+	all = true
+	have := sharedMaps(o.Maps)
+	for i, name := range l.Shards.Names(l.Table) {
+		if i > 0 && have[name+tableMaps[0]] == nil {
+			all = false
+			continue
+		}
+		m, err := table.Of(have, name)
+		if err != nil {
+			return nil, false, err
+		}
+		t, err := table.OpenReader(m)
+		if err != nil {
+			return nil, false, err
+		}
+		out = slices.Grow(out, int(t.Len()))
+		for e := range t.All() {
+			out = append(out, e.Prefix)
+		}
+		if err := t.Close(); err != nil {
+			return nil, false, err
+		}
 	}
-	t, err := table.OpenReader(m)
-	if err != nil {
-		return nil, err
+	if l.Shards.Tables > 1 { // short ones are in each
+		slices.SortFunc(out, netip.Prefix.Compare)
+		out = slices.Compact(out)
 	}
-	defer t.Close()
-	out := make([]netip.Prefix, 0, t.Len())
-	for e := range t.All() {
-		out = append(out, e.Prefix)
-	}
-	return out, nil
+	return out, all, nil
 }
 
 // PlanRestore implements feature.Restorer.

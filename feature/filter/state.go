@@ -31,6 +31,7 @@ type FilterState struct {
 	Places    []Place     `json:"places"`
 	Rules     []RuleState `json:"rules"`
 	Default   RuleState   `json:"default"` // packets that no rule decided
+	Lists     []ListState `json:"lists,omitempty"`
 	// Unreadable counts packets whose transport header could not be read, whatever became of them.
 	Unreadable Counted   `json:"unreadable"`
 	Problem    string    `json:"problem,omitempty"`
@@ -39,6 +40,14 @@ type FilterState struct {
 	inst kernel.Instance
 	pub  *published
 	gone bool // its namespace
+}
+
+// ListState is a list of a filter.
+type ListState struct {
+	Name     string `json:"name"`
+	Prefixes int    `json:"prefixes"`
+	MiB      int    `json:"mib,omitempty"` // of its tables; a short list is in the program
+	Tables   int    `json:"tables,omitempty"`
 }
 
 // Counted is how many packets were counted, and when the last one.
@@ -108,6 +117,7 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 			out.Rules = append(out.Rules, s)
 		}
 	}
+	out.Lists = p.listStates()
 	u := sums[len(sums)-1]
 	out.Unreadable = Counted{u.Packets, u.Bytes, kernel.WallTime(u.Last)}
 	out.look(r, o)

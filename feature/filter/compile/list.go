@@ -21,6 +21,8 @@ type List struct {
 	// Segments, if it is not 0, has the program look the list up in a [table.Table] of so many MiB, which the list's owner
 	// fills and changes: its maps are in [Program.Spec] by the name that [Program.Tables] has. Any value is a member.
 	Segments int
+	// Shards spreads it over several tables, each of Segments MiB: the list's owner fills each with its own prefixes.
+	Shards Shards
 }
 
 func (g *gen) list(n *expr.In, t, f label) {
@@ -39,15 +41,15 @@ func (g *gen) list(n *expr.In, t, f label) {
 		return
 	}
 	g.each(n.X, t, f, func(p place, id expr.ID, t, f label) {
-		fn := "six"
+		fn, bits := "six", l.Shards.Bits6
 		if expr.Lookup(id).Type == expr.IPv4 {
-			fn = "four"
+			fn, bits = "four", l.Shards.Bits4
 			g.op(asm.LoadMem(asm.R1, asm.R8, p.off, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Word))
 		} else {
 			g.op(asm.LoadMem(asm.R1, asm.R8, p.off, asm.DWord), asm.HostTo(asm.BE, asm.R1, asm.DWord),
 				asm.LoadMem(asm.R2, asm.R8, p.off+8, asm.DWord), asm.HostTo(asm.BE, asm.R2, asm.DWord))
 		}
-		g.call(name + "_" + fn)
+		g.lookUp(name, fn, l.Shards, bits)
 		g.jump(asm.JNE.Imm32(asm.R0, 0, ""), t)
 		g.goTo(f)
 	})
@@ -69,17 +71,22 @@ func (p *Program) table(list string, l List) (string, error) {
 	}
 	name := fmt.Sprintf("filter_l%d", len(p.Tables))
 	p.Tables[list] = name
-	for _, part := range []string{"_head", "_index", "_pages"} {
-		m := object.Maps["list"+part].Copy()
-		m.Name = name + part
-		p.Spec.Maps[m.Name] = m
+	for _, name := range l.Shards.Names(name) {
+		for _, part := range tableParts {
+			m := object.Maps["list"+part].Copy()
+			m.Name = name + part
+			p.Spec.Maps[m.Name] = m
+		}
+		if err := table.Size(p.Spec, name, l.Segments); err != nil {
+			return "", fmt.Errorf("list %s: %w", list, err)
+		}
+		p.functions = append(p.functions, renamed(object.Programs[lookupProgListEntry].Instructions, name)...)
 	}
-	if err := table.Size(p.Spec, name, l.Segments); err != nil {
-		return "", fmt.Errorf("list %s: %w", list, err)
-	}
-	p.functions = append(p.functions, renamed(object.Programs[lookupProgListEntry].Instructions, name)...)
 	return name, nil
 }
+
+// tableParts are the endings of the names of a table's maps.
+var tableParts = [...]string{"_head", "_index", "_pages"}
 
 var lookupObject = sync.OnceValues(loadLookup)
 
@@ -109,13 +116,19 @@ func (p *Program) dropTables(functions asm.Instructions) {
 	for i := range functions {
 		read[functions[i].Reference()] = true
 	}
-	for list, name := range p.Tables {
-		if read[name+"_pages"] {
-			continue
+	for list, first := range p.Tables {
+		any := false
+		for _, name := range p.opts.Lists[list].Shards.Names(first) {
+			if read[name+"_pages"] {
+				any = true
+				continue
+			}
+			for _, part := range tableParts {
+				delete(p.Spec.Maps, name+part)
+			}
 		}
-		delete(p.Tables, list)
-		for _, part := range []string{"_head", "_index", "_pages"} {
-			delete(p.Spec.Maps, name+part)
+		if !any {
+			delete(p.Tables, list)
 		}
 	}
 }

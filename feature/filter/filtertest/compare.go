@@ -27,6 +27,7 @@ type Batch struct {
 	Decide bool
 	// Segments, if not 0, has $some be in a table.
 	Segments int
+	Shards   compile.Shards // of the table
 	// Plain has the program do without what newer kernels have.
 	Plain bool
 }
@@ -113,7 +114,7 @@ func (b Batch) Run(r *rand.Rand) (Result, error) {
 		}
 		o.Kernel = &compile.Kernel{DynptrSkb: k.DynptrSkb, SkbLen: k.SkbLen}
 	}
-	o.Lists = map[string]compile.List{ListName: {Segments: b.Segments}}
+	o.Lists = map[string]compile.List{ListName: {Segments: b.Segments, Shards: b.Shards}}
 	if b.Segments == 0 {
 		o.Lists[ListName] = compile.List{Prefixes: List}
 	}
@@ -121,23 +122,31 @@ func (b Batch) Run(r *rand.Rand) (Result, error) {
 }
 
 // fill puts the lists' prefixes into their tables.
-func fill(p *compile.Program, c *kernel.Collection) error {
-	for _, name := range p.Tables {
-		m, err := table.Of(c.Maps, name)
-		if err != nil {
-			return err
-		}
-		t, err := table.Open(m)
-		if err != nil {
-			return err
-		}
-		for _, n := range List {
-			if err := t.Set(n, 1); err != nil {
+func fill(p *compile.Program, c *kernel.Collection, lists map[string]compile.List) error {
+	for list, first := range p.Tables {
+		shards := lists[list].Shards
+		for i, name := range shards.Names(first) {
+			m, err := table.Of(c.Maps, name)
+			if i > 0 && err != nil {
+				continue // no rule asks for its family
+			} else if err != nil {
 				return err
 			}
-		}
-		if err := t.Close(); err != nil {
-			return err
+			t, err := table.Open(m)
+			if err != nil {
+				return err
+			}
+			for _, n := range List {
+				if of := shards.Of(n); of != i && of >= 0 {
+					continue
+				}
+				if err := t.Set(n, 1); err != nil {
+					return err
+				}
+			}
+			if err := t.Close(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -160,7 +169,7 @@ func compare(o compile.Options, rules []compile.Rule, packets []sample) (res Res
 		return res, err
 	}
 	defer c.Close()
-	if err := fill(p, c); err != nil {
+	if err := fill(p, c, o.Lists); err != nil {
 		return res, err
 	}
 	run := &comparison{rules: rules, prog: c.Programs[compile.ProgramName], counts: c.Maps[compile.CountsName], opts: o}

@@ -6,19 +6,22 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/feature/filter/compile"
 )
 
-// Lists have the same members in the code and in a table.
+// Lists have the same members in the code, in a table and in several.
 func TestLists(t *testing.T) {
 	for _, h := range hooks {
-		for name, segments := range map[string]int{"inline": 0, "table": 1} {
+		for name, list := range map[string]compile.List{"inline": {}, "table": {Segments: 1}, "two tables": {Segments: 1, Shards: compile.Shards{Tables: 2, Bits4: 16, Bits6: 64}},
+			"four tables": {Segments: 1, Shards: compile.Shards{Tables: 4, Bits4: 32, Bits6: 32}}, "eight tables": {Segments: 1, Shards: compile.Shards{Tables: 8, Bits6: 128}}} {
 			t.Run(h.String()+"/"+name, func(t *testing.T) {
 				needHook(t, h)
 				seed := uint64(time.Now().UnixNano())
 				r := rand.New(rand.NewPCG(seed, 3))
 				var all Result
 				for i := range 2 {
-					res, err := Batch{Hook: h, Rules: 40, Packets: 300, Decide: i == 0, Kinds: Kinds{Lists: true}, Segments: segments}.Run(r)
+					res, err := Batch{Hook: h, Rules: 40, Packets: 300, Decide: i == 0, Kinds: Kinds{Lists: true}, Segments: list.Segments, Shards: list.Shards}.Run(r)
 					if err != nil {
 						t.Fatalf("seed %d: %v", seed, err)
 					}

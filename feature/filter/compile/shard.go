@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compile
+
+import (
+	"fmt"
+	"math/bits"
+	"net/netip"
+
+	"github.com/cilium/ebpf/asm"
+)
+
+// Shards spreads a list over tables by a hash of the first bits of an address: one table holds 32 MiB at most. Prefixes shorter
+// than these bits are in every table. Other lists are looked up as before.
+type Shards struct {
+	Tables int `json:"tables"`          // a power of two, up to MostShards; 0 is 1
+	Bits4  int `json:"bits4,omitempty"` // of an IPv4 address: 16, 24 or 32; 0: all of the family are in the first table
+	Bits6  int `json:"bits6,omitempty"` // of an IPv6 address: 32, 48, 64 or 128; 0 likewise
+}
+
+// MostShards bounds the tables of a list: a program may have 64 maps, and a table has three.
+const MostShards = 8
+
+// Two odd numbers that spread bits.
+const (
+	shardHash = 0x9E3779B97F4A7C15
+	shardLow  = 0xBF58476D1CE4E5B9
+)
+
+// Names are what the maps' names of each table begin with, the first of which is given.
+func (s Shards) Names(first string) []string {
+	out := []string{first}
+	for i := 1; i < s.Tables; i++ {
+		out = append(out, fmt.Sprintf("%ss%d", first, i))
+	}
+	return out
+}
+
+// shift is how far to the right the hash's bits lie that number the table.
+func (s Shards) shift() int { return 65 - bits.Len(uint(s.Tables)) }
+
+// Of is the table that a prefix lies in, or -1: in all of them.
+func (s Shards) Of(p netip.Prefix) int {
+	n := s.Bits6
+	if p.Addr().Is4() {
+		n = s.Bits4
+	}
+	switch {
+	case s.Tables < 2 || n == 0:
+		return 0
+	case p.Bits() < n:
+		return -1
+	case p.Addr().Is4():
+		a := p.Addr().As4()
+		return int(uint64(be.Uint32(a[:])>>(32-n)) * shardHash >> s.shift())
+	}
+	a := p.Addr().As16()
+	x := be.Uint64(a[:])
+	if n < 64 {
+		x = x >> (64 - n) << (64 - n)
+	} else if n == 128 {
+		x ^= be.Uint64(a[8:]) * shardLow
+	}
+	return int(x * shardHash >> s.shift())
+}
+
+// lookUp calls the function of the table that an address belongs to, in R1 and R2; n is how many of its bits choose it.
+func (g *gen) lookUp(name, fn string, s Shards, n int) {
+	names := s.Names(name)
+	if s.Tables < 2 || n == 0 {
+		g.call(name + "_" + fn)
+		return
+	}
+	g.op(asm.Mov.Reg(asm.R3, asm.R1))
+	switch {
+	case fn == "four" && n < 32:
+		g.op(asm.RSh.Imm(asm.R3, int32(32-n)))
+	case fn == "six" && n < 64:
+		g.op(asm.RSh.Imm(asm.R3, int32(64-n)), asm.LSh.Imm(asm.R3, int32(64-n)))
+	case fn == "six" && n == 128:
+		g.op(asm.Mov.Reg(asm.R4, asm.R2), asm.LoadImm(asm.R5, wrap(shardLow), asm.DWord), asm.Mul.Reg(asm.R4, asm.R5), asm.Xor.Reg(asm.R3, asm.R4))
+	}
+	g.op(asm.LoadImm(asm.R4, wrap(shardHash), asm.DWord), asm.Mul.Reg(asm.R3, asm.R4), asm.RSh.Imm(asm.R3, int32(s.shift())))
+	found := g.label()
+	for i, table := range names[1:] {
+		next := g.label()
+		g.jump(asm.JNE.Imm(asm.R3, int32(i+1), ""), next)
+		g.call(table + "_" + fn)
+		g.goTo(found)
+		g.bind(next)
+	}
+	g.call(name + "_" + fn)
+	g.bind(found)
+}
+
+// wrap is a number of 64 bits with a sign.
+func wrap(v uint64) int64 { return int64(v) }
