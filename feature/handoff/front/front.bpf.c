@@ -554,6 +554,17 @@ static __always_inline int from_host(struct __sk_buff *skb, struct packet *p,
 	return TC_ACT_UNSPEC;
 }
 
+/*
+ * intruder says whether a packet comes out of the tunnels' device and from no host's end: the device takes what anybody sends
+ * to it, and the kernel would route what is in there, whatever its addresses.
+ */
+static __always_inline int intruder(struct __sk_buff *skb)
+{
+	struct front_config *c = config();
+
+	return c && c->tunnel == skb->ifindex && !sender(skb);
+}
+
 /* front_in is at every device. */
 SEC("tc")
 int front_in(struct __sk_buff *skb)
@@ -561,6 +572,10 @@ int front_in(struct __sk_buff *skb)
 	struct packet p = {};
 	struct front_service *s;
 
+	if (intruder(skb)) {
+		count(FRONT_STRANGER);
+		return TC_ACT_SHOT;
+	}
 	if (read(skb, &p))
 		return TC_ACT_UNSPEC;
 	s = bpf_map_lookup_elem(&front_services, &p.to);
