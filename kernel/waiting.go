@@ -3,16 +3,18 @@
 package kernel
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/pidfd"
 )
 
 // tellAfter is how long Lock waits before it says so.
@@ -74,11 +76,12 @@ func flockHolder(path string) string {
 
 // commandOf is the command line of a process, as one line of printable characters.
 func commandOf(pid string) string {
-	b, err := os.ReadFile("/proc/" + pid + "/cmdline")
-	if err != nil || len(b) == 0 {
+	n, _ := strconv.Atoi(pid) // 0 has none
+	args, err := pidfd.CommandLine(n)
+	if err != nil || len(args) == 0 {
 		return "it has exited"
 	}
-	text := string(bytes.TrimRight(bytes.ReplaceAll(b, []byte{0}, []byte{' '}), " "))
+	text := strings.Join(args, " ")
 	if len(text) > 80 {
 		text = text[:80] + "…"
 	}

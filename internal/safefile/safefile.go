@@ -47,23 +47,7 @@ func (f *File) Public() bool { return f.Mode.Perm()&0o004 != 0 || f.Links == 1 }
 // user owns them. A file that is missing gives an error that wraps [os.ErrNotExist], one that is not to be read
 // [ErrRefused].
 func Read(path string, most int64) (*File, error) {
-	type result struct {
-		f   *File
-		err error
-	}
-	done := make(chan result, 1)
-	go func() {
-		f, err := read(path, most)
-		done <- result{f, err}
-	}()
-	timer := time.NewTimer(readTime)
-	defer timer.Stop()
-	select {
-	case r := <-done:
-		return r.f, r.err
-	case <-timer.C:
-		return nil, fmt.Errorf("%s: %w: its file system has not answered within %s", path, ErrRefused, readTime)
-	}
+	return Within(path, func() (*File, error) { return read(path, most) })
 }
 
 func read(path string, most int64) (*File, error) {
@@ -107,6 +91,7 @@ func open(path string) (int, error) {
 		}
 	}
 	defer func() { closeDir() }()
+	var here device
 	fail := func(err error) (int, error) { return -1, &os.PathError{Op: "open", Path: path, Err: err} }
 	enter := func(fd int) {
 		closeDir()
@@ -128,6 +113,10 @@ func open(path string) (int, error) {
 		fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return fail(err)
+		}
+		if err := here.enter(fd, path); err != nil {
+			unix.Close(fd)
+			return -1, err
 		}
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
@@ -166,6 +155,9 @@ func open(path string) (int, error) {
 		defer unix.Close(fd)
 		if st.Mode&unix.S_IFMT != unix.S_IFREG { // never opened: a device may act on that, a FIFO wait
 			return -1, fmt.Errorf("%s: %w: %s, and not a regular file", path, ErrRefused, kind(st.Mode))
+		}
+		if isKernels(fd) {
+			return -1, fmt.Errorf("%s: %w: it is a file of the kernel's", path, ErrRefused)
 		}
 		opened, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 		if err != nil {

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package safefile
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// device is the file system that a walk along a path has come to.
+type device struct {
+	major, minor uint32
+	known        bool
+}
+
+// enter refuses a file system of another user's (FUSE): it answers when it likes, and a thread that waits for it cannot be
+// ended, not even by SIGKILL. So nothing is asked of it to find that out: coming to where it is mounted asks nothing, nor does
+// AT_STATX_DONT_SYNC.
+func (d *device) enter(fd int, path string) error {
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if d.known && d.major == st.Dev_major && d.minor == st.Dev_minor {
+		return nil
+	}
+	*d = device{st.Dev_major, st.Dev_minor, true}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil // without /proc nothing can be opened below
+	}
+	if uid, ok := fuseUser(string(mounts), fmt.Sprintf("%d:%d", st.Dev_major, st.Dev_minor)); ok && !ours(uid) {
+		return fmt.Errorf("%s: %w: it is on a file system of user %d (FUSE)", path, ErrRefused, uid)
+	}
+	return nil
+}
+
+// fuseUser is the user who has mounted a device, if that is a file system of FUSE, by proc_pid_mountinfo(5).
+func fuseUser(mounts, device string) (uid uint32, ok bool) {
+	for line := range strings.Lines(mounts) {
+		f := strings.Fields(line)
+		if len(f) < 3 || f[2] != device {
+			continue
+		}
+		_, super, found := strings.Cut(line, " - ")
+		s := strings.Fields(super)
+		if !found || len(s) < 3 || s[0] != "fuse" && s[0] != "fuseblk" && !strings.HasPrefix(s[0], "fuse.") {
+			return 0, false
+		}
+		for option := range strings.SplitSeq(s[2], ",") {
+			if v, found := strings.CutPrefix(option, "user_id="); found {
+				n, err := strconv.ParseUint(v, 10, 32)
+				return uint32(n), err == nil
+			}
+		}
+		return 0, true
+	}
+	return 0, false
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package safefile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/nstest"
+)
+
+func TestMain(m *testing.M) { nstest.Main(m) } // in a mount namespace of its own
+
+// What does not come back is waited for once, and takes one thread.
+func TestWithin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		var calls atomic.Int32
+		ask := func(key string) error {
+			_, err := Within(key, func() (int, error) { calls.Add(1); <-release; return 0, nil })
+			return err
+		}
+		for i, want := range []time.Duration{readTime, 0, 0} {
+			began := time.Now()
+			if err := ask("a"); !errors.Is(err, ErrRefused) || time.Since(began) != want {
+				t.Errorf("call %d: %v after %v, want %v", i, err, time.Since(began), want)
+			}
+		}
+		if err := ask("b"); !errors.Is(err, ErrRefused) || calls.Load() != 2 {
+			t.Errorf("%v, %d calls, want 2", err, calls.Load())
+		}
+		close(release)
+		synctest.Wait()
+		if err := ask("a"); err != nil {
+			t.Errorf("once it answers: %v", err)
+		}
+	})
+}
+
+// A file system of another user's is refused before it is asked anything: this one never answers.
+func TestFileSystemOfUser(t *testing.T) {
+	nstest.NeedRoot(t)
+	dir := t.TempDir()
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skip("need: kernel FUSE:", err)
+	}
+	defer unix.Close(fd) // ends the file system, and whoever waits for it
+	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=65534,group_id=0,allow_other", fd)
+	if err := unix.Mount("none", dir, "fuse", 0, data); err != nil {
+		t.Skip("need: kernel FUSE:", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	began := time.Now()
+	for range 3 {
+		_, err := Read(filepath.Join(dir, "x.pid"), 64)
+		if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "file system of user 65534") {
+			t.Errorf("%v", err)
+		}
+		if _, err := Stat(filepath.Join(dir, "below", "x")); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "file system of user 65534") {
+			t.Errorf("%v", err)
+		}
+	}
+	if took := time.Since(began); took > readTime {
+		t.Errorf("it took %v", took)
+	}
+}
+
+func TestFuseUser(t *testing.T) {
+	const mounts = `23 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 23 0:26 / /run rw shared:5 - tmpfs tmpfs rw,size=1024k
+40 23 0:51 / /home/a/x rw,nosuid - fuse.sshfs b:/ rw,user_id=1000,group_id=1000,allow_other
+41 23 0:52 / /var/lib/lxcfs rw - fuse.lxcfs lxcfs rw,user_id=0,group_id=0,allow_other
+42 23 8:1 / /mnt rw - fuseblk /dev/sda1 rw,user_id=7,group_id=0
+`
+	for device, want := range map[string]string{"254:0": "0 false", "0:26": "0 false", "0:51": "1000 true", "0:52": "0 true", "8:1": "7 true", "9:9": "0 false"} {
+		uid, ok := fuseUser(mounts, device)
+		if got := fmt.Sprint(uid, " ", ok); got != want {
+			t.Errorf("%s: %s, want %s", device, got, want)
+		}
+	}
+}
+
+// Reading files of /proc and /sys may be an act, and may wait.
+func TestFilesOfKernel(t *testing.T) {
+	for _, path := range []string{"/proc/kmsg", fmt.Sprintf("/proc/%d/status", os.Getpid()), "/sys/kernel/notes", "/proc/self/root/proc/version"} {
+		if _, err := Read(path, 1<<20); !errors.Is(err, ErrRefused) && !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func TestStat(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	if _, err := Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+	if err := os.WriteFile(path, []byte("12345"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Stat(path); err != nil || s.Size != 5 || s.Changed.IsZero() {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
