@@ -34,6 +34,8 @@ func TestReadyCheck(t *testing.T) {
 		"kill -9 $$": "not ready: /bin/sh: signal: killed",
 		`test "$WEIR_SERVICE/$WEIR_SLOT/$WEIR_PID/$WEIR_NETNS" = telemetry/3/$PPID/blue || { env; exit 1; }`: "",
 		"sleep 1000 & exit 0": "", // what it leaves running is ended
+		// A session of its own: it cannot type into our terminal.
+		"read -r pid comm state parent group session rest </proc/$$/stat; test $session = $$": "",
 	} {
 		began := time.Now()
 		err := shell(script).Check(t.Context(), here(t), asked)

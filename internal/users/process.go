@@ -101,12 +101,13 @@ func (id *Identity) Environ() []string {
 	return env
 }
 
-// SysProcAttr makes a process this identity's.
+// SysProcAttr makes a process this identity's, in a session of its own: on the terminal that this command runs at, its user
+// could type for ours (TIOCSTI). It leads its process group.
 func (id *Identity) SysProcAttr() *syscall.SysProcAttr {
 	if os.Geteuid() != 0 && int(id.Credential.Uid) == os.Geteuid() {
-		return &syscall.SysProcAttr{Setpgid: true} // setgroups is root's
+		return &syscall.SysProcAttr{Setsid: true} // setgroups is root's
 	}
-	return &syscall.SysProcAttr{Setpgid: true, Credential: &id.Credential}
+	return &syscall.SysProcAttr{Setsid: true, Credential: &id.Credential}
 }
 
 // Confine keeps programs that this thread starts from gaining privileges: by set-user-ID programs, file capabilities, or, as
