@@ -43,10 +43,11 @@ type Adoption struct {
 // Close closes the duplicates.
 func (a *Adoption) Close() {
 	seen := map[int]bool{} // a dual-stack socket stands for two endpoints
-	for _, s := range a.Sockets {
+	for i, s := range a.Sockets {
+		a.Sockets[i].FD = -1 // another close would be of whoever has the number then
 		if s.FD >= 0 && !seen[s.FD] {
 			seen[s.FD] = true
-			unix.Close(s.FD)
+			pidfd.CloseDup(s.FD)
 		}
 	}
 	for _, p := range a.procs {

@@ -13,7 +13,7 @@ import (
 )
 
 // DupSocket duplicates a socket from whichever process has it open. It goes
-// through all processes: it is for rare occasions. Close the duplicate.
+// through all processes: it is for rare occasions. Close the duplicate with [pidfd.CloseDup].
 func DupSocket(s sockdiag.Socket) (int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -50,7 +50,7 @@ func dupFrom(pid int, s sockdiag.Socket) (int, error) {
 	}
 	// The descriptor's number may have been reused between the two looks.
 	if cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil || cookie != s.Cookie {
-		unix.Close(fd)
+		pidfd.CloseDup(fd)
 		return -1, ErrNoSocket
 	}
 	return fd, nil
