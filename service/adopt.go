@@ -145,7 +145,7 @@ func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adopti
 		socks[i] = slices.DeleteFunc(socks[i], func(s sockdiag.Socket) bool { return m.Not[s.Cookie] })
 	}
 	a := &Adoption{}
-	holders, err := a.open(pids)
+	holders, err := a.open(pids, socks)
 	if err == nil {
 		err = m.pick(a, ns, places{eps, at, socks}, holders)
 	}
@@ -156,13 +156,22 @@ func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adopti
 	return a, nil
 }
 
-// holder is a live process of the member with its socket descriptors by inode.
+// holder is a live process of the member with its socket descriptors by inode. proc is closed if none of these fits.
 type holder struct {
 	proc *pidfd.Process
 	fds  map[uint32][]int
 }
 
-func (a *Adoption) open(pids []int) ([]holder, error) {
+// maxHolders bounds the processes with a fitting socket that an adoption chooses from. Each takes a descriptor.
+const maxHolders = 256
+
+// open looks at the descriptors of processes. The adoption keeps hold of the first one, and of those with a socket that fits:
+// a cgroup may have more processes than this one may have descriptors.
+func (a *Adoption) open(pids []int, socks [][]sockdiag.Socket) ([]holder, error) {
+	fitting := map[uint32]bool{}
+	for _, s := range slices.Concat(socks...) {
+		fitting[s.Inode] = true
+	}
 	var out []holder
 	var last error
 	for _, pid := range pids {
@@ -171,13 +180,19 @@ func (a *Adoption) open(pids []int) ([]holder, error) {
 			last = err
 			continue
 		}
-		a.procs = append(a.procs, p)
 		fds, err := p.Sockets()
 		if err != nil {
+			p.Close()
 			last = err
 			continue
 		}
-		if p.Alive() {
+		alive, fits := p.Alive(), hasAny(fds, fitting)
+		if len(a.procs) == 0 || fits && len(a.procs) < maxHolders {
+			a.procs = append(a.procs, p)
+		} else if p.Close(); fits {
+			continue // there are enough to choose from
+		}
+		if alive {
 			out = append(out, holder{p, fds})
 		}
 	}
@@ -188,6 +203,15 @@ func (a *Adoption) open(pids []int) ([]holder, error) {
 		return nil, last
 	}
 	return out, nil
+}
+
+func hasAny(fds map[uint32][]int, fitting map[uint32]bool) bool {
+	for inode := range fds {
+		if fitting[inode] {
+			return true
+		}
+	}
+	return false
 }
 
 // places are the endpoints of a slot, where the member's socket for each is
