@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -87,6 +86,11 @@ func (k *Keeper) may(ctx context.Context, m *member) func(service string) bool {
 
 // report answers Status.
 func (k *Keeper) report(ctx context.Context, m *member, msg *wire.Message, fds []int) []int {
+	done, ok := k.awaitTurn(ctx, m.process)
+	if !ok {
+		return fds
+	}
+	defer done()
 	k.mu.Lock()
 	names := slices.Collect(maps.Keys(k.services))
 	k.mu.Unlock()
@@ -95,14 +99,17 @@ func (k *Keeper) report(ctx context.Context, m *member, msg *wire.Message, fds [
 		allowed[n] = may(n)
 	}
 	r := k.reportOf(func(s string) bool { return allowed[s] }, m.process)
-	m.cost += reportCost + time.Duration(len(names))*memberCost
+	cost := reportCost + time.Duration(len(names))*memberCost
 	for _, s := range r.Services {
-		m.cost += time.Duration(len(s.Sessions)) * sessionCost
+		cost += time.Duration(len(s.Sessions)) * sessionCost
 	}
-	if m.process.UID != 0 && int(m.process.UID) != os.Geteuid() {
+	if !m.process.trusted() {
 		r.State, r.Strange = 0, 0
 	}
 	text, err := json.Marshal(r)
+	if !m.process.trusted() {
+		k.tolls.charge(m.process.UID, cost+time.Duration(len(text)>>10)*kibCost, time.Now())
+	}
 	answer := wire.Message{Type: wire.Report, Seq: msg.Seq, State: text}
 	if err == nil {
 		var fd int

@@ -23,17 +23,63 @@ const (
 	memberCost  = 200 * time.Microsecond // the members of a service are looked for
 	reportCost  = 100 * time.Microsecond
 	sessionCost = 5 * time.Microsecond // of a session in a report
+	kibCost     = 5 * time.Microsecond // of a KiB of it
 )
 
 type tolls struct {
-	mu   sync.Mutex
-	debt map[uint32]debt
+	mu    sync.Mutex
+	debt  map[uint32]debt
+	turns map[uint32]bool // users for whom a report is being made
 }
 
 // debt is what a user has used, as of a moment.
 type debt struct {
 	used time.Duration
 	at   time.Time
+}
+
+// turn says whether a user may have a report now: there is none under way, and what the ones before cost is worked off.
+func (t *tolls) turn(uid uint32, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.turns[uid] || t.debt[uid].left(now) > tollBurst {
+		return false
+	}
+	if t.turns == nil {
+		t.turns = map[uint32]bool{}
+	}
+	t.turns[uid] = true
+	return true
+}
+
+func (t *tolls) endTurn(uid uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.turns, uid)
+}
+
+// askTurn is how often a process that waits for its user's turn looks.
+const askTurn = 20 * time.Millisecond
+
+// awaitTurn waits for the process's turn to have a report, until done is called; false if nobody waits for it any more. A
+// user's connections wait for each other: each that had one first and paid later would cost as much as there are of them.
+func (k *Keeper) awaitTurn(ctx context.Context, p *process) (done func(), ok bool) {
+	if p.trusted() {
+		return func() {}, true
+	}
+	tick := time.NewTicker(askTurn)
+	defer tick.Stop()
+	for !k.tolls.turn(p.UID, time.Now()) {
+		select {
+		case <-ctx.Done():
+			return nil, false
+		case <-tick.C:
+		}
+		if p.exited() {
+			return nil, false
+		}
+	}
+	return func() { k.tolls.endTurn(p.UID) }, true
 }
 
 // charge adds a cost, and returns how long the user has to wait.
