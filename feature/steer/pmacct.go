@@ -4,18 +4,18 @@ package steer
 
 import (
 	"bufio"
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -82,8 +82,8 @@ func pmacctName(pid int) string {
 // file if none can be found. The daemon overwrites its command line with a title.
 func pmacctLimit(ctx context.Context, pid int, name string) (limit int, file string) {
 	var candidates []string
-	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil {
-		candidates = append(candidates, optionF(strings.Split(string(b), "\x00"))...)
+	if args, err := pidfd.CommandLine(pid); err == nil {
+		candidates = append(candidates, optionF(args)...)
 	}
 	if unit := units.OfProcess(pid); unit != "" {
 		u, err := units.UnitMain(ctx, unit)
@@ -117,21 +117,15 @@ func optionF(args []string) (files []string) {
 // readPmacct reads bmp_daemon_max_peers from a file that belongs to root or to the daemon's
 // user. Nothing else of it is kept.
 func readPmacct(path string, pid int) (limit int, err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	f, err := safefile.Read(path, maxConfig)
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil || !info.Mode().IsRegular() {
-		return 0, errors.Join(err, fmt.Errorf("%s is no file", path))
-	}
 	var st unix.Stat_t
-	owner := info.Sys().(*syscall.Stat_t).Uid
-	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil || owner != 0 && owner != st.Uid {
+	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil || f.UID != 0 && f.UID != st.Uid {
 		return 0, fmt.Errorf("%s belongs to another user", path)
 	}
-	lines := bufio.NewScanner(io.LimitReader(f, maxConfig))
+	lines := bufio.NewScanner(bytes.NewReader(f.Data))
 	for lines.Scan() {
 		key, value, ok := strings.Cut(lines.Text(), ":")
 		key, _, _ = strings.Cut(strings.TrimSpace(key), "[") // of one plugin

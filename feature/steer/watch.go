@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -52,7 +53,7 @@ type watcher struct {
 	checks    *checks
 	resets    resets
 	hand      Hand
-	files     map[string]fileSeen
+	files     map[string]safefile.Seen
 	copying   map[string]map[uint32]uint32 // by namespace: devices that have the filter
 }
 

@@ -5,9 +5,9 @@ package steer
 import (
 	"context"
 	"errors"
-	"os"
 	"time"
 
+	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -96,27 +96,20 @@ func (w *watcher) ownResets(s *ServiceState) {
 	}
 }
 
-// fileSeen is a file of devices as it was when it was last looked at.
-type fileSeen struct {
-	changed time.Time
-	size    int64
-}
-
 // followFile publishes a service's devices anew when their file has changed.
 func (w *watcher) followFile(ctx context.Context, s *ServiceState) {
 	if s.By != ByDevice || s.pub.Devices == nil {
 		return
 	}
-	st, err := os.Stat(s.DevicesFile)
+	now, err := safefile.Stat(s.DevicesFile)
 	key := Slot{Scope: s.scope, Service: s.Name, Slot: -2}
 	if err == nil {
-		now := fileSeen{st.ModTime(), st.Size()}
 		name := s.scope + "/" + s.Name + " " + s.DevicesFile
 		if w.files[name] == now && w.said[key] == "" {
 			return
 		}
 		if w.files == nil {
-			w.files = map[string]fileSeen{}
+			w.files = map[string]safefile.Seen{}
 		}
 		w.files[name] = now
 		err = w.reload(ctx, s)
