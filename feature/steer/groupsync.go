@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -125,7 +126,7 @@ func withGroup(ns *netns.Handle, k groupKey, uid uint32, f func(kernel.Reuseport
 			continue // closed, or no longer shared: the next one will do
 		}
 		err = f(kernel.ReuseportGroup{FD: fd, Name: k.String()})
-		unix.Close(fd)
+		pidfd.CloseDup(fd)
 		return err
 	}
 	return nil

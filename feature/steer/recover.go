@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -133,7 +134,7 @@ func detachLost(scope string, slots *ebpf.Map) error {
 			continue // closed meanwhile: another socket of the group will do
 		}
 		err = kernel.ReuseportGroup{FD: fd, Name: keyOfSocket(s).String()}.Detach()
-		unix.Close(fd)
+		pidfd.CloseDup(fd)
 		if err != nil {
 			return err
 		}
