@@ -9,6 +9,7 @@ import (
 	"os/user"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/weir-project/weir/internal/netns"
@@ -54,15 +55,18 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 		return err
 	}
 	m.PID = peer.PID
+	leave := registering.enter(peer.UID)
+	defer leave()
 	for {
 		if err := notWithdrawn(r, s); err != nil {
 			return err
 		}
+		began := time.Now()
 		_, err := admitOnly(ctx, r, s, &m, who)
 		if err == nil || !Waiting(err) || !proc.Alive() {
 			return err
 		}
-		pause := 20 * time.Millisecond
+		pause := registering.pause(peer.UID, time.Since(began))
 		if errors.Is(err, service.ErrNotReady) {
 			pause = m.Ready.Every()
 		}
@@ -72,6 +76,44 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 		case <-time.After(pause):
 		}
 	}
+}
+
+// registering counts the processes of each user that wait for a slot.
+var registering waiters
+
+type waiters struct {
+	mu    sync.Mutex
+	users map[uint32]int
+}
+
+// enter counts one, until leave is called.
+func (w *waiters) enter(uid uint32) (leave func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.users == nil {
+		w.users = map[uint32]int{}
+	}
+	w.users[uid]++
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.users[uid]--; w.users[uid] == 0 {
+			delete(w.users, uid)
+		}
+	}
+}
+
+// pause is how long to wait before looking at a process's sockets again, which took so long: together a user's processes cost a
+// fifth of a CPU. A process with many descriptors takes long.
+func (w *waiters) pause(uid uint32, took time.Duration) time.Duration {
+	const least, most = 20 * time.Millisecond, 2 * time.Second
+	n := 1
+	if uid != 0 {
+		w.mu.Lock()
+		n = w.users[uid]
+		w.mu.Unlock()
+	}
+	return max(least, min(4*took*time.Duration(n), most))
 }
 
 // process makes sure that the number still means the process that connected:
