@@ -99,6 +99,9 @@ func (p pins) Status(ctx context.Context) (out Status, err error) {
 	}
 	out.CountMisplaced(ctx)
 	out.ExplainEmpty(ctx)
+	if err := out.NoteUnserved(p.Root); tolerate(err) != nil {
+		return out, err
+	}
 	out.noteFaults()
 	g, err := p.Guards(ctx)
 	if tolerate(err) != nil {

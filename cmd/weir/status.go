@@ -88,9 +88,19 @@ func printStatus(w io.Writer, st host.Status, now time.Time) {
 	}
 }
 
+// maxUnserved is how many services without a socket the summary names.
+const maxUnserved = 10
+
 func printSummary(w io.Writer, st steer.State) {
 	for _, b := range st.Bound {
 		fmt.Fprintf(w, "%d bindings in %s: weir steer bindings, weir steer services\n", b.Bindings, b.Netns)
+		for i, u := range b.Unserved {
+			if i == maxUnserved {
+				fmt.Fprintf(w, "! and %d more services without a socket: weir steer services\n", len(b.Unserved)-i)
+				break
+			}
+			fmt.Fprintf(w, "! %s: %s: %s\n", u.Service, u.Text(b.Netns), u.Remedy())
+		}
 	}
 	if len(st.Services) == 0 {
 		if len(st.Bound) == 0 {

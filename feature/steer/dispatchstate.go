@@ -20,6 +20,8 @@ type DispatchState struct {
 	Bindings int    `json:"bindings"`
 	Room     int    `json:"room"` // for so many; more are made when it is used up
 	Scope    string `json:"-"`    // directory of its pins
+
+	Unserved []Unserved `json:"unserved,omitempty"` // see NoteUnserved
 }
 
 // readDispatch reads what is bound in which namespace.
@@ -44,7 +46,7 @@ func readDispatch(r *kernel.Root, all []kernel.Instance) (out []DispatchState, e
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, DispatchState{fmt.Sprintf("net:[%s]", i.Scope), inode, n, room, i.Scope})
+		out = append(out, DispatchState{Netns: fmt.Sprintf("net:[%s]", i.Scope), Inode: inode, Bindings: n, Room: room, Scope: i.Scope})
 	}
 	return out, nil
 }
@@ -77,7 +79,7 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 		x.say("bindings", "%s %s is bound to %s for %s, but service %s listens to a prefix that is not shorter", x.p.Proto, b.Prefix, name, port, s.Name)
 		return nil, 0, false, nil
 	}
-	x.say("bindings", "%s %s is bound to %s for %s: no longer prefix is bound for the packet", x.p.Proto, b.Prefix, name, port)
+	x.say("bindings", "%s %s is bound to %s for %s, the longest prefix for the packet", x.p.Proto, b.Prefix, name, port)
 	var where steerNamed
 	if err := v.pins.Maps["named"].Lookup(b.Value-1, &where); err != nil {
 		return nil, 0, false, err

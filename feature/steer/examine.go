@@ -67,7 +67,8 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 		s.examineNetns(add)
 		s.examineGroups(r, add)
 	}
-	return out, nil
+	unserved, err := st.examineUnserved(r)
+	return append(out, unserved...), err
 }
 
 // oneSource says whether everything came from one address.
