@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -181,6 +182,18 @@ func (l Listen) Endpoints(index int) []Endpoint {
 		out = append(out, l.endpoint(index, unix.AF_INET6))
 	}
 	return out
+}
+
+// covers says whether a socket bound to l gets every packet of o.
+func (l Listen) covers(o Listen) bool {
+	for _, want := range o.Endpoints(0) {
+		if !slices.ContainsFunc(l.Endpoints(0), func(e Endpoint) bool {
+			return e.Proto == want.Proto && e.Family == want.Family && e.Port == want.Port && e.Prefix.Bits() <= want.Prefix.Bits() && e.Prefix.Contains(want.Prefix.Addr())
+		}) {
+			return false
+		}
+	}
+	return true
 }
 
 func (l Listen) endpoint(index int, family uint8) Endpoint {

@@ -54,6 +54,16 @@ func (m Member) String() string {
 	return "none"
 }
 
+// Elsewhere are the addresses of a member's sockets at which the kernel alone would not deliver what is sent to the service.
+func (s Spec) Elsewhere(m Member) (out []Listen) {
+	for i, b := range m.Bound {
+		if i < len(s.Listen) && !b.covers(s.Listen[i]) {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
 // Endpoints are those of all listens, in order: a slot needs a socket for each.
 func (s Spec) Endpoints() []Endpoint {
 	var out []Endpoint

@@ -109,3 +109,30 @@ func TestSpecEndpoints(t *testing.T) {
 		t.Errorf("the last endpoint is of listen %d", l)
 	}
 }
+
+// A member that is bound to its service's addresses, or to all of them, is reached without weir.
+func TestElsewhere(t *testing.T) {
+	for _, c := range []struct {
+		listen, bound string
+		elsewhere     bool
+	}{
+		{"udp 10.9.0.0/24:53", "udp 0.0.0.0:53", false},
+		{"udp 10.9.0.0/24:53", "udp 10.9.0.0/16:53", false},
+		{"udp 10.9.0.1:53", "udp [::]:53", false},
+		{"udp :53", "udp [::]:53", false},
+		{"udp6 :53", "udp [::]:53", false},
+		{"udp 10.9.0.0/24:53", "udp 0.0.0.0:5353", true},
+		{"udp 10.9.0.0/24:53", "udp 10.9.0.1:53", true},
+		{"udp 10.9.0.0/24:53", "udp 127.0.0.1:53", true},
+		{"udp :53", "udp 0.0.0.0:53", true},
+		{"udp 10.9.0.0/24:53", "udp6 [::]:53", true},
+	} {
+		s := Spec{Listen: []Listen{parse(t, c.listen)}}
+		if got := s.Elsewhere(Member{Bound: []Listen{parse(t, c.bound)}}); (len(got) > 0) != c.elsewhere {
+			t.Errorf("listen %s, bound %s: elsewhere %v", c.listen, c.bound, got)
+		}
+		if got := s.Elsewhere(Member{}); len(got) != 0 {
+			t.Errorf("listen %s, not bound: elsewhere %v", c.listen, got)
+		}
+	}
+}

@@ -108,8 +108,11 @@ func (s *ServiceState) removalOutages(plan *feature.Plan) {
 	}
 	for _, slot := range s.Slots {
 		m := s.pub.Service.Member(slot.Slot)
-		if slot.Admitted() && m != nil && len(m.Bound) > 0 {
-			plan.Outage("slot %d of service %s would be gone, and its member is bound elsewhere (%v): without weir nothing that is sent to the service reaches it", slot.Slot, s.Name, m.Bound)
+		if !slot.Admitted() || m == nil {
+			continue
+		}
+		if elsewhere := s.pub.Service.Elsewhere(*m); len(elsewhere) > 0 {
+			plan.Outage("slot %d of service %s would be gone, and its member is bound elsewhere (%v): without weir nothing that is sent to the service reaches it", slot.Slot, s.Name, elsewhere)
 		}
 	}
 }

@@ -104,3 +104,30 @@ func TestLimitsAreToldBeforeAnythingChanges(t *testing.T) {
 		}
 	}
 }
+
+// A member that listens on the service's port anyhow is reached once the service is gone; one on another port is not.
+func TestRemovalReachesMembersAtThePort(t *testing.T) {
+	a := startSink(t, "udp4=0.0.0.0:9991")
+	for bound, want := range map[string]int{"udp 0.0.0.0:9991": 0, "udp 0.0.0.0:9992": 1} {
+		w := newWorld(t, Options{Slots: 1}, "udp 127.0.0.0/8:9991")
+		s := a
+		if want > 0 {
+			s = startSink(t, "udp4=0.0.0.0:9992")
+		}
+		w.member(0, s, bound)
+		w.apply()
+		if !w.state().Slots[0].Admitted() {
+			t.Fatalf("bound %s: %s", bound, w.state().Slots[0].Reason)
+		}
+		st, err := ReadState(t.Context(), w.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := Feature{}.Plan(t.Context(), st, Config{})
+		if err != nil || len(p.Outages) != want {
+			t.Errorf("bound %s: removal has outages %q, %v, want %d", bound, p.Outages, err, want)
+		}
+		w.cfg.Services = nil
+		w.apply()
+	}
+}
