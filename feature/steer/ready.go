@@ -105,6 +105,11 @@ func admitOnly(ctx context.Context, r *kernel.Root, s Slot, member *service.Memb
 	if err := vet.meant(who); err != nil {
 		return false, err
 	}
+	if member != nil {
+		if err := p.servesElsewhere(ctx, r, s, who); err != nil {
+			return false, err
+		}
+	}
 	if m.Ready != nil {
 		if !serves(r, s, who) {
 			if err := p.check(ctx, s, m, who); err != nil {
@@ -202,6 +207,31 @@ func serves(r *kernel.Root, s Slot, who process) bool {
 	defer slots.Close()
 	now, err := processIn(slots.pins, slots.pub.row(s.Slot))
 	return err == nil && now == who
+}
+
+// ErrOtherSlot says that a process serves another slot of the service.
+var ErrOtherSlot = errors.New("wrong process")
+
+// servesElsewhere refuses a process that serves another slot of the service, unless the configuration names it for this one
+// too: a wrong number would take a slot from its own member without a word.
+func (p *published) servesElsewhere(ctx context.Context, r *kernel.Root, s Slot, who process) error {
+	slots, err := OpenSlots(r, s.Scope, s.Service)
+	if err != nil {
+		return nil // which the admission tells
+	}
+	defer slots.Close()
+	for i := range slots.pub.Service.Slots {
+		if now, err := processIn(slots.pins, slots.pub.row(i)); i == s.Slot || err != nil || now != who {
+			continue
+		}
+		if m := p.Service.Member(s.Slot); m != nil {
+			if named, err := p.find(ctx, s, *m); err == nil && named == who {
+				return nil
+			}
+		}
+		return fmt.Errorf("%w: process %d serves slot %d of %s: weir steer unregister %s --slot %d comes first, or name it for both slots in the configuration", ErrOtherSlot, who.pid, i, s.Service, s.Service, i)
+	}
+	return nil
 }
 
 // processIn is the process that a row is admitted with, or none.

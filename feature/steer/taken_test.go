@@ -4,7 +4,9 @@ package steer
 
 import (
 	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -41,4 +43,20 @@ func testRegisterElsewhere(t *testing.T) {
 		}
 	}
 	w.check(sources(12), loopback4, names(b, a))
+}
+
+// A wrong number on the command line takes no slot from its member.
+func TestAdmitsNoOtherSlotsProcess(t *testing.T) {
+	w, a, b := newPair(t)
+	w.apply()
+	w.check(sources(12), loopback4, names(a, b))
+	at := func(slot int) Slot { return Slot{Scope: w.state().Scope(), Service: "svc", Slot: slot} }
+	_, err := AdmitWithin(t.Context(), w.root, at(0), &service.Member{PID: b.pid()}, time.Minute)
+	if !errors.Is(err, ErrOtherSlot) || !strings.Contains(err.Error(), "serves slot 1 of svc: weir steer unregister svc --slot 1") {
+		t.Errorf("the member of slot 1 is given slot 0 as well: %v", err)
+	}
+	w.check(sources(12), loopback4, names(a, b))
+	if changed, err := AdmitWithin(t.Context(), w.root, at(0), &service.Member{PID: a.pid()}, time.Minute); err != nil || changed {
+		t.Errorf("the member of slot 0 once more: changed %v, %v", changed, err)
+	}
 }
