@@ -32,12 +32,14 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 	out := &feature.Explanation{Proto: p.Proto, From: p.From.String(), To: p.To.String(), Netns: ns.String()}
 	var sights []feature.Sight
 	arrival := feature.Why{Step: "arrival", Text: "by " + p.Interface}
-	if p.Interface == "" {
-		if p.Interface, err = back(ns, p); err != nil {
-			arrival.Text, arrival.Warning = fmt.Sprintf("%v: what is attached to interfaces is not asked; --interface names one", err), true
-		} else {
-			arrival.Text = fmt.Sprintf("by %s, where the route back to %s leads; --interface names another", p.Interface, p.From.Addr())
+	if p.Interface != "" {
+		if err := ns.Do(func() error { _, err := netlink.LinkByName(p.Interface); return err }); err != nil {
+			return nil, fmt.Errorf("interface %s of %s: %w", p.Interface, ns, err)
 		}
+	} else if p.Interface, err = back(ns, p); err != nil {
+		arrival.Text, arrival.Warning = fmt.Sprintf("%v: what is attached to interfaces is not asked; --interface names one", err), true
+	} else {
+		arrival.Text = fmt.Sprintf("by %s, where the route back to %s leads; --interface names another", p.Interface, p.From.Addr())
 	}
 	for _, f := range parts {
 		if e, ok := f.feature.(feature.Explainer); ok {

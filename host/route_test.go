@@ -5,11 +5,13 @@ package host
 import (
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/steer"
@@ -150,5 +152,18 @@ func TestToldAlikeWhyEmpty(t *testing.T) {
 			t.Errorf("%s: metrics do not say %q", name, reason)
 		}
 		serving.stop()
+	}
+}
+
+// An interface that is not there is a mistake, and no answer.
+func TestExplainRefusesAbsentInterface(t *testing.T) {
+	w := newWorld(t)
+	p := feature.Packet{Proto: "udp", From: netip.MustParseAddrPort("127.0.0.1:5"), To: netip.MustParseAddrPort("127.0.0.1:7"), Interface: "absent0"}
+	if x, err := w.Explain(t.Context(), p); err == nil || !strings.Contains(err.Error(), "interface absent0 of net:[") {
+		t.Errorf("%+v, %v", x, err)
+	}
+	p.Interface = "lo"
+	if _, err := w.Explain(t.Context(), p); err != nil {
+		t.Error(err)
 	}
 }
