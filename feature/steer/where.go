@@ -42,7 +42,7 @@ func (s *ServiceState) Sources(names []string) ([]netip.Addr, error) {
 		case s.By != ByDevice:
 			return nil, fmt.Errorf("%q is no IP address, and service %s knows no devices by name: that takes by: device", name, s.Name)
 		default:
-			return nil, fmt.Errorf("%q is no IP address, and no device of that name is in %s: weir steer devices %s lists them", name, s.DevicesFile, s.Name)
+			return nil, fmt.Errorf("%q is no IP address, and no device of that name is in %s", name, s.DevicesFile)
 		}
 	}
 	return out, nil
