@@ -52,11 +52,14 @@ func (c *Config) Validate() []error {
 		if len(s.udp()) == 0 {
 			fail("the service listens to no UDP, and a guard limits nothing else: add a listen like %q, or leave guard out", "udp :53")
 		}
-		slices.Sort(s.Interfaces)
-		s.Interfaces = slices.Compact(s.Interfaces)
-		if slices.Contains(s.Interfaces, "") {
-			fail("interfaces: an empty name")
+		for i, name := range s.Interfaces {
+			if name == "" || len(name) > 15 || strings.ContainsAny(name, "/ \t\n:") {
+				fail("interface %q: want the name of one, of at most 15 bytes", name)
+			} else if slices.Contains(s.Interfaces[:i], name) {
+				fail("interface %q: named twice", name)
+			}
 		}
+		s.Interfaces = slices.Sorted(slices.Values(s.Interfaces)) // a copy: the options share theirs with the configuration
 	}
 	return errs
 }

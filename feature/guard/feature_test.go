@@ -242,12 +242,17 @@ func TestConfigErrors(t *testing.T) {
 	for want, s := range map[string]Service{
 		"no limit":          guarded(t, "a", Options{}, "udp :53"),
 		"listens to no UDP": guarded(t, "a", Options{Limit: 5}, "tcp :53"),
-		"an empty name":     guarded(t, "a", Options{Limit: 5, Interfaces: []string{""}}, "udp :53"),
+		"named twice":       guarded(t, "a", Options{Limit: 5, Interfaces: []string{"v0", "v0"}}, "udp :53"),
+		"want the name of":  guarded(t, "a", Options{Limit: 5, Interfaces: []string{""}}, "udp :53"),
 	} {
 		c := Config{[]Service{s}}
 		if errs := c.Validate(); len(errs) != 1 || !strings.Contains(errs[0].Error(), want) {
 			t.Errorf("%v: want one that says %q", errs, want)
 		}
+	}
+	named := []string{"v1", "v0"}
+	if errs := (&Config{[]Service{guarded(t, "a", Options{Limit: 5, Interfaces: named}, "udp :53")}}).Validate(); len(errs) != 0 || !slices.Equal(named, []string{"v1", "v0"}) {
+		t.Errorf("checking has changed the configuration's interfaces to %q: %v", named, errs)
 	}
 	w := newWorld(t)
 	for want, services := range map[string][]Service{

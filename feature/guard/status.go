@@ -115,7 +115,7 @@ type Destination struct {
 
 // ReadState reads the guards from their pins alone.
 func ReadState(_ context.Context, r *kernel.Root) (State, error) {
-	var st State
+	st := State{Guards: []GuardState{}} // [] in JSON, not null
 	all, err := r.Instances(Name)
 	if err != nil {
 		return st, err
