@@ -38,3 +38,18 @@ func (a *Agent) admits(h peer.Hello) error {
 	}
 	return nil
 }
+
+// silentAfter is the number of unanswered pings after which an agent's connection no longer keeps another one out.
+const silentAfter = 2
+
+// duplicate refuses a second server with the name, number and certificate of a connected one: a cloned machine, say. Both would
+// take the flows from each other, and reset them. An agent that restarts replaces its own connection: its address is the same, or the
+// old connection has ended, or answers nothing. The caller holds mu.
+func (a *Agent) duplicate(c *peer.Conn) error {
+	before := a.hosts[c.Peer.Number]
+	if before == nil || before.Peer.Instance == c.Peer.Instance || before.Unanswered() >= silentAfter || before.Remote() == c.Remote() {
+		return nil
+	}
+	return fmt.Errorf("%s (number %d) is connected from %s: give the server at %s a name, number and certificate of its own",
+		c.Peer.Name, c.Peer.Number, before.Remote(), c.Remote())
+}

@@ -71,6 +71,7 @@ type Agent struct {
 const (
 	defaultHold  = time.Second
 	defaultLapse = 10 * time.Second
+	defaultIdle  = time.Hour
 )
 
 // NewAgent makes an agent of a data path, which knows the hosts already: see [Front.SetHosts].
@@ -78,7 +79,7 @@ func NewAgent(f *Front, o AgentOptions) (*Agent, error) {
 	for _, d := range []struct {
 		of  *time.Duration
 		def time.Duration
-	}{{&o.Hold, defaultHold}, {&o.Lapse, defaultLapse}, {&o.Ended, 5 * time.Second}, {&o.Idle, time.Hour}, {&o.Down, defaultDown}} {
+	}{{&o.Hold, defaultHold}, {&o.Lapse, defaultLapse}, {&o.Ended, 5 * time.Second}, {&o.Idle, defaultIdle}, {&o.Down, defaultDown}} {
 		if *d.of == 0 {
 			*d.of = d.def
 		}
@@ -203,7 +204,11 @@ func (a *Agent) attend(ctx context.Context, raw *accept.Conn) {
 	}
 	number := c.Peer.Number
 	a.mu.Lock()
-	if err := a.admits(c.Peer); err != nil {
+	err = a.admits(c.Peer)
+	if err == nil {
+		err = a.duplicate(c)
+	}
+	if err != nil {
 		a.mu.Unlock()
 		a.o.Log.Warn("an agent is refused", "name", c.Peer.Name, "number", number, "reason", err)
 		_ = c.Tell(peer.Peers{Refused: err.Error()})

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -51,7 +52,7 @@ func manage(t *testing.T, sc *scene, o AgentOptions) (*peertest.Authority, *Agen
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", "[::]:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +63,7 @@ func manage(t *testing.T, sc *scene, o AgentOptions) (*peertest.Authority, *Agen
 			t.Error(err)
 		}
 	})
-	return ca, a, l.Addr().String()
+	return ca, a, net.JoinHostPort("127.0.0.1", strconv.Itoa(l.Addr().(*net.TCPAddr).Port))
 }
 
 func register(t *testing.T, ca *peertest.Authority, at, name string, number move.Host, r peer.Registration) *registrar {

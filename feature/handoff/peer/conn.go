@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -274,6 +275,15 @@ func unexpected(err error) error {
 		return io.ErrUnexpectedEOF
 	}
 	return err
+}
+
+// Remote is the other side's address, without its port; not valid unless the connection is of TCP.
+func (c *Conn) Remote() netip.Addr {
+	at, _ := c.tls.NetConn().RemoteAddr().(*net.TCPAddr)
+	if at == nil {
+		return netip.Addr{}
+	}
+	return at.AddrPort().Addr().Unmap()
 }
 
 // Close ends the connection at once.
