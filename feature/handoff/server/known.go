@@ -143,6 +143,7 @@ func (k *known) has(p *place) bool {
 // told takes what the front end tells of its hosts and services.
 func (a *Agent) told(p peer.Peers) {
 	a.mu.Lock()
+	news := p.Refused != a.unwanted
 	a.unwanted = p.Refused
 	for _, m := range p.Members {
 		if m.Number == a.o.Number {
@@ -152,6 +153,9 @@ func (a *Agent) told(p peer.Peers) {
 	a.mu.Unlock()
 	a.frontHearsLeft.Store(p.HearsLeft)
 	if p.Refused != "" {
+		if !news {
+			return
+		}
 		a.o.Log.Error("the front end refuses this server", "reason", p.Refused)
 		return
 	}

@@ -29,7 +29,10 @@ type link struct {
 	none    sync.Map      // by service: no member is there, as it says
 }
 
-var errNoLink = errors.New("not connected")
+var (
+	errNoLink = errors.New("not connected")
+	errEnds   = errors.New("it ends each connection at once: the log there says why")
+)
 
 func (k *link) conn() *peer.Conn { return k.c.Load() }
 
@@ -43,9 +46,13 @@ func (k *link) run(ctx context.Context) {
 	for pause := linkFirst; ctx.Err() == nil; pause = min(2*pause, linkLast) {
 		c, err := k.dial(ctx)
 		if err == nil {
-			pause, warned = linkFirst, false
+			begun := time.Now()
 			k.serve(ctx, c)
-		} else if pause == linkLast && !warned {
+			if err = errEnds; time.Since(begun) >= linkLast {
+				err, pause, warned = nil, linkFirst, false
+			}
+		}
+		if err != nil && pause == linkLast && !warned {
 			warned = true
 			k.a.o.Log.Warn("an agent is not there", "name", k.to.Name, "address", k.to.Address, "reason", err)
 		}

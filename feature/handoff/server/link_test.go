@@ -3,13 +3,65 @@
 package server
 
 import (
+	"log/slog"
+	"net"
 	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 )
+
+// heardLog passes lines of a log on.
+type heardLog chan string
+
+func (h heardLog) Write(b []byte) (int, error) {
+	select {
+	case h <- string(b):
+	default:
+	}
+	return len(b), nil
+}
+
+// An agent whose connections are accepted and closed at once, as by a front end that refuses it, comes again with growing pauses,
+// and says so.
+func TestRefusedLinkPauses(t *testing.T) {
+	ca := peertest.NewAuthority(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var came atomic.Int32
+	front := ca.TLS("front")
+	go func() {
+		for {
+			raw, err := l.Accept()
+			if err != nil {
+				return
+			}
+			came.Add(1)
+			if c, err := peer.Accept(t.Context(), raw, front, peer.Hello{Role: peer.FrontAgent, Instance: 7, Name: "front"}); err == nil {
+				c.Close()
+			}
+		}
+	}()
+	defer l.Close()
+	log := make(heardLog, 1)
+	a := &Agent{o: Options{TLS: ca.TLS("own"), Log: slog.New(slog.NewTextHandler(log, nil))}, workers: newWorkers(t.Context().Done())}
+	k := &link{a: a, to: Remote{Name: "front", Address: l.Addr().String()}, hello: func() peer.Hello { return peer.Hello{Number: 1, Instance: 5, Name: "own"} },
+		changed: func(*link) {}}
+	go k.run(t.Context())
+	if line := <-log; !strings.Contains(line, "an agent is not there") || !strings.Contains(line, "ends each connection at once") {
+		t.Errorf("the log says %q", line)
+	}
+	if n := came.Load(); n > 12 { // 20 ms, doubled each time up to a second
+		t.Errorf("it came %d times in a second or so", n)
+	}
+}
 
 // A way is open when its link and the front end's are there, also where others look at the link while it comes.
 func TestWaysFollowLinks(t *testing.T) {

@@ -28,6 +28,7 @@ const recent = 4096 // moves whose times are kept
 type Status struct {
 	Server    string            `json:"server"`
 	Front     bool              `json:"front_connected"`
+	Unwanted  string            `json:"front_refuses,omitempty"` // why the front end refuses this server
 	Keeper    bool              `json:"keeper_connected"`
 	Peers     map[string]bool   `json:"peers"` // connected?
 	Leaving   int               `json:"leaving"`
@@ -80,7 +81,7 @@ func (a *Agent) Status() (Status, error) {
 	stuck, blocked := a.stuck(time.Now()), a.blockedNow()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := Status{Server: a.o.Name, Certificate: a.o.TLS.Certificate(), Front: a.front.conn() != nil, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
+	s := Status{Server: a.o.Name, Certificate: a.o.TLS.Certificate(), Front: a.front.conn() != nil, Unwanted: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
 	for k, v := range a.stats.refused {
