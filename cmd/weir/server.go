@@ -105,7 +105,9 @@ func printServer(w io.Writer, s server.Status) {
 	if !s.Keeper {
 		fmt.Fprintln(w, "  ! no keeper answers: no session can move (weir serve, or weir handoff keep)")
 	}
-	if !s.Front {
+	if s.Unwanted != "" {
+		fmt.Fprintf(w, "  ! the front end refuses this server: %s\n", s.Unwanted)
+	} else if !s.Front {
 		fmt.Fprintln(w, "  ! the front end's agent is not connected: no session can move")
 	}
 	t := newTable(w, "  SERVER", "AGENT")
@@ -168,17 +170,30 @@ func (t blockedTold) tell(all []server.Blocked) {
 	}
 }
 
+// staying names the connections that a drain cannot move.
+func staying(d server.Drained) string {
+	var all []string
+	if d.Immobile > 0 {
+		all = append(all, fmt.Sprintf("%d sessions whose members move none", d.Immobile))
+	}
+	if d.Others > 0 {
+		all = append(all, fmt.Sprintf("%d connections of programs that hand over nothing", d.Others))
+	}
+	return strings.Join(all, ", ")
+}
+
 func handoffDrain() *cobra.Command {
-	var undo bool
+	var how server.Draining
 	var patience time.Duration
 	c := &cobra.Command{
 		Use: "drain [SERVER]", Short: "Empty this server: its sessions move to the others", Args: cobra.MaximumNArgs(1),
 		Long: `Have the front end give this server no new flows, and move every session of members
 that move theirs to the other servers. It ends when none is left, and names the sessions
-that are in the way meanwhile, with their addresses, their member and the reason. --undo
-has new flows come again. SERVER, if it is given, must be this server's name: it guards
-against the wrong terminal.`,
-		Example: `  weir handoff drain s2 && systemctl poweroff
+that are in the way meanwhile, with their addresses, their member and the reason.
+Connections that cannot move, such as downloads from nginx, are counted in the end;
+--wait waits for them as well. --undo has new flows come again. SERVER, if it is given,
+must be this server's name: it guards against the wrong terminal.`,
+		Example: `  weir handoff drain s2 --wait && systemctl poweroff
   weir handoff drain --undo`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
@@ -186,6 +201,9 @@ against the wrong terminal.`,
 				name = args[0]
 			}
 			ctx := cmd.Context()
+			if patience < 0 {
+				return usageError{fmt.Errorf("--timeout %s: take a time to wait, or 0 to wait without an end", patience)}
+			}
 			if patience > 0 {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithTimeout(ctx, patience)
@@ -193,30 +211,39 @@ against the wrong terminal.`,
 			}
 			var last server.Drained
 			told := blockedTold{w: cmd.ErrOrStderr(), why: map[string]string{}}
-			err := server.DrainHere(ctx, name, undo, func(d server.Drained) {
+			err := server.DrainHere(ctx, name, how, func(d server.Drained) {
 				if d.Left != last.Left || d.Why != last.Why {
-					fmt.Fprintf(cmd.ErrOrStderr(), "%s: %d sessions left %s\n", d.Server, d.Left, d.Why)
+					fmt.Fprintln(cmd.ErrOrStderr(), strings.TrimSpace(fmt.Sprintf("%s: %d sessions left %s", d.Server, d.Left, d.Why)))
+				}
+				if stays := staying(d); how.All && d.Left == 0 && stays != staying(last) && stays != "" {
+					fmt.Fprintf(cmd.ErrOrStderr(), "%s: waits for the end of %s\n", d.Server, stays)
 				}
 				told.tell(d.Blocked)
 				last = d
 			})
+			if err != nil && patience > 0 && ctx.Err() != nil {
+				err = fmt.Errorf("--timeout %s is over", patience)
+			}
 			switch {
 			case err != nil && last.Left > 0:
 				return fmt.Errorf("%d sessions are left, %d of them in the way; weir handoff server status names them, and new flows stay away until --undo: %w",
 					last.Left, len(last.Blocked), err)
+			case err != nil && how.All && staying(last) != "":
+				return fmt.Errorf("%s are left, and new flows stay away until --undo: %w", staying(last), err)
 			case err != nil:
 				return err
-			case undo:
+			case how.Undo:
 				fmt.Fprintln(cmd.OutOrStdout(), "new flows come again")
-			case last.Immobile > 0:
-				fmt.Fprintf(cmd.OutOrStdout(), "empty but for %d sessions whose members move none: they end in their own time\n", last.Immobile)
+			case staying(last) != "":
+				fmt.Fprintf(cmd.OutOrStdout(), "empty but for %s: they end in their own time\n", staying(last))
 			default:
 				fmt.Fprintln(cmd.OutOrStdout(), "empty")
 			}
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&undo, "undo", false, "have new flows come again")
+	c.Flags().BoolVar(&how.Undo, "undo", false, "have new flows come again")
+	c.Flags().BoolVar(&how.All, "wait", false, "wait as well for the end of connections that cannot move")
 	c.Flags().DurationVar(&patience, "timeout", 0, "give up after so long; 0: never")
 	return c
 }

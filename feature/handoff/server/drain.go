@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/sockdiag"
 )
 
 // Drained is how far emptying a server has come.
@@ -22,14 +24,22 @@ type Drained struct {
 	Asked    int       `json:"asked"`    // sessions whose members were asked to move them
 	Left     int       `json:"left"`     // sessions of members that could move them
 	Immobile int       `json:"immobile"` // sessions of members that do not move any: they end in their own time
+	Others   int       `json:"others"`   // connections to the services that the keeper does not know: of nginx, say
 	Blocked  []Blocked `json:"blocked,omitempty"`
 	Why      string    `json:"why,omitempty"`
 	Failed   bool      `json:"failed,omitempty"`
 }
 
-// Drain takes this server out of the front end's share of new flows, and has all of its sessions move to the other servers. It
-// returns when none is left that could and the front end gives it no new ones, or with the error of ctx. again puts the server back, and moves nothing.
-func (a *Agent) Drain(ctx context.Context, again bool, progress func(Drained)) error {
+// Draining says how to drain.
+type Draining struct {
+	Undo bool // puts the server back, and moves nothing
+	All  bool // waits as well for the end of connections that cannot move
+}
+
+// Drain takes this server out of the front end's share of new flows, and moves all of its sessions to the other servers. It
+// returns when no session is left that could move and the front end sends no new ones, or with the error of ctx.
+func (a *Agent) Drain(ctx context.Context, how Draining, progress func(Drained)) error {
+	again := how.Undo
 	a.mu.Lock()
 	a.weight, a.share = 0, unknown
 	if again {
@@ -63,7 +73,8 @@ func (a *Agent) Drain(ctx context.Context, again bool, progress func(Drained)) e
 			d.Why = "the front end has not said yet that new sessions go elsewhere"
 		}
 		progress(d)
-		if d.Left == 0 && out {
+		stays := d.Immobile + d.Others
+		if d.Left == 0 && out && (stays == 0 || !how.All) {
 			return nil
 		}
 		select {
@@ -71,7 +82,7 @@ func (a *Agent) Drain(ctx context.Context, again bool, progress func(Drained)) e
 			if !out {
 				return fmt.Errorf("new sessions may still come, and %d are left: %w", d.Left, ctx.Err())
 			}
-			return fmt.Errorf("%d sessions are left: %w", d.Left, ctx.Err())
+			return fmt.Errorf("%d sessions are left: %w", d.Left+stays, ctx.Err())
 		case <-time.After(drainEvery):
 		}
 	}
@@ -136,10 +147,42 @@ func (a *Agent) drainStep(ctx context.Context) (Drained, error) {
 			}
 		}
 	}
+	if d.Others, err = a.others(r); err != nil {
+		return d, err
+	}
 	_, d.Asked = a.asked.count()
 	d.Blocked = a.blocked(r, now)
 	a.tellBlocked(d.Blocked)
 	return d, nil
+}
+
+// others counts the connections to the services' addresses that the keeper does not know. They end with their programs.
+func (a *Agent) others(r handoff.Report) (n int, err error) {
+	sockets, err := a.sockets(a.listens())
+	if err != nil {
+		return 0, err
+	}
+	entries, err := a.gate.entries()
+	if err != nil {
+		return 0, err
+	}
+	moving := map[repair.Flow]bool{}
+	for _, e := range entries {
+		moving[e.Flow] = e.What != pass
+	}
+	kept := map[string]bool{}
+	for _, v := range r.Services {
+		for _, s := range v.Sessions {
+			kept[s.ID] = true
+		}
+	}
+	for f, s := range sockets {
+		ended := s.Inode == 0 && s.State == sockdiag.FinWait2 // its program has closed it, and all has arrived
+		if !ended && !moving[f] && !kept[strconv.FormatUint(s.Cookie, 10)] {
+			n++
+		}
+	}
+	return n, nil
 }
 
 var errNoServer = errors.New("no other server is connected that has a member for it")

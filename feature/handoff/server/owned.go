@@ -102,21 +102,9 @@ func (a *Agent) sayOwned(ctx context.Context) {
 // meanwhile is not told as this server's.
 func (a *Agent) ownedNow() (out []peer.FlowRecord, err error) {
 	at := a.listens()
-	sockets := map[repair.Flow]sockdiag.Socket{}
-	for _, port := range ports(at) {
-		err := a.inside(func() error {
-			all, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: port, States: ownedStates, Info: true})
-			for _, s := range all {
-				f := repair.Flow{Local: unmapped(s.Local), Remote: unmapped(s.Remote)}
-				if _, ok := at[f.Local]; ok {
-					sockets[f] = s
-				}
-			}
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
+	sockets, err := a.sockets(at)
+	if err != nil {
+		return nil, err
 	}
 	entries, err := a.gate.entries()
 	if err != nil {
@@ -138,6 +126,27 @@ func (a *Agent) ownedNow() (out []peer.FlowRecord, err error) {
 		}
 	}
 	return append(out, a.hadLately(there)...), nil
+}
+
+// sockets are the connections of this server to these addresses, of all programs.
+func (a *Agent) sockets(at map[netip.AddrPort]uint16) (map[repair.Flow]sockdiag.Socket, error) {
+	out := map[repair.Flow]sockdiag.Socket{}
+	for _, port := range ports(at) {
+		err := a.inside(func() error {
+			all, err := sockdiag.Dump(sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: port, States: ownedStates, Info: true})
+			for _, s := range all {
+				f := repair.Flow{Local: unmapped(s.Local), Remote: unmapped(s.Remote)}
+				if _, ok := at[f.Local]; ok {
+					out[f] = s
+				}
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // owned says whether a connection is to be told of, and fills in how it stands.

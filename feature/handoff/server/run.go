@@ -70,7 +70,7 @@ func (a *Agent) controls() http.Handler {
 		}
 		// A line of JSON a step, and in the end one that says what went wrong, if something did.
 		out := json.NewEncoder(w)
-		err := a.Drain(r.Context(), r.FormValue("undo") != "", func(d Drained) {
+		err := a.Drain(r.Context(), Draining{Undo: r.FormValue("undo") != "", All: r.FormValue("all") != ""}, func(d Drained) {
 			_ = out.Encode(d)
 			_ = http.NewResponseController(w).Flush()
 		})
@@ -121,10 +121,13 @@ func StatusHere(ctx context.Context) (s Status, err error) {
 }
 
 // DrainHere has it empty its server, see [Agent.Drain]; name, if it is not empty, must be the server's.
-func DrainHere(ctx context.Context, name string, again bool, progress func(Drained)) error {
+func DrainHere(ctx context.Context, name string, how Draining, progress func(Drained)) error {
 	v := url.Values{"server": {name}}
-	if again {
+	if how.Undo {
 		v.Set("undo", "1")
+	}
+	if how.All {
+		v.Set("all", "1")
 	}
 	r, err := request(ctx, http.MethodPost, "/drain?"+v.Encode())
 	if err != nil {

@@ -109,7 +109,7 @@ services:
 		w.in(w.servers[0].ns, func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*longest)
 			defer cancel()
-			err = DrainHere(ctx, name, again, progress)
+			err = DrainHere(ctx, name, Draining{Undo: again}, progress)
 			return nil
 		})
 		return err
@@ -219,6 +219,9 @@ devices: [eth0]
 		{"listen: 10.0.0.1:7947", "listen: here", "where other servers' agents connect to"},
 		{"address: 10.0.0.1\n", "address: ten\n", "server.yaml:4"},
 		{"devices: [eth0]", "devices: []", "name the interfaces"},
+		{"devices: [eth0]", "devices: [eth0, eth1, eth0]", `"eth0" is there twice`},
+		{"address: 10.0.0.1\n", "address: 0.0.0.0\n", "where the front end reaches this server"},
+		{"address: 10.0.0.1\n", "address: ff02::1\n", "where the front end reaches this server"},
 		{"front: {address: 10.0.0.9:7946}", "front: {name: f}", "where its agent listens"},
 		{"front: {address: 10.0.0.9:7946}", "front: {address: 10.0.0.9:7946, name: f, names: [f, g]}", "either name, or names"},
 		{"tls: {certificate: a, key: b, signers: c}", "tls: {certificate: a}", "certificate, key and signers"},
