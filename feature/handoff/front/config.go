@@ -82,11 +82,14 @@ func ParseConfig(file string, text []byte) (*Config, error) {
 
 func (c *Config) validate() (errs []error) {
 	fail := func(p strictyaml.Pos, format string, a ...any) { errs = append(errs, p.Errorf(format, a...)) }
-	if !kernel.ValidName(pinPrefix+c.Name) || len(c.Name) > 40 {
-		fail(c.Pos, "name %q: take at most 40 letters, digits, - and _", c.Name)
+	if !kernel.ValidName(pinPrefix+c.Name) || c.Name == "" || len(c.Name) > 40 {
+		fail(c.Pos, "name %q: take 1 to 40 letters, digits, - and _", c.Name)
 	}
 	if len(c.Devices) == 0 {
 		fail(c.Pos, "devices: name the interfaces towards clients and towards hosts")
+	}
+	if twice := repeated(c.Devices); twice != "" {
+		fail(c.Pos, "devices: %q is there twice: name each interface once", twice)
 	}
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		fail(c.Pos, "listen %q: say where hosts' agents connect to, like 0.0.0.0:7946", c.Listen)
@@ -113,8 +116,8 @@ func (c *Config) validate() (errs []error) {
 			fail(c.Pos, "%s %s: take 10 ms or more", what, d)
 		}
 	}
-	if least := cmp.Or(c.Hold, defaultHold) + cmp.Or(c.Lapse, defaultLapse); c.Idle > 0 && c.Idle < least { // a move may be as long without a packet
-		fail(c.Pos, "idle %s: take hold and lapse together, %s, or more: a flow must not be forgotten while it moves", c.Idle, least)
+	if least := cmp.Or(c.Hold, defaultHold) + cmp.Or(c.Lapse, defaultLapse); cmp.Or(c.Idle, defaultIdle) < least { // a move may be as long without a packet
+		fail(c.Pos, "idle %s: take hold and lapse together, %s, or more: a flow must not be forgotten while it moves", cmp.Or(c.Idle, defaultIdle), least)
 	}
 	c.checkServices(fail)
 	c.checkHosts(fail)
@@ -138,6 +141,9 @@ func (c *Config) checkServices(fail failure) {
 			if !l.Prefix.IsSingleIP() {
 				fail(s.Pos, "services.%s: listen %q: want one address, which every host has, like tcp 192.0.2.1:1790", name, l)
 			}
+			if a := l.Prefix.Addr().Unmap(); l.Prefix.IsSingleIP() && !unicast(a) {
+				fail(s.Pos, "services.%s: listen %q: %s is no address of a network's machine: take a unicast address that every host has", name, l, a)
+			}
 			if o, taken := places[l]; taken {
 				fail(s.Pos, "services.%s: %s is %s's", name, l, o)
 			}
@@ -149,6 +155,21 @@ func (c *Config) checkServices(fail failure) {
 	}
 }
 
+// unicast says whether an address can be that of one machine of a network.
+func unicast(a netip.Addr) bool {
+	return !a.IsLoopback() && !a.IsMulticast() && !a.IsUnspecified() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
+// repeated is a name that is in a list twice; "": none.
+func repeated(names []string) string {
+	for i, n := range names {
+		if slices.Contains(names[:i], n) {
+			return n
+		}
+	}
+	return ""
+}
+
 func has(o string) string {
 	if o == "" {
 		return ""
@@ -157,9 +178,23 @@ func has(o string) string {
 }
 
 func (c *Config) checkHosts(fail failure) {
-	numbers := map[int]string{}
+	numbers, at := map[int]string{}, map[netip.Addr]string{}
+	for _, name := range sortedKeys(c.Services) {
+		for _, l := range c.Services[name].Listen {
+			at[l.Prefix.Addr().Unmap()] = "service " + name
+		}
+	}
 	for _, name := range sortedKeys(c.Hosts) {
 		h := c.Hosts[name]
+		switch a := h.Address.Unmap(); {
+		case !h.Address.IsValid():
+		case !unicast(a):
+			fail(h.Pos, "hosts.%s: address %s: take the address of the host on its network", name, a)
+		case at[a] != "":
+			fail(h.Pos, "hosts.%s: address %s is that of %s: each host has one of its own", name, a, at[a])
+		default:
+			at[a] = "host " + name
+		}
 		if o, taken := numbers[h.Number]; taken || h.Number < 1 || h.Number > int(MostHosts) {
 			fail(h.Pos, "hosts.%s: number %d: each has one of its own from 1 to %d%s", name, h.Number, MostHosts, has(o))
 		}
@@ -203,7 +238,7 @@ func (c *Config) services() (out []Service) {
 
 // agent are the options of the agent that the file wants.
 func (c *Config) agent() (AgentOptions, error) {
-	tls, err := c.TLS.Load()
+	tls, err := c.TLS.LoadFor(c.Name)
 	if err != nil {
 		return AgentOptions{}, err
 	}

@@ -330,7 +330,7 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 		return fmt.Errorf("this front end's hosts are told, and do not register")
 	case a.hosts[c.Peer.Number] != c:
 		return nil // of a connection that another one has replaced
-	case !r.Address.IsValid() || r.Address.IsUnspecified() || r.Address.IsLoopback():
+	case !r.Address.IsValid() || !unicast(r.Address.Unmap()):
 		return fmt.Errorf("address %q: say where packets to the host go", r.Address)
 	case r.Weight < 0 || r.Weight > mostWeight:
 		return fmt.Errorf("weight %d: take one of 0 to %d", r.Weight, mostWeight)
@@ -340,6 +340,11 @@ func (a *Agent) enroll(c *peer.Conn, r peer.Registration) error {
 	for _, name := range r.Services {
 		if !slices.ContainsFunc(a.o.Services, func(s Service) bool { return s.Name == name }) {
 			return fmt.Errorf("service %q: this front end has none of that name", name)
+		}
+	}
+	for _, s := range a.o.Services {
+		if s.Listen.Addr().Unmap() == r.Address.Unmap() {
+			return fmt.Errorf("address %s is that of service %s, which every host has: say the host's own", r.Address, s.Name)
 		}
 	}
 	for _, o := range a.members {

@@ -129,7 +129,16 @@ func Remove(ctx context.Context, root *kernel.Root, ns *netns.Handle, name strin
 		return err
 	}
 	defer l.Unlock()
-	return remove(l, instanceOf(ns, name), ns)
+	all, err := Instances(l.Root)
+	if err != nil {
+		return err
+	}
+	inst := instanceOf(ns, name)
+	here := slices.DeleteFunc(all, func(o kernel.Instance) bool { return o.Scope != inst.Scope })
+	if len(here) > 0 && !slices.ContainsFunc(here, func(o kernel.Instance) bool { return o.Name == inst.Name }) {
+		return errOther(name, here)
+	}
+	return remove(l, inst, ns)
 }
 
 // RemoveAll ends the front ends of all network namespaces, as Remove does.

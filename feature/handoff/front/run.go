@@ -180,7 +180,19 @@ func Override(ctx context.Context, root *kernel.Root, name, service, client, hos
 			return err
 		}
 	}
-	return fmt.Errorf("no front end %q is here", name)
+	return errOther(name, all)
+}
+
+// errOther says that no front end of a name is here, and names those that are.
+func errOther(name string, all []kernel.Instance) error {
+	var names []string
+	for _, inst := range all {
+		names = append(names, inst.Name[len(pinPrefix):])
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("no front end %q is here: weir handoff front -f FILE makes one", name)
+	}
+	return fmt.Errorf("no front end %q is here: name one of %s", name, strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ", "))
 }
 
 func request(ctx context.Context, method string, inst kernel.Instance, path string) ([]byte, error) {

@@ -84,6 +84,18 @@ func (f Files) Load() (*Identity, error) {
 	return i, nil
 }
 
+// LoadFor reads the files of the agent of this name. Other agents speak with nobody whose certificate is for another name.
+func (f Files) LoadFor(name string) (*Identity, error) {
+	i, err := f.Load()
+	if err != nil {
+		return nil, err
+	}
+	if err := i.config.Certificates[0].Leaf.VerifyHostname(name); err != nil {
+		return nil, fmt.Errorf("the agent's certificate %s is not for %q, the name of this agent: %w", f.Certificate, name, err)
+	}
+	return i, nil
+}
+
 // config reads the files. Both sides show their certificates, and a certificate of these signers is all that is asked for: sign
 // with a CA of weir's own.
 func (f Files) config() (*tls.Config, error) {

@@ -78,6 +78,18 @@ func (r *rotation) leaf() string {
 	return string(r.id.Config().Certificates[0].Certificate[0])
 }
 
+// An agent does not begin with a certificate that is for another name: nobody would speak with it.
+func TestCertificateOfAnotherAgent(t *testing.T) {
+	r := newRotation(t)
+	if _, err := r.LoadFor("front"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.LoadFor("front2")
+	if err == nil || !strings.Contains(err.Error(), `not for "front2"`) || !strings.Contains(err.Error(), r.Certificate) {
+		t.Fatalf("%v: want the file and the name", err)
+	}
+}
+
 // A certificate, its key and the signers are read anew when they change, however they are replaced.
 func TestCertificateIsReadAnew(t *testing.T) {
 	for name, replace := range map[string]func(r *rotation){

@@ -78,6 +78,9 @@ func (c *Config) validate() (errs []error) {
 	if !c.Address.IsValid() {
 		fail("address: say where the front end reaches this server, like 192.0.2.11")
 	}
+	if a := c.Address.Unmap(); c.Address.IsValid() && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast()) {
+		fail("address %s: say where the front end reaches this server, like 192.0.2.11", a)
+	}
 	if c.Weight != nil && *c.Weight < 0 {
 		fail("weight %d: take 0 or more", *c.Weight)
 	}
@@ -98,6 +101,11 @@ func (c *Config) validate() (errs []error) {
 	if len(c.Devices) == 0 {
 		fail("devices: name the interfaces that the services' packets come by, and answers leave by")
 	}
+	for i, d := range c.Devices {
+		if slices.Contains(c.Devices[:i], d) {
+			fail("devices: %q is there twice: name each interface once", d)
+		}
+	}
 	if c.Patience < 0 || c.Patience > 0 && c.Patience < 10*time.Millisecond {
 		fail("patience %s: take 10 ms or more, and less than the front end's hold", c.Patience)
 	}
@@ -109,7 +117,7 @@ func (c *Config) validate() (errs []error) {
 
 // options are what the file says.
 func (c *Config) options() (Options, error) {
-	config, err := c.TLS.Load()
+	config, err := c.TLS.LoadFor(c.Name)
 	if err != nil {
 		return Options{}, err
 	}
