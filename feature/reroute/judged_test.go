@@ -3,10 +3,13 @@
 package reroute
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -42,6 +45,24 @@ func TestNobodyJudges(t *testing.T) {
 	}
 }
 
+// lines are those of a log.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) has(what string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Contains(l.text.Bytes(), []byte(what))
+}
+
 // A session that a real bfdd has handed over judges the link of a path that says so, as long as it does.
 func TestFRRJudges(t *testing.T) {
 	w := newWorld(t)
@@ -64,11 +85,18 @@ reroute:
     bfd: {peer: fd00:12::2, frr: true}
 `, w.name[w.r1], near.Home)
 	w.apply(text)
+	var log lines
+	said := func(what string) {
+		t.Helper()
+		w.eventually("the log tells it: "+what, func() bool { return log.has(what) })
+	}
 	var stop func()
 	run := func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
-		go func() { done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(w.Output(), nil))) }()
+		go func() {
+			done <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(io.MultiWriter(w.Output(), &log), nil)))
+		}()
 		stop = func() {
 			cancel()
 			if err := <-done; err != nil {
@@ -94,6 +122,9 @@ reroute:
 	w.flows(s)
 	cut := w.cut(w.r2, "r21")
 	link("what is cut is rerouted", rerouted)
+	said(`msg="connected to bfdd"`)
+	said(`msg="BFD session is up" path=there interface=r12 peer=fd00:12::2 frr=true`)
+	said(`msg="BFD session is down" path=there interface=r12 peer=fd00:12::2 frr=true`)
 	w.flows(s)
 	cut.Close()
 	link("the link is used again", used)

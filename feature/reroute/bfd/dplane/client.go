@@ -25,6 +25,8 @@ type Engine interface {
 	Add(Session, Owner) error
 	// Delete ends a session.
 	Delete(discriminator uint32)
+	// Lost ends a session whose connection has ended: bfdd may hand it over again.
+	Lost(discriminator uint32)
 	// Counters of a session.
 	Counters(discriminator uint32) Counters
 }
@@ -105,7 +107,7 @@ func (c *Client) Adopt(files []*os.File, owners map[uint32]Owner) {
 	for d, o := range owners {
 		n := byCookie[o.Connection]
 		if n == nil {
-			c.engine.Delete(d)
+			c.engine.Lost(d)
 			continue
 		}
 		n.version, n.sessions[d], c.owner[d] = o.Version, true, n
@@ -127,14 +129,14 @@ func (c *Client) Run(ctx context.Context) error {
 	for _, n := range c.adopted {
 		readers.Go(func() { n.serve(ctx, make(chan struct{}, 1)) })
 	}
-	connected := true // so that the first failure is told
-	for {
+	connected, tried := false, false // the first success and the first failure are told
+	for ; ; tried = true {
 		spare, err := c.dial(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err != nil {
-			if connected {
+			if connected || !tried {
 				c.log.Warn("bfdd is not there", "address", c.address, "reason", err)
 			}
 			connected = false
@@ -284,7 +286,7 @@ func (n *conn) serve(ctx context.Context, told chan<- struct{}) {
 	}
 	for d := range n.sessions {
 		delete(n.c.owner, d)
-		n.c.engine.Delete(d)
+		n.c.engine.Lost(d)
 	}
 }
 

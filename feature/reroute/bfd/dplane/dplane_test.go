@@ -47,6 +47,8 @@ func (r *recorder) Add(s Session, o Owner) error {
 	return nil
 }
 
+func (r *recorder) Lost(d uint32) { r.Delete(d) }
+
 func (r *recorder) Delete(d uint32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

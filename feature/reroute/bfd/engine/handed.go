@@ -83,7 +83,7 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 		for name := range h.Links { // of such as have no pins, too: somebody has removed them meanwhile
 			e.held.forget(name)
 		}
-		return nil, false, errors.Join(e.unlinkPinned(l), l.Remove(e.instance)) // also what cannot be read: it is this process's to make
+		return nil, false, errors.Join(e.orphanPinned(l), l.Remove(e.instance)) // also what cannot be read: it is this process's to make
 	}
 	o, err := l.Open(e.instance)
 	if err != nil {
@@ -130,23 +130,19 @@ func (e *Engine) publishHanded(l *kernel.WriteLock, text []byte) (map[string]*eb
 	return out, l.Publish(e.instance, e.meta(text), kernel.Pins{Maps: out})
 }
 
-// unlinkPinned gives the links back that sessions judged whose process has ended.
-func (e *Engine) unlinkPinned(l *kernel.WriteLock) error {
+// orphanPinned orphans the links that sessions judged whose process has ended.
+func (e *Engine) orphanPinned(l *kernel.WriteLock) error {
 	o, err := l.Open(e.instance)
 	if err != nil || o.Meta.ABI != ABI {
 		return nil // there is nothing to be read
 	}
 	defer o.Close()
 	of := Engine{maps: o.Maps, tables: tablesOf(o.Maps)}
-	var linked []int
-	if err := of.each(func(_ uint32, c *bfdBfdSetup) {
+	return of.each(func(_ uint32, c *bfdBfdSetup) {
 		if c.Link != 0 {
-			linked = append(linked, int(c.Link))
+			e.orphan(int(c.Link))
 		}
-	}); err != nil {
-		return err
-	}
-	return of.unlink(linked...)
+	})
 }
 
 // Abandon ends the sessions for good: nothing of them is kept or pinned any more. The engine is to be closed.
@@ -155,6 +151,7 @@ func (e *Engine) Abandon(ctx context.Context) error {
 	if err == nil {
 		err = e.Delete(slices.Collect(maps.Keys(all))...)
 	}
+	err = errors.Join(err, e.GiveBack(0))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.held.forgetAll()

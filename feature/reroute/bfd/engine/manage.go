@@ -43,7 +43,12 @@ func (e *Engine) place(discriminator uint32) (place uint32, there bool, err erro
 func (e *Engine) Delete(discriminators ...uint32) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var linked []int
+	linked, err := e.end(discriminators)
+	return errors.Join(err, e.unlink(linked...))
+}
+
+// end removes sessions; linked are the links that they have judged. The caller holds mu.
+func (e *Engine) end(discriminators []uint32) (linked []int, err error) {
 	var errs []error
 	for _, d := range discriminators {
 		place, there, err := e.place(d)
@@ -61,7 +66,7 @@ func (e *Engine) Delete(discriminators ...uint32) error {
 		}
 		errs = append(errs, e.tables.remove(place), e.disown(d))
 	}
-	return errors.Join(append(errs, e.unlink(linked...))...)
+	return linked, errors.Join(errs...)
 }
 
 // unlink gives links back that no session judges any more.

@@ -25,6 +25,8 @@ type Session struct {
 	// Echo is the least time between echo packets, which are sent where the neighbour says that it loops them back: whole
 	// microseconds; 0: none.
 	Echo time.Duration
+
+	linkDown bool // of a new one: the link has a verdict, which it takes over
 }
 
 // MaxSessions is how many a network namespace may have.

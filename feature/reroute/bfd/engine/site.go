@@ -72,8 +72,9 @@ type Engine struct {
 	maps     map[string]*ebpf.Map
 	stalls   *ebpf.Map
 	tick     time.Duration
-	held     *held     // links that are not pinned; nil: they are
-	owners   *ebpf.Map // of OpenHanded
+	held     *held             // links that are not pinned; nil: they are
+	orphans  map[int]time.Time // links whose sessions were lost, by ifindex, and since when
+	owners   *ebpf.Map         // of OpenHanded
 	adopted  bool
 }
 
@@ -319,6 +320,11 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 				return fmt.Errorf("a network namespace can have %d BFD sessions", MaxSessions)
 			}
 			taken = append(taken, place)
+		}
+		if !there {
+			if s.linkDown, err = e.inherits(s); err != nil {
+				return err
+			}
 		}
 		if err := e.tables.put(place, s, generation); err != nil {
 			return fmt.Errorf("the session with %s: %w", s.Peer, err)

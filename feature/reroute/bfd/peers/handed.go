@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -66,7 +67,7 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 	}
 	links = nil // the engine has them
 	defer e.Close()
-	h := &handed{ctx: ctx, ns: ns, e: e, config: config, told: map[uint32]dplane.Change{}}
+	h := &handed{ctx: ctx, ns: ns, e: e, config: config, log: log, netns: p.Netns, told: map[uint32]dplane.Change{}, logged: map[uint32]bool{}}
 	h.client = dplane.New(network, address, h, k.connections(), log)
 	defer func() {
 		if life.Err() == nil || k == nil {
@@ -76,6 +77,7 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 			err = errors.Join(err, e.Abandon(ctx))
 		}
 	}()
+	h.orphan()
 	if e.Adopted() {
 		if err := h.adopt(connections, log); err != nil {
 			return err
@@ -93,6 +95,21 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 	others.Go(func() { h.tell(ctx, log) })
 	others.Go(func() { keepTick(ctx, e, config) })
 	return h.client.Run(ctx)
+}
+
+// orphaned is how long a link keeps the verdict of a session whose daemon has ended, for a restart.
+const orphaned = 10 * time.Second
+
+// orphan has the links be given back that no session of bfdd judges in time: one before may have left them with a verdict.
+func (h *handed) orphan() {
+	_ = h.ns.Do(func() error { // a device that is not there has no verdict
+		for _, j := range h.config.Load().Judged {
+			if d, err := net.InterfaceByName(j.Device); err == nil {
+				h.e.Orphan(d.Index)
+			}
+		}
+		return nil
+	})
 }
 
 // adopt goes on with the sessions of the process before, and has bfdd know what has become of them.
@@ -122,7 +139,11 @@ type handed struct {
 	linking sync.Mutex              // while it is decided which link a session judges
 	linked  *Config                 // by which sessions judge links
 
-	telling sync.Mutex // of one change at a time, or an older one could come last
+	log   feature.Logger
+	netns string // as the configuration names it
+
+	telling sync.Mutex      // of one change at a time, or an older one could come last
+	logged  map[uint32]bool // by discriminator: the verdict that was logged
 	mu      sync.Mutex
 	told    map[uint32]dplane.Change // by discriminator: what bfdd knows of its sessions
 }
@@ -222,6 +243,14 @@ func has(d *net.Interface, address netip.Addr) bool {
 	})
 }
 
+// Lost implements dplane.Engine.
+func (h *handed) Lost(discriminator uint32) {
+	h.mu.Lock()
+	delete(h.told, discriminator)
+	h.mu.Unlock()
+	_ = h.e.Lost(discriminator) // a map that cannot be written: the session ends with the engine
+}
+
 // Delete implements dplane.Engine.
 func (h *handed) Delete(discriminator uint32) {
 	h.mu.Lock()
@@ -257,6 +286,9 @@ func (h *handed) tell(ctx context.Context, log feature.Logger) {
 		if err := h.link(); err != nil && ctx.Err() == nil {
 			log.Warn("links are not judged by bfdd's sessions as configured", "reason", err)
 		}
+		if err := h.e.GiveBack(orphaned); err != nil && ctx.Err() == nil {
+			log.Warn("links of sessions that have ended stay down", "reason", err)
+		}
 		h.mu.Lock()
 		var all []uint32
 		for d := range h.told {
@@ -277,6 +309,7 @@ func (h *handed) tellOf(d uint32) {
 	if err != nil || !there {
 		return
 	}
+	h.logChange(d, st)
 	now := dplane.Change{Discriminator: d, State: st.State, Remote: st.Remote}
 	h.mu.Lock()
 	was, mine := h.told[d]
@@ -288,4 +321,28 @@ func (h *handed) tellOf(d uint32) {
 	if mine && was != now {
 		h.client.Tell(now)
 	}
+}
+
+// logChange logs a verdict that is another one than before; of a session that never was up there is none. The caller holds telling.
+func (h *handed) logChange(d uint32, st engine.Status) {
+	up := st.State == bfd.Up
+	if was, logged := h.logged[d]; logged && was == up || !logged && !up && st.Ups == 0 {
+		return
+	}
+	all, err := h.e.Sessions()
+	owners, oerr := h.e.Owners()
+	maps.DeleteFunc(h.logged, func(d uint32, _ bool) bool { _, there := all[d]; return !there })
+	owner, known := owners[d]
+	if err != nil || oerr != nil || !known {
+		return // a session begins before its owner is noted: the next look is within a second
+	}
+	h.logged[d] = up
+	args := []any{"interface", owner.Device, "peer", all[d].Peer, "frr", true}
+	if path := h.config.Load().judged(owner.Device, all[d].Peer); path != "" {
+		args = append([]any{"path", path}, args...)
+	}
+	if h.netns != "" {
+		args = append(args, "netns", h.netns)
+	}
+	logVerdict(h.log, st, args)
 }

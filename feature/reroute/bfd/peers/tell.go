@@ -71,14 +71,19 @@ func (t *told) look(d uint32, st engine.Status) {
 	if netns != "" {
 		args = append(args, "netns", netns)
 	}
+	logVerdict(t.log, st, args)
+}
+
+// logVerdict logs that a session is up, or down; args name it.
+func logVerdict(log feature.Logger, st engine.Status, args []any) {
 	if ago := monotonic() - st.Since; ago > late {
 		args = append(args, "at", time.Now().Add(-ago).Format(time.RFC3339Nano))
 	}
-	if up {
-		t.log.Info("BFD session is up", append(args, "interval", st.Interval, "detection", st.Detection)...)
+	if st.State == bfd.Up {
+		log.Info("BFD session is up", append(args, "interval", st.Interval, "detection", st.Detection)...)
 		return
 	}
-	t.log.Warn("BFD session is down", append(args, "reason", st.Diag, "peer_says", fmt.Sprintf("%s, %s", st.Remote.State, st.Remote.Diag))...)
+	log.Warn("BFD session is down", append(args, "reason", st.Diag, "peer_says", fmt.Sprintf("%s, %s", st.Remote.State, st.Remote.Diag))...)
 }
 
 // late is after how long a change's own time is worth telling.

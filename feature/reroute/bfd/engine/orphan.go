@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/weir-project/weir/feature/reroute/links"
+)
+
+// An orphan is a link whose session has ended without a reason of its own: bfdd, or the process that runs its sessions, has ended. A
+// dead link must not be used for the restart of a daemon. So it keeps its verdict until a session judges it again. That one inherits
+// the verdict, and revises it once it is up. [Engine.GiveBack] ends the wait.
+
+// hasBeenUp is BFD_HAS_BEEN_UP of bfd.h: a session that is down has found its link dead.
+const hasBeenUp = 1
+
+// Lost ends sessions as Delete does, and orphans their links.
+func (e *Engine) Lost(discriminators ...uint32) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	linked, err := e.end(discriminators)
+	e.orphan(linked...)
+	return err
+}
+
+// Orphan notes links that a process before this one may have left with a verdict.
+func (e *Engine) Orphan(ifindexes ...int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.orphan(ifindexes...)
+}
+
+func (e *Engine) orphan(ifindexes ...int) {
+	if e.orphans == nil {
+		e.orphans = map[int]time.Time{}
+	}
+	for _, i := range ifindexes {
+		e.orphans[i] = time.Now()
+	}
+}
+
+// GiveBack lets orphaned links be used again if no session has judged them for so long.
+func (e *Engine) GiveBack(after time.Duration) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.orphans) == 0 {
+		return nil
+	}
+	err := e.each(func(_ uint32, c *bfdBfdSetup) { delete(e.orphans, int(c.Link)) })
+	if err != nil {
+		return err
+	}
+	var over []int
+	for i, since := range e.orphans {
+		if time.Since(since) >= after {
+			over = append(over, i)
+			delete(e.orphans, i)
+		}
+	}
+	return e.unlink(over...)
+}
+
+// inherits says whether a new session takes over the verdict of its link. Only bfdd's sessions end without a reason of their own.
+func (e *Engine) inherits(s *Session) (bool, error) {
+	if e.held == nil || s.Link == 0 {
+		return false, nil
+	}
+	var w links.Word
+	if err := e.maps[links.MapName].Lookup(links.Slot(s.Link), &w); err != nil {
+		return false, fmt.Errorf("reading the link of the session with %s: %w", s.Peer, err)
+	}
+	return w.Reasons()&links.Probe != 0, nil
+}
