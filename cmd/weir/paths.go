@@ -163,6 +163,9 @@ func printBFD(w io.Writer, all []peers.SessionState, below bool) {
 		if s.Problem != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
 		}
+		if s.NotAuthentic > 0 && s.State != bfd.Up {
+			fmt.Fprintf(w, "%s: %d packets of the peer are refused, as they are not authentic: key_file, key_id and auth are the same at both ends, or absent at both\n", s.Name, s.NotAuthentic)
+		}
 		if s.Echo != nil {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, echoText(s.Echo))
 		}

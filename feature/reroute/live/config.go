@@ -165,6 +165,12 @@ func (s Session) check() error {
 	if s.judges() {
 		global("function", s.Function, "the segment at which this router answers probes")
 	}
+	if s.sends() && s.judges() && s.Peer == s.Function {
+		bad("function: %s is the peer's segment as well: each router answers at a segment of its own", s.Function)
+	}
+	if s.sends() && s.Via == s.Source {
+		bad("via: %s is this router's own address (source): say the peer's on the link", s.Via)
+	}
 	if s.Interval < minInterval || s.Interval > maxInterval {
 		bad("interval: %s: it can be %s to %s", s.Interval, minInterval, maxInterval)
 	}

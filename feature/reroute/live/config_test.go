@@ -31,6 +31,8 @@ func TestValidate(t *testing.T) {
 		`source: "invalid IP" is not a global`:       func(s *Session) { s.Source = netip.Addr{} },
 		`via: "10.0.0.1" is no IPv6 next hop`:        func(s *Session) { s.Via = netip.MustParseAddr("10.0.0.1") },
 		`via: "fe80::1%eth0" is no IPv6 next hop`:    func(s *Session) { s.Via = netip.MustParseAddr("fe80::1%eth0") },
+		"is the peer's segment as well":              func(s *Session) { s.Function = s.Peer },
+		"is this router's own address (source)":      func(s *Session) { s.Via = s.Source },
 		`function: "::1" is not a global`:            func(s *Session) { s.Function = netip.IPv6Loopback() },
 		"interval: 500µs: it can be 1ms to 1m0s":     func(s *Session) { s.Interval = 500 * time.Microsecond },
 		"multiplier: 2: it can be 3 to 50":           func(s *Session) { s.Multiplier = 2 },

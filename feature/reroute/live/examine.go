@@ -5,6 +5,8 @@ package live
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"strings"
 
@@ -16,7 +18,12 @@ func examine(plan *feature.Plan, c Config) error {
 	if _, err := loopCPUs(c.CPUs); err != nil {
 		return err
 	}
+	own, err := addresses()
+	if err != nil {
+		return err
+	}
 	for _, s := range c.Sessions {
+		warnOfAddresses(plan, s, own)
 		_, err := findDevice(s.Device)
 		if errors.Is(err, errNoDevice) {
 			plan.Warn("session %s: there is no device %s: until it comes nothing is probed; then weir serve begins, and weir apply does", s.Name, s.Device)
@@ -29,6 +36,36 @@ func examine(plan *feature.Plan, c Config) error {
 		}
 	}
 	return nil
+}
+
+// addresses are those of the calling thread's namespace.
+func addresses() (map[netip.Addr]bool, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("reading this router's addresses: %w", err)
+	}
+	own := map[netip.Addr]bool{}
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			own[p.Addr().Unmap()] = true
+		}
+	}
+	return own, nil
+}
+
+// warnOfAddresses warns of probes that no answer can return to, or that go to this router itself.
+func warnOfAddresses(plan *feature.Plan, s Session, own map[netip.Addr]bool) {
+	if !s.sends() {
+		return
+	}
+	if !own[s.Source] {
+		plan.Warn("session %s: source %s is no address of this router: answers to its probes are lost until it is", s.Name, s.Source)
+	}
+	for field, a := range map[string]netip.Addr{"via": s.Via, "peer": s.Peer} {
+		if own[a] {
+			plan.Warn("session %s: %s %s is an address of this router itself, and not of the peer", s.Name, field, a)
+		}
+	}
 }
 
 // forwards says whether a device of the calling thread's namespace, and the namespace itself, are a router's.

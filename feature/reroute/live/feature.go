@@ -73,6 +73,9 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 		step.Verb, step.Detail = "change", differences(was.Config, want)
 	}
 	if !has || step.Detail != "" {
+		if err := p.readKeys(); err != nil { // the step would find it out, and a dry run would not
+			return plan, err
+		}
 		plan.Add(step)
 	}
 	return plan, nil
@@ -100,14 +103,22 @@ func Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
 	return nil
 }
 
+// readKeys says which session's key cannot be read.
+func (p *published) readKeys() error {
+	for _, s := range p.Config.Sessions {
+		if _, err := readKey(s.KeyFile); err != nil {
+			return fmt.Errorf("session %q: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
 func (p *published) apply(l *kernel.WriteLock) error {
 	if err := kernel.Require(Needs(p.Config)); err != nil {
 		return err
 	}
-	for _, s := range p.Config.Sessions {
-		if _, err := readKey(s.KeyFile); err != nil { // before anything changes
-			return fmt.Errorf("session %q: %w", s.Name, err)
-		}
+	if err := p.readKeys(); err != nil { // before anything changes
+		return err
 	}
 	ns, err := netns.Find(p.Netns, p.Inode)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -359,4 +360,14 @@ func TestHandedOver(t *testing.T) {
 	w.run()
 	w.eventually("all are up again with weir", all)
 	w.stop()
+}
+
+// A plan, and so a dry run, finds out that a key cannot be read.
+func TestPlanReadsKeys(t *testing.T) {
+	w := newWorld(t, true)
+	missing := filepath.Join(t.TempDir(), "key")
+	want := Config{Netns: w.ref, Sessions: []Session{{Name: "v4", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: time.Second, Multiplier: 3, KeyFile: missing}}}
+	if _, err := Plan(t.Context(), State{}, []Config{want}); err == nil || !strings.Contains(err.Error(), missing) {
+		t.Errorf("%v: want the key file that is missing", err)
+	}
 }

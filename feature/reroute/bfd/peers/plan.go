@@ -54,6 +54,11 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 			step.Verb, step.Detail = "change", differences(was.Config, w)
 		}
 		if step.Detail != "" {
+			for _, s := range w.Sessions {
+				if _, err := s.key(); err != nil { // the step would find it out, and a dry run would not
+					return plan, fmt.Errorf("session %s: %w", s.Name, err)
+				}
+			}
 			plan.Add(step)
 		}
 	}
