@@ -30,7 +30,7 @@ type Follower struct {
 	// Lacks says whether an instance lacks a place that is there now, or is to be
 	// removed. It reads only. It calls watch for each namespace whose interfaces, when
 	// they change, are a reason to ask again.
-	Lacks func(r *kernel.Root, i kernel.Instance, watch func(ref string, inode uint64)) (bool, error)
+	Lacks func(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error)
 	// Adopt attaches an instance where it is lacking, or removes it, and says what it
 	// did: "attached to …".
 	Adopt func(l *kernel.WriteLock, i kernel.Instance) (did string, err error)
@@ -69,7 +69,7 @@ type following struct {
 	said    map[kernel.Instance]string // what was last said of each
 	unread  map[kernel.Instance]string // why those of the last look that could not be looked at could not
 	failed  map[kernel.Instance]time.Time
-	seen    map[uint64]watched // by inode number
+	seen    map[netns.ID]watched
 }
 
 // watched is a namespace and its interfaces when they were last looked at.
@@ -89,8 +89,8 @@ func (w *following) changed() bool {
 		default:
 		}
 	}
-	for inode, n := range w.seen {
-		if interfacesOf(n.ref, inode) != n.devices {
+	for id, n := range w.seen {
+		if interfacesOf(n.ref, id) != n.devices {
 			return true
 		}
 	}
@@ -98,8 +98,8 @@ func (w *following) changed() bool {
 }
 
 // interfacesOf is a namespace's interfaces in a text that changes with them.
-func interfacesOf(ref string, inode uint64) string {
-	ns, err := netns.Find(ref, inode)
+func interfacesOf(ref string, id netns.ID) string {
+	ns, err := netns.Find(ref, id)
 	if err != nil {
 		return err.Error()
 	}
@@ -120,15 +120,15 @@ func interfacesOf(ref string, inode uint64) string {
 
 // watch is what Lacks calls. The listing is made before Lacks looks at interfaces
 // itself: one that comes in between changes it.
-func (w *following) watch(ref string, inode uint64) {
-	if w.seen[inode].devices == "" {
-		w.seen[inode] = watched{ref, interfacesOf(ref, inode)}
+func (w *following) watch(ref string, id netns.ID) {
+	if w.seen[id].devices == "" {
+		w.seen[id] = watched{ref, interfacesOf(ref, id)}
 	}
 }
 
 // follow attaches what is lacking.
 func (w *following) follow(ctx context.Context) error {
-	w.seen = map[uint64]watched{}
+	w.seen = map[netns.ID]watched{}
 	all, err := w.root.Instances(w.Feature)
 	if err != nil || len(all) == 0 {
 		return err

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -32,7 +33,7 @@ func TestFollowsTheOthers(t *testing.T) {
 	var mu sync.Mutex
 	adopted := map[string]bool{}
 	f := Follower{Feature: "test",
-		Lacks: func(_ *kernel.Root, i kernel.Instance, _ func(string, uint64)) (bool, error) {
+		Lacks: func(_ *kernel.Root, i kernel.Instance, _ func(string, netns.ID)) (bool, error) {
 			if i.Name == "broken" {
 				return false, errors.New("its pins cannot be read")
 			}
@@ -73,7 +74,7 @@ func TestFollowsTellsOnce(t *testing.T) {
 	var why error
 	var log warnings
 	w := &following{root: kernel.OpenRoot(path), log: &log, Follower: Follower{Feature: "test",
-		Lacks: func(_ *kernel.Root, i kernel.Instance, _ func(string, uint64)) (bool, error) {
+		Lacks: func(_ *kernel.Root, i kernel.Instance, _ func(string, netns.ID)) (bool, error) {
 			if i.Name == "broken" {
 				return false, why
 			}

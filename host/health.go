@@ -71,11 +71,32 @@ func (h *Host) watchHealth(ctx context.Context, log *slog.Logger) error {
 			return nil
 		case <-tick.C:
 		}
+		h.sweep(ctx, log)
 		faults, err := h.check(ctx, check)
 		if err != nil && ctx.Err() == nil {
 			faults = append(faults, kernel.Fault{Object: h.Root.Path(), Kind: kernel.FaultRoot, Text: err.Error()})
 		}
 		tellFaults(log, remedied(faults), told)
+	}
+}
+
+// sweep removes what is pinned of namespaces that are gone, and whose numbers others have now: taking the lock does. Features
+// remove what else they had for them.
+func (h *Host) sweep(ctx context.Context, log *slog.Logger) {
+	gone, err := h.Root.PassedOn()
+	if err != nil || len(gone) == 0 {
+		return // a root that cannot be read is a fault
+	}
+	l, err := h.Root.Lock(ctx)
+	if err != nil {
+		return
+	}
+	defer l.Unlock()
+	if err := mend(l); err != nil {
+		log.Warn("pins cannot be completed", "err", err)
+	}
+	for _, i := range gone {
+		log.Info(i.Feature+" removed: its network namespace is gone", i.Feature, strings.TrimPrefix(i.Name, "@"), "netns", i.Scope)
 	}
 }
 

@@ -122,11 +122,10 @@ func NetnsGone(l Link, scope string, cookie uint64) bool {
 			return false
 		}
 	}
-	ns, err := netns.OfScope(scope)
+	ns, err := netns.OfScope("", scope, cookie)
 	if err != nil {
 		return errors.Is(err, netns.ErrGone)
 	}
-	defer ns.Close()
-	now, err := ns.Cookie()
-	return err == nil && cookie != 0 && now != cookie
+	ns.Close()
+	return false
 }

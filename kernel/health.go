@@ -147,7 +147,7 @@ func (i Instance) describe() string {
 func (c *Checker) space(scope string) *netns.Handle {
 	ns, known := c.spaces[scope]
 	if !known && scope != HostScope {
-		ns, _ = netns.OfScope(scope)
+		ns, _ = netns.OfScope("", scope, 0)
 		c.spaces[scope] = ns
 	}
 	return ns

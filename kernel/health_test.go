@@ -208,7 +208,7 @@ func TestGoneNamespaceIsNoDamage(t *testing.T) {
 	if err := netns.Delete("weir-health"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the namespace is gone", func() bool { _, err := netns.OfScope(i.Scope); return err != nil })
+	eventually(t, "the namespace is gone", func() bool { _, err := netns.OfScope("", i.Scope, 0); return err != nil })
 	wantKinds(t, r, "namespace gone")
 	if err := os.Remove(filepath.Join(r.dir(i), "map_a")); err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 			return nil, err
 		}
 		if l != nil {
-			if err := l.mend(); err != nil {
+			if err := errors.Join(l.mend(), l.sweep()); err != nil {
 				l.Unlock()
 				return nil, fmt.Errorf("mending %s: %w", r.path, err)
 			}

@@ -309,7 +309,8 @@ func (r *Root) Known(feature string) ([]Instance, error) {
 			continue
 		}
 		// A name of weir's own begins with @, and none has the mark.
-		if i := (Instance{Scope: f[0], Feature: f[1], Name: f[2]}); recordName(i) == e.Name() && !slices.Contains(all, i) {
+		if i := (Instance{Scope: f[0], Feature: f[1], Name: f[2]}); recordName(i) == e.Name() && !slices.Contains(all, i) &&
+			(i.Scope == HostScope || !othersNow(i.Scope, func(string) uint64 { return r.cookieOf(i) })) {
 			all = append(all, i)
 		}
 	}

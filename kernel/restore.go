@@ -167,7 +167,7 @@ func (l *WriteLock) restoreMeta(dir string, rec record) error {
 func (l *WriteLock) restoreLinks(i Instance, rec record) (lacks []string, err error) {
 	var ns *netns.Handle
 	if i.Scope != HostScope {
-		if ns, err = netns.OfScope(i.Scope); err != nil {
+		if ns, err = l.OpenNetns(i); err != nil {
 			return nil, err
 		}
 		defer ns.Close()

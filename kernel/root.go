@@ -90,7 +90,8 @@ func (r *Root) Path() string { return r.path }
 func (r *Root) dir(i Instance) string { return filepath.Join(r.path, i.Scope, i.Feature, i.Name) }
 
 // Instances lists the published instances of a feature in all scopes, in order
-// of scope and name. An empty feature lists those of every feature.
+// of scope and name. An empty feature lists those of every feature. Instances of
+// a namespace whose inode number is another's now are left out.
 func (r *Root) Instances(feature string) ([]Instance, error) {
 	var out []Instance
 	scopes, err := r.names(r.path)
@@ -98,21 +99,33 @@ func (r *Root) Instances(feature string) ([]Instance, error) {
 		return nil, err
 	}
 	for _, scope := range scopes {
-		features, err := r.names(filepath.Join(r.path, scope))
+		of, err := r.instancesIn(scope, feature)
 		if err != nil {
 			return nil, err
 		}
-		for _, f := range features {
-			if feature != "" && f != feature {
-				continue
-			}
-			names, err := r.names(filepath.Join(r.path, scope, f))
-			if err != nil {
-				return nil, err
-			}
-			for _, n := range names {
-				out = append(out, Instance{Scope: scope, Feature: f, Name: n})
-			}
+		if len(of) > 0 && !r.passedOn(scope) {
+			out = append(out, of...)
+		}
+	}
+	return out, nil
+}
+
+// instancesIn lists the instances of a feature, or of all, in one scope.
+func (r *Root) instancesIn(scope, feature string) (out []Instance, err error) {
+	features, err := r.names(filepath.Join(r.path, scope))
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range features {
+		if feature != "" && f != feature {
+			continue
+		}
+		names, err := r.names(filepath.Join(r.path, scope, f))
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range names {
+			out = append(out, Instance{Scope: scope, Feature: f, Name: n})
 		}
 	}
 	return out, nil

@@ -181,7 +181,7 @@ func (t *target) warn(plan *feature.Plan, was *published) {
 }
 
 func (t *target) create(l *kernel.WriteLock) error {
-	ns, err := netns.Find(t.pub.Filter.Netns, t.pub.meta.Inode)
+	ns, err := netns.Find(t.pub.Filter.Netns, t.pub.meta.ID())
 	if err != nil {
 		return err
 	}

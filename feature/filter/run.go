@@ -20,7 +20,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 }
 
 // lacks says whether a filter lacks a place that is there, or its namespace is gone.
-func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, inode uint64)) (bool, error) {
+func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
 	o, err := r.Open(i)
 	if err != nil {
 		return false, err
@@ -30,7 +30,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, inode uint6
 	if err != nil {
 		return false, err
 	}
-	ns, err := netns.Find(p.Netns, p.meta.Inode) // whether it is another of that number, adopt asks
+	ns, err := findNetns(p)
 	if errors.Is(err, netns.ErrGone) {
 		return true, nil
 	} else if err != nil {
@@ -38,7 +38,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, inode uint6
 	}
 	defer ns.Close()
 	if p.Filter.Hook.ofDevices() {
-		watch(p.Netns, p.meta.Inode)
+		watch(p.Netns, p.meta.ID())
 	}
 	places, err := p.Holder.holder().places(&site{inst: i, pub: p, pins: o, ns: ns})
 	for _, pl := range places {

@@ -22,7 +22,7 @@ var _ feature.Restorer = Feature{}
 type saved struct {
 	Filter Filter               `json:"filter"`
 	Netns  string               `json:"netns"`
-	Inode  uint64               `json:"inode"`
+	netns.ID
 	Lists  map[string]savedList `json:"lists,omitempty"`
 }
 
@@ -60,7 +60,7 @@ func save(r *kernel.Root, i kernel.Instance) (saved, error) {
 	if err != nil {
 		return saved{}, err
 	}
-	s := saved{Filter: p.Filter, Netns: p.Netns, Inode: p.meta.Inode, Lists: map[string]savedList{}}
+	s := saved{Filter: p.Filter, Netns: p.Netns, ID: p.meta.ID(), Lists: map[string]savedList{}}
 	for name, l := range p.Lists {
 		prefixes, all, err := l.contents(o)
 		if err != nil {
@@ -124,7 +124,7 @@ func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, text []byte) (
 	}
 	var want Config
 	for _, s := range was {
-		ref, err := netns.Reference(s.Filter.Netns, s.Inode)
+		ref, err := netns.Reference(s.Filter.Netns, s.ID)
 		if errors.Is(err, netns.ErrGone) {
 			plan.Warn("filter %s: its network namespace (%s) is gone", s.Filter.Name, s.Netns)
 			continue

@@ -76,19 +76,8 @@ func openSite(l *kernel.WriteLock, i kernel.Instance) (*site, error) {
 	return s, nil
 }
 
-// findNetns opens the namespace of a published filter. One whose number has come
-// back for another is gone.
-func findNetns(p *published) (*netns.Handle, error) {
-	ns, err := netns.Find(p.Netns, p.meta.Inode)
-	if err != nil {
-		return nil, err
-	}
-	if cookie, err := ns.Cookie(); err == nil && p.meta.Cookie != 0 && cookie != p.meta.Cookie {
-		ns.Close()
-		return nil, fmt.Errorf("%w: net:[%d] is another one now", netns.ErrGone, p.meta.Inode)
-	}
-	return ns, nil
-}
+// findNetns opens the namespace of a published filter.
+func findNetns(p *published) (*netns.Handle, error) { return netns.Find(p.Netns, p.meta.ID()) }
 
 // Close closes what is open; everything stays pinned.
 func (s *site) Close() {

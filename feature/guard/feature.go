@@ -58,7 +58,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		if err != nil {
 			return plan, fmt.Errorf("services.%s: network namespace: %w", s.Name, err)
 		}
-		t := target{published: published{Service: s, Netns: reference(s, ns), Inode: ns.Inode()}, scope: scopeOf(ns)}
+		t := target{published: published{Service: s, Netns: reference(s, ns), ID: ns.ID()}, scope: scopeOf(ns)}
 		err = t.warnOfInterfaces(&plan, ns)
 		ns.Close()
 		if err != nil {

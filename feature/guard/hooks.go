@@ -64,9 +64,9 @@ func (h *hooks) close() {
 }
 
 // openHooks opens a namespace's @hooks, or makes it without a link: it decides nothing yet.
-func openHooks(l *kernel.WriteLock, ref string, inode uint64) (_ *hooks, err error) {
-	h := &hooks{lock: l, scope: strconv.FormatUint(inode, 10)}
-	if h.ns, err = netns.Find(ref, inode); err != nil {
+func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err error) {
+	h := &hooks{lock: l, scope: strconv.FormatUint(id.Inode, 10)}
+	if h.ns, err = netns.Find(ref, id); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -188,7 +188,7 @@ func sync(l *kernel.WriteLock, scope string) (failed failures, err error) {
 		}
 		return nil, l.Remove(hooksInstance(scope))
 	}
-	h, err := openHooks(l, guards[0].Netns, guards[0].Inode)
+	h, err := openHooks(l, guards[0].Netns, guards[0].ID)
 	if err != nil {
 		return failed, err
 	}

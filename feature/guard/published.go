@@ -20,8 +20,8 @@ import (
 type published struct {
 	Service Service `json:"service"`
 	Netns   string  `json:"netns"` // what reopens the namespace
-	Inode   uint64  `json:"inode"`
 	Index   uint16  `json:"index"` // among the namespace's guards
+	netns.ID
 }
 
 const maxGuards = 64 // GUARD_MAX
@@ -91,6 +91,7 @@ func readOne(r *kernel.Root, i kernel.Instance) (p published, err error) {
 	if err := json.Unmarshal(meta.Config, &p); err != nil {
 		return p, fmt.Errorf("%s: %w", i, err)
 	}
+	p.ID = meta.ID()
 	return p, nil
 }
 
@@ -136,7 +137,7 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 		}
 		before = &meta
 	}
-	ns, err := netns.Find(t.Netns, t.Inode)
+	ns, err := netns.Find(t.Netns, t.ID)
 	if err != nil {
 		return "", err
 	}
@@ -152,7 +153,7 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 		return "", err
 	}
 	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_GuardBytes), Inode: t.Inode, Created: time.Now(), Version: Version, Config: config}
-	meta.Cookie, _ = ns.Cookie()
+	meta.Cookie = ns.ID().Cookie
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinState: state, pinEach: each}}
 	if err := l.Publish(guardInstance(t.scope, t.Service.Name), meta, pins); err != nil {
 		return "", err

@@ -45,7 +45,7 @@ func TestKilledSaysSo(t *testing.T) {
 				if len(g.Listen) != 1 || g.Listen[0] != "udp :5301" {
 					continue // as it was
 				}
-				lacking, err := lacks(w.root, guardInstance(g.scope, "ntp"), func(string, uint64) {})
+				lacking, err := lacks(w.root, guardInstance(g.scope, "ntp"), func(string, netns.ID) {})
 				if err != nil || lacking != (g.Problem != "") {
 					t.Errorf("after %d steps: problem %q, and weir serve sees %t, %v", step, g.Problem, lacking, err)
 				}
@@ -154,7 +154,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 	for step := 0; !w.killedApply(step, dns(at)); step++ {
 		died[w.died] = true
 		for _, g := range w.guardsOf("dns") {
-			lacking, err := lacks(w.root, guardInstance(g.scope, "dns"), func(string, uint64) {})
+			lacking, err := lacks(w.root, guardInstance(g.scope, "dns"), func(string, netns.ID) {})
 			if err != nil || lacking != (g.Problem != "") {
 				t.Errorf("killed at %s: problem %q, and weir serve sees %t, %v", w.died, g.Problem, lacking, err)
 			}
@@ -233,7 +233,7 @@ func TestOthersHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	note, err := target{published{Service: at("c", "udp :5302", 200), Netns: wire.NameB, Inode: ns.Inode()}, scopeOf(ns)}.publish(l)
+	note, err := target{published{Service: at("c", "udp :5302", 200), Netns: wire.NameB, ID: netns.ID{Inode: ns.Inode()}}, scopeOf(ns)}.publish(l)
 	if err != nil || !strings.Contains(note, "service a still is not in force") {
 		t.Errorf("note %q, %v", note, err)
 	}
@@ -303,7 +303,7 @@ func TestUnreadableBeside(t *testing.T) {
 	}
 	defer ns.Close()
 	added := guarded(t, "c", Options{Limit: 100}, "udp :5302").in(wire.NameB)
-	if note, err := (target{published{Service: added, Netns: wire.NameB, Inode: ns.Inode()}, scope}).publish(l); !errors.Is(err, kernel.ErrABI) {
+	if note, err := (target{published{Service: added, Netns: wire.NameB, ID: netns.ID{Inode: ns.Inode()}}, scope}).publish(l); !errors.Is(err, kernel.ErrABI) {
 		t.Errorf("a new guard is added, and may get the place of a: %q, %v", note, err)
 	}
 	if err := wire.B.Do(func() error { limited(t, listenUDP(t, "127.0.0.1:5301"), 100); return nil }); err != nil {

@@ -24,7 +24,7 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 }
 
 // lacks says whether a guard is not attached where it could be, or its namespace is gone.
-func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, inode uint64)) (bool, error) {
+func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
 	if i.Name == hooksName {
 		return false, nil // it follows from the guards
 	}
@@ -32,7 +32,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, inode uint6
 	if err != nil {
 		return false, err
 	}
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(p.Netns, p.ID)
 	if errors.Is(err, netns.ErrGone) {
 		return true, nil
 	} else if err != nil {
@@ -40,7 +40,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, inode uint6
 	}
 	defer ns.Close()
 	if len(p.Service.Interfaces) > 0 {
-		watch(p.Netns, p.Inode)
+		watch(p.Netns, p.ID)
 	}
 	o, err := r.Open(hooksInstance(i.Scope), pinListens, pinStates)
 	if errors.Is(err, kernel.ErrNotExist) {

@@ -50,7 +50,7 @@ func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) 
 	}
 	var want Config
 	for _, p := range was {
-		ref, err := netns.Reference(p.Netns, p.Inode)
+		ref, err := netns.Reference(p.Netns, p.ID)
 		if errors.Is(err, netns.ErrGone) {
 			plan.Warn("guard of service %s: its network namespace (%s) is gone", p.Service.Name, p.Netns)
 			continue

@@ -190,7 +190,7 @@ func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *guardGua
 	} else if !found {
 		return "no packet is led to it yet, what put it in place was interrupted: weir apply mends it, and weir serve does within seconds"
 	}
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
 		return "" // only root can look
 	}

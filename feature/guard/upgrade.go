@@ -21,7 +21,7 @@ func upgradeHooks(l *kernel.WriteLock, scope string) error {
 	if err := unreadable.err(); err != nil {
 		return err // the programs may not know its layout
 	}
-	h, err := openHooks(l, guards[0].Netns, guards[0].Inode)
+	h, err := openHooks(l, guards[0].Netns, guards[0].ID)
 	if err != nil {
 		return err
 	}

@@ -44,10 +44,10 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, text []byte) (pl
 	if err != nil {
 		return plan, err
 	}
-	find := func(ref string, inode uint64, of string) (string, bool) {
-		now, lost := netns.Reference(ref, inode)
+	find := func(ref string, id netns.ID, of string) (string, bool) {
+		now, lost := netns.Reference(ref, id)
 		if errors.Is(lost, netns.ErrGone) {
-			plan.Warn("%s of net:[%d]: its network namespace is gone", of, inode)
+			plan.Warn("%s of %s: its network namespace is gone", of, id)
 			return "", false
 		}
 		err = errors.Join(err, lost)
@@ -57,7 +57,7 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, text []byte) (pl
 	for _, w := range s.Protect {
 		for _, p := range w.Paths {
 			var there bool
-			if p.Netns, there = find(p.Netns, w.Inode, "reroute of path "+p.Name); there {
+			if p.Netns, there = find(p.Netns, w.ID, "reroute of path "+p.Name); there {
 				ways.Paths = append(ways.Paths, p)
 			}
 		}
@@ -65,14 +65,14 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, text []byte) (pl
 	var sessions []live.Config
 	for _, l := range s.Live {
 		var there bool
-		if l.Config.Netns, there = find(l.Config.Netns, l.Inode, "liveness"); there {
+		if l.Config.Netns, there = find(l.Config.Netns, l.ID, "liveness"); there {
 			sessions = append(sessions, l.Config)
 		}
 	}
 	var neighbours []peers.Config
 	for _, n := range s.Peers {
 		var there bool
-		if n.Config.Netns, there = find(n.Config.Netns, n.Inode, "BFD"); there {
+		if n.Config.Netns, there = find(n.Config.Netns, n.ID, "BFD"); there {
 			neighbours = append(neighbours, n.Config)
 		}
 	}

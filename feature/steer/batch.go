@@ -264,7 +264,7 @@ func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) e
 	if err := e.syncOne(f.was, old); err != nil {
 		return err
 	}
-	ns, err := openNetns(f.was.Netns, e.pins.Meta.Inode)
+	ns, err := openNetns(f.was.Netns, e.pins.Meta.ID())
 	if err != nil {
 		return err
 	}
@@ -297,7 +297,7 @@ func (b *batch) restoreAlone(ctx context.Context, l *kernel.WriteLock, f *former
 	if err != nil {
 		return err
 	}
-	t := target{service: f.was.Service, scope: f.scope, netns: f.was.Netns, inode: inode, from: f.was, devices: f.was.list, held: f.held}
+	t := target{service: f.was.Service, scope: f.scope, netns: f.was.Netns, id: netns.ID{Inode: inode, Cookie: f.was.cookie}, from: f.was, devices: f.was.list, held: f.held}
 	t.service.Engine = f.was.Engine
 	now, err := readService(l.Root, serviceInstance(f.scope, f.name))
 	if err == nil && now.Engine != f.was.Engine {
@@ -311,7 +311,7 @@ func (b *batch) restoreAlone(ctx context.Context, l *kernel.WriteLock, f *former
 		return err
 	}
 	defer e.Close()
-	ns, err := openNetns(t.netns, t.inode)
+	ns, err := openNetns(t.netns, t.id)
 	if err != nil {
 		return err
 	}

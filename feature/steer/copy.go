@@ -159,11 +159,7 @@ func syncCopies(l *kernel.WriteLock, scope string, wanted bool) error {
 	if len(want) == 0 {
 		return removeCopies(l, scope, o)
 	}
-	inode, err := inodeOf(scope)
-	if err != nil {
-		return err
-	}
-	ns, err := openNetns(ref, inode)
+	ns, err := l.OpenScope(ref, scope)
 	if errors.Is(err, ErrNetnsGone) {
 		return nil
 	} else if err != nil {
@@ -332,11 +328,7 @@ func removeCopies(l *kernel.WriteLock, scope string, o *kernel.Opened) error {
 	if o == nil {
 		return nil
 	}
-	inode, err := inodeOf(scope)
-	if err != nil {
-		return err
-	}
-	ns, err := openNetns("", inode)
+	ns, err := l.OpenScope("", scope)
 	if err == nil {
 		defer ns.Close()
 		err = ns.Do(func() error {

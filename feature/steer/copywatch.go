@@ -47,7 +47,7 @@ func (w *watcher) syncCopies(ctx context.Context, scope string) error {
 
 // copyDevices are the devices of the service's namespace that take part.
 func (s *ServiceState) copyDevices() (devices map[uint32]uint32, err error) {
-	ns, err := openNetns(s.pub.Netns, s.Inode)
+	ns, err := s.openNetns()
 	if err != nil {
 		return nil, err
 	}

@@ -96,7 +96,7 @@ func later(a, b time.Time) time.Time {
 
 // addSessions adds the established connections to the service's TCP ports.
 func (s *ServiceState) addSessions(by map[netip.Addr]*Device) error {
-	ns, err := openNetns(s.pub.Netns, s.Inode)
+	ns, err := s.openNetns()
 	if err != nil {
 		return err
 	}

@@ -162,7 +162,7 @@ func (s *ServiceState) cookiesIn(e *kernel.Opened, row uint32) map[uint64]bool {
 // left asks what is in these sockets, and what connections a process and its children have.
 func (s *ServiceState) left(cookies map[uint64]bool, pid int) (out left, err error) {
 	out.opening = map[string]bool{}
-	ns, err := openNetns(s.pub.Netns, s.Inode)
+	ns, err := s.openNetns()
 	if err != nil {
 		return out, err
 	}

@@ -48,7 +48,7 @@ func (t target) changeEngine(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	defer from.Close()
-	ns, err := openNetns(t.netns, t.inode)
+	ns, err := openNetns(t.netns, t.id)
 	if err != nil {
 		return err
 	}

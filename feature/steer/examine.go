@@ -83,7 +83,7 @@ func oneSource(devices []Device) (netip.Addr, bool) {
 // examineNetns looks for source NAT where the service is, and for a userland
 // proxy in weir's own namespace where the service is in another.
 func (s *ServiceState) examineNetns(add func(text, remedy string)) {
-	ns, err := openNetns(s.pub.Netns, s.Inode)
+	ns, err := s.openNetns()
 	if err != nil {
 		return
 	}

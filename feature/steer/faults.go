@@ -46,7 +46,7 @@ func lostCopies(r *kernel.Root, i kernel.Instance) (out []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	ns, err := netns.OfScope(i.Scope)
+	ns, err := r.OpenNetns(i)
 	if errors.Is(err, netns.ErrGone) {
 		return nil, nil
 	} else if err != nil {

@@ -124,7 +124,7 @@ func (s *ServiceState) examineGroups(r *kernel.Root, add func(text, remedy strin
 			delete(groups, k)
 		}
 	}
-	ns, err := openNetns(s.pub.Netns, s.Inode)
+	ns, err := s.openNetns()
 	if err != nil {
 		return
 	}

@@ -101,7 +101,7 @@ func (e *engine) openNetns() (*netns.Handle, error) {
 	for _, p := range e.services {
 		ref = p.Netns
 	}
-	return openNetns(ref, e.pins.Meta.Inode)
+	return openNetns(ref, e.pins.Meta.ID())
 }
 
 // detachGroup detaches through any socket of the group. A group that has none is
@@ -309,7 +309,7 @@ func groupsGone(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
 	for _, p := range services {
 		ref = p.Netns
 	}
-	ns, err := openNetns(ref, o.Meta.Inode)
+	ns, err := openNetns(ref, o.Meta.ID())
 	if errors.Is(err, ErrNetnsGone) {
 		return true, nil
 	} else if err != nil {

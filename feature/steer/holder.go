@@ -11,7 +11,6 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -129,11 +128,7 @@ func (e *engine) pokeHolder() bool {
 // Hold owns the sockets of an engine until it is gone, nobody wants them any
 // more, or ctx is done.
 func Hold(ctx context.Context, r *kernel.Root, scope string, kind Engine) error {
-	inode, err := strconv.ParseUint(scope, 10, 64)
-	if err != nil {
-		return fmt.Errorf("scope %q: want the inode number of a network namespace", scope)
-	}
-	ns, err := openNetns("", inode)
+	ns, err := r.OpenScope("", scope)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceStat
 	if !anew && slices.Equal(p.table, s.table) && p.Service.OnEmpty == s.OnEmpty {
 		return nil
 	}
-	ns, err := openNetns(t.netns, t.inode)
+	ns, err := openNetns(t.netns, t.id)
 	if errors.Is(err, ErrNetnsGone) {
 		return nil
 	} else if err != nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -94,7 +95,7 @@ type target struct {
 	service Service
 	scope   string
 	netns   string // as people know it; what reopens it
-	inode   uint64
+	id      netns.ID
 	devices *DeviceList
 	rate    *Rate      // of resets; nil: the service's
 	from    *published // what it was in another engine

@@ -29,7 +29,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 			t.batch.vetted = true
 		}
 	}
-	ns, err := openNetns(t.netns, t.inode)
+	ns, err := openNetns(t.netns, t.id)
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ func recoverEngine(l *kernel.WriteLock, i kernel.Instance, kind Engine, lacks []
 	if kind == EngineReuseport && len(lost) > 0 {
 		return "made anew", dropReuse(l, i)
 	}
-	ns, err := netns.OfScope(i.Scope)
+	ns, err := l.OpenNetns(i)
 	if err != nil {
 		return "", err
 	}
@@ -83,7 +83,7 @@ func dropReuse(l *kernel.WriteLock, i kernel.Instance) error {
 			}
 		}
 	}
-	if err := detachLost(i.Scope, rest.Maps["slots"]); err != nil {
+	if err := detachLost(l, i.Scope, rest.Maps["slots"]); err != nil {
 		return err
 	}
 	return l.Remove(i)
@@ -91,11 +91,11 @@ func dropReuse(l *kernel.WriteLock, i kernel.Instance) error {
 
 // detachLost takes the programs that work by a lost engine's slots out of the groups of a
 // namespace. Without the map there is none: a program keeps its maps.
-func detachLost(scope string, slots *ebpf.Map) error {
+func detachLost(l *kernel.WriteLock, scope string, slots *ebpf.Map) error {
 	if slots == nil {
 		return nil
 	}
-	ns, err := netns.OfScope(scope)
+	ns, err := l.OpenScope("", scope)
 	if err != nil {
 		return err
 	}
@@ -234,7 +234,7 @@ func recoverService(l *kernel.WriteLock, i kernel.Instance) error {
 	}
 	e, err := openEngine(l, i.Scope, p.Engine)
 	if errors.Is(err, kernel.ErrNotExist) {
-		ns, nerr := netns.OfScope(i.Scope)
+		ns, nerr := l.OpenNetns(i)
 		if nerr != nil {
 			return nerr
 		}

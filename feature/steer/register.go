@@ -80,7 +80,7 @@ func (s Slot) openNetns(p *published) (*netns.Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openNetns(p.Netns, inode)
+	return openNetns(p.Netns, netns.ID{Inode: inode, Cookie: p.cookie})
 }
 
 // Unregister withdraws a slot: its traffic meets on_empty until Register. A

@@ -53,7 +53,7 @@ func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
 	}
 	var at map[uint64]netip.AddrPort
 	if where {
-		at = localAddresses(scope)
+		at = localAddresses(r, scope)
 	}
 	e := &engine{pins: v.pins}
 	out := make([]Named, 0, len(all))
@@ -87,13 +87,9 @@ func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
 
 // localAddresses are those of the namespace's listeners and unconnected UDP sockets,
 // by cookie; none where this user may not ask.
-func localAddresses(scope string) map[uint64]netip.AddrPort {
+func localAddresses(r *kernel.Root, scope string) map[uint64]netip.AddrPort {
 	out := map[uint64]netip.AddrPort{}
-	inode, err := inodeOf(scope)
-	if err != nil {
-		return out
-	}
-	ns, err := openNetns("", inode)
+	ns, err := r.OpenScope("", scope)
 	if err != nil {
 		return out
 	}

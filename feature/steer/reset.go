@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 )
@@ -373,7 +374,7 @@ func destroy(p *published, scope string, sk sockdiag.Socket) error {
 	if err != nil {
 		return err
 	}
-	ns, err := openNetns(p.Netns, inode)
+	ns, err := openNetns(p.Netns, netns.ID{Inode: inode, Cookie: p.cookie})
 	if err != nil {
 		return err
 	}

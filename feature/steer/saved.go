@@ -22,11 +22,13 @@ var _ feature.Restorer = Feature{}
 type savedState struct {
 	Services  []savedService            `json:"services,omitempty"`
 	Templates map[string]savedTemplates `json:"templates,omitempty"` // by scope
+	Cookies   map[string]uint64         `json:"cookies,omitempty"`   // of the namespaces of templates, by scope
 }
 
 // savedService is a service with its seed, its table and what operators changed.
 type savedService struct {
 	Scope   string           `json:"scope"`
+	Cookie  uint64           `json:"cookie,omitempty"` // of the namespace
 	Was     *published       `json:"was"`
 	Table   []byte           `json:"table"` // a slot a bucket
 	Devices []byte           `json:"devices,omitempty"`
@@ -39,7 +41,7 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := savedState{Templates: map[string]savedTemplates{}}
+	out := savedState{Templates: map[string]savedTemplates{}, Cookies: map[string]uint64{}}
 	engines := map[kernel.Instance]*kernel.Opened{}
 	defer func() {
 		for _, o := range engines {
@@ -54,6 +56,8 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 			}
 			if len(t) > 0 {
 				out.Templates[i.Scope] = t
+				m, _ := metaOf(r, i)
+				out.Cookies[i.Scope] = m.Cookie
 			}
 		}
 		if !kernel.ValidName(i.Name) {
@@ -76,7 +80,7 @@ func saveService(r *kernel.Root, i kernel.Instance, engines map[kernel.Instance]
 	if err != nil {
 		return savedService{}, err
 	}
-	s := savedService{Scope: i.Scope, Was: p, Members: map[int]memberID{}}
+	s := savedService{Scope: i.Scope, Cookie: p.cookie, Was: p, Members: map[int]memberID{}}
 	for _, slot := range p.table {
 		s.Table = append(s.Table, byte(slot))
 	}
@@ -137,7 +141,14 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 		t.planReturns(&plan, have, members)
 	}
 	for _, scope := range slices.Sorted(maps.Keys(was.Templates)) {
-		if err := was.Templates[scope].plan(&plan, r, scope); err != nil {
+		ns, err := netns.OfScope("", scope, was.Cookies[scope])
+		if errors.Is(err, ErrNetnsGone) {
+			continue
+		} else if err == nil {
+			ns.Close()
+			err = was.Templates[scope].plan(&plan, r, scope)
+		}
+		if err != nil {
 			return plan, err
 		}
 	}
@@ -152,11 +163,12 @@ func (s savedService) target(b *batch) (target, error) {
 	if err != nil {
 		return target{}, err
 	}
-	ref, err := netns.Reference(s.Was.Netns, inode)
+	id := netns.ID{Inode: inode, Cookie: s.Cookie}
+	ref, err := netns.Reference(s.Was.Netns, id)
 	if err != nil {
 		return target{}, err
 	}
-	t := target{service: s.Was.Service.withDefaults(), scope: s.Scope, netns: ref, inode: inode, batch: b, was: &former{live: s.Was.live}}
+	t := target{service: s.Was.Service.withDefaults(), scope: s.Scope, netns: ref, id: id, batch: b, was: &former{live: s.Was.live}}
 	t.service.Engine = s.Was.Engine // auto would keep the one that it has now
 	for _, slot := range s.Table {
 		t.was.table = append(t.was.table, uint16(slot))

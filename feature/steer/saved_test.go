@@ -16,7 +16,7 @@ import (
 func (w *world) keepTemplates() {
 	w.t.Helper()
 	w.locked(func(l *kernel.WriteLock) error {
-		ns, err := netns.OfScope(w.state().Scope())
+		ns, err := netns.OfScope("", w.state().Scope(), 0)
 		if err != nil {
 			return err
 		}

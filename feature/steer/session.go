@@ -115,7 +115,7 @@ func (m *mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
 // established lists the service's sessions, those that are being opened among
 // them.
 func (s *ServiceState) established() ([]sockdiag.Socket, error) {
-	ns, err := openNetns(s.pub.Netns, s.Inode)
+	ns, err := s.openNetns()
 	if err != nil {
 		return nil, err
 	}

@@ -76,8 +76,13 @@ func metaOf(r *kernel.Root, i kernel.Instance) (kernel.Meta, error) {
 	return m, err
 }
 
-// openNetns opens the namespace with an inode number, that ref led to.
-func openNetns(ref string, inode uint64) (*netns.Handle, error) { return netns.Find(ref, inode) }
+// openNetns opens the namespace that ref led to.
+func openNetns(ref string, id netns.ID) (*netns.Handle, error) { return netns.Find(ref, id) }
+
+// openNetns opens the service's namespace.
+func (s *ServiceState) openNetns() (*netns.Handle, error) {
+	return openNetns(s.pub.Netns, netns.ID{Inode: s.Inode, Cookie: s.pub.cookie})
+}
 
 // Mend finishes what a killed command left half done, in every namespace. Pins
 // of an older ABI are left to their upgrade, which begins with the same.

@@ -278,7 +278,7 @@ func narrowedSince(pid int, ep service.Endpoint, cookie uint64, sk sockdiag.Sock
 // addQueues asks sock_diag for queues, buffers and drops of the sockets. It
 // needs root where the namespace is not the reader's own: without, they are 0.
 func (s *ServiceState) addQueues() {
-	ns, err := openNetns(s.pub.Netns, s.Inode)
+	ns, err := s.openNetns()
 	if err != nil {
 		s.Problem = fmt.Sprintf("queues and drops are not shown: %v", err)
 		return

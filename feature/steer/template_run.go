@@ -263,7 +263,7 @@ func (k *templateKeeper) take(ctx context.Context, st State) {
 // abandoned says that nobody but us is in a service's namespace: holding on to
 // it would keep a container's interfaces and addresses from going with it.
 func abandoned(s *ServiceState) bool {
-	ns, err := openNetns(s.pub.Netns, s.Inode)
+	ns, err := s.openNetns()
 	if err != nil {
 		return errors.Is(err, ErrNetnsGone)
 	}
@@ -282,7 +282,7 @@ func sameServices(a, b []*templateService) bool {
 
 // open begins to keep the templates of a service's namespace.
 func (k *templateKeeper) open(ctx context.Context, s *ServiceState, services []*templateService) error {
-	ns, err := openNetns(s.pub.Netns, s.Inode)
+	ns, err := s.openNetns()
 	if err != nil {
 		return err
 	}

@@ -97,7 +97,7 @@ func (t savedTemplates) restore(l *kernel.WriteLock, scope string) error {
 	if err != nil || len(lost) == 0 {
 		return err
 	}
-	ns, err := netns.OfScope(scope)
+	ns, err := l.OpenScope("", scope)
 	if errors.Is(err, netns.ErrGone) {
 		return nil
 	} else if err != nil {

@@ -389,7 +389,7 @@ func (h *hooks) Close() {
 
 // newTarget is a service wanted in a namespace.
 func newTarget(s Service, ns *netns.Handle) target {
-	t := target{service: s.withDefaults(), scope: scopeOf(ns), netns: ns.String(), inode: ns.Inode()}
+	t := target{service: s.withDefaults(), scope: scopeOf(ns), netns: ns.String(), id: ns.ID()}
 	if s.Netns != "" {
 		t.netns = s.Netns
 	}

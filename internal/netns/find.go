@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -15,19 +16,34 @@ import (
 // ErrGone says that no process and no name leads to a network namespace.
 var ErrGone = errors.New("network namespace cannot be opened")
 
-// Find opens the namespace with an inode number: the caller's own, the one that
-// ref leads to (see [Open]), that of a name, or that of any process. It returns
-// [ErrGone] where none of them is it.
-func Find(ref string, inode uint64) (*Handle, error) {
+// Find opens a namespace: the caller's own, the one that ref leads to (see
+// [Open]), that of a name, or that of any process. It returns [ErrGone] where
+// none of them is it, also if another namespace has its inode number now.
+func Find(ref string, id ID) (*Handle, error) {
+	ns, err := findInode(ref, id.Inode)
+	if err != nil {
+		return nil, err
+	}
+	if !ns.Is(id) {
+		ns.Close()
+		return nil, fmt.Errorf("%w: %s is the number of another namespace now", ErrGone, id)
+	}
+	return ns, nil
+}
+
+// findInode opens the namespace that has an inode number now.
+func findInode(ref string, inode uint64) (*Handle, error) {
 	if ns := openIf(inode, Current); ns != nil {
 		return ns, nil
 	}
-	if ns := openIf(inode, func() (*Handle, error) { return Open(ref) }); ns != nil {
-		return ns, nil
+	if ref != "" && numbered(ref) == 0 {
+		if ns := openIf(inode, func() (*Handle, error) { return Open(ref) }); ns != nil {
+			return ns, nil
+		}
 	}
 	names, _ := Names()
 	for _, n := range names {
-		if ns := openIf(inode, func() (*Handle, error) { return Open(n) }); ns != nil {
+		if ns := openIfAt(inode, filepath.Join(dirs[0], n), n); ns != nil {
 			return ns, nil
 		}
 	}
@@ -36,11 +52,10 @@ func Find(ref string, inode uint64) (*Handle, error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
 			continue
 		}
-		if ns := openIf(inode, func() (*Handle, error) { return OfPID(pid) }); ns != nil {
+		if ns := openIfAt(inode, filepath.Join("/proc", e.Name(), "ns/net"), ""); ns != nil {
 			return ns, nil
 		}
 	}
@@ -58,28 +73,41 @@ func numbered(ref string) uint64 {
 	return inode
 }
 
-// Reference returns a reference that leads to the namespace with an inode number: ref where it still does, else the
-// number. It returns [ErrGone] where nothing leads there.
-func Reference(ref string, inode uint64) (string, error) {
-	if ns := openIf(inode, func() (*Handle, error) { return Open(ref) }); ns != nil {
+// Reference returns a reference that leads to a namespace: ref where it still does, else its number. It returns
+// [ErrGone] where nothing leads there.
+func Reference(ref string, id ID) (string, error) {
+	if ns, err := Open(ref); err == nil {
+		is := ns.Is(id)
 		ns.Close()
-		return ref, nil
+		if is {
+			return ref, nil
+		}
 	}
-	ns, err := Find(ref, inode)
+	ns, err := Find(ref, id)
 	if err != nil {
 		return "", err
 	}
 	ns.Close()
-	return fmt.Sprintf("net:[%d]", inode), nil
+	return id.String(), nil
 }
 
-// OfScope opens the namespace of pins: scope is its inode number in decimal. The errors are those of [Find].
-func OfScope(scope string) (*Handle, error) {
+// OfScope opens the namespace of pins as [Find] does: scope is its inode number in decimal, cookie its cookie, 0 if
+// unknown.
+func OfScope(ref, scope string, cookie uint64) (*Handle, error) {
 	inode, err := strconv.ParseUint(scope, 10, 64)
 	if err != nil {
 		return nil, fmt.Errorf("%q is no network namespace's number", scope)
 	}
-	return Find("", inode)
+	return Find(ref, ID{inode, cookie})
+}
+
+// openIfAt opens a file of nsfs if it has an inode number.
+func openIfAt(inode uint64, path, name string) *Handle {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil || st.Ino != inode {
+		return nil
+	}
+	return openIf(inode, func() (*Handle, error) { return openPath(path, name) })
 }
 
 func openIf(inode uint64, open func() (*Handle, error)) *Handle {

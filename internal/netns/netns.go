@@ -34,6 +34,7 @@ type Handle struct {
 	name string // as given to Open or Create, "" otherwise
 	dev  uint64
 	ino  uint64
+	born unix.Timespec // change time of the file in nsfs
 }
 
 // Current opens the namespace of the calling thread. Not /proc/self: that is
@@ -62,7 +63,7 @@ func Open(ref string) (*Handle, error) {
 		}
 		return OfPID(pid)
 	case numbered(ref) != 0:
-		return Find("", numbered(ref))
+		return findInode("", numbered(ref))
 	case filepath.IsAbs(ref):
 		h, err := openPath(ref, "")
 		if err != nil {
@@ -128,7 +129,7 @@ func (h *Handle) identify() error {
 	if err := unix.Fstat(h.FD(), &st); err != nil {
 		return fmt.Errorf("stat: %w", err)
 	}
-	h.dev, h.ino = st.Dev, st.Ino
+	h.dev, h.ino, h.born = st.Dev, st.Ino, st.Ctim
 	return nil
 }
 
@@ -154,27 +155,3 @@ func (h *Handle) String() string {
 
 // Same tells whether both handles are of one namespace.
 func (h *Handle) Same(o *Handle) bool { return h.dev == o.dev && h.ino == o.ino }
-
-// Cookie is the namespace's number that the kernel never gives twice during one
-// boot: the SO_NETNS_COOKIE of a socket inside (Linux 5.14), equal to what
-// bpf_get_netns_cookie returns. On older kernels the error wraps
-// [errors.ErrUnsupported].
-func (h *Handle) Cookie() (uint64, error) {
-	var cookie uint64
-	err := h.Do(func() error {
-		s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("make a socket: %w", err)
-		}
-		defer unix.Close(s)
-		cookie, err = unix.GetsockoptUint64(s, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		if errors.Is(err, unix.ENOPROTOOPT) {
-			return fmt.Errorf("SO_NETNS_COOKIE needs Linux 5.14: %w", errors.ErrUnsupported)
-		}
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("cookie of %s: %w", h, err)
-	}
-	return cookie, nil
-}

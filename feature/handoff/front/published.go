@@ -145,7 +145,7 @@ func Remove(ctx context.Context, root *kernel.Root, ns *netns.Handle, name strin
 func RemoveAll(l *kernel.WriteLock) error {
 	all, err := Instances(l.Root)
 	for _, inst := range all {
-		ns, e := netns.OfScope(inst.Scope)
+		ns, e := l.OpenNetns(inst)
 		if errors.Is(e, netns.ErrGone) { // and its devices with it
 			e = l.Remove(inst)
 		} else if e == nil {

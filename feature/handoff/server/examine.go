@@ -23,7 +23,7 @@ func Examine(r *kernel.Root) (out []feature.Finding, err error) {
 		if inst.Name != gateName {
 			continue
 		}
-		ns, e := netns.OfScope(inst.Scope)
+		ns, e := r.OpenNetns(inst)
 		if errors.Is(e, netns.ErrGone) {
 			continue
 		} else if e != nil {

@@ -236,7 +236,7 @@ func RemoveGates(l *kernel.WriteLock) error {
 		if inst.Name != gateName {
 			continue
 		}
-		ns, e := netns.OfScope(inst.Scope)
+		ns, e := l.OpenNetns(inst)
 		if errors.Is(e, netns.ErrGone) { // and its devices with it
 			e = l.Remove(inst)
 		} else if e == nil {

@@ -57,7 +57,7 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	if err := ns.Do(func() error { return examine(&plan, want) }); err != nil {
 		return plan, err
 	}
-	p := published{Config: want, Netns: ns.String(), Inode: ns.Inode()}
+	p := published{Config: want, Netns: ns.String(), ID: ns.ID()}
 	if want.Netns != "" {
 		p.Netns = want.Netns
 	}
@@ -120,7 +120,7 @@ func (p *published) apply(l *kernel.WriteLock) error {
 	if err := p.readKeys(); err != nil { // before anything changes
 		return err
 	}
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
 		return err
 	}
@@ -200,14 +200,14 @@ func remove(l *kernel.WriteLock, scope string) error {
 	} else if err != nil {
 		return err
 	}
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(p.Netns, p.ID)
 	if errors.Is(err, netns.ErrGone) {
 		return l.Remove(instance(scope))
 	} else if err != nil {
 		return err
 	}
 	defer ns.Close()
-	none := published{Netns: p.Netns, Inode: p.Inode, Places: map[string]uint32{}}
+	none := published{Netns: p.Netns, ID: p.ID, Places: map[string]uint32{}}
 	if p.Config.wanted() {
 		if err := none.farewell(l, scope); err != nil {
 			return err

@@ -59,9 +59,9 @@ var sharedMaps = map[string]string{
 // published is liveness of a namespace as its pins describe it: what is wanted. sync makes the kernel so.
 type published struct {
 	Config Config            `json:"config"`
-	Netns  string            `json:"netns"` // what reopens the namespace
-	Inode  uint64            `json:"inode"`
+	Netns  string            `json:"netns"`  // what reopens the namespace
 	Places map[string]uint32 `json:"places"` // of sessions in the maps, by name
+	netns.ID
 }
 
 // segment is a segment of ours in a table of routes.
@@ -86,6 +86,7 @@ func parsePublished(scope string, meta kernel.Meta) (p published, err error) {
 	if err := json.Unmarshal(meta.Config, &p); err != nil {
 		return p, fmt.Errorf("%s: %w", instance(scope), err)
 	}
+	p.ID = meta.ID()
 	return p, nil
 }
 

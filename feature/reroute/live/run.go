@@ -217,7 +217,7 @@ func (k *known) bare() (func(device int) bool, error) {
 
 // unfiltered says whether a device of the namespace has no filter of ours. Of what cannot be asked it is not said.
 func (k *known) unfiltered(device int) (bare bool) {
-	ns, err := netns.Find(k.Netns, k.Inode)
+	ns, err := netns.Find(k.Netns, k.ID)
 	if err != nil {
 		return false
 	}
@@ -243,7 +243,7 @@ func (k *known) holds(pin string, at kernel.Attachment) bool {
 // appeared is a session whose device is another than it was given, if it was given one; nil: there is none. It looks at every
 // session each time, and so asks for numbers of devices alone. A device that has gone makes nobody busy: it may come again.
 func (k *known) appeared() (*Session, error) {
-	ns, err := netns.Find(k.Netns, k.Inode)
+	ns, err := netns.Find(k.Netns, k.ID)
 	if err != nil {
 		return nil, err
 	}

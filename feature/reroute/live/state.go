@@ -143,7 +143,7 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 	}
 	defer o.Close()
 	problem := ""
-	if ns, err := netns.Find(p.Netns, p.Inode); err != nil {
+	if ns, err := netns.Find(p.Netns, p.ID); err != nil {
 		problem = err.Error()
 	} else {
 		ns.Close()
@@ -314,14 +314,14 @@ func (s SessionState) String() string {
 
 // Saved is the liveness of one network namespace, for putting it back later.
 type Saved struct {
-	Inode  uint64 `json:"inode"`
+	netns.ID
 	Config Config `json:"config"`
 }
 
 // Saved returns liveness as it is pinned.
 func (st State) Saved() (out []Saved) {
 	for _, scope := range slices.Sorted(maps.Keys(st.published)) {
-		out = append(out, Saved{st.published[scope].Inode, st.published[scope].Config})
+		out = append(out, Saved{st.published[scope].ID, st.published[scope].Config})
 	}
 	return out
 }

@@ -55,7 +55,7 @@ func openSite(l *kernel.WriteLock, scope string) (_ *site, err error) {
 	if s.p, _, err = readPublished(l.Root, scope); err != nil {
 		return nil, err
 	}
-	if s.ns, err = netns.Find(s.p.Netns, s.p.Inode); err != nil {
+	if s.ns, err = netns.Find(s.p.Netns, s.p.ID); err != nil {
 		return nil, err
 	}
 	if s.pins, err = l.Open(instance(scope)); err != nil {

@@ -65,7 +65,7 @@ func drainDevice(l *kernel.WriteLock, i kernel.Instance, device string, on bool)
 	if err != nil {
 		return err
 	}
-	ns, err := netns.Find(whole.Netns, whole.Inode)
+	ns, err := netns.Find(whole.Netns, whole.ID)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
 )
 
 // The helper namespace answers for packets that do not fit a repair. For each size that does there is a veth pair, and behind
@@ -111,6 +112,14 @@ func openHelper(scope string) (*netns.Handle, error) {
 
 // dropHelper removes the name; the namespace goes with the last pair.
 func dropHelper(scope string) { _ = netns.Delete(helperName + scope) }
+
+func init() {
+	kernel.OnSweep(func(i kernel.Instance) {
+		if i == instanceOf(i.Scope) {
+			dropHelper(i.Scope)
+		}
+	})
+}
 
 // pair makes or completes the pair for packets of at most size bytes, and returns the index of the end here.
 func (s *site) pair(h *netns.Handle, size int, source netip.Addr) (index int, err error) {

@@ -30,7 +30,7 @@ func Plan(ctx context.Context, have State, want Config) (plan feature.Plan, err 
 		if err != nil {
 			return plan, fmt.Errorf("reroute: network namespace: %w", err)
 		}
-		w := whole{Netns: ref, Inode: ns.Inode()}
+		w := whole{Netns: ref, ID: ns.ID()}
 		if ref == "" {
 			w.Netns = ns.String()
 		}
@@ -133,7 +133,7 @@ func (w whole) planRemove(plan *feature.Plan) {
 func done(context.Context, *kernel.WriteLock) (string, error) { return "", nil }
 
 func (w whole) apply(_ context.Context, l *kernel.WriteLock) (string, error) {
-	ns, err := netns.Find(w.Netns, w.Inode)
+	ns, err := netns.Find(w.Netns, w.ID)
 	if err != nil {
 		return "", err
 	}
@@ -170,7 +170,7 @@ func removeScope(l *kernel.WriteLock, scope string) error {
 	} else if err != nil {
 		return err
 	}
-	ns, err := netns.Find(w.Netns, w.Inode)
+	ns, err := netns.Find(w.Netns, w.ID)
 	if errors.Is(err, netns.ErrGone) {
 		return sync(l, inst)
 	} else if err != nil {

@@ -38,8 +38,8 @@ type published struct {
 // whole is the configuration of an instance. It is the truth; maps, links, neighbours and the helper namespace follow (sync).
 type whole struct {
 	Netns string      `json:"netns"` // what reopens the namespace
-	Inode uint64      `json:"inode"`
 	Paths []published `json:"paths"`
+	netns.ID
 
 	followed bool // a process does so: see Run
 }
@@ -81,6 +81,7 @@ func readWhole(r *kernel.Root, i kernel.Instance) (w whole, m kernel.Meta, err e
 	if err := json.Unmarshal(m.Config, &w); err != nil {
 		return w, m, fmt.Errorf("%s: %w", i, err)
 	}
+	w.ID = m.ID()
 	return w, m, nil
 }
 

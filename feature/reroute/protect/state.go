@@ -145,7 +145,7 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 
 // look says what is amiss, for who may enter the namespace.
 func (w whole) look() (problems []Problem, devices map[string]device, routesOf func(index int) RouteState) {
-	ns, err := netns.Find(w.Netns, w.Inode)
+	ns, err := netns.Find(w.Netns, w.ID)
 	if err != nil {
 		return nil, nil, nil
 	}
@@ -237,14 +237,14 @@ func countsOf(m *ebpf.Map, row int) (Counts, error) {
 
 // Saved are the paths of one network namespace, for putting them back later.
 type Saved struct {
-	Inode uint64 `json:"inode"`
+	netns.ID
 	Paths []Path `json:"paths"`
 }
 
 // Saved returns the paths as they are pinned.
 func (st State) Saved() (out []Saved) {
 	for _, w := range st.wholes {
-		s := Saved{Inode: w.Inode}
+		s := Saved{ID: w.ID}
 		for _, p := range w.Paths {
 			s.Paths = append(s.Paths, p.Path)
 		}

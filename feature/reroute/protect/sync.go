@@ -30,7 +30,7 @@ func openSite(l *kernel.WriteLock, inst kernel.Instance) (_ *site, err error) {
 	if s.whole, _, err = readWhole(l.Root, inst); err != nil {
 		return nil, err
 	}
-	if s.ns, err = netns.Find(s.Netns, s.Inode); err != nil {
+	if s.ns, err = netns.Find(s.Netns, s.ID); err != nil {
 		return nil, err
 	}
 	if s.pins, err = l.Open(inst); err != nil {

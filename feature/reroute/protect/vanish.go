@@ -244,7 +244,7 @@ func (w whole) withCarrier(routes []route) (out []Vanish) {
 // Vanishing tells of the destinations that go with the carriers of protected interfaces.
 func Vanishing(st State) (out []Vanish) {
 	for _, w := range st.wholes {
-		ns, err := netns.Find(w.Netns, w.Inode)
+		ns, err := netns.Find(w.Netns, w.ID)
 		if err != nil {
 			continue // it is gone, which others tell
 		}
@@ -271,7 +271,7 @@ func GoWithDown(r *kernel.Root, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ns, err := netns.Find(whole.Netns, whole.Inode)
+	ns, err := netns.Find(whole.Netns, whole.ID)
 	if err != nil {
 		return "", err
 	}

@@ -173,7 +173,7 @@ func (w *watcher) open() (err error) {
 	if w.whole, _, err = readWhole(w.root, w.inst); err != nil {
 		return err
 	}
-	if w.ns, err = netns.Find(w.Netns, w.Inode); err != nil {
+	if w.ns, err = netns.Find(w.Netns, w.ID); err != nil {
 		return err
 	}
 	// Its own bytes of the words are the only thing that it writes, and nobody else writes them.

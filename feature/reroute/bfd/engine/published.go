@@ -17,10 +17,10 @@ import (
 // Published is the engine of a network namespace, as its pins say.
 type Published struct {
 	Scope string
-	name  string // of the instance; "": instanceName
-	Inode uint64 // of the namespace
-	Text  []byte // see Engine.Record
-	Other bool   // its programs are another weir's: see Upgrade
+	name  string   // of the instance; "": instanceName
+	ID    netns.ID // of the namespace
+	Text  []byte   // see Engine.Record
+	Other bool     // its programs are another weir's: see Upgrade
 }
 
 // All are the engines of this host, without those of sessions that bfdd hands over.
@@ -41,7 +41,7 @@ func all(r *kernel.Root, name string) (out []Published, err error) {
 		} else if err != nil {
 			return nil, err
 		}
-		out = append(out, Published{Scope: i.Scope, name: name, Inode: m.Inode, Text: m.Config, Other: m.Object != kernel.ObjectHash(_BfdBytes)})
+		out = append(out, Published{Scope: i.Scope, name: name, ID: m.ID(), Text: m.Config, Other: m.Object != kernel.ObjectHash(_BfdBytes)})
 	}
 	return out, err
 }

@@ -48,7 +48,7 @@ func handedOver(ctx, life context.Context, r *kernel.Root, p published, config *
 	if err != nil {
 		return err
 	}
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 			return plan, fmt.Errorf("network namespace: %w", err)
 		}
 		scope := strconv.FormatUint(ns.Inode(), 10)
-		p := published{Config: w, Netns: cmp.Or(w.Netns, ns.String()), Inode: ns.Inode()}
+		p := published{Config: w, Netns: cmp.Or(w.Netns, ns.String()), ID: ns.ID()}
 		err = ns.Do(func() error {
 			w.warnOfEcho(&plan)
 			return nil
@@ -110,7 +110,7 @@ func differences(was, want Config) string {
 // apply makes sessions as the configuration says. Killed at any step, it is done anew by the next command, since what was
 // recorded is not what is wanted.
 func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
 		p := all[scope]
 		plan.Add(feature.Step{Verb: "upgrade", Object: "BFD of namespace " + scope, Detail: "programs of another weir",
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
-				ns, err := netns.Find(p.Netns, p.Inode)
+				ns, err := netns.Find(p.Netns, p.ID)
 				if err != nil {
 					return "", err
 				}
@@ -291,7 +291,7 @@ func farewell(ctx context.Context, l *kernel.WriteLock, e *engine.Engine, there 
 
 // remove ends all sessions of a namespace.
 func (p *published) remove(ctx context.Context, l *kernel.WriteLock, scope string) error {
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(p.Netns, p.ID)
 	if err == nil {
 		defer ns.Close()
 		err = silence(ctx, l, ns, p)

@@ -121,7 +121,7 @@ func start(life context.Context, r *kernel.Root, p published, inherited *left, t
 
 // configured is about the sessions of the configuration, also of those that come later.
 func configured(ctx context.Context, r *kernel.Root, p published, config *atomic.Pointer[Config], t *told, log feature.Logger) error {
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func keepTick(ctx context.Context, e interface{ SetTick(time.Duration) }, config
 
 // mend has sessions begin whose devices have come, or are others by now.
 func (p *published) mend(ctx context.Context, r *kernel.Root) error {
-	ns, err := netns.Find(p.Netns, p.Inode)
+	ns, err := netns.Find(p.Netns, p.ID)
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -69,7 +70,7 @@ type Echo struct {
 type published struct {
 	Config Config `json:"config"`
 	Netns  string `json:"netns"`
-	Inode  uint64 `json:"inode"`
+	netns.ID
 	// Discriminators of sessions, by name.
 	Discriminators map[string]uint32 `json:"discriminators,omitempty"`
 }
@@ -90,6 +91,7 @@ func readPublished(r *kernel.Root) (map[string]published, map[string]engine.Publ
 			return nil, nil, fmt.Errorf("BFD of namespace %s: %w", e.Scope, err)
 		}
 		if p.managed() {
+			p.ID = e.ID
 			out[e.Scope], engines[e.Scope] = p, e
 		}
 	}
@@ -213,14 +215,14 @@ func monotonic() time.Duration {
 
 // Saved is the BFD of one network namespace, for putting it back later.
 type Saved struct {
-	Inode  uint64 `json:"inode"`
+	netns.ID
 	Config Config `json:"config"`
 }
 
 // Saved returns BFD as it is pinned.
 func (st State) Saved() (out []Saved) {
 	for _, scope := range slices.Sorted(maps.Keys(st.published)) {
-		out = append(out, Saved{st.published[scope].Inode, st.published[scope].Config})
+		out = append(out, Saved{st.published[scope].ID, st.published[scope].Config})
 	}
 	return out
 }
