@@ -20,10 +20,10 @@ var _ feature.Restorer = Feature{}
 
 // saved is a filter as its pins describe it. It holds what its lists hold: their files may be others by then.
 type saved struct {
-	Filter Filter               `json:"filter"`
-	Netns  string               `json:"netns"`
+	Filter Filter `json:"filter"`
+	Netns  string `json:"netns"`
 	netns.ID
-	Lists  map[string]savedList `json:"lists,omitempty"`
+	Lists map[string]savedList `json:"lists,omitempty"`
 }
 
 type savedList struct {

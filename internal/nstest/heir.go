@@ -10,7 +10,7 @@ import (
 )
 
 // Heir makes a namespace of a name that has the inode number of a deleted one. It is nil if the number does not come back
-// within 10 s: something else of this host may have got it.
+// within 5 s: something else of this host may have got it.
 func Heir(t testing.TB, name string, inode uint64) *netns.Handle {
 	t.Helper()
 	var others []*netns.Handle // the kernel gives the lowest number that is free
@@ -19,7 +19,7 @@ func Heir(t testing.TB, name string, inode uint64) *netns.Handle {
 			o.Close()
 		}
 	}()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && len(others) < 500; {
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && len(others) < 500; {
 		ns, err := netns.Create(name)
 		if err != nil {
 			t.Fatalf("nstest: %v", err)
