@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/gopacket/gopacket/layers"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -90,6 +91,56 @@ func TestListErrors(t *testing.T) {
 	f.Lists["bad"] = listOf(t, 1, "fe80::1%lo")
 	if _, err := applyTo(t.Context(), w.root, f); err == nil || !strings.Contains(err.Error(), `list:4: "fe80::1%lo" is no address or prefix: zones are not supported: write fe80::1 without %lo`) {
 		t.Errorf("an address with a zone: %v", err)
+	}
+}
+
+// A list that has become empty is told: nothing of a configuration shows it.
+func TestWarnsOfEmptyList(t *testing.T) {
+	nstest.NeedRoot(t)
+	w := newWorld(t)
+	path := filepath.Join(t.TempDir(), "bad.txt")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := w.filter(HookNFT, Rule{Match: Expression{Text: "ip.src in $bad"}, Action: Drop})
+	f.Lists = map[string]string{"bad": path}
+	write("192.0.2.1\n")
+	w.apply(f)
+	plan := func() feature.Plan {
+		t.Helper()
+		have, err := ReadState(t.Context(), w.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := Feature{}.Plan(t.Context(), have, Config{Filters: []Filter{f}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	if p := plan(); len(p.Warnings) != 0 {
+		t.Errorf("with one prefix: %q", p.Warnings)
+	}
+	write("# none today\n")
+	if p := plan(); len(p.Warnings) != 1 || len(p.Outages) != 0 || !strings.Contains(p.Warnings[0], "list bad is empty: no packet matches $bad; look at its file, "+path) {
+		t.Errorf("emptied: %q, outages %q", p.Warnings, p.Outages)
+	}
+	// Of those that pass, it locks everybody out.
+	f.Rules = []Rule{{Match: Expression{Text: "ip.src in $bad"}, Action: Pass}, drops(5001)}
+	if p := plan(); len(p.Outages) != 1 || !strings.Contains(p.Outages[0], "list bad is empty") {
+		t.Errorf("emptied, of a rule that passes: %q, outages %q", p.Warnings, p.Outages)
+	}
+	f.Rules = []Rule{{Match: Expression{Text: "ip.src in $bad"}, Action: Pass}}
+	if p := plan(); len(p.Outages) != 0 {
+		t.Errorf("nothing drops behind it: outages %q", p.Outages)
+	}
+	f.Rules = []Rule{{Match: Expression{Text: "ip.src in $bad"}, Action: Drop}}
+	w.apply(f)
+	if p := plan(); len(p.Warnings) != 0 {
+		t.Errorf("empty as before: %q", p.Warnings)
 	}
 }
 

@@ -156,10 +156,11 @@ func (t *target) plan(plan *feature.Plan, have State) {
 	t.warn(plan, s.pub)
 }
 
-// warn tells of interfaces that are not there, of a filter that would cut its interfaces off, and of rules that fragments
-// evade.
+// warn tells of interfaces that are not there, of a filter that would cut its interfaces off, of emptied lists, and of rules
+// that fragments evade.
 func (t *target) warn(plan *feature.Plan, was *published) {
 	f := t.pub.Filter
+	t.warnOfEmptied(plan, was)
 	if e := f.evadedByFragments(); e != nil {
 		plan.Warn("%s", e.warning(f))
 	}

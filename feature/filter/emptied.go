@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/filter/expr"
+)
+
+// warnOfEmptied tells of lists that are empty and were not before, such as after a failed download. An empty list of a rule
+// that passes is an outage, where a rule behind it or the default drops: nobody is passed any more.
+func (t *target) warnOfEmptied(plan *feature.Plan, was *published) {
+	f := t.pub.Filter
+	for _, name := range slices.Sorted(maps.Keys(t.pub.Lists)) {
+		if t.pub.Lists[name].Entries > 0 || was != nil && was.Lists[name] != nil && was.Lists[name].Entries == 0 {
+			continue
+		}
+		tell := plan.Warn
+		if was != nil && was.Lists[name] != nil && f.passesBy(name) {
+			tell = plan.Outage
+		}
+		tell("filter %s: list %s is empty: no packet matches $%s; look at its file, %s", f.Name, name, name, f.Lists[name])
+	}
+}
+
+// passesBy says whether a rule passes packets by a list, and something behind it drops.
+func (f Filter) passesBy(list string) bool {
+	for i, r := range f.Rules {
+		if r.Action != Pass {
+			continue
+		}
+		rule, err := r.parse()
+		if err != nil {
+			continue // which others tell
+		}
+		asks := false
+		expr.Walk(rule.Match.Root, func(n expr.Node) {
+			in, ok := n.(*expr.In)
+			asks = asks || ok && in.List == list
+		})
+		if asks && (f.Default == Drop || slices.ContainsFunc(f.Rules[i+1:], func(r Rule) bool { return r.Action == Drop })) {
+			return true
+		}
+	}
+	return false
+}
