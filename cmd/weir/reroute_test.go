@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/reroute/audit"
+	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/plan"
 	"github.com/weir-project/weir/feature/reroute/protect"
 )
@@ -108,4 +110,13 @@ func TestPrintAudit(t *testing.T) {
 		{Prefix: netip.MustParsePrefix("fd00:77::/64"), Route: true, Weir: []audit.Installed{{Path: "own", Link: "ab", Attached: true, Problems: []string{"no route"}}, {Path: "own2", Link: "ac"}}},
 	}})
 	golden(t, "reroute-audit.golden", got.String())
+}
+
+// Packets with another key are told of beside a session that does not come up.
+func TestBFDNotAuthentic(t *testing.T) {
+	var out strings.Builder
+	printBFD(&out, []peers.SessionState{{Name: "core-a", State: bfd.Down, NotAuthentic: 28}, {Name: "core-b", State: bfd.Up, NotAuthentic: 1}}, false)
+	if got := out.String(); !strings.Contains(got, "core-a: 28 packets of the peer are refused") || strings.Contains(got, "core-b: 1") {
+		t.Errorf("%s", got)
+	}
 }
