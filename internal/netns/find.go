@@ -59,7 +59,19 @@ func findInode(ref string, inode uint64) (*Handle, error) {
 			return ns, nil
 		}
 	}
-	return nil, fmt.Errorf("%w: %s (net:[%d]) belongs to no process that this user can see; run as root", ErrGone, ref, inode)
+	name := fmt.Sprintf("net:[%d]", inode)
+	if ref != "" && ref != name {
+		name = fmt.Sprintf("%s (%s)", ref, name)
+	}
+	return nil, fmt.Errorf("%w: %s: %s", ErrGone, name, whyGone(os.Geteuid()))
+}
+
+// whyGone says why a user finds nobody in a namespace. Root sees every process of its pid namespace.
+func whyGone(uid int) string {
+	if uid == 0 {
+		return "it has no process and no name here: it was probably deleted, and weir apply removes its rest"
+	}
+	return "no process of it is visible to this user: run as root"
 }
 
 // numbered is the inode number in a reference as the links below /proc/PID/ns show it, 0 if ref is none.

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netns
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// Root is not sent to root: what it cannot find is gone.
+func TestFindTellsWhatIsGone(t *testing.T) {
+	id := ID{Inode: 1} // of no namespace
+	for ref, name := range map[string]string{"": ": net:[1]: ", "net:[1]": ": net:[1]: ", "absent": ": absent (net:[1]): "} {
+		ns, err := Find(ref, id)
+		if !errors.Is(err, ErrGone) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%q: %v, %v", ref, ns, err)
+		}
+	}
+	if got := whyGone(0); strings.Contains(got, "run as root") || !strings.Contains(got, "weir apply removes") {
+		t.Errorf("root is told %q", got)
+	}
+	if got := whyGone(1000); !strings.Contains(got, "run as root") {
+		t.Errorf("another user is told %q", got)
+	}
+}
