@@ -237,7 +237,7 @@ func TestErrors(t *testing.T) {
 		{"runq: {<<: {}}", "f:1:8: runq: merge keys (<<) are not supported; write the keys out"},
 		{"runq: {[a]: 1}", "f:1:8: runq: want a name as key, got a list"},
 		{"runq: {~: 1}", "f:1:8: runq: want a name as key, got nothing"},
-		{"runq: !mine {}", "f:1:7: runq: the tag !mine is not supported; remove it"},
+		{"runq: !mine {}", "f:1:7: runq: the tag !mine is not supported: remove it, or quote a text that begins with !"},
 		{"runq: {enabled: yes}", `f:1:17: runq.enabled: want true or false, got "yes"; did you mean "true"?`},
 		{"runq: {enabled: 'true'}", `f:1:17: runq.enabled: want true or false, got the text "true"; remove the quotes`},
 		{"runq: {enabled: 7}", "f:1:17: runq.enabled: want true or false, got 7"},

@@ -38,7 +38,7 @@ func (d *Decoder) value(n *yaml.Node, v reflect.Value) {
 		}
 	}
 	if n.Style&yaml.TaggedStyle != 0 && !slices.Contains(coreTags, n.ShortTag()) {
-		d.failf(n, "", "the tag %s is not supported; remove it", n.ShortTag())
+		d.failf(n, "", "the tag %s is not supported: remove it, or quote a text that begins with !", n.ShortTag())
 		return
 	}
 	for v.Kind() == reflect.Pointer {
