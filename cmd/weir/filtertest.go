@@ -192,6 +192,9 @@ func filtersToTry(exprs []string, config, name string) ([]filter.Filter, error) 
 			out = append(out, f)
 		}
 	}
+	if len(out) == 0 && name == "" {
+		return nil, fmt.Errorf("%s has no filter: its filter: section is a list of them", config)
+	}
 	if len(out) == 0 {
 		return nil, fmt.Errorf("%s has no filter %s: its filter: section is a list of them", config, name)
 	}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A configuration without the filter is told by its name, or without one.
+func TestFiltersToTryNone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "weir.yaml")
+	if err := os.WriteFile(path, []byte("services: {}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"": path + " has no filter: its filter: section is a list of them", "sip": path + " has no filter sip: its filter: section is a list of them"} {
+		if _, err := filtersToTry(nil, path, name); err == nil || err.Error() != want {
+			t.Errorf("%q: %v, want %s", name, err, want)
+		}
+	}
+}
