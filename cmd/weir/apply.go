@@ -85,7 +85,7 @@ meanwhile, a running weir serve goes on.`,
 					warn(cmd, plan)
 				}
 				if u, err := g.host().Unconfirmed(); err == nil && u.Waits() {
-					fmt.Fprintf(out, "unconfirmed: taken back at %s, in %s, unless weir confirm comes first\n", time.Now().Add(u.Left).Format(time.TimeOnly), u.Left.Round(time.Second))
+					fmt.Fprintf(out, "unconfirmed: taken back at %s, in %s, unless weir confirm comes first\n", moment(time.Now().Add(u.Left), time.Now()), u.Left.Round(time.Second))
 				}
 				return nil
 			})

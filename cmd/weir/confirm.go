@@ -14,6 +14,17 @@ import (
 	"github.com/weir-project/weir/internal/units"
 )
 
+// maxConfirm is the longest time for a confirmation: a process waits for as long.
+const maxConfirm = 30 * 24 * time.Hour
+
+// moment is the time of day, with its date unless that is within a day.
+func moment(t time.Time, from time.Time) string {
+	if d := t.Sub(from); d > 24*time.Hour || d < -24*time.Hour {
+		return t.Format(time.DateTime)
+	}
+	return t.Format(time.TimeOnly)
+}
+
 // confirmFlag is the value of --confirm.
 type confirmFlag time.Duration
 
@@ -22,8 +33,8 @@ func (f *confirmFlag) Type() string   { return "duration" }
 
 func (f *confirmFlag) Set(text string) error {
 	d, err := time.ParseDuration(text)
-	if err != nil || d < time.Second {
-		return fmt.Errorf("want a time of at least a second, like 90s or 5m")
+	if err != nil || d < time.Second || d > maxConfirm {
+		return fmt.Errorf("want a time from 1s to 720h, like 90s or 5m")
 	}
 	*f = confirmFlag(d)
 	return nil
