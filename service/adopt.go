@@ -156,6 +156,28 @@ func (m Member) Adopt(ctx context.Context, ns *netns.Handle, spec Spec) (*Adopti
 	return a, nil
 }
 
+// haveSockets says whether any process has a socket of whatever kind.
+func haveSockets(all []holder) bool {
+	return slices.ContainsFunc(all, func(h holder) bool { return len(h.fds) > 0 })
+}
+
+// lister lists sockets and remembers the answers: both families of a listen ask the same.
+type lister map[sockdiag.Query][]sockdiag.Socket
+
+// dumpSockets is replaced by tests.
+var dumpSockets = sockdiag.Dump
+
+func (l lister) dump(q sockdiag.Query) ([]sockdiag.Socket, error) {
+	if socks, ok := l[q]; ok {
+		return socks, nil
+	}
+	socks, err := dumpSockets(q)
+	if err == nil {
+		l[q] = socks
+	}
+	return socks, err
+}
+
 // holder is a live process of the member with its socket descriptors by inode. proc is closed if none of these fits.
 type holder struct {
 	proc *pidfd.Process
@@ -240,6 +262,7 @@ func wanted(eps []Endpoint, bound []Listen) []Endpoint {
 // socketsFor lists the sockets of ns that could serve each endpoint, best first.
 func socketsFor(ns *netns.Handle, eps []Endpoint) ([][]sockdiag.Socket, error) {
 	out := make([][]sockdiag.Socket, len(eps))
+	known := lister{}
 	err := ns.Do(func() error {
 		for i, e := range eps {
 			// TCP: listeners; UDP: the kernel calls an unconnected socket "closed".
@@ -247,7 +270,7 @@ func socketsFor(ns *netns.Handle, eps []Endpoint) ([][]sockdiag.Socket, error) {
 			if e.Proto == unix.IPPROTO_UDP {
 				q.States = 1 << unix.BPF_TCP_CLOSE
 			}
-			socks, err := sockdiag.Dump(q)
+			socks, err := known.dump(q)
 			if err != nil {
 				return err
 			}

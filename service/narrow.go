@@ -77,20 +77,28 @@ func exact(e Endpoint, s sockdiag.Socket) string {
 // nearly finds a socket of the holders that is almost what is missing, and says what it
 // lacks.
 func nearly(ns *netns.Handle, holders []holder, none missing) error {
-	for _, e := range none {
-		var socks []sockdiag.Socket
-		err := ns.Do(func() (err error) {
+	if !haveSockets(holders) {
+		return nil
+	}
+	at := make([][]sockdiag.Socket, len(none))
+	known := lister{}
+	err := ns.Do(func() (err error) {
+		for i, e := range none {
 			q := sockdiag.Query{Proto: e.Proto, LocalPort: e.Port, States: 1<<sockdiag.Established | 1<<sockdiag.Close}
 			if e.Proto == unix.IPPROTO_TCP {
 				q.States = 1<<sockdiag.Listen | 1<<sockdiag.Close | 1<<sockdiag.BoundInactive
 			}
-			socks, err = sockdiag.Dump(q)
-			return err
-		})
-		if err != nil {
-			return nil //nolint:nilerr // the plain reason is told
+			if at[i], err = known.dump(q); err != nil {
+				return err
+			}
 		}
-		for _, s := range socks {
+		return nil
+	})
+	if err != nil {
+		return nil //nolint:nilerr // the plain reason is told
+	}
+	for i, e := range none {
+		for _, s := range at[i] {
 			for _, h := range holders {
 				if len(h.fds[s.Inode]) == 0 {
 					continue
