@@ -383,10 +383,11 @@ func TestStandbyPackets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	own := make([]byte, 10) // the reader before has one of its own
 	ways := map[string]func() error{
-		"Read": func() error { _, err := old.Read(b); return err },
+		"Read": func() error { _, err := old.Read(own); return err },
 		"SyscallConn": func() error {
-			return raw.Read(func(fd uintptr) bool { _, _, err := syscall.Recvfrom(int(fd), b, 0); return err == nil })
+			return raw.Read(func(fd uintptr) bool { _, _, err := syscall.Recvfrom(int(fd), own, 0); return err == nil })
 		},
 	}
 	peer, err := net.Dial("udp", w.address)
