@@ -53,9 +53,9 @@ type keptNeighbour struct {
 
 // ears hear what neighbours tell, and ask them.
 type ears struct {
-	arp, nd *os.File
-	all     *nd.PacketConn // nd
-	ended   []chan struct{}
+	arp   *os.File
+	all   *nd.PacketConn // nd
+	ended []chan struct{}
 }
 
 // listen opens the ears of a namespace; what is heard goes to out until close.
