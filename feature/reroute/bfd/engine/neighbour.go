@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -17,13 +18,14 @@ import (
 // validNeighbour are the states in which the kernel sends to a neighbour's address (NUD_VALID, include/net/neighbour.h).
 const validNeighbour = netlink.NUD_PERMANENT | netlink.NUD_NOARP | netlink.NUD_REACHABLE | netlink.NUD_PROBE | netlink.NUD_STALE | netlink.NUD_DELAY
 
-// resolve finds the neighbours of sessions that have none as yet: it has the kernel look for them, which programs cannot, and
-// where the device does not forward, so that programs may not even ask who they are (bpf_fib_lookup), it tells. Once an address on
-// the link is known, the programs keep it until there is another.
+// resolve finds the neighbours of sessions that have none as yet: it has the kernel look for them, which programs cannot. Where
+// the device does not forward, programs may not even ask who they are (bpf_fib_lookup): it tells them, and tells of another link
+// address as well, which the kernel hears of. Elsewhere the programs follow the kernel.
 func (e *Engine) resolve() error {
 	var errs []error
+	seen := map[[2]int][]netlink.Neigh{}
 	err := e.each(func(place uint32, c *bfdBfdSetup) {
-		if err := e.resolveOne(place, c); err != nil {
+		if err := e.resolveOne(place, c, seen); err != nil {
 			errs = append(errs, err)
 		}
 	})
@@ -36,13 +38,11 @@ const (
 	hopKnown     = 20
 )
 
-func (e *Engine) resolveOne(place uint32, c *bfdBfdSetup) error {
+// resolveOne does so for one session; seen are neighbours by device and family, as far as they were listed.
+func (e *Engine) resolveOne(place uint32, c *bfdBfdSetup, seen map[[2]int][]netlink.Neigh) error {
 	hop := make([]byte, e.tables.hops.ValueSize())
 	if err := e.tables.hops.Lookup(place, &hop); err != nil {
 		return fmt.Errorf("reading a neighbour: %w", err)
-	}
-	if binary.NativeEndian.Uint32(hop[hopKnown:]) != 0 {
-		return nil
 	}
 	n := &netlink.Neigh{LinkIndex: int(c.Ifindex), Family: unix.AF_INET, Flags: netlink.NTF_USE}
 	size := 1
@@ -52,14 +52,16 @@ func (e *Engine) resolveOne(place uint32, c *bfdBfdSetup) error {
 	for _, w := range c.Peer[:size] {
 		n.IP = binary.NativeEndian.AppendUint32(n.IP, w)
 	}
-	var all []netlink.Neigh
 	var device netlink.Link
+	at := [2]int{n.LinkIndex, n.Family}
+	all, listed := seen[at]
 	err := e.ns.Do(func() (err error) {
-		if device, err = netlink.LinkByIndex(n.LinkIndex); err == nil {
+		if device, err = netlink.LinkByIndex(n.LinkIndex); err == nil && !listed {
 			all, err = netlink.NeighList(n.LinkIndex, n.Family)
 		}
 		return err
 	})
+	seen[at] = all
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil // the session waits for it
 	} else if err != nil {
@@ -68,11 +70,24 @@ func (e *Engine) resolveOne(place uint32, c *bfdBfdSetup) error {
 	i := slices.IndexFunc(all, func(o netlink.Neigh) bool {
 		return o.IP.Equal(n.IP) && o.State&validNeighbour != 0 && len(o.HardwareAddr) == 6
 	})
-	if i < 0 {
+	known := binary.NativeEndian.Uint32(hop[hopKnown:]) != 0
+	switch {
+	case i < 0 && known:
+		return nil // what was known stays until there is another
+	case i < 0:
 		return e.ns.Do(func() error { return netlink.NeighSet(n) })
 	}
-	copy(hop[hopAddresses:], all[i].HardwareAddr)
-	copy(hop[hopAddresses+6:], device.Attrs().HardwareAddr)
+	if all[i].State&netlink.NUD_STALE != 0 {
+		// Only programs send to it: the kernel is to see whether it is there still.
+		if err := e.ns.Do(func() error { return netlink.NeighSet(n) }); err != nil {
+			return err
+		}
+	}
+	addresses := slices.Concat(all[i].HardwareAddr, device.Attrs().HardwareAddr)
+	if known && bytes.Equal(hop[hopAddresses:hopAddresses+len(addresses)], addresses) {
+		return nil
+	}
+	copy(hop[hopAddresses:], addresses)
 	binary.NativeEndian.PutUint32(hop[hopKnown:], 1)
 	return e.tables.hops.Put(place, hop)
 }
