@@ -70,21 +70,27 @@ func neighbour(l netlink.Link, a netip.Addr) (net.HardwareAddr, error) {
 		for _, n := range all {
 			at, _ := netip.AddrFromSlice(n.IP)
 			if at.Unmap() == a && len(n.HardwareAddr) == 6 && n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE|netlink.NUD_NONE) != n.State {
+				if n.State&netlink.NUD_STALE != 0 {
+					_ = poke(a) // the kernel asks whether it is there still, and the next look sees what it found
+				}
 				return n.HardwareAddr, nil
 			}
 		}
 		if time.Now().After(end) {
 			return nil, fmt.Errorf("nobody on %s answers for its address: is the host up?", l.Attrs().Name)
 		}
-		// Any packet has the kernel ask; what is sent to the port of discard hurts nobody.
-		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 9)))
-		if err != nil {
+		if err := poke(a); err != nil {
 			return nil, err
 		}
-		_, err = c.Write([]byte{0})
-		c.Close()
-		if err != nil {
-			continue // unreachable, as it was found before
-		}
 	}
+}
+
+// poke sends a packet to a host: any one has the kernel ask for its MAC address, and the port of discard hurts nobody.
+func poke(a netip.Addr) error {
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 9)))
+	if err != nil {
+		return err
+	}
+	_, _ = c.Write([]byte{0}) // unreachable, as it was found before
+	return c.Close()
 }

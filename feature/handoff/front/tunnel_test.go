@@ -4,15 +4,18 @@ package front
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/move"
@@ -259,6 +262,34 @@ func TestLocate(t *testing.T) {
 	err := sc.f.ns.Do(func() error { _, err := Locate(netip.MustParseAddr("10.2.1.77")); return err })
 	if err == nil || !strings.Contains(err.Error(), "is the host up?") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A host that has another MAC address by now is found there, though the kernel still has the old one.
+func TestLocateMoved(t *testing.T) {
+	sc := newScene(t)
+	do(t, sc.f.ns, func() error { // a second for what takes eight
+		var errs []error
+		for _, family := range []string{"ipv4", "ipv6"} {
+			for name, value := range map[string]string{"delay_first_probe_time": "0", "retrans_time_ms": "50"} {
+				errs = append(errs, os.WriteFile("/proc/sys/net/"+family+"/neigh/h2/"+name, []byte(value), 0))
+			}
+		}
+		return errors.Join(errs...)
+	})
+	old := net.HardwareAddr{2, 0, 0, 0, 0, 0x99}
+	for _, a := range []string{"10.2.1.2", "fd02:1::2"} {
+		at := netip.MustParseAddr(a)
+		do(t, sc.f.ns, func() error {
+			return netlink.NeighSet(&netlink.Neigh{LinkIndex: nstest.Ifindex(t, sc.f.ns, "h2"), IP: at.AsSlice(), HardwareAddr: old, State: netlink.NUD_STALE})
+		})
+		var p Place
+		for end := time.Now().Add(30 * time.Second); p.MAC.String() != mac(t, sc.hosts[1]).String(); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s is still at %s", a, p.MAC)
+			}
+			_ = sc.f.ns.Do(func() (err error) { p, err = Locate(at); return err })
+		}
 	}
 }
 
