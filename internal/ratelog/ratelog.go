@@ -25,8 +25,12 @@ const (
 	tellAfter    = 5 * time.Second
 )
 
+// strangers is how many of parties are strangers: what else a line says of one is the stranger's choice.
+const strangers = 3
+
 // parties are the keys of attributes that say whom a line is about, the most certain first.
-var parties = [...]string{"uid", "peer", "remote", "service", "name", "host", "netns", "interface"}
+var parties = [...]string{"uid", "peer", "remote", // strangers, as the kernel names them
+	"service", "name", "host", "netns", "interface"}
 
 // Limit returns a logger that bounds the lines of l. A logger that is bounded already
 // is returned as it is.
@@ -88,7 +92,7 @@ func party(r slog.Record) (who string) {
 		}
 		return true
 	})
-	if slot != "" {
+	if slot != "" && best >= strangers {
 		who += "/" + slot
 	}
 	return who

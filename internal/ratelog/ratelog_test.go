@@ -30,8 +30,8 @@ func TestFloodOfOneUser(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		log := Limit(slog.New(slog.NewTextHandler(&out, nil)))
-		for range 36_000 {
-			log.Warn("refused", "pid", 1, "uid", 65534, "reason", "it is no member")
+		for i := range 36_000 {
+			log.Warn("refused", "service", fmt.Sprint("s", i), "slot", i, "pid", 1, "uid", 65534, "reason", "it is no member")
 		}
 		for uid := range 500 {
 			log.Warn("refused", "uid", uid)
