@@ -144,11 +144,11 @@ func TestTemplatesAreReplayed(t *testing.T) {
 			checkReplay(t, got[0], e)
 			e.sendData(1)
 			second.await(2)
+			deadline(t, func() bool { st := w.remembered(1, 2); return st.Replayed > 0 && st.Exporters[0].Replays > 0 }) // noted after they were sent
 			st := w.remembered(1, 2)
 			if x := st.Exporters[0]; x.Replays == 0 || x.Replayed.IsZero() || x.Address != e.addr() || x.Messages < 4 || x.Domain != 7 {
 				t.Errorf("state %+v", x)
 			}
-			deadline(t, func() bool { st := w.remembered(1, 2); return st.Replayed > 0 })
 		})
 	}
 }
