@@ -275,7 +275,7 @@ func printPath(w io.Writer, p protect.PathState) {
 	}
 }
 
-// routesText says which routes go with a path's interface, and what is lost then.
+// routesText describes the routes that depend on a path's interface, and the loss without it.
 func routesText(p protect.PathState) (lines []string) {
 	r := p.Routes
 	if r.Alone > 0 {

@@ -26,7 +26,7 @@ type list struct {
 	Entries  int            `json:"entries"`
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"` // of a short one
 	Segments int            `json:"segments,omitempty"` // of the table of a long one, MiB
-	Shards   compile.Shards `json:"shards,omitzero"`    // of one that no table holds alone
+	Shards   compile.Shards `json:"shards,omitzero"`    // of a list larger than one table
 	Table    string         `json:"table,omitempty"`    // what the names of its first table's maps begin with
 
 	entries []netip.Prefix // as read from the file; nil where only the pins are known

@@ -36,9 +36,9 @@ func (v Verdict) not() Verdict {
 	return Unsure
 }
 
-// EvalCut is EvalRules for a packet that a capture has cut: each is told of expressions that match, and of those that the
-// missing bytes decide. Fields whose bytes are there, and lengths, decide as in the whole packet. A rate counts a packet
-// where everything before it in the expression is decided.
+// EvalCut evaluates expressions on a packet cut by a capture. It calls each for an expression that matches, and for one
+// left undecided by missing bytes. Captured fields and lengths on the wire count as in the whole packet. A rate counts a
+// packet only if everything before it in the expression is decided.
 func (v *Env) EvalCut(es []*Expr, p *Packet, unreadable func(i int) Unreadable, each func(i int, v Verdict) (stop bool)) int {
 	l := dissect(p)
 	for i, e := range es {
@@ -258,7 +258,7 @@ func (r *run) missing(n Node) bool {
 	})
 }
 
-// atEnd says whether a pattern asks for the end of what is searched.
+// atEnd reports whether a pattern is anchored to the end of the text.
 func (p *Pattern) atEnd() bool {
 	return slices.ContainsFunc(p.Prog.Inst, func(i syntax.Inst) bool {
 		return i.Op == syntax.InstEmptyWidth && syntax.EmptyOp(i.Arg)&syntax.EmptyEndText != 0

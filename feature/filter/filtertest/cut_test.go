@@ -10,8 +10,8 @@ import (
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-// Of a packet that a capture has cut, what is decided is so of the whole packet: for random expressions, packets and lengths, and
-// whichever way a rule takes unreadable fields.
+// A decided answer about a cut packet is the answer about the whole packet. Expressions, packets and lengths are random; rules
+// take unreadable fields in each way.
 func TestCut(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 4))
@@ -49,7 +49,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// What decides is the bytes of each field, and lengths of what was on the wire.
+// The captured bytes of each field decide, and the lengths on the wire.
 func TestCutFields(t *testing.T) {
 	frame := append(make([]byte, 12, 200), 8, 0)
 	frame = append(frame, v4(0, 0, 6, append(synTo(443), make([]byte, 76)...))...) // 100 bytes of TCP, 24 of which are its header
