@@ -52,11 +52,16 @@ func (e *Error) Unwrap() error { return e.Err }
 type Pos struct {
 	File         string
 	Line, Column int // from 1
+	keys         *[]key
 }
 
-// Errorf makes an [*Error] at the place. %w is supported.
+// Errorf makes an [*Error] at the place. %w is supported. A message that begins with a
+// key of the mapping ("hold 3s: take less") gets the place of that key's value, also
+// behind a path ("services.flows: by sources: want flow or source"), and of a key below
+// it ("front: address x: say where").
 func (p Pos) Errorf(format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
+	p = p.named(err.Error())
 	return &Error{File: p.File, Line: p.Line, Column: p.Column, Msg: err.Error(), Err: errors.Unwrap(err)}
 }
 

@@ -166,6 +166,16 @@ runq:
 		},
 		Runq: &runq{Every: 90 * time.Second, Enabled: true, Limit: rate{Text: "20kpps", Line: 24}},
 	}
+	bare := func(p *strictyaml.Pos) { *p = p.At("") } // without the places of keys
+	bare(&h.Pos)
+	for name, s := range h.Services {
+		bare(&s.At)
+		bare(&s.Steer.Pos)
+		for i := range s.Steer.Members {
+			bare(&s.Steer.Members[i].Pos)
+		}
+		h.Services[name] = s
+	}
 	if !reflect.DeepEqual(h, want) {
 		t.Errorf("got  %+v\nwant %+v", h, want)
 	}
@@ -428,4 +438,34 @@ func FuzzDecode(f *testing.F) {
 			last = e.Line
 		}
 	})
+}
+
+// An error of a value is at the value, not at the mapping around it.
+func TestErrorsAtKeys(t *testing.T) {
+	var h host
+	text := "services:\n  a:\n    steer:\n      by: flow\n      slots: 3\n      weights:\n        - 1\n      members: [{slot: 1}]\nrunq:\n  every: 3s\n  limit:\n    packets: 5\n    bytes: 7\n"
+	if err := strictyaml.Decode("f", []byte(text), &h); err != nil {
+		t.Fatal(err)
+	}
+	s := h.Services["a"].Steer
+	for _, c := range []struct {
+		at   strictyaml.Pos
+		msg  string
+		want string
+	}{
+		{s.Pos, "slots 3: take 4", "f:5:14: "},
+		{s.Pos, "services.a.steer: slots 3: take 4", "f:5:14: "},
+		{s.Pos, "weights: too few", "f:6:7: "},
+		{s.Pos, "services.a.steer: slots 3: by flow: takes no slots", "f:4:11: "},
+		{s.Pos, "no slots: say how many", "f:4:7: "},
+		{s.Pos, "seed: want one", "f:4:7: "},
+		{s.Members[0].Pos, "slot 1: the service has 1", "f:8:24: "},
+		{h.Pos, "runq: every 3s: take 5s", "f:10:10: "},
+		{h.Pos, "runq: limit: packets 5: by default", "f:11:3: "},
+		{strictyaml.Pos{}, "slots 3: take 4", "slots 3"},
+	} {
+		if got := c.at.Errorf("%s", c.msg).Error(); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%q: got %q, want it at %s", c.msg, got, c.want)
+		}
+	}
 }

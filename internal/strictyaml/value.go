@@ -102,8 +102,12 @@ func (d *Decoder) inKey(key string, f func()) {
 
 func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
 	fs := fieldsOf(v.Type())
-	for _, p := range fs.places {
-		v.FieldByIndex(p).Set(reflect.ValueOf(d.Pos(n)))
+	if len(fs.places) > 0 {
+		at := d.Pos(n)
+		at.keys = d.keys(n, 2)
+		for _, p := range fs.places {
+			v.FieldByIndex(p).Set(reflect.ValueOf(at))
+		}
 	}
 	if n.Kind != yaml.MappingNode {
 		d.failf(n, "", "want %s, got %s", wanted(v), got(n))

@@ -221,6 +221,11 @@ func TestConfigErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %q with its place", e.to, err, e.says)
 		}
 	}
+	text := strings.Replace(good, "devices: [eth0]", "devices: [eth0]\nhold: 1ms", 1)
+	line := 1 + strings.Count(text[:strings.Index(text, "hold:")], "\n")
+	if _, err := ParseConfig("front.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("front.yaml:%d:7: hold 1ms", line)) {
+		t.Errorf("%v, want it at line %d", err, line)
+	}
 	if _, err := LoadConfig("/nowhere/front.yaml"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v", err)
 	}

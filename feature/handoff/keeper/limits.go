@@ -70,7 +70,10 @@ const (
 // the key.
 func (l *Limits) Validate() []error {
 	var errs []error
-	fail := func(format string, a ...any) { errs = append(errs, l.Pos.Errorf("handoff."+format, a...)) }
+	fail := func(format string, a ...any) {
+		key, _, _ := strings.Cut(format, ":")
+		errs = append(errs, l.Pos.At(key).Errorf("handoff."+format, a...))
+	}
 	if l.Hold < 0 || l.Hold > longest {
 		fail("hold: %v: want a time from 1ms to %v", l.Hold, longest)
 	}

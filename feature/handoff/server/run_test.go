@@ -225,6 +225,9 @@ devices: [eth0]
 		{"front: {address: 10.0.0.9:7946}", "front: {name: f}", "where its agent listens"},
 		{"front: {address: 10.0.0.9:7946}", "front: {address: 10.0.0.9:7946, name: f, names: [f, g]}", "either name, or names"},
 		{"tls: {certificate: a, key: b, signers: c}", "tls: {certificate: a}", "certificate, key and signers"},
+		{"number: 1", "number: 2000", "server.yaml:3:9: number 2000"},
+		{"front: {address: 10.0.0.9:7946}", "front: {address: nine}", "server.yaml:7:18: front: address"},
+		{"devices: [eth0]", "devices: [eth0]\npatience: 1ms", "server.yaml:9:11: patience 1ms"},
 	} {
 		_, err := ParseConfig("server.yaml", []byte(strings.Replace(good, c.from, c.to, 1)))
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "server.yaml") {

@@ -46,7 +46,7 @@ func TestSIDsBeside(t *testing.T) {
 		{"several", "locators: fc00::/16\nfunctions: {end: '::e'}", "c announces several prefixes in fc00::/16 (fc00:3::/32, fc00:33::/32): say which is its locator: nodes: [{name: c, locator: fc00:3::/32}]"},
 		{"the locator of another", "locators: fc00::/16\nfunctions: {end: '::e'}\nnodes: [{name: c, locator: 'fc00:1::/32'}]", "a and c both announce fc00:1::/32"},
 		{"a function of a locator's bits", "locators: fc00::/16\nfunctions: {end: 'fc00:9::e'}\nnodes: [{name: c, locator: 'fc00:3::/32'}]", "fc00:9::e has bits within the first 32"},
-		{"IPv4", "nodes: [{name: a, end: 10.0.0.1}]", "sids:1:9: node a: end: 10.0.0.1 is no SID"},
+		{"IPv4", "nodes: [{name: a, end: 10.0.0.1}]", "sids:1:24: node a: end: 10.0.0.1 is no SID"},
 		{"no such node", "nodes:\n  - {name: aa, end: fc00:1::1}", `sids:2:5: there is no node "aa" in the topology: there is a, b, c, d`},
 		{"twice", "nodes: [{name: a, end: 'fc00:1::1'}, {name: a, end: 'fc00:1::2'}]", "node a stands there twice"},
 		{"a key", "nodes: [{name: a, ende: 'fc00:1::1'}]", `did you mean "end"?`},

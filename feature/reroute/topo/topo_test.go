@@ -132,7 +132,7 @@ func TestErrors(t *testing.T) {
 		{"nodes: [{name: core1}, {name: core2}]\nlinks:\n  - {from: core1, to: coer2}\n", `f:3:5: there is no node "coer2"; did you mean "core2"?`},
 		{"nodes: [{name: a}, {name: a}]\n", "f:1:20: node a is there already"},
 		{"nodes:\n  - {nam: a}\n", `f:2:6: nodes[0]: unknown key "nam"; did you mean "name"?`},
-		{"nodes: [{name: a}, {name: b}]\nlinks:\n  - {from: a, to: b, metric: 16777215}\n", "f:3:5: metric 16777215: 1 to 16777214 are possible"},
+		{"nodes: [{name: a}, {name: b}]\nlinks:\n  - {from: a, to: b, metric: 16777215}\n", "f:3:30: metric 16777215: 1 to 16777214 are possible"},
 		{"nodes: [{name: a, end: 192.0.2.1}]\n", "no SID"},
 		{"<graphml><graph></graphml>", "f:1: no GraphML"},
 		{"<graphml><graph><node id='a'/><edge source='a' target='b'/></graph></graphml>", `f: edge 1: there is no node "b"`},
