@@ -110,6 +110,9 @@ func printServer(w io.Writer, s server.Status) {
 	} else if !s.Front {
 		fmt.Fprintln(w, "  ! the front end's agent is not connected: no session can move")
 	}
+	if s.Patience != "" {
+		fmt.Fprintf(w, "  ! %s\n", s.Patience)
+	}
 	t := newTable(w, "  SERVER", "AGENT")
 	for _, name := range slices.Sorted(maps.Keys(s.Peers)) {
 		state := "not connected"

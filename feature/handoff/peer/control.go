@@ -69,6 +69,8 @@ type Peers struct {
 	// Idle is for how long this front end knows a flow of which nothing is seen, in milliseconds. A host tells of its sessions
 	// more often. 0: this front end does not want to hear of them.
 	Idle int64 `json:"idle_ms,omitempty"`
+	// Hold is how long this front end holds packets of a session that moves, in milliseconds. 0: an older one does not say.
+	Hold int64 `json:"hold_ms,omitempty"`
 	Pair *Pair `json:"pair,omitempty"` // to another front end
 }
 

@@ -30,6 +30,7 @@ import (
 	"github.com/weir-project/weir/internal/heap"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/ratelog"
+	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -69,8 +70,10 @@ type Options struct {
 
 	Park     bool          // packets of a session that leaves wait at this server until it has moved, not at the front end
 	Patience time.Duration // of a move, before the front end is asked what became of it; default 700 ms. Less than the front end holds
-	Limit    int           // bytes of a session's queues; default repair.DefaultLimit
-	Log      *slog.Logger  `json:"-"` // default: nothing is logged
+	// PatienceAt is the place of patience in a file, for errors.
+	PatienceAt strictyaml.Pos `json:"-"`
+	Limit      int            // bytes of a session's queues; default repair.DefaultLimit
+	Log        *slog.Logger   `json:"-"` // default: nothing is logged
 
 	// Step is called after each step of a move, by which experiments kill the agent there; nil in use. [Steps] names them.
 	Step func(name string) `json:"-"`
@@ -111,6 +114,8 @@ type Agent struct {
 	zones    zones         // of conntrack
 	owning   owning        // what sayOwned tells
 	owns     chan struct{} // to sayOwned
+
+	holds atomic.Int64 // for how long the front end holds packets, ns; 0: it does not say
 
 	frontHearsLeft atomic.Bool // it takes [move.Left], as it says
 	unserved       []string    // services that nobody serves here, sorted

@@ -174,7 +174,7 @@ func (a *Agent) build(r *arriving) error {
 	}
 	a.o.Step(stepQuiet)
 	a.untrack(r.flow) // as an earlier stay of the session has left it, or another weir
-	for end := time.Now().Add(time.Duration(leftPatience * float64(a.o.Patience))); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Duration(leftPatience * float64(a.patience()))); ; time.Sleep(time.Millisecond) {
 		err = a.inside(func() (err error) {
 			r.built, err = repair.Build(state, repair.RestoreOptions{Probe: true})
 			return err
@@ -347,7 +347,7 @@ func (a *Agent) watchArriving(r *arriving, now time.Time) {
 	}
 	defer r.mu.Unlock()
 	switch {
-	case r.dst.Phase == move.Flipping && now.Sub(r.asked) > a.o.Patience/4:
+	case r.dst.Phase == move.Flipping && now.Sub(r.asked) > a.patience()/4:
 		a.come(r, r.dst.Retry())
 	case r.dst.Phase == move.Idle && r.fd < 0, r.dst.Phase == move.Active && r.delivered && r.fd < 0 && a.spoke(r):
 		a.mu.Lock()

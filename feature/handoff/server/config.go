@@ -131,5 +131,6 @@ func (c *Config) options() (Options, error) {
 	}
 	return Options{Name: c.Name, Number: move.Host(c.Number), TLS: config, Front: Remote{Name: names[0], Address: c.Front.Address}, FrontNames: names,
 		Registration: peer.Registration{Address: c.Address, Weight: weight, Services: c.Services, Agent: cmp.Or(c.Advertise, c.Listen)},
-		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Park: c.Park, Patience: c.Patience, Limit: c.Limit}, nil
+		Serve:        c.Services, Devices: c.Devices, Keeper: c.Keeper, Park: c.Park, Patience: c.Patience, Limit: c.Limit,
+		PatienceAt: c.At("patience")}, nil
 }

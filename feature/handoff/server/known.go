@@ -152,6 +152,7 @@ func (a *Agent) told(p peer.Peers) {
 	}
 	a.mu.Unlock()
 	a.frontHearsLeft.Store(p.HearsLeft)
+	a.toldHold(p.Hold)
 	if p.Refused != "" {
 		if !news {
 			return

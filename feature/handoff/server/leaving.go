@@ -410,14 +410,14 @@ func (a *Agent) watchLeaving(s *leaving, now time.Time) {
 	waited := now.Sub(s.asked)
 	switch {
 	case s.back:
-	case s.asking && waited > a.o.Patience:
+	case s.asking && waited > a.patience():
 		s.asking = false
 		a.refused("departure", errors.New("the front end does not answer"))
 		a.giveBack(s)
-	case s.src.Phase == move.Moving && waited > a.o.Patience:
+	case s.src.Phase == move.Moving && waited > a.patience():
 		a.refused("departure", fmt.Errorf("%s does not answer", a.hostName(s.to)))
 		a.leave(s, s.src.Retry())
-	case (s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming) && waited > a.o.Patience/4:
+	case (s.src.Phase == move.Holding || s.src.Phase == move.Reclaiming) && waited > a.patience()/4:
 		a.leave(s, s.src.Retry())
 	}
 }

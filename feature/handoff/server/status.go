@@ -28,7 +28,8 @@ const recent = 4096 // moves whose times are kept
 type Status struct {
 	Server    string            `json:"server"`
 	Front     bool              `json:"front_connected"`
-	Unwanted  string            `json:"front_refuses,omitempty"` // why the front end refuses this server
+	Unwanted  string            `json:"front_refuses,omitempty"`  // why the front end refuses this server
+	Patience  string            `json:"patience_error,omitempty"` // why patience does not fit the front end
 	Keeper    bool              `json:"keeper_connected"`
 	Peers     map[string]bool   `json:"peers"` // connected?
 	Leaving   int               `json:"leaving"`
@@ -84,6 +85,9 @@ func (a *Agent) Status() (Status, error) {
 	s := Status{Server: a.o.Name, Certificate: a.o.TLS.Certificate(), Front: a.front.conn() != nil, Unwanted: a.unwanted, Keeper: a.known.Load().kept(), Peers: map[string]bool{}, Stuck: stuck, Blocked: blocked, Draining: a.weight < a.o.Registration.Weight, Unserved: slices.Clone(a.unserved), Leaving: len(a.leaving), Arriving: len(a.arriving), Gated: gatedNow(gated),
 		Out: a.stats.out, In: a.stats.in, Back: a.stats.back, Discarded: a.stats.discarded, Bytes: a.stats.bytes,
 		Refused: map[string]uint64{}, Transfer: timesOf(a.stats.took, a.stats.tookAll, a.stats.out), Stopped: timesOf(a.stats.stood, a.stats.stoodAll, a.stats.out), Gate: g}
+	if err := a.tooPatient(); err != nil {
+		s.Patience = err.Error()
+	}
 	for k, v := range a.stats.refused {
 		s.Refused[k] = v
 	}
