@@ -75,7 +75,7 @@ func (r *isisReader) systemID(name string) string {
 // name is the hostname of a system, or its id.
 func (r *isisReader) name(id string) string {
 	id = strings.TrimSuffix(id, ".00")
-	if name, ok := r.hostnames[id]; ok {
+	if name, ok := r.hostnames[id]; ok && checkName("", name) == nil { // a neighbour's hostname is its own choice
 		return name
 	}
 	return id

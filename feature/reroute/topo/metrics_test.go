@@ -48,12 +48,12 @@ func TestMetricNotes(t *testing.T) {
 
 // Names may be written with any escape of JSON.
 func TestJSONEscapes(t *testing.T) {
-	n, err := topo.Read("net", []byte(`{"directed": false, "nodes": [{"id": "a\/1"}, {"id": "b\ud83d\ude00"}, {"id": "c\u00e9\t"}],
-"edges": [{"source": "a/1", "target": "b😀", "weight": 1}, {"source": "\u0061\/1", "target": "cé\t", "weight": 1}]}`))
+	n, err := topo.Read("net", []byte(`{"directed": false, "nodes": [{"id": "a\/1"}, {"id": "b\ud83d\ude00"}, {"id": "c\u00e9\""}],
+"edges": [{"source": "a/1", "target": "b😀", "weight": 1}, {"source": "\u0061\/1", "target": "cé\"", "weight": 1}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(n.Links) != 4 || n.Nodes[0].Name != "a/1" || n.Nodes[1].Name != "b😀" || n.Nodes[2].Name != "cé\t" {
+	if len(n.Links) != 4 || n.Nodes[0].Name != "a/1" || n.Nodes[1].Name != "b😀" || n.Nodes[2].Name != "cé\"" {
 		t.Errorf("%+v", n.Nodes)
 	}
 	n, err = topo.Read("net", []byte(`{"name": "\ud83d\ude00\\/", "nodes": [{"name": "a\/1"}, {"name": "b\u00e9"}], "links": [{"from": "a/1", "to": "bé"}]}`))

@@ -61,7 +61,7 @@ func readOwn(file string, data []byte) (*Network, error) {
 	if err := strictyaml.Decode(file, data, &doc); err != nil {
 		return nil, err
 	}
-	b := NewBuilder(doc.Name)
+	b, owners := NewBuilder(doc.Name), sidOwners{}
 	var errs []error
 	for _, x := range doc.Nodes {
 		switch _, twice := b.byName[x.Name]; {
@@ -72,9 +72,14 @@ func readOwn(file string, data []byte) (*Network, error) {
 			errs = append(errs, x.Pos.Errorf("node %s is there already", x.Name))
 			continue
 		}
+		if err := checkName("node", x.Name); err != nil {
+			errs = append(errs, x.Pos.At("name").Errorf("%w", err))
+			continue
+		}
 		n := b.At(b.Node(x.Name))
 		n.Overload = x.Overload
 		n.setSIDs(x.End, x.DT6, x.DT4, x.DT46)
+		errs = append(errs, placed(x.Pos, owners.node(n)))
 		for _, p := range x.Prefixes {
 			b.Announce(b.byName[x.Name], p, 0)
 		}
@@ -92,8 +97,9 @@ func readOwn(file string, data []byte) (*Network, error) {
 		}
 	}
 	for _, l := range doc.Links {
-		if err := l.add(b); err != nil {
-			errs = append(errs, err)
+		errs = append(errs, l.add(b), placed(l.Pos, owners.link(l.EndX, l.DX6, l.From, l.To)))
+		if l.Back != nil {
+			errs = append(errs, placed(l.Pos.At("back"), owners.link(l.Back.EndX, l.Back.DX6, l.To, l.From)))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -105,6 +111,14 @@ func readOwn(file string, data []byte) (*Network, error) {
 		return nil, strictyaml.Pos{File: file, Line: 1, Column: 1}.Errorf("%w", err)
 	}
 	return n, nil
+}
+
+// placed gives errors that are joined a place in the file.
+func placed(at strictyaml.Pos, err error) error {
+	if err == nil {
+		return nil
+	}
+	return at.Errorf("%w", err)
 }
 
 // plainEscapes writes the escapes of JSON out that YAML's parser does not take: \/ and pairs of surrogates.
@@ -180,7 +194,7 @@ func (l ownLink) add(b *Builder) error {
 	}
 	there.Remote, back.Remote = back.Local, there.Local
 	b.Link(there, back)
-	return nil
+	return placed(l.Pos, errors.Join(there.checkNames(), checkName("interface", back.Interface)))
 }
 
 func (s ownSide) into(l *Link) {

@@ -93,7 +93,14 @@ func ParseSIDs(file string, data []byte) (*SIDs, error) {
 			errs = append(errs, x.Errorf("node %s: locator: SIDs follow from it by functions: give those as well", x.Name))
 		}
 	}
+	owners := sidOwners{}
+	for _, x := range s.Nodes {
+		n := Node{Name: x.Name}
+		n.setSIDs(x.End, x.DT6, x.DT4, x.DT46)
+		errs = append(errs, placed(x.Pos, owners.node(&n)))
+	}
 	for _, x := range s.Links {
+		errs = append(errs, placed(x.Pos, owners.link(x.EndX, x.DX6, x.From, x.To)))
 		errs = append(errs, sidErrors(x.Pos, "link "+x.From+"→"+x.To, map[string]netip.Addr{"endx": x.EndX, "dx6": x.DX6}))
 	}
 	return s, errors.Join(errs...)
@@ -141,7 +148,10 @@ func (s *SIDs) AddTo(n *Network) error {
 	for _, x := range s.Links {
 		errs = append(errs, s.addLink(n, x))
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return placed(s.Pos, n.checkSIDs())
 }
 
 // node finds the router of an entry.

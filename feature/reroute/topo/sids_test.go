@@ -52,6 +52,9 @@ func TestSIDsBeside(t *testing.T) {
 		{"a key", "nodes: [{name: a, ende: 'fc00:1::1'}]", `did you mean "end"?`},
 		{"a locator without functions", "nodes: [{name: a, locator: 'fc00:1::/32'}]", "SIDs follow from it by functions"},
 		{"parallel links", "links: [{from: a, to: b, endx: 'fc00:1::b'}]", "2 links from a to b: tell them apart"},
+		{"one SID twice", "nodes:\n  - {name: a, end: 'fc00:1::1'}\n  - {name: c, dt6: 'fc00:1::1'}", "sids:3:20: dt6 of node c has the SID fc00:1::1, as has the end of node a"},
+		{"one SID of a node and a link", "nodes: [{name: a, end: 'fc00:1::1'}]\nlinks:\n  - {from: d, to: c, endx: 'fc00:1::1'}", "sids:3:28: endx of link d→c has the SID "},
+		{"a SID of the topology", "nodes: [{name: a, end: 'fc00:2::77'}]", "sids:1:1: end of node b has the SID fc00:2::77, as has the end of node a"},
 		{"no such link", "links: [{from: a, to: c, endx: 'fc00:1::b'}]", "the topology has no such link from a to c"},
 	} {
 		n, err := topo.Read("net", []byte(withoutSIDs))

@@ -112,6 +112,9 @@ func (n *Network) Check() error {
 			return fmt.Errorf("network %s: two nodes are named %q: names must differ", n.Name, x.Name)
 		}
 		names[x.Name] = true
+		if err := checkName("node", x.Name); err != nil {
+			return fmt.Errorf("network %s: %w", n.Name, err)
+		}
 	}
 	for i, l := range n.Links {
 		switch {
@@ -123,6 +126,12 @@ func (n *Network) Check() error {
 			n.Links[l.Reverse].From != l.To || n.Links[l.Reverse].To != l.From:
 			return fmt.Errorf("network %s: link %s is not the other direction of its reverse", n.Name, n.LinkName(i))
 		}
+		if err := n.Links[i].checkNames(); err != nil {
+			return fmt.Errorf("network %s: link %s: %w", n.Name, n.LinkName(i), err)
+		}
+	}
+	if err := n.checkSIDs(); err != nil {
+		return fmt.Errorf("network %s: %w", n.Name, err)
 	}
 	return nil
 }

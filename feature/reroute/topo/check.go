@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package topo
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// maxName bounds a name of a router, a medium, a risk group or an interface, in bytes.
+const maxName = 255
+
+// checkName refuses names that no command line can say, or that a reader takes for
+// another: control and invisible characters, blanks at an end, and the arrow between the
+// names of a link's routers.
+func checkName(what, name string) error {
+	odd := func(r rune) bool { return !unicode.IsPrint(r) || r == '→' }
+	switch at := strings.IndexFunc(name, odd); {
+	case !utf8.ValidString(name):
+		return fmt.Errorf("%s %q: the name is not UTF-8 text: give it another", what, name)
+	case at >= 0:
+		r, _ := utf8.DecodeRuneInString(name[at:])
+		return fmt.Errorf("%s %q: the name has the character %U: use letters, digits, blanks and signs", what, name, r)
+	case strings.TrimSpace(name) != name:
+		return fmt.Errorf("%s %q: the name begins or ends with a blank: remove it", what, name)
+	case len(name) > maxName:
+		return fmt.Errorf("%s %.40q…: a name of %d bytes: use at most %d", what, name, len(name), maxName)
+	}
+	return nil
+}
+
+// checkNames is checkName for all that a link names.
+func (l *Link) checkNames() error {
+	errs := []error{checkName("interface", l.Interface), checkName("lan", l.LAN)}
+	for _, g := range l.SRLGs {
+		errs = append(errs, checkName("srlg", g))
+	}
+	return errors.Join(errs...)
+}
+
+// sidOwners says which function of which router or link has a SID.
+type sidOwners map[netip.Addr]string
+
+func (o sidOwners) add(sid netip.Addr, function, of string) error {
+	if !sid.IsValid() {
+		return nil
+	}
+	function += " of " + of
+	if other, taken := o[sid]; taken {
+		return fmt.Errorf("%s has the SID %s, as has the %s: each function needs one of its own", function, sid, other)
+	}
+	o[sid] = function
+	return nil
+}
+
+// node adds the SIDs of a router. One address as End.DT6 and End.DT4 is an End.DT46.
+func (o sidOwners) node(x *Node) error {
+	errs := []error{o.add(x.End, "end", "node "+x.Name), o.add(x.DT6, "dt6", "node "+x.Name)}
+	if x.DT4 != x.DT6 {
+		errs = append(errs, o.add(x.DT4, "dt4", "node "+x.Name))
+	}
+	return errors.Join(errs...)
+}
+
+func (o sidOwners) link(endX, dx6 netip.Addr, from, to string) error {
+	of := "link " + from + "→" + to
+	return errors.Join(o.add(endX, "endx", of), o.add(dx6, "dx6", of))
+}
+
+// checkSIDs says which SIDs are there twice. A repair by such a one may lead elsewhere.
+func (n *Network) checkSIDs() error {
+	owners, errs := sidOwners{}, []error(nil)
+	for i := range n.Nodes {
+		errs = append(errs, owners.node(&n.Nodes[i]))
+	}
+	for i := range n.Links {
+		l := &n.Links[i]
+		errs = append(errs, owners.link(l.EndX, l.DX6, n.Nodes[l.From].Name, n.Nodes[l.To].Name))
+	}
+	return errors.Join(errs...)
+}
