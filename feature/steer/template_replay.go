@@ -88,8 +88,8 @@ func (t *templateScope) due() []*replayTo {
 	all := map[target]*replayTo{}
 	for key, s := range t.book.sessions {
 		svc, endpoint := t.serviceOf(collectorOf(key))
-		if svc == nil {
-			continue
+		if svc == nil || svc.coming {
+			continue // arrive has all looked at
 		}
 		slot, who := svc.memberFor(exporterOf(key).Addr())
 		if who == (memberID{}) || who == s.Served {
@@ -179,7 +179,7 @@ func (t *templateScope) waiting() bool {
 func (t *templateScope) pending() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.unserved || !t.retry.IsZero()
+	return t.unserved || !t.retry.IsZero() || t.coming()
 }
 
 // udpSocket is the socket with a cookie, nil where it is gone.

@@ -89,6 +89,9 @@ func (k *templateKeeper) run(ctx context.Context) {
 		if k.changed() { // templates sent to who left the slot a moment ago would be taken for received
 			k.follow(ctx)
 		}
+		for _, t := range k.scopes {
+			t.arrive()
+		}
 		k.replay(ctx)
 		if k.pending() {
 			tick.Reset(templateTick)
@@ -132,12 +135,17 @@ func (k *templateKeeper) changed() bool {
 
 // readServiceMembers opens a service's slots and reads who has them.
 func readServiceMembers(r *kernel.Root, s *ServiceState) (*templateService, error) {
-	pins, err := r.Open(engineInstance(s.scope, s.Engine), s.pub.readerMaps()...)
+	pins, err := r.Open(engineInstance(s.scope, s.Engine), append(s.pub.readerMaps(), "sync")...)
 	if err != nil {
 		return nil, err
 	}
 	out := &templateService{ServiceState: s, slots: &SlotReader{r, pins, s.pub}}
 	if out.members, err = out.readMembers(); err != nil {
+		out.close()
+		return nil, err
+	}
+	// Asked after the service was read: if the maps agree with the pins now, packets have gone by what was read.
+	if out.coming, err = marked(pins.Maps); err != nil {
 		out.close()
 		return nil, err
 	}
@@ -255,6 +263,7 @@ func (k *templateKeeper) take(ctx context.Context, st State) {
 		if !sameServices(t.services, services[scope]) {
 			t.unserved, t.retries = true, 0
 		}
+		dateChanges(t.services, services[scope])
 		t.mu.Unlock()
 		k.say(scope, t.follow(services[scope]))
 	}
@@ -278,6 +287,20 @@ func sameServices(a, b []*templateService) bool {
 			x.pub == y.pub &&
 			slices.EqualFunc(x.Slots, y.Slots, func(p, q SlotState) bool { return p.State == q.State })
 	})
+}
+
+// dateChanges notes since when the services are as they are. A message may have been steered by what was there before,
+// and be looked at only now.
+func dateChanges(before, now []*templateService) {
+	for _, s := range now {
+		i := slices.IndexFunc(before, func(b *templateService) bool { return b.Name == s.Name })
+		switch {
+		case i < 0 || before[i].pub != s.pub:
+			s.since = kernel.Monotonic()
+		default:
+			s.since = before[i].since
+		}
+	}
 }
 
 // open begins to keep the templates of a service's namespace.

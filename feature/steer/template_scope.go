@@ -5,6 +5,7 @@ package steer
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,6 +26,8 @@ type templateService struct {
 	*ServiceState
 	slots   *SlotReader // to see how they are now
 	members []memberID  // by slot
+	coming  bool        // published, and perhaps not yet what packets go by
+	since   uint64      // when it became as it is (kernel.Monotonic); 0: before it was first looked at
 }
 
 func (s *templateService) close() {
@@ -48,13 +51,36 @@ func (s *templateService) readMembers() ([]memberID, error) {
 	return out, nil
 }
 
-// had says whether a member has its slot, and has had it for a while.
+// had says whether a member has its slot, and has had it for a while, as the slot has had what it serves now.
 func (s *templateService) had(slot int, who memberID) bool {
-	if s.slots == nil {
+	if s.slots == nil || s.coming {
 		return false
 	}
 	v, err := s.slots.raw(slot)
-	return err == nil && slotState(v.State) == stateAdmitted && who == memberID{v.Tgid, v.Start} && kernel.Monotonic()-v.Since > uint64(settled)
+	return err == nil && slotState(v.State) == stateAdmitted && who == memberID{v.Tgid, v.Start} &&
+		kernel.Monotonic()-max(v.Since, s.since) > uint64(settled)
+}
+
+// arrive has what was published be taken for what packets go by, once it is: an apply of many services publishes the
+// first long before it brings all into force.
+func (t *templateScope) arrive() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range t.services {
+		if !s.coming {
+			continue
+		}
+		if coming, err := marked(s.slots.pins.Maps); err != nil || coming {
+			continue // gone, or still under way
+		}
+		s.coming, s.since = false, kernel.Monotonic()
+		t.unserved, t.retries = true, 0
+	}
+}
+
+// coming says whether a service is not yet what packets go by.
+func (t *templateScope) coming() bool {
+	return slices.ContainsFunc(t.services, func(s *templateService) bool { return s.coming })
 }
 
 // templateScope keeps the templates of one network namespace.
