@@ -128,19 +128,15 @@ func TestApplyIsLinear(t *testing.T) { eachEngine(t, testApplyIsLinear) }
 func testApplyIsLinear(t *testing.T) {
 	address := func(i int) string { return fmt.Sprintf("127.1.%d.%d", i/250, i%250+1) }
 	cost := func(n int) (create, change time.Duration) {
-		var addrs []string
-		for i := range n {
-			addrs = append(addrs, "udp4="+address(i)+":5000", "udp4="+address(i)+":5001")
-		}
-		member := startSink(t, addrs...)
-		defer member.End()
 		w := newWorld(t, Options{Slots: 1}, "udp 127.0.0.1:5000")
 		one := w.cfg.Services[0]
 		w.cfg.Services = nil
 		for i := range n {
 			s := one
 			s.Name, s.Listen = fmt.Sprint("s", i), []service.Listen{mustListen(t, "udp4 "+address(i)+":5000")}
-			if i%20 == 0 {
+			if i%20 == 0 { // each with few sockets: all of a process are looked at for each of its slots
+				member := startSink(t, "udp4="+address(i)+":5000", "udp4="+address(i)+":5001")
+				defer member.End()
 				s.Members = []service.Member{{Slot: 0, PID: member.pid()}}
 			}
 			w.cfg.Services = append(w.cfg.Services, s)
