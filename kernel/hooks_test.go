@@ -174,13 +174,13 @@ func TestClsactFilter(t *testing.T) {
 		name string
 		ns   *netns.Handle
 		tc   Clsact
-	}{{"ingress", p.B, Clsact{}}, {"egress", p.A, Clsact{Egress: true}}} {
+	}{{"ingress", p.B, Clsact{Priority: 2}}, {"egress", p.A, Clsact{Egress: true, Priority: 2}}, {"the first priority", p.B, Clsact{}}} {
 		t.Run(c.name, func(t *testing.T) {
 			p := pipe{p.Wire, t}
 			one, two := c.tc, c.tc
 			one.Ifindex = nstest.Ifindex(t, c.ns, nstest.WireDevice)
 			two.Ifindex = one.Ifindex
-			one.Name, two.Name, one.Priority, two.Priority = "one", "two", 2, 2
+			one.Name, two.Name = "one", "two"
 			drop, pass := returns(t, ebpf.SchedCLS, 2), returns(t, ebpf.SchedCLS, -1)
 			within(t, c.ns, func() error { return errors.Join(one.Attach(pass), two.Attach(drop)) })
 			p.want("", "the second of a priority drops")

@@ -36,7 +36,7 @@ var ClsactFilter = Need{Name: "tc filters (clsact)", Since: "4.5", Optional: tru
 
 const (
 	tcPriority = 1
-	// tcHandle is the handle of filters of priority 1, of which a device has one.
+	// tcHandle is the handle of the first filter of priority 1 at a device.
 	tcHandle = 0x7765
 )
 
@@ -133,12 +133,9 @@ func (t Clsact) Attach(prog *ebpf.Program) error {
 	return nil
 }
 
-// handle tells the filter from others of the same priority: its own where it is
-// there, else one that nobody has.
+// handle tells the filter from others of the same priority, among them those of other
+// features: its own where it is there, else one that nobody has.
 func (t Clsact) handle() (uint32, error) {
-	if t.priority() == tcPriority {
-		return tcHandle, nil
-	}
 	all, err := t.filters()
 	if err != nil {
 		return 0, err
@@ -152,9 +149,12 @@ func (t Clsact) handle() (uint32, error) {
 			taken[a.Handle] = true
 		}
 	}
-	h := fnv.New32a()
-	h.Write([]byte(t.Name))
-	handle := h.Sum32()
+	handle := uint32(tcHandle)
+	if t.priority() != tcPriority {
+		h := fnv.New32a()
+		h.Write([]byte(t.Name))
+		handle = h.Sum32()
+	}
 	for handle == 0 || taken[handle] {
 		handle++
 	}
