@@ -71,7 +71,7 @@ type Restorer interface {
 	PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (Plan, error)
 }
 
-// Checked is implemented by features with attachments that no pinned link tells of: filters of tc, rules of nftables. Where
+// Checked is implemented by features with attachments that no record tells of: rules of nftables. Where
 // they are missing is told as kernel.Checker's faults are; planning or mending attaches them again.
 type Checked interface {
 	Faults(ctx context.Context, r *kernel.Root) ([]kernel.Fault, error)

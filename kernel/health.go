@@ -66,6 +66,7 @@ type Checker struct {
 	spaces  map[string]*netns.Handle // by scope, of one check
 	cookies map[string]uint64        // of those
 	links   []checked
+	present []checkedFilter
 }
 
 // checked is an attached link of one check.
@@ -84,15 +85,16 @@ func NewChecker(r *Root) *Checker {
 
 // open begins a check.
 func (c *Checker) open() {
-	c.ours, c.spaces, c.cookies, c.links = map[uint32]bool{}, map[string]*netns.Handle{}, map[string]uint64{}, nil
+	c.ours, c.spaces, c.cookies, c.links, c.present = map[uint32]bool{}, map[string]*netns.Handle{}, map[string]uint64{}, nil, nil
 }
 
 // Check looks for faults once.
 func (r *Root) Check() ([]Fault, error) { return NewChecker(r).Check() }
 
 // Check compares the pins of every instance with its record: all pins are there, each
-// link is attached where it was, and it runs a program of the instance. It also looks
-// whether the root is on the BPF file system that it was on, and who else is at the hooks.
+// link is attached where it was, and it runs a program of the instance; filters that are
+// in place of links are at their devices. It also looks whether the root is on the BPF file
+// system that it was on, and who else is at the hooks.
 // A reader who may not open links is told about pins only.
 func (c *Checker) Check() ([]Fault, error) {
 	out := c.root.rootFaults()
@@ -113,7 +115,8 @@ func (c *Checker) Check() ([]Fault, error) {
 		}
 		out = append(out, fault(i, FaultPins, "all its pins are gone"))
 	}
-	return append(out, c.ahead()...), nil
+	out = append(out, c.ahead()...)
+	return append(out, c.aheadOfFilters()...), nil
 }
 
 // close closes the namespaces of a check.
@@ -209,7 +212,7 @@ func (c *Checker) instance(i Instance, rec record) []Fault {
 			out = append(out, f)
 		}
 	}
-	return out
+	return append(out, c.filters(i, rec)...)
 }
 
 // missing are the pins of a record that a directory lacks.

@@ -3,6 +3,8 @@
 package kernel
 
 import (
+	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -55,6 +57,50 @@ func lookupOver(t *testing.T, m *ebpf.Map) *ebpf.Program {
 	}
 	t.Cleanup(func() { p.Close() })
 	return p
+}
+
+// A filter of tc that was noted is told when it is gone, and attached again while its program lives.
+func TestNotedFilters(t *testing.T) {
+	needs(t, ClsactFilter)
+	r := newRoot(t)
+	l := lock(t, r)
+	defer l.Unlock()
+	i, _ := publishHere(t, l)
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, prog := Clsact{Ifindex: lo.Index, Name: "noted"}, returns(t, ebpf.SchedCLS, -1)
+	if err := f.Attach(prog); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Detach(true) })
+	l.NoteFilters(i, []Clsact{f})
+	wantKinds(t, r, "attached")
+	if err := f.Detach(true); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds(t, r, "taken away", "detached")
+	if lacks, err := l.Restore(i); err != nil || len(lacks) > 0 {
+		t.Errorf("restored without %q: %v", lacks, err)
+	}
+	wantKinds(t, r, "restored")
+	theirs := Clsact{Ifindex: lo.Index, Name: "theirs"}
+	f.Priority = 2
+	if err := errors.Join(f.Detach(true), f.Attach(prog), theirs.Attach(prog)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { theirs.Detach(true) })
+	l.NoteFilters(i, []Clsact{f})
+	if err := theirs.Attach(returns(t, ebpf.SchedCLS, 0)); err != nil {
+		t.Fatal(err)
+	}
+	wantKinds(t, r, "another one comes first", "ahead")
+	l.NoteFilters(i, nil)
+	wantKinds(t, r, "not ours any more")
+	if err := l.Remove(i); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func kinds(t *testing.T, r *Root) (out []string) {

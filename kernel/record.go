@@ -33,6 +33,7 @@ type record struct {
 	Meta     []byte                `json:"meta"`
 	Maps     map[string]ebpf.MapID `json:"maps"`
 	Links    map[string]linkRecord `json:"links,omitempty"`
+	Filters  []filterRecord        `json:"filters,omitempty"` // in place of links
 
 	cookie uint64 // of meta
 }
@@ -112,6 +113,9 @@ func (l *WriteLock) note(i Instance) {
 			rec.noteLink(name, ln)
 			ln.Close()
 		}
+	}
+	if was, err := readRecord(filepath.Join(l.recordsAt(l.device()), recordName(i))); err == nil {
+		rec.Filters = was.Filters // they are at devices, whatever is pinned
 	}
 	l.writeRecord(rec)
 }

@@ -97,7 +97,7 @@ func (l *WriteLock) Restore(i Instance) (lacks []string, err error) {
 	links, err := l.restoreLinks(i, rec)
 	lacks = append(lacks, links...)
 	if err == nil {
-		err = l.restoreMeta(dir, rec)
+		err = errors.Join(l.restoreMeta(dir, rec), l.restoreFilters(i, rec))
 	}
 	if err != nil {
 		return lacks, err

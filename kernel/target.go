@@ -141,7 +141,7 @@ func (t target) ahead(ns *netns.Handle, program uint32, ours map[uint32]bool) []
 	}
 	all, err := link.QueryPrograms(q)
 	if err != nil {
-		return nil
+		all = &link.QueryResult{} // before Linux 6.6 there is no tcx
 	}
 	var out []string
 	before := true

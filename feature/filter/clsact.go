@@ -127,7 +127,17 @@ func (t tcFilters) settle(s *site, prog *ebpf.Program) error {
 			return err
 		}
 	}
-	return nil
+	return t.note(s, m)
+}
+
+// note records the filters of all devices, so that their loss is told.
+func (t tcFilters) note(s *site, m *ebpf.Map) error {
+	known, err := t.known(m)
+	var all []kernel.Clsact
+	for index := range known {
+		all = append(all, t.at(s.pub.Filter, index))
+	}
+	return errors.Join(err, s.ns.Do(func() error { s.lock.NoteFilters(s.inst, all); return nil }))
 }
 
 // put attaches the filter to a device. What we are about to add is noted first, so

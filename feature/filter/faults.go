@@ -5,6 +5,7 @@ package filter
 import (
 	"context"
 	"errors"
+	"net"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
@@ -13,7 +14,7 @@ import (
 
 var _ feature.Checked = Feature{}
 
-// Faults implements feature.Checked: filters that tc or nftables hold, and do not any more.
+// Faults implements feature.Checked: rules of nftables that are gone, and devices that came later than their tc filter.
 func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, err error) {
 	all, err := r.Instances(Name)
 	for _, i := range all {
@@ -36,7 +37,7 @@ func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, er
 	return out, err
 }
 
-// lostPlaces are the places of a filter that could be attached now, and are not.
+// lostPlaces are the places of a filter that could be attached now, are not, and are in no record.
 func lostPlaces(r *kernel.Root, i kernel.Instance, p *published) (out []Place, err error) {
 	o, err := r.Open(i)
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
@@ -56,10 +57,19 @@ func lostPlaces(r *kernel.Root, i kernel.Instance, p *published) (out []Place, e
 	if permission(err) {
 		return nil, nil
 	}
-	for _, place := range places {
-		if place.lacks {
-			out = append(out, place)
-		}
+	told := map[int]bool{} // by kernel.Checker
+	if p.Holder == heldByClsact && err == nil {
+		told, err = tcFilters{}.known(o.Maps[devicesMap])
 	}
+	_ = ns.Do(func() error {
+		for _, place := range places {
+			if i, e := net.InterfaceByName(place.Interface); place.lacks && (e != nil || !has(told, i.Index)) {
+				out = append(out, place)
+			}
+		}
+		return nil
+	})
 	return out, err
 }
+
+func has(m map[int]bool, index int) bool { _, ok := m[index]; return ok }

@@ -205,7 +205,20 @@ func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map
 	if err == nil && renew && !fresh {
 		err = l.Publish(copyInstance(scopeOf(ns)), meta, pins)
 	}
+	if err == nil {
+		err = noteCopies(l, ns, devices)
+	}
 	return err
+}
+
+// noteCopies records the filters, so that their loss is told.
+func noteCopies(l *kernel.WriteLock, ns *netns.Handle, devices *ebpf.Map) error {
+	have, err := entries[uint32, copyCopyDevice](devices)
+	var all []kernel.Clsact
+	for index := range have {
+		all = append(all, kernel.Clsact{Ifindex: int(index), Name: copyFilter})
+	}
+	return errors.Join(err, ns.Do(func() error { l.NoteFilters(copyInstance(scopeOf(ns)), all); return nil }))
 }
 
 // setCopies changes what differs, so that the counters of the rest go on.

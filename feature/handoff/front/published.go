@@ -117,6 +117,7 @@ func (f *Front) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) er
 	if err := l.Publish(inst, meta, pins); err != nil {
 		return err
 	}
+	l.NoteFilters(inst, f.filters)
 	kernel.Step("front:published")
 	return nil
 }

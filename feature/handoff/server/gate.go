@@ -54,9 +54,10 @@ type Gate struct {
 	strays           *ringbuf.Reader
 	tap              *tap.Device[repair.Flow] // where packets are parked; nil: they cannot be
 
-	device   int           // the interface of one of the devices
-	changing sync.Mutex    // entries
-	gone     []repair.Flow // sessions that have left, the oldest first; changing is held
+	filters  []kernel.Clsact // in place of links
+	device   int             // the interface of one of the devices
+	changing sync.Mutex      // entries
+	gone     []repair.Flow   // sessions that have left, the oldest first; changing is held
 
 	closing sync.RWMutex // what opens it a while later may come when it is closed
 	closed  bool
@@ -146,6 +147,7 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	if err := l.Publish(gateInstance(ns), meta, pins); err != nil {
 		return nil, err
 	}
+	_ = ns.Do(func() error { l.NoteFilters(gateInstance(ns), g.filters); return nil })
 	kernel.Step("handoff:gate")
 	if g.sessions, err = c.Maps["gate_sessions"].Clone(); err == nil {
 		g.counts, err = c.Maps["gate_counts"].Clone()
@@ -183,7 +185,7 @@ func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) 
 					prog, side = c.Programs["gate_out"], "out"
 				}
 				if !hasTCX() {
-					if err := filterAt(i.Index, egress).Attach(prog); err != nil {
+					if err := g.filter(i.Index, egress, prog); err != nil {
 						return err
 					}
 					continue
@@ -199,7 +201,7 @@ func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) 
 			return nil
 		}
 		if !hasTCX() {
-			return filterAt(g.tap.Ifindex, false).Attach(c.Programs["gate_again"])
+			return g.filter(g.tap.Ifindex, false, c.Programs["gate_again"])
 		}
 		ln, err := kernel.TCX{Ifindex: g.tap.Ifindex, Device: parkName}.Attach(c.Programs["gate_again"])
 		if err != nil {
@@ -208,6 +210,13 @@ func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) 
 		links["again"] = ln
 		return nil
 	})
+}
+
+// filter attaches a program where the kernel has no tcx.
+func (g *Gate) filter(ifindex int, egress bool, prog *ebpf.Program) error {
+	at := filterAt(ifindex, egress)
+	g.filters = append(g.filters, at)
+	return at.Attach(prog)
 }
 
 // filterAt is a program's place where the kernel has no tcx (before 6.6): a filter of the device.

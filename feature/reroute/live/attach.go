@@ -138,5 +138,6 @@ func (s *site) filters(want map[string]hook, anew bool) error {
 			}
 		}
 	}
+	s.lock.NoteFilters(instance(s.scope), slices.Collect(maps.Keys(used)))
 	return nil
 }

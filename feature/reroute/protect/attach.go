@@ -71,6 +71,9 @@ func (s *site) attach(routes []route) error {
 			kernel.Step("protect:attached")
 		}
 	}
+	if err := s.noteFilters(); err != nil {
+		return err
+	}
 	if len(routes) == 0 {
 		return nil
 	}
@@ -154,6 +157,20 @@ func (s *site) attachOne(index int, name string, p *ebpf.Program) error {
 	}
 	defer ln.Close()
 	return s.lock.AddLink(s.inst, linkPin(index), ln)
+}
+
+// noteFilters records the filters that are in place of links, so that their loss is told.
+func (s *site) noteFilters() error {
+	if tcx() {
+		return nil
+	}
+	var all []kernel.Clsact
+	var index, ours uint32
+	it := s.pins.Maps[pinDevices].Iterate()
+	for it.Next(&index, &ours) {
+		all = append(all, kernel.Clsact{Ifindex: int(index), Name: filterName, Egress: true})
+	}
+	return errors.Join(it.Err(), s.ns.Do(func() error { s.lock.NoteFilters(s.inst, all); return nil }))
 }
 
 // attachFilter notes the interface before it gets a filter, so that it is found again.
