@@ -54,8 +54,14 @@ reroute:
 // damagedWorld is a host with an instance of every feature.
 func damagedWorld(t *testing.T) (w world, c *Config, pid int) {
 	t.Helper()
+	w, c, pid, _ = damagedWorldOf(t, everyFeature, kernel.TCXLink, kernel.NetfilterLink)
+	return w, c, pid
+}
+
+func damagedWorldOf(t *testing.T, config string, needs ...kernel.Need) (w world, c *Config, pid int, agents *agents) {
+	t.Helper()
 	nstest.NeedRoot(t)
-	for _, n := range []kernel.Need{kernel.TCXLink, kernel.NetfilterLink, kernel.CgroupIngress, kernel.CompareAndSwap} {
+	for _, n := range append(needs, kernel.CgroupIngress, kernel.CompareAndSwap) {
 		if err := n.Check(); err != nil {
 			t.Skip("need: kernel:", err)
 		}
@@ -83,8 +89,23 @@ func damagedWorld(t *testing.T) (w world, c *Config, pid int) {
 	if err := os.WriteFile(key, []byte("0123456789abcdef"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c = w.config(everyFeature, first, second, key)
+	c = w.config(config, first, second, key)
 	w.apply(c)
+	agents = w.startAgents()
+	t.Cleanup(func() { agents.end() })
+	return w, c, first, agents
+}
+
+// agents are those of a server and of a load balancer.
+type agents struct {
+	*server.Gate
+	*front.Front
+}
+
+// startAgents does what they do first.
+func (w world) startAgents() *agents {
+	t := w.t
+	t.Helper()
 	ns, err := netns.Current()
 	if err != nil {
 		t.Fatal(err)
@@ -94,13 +115,19 @@ func damagedWorld(t *testing.T) (w world, c *Config, pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { g.Close() })
 	f, err := front.Open(t.Context(), w.Root, "lb", front.Options{Devices: []string{"d1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { f.Close() })
-	return w, c, first
+	return &agents{g, f}
+}
+
+func (a *agents) end() { a.Gate.Close(); a.Front.Close() }
+
+// restart is what an operator does where apply cannot recover what agents attach.
+func (a *agents) restart(w world) {
+	a.end()
+	*a = *w.startAgents()
 }
 
 // allGone is how a root without a directory is told of.

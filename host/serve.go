@@ -26,6 +26,7 @@ import (
 	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/ratelog"
 	"github.com/weir-project/weir/internal/scrape"
+	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -170,20 +171,25 @@ func (h *Host) public(more ...prometheus.Collector) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", scrape.Handler(all...))
 	mux.Handle("GET /healthz", scrape.Shared(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for _, f := range parts {
-			if err := f.read(r.Context(), h.Root); err != nil {
-				http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)
-				return
-			}
-		}
-		faults, err := h.Faults(r.Context())
-		if err = errors.Join(damage(faults), err); err != nil {
+		if err := h.unhealthy(r.Context()); err != nil {
 			http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ok")
 	})))
 	return mux
+}
+
+// unhealthy says why not everything works, nil if it does. One feature that is damaged hides no other.
+func (h *Host) unhealthy(ctx context.Context) error {
+	faults, err := h.Faults(ctx)
+	errs := []error{damage(faults), err}
+	for _, f := range parts {
+		if err := f.read(ctx, h.Root); err != nil && !(errs[0] != nil && errors.Is(err, kernel.ErrDamaged)) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // group answers the reading commands of users who may not read the pins themselves,
