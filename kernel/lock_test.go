@@ -247,6 +247,26 @@ func TestRootMustBeOnBPFFS(t *testing.T) {
 	}
 }
 
+// bpffs answers with EPERM to names with dots. A reader and a writer say what is wrong.
+func TestRootWithDots(t *testing.T) {
+	nstest.NeedRoot(t)
+	for path, want := range map[string]string{
+		DefaultRoot + ".d":                    `no names with dots: take another than "weir.d", like "weir-d"`,
+		filepath.Join("/sys/fs/bpf/a.b", "c"): `no names with dots: take another than "a.b", like "a-b"`,
+	} {
+		r := OpenRoot(path)
+		if l, err := r.Lock(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: a writer is told %v, %v; want %q", path, l, err, want)
+		}
+		if _, err := r.Instances(""); err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, ErrUnreadable) {
+			t.Errorf("%s: a reader is told %v; want %q", path, err, want)
+		}
+	}
+	if err := OpenRoot(filepath.Join(t.TempDir(), "b.pf", "weir")).CheckName(); err != nil {
+		t.Errorf("a dot above the BPF file system: %v", err)
+	}
+}
+
 // What is pinned under ip netns exec would end with it.
 func TestLockUnderIPNetnsExec(t *testing.T) {
 	nstest.Enter(t)

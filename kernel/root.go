@@ -147,6 +147,9 @@ func (r *Root) allNames(dir string) ([]string, error) {
 		}
 		return nil, nil
 	case errors.Is(err, os.ErrPermission):
+		if err := r.CheckName(); err != nil {
+			return nil, err
+		}
 		return nil, r.unreadable(dir)
 	case err != nil:
 		return nil, err
@@ -169,9 +172,25 @@ func (r *Root) unreadable(path string) error {
 	return fmt.Errorf("%w (%s): run as %s, or ask a running 'weir serve' through its socket", ErrUnreadable, path, who)
 }
 
+// CheckName says why no pins can be at this path: bpffs keeps names with dots for itself,
+// and answers with EPERM.
+func (r *Root) CheckName() error {
+	for p := r.path; p != filepath.Dir(p); p = filepath.Dir(p) {
+		var fs unix.Statfs_t
+		name := filepath.Base(p)
+		if strings.Contains(name, ".") && unix.Statfs(filepath.Dir(p), &fs) == nil && fs.Type == unix.BPF_FS_MAGIC {
+			return fmt.Errorf("pin root %s: a BPF file system has no names with dots: take another than %q, like %q", r.path, name, strings.ReplaceAll(name, ".", "-"))
+		}
+	}
+	return nil
+}
+
 // ensure makes the root directory, mounting a bpffs below it when none is
 // there: minimal systems and fresh mount namespaces have none.
 func (r *Root) ensure() error {
+	if err := r.CheckName(); err != nil {
+		return err
+	}
 	if err := os.Mkdir(r.path, 0o750); err == nil || errors.Is(err, os.ErrExist) {
 		var fs unix.Statfs_t
 		if err := unix.Statfs(r.path, &fs); errors.Is(err, os.ErrNotExist) {

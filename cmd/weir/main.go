@@ -106,8 +106,9 @@ process of weir's is in the data path.
   weir handoff drain         this server emptied: its sessions move to others
   weir reroute status        links: whether they work, and where their traffic goes
   weir bypass SERVICE        the kernel's own behaviour at once`,
-		SilenceErrors: true,
-		SilenceUsage:  true,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		PersistentPreRunE: func(*cobra.Command, []string) error { return kernel.OpenRoot(g.root).CheckName() },
 	}
 	c.PersistentFlags().StringVar(&g.root, "root", "", "directory of pins (default $WEIR_ROOT or "+kernel.DefaultRoot+")")
 	c.PersistentFlags().StringVar(&g.socket, "socket", host.DefaultSocket, "socket of weir serve, for users who may not read the pins")
@@ -115,6 +116,9 @@ process of weir's is in the data path.
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
 	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), handoffCommand(g), rerouteCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
+	// cobra adds these when it runs, too late for wrapArgs.
+	c.InitDefaultCompletionCmd()
+	c.InitDefaultHelpCmd()
 	for _, sub := range allCommands(c) {
 		wrapArgs(sub)
 		complete(sub, g)
@@ -134,18 +138,18 @@ func allCommands(c *cobra.Command) []*cobra.Command {
 // others refuse what they do not know.
 func wrapArgs(c *cobra.Command) {
 	check := c.Args
-	if !c.Runnable() {
-		c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	switch {
+	case c.Name() == "help":
 		check = func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
+			about, rest, err := cmd.Root().Find(args)
+			if err != nil || about == nil {
+				return unknownCommand(cmd.Root(), args)
 			}
-			msg := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
-			if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
-				msg += fmt.Sprintf("; did you mean %q?", s[0])
-			}
-			return errors.New(msg)
+			return unknownCommand(about, rest)
 		}
+	case !c.Runnable() || c.Name() == "completion":
+		c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		check = unknownCommand
 	}
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if check == nil {
@@ -161,6 +165,18 @@ func wrapArgs(c *cobra.Command) {
 		return nil
 	}
 	c.SuggestionsMinimumDistance = 2
+}
+
+// unknownCommand refuses the first argument as a command of cmd's.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	msg := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
+	if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+		msg += fmt.Sprintf("; did you mean %q?", s[0])
+	}
+	return errors.New(msg)
 }
 
 func versionCommand(g *globals) *cobra.Command {
