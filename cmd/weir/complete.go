@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"strings"
 	"time"
 
@@ -14,6 +15,40 @@ import (
 
 // completing bounds how long the shell waits for names.
 const completing = 2 * time.Second
+
+// completionCommand adds cobra's own command, whose scripts go to where the root's output
+// goes when they are printed: cobra takes the output of this moment.
+func completionCommand(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	of, _, err := root.Find([]string{"completion"})
+	if err != nil {
+		return
+	}
+	scripts := map[string]func(w io.Writer, descriptions bool) error{
+		"bash": root.GenBashCompletionV2,
+		"fish": root.GenFishCompletion,
+		"zsh": func(w io.Writer, descriptions bool) error {
+			if descriptions {
+				return root.GenZshCompletion(w)
+			}
+			return root.GenZshCompletionNoDesc(w)
+		},
+		"powershell": func(w io.Writer, descriptions bool) error {
+			if descriptions {
+				return root.GenPowerShellCompletionWithDesc(w)
+			}
+			return root.GenPowerShellCompletion(w)
+		},
+	}
+	for _, c := range of.Commands() {
+		if script := scripts[c.Name()]; script != nil {
+			c.RunE = func(cmd *cobra.Command, _ []string) error {
+				bare, _ := cmd.Flags().GetBool("no-descriptions") // each has the flag
+				return script(cmd.OutOrStdout(), !bare)
+			}
+		}
+	}
+}
 
 // complete has a command's first argument, and flags that name things, completed with the
 // names that there are. A command whose usage has no such argument completes nothing.

@@ -117,7 +117,7 @@ process of weir's is in the data path.
 	})
 	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), handoffCommand(g), rerouteCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
 	// cobra adds these when it runs, too late for wrapArgs.
-	c.InitDefaultCompletionCmd()
+	completionCommand(c)
 	c.InitDefaultHelpCmd()
 	for _, sub := range allCommands(c) {
 		wrapArgs(sub)
