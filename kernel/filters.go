@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -79,13 +80,12 @@ func (c *Checker) filters(i Instance, rec record) (out []Fault) {
 		return nil
 	}
 	_ = ns.Do(func() error { // what a reader may not ask is not told
+		for _, f := range c.root.stillLost(i, rec.Filters) {
+			lost := fault(i, FaultDetached, "nothing runs at %s: the filter %s is gone", f.place(), f.Name)
+			lost.Device = deviceName(uint64(f.Ifindex))
+			out = append(out, lost)
+		}
 		for _, f := range rec.Filters {
-			if f.lostAt() {
-				lost := fault(i, FaultDetached, "nothing runs at %s: the filter %s is gone", f.place(), f.Name)
-				lost.Device = deviceName(uint64(f.Ifindex))
-				out = append(out, lost)
-				continue
-			}
 			if id, err := f.Clsact.Program(); err == nil && id != 0 {
 				c.ours[id] = true
 				c.present = append(c.present, checkedFilter{i, f.Clsact})
@@ -94,6 +94,27 @@ func (c *Checker) filters(i Instance, rec record) (out []Fault) {
 		return nil
 	})
 	return out
+}
+
+// removing is how long a writer takes at most from a filter's removal until it is recorded.
+const removing = 50 * time.Millisecond
+
+// stillLost are those filters that are gone from their devices, and are recorded still after a
+// moment: a writer takes a filter away first.
+func (r *Root) stillLost(i Instance, all []filterRecord) []filterRecord {
+	lost := slices.DeleteFunc(slices.Clone(all), func(f filterRecord) bool { return !f.lostAt() })
+	if len(lost) == 0 {
+		return nil
+	}
+	time.Sleep(removing)
+	rec, err := readRecord(filepath.Join(r.recordsAt(r.device()), recordName(i)))
+	if err != nil {
+		return nil // removed
+	}
+	return slices.DeleteFunc(lost, func(f filterRecord) bool {
+		noted := slices.ContainsFunc(rec.Filters, func(now filterRecord) bool { return now.Clsact == f.Clsact })
+		return !noted || !f.lostAt()
+	})
 }
 
 // aheadOfFilters looks for what runs before this root's filters.

@@ -47,6 +47,9 @@ func TestMovesBetweenHooks(t *testing.T) {
 		if left := w.attachedTo(); !slices.Equal(left, []string{string(f.Hook)}) {
 			t.Errorf("moved to %s: attached to %q", f.Hook, left)
 		}
+		if faults, err := w.root.Check(); err != nil || len(faults) > 0 {
+			t.Errorf("moved to %s: faults %v, %v", f.Hook, faults, err)
+		}
 	}
 	w.apply()
 	if left := w.attachedTo(); len(left) > 0 {

@@ -216,6 +216,9 @@ func (s *site) clearWas() error {
 	if w == nil {
 		return nil
 	}
+	if w.Holder == heldByClsact && s.pub.Holder != heldByClsact {
+		s.lock.NoteFilters(s.inst, nil) // else they would be missed
+	}
 	if err := w.Holder.holder().clear(s, w); err != nil {
 		return fmt.Errorf("filter %s: what it was before: %w", s.pub.Filter.Name, err)
 	}
