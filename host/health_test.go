@@ -323,7 +323,7 @@ func TestServeTellsOfDamage(t *testing.T) {
 	}
 	_, body := s.get("/metrics")
 	checkMetrics(t, body, `weir_healthy 0`, `weir_faults{feature="steer",kind="detached",object="@lookup in net:[^"]*"} 1`)
-	eventually(t, "the log tells", func() bool { return s.log.find(regexp.MustCompile("link_lookup is detached")) != nil })
+	eventually(t, "the log tells", func() bool { return s.log.Find(regexp.MustCompile("link_lookup is detached")) != nil })
 	if d := time.Since(began); d > 3*time.Second {
 		t.Errorf("the log told after %s", d)
 	}
@@ -355,7 +355,7 @@ func TestServeTellsOfDamage(t *testing.T) {
 		t.Errorf("read-only: apply: %v; faults %q", err, d)
 	}
 	w.apply(w.config(damagedService, pid))
-	eventually(t, "the log tells of the end", func() bool { return s.log.find(regexp.MustCompile("a fault is gone")) != nil })
+	eventually(t, "the log tells of the end", func() bool { return s.log.Find(regexp.MustCompile("a fault is gone")) != nil })
 }
 
 const damagedService = `

@@ -3,7 +3,6 @@
 package host
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -54,24 +53,6 @@ func (w world) foreign() {
 	}
 }
 
-// lockedBuffer is a log that is read while it is written.
-type lockedBuffer struct {
-	sync.Mutex
-	bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.Lock()
-	defer b.Unlock()
-	return b.Buffer.Write(p)
-}
-
-func (b *lockedBuffer) find(re *regexp.Regexp) []string {
-	b.Lock()
-	defer b.Unlock()
-	return re.FindStringSubmatch(b.String())
-}
-
 var (
 	address = regexp.MustCompile(`address=(\S+)`)
 	keeping = regexp.MustCompile(`keeping sessions of members|sessions are kept by another keeper`)
@@ -86,14 +67,14 @@ type serving struct {
 
 	register string
 	handoff  string
-	log      *lockedBuffer
+	log      *nstest.Log
 }
 
 func (w world) serve() *serving {
 	w.t.Helper()
 	dir := socketDir(w.t)
 	s := &serving{w: w, socket: filepath.Join(dir, "weir.sock"), register: filepath.Join(dir, "register.sock"), handoff: filepath.Join(dir, "handoff.sock")}
-	log := &lockedBuffer{}
+	log := &nstest.Log{}
 	s.log = log
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -107,13 +88,13 @@ func (w world) serve() *serving {
 		}
 	})
 	for end := time.Now().Add(30 * time.Second); s.url == ""; time.Sleep(time.Millisecond) {
-		if m := log.find(address); m != nil {
+		if m := log.Find(address); m != nil {
 			s.url = "http://" + m[1]
 		} else if time.Now().After(end) {
 			w.t.Fatal("Serve listens nowhere")
 		}
 	}
-	eventually(w.t, "sessions are kept", func() bool { return log.find(keeping) != nil })
+	eventually(w.t, "sessions are kept", func() bool { return log.Find(keeping) != nil })
 	for _, path := range []string{s.socket, s.register} {
 		for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 			if c, err := net.Dial("unix", path); err == nil {

@@ -97,15 +97,15 @@ func TestServeBesideImpostor(t *testing.T) {
 		}
 		return err
 	})
-	log := &lockedBuffer{}
+	log := &nstest.Log{}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Handoff: name, Log: slog.New(slog.NewTextHandler(log, nil))})
 	}()
 	said := regexp.MustCompile(`sessions are not kept.*user 65534`)
-	eventually(t, "weir serve tells of the stranger", func() bool { return log.find(said) != nil })
-	resp, err := http.Get("http://" + log.find(address)[1] + "/healthz")
+	eventually(t, "weir serve tells of the stranger", func() bool { return log.Find(said) != nil })
+	resp, err := http.Get("http://" + log.Find(address)[1] + "/healthz")
 	if err != nil {
 		t.Fatal(err)
 	}

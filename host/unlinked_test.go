@@ -69,7 +69,7 @@ func TestLostFiltersAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	wants("status", fmt.Sprint(st.Faults))
-	var log lockedBuffer
+	var log nstest.Log
 	tellFaults(slog.New(slog.NewTextHandler(&log, nil)), st.Faults, map[string]kernel.Fault{})
 	wants("the log", log.String())
 	page := func(path string) (int, string) {

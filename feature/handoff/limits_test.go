@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -214,24 +213,6 @@ func stop(t testing.TB, p *nstest.Process) {
 	})
 }
 
-// safeLog is what a member has logged.
-type safeLog struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *safeLog) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *safeLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // A keeper that may have no more descriptors says so of the sockets that are too many, and of no others: whoever has connected stays,
 // and others can connect.
 func TestDescriptors(t *testing.T) {
@@ -257,7 +238,7 @@ func TestDescriptors(t *testing.T) {
 		return len(d)
 	}
 	limit(64)
-	var log safeLog
+	var log nstest.Log
 	l := w.join("0", func(o *handoff.Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	var sessions []*handoff.Session
 	more := func(n int) {

@@ -3,13 +3,11 @@
 package reroute
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -45,24 +44,6 @@ func TestNobodyJudges(t *testing.T) {
 	}
 }
 
-// lines are those of a log.
-type lines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *lines) has(what string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return bytes.Contains(l.text.Bytes(), []byte(what))
-}
-
 // A session that a real bfdd has handed over judges the link of a path that says so, as long as it does.
 func TestFRRJudges(t *testing.T) {
 	w := newWorld(t)
@@ -85,10 +66,10 @@ reroute:
     bfd: {peer: fd00:12::2, frr: true}
 `, w.name[w.r1], near.Home)
 	w.apply(text)
-	var log lines
+	var log nstest.Log
 	said := func(what string) {
 		t.Helper()
-		w.eventually("the log tells it: "+what, func() bool { return log.has(what) })
+		w.eventually("the log tells it: "+what, func() bool { return log.Has(what) })
 	}
 	var stop func()
 	run := func() {

@@ -3,7 +3,6 @@
 package reroute
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -13,7 +12,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,33 +23,6 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
-
-// logBuffer is a log that is read while it is written.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) has(parts ...string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, line := range strings.Split(l.b.String(), "\n") {
-		all := true
-		for _, p := range parts {
-			all = all && strings.Contains(line, p)
-		}
-		if all {
-			return true
-		}
-	}
-	return false
-}
 
 // arrives says whether a datagram from one namespace comes to a socket of another.
 func arrives(t *testing.T, from *netns.Handle, source netip.Addr, to *net.UDPConn) bool {
@@ -128,7 +99,7 @@ func TestKeepsRoutesOfFRR(t *testing.T) {
 	eventually("isisd has a route to b", func() bool { return routed("b0") })
 	name := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), a.NS.FD())
 	w.apply(fmt.Sprintf("reroute:\n  - {name: ab, netns: %s, interface: b0, repairs: [{interface: c0, via: 'fd00:2::2'}, {interface: c0, via: 10.77.2.2}]}\n", name))
-	var log logBuffer
+	var log nstest.Log
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- Feature{}.Run(ctx, w.root, slog.New(slog.NewTextHandler(&log, nil))) }()
@@ -137,7 +108,7 @@ func TestKeepsRoutesOfFRR(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		t.Log(log.b.String())
+		t.Log(log.String())
 	}()
 	eventually("zebra's routes are followed", func() bool {
 		st := w.state().Paths[0]
@@ -154,7 +125,7 @@ func TestKeepsRoutesOfFRR(t *testing.T) {
 		t.Fatal("isisd has a route still")
 	}
 	eventually("packets arrive without a route", func() bool { return arrives(t, a.NS, frrtest.Loopback(0), to) })
-	eventually("the log says so", func() bool { return log.has("routes went with their link", "interface=b0", "protocol=isis") })
+	eventually("the log says so", func() bool { return log.Has("routes went with their link", "interface=b0", "protocol=isis") })
 	if got := gauge(t, w, "weir_reroute_routes", "lost"); got == 0 {
 		t.Error("the metric knows no lost route")
 	}

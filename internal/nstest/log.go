@@ -3,6 +3,7 @@
 package nstest
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -31,4 +32,14 @@ func (l *Log) Has(parts ...string) bool {
 		}
 	}
 	return false
+}
+
+// Find returns what matches re, with its groups; nil where nothing does.
+func (l *Log) Find(re *regexp.Regexp) []string { return re.FindStringSubmatch(l.String()) }
+
+// String is all that was written.
+func (l *Log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }

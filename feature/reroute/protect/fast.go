@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -148,15 +147,8 @@ func (f *fast) until(t uint64) {
 // extend renews the lease.
 func (f *fast) extend() {
 	if f.valid && f.unsure == nil {
-		f.until(monotonic() + uint64(lease))
+		f.until(kernel.Monotonic() + uint64(lease))
 	}
-}
-
-// monotonic is CLOCK_MONOTONIC in ns.
-func monotonic() uint64 {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // it does not fail
-	return uint64(t.Nano())
 }
 
 // learn fills the table with what the kernel's routes are now.

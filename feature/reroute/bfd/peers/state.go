@@ -14,8 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine"
 	"github.com/weir-project/weir/internal/netns"
@@ -127,7 +125,7 @@ func readHanded(r *kernel.Root, known map[string]published, yield func(SessionSt
 		var found map[uint32]engine.Status
 		var ids map[uint32]engine.Identity
 		var owners map[uint32]engine.Owner
-		if now := monotonic(); err == nil && now-beat < silent {
+		if now := time.Duration(kernel.Monotonic()); err == nil && now-beat < silent {
 			found, err = e.Sessions(r)
 			if err == nil {
 				ids, err = e.Identities(r)
@@ -141,7 +139,7 @@ func readHanded(r *kernel.Root, known map[string]published, yield func(SessionSt
 		} else if err != nil {
 			return err
 		}
-		now, config := monotonic(), known[e.Scope].Config
+		now, config := time.Duration(kernel.Monotonic()), known[e.Scope].Config
 		for d, st := range found {
 			out := SessionState{Netns: h.Netns, Device: owners[d].Device, Peer: ids[d].Peer, FRR: h.FRR}
 			if out.Name = config.judged(out.Device, out.Peer); out.Name == "" {
@@ -168,7 +166,7 @@ func ReadState(r *kernel.Root) (State, error) {
 		} else if err != nil {
 			return st, err
 		}
-		now := monotonic()
+		now := time.Duration(kernel.Monotonic())
 		for _, s := range p.Config.Sessions {
 			st.Sessions = append(st.Sessions, p.state(s, found, now))
 		}
@@ -204,13 +202,6 @@ func (out *SessionState) of(x engine.Status, now time.Duration) {
 		out.Echo = &Echo{Interval: e.Interval, RTT: e.RTT, Sent: e.Sent, Returned: e.Returned, Refused: e.Refused, Failed: e.Failed, Failures: e.Failures}
 	}
 	out.Ups, out.Downs, out.In, out.Out, out.NotAuthentic, out.Malformed = x.Ups, x.Downs, x.In, x.Out, x.NotAuthentic, x.Malformed
-}
-
-// monotonic is CLOCK_MONOTONIC, which programs go by.
-func monotonic() time.Duration {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail
-	return time.Duration(ts.Nano())
 }
 
 // Saved is the BFD of one network namespace, for putting it back later.

@@ -76,7 +76,7 @@ func (t *told) look(d uint32, st engine.Status) {
 
 // logVerdict logs that a session is up, or down; args name it.
 func logVerdict(log feature.Logger, st engine.Status, args []any) {
-	if ago := monotonic() - st.Since; ago > late {
+	if ago := time.Duration(kernel.Monotonic()) - st.Since; ago > late {
 		args = append(args, "at", time.Now().Add(-ago).Format(time.RFC3339Nano))
 	}
 	if st.State == bfd.Up {
