@@ -218,18 +218,7 @@ func TestListSpreads(t *testing.T) {
 		}
 		w.apply(f)
 		w.want("another list", "5001/4 5001/6", 5001)
-		l, err := w.root.Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := Feature{}.PlanRestore(t.Context(), w.root, saved)
-		if err == nil {
-			err = Feature{}.Apply(t.Context(), l, p)
-		}
-		l.Unlock()
-		if err != nil {
-			t.Fatal(err)
-		}
+		w.restore(saved)
 		w.want("restored", "5001/"+other, 5001)
 		if again, err := (Feature{}).Save(t.Context(), w.root); err != nil || len(again) != len(saved) {
 			t.Errorf("restored, and saved in %d bytes, not %d: %v", len(again), len(saved), err)

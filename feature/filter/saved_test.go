@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -29,18 +30,27 @@ func TestRestoreLists(t *testing.T) {
 		}
 		w.apply(f)
 		w.want("another list", "5001/4 5001/6", 5001)
-		l, err := w.root.Lock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		p, err := Feature{}.PlanRestore(t.Context(), w.root, saved)
-		if err == nil {
-			err = Feature{}.Apply(t.Context(), l, p)
-		}
-		l.Unlock()
-		if err != nil || len(p.Steps) != 1 {
-			t.Fatalf("restoring: %v, %v", p.Steps, err)
+		if p := w.restore(saved); len(p.Steps) != 1 {
+			t.Fatalf("restoring: %v", p.Steps)
 		}
 		w.want("restored", "5001/6", 5001)
 	}
+}
+
+// restore puts filters back as they were saved.
+func (w *world) restore(saved []byte) feature.Plan {
+	w.t.Helper()
+	l, err := w.root.Lock(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer l.Unlock()
+	p, err := Feature{}.PlanRestore(w.t.Context(), w.root, saved)
+	if err == nil {
+		err = Feature{}.Apply(w.t.Context(), l, p)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return p
 }
