@@ -20,6 +20,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -154,7 +155,7 @@ func (w world) deleteFilters(names []string) (found []string) {
 // teller says whether everything that tells of faults tells of one within 3 s. The log is that of weir serve, which
 // repairs nothing here.
 func (w world) teller() func(who, text, kind string) {
-	var log lockedBuffer
+	var log nstest.Log
 	ctx, cancel := context.WithCancel(w.t.Context())
 	ended := make(chan struct{})
 	go func() {
@@ -193,7 +194,7 @@ func (w world) teller() func(who, text, kind string) {
 				w.t.Errorf("%s does not tell that of %s %s: %s", place, who, text, x.says)
 			}
 		}
-		eventually(w.t, "the log tells of "+who, func() bool { return log.find(regexp.MustCompile(`reason="[^"\n]*`+regexp.QuoteMeta(text))) != nil })
+		eventually(w.t, "the log tells of "+who, func() bool { return log.Find(regexp.MustCompile(`reason="[^"\n]*`+regexp.QuoteMeta(text))) != nil })
 		if d := time.Since(began); d > 3*time.Second {
 			w.t.Errorf("of %s it was told after %s", who, d)
 		}
