@@ -4,12 +4,16 @@ package guard
 
 import (
 	"context"
+	"fmt"
+	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
 )
 
 // collector reads the pins anew for every scrape: it keeps nothing.
@@ -81,6 +85,28 @@ func (g GuardState) collect(send func(*prometheus.Desc, prometheus.ValueType, fl
 	}
 }
 
+// notLocal finds addresses of a guard at the sockets for which there are no packets: the
+// host delivers none to them.
+func (g *GuardState) notLocal() (out []feature.Finding) {
+	if len(g.pub.Service.Interfaces) > 0 {
+		return nil // it also decides on packets that go on to other hosts
+	}
+	ns, err := netns.Find(g.pub.Netns, g.pub.ID)
+	if err != nil {
+		return nil // the problem of the guard says so
+	}
+	defer ns.Close()
+	var absent []netip.Prefix
+	if err := ns.Do(func() (err error) { absent, err = service.NotLocal(g.pub.Service.udp()); return err }); err != nil {
+		return []feature.Finding{{Object: g.Service, Text: err.Error()}}
+	}
+	for _, p := range absent {
+		out = append(out, feature.Finding{Object: g.Service, Text: fmt.Sprintf("%s of its listens is not of this host: no packet to it reaches a socket, or this guard", p),
+			Remedy: "correct listen, or say interfaces to limit packets that go on to other hosts"})
+	}
+	return out
+}
+
 // Examine implements feature.Examiner: guards that do not decide where they should.
 func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
 	st, err := ReadState(ctx, r)
@@ -89,6 +115,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		if g.Problem != "" {
 			out = append(out, feature.Finding{Object: g.Service, Text: g.Problem})
 		}
+		out = append(out, g.notLocal()...)
 	}
 	if len(st.outdated) > 0 {
 		out = append(out, feature.Finding{Object: "guards", Text: "their programs are another weir's", Remedy: "weir upgrade puts this one's in their place; no packet is missed"})

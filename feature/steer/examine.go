@@ -4,6 +4,7 @@ package steer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
 )
 
 // Finding is something about a running service that an operator should know.
@@ -56,6 +58,7 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 			}
 		}
 		s.examineLive(ctx, add)
+		s.examineDevices(add)
 		if devices, _, err := s.Devices(r); err == nil {
 			s.examinePmacct(ctx, devices, add)
 			if a, ok := oneSource(devices); ok {
@@ -69,6 +72,17 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 	}
 	unserved, err := st.examineUnserved(r)
 	return append(out, unserved...), err
+}
+
+// examineDevices looks at the file of devices: weir serve goes on with the devices that
+// it has while the file cannot be used.
+func (s *ServiceState) examineDevices(add func(text, remedy string)) {
+	if s.By != ByDevice || s.DevicesFile == "" {
+		return
+	}
+	if _, err := LoadDevices(s.DevicesFile); err != nil && (os.Geteuid() == 0 || !errors.Is(err, os.ErrPermission)) {
+		add(fmt.Sprintf("its devices stay as they were: %v", err), "correct the file: weir serve, or weir apply, reads it anew")
+	}
 }
 
 // oneSource says whether everything came from one address.
@@ -89,6 +103,18 @@ func (s *ServiceState) examineNetns(add func(text, remedy string)) {
 	}
 	defer ns.Close()
 	ns.Do(func() error {
+		absent, err := service.NotLocal(s.eps)
+		if err != nil {
+			add(err.Error(), "weir explain PACKET follows the routes of one packet")
+		}
+		for _, p := range absent {
+			if p.IsSingleIP() {
+				add(fmt.Sprintf("%s of its listens is no address of this host: no packet to it reaches a socket", p.Addr()),
+					fmt.Sprintf("ip address add %s dev lo, or correct listen", p))
+			} else {
+				add(fmt.Sprintf("%s of its listens holds no address of this host: no packet to it reaches a socket", p), fmt.Sprintf("ip route add local %s dev lo, or correct listen", p))
+			}
+		}
 		for _, rule := range sourceNAT(nftables.ChainHookInput) {
 			add("source addresses may be rewritten on their way in: "+rule, "exempt the service's traffic from that rule")
 		}

@@ -9,7 +9,9 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/internal/netns"
+	"golang.org/x/sys/unix"
 )
 
 // found are the texts of what doctor would say about the world.
@@ -125,5 +127,58 @@ func TestStaleNamespace(t *testing.T) {
 	w.apply()
 	if now := w.state().Scope(); now == old {
 		t.Errorf("still in namespace %s", now)
+	}
+}
+
+// A file of devices that does not parse, and listens to which the host delivers nothing.
+func TestExamineDevicesAndListens(t *testing.T) {
+	ns, err := netns.Create("far")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer netns.Delete("far")
+	defer ns.Close()
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	up := func() error { return netlink.LinkSetUp(lo) }
+	if err := ns.Do(up); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, Options{Slots: 1, By: ByDevice, Engine: EngineSkLookup}, "udp 192.0.2.77:9991", "udp 198.51.100.0/24:9991", "udp [2001:db8::7]:9991", "udp 127.0.0.0/8:9992", "tcp :9993")
+	w.cfg.Services[0].Netns = "far"
+	w.devicesFile("one 192.0.2.1\n")
+	w.apply()
+	found := w.found()
+	for _, want := range []string{"192.0.2.77 of its listens is no address", "198.51.100.0/24 of its listens holds no address", "2001:db8::7 of its listens is no address"} {
+		if strings.Count(found, want) != 1 {
+			t.Errorf("found %q, want %q", found, want)
+		}
+	}
+	if strings.Contains(found, "127.0.0.0") || strings.Contains(found, "devices") {
+		t.Errorf("found %q", found)
+	}
+	if err := ns.Do(func() error {
+		for _, text := range []string{"192.0.2.77/32", "198.51.100.9/32", "2001:db8::7/128"} {
+			a, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			a.Flags = unix.IFA_F_NODAD
+			if err := netlink.AddrAdd(lo, a); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if found := w.found(); found != "" {
+		t.Errorf("with the addresses: %q", found)
+	}
+	w.devicesFile("one 192.0.2.1\ntwo 192.0.2.1\n")
+	if found := w.found(); !strings.Contains(found, "its devices stay as they were: ") || !strings.Contains(found, "devices:2") {
+		t.Errorf("a file with an error: %q", found)
 	}
 }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// NotLocal lists the addresses and prefixes of endpoints to which the calling thread's
+// namespace delivers no packet: it has no local route into them, so no socket gets any.
+// A route that depends on a mark counts only if it is in the table local.
+func NotLocal(eps []Endpoint) (out []netip.Prefix, err error) {
+	told := map[netip.Prefix]bool{}
+	tables := map[uint8][]netip.Prefix{}
+	for _, e := range eps {
+		if e.Prefix.Bits() <= 0 || told[e.Prefix] || delivered(e.Prefix.Addr()) || delivered(e.Prefix.Addr().Next()) && !e.Prefix.IsSingleIP() {
+			continue
+		}
+		told[e.Prefix] = true
+		table, read := tables[e.Family]
+		if !read {
+			if table, err = localRoutes(int(e.Family)); err != nil {
+				return nil, err
+			}
+			tables[e.Family] = table
+		}
+		here := false
+		for _, p := range table {
+			here = here || p.Overlaps(e.Prefix)
+		}
+		if !here {
+			out = append(out, e.Prefix)
+		}
+	}
+	return out, nil
+}
+
+// delivered says whether the routes lead packets to an address to sockets.
+func delivered(a netip.Addr) bool {
+	if a.IsMulticast() {
+		return true
+	}
+	routes, err := netlink.RouteGet(a.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return false
+	}
+	t := routes[0].Type
+	return t == unix.RTN_LOCAL || t == unix.RTN_ANYCAST || t == unix.RTN_BROADCAST
+}
+
+// localRoutes are the prefixes of the table local.
+func localRoutes(family int) (out []netip.Prefix, err error) {
+	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("reading the routes to local addresses: %w", err)
+	}
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		if a, ok := netip.AddrFromSlice(r.Dst.IP); ok {
+			bits, _ := r.Dst.Mask.Size()
+			if p, err := a.Unmap().Prefix(bits); err == nil {
+				out = append(out, p)
+			}
+		}
+	}
+	return out, nil
+}
