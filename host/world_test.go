@@ -156,8 +156,15 @@ func (w world) config(text string, args ...any) *Config {
 }
 
 // apply applies a config and returns what it did.
+// apply applies a configuration. The first one may take traffic away: the tests' services have slots that nobody serves, at the
+// ports of their daemons.
 func (w world) apply(c *Config) []string {
 	w.t.Helper()
+	if st, err := steer.ReadState(w.t.Context(), w.Root); err == nil && len(st.Services) == 0 {
+		first := *c
+		first.AllowOutage = true
+		c = &first
+	}
 	var done []string
 	err := w.Apply(w.t.Context(), c, func(d Done) {
 		s := d.Step.String()

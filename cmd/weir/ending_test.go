@@ -222,7 +222,7 @@ func TestCommandsEnd(t *testing.T) {
 			return e
 		}},
 		{"serve at a step of its own", func(t *testing.T, dir string) *ending {
-			session{t, dir}.run(0, ".*", "apply", "-f", config(t))
+			session{t, dir}.run(0, ".*", "apply", "-f", config(t), "--allow-outage")
 			e := stuckAt(t, dir, "serve", "--listen", "", "--socket", filepath.Join(t.TempDir(), "weir.sock"))
 			return e
 		}},
@@ -242,7 +242,7 @@ func TestCommandsEnd(t *testing.T) {
 			return e
 		}},
 		{"daemon whose supervisor is sent the signal", func(t *testing.T, dir string) *ending {
-			session{t, dir}.run(0, ".*", "apply", "-f", config(t))
+			session{t, dir}.run(0, ".*", "apply", "-f", config(t), "--allow-outage")
 			e := begin(t, command("--root", dir, "steer", "run", "telemetry", "--slot", "1", "--", "/bin/sh", "-c", "echo running; while :; do sleep 0.1; done"))
 			e.said.await(t, "running")
 			return e
@@ -271,7 +271,7 @@ func TestCommandsEnd(t *testing.T) {
 			return e
 		}},
 		{"apply at a step", func(t *testing.T, dir string) *ending {
-			return stuckAt(t, dir, "apply", "-f", config(t))
+			return stuckAt(t, dir, "apply", "-f", config(t), "--allow-outage")
 		}},
 		{"status of a serve that does not answer", func(t *testing.T, dir string) *ending {
 			path, came := silent(t, "unix")

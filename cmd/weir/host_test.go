@@ -107,9 +107,11 @@ func TestApplyStatusRemove(t *testing.T) {
 	adopt := fmt.Sprintf(`adopt slot 0 of service telemetry: pid %d\n`, os.Getpid())
 	s.run(0, `no services: weir apply -f weir.yaml makes some\n`, "status")
 	s.run(1, `weir: no service is steered: weir apply -f weir.yaml\n`, "steer", "where", "192.0.2.1")
-	s.run(0, "would "+create+"would "+adopt, "apply", "-f", file, "--dry-run")
+	outage := `slot 1 of service telemetry would stay empty \(on_empty: reject\) and take 50 % of the traffic of process \d+ \(.*\) at .*: no member is configured: start the member, or use on_empty: next or pass\n`
+	s.run(0, "would "+create+"would "+adopt+"outage: "+outage, "apply", "-f", file, "--dry-run")
+	s.run(1, "weir: the change takes traffic away that is served now; nothing was changed:\n  "+outage+"mend the reason, or give --allow-outage\n", "apply", "-f", file)
 	s.run(0, `no services: .*`, "status")
-	s.run(0, create+adopt, "apply", "-f", file)
+	s.run(0, create+adopt, "apply", "-f", file, "--allow-outage")
 	s.run(0, `nothing to change\n`, "apply", "-f", file)
 	s.run(0, `nothing to change\n`, "apply", "-f", file, "--dry-run")
 	s.run(1, `weir: reading the configuration: open /nonexistent.yaml: no such file or directory\n`, "apply", "-f", "/nonexistent.yaml")
@@ -128,7 +130,7 @@ func TestApplyStatusRemove(t *testing.T) {
 func TestWhereAndDevices(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}
-	s.run(0, `create .*`, "apply", "-f", configFile(t, ", seed: 7"))
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ", seed: 7"), "--allow-outage")
 	c, err := net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.9:0")), net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:4739")))
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +164,7 @@ func TestWhereAndDevices(t *testing.T) {
 func TestRegister(t *testing.T) {
 	closeTCP := listen(t)
 	s := session{t, root(t)}
-	s.run(0, `create .*`, "apply", "-f", configFile(t, ""))
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ""), "--allow-outage")
 	pid := fmt.Sprint(os.Getpid())
 	s.run(0, `slot 0 of telemetry has it already\n`, "steer", "register", "telemetry", "--slot", "0")
 	s.run(0, ``, "steer", "unregister", "telemetry", "--slot", "0")
@@ -185,7 +187,7 @@ func TestRegister(t *testing.T) {
 func TestApplyStartsTheHolder(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}
-	s.run(0, `create .*`, "apply", "-f", configFile(t, ", on_empty: drop"))
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ", on_empty: drop"), "--allow-outage")
 	if out := s.run(0, `.*`, "status", "--json"); strings.Contains(out, "problem") {
 		t.Errorf("its state has a problem: %s", out)
 	}
@@ -207,7 +209,7 @@ func TestWithoutRights(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}
 	file := configFile(t, "")
-	s.run(0, `create .*`, "apply", "-f", file)
+	s.run(0, `create .*`, "apply", "-f", file, "--allow-outage")
 	if err := os.Chmod(filepath.Dir(filepath.Dir(file)), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +253,7 @@ func TestDoctorHere(t *testing.T) {
 func TestServeEnds(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}
-	s.run(0, `create .*`, "apply", "-f", configFile(t, ""))
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ""), "--allow-outage")
 	socket := filepath.Join(t.TempDir(), "weir.sock")
 	c := command("--root", s.root, "--socket", socket, "serve", "--listen", "127.0.0.1:0")
 	log, err := c.StderrPipe()

@@ -87,7 +87,7 @@ func TestWhereAndComplete(t *testing.T) {
 	if err := os.WriteFile(devices, []byte("edge1 192.0.2.1 198.51.100.0/24\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.run(0, ".*", "apply", "-f", configFile(t, ", by: device, devices: "+devices))
+	s.run(0, ".*", "apply", "-f", configFile(t, ", by: device, devices: "+devices), "--allow-outage")
 	s.run(0, `ADDRESS +BUCKET.*\n192\.0\.2\.1 \(edge1\)? .*|.*192\.0\.2\.1.*edge1.*|.*edge1.*`, "steer", "where", "edge1")
 	s.run(1, `weir: "edge9" is no IP address, and no device of that name is in .*devices\n`, "steer", "where", "edge9")
 	s.run(0, "telemetry\n:4\n.*", "__complete", "steer", "status", "")

@@ -16,7 +16,7 @@ import (
 func TestRunPassesStatusAndSockets(t *testing.T) {
 	s := session{t, root(t)}
 	file := configFile(t, "")
-	s.run(0, `create .*`, "apply", "-f", file)
+	s.run(0, `create .*`, "apply", "-f", file, "--allow-outage")
 	run := func(args ...string) []string {
 		return append([]string{"steer", "run", "telemetry", "--slot", "1"}, args...)
 	}
@@ -36,7 +36,7 @@ func TestRunPassesStatusAndSockets(t *testing.T) {
 // Signals reach the daemon, and the command ends when it does.
 func TestRunForwardsSignals(t *testing.T) {
 	s := session{t, root(t)}
-	s.run(0, `create .*`, "apply", "-f", configFile(t, ""))
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ""), "--allow-outage")
 	c := command("--root", s.root, "steer", "run", "telemetry", "--slot", "1", "--restart", "--", "sh", "-c",
 		`for s in HUP USR1 USR2; do trap "echo $s" $s; done; trap "exit 5" TERM; echo up; while :; do read x; done`)
 	in, w, err := os.Pipe() // what it waits on
@@ -89,7 +89,7 @@ func TestRunForwardsSignals(t *testing.T) {
 // A daemon that a forwarded signal ends, as systemctl stop does, has ended well.
 func TestRunEndsLikeTheDaemon(t *testing.T) {
 	s := session{t, root(t)}
-	s.run(0, `create .*`, "apply", "-f", configFile(t, ""))
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ""), "--allow-outage")
 	c := command("--root", s.root, "steer", "run", "telemetry", "--slot", "1", "--", "sh", "-c", "echo up; exec sleep 1000")
 	out, err := c.StdoutPipe()
 	if err != nil {

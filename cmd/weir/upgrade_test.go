@@ -15,7 +15,7 @@ func TestUpgradeCommand(t *testing.T) {
 	const nothing = `nothing to upgrade: what is in the kernel is this weir's\n`
 	s.run(0, nothing, "upgrade")
 	file := configFile(t, "")
-	s.run(0, `create .*`, "apply", "-f", file)
+	s.run(0, `create .*`, "apply", "-f", file, "--allow-outage")
 	s.run(0, nothing, "upgrade", "--dry-run")
 	// Pins of another object, as docs/PINS.md has them.
 	metas, err := filepath.Glob(s.root + "/*/steer/@lookup/meta")

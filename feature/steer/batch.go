@@ -19,6 +19,7 @@ type batch struct {
 	vetted  bool // stale namespaces are gone
 	engines map[kernel.Instance]*engine
 	touched []*formerly
+	bound   *boundSockets
 
 	templates map[string]savedTemplates // by scope: forgotten with the last service
 }
@@ -31,7 +32,7 @@ type formerly struct {
 }
 
 func newBatch() *batch {
-	return &batch{engines: map[kernel.Instance]*engine{}, templates: map[string]savedTemplates{}}
+	return &batch{engines: map[kernel.Instance]*engine{}, templates: map[string]savedTemplates{}, bound: newBoundSockets()}
 }
 
 // engine opens an engine of a namespace, for all steps.

@@ -16,7 +16,7 @@ import (
 // outages adds to a plan which slots the change of a service would empty, and which traffic that is served now would
 // meet an empty slot.
 func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceState, kind Engine) error {
-	if s.Bypassed || !slices.ContainsFunc(s.Slots, SlotState.Admitted) {
+	if s.Bypassed || !s.served() {
 		return nil // nothing of it is steered now
 	}
 	p := &published{Service: t.service}
@@ -33,7 +33,7 @@ func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceStat
 		return err
 	}
 	defer ns.Close()
-	reasons := t.emptyAfter(ctx, s, anew, ns)
+	reasons := t.emptyAfter(ctx, s.Slots, anew, ns)
 	t.empty = reasons
 	lost := p.lostBuckets(s, reasons)
 	for n := range t.service.Slots {
@@ -55,16 +55,16 @@ func percent(buckets int) int { return max(1, buckets*100/Buckets) }
 
 // emptyAfter says why each slot would be empty after a change; nil for one that would not. anew: its sockets are put in
 // place again.
-func (t *target) emptyAfter(ctx context.Context, s *ServiceState, anew bool, ns *netns.Handle) []error {
+func (t *target) emptyAfter(ctx context.Context, slots []SlotState, anew bool, ns *netns.Handle) []error {
 	out := make([]error, t.service.Slots)
 	for n := range out {
 		m := t.service.Member(n)
-		if n < len(s.Slots) && s.Slots[n].Admitted() {
+		if n < len(slots) && slots[n].Admitted() {
 			if !anew {
 				continue
 			}
 			if m == nil || m.User != "" {
-				m = s.Slots[n].holder(m)
+				m = slots[n].holder(m)
 			}
 		}
 		if m == nil {

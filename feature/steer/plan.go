@@ -111,6 +111,13 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 	})
 	object := "service " + t.service.Name
 	if i < 0 {
+		kind, _, err := chooseEngine(t.service, nil)
+		if err != nil {
+			return fmt.Errorf("services.%s: %w", t.service.Name, err)
+		}
+		if err := t.takeover(ctx, plan, have, nil, kind); err != nil {
+			return err
+		}
 		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "create", Object: object, Detail: fmt.Sprintf("%d slots by %s on %s, in %s",
 			t.service.Slots, t.service.By, listens(t.service), t.netns),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", t.publish(ctx, l) }}))
@@ -122,7 +129,7 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 	if err != nil {
 		return fmt.Errorf("services.%s: %w", t.service.Name, err)
 	}
-	if err := t.outages(ctx, plan, &s, kind); err != nil {
+	if err := errors.Join(t.outages(ctx, plan, &s, kind), t.takeover(ctx, plan, have, &s, kind)); err != nil {
 		return err
 	}
 	d, change := differences(s.pub, t), t.publish

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// A service that is created, or gets one more listen, decides about packets that the kernel alone has given to a bound socket
+// until then. Where a slot stays empty and rejects, that socket loses the slot's share. Nobody loses anything at a port without
+// a socket: a first apply before the daemons start is no outage.
+
+// takeover adds to a plan which traffic of bound sockets would meet a slot that stays empty. s is the service as it is; nil:
+// there is none.
+func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s *ServiceState, kind Engine) error {
+	eps := t.takes(s)
+	if len(eps) == 0 || t.service.OnEmpty == Pass || t.was != nil {
+		return nil
+	}
+	ns, err := openNetns(t.netns, t.id)
+	if errors.Is(err, ErrNetnsGone) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer ns.Close()
+	losers, err := t.sockets().losers(ns, t.scope, eps)
+	if err != nil || len(losers) == 0 {
+		return err
+	}
+	p := &published{Service: t.service}
+	p.setDevices(t.devices)
+	var slots []SlotState
+	if s != nil {
+		slots = s.Slots
+		p.shape(s.pub)
+	} else {
+		p.shape(nil)
+	}
+	reasons := t.emptyAfter(ctx, slots, true, ns)
+	if kind == EngineReuseport && !slices.ContainsFunc(reasons, func(err error) bool { return err == nil }) {
+		return nil // its programs come with the first member
+	}
+	lost := p.lostTo(reasons)
+	if sum(lost) <= have.lostAlready(t, eps) {
+		return nil
+	}
+	for n, buckets := range lost {
+		if buckets > 0 && !(n < len(slots) && slots[n].Admitted()) { // else told as emptied
+			plan.Outage("slot %d of service %s would stay empty (on_empty: %s) and take %d %% of the traffic of %s: %v: start the member, or use on_empty: next or pass",
+				n, t.service.Name, t.service.OnEmpty, percent(buckets), losers, reasons[n])
+		}
+	}
+	return nil
+}
+
+// takes are the endpoints that the service decides about after the change, and the kernel alone before.
+func (t *target) takes(s *ServiceState) []service.Endpoint {
+	eps := t.service.Endpoints()
+	switch {
+	case s == nil:
+		return eps
+	case s.Bypassed:
+		return nil // apply keeps it so
+	case s.OnEmpty == Pass && !s.served():
+		return eps
+	}
+	return slices.DeleteFunc(eps, func(e service.Endpoint) bool { return slices.ContainsFunc(s.eps, e.Overlaps) })
+}
+
+// served says whether any slot has a member.
+func (s *ServiceState) served() bool { return slices.ContainsFunc(s.Slots, SlotState.Admitted) }
+
+// lostTo counts, by slot, the buckets that an empty slot loses.
+func (p *published) lostTo(reasons []error) []int {
+	lost := make([]int, len(reasons))
+	served := slices.ContainsFunc(reasons, func(err error) bool { return err == nil })
+	if p.Service.OnEmpty == Pass || p.Service.OnEmpty == Next && served {
+		return lost
+	}
+	for _, slot := range p.table {
+		if reasons[slot] != nil {
+			lost[slot]++
+		}
+	}
+	return lost
+}
+
+func sum(all []int) (n int) {
+	for _, x := range all {
+		n += x
+	}
+	return n
+}
+
+// lostAlready is how many buckets of another service, which decides about the same endpoints now, meet an empty slot: a service
+// that is renamed takes no more away than it did.
+func (st State) lostAlready(t *target, eps []service.Endpoint) int {
+	for i := range st.Services {
+		o := &st.Services[i]
+		if o.scope != t.scope || o.Name == t.service.Name || o.Bypassed || o.pub == nil ||
+			!slices.ContainsFunc(eps, func(e service.Endpoint) bool { return slices.ContainsFunc(o.eps, e.Overlaps) }) {
+			continue
+		}
+		return sum(o.pub.lostTo(o.reasons()))
+	}
+	return 0
+}
+
+// reasons says why slots are empty; nil for one that is not.
+func (s *ServiceState) reasons() []error {
+	out := make([]error, len(s.Slots))
+	for n, slot := range s.Slots {
+		if !slot.Admitted() {
+			out[n] = errors.New(slot.Reason)
+		}
+	}
+	return out
+}
+
+// boundSockets remembers the sockets at ports of namespaces, and their processes: the services of a plan share ports.
+type boundSockets struct {
+	at    map[string][]sockdiag.Socket
+	names map[uint32]string // by inode
+	local map[string][]netip.Prefix
+}
+
+// sockets are those that the batch knows already.
+func (t *target) sockets() *boundSockets {
+	if t.batch == nil {
+		return newBoundSockets()
+	}
+	return t.batch.bound
+}
+
+func newBoundSockets() *boundSockets {
+	return &boundSockets{at: map[string][]sockdiag.Socket{}, names: map[uint32]string{}, local: map[string][]netip.Prefix{}}
+}
+
+// losing are sockets with their processes.
+type losing []string
+
+func (l losing) String() string {
+	if len(l) > mostTold {
+		return strings.Join(l[:mostTold], ", ") + " and more"
+	}
+	return strings.Join(l, ", ")
+}
+
+// losers are the sockets that get packets of the endpoints by the kernel's own choice.
+func (b *boundSockets) losers(ns *netns.Handle, scope string, eps []service.Endpoint) (out losing, err error) {
+	err = ns.Do(func() error {
+		for _, e := range eps {
+			key := fmt.Sprint(scope, e.Proto, e.Port)
+			socks, ok := b.at[key]
+			if !ok {
+				if socks, err = bound(e.Proto, e.Port); err != nil {
+					return err
+				}
+				b.at[key] = socks
+			}
+			for _, s := range socks {
+				if text := ""; s.Inode != 0 && b.gets(scope, s, e) {
+					text = fmt.Sprintf("%s at %s", b.name(s.Inode), s.Local)
+					if !slices.Contains(out, text) {
+						out = append(out, text)
+					}
+				}
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+// name is the process of a socket. Beyond so many as are told it looks for none: each search goes through all of /proc.
+func (b *boundSockets) name(inode uint32) string {
+	if name, ok := b.names[inode]; ok {
+		return name
+	}
+	name := "a process"
+	if len(b.names) <= mostTold {
+		if pids := pidsOf(inode); len(pids) > 0 {
+			name = processName(pids[0])
+		}
+	}
+	b.names[inode] = name
+	return name
+}
+
+// gets says whether a socket gets packets of an endpoint, in the calling thread's namespace.
+func (b *boundSockets) gets(scope string, s sockdiag.Socket, e service.Endpoint) bool {
+	a := s.Local.Addr().Unmap()
+	if s.Family != e.Family && (e.Family != unix.AF_INET || s.V6Only) {
+		return false
+	}
+	if !a.IsUnspecified() {
+		return e.Prefix.Contains(a)
+	}
+	return e.Prefix.Bits() == 0 || b.isLocal(scope, e.Prefix)
+}
+
+// isLocal says whether packets to addresses of a prefix are this host's.
+func (b *boundSockets) isLocal(scope string, p netip.Prefix) bool {
+	local, ok := b.local[scope]
+	if !ok {
+		local = localPrefixes()
+		b.local[scope] = local
+	}
+	return slices.ContainsFunc(local, p.Overlaps)
+}
+
+// localPrefixes are those that the calling thread's namespace takes as its own.
+func localPrefixes() (out []netip.Prefix) {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+	if err != nil {
+		return nil
+	}
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		a, ok := netip.AddrFromSlice(r.Dst.IP)
+		ones, _ := r.Dst.Mask.Size()
+		if ok {
+			out = append(out, netip.PrefixFrom(a.Unmap(), ones))
+		}
+	}
+	return out
+}
