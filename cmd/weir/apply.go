@@ -59,9 +59,7 @@ meanwhile, a running weir serve goes on.`,
 					fmt.Fprintln(out, "nothing to change")
 				}
 				warn(cmd, plan)
-				for _, o := range plan.Outages {
-					fmt.Fprintln(cmd.ErrOrStderr(), "outage:", o)
-				}
+				printOutages(cmd, plan)
 				foreseen, err := g.host().Foresee(cmd.Context(), cfg)
 				if err != nil {
 					fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)

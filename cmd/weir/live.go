@@ -7,11 +7,53 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
+
+// outageFlag is --allow-outage of a command that is refused where it takes traffic away.
+type outageFlag bool
+
+func (f *outageFlag) add(c *cobra.Command) {
+	c.Flags().BoolVar((*bool)(f), "allow-outage", false, "change also what takes traffic away that is served now")
+}
+
+// checked makes a change with the lock, unless it takes traffic of a service away.
+func (f outageFlag) checked(cmd *cobra.Command, g *globals, name string, outages func(*steer.ServiceState) (feature.Plan, error), change func(l *kernel.WriteLock) error) error {
+	return locked(cmd, g, func(l *kernel.WriteLock) error {
+		s, err := pinned(cmd, g, name)
+		if err != nil {
+			return err
+		}
+		plan, err := outages(s)
+		if err != nil {
+			return err
+		}
+		if err := plan.Refuse(bool(f)); err != nil {
+			return err
+		}
+		return change(l)
+	})
+}
+
+// tellOutages finds out what a change of a service would take away, and prints it.
+func tellOutages(cmd *cobra.Command, s *steer.ServiceState, outages func(*steer.ServiceState) (feature.Plan, error)) error {
+	plan, err := outages(s)
+	if err == nil {
+		printOutages(cmd, plan)
+	}
+	return err
+}
+
+// printOutages prints what a change would take away.
+func printOutages(cmd *cobra.Command, plan feature.Plan) {
+	for _, o := range plan.Outages {
+		fmt.Fprintln(cmd.ErrOrStderr(), "outage:", o)
+	}
+}
 
 // resetFlags are those of commands after which sessions may be misplaced.
 type resetFlags struct {
@@ -121,12 +163,15 @@ func locked(cmd *cobra.Command, g *globals, f func(l *kernel.WriteLock) error) e
 func steerMove(g *globals) *cobra.Command {
 	var m steer.Moving
 	var resets resetFlags
+	var allow outageFlag
 	c := &cobra.Command{
 		Use: "move SERVICE {--device ADDRESS | --bucket N} {--to SLOT | --back}", Short: "Put one device or bucket into another slot, or back", Args: cobra.ExactArgs(1),
 		Long: `Put one device, or one of the 4096 buckets, into another slot, for every protocol
 at once, or back to where it is otherwise. It stays there over weir apply.
 The router's TCP sessions at the former slot go along if their member hands over
-(see weir handoff), else they are reset, so that the router is not split.`,
+(see weir handoff), else they are reset, so that the router is not split.
+A move of what is served to a slot that is empty and rejects is refused, unless
+--allow-outage is given.`,
 		Example: `  weir steer move telemetry --device 192.0.2.7 --to 2
   weir steer move telemetry --device edge1.fra --back
   weir steer move telemetry --bucket 1234 --to 0 --dry-run`,
@@ -142,16 +187,20 @@ The router's TCP sessions at the former slot go along if their member hands over
 			if err != nil {
 				return err
 			}
+			outages := func(s *steer.ServiceState) (feature.Plan, error) { return steer.OutagesOfMove(g.host().Root, s, m) }
 			if resets.dry {
 				f, err := steer.ForeseeMove(cmd.Context(), g.host().Root, s, m)
 				g.foreseen(cmd, f)
+				if err == nil {
+					err = tellOutages(cmd, s, outages)
+				}
 				return err
 			}
 			return resets.change(g, func() ([]steer.Foreseen, error) {
 				f, err := steer.ForeseeMove(cmd.Context(), g.host().Root, s, m)
 				return []steer.Foreseen{f}, err
 			}, func() error {
-				return locked(cmd, g, func(l *kernel.WriteLock) error { return steer.Move(l, s.Scope(), s.Name, m, resets.given()) })
+				return allow.checked(cmd, g, args[0], outages, func(l *kernel.WriteLock) error { return steer.Move(l, s.Scope(), s.Name, m, resets.given()) })
 			})
 		},
 	}
@@ -160,6 +209,7 @@ The router's TCP sessions at the former slot go along if their member hands over
 	c.Flags().IntVar(&m.To, "to", 0, "number of the slot")
 	c.Flags().BoolVar(&m.Back, "back", false, "to where it is when it is not moved")
 	resets.add(c)
+	allow.add(c)
 	return c
 }
 
@@ -169,7 +219,8 @@ func steerDrain(g *globals) *cobra.Command {
 		Long: `Give a slot's traffic to the other slots, as if its weight were 0, until weir steer
 undrain. Its member stays. It stays drained over weir apply. TCP sessions that it
 holds go along if it hands over (see weir handoff); others are reset, paced, and
-come back at the slot that has their router then.`,
+come back at the slot that has their router then. Where the others are empty and
+reject, it is refused, unless --allow-outage is given.`,
 		Example: `  weir steer drain telemetry --slot 3 --dry-run   # lists the routers
   weir steer drain telemetry --slot 3 --rate 20/s`,
 	})
@@ -185,6 +236,7 @@ func steerUndrain(g *globals) *cobra.Command {
 func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 	slot := -1
 	var resets resetFlags
+	var allow outageFlag
 	c.Args = cobra.ExactArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		named, err := slotOf(cmd, g, args[0], slot)
@@ -198,16 +250,26 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 			}
 			return steer.ForeseeDrain(cmd.Context(), g.host().Root, s, slot, back)
 		}
+		outages := func(s *steer.ServiceState) (feature.Plan, error) {
+			return steer.OutagesOfDrain(g.host().Root, s, slot, back)
+		}
 		if resets.dry {
 			f, err := foresee()
 			g.foreseen(cmd, f)
-			return err
+			if err != nil {
+				return err
+			}
+			s, err := pinned(cmd, g, args[0])
+			if err != nil {
+				return err
+			}
+			return tellOutages(cmd, s, outages)
 		}
 		return resets.change(g, func() ([]steer.Foreseen, error) {
 			f, err := foresee()
 			return []steer.Foreseen{f}, err
 		}, func() error {
-			return locked(cmd, g, func(l *kernel.WriteLock) error {
+			return allow.checked(cmd, g, args[0], outages, func(l *kernel.WriteLock) error {
 				if back {
 					return steer.Undrain(l, named, resets.given())
 				}
@@ -217,6 +279,7 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
 	resets.add(c)
+	allow.add(c)
 	return c
 }
 
@@ -263,11 +326,14 @@ left with --rate 0.`,
 
 func bypassCommand(g *globals) *cobra.Command {
 	off, all := false, false
+	var allow outageFlag
 	c := &cobra.Command{
 		Use: "bypass {SERVICE | --all}", Short: "Leave a service's traffic to the kernel at once; --off steers it again", Args: cobra.MaximumNArgs(1),
 		Long: `Leave a service's traffic to the kernel at once, as if weir were not there: no
 packet of it is steered, rejected or counted. The service stays as it is, also
 over weir apply, until --off. For the hour when you want weir out of the picture.
+--off is refused where it takes traffic from a process that gets it meanwhile and
+gives it to an empty slot, unless --allow-outage is given.
 --all does so for every service with slots, in all network namespaces. It needs neither
 the configuration file nor weir serve.`,
 		Example: `  weir bypass telemetry
@@ -278,17 +344,22 @@ the configuration file nor weir serve.`,
 				return usageError{errors.New("name one service, or give --all: weir bypass SERVICE")}
 			}
 			if all {
-				return bypassAll(cmd, g, !off)
+				return bypassAll(cmd, g, !off, allow)
 			}
 			s, err := pinned(cmd, g, args[0])
 			if err != nil {
 				return err
 			}
 			did := false
-			err = locked(cmd, g, func(l *kernel.WriteLock) (err error) {
+			set := func(l *kernel.WriteLock) (err error) {
 				did, err = steer.Bypass(l, s.Scope(), s.Name, !off)
 				return err
-			})
+			}
+			if off {
+				err = allow.checked(cmd, g, args[0], steer.OutagesOfSteering, set)
+			} else {
+				err = locked(cmd, g, set)
+			}
 			if err != nil {
 				return err
 			}
@@ -312,13 +383,36 @@ the configuration file nor weir serve.`,
 	}
 	c.Flags().BoolVar(&off, "off", false, "steer it again")
 	c.Flags().BoolVar(&all, "all", false, "every service with slots, in all network namespaces")
+	allow.add(c)
 	return c
 }
 
+// refuseSteering refuses to steer all services again where that takes traffic away.
+func refuseSteering(cmd *cobra.Command, g *globals, allow outageFlag) error {
+	st, err := steer.ReadState(cmd.Context(), g.host().Root)
+	if err != nil {
+		return err
+	}
+	var all feature.Plan
+	for i := range st.Services {
+		plan, err := steer.OutagesOfSteering(&st.Services[i])
+		if err != nil {
+			return err
+		}
+		all.Join(plan)
+	}
+	return all.Refuse(bool(allow))
+}
+
 // bypassAll leaves all services to the kernel, or steers them again. One that fails keeps no other from it.
-func bypassAll(cmd *cobra.Command, g *globals, on bool) error {
+func bypassAll(cmd *cobra.Command, g *globals, on bool, allow outageFlag) error {
 	var did []string
 	err := locked(cmd, g, func(l *kernel.WriteLock) (err error) {
+		if !on {
+			if err := refuseSteering(cmd, g, allow); err != nil {
+				return err
+			}
+		}
 		did, err = steer.BypassAll(l, on)
 		return err
 	})

@@ -17,7 +17,7 @@ func TestMoveDrainBypass(t *testing.T) {
 	listen(t)
 	s := session{t, root(t)}
 	file := configFile(t, ", seed: 7")
-	s.run(0, `create .*`, "apply", "-f", file)
+	s.run(0, `create .*`, "apply", "-f", file, "--allow-outage")
 	slot := steer.Assign(2)[steer.Bucket(7, netip.MustParseAddr("192.0.2.7"))]
 	other := fmt.Sprint(1 - slot)
 	s.run(0, ``, "steer", "move", "telemetry", "--device", "192.0.2.7", "--to", other, "--dry-run")
@@ -28,19 +28,25 @@ func TestMoveDrainBypass(t *testing.T) {
 	s.run(0, `.*\n  moved: 192.0.2.7 to slot `+other+`\n`, "steer", "status")
 	s.run(1, `weir: no such slot: 2: telemetry has slots 0 to 1\n`, "steer", "move", "telemetry", "--device", "192.0.2.7", "--to", "2")
 	s.run(1, `weir: cannot move: bucket 5 has not been moved\n`, "steer", "move", "telemetry", "--bucket", "5", "--back")
-	s.run(0, ``, "steer", "move", "telemetry", "--device", "192.0.2.7", "--back")
+	s.run(1, `weir: the change takes .*device 192.0.2.7 is served by slot 0 .*`, "steer", "move", "telemetry", "--device", "192.0.2.7", "--back")
+	s.run(0, ``, "steer", "move", "telemetry", "--device", "192.0.2.7", "--back", "--allow-outage")
 	s.run(0, ``, "steer", "drain", "telemetry", "--slot", "1")
 	s.run(0, `.*  1 +empty, drained .*`, "steer", "status")
 	s.run(0, `nothing to change\nwarning: slot 1 of service telemetry is drained, until weir steer undrain telemetry --slot 1\n`, "apply", "-f", file)
 	s.run(1, `weir: cannot move: no other slot of telemetry has any weight: nobody would be left\n`, "steer", "drain", "telemetry", "--slot", "0")
 	s.run(0, `.*warning: steer telemetry: slot 1 is drained\n.*`, "doctor")
-	s.run(0, ``, "steer", "undrain", "telemetry", "--slot", "1")
+	refused := `weir: the change takes traffic away that is served now; nothing was changed:\n  slot 1 of service telemetry is empty.*: no member is configured\nmend the reason, or give --allow-outage\n`
+	s.run(0, `outage: slot 1 of service telemetry is empty, and would be given 50 % .*`, "steer", "undrain", "telemetry", "--slot", "1", "--dry-run")
+	s.run(1, refused, "steer", "undrain", "telemetry", "--slot", "1")
+	s.run(0, ``, "steer", "undrain", "telemetry", "--slot", "1", "--allow-outage")
 	s.run(0, `telemetry is bypassed: the kernel alone chooses, until weir bypass --off telemetry\n`, "bypass", "telemetry")
 	s.run(0, `telemetry is bypassed already\n`, "bypass", "telemetry")
 	s.run(0, `nothing to change\nwarning: service telemetry is bypassed: .*`, "apply", "-f", file)
 	s.run(0, `.*telemetry: BYPASSED: .*`, "status")
 	s.run(0, `.*! bypass: service telemetry would have it, .*\n → process \d+ \(.*\), at 0.0.0.0:4739\n`, "explain", "udp", "192.0.2.7:2055", "127.0.0.1:4739")
-	s.run(0, `telemetry is steered again\n`, "bypass", "--off", "telemetry")
+	s.run(1, refused, "bypass", "--off", "telemetry")
+	s.run(1, refused, "bypass", "--off", "--all")
+	s.run(0, `telemetry is steered again\n`, "bypass", "--off", "telemetry", "--allow-outage")
 	s.run(0, `telemetry is not bypassed\n`, "bypass", "--off", "telemetry")
 	s.run(0, `{\n.*"result": ".*`, "explain", "tcp", "192.0.2.7:2055", "127.0.0.1:4739", "--json")
 }
@@ -52,7 +58,7 @@ func TestResetsOnTheCommandLine(t *testing.T) {
 	}
 	listen(t)
 	s := session{t, root(t)}
-	s.run(0, `create .*`, "apply", "-f", configFile(t, ", seed: 7"))
+	s.run(0, `create .*`, "apply", "-f", configFile(t, ", seed: 7"), "--allow-outage")
 	var a netip.Addr // of the slot that this process serves
 	for i := byte(1); !a.IsValid(); i++ {
 		if b := netip.AddrFrom4([4]byte{127, 3, 0, i}); steer.Assign(2)[steer.Bucket(7, b)] == 0 {
@@ -71,8 +77,8 @@ func TestResetsOnTheCommandLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	line := `session of ` + a.String() + `: slot 0 → 1 of telemetry`
-	move := []string{"steer", "move", "telemetry", "--device", a.String(), "--to", "1"}
-	s.run(0, `would reset `+line+`\n`, append(move, "--dry-run")...)
+	move := []string{"steer", "move", "telemetry", "--device", a.String(), "--to", "1", "--allow-outage"}
+	s.run(0, `would reset `+line+`\noutage: device .*`, append(move, "--dry-run")...)
 	s.run(0, ``, append(move, "--rate", "0")...)
 	s.run(0, `.*telemetry: 1 TCP sessions are at another slot than their router: weir steer reset telemetry\n`, "status")
 	s.run(0, `would reset `+line+`\n`, "steer", "reset", "telemetry", "--dry-run")

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"net/netip"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/kernel"
+)
+
+// OutagesOfMove says which traffic, served now, a move would give to an empty slot. The plan has no steps.
+func OutagesOfMove(r *kernel.Root, s *ServiceState, m Moving) (feature.Plan, error) {
+	return s.outagesOf(r, m.apply)
+}
+
+// OutagesOfDrain says which traffic, served now, draining a slot, or taking that back, would give to an empty slot.
+func OutagesOfDrain(r *kernel.Root, s *ServiceState, slot int, back bool) (feature.Plan, error) {
+	return s.outagesOf(r, func(p *published) error {
+		if back {
+			return p.undrain(slot)
+		}
+		return p.drain(slot)
+	})
+}
+
+func (s *ServiceState) outagesOf(r *kernel.Root, f func(p *published) error) (plan feature.Plan, err error) {
+	if s.pub == nil {
+		return plan, errors.New("a state that was not read from pins")
+	}
+	if s.Bypassed || s.OnEmpty == Next || s.OnEmpty == Pass {
+		return plan, nil
+	}
+	p, err := changed(r, s.scope, s.pub, f)
+	if err != nil {
+		return plan, err
+	}
+	for n, buckets := range p.lostBuckets(s, s.reasons()) {
+		if buckets > 0 {
+			plan.Outage("slot %d of service %s is empty, and would be given %d %% of the service's traffic, which is served now (on_empty: %s): %s",
+				n, s.Name, percent(buckets), s.OnEmpty, s.Slots[n].Reason)
+		}
+	}
+	after := *s
+	after.pub, after.table, after.devices = p, p.table, p.list
+	return plan, s.movedDevices(&after, &plan)
+}
+
+// movedDevices adds the devices that are served, and whose move leads to an empty slot.
+func (s *ServiceState) movedDevices(after *ServiceState, plan *feature.Plan) error {
+	had, have := s.pub.moves(), after.pub.moves()
+	changes := map[netip.Addr]bool{}
+	for a, slot := range had {
+		if to, ok := have[a]; !ok || to != slot {
+			changes[a] = true
+		}
+	}
+	for a := range have {
+		if _, ok := had[a]; !ok {
+			changes[a] = true
+		}
+	}
+	if len(changes) == 0 {
+		return nil
+	}
+	old, err := s.mapping(WhatIf{})
+	if err != nil {
+		return err
+	}
+	now, err := after.mapping(WhatIf{})
+	if err != nil {
+		return err
+	}
+	for a := range changes {
+		from, to := old.place(a), now.place(a)
+		if from.Admitted && !to.Admitted {
+			plan.Outage("device %s is served by slot %d of service %s, and slot %d, where it would go, is empty (on_empty: %s): %s", a, from.Slot, s.Name, to.Slot, s.OnEmpty, s.Slots[to.Slot].Reason)
+		}
+	}
+	return nil
+}
+
+// OutagesOfSteering says which traffic bound sockets get while the service is bypassed, and an empty slot would get once it is
+// steered again.
+func OutagesOfSteering(s *ServiceState) (plan feature.Plan, err error) {
+	if s.pub == nil || !s.Bypassed || s.OnEmpty == Pass {
+		return plan, nil
+	}
+	ns, err := s.openNetns()
+	if errors.Is(err, ErrNetnsGone) {
+		return plan, nil
+	} else if err != nil {
+		return plan, err
+	}
+	defer ns.Close()
+	reasons := s.reasons()
+	lost := s.pub.lostTo(reasons)
+	if sum(lost) == 0 || s.Engine == EngineReuseport && !s.served() {
+		return plan, nil
+	}
+	losers, err := newBoundSockets().losers(ns, s.scope, s.eps)
+	if err != nil || len(losers) == 0 {
+		return plan, err
+	}
+	for n, buckets := range lost {
+		if buckets > 0 {
+			plan.Outage("slot %d of service %s is empty (on_empty: %s) and would take %d %% of the traffic of %s: %s", n, s.Name, s.OnEmpty, percent(buckets), losers, s.Slots[n].Reason)
+		}
+	}
+	return plan, nil
+}
