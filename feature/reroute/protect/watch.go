@@ -85,6 +85,7 @@ type watcher struct {
 	took   time.Duration
 	amiss  bool
 	doubt  bool // a neighbour has changed, by sync or by another at the same time
+	begun  bool // everything has followed once: what happens from then on is noticed
 	synced time.Time
 
 	kept map[neighbourKey]*keptNeighbour
@@ -381,6 +382,10 @@ func (w *watcher) catchUp(ctx context.Context) error {
 	w.synced, w.took = time.Now(), time.Since(now)
 	if err := w.look(); err != nil {
 		return err
+	}
+	if !w.begun {
+		w.begun = true
+		w.log.Info("links are followed", "namespace", w.inst.Scope, "interfaces", len(w.links))
 	}
 	if w.fast != nil {
 		return w.fast.learn()

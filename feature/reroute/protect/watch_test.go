@@ -35,6 +35,15 @@ func (w *world) serveTo(log feature.Logger) (stop func()) {
 	return stop
 }
 
+// serveNow is serve once links are followed. An event of before can be missed.
+func (w *world) serveNow() (stop func()) {
+	w.Helper()
+	log := &heardLog{testLog: testLog{w.TB}}
+	stop = w.serveTo(log)
+	w.until("links are followed", func() bool { return log.count("links are followed") > 0 })
+	return stop
+}
+
 // until waits for a condition, for which a busy machine has long.
 func (w *world) until(what string, f func() bool) {
 	w.Helper()
