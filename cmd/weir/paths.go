@@ -262,6 +262,9 @@ func printPath(w io.Writer, p protect.PathState) {
 		if r.Down {
 			state = ", which may not be used either"
 		}
+		if r.Learnt {
+			state = " (learnt)" + state
+		}
 		fmt.Fprintf(w, "  way %d: by %s to %s, packets up to %d bytes%s\n", i+1, r.Device, r.Via, r.Fits, state)
 	}
 	for _, line := range routesText(p) {

@@ -177,6 +177,14 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 				Remedy: "run weir serve, or weir apply again"})
 		}
 	}
+	for _, p := range st.Paths {
+		for i, r := range p.Repairs {
+			if r.Learnt {
+				out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes at most, less than %s", i+1, r.MTU, r.Device),
+					Remedy: fmt.Sprintf("give the repair mtu: %d, or that link a larger one: each time the size is learnt anew a packet is lost", r.MTU)})
+			}
+		}
+	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
 			out = append(out, feature.Finding{Object: "reroute session " + s.Name, Text: s.Problem, Remedy: "run weir serve: it begins once that has changed"})

@@ -235,7 +235,7 @@ func passedOver(index int) bool {
 
 // repairsOf reads the repairs of every protected link, by its number.
 func (f *fast) repairsOf() (map[int]repairOf, error) {
-	i := &installer{repairs: f.pins.Maps[pinRepairs], paths: f.pins.Maps[pinPaths], prefixes: f.pins.Maps[pinPrefixes], have: map[uint32]protectRerouteRepair{}}
+	i := installerOf(f.pins)
 	paths, prefixes, err := i.read()
 	if err != nil {
 		return nil, err

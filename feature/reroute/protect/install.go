@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/kernel"
 )
 
 const maxRepairs = 4096 // REROUTE_REPAIRS; the first is none
@@ -23,8 +24,7 @@ type installer struct {
 
 // install makes the maps those of the routes.
 func (s *site) install(routes []route) error {
-	i := &installer{repairs: s.pins.Maps[pinRepairs], paths: s.pins.Maps[pinPaths], prefixes: s.pins.Maps[pinPrefixes],
-		have: map[uint32]protectRerouteRepair{}, kept: map[uint32]bool{}}
+	i := installerOf(s.pins)
 	oldPaths, oldPrefixes, err := i.read()
 	if err != nil {
 		return err
@@ -68,6 +68,18 @@ func (s *site) install(routes []route) error {
 		}
 	}
 	return nil
+}
+
+func installerOf(o *kernel.Opened) *installer {
+	return &installer{repairs: o.Maps[pinRepairs], paths: o.Maps[pinPaths], prefixes: o.Maps[pinPrefixes],
+		have: map[uint32]protectRerouteRepair{}, kept: map[uint32]bool{}}
+}
+
+// readRepairs are the repairs that packets can take, by number.
+func readRepairs(o *kernel.Opened) (map[uint32]protectRerouteRepair, error) {
+	i := installerOf(o)
+	_, _, err := i.read()
+	return i.have, err
 }
 
 // read collects what is installed.

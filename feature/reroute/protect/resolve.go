@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/links"
 )
 
-// Flags of a repair: protect.h.
+// Flags of a repair: protect.h. flagLearnt is beside them.
 const (
 	flagShadow = 1 << iota
 	flagInline

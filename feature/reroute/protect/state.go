@@ -57,9 +57,10 @@ type PathState struct {
 type RepairState struct {
 	Device string     `json:"interface"`
 	Via    netip.Addr `json:"via"`
-	MTU    int        `json:"mtu"`  // of the way, in bytes
-	Fits   int        `json:"fits"` // the longest IPv6 packet that can go it, in bytes
-	Down   bool       `json:"down"` // the backup may not be used either
+	MTU    int        `json:"mtu"`              // of the way, in bytes
+	Fits   int        `json:"fits"`             // the longest IPv6 packet that can go it, in bytes
+	Learnt bool       `json:"learnt,omitempty"` // these sizes are what a router on the way told
+	Down   bool       `json:"down"`             // the backup may not be used either
 }
 
 // Counts are packets, trains of segments (GSO) counted once; they only rise while the path stays.
@@ -205,7 +206,7 @@ func (s *PathState) add(o *kernel.Opened, r protectRerouteRepair, devices map[st
 		via = netip.AddrFrom4([4]byte(r.Via[:4]))
 	}
 	word, err := wordOf(o.Maps[pinLinks], r.Watch)
-	s.Repairs = append(s.Repairs, RepairState{Device: name, Via: via, MTU: int(r.Mtu), Fits: int(r.Mtu - r.Len6), Down: word.Reasons() != 0})
+	s.Repairs = append(s.Repairs, RepairState{Device: name, Via: via, MTU: int(r.Mtu), Fits: int(r.Mtu - r.Len6), Learnt: r.Flags&flagLearnt != 0, Down: word.Reasons() != 0})
 	return err
 }
 

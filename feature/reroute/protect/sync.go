@@ -43,7 +43,10 @@ func openSite(l *kernel.WriteLock, inst kernel.Instance) (_ *site, err error) {
 // sync makes everything follow the published configuration of a namespace. It is how every change takes effect, and how one
 // that was killed is mended; without a path it takes everything away. Its order keeps packets safe: neighbours and the helper
 // namespace before repairs that need them, repairs before what leads to them, the programs last.
-func sync(l *kernel.WriteLock, inst kernel.Instance) error {
+func sync(l *kernel.WriteLock, inst kernel.Instance) error { return syncSizes(l, inst, nil) }
+
+// syncSizes is sync with the sizes that are known of ways; nil: those in force stay.
+func syncSizes(l *kernel.WriteLock, inst kernel.Instance, sizes map[wayKey]uint32) error {
 	s, err := openSite(l, inst)
 	if errors.Is(err, netns.ErrGone) {
 		dropHelper(inst.Scope)
@@ -66,6 +69,12 @@ func sync(l *kernel.WriteLock, inst kernel.Instance) error {
 	if err != nil {
 		return err
 	}
+	if sizes == nil {
+		if sizes, err = s.installedSizes(); err != nil {
+			return err
+		}
+	}
+	shrink(routes, sizes)
 	if err := s.settleHelper(routes); err != nil {
 		return fmt.Errorf("the helper namespace for packets that are too big: %w", err)
 	}

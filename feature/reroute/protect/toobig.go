@@ -3,11 +3,10 @@
 package protect
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
-	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +15,8 @@ import (
 // A link farther along a repair may have a smaller MTU than the repair's first one. Its
 // router's Packet Too Big (RFC 4443 section 3.2) goes to the source of the outer header,
 // which is this router: the sender of the packet hears nothing and waits in vain, as with the
-// kernel's own encap seg6. It is told in the log, with the repair's key that mends it.
+// kernel's own encap seg6. So the repair's size is learnt from it (learnt.go), and the log
+// tells the repair's key that makes it last.
 
 const (
 	icmp6TooBig    = 2
@@ -24,12 +24,15 @@ const (
 	ip6HeaderLen   = 40
 	icmp6Filter    = 1 // ICMP6_FILTER of linux/icmpv6.h
 	leastMTU6      = 1280
+
+	tooBigEvery = 10 * time.Millisecond // messages are dealt with, so that many cost little
 )
 
 // tooBig is such a message.
 type tooBig struct {
-	mtu      uint32
-	src, dst netip.Addr // of the packet that was too big
+	mtu    uint32
+	length uint32 // of the packet that was too big
+	quoted []byte // its beginning, with the IPv6 header at least
 }
 
 // parseTooBig reads an ICMPv6 message; what is quoted must be a packet that carries another
@@ -43,13 +46,12 @@ func parseTooBig(b []byte) (m tooBig, ok bool) {
 	case quoted[0]>>4 != 6, next != unix.IPPROTO_ROUTING && next != unix.IPPROTO_IPV6 && next != unix.IPPROTO_IPIP:
 		return m, false
 	}
-	m.mtu = binary.BigEndian.Uint32(b[4:])
-	m.src, m.dst = netip.AddrFrom16([16]byte(quoted[8:24])), netip.AddrFrom16([16]byte(quoted[24:40]))
+	m.mtu, m.length, m.quoted = binary.BigEndian.Uint32(b[4:]), quotedLength(quoted), bytes.Clone(quoted)
 	return m, m.mtu >= leastMTU6 && m.mtu < 1<<16
 }
 
-// hearTooBig tells of each message about a repair of the namespace, until the returned
-// function is called. Anybody can forge one: it changes nothing, and the log is bounded.
+// hearTooBig passes on each such message to the namespace, until the returned function is
+// called. Those that come faster than they are dealt with are lost: there will be others.
 func (w *watcher) hearTooBig() (stop func(), err error) {
 	var f *os.File
 	err = w.ns.Do(func() error {
@@ -72,7 +74,6 @@ func (w *watcher) hearTooBig() (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	paths := slices.Clone(w.Paths)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -85,24 +86,14 @@ func (w *watcher) hearTooBig() (stop func(), err error) {
 				time.Sleep(lookEvery) // an error that waited at the socket
 				continue
 			}
-			if m, ok := parseTooBig(b[:n]); ok {
-				tellTooBig(w.log, paths, m)
+			if m, ok := parseTooBig(b[:n]); ok && w.concerns(m) {
+				select {
+				case w.tooBig <- m:
+				default:
+				}
+				time.Sleep(tooBigEvery)
 			}
 		}
 	}()
 	return func() { f.Close(); <-ended }, nil
-}
-
-// tellTooBig logs a message that is about a repair.
-func tellTooBig(log interface{ Warn(string, ...any) }, paths []published, m tooBig) {
-	for _, p := range paths {
-		for _, r := range p.Repairs {
-			ours := !r.Source.IsValid() || r.Source == m.src
-			if ours && slices.Contains(append(slices.Clone(r.Segments), r.Segments4...), m.dst) && (r.MTU == 0 || r.MTU > int(m.mtu)) {
-				log.Warn("rerouted packets are too big for a link on the way, and lost", "name", p.Name, "interface", p.Device, "segment", m.dst, "mtu", m.mtu,
-					"remedy", "give the repair this mtu, or that link a larger one")
-				return
-			}
-		}
-	}
 }

@@ -3,14 +3,20 @@
 package protect
 
 import (
+	"encoding/binary"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A link farther along the repair takes less than its first one: what a router says of that is
-// logged, with the size that mends it; with that size the sender is told, and it arrives.
+// logged and learnt, so that the sender is told and what fits arrives, until the size is old.
 func TestTooBigOnTheWay(t *testing.T) {
+	was := keepSize
+	defer func() { keepSize = was }()
 	w := newWorld(t)
 	w.ip(w.r3, "link set r2 mtu 1400")
 	w.ip(w.r2, "link set back mtu 1400")
@@ -18,31 +24,127 @@ func TestTooBigOnTheWay(t *testing.T) {
 	log := &heardLog{testLog: testLog{t}}
 	stop := w.serveTo(log)
 	w.drain(true)
+	full := w.state("core").Repairs[0]
+	if full.Learnt || full.MTU != 1500 {
+		t.Fatalf("before anything is learnt: %+v", full)
+	}
 	p := w.pair(true)
 	if p.arrives(1352, time.Second) { // 1,400 bytes, and the outer headers
 		t.Fatal("the link of 1,400 bytes takes more")
 	}
-	w.until("it is logged", func() bool { // of the first packet nobody may have heard
+	w.until("the size is learnt", func() bool { // of the first packet nobody may have heard
 		p.arrives(1352, 10*time.Millisecond)
-		return log.count("too big for a link on the way") > 0
+		return w.state("core").Repairs[0].Learnt
 	})
+	if r := w.state("core").Repairs[0]; r.MTU != 1400 || r.Fits != full.Fits-100 {
+		t.Errorf("learnt %+v, of %+v", r, full)
+	}
 	log.mu.Lock()
-	if all := strings.Join(log.lines, "\n"); !strings.Contains(all, "1400") || !strings.Contains(all, "core") {
+	if all := strings.Join(log.lines, "\n"); !strings.Contains(all, "too big for a link on the way") || !strings.Contains(all, "1400") || !strings.Contains(all, "core") {
 		t.Errorf("said %s", all)
 	}
 	log.mu.Unlock()
-	stop()
-	r := around()
-	r.MTU = 1400
-	w.apply(w.path(r))
-	if p.arrives(1352, time.Second) {
-		t.Fatal("a packet of 1,400 bytes with outer headers has passed a link of 1,400")
-	}
-	if mtu := p.mtu(t); mtu >= 1400 || mtu < 1280 {
-		t.Errorf("the sender has learnt of %d bytes", mtu)
-	}
+	w.until("the sender is told", func() bool { p.arrives(1352, 10*time.Millisecond); return p.mtu(t) == 1400-int(full.MTU-full.Fits) })
 	if !p.arrives(p.mtu(t)-48, patience) {
 		t.Error("what fits does not arrive")
+	}
+	four := w.pair(false)
+	four.discover(t, unix.IP_PMTUDISC_DO)
+	w.until("a sender of IPv4 packets is told", func() bool { four.arrives(1372, 10*time.Millisecond); return four.mtu(t) < 1400 })
+	if !four.arrives(four.mtu(t)-28, patience) {
+		t.Error("an IPv4 packet that fits does not arrive")
+	}
+	w.apply(w.path(around()), Path{Name: "more", Netns: netnsName(w.r1), Device: "in", Repairs: []Repair{{Device: "back", Via: addrs("fd00:13::3")[0]}}})
+	if r := w.state("core").Repairs[0]; r.MTU != 1400 || !r.Learnt {
+		t.Errorf("another path was added, and the size is %+v", r)
+	}
+	stop()
+	keepSize = 100 * time.Millisecond
+	w.serveTo(log)
+	w.until("the full size is tried again", func() bool { return w.state("core").Repairs[0] == full })
+}
+
+// The size of a way is learnt from what a router on it can know, and stays one that carries IPv6. Nobody else's word counts.
+func TestLearnsSizes(t *testing.T) {
+	source, segments := netip.MustParseAddr("fc00:1::1"), addrs("fc00:3::e", "fc00:4::e", "fc00:2::d6")
+	r := protectRerouteRepair{Ifindex: 7, Mtu: 1500, Flags: flagFor6 | flagFor4}
+	var length int
+	r.Header6, length = encapHeader(source, segments, nextIPv6)
+	r.Len6 = uint32(length)
+	r.Header4, length = encapHeader(source, addrs("fc00:2::d4"), nextIPv4)
+	r.Len4 = uint32(length)
+	// message is what a router says of a packet of 1,500 bytes that has these headers, at the segment with so many left.
+	message := func(mtu uint32, header []byte, to netip.Addr, left byte) []byte {
+		b := make([]byte, icmp6HeaderLen, 1280)
+		b[0] = icmp6TooBig
+		binary.BigEndian.PutUint32(b[4:], mtu)
+		b = append(b, header...)
+		b = append(b, make([]byte, 1000)...)
+		quoted := b[icmp6HeaderLen:]
+		binary.BigEndian.PutUint16(quoted[4:], 1460)
+		copy(quoted[24:], to.AsSlice())
+		if quoted[6] == nextRouting {
+			quoted[ipv6Length+3] = left
+		}
+		return b
+	}
+	six, four := r.Header6[:r.Len6], r.Header4[:r.Len4]
+	other, _ := encapHeader(source, addrs("fc00:3::e", "fc00:5::e", "fc00:2::d6"), nextIPv6)
+	stolen, _ := encapHeader(netip.MustParseAddr("fc00:9::1"), segments, nextIPv6)
+	bare, _ := encapHeader(source, segments[2:], nextIPv6)
+	const floor = 1280 + 40 + 8 + 2*16
+	for name, x := range map[string]struct {
+		message []byte
+		change  func(b []byte)
+		repair  func(r *protectRerouteRepair)
+		want    uint32 // 0: nothing is learnt
+	}{
+		"on the way to the first segment":  {message: message(1400, six, segments[0], 2), want: 1400},
+		"to the second":                    {message: message(1400, six, segments[1], 1), want: 1400},
+		"to the last":                      {message: message(1400, six, segments[2], 0), want: 1400},
+		"without the routing header":       {message: message(1400, bare[:ipv6Length], segments[2], 0), want: 1400},
+		"of IPv4":                          {message: message(1400, four, netip.MustParseAddr("fc00:2::d4"), 0), want: 1400},
+		"less than IPv6 needs":             {message: message(1280, six, segments[0], 2), want: floor},
+		"less than any link":               {message: message(600, six, segments[0], 2)},
+		"no less than is known":            {message: message(1500, six, segments[0], 2)},
+		"another's source":                 {message: message(1400, stolen[:r.Len6], segments[0], 2)},
+		"another segment":                  {message: message(1400, other[:r.Len6], segments[0], 2)},
+		"another destination":              {message: message(1400, six, netip.MustParseAddr("fc00:7::1"), 2)},
+		"not the segment that is left":     {message: message(1400, six, segments[0], 1)},
+		"more left than there are":         {message: message(1400, six, segments[0], 3)},
+		"a segment without the others":     {message: message(1400, bare[:ipv6Length], segments[0], 0)},
+		"a routing header that is cut off": {message: message(1400, six, segments[0], 2)[:icmp6HeaderLen+ipv6Length+20]},
+		"a packet that would have fit":     {message: message(1400, six, segments[0], 2), change: func(b []byte) { b[icmp6HeaderLen+4], b[icmp6HeaderLen+5] = 0, 200 }},
+		"a packet that was never sent":     {message: message(1400, six, segments[0], 2), change: func(b []byte) { b[icmp6HeaderLen+4] = 30 }},
+		"a link in use":                    {message: message(1400, six, segments[0], 2), repair: func(r *protectRerouteRepair) { r.Slot = 2 }},
+		"a shadow":                         {message: message(1400, six, segments[0], 2), repair: func(r *protectRerouteRepair) { r.Flags |= flagShadow }},
+		"inline, of a sender's own":        {message: message(1400, six, segments[0], 2), repair: func(r *protectRerouteRepair) { r.Flags |= flagInline }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := r
+			r.Slot, r.Row = 1, 1
+			if x.repair != nil {
+				x.repair(&r)
+			}
+			if x.change != nil {
+				x.change(x.message)
+			}
+			w := &watcher{log: testLog{t}, words: &words{make([]byte, 3*wordApart)}, sizes: map[wayKey]learntSize{}}
+			w.words.set(1, drainByte, true)
+			w.Paths = []published{{Path: Path{Name: "core"}, Row: 1}}
+			w.repairs.Store(&map[uint32]protectRerouteRepair{1: r})
+			if m, ok := parseTooBig(x.message); ok {
+				w.learn(m)
+			}
+			if got := w.sizes[wayKeyOf(&r)].mtu; got != x.want {
+				t.Errorf("learnt %d, want %d", got, x.want)
+			}
+			routes := []route{{ways: []way{{protectRerouteRepair: r}}}}
+			shrink(routes, w.knownSizes())
+			if got := routes[0].ways[0].Mtu; x.want != 0 && got != x.want || x.want == 0 && got != 1500 {
+				t.Errorf("the way takes %d", got)
+			}
+		})
 	}
 }
 

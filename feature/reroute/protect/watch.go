@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -92,6 +93,10 @@ type watcher struct {
 	ears *ears
 	told chan told
 
+	sizes   map[wayKey]learntSize
+	tooBig  chan tooBig
+	repairs atomic.Pointer[map[uint32]protectRerouteRepair] // installed ones
+
 	netfilter kernel.NetfilterSeen
 	fastAfter time.Time // the fast program is not started before
 	unknown   string    // why nobody can tell whether it may run
@@ -140,6 +145,9 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 		log.Warn("neighbours are not heard: new link addresses are not followed", "namespace", i.Scope, "err", err)
 	} else {
 		defer w.ears.close()
+	}
+	if err := w.recall(); err != nil {
+		return err
 	}
 	if stop, err := w.hearTooBig(); err != nil {
 		log.Warn("routers on the way of repairs are not heard", "namespace", i.Scope, "reason", err)
@@ -304,6 +312,8 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 		w.neighbour(u)
 	case t := <-w.told:
 		w.hears(w.ears, t)
+	case m := <-w.tooBig:
+		w.learn(m)
 	case <-timer.C:
 	}
 	if w.ears != nil {
@@ -311,6 +321,7 @@ func (w *watcher) wait(ctx context.Context, h heard) error {
 	}
 	w.revert()
 	w.endKept(time.Now())
+	w.forgetSizes(time.Now())
 	if err := w.catchUp(ctx); errors.Is(err, netlink.ErrDumpInterrupted) {
 		w.follow() // links or routes have changed meanwhile: what was read of them may be half of each
 	} else if err != nil {
@@ -373,7 +384,10 @@ func (w *watcher) catchUp(ctx context.Context) error {
 		w.links = was
 		return err
 	}
-	if err := sync(l, w.inst); err != nil {
+	if err := syncSizes(l, w.inst, w.knownSizes()); err != nil {
+		return err
+	}
+	if err := w.readRepairs(); err != nil {
 		return err
 	}
 	if err := w.tellLost(); err != nil {

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package protect
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"time"
+)
+
+// flagLearnt is a flag of a repair that only user space knows: a router on the way told its size.
+const flagLearnt = 1 << 6
+
+// keepSize is how long a size is kept that a router on the way told: as long as a kernel keeps that of a route (RFC 8201, 5.2). Tests change it.
+var keepSize = 10 * time.Minute
+
+// wayKey tells ways apart by what routers see of their packets.
+type wayKey struct {
+	ifindex          uint32
+	header6, header4 [headerRoom]byte
+}
+
+func wayKeyOf(r *protectRerouteRepair) wayKey { return wayKey{r.Ifindex, r.Header6, r.Header4} }
+
+// learntSize is the size of packets that a way takes, with their outer headers.
+type learntSize struct {
+	mtu   uint32
+	until time.Time
+}
+
+// leastSize is the size below which nothing is learnt: IPv6 packets of 1,280 bytes go every way.
+func leastSize(r *protectRerouteRepair) uint32 { return leastMTU6 + max(r.Len6, r.Len4) }
+
+// about says whether a message quotes a packet that went by a repair: from this router, to one of the segments, with the
+// others behind it, and too big for the link that the message is about.
+func (m tooBig) about(r *protectRerouteRepair) bool {
+	if m.length <= m.mtu || m.length > r.Mtu {
+		return false
+	}
+	return r.Flags&flagInline == 0 && m.has(r.Header6[:r.Len6]) || m.has(r.Header4[:r.Len4])
+}
+
+// has says whether the quoted packet has these outer headers, as they are at one of the segments.
+func (m tooBig) has(header []byte) bool {
+	if len(header) < ipv6Length || !bytes.Equal(m.quoted[8:24], header[8:24]) {
+		return false
+	}
+	next, to := m.quoted[6], m.quoted[24:40]
+	if header[6] != nextRouting {
+		return next == header[6] && bytes.Equal(to, header[24:40])
+	}
+	srh := header[ipv6Length:]
+	segments := srh[srhLength:] // the last one first, and without the one to which the packet goes first
+	if next == srh[0] {         // the last but one took the routing header away (RFC 8986, 4.16.1)
+		return bytes.Equal(to, segments[:segmentLength])
+	}
+	quoted := m.quoted[ipv6Length:]
+	if next != nextRouting || len(quoted) < len(srh) || !bytes.Equal(quoted[:3], srh[:3]) || !bytes.Equal(quoted[srhLength:len(srh)], segments) {
+		return false
+	}
+	switch left := int(quoted[3]); {
+	case left < int(srh[3]):
+		return bytes.Equal(to, segments[left*segmentLength:(left+1)*segmentLength])
+	case left == int(srh[3]):
+		return bytes.Equal(to, header[24:40])
+	}
+	return false
+}
+
+// recall goes on with the sizes that another process has learnt.
+func (w *watcher) recall() error {
+	w.sizes, w.tooBig = map[wayKey]learntSize{}, make(chan tooBig, 16)
+	err := w.readRepairs()
+	for _, r := range *w.repairs.Load() {
+		if r.Flags&flagLearnt != 0 {
+			w.sizes[wayKeyOf(&r)] = learntSize{r.Mtu, time.Now().Add(keepSize)}
+		}
+	}
+	return err
+}
+
+// readRepairs notes the repairs that packets can take now.
+func (w *watcher) readRepairs() error {
+	all, err := readRepairs(w.pins)
+	w.repairs.Store(&all)
+	return err
+}
+
+// concerns says whether a message is about a repair, in use or not.
+func (w *watcher) concerns(m tooBig) bool {
+	for _, r := range *w.repairs.Load() {
+		if m.about(&r) {
+			return true
+		}
+	}
+	return false
+}
+
+// learn has packets that are too big for a link on a repair's way be answered here, where their senders hear of it, from now
+// on. A message that quotes no packet of a repair in use changes nothing, and none makes a way too small for IPv6.
+func (w *watcher) learn(m tooBig) {
+	for _, p := range w.Paths {
+		for _, r := range *w.repairs.Load() {
+			if int(r.Row) == p.Row && w.words.get(r.Slot).Reasons() != 0 && r.Flags&flagShadow == 0 && m.about(&r) {
+				w.learnSize(p, &r, m)
+			}
+		}
+	}
+}
+
+func (w *watcher) learnSize(p published, r *protectRerouteRepair, m tooBig) {
+	size, known := max(m.mtu, leastSize(r)), r.Mtu
+	s, again := w.sizes[wayKeyOf(r)]
+	if again {
+		known = min(known, s.mtu)
+	}
+	if size >= known {
+		return
+	}
+	w.sizes[wayKeyOf(r)] = learntSize{size, time.Now().Add(keepSize)}
+	if again {
+		w.follow() // a way of many sizes does not keep this process busy
+	} else {
+		w.followLink()
+	}
+	w.log.Warn("rerouted packets are too big for a link on the way, larger ones are refused here", "name", p.Name, "interface", p.Device,
+		"segment", netip.AddrFrom16([16]byte(m.quoted[24:40])), "mtu", m.mtu, "fits", size-r.Len6, "for", keepSize, "remedy", "give the repair this mtu, or that link a larger one")
+}
+
+// forgetSizes tries the full size again once one is old: the way may be another now.
+func (w *watcher) forgetSizes(at time.Time) {
+	for key, s := range w.sizes {
+		if at.Before(s.until) {
+			continue
+		}
+		delete(w.sizes, key)
+		w.follow()
+	}
+}
+
+// knownSizes are the sizes of the ways.
+func (w *watcher) knownSizes() map[wayKey]uint32 {
+	out := map[wayKey]uint32{}
+	for key, s := range w.sizes {
+		out[key] = s.mtu
+	}
+	return out
+}
+
+// installedSizes are those that are in force.
+func (s *site) installedSizes() (map[wayKey]uint32, error) {
+	all, err := readRepairs(s.pins)
+	out := map[wayKey]uint32{}
+	for _, r := range all {
+		if r.Flags&flagLearnt != 0 {
+			out[wayKeyOf(&r)] = r.Mtu
+		}
+	}
+	return out, err
+}
+
+// shrink has ways take no more than is known to pass.
+func shrink(routes []route, sizes map[wayKey]uint32) {
+	for _, t := range routes {
+		for i := range t.ways {
+			w := &t.ways[i]
+			if size, ok := sizes[wayKeyOf(&w.protectRerouteRepair)]; ok && size < w.Mtu {
+				w.Mtu, w.Flags = size, w.Flags|flagLearnt
+			}
+		}
+	}
+}
+
+// quotedLength is the length of the packet that a message quotes.
+func quotedLength(quoted []byte) uint32 {
+	return ipv6Length + uint32(binary.BigEndian.Uint16(quoted[4:6]))
+}
