@@ -97,7 +97,7 @@ func printFront(w io.Writer, s front.Status) {
 	for _, h := range s.Hosts {
 		agent, state := "-", ""
 		if h.Connected {
-			agent = "connected"
+			agent = "connected" + notHeard(h.Silent)
 		}
 		if s.Agent && !h.Up {
 			state = "gets no new flows: " + h.Why
@@ -117,14 +117,26 @@ func partnerState(p *front.PairStatus) string {
 	switch {
 	case p.Apart:
 		return "! not connected, and its hosts' agents are not here, but clients' packets are: both may go on, each by itself"
+	case !p.Connected && p.Silent < 0:
+		return "! not connected since the agent began"
 	case !p.Connected:
-		return "! not connected"
+		return fmt.Sprintf("! not connected for %.0f s", p.Silent)
+	case p.Silent > 0:
+		return "! connected" + notHeard(p.Silent)
 	case p.Carries && p.There:
 		return "connected, and clients' packets come by both"
 	case p.There:
 		return "connected, and clients' packets come by it"
 	}
 	return "connected"
+}
+
+// notHeard is for how long nothing was heard of an agent that is connected; "": it is heard.
+func notHeard(seconds float64) string {
+	if seconds == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", but not heard for %.0f s", seconds)
 }
 
 func splitOf(p *front.PairStatus) string {

@@ -66,3 +66,18 @@ func TestFrontCommands(t *testing.T) {
 		t.Errorf("%s", out)
 	}
 }
+
+// A partner that is connected and not heard is told with for how long.
+func TestPartnerState(t *testing.T) {
+	for want, p := range map[string]front.PairStatus{
+		"connected":                                  {Connected: true},
+		"! connected, but not heard for 4 s":         {Connected: true, Silent: 4.2},
+		"! not connected for 12 s":                   {Silent: 12},
+		"! not connected since the agent began":      {Silent: -1},
+		"connected, and clients' packets come by it": {Connected: true, There: true},
+	} {
+		if got := partnerState(&p); got != want {
+			t.Errorf("%+v: %q, want %q", p, got, want)
+		}
+	}
+}

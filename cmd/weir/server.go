@@ -109,6 +109,8 @@ func printServer(w io.Writer, s server.Status) {
 		fmt.Fprintf(w, "  ! the front end refuses this server: %s\n", s.Unwanted)
 	} else if !s.Front {
 		fmt.Fprintln(w, "  ! the front end's agent is not connected: no session can move")
+	} else if d := s.Silent[""]; d > 0 {
+		fmt.Fprintf(w, "  ! the front end's agent is connected%s\n", notHeard(d))
 	}
 	if s.Patience != "" {
 		fmt.Fprintf(w, "  ! %s\n", s.Patience)
@@ -117,7 +119,7 @@ func printServer(w io.Writer, s server.Status) {
 	for _, name := range slices.Sorted(maps.Keys(s.Peers)) {
 		state := "not connected"
 		if s.Peers[name] {
-			state = "connected"
+			state = "connected" + notHeard(s.Silent[name])
 		}
 		t.row("  "+name, state)
 	}

@@ -34,6 +34,14 @@ func (a *Agent) pairStatus() *PairStatus {
 	defer d.mu.Unlock()
 	s := &PairStatus{Name: a.o.Partner.Name, Connected: d.conn != nil, Carries: d.carries(), Apart: apart, Told: d.told.Load(), Heard: d.heard.Load(),
 		Seconds: time.Duration(d.splitTime.Load()).Seconds(), Dropped: d.splitDropped.Load()}
+	switch {
+	case d.conn != nil:
+		s.Silent = d.conn.Silence(pingEvery).Seconds()
+	case d.lost.IsZero():
+		s.Silent = -1
+	default:
+		s.Silent = time.Since(d.lost).Seconds()
+	}
 	if d.word != nil && d.conn != nil {
 		s.Agents, s.There = d.word.Agents, d.word.Carries
 	}

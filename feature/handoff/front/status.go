@@ -32,12 +32,14 @@ type Status struct {
 // PairStatus is how two load balancers stand to each other, as the agent of one sees it.
 type PairStatus struct {
 	Name      string `json:"name"`
-	Connected bool   `json:"connected"` // it is heard
-	Agents    int    `json:"agents"`    // of hosts, that are connected to it
-	Carries   bool   `json:"carries"`   // clients' packets come by this load balancer
-	There     bool   `json:"there"`     // and by the partner, as it says
-	Told      uint64 `json:"told"`      // flows, since the agent began
-	Heard     uint64 `json:"heard"`
+	Connected bool   `json:"connected"`
+	// Silent is for how long nothing was heard of it, connected or not; 0: it is heard. -1: nothing since the agent began.
+	Silent  float64 `json:"silent_seconds"`
+	Agents  int     `json:"agents"`  // of hosts, that are connected to it
+	Carries bool    `json:"carries"` // clients' packets come by this load balancer
+	There   bool    `json:"there"`   // and by the partner, as it says
+	Told    uint64  `json:"told"`    // flows, since the agent began
+	Heard   uint64  `json:"heard"`
 	// Apart: clients' packets come by here, the partner is not heard, and agents of hosts that were at the partner are not here. It
 	// has ended a moment ago, or both go on without each other.
 	Apart bool `json:"apart"`
@@ -58,6 +60,7 @@ type Seen struct {
 	Why       string     `json:"why,omitempty"`      // it is not
 	Unserved  []string   `json:"unserved,omitempty"` // services that nobody serves there: others get their new flows
 	Connected bool       `json:"connected"`          // its agent
+	Silent    float64    `json:"silent_seconds"`     // of an agent that is connected; 0: it is heard
 	Flows     int        `json:"flows"`              // that it owns
 	// Loads are what waits for the least busy member there, by service, in the service's own unit, where members say it.
 	Loads map[string]uint32 `json:"loads,omitempty"`
@@ -103,6 +106,9 @@ func (a *Agent) Status() (Status, error) {
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
 		m := a.members[number]
 		v := Seen{Name: m.Name, Number: number, Address: m.Address, Weight: m.Weight, Up: m.up, Connected: a.hosts[number] != nil, Flows: owned[number], Loads: a.loadsOf(number), Unserved: a.unservedAt(m)}
+		if c := a.hosts[number]; c != nil {
+			v.Silent = c.Silence(pingEvery).Seconds()
+		}
 		delete(owned, number)
 		if !m.up {
 			v.Why = m.why

@@ -36,6 +36,15 @@ func (c *Conn) Ping() error {
 // Heard is when anything last came from the other side. It can be compared with the time by what has passed since alone.
 func (c *Conn) Heard() time.Time { return began.Add(time.Duration(c.life.heard.Load())) }
 
+// Silence is for how long nothing has come from the other side, 0: less than three times
+// the pace of pings.
+func (c *Conn) Silence(every time.Duration) time.Duration {
+	if d := time.Since(c.Heard()); d > 3*every {
+		return d
+	}
+	return 0
+}
+
 // Unanswered is how many pings were sent since. Who judges by the time alone takes another for silent after it has stood still
 // itself.
 func (c *Conn) Unanswered() int { return int(c.life.unanswered.Load()) }

@@ -26,24 +26,26 @@ const recent = 4096 // moves whose times are kept
 
 // Status is what an agent has done.
 type Status struct {
-	Server    string            `json:"server"`
-	Front     bool              `json:"front_connected"`
-	Unwanted  string            `json:"front_refuses,omitempty"`  // why the front end refuses this server
-	Patience  string            `json:"patience_error,omitempty"` // why patience does not fit the front end
-	Keeper    bool              `json:"keeper_connected"`
-	Peers     map[string]bool   `json:"peers"` // connected?
-	Leaving   int               `json:"leaving"`
-	Arriving  int               `json:"arriving"`
-	Gated     int               `json:"gated"` // sessions that the gate knows: on their way, or come and not heard yet
-	Out       uint64            `json:"moved_out"`
-	In        uint64            `json:"moved_in"`
-	Back      uint64            `json:"came_back"` // moves that ended where they began
-	Discarded uint64            `json:"discarded"` // arrivals that were called off
-	Bytes     uint64            `json:"bytes_out"`
-	Draining  bool              `json:"draining"`
-	Blocked   []Blocked         `json:"blocked,omitempty"`  // sessions that are in the way of the drain
-	Unserved  []string          `json:"unserved,omitempty"` // services that nobody serves here: the front end gives it no new flows of them
-	Refused   map[string]uint64 `json:"refused"`            // by what could not be done
+	Server   string          `json:"server"`
+	Front    bool            `json:"front_connected"`
+	Unwanted string          `json:"front_refuses,omitempty"`  // why the front end refuses this server
+	Patience string          `json:"patience_error,omitempty"` // why patience does not fit the front end
+	Keeper   bool            `json:"keeper_connected"`
+	Peers    map[string]bool `json:"peers"` // connected?
+	// Silent are the agents that are connected and not heard, with for how long, in seconds; the front end's has the name "".
+	Silent    map[string]float64 `json:"silent_seconds,omitempty"`
+	Leaving   int                `json:"leaving"`
+	Arriving  int                `json:"arriving"`
+	Gated     int                `json:"gated"` // sessions that the gate knows: on their way, or come and not heard yet
+	Out       uint64             `json:"moved_out"`
+	In        uint64             `json:"moved_in"`
+	Back      uint64             `json:"came_back"` // moves that ended where they began
+	Discarded uint64             `json:"discarded"` // arrivals that were called off
+	Bytes     uint64             `json:"bytes_out"`
+	Draining  bool               `json:"draining"`
+	Blocked   []Blocked          `json:"blocked,omitempty"`  // sessions that are in the way of the drain
+	Unserved  []string           `json:"unserved,omitempty"` // services that nobody serves here: the front end gives it no new flows of them
+	Refused   map[string]uint64  `json:"refused"`            // by what could not be done
 	// Transfer is how long moves from here have taken: from the moment at which the member let go of the session until the
 	// other server had it. Stopped is the part of it in which the session's packets were stopped.
 	Transfer Times      `json:"transfer"`
@@ -91,8 +93,21 @@ func (a *Agent) Status() (Status, error) {
 	for k, v := range a.stats.refused {
 		s.Refused[k] = v
 	}
+	silent := func(name string, c *peer.Conn) {
+		if c == nil {
+			return
+		}
+		if d := c.Silence(probeEvery); d > 0 {
+			if s.Silent == nil {
+				s.Silent = map[string]float64{}
+			}
+			s.Silent[name] = d.Seconds()
+		}
+	}
+	silent("", a.front.conn())
 	for _, k := range a.known.Load().links {
 		s.Peers[k.to.Name] = k.conn() != nil
+		silent(k.to.Name, k.conn())
 	}
 	return s, err
 }
