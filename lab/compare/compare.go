@@ -212,7 +212,7 @@ func (x *experiment) steer(ctx context.Context) error {
 	if x.weir, err = rig.NewWeirFrom(x.env, x.config(true), x.service); err != nil {
 		return err
 	}
-	if err := x.weir.Apply(ctx); err != nil {
+	if err := x.weir.Apply(ctx, "--allow-outage"); err != nil { // the collectors are still opening their sockets
 		return err
 	}
 	if x.serve, err = x.weir.Serve(); err != nil {

@@ -139,7 +139,7 @@ func (x *experiment) steerStorm(ctx context.Context) error {
 	if x.weir, err = rig.NewWeirFrom(x.env, config, x.service); err != nil {
 		return err
 	}
-	if err := x.weir.Apply(ctx); err != nil {
+	if err := x.weir.Apply(ctx, "--allow-outage"); err != nil { // the collectors are still opening their sockets
 		return err
 	}
 	if _, err := x.weir.Serve(); err != nil {
