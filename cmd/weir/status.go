@@ -167,7 +167,7 @@ func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
 			if slot.Admitted() {
 				pid = fmt.Sprint(slot.PID)
 			}
-			t.row(fmt.Sprintf("  %d", slot.Slot), slotText(s, slot), ago(slot.Since, now), pid, dash(slot.Member), slot.Buckets,
+			t.row(fmt.Sprintf("  %d", slot.Slot), slotText(s, slot), ago(slot.Since, now), pid, dash(slotMember(slot)), slot.Buckets,
 				udp.Steered, tcp.Steered, udp.Rejected+tcp.Rejected+udp.Dropped+tcp.Dropped, drops, dash(strings.Join(queue, " ")))
 		}
 		t.flush()
@@ -180,6 +180,14 @@ func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
 		printCopies(w, s.Copies)
 		printMoves(w, s)
 	}
+}
+
+// slotMember is a slot's configured member, or who has the slot in its place.
+func slotMember(slot steer.SlotState) string {
+	if slot.Holder != "" {
+		return slot.Holder + ", not " + slot.Member
+	}
+	return slot.Member
 }
 
 // printDraining tells of the generation before a slot's member.

@@ -53,6 +53,10 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 			add(s.Problem, "")
 		}
 		for _, slot := range s.Slots {
+			if slot.Holder != "" {
+				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s", slot.Slot, slot.Holder, slot.Member),
+					fmt.Sprintf("weir steer register %s --slot %d gives it to the configured member", s.Name, slot.Slot))
+			}
 			if slot.Reason != "" && !slot.withdrawn && s.pub.Service.Member(slot.Slot) != nil {
 				add(slot.Describe(), "")
 			}

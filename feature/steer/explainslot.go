@@ -89,7 +89,7 @@ func (x *explainer) slot(s *ServiceState, endpoint, slot int, hash uint32) (done
 		return done, err
 	}
 	if st.Admitted() {
-		x.say("slot", "slot %d is admitted: %s", slot, memberText(st))
+		x.say("slot", "slot %d is admitted: %s", slot, memberText(s, st))
 		return true, x.socket(s, endpoint, slot)
 	}
 	x.say("slot", "slot %d is empty: %s", slot, st.Reason)
@@ -146,9 +146,15 @@ func (x *explainer) passes(s *ServiceState) (done bool) {
 	return true
 }
 
-func memberText(s SlotState) string {
+func memberText(of *ServiceState, s SlotState) string {
+	if m := of.pub.Service.Member(s.Slot); m != nil && s.Holder == "" {
+		s.Holder = m.Holder(s.PID)
+	}
 	if s.Member == "" {
 		return fmt.Sprintf("process %d was registered by hand", s.PID)
+	}
+	if s.Holder != "" {
+		return fmt.Sprintf("%s, registered in place of %s", s.Holder, s.Member)
 	}
 	return fmt.Sprintf("process %d, found as %s", s.PID, s.Member)
 }

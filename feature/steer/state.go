@@ -64,7 +64,8 @@ type SlotState struct {
 	Slot     int                 `json:"slot"`
 	State    string              `json:"state"` // "admitted" or "empty"
 	Reason   string              `json:"reason,omitempty"`
-	Member   string              `json:"member,omitempty"`
+	Member   string              `json:"member,omitempty"` // that the configuration names
+	Holder   string              `json:"holder,omitempty"` // the process that has the slot, if it is not the configured member's
 	PID      int                 `json:"pid,omitempty"`
 	Since    time.Time           `json:"since,omitzero"`
 	Buckets  int                 `json:"buckets"`

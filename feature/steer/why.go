@@ -49,7 +49,8 @@ func foundBeforehand(err error) bool {
 	return false
 }
 
-// ExplainEmpty finds out why slots are empty.
+// ExplainEmpty finds out why slots are empty, and which are a process's that their
+// configured member does not name.
 func (st *State) ExplainEmpty(ctx context.Context) {
 	until := time.Now().Add(whyBudget)
 	for i := range st.Services {
@@ -60,7 +61,11 @@ func (st *State) ExplainEmpty(ctx context.Context) {
 func (s *ServiceState) explainEmpty(ctx context.Context, until time.Time) {
 	for n := range s.Slots {
 		slot := &s.Slots[n]
-		if m := s.pub.Service.Member(slot.Slot); slot.Admitted() || slot.withdrawn || m == nil {
+		m := s.pub.Service.Member(slot.Slot)
+		if m != nil && slot.Admitted() && time.Now().Before(until) {
+			slot.Holder = m.Holder(slot.PID)
+		}
+		if slot.Admitted() || slot.withdrawn || m == nil {
 			continue
 		}
 		key := Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}

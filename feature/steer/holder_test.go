@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/service"
+)
+
+// A slot that was registered for another process than the configured member's is shown
+// with that process, by status, doctor and explain.
+func TestHolderIsNotTheMember(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	own, other := startSink(t, "udp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991")
+	w.member(0, own)
+	w.apply()
+	holder := func() string {
+		t.Helper()
+		st, err := ReadState(t.Context(), w.root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		st.ExplainEmpty(t.Context())
+		return st.Services[0].Slots[0].Holder
+	}
+	if got := holder(); got != "" {
+		t.Errorf("the configured member: holder %q", got)
+	}
+	slot := Slot{Scope: w.state().scope, Service: "svc"}
+	give := func(m *service.Member) {
+		t.Helper()
+		l, err := w.root.Lock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Unlock()
+		if _, err := Register(t.Context(), l, slot, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	give(&service.Member{PID: other.pid()})
+	want := fmt.Sprintf("process %d (", other.pid())
+	if got := holder(); !strings.HasPrefix(got, want) {
+		t.Errorf("another process: holder %q, want %s", got, want)
+	}
+	if got := w.found(); !strings.Contains(got, "slot 0 is with "+want) || !strings.Contains(got, fmt.Sprintf("gives it to pid %d", own.pid())) {
+		t.Errorf("doctor: %q", got)
+	}
+	st := w.state()
+	if got := memberText(st, st.Slots[0]); !strings.Contains(got, want) || !strings.Contains(got, "in place of pid") {
+		t.Errorf("explain: %q", got)
+	}
+	give(nil)
+	if got := holder(); got != "" {
+		t.Errorf("back: holder %q", got)
+	}
+}
