@@ -55,6 +55,7 @@ type Gate struct {
 	tap              *tap.Device[repair.Flow] // where packets are parked; nil: they cannot be
 
 	filters  []kernel.Clsact // in place of links
+	programs []*ebpf.Program // of filters: held, so that a filter that somebody takes away can be attached again
 	device   int             // the interface of one of the devices
 	changing sync.Mutex      // entries
 	gone     []repair.Flow   // sessions that have left, the oldest first; changing is held
@@ -216,6 +217,11 @@ func (g *Gate) attach(ns *netns.Handle, c *kernel.Collection, devices []string) 
 func (g *Gate) filter(ifindex int, egress bool, prog *ebpf.Program) error {
 	at := filterAt(ifindex, egress)
 	g.filters = append(g.filters, at)
+	held, err := prog.Clone()
+	if err != nil {
+		return err
+	}
+	g.programs = append(g.programs, held)
 	return at.Attach(prog)
 }
 
@@ -296,6 +302,9 @@ func (g *Gate) Close() {
 		if m != nil {
 			m.Close()
 		}
+	}
+	for _, p := range g.programs {
+		p.Close()
 	}
 }
 
