@@ -75,7 +75,7 @@ type Asked struct {
 
 // Check runs the command once, in the network namespace ns and as the user of
 // the process a.PID, with a clean environment, and returns nil if it exits with 0 in time. Otherwise the error wraps ErrNotReady and says what
-// the command printed last. Whatever the command has started goes with it.
+// the command printed last. Whatever the command has started ends with it, daemons included (see family).
 func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	ctx, cancel := context.WithTimeout(ctx, r.Limit())
 	defer cancel()
@@ -97,20 +97,24 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	c.Env = append(id.Environ(), "WEIR_SERVICE="+a.Service, "WEIR_SLOT="+strconv.Itoa(a.Slot),
 		"WEIR_PID="+strconv.Itoa(a.PID), "WEIR_NETNS="+a.Netns)
 	c.Stdout, c.Stderr = &out, &out
-	// A group of its own, so that its children end with it; a child that left the group
-	// and keeps the output open must not keep us waiting either.
+	// A group of its own, so that its children end with it at once; the family has those
+	// that left the group. Without one they may keep the output open.
 	c.SysProcAttr = id.SysProcAttr()
 	c.WaitDelay = 100 * time.Millisecond
 	// The child has the namespace, no_new_privs and the bounding set of the thread that forks it.
+	var all family
 	if err := ns.Do(func() error {
+		all = newFamily()
 		if err := id.Confine(); err != nil {
 			return err
 		}
 		return c.Start()
 	}); err != nil {
+		all.end()
 		return fmt.Errorf("%w: its check does not start: %w", ErrNotReady, err)
 	}
 	late := awaitGroup(ctx, c.Process.Pid)
+	all.end()
 	err = c.Wait()
 	switch {
 	case late && errors.Is(ctx.Err(), context.DeadlineExceeded):

@@ -72,20 +72,54 @@ func TestReadyCheckHangs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child))
-		if err != nil || strings.Contains(string(state), ") Z ") { // a zombie until somebody waits for it
-			break
-		}
-		if time.Now().After(end) {
-			unix.Kill(child, unix.SIGKILL)
-			t.Fatal("the check's child outlives it")
-		}
-	}
+	ends(t, child)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := shell("sleep 1000").Check(ctx, here(t), Asked{PID: os.Getpid()}); !errors.Is(err, context.Canceled) {
 		t.Errorf("ended from outside: %v", err)
+	}
+}
+
+// ends waits until a process is a zombie or gone.
+func ends(t *testing.T, pid int) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || strings.Contains(string(state), ") Z ") { // until somebody waits for it
+			return
+		}
+		if time.Now().After(end) {
+			unix.Kill(pid, unix.SIGKILL)
+			t.Fatalf("process %d outlives the check", pid)
+		}
+	}
+}
+
+// A daemon that a check leaves in a session of its own ends with the check, whether the
+// check ends by itself or hangs.
+func TestReadyCheckEndsDaemons(t *testing.T) {
+	nstest.NeedRoot(t)
+	file := filepath.Join(t.TempDir(), "daemon")
+	for what, c := range map[string]struct{ end, want string }{"by itself": {"exit 0", "<nil>"}, "hangs": {"sleep 1000", "not ready: "}} {
+		os.Remove(file)
+		// The daemon says its number, and starts another daemon, before the check goes on.
+		check := shell(`setsid sh -c 'setsid sleep 1000 & echo $! $$ >"$1.new"; mv "$1.new" "$1"; sleep 1000' sh "$1" >/dev/null 2>&1 &
+			while ! test -e "$1"; do sleep 0.01; done; `+c.end, file)
+		check.Timeout = 5 * time.Second
+		if err := check.Check(t.Context(), here(t), Asked{PID: os.Getpid()}); !strings.HasPrefix(fmt.Sprint(err), c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range strings.Fields(string(text)) {
+			pid, err := strconv.Atoi(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ends(t, pid)
+		}
 	}
 }
 
