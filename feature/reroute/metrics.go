@@ -35,6 +35,7 @@ var (
 	packetsDesc  = desc("packets_total", "Packets of a path by what became of them while its link was not to be used; trains of segments count once.", "path", "netns", "fate")
 	bytesDesc    = desc("bytes_total", "Bytes of packets that went another way, from the IP header on, before they grew.", "path", "netns")
 	routesDesc   = desc("routes", "Destinations by what becomes of them with a path's interface: alone (no route leads over another), carrier (gone with its carrier), kept (of these, rerouted all the same by weir serve), lost (kept ones that have no other route now).", "path", "netns", "interface", "fate")
+	learntDesc   = desc("learnt_bytes", "Largest packet, with outer headers, that a link on a repair's way takes, as its router told; absent where the repair takes what its own interface does.", "path", "netns", "repair")
 	problemDesc  = desc("problem", "Whether something keeps a path or a session from its work.", "path", "netns")
 	phaseDesc    = desc("session_up", "Whether a session has found its link to work.", "session", "netns", "interface")
 	wayDesc      = desc("session_direction_up", "Whether one way of the link works; absent while nobody knows.", "session", "netns", "direction")
@@ -56,7 +57,7 @@ var (
 	bfdEchoDesc  = desc("bfd_echo_packets_total", "Echo packets of a BFD session: sent, returned, and those that claimed to be its own.", "session", "netns", "fate")
 	bfdEchoBad   = desc("bfd_echo_failed", "Whether echo packets of a BFD session came back once, and do not any more.", "session", "netns")
 	bfdTimeDesc  = desc("bfd_detection_seconds", "How long nothing may come from the neighbour.", "session", "netns")
-	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, routesDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
+	allDescs     = []*prometheus.Desc{upDesc, downDesc, packetsDesc, bytesDesc, routesDesc, learntDesc, problemDesc, phaseDesc, wayDesc, flapsDesc, grantedDesc, sentDesc, answeredDesc, heardDesc, lostDesc, rttDesc, jitterDesc, refusedDesc, stallsDesc, longestDesc, spentDesc, bfdUpDesc, bfdDownsDesc, bfdDesc, bfdTimeDesc, bfdEchoDesc, bfdEchoBad}
 )
 
 // Describe implements prometheus.Collector.
@@ -111,6 +112,11 @@ func path(p protect.PathState, out send) {
 	out(bytesDesc, prometheus.CounterValue, float64(c.Bytes), p.Name, p.Netns)
 	for fate, n := range map[string]int{"alone": p.Routes.Alone, "carrier": p.Routes.Carrier, "kept": p.Routes.Kept, "lost": p.Routes.Lost} {
 		out(routesDesc, prometheus.GaugeValue, float64(n), p.Name, p.Netns, p.Device, fate)
+	}
+	for i, r := range p.Repairs {
+		if r.Learnt {
+			out(learntDesc, prometheus.GaugeValue, float64(r.MTU), p.Name, p.Netns, strconv.Itoa(i+1))
+		}
 	}
 	out(problemDesc, prometheus.GaugeValue, feature.Gauge(len(p.Problems) > 0 || !p.Attached), p.Name, p.Netns)
 }
@@ -178,12 +184,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		}
 	}
 	for _, p := range st.Paths {
-		for i, r := range p.Repairs {
-			if r.Learnt {
-				out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes at most, less than %s", i+1, r.MTU, r.Device),
-					Remedy: fmt.Sprintf("give the repair mtu: %d, or that link a larger one: each time the size is learnt anew a packet is lost", r.MTU)})
-			}
-		}
+		out = append(out, learntSizes(p)...)
 	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
@@ -205,4 +206,15 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		out = append(out, feature.Finding{Object: "reroute path " + p.Path, Text: p.Text, Remedy: p.Remedy})
 	}
 	return out, err
+}
+
+// learntSizes finds links on the ways of repairs that take less than the repairs' own interfaces.
+func learntSizes(p protect.PathState) (out []feature.Finding) {
+	for i, r := range p.Repairs {
+		if r.Learnt {
+			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes at most, less than %s", i+1, r.MTU, r.Device),
+				Remedy: fmt.Sprintf("give the repair mtu: %d, or that link a larger one: each time the size is learnt anew a packet is lost", r.MTU)})
+		}
+	}
+	return out
 }

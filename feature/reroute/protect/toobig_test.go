@@ -148,6 +148,26 @@ func TestLearnsSizes(t *testing.T) {
 	}
 }
 
+func FuzzTooBig(f *testing.F) {
+	source, segments := netip.MustParseAddr("fc00:1::1"), addrs("fc00:3::e", "fc00:4::e", "fc00:2::d6")
+	r := protectRerouteRepair{Mtu: 1500}
+	header, length := encapHeader(source, segments, nextIPv6)
+	r.Header6, r.Len6 = header, uint32(length)
+	good := append([]byte{icmp6TooBig, 0, 0, 0, 0, 0, 1400 >> 8, 1400 & 0xff}, header[:length]...)
+	binary.BigEndian.PutUint16(good[icmp6HeaderLen+4:], 1460)
+	f.Add(good)
+	f.Add(good[:len(good)-1])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, ok := parseTooBig(b)
+		if !ok || !m.about(&r) {
+			return
+		}
+		if from := netip.AddrFrom16([16]byte(m.quoted[8:24])); from != source || m.length <= m.mtu || m.length > r.Mtu {
+			t.Errorf("a packet from %s of %d bytes is taken for one of the repair", from, m.length)
+		}
+	})
+}
+
 // What is no message about a repair is not one; neither is one that could not be.
 func TestParseTooBig(t *testing.T) {
 	good := make([]byte, icmp6HeaderLen+ip6HeaderLen)
