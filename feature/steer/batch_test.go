@@ -174,3 +174,33 @@ func cpuTime(t *testing.T) time.Duration {
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
+
+// After a change that moves devices in many services, looking for sessions to reset costs no more than its services either.
+func TestResetsAreLinear(t *testing.T) {
+	cost := func(n int) time.Duration {
+		w := newWorld(t, Options{Slots: 2, Engine: EngineSkLookup, ResetRate: new(Rate(100))}, "tcp 127.0.0.1:5000")
+		one := w.cfg.Services[0]
+		w.cfg.Services = nil
+		for i := range n {
+			s := one
+			s.Name, s.Listen = fmt.Sprint("s", i), []service.Listen{mustListen(t, fmt.Sprintf("tcp4 127.1.0.%d:5000", i+1))}
+			w.cfg.Services = append(w.cfg.Services, s)
+		}
+		w.apply()
+		for i := range w.cfg.Services {
+			w.cfg.Services[i].Slots = 3
+		}
+		w.apply()
+		before := cpuTime(t)
+		w.resetDue()
+		spent := cpuTime(t) - before
+		w.remove()
+		return spent
+	}
+	cost(1)
+	few, many := cost(20), cost(160)
+	t.Logf("20 services: %s, 160: %s", few, many)
+	if many > 16*few {
+		t.Errorf("looking for sessions to reset in 160 services cost %s of CPU time, in 20 %s", many, few)
+	}
+}

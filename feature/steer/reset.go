@@ -148,7 +148,8 @@ func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *R
 		return err
 	}
 	var errs []error
-	for _, s := range st.Services {
+	for k := range st.Services {
+		s := &st.Services[k]
 		pace := s.pub.Service.ResetRate
 		if rate != nil {
 			pace = rate
@@ -156,7 +157,7 @@ func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *R
 		if s.pub.engineInstance(s.scope) != i || pace == nil || *pace == 0 {
 			continue
 		}
-		if err := resetService(ctx, r, s.scope, s.Name, *pace, hand, each); err != nil {
+		if err := resetService(ctx, r, s, *pace, hand, each); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -196,7 +197,13 @@ func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate 
 		return err
 	}
 	defer release()
-	return resetService(ctx, r, scope, name, rate, hand, each)
+	s, err := readServiceState(r, serviceInstance(scope, name))
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil // the service went
+	} else if err != nil {
+		return err
+	}
+	return resetService(ctx, r, &s, rate, hand, each)
 }
 
 // queuePatience is how long sessions are waited for that no process has accepted:
@@ -212,7 +219,8 @@ type resetter struct {
 	root        *kernel.Root
 	scope, name string
 	every       time.Duration
-	hand        Hand // may be nil
+	state       *ServiceState // for the first look; nil after it
+	hand        Hand          // may be nil
 	each        func(Reset)
 	first       map[uint64]bool // sessions when it began: later ones came by the new rules
 	tried       map[uint64]bool
@@ -220,9 +228,12 @@ type resetter struct {
 	done        int
 }
 
-func resetService(ctx context.Context, r *kernel.Root, scope, name string, rate Rate, hand Hand, each func(Reset)) error {
-	t := &resetter{root: r, scope: scope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
-		hand: hand, each: each, tried: map[uint64]bool{}}
+// resetService resets the sessions of a service. A state that has become stale is good for the first look: what misplaces
+// sessions meanwhile owes again. (Each look of its own reads every service of the namespace, so as to know which takes what.)
+func resetService(ctx context.Context, r *kernel.Root, s *ServiceState, rate Rate, hand Hand, each func(Reset)) error {
+	name := s.Name
+	t := &resetter{root: r, scope: s.scope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
+		state: s, hand: hand, each: each, tried: map[uint64]bool{}}
 	deadline := time.Now().Add(queuePatience)
 	for {
 		found, waiting, err := t.look(ctx)
@@ -260,12 +271,12 @@ func sleep(ctx context.Context, d time.Duration) error {
 // its child between looking at sockets and at processes is nobody's in one only.
 func (t *resetter) look(ctx context.Context) (found []Session, waiting int, err error) {
 	for try := range 2 {
-		s, err := readServiceState(t.root, serviceInstance(t.scope, t.name))
+		s, err := t.read()
 		if err != nil {
 			return nil, 0, err
 		}
 		if t.first == nil {
-			if err := t.begin(&s); err != nil {
+			if err := t.begin(s); err != nil {
 				return nil, 0, err
 			}
 		}
@@ -289,6 +300,15 @@ func (t *resetter) look(ctx context.Context) (found []Session, waiting int, err 
 		}
 	}
 	return found, waiting, nil
+}
+
+func (t *resetter) read() (*ServiceState, error) {
+	if s := t.state; s != nil {
+		t.state = nil
+		return s, nil
+	}
+	s, err := readServiceState(t.root, serviceInstance(t.scope, t.name))
+	return &s, err
 }
 
 // handOver has what can live on do so, and returns what is to be reset.
