@@ -204,3 +204,56 @@ func TestResetsAreLinear(t *testing.T) {
 		t.Errorf("looking for sessions to reset in 160 services cost %s of CPU time, in 20 %s", many, few)
 	}
 }
+
+// Services that come or go together share the waits for grace periods that end changes of maps of maps.
+func TestServicesShareWaits(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1, Engine: EngineSkLookup}, "udp 127.0.0.1:5000")
+	one := w.cfg.Services[0]
+	w.cfg.Services = nil
+	const n = 100
+	for i := range n {
+		s := one
+		s.Name, s.Listen = fmt.Sprint("s", i), []service.Listen{mustListen(t, fmt.Sprintf("udp4 127.1.0.%d:5000", i+1))}
+		w.cfg.Services = append(w.cfg.Services, s)
+	}
+	w.apply()
+	st, err := ReadState(t.Context(), w.root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.locked(func(l *kernel.WriteLock) error {
+		e, err := openEngine(l, st.Services[0].scope, EngineSkLookup)
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		services := e.pins.Maps["services"]
+		ids := map[uint32]bool{}
+		start := time.Now()
+		for _, p := range e.services {
+			ids[p.ID] = true
+			if err := services.Delete(p.ID); err != nil {
+				return err
+			}
+		}
+		one := time.Since(start)
+		start = time.Now()
+		if err := e.syncServices(); err != nil {
+			return err
+		}
+		put := time.Since(start)
+		was := e.services
+		e.services = nil
+		start = time.Now()
+		if err := e.clearIDs(ids); err != nil {
+			return err
+		}
+		gone := time.Since(start)
+		e.services = was
+		t.Logf("%d services: %s deleted one by one; put together in %s, deleted together in %s", n, one, put, gone)
+		if put > one/3 || gone > one/3 {
+			t.Errorf("%d services were put in %s and deleted in %s; one after the other the latter takes %s", n, put, gone, one)
+		}
+		return e.sync()
+	})
+}

@@ -179,7 +179,7 @@ func (t target) next(e *engine, old *published) (*published, error) {
 		p.Rows = slices.Clone(old.Rows[:min(len(old.Rows), p.Service.Slots)])
 	} else if p.ID, err = e.freeID(); err != nil {
 		return nil, err
-	} else if err = e.dropDevices(p.ID); err != nil { // of whoever had it, should a killed command have left them
+	} else if err = e.dropDevices(map[uint32]bool{p.ID: true}); err != nil { // of whoever had it, should a killed command have left them
 		return nil, err
 	}
 	more, err := e.freeRows(p.Service.Slots - len(p.Rows))

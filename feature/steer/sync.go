@@ -5,11 +5,13 @@ package steer
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -64,36 +66,88 @@ func marked(engine map[string]*ebpf.Map) (bool, error) {
 	return v != 0, err
 }
 
-// syncServices points steer_services at each service's own map: one store, by
+// syncedAtOnce is how many services one call to the kernel points at. It bounds the descriptors that are open meanwhile.
+const syncedAtOnce = 64
+
+// syncServices points steer_services at each service's own map: one store a service, by
 // which a whole changed service takes effect for every packet after it.
 func (e *engine) syncServices() error {
-	for _, p := range e.services {
-		if err := e.syncService(p); err != nil {
+	for chunk := range slices.Chunk(slices.Collect(maps.Values(e.services)), syncedAtOnce) {
+		if err := e.syncMany(chunk); err != nil {
 			return err
 		}
 	}
 	return e.dropMoved()
 }
 
-func (e *engine) syncService(p *published) error {
-	outer, name := e.pins.Maps["services"], p.Service.Name
-	o, err := e.lock.Open(serviceInstance(e.scope, name))
-	if p.recorded && (errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged)) {
-		return nil // the engine has it still, or its own recovery, which comes, puts it there
-	} else if err != nil {
-		return err
+// syncMany is syncService for several. The kernel ends each store in a map of maps with a wait for a grace period, and a
+// batch of stores with one wait: 20 ms a service on a busy host is 20 s for 1,000.
+func (e *engine) syncMany(services []*published) error {
+	var ids, fds []uint32
+	var stale []*pointer
+	for _, p := range services {
+		s, err := e.prepare(p)
+		if err != nil {
+			return err
+		}
+		if s == nil {
+			continue
+		}
+		defer s.own.Close()
+		stale = append(stale, s)
+		ids, fds = append(ids, p.ID), append(fds, uint32(s.own.Maps["service"].FD()))
 	}
-	defer o.Close()
-	// What the service asks for comes before it.
-	err = errors.Join(e.putMoved(p), e.putAliases(p, o.Maps["aliases"]), e.putPeers(p, o.Maps["peers"]))
-	if err == nil {
-		var same bool
-		if same, err = holdsMap(outer, p.ID, o.Maps["service"]); err == nil && !same {
-			err = outer.Put(p.ID, o.Maps["service"])
+	if len(stale) > 1 {
+		if _, err := e.pins.Maps["services"].BatchUpdate(ids, fds, nil); err == nil {
+			for range stale {
+				kernel.Step("steer:service")
+			}
+			return nil
+		} // some kernels have no batches for maps of maps
+	}
+	for _, s := range stale {
+		if err := e.point(s); err != nil {
+			return err
 		}
 	}
+	return nil
+}
+
+func (e *engine) syncService(p *published) error { return e.syncMany([]*published{p}) }
+
+// pointer is a service and the open map that steer_services must point at.
+type pointer struct {
+	service *published
+	own     *kernel.Opened
+}
+
+// prepare puts what a service asks for into the maps beside it. It returns nil if steer_services has the service's map already.
+func (e *engine) prepare(p *published) (*pointer, error) {
+	o, err := e.lock.Open(serviceInstance(e.scope, p.Service.Name))
+	if p.recorded && (errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged)) {
+		return nil, nil // the engine has it still, or its own recovery, which comes, puts it there
+	} else if err != nil {
+		return nil, err
+	}
+	err = errors.Join(e.putMoved(p), e.putAliases(p, o.Maps["aliases"]), e.putPeers(p, o.Maps["peers"]))
+	var same bool
+	if err == nil {
+		same, err = holdsMap(e.pins.Maps["services"], p.ID, o.Maps["service"])
+	}
+	if err == nil && !same {
+		return &pointer{p, o}, nil
+	}
+	o.Close()
 	if err != nil {
-		return fmt.Errorf("service %s: %w", name, err)
+		return nil, fmt.Errorf("service %s: %w", p.Service.Name, err)
+	}
+	kernel.Step("steer:service")
+	return nil, nil
+}
+
+func (e *engine) point(s *pointer) error {
+	if err := e.pins.Maps["services"].Put(s.service.ID, s.own.Maps["service"]); err != nil {
+		return fmt.Errorf("service %s: %w", s.service.Service.Name, err)
 	}
 	kernel.Step("steer:service")
 	return nil
@@ -280,32 +334,42 @@ func (e *engine) dropServices(ports map[steerPortKey]steerPortValue, prefixes ma
 	return e.clearIDs(led)
 }
 
-// clearIDs takes away what the maps have of those ids that no service holds.
+// clearIDs takes away what the maps have of those ids that no service holds. The kernel ends each deletion from a map of
+// maps with a wait for a grace period, which deletions at the same time share.
 func (e *engine) clearIDs(ids map[uint32]bool) error {
 	for _, p := range e.services {
 		delete(ids, p.ID)
 	}
+	var group errgroup.Group
+	group.SetLimit(syncedAtOnce)
 	for id := range ids {
-		if err := e.pins.Maps["services"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
-		}
-		if err := errors.Join(e.dropDevices(id), e.dropAliases(id), e.dropPeers(id)); err != nil {
-			return err
-		}
+		group.Go(func() error {
+			if err := e.pins.Maps["services"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			return errors.Join(e.dropAliases(id), e.dropPeers(id))
+		})
+	}
+	if err := errors.Join(group.Wait(), e.dropDevices(ids)); err != nil {
+		return err
+	}
+	for range ids {
 		kernel.Step("steer:service")
 	}
 	return nil
 }
 
-// dropDevices forgets the sources of a service that is gone: its id will be
-// another's.
-func (e *engine) dropDevices(id uint32) error {
+// dropDevices forgets the sources of services that are gone: their ids will be others'.
+func (e *engine) dropDevices(ids map[uint32]bool) error {
+	if len(ids) == 0 {
+		return nil
+	}
 	all, err := entries[steerDeviceKey, steerDevice](e.pins.Maps["devices"])
 	if err != nil {
 		return err
 	}
 	for k := range all {
-		if k.Service == id {
+		if ids[k.Service] {
 			if err := e.pins.Maps["devices"].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return err
 			}
