@@ -101,9 +101,11 @@ static int obey(const char *line)
 		while (weir_now_() < begin + a)
 			take(0);
 		alarms(0, 0);
-	} else if (!strcmp(what, "alarmed")) { /* MS: a signal later, as one waits for ever */
-		alarms(a * 1000L, 0);
+	} else if (!strcmp(what, "alarmed")) { /* MS: signals from then on, as one waits for ever */
+		/* again and again: a process that stands still may begin to wait after the first */
+		alarms(a * 1000L, 10000);
 		n = take(-1);
+		alarms(0, 0);
 	} else if (!strcmp(what, "signals")) { /* MICROSECONDS: from here on, with every order */
 		signals = a;
 	} else if (!strcmp(what, "poor")) { /* 1: of memory; 0: no more */
