@@ -102,7 +102,7 @@ func TestOutlives(t *testing.T) {
 	// A veth adds to its figures when the packet has been dealt with, and on another CPU than ours: the last one may be
 	// in the programs' count and not in the device's yet. Counted twice, they are more than will ever come.
 	n, all := after.In+after.Out-before.In-before.Out, uint64(0)
-	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if all = sc.received(t) - came; n <= all || time.Now().After(end) {
 			break
 		}
