@@ -130,14 +130,21 @@ func TestParkedHere(t *testing.T) {
 
 // A move that is called off: what has waited here meanwhile goes to the socket, and nowhere else.
 func TestParkedAndCalledOff(t *testing.T) {
-	for name, park := range map[string]bool{"parked here": true, "held by the front end": false} {
+	for name, c := range map[string]struct {
+		park bool
+		lets time.Duration // pass before the session is refused
+	}{
+		"parked here":                   {true, 20 * time.Millisecond},
+		"held by the front end":         {false, 20 * time.Millisecond},
+		"held longer than is sent back": {false, 300 * time.Millisecond},
+	} {
 		t.Run(name, func(t *testing.T) {
-			w := newNetwork(t, 2, at4)
+			w, park := newNetwork(t, 2, at4), c.park
 			w.park = park
 			w.servers[1].limit = 1 // of state: it takes no session
 			w.step = func(server int, name string) {
 				if name == stepQuiet {
-					time.Sleep(20 * time.Millisecond)
+					time.Sleep(c.lets)
 				}
 			}
 			w.run()

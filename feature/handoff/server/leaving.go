@@ -197,7 +197,7 @@ func (a *Agent) toSource(front *peer.Conn, f peer.Frame) {
 	}
 	switch {
 	case m.Kind != move.Known:
-		if m.Kind == move.Held && m.OK && m.Epoch == s.src.Epoch && !s.src.Parks {
+		if m.Kind == move.Held && m.OK && m.Epoch == s.src.Epoch && !s.src.Parks && s.src.Phase != move.Reclaiming {
 			a.release(s, false) // it has them wait
 		}
 		if m.Kind == move.Done && m.Epoch == s.src.Epoch && s.src.Phase == move.Moving {
@@ -256,6 +256,9 @@ func (a *Agent) leave(s *leaving, do move.Do) {
 
 func (a *Agent) tellFront(s *leaving, m move.Message) {
 	s.asked = time.Now()
+	if m.Kind == move.Reclaim {
+		a.await(s)
+	}
 	err := a.front.send(peer.Frame{Message: m, Flow: s.id}) // what is lost is said again
 	if m.Kind == move.Hold {
 		if err != nil {

@@ -67,6 +67,18 @@ func (g *Gate) parks() bool { return g.tap != nil }
 
 var errNoPark = errors.New("packets cannot be parked at this server")
 
+// parkShut has packets wait that a shut gate would send back. ok is false if the gate is not shut by that move.
+func (g *Gate) parkShut(f repair.Flow, e move.Epoch) (ok bool, err error) {
+	if g.tap == nil {
+		return false, nil
+	}
+	g.tap.Expect(f)
+	if ok, err = g.become(f, e, shut, park); !ok {
+		g.tap.Forget(f)
+	}
+	return ok, err
+}
+
 // release has the packets of a session that wait here go on, in the order in which they came, and from then on those that come:
 // shut sends them back to the front end, pass lets them to the socket. It is changed first: the front end may send here again what was
 // sent back to it.
@@ -80,14 +92,21 @@ func (g *Gate) release(f repair.Flow, e move.Epoch, to uint32) error {
 
 // leave has a session whose packets wait be something else.
 func (g *Gate) leave(f repair.Flow, e move.Epoch, to uint32) error {
+	_, err := g.become(f, e, park, to)
+	return err
+}
+
+// become changes the state of a session by that move. ok is false if it is in another state, or of another move.
+func (g *Gate) become(f repair.Flow, e move.Epoch, from, to uint32) (ok bool, err error) {
 	g.changing.Lock()
 	defer g.changing.Unlock()
 	var v gateGateEntry
-	if err := g.sessions.Lookup(gateKey(f), &v); err != nil || v.What != park || v.Epoch != uint32(e) {
-		return nil // of another move, or of none
+	if err := g.sessions.Lookup(gateKey(f), &v); err != nil || v.What != from || v.Epoch != uint32(e) {
+		return false, nil
 	}
 	v.What, v.Since = to, kernel.Monotonic() // the interface stays: some packets may be on their way to the device
-	return g.sessions.Update(gateKey(f), &v, ebpf.UpdateExist)
+	err = g.sessions.Update(gateKey(f), &v, ebpf.UpdateExist)
+	return err == nil, err
 }
 
 // takeUp has packets of sessions wait no longer that an agent before us has had wait: it has lost those that waited.
@@ -110,6 +129,18 @@ func (g *Gate) late() error {
 		return nil
 	}
 	return g.tap.Collect()
+}
+
+// await has packets wait here until it is known whether the session stays. The front end answers a Reclaim and sends what it held at
+// once, before this agent knows: sent back it would go to and fro, and soon be dropped. s.mu is held.
+func (a *Agent) await(s *leaving) {
+	if s.parked {
+		return
+	}
+	var err error
+	if s.parked, err = a.gate.parkShut(s.flow, s.kept.Epoch); err != nil {
+		a.o.Log.Warn("packets may be lost: their client sends them again", "flow", s.flow, "err", err)
+	}
 }
 
 // release has packets that wait here go to the session's socket, if it stays here, or back to the front end: it has them wait, or
