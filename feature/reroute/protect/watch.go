@@ -146,6 +146,13 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 	} else {
 		defer w.ears.close()
 	}
+	w.due = time.Now() // what happened while nobody looked
+	if err := w.list(); err != nil {
+		return err
+	}
+	if err := w.resume(); err != nil {
+		return err
+	}
 	if err := w.recall(); err != nil {
 		return err
 	}
@@ -153,13 +160,6 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 		log.Warn("routers on the way of repairs are not heard", "namespace", i.Scope, "reason", err)
 	} else {
 		defer stop()
-	}
-	w.due = time.Now() // what happened while nobody looked
-	if err := w.list(); err != nil {
-		return err
-	}
-	if err := w.resume(); err != nil {
-		return err
 	}
 	for !w.pins.Replaced() {
 		if err := w.wait(ctx, heard); err != nil {
