@@ -148,11 +148,14 @@ const undoTime = 30 * time.Second
 // Apply carries out the steps, and calls each after every one. When one fails, or ctx is done before it, everything is taken
 // back that the plan can take back: the error says what became of it.
 func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, note string)) error {
-	for _, s := range p.Steps {
+	for i, s := range p.Steps {
 		err := ctx.Err()
-		note := ""
-		if err == nil {
+		note, became := "", "taken back: everything is as it was"
+		switch {
+		case err == nil:
 			note, err = s.Do(ctx, l)
+		case i == 0:
+			became = "nothing was changed"
 		}
 		if err == nil {
 			each(s, note)
@@ -160,16 +163,24 @@ func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, 
 		}
 		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 		defer cancel()
-		var errs []error
-		for _, undo := range slices.Backward(p.Undo) {
-			errs = append(errs, undo(back, l))
+		if undone := p.TakeBack(back, l); undone != nil {
+			return errors.Join(fmt.Errorf("%s: %w", s, kernel.Stopped(ctx, err, "half done: weir apply again goes on from there")), fmt.Errorf("%w: %w", ErrNotUndone, undone))
 		}
-		if undone := errors.Join(errs...); undone != nil {
-			return errors.Join(fmt.Errorf("%s: %w", s, err), fmt.Errorf("%w: %w", ErrNotUndone, undone))
+		if err := kernel.Stopped(ctx, err, became); errors.Is(err, context.Canceled) {
+			return err
 		}
 		return fmt.Errorf("%s: %w", s, err)
 	}
 	return nil
+}
+
+// TakeBack takes back what was done of the plan.
+func (p Plan) TakeBack(ctx context.Context, l *kernel.WriteLock) error {
+	var errs []error
+	for _, undo := range slices.Backward(p.Undo) {
+		errs = append(errs, undo(ctx, l))
+	}
+	return errors.Join(errs...)
 }
 
 // Step is one change, in words and in deed.

@@ -127,7 +127,7 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	}
 	plan, err := h.Plan(ctx, c)
 	if err != nil || len(plan.Steps) == 0 && !(u.Waits() && c.Confirm > 0) {
-		return err
+		return kernel.Stopped(ctx, err, "nothing was changed")
 	}
 	if u.Waits() && c.Confirm == 0 {
 		return fmt.Errorf("%w, that of %s (%s left); nothing was changed: weir confirm, weir rollback, or apply --confirm this one, too", ErrUnconfirmed, u.Since.Format(time.TimeOnly), u.Left.Round(time.Second))
@@ -189,9 +189,17 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 	if err := all.Refuse(allowOutage); err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return kernel.Stopped(ctx, err, "nothing was changed")
+	}
 	var errs []error
 	for _, f := range some {
-		errs = append(errs, f.remove(ctx, l))
+		if ctx.Err() == nil {
+			errs = append(errs, f.remove(ctx, l))
+		}
+	}
+	if ctx.Err() != nil {
+		return kernel.Stopped(ctx, errors.Join(append(errs, ctx.Err())...), "half done: weir remove again finishes it, weir apply brings back what is gone")
 	}
 	errs = append(errs, h.forgetSaved(l, some))
 	l.ForgetDamaged(name)

@@ -222,6 +222,15 @@ func (h *Host) rollback(ctx context.Context, due func(*Unconfirmed) (bool, error
 	if now, err := due(u); err != nil || !now {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return kernel.Stopped(ctx, err, "nothing was changed")
+	}
+	if u.Left > 0 { // whoever finds this command dead goes on at once
+		u.Deadline, u.Left = kernel.Boottime(), 0
+		if err := u.keep(l); err != nil {
+			return err
+		}
+	}
 	return h.takeBack(ctx, l, u, each)
 }
 
@@ -235,7 +244,9 @@ func (h *Host) takeBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 	if err == nil {
 		err = h.restore(ctx, l, each)
 	}
-	if err != nil {
+	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+		return kernel.Stopped(ctx, err, fmt.Sprintf("half done: the change of %s is taken back in part: weir rollback again, or a running weir serve, goes on", u.Since.Format(time.TimeOnly)))
+	} else if err != nil {
 		u.Problem, u.Retry = err.Error(), kernel.Boottime()+uint64(retryTakeBack)
 		return errors.Join(fmt.Errorf("taking back the change of %s: %w", u.Since.Format(time.TimeOnly), err), u.keep(l))
 	}
@@ -265,13 +276,30 @@ func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)
 			each(Done{Step: feature.Step{Verb: "restore", Object: f.name}, Note: w})
 		}
 		if err == nil {
-			err = plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
+			err = goBack(ctx, l, plan, each)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", f.name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// goBack carries out a plan that leads back. When ctx is done it stops where it is: the next attempt goes on from there, and to
+// take back a take-back would lead nowhere.
+func goBack(ctx context.Context, l *kernel.WriteLock, plan feature.Plan, each func(Done)) error {
+	undo := plan.Undo
+	plan.Undo = []func(context.Context, *kernel.WriteLock) error{func(back context.Context, l *kernel.WriteLock) error {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return feature.Plan{Undo: undo}.TakeBack(back, l)
+	}}
+	err := plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
+	if stopped, ok := errors.AsType[*kernel.Interrupted](err); ok {
+		return stopped.Err // what became of it is told for all features
+	}
+	return err
 }
 
 // forgetSaved lets nobody bring features back that were removed.

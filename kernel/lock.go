@@ -19,6 +19,8 @@ type WriteLock struct {
 	*Root
 	dir   *os.File // locked
 	older *os.File // the root, locked against a weir that knows no lock directory
+
+	counted bool // in writing
 }
 
 // Lock waits until no other weir command changes the pins below r, then mends
@@ -42,6 +44,9 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 				return nil, fmt.Errorf("mending %s: %w", r.path, err)
 			}
 			l.noteMissing()
+			l.counted = true
+			writing.now.Add(1)
+			writing.ever.Add(1)
 			return l, nil
 		}
 		if !told && time.Since(began) > tellAfter {
@@ -50,7 +55,7 @@ func (r *Root) Lock(ctx context.Context) (*WriteLock, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%s holds the lock on %s: %w", cmp.Or(r.holder(), "another weir command"), r.path, ctx.Err())
+			return nil, &Interrupted{fmt.Sprintf("nothing was changed: %s holds the lock on %s", cmp.Or(r.holder(), "another weir command"), r.path), ctx.Err()}
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -111,6 +116,10 @@ func (l *WriteLock) Unlock() {
 }
 
 func (l *WriteLock) close() {
+	if l.counted {
+		l.counted = false
+		writing.now.Add(-1)
+	}
 	if l.older != nil {
 		l.older.Close()
 	}

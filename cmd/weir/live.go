@@ -91,7 +91,8 @@ func (f *resetFlags) resetDue(g *globals) error {
 
 func resetDue(cmd *cobra.Command, g *globals, rate *steer.Rate) error {
 	h := g.host()
-	return steer.ResetDue(cmd.Context(), h.Root, rate, h.Hand(g.keeper()), func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
+	err := steer.ResetDue(cmd.Context(), h.Root, rate, h.Hand(g.keeper()), func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
+	return kernel.Stopped(cmd.Context(), err, inForce)
 }
 
 // change makes a change of steering, after which sessions may be misplaced: those that
@@ -384,7 +385,7 @@ the configuration file nor weir serve.`,
 	c.Flags().BoolVar(&off, "off", false, "steer it again")
 	c.Flags().BoolVar(&all, "all", false, "every service with slots, in all network namespaces")
 	allow.add(c)
-	return c
+	return cut{remedy: "the same command again finishes it"}.of(c)
 }
 
 // refuseSteering refuses to steer all services again where that takes traffic away.
@@ -413,7 +414,7 @@ func bypassAll(cmd *cobra.Command, g *globals, on bool, allow outageFlag) error 
 				return err
 			}
 		}
-		did, err = steer.BypassAll(l, on)
+		did, err = steer.BypassAll(cmd.Context(), l, on)
 		return err
 	})
 	out := cmd.OutOrStdout()

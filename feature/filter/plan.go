@@ -79,9 +79,12 @@ func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) e
 }
 
 // Remove implements feature.Feature.
-func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
+func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	all, err := l.Instances(Name)
 	for _, i := range all {
+		if ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
 		err = errors.Join(err, remove(l, i))
 	}
 	return err

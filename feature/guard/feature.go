@@ -123,7 +123,7 @@ func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) e
 func (Feature) Mend(l *kernel.WriteLock) error { return Mend(l) }
 
 // Remove implements feature.Feature.
-func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
+func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	all, err := l.Instances(Name)
 	if err != nil {
 		return err
@@ -139,6 +139,9 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 		return 0
 	})
 	for _, i := range all {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		if err := l.Remove(i); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@
 package steer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,8 +13,8 @@ import (
 )
 
 // BypassAll is [Bypass] for every service of every namespace, from the pins alone. It returns the services that it changed.
-// What cannot be changed keeps no other from it.
-func BypassAll(l *kernel.WriteLock, on bool) (did []string, err error) {
+// What cannot be changed keeps no other from it. When ctx is done, what is changed until then comes into force.
+func BypassAll(ctx context.Context, l *kernel.WriteLock, on bool) (did []string, err error) {
 	all, err := l.Instances(Name)
 	if err != nil {
 		return nil, err
@@ -24,18 +25,26 @@ func BypassAll(l *kernel.WriteLock, on bool) (did []string, err error) {
 		if !ok {
 			continue
 		}
-		names, err := bypassEngine(l, i.Scope, kind, on)
+		if ctx.Err() != nil {
+			errs = append(errs, ctx.Err())
+			break
+		}
+		names, err := bypassEngine(ctx, l, i.Scope, kind, on)
 		did = append(did, names...)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("namespace %s, engine %s: %w", i.Scope, kind, err))
 		}
 	}
 	slices.Sort(did)
-	return did, errors.Join(errs...)
+	became := "nothing was changed"
+	if len(did) > 0 {
+		became = fmt.Sprintf("half done: %d services are changed: the same command again finishes it", len(did))
+	}
+	return did, kernel.Stopped(ctx, errors.Join(errs...), became)
 }
 
 // bypassEngine changes all services of an engine, which come into force together.
-func bypassEngine(l *kernel.WriteLock, scope string, kind Engine, on bool) (did []string, err error) {
+func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind Engine, on bool) (did []string, err error) {
 	e, err := openEngine(l, scope, kind)
 	if err != nil {
 		return nil, err
@@ -49,6 +58,10 @@ func bypassEngine(l *kernel.WriteLock, scope string, kind Engine, on bool) (did 
 		old := e.services[name]
 		if old.Bypassed == on {
 			continue
+		}
+		if ctx.Err() != nil {
+			errs = append(errs, ctx.Err())
+			break
 		}
 		p, err := changed(l.Root, scope, old, func(p *published) error { p.Bypassed = on; return nil })
 		if err == nil && !on { // whoever connected meanwhile is where the kernel put it

@@ -28,7 +28,7 @@ func TestBypassAll(t *testing.T) {
 	answers(refused)
 	for _, on := range []bool{true, true, false} {
 		var did []string
-		w.locked(func(l *kernel.WriteLock) (err error) { did, err = BypassAll(l, on); return err })
+		w.locked(func(l *kernel.WriteLock) (err error) { did, err = BypassAll(t.Context(), l, on); return err })
 		was := w.state().Bypassed
 		if was != on || len(did) > 0 && !slices.Equal(did, []string{"other", "svc"}) {
 			t.Errorf("bypassed %t: changed %q, and svc is %t", on, did, was)

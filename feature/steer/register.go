@@ -190,7 +190,7 @@ func (e *engine) removeIdle() error {
 }
 
 // Remove implements feature.Feature.
-func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
+func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	all, err := l.Instances(Name)
 	if err != nil {
 		return err
@@ -219,6 +219,9 @@ func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	// The programs first: what they would steer by goes after them.
 	for _, engines := range []bool{true, false} {
 		for _, i := range all {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
 			if _, ok := kindOf(i); ok == engines {
 				if err := l.Remove(i); err != nil {
 					return err
