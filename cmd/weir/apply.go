@@ -102,7 +102,7 @@ meanwhile, a running weir serve goes on.`,
 		}
 		return nil
 	}
-	return c
+	return cut{takesBack: true, remedy: "weir apply again goes on from there, or apply the former file"}.of(c)
 }
 
 // warn tells what of a running service is not as the file alone would have it.
@@ -132,5 +132,5 @@ steering reaches. --allow-outage removes all the same.`,
 		},
 	}
 	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "remove also what takes traffic away that is served now")
-	return c
+	return cut{remedy: "weir remove again finishes it, weir apply brings back what is gone"}.of(c)
 }

@@ -279,7 +279,7 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what would change, change nothing")
 	c.Flags().IntVar(&lines, "lines", 100, "print so many changes at most")
 	in.add(c)
-	return c
+	return cut{remedy: "the bindings are all the old ones or all the new: weir steer bindings tells, the same command again finishes it"}.of(c)
 }
 
 func printDiff(w io.Writer, d steer.Diff, lines int) {

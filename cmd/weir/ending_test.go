@@ -22,12 +22,14 @@ import (
 // promisedEnd is how long a command may take to end after TERM.
 const promisedEnd = 5 * time.Second
 
-// stuckRole is weir, but that it stands still for ever at a step of a change, which it says.
+// stuckRole is weir, but that it stands still for ever at a step of a change, which it says. With GO_ON it only says so.
 func stuckRole(args []string) error {
 	kernel.OnStep(func(step string) {
 		if step == os.Getenv("STUCK_AT") {
 			fmt.Println("stuck")
-			select {}
+			if os.Getenv("GO_ON") == "" {
+				select {}
+			}
 		}
 	})
 	main()
@@ -319,8 +321,24 @@ func TestCommandsEnd(t *testing.T) {
 // stuckAt begins a command that stands still at its first step.
 func stuckAt(t *testing.T, dir string, args ...string) *ending {
 	t.Helper()
+	return stuckAtStep(t, dir, "publish:staged", args...)
+}
+
+// stuckAtStep begins a command that stands still at a step.
+func stuckAtStep(t *testing.T, dir, step string, args ...string) *ending {
+	t.Helper()
 	c := nstest.Child("stuck", anys(append([]string{"--root", dir}, args...))...)
-	c.Dir, c.Env = "/", append(c.Env, "STUCK_AT=publish:staged")
+	c.Dir, c.Env = "/", append(c.Env, "STUCK_AT="+step)
+	e := begin(t, c)
+	e.said.await(t, "stuck")
+	return e
+}
+
+// during begins a command that has come to a step, and goes on, when this returns.
+func during(t *testing.T, dir, step string, args ...string) *ending {
+	t.Helper()
+	c := nstest.Child("stuck", anys(append([]string{"--root", dir}, args...))...)
+	c.Dir, c.Env = "/", append(c.Env, "STUCK_AT="+step, "GO_ON=1")
 	e := begin(t, c)
 	e.said.await(t, "stuck")
 	return e

@@ -44,6 +44,7 @@ func main() {
 		if status, ok := errors.AsType[daemonStatus](err); ok {
 			os.Exit(int(status)) // it has said itself what there was to say
 		}
+		err = ended(ctx, err)
 		fmt.Fprintln(os.Stderr, "weir:", err)
 		os.Exit(exitStatus(err))
 	}

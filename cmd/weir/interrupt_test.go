@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// promisedReaction is how long a change may take to end, or to say that it is taken back: 1 s, and as much for a busy machine.
+const promisedReaction = 2 * time.Second
+
+// termed is TERM to a change: it ends within promisedReaction and says what became of it.
+func (e *ending) termed(says ...string) {
+	e.t.Helper()
+	began := time.Now()
+	e.term()
+	if took := time.Since(began); took > promisedReaction {
+		e.t.Errorf("it took %s to end", took)
+	}
+	for _, want := range says {
+		if !strings.Contains(e.said.String(), want) {
+			e.t.Errorf("it said %q, want %q", e.said, want)
+		}
+	}
+	if text := e.said.String(); strings.Contains(text, "context canceled") {
+		e.t.Errorf("it said %q", text)
+	}
+}
+
+// manyServices is a file with so many services.
+func manyServices(t *testing.T, n int) string {
+	t.Helper()
+	b := []byte("services:\n")
+	for i := range n {
+		b = fmt.Appendf(b, "  s%d: {listen: [udp4 127.1.%d.%d:5000], steer: {slots: 1}}\n", i, i/250, i%250+1)
+	}
+	return written(t, "many.yaml", b)
+}
+
+// manyBindings is a file with so many bindings of a service.
+func manyBindings(t *testing.T, n int) string {
+	t.Helper()
+	b := []byte(`{"bindings":[`)
+	for i := range n {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = fmt.Appendf(b, `{"label":"www","protocol":"udp","prefix":"32.%d.%d.%d/32","port":53}`, i>>16, i>>8&255, i&255)
+	}
+	return written(t, "many.json", append(b, "]}"...))
+}
+
+func written(t *testing.T, name string, text []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A change that stands still at a step, where nothing can be taken back, ends within a second, and says how it is finished.
+func TestStuckChangesEndWithinASecond(t *testing.T) {
+	listen(t)
+	apply := func(s session) { s.run(0, ".*", "apply", "-f", configFile(t, ""), "--allow-outage") }
+	bindings := manyBindings(t, 10)
+	for _, c := range []struct {
+		step   string
+		before func(s session)
+		args   []string
+		remedy string
+		after  func(s session)
+	}{
+		{"remove:unpinned", apply, []string{"remove"}, "weir remove again finishes it", func(s session) {
+			s.run(0, "", "remove")
+			s.run(0, "no services: .*", "status")
+		}},
+		{"publish:staged", apply, []string{"bypass", "--all"}, "the same command again finishes it", func(s session) {
+			s.run(0, ".*", "bypass", "--all")
+			s.run(0, ".*BYPASSED.*", "status")
+		}},
+		{"steer:named all", func(session) {}, []string{"steer", "load", bindings}, "the same command again finishes it", func(s session) {
+			s.run(0, ".*10 added, 0 removed, 0 moved, 0 as before\n", "steer", "load", bindings)
+		}},
+		{"steer:named all", func(session) {}, []string{"steer", "replace", bindings}, "the same command again finishes it", func(s session) {
+			s.run(0, ".*10 added, 0 removed, 0 moved, 0 as before\n", "steer", "replace", bindings)
+		}},
+		{"publish:staged", func(s session) {
+			apply(s)
+			s.run(0, ".*", "apply", "-f", configFile(t, ", seed: 7"), "--confirm", "1h")
+		}, []string{"rollback"}, "weir rollback again, or a running weir serve, goes on", func(s session) {
+			// Whoever finds the change goes on with it at once: the process that apply left behind.
+			for end := time.Now().Add(30 * time.Second); !strings.Contains(s.run(0, ".*", "status"), "taken back at"); time.Sleep(50 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("nobody takes the change back")
+				}
+			}
+		}},
+	} {
+		t.Run(strings.Join(c.args[:min(2, len(c.args))], " "), func(t *testing.T) {
+			s := session{t, root(t)}
+			c.before(s)
+			stuckAtStep(t, s.root, c.step, c.args...).termed("weir: half done: ", c.remedy)
+			c.after(s)
+		})
+	}
+}
+
+// A change of many things that is interrupted in the middle of the work ends within a second, and says what became of it.
+func TestLongChangesEndWithinASecond(t *testing.T) {
+	const services = 200
+	dir := root(t)
+	s := session{t, dir}
+	many := manyServices(t, services)
+	during(t, dir, "publish:staged", "apply", "-f", many).termed("weir: interrupted: taken back: everything is as it was")
+	s.run(0, "no services: .*", "status")
+	s.run(0, ".*", "apply", "-f", many)
+	during(t, dir, "publish:staged", "bypass", "--all").termed("weir: half done: ", "the same command again finishes it")
+	s.run(0, ".*", "bypass", "--all")
+	during(t, dir, "remove:unpinned", "remove").termed("weir: half done: weir remove again finishes it")
+	s.run(0, "", "remove")
+	s.run(0, "no services: .*", "status")
+
+	bindings := manyBindings(t, 100_000)
+	c := command("--root", dir, "steer", "replace", "-")
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	e := begin(t, c)
+	e.blocked(unix.SYS_READ)
+	e.termed("weir: interrupted: nothing was changed")
+	during(t, dir, "steer:named all", "steer", "replace", "--lines", "0", bindings).termed() // it may be done by then
+	s.run(0, ".*(100000 added, 0 removed, 0 moved, 0|0 added, 0 removed, 0 moved, 100000) as before\n", "steer", "replace", "--lines", "0", bindings)
+}
+
+// A command that waits for the lock has changed nothing, and says so.
+func TestWaitingChangesSayThatNothingWasChanged(t *testing.T) {
+	dir := root(t)
+	holder := stuckAtStep(t, dir, "publish:staged", "apply", "-f", manyServices(t, 1))
+	for _, args := range [][]string{{"apply", "-f", manyServices(t, 1)}, {"remove"}, {"rollback"}, {"bypass", "--all"}, {"steer", "replace", manyBindings(t, 1)}} {
+		e := begin(t, command(append([]string{"--root", dir}, args...)...))
+		e.said.await(t, "waiting for the lock")
+		e.termed("weir: interrupted: nothing was changed: ", " holds the lock on ")
+	}
+	holder.term()
+	if !strings.Contains(holder.said.String(), "weir: half done: ") {
+		t.Errorf("the one that had it said %q", holder.said)
+	}
+}
