@@ -38,6 +38,11 @@ func (g *gen) decide(elsewhere bool) {
 		}
 		g.bind(starts[i])
 		g.lacking = g.behindLacking(i, starts)
+		if g.merged != nil && !g.copies {
+			if g.drops = g.p.rules[s.rule].Action == Drop; !g.drops {
+				g.lacking = nil // it would leave out rules that drop what cannot be read
+			}
+		}
 		if s.after {
 			g.note = "a group's rule comes before"
 			g.jump(asm.JLT.Imm(asm.R9, int32(s.rule)<<1, ""), decided)

@@ -64,11 +64,20 @@ func (g *gen) all(terms []expr.Node, f label) []expr.Node {
 	if g.noted {
 		g.note = expr.Print(terms[0])
 	}
-	lacks := bits &^ g.known
+	known := g.known
+	lacks := bits &^ known
 	g.known |= bits
 	var out, rest []expr.Node
 	var added []addend
+	clear := presume(terms)
 	for _, x := range terms {
+		m, x := g.masked(x, &clear)
+		if m != nil {
+			added = append(added, *m)
+		}
+		if x == nil {
+			continue
+		}
 		switch a := g.addend(x); {
 		case a == nil:
 			rest = append(rest, x)
@@ -76,15 +85,21 @@ func (g *gen) all(terms []expr.Node, f label) []expr.Node {
 			added = append(added, *a)
 		}
 	}
-	if lacks != 0 {
-		if g.behind(lacks, f) != 0 || len(added) == 0 {
-			g.known &^= lacks
-			g.there(lacks, f)
-			g.known |= lacks
-		} else {
-			out = append(out, &sum{parts: []addend{{lacks: lacks}, added[0]}})
-			added = added[1:]
+	word := int16(imgAbsent)
+	if asked := clear[0] &^ known; asked != 0 {
+		lacks, word = lacks|asked, imgMaybe
+	}
+	switch {
+	case lacks == 0:
+	case g.behind(lacks, f) != 0 || len(added) == 0:
+		if behind := g.behind(lacks, f); behind != 0 {
+			f = behind
 		}
+		g.op(asm.LoadMem(asm.R0, asm.R8, word, asm.Word))
+		g.jump(asm.JSet.Imm(asm.R0, int32(lacks), ""), f)
+	default:
+		out = append(out, &sum{parts: []addend{{lacks: lacks, word: word}, added[0]}})
+		added = added[1:]
 	}
 	if len(out) == 0 && len(added) > 0 {
 		out = append(out, alone(added[:1]))
@@ -98,7 +113,7 @@ func (g *gen) all(terms []expr.Node, f label) []expr.Node {
 
 // alone is a sum, or the only term that it has if it is tested by one branch.
 func alone(parts []addend) expr.Node {
-	if len(parts) == 1 && parts[0].branches() == 1 {
+	if len(parts) == 1 && parts[0].mask == 0 && parts[0].branches() == 1 {
 		return parts[0].term
 	}
 	return &sum{parts: parts}
@@ -117,7 +132,10 @@ type addend struct {
 	spans []span
 	not   bool
 	true  bool   // whatever the number
-	lacks uint32 // or it is that these bits of what is absent are clear
+	lacks uint32 // or it is that these bits of what is absent are clear,
+	word  int16  // in imgAbsent or imgMaybe
+	mask  uint32 // or it is parts that count only where this bit of what is absent is set
+	parts []addend
 }
 
 // mostAdded is how many spans a term of a sum has.
@@ -237,8 +255,12 @@ func (g *gen) sum(s *sum, t, f label) {
 
 // outside has a register be 0 if the term is true. It uses R0 to R3.
 func (g *gen) outside(a *addend, r asm.Register) {
+	if a.mask != 0 {
+		g.outsideMasked(a, r)
+		return
+	}
 	if a.lacks != 0 {
-		g.op(asm.LoadMem(r, asm.R8, imgAbsent, asm.Word), asm.And.Imm(r, int32(a.lacks)))
+		g.op(asm.LoadMem(r, asm.R8, a.word, asm.Word), asm.And.Imm(r, int32(a.lacks)))
 		return
 	}
 	if g.asItStands(a, r) {
@@ -374,7 +396,7 @@ func (g *gen) behind(bits uint32, f label) label {
 // verifier would learn from each test, and follow every combination of them through all rules.
 func (g *gen) there(bits uint32, f label) {
 	if bits &= ^g.known; bits != 0 {
-		if behind := g.behind(bits, f); behind != 0 {
+		if behind := g.behind(bits, f); behind != 0 && !g.drops {
 			f = behind
 		}
 		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))

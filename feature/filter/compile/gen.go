@@ -35,6 +35,8 @@ type gen struct {
 	copies     bool       // what is generated is a copy of rules
 	hidden     label      // nothing of the transport header is known
 	decided    label      // what follows from the decision in R9
+	merged     []Rule     // rules for readable and unreadable transport headers, nil: there is a copy for unreadable ones
+	drops      bool       // the rule is one of merged, and drops
 }
 
 // fail keeps the first error.
@@ -74,6 +76,8 @@ func (g *gen) node(n expr.Node, t, f label) {
 		g.xor(n, t, f)
 	case *expr.Not:
 		g.node(n.X, f, t)
+	case *presumed:
+		g.presumed(n, t, f)
 	default:
 		if g.noted {
 			g.note = expr.Print(n)
@@ -351,7 +355,8 @@ func (p *Program) generateOnce() error {
 	g.noted = p.noted
 	g.ins = make([]insn, 0, 1024+64*len(p.plan.steps))
 	size := scratchSize(p.rules, p.plan, p.opts.Hook)
-	g.variants = newVariants(g.havesOf(), p.rules, g.o)
+	g.merged = g.mergedRules()
+	g.variants = newVariants(g.havesOf(), p.rules, g.o, g.merged != nil)
 	g.hidden = g.label()
 	for _, v := range g.variants {
 		v.enter = g.label()
@@ -365,7 +370,7 @@ func (p *Program) generateOnce() error {
 	g.dissect()
 	g.decided = g.label()
 	g.unreadables()
-	g.decide(false)
+	g.decideAll()
 	if g.err != nil {
 		return g.err
 	}

@@ -47,6 +47,9 @@ func (g *gen) dissect() {
 	g.blank()
 	g.bind(g.done)
 	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
+	if g.merged != nil {
+		g.op(asm.StoreMem(asm.R8, imgMaybe, asm.R7, asm.Word))
+	}
 }
 
 // paths are where the code for most packets meets the code for all.

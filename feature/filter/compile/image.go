@@ -41,8 +41,10 @@ const (
 	noPorts // of TCP: the first 8 bytes
 	noFlags // the first 16
 	noUnreadable
-	noBlank // nothing of the transport header is known
-	noIP    // nor of IP
+	noBlank   // nothing of the transport header is known
+	noIP      // nor of IP
+	noShort16 // the first 16 bytes of TCP are unknown
+	noShort20 // the first 20
 )
 
 // The image: offsets from R8. An Ethernet header with an IP header behind it lie as in the packet.
@@ -69,7 +71,8 @@ const (
 	imgLinear = 156 // how many bytes from the IP header on lie in one piece: of packets read through struct sk_buff
 	imgTurn   = 164 // of a loop
 	imgHeld   = 172 // an offset, while a dynptr is made
-	imgSize   = 176
+	imgMaybe  = 180 // the bits that are set in imgAbsent whatever the bytes are that cannot be read
+	imgSize   = 184
 )
 
 // The stack of a function, from its frame pointer down. The scratch lies lowest, and is no larger than rules make it: the

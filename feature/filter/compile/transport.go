@@ -102,13 +102,13 @@ func (g *gen) partOfTCP(short label) {
 	g.fits(16, eight)
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadRare(imgL4, 16, eight)
-	g.found(noPorts | noFlags)
+	g.found(noPorts | noFlags | noShort20)
 	g.goTo(g.entry(16))
 	g.bind(eight)
 	g.fits(8, g.entry(0))
 	g.op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadRare(imgL4, 8, g.entry(0))
-	g.found(noPorts)
+	g.found(noPorts | noShort16 | noShort20)
 	g.goTo(g.entry(8))
 }
 

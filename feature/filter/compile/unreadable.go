@@ -53,11 +53,16 @@ func (r Rule) Unreadable() expr.Unreadable {
 	return [...]expr.Unreadable{Pass: expr.TakeNoMatch, Drop: expr.TakeMatch, Count: expr.TakeAbsent}[r.Action]
 }
 
-// newVariants are the rules for all kinds.
-func newVariants(haves []int, rules []Rule, o *Options) []*variant {
+// newVariants are the rules for all kinds; merged says that there are rules for readable and unreadable transport headers.
+func newVariants(haves []int, rules []Rule, o *Options, merged bool) []*variant {
 	var out []*variant
 	for i, have := range haves {
-		v := &variant{have: have, same: true, rules: make([]Rule, len(rules))}
+		v := &variant{have: have, same: true}
+		out = append(out, v)
+		if merged && have == ofTransport {
+			continue
+		}
+		v.rules = make([]Rule, len(rules))
 		ended := false
 		for j, r := range rules {
 			v.rules[j] = r
@@ -77,7 +82,6 @@ func newVariants(haves []int, rules []Rule, o *Options) []*variant {
 		if !v.same {
 			v.plan = newPlan(v.rules, fmt.Sprintf("filter_u%dg", i))
 		}
-		out = append(out, v)
 	}
 	return out
 }
@@ -320,8 +324,13 @@ func (g *gen) unreadables() {
 			continue
 		}
 		g.bind(g.hidden)
-		g.found(noBlank)
+		g.found(noBlank | noShort16 | noShort20)
+		if g.merged != nil {
+			g.storeMaybe(anyL4 | anyExtension | noMSS | noWScale | noSackPerm | noTimestamps | noGREKey | noQuestion | noQType)
+			g.goTo(counted)
+		}
 		g.bind(v.enter)
+		g.storeMaybe(noUnreadable | noTCP | noPorts | noFlags | noPayload | noMSS | noWScale | noSackPerm | noTimestamps)
 	}
 	g.bind(counted)
 	g.note = "the header cannot be read"

@@ -51,6 +51,26 @@ func TestRandom(t *testing.T) {
 	}
 }
 
+// A few rules, which are compiled once for packets with readable and unreadable headers.
+func TestFew(t *testing.T) {
+	for _, h := range hooks {
+		t.Run(h.String(), func(t *testing.T) {
+			needHook(t, h)
+			seed := uint64(time.Now().UnixNano())
+			r := rand.New(rand.NewPCG(seed, 7))
+			var all Result
+			for i := range rounds(16) {
+				res, err := Batch{Hook: h, Rules: 4 + r.IntN(13), Packets: 500, Plain: i%4 == 1, Decide: true}.Run(r)
+				if err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+				all.Add(res)
+			}
+			report(t, seed, all)
+		})
+	}
+}
+
 func report(t *testing.T, seed uint64, all Result) {
 	t.Helper()
 	for i, e := range all.Refusals {

@@ -134,8 +134,11 @@ func TestUnreadable(t *testing.T) {
 				needHook(t, h)
 				ho := Options(h)
 				ho.Default = o.Default
-				if got := verdict(t, ho, r, c.packet); got != c.drops {
+				if got := verdict(t, ho, c.packet, r); got != c.drops {
 					t.Errorf("%s: drops is %t, want %t", h, got, c.drops)
+				}
+				if got := verdict(t, ho, c.packet, among(r)...); got != c.drops {
+					t.Errorf("%s: among other rules, drops is %t, want %t", h, got, c.drops)
 				}
 				ho.AbsentUnreadable = true
 				p, err := compile.Compile([]compile.Rule{r}, ho)
@@ -146,6 +149,13 @@ func TestUnreadable(t *testing.T) {
 			}
 		})
 	}
+}
+
+// among has a rule between others that do not match: some rules are compiled once for all packets, one is compiled twice.
+func among(r compile.Rule) []compile.Rule {
+	other := compile.Rule{Match: expr.MustParse("ip.ttl == 3 and udp.dstport in {9 11 13 15 17}"), Action: compile.Drop}
+	passes := compile.Rule{Match: expr.MustParse("ipv6.hlim == 3 and not tcp.port == 9"), Action: compile.Pass}
+	return []compile.Rule{other, passes, r, passes, other}
 }
 
 // The kernel takes any number of tags of VLAN 0 off a frame. Behind more than are walked every rule that drops matches.
@@ -169,8 +179,10 @@ func TestManyTags(t *testing.T) {
 		frame = append(append(frame, 8, 0), ip...)
 		r := compile.Rule{Match: expr.MustParse(c.rule), Action: compile.Drop}
 		for _, h := range []compile.Hook{compile.TC, compile.XDP} {
-			if got := run(t, Options(h), r, frame); got != c.drops {
-				t.Errorf("%s, %d tags, port %d: %s drops: %t", h, c.tags, c.port, c.rule, got)
+			for _, rules := range [][]compile.Rule{{r}, {r, r, r, r}} {
+				if got := run(t, Options(h), frame, rules...); got != c.drops {
+					t.Errorf("%s, %d tags, port %d: %s drops: %t", h, c.tags, c.port, c.rule, got)
+				}
 			}
 		}
 	}
@@ -186,8 +198,8 @@ func load(t *testing.T, p *compile.Program) *kernel.Collection {
 	return c
 }
 
-// verdict runs one rule on an IP packet, and says whether the packet is dropped.
-func verdict(t *testing.T, o compile.Options, r compile.Rule, packet []byte) bool {
+// verdict runs rules on an IP packet, and says whether the packet is dropped.
+func verdict(t *testing.T, o compile.Options, packet []byte, rules ...compile.Rule) bool {
 	t.Helper()
 	if o.Hook != compile.Netfilter {
 		kind := byte(0x08)
@@ -197,12 +209,12 @@ func verdict(t *testing.T, o compile.Options, r compile.Rule, packet []byte) boo
 		}
 		packet = append(append(make([]byte, 12), kind, low), packet...)
 	}
-	return run(t, o, r, packet)
+	return run(t, o, packet, rules...)
 }
 
-func run(t *testing.T, o compile.Options, r compile.Rule, data []byte) bool {
+func run(t *testing.T, o compile.Options, data []byte, rules ...compile.Rule) bool {
 	t.Helper()
-	p, err := compile.Compile([]compile.Rule{r}, o)
+	p, err := compile.Compile(rules, o)
 	if err != nil {
 		t.Fatal(err)
 	}
