@@ -67,8 +67,36 @@ func (g *gen) decide(elsewhere bool) {
 	g.groupCounts()
 	g.op(asm.Mov.Reg(asm.R1, asm.R9), asm.RSh.Imm(asm.R1, 1))
 	g.note = "counted"
-	g.count()
+	none := g.label()
+	lost := none
+	if g.o.Kernel.Unwritten && !g.copies && g.need != 0 {
+		lost = g.label()
+	}
+	g.countOr(lost, none)
 	g.verdict()
+	if lost != none {
+		g.bind(lost)
+		g.readImage()
+		g.goTo(none)
+	}
+}
+
+// readImage reads whatever of the image any instruction reads. No packet comes there: the verifier does, soon. It computes
+// anew, for the whole program, which slots of the stack are read each time that a way through the program ends on which it
+// has seen another slot read (since Linux 6.18). Here it sees all of them at once.
+func (g *gen) readImage() {
+	var read [mostSlots]bool
+	for i := range g.ins {
+		if x := &g.ins[i]; x.here == 0 && x.OpCode.Class().IsLoad() && x.Src == asm.R8 {
+			read[x.Offset/8] = true
+		}
+	}
+	g.note = "never: an element of an array is always there"
+	for slot, is := range read {
+		if is {
+			g.op(asm.LoadMem(asm.R1, asm.R8, int16(8*slot), asm.DWord))
+		}
+	}
 }
 
 // starts are labels of the steps, and of what follows them.
@@ -220,7 +248,12 @@ func (g *gen) countRare(element int32) {
 // count adds the packet to the element in R1.
 func (g *gen) count() {
 	none := g.label()
-	g.addPacket(none)
+	g.countOr(none, none)
+}
+
+// countOr adds the packet to the element in R1, and goes on behind none. If there is no such element, it goes to lost.
+func (g *gen) countOr(lost, none label) {
+	g.addPacket(lost)
 	// The clock is asked once in a tick: that takes as long as a load of headers, and the tick is one instruction.
 	g.op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
 	g.jump(asm.JEq.Reg(asm.R0, asm.R2, ""), none)
