@@ -136,7 +136,8 @@ func TestFarewellComingUp(t *testing.T) {
 	w.loses(w.here, math.MaxInt32, asm.JGE, bfd.Init)
 	count := w.losesFarewells(1)
 	r := frrtest.Start(t, w.there, "far", map[string]string{"bfdd": neighbours("10.9.0.2 10.9.0.1")})
-	s := Session{Name: "four", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times}
+	// It speaks second: an end that hears Down first says Init from then on, and this one would never hear of it.
+	s := Session{Name: "four", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times, Passive: true}
 	w.apply(Config{Netns: w.ref, Sessions: []Session{s}})
 	w.eventually("the other end is up, and this one does not know", func() bool { return show(t, r).Status == "up" && w.session("four").State == bfd.Init })
 	w.apply()
