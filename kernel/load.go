@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 
@@ -21,7 +22,9 @@ type Collection = ebpf.Collection
 // programs do not use are ignored.
 func Load(spec *ebpf.CollectionSpec, programs []string, share map[string]*ebpf.Map) (*Collection, error) {
 	liftMemlock()
-	spec = spec.Copy()
+	part := *spec // the library copies what it changes of programs and maps
+	spec = &part
+	spec.Programs, spec.Maps = maps.Clone(spec.Programs), maps.Clone(spec.Maps)
 	keep := map[string]bool{}
 	for _, p := range programs {
 		if spec.Programs[p] == nil {
