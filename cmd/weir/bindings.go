@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -76,6 +77,7 @@ func portOf(s string) (uint16, error) {
 
 func steerBind(g *globals) *cobra.Command {
 	var in netnsFlag
+	var allow outageFlag
 	c := &cobra.Command{
 		Use: "bind SERVICE tcp|udp PREFIX PORT", Short: "Lead what is sent to a prefix and port to a service", Args: cobra.ExactArgs(4),
 		Long: `Lead what is sent to a prefix and port to a service: one of the configuration, or
@@ -84,7 +86,8 @@ port. The addresses need not be any interface's, but packets to them must reach
 this host: ip route add local PREFIX dev lo.
 
 The longest prefix decides; of one prefix, the port goes before every port. What
-is bound to a service without a socket is rejected.`,
+is bound to a service without a socket is rejected. Where that takes traffic from a
+process that gets it now, it is refused, unless --allow-outage is given.`,
 		Example: `  weir steer bind www tcp 192.0.2.0/24 80
   weir steer bind game udp 2001:db8:7::/64 0      # every port`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -93,6 +96,9 @@ is bound to a service without a socket is rejected.`,
 				return err
 			}
 			return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
+				if err := allow.refuseBindings(cmd, l, ns, []steer.Binding{b}, true); err != nil {
+					return err
+				}
 				was, err := steer.Bind(l, ns, b)
 				if err == nil {
 					warnTakes(cmd, l, ns, b)
@@ -109,7 +115,20 @@ is bound to a service without a socket is rejected.`,
 		},
 	}
 	in.add(c)
+	allow.add(c)
 	return c
+}
+
+// refuseBindings refuses bindings that take traffic from who is served now and lead it to nobody.
+func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, want []steer.Binding, keep bool) error {
+	if f {
+		return nil
+	}
+	plan, err := steer.OutagesOfBindings(cmd.Context(), l.Root, ns, want, keep)
+	if err != nil {
+		return err
+	}
+	return plan.Refuse(false)
 }
 
 // warnTakes warns of what new bindings take away from others.
@@ -238,6 +257,7 @@ tubular's; "-", or none, is standard input.`,
 
 func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 	var in netnsFlag
+	var allow outageFlag
 	var dry bool
 	var lines int
 	c.Args = cobra.MaximumNArgs(1)
@@ -260,10 +280,14 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 			diff, err := steer.DiffBindings(g.host().Root, scope, all, keep)
 			if err == nil {
 				printDiff(cmd.OutOrStdout(), diff, lines)
+				in.foretell(cmd, g, all, keep)
 			}
 			return err
 		}
 		return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
+			if err := allow.refuseBindings(cmd, l, ns, all, keep); err != nil {
+				return err
+			}
 			set := steer.ReplaceBindings
 			if keep {
 				set = steer.AddBindings
@@ -279,7 +303,23 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVar(&dry, "dry-run", false, "print what would change, change nothing")
 	c.Flags().IntVar(&lines, "lines", 100, "print so many changes at most")
 	in.add(c)
+	allow.add(c)
 	return cut{remedy: "the bindings are all the old ones or all the new: weir steer bindings tells, the same command again finishes it"}.of(c)
+}
+
+// foretell prints what bindings would take away, as far as this user may look.
+func (f *netnsFlag) foretell(cmd *cobra.Command, g *globals, all []steer.Binding, keep bool) {
+	ns, err := f.open()
+	if err == nil {
+		defer ns.Close()
+		var plan feature.Plan
+		if plan, err = steer.OutagesOfBindings(cmd.Context(), g.host().Root, ns, all, keep); err == nil {
+			printOutages(cmd, plan)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which traffic would be lost:", err)
+	}
 }
 
 func printDiff(w io.Writer, d steer.Diff, lines int) {

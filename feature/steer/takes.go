@@ -59,15 +59,19 @@ func localAddrs() (out []netip.Addr) {
 
 // taken names the processes whose sockets lose what a binding takes.
 func taken(b Binding, here []netip.Addr, own map[uint64]bool) (out []string) {
-	states := uint32(1 << sockdiag.Listen)
-	if b.Proto == unix.IPPROTO_UDP {
-		states = 1 << sockdiag.Close
-	}
-	socks, err := sockdiag.Dump(sockdiag.Query{Proto: uint8(b.Proto), States: states})
+	socks, err := bound(uint8(b.Proto), 0)
 	if err != nil {
 		return nil
 	}
+	return takenOf(b, here, socks, own)
+}
+
+// takenOf is taken among the sockets of the binding's protocol.
+func takenOf(b Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint64]bool) (out []string) {
 	for _, s := range socks {
+		if b.Port != 0 && s.Local.Port() != b.Port {
+			continue
+		}
 		a := s.Local.Addr().Unmap()
 		covered := a.IsUnspecified() && (a.Is6() && !s.V6Only || a.Is4() == b.Prefix.Addr().Is4()) || slices.Contains(here, a)
 		if own[s.Cookie] || s.Inode == 0 || s.Local.Port() == 0 || !covered {

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// OutagesOfBindings says which traffic, served now, ReplaceBindings, or AddBindings with keep, would lead to a service without a
+// socket for it. The plan has no steps.
+func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, want []Binding, keep bool) (plan feature.Plan, err error) {
+	s, err := readServed(ctx, r, scopeOf(ns))
+	if err != nil || !slices.ContainsFunc(want, func(b Binding) bool { return !s.serves(b.Service, b) }) {
+		return plan, err
+	}
+	diff, err := DiffBindings(r, scopeOf(ns), want, keep)
+	if err != nil {
+		return plan, err
+	}
+	for _, m := range diff.Moved {
+		if s.serves(m.From, m.Binding) && !s.serves(m.Service, m.Binding) && !enough(&plan) {
+			lack, remedy := s.lack(m.Service)
+			plan.Outage("%s %s, and %s, which it leads to now, has one: %s", m.Binding, lack, m.From, remedy)
+		}
+	}
+	return plan, ns.Do(func() error {
+		socks, local := map[Proto][]sockdiag.Socket{}, localPrefixes()
+		for _, b := range diff.Added {
+			if s.serves(b.Service, b) || enough(&plan) || !slices.ContainsFunc(local, b.Prefix.Overlaps) {
+				continue
+			}
+			if _, ok := socks[b.Proto]; !ok {
+				if socks[b.Proto], err = bound(uint8(b.Proto), 0); err != nil {
+					return err
+				}
+			}
+			if losers := takenOf(b, b.addrs(local), socks[b.Proto], nil); len(losers) > 0 {
+				lack, remedy := s.lack(b.Service)
+				plan.Outage("%s %s: %s: %s", b, lack, losing(losers), remedy)
+			}
+		}
+		return nil
+	})
+}
+
+// enough says whether a plan tells of as many bindings as are told.
+func enough(plan *feature.Plan) bool { return len(plan.Outages) >= mostTold }
+
+// addrs are the single addresses of local that the binding's prefix contains.
+func (b Binding) addrs(local []netip.Prefix) (out []netip.Addr) {
+	for _, p := range local {
+		if p.IsSingleIP() && b.Prefix.Contains(p.Addr()) {
+			out = append(out, p.Addr())
+		}
+	}
+	return out
+}
+
+// servedNow are the services of a namespace that reach a socket.
+type servedNow struct {
+	slots map[string]bool         // configured; false: some of their traffic meets an empty slot
+	kinds map[string][kinds4]bool // registered, with the kinds of their sockets
+}
+
+func readServed(ctx context.Context, r *kernel.Root, scope string) (s servedNow, err error) {
+	s = servedNow{map[string]bool{}, map[string][kinds4]bool{}}
+	st, err := ReadState(ctx, r)
+	if err != nil {
+		return s, err
+	}
+	for i := range st.Services {
+		if x := &st.Services[i]; x.scope == scope && x.pub != nil {
+			s.slots[x.Name] = x.Bypassed || sum(x.pub.lostTo(x.reasons())) == 0
+		}
+	}
+	named, err := namedServices(r, scope, false)
+	for _, n := range named {
+		var have [kinds4]bool
+		for kind := range have {
+			have[kind] = slices.ContainsFunc(n.Sockets, func(k RegisteredSocket) bool { return k.Kind == kindName(uint32(kind)) })
+		}
+		s.kinds[n.Service] = have
+	}
+	return s, err
+}
+
+// lack says why not all of what is led to a service reaches a socket, and how it does.
+func (s servedNow) lack(name string) (lack, remedy string) {
+	if _, configured := s.slots[name]; configured {
+		return "has a slot without a member", "start the member, or use on_empty: next or pass"
+	}
+	return "has no socket for it", "weir steer register " + name + " first"
+}
+
+// serves says whether what a binding leads to a service reaches a socket.
+func (s servedNow) serves(name string, b Binding) bool {
+	if served, configured := s.slots[name]; configured {
+		return served
+	}
+	return s.kinds[name][kindOfBinding(b)]
+}
+
+// kindOfBinding is the kind of socket that a binding's packets go to.
+func kindOfBinding(b Binding) (kind uint32) {
+	if b.Proto == unix.IPPROTO_TCP {
+		kind++
+	}
+	if b.Prefix.Addr().Is6() {
+		kind += 2
+	}
+	return kind
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// Bindings that lead served traffic to a service without a socket say so: that of a process at the port, and that of the
+// service that they led to.
+func TestBindingsSayWhatTheyTake(t *testing.T) {
+	a := startSink(t, "udp4=0.0.0.0:9991")
+	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9992")
+	w.member(0, startSink(t, "udp4=0.0.0.0:9992"))
+	w.apply()
+	w.register("full", a, "udp4 0.0.0.0:9991")
+	w.bind("full udp 127.0.1.0/24 9000")
+	for _, c := range []struct {
+		binding string
+		want    string
+	}{
+		{"none udp 127.0.0.0/24 9991", fmt.Sprintf("none has no socket for it: process %d", a.pid())},
+		{"none udp 127.0.0.7/32 0", fmt.Sprintf("none has no socket for it: process %d", a.pid())},
+		{"none udp 127.0.0.0/24 9993", ""}, // nobody has the port
+		{"none tcp 127.0.0.0/24 9991", ""}, // nor that one
+		{"none udp 192.0.2.0/24 9991", ""}, // not this host's
+		{"full udp 127.0.0.0/24 9991", ""},
+		{"none udp 127.0.1.0/24 9000", "none has no socket for it, and full, which it leads to now, has one"},
+		{"svc udp 127.0.0.0/24 9991", fmt.Sprintf("svc has a slot without a member: process %d", a.pid())}, // slot 1 is empty
+	} {
+		plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []Binding{binding(t, c.binding)}, true)
+		text := strings.Join(plan.Outages, "\n")
+		if err != nil || c.want == "" && text != "" || !strings.Contains(text, c.want) {
+			t.Errorf("%s: %q, %v, want %q", c.binding, text, err, c.want)
+		}
+	}
+}
