@@ -51,6 +51,7 @@ type watcher struct {
 	state     *stateReader
 	templates *templateKeeper
 	checks    *checks
+	lookouts  lookouts
 	resets    resets
 	hand      Hand
 	files     map[string]safefile.Seen
@@ -89,8 +90,9 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 		case <-ctx.Done():
 			w.waitResets()
 			return nil
-		case <-events:
-			drain(events)
+		case e := <-events:
+			w.lookouts.opened(e.Port)
+			w.drain(events)
 			try = 0
 			timer.Reset(retries[0])
 			continue
@@ -109,15 +111,17 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 		if try < len(retries) {
 			timer.Reset(retries[try] - retries[try-1])
 		} else {
+			w.lookouts.quiet()
 			timer.Reset(lookEvery)
 		}
 	}
 }
 
-func drain(events chan watchEvent) {
+func (w *watcher) drain(events chan watchEvent) {
 	for {
 		select {
-		case <-events:
+		case e := <-events:
+			w.lookouts.opened(e.Port)
 		default:
 			return
 		}
@@ -169,12 +173,16 @@ func (w *watcher) look(ctx context.Context) error {
 			if slot.drains != 0 && w.fallBack(ctx, s, slot.Slot) {
 				continue
 			}
-			lacking[Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}] = true
-			w.admit(ctx, s, slot.Slot, *member)
+			key := Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}
+			lacking[key] = true
+			if w.due(s, key) {
+				w.admit(ctx, s, slot.Slot, *member)
+			}
 		}
 		w.followFile(ctx, s)
 	}
 	w.checks.end(lacking)
+	w.lookouts.keep(lacking)
 	w.followCopies(ctx, st)
 	w.resetDue(ctx)
 	return nil
@@ -185,6 +193,9 @@ func (w *watcher) look(ctx context.Context) error {
 func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.Member) {
 	key := Slot{Scope: s.scope, Service: s.Name, Slot: n}
 	who, err := s.pub.find(ctx, key, m)
+	if err != nil {
+		w.lookouts.missed(s, key, err, time.Now())
+	}
 	vet := vetting{}
 	if err == nil && m.Ready != nil {
 		var known bool
@@ -204,6 +215,11 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 		}
 	}
 	w.say(key, err, "slot admitted")
+}
+
+// due says whether a slot's member is to be looked for now.
+func (w *watcher) due(s *ServiceState, slot Slot) bool {
+	return w.hook == nil || w.lookouts.due(s, slot, time.Now())
 }
 
 // finishMove completes a change of engine whose command was killed; one that is at work has the lock.
@@ -237,10 +253,15 @@ func (w *watcher) say(s Slot, err error, done string) {
 // follow moves a service whose members run in another namespace than the one
 // it was published for, as a container's do after each of its restarts.
 func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err error) {
+	due := false
 	for _, slot := range s.Slots {
 		if slot.Admitted() {
 			return false, nil
 		}
+		due = due || w.due(s, Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot})
+	}
+	if !due {
+		return false, nil
 	}
 	spec := s.pub.Service.Spec
 	ns, certain, err := spec.FindNetns(ctx)

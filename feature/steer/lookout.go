@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import "time"
+
+// A look for a member asks for its process and for the namespace's sockets. With hundreds
+// of slots that nobody fills, a look each second takes a third of a CPU. So a slot whose
+// member is not found is looked for less often: each second at first, then after twice
+// the time, at most lookAtMost apart. A socket that opens at one of its ports, or a change
+// of its service, begins anew. Without the hooks every look is for all slots.
+const (
+	lookOften  = 10 // looks before the time between two grows
+	lookAtMost = 16 // times lookEvery
+)
+
+// lookouts says when slots are looked for next.
+type lookouts struct {
+	slots map[Slot]*lookout
+	ports map[uint16]bool // where sockets have opened or closed lately
+}
+
+type lookout struct {
+	of    *published // another one is another service
+	why   string
+	looks int
+	wait  time.Duration
+	next  time.Time
+}
+
+// opened notes a socket at a port; what is due by it is looked for until the retries are
+// over.
+func (o *lookouts) opened(port uint16) {
+	if o.ports == nil {
+		o.ports = map[uint16]bool{}
+	}
+	o.ports[port] = true
+}
+
+// quiet ends what opened began.
+func (o *lookouts) quiet() { clear(o.ports) }
+
+// due says whether a slot is to be looked for now.
+func (o *lookouts) due(s *ServiceState, slot Slot, now time.Time) bool {
+	l := o.slots[slot]
+	if l == nil || l.of != s.pub || o.touched(s) {
+		delete(o.slots, slot)
+		return true
+	}
+	return !now.Before(l.next)
+}
+
+// touched says whether a socket has opened or closed at a port of a service.
+func (o *lookouts) touched(s *ServiceState) bool {
+	if len(o.ports) == 0 {
+		return false
+	}
+	for _, e := range s.eps {
+		if o.ports[e.Port] {
+			return true
+		}
+	}
+	for _, m := range s.pub.Service.Members {
+		for _, b := range m.Bound {
+			if o.ports[b.Port] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// missed notes that a slot's member was not found, and why. Another reason than last time
+// says that something happens there.
+func (o *lookouts) missed(s *ServiceState, slot Slot, why error, now time.Time) {
+	if o.slots == nil {
+		o.slots = map[Slot]*lookout{}
+	}
+	l := o.slots[slot]
+	if l == nil || l.why != why.Error() {
+		l = &lookout{of: s.pub, why: why.Error(), wait: lookEvery}
+		o.slots[slot] = l
+	}
+	if l.looks++; l.looks > lookOften {
+		l.wait = min(2*l.wait, lookAtMost*lookEvery)
+	}
+	// A timer may be early: what is due within half a look is due now.
+	l.next = now.Add(l.wait - lookEvery/2)
+}
+
+// keep forgets all slots but those that lack their member.
+func (o *lookouts) keep(lacking map[Slot]bool) {
+	for s := range o.slots {
+		if !lacking[s] {
+			delete(o.slots, s)
+		}
+	}
+}

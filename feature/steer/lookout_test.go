@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/service"
+)
+
+// A slot that stays without a member is looked for less often, until something happens at
+// its ports, to its service, or with the reason.
+func TestLookouts(t *testing.T) {
+	s := &ServiceState{pub: &published{Service: Service{}}, eps: []service.Endpoint{{Port: 9991}}}
+	slot, why := Slot{Service: "svc"}, errors.New("not running")
+	var o lookouts
+	now := time.Now()
+	// looks is how often it is looked for in so many seconds.
+	looks := func(seconds int, why error) (n int) {
+		for range seconds {
+			now = now.Add(lookEvery)
+			if o.due(s, slot, now) {
+				n++
+				o.missed(s, slot, why, now)
+			}
+		}
+		return n
+	}
+	if n := looks(lookOften, why); n != lookOften {
+		t.Errorf("looked %d times in the first %d s", n, lookOften)
+	}
+	if n := looks(320, why); n < 18 || n > 26 {
+		t.Errorf("looked %d times in 320 s, want about 320/%d", n, lookAtMost)
+	}
+	again := func(what string) {
+		t.Helper()
+		if n := looks(lookOften, why); n != lookOften {
+			t.Errorf("%s: looked %d times in %d s", what, n, lookOften)
+		}
+		looks(320, why)
+	}
+	o.opened(9992)
+	if o.due(s, slot, now) {
+		t.Error("due by another port")
+	}
+	o.opened(9991)
+	if !o.due(s, slot, now) {
+		t.Error("not due by its port")
+	}
+	o.quiet()
+	again("after a socket opened")
+	s.pub = &published{}
+	again("with another configuration")
+	looks(lookAtMost, errors.New("socket missing"))
+	if n := looks(lookOften, errors.New("socket missing")); n < lookOften-1 {
+		t.Errorf("with another reason: looked %d times", n)
+	}
+	o.keep(map[Slot]bool{})
+	again("after it was filled")
+}
