@@ -105,16 +105,5 @@ func (s servedNow) serves(name string, b Binding) bool {
 	if served, configured := s.slots[name]; configured {
 		return served
 	}
-	return s.kinds[name][kindOfBinding(b)]
-}
-
-// kindOfBinding is the kind of socket that a binding's packets go to.
-func kindOfBinding(b Binding) (kind uint32) {
-	if b.Proto == unix.IPPROTO_TCP {
-		kind++
-	}
-	if b.Prefix.Addr().Is6() {
-		kind += 2
-	}
-	return kind
+	return s.kinds[name][kindOfPacket(b.Proto == unix.IPPROTO_TCP, b.Prefix.Addr().Is6())]
 }
