@@ -149,6 +149,7 @@ func (s *side) cut() link.Link {
 	if err != nil {
 		s.Fatal(err)
 	}
+	s.Cleanup(func() { l.Close() }) // and it stays that long: a link that nobody holds goes with the next garbage collection
 	return l
 }
 
