@@ -211,7 +211,10 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 // learntSizes finds links on the ways of repairs that take less than the repairs' own interfaces.
 func learntSizes(p protect.PathState) (out []feature.Finding) {
 	for i, r := range p.Repairs {
-		if r.Learnt {
+		if r.Learnt && r.Fits <= protect.LeastMTU {
+			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes or less: IPv6 needs as much with the outer headers, and more is lost there", i+1, r.MTU),
+				Remedy: "give that link a larger MTU"})
+		} else if r.Learnt {
 			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: fmt.Sprintf("a link on the way of repair %d takes %d bytes at most, less than %s", i+1, r.MTU, r.Device),
 				Remedy: fmt.Sprintf("give the repair mtu: %d, or that link a larger one: each time the size is learnt anew a packet is lost", r.MTU)})
 		}

@@ -9,9 +9,6 @@ import (
 	"time"
 )
 
-// flagLearnt is a flag of a repair that only user space knows: a router on the way told its size.
-const flagLearnt = 1 << 6
-
 // keepSize is how long a size is kept that a router on the way told: as long as a kernel keeps that of a route (RFC 8201, 5.2). Tests change it.
 var keepSize = 10 * time.Minute
 
@@ -30,7 +27,7 @@ type learntSize struct {
 }
 
 // leastSize is the size below which nothing is learnt: IPv6 packets of 1,280 bytes go every way.
-func leastSize(r *protectRerouteRepair) uint32 { return leastMTU6 + max(r.Len6, r.Len4) }
+func leastSize(r *protectRerouteRepair) uint32 { return LeastMTU + max(r.Len6, r.Len4) }
 
 // about says whether a message quotes a packet that went by a repair: from this router, to one of the segments, with the
 // others behind it, and too big for the link that the message is about.
@@ -83,12 +80,20 @@ func (w *watcher) recall() error {
 // readRepairs notes the repairs that packets can take now.
 func (w *watcher) readRepairs() error {
 	all, err := readRepairs(w.pins)
+	sources := map[[segmentLength]byte]bool{}
+	for _, r := range all {
+		sources[[segmentLength]byte(r.Header6[8:24])], sources[[segmentLength]byte(r.Header4[8:24])] = true, true
+	}
 	w.repairs.Store(&all)
+	w.sources.Store(&sources)
 	return err
 }
 
 // concerns says whether a message is about a repair, in use or not.
 func (w *watcher) concerns(m tooBig) bool {
+	if !(*w.sources.Load())[[segmentLength]byte(m.quoted[8:24])] {
+		return false // anybody can send such messages
+	}
 	for _, r := range *w.repairs.Load() {
 		if m.about(&r) {
 			return true
@@ -124,7 +129,7 @@ func (w *watcher) learnSize(p published, r *protectRerouteRepair, m tooBig) {
 	} else {
 		w.followLink()
 	}
-	w.log.Warn("rerouted packets are too big for a link on the way, larger ones are refused here", "name", p.Name, "interface", p.Device,
+	w.log.Warn("rerouted packets are too big for a link on the way, larger ones are answered with Packet Too Big", "name", p.Name, "interface", p.Device,
 		"segment", netip.AddrFrom16([16]byte(m.quoted[24:40])), "mtu", m.mtu, "fits", size-r.Len6, "for", keepSize, "remedy", "give the repair this mtu, or that link a larger one")
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/reroute/links"
 )
 
-// Flags of a repair: protect.h. flagLearnt is beside them.
+// Flags of a repair: protect.h, but for flagLearnt, which only user space knows: a router on the way told the size.
 const (
 	flagShadow = 1 << iota
 	flagInline
@@ -23,6 +23,7 @@ const (
 	flagFor6
 	flagVia4
 	flagMACs
+	flagLearnt
 )
 
 // way is a repair as the network namespace has it now: its struct but for the numbers of others.

@@ -18,12 +18,14 @@ import (
 // kernel's own encap seg6. So the repair's size is learnt from it (learnt.go), and the log
 // tells the repair's key that makes it last.
 
+// LeastMTU is the size of packets, in bytes, that every link takes (RFC 8200, 5): no less is learnt.
+const LeastMTU = 1280
+
 const (
 	icmp6TooBig    = 2
 	icmp6HeaderLen = 8
 	ip6HeaderLen   = 40
 	icmp6Filter    = 1 // ICMP6_FILTER of linux/icmpv6.h
-	leastMTU6      = 1280
 
 	tooBigEvery = 10 * time.Millisecond // messages are dealt with, so that many cost little
 )
@@ -47,7 +49,7 @@ func parseTooBig(b []byte) (m tooBig, ok bool) {
 		return m, false
 	}
 	m.mtu, m.length, m.quoted = binary.BigEndian.Uint32(b[4:]), quotedLength(quoted), bytes.Clone(quoted)
-	return m, m.mtu >= leastMTU6 && m.mtu < 1<<16
+	return m, m.mtu >= LeastMTU && m.mtu < 1<<16
 }
 
 // hearTooBig passes on each such message to the namespace, until the returned function is

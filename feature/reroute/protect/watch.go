@@ -96,6 +96,7 @@ type watcher struct {
 	sizes   map[wayKey]learntSize
 	tooBig  chan tooBig
 	repairs atomic.Pointer[map[uint32]protectRerouteRepair] // installed ones
+	sources atomic.Pointer[map[[segmentLength]byte]bool]    // of their outer headers
 
 	netfilter kernel.NetfilterSeen
 	fastAfter time.Time // the fast program is not started before
