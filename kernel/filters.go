@@ -4,7 +4,6 @@ package kernel
 
 import (
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -51,7 +50,7 @@ func (t Clsact) key() string { return fmt.Sprintf("%s %08d %t", t.Name, t.Ifinde
 
 // lostAt says whether the device is there, and has no such filter. The caller is in its namespace.
 func (t Clsact) lostAt() bool {
-	if _, err := net.InterfaceByIndex(t.Ifindex); err != nil {
+	if _, err := netlink.LinkByIndex(t.Ifindex); err != nil {
 		return false // with its device
 	}
 	there, err := t.Attached()
@@ -81,7 +80,7 @@ func (c *Checker) filters(i Instance, rec record) (out []Fault) {
 	}
 	_ = ns.Do(func() error { // what a reader may not ask is not told
 		for _, f := range c.root.stillLost(i, rec.Filters) {
-			lost := fault(i, FaultDetached, "nothing runs at %s: the filter %s is gone", f.place(), f.Name)
+			lost := fault(i, FaultDetached, "the filter %s is gone from %s", f.Name, f.place())
 			lost.Device = deviceName(uint64(f.Ifindex))
 			out = append(out, lost)
 		}
@@ -96,7 +95,7 @@ func (c *Checker) filters(i Instance, rec record) (out []Fault) {
 	return out
 }
 
-// removing is how long a writer takes at most from a filter's removal until it is recorded.
+// removing is how long a writer usually takes from a filter's removal until it is recorded.
 const removing = 50 * time.Millisecond
 
 // stillLost are those filters that are gone from their devices, and are recorded still after a

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
 	"golang.org/x/sys/unix"
@@ -75,11 +76,11 @@ func (t target) String() string {
 }
 
 func deviceName(index uint64) string {
-	i, err := net.InterfaceByIndex(int(index))
+	link, err := netlink.LinkByIndex(int(index)) // net.InterfaceByIndex reads all links
 	if err != nil {
 		return fmt.Sprintf("device %d", index)
 	}
-	return i.Name
+	return link.Attrs().Name
 }
 
 func (t target) netfilter() Netfilter {

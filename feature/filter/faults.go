@@ -63,7 +63,10 @@ func lostPlaces(r *kernel.Root, i kernel.Instance, p *published) (out []Place, e
 	}
 	_ = ns.Do(func() error {
 		for _, place := range places {
-			if i, e := net.InterfaceByName(place.Interface); place.lacks && (e != nil || !has(told, i.Index)) {
+			if !place.lacks {
+				continue
+			}
+			if device, err := net.InterfaceByName(place.Interface); err != nil || !has(told, device.Index) {
 				out = append(out, place)
 			}
 		}
