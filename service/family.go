@@ -5,6 +5,7 @@ package service
 import (
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/weir-project/weir/internal/pidfd"
 	"golang.org/x/sys/unix"
@@ -12,7 +13,8 @@ import (
 
 // family knows a process and all that descend from it by a UTS namespace of their own. A
 // process group does not: setsid(2) leaves it, and the daemon that results would stay in
-// weir serve's cgroup, with nobody to end it. Only CAP_SYS_ADMIN leaves the namespace.
+// weir serve's cgroup, with nobody to end it. A daemon leaves this namespace only on purpose: by one of a user
+// namespace of its own.
 type family struct {
 	ns *os.File // keeps the number from another namespace; nil: none could be made
 }
@@ -30,8 +32,11 @@ func newFamily() family {
 	return family{f}
 }
 
-// maxSweeps bounds the looks for processes that are started while others are ended.
-const maxSweeps = 100
+// maxSweeps bounds the looks for processes that are started while others are ended, and sweepEvery is between two.
+const (
+	maxSweeps  = 100
+	sweepEvery = 5 * time.Millisecond
+)
 
 // end ends the whole family.
 func (f family) end() {
@@ -43,6 +48,7 @@ func (f family) end() {
 		if !f.sweep() {
 			return
 		}
+		time.Sleep(sweepEvery)
 	}
 }
 
