@@ -87,7 +87,8 @@ this host: ip route add local PREFIX dev lo.
 
 The longest prefix decides; of one prefix, the port goes before every port. What
 is bound to a service without a socket is rejected. Where that takes traffic from a
-process that gets it now, it is refused, unless --allow-outage is given.`,
+process, or from a service with a socket, it is refused, unless --allow-outage is
+given.`,
 		Example: `  weir steer bind www tcp 192.0.2.0/24 80
   weir steer bind game udp 2001:db8:7::/64 0      # every port`,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,6 +42,12 @@ func TestDocs(t *testing.T) {
 				t.Fatalf("only %d lines to run were found", len(statements))
 			}
 			nstest.Enter(t)
+			// A host has an sshd: what takes its port is refused.
+			sshd, err := net.Listen("tcp", "0.0.0.0:22")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sshd.Close()
 			// What the page builds must not take the place of this checkout's.
 			bin := filepath.Join(root, "bin")
 			if err := os.MkdirAll(bin, 0o755); err != nil {

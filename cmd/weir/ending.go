@@ -16,11 +16,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// endTime is how long a command may take to end after INT or TERM. Whoever stops it is promised 5 s.
+// endTime is how long a command may take to end after INT or TERM. Users are promised 5 s.
 const endTime = 4 * time.Second
 
-// reactTime is how long a command that changes something may take to end, or to say that it takes a change back. Whoever stops
-// it is promised 1 s.
+// reactTime is how long a command that changes something may take to end, or to say that it takes a change back. Users
+// are promised 1 s.
 const reactTime = 800 * time.Millisecond
 
 // daemonEnds is set while a command ends with a daemon that it has started, to which signals are forwarded.
@@ -35,7 +35,7 @@ type cut struct {
 // changes is the cut of the command that runs; nil: it changes nothing, or ends in its own way.
 var changes atomic.Pointer[cut]
 
-// of has a command react within reactTime of INT or TERM. It is harmless to end the process then, as every kill is: the
+// of makes a command react within reactTime of INT or TERM. It is harmless to end the process then, as every kill is: the
 // next command that takes the lock finishes what it finds.
 func (c cut) of(cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
@@ -121,5 +121,13 @@ func ended(ctx context.Context, err error) error {
 	if _, told := errors.AsType[*kernel.Interrupted](err); told {
 		return err
 	}
-	return errors.New("interrupted")
+	if changes.Load() == nil {
+		if _, ever := kernel.Writing(); !ever {
+			return kernel.Stopped(ctx, err, "nothing was changed")
+		}
+	}
+	if err == context.Canceled { //nolint:errorlint // a bare one says nothing
+		return errors.New("interrupted")
+	}
+	return fmt.Errorf("interrupted: %w", err)
 }

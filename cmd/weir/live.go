@@ -5,6 +5,8 @@ package main
 import (
 	"errors"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature"
@@ -18,13 +20,16 @@ import (
 type outageFlag bool
 
 func (f *outageFlag) add(c *cobra.Command) {
-	c.Flags().BoolVar((*bool)(f), "allow-outage", false, "change also what takes traffic away that is served now")
+	c.Flags().BoolVar((*bool)(f), "allow-outage", false, "make the change even if it takes traffic from its receiver")
 }
 
 // checked makes a change with the lock, unless it takes traffic of a service away.
-func (f outageFlag) checked(cmd *cobra.Command, g *globals, name string, outages func(*steer.ServiceState) (feature.Plan, error), change func(l *kernel.WriteLock) error) error {
+func (f outageFlag) checked(cmd *cobra.Command, g *globals, scope, name string, outages func(*steer.ServiceState) (feature.Plan, error), change func(l *kernel.WriteLock) error) error {
 	return locked(cmd, g, func(l *kernel.WriteLock) error {
-		s, err := pinned(cmd, g, name)
+		if f {
+			return change(l) // also where the question has no answer
+		}
+		s, err := steer.ReadOne(l.Root, scope, name)
 		if err != nil {
 			return err
 		}
@@ -32,7 +37,7 @@ func (f outageFlag) checked(cmd *cobra.Command, g *globals, name string, outages
 		if err != nil {
 			return err
 		}
-		if err := plan.Refuse(bool(f)); err != nil {
+		if err := plan.Refuse(false); err != nil {
 			return err
 		}
 		return change(l)
@@ -201,7 +206,7 @@ A move of what is served to a slot that is empty and rejects is refused, unless
 				f, err := steer.ForeseeMove(cmd.Context(), g.host().Root, s, m)
 				return []steer.Foreseen{f}, err
 			}, func() error {
-				return allow.checked(cmd, g, args[0], outages, func(l *kernel.WriteLock) error { return steer.Move(l, s.Scope(), s.Name, m, resets.given()) })
+				return allow.checked(cmd, g, s.Scope(), s.Name, outages, func(l *kernel.WriteLock) error { return steer.Move(l, s.Scope(), s.Name, m, resets.given()) })
 			})
 		},
 	}
@@ -210,6 +215,7 @@ A move of what is served to a slot that is empty and rejects is refused, unless
 	c.Flags().IntVar(&m.To, "to", 0, "number of the slot")
 	c.Flags().BoolVar(&m.Back, "back", false, "to where it is when it is not moved")
 	resets.add(c)
+	c.Flags().Lookup("dry-run").Usage = "list the routers whose sessions would be reset and the traffic that would be lost, change nothing"
 	allow.add(c)
 	return c
 }
@@ -220,8 +226,9 @@ func steerDrain(g *globals) *cobra.Command {
 		Long: `Give a slot's traffic to the other slots, as if its weight were 0, until weir steer
 undrain. Its member stays. It stays drained over weir apply. TCP sessions that it
 holds go along if it hands over (see weir handoff); others are reset, paced, and
-come back at the slot that has their router then. Where the others are empty and
-reject, it is refused, unless --allow-outage is given.`,
+come back at the slot that has their router then. It is refused if a part of the
+traffic would go to an empty slot (on_empty: reject or drop), unless --allow-outage
+is given.`,
 		Example: `  weir steer drain telemetry --slot 3 --dry-run   # lists the routers
   weir steer drain telemetry --slot 3 --rate 20/s`,
 	})
@@ -230,6 +237,8 @@ reject, it is refused, unless --allow-outage is given.`,
 func steerUndrain(g *globals) *cobra.Command {
 	return drainCommand(g, true, &cobra.Command{
 		Use: "undrain SERVICE --slot N", Short: "Give a drained slot its traffic back",
+		Long: `Give a drained slot its traffic back. It is refused while the slot is empty and
+rejects: start its member first, or give --allow-outage.`,
 		Example: `  weir steer undrain telemetry --slot 3`,
 	})
 }
@@ -270,7 +279,7 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 			f, err := foresee()
 			return []steer.Foreseen{f}, err
 		}, func() error {
-			return allow.checked(cmd, g, args[0], outages, func(l *kernel.WriteLock) error {
+			return allow.checked(cmd, g, named.Scope, named.Service, outages, func(l *kernel.WriteLock) error {
 				if back {
 					return steer.Undrain(l, named, resets.given())
 				}
@@ -280,6 +289,7 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")
 	resets.add(c)
+	c.Flags().Lookup("dry-run").Usage = "list the routers whose sessions would be reset and the traffic that would be lost, change nothing"
 	allow.add(c)
 	return c
 }
@@ -344,6 +354,9 @@ the configuration file nor weir serve.`,
 			if all == (len(args) == 1) {
 				return usageError{errors.New("name one service, or give --all: weir bypass SERVICE")}
 			}
+			if bool(allow) && !off {
+				return usageError{errors.New("--allow-outage goes with --off: a bypass is never refused")}
+			}
 			if all {
 				return bypassAll(cmd, g, !off, allow)
 			}
@@ -357,7 +370,7 @@ the configuration file nor weir serve.`,
 				return err
 			}
 			if off {
-				err = allow.checked(cmd, g, args[0], steer.OutagesOfSteering, set)
+				err = allow.checked(cmd, g, s.Scope(), s.Name, steer.OutagesOfSteering, set)
 			} else {
 				err = locked(cmd, g, set)
 			}
@@ -390,19 +403,17 @@ the configuration file nor weir serve.`,
 
 // refuseSteering refuses to steer all services again where that takes traffic away.
 func refuseSteering(cmd *cobra.Command, g *globals, allow outageFlag) error {
-	st, err := steer.ReadState(cmd.Context(), g.host().Root)
+	if allow {
+		return nil // also where the question has no answer
+	}
+	plan, failed, err := steer.OutagesOfSteeringAll(cmd.Context(), g.host().Root)
 	if err != nil {
 		return err
 	}
-	var all feature.Plan
-	for i := range st.Services {
-		plan, err := steer.OutagesOfSteering(&st.Services[i])
-		if err != nil {
-			return err
-		}
-		all.Join(plan)
+	for _, name := range slices.Sorted(maps.Keys(failed)) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: cannot say what service %s takes away: %v\n", name, failed[name])
 	}
-	return all.Refuse(bool(allow))
+	return plan.Refuse(false)
 }
 
 // bypassAll leaves all services to the kernel, or steers them again. One that fails keeps no other from it.

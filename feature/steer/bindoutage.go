@@ -4,6 +4,7 @@ package steer
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -28,13 +29,30 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 	for _, m := range diff.Moved {
 		if s.serves(m.From, m.Binding) && !s.serves(m.Service, m.Binding) && !enough(&plan) {
 			lack, remedy := s.lack(m.Service)
-			plan.Outage("%s %s, and %s, which it leads to now, has one: %s", m.Binding, lack, m.From, remedy)
+			plan.Outage("%s would take traffic from %s, which has a socket for it; %s %s: %s", m.Binding, m.From, m.Service, lack, remedy)
 		}
 	}
+	owner, done, err := owners(r, scopeOf(ns))
+	if err != nil {
+		return plan, err
+	}
+	defer done()
 	return plan, ns.Do(func() error {
-		socks, local := map[Proto][]sockdiag.Socket{}, localPrefixes()
+		socks := map[Proto][]sockdiag.Socket{}
+		local, err := localPrefixes()
+		if err != nil {
+			return err
+		}
 		for _, b := range diff.Added {
-			if s.serves(b.Service, b) || enough(&plan) || !slices.ContainsFunc(local, b.Prefix.Overlaps) {
+			if s.serves(b.Service, b) || enough(&plan) {
+				continue
+			}
+			if from := owner(b); from != "" && s.serves(from, b) {
+				lack, remedy := s.lack(b.Service)
+				plan.Outage("%s would take traffic from %s, which has a socket for it; %s %s: %s", b, from, b.Service, lack, remedy)
+				continue
+			}
+			if !slices.ContainsFunc(local, b.Prefix.Overlaps) {
 				continue
 			}
 			if _, ok := socks[b.Proto]; !ok {
@@ -44,11 +62,36 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 			}
 			if losers := takenOf(b, b.addrs(local), socks[b.Proto], nil); len(losers) > 0 {
 				lack, remedy := s.lack(b.Service)
-				plan.Outage("%s %s: %s: %s", b, lack, losing(losers), remedy)
+				plan.Outage("%s: %s %s; %s: %s", b, b.Service, lack, losing(losers), remedy)
 			}
 		}
 		return nil
 	})
+}
+
+// owners returns a function that names the service that gets a binding's prefix now, by a shorter one; "" for none.
+func owners(r *kernel.Root, scope string) (of func(Binding) string, done func(), err error) {
+	v, err := openView(r, scope)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return func(Binding) string { return "" }, func() {}, nil
+	} else if err != nil {
+		return nil, nil, err
+	}
+	all, err := v.labels.all()
+	if err != nil {
+		v.Close()
+		return nil, nil, err
+	}
+	names := make(map[uint32]string, len(all))
+	for name, x := range all {
+		names[x.ID] = name
+	}
+	return func(b Binding) string {
+		if x, ok := v.bound.Lookup(b.Prefix.Addr(), uint8(b.Proto), b.Port); ok {
+			return names[x.Value-1]
+		}
+		return ""
+	}, v.Close, nil
 }
 
 // enough says whether a plan tells of as many bindings as are told.
@@ -72,14 +115,22 @@ type servedNow struct {
 
 func readServed(ctx context.Context, r *kernel.Root, scope string) (s servedNow, err error) {
 	s = servedNow{map[string]bool{}, map[string][kinds4]bool{}}
-	st, err := ReadState(ctx, r)
+	all, err := r.Instances(Name)
 	if err != nil {
 		return s, err
 	}
-	for i := range st.Services {
-		if x := &st.Services[i]; x.scope == scope && x.pub != nil {
-			s.slots[x.Name] = x.Bypassed || sum(x.pub.lostTo(x.reasons())) == 0
+	reader := newStateReader(r) // without counters and queues: a binding is a matter of milliseconds
+	defer reader.Close()
+	for _, i := range all {
+		if ctx.Err() != nil {
+			return s, ctx.Err()
 		}
+		if i.Scope != scope || !kernel.ValidName(i.Name) {
+			continue
+		}
+		x, err := reader.service(i)
+		// A damaged one cannot be asked, and keeps no other from being bound: status tells of it.
+		s.slots[i.Name] = err != nil || x.Bypassed || sum(x.pub.lostTo(x.reasons())) == 0
 	}
 	named, err := namedServices(r, scope, false)
 	for _, n := range named {

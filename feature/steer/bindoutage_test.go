@@ -4,6 +4,7 @@ package steer
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 )
@@ -21,14 +22,16 @@ func TestBindingsSayWhatTheyTake(t *testing.T) {
 		binding string
 		want    string
 	}{
-		{"none udp 127.0.0.0/24 9991", fmt.Sprintf("none has no socket for it: process %d", a.pid())},
-		{"none udp 127.0.0.7/32 0", fmt.Sprintf("none has no socket for it: process %d", a.pid())},
+		{"none udp 127.0.0.0/24 9991", fmt.Sprintf("none has no socket for it; process %d", a.pid())},
+		{"none udp 127.0.0.7/32 0", fmt.Sprintf("none has no socket for it; process %d", a.pid())},
 		{"none udp 127.0.0.0/24 9993", ""}, // nobody has the port
 		{"none tcp 127.0.0.0/24 9991", ""}, // nor that one
 		{"none udp 192.0.2.0/24 9991", ""}, // not this host's
 		{"full udp 127.0.0.0/24 9991", ""},
-		{"none udp 127.0.1.0/24 9000", "none has no socket for it, and full, which it leads to now, has one"},
-		{"svc udp 127.0.0.0/24 9991", fmt.Sprintf("svc has a slot without a member: process %d", a.pid())}, // slot 1 is empty
+		{"none udp 127.0.1.0/24 9000", "would take traffic from full, which has a socket for it; none has no socket"},
+		{"none udp 127.0.1.5/32 9000", "would take traffic from full, which has a socket for it; none has no socket"}, // a part of it
+		{"none udp 127.0.1.5/32 9001", ""},
+		{"svc udp 127.0.0.0/24 9991", fmt.Sprintf("svc has a slot without a member; process %d", a.pid())}, // slot 1 is empty
 	} {
 		plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []Binding{binding(t, c.binding)}, true)
 		text := strings.Join(plan.Outages, "\n")
@@ -36,4 +39,23 @@ func TestBindingsSayWhatTheyTake(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", c.binding, text, err, c.want)
 		}
 	}
+}
+
+// What is damaged elsewhere keeps nobody from binding, and from being told.
+func TestBindingsBesideDamage(t *testing.T) {
+	a := startSink(t, "udp4=0.0.0.0:9991")
+	w := newWorld(t, Options{Slots: 2, Engine: EngineReuseport}, "udp 0.0.0.0:9992")
+	w.apply()
+	w.register("full", a, "udp4 0.0.0.0:9991")
+	w.bind("full udp 127.0.1.0/24 9000")
+	s := w.state()
+	if err := os.RemoveAll(w.root.Path() + "/steer/" + s.scope + "/" + engineInstance(s.scope, EngineReuseport).Name); err != nil {
+		t.Fatal(err)
+	}
+	plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []Binding{binding(t, "none udp 127.0.0.0/24 9991")}, true)
+	if err != nil || len(plan.Outages) != 1 {
+		t.Errorf("%q, %v", plan.Outages, err)
+	}
+	w.cfg.Services[0].Name, w.cfg.Services[0].Engine = "other", EngineSkLookup
+	w.planned() // panicked
 }

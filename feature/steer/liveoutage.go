@@ -3,6 +3,7 @@
 package steer
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 
@@ -38,8 +39,8 @@ func (s *ServiceState) outagesOf(r *kernel.Root, f func(p *published) error) (pl
 	}
 	for n, buckets := range p.lostBuckets(s, s.reasons()) {
 		if buckets > 0 {
-			plan.Outage("slot %d of service %s is empty, and would be given %d %% of the service's traffic, which is served now (on_empty: %s): %s",
-				n, s.Name, percent(buckets), s.OnEmpty, s.Slots[n].Reason)
+			plan.Outage("slot %d of service %s is empty, and would be given %d %% of the service's traffic, which is served now (on_empty: %s): %s: %s",
+				n, s.Name, percent(buckets), s.OnEmpty, s.Slots[n].Reason, s.pub.remedy(n))
 		}
 	}
 	after := *s
@@ -75,7 +76,8 @@ func (s *ServiceState) movedDevices(after *ServiceState, plan *feature.Plan) err
 	for a := range changes {
 		from, to := old.place(a), now.place(a)
 		if from.Admitted && !to.Admitted {
-			plan.Outage("device %s is served by slot %d of service %s, and slot %d, where it would go, is empty (on_empty: %s): %s", a, from.Slot, s.Name, to.Slot, s.OnEmpty, s.Slots[to.Slot].Reason)
+			plan.Outage("device %s is served by slot %d of service %s, and slot %d, where it would go, is empty (on_empty: %s): %s: %s",
+				a, from.Slot, s.Name, to.Slot, s.OnEmpty, s.Slots[to.Slot].Reason, s.pub.remedy(to.Slot))
 		}
 	}
 	return nil
@@ -83,7 +85,41 @@ func (s *ServiceState) movedDevices(after *ServiceState, plan *feature.Plan) err
 
 // OutagesOfSteering says which traffic bound sockets get while the service is bypassed, and an empty slot would get once it is
 // steered again.
-func OutagesOfSteering(s *ServiceState) (plan feature.Plan, err error) {
+func OutagesOfSteering(s *ServiceState) (feature.Plan, error) {
+	return s.outagesOfSteering(newBoundSockets())
+}
+
+// OutagesOfSteeringAll is [OutagesOfSteering] of every bypassed service. A service that cannot be asked is in failed, by name,
+// and keeps no other from being asked.
+func OutagesOfSteeringAll(ctx context.Context, r *kernel.Root) (plan feature.Plan, failed map[string]error, err error) {
+	all, err := r.Instances(Name)
+	if err != nil {
+		return plan, nil, err
+	}
+	reader, bound := newStateReader(r), newBoundSockets()
+	defer reader.Close()
+	failed = map[string]error{}
+	for _, i := range all {
+		if ctx.Err() != nil {
+			return plan, failed, ctx.Err()
+		}
+		if !kernel.ValidName(i.Name) {
+			continue
+		}
+		s, err := reader.service(i)
+		var one feature.Plan
+		if err == nil {
+			one, err = s.outagesOfSteering(bound)
+		}
+		if err != nil && !errors.Is(err, kernel.ErrNotExist) {
+			failed[i.Name] = err
+		}
+		plan.Join(one)
+	}
+	return plan, failed, nil
+}
+
+func (s *ServiceState) outagesOfSteering(bound *boundSockets) (plan feature.Plan, err error) {
 	if s.pub == nil || !s.Bypassed || s.OnEmpty == Pass {
 		return plan, nil
 	}
@@ -99,13 +135,14 @@ func OutagesOfSteering(s *ServiceState) (plan feature.Plan, err error) {
 	if sum(lost) == 0 || s.Engine == EngineReuseport && !s.served() {
 		return plan, nil
 	}
-	losers, err := newBoundSockets().losers(ns, s.scope, s.eps)
+	losers, err := bound.losers(ns, s.scope, s.eps)
 	if err != nil || len(losers) == 0 {
 		return plan, err
 	}
 	for n, buckets := range lost {
 		if buckets > 0 {
-			plan.Outage("slot %d of service %s is empty (on_empty: %s) and would take %d %% of the traffic of %s: %s", n, s.Name, s.OnEmpty, percent(buckets), losers, s.Slots[n].Reason)
+			plan.Outage("slot %d of service %s is empty (on_empty: %s) and would take %d %% of the traffic of %s: %s: %s",
+				n, s.Name, s.OnEmpty, percent(buckets), losers, reasons[n], s.pub.remedy(n))
 		}
 	}
 	return plan, nil

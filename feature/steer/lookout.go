@@ -8,16 +8,18 @@ import "time"
 // of slots that nobody fills, a look each second takes a third of a CPU. So a slot whose
 // member is not found is looked for less often: each second at first, then after twice
 // the time, at most lookAtMost apart. A socket that opens at one of its ports, or a change
-// of its service, begins anew. Without the hooks every look is for all slots.
+// of its service, begins anew. Without the hooks for both, of listeners and of UDP
+// sockets, every look is for all slots.
 const (
 	lookOften  = 10 // looks before the time between two grows
-	lookAtMost = 16 // times lookEvery
+	lookAtMost = 4  // times lookEvery
 )
 
 // lookouts says when slots are looked for next.
 type lookouts struct {
 	slots map[Slot]*lookout
 	ports map[uint16]bool // where sockets have opened or closed lately
+	all   bool            // or at unknown ports
 }
 
 type lookout struct {
@@ -37,8 +39,14 @@ func (o *lookouts) opened(port uint16) {
 	o.ports[port] = true
 }
 
-// quiet ends what opened began.
-func (o *lookouts) quiet() { clear(o.ports) }
+// missedEvents notes sockets at unknown ports.
+func (o *lookouts) missedEvents() { o.all = true }
+
+// quiet ends what opened and missedEvents began.
+func (o *lookouts) quiet() {
+	clear(o.ports)
+	o.all = false
+}
 
 // due says whether a slot is to be looked for now.
 func (o *lookouts) due(s *ServiceState, slot Slot, now time.Time) bool {
@@ -52,8 +60,8 @@ func (o *lookouts) due(s *ServiceState, slot Slot, now time.Time) bool {
 
 // touched says whether a socket has opened or closed at a port of a service.
 func (o *lookouts) touched(s *ServiceState) bool {
-	if len(o.ports) == 0 {
-		return false
+	if o.all || len(o.ports) == 0 {
+		return o.all
 	}
 	for _, e := range s.eps {
 		if o.ports[e.Port] {

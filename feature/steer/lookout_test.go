@@ -31,7 +31,7 @@ func TestLookouts(t *testing.T) {
 	if n := looks(lookOften, why); n != lookOften {
 		t.Errorf("looked %d times in the first %d s", n, lookOften)
 	}
-	if n := looks(320, why); n < 18 || n > 26 {
+	if n := looks(320, why); n < 320/lookAtMost-2 || n > 320/lookAtMost+4 {
 		t.Errorf("looked %d times in 320 s, want about 320/%d", n, lookAtMost)
 	}
 	again := func(what string) {

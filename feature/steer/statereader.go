@@ -175,9 +175,9 @@ func (r *stateReader) engine(i kernel.Instance) (*kernel.Opened, error) {
 	if e := r.engines[i]; e != nil {
 		return e, nil
 	}
-	maps := []string{"slots", "sockets", "verdicts", "sinks"}
+	maps := []string{"slots", "sockets", "verdicts", "sync", "sinks"}
 	if kind, _ := kindOf(i); kind == EngineReuseport {
-		maps = []string{"slots", "sockets", "verdicts", "groups", "holders"}
+		maps = []string{"slots", "sockets", "verdicts", "sync", "groups", "holders"}
 	}
 	e, err := r.root.Open(i, append(maps, "gens")...)
 	if errors.Is(err, kernel.ErrNotExist) { // of an engine, or of a weir, that has no generations
@@ -208,6 +208,15 @@ func (s *ServiceState) readSlots(e *kernel.Opened, counters bool) error {
 		s.Slots = append(s.Slots, slot)
 	}
 	return nil
+}
+
+// ReadOne reads one service as it is now, without counters and queues. It wraps kernel.ErrNotExist where there is none.
+func ReadOne(r *kernel.Root, scope, name string) (*ServiceState, error) {
+	s, err := readServiceState(r, serviceInstance(scope, name))
+	if err != nil {
+		return nil, err
+	}
+	return &s, nil
 }
 
 // readServiceState reads one service, without what only people want to know.

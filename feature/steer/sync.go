@@ -59,7 +59,7 @@ func (e *engine) mark(differ bool) error {
 // marked says whether a command was killed between mark and the end of sync.
 func (e *engine) marked() (bool, error) { return marked(e.pins.Maps) }
 
-// marked is engine.marked for who reads an engine's maps without the lock.
+// marked is engine.marked for readers of an engine's maps, without the lock.
 func marked(engine map[string]*ebpf.Map) (bool, error) {
 	var v uint32
 	err := engine["sync"].Lookup(uint32(0), &v)

@@ -26,7 +26,7 @@ import (
 // there is none.
 func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s *ServiceState, kind Engine) error {
 	eps := t.takes(s)
-	if len(eps) == 0 || t.service.OnEmpty == Pass || t.was != nil {
+	if len(eps) == 0 || t.service.OnEmpty == Pass || t.was != nil { // a rollback is not refused
 		return nil
 	}
 	ns, err := openNetns(t.netns, t.id)
@@ -54,13 +54,13 @@ func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s
 		return nil // its programs come with the first member
 	}
 	lost := p.lostTo(reasons)
-	if sum(lost) <= have.lostAlready(t, eps) {
+	if already, all := have.lostAlready(t, eps); all && sum(lost) <= already {
 		return nil
 	}
 	for n, buckets := range lost {
 		if buckets > 0 && !(n < len(slots) && slots[n].Admitted()) { // else told as emptied
-			plan.Outage("slot %d of service %s would stay empty (on_empty: %s) and take %d %% of the traffic of %s: %v: start the member, or use on_empty: next or pass",
-				n, t.service.Name, t.service.OnEmpty, percent(buckets), losers, reasons[n])
+			plan.Outage("slot %d of service %s would stay empty (on_empty: %s) and take %d %% of the traffic of %s: %v: %s",
+				n, t.service.Name, t.service.OnEmpty, percent(buckets), losers, reasons[n], p.remedy(n))
 		}
 	}
 	return nil
@@ -82,6 +82,17 @@ func (t *target) takes(s *ServiceState) []service.Endpoint {
 
 // served says whether any slot has a member.
 func (s *ServiceState) served() bool { return slices.ContainsFunc(s.Slots, SlotState.Admitted) }
+
+// remedy is what lets a slot that is empty serve.
+func (p *published) remedy(slot int) string {
+	switch {
+	case p.Service.Member(slot) == nil:
+		return "name a member for it, or give it weight 0"
+	case p.Service.OnEmpty == Next:
+		return "start a member, or use on_empty: pass"
+	}
+	return "start the member, or use on_empty: next or pass"
+}
 
 // lostTo counts, by slot, the buckets that an empty slot loses.
 func (p *published) lostTo(reasons []error) []int {
@@ -105,23 +116,27 @@ func sum(all []int) (n int) {
 	return n
 }
 
-// lostAlready is how many buckets of another service, which decides about the same endpoints now, meet an empty slot: a service
-// that is renamed takes no more away than it did.
-func (st State) lostAlready(t *target, eps []service.Endpoint) int {
+// lostAlready is how many buckets of another service meet an empty slot, and whether that service decides about all of the
+// endpoints now: a service that is renamed takes no more away than it did.
+func (st State) lostAlready(t *target, eps []service.Endpoint) (buckets int, all bool) {
 	for i := range st.Services {
 		o := &st.Services[i]
-		if o.scope != t.scope || o.Name == t.service.Name || o.Bypassed || o.pub == nil ||
-			!slices.ContainsFunc(eps, func(e service.Endpoint) bool { return slices.ContainsFunc(o.eps, e.Overlaps) }) {
-			continue
+		if o.scope == t.scope && o.Name != t.service.Name && !o.Bypassed && o.pub != nil &&
+			!slices.ContainsFunc(eps, func(e service.Endpoint) bool { return !slices.ContainsFunc(o.eps, e.Overlaps) }) {
+			return sum(o.pub.lostTo(o.reasons())), true
 		}
-		return sum(o.pub.lostTo(o.reasons()))
 	}
-	return 0
+	return 0, false
 }
 
 // reasons says why slots are empty; nil for one that is not.
 func (s *ServiceState) reasons() []error {
-	out := make([]error, len(s.Slots))
+	out := make([]error, s.pub.Service.Slots)
+	if len(s.Slots) == 0 { // its engine is missing
+		for n := range out {
+			out[n] = errors.New(s.Problem)
+		}
+	}
 	for n, slot := range s.Slots {
 		if !slot.Admitted() {
 			out[n] = errors.New(slot.Reason)
@@ -172,11 +187,15 @@ func (b *boundSockets) losers(ns *netns.Handle, scope string, eps []service.Endp
 				b.at[key] = socks
 			}
 			for _, s := range socks {
-				if text := ""; s.Inode != 0 && b.gets(scope, s, e) {
-					text = fmt.Sprintf("%s at %s", b.name(s.Inode), s.Local)
-					if !slices.Contains(out, text) {
-						out = append(out, text)
-					}
+				if s.Inode == 0 || len(out) > mostTold {
+					continue
+				}
+				gets, err := b.gets(scope, s, e)
+				if err != nil {
+					return err
+				}
+				if text := fmt.Sprintf("%s at %s", b.name(s.Inode), s.Local); gets && !slices.Contains(out, text) {
+					out = append(out, text)
 				}
 			}
 		}
@@ -201,32 +220,38 @@ func (b *boundSockets) name(inode uint32) string {
 }
 
 // gets says whether a socket gets packets of an endpoint, in the calling thread's namespace.
-func (b *boundSockets) gets(scope string, s sockdiag.Socket, e service.Endpoint) bool {
+func (b *boundSockets) gets(scope string, s sockdiag.Socket, e service.Endpoint) (bool, error) {
 	a := s.Local.Addr().Unmap()
 	if s.Family != e.Family && (e.Family != unix.AF_INET || s.V6Only) {
-		return false
+		return false, nil
 	}
 	if !a.IsUnspecified() {
-		return e.Prefix.Contains(a)
+		return e.Prefix.Contains(a), nil
 	}
-	return e.Prefix.Bits() == 0 || b.isLocal(scope, e.Prefix)
+	if e.Prefix.Bits() == 0 {
+		return true, nil
+	}
+	return b.isLocal(scope, e.Prefix)
 }
 
 // isLocal says whether packets to addresses of a prefix are this host's.
-func (b *boundSockets) isLocal(scope string, p netip.Prefix) bool {
+func (b *boundSockets) isLocal(scope string, p netip.Prefix) (bool, error) {
 	local, ok := b.local[scope]
 	if !ok {
-		local = localPrefixes()
+		var err error
+		if local, err = localPrefixes(); err != nil {
+			return false, err
+		}
 		b.local[scope] = local
 	}
-	return slices.ContainsFunc(local, p.Overlaps)
+	return slices.ContainsFunc(local, p.Overlaps), nil
 }
 
 // localPrefixes are those that the calling thread's namespace takes as its own.
-func localPrefixes() (out []netip.Prefix) {
+func localPrefixes() (out []netip.Prefix, err error) {
 	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("reading the routes to local addresses: %w", err)
 	}
 	for _, r := range routes {
 		if r.Dst == nil {
@@ -238,5 +263,5 @@ func localPrefixes() (out []netip.Prefix) {
 			out = append(out, netip.PrefixFrom(a.Unmap(), ones))
 		}
 	}
-	return out
+	return out, nil
 }

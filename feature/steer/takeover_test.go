@@ -45,8 +45,9 @@ func TestPlanSaysWhatACreationTakes(t *testing.T) {
 				t.Fatalf("outages %q, want %q", outages, c.want)
 			}
 			for i, want := range c.want {
-				if !strings.Contains(outages[i], want) || !strings.Contains(outages[i], "start the member, or use on_empty: next or pass") {
-					t.Errorf("outage %q, want %q", outages[i], want)
+				remedy := "name a member for it, or give it weight 0"
+				if !strings.Contains(outages[i], want) || !strings.HasSuffix(outages[i], remedy) {
+					t.Errorf("outage %q, want %q and %q", outages[i], want, remedy)
 				}
 			}
 		})
@@ -78,6 +79,8 @@ func TestPlanSaysWhatAChangeTakesFromTheKernel(t *testing.T) {
 	w.apply()
 	s.Name = "renamed"
 	check("another name")
+	s.Listen = append(s.Listen, mustListen(t, "udp 0.0.0.0:9991"))
+	check("another name and one more listen", "slot 0 of service renamed would stay empty (on_empty: drop) and take 100 %")
 	s.Name, s.Listen = "svc", []service.Listen{was[0]}
 	check("the listen gone")
 }

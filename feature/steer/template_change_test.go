@@ -180,3 +180,31 @@ func testTemplatesWhileApplied(t *testing.T) {
 		t.Error("nobody moved")
 	}
 }
+
+// What a killed command has published comes into force by weir serve, and templates are replayed again.
+func TestServeFinishesKilled(t *testing.T) { eachEngine(t, testServeFinishesKilled) }
+
+func testServeFinishesKilled(t *testing.T) {
+	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w.member(0, startSink(t, "udp4=0.0.0.0:9991"))
+	w.apply()
+	kind, scope := w.state().Engine, w.state().scope
+	w.locked(func(l *kernel.WriteLock) error {
+		e, err := openEngine(l, scope, kind)
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		return e.mark(true)
+	})
+	w.serveUntil()
+	deadline(t, func() bool {
+		o, err := w.root.Open(engineInstance(scope, kind), "sync")
+		if err != nil {
+			return false
+		}
+		defer o.Close()
+		under, err := marked(o.Maps)
+		return err == nil && !under
+	})
+}

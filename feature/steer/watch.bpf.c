@@ -43,7 +43,7 @@ static __always_inline void tell(__u16 port, __u8 proto, __u8 opened)
 	if (!bpf_map_lookup_elem(&watch_ports, &port))
 		return;
 	e.tgid = bpf_get_current_pid_tgid() >> 32;
-	/* When the buffer is full an event is lost: user space also looks every second. */
+	/* When the buffer is full an event is lost: user space also looks, 4 s apart. */
 	bpf_ringbuf_output(&watch_events, &e, sizeof(e), 0);
 }
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -21,7 +22,7 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// lookEvery is how often the watcher looks without having been told: for
+// lookEvery is how often the watcher looks at most without having been told (lookouts): for
 // pidfiles that are written late, and where the kernel lacks the hooks. Variable for
 // the test that shows what is noticed without it.
 var lookEvery = time.Second
@@ -52,6 +53,7 @@ type watcher struct {
 	templates *templateKeeper
 	checks    *checks
 	lookouts  lookouts
+	marked    map[kernel.Instance]time.Time // engines with a change under way, and since when
 	resets    resets
 	hand      Hand
 	files     map[string]safefile.Seen
@@ -63,7 +65,7 @@ type watcher struct {
 func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan watchEvent, 1024)
 	own := &ownLock{root: r}
-	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[Slot]string{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
+	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
 	defer w.state.Close()
 	kept := make(chan struct{})
 	go func() { w.templates.run(ctx); close(kept) }()
@@ -104,6 +106,9 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 		case <-timer.C:
 		}
 		w.looked = time.Now()
+		if w.hook.overflowed() {
+			w.lookouts.missedEvents()
+		}
 		if err := w.look(ctx); err != nil && ctx.Err() == nil {
 			log.Warn("looking for members", "error", err)
 		}
@@ -143,6 +148,9 @@ func (w *watcher) look(ctx context.Context) error {
 	}
 	st, err := w.state.read(ctx)
 	if err != nil {
+		return err
+	}
+	if err := w.finishKilled(ctx); err != nil {
 		return err
 	}
 	w.templates.kick()
@@ -219,7 +227,42 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 
 // due says whether a slot's member is to be looked for now.
 func (w *watcher) due(s *ServiceState, slot Slot) bool {
-	return w.hook == nil || w.lookouts.due(s, slot, time.Now())
+	return !w.hook.complete() || w.lookouts.due(s, slot, time.Now())
+}
+
+// killedAfter is how long an engine's maps may differ from its pins, with nobody at work, until its command counts as killed.
+const killedAfter = 2 * time.Second
+
+// finishKilled brings into force what a killed command has published. A command that is at work has the lock.
+func (w *watcher) finishKilled(ctx context.Context) error {
+	for i, e := range w.state.engines {
+		if under, err := marked(e.Maps); err != nil || !under {
+			delete(w.marked, i)
+			continue
+		}
+		if w.marked[i].IsZero() {
+			w.marked[i] = time.Now()
+		}
+		if time.Since(w.marked[i]) < killedAfter {
+			continue
+		}
+		soon, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+		l, unlock, err := w.own.lock(soon)
+		cancel()
+		if err != nil {
+			continue
+		}
+		kind, _ := kindOf(i)
+		opened, err := openEngine(l, i.Scope, kind) // which finishes it
+		if err == nil {
+			opened.Close()
+		}
+		unlock()
+		if err != nil && !errors.Is(err, kernel.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // finishMove completes a change of engine whose command was killed; one that is at work has the lock.
@@ -305,7 +348,15 @@ type hooks struct {
 	links   []interface{ Close() error }
 	reader  *ringbuf.Reader
 	watched map[uint16]bool
+	udp     bool        // the hooks of UDP sockets are there, too
+	lost    atomic.Bool // an event had no room: its port is not known
 }
+
+// complete says whether every socket that opens is told.
+func (h *hooks) complete() bool { return h != nil && h.udp }
+
+// overflowed says whether events were lost since it was last asked.
+func (h *hooks) overflowed() bool { return h != nil && h.lost.Swap(false) }
 
 // openHooks attaches what the kernel offers and sends their events.
 func openHooks(events chan<- watchEvent) (*hooks, error) {
@@ -318,7 +369,7 @@ func openHooks(events chan<- watchEvent) (*hooks, error) {
 		at[watchProgWatchBind4] = kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4PostBind}
 		at[watchProgWatchBind6] = kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet6PostBind}
 	}
-	h := &hooks{watched: map[uint16]bool{}}
+	h := &hooks{watched: map[uint16]bool{}, udp: at[watchProgWatchBind6] != nil}
 	var names []string
 	for n := range at {
 		names = append(names, n)
@@ -356,7 +407,8 @@ func (h *hooks) read(events chan<- watchEvent) {
 		}
 		select {
 		case events <- e:
-		default: // a look is due already
+		default: // a look is due already, for all slots
+			h.lost.Store(true)
 		}
 	}
 }
