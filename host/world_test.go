@@ -155,7 +155,6 @@ func (w world) config(text string, args ...any) *Config {
 	return c
 }
 
-// apply applies a config and returns what it did.
 // apply applies a configuration. The first one may take traffic away: the tests' services have slots that nobody serves, at the
 // ports of their daemons.
 func (w world) apply(c *Config) []string {

@@ -21,7 +21,7 @@ func (a *Agent) tooPatient() error {
 	if hold == 0 || a.o.Patience < hold {
 		return nil
 	}
-	return a.o.PatienceAt.Errorf("patience %s: the front end holds packets of a session that moves for %s: take less, or raise hold in the front end's file; until then it is %s",
+	return a.o.PatienceAt.Errorf("patience %s: the front end holds packets of a session that moves for %s: take less, or raise hold in the front end's file; until then %s is used",
 		a.o.Patience, hold, a.patience())
 }
 
