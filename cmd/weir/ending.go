@@ -121,11 +121,6 @@ func ended(ctx context.Context, err error) error {
 	if _, told := errors.AsType[*kernel.Interrupted](err); told {
 		return err
 	}
-	if changes.Load() == nil {
-		if _, ever := kernel.Writing(); !ever {
-			return kernel.Stopped(ctx, err, "nothing was changed")
-		}
-	}
 	if err == context.Canceled { //nolint:errorlint // a bare one says nothing
 		return errors.New("interrupted")
 	}

@@ -37,7 +37,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 		return plan, err
 	}
 	defer done()
-	return plan, ns.Do(func() error {
+	err = ns.Do(func() error {
 		socks := map[Proto][]sockdiag.Socket{}
 		local, err := localPrefixes()
 		if err != nil {
@@ -67,9 +67,10 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 		}
 		return nil
 	})
+	return plan, err
 }
 
-// owners returns a function that names the service that gets a binding's prefix now, by a shorter one; "" for none.
+// owners returns a function that names the service from which a new binding takes its prefix, or a part of it; "" for none.
 func owners(r *kernel.Root, scope string) (of func(Binding) string, done func(), err error) {
 	v, err := openView(r, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -87,7 +88,7 @@ func owners(r *kernel.Root, scope string) (of func(Binding) string, done func(),
 		names[x.ID] = name
 	}
 	return func(b Binding) string {
-		if x, ok := v.bound.Lookup(b.Prefix.Addr(), uint8(b.Proto), b.Port); ok {
+		if x, ok := v.bound.Lookup(b.Prefix.Addr(), uint8(b.Proto), b.Port); ok && x.Prefix.Bits() <= b.Prefix.Bits() {
 			return names[x.Value-1]
 		}
 		return ""

@@ -18,6 +18,7 @@ func TestBindingsSayWhatTheyTake(t *testing.T) {
 	w.apply()
 	w.register("full", a, "udp4 0.0.0.0:9991")
 	w.bind("full udp 127.0.1.0/24 9000")
+	w.bind("full udp 127.0.4.0/24 9000")
 	for _, c := range []struct {
 		binding string
 		want    string
@@ -31,6 +32,7 @@ func TestBindingsSayWhatTheyTake(t *testing.T) {
 		{"none udp 127.0.1.0/24 9000", "would take traffic from full, which has a socket for it; none has no socket"},
 		{"none udp 127.0.1.5/32 9000", "would take traffic from full, which has a socket for it; none has no socket"}, // a part of it
 		{"none udp 127.0.1.5/32 9001", ""},
+		{"none udp 127.0.4.0/22 9000", ""}, // a longer one has its part
 		{"svc udp 127.0.0.0/24 9991", fmt.Sprintf("svc has a slot without a member; process %d", a.pid())}, // slot 1 is empty
 	} {
 		plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []Binding{binding(t, c.binding)}, true)

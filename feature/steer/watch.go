@@ -150,9 +150,7 @@ func (w *watcher) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := w.finishKilled(ctx); err != nil {
-		return err
-	}
+	w.finishKilled(ctx)
 	w.templates.kick()
 	if err := w.hook.watch(st); err != nil {
 		return err
@@ -234,7 +232,7 @@ func (w *watcher) due(s *ServiceState, slot Slot) bool {
 const killedAfter = 2 * time.Second
 
 // finishKilled brings into force what a killed command has published. A command that is at work has the lock.
-func (w *watcher) finishKilled(ctx context.Context) error {
+func (w *watcher) finishKilled(ctx context.Context) {
 	for i, e := range w.state.engines {
 		if under, err := marked(e.Maps); err != nil || !under {
 			delete(w.marked, i)
@@ -259,10 +257,9 @@ func (w *watcher) finishKilled(ctx context.Context) error {
 		}
 		unlock()
 		if err != nil && !errors.Is(err, kernel.ErrNotExist) {
-			return err
+			w.log.Warn("what a killed command left is not finished", "netns", i.Scope, "engine", kind, "err", err)
 		}
 	}
-	return nil
 }
 
 // finishMove completes a change of engine whose command was killed; one that is at work has the lock.
