@@ -94,7 +94,7 @@ meanwhile, a running weir serve goes on.`,
 	c.Flags().BoolVar(&resets.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
 	c.Flags().Var(&confirm, "confirm", "take the change back after this time, like 5m, unless weir confirm comes before")
 	c.Flags().Lookup("confirm").DefValue = ""
-	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "change also what takes traffic away that is served now")
+	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "make the change even if it takes traffic from its receiver")
 	c.MarkFlagFilename("file", "yaml", "yml")
 	c.PreRunE = func(*cobra.Command, []string) error {
 		if file == "" {

@@ -32,7 +32,7 @@ services:
 	w.eventually("the server says that its patience is too long", func() bool {
 		st := s.status()
 		return strings.Contains(st.Patience, fmt.Sprintf("server.yaml:10:11: patience %s: the front end holds packets", patience)) &&
-			strings.Contains(st.Patience, fmt.Sprintf("until then it is %s", patience*7/10))
+			strings.Contains(st.Patience, fmt.Sprintf("until then %s is used", patience*7/10))
 	})
 	stop()
 	play(patience + time.Second)
