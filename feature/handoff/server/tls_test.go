@@ -229,6 +229,10 @@ func TestTLSMovesBetweenServers(t *testing.T) {
 			for hop := range 6 {
 				here, there := members[hop%2], members[1-hop%2]
 				h.quiet(w)
+				w.eventually("the move before is over", func() bool {
+					st, err := here.s.agent.Status()
+					return err == nil && st.Leaving+st.Arriving == 0
+				})
 				m := h.message(t, wire.Transfer)
 				m.Name = fmt.Sprint("@s", there.s.number)
 				here.call(m, wire.OK)
