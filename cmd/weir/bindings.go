@@ -120,7 +120,7 @@ given.`,
 	return c
 }
 
-// refuseBindings refuses bindings that take traffic from who is served now and lead it to nobody.
+// refuseBindings refuses bindings that take served traffic to a service without a socket.
 func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, want []steer.Binding, keep bool) error {
 	if f {
 		return nil

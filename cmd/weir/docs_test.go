@@ -42,7 +42,7 @@ func TestDocs(t *testing.T) {
 				t.Fatalf("only %d lines to run were found", len(statements))
 			}
 			nstest.Enter(t)
-			// A host has an sshd: what takes its port is refused.
+			// A host has an sshd: weir refuses a binding of its port.
 			sshd, err := net.Listen("tcp", "0.0.0.0:22")
 			if err != nil {
 				t.Fatal(err)

@@ -144,7 +144,7 @@ func readServed(ctx context.Context, r *kernel.Root, scope string) (s servedNow,
 	return s, err
 }
 
-// lack says why not all of what is led to a service reaches a socket, and how it does.
+// lack says why some traffic of a service meets no socket, and the remedy.
 func (s servedNow) lack(name string) (lack, remedy string) {
 	if _, configured := s.slots[name]; configured {
 		return "has a slot without a member", "start the member, or use on_empty: next or pass"
@@ -152,7 +152,7 @@ func (s servedNow) lack(name string) (lack, remedy string) {
 	return "has no socket for it", "weir steer register " + name + " first"
 }
 
-// serves says whether what a binding leads to a service reaches a socket.
+// serves says whether the traffic of a binding reaches a socket of the service.
 func (s servedNow) serves(name string, b Binding) bool {
 	if served, configured := s.slots[name]; configured {
 		return served

@@ -12,7 +12,7 @@ import (
 // keepSize is how long a size is kept that a router on the way told: as long as a kernel keeps that of a route (RFC 8201, 5.2). Tests change it.
 var keepSize = 10 * time.Minute
 
-// wayKey tells ways apart by what routers see of their packets.
+// wayKey identifies a way by the device and the outer headers of its packets.
 type wayKey struct {
 	ifindex          uint32
 	header6, header4 [headerRoom]byte

@@ -53,7 +53,7 @@ func parseTooBig(b []byte) (m tooBig, ok bool) {
 }
 
 // hearTooBig passes on each such message to the namespace, until the returned function is
-// called. Those that come faster than they are dealt with are lost: there will be others.
+// called. Messages beyond the rate that it handles are lost: routers repeat them.
 func (w *watcher) hearTooBig() (stop func(), err error) {
 	var f *os.File
 	err = w.ns.Do(func() error {
