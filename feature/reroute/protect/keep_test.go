@@ -21,6 +21,13 @@ func (w *world) objects() {
 		"route replace fd00:d::/64 nhid 6", "route replace 10.4.0.0/24 nhid 4", "route add fd00:6::/64 nhid 6", "route add fd00:7::/64 nhid 6")
 }
 
+// objectsAgain is objects after main has lost its carrier.
+func (w *world) objectsAgain() {
+	w.Helper()
+	w.ip(w.r1, "nexthop add id 6 via fd00:12::2 dev main", "nexthop add id 4 via 10.12.0.2 dev main",
+		"route add fd00:d::/64 nhid 6", "route add 10.4.0.0/24 nhid 4", "route add fd00:6::/64 nhid 6", "route add fd00:7::/64 nhid 6")
+}
+
 // out is the interface that an address is routed to by r1.
 func (w *world) out(to string) string {
 	w.Helper()
@@ -140,8 +147,7 @@ func TestKeepsRoutesForSoLong(t *testing.T) {
 		stop()
 		w.ip(w.r2, "link set main up")
 		w.eventually("main is up", func() bool { return strings.Contains(w.ip(w.r1, "-o link show main"), "LOWER_UP") })
-		w.ip(w.r1, "nexthop add id 6 via fd00:12::2 dev main", "nexthop add id 4 via 10.12.0.2 dev main",
-			"route add fd00:d::/64 nhid 6", "route add 10.4.0.0/24 nhid 4", "route add fd00:6::/64 nhid 6", "route add fd00:7::/64 nhid 6")
+		w.objectsAgain()
 	}
 }
 

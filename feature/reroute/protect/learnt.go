@@ -67,10 +67,13 @@ func (m tooBig) has(header []byte) bool {
 
 // recall goes on with the sizes that another process has learnt.
 func (w *watcher) recall() error {
-	w.sizes, w.tooBig = map[wayKey]learntSize{}, make(chan tooBig, 16)
+	w.tooBig = make(chan tooBig, 16)
+	if w.sizes == nil {
+		w.sizes = map[wayKey]learntSize{}
+	}
 	err := w.readRepairs()
 	for _, r := range *w.repairs.Load() {
-		if r.Flags&flagLearnt != 0 {
+		if _, known := w.sizes[wayKeyOf(&r)]; !known && r.Flags&flagLearnt != 0 {
 			w.sizes[wayKeyOf(&r)] = learntSize{r.Mtu, time.Now().Add(keepSize)}
 		}
 	}

@@ -95,7 +95,7 @@ func (w *watcher) tellLost() error {
 	now := time.Now()
 	for index, x := range w.links {
 		lost := s.lost(index, x.alone)
-		waits := now.Before(x.lost) && len(lost) == 0 && s.copies(index)
+		waits := now.Before(x.lost) && len(lost) == 0 && !x.up && s.leaving(index)
 		if waits {
 			w.follow()
 		}
@@ -112,10 +112,11 @@ func (w *watcher) tellLost() error {
 	return nil
 }
 
-// copies says whether there are copies of an interface's routes.
-func (s survey) copies(index int) bool {
+// leaving says whether a route with a copy is still there, over an interface that lost its carrier.
+func (s survey) leaving(index int) bool {
 	for k := range s.kept {
-		if k.table == keepTable(index) {
+		is := s.routes[tablePrefix{unix.RT_TABLE_MAIN, k.to}]
+		if k.table == keepTable(index) && is.oif == index && !is.several && !is.plain {
 			return true
 		}
 	}

@@ -129,7 +129,7 @@ func TestLearnsSizes(t *testing.T) {
 			if x.change != nil {
 				x.change(x.message)
 			}
-			w := &watcher{log: testLog{t}, words: &words{make([]byte, 3*wordApart)}, sizes: map[wayKey]learntSize{}}
+			w := &watcher{log: testLog{t}, words: &words{make([]byte, 3*wordApart)}, memory: memory{sizes: map[wayKey]learntSize{}}}
 			w.words.set(1, drainByte, true)
 			w.Paths = []published{{Path: Path{Name: "core"}, Row: 1}}
 			w.repairs.Store(&map[uint32]protectRerouteRepair{1: r})

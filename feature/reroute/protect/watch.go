@@ -35,7 +35,7 @@ var repeatEvery = 10 * time.Second
 // neighbours follow routes, and has the fast program run while a link is down. Nothing of this is needed for rerouting itself:
 // without it the egress program goes on with what is pinned, and links are judged by liveness alone.
 func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	running := map[kernel.Instance]chan struct{}{}
+	running := map[kernel.Instance]*following{}
 	tick := time.NewTicker(renewEvery)
 	defer tick.Stop()
 	for {
@@ -44,31 +44,49 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 			log.Warn("protected links cannot be looked after", "reason", err)
 		}
 		for _, i := range all {
-			if ended := running[i]; ended != nil {
+			f := running[i]
+			if f == nil {
+				f = &following{}
+				running[i] = f
+			} else {
 				select {
-				case <-ended:
+				case <-f.ended:
 				default:
 					continue
 				}
 			}
-			ended := make(chan struct{})
-			running[i] = ended
+			f.ended = make(chan struct{})
 			go func() {
-				defer close(ended)
-				if err := watch(ctx, r, i, log); err != nil && ctx.Err() == nil {
+				defer close(f.ended)
+				if err := watch(ctx, r, i, log, &f.memory); err != nil && ctx.Err() == nil {
 					log.Warn("the links of a namespace are not followed for a second", "namespace", i.Scope, "reason", err)
 				}
 			}()
 		}
 		select {
 		case <-ctx.Done():
-			for _, ended := range running {
-				<-ended
+			for _, f := range running {
+				<-f.ended
 			}
 			return nil
 		case <-tick.C:
 		}
 	}
+}
+
+// following is a namespace that [Run] follows.
+type following struct {
+	ended  chan struct{} // closed when its watcher has ended
+	memory memory        // of the watcher that ended last
+}
+
+// memory is what the watchers of a namespace know longer than one of them runs: one ends with every
+// error, and with every new configuration. A link can go down before the next one begins.
+type memory struct {
+	id    netns.ID
+	links map[int]*watched
+	kept  map[neighbourKey]*keptNeighbour
+	sizes map[wayKey]learntSize
 }
 
 // watcher follows one namespace.
@@ -81,7 +99,7 @@ type watcher struct {
 	words *words
 	fast  *fast
 	whole
-	links  map[int]*watched
+	memory
 	due    time.Time // when everything is made to follow; zero: it does
 	took   time.Duration
 	amiss  bool
@@ -89,11 +107,9 @@ type watcher struct {
 	begun  bool // everything has followed once: what happens from then on is noticed
 	synced time.Time
 
-	kept map[neighbourKey]*keptNeighbour
 	ears *ears
 	told chan told
 
-	sizes   map[wayKey]learntSize
 	tooBig  chan tooBig
 	repairs atomic.Pointer[map[uint32]protectRerouteRepair] // installed ones
 	sources atomic.Pointer[map[[segmentLength]byte]bool]    // of their outer headers
@@ -122,8 +138,9 @@ type watched struct {
 // errReplaced says that another configuration is published.
 var errReplaced = errors.New("another configuration is published")
 
-// watch follows a namespace until its configuration changes, or something fails.
-func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.Logger) error {
+// watch follows a namespace until its configuration changes, or something fails. It begins with the memory m, and
+// leaves its own there.
+func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.Logger, m *memory) error {
 	release, ok, err := r.Claim(i)
 	if err != nil || !ok {
 		return ignore(err, kernel.ErrNotExist) // another process follows it
@@ -134,6 +151,13 @@ func watch(ctx context.Context, r *kernel.Root, i kernel.Instance, log feature.L
 	if err := w.open(); err != nil {
 		return ignore(err, kernel.ErrNotExist, netns.ErrGone)
 	}
+	if w.memory = (memory{id: w.ID}); m.id == w.ID { // a number of a namespace is used again
+		w.memory = *m
+	}
+	for _, l := range w.links {
+		l.since = time.Now() // it may have been down meanwhile
+	}
+	defer func() { *m = w.memory }()
 	done := make(chan struct{})
 	defer close(done)
 	heard, err := w.subscribe(done)
@@ -211,9 +235,14 @@ func (w *watcher) close() {
 
 // list looks at every link that is in use. It comes before everything is made to follow: what it has not seen yet is heard of
 // as something new, whether that follows already or not.
-func (w *watcher) list() error {
+func (w *watcher) list() (err error) {
 	was := w.links
 	w.links = map[int]*watched{}
+	defer func() {
+		if err != nil {
+			w.links = was
+		}
+	}()
 	return w.ns.Do(func() error {
 		r, err := newResolver()
 		if err != nil {
@@ -379,10 +408,8 @@ func (w *watcher) catchUp(ctx context.Context) error {
 	if w.pins.Replaced() {
 		return errReplaced
 	}
-	was := w.links
 	w.due, w.doubt = time.Time{}, false
 	if err := w.list(); err != nil {
-		w.links = was
 		return err
 	}
 	if err := syncSizes(l, w.inst, w.knownSizes()); err != nil {
