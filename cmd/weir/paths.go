@@ -197,6 +197,8 @@ func linkText(p protect.PathState) string {
 		}
 	}
 	switch {
+	case p.Gone:
+		return "namespace is gone"
 	case !p.Attached:
 		return "not attached"
 	case !p.Down:

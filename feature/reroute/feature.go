@@ -149,12 +149,13 @@ func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, e
 	return plan, err
 }
 
-// Run implements feature.Runner: loops that have lost their packet, devices that come, carriers and routes that change.
+// Run implements feature.Runner: loops that have lost their packet, devices that come, carriers and routes that change,
+// network namespaces that are gone.
 func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var all sync.WaitGroup
-	parts := []func(context.Context, *kernel.Root, feature.Logger) error{live.Run, protect.Run, peers.Run, tell}
+	parts := []func(context.Context, *kernel.Root, feature.Logger) error{live.Run, protect.Run, peers.Run, tell, removeGone}
 	errs := make([]error, len(parts))
 	for i, run := range parts {
 		all.Go(func() {

@@ -175,8 +175,12 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	st, err := ReadState(ctx, r)
 	var out []feature.Finding
 	for _, p := range st.Paths {
+		remedy := "weir reroute status shows what is in force"
+		if p.Gone {
+			remedy = goneRemedy
+		}
 		for _, problem := range p.Problems {
-			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: problem, Remedy: "weir reroute status shows what is in force"})
+			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: problem, Remedy: remedy})
 		}
 		if !p.Attached && len(p.Problems) == 0 {
 			out = append(out, feature.Finding{Object: "reroute path " + p.Name, Text: "nothing is attached to " + p.Device,
@@ -188,12 +192,12 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	}
 	for _, s := range st.Sessions {
 		if s.Problem != "" {
-			out = append(out, feature.Finding{Object: "reroute session " + s.Name, Text: s.Problem, Remedy: "run weir serve: it begins once that has changed"})
+			out = append(out, feature.Finding{Object: "reroute session " + s.Name, Text: s.Problem, Remedy: sessionRemedy(s.Gone)})
 		}
 	}
 	for _, s := range st.BFD {
 		if s.Problem != "" {
-			out = append(out, feature.Finding{Object: "reroute BFD session " + s.Name, Text: s.Problem, Remedy: "run weir serve: it begins once that has changed"})
+			out = append(out, feature.Finding{Object: "reroute BFD session " + s.Name, Text: s.Problem, Remedy: sessionRemedy(s.Gone)})
 		}
 	}
 	for _, l := range st.Loops {
@@ -206,6 +210,13 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		out = append(out, feature.Finding{Object: "reroute path " + p.Path, Text: p.Text, Remedy: p.Remedy})
 	}
 	return out, err
+}
+
+func sessionRemedy(gone bool) string {
+	if gone {
+		return goneRemedy
+	}
+	return "run weir serve: it begins once that has changed"
 }
 
 // learntSizes finds links on the ways of repairs that take less than the repairs' own interfaces.

@@ -54,7 +54,7 @@ func newWorld(t testing.TB) *world {
 	if err := kernel.Require((Feature{}).Needs(Config{Paths: []Path{{Path: protect.Path{Repairs: []protect.Repair{{}}}, Probe: &Probe{}}}})); err != nil {
 		t.Skip("need: kernel", err)
 	}
-	w := &world{TB: t, root: kernel.OpenRoot(nstest.BPFFS + "/" + t.Name()), name: map[*netns.Handle]string{}}
+	w := &world{TB: t, root: kernel.OpenRoot(nstest.BPFFS + "/" + strings.ReplaceAll(t.Name(), "/", "_")), name: map[*netns.Handle]string{}}
 	for _, n := range []**netns.Handle{&w.s, &w.r1, &w.r2, &w.r3, &w.d} {
 		*n = nstest.NewNetns(t)
 		w.in(*n, func() error {

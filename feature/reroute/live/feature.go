@@ -191,6 +191,9 @@ func Remove(_ context.Context, l *kernel.WriteLock) error {
 	return nil
 }
 
+// RemoveOf takes the liveness of one network namespace away, also one that is gone.
+func RemoveOf(l *kernel.WriteLock, scope string) error { return remove(l, scope) }
+
 // remove takes a namespace's liveness away: the peers are told, the words of links are cleared, and devices, filters and routes
 // go; then the pins. Killed on the way, the next Mend finds nothing wanted any more and does the rest.
 func remove(l *kernel.WriteLock, scope string) error {

@@ -88,6 +88,7 @@ type SessionState struct {
 	Counts map[string]uint64 `json:"counts,omitempty"` // packets that changed nothing, by reason
 
 	Problem string `json:"problem,omitempty"`
+	Gone    bool   `json:"gone,omitempty"` // the network namespace
 }
 
 // RTT is how long answers take. Percentiles are upper ends of buckets a quarter of a power of two wide.
@@ -142,9 +143,9 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 		return err
 	}
 	defer o.Close()
-	problem := ""
+	problem, gone := "", false
 	if ns, err := netns.Find(p.Netns, p.ID); err != nil {
-		problem = err.Error()
+		problem, gone = err.Error(), errors.Is(err, netns.ErrGone)
 	} else {
 		ns.Close()
 	}
@@ -158,7 +159,7 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 			return fmt.Errorf("reading session %q: %w", s.Name, err)
 		}
 		ss := stateOf(s, c, v, at)
-		ss.Netns, ss.Problem = p.Netns, problem
+		ss.Netns, ss.Problem, ss.Gone = p.Netns, problem, gone
 		if problem == "" && c.On == 0 {
 			ss.Problem = fmt.Sprintf("device %s is not there", s.Device)
 		}

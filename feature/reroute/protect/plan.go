@@ -161,6 +161,9 @@ func Remove(_ context.Context, l *kernel.WriteLock) error {
 	return err
 }
 
+// RemoveOf takes protection away from one network namespace, also one that is gone.
+func RemoveOf(l *kernel.WriteLock, scope string) error { return removeScope(l, scope) }
+
 // removeScope publishes that there is no path, and has everything follow: killed in between, the next command finds it so.
 func removeScope(l *kernel.WriteLock, scope string) error {
 	inst := instanceOf(scope)

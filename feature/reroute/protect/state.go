@@ -40,11 +40,12 @@ type PathState struct {
 	Netns    string         `json:"netns"`
 	Device   string         `json:"interface"`
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
-	Attached bool           `json:"attached"` // the program is at the interface
-	Down     bool           `json:"down"`     // the link may not be used
-	Probe    bool           `json:"probe"`    // because liveness says so,
-	Carrier  bool           `json:"carrier"`  // it has no carrier,
-	Drain    bool           `json:"drain"`    // or an operator wants it so
+	Gone     bool           `json:"gone,omitempty"` // the network namespace
+	Attached bool           `json:"attached"`       // the program is at the interface
+	Down     bool           `json:"down"`           // the link may not be used
+	Probe    bool           `json:"probe"`          // because liveness says so,
+	Carrier  bool           `json:"carrier"`        // it has no carrier,
+	Drain    bool           `json:"drain"`          // or an operator wants it so
 	Shadow   bool           `json:"shadow,omitempty"`
 	Hold     time.Duration  `json:"hold,omitempty"`
 	Repairs  []RepairState  `json:"repairs"`            // those in force, best first
@@ -120,9 +121,12 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 	} else {
 		w.followed = true
 	}
-	problems, devices, routesOf := w.look()
+	problems, devices, routesOf, gone := w.look()
 	for _, p := range w.Paths {
 		s := PathState{Name: p.Name, Netns: w.Netns, Device: p.Device, Prefixes: p.Prefixes, Shadow: p.Shadow, Hold: p.Hold}
+		if gone != nil {
+			s.Gone, s.Problems = true, []string{gone.Error()}
+		}
 		for _, x := range problems {
 			if x.Path == p.Name {
 				s.Problems = append(s.Problems, x.Text)
@@ -144,11 +148,13 @@ func (st *State) read(r *kernel.Root, i kernel.Instance) error {
 	return nil
 }
 
-// look says what is amiss, for who may enter the namespace.
-func (w whole) look() (problems []Problem, devices map[string]device, routesOf func(index int) RouteState) {
+// look says what is amiss, for a user who may enter the namespace; gone is why there is none to enter.
+func (w whole) look() (problems []Problem, devices map[string]device, routesOf func(index int) RouteState, gone error) {
 	ns, err := netns.Find(w.Netns, w.ID)
-	if err != nil {
-		return nil, nil, nil
+	if errors.Is(err, netns.ErrGone) {
+		return nil, nil, nil, err
+	} else if err != nil {
+		return nil, nil, nil, nil
 	}
 	defer ns.Close()
 	var s survey
@@ -165,7 +171,7 @@ func (w whole) look() (problems []Problem, devices map[string]device, routesOf f
 		}
 		return err
 	})
-	return problems, devices, func(index int) RouteState { return s.routeState(index, rules) }
+	return problems, devices, func(index int) RouteState { return s.routeState(index, rules) }, nil
 }
 
 // readLink reads what the programs have of a path.

@@ -48,6 +48,7 @@ type SessionState struct {
 	Malformed    uint64        `json:"malformed"`
 	Echo         *Echo         `json:"echo,omitempty"` // nil: none is wanted, and none was sent
 	Problem      string        `json:"problem,omitempty"`
+	Gone         bool          `json:"gone,omitempty"` // the network namespace
 	// FRR is where the bfdd is that handed it over; its name is that of the path whose link it
 	// judges, else frr:PEER%INTERFACE. "": it is of the configuration.
 	FRR string `json:"frr,omitempty"`
@@ -166,9 +167,13 @@ func ReadState(r *kernel.Root) (State, error) {
 		} else if err != nil {
 			return st, err
 		}
-		now := time.Duration(kernel.Monotonic())
+		now, gone := time.Duration(kernel.Monotonic()), p.gone()
 		for _, s := range p.Config.Sessions {
-			st.Sessions = append(st.Sessions, p.state(s, found, now))
+			out := p.state(s, found, now)
+			if gone != "" {
+				out.State, out.Problem, out.Gone = bfd.Down, gone, true
+			}
+			st.Sessions = append(st.Sessions, out)
 		}
 	}
 	err = readHanded(r, all, func(s SessionState) { st.Sessions = append(st.Sessions, s) })
@@ -176,6 +181,17 @@ func ReadState(r *kernel.Root) (State, error) {
 		return cmp.Or(strings.Compare(a.Netns, b.Netns), strings.Compare(a.FRR, b.FRR), strings.Compare(a.Name, b.Name), strings.Compare(a.Device, b.Device))
 	})
 	return st, err
+}
+
+// gone says that the network namespace is gone, and its sessions with it; "": it is there, or nobody knows.
+func (p *published) gone() string {
+	ns, err := netns.Find(p.Netns, p.ID)
+	if err == nil {
+		ns.Close()
+	} else if errors.Is(err, netns.ErrGone) {
+		return err.Error()
+	}
+	return ""
 }
 
 func (p *published) state(s Session, found map[uint32]engine.Status, now time.Duration) SessionState {

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine"
+	"github.com/weir-project/weir/feature/reroute/live"
+	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// goneRemedy is what a finding about a namespace that is gone advises.
+const goneRemedy = "run weir serve, or weir apply: both remove its rest"
+
+// removeGone removes what is pinned of namespaces that are gone, and says so.
+func removeGone(ctx context.Context, r *kernel.Root, log feature.Logger) error {
+	return feature.Follower{Feature: Name, Lacks: isGone, Adopt: dropGone}.Run(ctx, r, log)
+}
+
+// isGone says whether the namespace of an instance is gone.
+func isGone(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
+	m, err := r.Meta(i)
+	if err != nil {
+		return false, err
+	}
+	var at struct {
+		Netns string `json:"netns"` // of all parts: how the configuration refers to it
+	}
+	if err := json.Unmarshal(m.Config, &at); err != nil || at.Netns == "" {
+		return false, nil // not of a configuration
+	}
+	watch(at.Netns, m.ID())
+	ns, err := netns.Find(at.Netns, m.ID())
+	if err == nil {
+		ns.Close()
+	}
+	if errors.Is(err, netns.ErrGone) {
+		return true, nil
+	}
+	return false, err
+}
+
+// dropGone removes all parts of a namespace that is gone, with the first of them.
+func dropGone(l *kernel.WriteLock, i kernel.Instance) (string, error) {
+	all, err := l.Instances(Name)
+	if err != nil {
+		return "", err
+	}
+	mine := false
+	for _, o := range all {
+		if o.Scope != i.Scope {
+			continue
+		}
+		mine = mine || o == i
+		if gone, err := isGone(l.Root, o, func(string, netns.ID) {}); err != nil || !gone {
+			return "stays: its network namespace is there", err
+		}
+	}
+	if !mine {
+		return "", kernel.ErrNotExist
+	}
+	return fmt.Sprintf("removed: its network namespace is gone, net:[%s]", i.Scope),
+		errors.Join(engine.RemoveOf(l, i.Scope), live.RemoveOf(l, i.Scope), protect.RemoveOf(l, i.Scope))
+}
