@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -73,6 +74,21 @@ func (s Segment) Attached() (bool, error) {
 	}
 	return false, err
 }
+
+// Chosen says whether packets to the segment take its route now. It asks for that one route; Lost lists all. vrf is the device
+// of the VRF whose table has the route, 0 for the main table.
+func (s Segment) Chosen(vrf int) bool {
+	got, err := netlink.RouteGetWithOptions(s.SID.AsSlice(), &netlink.RouteGetOptions{OifIndex: vrf})
+	return err == nil && slices.ContainsFunc(got, ownRoute)
+}
+
+// Lost says whether the route is gone, as after another program removed all routes that it does not know.
+func (s Segment) Lost() (bool, error) {
+	routes, err := s.routes()
+	return err == nil && !slices.ContainsFunc(routes, ownRoute), err
+}
+
+func ownRoute(r netlink.Route) bool { return r.Protocol == ownProtocol }
 
 // Detach takes the route away. One that is gone is no error.
 func (s Segment) Detach() error {

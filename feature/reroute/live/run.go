@@ -58,8 +58,9 @@ type known struct {
 // settled is a session and the device that it was given; 0: it waits for one.
 type settled struct {
 	*Session
-	device int
-	lost   bool // the device has the session's program no more
+	device   int
+	lost     bool      // the device has the session's program no more
+	function *function // nil: not looked for yet, or nobody probes it
 }
 
 // sessionsEvery is after how many looks it is asked anew which devices sessions have. Another process gives one another device only
@@ -121,11 +122,7 @@ func (w *watch) wrongIn(scope string) (string, error) {
 	if what, err := k.moved(); err != nil || what != "" {
 		return what, err
 	}
-	s, err := k.appeared()
-	if err != nil || s == nil {
-		return "", err
-	}
-	return fmt.Sprintf("device %s of session %s has come", s.Device, s.Name), nil
+	return k.changed()
 }
 
 // moved says whose neighbour has another link address than the kernel has; "": nobody's.
@@ -240,35 +237,41 @@ func (k *known) holds(pin string, at kernel.Attachment) bool {
 	return at.Verify(ln) == nil
 }
 
-// appeared is a session whose device is another than it was given, if it was given one; nil: there is none. It looks at every
-// session each time, and so asks for numbers of devices alone. A device that has gone makes nobody busy: it may come again.
-func (k *known) appeared() (*Session, error) {
+// changed says what of the namespace is another than the sessions were given, "" if nothing is.
+func (k *known) changed() (what string, err error) {
 	ns, err := netns.Find(k.Netns, k.ID)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer ns.Close()
-	at := -1
 	err = ns.Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return fmt.Errorf("looking for devices: %w", err)
+		at, err := k.appeared()
+		if err == nil && at >= 0 {
+			what = fmt.Sprintf("device %s of session %s has come", k.places[at].Device, k.places[at].Name)
+		} else if err == nil {
+			what, err = k.unrouted()
 		}
-		defer unix.Close(fd)
-		at = slices.IndexFunc(k.places, func(p settled) bool {
-			index := numberOf(fd, p.Device)
-			if index == 0 || index == p.device && !p.lost {
-				return false
-			}
-			_, err := findDevice(p.Device)
-			return err == nil
-		})
-		return nil
+		return err
 	})
-	if err != nil || at < 0 {
-		return nil, err
+	return what, err
+}
+
+// appeared is the place of a session whose device is another than it was given, if it was given one; -1: there is none. It looks
+// at every session each time, and so asks for numbers of devices alone. A device that has gone makes nobody busy: it may come again.
+func (k *known) appeared() (int, error) {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("looking for devices: %w", err)
 	}
-	return k.places[at].Session, nil
+	defer unix.Close(fd)
+	return slices.IndexFunc(k.places, func(p settled) bool {
+		index := numberOf(fd, p.Device)
+		if index == 0 || index == p.device && !p.lost {
+			return false
+		}
+		_, err := findDevice(p.Device)
+		return err == nil
+	}), nil
 }
 
 // numberOf is a device's number; 0: there is none of that name.

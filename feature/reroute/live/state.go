@@ -143,10 +143,16 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 		return err
 	}
 	defer o.Close()
-	problem, gone := "", false
+	problem, gone, routes := "", false, map[string]string{}
 	if ns, err := netns.Find(p.Netns, p.ID); err != nil {
 		problem, gone = err.Error(), errors.Is(err, netns.ErrGone)
 	} else {
+		_ = ns.Do(func() error { // who may not enter the namespace is told the rest
+			for i := range p.Config.Sessions {
+				routes[p.Config.Sessions[i].Name] = routeProblem(&p.Config.Sessions[i])
+			}
+			return nil
+		})
 		ns.Close()
 	}
 	at := kernel.Monotonic()
@@ -162,6 +168,8 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 		ss.Netns, ss.Problem, ss.Gone = p.Netns, problem, gone
 		if problem == "" && c.On == 0 {
 			ss.Problem = fmt.Sprintf("device %s is not there", s.Device)
+		} else if problem == "" {
+			ss.Problem = routes[s.Name]
 		}
 		st.Sessions = append(st.Sessions, ss)
 	}
