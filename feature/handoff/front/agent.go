@@ -66,6 +66,7 @@ type Agent struct {
 	settling *settling      // the data path has begun anew, and not all hosts have said which sessions are theirs; else nil
 	ended    bool           // Serve has: nothing is done with the data path any more, which may be closed
 	asides   sync.WaitGroup // goroutines that find and check hosts
+	routes   routes         // of tend alone
 }
 
 const (

@@ -88,6 +88,7 @@ func (a *Agent) tend(ctx context.Context) {
 			pinged = time.Now()
 			a.pingAll()
 		}
+		a.keepRoutes()
 		a.settleIfDue()
 		if !a.o.Manage {
 			continue
