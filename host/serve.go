@@ -63,7 +63,7 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		// Go listens with MPTCP by default, which is of no use to a scraper.
 		lc := net.ListenConfig{}
 		lc.SetMultipathTCP(false)
-		l, err := lc.Listen(ctx, "tcp", o.Listen)
+		l, err := accept.Again(ctx, o.Log, o.Listen, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", o.Listen) })
 		if err != nil {
 			return fmt.Errorf("serving metrics: %w", err)
 		}
@@ -73,7 +73,7 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		})
 	}
 	if o.Socket != "" {
-		l, err := h.listenUnix(o.Socket)
+		l, err := accept.Again(ctx, o.Log, o.Socket, func() (net.Listener, error) { return h.listenUnix(o.Socket) })
 		if err != nil {
 			return err
 		}
@@ -83,7 +83,7 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		})
 	}
 	if o.Register != "" {
-		l, err := h.listenRegister(o.Register)
+		l, err := accept.Again(ctx, o.Log, o.Register, func() (net.Listener, error) { return h.listenRegister(o.Register) })
 		if err != nil {
 			return err
 		}
@@ -93,21 +93,8 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		})
 	}
 	if o.Handoff != "" {
-		l, err := keeper.Listen(o.Handoff)
-		switch {
-		case errors.Is(err, keeper.ErrTaken):
-			// weir handoff keep, which outlives restarts of weir serve: no reason not to start.
-			o.Log.Warn("sessions are kept by another keeper", "socket", o.Handoff)
-		case errors.Is(err, accept.ErrImpostor):
-			// Whoever takes the name first must not keep weir serve from all else.
-			o.Log.Error("sessions are not kept, members refuse the process at the socket", "socket", o.Handoff, "err", err)
-		case err != nil:
+		if err := h.keepSessions(ctx, g, k, o); err != nil {
 			return err
-		default:
-			inherit(k, o.Log)
-			o.Log.Info("keeping sessions of members", "socket", o.Handoff)
-			g.Go(func() error { return k.Serve(ctx, l) })
-			g.Go(func() error { return k.Follow(ctx, h.Root, o.Log) })
 		}
 	}
 	g.Go(func() error { return h.watchHealth(ctx, o.Log) })
@@ -122,6 +109,37 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		}
 	}
 	return g.Wait()
+}
+
+// keepSessions starts the keeper, unless another one answers at its socket.
+func (h *Host) keepSessions(ctx context.Context, g *errgroup.Group, k *keeper.Keeper, o ServeOptions) error {
+	keep := func(l *net.UnixListener) {
+		inherit(k, o.Log)
+		o.Log.Info("keeping sessions of members", "socket", o.Handoff)
+		g.Go(func() error { return k.Serve(ctx, l) })
+		g.Go(func() error { return k.Follow(ctx, h.Root, o.Log) })
+	}
+	l, err := keeper.Listen(o.Handoff)
+	switch {
+	case errors.Is(err, keeper.ErrTaken):
+		// weir handoff keep, which outlives restarts of weir serve, is no reason not to start. A predecessor that was killed ends soon.
+		g.Go(func() error {
+			if l, err := keeper.ListenAgain(ctx, o.Log, o.Handoff); err == nil {
+				keep(l)
+			} else if ctx.Err() == nil {
+				o.Log.Warn("sessions are kept by another keeper", "socket", o.Handoff)
+			}
+			return nil
+		})
+	case errors.Is(err, accept.ErrImpostor):
+		// Whoever takes the name first must not keep weir serve from all else.
+		o.Log.Error("sessions are not kept, members refuse the process at the socket", "socket", o.Handoff, "err", err)
+	case err != nil:
+		return err
+	default:
+		keep(l)
+	}
+	return nil
 }
 
 // listenUnix makes the socket for the group that may read the pins.
@@ -148,7 +166,7 @@ func bindUnix(path string) (net.Listener, error) {
 	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
-		return nil, fmt.Errorf("another weir serve answers on %s: stop it, or choose another --socket", path)
+		return nil, fmt.Errorf("another weir serve answers on %s: %w: stop it, or choose another --socket", path, accept.ErrAnswers)
 	}
 	if err := accept.RemoveStale(path); err != nil {
 		return nil, err

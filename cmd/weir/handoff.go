@@ -62,7 +62,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 			o.Allow, o.Log = rules.Allow, newLog(os.Stderr)
 			ignoreHangup(cmd.Context(), o.Log, "sessions stay; its flags are read at a start")
 			path := wire.Socket(*socket)
-			l, err := keeper.Listen(path)
+			l, err := keeper.ListenAgain(cmd.Context(), o.Log, path)
 			if err != nil {
 				return err
 			}
@@ -73,7 +73,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 			if err = errors.Join(err, k.Inherit(files)); err != nil {
 				o.Log.Warn("not all that waited for a member could be taken over", "reason", err)
 			}
-			metrics, err := control.ListenMetrics(metricsAt, k.Collector(), o.Log)
+			metrics, err := control.ListenMetrics(cmd.Context(), metricsAt, k.Collector(), o.Log)
 			if err != nil {
 				return err
 			}

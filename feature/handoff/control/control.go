@@ -26,15 +26,19 @@ const Dir = "/run/weir"
 // Path is the socket of an agent of that name.
 func Path(name string) string { return filepath.Join(Dir, name+".sock") }
 
-// Listen makes an agent's socket. It is an error while another agent answers there.
-func Listen(name string) (net.Listener, error) {
-	path := Path(name)
+// Listen makes an agent's socket. It waits briefly for an agent that ends ([accept.Again]); it is an error while another
+// answers there.
+func Listen(ctx context.Context, name string, log *slog.Logger) (net.Listener, error) {
+	return accept.Again(ctx, log, Path(name), func() (net.Listener, error) { return listen(Path(name)) })
+}
+
+func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(Dir, 0o755); err != nil {
 		return nil, err
 	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
-		return nil, fmt.Errorf("%s: another agent answers there: end it first", path)
+		return nil, fmt.Errorf("%s: %w: end that agent first", path, accept.ErrAnswers)
 	}
 	if err := accept.RemoveStale(path); err != nil {
 		return nil, err
@@ -56,11 +60,11 @@ const scrapeTime = 30 * time.Second
 
 // ListenMetrics listens at a TCP address, in the network namespace of this thread, and returns what answers scrapes of an
 // agent's metrics there until ctx is done. At "" nothing listens.
-func ListenMetrics(address string, c prometheus.Collector, log *slog.Logger) (serve func(ctx context.Context) error, err error) {
+func ListenMetrics(ctx context.Context, address string, c prometheus.Collector, log *slog.Logger) (serve func(ctx context.Context) error, err error) {
 	if address == "" {
 		return func(context.Context) error { return nil }, nil
 	}
-	l, err := net.Listen("tcp", address)
+	l, err := accept.TCP(ctx, log, address)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}

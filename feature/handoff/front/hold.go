@@ -27,7 +27,8 @@ type listen struct {
 // newHold makes the device, or takes the one that is there. stays: it is there without us, too.
 func newHold(name string, stays bool) (h *hold, err error) {
 	h = &hold{services: map[listen]Service{}}
-	if h.Device, err = tap.New(name, stays, h.flowOf); err != nil {
+	h.Device, err = tap.Again(func() (*tap.Device[Key], error) { return tap.New(name, stays, h.flowOf) })
+	if err != nil {
 		return nil, err
 	}
 	return h, nil

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/move"
+	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -33,7 +33,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 		return err
 	}
 	o.Log = log
-	l, err := net.Listen("tcp", c.Listen)
+	l, err := accept.TCP(ctx, log, c.Listen)
 	if err != nil {
 		return fmt.Errorf("where hosts' agents connect to: %w", err)
 	}
@@ -50,12 +50,12 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	if err != nil {
 		return err
 	}
-	metrics, err := control.ListenMetrics(c.Metrics, a.Collector(), log)
+	metrics, err := control.ListenMetrics(ctx, c.Metrics, a.Collector(), log)
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	socket, err := control.Listen(controlName(strconv.FormatUint(f.ns.Inode(), 10), c.Name))
+	socket, err := control.Listen(ctx, controlName(strconv.FormatUint(f.ns.Inode(), 10), c.Name), log)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ package keeper
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -75,7 +74,7 @@ func (o *Options) setDefaults() {
 }
 
 // ErrTaken says that a keeper is there already.
-var ErrTaken = errors.New("another keeper answers")
+var ErrTaken = fmt.Errorf("another keeper answers: %w", accept.ErrAnswers)
 
 // Keeper keeps sessions. Make one with New.
 type Keeper struct {
@@ -148,6 +147,15 @@ func Listen(path string) (*net.UnixListener, error) {
 		}
 	}
 	return l, nil
+}
+
+// ListenAgain is [Listen]. It waits briefly for a keeper that ends.
+func ListenAgain(ctx context.Context, log *slog.Logger, path string) (*net.UnixListener, error) {
+	l, err := accept.Again(ctx, log, path, func() (net.Listener, error) { return Listen(path) })
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
 }
 
 // endTime is how long the keeper's end waits for its connections: a thread of one may be held up by a stranger.

@@ -24,16 +24,8 @@ const parkName = "weir-park"
 
 // makePark makes it. It goes with this process, and packets that wait in it with it: clients send them again.
 func makePark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
-	for end := time.Now().Add(parkPatience); ; time.Sleep(parkPatience / 20) {
-		d, err = newPark(ns)
-		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
-			return d, err
-		}
-	}
+	return tap.Again(func() (*tap.Device[repair.Flow], error) { return newPark(ns) })
 }
-
-// parkPatience is how long an agent waits for the device of the one before, which is about to end.
-const parkPatience = time.Second
 
 func newPark(ns *netns.Handle) (d *tap.Device[repair.Flow], err error) {
 	err = ns.Do(func() (err error) {

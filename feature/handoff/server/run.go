@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -20,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/weir-project/weir/feature/handoff/control"
+	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -31,7 +31,7 @@ func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) 
 		return err
 	}
 	o.Root, o.Log = root, log
-	l, err := net.Listen("tcp", c.Listen)
+	l, err := accept.TCP(ctx, log, c.Listen)
 	if err != nil {
 		return fmt.Errorf("where other servers' agents connect to: %w", err)
 	}
@@ -40,11 +40,11 @@ func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) 
 	if err != nil {
 		return err
 	}
-	metrics, err := control.ListenMetrics(c.Metrics, a.Collector(), log)
+	metrics, err := control.ListenMetrics(ctx, c.Metrics, a.Collector(), log)
 	if err != nil {
 		return err
 	}
-	socket, err := control.Listen(controlName(a.o.Netns))
+	socket, err := control.Listen(ctx, controlName(a.o.Netns), log)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,6 +55,19 @@ type Device[K comparable] struct {
 type queue struct {
 	frames [][]byte
 	bytes  int
+}
+
+// predecessor is how long an agent waits for the device of a predecessor that was killed and still ends.
+const predecessor = 3 * time.Second
+
+// Again calls open, which makes a device, until a predecessor no longer holds it: for a few seconds at most.
+func Again[K comparable](open func() (*Device[K], error)) (d *Device[K], err error) {
+	for end := time.Now().Add(predecessor); ; time.Sleep(predecessor / 60) {
+		d, err = open()
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			return d, err
+		}
+	}
 }
 
 // New makes the device in the network namespace of the calling thread, or takes the one that is there. stays: it is there without this

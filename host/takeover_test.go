@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature/handoff/keeper"
+)
+
+// watchedLog is a log that another goroutine writes.
+type watchedLog struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (l *watchedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.Buffer.Write(p)
+}
+
+func (l *watchedLog) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.String(), text)
+}
+
+// weir serve waits for all addresses of a predecessor that was killed and still ends.
+func TestServeWaitsForItsPredecessor(t *testing.T) {
+	w := newWorld(t)
+	dir := t.TempDir()
+	o := ServeOptions{Socket: filepath.Join(dir, "weir.sock"), Register: filepath.Join(dir, "register.sock"), Handoff: filepath.Join(dir, "handoff.sock")}
+	metrics, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Listen = metrics.Addr().String()
+	before := map[string]net.Listener{o.Listen: metrics}
+	for _, path := range []string{o.Socket, o.Register} {
+		if before[path], err = net.Listen("unix", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept, err := keeper.Listen(o.Handoff)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before[o.Handoff] = kept
+	log := &watchedLog{}
+	o.Log = slog.New(slog.NewTextHandler(log, nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- w.Serve(ctx, o) }()
+	until := func(text string) {
+		t.Helper()
+		for end := time.Now().Add(30 * time.Second); log.count(text) == 0; time.Sleep(5 * time.Millisecond) {
+			if len(done) > 0 || time.Now().After(end) {
+				t.Fatalf("never said: %s\n%s", text, log.String())
+			}
+		}
+	}
+	for _, address := range []string{o.Listen, o.Socket, o.Register, o.Handoff} {
+		until("waiting for the predecessor to end\" address=" + address)
+		before[address].Close()
+		until("address is free\" address=" + address)
+	}
+	until("keeping sessions of members")
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

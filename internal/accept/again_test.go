@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accept
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// onWarn calls a function at the first line of a log, in which it is.
+type onWarn struct {
+	bytes.Buffer
+	once sync.Once
+	f    func()
+}
+
+func (o *onWarn) Write(p []byte) (int, error) {
+	o.once.Do(o.f)
+	return o.Buffer.Write(p)
+}
+
+// A listener waits for a predecessor that ends, and says so.
+func TestAgain(t *testing.T) {
+	before, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &onWarn{f: func() { before.Close() }}
+	l, err := TCP(t.Context(), slog.New(slog.NewTextHandler(log, nil)), before.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if text := log.String(); strings.Count(text, "address is in use") != 1 || strings.Count(text, "address is free") != 1 {
+		t.Errorf("said %s", text)
+	}
+}
+
+// The wait is bounded, ends with the context, and is for no other error.
+func TestAgainEnds(t *testing.T) {
+	quiet := slog.New(slog.DiscardHandler)
+	taken := func() (net.Listener, error) { return nil, fmt.Errorf("here: %w", ErrAnswers) }
+	began := time.Now()
+	if _, err := Again(t.Context(), quiet, "a", taken); !errors.Is(err, ErrAnswers) || time.Since(began) < TakeOver {
+		t.Errorf("%v after %s", err, time.Since(began))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	calls := 0
+	_, err := Again(ctx, quiet, "a", func() (net.Listener, error) { calls++; return nil, syscall.EADDRINUSE })
+	if !errors.Is(err, syscall.EADDRINUSE) || calls != 1 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+	calls = 0
+	if _, err := Again(t.Context(), quiet, "a", func() (net.Listener, error) { calls++; return nil, fs.ErrPermission }); !errors.Is(err, fs.ErrPermission) || calls != 1 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+}
