@@ -6,7 +6,9 @@ import (
 	"cmp"
 	"errors"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -59,6 +61,9 @@ one as soon as it is there; those that wait for a member then are reset.`,
 				}
 				rules = append(rules, r)
 			}
+			if err := checkLimits(cmd, o); err != nil {
+				return err
+			}
 			o.Allow, o.Log = rules.Allow, newLog(os.Stderr)
 			ignoreHangup(cmd.Context(), o.Log, "sessions stay; its flags are read at a start")
 			path := wire.Socket(*socket)
@@ -92,6 +97,24 @@ one as soon as it is there; those that wait for a member then are reset.`,
 	f.Int64Var(&o.MaxTotal, "max-total", 256<<20, "bytes of state of all sessions, in shares")
 	f.StringVar(&metricsAt, "listen", "", "address of /metrics, like 127.0.0.1:9744; empty for none")
 	return c
+}
+
+// limitFlags are the flags for keys of the configuration's section handoff.
+var limitFlags = map[string]string{"hold": "hold", "grace": "grace", "sessions": "max-sessions", "state": "max-state", "total": "max-total"}
+
+// checkLimits refuses numbers that the configuration would not take either. There 0 is a default; here it was typed.
+func checkLimits(cmd *cobra.Command, o keeper.Options) error {
+	l := keeper.Limits{Hold: o.Hold, Grace: o.Grace, Sessions: o.MaxSessions, State: keeper.Size(o.MaxState), Total: keeper.Size(o.MaxTotal)}
+	for _, key := range slices.Sorted(maps.Keys(limitFlags)) {
+		f := cmd.Flags().Lookup(limitFlags[key])
+		if f.Changed && (f.Value.String() == "0" || f.Value.String() == "0s") {
+			return usageError{fmt.Errorf("--%s %s: want more than 0", f.Name, f.Value)}
+		}
+	}
+	for _, p := range l.Problems() {
+		return usageError{fmt.Errorf("--%s %s", limitFlags[p.Key], p.Text)}
+	}
+	return nil
 }
 
 func handoffStatus(g *globals, socket *string) *cobra.Command {

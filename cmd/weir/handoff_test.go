@@ -3,7 +3,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -116,4 +118,29 @@ func TestHandoffCommands(t *testing.T) {
 		}
 	}
 	k.Kill()
+}
+
+// The flags of a keeper take what the configuration takes, and an odd number starts none.
+func TestKeepRefusesOddNumbers(t *testing.T) {
+	for args, want := range map[string]string{
+		"--hold -1s":                "--hold -1s: want a time from 1ms",
+		"--hold 0s":                 "--hold 0s: want more than 0",
+		"--grace 1m":                "--grace 1m0s is longer than hold, 30s",
+		"--max-sessions -1":         "--max-sessions -1: want a number from 1 to",
+		"--max-sessions 0":          "--max-sessions 0: want more than 0",
+		"--max-state 1000000000000": "--max-state 976562500KiB: want at most 256MiB",
+		"--max-total 1":             "--max-state 1MiB for one session is more than total, 1B",
+		"--max-state -1 --hold 2h":  "--max-state -1B: want at most",
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		c := newCommand()
+		c.SetArgs(append([]string{"handoff", "keep", "--keeper", filepath.Join(t.TempDir(), "keeper.sock")}, strings.Fields(args)...))
+		err := c.ExecuteContext(ctx)
+		if err == nil || !strings.Contains(err.Error(), want) || ctx.Err() != nil {
+			t.Errorf("%s: %v; want %q", args, err, want)
+		} else if _, ok := errors.AsType[usageError](err); !ok {
+			t.Errorf("%s: %v is no error of usage", args, err)
+		}
+		cancel()
+	}
 }

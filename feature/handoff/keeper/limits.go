@@ -70,33 +70,41 @@ const (
 // the key.
 func (l *Limits) Validate() []error {
 	var errs []error
-	fail := func(format string, a ...any) {
-		key, _, _ := strings.Cut(format, ":")
-		errs = append(errs, l.Pos.At(key).Errorf("handoff."+format, a...))
+	for _, p := range l.Problems() {
+		errs = append(errs, l.Pos.At(p.Key).Errorf("handoff.%s: %s", p.Key, p.Text))
 	}
+	return errs
+}
+
+// Problem says what is wrong with the number of a key.
+type Problem struct{ Key, Text string }
+
+// Problems are those of all keys.
+func (l *Limits) Problems() (out []Problem) {
+	fail := func(key, format string, a ...any) { out = append(out, Problem{key, fmt.Sprintf(format, a...)}) }
 	if l.Hold < 0 || l.Hold > longest {
-		fail("hold: %v: want a time from 1ms to %v", l.Hold, longest)
+		fail("hold", "%v: want a time from 1ms to %v", l.Hold, longest)
 	}
 	if l.Grace < 0 || l.Grace > longest {
-		fail("grace: %v: want a time from 1ms to %v", l.Grace, longest)
+		fail("grace", "%v: want a time from 1ms to %v", l.Grace, longest)
 	}
 	w := l.withDefaults()
 	if w.Grace > w.Hold {
-		fail("grace: %v is longer than hold, %v: sessions would be reset before another member may have them", w.Grace, w.Hold)
+		fail("grace", "%v is longer than hold, %v: sessions would be reset before another member may have them", w.Grace, w.Hold)
 	}
 	if l.Sessions < 0 || l.Sessions > maxKept {
-		fail("sessions: %d: want a number from 1 to %d", l.Sessions, maxKept)
+		fail("sessions", "%d: want a number from 1 to %d", l.Sessions, maxKept)
 	}
 	if l.State < 0 || l.State > largestState {
-		fail("state: %v: want at most %v for a session", l.State, largestState)
+		fail("state", "%v: want at most %v for a session", l.State, largestState)
 	}
 	if l.Total < 0 || l.Total > largestTotal {
-		fail("total: %v: want at most %v", l.Total, largestTotal)
+		fail("total", "%v: want at most %v", l.Total, largestTotal)
 	}
 	if w.State > w.Total {
-		fail("state: %v for one session is more than total, %v, for all", w.State, w.Total)
+		fail("state", "%v for one session is more than total, %v, for all", w.State, w.Total)
 	}
-	return errs
+	return out
 }
 
 // withDefaults has the numbers that hold.
