@@ -41,7 +41,7 @@ func (k *Keeper) forgets(ctx context.Context, m *member, msg *wire.Message) (*wi
 		return nil, wire.Errorf(wire.NotFound, "nothing of %s waits: weir handoff status shows what does", what)
 	}
 	for _, s := range all {
-		k.Log.Info("socket forgotten", "service", s.service.name, "member", s.member, "kind", s.kind.String(), "local", s.local, "remote", s.remote, "uid", m.process.UID)
+		k.Log.Info("socket forgotten", "service", s.service.name, "member", s.member, "kind", s.kind.String(), s.address(), "uid", m.process.UID)
 		k.remove(s, true)
 	}
 	return &wire.Message{Type: wire.OK, Number: uint32(len(all))}, nil

@@ -147,7 +147,7 @@ func (k *Keeper) releaseAll(m *member) {
 func (k *Keeper) overdue(v *service, now time.Time) {
 	for _, s := range v.sessions {
 		if s.parked != nil && now.Sub(s.parked.since) > parkTime {
-			k.Log.Warn("session has waited too long for a change of steering", "service", v.name, "member", s.member, "remote", s.remote, "waited", parkTime)
+			k.Log.Warn("session has waited too long for a change of steering", "service", v.name, "member", s.member, s.address(), "waited", parkTime)
 			k.letGo(s, "")
 		}
 	}

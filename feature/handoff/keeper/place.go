@@ -84,7 +84,7 @@ func (k *Keeper) missed(v *service, now time.Time) {
 		delete(v.unanswered, m)
 		for id := range m.given {
 			s := k.sessions[id]
-			k.Log.Warn("a session was not received", "service", v.name, "member", m.name, "pid", m.process.PID, "remote", s.remote)
+			k.Log.Warn("a session was not received", "service", v.name, "member", m.name, "pid", m.process.PID, s.address())
 			s.refusals, s.refusal = append(s.refusals, m), now
 			s.stays("it was not received")
 			switch {
@@ -135,7 +135,7 @@ func (k *Keeper) lose(s *session, why error) {
 		c.Closed++
 	default:
 		c.Gaps++
-		k.Log.Warn("session is reset", "service", s.service.name, "member", s.member, "remote", s.remote, "reason", why)
+		k.Log.Warn(s.ends(), "service", s.service.name, "member", s.member, s.address(), "reason", why)
 	}
 	k.remove(s, true)
 }
@@ -199,7 +199,7 @@ func (k *Keeper) expire(v *service, now time.Time) {
 	for s := range v.orphans {
 		if now.Sub(s.waits) >= k.Hold {
 			v.counts.Expired++
-			k.Log.Warn("session is reset: no member came for it", "service", v.name, "member", s.member, "remote", s.remote, "waited", k.Hold)
+			k.Log.Warn(s.ends()+": no member came for it", "service", v.name, "member", s.member, s.address(), "waited", k.Hold)
 			k.remove(s, true)
 			continue
 		}

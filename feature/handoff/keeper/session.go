@@ -4,6 +4,7 @@ package keeper
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
 	"time"
 
@@ -42,6 +43,22 @@ type session struct {
 	refused  int    // transfers that were
 
 	local, remote netip.AddrPort
+}
+
+// address is by what a log names the socket: the peer's address, of a listener or a UDP socket its own.
+func (s *session) address() slog.Attr {
+	if s.kind == wire.Stream {
+		return slog.Any("remote", s.remote)
+	}
+	return slog.Any("local", s.local)
+}
+
+// ends is what a log says of the socket when the keeper lets go of it for good.
+func (s *session) ends() string {
+	if s.kind == wire.Stream {
+		return "session is reset"
+	}
+	return "socket is closed"
 }
 
 // request does what a member asks for; fds are those it did not take.
