@@ -27,6 +27,17 @@ struct {
 	__type(value, struct gate_entry);
 } gate_sessions SEC(".maps");
 
+/*
+ * The ends of sessions that were here of late: of their packets those are dropped whose transport
+ * header cannot be read. The agent fills it, and the kernel forgets the ends of long ago.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct gate_pair);
+	__type(value, __u8);
+} gate_pairs SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, GATE_COUNTS);
@@ -76,14 +87,68 @@ static __always_inline void mapped(__u8 *to, __u32 v4)
 	w[3] = v4;
 }
 
-/* read finds the session of a packet of TCP. 0: there may be one. */
+#define MOST_EXTENSIONS 8
+
+static __always_inline int is_extension(__u8 next)
+{
+	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_FRAGMENT ||
+	       next == IPPROTO_AH || next == IPPROTO_DSTOPTS;
+}
+
+/*
+ * walk goes through the extension headers that the kernel goes through before TCP, from *at on, and
+ * leaves *at at the TCP header. A later fragment is not TCP's: without the first one it goes nowhere.
+ * to becomes the last segment of a routing header. The result is as that of read.
+ */
+static __always_inline int walk(struct __sk_buff *skb, __u32 *at, __u32 end, __u8 next, __u8 *to)
+{
+	struct {
+		__u8 next;
+		__u8 len;
+		union {
+			__be16 fragment; /* offset and flags */
+			__u8 routing[2]; /* type and segments left */
+		};
+	} h;
+
+#pragma unroll
+	for (int i = 0; i < MOST_EXTENSIONS; i++) {
+		if (!is_extension(next))
+			break;
+		if (*at + 8 > end || bpf_skb_load_bytes(skb, *at, &h, sizeof(h)))
+			return 1;
+		if (next == IPPROTO_FRAGMENT) {
+			if (h.fragment & bpf_htons(0xfff8))
+				return -1;
+			*at += 8;
+		} else if (next == IPPROTO_AH) {
+			*at += (h.len + 2) * 4;
+		} else {
+			if (next == IPPROTO_ROUTING && h.routing[1] &&
+			    (*at + 24 > end || bpf_skb_load_bytes(skb, *at + 8, to, 16)))
+				return 1;
+			*at += (h.len + 1) * 8;
+		}
+		next = h.next;
+	}
+	if (is_extension(next))
+		return 1;
+	return next == IPPROTO_TCP ? 0 : -1;
+}
+
+/*
+ * read finds the session of a packet of TCP. 0: there may be one. Less: the packet is of none. More:
+ * the addresses are read, and the transport header cannot be; the kernel may find TCP there, for
+ * instance once it has put fragments together.
+ */
 static __always_inline int read(struct __sk_buff *skb, struct gate_key *k, __u8 *flags, int out)
 {
 	struct ipv6hdr v6;
 	struct iphdr v4;
 	__u8 *from = out ? k->service : k->client, *to = out ? k->client : k->service;
 	__be16 ports[2];
-	__u32 at = ETH_HLEN;
+	__u32 at = ETH_HLEN, end;
+	int r;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		if (bpf_skb_load_bytes(skb, at, &v4, sizeof(v4)) || v4.protocol != IPPROTO_TCP ||
@@ -91,22 +156,38 @@ static __always_inline int read(struct __sk_buff *skb, struct gate_key *k, __u8 
 			return -1;
 		mapped(from, v4.saddr);
 		mapped(to, v4.daddr);
+		end = at + bpf_ntohs(v4.tot_len);
 		at += v4.ihl * 4;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		if (bpf_skb_load_bytes(skb, at, &v6, sizeof(v6)) || v6.nexthdr != IPPROTO_TCP)
+		if (bpf_skb_load_bytes(skb, at, &v6, sizeof(v6)))
 			return -1;
 		__builtin_memcpy(from, &v6.saddr, 16);
 		__builtin_memcpy(to, &v6.daddr, 16);
 		at += sizeof(v6);
+		end = v6.payload_len ? at + bpf_ntohs(v6.payload_len) : skb->len; /* 0: jumbo */
+		r = walk(skb, &at, end, v6.nexthdr, to);
+		if (r)
+			return r;
 	} else {
 		return -1;
 	}
-	if (bpf_skb_load_bytes(skb, at, ports, sizeof(ports)) ||
-	    bpf_skb_load_bytes(skb, at + 13, flags, 1))
-		return -1;
+	if (at + sizeof(ports) > end || bpf_skb_load_bytes(skb, at, ports, sizeof(ports)))
+		return 1;
+	/* A first fragment may end before them. */
+	if (at + 14 > end || bpf_skb_load_bytes(skb, at + 13, flags, 1))
+		*flags = 0;
 	k->client_port = ports[out];
 	k->service_port = ports[!out];
 	return 0;
+}
+
+/* doubtful drops a packet that the kernel may find to be of a session on its way. */
+static __always_inline int doubtful(struct gate_key *k)
+{
+	if (!bpf_map_lookup_elem(&gate_pairs, k))
+		return TC_ACT_UNSPEC;
+	count(GATE_DEAF);
+	return TC_ACT_SHOT;
 }
 
 /* turn has a packet go back to whoever sent it over this segment: the front end, or the tunnel's other end. */
@@ -152,9 +233,10 @@ int gate_in(struct __sk_buff *skb)
 	struct gate_entry *e;
 	struct gate_key k = {};
 	__u8 flags;
+	int r = read(skb, &k, &flags, 0);
 
-	if (read(skb, &k, &flags, 0))
-		return TC_ACT_UNSPEC;
+	if (r)
+		return r > 0 ? doubtful(&k) : TC_ACT_UNSPEC;
 	e = bpf_map_lookup_elem(&gate_sessions, &k);
 	if (!e || e->what == GATE_QUIET || e->what == GATE_PASS)
 		return TC_ACT_UNSPEC;
@@ -215,5 +297,6 @@ int gate_out(struct __sk_buff *skb)
 }
 
 const struct gate_key *gate_key_type __attribute__((unused)); /* for bpf2go */
+const struct gate_pair *gate_pair_type __attribute__((unused));
 
 char _license[] SEC("license") = "Dual BSD/GPL";

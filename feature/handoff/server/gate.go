@@ -51,6 +51,7 @@ const (
 // Gate stands at a server's devices. It is pinned: what it holds back stays held back while the agent is dead.
 type Gate struct {
 	sessions, counts *ebpf.Map
+	pairs            *ebpf.Map // ends of sessions; not pinned, filled anew from the sessions
 	strays           *ringbuf.Reader
 	tap              *tap.Device[repair.Flow] // where packets are parked; nil: they cannot be
 
@@ -95,33 +96,22 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	defer l.Unlock()
 	share := map[string]*ebpf.Map{}
 	before, err := l.Open(gateInstance(ns))
-	switch {
-	case errors.Is(err, kernel.ErrNotExist):
-	case err != nil:
-		return nil, err
-	default:
+	if err == nil {
 		defer before.Close()
-		if before.Meta.ABI != gateABI {
-			return nil, fmt.Errorf("%s: %w: let its sessions move, then run weir handoff server remove", before.Instance, kernel.ErrABI)
-		}
-		share["gate_sessions"] = before.Maps[pinSessions]
-		if c := before.Maps[pinCounts]; c.MaxEntries() == spec.Maps["gate_counts"].MaxEntries { // else of a weir that counted less: from 0 on
-			share["gate_counts"] = c
-		}
-	}
-	g := &Gate{}
-	if g.tap, err = makePark(ns); err == nil {
-		err = spec.Variables[gateVarGateTap].Set(uint32(g.tap.Ifindex))
-	} else {
-		log.Warn("packets cannot be parked at this server: each session that leaves it waits for the front end to hold its packets", "reason", err)
+		err = shareMaps(before, spec, share)
+	} else if errors.Is(err, kernel.ErrNotExist) {
 		err = nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	g := &Gate{}
 	defer func() {
 		if err != nil {
 			g.Close()
 		}
 	}()
-	if err != nil {
+	if err := g.openTap(ns, spec, log); err != nil {
 		return nil, err
 	}
 	c, err := kernel.Load(spec, []string{"gate_in", "gate_out", "gate_again"}, share)
@@ -129,6 +119,66 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 		return nil, err
 	}
 	defer c.Close()
+	if err := g.openMaps(c); err != nil {
+		return nil, err
+	}
+	if err := g.publish(l, ns, c, devices); err != nil {
+		return nil, err
+	}
+	if err := g.takeUp(); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// shareMaps adds the maps of a gate that is there already, which a new one goes on with.
+func shareMaps(before *kernel.Opened, spec *ebpf.CollectionSpec, share map[string]*ebpf.Map) error {
+	if before.Meta.ABI != gateABI {
+		return fmt.Errorf("%s: %w: let its sessions move, then run weir handoff server remove", before.Instance, kernel.ErrABI)
+	}
+	share["gate_sessions"] = before.Maps[pinSessions]
+	if c := before.Maps[pinCounts]; c.MaxEntries() == spec.Maps["gate_counts"].MaxEntries { // else of a weir that counted less: from 0 on
+		share["gate_counts"] = c
+	}
+	return nil
+}
+
+// openTap makes the device of parked packets, and tells the programs of it.
+func (g *Gate) openTap(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Logger) (err error) {
+	if g.tap, err = makePark(ns); err != nil {
+		log.Warn("packets cannot be parked at this server: each session that leaves it waits for the front end to hold its packets", "reason", err)
+		return nil
+	}
+	return spec.Variables[gateVarGateTap].Set(uint32(g.tap.Ifindex))
+}
+
+// openMaps opens the maps of the programs, and fills in the ends of the sessions that are there.
+func (g *Gate) openMaps(c *kernel.Collection) (err error) {
+	for name, m := range map[string]**ebpf.Map{"gate_sessions": &g.sessions, "gate_counts": &g.counts, "gate_pairs": &g.pairs} {
+		if *m, err = c.Maps[name].Clone(); err != nil {
+			return err
+		}
+	}
+	if g.strays, err = ringbuf.NewReader(c.Maps["gate_strays"]); err != nil {
+		return err
+	}
+	all, err := g.entries()
+	for _, e := range all {
+		err = errors.Join(err, g.putPair(gateKey(e.Flow)))
+	}
+	return err
+}
+
+// putPair has the gate know the ends of a session, before it knows the session.
+func (g *Gate) putPair(k *gateGateKey) error {
+	if err := g.pairs.Put(&gateGatePair{Client: k.Client, Service: k.Service}, uint8(1)); err != nil {
+		return fmt.Errorf("the gate for %s: %w", flowOfKey(*k), err)
+	}
+	return nil
+}
+
+// publish attaches the programs, and pins what the gate stands by.
+func (g *Gate) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Collection, devices []string) error {
 	links, err := g.attach(ns, c, devices)
 	defer func() {
 		for _, l := range links {
@@ -136,33 +186,21 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 		}
 	}()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	meta := kernel.Meta{ABI: gateABI, Object: kernel.ObjectHash(_GateBytes), Inode: ns.Inode(), Created: time.Now()}
 	meta.Cookie, _ = ns.Cookie()                              // 0 where the kernel has none
 	if meta.Config, err = json.Marshal(devices); err != nil { // by which they are found again where there are no links
-		return nil, err
+		return err
 	}
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinSessions: c.Maps["gate_sessions"], pinCounts: c.Maps["gate_counts"]}, Links: links}
 	// Until its predecessor has gone both stand there, with the same sessions: no packet slips through in between.
 	if err := l.Publish(gateInstance(ns), meta, pins); err != nil {
-		return nil, err
+		return err
 	}
 	_ = ns.Do(func() error { l.NoteFilters(gateInstance(ns), g.filters); return nil })
 	kernel.Step("handoff:gate")
-	if g.sessions, err = c.Maps["gate_sessions"].Clone(); err == nil {
-		g.counts, err = c.Maps["gate_counts"].Clone()
-	}
-	if err == nil {
-		g.strays, err = ringbuf.NewReader(c.Maps["gate_strays"])
-	}
-	if err == nil {
-		err = g.takeUp()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return g, nil
+	return nil
 }
 
 // attach attaches the programs at each device. Links that it made are returned even if it fails.
@@ -298,7 +336,7 @@ func (g *Gate) Close() {
 	if g.strays != nil {
 		g.strays.Close()
 	}
-	for _, m := range []*ebpf.Map{g.sessions, g.counts} {
+	for _, m := range []*ebpf.Map{g.sessions, g.counts, g.pairs} {
 		if m != nil {
 			m.Close()
 		}
@@ -329,6 +367,9 @@ func (g *Gate) put(f repair.Flow, what uint32, e move.Epoch) error {
 	g.changing.Lock()
 	defer g.changing.Unlock()
 	v := gateGateEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e), Ifindex: uint32(g.device)}
+	if err := g.putPair(gateKey(f)); err != nil {
+		return err
+	}
 	if err := g.sessions.Put(gateKey(f), &v); err != nil {
 		return fmt.Errorf("the gate for %s: %w", f, err)
 	}

@@ -13,6 +13,12 @@ struct gate_key {
 	__u16 service_port;
 };
 
+/* The beginning of struct gate_key. */
+struct gate_pair {
+	__u8 client[16];
+	__u8 service[16];
+};
+
 struct gate_entry {
 	__u64 since; /* CLOCK_MONOTONIC in ns */
 	__u32 what;

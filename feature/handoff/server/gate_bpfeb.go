@@ -30,17 +30,25 @@ type gateGateKey struct {
 	ServicePort uint16
 }
 
+type gateGatePair struct {
+	_       structs.HostLayout
+	Client  [16]uint8
+	Service [16]uint8
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	gateMapGateCounts   = "gate_counts"
+	gateMapGatePairs    = "gate_pairs"
 	gateMapGateSessions = "gate_sessions"
 	gateMapGateStrays   = "gate_strays"
 	gateProgGateAgain   = "gate_again"
 	gateProgGateIn      = "gate_in"
 	gateProgGateOut     = "gate_out"
 	gateVarGateKeyType  = "gate_key_type"
+	gateVarGatePairType = "gate_pair_type"
 	gateVarGateTap      = "gate_tap"
 )
 
@@ -96,6 +104,7 @@ type gateProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type gateMapSpecs struct {
 	GateCounts   *ebpf.MapSpec `ebpf:"gate_counts"`
+	GatePairs    *ebpf.MapSpec `ebpf:"gate_pairs"`
 	GateSessions *ebpf.MapSpec `ebpf:"gate_sessions"`
 	GateStrays   *ebpf.MapSpec `ebpf:"gate_strays"`
 }
@@ -104,8 +113,9 @@ type gateMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type gateVariableSpecs struct {
-	GateKeyType *ebpf.VariableSpec `ebpf:"gate_key_type"`
-	GateTap     *ebpf.VariableSpec `ebpf:"gate_tap"`
+	GateKeyType  *ebpf.VariableSpec `ebpf:"gate_key_type"`
+	GatePairType *ebpf.VariableSpec `ebpf:"gate_pair_type"`
+	GateTap      *ebpf.VariableSpec `ebpf:"gate_tap"`
 }
 
 // gateObjects contains all objects after they have been loaded into the kernel.
@@ -129,6 +139,7 @@ func (o *gateObjects) Close() error {
 // It can be passed to loadGateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gateMaps struct {
 	GateCounts   *ebpf.Map `ebpf:"gate_counts"`
+	GatePairs    *ebpf.Map `ebpf:"gate_pairs"`
 	GateSessions *ebpf.Map `ebpf:"gate_sessions"`
 	GateStrays   *ebpf.Map `ebpf:"gate_strays"`
 }
@@ -136,6 +147,7 @@ type gateMaps struct {
 func (m *gateMaps) Close() error {
 	return _GateClose(
 		m.GateCounts,
+		m.GatePairs,
 		m.GateSessions,
 		m.GateStrays,
 	)
@@ -145,8 +157,9 @@ func (m *gateMaps) Close() error {
 //
 // It can be passed to loadGateObjects or ebpf.CollectionSpec.LoadAndAssign.
 type gateVariables struct {
-	GateKeyType *ebpf.Variable `ebpf:"gate_key_type"`
-	GateTap     *ebpf.Variable `ebpf:"gate_tap"`
+	GateKeyType  *ebpf.Variable `ebpf:"gate_key_type"`
+	GatePairType *ebpf.Variable `ebpf:"gate_pair_type"`
+	GateTap      *ebpf.Variable `ebpf:"gate_tap"`
 }
 
 // gatePrograms contains all programs after they have been loaded into the kernel.
