@@ -135,6 +135,11 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if err := plan.Refuse(c.AllowOutage); err != nil {
 		return err
 	}
+	for _, w := range plan.Warnings {
+		if c.Warned != nil {
+			c.Warned(w)
+		}
+	}
 	if c.Confirm > 0 {
 		return h.applyUnconfirmed(ctx, l, c.Confirm, plan, u, each)
 	}

@@ -32,6 +32,10 @@ type Config struct {
 	Rate        *steer.Rate   `yaml:"-"` // of resets after this change; nil: what each service says
 	AllowOutage bool          `yaml:"-"` // apply also where traffic that is served now would not be
 	Confirm     time.Duration `yaml:"-"` // take the change back unless it is confirmed within it; 0: do not
+
+	// Warned is told of the plan's warnings before it is carried out: some are of the change alone, such as a list that has
+	// become empty, and a plan made later does not have them. nil: nobody is.
+	Warned func(warning string) `yaml:"-"`
 }
 
 // ServiceConfig is one service with the features' sections for it.

@@ -3,10 +3,10 @@
 package main
 
 import (
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -58,7 +58,7 @@ meanwhile, a running weir serve goes on.`,
 				if len(plan.Steps) == 0 {
 					fmt.Fprintln(out, "nothing to change")
 				}
-				warn(cmd, plan)
+				warn(cmd, plan.Warnings...)
 				printOutages(cmd, plan)
 				foreseen, err := g.host().Foresee(cmd.Context(), cfg)
 				if err != nil {
@@ -67,7 +67,11 @@ meanwhile, a running weir serve goes on.`,
 				g.foreseen(cmd, foreseen...)
 				return nil
 			}
-			steps := 0
+			steps, told := 0, map[string]bool{}
+			cfg.Warned = func(w string) {
+				told[w] = true
+				warn(cmd, w)
+			}
 			return resets.change(g, func() ([]steer.Foreseen, error) { return g.host().Foresee(cmd.Context(), cfg) }, func() error {
 				err := g.host().Apply(cmd.Context(), cfg, func(d host.Done) {
 					steps++
@@ -80,7 +84,7 @@ meanwhile, a running weir serve goes on.`,
 					fmt.Fprintln(out, "nothing to change")
 				}
 				if plan, err := g.host().Plan(cmd.Context(), cfg); err == nil {
-					warn(cmd, plan)
+					warn(cmd, slices.DeleteFunc(plan.Warnings, func(w string) bool { return told[w] })...)
 				}
 				if u, err := g.host().Unconfirmed(); err == nil && u.Waits() {
 					fmt.Fprintf(out, "unconfirmed: taken back at %s, in %s, unless weir confirm comes first\n", moment(time.Now().Add(u.Left), time.Now()), u.Left.Round(time.Second))
@@ -106,8 +110,8 @@ meanwhile, a running weir serve goes on.`,
 }
 
 // warn tells what of a running service is not as the file alone would have it.
-func warn(cmd *cobra.Command, p feature.Plan) {
-	for _, w := range p.Warnings {
+func warn(cmd *cobra.Command, warnings ...string) {
+	for _, w := range warnings {
 		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 	}
 }

@@ -88,6 +88,31 @@ func TestFilterCommands(t *testing.T) {
 	}
 }
 
+// Warnings of the change alone, which a plan made afterwards lacks, are told by the command that makes it.
+func TestApplyWarnsOfTheChange(t *testing.T) {
+	s := session{t, root(t)}
+	w := nstest.NewWire(t)
+	dir := t.TempDir()
+	file, list := filepath.Join(dir, "weir.yaml"), filepath.Join(dir, "list.txt")
+	text := fmt.Sprintf("filter: [{name: block, hook: nft, netns: %s, lists: {bad: list.txt}, rules: [{match: 'ip.src in $bad', action: drop}]}]\n", w.NameB)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(list, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("192.0.2.7\n")
+	s.run(0, "create filter block: .*", "apply", "-f", file)
+	write("")
+	_, errs, status := weir(t, "--root", s.root, "apply", "-f", file)
+	if want := "warning: filter block: list bad is empty"; status != 0 || strings.Count(errs, want) != 1 {
+		t.Errorf("apply of an emptied list: status %d, %q; want %q once", status, errs, want)
+	}
+}
+
 // A capture is read once for all filters, also from standard input; of one that is
 // cut short what is there is shown, and the status is 1.
 func TestFilterTest(t *testing.T) {
