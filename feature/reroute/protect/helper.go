@@ -5,9 +5,11 @@ package protect
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -38,13 +40,57 @@ var (
 	helperRule = 1000 // the priority of the first rule, and the number of its table
 )
 
+// maxLearntPairs is how many pairs there are for sizes that were learnt, whatever routers on the way tell: of more sizes some
+// share the pair of a smaller one, whose answers name a size that fits as well.
+const maxLearntPairs = 8
+
+// pairSizes are the sizes that routes need, with the size of the pair that answers for each.
+func pairSizes(routes []route) map[int]int {
+	learnt := map[int]bool{} // by all that need the size
+	for _, r := range routes {
+		for _, w := range r.ways {
+			for _, size := range []int{int(w.Mtu - w.Len6), int(w.Mtu - w.Len4)} {
+				before, known := learnt[size]
+				learnt[size] = w.Flags&flagLearnt != 0 && (before || !known)
+			}
+		}
+	}
+	all := slices.Sorted(maps.Keys(learnt))
+	told := slices.DeleteFunc(slices.Clone(all), func(size int) bool { return !learnt[size] })
+	shares := map[int]bool{}
+	if n := len(told); n > maxLearntPairs {
+		for _, size := range told {
+			shares[size] = true
+		}
+		for i := range maxLearntPairs {
+			delete(shares, told[i*n/maxLearntPairs]) // the smallest is among them
+		}
+	}
+	out, pair := map[int]int{}, 0
+	for _, size := range all {
+		if !shares[size] {
+			pair = size
+		}
+		out[size] = pair
+	}
+	return out
+}
+
+// pairs are the sizes of the pairs that routes need.
+func pairs(routes []route) map[int]int {
+	out := map[int]int{} // → index of the device here
+	for _, size := range pairSizes(routes) {
+		out[size] = 0
+	}
+	return out
+}
+
 // settleHelper has the helper namespace be there for the sizes that routes need, and fills in their devices.
 func (s *site) settleHelper(routes []route) error {
-	sizes := map[int]int{} // → index of the device here
+	sizes := pairs(routes)
 	var source netip.Addr
 	for _, r := range routes {
 		for _, w := range r.ways {
-			sizes[int(w.Mtu-w.Len6)], sizes[int(w.Mtu-w.Len4)] = 0, 0
 			if w.source.IsValid() {
 				source = w.source
 			}
@@ -67,10 +113,11 @@ func (s *site) settleHelper(routes []route) error {
 			return fmt.Errorf("packets of more than %d bytes: %w", size, err)
 		}
 	}
+	of := pairSizes(routes)
 	for _, r := range routes {
 		for i := range r.ways {
 			w := &r.ways[i]
-			w.Slow6, w.Slow4 = uint32(sizes[int(w.Mtu-w.Len6)]), uint32(sizes[int(w.Mtu-w.Len4)])
+			w.Slow6, w.Slow4 = uint32(sizes[of[int(w.Mtu-w.Len6)]]), uint32(sizes[of[int(w.Mtu-w.Len4)]])
 		}
 	}
 	return nil
@@ -78,13 +125,7 @@ func (s *site) settleHelper(routes []route) error {
 
 // dropUnused takes away the pairs of sizes that nothing needs any more, once nothing leads to them.
 func (s *site) dropUnused(routes []route) error {
-	sizes := map[int]int{}
-	for _, r := range routes {
-		for _, w := range r.ways {
-			sizes[int(w.Mtu-w.Len6)], sizes[int(w.Mtu-w.Len4)] = 0, 0
-		}
-	}
-	return s.ns.Do(func() error { return dropDevices(sizes) })
+	return s.ns.Do(func() error { return dropDevices(pairs(routes)) })
 }
 
 func openHelper(scope string) (*netns.Handle, error) {
