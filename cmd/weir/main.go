@@ -4,7 +4,9 @@
 package main
 
 import (
+	"cmp"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -40,7 +42,13 @@ func main() {
 	defer stop()
 	host.SetVersion(version)
 	kernel.OnWait(func(text string) { fmt.Fprintln(os.Stderr, "weir:", text) })
-	if err := newCommand().ExecuteContext(ctx); err != nil {
+	c, out := newCommand(), &keptOutput{Writer: os.Stdout}
+	c.SetOut(out)
+	err := c.ExecuteContext(ctx)
+	if err == nil {
+		err = out.err
+	}
+	if err != nil {
 		if status, ok := errors.AsType[daemonStatus](err); ok {
 			os.Exit(int(status)) // it has said itself what there was to say
 		}
@@ -48,6 +56,18 @@ func main() {
 		fmt.Fprintln(os.Stderr, "weir:", err)
 		os.Exit(exitStatus(err))
 	}
+}
+
+// keptOutput keeps the first error of writing: a command whose output is lost, to a full disk say, has failed.
+type keptOutput struct {
+	io.Writer
+	err error
+}
+
+func (o *keptOutput) Write(b []byte) (int, error) {
+	n, err := o.Writer.Write(b)
+	o.err = cmp.Or(o.err, err)
+	return n, err
 }
 
 func exitStatus(err error) int {

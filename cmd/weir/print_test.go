@@ -4,6 +4,7 @@ package main
 
 import (
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -166,4 +167,24 @@ func TestPrintTemplates(t *testing.T) {
 		{Address: netip.MustParseAddrPort("[2001:db8::1]:2055"), Protocol: "netflow9", Learnt: before(time.Minute), Templates: []steer.Template{{ID: 260, Bytes: 12}}},
 	}}, now)
 	golden(t, "templates.golden", b.String())
+}
+
+// A command whose output is lost fails, also where it prints text.
+func TestLostOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	c := command("version")
+	var errs strings.Builder
+	c.Stdout, c.Stderr = full, &errs
+	if err := c.Run(); err == nil || !strings.Contains(errs.String(), "no space left on device") {
+		t.Errorf("%v: %s", err, &errs)
+	}
+}
+
+func TestRerouteStatusOfNothing(t *testing.T) {
+	s := session{t, root(t)}
+	s.run(0, `\{\n  "paths": \[\],\n  "sessions": \[\]\n\}\n`, "reroute", "status", "--json")
 }

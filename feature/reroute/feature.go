@@ -65,8 +65,8 @@ func (Feature) Needs(c Config) []kernel.Need {
 
 // State is what the pins say.
 type State struct {
-	Paths    []protect.PathState  `json:"paths"`
-	Sessions []live.SessionState  `json:"sessions"`
+	Paths    []protect.PathState  `json:"paths"`    // none, not nil, as in other states: scripts go through them
+	Sessions []live.SessionState  `json:"sessions"` // the same
 	BFD      []peers.SessionState `json:"bfd,omitempty"`
 	Loops    []live.LoopState     `json:"loops,omitempty"`
 	// Strangers are packets that look like probes and are of no session, by reason.
@@ -88,7 +88,7 @@ func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
 		return State{}, err
 	}
 	b, err := peers.ReadState(r)
-	return State{Paths: p.Paths, Sessions: l.Sessions, BFD: b.Sessions, Loops: l.Loops, Strangers: l.Strangers, protect: p, live: l, peers: b}, err
+	return State{Paths: append([]protect.PathState{}, p.Paths...), Sessions: append([]live.SessionState{}, l.Sessions...), BFD: b.Sessions, Loops: l.Loops, Strangers: l.Strangers, protect: p, live: l, peers: b}, err
 }
 
 // State implements feature.Feature.
