@@ -79,7 +79,7 @@ func readList(path string) (*list, error) {
 			if !f.Public() {
 				return nil, fmt.Errorf("%s:%d: this is no address or prefix", path, n)
 			}
-			return nil, fmt.Errorf("%s:%d: %q is no address or prefix%s", path, n, text, zoned(text))
+			return nil, fmt.Errorf("%s:%d: %.80q is no address or prefix%s", path, n, text, zoned(text))
 		}
 		l.entries = append(l.entries, p)
 	}
@@ -142,7 +142,7 @@ var errZone = errors.New("zones are not supported")
 // zoned adds the remedy for an address with a zone.
 func zoned(text string) string {
 	if address, zone, ok := strings.Cut(text, "%"); ok {
-		return fmt.Sprintf(": zones are not supported: write %s without %%%s", address, zone)
+		return fmt.Sprintf(": zones are not supported: write %.80s without %%%.80s", address, zone)
 	}
 	return ""
 }

@@ -265,3 +265,19 @@ func TestSpread(t *testing.T) {
 		}
 	}
 }
+
+// A file that is no list at all is told in a line that can be read, however long its own are.
+func TestListErrorIsShort(t *testing.T) {
+	for name, text := range map[string]string{"a letter": strings.Repeat("a", 1<<20), "a zone": strings.Repeat("f%", 1<<20)} {
+		file := filepath.Join(t.TempDir(), "list.txt")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(file, 0o644); err != nil { // of a file that others may not read nothing is shown
+			t.Fatal(err)
+		}
+		if _, err := readList(file); err == nil || len(err.Error()) > 1000 || !strings.Contains(err.Error(), "list.txt:1:") {
+			t.Errorf("%s again and again: an error of %d bytes", name, len(fmt.Sprint(err)))
+		}
+	}
+}

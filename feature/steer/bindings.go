@@ -80,7 +80,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 		return p, fmt.Errorf("%w: %q: zones are not supported: leave out %%%s", ErrBinding, s, zone)
 	}
 	if err != nil {
-		return p, fmt.Errorf("%w: %q is no address and no prefix: want one like 192.0.2.0/24 or 2001:db8::1", ErrBinding, s)
+		return p, fmt.Errorf("%w: %.80q is no address and no prefix: want one like 192.0.2.0/24 or 2001:db8::1", ErrBinding, s)
 	}
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)

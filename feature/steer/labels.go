@@ -41,7 +41,7 @@ var ErrLabel = errors.New("no name for a service")
 
 func keyOfLabel(name string) (k labelKey, err error) {
 	if name == "" || len(name) > MaxLabel || bytes.IndexByte([]byte(name), 0) >= 0 {
-		return k, fmt.Errorf("%w: %q: want 1 to %d bytes, none of them 0", ErrLabel, name, MaxLabel)
+		return k, fmt.Errorf("%w: %.80q: want 1 to %d bytes, none of them 0", ErrLabel, name, MaxLabel)
 	}
 	copy(k[:], name)
 	return k, nil

@@ -49,3 +49,10 @@ func TestNamesOfNewServices(t *testing.T) {
 		return nil
 	})
 }
+
+// A long name is not repeated as a whole.
+func TestLongLabelIsCut(t *testing.T) {
+	if err := checkLabel(strings.Repeat("a", 1<<20)); !errors.Is(err, ErrLabel) || len(err.Error()) > 1000 {
+		t.Errorf("an error of %d bytes", len(fmt.Sprint(err)))
+	}
+}
