@@ -23,7 +23,7 @@ func NotLocal(eps []Endpoint) (out []netip.Prefix, err error) {
 		told[e.Prefix] = true
 		table, read := tables[e.Family]
 		if !read {
-			if table, err = localRoutes(int(e.Family)); err != nil {
+			if table, err = LocalRoutes(int(e.Family), 0); err != nil {
 				return nil, err
 			}
 			tables[e.Family] = table
@@ -52,9 +52,14 @@ func delivered(a netip.Addr) bool {
 	return t == unix.RTN_LOCAL || t == unix.RTN_ANYCAST || t == unix.RTN_BROADCAST
 }
 
-// localRoutes are the prefixes of the table local.
-func localRoutes(family int) (out []netip.Prefix, err error) {
-	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
+// LocalRoutes are the prefixes of the table local in the calling thread's namespace, of a family or netlink.FAMILY_ALL; kind is
+// the type of their routes, like RTN_LOCAL, or 0 for every one.
+func LocalRoutes(family, kind int) (out []netip.Prefix, err error) {
+	mask := netlink.RT_FILTER_TABLE
+	if kind != 0 {
+		mask |= netlink.RT_FILTER_TYPE
+	}
+	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: kind}, mask)
 	if err != nil {
 		return nil, fmt.Errorf("reading the routes to local addresses: %w", err)
 	}

@@ -8,10 +8,12 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
 
@@ -39,7 +41,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 	defer done()
 	err = ns.Do(func() error {
 		socks := map[Proto][]sockdiag.Socket{}
-		local, err := localPrefixes()
+		local, err := service.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL)
 		if err != nil {
 			return err
 		}

@@ -239,29 +239,10 @@ func (b *boundSockets) isLocal(scope string, p netip.Prefix) (bool, error) {
 	local, ok := b.local[scope]
 	if !ok {
 		var err error
-		if local, err = localPrefixes(); err != nil {
+		if local, err = service.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL); err != nil {
 			return false, err
 		}
 		b.local[scope] = local
 	}
 	return slices.ContainsFunc(local, p.Overlaps), nil
-}
-
-// localPrefixes are those that the calling thread's namespace takes as its own.
-func localPrefixes() (out []netip.Prefix, err error) {
-	routes, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
-	if err != nil {
-		return nil, fmt.Errorf("reading the routes to local addresses: %w", err)
-	}
-	for _, r := range routes {
-		if r.Dst == nil {
-			continue
-		}
-		a, ok := netip.AddrFromSlice(r.Dst.IP)
-		ones, _ := r.Dst.Mask.Size()
-		if ok {
-			out = append(out, netip.PrefixFrom(a.Unmap(), ones))
-		}
-	}
-	return out, nil
 }

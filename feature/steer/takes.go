@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,7 +25,16 @@ const mostTold = 5
 func Takes(r *kernel.Root, ns *netns.Handle, bindings ...Binding) (warnings []string) {
 	own := registeredCookies(r, ns)
 	_ = ns.Do(func() error {
-		local := localAddrs()
+		routes, err := service.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL)
+		if err != nil {
+			return err
+		}
+		var local []netip.Addr // not the networks of which each address is local
+		for _, p := range routes {
+			if p.IsSingleIP() {
+				local = append(local, p.Addr())
+			}
+		}
 		for _, b := range bindings {
 			if b.Port != 0 {
 				continue
@@ -41,20 +51,6 @@ func Takes(r *kernel.Root, ns *netns.Handle, bindings ...Binding) (warnings []st
 		return nil
 	})
 	return warnings
-}
-
-// localAddrs are the addresses of the calling thread's namespace.
-func localAddrs() (out []netip.Addr) {
-	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil
-	}
-	for _, a := range all {
-		if x, ok := netip.AddrFromSlice(a.IP); ok {
-			out = append(out, x.Unmap())
-		}
-	}
-	return out
 }
 
 // taken names the processes whose sockets lose what a binding takes.
