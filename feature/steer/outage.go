@@ -90,14 +90,12 @@ func (s SlotState) holder(configured *service.Member) *service.Member {
 
 // lostBuckets counts, by slot, the buckets whose traffic is served now and would not be.
 func (p *published) lostBuckets(s *ServiceState, reasons []error) []int {
-	lost := make([]int, len(reasons))
-	for b, slot := range p.table {
-		served := b < len(s.table) && int(s.table[b]) < len(s.Slots) && s.Slots[s.table[b]].Admitted() || s.OnEmpty == Next || s.OnEmpty == Pass
-		if served && reasons[slot] != nil && p.Service.OnEmpty != Next && p.Service.OnEmpty != Pass {
-			lost[slot]++
-		}
+	if p.Service.OnEmpty == Next || p.Service.OnEmpty == Pass {
+		return make([]int, len(reasons))
 	}
-	return lost
+	return p.lostOf(reasons, func(b int) bool { // those that are served now
+		return b < len(s.table) && int(s.table[b]) < len(s.Slots) && s.Slots[s.table[b]].Admitted() || s.OnEmpty == Next || s.OnEmpty == Pass
+	})
 }
 
 // removalOutages adds to a plan which members nobody would reach once the service is gone: the kernel knows them by the

@@ -96,13 +96,18 @@ func (p *published) remedy(slot int) string {
 
 // lostTo counts, by slot, the buckets that an empty slot loses.
 func (p *published) lostTo(reasons []error) []int {
-	lost := make([]int, len(reasons))
 	served := slices.ContainsFunc(reasons, func(err error) bool { return err == nil })
 	if p.Service.OnEmpty == Pass || p.Service.OnEmpty == Next && served {
-		return lost
+		return make([]int, len(reasons))
 	}
-	for _, slot := range p.table {
-		if reasons[slot] != nil {
+	return p.lostOf(reasons, func(int) bool { return true })
+}
+
+// lostOf counts the buckets of some that meet a slot with a reason to be empty, by slot.
+func (p *published) lostOf(reasons []error, some func(bucket int) bool) []int {
+	lost := make([]int, len(reasons))
+	for b, slot := range p.table {
+		if reasons[slot] != nil && some(b) {
 			lost[slot]++
 		}
 	}
