@@ -18,6 +18,12 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
+// What finishes a command that was stopped half way.
+const (
+	RemoveRemedy   = "weir remove again finishes it, weir apply brings back what is gone"
+	RollbackRemedy = "weir rollback again, or a running weir serve, goes on"
+)
+
 // Host is this host as weir sees it: the pins below one root.
 type Host struct {
 	Root *kernel.Root
@@ -204,7 +210,7 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 		}
 	}
 	if ctx.Err() != nil {
-		return kernel.Stopped(ctx, errors.Join(append(errs, ctx.Err())...), "half done: weir remove again finishes it, weir apply brings back what is gone")
+		return kernel.Stopped(ctx, errors.Join(append(errs, ctx.Err())...), "half done: "+RemoveRemedy)
 	}
 	errs = append(errs, h.forgetSaved(l, some))
 	l.ForgetDamaged(name)

@@ -245,7 +245,7 @@ func (h *Host) takeBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed
 		err = h.restore(ctx, l, each)
 	}
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-		return kernel.Stopped(ctx, err, fmt.Sprintf("half done: the change of %s is taken back in part: weir rollback again, or a running weir serve, goes on", u.Since.Format(time.TimeOnly)))
+		return kernel.Stopped(ctx, err, fmt.Sprintf("half done: the change of %s is taken back in part: %s", u.Since.Format(time.TimeOnly), RollbackRemedy))
 	} else if err != nil {
 		u.Problem, u.Retry = err.Error(), kernel.Boottime()+uint64(retryTakeBack)
 		return errors.Join(fmt.Errorf("taking back the change of %s: %w", u.Since.Format(time.TimeOnly), err), u.keep(l))

@@ -12,11 +12,16 @@ import (
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
+// applyFlags are those of weir apply.
+type applyFlags struct {
+	file        string
+	resets      resetFlags
+	allowOutage bool
+	confirm     confirmFlag
+}
+
 func applyCommand(g *globals) *cobra.Command {
-	var file string
-	var resets resetFlags
-	var allowOutage bool
-	var confirm confirmFlag
+	var f applyFlags
 	c := &cobra.Command{
 		Use: "apply -f FILE", Short: "Make the host match a configuration file", Args: cobra.NoArgs,
 		Long: `Make the host match a configuration file. What is there and not in the file is
@@ -41,72 +46,82 @@ meanwhile, a running weir serve goes on.`,
   weir apply -f weir.yaml --confirm 5m  # then look, and: weir confirm
   weir apply -f weir.yaml --rate 20/s`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, err := host.LoadConfig(file)
+			cfg, err := host.LoadConfig(f.file)
 			if err != nil {
 				return err
 			}
-			out := cmd.OutOrStdout()
-			cfg.Rate, cfg.AllowOutage, cfg.Confirm = resets.given(), allowOutage, time.Duration(confirm)
-			if resets.dry {
-				plan, err := g.host().Plan(cmd.Context(), cfg)
-				if err != nil {
-					return err
-				}
-				for _, s := range plan.Steps {
-					fmt.Fprintln(out, "would", s)
-				}
-				if len(plan.Steps) == 0 {
-					fmt.Fprintln(out, "nothing to change")
-				}
-				warn(cmd, plan.Warnings...)
-				printOutages(cmd, plan)
-				foreseen, err := g.host().Foresee(cmd.Context(), cfg)
-				if err != nil {
-					fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)
-				}
-				g.foreseen(cmd, foreseen...)
-				return nil
+			cfg.Rate, cfg.AllowOutage, cfg.Confirm = f.resets.given(), f.allowOutage, time.Duration(f.confirm)
+			if f.resets.dry {
+				return printWould(cmd, g, cfg)
 			}
-			steps, told := 0, map[string]bool{}
-			cfg.Warned = func(w string) {
-				told[w] = true
-				warn(cmd, w)
-			}
-			return resets.change(g, func() ([]steer.Foreseen, error) { return g.host().Foresee(cmd.Context(), cfg) }, func() error {
-				err := g.host().Apply(cmd.Context(), cfg, func(d host.Done) {
-					steps++
-					printDone(cmd, d)
-				})
-				if err != nil {
-					return err
-				}
-				if steps == 0 {
-					fmt.Fprintln(out, "nothing to change")
-				}
-				if plan, err := g.host().Plan(cmd.Context(), cfg); err == nil {
-					warn(cmd, slices.DeleteFunc(plan.Warnings, func(w string) bool { return told[w] })...)
-				}
-				if u, err := g.host().Unconfirmed(); err == nil && u.Waits() {
-					fmt.Fprintf(out, "unconfirmed: taken back at %s, in %s, unless weir confirm comes first\n", moment(time.Now().Add(u.Left), time.Now()), u.Left.Round(time.Second))
-				}
-				return nil
-			})
+			return f.apply(cmd, g, cfg)
 		},
 	}
-	c.Flags().StringVarP(&file, "file", "f", "", "configuration file (- for standard input)")
-	resets.addRate(c)
-	c.Flags().BoolVar(&resets.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
-	c.Flags().Var(&confirm, "confirm", "take the change back after this time, like 5m, unless weir confirm comes before")
+	c.Flags().StringVarP(&f.file, "file", "f", "", "configuration file (- for standard input)")
+	f.resets.addRate(c)
+	c.Flags().BoolVar(&f.resets.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
+	c.Flags().Var(&f.confirm, "confirm", "take the change back after this time, like 5m, unless weir confirm comes before")
 	c.Flags().Lookup("confirm").DefValue = ""
-	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "make the change even if it takes traffic from its receiver")
+	c.Flags().BoolVar(&f.allowOutage, "allow-outage", false, "make the change even if it takes traffic from its receiver")
 	c.MarkFlagFilename("file", "yaml", "yml")
 	c.PreRunE = func(*cobra.Command, []string) error {
-		if file == "" {
+		if f.file == "" {
 			return usageError{fmt.Errorf("name the configuration file: weir apply -f weir.yaml")}
 		}
 		return nil
 	}
 	return cut{takesBack: true, remedy: "weir apply again goes on from there, or apply the former file"}.of(c)
+}
+
+// printWould prints the plan, and the sessions that it would reset.
+func printWould(cmd *cobra.Command, g *globals, cfg *host.Config) error {
+	plan, err := g.host().Plan(cmd.Context(), cfg)
+	if err != nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	for _, s := range plan.Steps {
+		fmt.Fprintln(out, "would", s)
+	}
+	if len(plan.Steps) == 0 {
+		fmt.Fprintln(out, "nothing to change")
+	}
+	warn(cmd, plan.Warnings...)
+	printOutages(cmd, plan)
+	foreseen, err := g.host().Foresee(cmd.Context(), cfg)
+	if err != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)
+	}
+	g.foreseen(cmd, foreseen...)
+	return nil
+}
+
+// apply makes the host match the file, and prints each step.
+func (f *applyFlags) apply(cmd *cobra.Command, g *globals, cfg *host.Config) error {
+	out, steps, told := cmd.OutOrStdout(), 0, map[string]bool{}
+	cfg.Warned = func(w string) {
+		told[w] = true
+		warn(cmd, w)
+	}
+	return f.resets.change(g, func() ([]steer.Foreseen, error) { return g.host().Foresee(cmd.Context(), cfg) }, func() error {
+		err := g.host().Apply(cmd.Context(), cfg, func(d host.Done) {
+			steps++
+			printDone(cmd, d)
+		})
+		if err != nil {
+			return err
+		}
+		if steps == 0 {
+			fmt.Fprintln(out, "nothing to change")
+		}
+		if plan, err := g.host().Plan(cmd.Context(), cfg); err == nil {
+			warn(cmd, slices.DeleteFunc(plan.Warnings, func(w string) bool { return told[w] })...)
+		}
+		if u, err := g.host().Unconfirmed(); err == nil && u.Waits() {
+			fmt.Fprintf(out, "unconfirmed: taken back at %s, in %s, unless weir confirm comes first\n", moment(time.Now().Add(u.Left), time.Now()), u.Left.Round(time.Second))
+		}
+		return nil
+	})
 }
 
 // warn tells what of a running service is not as the file alone would have it.
@@ -136,5 +151,5 @@ steering reaches. --allow-outage removes all the same.`,
 		},
 	}
 	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "remove also what takes traffic away that is served now")
-	return cut{remedy: "weir remove again finishes it, weir apply brings back what is gone"}.of(c)
+	return cut{remedy: host.RemoveRemedy}.of(c)
 }

@@ -86,7 +86,7 @@ func leaveCgroup() {
 }
 
 func rollbackCommand(g *globals) *cobra.Command {
-	return cut{remedy: "the change is taken back in part: weir rollback again, or a running weir serve, goes on"}.of(&cobra.Command{
+	return cut{remedy: "the change is taken back in part: " + host.RollbackRemedy}.of(&cobra.Command{
 		Use: "rollback", Short: "Take the change of weir apply --confirm back at once", Args: cobra.NoArgs,
 		Long: `Take the change that weir apply --confirm made back at once, as happens by itself when
 its time is over. A change that was confirmed, or made without --confirm, stays: apply the
