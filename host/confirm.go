@@ -40,6 +40,7 @@ type Unconfirmed struct {
 	Window    time.Duration `json:"window"`
 	Left      time.Duration `json:"left"`                  // negative: over, and nobody has taken it back
 	TakenBack time.Time     `json:"taken_back,omitzero"`   // it was: told until the next change
+	ByCommand bool          `json:"by_command,omitempty"`  // weir rollback took it back, before its time was over
 	Problem   string        `json:"problem,omitempty"`     // why it could not be taken back
 	Deadline  uint64        `json:"deadline"`              // CLOCK_BOOTTIME, ns
 	Retry     uint64        `json:"retry_after,omitempty"` // the same clock: of the next attempt
@@ -57,13 +58,16 @@ func (u *Unconfirmed) over() bool { return u.Waits() && u.Left <= 0 && kernel.Bo
 
 // begin lets the time of a change begin now.
 func (u *Unconfirmed) begin(window time.Duration) {
-	u.Window, u.Deadline, u.Left = window, kernel.Boottime()+uint64(window), window
+	u.Window, u.Deadline, u.Left, u.ByCommand = window, kernel.Boottime()+uint64(window), window, false
 }
 
 // Finding is what an operator should know of the change.
 func (u *Unconfirmed) Finding() feature.Finding {
 	f := feature.Finding{Object: "change of " + u.Since.Format(time.TimeOnly)}
 	switch {
+	case !u.TakenBack.IsZero() && u.ByCommand:
+		f.Text = fmt.Sprintf("taken back at %s by weir rollback", u.TakenBack.Format(time.TimeOnly))
+		f.Remedy = "nothing is wrong; the next weir apply that changes something ends this note"
 	case !u.TakenBack.IsZero():
 		f.Text = fmt.Sprintf("taken back at %s: it was not confirmed within %s", u.TakenBack.Format(time.TimeOnly), u.Window)
 		f.Remedy = "weir apply again, and weir confirm in time"
@@ -226,7 +230,7 @@ func (h *Host) rollback(ctx context.Context, due func(*Unconfirmed) (bool, error
 		return kernel.Stopped(ctx, err, "nothing was changed")
 	}
 	if u.Left > 0 { // whoever finds this command dead goes on at once
-		u.Deadline, u.Left = kernel.Boottime(), 0
+		u.Deadline, u.Left, u.ByCommand = kernel.Boottime(), 0, true
 		if err := u.keep(l); err != nil {
 			return err
 		}

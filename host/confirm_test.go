@@ -252,6 +252,29 @@ func (w world) rollback() {
 	}
 }
 
+// What an operator takes back was not forgotten, and is not told as if it were.
+func TestRollbackByCommandIsTold(t *testing.T) {
+	w, _, _ := confirmWorld(t)
+	w.apply(w.after(time.Hour))
+	w.rollback()
+	u, err := w.Unconfirmed()
+	if err != nil || u == nil {
+		t.Fatal(u, err)
+	}
+	if f := u.Finding(); !strings.HasSuffix(f.Text, "by weir rollback") || strings.Contains(f.Remedy, "confirm") {
+		t.Errorf("rolled back, and told is %+v", f)
+	}
+	w.apply(w.after(time.Millisecond))
+	eventually(t, "its time is over", func() bool {
+		u, err := w.Unconfirmed()
+		return err == nil && u.Left <= 0
+	})
+	w.rollback()
+	if u, err := w.Unconfirmed(); err != nil || !strings.Contains(u.Finding().Text, "was not confirmed within") {
+		t.Errorf("its time was over, and told is %+v, %v", u, err)
+	}
+}
+
 // A second change is refused while one waits, unless it is to be confirmed, too: then both are taken back.
 func TestSecondApplyWhileUnconfirmed(t *testing.T) {
 	w, before, _ := confirmWorld(t)
