@@ -16,18 +16,8 @@ import (
 
 // publish creates or changes a service.
 func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
-	if t.service.SharePort { // before anything changes
-		if err := kernel.BindShare.Check(); err != nil {
-			return fmt.Errorf("service %s, share_port: %w", t.service.Name, err)
-		}
-	}
-	if t.batch == nil || !t.batch.vetted {
-		if err := CleanStale(l); err != nil {
-			return err
-		}
-		if t.batch != nil {
-			t.batch.vetted = true
-		}
+	if err := t.vet(l); err != nil {
+		return err
 	}
 	ns, err := openNetns(t.netns, t.id)
 	if err != nil {
@@ -61,27 +51,7 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if len(t.held) > 0 && kind == EngineReuseport {
 		p.Service.OnEmpty = Pass // until its members are there: see admitAll
 	}
-	if err := e.mark(true); err != nil {
-		return err
-	}
-	if err := kernel.Try("steer:marked"); err != nil {
-		return err
-	}
-	if err := e.prepareRows(ctx, p, old, ns); err != nil {
-		return err
-	}
-	if err := kernel.Try("steer:prepared"); err != nil {
-		return err
-	}
-	if p.misplaces(old) {
-		if err := e.owe(p, t.rate); err != nil {
-			return err
-		}
-	}
-	if err := e.publishService(p); err != nil {
-		return err
-	}
-	if err := kernel.Try("steer:published"); err != nil {
+	if err := e.putInPlace(ctx, p, old, ns, t.rate); err != nil {
 		return err
 	}
 	if t.batch != nil {
@@ -106,6 +76,50 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	return e.startHolder()
+}
+
+// vet says what this kernel cannot do for the service, and removes what is pinned of namespaces that are gone: before anything changes.
+func (t target) vet(l *kernel.WriteLock) error {
+	if t.service.SharePort {
+		if err := kernel.BindShare.Check(); err != nil {
+			return fmt.Errorf("service %s, share_port: %w", t.service.Name, err)
+		}
+	}
+	if t.batch != nil && t.batch.vetted {
+		return nil
+	}
+	if err := CleanStale(l); err != nil {
+		return err
+	}
+	if t.batch != nil {
+		t.batch.vetted = true
+	}
+	return nil
+}
+
+// putInPlace publishes a service in place of old. A kill at any step of it is recovered from the mark.
+func (e *engine) putInPlace(ctx context.Context, p, old *published, ns *netns.Handle, rate *Rate) error {
+	if err := e.mark(true); err != nil {
+		return err
+	}
+	if err := kernel.Try("steer:marked"); err != nil {
+		return err
+	}
+	if err := e.prepareRows(ctx, p, old, ns); err != nil {
+		return err
+	}
+	if err := kernel.Try("steer:prepared"); err != nil {
+		return err
+	}
+	if p.misplaces(old) {
+		if err := e.owe(p, rate); err != nil {
+			return err
+		}
+	}
+	if err := e.publishService(p); err != nil {
+		return err
+	}
+	return kernel.Try("steer:published")
 }
 
 // inBatch is what a service needs before the batch settles.
