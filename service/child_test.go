@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"daemon": serve})
+	nstest.Play(map[string]nstest.Role{"daemon": serve, "exec stuck": execStuck})
 	nstest.Main(m)
 }
 

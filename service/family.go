@@ -86,6 +86,9 @@ func (f family) sweep() (found bool) {
 
 // inNamespace says whether a process has a UTS namespace. A zombie has none.
 func inNamespace(pid int, ns unix.Stat_t) bool {
-	var st unix.Stat_t
-	return unix.Stat("/proc/"+strconv.Itoa(pid)+"/ns/uts", &st) == nil && st.Dev == ns.Dev && st.Ino == ns.Ino
+	st, err := pidfd.Ask(pid, func() (st unix.Stat_t, err error) {
+		err = unix.Stat("/proc/"+strconv.Itoa(pid)+"/ns/uts", &st)
+		return st, err
+	}, nil)
+	return err == nil && st.Dev == ns.Dev && st.Ino == ns.Ino
 }

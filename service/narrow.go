@@ -8,6 +8,7 @@ import (
 	"net"
 	"unsafe"
 
+	"github.com/weir-project/weir/internal/bounded"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"golang.org/x/sys/unix"
@@ -29,7 +30,9 @@ func Narrow(fd int) error {
 			return boundToName(name)
 		}
 	}
-	if hasFilter(fd) {
+	if has, err := hasFilter(fd); err != nil {
+		return err
+	} else if has {
 		return fmt.Errorf("%w: it has a filter of its own (SO_ATTACH_FILTER or SO_ATTACH_BPF), and what that drops is lost: take the filter off the socket", ErrNarrow)
 	}
 	return nil
@@ -48,11 +51,14 @@ func boundToName(name string) error {
 }
 
 // hasFilter asks for the length of a socket's classic filter. The kernel refuses to show
-// one of eBPF: EACCES (sk_get_filter in net/core/filter.c).
-func hasFilter(fd int) bool {
-	length := uint32(0)
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_GET_FILTER, 0, uintptr(unsafe.Pointer(&length)), 0)
-	return errno == 0 && length > 0 || errno == unix.EACCES
+// one of eBPF: EACCES (sk_get_filter in net/core/filter.c). It takes the socket's lock, which
+// its owner may hold.
+func hasFilter(fd int) (bool, error) {
+	return bounded.Do(bounded.Socket(fd), func() (bool, error) {
+		length := uint32(0)
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_GET_FILTER, 0, uintptr(unsafe.Pointer(&length)), 0)
+		return errno == 0 && length > 0 || errno == unix.EACCES, nil
+	}, nil)
 }
 
 // narrower says why a socket that fits an endpoint cannot serve all of it. bound says that

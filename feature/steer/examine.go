@@ -8,16 +8,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
-	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -192,26 +188,18 @@ func holdersOf(proto uint8, port uint16) []string {
 	if err != nil || len(socks) == 0 {
 		return nil
 	}
-	inodes := map[string]bool{}
+	var inodes []uint32
 	for _, s := range socks {
-		inodes[fmt.Sprintf("socket:[%d]", s.Inode)] = true
+		inodes = append(inodes, s.Inode)
 	}
 	var out []string
-	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
-	for _, fd := range fds {
-		if target, err := os.Readlink(fd); err == nil && inodes[target] {
-			pid, _ := strconv.Atoi(strings.Split(fd, "/")[2])
-			name := fmt.Sprintf("process %d", pid)
-			if p, err := pidfd.Open(pid); err == nil {
-				if info, err := p.Info(); err == nil {
-					name += " (" + printable.Text(info.Comm) + ")"
-				}
-				p.Close()
-			}
-			if !slices.Contains(out, name) {
+	for _, pids := range pidfd.Holders(inodes...) {
+		for _, pid := range pids {
+			if name := processName(pid); !slices.Contains(out, name) {
 				out = append(out, name)
 			}
 		}
 	}
+	slices.Sort(out)
 	return out
 }

@@ -5,12 +5,11 @@ package steer
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"golang.org/x/sys/unix"
 )
@@ -337,19 +336,7 @@ func pidsOf(inode uint32) []int {
 	if inode == 0 {
 		return nil
 	}
-	want := fmt.Sprintf("socket:[%d]", inode)
-	fds, _ := filepath.Glob("/proc/[0-9]*/fd/*")
-	var out []int
-	for _, fd := range fds {
-		if target, err := os.Readlink(fd); err != nil || target != want {
-			continue
-		}
-		if pid, err := strconv.Atoi(strings.Split(fd, "/")[2]); err == nil && !slices.Contains(out, pid) {
-			out = append(out, pid)
-		}
-	}
-	slices.Sort(out)
-	return out
+	return pidfd.Holders(inode)[inode]
 }
 
 // ParsePacket reads what weir explain is given: "udp", "192.0.2.7:2055",

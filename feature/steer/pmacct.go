@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -71,7 +70,7 @@ func (s *ServiceState) examinePmacct(ctx context.Context, devices []Device, add 
 
 // pmacctName is the name of a daemon of pmacct that a process runs, "" for others.
 func pmacctName(pid int) string {
-	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	exe, err := pidfd.Readlink(pid, "exe")
 	if err != nil || !slices.Contains(pmacctDaemons, filepath.Base(exe)) {
 		return ""
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/internal/bounded"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
@@ -117,9 +118,10 @@ func openSlot(l *kernel.WriteLock, s Slot) (*engine, *published, error) {
 }
 
 // Waiting says that a member could not be admitted yet, and may be later: it
-// does not run, has not opened all its sockets, or its check fails.
+// does not run, has not opened all its sockets, its check fails, or the kernel
+// cannot be asked about it now.
 func Waiting(err error) bool {
-	return errors.Is(err, service.ErrNotRunning) || errors.Is(err, service.ErrNoSocket) || errors.Is(err, ErrDraining) || errors.Is(err, service.ErrNotReady)
+	return errors.Is(err, bounded.ErrStuck) || errors.Is(err, service.ErrNotRunning) || errors.Is(err, service.ErrNoSocket) || errors.Is(err, ErrDraining) || errors.Is(err, service.ErrNotReady)
 }
 
 // notYet is Waiting, and whatever else about a member must not keep a

@@ -3,12 +3,11 @@
 package steer
 
 import (
-	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 
+	"github.com/weir-project/weir/internal/pidfd"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,7 +30,7 @@ var gracefulSignals = map[string]syscall.Signal{
 // executes: an operator's own copy, or one of a container, has the same name. It is SIGTERM
 // for programs that are not known, and where the name cannot be read.
 func gracefulSignal(pid int) syscall.Signal {
-	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	exe, err := pidfd.Readlink(pid, "exe")
 	if err != nil {
 		return unix.SIGTERM
 	}

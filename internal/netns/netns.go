@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weir-project/weir/internal/bounded"
 	"golang.org/x/sys/unix"
 )
 
@@ -94,7 +95,11 @@ func openName(name string) (*Handle, error) {
 // OfPID opens the namespace of a process's main thread. A process that does not
 // exist gives an error that wraps [os.ErrNotExist].
 func OfPID(pid int) (*Handle, error) {
-	h, err := openPath(fmt.Sprintf("/proc/%d/ns/net", pid), "")
+	h, err := bounded.Do(bounded.Process(pid), func() (*Handle, error) { return openPath(fmt.Sprintf("/proc/%d/ns/net", pid), "") }, func(h *Handle, err error) {
+		if err == nil {
+			h.Close()
+		}
+	})
 	switch {
 	case err == nil:
 		return h, nil

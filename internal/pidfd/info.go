@@ -47,7 +47,7 @@ func StartTime(pid int) (uint64, error) {
 }
 
 func readStat(pid int) (Info, error) {
-	data, err := readProc(pid, "stat")
+	data, err := Ask(pid, func() ([]byte, error) { return readProc(pid, "stat") }, nil)
 	if err != nil {
 		return Info{}, err
 	}

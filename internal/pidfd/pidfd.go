@@ -80,32 +80,25 @@ func (p *Process) gone() error { return fmt.Errorf("process %d: %w", p.pid, ErrG
 // and the descriptors that refer to it, ascending. The error wraps [ErrGone]
 // once the process has exited.
 func (p *Process) Sockets() (map[uint32][]int, error) {
-	dir := fmt.Sprintf("/proc/%d/fd", p.pid)
-	entries, err := os.ReadDir(dir)
+	sockets := make(map[uint32][]int)
+	var bad error
+	err := eachLink(p.pid, func(name, target string) bool {
+		inode, ok := socketInode(target)
+		if !ok {
+			return true
+		}
+		var fd int
+		if fd, bad = strconv.Atoi(name); bad != nil {
+			return false
+		}
+		sockets[inode] = append(sockets[inode], fd)
+		return true
+	})
 	if !p.Alive() {
 		return nil, p.gone()
 	}
-	if err != nil {
+	if err = errors.Join(err, bad); err != nil {
 		return nil, fmt.Errorf("descriptors of process %d: %w%s", p.pid, err, ptraceAdvice(err))
-	}
-	sockets := make(map[uint32][]int)
-	for _, e := range entries {
-		target, err := os.Readlink(dir + "/" + e.Name())
-		if errors.Is(err, os.ErrNotExist) {
-			continue // closed since we listed it
-		}
-		if err != nil {
-			return nil, fmt.Errorf("descriptors of process %d: %w%s", p.pid, err, ptraceAdvice(err))
-		}
-		inode, ok := socketInode(target)
-		if !ok {
-			continue
-		}
-		fd, err := strconv.Atoi(e.Name())
-		if err != nil {
-			return nil, fmt.Errorf("descriptors of process %d: %w", p.pid, err)
-		}
-		sockets[inode] = append(sockets[inode], fd)
 	}
 	// Whoever has the pid now, it was still ours when the list was complete.
 	if p.reaped() {
@@ -133,7 +126,11 @@ func socketInode(target string) (uint32, bool) {
 // The error wraps [ErrGone] if the process has exited, [os.ErrPermission] if
 // the caller may not trace it, and EBADF if it has closed fd.
 func (p *Process) Dup(fd int) (int, error) {
-	dup, err := unix.PidfdGetfd(p.FD(), fd, 0)
+	dup, err := Ask(p.pid, func() (int, error) { return unix.PidfdGetfd(p.FD(), fd, 0) }, func(dup int, err error) {
+		if err == nil {
+			CloseDup(dup)
+		}
+	})
 	switch {
 	case err == nil:
 		return dup, nil

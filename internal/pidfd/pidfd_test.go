@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"sockets": sockets})
+	nstest.Play(map[string]nstest.Role{"sockets": sockets, "refused": refused})
 	os.Exit(m.Run())
 }
 
@@ -195,22 +194,32 @@ func TestSocketsAndDup(t *testing.T) {
 func TestDupRefused(t *testing.T) {
 	nstest.NeedRoot(t)
 	c := start(t)
-	p := open(t, c.PID())
-	// Credentials are per thread for raw calls; this one ends with the test.
-	errs := make(chan error, 2)
-	go func() {
-		lockAndBecome(65534)
-		_, err := p.Dup(c.tcp)
-		errs <- err
-		_, err = p.Sockets()
-		errs <- err
-	}()
+	asker := nstest.Child("refused", c.PID(), c.tcp)
+	asker.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
+	other := nstest.Start(t, asker)
 	for _, what := range []string{"Dup", "Sockets"} {
-		err := <-errs
-		if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_SYS_PTRACE") {
-			t.Errorf("%s: %v; want a permission error that names CAP_SYS_PTRACE", what, err)
+		if line, _ := other.Line(); !strings.HasPrefix(line, "true ") || !strings.Contains(line, "CAP_SYS_PTRACE") {
+			t.Errorf("%s: %s; want a permission error that names CAP_SYS_PTRACE", what, line)
 		}
 	}
+}
+
+// refused asks another user's process.
+func refused(args []string) error {
+	var pid, fd int
+	if _, err := fmt.Sscan(strings.Join(args, " "), &pid, &fd); err != nil {
+		return err
+	}
+	p, err := pidfd.Open(pid)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	_, err = p.Dup(fd)
+	fmt.Println(errors.Is(err, os.ErrPermission), err)
+	_, err = p.Sockets()
+	fmt.Println(errors.Is(err, os.ErrPermission), err)
+	return nil
 }
 
 func TestOpenErrors(t *testing.T) {
@@ -244,14 +253,4 @@ func otherThread(t *testing.T) int {
 	}
 	t.Fatal("this process has one thread only")
 	return 0
-}
-
-// lockAndBecome gives up root on the calling thread, which ends with its goroutine.
-func lockAndBecome(uid int) {
-	runtime.LockOSThread()
-	check(unix.Prctl(unix.PR_SET_KEEPCAPS, 0, 0, 0, 0))
-	_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid))
-	if errno != 0 {
-		check(errno)
-	}
 }

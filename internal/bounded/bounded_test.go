@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bounded
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A call that does not come back is given up after a second. Other calls of its party fail at once then, those of others do not.
+func TestDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release, results := make(chan struct{}), make(chan int, 1)
+		stuck := func() (int, error) { <-release; return 7, nil }
+		for i, want := range []time.Duration{limit, 0, 0} {
+			began := time.Now()
+			if _, err := Do("a", stuck, func(n int, _ error) { results <- n }); !errors.Is(err, ErrStuck) || time.Since(began) != want {
+				t.Errorf("call %d: %v after %s, want %s", i, err, time.Since(began), want)
+			}
+		}
+		if err := Run("b", func() error { return nil }); err != nil {
+			t.Error("another party:", err)
+		}
+		close(release)
+		if n := <-results; n != 7 {
+			t.Errorf("the late result is %d", n)
+		}
+		time.Sleep(rest)
+		if n, err := Do("a", stuck, nil); n != 7 || err != nil {
+			t.Errorf("once it answers: %d, %v", n, err)
+		}
+		if len(parties) != 0 || total != 0 {
+			t.Errorf("%d parties, %d calls are left", len(parties), total)
+		}
+	})
+}
+
+// A party holds few threads, however long it is asked.
+func TestStuckCallsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		defer close(release)
+		calls := 0
+		for range 20 {
+			_ = Run("a", func() error { calls++; <-release; return nil }) // told by calls
+			time.Sleep(rest)
+		}
+		if calls != maxStuck {
+			t.Errorf("%d calls wait, want %d", calls, maxStuck)
+		}
+	})
+}

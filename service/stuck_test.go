@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package service
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/internal/bounded"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/pidfd"
+	"golang.org/x/sys/unix"
+)
+
+// execStuck opens a UDP socket and a file, and executes another program, which closes the file.
+func execStuck(args []string) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrInet4{Port: 2055})
+	}
+	if err == nil {
+		_, err = unix.Open(args[0], unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	return syscall.Exec("/bin/sleep", []string{"sleep", "600"}, nil)
+}
+
+// within fails a test if f does not return in time.
+func within(t *testing.T, what string, f func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s waits for a process that has not ended its execve", what)
+		return nil
+	}
+}
+
+// A process in the midst of execve, for as long as its user likes, holds up nobody who looks for members, checks one, or
+// asks who has a socket.
+func TestProcessThatDoesNotAnswer(t *testing.T) {
+	file := nstest.NewStubborn(t, nstest.FuseFlush)
+	defer file.Release()
+	c := nstest.StartReady(t, nstest.Child("exec stuck", file.Path))
+	<-file.Asked
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	spec := Spec{Name: "x", Listen: []Listen{{Proto: unix.IPPROTO_UDP, Port: 2055, V4: true}}}
+	err = within(t, "adoption", func() error { _, err := Member{PID: c.PID()}.Adopt(t.Context(), ns, spec); return err })
+	if !errors.Is(err, bounded.ErrStuck) {
+		t.Errorf("adoption: %v", err)
+	}
+	err = within(t, "start time", func() error { _, err := pidfd.StartTime(c.PID()); return err })
+	if !errors.Is(err, bounded.ErrStuck) {
+		t.Errorf("start time: %v", err)
+	}
+	if err := within(t, "the tree of processes", func() error { _, err := ReadTree(); return err }); err != nil {
+		t.Error(err)
+	}
+	_ = within(t, "the search for a socket's processes", func() error { pidfd.Holders(1); return nil })
+	ready := Ready{Command: []string{"/bin/true"}}
+	err = within(t, "another member's check", func() error { return ready.Check(t.Context(), ns, Asked{PID: os.Getpid()}) })
+	if err != nil {
+		t.Error("another member's check:", err)
+	}
+}
+
+// A socket whose owner keeps it busy is no member's, and holds up nobody.
+func TestSocketThatDoesNotAnswer(t *testing.T) {
+	nstest.NeedRoot(t)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	release := nstest.HoldLock(t, fd, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}})
+	defer release()
+	if err := within(t, "a look at a socket", func() error { return Narrow(fd) }); !errors.Is(err, bounded.ErrStuck) {
+		t.Errorf("%v", err)
+	}
+}
