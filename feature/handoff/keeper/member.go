@@ -56,6 +56,7 @@ type member struct {
 	kick  chan struct{}
 
 	cost time.Duration // of what it has asked last; its reader's alone
+	ends ends          // of the socket that it passes; likewise
 }
 
 // outgoing is a message that waits to be sent. One that gives a session is made of
@@ -152,6 +153,9 @@ func (k *Keeper) read(ctx context.Context, m *member) error {
 			err = wire.ErrNoDescriptors()
 		} else {
 			fds, err = k.fetch(m, &msg, fds)
+		}
+		if err == nil && msg.Type == wire.Keep && m.service != nil && len(fds) > 0 {
+			m.ends, err = endsOf(m.process, fds[0])
 		}
 		if err == nil {
 			fds = k.handle(ctx, m, &msg, fds)

@@ -117,7 +117,7 @@ func whole(s *session) error {
 	if s.kind != wire.Stream {
 		return nil
 	}
-	p, err := sock.PositionsOf(s.fd)
+	p, err := s.positions()
 	switch {
 	case err != nil:
 		return err

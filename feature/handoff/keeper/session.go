@@ -4,6 +4,7 @@ package keeper
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"time"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/sock"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/internal/bounded"
 )
 
 // session is a socket that is kept. Listeners and packet sockets are sessions too,
@@ -140,7 +142,7 @@ func (k *Keeper) keep(m *member, msg *wire.Message, fds []int) ([]int, error) {
 		return fds, err
 	}
 	s.fd = fds[0]
-	s.local, s.remote = sock.Addresses(s.fd)
+	s.local, s.remote = m.ends[0], m.ends[1]
 	k.sessions[s.id], s.service.sessions[s.id] = s, s
 	k.charge(s, 0, 1)
 	k.assign(s, m)
@@ -282,7 +284,7 @@ func movable(s *session, read uint64) error {
 	if s.kind != wire.Stream {
 		return nil
 	}
-	p, err := sock.PositionsOf(s.fd)
+	p, err := s.positions()
 	switch {
 	case errors.Is(err, sock.ErrClosed):
 		return wire.Errorf(wire.Lost, "the connection is closed: read it to its end, and close it")
@@ -404,8 +406,40 @@ func (k *Keeper) remove(s *session, reset bool) {
 	case s.kind == wire.Packet || listens(s.fd): // neither lingers, and the address is free when this is answered
 		unix.Close(s.fd)
 	default:
-		wire.CloseKept(s.fd, reset && s.kind == wire.Stream)
+		wire.CloseKept(s.party(), s.fd, reset && s.kind == wire.Stream)
 	}
+}
+
+// ends are the addresses of a socket.
+type ends [2]netip.AddrPort
+
+// endsOf asks for the addresses of a socket that a process passes. The process can hold the socket's lock, so this is not
+// done under the keeper's.
+func endsOf(p *process, fd int) (ends, error) {
+	e, err := bounded.Do(party(p.UID, "process", uint64(p.PID)), func() (e ends, err error) {
+		e[0], e[1] = sock.Addresses(fd)
+		return e, nil
+	}, nil)
+	if err != nil {
+		err = wire.Errorf(wire.BadSocket, "its addresses cannot be asked for: %v", err)
+	}
+	return e, err
+}
+
+// positions asks how far the session's socket has come, and gives up where the owner holds the socket's lock.
+func (s *session) positions() (sock.Positions, error) {
+	return bounded.Do(s.party(), func() (sock.Positions, error) { return sock.PositionsOf(s.fd) }, nil)
+}
+
+// party is who can have calls about the session's socket wait.
+func (s *session) party() string { return party(s.user, "session", s.id) }
+
+// party is a user. Root's processes and sessions are each for themselves: they may be other users' in all but name.
+func party(uid uint32, what string, id uint64) string {
+	if uid == 0 {
+		return fmt.Sprintf("%s %d", what, id)
+	}
+	return bounded.User(uid)
 }
 
 // listens says whether a socket still is a listener: its owner can make it a connection.

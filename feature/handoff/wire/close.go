@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/bounded"
 )
 
 // closer closes descriptors whose close(2) may wait: a TCP socket with SO_LINGER and data that its peer does not take, a Unix
@@ -83,14 +85,19 @@ func (c *closer) run(fd int) {
 	}
 }
 
-// CloseKept closes the duplicate of a connection that was kept, with a reset if reset is set. It never waits, and may be called
-// under a lock: the socket's owner can set SO_LINGER at any moment.
-func CloseKept(fd int, reset bool) {
-	if reset {
-		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // of no connection: it ends by itself
-	} else if l, err := unix.GetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER); err == nil && l.Linger > 0 {
-		nolinger(fd)
-	}
+// CloseKept closes the duplicate of a connection that was kept for a party, with a reset if reset is set. It may be called under
+// a lock: it waits for a second at most, where the socket's owner holds the socket's lock. The owner can set SO_LINGER at any
+// moment.
+func CloseKept(party string, fd int, reset bool) {
+	_ = bounded.Run(party, func() error { // else it ends by itself
+		if reset {
+			return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}) // of no connection: it ends by itself
+		}
+		if l, err := unix.GetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER); err == nil && l.Linger > 0 {
+			nolinger(fd)
+		}
+		return nil
+	})
 	kept.close(fd)
 }
 

@@ -161,7 +161,7 @@ func TestCloseKeptDoesNotWait(t *testing.T) {
 		fds = append(fds, lingering(t))
 	}
 	for _, fd := range fds {
-		CloseKept(fd, false)
+		CloseKept("a test", fd, false)
 	}
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		kept.mu.Lock()
