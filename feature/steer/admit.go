@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/bounded"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
@@ -183,7 +184,7 @@ func (e *engine) install(p *published, slot int, at [maxEndpoints]uint8, a *serv
 		if int(at[i]) != i {
 			continue // it is in its place already
 		}
-		if err := sockets.Put(row*maxEndpoints+uint32(i), uint64(sock.FD)); err != nil {
+		if err := putSocket(sockets, row*maxEndpoints+uint32(i), sock.FD); err != nil {
 			return explainSocket(sock, err)
 		}
 		kernel.Step("steer:socket")
@@ -266,14 +267,41 @@ func (e *engine) setState(row uint32, state slotState) error {
 // has them too. Failing at it must not keep a member out.
 func (p *published) raise(a *service.Adoption) {
 	for _, s := range a.Sockets {
-		if want := *p.Service.Backlog; s.Endpoint.Proto == unix.IPPROTO_TCP && int(s.Socket.SendQueue) < want {
-			unix.Listen(s.FD, want) // the kernel caps it at net.core.somaxconn
-		}
-		if want := *p.Service.ReceiveBuffer; s.Endpoint.Proto == unix.IPPROTO_UDP && int(s.Socket.Mem.RcvBuf) < want {
-			// The kernel doubles what is asked for, and counts buffers with their overhead.
-			if unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, want/2) != nil {
-				unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_RCVBUF, want/2)
-			}
+		_ = bounded.Run(bounded.Socket(s.FD), func() error { p.raiseOne(s); return nil }) // likewise
+	}
+}
+
+func (p *published) raiseOne(s service.Adopted) {
+	if want := *p.Service.Backlog; s.Endpoint.Proto == unix.IPPROTO_TCP && int(s.Socket.SendQueue) < want {
+		unix.Listen(s.FD, want) // the kernel caps it at net.core.somaxconn
+	}
+	if want := *p.Service.ReceiveBuffer; s.Endpoint.Proto == unix.IPPROTO_UDP && int(s.Socket.Mem.RcvBuf) < want {
+		// The kernel doubles what is asked for, and counts buffers with their overhead.
+		if unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, want/2) != nil {
+			unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_RCVBUF, want/2)
 		}
 	}
+}
+
+// putSocket puts a socket into a socket map. The kernel locks the socket for that, and its owner may hold the lock: then the
+// place stays empty, also should the call come back later.
+func putSocket(m *ebpf.Map, key uint32, fd int) error {
+	own, err := bounded.Do(bounded.Socket(fd), func() (*ebpf.Map, error) {
+		own, err := m.Clone() // m may be closed when this goes on
+		if err != nil {
+			return nil, err
+		}
+		return own, own.Put(key, uint64(fd))
+	}, func(own *ebpf.Map, err error) {
+		if err == nil {
+			_ = own.Delete(key) // it may have closed since
+		}
+		if own != nil {
+			own.Close()
+		}
+	})
+	if own != nil {
+		own.Close()
+	}
+	return err
 }

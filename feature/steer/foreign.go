@@ -4,11 +4,13 @@ package steer
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/bounded"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
@@ -67,7 +69,7 @@ type groupList func() (map[uint64]ebpf.ProgramID, error)
 func listGroups(ns *netns.Handle) groupList {
 	return sync.OnceValues(func() (programs map[uint64]ebpf.ProgramID, err error) {
 		err = ns.Do(func() error { programs, err = groupPrograms(); return err })
-		if err != nil && GroupPrograms.Check() != nil {
+		if errors.Is(err, bounded.ErrStuck) || err != nil && GroupPrograms.Check() != nil {
 			return nil, nil
 		}
 		return programs, err

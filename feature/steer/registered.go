@@ -115,7 +115,7 @@ func (d *dispatch) register(r Registration, look socketKind) (served []string, e
 		if look.v6 && kind&2 == 0 && d.given(x.ID, kind) != 0 && d.given(x.ID, kind) != d.given(x.ID, kind|2) {
 			continue // a socket of IPv4 alone goes before a dual-stack one
 		}
-		if err := d.maps("given").Put(x.ID*kinds4+kind, uint64(r.FD)); err != nil {
+		if err := putSocket(d.maps("given"), x.ID*kinds4+kind, r.FD); err != nil {
 			return nil, fmt.Errorf("%w: %w%s", ErrSocket, err, givenAdvice(err))
 		}
 		kernel.Step("steer:given")
