@@ -53,6 +53,7 @@ type watcher struct {
 	templates *templateKeeper
 	checks    *checks
 	lookouts  lookouts
+	pace      pace
 	marked    map[kernel.Instance]time.Time // engines with a change under way, and since when
 	resets    resets
 	hand      Hand
@@ -86,25 +87,31 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	try := 0
+	try, sockets := 0, (<-chan watchEvent)(events)
 	for {
 		select {
 		case <-ctx.Done():
 			w.waitResets()
 			return nil
-		case e := <-events:
+		case e := <-sockets:
 			w.lookouts.opened(e.Port)
 			w.drain(events)
 			try = 0
 			timer.Reset(retries[0])
 			continue
 		case <-commands:
-			if try >= len(retries) && !w.own.echoes() { // else a look is due in a moment anyway
+			if sockets != nil && try >= len(retries) && !w.own.echoes() { // else a look is due in a moment anyway
 				timer.Reset(commandsApart - min(time.Since(w.looked), commandsApart))
 			}
 			continue
 		case <-timer.C:
 		}
+		if d := w.pace.wait(time.Now()); d > 0 {
+			sockets = nil // a look is due already
+			timer.Reset(d)
+			continue
+		}
+		sockets = events
 		w.looked = time.Now()
 		if w.hook.overflowed() {
 			w.lookouts.missedEvents()
@@ -112,6 +119,7 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 		if err := w.look(ctx); err != nil && ctx.Err() == nil {
 			log.Warn("looking for members", "error", err)
 		}
+		w.pace.took(time.Since(w.looked), time.Now())
 		try++
 		if try < len(retries) {
 			timer.Reset(retries[try] - retries[try-1])

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/bounded"
 )
 
 // Requests of FUSE (linux/fuse.h) that a [Stubborn] file can leave unanswered.
@@ -43,6 +45,7 @@ func NewStubborn(t testing.TB, request uint32) *Stubborn {
 		if err := unix.Unmount(s.Path, unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
 			t.Error("ending FUSE:", err)
 		}
+		bounded.Forgive() // the calls that wait come back now
 	})
 	data := fmt.Sprintf("fd=%d,rootmode=100666,user_id=0,group_id=0,allow_other", fd)
 	if err := unix.Mount("none", s.Path, "fuse", 0, data); err != nil {

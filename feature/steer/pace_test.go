@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"testing"
+	"time"
+)
+
+// Events without end get a tenth of a CPU, a few get all that they need.
+func TestPace(t *testing.T) {
+	var p pace
+	now := time.Now()
+	const look = 20 * time.Millisecond
+	for i := range int(lookBurst / look) {
+		if d := p.wait(now); d != 0 {
+			t.Fatalf("look %d is held up by %s", i, d)
+		}
+		now = now.Add(look)
+		p.took(look, now)
+	}
+	began, spent := now, time.Duration(0)
+	for now.Sub(began) < time.Minute {
+		now = now.Add(p.wait(now) + look)
+		p.took(look, now)
+		spent += look
+	}
+	if share := spent.Seconds() / now.Sub(began).Seconds(); share > 0.12 {
+		t.Errorf("looks take %.2f of a CPU", share)
+	}
+	now = now.Add(lookShare * lookBurst * 2)
+	if d := p.wait(now); d != 0 {
+		t.Errorf("after a quiet time a look is held up by %s", d)
+	}
+}
