@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/internal/bounded"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/strictyaml"
@@ -87,6 +88,10 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 	if err != nil {
 		return fmt.Errorf("%w: the user of its process is unknown: %w", ErrNotReady, err)
 	}
+	who := fmt.Sprintf("the checks that run as user %d", id.Credential.Uid)
+	if err := bounded.Run(who, func() error { return nil }); err != nil { // earlier ones are not over yet
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
 	path, err := id.Program(r.Command[0])
 	if err != nil {
 		return fmt.Errorf("%w: its check does not start: %w", ErrNotReady, err)
@@ -113,10 +118,12 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 		all.end()
 		return fmt.Errorf("%w: its check does not start: %w", ErrNotReady, err)
 	}
-	late := awaitGroup(ctx, c.Process.Pid)
+	late, exited := awaitGroup(ctx, c.Process.Pid)
 	all.end()
-	err = c.Wait()
+	err = bounded.Run(who, func() error { <-exited; return c.Wait() })
 	switch {
+	case errors.Is(err, bounded.ErrStuck): // it may write still
+		return fmt.Errorf("%w: SIGKILL does not end %s, which waits for a file system: %w", ErrNotReady, r.Command[0], err)
 	case late && errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return fmt.Errorf("%w: %s did not end within %s%s", ErrNotReady, r.Command[0], r.Limit(), out.said())
 	case late:
@@ -129,22 +136,22 @@ func (r *Ready) Check(ctx context.Context, ns *netns.Handle, a Asked) error {
 
 // awaitGroup waits for the leader of a process group and ends the whole group
 // when it exits or ctx is done, which it reports. The leader is not reaped, so
-// that the group's number cannot come to mean another's meanwhile.
-func awaitGroup(ctx context.Context, pid int) (late bool) {
-	exited := make(chan struct{})
+// that the group's number cannot come to mean another's meanwhile. It may exit
+// later than exited is asked: no signal ends a wait for a file system (FUSE).
+func awaitGroup(ctx context.Context, pid int) (late bool, exited <-chan struct{}) {
+	ended := make(chan struct{})
 	go func() {
-		defer close(exited)
+		defer close(ended)
 		for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
 		}
 	}()
 	select {
-	case <-exited:
+	case <-ended:
 	case <-ctx.Done():
 		late = true
 	}
 	unix.Kill(-pid, unix.SIGKILL)
-	<-exited
-	return late
+	return late, ended
 }
 
 // tail keeps the end of what is written to it.

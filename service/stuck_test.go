@@ -42,7 +42,7 @@ func within(t *testing.T, what string, f func() error) error {
 	case err := <-done:
 		return err
 	case <-time.After(10 * time.Second):
-		t.Fatalf("%s waits for a process that has not ended its execve", what)
+		t.Fatalf("%s waits for another user", what)
 		return nil
 	}
 }
@@ -91,5 +91,23 @@ func TestSocketThatDoesNotAnswer(t *testing.T) {
 	defer release()
 	if err := within(t, "a look at a socket", func() error { return Narrow(fd) }); !errors.Is(err, bounded.ErrStuck) {
 		t.Errorf("%v", err)
+	}
+}
+
+// A check that waits for a file system, and that no signal ends, is given up, and few of them wait.
+func TestCheckThatCannotBeKilled(t *testing.T) {
+	file := nstest.NewStubborn(t, nstest.FuseRead)
+	defer file.Release()
+	ns, err := netns.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	ready := Ready{Command: []string{"/bin/cat", file.Path}, Timeout: 200 * time.Millisecond}
+	for range 3 {
+		err := within(t, "a check", func() error { return ready.Check(t.Context(), ns, Asked{PID: os.Getpid()}) })
+		if !errors.Is(err, ErrNotReady) || !errors.Is(err, bounded.ErrStuck) {
+			t.Error(err)
+		}
 	}
 }
