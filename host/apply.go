@@ -113,6 +113,7 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 		return err
 	}
 	defer l.Unlock()
+	defer c.warnUnrecorded(l)
 	if err := l.SetGroup(gid); err != nil {
 		return err
 	}
@@ -142,9 +143,7 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 		return err
 	}
 	for _, w := range plan.Warnings {
-		if c.Warned != nil {
-			c.Warned(w)
-		}
+		c.warn(w)
 	}
 	if c.Confirm > 0 {
 		return h.applyUnconfirmed(ctx, l, c.Confirm, plan, u, each)
@@ -154,6 +153,19 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 		err = forgetChange(l) // of one that was taken back
 	}
 	return err
+}
+
+func (c *Config) warn(text string) {
+	if c.Warned != nil {
+		c.Warned(text)
+	}
+}
+
+// warnUnrecorded tells of records that could not be written: what happens to their instances stays unseen.
+func (c *Config) warnUnrecorded(l *kernel.WriteLock) {
+	if err := l.Unrecorded(); err != nil {
+		c.warn(fmt.Sprintf("damage to what is applied will not be noticed, and not be recovered: its record cannot be written: %v: mend that, then run weir apply again", err))
+	}
 }
 
 // withoutRecovered leaves out what a recovery creates.

@@ -20,7 +20,8 @@ type WriteLock struct {
 	dir   *os.File // locked
 	older *os.File // the root, locked against a weir that knows no lock directory
 
-	counted bool // in writing
+	counted    bool  // in writing
+	unrecorded error // why a record could not be written
 }
 
 // Lock waits until no other weir command changes the pins below r, then mends

@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -87,8 +88,11 @@ func bootID() string {
 
 func recordName(i Instance) string { return i.Scope + "+" + i.Feature + "+" + i.Name }
 
+// Unrecorded is why the record of an instance could not be written under this lock, nil if all were.
+func (l *WriteLock) Unrecorded() error { return l.unrecorded }
+
 // note records an instance as it is pinned now. Records are an aid: where they cannot be
-// written, less is noticed and recovered, and nothing else fails.
+// written, less is noticed and recovered, and nothing else fails. See Unrecorded.
 func (l *WriteLock) note(i Instance) {
 	rec := record{Instance: i, Maps: map[string]ebpf.MapID{}, Links: map[string]linkRecord{}}
 	st, err := os.Stat(l.dirPath(i))
@@ -147,12 +151,19 @@ func (l *WriteLock) noteOne(i Instance, change func(*record)) {
 
 func (l *WriteLock) writeRecord(rec record) {
 	dir := l.recordsAt(l.device())
-	if _, err := os.Stat(filepath.Join(dir, rootRecordName)); err != nil && !l.openRecords(dir) {
-		return
+	var err error
+	if _, missing := os.Stat(filepath.Join(dir, rootRecordName)); missing != nil {
+		err = l.openRecords(dir)
 	}
-	b, err := json.Marshal(rec)
+	var b []byte
 	if err == nil {
-		_ = l.writeFile(filepath.Join(dir, recordName(rec.Instance)), b)
+		b, err = json.Marshal(rec)
+	}
+	if err == nil {
+		err = l.writeFile(filepath.Join(dir, recordName(rec.Instance)), b)
+	}
+	if err != nil {
+		l.unrecorded = cmp.Or(l.unrecorded, err)
 	}
 }
 
@@ -176,16 +187,19 @@ func (r *Root) makeRecords(dir string) error {
 }
 
 // openRecords makes the directory of the records of the root's file system.
-func (l *WriteLock) openRecords(dir string) bool {
-	if l.makeRecords(dir) != nil {
-		return false
+func (l *WriteLock) openRecords(dir string) error {
+	if err := l.makeRecords(dir); err != nil {
+		return err
 	}
 	mounts, err := mountNamespace()
 	if err != nil {
-		return false
+		return err
 	}
 	b, err := json.Marshal(rootRecord{Mounts: mounts, Host: bpffsAt("/proc/1/root"+l.path) == l.device()})
-	return err == nil && l.writeFile(filepath.Join(dir, rootRecordName), b) == nil
+	if err != nil {
+		return err
+	}
+	return l.writeFile(filepath.Join(dir, rootRecordName), b)
 }
 
 func mountNamespace() (uint64, error) {
