@@ -72,6 +72,10 @@ func TestProcessThatDoesNotAnswer(t *testing.T) {
 		t.Error(err)
 	}
 	_ = within(t, "the search for a socket's processes", func() error { pidfd.Holders(1); return nil })
+	err = within(t, "the search for a network namespace", func() error { _, err := netns.Find("", netns.ID{Inode: 1}); return err })
+	if !errors.Is(err, netns.ErrGone) {
+		t.Errorf("a namespace of no process: %v", err)
+	}
 	ready := Ready{Command: []string{"/bin/true"}}
 	err = within(t, "another member's check", func() error { return ready.Check(t.Context(), ns, Asked{PID: os.Getpid()}) })
 	if err != nil {

@@ -74,13 +74,19 @@ func Socket(fd int) string {
 // Do runs f in another thread, and waits for a second at most. After that it fails at once for a while, for the same party.
 // f may go on after Do has returned: late, unless it is nil, gets what f returns then.
 func Do[T any](who string, f func() (T, error), late func(T, error)) (T, error) {
+	return DoOf(func() string { return who }, f, late)
+}
+
+// DoOf is [Do] for many quick calls: who is asked only if a call of anybody does not come back.
+func DoOf[T any](of func() string, f func() (T, error), late func(T, error)) (T, error) {
 	type result struct {
 		v   T
 		err error
 	}
 	var none T
-	if !enter(who) {
-		return none, fmt.Errorf("%w: a call of %s has not come back: end its processes", ErrStuck, who)
+	of = sync.OnceValue(of)
+	if anyStuck() && !enter(of()) {
+		return none, fmt.Errorf("%w: a call of %s has not come back: end its processes", ErrStuck, of())
 	}
 	var once sync.Mutex // guards gone
 	gone := false
@@ -93,7 +99,7 @@ func Do[T any](who string, f func() (T, error), late func(T, error)) (T, error) 
 			done <- result{v, err}
 			return
 		}
-		back(who)
+		back(of())
 		if late != nil {
 			late(v, err)
 		}
@@ -113,14 +119,20 @@ func Do[T any](who string, f func() (T, error), late func(T, error)) (T, error) 
 	default:
 	}
 	gone = true
-	stuck(who)
-	return none, fmt.Errorf("%w: a call of %s has not come back within %s: end its processes", ErrStuck, who, limit)
+	stuck(of())
+	return none, fmt.Errorf("%w: a call of %s has not come back within %s: end its processes", ErrStuck, of(), limit)
 }
 
 // Run is Do for a call without a result.
 func Run(who string, f func() error) error {
 	_, err := Do(who, func() (struct{}, error) { return struct{}{}, f() }, nil)
 	return err
+}
+
+func anyStuck() bool {
+	mu.Lock()
+	defer mu.Unlock()
+	return len(parties) > 0
 }
 
 // enter says whether a party's call is to be made.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weir-project/weir/internal/bounded"
 	"golang.org/x/sys/unix"
 )
 
@@ -52,10 +53,11 @@ func findInode(ref string, inode uint64) (*Handle, error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err != nil {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
 			continue
 		}
-		if ns := openIfAt(inode, filepath.Join("/proc", e.Name(), "ns/net"), ""); ns != nil {
+		if ns := openIfOf(inode, pid); ns != nil {
 			return ns, nil
 		}
 	}
@@ -120,6 +122,20 @@ func openIfAt(inode uint64, path, name string) *Handle {
 		return nil
 	}
 	return openIf(inode, func() (*Handle, error) { return openPath(path, name) })
+}
+
+// openIfOf opens a process's namespace if it has an inode number. A process whose user has the kernel wait for it is left
+// out: see package bounded.
+func openIfOf(inode uint64, pid int) *Handle {
+	path := filepath.Join("/proc", strconv.Itoa(pid), "ns/net")
+	ns, _ := bounded.DoOf(func() string { return bounded.Process(pid) },
+		func() (*Handle, error) { return openIfAt(inode, path, ""), nil },
+		func(ns *Handle, _ error) {
+			if ns != nil {
+				ns.Close()
+			}
+		})
+	return ns
 }
 
 func openIf(inode uint64, open func() (*Handle, error)) *Handle {
