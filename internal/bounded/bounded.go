@@ -26,6 +26,9 @@ var ErrStuck = errors.New("no answer")
 const (
 	limit = time.Second      // for a call; the longest delay of a busy host is far below
 	rest  = 20 * time.Second // for which a party's calls fail at once, after one was given up
+
+	stall     = limit / 10 // a timer that is so late tells that the host stood still
+	maxStalls = 3          // of one call
 	// A call that does not come back holds a thread.
 	maxStuck = 4   // of one party
 	maxTotal = 500 // of all
@@ -104,12 +107,8 @@ func DoOf[T any](of func() string, f func() (T, error), late func(T, error)) (T,
 			late(v, err)
 		}
 	}()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case r := <-done:
+	if r, ok := wait(done); ok {
 		return r.v, r.err
-	case <-timer.C:
 	}
 	once.Lock()
 	defer once.Unlock()
@@ -121,6 +120,26 @@ func DoOf[T any](of func() string, f func() (T, error), late func(T, error)) (T,
 	gone = true
 	stuck(of())
 	return none, fmt.Errorf("%w: a call of %s has not come back within %s: end its processes", ErrStuck, of(), limit)
+}
+
+// wait waits for a result for limit. A host that stands still itself, a virtual machine for instance, says nothing about the
+// call: its time begins anew.
+func wait[T any](done <-chan T) (v T, ok bool) {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for range maxStalls {
+		began := time.Now()
+		select {
+		case v := <-done:
+			return v, true
+		case <-timer.C:
+		}
+		if time.Since(began) < limit+stall {
+			break
+		}
+		timer.Reset(limit)
+	}
+	return v, false
 }
 
 // Run is Do for a call without a result.
