@@ -33,6 +33,9 @@ func Play(roles map[string]Role) {
 	}
 	role, ok := roles[name]
 	if !ok {
+		role, ok = ownRoles[name]
+	}
+	if !ok {
 		fmt.Fprintf(os.Stderr, "nstest: no role %q\n", name)
 		os.Exit(1)
 	}

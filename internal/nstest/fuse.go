@@ -5,9 +5,14 @@ package nstest
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -21,6 +26,10 @@ const (
 	FuseRead  = 15
 	FuseFlush = 25 // at each close
 )
+
+// ownRoles are those of the package: processes that wait, or have others wait, must not be the test's. A thread in such a
+// wait can keep Go's garbage collector from stopping the process, and with it the goroutine that would end the wait.
+var ownRoles = map[string]Role{"nstest fuse": serveFUSE, "nstest lock": holdLock}
 
 // Stubborn is a file on a FUSE file system that never answers one kind of request.
 type Stubborn struct {
@@ -37,28 +46,50 @@ func NewStubborn(t testing.TB, request uint32) *Stubborn {
 	if err := os.WriteFile(s.Path, nil, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Skip("need: kernel FUSE:", err)
+	server := Start(t, Child("nstest fuse", s.Path, request))
+	if line, _ := server.Line(); strings.HasPrefix(line, "need: ") {
+		t.Skip(line)
+	} else if line != "ready" {
+		t.Fatalf("no FUSE: %q", line)
 	}
 	s.Release = sync.OnceFunc(func() {
-		if err := unix.Unmount(s.Path, unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
+		server.Kill() // all that waits fails
+		if err := unix.Unmount(s.Path, unix.MNT_DETACH); err != nil {
 			t.Error("ending FUSE:", err)
 		}
 		bounded.Forgive() // the calls that wait come back now
 	})
-	data := fmt.Sprintf("fd=%d,rootmode=100666,user_id=0,group_id=0,allow_other", fd)
-	if err := unix.Mount("none", s.Path, "fuse", 0, data); err != nil {
-		unix.Close(fd)
-		t.Fatal("mounting FUSE:", err)
-	}
 	t.Cleanup(s.Release)
-	go s.serve(fd, request)
+	go func() {
+		if line, _ := server.Line(); line == "asked" {
+			close(s.Asked)
+		}
+	}()
 	return s
 }
 
-func (s *Stubborn) serve(fd int, request uint32) {
-	defer unix.Close(fd)
+// serveFUSE mounts a file system on a path and serves it. It answers all but one kind of request.
+func serveFUSE(args []string) error {
+	request, err := strconv.ParseUint(args[1], 10, 32)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		fmt.Println("need: kernel FUSE:", err)
+		return nil
+	}
+	data := fmt.Sprintf("fd=%d,rootmode=100666,user_id=0,group_id=0,allow_other", fd)
+	if err := unix.Mount("none", args[0], "fuse", 0, data); err != nil {
+		return fmt.Errorf("mounting FUSE: %w", err)
+	}
+	fmt.Println("ready")
+	go answerFUSE(fd, uint32(request))
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+func answerFUSE(fd int, request uint32) {
 	b := make([]byte, 1<<17)
 	asked := false
 	for {
@@ -73,7 +104,7 @@ func (s *Stubborn) serve(fd int, request uint32) {
 		if op == request {
 			if !asked {
 				asked = true
-				close(s.Asked)
+				fmt.Println("asked")
 			}
 			continue
 		}
@@ -112,33 +143,50 @@ func fuseAnswer(op uint32) (errno unix.Errno, body []byte) {
 	return 0, out.Bytes()
 }
 
-// HoldLock has a thread of this process hold the lock of a socket, as its owner can: it sends from memory that does not come.
-// to is nil for a connected socket. A test defers release.
-func HoldLock(t testing.TB, fd int, to unix.Sockaddr) (release func()) {
+// HoldLock has another process hold the lock of a socket, as its owner can: it sends from memory that does not come. to is
+// nil for a connected socket. A test defers release.
+func HoldLock(t testing.TB, fd int, to *unix.SockaddrInet4) (release func()) {
 	t.Helper()
 	s := NewStubborn(t, FuseRead)
-	f, err := os.Open(s.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := f.Stat(); err != nil { // the kernel learns its size
-		t.Fatal(err)
-	}
-	mem, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE)
-	if err != nil {
-		t.Fatal("mapping the file:", err)
-	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = unix.SendmsgN(own, mem[:100], nil, to, unix.MSG_MORE) // EFAULT at last
-		unix.Close(own)
-	}()
+	f := os.NewFile(uintptr(own), "socket")
+	defer f.Close()
+	c := Child("nstest lock", s.Path)
+	if to != nil {
+		c = Child("nstest lock", s.Path, to.Port, netip.AddrFrom4(to.Addr))
+	}
+	c.ExtraFiles = []*os.File{f}
+	holder := StartReady(t, c)
 	<-s.Asked
-	return func() { s.Release(); <-ended; _ = unix.Munmap(mem) }
+	return func() { s.Release(); holder.Kill() }
+}
+
+// holdLock sends the first bytes of a file from its descriptor 3.
+func holdLock(args []string) error {
+	var to unix.Sockaddr
+	if len(args) == 3 {
+		port, perr := strconv.Atoi(args[1])
+		addr, err := netip.ParseAddr(args[2])
+		if err := errors.Join(perr, err); err != nil {
+			return err
+		}
+		to = &unix.SockaddrInet4{Port: port, Addr: addr.As4()}
+	}
+	f, err := os.Open(args[0])
+	if err != nil {
+		return err
+	}
+	if _, err := f.Stat(); err != nil { // the kernel learns its size
+		return err
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		return fmt.Errorf("mapping the file: %w", err)
+	}
+	fmt.Println("ready")
+	_, _ = unix.SendmsgN(3, mem[:100], nil, to, unix.MSG_MORE) // EFAULT at last
+	return nil
 }

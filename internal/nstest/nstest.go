@@ -45,6 +45,7 @@ func init() { runtime.LockOSThread() }
 // Without root the tests run where they are, and those that call Enter or
 // NeedRoot skip.
 func Main(m *testing.M) {
+	Play(nil) // a child of this package's own; of another role it fails, and runs no tests again
 	if os.Geteuid() != 0 {
 		os.Exit(m.Run())
 	}
