@@ -43,7 +43,7 @@ test: build bin/goflow2 ## all tests; as root, or those that need the kernel ski
 # kernel, host, cmd and lab, whose tests wait for the kernel and for processes of other programs, and handoff itself, whose
 # members are such processes; reroute, whose tests measure milliseconds. Run them by RACE=./feature/steer after a change.
 RACE := $(addprefix ./feature/handoff/,front keeper move peer repair server sock tap wire) ./service \
-	$(addprefix ./internal/,accept awake fdstore netns pidfd ratelog safefile scrape sockdiag units users)
+	$(addprefix ./internal/,accept awake bounded fdstore netns pidfd ratelog safefile scrape sockdiag units users)
 
 .PHONY: test-race
 test-race: ## tests under the race detector, which needs gcc; RACE names packages

@@ -4,6 +4,7 @@ package bounded
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,13 +43,13 @@ func TestStuckCallsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		defer close(release)
-		calls := 0
+		var calls atomic.Int32
 		for range 20 {
-			_ = Run("a", func() error { calls++; <-release; return nil }) // told by calls
+			_ = Run("a", func() error { calls.Add(1); <-release; return nil }) // told by calls
 			time.Sleep(rest)
 		}
-		if calls != maxStuck {
-			t.Errorf("%d calls wait, want %d", calls, maxStuck)
+		if n := calls.Load(); n != maxStuck {
+			t.Errorf("%d calls wait, want %d", n, maxStuck)
 		}
 	})
 }
