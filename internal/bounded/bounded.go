@@ -125,10 +125,10 @@ func DoOf[T any](of func() string, f func() (T, error), late func(T, error)) (T,
 // wait waits for a result for limit. A host that stands still itself, a virtual machine for instance, says nothing about the
 // call: its time begins anew.
 func wait[T any](done <-chan T) (v T, ok bool) {
+	began := time.Now() // before the timer: the host may stand still between the two
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for range maxStalls {
-		began := time.Now()
 		select {
 		case v := <-done:
 			return v, true
@@ -137,6 +137,7 @@ func wait[T any](done <-chan T) (v T, ok bool) {
 		if time.Since(began) < limit+stall {
 			break
 		}
+		began = time.Now()
 		timer.Reset(limit)
 	}
 	return v, false
