@@ -139,7 +139,7 @@ func TestTooLargeStays(t *testing.T) {
 	}
 	s := w.servers[0].member.Member().Sessions()[0]
 	w.eventually("the member has committed what it answered", func() bool { return len(s.State()) == 8 }) // its own commit would replace the test's
-	if err := s.Commit(make([]byte, 2000)); err != nil { // of no use to talk: nothing more is said
+	if err := s.Commit(make([]byte, 2000)); err != nil {                                                  // of no use to talk: nothing more is said
 		t.Fatal(err)
 	}
 	w.ask(c, 2)
