@@ -4,8 +4,8 @@ package steer
 
 import "time"
 
-// Anybody can open sockets at a watched port, in a namespace of his own too, and each has the watcher look at once. So looks
-// have a budget of time.
+// Any user can open sockets at a watched port, also in a network namespace of the user's own. Each socket triggers a look at
+// once, so looks have a budget of time.
 const (
 	lookShare = 10                     // a tenth of a CPU
 	lookBurst = 500 * time.Millisecond // that many looks are not held up: daemons start together

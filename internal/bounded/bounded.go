@@ -80,7 +80,7 @@ func Do[T any](who string, f func() (T, error), late func(T, error)) (T, error) 
 	return DoOf(func() string { return who }, f, late)
 }
 
-// DoOf is [Do] for many quick calls: who is asked only if a call of anybody does not come back.
+// DoOf is [Do] for many quick calls. It calls of, which may be slow, only while some call is stuck.
 func DoOf[T any](of func() string, f func() (T, error), late func(T, error)) (T, error) {
 	type result struct {
 		v   T

@@ -35,7 +35,7 @@ var ownRoles = map[string]Role{"nstest fuse": serveFUSE, "nstest lock": holdLock
 type Stubborn struct {
 	Path    string
 	Asked   chan struct{} // closed with the first such request
-	Release func()        // ends the file system, and all waits for it. A test defers it: whoever waits cannot be killed
+	Release func()        // ends the file system and all waits for it. A test defers it: a waiting process cannot be killed
 }
 
 // NewStubborn mounts such a file in the test's mount namespace.

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The agent puts the routes of its services' addresses back, whoever removed them.
+// The agent restores routes of its services' addresses after another program removed them.
 func TestRouteRemoved(t *testing.T) {
 	sc, _, _, _ := managed(t, AgentOptions{})
 	routed := func(a netip.Addr) (there bool) {

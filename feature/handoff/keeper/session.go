@@ -47,7 +47,7 @@ type session struct {
 	local, remote netip.AddrPort
 }
 
-// address is by what a log names the socket: the peer's address, of a listener or a UDP socket its own.
+// address identifies the socket in the log: by the peer's address for a connection, else by its own.
 func (s *session) address() slog.Attr {
 	if s.kind == wire.Stream {
 		return slog.Any("remote", s.remote)
