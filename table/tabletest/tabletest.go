@@ -11,9 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
+	"github.com/weir-project/weir/table/tabletest/bpf"
 )
-
-//go:generate go tool bpf2go -tags linux -cflags "-mcpu=v3 -O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" probe probe.bpf.c
 
 // Probe is a table's maps, and a program that reads them.
 type Probe struct {
@@ -23,7 +22,7 @@ type Probe struct {
 
 // Load makes an empty table of so many segments.
 func Load(segments int) (*Probe, error) {
-	spec, err := loadProbe()
+	spec, err := bpf.LoadProbe()
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +30,7 @@ func Load(segments int) (*Probe, error) {
 		return nil, err
 	}
 	p := &Probe{}
-	if p.c, err = kernel.Load(spec, []string{probeProgProbeLookup}, nil); err != nil {
+	if p.c, err = kernel.Load(spec, []string{bpf.ProbeProgProbeLookup}, nil); err != nil {
 		return nil, err
 	}
 	if p.Maps, err = table.Of(p.c.Maps, "probe"); err != nil {
@@ -43,10 +42,10 @@ func Load(segments int) (*Probe, error) {
 
 // Lookup has the program look an address up.
 func (p *Probe) Lookup(a netip.Addr) (v uint32, err error) {
-	if err := run(p.c.Programs[probeProgProbeLookup], request(a, 0, 0)); err != nil {
+	if err := run(p.c.Programs[bpf.ProbeProgProbeLookup], request(a, 0, 0)); err != nil {
 		return 0, err
 	}
-	return v, p.c.Variables[probeVarProbeValue].Get(&v)
+	return v, p.c.Variables[bpf.ProbeVarProbeValue].Get(&v)
 }
 
 // Bound is bindings' maps, and a program that reads them.
@@ -57,7 +56,7 @@ type Bound struct {
 
 // LoadBindings makes an empty table of bindings with room for so many.
 func LoadBindings(bindings int) (*Bound, error) {
-	spec, err := loadProbe()
+	spec, err := bpf.LoadProbe()
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +64,7 @@ func LoadBindings(bindings int) (*Bound, error) {
 		return nil, err
 	}
 	p := &Bound{}
-	if p.c, err = kernel.Load(spec, []string{probeProgProbeBindings}, nil); err != nil {
+	if p.c, err = kernel.Load(spec, []string{bpf.ProbeProgProbeBindings}, nil); err != nil {
 		return nil, err
 	}
 	if p.Maps, err = table.BindingsOf(p.c.Maps, "bound"); err != nil {
@@ -78,11 +77,11 @@ func LoadBindings(bindings int) (*Bound, error) {
 // Lookup has the program look a packet's destination up. It returns the value, 0 if nothing is bound, and the length of
 // the prefix.
 func (p *Bound) Lookup(a netip.Addr, proto uint8, port uint16) (value uint32, bits int, err error) {
-	if err := run(p.c.Programs[probeProgProbeBindings], request(a, proto, port)); err != nil {
+	if err := run(p.c.Programs[bpf.ProbeProgProbeBindings], request(a, proto, port)); err != nil {
 		return 0, 0, err
 	}
 	var v uint64
-	err = p.c.Variables[probeVarProbeBound].Get(&v)
+	err = p.c.Variables[bpf.ProbeVarProbeBound].Get(&v)
 	return uint32(v) & table.MaxBound, int(v >> 32 & 0xff), err
 }
 
