@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/guard/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -99,7 +100,7 @@ func (p published) explain(r *kernel.Root, i kernel.Instance, packet feature.Pac
 }
 
 // fill is how much of the burst that its limit allows is used; "" where all packets together have no limit.
-func (s *guardGuardState) fill(now uint64) string {
+func (s *stateLayout) fill(now uint64) string {
 	l := s.limits()
 	if l.Interval == 0 {
 		return ""
@@ -113,7 +114,7 @@ func (s *guardGuardState) fill(now uint64) string {
 
 // chance is in how many of a hundred cases a copy of the guard passes a packet at this moment, 0 to 1: what is due to no
 // source is given away at random. It returns the state that it copied, and its time.
-func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float64, state *guardGuardState, now uint64, err error) {
+func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float64, state *stateLayout, now uint64, err error) {
 	hook := Cgroup
 	if len(p.Service.Interfaces) > 0 {
 		hook = XDP
@@ -127,8 +128,8 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 		return 0, nil, 0, err
 	}
 	defer sim.Close()
-	k := guardGuardTargetKey{Address: packet.To.Addr().As16(), Port: networkOrder(packet.To.Port())}
-	var v guardGuardTarget
+	k := bpf.GuardGuardTargetKey{Address: packet.To.Addr().As16(), Port: networkOrder(packet.To.Port())}
+	var v bpf.GuardGuardTarget
 	err = o.Maps[pinEach].Lookup(k, &v)
 	known := err == nil
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -144,7 +145,7 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 	const cases, caseEvery = 100, 9973 // ns: chance is drawn from the time
 	passed := 0
 	for i := range cases {
-		*sim.state.guardGuardState = *state
+		*sim.state.stateLayout = *state
 		sim.SetLimits(limits)
 		if known {
 			err = sim.each.Put(k, v)

@@ -309,10 +309,10 @@ func TestKilled(t *testing.T) {
 func TestUpgrade(t *testing.T) {
 	w := newWorld(t, kernel.CgroupIngress)
 	s := listenUDP(t, "127.0.0.1:5300")
-	mine := _GuardBytes
-	_GuardBytes = append(slices.Clone(mine), 0) // ELF does not mind
+	mine := object
+	object = append(slices.Clone(mine), 0) // ELF does not mind
 	w.apply(guarded(t, "dns", Options{Limit: 50}, "udp :5300"))
-	_GuardBytes = mine
+	object = mine
 	limited(t, s, 50)
 	before := w.state("dns")
 	for i, want := range []int{1, 0} {

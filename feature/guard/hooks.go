@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/guard/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
@@ -44,7 +45,7 @@ const (
 )
 
 var sharedMaps = map[string]string{
-	pinListens: guardMapGuardListens, pinStates: guardMapGuardStates, pinEach: guardMapGuardTargets,
+	pinListens: bpf.GuardMapGuardListens, pinStates: bpf.GuardMapGuardStates, pinEach: bpf.GuardMapGuardTargets,
 }
 
 // hooks is a namespace's @hooks, open for writing.
@@ -80,7 +81,7 @@ func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err erro
 	} else if !errors.Is(err, kernel.ErrNotExist) {
 		return nil, err
 	}
-	spec, err := loadGuard()
+	spec, err := bpf.LoadGuard()
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +103,7 @@ func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err erro
 }
 
 func (h *hooks) meta() kernel.Meta {
-	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_GuardBytes), Inode: h.ns.Inode(), Created: time.Now(), Version: Version}
+	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(object), Inode: h.ns.Inode(), Created: time.Now(), Version: Version}
 	m.Cookie, _ = h.ns.Cookie() // 0 where the kernel has none
 	return m
 }

@@ -2,6 +2,8 @@
 
 package guard
 
+import "github.com/weir-project/weir/feature/guard/bpf"
+
 // Limits are what a guard enforces; they change while it runs.
 type Limits struct {
 	Total Limit // of all packets; 0: none
@@ -24,8 +26,8 @@ const (
 )
 
 // layout is what the programs read.
-func (l Limits) layout() guardGuardLimits {
-	out := guardGuardLimits{InsertInterval: insertInterval << tickShift}
+func (l Limits) layout() bpf.GuardGuardLimits {
+	out := bpf.GuardGuardLimits{InsertInterval: insertInterval << tickShift}
 	if l.Dry {
 		out.Dry = 1
 	}

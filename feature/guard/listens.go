@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/guard/bpf"
 )
 
 // destination is what a guard is for: the datagrams to a port of a prefix.
@@ -29,19 +30,22 @@ const (
 // maxPrefixes is GUARD_PREFIXES: of one port and family, all guards of a namespace together.
 const maxPrefixes = 8
 
+// listenLayout is the prefixes of a port as guard.h has them.
+type listenLayout bpf.GuardGuardListen
+
 // listens is what the program looks destinations up in. Port 0 stands for every port, of later fragments, which have
 // none: they are charged to the guard whose prefix is the longest.
-func listens(all []destination) (map[guardGuardListenKey]guardGuardListen, error) {
+func listens(all []destination) (map[bpf.GuardGuardListenKey]listenLayout, error) {
 	sorted := slices.Clone(all)
 	slices.SortStableFunc(sorted, func(a, b destination) int { return b.prefix.Bits() - a.prefix.Bits() })
-	out := map[guardGuardListenKey]guardGuardListen{}
+	out := map[bpf.GuardGuardListenKey]listenLayout{}
 	for _, d := range sorted {
 		family := uint8(4)
 		if d.prefix.Addr().Is6() {
 			family = 6
 		}
 		for _, port := range []uint16{d.port, 0} {
-			k := guardGuardListenKey{Port: networkOrder(port), Family: family}
+			k := bpf.GuardGuardListenKey{Port: networkOrder(port), Family: family}
 			l := out[k]
 			if !l.add(d) && port != 0 {
 				return nil, fmt.Errorf("port %d of IPv%d has more than %d guarded prefixes: guard a prefix that covers them", d.port, family, maxPrefixes)
@@ -53,7 +57,7 @@ func listens(all []destination) (map[guardGuardListenKey]guardGuardListen, error
 }
 
 // add appends a destination, unless its prefix is there; false: there is no room.
-func (l *guardGuardListen) add(d destination) bool {
+func (l *listenLayout) add(d destination) bool {
 	bits := d.prefix.Bits()
 	if d.prefix.Addr().Is4() {
 		bits += 96
@@ -75,8 +79,8 @@ func (l *guardGuardListen) add(d destination) bool {
 
 // foreign are the destinations in the map that belong to none of the guards of these indexes.
 func foreign(m *ebpf.Map, known map[uint16]bool) (out []destination, err error) {
-	var k guardGuardListenKey
-	var v guardGuardListen
+	var k bpf.GuardGuardListenKey
+	var v listenLayout
 	it := m.Iterate()
 	for it.Next(&k, &v) {
 		if k.Port == 0 {
@@ -108,15 +112,15 @@ func networkOrder(port uint16) uint16 {
 
 // syncListens makes the map hold exactly want. Entries that change are replaced one by one: a packet finds an entry as
 // it was or as it will be.
-func syncListens(m *ebpf.Map, want map[guardGuardListenKey]guardGuardListen) error {
+func syncListens(m *ebpf.Map, want map[bpf.GuardGuardListenKey]listenLayout) error {
 	for k, v := range want {
 		if err := m.Put(k, v); err != nil {
 			return fmt.Errorf("guarding port %d: %w", networkOrder(k.Port), err)
 		}
 	}
-	var have []guardGuardListenKey
-	var k guardGuardListenKey
-	var v guardGuardListen
+	var have []bpf.GuardGuardListenKey
+	var k bpf.GuardGuardListenKey
+	var v listenLayout
 	it := m.Iterate()
 	for it.Next(&k, &v) {
 		have = append(have, k)

@@ -174,7 +174,7 @@ func (all simulations) of(t *testing.T, h Hook, frame []byte) *Simulation {
 	}
 	st := all[k].state
 	was := st.Total
-	*st.guardGuardState = guardGuardState{}
+	*st.stateLayout = stateLayout{}
 	st.Total.Seed, st.Total.Active, st.Total.Version, st.Total.Limits, st.Total.Hot = was.Seed, was.Active, was.Version, was.Limits, never
 	return all[k]
 }

@@ -9,6 +9,8 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+
+	"github.com/weir-project/weir/feature/guard/bpf"
 )
 
 // levels are enum guard_level, in its order, with the length of the prefix of an IPv4 and of an IPv6 source.
@@ -32,7 +34,7 @@ const (
 )
 
 // top are the heaviest patterns of each level, the widest level first.
-func (s *guardGuardState) top(now uint64) []Pattern {
+func (s *stateLayout) top(now uint64) []Pattern {
 	var out []Pattern
 	for level := range s.Top {
 		var some []Pattern
@@ -53,7 +55,7 @@ func (s *guardGuardState) top(now uint64) []Pattern {
 
 // pattern reads an entry of a level's set. Entries are written without a lock: one whose check does not fit its key was
 // torn by two CPUs, and is left out.
-func (s *guardGuardState) pattern(level, set int, e guardGuardTopEntry, now uint32) (Pattern, bool) {
+func (s *stateLayout) pattern(level, set int, e bpf.GuardGuardTopEntry, now uint32) (Pattern, bool) {
 	age := now - e.At
 	if e.Weight == 0 || age > 31 {
 		return Pattern{}, false
@@ -83,7 +85,7 @@ func (s *guardGuardState) pattern(level, set int, e guardGuardTopEntry, now uint
 }
 
 // topHash is the hash of guard_file.
-func (s *guardGuardState) topHash(level int, e guardGuardTopEntry) uint64 {
+func (s *stateLayout) topHash(level int, e bpf.GuardGuardTopEntry) uint64 {
 	seed := s.Total.Seed[0] + uint64(level)
 	hi, lo := binary.NativeEndian.Uint64(e.Address[:]), binary.NativeEndian.Uint64(e.Address[8:])
 	return mix(mix(hi^seed) ^ lo ^ uint64(e.Port))
@@ -99,4 +101,4 @@ func mix(x uint64) uint64 {
 }
 
 // check that the two sides agree on how many levels there are.
-var _ = [1]struct{}{}[len(guardGuardState{}.Top)-5]
+var _ = [1]struct{}{}[len(stateLayout{}.Top)-5]

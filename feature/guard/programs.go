@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/guard/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -23,7 +24,7 @@ const (
 func (h Hook) String() string { return [...]string{"socket", "cgroup", "xdp"}[h] }
 
 func (h Hook) program() string {
-	return [...]string{guardProgGuardSocket, guardProgGuardCgroup, guardProgGuardXdp}[h]
+	return [...]string{bpf.GuardProgGuardSocket, bpf.GuardProgGuardCgroup, bpf.GuardProgGuardXdp}[h]
 }
 
 // constants are what a program is loaded with.
@@ -36,22 +37,22 @@ const counterSets = 64 // GUARD_COUNTERS
 
 // load loads the programs of some hooks, over maps that exist already.
 func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Collection, error) {
-	spec, err := loadGuard()
+	spec, err := bpf.LoadGuard()
 	if err != nil {
 		return nil, err
 	}
-	if err := spec.Variables[guardVarGuardNetns].Set(c.netns); err != nil {
+	if err := spec.Variables[bpf.GuardVarGuardNetns].Set(c.netns); err != nil {
 		return nil, err
 	}
 	if c.clockGiven {
-		if err := spec.Variables[guardVarGuardClockGiven].Set(uint32(1)); err != nil {
+		if err := spec.Variables[bpf.GuardVarGuardClockGiven].Set(uint32(1)); err != nil {
 			return nil, err
 		}
 	}
 	if cpus, err := ebpf.PossibleCPU(); err != nil {
 		return nil, err
 	} else if cpus > counterSets {
-		if err := spec.Variables[guardVarGuardCountersShared].Set(uint32(1)); err != nil {
+		if err := spec.Variables[bpf.GuardVarGuardCountersShared].Set(uint32(1)); err != nil {
 			return nil, err
 		}
 	}
@@ -64,13 +65,13 @@ func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Colle
 
 // put makes a guard's maps the i-th of those that programs find. each may be nil.
 func put(c *kernel.Collection, i uint32, state, each *ebpf.Map) error {
-	if err := c.Maps[guardMapGuardStates].Put(i, state); err != nil {
+	if err := c.Maps[bpf.GuardMapGuardStates].Put(i, state); err != nil {
 		return fmt.Errorf("putting a guard in place: %w", err)
 	}
 	if each == nil {
 		return nil
 	}
-	if err := c.Maps[guardMapGuardTargets].Put(i, each); err != nil {
+	if err := c.Maps[bpf.GuardMapGuardTargets].Put(i, each); err != nil {
 		return fmt.Errorf("putting a guard's destinations in place: %w", err)
 	}
 	return nil
@@ -78,9 +79,9 @@ func put(c *kernel.Collection, i uint32, state, each *ebpf.Map) error {
 
 // newTargets makes the map of a guard's destinations.
 func newTargets() (*ebpf.Map, error) {
-	spec, err := loadGuard()
+	spec, err := bpf.LoadGuard()
 	if err != nil {
 		return nil, err
 	}
-	return ebpf.NewMap(spec.Maps[guardMapGuardEach])
+	return ebpf.NewMap(spec.Maps[bpf.GuardMapGuardEach])
 }

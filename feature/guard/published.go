@@ -152,7 +152,7 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 	if err != nil {
 		return "", err
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_GuardBytes), Inode: t.Inode, Created: time.Now(), Version: Version, Config: config}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(object), Inode: t.Inode, Created: time.Now(), Version: Version, Config: config}
 	meta.Cookie = ns.ID().Cookie
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinState: state, pinEach: each}}
 	if err := l.Publish(guardInstance(t.scope, t.Service.Name), meta, pins); err != nil {

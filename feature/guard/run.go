@@ -148,7 +148,7 @@ func (p published) found(o *kernel.Opened, state *ebpf.Map) (bool, error) {
 		if k.Port == 0 {
 			continue // of later fragments: guards share it, and it may have no room
 		}
-		var l guardGuardListen
+		var l listenLayout
 		if err := o.Maps[pinListens].Lookup(k, &l); errors.Is(err, ebpf.ErrKeyNotExist) {
 			return false, nil
 		} else if err != nil {

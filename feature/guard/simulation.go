@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/guard/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -62,7 +63,7 @@ func Simulate(h Hook, l Limits, to netip.AddrPort, realClock bool) (_ *Simulatio
 		if err != nil {
 			return nil, err
 		}
-		if err := syncListens(s.c.Maps[guardMapGuardListens], want); err != nil {
+		if err := syncListens(s.c.Maps[bpf.GuardMapGuardListens], want); err != nil {
 			return nil, err
 		}
 	}

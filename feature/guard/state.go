@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/guard/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,22 +22,28 @@ const ABI = 1
 // ErrLayout says that a map is not the state of a guard of this version.
 var ErrLayout = errors.New("not the state of a guard of this version")
 
+// object is the compiled object of the programs; its hash tells this weir's programs from another's.
+var object = bpf.Object()
+
+// stateLayout is a guard's state as guard.h has it.
+type stateLayout bpf.GuardGuardState
+
 // state is a guard's state, mapped: what the programs read and write.
 type state struct {
-	*guardGuardState
+	*stateLayout
 	memory []byte
 }
 
-const stateBytes = int(unsafe.Sizeof(guardGuardState{}))
+const stateBytes = int(unsafe.Sizeof(stateLayout{}))
 
 // newState makes the state of a new guard. Its seed is drawn here and stays with it: whoever knew it could choose
 // addresses that collide.
 func newState(l Limits) (*ebpf.Map, error) {
-	spec, err := loadGuard()
+	spec, err := bpf.LoadGuard()
 	if err != nil {
 		return nil, err
 	}
-	m, err := ebpf.NewMap(spec.Maps[guardMapGuardOne])
+	m, err := ebpf.NewMap(spec.Maps[bpf.GuardMapGuardOne])
 	if err != nil {
 		return nil, err
 	}
@@ -76,15 +83,15 @@ func mapState(fd int) (*state, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mapping a guard's state: %w", err)
 	}
-	return &state{(*guardGuardState)(unsafe.Pointer(&memory[0])), memory}, nil
+	return &state{(*stateLayout)(unsafe.Pointer(&memory[0])), memory}, nil
 }
 
 // readState copies a guard's state, which whoever may read the map can.
-func readState(m *ebpf.Map) (*guardGuardState, error) {
+func readState(m *ebpf.Map) (*stateLayout, error) {
 	if m.Type() != ebpf.Array || int(m.ValueSize()) != stateBytes {
 		return nil, fmt.Errorf("map %s: %w", m, ErrLayout)
 	}
-	s := &guardGuardState{}
+	s := &stateLayout{}
 	if err := m.Lookup(uint32(0), unsafe.Slice((*byte)(unsafe.Pointer(s)), stateBytes)); err != nil {
 		return nil, fmt.Errorf("reading a guard's state: %w", err)
 	}
@@ -111,4 +118,4 @@ func (s *state) setLimits(l Limits) {
 }
 
 // limits are those in force.
-func (s *guardGuardState) limits() guardGuardLimits { return s.Total.Limits[s.Total.Active&1] }
+func (s *stateLayout) limits() bpf.GuardGuardLimits { return s.Total.Limits[s.Total.Active&1] }

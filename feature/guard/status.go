@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/guard/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -120,7 +121,7 @@ func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 	if err != nil {
 		return st, err
 	}
-	hash := kernel.ObjectHash(_GuardBytes)
+	hash := kernel.ObjectHash(object)
 	for _, i := range all {
 		if i.Name == hooksName {
 			meta, err := r.Meta(i)
@@ -174,7 +175,7 @@ func readGuard(r *kernel.Root, i kernel.Instance) (g GuardState, err error) {
 }
 
 // problem says what keeps a guard from doing what it is for.
-func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *guardGuardState) string {
+func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *stateLayout) string {
 	o, err := r.Open(hooksInstance(scope), pinListens, pinStates)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return "nothing is attached: weir apply mends it"
@@ -229,7 +230,7 @@ func (g GuardState) differences(t target) string {
 }
 
 // read adds the counters up, as of a time.
-func (s *guardGuardState) read(now uint64) Counts {
+func (s *stateLayout) read(now uint64) Counts {
 	c := Counts{Tiers: map[string]Tier{}, Holders: s.Total.Holders,
 		Reserved:    float64(s.Total.Reserved) * 1e9 / (1 << epochShift),
 		UnderAttack: uint32(now>>epochShift)-s.Total.Hot <= 2}
@@ -255,8 +256,8 @@ func (s *guardGuardState) read(now uint64) Counts {
 // readTargets are the destinations that were refused most.
 func readTargets(m *ebpf.Map) ([]Destination, error) {
 	var out []Destination
-	var k guardGuardTargetKey
-	var v guardGuardTarget
+	var k bpf.GuardGuardTargetKey
+	var v bpf.GuardGuardTarget
 	it := m.Iterate()
 	for it.Next(&k, &v) {
 		a := netip.AddrFrom16(k.Address).Unmap()

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 
+	"github.com/weir-project/weir/feature/guard/guardtest/bpf"
 	"github.com/weir-project/weir/feature/guard/scenario"
 	"github.com/weir-project/weir/kernel"
 )
@@ -31,29 +32,29 @@ const batchSize = 4096
 type batch struct {
 	c       *kernel.Collection
 	memory  *ebpf.Memory
-	entries []batchGuardEntry
-	empty   batchGuardEntry // where all go
+	entries []bpf.BatchGuardEntry
+	empty   bpf.BatchGuardEntry // where all go
 	ipv6    bool
 }
 
 // newBatch makes one over the maps of a simulation.
 func newBatch(maps map[string]*ebpf.Map, to netip.AddrPort) (*batch, error) {
-	spec, err := loadBatch()
+	spec, err := bpf.LoadBatch()
 	if err != nil {
 		return nil, err
 	}
-	if err := spec.Variables[batchVarGuardClockGiven].Set(uint32(1)); err != nil {
+	if err := spec.Variables[bpf.BatchVarGuardClockGiven].Set(uint32(1)); err != nil {
 		return nil, err
 	}
 	share := map[string]*ebpf.Map{}
-	for _, name := range []string{batchMapGuardStates, batchMapGuardTargets} {
+	for _, name := range []string{bpf.BatchMapGuardStates, bpf.BatchMapGuardTargets} {
 		share[name] = maps[name]
 	}
-	b := &batch{entries: make([]batchGuardEntry, batchSize), ipv6: to.Addr().Is6()}
-	if b.c, err = kernel.Load(spec, []string{batchProgGuardBatch}, share); err != nil {
+	b := &batch{entries: make([]bpf.BatchGuardEntry, batchSize), ipv6: to.Addr().Is6()}
+	if b.c, err = kernel.Load(spec, []string{bpf.BatchProgGuardBatch}, share); err != nil {
 		return nil, err
 	}
-	if b.memory, err = b.c.Maps[batchMapGuardEntries].Memory(); err != nil {
+	if b.memory, err = b.c.Maps[bpf.BatchMapGuardEntries].Memory(); err != nil {
 		b.c.Close()
 		return nil, fmt.Errorf("a batch's packets into memory: %w", err)
 	}
@@ -93,10 +94,10 @@ func (b *batch) decide(packets []scenario.Packet, verdicts []bool, frame []byte)
 	if _, err := b.memory.WriteAt(raw, 0); err != nil {
 		return err
 	}
-	if err := b.c.Variables[batchVarGuardBatchSize].Set(uint32(len(entries))); err != nil {
+	if err := b.c.Variables[bpf.BatchVarGuardBatchSize].Set(uint32(len(entries))); err != nil {
 		return err
 	}
-	done, err := b.c.Programs[batchProgGuardBatch].Run(&ebpf.RunOptions{Data: frame})
+	done, err := b.c.Programs[bpf.BatchProgGuardBatch].Run(&ebpf.RunOptions{Data: frame})
 	if err != nil {
 		return fmt.Errorf("decide %d packets: %w", len(entries), err)
 	}

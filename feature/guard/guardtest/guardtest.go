@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/feature/guard/guardtest/bpf"
 	"github.com/weir-project/weir/feature/guard/scenario"
 )
 
@@ -77,7 +78,7 @@ func (g *Guard) BatchProgram() *ebpf.Program {
 	if g.batch == nil {
 		return nil
 	}
-	return g.batch.c.Programs[batchProgGuardBatch]
+	return g.batch.c.Programs[bpf.BatchProgGuardBatch]
 }
 
 // Close ends it.

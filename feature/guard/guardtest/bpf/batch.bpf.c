@@ -4,7 +4,7 @@
  * The guard's own source, and a program beside it that decides many packets in one run. A run of
  * BPF_PROG_TEST_RUN takes ten times as long for itself as the guard for a packet.
  */
-#include "../guard.bpf.c"
+#include "../../bpf/guard.bpf.c"
 
 struct guard_entry {
 	__u64 at; /* ns */
