@@ -45,6 +45,14 @@ type Node interface {
 	UnmarshalNode(n *yaml.Node, d *Decoder) error
 }
 
+// Extended is implemented, with a pointer receiver, by structs with keys beside their fields.
+type Extended interface {
+	// Keys lists these keys.
+	Keys() []string
+	// Section returns a pointer for the value of one of these keys to be decoded into. It is called once for each key present.
+	Section(key string) any
+}
+
 // Decode decodes one document into what into points to. Fields whose key is
 // absent keep their value. The error is an [*Error], or several of them joined
 // in the order of the file; into is then incomplete.

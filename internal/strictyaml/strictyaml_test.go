@@ -469,3 +469,48 @@ func TestErrorsAtKeys(t *testing.T) {
 		}
 	}
 }
+
+// extended is a mapping with keys beside its fields.
+type extended struct {
+	Name  string         `yaml:"name"`
+	Parts map[string]any `yaml:"-"`
+}
+
+func (e *extended) Keys() []string { return []string{"limits", "files"} }
+
+func (e *extended) Section(key string) any {
+	if e.Parts == nil {
+		e.Parts = map[string]any{}
+	}
+	switch key {
+	case "limits":
+		e.Parts[key] = &struct {
+			Max int `yaml:"max"`
+		}{}
+	case "files":
+		e.Parts[key] = &[]string{}
+	}
+	return e.Parts[key]
+}
+
+func TestExtended(t *testing.T) {
+	var e extended
+	if err := strictyaml.Decode("f", []byte("name: a\nlimits: {max: 3}\n"), &e); err != nil {
+		t.Fatal(err)
+	}
+	if m := e.Parts["limits"].(*struct {
+		Max int `yaml:"max"`
+	}).Max; m != 3 || len(e.Parts) != 1 {
+		t.Errorf("decoded %+v", e.Parts)
+	}
+	for text, want := range map[string]string{
+		"limits: {maxx: 3}\n": `f:1:10: limits: unknown key "maxx"; did you mean "max"?`,
+		"limit: {max: 3}\n":   `f:1:1: unknown key "limit"; did you mean "limits"?`,
+		"limits: {max: x}\n":  `f:1:15: limits.max: want a whole number, got "x"`,
+		"x: 1\n":              `f:1:1: unknown key "x"; known here: files, limits, name`,
+	} {
+		if err := strictyaml.Decode("f", []byte(text), &extended{}); err == nil || err.Error() != want {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+}

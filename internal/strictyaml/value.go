@@ -113,8 +113,17 @@ func (d *Decoder) structure(n *yaml.Node, v reflect.Value) {
 		d.failf(n, "", "want %s, got %s", wanted(v), got(n))
 		return
 	}
+	more, extended := v.Addr().Interface().(Extended)
+	if extended {
+		fs.names = append(fs.names, more.Keys()...)
+		slices.Sort(fs.names)
+	}
 	d.pairs(n, func(key, value *yaml.Node) {
 		index, ok := fs.index[key.Value]
+		if !ok && extended && slices.Contains(more.Keys(), key.Value) {
+			d.inKey(key.Value, func() { d.value(value, reflect.ValueOf(more.Section(key.Value)).Elem()) })
+			return
+		}
 		if !ok {
 			d.unknown(key, fs)
 			return
