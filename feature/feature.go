@@ -22,14 +22,14 @@ import (
 type Feature[C, S any] interface {
 	// Name is the pin directory, metric prefix, config key and CLI noun.
 	Name() string
+	// Spec is the feature's part of a configuration file; ok is false if the file says nothing of it.
+	Spec(d *Document) (c C, ok bool)
 	// Needs lists the facilities of the kernel that the feature uses for c.
 	Needs(c C) []kernel.Need
 	// State reads the feature from its pins alone.
 	State(ctx context.Context, r *kernel.Root) (S, error)
 	// Plan compares: what would change, in words and steps. It changes nothing.
 	Plan(ctx context.Context, have S, want C) (Plan, error)
-	// Apply carries a plan out. Killed at any step, it leaves what the next Apply mends.
-	Apply(ctx context.Context, l *kernel.WriteLock, p Plan) error
 	// Remove takes away everything of the feature that is pinned.
 	Remove(ctx context.Context, l *kernel.WriteLock) error
 }
@@ -145,7 +145,7 @@ var ErrNotUndone = errors.New("taking the change back")
 // undoTime is how long taking a plan back may last.
 const undoTime = 30 * time.Second
 
-// Apply carries out the steps, and calls each after every one. When one fails, or ctx is done before it, everything is taken
+// Apply carries out the steps, and calls each, which may be nil, after every one. When one fails, or ctx is done before it, everything is taken
 // back that the plan can take back: the error says what became of it.
 func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, note string)) error {
 	for i, s := range p.Steps {
@@ -158,7 +158,9 @@ func (p Plan) Apply(ctx context.Context, l *kernel.WriteLock, each func(s Step, 
 			became = "nothing was changed"
 		}
 		if err == nil {
-			each(s, note)
+			if each != nil {
+				each(s, note)
+			}
 			continue
 		}
 		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)

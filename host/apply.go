@@ -69,10 +69,10 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 	}
 	steps := h.recoveries(pinned)
 	all.Steps = steps
-	for _, f := range parts {
-		p, err := f.plan(ctx, h.Root, c)
+	for _, f := range features {
+		p, err := f.Plan(ctx, h.Root, c.Document())
 		if err != nil && len(steps) > 0 && ctx.Err() == nil {
-			all.Warn("%s: what else changes is known once it is recovered: %v", f.name, err)
+			all.Warn("%s: what else changes is known once it is recovered: %v", f.Name, err)
 			continue
 		} else if err != nil {
 			return feature.Plan{}, err
@@ -89,7 +89,7 @@ func (h *Host) Foresee(ctx context.Context, c *Config) ([]steer.Foreseen, error)
 	if err != nil {
 		return nil, err
 	}
-	want, _ := c.steer()
+	want, _ := steer.Feature{}.Spec(c.Document())
 	return steer.ForeseeApply(ctx, st, want)
 }
 
@@ -101,9 +101,9 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range parts {
-		if f.uses(c) {
-			if err := kernel.Require(f.needs(c)); err != nil {
+	for _, f := range features {
+		if f.Used(c.Document()) {
+			if err := kernel.Require(f.Needs(c.Document())); err != nil {
 				return err
 			}
 		}
@@ -194,7 +194,7 @@ func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, each func(Done)
 // Remove takes a feature's state away, or every feature's if name is empty. Traffic that is served now and would not be is a
 // reason to refuse, unless allowOutage says otherwise; a state that cannot be read is none.
 func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error {
-	some, err := partsNamed(name)
+	some, err := named(name)
 	if err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 	defer l.Unlock()
 	var all feature.Plan
 	for _, f := range some {
-		if p, err := f.plan(ctx, h.Root, &Config{}); err == nil {
+		if p, err := f.Plan(ctx, h.Root, &feature.Document{}); err == nil {
 			all.Join(p)
 		}
 	}
@@ -218,7 +218,7 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 	var errs []error
 	for _, f := range some {
 		if ctx.Err() == nil {
-			errs = append(errs, f.remove(ctx, l))
+			errs = append(errs, f.Remove(ctx, l))
 		}
 	}
 	if ctx.Err() != nil {

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
 )
@@ -81,7 +83,7 @@ func TestGoodConfigs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sc, _ := c.steer()
+		sc, _ := steer.Feature{}.Spec(c.Document())
 		if err := errors.Join(sc.Validate()...); err != nil { // fills in the defaults
 			t.Error(err)
 		}
@@ -135,8 +137,11 @@ reroute:
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := c.Services["dns"]
-		got := []string{s.Members[0].PIDFile, s.Members[1].PIDFile, s.Steer.Devices, c.Filter[0].Lists["bad"], c.Reroute[0].BFD.KeyFile}
+		s, _ := steer.Feature{}.Spec(c.Document())
+		f, _ := filter.Feature{}.Spec(c.Document())
+		r, _ := reroute.Feature{}.Spec(c.Document())
+		dns := s.Services[0]
+		got := []string{dns.Members[0].PIDFile, dns.Members[1].PIDFile, dns.Devices, f.Filters[0].Lists["bad"], r.Paths[0].BFD.KeyFile}
 		want := []string{dir + "/run/a.pid", "/run/b.pid", dir + "/routers.txt", dir + "/lists/bad.txt", dir + "/bfd.key"}
 		if !slices.Equal(got, want) {
 			t.Errorf("%s names %q, want %q", name, got, want)
@@ -168,7 +173,7 @@ func FuzzConfig(f *testing.F) {
 			}
 			return
 		}
-		sc, _ := c.steer()
+		sc, _ := steer.Feature{}.Spec(c.Document())
 		if errs := sc.Validate(); len(errs) > 0 {
 			t.Errorf("parsed, but not valid: %v", errs)
 		}

@@ -118,16 +118,16 @@ func forgetChange(l *kernel.WriteLock) error {
 // save reads every feature as it is.
 func (h *Host) save(ctx context.Context) (savedHost, error) {
 	out := savedHost{}
-	for _, f := range parts {
-		r, ok := f.feature.(feature.Restorer)
+	for _, f := range features {
+		r, ok := f.Value.(feature.Restorer)
 		if !ok {
-			return nil, fmt.Errorf("%s cannot be put back to what it is: apply without --confirm", f.name)
+			return nil, fmt.Errorf("%s cannot be put back to what it is: apply without --confirm", f.Name)
 		}
 		text, err := r.Save(ctx, h.Root)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", f.name, err)
+			return nil, fmt.Errorf("%s: %w", f.Name, err)
 		}
-		out[f.name] = text
+		out[f.Name] = text
 	}
 	return out, nil
 }
@@ -270,20 +270,20 @@ func (h *Host) restore(ctx context.Context, l *kernel.WriteLock, each func(Done)
 		return fmt.Errorf("what there was before the change: %w", err)
 	}
 	var errs []error
-	for _, f := range parts {
-		r, ok := f.feature.(feature.Restorer)
-		if !ok || saved[f.name] == nil {
+	for _, f := range features {
+		r, ok := f.Value.(feature.Restorer)
+		if !ok || saved[f.Name] == nil {
 			continue
 		}
-		plan, err := r.PlanRestore(ctx, h.Root, saved[f.name])
+		plan, err := r.PlanRestore(ctx, h.Root, saved[f.Name])
 		for _, w := range plan.Warnings {
-			each(Done{Step: feature.Step{Verb: "restore", Object: f.name}, Note: w})
+			each(Done{Step: feature.Step{Verb: "restore", Object: f.Name}, Note: w})
 		}
 		if err == nil {
 			err = goBack(ctx, l, plan, each)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", f.name, err))
+			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -307,8 +307,8 @@ func goBack(ctx context.Context, l *kernel.WriteLock, plan feature.Plan, each fu
 }
 
 // forgetSaved lets nobody bring features back that were removed.
-func (h *Host) forgetSaved(l *kernel.WriteLock, some []part) error {
-	if len(some) == len(parts) {
+func (h *Host) forgetSaved(l *kernel.WriteLock, some []feature.Declared) error {
+	if len(some) == len(features) {
 		return forgetChange(l)
 	}
 	text, err := h.Root.Kept(keptBefore)
@@ -320,7 +320,7 @@ func (h *Host) forgetSaved(l *kernel.WriteLock, some []part) error {
 		return err
 	}
 	for _, f := range some {
-		delete(saved, f.name)
+		delete(saved, f.Name)
 	}
 	if text, err = json.Marshal(saved); err != nil {
 		return err

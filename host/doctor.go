@@ -55,23 +55,23 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 	if uid := os.Geteuid(); uid != 0 {
 		d.User = fmt.Sprintf("uid %d", uid)
 	}
-	for _, f := range parts {
-		d.probe(f)
+	for _, f := range features {
+		d.probe(f.Name, f.Needs(&feature.Document{}))
 	}
-	d.probe(part{name: "handoff", needs: func(*Config) []kernel.Need { return handoffNeeds() }})
+	d.probe("handoff", handoffNeeds())
 	d.examineServers(h.Root)
 	d.faults(ctx, h)
 	d.unconfirmed(h)
-	for _, f := range parts {
+	for _, f := range features {
 		d.examine(ctx, h.Root, f)
 	}
 	return d
 }
 
 // probe looks for what a feature needs of the kernel.
-func (d *Diagnosis) probe(p part) {
-	for _, n := range p.needs(&Config{}) {
-		f := Finding{Feature: p.name, Check: n.Name, Since: n.Since, Level: "ok", Optional: n.Optional}
+func (d *Diagnosis) probe(name string, needs []kernel.Need) {
+	for _, n := range needs {
+		f := Finding{Feature: name, Check: n.Name, Since: n.Since, Level: "ok", Optional: n.Optional}
 		if err := n.Probe(); err != nil {
 			f.Level, f.Text, f.Remedy = "missing", err.Error(), n.RemedyFor(err)
 			if kernel.Scarce(err) {
@@ -107,17 +107,17 @@ func (d *Diagnosis) unconfirmed(h *Host) {
 }
 
 // examine looks at what runs.
-func (d *Diagnosis) examine(ctx context.Context, r *kernel.Root, p part) {
-	x, ok := p.feature.(feature.Examiner)
+func (d *Diagnosis) examine(ctx context.Context, r *kernel.Root, p feature.Declared) {
+	x, ok := p.Value.(feature.Examiner)
 	if !ok {
 		return
 	}
 	findings, err := x.Examine(ctx, r)
 	if err != nil && !errors.Is(err, kernel.ErrUnreadable) {
-		d.Findings = append(d.Findings, Finding{Feature: p.name, Check: "pins", Level: "warning", Text: err.Error()})
+		d.Findings = append(d.Findings, Finding{Feature: p.Name, Check: "pins", Level: "warning", Text: err.Error()})
 	}
 	for _, f := range findings {
-		d.Findings = append(d.Findings, Finding{Feature: p.name, Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
+		d.Findings = append(d.Findings, Finding{Feature: p.Name, Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
 	}
 }
 

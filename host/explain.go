@@ -41,8 +41,8 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 	} else {
 		arrival.Text = fmt.Sprintf("by %s, where the route back to %s leads; --interface names another", p.Interface, p.From.Addr())
 	}
-	for _, f := range parts {
-		if e, ok := f.feature.(feature.Explainer); ok {
+	for _, f := range features {
+		if e, ok := f.Value.(feature.Explainer); ok {
 			s, err := e.Explain(ctx, h.Root, p)
 			if err != nil {
 				return nil, err

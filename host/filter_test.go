@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -74,7 +75,8 @@ func TestFilterBesideServices(t *testing.T) {
 	if err := w.Remove(t.Context(), "garde", true); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter, handoff") {
 		t.Errorf("a feature that there is not: %v", err)
 	}
-	if n := len(both.Filters()); n != 1 {
+	if f, _ := (filter.Feature{}).Spec(both.Document()); len(f.Filters) != 1 {
+		n := len(f.Filters)
 		t.Errorf("%d filters in the file", n)
 	}
 }

@@ -28,8 +28,8 @@ func (h *Host) Faults(ctx context.Context) ([]kernel.Fault, error) {
 // check looks for what the pins tell of, and for what features know beside them.
 func (h *Host) check(ctx context.Context, c *kernel.Checker) ([]kernel.Fault, error) {
 	faults, err := c.Check()
-	for _, f := range parts {
-		x, ok := f.feature.(feature.Checked)
+	for _, f := range features {
+		x, ok := f.Value.(feature.Checked)
 		if !ok {
 			continue
 		}
@@ -182,9 +182,9 @@ func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err e
 	if err == nil && len(lacks) == 0 {
 		return "", nil
 	}
-	for _, f := range parts {
-		r, ok := f.feature.(feature.Recoverer)
-		if ok && f.name == i.Feature {
+	for _, f := range features {
+		r, ok := f.Value.(feature.Recoverer)
+		if ok && f.Name == i.Feature {
 			return r.Recover(l, i, lacks)
 		}
 	}

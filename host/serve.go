@@ -99,12 +99,12 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	}
 	g.Go(func() error { return h.watchHealth(ctx, o.Log) })
 	g.Go(func() error { return h.watchConfirmation(ctx, o.Log) })
-	for _, f := range parts {
-		if s, ok := f.feature.(steer.Feature); ok && o.Handoff != "" {
+	for _, f := range features {
+		if s, ok := f.Value.(steer.Feature); ok && o.Handoff != "" {
 			s.Hand = h.Hand(o.Handoff)
-			f.feature = s
+			f.Value = s
 		}
-		if r, ok := f.feature.(feature.Runner); ok {
+		if r, ok := f.Value.(feature.Runner); ok {
 			g.Go(func() error { return r.Run(ctx, h.Root, o.Log) })
 		}
 	}
@@ -181,8 +181,8 @@ func bindUnix(path string) (net.Listener, error) {
 // public answers /metrics and /healthz: all that a TCP port tells, to anybody.
 func (h *Host) public(more ...prometheus.Collector) http.Handler {
 	all := append(more, healthCollector{h}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	for _, f := range parts {
-		if m, ok := f.feature.(feature.Measured); ok {
+	for _, f := range features {
+		if m, ok := f.Value.(feature.Measured); ok {
 			all = append(all, m.Collector(h.Root))
 		}
 	}
@@ -202,8 +202,8 @@ func (h *Host) public(more ...prometheus.Collector) http.Handler {
 func (h *Host) unhealthy(ctx context.Context) error {
 	faults, err := h.Faults(ctx)
 	errs := []error{damage(faults), err}
-	for _, f := range parts {
-		if err := f.read(ctx, h.Root); err != nil && !(errs[0] != nil && errors.Is(err, kernel.ErrDamaged)) {
+	for _, f := range features {
+		if _, err := f.State(ctx, h.Root); err != nil && !(errs[0] != nil && errors.Is(err, kernel.ErrDamaged)) {
 			errs = append(errs, err)
 		}
 	}

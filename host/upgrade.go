@@ -15,8 +15,8 @@ import (
 // changes nothing.
 func (h *Host) UpgradePlan(ctx context.Context) (feature.Plan, error) {
 	var all feature.Plan
-	for _, f := range parts {
-		if u, ok := f.feature.(feature.Upgrader); ok {
+	for _, f := range features {
+		if u, ok := f.Value.(feature.Upgrader); ok {
 			p, err := u.PlanUpgrade(ctx, h.Root)
 			if err != nil {
 				return feature.Plan{}, err
@@ -58,8 +58,8 @@ func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 // mend finishes what killed commands left, an upgrade among them.
 func mend(l *kernel.WriteLock) error {
 	var errs []error
-	for _, f := range parts {
-		if m, ok := f.feature.(feature.Mender); ok {
+	for _, f := range features {
+		if m, ok := f.Value.(feature.Mender); ok {
 			errs = append(errs, m.Mend(l))
 		}
 	}

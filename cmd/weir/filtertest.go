@@ -187,7 +187,8 @@ func filtersToTry(exprs []string, config, name string) ([]filter.Filter, error) 
 		return nil, err
 	}
 	var out []filter.Filter
-	for _, f := range c.Filters() {
+	spec, _ := filter.Feature{}.Spec(c.Document())
+	for _, f := range spec.Filters {
 		if name == "" || f.Name == name {
 			out = append(out, f)
 		}

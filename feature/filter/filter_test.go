@@ -120,7 +120,7 @@ func applyTo(ctx context.Context, r *kernel.Root, filters ...Filter) ([]string, 
 	for _, s := range p.Steps {
 		steps = append(steps, s.String())
 	}
-	return steps, Feature{}.Apply(ctx, l, p)
+	return steps, p.Apply(ctx, l, nil)
 }
 
 func (w *world) state() State {

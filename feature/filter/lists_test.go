@@ -63,7 +63,7 @@ func TestLists(t *testing.T) {
 			} else if l, err := w.root.Lock(t.Context()); err != nil {
 				t.Fatal(err)
 			} else {
-				if err := (Feature{}).Apply(t.Context(), l, p); err != nil {
+				if err := p.Apply(t.Context(), l, nil); err != nil {
 					t.Error(err)
 				}
 				l.Unlock()

@@ -68,16 +68,6 @@ func (Feature) Plan(_ context.Context, have State, want Config) (feature.Plan, e
 	return plan, nil
 }
 
-// Apply implements feature.Feature.
-func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
-	for _, s := range p.Steps {
-		if _, err := s.Do(ctx, l); err != nil {
-			return fmt.Errorf("%s: %w", s, err)
-		}
-	}
-	return nil
-}
-
 // Remove implements feature.Feature.
 func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	all, err := l.Instances(Name)

@@ -47,7 +47,7 @@ func (w *world) restore(saved []byte) feature.Plan {
 	defer l.Unlock()
 	p, err := Feature{}.PlanRestore(w.t.Context(), w.root, saved)
 	if err == nil {
-		err = Feature{}.Apply(w.t.Context(), l, p)
+		err = p.Apply(w.t.Context(), l, nil)
 	}
 	if err != nil {
 		w.t.Fatal(err)

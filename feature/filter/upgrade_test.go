@@ -56,7 +56,7 @@ func TestUpgrade(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = Feature{}.Apply(t.Context(), l, p)
+		err = p.Apply(t.Context(), l, nil)
 		l.Unlock()
 		if err != nil {
 			t.Fatal(err)

@@ -109,16 +109,6 @@ func reference(s Service, ns *netns.Handle) string {
 	return ns.String()
 }
 
-// Apply implements feature.Feature.
-func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
-	for _, s := range p.Steps {
-		if _, err := s.Do(ctx, l); err != nil {
-			return fmt.Errorf("%s: %w", s, err)
-		}
-	}
-	return nil
-}
-
 // Mend implements feature.Mender.
 func (Feature) Mend(l *kernel.WriteLock) error { return Mend(l) }
 

@@ -321,7 +321,7 @@ func TestUpgrade(t *testing.T) {
 			t.Fatalf("turn %d: %v, %v; want %d steps", i, p.Steps, err, want)
 		}
 		l := w.lock()
-		err = Feature{}.Apply(context.Background(), l, p)
+		err = p.Apply(context.Background(), l, nil)
 		l.Unlock()
 		if err != nil {
 			t.Fatal(err)

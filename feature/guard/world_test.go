@@ -91,7 +91,7 @@ func applyTo(root *kernel.Root, c Config) (said []string, err error) {
 	for _, s := range p.Steps {
 		said = append(said, s.String())
 	}
-	return said, Feature{}.Apply(ctx, l, p)
+	return said, p.Apply(ctx, l, nil)
 }
 
 // state reads one guard.

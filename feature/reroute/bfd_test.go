@@ -181,7 +181,7 @@ func (w *world) upgradeBFD() {
 		if err != nil || len(plan.Steps) != len(instances) {
 			return fmt.Errorf("%v, %w", plan.Steps, err)
 		}
-		if err := (Feature{}).Apply(ctx, l, plan); err != nil {
+		if err := plan.Apply(ctx, l, nil); err != nil {
 			return err
 		}
 		are := programs()

@@ -8,7 +8,6 @@ package reroute
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 
@@ -110,16 +109,6 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 	}
 	outages(&plan, have, want)
 	return plan, err
-}
-
-// Apply implements feature.Feature.
-func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
-	for _, s := range p.Steps {
-		if _, err := s.Do(ctx, l); err != nil {
-			return fmt.Errorf("%s: %w", s, err)
-		}
-	}
-	return nil
 }
 
 // Remove implements feature.Feature. Liveness goes first: its words would have traffic rerouted until the end.

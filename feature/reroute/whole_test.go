@@ -158,7 +158,7 @@ func (w *world) apply(text string) (steps []string) {
 		for _, s := range plan.Steps {
 			steps = append(steps, s.String())
 		}
-		return Feature{}.Apply(context.Background(), l, plan)
+		return plan.Apply(context.Background(), l, nil)
 	})
 	return steps
 }

@@ -116,7 +116,7 @@ func (w *world) tryUntil(services []Service, how string, step int, injected erro
 		}
 		defer kernel.OnTry(nil)
 		defer kernel.OnStep(nil)
-		err = Feature{}.Apply(ctx, l, p)
+		err = p.Apply(ctx, l, nil)
 		return nil
 	})
 	return err

@@ -66,7 +66,7 @@ func runChange(args []string) error {
 	if err != nil {
 		return err
 	}
-	return Feature{}.Apply(ctx, l, p)
+	return p.Apply(ctx, l, nil)
 }
 
 // killedApply applies the world's configuration in a process that is killed

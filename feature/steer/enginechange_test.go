@@ -51,7 +51,7 @@ func (w *world) tryApply() (err error) {
 		st, serr := ReadState(context.Background(), w.root)
 		p, perr := Feature{}.Plan(context.Background(), st, w.cfg)
 		if err = errors.Join(serr, perr); err == nil {
-			err = Feature{}.Apply(context.Background(), l, p)
+			err = p.Apply(context.Background(), l, nil)
 		}
 		return nil
 	})

@@ -223,8 +223,3 @@ func mustJSON(v any) string {
 	}
 	return string(b)
 }
-
-// Apply implements feature.Feature.
-func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
-	return p.Apply(ctx, l, func(feature.Step, string) {})
-}

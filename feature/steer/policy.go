@@ -4,12 +4,11 @@ package steer
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"go.yaml.in/yaml/v3"
 )
@@ -108,56 +107,12 @@ func (w Weights) String() string {
 	return strings.Join(out, ", ")
 }
 
-// Rate is a number of things a second; 0 is none at all.
-type Rate float64
+// Rate is a number of resets a second; 0 is none at all.
+type Rate = feature.Rate
 
 // DefaultResetRate keeps collectors from a storm of sessions that all return at
 // once: 512 routers take two minutes.
 const DefaultResetRate Rate = 5
-
-var rateUnits = map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour}
-
-// ParseRate reads "5/s", "30/m", "100/h" or "0".
-func ParseRate(text string) (Rate, error) {
-	number, unit, ok := strings.Cut(strings.TrimSpace(text), "/")
-	n, err := strconv.ParseFloat(number, 64)
-	per := rateUnits[unit]
-	if number == "0" && !ok {
-		return 0, nil
-	}
-	if err != nil || per == 0 || n < 0 || math.IsNaN(n) || n > 1e6 {
-		return 0, fmt.Errorf("rate %q: want a number a second, minute or hour, like 5/s or 30/m, or 0 for none", text)
-	}
-	return Rate(n / per.Seconds()), nil
-}
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (r *Rate) UnmarshalText(b []byte) (err error) {
-	*r, err = ParseRate(string(b))
-	return err
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (r Rate) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-// String is the form that ParseRate reads.
-func (r Rate) String() string {
-	if r == 0 {
-		return "0"
-	}
-	for _, u := range []string{"s", "m", "h"} {
-		if n := float64(r) * rateUnits[u].Seconds(); n >= 1 || u == "h" {
-			return strconv.FormatFloat(math.Round(n*1e6)/1e6, 'f', -1, 64) + "/" + u
-		}
-	}
-	return ""
-}
-
-// Set implements pflag.Value.
-func (r *Rate) Set(text string) error { return r.UnmarshalText([]byte(text)) }
-
-// Type implements pflag.Value.
-func (r *Rate) Type() string { return "rate" }
 
 // policyDefaults fills in what the options of policies leave out.
 func (s Service) policyDefaults() Service {

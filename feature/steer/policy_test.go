@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -294,17 +295,17 @@ func TestPolicyErrors(t *testing.T) {
 
 func TestRate(t *testing.T) {
 	for text, want := range map[string]Rate{"5/s": 5, "30/m": 0.5, "36/h": 0.01, "0": 0, "0/s": 0, "2.5/s": 2.5} {
-		r, err := ParseRate(text)
+		r, err := feature.ParseRate(text)
 		if err != nil || r != want {
 			t.Errorf("%s is %v, %v; want %v", text, float64(r), err, float64(want))
 		}
-		again, err := ParseRate(r.String())
+		again, err := feature.ParseRate(r.String())
 		if err != nil || again != r {
 			t.Errorf("%s is printed as %s, which is %v, %v", text, r, again, err)
 		}
 	}
 	for _, text := range []string{"", "5", "-1/s", "5/d", "x/s", "NaN/s", "1e9/s", "/s"} {
-		if r, err := ParseRate(text); err == nil {
+		if r, err := feature.ParseRate(text); err == nil {
 			t.Errorf("%q is taken for %v", text, r)
 		}
 	}

@@ -374,7 +374,7 @@ func (w *world) apply() []string {
 		for _, s := range p.Steps {
 			steps = append(steps, s.String())
 		}
-		return Feature{}.Apply(context.Background(), l, p)
+		return p.Apply(context.Background(), l, nil)
 	})
 	return steps
 }

@@ -84,7 +84,7 @@ func upgradeAll(l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
-	return Feature{}.Apply(context.Background(), l, plan)
+	return plan.Apply(context.Background(), l, nil)
 }
 
 // killedUpgrade upgrades in a process that is killed after so many steps, or at

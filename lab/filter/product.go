@@ -49,7 +49,7 @@ func (p product) apply(ctx context.Context, filters ...filter.Filter) error {
 		if err := ctx.Err(); err != nil {
 			return err // a rule file of ten thousand takes its time
 		}
-		if err := (filter.Feature{}).Apply(ctx, l, feature.Plan{Steps: []feature.Step{step}}); err != nil {
+		if err := (feature.Plan{Steps: []feature.Step{step}}).Apply(ctx, l, nil); err != nil {
 			return err
 		}
 	}

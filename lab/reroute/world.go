@@ -143,7 +143,7 @@ reroute:
 		defer l.Unlock()
 		_ = reroute.Feature{}.Remove(context.Background(), l)
 	})
-	return reroute.Feature{}.Apply(ctx, l, p)
+	return p.Apply(ctx, l, nil)
 }
 
 // all waits until each session of either end is as it should be.

@@ -30,12 +30,16 @@ func TestConfiguration(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, w.yaml())
 		}
-		v6, both := c.Services["v6"], c.Services["both"]
-		if v6 == nil || both == nil || v6.Steer.Slots != 5-spare || len(v6.Members) != 5-spare || both.Steer.Slots != 3 || len(both.Members) != 3 {
+		spec, _ := steer.Feature{}.Spec(c.Document())
+		if len(spec.Services) != 2 {
+			t.Fatalf("%d services:\n%s", len(spec.Services), w.yaml())
+		}
+		both, v6 := spec.Services[0], spec.Services[1]
+		if v6.Slots != 5-spare || len(v6.Members) != 5-spare || both.Slots != 3 || len(both.Members) != 3 {
 			t.Errorf("%d spare:\n%s", spare, w.yaml())
 		}
-		if v6.Steer.Engine != steer.EngineSkLookup || *v6.Steer.Seed != 7 || len(v6.Endpoints()) != 2 || len(both.Endpoints()) != 4 {
-			t.Errorf("engine %s, seed %d, endpoints %v and %v", v6.Steer.Engine, *v6.Steer.Seed, v6.Endpoints(), both.Endpoints())
+		if v6.Engine != steer.EngineSkLookup || *v6.Seed != 7 || len(v6.Endpoints()) != 2 || len(both.Endpoints()) != 4 {
+			t.Errorf("engine %s, seed %d, endpoints %v and %v", v6.Engine, *v6.Seed, v6.Endpoints(), both.Endpoints())
 		}
 	}
 }

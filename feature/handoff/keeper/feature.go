@@ -96,16 +96,6 @@ func (l Limits) publish(lock *kernel.WriteLock) error {
 	return lock.Publish(pinnedLimits, kernel.Meta{ABI: limitsABI, Created: time.Now(), Version: Version, Config: text}, kernel.Pins{})
 }
 
-// Apply implements feature.Feature.
-func (Feature) Apply(ctx context.Context, l *kernel.WriteLock, p feature.Plan) error {
-	for _, s := range p.Steps {
-		if _, err := s.Do(ctx, l); err != nil {
-			return fmt.Errorf("%s: %w", s, err)
-		}
-	}
-	return nil
-}
-
 // Remove implements feature.Feature.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
 	if err := l.Remove(pinnedLimits); !errors.Is(err, kernel.ErrNotExist) {

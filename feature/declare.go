@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package feature
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// Declared is a feature as the host sees it, whatever its spec and state are.
+type Declared struct {
+	Name  string
+	Value any // the feature itself: what else it implements is found by type assertion
+
+	section        func() any // nil: no key at the top of the file
+	serviceSection func() any // nil: no key in services
+	spec           specOf
+	state          func(ctx context.Context, r *kernel.Root) (any, error)
+	plan           func(ctx context.Context, r *kernel.Root, d *Document) (Plan, error)
+	remove         func(ctx context.Context, l *kernel.WriteLock) error
+}
+
+// specOf are the questions about a feature's part of a file.
+type specOf struct {
+	used     func(d *Document) bool
+	validate func(d *Document) []error
+	needs    func(d *Document) []kernel.Need
+	claims   func(d *Document) []Claim
+}
+
+// Declare makes a feature one that the host can run.
+func Declare[C, S any](f Feature[C, S]) Declared {
+	d := Declared{Name: f.Name(), Value: f, remove: f.Remove,
+		state: func(ctx context.Context, r *kernel.Root) (any, error) { return f.State(ctx, r) },
+		plan: func(ctx context.Context, r *kernel.Root, doc *Document) (Plan, error) {
+			have, err := f.State(ctx, r)
+			if err != nil {
+				return Plan{}, err
+			}
+			want, _ := f.Spec(doc)
+			plan, err := f.Plan(ctx, have, want)
+			return undoable(f, plan), err
+		},
+	}
+	d.spec = specOf{
+		used:  func(doc *Document) bool { _, ok := f.Spec(doc); return ok },
+		needs: func(doc *Document) []kernel.Need { c, _ := f.Spec(doc); return f.Needs(c) },
+		validate: func(doc *Document) []error {
+			c, _ := f.Spec(doc)
+			if v, ok := any(&c).(interface{ Validate() []error }); ok {
+				return v.Validate()
+			}
+			return nil
+		},
+		claims: func(doc *Document) []Claim {
+			if x, ok := f.(Claimer[C]); ok {
+				c, _ := f.Spec(doc)
+				return x.Claims(c)
+			}
+			return nil
+		},
+	}
+	if s, ok := f.(Sectioned); ok {
+		d.section = s.Section
+	}
+	if s, ok := f.(ServiceSectioned); ok {
+		d.serviceSection = s.ServiceSection
+	}
+	return d
+}
+
+// Used reports whether the file says something of the feature.
+func (d Declared) Used(doc *Document) bool { return d.spec.used(doc) }
+
+// Validate checks the feature's part of the file. The errors have positions.
+func (d Declared) Validate(doc *Document) []error { return d.spec.validate(doc) }
+
+// Needs lists the facilities of the kernel that the feature uses for the file.
+func (d Declared) Needs(doc *Document) []kernel.Need { return d.spec.needs(doc) }
+
+// Claims lists the locations of the file's part with room for one program.
+func (d Declared) Claims(doc *Document) []Claim { return d.spec.claims(doc) }
+
+// State reads the feature from its pins alone.
+func (d Declared) State(ctx context.Context, r *kernel.Root) (any, error) { return d.state(ctx, r) }
+
+// Plan compares the host with the file. It changes nothing.
+func (d Declared) Plan(ctx context.Context, r *kernel.Root, doc *Document) (Plan, error) {
+	return d.plan(ctx, r, doc)
+}
+
+// Remove takes away everything of the feature that is pinned.
+func (d Declared) Remove(ctx context.Context, l *kernel.WriteLock) error { return d.remove(ctx, l) }
+
+// undoable adds to a feature's plan how it is taken back, unless the plan knows by itself: the feature is saved before the
+// first step, and put back to that.
+func undoable(f any, plan Plan) Plan {
+	r, ok := f.(Restorer)
+	if !ok || len(plan.Undo) > 0 || len(plan.Steps) == 0 {
+		return plan
+	}
+	var saved []byte
+	plan.Steps = slices.Clone(plan.Steps)
+	for i, s := range plan.Steps {
+		plan.Steps[i].Do = func(ctx context.Context, l *kernel.WriteLock) (note string, err error) {
+			if saved == nil {
+				saved, err = r.Save(ctx, l.Root)
+			}
+			if err != nil {
+				return "", err
+			}
+			return s.Do(ctx, l)
+		}
+	}
+	plan.Undo = append(plan.Undo, func(ctx context.Context, l *kernel.WriteLock) error {
+		if saved == nil {
+			return nil // no step of it has begun
+		}
+		return putBack(ctx, l, f, r, saved)
+	})
+	return plan
+}
+
+// putBack makes a feature as it was saved, after whatever a failed step left. A step of the way back that fails keeps no
+// other from being tried.
+func putBack(ctx context.Context, l *kernel.WriteLock, f any, r Restorer, saved []byte) error {
+	var errs []error
+	if m, ok := f.(Mender); ok {
+		errs = append(errs, m.Mend(l))
+	}
+	plan, err := r.PlanRestore(ctx, l.Root, saved)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for _, s := range plan.Steps {
+		if _, err := s.Do(ctx, l); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"fmt"
+
+	"github.com/weir-project/weir/feature"
+)
+
+// ServiceSection implements feature.ServiceSectioned: guard in a service.
+func (Feature) ServiceSection() any { return new(Options) }
+
+// Spec implements feature.Feature: the guarded services.
+func (Feature) Spec(d *feature.Document) (Config, bool) {
+	var out Config
+	for _, s := range d.Services {
+		if o, ok := feature.Section[Options](s.Sections, Name); ok {
+			out.Services = append(out.Services, Service{Spec: s.Spec, Options: o})
+		}
+	}
+	return out, len(out.Services) > 0
+}
+
+// Claims implements feature.Claimer: XDP of the interfaces at which guards decide.
+func (Feature) Claims(c Config) (out []feature.Claim) {
+	for _, s := range c.Services {
+		for _, device := range s.Interfaces {
+			out = append(out, feature.Claim{Pos: s.Options.Pos, Object: fmt.Sprintf("services.%s.guard", s.Name), Location: feature.XDPOf(device), Netns: s.Netns,
+				Remedy: "leave interfaces out of the guard, which then decides at the sockets"})
+		}
+	}
+	return out
+}
