@@ -22,6 +22,12 @@ export BPF2GO_CC = clang-14
 export BPF2GO_STRIP = llvm-strip-14
 GENERATED := *_bpfe[lb].go *_bpfe[lb].o *_x86_bpfel.go *_x86_bpfel.o
 
+# The product, then the lab: its module has libraries of its own. (lab/peers/goflow2 is built alone.)
+MODULES := . lab
+
+# each COMMAND: runs it in every module, also after a failure in one.
+each = @status=0; for m in $(MODULES); do (set -x; cd "$$m"; $(1)) || status=1; done; exit $$status
+
 # files PATTERNS: what git knows or would add; not what is ignored, nor deleted.
 files = $(sort $(wildcard $(shell git ls-files --cached --others --exclude-standard -- $(1))))
 
@@ -33,22 +39,29 @@ help: ## show the targets
 build: ## bin/weir and bin/weir-lab, static
 	@mkdir -p bin
 	$(BUILD) -o bin/ ./cmd/...
+	cd lab && $(BUILD) -o ../bin/ ./cmd/...
 
 .PHONY: test
 test: build bin/goflow2 ## all tests; as root, or those that need the kernel skip
-	$(GO) test -p 2 -timeout 20m $(TESTFLAGS) ./feature/steer ./... # the longest first: others run beside it; more than two at once, and tests that measure fail
+	# The longest first: others run beside it. More than two at once, and tests that measure fail.
+	$(call each,$(GO) test -p 2 -timeout 20m $(TESTFLAGS) $$([ "$$m" != . ] || echo ./feature/steer) ./...)
 
 # Packages whose tests the race detector watches: those in which goroutines share most, sessions and their agents above all.
 # Left out for time (CI gives four minutes; the detector makes Go three to five times as slow): steer, guard, filter, table,
 # kernel, host, cmd and lab, whose tests wait for the kernel and for processes of other programs, and handoff itself, whose
-# members are such processes; reroute, whose tests measure milliseconds. Run them by RACE=./feature/steer after a change.
+# members are such processes; reroute, whose tests measure milliseconds. Run them by RACE=./feature/steer or RACE=./lab/rig
+# after a change.
 RACE := $(addprefix ./feature/handoff/,front keeper move peer repair server sock tap wire) ./service \
 	$(addprefix ./internal/,accept awake bounded fdstore netns pidfd ratelog safefile scrape sockdiag units users)
+
+lab := ./lab/%
 
 .PHONY: test-race
 test-race: ## tests under the race detector, which needs gcc; RACE names packages
 	@reports=$$(mktemp -d) status=0; chmod 1777 "$$reports"; \
-	CGO_ENABLED=1 GORACE=log_path=$$reports/race $(GO) test -race -short -count 1 -p 2 -timeout 10m $(TESTFLAGS) $(RACE) || status=$$?; \
+	race() { [ $$# = 1 ] || CGO_ENABLED=1 GORACE=log_path=$$reports/race \
+		$(GO) -C "$$1" test -race -short -count 1 -p 2 -timeout 10m $(TESTFLAGS) "$${@:2}" || status=$$?; }; \
+	race . $(filter-out $(lab),$(RACE)); race lab $(patsubst ./lab/%,./%,$(filter $(lab),$(RACE))); \
 	if [ -n "$$(ls "$$reports")" ]; then cat "$$reports"/*; echo "races were found, perhaps in processes that tests start"; status=1; fi; \
 	rm -rf "$$reports"; exit $$status
 
@@ -58,14 +71,16 @@ test-every-step: ## all tests; those that kill something at each step of a chang
 
 .PHONY: hammer
 hammer: build bin/goflow2 bin/standstill ## all tests, four packages at once, and all experiments, while the host stands still again and again (an hour)
-	failed=; bin/standstill $(GO) test -count 1 -p 4 -timeout 60m $(TESTFLAGS) ./... || failed=tests; \
+	failed=; for m in $(MODULES); do \
+		bin/standstill $(GO) -C "$$m" test -count 1 -p 4 -timeout 60m $(TESTFLAGS) ./... || failed+=" tests of $$m"; \
+	done; \
 	for name in $$(bin/weir-lab list --names); do bin/standstill bin/weir-lab run "$$name" --smoke || failed+=" $$name"; done; \
 	[ -z "$$failed" ] || { echo "FAIL: $$failed"; exit 1; }
 
 .PHONY: bin/standstill
 bin/standstill:
 	@mkdir -p bin
-	$(GO) build -buildvcs=false -o $@ ./lab/standstill
+	cd lab && $(GO) build -buildvcs=false -o ../$@ ./standstill
 
 # A collector that tests run, from a module of its own: its dependencies are none of weir's.
 bin/goflow2: lab/peers/goflow2/go.mod lab/peers/goflow2/go.sum
@@ -79,11 +94,11 @@ bin/testlog: # prints go test's events, and judges skips
 
 .PHONY: bench
 bench: ## all benchmarks (BENCHTIME=1s)
-	$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(TESTFLAGS) ./...
+	$(call each,$(GO) test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) $(TESTFLAGS) ./...)
 
 .PHONY: bench-once
 bench-once: ## every benchmark for one iteration, so that none rots
-	$(GO) test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) ./...
+	$(call each,$(GO) test -run '^$$' -bench . -benchtime 1x $(TESTFLAGS) ./...)
 
 .PHONY: results
 results: build ## run every experiment of the lab and write docs/RESULTS.md
@@ -91,7 +106,7 @@ results: build ## run every experiment of the lab and write docs/RESULTS.md
 
 .PHONY: generate
 generate: ## compile the BPF programs and write their Go
-	$(GO) generate ./...
+	$(call each,$(GO) generate ./...)
 
 .PHONY: check-generated
 check-generated: generate ## fail if the committed objects are not what the sources give
@@ -106,9 +121,9 @@ lint: lint-go lint-shell lint-c ## formatting, vet, staticcheck, shellcheck, cla
 lint-go:
 	@bad=$$(gofmt -l $(call files,'*.go')); \
 	if [ -n "$$bad" ]; then echo "not formatted, run gofmt -w:"; echo "$$bad"; exit 1; fi
-	$(GO) vet ./...
-	$(GO) tool staticcheck ./...
-	$(GO) mod tidy -diff
+	$(call each,$(GO) vet ./...)
+	$(call each,$(GO) tool staticcheck ./...)
+	$(call each,$(GO) mod tidy -diff)
 
 .PHONY: lint-shell
 lint-shell:

@@ -2,7 +2,7 @@
 
 // Package lab holds the experiments that reproduce the claims of the product on real software: network
 // namespaces that it makes and removes itself, real daemons, real sockets, and measurements that end in
-// claims which hold or do not. Only cmd/weir-lab uses it; docs/RESULTS.md is made of its output.
+// claims which hold or do not. Only its own cmd/weir-lab uses it; docs/RESULTS.md is made of its output.
 package lab
 
 import (

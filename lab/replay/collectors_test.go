@@ -64,7 +64,7 @@ func openBench(t *testing.T, peers map[string]string) (*bench, *lab.Env) {
 		}
 	}
 	weir := filepath.Join(t.TempDir(), "weir")
-	if out, err := exec.Command("go", "build", "-o", weir, "../../cmd/weir").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "-C", "../..", "build", "-o", weir, "./cmd/weir").CombinedOutput(); err != nil {
 		t.Fatalf("build weir: %v\n%s", err, out)
 	}
 	t.Setenv("WEIR", weir)

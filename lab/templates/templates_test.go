@@ -43,7 +43,7 @@ func newEnv(t *testing.T) *lab.Env {
 		}
 	}
 	weir := filepath.Join(t.TempDir(), "weir")
-	if out, err := exec.Command("go", "build", "-o", weir, "../../cmd/weir").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "-C", "../..", "build", "-o", weir, "./cmd/weir").CombinedOutput(); err != nil {
 		t.Fatalf("build weir: %v\n%s", err, out)
 	}
 	t.Setenv("WEIR", weir)

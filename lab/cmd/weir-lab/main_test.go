@@ -86,7 +86,7 @@ func TestRunWithoutPeers(t *testing.T) {
 		t.Skip("need: root")
 	}
 	weir := filepath.Join(t.TempDir(), "weir")
-	if out, err := exec.Command("go", "build", "-o", weir, "../weir").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "-C", "../../..", "build", "-o", weir, "./cmd/weir").CombinedOutput(); err != nil {
 		t.Fatalf("build weir: %v\n%s", err, out)
 	}
 	kept := filepath.Join(t.TempDir(), "kept")
@@ -153,7 +153,7 @@ func TestSections(t *testing.T) {
 	if len(got) != 2 || got["a"] != "\n## a\n\ntext\n\n![a](a.svg)\n" || got["b"] != "\n## b\n\nmore\n" {
 		t.Errorf("%q", got)
 	}
-	written, err := os.ReadFile("../../docs/RESULTS.md")
+	written, err := os.ReadFile("../../../docs/RESULTS.md")
 	if err != nil {
 		t.Fatal(err)
 	}
