@@ -48,7 +48,7 @@ func openView(r *kernel.Root, scope string) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = knownABI(pins.Meta, dispatchABI, "namespace "+scope); err == nil && roomOf(pins.Maps) == 0 {
+	if err = pins.Meta.RequireABI(i, ABI); err == nil && roomOf(pins.Maps) == 0 {
 		err = fmt.Errorf("bindings of namespace %s: %w", scope, kernel.ErrNotExist)
 	}
 	v := &view{pins: pins, labels: &labels{pins.Maps}}

@@ -22,9 +22,6 @@ import (
 // filter of every device's incoming packets does it (copy.bpf.c), since no lookup
 // can have two answers. TCP cannot be copied so: it is a dialogue.
 
-// copyABI is the version of the pins of a namespace's copies.
-const copyABI = 1
-
 // copyFilter is the name that tc shows.
 const copyFilter = "weir_copy"
 
@@ -178,9 +175,12 @@ func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: copyABI, Object: kernel.ObjectHash(_CopyBytes), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_CopyBytes), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	share := map[string]*ebpf.Map{}
-	if o != nil && o.Meta.ABI == copyABI {
+	if o != nil {
+		if err := o.Meta.RequireABI(o.Instance, ABI); err != nil {
+			return err
+		}
 		share[copyMapCopyTargets], share[copyMapCopyDevices] = o.Maps["targets"], o.Maps["devices"]
 	}
 	c, err := kernel.Load(spec, []string{copyProgCopyIngress}, share)

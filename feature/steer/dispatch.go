@@ -45,14 +45,6 @@ func roomOf(maps map[string]*ebpf.Map) int {
 	return 0
 }
 
-// engineABI is the ABI of an engine with these maps.
-func engineABI(maps map[string]*ebpf.Map) uint32 {
-	if roomOf(maps) > 0 {
-		return dispatchABI
-	}
-	return ABI
-}
-
 // mapName is what the object calls the map of a pin.
 func mapName(pin string) string {
 	if slices.Contains(boundMaps, pin) {
@@ -102,6 +94,22 @@ func (e *engine) copyBindings(old *kernel.Opened) error {
 		return fmt.Errorf("copying %d bindings: %w", len(all), err)
 	}
 	return nil
+}
+
+// renewed says whether a map of this engine is another than the old engine's.
+func (e *engine) renewed(old *kernel.Opened, name string) bool {
+	a, b := e.pins.Maps[name], old.Maps[name]
+	if a == nil || b == nil {
+		return false
+	}
+	x, err := a.Info()
+	y, err2 := b.Info()
+	if err != nil || err2 != nil {
+		return true
+	}
+	i, _ := x.ID()
+	j, _ := y.ID()
+	return i != j
 }
 
 func openBound(maps map[string]*ebpf.Map, write bool) (*table.Bindings, error) {
@@ -243,16 +251,6 @@ func (e *engine) dispatches() (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// dispatchesIn says so of an engine that may be of an older weir.
-func dispatchesIn(l *kernel.WriteLock, i kernel.Instance) (bool, error) {
-	pins, err := l.Open(i)
-	if err != nil {
-		return false, err
-	}
-	defer pins.Close()
-	return (&engine{lock: l, scope: i.Scope, pins: pins}).dispatches()
 }
 
 // leave removes the engine if nothing needs it any more.

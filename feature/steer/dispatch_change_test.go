@@ -4,7 +4,6 @@ package steer
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -14,7 +13,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/netns"
@@ -266,53 +264,4 @@ func TestDispatchAtOnce(t *testing.T) {
 	if all, err := Bindings(context.Background(), w.root, scopeOf(here(t))); err != nil || len(all) != 101 {
 		t.Errorf("%d bindings, %v", len(all), err)
 	}
-}
-
-// Pins whose ABI is that of a weir with another layout of bindings stay until the next command carries them over.
-func TestDispatchOfOlderABI(t *testing.T) {
-	w := newDispatchWorld(t)
-	s := startSink(t, "tcp4=127.0.0.1:7081")
-	w.register("s", s, "tcp 127.0.0.1:7081")
-	w.bind("s tcp 127.20.0.0/16 80")
-	i := engineInstance(scopeOf(here(t)), EngineSkLookup)
-	meta := func() kernel.Meta {
-		m, err := w.root.Meta(i)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
-	}
-	before := meta().Object
-	w.locked(func(l *kernel.WriteLock) error {
-		o, err := l.Open(i)
-		if err != nil {
-			return err
-		}
-		defer o.Close()
-		share := map[string]*ebpf.Map{}
-		for name, m := range o.Maps {
-			share[mapName(name)] = m
-		}
-		c, err := loadPrograms(EngineSkLookup, roomOf(o.Maps), share)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		u := kernel.Upgrade{Meta: o.Meta, Pins: kernel.Pins{Maps: o.Maps}, Link: "lookup", Program: lookupProgram(c)}
-		u.Meta.ABI, u.Meta.Object = dispatchABI-1, [sha256.Size]byte{1}
-		return l.Upgrade(i, u)
-	})
-	if m := meta(); m.ABI != dispatchABI-1 {
-		t.Fatalf("ABI %d", m.ABI)
-	}
-	w.reached(map[string]*sink{"127.20.3.4:80": s})
-	w.locked(Mend)
-	if n := w.named(); n["s"].Bindings != 1 || meta().ABI != dispatchABI-1 {
-		t.Errorf("after what mends, services: %v, ABI %d", n, meta().ABI)
-	}
-	w.bind("s tcp 127.30.0.0/16 80")
-	if m := meta(); m.ABI != dispatchABI || m.Object != before {
-		t.Errorf("ABI %d, object %s, want %d and %s", m.ABI, shortHash(m.Object), dispatchABI, shortHash(before))
-	}
-	w.reached(map[string]*sink{"127.20.3.4:80": s, "127.30.3.4:80": s})
 }

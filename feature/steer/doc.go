@@ -9,14 +9,9 @@
 // that. See README.md for the use, steer.h for the maps.
 package steer
 
-// ABI is the version of the map layouts in steer.h. It rises with every change
-// that an older weir would misread.
-const ABI = 2
-
-// dispatchABI is that of an engine in whose namespace something is bound. A weir that
-// knows no bindings must not take it for one of its own. The next ABI of either is
-// above both, and above [generationsABI]. With 3 the table of bindings was laid out otherwise.
-const dispatchABI = 4
+// ABI is the version of the map layouts in steer.h and templates.h. It rises with every
+// change another weir would misread.
+const ABI = 1
 
 // Buckets is the number of buckets that source addresses hash to.
 const Buckets = 4096

@@ -37,7 +37,6 @@ type published struct {
 	live
 
 	table  []uint16 // bucket to slot; it is in the service's own map
-	abi    uint32   // of its pins; 0: not published yet
 	cookie uint64   // of its namespace, or 0
 
 	recorded bool // its pins are damaged: this is what was recorded of it
@@ -121,7 +120,7 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine, room int)
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: engineABI(pins.Maps), Object: hashOf(kind), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: ABI, Object: hashOf(kind), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return l.Publish(engineInstance(scopeOf(ns), kind), meta, pins)
 }
@@ -219,23 +218,14 @@ func ownMaps(kind Engine, room int) []*ebpf.MapSpec {
 }
 
 // openEngine opens a namespace's engine for writing and mends what a killed
-// command left between the pins of services and the engine's maps. Pins of an
-// older ABI go over to this weir's program first: a daemon that restarts after
-// weir was updated must get its slot whether or not anybody ran weir upgrade.
+// command left between the pins of services and the engine's maps.
 func openEngine(l *kernel.WriteLock, scope string, kind Engine) (*engine, error) {
-	meta, err := l.Meta(engineInstance(scope, kind))
-	if err == nil && olderABI(meta.ABI) {
-		err = upgradeEngine(l, scope, kind)
-	}
-	if err != nil {
-		return nil, err
-	}
 	pins, err := l.Open(engineInstance(scope, kind))
 	if err != nil {
 		return nil, err
 	}
 	e := &engine{lock: l, scope: scope, kind: kind, pins: pins}
-	if err = knownABI(pins.Meta, dispatchABI, "namespace "+scope); err == nil {
+	if err = pins.Meta.RequireABI(pins.Instance, ABI); err == nil {
 		e.services, err = readServices(l.Root, scope, kind)
 	}
 	if err == nil {
@@ -297,23 +287,20 @@ func readPinned(r *kernel.Root, i kernel.Instance) (*published, error) {
 		return nil, err
 	}
 	defer o.Close()
-	if err := knownABI(o.Meta, generationsABI, "service "+i.Name); err != nil {
+	if err := o.Meta.RequireABI(i, ABI); err != nil {
 		return nil, err
 	}
-	p := &published{abi: o.Meta.ABI}
+	p := &published{}
 	if err := json.Unmarshal(o.Meta.Config, p); err != nil {
 		return nil, fmt.Errorf("the pins of service %s: %w", i.Name, err)
 	}
 	p.Service.Name, p.cookie = i.Name, o.Meta.Cookie
 	p.Service = p.Service.withDefaults() // of options that the weir that wrote it did not have
 	var value steerService
-	if err := kernel.LookupPadded(o.Maps["service"], uint32(0), &value); err != nil {
+	if err := o.Maps["service"].Lookup(uint32(0), &value); err != nil {
 		return nil, fmt.Errorf("the table of service %s: %w", i.Name, err)
 	}
 	p.table = slices.Clone(value.Bucket[:])
-	if p.abi < 2 {
-		p.fromABI1(&value)
-	}
 	return p, nil
 }
 
@@ -343,13 +330,12 @@ func (e *engine) publishService(p *published) error {
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: p.wantABI(), Object: e.pins.Meta.Object, Cookie: e.pins.Meta.Cookie, Inode: e.pins.Meta.Inode,
+	meta := kernel.Meta{ABI: ABI, Object: e.pins.Meta.Object, Cookie: e.pins.Meta.Cookie, Inode: e.pins.Meta.Inode,
 		Created: time.Now(), Version: Version, Config: config}
 	err = e.lock.Publish(serviceInstance(e.scope, p.Service.Name), meta, kernel.Pins{Maps: maps})
 	if err != nil {
 		return err
 	}
-	p.abi = p.wantABI()
 	e.services[p.Service.Name] = p
 	return nil
 }

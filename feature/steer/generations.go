@@ -37,10 +37,6 @@ const (
 	DefaultGenerationPeers    = 65536
 )
 
-// generationsABI is that of a service with generations, whose second rows a weir
-// that knows none would empty.
-const generationsABI = 5
-
 // flagGenerations has the program note UDP peers.
 const flagGenerations = 4
 
@@ -88,19 +84,6 @@ func (g *Generations) String() string {
 	return fmt.Sprintf("(idle %s, deadline %s, %d peers)", g.Idle, g.Deadline, g.Peers)
 }
 
-// wantABI is the ABI that the service's pins need.
-func (p *published) wantABI() uint32 {
-	if p.Service.Generations != nil {
-		return generationsABI
-	}
-	return ABI
-}
-
-// generational says whether an engine's program knows generations.
-func (e *engine) generational() bool {
-	return e.pins.Maps["gens"] != nil && e.pins.Maps["known"] != nil
-}
-
 // spareRows gives every slot of a service with generations its second row.
 func (e *engine) spareRows(p, old *published) error {
 	if p.Service.Generations == nil {
@@ -146,7 +129,7 @@ func (e *engine) swapped(p *published, slot int) (*published, error) {
 // superseded says whether a member that is to be admitted is the next generation of
 // another one that serves the slot.
 func (e *engine) superseded(p *published, slot int, a *service.Adoption) (bool, error) {
-	if p.Service.Generations == nil || len(p.Spare) <= slot || !e.generational() {
+	if p.Service.Generations == nil || len(p.Spare) <= slot {
 		return false, nil
 	}
 	now, err := judgeSlot(e.pins, p, slot)
@@ -212,7 +195,7 @@ func drainingError(d predecessor, peers int) error {
 // fallBack gives a slot whose newest generation is gone back to the one before, if that lives.
 // The program does the same for each packet, but no longer than that drains.
 func (e *engine) fallBack(p *published, slot int) (done bool, err error) {
-	if p.Service.Generations == nil || len(p.Spare) <= slot || !e.generational() {
+	if p.Service.Generations == nil || len(p.Spare) <= slot {
 		return false, nil
 	}
 	var s steerSlot
@@ -238,7 +221,7 @@ func (e *engine) fallBack(p *published, slot int) (done bool, err error) {
 
 // forgetGeneration has the generation before get nothing more: its slot is withdrawn.
 func (e *engine) forgetGeneration(p *published, slot int) error {
-	if len(p.Spare) <= slot || !e.generational() {
+	if len(p.Spare) <= slot {
 		return nil
 	}
 	return e.emptySpare(p.Spare[slot])
@@ -275,7 +258,7 @@ func (e *engine) pinPeers(p *published) (*ebpf.Map, error) {
 
 // putPeers points steer_known at a service's own map of peers.
 func (e *engine) putPeers(p *published, own *ebpf.Map) error {
-	if own == nil || !e.generational() {
+	if own == nil {
 		return nil
 	}
 	same, err := holdsMap(e.pins.Maps["known"], p.ID, own)
@@ -291,8 +274,8 @@ func (e *engine) putPeers(p *published, own *ebpf.Map) error {
 
 // dropPeers takes the peers of a service that is gone, or has no generations any more, away.
 func (e *engine) dropPeers(id uint32) error {
-	if e.pins.Maps["known"] == nil {
-		return nil
+	if e.kind == EngineReuseport {
+		return nil // it has no generations
 	}
 	if err := e.pins.Maps["known"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err

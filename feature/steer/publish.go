@@ -133,7 +133,7 @@ func (t target) inBatch(e *engine, p, old *published) error {
 	return e.startHolder()
 }
 
-// openEngine opens the engine of the service, makes it where there is none, and upgrades it where it lacks generations.
+// openEngine opens the engine of the service, and makes it where there is none.
 func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) (e *engine, done func(), err error) {
 	shared := t.batch != nil
 	open := func() (*engine, error) {
@@ -149,19 +149,6 @@ func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) (
 		}
 		kernel.Step("steer:engine")
 		e, err = open()
-	}
-	if err == nil && t.service.Generations != nil && !e.generational() { // its program is of a weir that had none
-		if shared {
-			err = t.batch.forget(t.scope)
-		} else {
-			e.Close()
-		}
-		if err == nil {
-			err = upgradeEngine(l, t.scope, kind)
-		}
-		if err == nil {
-			e, err = open()
-		}
 	}
 	if err != nil {
 		return nil, nil, err

@@ -51,13 +51,14 @@ func recoverEngine(l *kernel.WriteLock, i kernel.Instance, kind Engine, lacks []
 		return "", err
 	}
 	defer rest.Close()
-	if olderABI(rest.Meta.ABI) && len(lost) > 0 {
-		return "made anew: its maps were an older weir's", l.Remove(i)
+	if err := rest.Meta.RequireABI(i, ABI); err != nil {
+		return "", err
 	}
-	if err := reattachEngine(l, i, kind, ns, rest); err != nil {
+	bindings := slices.ContainsFunc(lost, func(pin string) bool { return strings.HasPrefix(pin, "map_bound_") })
+	if err := reattachEngine(l, i, kind, ns, rest, bindings); err != nil {
 		return "", fmt.Errorf("recovering %s: %w", i, err)
 	}
-	if slices.ContainsFunc(lost, func(pin string) bool { return strings.HasPrefix(pin, "map_bound_") }) {
+	if bindings {
 		note = "what was bound by hand is gone: weir steer bind, or weir steer replace"
 	}
 	return note, nil
@@ -153,10 +154,11 @@ func usesMap(id ebpf.ProgramID, m *ebpf.Map) bool {
 	return worksBy(prog, m)
 }
 
-// reattachEngine publishes an engine anew over the maps of rest.
-func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind Engine, ns *netns.Handle, rest *kernel.Opened) error {
+// reattachEngine publishes an engine anew over the maps of rest. With bindings, the engine
+// lost maps of its bindings.
+func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind Engine, ns *netns.Handle, rest *kernel.Opened, bindings bool) error {
 	room := roomOf(rest.Maps)
-	if room == 0 && rest.Meta.ABI == dispatchABI {
+	if room == 0 && bindings {
 		room = fewestBindings
 	}
 	share, err := unchanged(rest, kind, room)
@@ -190,7 +192,7 @@ func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind Engine, ns *net
 	}
 	kernel.Step("steer:reattached")
 	meta := rest.Meta
-	meta.ABI, meta.Object, meta.Version, meta.Created = engineABI(e.pins.Maps), hashOf(kind), Version, time.Now()
+	meta.Object, meta.Version, meta.Created = hashOf(kind), Version, time.Now()
 	if err := l.Publish(i, meta, kernel.Pins{Maps: e.pins.Maps, Links: links}); err != nil {
 		return err
 	}
@@ -262,12 +264,12 @@ func recoverService(l *kernel.WriteLock, i kernel.Instance) error {
 func readRecorded(r *kernel.Root, i kernel.Instance) (*published, error) {
 	meta, err := r.Recorded(i)
 	if err == nil {
-		err = knownABI(meta, generationsABI, "service "+i.Name)
+		err = meta.RequireABI(i, ABI)
 	}
 	if err != nil {
 		return nil, err
 	}
-	p := &published{abi: meta.ABI, recorded: true}
+	p := &published{recorded: true}
 	if err := json.Unmarshal(meta.Config, p); err != nil {
 		return nil, fmt.Errorf("the record of service %s: %w", i.Name, err)
 	}
@@ -297,7 +299,7 @@ func heldTable(r *kernel.Root, scope string, p *published) []uint16 {
 	}
 	defer m.Close()
 	var value steerService
-	if kernel.LookupPadded(m, uint32(0), &value) != nil {
+	if m.Lookup(uint32(0), &value) != nil {
 		return nil
 	}
 	return slices.Clone(value.Bucket[:])

@@ -77,30 +77,3 @@ func (e *engine) attachGroup(ns *netns.Handle, k groupKey, v groupValue, prog *e
 	v.Program = uint32(id)
 	return e.pins.Maps["groups"].Put(k, v)
 }
-
-// replaceHolder starts a holder whose sockets that swallow take the place of those
-// that are there, and waits until they have.
-func (e *engine) replaceHolder() error {
-	was := sinkCookies(e.pins)
-	return e.spawnHolder(func() bool {
-		if !sinksThere(e.pins) {
-			return false
-		}
-		for i, now := range sinkCookies(e.pins) {
-			if now != 0 && now == was[i] {
-				return false
-			}
-		}
-		return true
-	})
-}
-
-// sinkCookies are the sockets that swallow; 0 where there is none.
-func sinkCookies(pins *kernel.Opened) (cookies [sinks]uint64) {
-	for i := range cookies {
-		if pins.Maps["sinks"].Lookup(uint32(i), &cookies[i]) != nil {
-			cookies[i] = 0
-		}
-	}
-	return cookies
-}

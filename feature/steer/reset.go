@@ -35,9 +35,7 @@ func (e *engine) owe(p *published, rate *Rate) error {
 	}
 	m := e.pins.Maps["sync"]
 	var due uint32
-	if err := m.Lookup(syncDue, &due); errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil // an engine of ABI 1, just before its upgrade
-	} else if err != nil {
+	if err := m.Lookup(syncDue, &due); err != nil {
 		return err
 	}
 	if due++; due == 0 {

@@ -84,8 +84,7 @@ func (s *ServiceState) openNetns() (*netns.Handle, error) {
 	return openNetns(s.pub.Netns, netns.ID{Inode: s.Inode, Cookie: s.pub.cookie})
 }
 
-// Mend finishes what a killed command left half done, in every namespace. Pins
-// of an older ABI are left to their upgrade, which begins with the same.
+// Mend finishes what a killed command left half done, in every namespace.
 func Mend(l *kernel.WriteLock) error {
 	if err := CleanStale(l); err != nil {
 		return err
@@ -102,28 +101,16 @@ func Mend(l *kernel.WriteLock) error {
 		if !ok {
 			continue
 		}
-		meta, err := l.Meta(i)
+		e, err := openEngine(l, i.Scope, kind)
 		if err != nil {
 			return err
 		}
-		var services map[string]*published
-		dispatches := false
-		if olderABI(meta.ABI) {
-			if services, err = readServices(l.Root, i.Scope, kind); err == nil {
-				dispatches, err = dispatchesIn(l, i)
-			}
-		} else {
-			var e *engine
-			if e, err = openEngine(l, i.Scope, kind); err == nil {
-				services = e.services
-				dispatches, err = e.dispatches()
-				e.Close()
-			}
-		}
+		dispatches, err := e.dispatches()
+		e.Close()
 		if err != nil {
 			return err
 		}
-		if len(services) == 0 && !dispatches {
+		if len(e.services) == 0 && !dispatches {
 			if err := removeTemplates(l, i.Scope); err != nil {
 				return err
 			}

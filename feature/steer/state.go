@@ -194,11 +194,8 @@ func judgeSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 	row := p.row(n)
 	out := SlotState{Slot: n, State: "empty"}
 	var s steerSlot
-	if err := kernel.LookupPadded(e.Maps["slots"], row, &s); err != nil {
+	if err := e.Maps["slots"].Lookup(row, &s); err != nil {
 		return out, err
-	}
-	if e.Meta.ABI < 2 {
-		s.At = ownPlaces
 	}
 	member := p.Service.Member(n)
 	if member != nil {

@@ -100,17 +100,15 @@ struct service {
 	__u32 slots;
 	__u32 endpoints;
 	__u32 on_empty;
-	__u32 first_row; /* ABI 1: slot s is row first_row + s of the flat maps */
-	__u32 id;	 /* index into steer_services */
+	__u32 id; /* index into steer_services */
 	__u32 flags;
 	__u32 policy;		     /* enum steer_policy */
+	__u32 tick;		     /* length of a jiffy, ns */
 	__u16 bucket[STEER_BUCKETS]; /* bucket to slot */
-	/* since ABI 2 */
 	__u64 epoch;  /* CLOCK_MONOTONIC, ns, at jiffy 0; 0 until the program has computed it */
-	__u32 tick;   /* length of a jiffy, ns */
 	__u8 quic;    /* enum steer_quic */
 	__u8 sid_len; /* length of QUIC-LB's server id, bytes: 1 to 4 */
-	__u8 pad[2];
+	__u8 pad[6];
 	__u16 row
 		[STEER_MAX_SLOTS]; /* of the flat maps: a slot keeps its row when slots come and go */
 };
@@ -121,7 +119,6 @@ struct slot {
 	__u32 tgid;  /* of the process that holds the sockets, in the initial pid namespace */
 	__u64 since; /* CLOCK_MONOTONIC, ns, of the last change of state */
 	__u64 start; /* start time of the process, clock ticks since boot (proc_pid_stat(5)) */
-	/* since ABI 2 */
 	/*
 	 * sk_reuseport only: the socket of endpoint e is at row * STEER_MAX_ENDPOINTS + at[e] of
 	 * steer_sockets. An array of reuseport sockets takes each once, and a dual-stack socket

@@ -120,16 +120,15 @@ type steerService struct {
 	Slots     uint32
 	Endpoints uint32
 	OnEmpty   uint32
-	FirstRow  uint32
 	Id        uint32
 	Flags     uint32
 	Policy    uint32
+	Tick      uint32
 	Bucket    [4096]uint16
 	Epoch     uint64
-	Tick      uint32
 	Quic      uint8
 	SidLen    uint8
-	Pad       [2]uint8
+	Pad       [6]uint8
 	Row       [256]uint16
 }
 

@@ -401,7 +401,7 @@ func (e *engine) clearRow(row uint32, s steerSlot) error {
 			return err
 		}
 	}
-	if e.generational() {
+	if e.kind == EngineSkLookup {
 		if err := e.pins.Maps["gens"].Put(row, steerGeneration{}); err != nil {
 			return err
 		}

@@ -29,9 +29,6 @@ func (e *engine) putMoved(p *published) error {
 
 // dropMoved forgets moves that no service has any more.
 func (e *engine) dropMoved() error {
-	if e.pins.Maps["moved"] == nil {
-		return nil // an engine of ABI 1, just before its upgrade
-	}
 	want := map[steerDeviceKey]bool{}
 	for _, p := range e.services {
 		for a := range p.moves() {
@@ -83,9 +80,6 @@ func holdsMap(outer *ebpf.Map, at uint32, inner *ebpf.Map) (bool, error) {
 
 // dropAliases takes the devices of a service that is gone away.
 func (e *engine) dropAliases(id uint32) error {
-	if e.pins.Maps["aliases"] == nil {
-		return nil
-	}
 	if err := e.pins.Maps["aliases"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}

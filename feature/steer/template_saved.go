@@ -23,15 +23,18 @@ type savedSession struct {
 	Value []byte `json:"value"`
 }
 
-// saveTemplates reads what is remembered in a namespace; nothing where that is of another version.
+// saveTemplates reads what is remembered in a namespace.
 func saveTemplates(r *kernel.Root, scope string) (savedTemplates, error) {
 	o, err := r.Open(templatesInstance(scope))
-	if errors.Is(err, kernel.ErrNotExist) || err == nil && o.Meta.ABI != templatesABI {
+	if errors.Is(err, kernel.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
 	defer o.Close()
+	if err := o.Meta.RequireABI(o.Instance, ABI); err != nil {
+		return nil, err
+	}
 	all, _, err := loadSessions(o.Maps["store"])
 	if err != nil {
 		return nil, err

@@ -80,8 +80,8 @@ func (s *ServiceState) Templates(r *kernel.Root) (TemplateState, error) {
 		return out, err
 	}
 	defer o.Close()
-	if o.Meta.ABI != templatesABI {
-		return out, kernel.ErrABI
+	if err := o.Meta.RequireABI(o.Instance, ABI); err != nil {
+		return out, err
 	}
 	all, _, err := loadSessions(o.Maps["store"])
 	if err != nil {

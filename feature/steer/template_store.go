@@ -16,9 +16,6 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// templatesABI is the version of the layouts in templates.h.
-const templatesABI = 1
-
 // templatesName is the instance that holds what is remembered of exporters: it
 // outlives weir serve, so that one that is restarted just before a collector
 // still knows their templates.
@@ -39,17 +36,18 @@ type templateStore struct {
 }
 
 // openTemplateStore opens the pins of a namespace, which it makes where they
-// are missing or of another version: exporters say everything again in time.
+// are missing.
 func openTemplateStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, error) {
 	i := templatesInstance(scopeOf(ns))
 	pins, err := l.Open(i)
-	if err == nil && pins.Meta.ABI != templatesABI {
-		pins.Close()
-		err = kernel.ErrABI
-	}
-	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrABI) {
+	if errors.Is(err, kernel.ErrNotExist) {
 		if err = publishTemplates(l, ns, nil); err == nil {
 			pins, err = l.Open(i)
+		}
+	}
+	if err == nil {
+		if err = pins.Meta.RequireABI(i, ABI); err != nil {
+			pins.Close()
 		}
 	}
 	if err != nil {
@@ -89,7 +87,7 @@ func publishTemplates(l *kernel.WriteLock, ns *netns.Handle, sessions savedTempl
 			return err
 		}
 	}
-	meta := kernel.Meta{ABI: templatesABI, Object: kernel.ObjectHash(_TemplatesBytes), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_TemplatesBytes), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return l.Publish(templatesInstance(scopeOf(ns)), meta, pins)
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Layout of the maps by which weir serve follows exporters of IPFIX (RFC 7011) and NetFlow v9 (RFC
- * 3954). docs/PINS.md describes them; a change here is a change of templatesABI.
+ * 3954). docs/PINS.md describes them; a change here is a change of steer.ABI.
  */
 #ifndef WEIR_TEMPLATES_H
 #define WEIR_TEMPLATES_H

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -20,7 +21,6 @@ var _ feature.Upgrader = Feature{}
 type Outdated struct {
 	Netns   string `json:"netns"` // as the kernel names it: net:[4026531840]
 	Engine  Engine `json:"engine"`
-	ABI     uint32 `json:"abi"`
 	Object  string `json:"object"`  // the beginning of the SHA-256 of the BPF object
 	Version string `json:"version"` // of the weir that put it there
 	scope   string
@@ -29,11 +29,6 @@ type Outdated struct {
 // String is the change that an upgrade makes.
 func (o Outdated) String() string {
 	s := fmt.Sprintf("object %s → %s", o.Object, shortHash(hashOf(o.Engine)))
-	if o.ABI < ABI {
-		s += fmt.Sprintf(", ABI %d → %d", o.ABI, ABI)
-	} else if olderABI(o.ABI) {
-		s += fmt.Sprintf(", ABI %d → %d", o.ABI, dispatchABI)
-	}
 	if o.Version != Version {
 		s += fmt.Sprintf(", weir %s → %s", o.Version, Version)
 	}
@@ -41,19 +36,6 @@ func (o Outdated) String() string {
 }
 
 func shortHash(h [sha256.Size]byte) string { return fmt.Sprintf("%x", h[:6]) }
-
-// olderABI says whether an engine's maps are laid out otherwise than this weir's: all
-// above [ABI] are of engines where something is bound.
-func olderABI(abi uint32) bool { return abi < ABI || abi > ABI && abi < dispatchABI }
-
-// knownABI refuses pins of a newer weir than one whose ABI is newest.
-func knownABI(m kernel.Meta, newest uint32, what string) error {
-	if m.ABI <= newest {
-		return nil
-	}
-	return fmt.Errorf("%w: %s has ABI %d, made by weir %s, and this weir knows %d at most: use that weir; nothing was changed",
-		kernel.ErrABI, what, m.ABI, m.Version, newest)
-}
 
 // outdated lists the engines among instances that an upgrade would change.
 func outdated(r *kernel.Root, all []kernel.Instance) ([]Outdated, error) {
@@ -69,12 +51,12 @@ func outdated(r *kernel.Root, all []kernel.Instance) ([]Outdated, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		if err := knownABI(m, dispatchABI, "namespace "+i.Scope); err != nil {
+		if err := m.RequireABI(i, ABI); err != nil {
 			return nil, err
 		}
-		if olderABI(m.ABI) || m.Object != hashOf(kind) {
+		if m.Object != hashOf(kind) {
 			out = append(out, Outdated{Netns: fmt.Sprintf("net:[%s]", i.Scope), Engine: kind,
-				ABI: m.ABI, Object: shortHash(m.Object), Version: m.Version, scope: i.Scope})
+				Object: shortHash(m.Object), Version: m.Version, scope: i.Scope})
 		}
 	}
 	return out, nil
@@ -129,7 +111,7 @@ func rebuildEngine(l *kernel.WriteLock, scope string, kind Engine, room int) err
 	}
 	defer old.Close()
 	room = max(room, roomOf(old.Maps))
-	if err := knownABI(old.Meta, dispatchABI, "namespace "+scope); err != nil {
+	if err := old.Meta.RequireABI(old.Instance, ABI); err != nil {
 		return err
 	}
 	e := &engine{lock: l, scope: scope, kind: kind}
@@ -170,13 +152,13 @@ func rebuildEngine(l *kernel.WriteLock, scope string, kind Engine, room int) err
 		return err
 	}
 	kernel.Step("steer:upgraded")
-	return e.lateExits(old)
+	return nil
 }
 
 // goOver is the moment of the change.
 func (e *engine) goOver(c *kernel.Collection, links map[string]kernel.Link) error {
 	u := kernel.Upgrade{Meta: e.pins.Meta, Pins: kernel.Pins{Maps: e.pins.Maps, Links: links}}
-	u.Meta.ABI, u.Meta.Object, u.Meta.Version, u.Meta.Created = engineABI(e.pins.Maps), hashOf(e.kind), Version, time.Now()
+	u.Meta.Object, u.Meta.Version, u.Meta.Created = hashOf(e.kind), Version, time.Now()
 	if e.kind == EngineSkLookup {
 		u.Link, u.Program = "lookup", lookupProgram(c)
 		return e.lock.Upgrade(e.pins.Instance, u)
@@ -190,7 +172,7 @@ func (e *engine) goOver(c *kernel.Collection, links map[string]kernel.Link) erro
 	if err == nil {
 		err = e.lock.Upgrade(e.pins.Instance, u)
 	}
-	if err == nil && !marked && e.pins.Meta.ABI == ABI {
+	if err == nil && !marked {
 		err = e.mark(false)
 	}
 	return err
@@ -211,50 +193,48 @@ func unchanged(old *kernel.Opened, kind Engine, room int) (map[string]*ebpf.Map,
 		}
 	}
 	unshareBindings(share)
-	if old.Meta.ABI < ABI {
-		// What it holds may have changed, which it does not show.
-		delete(share, steerMapSteerServices)
-	}
 	if share[steerMapSteerSlots] == nil {
-		// Two programs withdraw slots for a while, each its own: with one list the first
-		// to hear of an exit would take the entry away from the other.
+		// Recovery made slots anew, and the lost engine's program may still run for a while:
+		// with one list it would take the entry of an exit away from the new program.
 		delete(share, steerMapSteerExits)
 	}
 	return share, nil
+}
+
+// carryOwn takes over the maps only user space knows, and makes the missing ones. It sets
+// the mark where the engine changes to steer_dispatch: sync then writes to its ports how
+// long their prefixes are. The caller closes the returned maps, also after an error.
+func (e *engine) carryOwn(old *kernel.Opened) (made []*ebpf.Map, err error) {
+	for _, spec := range ownMaps(e.kind, roomOf(e.pins.Maps)) {
+		name := strings.TrimPrefix(spec.Name, "steer_")
+		if was := old.Maps[name]; was != nil {
+			e.pins.Maps[name] = was
+			continue
+		}
+		m, err := ebpf.NewMap(spec)
+		if err != nil {
+			return made, fmt.Errorf("making the map %s: %w", spec.Name, err)
+		}
+		made = append(made, m)
+		e.pins.Maps[name] = m
+	}
+	if roomOf(old.Maps) == 0 && roomOf(e.pins.Maps) > 0 {
+		err = e.mark(true)
+	}
+	return made, err
 }
 
 // migrate fills the maps that are new with what the old ones say, and attaches
 // what must run before that. The caller closes the links, also after an error.
 func (e *engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[string]kernel.Link, err error) {
 	links = map[string]kernel.Link{}
-	if e.renewed(old, "exits") {
-		if err := e.copyExits(old); err != nil {
-			return links, err
-		}
-	}
-	kernel.Step("steer:exits copied")
 	if p := c.Programs[steerProgSteerExit]; p != nil {
-		// Before slots are copied: a process that exits from now on is seen by this one as well.
 		if links["exit"], err = exitTracepoint.Attach(p); err != nil {
 			delete(links, "exit")
 			return links, err
 		}
 	}
 	kernel.Step("steer:exit attached")
-	if e.renewed(old, "slots") {
-		if err := e.copySlots(old); err != nil {
-			return links, err
-		}
-	}
-	kernel.Step("steer:slots copied")
-	if e.renewed(old, "services") {
-		for _, p := range e.services {
-			if err := e.putService(p); err != nil {
-				return links, err
-			}
-		}
-	}
-	kernel.Step("steer:services copied")
 	if old.Maps["listens"] == nil { // sync, which follows, knows better
 		if err := e.listens(true); err != nil {
 			return links, err
@@ -270,20 +250,6 @@ func (e *engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[st
 // finishUpgrade is for an engine that is marked: an upgrade may have been killed,
 // or is about to end. It comes before sync, which puts the services' maps to use.
 func (e *engine) finishUpgrade() error {
-	for _, p := range e.services {
-		if p.abi >= ABI {
-			continue
-		}
-		if p.Service.OnEmpty == Drop && e.kind == EngineSkLookup {
-			// The holder of the older weir ends when it reads what comes now. Should this one not
-			// start, empty slots reject, and status says so.
-			_ = e.replaceHolder()
-		}
-		if err := e.publishService(p); err != nil {
-			return err
-		}
-		kernel.Step("steer:republished")
-	}
 	if e.kind == EngineReuseport && e.pins.Meta.Object == hashOf(e.kind) {
 		return e.renewGroups() // else they still run what the pins say, or another upgrade comes
 	}

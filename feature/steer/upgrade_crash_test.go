@@ -133,23 +133,19 @@ func (tr *traffic) asked(t testing.TB, more int) {
 }
 
 // twoMembers is a world with a service whose two slots have their members.
-func twoMembers(t testing.TB, older bool) (w *world, a, b *sink) {
+func twoMembers(t testing.TB) (w *world, a, b *sink) {
 	t.Helper()
 	a = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	b = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
-	return newUpgradeWorld(t, older, a, b), a, b
+	return newUpgradeWorld(t, a, b), a, b
 }
 
-func newUpgradeWorld(t testing.TB, older bool, a, b *sink) *world {
+func newUpgradeWorld(t testing.TB, a, b *sink) *world {
 	seed := uint32(7)
 	w := newWorld(t, Options{Slots: 2, Seed: &seed}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	w.member(0, a)
 	w.member(1, b)
-	if older {
-		w.applyABI1()
-	} else {
-		w.apply()
-	}
+	w.apply()
 	return w
 }
 
@@ -158,25 +154,24 @@ func newUpgradeWorld(t testing.TB, older bool, a, b *sink) *world {
 // next command finishes.
 func TestUpgradeKilledAtEveryStep(t *testing.T) {
 	for _, c := range []struct {
-		from, kind string
-		engine     Engine
+		kind   string
+		engine Engine
 	}{
-		{"abi1", "exchange", EngineSkLookup},
-		{"abi1", "twostep", EngineSkLookup},
-		{"object", "exchange", EngineSkLookup},
-		{"object", "exchange", EngineReuseport},
+		{"exchange", EngineSkLookup},
+		{"twostep", EngineSkLookup},
+		{"exchange", EngineReuseport},
 	} {
-		if testing.Short() && (c.kind == "twostep") != (c.from == "abi1") && c.engine == EngineSkLookup {
+		if testing.Short() && c.kind == "exchange" && c.engine == EngineSkLookup {
 			continue // a slow machine: each engine once, one of them in two steps
 		}
-		t.Run(fmt.Sprintf("%s/%s/%s", c.from, c.kind, c.engine), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s/%s", c.kind, c.engine), func(t *testing.T) {
 			underTest = c.engine
 			defer func() { underTest = EngineSkLookup }()
 			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			var steps []string
 			for n := rand.IntN(fewer()); ; n += fewer() {
-				step := oneKilledUpgrade(t, c.from, c.kind, n, a, b)
+				step := oneKilledUpgrade(t, c.kind, n, a, b)
 				if step == "" {
 					break
 				}
@@ -186,10 +181,7 @@ func TestUpgradeKilledAtEveryStep(t *testing.T) {
 			if fewer() > 1 {
 				return
 			}
-			want := []string{"upgrade:staged", "upgrade:swapped", "steer:slots copied", "steer:upgraded"}
-			if c.from == "abi1" {
-				want = append(want, "steer:republished")
-			}
+			want := []string{"upgrade:staged", "upgrade:swapped", "steer:exit attached", "steer:upgraded"}
 			if c.engine == EngineReuseport {
 				want = append(want, "upgrade:begun", "steer:group renewed")
 			}
@@ -202,17 +194,13 @@ func TestUpgradeKilledAtEveryStep(t *testing.T) {
 	}
 }
 
-func oneKilledUpgrade(t *testing.T, from, kind string, n int, a, b *sink) string {
+func oneKilledUpgrade(t *testing.T, kind string, n int, a, b *sink) string {
 	t.Helper()
-	w := newUpgradeWorld(t, from == "abi1", a, b)
+	w := newUpgradeWorld(t, a, b)
 	expected := w.expected(12)
 	tr := w.startTraffic(12)
 	tr.asked(t, 5)
-	object := 0
-	if from == "object" {
-		object = 1
-	}
-	step := w.killedUpgrade(n, object, kind)
+	step := w.killedUpgrade(n, 1, kind)
 	where := fmt.Sprintf("killed at step %d (%s)", n, step)
 	tr.asked(t, 20)
 	w.apply() // the next command
@@ -282,7 +270,7 @@ func (w *world) checkCounts(where string, seen map[string]map[string]int) {
 func TestUpgradeKilledBetweenGroups(t *testing.T) {
 	underTest = EngineReuseport
 	defer func() { underTest = EngineSkLookup }()
-	w, a, b := twoMembers(t, false)
+	w, a, b := twoMembers(t)
 	before := w.groupPrograms()
 	if len(before) != 2 {
 		t.Fatalf("%d groups, want one for UDP and one for TCP", len(before))
@@ -358,7 +346,7 @@ func eventuallyGone(t *testing.T, ids map[groupKey]ebpf.ProgramID) {
 func TestExitDuringUpgrade(t *testing.T) {
 	needExitHook(t)
 	for n := 0; ; n += fewer() {
-		w, a, b := twoMembers(t, true)
+		w, a, b := twoMembers(t)
 		a.do("orphan")
 		at := 0
 		onSteps(func(string) {
@@ -367,7 +355,9 @@ func TestExitDuringUpgrade(t *testing.T) {
 			}
 			at++
 		})
+		restore := otherObject(1)
 		w.locked(upgradeAll)
+		restore()
 		kernel.OnStep(nil)
 		if at <= n {
 			a.kill()
@@ -390,7 +380,7 @@ func TestExitDuringUpgrade(t *testing.T) {
 func TestUpgradesLeakNothing(t *testing.T) { eachEngine(t, testUpgradesLeakNothing) }
 
 func testUpgradesLeakNothing(t *testing.T) {
-	w, a, b := twoMembers(t, false)
+	w, a, b := twoMembers(t)
 	times := 40
 	if testing.Short() { // a slow machine
 		times = 4
@@ -489,7 +479,7 @@ func programsWith(t testing.TB, m ebpf.MapID) (n int) {
 
 // Upgrades, registrations and killed commands at once wait for one another.
 func TestUpgradesAtOnce(t *testing.T) {
-	w, a, b := twoMembers(t, true)
+	w, a, b := twoMembers(t)
 	expected := w.expected(12)
 	tr := w.startTraffic(12)
 	times := 4
