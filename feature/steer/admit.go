@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/bounded"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
@@ -68,7 +69,7 @@ func (e *engine) admit(ctx context.Context, p *published, slot int, m service.Me
 // holds says whether a row is admitted with exactly these sockets, and whose
 // process it is by now.
 func (e *engine) holds(row uint32, a *service.Adoption) (same bool, holder int, err error) {
-	var s steerSlot
+	var s bpf.SteerSlot
 	if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 		return false, 0, err
 	}
@@ -86,18 +87,18 @@ func (e *engine) holds(row uint32, a *service.Adoption) (same bool, holder int, 
 }
 
 // slotOf is a row's new content for the process that holds the sockets.
-func slotOf(a *service.Adoption, state slotState) (steerSlot, error) {
+func slotOf(a *service.Adoption, state slotState) (bpf.SteerSlot, error) {
 	pid := a.PIDs()[0]
 	start, err := pidfd.StartTime(pid)
 	if err != nil {
-		return steerSlot{}, fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, pid)
+		return bpf.SteerSlot{}, fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, pid)
 	}
-	return steerSlot{State: uint32(state), Tgid: uint32(pid), Since: kernel.Monotonic(), Start: start}, nil
+	return bpf.SteerSlot{State: uint32(state), Tgid: uint32(pid), Since: kernel.Monotonic(), Start: start}, nil
 }
 
 // succeed makes another process the holder of a row whose sockets stay.
 func (e *engine) succeed(row uint32, a *service.Adoption, keep bool) error {
-	var was steerSlot
+	var was bpf.SteerSlot
 	if err := e.pins.Maps["slots"].Lookup(row, &was); err != nil {
 		return err
 	}
@@ -232,7 +233,7 @@ func (e *engine) watchExit(tgid, row uint32) error {
 		return nil
 	}
 	for n := range uint32(maxExits) {
-		err := m.Update(steerExitKey{Tgid: tgid, N: n}, row, ebpf.UpdateNoExist)
+		err := m.Update(bpf.SteerExitKey{Tgid: tgid, N: n}, row, ebpf.UpdateNoExist)
 		if err == nil || !errors.Is(err, ebpf.ErrKeyExist) {
 			return err
 		}
@@ -254,7 +255,7 @@ func (e *engine) confirm(row uint32, a *service.Adoption) error {
 
 // setState changes the state of a row and nothing else of it.
 func (e *engine) setState(row uint32, state slotState) error {
-	var s steerSlot
+	var s bpf.SteerSlot
 	if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/kernel"
 )
@@ -243,7 +244,7 @@ func (e *engine) pinDevices(p *published) (aliases, names *ebpf.Map, err error) 
 			return nil, nil, err
 		}
 	}
-	spec, err := loadSteer()
+	spec, err := bpf.LoadSteer()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -256,7 +257,7 @@ const namesChunk = 4096
 // pinned makes the maps that a service's pins have of its devices: the program's
 // own, and the text, for readers and for what copies the service.
 func (l *DeviceList) pinned(engine *ebpf.CollectionSpec) (aliases, names *ebpf.Map, err error) {
-	inner := engine.Maps[steerMapSteerAliases].InnerMap.Copy()
+	inner := engine.Maps[bpf.SteerMapSteerAliases].InnerMap.Copy()
 	inner.Name = "steer_alias"
 	if aliases, err = ebpf.NewMap(inner); err != nil {
 		return nil, nil, fmt.Errorf("making the map of devices: %w", err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
 )
@@ -43,13 +44,13 @@ func syncBind(l *kernel.WriteLock, wanted bool) error {
 	}
 	defer o.Close()
 	ports := o.Maps["ports"]
-	have, err := entries[bindBindKey, bindBindCount](ports)
+	have, err := entries[bpf.BindBindKey, bpf.BindBindCount](ports)
 	if err != nil {
 		return fmt.Errorf("ports to share: %w", err)
 	}
 	for k := range want {
 		if _, ok := have[k]; !ok {
-			if err := ports.Put(k, bindBindCount{}); err != nil {
+			if err := ports.Put(k, bpf.BindBindCount{}); err != nil {
 				return fmt.Errorf("sharing port %d: %w", k.Port, err)
 			}
 			kernel.Step("steer:bind")
@@ -68,12 +69,12 @@ func syncBind(l *kernel.WriteLock, wanted bool) error {
 
 // bindPorts are the ports that services on this host want shared. Services that
 // are bound elsewhere have their own ports there.
-func bindPorts(r *kernel.Root) (map[bindBindKey]bool, error) {
+func bindPorts(r *kernel.Root) (map[bpf.BindBindKey]bool, error) {
 	all, err := r.Instances(Name)
 	if err != nil {
 		return nil, err
 	}
-	out := map[bindBindKey]bool{}
+	out := map[bpf.BindBindKey]bool{}
 	for _, i := range all {
 		if !kernel.ValidName(i.Name) {
 			continue
@@ -91,13 +92,13 @@ func bindPorts(r *kernel.Root) (map[bindBindKey]bool, error) {
 	return out, nil
 }
 
-func (p *published) bindKeys() []bindBindKey {
+func (p *published) bindKeys() []bpf.BindBindKey {
 	if !p.Service.SharePort {
 		return nil
 	}
-	var out []bindBindKey
+	var out []bpf.BindBindKey
 	for _, l := range p.Service.Listen {
-		out = append(out, bindBindKey{Netns: p.cookie, Port: l.Port, Proto: l.Proto})
+		out = append(out, bpf.BindBindKey{Netns: p.cookie, Port: l.Port, Proto: l.Proto})
 	}
 	return out
 }
@@ -107,7 +108,7 @@ func (p *published) bindKeys() []bindBindKey {
 func openBind(l *kernel.WriteLock) (*kernel.Opened, error) {
 	o, err := l.Open(bindInstance)
 	if err == nil {
-		if o.Meta.Object == kernel.ObjectHash(_BindBytes) && bindAttached(o) {
+		if o.Meta.Object == kernel.ObjectHash(bpf.BindObject) && bindAttached(o) {
 			return o, nil
 		}
 		o.Close()
@@ -127,8 +128,8 @@ func bindHooks() (map[string]kernel.Attachment, error) {
 		return nil, err
 	}
 	return map[string]kernel.Attachment{
-		bindProgBindShare4: kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4Bind},
-		bindProgBindShare6: kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet6Bind},
+		bpf.BindProgBindShare4: kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4Bind},
+		bpf.BindProgBindShare6: kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet6Bind},
 	}, nil
 }
 
@@ -155,7 +156,7 @@ func publishBind(l *kernel.WriteLock) error {
 	if err := kernel.BindShare.Check(); err != nil {
 		return err
 	}
-	spec, err := loadBind()
+	spec, err := bpf.LoadBind()
 	if err != nil {
 		return err
 	}
@@ -163,12 +164,12 @@ func publishBind(l *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
-	c, err := kernel.Load(spec, []string{bindProgBindShare4, bindProgBindShare6}, nil)
+	c, err := kernel.Load(spec, []string{bpf.BindProgBindShare4, bpf.BindProgBindShare6}, nil)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	pins := kernel.Pins{Maps: map[string]*ebpf.Map{"ports": c.Maps[bindMapBindPorts]}, Links: map[string]kernel.Link{}}
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{"ports": c.Maps[bpf.BindMapBindPorts]}, Links: map[string]kernel.Link{}}
 	for name, a := range at {
 		ln, err := a.Attach(c.Programs[name])
 		if err != nil {
@@ -178,7 +179,7 @@ func publishBind(l *kernel.WriteLock) error {
 		pins.Links[name] = ln
 	}
 	kernel.Step("steer:bind attached")
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_BindBytes), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.BindObject), Created: time.Now(), Version: Version}
 	return l.Publish(bindInstance, meta, pins)
 }
 
@@ -205,7 +206,7 @@ func (p *published) sharedPorts(r *kernel.Root) (out Shared, err error) {
 	}
 	defer o.Close()
 	for _, k := range p.bindKeys() {
-		var c bindBindCount
+		var c bpf.BindBindCount
 		if err := o.Maps["ports"].Lookup(k, &c); err != nil {
 			return out, err
 		}

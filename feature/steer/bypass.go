@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -53,7 +54,7 @@ func (e *engine) rejoin(p *published) error {
 	}
 	defer ns.Close()
 	for slot, row := range p.Rows {
-		var s steerSlot
+		var s bpf.SteerSlot
 		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 			return err
 		}

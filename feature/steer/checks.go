@@ -9,13 +9,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/service"
 )
 
 // checks are the members' checks that the watcher runs beside its looks: one at
 // a time for a slot, until it passes, or the slot wants another process or none.
 type checks struct {
-	wake chan<- watchEvent
+	wake chan<- bpf.WatchEvent
 	mu   sync.Mutex
 	of   map[Slot]*check
 	all  sync.WaitGroup
@@ -28,7 +29,7 @@ type check struct {
 	runs int // that have ended
 }
 
-func newChecks(wake chan<- watchEvent) *checks {
+func newChecks(wake chan<- bpf.WatchEvent) *checks {
 	return &checks{wake: wake, of: map[Slot]*check{}}
 }
 
@@ -67,7 +68,7 @@ func (c *checks) run(ctx context.Context, k *check, p *published, s Slot, m serv
 		c.mu.Unlock()
 		if err == nil {
 			select {
-			case c.wake <- watchEvent{}: // the look each second finds failures early enough
+			case c.wake <- bpf.WatchEvent{}: // the look each second finds failures early enough
 			default: // a look is due already
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -19,7 +20,7 @@ import (
 
 // copy: SERVICE gives every datagram of a service to another one too: to try a new
 // collector with all of the old one's traffic, or to move from one to the other. A
-// filter of every device's incoming packets does it (copy.bpf.c), since no lookup
+// filter of every device's incoming packets does it (bpf/copy.bpf.c), since no lookup
 // can have two answers. TCP cannot be copied so: it is a dialogue.
 
 // copyFilter is the name that tc shows.
@@ -71,8 +72,8 @@ func checkCopy(s Service, all []Service) string {
 // copyTargets says where the copies of each endpoint of a service go: to the other
 // service's listen for UDP of the same family and the same place in their order, or
 // to its only one.
-func copyTargets(from, to []service.Endpoint) (map[copyCopyKey]copyCopyTo, error) {
-	out := map[copyCopyKey]copyCopyTo{}
+func copyTargets(from, to []service.Endpoint) (map[bpf.CopyCopyKey]bpf.CopyCopyTo, error) {
+	out := map[bpf.CopyCopyKey]bpf.CopyCopyTo{}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		other := func(e service.Endpoint) bool { return e.Proto != unix.IPPROTO_UDP || e.Family != family }
 		sources, targets := slices.DeleteFunc(slices.Clone(from), other), slices.DeleteFunc(slices.Clone(to), other)
@@ -85,7 +86,7 @@ func copyTargets(from, to []service.Endpoint) (map[copyCopyKey]copyCopyTo, error
 				return nil, fmt.Errorf("it has %d udp listens of a family, and %d are to be copied: give it as many, or one", len(targets), len(sources))
 			}
 			t := targets[n]
-			key, value := copyKey(e), copyCopyTo{Port: networkOrder(t.Port)}
+			key, value := copyKey(e), bpf.CopyCopyTo{Port: networkOrder(t.Port)}
 			switch t.Prefix.Bits() {
 			case 0:
 			case t.Prefix.Addr().BitLen():
@@ -103,16 +104,16 @@ func copyTargets(from, to []service.Endpoint) (map[copyCopyKey]copyCopyTo, error
 	return out, nil
 }
 
-func copyKey(e service.Endpoint) copyCopyKey {
-	k := copyCopyKey{Prefixlen: 32 + uint32(e.Prefix.Bits()), Family: e.Family, Port: e.Port}
+func copyKey(e service.Endpoint) bpf.CopyCopyKey {
+	k := bpf.CopyCopyKey{Prefixlen: 32 + uint32(e.Prefix.Bits()), Family: e.Family, Port: e.Port}
 	copy(k.Addr[:], e.Prefix.Masked().Addr().AsSlice())
 	return k
 }
 
 // copies are the targets of all services of a namespace. A service whose target is
 // not there yet, or any more, is not copied.
-func copies(services map[string]*published) map[copyCopyKey]copyCopyTo {
-	out := map[copyCopyKey]copyCopyTo{}
+func copies(services map[string]*published) map[bpf.CopyCopyKey]bpf.CopyCopyTo {
+	out := map[bpf.CopyCopyKey]bpf.CopyCopyTo{}
 	for _, p := range services {
 		to := services[p.Service.Copy]
 		if p.Service.Copy == "" || p.Bypassed || to == nil {
@@ -170,25 +171,25 @@ func syncCopies(l *kernel.WriteLock, scope string, wanted bool) error {
 }
 
 // putCopies fills the maps and puts the filters up. o is nil where there is nothing yet.
-func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map[copyCopyKey]copyCopyTo) error {
-	spec, err := loadCopy()
+func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map[bpf.CopyCopyKey]bpf.CopyCopyTo) error {
+	spec, err := bpf.LoadCopy()
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_CopyBytes), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.CopyObject), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	share := map[string]*ebpf.Map{}
 	if o != nil {
 		if err := o.Meta.RequireABI(o.Instance, ABI); err != nil {
 			return err
 		}
-		share[copyMapCopyTargets], share[copyMapCopyDevices] = o.Maps["targets"], o.Maps["devices"]
+		share[bpf.CopyMapCopyTargets], share[bpf.CopyMapCopyDevices] = o.Maps["targets"], o.Maps["devices"]
 	}
-	c, err := kernel.Load(spec, []string{copyProgCopyIngress}, share)
+	c, err := kernel.Load(spec, []string{bpf.CopyProgCopyIngress}, share)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	targets, devices := c.Maps[copyMapCopyTargets], c.Maps[copyMapCopyDevices]
+	targets, devices := c.Maps[bpf.CopyMapCopyTargets], c.Maps[bpf.CopyMapCopyDevices]
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{"targets": targets, "devices": devices}}
 	fresh := len(share) == 0
 	if fresh {
@@ -201,7 +202,7 @@ func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map
 		return err
 	}
 	renew := fresh || o.Meta.Object != meta.Object
-	err = ns.Do(func() error { return filterDevices(devices, c.Programs[copyProgCopyIngress], renew) })
+	err = ns.Do(func() error { return filterDevices(devices, c.Programs[bpf.CopyProgCopyIngress], renew) })
 	if err == nil && renew && !fresh {
 		err = l.Publish(copyInstance(scopeOf(ns)), meta, pins)
 	}
@@ -213,7 +214,7 @@ func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map
 
 // noteCopies records the filters, so that their loss is told.
 func noteCopies(l *kernel.WriteLock, ns *netns.Handle, devices *ebpf.Map) error {
-	have, err := entries[uint32, copyCopyDevice](devices)
+	have, err := entries[uint32, bpf.CopyCopyDevice](devices)
 	var all []kernel.Clsact
 	for index := range have {
 		all = append(all, kernel.Clsact{Ifindex: int(index), Name: copyFilter})
@@ -222,8 +223,8 @@ func noteCopies(l *kernel.WriteLock, ns *netns.Handle, devices *ebpf.Map) error 
 }
 
 // setCopies changes what differs, so that the counters of the rest go on.
-func setCopies(targets *ebpf.Map, want map[copyCopyKey]copyCopyTo) error {
-	have, err := entries[copyCopyKey, copyCopyTo](targets)
+func setCopies(targets *ebpf.Map, want map[bpf.CopyCopyKey]bpf.CopyCopyTo) error {
+	have, err := entries[bpf.CopyCopyKey, bpf.CopyCopyTo](targets)
 	if err != nil {
 		return err
 	}
@@ -252,7 +253,7 @@ func setCopies(targets *ebpf.Map, want map[copyCopyKey]copyCopyTo) error {
 // filterDevices has every device on which packets for this host arrive run prog,
 // and no other: with renew also those that have the filter. It runs in the namespace.
 func filterDevices(devices *ebpf.Map, prog *ebpf.Program, renew bool) error {
-	have, err := entries[uint32, copyCopyDevice](devices)
+	have, err := entries[uint32, bpf.CopyCopyDevice](devices)
 	if err != nil {
 		return err
 	}
@@ -275,7 +276,7 @@ func filterDevices(devices *ebpf.Map, prog *ebpf.Program, renew bool) error {
 			if err != nil {
 				return err
 			}
-			old = copyCopyDevice{Header: header}
+			old = bpf.CopyCopyDevice{Header: header}
 			if !there {
 				old.Qdisc = 1
 			}
@@ -297,7 +298,7 @@ func filterDevices(devices *ebpf.Map, prog *ebpf.Program, renew bool) error {
 	return nil
 }
 
-func dropFilter(devices *ebpf.Map, index uint32, d copyCopyDevice) error {
+func dropFilter(devices *ebpf.Map, index uint32, d bpf.CopyCopyDevice) error {
 	if err := (kernel.Clsact{Ifindex: int(index), Name: copyFilter}).Detach(d.Qdisc == 1); err != nil {
 		return err
 	}
@@ -345,7 +346,7 @@ func removeCopies(l *kernel.WriteLock, scope string, o *kernel.Opened) error {
 	if err == nil {
 		defer ns.Close()
 		err = ns.Do(func() error {
-			have, err := entries[uint32, copyCopyDevice](o.Maps["devices"])
+			have, err := entries[uint32, bpf.CopyCopyDevice](o.Maps["devices"])
 			for index, d := range have {
 				err = errors.Join(err, dropFilter(o.Maps["devices"], index, d))
 			}
@@ -393,7 +394,7 @@ func (s *ServiceState) addCopies(r *kernel.Root) {
 	}
 	defer o.Close()
 	for _, e := range s.eps {
-		var v copyCopyTo
+		var v bpf.CopyCopyTo
 		if e.Proto == unix.IPPROTO_UDP && o.Maps["targets"].Lookup(copyKey(e), &v) == nil {
 			s.Copies.Copied += v.Copied
 			s.Copies.Fragmented += v.Fragmented

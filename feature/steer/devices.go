@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -44,7 +45,7 @@ func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err e
 		return nil, nil, err
 	}
 	defer e.Close()
-	all, err := entries[steerDeviceKey, steerDevice](e.Maps["devices"])
+	all, err := entries[bpf.SteerDeviceKey, bpf.SteerDevice](e.Maps["devices"])
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading devices: %w", err)
 	}
@@ -53,7 +54,7 @@ func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err e
 	for k, d := range all {
 		if k.Service == s.pub.ID {
 			a := netip.AddrFrom16(k.Addr).Unmap()
-			by[a] = d.device(a, now)
+			by[a] = deviceOf(&d, a, now)
 		}
 	}
 	problem = s.addSessions(by)
@@ -72,7 +73,7 @@ func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err e
 	return devices, problem, nil
 }
 
-func (d *steerDevice) device(a netip.Addr, now uint64) *Device {
+func deviceOf(d *bpf.SteerDevice, a netip.Addr, now uint64) *Device {
 	out := &Device{Address: a, First: kernel.WallTime(d.First), LastUDP: kernel.WallTime(d.Last[0]), LastTCP: kernel.WallTime(d.Last[1]),
 		UDP: d.Packets[0], Connects: d.Packets[1]}
 	out.Last = later(out.LastUDP, out.LastTCP)

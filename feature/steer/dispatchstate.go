@@ -7,7 +7,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
-
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
@@ -80,7 +80,7 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 		return nil, 0, false, nil
 	}
 	x.say("bindings", "%s %s is bound to %s for %s, the longest prefix for the packet", x.p.Proto, b.Prefix, name, port)
-	var where steerNamed
+	var where bpf.SteerNamed
 	if err := v.pins.Maps["named"].Lookup(b.Value-1, &where); err != nil {
 		return nil, 0, false, err
 	}

@@ -6,17 +6,17 @@
 // A source address hashes to one of [Buckets] buckets, a table maps the bucket
 // to a slot, and the slot's sockets are those of its member. The program checks
 // for every packet that the slot is whole; no process of weir's is needed for
-// that. See README.md for the use, steer.h for the maps.
+// that. See README.md for the use, bpf/steer.h for the maps.
 package steer
 
-// ABI is the version of the map layouts in steer.h and templates.h. It rises with every
+// ABI is the version of the map layouts in bpf/steer.h and templates.h. It rises with every
 // change another weir would misread.
 const ABI = 1
 
 // Buckets is the number of buckets that source addresses hash to.
 const Buckets = 4096
 
-// Limits of one network namespace (steer.h).
+// Limits of one network namespace (bpf/steer.h).
 const (
 	MaxServices  = 1024
 	MaxSlots     = 256 // of one service

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
@@ -31,7 +32,7 @@ type Draining struct {
 
 // predecessor is what the maps say of the generation before.
 type predecessor struct {
-	steerGeneration
+	bpf.SteerGeneration
 	row uint32
 	who process
 }
@@ -48,7 +49,7 @@ func readDrain(pins *kernel.Opened, p *published, slot int) (d predecessor, err 
 		return d, nil
 	}
 	d.row = p.Spare[slot]
-	if err := pins.Maps["gens"].Lookup(d.row, &d.steerGeneration); err != nil {
+	if err := pins.Maps["gens"].Lookup(d.row, &d.SteerGeneration); err != nil {
 		return d, fmt.Errorf("reading generations: %w", err)
 	}
 	if d.Heir != p.row(slot)+1 {
@@ -75,7 +76,7 @@ func (e *engine) known(p *published, d predecessor) (int, error) {
 // countPeers counts, by row, the peers that were not silent for longer than idle.
 func countPeers(m *ebpf.Map, idle uint64) (map[uint32]int, error) {
 	const batch = 4096
-	keys, values := make([]steerPeerKey, batch), make([]steerPeer, batch)
+	keys, values := make([]bpf.SteerPeerKey, batch), make([]bpf.SteerPeer, batch)
 	out, now := map[uint32]int{}, kernel.Monotonic()
 	var at ebpf.MapBatchCursor
 	for {

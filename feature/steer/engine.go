@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
@@ -88,9 +89,9 @@ func serviceInstance(scope, name string) kernel.Instance {
 // objectOf is the BPF object of an engine.
 func objectOf(kind Engine) (elf []byte, load func() (*ebpf.CollectionSpec, error)) {
 	if kind == EngineReuseport {
-		return _ReuseBytes, loadReuse
+		return bpf.ReuseObject, bpf.LoadReuse
 	}
-	return _SteerBytes, loadSteer
+	return bpf.SteerObject, bpf.LoadSteer
 }
 
 // publishEngine makes an engine in a namespace that has none of the kind yet, with
@@ -129,10 +130,10 @@ func publishEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine, room int)
 func attachEngine(kind Engine, c *kernel.Collection, ns *netns.Handle) (map[string]kernel.Link, error) {
 	links := map[string]kernel.Link{}
 	at := map[string]kernel.Attachment{}
-	if c.Programs[steerProgSteerExit] != nil {
+	if c.Programs[bpf.SteerProgSteerExit] != nil {
 		at["exit"] = exitTracepoint
 	}
-	programs := map[string]*ebpf.Program{"exit": c.Programs[steerProgSteerExit], "lookup": lookupProgram(c)}
+	programs := map[string]*ebpf.Program{"exit": c.Programs[bpf.SteerProgSteerExit], "lookup": lookupProgram(c)}
 	if kind == EngineSkLookup {
 		at["lookup"] = kernel.NetnsLookup{FD: ns.FD(), Inode: ns.Inode()}
 	}
@@ -163,15 +164,15 @@ func loadPrograms(kind Engine, room int, share map[string]*ebpf.Map) (*kernel.Co
 	if err != nil {
 		return nil, err
 	}
-	programs := []string{steerProgSteerLookup}
+	programs := []string{bpf.SteerProgSteerLookup}
 	switch {
 	case kind == EngineReuseport:
-		programs = []string{reuseProgSteerReuse}
+		programs = []string{bpf.ReuseProgSteerReuse}
 	case room > 0:
-		programs = []string{steerProgSteerDispatch}
+		programs = []string{bpf.SteerProgSteerDispatch}
 	}
 	if kernel.ExitTracepoint.Check() == nil {
-		programs = append(programs, steerProgSteerExit)
+		programs = append(programs, bpf.SteerProgSteerExit)
 	}
 	return kernel.Load(spec, programs, share)
 }
@@ -188,10 +189,10 @@ func specOf(kind Engine, room int) (*ebpf.CollectionSpec, error) {
 
 // lookupProgram is the program of a collection that answers lookups; nil for sk_reuseport.
 func lookupProgram(c *kernel.Collection) *ebpf.Program {
-	if p := c.Programs[steerProgSteerDispatch]; p != nil {
+	if p := c.Programs[bpf.SteerProgSteerDispatch]; p != nil {
 		return p
 	}
-	return c.Programs[steerProgSteerLookup]
+	return c.Programs[bpf.SteerProgSteerLookup]
 }
 
 // pinnedMaps are the maps of a collection by the names of their pins.
@@ -296,7 +297,7 @@ func readPinned(r *kernel.Root, i kernel.Instance) (*published, error) {
 	}
 	p.Service.Name, p.cookie = i.Name, o.Meta.Cookie
 	p.Service = p.Service.withDefaults() // of options that the weir that wrote it did not have
-	var value steerService
+	var value bpf.SteerService
 	if err := o.Maps["service"].Lookup(uint32(0), &value); err != nil {
 		return nil, fmt.Errorf("the table of service %s: %w", i.Name, err)
 	}
@@ -341,8 +342,8 @@ func (e *engine) publishService(p *published) error {
 }
 
 // value is the service as the program reads it.
-func (p *published) value() *steerService {
-	v := &steerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
+func (p *published) value() *bpf.SteerService {
+	v := &bpf.SteerService{Seed: *p.Service.Seed, Slots: uint32(p.Service.Slots), Endpoints: uint32(len(p.Service.Endpoints())),
 		OnEmpty: uint32(slices.Index(onEmptyCodes, p.Service.OnEmpty)), Id: p.ID}
 	p.setPolicy(v)
 	v.Tick = jiffy()
@@ -371,11 +372,11 @@ func jiffy() uint32 {
 
 // innerSpec is the form of a service's map. To parse the object costs more than all else about a service.
 var innerSpec = sync.OnceValues(func() (*ebpf.MapSpec, error) {
-	spec, err := loadSteer()
+	spec, err := bpf.LoadSteer()
 	if err != nil {
 		return nil, err
 	}
-	return spec.Maps[steerMapSteerServices].InnerMap, nil
+	return spec.Maps[bpf.SteerMapSteerServices].InnerMap, nil
 })
 
 // newInner makes a service's map, of the kind that steer_services holds.

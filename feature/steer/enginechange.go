@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -27,7 +28,7 @@ var ErrReader = errors.New("a reader holds the socket")
 // heldSlot is a member that serves a slot of a service whose engine changes, and what it has counted.
 type heldSlot struct {
 	member service.Member
-	counts [2][]steerVerdicts
+	counts [2][]bpf.SteerVerdicts
 }
 
 // changeEngine moves a service to another engine. A socket is in the maps of one engine only: between the two the

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -27,9 +28,9 @@ type engineMove struct {
 }
 
 type movedSlot struct {
-	Member service.Member     `json:"member"`
-	Start  uint64             `json:"start"`
-	Counts [2][]steerVerdicts `json:"counts"`
+	Member service.Member         `json:"member"`
+	Start  uint64                 `json:"start"`
+	Counts [2][]bpf.SteerVerdicts `json:"counts"`
 }
 
 // keepMove writes down what the service and its members are.

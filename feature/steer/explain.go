@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/printable"
@@ -219,7 +220,7 @@ func (x *explainer) lookup(r *kernel.Root, st State, s *ServiceState) (done bool
 	ours := false
 	var foreign []string
 	for _, p := range programs {
-		if p.Name == steerProgSteerLookup || p.Name == steerProgSteerDispatch {
+		if p.Name == bpf.SteerProgSteerLookup || p.Name == bpf.SteerProgSteerDispatch {
 			ours = true
 			continue
 		}

@@ -5,6 +5,7 @@ package steer
 import (
 	"encoding/binary"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -50,11 +51,11 @@ func (x *explainer) knownTo(s *ServiceState, d predecessor, endpoint int) (bool,
 		return false, err
 	}
 	defer o.Close()
-	k := steerPeerKey{Addr: x.p.From.Addr().As16(), Endpoint: uint8(endpoint)}
+	k := bpf.SteerPeerKey{Addr: x.p.From.Addr().As16(), Endpoint: uint8(endpoint)}
 	var port [2]byte
 	binary.BigEndian.PutUint16(port[:], x.p.From.Port())
 	k.Port = binary.NativeEndian.Uint16(port[:])
-	var p steerPeer
+	var p bpf.SteerPeer
 	if o.Maps["peers"].Lookup(k, &p) != nil {
 		return false, nil
 	}

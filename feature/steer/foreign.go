@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/bounded"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
@@ -33,11 +34,11 @@ var GroupPrograms = kernel.Need{Name: "iterators over sockets, with BTF", Since:
 
 // groupIterators are loaded once: weir serve asks at every admission.
 var groupIterators = sync.OnceValues(func() (*kernel.Collection, error) {
-	spec, err := loadGroups()
+	spec, err := bpf.LoadGroups()
 	if err != nil {
 		return nil, err
 	}
-	return kernel.Load(spec, []string{groupsProgSteerUdpGroups, groupsProgSteerTcpGroups}, nil)
+	return kernel.Load(spec, []string{bpf.GroupsProgSteerUdpGroups, bpf.GroupsProgSteerTcpGroups}, nil)
 })
 
 // groupPrograms lists the program of each socket's group, by cookie of the
@@ -53,7 +54,7 @@ func groupPrograms() (map[uint64]ebpf.ProgramID, error) {
 		if err != nil {
 			return nil, err
 		}
-		for size := int(unsafe.Sizeof(groupsMember{})); len(b) >= size; b = b[size:] {
+		for size := int(unsafe.Sizeof(bpf.GroupsMember{})); len(b) >= size; b = b[size:] {
 			out[binary.NativeEndian.Uint64(b)] = ebpf.ProgramID(binary.NativeEndian.Uint32(b[8:]))
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/kernel"
@@ -100,10 +101,10 @@ func (e *engine) spareRows(p, old *published) error {
 // emptySpare has a row hold nobody. Its counters stay: a slot's are those of both rows.
 func (e *engine) emptySpare(row uint32) error {
 	slots, gens := e.pins.Maps["slots"], e.pins.Maps["gens"]
-	if err := gens.Put(row, steerGeneration{}); err != nil {
+	if err := gens.Put(row, bpf.SteerGeneration{}); err != nil {
 		return err
 	}
-	if err := slots.Put(row, steerSlot{State: uint32(stateChanging)}); err != nil {
+	if err := slots.Put(row, bpf.SteerSlot{State: uint32(stateChanging)}); err != nil {
 		return err
 	}
 	if err := e.forgetExits(row); err != nil {
@@ -114,7 +115,7 @@ func (e *engine) emptySpare(row uint32) error {
 			return err
 		}
 	}
-	return slots.Put(row, steerSlot{})
+	return slots.Put(row, bpf.SteerSlot{})
 }
 
 // swapped is p with the rows of a slot changed over.
@@ -170,10 +171,10 @@ func (e *engine) supersede(p *published, slot int, a *service.Adoption, keep boo
 	}
 	g, now := p.Service.Generations, kernel.Monotonic()
 	gens := e.pins.Maps["gens"]
-	if err := gens.Put(spare, steerGeneration{Before: row + 1}); err != nil {
+	if err := gens.Put(spare, bpf.SteerGeneration{Before: row + 1}); err != nil {
 		return nil, err
 	}
-	old := steerGeneration{Heir: spare + 1, Since: now, Until: now + uint64(g.Deadline), Idle: uint64(g.Idle)}
+	old := bpf.SteerGeneration{Heir: spare + 1, Since: now, Until: now + uint64(g.Deadline), Idle: uint64(g.Idle)}
 	if err := gens.Put(row, old); err != nil {
 		return nil, err
 	}
@@ -198,7 +199,7 @@ func (e *engine) fallBack(p *published, slot int) (done bool, err error) {
 	if p.Service.Generations == nil || len(p.Spare) <= slot {
 		return false, nil
 	}
-	var s steerSlot
+	var s bpf.SteerSlot
 	if err := e.pins.Maps["slots"].Lookup(p.row(slot), &s); err != nil || slotState(s.State) == stateWithdrawn {
 		return false, err
 	}
@@ -216,7 +217,7 @@ func (e *engine) fallBack(p *published, slot int) (done bool, err error) {
 	if err := e.replace(next, p, nil); err != nil {
 		return false, err
 	}
-	return true, errors.Join(e.pins.Maps["gens"].Put(next.row(slot), steerGeneration{}), e.emptySpare(next.Spare[slot]))
+	return true, errors.Join(e.pins.Maps["gens"].Put(next.row(slot), bpf.SteerGeneration{}), e.emptySpare(next.Spare[slot]))
 }
 
 // forgetGeneration has the generation before get nothing more: its slot is withdrawn.
@@ -230,11 +231,11 @@ func (e *engine) forgetGeneration(p *published, slot int) error {
 // pinPeers is the map of a service's UDP peers: the one that its pins have, or a
 // new one where they have none of the size.
 func (e *engine) pinPeers(p *published) (*ebpf.Map, error) {
-	spec, err := loadSteer()
+	spec, err := bpf.LoadSteer()
 	if err != nil {
 		return nil, err
 	}
-	inner := spec.Maps[steerMapSteerKnown].InnerMap.Copy()
+	inner := spec.Maps[bpf.SteerMapSteerKnown].InnerMap.Copy()
 	inner.Name, inner.MaxEntries = "steer_peers", uint32(p.Service.Generations.Peers)
 	if old := e.services[p.Service.Name]; old != nil && old.ID == p.ID && old.Service.Generations != nil {
 		o, err := e.lock.Open(serviceInstance(e.scope, p.Service.Name))

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
@@ -217,7 +218,7 @@ func overlap(a, b groupKey) bool {
 // admittedOthers says whether another slot of the service has a member.
 func (e *engine) admittedOthers(p *published, row uint32) (bool, error) {
 	for _, r := range p.Rows {
-		var s steerSlot
+		var s bpf.SteerSlot
 		if err := e.pins.Maps["slots"].Lookup(r, &s); err != nil {
 			return false, err
 		}
@@ -261,7 +262,7 @@ func worksBy(prog *ebpf.Program, m *ebpf.Map) bool {
 
 // loadGroupProgram loads the program with a group's constants.
 func loadGroupProgram(pins *kernel.Opened, v groupValue) (*ebpf.Program, error) {
-	spec, err := loadReuse()
+	spec, err := bpf.LoadReuse()
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +272,7 @@ func loadGroupProgram(pins *kernel.Opened, v groupValue) (*ebpf.Program, error) 
 		Holder   uint32
 		Count    uint32
 	}{v.Service, v.Endpoint, v.Holder, v.Endpoints}
-	if err := spec.Variables[reuseVarSteerGroup].Set(constant); err != nil {
+	if err := spec.Variables[bpf.ReuseVarSteerGroup].Set(constant); err != nil {
 		return nil, err
 	}
 	share := map[string]*ebpf.Map{}
@@ -282,7 +283,7 @@ func loadGroupProgram(pins *kernel.Opened, v groupValue) (*ebpf.Program, error) 
 	}
 	var first error
 	// Before Linux 5.14 nobody asks where a queue goes, and the second form is not known.
-	for _, name := range []string{reuseProgSteerMigrate, reuseProgSteerReuse} {
+	for _, name := range []string{bpf.ReuseProgSteerMigrate, bpf.ReuseProgSteerReuse} {
 		c, err := kernel.Load(spec, []string{name}, share)
 		if err == nil {
 			prog := c.Programs[name]

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
@@ -192,7 +193,7 @@ func (e *engine) shared(row uint32, a *service.Adoption) map[uint32]service.Adop
 // fails. What an empty slot was left with, anybody may have.
 func (e *engine) taken(p *published, row uint32, a *service.Adoption) error {
 	for slot, r := range p.Rows {
-		var s steerSlot
+		var s bpf.SteerSlot
 		if r == row {
 			continue
 		} else if err := e.pins.Maps["slots"].Lookup(r, &s); err != nil {
@@ -275,7 +276,7 @@ func releaseGroups(l *kernel.WriteLock, scope string) (_ *engine, err error) {
 	}
 	for _, p := range e.services {
 		for _, row := range p.Rows {
-			if err := e.clearRow(row, steerSlot{}); err != nil {
+			if err := e.clearRow(row, bpf.SteerSlot{}); err != nil {
 				return nil, err
 			}
 		}

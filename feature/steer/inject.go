@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -37,12 +38,12 @@ type injector struct {
 }
 
 func newInjector() (*injector, error) {
-	spec, err := loadInject()
+	spec, err := bpf.LoadInject()
 	if err != nil {
 		return nil, err
 	}
 	in := &injector{raw: map[bool]int{}, links: map[uint32]netlink.Link{}}
-	if in.c, err = kernel.Load(spec, []string{injectProgInject}, nil); err != nil {
+	if in.c, err = kernel.Load(spec, []string{bpf.InjectProgInject}, nil); err != nil {
 		return nil, err
 	}
 	for _, v4 := range []bool{true, false} {
@@ -124,7 +125,7 @@ func (in *injector) receive(l netlink.Link, v4 bool, packet []byte) error {
 	copy(frame, l.Attrs().HardwareAddr) // the destination; interfaces without addresses drop the header
 	frame[6] = 2                        // the source: a local address, of nobody
 	frame = append(binary.BigEndian.AppendUint16(frame, ethertype), packet...)
-	ret, err := in.c.Programs[injectProgInject].Run(&ebpf.RunOptions{Data: frame, Context: skbContext{CB: [5]uint32{uint32(l.Attrs().Index)}}})
+	ret, err := in.c.Programs[bpf.InjectProgInject].Run(&ebpf.RunOptions{Data: frame, Context: skbContext{CB: [5]uint32{uint32(l.Attrs().Index)}}})
 	if err != nil {
 		return fmt.Errorf("injecting at %s: %w", l.Attrs().Name, err)
 	}

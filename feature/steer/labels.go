@@ -11,10 +11,10 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 // Bindings lead to services by number: 65,536 of them, which a name gets when it is
@@ -205,11 +205,11 @@ func (d *dispatch) acquire(name string) (x label, err error) {
 	if err != nil {
 		return x, err
 	}
-	n := steerNamed{}
+	n := bpf.SteerNamed{}
 	if p := d.services[name]; p != nil {
 		n = p.named()
 	}
-	if n != (steerNamed{}) || !fresh {
+	if n != (bpf.SteerNamed{}) || !fresh {
 		if err := d.maps("named").Put(x.ID, n); err != nil {
 			return x, err
 		}
@@ -262,7 +262,7 @@ func (d *dispatch) clear(id uint32) error {
 			return err // EINVAL: nothing is there (sock_map_delete_elem)
 		}
 	}
-	return kernel.ZeroPerCPU[steerHits](d.maps("hits"), id)
+	return kernel.ZeroPerCPU[bpf.SteerHits](d.maps("hits"), id)
 }
 
 const (
@@ -272,8 +272,8 @@ const (
 
 // named is where bindings to a service of the configuration lead. Of several
 // listens of a protocol the first counts.
-func (p *published) named() steerNamed {
-	n := steerNamed{Service: p.ID + 1, Endpoint: [kinds4]uint8{noEndpoint, noEndpoint, noEndpoint, noEndpoint}}
+func (p *published) named() bpf.SteerNamed {
+	n := bpf.SteerNamed{Service: p.ID + 1, Endpoint: [kinds4]uint8{noEndpoint, noEndpoint, noEndpoint, noEndpoint}}
 	for i, ep := range p.Service.Endpoints() {
 		kind := kindOfPacket(ep.Proto == unix.IPPROTO_TCP, ep.Family == unix.AF_INET6)
 		if n.Endpoint[kind] == noEndpoint {
@@ -294,7 +294,7 @@ func (e *engine) syncNamed() error {
 	if m == nil {
 		return nil
 	}
-	want := map[uint32]steerNamed{}
+	want := map[uint32]bpf.SteerNamed{}
 	names := labels{maps: e.pins.Maps}
 	for name, p := range e.services {
 		x, ok, err := names.get(name)

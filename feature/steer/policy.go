@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"go.yaml.in/yaml/v3"
 )
@@ -180,7 +181,7 @@ func (s Service) validateWeights(fail func(string, ...any)) {
 }
 
 // setPolicy says in the program's terms what decides.
-func (p *published) setPolicy(v *steerService) {
+func (p *published) setPolicy(v *bpf.SteerService) {
 	v.Policy = uint32(slices.Index(policies, p.Service.By))
 	if q := p.Service.QUIC; q != nil {
 		v.Quic, v.SidLen = uint8(slices.Index(quicFormats, q.Format)), uint8(q.ServerIDLength)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -203,7 +204,7 @@ func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.H
 		if old != nil && slices.Contains(old.Spare, row) {
 			continue
 		}
-		if err := e.clearRow(row, steerSlot{}); err != nil {
+		if err := e.clearRow(row, bpf.SteerSlot{}); err != nil {
 			return err
 		}
 	}
@@ -211,7 +212,7 @@ func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.H
 		if old != nil && slices.Contains(old.Rows, row) {
 			continue
 		}
-		var s steerSlot
+		var s bpf.SteerSlot
 		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 			return err
 		}
@@ -247,7 +248,7 @@ func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.H
 func (e *engine) carryCounts(to, from uint32) error {
 	m := e.pins.Maps["verdicts"]
 	for proto := range uint32(2) {
-		var v []steerVerdicts
+		var v []bpf.SteerVerdicts
 		if err := m.Lookup(from*2+proto, &v); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -103,7 +104,7 @@ func (r *SlotReader) follow() error {
 }
 
 // raw is a slot as the kernel has it.
-func (r *SlotReader) raw(slot int) (s steerSlot, err error) {
+func (r *SlotReader) raw(slot int) (s bpf.SteerSlot, err error) {
 	err = r.pins.Maps["slots"].Lookup(r.pub.row(slot), &s)
 	return s, err
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
@@ -236,7 +237,7 @@ func (p *published) servesElsewhere(ctx context.Context, r *kernel.Root, s Slot,
 
 // processIn is the process that a row is admitted with, or none.
 func processIn(pins *kernel.Opened, row uint32) (process, error) {
-	var s steerSlot
+	var s bpf.SteerSlot
 	if err := pins.Maps["slots"].Lookup(row, &s); err != nil || slotState(s.State) != stateAdmitted {
 		return process{}, err
 	}

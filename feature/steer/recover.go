@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
@@ -212,7 +213,7 @@ func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind Engine, ns *net
 func (e *engine) watchAll() error {
 	for _, p := range e.services {
 		for slot, row := range p.Rows {
-			var s steerSlot
+			var s bpf.SteerSlot
 			if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 				return err
 			}
@@ -298,7 +299,7 @@ func heldTable(r *kernel.Root, scope string, p *published) []uint16 {
 		return nil
 	}
 	defer m.Close()
-	var value steerService
+	var value bpf.SteerService
 	if m.Lookup(uint32(0), &value) != nil {
 		return nil
 	}

@@ -8,10 +8,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 // Named is a service that bindings lead to.
@@ -59,7 +59,7 @@ func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
 	out := make([]Named, 0, len(all))
 	for name, x := range all {
 		n := Named{Service: name, Bindings: int(x.Bindings)}
-		var to steerNamed
+		var to bpf.SteerNamed
 		if err := v.pins.Maps["named"].Lookup(x.ID, &to); err != nil {
 			return nil, err
 		}
@@ -69,7 +69,7 @@ func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
 				n.Sockets = append(n.Sockets, RegisteredSocket{kindName(kind), cookie, at[cookie]})
 			}
 		}
-		hits, err := kernel.SumPerCPU[steerHits](v.pins.Maps["hits"], x.ID)
+		hits, err := kernel.SumPerCPU[bpf.SteerHits](v.pins.Maps["hits"], x.ID)
 		if err != nil {
 			return nil, err
 		}

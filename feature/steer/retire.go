@@ -158,7 +158,7 @@ func (v *retiring) endDraining(ctx context.Context) error {
 		return err
 	}
 	d.Until = kernel.Monotonic()
-	return e.pins.Maps["gens"].Put(d.row, d.steerGeneration)
+	return e.pins.Maps["gens"].Put(d.row, d.SteerGeneration)
 }
 
 // look reads what is left with the process: the first time with whoever drains.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -26,8 +27,8 @@ func (w *world) keepTemplates() {
 			return err
 		}
 		defer store.Close()
-		k := templatesSession{Src: netip.MustParseAddr("192.0.2.7").As16(), Dst: netip.MustParseAddr("127.0.0.1").As16(), Sport: 4000, Dport: 9991, Version: ipfix, Domain: 1}
-		return errors.Join(store.save(k, &flowSession{Templates: exampleTemplates(ipfix)}), store.enter(k, templatesHeard{}))
+		k := bpf.TemplatesSession{Src: netip.MustParseAddr("192.0.2.7").As16(), Dst: netip.MustParseAddr("127.0.0.1").As16(), Sport: 4000, Dport: 9991, Version: ipfix, Domain: 1}
+		return errors.Join(store.save(k, &flowSession{Templates: exampleTemplates(ipfix)}), store.enter(k, bpf.TemplatesHeard{}))
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
@@ -179,11 +180,11 @@ func readSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 }
 
 // sumVerdicts reads a slot's counters: with generations, those of both its rows.
-func sumVerdicts(e *kernel.Opened, p *published, n int, proto uint32) (v steerVerdicts, err error) {
-	if v, err = kernel.SumPerCPU[steerVerdicts](e.Maps["verdicts"], p.row(n)*2+proto); err != nil || n >= len(p.Spare) {
+func sumVerdicts(e *kernel.Opened, p *published, n int, proto uint32) (v bpf.SteerVerdicts, err error) {
+	if v, err = kernel.SumPerCPU[bpf.SteerVerdicts](e.Maps["verdicts"], p.row(n)*2+proto); err != nil || n >= len(p.Spare) {
 		return v, err
 	}
-	b, err := kernel.SumPerCPU[steerVerdicts](e.Maps["verdicts"], p.Spare[n]*2+proto)
+	b, err := kernel.SumPerCPU[bpf.SteerVerdicts](e.Maps["verdicts"], p.Spare[n]*2+proto)
 	v.Steered, v.Rejected, v.Dropped, v.Passed = v.Steered+b.Steered, v.Rejected+b.Rejected, v.Dropped+b.Dropped, v.Passed+b.Passed
 	v.Diverted, v.Guests, v.Failed = v.Diverted+b.Diverted, v.Guests+b.Guests, v.Failed+b.Failed
 	return v, err
@@ -193,7 +194,7 @@ func sumVerdicts(e *kernel.Opened, p *published, n int, proto uint32) (v steerVe
 func judgeSlot(e *kernel.Opened, p *published, n int) (SlotState, error) {
 	row := p.row(n)
 	out := SlotState{Slot: n, State: "empty"}
-	var s steerSlot
+	var s bpf.SteerSlot
 	if err := e.Maps["slots"].Lookup(row, &s); err != nil {
 		return out, err
 	}
@@ -237,7 +238,7 @@ func (s *SlotState) addBefore(e *kernel.Opened, p *published) error {
 }
 
 // judge says what a slot is and, if it is empty, why.
-func judge(s steerSlot, member *service.Member, missing []string) (state, reason string) {
+func judge(s bpf.SteerSlot, member *service.Member, missing []string) (state, reason string) {
 	who := fmt.Sprintf("process %d", s.Tgid)
 	switch slotState(s.State) {
 	case stateAdmitted:

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sync/errgroup"
@@ -176,7 +177,7 @@ func (e *engine) free(p, old *published) error {
 		if slices.Contains(used, row) {
 			continue
 		}
-		var s steerSlot
+		var s bpf.SteerSlot
 		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
 			return err
 		}
@@ -188,16 +189,16 @@ func (e *engine) free(p, old *published) error {
 }
 
 // portTables computes what steer_ports and steer_prefixes must hold.
-func (e *engine) portTables() (map[steerPortKey]steerPortValue, map[steerPrefixKey]steerTarget) {
-	ports, prefixes := map[steerPortKey]steerPortValue{}, map[steerPrefixKey]steerTarget{}
+func (e *engine) portTables() (map[bpf.SteerPortKey]bpf.SteerPortValue, map[bpf.SteerPrefixKey]bpf.SteerTarget) {
+	ports, prefixes := map[bpf.SteerPortKey]bpf.SteerPortValue{}, map[bpf.SteerPrefixKey]bpf.SteerTarget{}
 	compared := roomOf(e.pins.Maps) > 0 // with bindings: the program must know how long a prefix is
 	for _, p := range e.services {
 		if p.Bypassed {
 			continue
 		}
 		for i, ep := range p.Service.Endpoints() {
-			key := steerPortKey{Port: ep.Port, Proto: ep.Proto}
-			target := steerTarget{Service: p.ID + 1, Endpoint: uint32(i)}
+			key := bpf.SteerPortKey{Port: ep.Port, Proto: ep.Proto}
+			target := bpf.SteerTarget{Service: p.ID + 1, Endpoint: uint32(i)}
 			if compared {
 				target.Endpoint |= uint32(ep.Prefix.Bits()) << 8
 			}
@@ -217,8 +218,8 @@ func (e *engine) portTables() (map[steerPortKey]steerPortValue, map[steerPrefixK
 	return ports, prefixes
 }
 
-func prefixKey(ep service.Endpoint) steerPrefixKey {
-	k := steerPrefixKey{Prefixlen: 32 + uint32(ep.Prefix.Bits()), Proto: ep.Proto, Family: ep.Family, Port: ep.Port}
+func prefixKey(ep service.Endpoint) bpf.SteerPrefixKey {
+	k := bpf.SteerPrefixKey{Prefixlen: 32 + uint32(ep.Prefix.Bits()), Proto: ep.Proto, Family: ep.Family, Port: ep.Port}
 	copy(k.Addr[:], ep.Prefix.Addr().AsSlice())
 	return k
 }
@@ -228,11 +229,11 @@ func prefixKey(ep service.Endpoint) steerPrefixKey {
 // to goes before them, so that a killed command leaves its trace.
 func (e *engine) syncPorts() error {
 	ports, prefixes := e.portTables()
-	havePorts, err := entries[steerPortKey, steerPortValue](e.pins.Maps["ports"])
+	havePorts, err := entries[bpf.SteerPortKey, bpf.SteerPortValue](e.pins.Maps["ports"])
 	if err != nil {
 		return err
 	}
-	havePrefixes, err := entries[steerPrefixKey, steerTarget](e.pins.Maps["prefixes"])
+	havePrefixes, err := entries[bpf.SteerPrefixKey, bpf.SteerTarget](e.pins.Maps["prefixes"])
 	if err != nil {
 		return err
 	}
@@ -300,9 +301,9 @@ func deleteOthers[K, V comparable](m *ebpf.Map, want, have map[K]V) error {
 }
 
 // dropServices clears the ids that ports led to and no service holds.
-func (e *engine) dropServices(ports map[steerPortKey]steerPortValue, prefixes map[steerPrefixKey]steerTarget) error {
+func (e *engine) dropServices(ports map[bpf.SteerPortKey]bpf.SteerPortValue, prefixes map[bpf.SteerPrefixKey]bpf.SteerTarget) error {
 	led := map[uint32]bool{}
-	lead := func(t steerTarget) {
+	lead := func(t bpf.SteerTarget) {
 		if t.Service != 0 { // the id plus one
 			led[t.Service-1] = true
 		}
@@ -347,7 +348,7 @@ func (e *engine) dropDevices(ids map[uint32]bool) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	all, err := entries[steerDeviceKey, steerDevice](e.pins.Maps["devices"])
+	all, err := entries[bpf.SteerDeviceKey, bpf.SteerDevice](e.pins.Maps["devices"])
 	if err != nil {
 		return err
 	}
@@ -365,14 +366,14 @@ func (e *engine) dropDevices(ids map[uint32]bool) error {
 // finds no one else's sockets and counts.
 func (e *engine) dropRows() error {
 	used := e.rows()
-	rows := make([]steerSlot, maxRows)
+	rows := make([]bpf.SteerSlot, maxRows)
 	var cursor ebpf.MapBatchCursor
 	_, err := e.pins.Maps["slots"].BatchLookup(&cursor, make([]uint32, maxRows), rows, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // how the kernel says "the last ones"
 		return fmt.Errorf("reading slots: %w", err)
 	}
 	for row, s := range rows {
-		if !used[uint32(row)] && s != (steerSlot{}) {
+		if !used[uint32(row)] && s != (bpf.SteerSlot{}) {
 			if err := e.clearRow(uint32(row), s); err != nil {
 				return err
 			}
@@ -382,7 +383,7 @@ func (e *engine) dropRows() error {
 }
 
 // clearRow empties a row: its state first, for that is what packets ask.
-func (e *engine) clearRow(row uint32, s steerSlot) error {
+func (e *engine) clearRow(row uint32, s bpf.SteerSlot) error {
 	marked := s
 	marked.State = uint32(stateChanging)
 	if err := e.pins.Maps["slots"].Put(row, marked); err != nil {
@@ -397,16 +398,16 @@ func (e *engine) clearRow(row uint32, s steerSlot) error {
 		}
 	}
 	for proto := range uint32(2) {
-		if err := kernel.ZeroPerCPU[steerVerdicts](e.pins.Maps["verdicts"], row*2+proto); err != nil {
+		if err := kernel.ZeroPerCPU[bpf.SteerVerdicts](e.pins.Maps["verdicts"], row*2+proto); err != nil {
 			return err
 		}
 	}
 	if e.kind == EngineSkLookup {
-		if err := e.pins.Maps["gens"].Put(row, steerGeneration{}); err != nil {
+		if err := e.pins.Maps["gens"].Put(row, bpf.SteerGeneration{}); err != nil {
 			return err
 		}
 	}
-	return e.pins.Maps["slots"].Put(row, steerSlot{})
+	return e.pins.Maps["slots"].Put(row, bpf.SteerSlot{})
 }
 
 // gone says that a socket map's entry was empty already: some kernels say
@@ -421,7 +422,7 @@ func (e *engine) forgetExits(row uint32) error {
 	if m == nil { // the exit hook is optional
 		return nil
 	}
-	all, err := entries[steerExitKey, uint32](m)
+	all, err := entries[bpf.SteerExitKey, uint32](m)
 	if err != nil {
 		return err
 	}
@@ -431,7 +432,7 @@ func (e *engine) forgetExits(row uint32) error {
 		}
 		// steer_exit stops at the first number that is missing: the last one moves up.
 		last := k
-		for _, ok := all[steerExitKey{Tgid: k.Tgid, N: last.N + 1}]; ok; _, ok = all[steerExitKey{Tgid: k.Tgid, N: last.N + 1}] {
+		for _, ok := all[bpf.SteerExitKey{Tgid: k.Tgid, N: last.N + 1}]; ok; _, ok = all[bpf.SteerExitKey{Tgid: k.Tgid, N: last.N + 1}] {
 			last.N++
 		}
 		if last != k {

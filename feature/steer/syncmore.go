@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -14,7 +15,7 @@ import (
 // of its own, for all protocols at once.
 func (e *engine) putMoved(p *published) error {
 	for a, slot := range p.moves() {
-		k, want := steerDeviceKey{Service: p.ID, Addr: a.As16()}, uint32(slot)
+		k, want := bpf.SteerDeviceKey{Service: p.ID, Addr: a.As16()}, uint32(slot)
 		var have uint32
 		if err := e.pins.Maps["moved"].Lookup(k, &have); err == nil && have == want {
 			continue
@@ -29,13 +30,13 @@ func (e *engine) putMoved(p *published) error {
 
 // dropMoved forgets moves that no service has any more.
 func (e *engine) dropMoved() error {
-	want := map[steerDeviceKey]bool{}
+	want := map[bpf.SteerDeviceKey]bool{}
 	for _, p := range e.services {
 		for a := range p.moves() {
-			want[steerDeviceKey{Service: p.ID, Addr: a.As16()}] = true
+			want[bpf.SteerDeviceKey{Service: p.ID, Addr: a.As16()}] = true
 		}
 	}
-	have, err := entries[steerDeviceKey, uint32](e.pins.Maps["moved"])
+	have, err := entries[bpf.SteerDeviceKey, uint32](e.pins.Maps["moved"])
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/weir-project/weir/feature/steer/bpf"
 )
 
 // Bounds of the sessions remembered in one network namespace. maxSessions is
@@ -80,22 +82,22 @@ func (u *bookUse) add(sessions, bytes int) {
 
 // templateBook holds the sessions of one network namespace.
 type templateBook struct {
-	sessions  map[templatesSession]*flowSession
+	sessions  map[bpf.TemplatesSession]*flowSession
 	of        map[[16]byte]*bookUse // by source address
 	newcomers bookUse
 	bytes     int
 }
 
 func newTemplateBook() *templateBook {
-	return &templateBook{sessions: map[templatesSession]*flowSession{}, of: map[[16]byte]*bookUse{}}
+	return &templateBook{sessions: map[bpf.TemplatesSession]*flowSession{}, of: map[[16]byte]*bookUse{}}
 }
 
-func (b *templateBook) add(k templatesSession, s *flowSession) {
+func (b *templateBook) add(k bpf.TemplatesSession, s *flowSession) {
 	b.sessions[k] = s
 	b.charge(k, s, 1, s.size())
 }
 
-func (b *templateBook) remove(k templatesSession) {
+func (b *templateBook) remove(k bpf.TemplatesSession) {
 	s := b.sessions[k]
 	if s == nil {
 		return
@@ -105,11 +107,11 @@ func (b *templateBook) remove(k templatesSession) {
 }
 
 // grown notes that a session's size was another one before.
-func (b *templateBook) grown(k templatesSession, s *flowSession, before int) {
+func (b *templateBook) grown(k bpf.TemplatesSession, s *flowSession, before int) {
 	b.charge(k, s, 0, s.size()-before)
 }
 
-func (b *templateBook) charge(k templatesSession, s *flowSession, sessions, bytes int) {
+func (b *templateBook) charge(k bpf.TemplatesSession, s *flowSession, sessions, bytes int) {
 	u := b.of[k.Src]
 	if u == nil {
 		u = &bookUse{}
@@ -172,9 +174,9 @@ const crowdShare = 16
 // silent returns the share of a crowd that was silent longest, at least one session and never
 // except. last tells when a session was heard. An exporter that sends is not pushed out by
 // forged ones that sent once.
-func (b *templateBook) silent(c crowd, except templatesSession, last func(templatesSession) uint64) []templatesSession {
+func (b *templateBook) silent(c crowd, except bpf.TemplatesSession, last func(bpf.TemplatesSession) uint64) []bpf.TemplatesSession {
 	type silent struct {
-		key  templatesSession
+		key  bpf.TemplatesSession
 		last uint64
 	}
 	var all []silent
@@ -185,7 +187,7 @@ func (b *templateBook) silent(c crowd, except templatesSession, last func(templa
 		all = append(all, silent{k, last(k)})
 	}
 	slices.SortFunc(all, func(a, b silent) int { return cmp.Compare(a.last, b.last) })
-	var out []templatesSession
+	var out []bpf.TemplatesSession
 	for _, s := range all[:min(len(all), len(all)/crowdShare+1)] {
 		out = append(out, s.key)
 	}
@@ -197,19 +199,19 @@ func (b *templateBook) silent(c crowd, except templatesSession, last func(templa
 // and domain alone, so that the old templates would take the new ones' place. A
 // session is superseded while it was not heard since another of its exporter,
 // domain and collector was first learnt.
-func (b *templateBook) current(last func(templatesSession) uint64) func(templatesSession) bool {
+func (b *templateBook) current(last func(bpf.TemplatesSession) uint64) func(bpf.TemplatesSession) bool {
 	type newest struct {
-		key  templatesSession
+		key  bpf.TemplatesSession
 		born uint64
 	}
-	by := map[templatesSession]newest{}
-	of := func(k templatesSession) templatesSession { k.Sport = 0; return k }
+	by := map[bpf.TemplatesSession]newest{}
+	of := func(k bpf.TemplatesSession) bpf.TemplatesSession { k.Sport = 0; return k }
 	for k, s := range b.sessions {
 		if n, ok := by[of(k)]; !ok || s.Born > n.born {
 			by[of(k)] = newest{k, s.Born}
 		}
 	}
-	return func(k templatesSession) bool {
+	return func(k bpf.TemplatesSession) bool {
 		n := by[of(k)]
 		return n.key == k || last(k) >= n.born
 	}
@@ -279,7 +281,7 @@ func (s *flowSession) withdraw(w withdrawal) int {
 // have. NetFlow v9 counts messages; IPFIX counts data records, so those of the
 // latest message are counted by its sets' lengths. exact is false where they
 // cannot be, because records vary in length: a collector then notes a gap once.
-func (s *flowSession) nextSequence(k templatesSession, h templatesHeard) (next uint32, exact bool) {
+func (s *flowSession) nextSequence(k bpf.TemplatesSession, h bpf.TemplatesHeard) (next uint32, exact bool) {
 	if k.Version == netflow9 {
 		return h.Sequence + 1, true
 	}
@@ -304,8 +306,8 @@ func (s *flowSession) nextSequence(k templatesSession, h templatesHeard) (next u
 
 // heardAs is the message as the filter would have noted it, had the session been
 // known.
-func (m *flowMessage) heardAs(ifindex uint32, now uint64) templatesHeard {
-	h := templatesHeard{Last: now, Messages: 1, Sequence: m.Sequence, ExportTime: m.ExportTime, Uptime: m.Uptime,
+func (m *flowMessage) heardAs(ifindex uint32, now uint64) bpf.TemplatesHeard {
+	h := bpf.TemplatesHeard{Last: now, Messages: 1, Sequence: m.Sequence, ExportTime: m.ExportTime, Uptime: m.Uptime,
 		Ifindex: ifindex, Sets: uint32(len(m.Sets))}
 	for i, d := range m.Sets[:min(len(m.Sets), len(h.Set))] {
 		h.Set[i].Id, h.Set[i].Length = d.ID, d.Length
@@ -315,7 +317,7 @@ func (m *flowMessage) heardAs(ifindex uint32, now uint64) templatesHeard {
 
 // replay is the messages that give a session's templates to a new member. Their
 // header continues the latest message that was heard, in the exporter's own time.
-func (s *flowSession) replay(k templatesSession, h templatesHeard, limit int) [][]byte {
+func (s *flowSession) replay(k bpf.TemplatesSession, h bpf.TemplatesHeard, limit int) [][]byte {
 	next, _ := s.nextSequence(k, h)
 	head := flowHeader{Version: k.Version, Domain: k.Domain, ExportTime: h.ExportTime, Uptime: h.Uptime}
 	return replayMessages(head, next, s.Templates, limit)
@@ -329,11 +331,11 @@ func (b *templateBook) templates() (n int) {
 }
 
 // exporterOf is the address and port that a session's exporter sends from.
-func exporterOf(k templatesSession) netip.AddrPort {
+func exporterOf(k bpf.TemplatesSession) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(k.Src).Unmap(), k.Sport)
 }
 
 // collectorOf is the address and port that it sends to.
-func collectorOf(k templatesSession) netip.AddrPort {
+func collectorOf(k bpf.TemplatesSession) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(k.Dst).Unmap(), k.Dport)
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -48,8 +49,8 @@ func TestSessionIsBounded(t *testing.T) {
 // Forged exporters that send once do not push out those that go on.
 func TestRoomIsMadeOfTheSilent(t *testing.T) {
 	b := newTemplateBook()
-	key := func(i int) templatesSession {
-		return templatesSession{Src: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).As16(), Domain: uint32(i)}
+	key := func(i int) bpf.TemplatesSession {
+		return bpf.TemplatesSession{Src: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).As16(), Domain: uint32(i)}
 	}
 	for i := range maxSessions + 1 {
 		b.add(key(i), &flowSession{bytes: 10, proven: true})
@@ -58,7 +59,7 @@ func TestRoomIsMadeOfTheSilent(t *testing.T) {
 		t.Errorf("crowd %d", c)
 	}
 	// The first thousand are heard all the time.
-	gone := b.silent(crowdAll, key(maxSessions), func(k templatesSession) uint64 {
+	gone := b.silent(crowdAll, key(maxSessions), func(k bpf.TemplatesSession) uint64 {
 		if k.Domain < 1000 {
 			return 1e9
 		}
@@ -75,9 +76,9 @@ func TestRoomIsMadeOfTheSilent(t *testing.T) {
 	}
 	src := key(5).Src
 	for i := range maxSessionsOfAddress {
-		b.add(templatesSession{Src: src, Sport: uint16(i + 1)}, &flowSession{})
+		b.add(bpf.TemplatesSession{Src: src, Sport: uint16(i + 1)}, &flowSession{})
 	}
-	one := b.silent(crowdAddress, key(5), func(k templatesSession) uint64 { return uint64(k.Sport) })
+	one := b.silent(crowdAddress, key(5), func(k bpf.TemplatesSession) uint64 { return uint64(k.Sport) })
 	if c := b.crowded(src); c != crowdAddress || len(one) != maxSessionsOfAddress/crowdShare+1 || one[0].Src != src || one[0].Sport != 1 {
 		t.Errorf("of one address: crowd %d, %v", c, one)
 	}
@@ -86,11 +87,11 @@ func TestRoomIsMadeOfTheSilent(t *testing.T) {
 // What a session, an address, newcomers and all take is bounded, whatever grows; the proven stay.
 func TestBookIsBounded(t *testing.T) {
 	b := newTemplateBook()
-	last := func(k templatesSession) uint64 { return uint64(k.Domain) }
-	key := func(address, domain int) templatesSession {
-		return templatesSession{Src: netip.AddrFrom4([4]byte{10, byte(address >> 16), byte(address >> 8), byte(address)}).As16(), Domain: uint32(domain)}
+	last := func(k bpf.TemplatesSession) uint64 { return uint64(k.Domain) }
+	key := func(address, domain int) bpf.TemplatesSession {
+		return bpf.TemplatesSession{Src: netip.AddrFrom4([4]byte{10, byte(address >> 16), byte(address >> 8), byte(address)}).As16(), Domain: uint32(domain)}
 	}
-	enter := func(k templatesSession, records, size int) *flowSession {
+	enter := func(k bpf.TemplatesSession, records, size int) *flowSession {
 		s := &flowSession{}
 		b.add(k, s)
 		before := s.size()
@@ -137,13 +138,13 @@ func TestBookIsBounded(t *testing.T) {
 
 func TestNextSequence(t *testing.T) {
 	s := &flowSession{Templates: []template{{ID: 260, Record: exampleRecord}, {ID: 262, Record: []byte{1, 6, 0, 1, 0, 82, 0xff, 0xff}}}}
-	heard := func(sets ...flowSet) templatesHeard {
+	heard := func(sets ...flowSet) bpf.TemplatesHeard {
 		m := flowMessage{flowHeader: flowHeader{Sequence: 0xfffffffe}, Sets: sets}
 		return m.heardAs(1, 1)
 	}
 	for _, c := range []struct {
 		version uint16
-		h       templatesHeard
+		h       bpf.TemplatesHeard
 		want    uint32
 		exact   bool
 	}{
@@ -156,7 +157,7 @@ func TestNextSequence(t *testing.T) {
 		{ipfix, heard(flowSet{999, 40}, flowSet{260, 16}), 0xffffffff, false},
 		{ipfix, heard(make([]flowSet, 9)...), 0xfffffffe, false},
 	} {
-		if next, exact := s.nextSequence(templatesSession{Version: c.version}, c.h); next != c.want || exact != c.exact {
+		if next, exact := s.nextSequence(bpf.TemplatesSession{Version: c.version}, c.h); next != c.want || exact != c.exact {
 			t.Errorf("version %d, %+v: %d, %v; want %d, %v", c.version, c.h.Set[:min(2, c.h.Sets)], next, exact, c.want, c.exact)
 		}
 	}
@@ -172,7 +173,7 @@ func TestTemplateStoreIsMended(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	whole, torn := templatesSession{Domain: 1, Version: ipfix}, templatesSession{Domain: 2, Version: ipfix}
+	whole, torn := bpf.TemplatesSession{Domain: 1, Version: ipfix}, bpf.TemplatesSession{Domain: 2, Version: ipfix}
 	w.locked(func(l *kernel.WriteLock) error {
 		st, err := openTemplateStore(l, ns)
 		if err != nil {
@@ -197,7 +198,7 @@ func TestTemplateStoreIsMended(t *testing.T) {
 		if err := st.save(torn, &flowSession{generation: s.generation, Templates: s.Templates[:3]}); err != nil {
 			return err
 		}
-		return st.enter(torn, templatesHeard{})
+		return st.enter(torn, bpf.TemplatesHeard{})
 	})
 	w.locked(func(l *kernel.WriteLock) error {
 		store, err := openTemplateStore(l, ns)
@@ -213,19 +214,19 @@ func TestTemplateStoreIsMended(t *testing.T) {
 		if len(ts.book.sessions) != 1 || s == nil || len(s.Templates) != 60 || s.Served != (memberID{7, 8}) || s.Replays != 3 || s.bytes != 1200 {
 			t.Errorf("read %v", ts.book.sessions)
 		}
-		var k templatesChunkKey
-		var c templatesChunk
+		var k bpf.TemplatesChunkKey
+		var c bpf.TemplatesChunk
 		for it := ts.store.pins.Maps["store"].Iterate(); it.Next(&k, &c); {
 			if k.Session != whole {
 				t.Errorf("a piece of the torn session is left: %+v", k)
 			}
 		}
-		var h templatesHeard
+		var h bpf.TemplatesHeard
 		if err := ts.store.pins.Maps["sessions"].Lookup(torn, &h); !errors.Is(err, ebpf.ErrKeyNotExist) {
 			t.Errorf("the torn session's entry: %v", err)
 		}
 		ts.forget(whole)
-		if n, _ := entries[templatesSession, templatesHeard](ts.store.pins.Maps["sessions"]); len(n) != 0 {
+		if n, _ := entries[bpf.TemplatesSession, bpf.TemplatesHeard](ts.store.pins.Maps["sessions"]); len(n) != 0 {
 			t.Errorf("left: %v", n)
 		}
 		return nil
@@ -271,7 +272,7 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 		ts.services = []*templateService{svc}
 		for i := range n {
 			from := netip.AddrFrom4([4]byte{127, 2, byte(i >> 8), byte(i)})
-			ts.hear(heardMessage{ifindex: 1, session: templatesSession{Src: from.As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
+			ts.hear(heardMessage{ifindex: 1, session: bpf.TemplatesSession{Src: from.As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
 				payload: encodeTemplates(flowHeader{Version: ipfix, Domain: 1, Sequence: uint32(i)}, all)})
 		}
 		runtime.GC()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -28,7 +29,7 @@ const (
 
 // heardMessage is a datagram that carries templates.
 type heardMessage struct {
-	session templatesSession // without version and domain
+	session bpf.TemplatesSession // without version and domain
 	ifindex uint32
 	payload []byte
 }
@@ -45,12 +46,12 @@ type templateCapture struct {
 // openTemplateCapture starts listening at ports; give gets every message, from
 // two goroutines.
 func openTemplateCapture(ns *netns.Handle, sessions *ebpf.Map, ports map[uint16]bool, give func(heardMessage)) (*templateCapture, error) {
-	spec, err := loadTemplates()
+	spec, err := bpf.LoadTemplates()
 	if err != nil {
 		return nil, err
 	}
 	c := &templateCapture{ports: map[uint16]uint64{}}
-	c.c, err = kernel.Load(spec, []string{templatesProgTemplatesFilter}, map[string]*ebpf.Map{templatesMapTemplatesSessions: sessions})
+	c.c, err = kernel.Load(spec, []string{bpf.TemplatesProgTemplatesFilter}, map[string]*ebpf.Map{bpf.TemplatesMapTemplatesSessions: sessions})
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +86,7 @@ func (c *templateCapture) open(proto uint16) error {
 		return err
 	}
 	c.sockets = append(c.sockets, os.NewFile(uintptr(fd), "packet socket"))
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.c.Programs[templatesProgTemplatesFilter].FD()); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.c.Programs[bpf.TemplatesProgTemplatesFilter].FD()); err != nil {
 		return err
 	}
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer/2) != nil {
@@ -101,10 +102,10 @@ func networkOrder(v uint16) uint16 {
 
 // watch tells the filter which ports matter.
 func (c *templateCapture) watch(ports map[uint16]bool) error {
-	m := c.c.Maps[templatesMapTemplatesPorts]
+	m := c.c.Maps[bpf.TemplatesMapTemplatesPorts]
 	for p := range ports {
 		if _, ok := c.ports[p]; !ok {
-			if err := m.Put(p, templatesPort{}); err != nil {
+			if err := m.Put(p, bpf.TemplatesPort{}); err != nil {
 				return fmt.Errorf("watching port %d for templates: %w", p, err)
 			}
 			c.ports[p] = 0
@@ -123,8 +124,8 @@ func (c *templateCapture) watch(ports map[uint16]bool) error {
 func (c *templateCapture) refused() map[uint16]uint64 {
 	var out map[uint16]uint64
 	for p, told := range c.ports {
-		var v templatesPort
-		if err := c.c.Maps[templatesMapTemplatesPorts].Lookup(p, &v); err != nil || v.Refused == told {
+		var v bpf.TemplatesPort
+		if err := c.c.Maps[bpf.TemplatesMapTemplatesPorts].Lookup(p, &v); err != nil || v.Refused == told {
 			continue
 		}
 		if out == nil {
@@ -207,7 +208,7 @@ func readDatagram(b []byte) (m heardMessage, ok bool) {
 	if size < 8 || udp+size > len(b) {
 		return m, false
 	}
-	m.session = templatesSession{Src: src.As16(), Dst: dst.As16(), Sport: binary.BigEndian.Uint16(b[udp:]), Dport: binary.BigEndian.Uint16(b[udp+2:])}
+	m.session = bpf.TemplatesSession{Src: src.As16(), Dst: dst.As16(), Sport: binary.BigEndian.Uint16(b[udp:]), Dport: binary.BigEndian.Uint16(b[udp+2:])}
 	m.payload = b[udp+8 : udp+size]
 	return m, true
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -104,7 +105,7 @@ func TestTemplatesThatCannotBeSent(t *testing.T) {
 	defer ts.Close()
 	for i := range 10 {
 		from, to := sources(10)[i], loopback4.Addr()
-		k := templatesSession{Src: from.As16(), Dst: to.As16(), Sport: 50000, Dport: 9991}
+		k := bpf.TemplatesSession{Src: from.As16(), Dst: to.As16(), Sport: 50000, Dport: 9991}
 		if i%2 == 1 { // over IPv6, for which there is no socket
 			k.Src[0], k.Src[10], k.Src[11] = 0xfd, 0, 0
 			k.Dst = [16]byte{15: 1}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -17,16 +18,16 @@ import (
 func loadFilter(t testing.TB) *kernel.Collection {
 	t.Helper()
 	nstest.NeedRoot(t)
-	spec, err := loadTemplates()
+	spec, err := bpf.LoadTemplates()
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := kernel.Load(spec, []string{templatesProgTemplatesFilter}, nil)
+	c, err := kernel.Load(spec, []string{bpf.TemplatesProgTemplatesFilter}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	if err := c.Maps[templatesMapTemplatesPorts].Put(uint16(4739), templatesPort{}); err != nil {
+	if err := c.Maps[bpf.TemplatesMapTemplatesPorts].Put(uint16(4739), bpf.TemplatesPort{}); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -81,7 +82,7 @@ func TestTemplateFilter(t *testing.T) {
 		{"an empty datagram", framed(from4, to4, nil), false},
 		{"a set of no length", framed(from4, to4, withSets(h10, []byte{1, 4, 0, 0, 0, 2, 0, 8, 0, 0, 0, 0})), false},
 	} {
-		ret, err := c.Programs[templatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: x.frame})
+		ret, err := c.Programs[bpf.TemplatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: x.frame})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,9 +90,9 @@ func TestTemplateFilter(t *testing.T) {
 			t.Errorf("%s: %d bytes wanted", x.name, ret)
 		}
 	}
-	key := templatesSession{Src: from4.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
-	sessions := c.Maps[templatesMapTemplatesSessions]
-	var h templatesHeard
+	key := bpf.TemplatesSession{Src: from4.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
+	sessions := c.Maps[bpf.TemplatesMapTemplatesSessions]
+	var h bpf.TemplatesHeard
 	if sessions.Lookup(key, &h) == nil {
 		t.Error("the filter entered a session by itself")
 	}
@@ -99,7 +100,7 @@ func TestTemplateFilter(t *testing.T) {
 		t.Fatal(err)
 	}
 	frame := framed(from4, to4, withSets(h10, set(260, make([]byte, 24)...), set(2, exampleRecord...)))
-	if _, err := c.Programs[templatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: frame, Repeat: 3}); err != nil {
+	if _, err := c.Programs[bpf.TemplatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: frame, Repeat: 3}); err != nil {
 		t.Fatal(err)
 	}
 	if err := sessions.Lookup(key, &h); err != nil {
@@ -123,8 +124,8 @@ func ipOptions(frame []byte) []byte {
 func BenchmarkTemplateFilter(b *testing.B) {
 	c := loadFilter(b)
 	from, to := netip.MustParseAddrPort("192.0.2.7:50000"), netip.MustParseAddrPort("10.0.0.1:4739")
-	key := templatesSession{Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
-	if err := c.Maps[templatesMapTemplatesSessions].Put(key, templatesHeard{}); err != nil {
+	key := bpf.TemplatesSession{Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
+	if err := c.Maps[bpf.TemplatesMapTemplatesSessions].Put(key, bpf.TemplatesHeard{}); err != nil {
 		b.Fatal(err)
 	}
 	data := withSets(flowHeader{Version: ipfix, Domain: 3}, set(260, make([]byte, 1200)...))
@@ -143,7 +144,7 @@ func BenchmarkTemplateFilter(b *testing.B) {
 	})
 	for name, frame := range map[string][]byte{"tcp": tcp, "another port": framed(from, netip.MustParseAddrPort("10.0.0.1:53"), data), "data": framed(from, to, data)} {
 		b.Run(name, func(b *testing.B) {
-			if _, err := c.Programs[templatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(b.N)}); err != nil {
+			if _, err := c.Programs[bpf.TemplatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(b.N)}); err != nil {
 				b.Fatal(err)
 			}
 		})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -27,7 +28,7 @@ func TestTemplateBudgets(t *testing.T) {
 		if from.Addr().Is6() {
 			to = to6
 		}
-		ret, err := c.Programs[templatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: framed(from, to, message)})
+		ret, err := c.Programs[bpf.TemplatesProgTemplatesFilter].Run(&ebpf.RunOptions{Data: framed(from, to, message)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,8 +58,8 @@ func TestTemplateBudgets(t *testing.T) {
 		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0, 0, 0, 1, 9: byte(i >> 8), 10: byte(i), 15: 1})
 	}), 1024, 32)
 	known := netip.MustParseAddrPort("192.0.2.8:50000")
-	key := templatesSession{Src: known.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
-	if err := c.Maps[templatesMapTemplatesSessions].Put(key, templatesHeard{}); err != nil {
+	key := bpf.TemplatesSession{Src: known.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
+	if err := c.Maps[bpf.TemplatesMapTemplatesSessions].Put(key, bpf.TemplatesHeard{}); err != nil {
 		t.Fatal(err)
 	}
 	got := many(20000, func(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}) })
@@ -66,8 +67,8 @@ func TestTemplateBudgets(t *testing.T) {
 	if !send(known) {
 		t.Error("a known exporter is refused in a flood of forged ones")
 	}
-	var port templatesPort
-	if err := c.Maps[templatesMapTemplatesPorts].Lookup(uint16(4739), &port); err != nil || port.Refused != sent-passed {
+	var port bpf.TemplatesPort
+	if err := c.Maps[bpf.TemplatesMapTemplatesPorts].Lookup(uint16(4739), &port); err != nil || port.Refused != sent-passed {
 		t.Errorf("%d refused counted, want %d (%v)", port.Refused, sent-passed, err)
 	}
 }
@@ -123,9 +124,9 @@ func TestNewcomersAreProven(t *testing.T) {
 			return err
 		}
 		defer ts.Close()
-		keys := [3]templatesSession{}
+		keys := [3]bpf.TemplatesSession{}
 		for i := range keys {
-			m := heardMessage{ifindex: 1, session: templatesSession{Src: sources(3)[i].As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
+			m := heardMessage{ifindex: 1, session: bpf.TemplatesSession{Src: sources(3)[i].As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
 				payload: encodeTemplates(flowHeader{Version: ipfix, Domain: 1}, exampleTemplates(ipfix))}
 			ts.hear(m)
 			keys[i] = m.session
@@ -140,7 +141,7 @@ func TestNewcomersAreProven(t *testing.T) {
 		ts.book.sessions[keys[0]].Born = now - 2*uint64(provenAge)
 		ts.book.sessions[keys[1]].Born = now - 2*uint64(provenAge)
 		for i, messages := range []uint64{provenMessages, provenMessages - 1, 100 * provenMessages} {
-			if err := store.pins.Maps["sessions"].Put(keys[i], templatesHeard{Messages: messages, Last: now + uint64(i)}); err != nil {
+			if err := store.pins.Maps["sessions"].Put(keys[i], bpf.TemplatesHeard{Messages: messages, Last: now + uint64(i)}); err != nil {
 				return err
 			}
 		}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/weir-project/weir/feature/steer/bpf"
 )
 
 func TestParseTemplates(t *testing.T) {
@@ -138,7 +140,7 @@ func FuzzTemplates(f *testing.F) {
 		if _, err := s.apply(m.Changes); err != nil {
 			return
 		}
-		k := templatesSession{Version: m.Version, Domain: m.Domain}
+		k := bpf.TemplatesSession{Version: m.Version, Domain: m.Domain}
 		s.nextSequence(k, m.heardAs(1, 1))
 		var back flowSession
 		if err := back.unmarshal(s.marshal()); err != nil || !slices.EqualFunc(s.Templates, back.Templates, template.equal) || back.bytes != s.bytes {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"golang.org/x/sys/unix"
 )
@@ -25,7 +26,7 @@ const (
 
 // dueSession is a session whose templates a member lacks.
 type dueSession struct {
-	key    templatesSession
+	key    bpf.TemplatesSession
 	last   uint64 // when it was heard
 	proven bool
 }
@@ -136,7 +137,7 @@ func (t *templateScope) replayTo(ctx context.Context, to *replayTo) (sent int, e
 		if ctx.Err() != nil {
 			return sent, nil
 		}
-		failed := map[templatesSession]error{}
+		failed := map[bpf.TemplatesSession]error{}
 		for _, d := range batch {
 			if serr := t.send(d.key); serr != nil {
 				failed[d.key], err = serr, serr // the others may have a way
@@ -196,7 +197,7 @@ func udpSocket(cookie uint64) *sockdiag.Socket {
 }
 
 // send replays one session as it is now.
-func (t *templateScope) send(key templatesSession) error {
+func (t *templateScope) send(key bpf.TemplatesSession) error {
 	// To look for an interface may wait for whoever changes one. The exporter goes on meanwhile: what it sent last is read after that.
 	limit := t.inject.limit(t.store.heard(key).Ifindex)
 	t.mu.Lock()
@@ -224,7 +225,7 @@ func (t *templateScope) send(key templatesSession) error {
 // served notes that a member has the templates of a batch, unless they could not
 // be sent, or its socket dropped something meanwhile: then they are sent again, a
 // few times.
-func (t *templateScope) served(to *replayTo, batch []dueSession, failed map[templatesSession]error, dropped bool) error {
+func (t *templateScope) served(to *replayTo, batch []dueSession, failed map[bpf.TemplatesSession]error, dropped bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now().UnixNano()

@@ -7,11 +7,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
 // makeRoom keeps the sessions within their bounds; key was added, or has grown.
-func (t *templateScope) makeRoom(key templatesSession) {
+func (t *templateScope) makeRoom(key bpf.TemplatesSession) {
 	for proved := false; ; {
 		c := t.book.crowded(key.Src)
 		if c == crowdNone {
@@ -57,7 +58,7 @@ func (t *templateScope) refuse(service string, n uint64) {
 }
 
 // lastHeard is when a session was last heard: CLOCK_MONOTONIC, ns.
-func (t *templateScope) lastHeard(k templatesSession) uint64 { return t.store.heard(k).Last }
+func (t *templateScope) lastHeard(k bpf.TemplatesSession) uint64 { return t.store.heard(k).Last }
 
 // expire forgets exporters that have long been silent, and those that go on from
 // another port.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -51,7 +52,7 @@ func saveTemplates(r *kernel.Root, scope string) (savedTemplates, error) {
 }
 
 // read is the session, nil if it cannot be read.
-func (s savedSession) read() (k templatesSession, v *flowSession) {
+func (s savedSession) read() (k bpf.TemplatesSession, v *flowSession) {
 	v = &flowSession{}
 	if binary.Read(bytes.NewReader(s.Key), binary.NativeEndian, &k) != nil || v.unmarshal(s.Value) != nil {
 		return k, nil

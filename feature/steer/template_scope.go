@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -96,7 +97,7 @@ type templateScope struct {
 	mu       sync.Mutex
 	book     *templateBook
 	services []*templateService // also those without templates: a port may be theirs
-	counts   map[string]templatesCounts
+	counts   map[string]bpf.TemplatesCounts
 	untold   map[string]uint64 // refused messages of a service that the log has not told of
 	local    map[netip.Addr]bool
 	unserved bool      // a session may be due for a replay
@@ -108,7 +109,7 @@ type templateScope struct {
 // owns the store and the services from then on, unless it fails.
 func openTemplateScope(store *templateStore, ns *netns.Handle, services []*templateService, log feature.Logger, news chan struct{}) (*templateScope, error) {
 	t := &templateScope{scope: scopeOf(ns), ns: ns, log: log, news: news, store: store, book: newTemplateBook(), services: services,
-		counts: map[string]templatesCounts{}, untold: map[string]uint64{}, local: map[netip.Addr]bool{}, unserved: true}
+		counts: map[string]bpf.TemplatesCounts{}, untold: map[string]uint64{}, local: map[netip.Addr]bool{}, unserved: true}
 	err := t.restore()
 	if err == nil {
 		if err = ns.Do(func() (err error) { t.inject, err = newInjector(); return err }); err == nil {
@@ -157,7 +158,7 @@ func (t *templateScope) restore() error {
 	for _, k := range broken {
 		t.store.pins.Maps["store"].Delete(k)
 	}
-	noted, err := entries[templatesSession, templatesHeard](t.store.pins.Maps["sessions"])
+	noted, err := entries[bpf.TemplatesSession, bpf.TemplatesHeard](t.store.pins.Maps["sessions"])
 	if err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return err
 	}
@@ -169,7 +170,7 @@ func (t *templateScope) restore() error {
 	for k, s := range all {
 		t.book.add(k, s)
 		if _, ok := noted[k]; !ok {
-			if err := t.store.enter(k, templatesHeard{Last: kernel.Monotonic()}); err != nil {
+			if err := t.store.enter(k, bpf.TemplatesHeard{Last: kernel.Monotonic()}); err != nil {
 				return err
 			}
 		}
@@ -292,7 +293,7 @@ func (t *templateScope) learn(svc *templateService, m heardMessage) (learnt int,
 
 // noteServed says who has a session's templates after a message changed them:
 // the member, if it had its slot when the message came and knew the others.
-func (t *templateScope) noteServed(svc *templateService, key templatesSession, s *flowSession, fresh bool) {
+func (t *templateScope) noteServed(svc *templateService, key bpf.TemplatesSession, s *flowSession, fresh bool) {
 	slot, who := svc.memberFor(exporterOf(key).Addr())
 	if who != (memberID{}) && (fresh || s.Served == who) && svc.had(slot, who) {
 		s.Served = who
@@ -349,7 +350,7 @@ func (t *templateScope) isLocal(a netip.Addr) bool {
 	return local
 }
 
-func (t *templateScope) forget(k templatesSession) {
+func (t *templateScope) forget(k bpf.TemplatesSession) {
 	if s := t.book.sessions[k]; s != nil {
 		t.store.remove(k, s)
 		t.book.remove(k)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -97,7 +98,7 @@ func (s *ServiceState) Templates(r *kernel.Root) (TemplateState, error) {
 	slices.SortFunc(out.Exporters, func(a, b Exporter) int {
 		return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Protocol, b.Protocol))
 	})
-	var counts templatesCounts
+	var counts bpf.TemplatesCounts
 	var name [64]byte
 	copy(name[:63], s.Name)
 	if err := o.Maps["counts"].Lookup(name, &counts); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -107,8 +108,8 @@ func (s *ServiceState) Templates(r *kernel.Root) (TemplateState, error) {
 	return out, nil
 }
 
-func (s *ServiceState) exporter(key templatesSession, v *flowSession, sessions *ebpf.Map) Exporter {
-	var h templatesHeard
+func (s *ServiceState) exporter(key bpf.TemplatesSession, v *flowSession, sessions *ebpf.Map) Exporter {
+	var h bpf.TemplatesHeard
 	_ = sessions.Lookup(key, &h) // zero: not heard since it was restored
 	e := Exporter{Address: exporterOf(key), Collector: collectorOf(key), Protocol: "netflow9", Domain: key.Domain,
 		Messages: h.Messages, Last: kernel.WallTime(h.Last), Learnt: time.Unix(0, v.Learnt), Replays: v.Replays}

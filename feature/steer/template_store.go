@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -63,13 +64,13 @@ func openTemplateStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, e
 
 // publishTemplates publishes new maps that hold these sessions.
 func publishTemplates(l *kernel.WriteLock, ns *netns.Handle, sessions savedTemplates) error {
-	spec, err := loadTemplates()
+	spec, err := bpf.LoadTemplates()
 	if err != nil {
 		return err
 	}
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{}}
-	for pin, name := range map[string]string{"sessions": templatesMapTemplatesSessions,
-		"store": templatesMapTemplatesStore, "counts": templatesMapTemplatesCounts} {
+	for pin, name := range map[string]string{"sessions": bpf.TemplatesMapTemplatesSessions,
+		"store": bpf.TemplatesMapTemplatesStore, "counts": bpf.TemplatesMapTemplatesCounts} {
 		m, err := ebpf.NewMap(spec.Maps[name])
 		if err != nil {
 			return fmt.Errorf("making the map %s: %w", name, err)
@@ -83,11 +84,11 @@ func publishTemplates(l *kernel.WriteLock, ns *netns.Handle, sessions savedTempl
 		if v == nil {
 			continue
 		}
-		if err := errors.Join(store.save(k, v), store.enter(k, templatesHeard{})); err != nil {
+		if err := errors.Join(store.save(k, v), store.enter(k, bpf.TemplatesHeard{})); err != nil {
 			return err
 		}
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_TemplatesBytes), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.TemplatesObject), Inode: ns.Inode(), Created: time.Now(), Version: Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return l.Publish(templatesInstance(scopeOf(ns)), meta, pins)
 }
@@ -129,13 +130,13 @@ func (s *templateStore) pinned(r *kernel.Root) bool {
 func (s *templateStore) Close() { s.pins.Close() }
 
 // heard is the header of a session's latest message; zero if none is noted.
-func (s *templateStore) heard(k templatesSession) (h templatesHeard) {
+func (s *templateStore) heard(k bpf.TemplatesSession) (h bpf.TemplatesHeard) {
 	_ = s.pins.Maps["sessions"].Lookup(k, &h) // a missing entry is zero
 	return h
 }
 
 // enter makes the filter note a session's headers from now on.
-func (s *templateStore) enter(k templatesSession, h templatesHeard) error {
+func (s *templateStore) enter(k bpf.TemplatesSession, h bpf.TemplatesHeard) error {
 	err := s.pins.Maps["sessions"].Update(k, h, ebpf.UpdateNoExist)
 	if errors.Is(err, ebpf.ErrKeyExist) {
 		return nil
@@ -146,39 +147,39 @@ func (s *templateStore) enter(k templatesSession, h templatesHeard) error {
 // save writes what is remembered of a session: new chunks over the old ones,
 // then those away that are too many. A reader that meets two generations takes
 // neither: the exporter will say its templates again.
-func (s *templateStore) save(k templatesSession, v *flowSession) error {
+func (s *templateStore) save(k bpf.TemplatesSession, v *flowSession) error {
 	b := v.marshal()
 	v.generation++
 	crc, n := crc32.ChecksumIEEE(b), 0
 	for piece := range slices.Chunk(b, chunkBytes) {
-		c := templatesChunk{Generation: v.generation, Crc: crc, Length: uint32(len(b))}
+		c := bpf.TemplatesChunk{Generation: v.generation, Crc: crc, Length: uint32(len(b))}
 		copy(c.Data[:], piece)
-		if err := s.pins.Maps["store"].Put(templatesChunkKey{Session: k, N: uint32(n)}, c); err != nil {
+		if err := s.pins.Maps["store"].Put(bpf.TemplatesChunkKey{Session: k, N: uint32(n)}, c); err != nil {
 			return fmt.Errorf("keeping the templates of %s: %w", exporterOf(k), err)
 		}
 		n++
 	}
 	for i := n; i < v.chunks; i++ {
-		s.pins.Maps["store"].Delete(templatesChunkKey{Session: k, N: uint32(i)})
+		s.pins.Maps["store"].Delete(bpf.TemplatesChunkKey{Session: k, N: uint32(i)})
 	}
 	v.chunks = n
 	return nil
 }
 
 // remove forgets a session.
-func (s *templateStore) remove(k templatesSession, v *flowSession) {
+func (s *templateStore) remove(k bpf.TemplatesSession, v *flowSession) {
 	for i := range v.chunks {
-		s.pins.Maps["store"].Delete(templatesChunkKey{Session: k, N: uint32(i)})
+		s.pins.Maps["store"].Delete(bpf.TemplatesChunkKey{Session: k, N: uint32(i)})
 	}
 	s.pins.Maps["sessions"].Delete(k)
 }
 
 // count adds to a service's counts.
-func (s *templateStore) count(service string, add templatesCounts) error {
+func (s *templateStore) count(service string, add bpf.TemplatesCounts) error {
 	m := s.pins.Maps["counts"]
 	var key [64]byte
 	copy(key[:63], service)
-	var c templatesCounts
+	var c bpf.TemplatesCounts
 	if err := m.Lookup(key, &c); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return err
 	}
@@ -190,11 +191,11 @@ func (s *templateStore) count(service string, add templatesCounts) error {
 
 // loadSessions reads what is remembered. Entries that do not fit together are
 // left out, and named, so that a writer clears them away.
-func loadSessions(m *ebpf.Map) (all map[templatesSession]*flowSession, broken []templatesChunkKey, err error) {
-	pieces := map[templatesSession][]templatesChunkKey{}
-	chunks := map[templatesChunkKey]*templatesChunk{}
-	var k templatesChunkKey
-	var c templatesChunk
+func loadSessions(m *ebpf.Map) (all map[bpf.TemplatesSession]*flowSession, broken []bpf.TemplatesChunkKey, err error) {
+	pieces := map[bpf.TemplatesSession][]bpf.TemplatesChunkKey{}
+	chunks := map[bpf.TemplatesChunkKey]*bpf.TemplatesChunk{}
+	var k bpf.TemplatesChunkKey
+	var c bpf.TemplatesChunk
 	for it := m.Iterate(); ; {
 		if !it.Next(&k, &c) {
 			// Aborted: a busy writer; what was read is whole by its checksums.
@@ -209,9 +210,9 @@ func loadSessions(m *ebpf.Map) (all map[templatesSession]*flowSession, broken []
 		one := c
 		chunks[k] = &one
 	}
-	all = map[templatesSession]*flowSession{}
+	all = map[bpf.TemplatesSession]*flowSession{}
 	for key, ks := range pieces {
-		slices.SortFunc(ks, func(a, b templatesChunkKey) int { return cmp.Compare(a.N, b.N) })
+		slices.SortFunc(ks, func(a, b bpf.TemplatesChunkKey) int { return cmp.Compare(a.N, b.N) })
 		if s := joinChunks(ks, chunks); s != nil {
 			all[key] = s
 		} else {
@@ -222,7 +223,7 @@ func loadSessions(m *ebpf.Map) (all map[templatesSession]*flowSession, broken []
 }
 
 // joinChunks returns the session that chunks hold, nil if they do not fit.
-func joinChunks(ks []templatesChunkKey, chunks map[templatesChunkKey]*templatesChunk) *flowSession {
+func joinChunks(ks []bpf.TemplatesChunkKey, chunks map[bpf.TemplatesChunkKey]*bpf.TemplatesChunk) *flowSession {
 	first := chunks[ks[0]]
 	var b []byte
 	for i, k := range ks {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -127,7 +128,7 @@ func rebuildEngine(l *kernel.WriteLock, scope string, kind Engine, room int) err
 		return err
 	}
 	defer c.Close()
-	if old.Maps["exits"] != nil && c.Programs[steerProgSteerExit] == nil {
+	if old.Maps["exits"] != nil && c.Programs[bpf.SteerProgSteerExit] == nil {
 		// Without it the slots of members whose children hold their sockets would not be withdrawn.
 		return fmt.Errorf("%s uses what is missing here: %w", old.Instance, kernel.ExitTracepoint.Check())
 	}
@@ -193,10 +194,10 @@ func unchanged(old *kernel.Opened, kind Engine, room int) (map[string]*ebpf.Map,
 		}
 	}
 	unshareBindings(share)
-	if share[steerMapSteerSlots] == nil {
+	if share[bpf.SteerMapSteerSlots] == nil {
 		// Recovery made slots anew, and the lost engine's program may still run for a while:
 		// with one list it would take the entry of an exit away from the new program.
-		delete(share, steerMapSteerExits)
+		delete(share, bpf.SteerMapSteerExits)
 	}
 	return share, nil
 }
@@ -228,7 +229,7 @@ func (e *engine) carryOwn(old *kernel.Opened) (made []*ebpf.Map, err error) {
 // what must run before that. The caller closes the links, also after an error.
 func (e *engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[string]kernel.Link, err error) {
 	links = map[string]kernel.Link{}
-	if p := c.Programs[steerProgSteerExit]; p != nil {
+	if p := c.Programs[bpf.SteerProgSteerExit]; p != nil {
 		if links["exit"], err = exitTracepoint.Attach(p); err != nil {
 			delete(links, "exit")
 			return links, err

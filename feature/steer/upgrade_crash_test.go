@@ -19,17 +19,17 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
 // otherObject makes this process a weir with another object of the same ABI.
 func otherObject(n int) (restore func()) {
-	lookup, reuse := _SteerBytes, _ReuseBytes
-	_SteerBytes = append(slices.Clone(lookup), make([]byte, n)...)
-	_ReuseBytes = append(slices.Clone(reuse), make([]byte, n)...)
-	return func() { _SteerBytes, _ReuseBytes = lookup, reuse }
+	lookup, reuse := bpf.SteerObject, bpf.ReuseObject
+	bpf.SteerObject = append(slices.Clone(lookup), make([]byte, n)...)
+	bpf.ReuseObject = append(slices.Clone(reuse), make([]byte, n)...)
+	return func() { bpf.SteerObject, bpf.ReuseObject = lookup, reuse }
 }
 
 // runUpgrade upgrades everything and dies at a step: ROOT STEP BYTES KIND, where

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/units"
@@ -64,7 +65,7 @@ type watcher struct {
 // Run implements feature.Runner: it admits members when their sockets appear,
 // until ctx is done. Withdrawing needs no one: the program does it.
 func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
-	events := make(chan watchEvent, 1024)
+	events := make(chan bpf.WatchEvent, 1024)
 	own := &ownLock{root: r}
 	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
 	defer w.state.Close()
@@ -87,7 +88,7 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	try, sockets := 0, (<-chan watchEvent)(events)
+	try, sockets := 0, (<-chan bpf.WatchEvent)(events)
 	for {
 		select {
 		case <-ctx.Done():
@@ -130,7 +131,7 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 	}
 }
 
-func (w *watcher) drain(events chan watchEvent) {
+func (w *watcher) drain(events chan bpf.WatchEvent) {
 	for {
 		select {
 		case e := <-events:
@@ -347,7 +348,7 @@ func (w *watcher) restartHolder(ctx context.Context, scope string, kind Engine) 
 	return e.startHolder()
 }
 
-// hooks are the programs of watch.bpf.c, attached while the watcher runs.
+// hooks are the programs of bpf/watch.bpf.c, attached while the watcher runs.
 type hooks struct {
 	c       *kernel.Collection
 	links   []interface{ Close() error }
@@ -364,17 +365,17 @@ func (h *hooks) complete() bool { return h != nil && h.udp }
 func (h *hooks) overflowed() bool { return h != nil && h.lost.Swap(false) }
 
 // openHooks attaches what the kernel offers and sends their events.
-func openHooks(events chan<- watchEvent) (*hooks, error) {
-	spec, err := loadWatch()
+func openHooks(events chan<- bpf.WatchEvent) (*hooks, error) {
+	spec, err := bpf.LoadWatch()
 	if err != nil {
 		return nil, err
 	}
-	at := map[string]kernel.Attachment{watchProgWatchListen: kernel.RawTracepoint{Name: "inet_sock_set_state"}}
+	at := map[string]kernel.Attachment{bpf.WatchProgWatchListen: kernel.RawTracepoint{Name: "inet_sock_set_state"}}
 	if cgroup, err := units.CgroupRoot(); err == nil {
-		at[watchProgWatchBind4] = kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4PostBind}
-		at[watchProgWatchBind6] = kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet6PostBind}
+		at[bpf.WatchProgWatchBind4] = kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4PostBind}
+		at[bpf.WatchProgWatchBind6] = kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet6PostBind}
 	}
-	h := &hooks{watched: map[uint16]bool{}, udp: at[watchProgWatchBind6] != nil}
+	h := &hooks{watched: map[uint16]bool{}, udp: at[bpf.WatchProgWatchBind6] != nil}
 	var names []string
 	for n := range at {
 		names = append(names, n)
@@ -390,7 +391,7 @@ func openHooks(events chan<- watchEvent) (*hooks, error) {
 		}
 		h.links = append(h.links, ln)
 	}
-	if h.reader, err = ringbuf.NewReader(h.c.Maps[watchMapWatchEvents]); err != nil {
+	if h.reader, err = ringbuf.NewReader(h.c.Maps[bpf.WatchMapWatchEvents]); err != nil {
 		h.Close()
 		return nil, fmt.Errorf("reading events: %w", err)
 	}
@@ -398,7 +399,7 @@ func openHooks(events chan<- watchEvent) (*hooks, error) {
 	return h, nil
 }
 
-func (h *hooks) read(events chan<- watchEvent) {
+func (h *hooks) read(events chan<- bpf.WatchEvent) {
 	for {
 		rec, err := h.reader.Read()
 		if errors.Is(err, os.ErrClosed) {
@@ -406,7 +407,7 @@ func (h *hooks) read(events chan<- watchEvent) {
 		} else if err != nil {
 			continue
 		}
-		var e watchEvent
+		var e bpf.WatchEvent
 		if binary.Read(bytes.NewReader(rec.RawSample), binary.NativeEndian, &e) != nil {
 			continue
 		}
@@ -434,7 +435,7 @@ func (h *hooks) watch(st State) error {
 			}
 		}
 	}
-	ports := h.c.Maps[watchMapWatchPorts]
+	ports := h.c.Maps[bpf.WatchMapWatchPorts]
 	for p := range want {
 		if !h.watched[p] {
 			if err := ports.Put(p, uint8(1)); err != nil {
