@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -26,12 +27,12 @@ type hook struct {
 func (s *site) hooks(places map[string]place) map[string]hook {
 	want := map[string]hook{}
 	for i, l := range s.loops {
-		want[linkTick+strconv.Itoa(l.exit)] = hook{kernel.TCX{Ifindex: l.exit, Device: exitName(i)}, liveProgLiveTick}
+		want[linkTick+strconv.Itoa(l.exit)] = hook{kernel.TCX{Ifindex: l.exit, Device: exitName(i)}, bpf.LiveProgLiveTick}
 	}
 	for _, session := range s.p.Config.Sessions {
 		if p, there := places[session.Name]; there && session.filled().sends() {
-			want[linkReturn+strconv.Itoa(p.device)] = hook{kernel.TCX{Ifindex: p.device, Device: session.Device}, liveProgLiveReturn}
-			want[linkLeave+strconv.Itoa(p.device)] = hook{kernel.TCX{Ifindex: p.device, Device: session.Device, Egress: true}, liveProgLiveLeave}
+			want[linkReturn+strconv.Itoa(p.device)] = hook{kernel.TCX{Ifindex: p.device, Device: session.Device}, bpf.LiveProgLiveReturn}
+			want[linkLeave+strconv.Itoa(p.device)] = hook{kernel.TCX{Ifindex: p.device, Device: session.Device, Egress: true}, bpf.LiveProgLiveLeave}
 		}
 	}
 	return want

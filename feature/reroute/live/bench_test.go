@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -77,19 +78,19 @@ const start = 1_000_000_000_000 // ns
 func newBench(t testing.TB) *bench {
 	t.Helper()
 	need(t)
-	spec, err := loadLive()
+	spec, err := bpf.LoadLive()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := spec.Variables[liveVarLiveClockGiven].Set(uint32(1)); err != nil {
+	if err := spec.Variables[bpf.LiveVarLiveClockGiven].Set(uint32(1)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := kernel.Load(spec, []string{liveProgLiveTick, liveProgLiveEndRun, liveProgLiveReturn}, nil)
+	c, err := kernel.Load(spec, []string{bpf.LiveProgLiveTick, bpf.LiveProgLiveEndRun, bpf.LiveProgLiveReturn}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	b := &bench{t: t, c: c, clock: c.Variables[liveVarLiveClock], maps: map[string]*ebpf.Map{}, key: [2]uint64{0x0706050403020100, 0x0f0e0d0c0b0a0908}, life: 77}
+	b := &bench{t: t, c: c, clock: c.Variables[bpf.LiveVarLiveClock], maps: map[string]*ebpf.Map{}, key: [2]uint64{0x0706050403020100, 0x0f0e0d0c0b0a0908}, life: 77}
 	for pin, name := range sharedMaps {
 		b.maps[pin] = c.Maps[name]
 	}
@@ -109,7 +110,7 @@ func (b *bench) put() {
 	if err := putID(b.maps, b.s.ID, 0); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := b.maps[pinClockwork].Put(uint32(0), liveLiveMetronome{Tick: uint64(b.s.Interval / 4), Loops: 1, Sessions: 1}); err != nil {
+	if err := b.maps[pinClockwork].Put(uint32(0), bpf.LiveLiveMetronome{Tick: uint64(b.s.Interval / 4), Loops: 1, Sessions: 1}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -122,9 +123,9 @@ func (b *bench) at(d time.Duration) {
 	}
 }
 
-func (b *bench) state() *liveLiveState {
+func (b *bench) state() *bpf.LiveLiveState {
 	b.t.Helper()
-	s := &liveLiveState{}
+	s := &bpf.LiveLiveState{}
 	if err := b.maps[pinStates].Lookup(uint32(0), s); err != nil {
 		b.t.Fatal(err)
 	}
@@ -132,7 +133,7 @@ func (b *bench) state() *liveLiveState {
 }
 
 // frame is a probe of the peer's as it comes to our segment: the list advanced, the hop limit untouched.
-func (b *bench) frame(seq uint32, got time.Duration) *liveLiveFrame {
+func (b *bench) frame(seq uint32, got time.Duration) *bpf.LiveLiveFrame {
 	peer := b.s
 	peer.Source, peer.Peer = netip.MustParseAddr("fd77::2"), functionA
 	f := peer.setup(place{}, b.key, b.life).Frame
@@ -146,7 +147,7 @@ func (b *bench) frame(seq uint32, got time.Duration) *liveLiveFrame {
 }
 
 // answer is the peer's answer to a probe of ours, as it comes back.
-func (b *bench) answer(seq uint32) *liveLiveFrame {
+func (b *bench) answer(seq uint32) *bpf.LiveLiveFrame {
 	f := b.s.setup(place{}, b.key, b.life).Frame
 	f.Srh.SegmentsLeft = 0
 	f.Ip.Daddr, f.Ip.HopLimit = f.Seg[0], 254
@@ -155,13 +156,13 @@ func (b *bench) answer(seq uint32) *liveLiveFrame {
 	return &f
 }
 
-func raw(f *liveLiveFrame) []byte {
+func raw(f *bpf.LiveLiveFrame) []byte {
 	var buf bytes.Buffer
 	binary.Write(&buf, binary.NativeEndian, f)
 	return buf.Bytes()[2:]
 }
 
-func (b *bench) sign(f *liveLiveFrame) []byte {
+func (b *bench) sign(f *bpf.LiveLiveFrame) []byte {
 	data := raw(f)
 	tlv := data[len(data)-64:]
 	msg := append(bytes.Clone(tlv[:56]), f.Seg[0].Bytes[:]...)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 )
 
 // repeated runs a program on one packet.
@@ -27,16 +28,16 @@ func BenchmarkReturn(b *testing.B) {
 	}
 	data := x.sign(x.answer(1))
 	b.ResetTimer()
-	x.repeated(b.N, liveProgLiveReturn, data)
+	x.repeated(b.N, bpf.LiveProgLiveReturn, data)
 }
 
 // A probe that is checked to its end, and refused for being a duplicate.
 func BenchmarkEnd(b *testing.B) {
 	x := newBench(b)
 	data := x.sign(x.frame(1, 0))
-	x.run(liveProgLiveEndRun, data)
+	x.run(bpf.LiveProgLiveEndRun, data)
 	b.ResetTimer()
-	x.repeated(b.N, liveProgLiveEndRun, data)
+	x.repeated(b.N, bpf.LiveProgLiveEndRun, data)
 }
 
 // A beat of benchSessions, each of which is judged and has a probe written. None is sent: what they leave by is no device. What is
@@ -53,19 +54,19 @@ func BenchmarkBeat(b *testing.B) {
 		if err := x.maps[pinSetups].Put(i, c); err != nil {
 			b.Fatal(err)
 		}
-		if err := x.maps[pinStates].Put(i, liveLiveState{LastSent: 1, MacKnown: 1, MacAt: start}); err != nil {
+		if err := x.maps[pinStates].Put(i, bpf.LiveLiveState{LastSent: 1, MacKnown: 1, MacAt: start}); err != nil {
 			b.Fatal(err)
 		}
 	}
-	m := liveLiveMetronome{Tick: uint64(10 * time.Millisecond), Loops: 1, Sessions: benchSessions}
+	m := bpf.LiveLiveMetronome{Tick: uint64(10 * time.Millisecond), Loops: 1, Sessions: benchSessions}
 	if err := x.maps[pinClockwork].Put(uint32(0), m); err != nil {
 		b.Fatal(err)
 	}
 	data := beat()
 	b.ResetTimer()
-	x.repeated(b.N, liveProgLiveTick, data)
+	x.repeated(b.N, bpf.LiveProgLiveTick, data)
 	b.StopTimer()
-	var last liveLiveState
+	var last bpf.LiveLiveState
 	if err := x.maps[pinStates].Lookup(uint32(benchSessions-1), &last); err != nil {
 		b.Fatal(err)
 	}

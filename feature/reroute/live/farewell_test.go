@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -41,19 +42,19 @@ func TestFarewellWhileDown(t *testing.T) {
 			b.s.StableFor, b.s.StableMax = time.Second, time.Second
 			b.put()
 			at, probed, seq := time.Duration(0), time.Duration(0), uint32(0)
-			run := func(long time.Duration, answers, probes bool, flags uint8) *liveLiveState {
+			run := func(long time.Duration, answers, probes bool, flags uint8) *bpf.LiveLiveState {
 				for end := at + long; at < end; at += tick {
 					b.at(at)
-					b.run(liveProgLiveTick, beat())
+					b.run(bpf.LiveProgLiveTick, beat())
 					if s := b.state(); answers && s.Seq != s.Answered {
-						b.run(liveProgLiveReturn, b.sign(b.answer(s.Seq)))
+						b.run(bpf.LiveProgLiveReturn, b.sign(b.answer(s.Seq)))
 					}
 					if probes && at-probed >= c.interval {
 						probed = at
 						seq++
 						f := b.frame(seq, at)
 						f.Tlv.Interval, f.Tlv.Flags = network32(uint32(c.interval/time.Microsecond)), flags
-						b.run(liveProgLiveEndRun, b.sign(f))
+						b.run(bpf.LiveProgLiveEndRun, b.sign(f))
 					}
 				}
 				return b.state()

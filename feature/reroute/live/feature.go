@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -286,7 +287,7 @@ func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err erro
 	}
 	for _, scope := range all {
 		meta, err := r.Meta(instance(scope))
-		if errors.Is(err, kernel.ErrNotExist) || err == nil && meta.Object == kernel.ObjectHash(_LiveBytes) {
+		if errors.Is(err, kernel.ErrNotExist) || err == nil && meta.Object == kernel.ObjectHash(bpf.Object()) {
 			continue
 		} else if err != nil {
 			return plan, err
@@ -310,7 +311,7 @@ func upgrade(l *kernel.WriteLock, scope string) error {
 		return err
 	}
 	meta := s.pins.Meta
-	meta.Object, meta.Version, meta.Created = kernel.ObjectHash(_LiveBytes), Version, time.Now()
+	meta.Object, meta.Version, meta.Created = kernel.ObjectHash(bpf.Object()), Version, time.Now()
 	return l.Upgrade(instance(scope), kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: s.pins.Maps}, Keep: names,
 		Swap: func() error { return s.ns.Do(func() error { return s.sync(true) }) }})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -248,7 +249,7 @@ func TestBetweenTicks(t *testing.T) {
 	a.Grace = 3 * time.Millisecond
 	p.apply(p.w.NameA, a)
 	p.apply(p.w.NameB, b)
-	state := func(ns *netns.Handle) (v liveLiveState) {
+	state := func(ns *netns.Handle) (v bpf.LiveLiveState) {
 		o, err := p.root.Open(instance(scopeOf(ns)), pinStates)
 		if err != nil {
 			t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -57,7 +58,7 @@ func revived(t *testing.T, which int, last bool) bool {
 			t.Fatal(err)
 		}
 		defer o.Close()
-		var m liveLiveMetronome
+		var m bpf.LiveLiveMetronome
 		if err := o.Maps[pinClockwork].Lookup(uint32(0), &m); err != nil {
 			t.Fatal(err)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/ethtool"
 	"github.com/weir-project/weir/kernel"
 )
@@ -27,7 +28,7 @@ import (
 func entryName(loop int) string { return fmt.Sprintf("weir-tick%d", loop) }
 func exitName(loop int) string  { return fmt.Sprintf("weir-tock%d", loop) }
 
-const frameBytes = int(unsafe.Sizeof(liveLiveFrame{})) - 2
+const frameBytes = int(unsafe.Sizeof(bpf.LiveLiveFrame{})) - 2
 
 // frameMagic is LIVE_MAGIC.
 const frameMagic = 0x52494557
@@ -246,12 +247,12 @@ func seed(l loop, number int, generation uint32) error {
 // retune takes the loops to what the clockwork says: those that do not beat, or beat on another CPU than theirs, get a packet of a
 // new generation.
 func retune(clockwork, beats *ebpf.Map, loops []loop, all bool) error {
-	var m liveLiveMetronome
+	var m bpf.LiveLiveMetronome
 	if err := clockwork.Lookup(uint32(0), &m); err != nil {
 		return fmt.Errorf("reading the clockwork: %w", err)
 	}
 	for i, l := range loops {
-		var b liveLiveBeat
+		var b bpf.LiveLiveBeat
 		if err := beats.Lookup(uint32(i), &b); err != nil {
 			return fmt.Errorf("reading beats: %w", err)
 		}

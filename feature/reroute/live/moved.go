@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 )
 
 // moveOf is what signed probes have told of the link address of a device's neighbour.
-func moveOf(m *ebpf.Map, device int) (v liveLiveMove, err error) {
+func moveOf(m *ebpf.Map, device int) (v bpf.LiveLiveMove, err error) {
 	if err := m.Lookup(links.Slot(device), &v); err != nil {
 		return v, fmt.Errorf("reading the link address of the neighbour on interface %d: %w", device, err)
 	}
@@ -27,7 +28,7 @@ func moveOf(m *ebpf.Map, device int) (v liveLiveMove, err error) {
 // see within 250 ms that the kernel knows it.
 func (s *site) followMoves() error {
 	for i := range uint32(MaxSessions) {
-		var c liveLiveSetup
+		var c bpf.LiveLiveSetup
 		if err := s.pins.Maps[pinSetups].Lookup(i, &c); err != nil {
 			return fmt.Errorf("reading session %d: %w", i, err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -17,7 +18,7 @@ import (
 // The source of a probe is believed if the probe is signed and newer than all before, and of no other frame.
 func TestMovedNeighbour(t *testing.T) {
 	old, other := [6]uint8{2, 0, 0, 0, 0, 1}, [6]uint8{2, 0, 0, 0, 0, 9}
-	changed := func(change func(f *liveLiveFrame)) func(*bench) []byte {
+	changed := func(change func(f *bpf.LiveLiveFrame)) func(*bench) []byte {
 		return func(b *bench) []byte {
 			f := b.frame(101, 0)
 			f.Srh.SegmentsLeft, f.Ip.Daddr = 1, f.Seg[1]
@@ -28,24 +29,24 @@ func TestMovedNeighbour(t *testing.T) {
 	from := func(mac [6]uint8, data func(*bench) []byte) func(*bench) []byte {
 		return func(b *bench) []byte { d := data(b); copy(d[6:], mac[:]); return d }
 	}
-	next := changed(func(*liveLiveFrame) {})
+	next := changed(func(*bpf.LiveLiveFrame) {})
 	for _, c := range []struct {
 		name  string
 		data  func(*bench) []byte
 		moved uint32
 	}{
 		{"the next probe", from(other, next), 1},
-		{"of a later life", from(other, changed(func(f *liveLiveFrame) { f.Tlv.Life, f.Tlv.Seq = network64(78), network32(1) })), 1},
+		{"of a later life", from(other, changed(func(f *bpf.LiveLiveFrame) { f.Tlv.Life, f.Tlv.Seq = network64(78), network32(1) })), 1},
 		{"from where the kernel sends to", from(old, next), 0},
 		{"from a multicast address", from([6]uint8{3}, next), 0},
-		{"recorded", from(other, changed(func(f *liveLiveFrame) { f.Tlv.Seq = network32(100) })), 0},
-		{"recorded long ago", from(other, changed(func(f *liveLiveFrame) { f.Tlv.Life, f.Tlv.Seq = network64(76), network32(500) })), 0},
+		{"recorded", from(other, changed(func(f *bpf.LiveLiveFrame) { f.Tlv.Seq = network32(100) })), 0},
+		{"recorded long ago", from(other, changed(func(f *bpf.LiveLiveFrame) { f.Tlv.Life, f.Tlv.Seq = network64(76), network32(500) })), 0},
 		{"another key", from(other, func(b *bench) []byte { o := *b; o.key[0]++; return next(&o) }), 0},
 		{"no tag", from(other, func(b *bench) []byte { d := next(b); copy(d[len(d)-8:], make([]byte, 8)); return d }), 0},
-		{"from farther away", from(other, changed(func(f *liveLiveFrame) { f.Ip.HopLimit = 254 })), 0},
-		{"an answer", from(other, changed(func(f *liveLiveFrame) { f.Tlv.Kind = 1 })), 0},
+		{"from farther away", from(other, changed(func(f *bpf.LiveLiveFrame) { f.Ip.HopLimit = 254 })), 0},
+		{"an answer", from(other, changed(func(f *bpf.LiveLiveFrame) { f.Tlv.Kind = 1 })), 0},
 		{"our own, reflected", from(other, func(b *bench) []byte { f := b.s.setup(place{}, b.key, b.life).Frame; return b.sign(&f) }), 0},
-		{"of another session", from(other, changed(func(f *liveLiveFrame) { f.Tlv.Session = network32(8) })), 0},
+		{"of another session", from(other, changed(func(f *bpf.LiveLiveFrame) { f.Tlv.Session = network32(8) })), 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
@@ -55,7 +56,7 @@ func TestMovedNeighbour(t *testing.T) {
 			if err := b.maps[pinStates].Put(uint32(0), s); err != nil {
 				t.Fatal(err)
 			}
-			b.run(liveProgLiveReturn, c.data(b))
+			b.run(bpf.LiveProgLiveReturn, c.data(b))
 			v, err := moveOf(b.maps[pinMoves], 0)
 			if err != nil || v.Moved != c.moved || c.moved == 1 && (v.Was != old || v.Now != other) {
 				t.Errorf("%+v, %v", v, err)
@@ -64,7 +65,7 @@ func TestMovedNeighbour(t *testing.T) {
 				t.Error("it is counted before the segment counts it")
 			}
 			if c.moved == 1 { // and back, before the kernel knew
-				b.run(liveProgLiveReturn, from(old, changed(func(f *liveLiveFrame) { f.Tlv.Life, f.Tlv.Seq = network64(78), network32(2) }))(b))
+				b.run(bpf.LiveProgLiveReturn, from(old, changed(func(f *bpf.LiveLiveFrame) { f.Tlv.Life, f.Tlv.Seq = network64(78), network32(2) }))(b))
 				if v, err := moveOf(b.maps[pinMoves], 0); err != nil || v.Moved != 0 {
 					t.Errorf("moved back: %+v, %v", v, err)
 				}

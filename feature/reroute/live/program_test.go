@@ -9,12 +9,14 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 )
 
 // What the peer's function takes, and what it refuses and why.
 func TestFunction(t *testing.T) {
 	newest := func(b *bench) []byte { return b.sign(b.frame(100, 0)) }
-	changed := func(seq uint32, change func(*liveLiveFrame)) func(*bench) []byte {
+	changed := func(seq uint32, change func(*bpf.LiveLiveFrame)) func(*bench) []byte {
 		return func(b *bench) []byte { f := b.frame(seq, 0); change(f); return b.sign(f) }
 	}
 	for _, c := range []struct {
@@ -23,35 +25,35 @@ func TestFunction(t *testing.T) {
 		want  string // counted as; "": it is taken
 		heard uint32 // of it and one before
 	}{
-		{"the next one", changed(101, func(*liveLiveFrame) {}), "", 2},
-		{"one that was overtaken", changed(60, func(*liveLiveFrame) {}), "", 2},
-		{"after many lost ones", changed(100000, func(*liveLiveFrame) {}), "", 2},
+		{"the next one", changed(101, func(*bpf.LiveLiveFrame) {}), "", 2},
+		{"one that was overtaken", changed(60, func(*bpf.LiveLiveFrame) {}), "", 2},
+		{"after many lost ones", changed(100000, func(*bpf.LiveLiveFrame) {}), "", 2},
 		{"the same again", newest, "duplicate", 1},
-		{"one from before the window", changed(30, func(*liveLiveFrame) {}), "stale", 1},
-		{"an older life", changed(101, func(f *liveLiveFrame) { f.Tlv.Life = network64(76) }), "", 1},
-		{"a later life", changed(1, func(f *liveLiveFrame) { f.Tlv.Life = network64(78) }), "", 1},
+		{"one from before the window", changed(30, func(*bpf.LiveLiveFrame) {}), "stale", 1},
+		{"an older life", changed(101, func(f *bpf.LiveLiveFrame) { f.Tlv.Life = network64(76) }), "", 1},
+		{"a later life", changed(1, func(f *bpf.LiveLiveFrame) { f.Tlv.Life = network64(78) }), "", 1},
 		{"another key", func(b *bench) []byte { o := *b; o.key[0]++; return o.sign(b.frame(101, 0)) }, "forged", 1},
 		{"no tag", func(b *bench) []byte { return raw(b.frame(101, 0)) }, "forged", 1},
 		{"a changed byte", func(b *bench) []byte { d := b.sign(b.frame(101, 0)); d[len(d)-30] ^= 1; return d }, "forged", 1},
 		{"another place to return to", func(b *bench) []byte { d := b.sign(b.frame(101, 0)); d[14+40+8+3] ^= 1; return d }, "forged", 1},
-		{"an answer, reflected", changed(101, func(f *liveLiveFrame) { f.Tlv.Kind = 1 }), "forged", 1},
-		{"from two hops away", changed(101, func(f *liveLiveFrame) { f.Ip.HopLimit = 254 }), "far", 1},
+		{"an answer, reflected", changed(101, func(f *bpf.LiveLiveFrame) { f.Tlv.Kind = 1 }), "forged", 1},
+		{"from two hops away", changed(101, func(f *bpf.LiveLiveFrame) { f.Ip.HopLimit = 254 }), "far", 1},
 		{"cut off", func(b *bench) []byte { d := b.sign(b.frame(101, 0)); return d[:len(d)-1] }, "malformed", 1},
 		{"cut off within its header", func(b *bench) []byte { return b.sign(b.frame(101, 0))[:60] }, "malformed", 1},
-		{"another version", changed(101, func(f *liveLiveFrame) { f.Tlv.Version = 2 }), "malformed", 1},
-		{"a longer list", changed(101, func(f *liveLiveFrame) { f.Srh.Hdrlen = 14 }), "malformed", 1},
-		{"another length", changed(101, func(f *liveLiveFrame) { f.Ip.PayloadLen = network16(12) }), "malformed", 1},
-		{"another TLV", changed(101, func(f *liveLiveFrame) { f.Tlv.Type = 5 }), "malformed", 1},
-		{"no session's", changed(101, func(f *liveLiveFrame) { f.Tlv.Session = network32(8) }), "unknown", 1},
+		{"another version", changed(101, func(f *bpf.LiveLiveFrame) { f.Tlv.Version = 2 }), "malformed", 1},
+		{"a longer list", changed(101, func(f *bpf.LiveLiveFrame) { f.Srh.Hdrlen = 14 }), "malformed", 1},
+		{"another length", changed(101, func(f *bpf.LiveLiveFrame) { f.Ip.PayloadLen = network16(12) }), "malformed", 1},
+		{"another TLV", changed(101, func(f *bpf.LiveLiveFrame) { f.Tlv.Type = 5 }), "malformed", 1},
+		{"no session's", changed(101, func(f *bpf.LiveLiveFrame) { f.Tlv.Session = network32(8) }), "unknown", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t)
-			b.run(liveProgLiveEndRun, newest(b))
+			b.run(bpf.LiveProgLiveEndRun, newest(b))
 			if s := b.state(); s.Heard != 1 || s.PeerSeq != 100 {
 				t.Fatalf("the first: %+v", b.counted())
 			}
 			before := b.state()
-			b.run(liveProgLiveEndRun, c.data(b))
+			b.run(bpf.LiveProgLiveEndRun, c.data(b))
 			got := b.counted()
 			s := b.state()
 			if s.Heard != c.heard {
@@ -75,7 +77,7 @@ func TestAnswer(t *testing.T) {
 	b := newBench(t)
 	b.at(5 * time.Second)
 	probe := b.sign(b.frame(1, 0))
-	ret, answer, err := b.c.Programs[liveProgLiveEndRun].Test(probe)
+	ret, answer, err := b.c.Programs[bpf.LiveProgLiveEndRun].Test(probe)
 	if err != nil || ret != 0 {
 		t.Fatal(ret, err)
 	}
@@ -84,7 +86,7 @@ func TestAnswer(t *testing.T) {
 	if want := b.sign(f); !bytes.Equal(answer, want) {
 		t.Errorf("%x\nwant\n%x", answer, want)
 	}
-	if ret, _, err := b.c.Programs[liveProgLiveEndRun].Test(probe); err != nil || ret == 0 {
+	if ret, _, err := b.c.Programs[bpf.LiveProgLiveEndRun].Test(probe); err != nil || ret == 0 {
 		t.Errorf("a probe that is replayed is answered: %d, %v", ret, err)
 	}
 }
@@ -92,12 +94,12 @@ func TestAnswer(t *testing.T) {
 // A replayed life is refused while the present one is alive.
 func TestOldLife(t *testing.T) {
 	b := newBench(t)
-	b.run(liveProgLiveEndRun, b.sign(b.frame(1, 0)))
+	b.run(bpf.LiveProgLiveEndRun, b.sign(b.frame(1, 0)))
 	b.at(10 * time.Millisecond)
-	b.run(liveProgLiveEndRun, b.sign(b.frame(2, time.Millisecond)))
+	b.run(bpf.LiveProgLiveEndRun, b.sign(b.frame(2, time.Millisecond)))
 	old := b.frame(3, 2*time.Millisecond)
 	old.Tlv.Life = network64(76)
-	b.run(liveProgLiveEndRun, b.sign(old))
+	b.run(bpf.LiveProgLiveEndRun, b.sign(old))
 	if got, s := b.counted(), b.state(); got["stale"] != 1 || s.Heard != 2 || s.PeerLife != 77 {
 		t.Errorf("%v, %+v", got, s)
 	}
@@ -111,7 +113,7 @@ func TestFresh(t *testing.T) {
 		t.Helper()
 		seq++
 		b.at(at)
-		b.run(liveProgLiveEndRun, b.sign(b.frame(seq, got)))
+		b.run(bpf.LiveProgLiveEndRun, b.sign(b.frame(seq, got)))
 		s := b.state()
 		if s.LastSeen != uint64(start+at) {
 			t.Errorf("a probe at %s was not seen", at)
@@ -135,7 +137,7 @@ func TestFresh(t *testing.T) {
 // What of answers is taken, what is not ours goes on.
 func TestReturn(t *testing.T) {
 	const pass, taken = math.MaxUint32, 2 // TC_ACT_UNSPEC, TC_ACT_SHOT
-	changed := func(seq uint32, change func(*liveLiveFrame)) func(*bench) []byte {
+	changed := func(seq uint32, change func(*bpf.LiveLiveFrame)) func(*bench) []byte {
 		return func(b *bench) []byte { f := b.answer(seq); change(f); return b.sign(f) }
 	}
 	for _, c := range []struct {
@@ -145,20 +147,20 @@ func TestReturn(t *testing.T) {
 		want    string
 		answers uint32
 	}{
-		{"the next one", changed(6, func(*liveLiveFrame) {}), taken, "", 2},
-		{"one that was overtaken", changed(4, func(*liveLiveFrame) {}), taken, "", 2},
-		{"the same again", changed(5, func(*liveLiveFrame) {}), taken, "duplicate", 1},
-		{"to what was never sent", changed(1000, func(*liveLiveFrame) {}), taken, "stale", 1},
-		{"of another life", changed(6, func(f *liveLiveFrame) { f.Tlv.Life = network64(76) }), taken, "stale", 1},
-		{"a probe, reflected", changed(6, func(f *liveLiveFrame) { f.Tlv.Kind = 0 }), taken, "forged", 1},
+		{"the next one", changed(6, func(*bpf.LiveLiveFrame) {}), taken, "", 2},
+		{"one that was overtaken", changed(4, func(*bpf.LiveLiveFrame) {}), taken, "", 2},
+		{"the same again", changed(5, func(*bpf.LiveLiveFrame) {}), taken, "duplicate", 1},
+		{"to what was never sent", changed(1000, func(*bpf.LiveLiveFrame) {}), taken, "stale", 1},
+		{"of another life", changed(6, func(f *bpf.LiveLiveFrame) { f.Tlv.Life = network64(76) }), taken, "stale", 1},
+		{"a probe, reflected", changed(6, func(f *bpf.LiveLiveFrame) { f.Tlv.Kind = 0 }), taken, "forged", 1},
 		{"no tag", func(b *bench) []byte { return raw(b.answer(6)) }, taken, "forged", 1},
-		{"from far away", changed(6, func(f *liveLiveFrame) { f.Ip.HopLimit = 253 }), taken, "far", 1},
-		{"as if from here", changed(6, func(f *liveLiveFrame) { f.Ip.HopLimit = 255 }), taken, "far", 1},
-		{"malformed", changed(6, func(f *liveLiveFrame) { f.Srh.SegmentsLeft = 1 }), taken, "malformed", 1},
-		{"for another router", changed(6, func(f *liveLiveFrame) { f.Ip.Daddr.Bytes[15]++ }), pass, "", 1},
-		{"of another session", changed(6, func(f *liveLiveFrame) { f.Tlv.Session = network32(8) }), pass, "", 1},
+		{"from far away", changed(6, func(f *bpf.LiveLiveFrame) { f.Ip.HopLimit = 253 }), taken, "far", 1},
+		{"as if from here", changed(6, func(f *bpf.LiveLiveFrame) { f.Ip.HopLimit = 255 }), taken, "far", 1},
+		{"malformed", changed(6, func(f *bpf.LiveLiveFrame) { f.Srh.SegmentsLeft = 1 }), taken, "malformed", 1},
+		{"for another router", changed(6, func(f *bpf.LiveLiveFrame) { f.Ip.Daddr.Bytes[15]++ }), pass, "", 1},
+		{"of another session", changed(6, func(f *bpf.LiveLiveFrame) { f.Tlv.Session = network32(8) }), pass, "", 1},
 		{"of another length", func(b *bench) []byte { return append(b.sign(b.answer(6)), 0) }, pass, "", 1},
-		{"UDP", changed(6, func(f *liveLiveFrame) { f.Ip.Nexthdr = 17 }), pass, "", 1},
+		{"UDP", changed(6, func(f *bpf.LiveLiveFrame) { f.Ip.Nexthdr = 17 }), pass, "", 1},
 		{"IPv4", func(b *bench) []byte { d := b.sign(b.answer(6)); d[12], d[13] = 8, 0; return d }, pass, "", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -170,14 +172,14 @@ func TestReturn(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.at(time.Millisecond)
-			if v := b.run(liveProgLiveReturn, b.sign(b.answer(5))); v != taken || b.state().Answers != 1 {
+			if v := b.run(bpf.LiveProgLiveReturn, b.sign(b.answer(5))); v != taken || b.state().Answers != 1 {
 				t.Fatalf("the first: %d, %v", v, b.counted())
 			}
 			if s := b.state(); s.RttMin != uint64(time.Millisecond) {
 				t.Errorf("%d ns", s.RttMin)
 			}
 			before := b.state()
-			v := b.run(liveProgLiveReturn, c.data(b))
+			v := b.run(bpf.LiveProgLiveReturn, c.data(b))
 			got, s := b.counted(), b.state()
 			if v != c.verdict || s.Answers != c.answers {
 				t.Errorf("%d, answers %d; want %d, %d; %v", v, s.Answers, c.verdict, c.answers, got)
@@ -215,7 +217,7 @@ func TestLoss(t *testing.T) {
 	sent, missing, runs := uint32(0), 0, 0
 	for i := time.Duration(1); i <= seconds*1000; i++ {
 		b.at(i * time.Millisecond)
-		b.run(liveProgLiveTick, beat())
+		b.run(bpf.LiveProgLiveTick, beat())
 		s := b.state()
 		if s.Seq == sent {
 			continue
@@ -228,7 +230,7 @@ func TestLoss(t *testing.T) {
 			continue
 		}
 		missing = 0
-		b.run(liveProgLiveReturn, b.sign(b.answer(sent)))
+		b.run(bpf.LiveProgLiveReturn, b.sign(b.answer(sent)))
 	}
 	s := b.state()
 	if int(s.Sender.Downs) < runs-1 || int(s.Sender.Downs) > runs || runs < 20 {
@@ -246,32 +248,32 @@ func TestDampening(t *testing.T) {
 	b.s.StableFor, b.s.StableMax = 100*time.Millisecond, 350*time.Millisecond
 	b.put()
 	i := time.Duration(0)
-	run := func(answers bool, until func(*liveLiveState) bool) time.Duration {
+	run := func(answers bool, until func(*bpf.LiveLiveState) bool) time.Duration {
 		t.Helper()
 		for from := i; ; i++ {
 			b.at(i * 2500 * time.Microsecond)
-			b.run(liveProgLiveTick, beat())
+			b.run(bpf.LiveProgLiveTick, beat())
 			s := b.state()
 			if until(s) {
 				return (i - from) * 2500 * time.Microsecond
 			}
 			if answers && s.Seq != s.Answered {
-				b.run(liveProgLiveReturn, b.sign(b.answer(s.Seq)))
+				b.run(bpf.LiveProgLiveReturn, b.sign(b.answer(s.Seq)))
 			}
 			if i-from > 10000 {
 				t.Fatalf("never: %+v", s)
 			}
 		}
 	}
-	up := func(s *liveLiveState) bool { return s.Sender.Phase == 1 }
-	down := func(s *liveLiveState) bool { return s.Sender.Phase == 2 }
+	up := func(s *bpf.LiveLiveState) bool { return s.Sender.Phase == 1 }
+	down := func(s *bpf.LiveLiveState) bool { return s.Sender.Phase == 2 }
 	for n, want := range []time.Duration{100, 100, 200, 350, 350} {
 		want *= time.Millisecond
 		took := run(true, up)
 		if took < want || took > want+50*time.Millisecond {
 			t.Errorf("up for the %d. time after %s, want %s", n+1, took, want)
 		}
-		run(true, func(*liveLiveState) bool { return i%40 == 0 })
+		run(true, func(*bpf.LiveLiveState) bool { return i%40 == 0 })
 		if took := run(false, down); took < 20*time.Millisecond || took > 40*time.Millisecond {
 			t.Errorf("down after %s", took)
 		}
@@ -282,13 +284,13 @@ func TestDampening(t *testing.T) {
 func TestStall(t *testing.T) {
 	b := newBench(t)
 	at := time.Duration(0)
-	step := func(d time.Duration, answer bool) *liveLiveState {
+	step := func(d time.Duration, answer bool) *bpf.LiveLiveState {
 		at += d
 		b.at(at)
-		b.run(liveProgLiveTick, beat())
+		b.run(bpf.LiveProgLiveTick, beat())
 		s := b.state()
 		if answer && s.Seq != s.Answered {
-			b.run(liveProgLiveReturn, b.sign(b.answer(s.Seq)))
+			b.run(bpf.LiveProgLiveReturn, b.sign(b.answer(s.Seq)))
 		}
 		return b.state()
 	}
@@ -306,7 +308,7 @@ func TestStall(t *testing.T) {
 		t.Errorf("down at the first tick after a stall: %+v", s.Sender)
 	}
 	s := b.state()
-	b.run(liveProgLiveReturn, b.sign(b.answer(s.Seq)))
+	b.run(bpf.LiveProgLiveReturn, b.sign(b.answer(s.Seq)))
 	for range 8 {
 		s = step(tick, true)
 	}
@@ -329,17 +331,17 @@ func TestStall(t *testing.T) {
 // A farewell is believed with an acknowledgement that is new: one that was recorded has none.
 func TestRecordedFarewell(t *testing.T) {
 	b := newBench(t)
-	b.run(liveProgLiveEndRun, b.sign(b.frame(1, 0)))
+	b.run(bpf.LiveProgLiveEndRun, b.sign(b.frame(1, 0)))
 	b.at(time.Second)
 	old := b.frame(2, 0)
 	old.Tlv.Flags = 2
-	b.run(liveProgLiveEndRun, b.sign(old))
+	b.run(bpf.LiveProgLiveEndRun, b.sign(old))
 	if s := b.state(); s.Heard != 2 || s.Closed != 0 {
 		t.Errorf("closed at %d, heard %d", s.Closed, s.Heard)
 	}
 	fresh := b.frame(3, time.Millisecond)
 	fresh.Tlv.Flags = 2
-	b.run(liveProgLiveEndRun, b.sign(fresh))
+	b.run(bpf.LiveProgLiveEndRun, b.sign(fresh))
 	if s := b.state(); s.Closed != uint64(start+time.Second) {
 		t.Errorf("closed at %d", s.Closed)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -50,9 +51,9 @@ const (
 )
 
 var sharedMaps = map[string]string{
-	pinSetups: liveMapLiveSetups, pinStates: liveMapLiveStates, pinIDs: liveMapLiveIds, pinClockwork: liveMapLiveClockwork,
-	pinBeats: liveMapLiveBeats, pinShared: liveMapLiveShared, pinTimers: liveMapLiveTimers, pinCounts: liveMapLiveCounts, pinEvents: liveMapLiveEvents,
-	pinMoves: liveMapLiveMoves,
+	pinSetups: bpf.LiveMapLiveSetups, pinStates: bpf.LiveMapLiveStates, pinIDs: bpf.LiveMapLiveIds, pinClockwork: bpf.LiveMapLiveClockwork,
+	pinBeats: bpf.LiveMapLiveBeats, pinShared: bpf.LiveMapLiveShared, pinTimers: bpf.LiveMapLiveTimers, pinCounts: bpf.LiveMapLiveCounts, pinEvents: bpf.LiveMapLiveEvents,
+	pinMoves: bpf.LiveMapLiveMoves,
 	pinLinks: links.MapName,
 }
 
@@ -156,7 +157,7 @@ func (p *published) publish(l *kernel.WriteLock, ns *netns.Handle) error {
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_LiveBytes), Inode: p.Inode, Created: time.Now(), Version: Version, Config: config}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: p.Inode, Created: time.Now(), Version: Version, Config: config}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	pins := kernel.Pins{Maps: share}
 	if o == nil {
@@ -173,7 +174,7 @@ func (p *published) publish(l *kernel.WriteLock, ns *netns.Handle) error {
 
 // makeMaps adds to share the maps that are missing.
 func makeMaps(share map[string]*ebpf.Map) (made []*ebpf.Map, err error) {
-	spec, err := loadLive()
+	spec, err := bpf.LoadLive()
 	if err != nil {
 		return nil, err
 	}

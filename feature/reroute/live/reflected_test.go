@@ -7,13 +7,15 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 )
 
 // A probe of this end is no probe of the peer's, though the key is the same, nor is an answer that we gave one to us; what comes back
 // as it was sent goes no farther.
 func TestReflectedProbe(t *testing.T) {
 	const pass, taken, dropped = math.MaxUint32, 2, 2 // TC_ACT_UNSPEC, TC_ACT_SHOT, BPF_DROP
-	own := func(b *bench) *liveLiveFrame {
+	own := func(b *bench) *bpf.LiveLiveFrame {
 		f := b.s.setup(place{}, b.key, b.life).Frame
 		f.Tlv.Seq, f.Tlv.Sent, f.Tlv.Got = network32(101), network64(start), network64(start+1)
 		return &f
@@ -24,25 +26,25 @@ func TestReflectedProbe(t *testing.T) {
 		verdict       uint32
 		forged        uint64
 	}{
-		{"a probe of ours at our function", liveProgLiveEndRun, func(b *bench) []byte {
+		{"a probe of ours at our function", bpf.LiveProgLiveEndRun, func(b *bench) []byte {
 			f := own(b)
 			f.Srh.SegmentsLeft, f.Ip.Daddr.Bytes = 0, functionA.As16()
 			return b.sign(f)
 		}, dropped, 1},
-		{"as if it were later", liveProgLiveEndRun, func(b *bench) []byte {
+		{"as if it were later", bpf.LiveProgLiveEndRun, func(b *bench) []byte {
 			f := own(b)
 			f.Srh.SegmentsLeft, f.Ip.Daddr.Bytes, f.Tlv.Life = 0, functionA.As16(), network64(b.life+1)
 			return b.sign(f)
 		}, dropped, 1},
-		{"as it was sent", liveProgLiveReturn, func(b *bench) []byte { return b.sign(own(b)) }, taken, 1},
-		{"forwarded, as it was sent", liveProgLiveReturn, func(b *bench) []byte { f := own(b); f.Ip.HopLimit--; return b.sign(f) }, taken, 1},
-		{"what only looks so", liveProgLiveReturn, func(b *bench) []byte { o := *b; o.key[0]++; return o.sign(own(b)) }, pass, 0},
-		{"a probe of the peer's on its way", liveProgLiveReturn, func(b *bench) []byte {
+		{"as it was sent", bpf.LiveProgLiveReturn, func(b *bench) []byte { return b.sign(own(b)) }, taken, 1},
+		{"forwarded, as it was sent", bpf.LiveProgLiveReturn, func(b *bench) []byte { f := own(b); f.Ip.HopLimit--; return b.sign(f) }, taken, 1},
+		{"what only looks so", bpf.LiveProgLiveReturn, func(b *bench) []byte { o := *b; o.key[0]++; return o.sign(own(b)) }, pass, 0},
+		{"a probe of the peer's on its way", bpf.LiveProgLiveReturn, func(b *bench) []byte {
 			f := b.frame(101, 0)
 			f.Srh.SegmentsLeft, f.Ip.Daddr.Bytes = 1, functionA.As16()
 			return b.sign(f)
 		}, pass, 0},
-		{"an answer of ours", liveProgLiveReturn, func(b *bench) []byte {
+		{"an answer of ours", bpf.LiveProgLiveReturn, func(b *bench) []byte {
 			f := b.answer(6)
 			f.Seg[0].Bytes = netip.MustParseAddr("fd77::2").As16()
 			return b.sign(f)
@@ -52,7 +54,7 @@ func TestReflectedProbe(t *testing.T) {
 			b := newBench(t)
 			b.sent(10)
 			b.at(time.Millisecond)
-			b.run(liveProgLiveEndRun, b.sign(b.frame(100, 0)))
+			b.run(bpf.LiveProgLiveEndRun, b.sign(b.frame(100, 0)))
 			before := b.state()
 			if v := b.run(c.program, c.data(b)); v != c.verdict {
 				t.Errorf("%d, want %d", v, c.verdict)

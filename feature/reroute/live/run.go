@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -176,7 +177,7 @@ func (k *known) settle() error {
 	if err != nil {
 		return err
 	}
-	var c liveLiveSetup
+	var c bpf.LiveLiveSetup
 	for i := range k.Config.Sessions {
 		s := &k.Config.Sessions[i]
 		if err := k.Maps[pinSetups].Lookup(k.Places[s.Name], &c); err != nil {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -43,8 +44,8 @@ func network64(v uint64) uint64 {
 }
 
 // setup is what the programs need to know of a session.
-func (s Session) setup(p place, key [2]uint64, life uint64) liveLiveSetup {
-	c := liveLiveSetup{Key: key, Life: life, Interval: uint64(s.Interval), Grace: uint64(s.Grace), Hold: uint64(s.StableFor),
+func (s Session) setup(p place, key [2]uint64, life uint64) bpf.LiveLiveSetup {
+	c := bpf.LiveLiveSetup{Key: key, Life: life, Interval: uint64(s.Interval), Grace: uint64(s.Grace), Hold: uint64(s.StableFor),
 		HoldMax: uint64(s.StableMax), Id: s.ID, Ifindex: uint32(p.device), Master: uint32(p.master), On: 1, Multiplier: uint8(s.Multiplier)}
 	for _, b := range []struct {
 		to *uint8
@@ -74,15 +75,15 @@ func (s Session) setup(p place, key [2]uint64, life uint64) liveLiveSetup {
 }
 
 // identity is what must stay for a session to keep what is known of it.
-func identity(c liveLiveSetup) liveLiveSetup {
-	out := liveLiveSetup{Id: c.Id, Ifindex: c.Ifindex, On: c.On, Sends: c.Sends, Judges: c.Judges, Echo: c.Echo, Observe: c.Observe, Key: c.Key}
+func identity(c bpf.LiveLiveSetup) bpf.LiveLiveSetup {
+	out := bpf.LiveLiveSetup{Id: c.Id, Ifindex: c.Ifindex, On: c.On, Sends: c.Sends, Judges: c.Judges, Echo: c.Echo, Observe: c.Observe, Key: c.Key}
 	out.Frame.Ip, out.Frame.Seg = c.Frame.Ip, c.Frame.Seg
 	return out
 }
 
 // putSession has the programs know a session. What they know of it stays, unless it is another session now.
 func putSession(m map[string]*ebpf.Map, s Session, p place, key [2]uint64) error {
-	var have liveLiveSetup
+	var have bpf.LiveLiveSetup
 	if err := m[pinSetups].Lookup(p.index, &have); err != nil {
 		return fmt.Errorf("reading session %d: %w", p.index, err)
 	}
@@ -112,45 +113,45 @@ func putID(m map[string]*ebpf.Map, id, index uint32) error {
 
 // replaceSession has the programs forget a session in favour of another one. If the former found its link down, the latter begins
 // with that verdict: a change of the configuration does not say that the link works.
-func replaceSession(m map[string]*ebpf.Map, index uint32, have, want liveLiveSetup) error {
+func replaceSession(m map[string]*ebpf.Map, index uint32, have, want bpf.LiveLiveSetup) error {
 	if have.Ifindex == 0 || have.Ifindex != want.Ifindex || have.Observe != 0 || want.Observe != 0 {
 		return clearSession(m, index)
 	}
-	was := &liveLiveState{}
+	was := &bpf.LiveLiveState{}
 	if err := m[pinStates].Lookup(index, was); err != nil {
 		return fmt.Errorf("reading session %d: %w", index, err)
 	}
 	if was.Sender.Phase != phaseDown && was.Peer.Phase != phaseDown {
 		return clearSession(m, index)
 	}
-	begin := &liveLiveState{}
-	found := liveLiveJudgement{Phase: phaseDown, Since: max(was.Sender.Since, was.Peer.Since)}
+	begin := &bpf.LiveLiveState{}
+	found := bpf.LiveLiveJudgement{Phase: phaseDown, Since: max(was.Sender.Since, was.Peer.Since)}
 	if want.Sends != 0 {
 		begin.Sender = found
 	}
 	if want.Judges != 0 {
 		begin.Peer = found
 	}
-	return forgetSession(m, index, have.Id, liveLiveSetup{Life: have.Life, Ifindex: have.Ifindex}, begin)
+	return forgetSession(m, index, have.Id, bpf.LiveLiveSetup{Life: have.Life, Ifindex: have.Ifindex}, begin)
 }
 
 // clearSession has the programs forget a session, and gives the data path its link back.
 func clearSession(m map[string]*ebpf.Map, index uint32) error {
-	var have liveLiveSetup
+	var have bpf.LiveLiveSetup
 	if err := m[pinSetups].Lookup(index, &have); err != nil {
 		return fmt.Errorf("reading session %d: %w", index, err)
 	}
-	off := liveLiveSetup{Life: have.Life}
+	off := bpf.LiveLiveSetup{Life: have.Life}
 	if have == off {
 		return nil
 	}
-	if err := forgetSession(m, index, have.Id, off, &liveLiveState{}); err != nil {
+	if err := forgetSession(m, index, have.Id, off, &bpf.LiveLiveState{}); err != nil {
 		return err
 	}
 	if have.Ifindex == 0 {
 		return nil
 	}
-	if err := m[pinMoves].Put(links.Slot(int(have.Ifindex)), liveLiveMove{}); err != nil {
+	if err := m[pinMoves].Put(links.Slot(int(have.Ifindex)), bpf.LiveLiveMove{}); err != nil {
 		return fmt.Errorf("forgetting session %d: %w", index, err)
 	}
 	if have.Observe != 0 {
@@ -161,7 +162,7 @@ func clearSession(m map[string]*ebpf.Map, index uint32) error {
 
 // forgetSession takes the session of a number from the programs. The next one of its place begins with what is given. Killed on the
 // way, off names the device whose word of the link is still to be cleared.
-func forgetSession(m map[string]*ebpf.Map, index, id uint32, off liveLiveSetup, begin *liveLiveState) error {
+func forgetSession(m map[string]*ebpf.Map, index, id uint32, off bpf.LiveLiveSetup, begin *bpf.LiveLiveState) error {
 	if err := m[pinSetups].Put(index, off); err != nil {
 		return fmt.Errorf("ending session %d: %w", index, err)
 	}
@@ -179,8 +180,8 @@ func forgetSession(m map[string]*ebpf.Map, index, id uint32, off liveLiveSetup, 
 // closing has a session say, as long as it is on, that it is about to end. said tells whether it has said so three times, of which two
 // may be lost, in its probes as in its answers.
 func closing(m map[string]*ebpf.Map, index uint32) (interval time.Duration, said func() bool, err error) {
-	var c liveLiveSetup
-	before, now := &liveLiveState{}, &liveLiveState{}
+	var c bpf.LiveLiveSetup
+	before, now := &bpf.LiveLiveState{}, &bpf.LiveLiveState{}
 	said = func() bool { return true }
 	if err := errors.Join(m[pinSetups].Lookup(index, &c), m[pinStates].Lookup(index, before)); err != nil {
 		return 0, said, fmt.Errorf("reading session %d: %w", index, err)

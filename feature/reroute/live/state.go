@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -158,8 +159,8 @@ func (st *State) readScope(r *kernel.Root, scope string, p published) error {
 	at := kernel.Monotonic()
 	for _, s := range p.Config.Sessions {
 		s = s.filled()
-		var c liveLiveSetup
-		v := &liveLiveState{}
+		var c bpf.LiveLiveSetup
+		v := &bpf.LiveLiveState{}
 		i := p.Places[s.Name]
 		if err := errors.Join(o.Maps[pinSetups].Lookup(i, &c), o.Maps[pinStates].Lookup(i, v)); err != nil {
 			return fmt.Errorf("reading session %q: %w", s.Name, err)
@@ -192,12 +193,12 @@ func (st *State) readLoops(o *kernel.Opened, p published, at uint64) error {
 	if err != nil {
 		return err
 	}
-	var m liveLiveMetronome
+	var m bpf.LiveLiveMetronome
 	if err := o.Maps[pinClockwork].Lookup(uint32(0), &m); err != nil {
 		return fmt.Errorf("reading the clockwork: %w", err)
 	}
 	for i := range m.Loops {
-		var b liveLiveBeat
+		var b bpf.LiveLiveBeat
 		if err := o.Maps[pinBeats].Lookup(i, &b); err != nil {
 			return fmt.Errorf("reading beats: %w", err)
 		}
@@ -214,7 +215,7 @@ func (st *State) readLoops(o *kernel.Opened, p published, at uint64) error {
 // since is how long ago a moment was; 0 for one after at, which another CPU may have written meanwhile.
 func since(at, moment uint64) time.Duration { return time.Duration(at - min(at, moment)) }
 
-func judgementOf(j liveLiveJudgement, at uint64) *Judgement {
+func judgementOf(j bpf.LiveLiveJudgement, at uint64) *Judgement {
 	out := &Judgement{Phase: Init, Downs: j.Downs, Granted: j.Granted}
 	if int(j.Phase) < len(phases) {
 		out.Phase = phases[j.Phase]
@@ -225,7 +226,7 @@ func judgementOf(j liveLiveJudgement, at uint64) *Judgement {
 	return out
 }
 
-func stateOf(s Session, c liveLiveSetup, v *liveLiveState, at uint64) SessionState {
+func stateOf(s Session, c bpf.LiveLiveSetup, v *bpf.LiveLiveState, at uint64) SessionState {
 	out := SessionState{Name: s.Name, Device: s.Device, ID: s.ID, Mode: s.Mode, Phase: Init, Flaps: v.Sender.Downs + v.Peer.Downs,
 		Sent: v.Seq, Answered: v.Answers, Unanswered: v.Seq - v.Answered, Heard: v.Heard, LostHeard: v.PeerSeq - min(v.PeerSeq, v.Heard),
 		RTT: rttOf(v), Counts: map[string]uint64{}}
@@ -256,7 +257,7 @@ func stateOf(s Session, c liveLiveSetup, v *liveLiveState, at uint64) SessionSta
 
 // directions says which way of the link works. Answers prove both. The peer's own probes prove that it reaches us, and say
 // whether we reach it: they acknowledge what it hears.
-func directions(s Session, c liveLiveSetup, v *liveLiveState, at uint64) (out, in Direction) {
+func directions(s Session, c bpf.LiveLiveSetup, v *bpf.LiveLiveState, at uint64) (out, in Direction) {
 	window := time.Duration(c.Interval) * time.Duration(s.Multiplier+1)
 	if v.PeerInterval != 0 {
 		window = max(window, time.Duration(v.PeerInterval)*time.Duration(v.PeerMultiplier+1))
@@ -278,7 +279,7 @@ func directions(s Session, c liveLiveSetup, v *liveLiveState, at uint64) (out, i
 }
 
 // rttOf reads the histogram (live_bucket in heard.h).
-func rttOf(v *liveLiveState) RTT {
+func rttOf(v *bpf.LiveLiveState) RTT {
 	out := RTT{Min: time.Duration(v.RttMin), Jitter: time.Duration(v.Jitter)}
 	total := uint64(0)
 	for _, n := range v.Rtt {

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -163,7 +164,7 @@ func findDevice(name string) (p place, err error) {
 // program is one of them, over the instance's maps.
 func (s *site) program(name string) (*ebpf.Program, error) {
 	if s.coll == nil {
-		spec, err := loadLive()
+		spec, err := bpf.LoadLive()
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +172,7 @@ func (s *site) program(name string) (*ebpf.Program, error) {
 		for pin, name := range sharedMaps {
 			share[name] = s.pins.Maps[pin]
 		}
-		if s.coll, err = kernel.Load(spec, []string{liveProgLiveTick, liveProgLiveEnd, liveProgLiveReturn, liveProgLiveLeave}, share); err != nil {
+		if s.coll, err = kernel.Load(spec, []string{bpf.LiveProgLiveTick, bpf.LiveProgLiveEnd, bpf.LiveProgLiveReturn, bpf.LiveProgLiveLeave}, share); err != nil {
 			return nil, err
 		}
 	}
@@ -222,7 +223,7 @@ func (s *site) segments(places map[string]place, anew bool) error {
 		if there, err := r.Attached(); err == nil && there && !anew {
 			continue
 		}
-		prog, err := s.program(liveProgLiveEnd)
+		prog, err := s.program(bpf.LiveProgLiveEnd)
 		if err != nil {
 			return err
 		}
@@ -261,7 +262,7 @@ func (s *site) dropSegments(but map[segment]bool) error {
 
 // clockwork has the loops beat as they should.
 func (s *site) clockwork(tick uint64) error {
-	var m liveLiveMetronome
+	var m bpf.LiveLiveMetronome
 	if err := s.pins.Maps[pinClockwork].Lookup(uint32(0), &m); err != nil {
 		return fmt.Errorf("reading the clockwork: %w", err)
 	}

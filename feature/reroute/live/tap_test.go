@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/ethtool"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -142,7 +143,7 @@ func (b *bench) sent(probes uint32) {
 // An answer of which the device has put no more than the Ethernet header in front, as drivers of network cards do that leave the rest
 // on the pages that the card wrote.
 func TestPieces(t *testing.T) {
-	d := newTap(t, liveProgLiveReturn)
+	d := newTap(t, bpf.LiveProgLiveReturn)
 	d.b.sent(10)
 	data := d.b.sign(d.b.answer(5))
 	d.receives(data[:14], data[14:60], data[60:])
@@ -167,7 +168,7 @@ func TestForAnotherDevice(t *testing.T) {
 		{"another link address", func(d *tap, data []byte) { d.mac[5] ^= 1; d.receives(data); d.mac[5] ^= 1 }, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := newTap(t, liveProgLiveReturn)
+			d := newTap(t, bpf.LiveProgLiveReturn)
 			d.b.sent(10)
 			own := d.b.sign(d.b.answer(6))
 			c.make(d, bytes.Clone(d.b.sign(d.b.answer(5))))

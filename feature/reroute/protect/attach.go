@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -36,7 +37,7 @@ func protected(routes []route) map[int]string {
 func (s *site) load(name string) (*kernel.Collection, error) { return loadOver(s.pins.Maps, name) }
 
 func loadOver(pinned map[string]*ebpf.Map, name string) (*kernel.Collection, error) {
-	spec, err := loadProtect()
+	spec, err := bpf.LoadProtect()
 	if err != nil {
 		return nil, err
 	}
@@ -59,13 +60,13 @@ func (s *site) attach(routes []route) error {
 		delete(missing, index)
 	}
 	if len(missing) > 0 {
-		c, err := s.load(protectProgRerouteEgress)
+		c, err := s.load(bpf.ProtectProgRerouteEgress)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
 		for _, index := range slices.Sorted(maps.Keys(missing)) {
-			if err := s.attachOne(index, missing[index], c.Programs[protectProgRerouteEgress]); err != nil {
+			if err := s.attachOne(index, missing[index], c.Programs[bpf.ProtectProgRerouteEgress]); err != nil {
 				return err
 			}
 			kernel.Step("protect:attached")

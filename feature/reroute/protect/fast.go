@@ -14,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
@@ -55,7 +56,7 @@ func startFast(ns *netns.Handle, pins *kernel.Opened, w whole, seen *kernel.Netf
 	if f.why, err = f.obstacle(); err != nil || f.why != "" {
 		return f, err
 	}
-	if f.c, err = loadOver(pins.Maps, protectProgRerouteIngress); err != nil {
+	if f.c, err = loadOver(pins.Maps, bpf.ProtectProgRerouteIngress); err != nil {
 		return nil, err
 	}
 	m, err := table.Of(f.c.Maps, "fast")
@@ -140,7 +141,7 @@ func (f *fast) suspend() {
 
 func (f *fast) until(t uint64) {
 	if f.c != nil {
-		_ = f.c.Variables[protectVarFastUntil].Set(t) // the map is there as long as the program
+		_ = f.c.Variables[bpf.ProtectVarFastUntil].Set(t) // the map is there as long as the program
 	}
 }
 
@@ -190,7 +191,7 @@ func (f *fast) attach() error {
 		}
 		for _, index := range slices.Sorted(maps.Keys(at)) {
 			p := kernel.TCX{Ifindex: index, Device: at[index]}
-			ln, err := p.Attach(f.c.Programs[protectProgRerouteIngress])
+			ln, err := p.Attach(f.c.Programs[bpf.ProtectProgRerouteIngress])
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -18,8 +19,8 @@ const maxRepairs = 4096 // REROUTE_REPAIRS; the first is none
 // ones are written where nothing leads, then what leads to them is changed word by word.
 type installer struct {
 	repairs, paths, prefixes *ebpf.Map
-	have                     map[uint32]protectRerouteRepair // that something leads to, or did
-	kept                     map[uint32]bool                 // that are part of what is wanted
+	have                     map[uint32]bpf.ProtectRerouteRepair // that something leads to, or did
+	kept                     map[uint32]bool                     // that are part of what is wanted
 }
 
 // install makes the maps those of the routes.
@@ -29,7 +30,7 @@ func (s *site) install(routes []route) error {
 	if err != nil {
 		return err
 	}
-	paths, prefixes := map[uint32]protectReroutePath{}, map[protectReroutePrefix]uint32{}
+	paths, prefixes := map[uint32]bpf.ProtectReroutePath{}, map[bpf.ProtectReroutePrefix]uint32{}
 	for _, r := range routes {
 		first, err := i.chain(r.ways)
 		if err != nil {
@@ -54,7 +55,7 @@ func (s *site) install(routes []route) error {
 		if _, wanted := paths[slot]; wanted {
 			continue
 		}
-		paths[slot] = protectReroutePath{}
+		paths[slot] = bpf.ProtectReroutePath{}
 		if err := s.forget(slot); err != nil {
 			return err
 		}
@@ -72,20 +73,20 @@ func (s *site) install(routes []route) error {
 
 func installerOf(o *kernel.Opened) *installer {
 	return &installer{repairs: o.Maps[pinRepairs], paths: o.Maps[pinPaths], prefixes: o.Maps[pinPrefixes],
-		have: map[uint32]protectRerouteRepair{}, kept: map[uint32]bool{}}
+		have: map[uint32]bpf.ProtectRerouteRepair{}, kept: map[uint32]bool{}}
 }
 
 // readRepairs are the repairs that packets can take, by number.
-func readRepairs(o *kernel.Opened) (map[uint32]protectRerouteRepair, error) {
+func readRepairs(o *kernel.Opened) (map[uint32]bpf.ProtectRerouteRepair, error) {
 	i := installerOf(o)
 	_, _, err := i.read()
 	return i.have, err
 }
 
 // read collects what is installed.
-func (i *installer) read() (paths map[uint32]protectReroutePath, prefixes map[protectReroutePrefix]uint32, err error) {
-	paths, prefixes = map[uint32]protectReroutePath{}, map[protectReroutePrefix]uint32{}
-	var p protectReroutePath
+func (i *installer) read() (paths map[uint32]bpf.ProtectReroutePath, prefixes map[bpf.ProtectReroutePrefix]uint32, err error) {
+	paths, prefixes = map[uint32]bpf.ProtectReroutePath{}, map[bpf.ProtectReroutePrefix]uint32{}
+	var p bpf.ProtectReroutePath
 	for slot := range uint32(links.Slots) {
 		if err := i.paths.Lookup(slot, &p); err != nil {
 			return nil, nil, fmt.Errorf("reading paths: %w", err)
@@ -97,7 +98,7 @@ func (i *installer) read() (paths map[uint32]protectReroutePath, prefixes map[pr
 			}
 		}
 	}
-	var key protectReroutePrefix
+	var key bpf.ProtectReroutePrefix
 	var id uint32
 	for it := i.prefixes.Iterate(); ; {
 		if !it.Next(&key, &id) {
@@ -119,7 +120,7 @@ func (i *installer) follow(id uint32) error {
 		if _, known := i.have[id]; known {
 			return nil
 		}
-		var r protectRerouteRepair
+		var r bpf.ProtectRerouteRepair
 		if err := i.repairs.Lookup(id, &r); err != nil {
 			return fmt.Errorf("reading repair %d: %w", id, err)
 		}
@@ -132,7 +133,7 @@ func (i *installer) follow(id uint32) error {
 // chain writes the repairs of a path, the last one first, and returns the number of the first.
 func (i *installer) chain(ways []way) (id uint32, err error) {
 	for n := len(ways) - 1; n >= 0; n-- {
-		r := ways[n].protectRerouteRepair
+		r := ways[n].ProtectRerouteRepair
 		r.Next = id
 		if id, err = i.put(r); err != nil {
 			return 0, err
@@ -142,7 +143,7 @@ func (i *installer) chain(ways []way) (id uint32, err error) {
 }
 
 // put finds a repair that is there already, or writes it where no packet can meet it yet.
-func (i *installer) put(r protectRerouteRepair) (uint32, error) {
+func (i *installer) put(r bpf.ProtectRerouteRepair) (uint32, error) {
 	for id, h := range i.have {
 		if h == r {
 			i.kept[id] = true
@@ -162,7 +163,7 @@ func (i *installer) put(r protectRerouteRepair) (uint32, error) {
 	return 0, fmt.Errorf("there are %d different repairs already, or half of them changed at once: apply fewer at a time", maxRepairs-1)
 }
 
-func (i *installer) putPrefixes(have, want map[protectReroutePrefix]uint32) error {
+func (i *installer) putPrefixes(have, want map[bpf.ProtectReroutePrefix]uint32) error {
 	for key, id := range want {
 		if have[key] == id {
 			continue
@@ -183,10 +184,10 @@ func (i *installer) putPrefixes(have, want map[protectReroutePrefix]uint32) erro
 }
 
 // prefixKey is a destination behind a link as the programs look it up.
-func prefixKey(slot uint32, p netip.Prefix) protectReroutePrefix {
+func prefixKey(slot uint32, p netip.Prefix) bpf.ProtectReroutePrefix {
 	bits := p.Bits()
 	if p.Addr().Is4() {
 		bits += 96
 	}
-	return protectReroutePrefix{Bits: uint32(32 + bits), Slot: slot, Addr: p.Addr().As16()}
+	return bpf.ProtectReroutePrefix{Bits: uint32(32 + bits), Slot: slot, Addr: p.Addr().As16()}
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"time"
+
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 )
 
 // keepSize is how long a size is kept that a router on the way told: as long as a kernel keeps that of a route (RFC 8201, 5.2). Tests change it.
@@ -18,7 +20,7 @@ type wayKey struct {
 	header6, header4 [headerRoom]byte
 }
 
-func wayKeyOf(r *protectRerouteRepair) wayKey { return wayKey{r.Ifindex, r.Header6, r.Header4} }
+func wayKeyOf(r *bpf.ProtectRerouteRepair) wayKey { return wayKey{r.Ifindex, r.Header6, r.Header4} }
 
 // learntSize is the size of packets that a way takes, with their outer headers.
 type learntSize struct {
@@ -27,11 +29,11 @@ type learntSize struct {
 }
 
 // leastSize is the size below which nothing is learnt: IPv6 packets of 1,280 bytes go every way.
-func leastSize(r *protectRerouteRepair) uint32 { return LeastMTU + max(r.Len6, r.Len4) }
+func leastSize(r *bpf.ProtectRerouteRepair) uint32 { return LeastMTU + max(r.Len6, r.Len4) }
 
 // about says whether a message quotes a packet that went by a repair: from this router, to one of the segments, with the
 // others behind it, and too big for the link that the message is about.
-func (m tooBig) about(r *protectRerouteRepair) bool {
+func (m tooBig) about(r *bpf.ProtectRerouteRepair) bool {
 	if m.length <= m.mtu || m.length > r.Mtu {
 		return false
 	}
@@ -117,7 +119,7 @@ func (w *watcher) learn(m tooBig) {
 	}
 }
 
-func (w *watcher) learnSize(p published, r *protectRerouteRepair, m tooBig) {
+func (w *watcher) learnSize(p published, r *bpf.ProtectRerouteRepair, m tooBig) {
 	size, known := max(m.mtu, leastSize(r)), r.Mtu
 	s, again := w.sizes[wayKeyOf(r)]
 	if again {
@@ -173,7 +175,7 @@ func shrink(routes []route, sizes map[wayKey]uint32) {
 	for _, t := range routes {
 		for i := range t.ways {
 			w := &t.ways[i]
-			if size, ok := sizes[wayKeyOf(&w.protectRerouteRepair)]; ok && size < w.Mtu {
+			if size, ok := sizes[wayKeyOf(&w.ProtectRerouteRepair)]; ok && size < w.Mtu {
 				w.Mtu, w.Flags = size, w.Flags|flagLearnt
 			}
 		}

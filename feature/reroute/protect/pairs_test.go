@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
+
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 )
 
 // Routers that tell of many sizes, for many repairs, make no more than some devices; each repair's answers name a size that fits.
@@ -32,7 +34,7 @@ func TestManySizesShareDevices(t *testing.T) {
 		return out
 	}
 	own := len(devices()) // of the full size: IPv6 and IPv4
-	read := func() map[uint32]protectRerouteRepair {
+	read := func() map[uint32]bpf.ProtectRerouteRepair {
 		t.Helper()
 		o, err := w.root.Open(instanceOf(scopeOf(w.r1)), pinRepairs, pinPaths, pinPrefixes)
 		if err != nil {

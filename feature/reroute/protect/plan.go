@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -204,7 +205,7 @@ func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err erro
 		if err != nil {
 			return plan, err
 		}
-		if m.Object != kernel.ObjectHash(_ProtectBytes) {
+		if m.Object != kernel.ObjectHash(bpf.Object()) {
 			plan.Add(feature.Step{Verb: "upgrade", Object: "reroute in namespace " + i.Scope, Detail: "programs of another weir",
 				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, i) }})
 		}
@@ -227,12 +228,12 @@ func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	if err != nil {
 		return err
 	}
-	c, err := s.load(protectProgRerouteEgress)
+	c, err := s.load(bpf.ProtectProgRerouteEgress)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	p := c.Programs[protectProgRerouteEgress]
+	p := c.Programs[bpf.ProtectProgRerouteEgress]
 	return l.Upgrade(inst, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: s.pins.Maps}, Keep: names, Swap: func() error { return s.move(names, p) }})
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -62,7 +63,7 @@ func TestProgram(t *testing.T) {
 		t.Skip("need: kernel", err)
 	}
 	source, segments := addrs("fc00:1::1")[0], addrs("fc00:3::e", "fc00:2::d6")
-	repair := protectRerouteRepair{Ifindex: loopback, Slot: loopback, Watch: 7, Row: 1, Flags: flagFor4 | flagFor6, Mtu: 1500}
+	repair := bpf.ProtectRerouteRepair{Ifindex: loopback, Slot: loopback, Watch: 7, Row: 1, Flags: flagFor4 | flagFor6, Mtu: 1500}
 	n := 0
 	repair.Header6, n = encapHeader(source, segments, nextIPv6)
 	repair.Len6 = uint32(n)
@@ -84,7 +85,7 @@ func TestProgram(t *testing.T) {
 	own := text(frame[14:18]) + "0034" + "2b3f" + text(frame[22:38]) + text(segments[0].AsSlice()) + "1102040100000000" + text(final.AsSlice())
 
 	for name, c := range map[string]struct {
-		repairs []protectRerouteRepair
+		repairs []bpf.ProtectRerouteRepair
 		words   map[uint32]links.Word
 		in      []byte
 		mark    uint32
@@ -92,47 +93,47 @@ func TestProgram(t *testing.T) {
 		out     string // hexadecimal, behind the Ethernet header; empty: as it came in
 		count   string // of path 1
 	}{
-		"up":                     {repairs: []protectRerouteRepair{repair}, in: frame, ret: actNext},
-		"probe":                  {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
-		"carrier":                {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {0, 1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
-		"drain":                  {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {0, 0, 1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
-		"another link is down":   {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{2: {1}}, in: frame, ret: actNext},
+		"up":                     {repairs: []bpf.ProtectRerouteRepair{repair}, in: frame, ret: actNext},
+		"probe":                  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
+		"carrier":                {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {0, 1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
+		"drain":                  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {0, 0, 1}}, in: frame, ret: actRedirect, out: outer6 + text(frame[14:]), count: "packets 1"},
+		"another link is down":   {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{2: {1}}, in: frame, ret: actNext},
 		"nothing is configured":  {words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext},
-		"IPv4, traffic class":    {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: v4, ret: actRedirect, out: outer4 + text(v4[14:]), count: "packets 1"},
-		"inline":                 {repairs: []protectRerouteRepair{inline}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1"},
-		"shadow":                 {repairs: []protectRerouteRepair{shadow}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext, count: "shadow 1"},
-		"not for its protocol":   {repairs: []protectRerouteRepair{only4}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext, count: "none 1"},
-		"the backup is down":     {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}, 7: {0, 1}}, in: frame, ret: actDrop, count: "stuck 1"},
-		"the second is taken":    {repairs: []protectRerouteRepair{second, inline8(inline)}, words: map[uint32]links.Word{1: {1}, 7: {0, 1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1, next 1"},
-		"too big, nobody to say": {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 53, 63, 1400), ret: actDrop, count: "lost 1"},
-		"just fits":              {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 53, 63, 1436-48), ret: actRedirect, count: "packets 1", out: "-"},
-		"multicast":              {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("ff02::5", 53, 63, 4), ret: actNext, count: "exempt 1"},
-		"link-local":             {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fe80::5", 53, 63, 4), ret: actNext, count: "exempt 1"},
-		"BFD":                    {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 3784, 255, 4), ret: actNext, count: "exempt 1"},
-		"BFD over several hops":  {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 3784, 63, 4), ret: actRedirect, count: "packets 1", out: "-"},
-		"a probe":                {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: frame, mark: Mark, ret: actNext, count: "exempt 1"},
-		"ARP":                    {repairs: []protectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: append(append(make([]byte, 12), 8, 6), make([]byte, 46)...), ret: actNext},
+		"IPv4, traffic class":    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: v4, ret: actRedirect, out: outer4 + text(v4[14:]), count: "packets 1"},
+		"inline":                 {repairs: []bpf.ProtectRerouteRepair{inline}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1"},
+		"shadow":                 {repairs: []bpf.ProtectRerouteRepair{shadow}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext, count: "shadow 1"},
+		"not for its protocol":   {repairs: []bpf.ProtectRerouteRepair{only4}, words: map[uint32]links.Word{1: {1}}, in: frame, ret: actNext, count: "none 1"},
+		"the backup is down":     {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}, 7: {0, 1}}, in: frame, ret: actDrop, count: "stuck 1"},
+		"the second is taken":    {repairs: []bpf.ProtectRerouteRepair{second, inline8(inline)}, words: map[uint32]links.Word{1: {1}, 7: {0, 1}}, in: frame, ret: actRedirect, out: own + text(frame[54:]), count: "packets 1, next 1"},
+		"too big, nobody to say": {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 53, 63, 1400), ret: actDrop, count: "lost 1"},
+		"just fits":              {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 53, 63, 1436-48), ret: actRedirect, count: "packets 1", out: "-"},
+		"multicast":              {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("ff02::5", 53, 63, 4), ret: actNext, count: "exempt 1"},
+		"link-local":             {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fe80::5", 53, 63, 4), ret: actNext, count: "exempt 1"},
+		"BFD":                    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 3784, 255, 4), ret: actNext, count: "exempt 1"},
+		"BFD over several hops":  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 3784, 63, 4), ret: actRedirect, count: "packets 1", out: "-"},
+		"a probe":                {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: frame, mark: Mark, ret: actNext, count: "exempt 1"},
+		"ARP":                    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: append(append(make([]byte, 12), 8, 6), make([]byte, 46)...), ret: actNext},
 	} {
 		t.Run(name, func(t *testing.T) {
-			spec, err := loadProtect()
+			spec, err := bpf.LoadProtect()
 			if err != nil {
 				t.Fatal(err)
 			}
-			k, err := kernel.Load(spec, []string{protectProgRerouteEgress}, nil)
+			k, err := kernel.Load(spec, []string{bpf.ProtectProgRerouteEgress}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer k.Close()
 			for i, r := range c.repairs {
-				put(t, k, protectMapRerouteRepairs, uint32(i+1), r)
-				put(t, k, protectMapReroutePaths, loopback, protectReroutePath{Ifindex: loopback, Repair: 1})
+				put(t, k, bpf.ProtectMapRerouteRepairs, uint32(i+1), r)
+				put(t, k, bpf.ProtectMapReroutePaths, loopback, bpf.ProtectReroutePath{Ifindex: loopback, Repair: 1})
 			}
 			for slot, w := range c.words {
-				put(t, k, protectMapRerouteLinks, slot, w)
+				put(t, k, bpf.ProtectMapRerouteLinks, slot, w)
 			}
 			out := make([]byte, 2000)
 			o := &ebpf.RunOptions{Data: c.in, DataOut: out, Context: skb{Mark: c.mark, Ifindex: loopback}}
-			ret, err := k.Programs[protectProgRerouteEgress].Run(o)
+			ret, err := k.Programs[bpf.ProtectProgRerouteEgress].Run(o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -145,7 +146,7 @@ func TestProgram(t *testing.T) {
 			} else if c.out == "" && !bytes.Equal(o.DataOut, c.in) {
 				t.Errorf("the packet changed: %x", o.DataOut)
 			}
-			sum, err := countsOf(k.Maps[protectMapRerouteCounts], 1)
+			sum, err := countsOf(k.Maps[bpf.ProtectMapRerouteCounts], 1)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -157,7 +158,7 @@ func TestProgram(t *testing.T) {
 }
 
 // inline8 is a repair by another backup.
-func inline8(r protectRerouteRepair) protectRerouteRepair {
+func inline8(r bpf.ProtectRerouteRepair) bpf.ProtectRerouteRepair {
 	r.Watch = 8
 	return r
 }

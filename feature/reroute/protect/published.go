@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -62,8 +63,8 @@ const (
 	linkPrefix    = "dev" // and the interface's number
 )
 
-var mapNames = map[string]string{pinRepairs: protectMapRerouteRepairs, pinPaths: protectMapReroutePaths, pinPrefixes: protectMapRerouteLpm,
-	pinCounts: protectMapRerouteCounts, pinLinks: protectMapRerouteLinks}
+var mapNames = map[string]string{pinRepairs: bpf.ProtectMapRerouteRepairs, pinPaths: bpf.ProtectMapReroutePaths, pinPrefixes: bpf.ProtectMapRerouteLpm,
+	pinCounts: bpf.ProtectMapRerouteCounts, pinLinks: bpf.ProtectMapRerouteLinks}
 
 // instances lists the namespaces that have protection.
 func instances(r *kernel.Root) ([]kernel.Instance, error) {
@@ -87,7 +88,7 @@ func readWhole(r *kernel.Root, i kernel.Instance) (w whole, m kernel.Meta, err e
 
 func (w whole) meta(ns *netns.Handle) (kernel.Meta, error) {
 	config, err := json.Marshal(w)
-	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_ProtectBytes), Inode: w.Inode, Created: time.Now(), Version: Version, Config: config}
+	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: w.Inode, Created: time.Now(), Version: Version, Config: config}
 	m.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return m, err
 }
@@ -141,7 +142,7 @@ func (w *whole) number(before []published) {
 // create publishes an instance without a link: it reroutes nothing yet.
 func create(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
 	want.number(nil)
-	spec, err := loadProtect()
+	spec, err := bpf.LoadProtect()
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 )
 
 // Flags of a repair: protect.h, but for flagLearnt, which only user space knows: a router on the way told the size.
@@ -28,7 +29,7 @@ const (
 
 // way is a repair as the network namespace has it now: its struct but for the numbers of others.
 type way struct {
-	protectRerouteRepair
+	bpf.ProtectRerouteRepair
 	device string
 	via    netip.Addr
 	source netip.Addr

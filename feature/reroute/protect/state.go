@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -191,7 +192,7 @@ func (s *PathState) readLink(o *kernel.Opened, index int, p published, devices m
 	s.Down, s.Probe, s.Carrier, s.Drain = why != 0, why&links.Probe != 0, why&links.Carrier != 0, why&links.Drain != 0
 	id, err := firstRepair(o, slot, p)
 	for err == nil && id != 0 {
-		var r protectRerouteRepair
+		var r bpf.ProtectRerouteRepair
 		if err = o.Maps[pinRepairs].Lookup(id, &r); err == nil {
 			err = s.add(o, r, devices)
 		}
@@ -200,7 +201,7 @@ func (s *PathState) readLink(o *kernel.Opened, index int, p published, devices m
 	return err
 }
 
-func (s *PathState) add(o *kernel.Opened, r protectRerouteRepair, devices map[string]device) error {
+func (s *PathState) add(o *kernel.Opened, r bpf.ProtectRerouteRepair, devices map[string]device) error {
 	name := ""
 	for _, d := range devices {
 		if d.index == int(r.Ifindex) {
@@ -224,7 +225,7 @@ func firstRepair(o *kernel.Opened, slot uint32, p published) (id uint32, err err
 		}
 		return id, err
 	}
-	var at protectReroutePath
+	var at bpf.ProtectReroutePath
 	err = o.Maps[pinPaths].Lookup(slot, &at)
 	return at.Repair, err
 }
@@ -237,7 +238,7 @@ func wordOf(m *ebpf.Map, slot uint32) (w links.Word, err error) {
 }
 
 func countsOf(m *ebpf.Map, row int) (Counts, error) {
-	sum, err := kernel.SumPerCPU[protectRerouteTally](m, uint32(row))
+	sum, err := kernel.SumPerCPU[bpf.ProtectRerouteTally](m, uint32(row))
 	return Counts{Packets: sum.Packets, Bytes: sum.Bytes, Fast: sum.Fast, Next: sum.Next, Shadow: sum.Shadow, Exempt: sum.Exempt, Shrunk: sum.Shrunk,
 		Big: sum.Big, Lost: sum.Lost, None: sum.None, Stuck: sum.Stuck, Odd: sum.Odd}, err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/reroute/links"
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
@@ -22,13 +23,13 @@ func TestTaggedFrame(t *testing.T) {
 	if err := kernel.RedirectNeigh.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
-	programs := []string{protectProgRerouteEgress}
+	programs := []string{bpf.ProtectProgRerouteEgress}
 	if tcx() { // where the other one is never used its helpers are not there, either
-		programs = append(programs, protectProgRerouteIngress)
+		programs = append(programs, bpf.ProtectProgRerouteIngress)
 	}
 	for _, name := range programs {
 		t.Run(name, func(t *testing.T) {
-			spec, err := loadProtect()
+			spec, err := bpf.LoadProtect()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -37,11 +38,11 @@ func TestTaggedFrame(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer k.Close()
-			repair := protectRerouteRepair{Ifindex: loopback, Slot: loopback, Watch: 7, Row: 1, Flags: flagFor6, Mtu: 1500}
-			put(t, k, protectMapRerouteRepairs, 1, repair)
-			put(t, k, protectMapRerouteLinks, loopback, links.Word{1})
-			if name == protectProgRerouteEgress {
-				put(t, k, protectMapReroutePaths, loopback, protectReroutePath{Ifindex: loopback, Repair: 1})
+			repair := bpf.ProtectRerouteRepair{Ifindex: loopback, Slot: loopback, Watch: 7, Row: 1, Flags: flagFor6, Mtu: 1500}
+			put(t, k, bpf.ProtectMapRerouteRepairs, 1, repair)
+			put(t, k, bpf.ProtectMapRerouteLinks, loopback, links.Word{1})
+			if name == bpf.ProtectProgRerouteEgress {
+				put(t, k, bpf.ProtectMapReroutePaths, loopback, bpf.ProtectReroutePath{Ifindex: loopback, Repair: 1})
 			} else {
 				m, err := table.Of(k.Maps, "fast")
 				if err != nil {
@@ -55,7 +56,7 @@ func TestTaggedFrame(t *testing.T) {
 				if err := routes.Replace([]table.Entry{{Prefix: netip.MustParsePrefix("fd00:d::/64"), Value: 1}}); err != nil {
 					t.Fatal(err)
 				}
-				if err := k.Variables[protectVarFastUntil].Set(uint64(math.MaxInt64)); err != nil {
+				if err := k.Variables[bpf.ProtectVarFastUntil].Set(uint64(math.MaxInt64)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -72,7 +73,7 @@ func TestTaggedFrame(t *testing.T) {
 				if ret != x.ret {
 					t.Errorf("tag %#x: returned %#x, want %#x", x.vlan, ret, x.ret)
 				}
-				sum, err := countsOf(k.Maps[protectMapRerouteCounts], 1)
+				sum, err := countsOf(k.Maps[bpf.ProtectMapRerouteCounts], 1)
 				if err != nil {
 					t.Fatal(err)
 				}

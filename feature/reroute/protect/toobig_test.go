@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 )
 
 // A link farther along the repair takes less than its first one: what a router says of that is
@@ -67,7 +69,7 @@ func TestTooBigOnTheWay(t *testing.T) {
 // The size of a way is learnt from what a router on it can know, and stays one that carries IPv6. Nobody else's word counts.
 func TestLearnsSizes(t *testing.T) {
 	source, segments := netip.MustParseAddr("fc00:1::1"), addrs("fc00:3::e", "fc00:4::e", "fc00:2::d6")
-	r := protectRerouteRepair{Ifindex: 7, Mtu: 1500, Flags: flagFor6 | flagFor4}
+	r := bpf.ProtectRerouteRepair{Ifindex: 7, Mtu: 1500, Flags: flagFor6 | flagFor4}
 	var length int
 	r.Header6, length = encapHeader(source, segments, nextIPv6)
 	r.Len6 = uint32(length)
@@ -96,7 +98,7 @@ func TestLearnsSizes(t *testing.T) {
 	for name, x := range map[string]struct {
 		message []byte
 		change  func(b []byte)
-		repair  func(r *protectRerouteRepair)
+		repair  func(r *bpf.ProtectRerouteRepair)
 		want    uint32 // 0: nothing is learnt
 	}{
 		"on the way to the first segment":  {message: message(1400, six, segments[0], 2), want: 1400},
@@ -116,9 +118,9 @@ func TestLearnsSizes(t *testing.T) {
 		"a routing header that is cut off": {message: message(1400, six, segments[0], 2)[:icmp6HeaderLen+ipv6Length+20]},
 		"a packet that would have fit":     {message: message(1400, six, segments[0], 2), change: func(b []byte) { b[icmp6HeaderLen+4], b[icmp6HeaderLen+5] = 0, 200 }},
 		"a packet that was never sent":     {message: message(1400, six, segments[0], 2), change: func(b []byte) { b[icmp6HeaderLen+4] = 30 }},
-		"a link in use":                    {message: message(1400, six, segments[0], 2), repair: func(r *protectRerouteRepair) { r.Slot = 2 }},
-		"a shadow":                         {message: message(1400, six, segments[0], 2), repair: func(r *protectRerouteRepair) { r.Flags |= flagShadow }},
-		"inline, of a sender's own":        {message: message(1400, six, segments[0], 2), repair: func(r *protectRerouteRepair) { r.Flags |= flagInline }},
+		"a link in use":                    {message: message(1400, six, segments[0], 2), repair: func(r *bpf.ProtectRerouteRepair) { r.Slot = 2 }},
+		"a shadow":                         {message: message(1400, six, segments[0], 2), repair: func(r *bpf.ProtectRerouteRepair) { r.Flags |= flagShadow }},
+		"inline, of a sender's own":        {message: message(1400, six, segments[0], 2), repair: func(r *bpf.ProtectRerouteRepair) { r.Flags |= flagInline }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := r
@@ -132,14 +134,14 @@ func TestLearnsSizes(t *testing.T) {
 			w := &watcher{log: testLog{t}, words: &words{make([]byte, 3*wordApart)}, memory: memory{sizes: map[wayKey]learntSize{}}}
 			w.words.set(1, drainByte, true)
 			w.Paths = []published{{Path: Path{Name: "core"}, Row: 1}}
-			w.repairs.Store(&map[uint32]protectRerouteRepair{1: r})
+			w.repairs.Store(&map[uint32]bpf.ProtectRerouteRepair{1: r})
 			if m, ok := parseTooBig(x.message); ok {
 				w.learn(m)
 			}
 			if got := w.sizes[wayKeyOf(&r)].mtu; got != x.want {
 				t.Errorf("learnt %d, want %d", got, x.want)
 			}
-			routes := []route{{ways: []way{{protectRerouteRepair: r}}}}
+			routes := []route{{ways: []way{{ProtectRerouteRepair: r}}}}
 			shrink(routes, w.knownSizes())
 			if got := routes[0].ways[0].Mtu; x.want != 0 && got != x.want || x.want == 0 && got != 1500 {
 				t.Errorf("the way takes %d", got)
@@ -150,7 +152,7 @@ func TestLearnsSizes(t *testing.T) {
 
 func FuzzTooBig(f *testing.F) {
 	source, segments := netip.MustParseAddr("fc00:1::1"), addrs("fc00:3::e", "fc00:4::e", "fc00:2::d6")
-	r := protectRerouteRepair{Mtu: 1500}
+	r := bpf.ProtectRerouteRepair{Mtu: 1500}
 	header, length := encapHeader(source, segments, nextIPv6)
 	r.Header6, r.Len6 = header, uint32(length)
 	good := append([]byte{icmp6TooBig, 0, 0, 0, 0, 0, 1400 >> 8, 1400 & 0xff}, header[:length]...)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/protect/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -111,8 +112,8 @@ type watcher struct {
 	told chan told
 
 	tooBig  chan tooBig
-	repairs atomic.Pointer[map[uint32]protectRerouteRepair] // installed ones
-	sources atomic.Pointer[map[[segmentLength]byte]bool]    // of their outer headers
+	repairs atomic.Pointer[map[uint32]bpf.ProtectRerouteRepair] // installed ones
+	sources atomic.Pointer[map[[segmentLength]byte]bool]        // of their outer headers
 
 	netfilter kernel.NetfilterSeen
 	fastAfter time.Time // the fast program is not started before

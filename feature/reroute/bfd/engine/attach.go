@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -99,7 +100,7 @@ func (e *Engine) attach(l *kernel.WriteLock, want map[string]hook, anew bool) er
 		kernel.Step("bfd:moved")
 	}
 	for name, h := range want {
-		if h.program == bfdProgBfdReceive {
+		if h.program == bpf.BfdProgBfdReceive {
 			if _, err := net.InterfaceByIndex(h.at.Ifindex); err != nil {
 				continue // it is gone: its sessions wait
 			}
@@ -116,13 +117,13 @@ func (e *Engine) attach(l *kernel.WriteLock, want map[string]hook, anew bool) er
 }
 
 func (e *Engine) load() (*kernel.Collection, error) {
-	spec, err := loadBfd()
+	spec, err := bpf.LoadBfd()
 	if err != nil {
 		return nil, err
 	}
-	share := map[string]*ebpf.Map{bfdMapLiveShared: e.stalls}
+	share := map[string]*ebpf.Map{bpf.BfdMapLiveShared: e.stalls}
 	for pin, name := range pins {
 		share[name] = e.maps[pin]
 	}
-	return kernel.Load(spec, []string{bfdProgBfdTick, bfdProgBfdReceive}, share)
+	return kernel.Load(spec, []string{bpf.BfdProgBfdTick, bpf.BfdProgBfdReceive}, share)
 }

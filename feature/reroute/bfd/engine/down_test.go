@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -27,7 +28,7 @@ func TestDownInTwoSteps(t *testing.T) {
 			return
 		}
 		steps++
-		var c bfdBfdSetup
+		var c bpf.BfdBfdSetup
 		if err := b.w.setups.Lookup(uint32(0), &c); err != nil || c.Down != 1 || c.Generation != 1 {
 			t.Errorf("on the way: down %d, generation %d, %v", c.Down, c.Generation, err)
 		}

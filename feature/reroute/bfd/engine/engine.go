@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -18,16 +19,12 @@ type tables struct {
 	setups, states, hops, echoes, mine, peers, clock *ebpf.Map
 }
 
-func (o *bfdMaps) tables() tables {
-	return tables{setups: o.BfdSetups, states: o.BfdStates, hops: o.BfdHops, echoes: o.BfdEchoes, mine: o.BfdMine, peers: o.BfdPeers, clock: o.BfdClock}
-}
-
 // ErrTaken says that there is another session of the same discriminator, or with the same neighbour on the same device.
 var ErrTaken = errors.New("there is such a session already")
 
 // put makes a session at a place that is free, or changes what is there: generation is not that of any session before it.
 func (t tables) put(place uint32, s *Session, generation uint32) error {
-	var old bfdBfdSetup
+	var old bpf.BfdBfdSetup
 	if err := t.setups.Lookup(place, &old); err != nil {
 		return fmt.Errorf("reading the session at place %d: %w", place, err)
 	}
@@ -37,7 +34,7 @@ func (t tables) put(place uint32, s *Session, generation uint32) error {
 	}
 	if old.Generation == 0 {
 		// By chance, or packets of an earlier session would be good for this one: RFC 5880, 6.8.1, bfd.XmitAuthSeq.
-		begin := bfdBfdState{SentSequence: rand.Uint32()}
+		begin := bpf.BfdBfdState{SentSequence: rand.Uint32()}
 		if s.linkDown {
 			begin.WasUp = hasBeenUp
 		}
@@ -46,12 +43,12 @@ func (t tables) put(place uint32, s *Session, generation uint32) error {
 			return err
 		}
 	}
-	var echo bfdBfdEcho
+	var echo bpf.BfdBfdEcho
 	if err := t.echoes.Lookup(place, &echo); err != nil {
 		return fmt.Errorf("reading the echo function of the session at place %d: %w", place, err)
 	}
 	if wanted := micros(s.Echo); old.Generation == 0 || echo.Wanted != wanted {
-		if err := t.echoes.Put(place, bfdBfdEcho{Wanted: wanted}); err != nil {
+		if err := t.echoes.Put(place, bpf.BfdBfdEcho{Wanted: wanted}); err != nil {
 			return err
 		}
 	}
@@ -63,7 +60,7 @@ func (t tables) put(place uint32, s *Session, generation uint32) error {
 
 // down takes the session at a place down, administratively.
 func (t tables) down(place uint32) error {
-	var c bfdBfdSetup
+	var c bpf.BfdBfdSetup
 	if err := t.setups.Lookup(place, &c); err != nil {
 		return fmt.Errorf("reading the session at place %d: %w", place, err)
 	}
@@ -78,8 +75,8 @@ func (t tables) down(place uint32) error {
 }
 
 // enter has packets find the session.
-func (t tables) enter(place uint32, r *bfdBfdSetup) error {
-	from := bfdBfdFrom{Ifindex: r.Ifindex, Peer: r.Peer}
+func (t tables) enter(place uint32, r *bpf.BfdBfdSetup) error {
+	from := bpf.BfdBfdFrom{Ifindex: r.Ifindex, Peer: r.Peer}
 	for m, key := range map[*ebpf.Map]any{t.mine: r.Mine, t.peers: from} {
 		var at uint32
 		if err := m.Lookup(key, &at); err == nil && at != place {
@@ -91,12 +88,12 @@ func (t tables) enter(place uint32, r *bfdBfdSetup) error {
 
 // remove ends a session without a word to the other end: shut it down before.
 func (t tables) remove(place uint32) error {
-	var c bfdBfdSetup
+	var c bpf.BfdBfdSetup
 	if err := t.setups.Lookup(place, &c); err != nil || c.Generation == 0 {
 		return err
 	}
-	err := errors.Join(t.setups.Put(place, bfdBfdSetup{}), t.echoes.Put(place, bfdBfdEcho{}))
-	for m, key := range map[*ebpf.Map]any{t.mine: c.Mine, t.peers: bfdBfdFrom{Ifindex: c.Ifindex, Peer: c.Peer}} {
+	err := errors.Join(t.setups.Put(place, bpf.BfdBfdSetup{}), t.echoes.Put(place, bpf.BfdBfdEcho{}))
+	for m, key := range map[*ebpf.Map]any{t.mine: c.Mine, t.peers: bpf.BfdBfdFrom{Ifindex: c.Ifindex, Peer: c.Peer}} {
 		if e := m.Delete(key); !errors.Is(e, ebpf.ErrKeyNotExist) {
 			err = errors.Join(err, e)
 		}
@@ -106,8 +103,8 @@ func (t tables) remove(place uint32) error {
 
 // reach has ticks look as far as there are sessions.
 func (t tables) reach() error {
-	var clock bfdBfdClockwork
-	var c bfdBfdSetup
+	var clock bpf.BfdBfdClockwork
+	var c bpf.BfdBfdSetup
 	if err := t.clock.Lookup(uint32(0), &clock); err != nil {
 		return err
 	}
@@ -125,7 +122,7 @@ func (t tables) reach() error {
 
 // beat says how often there are ticks, at least.
 func (t tables) beat(tick time.Duration) error {
-	var clock bfdBfdClockwork
+	var clock bpf.BfdBfdClockwork
 	if err := t.clock.Lookup(uint32(0), &clock); err != nil || clock.Tick == micros(tick) {
 		return err
 	}
@@ -135,9 +132,9 @@ func (t tables) beat(tick time.Duration) error {
 
 // status reads a session; false: there is none.
 func (t tables) status(place uint32) (Status, bool, error) {
-	var c bfdBfdSetup
-	var s bfdBfdState
-	var e bfdBfdEcho
+	var c bpf.BfdBfdSetup
+	var s bpf.BfdBfdState
+	var e bpf.BfdBfdEcho
 	if err := errors.Join(t.setups.Lookup(place, &c), t.states.Lookup(place, &s), t.echoes.Lookup(place, &e)); err != nil {
 		return Status{}, false, err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -54,7 +55,7 @@ func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick t
 		return e.publishHanded(l, h.Text)
 	})
 	if err == nil && anew {
-		err = e.republish(l, func(m *kernel.Meta) { m.Object = kernel.ObjectHash(_BfdBytes) }, func() error { return e.sync(ctx, l, true) })
+		err = e.republish(l, func(m *kernel.Meta) { m.Object = kernel.ObjectHash(bpf.Object()) }, func() error { return e.sync(ctx, l, true) })
 		if err != nil {
 			e.Close()
 		}
@@ -108,7 +109,7 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 		e.held.links[name] = ln
 	}
 	e.owners, e.adopted = o.Maps[ownersPin], true
-	return o.Maps, m.Object != kernel.ObjectHash(_BfdBytes), nil
+	return o.Maps, m.Object != kernel.ObjectHash(bpf.Object()), nil
 }
 
 func closeFiles(files map[string]*os.File) {
@@ -138,7 +139,7 @@ func (e *Engine) orphanPinned(l *kernel.WriteLock) error {
 	}
 	defer o.Close()
 	of := Engine{maps: o.Maps, tables: tablesOf(o.Maps)}
-	return of.each(func(_ uint32, c *bfdBfdSetup) {
+	return of.each(func(_ uint32, c *bpf.BfdBfdSetup) {
 		if c.Link != 0 {
 			e.orphan(int(c.Link))
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -21,8 +22,8 @@ func TestLoads(t *testing.T) {
 	if err := kernel.Require(live.Needs(live.Config{Tick: time.Millisecond})); err != nil {
 		t.Skip("need: kernel", err)
 	}
-	var o bfdObjects
-	err := loadBfdObjects(&o, nil)
+	var o bpf.BfdObjects
+	err := bpf.LoadBfdObjects(&o, nil)
 	if v, ok := errors.AsType[*ebpf.VerifierError](err); ok {
 		t.Fatalf("%+.20v", v)
 	}

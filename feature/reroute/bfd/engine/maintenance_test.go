@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/feature/reroute/links"
 )
@@ -63,7 +64,7 @@ func TestMaintenance(t *testing.T) {
 				case x.does == "silence":
 					b.now += time.Minute
 				case x.does == "older": // as programs that did not know have left it
-					var st bfdBfdState
+					var st bpf.BfdBfdState
 					if err := b.w.states.Lookup(uint32(0), &st); err != nil {
 						t.Fatal(err)
 					}

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/kernel"
 )
@@ -56,7 +57,7 @@ func (e *Engine) end(discriminators []uint32) (linked []int, err error) {
 			errs = append(errs, err)
 			continue
 		}
-		var c bfdBfdSetup
+		var c bpf.BfdBfdSetup
 		if err := e.tables.setups.Lookup(place, &c); err != nil {
 			errs = append(errs, fmt.Errorf("reading the session at place %d: %w", place, err))
 			continue
@@ -90,7 +91,7 @@ func (e *Engine) SetLink(discriminator uint32, ifindex int) error {
 	if err != nil || !there {
 		return err
 	}
-	var c bfdBfdSetup
+	var c bpf.BfdBfdSetup
 	if err := e.tables.setups.Lookup(place, &c); err != nil {
 		return fmt.Errorf("reading the session at place %d: %w", place, err)
 	}
@@ -124,13 +125,13 @@ type Identity struct {
 // Sessions are those that there are, by discriminator.
 func (e *Engine) Sessions() (map[uint32]Identity, error) {
 	out := map[uint32]Identity{}
-	err := e.each(func(_ uint32, c *bfdBfdSetup) {
-		out[c.Mine] = c.identity()
+	err := e.each(func(_ uint32, c *bpf.BfdBfdSetup) {
+		out[c.Mine] = identity(c)
 	})
 	return out, err
 }
 
-func (c *bfdBfdSetup) identity() Identity {
+func identity(c *bpf.BfdBfdSetup) Identity {
 	return Identity{Ifindex: int(c.Ifindex), Local: address(c.Local, c.Ipv6 != 0), Peer: address(c.Peer, c.Ipv6 != 0)}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,7 +25,7 @@ const validNeighbour = netlink.NUD_PERMANENT | netlink.NUD_NOARP | netlink.NUD_R
 func (e *Engine) resolve() error {
 	var errs []error
 	seen := map[[2]int][]netlink.Neigh{}
-	err := e.each(func(place uint32, c *bfdBfdSetup) {
+	err := e.each(func(place uint32, c *bpf.BfdBfdSetup) {
 		if err := e.resolveOne(place, c, seen); err != nil {
 			errs = append(errs, err)
 		}
@@ -39,7 +40,7 @@ const (
 )
 
 // resolveOne does so for one session; seen are neighbours by device and family, as far as they were listed.
-func (e *Engine) resolveOne(place uint32, c *bfdBfdSetup, seen map[[2]int][]netlink.Neigh) error {
+func (e *Engine) resolveOne(place uint32, c *bpf.BfdBfdSetup, seen map[[2]int][]netlink.Neigh) error {
 	hop := make([]byte, e.tables.hops.ValueSize())
 	if err := e.tables.hops.Lookup(place, &hop); err != nil {
 		return fmt.Errorf("reading a neighbour: %w", err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -31,7 +32,7 @@ func TestNeighbourMoves(t *testing.T) {
 					t.Fatal(err)
 				}
 				found := false
-				if err := s.e.each(func(place uint32, _ *bfdBfdSetup) {
+				if err := s.e.each(func(place uint32, _ *bpf.BfdBfdSetup) {
 					hop := make([]byte, s.e.tables.hops.ValueSize())
 					if err := s.e.tables.hops.Lookup(place, &hop); err != nil {
 						t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/links"
 )
 
@@ -48,7 +49,7 @@ func (e *Engine) GiveBack(after time.Duration) error {
 	if len(e.orphans) == 0 {
 		return nil
 	}
-	err := e.each(func(_ uint32, c *bfdBfdSetup) { delete(e.orphans, int(c.Link)) })
+	err := e.each(func(_ uint32, c *bpf.BfdBfdSetup) { delete(e.orphans, int(c.Link)) })
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -41,7 +42,7 @@ func all(r *kernel.Root, name string) (out []Published, err error) {
 		} else if err != nil {
 			return nil, err
 		}
-		out = append(out, Published{Scope: i.Scope, name: name, ID: m.ID(), Text: m.Config, Other: m.Object != kernel.ObjectHash(_BfdBytes)})
+		out = append(out, Published{Scope: i.Scope, name: name, ID: m.ID(), Text: m.Config, Other: m.Object != kernel.ObjectHash(bpf.Object())})
 	}
 	return out, err
 }
@@ -49,13 +50,13 @@ func all(r *kernel.Root, name string) (out []Published, err error) {
 // Sessions reads all sessions, by discriminator.
 func (p Published) Sessions(r *kernel.Root) (map[uint32]Status, error) {
 	out := map[uint32]Status{}
-	return out, p.each(r, func(c *bfdBfdSetup, s *bfdBfdState, e *bfdBfdEcho) { out[c.Mine] = statusOf(c, s, e) })
+	return out, p.each(r, func(c *bpf.BfdBfdSetup, s *bpf.BfdBfdState, e *bpf.BfdBfdEcho) { out[c.Mine] = statusOf(c, s, e) })
 }
 
 // Identities reads between whom sessions are, by discriminator.
 func (p Published) Identities(r *kernel.Root) (map[uint32]Identity, error) {
 	out := map[uint32]Identity{}
-	return out, p.each(r, func(c *bfdBfdSetup, _ *bfdBfdState, _ *bfdBfdEcho) { out[c.Mine] = c.identity() })
+	return out, p.each(r, func(c *bpf.BfdBfdSetup, _ *bpf.BfdBfdState, _ *bpf.BfdBfdEcho) { out[c.Mine] = identity(c) })
 }
 
 func (p Published) instance() kernel.Instance {
@@ -69,30 +70,30 @@ func (p Published) Beat(r *kernel.Root) (time.Duration, error) {
 		return 0, err
 	}
 	defer o.Close()
-	var c bfdBfdClockwork
+	var c bpf.BfdBfdClockwork
 	if err := o.Maps["clock"].Lookup(uint32(0), &c); err != nil {
 		return 0, fmt.Errorf("reading BFD's clock: %w", err)
 	}
 	return time.Duration(c.Beat), nil
 }
 
-func (p Published) each(r *kernel.Root, yield func(*bfdBfdSetup, *bfdBfdState, *bfdBfdEcho)) error {
+func (p Published) each(r *kernel.Root, yield func(*bpf.BfdBfdSetup, *bpf.BfdBfdState, *bpf.BfdBfdEcho)) error {
 	o, err := r.Open(p.instance()) // those of an older weir have no echoes
 	if err != nil {
 		return err
 	}
 	defer o.Close()
-	var clock bfdBfdClockwork
+	var clock bpf.BfdBfdClockwork
 	if err := o.Maps["clock"].Lookup(uint32(0), &clock); err != nil {
 		return fmt.Errorf("reading BFD's clock: %w", err)
 	}
-	var c bfdBfdSetup
-	var s bfdBfdState
+	var c bpf.BfdBfdSetup
+	var s bpf.BfdBfdState
 	for place := range min(clock.Sessions, MaxSessions) { // programs look no farther, either
 		if err := errors.Join(o.Maps["setups"].Lookup(place, &c), o.Maps["states"].Lookup(place, &s)); err != nil {
 			return fmt.Errorf("reading sessions: %w", err)
 		}
-		var e bfdBfdEcho
+		var e bpf.BfdBfdEcho
 		if m := o.Maps["echoes"]; m != nil {
 			if err := m.Lookup(place, &e); err != nil {
 				return fmt.Errorf("reading sessions: %w", err)
@@ -113,7 +114,7 @@ func Upgrade(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick ti
 		return err
 	}
 	defer e.Close()
-	return e.republish(l, func(m *kernel.Meta) { m.Object = kernel.ObjectHash(_BfdBytes) }, func() error { return e.sync(ctx, l, true) })
+	return e.republish(l, func(m *kernel.Meta) { m.Object = kernel.ObjectHash(bpf.Object()) }, func() error { return e.sync(ctx, l, true) })
 }
 
 // RemoveOf takes BFD of a namespace away, as Remove does.

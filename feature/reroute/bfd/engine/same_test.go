@@ -15,13 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
 // bench runs the programs on given packets at given times. What they send comes out of the other end of a cable.
 type bench struct {
 	t     testing.TB
-	o     bfdObjects
+	o     bpf.BfdObjects
 	w     tables
 	clock *ebpf.Variable
 	index int // of the sessions' device
@@ -32,7 +33,7 @@ type bench struct {
 func newBench(t testing.TB) *bench {
 	t.Helper()
 	nstest.NeedRoot(t)
-	spec, err := loadBfd()
+	spec, err := bpf.LoadBfd()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +48,7 @@ func newBench(t testing.TB) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { b.o.Close() })
-	b.w, b.clock = b.o.tables(), b.o.BfdGivenClock
+	b.w, b.clock = compiledTables(b.o.BfdMaps), b.o.BfdGivenClock
 	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "bfd0", Flags: 1}, PeerName: "bfd1"}
 	if err := netlink.LinkAdd(link); err != nil {
 		t.Fatal(err)
@@ -328,4 +329,8 @@ func valid(f []byte) bool {
 	}
 	udp := f[54:]
 	return sum(f[22:54], udp, []byte{0, 17}, udp[4:6]) == 0xffff && int(binary.BigEndian.Uint16(f[18:])) == len(udp)
+}
+
+func compiledTables(o bpf.BfdMaps) tables {
+	return tables{setups: o.BfdSetups, states: o.BfdStates, hops: o.BfdHops, echoes: o.BfdEchoes, mine: o.BfdMine, peers: o.BfdPeers, clock: o.BfdClock}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
 // The first sequence number of a session nobody can tell before (RFC 5880, 6.8.1): with one that is always the same, packets of an
@@ -58,7 +59,7 @@ func TestFirstSequence(t *testing.T) {
 	if err := b.w.put(0, s, sessions+1); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.w.states.Put(uint32(0), bfdBfdState{SentSequence: 1<<32 - 2}); err != nil {
+	if err := b.w.states.Put(uint32(0), bpf.BfdBfdState{SentSequence: 1<<32 - 2}); err != nil {
 		t.Fatal(err)
 	}
 	if a, b := next(), next(); a != 1<<32-1 || b != 0 {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
 // Session is one that the kernel is to run.
@@ -57,8 +58,8 @@ func (s *Session) Validate() error {
 }
 
 // raw is the session as the programs read it.
-func (s *Session) raw(generation uint32) bfdBfdSetup {
-	r := bfdBfdSetup{Generation: generation, Ifindex: uint32(s.Ifindex), Link: uint32(s.Link), Mine: s.Discriminator,
+func (s *Session) raw(generation uint32) bpf.BfdBfdSetup {
+	r := bpf.BfdBfdSetup{Generation: generation, Ifindex: uint32(s.Ifindex), Link: uint32(s.Link), Mine: s.Discriminator,
 		DesiredTx: micros(s.DesiredTx), RequiredRx: micros(s.RequiredRx), EchoRx: micros(s.EchoRx), Multiplier: s.Multiplier,
 		Passive: bit(s.Passive), Down: bit(s.Down), Ipv6: bit(s.Peer.Is6()), SourcePort: swap(s.SourcePort),
 		Local: words(s.Local), Peer: words(s.Peer)}
@@ -133,7 +134,7 @@ type Echo struct {
 	Failures       uint64
 }
 
-func statusOf(c *bfdBfdSetup, s *bfdBfdState, e *bfdBfdEcho) Status {
+func statusOf(c *bpf.BfdBfdSetup, s *bpf.BfdBfdState, e *bpf.BfdBfdEcho) Status {
 	fromMicros := func(v uint32) time.Duration { return time.Duration(v) * time.Microsecond }
 	const demand, independent = 2, 8
 	out := Status{State: bfd.State(s.State), Diag: bfd.Diag(s.Diag), Polling: s.Poll != 0, Since: time.Duration(s.Since), Heard: time.Duration(s.Heard),
@@ -154,7 +155,7 @@ func statusOf(c *bfdBfdSetup, s *bfdBfdState, e *bfdBfdEcho) Status {
 }
 
 // interval is bfd_interval of session.h.
-func interval(c *bfdBfdSetup, s *bfdBfdState) uint32 {
+func interval(c *bpf.BfdBfdSetup, s *bpf.BfdBfdState) uint32 {
 	tx := c.DesiredTx
 	if bfd.State(s.State) != bfd.Up {
 		tx = max(tx, uint32(bfd.SlowTx.Microseconds()))

@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/internal/netns"
@@ -50,8 +51,8 @@ const echoesPin = "echoes"
 
 // pins are maps by the names of their pins.
 var pins = map[string]string{
-	"setups": bfdMapBfdSetups, "states": bfdMapBfdStates, "mine": bfdMapBfdMine, "peers": bfdMapBfdPeers, "hops": bfdMapBfdHops, echoesPin: bfdMapBfdEchoes,
-	"clock": bfdMapBfdClock, "events": bfdMapBfdEvents, links.MapName: bfdMapRerouteLinks,
+	"setups": bpf.BfdMapBfdSetups, "states": bpf.BfdMapBfdStates, "mine": bpf.BfdMapBfdMine, "peers": bpf.BfdMapBfdPeers, "hops": bpf.BfdMapBfdHops, echoesPin: bpf.BfdMapBfdEchoes,
+	"clock": bpf.BfdMapBfdClock, "events": bpf.BfdMapBfdEvents, links.MapName: bpf.BfdMapRerouteLinks,
 }
 
 // Needs of the engine, beside those of liveness, whose metronome it beats with.
@@ -152,7 +153,7 @@ func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err err
 }
 
 func (e *Engine) meta(text []byte) kernel.Meta {
-	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_BfdBytes), Inode: e.ns.Inode(), Created: time.Now(), Version: Version, Config: text}
+	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: e.ns.Inode(), Created: time.Now(), Version: Version, Config: text}
 	m.Cookie, _ = e.ns.Cookie() // 0 where the kernel has none
 	return m
 }
@@ -162,13 +163,13 @@ func complete(have map[string]*ebpf.Map) error {
 	if have[echoesPin] != nil {
 		return nil
 	}
-	spec, err := loadBfd()
+	spec, err := bpf.LoadBfd()
 	if err != nil {
 		return err
 	}
-	if have[echoesPin], err = ebpf.NewMap(spec.Maps[bfdMapBfdEchoes]); err != nil {
+	if have[echoesPin], err = ebpf.NewMap(spec.Maps[bpf.BfdMapBfdEchoes]); err != nil {
 		delete(have, echoesPin)
-		return fmt.Errorf("making the map %s: %w", bfdMapBfdEchoes, err)
+		return fmt.Errorf("making the map %s: %w", bpf.BfdMapBfdEchoes, err)
 	}
 	return nil
 }
@@ -183,7 +184,7 @@ func (e *Engine) newMaps(l *kernel.WriteLock) (map[string]*ebpf.Map, error) {
 	if shared != nil {
 		out[links.MapName] = shared
 	}
-	spec, err := loadBfd()
+	spec, err := bpf.LoadBfd()
 	if err != nil {
 		return out, err
 	}
@@ -241,11 +242,11 @@ func (e *Engine) sync(ctx context.Context, l *kernel.WriteLock, anew bool) error
 	}
 	want := map[string]hook{}
 	for name, index := range loops.Devices {
-		want[linkTick+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: name, First: true}, bfdProgBfdTick}
+		want[linkTick+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: name, First: true}, bpf.BfdProgBfdTick}
 	}
-	err = e.each(func(_ uint32, c *bfdBfdSetup) {
+	err = e.each(func(_ uint32, c *bpf.BfdBfdSetup) {
 		index := int(c.Ifindex)
-		want[linkReceive+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: "device " + strconv.Itoa(index)}, bfdProgBfdReceive}
+		want[linkReceive+strconv.Itoa(index)] = hook{kernel.TCX{Ifindex: index, Device: "device " + strconv.Itoa(index)}, bpf.BfdProgBfdReceive}
 	})
 	if err != nil {
 		return err
@@ -254,8 +255,8 @@ func (e *Engine) sync(ctx context.Context, l *kernel.WriteLock, anew bool) error
 }
 
 // each goes through the sessions.
-func (e *Engine) each(yield func(place uint32, c *bfdBfdSetup)) error {
-	var c bfdBfdSetup
+func (e *Engine) each(yield func(place uint32, c *bpf.BfdBfdSetup)) error {
+	var c bpf.BfdBfdSetup
 	for place := range uint32(MaxSessions) {
 		if err := e.tables.setups.Lookup(place, &c); err != nil {
 			return fmt.Errorf("reading sessions: %w", err)
@@ -285,7 +286,7 @@ func (e *Engine) put(mend func() error, sessions []Session) error {
 	var taken []uint32
 	var unjudged []int
 	ports, ofSession := map[uint16]bool{}, map[uint32]uint16{}
-	err := e.each(func(place uint32, c *bfdBfdSetup) {
+	err := e.each(func(place uint32, c *bpf.BfdBfdSetup) {
 		places[c.Mine], generation = place, max(generation, c.Generation)
 		devices[c.Ifindex], judged[c.Mine] = true, int(c.Link)
 		taken = append(taken, place)

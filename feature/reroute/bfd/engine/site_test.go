@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
 // An engine whose BFD was taken away, and made anew by another, leaves that one alone.
@@ -59,7 +61,7 @@ func TestTickIsTheLoops(t *testing.T) {
 	s := newSide(t)
 	ticks := func() time.Duration {
 		t.Helper()
-		var c bfdBfdClockwork
+		var c bpf.BfdBfdClockwork
 		if err := s.e.tables.clock.Lookup(uint32(0), &c); err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
 // A host that stood still gives what waits for it time to be received. But one that stands still again and again finds out all
@@ -82,7 +83,7 @@ func TestFirstTickAfterStall(t *testing.T) {
 			if err := b.w.put(0, s, 1); err != nil {
 				t.Fatal(err)
 			}
-			if err := b.o.BfdClock.Put(uint32(0), bfdBfdClockwork{Sessions: 1, Tick: uint32(tick / time.Microsecond)}); err != nil {
+			if err := b.o.BfdClock.Put(uint32(0), bpf.BfdBfdClockwork{Sessions: 1, Tick: uint32(tick / time.Microsecond)}); err != nil {
 				t.Fatal(err)
 			}
 			b.at(0)

@@ -17,7 +17,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#include "../../links.h"
+#include "../../../links.h"
 #include "sha1.h"
 #include "maps.h"
 #include "session.h"

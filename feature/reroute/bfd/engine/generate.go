@@ -1,5 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-
-package engine
-
-//go:generate go tool bpf2go -tags linux -no-global-types -cflags "-mcpu=v3 -O2 -g -Wall -Werror -I../../../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" -type bfd_setup -type bfd_state -type bfd_event -type bfd_from -type bfd_clockwork -type bfd_echo bfd bfd.bpf.c

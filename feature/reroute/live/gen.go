@@ -1,6 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-
-package live
-
-// -mcpu=v3: compare-and-swap on a word of a map (Linux 5.12).
-//go:generate go tool bpf2go -tags linux -no-global-types -cflags "-mcpu=v3 -O2 -g -Wall -Werror -I../../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" -type live_metronome -type live_beat -type live_common -type live_setup -type live_judgement -type live_state -type live_frame -type live_move live live.bpf.c
