@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/weir-project/weir/feature/filter/bpf"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/table"
 )
@@ -80,7 +81,7 @@ func (p *Program) table(list string, l List) (string, error) {
 		if err := table.Size(p.Spec, name, l.Segments); err != nil {
 			return "", fmt.Errorf("list %s: %w", list, err)
 		}
-		p.functions = append(p.functions, renamed(object.Programs[lookupProgListEntry].Instructions, name)...)
+		p.functions = append(p.functions, renamed(object.Programs[bpf.LookupProgListEntry].Instructions, name)...)
 	}
 	return name, nil
 }
@@ -88,13 +89,13 @@ func (p *Program) table(list string, l List) (string, error) {
 // tableParts are the endings of the names of a table's maps.
 var tableParts = [...]string{"_head", "_index", "_pages"}
 
-var lookupObject = sync.OnceValues(loadLookup)
+var lookupObject = sync.OnceValues(bpf.LoadLookup)
 
 // renamed is the functions behind the entry, for the maps of one list.
 func renamed(ins asm.Instructions, name string) asm.Instructions {
 	var out asm.Instructions
 	for _, i := range ins {
-		if s := i.Symbol(); s == lookupProgListEntry || s == "" && len(out) == 0 {
+		if s := i.Symbol(); s == bpf.LookupProgListEntry || s == "" && len(out) == 0 {
 			continue // the entry
 		}
 		// Line numbers would have to be there for all functions, or for none.
