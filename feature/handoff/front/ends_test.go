@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -108,7 +109,7 @@ func TestReopenedByClient(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
 	_, k, _, _ := session(t, sc)
-	change(t, f, k, func(v *frontFrontFlow) { v.Flags = finIn | finOut })
+	change(t, f, k, func(v *bpf.FrontFrontFlow) { v.Flags = finIn | finOut })
 	forge(t, sc, k.Client, service4, tcpSYN) // an odd one: the host answers by no more than an ACK
 	becomes(t, f, k, "alive", func(fl Flow) bool { return !fl.Ended })
 	stays(t, f, k)
@@ -129,9 +130,9 @@ func TestForgedReset(t *testing.T) {
 }
 
 // change has the data path find a flow as it makes it itself.
-func change(t *testing.T, f *Front, k Key, to func(*frontFrontFlow)) {
+func change(t *testing.T, f *Front, k Key, to func(*bpf.FrontFrontFlow)) {
 	t.Helper()
-	var v frontFrontFlow
+	var v bpf.FrontFrontFlow
 	if err := f.maps.FrontFlows.Lookup(k.raw(), &v); err != nil {
 		t.Fatal(err)
 	}
@@ -155,10 +156,10 @@ func TestForgetsFlood(t *testing.T) {
 	if n, err := f.Forget(0, time.Hour); n != 0 || err != nil {
 		t.Errorf("at once %d are forgotten, %v", n, err)
 	}
-	change(t, f, opened, func(v *frontFrontFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
+	change(t, f, opened, func(v *bpf.FrontFrontFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
 	stays(t, f, opened)
 	for end := time.Now().Add(patience); ; { // the host repeats its answer, by which the flow is seen
-		change(t, f, spoofed, func(v *frontFrontFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
+		change(t, f, spoofed, func(v *bpf.FrontFrontFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
 		if n, err := f.Forget(0, time.Hour); n == 1 && err == nil {
 			break
 		} else if err != nil || time.Now().After(end) {
@@ -183,12 +184,12 @@ func TestForgetsNoMove(t *testing.T) {
 	sc := newScene(t)
 	f := sc.f
 	_, k, _, other := session(t, sc)
-	for what, begins := range map[string]func(*frontFrontFlow){
-		"move":   func(v *frontFrontFlow) { v.Word |= uint64(other) << toAt },
-		"packet": func(v *frontFrontFlow) { v.Seen = kernel.Monotonic() },
+	for what, begins := range map[string]func(*bpf.FrontFrontFlow){
+		"move":   func(v *bpf.FrontFrontFlow) { v.Word |= uint64(other) << toAt },
+		"packet": func(v *bpf.FrontFrontFlow) { v.Seen = kernel.Monotonic() },
 	} {
-		was := frontFrontFlow{}
-		change(t, f, k, func(v *frontFrontFlow) { v.Seen = 1; was = *v })
+		was := bpf.FrontFrontFlow{}
+		change(t, f, k, func(v *bpf.FrontFrontFlow) { v.Seen = 1; was = *v })
 		n, err := f.forget(time.Hour, time.Second, &locker{before: func() { change(t, f, k, begins) }})
 		if n != 0 || err != nil {
 			t.Errorf("%s: %d are forgotten, %v", what, n, err)

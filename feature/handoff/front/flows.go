@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/kernel"
 )
@@ -75,11 +76,11 @@ func unword(w uint64) (f move.Flow, parked bool) {
 }
 
 // raw points to the data path's form: package ebpf takes what a pointer leads to as it is, and reflects on a value.
-func (k Key) raw() *frontFrontFlowKey {
-	return &frontFrontFlowKey{Client: k.Client.Addr().As16(), Port: swap(k.Client.Port()), Service: uint16(k.Service)}
+func (k Key) raw() *bpf.FrontFrontFlowKey {
+	return &bpf.FrontFrontFlowKey{Client: k.Client.Addr().As16(), Port: swap(k.Client.Port()), Service: uint16(k.Service)}
 }
 
-func keyOf(r frontFrontFlowKey) Key {
+func keyOf(r bpf.FrontFrontFlowKey) Key {
 	return Key{netip.AddrPortFrom(netip.AddrFrom16(r.Client).Unmap(), swap(r.Port)), int(r.Service)}
 }
 
@@ -90,7 +91,7 @@ func swap(port uint16) uint16 {
 
 // Flow reads a flow. The error is ErrNoFlow where there is none.
 func (f *Front) Flow(k Key) (Flow, error) {
-	var v frontFrontFlow
+	var v bpf.FrontFrontFlow
 	if err := f.maps.FrontFlows.Lookup(k.raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
 		return Flow{}, fmt.Errorf("%w: %s of service %d", ErrNoFlow, k.Client, k.Service)
 	} else if err != nil {
@@ -99,7 +100,7 @@ func (f *Front) Flow(k Key) (Flow, error) {
 	return flowOf(v), nil
 }
 
-func flowOf(v frontFrontFlow) Flow {
+func flowOf(v bpf.FrontFrontFlow) Flow {
 	out := Flow{Seen: v.Seen, In: v.In, Out: v.Out, Ended: v.Flags&wasReset != 0 || v.Flags&(finIn|finOut) == finIn|finOut,
 		Opening: v.Flags&opening != 0, Told: v.Flags&told != 0, Pinned: v.Flags&pinned != 0, Until: v.Until, Life: v.Life}
 	out.Flow, out.Parked = unword(v.Word)
@@ -125,7 +126,7 @@ func (f *Front) changed(k Key) {
 // change also sets until when the flow is parked, if that is not 0, and when it was seen, if that is later than what is known.
 func (f *Front) change(k Key, until, seen uint64, change func(*Flow)) (Flow, error) {
 	for {
-		var v frontFrontFlow
+		var v bpf.FrontFrontFlow
 		if err := f.maps.FrontFlows.Lookup(k.raw(), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
 			return Flow{}, fmt.Errorf("%w: %s of service %d", ErrNoFlow, k.Client, k.Service)
 		} else if err != nil {
@@ -133,7 +134,7 @@ func (f *Front) change(k Key, until, seen uint64, change func(*Flow)) (Flow, err
 		}
 		fl := flowOf(v)
 		change(&fl)
-		switch done, err := f.exchange(frontFrontChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Parked), Until: until, Life: fl.Life, Seen: seen}, k); {
+		switch done, err := f.exchange(bpf.FrontFrontChangeArgs{Key: *k.raw(), Have: v.Word, Want: word(fl.Flow, fl.Parked), Until: until, Life: fl.Life, Seen: seen}, k); {
 		case err != nil:
 			return fl, err
 		case done:
@@ -149,7 +150,7 @@ const (
 	isNone
 )
 
-func (f *Front) exchange(a frontFrontChangeArgs, k Key) (bool, error) {
+func (f *Front) exchange(a bpf.FrontFrontChangeArgs, k Key) (bool, error) {
 	args, err := binary.Append(nil, binary.NativeEndian, a)
 	if err != nil {
 		return false, err
@@ -174,7 +175,7 @@ func (f *Front) Learn(k Key, owner move.Host, epoch move.Epoch) error {
 }
 
 func (f *Front) learn(k Key, fl move.Flow, seen uint64, flags uint32) error {
-	v := frontFrontFlow{Word: word(fl, false), Seen: seen, Flags: flags, Birth: rand.Uint32() | 1}
+	v := bpf.FrontFrontFlow{Word: word(fl, false), Seen: seen, Flags: flags, Birth: rand.Uint32() | 1}
 	if err := f.maps.FrontFlows.Update(k.raw(), &v, ebpf.UpdateNoExist); err != nil {
 		return fmt.Errorf("learning the flow of %s: %w", k.Client, err)
 	}
@@ -291,9 +292,9 @@ func (f *Front) forget(ended, idle time.Duration, mu sync.Locker) (n int, err er
 	return n, errors.Join(err, f.configure(full))
 }
 
-func (f *Front) each(yield func(frontFrontFlowKey, frontFrontFlow) bool) error {
-	var k frontFrontFlowKey
-	var v frontFrontFlow
+func (f *Front) each(yield func(bpf.FrontFrontFlowKey, bpf.FrontFrontFlow) bool) error {
+	var k bpf.FrontFrontFlowKey
+	var v bpf.FrontFrontFlow
 	it := f.maps.FrontFlows.Iterate()
 	for it.Next(&k, &v) {
 		if !yield(k, v) {
@@ -305,5 +306,5 @@ func (f *Front) each(yield func(frontFrontFlowKey, frontFrontFlow) bool) error {
 
 // Flows calls yield with each flow until it returns false.
 func (f *Front) Flows(yield func(Key, Flow) bool) error {
-	return f.each(func(k frontFrontFlowKey, v frontFrontFlow) bool { return yield(keyOf(k), flowOf(v)) })
+	return f.each(func(k bpf.FrontFrontFlowKey, v bpf.FrontFrontFlow) bool { return yield(keyOf(k), flowOf(v)) })
 }

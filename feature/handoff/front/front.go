@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/netns"
@@ -49,7 +50,7 @@ type Options struct {
 // Front is a data path. It ends with Close.
 type Front struct {
 	coll      *kernel.Collection
-	maps      frontObjects
+	maps      bpf.FrontObjects
 	links     map[string]kernel.Link    // by what is pinned
 	stays     bool                      // it is pinned: Close leaves it
 	filters   []kernel.Clsact           // in place of links
@@ -120,7 +121,7 @@ func (f *Front) build(o Options, share map[string]*ebpf.Map) (err error) {
 }
 
 func (f *Front) load(share map[string]*ebpf.Map, settle time.Duration) error {
-	spec, err := loadFront()
+	spec, err := bpf.LoadFront()
 	if err != nil {
 		return err
 	}
@@ -134,7 +135,7 @@ func (f *Front) load(share map[string]*ebpf.Map, settle time.Duration) error {
 	if share == nil && settle > 0 {
 		f.settle.Store(kernel.Monotonic() + uint64(settle))
 	}
-	var before frontFrontConfig
+	var before bpf.FrontFrontConfig
 	if err := f.maps.FrontSetup.Lookup(uint32(0), &before); err != nil {
 		return fmt.Errorf("reading the data path's configuration: %w", err)
 	}
@@ -144,7 +145,7 @@ func (f *Front) load(share map[string]*ebpf.Map, settle time.Duration) error {
 
 // configure tells the data path of its devices, and whether sources of datagrams are learned no more.
 func (f *Front) configure(full bool) error {
-	c := frontFrontConfig{Tap: uint32(f.hold.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Settle: f.settle.Load()}
+	c := bpf.FrontFrontConfig{Tap: uint32(f.hold.Ifindex), Tunnel: uint32(f.tunnel), Vni: tunnel.VNI, Settle: f.settle.Load()}
 	if full {
 		c.Full = 1
 	}
@@ -270,14 +271,14 @@ func (f *Front) SetService(s Service) error {
 }
 
 func (f *Front) putService(s Service, broken bool) error {
-	v := frontFrontService{Id: uint32(s.flows())}
+	v := bpf.FrontFrontService{Id: uint32(s.flows())}
 	if s.BySource {
 		v.BySource = 1
 	}
 	if broken {
 		v.Broken = 1
 	}
-	return f.maps.FrontServices.Put(frontFrontServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}, v)
+	return f.maps.FrontServices.Put(bpf.FrontFrontServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}, v)
 }
 
 // fragmentsGo says whether a fragment without ports, to a service's address, can only be for hosts that its source alone finds.

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/tunnel"
 	"github.com/weir-project/weir/internal/jhash"
@@ -188,8 +189,8 @@ func (f *Front) putHost(h Host) error {
 	if err != nil {
 		return fmt.Errorf("host %s: %w", h.Name, err)
 	}
-	v := frontFrontHost{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC), From: from}
-	k := frontFrontMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}
+	v := bpf.FrontFrontHost{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC), From: from}
+	k := bpf.FrontFrontMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}
 	if err := errors.Join(f.maps.FrontMacs.Put(k, uint32(h.Number)), f.maps.FrontHosts.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("host %s: %w", h.Name, err)
 	}
@@ -201,11 +202,11 @@ func (f *Front) putTunnel(h Host) error {
 		return fmt.Errorf("host %s: it is at the end of a tunnel, and the front end has no MTU for tunnels", h.Name)
 	}
 	far := h.Tunnel.Unmap()
-	v := frontFrontHost{Ifindex: uint32(f.tunnel), Mac: [6]uint8(tunnel.HostMAC), From: [6]uint8(tunnel.FrontMAC), Tunnel: far.As16()}
+	v := bpf.FrontFrontHost{Ifindex: uint32(f.tunnel), Mac: [6]uint8(tunnel.HostMAC), From: [6]uint8(tunnel.FrontMAC), Tunnel: far.As16()}
 	if far.Is6() {
 		v.Tunnel6 = 1
 	}
-	k := frontFrontTunnelKey{Addr: far.As16()}
+	k := bpf.FrontFrontTunnelKey{Addr: far.As16()}
 	if err := errors.Join(f.maps.FrontTunnels.Put(k, uint32(h.Number)), f.maps.FrontHosts.Put(uint32(h.Number), v)); err != nil {
 		return fmt.Errorf("host %s: %w", h.Name, err)
 	}
@@ -214,14 +215,14 @@ func (f *Front) putTunnel(h Host) error {
 
 // dropHosts takes away those that are not to stay, and the places where others have been before.
 func (f *Front) dropHosts(hosts []Host) error {
-	macs, ends := map[frontFrontMacKey]bool{}, map[frontFrontTunnelKey]bool{}
+	macs, ends := map[bpf.FrontFrontMacKey]bool{}, map[bpf.FrontFrontTunnelKey]bool{}
 	stay := map[uint32]bool{}
 	for _, h := range hosts {
 		stay[uint32(h.Number)] = true
 		if h.Tunnel.IsValid() {
-			ends[frontFrontTunnelKey{Addr: h.Tunnel.As16()}] = true
+			ends[bpf.FrontFrontTunnelKey{Addr: h.Tunnel.As16()}] = true
 		} else {
-			macs[frontFrontMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}] = true
+			macs[bpf.FrontFrontMacKey{Ifindex: uint32(h.Interface), Mac: [6]uint8(h.MAC)}] = true
 		}
 	}
 	return errors.Join(dropPlaces(f, f.maps.FrontMacs, macs, stay), dropPlaces(f, f.maps.FrontTunnels, ends, stay))
@@ -240,7 +241,7 @@ func dropPlaces[K comparable](f *Front, m *ebpf.Map, keep map[K]bool, stay map[u
 	err := it.Err()
 	for k, number := range gone {
 		if !stay[number] {
-			err = errors.Join(err, f.maps.FrontHosts.Put(number, frontFrontHost{}))
+			err = errors.Join(err, f.maps.FrontHosts.Put(number, bpf.FrontFrontHost{}))
 		}
 		err = errors.Join(err, m.Delete(k))
 	}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
@@ -121,11 +122,11 @@ const settled = 5 * time.Second
 func (f *Front) placed() map[move.Host]bool {
 	out := map[move.Host]bool{}
 	var number uint32
-	var k frontFrontMacKey
+	var k bpf.FrontFrontMacKey
 	for it := f.maps.FrontMacs.Iterate(); it.Next(&k, &number); {
 		out[move.Host(number)] = true
 	}
-	var t frontFrontTunnelKey
+	var t bpf.FrontFrontTunnelKey
 	for it := f.maps.FrontTunnels.Iterate(); it.Next(&t, &number); {
 		out[move.Host(number)] = true
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/kernel"
@@ -122,7 +123,7 @@ func TestOwnedTraffic(t *testing.T) {
 		t.Errorf("%+v, %v", fl, err)
 	}
 	// One that only its client's packets have made known is of who has it.
-	change(t, sc.f, k, func(v *frontFrontFlow) { v.Out, v.Flags = 0, 0 })
+	change(t, sc.f, k, func(v *bpf.FrontFrontFlow) { v.Out, v.Flags = 0, 0 })
 	s.owns(other, true, peer.FlowRecord{Flow: peer.Flow{Client: k.Client}, Epoch: 9})
 	becomes(t, sc.f, k, "the other host's", func(fl Flow) bool { return fl.Owner == other && fl.Epoch == 9 })
 }

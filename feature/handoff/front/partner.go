@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/kernel"
@@ -89,7 +90,7 @@ func hearNews(r *ringbuf.Reader, d *pairing) {
 		} else if err != nil {
 			continue
 		}
-		var k frontFrontFlowKey
+		var k bpf.FrontFrontFlowKey
 		if _, err := binary.Decode(rec.RawSample, binary.NativeEndian, &k); err == nil {
 			d.mark(keyOf(k))
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
@@ -289,8 +290,8 @@ func TestPartnerFlood(t *testing.T) {
 		forge(t, client, from, service4, tcpSYN)
 		becomes(t, p.fronts[0], made[i], "known", func(fl Flow) bool { return fl.Opening })
 	}
-	change(t, p.fronts[0], made[1], func(v *frontFrontFlow) { v.Out = 1 }) // a host has answered it
-	for range 3 {                                                          // of one that is known there, all that was to be told before has been
+	change(t, p.fronts[0], made[1], func(v *bpf.FrontFrontFlow) { v.Out = 1 }) // a host has answered it
+	for range 3 {                                                              // of one that is known there, all that was to be told before has been
 		for _, k := range made {
 			p.fronts[0].changed(k) // as when all are told
 		}
@@ -308,7 +309,7 @@ func TestPartnerFlood(t *testing.T) {
 		if fl, err := p.fronts[1].Flow(k); !errors.Is(err, ErrNoFlow) {
 			t.Errorf("%s is known to the other front end: %+v, %v", k.Client, fl, err)
 		}
-		change(t, p.fronts[0], k, func(v *frontFrontFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
+		change(t, p.fronts[0], k, func(v *bpf.FrontFrontFlow) { v.Seen = kernel.Monotonic() - uint64(unanswered) })
 		p.knows(0, k, func(_ Flow, err error) bool { return errors.Is(err, ErrNoFlow) })
 	}
 }

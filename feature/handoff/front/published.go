@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -79,7 +80,7 @@ func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, e
 		before.Close()
 		return nil, fmt.Errorf("%s: %w: drain it, then run weir handoff front remove", inst, kernel.ErrABI)
 	}
-	spec, err := loadFront()
+	spec, err := bpf.LoadFront()
 	if err != nil {
 		before.Close()
 		return nil, err
@@ -109,9 +110,9 @@ func (f *Front) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) er
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(_FrontBytes), Inode: f.ns.Inode(), Created: time.Now(), Config: config}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: f.ns.Inode(), Created: time.Now(), Config: config}
 	meta.Cookie, _ = f.ns.Cookie() // 0 where the kernel has none
-	m := f.maps.frontMaps
+	m := f.maps.FrontMaps
 	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.FrontServices, "ring": m.FrontRing, "hosts": m.FrontHosts,
 		"macs": m.FrontMacs, "tunnels": m.FrontTunnels, "setup": m.FrontSetup, "flows": m.FrontFlows, "counts": m.FrontCounts}}
 	if err := l.Publish(inst, meta, pins); err != nil {

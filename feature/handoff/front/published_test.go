@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -220,8 +221,8 @@ func TestRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	var sk frontFrontServiceKey
-	var sv frontFrontService
+	var sk bpf.FrontFrontServiceKey
+	var sv bpf.FrontFrontService
 	for it := sc.f.maps.FrontServices.Iterate(); it.Next(&sk, &sv); n++ {
 		if netip.AddrFrom16(sk.Addr).Unmap() != service4.Addr() {
 			t.Errorf("%+v", sk)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -48,7 +49,7 @@ func (f *Front) SetServices(services []Service) error {
 	f.hold.mu.Lock()
 	f.hold.services = map[listen]Service{}
 	f.hold.mu.Unlock()
-	want := map[frontFrontServiceKey]bool{}
+	want := map[bpf.FrontFrontServiceKey]bool{}
 	for _, s := range services {
 		if err := f.SetService(s); err != nil {
 			return err
@@ -58,14 +59,14 @@ func (f *Front) SetServices(services []Service) error {
 		if err := f.SetService(s); err != nil {
 			return err
 		}
-		k := frontFrontServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}
+		k := bpf.FrontFrontServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}
 		want[k] = true
 		k.Port = 0
 		want[k] = true
 	}
-	var gone []frontFrontServiceKey
-	var k frontFrontServiceKey
-	var v frontFrontService
+	var gone []bpf.FrontFrontServiceKey
+	var k bpf.FrontFrontServiceKey
+	var v bpf.FrontFrontService
 	it := f.maps.FrontServices.Iterate()
 	for it.Next(&k, &v) {
 		if !want[k] {

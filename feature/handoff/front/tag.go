@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/handoff/front/bpf"
 	"github.com/weir-project/weir/feature/handoff/peer"
 )
 
@@ -63,8 +64,8 @@ func tagged(services []Service) []Service {
 func (f *Front) retag(services []Service) error {
 	to := map[int][]Service{} // by the tag until now
 	for _, s := range services {
-		var v frontFrontService
-		k := frontFrontServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}
+		var v bpf.FrontFrontService
+		k := bpf.FrontFrontServiceKey{Addr: s.Listen.Addr().As16(), Port: swap(s.Listen.Port()), Proto: s.Proto}
 		switch err := f.maps.FrontServices.Lookup(k, &v); {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 		case err != nil:
@@ -77,11 +78,11 @@ func (f *Front) retag(services []Service) error {
 		return nil
 	}
 	type flow struct {
-		key   frontFrontFlowKey
-		value frontFrontFlow
+		key   bpf.FrontFrontFlowKey
+		value bpf.FrontFrontFlow
 	}
 	var all []flow
-	err := f.each(func(k frontFrontFlowKey, v frontFrontFlow) bool {
+	err := f.each(func(k bpf.FrontFrontFlowKey, v bpf.FrontFrontFlow) bool {
 		for _, s := range to[int(k.Service)] {
 			if sameFamily(s.Listen.Addr(), netip.AddrFrom16(k.Client)) {
 				c := flow{k, v}

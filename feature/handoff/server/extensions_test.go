@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/server/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -369,7 +370,7 @@ func TestGateKnowsEndsAgain(t *testing.T) {
 	defer again.Close()
 	k := gateKey(flow)
 	var v uint8
-	if err := again.pairs.Lookup(&gateGatePair{Client: k.Client, Service: k.Service}, &v); err != nil {
+	if err := again.pairs.Lookup(&bpf.GateGatePair{Client: k.Client, Service: k.Service}, &v); err != nil {
 		t.Error(fmt.Errorf("the ends of %s: %w", flow, err))
 	}
 	if !bytes.Equal(k.Client[:], rawClient.AsSlice()) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/server/bpf"
 	"github.com/weir-project/weir/feature/handoff/tap"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -85,7 +86,7 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	if err := kernel.Require(Needs); err != nil {
 		return nil, err
 	}
-	spec, err := loadGate()
+	spec, err := bpf.LoadGate()
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +150,7 @@ func (g *Gate) openTap(ns *netns.Handle, spec *ebpf.CollectionSpec, log *slog.Lo
 		log.Warn("packets cannot be parked at this server: each session that leaves it waits for the front end to hold its packets", "reason", err)
 		return nil
 	}
-	return spec.Variables[gateVarGateTap].Set(uint32(g.tap.Ifindex))
+	return spec.Variables[bpf.GateVarGateTap].Set(uint32(g.tap.Ifindex))
 }
 
 // openMaps opens the maps of the programs, and fills in the ends of the sessions that are there.
@@ -170,8 +171,8 @@ func (g *Gate) openMaps(c *kernel.Collection) (err error) {
 }
 
 // putPair has the gate know the ends of a session, before it knows the session.
-func (g *Gate) putPair(k *gateGateKey) error {
-	if err := g.pairs.Put(&gateGatePair{Client: k.Client, Service: k.Service}, uint8(1)); err != nil {
+func (g *Gate) putPair(k *bpf.GateGateKey) error {
+	if err := g.pairs.Put(&bpf.GateGatePair{Client: k.Client, Service: k.Service}, uint8(1)); err != nil {
 		return fmt.Errorf("the gate for %s: %w", flowOfKey(*k), err)
 	}
 	return nil
@@ -188,7 +189,7 @@ func (g *Gate) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Collecti
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: gateABI, Object: kernel.ObjectHash(_GateBytes), Inode: ns.Inode(), Created: time.Now()}
+	meta := kernel.Meta{ABI: gateABI, Object: kernel.ObjectHash(bpf.Object()), Inode: ns.Inode(), Created: time.Now()}
 	meta.Cookie, _ = ns.Cookie()                              // 0 where the kernel has none
 	if meta.Config, err = json.Marshal(devices); err != nil { // by which they are found again where there are no links
 		return err
@@ -348,8 +349,8 @@ func (g *Gate) Close() {
 
 // gateKey points to the key: package ebpf takes what a pointer leads to as it is, and reflects on a value, which takes as long as the
 // kernel does.
-func gateKey(f repair.Flow) *gateGateKey {
-	return &gateGateKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
+func gateKey(f repair.Flow) *bpf.GateGateKey {
+	return &bpf.GateGateKey{Client: f.Remote.Addr().As16(), Service: f.Local.Addr().As16(), ClientPort: swap(f.Remote.Port()), ServicePort: swap(f.Local.Port())}
 }
 
 // swap turns a port into network byte order, or back.
@@ -366,7 +367,7 @@ func (g *Gate) quiet(f repair.Flow, e move.Epoch) error { return g.put(f, quiet,
 func (g *Gate) put(f repair.Flow, what uint32, e move.Epoch) error {
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	v := gateGateEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e), Ifindex: uint32(g.device)}
+	v := bpf.GateGateEntry{Since: kernel.Monotonic(), What: what, Epoch: uint32(e), Ifindex: uint32(g.device)}
 	if err := g.putPair(gateKey(f)); err != nil {
 		return err
 	}
@@ -393,7 +394,7 @@ func (g *Gate) open(f repair.Flow, e move.Epoch) error {
 }
 
 func (g *Gate) lookup(f repair.Flow) (entry, bool, error) {
-	var v gateGateEntry
+	var v bpf.GateGateEntry
 	err := g.sessions.Lookup(gateKey(f), &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return entry{}, false, nil
@@ -405,8 +406,8 @@ func (g *Gate) lookup(f repair.Flow) (entry, bool, error) {
 
 // entries are all sessions that the gate knows.
 func (g *Gate) entries() (out []entry, err error) {
-	var k gateGateKey
-	var v gateGateEntry
+	var k bpf.GateGateKey
+	var v bpf.GateGateEntry
 	it := g.sessions.Iterate()
 	for it.Next(&k, &v) {
 		out = append(out, entryOf(flowOfKey(k), v))
@@ -414,7 +415,7 @@ func (g *Gate) entries() (out []entry, err error) {
 	return out, it.Err()
 }
 
-func entryOf(f repair.Flow, v gateGateEntry) entry {
+func entryOf(f repair.Flow, v bpf.GateGateEntry) entry {
 	e := entry{Flow: f, What: v.What, Epoch: move.Epoch(v.Epoch), Since: v.Since}
 	if e.What == left {
 		e.To = move.Host(v.Ifindex)

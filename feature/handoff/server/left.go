@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/server/bpf"
 )
 
 // A load balancer that reboots, or forgets a session that was silent for long, sends its packets by the hash: maybe to a server that
@@ -45,7 +46,7 @@ func (g *Gate) remember(f repair.Flow, e move.Epoch, to move.Host) error {
 	}
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	var v gateGateEntry
+	var v bpf.GateGateEntry
 	if err := g.sessions.Lookup(gateKey(f), &v); errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && v.Epoch != uint32(e) {
 		return nil // it has come back, or is a later move's
 	} else if err != nil {
@@ -80,7 +81,7 @@ func (g *Gate) backTo(f repair.Flow, e move.Epoch, before entry) error {
 	if now, ok, err := g.lookup(f); err != nil || !ok || now.Epoch != e {
 		return err
 	}
-	v := gateGateEntry{What: left, Epoch: uint32(before.Epoch), Ifindex: uint32(before.To)}
+	v := bpf.GateGateEntry{What: left, Epoch: uint32(before.Epoch), Ifindex: uint32(before.To)}
 	if err := g.sessions.Update(gateKey(f), &v, ebpf.UpdateExist); err != nil {
 		return fmt.Errorf("the gate for %s: %w", f, err)
 	}
@@ -94,7 +95,7 @@ func (a *Agent) hearStrays() {
 		if errors.Is(err, ringbuf.ErrClosed) {
 			return
 		}
-		var k gateGateKey
+		var k bpf.GateGateKey
 		if err == nil {
 			_, err = binary.Decode(rec.RawSample, binary.NativeEndian, &k)
 		}
@@ -107,7 +108,7 @@ func (a *Agent) hearStrays() {
 	}
 }
 
-func flowOfKey(k gateGateKey) repair.Flow {
+func flowOfKey(k bpf.GateGateKey) repair.Flow {
 	return repair.Flow{Local: netip.AddrPortFrom(netip.AddrFrom16(k.Service).Unmap(), swap(k.ServicePort)),
 		Remote: netip.AddrPortFrom(netip.AddrFrom16(k.Client).Unmap(), swap(k.ClientPort))}
 }

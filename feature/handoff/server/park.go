@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/move"
 	"github.com/weir-project/weir/feature/handoff/repair"
+	"github.com/weir-project/weir/feature/handoff/server/bpf"
 	"github.com/weir-project/weir/feature/handoff/tap"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
@@ -92,7 +93,7 @@ func (g *Gate) leave(f repair.Flow, e move.Epoch, to uint32) error {
 func (g *Gate) become(f repair.Flow, e move.Epoch, from, to uint32) (ok bool, err error) {
 	g.changing.Lock()
 	defer g.changing.Unlock()
-	var v gateGateEntry
+	var v bpf.GateGateEntry
 	if err := g.sessions.Lookup(gateKey(f), &v); err != nil || v.What != from || v.Epoch != uint32(e) {
 		return false, nil
 	}
