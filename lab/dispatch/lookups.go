@@ -19,6 +19,7 @@ import (
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/lab/dispatch/bpf"
 )
 
 // skLookup is struct bpf_sk_lookup.
@@ -315,7 +316,7 @@ type trie struct {
 }
 
 func openTrie() (*trie, error) {
-	spec, err := loadTrie()
+	spec, err := bpf.LoadTrie()
 	if err != nil {
 		return nil, err
 	}

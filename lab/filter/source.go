@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/filter/bpf"
 )
 
 // manyAddresses is how many addresses the source goes through: ADDRESSES in source.bpf.c.
@@ -34,7 +35,7 @@ type source struct {
 
 // newSource makes one that goes through the addresses that draw draws.
 func (x *experiment) newSource(name string, draw func() netip.Addr) (*source, error) {
-	spec, err := loadSource()
+	spec, err := bpf.LoadSource()
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/lab/reroutecost/bpf"
 )
 
 const (
@@ -104,7 +105,7 @@ func stream(c *net.UDPConn, stop *atomic.Bool) (n int, err error) {
 
 // newJudge attaches the program that looks at the stream where it comes to d.
 func (x *experiment) newJudge(c *chain) (*kernel.Collection, error) {
-	spec, err := loadCost()
+	spec, err := bpf.LoadCost()
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func (x *experiment) newJudge(c *chain) (*kernel.Collection, error) {
 
 // judged waits until the last packet has had time to come, and says what is missing.
 func (x *experiment) judged(judge *kernel.Collection, root *kernel.Root, n int) error {
-	var s costSequence
+	var s bpf.CostSequence
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if err := judge.Variables["stream"].Get(&s); err != nil {
 			return err

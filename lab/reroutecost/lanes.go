@@ -22,6 +22,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/lab"
+	"github.com/weir-project/weir/lab/reroutecost/bpf"
 	"github.com/weir-project/weir/lab/topo"
 )
 
@@ -193,7 +194,7 @@ func hardware(ns *netns.Handle, dev string) (mac net.HardwareAddr, err error) {
 
 // programs loads both ends, and attaches what stays.
 func (b *bench) programs() error {
-	spec, err := loadCost()
+	spec, err := bpf.LoadCost()
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/features"
 
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/lab/table/bpf"
 	"github.com/weir-project/weir/table"
 )
 
@@ -50,7 +51,7 @@ type bench struct {
 // load makes empty maps for a number of prefixes, the table's with that many segments. Each family and size has its
 // own: memory that nobody needs would be counted, and freed.
 func load(f family, prefixes, segments int) (*bench, error) {
-	spec, err := loadBench()
+	spec, err := bpf.LoadBench()
 	if err != nil {
 		return nil, err
 	}

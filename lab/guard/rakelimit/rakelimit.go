@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/feature/guard/scenario"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/lab/guard/rakelimit/bpf"
 )
 
 // Need tells whether this kernel can run a [Limiter]; [Attach] needs less.
@@ -40,7 +41,7 @@ type Limiter struct {
 	c       *kernel.Collection
 	control *ebpf.Memory
 	batch   *ebpf.Memory
-	entries []rakeEntry
+	entries []bpf.RakeEntry
 	frame   []byte
 }
 
@@ -51,7 +52,7 @@ const (
 
 // load loads programs with their constants.
 func load(limit uint32, injected bool, programs ...string) (*kernel.Collection, error) {
-	spec, err := loadRake()
+	spec, err := bpf.LoadRake()
 	if err != nil {
 		return nil, err
 	}
@@ -73,13 +74,13 @@ func New(o Options) (*Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Limiter{options: o, c: c, entries: make([]rakeEntry, batchSize), frame: frame(o.IPv6)}
+	l := &Limiter{options: o, c: c, entries: make([]bpf.RakeEntry, batchSize), frame: frame(o.IPv6)}
 	if l.control, err = c.Maps["control"].Memory(); err == nil {
 		l.batch, err = c.Maps["batch"].Memory()
 	}
 	if err == nil {
 		// The generator stands still at 0.
-		err = l.set(rakeControl{Random: o.Seed*2 + 1})
+		err = l.set(bpf.RakeControl{Random: o.Seed*2 + 1})
 	}
 	if err != nil {
 		c.Close()
@@ -94,19 +95,19 @@ func (l *Limiter) Close() error {
 	return nil
 }
 
-func (l *Limiter) set(c rakeControl) error {
+func (l *Limiter) set(c bpf.RakeControl) error {
 	_, err := l.control.WriteAt(bytesOf(&c), 0)
 	return err
 }
 
-func (l *Limiter) get() (c rakeControl, err error) {
+func (l *Limiter) get() (c bpf.RakeControl, err error) {
 	_, err = l.control.ReadAt(bytesOf(&c), 0)
 	return c, err
 }
 
 func bytesOf[T any](v *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v)) }
 
-func bytesOfAll(e []rakeEntry) []byte {
+func bytesOfAll(e []bpf.RakeEntry) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&e[0])), len(e)*int(unsafe.Sizeof(e[0])))
 }
 
@@ -127,7 +128,7 @@ func (l *Limiter) decide(packets []scenario.Packet, verdicts []bool, levels []in
 	entries := l.entries[:len(packets)]
 	for i := range packets {
 		p := &packets[i]
-		e := rakeEntry{At: p.At, Port: p.SrcPort}
+		e := bpf.RakeEntry{At: p.At, Port: p.SrcPort}
 		if l.options.IPv6 {
 			e.Ipv6, e.Source = 1, p.Src.IPv6()
 		} else {
@@ -139,7 +140,7 @@ func (l *Limiter) decide(packets []scenario.Packet, verdicts []bool, levels []in
 	if _, err := l.batch.WriteAt(bytesOfAll(entries), 0); err != nil {
 		return err
 	}
-	if _, err := l.control.WriteAt(bytesOf(new(uint32(len(entries)))), int64(unsafe.Offsetof(rakeControl{}.Count))); err != nil {
+	if _, err := l.control.WriteAt(bytesOf(new(uint32(len(entries)))), int64(unsafe.Offsetof(bpf.RakeControl{}.Count))); err != nil {
 		return err
 	}
 	done, err := l.c.Programs["rake_batch"].Run(&ebpf.RunOptions{Data: l.frame})

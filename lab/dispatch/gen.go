@@ -1,6 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-
-package dispatch
-
-// The prefix /usr/include/ARCH is where Debian keeps asm/types.h; -idirafter lets both stand.
-//go:generate go tool bpf2go -tags linux -cflags "-mcpu=v3 -O2 -g -Wall -Werror -I../../bpf -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" trie trie.bpf.c
