@@ -67,9 +67,9 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 	if err != nil {
 		return all, err
 	}
-	steps := h.recoveries(pinned)
+	steps := h.recoveries(pinned, c.Only)
 	all.Steps = steps
-	for _, f := range features {
+	for _, f := range featuresOnly(c.Only) {
 		p, err := f.Plan(ctx, h.Root, c.Document())
 		if err != nil && len(steps) > 0 && ctx.Err() == nil {
 			all.Warn("%s: what else changes is known once it is recovered: %v", f.Name, err)
@@ -101,7 +101,7 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range features {
+	for _, f := range featuresOnly(c.Only) {
 		if f.Used(c.Document()) {
 			if err := kernel.Require(f.Needs(c.Document())); err != nil {
 				return err
@@ -117,10 +117,10 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	if err := l.SetGroup(gid); err != nil {
 		return err
 	}
-	if err := h.recover(ctx, l, each); err != nil {
+	if err := h.recover(ctx, l, c.Only, each); err != nil {
 		return err
 	}
-	if err := mend(l); err != nil {
+	if err := mend(l, c.Only); err != nil {
 		return err
 	}
 	u, err := h.Unconfirmed()
@@ -177,15 +177,15 @@ func withoutRecovered(steps, recoveries []feature.Step) []feature.Step {
 }
 
 // recover makes damaged instances complete, so that the plan sees the state that there was.
-func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, each func(Done)) error {
+func (h *Host) recover(ctx context.Context, l *kernel.WriteLock, only []string, each func(Done)) error {
 	faults, err := h.Root.Check() // features attach by themselves what only they know of
-	for _, s := range h.recoveries(faults) {
+	for _, s := range h.recoveries(faults, only) {
 		note, serr := s.Do(ctx, l)
 		if err = errors.Join(err, serr); serr == nil {
 			each(Done{s, note})
 		}
 	}
-	if err == nil {
+	if err == nil && len(only) == 0 {
 		l.ForgetLost() // all that they say is recorded again
 	}
 	return err

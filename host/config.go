@@ -25,6 +25,7 @@ type Config struct {
 
 	Rate        *feature.Rate `yaml:"-"` // of resets after this change; nil: what each service says
 	AllowOutage bool          `yaml:"-"` // apply also where traffic that is served now would not be
+	Only        []string      `yaml:"-"` // features that are applied; empty: all
 	Confirm     time.Duration `yaml:"-"` // take the change back unless it is confirmed within it; 0: do not
 
 	// Warned is told of the plan's warnings before it is carried out: some are of the change alone, such as a list that has

@@ -241,9 +241,9 @@ func (h *Host) rollback(ctx context.Context, due func(*Unconfirmed) (bool, error
 // takeBack puts every feature back to what it was. One that cannot be keeps no other from it. Killed at any step, or after
 // an error, the next one begins anew from what there is by then.
 func (h *Host) takeBack(ctx context.Context, l *kernel.WriteLock, u *Unconfirmed, each func(Done)) error {
-	err := h.recover(ctx, l, each)
+	err := h.recover(ctx, l, nil, each)
 	if err == nil {
-		err = mend(l)
+		err = mend(l, nil)
 	}
 	if err == nil {
 		err = h.restore(ctx, l, each)

@@ -92,7 +92,7 @@ func (h *Host) sweep(ctx context.Context, log *slog.Logger) {
 		return
 	}
 	defer l.Unlock()
-	if err := mend(l); err != nil {
+	if err := mend(l, nil); err != nil {
 		log.Warn("pins cannot be completed", "err", err)
 	}
 	for _, i := range gone {
@@ -158,12 +158,16 @@ func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
 
 // recoveries are the steps that recover damaged instances. They come before everything
 // else of an Apply, which then finds the state that there was.
-func (h *Host) recoveries(faults []kernel.Fault) (steps []feature.Step) {
+// only: of these features, if there are any.
+func (h *Host) recoveries(faults []kernel.Fault, only []string) (steps []feature.Step) {
 	why := map[kernel.Instance][]string{}
 	for _, f := range faults {
 		why[f.Instance] = append(why[f.Instance], f.Text)
 	}
 	add := func(i kernel.Instance, detail string) {
+		if len(only) > 0 && !slices.Contains(only, i.Feature) {
+			return
+		}
 		steps = append(steps, feature.Step{Verb: "recover", Object: i.String(), Detail: detail,
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return recoverInstance(l, i) }})
 	}

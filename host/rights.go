@@ -3,42 +3,45 @@
 package host
 
 import (
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/users"
 	"golang.org/x/sys/unix"
 )
 
-// rights are the capabilities that weir serve uses. examples/weir-serve.service bounds it to the same ones.
-var rights = []struct {
-	bit uint
-	by  string // the features, and what they do with it
-}{
-	{unix.CAP_BPF, "all: load programs, make maps"},
-	{unix.CAP_PERFMON, "all: programs with pointers, tracepoints"},
-	{unix.CAP_SYS_ADMIN, "all: enter network namespaces, open objects by number, mount bpffs; BPF before Linux 5.8"},
-	{unix.CAP_SYS_CHROOT, "all: enter the mount namespace of a network namespace's name"},
-	{unix.CAP_SYS_RESOURCE, "all: locked memory of maps before Linux 5.11, more descriptors"},
-	{unix.CAP_NET_ADMIN, "all: attach; sock_diag; guard, filter, reroute: interfaces; handoff: SO_MARK, TCP_REPAIR, buffers"},
-	{unix.CAP_NET_RAW, "steer: hear and replay templates; reroute: probes; handoff: packets that wait"},
-	{unix.CAP_NET_BIND_SERVICE, "steer: sockets below port 1024 that hold a group; register, metrics"},
-	{unix.CAP_SYS_PTRACE, "steer: duplicate members' sockets (pidfd_getfd), read whose they are"},
-	{unix.CAP_DAC_READ_SEARCH, "steer: pid files and lists of other users"},
-	{unix.CAP_DAC_OVERRIDE, "reroute: FRR's sockets; sockets in directories of others"},
-	{unix.CAP_CHOWN, "serve: the group of its socket"},
-	{unix.CAP_FOWNER, "serve: the mode of its socket"},
-	{unix.CAP_SETUID, "steer: ready.command as the member's user"},
-	{unix.CAP_SETGID, "steer: the same, its groups"},
-	{unix.CAP_SETPCAP, "steer: the same, without the capabilities that the member lacks"},
-	{unix.CAP_KILL, "steer: end a ready.command, signal the holder of a group"},
-	{unix.CAP_SYS_NICE, "handoff, reroute: priority while sessions move and probes are due"},
-	{unix.CAP_IPC_LOCK, "all: locked memory of maps before Linux 5.11"},
-	{unix.CAP_CHECKPOINT_RESTORE, "all: what CAP_SYS_ADMIN did of /proc before Linux 5.9"},
+// rights are the capabilities that weir serve needs whatever it runs. Features add theirs (feature.Privileged).
+// examples/weir-serve.service bounds it to all of them.
+var rights = []feature.Right{
+	{Capability: unix.CAP_BPF, For: "load programs, make maps"},
+	{Capability: unix.CAP_PERFMON, For: "programs with pointers, tracepoints"},
+	{Capability: unix.CAP_SYS_ADMIN, For: "enter network namespaces, open objects by number, mount bpffs; BPF before Linux 5.8"},
+	{Capability: unix.CAP_SYS_CHROOT, For: "enter the mount namespace of a network namespace's name"},
+	{Capability: unix.CAP_SYS_RESOURCE, For: "locked memory of maps before Linux 5.11, more descriptors"},
+	{Capability: unix.CAP_NET_ADMIN, For: "attach; sock_diag; interfaces; SO_MARK, TCP_REPAIR, buffers"},
+	{Capability: unix.CAP_NET_BIND_SERVICE, For: "metrics below port 1024"},
+	{Capability: unix.CAP_SYS_PTRACE, For: "read the namespaces of processes"},
+	{Capability: unix.CAP_DAC_READ_SEARCH, For: "files of other users that the configuration names"},
+	{Capability: unix.CAP_CHOWN, For: "the group of its socket"},
+	{Capability: unix.CAP_FOWNER, For: "the mode of its socket"},
+	{Capability: unix.CAP_IPC_LOCK, For: "locked memory of maps before Linux 5.11"},
+	{Capability: unix.CAP_CHECKPOINT_RESTORE, For: "/proc, by CAP_SYS_ADMIN before Linux 5.9"},
 }
 
-// DropRights takes from this process, and from what it starts, the capabilities that weir serve does not use.
-func DropRights() error {
-	var keep uint64
-	for _, r := range rights {
-		keep |= 1 << r.bit
+// rightsOf are the capabilities of a weir serve that runs these features; none named: all.
+func rightsOf(only []string) (set uint64) {
+	keep := func(all []feature.Right) {
+		for _, r := range all {
+			set |= 1 << r.Capability
+		}
 	}
-	return users.KeepOnly(keep)
+	keep(rights)
+	for _, p := range featuresOnly(only) {
+		if f, ok := p.Value.(feature.Privileged); ok {
+			keep(f.Rights())
+		}
+	}
+	return set
 }
+
+// DropRights takes from this process, and from what it starts, the capabilities that a weir serve of these features does not
+// use; none named: of all.
+func DropRights(only []string) error { return users.KeepOnly(rightsOf(only)) }

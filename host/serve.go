@@ -44,21 +44,38 @@ type ServeOptions struct {
 	Register string
 	// Handoff is the Unix socket over which members hand over sessions; empty: none.
 	Handoff string
-	Log     *slog.Logger
+	// File is the configuration to apply at the start and at each Reload; empty: what is applied already is served.
+	File   string
+	Reload <-chan struct{}
+	// Only are the features to run; empty: all.
+	Only []string
+	Log  *slog.Logger
 }
 
 // Serve runs what needs a process until ctx is done: it gives slots to members
 // as they come, and answers questions. Traffic does not need it.
 func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	o.Log = ratelog.Limit(o.Log)
-	release, other := h.Root.ClaimServing()
-	defer release()
-	if other != "" {
-		o.Log.Warn("another weir serve works on the same pins: stop one of them", "other", other, "root", h.Root.Path())
+	var f *file
+	var config *Config
+	if o.File != "" {
+		f = &file{path: o.File, only: o.Only}
+		c, err := f.load()
+		if err != nil {
+			return err
+		}
+		config = c
+	}
+	if len(o.Only) == 0 {
+		release, other := h.Root.ClaimServing()
+		defer release()
+		if other != "" {
+			o.Log.Warn("another weir serve works on the same pins: stop one of them", "other", other, "root", h.Root.Path())
+		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	k := h.newKeeper(o)
-	public := h.public(k.Collector())
+	public := h.public(f, o, k)
 	if o.Listen != "" {
 		// Go listens with MPTCP by default, which is of no use to a scraper.
 		lc := net.ListenConfig{}
@@ -99,7 +116,10 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	}
 	g.Go(func() error { return h.watchHealth(ctx, o.Log) })
 	g.Go(func() error { return h.watchConfirmation(ctx, o.Log) })
-	for _, f := range features {
+	if f != nil {
+		g.Go(func() error { return f.follow(ctx, h, config, o.Reload, o.Log) })
+	}
+	for _, f := range featuresOnly(o.Only) {
 		if s, ok := f.Value.(steer.Feature); ok && o.Handoff != "" {
 			s.Hand = h.Hand(o.Handoff)
 			f.Value = s
@@ -179,9 +199,12 @@ func bindUnix(path string) (net.Listener, error) {
 }
 
 // public answers /metrics and /healthz: all that a TCP port tells, to anybody.
-func (h *Host) public(more ...prometheus.Collector) http.Handler {
-	all := append(more, healthCollector{h}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	for _, f := range features {
+func (h *Host) public(f *file, o ServeOptions, k *keeper.Keeper) http.Handler {
+	all := []prometheus.Collector{healthCollector{h}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
+	if o.Handoff != "" {
+		all = append(all, k.Collector())
+	}
+	for _, f := range featuresOnly(o.Only) {
 		if m, ok := f.Value.(feature.Measured); ok {
 			all = append(all, m.Collector(h.Root))
 		}
@@ -189,7 +212,7 @@ func (h *Host) public(more ...prometheus.Collector) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", scrape.Handler(all...))
 	mux.Handle("GET /healthz", scrape.Shared(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := h.unhealthy(r.Context()); err != nil {
+		if err := errors.Join(h.unhealthy(r.Context()), f.failure()); err != nil {
 			http.Error(w, printable.Lines(err.Error()), http.StatusServiceUnavailable)
 			return
 		}

@@ -36,7 +36,7 @@ func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 		return err
 	}
 	defer l.Unlock()
-	if err := mend(l); err != nil {
+	if err := mend(l, nil); err != nil {
 		return err
 	}
 	plan, err := h.UpgradePlan(ctx)
@@ -55,10 +55,10 @@ func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 	return errors.Join(errs...)
 }
 
-// mend finishes what killed commands left, an upgrade among them.
-func mend(l *kernel.WriteLock) error {
+// mend finishes what killed commands left, an upgrade among them; only: of these features, if there are any.
+func mend(l *kernel.WriteLock, only []string) error {
 	var errs []error
-	for _, f := range features {
+	for _, f := range featuresOnly(only) {
 		if m, ok := f.Value.(feature.Mender); ok {
 			errs = append(errs, m.Mend(l))
 		}

@@ -4,17 +4,44 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
 	selfregister "github.com/weir-project/weir/register"
 )
+
+// hangups tells of each SIGHUP until ctx is done.
+func hangups(ctx context.Context) <-chan struct{} {
+	c, out := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(c, syscall.SIGHUP)
+	go func() {
+		defer signal.Stop(c)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-c:
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case out <- struct{}{}:
+			}
+		}
+	}()
+	return out
+}
 
 // ignoreHangup says that SIGHUP changes nothing, instead of ending by it.
 func ignoreHangup(ctx context.Context, log *slog.Logger, instead string) {
@@ -33,11 +60,17 @@ func ignoreHangup(ctx context.Context, log *slog.Logger, instead string) {
 	}()
 }
 
+// serveFlags are those of weir serve.
+type serveFlags struct {
+	host.ServeOptions
+}
+
 func serveCommand(g *globals) *cobra.Command {
-	var listen, register, handoff string
+	var o serveFlags
 	c := &cobra.Command{
-		Use: "serve", Short: "Give slots to members as they start; serve metrics and the group's socket", Args: cobra.NoArgs,
-		Long: `Give slots to members the moment their sockets appear, send them the templates
+		Use: "serve", Short: "Apply a file and run what it declares; serve metrics and the group's socket", Args: cobra.NoArgs,
+		Long: `Apply the configuration file (-f), and again at each SIGHUP. Run what it declares: give slots
+to members the moment their sockets appear, send them the templates
 of flow exporters that they lack, copy datagrams of devices that come later, attach
 filters to interfaces that come later, log which links and BFD sessions the kernel finds down and up,
 and serve /metrics and /healthz over HTTP and the reading commands over a Unix socket
@@ -51,28 +84,75 @@ a slot whose member dies is withdrawn by the kernel alone. Only members that
 start meanwhile wait for its return, or for weir steer register; and the BFD sessions
 that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.
 
-It keeps the capabilities that its features need, and drops all others, also for
-checks of members that it starts (ready.command).
+A file with an error changes nothing: weir serve does not start with it, and at SIGHUP
+keeps running what is there. Like weir apply, SIGHUP refuses a change that takes traffic
+away from its receiver. The start allows it, since members may come later, and tries again
+every 5 s where something is missing. weir apply changes what weir serve works by as well.
+Without -f it serves what is applied, and ignores SIGHUP.
 
-SIGHUP is ignored: weir serve has no file of its own to read again. weir apply changes
-what it works by, and it follows.`,
+--only runs some features alone, for privileges: the process keeps the capabilities that
+these need, applies their part of the file, and listens only where flags say so. Without
+--only it keeps those of all features. Checks of members that it starts (ready.command)
+have no others either.`,
+		Example: `  weir serve -f /etc/weir/weir.yaml
+  weir serve -f /etc/weir/weir.yaml --only guard,filter --listen 127.0.0.1:9744`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !cmd.Flags().Changed("register-socket") && g.socket != "" {
-				register = filepath.Join(filepath.Dir(g.socket), filepath.Base(register))
+			if err := o.resolve(cmd, g); err != nil {
+				return err
 			}
-			if !cmd.Flags().Changed("handoff-socket") && g.socket != "" {
-				handoff = filepath.Join(filepath.Dir(g.socket), filepath.Base(handoff))
+			o.Log = newLog(os.Stderr)
+			if err := host.DropRights(o.Only); err != nil {
+				o.Log.Warn("capabilities that serve does not need stay", "err", err)
 			}
-			log := newLog(os.Stderr)
-			if err := host.DropRights(); err != nil {
-				log.Warn("capabilities that serve does not need stay", "err", err)
+			if o.File == "" {
+				ignoreHangup(cmd.Context(), o.Log, "weir apply changes what weir serve works by")
+			} else {
+				o.Reload = hangups(cmd.Context())
 			}
-			ignoreHangup(cmd.Context(), log, "weir apply changes what weir serve works by")
-			return g.host().Serve(cmd.Context(), host.ServeOptions{Listen: listen, Socket: g.socket, Register: register, Handoff: handoff, Log: log})
+			return g.host().Serve(cmd.Context(), o.ServeOptions)
 		},
 	}
-	c.Flags().StringVar(&listen, "listen", "127.0.0.1:9743", "address of /metrics and /healthz; empty for none")
-	c.Flags().StringVar(&register, "register-socket", selfregister.DefaultSocket, "socket for collectors that register themselves, by default beside --socket; empty for none")
-	c.Flags().StringVar(&handoff, "handoff-socket", wire.DefaultSocket, "socket for members that hand over sessions, by default beside --socket; empty for none")
+	f := c.Flags()
+	f.StringVarP(&o.File, "file", "f", "", "configuration file to apply at the start and at SIGHUP")
+	f.StringSliceVar(&o.Only, "only", nil, "features to run, like guard,filter; default: all")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:9743", "address of /metrics and /healthz; empty for none, which is the default with --only")
+	f.StringVar(&o.Register, "register-socket", selfregister.DefaultSocket, "socket for collectors that register themselves, by default beside --socket; empty for none")
+	f.StringVar(&o.Handoff, "handoff-socket", wire.DefaultSocket, "socket for members that hand over sessions, by default beside --socket; empty for none")
+	c.MarkFlagFilename("file", "yaml", "yml")
+	_ = c.RegisterFlagCompletionFunc("only", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return host.Features(), cobra.ShellCompDirectiveNoFileComp
+	})
 	return c
 }
+
+// resolve gives flags that are not given the values that follow from the others.
+func (o *serveFlags) resolve(cmd *cobra.Command, g *globals) error {
+	given := cmd.Flags().Changed
+	if err := host.CheckOnly(o.Only); err != nil {
+		return usageError{fmt.Errorf("--only: %w", err)}
+	}
+	if o.File == "-" {
+		return usageError{errors.New("-f -: weir serve reads its file again: name a file")}
+	}
+	apart := len(o.Only) > 0
+	o.Socket = g.socket
+	if apart && !given("socket") {
+		o.Socket = ""
+	}
+	if apart && !given("listen") {
+		o.Listen = ""
+	}
+	for flag, socket := range map[string]*string{"register-socket": &o.Register, "handoff-socket": &o.Handoff} {
+		switch {
+		case given(flag):
+		case apart && !slices.Contains(o.Only, socketOf[flag]):
+			*socket = ""
+		case g.socket != "":
+			*socket = filepath.Join(filepath.Dir(g.socket), filepath.Base(*socket))
+		}
+	}
+	return nil
+}
+
+// socketOf is the feature that needs a socket.
+var socketOf = map[string]string{"register-socket": steer.Name, "handoff-socket": keeper.Name}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reroute
+
+import (
+	"github.com/weir-project/weir/feature"
+	"golang.org/x/sys/unix"
+)
+
+var _ feature.Privileged = Feature{}
+
+// Rights implements feature.Privileged.
+func (Feature) Rights() []feature.Right {
+	return []feature.Right{
+		{Capability: unix.CAP_NET_RAW, For: "probes"},
+		{Capability: unix.CAP_DAC_OVERRIDE, For: "FRR's sockets"},
+		{Capability: unix.CAP_SYS_NICE, For: "priority while probes are due"},
+	}
+}

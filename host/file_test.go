@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+const fileOfServe = `
+handoff: {hold: %s}
+filter:
+  - name: guarded
+    hook: nft
+    rules: [{name: others, match: 'udp.dstport == 4739', action: drop}]
+`
+
+// weir serve applies its file at the start and at each reload. A wrong file keeps what is there, and with Only the other
+// features are left alone.
+func TestServeAppliesItsFile(t *testing.T) {
+	nstest.NeedRoot(t)
+	if err := kernel.NFTMatch.Check(); err != nil {
+		t.Skip("need: kernel:", err)
+	}
+	w := newWorld(t)
+	path := filepath.Join(t.TempDir(), "weir.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("filters: []\n")
+	if err := w.Serve(t.Context(), ServeOptions{File: path, Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), path+":1:1: ") {
+		t.Errorf("a wrong file at the start: %v", err)
+	}
+	write(strings.ReplaceAll(fileOfServe, "%s", "20s"))
+	log, reload := &nstest.Log{}, make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- w.Serve(ctx, ServeOptions{File: path, Reload: reload, Only: []string{"filter"}, Log: slog.New(slog.NewTextHandler(log, nil))})
+	}()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	filters := func() (names []string) {
+		st, err := w.Reader("/nonexistent").Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range st.Filters {
+			names = append(names, f.Name)
+		}
+		return names
+	}
+	eventually(t, "the filter is applied", func() bool { return slices.Equal(filters(), []string{"guarded"}) })
+	if all, err := w.Root.Instances("handoff"); err != nil || len(all) > 0 {
+		t.Errorf("of handoff, which does not run here, %v is there, %v", all, err)
+	}
+	write("filters: []\n")
+	reload <- struct{}{}
+	reload <- struct{}{} // the first one is over
+	if got := filters(); !slices.Equal(got, []string{"guarded"}) || !strings.Contains(log.String(), "weir.yaml:1:1: unknown key") {
+		t.Errorf("after a wrong file there is %v; log:\n%s", got, log)
+	}
+	write("filter: []\n")
+	reload <- struct{}{}
+	eventually(t, "the filter is removed", func() bool { return len(filters()) == 0 })
+}
