@@ -16,6 +16,7 @@ type Declared struct {
 	Value any // the feature itself: what else it implements is found by type assertion
 
 	section        func() any // nil: no key at the top of the file
+	newState       func() any // pointer to an empty state
 	serviceSection func() any // nil: no key in services
 	spec           specOf
 	state          func(ctx context.Context, r *kernel.Root) (any, error)
@@ -33,7 +34,7 @@ type specOf struct {
 
 // Declare makes a feature one that the host can run.
 func Declare[C, S any](f Feature[C, S]) Declared {
-	d := Declared{Name: f.Name(), Value: f, remove: f.Remove,
+	d := Declared{Name: f.Name(), Value: f, remove: f.Remove, newState: func() any { return new(S) },
 		state: func(ctx context.Context, r *kernel.Root) (any, error) { return f.State(ctx, r) },
 		plan: func(ctx context.Context, r *kernel.Root, doc *Document) (Plan, error) {
 			have, err := f.State(ctx, r)
@@ -86,6 +87,9 @@ func (d Declared) Claims(doc *Document) []Claim { return d.spec.claims(doc) }
 
 // State reads the feature from its pins alone.
 func (d Declared) State(ctx context.Context, r *kernel.Root) (any, error) { return d.state(ctx, r) }
+
+// NewState returns a pointer to an empty state, for its JSON to be decoded into.
+func (d Declared) NewState() any { return d.newState() }
 
 // Plan compares the host with the file. It changes nothing.
 func (d Declared) Plan(ctx context.Context, r *kernel.Root, doc *Document) (Plan, error) {

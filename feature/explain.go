@@ -21,6 +21,13 @@ type Explainer interface {
 	Explain(ctx context.Context, r *kernel.Root, p Packet) ([]Sight, error)
 }
 
+// Deliverer is implemented by the feature that knows which socket the kernel gives an arriving packet to.
+type Deliverer interface {
+	// Deliver explains the lookup of a packet for this host. every says that the kernel gives the packet to each socket bound to its
+	// address: broadcast and multicast.
+	Deliver(ctx context.Context, r *kernel.Root, p Packet, every bool) (*Explanation, error)
+}
+
 // Packet is what an explanation is asked of: an arriving datagram, or a
 // connection attempt.
 type Packet struct {
@@ -143,4 +150,18 @@ type Sight struct {
 	Order int32 // within the stage, the lowest first
 	Why
 	Dropped string // the packet ends here, and why: "rule 2 of filter sip drops it"
+}
+
+// ParsePacket reads what weir explain is given: "udp", "192.0.2.7:2055",
+// "10.0.0.1:4739".
+func ParsePacket(proto, from, to string) (Packet, error) {
+	p := Packet{Proto: proto}
+	for i, text := range []string{from, to} {
+		a, err := netip.ParseAddrPort(text)
+		if err != nil {
+			return p, fmt.Errorf("%w: %q: want an address and a port, like 192.0.2.7:2055 or [2001:db8::7]:2055", ErrPacket, text)
+		}
+		*[]*netip.AddrPort{&p.From, &p.To}[i] = netip.AddrPortFrom(a.Addr().WithZone("").Unmap(), a.Port())
+	}
+	return p, p.Check()
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -83,19 +82,9 @@ func (h *Host) Plan(ctx context.Context, c *Config) (feature.Plan, error) {
 	return all, nil
 }
 
-// Foresee says which TCP sessions Apply would have reset.
-func (h *Host) Foresee(ctx context.Context, c *Config) ([]steer.Foreseen, error) {
-	st, err := steer.ReadState(ctx, h.Root)
-	if err != nil {
-		return nil, err
-	}
-	want, _ := steer.Feature{}.Spec(c.Document())
-	return steer.ForeseeApply(ctx, st, want)
-}
-
 // Apply makes the host match the configuration, after mending what a killed
-// command may have left. It calls each after every step. Sessions that it has
-// misplaced are reset afterwards: steer.ResetDue.
+// command may have left. It calls each after every step. Slow work that follows, such as
+// resets of misplaced sessions, is left to the feature.
 func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	gid, err := c.gid()
 	if err != nil {

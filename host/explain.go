@@ -11,7 +11,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -81,15 +80,17 @@ func (h *Host) Explain(ctx context.Context, p feature.Packet) (*feature.Explanat
 	if err := h.explainFaults(ctx, ns, p, out); err != nil {
 		return nil, err
 	}
-	find := steer.Explain
-	if to == deliverEvery {
-		find = steer.ExplainEvery
+	lookup := out
+	for _, f := range features {
+		if d, ok := f.Value.(feature.Deliverer); ok {
+			if lookup, err = d.Deliver(ctx, h.Root, p, to == deliverEvery); err != nil {
+				return nil, err
+			}
+		}
 	}
-	lookup, err := find(ctx, h.Root, p)
-	if err != nil {
-		return nil, err
+	if lookup != out {
+		lookup.Steps = append(out.Steps, lookup.Steps...)
 	}
-	lookup.Steps = append(out.Steps, lookup.Steps...)
 	for ; i < len(sights) && lookup.PID != 0; i++ {
 		lookup.Steps = append(lookup.Steps, sights[i].Why)
 	}

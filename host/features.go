@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/handoff/mover"
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
@@ -32,6 +34,14 @@ var features = []feature.Declared{
 // sessions is handoff: the keeper, and what agents of front ends and of servers have pinned: weir apply knows nothing of
 // that, and weir remove takes it, too.
 type sessions struct{ keeper.Feature }
+
+// bufferLimit is for tests, whose machines stand still for longer. 0: the default.
+var bufferLimit time.Duration
+
+// SessionMover implements feature.MoverProvider.
+func (sessions) SessionMover(socket string) feature.SessionMover {
+	return mover.Mover{Socket: socket, Limit: bufferLimit}
+}
 
 func (f sessions) Remove(ctx context.Context, l *kernel.WriteLock) error {
 	return errors.Join(front.RemoveAll(l), server.RemoveGates(l), f.Feature.Remove(ctx, l))

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -60,7 +61,8 @@ func TestServeAppliesItsFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range st.Filters {
+		ours, _ := Part[filter.State](st, filter.Name)
+		for _, f := range ours.Filters {
 			names = append(names, f.Name)
 		}
 		return names

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/nstest"
@@ -43,8 +44,10 @@ func TestFilterBesideServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := st.Services[0].Slots[0].Verdicts["udp"]; v.Steered != 1 || len(st.Filters) != 1 || st.Filters[0].Rules[0].Packets != 2 {
-		t.Errorf("steered %+v, filters %+v", v, st.Filters)
+	steered, _ := Part[steer.State](st, steer.Name)
+	ours, _ := Part[filter.State](st, filter.Name)
+	if v := steered.Services[0].Slots[0].Verdicts["udp"]; v.Steered != 1 || len(ours.Filters) != 1 || ours.Filters[0].Rules[0].Packets != 2 {
+		t.Errorf("steered %+v, filters %+v", v, ours.Filters)
 	}
 	s := w.serve()
 	if status, body := s.get("/healthz"); status != 200 {
@@ -59,18 +62,25 @@ func TestFilterBesideServices(t *testing.T) {
 		`weir_filter_attached{filter="guarded",netns="[^"]*",place="nftables table inet weir_guarded, input, priority 0"} 1`,
 		`weir_filter_up 1`)
 	// Over the socket, what root reads from the pins.
-	theirs, err := remote{s.socket, nil}.Filters(t.Context())
+	theirs, err := Ask[filter.State](t.Context(), remote{s.socket, nil}, filter.Name, "status", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(theirs.Filters) != 1 || !reflect.DeepEqual(theirs.Filters[0].Rules[0].Packets, st.Filters[0].Rules[0].Packets) || theirs.Filters[0].Name != "guarded" {
+	if len(theirs.Filters) != 1 || !reflect.DeepEqual(theirs.Filters[0].Rules[0].Packets, ours.Filters[0].Rules[0].Packets) || theirs.Filters[0].Name != "guarded" {
 		t.Errorf("over the socket: %+v", theirs)
 	}
 	if err := w.Remove(t.Context(), "filter", true); err != nil {
 		t.Fatal(err)
 	}
-	if st, err := w.Reader("").Status(t.Context()); err != nil || len(st.Filters) != 0 || len(st.Services) != 1 {
-		t.Errorf("filter removed: %+v, %v", st, err)
+	st, err = w.Reader("").Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, there := Part[filter.State](st, filter.Name); there {
+		t.Errorf("filter removed: %+v", st)
+	}
+	if s, _ := Part[steer.State](st, steer.Name); len(s.Services) != 1 {
+		t.Errorf("filter removed: services %+v", s)
 	}
 	if err := w.Remove(t.Context(), "garde", true); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter, handoff") {
 		t.Errorf("a feature that there is not: %v", err)
@@ -117,7 +127,7 @@ func TestExplainGoesThePacketsWay(t *testing.T) {
 		{"127.0.0.6:99", "127.0.0.1:4739", "lo", []string{"arrival by lo", "rule 1 (others) drops it"}, "dropped: rule 1 (others) of filter guarded", 0},
 		{"192.0.2.1:99", "127.0.0.1:4739", "", []string{"arrival no route leads back to 192.0.2.1"}, "slot 0", pid},
 	} {
-		p, err := steer.ParsePacket("udp", c.from, c.to)
+		p, err := feature.ParsePacket("udp", c.from, c.to)
 		if err != nil {
 			t.Fatal(err)
 		}

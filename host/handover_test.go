@@ -213,9 +213,9 @@ type steered struct {
 
 func newSteered(t *testing.T) *steered {
 	w := &steered{world: newWorld(t)}
-	was := holdTime
-	t.Cleanup(func() { holdTime = was })
-	holdTime = 2 * time.Second // the keeper's own limit is 3 s
+	was := bufferLimit
+	t.Cleanup(func() { bufferLimit = was })
+	bufferLimit = 2 * time.Second // the keeper's own limit is 3 s
 	dir := t.TempDir()
 	w.s = w.serve()
 	w.text = fmt.Sprintf(`
@@ -286,10 +286,10 @@ func (w *steered) processedAll(routers []*router) {
 // over with it, how many after it, and how many were reset.
 func (w *steered) moved(foresee func() ([]steer.Foreseen, error), change func() error) (with, after, reset int) {
 	w.t.Helper()
-	if err := w.Switch(w.t.Context(), w.s.handoff, foresee, change, func(Handed) { with++ }); err != nil {
+	if err := steer.Switch(w.t.Context(), w.Root, Mover(w.s.handoff), foresee, change, func(steer.Handed) { with++ }); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := steer.ResetDue(w.t.Context(), w.Root, nil, w.Hand(w.s.handoff), func(r steer.Reset) {
+	if err := steer.ResetDue(w.t.Context(), w.Root, nil, steer.HandBy(Mover(w.s.handoff)), func(r steer.Reset) {
 		if r.Handed {
 			after++
 		} else {
@@ -500,7 +500,14 @@ func TestSessionsGoWithResizes(t *testing.T) {
 	for _, text := range []string{one, w.text, one, w.text} {
 		time.Sleep(100 * time.Millisecond)
 		c := w.config("%s", text)
-		with, after, reset := w.moved(func() ([]steer.Foreseen, error) { return w.Foresee(t.Context(), c) }, func() error { w.apply(c); return nil })
+		with, after, reset := w.moved(func() ([]steer.Foreseen, error) {
+			st, err := steer.ReadState(t.Context(), w.Root)
+			if err != nil {
+				return nil, err
+			}
+			spec, _ := steer.Feature{}.Spec(c.Document())
+			return steer.ForeseeApply(t.Context(), st, spec)
+		}, func() error { w.apply(c); return nil })
 		if reset != 0 || with == 0 {
 			t.Errorf("%d sessions went along, %d followed, %d were reset", with, after, reset)
 		}

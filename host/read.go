@@ -12,13 +12,10 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"strconv"
+	"reflect"
 	"strings"
 
-	"github.com/weir-project/weir/feature/filter"
-	"github.com/weir-project/weir/feature/guard"
-	"github.com/weir-project/weir/feature/reroute"
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/kernel"
 )
@@ -27,54 +24,37 @@ import (
 type Reader interface {
 	Status(ctx context.Context) (Status, error)
 	Faults(ctx context.Context) ([]kernel.Fault, error)
-	Guards(ctx context.Context) (guard.State, error)
-	Filters(ctx context.Context) (filter.State, error)
-	Reroute(ctx context.Context) (reroute.State, error)
-	Devices(ctx context.Context, service string) (Devices, error)
-	Where(ctx context.Context, service string, w steer.WhatIf, sources []string) (Places, error)
-	Templates(ctx context.Context, service string) (steer.TemplateState, error)
-	Bindings(ctx context.Context, netns string) ([]steer.Binding, error)
-	Named(ctx context.Context, netns string) ([]steer.Named, error)
+	// Query stores a feature's answer to a query in into, a pointer to the type that the feature names for it.
+	Query(ctx context.Context, name, query string, args url.Values, into any) error
 }
 
-// Status is what all features show of themselves.
-type Status struct {
-	Faults      []kernel.Fault `json:"faults,omitempty"`      // damage to what is pinned, and programs of others
-	Unconfirmed *Unconfirmed   `json:"unconfirmed,omitempty"` // the change that weir apply --confirm made
-	steer.State
-	Guards  []guard.GuardState   `json:"guards,omitempty"`
-	Filters []filter.FilterState `json:"filters,omitempty"`
-	Reroute *reroute.State       `json:"reroute,omitempty"`
-}
-
-// Devices are the sources of one service.
-type Devices struct {
-	Service string         `json:"service"`
-	Devices []steer.Device `json:"devices"`
-	Problem string         `json:"problem,omitempty"` // why something is not shown
-}
-
-// Places are where sources of one service go.
-type Places struct {
-	Service string        `json:"service"`
-	Places  []steer.Place `json:"addresses"`
+// Ask is Reader.Query with the answer as its result.
+func Ask[T any](ctx context.Context, r Reader, name, query string, args url.Values) (answer T, err error) {
+	return answer, r.Query(ctx, name, query, args, &answer)
 }
 
 // Reader reads the pins where this user may, else it asks the weir serve behind
 // socket: kernels before 5.19, and any with BPF closed to the unprivileged for
 // good, refuse even reading.
 func (h *Host) Reader(socket string) Reader {
-	_, err := h.Root.Instances("")
-	if err == nil {
-		_, err = steer.ReadState(context.Background(), h.Root)
+	all, err := h.Root.Instances("")
+	if err == nil && len(all) > 0 {
+		if _, merr := h.Root.Meta(all[0]); unreadable(merr) { // other errors are for the answer to tell
+			err = merr
+		}
 	}
 	if err == nil {
 		_, err = h.Unconfirmed()
 	}
-	if errors.Is(err, kernel.ErrUnreadable) || errors.Is(err, os.ErrPermission) {
+	if unreadable(err) {
 		return remote{socket, err}
 	}
 	return pins{h}
+}
+
+// unreadable reports whether an error says that this user may not read the pins.
+func unreadable(err error) bool {
+	return errors.Is(err, kernel.ErrUnreadable) || errors.Is(err, os.ErrPermission)
 }
 
 type pins struct{ *Host }
@@ -88,103 +68,54 @@ func (p pins) Status(ctx context.Context) (out Status, err error) {
 	if out.Unconfirmed, err = p.Unconfirmed(); err != nil {
 		return out, err
 	}
-	tolerate := func(err error) error {
-		if damage(out.Faults) != nil && !errors.Is(err, context.Canceled) {
-			return nil
+	out.parts = map[string]any{}
+	for _, f := range features {
+		part, err := f.Report(ctx, p.Root, out.Faults)
+		if !feature.Blank(part) {
+			out.parts[f.Name] = part
 		}
+		if err != nil && (damage(out.Faults) == nil || errors.Is(err, context.Canceled)) {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// Query implements Reader.
+func (p pins) Query(ctx context.Context, name, query string, args url.Values, into any) error {
+	answer, err := p.answer(ctx, name, query, args)
+	if err != nil {
 		return err
 	}
-	if out.State, err = steer.ReadState(ctx, p.Root); tolerate(err) != nil {
-		return out, err
+	v, to := reflect.ValueOf(answer), reflect.ValueOf(into).Elem()
+	if !v.IsValid() {
+		return nil
 	}
-	out.CountMisplaced(ctx)
-	out.ExplainEmpty(ctx)
-	if err := out.NoteUnserved(p.Root); tolerate(err) != nil {
-		return out, err
+	if !v.Type().AssignableTo(to.Type()) {
+		return fmt.Errorf("%s answers %s with a %s, asked for a %s", name, query, v.Type(), to.Type())
 	}
-	out.noteFaults()
-	g, err := p.Guards(ctx)
-	if tolerate(err) != nil {
-		return out, err
-	}
-	f, err := p.Filters(ctx)
-	if tolerate(err) != nil {
-		return out, err
-	}
-	out.Guards, out.Filters = g.Guards, f.Filters
-	r, err := p.Reroute(ctx)
-	if len(r.Paths)+len(r.Sessions) > 0 {
-		out.Reroute = &r
-	}
-	return out, tolerate(err)
+	to.Set(v)
+	return nil
 }
 
-// noteFaults tells services of damage to their engine.
-func (s *Status) noteFaults() {
-	for i := range s.Services {
-		v := &s.Services[i]
-		for _, f := range s.Faults {
-			if v.Problem == "" && f.Damage() && f.Feature == "steer" && f.Instance.Scope == v.Scope() && (f.Instance.Name == v.Name || strings.HasPrefix(f.Instance.Name, "@")) {
-				v.Problem = f.String() + ": " + f.Remedy
-			}
+func (p pins) answer(ctx context.Context, name, query string, args url.Values) (any, error) {
+	some, err := named(name)
+	if err != nil || len(some) != 1 {
+		return nil, fmt.Errorf("query %s/%s: %w", name, query, err)
+	}
+	if query == feature.StatusQuery {
+		faults, err := p.Faults(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return some[0].Report(ctx, p.Root, faults)
+	}
+	for _, q := range some[0].Queries() {
+		if q.Name == query {
+			return q.Answer(ctx, p.Root, args)
 		}
 	}
-}
-
-func (p pins) Guards(ctx context.Context) (guard.State, error) {
-	return guard.ReadState(ctx, p.Root)
-}
-
-func (p pins) Filters(ctx context.Context) (filter.State, error) {
-	return filter.ReadState(ctx, p.Root)
-}
-
-func (p pins) Reroute(ctx context.Context) (reroute.State, error) {
-	return reroute.ReadState(ctx, p.Root)
-}
-
-func (p pins) Devices(ctx context.Context, service string) (Devices, error) {
-	st, err := steer.ReadState(ctx, p.Root)
-	if err != nil {
-		return Devices{}, err
-	}
-	s, err := st.Service(service)
-	if err != nil {
-		return Devices{}, err
-	}
-	d, problem, err := s.Devices(p.Root)
-	out := Devices{Service: s.Name, Devices: d}
-	if problem != nil {
-		out.Problem = "TCP sessions are not shown: " + problem.Error()
-	}
-	return out, err
-}
-
-func (p pins) Where(ctx context.Context, service string, w steer.WhatIf, sources []string) (Places, error) {
-	st, err := steer.ReadState(ctx, p.Root)
-	if err != nil {
-		return Places{}, err
-	}
-	s, err := st.Service(service)
-	if err != nil {
-		return Places{}, err
-	}
-	addrs, err := s.Sources(sources)
-	if err != nil {
-		return Places{}, err
-	}
-	places, err := s.Where(w, addrs...)
-	return Places{Service: s.Name, Places: places}, err
-}
-
-// Bindings lists what is bound in the namespace with an inode number.
-func (p pins) Bindings(ctx context.Context, netns string) ([]steer.Binding, error) {
-	return steer.Bindings(ctx, p.Root, netns)
-}
-
-// Named lists the services that something is bound to in the namespace with an inode number.
-func (p pins) Named(ctx context.Context, netns string) ([]steer.Named, error) {
-	return steer.NamedServices(ctx, p.Root, netns)
+	return nil, fmt.Errorf("%s has no query %q", name, query)
 }
 
 // remote asks weir serve.
@@ -201,39 +132,9 @@ func (r remote) Faults(ctx context.Context) (f []kernel.Fault, err error) {
 	return f, r.get(ctx, "/v1/faults", nil, &f)
 }
 
-func (r remote) Guards(ctx context.Context) (st guard.State, err error) {
-	return st, r.get(ctx, "/v1/guard/status", nil, &st)
-}
-
-func (r remote) Filters(ctx context.Context) (st filter.State, err error) {
-	return st, r.get(ctx, "/v1/filter/list", nil, &st)
-}
-
-func (r remote) Reroute(ctx context.Context) (st reroute.State, err error) {
-	return st, r.get(ctx, "/v1/reroute/status", nil, &st)
-}
-
-func (r remote) Devices(ctx context.Context, service string) (d Devices, err error) {
-	return d, r.get(ctx, "/v1/steer/devices", url.Values{"service": {service}}, &d)
-}
-
-func (r remote) Bindings(ctx context.Context, netns string) (all []steer.Binding, err error) {
-	return all, r.get(ctx, "/v1/steer/bindings", url.Values{"netns": {netns}}, &all)
-}
-
-func (r remote) Named(ctx context.Context, netns string) (all []steer.Named, err error) {
-	return all, r.get(ctx, "/v1/steer/services", url.Values{"netns": {netns}}, &all)
-}
-
-func (r remote) Where(ctx context.Context, service string, w steer.WhatIf, sources []string) (p Places, err error) {
-	q := url.Values{"service": {service}, "slots": {strconv.Itoa(w.Slots)}}
-	q["address"] = sources
-	without := make([]string, len(w.Without))
-	for i, n := range w.Without {
-		without[i] = strconv.Itoa(n)
-	}
-	q.Set("without", strings.Join(without, ","))
-	return p, r.get(ctx, "/v1/steer/where", q, &p)
+// Query implements Reader.
+func (r remote) Query(ctx context.Context, name, query string, args url.Values, into any) error {
+	return r.get(ctx, "/v1/"+url.PathEscape(name)+"/"+url.PathEscape(query), args, into)
 }
 
 func (r remote) get(ctx context.Context, path string, q url.Values, into any) error {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"os"
 	"regexp"
 	"strconv"
@@ -22,8 +23,8 @@ import (
 type answers struct {
 	Reader  string
 	Status  *steer.State
-	Devices *Devices
-	Where   *Places
+	Devices *steer.DeviceReport
+	Where   *steer.PlaceReport
 	Bound   []steer.Binding
 	Named   []steer.Named
 	Errors  []string
@@ -43,17 +44,18 @@ func readAll(r Reader) answers {
 	}
 	ctx := context.Background()
 	if st, err := r.Status(ctx); err == nil {
-		a.Status = &st.State
+		st, _ := Part[steer.State](st, steer.Name)
+		a.Status = &st
 	} else {
 		keep(err)
 	}
-	if d, err := r.Devices(ctx, ""); err == nil {
+	if d, err := Ask[steer.DeviceReport](ctx, r, steer.Name, "devices", nil); err == nil {
 		a.Devices = &d
 	} else {
 		keep(err)
 	}
 	what := steer.WhatIf{Slots: 3, Without: []int{0, 2}}
-	if p, err := r.Where(ctx, "telemetry", what, []string{"127.0.0.5", "2001:db8::1"}); err == nil {
+	if p, err := Ask[steer.PlaceReport](ctx, r, steer.Name, "where", what.Values("telemetry", []string{"127.0.0.5", "2001:db8::1"})); err == nil {
 		a.Where = &p
 	} else {
 		keep(err)
@@ -64,11 +66,11 @@ func readAll(r Reader) answers {
 		ns.Close()
 	}
 	var err error
-	a.Bound, err = r.Bindings(ctx, scope)
+	a.Bound, err = Ask[[]steer.Binding](ctx, r, steer.Name, "bindings", url.Values{"netns": {scope}})
 	keep(err)
-	a.Named, err = r.Named(ctx, scope)
+	a.Named, err = Ask[[]steer.Named](ctx, r, steer.Name, "services", url.Values{"netns": {scope}})
 	keep(err)
-	_, err = r.Devices(ctx, "absent")
+	_, err = Ask[steer.DeviceReport](ctx, r, steer.Name, "devices", url.Values{"service": {"absent"}})
 	keep(err)
 	return a
 }

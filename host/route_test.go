@@ -76,7 +76,7 @@ func TestExplainFollowsTheRoute(t *testing.T) {
 		{"udp", "[fd00:1::2]:5000", "[ff02::1]:4739", "no socket is bound to it", false},
 		{"udp", "127.0.0.5:5000", "127.0.0.1:4739", "slot 0: process", true},
 	} {
-		p, err := steer.ParsePacket(c.proto, c.from, c.to)
+		p, err := feature.ParsePacket(c.proto, c.from, c.to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +116,8 @@ func TestToldAlikeWhyEmpty(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := st.Service(name)
+		steered, _ := Part[steer.State](st, steer.Name)
+		s, err := steered.Service(name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +125,7 @@ func TestToldAlikeWhyEmpty(t *testing.T) {
 		if !strings.Contains(reason, want) {
 			t.Errorf("%s: status says %q", name, reason)
 		}
-		p, err := steer.ParsePacket("udp", "127.0.0.5:5000", map[string]string{"telemetry": "127.0.0.1:4739", "files": "127.0.0.1:4750"}[name])
+		p, err := feature.ParsePacket("udp", "127.0.0.5:5000", map[string]string{"telemetry": "127.0.0.1:4739", "files": "127.0.0.1:4750"}[name])
 		if err != nil {
 			t.Fatal(err)
 		}

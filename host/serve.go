@@ -12,8 +12,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -21,7 +19,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/handoff/keeper"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/ratelog"
@@ -120,11 +117,11 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		g.Go(func() error { return f.follow(ctx, h, config, o.Reload, o.Log) })
 	}
 	for _, f := range featuresOnly(o.Only) {
-		if s, ok := f.Value.(steer.Feature); ok && o.Handoff != "" {
-			s.Hand = h.Hand(o.Handoff)
-			f.Value = s
+		r, ok := f.Value.(feature.Runner)
+		if u, uses := f.Value.(feature.MoverUser); uses && o.Handoff != "" {
+			r = u.WithMover(Mover(o.Handoff))
 		}
-		if r, ok := f.Value.(feature.Runner); ok {
+		if ok {
 			g.Go(func() error { return r.Run(ctx, h.Root, o.Log) })
 		}
 	}
@@ -253,43 +250,15 @@ func (h *Host) group(public http.Handler) http.Handler {
 	}
 	answer("/v1/status", func(r *http.Request) (any, error) { return direct.Status(r.Context()) })
 	answer("/v1/faults", func(r *http.Request) (any, error) { return direct.Faults(r.Context()) })
-	answer("/v1/reroute/status", func(r *http.Request) (any, error) { return direct.Reroute(r.Context()) })
-	answer("/v1/guard/status", func(r *http.Request) (any, error) { return direct.Guards(r.Context()) })
-	answer("/v1/filter/list", func(r *http.Request) (any, error) { return direct.Filters(r.Context()) })
-	answer("/v1/steer/status", func(r *http.Request) (any, error) {
-		st, err := direct.Status(r.Context())
-		return st.State, err
-	})
-	answer("/v1/steer/devices", func(r *http.Request) (any, error) {
-		return direct.Devices(r.Context(), r.FormValue("service"))
-	})
-	answer("/v1/steer/templates", func(r *http.Request) (any, error) {
-		return direct.Templates(r.Context(), r.FormValue("service"))
-	})
-	answer("/v1/steer/bindings", func(r *http.Request) (any, error) { return direct.Bindings(r.Context(), r.FormValue("netns")) })
-	answer("/v1/steer/services", func(r *http.Request) (any, error) { return direct.Named(r.Context(), r.FormValue("netns")) })
-	answer("/v1/steer/where", func(r *http.Request) (any, error) { return where(r, direct) })
+	for _, f := range features {
+		for _, query := range append([]feature.Query{{Name: feature.StatusQuery}}, f.Queries()...) {
+			answer("/v1/"+f.Name+"/"+query.Name, func(r *http.Request) (any, error) {
+				if err := r.ParseForm(); err != nil {
+					return nil, err
+				}
+				return direct.answer(r.Context(), f.Name, query.Name, r.Form)
+			})
+		}
+	}
 	return mux
-}
-
-func where(r *http.Request, direct pins) (any, error) {
-	var w steer.WhatIf
-	if err := r.ParseForm(); err != nil {
-		return nil, err
-	}
-	if s := r.FormValue("slots"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			return nil, err
-		}
-		w.Slots = n
-	}
-	for _, s := range strings.FieldsFunc(r.FormValue("without"), func(c rune) bool { return c == ',' }) {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			return nil, err
-		}
-		w.Without = append(w.Without, n)
-	}
-	return direct.Where(r.Context(), r.FormValue("service"), w, r.Form["address"])
 }

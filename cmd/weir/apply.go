@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -15,7 +14,8 @@ import (
 // applyFlags are those of weir apply.
 type applyFlags struct {
 	file        string
-	resets      resetFlags
+	dry         bool
+	more        []applyExtension
 	allowOutage bool
 	confirm     confirmFlag
 }
@@ -50,16 +50,22 @@ meanwhile, a running weir serve goes on.`,
 			if err != nil {
 				return err
 			}
-			cfg.Rate, cfg.AllowOutage, cfg.Confirm = f.resets.given(), f.allowOutage, time.Duration(f.confirm)
-			if f.resets.dry {
-				return printWould(cmd, g, cfg)
+			cfg.AllowOutage, cfg.Confirm = f.allowOutage, time.Duration(f.confirm)
+			for _, x := range f.more {
+				x.prepare(cfg)
+			}
+			if f.dry {
+				return f.printWould(cmd, g, cfg)
 			}
 			return f.apply(cmd, g, cfg)
 		},
 	}
 	c.Flags().StringVarP(&f.file, "file", "f", "", "configuration file (- for standard input)")
-	f.resets.addRate(c)
-	c.Flags().BoolVar(&f.resets.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
+	f.more = extensions(g)
+	for _, x := range f.more {
+		x.addFlags(c)
+	}
+	c.Flags().BoolVar(&f.dry, "dry-run", false, "print the plan, and the routers whose sessions would be reset; change nothing")
 	c.Flags().Var(&f.confirm, "confirm", "take the change back after this time, like 5m, unless weir confirm comes before")
 	c.Flags().Lookup("confirm").DefValue = ""
 	c.Flags().BoolVar(&f.allowOutage, "allow-outage", false, "make the change even if it takes traffic from its receiver")
@@ -73,8 +79,8 @@ meanwhile, a running weir serve goes on.`,
 	return cut{takesBack: true, remedy: "weir apply again goes on from there, or apply the former file"}.of(c)
 }
 
-// printWould prints the plan, and the sessions that it would reset.
-func printWould(cmd *cobra.Command, g *globals, cfg *host.Config) error {
+// printWould prints the plan, and what would follow from it.
+func (f *applyFlags) printWould(cmd *cobra.Command, g *globals, cfg *host.Config) error {
 	plan, err := g.host().Plan(cmd.Context(), cfg)
 	if err != nil {
 		return err
@@ -88,11 +94,9 @@ func printWould(cmd *cobra.Command, g *globals, cfg *host.Config) error {
 	}
 	warn(cmd, plan.Warnings...)
 	printOutages(cmd, plan)
-	foreseen, err := g.host().Foresee(cmd.Context(), cfg)
-	if err != nil {
-		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)
+	for _, x := range f.more {
+		x.foresee(cmd, cfg)
 	}
-	g.foreseen(cmd, foreseen...)
 	return nil
 }
 
@@ -103,7 +107,7 @@ func (f *applyFlags) apply(cmd *cobra.Command, g *globals, cfg *host.Config) err
 		told[w] = true
 		warn(cmd, w)
 	}
-	return f.resets.change(g, func() ([]steer.Foreseen, error) { return g.host().Foresee(cmd.Context(), cfg) }, func() error {
+	change := func() error {
 		err := g.host().Apply(cmd.Context(), cfg, func(d host.Done) {
 			steps++
 			printDone(cmd, d)
@@ -121,7 +125,12 @@ func (f *applyFlags) apply(cmd *cobra.Command, g *globals, cfg *host.Config) err
 			fmt.Fprintf(out, "unconfirmed: taken back at %s, in %s, unless weir confirm comes first\n", moment(time.Now().Add(u.Left), time.Now()), u.Left.Round(time.Second))
 		}
 		return nil
-	})
+	}
+	for _, x := range slices.Backward(f.more) {
+		inner := change
+		change = func() error { return x.around(cmd, cfg, inner) }
+	}
+	return change()
 }
 
 // warn tells what of a running service is not as the file alone would have it.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
@@ -182,7 +184,7 @@ weir steer replace reads.`,
 			if err != nil {
 				return err
 			}
-			all, err := g.reader().Bindings(cmd.Context(), scope)
+			all, err := host.Ask[[]steer.Binding](cmd.Context(), g.reader(), steer.Name, "bindings", url.Values{"netns": {scope}})
 			if err != nil {
 				return err
 			}
@@ -354,7 +356,7 @@ func steerServices(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all, err := g.reader().Named(cmd.Context(), scope)
+			all, err := host.Ask[[]steer.Named](cmd.Context(), g.reader(), steer.Name, "services", url.Values{"netns": {scope}})
 			if err != nil {
 				return err
 			}

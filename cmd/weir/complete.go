@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,25 +55,49 @@ func completionCommand(root *cobra.Command) {
 // names that there are. A command whose usage has no such argument completes nothing.
 func complete(c *cobra.Command, g *globals) {
 	fields := strings.Fields(c.Use)
-	if len(fields) > 1 && c.ValidArgsFunction == nil && c.ValidArgs == nil {
+	if len(fields) > 1 && c.ValidArgsFunction == nil && c.ValidArgs == nil && c.Parent() != nil {
 		first := strings.Trim(fields[1], "[]{}")
-		switch {
-		case first == "SERVICE" && c.Parent().Name() != "front":
-			c.ValidArgsFunction = completeFirst(g, services)
-		case first == "NAME" && c.Parent() != nil && c.Parent().Name() == "filter":
-			c.ValidArgsFunction = completeFirst(g, filters)
-		case first == "PATH":
-			c.ValidArgsFunction = completeFirst(g, paths)
-		case first == "udp":
+		if first == "udp" {
 			c.ValidArgsFunction = completeFirst(g, func(host.Status) []string { return []string{"udp", "tcp"} })
 		}
+		for _, f := range inOrder() {
+			if of := f.names[first]; of != nil && f.name == ownerOf(c) {
+				c.ValidArgsFunction = completeFirst(g, of)
+			}
+		}
 	}
-	for flag, of := range map[string]func() []string{"service": func() []string { return completed(g, services) }, "netns": namespaces} {
+	for flag, of := range map[string]func() []string{"service": func() []string { return completed(g, everyName("SERVICE")) }, "netns": namespaces} {
 		if c.Flags().Lookup(flag) != nil {
 			_ = c.RegisterFlagCompletionFunc(flag, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 				return of(), cobra.ShellCompDirectiveNoFileComp
 			})
 		}
+	}
+}
+
+// ownerKey is the annotation of a feature's commands.
+const ownerKey = "feature"
+
+// ownerOf is the feature that a command, or one above it, is of; "" if it is of none.
+func ownerOf(c *cobra.Command) string {
+	for ; c != nil; c = c.Parent() {
+		if name := c.Annotations[ownerKey]; name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// everyName are the names of a kind that all features have, each once.
+func everyName(kind string) func(host.Status) []string {
+	return func(st host.Status) (out []string) {
+		for _, f := range inOrder() {
+			if of := f.names[kind]; of != nil {
+				out = append(out, of(st)...)
+			}
+		}
+		slices.Sort(out)
+		return slices.Compact(out)
 	}
 }
 
@@ -94,29 +119,6 @@ func completed(g *globals, of func(host.Status) []string) []string {
 		return nil
 	}
 	return of(st)
-}
-
-func services(st host.Status) (out []string) {
-	for _, s := range st.Services {
-		out = append(out, s.Name)
-	}
-	return out
-}
-
-func filters(st host.Status) (out []string) {
-	for _, f := range st.Filters {
-		out = append(out, f.Name)
-	}
-	return out
-}
-
-func paths(st host.Status) (out []string) {
-	if st.Reroute != nil {
-		for _, p := range st.Reroute.Paths {
-			out = append(out, p.Name)
-		}
-	}
-	return out
 }
 
 func namespaces() []string {

@@ -6,7 +6,7 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
@@ -25,7 +25,7 @@ programs of others are not asked.`,
   weir explain udp 192.0.2.7:2055 10.0.0.1:4739 --interface eth1
   weir explain tcp [2001:db8::7]:40000 [2001:db8::1]:1790 --netns collectors`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := steer.ParsePacket(args[0], args[1], args[2])
+			p, err := feature.ParsePacket(args[0], args[1], args[2])
 			if err != nil {
 				return usageError{err}
 			}
@@ -47,7 +47,7 @@ programs of others are not asked.`,
 	return c
 }
 
-func printExplanation(w io.Writer, x *steer.Explanation) {
+func printExplanation(w io.Writer, x *feature.Explanation) {
 	fmt.Fprintf(w, "%s %s → %s, in %s\n", x.Proto, x.From, x.To, x.Netns)
 	for i, s := range x.Steps {
 		mark := ""

@@ -7,9 +7,31 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
+	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
+
+func init() {
+	addFeature(featureCommand{
+		name:     filter.Name,
+		overview: []string{"weir filter list|filters: what their rules have matched, and when"},
+		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{filterCommand(g)} },
+		summary: func(w io.Writer, st host.Status, _ bool, now time.Time) {
+			if s, ok := host.Part[filter.State](st, filter.Name); ok {
+				printFilters(w, s.Filters, now)
+			}
+		},
+		names: map[string]func(host.Status) []string{"NAME": func(st host.Status) (out []string) {
+			s, _ := host.Part[filter.State](st, filter.Name)
+			for _, f := range s.Filters {
+				out = append(out, f.Name)
+			}
+			return out
+		}},
+	})
+}
 
 func filterCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{
@@ -29,7 +51,7 @@ func filterList(g *globals) *cobra.Command {
 it has matched and when the last one came. A rule keeps its counts as long as it
 keeps its name (without one, its expression).`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			st, err := g.reader().Filters(cmd.Context())
+			st, err := host.Ask[filter.State](cmd.Context(), g.reader(), filter.Name, feature.StatusQuery, nil)
 			if err != nil {
 				return err
 			}

@@ -68,10 +68,9 @@ func TestFilterCommands(t *testing.T) {
 	}
 	s.run(0, `FILTER +HOOK +RULES +DROPPED +LAST DROP +NETNS\ndns +nft +2 +1 +\d+s ago +wire\d+-b\nlate +tcx +1 +0 +never +wire\d+-b\nlate: .*`, "status")
 	var all struct {
-		Services []any
-		Filters  []filter.FilterState
+		Filter filter.State
 	}
-	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &all); err != nil || len(all.Filters) != 2 {
+	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &all); err != nil || len(all.Filter.Filters) != 2 {
 		t.Errorf("status --json: %v, %+v", err, all)
 	}
 	s.run(0, `(?s).*warning: filter late: tcx ingress of nowhere: there is no interface nowhere.*`, "doctor")

@@ -5,11 +5,34 @@ package main
 import (
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
+
+func init() {
+	addFeature(featureCommand{
+		name:     guard.Name,
+		overview: []string{"weir guard status|limits of floods: what passed, what was refused, and whose it was"},
+		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{guardCommand(g)} },
+		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+			if s, ok := host.Part[guard.State](st, guard.Name); ok {
+				printGuards(w, s.Guards)
+			}
+		},
+		names: map[string]func(host.Status) []string{"SERVICE": func(st host.Status) (out []string) {
+			s, _ := host.Part[guard.State](st, guard.Name)
+			for _, g := range s.Guards {
+				out = append(out, g.Service)
+			}
+			return out
+		}},
+	})
+}
 
 func guardCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{
@@ -30,7 +53,7 @@ func guardStatus(g *globals) *cobra.Command {
 source has earned, and the patterns of what is being refused (hosts, networks,
 source ports, destinations) with their packets per second over the last seconds.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			st, err := g.reader().Guards(cmd.Context())
+			st, err := host.Ask[guard.State](cmd.Context(), g.reader(), guard.Name, feature.StatusQuery, nil)
 			if err != nil {
 				return err
 			}

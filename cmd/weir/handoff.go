@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,8 +21,21 @@ import (
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
+	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
+
+func init() {
+	addFeature(featureCommand{
+		name: keeper.Name,
+		overview: []string{
+			"weir handoff status|live sessions that outlive their processes",
+			"weir handoff drain|this server emptied: its sessions move to others",
+		},
+		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{handoffCommand(g)} },
+		summary:  func(io.Writer, host.Status, bool, time.Time) {},
+	})
+}
 
 func handoffCommand(g *globals) *cobra.Command {
 	var socket string
@@ -365,4 +379,13 @@ func movedFrom(before []handoff.SessionReport, r handoff.Report) (stay, back int
 		}
 	}
 	return stay, back, why
+}
+
+// keeper is where weir serve keeps sessions: beside --socket, unless the environment says
+// where; "" is the default.
+func (g *globals) keeper() string {
+	if g.socket == "" || os.Getenv(wire.SocketEnv) != "" {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(g.socket), filepath.Base(wire.DefaultSocket))
 }

@@ -118,8 +118,8 @@ func TestApplyStatusRemove(t *testing.T) {
 	s.run(0, `SERVICE +LISTEN +SLOTS +EMPTY +ON EMPTY +NETNS\ntelemetry +udp 0.0.0.0:4739, tcp 0.0.0.0:4739 +2 +1 +reject +net:\[\d+\]\n`, "status")
 	s.run(0, fmt.Sprintf(`telemetry: udp .* engine sk_lookup, on_empty reject, seed \d+, .*\n  0 +admitted +\d+s +%d +pid %[1]d .*\n  1 +empty .*\n  slot 1 is empty: no member is configured\n`, os.Getpid()), "steer", "status")
 	s.run(1, `weir: no service "dns" is steered; there is telemetry\n`, "steer", "status", "dns")
-	var st steer.State
-	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &st); err != nil || len(st.Services) != 1 || !st.Services[0].Slots[0].Admitted() {
+	var st struct{ Steer steer.State }
+	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &st); err != nil || len(st.Steer.Services) != 1 || !st.Steer.Services[0].Slots[0].Admitted() {
 		t.Errorf("status --json: %v, %+v", err, st)
 	}
 	s.run(0, "", "remove")
@@ -152,7 +152,7 @@ func TestWhereAndDevices(t *testing.T) {
 	s.run(0, `ADDRESS[^\n]*\n`, "steer", "devices", "--silent", "5m")
 	s.run(0, `ADDRESS[^\n]*\n`, "steer", "devices", "--missing", "udp")
 	s.run(0, `ADDRESS[^\n]*\n127.0.0.9 .*`, "steer", "devices", "--missing", "tcp")
-	var d host.Devices
+	var d steer.DeviceReport
 	if err := json.Unmarshal([]byte(s.run(0, `.*`, "steer", "devices", "--json")), &d); err != nil || d.Service != "telemetry" || len(d.Devices) != 1 {
 		t.Errorf("devices --json: %v, %+v", err, d)
 	}

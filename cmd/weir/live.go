@@ -96,7 +96,7 @@ func (f *resetFlags) resetDue(g *globals) error {
 
 func resetDue(cmd *cobra.Command, g *globals, rate *steer.Rate) error {
 	h := g.host()
-	err := steer.ResetDue(cmd.Context(), h.Root, rate, h.Hand(g.keeper()), func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
+	err := steer.ResetDue(cmd.Context(), h.Root, rate, steer.HandBy(host.Mover(g.keeper())), func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
 	return kernel.Stopped(cmd.Context(), err, inForce)
 }
 
@@ -106,7 +106,7 @@ func (f *resetFlags) change(g *globals, foresee func() ([]steer.Foreseen, error)
 	if r := f.given(); r != nil && *r == 0 {
 		return change() // sessions are to be left where they are
 	}
-	err := g.host().Switch(f.cmd.Context(), g.keeper(), foresee, change, func(s host.Handed) {
+	err := steer.Switch(f.cmd.Context(), g.host().Root, host.Mover(g.keeper()), foresee, change, func(s steer.Handed) {
 		fmt.Fprintf(f.cmd.OutOrStdout(), "moved session of %s: %s of %s\n", s.Router(), s.Place(), s.Service)
 	})
 	if err != nil {
@@ -129,7 +129,7 @@ func printReset(w io.Writer, r steer.Reset) {
 
 // foreseen prints what a change would do to sessions.
 func (g *globals) foreseen(cmd *cobra.Command, all ...steer.Foreseen) {
-	printForeseen(cmd.OutOrStdout(), g.host().Movable(cmd.Context(), g.keeper()), all...)
+	printForeseen(cmd.OutOrStdout(), steer.Movable(cmd.Context(), host.Mover(g.keeper())), all...)
 }
 
 func printForeseen(w io.Writer, movable func(service string, s steer.Session) bool, all ...steer.Foreseen) {
@@ -325,7 +325,7 @@ left with --rate 0.`,
 			} else if own := s.ResetRate(); own != 0 {
 				rate = own
 			}
-			return steer.ResetService(cmd.Context(), g.host().Root, s.Scope(), s.Name, rate, g.host().Hand(g.keeper()),
+			return steer.ResetService(cmd.Context(), g.host().Root, s.Scope(), s.Name, rate, steer.HandBy(host.Mover(g.keeper())),
 				func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
 		},
 	}

@@ -8,14 +8,10 @@ import (
 	"errors"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/filter"
-	"github.com/weir-project/weir/feature/handoff/wire"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
@@ -95,15 +91,6 @@ type globals struct {
 
 func (g *globals) host() *host.Host { return host.New(g.root) }
 
-// keeper is where weir serve keeps sessions: beside --socket, unless the environment says
-// where; "" is the default.
-func (g *globals) keeper() string {
-	if g.socket == "" || os.Getenv(wire.SocketEnv) != "" {
-		return ""
-	}
-	return filepath.Join(filepath.Dir(g.socket), filepath.Base(wire.DefaultSocket))
-}
-
 func (g *globals) reader() host.Reader { return g.host().Reader(g.socket) }
 
 func newCommand() *cobra.Command {
@@ -115,18 +102,7 @@ func newCommand() *cobra.Command {
 for processes that know nothing of it; it limits floods of UDP, filters packets and
 moves traffic off links that do not work there. State lives in pinned BPF maps: no
 process of weir's is in the data path.
-
-  weir doctor                what this kernel and user can run, and why not
-  weir apply -f weir.yaml    make the host match the file
-  weir status                what is there now
-  weir steer where 192.0.2.7 which slot and process get this router's traffic
-  weir explain PACKET        why this packet goes where it goes, step by step
-  weir guard status          limits of floods: what passed, what was refused, and whose it was
-  weir filter list           filters: what their rules have matched, and when
-  weir handoff status        live sessions that outlive their processes
-  weir handoff drain         this server emptied: its sessions move to others
-  weir reroute status        links: whether they work, and where their traffic goes
-  weir bypass SERVICE        the kernel's own behaviour at once`,
+` + overview(),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		PersistentPreRunE: func(*cobra.Command, []string) error { return kernel.OpenRoot(g.root).CheckName() },
@@ -136,7 +112,13 @@ process of weir's is in the data path.
 	c.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), steerCommand(g), guardCommand(g), filterCommand(g), handoffCommand(g), rerouteCommand(g), explainCommand(g), bypassCommand(g), versionCommand(g))
+	c.AddCommand(doctorCommand(g), applyCommand(g), confirmCommand(g), rollbackCommand(g), statusCommand(g), upgradeCommand(g), removeCommand(g), serveCommand(g), explainCommand(g), versionCommand(g))
+	for _, f := range inOrder() {
+		for _, own := range f.commands(g) {
+			own.Annotations = map[string]string{ownerKey: f.name}
+			c.AddCommand(own)
+		}
+	}
 	// cobra adds these when it runs, too late for wrapArgs.
 	completionCommand(c)
 	c.InitDefaultHelpCmd()
@@ -208,13 +190,11 @@ func versionCommand(g *globals) *cobra.Command {
 				Version string `json:"version"`
 				Go      string `json:"go"`
 				Layout  int    `json:"layout"`
-				Steer   int    `json:"steer_abi"`
-				Filter  int    `json:"filter_abi"`
-			}{version, runtime.Version(), kernel.LayoutVersion, steer.ABI, filter.ABI}
+			}{version, runtime.Version(), kernel.LayoutVersion}
 			if g.json {
 				return printJSON(cmd, v)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "weir %s, %s, pins: layout %d, steer ABI %d, filter ABI %d\n", v.Version, v.Go, v.Layout, v.Steer, v.Filter)
+			fmt.Fprintf(cmd.OutOrStdout(), "weir %s, %s, pins: layout %d\n", v.Version, v.Go, v.Layout)
 			return nil
 		},
 	}

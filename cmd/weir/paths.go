@@ -11,11 +11,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/peers"
 	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/feature/reroute/protect"
+	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
@@ -29,7 +31,7 @@ sessions that probe links: each direction by itself, round trips, loss, and how
 often a stall of this host put a verdict off.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for {
-				st, err := g.reader().Reroute(cmd.Context())
+				st, err := host.Ask[reroute.State](cmd.Context(), g.reader(), reroute.Name, feature.StatusQuery, nil)
 				if err != nil {
 					return err
 				}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,9 +19,30 @@ import (
 	"github.com/weir-project/weir/feature/reroute/plan"
 	"github.com/weir-project/weir/feature/reroute/protect"
 	"github.com/weir-project/weir/feature/reroute/topo"
+	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
+
+func init() {
+	addFeature(featureCommand{
+		name:     reroute.Name,
+		overview: []string{"weir reroute status|links: whether they work, and where their traffic goes"},
+		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{rerouteCommand(g)} },
+		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+			if s, ok := host.Part[reroute.State](st, reroute.Name); ok {
+				printPaths(w, s)
+			}
+		},
+		names: map[string]func(host.Status) []string{"PATH": func(st host.Status) (out []string) {
+			s, _ := host.Part[reroute.State](st, reroute.Name)
+			for _, p := range s.Paths {
+				out = append(out, p.Name)
+			}
+			return out
+		}},
+	})
+}
 
 func rerouteCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{

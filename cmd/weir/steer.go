@@ -6,12 +6,37 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"net/url"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
+
+func init() {
+	addFeature(featureCommand{
+		name: steer.Name,
+		overview: []string{
+			"weir steer where 192.0.2.7|which slot and process get this router's traffic",
+			"weir bypass SERVICE|the kernel's own behaviour at once",
+		},
+		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{steerCommand(g), bypassCommand(g)} },
+		summary:  summarizeSteer,
+		extend:   func(g *globals) applyExtension { return &applyResets{g: g} },
+		names:    map[string]func(host.Status) []string{"SERVICE": serviceNames},
+	})
+}
+
+// serviceNames are the steered services.
+func serviceNames(st host.Status) (out []string) {
+	s, _ := host.Part[steer.State](st, steer.Name)
+	for _, s := range s.Services {
+		out = append(out, s.Name)
+	}
+	return out
+}
 
 func steerCommand(g *globals) *cobra.Command {
 	c := &cobra.Command{
@@ -30,10 +55,11 @@ func steerStatus(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status [SERVICE]", Short: "Members, counts, queues and drops of every slot, and why one is empty", Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			st, err := g.reader().Status(cmd.Context())
+			all, err := g.reader().Status(cmd.Context())
 			if err != nil {
 				return err
 			}
+			st, _ := host.Part[steer.State](all, steer.Name)
 			if len(args) > 0 {
 				s, err := st.Service(args[0])
 				if err != nil {
@@ -42,11 +68,11 @@ func steerStatus(g *globals) *cobra.Command {
 				st.Services = []steer.ServiceState{*s}
 			}
 			if g.json {
-				return printJSON(cmd, steerReport{st.Faults, st.State})
+				return printJSON(cmd, steerReport{all.Faults, st})
 			}
-			printFaults(cmd.OutOrStdout(), st.Faults, "steer")
+			printFaults(cmd.OutOrStdout(), all.Faults, steer.Name)
 			if len(st.Services) == 0 {
-				printSummary(cmd.OutOrStdout(), st.State)
+				printSummary(cmd.OutOrStdout(), st)
 				return nil
 			}
 			printSteer(cmd.OutOrStdout(), st.Services, time.Now())
@@ -73,7 +99,7 @@ func steerWhere(g *globals) *cobra.Command {
 					return usageError{fmt.Errorf("%q is no IP address", a)}
 				}
 			}
-			p, err := g.reader().Where(cmd.Context(), service, what, args)
+			p, err := host.Ask[steer.PlaceReport](cmd.Context(), g.reader(), steer.Name, "where", what.Values(service, args))
 			if err != nil {
 				return err
 			}
@@ -151,7 +177,7 @@ func steerDevices(g *globals) *cobra.Command {
 			if err := f.Check(); err != nil {
 				return usageError{err}
 			}
-			d, err := g.reader().Devices(cmd.Context(), service)
+			d, err := host.Ask[steer.DeviceReport](cmd.Context(), g.reader(), steer.Name, "devices", url.Values{"service": {service}})
 			if err != nil {
 				return err
 			}

@@ -4,10 +4,12 @@ package main
 
 import (
 	"io"
+	"net/url"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
@@ -24,7 +26,7 @@ templates were last sent again to a member that lacked them.`,
 			if len(args) > 0 {
 				service = args[0]
 			}
-			t, err := g.reader().Templates(cmd.Context(), service)
+			t, err := host.Ask[steer.TemplateState](cmd.Context(), g.reader(), steer.Name, "templates", url.Values{"service": {service}})
 			if err != nil {
 				return err
 			}

@@ -3,10 +3,7 @@
 package main
 
 import (
-	"io"
-
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -48,11 +45,4 @@ serve afterwards.`,
 	}
 	c.Flags().BoolVar(&dry, "dry-run", false, "print the plan, change nothing")
 	return c
-}
-
-// printOutdated tells of programs that are another weir's.
-func printOutdated(w io.Writer, list []steer.Outdated) {
-	for _, o := range list {
-		fmt.Fprintf(w, "engine %s of %s runs the program of another weir: %s: weir upgrade puts this one's in place\n", o.Engine, o.Netns, o)
-	}
 }

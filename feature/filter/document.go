@@ -30,3 +30,6 @@ func (Feature) Claims(c Config) (out []feature.Claim) {
 	}
 	return out
 }
+
+// Empty implements feature.Emptier.
+func (s State) Empty() bool { return len(s.Filters) == 0 }

@@ -12,3 +12,6 @@ func (Feature) Spec(d *feature.Document) (Config, bool) {
 	paths, _ := feature.Section[[]Path](d.Sections, Name)
 	return Config{Paths: paths}, len(paths) > 0
 }
+
+// Empty implements feature.Emptier.
+func (s State) Empty() bool { return len(s.Paths)+len(s.Sessions) == 0 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -34,7 +35,7 @@ var volatile = []struct{ re, as string }{
 
 func (e *explanations) add(title, proto, from, to string) {
 	e.w.t.Helper()
-	p, err := ParsePacket(proto, from, to)
+	p, err := feature.ParsePacket(proto, from, to)
 	if err != nil {
 		e.w.t.Fatal(err)
 	}
@@ -185,7 +186,7 @@ func TestParsePacket(t *testing.T) {
 		{"udp", "192.0.2.7:1", "10.0.0.1:2"}:    "",
 		{"tcp", "[fe80::1%e]:1", "[fe80::1]:1"}: "",
 	} {
-		_, err := ParsePacket(args[0], args[1], args[2])
+		_, err := feature.ParsePacket(args[0], args[1], args[2])
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", args, err, want)
 		}

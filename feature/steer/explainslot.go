@@ -4,7 +4,6 @@ package steer
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -337,18 +336,4 @@ func pidsOf(inode uint32) []int {
 		return nil
 	}
 	return pidfd.Holders(inode)[inode]
-}
-
-// ParsePacket reads what weir explain is given: "udp", "192.0.2.7:2055",
-// "10.0.0.1:4739".
-func ParsePacket(proto, from, to string) (Packet, error) {
-	p := Packet{Proto: proto}
-	for i, text := range []string{from, to} {
-		a, err := netip.ParseAddrPort(text)
-		if err != nil {
-			return p, fmt.Errorf("%w: %q: want an address and a port, like 192.0.2.7:2055 or [2001:db8::7]:2055", ErrPacket, text)
-		}
-		*[]*netip.AddrPort{&p.From, &p.To}[i] = netip.AddrPortFrom(a.Addr().WithZone("").Unmap(), a.Port())
-	}
-	return p, p.Check()
 }

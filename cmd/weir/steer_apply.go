@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
+)
+
+// applyResets moves or resets the sessions that weir apply misplaces.
+type applyResets struct {
+	g      *globals
+	resets resetFlags
+}
+
+func (x *applyResets) addFlags(c *cobra.Command) { x.resets.addRate(c) }
+
+func (x *applyResets) prepare(cfg *host.Config) { cfg.Rate = x.resets.given() }
+
+func (x *applyResets) foresee(cmd *cobra.Command, cfg *host.Config) {
+	foreseen, err := x.foreseen(cmd.Context(), cfg)
+	if err != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which sessions would be reset:", err)
+	}
+	x.g.foreseen(cmd, foreseen...)
+}
+
+func (x *applyResets) around(cmd *cobra.Command, cfg *host.Config, change func() error) error {
+	return x.resets.change(x.g, func() ([]steer.Foreseen, error) { return x.foreseen(cmd.Context(), cfg) }, change)
+}
+
+func (x *applyResets) foreseen(ctx context.Context, cfg *host.Config) ([]steer.Foreseen, error) {
+	st, err := steer.ReadState(ctx, x.g.host().Root)
+	if err != nil {
+		return nil, err
+	}
+	spec, _ := steer.Feature{}.Spec(cfg.Document())
+	return steer.ForeseeApply(ctx, st, spec)
+}

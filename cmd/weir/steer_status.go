@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/host"
+	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/kernel"
+)
+
+// steerReport is what weir steer status --json prints.
+type steerReport struct {
+	Faults []kernel.Fault `json:"faults,omitempty"`
+	steer.State
+}
+
+// summarizeSteer is steering's part of weir status. Without services it says so, unless other features show something, or
+// pins cannot be read.
+func summarizeSteer(w io.Writer, st host.Status, others bool, _ time.Time) {
+	s, _ := host.Part[steer.State](st, steer.Name)
+	unseen := slices.ContainsFunc(st.Faults, func(f kernel.Fault) bool { return f.Kind == kernel.FaultRoot }) // there may be some
+	if !others && !unseen || len(s.Services)+len(s.Bound) > 0 {
+		printSummary(w, s)
+	}
+}
+
+// maxUnserved is how many services without a socket the summary names.
+const maxUnserved = 10
+
+func printSummary(w io.Writer, st steer.State) {
+	for _, b := range st.Bound {
+		fmt.Fprintf(w, "%d bindings in %s: weir steer bindings, weir steer services\n", b.Bindings, b.Netns)
+		for i, u := range b.Unserved {
+			if i == maxUnserved {
+				fmt.Fprintf(w, "! and %d more services without a socket: weir steer services\n", len(b.Unserved)-i)
+				break
+			}
+			fmt.Fprintf(w, "! %s: %s: %s\n", u.Service, u.Text(b.Netns), u.Remedy())
+		}
+	}
+	if len(st.Services) == 0 {
+		if len(st.Bound) == 0 {
+			fmt.Fprintln(w, "no services: weir apply -f weir.yaml makes some")
+		}
+		printOutdated(w, st.Outdated)
+		return
+	}
+	t := newTable(w, "SERVICE", "LISTEN", "SLOTS", "EMPTY", "ON EMPTY", "NETNS")
+	for _, s := range st.Services {
+		var empty []string
+		for _, slot := range s.Slots {
+			if !slot.Admitted() {
+				empty = append(empty, fmt.Sprint(slot.Slot))
+			}
+		}
+		none := "-"
+		if len(empty) > 0 {
+			none = strings.Join(empty, ",")
+		}
+		t.row(s.Name, strings.Join(s.Listen, ", "), len(s.Slots), none, s.OnEmpty, s.Netns)
+	}
+	t.flush()
+	for _, s := range st.Services {
+		if s.Problem != "" {
+			fmt.Fprintf(w, "%s: %s\n", s.Name, s.Problem)
+		}
+		for _, line := range notes(s) {
+			fmt.Fprintf(w, "%s: %s\n", s.Name, line)
+		}
+	}
+	printOutdated(w, st.Outdated)
+}
+
+// printSteer shows services in detail.
+func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
+	for i, s := range services {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintf(w, "%s: %s by %s, engine %s, on_empty %s, seed %d, in %s\n",
+			s.Name, strings.Join(s.Listen, ", "), s.By, s.Engine, s.OnEmpty, s.Seed, s.Netns)
+		if s.Problem != "" {
+			fmt.Fprintf(w, "  ! %s\n", s.Problem)
+		}
+		for _, line := range notes(s) {
+			fmt.Fprintf(w, "  ! %s\n", line)
+		}
+		t := newTable(w, "  SLOT", "STATE", "SINCE", "PID", "MEMBER", "BUCKETS", "UDP", "TCP", "REJECTED", "DROPS", "QUEUE")
+		for _, slot := range s.Slots {
+			udp, tcp := slot.Verdicts["udp"], slot.Verdicts["tcp"]
+			var drops uint32
+			var queue []string
+			for _, sock := range slot.Sockets {
+				drops += sock.Drops
+				switch {
+				case sock.Buffer > 0:
+					queue = append(queue, fmt.Sprintf("%s/%s", bytes(uint64(sock.Queue)), bytes(uint64(sock.Buffer))))
+				case sock.Backlog > 0:
+					queue = append(queue, fmt.Sprintf("%d/%d", sock.Queue, sock.Backlog))
+				}
+			}
+			pid := "-"
+			if slot.Admitted() {
+				pid = fmt.Sprint(slot.PID)
+			}
+			t.row(fmt.Sprintf("  %d", slot.Slot), slotText(s, slot), ago(slot.Since, now), pid, dash(slotMember(slot)), slot.Buckets,
+				udp.Steered, tcp.Steered, udp.Rejected+tcp.Rejected+udp.Dropped+tcp.Dropped, drops, dash(strings.Join(queue, " ")))
+		}
+		t.flush()
+		for _, slot := range s.Slots {
+			printDraining(w, slot, now)
+			if slot.Reason != "" {
+				fmt.Fprintf(w, "  %s\n", slot.Describe())
+			}
+		}
+		printCopies(w, s.Copies)
+		printMoves(w, s)
+	}
+}
+
+// slotMember is a slot's configured member, or who has the slot in its place.
+func slotMember(slot steer.SlotState) string {
+	if slot.Holder != "" {
+		return slot.Holder + ", not " + slot.Member
+	}
+	return slot.Member
+}
+
+// printDraining tells of the generation before a slot's member.
+func printDraining(w io.Writer, slot steer.SlotState, now time.Time) {
+	d := slot.Draining
+	if d == nil {
+		return
+	}
+	var left []string
+	add := func(n int, one, more string) {
+		if n == 1 {
+			left = append(left, "1 "+one)
+		} else if n > 1 {
+			left = append(left, fmt.Sprintf("%d %s", n, more))
+		}
+	}
+	add(d.Peers, "UDP peer", "UDP peers")
+	add(d.Sessions, "TCP connection", "TCP connections")
+	add(d.Waiting, "in its queue", "in its queues")
+	add(int(d.Unread), "byte unread", "bytes unread")
+	what := strings.Join(left, ", ")
+	switch {
+	case what == "":
+		what = "nothing"
+	case d.Until.Before(now):
+		what += "; it gets nothing new"
+	default:
+		what += ", for " + ago(now, d.Until) + " more at most"
+	}
+	fmt.Fprintf(w, "  slot %d: process %d drains since %s, left: %s\n", slot.Slot, d.PID, ago(d.Since, now), what)
+	if d.Back > 0 {
+		fmt.Fprintf(w, "  slot %d: %d packets went back to it, its successor is not whole\n", slot.Slot, d.Back)
+	}
+}
+
+// printCopies tells of another service that gets the datagrams too.
+func printCopies(w io.Writer, c *steer.Copies) {
+	if c == nil {
+		return
+	}
+	fmt.Fprintf(w, "  copied to %s: %d datagrams", c.To, c.Copied)
+	if c.Fragmented > 0 {
+		fmt.Fprintf(w, "; %d came in fragments and were not", c.Fragmented)
+	}
+	if c.Failed > 0 {
+		fmt.Fprintf(w, "; %d were refused by the kernel", c.Failed)
+	}
+	fmt.Fprintln(w)
+}
+
+// notes are what an operator must not overlook about a service.
+func notes(s steer.ServiceState) []string {
+	var out []string
+	if s.Bypassed {
+		out = append(out, fmt.Sprintf("BYPASSED: the kernel alone chooses, nothing is steered: weir bypass --off %s", s.Name))
+	}
+	if s.MisplacedSessions != nil && *s.MisplacedSessions > 0 {
+		out = append(out, fmt.Sprintf("%d TCP sessions are at another slot than their router: weir steer reset %s", *s.MisplacedSessions, s.Name))
+	}
+	return out
+}
+
+func slotText(s steer.ServiceState, slot steer.SlotState) string {
+	if slices.Contains(s.Drained, slot.Slot) {
+		return slot.State + ", drained"
+	}
+	return slot.State
+}
+
+// printMoves lists what was moved by hand.
+func printMoves(w io.Writer, s steer.ServiceState) {
+	for _, device := range slices.Sorted(maps.Keys(s.Moved)) {
+		fmt.Fprintf(w, "  moved: %s to slot %d\n", device, s.Moved[device])
+	}
+	for _, bucket := range slices.Sorted(maps.Keys(s.Placed)) {
+		fmt.Fprintf(w, "  moved: bucket %d to slot %d\n", bucket, s.Placed[bucket])
+	}
+}
+
+// printOutdated tells of programs that are another weir's.
+func printOutdated(w io.Writer, list []steer.Outdated) {
+	for _, o := range list {
+		fmt.Fprintf(w, "engine %s of %s runs the program of another weir: %s: weir upgrade puts this one's in place\n", o.Engine, o.Netns, o)
+	}
+}

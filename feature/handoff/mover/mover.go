@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mover offers the sessions of a keeper to features whose changes misplace sessions, as a [feature.SessionMover].
+package mover
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/service"
+)
+
+// DefaultLimit is how long a member has to stop before a change. Sessions of slower members are moved, or reset, after the change.
+const DefaultLimit = 500 * time.Millisecond
+
+// Mover moves the sessions of a keeper.
+type Mover struct {
+	Socket string        // of the keeper; "" is the default
+	Limit  time.Duration // 0 is DefaultLimit
+}
+
+var _ feature.SessionMover = Mover{}
+
+// Sessions implements feature.SessionMover.
+func (m Mover) Sessions(ctx context.Context) (feature.MovableSessions, error) {
+	report, err := handoff.Status(ctx, m.Socket)
+	if err != nil {
+		return nil, err
+	}
+	l := &list{Mover: m, report: report, kept: map[string]map[uint64]bool{}, owner: map[uint64]string{}}
+	for _, s := range report.Services {
+		l.kept[s.Name] = map[uint64]bool{}
+		for _, x := range s.Sessions {
+			id, err := strconv.ParseUint(x.ID, 10, 64)
+			if err != nil {
+				continue
+			}
+			l.owner[id] = x.Member
+			if x.Kind == "session" {
+				l.kept[s.Name][id] = x.PID == 0
+			}
+			l.n++
+		}
+	}
+	return l, nil
+}
+
+// list is a keeper's report, indexed.
+type list struct {
+	Mover
+	report handoff.Report
+	kept   map[string]map[uint64]bool // by service and session: whether it waits
+	owner  map[uint64]string
+	tree   *service.Tree // read when it is needed first; nil before
+	n      int
+}
+
+func (l *list) Len() int { return l.n }
+
+func (l *list) Kept(service string, id uint64) (waits, kept bool) {
+	waits, kept = l.kept[service][id]
+	return waits, kept
+}
+
+func (l *list) Owner(id uint64) string { return l.owner[id] }
+
+// Member is the youngest ready member of the slot's process and its descendants, else the one whose name is the slot's
+// number.
+func (l *list) Member(name string, slot, pid int) string {
+	if pid == 0 {
+		return "" // nobody is at the slot
+	}
+	members := l.members(name)
+	if l.tree == nil && len(members) > 0 {
+		tree, err := service.ReadTree()
+		if err != nil {
+			return ""
+		}
+		l.tree = &tree
+	}
+	var best handoff.MemberReport
+	pick := func(is func(handoff.MemberReport) bool) bool {
+		for _, m := range members { // by age
+			if is(m) && (m.Ready || !best.Ready) {
+				best = m
+			}
+		}
+		return best.PID != 0
+	}
+	if len(members) == 0 {
+		return ""
+	}
+	pids := l.tree.Descendants([]int{pid})
+	if !pick(func(m handoff.MemberReport) bool { return slices.Contains(pids, m.PID) }) {
+		pick(func(m handoff.MemberReport) bool { return m.Name == strconv.Itoa(slot) })
+	}
+	return best.Name
+}
+
+func (l *list) members(service string) []handoff.MemberReport {
+	for _, s := range l.report.Services {
+		if s.Name == service {
+			return s.Members
+		}
+	}
+	return nil
+}
+
+// Buffer implements feature.MovableSessions.
+func (l *list) Buffer(ctx context.Context, ids ...uint64) (feature.BufferedSessions, error) {
+	d, err := handoff.Direct(ctx, l.Socket)
+	if err != nil {
+		return nil, err
+	}
+	parked, _, err := d.Park(ctx, cmp.Or(l.Limit, DefaultLimit), ids...)
+	if err != nil {
+		d.Close()
+		return nil, err
+	}
+	return &buffered{d, parked}, nil
+}
+
+type buffered struct {
+	*handoff.Director
+	ids []uint64
+}
+
+func (b *buffered) IDs() []uint64 { return b.ids }

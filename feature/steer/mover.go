@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/kernel"
+)
+
+// A change of steering takes the sessions of its routers along, where a feature.SessionMover has them. See docs/HANDOFF.md,
+// "When steering changes", for what is exact.
+
+// Handed is a session that went with its router.
+type Handed struct {
+	Service string
+	Session
+}
+
+// buffered are sessions that wait while steering changes.
+type buffered struct {
+	feature.BufferedSessions
+	list     feature.MovableSessions
+	sessions map[string][]Session // by service
+}
+
+// Switch makes a change of steering. Sessions that foresee names, and that the mover has, wait during the change and go to the
+// member of their new slot; each is told of them. Other sessions stay: [ResetDue] resets them. A nil mover, or one that does not
+// answer, leaves the change alone.
+func Switch(ctx context.Context, r *kernel.Root, m feature.SessionMover, foresee func() ([]Foreseen, error), change func() error, each func(Handed)) error {
+	b := bufferFor(ctx, m, foresee)
+	err := change()
+	if b != nil {
+		defer b.Close()
+		b.release(context.WithoutCancel(ctx), r, each) // also after Ctrl-C
+	}
+	return err
+}
+
+// bufferFor buffers the sessions of a change. It never fails: without it the change resets more sessions.
+func bufferFor(ctx context.Context, m feature.SessionMover, foresee func() ([]Foreseen, error)) *buffered {
+	if m == nil {
+		return nil
+	}
+	list, err := m.Sessions(ctx)
+	if err != nil || list.Len() == 0 {
+		return nil
+	}
+	foreseen, err := foresee()
+	if err != nil {
+		return nil
+	}
+	b := &buffered{list: list, sessions: map[string][]Session{}}
+	var ids []uint64
+	for _, f := range foreseen {
+		for _, s := range f.Sessions {
+			if _, kept := list.Kept(f.Service, s.Cookie()); kept {
+				ids = append(ids, s.Cookie())
+				b.sessions[f.Service] = append(b.sessions[f.Service], s)
+			}
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	if b.BufferedSessions, err = list.Buffer(ctx, ids...); err != nil {
+		return nil
+	}
+	for name, all := range b.sessions {
+		b.sessions[name] = slices.DeleteFunc(all, func(s Session) bool { return !slices.Contains(b.IDs(), s.Cookie()) })
+	}
+	return b
+}
+
+// release gives the sessions to the members of their slots, or back.
+func (b *buffered) release(ctx context.Context, r *kernel.Root, each func(Handed)) {
+	st, err := ReadState(ctx, r)
+	to := map[uint64]string{}
+	for name, all := range b.sessions {
+		for _, x := range all {
+			to[x.Cookie()] = "" // back
+		}
+		if s, serr := st.Service(name); err == nil && serr == nil {
+			maps.Copy(to, successors(b.list, s, all))
+		}
+	}
+	back, err := b.Release(ctx, to)
+	if err != nil {
+		return // the mover has gone, or releases them by itself
+	}
+	for name, all := range b.sessions {
+		for _, s := range all {
+			if id := s.Cookie(); to[id] != b.list.Owner(id) && to[id] != "" && back[id] == nil {
+				each(Handed{name, s})
+			}
+		}
+	}
+}
+
+// successors are the members, by name, at whose slots sessions belong now; "" where none accepts sessions.
+func successors(list feature.MovableSessions, s *ServiceState, all []Session) map[uint64]string {
+	to := map[uint64]string{}
+	for _, x := range all {
+		to[x.Cookie()] = ""
+		p, err := s.Where(WhatIf{}, x.Remote.Addr().Unmap())
+		if err != nil {
+			continue
+		}
+		slot := p[0].Slot
+		if p[0].Instead != nil {
+			slot = *p[0].Instead
+		}
+		to[x.Cookie()] = list.Member(s.Name, slot, p[0].PID)
+	}
+	return to
+}
+
+// Movable reports of sessions that a change would misplace whether the mover has them: then their member is asked to hand them
+// over, and they are reset only if it does not.
+func Movable(ctx context.Context, m feature.SessionMover) func(service string, s Session) bool {
+	if m == nil {
+		return func(string, Session) bool { return false }
+	}
+	list, err := m.Sessions(ctx)
+	return func(service string, s Session) bool {
+		if err != nil {
+			return false
+		}
+		_, kept := list.Kept(service, s.Cookie())
+		return kept
+	}
+}
+
+// HandBy moves misplaced sessions before they are reset: those that the mover has go to the member of their slot, if it
+// accepts sessions. Sessions that wait for a member wait on: it has just died, and comes back. A nil mover gives nil.
+func HandBy(m feature.SessionMover) Hand {
+	if m == nil {
+		return nil
+	}
+	return func(ctx context.Context, s *ServiceState, misplaced []Session) (stay, handed []Session) {
+		list, err := m.Sessions(ctx)
+		if err != nil {
+			return misplaced, nil
+		}
+		kept := func(x Session) bool { _, kept := list.Kept(s.Name, x.Cookie()); return kept }
+		mine := slices.DeleteFunc(slices.Clone(misplaced), func(x Session) bool { return !kept(x) })
+		to := successors(list, s, mine)
+		there := map[uint64]bool{} // given to the right member, which has not accepted it yet
+		maps.DeleteFunc(to, func(id uint64, name string) bool {
+			waits, _ := list.Kept(s.Name, id)
+			there[id] = name != "" && !waits && list.Owner(id) == name
+			return there[id] || name == ""
+		})
+		to = giveTo(ctx, list, to)
+		for _, x := range misplaced {
+			id := x.Cookie()
+			waits, _ := list.Kept(s.Name, id)
+			switch {
+			case to[id] != "":
+				handed = append(handed, x)
+			case !waits && !there[id]:
+				stay = append(stay, x)
+			}
+		}
+		return stay, handed
+	}
+}
+
+// giveTo gives sessions to members, by name, and returns those that went.
+func giveTo(ctx context.Context, list feature.MovableSessions, to map[uint64]string) map[uint64]string {
+	if len(to) == 0 {
+		return nil
+	}
+	b, err := list.Buffer(ctx, slices.Collect(maps.Keys(to))...)
+	if err != nil {
+		return nil
+	}
+	defer b.Close()
+	gone := map[uint64]string{}
+	for _, id := range b.IDs() {
+		gone[id] = to[id]
+	}
+	back, err := b.Release(ctx, gone)
+	if err != nil {
+		return nil
+	}
+	for id := range back {
+		delete(gone, id)
+	}
+	return gone
+}
+
+// WithMover implements feature.MoverUser.
+func (f Feature) WithMover(m feature.SessionMover) feature.Runner {
+	f.Hand = HandBy(m)
+	return f
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package steer
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/kernel"
+)
+
+// DeviceReport is the answer to the query "devices": the sources of one service.
+type DeviceReport struct {
+	Service string   `json:"service"`
+	Devices []Device `json:"devices"`
+	Problem string   `json:"problem,omitempty"` // why something is not shown
+}
+
+// PlaceReport is the answer to the query "where": the slots of sources of one service.
+type PlaceReport struct {
+	Service string  `json:"service"`
+	Places  []Place `json:"addresses"`
+}
+
+// Queries implements feature.Queried. "devices", "where" and "templates" take a service, "bindings" and "services" the inode
+// number of a network namespace as netns.
+func (Feature) Queries() []feature.Query {
+	return []feature.Query{
+		{Name: "devices", Answer: ofService(answerDevices)},
+		{Name: "where", Answer: ofService(answerWhere)},
+		{Name: "templates", Answer: ofService(func(r *kernel.Root, s *ServiceState, _ url.Values) (any, error) { return s.Templates(r) })},
+		{Name: "bindings", Answer: func(ctx context.Context, r *kernel.Root, q url.Values) (any, error) {
+			return Bindings(ctx, r, q.Get("netns"))
+		}},
+		{Name: "services", Answer: func(ctx context.Context, r *kernel.Root, q url.Values) (any, error) {
+			return NamedServices(ctx, r, q.Get("netns"))
+		}},
+	}
+}
+
+// ofService makes an answer about the service that the argument service names.
+func ofService(answer func(*kernel.Root, *ServiceState, url.Values) (any, error)) func(context.Context, *kernel.Root, url.Values) (any, error) {
+	return func(ctx context.Context, r *kernel.Root, q url.Values) (any, error) {
+		st, err := ReadState(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		s, err := st.Service(q.Get("service"))
+		if err != nil {
+			return nil, err
+		}
+		return answer(r, s, q)
+	}
+}
+
+func answerDevices(r *kernel.Root, s *ServiceState, _ url.Values) (any, error) {
+	d, problem, err := s.Devices(r)
+	out := DeviceReport{Service: s.Name, Devices: d}
+	if problem != nil {
+		out.Problem = "TCP sessions are not shown: " + problem.Error()
+	}
+	return out, err
+}
+
+func answerWhere(_ *kernel.Root, s *ServiceState, q url.Values) (any, error) {
+	var w WhatIf
+	if err := w.parse(q); err != nil {
+		return nil, err
+	}
+	addrs, err := s.Sources(q["address"])
+	if err != nil {
+		return nil, err
+	}
+	places, err := s.Where(w, addrs...)
+	return PlaceReport{Service: s.Name, Places: places}, err
+}
+
+// Values are the arguments of the query "where".
+func (w WhatIf) Values(service string, sources []string) url.Values {
+	without := make([]string, len(w.Without))
+	for i, n := range w.Without {
+		without[i] = strconv.Itoa(n)
+	}
+	return url.Values{"service": {service}, "slots": {strconv.Itoa(w.Slots)}, "without": {strings.Join(without, ",")}, "address": sources}
+}
+
+func (w *WhatIf) parse(q url.Values) (err error) {
+	if s := q.Get("slots"); s != "" {
+		if w.Slots, err = strconv.Atoi(s); err != nil {
+			return fmt.Errorf("slots: %w", err)
+		}
+	}
+	for _, s := range strings.FieldsFunc(q.Get("without"), func(c rune) bool { return c == ',' }) {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return fmt.Errorf("without: %w", err)
+		}
+		w.Without = append(w.Without, n)
+	}
+	return nil
+}
+
+// Deliver implements feature.Deliverer.
+func (Feature) Deliver(ctx context.Context, r *kernel.Root, p Packet, every bool) (*Explanation, error) {
+	if every {
+		return ExplainEvery(ctx, r, p)
+	}
+	return Explain(ctx, r, p)
+}
+
+// Report implements feature.Reporter: the state with misplaced sessions, reasons of empty slots and services without a socket.
+func (Feature) Report(ctx context.Context, r *kernel.Root, faults []kernel.Fault) (any, error) {
+	st, err := ReadState(ctx, r)
+	if err != nil {
+		return st, err
+	}
+	st.CountMisplaced(ctx)
+	st.ExplainEmpty(ctx)
+	err = st.NoteUnserved(r)
+	st.noteFaults(faults)
+	return st, err
+}
+
+// noteFaults tells services of damage to their engine.
+func (st *State) noteFaults(faults []kernel.Fault) {
+	for i := range st.Services {
+		v := &st.Services[i]
+		for _, f := range faults {
+			if v.Problem == "" && f.Damage() && f.Feature == Name && f.Instance.Scope == v.Scope() && (f.Instance.Name == v.Name || strings.HasPrefix(f.Instance.Name, "@")) {
+				v.Problem = f.String() + ": " + f.Remedy
+			}
+		}
+	}
+}

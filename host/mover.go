@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import "github.com/weir-project/weir/feature"
+
+// Mover moves sessions of the keeper behind a socket; "" is the default socket. nil: no feature moves sessions.
+func Mover(socket string) feature.SessionMover {
+	for _, f := range features {
+		if p, ok := f.Value.(feature.MoverProvider); ok {
+			return p.SessionMover(socket)
+		}
+	}
+	return nil
+}

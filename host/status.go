@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// Status is what all features show of themselves. Its JSON has a key for each feature with something to show, beside faults
+// and unconfirmed.
+type Status struct {
+	Faults      []kernel.Fault // damage to what is pinned, and programs of others
+	Unconfirmed *Unconfirmed   // the change that weir apply --confirm made
+	parts       map[string]any // by feature: its Report, or its JSON from weir serve
+}
+
+// Keys of Status that are no feature's.
+const (
+	faultsKey      = "faults"
+	unconfirmedKey = "unconfirmed"
+)
+
+// Part returns a feature's part as the type that the feature reports. ok is false if it shows nothing.
+func Part[T any](s Status, name string) (part T, ok bool) {
+	switch v := s.parts[name].(type) {
+	case nil:
+		return part, false
+	case T:
+		return v, true
+	case json.RawMessage:
+		return part, json.Unmarshal(v, &part) == nil
+	}
+	return part, false
+}
+
+// Part is the part of a feature whose type is not known, nil if it shows nothing: the feature's state, or what it reports in
+// place of that.
+func (s Status) Part(name string) any {
+	raw, ok := s.parts[name].(json.RawMessage)
+	if !ok {
+		return s.parts[name]
+	}
+	if some, err := named(name); err == nil && len(some) == 1 {
+		part := some[0].NewState()
+		if json.Unmarshal(raw, part) == nil {
+			return part
+		}
+	}
+	return raw
+}
+
+// MarshalJSON implements json.Marshaler.
+func (s Status) MarshalJSON() ([]byte, error) {
+	out := map[string]any{}
+	for name, part := range s.parts {
+		out[name] = part
+	}
+	if len(s.Faults) > 0 {
+		out[faultsKey] = s.Faults
+	}
+	if s.Unconfirmed != nil {
+		out[unconfirmedKey] = s.Unconfirmed
+	}
+	return json.Marshal(out)
+}
+
+// UnmarshalJSON implements json.Unmarshaler. Parts stay JSON until [Part] decodes them.
+func (s *Status) UnmarshalJSON(text []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(text, &all); err != nil {
+		return err
+	}
+	*s = Status{parts: map[string]any{}}
+	for key, value := range all {
+		var err error
+		switch key {
+		case faultsKey:
+			err = json.Unmarshal(value, &s.Faults)
+		case unconfirmedKey:
+			err = json.Unmarshal(value, &s.Unconfirmed)
+		default:
+			s.parts[key] = value
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	return nil
+}
+
+// Shown lists the features with something to show.
+func (s Status) Shown() []string { return slices.Sorted(maps.Keys(s.parts)) }
