@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/filter"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -188,9 +189,9 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-func checkDefaults(t *testing.T, s steer.Service) {
+func checkDefaults(t *testing.T, s spec.Service) {
 	t.Helper()
-	if !kernel.ValidName(s.Name) || s.Slots < 1 || s.Slots > steer.MaxSlots || s.By == "" || s.ResetRate == nil || s.Engine == "" || s.OnEmpty == "" ||
+	if !kernel.ValidName(s.Name) || s.Slots < 1 || s.Slots > spec.MaxSlots || s.By == "" || s.ResetRate == nil || s.Engine == "" || s.OnEmpty == "" ||
 		s.Backlog == nil || *s.Backlog < 0 || s.ReceiveBuffer == nil || *s.ReceiveBuffer < 0 || len(s.Endpoints()) == 0 {
 		t.Errorf("service %q is %+v", s.Name, s)
 	}

@@ -17,7 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	svc "github.com/weir-project/weir/service"
@@ -366,18 +367,18 @@ func TestOthersTakeBack(t *testing.T) {
 // register gives a slot to a process, as weir steer register does.
 func (w world) register(service string, slot, pid int) {
 	w.t.Helper()
-	w.change(service, slot, func(l *kernel.WriteLock, s steer.Slot) error {
-		_, err := steer.Register(w.t.Context(), l, s, &svc.Member{Slot: slot, PID: pid})
+	w.change(service, slot, func(l *kernel.WriteLock, s slots.Slot) error {
+		_, err := engine.Register(w.t.Context(), l, s, &svc.Member{Slot: slot, PID: pid})
 		return err
 	})
 }
 
 func (w world) drain(service string, slot int) {
 	w.t.Helper()
-	w.change(service, slot, func(l *kernel.WriteLock, s steer.Slot) error { return steer.Drain(l, s, nil) })
+	w.change(service, slot, func(l *kernel.WriteLock, s slots.Slot) error { return engine.Drain(l, s, nil) })
 }
 
-func (w world) change(service string, slot int, f func(*kernel.WriteLock, steer.Slot) error) {
+func (w world) change(service string, slot int, f func(*kernel.WriteLock, slots.Slot) error) {
 	w.t.Helper()
 	s, err := w.state().Service(service)
 	if err != nil {
@@ -388,7 +389,7 @@ func (w world) change(service string, slot int, f func(*kernel.WriteLock, steer.
 		w.t.Fatal(err)
 	}
 	defer l.Unlock()
-	if err := f(l, steer.Slot{Scope: s.Scope(), Service: service, Slot: slot}); err != nil {
+	if err := f(l, slots.Slot{Scope: s.Scope(), Service: service, Slot: slot}); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -71,6 +72,6 @@ func Features() []string {
 
 // SetVersion has the features record this version of weir in what they pin.
 func SetVersion(v string) {
-	steer.Version, guard.Version, filter.Version, keeper.Version = v, v, v, v
+	record.Version, guard.Version, filter.Version, keeper.Version = v, v, v, v
 	reroute.SetVersion(v)
 }

@@ -20,12 +20,14 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/feature/handoff"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 // Members of this service get numbered messages of 8 bytes from routers, over UDP and
@@ -311,14 +313,14 @@ func (w *steered) service() *steer.ServiceState {
 	return s
 }
 
-func (w *steered) move(m steer.Moving) (with, after, reset int) {
+func (w *steered) move(m record.Moving) (with, after, reset int) {
 	w.t.Helper()
 	s := w.service()
 	return w.moved(func() ([]steer.Foreseen, error) {
 		f, err := steer.ForeseeMove(w.t.Context(), w.Root, s, m)
 		return []steer.Foreseen{f}, err
 	}, func() error {
-		return w.locked(func(l *kernel.WriteLock) error { return steer.Move(l, s.Scope(), s.Name, m, nil) })
+		return w.locked(func(l *kernel.WriteLock) error { return engine.Move(l, s.Scope(), s.Name, m, nil) })
 	})
 }
 
@@ -334,16 +336,16 @@ func (w *steered) locked(f func(l *kernel.WriteLock) error) error {
 func (w *steered) drain(slot int, back bool) (with, after, reset int) {
 	w.t.Helper()
 	s := w.service()
-	named := steer.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}
+	named := slots.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}
 	return w.moved(func() ([]steer.Foreseen, error) {
 		f, err := steer.ForeseeDrain(w.t.Context(), w.Root, s, slot, back)
 		return []steer.Foreseen{f}, err
 	}, func() error {
 		return w.locked(func(l *kernel.WriteLock) error {
 			if back {
-				return steer.Undrain(l, named, nil)
+				return engine.Undrain(l, named, nil)
 			}
-			return steer.Drain(l, named, nil)
+			return engine.Drain(l, named, nil)
 		})
 	})
 }
@@ -377,7 +379,7 @@ func TestSessionsGoWithTheirRouters(t *testing.T) {
 	for i := range moves {
 		r := routers[i%len(routers)]
 		to := 1 - slot(r)
-		with, after, reset := w.move(steer.Moving{Device: fmt.Sprint("127.0.1.", r.id), To: to})
+		with, after, reset := w.move(record.Moving{Device: fmt.Sprint("127.0.1.", r.id), To: to})
 		if with != 1 || after+reset != 0 {
 			t.Fatalf("move %d of router %d: %d sessions went along, %d followed, %d were reset", i, r.id, with, after, reset)
 		}
@@ -609,7 +611,7 @@ func TestSessionsOfOthersAreReset(t *testing.T) {
 	if _, err := r.tcp.Write(message(id, 0)); err != nil {
 		t.Fatal(err)
 	}
-	move := steer.Moving{Device: fmt.Sprint("127.0.1.", id), To: 1}
+	move := record.Moving{Device: fmt.Sprint("127.0.1.", id), To: 1}
 	eventually(t, "the member has the session", func() bool {
 		f, err := steer.ForeseeMove(t.Context(), w.Root, w.service(), move)
 		return err == nil && len(f.Sessions) == 1 && f.Sessions[0].From != nil

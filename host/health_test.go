@@ -19,16 +19,16 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/server"
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 const everyFeature = `
@@ -66,8 +66,8 @@ func damagedWorldOf(t *testing.T, config string, needs ...kernel.Need) (w world,
 			t.Skip("need: kernel:", err)
 		}
 	}
-	steer.HolderCommand = func(root, scope string, kind steer.Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
-	t.Cleanup(func() { steer.HolderCommand = nil })
+	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
+	t.Cleanup(func() { engine.HolderCommand = nil })
 	w = newWorld(t)
 	for i, name := range []string{"d0", "d1"} {
 		d := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "p" + name}
@@ -267,11 +267,11 @@ func TestDamageIsToldAndRecovered(t *testing.T) {
 func TestReuseportRecoversWithoutItsHolder(t *testing.T) {
 	nstest.NeedRoot(t)
 	var holder *exec.Cmd
-	steer.HolderCommand = func(root, scope string, kind steer.Engine) *exec.Cmd {
+	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd {
 		holder = nstest.Child("hold", root, scope, kind)
 		return holder
 	}
-	t.Cleanup(func() { steer.HolderCommand = nil })
+	t.Cleanup(func() { engine.HolderCommand = nil })
 	w := newWorld(t)
 	pid, _ := daemon(t, "0.0.0.0:4740")
 	c := w.config(`

@@ -15,15 +15,15 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/server"
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 // everyFeatureInBox has instances of every feature in one namespace. A link of netfilter is left out: the kernel keeps the
@@ -170,12 +170,12 @@ func TestHeirOfANamespaceGetsNothing(t *testing.T) {
 			t.Skip("need: kernel:", err)
 		}
 	}
-	steer.HolderCommand = func(root, scope string, kind steer.Engine) *exec.Cmd {
+	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd {
 		holder := nstest.Child("hold", root, scope, kind)
 		holders = append(holders, holder)
 		return holder
 	}
-	t.Cleanup(func() { steer.HolderCommand = nil })
+	t.Cleanup(func() { engine.HolderCommand = nil })
 	for _, how := range []string{"serve", "apply"} {
 		t.Run(how, func(t *testing.T) { testHeirGetsNothing(t, how) })
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 )
 
@@ -44,18 +45,18 @@ func readAll(r Reader) answers {
 	}
 	ctx := context.Background()
 	if st, err := r.Status(ctx); err == nil {
-		st, _ := Part[steer.State](st, steer.Name)
+		st, _ := Part[steer.State](st, spec.Name)
 		a.Status = &st
 	} else {
 		keep(err)
 	}
-	if d, err := Ask[steer.DeviceReport](ctx, r, steer.Name, "devices", nil); err == nil {
+	if d, err := Ask[steer.DeviceReport](ctx, r, spec.Name, "devices", nil); err == nil {
 		a.Devices = &d
 	} else {
 		keep(err)
 	}
 	what := steer.WhatIf{Slots: 3, Without: []int{0, 2}}
-	if p, err := Ask[steer.PlaceReport](ctx, r, steer.Name, "where", what.Values("telemetry", []string{"127.0.0.5", "2001:db8::1"})); err == nil {
+	if p, err := Ask[steer.PlaceReport](ctx, r, spec.Name, "where", what.Values("telemetry", []string{"127.0.0.5", "2001:db8::1"})); err == nil {
 		a.Where = &p
 	} else {
 		keep(err)
@@ -66,11 +67,11 @@ func readAll(r Reader) answers {
 		ns.Close()
 	}
 	var err error
-	a.Bound, err = Ask[[]steer.Binding](ctx, r, steer.Name, "bindings", url.Values{"netns": {scope}})
+	a.Bound, err = Ask[[]steer.Binding](ctx, r, spec.Name, "bindings", url.Values{"netns": {scope}})
 	keep(err)
-	a.Named, err = Ask[[]steer.Named](ctx, r, steer.Name, "services", url.Values{"netns": {scope}})
+	a.Named, err = Ask[[]steer.Named](ctx, r, spec.Name, "services", url.Values{"netns": {scope}})
 	keep(err)
-	_, err = Ask[steer.DeviceReport](ctx, r, steer.Name, "devices", url.Values{"service": {"absent"}})
+	_, err = Ask[steer.DeviceReport](ctx, r, spec.Name, "devices", url.Values{"service": {"absent"}})
 	keep(err)
 	return a
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -97,7 +98,7 @@ func registerStatus(err error) int {
 	switch {
 	case errors.Is(err, steer.ErrRefused):
 		return http.StatusForbidden
-	case errors.Is(err, kernel.ErrNotExist), errors.Is(err, steer.ErrNoSlot):
+	case errors.Is(err, kernel.ErrNotExist), errors.Is(err, record.ErrNoSlot):
 		return http.StatusNotFound
 	case errors.Is(err, steer.ErrWithdrawn):
 		return http.StatusConflict

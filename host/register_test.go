@@ -19,7 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/register"
 )
@@ -113,7 +114,7 @@ func (w world) unregister(slot int) {
 	}
 	defer l.Unlock()
 	s := w.state().Services[0]
-	if err := steer.Unregister(l, steer.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}); err != nil {
+	if err := engine.Unregister(l, slots.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -12,10 +12,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
+	"golang.org/x/sys/unix"
 )
 
 // A process is named only for packets that the host delivers: every socket gets what is
@@ -116,7 +116,7 @@ func TestToldAlikeWhyEmpty(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		steered, _ := Part[steer.State](st, steer.Name)
+		steered, _ := Part[steer.State](st, spec.Name)
 		s, err := steered.Service(name)
 		if err != nil {
 			t.Fatal(err)

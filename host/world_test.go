@@ -22,11 +22,12 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/holder"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) {
@@ -36,7 +37,7 @@ func TestMain(m *testing.M) {
 
 // playHold keeps the sockets that engine sk_reuseport needs: ROOT SCOPE ENGINE.
 func playHold(f []string) error {
-	return steer.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], steer.Engine(f[2]))
+	return holder.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
 }
 
 func playDoctor(f []string) error {

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -184,7 +185,7 @@ weir steer replace reads.`,
 			if err != nil {
 				return err
 			}
-			all, err := host.Ask[[]steer.Binding](cmd.Context(), g.reader(), steer.Name, "bindings", url.Values{"netns": {scope}})
+			all, err := host.Ask[[]steer.Binding](cmd.Context(), g.reader(), spec.Name, "bindings", url.Values{"netns": {scope}})
 			if err != nil {
 				return err
 			}
@@ -356,7 +357,7 @@ func steerServices(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all, err := host.Ask[[]steer.Named](cmd.Context(), g.reader(), steer.Name, "services", url.Values{"netns": {scope}})
+			all, err := host.Ask[[]steer.Named](cmd.Context(), g.reader(), spec.Name, "services", url.Values{"netns": {scope}})
 			if err != nil {
 				return err
 			}

@@ -7,7 +7,9 @@ import (
 	"os/exec"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/holder"
+	"github.com/weir-project/weir/feature/steer/spec"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
@@ -21,16 +23,16 @@ func steerHold(g *globals) *cobra.Command {
 			if scope == "" {
 				return usageError{fmt.Errorf("name the namespace: --scope INODE")}
 			}
-			return steer.Hold(cmd.Context(), g.host().Root, scope, steer.Engine(engine))
+			return holder.Hold(cmd.Context(), g.host().Root, scope, spec.Engine(engine))
 		},
 	}
-	c.Flags().StringVar(&engine, "engine", string(steer.EngineSkLookup), "engine that the sockets are for")
+	c.Flags().StringVar(&engine, "engine", string(spec.EngineSkLookup), "engine that the sockets are for")
 	c.Flags().StringVar(&scope, "scope", "", "inode number of the network namespace")
 	return c
 }
 
 func init() {
-	steer.HolderCommand = func(root, scope string, kind steer.Engine) *exec.Cmd {
+	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd {
 		self, err := os.Executable()
 		if err != nil {
 			self = os.Args[0]

@@ -11,6 +11,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
@@ -62,7 +65,7 @@ func printOutages(cmd *cobra.Command, plan feature.Plan) {
 
 // resetFlags are those of commands after which sessions may be misplaced.
 type resetFlags struct {
-	rate steer.Rate
+	rate spec.Rate
 	dry  bool
 	cmd  *cobra.Command
 }
@@ -79,7 +82,7 @@ func (f *resetFlags) add(c *cobra.Command) {
 }
 
 // given is the rate if the command line has one.
-func (f *resetFlags) given() *steer.Rate {
+func (f *resetFlags) given() *spec.Rate {
 	if !f.cmd.Flags().Changed("rate") {
 		return nil
 	}
@@ -94,7 +97,7 @@ func (f *resetFlags) resetDue(g *globals) error {
 	return resetDue(f.cmd, g, f.given())
 }
 
-func resetDue(cmd *cobra.Command, g *globals, rate *steer.Rate) error {
+func resetDue(cmd *cobra.Command, g *globals, rate *spec.Rate) error {
 	h := g.host()
 	err := steer.ResetDue(cmd.Context(), h.Root, rate, steer.HandBy(host.Mover(g.keeper())), func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
 	return kernel.Stopped(cmd.Context(), err, inForce)
@@ -167,7 +170,7 @@ func locked(cmd *cobra.Command, g *globals, f func(l *kernel.WriteLock) error) e
 }
 
 func steerMove(g *globals) *cobra.Command {
-	var m steer.Moving
+	var m record.Moving
 	var resets resetFlags
 	var allow outageFlag
 	c := &cobra.Command{
@@ -206,7 +209,7 @@ A move of what is served to a slot that is empty and rejects is refused, unless
 				f, err := steer.ForeseeMove(cmd.Context(), g.host().Root, s, m)
 				return []steer.Foreseen{f}, err
 			}, func() error {
-				return allow.checked(cmd, g, s.Scope(), s.Name, outages, func(l *kernel.WriteLock) error { return steer.Move(l, s.Scope(), s.Name, m, resets.given()) })
+				return allow.checked(cmd, g, s.Scope(), s.Name, outages, func(l *kernel.WriteLock) error { return engine.Move(l, s.Scope(), s.Name, m, resets.given()) })
 			})
 		},
 	}
@@ -281,9 +284,9 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 		}, func() error {
 			return allow.checked(cmd, g, named.Scope, named.Service, outages, func(l *kernel.WriteLock) error {
 				if back {
-					return steer.Undrain(l, named, resets.given())
+					return engine.Undrain(l, named, resets.given())
 				}
-				return steer.Drain(l, named, resets.given())
+				return engine.Drain(l, named, resets.given())
 			})
 		})
 	}
@@ -317,7 +320,7 @@ left with --rate 0.`,
 				g.foreseen(cmd, f)
 				return err
 			}
-			rate := steer.DefaultResetRate
+			rate := spec.DefaultResetRate
 			if given := resets.given(); given != nil {
 				if rate = *given; rate == 0 {
 					return usageError{errors.New("--rate 0 resets none: give a rate like 5/s")}
@@ -366,7 +369,7 @@ the configuration file nor weir serve.`,
 			}
 			did := false
 			set := func(l *kernel.WriteLock) (err error) {
-				did, err = steer.Bypass(l, s.Scope(), s.Name, !off)
+				did, err = engine.Bypass(l, s.Scope(), s.Name, !off)
 				return err
 			}
 			if off {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -18,7 +18,7 @@ func TestMoveDrainBypass(t *testing.T) {
 	s := session{t, root(t)}
 	file := configFile(t, ", seed: 7")
 	s.run(0, `create .*`, "apply", "-f", file, "--allow-outage")
-	slot := steer.Assign(2)[steer.Bucket(7, netip.MustParseAddr("192.0.2.7"))]
+	slot := spec.Assign(2)[spec.Bucket(7, netip.MustParseAddr("192.0.2.7"))]
 	other := fmt.Sprint(1 - slot)
 	s.run(0, ``, "steer", "move", "telemetry", "--device", "192.0.2.7", "--to", other, "--dry-run")
 	s.run(0, `.*\n192.0.2.7 +\d+ +`+fmt.Sprint(slot)+`.*`, "steer", "where", "192.0.2.7")
@@ -61,7 +61,7 @@ func TestResetsOnTheCommandLine(t *testing.T) {
 	s.run(0, `create .*`, "apply", "-f", configFile(t, ", seed: 7"), "--allow-outage")
 	var a netip.Addr // of the slot that this process serves
 	for i := byte(1); !a.IsValid(); i++ {
-		if b := netip.AddrFrom4([4]byte{127, 3, 0, i}); steer.Assign(2)[steer.Bucket(7, b)] == 0 {
+		if b := netip.AddrFrom4([4]byte{127, 3, 0, i}); spec.Assign(2)[spec.Bucket(7, b)] == 0 {
 			a = b
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/host"
 )
 
@@ -18,21 +20,21 @@ var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func before(d time.Duration) time.Time { return now.Add(-d) }
 
-func verdicts(udp, tcp steer.Verdicts) map[string]steer.Verdicts {
-	return map[string]steer.Verdicts{"udp": udp, "tcp": tcp}
+func verdicts(udp, tcp slots.Verdicts) map[string]slots.Verdicts {
+	return map[string]slots.Verdicts{"udp": udp, "tcp": tcp}
 }
 
 // telemetry is a service with one slot of each kind.
 var telemetry = steer.ServiceState{
 	Name: "telemetry", Netns: "net:[4026531840]", Inode: 4026531840, Listen: []string{"udp 0.0.0.0:4739", "tcp 0.0.0.0:1790"},
 	By: "source", Engine: "sk_lookup", Seed: 42, Buckets: 4096, OnEmpty: "reject",
-	Slots: []steer.SlotState{
+	Slots: []slots.State{
 		{Slot: 0, State: "admitted", Member: "unit nfacctd@0.service", PID: 4711, Since: before(90 * time.Minute), Buckets: 1024,
-			Verdicts: verdicts(steer.Verdicts{Steered: 123456}, steer.Verdicts{Steered: 128}),
-			Sockets: []steer.SocketState{{Listen: "udp4 :4739", Cookie: 1, Queue: 2048, Buffer: 8 << 20, Drops: 3},
+			Verdicts: verdicts(slots.Verdicts{Steered: 123456}, slots.Verdicts{Steered: 128}),
+			Sockets: []slots.Socket{{Listen: "udp4 :4739", Cookie: 1, Queue: 2048, Buffer: 8 << 20, Drops: 3},
 				{Listen: "tcp4 :1790", Cookie: 2, Queue: 5, Backlog: 1024}}},
 		{Slot: 1, State: "empty", Reason: "process 4712 exited", Member: "cgroup /collectors/1", PID: 4712, Since: before(12 * time.Second), Buckets: 1024,
-			Verdicts: verdicts(steer.Verdicts{Steered: 99, Rejected: 7, Dropped: 1}, steer.Verdicts{Rejected: 2})},
+			Verdicts: verdicts(slots.Verdicts{Steered: 99, Rejected: 7, Dropped: 1}, slots.Verdicts{Rejected: 2})},
 		{Slot: 2, State: "empty", Reason: "pidfile /run/nfacctd-2.pid was never seen with all its sockets", Member: "pidfile /run/nfacctd-2.pid", Buckets: 1024},
 		{Slot: 3, State: "empty", Reason: "no member is configured", Buckets: 1024},
 	},
@@ -40,18 +42,18 @@ var telemetry = steer.ServiceState{
 
 var dns = steer.ServiceState{
 	Name: "dns", Netns: "net:[4026532000] edge", Listen: []string{"udp [::]:53"}, By: "source", Engine: "sk_lookup", Seed: 0, OnEmpty: "next",
-	Slots: []steer.SlotState{{Slot: 0, State: "admitted", Member: "pid 99", PID: 99, Since: before(49 * time.Hour), Buckets: 4096,
-		Verdicts: verdicts(steer.Verdicts{Steered: 1}, steer.Verdicts{})}},
+	Slots: []slots.State{{Slot: 0, State: "admitted", Member: "pid 99", PID: 99, Since: before(49 * time.Hour), Buckets: 4096,
+		Verdicts: verdicts(slots.Verdicts{Steered: 1}, slots.Verdicts{})}},
 }
 
 // replaced is a service with a slot that is given over, and one whose next member failed.
 var replaced = steer.ServiceState{
 	Name: "www", Netns: "net:[4026532000] edge", Listen: []string{"udp [::]:443"}, By: "source", Engine: "sk_lookup", OnEmpty: "next",
-	Slots: []steer.SlotState{
+	Slots: []slots.State{
 		{Slot: 0, State: "admitted", Member: "pid 99", PID: 99, Since: before(time.Minute),
-			Draining: &steer.Draining{PID: 98, Since: before(time.Minute), Until: now.Add(time.Minute), Peers: 4, Sessions: 1, Waiting: 2}},
+			Draining: &slots.Draining{PID: 98, Since: before(time.Minute), Until: now.Add(time.Minute), Peers: 4, Sessions: 1, Waiting: 2}},
 		{Slot: 1, State: "empty", Reason: "process 101 exited", Member: "pid 101",
-			Draining: &steer.Draining{PID: 100, Since: before(time.Minute), Until: before(time.Second), Sessions: -1, Back: 7}},
+			Draining: &slots.Draining{PID: 100, Since: before(time.Minute), Until: before(time.Second), Sessions: -1, Back: 7}},
 	},
 }
 
@@ -73,7 +75,7 @@ func TestPrintSteerStatus(t *testing.T) {
 	changed := dns
 	changed.Name, changed.Bypassed, changed.Drained, changed.MisplacedSessions = "changed", true, []int{0}, &two
 	changed.Moved, changed.Placed = map[string]int{"edge1": 2, "192.0.2.7": 0}, map[int]int{1234: 1, 7: 0}
-	changed.Copies = &steer.Copies{To: "canary", Copied: 1200, Fragmented: 3}
+	changed.Copies = &engine.Copies{To: "canary", Copied: 1200, Fragmented: 3}
 	printSteer(&b, []steer.ServiceState{telemetry, dns, broken, changed, replaced}, now)
 	golden(t, "steer-status.golden", b.String())
 }

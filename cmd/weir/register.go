@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
@@ -56,7 +57,7 @@ no address, register the sockets that were passed (LISTEN_FDS).`,
 			if err != nil {
 				return err
 			}
-			changed, err := steer.AdmitWithin(cmd.Context(), g.host().Root, s, named, wait)
+			changed, err := engine.AdmitWithin(cmd.Context(), g.host().Root, s, named, wait)
 			if err == nil && !changed {
 				fmt.Fprintf(cmd.OutOrStdout(), "slot %d of %s has it already\n", slot, args[0])
 			}
@@ -189,7 +190,7 @@ registered.`,
 				return err
 			}
 			defer l.Unlock()
-			return steer.Unregister(l, s)
+			return engine.Unregister(l, s)
 		},
 	}
 	c.Flags().IntVar(&slot, "slot", -1, "number of the slot")

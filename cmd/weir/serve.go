@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	selfregister "github.com/weir-project/weir/register"
@@ -155,4 +155,4 @@ func (o *serveFlags) resolve(cmd *cobra.Command, g *globals) error {
 }
 
 // socketOf is the feature that needs a socket.
-var socketOf = map[string]string{"register-socket": steer.Name, "handoff-socket": keeper.Name}
+var socketOf = map[string]string{"register-socket": spec.Name, "handoff-socket": keeper.Name}

@@ -11,13 +11,15 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
 func init() {
 	addFeature(featureCommand{
-		name: steer.Name,
+		name: spec.Name,
 		overview: []string{
 			"weir steer where 192.0.2.7|which slot and process get this router's traffic",
 			"weir bypass SERVICE|the kernel's own behaviour at once",
@@ -31,7 +33,7 @@ func init() {
 
 // serviceNames are the steered services.
 func serviceNames(st host.Status) (out []string) {
-	s, _ := host.Part[steer.State](st, steer.Name)
+	s, _ := host.Part[steer.State](st, spec.Name)
 	for _, s := range s.Services {
 		out = append(out, s.Name)
 	}
@@ -59,7 +61,7 @@ func steerStatus(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			st, _ := host.Part[steer.State](all, steer.Name)
+			st, _ := host.Part[steer.State](all, spec.Name)
 			if len(args) > 0 {
 				s, err := st.Service(args[0])
 				if err != nil {
@@ -70,7 +72,7 @@ func steerStatus(g *globals) *cobra.Command {
 			if g.json {
 				return printJSON(cmd, steerReport{all.Faults, st})
 			}
-			printFaults(cmd.OutOrStdout(), all.Faults, steer.Name)
+			printFaults(cmd.OutOrStdout(), all.Faults, spec.Name)
 			if len(st.Services) == 0 {
 				printSummary(cmd.OutOrStdout(), st)
 				return nil
@@ -99,7 +101,7 @@ func steerWhere(g *globals) *cobra.Command {
 					return usageError{fmt.Errorf("%q is no IP address", a)}
 				}
 			}
-			p, err := host.Ask[steer.PlaceReport](cmd.Context(), g.reader(), steer.Name, "where", what.Values(service, args))
+			p, err := host.Ask[steer.PlaceReport](cmd.Context(), g.reader(), spec.Name, "where", what.Values(service, args))
 			if err != nil {
 				return err
 			}
@@ -177,7 +179,7 @@ func steerDevices(g *globals) *cobra.Command {
 			if err := f.Check(); err != nil {
 				return usageError{err}
 			}
-			d, err := host.Ask[steer.DeviceReport](cmd.Context(), g.reader(), steer.Name, "devices", url.Values{"service": {service}})
+			d, err := host.Ask[steer.DeviceReport](cmd.Context(), g.reader(), spec.Name, "devices", url.Values{"service": {service}})
 			if err != nil {
 				return err
 			}
@@ -208,17 +210,17 @@ func steerDevices(g *globals) *cobra.Command {
 }
 
 // slotOf finds a slot by service name in the state of the pins.
-func slotOf(cmd *cobra.Command, g *globals, service string, slot int) (steer.Slot, error) {
+func slotOf(cmd *cobra.Command, g *globals, service string, slot int) (slots.Slot, error) {
 	st, err := steer.ReadState(cmd.Context(), g.host().Root)
 	if err != nil {
-		return steer.Slot{}, err
+		return slots.Slot{}, err
 	}
 	s, err := st.Service(service)
 	if err != nil {
-		return steer.Slot{}, err
+		return slots.Slot{}, err
 	}
 	if slot < 0 {
-		return steer.Slot{}, usageError{errors.New("name the slot: --slot N")}
+		return slots.Slot{}, usageError{errors.New("name the slot: --slot N")}
 	}
-	return steer.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}, nil
+	return slots.Slot{Scope: s.Scope(), Service: s.Name, Slot: slot}, nil
 }

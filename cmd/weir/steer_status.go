@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
@@ -24,7 +27,7 @@ type steerReport struct {
 // summarizeSteer is steering's part of weir status. Without services it says so, unless other features show something, or
 // pins cannot be read.
 func summarizeSteer(w io.Writer, st host.Status, others bool, _ time.Time) {
-	s, _ := host.Part[steer.State](st, steer.Name)
+	s, _ := host.Part[steer.State](st, spec.Name)
 	unseen := slices.ContainsFunc(st.Faults, func(f kernel.Fault) bool { return f.Kind == kernel.FaultRoot }) // there may be some
 	if !others && !unseen || len(s.Services)+len(s.Bound) > 0 {
 		printSummary(w, s)
@@ -126,7 +129,7 @@ func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
 }
 
 // slotMember is a slot's configured member, or who has the slot in its place.
-func slotMember(slot steer.SlotState) string {
+func slotMember(slot slots.State) string {
 	if slot.Holder != "" {
 		return slot.Holder + ", not " + slot.Member
 	}
@@ -134,7 +137,7 @@ func slotMember(slot steer.SlotState) string {
 }
 
 // printDraining tells of the generation before a slot's member.
-func printDraining(w io.Writer, slot steer.SlotState, now time.Time) {
+func printDraining(w io.Writer, slot slots.State, now time.Time) {
 	d := slot.Draining
 	if d == nil {
 		return
@@ -167,7 +170,7 @@ func printDraining(w io.Writer, slot steer.SlotState, now time.Time) {
 }
 
 // printCopies tells of another service that gets the datagrams too.
-func printCopies(w io.Writer, c *steer.Copies) {
+func printCopies(w io.Writer, c *engine.Copies) {
 	if c == nil {
 		return
 	}
@@ -193,7 +196,7 @@ func notes(s steer.ServiceState) []string {
 	return out
 }
 
-func slotText(s steer.ServiceState, slot steer.SlotState) string {
+func slotText(s steer.ServiceState, slot slots.State) string {
 	if slices.Contains(s.Drained, slot.Slot) {
 		return slot.State + ", drained"
 	}

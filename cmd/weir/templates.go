@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -26,7 +27,7 @@ templates were last sent again to a member that lacked them.`,
 			if len(args) > 0 {
 				service = args[0]
 			}
-			t, err := host.Ask[steer.TemplateState](cmd.Context(), g.reader(), steer.Name, "templates", url.Values{"service": {service}})
+			t, err := host.Ask[steer.TemplateState](cmd.Context(), g.reader(), spec.Name, "templates", url.Values{"service": {service}})
 			if err != nil {
 				return err
 			}

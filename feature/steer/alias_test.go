@@ -12,10 +12,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 )
 
 func TestParseDevices(t *testing.T) {
-	l, err := ParseDevices("f", []byte(`
+	l, err := spec.ParseDevices("f", []byte(`
 # routers
 edge1  192.0.2.1 198.51.100.0/30   2001:db8::1 # loopback, links
 core   198.51.100.2
@@ -33,8 +37,8 @@ lab    2001:db8::/32
 		if d := l.Find(netip.MustParseAddr(a)); d != nil {
 			name, stands = d.Name, d.Stands()
 		}
-		if name != want || l.stands(netip.MustParseAddr(a)) != stands {
-			t.Errorf("%s is %q and stands as %s, want %q, %s", a, name, l.stands(netip.MustParseAddr(a)), want, stands)
+		if name != want || l.Stands(netip.MustParseAddr(a)) != stands {
+			t.Errorf("%s is %q and stands as %s, want %q, %s", a, name, l.Stands(netip.MustParseAddr(a)), want, stands)
 		}
 	}
 	if d := l.Named("edge1"); d == nil || d.Stands() != netip.MustParseAddr("192.0.2.1") || l.Named("edge2") != nil {
@@ -57,7 +61,7 @@ func TestDeviceErrors(t *testing.T) {
 		"a ::ffff:1.1.1.0/120":     "write IPv4 as IPv4",
 		strings.Repeat("x", 65):    "has 65 bytes",
 	} {
-		if _, err := ParseDevices("f", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := spec.ParseDevices("f", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v; want it to say %q", text, err, want)
 		}
 	}
@@ -69,7 +73,7 @@ func FuzzDevices(f *testing.F) {
 	f.Add([]byte("edge1 192.0.2.1 198.51.100.0/30 2001:db8::1 # x\n"))
 	f.Add([]byte("a 1.0.0.0/8\nb 1.0.0.0/24 1.1.1.1"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		l, err := ParseDevices("f", text)
+		l, err := spec.ParseDevices("f", text)
 		if err != nil {
 			if !strings.Contains(err.Error(), "f:") {
 				t.Errorf("no place in %v", err)
@@ -89,9 +93,9 @@ func FuzzDevices(f *testing.F) {
 				}
 			}
 		}
-		again, err := ParseDevices("f", append(bytes.Clone(text), 0, 0))
-		if err != nil || *again.file() != *l.file() {
-			t.Errorf("padded as pins are: %v, %+v, %+v", err, again.file(), l.file())
+		again, err := spec.ParseDevices("f", append(bytes.Clone(text), 0, 0))
+		if err != nil || *again.File() != *l.File() {
+			t.Errorf("padded as pins are: %v, %+v, %+v", err, again.File(), l.File())
 		}
 	})
 }
@@ -110,7 +114,7 @@ func (w *world) devicesFile(text string) {
 func TestDevicePolicy(t *testing.T) { eachEngine(t, testDevicePolicy) }
 
 func testDevicePolicy(t *testing.T) {
-	w, sinks := collectors(t, Options{Slots: 3, By: ByDevice})
+	w, sinks := collectors(t, spec.Options{Slots: 3, By: spec.ByDevice})
 	src := sources(24)
 	text := "# name addresses\n"
 	for i := 0; i < 24; i += 3 {
@@ -138,7 +142,7 @@ func testDevicePolicy(t *testing.T) {
 	// By its name, all of it moves.
 	to := (w.where(src[1])[0].Slot + 1) % 3
 	w.locked(func(l lock) error {
-		return Move(l, w.state().Scope(), "svc", Moving{Device: "router0", To: to}, nil)
+		return engine.Move(l, w.state().Scope(), "svc", record.Moving{Device: "router0", To: to}, nil)
 	})
 	for _, p := range w.where(src[:2]...) {
 		if p.Slot != to || !p.Moved {
@@ -160,7 +164,7 @@ func TestDevicesFileChanges(t *testing.T) {
 	needDestroy(t)
 	for _, served := range []bool{false, true} {
 		t.Run(fmt.Sprintf("served %v", served), func(t *testing.T) {
-			w, _ := collectors(t, Options{Slots: 3, By: ByDevice})
+			w, _ := collectors(t, spec.Options{Slots: 3, By: spec.ByDevice})
 			w.devicesFile("")
 			w.apply()
 			src := sources(18)
@@ -202,12 +206,12 @@ func TestDevicesFileChanges(t *testing.T) {
 // due says whether resets are due anywhere.
 func (w *world) due() bool {
 	w.t.Helper()
-	all, err := w.root.Instances(Name)
+	all, err := w.root.Instances(spec.Name)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	for _, i := range all {
-		if _, ok := kindOf(i); ok {
+		if _, ok := record.EngineKind(i); ok {
 			if v, err := due(w.root, i); err != nil {
 				w.t.Fatal(err)
 			} else if v != 0 {

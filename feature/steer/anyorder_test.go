@@ -15,11 +15,12 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
 )
 
 // families of sockets, as a service lists them and as a sink opens them.
@@ -42,7 +43,7 @@ const deaths = 200
 // slot's member, and only sources of a slot whose member is down are rejected.
 func TestKillsAndRestartsInAnyOrder(t *testing.T) {
 	nstest.NeedRoot(t)
-	each := (deaths + len(kinds)*len(families) - 1) / (len(kinds) * len(families))
+	each := (deaths + len(record.Engines)*len(families) - 1) / (len(record.Engines) * len(families))
 	if testing.Short() { // on an emulated kernel
 		each = 4
 	}
@@ -51,7 +52,7 @@ func TestKillsAndRestartsInAnyOrder(t *testing.T) {
 	if testing.Short() {
 		atOnce = make(chan struct{}, 1)
 	}
-	for i, engine := range kinds {
+	for i, engine := range record.Engines {
 		for j, family := range families {
 			seed := uint64(10*i + j)
 			slots := 2 + (i+j)%3
@@ -99,7 +100,7 @@ type outage struct {
 	from, to time.Time // to is zero while it lasts
 }
 
-func newPlay(t *testing.T, engine Engine, listen, sinks []string, slots int, seed uint64) *play {
+func newPlay(t *testing.T, engine spec.Engine, listen, sinks []string, slots int, seed uint64) *play {
 	p := &play{rnd: rand.New(rand.NewPCG(seed, 1)), sinks: sinks, slot: map[netip.Addr]int{}, did: map[string]int{},
 		owner: map[string]int{}, outage: make([][]outage, slots), actors: make([]*actor, slots)}
 	name := strings.NewReplacer("/", "-", "_", "-").Replace(t.Name())
@@ -109,7 +110,7 @@ func newPlay(t *testing.T, engine Engine, listen, sinks []string, slots int, see
 	}
 	t.Cleanup(func() { p.ns.Close(); netns.Delete(name) })
 	hash := uint32(seed)
-	p.world = newWorld(t, Options{Slots: slots, Engine: engine, Seed: &hash}, listen...)
+	p.world = newWorld(t, spec.Options{Slots: slots, Engine: engine, Seed: &hash}, listen...)
 	svc := &p.cfg.Services[0]
 	svc.Netns = name
 	for i := range slots {
@@ -173,7 +174,7 @@ func (p *play) run(deaths int) {
 // act has something happen to a slot, and to the next one now and then.
 func (p *play) act(slot int) {
 	what := []string{"kill", "kill", "kill two", "kill two in turn", "term", "term", "stop", "stop and kill", "orphan", "replace", "holder"}[p.rnd.IntN(11)]
-	if what == "orphan" && !exitHook() || what == "holder" && p.cfg.Services[0].Engine != EngineReuseport {
+	if what == "orphan" && !exitHook() || what == "holder" && p.cfg.Services[0].Engine != spec.EngineReuseport {
 		what = "kill"
 	}
 	p.did[what]++

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -34,8 +35,8 @@ func (p *play) ask() (end func() int) {
 	if testing.Short() { // an emulated CPU has other things to do as well
 		askers, pause = 1, 20*time.Millisecond
 	}
-	for n := range askers * len(protocols) {
-		proto := protocols[n%len(protocols)]
+	for n := range askers * len(slots.Protocols) {
+		proto := slots.Protocols[n%len(slots.Protocols)]
 		wg.Go(func() {
 			err := p.ns.Do(func() error {
 				for i := n; ; i++ {
@@ -125,7 +126,7 @@ func (p *play) allAnswer() {
 	p.t.Helper()
 	err := p.ns.Do(func() error {
 		for _, a := range p.addrs {
-			for _, proto := range protocols {
+			for _, proto := range slots.Protocols {
 				if ok, err := p.askOnce(proto, a); err != nil {
 					return err
 				} else if !ok {

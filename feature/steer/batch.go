@@ -8,6 +8,10 @@ import (
 	"fmt"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -17,7 +21,7 @@ import (
 // sk_reuseport come into force one by one. It can be taken back as a whole.
 type batch struct {
 	vetted  bool // stale namespaces are gone
-	engines map[kernel.Instance]*engine
+	engines map[kernel.Instance]*engine.Engine
 	touched []*formerly
 	bound   *boundSockets
 
@@ -27,21 +31,21 @@ type batch struct {
 // formerly is a service before the batch touched it.
 type formerly struct {
 	scope, name string
-	was         *published // nil: there was none
-	held        map[int]heldSlot
+	was         *record.Service // nil: there was none
+	held        map[int]engine.HeldSlot
 }
 
 func newBatch() *batch {
-	return &batch{engines: map[kernel.Instance]*engine{}, templates: map[string]savedTemplates{}, bound: newBoundSockets()}
+	return &batch{engines: map[kernel.Instance]*engine.Engine{}, templates: map[string]savedTemplates{}, bound: newBoundSockets()}
 }
 
 // engine opens an engine of a namespace, for all steps.
-func (b *batch) engine(l *kernel.WriteLock, scope string, kind Engine) (*engine, error) {
-	i := engineInstance(scope, kind)
+func (b *batch) engine(l *kernel.WriteLock, scope string, kind spec.Engine) (*engine.Engine, error) {
+	i := record.EngineInstance(scope, kind)
 	if e := b.engines[i]; e != nil {
 		return e, nil
 	}
-	e, err := openEngine(l, scope, kind)
+	e, err := engine.OpenEngine(l, scope, kind)
 	if err == nil {
 		b.engines[i] = e
 	}
@@ -49,9 +53,9 @@ func (b *batch) engine(l *kernel.WriteLock, scope string, kind Engine) (*engine,
 }
 
 // of is the open engine that has a service, or nil.
-func (b *batch) of(scope, name string) *engine {
-	for _, kind := range kinds {
-		if e := b.engines[engineInstance(scope, kind)]; e != nil && e.services[name] != nil {
+func (b *batch) of(scope, name string) *engine.Engine {
+	for _, kind := range record.Engines {
+		if e := b.engines[record.EngineInstance(scope, kind)]; e != nil && e.Services[name] != nil {
 			return e
 		}
 	}
@@ -61,31 +65,15 @@ func (b *batch) of(scope, name string) *engine {
 // forget closes the engines of a namespace: their pins may become others.
 func (b *batch) forget(scope string) error {
 	var errs []error
-	for _, kind := range kinds {
-		i := engineInstance(scope, kind)
+	for _, kind := range record.Engines {
+		i := record.EngineInstance(scope, kind)
 		if e := b.engines[i]; e != nil {
-			errs = append(errs, e.settle())
+			errs = append(errs, e.Settle())
 			e.Close()
 			delete(b.engines, i)
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// keepHolder has the holder of engine sk_reuseport run, if there is something to hold.
-func (e *engine) keepHolder() error {
-	if e.kind != EngineReuseport || len(e.services) == 0 {
-		return nil
-	}
-	return e.startHolder()
-}
-
-// settle brings what was published into force.
-func (e *engine) settle() error {
-	if marked, err := e.marked(); err != nil || !marked {
-		return err
-	}
-	return e.sync()
 }
 
 // note remembers a service as it is before its first step.
@@ -97,8 +85,8 @@ func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
 	}
 	f := &formerly{scope: scope, name: name}
 	if e := b.of(scope, name); e != nil {
-		f.was = e.services[name]
-	} else if was, err := readService(l.Root, serviceInstance(scope, name)); err == nil {
+		f.was = e.Services[name]
+	} else if was, err := record.Read(l.Root, record.Instance(scope, name)); err == nil {
 		f.was = was
 	} else if !errors.Is(err, kernel.ErrNotExist) {
 		return err
@@ -111,7 +99,7 @@ func (b *batch) note(l *kernel.WriteLock, scope, name string) error {
 	if err != nil {
 		return ignoreMissing(err)
 	}
-	f.held, err = e.heldSlots(f.was)
+	f.held, err = e.HeldSlots(f.was)
 	return err
 }
 
@@ -140,18 +128,18 @@ func (b *batch) step(scope, name string, s feature.Step) feature.Step {
 // removal is the step that removes a service.
 func (b *batch) removal(s *ServiceState) feature.Step {
 	scope, name := s.scope, s.Name
-	step := removeStep(scope, name)
+	step := engine.RemoveStep(scope, name)
 	if kind := s.Engine; s.Problem != problemEngine {
 		step.Do = func(_ context.Context, l *kernel.WriteLock) (string, error) {
 			e, err := b.engine(l, scope, kind)
 			if err != nil {
 				return "", err
 			}
-			if err := e.mark(true); err != nil {
+			if err := e.Mark(true); err != nil {
 				return "", err
 			}
-			delete(e.services, name)
-			err = l.Remove(serviceInstance(scope, name))
+			delete(e.Services, name)
+			err = l.Remove(record.Instance(scope, name))
 			kernel.Step("steer:removed")
 			return "", err
 		}
@@ -181,32 +169,32 @@ func (b *batch) finish(plan *feature.Plan) {
 
 func (b *batch) settle(l *kernel.WriteLock) error {
 	for i, e := range b.engines {
-		scope := e.scope
+		scope := e.Scope
 		if err := kernel.Try("steer:batch"); err != nil {
 			return err
 		}
-		err := e.settle()
+		err := e.Settle()
 		if err == nil {
-			err = syncCopies(l, scope, true)
+			err = engine.SyncCopies(l, scope, true)
 		}
-		if err == nil && len(e.services) == 0 {
+		if err == nil && len(e.Services) == 0 {
 			if b.templates[scope], err = saveTemplates(l.Root, scope); err == nil {
-				err = removeTemplates(l, scope)
+				err = engine.RemoveTemplates(l, scope)
 			}
 			if err == nil {
-				err = e.removeIdle()
+				err = e.RemoveIdle()
 			}
 		}
 		if err != nil {
 			return err
 		}
-		if err := e.keepHolder(); err != nil {
+		if err := e.KeepHolder(); err != nil {
 			return err
 		}
 		e.Close()
 		delete(b.engines, i)
 	}
-	return syncBind(l, true)
+	return engine.SyncBind(l, true)
 }
 
 // undo puts every service back as it was, the last one first.
@@ -230,8 +218,8 @@ func (b *batch) undo(ctx context.Context, l *kernel.WriteLock) error {
 
 // restore puts one service back. It comes into force when the batch settles.
 func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) error {
-	i := serviceInstance(f.scope, f.name)
-	now, err := readService(l.Root, i)
+	i := record.Instance(f.scope, f.name)
+	now, err := record.Read(l.Root, i)
 	if err != nil && !errors.Is(err, kernel.ErrNotExist) {
 		return err
 	}
@@ -251,40 +239,40 @@ func (b *batch) restore(ctx context.Context, l *kernel.WriteLock, f *formerly) e
 	} else if err != nil {
 		return err
 	}
-	if err := e.mark(true); err != nil {
+	if err := e.Mark(true); err != nil {
 		return err
 	}
 	if f.was == nil {
-		delete(e.services, f.name)
+		delete(e.Services, f.name)
 		return l.Remove(i)
 	}
-	old := e.services[f.name]
-	if err := e.publishService(f.was); err != nil {
+	old := e.Services[f.name]
+	if err := e.PublishService(f.was); err != nil {
 		return err
 	}
-	if err := e.syncOne(f.was, old); err != nil {
+	if err := e.SyncOne(f.was, old); err != nil {
 		return err
 	}
-	ns, err := openNetns(f.was.Netns, e.pins.Meta.ID())
+	ns, err := slots.OpenNetns(f.was.Netns, e.Pins.Meta.ID())
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	return e.returnSlots(ctx, f, ns)
+	return returnSlots(e, ctx, f, ns)
 }
 
 // returnSlots gives slots back to the members that had them.
-func (e *engine) returnSlots(ctx context.Context, f *formerly, ns *netns.Handle) error {
-	e.coming = f.held
-	defer func() { e.coming = nil }()
+func returnSlots(e *engine.Engine, ctx context.Context, f *formerly, ns *netns.Handle) error {
+	e.Coming = f.held
+	defer func() { e.Coming = nil }()
 	var errs []error
 	for slot, row := range f.was.Rows {
 		h, had := f.held[slot]
-		if who, err := processIn(e.pins, row); err != nil || !had || who.pid == h.member.PID {
+		if who, err := slots.ProcessIn(e.Pins, row); err != nil || !had || who.PID == h.Member.PID {
 			errs = append(errs, err)
 			continue
 		}
-		errs = append(errs, e.admitHeld(ctx, f.was, slot, ns))
+		errs = append(errs, e.AdmitHeld(ctx, f.was, slot, ns))
 	}
 	return errors.Join(errs...)
 }
@@ -294,30 +282,30 @@ func (b *batch) restoreAlone(ctx context.Context, l *kernel.WriteLock, f *former
 	if err := b.forget(f.scope); err != nil {
 		return err
 	}
-	inode, err := inodeOf(f.scope)
+	inode, err := record.ScopeInode(f.scope)
 	if err != nil {
 		return err
 	}
-	t := target{service: f.was.Service, scope: f.scope, netns: f.was.Netns, id: netns.ID{Inode: inode, Cookie: f.was.cookie}, from: f.was, devices: f.was.list, held: f.held}
+	t := target{service: f.was.Service, scope: f.scope, netns: f.was.Netns, id: netns.ID{Inode: inode, Cookie: f.was.Cookie}, from: f.was, devices: f.was.List, held: f.held}
 	t.service.Engine = f.was.Engine
-	now, err := readService(l.Root, serviceInstance(f.scope, f.name))
+	now, err := record.Read(l.Root, record.Instance(f.scope, f.name))
 	if err == nil && now.Engine != f.was.Engine {
 		return t.changeEngine(ctx, l)
 	}
 	if err := t.publish(ctx, l); err != nil {
 		return err
 	}
-	e, err := openEngine(l, f.scope, f.was.Engine)
+	e, err := engine.OpenEngine(l, f.scope, f.was.Engine)
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	ns, err := openNetns(t.netns, t.id)
+	ns, err := slots.OpenNetns(t.netns, t.id)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
 	again := *f
-	again.was = e.services[f.name]
-	return e.returnSlots(ctx, &again, ns)
+	again.was = e.Services[f.name]
+	return returnSlots(e, ctx, &again, ns)
 }

@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -38,7 +41,7 @@ func testApplyTakesItselfBack(t *testing.T) {
 	injected := errors.New("injected")
 	for _, how := range []string{"failed", "interrupted"} {
 		t.Run(how, func(t *testing.T) {
-			w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991", "udp4=0.0.0.0:9992")
 			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			w.member(0, a)
@@ -46,11 +49,11 @@ func testApplyTakesItselfBack(t *testing.T) {
 			goes := w.cfg.Services[0]
 			goes.Name, goes.Listen = "goes", []service.Listen{mustListen(t, "udp 127.77.0.1:9993")}
 			goes.Members = nil
-			stands := []Service{w.cfg.Services[0], goes}
+			stands := []spec.Service{w.cfg.Services[0], goes}
 			w.cfg.Services = stands
 			w.apply()
 			w.locked(func(l *kernel.WriteLock) error {
-				return Move(l, w.state().Scope(), "svc", Moving{Device: "127.0.0.9", To: 1}, nil)
+				return engine.Move(l, w.state().Scope(), "svc", record.Moving{Device: "127.0.0.9", To: 1}, nil)
 			})
 			before := w.standing()
 			wanted := stands[0]
@@ -62,7 +65,7 @@ func testApplyTakesItselfBack(t *testing.T) {
 			done := 0
 			for step := 0; ; step += 1 + done%stride() {
 				done++
-				err := w.tryUntil([]Service{wanted, comes}, how, step, injected)
+				err := w.tryUntil([]spec.Service{wanted, comes}, how, step, injected)
 				if err == nil {
 					if step < 3 {
 						t.Errorf("only %d steps", step)
@@ -85,7 +88,7 @@ func testApplyTakesItselfBack(t *testing.T) {
 }
 
 // tryUntil applies services, and fails or interrupts that at a step.
-func (w *world) tryUntil(services []Service, how string, step int, injected error) (err error) {
+func (w *world) tryUntil(services []spec.Service, how string, step int, injected error) (err error) {
 	w.cfg.Services = services
 	if errs := w.cfg.Validate(); len(errs) > 0 {
 		w.t.Fatal(errs)
@@ -128,7 +131,7 @@ func TestApplyIsLinear(t *testing.T) { eachEngine(t, testApplyIsLinear) }
 func testApplyIsLinear(t *testing.T) {
 	address := func(i int) string { return fmt.Sprintf("127.1.%d.%d", i/250, i%250+1) }
 	cost := func(n int) (create, change time.Duration) {
-		w := newWorld(t, Options{Slots: 1}, "udp 127.0.0.1:5000")
+		w := newWorld(t, spec.Options{Slots: 1}, "udp 127.0.0.1:5000")
 		one := w.cfg.Services[0]
 		w.cfg.Services = nil
 		for i := range n {
@@ -178,7 +181,7 @@ func cpuTime(t *testing.T) time.Duration {
 // After a change that moves devices in many services, looking for sessions to reset costs no more than its services either.
 func TestResetsAreLinear(t *testing.T) {
 	cost := func(n int) time.Duration {
-		w := newWorld(t, Options{Slots: 2, Engine: EngineSkLookup, ResetRate: new(Rate(100))}, "tcp 127.0.0.1:5000")
+		w := newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineSkLookup, ResetRate: new(spec.Rate(100))}, "tcp 127.0.0.1:5000")
 		one := w.cfg.Services[0]
 		w.cfg.Services = nil
 		for i := range n {
@@ -207,7 +210,7 @@ func TestResetsAreLinear(t *testing.T) {
 
 // Services that come or go together share the waits for grace periods that end changes of maps of maps.
 func TestServicesShareWaits(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1, Engine: EngineSkLookup}, "udp 127.0.0.1:5000")
+	w := newWorld(t, spec.Options{Slots: 1, Engine: spec.EngineSkLookup}, "udp 127.0.0.1:5000")
 	one := w.cfg.Services[0]
 	w.cfg.Services = nil
 	const n = 100
@@ -222,15 +225,15 @@ func TestServicesShareWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.locked(func(l *kernel.WriteLock) error {
-		e, err := openEngine(l, st.Services[0].scope, EngineSkLookup)
+		e, err := engine.OpenEngine(l, st.Services[0].scope, spec.EngineSkLookup)
 		if err != nil {
 			return err
 		}
 		defer e.Close()
-		services := e.pins.Maps["services"]
+		services := e.Pins.Maps["services"]
 		ids := map[uint32]bool{}
 		start := time.Now()
-		for _, p := range e.services {
+		for _, p := range e.Services {
 			ids[p.ID] = true
 			if err := services.Delete(p.ID); err != nil {
 				return err
@@ -238,23 +241,23 @@ func TestServicesShareWaits(t *testing.T) {
 		}
 		one := time.Since(start)
 		start = time.Now()
-		if err := e.syncServices(); err != nil {
+		if err := e.SyncServices(); err != nil {
 			return err
 		}
 		put := time.Since(start)
-		was := e.services
-		e.services = nil
+		was := e.Services
+		e.Services = nil
 		start = time.Now()
-		if err := e.clearIDs(ids); err != nil {
+		if err := e.ClearIDs(ids); err != nil {
 			return err
 		}
 		gone := time.Since(start)
-		e.services = was
+		e.Services = was
 		t.Logf("%d services: %s deleted one by one; put together in %s, deleted together in %s", n, one, put, gone)
 		const work = 2 * time.Millisecond * n // without waits
 		if put > one/3+work || gone > one/3+work {
 			t.Errorf("%d services were put in %s and deleted in %s; one after the other the latter takes %s", n, put, gone, one)
 		}
-		return e.sync()
+		return e.Sync()
 	})
 }

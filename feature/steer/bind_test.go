@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -54,7 +57,7 @@ func bindTwice(t testing.TB, network, addr string) bool {
 }
 
 func (w *world) bindThere() bool {
-	o, err := w.root.Open(bindInstance)
+	o, err := w.root.Open(engine.BindInstance)
 	if err != nil {
 		return false
 	}
@@ -63,7 +66,7 @@ func (w *world) bindThere() bool {
 }
 
 func TestSharePort(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2, SharePort: true}, "udp :9991", "tcp :9991")
+	w := newWorld(t, spec.Options{Slots: 2, SharePort: true}, "udp :9991", "tcp :9991")
 	needBindShare(t)
 	for _, network := range []string{"udp4", "tcp4", "udp6", "tcp6"} {
 		if bindTwice(t, network, ":9991") {
@@ -120,7 +123,7 @@ func TestSharePort(t *testing.T) {
 
 // A daemon that nobody wrote for this.
 func TestSharePortRealDaemon(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2, SharePort: true}, "udp4 :9991")
+	w := newWorld(t, spec.Options{Slots: 2, SharePort: true}, "udp4 :9991")
 	needBindShare(t)
 	if _, err := exec.LookPath("nfcapd"); err != nil {
 		t.Skip("need: tool nfcapd (Debian package nfdump)")
@@ -133,8 +136,8 @@ func TestSharePortRealDaemon(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { c.Process.Kill(); c.Wait() })
-		slot := Slot{Scope: w.state().Scope(), Service: "svc", Slot: len(pids)}
-		if _, err := AdmitWithin(t.Context(), w.root, slot, &service.Member{PID: c.Process.Pid}, time.Minute); err != nil {
+		slot := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: len(pids)}
+		if _, err := engine.AdmitWithin(t.Context(), w.root, slot, &service.Member{PID: c.Process.Pid}, time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		pids = append(pids, strconv.Itoa(c.Process.Pid))
@@ -151,7 +154,7 @@ func TestSharePortRealDaemon(t *testing.T) {
 
 // Killed at any step, the next command has the hook say what the services say.
 func TestSharePortIsMended(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1, SharePort: true}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1, SharePort: true}, "udp 0.0.0.0:9991")
 	needBindShare(t)
 	for _, wanted := range []bool{true, false} {
 		for steps, done := 0, false; !done; steps++ {
@@ -169,8 +172,8 @@ func TestSharePortIsMended(t *testing.T) {
 	// A hook that is gone, as an operator may have removed it, is put up again.
 	w.cfg.Services[0].SharePort = true
 	w.apply()
-	w.locked(func(l *kernel.WriteLock) error { return l.Remove(bindInstance) })
-	if st := w.state(); st.Problem != problemBind {
+	w.locked(func(l *kernel.WriteLock) error { return l.Remove(engine.BindInstance) })
+	if st := w.state(); st.Problem != engine.ProblemBind {
 		t.Errorf("without its hook the service's problem is %q", st.Problem)
 	}
 	w.apply()

@@ -8,11 +8,13 @@ import (
 	"net/netip"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
+	"golang.org/x/sys/unix"
 )
 
 // Binding leads what is sent to the addresses of a prefix, by a protocol and to a
@@ -110,7 +112,7 @@ func withRoom(l *kernel.WriteLock, ns *netns.Handle, room int, f func(*dispatch)
 		if err != nil {
 			return err
 		}
-		have := roomOf(d.pins.Maps)
+		have := engine.Room(d.Pins.Maps)
 		err = f(d)
 		d.Close()
 		if !errors.Is(err, table.ErrFull) || have >= table.MostBindings {
@@ -123,10 +125,10 @@ func withRoom(l *kernel.WriteLock, ns *netns.Handle, room int, f func(*dispatch)
 // Bind binds one prefix, in one store: every packet meets the state before or after
 // it. It returns the service to which it was bound before, if any.
 func Bind(l *kernel.WriteLock, ns *netns.Handle, b Binding) (was string, err error) {
-	if _, err := checkBindings(l.Root, scopeOf(ns), []Binding{b}); err != nil {
+	if _, err := checkBindings(l.Root, record.Scope(ns), []Binding{b}); err != nil {
 		return "", err
 	}
-	err = withRoom(l, ns, fewestBindings, func(d *dispatch) error {
+	err = withRoom(l, ns, engine.FewestBindings, func(d *dispatch) error {
 		return d.change(func() error {
 			was, err = d.bind(b)
 			return err
@@ -150,10 +152,10 @@ func (d *dispatch) bind(b Binding) (was string, err error) {
 	}
 	kernel.Step("steer:bound")
 	x.Bindings++
-	if err := d.labels.put(b.Service, x); err != nil || !had {
+	if err := d.labels.Put(b.Service, x); err != nil || !had {
 		return "", err
 	}
-	was, err = d.labels.nameOf(old - 1)
+	was, err = d.labels.Name(old - 1)
 	if err == nil {
 		err = d.unbound(was)
 	}
@@ -162,15 +164,15 @@ func (d *dispatch) bind(b Binding) (was string, err error) {
 
 // unbound counts one binding less of a name, and forgets it when that was all.
 func (d *dispatch) unbound(name string) error {
-	x, ok, err := d.labels.get(name)
+	x, ok, err := d.labels.Get(name)
 	if err != nil || !ok {
 		return err
 	}
 	x.Bindings--
-	if x.Bindings == 0 && !d.hasSocket(x.ID) {
-		return d.labels.forget(name)
+	if x.Bindings == 0 && !d.HasSocket(x.ID) {
+		return d.labels.Forget(name)
 	}
-	return d.labels.put(name, x)
+	return d.labels.Put(name, x)
 }
 
 // Unbind removes one binding. What it covered meets the next shorter prefix, or
@@ -188,12 +190,12 @@ func Unbind(l *kernel.WriteLock, ns *netns.Handle, b Binding) error {
 	if !ok {
 		return missing
 	}
-	x, ok, err := d.labels.get(b.Service)
+	x, ok, err := d.labels.Get(b.Service)
 	if err != nil {
 		return err
 	}
 	if !ok || x.ID != id-1 {
-		name, err := d.labels.nameOf(id - 1)
+		name, err := d.labels.Name(id - 1)
 		if err != nil {
 			return err
 		}
@@ -214,10 +216,10 @@ func Unbind(l *kernel.WriteLock, ns *netns.Handle, b Binding) error {
 
 // checkBindings says what is wrong with bindings in a namespace, or sorts them.
 func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder, error) {
-	services := map[string]*published{}
+	services := map[string]*record.Service{}
 	var listens []Binding
-	for _, kind := range kinds {
-		of, err := readServices(r, scope, kind)
+	for _, kind := range record.Engines {
+		of, err := record.ReadAll(r, scope, kind)
 		if err != nil {
 			return nil, err
 		}
@@ -243,10 +245,10 @@ func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder,
 		if p == nil {
 			continue
 		}
-		if p.Engine != EngineSkLookup {
+		if p.Engine != spec.EngineSkLookup {
 			return nil, fmt.Errorf("%w: service %s is steered by %s, which sees only what reaches its own sockets: give it engine: sk_lookup", ErrBinding, b.Service, p.Engine)
 		}
-		if kind := kindOfPacket(b.Proto == unix.IPPROTO_TCP, !b.Prefix.Addr().Is4()); p.named().Endpoint[kind] == noEndpoint {
+		if kind := engine.KindOfPacket(b.Proto == unix.IPPROTO_TCP, !b.Prefix.Addr().Is4()); engine.NamedTarget(p).Endpoint[kind] == engine.NoEndpoint {
 			return nil, fmt.Errorf("%w: service %s has no socket for %s over %s: add a listen for it", ErrBinding, b.Service, b.Proto, familyName(!b.Prefix.Addr().Is4()))
 		}
 	}

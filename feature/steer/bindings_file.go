@@ -10,12 +10,9 @@ import (
 	"strconv"
 	"strings"
 
-	// encoding/json takes three times as long for a million bindings, most of a replace.
 	"github.com/go-json-experiment/json/jsontext"
-
-	"golang.org/x/sys/unix"
-
 	"github.com/weir-project/weir/internal/safefile"
+	"golang.org/x/sys/unix"
 )
 
 // fileBinding is a binding as tubular writes it: without a protocol it is for both,

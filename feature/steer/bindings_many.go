@@ -6,6 +6,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
@@ -40,7 +42,7 @@ func AddBindings(l *kernel.WriteLock, ns *netns.Handle, more []Binding) (Diff, e
 }
 
 func setBindings(l *kernel.WriteLock, ns *netns.Handle, want []Binding, keep bool) (diff Diff, err error) {
-	order, err := checkBindings(l.Root, scopeOf(ns), want)
+	order, err := checkBindings(l.Root, record.Scope(ns), want)
 	if err != nil {
 		return diff, err
 	}
@@ -66,7 +68,7 @@ func setBindings(l *kernel.WriteLock, ns *netns.Handle, want []Binding, keep boo
 
 // set replaces all bindings, or with keep adds some.
 func (d *dispatch) set(want []Binding, order []bindingOrder, keep bool) (diff Diff, err error) {
-	have, err := d.labels.read(d.bound)
+	have, err := read(d.labels, d.bound)
 	if err != nil {
 		return diff, err
 	}
@@ -117,9 +119,9 @@ type boundNow struct {
 	names map[uint32]string
 }
 
-func (s *labels) read(b *table.Bindings) (out boundNow, err error) {
+func read(s *engine.Labels, b *table.Bindings) (out boundNow, err error) {
 	out = boundNow{all: make([]table.Binding, 0, b.Len()), names: map[uint32]string{}}
-	all, err := s.all()
+	all, err := s.All()
 	if err != nil {
 		return out, err
 	}
@@ -192,7 +194,7 @@ func DiffBindings(r *kernel.Root, scope string, want []Binding, keep bool) (Diff
 		return Diff{}, err
 	}
 	defer v.Close()
-	now, err := v.labels.read(v.bound)
+	now, err := read(v.labels, v.bound)
 	if err != nil {
 		return Diff{}, err
 	}

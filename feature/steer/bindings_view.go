@@ -10,6 +10,9 @@ import (
 	"net/netip"
 	"unicode/utf8"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
 )
@@ -23,7 +26,7 @@ func Bindings(_ context.Context, r *kernel.Root, scope string) ([]Binding, error
 		return nil, err
 	}
 	defer v.Close()
-	now, err := v.labels.read(v.bound)
+	now, err := read(v.labels, v.bound)
 	if err != nil {
 		return nil, err
 	}
@@ -38,22 +41,22 @@ func Bindings(_ context.Context, r *kernel.Root, scope string) ([]Binding, error
 type view struct {
 	pins   *kernel.Opened
 	bound  *table.Bindings
-	labels *labels
+	labels *engine.Labels
 }
 
 // openView returns ErrNotExist where nothing was ever bound.
 func openView(r *kernel.Root, scope string) (*view, error) {
-	i := engineInstance(scope, EngineSkLookup)
+	i := record.EngineInstance(scope, spec.EngineSkLookup)
 	pins, err := r.Open(i)
 	if err != nil {
 		return nil, err
 	}
-	if err = pins.Meta.RequireABI(i, ABI); err == nil && roomOf(pins.Maps) == 0 {
+	if err = pins.Meta.RequireABI(i, record.ABI); err == nil && engine.Room(pins.Maps) == 0 {
 		err = fmt.Errorf("bindings of namespace %s: %w", scope, kernel.ErrNotExist)
 	}
-	v := &view{pins: pins, labels: &labels{pins.Maps}}
+	v := &view{pins: pins, labels: &engine.Labels{Maps: pins.Maps}}
 	if err == nil {
-		v.bound, err = openBound(pins.Maps, false)
+		v.bound, err = engine.OpenBound(pins.Maps, false)
 	}
 	if err != nil {
 		pins.Close()

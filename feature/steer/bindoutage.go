@@ -10,6 +10,9 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
@@ -20,11 +23,11 @@ import (
 // OutagesOfBindings says which traffic, served now, ReplaceBindings, or AddBindings with keep, would lead to a service without a
 // socket for it. The plan has no steps.
 func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, want []Binding, keep bool) (plan feature.Plan, err error) {
-	s, err := readServed(ctx, r, scopeOf(ns))
+	s, err := readServed(ctx, r, record.Scope(ns))
 	if err != nil || !slices.ContainsFunc(want, func(b Binding) bool { return !s.serves(b.Service, b) }) {
 		return plan, err
 	}
-	diff, err := DiffBindings(r, scopeOf(ns), want, keep)
+	diff, err := DiffBindings(r, record.Scope(ns), want, keep)
 	if err != nil {
 		return plan, err
 	}
@@ -34,7 +37,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 			plan.Outage("%s would take traffic from %s, which has a socket for it; %s %s: %s", m.Binding, m.From, m.Service, lack, remedy)
 		}
 	}
-	owner, done, err := owners(r, scopeOf(ns))
+	owner, done, err := owners(r, record.Scope(ns))
 	if err != nil {
 		return plan, err
 	}
@@ -58,7 +61,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 				continue
 			}
 			if _, ok := socks[b.Proto]; !ok {
-				if socks[b.Proto], err = bound(uint8(b.Proto), 0); err != nil {
+				if socks[b.Proto], err = engine.Bound(uint8(b.Proto), 0); err != nil {
 					return err
 				}
 			}
@@ -80,7 +83,7 @@ func owners(r *kernel.Root, scope string) (of func(Binding) string, done func(),
 	} else if err != nil {
 		return nil, nil, err
 	}
-	all, err := v.labels.all()
+	all, err := v.labels.All()
 	if err != nil {
 		v.Close()
 		return nil, nil, err
@@ -112,13 +115,13 @@ func (b Binding) addrs(local []netip.Prefix) (out []netip.Addr) {
 
 // servedNow are the services of a namespace that reach a socket.
 type servedNow struct {
-	slots map[string]bool         // configured; false: some of their traffic meets an empty slot
-	kinds map[string][kinds4]bool // registered, with the kinds of their sockets
+	slots map[string]bool                   // configured; false: some of their traffic meets an empty slot
+	kinds map[string][engine.KindsIPv4]bool // registered, with the kinds of their sockets
 }
 
 func readServed(ctx context.Context, r *kernel.Root, scope string) (s servedNow, err error) {
-	s = servedNow{map[string]bool{}, map[string][kinds4]bool{}}
-	all, err := r.Instances(Name)
+	s = servedNow{map[string]bool{}, map[string][engine.KindsIPv4]bool{}}
+	all, err := r.Instances(spec.Name)
 	if err != nil {
 		return s, err
 	}
@@ -133,11 +136,11 @@ func readServed(ctx context.Context, r *kernel.Root, scope string) (s servedNow,
 		}
 		x, err := reader.service(i)
 		// A damaged one cannot be asked, and keeps no other from being bound: status tells of it.
-		s.slots[i.Name] = err != nil || x.Bypassed || sum(x.pub.lostTo(x.reasons())) == 0
+		s.slots[i.Name] = err != nil || x.Bypassed || sum(lostTo(x.pub, x.reasons())) == 0
 	}
 	named, err := namedServices(r, scope, false)
 	for _, n := range named {
-		var have [kinds4]bool
+		var have [engine.KindsIPv4]bool
 		for kind := range have {
 			have[kind] = slices.ContainsFunc(n.Sockets, func(k RegisteredSocket) bool { return k.Kind == kindName(uint32(kind)) })
 		}
@@ -159,5 +162,5 @@ func (s servedNow) serves(name string, b Binding) bool {
 	if served, configured := s.slots[name]; configured {
 		return served
 	}
-	return s.kinds[name][kindOfPacket(b.Proto == unix.IPPROTO_TCP, b.Prefix.Addr().Is6())]
+	return s.kinds[name][engine.KindOfPacket(b.Proto == unix.IPPROTO_TCP, b.Prefix.Addr().Is6())]
 }

@@ -7,13 +7,16 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 )
 
 // Bindings that lead served traffic to a service without a socket say so: that of a process at the port, and that of the
 // service that they led to.
 func TestBindingsSayWhatTheyTake(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991")
-	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9992")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9992")
 	w.member(0, startSink(t, "udp4=0.0.0.0:9992"))
 	w.apply()
 	w.register("full", a, "udp4 0.0.0.0:9991")
@@ -46,18 +49,18 @@ func TestBindingsSayWhatTheyTake(t *testing.T) {
 // What is damaged elsewhere keeps nobody from binding, and from being told.
 func TestBindingsBesideDamage(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991")
-	w := newWorld(t, Options{Slots: 2, Engine: EngineReuseport}, "udp 0.0.0.0:9992")
+	w := newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineReuseport}, "udp 0.0.0.0:9992")
 	w.apply()
 	w.register("full", a, "udp4 0.0.0.0:9991")
 	w.bind("full udp 127.0.1.0/24 9000")
 	s := w.state()
-	if err := os.RemoveAll(w.root.Path() + "/steer/" + s.scope + "/" + engineInstance(s.scope, EngineReuseport).Name); err != nil {
+	if err := os.RemoveAll(w.root.Path() + "/steer/" + s.scope + "/" + record.EngineInstance(s.scope, spec.EngineReuseport).Name); err != nil {
 		t.Fatal(err)
 	}
 	plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []Binding{binding(t, "none udp 127.0.0.0/24 9991")}, true)
 	if err != nil || len(plan.Outages) != 1 {
 		t.Errorf("%q, %v", plan.Outages, err)
 	}
-	w.cfg.Services[0].Name, w.cfg.Services[0].Engine = "other", EngineSkLookup
+	w.cfg.Services[0].Name, w.cfg.Services[0].Engine = "other", spec.EngineSkLookup
 	w.planned() // panicked
 }

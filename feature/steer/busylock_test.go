@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/internal/bounded"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"golang.org/x/sys/unix"
 )
 
 // A user who holds the lock of a socket holds up neither the change that puts it into a map, nor the listing of the groups of
@@ -32,19 +32,19 @@ func TestSocketLockIsHeld(t *testing.T) {
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := putSocket(m, 0, fd); err != nil {
+	if err := engine.PutSocket(m, 0, fd); err != nil {
 		t.Fatal("a socket of a quiet owner:", err)
 	}
 	release := nstest.HoldLock(t, fd, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}})
 	defer release()
 	done := make(chan error, 2)
-	go func() { done <- putSocket(m, 1, fd) }()
+	go func() { done <- engine.PutSocket(m, 1, fd) }()
 	ns, err := netns.Current()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	go func() { _, err := listGroups(ns)(); done <- err }()
+	go func() { _, err := engine.ListGroups(ns)(); done <- err }()
 	for range 2 {
 		select {
 		case err := <-done:

@@ -9,19 +9,22 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
 
-// BypassAll is [Bypass] for every service of every namespace, from the pins alone. It returns the services that it changed.
+// BypassAll is [engine.Bypass] for every service of every namespace, from the pins alone. It returns the services that it changed.
 // What cannot be changed keeps no other from it. When ctx is done, what is changed until then comes into force.
 func BypassAll(ctx context.Context, l *kernel.WriteLock, on bool) (did []string, err error) {
-	all, err := l.Instances(Name)
+	all, err := l.Instances(spec.Name)
 	if err != nil {
 		return nil, err
 	}
 	var errs []error
 	for _, i := range all {
-		kind, ok := kindOf(i)
+		kind, ok := record.EngineKind(i)
 		if !ok {
 			continue
 		}
@@ -44,18 +47,18 @@ func BypassAll(ctx context.Context, l *kernel.WriteLock, on bool) (did []string,
 }
 
 // bypassEngine changes all services of an engine, which come into force together.
-func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind Engine, on bool) (did []string, err error) {
-	e, err := openEngine(l, scope, kind)
+func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind spec.Engine, on bool) (did []string, err error) {
+	e, err := engine.OpenEngine(l, scope, kind)
 	if err != nil {
 		return nil, err
 	}
 	defer e.Close()
-	if err := e.mark(true); err != nil {
+	if err := e.Mark(true); err != nil {
 		return nil, err
 	}
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(e.services)) {
-		old := e.services[name]
+	for _, name := range slices.Sorted(maps.Keys(e.Services)) {
+		old := e.Services[name]
 		if old.Bypassed == on {
 			continue
 		}
@@ -63,12 +66,12 @@ func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind E
 			errs = append(errs, ctx.Err())
 			break
 		}
-		p, err := changed(l.Root, scope, old, func(p *published) error { p.Bypassed = on; return nil })
+		p, err := record.Changed(l.Root, scope, old, func(p *record.Service) error { p.Bypassed = on; return nil })
 		if err == nil && !on { // whoever connected meanwhile is where the kernel put it
-			err = e.owe(p, nil)
+			err = e.Owe(p, nil)
 		}
 		if err == nil {
-			err = e.publishService(p)
+			err = e.PublishService(p)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("service %s: %w", name, err))
@@ -77,6 +80,6 @@ func bypassEngine(ctx context.Context, l *kernel.WriteLock, scope string, kind E
 		kernel.Step("steer:published")
 		did = append(did, name)
 	}
-	errs = append(errs, e.sync())
-	return did, errors.Join(append(errs, syncCopies(l, scope, true))...)
+	errs = append(errs, e.Sync())
+	return did, errors.Join(append(errs, engine.SyncCopies(l, scope, true))...)
 }

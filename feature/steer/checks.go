@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/service"
 )
 
@@ -18,23 +21,23 @@ import (
 type checks struct {
 	wake chan<- bpf.WatchEvent
 	mu   sync.Mutex
-	of   map[Slot]*check
+	of   map[slots.Slot]*check
 	all  sync.WaitGroup
 }
 
 type check struct {
-	who  process
+	who  slots.Process
 	stop context.CancelFunc
 	err  error
 	runs int // that have ended
 }
 
 func newChecks(wake chan<- bpf.WatchEvent) *checks {
-	return &checks{wake: wake, of: map[Slot]*check{}}
+	return &checks{wake: wake, of: map[slots.Slot]*check{}}
 }
 
 // ask says what is known of a process, and has its check run if nothing is.
-func (c *checks) ask(ctx context.Context, p *published, s Slot, m service.Member, who process) (known bool, err error) {
+func (c *checks) ask(ctx context.Context, p *record.Service, s slots.Slot, m service.Member, who slots.Process) (known bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k := c.of[s]
@@ -52,15 +55,15 @@ func (c *checks) ask(ctx context.Context, p *published, s Slot, m service.Member
 }
 
 // run repeats one check until it passes or nobody wants it any more.
-func (c *checks) run(ctx context.Context, k *check, p *published, s Slot, m service.Member) {
+func (c *checks) run(ctx context.Context, k *check, p *record.Service, s slots.Slot, m service.Member) {
 	for ctx.Err() == nil {
-		err := p.check(ctx, s, m, k.who)
+		err := engine.CheckMember(p, ctx, s, m, k.who)
 		if ctx.Err() != nil {
 			return
 		}
-		now, gone := processOf(k.who.pid)
+		now, gone := slots.FindProcess(k.who.PID)
 		if gone != nil || now != k.who {
-			err = fmt.Errorf("%w: process %d exited while it was checked", service.ErrNotRunning, k.who.pid)
+			err = fmt.Errorf("%w: process %d exited while it was checked", service.ErrNotRunning, k.who.PID)
 		}
 		c.mu.Lock()
 		k.err = err
@@ -84,7 +87,7 @@ func (c *checks) run(ctx context.Context, k *check, p *published, s Slot, m serv
 
 // end stops the checks of slots that are not wanted any more, and forgets them:
 // of all slots if wanted is nil, and then it waits for them.
-func (c *checks) end(wanted map[Slot]bool) {
+func (c *checks) end(wanted map[slots.Slot]bool) {
 	c.mu.Lock()
 	for s, k := range c.of {
 		if !wanted[s] {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -14,7 +16,7 @@ import (
 // service, of every namespace that has one of this name. The error wraps
 // [kernel.ErrNotExist] if none has.
 func ConfiguredMembers(r *kernel.Root, name string) ([]service.Member, error) {
-	all, err := r.Instances(Name)
+	all, err := r.Instances(spec.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -24,7 +26,7 @@ func ConfiguredMembers(r *kernel.Root, name string) ([]service.Member, error) {
 		if i.Name != name || !kernel.ValidName(name) {
 			continue
 		}
-		p, err := readService(r, i)
+		p, err := record.Read(r, i)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
 		}

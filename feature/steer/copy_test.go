@@ -16,6 +16,8 @@ import (
 	"unsafe"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -23,10 +25,10 @@ import (
 )
 
 // copied is a service whose datagrams a second one, canary, gets too.
-func copied(t *testing.T, engine Engine, first, second string) (w *world, original, canary *recorder) {
+func copied(t *testing.T, engine spec.Engine, first, second string) (w *world, original, canary *recorder) {
 	t.Helper()
-	w = newWorld(t, Options{Slots: 1, Engine: engine, Copy: "canary", Templates: TemplatesOff}, first)
-	c := Service{Spec: service.Spec{Name: "canary"}, Options: Options{Slots: 1, Engine: engine, Templates: TemplatesOff}}
+	w = newWorld(t, spec.Options{Slots: 1, Engine: engine, Copy: "canary", Templates: spec.TemplatesOff}, first)
+	c := spec.Service{Spec: service.Spec{Name: "canary"}, Options: spec.Options{Slots: 1, Engine: engine, Templates: spec.TemplatesOff}}
 	c.Listen = append(c.Listen, mustListen(t, second))
 	w.cfg.Services = append(w.cfg.Services, c)
 	start := func(i int, listen string) *recorder {
@@ -83,7 +85,7 @@ func TestCopy(t *testing.T) {
 			{"loopback, IPv4, another address", "udp4 127.0.0.1:9991", "udp4 127.0.0.9:9992", "127.0.0.7", "127.0.0.1:9991"},
 			{"loopback, IPv6", "udp6 [::]:9991", "udp6 [::]:9992", "::1", "[::1]:9991"},
 		} {
-			if testing.Short() && underTest == EngineReuseport {
+			if testing.Short() && underTest == spec.EngineReuseport {
 				continue // an emulated kernel is slow, and the filter is the same
 			}
 			t.Run(c.name, func(t *testing.T) {
@@ -98,7 +100,7 @@ func TestCopy(t *testing.T) {
 				sent := exporters(t, ns, netip.MustParseAddr(c.from), netip.MustParseAddrPort(c.to), 30, 100)
 				gotExactly(t, "the service", original, sent)
 				gotExactly(t, "its copy", canary, sent)
-				if got := *w.state().Copies; got != (Copies{To: "canary", Copied: 30}) {
+				if got := *w.state().Copies; got != (engine.Copies{To: "canary", Copied: 30}) {
 					t.Errorf("status says %+v", got)
 				}
 				// What is sent to the second is its own alone.
@@ -165,14 +167,14 @@ func checksummed(t *testing.T, ns *netns.Handle, link string) {
 // share the original's identification.
 func TestCopyLeavesFragments(t *testing.T) {
 	ns := cable(t)
-	w, original, canary := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
+	w, original, canary := copied(t, spec.EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
 	w.apply()
 	sent := exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.1.0.1:9991"), 5, 3000)
 	gotExactly(t, "the service", original, sent)
 	if n := len(canary.received()); n != 0 {
 		t.Errorf("%d datagrams in fragments were copied", n)
 	}
-	if got := *w.state().Copies; got != (Copies{To: "canary", Fragmented: 5}) {
+	if got := *w.state().Copies; got != (engine.Copies{To: "canary", Fragmented: 5}) {
 		t.Errorf("status says %+v", got)
 	}
 }
@@ -202,7 +204,7 @@ func TestCopyLeavesForwarded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, original, canary := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 10.1.0.1:9992")
+	w, original, canary := copied(t, spec.EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 10.1.0.1:9992")
 	w.apply()
 	exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("203.0.113.9:9991"), 5, 100)
 	sent := exporters(t, ns, netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.1.0.1:9991"), 5, 100)
@@ -213,7 +215,7 @@ func TestCopyLeavesForwarded(t *testing.T) {
 // weir serve takes in devices that come later, and lets go of those that become
 // ports of a bridge, whose packets arrive at the bridge.
 func TestCopyFollowsDevices(t *testing.T) {
-	w, original, canary := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
+	w, original, canary := copied(t, spec.EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
 	w.apply()
 	w.serve()
 	ns := cable(t)
@@ -222,7 +224,7 @@ func TestCopyFollowsDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	filter := func(index int) bool {
-		on, err := kernel.Clsact{Ifindex: index, Name: copyFilter}.Attached()
+		on, err := kernel.Clsact{Ifindex: index, Name: engine.CopyFilter}.Attached()
 		return on && err == nil
 	}
 	deadline(t, func() bool { return filter(collect.Attrs().Index) })
@@ -265,7 +267,7 @@ func TestCopyLeavesNothing(t *testing.T) {
 	if err := netlink.QdiscAdd(theirs); err != nil {
 		t.Fatal(err)
 	}
-	w, _, _ := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
+	w, _, _ := copied(t, spec.EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
 	w.apply()
 	if got := tcState(t); got != "1: clsact weir_copy, 2: clsact weir_copy" {
 		t.Fatalf("with a copy there is %s", got)
@@ -318,7 +320,7 @@ func tcState(t *testing.T) string {
 // the next command finishes it, and nothing is left at the end.
 func TestCopyKilledAtEveryStep(t *testing.T) {
 	cable(t)
-	w, _, _ := copied(t, EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
+	w, _, _ := copied(t, spec.EngineSkLookup, "udp4 0.0.0.0:9991", "udp4 0.0.0.0:9992")
 	for _, c := range []struct{ name, from, to string }{{"begin", "", "canary"}, {"end", "canary", ""}} {
 		t.Run(c.name, func(t *testing.T) {
 			for step := rand.IntN(3 * stride()); ; step += 3 * stride() { // most steps are those of every change
@@ -349,8 +351,8 @@ func TestCopyKilledAtEveryStep(t *testing.T) {
 
 // A copy that cannot be made is refused where it is written.
 func TestCopyConfig(t *testing.T) {
-	svc := func(name, copyTo, ns string, listen ...string) Service {
-		s := Service{Spec: service.Spec{Name: name, Netns: ns}, Options: Options{Slots: 1, Copy: copyTo}}
+	svc := func(name, copyTo, ns string, listen ...string) spec.Service {
+		s := spec.Service{Spec: service.Spec{Name: name, Netns: ns}, Options: spec.Options{Slots: 1, Copy: copyTo}}
 		for _, l := range listen {
 			s.Listen = append(s.Listen, mustListen(t, l))
 		}
@@ -358,22 +360,22 @@ func TestCopyConfig(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name, want string
-		services   []Service
+		services   []spec.Service
 	}{
-		{"nobody", `there is no service "b"`, []Service{svc("a", "b", "", "udp :1")}},
-		{"itself", "circle", []Service{svc("a", "a", "", "udp :1")}},
-		{"a circle", "circle", []Service{svc("a", "b", "", "udp :1"), svc("b", "c", "", "udp :2"), svc("c", "a", "", "udp :3")}},
-		{"another namespace", "another network namespace", []Service{svc("a", "b", "", "udp :1"), svc("b", "", "red", "udp :2")}},
-		{"TCP alone", "listens to no UDP", []Service{svc("a", "b", "", "tcp :1"), svc("b", "", "", "udp :2")}},
-		{"no UDP there", "give it a udp listen of that family", []Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "tcp :2")}},
-		{"no IPv6 there", "give it a udp listen of that family", []Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "udp4 0.0.0.0:2")}},
-		{"two for three", "give it as many, or one", []Service{svc("a", "b", "", "udp :1", "udp :2", "udp :3"), svc("b", "", "", "udp :4", "udp :5")}},
-		{"to a prefix", "a copy would have no address", []Service{svc("a", "b", "", "udp4 0.0.0.0:1"), svc("b", "", "", "udp4 10.0.0.0/8:2")}},
-		{"three to one", "", []Service{svc("a", "b", "", "udp :1", "udp :2", "udp :3"), svc("b", "", "", "udp :4")}},
-		{"a chain", "", []Service{svc("a", "b", "", "udp :1"), svc("b", "c", "", "udp :2"), svc("c", "", "", "udp :3")}},
+		{"nobody", `there is no service "b"`, []spec.Service{svc("a", "b", "", "udp :1")}},
+		{"itself", "circle", []spec.Service{svc("a", "a", "", "udp :1")}},
+		{"a circle", "circle", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "c", "", "udp :2"), svc("c", "a", "", "udp :3")}},
+		{"another namespace", "another network namespace", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "", "red", "udp :2")}},
+		{"TCP alone", "listens to no UDP", []spec.Service{svc("a", "b", "", "tcp :1"), svc("b", "", "", "udp :2")}},
+		{"no UDP there", "give it a udp listen of that family", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "tcp :2")}},
+		{"no IPv6 there", "give it a udp listen of that family", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "", "", "udp4 0.0.0.0:2")}},
+		{"two for three", "give it as many, or one", []spec.Service{svc("a", "b", "", "udp :1", "udp :2", "udp :3"), svc("b", "", "", "udp :4", "udp :5")}},
+		{"to a prefix", "a copy would have no address", []spec.Service{svc("a", "b", "", "udp4 0.0.0.0:1"), svc("b", "", "", "udp4 10.0.0.0/8:2")}},
+		{"three to one", "", []spec.Service{svc("a", "b", "", "udp :1", "udp :2", "udp :3"), svc("b", "", "", "udp :4")}},
+		{"a chain", "", []spec.Service{svc("a", "b", "", "udp :1"), svc("b", "c", "", "udp :2"), svc("c", "", "", "udp :3")}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cfg := Config{Services: c.services}
+			cfg := spec.Config{Services: c.services}
 			var text strings.Builder
 			for _, err := range cfg.Validate() {
 				fmt.Fprintln(&text, err)

@@ -5,6 +5,9 @@ package steer
 import (
 	"context"
 	"maps"
+
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
 )
 
 // followCopies puts the filter of a namespace's copies on devices that have come
@@ -24,7 +27,7 @@ func (w *watcher) followCopies(ctx context.Context, st State) {
 				w.copying[scope] = now
 			}
 		}
-		key := Slot{Scope: scope, Service: s.Name, Slot: -3}
+		key := slots.Slot{Scope: scope, Service: s.Name, Slot: -3}
 		text := ""
 		if err != nil {
 			text = err.Error()
@@ -37,12 +40,12 @@ func (w *watcher) followCopies(ctx context.Context, st State) {
 }
 
 func (w *watcher) syncCopies(ctx context.Context, scope string) error {
-	l, unlock, err := w.own.lock(ctx)
+	l, unlock, err := w.own.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return syncCopies(l, scope, true)
+	return engine.SyncCopies(l, scope, true)
 }
 
 // copyDevices are the devices of the service's namespace that take part.
@@ -52,6 +55,6 @@ func (s *ServiceState) copyDevices() (devices map[uint32]uint32, err error) {
 		return nil, err
 	}
 	defer ns.Close()
-	err = ns.Do(func() error { devices, err = copyDevices(); return err })
+	err = ns.Do(func() error { devices, err = engine.CopyDevices(); return err })
 	return devices, err
 }

@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -34,7 +37,7 @@ func runChange(args []string) error {
 	if err != nil {
 		return err
 	}
-	var cfg Config
+	var cfg spec.Config
 	data, err := os.ReadFile(args[2])
 	if err != nil {
 		return err
@@ -55,7 +58,7 @@ func runChange(args []string) error {
 		return err
 	}
 	defer l.Unlock()
-	if err := Mend(l); err != nil {
+	if err := engine.Mend(l); err != nil {
 		return err
 	}
 	st, err := ReadState(ctx, l.Root)
@@ -107,7 +110,7 @@ type traffic struct {
 func (w *world) startTraffic(sources int) *traffic {
 	tr := &traffic{stop: make(chan struct{}), seen: map[string]map[string]int{}}
 	w.t.Cleanup(func() { tr.end() })
-	for i, proto := range protocols {
+	for i, proto := range slots.Protocols {
 		addrs := sourcesN(sources)
 		tr.wg.Go(func() {
 			for n := i; ; n++ {
@@ -136,7 +139,7 @@ var sourcesN = sources
 // stride is from how many steps one is taken, another one in each run ([firstStep]):
 // all of them with WEIR_EVERY_STEP=1 (make test-every-step).
 func stride() int {
-	groups := underTest == EngineReuseport
+	groups := underTest == spec.EngineReuseport
 	switch {
 	case testing.Short() && groups:
 		return 50
@@ -169,7 +172,7 @@ func testApplyKilledAtEveryStep(t *testing.T) {
 		{"seed", func(w *world) { seed := uint32(99); w.cfg.Services[0].Seed = &seed }},
 		{"slots", func(w *world) { w.cfg.Services[0].Slots = 3 }},
 		{"create another", func(w *world) {
-			v := newWorld(w.t, Options{Slots: 1}, "udp 127.77.0.1:9991")
+			v := newWorld(w.t, spec.Options{Slots: 1}, "udp 127.77.0.1:9991")
 			svc := v.cfg.Services[0]
 			svc.Name = "other"
 			w.cfg.Services = append(w.cfg.Services, svc)
@@ -180,7 +183,7 @@ func testApplyKilledAtEveryStep(t *testing.T) {
 			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			seed := uint32(7)
 			for step := firstStep(); ; step += stride() {
-				w := newWorld(t, Options{Slots: 2, Seed: &seed}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+				w := newWorld(t, spec.Options{Slots: 2, Seed: &seed}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 				w.member(0, a)
 				w.member(1, b)
 				w.apply()
@@ -224,7 +227,7 @@ func (w *world) expected(n int) map[string]string {
 		if p.Admitted {
 			want = fmt.Sprint(p.PID)
 		}
-		for _, proto := range protocols {
+		for _, proto := range slots.Protocols {
 			out[p.Address.String()+" "+proto] = want
 		}
 	}
@@ -238,10 +241,10 @@ func TestFirstApplyKilledAtEveryStep(t *testing.T) { eachEngine(t, testFirstAppl
 func testFirstApplyKilledAtEveryStep(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	for step := firstStep(); ; step += stride() {
-		w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+		w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 		w.member(0, a)
 		finished := w.killedApply(step)
-		for _, proto := range protocols { // not steered, steered, or steered and not admitted yet
+		for _, proto := range slots.Protocols { // not steered, steered, or steered and not admitted yet
 			if got := ask(t, proto, sources(1)[0], loopback4); got != fmt.Sprint(a.pid()) && got != refused {
 				t.Errorf("step %d: %s is answered by %s", step, proto, got)
 			}
@@ -262,7 +265,7 @@ func TestRemoveKilledAtEveryStep(t *testing.T) { eachEngine(t, testRemoveKilledA
 func testRemoveKilledAtEveryStep(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	for step := firstStep(); ; step += stride() {
-		w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+		w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 		w.member(0, a)
 		w.apply()
 		services := w.cfg.Services
@@ -290,7 +293,7 @@ func testRemoveKilledAtEveryStep(t *testing.T) {
 func TestTwoCommandsAtOnce(t *testing.T) { eachEngine(t, testTwoCommandsAtOnce) }
 
 func testTwoCommandsAtOnce(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
 	w.apply()

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -40,12 +42,12 @@ const rateWindow = 10 * time.Second
 // keeps of a connection, such as when it last carried data, is asked of
 // sock_diag; where that cannot be asked, sessions are zero and problem says why.
 func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err error) {
-	e, err := r.Open(engineInstance(s.scope, s.Engine), "devices")
+	e, err := r.Open(record.EngineInstance(s.scope, s.Engine), "devices")
 	if err != nil {
 		return nil, nil, err
 	}
 	defer e.Close()
-	all, err := entries[bpf.SteerDeviceKey, bpf.SteerDevice](e.Maps["devices"])
+	all, err := engine.Entries[bpf.SteerDeviceKey, bpf.SteerDevice](e.Maps["devices"])
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading devices: %w", err)
 	}
@@ -61,7 +63,7 @@ func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err e
 	m, merr := s.mapping(WhatIf{})
 	for a, d := range by {
 		switch {
-		case !s.By.holdsDevices():
+		case !s.By.HoldsDevices():
 			d.Bucket, d.Slot = -1, -1
 		case merr == nil && len(s.table) > 0:
 			p := m.place(a)
@@ -116,7 +118,7 @@ func (s *ServiceState) addSessions(by map[netip.Addr]*Device) error {
 				return err
 			}
 			for _, sk := range socks {
-				a := s.devices.stands(sk.Remote.Addr())
+				a := s.devices.Stands(sk.Remote.Addr())
 				d := by[a]
 				if d == nil { // connected before weir steered it
 					d = &Device{Address: a}

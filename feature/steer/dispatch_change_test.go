@@ -13,12 +13,14 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
 )
 
 // many are n bindings that no test asks for, and one that is.
@@ -69,12 +71,12 @@ func TestDispatchReplaceAndGrow(t *testing.T) {
 		return d
 	}
 	room := func() int {
-		o, err := w.root.Open(engineInstance(scopeOf(here(t)), EngineSkLookup), "bound_many")
+		o, err := w.root.Open(record.EngineInstance(record.Scope(here(t)), spec.EngineSkLookup), "bound_many")
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer o.Close()
-		return roomOf(o.Maps)
+		return engine.Room(o.Maps)
 	}
 	stop := asker(t, "127.20.3.4:80")
 	if d := replace(3000, "b"); len(d.Added) != 3000 || len(d.Moved) != 1 || d.Moved[0].From != "a" {
@@ -84,11 +86,11 @@ func TestDispatchReplaceAndGrow(t *testing.T) {
 		replace(3000, "a")
 		replace(2000, "b")
 	}
-	if room() != fewestBindings {
+	if room() != engine.FewestBindings {
 		t.Errorf("room for %d", room())
 	}
-	d := replace(fewestBindings+1, "b") // larger maps
-	if len(d.Added) != fewestBindings+1-2000 || d.Same != 2001 || room() <= fewestBindings {
+	d := replace(engine.FewestBindings+1, "b") // larger maps
+	if len(d.Added) != engine.FewestBindings+1-2000 || d.Same != 2001 || room() <= engine.FewestBindings {
 		t.Errorf("%d added, %d the same; room for %d", len(d.Added), d.Same, room())
 	}
 	restore := otherObject(8)
@@ -96,7 +98,7 @@ func TestDispatchReplaceAndGrow(t *testing.T) {
 	restore()
 	w.locked(upgradeAll)
 	d = replace(10, "b")
-	if len(d.Removed) != fewestBindings+1-10 {
+	if len(d.Removed) != engine.FewestBindings+1-10 {
 		t.Errorf("%d removed", len(d.Removed))
 	}
 	seen := stop()
@@ -157,7 +159,7 @@ func runBind(args []string) error {
 		return err
 	}
 	var all []Binding
-	for i := range fewestBindings + 1 {
+	for i := range engine.FewestBindings + 1 {
 		all = append(all, Binding{"s", netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 32), 443, tcp})
 	}
 	all = append(all, Binding{"a", p, 80, tcp})
@@ -209,10 +211,10 @@ func TestDispatchKilledAtEveryStep(t *testing.T) {
 // checkDispatch has the next command come, and compares what it finds.
 func (w *world) checkDispatch(step int) {
 	w.t.Helper()
-	w.locked(Mend)
+	w.locked(engine.Mend)
 	w.bind("z tcp 127.99.0.0/16 80")
 	w.unbind("z tcp 127.99.0.0/16 80")
-	all, err := Bindings(context.Background(), w.root, scopeOf(here(w.t)))
+	all, err := Bindings(context.Background(), w.root, record.Scope(here(w.t)))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -261,7 +263,7 @@ func TestDispatchAtOnce(t *testing.T) {
 		}
 	}
 	w.checkDispatch(0)
-	if all, err := Bindings(context.Background(), w.root, scopeOf(here(t))); err != nil || len(all) != 101 {
+	if all, err := Bindings(context.Background(), w.root, record.Scope(here(t))); err != nil || len(all) != 101 {
 		t.Errorf("%d bindings, %v", len(all), err)
 	}
 }

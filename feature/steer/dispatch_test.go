@@ -16,12 +16,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
 )
 
 // here is the namespace of the tests.
@@ -37,7 +39,7 @@ func here(t testing.TB) *netns.Handle {
 
 // newDispatchWorld is a world without a service of a configuration.
 func newDispatchWorld(t testing.TB) *world {
-	w := newWorld(t, Options{Slots: 1})
+	w := newWorld(t, spec.Options{Slots: 1})
 	w.cfg.Services = nil
 	return w
 }
@@ -91,7 +93,7 @@ func (w *world) unregister(name string, kinds ...string) {
 
 func (w *world) named() map[string]Named {
 	w.t.Helper()
-	all, err := NamedServices(context.Background(), w.root, scopeOf(here(w.t)))
+	all, err := NamedServices(context.Background(), w.root, record.Scope(here(w.t)))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -188,7 +190,7 @@ func TestDispatch(t *testing.T) {
 	w.deadline("the datagram is counted", func() bool { return w.named()["a"].Steered > before })
 	w.unregister("a", "tcp4")
 	w.reached(map[string]*sink{"127.20.7.1:443": nil, "127.20.0.1:80": b})
-	all, err := Bindings(context.Background(), w.root, scopeOf(here(t)))
+	all, err := Bindings(context.Background(), w.root, record.Scope(here(t)))
 	if err != nil || len(all) != 6 {
 		t.Errorf("%d bindings, %v: %v", len(all), err, all)
 	}
@@ -199,7 +201,7 @@ func TestDispatch(t *testing.T) {
 		w.unregister(name)
 	}
 	// With the last of them the program goes, and everything is the kernel's own again.
-	if all, err := w.root.Instances(Name); err != nil || len(all) != 0 {
+	if all, err := w.root.Instances(spec.Name); err != nil || len(all) != 0 {
 		t.Errorf("left: %v %v", all, err)
 	}
 	w.reached(map[string]*sink{"127.20.0.1:80": nil, "127.0.0.1:7001": a})
@@ -229,7 +231,7 @@ func TestDispatchDualStack(t *testing.T) {
 
 // Bindings lead to a service of the configuration and its slots, and stay through its changes.
 func TestDispatchToSlots(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	other := startSink(t, "tcp4=127.0.0.1:7021")
@@ -269,9 +271,9 @@ func TestDispatchToSlots(t *testing.T) {
 	})
 	b.kill()
 	check(names(a, nil))
-	scope := scopeOf(here(t))
+	scope := record.Scope(here(t))
 	for _, on := range []bool{true, false} {
-		w.locked(func(l *kernel.WriteLock) error { _, err := Bypass(l, scope, "svc", on); return err })
+		w.locked(func(l *kernel.WriteLock) error { _, err := engine.Bypass(l, scope, "svc", on); return err })
 		if on { // the kernel's own choice: nobody listens there
 			check(func(Place) string { return refused })
 		}
@@ -361,14 +363,14 @@ func TestRegisterRefuses(t *testing.T) {
 			return nil
 		})
 	}
-	if all, err := w.root.Instances(Name); err != nil || len(all) != 0 {
+	if all, err := w.root.Instances(spec.Name); err != nil || len(all) != 0 {
 		t.Errorf("left: %v %v", all, err)
 	}
 }
 
 // Explain and status tell of bindings what the program does.
 func TestDispatchExplained(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "tcp 0.0.0.0:9991")
 	a, b := startSink(t, "tcp4=0.0.0.0:9991"), startSink(t, "tcp4=127.0.0.1:7061")
 	w.member(0, a)
 	w.apply()
@@ -401,7 +403,7 @@ func TestDispatchExplained(t *testing.T) {
 	w.bind("b tcp 0.0.0.0/0 0")
 	want("127.22.0.1:9991", "listens to a prefix that is not shorter", a.pid())
 	st, err := ReadState(context.Background(), w.root)
-	if err != nil || len(st.Bound) != 1 || st.Bound[0].Bindings != 3 || st.Bound[0].Room != fewestBindings {
+	if err != nil || len(st.Bound) != 1 || st.Bound[0].Bindings != 3 || st.Bound[0].Room != engine.FewestBindings {
 		t.Errorf("%v %+v", err, st.Bound)
 	}
 	reg := prometheus.NewRegistry()

@@ -8,6 +8,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
@@ -27,10 +30,10 @@ type DispatchState struct {
 // readDispatch reads what is bound in which namespace.
 func readDispatch(r *kernel.Root, all []kernel.Instance) (out []DispatchState, err error) {
 	for _, i := range all {
-		if i != engineInstance(i.Scope, EngineSkLookup) {
+		if i != record.EngineInstance(i.Scope, spec.EngineSkLookup) {
 			continue
 		}
-		inode, err := inodeOf(i.Scope)
+		inode, err := record.ScopeInode(i.Scope)
 		if err != nil {
 			return nil, err
 		}
@@ -41,7 +44,7 @@ func readDispatch(r *kernel.Root, all []kernel.Instance) (out []DispatchState, e
 			return nil, err
 		}
 		n, err := table.CountBindings(pins.Maps["bound_sets"])
-		room := roomOf(pins.Maps)
+		room := engine.Room(pins.Maps)
 		pins.Close()
 		if err != nil {
 			return nil, err
@@ -55,7 +58,7 @@ func readDispatch(r *kernel.Root, all []kernel.Instance) (out []DispatchState, e
 // itself, or nil. It returns the service of the configuration that gets it instead,
 // or done where sockets are registered, or nothing of either.
 func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *ServiceState, endpoint int, done bool, err error) {
-	v, err := openView(r, scopeOf(x.ns))
+	v, err := openView(r, record.Scope(x.ns))
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
 		return nil, 0, false, nil
 	} else if err != nil {
@@ -67,7 +70,7 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 		x.say("bindings", "none is for %s to %s", x.p.Proto, x.p.To)
 		return nil, 0, false, nil
 	}
-	name, err := v.labels.nameOf(b.Value - 1)
+	name, err := v.labels.Name(b.Value - 1)
 	if err != nil {
 		return nil, 0, false, err
 	}
@@ -84,15 +87,15 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 	if err := v.pins.Maps["named"].Lookup(b.Value-1, &where); err != nil {
 		return nil, 0, false, err
 	}
-	kind := kindOfPacket(x.p.Proto == "tcp", x.p.To.Addr().Unmap().Is6())
+	kind := engine.KindOfPacket(x.p.Proto == "tcp", x.p.To.Addr().Unmap().Is6())
 	if where.Service == 0 {
 		return nil, 0, true, x.registered(v.pins.Maps["given"], name, b.Value-1, kind)
 	}
 	switch endpoint = int(where.Endpoint[kind]); endpoint {
-	case bypassed:
+	case engine.Bypassed:
 		x.warn("bypass", "service %s is bypassed: weir bypass --off %s steers it again", name, name)
 		return nil, 0, false, nil
-	case noEndpoint:
+	case engine.NoEndpoint:
 		x.result("rejected: service %s does not listen to %s", name, kindName(kind))
 		return nil, 0, true, nil
 	}
@@ -108,7 +111,7 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 // registered says which socket is registered for a service's packets of a kind.
 func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) error {
 	var cookie uint64
-	if given.Lookup(id*kinds4+kind, &cookie) != nil || cookie == 0 {
+	if given.Lookup(id*engine.KindsIPv4+kind, &cookie) != nil || cookie == 0 {
 		x.say("sockets", "none is registered for %s of %s, or it is closed", kindName(kind), name)
 		x.result("rejected, until a socket is registered: weir steer register %s", name)
 		return nil

@@ -11,6 +11,10 @@ import (
 	"os"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -59,13 +63,13 @@ func (w *world) tryApply() (err error) {
 }
 
 // readers is a service of engine sk_lookup that two blocked readers serve.
-func readers(t *testing.T) (w *world, check func(engine Engine, seed uint32)) {
-	w = newWorld(t, Options{Slots: 2, Engine: EngineSkLookup}, "udp 0.0.0.0:9991")
+func readers(t *testing.T) (w *world, check func(engine spec.Engine, seed uint32)) {
+	w = newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineSkLookup}, "udp 0.0.0.0:9991")
 	a, b := startReader(t, "0.0.0.0:9991"), startReader(t, "0.0.0.0:9991")
 	w.member(0, a)
 	w.member(1, b)
 	w.apply()
-	return w, func(engine Engine, seed uint32) {
+	return w, func(engine spec.Engine, seed uint32) {
 		t.Helper()
 		s := w.state()
 		if s.Engine != engine || s.Seed != seed {
@@ -84,12 +88,12 @@ func readers(t *testing.T) (w *world, check func(engine Engine, seed uint32)) {
 func TestEngineChangeWithBlockedReaders(t *testing.T) {
 	w, check := readers(t)
 	seed := w.state().Seed
-	check(EngineSkLookup, seed) // now the map's own receive function has them waiting
-	w.cfg.Services[0].Engine = EngineReuseport
+	check(spec.EngineSkLookup, seed) // now the map's own receive function has them waiting
+	w.cfg.Services[0].Engine = spec.EngineReuseport
 	if err := w.tryApply(); !errors.Is(err, ErrReader) {
 		t.Fatalf("applied, and the error is %v", err)
 	}
-	check(EngineSkLookup, seed)
+	check(spec.EngineSkLookup, seed)
 	if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Outdated) != 0 {
 		t.Errorf("state %+v, %v", st, err)
 	}
@@ -112,10 +116,10 @@ func TestEngineChangeWithBlockedReaders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check(EngineReuseport, seed)
-	w.cfg.Services[0].Engine = EngineSkLookup
+	check(spec.EngineReuseport, seed)
+	w.cfg.Services[0].Engine = spec.EngineSkLookup
 	w.apply()
-	check(EngineSkLookup, seed)
+	check(spec.EngineSkLookup, seed)
 	if again := w.apply(); len(again) != 0 {
 		t.Errorf("applied again, it would %v", again)
 	}
@@ -123,13 +127,13 @@ func TestEngineChangeWithBlockedReaders(t *testing.T) {
 
 // Failing at any step, a change of engine leaves the service in the former one, with its members and its seed.
 func TestEngineChangeFailsAtEveryStep(t *testing.T) {
-	for _, to := range kinds {
+	for _, to := range record.Engines {
 		t.Run("to "+string(to), func(t *testing.T) {
-			from := kinds[0]
+			from := record.Engines[0]
 			if from == to {
-				from = kinds[1]
+				from = record.Engines[1]
 			}
-			w := newWorld(t, Options{Slots: 2, Engine: from}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			w := newWorld(t, spec.Options{Slots: 2, Engine: from}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			w.member(0, a)
@@ -178,19 +182,19 @@ func TestEngineChangeFailsAtEveryStep(t *testing.T) {
 // Killed at any step, a change of engine leaves a service that the next command completes: in one of the engines, with its
 // seed, its members, those that registered themselves among them, and its on_empty.
 func TestEngineChangeKilledAtEveryStep(t *testing.T) {
-	for _, to := range kinds {
+	for _, to := range record.Engines {
 		t.Run("to "+string(to), func(t *testing.T) {
-			from := kinds[0]
+			from := record.Engines[0]
 			if from == to {
-				from = kinds[1]
+				from = record.Engines[1]
 			}
-			w := newWorld(t, Options{Slots: 2, Engine: from}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			w := newWorld(t, spec.Options{Slots: 2, Engine: from}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			w.member(0, a)
 			w.apply()
 			w.locked(func(l *kernel.WriteLock) error {
-				_, err := Register(t.Context(), l, Slot{w.state().Scope(), "svc", 1}, &service.Member{PID: b.pid()})
+				_, err := engine.Register(t.Context(), l, slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 1}, &service.Member{PID: b.pid()})
 				return err
 			})
 			before := w.state()
@@ -198,13 +202,13 @@ func TestEngineChangeKilledAtEveryStep(t *testing.T) {
 			for step := rand.IntN(every); ; step += every {
 				w.cfg.Services[0].Engine = to
 				finished := w.killedApply(step)
-				w.locked(Mend)
+				w.locked(engine.Mend)
 				s := w.state()
 				if s.Seed != before.Seed || s.OnEmpty != before.OnEmpty || s.Problem != "" || s.Engine != from && s.Engine != to {
 					t.Errorf("killed at step %d: engine %s, seed %d, on_empty %s, %q", step, s.Engine, s.Seed, s.OnEmpty, s.Problem)
 				}
 				w.check(sources(16), loopback4, names(a, b))
-				if left, err := w.root.Kept(keptMove); left != nil || err != nil {
+				if left, err := w.root.Kept(engine.KeptMove); left != nil || err != nil {
 					t.Errorf("killed at step %d: there is still %s, %v", step, left, err)
 				}
 				if finished {

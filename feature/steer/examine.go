@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
@@ -53,7 +55,7 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s", slot.Slot, slot.Holder, slot.Member),
 					fmt.Sprintf("weir steer register %s --slot %d gives it to the configured member", s.Name, slot.Slot))
 			}
-			if slot.Reason != "" && !slot.withdrawn && s.pub.Service.Member(slot.Slot) != nil {
+			if slot.Reason != "" && !slot.Withdrawn && s.pub.Service.Member(slot.Slot) != nil {
 				add(slot.Describe(), "")
 			}
 		}
@@ -77,10 +79,10 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 // examineDevices looks at the file of devices: weir serve goes on with the devices that
 // it has while the file cannot be used.
 func (s *ServiceState) examineDevices(add func(text, remedy string)) {
-	if s.By != ByDevice || s.DevicesFile == "" {
+	if s.By != spec.ByDevice || s.DevicesFile == "" {
 		return
 	}
-	if _, err := LoadDevices(s.DevicesFile); err != nil && (os.Geteuid() == 0 || !errors.Is(err, os.ErrPermission)) {
+	if _, err := spec.LoadDevices(s.DevicesFile); err != nil && (os.Geteuid() == 0 || !errors.Is(err, os.ErrPermission)) {
 		add(fmt.Sprintf("its devices stay as they were: %v", err), "correct the file: weir serve, or weir apply, reads it anew")
 	}
 }
@@ -184,7 +186,7 @@ func changesSource(e expr.Any) bool {
 
 // holdersOf names the processes with a socket on a port in this namespace.
 func holdersOf(proto uint8, port uint16) []string {
-	socks, err := bound(proto, port)
+	socks, err := engine.Bound(proto, port)
 	if err != nil || len(socks) == 0 {
 		return nil
 	}

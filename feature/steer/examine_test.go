@@ -10,6 +10,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +34,7 @@ func (w *world) found() string {
 }
 
 func TestExamineOneSource(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.member(0, startSink(t, "udp4=0.0.0.0:9991"))
 	w.apply()
 	src := sources(2)
@@ -61,7 +63,7 @@ func TestExamineProxyAndNAT(t *testing.T) {
 	if err := ns.Do(func() error { s = startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	w.member(0, s)
 	w.apply()
 	if st := w.state(); st.Inode != ns.Inode() || !st.Slots[0].Admitted() {
@@ -110,7 +112,7 @@ func TestStaleNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.cfg.Services[0].Netns = "gone"
 	w.apply()
 	old := w.state().Scope()
@@ -120,8 +122,8 @@ func TestStaleNamespace(t *testing.T) {
 	}
 	w.cfg.Services[0].Netns = ""
 	deadline(t, func() bool { // the kernel takes namespaces down a little later
-		w.locked(CleanStale)
-		all, err := w.root.Instances(Name)
+		w.locked(engine.CleanStale)
+		all, err := w.root.Instances(spec.Name)
 		return err == nil && len(all) == 0
 	})
 	w.apply()
@@ -146,7 +148,7 @@ func TestExamineDevicesAndListens(t *testing.T) {
 	if err := ns.Do(up); err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld(t, Options{Slots: 1, By: ByDevice, Engine: EngineSkLookup}, "udp 192.0.2.77:9991", "udp 198.51.100.0/24:9991", "udp [2001:db8::7]:9991", "udp 127.0.0.0/8:9992", "tcp :9993")
+	w := newWorld(t, spec.Options{Slots: 1, By: spec.ByDevice, Engine: spec.EngineSkLookup}, "udp 192.0.2.77:9991", "udp 198.51.100.0/24:9991", "udp [2001:db8::7]:9991", "udp 127.0.0.0/8:9992", "tcp :9993")
 	w.cfg.Services[0].Netns = "far"
 	w.devicesFile("one 192.0.2.1\n")
 	w.apply()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/printable"
@@ -73,7 +74,7 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 	if s != nil && s.pub.Service.Copy != "" && p.Proto == "udp" {
 		x.say("copy", "service %s gets it too: the device's filter copies it before a socket is looked for", s.pub.Service.Copy)
 	}
-	if s != nil && s.Engine == EngineReuseport {
+	if s != nil && s.Engine == spec.EngineReuseport {
 		done, err = x.reuseport(s)
 	} else {
 		done, err = x.lookup(r, st, s)

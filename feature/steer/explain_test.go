@@ -15,6 +15,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -80,7 +83,7 @@ func TestExplain(t *testing.T) { eachEngine(t, testExplain) }
 func testExplain(t *testing.T) {
 	needExitHook(t) // else the dead member's reason is another
 	seed := uint32(7)
-	w, sinks := collectors(t, Options{Slots: 3, Seed: &seed})
+	w, sinks := collectors(t, spec.Options{Slots: 3, Seed: &seed})
 	e := &explanations{w: w}
 	to := "127.0.0.1:9991"
 	at := func(slot int) (from string) { // a source of a slot
@@ -103,20 +106,20 @@ func testExplain(t *testing.T) {
 	w.moveOne(moved, 1)
 	e.add("moved", "udp", netip.AddrPortFrom(moved, 2055).String(), to)
 	w.locked(func(l lock) error {
-		return Move(l, w.state().Scope(), "svc", Moving{Bucket: Bucket(seed, sources(3)[2]), To: 0}, nil)
+		return engine.Move(l, w.state().Scope(), "svc", record.Moving{Bucket: spec.Bucket(seed, sources(3)[2]), To: 0}, nil)
 	})
 	e.add("a bucket moved", "udp", netip.AddrPortFrom(sources(3)[2], 2055).String(), to)
 	sinks[1].kill()
 	e.add("an empty slot", "tcp", at(1), to)
-	w.cfg.Services[0].OnEmpty = Next
+	w.cfg.Services[0].OnEmpty = spec.Next
 	w.apply()
 	e.add("an empty slot, next", "udp", at(1), to)
-	w.cfg.Services[0].OnEmpty = Pass
+	w.cfg.Services[0].OnEmpty = spec.Pass
 	w.apply()
 	e.add("an empty slot, pass", "udp", at(1), to)
-	w.locked(func(l lock) error { _, err := Bypass(l, w.state().Scope(), "svc", true); return err })
+	w.locked(func(l lock) error { _, err := engine.Bypass(l, w.state().Scope(), "svc", true); return err })
 	e.add("bypassed", "udp", at(0), to)
-	w.locked(func(l lock) error { _, err := Bypass(l, w.state().Scope(), "svc", false); return err })
+	w.locked(func(l lock) error { _, err := engine.Bypass(l, w.state().Scope(), "svc", false); return err })
 	more := startSink(t, "udp4=127.0.0.1:9991")
 	defer more.kill()
 	e.add("a more specific socket", "udp", at(0), to)
@@ -126,16 +129,16 @@ func testExplain(t *testing.T) {
 func TestExplainPolicies(t *testing.T) {
 	seed := uint32(7)
 	e := &explanations{}
-	for _, by := range []Policy{ByDevice, ByFlow, ByPacket, ByCPU} {
+	for _, by := range []spec.Policy{spec.ByDevice, spec.ByFlow, spec.ByPacket, spec.ByCPU} {
 		t.Run(string(by), func(t *testing.T) {
-			w, _ := collectors(t, Options{Slots: 2, By: by, Seed: &seed})
-			if by == ByDevice {
+			w, _ := collectors(t, spec.Options{Slots: 2, By: by, Seed: &seed})
+			if by == spec.ByDevice {
 				w.devicesFile("edge1 192.0.2.1 198.51.100.0/24\n")
 			}
 			w.apply()
 			e.w = w
 			e.add("by "+string(by), "udp", "198.51.100.9:2055", "127.0.0.1:9991")
-			if by == ByDevice {
+			if by == spec.ByDevice {
 				e.add("of no device", "udp", "203.0.113.1:2055", "127.0.0.1:9991")
 			}
 		})
@@ -148,7 +151,7 @@ func TestExplainPolicies(t *testing.T) {
 // very flow.
 func TestExplainForeign(t *testing.T) {
 	seed := uint32(7)
-	w, _ := collectors(t, Options{Slots: 1, Engine: EngineSkLookup, Seed: &seed})
+	w, _ := collectors(t, spec.Options{Slots: 1, Engine: spec.EngineSkLookup, Seed: &seed})
 	w.apply()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "somebody", Type: ebpf.SkLookup, AttachType: ebpf.AttachSkLookup, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})

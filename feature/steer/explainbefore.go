@@ -6,6 +6,9 @@ import (
 	"encoding/binary"
 
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -13,16 +16,16 @@ import (
 // what its known UDP peers send, and everything should its successor not be whole.
 func (x *explainer) before(s *ServiceState, endpoint, slot int) (done bool, err error) {
 	st := s.Slots[slot]
-	if st.drains == 0 || st.withdrawn {
+	if st.Drains == 0 || st.Withdrawn {
 		return false, nil
 	}
-	e, err := s.root.Open(s.pub.engineInstance(s.scope), s.pub.readerMaps()...)
+	e, err := s.root.Open(s.pub.EngineInstance(s.scope), s.pub.ReaderMaps()...)
 	if err != nil {
 		return false, err
 	}
 	defer e.Close()
-	d, err := readDrain(e, s.pub, slot)
-	if err != nil || !d.is(s.pub.row(slot)) || d.over() {
+	d, err := slots.ReadPredecessor(e, s.pub, slot)
+	if err != nil || !d.DrainsFor(s.pub.Row(slot)) || d.Over() {
 		return false, err
 	}
 	known, err := x.knownTo(s, d, endpoint)
@@ -30,23 +33,23 @@ func (x *explainer) before(s *ServiceState, endpoint, slot int) (done bool, err 
 		return false, err
 	}
 	var cookie uint64
-	if e.Maps["sockets"].Lookup(d.row*maxEndpoints+uint32(endpoint), &cookie) != nil {
+	if e.Maps["sockets"].Lookup(d.Row*spec.MaxEndpoints+uint32(endpoint), &cookie) != nil {
 		return false, nil // it has closed that socket
 	}
 	if known {
-		x.say("generation", "a peer that the generation before knows, process %d, which drains", d.who.pid)
+		x.say("generation", "a peer that the generation before knows, process %d, which drains", d.Who.PID)
 	} else {
-		x.say("generation", "slot %d is not whole (%s), and the generation before, process %d, still drains", slot, st.Reason, d.who.pid)
+		x.say("generation", "slot %d is not whole (%s), and the generation before, process %d, still drains", slot, st.Reason, d.Who.PID)
 	}
 	return true, x.given(s, endpoint, slot, cookie)
 }
 
 // knownTo says whether a packet is from a peer of the generation before.
-func (x *explainer) knownTo(s *ServiceState, d predecessor, endpoint int) (bool, error) {
+func (x *explainer) knownTo(s *ServiceState, d slots.Predecessor, endpoint int) (bool, error) {
 	if x.p.Proto != "udp" {
 		return false, nil
 	}
-	o, err := s.root.Open(serviceInstance(s.scope, s.Name), "peers")
+	o, err := s.root.Open(record.Instance(s.scope, s.Name), "peers")
 	if err != nil {
 		return false, err
 	}
@@ -59,5 +62,5 @@ func (x *explainer) knownTo(s *ServiceState, d predecessor, endpoint int) (bool,
 	if o.Maps["peers"].Lookup(k, &p) != nil {
 		return false, nil
 	}
-	return p.Row == d.row && int64(kernel.Monotonic()-p.Seen) <= int64(d.Idle), nil
+	return p.Row == d.Row && int64(kernel.Monotonic()-p.Seen) <= int64(d.Idle), nil
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"golang.org/x/sys/unix"
@@ -31,19 +33,19 @@ func (x *explainer) steered(s *ServiceState, e int) (done bool, err error) {
 // policy says which slot a packet belongs to, if it can be foretold.
 func (x *explainer) policy(s *ServiceState) (slot int, hash uint32, known bool) {
 	switch s.By {
-	case ByPacket:
+	case spec.ByPacket:
 		x.say("policy", "by packet: each CPU deals its packets out in turn, so no one can tell")
 		x.result("one of %d slots, in turn", len(s.Slots))
 		return 0, 0, false
-	case ByCPU:
+	case spec.ByCPU:
 		x.say("policy", "by cpu: slot = number of the receiving CPU modulo %d, so no one can tell", len(s.Slots))
 		x.result("the slot of the CPU that it arrives at")
 		return 0, 0, false
-	case ByFlow, ByQUIC:
+	case spec.ByFlow, spec.ByQUIC:
 		hash = HashFlow(s.Seed, x.p.Number(), x.p.From, x.p.To)
-		b := int(hash & (Buckets - 1))
+		b := int(hash & (spec.Buckets - 1))
 		slot = int(s.table[b])
-		if s.By == ByQUIC && x.p.Proto == "udp" {
+		if s.By == spec.ByQUIC && x.p.Proto == "udp" {
 			x.say("policy", "by quic: a connection id that names a slot goes there; any other packet, Initials among them, by its flow")
 		}
 		x.say("policy", "by flow: addresses, ports and protocol hash to bucket %d, which is slot %d's%s", b, slot, x.byHand(s, b))
@@ -56,9 +58,9 @@ func (x *explainer) policy(s *ServiceState) (slot int, hash uint32, known bool) 
 	}
 	a := x.p.From.Addr()
 	p := m.place(a)
-	stands := m.devices.stands(a)
+	stands := m.devices.Stands(a)
 	what := fmt.Sprintf("the source %s", a)
-	if s.By == ByDevice {
+	if s.By == spec.ByDevice {
 		if p.Device != "" {
 			what = fmt.Sprintf("%s is the device %s, for which %s stands; that", a, p.Device, stands)
 		} else {
@@ -70,7 +72,7 @@ func (x *explainer) policy(s *ServiceState) (slot int, hash uint32, known bool) 
 	if p.Moved {
 		x.say("moved", "weir steer move has put this device into slot %d", p.Slot)
 	}
-	return p.Slot, Hash(s.Seed, stands), true
+	return p.Slot, spec.Hash(s.Seed, stands), true
 }
 
 func (x *explainer) byHand(s *ServiceState, bucket int) string {
@@ -92,7 +94,7 @@ func (x *explainer) slot(s *ServiceState, endpoint, slot int, hash uint32) (done
 	}
 	x.say("slot", "slot %d is empty: %s", slot, st.Reason)
 	switch s.OnEmpty {
-	case Next:
+	case spec.Next:
 		whole := make([]bool, len(s.Slots))
 		for i := range whole {
 			whole[i] = s.Slots[i].Admitted()
@@ -102,14 +104,14 @@ func (x *explainer) slot(s *ServiceState, endpoint, slot int, hash uint32) (done
 			return true, x.socket(s, endpoint, at)
 		}
 		x.say("on_empty", "next: no other slot has a member, so it is rejected")
-	case Drop:
+	case spec.Drop:
 		if s.Problem != problemHolder {
 			x.say("on_empty", "drop")
 			x.result("dropped in silence")
 			return true, nil
 		}
 		x.warn("on_empty", "drop, but %s", s.Problem)
-	case Pass:
+	case spec.Pass:
 		return x.passes(s), nil
 	default:
 		x.say("on_empty", "reject")
@@ -125,7 +127,7 @@ func (x *explainer) slot(s *ServiceState, endpoint, slot int, hash uint32) (done
 // passes says what on_empty: pass does: engine sk_lookup leaves the packet to the
 // kernel, sk_reuseport does as the kernel would, but for the holder's socket.
 func (x *explainer) passes(s *ServiceState) (done bool) {
-	if s.Engine != EngineReuseport {
+	if s.Engine != spec.EngineReuseport {
 		x.say("on_empty", "pass: the kernel chooses")
 		return false
 	}
@@ -144,7 +146,7 @@ func (x *explainer) passes(s *ServiceState) (done bool) {
 	return true
 }
 
-func memberText(of *ServiceState, s SlotState) string {
+func memberText(of *ServiceState, s slots.State) string {
 	if m := of.pub.Service.Member(s.Slot); m != nil && s.Holder == "" {
 		s.Holder = m.Holder(s.PID)
 	}

@@ -3,122 +3,24 @@
 package steer
 
 import (
-	"encoding/binary"
-	"errors"
-	"fmt"
-	"sync"
-	"unsafe"
-
-	"github.com/cilium/ebpf"
-	"github.com/weir-project/weir/feature/steer/bpf"
-	"github.com/weir-project/weir/internal/bounded"
-	"github.com/weir-project/weir/internal/netns"
-	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
-	"github.com/weir-project/weir/service"
-	"golang.org/x/sys/unix"
 )
-
-// Whoever owns a socket may attach a program to its reuseport group, in place of
-// the one that is there: collectors with a balancer of their own do it as they
-// start. No call tells which it is, so an iterator over sockets does.
-
-// GroupPrograms needs the kernel to iterate over sockets.
-var GroupPrograms = kernel.Need{Name: "iterators over sockets, with BTF", Since: "5.9", Optional: true,
-	For:    "engine sk_reuseport: seeing that somebody else's program chooses in a group",
-	Remedy: "the kernel must be built with CONFIG_DEBUG_INFO_BTF",
-	Probe: func() error {
-		_, err := groupPrograms()
-		return err
-	}}
-
-// groupIterators are loaded once: weir serve asks at every admission.
-var groupIterators = sync.OnceValues(func() (*kernel.Collection, error) {
-	spec, err := bpf.LoadGroups()
-	if err != nil {
-		return nil, err
-	}
-	return kernel.Load(spec, []string{bpf.GroupsProgSteerUdpGroups, bpf.GroupsProgSteerTcpGroups}, nil)
-})
-
-// groupPrograms lists the program of each socket's group, by cookie of the
-// socket, in the calling thread's network namespace.
-func groupPrograms() (map[uint64]ebpf.ProgramID, error) {
-	c, err := groupIterators()
-	if err != nil {
-		return nil, err
-	}
-	out := map[uint64]ebpf.ProgramID{}
-	for _, prog := range c.Programs {
-		b, err := kernel.Iterate(prog)
-		if err != nil {
-			return nil, err
-		}
-		for size := int(unsafe.Sizeof(bpf.GroupsMember{})); len(b) >= size; b = b[size:] {
-			out[binary.NativeEndian.Uint64(b)] = ebpf.ProgramID(binary.NativeEndian.Uint32(b[8:]))
-		}
-	}
-	return out, nil
-}
-
-// groupList is groupPrograms asked when first needed, and empty where the kernel
-// cannot tell.
-type groupList func() (map[uint64]ebpf.ProgramID, error)
-
-// listGroups is for all sockets of a member: each listing goes through the
-// kernel's whole table of TCP sockets.
-func listGroups(ns *netns.Handle) groupList {
-	return sync.OnceValues(func() (programs map[uint64]ebpf.ProgramID, err error) {
-		err = ns.Do(func() error { programs, err = groupPrograms(); return err })
-		if errors.Is(err, bounded.ErrStuck) || err != nil && GroupPrograms.Check() != nil {
-			return nil, nil
-		}
-		return programs, err
-	})
-}
-
-// refuseForeign refuses a group in which somebody else's program chooses, unless
-// the configuration lets weir replace it. Where the kernel cannot tell, nothing
-// is foreign.
-func (e *engine) refuseForeign(p *published, key groupKey, s service.Adopted, programs groupList) error {
-	if p.Service.Foreign == ForeignReplace {
-		return nil
-	}
-	all, err := programs()
-	if err != nil {
-		return err
-	}
-	id := all[s.Socket.Cookie]
-	if id == 0 {
-		return nil
-	}
-	prog, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return nil //nolint:nilerr // it went meanwhile
-	}
-	defer prog.Close()
-	if e.oursNow(prog) {
-		return nil
-	}
-	name := ""
-	if info, err := prog.Info(); err == nil {
-		name = " " + info.Name
-	}
-	return fmt.Errorf("%w: program %d%s chooses among the sockets of %s, which process %d has joined: turn off that daemon's own balancer, or let weir replace it with foreign: replace", ErrForeign, id, name, key, s.PID)
-}
 
 // examineGroups looks for what keeps packets from the program of a service's
 // groups.
 func (s *ServiceState) examineGroups(r *kernel.Root, add func(text, remedy string)) {
-	if s.Engine != EngineReuseport {
+	if s.Engine != spec.EngineReuseport {
 		return
 	}
-	e, err := r.Open(engineInstance(s.scope, s.Engine), "groups", "holders")
+	e, err := r.Open(record.EngineInstance(s.scope, s.Engine), "groups", "holders")
 	if err != nil {
 		return // the service's Problem says it
 	}
 	defer e.Close()
-	groups, err := entries[groupKey, groupValue](e.Maps["groups"])
+	groups, err := engine.Entries[engine.GroupKey, engine.GroupValue](e.Maps["groups"])
 	if err != nil {
 		return
 	}
@@ -133,62 +35,12 @@ func (s *ServiceState) examineGroups(r *kernel.Root, add func(text, remedy strin
 	}
 	defer ns.Close()
 	ns.Do(func() error {
-		for _, text := range hijacked(groups, e.Maps["holders"]) {
+		for _, text := range engine.Hijacked(groups, e.Maps["holders"]) {
 			add(text, "turn off the daemons' own balancer, and weir steer register their slots again")
 		}
-		for _, text := range narrower(groups) {
+		for _, text := range engine.Narrower(groups) {
 			add(text, "end that process, or use engine sk_lookup, which comes before the kernel's own choice")
 		}
 		return nil
 	})
-}
-
-// hijacked names the groups in which another program than weir's chooses.
-func hijacked(groups map[groupKey]groupValue, holders *ebpf.Map) []string {
-	programs, err := groupPrograms()
-	if err != nil {
-		return nil // a need that doctor lists as missing
-	}
-	var out []string
-	for k, v := range groups {
-		var cookie uint64
-		if k.Proto == 0 || holders.Lookup(v.Holder, &cookie) != nil {
-			continue
-		}
-		if id := programs[cookie]; id != ebpf.ProgramID(v.Program) {
-			out = append(out, fmt.Sprintf("program %d chooses among the sockets of %s, not weir's program %d", id, k, v.Program))
-		}
-	}
-	return out
-}
-
-// narrower names sockets that are bound to one address of a group that is bound
-// to all: they form groups of their own, which the kernel prefers.
-func narrower(groups map[groupKey]groupValue) []string {
-	var out []string
-	for k := range groups {
-		if k.Proto == 0 || !k.addr().IsUnspecified() {
-			continue
-		}
-		socks, err := bound(k.Proto, k.Port)
-		if err != nil {
-			continue
-		}
-		for _, s := range socks {
-			o := keyOfSocket(s)
-			if _, ours := groups[o]; !ours && overlap(o, k) && !o.addr().IsUnspecified() {
-				out = append(out, fmt.Sprintf("a socket of user %d at %s is bound more specifically than %s: that address's traffic does not meet weir", s.UID, o, k))
-			}
-		}
-	}
-	return out
-}
-
-// bound lists the sockets that take new traffic of a port.
-func bound(proto uint8, port uint16) ([]sockdiag.Socket, error) {
-	states := uint32(1 << unix.BPF_TCP_LISTEN)
-	if proto == unix.IPPROTO_UDP {
-		states = 1 << unix.BPF_TCP_CLOSE
-	}
-	return sockdiag.Dump(sockdiag.Query{Proto: proto, LocalPort: port, States: states})
 }

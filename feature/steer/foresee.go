@@ -7,6 +7,9 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -20,7 +23,7 @@ type Foreseen struct {
 
 // ForeseeApply says which sessions applying a configuration would misplace, or
 // finds misplaced, for every service that it creates or changes.
-func ForeseeApply(ctx context.Context, have State, want Config) ([]Foreseen, error) {
+func ForeseeApply(ctx context.Context, have State, want spec.Config) ([]Foreseen, error) {
 	var out []Foreseen
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
@@ -46,8 +49,8 @@ func ForeseeApply(ctx context.Context, have State, want Config) ([]Foreseen, err
 // foresee compares with what is published; nil if nothing of a service would
 // change.
 func (t target) foresee(ctx context.Context, have State, ns *netns.Handle) (*Foreseen, error) {
-	p := &published{Service: t.service, Netns: t.netns}
-	p.setDevices(t.devices)
+	p := &record.Service{Service: t.service, Netns: t.netns}
+	p.SetDevices(t.devices)
 	after := &ServiceState{root: have.root, Name: t.service.Name, scope: t.scope, Netns: t.netns, Inode: ns.Inode(), pub: p,
 		eps: p.Service.Endpoints(), By: p.Service.By, OnEmpty: p.Service.OnEmpty, devices: t.devices}
 	after.others = have.beside(after)
@@ -56,13 +59,13 @@ func (t target) foresee(ctx context.Context, have State, ns *netns.Handle) (*For
 	var before *ServiceState
 	if i >= 0 {
 		before = &have.Services[i]
-		p.shape(before.pub)
+		p.Shape(before.pub)
 		if p.Service.Seed == nil {
 			p.Service.Seed = before.pub.Service.Seed
 		}
 		after.Bypassed = before.Bypassed
 	} else {
-		p.shape(nil)
+		p.Shape(nil)
 		if p.Service.Seed == nil {
 			if held, err := after.established(); err == nil && len(held) == 0 {
 				return nil, nil // wherever devices will belong
@@ -72,8 +75,8 @@ func (t target) foresee(ctx context.Context, have State, ns *netns.Handle) (*For
 		}
 	}
 	changes := after.foreseeSlots(ctx, before, ns)
-	after.Seed, after.table = *p.Service.Seed, p.table
-	if before != nil && !changes && !p.misplaces(before.pub) {
+	after.Seed, after.table = *p.Service.Seed, p.Table
+	if before != nil && !changes && !p.Misplaces(before.pub) {
 		return nil, nil
 	}
 	var err error
@@ -85,14 +88,14 @@ func (t target) foresee(ctx context.Context, have State, ns *netns.Handle) (*For
 // would come.
 func (s *ServiceState) foreseeSlots(ctx context.Context, before *ServiceState, ns *netns.Handle) (changes bool) {
 	for n := range s.pub.Service.Slots {
-		slot := SlotState{Slot: n, State: "empty"}
+		slot := slots.State{Slot: n, State: "empty"}
 		if before != nil && n < len(before.Slots) {
 			slot = before.Slots[n]
 		}
 		m := s.pub.Service.Member(n)
 		if m != nil && !(slot.Admitted() && slot.Member == m.String()) {
 			if a, err := m.Adopt(ctx, ns, s.pub.Service.Spec); err == nil {
-				slot = SlotState{Slot: n, State: "admitted", PID: a.PIDs()[0], Member: m.String()}
+				slot = slots.State{Slot: n, State: "admitted", PID: a.PIDs()[0], Member: m.String()}
 				a.Close()
 				changes = true
 			}
@@ -103,32 +106,32 @@ func (s *ServiceState) foreseeSlots(ctx context.Context, before *ServiceState, n
 }
 
 // ForeseeMove says which sessions a move would have reset.
-func ForeseeMove(ctx context.Context, r *kernel.Root, s *ServiceState, m Moving) (Foreseen, error) {
-	return s.foreseeChange(ctx, r, m.apply)
+func ForeseeMove(ctx context.Context, r *kernel.Root, s *ServiceState, m record.Moving) (Foreseen, error) {
+	return s.foreseeChange(ctx, r, m.Apply)
 }
 
 // ForeseeDrain says which sessions draining a slot, or taking that back, would
 // have reset.
 func ForeseeDrain(ctx context.Context, r *kernel.Root, s *ServiceState, slot int, back bool) (Foreseen, error) {
-	return s.foreseeChange(ctx, r, func(p *published) error {
+	return s.foreseeChange(ctx, r, func(p *record.Service) error {
 		if back {
-			return p.undrain(slot)
+			return p.Undrain(slot)
 		}
-		return p.drain(slot)
+		return p.Drain(slot)
 	})
 }
 
-func (s *ServiceState) foreseeChange(ctx context.Context, r *kernel.Root, f func(p *published) error) (Foreseen, error) {
+func (s *ServiceState) foreseeChange(ctx context.Context, r *kernel.Root, f func(p *record.Service) error) (Foreseen, error) {
 	out := Foreseen{Service: s.Name}
 	if s.pub == nil {
 		return out, errors.New("a state that was not read from pins")
 	}
-	p, err := changed(r, s.scope, s.pub, f)
+	p, err := record.Changed(r, s.scope, s.pub, f)
 	if err != nil {
 		return out, err
 	}
 	after := *s
-	after.pub, after.table, after.devices = p, p.table, p.list
+	after.pub, after.table, after.devices = p, p.Table, p.List
 	out.Sessions, err = after.Misplaced(ctx)
 	return out, err
 }

@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -76,7 +79,7 @@ func generational(t testing.TB, idle, deadline time.Duration, listen ...string) 
 	if len(listen) == 0 {
 		listen = []string{"udp 0.0.0.0:9991", "tcp 0.0.0.0:9991"}
 	}
-	return newWorld(t, Options{Slots: 1, Generations: &Generations{Idle: idle, Deadline: deadline}}, listen...)
+	return newWorld(t, spec.Options{Slots: 1, Generations: &spec.Generations{Idle: idle, Deadline: deadline}}, listen...)
 }
 
 func pair(t testing.TB) (a, b *sink) {
@@ -84,7 +87,7 @@ func pair(t testing.TB) (a, b *sink) {
 	return startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 }
 
-func (w *world) draining() *Draining { return w.state().Slots[0].Draining }
+func (w *world) draining() *slots.Draining { return w.state().Slots[0].Draining }
 
 // Known peers stay with the old member, all else is the new one's, also TCP.
 func TestGenerations(t *testing.T) {
@@ -128,7 +131,7 @@ func TestGenerations(t *testing.T) {
 		}
 	}
 	// A new program for the same maps, as of an update of weir: it goes on.
-	w.locked(func(l lock) error { return upgrade(l, w.state().Scope(), EngineSkLookup) })
+	w.locked(func(l lock) error { return upgrade(l, w.state().Scope(), spec.EngineSkLookup) })
 	for i := range known {
 		known[i].wants(a, "a known peer, after an upgrade of weir")
 		fresh[i].wants(b, "a new peer, after an upgrade of weir")
@@ -274,7 +277,7 @@ func TestThreeGenerations(t *testing.T) {
 		t.Errorf("after %v process %d has the slot, want %d", steps, pid, b.pid())
 	}
 	_, err := registerNow(w, 0)
-	if !errors.Is(err, ErrDraining) || !Waiting(err) {
+	if !errors.Is(err, engine.ErrDraining) || !engine.Waiting(err) {
 		t.Errorf("a third generation: %v", err)
 	}
 	c.wants(a, "a known peer")
@@ -297,7 +300,7 @@ func TestGenerationFallsBack(t *testing.T) {
 	known := call(t, sources(2)[0], loopback4)
 	known.wants(a, "the first generation")
 	write(b)
-	w.locked(func(l lock) error { _, err := Register(t.Context(), l, w.slot(0), nil); return err })
+	w.locked(func(l lock) error { _, err := engine.Register(t.Context(), l, w.slot(0), nil); return err })
 	fresh := call(t, sources(2)[1], loopback4)
 	fresh.wants(b, "a new peer")
 	b.kill()
@@ -328,7 +331,7 @@ func TestGenerationWithdrawn(t *testing.T) {
 	c.wants(a, "the first generation")
 	w.member(0, b)
 	w.apply()
-	w.locked(func(l lock) error { return Unregister(l, w.slot(0)) })
+	w.locked(func(l lock) error { return engine.Unregister(l, w.slot(0)) })
 	if got := c.asks(); got != refused {
 		t.Errorf("a withdrawn slot's known peer is answered by %s", got)
 	}
@@ -461,6 +464,7 @@ func TestRetireWaitsForQueue(t *testing.T) {
 type said chan struct{}
 
 func (s said) Info(string, ...any) { notify(s) }
+
 func (s said) Warn(string, ...any) { notify(s) }
 
 // The first generation is ended also when a third one comes while it has a session left.
@@ -499,7 +503,7 @@ func TestRetireGoesOn(t *testing.T) {
 		t.Error(err)
 	}
 	a.Wait()
-	if !runs(b.pid()) || !runs(third.pid()) {
+	if !slots.Running(b.pid()) || !slots.Running(third.pid()) {
 		t.Error("another one was ended")
 	}
 }
@@ -559,11 +563,11 @@ func TestRetireWaitsForPeers(t *testing.T) {
 	if err := (Retirement{Slot: w.slot(0), Keep: true, Log: slog.New(slog.DiscardHandler)}).Run(t.Context(), w.root); err != nil {
 		t.Error(err)
 	}
-	if now := time.Now(); now.Before(until) || !runs(a.pid()) {
-		t.Errorf("it ended %s before the deadline, though a session is left; the process runs: %v", until.Sub(now), runs(a.pid()))
+	if now := time.Now(); now.Before(until) || !slots.Running(a.pid()) {
+		t.Errorf("it ended %s before the deadline, though a session is left; the process runs: %v", until.Sub(now), slots.Running(a.pid()))
 	}
 	session.Close()
-	w.locked(func(l lock) error { return Unregister(l, w.slot(0)) }) // what was before is forgotten
+	w.locked(func(l lock) error { return engine.Unregister(l, w.slot(0)) }) // what was before is forgotten
 }
 
 // A session of the generation before is where it belongs: no reset that the change makes due meets it.
@@ -645,7 +649,7 @@ func TestGenerationKilledAtEveryStep(t *testing.T) {
 func TestGenerationsComeAndGo(t *testing.T) {
 	w, a, b := twoMembers(t)
 	w.checkAnswers(sources(8), a, b)
-	w.cfg.Services[0].Generations = &Generations{}
+	w.cfg.Services[0].Generations = &spec.Generations{}
 	w.apply()
 	w.checkAnswers(sources(8), a, b)
 	next := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -708,7 +712,7 @@ func TestSuperviseReplaces(t *testing.T) {
 }
 
 func TestReplaceNeedsGenerations(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.apply()
 	c := nstest.Child("supervise", w.root.Path(), w.state().Scope(), 0, "replace", "/proc/self/exe", "stay")
 	out, err := c.CombinedOutput()
@@ -719,16 +723,16 @@ func TestReplaceNeedsGenerations(t *testing.T) {
 
 func TestGenerationsConfig(t *testing.T) {
 	for what, c := range map[string]struct {
-		o    Options
+		o    spec.Options
 		want string
 	}{
-		"engine":   {Options{Slots: 1, Engine: EngineReuseport, Generations: &Generations{}}, "need engine sk_lookup"},
-		"quic":     {Options{Slots: 1, By: ByQUIC, Generations: &Generations{}}, "need engine sk_lookup"},
-		"idle":     {Options{Slots: 1, Generations: &Generations{Idle: time.Millisecond}}, "generations.idle 1ms"},
-		"deadline": {Options{Slots: 1, Generations: &Generations{Idle: time.Minute, Deadline: time.Second}}, "generations.deadline 1s"},
-		"peers":    {Options{Slots: 1, Generations: &Generations{Peers: 3}}, "generations.peers 3"},
+		"engine":   {spec.Options{Slots: 1, Engine: spec.EngineReuseport, Generations: &spec.Generations{}}, "need engine sk_lookup"},
+		"quic":     {spec.Options{Slots: 1, By: spec.ByQUIC, Generations: &spec.Generations{}}, "need engine sk_lookup"},
+		"idle":     {spec.Options{Slots: 1, Generations: &spec.Generations{Idle: time.Millisecond}}, "generations.idle 1ms"},
+		"deadline": {spec.Options{Slots: 1, Generations: &spec.Generations{Idle: time.Minute, Deadline: time.Second}}, "generations.deadline 1s"},
+		"peers":    {spec.Options{Slots: 1, Generations: &spec.Generations{Peers: 3}}, "generations.peers 3"},
 	} {
-		cfg := Config{Services: []Service{{Options: c.o}}}
+		cfg := spec.Config{Services: []spec.Service{{Options: c.o}}}
 		cfg.Services[0].Name = "svc"
 		if err := errors.Join(cfg.Validate()...); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q", what, err, c.want)

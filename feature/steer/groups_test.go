@@ -15,23 +15,27 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
 
 // grouped is a service of engine sk_reuseport.
-func grouped(t *testing.T, o Options) *world {
-	o.Engine = EngineReuseport
+func grouped(t *testing.T, o spec.Options) *world {
+	o.Engine = spec.EngineReuseport
 	return newWorld(t, o, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 }
 
 // theHolder is the process that holds the groups of the test's namespace.
 func theHolder(t *testing.T, w *world) int {
 	t.Helper()
-	var h holderProcess
+	var h engine.HolderProcess
 	w.locked(func(l *kernel.WriteLock) error {
-		o, err := l.Open(engineInstance(w.state().scope, EngineReuseport), "holder")
+		o, err := l.Open(record.EngineInstance(w.state().scope, spec.EngineReuseport), "holder")
 		if err != nil {
 			return err
 		}
@@ -52,7 +56,7 @@ func findings(t *testing.T, w *world) string {
 
 // A service that gets another listen keeps its holder, which moves the sockets that it has to their new places.
 func TestHolderFollowsAnotherListen(t *testing.T) {
-	w := grouped(t, Options{Slots: 1})
+	w := grouped(t, spec.Options{Slots: 1})
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991", "udp4=0.0.0.0:9992")
 	w.member(0, a)
 	w.apply()
@@ -70,7 +74,7 @@ func TestHolderFollowsAnotherListen(t *testing.T) {
 // The holder may be killed: nothing changes while members live, status tells,
 // and apply starts it again.
 func TestHolderKilled(t *testing.T) {
-	w := grouped(t, Options{Slots: 2})
+	w := grouped(t, spec.Options{Slots: 2})
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
@@ -105,7 +109,7 @@ func await(t testing.TB, what string, is func() bool) {
 
 // With the last service everything goes: the holder too, and the kernel chooses.
 func TestGroupsLeaveNothing(t *testing.T) {
-	w := grouped(t, Options{Slots: 1})
+	w := grouped(t, spec.Options{Slots: 1})
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
 	w.apply()
@@ -113,13 +117,13 @@ func TestGroupsLeaveNothing(t *testing.T) {
 	w.cfg.Services = nil
 	w.apply()
 	await(t, "the holder ends", func() bool { return syscall.Kill(holder, 0) != nil })
-	for _, proto := range protocols {
+	for _, proto := range slots.Protocols {
 		if got := ask(t, proto, sources(1)[0], loopback4); got != fmt.Sprint(a.pid()) {
 			t.Errorf("%s is answered by %s", proto, got)
 		}
 	}
 	needGroupPrograms(t)
-	programs, err := groupPrograms()
+	programs, err := engine.ProgramsOfGroups()
 	if err != nil || len(programs) != 0 {
 		t.Errorf("programs left in groups: %v, %v", programs, err)
 	}
@@ -127,14 +131,14 @@ func TestGroupsLeaveNothing(t *testing.T) {
 
 func needGroupPrograms(t *testing.T) {
 	t.Helper()
-	if err := GroupPrograms.Check(); err != nil {
+	if err := engine.GroupPrograms.Check(); err != nil {
 		t.Skip("need: kernel", err)
 	}
 }
 
 // A daemon that does not share its port cannot be in a group: the reason is told.
 func TestNotShared(t *testing.T) {
-	w := grouped(t, Options{Slots: 1})
+	w := grouped(t, spec.Options{Slots: 1})
 	w.member(0, startSink(t, "udp4!=0.0.0.0:9991", "tcp4!=0.0.0.0:9991"))
 	if steps := fmt.Sprint(w.apply()); !strings.Contains(steps, "create") {
 		t.Errorf("plan %s", steps)
@@ -147,7 +151,7 @@ func TestNotShared(t *testing.T) {
 
 func registerNow(w *world, slot int) (changed bool, err error) {
 	w.locked(func(l *kernel.WriteLock) error {
-		changed, err = Register(w.t.Context(), l, Slot{Scope: w.state().scope, Service: "svc", Slot: slot}, nil)
+		changed, err = engine.Register(w.t.Context(), l, slots.Slot{Scope: w.state().scope, Service: "svc", Slot: slot}, nil)
 		return nil
 	})
 	return changed, err
@@ -155,7 +159,7 @@ func registerNow(w *world, slot int) (changed bool, err error) {
 
 // Members whose sockets are cut differently would each get a part of the traffic.
 func TestMembersAlike(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2, Engine: EngineReuseport}, "udp :9991")
+	w := newWorld(t, spec.Options{Slots: 2, Engine: spec.EngineReuseport}, "udp :9991")
 	w.member(0, startSink(t, "udp4=0.0.0.0:9991", "udp6=[::]:9991"))
 	w.member(1, startSink(t, "udp=[::]:9991"))
 	w.apply()
@@ -176,7 +180,7 @@ func foreign(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer prog.Close()
-	socks, err := bound(unix.IPPROTO_UDP, 9991)
+	socks, err := engine.Bound(unix.IPPROTO_UDP, 9991)
 	if err != nil || len(socks) == 0 {
 		t.Fatal("no socket", err)
 	}
@@ -194,7 +198,7 @@ func TestForeignProgram(t *testing.T) {
 	needGroupPrograms(t)
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	foreign(t)
-	w := grouped(t, Options{Slots: 1})
+	w := grouped(t, spec.Options{Slots: 1})
 	w.member(0, a)
 	w.apply()
 	if _, err := registerNow(w, 0); err == nil || !strings.Contains(err.Error(), "balancer") || !strings.Contains(err.Error(), "foreign: replace") {
@@ -203,7 +207,7 @@ func TestForeignProgram(t *testing.T) {
 	if s := w.state(); s.Slots[0].Admitted() {
 		t.Error("admitted beside a foreign program")
 	}
-	w.cfg.Services[0].Foreign = ForeignReplace
+	w.cfg.Services[0].Foreign = spec.ForeignReplace
 	w.apply()
 	if !w.state().Slots[0].Admitted() {
 		t.Error("not admitted though it may be replaced")
@@ -220,7 +224,7 @@ func TestForeignProgram(t *testing.T) {
 
 // A socket at one address takes its traffic past the group: doctor warns.
 func TestMoreSpecificBind(t *testing.T) {
-	w := grouped(t, Options{Slots: 1})
+	w := grouped(t, spec.Options{Slots: 1})
 	w.member(0, startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"))
 	w.apply()
 	if text := findings(t, w); strings.Contains(text, "more specifically") {
@@ -236,11 +240,11 @@ func TestMoreSpecificBind(t *testing.T) {
 // group and keep the members from the port.
 func TestHolderOfAnotherUser(t *testing.T) {
 	const nobody = 65534
-	w := grouped(t, Options{Slots: 1})
+	w := grouped(t, spec.Options{Slots: 1})
 	a := startSinkAs(t, nobody, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
 	w.apply()
-	socks, err := bound(unix.IPPROTO_UDP, 9991)
+	socks, err := engine.Bound(unix.IPPROTO_UDP, 9991)
 	if err != nil || len(socks) != 2 {
 		t.Fatalf("%d sockets, %v", len(socks), err)
 	}
@@ -263,7 +267,7 @@ func TestQueueDoesNotMigrate(t *testing.T) {
 	for _, migrate := range []bool{false, true} {
 		t.Run(fmt.Sprint(migrate), func(t *testing.T) {
 			needMigration(t)
-			w := grouped(t, Options{Slots: 2, Migrate: migrate})
+			w := grouped(t, spec.Options{Slots: 2, Migrate: migrate})
 			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			w.member(0, a)

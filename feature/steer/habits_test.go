@@ -13,12 +13,14 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
 )
 
 // Habits of real daemons, one at a time, each with a well-behaved neighbour
@@ -29,7 +31,7 @@ var bothProtocols = []string{"udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"}
 // pair is a service of two slots, served by a daemon with a habit and its
 // neighbour.
 func newPair(t *testing.T) (w *world, strange, neighbour *sink) {
-	w = newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w = newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	strange, neighbour = startSink(t, bothProtocols...), startSink(t, bothProtocols...)
 	w.member(0, strange)
 	w.member(1, neighbour)
@@ -66,7 +68,7 @@ func TestStoppedProcess(t *testing.T) {
 		var theirs, others = w.bySlot(12)
 		answers := make(chan string, 2*len(theirs))
 		for _, a := range theirs {
-			for _, proto := range protocols {
+			for _, proto := range slots.Protocols {
 				go func() { // each waits in the stopped member's queues
 					got, err := askPatiently(proto, a, loopback4, patiently, patiently, func() bool { return false })
 					if err != nil {
@@ -137,8 +139,8 @@ func TestZombie(t *testing.T) {
 		deadline(t, func() bool { return !p.Alive() })
 		w.check(sources(8), loopback4, names(nil, neighbour))
 		w.locked(func(l *kernel.WriteLock) error {
-			at := Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
-			if _, err := Register(t.Context(), l, at, nil); !errors.Is(err, service.ErrNotRunning) {
+			at := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
+			if _, err := engine.Register(t.Context(), l, at, nil); !errors.Is(err, service.ErrNotRunning) {
 				t.Errorf("registering a zombie: %v", err)
 			}
 			return nil
@@ -158,7 +160,7 @@ func TestReopensOnHangup(t *testing.T) {
 		w.apply()
 		w.serve()
 		reopens.do("hup 200ms")
-		before, out := w.state().Slots[0].cookies(), 0
+		before, out := w.state().Slots[0].Cookies(), 0
 		for range 3 {
 			reopens.Signal(syscall.SIGHUP)
 			deadline(t, func() bool {
@@ -167,13 +169,13 @@ func TestReopensOnHangup(t *testing.T) {
 					out++
 					return true
 				}
-				return !maps.Equal(slot.cookies(), before) // it was out while we stood still
+				return !maps.Equal(slot.Cookies(), before) // it was out while we stood still
 			})
 			_, others := w.bySlot(12)
 			w.check(others, loopback4, names(nil, neighbour))
 			w.admitted(0, reopens.pid())
 			w.check(sources(12), loopback4, names(reopens, neighbour))
-			after := w.state().Slots[0].cookies()
+			after := w.state().Slots[0].Cookies()
 			if maps.Equal(after, before) {
 				t.Errorf("the sockets are the old ones: %v", after)
 			}
@@ -191,7 +193,7 @@ func TestDaemonize(t *testing.T) {
 	eachEngine(t, func(t *testing.T) {
 		for _, how := range []string{"pidfile", "cgroup"} {
 			t.Run(how, func(t *testing.T) {
-				w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+				w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 				neighbour := startSink(t, bothProtocols...)
 				w.member(1, neighbour)
 				file := t.TempDir() + "/pid"
@@ -214,7 +216,7 @@ func TestDaemonize(t *testing.T) {
 				}
 				parent.Tell("daemonize " + file)
 				pid := readPID(t, file)
-				deadline(t, func() bool { return !runs(parent.pid()) }) // until then it may answer, too
+				deadline(t, func() bool { return !slots.Running(parent.pid()) }) // until then it may answer, too
 				took := w.admitted(0, pid)
 				t.Logf("admitted %s after it was there", took)
 				daemon := func(p Place) string { return fmt.Sprint([]int{pid, neighbour.pid()}[p.Slot]) }

@@ -6,20 +6,23 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"testing"
+
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 )
 
 // Known answers of the kernel's jhash2 (include/linux/jhash.h), so that both
 // twins cannot drift together.
 func TestHashKnownAnswers(t *testing.T) {
 	a := netip.MustParseAddr("192.0.2.7")
-	if m := netip.MustParseAddr("::ffff:192.0.2.7"); Hash(1, a) != Hash(1, m) {
+	if m := netip.MustParseAddr("::ffff:192.0.2.7"); spec.Hash(1, a) != spec.Hash(1, m) {
 		t.Error("IPv4 and v4-mapped hash differently")
 	}
-	if Hash(1, a) == Hash(2, a) {
+	if spec.Hash(1, a) == spec.Hash(2, a) {
 		t.Error("the seed does not matter")
 	}
-	if got := jhash2Reference(a.As16(), 0x12345678); got != Hash(0x12345678, a) {
-		t.Errorf("hash %#x, reference %#x", Hash(0x12345678, a), got)
+	if got := jhash2Reference(a.As16(), 0x12345678); got != spec.Hash(0x12345678, a) {
+		t.Errorf("hash %#x, reference %#x", spec.Hash(0x12345678, a), got)
 	}
 }
 
@@ -79,19 +82,19 @@ func jhash2Reference(key [16]byte, initval uint32) uint32 {
 func FuzzWhere(f *testing.F) {
 	f.Add(uint32(1), []byte{192, 0, 2, 7}, 4)
 	f.Add(uint32(0), []byte("\x20\x01\x0d\xb8\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01"), 256)
-	f.Fuzz(func(t *testing.T, seed uint32, b []byte, slots int) {
+	f.Fuzz(func(t *testing.T, seed uint32, b []byte, all int) {
 		a, ok := netip.AddrFromSlice(b)
-		if !ok || slots < 1 || slots > MaxSlots {
+		if !ok || all < 1 || all > spec.MaxSlots {
 			return
 		}
-		if h := jhash2Reference(a.As16(), seed); h != Hash(seed, a) {
-			t.Fatalf("%s seed %d: hash %#x, reference %#x", a, seed, Hash(seed, a), h)
+		if h := jhash2Reference(a.As16(), seed); h != spec.Hash(seed, a) {
+			t.Fatalf("%s seed %d: hash %#x, reference %#x", a, seed, spec.Hash(seed, a), h)
 		}
-		s := &ServiceState{Seed: seed, OnEmpty: Next}
-		for i := range slots {
-			s.Slots = append(s.Slots, SlotState{Slot: i, State: "admitted"})
+		s := &ServiceState{Seed: seed, OnEmpty: spec.Next}
+		for i := range all {
+			s.Slots = append(s.Slots, slots.State{Slot: i, State: "admitted"})
 		}
-		s.table = Assign(slots)
+		s.table = spec.Assign(all)
 		full, err := s.Where(WhatIf{}, a)
 		if err != nil {
 			t.Fatal(err)
@@ -103,8 +106,8 @@ func FuzzWhere(f *testing.F) {
 		if p[0].Slot != full[0].Slot || p[0].Admitted {
 			t.Fatalf("without its slot: %+v, with: %+v", p[0], full[0])
 		}
-		if (p[0].Instead == nil) != (slots == 1) || p[0].Instead != nil && *p[0].Instead == p[0].Slot {
-			t.Fatalf("diverted to %v of %d slots from %d", p[0].Instead, slots, p[0].Slot)
+		if (p[0].Instead == nil) != (all == 1) || p[0].Instead != nil && *p[0].Instead == p[0].Slot {
+			t.Fatalf("diverted to %v of %d slots from %d", p[0].Instead, all, p[0].Slot)
 		}
 	})
 }

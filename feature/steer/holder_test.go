@@ -7,13 +7,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/service"
 )
 
 // A slot that was registered for another process than the configured member's is shown
 // with that process, by status, doctor and explain.
 func TestHolderIsNotTheMember(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	own, other := startSink(t, "udp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991")
 	w.member(0, own)
 	w.apply()
@@ -29,7 +32,7 @@ func TestHolderIsNotTheMember(t *testing.T) {
 	if got := holder(); got != "" {
 		t.Errorf("the configured member: holder %q", got)
 	}
-	slot := Slot{Scope: w.state().scope, Service: "svc"}
+	slot := slots.Slot{Scope: w.state().scope, Service: "svc"}
 	give := func(m *service.Member) {
 		t.Helper()
 		l, err := w.root.Lock(t.Context())
@@ -37,7 +40,7 @@ func TestHolderIsNotTheMember(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Unlock()
-		if _, err := Register(t.Context(), l, slot, m); err != nil {
+		if _, err := engine.Register(t.Context(), l, slot, m); err != nil {
 			t.Fatal(err)
 		}
 	}

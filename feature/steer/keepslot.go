@@ -5,14 +5,11 @@ package steer
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/users"
 	"github.com/weir-project/weir/service"
 )
@@ -40,9 +37,9 @@ func (s *supervisor) keepSlot(ctx context.Context, pid int) {
 					s.Log.Info("slot admitted", "service", s.Slot.Service, "slot", s.Slot.Slot, "pid", pid)
 				}
 			default:
-				if errors.Is(err, ErrDraining) {
+				if errors.Is(err, engine.ErrDraining) {
 					wait = 200 * time.Millisecond
-				} else if Waiting(err) && !errors.Is(err, service.ErrNotReady) {
+				} else if engine.Waiting(err) && !errors.Is(err, service.ErrNotReady) {
 					wait = 20 * time.Millisecond
 				} else if s.member.Ready != nil {
 					wait = s.member.Ready.Every()
@@ -71,17 +68,17 @@ func (s *supervisor) retire(ctx context.Context) {
 // wanted says whether the slot is to be given to the daemon: at its start; later
 // if it is empty, but for an operator who wants it so.
 func (s *supervisor) wanted(pid int, had bool) bool {
-	slots, err := OpenSlots(s.root, s.Slot.Scope, s.Slot.Service)
+	slots, err := slots.Open(s.root, s.Slot.Scope, s.Slot.Service)
 	if err != nil {
 		return false // the service is gone, for now
 	}
 	defer slots.Close()
-	now, err := slots.state(s.Slot.Slot)
+	now, err := slots.State(s.Slot.Slot)
 	switch {
-	case err != nil || now.withdrawn && had:
+	case err != nil || now.Withdrawn && had:
 		return false
 	case now.Admitted() && had:
-		return now.outlived(&service.Member{Keep: true})
+		return now.Outlived(&service.Member{Keep: true})
 	}
 	return true
 }
@@ -92,36 +89,18 @@ func (s *supervisor) admit(ctx context.Context, pid int) (changed bool, err erro
 	m := s.member
 	// Read first: a child of this list that has inherited the sockets did so before its parent is
 	// asked. The member is who opened them, not a worker, which its master would start again.
-	children := descendants(pid)
+	children := slots.Descendants(pid)
 	m.PID = pid
-	if changed, err = Admit(ctx, s.root, s.Slot, &m); !errors.Is(err, service.ErrNoSocket) {
+	if changed, err = engine.Admit(ctx, s.root, s.Slot, &m); !errors.Is(err, service.ErrNoSocket) {
 		return changed, err
 	}
 	for _, child := range children {
 		m.PID = child
-		if changed, cerr := Admit(ctx, s.root, s.Slot, &m); !Waiting(cerr) || errors.Is(cerr, service.ErrNotReady) {
+		if changed, cerr := engine.Admit(ctx, s.root, s.Slot, &m); !engine.Waiting(cerr) || errors.Is(cerr, service.ErrNotReady) {
 			return changed, cerr
 		}
 	}
 	return false, err
-}
-
-// descendants are the processes that a process has started, directly or not,
-// the nearest first.
-func descendants(pid int) []int {
-	var out []int
-	for next := []int{pid}; len(next) > 0; next = next[1:] {
-		lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", next[0]))
-		for _, l := range lists {
-			b, _ := os.ReadFile(l)
-			for f := range strings.FieldsSeq(string(b)) {
-				if child, err := strconv.Atoi(f); err == nil {
-					out, next = append(out, child), append(next, child)
-				}
-			}
-		}
-	}
-	return out
 }
 
 // become finds the user, by name or number, that the daemon runs as.

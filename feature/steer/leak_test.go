@@ -17,7 +17,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -115,7 +118,7 @@ func (w *world) usage() usage {
 	}
 	u := usage{heap: int(m.HeapAlloc), descriptors: len(fds), threads: procStatus(w.t, "Threads:"), rss: procStatus(w.t, "VmRSS:"), pins: len(w.objects()),
 		entries: map[string]int{}, memlock: map[string]int{}}
-	o, err := w.root.Open(engineInstance(w.state().Scope(), w.cfg.Services[0].Engine))
+	o, err := w.root.Open(record.EngineInstance(w.state().Scope(), w.cfg.Services[0].Engine))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -144,12 +147,12 @@ func (w *world) usage() usage {
 // holder is the process that keeps the service's groups, 0 for none.
 func (w *world) holder() int {
 	w.t.Helper()
-	o, err := w.root.Open(engineInstance(w.state().Scope(), w.cfg.Services[0].Engine))
+	o, err := w.root.Open(record.EngineInstance(w.state().Scope(), w.cfg.Services[0].Engine))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer o.Close()
-	var h holderProcess
+	var h engine.HolderProcess
 	if m := o.Maps["holder"]; m == nil {
 		return 0
 	} else if err := m.Lookup(uint32(0), &h); err != nil {
@@ -227,11 +230,11 @@ func TestThousandRegistrationsLeakNothing(t *testing.T) {
 	}
 	eachEngine(t, func(t *testing.T) {
 		times := times
-		if underTest == EngineReuseport { // each asks the kernel whose program is in the group, for some 80 ms
+		if underTest == spec.EngineReuseport { // each asks the kernel whose program is in the group, for some 80 ms
 			times /= 5
 		}
 		// What hears templates opens its own things when it gets to it, perhaps amid the count.
-		w := newWorld(t, Options{Slots: 2, Templates: TemplatesOff}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+		w := newWorld(t, spec.Options{Slots: 2, Templates: spec.TemplatesOff}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 		w.apply()
 		w.serve()
 		r := newRegistrations(w)
@@ -263,7 +266,7 @@ type registrations struct {
 	*world
 	scope   string
 	members []*sink
-	second  Service
+	second  spec.Service
 	n       int
 	seen    map[object]bool // that were pinned
 }
@@ -283,22 +286,22 @@ func newRegistrations(w *world) *registrations {
 func (r *registrations) run(times int) {
 	for ; times > 0 || r.n%20 != 0; times-- {
 		r.n++
-		at := Slot{Scope: r.scope, Service: "svc", Slot: r.n % 2}
+		at := slots.Slot{Scope: r.scope, Service: "svc", Slot: r.n % 2}
 		m := service.Member{Slot: at.Slot, PID: r.members[r.n/2%2].pid()}
 		r.locked(func(l *kernel.WriteLock) error {
-			if changed, err := Register(context.Background(), l, at, &m); err != nil || !changed {
+			if changed, err := engine.Register(context.Background(), l, at, &m); err != nil || !changed {
 				return fmt.Errorf("registered %s: %v, %w", m, changed, err)
 			}
 			return nil
 		})
-		r.locked(func(l *kernel.WriteLock) error { return Unregister(l, at) })
+		r.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, at) })
 		switch r.n % 20 {
 		case 1:
 			r.cfg.Services = append(r.cfg.Services[:1], r.second)
 			r.apply()
 			r.see()
 		case 0:
-			r.locked(func(l *kernel.WriteLock) error { return RemoveService(l, r.scope, "second") })
+			r.locked(func(l *kernel.WriteLock) error { return engine.RemoveService(l, r.scope, "second") })
 			r.cfg.Services = r.cfg.Services[:1]
 		}
 	}

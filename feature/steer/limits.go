@@ -5,6 +5,9 @@ package steer
 import (
 	"fmt"
 	"slices"
+
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 )
 
 // room is what one engine of a namespace has to hold.
@@ -15,10 +18,10 @@ type room struct{ services, rows int }
 func checkLimits(have State, want []target) error {
 	type engineOf struct {
 		scope string
-		kind  Engine
+		kind  spec.Engine
 	}
 	used := map[engineOf]room{}
-	before := map[string]*published{}
+	before := map[string]*record.Service{}
 	for i := range have.Services {
 		s := &have.Services[i]
 		at := engineOf{s.scope, s.Engine}
@@ -27,12 +30,12 @@ func checkLimits(have State, want []target) error {
 	}
 	for _, t := range want {
 		was := before[t.scope+"/"+t.service.Name]
-		kind, _, err := chooseEngine(t.service, was)
+		kind, _, err := record.ChooseEngine(t.service, was)
 		if err != nil {
 			return fmt.Errorf("services.%s: %w", t.service.Name, err)
 		}
 		at := engineOf{t.scope, kind}
-		now, rows, freed := used[at], t.service.rows(), 0
+		now, rows, freed := used[at], t.service.Rows(), 0
 		switch {
 		case was == nil || was.Engine != kind:
 			now.services++
@@ -43,11 +46,11 @@ func checkLimits(have State, want []target) error {
 			freed = len(was.Rows) + len(was.Spare)
 		}
 		now.rows += rows
-		if now.services > MaxServices {
-			return t.service.Spec.Pos.Errorf("services.%s is one too many: engine %s takes %d services in one network namespace (%s), counting those that go with this change: merge some, or take some away first", t.service.Name, kind, MaxServices, t.netns)
+		if now.services > spec.MaxServices {
+			return t.service.Spec.Pos.Errorf("services.%s is one too many: engine %s takes %d services in one network namespace (%s), counting those that go with this change: merge some, or take some away first", t.service.Name, kind, spec.MaxServices, t.netns)
 		}
-		if now.rows > maxRows {
-			return t.service.Spec.Pos.Errorf("services.%s: its slots are too many: engine %s takes %d slots in one network namespace (%s), counting those that go with this change: lower slots, or take services away first", t.service.Name, kind, maxRows, t.netns)
+		if now.rows > spec.MaxRows {
+			return t.service.Spec.Pos.Errorf("services.%s: its slots are too many: engine %s takes %d slots in one network namespace (%s), counting those that go with this change: lower slots, or take services away first", t.service.Name, kind, spec.MaxRows, t.netns)
 		}
 		now.rows -= freed
 		used[at] = now
@@ -57,12 +60,4 @@ func checkLimits(have State, want []target) error {
 		}
 	}
 	return nil
-}
-
-// rows are how many rows of its engine's maps a service takes.
-func (s Service) rows() int {
-	if s.Generations != nil {
-		return 2 * s.Slots
-	}
-	return s.Slots
 }

@@ -12,6 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -22,7 +26,7 @@ import (
 var both = []string{"udp4=0.0.0.0:9991", "tcp4~=0.0.0.0:9991"}
 
 // collectors starts a world with a collector in each slot.
-func collectors(t *testing.T, o Options) (*world, []*sink) {
+func collectors(t *testing.T, o spec.Options) (*world, []*sink) {
 	if o.Seed == nil { // of two that are drawn it happens that nobody changes places between them
 		seed := uint32(1)
 		o.Seed = &seed
@@ -104,7 +108,7 @@ func needDestroy(t testing.TB) {
 	}
 }
 
-const fast = Rate(1000)
+const fast = spec.Rate(1000)
 
 // resetDue resets what is due and returns the routers, and where they went.
 func (w *world) resetDue() map[netip.Addr]string {
@@ -150,7 +154,7 @@ func TestLiveChanges(t *testing.T) { eachEngine(t, testLiveChanges) }
 
 func testLiveChanges(t *testing.T) {
 	needDestroy(t)
-	w, sinks := collectors(t, Options{Slots: 3})
+	w, sinks := collectors(t, spec.Options{Slots: 3})
 	w.apply()
 	n := 48
 	if testing.Short() {
@@ -186,8 +190,10 @@ func testLiveChanges(t *testing.T) {
 		w.member(3, sinks[3])
 		w.apply()
 	})
-	change("weights", func() { svc.Weights = Weights{0: 2}; w.apply() })
-	change("drain", locked(func(l *kernel.WriteLock) error { return Drain(l, Slot{scope, "svc", 1}, nil) }))
+	change("weights", func() { svc.Weights = spec.Weights{0: 2}; w.apply() })
+	change("drain", locked(func(l *kernel.WriteLock) error {
+		return engine.Drain(l, slots.Slot{Scope: scope, Service: "svc", Slot: 1}, nil)
+	}))
 	if held := w.state().Slots[1].Buckets; held != 0 {
 		t.Errorf("the drained slot holds %d buckets", held)
 	}
@@ -195,20 +201,22 @@ func testLiveChanges(t *testing.T) {
 	if held := w.state().Slots[1].Buckets; held != 0 {
 		t.Errorf("the drained slot holds %d buckets after apply", held)
 	}
-	change("undrain", locked(func(l *kernel.WriteLock) error { return Undrain(l, Slot{scope, "svc", 1}, nil) }))
+	change("undrain", locked(func(l *kernel.WriteLock) error {
+		return engine.Undrain(l, slots.Slot{Scope: scope, Service: "svc", Slot: 1}, nil)
+	}))
 	change("move", func() { w.moveOne(sources(1)[0], 1) })
 	change("seed", func() { seed := uint32(4711); svc.Seed = &seed; w.apply() })
 	if p := w.where(sources(1)[0])[0]; !p.Moved {
 		t.Errorf("apply took the move back: %+v", p)
 	}
 	change("move back", locked(func(l *kernel.WriteLock) error {
-		return Move(l, scope, "svc", Moving{Device: sources(1)[0].String(), Back: true}, nil)
+		return engine.Move(l, scope, "svc", record.Moving{Device: sources(1)[0].String(), Back: true}, nil)
 	}))
 	change("member changed", func() {
 		s := startSink(t, both...)
 		w.member(0, s)
 		w.locked(func(l *kernel.WriteLock) error {
-			_, err := Register(t.Context(), l, Slot{scope, "svc", 0}, &svc.Members[0])
+			_, err := engine.Register(t.Context(), l, slots.Slot{Scope: scope, Service: "svc", Slot: 0}, &svc.Members[0])
 			return err
 		})
 	})
@@ -226,7 +234,7 @@ func (w *world) moveOne(a netip.Addr, by int) (to int) {
 	to = (p.Slot + by) % w.cfg.Services[0].Slots
 	scope := w.state().Scope()
 	w.locked(func(l *kernel.WriteLock) error {
-		return Move(l, scope, "svc", Moving{Device: a.String(), To: to}, nil)
+		return engine.Move(l, scope, "svc", record.Moving{Device: a.String(), To: to}, nil)
 	})
 	if now := w.where(a)[0]; now.Slot != to || !now.Moved {
 		w.t.Errorf("moved to %d, it is at %+v", to, now)
@@ -240,7 +248,7 @@ func TestAdoptionResetsTheMisplaced(t *testing.T) { eachEngine(t, testAdoptionRe
 
 func testAdoptionResets(t *testing.T) {
 	needDestroy(t)
-	w, _ := collectors(t, Options{Slots: 2})
+	w, _ := collectors(t, spec.Options{Slots: 2})
 	routers := connect(t, sources(24)) // the kernel's own choice, of both
 	w.apply()
 	if m, err := w.state().Misplaced(t.Context()); err != nil || len(m) == 0 || len(m) == len(routers) {
@@ -253,14 +261,14 @@ func testAdoptionResets(t *testing.T) {
 // listens to or is bound to a part of the same, are not.
 func TestResetsOfOwnSessions(t *testing.T) {
 	needDestroy(t)
-	w, _ := collectors(t, Options{Slots: 2})
+	w, _ := collectors(t, spec.Options{Slots: 2})
 	beside := startSink(t, "tcp4~=127.0.0.9:9991")
 	listens, err := service.ParseListen("tcp 127.0.0.9:9991")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.cfg.Services = append(w.cfg.Services, Service{Spec: service.Spec{Name: "beside", Listen: []service.Listen{listens},
-		Members: []service.Member{{PID: beside.pid()}}}, Options: Options{Slots: 1, Engine: underTest}})
+	w.cfg.Services = append(w.cfg.Services, spec.Service{Spec: service.Spec{Name: "beside", Listen: []service.Listen{listens},
+		Members: []service.Member{{PID: beside.pid()}}}, Options: spec.Options{Slots: 1, Engine: underTest}})
 	w.apply()
 	registered := startSink(t, "tcp4~=127.0.0.1:7091")
 	w.register("registered", registered, "tcp 127.0.0.1:7091")
@@ -302,8 +310,8 @@ func TestResetsOfOwnSessions(t *testing.T) {
 
 // rate 0 leaves sessions where they are, and nothing is due.
 func TestRateZeroLeavesSessions(t *testing.T) {
-	zero := Rate(0)
-	w, _ := collectors(t, Options{Slots: 2, ResetRate: &zero})
+	zero := spec.Rate(0)
+	w, _ := collectors(t, spec.Options{Slots: 2, ResetRate: &zero})
 	w.apply()
 	routers := connect(t, sources(12))
 	seed := uint32(99)
@@ -321,13 +329,13 @@ func TestRateZeroLeavesSessions(t *testing.T) {
 
 func TestResetsArePaced(t *testing.T) {
 	needDestroy(t)
-	w, _ := collectors(t, Options{Slots: 2})
+	w, _ := collectors(t, spec.Options{Slots: 2})
 	w.apply()
 	connect(t, sources(12))
 	after := uint32(99)
 	w.cfg.Services[0].Seed = &after
 	w.apply()
-	rate := Rate(20)
+	rate := spec.Rate(20)
 	var at []time.Time
 	if err := ResetDue(t.Context(), w.root, &rate, nil, func(Reset) { at = append(at, time.Now()) }); err != nil {
 		t.Fatal(err)
@@ -345,14 +353,16 @@ func TestResetsArePaced(t *testing.T) {
 // What Foresee says is what happens.
 func TestForesee(t *testing.T) {
 	needDestroy(t)
-	w, _ := collectors(t, Options{Slots: 3})
+	w, _ := collectors(t, spec.Options{Slots: 3})
 	w.apply()
 	routers := connect(t, sources(24))
 	foreseen, err := ForeseeDrain(t.Context(), w.root, w.state(), 1, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.locked(func(l *kernel.WriteLock) error { return Drain(l, Slot{w.state().Scope(), "svc", 1}, nil) })
+	w.locked(func(l *kernel.WriteLock) error {
+		return engine.Drain(l, slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 1}, nil)
+	})
 	reset := w.resetDue()
 	w.settled(routers, reset)
 	if len(foreseen.Sessions) != len(reset) || len(reset) == 0 {
@@ -386,14 +396,14 @@ func TestForesee(t *testing.T) {
 func TestBypass(t *testing.T) { eachEngine(t, testBypass) }
 
 func testBypass(t *testing.T) {
-	w, sinks := collectors(t, Options{Slots: 3})
+	w, sinks := collectors(t, spec.Options{Slots: 3})
 	sinks[2].kill() // an empty slot: refused while steered
 	w.apply()
 	pids := []string{fmt.Sprint(sinks[0].pid()), fmt.Sprint(sinks[1].pid())}
 	set := func(on bool) {
 		t.Helper()
 		w.locked(func(l *kernel.WriteLock) error {
-			did, err := Bypass(l, w.state().Scope(), "svc", on)
+			did, err := engine.Bypass(l, w.state().Scope(), "svc", on)
 			if err == nil && !did {
 				t.Errorf("bypass %v: it was so already", on)
 			}
@@ -404,7 +414,7 @@ func testBypass(t *testing.T) {
 		t.Helper()
 		elsewhere := 0
 		for _, p := range w.where(sources(40)...) {
-			for _, proto := range protocols {
+			for _, proto := range slots.Protocols {
 				got := ask(t, proto, p.Address, loopback4)
 				if !slices.Contains(pids, got) {
 					t.Errorf("bypassed, %s from %s is answered by %s", proto, p.Address, got)
@@ -432,7 +442,7 @@ func testBypass(t *testing.T) {
 
 // A kernel that cannot close sessions: they are listed, with the reason.
 func TestResetWhereTheKernelCannot(t *testing.T) {
-	w, _ := collectors(t, Options{Slots: 2})
+	w, _ := collectors(t, spec.Options{Slots: 2})
 	w.apply()
 	routers := connect(t, sources(12))
 	destroySocket = func(sockdiag.Socket) error { return fmt.Errorf("no: %w", errors.ErrUnsupported) }

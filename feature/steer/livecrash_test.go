@@ -14,6 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -41,26 +45,26 @@ func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 	n, _ := strconv.Atoi(arg)
 	switch verb {
 	case "drain":
-		return Drain(l, Slot{s.Scope(), "svc", n}, nil)
+		return engine.Drain(l, slots.Slot{Scope: s.Scope(), Service: "svc", Slot: n}, nil)
 	case "undrain":
-		return Undrain(l, Slot{s.Scope(), "svc", n}, nil)
+		return engine.Undrain(l, slots.Slot{Scope: s.Scope(), Service: "svc", Slot: n}, nil)
 	case "move", "back":
 		a := sources(1)[0]
 		p, err := s.Where(WhatIf{}, a)
 		if err != nil {
 			return err
 		}
-		return Move(l, s.Scope(), "svc", Moving{Device: a.String(), To: (p[0].Slot + 1) % 3, Back: verb == "back"}, nil)
+		return engine.Move(l, s.Scope(), "svc", record.Moving{Device: a.String(), To: (p[0].Slot + 1) % 3, Back: verb == "back"}, nil)
 	case "bucket":
-		return Move(l, s.Scope(), "svc", Moving{Bucket: n, To: (int(s.table[n]) + 1) % 3}, nil)
+		return engine.Move(l, s.Scope(), "svc", record.Moving{Bucket: n, To: (int(s.table[n]) + 1) % 3}, nil)
 	case "next": // the next generation of slot 0, by its process
-		_, err := Register(ctx, l, Slot{s.Scope(), "svc", 0}, &service.Member{PID: n})
+		_, err := engine.Register(ctx, l, slots.Slot{Scope: s.Scope(), Service: "svc", Slot: 0}, &service.Member{PID: n})
 		return err
 	case "bypass":
-		_, err := Bypass(l, s.Scope(), "svc", true)
+		_, err := engine.Bypass(l, s.Scope(), "svc", true)
 		return err
 	case "off":
-		_, err := Bypass(l, s.Scope(), "svc", false)
+		_, err := engine.Bypass(l, s.Scope(), "svc", false)
 		return err
 	}
 	return fmt.Errorf("no change %q", verb)
@@ -112,9 +116,9 @@ func testLiveKilled(t *testing.T) {
 			continue // an emulated kernel is slow, and these take the same steps
 		}
 		t.Run(c.verb+"-after-"+c.first, func(t *testing.T) {
-			w, _ := collectors(t, Options{Slots: 3})
+			w, _ := collectors(t, spec.Options{Slots: 3})
 			every := stride()
-			if !testing.Short() && (underTest == EngineReuseport || c.verb+c.first != "drain") {
+			if !testing.Short() && (underTest == spec.EngineReuseport || c.verb+c.first != "drain") {
 				every = nstest.Stride(5) // the steps are the same ones
 			}
 			for step := rand.IntN(every); ; step += every {
@@ -146,7 +150,7 @@ func (w *world) killUnderTraffic(step int, verb, arg string) (finished bool) {
 	tr := w.startTraffic(12)
 	time.Sleep(5 * time.Millisecond)
 	finished = w.killedLive(step, verb, arg)
-	w.locked(Mend)
+	w.locked(engine.Mend)
 	now := w.expected(12)
 	time.Sleep(5 * time.Millisecond)
 	for key, answers := range tr.end() {
@@ -189,8 +193,8 @@ func (w *world) expectSettled(step int, routers []*router) {
 // A command that is killed while it resets leaves the rest to weir serve.
 func TestServeGoesOnWithResets(t *testing.T) {
 	needDestroy(t)
-	quick := Rate(200)
-	w, _ := collectors(t, Options{Slots: 2, ResetRate: &quick})
+	quick := spec.Rate(200)
+	w, _ := collectors(t, spec.Options{Slots: 2, ResetRate: &quick})
 	w.apply()
 	routers := connect(t, sources(16))
 	seed := uint32(99)
@@ -219,7 +223,7 @@ func TestServeGoesOnWithResets(t *testing.T) {
 // While somebody lives who resets, weir serve leaves it to him.
 func TestServeLeavesResetsToTheLiving(t *testing.T) {
 	needDestroy(t)
-	w, _ := collectors(t, Options{Slots: 2})
+	w, _ := collectors(t, spec.Options{Slots: 2})
 	w.apply()
 	connect(t, sources(8))
 	seed := uint32(99)
@@ -229,7 +233,7 @@ func TestServeLeavesResetsToTheLiving(t *testing.T) {
 	if err != nil || len(want) == 0 {
 		t.Fatalf("%d sessions are misplaced, %v", len(want), err)
 	}
-	release, err := claimEngine(t.Context(), w.root, w.state().pub.engineInstance(w.state().scope), true)
+	release, err := claimEngine(t.Context(), w.root, w.state().pub.EngineInstance(w.state().scope), true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +250,7 @@ func TestServeLeavesResetsToTheLiving(t *testing.T) {
 // are another slot's.
 func TestServeResetsWhatAMemberBrings(t *testing.T) {
 	needDestroy(t)
-	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	r := fast
 	w.cfg.Services[0].ResetRate = &r
 	var write []func(*sink)
@@ -259,10 +263,10 @@ func TestServeResetsWhatAMemberBrings(t *testing.T) {
 	a.kill()
 	b.kill()
 	// Daemons that served before weir's program was there.
-	w.locked(func(l lock) error { _, err := Bypass(l, w.state().Scope(), "svc", true); return err })
+	w.locked(func(l lock) error { _, err := engine.Bypass(l, w.state().Scope(), "svc", true); return err })
 	sinks := []*sink{startSink(t, both...), startSink(t, both...)}
 	routers := connect(t, sources(16))
-	w.locked(func(l lock) error { _, err := Bypass(l, w.state().Scope(), "svc", false); return err })
+	w.locked(func(l lock) error { _, err := engine.Bypass(l, w.state().Scope(), "svc", false); return err })
 	w.resetDue() // the slots are empty: nobody is misplaced
 	for _, r := range routers {
 		if !r.up(t, true) {
@@ -292,35 +296,35 @@ func TestServeResetsWhatAMemberBrings(t *testing.T) {
 // Draining and undraining a slot leaves every bucket where it was; a bucket that
 // was placed by hand stays over changes, and goes back.
 func TestDrainAndBack(t *testing.T) {
-	p := &published{Service: Service{}}
-	p.Service.Slots, p.Service.By, p.Service.Name = 5, BySource, "svc"
-	p.shape(nil)
-	before := slices.Clone(p.table)
+	p := &record.Service{Service: spec.Service{}}
+	p.Service.Slots, p.Service.By, p.Service.Name = 5, spec.BySource, "svc"
+	p.Shape(nil)
+	before := slices.Clone(p.Table)
 	for _, f := range []func() error{
-		func() error { return p.drain(2) }, func() error { return p.drain(0) },
-		func() error { return p.undrain(2) }, func() error { return p.undrain(0) },
+		func() error { return p.Drain(2) }, func() error { return p.Drain(0) },
+		func() error { return p.Undrain(2) }, func() error { return p.Undrain(0) },
 	} {
 		if err := f(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if !slices.Equal(p.table, before) || p.Home != nil {
+	if !slices.Equal(p.Table, before) || p.Home != nil {
 		t.Errorf("after draining and undraining two slots, the table is another")
 	}
-	if err := (Moving{Bucket: 7, To: 4}).apply(p); err != nil {
+	if err := (record.Moving{Bucket: 7, To: 4}).Apply(p); err != nil {
 		t.Fatal(err)
 	}
-	grown := &published{Service: p.Service}
+	grown := &record.Service{Service: p.Service}
 	grown.Service.Slots = 6
-	grown.shape(p)
-	if grown.table[7] != 4 {
-		t.Errorf("bucket 7 was put into slot 4 and is in %d", grown.table[7])
+	grown.Shape(p)
+	if grown.Table[7] != 4 {
+		t.Errorf("bucket 7 was put into slot 4 and is in %d", grown.Table[7])
 	}
-	if err := (Moving{Bucket: 7, Back: true}).apply(grown); err != nil || len(grown.Placed) != 0 {
+	if err := (record.Moving{Bucket: 7, Back: true}).Apply(grown); err != nil || len(grown.Placed) != 0 {
 		t.Errorf("back: %v, %v", err, grown.Placed)
 	}
 	for slot := range 5 {
-		if err := p.drain(slot); (err == nil) != (slot < 4) {
+		if err := p.Drain(slot); (err == nil) != (slot < 4) {
 			t.Errorf("draining slot %d: %v", slot, err)
 		}
 		if slot == 4 {

@@ -9,6 +9,9 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -18,7 +21,7 @@ func TestLiveChangesSayWhatTheyTake(t *testing.T) { eachEngine(t, testLiveChange
 func testLiveChangesSayWhatTheyTake(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991")
 	b := startSink(t, "udp4=0.0.0.0:9991")
-	w := newWorld(t, Options{Slots: 3}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 3}, "udp 0.0.0.0:9991")
 	w.member(0, a)
 	w.member(1, b)
 	w.apply()
@@ -43,19 +46,19 @@ func testLiveChangesSayWhatTheyTake(t *testing.T) {
 			}
 		}
 	}
-	check("a device to a member", "")(OutagesOfMove(w.root, s, Moving{Device: served, To: 1}))
-	check("a device to an empty slot", "device "+served+" is served by slot 0 of service svc, and slot 2, where it would go, is empty (on_empty: reject)")(OutagesOfMove(w.root, s, Moving{Device: served, To: 2}))
-	check("a device that nobody serves", "")(OutagesOfMove(w.root, s, Moving{Device: lost, To: 1}))
+	check("a device to a member", "")(OutagesOfMove(w.root, s, record.Moving{Device: served, To: 1}))
+	check("a device to an empty slot", "device "+served+" is served by slot 0 of service svc, and slot 2, where it would go, is empty (on_empty: reject)")(OutagesOfMove(w.root, s, record.Moving{Device: served, To: 2}))
+	check("a device that nobody serves", "")(OutagesOfMove(w.root, s, record.Moving{Device: lost, To: 1}))
 	bucket := w.where(netip.MustParseAddr(served))[0].Bucket
-	check("a bucket to an empty slot", "slot 2 of service svc is empty, and would be given 1 %")(OutagesOfMove(w.root, s, Moving{Bucket: bucket, To: 2}))
-	check("a bucket to a member", "")(OutagesOfMove(w.root, s, Moving{Bucket: bucket, To: 1}))
+	check("a bucket to an empty slot", "slot 2 of service svc is empty, and would be given 1 %")(OutagesOfMove(w.root, s, record.Moving{Bucket: bucket, To: 2}))
+	check("a bucket to a member", "")(OutagesOfMove(w.root, s, record.Moving{Bucket: bucket, To: 1}))
 	check("a drain", "slot 2 of service svc is empty, and would be given 16 %")(OutagesOfDrain(w.root, s, 0, false))
 	check("a drain of the empty slot", "")(OutagesOfDrain(w.root, s, 2, false))
-	w.locked(func(l *kernel.WriteLock) error { return Drain(l, w.slot(2), nil) })
+	w.locked(func(l *kernel.WriteLock) error { return engine.Drain(l, w.slot(2), nil) })
 	s = w.state()
 	check("a drain that leaves members", "")(OutagesOfDrain(w.root, s, 0, false))
 	check("the empty slot undrained", "slot 2 of service svc is empty, and would be given 33 %")(OutagesOfDrain(w.root, s, 2, true))
-	w.locked(func(l *kernel.WriteLock) error { _, err := Bypass(l, s.Scope(), "svc", true); return err })
+	w.locked(func(l *kernel.WriteLock) error { _, err := engine.Bypass(l, s.Scope(), "svc", true); return err })
 	check("steered again, all served", "")(OutagesOfSteering(w.state()))
 	b.kill()
 	w.empties(1)

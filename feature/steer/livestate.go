@@ -7,6 +7,8 @@ import (
 	"fmt"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -15,7 +17,7 @@ import (
 func (s *ServiceState) addLive(r *kernel.Root) (err error) {
 	p := s.pub
 	s.Weights, s.Drained, s.Bypassed, s.DevicesFile = p.Service.Weights, p.Drained, p.Bypassed, p.Service.Devices
-	s.devices, err = readDevices(r, p, s.scope)
+	s.devices, err = record.ReadDevices(r, p, s.scope)
 	if err != nil {
 		return err
 	}
@@ -41,8 +43,8 @@ func (s *ServiceState) addLive(r *kernel.Root) (err error) {
 // warn tells what operators changed about a service that stays.
 func (s *ServiceState) warn(plan *feature.Plan, t target) {
 	p := *s.pub
-	p.live, p.Service = s.pub.live.clone(), t.service
-	p.dropGone()
+	p.Overrides, p.Service = s.pub.Overrides.Clone(), t.service
+	p.DropGone()
 	if p.Bypassed {
 		plan.Warn("service %s is bypassed: the kernel alone chooses, until weir bypass --off %s", s.Name, s.Name)
 	}
@@ -86,13 +88,8 @@ func (st State) beside(s *ServiceState) (others [][]service.Endpoint) {
 	return others
 }
 
-// engineInstance is the engine that steers the service.
-func (p *published) engineInstance(scope string) kernel.Instance {
-	return engineInstance(scope, p.Engine)
-}
-
 // ResetRate is the service's own; 0 where misplaced sessions are to be left.
-func (s *ServiceState) ResetRate() Rate {
+func (s *ServiceState) ResetRate() spec.Rate {
 	if s.pub == nil || s.pub.Service.ResetRate == nil {
 		return 0
 	}

@@ -2,7 +2,12 @@
 
 package steer
 
-import "time"
+import (
+	"time"
+
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+)
 
 // A look for a member asks for its process and for the namespace's sockets. With hundreds
 // of slots that nobody fills, a look each second takes a third of a CPU. So a slot whose
@@ -17,13 +22,13 @@ const (
 
 // lookouts says when slots are looked for next.
 type lookouts struct {
-	slots map[Slot]*lookout
+	slots map[slots.Slot]*lookout
 	ports map[uint16]bool // where sockets have opened or closed lately
 	all   bool            // or at unknown ports
 }
 
 type lookout struct {
-	of    *published // another one is another service
+	of    *record.Service // another one is another service
 	why   string
 	looks int
 	wait  time.Duration
@@ -49,7 +54,7 @@ func (o *lookouts) quiet() {
 }
 
 // due says whether a slot is to be looked for now.
-func (o *lookouts) due(s *ServiceState, slot Slot, now time.Time) bool {
+func (o *lookouts) due(s *ServiceState, slot slots.Slot, now time.Time) bool {
 	l := o.slots[slot]
 	if l == nil || l.of != s.pub || o.touched(s) {
 		delete(o.slots, slot)
@@ -80,9 +85,9 @@ func (o *lookouts) touched(s *ServiceState) bool {
 
 // missed notes that a slot's member was not found, and why. Another reason than last time
 // says that something happens there.
-func (o *lookouts) missed(s *ServiceState, slot Slot, why error, now time.Time) {
+func (o *lookouts) missed(s *ServiceState, slot slots.Slot, why error, now time.Time) {
 	if o.slots == nil {
-		o.slots = map[Slot]*lookout{}
+		o.slots = map[slots.Slot]*lookout{}
 	}
 	l := o.slots[slot]
 	if l == nil || l.why != why.Error() {
@@ -97,7 +102,7 @@ func (o *lookouts) missed(s *ServiceState, slot Slot, why error, now time.Time) 
 }
 
 // keep forgets all slots but those that lack their member.
-func (o *lookouts) keep(lacking map[Slot]bool) {
+func (o *lookouts) keep(lacking map[slots.Slot]bool) {
 	for s := range o.slots {
 		if !lacking[s] {
 			delete(o.slots, s)

@@ -7,14 +7,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/service"
 )
 
 // A slot that stays without a member is looked for less often, until something happens at
 // its ports, to its service, or with the reason.
 func TestLookouts(t *testing.T) {
-	s := &ServiceState{pub: &published{Service: Service{}}, eps: []service.Endpoint{{Port: 9991}}}
-	slot, why := Slot{Service: "svc"}, errors.New("not running")
+	s := &ServiceState{pub: &record.Service{Service: spec.Service{}}, eps: []service.Endpoint{{Port: 9991}}}
+	slot, why := slots.Slot{Service: "svc"}, errors.New("not running")
 	var o lookouts
 	now := time.Now()
 	// looks is how often it is looked for in so many seconds.
@@ -51,12 +54,12 @@ func TestLookouts(t *testing.T) {
 	}
 	o.quiet()
 	again("after a socket opened")
-	s.pub = &published{}
+	s.pub = &record.Service{}
 	again("with another configuration")
 	looks(lookAtMost, errors.New("socket missing"))
 	if n := looks(lookOften, errors.New("socket missing")); n < lookOften-1 {
 		t.Errorf("with another reason: looked %d times", n)
 	}
-	o.keep(map[Slot]bool{})
+	o.keep(map[slots.Slot]bool{})
 	again("after it was filled")
 }

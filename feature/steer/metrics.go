@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 )
@@ -89,7 +90,7 @@ func (c collector) dispatch(ch chan<- prometheus.Metric, d DispatchState) {
 		if n.Configured {
 			continue // its slots count
 		}
-		for kind := range uint32(kinds4) {
+		for kind := range uint32(engine.KindsIPv4) {
 			name := kindName(kind)
 			has := slices.ContainsFunc(n.Sockets, func(s RegisteredSocket) bool { return s.Kind == name })
 			send(givenDesc, prometheus.GaugeValue, feature.Gauge(has), name)

@@ -9,17 +9,18 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/kernel"
 )
 
 // Names that a terminal, a scrape or JSON cannot show are refused on the way in.
 func TestNamesOfBindings(t *testing.T) {
 	for name, good := range map[string]bool{
-		"www": true, "web app": true, "Zürich": true, `a\x2db`: true, "-x": true, strings.Repeat("x", MaxLabel): true,
+		"www": true, "web app": true, "Zürich": true, `a\x2db`: true, "-x": true, strings.Repeat("x", engine.MaxLabel): true,
 		"": false, "\xff": false, "a\nb": false, "\x1b[31mred": false, "a\tb": false, "\u202ea": false, "a\u200b": false, "\u009b": false, "x\x7f": false,
-		" a": false, "a ": false, "\u00a0": false, "a\x00b": false, strings.Repeat("x", MaxLabel+1): false,
+		" a": false, "a ": false, "\u00a0": false, "a\x00b": false, strings.Repeat("x", engine.MaxLabel+1): false,
 	} {
-		if err := checkLabel(name); (err == nil) != good || err != nil && !errors.Is(err, ErrLabel) {
+		if err := checkLabel(name); (err == nil) != good || err != nil && !errors.Is(err, engine.ErrLabel) {
 			t.Errorf("%q: %v", name, err)
 		}
 		quoted, err := json.Marshal(name)
@@ -40,10 +41,10 @@ func TestNamesOfNewServices(t *testing.T) {
 	w := newDispatchWorld(t)
 	const evil = "\x1b[31mred"
 	w.locked(func(l *kernel.WriteLock) error {
-		if _, err := Bind(l, here(t), binding(t, evil+" tcp 127.9.0.0/24 80")); !errors.Is(err, ErrLabel) {
+		if _, err := Bind(l, here(t), binding(t, evil+" tcp 127.9.0.0/24 80")); !errors.Is(err, engine.ErrLabel) {
 			t.Errorf("bound: %v", err)
 		}
-		if _, err := RegisterSockets(l, here(t), []Registration{{evil, 0}}); !errors.Is(err, ErrLabel) {
+		if _, err := RegisterSockets(l, here(t), []Registration{{evil, 0}}); !errors.Is(err, engine.ErrLabel) {
 			t.Errorf("registered: %v", err)
 		}
 		return nil
@@ -52,7 +53,7 @@ func TestNamesOfNewServices(t *testing.T) {
 
 // A long name is not repeated as a whole.
 func TestLongLabelIsCut(t *testing.T) {
-	if err := checkLabel(strings.Repeat("a", 1<<20)); !errors.Is(err, ErrLabel) || len(err.Error()) > 1000 {
+	if err := checkLabel(strings.Repeat("a", 1<<20)); !errors.Is(err, engine.ErrLabel) || len(err.Error()) > 1000 {
 		t.Errorf("an error of %d bytes", len(fmt.Sprint(err)))
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -18,7 +19,7 @@ var (
 )
 
 // Mend implements feature.Mender.
-func (Feature) Mend(l *kernel.WriteLock) error { return Mend(l) }
+func (Feature) Mend(l *kernel.WriteLock) error { return engine.Mend(l) }
 
 // Collector implements feature.Measured.
 func (Feature) Collector(r *kernel.Root) prometheus.Collector { return NewCollector(r) }

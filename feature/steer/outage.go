@@ -9,25 +9,27 @@ import (
 	"slices"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
-	"github.com/weir-project/weir/service"
 )
 
 // outages adds to a plan which slots the change of a service would empty, and which traffic that is served now would
 // meet an empty slot.
-func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceState, kind Engine) error {
+func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceState, kind spec.Engine) error {
 	if s.Bypassed || !s.served() {
 		return nil // nothing of it is steered now
 	}
-	p := &published{Service: t.service}
-	p.setDevices(t.devices)
-	p.shape(s.pub)
+	p := &record.Service{Service: t.service}
+	p.SetDevices(t.devices)
+	p.Shape(s.pub)
 	anew := kind != s.Engine || !sameEndpoints(p, s.pub)
-	if !anew && slices.Equal(p.table, s.table) && p.Service.OnEmpty == s.OnEmpty {
+	if !anew && slices.Equal(p.Table, s.table) && p.Service.OnEmpty == s.OnEmpty {
 		return nil
 	}
-	ns, err := openNetns(t.netns, t.id)
-	if errors.Is(err, ErrNetnsGone) {
+	ns, err := slots.OpenNetns(t.netns, t.id)
+	if errors.Is(err, slots.ErrNetnsGone) {
 		return nil
 	} else if err != nil {
 		return err
@@ -35,7 +37,7 @@ func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceStat
 	defer ns.Close()
 	reasons := t.emptyAfter(ctx, s.Slots, anew, ns)
 	t.empty = reasons
-	lost := p.lostBuckets(s, reasons)
+	lost := lostBuckets(p, s, reasons)
 	for n := range t.service.Slots {
 		object := fmt.Sprintf("slot %d of service %s", n, t.service.Name)
 		switch {
@@ -51,11 +53,11 @@ func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceStat
 	return nil
 }
 
-func percent(buckets int) int { return max(1, buckets*100/Buckets) }
+func percent(buckets int) int { return max(1, buckets*100/spec.Buckets) }
 
 // emptyAfter says why each slot would be empty after a change; nil for one that would not. anew: its sockets are put in
 // place again.
-func (t *target) emptyAfter(ctx context.Context, slots []SlotState, anew bool, ns *netns.Handle) []error {
+func (t *target) emptyAfter(ctx context.Context, slots []slots.State, anew bool, ns *netns.Handle) []error {
 	out := make([]error, t.service.Slots)
 	for n := range out {
 		m := t.service.Member(n)
@@ -64,7 +66,7 @@ func (t *target) emptyAfter(ctx context.Context, slots []SlotState, anew bool, n
 				continue
 			}
 			if m == nil || m.User != "" {
-				m = slots[n].holder(m)
+				m = slots[n].HolderMember(m)
 			}
 		}
 		if m == nil {
@@ -79,22 +81,13 @@ func (t *target) emptyAfter(ctx context.Context, slots []SlotState, anew bool, n
 	return out
 }
 
-// holder is the process that serves the slot, as a member.
-func (s SlotState) holder(configured *service.Member) *service.Member {
-	m := service.Member{Slot: s.Slot, PID: s.PID}
-	if configured != nil {
-		m.Bound, m.Keep = configured.Bound, configured.Keep
-	}
-	return &m
-}
-
 // lostBuckets counts, by slot, the buckets whose traffic is served now and would not be.
-func (p *published) lostBuckets(s *ServiceState, reasons []error) []int {
-	if p.Service.OnEmpty == Next || p.Service.OnEmpty == Pass {
+func lostBuckets(p *record.Service, s *ServiceState, reasons []error) []int {
+	if p.Service.OnEmpty == spec.Next || p.Service.OnEmpty == spec.Pass {
 		return make([]int, len(reasons))
 	}
-	return p.lostOf(reasons, func(b int) bool { // those that are served now
-		return b < len(s.table) && int(s.table[b]) < len(s.Slots) && s.Slots[s.table[b]].Admitted() || s.OnEmpty == Next || s.OnEmpty == Pass
+	return lostOf(p, reasons, func(b int) bool { // those that are served now
+		return b < len(s.table) && int(s.table[b]) < len(s.Slots) && s.Slots[s.table[b]].Admitted() || s.OnEmpty == spec.Next || s.OnEmpty == spec.Pass
 	})
 }
 

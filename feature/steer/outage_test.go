@@ -6,13 +6,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/service"
 )
 
 // planned is what applying the configuration would take away.
 func (w *world) planned() (outages, steps []string) {
 	w.t.Helper()
-	c := Config{Services: append([]Service{}, w.cfg.Services...)}
+	c := spec.Config{Services: append([]spec.Service{}, w.cfg.Services...)}
 	for i := range c.Services {
 		c.Services[i].Members = append([]service.Member{}, c.Services[i].Members...)
 	}
@@ -39,27 +41,27 @@ func TestPlanSaysWhatItEmpties(t *testing.T) { eachEngine(t, testPlanSaysWhatItE
 func testPlanSaysWhatItEmpties(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
-	w := newWorld(t, Options{Slots: 2, OnEmpty: Next}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2, OnEmpty: spec.Next}, "udp 0.0.0.0:9991")
 	w.member(0, a)
 	w.apply()
 	stands := w.cfg.Services[0]
 	for _, c := range []struct {
 		name string
-		to   func(s *Service)
+		to   func(s *spec.Service)
 		want string // in the outage; empty: none
 	}{
-		{"the same", func(*Service) {}, ""},
-		{"a port that nobody has", func(s *Service) { s.Listen = append(s.Listen, mustListen(t, "udp 0.0.0.0:2055")) }, "slot 0 of service svc would be emptied: process"},
-		{"a port that the member has", func(s *Service) { s.Listen = append(s.Listen, mustListen(t, "tcp 0.0.0.0:9991")) }, ""},
-		{"one listen in place of another", func(s *Service) { s.Listen = []service.Listen{mustListen(t, "udp 0.0.0.0:2055")} }, "slot 0 of service svc would be emptied"},
-		{"on_empty", func(s *Service) { s.OnEmpty = Reject }, "slot 1 of service svc is empty, and 50 % of the service's traffic, which is served now"},
-		{"a member for it", func(s *Service) {
-			s.OnEmpty = Reject
+		{"the same", func(*spec.Service) {}, ""},
+		{"a port that nobody has", func(s *spec.Service) { s.Listen = append(s.Listen, mustListen(t, "udp 0.0.0.0:2055")) }, "slot 0 of service svc would be emptied: process"},
+		{"a port that the member has", func(s *spec.Service) { s.Listen = append(s.Listen, mustListen(t, "tcp 0.0.0.0:9991")) }, ""},
+		{"one listen in place of another", func(s *spec.Service) { s.Listen = []service.Listen{mustListen(t, "udp 0.0.0.0:2055")} }, "slot 0 of service svc would be emptied"},
+		{"on_empty", func(s *spec.Service) { s.OnEmpty = spec.Reject }, "slot 1 of service svc is empty, and 50 % of the service's traffic, which is served now"},
+		{"a member for it", func(s *spec.Service) {
+			s.OnEmpty = spec.Reject
 			s.Members = append(s.Members[:1:1], service.Member{Slot: 1, PID: b.pid()})
 		}, ""},
-		{"a slot more", func(s *Service) { s.Slots = 3 }, ""}, // on_empty: next
-		{"a slot more that rejects", func(s *Service) { s.Slots, s.OnEmpty = 3, Drop }, "slot 2 of service svc would be given 33 % of the service's traffic"},
-		{"seed", func(s *Service) { s.Seed = randomSeed() }, ""},
+		{"a slot more", func(s *spec.Service) { s.Slots = 3 }, ""}, // on_empty: next
+		{"a slot more that rejects", func(s *spec.Service) { s.Slots, s.OnEmpty = 3, spec.Drop }, "slot 2 of service svc would be given 33 % of the service's traffic"},
+		{"seed", func(s *spec.Service) { s.Seed = randomSeed() }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := stands
@@ -78,7 +80,7 @@ func testPlanSaysWhatItEmpties(t *testing.T) {
 func TestLimitsAreToldBeforeAnythingChanges(t *testing.T) {
 	of := func(n, slots int) (all []target) {
 		for range n {
-			all = append(all, target{scope: "1", service: Service{Options: Options{Engine: EngineSkLookup, Slots: slots}}})
+			all = append(all, target{scope: "1", service: spec.Service{Options: spec.Options{Engine: spec.EngineSkLookup, Slots: slots}}})
 		}
 		return all
 	}
@@ -88,16 +90,16 @@ func TestLimitsAreToldBeforeAnythingChanges(t *testing.T) {
 		want           []target
 		ok             bool
 	}{
-		{"as many as can be", 0, 0, of(MaxServices, 4), true},
-		{"a service too many", 0, 0, of(MaxServices+1, 1), false},
+		{"as many as can be", 0, 0, of(spec.MaxServices, 4), true},
+		{"a service too many", 0, 0, of(spec.MaxServices+1, 1), false},
 		{"slots too many", 0, 0, of(17, 256), false},
 		{"beside those that go", 1000, 1000, of(25, 1), false},
 		{"beside slots that go", 10, 4000, of(1, 200), false},
-		{"generations have two rows", 0, 0, append(of(15, 256), target{scope: "1", service: Service{Options: Options{Engine: EngineSkLookup, Slots: 200, Generations: &Generations{}}}}), false},
+		{"generations have two rows", 0, 0, append(of(15, 256), target{scope: "1", service: spec.Service{Options: spec.Options{Engine: spec.EngineSkLookup, Slots: 200, Generations: &spec.Generations{}}}}), false},
 	} {
 		have := State{}
 		for i := range c.services {
-			have.Services = append(have.Services, ServiceState{Name: string(rune('a' + i)), scope: "1", Engine: EngineSkLookup, pub: &published{Rows: make([]uint32, c.rows/c.services)}})
+			have.Services = append(have.Services, ServiceState{Name: string(rune('a' + i)), scope: "1", Engine: spec.EngineSkLookup, pub: &record.Service{Rows: make([]uint32, c.rows/c.services)}})
 		}
 		if err := checkLimits(have, c.want); (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.name, err)
@@ -109,7 +111,7 @@ func TestLimitsAreToldBeforeAnythingChanges(t *testing.T) {
 func TestRemovalReachesMembersAtThePort(t *testing.T) {
 	a := startSink(t, "udp4=0.0.0.0:9991")
 	for bound, want := range map[string]int{"udp 0.0.0.0:9991": 0, "udp 0.0.0.0:9992": 1} {
-		w := newWorld(t, Options{Slots: 1}, "udp 127.0.0.0/8:9991")
+		w := newWorld(t, spec.Options{Slots: 1}, "udp 127.0.0.0/8:9991")
 		s := a
 		if want > 0 {
 			s = startSink(t, "udp4=0.0.0.0:9992")
@@ -123,7 +125,7 @@ func TestRemovalReachesMembersAtThePort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := Feature{}.Plan(t.Context(), st, Config{})
+		p, err := Feature{}.Plan(t.Context(), st, spec.Config{})
 		if err != nil || len(p.Outages) != want {
 			t.Errorf("bound %s: removal has outages %q, %v, want %d", bound, p.Outages, err, want)
 		}

@@ -12,6 +12,10 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -21,28 +25,28 @@ type Feature struct {
 	Hand Hand // of Run: what becomes of sessions before they are reset; nil: nothing
 }
 
-var _ feature.Feature[Config, State] = Feature{}
+var _ feature.Feature[spec.Config, State] = Feature{}
 
 // Name implements feature.Feature.
-func (Feature) Name() string { return Name }
+func (Feature) Name() string { return spec.Name }
 
 // Needs implements feature.Feature.
-func (Feature) Needs(c Config) []kernel.Need {
+func (Feature) Needs(c spec.Config) []kernel.Need {
 	share := kernel.BindShare
-	share.Optional = !slices.ContainsFunc(c.Services, func(s Service) bool { return s.SharePort })
+	share.Optional = !slices.ContainsFunc(c.Services, func(s spec.Service) bool { return s.SharePort })
 	copies := kernel.TCFilter
-	copies.Optional = !slices.ContainsFunc(c.Services, func(s Service) bool { return s.Copy != "" })
-	return append(engineNeeds(EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, GroupPrograms, kernel.PacketFilter, share, copies)
+	copies.Optional = !slices.ContainsFunc(c.Services, func(s spec.Service) bool { return s.Copy != "" })
+	return append(spec.EngineNeeds(spec.EngineSkLookup), kernel.SkReuseport, kernel.ReuseportArray, engine.GroupPrograms, kernel.PacketFilter, share, copies)
 }
 
 // State implements feature.Feature.
 func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return ReadState(ctx, r) }
 
 // Plan implements feature.Feature.
-func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
+func (Feature) Plan(ctx context.Context, have State, want spec.Config) (feature.Plan, error) {
 	var plan feature.Plan
 	b := newBatch()
-	var placed []Service // with the namespace they turned out to be in
+	var placed []spec.Service // with the namespace they turned out to be in
 	var targets []target
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
@@ -55,7 +59,7 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		if err := t.loadDevices(); err != nil {
 			return plan, err
 		}
-		if err := errors.Join(overlaps(placed, s)...); err != nil {
+		if err := errors.Join(spec.Overlaps(placed, s)...); err != nil {
 			return plan, err
 		}
 		placed = append(placed, s)
@@ -92,14 +96,14 @@ func (b *batch) plan(ctx context.Context, plan *feature.Plan, have State, target
 
 // target is a service that is wanted, with its namespace resolved.
 type target struct {
-	service Service
+	service spec.Service
 	scope   string
 	netns   string // as people know it; what reopens it
 	id      netns.ID
-	devices *DeviceList
-	rate    *Rate      // of resets; nil: the service's
-	from    *published // what it was in another engine
-	held    map[int]heldSlot
+	devices *spec.DeviceList
+	rate    *spec.Rate      // of resets; nil: the service's
+	from    *record.Service // what it was in another engine
+	held    map[int]engine.HeldSlot
 	batch   *batch  // nil: alone
 	empty   []error // by slot: why the plan says that it will be empty
 	was     *former // what it is put back to; nil: nothing
@@ -111,7 +115,7 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 	})
 	object := "service " + t.service.Name
 	if i < 0 {
-		kind, _, err := chooseEngine(t.service, nil)
+		kind, _, err := record.ChooseEngine(t.service, nil)
 		if err != nil {
 			return fmt.Errorf("services.%s: %w", t.service.Name, err)
 		}
@@ -125,7 +129,7 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 		return nil
 	}
 	s := have.Services[i]
-	kind, _, err := chooseEngine(t.service, s.pub)
+	kind, _, err := record.ChooseEngine(t.service, s.pub)
 	if err != nil {
 		return fmt.Errorf("services.%s: %w", t.service.Name, err)
 	}
@@ -136,7 +140,7 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 	if kind != s.Engine && s.Problem != problemEngine {
 		d, change = append([]string{fmt.Sprintf("engine %s → %s", s.Engine, kind)}, d...), t.changeEngine
 	}
-	if s.Problem == problemEngine || s.Problem == problemHolder || s.Problem == problemBind {
+	if s.Problem == problemEngine || s.Problem == problemHolder || s.Problem == engine.ProblemBind {
 		d = append(d, s.Problem)
 	}
 	if len(d) > 0 {
@@ -150,17 +154,17 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 
 // planMembers adds a step for every slot whose member must be looked for.
 func planMembers(plan *feature.Plan, t target, have *ServiceState) {
-	vet := &vetting{rate: t.rate, limit: underLock} // for all of them: hung checks must not add up
+	vet := &engine.Vetting{Rate: t.rate, Limit: engine.UnderLock} // for all of them: hung checks must not add up
 	for _, m := range t.service.Members {
 		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {
 			continue
 		}
 		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", m.Slot, t.service.Name), Detail: m.String(),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
-				slot := Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}
+				slot := slots.Slot{Scope: t.scope, Service: t.service.Name, Slot: m.Slot}
 				_, err := t.batch.register(ctx, l, slot, nil, vet)
-				remark(l.Root, slot, err)
-				if notYet(err) {
+				engine.Remark(l.Root, slot, err)
+				if engine.NotYet(err) {
 					return "stays empty: " + err.Error(), nil
 				}
 				return "", err
@@ -168,7 +172,7 @@ func planMembers(plan *feature.Plan, t target, have *ServiceState) {
 	}
 }
 
-func listens(s Service) string {
+func listens(s spec.Service) string {
 	var out []string
 	for _, l := range s.Listen {
 		out = append(out, l.String())
@@ -177,7 +181,7 @@ func listens(s Service) string {
 }
 
 // differences says in words what would change about a published service.
-func differences(p *published, t target) []string {
+func differences(p *record.Service, t target) []string {
 	var out []string
 	add := func(what string, have, want any) {
 		if fmt.Sprint(have) != fmt.Sprint(want) {
@@ -194,13 +198,13 @@ func differences(p *published, t target) []string {
 	add("backlog", *have.Backlog, *want.Backlog)
 	add("receive_buffer", *have.ReceiveBuffer, *want.ReceiveBuffer)
 	add("copy", cmp.Or(have.Copy, "nobody"), cmp.Or(want.Copy, "nobody"))
-	add("templates", cmp.Or(have.Templates, TemplatesAuto), want.Templates)
+	add("templates", cmp.Or(have.Templates, spec.TemplatesAuto), want.Templates)
 	add("generations", have.Generations, want.Generations)
 	add("share_port", have.SharePort, want.SharePort)
 	add("weights", have.Weights, want.Weights)
 	add("reset_rate", have.ResetRate, want.ResetRate)
 	add("quic", have.QUIC, want.QUIC)
-	add("devices", fileText(have.Devices, p.Devices), fileText(want.Devices, t.devices.file()))
+	add("devices", spec.FileText(have.Devices, p.Devices), spec.FileText(want.Devices, t.devices.File()))
 	if want.Seed != nil {
 		add("seed", *have.Seed, *want.Seed)
 	}

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/units"
@@ -37,7 +38,7 @@ const maxConfig = 1 << 20
 
 // examinePmacct warns of members that will reset routers.
 func (s *ServiceState) examinePmacct(ctx context.Context, devices []Device, add func(text, remedy string)) {
-	if !slices.ContainsFunc(s.Slots, func(slot SlotState) bool { return slot.Admitted() && pmacctName(slot.PID) != "" }) ||
+	if !slices.ContainsFunc(s.Slots, func(slot slots.State) bool { return slot.Admitted() && pmacctName(slot.PID) != "" }) ||
 		!slices.ContainsFunc(s.eps, func(e service.Endpoint) bool { return e.Proto == unix.IPPROTO_TCP }) {
 		return
 	}

@@ -15,6 +15,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -38,9 +42,9 @@ func (w *world) chosen(t testing.TB, prog *ebpf.Program, proto uint8, from, to n
 }
 
 // withSlots is a service whose slots all have a member; slotOf tells them apart.
-func withSlots(t *testing.T, o Options) (*world, *ebpf.Program) {
+func withSlots(t *testing.T, o spec.Options) (*world, *ebpf.Program) {
 	t.Helper()
-	o.Engine = EngineSkLookup // the one that can be run without packets
+	o.Engine = spec.EngineSkLookup // the one that can be run without packets
 	w := newWorld(t, o, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	for slot := range o.Slots {
 		w.member(slot, startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"))
@@ -63,14 +67,14 @@ const udp, tcp = unix.IPPROTO_UDP, unix.IPPROTO_TCP
 
 // The program and its twin place every packet alike.
 func TestFlowPolicy(t *testing.T) {
-	w, prog := withSlots(t, Options{Slots: 3, By: ByFlow, Weights: Weights{1: 2}})
+	w, prog := withSlots(t, spec.Options{Slots: 3, By: spec.ByFlow, Weights: spec.Weights{1: 2}})
 	s := w.state()
 	to := netip.MustParseAddrPort("10.0.0.1:9991")
 	got := map[int]int{}
 	for i := range 300 {
 		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, byte(i % 5), byte(i % 7)}), uint16(1024+i*211))
 		for _, proto := range []uint8{udp, tcp} {
-			want := int(s.table[HashFlow(s.Seed, proto, from, to)&(Buckets-1)])
+			want := int(s.table[HashFlow(s.Seed, proto, from, to)&(spec.Buckets-1)])
 			at := w.chosen(t, prog, proto, from, to)
 			got[at]++
 			if at != want || at != w.chosen(t, prog, proto, from, to) {
@@ -88,7 +92,7 @@ func TestFlowPolicy(t *testing.T) {
 
 // 4,096 packets visit every bucket once, and no slot waits long for its turn.
 func TestPacketPolicy(t *testing.T) {
-	w, prog := withSlots(t, Options{Slots: 4, By: ByPacket, Weights: Weights{3: 3}})
+	w, prog := withSlots(t, spec.Options{Slots: 4, By: spec.ByPacket, Weights: spec.Weights{3: 3}})
 	from, to := netip.MustParseAddrPort("192.0.2.7:2055"), netip.MustParseAddrPort("10.0.0.1:9991")
 	if kernelBefore(t, 5, 13) {
 		t.Skip("need: kernel 5.13 for test runs of sk_lookup")
@@ -96,12 +100,12 @@ func TestPacketPolicy(t *testing.T) {
 	unlock := onOneCPU(t)
 	defer unlock()
 	got := map[int]int{}
-	for range Buckets {
+	for range spec.Buckets {
 		got[w.chosen(t, prog, udp, from, to)]++
 	}
 	for _, s := range w.state().Slots {
 		if got[s.Slot] != s.Buckets {
-			t.Errorf("slot %d got %d of %d packets, it has %d buckets", s.Slot, got[s.Slot], Buckets, s.Buckets)
+			t.Errorf("slot %d got %d of %d packets, it has %d buckets", s.Slot, got[s.Slot], spec.Buckets, s.Buckets)
 		}
 	}
 	got = map[int]int{}
@@ -119,7 +123,7 @@ func TestPacketPolicy(t *testing.T) {
 }
 
 func TestCPUPolicy(t *testing.T) {
-	w, prog := withSlots(t, Options{Slots: 3, By: ByCPU})
+	w, prog := withSlots(t, spec.Options{Slots: 3, By: spec.ByCPU})
 	if kernelBefore(t, 5, 13) {
 		t.Skip("need: kernel 5.13 for test runs of sk_lookup")
 	}
@@ -139,7 +143,7 @@ func TestCPUPolicy(t *testing.T) {
 		}
 	}
 	w.locked(func(l lock) error {
-		if err := Drain(l, Slot{w.state().Scope(), "svc", 1}, nil); !errors.Is(err, ErrNoMove) {
+		if err := engine.Drain(l, slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 1}, nil); !errors.Is(err, record.ErrNoMove) {
 			t.Errorf("draining a slot by: cpu: %v", err)
 		}
 		return nil
@@ -148,8 +152,8 @@ func TestCPUPolicy(t *testing.T) {
 
 // The default of on_empty: any other member will do for those.
 func TestOnEmptyFollowsThePolicy(t *testing.T) {
-	for by, want := range map[Policy]OnEmpty{BySource: Reject, ByDevice: Reject, ByFlow: Next, ByPacket: Next, ByCPU: Next, ByQUIC: Next} {
-		s := Service{Options: Options{By: by}}.withDefaults()
+	for by, want := range map[spec.Policy]spec.OnEmpty{spec.BySource: spec.Reject, spec.ByDevice: spec.Reject, spec.ByFlow: spec.Next, spec.ByPacket: spec.Next, spec.ByCPU: spec.Next, spec.ByQUIC: spec.Next} {
+		s := spec.Service{Options: spec.Options{By: by}}.WithDefaults()
 		if s.OnEmpty != want {
 			t.Errorf("by: %s: on_empty %s, want %s", by, s.OnEmpty, want)
 		}
@@ -160,20 +164,20 @@ func TestOnEmptyFollowsThePolicy(t *testing.T) {
 func TestPoliciesOnTraffic(t *testing.T) { eachEngine(t, testPoliciesOnTraffic) }
 
 func testPoliciesOnTraffic(t *testing.T) {
-	for _, by := range []Policy{ByFlow, ByPacket, ByCPU} {
+	for _, by := range []spec.Policy{spec.ByFlow, spec.ByPacket, spec.ByCPU} {
 		t.Run(string(by), func(t *testing.T) {
-			w := newWorld(t, Options{Slots: 3, By: by}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			w := newWorld(t, spec.Options{Slots: 3, By: by}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 			a, b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			w.member(0, a)
 			w.member(2, b)
 			w.apply()
 			got := map[string]int{}
 			for range 30 {
-				for _, proto := range protocols {
+				for _, proto := range slots.Protocols {
 					got[ask(t, proto, sources(1)[0], loopback4)]++
 				}
 			}
-			if got[fmt.Sprint(a.pid())]+got[fmt.Sprint(b.pid())] != 60 || by != ByCPU && len(got) != 2 {
+			if got[fmt.Sprint(a.pid())]+got[fmt.Sprint(b.pid())] != 60 || by != spec.ByCPU && len(got) != 2 {
 				t.Errorf("answers by %v of %d and %d", got, a.pid(), b.pid())
 			}
 		})
@@ -183,9 +187,9 @@ func testPoliciesOnTraffic(t *testing.T) {
 // Connection ids of both kinds reach the slot that they name; Initials and short
 // packets go by their flow.
 func TestQUIC(t *testing.T) {
-	for _, q := range []QUIC{{Format: QUICNginx}, {Format: QUICLB, ServerIDLength: 1}, {Format: QUICLB, ServerIDLength: 3}} {
+	for _, q := range []spec.QUIC{{Format: spec.QUICNginx}, {Format: spec.QUICLB, ServerIDLength: 1}, {Format: spec.QUICLB, ServerIDLength: 3}} {
 		t.Run(fmt.Sprintf("%s %d", q.Format, q.ServerIDLength), func(t *testing.T) {
-			w := newWorld(t, Options{Slots: 3, By: ByQUIC, QUIC: &q, Engine: EngineAuto}, "udp 0.0.0.0:9991")
+			w := newWorld(t, spec.Options{Slots: 3, By: spec.ByQUIC, QUIC: &q, Engine: spec.EngineAuto}, "udp 0.0.0.0:9991")
 			var sinks []*sink
 			for slot := range 3 {
 				sinks = append(sinks, startSink(t, "udp4=0.0.0.0:9991"))
@@ -193,12 +197,12 @@ func TestQUIC(t *testing.T) {
 			}
 			w.apply()
 			s := w.state()
-			if s.Engine != EngineReuseport {
+			if s.Engine != spec.EngineReuseport {
 				t.Fatalf("engine auto chose %s", s.Engine)
 			}
 			for i := range 12 {
 				c := dialUDP(t, sources(12)[i])
-				flow := int(s.table[HashFlow(s.Seed, udp, c.LocalAddr().(*net.UDPAddr).AddrPort(), loopback4)&(Buckets-1)])
+				flow := int(s.table[HashFlow(s.Seed, udp, c.LocalAddr().(*net.UDPAddr).AddrPort(), loopback4)&(spec.Buckets-1)])
 				for slot := range 3 {
 					id := connectionID(q, s.Slots[slot].Sockets[0].Cookie, slot)
 					for name, p := range map[string]struct {
@@ -222,9 +226,9 @@ func TestQUIC(t *testing.T) {
 	}
 }
 
-func connectionID(q QUIC, cookie uint64, slot int) []byte {
+func connectionID(q spec.QUIC, cookie uint64, slot int) []byte {
 	id := make([]byte, 12)
-	if q.Format == QUICNginx {
+	if q.Format == spec.QUICNginx {
 		for i := range 8 {
 			id[i] = byte(cookie >> (56 - 8*i))
 		}
@@ -269,20 +273,20 @@ func TestPolicyErrors(t *testing.T) {
 	if err := os.WriteFile(file, []byte("edge1 192.0.2.1\nedge1 192.0.2.2\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for want, o := range map[string]Options{
-		"sees addresses and ports only":      {By: ByQUIC, Engine: EngineSkLookup},
-		"quic goes with by: quic":            {QUIC: &QUIC{Format: QUICNginx}},
-		"server_id_length goes with format":  {By: ByQUIC, QUIC: &QUIC{Format: QUICNginx, ServerIDLength: 2}},
-		"want bytes, from 1 to 4":            {By: ByQUIC, QUIC: &QUIC{Format: QUICLB, ServerIDLength: 5}},
-		"has no buckets to share out":        {By: ByCPU, Weights: Weights{0: 2}},
-		"there are slots 0 to 1":             {Weights: Weights{2: 1}},
-		"want a number from 0 to 1000":       {Weights: Weights{1: -1}},
-		"nobody would get anything":          {Weights: Weights{0: 0, 1: 0}},
+	for want, o := range map[string]spec.Options{
+		"sees addresses and ports only":      {By: spec.ByQUIC, Engine: spec.EngineSkLookup},
+		"quic goes with by: quic":            {QUIC: &spec.QUIC{Format: spec.QUICNginx}},
+		"server_id_length goes with format":  {By: spec.ByQUIC, QUIC: &spec.QUIC{Format: spec.QUICNginx, ServerIDLength: 2}},
+		"want bytes, from 1 to 4":            {By: spec.ByQUIC, QUIC: &spec.QUIC{Format: spec.QUICLB, ServerIDLength: 5}},
+		"has no buckets to share out":        {By: spec.ByCPU, Weights: spec.Weights{0: 2}},
+		"there are slots 0 to 1":             {Weights: spec.Weights{2: 1}},
+		"want a number from 0 to 1000":       {Weights: spec.Weights{1: -1}},
+		"nobody would get anything":          {Weights: spec.Weights{0: 0, 1: 0}},
 		"devices goes with by: device":       {Devices: file},
-		"needs the file":                     {By: ByDevice},
-		"/devices:2: edge1 again, first in ": {By: ByDevice, Devices: file},
-		"no such file":                       {By: ByDevice, Devices: "/nonexistent"},
-		"not a regular file":                 {By: ByDevice, Devices: "/dev"},
+		"needs the file":                     {By: spec.ByDevice},
+		"/devices:2: edge1 again, first in ": {By: spec.ByDevice, Devices: file},
+		"no such file":                       {By: spec.ByDevice, Devices: "/nonexistent"},
+		"not a regular file":                 {By: spec.ByDevice, Devices: "/dev"},
 	} {
 		o.Slots = 2
 		w := worldOf(t, o)
@@ -294,7 +298,7 @@ func TestPolicyErrors(t *testing.T) {
 }
 
 func TestRate(t *testing.T) {
-	for text, want := range map[string]Rate{"5/s": 5, "30/m": 0.5, "36/h": 0.01, "0": 0, "0/s": 0, "2.5/s": 2.5} {
+	for text, want := range map[string]spec.Rate{"5/s": 5, "30/m": 0.5, "36/h": 0.01, "0": 0, "0/s": 0, "2.5/s": 2.5} {
 		r, err := feature.ParseRate(text)
 		if err != nil || r != want {
 			t.Errorf("%s is %v, %v; want %v", text, float64(r), err, float64(want))
@@ -312,7 +316,7 @@ func TestRate(t *testing.T) {
 }
 
 func TestWeightsInYAML(t *testing.T) {
-	var o Options
+	var o spec.Options
 	if err := strictyaml.Decode("f.yaml", []byte("weights: {0: 2, 3: 1}\nreset_rate: 30/m\n"), &o); err != nil || o.Weights.String() != "0: 2, 3: 1" || *o.ResetRate != 0.5 {
 		t.Errorf("%+v, %v", o, err)
 	}
@@ -324,15 +328,15 @@ func TestWeightsInYAML(t *testing.T) {
 }
 
 // worldOf is a configuration that nobody applies.
-func worldOf(t *testing.T, o Options) *world {
+func worldOf(t *testing.T, o spec.Options) *world {
 	t.Helper()
-	s := Service{Spec: service.Spec{Name: "svc"}, Options: o}
+	s := spec.Service{Spec: service.Spec{Name: "svc"}, Options: o}
 	l, err := service.ParseListen("udp 0.0.0.0:9991")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Listen = append(s.Listen, l)
-	return &world{t: t, cfg: Config{Services: []Service{s}}}
+	return &world{t: t, cfg: spec.Config{Services: []spec.Service{s}}}
 }
 
 // onOneCPU keeps the test's thread on the CPU that it is on.

@@ -10,7 +10,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -20,16 +23,16 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	if err := t.vet(l); err != nil {
 		return err
 	}
-	ns, err := openNetns(t.netns, t.id)
+	ns, err := slots.OpenNetns(t.netns, t.id)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	was, err := readService(l.Root, serviceInstance(t.scope, t.service.Name))
+	was, err := record.Read(l.Root, record.Instance(t.scope, t.service.Name))
 	if err != nil && !errors.Is(err, kernel.ErrNotExist) {
 		return err
 	}
-	kind, why, err := chooseEngine(t.service, was)
+	kind, why, err := record.ChooseEngine(t.service, was)
 	if err != nil {
 		return err
 	}
@@ -38,8 +41,8 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	defer done()
-	e.rate, e.coming = t.rate, t.held
-	old := e.services[t.service.Name]
+	e.Rate, e.Coming = t.rate, t.held
+	old := e.Services[t.service.Name]
 	if t.from == nil {
 		t.from = was // of the other engine, if it is not old
 	}
@@ -49,34 +52,34 @@ func (t target) publish(ctx context.Context, l *kernel.WriteLock) error {
 	}
 	p.Engine, p.Why = kind, why
 	onEmpty := p.Service.OnEmpty
-	if len(t.held) > 0 && kind == EngineReuseport {
-		p.Service.OnEmpty = Pass // until its members are there: see admitAll
+	if len(t.held) > 0 && kind == spec.EngineReuseport {
+		p.Service.OnEmpty = spec.Pass // until its members are there: see admitAll
 	}
-	if err := e.putInPlace(ctx, p, old, ns, t.rate); err != nil {
+	if err := e.PutInPlace(ctx, p, old, ns, t.rate); err != nil {
 		return err
 	}
 	if t.batch != nil {
 		return t.inBatch(e, p, old)
 	}
-	if err := e.sync(); err != nil {
+	if err := e.Sync(); err != nil {
 		return err
 	}
 	if err := kernel.Try("steer:synced"); err != nil {
 		return err
 	}
 	if p.Service.OnEmpty != onEmpty {
-		if p, err = e.admitAll(ctx, p, onEmpty, ns); err != nil {
+		if p, err = e.AdmitAll(ctx, p, onEmpty, ns); err != nil {
 			return err
 		}
 	}
-	if err := syncBind(l, p.Service.SharePort); err != nil {
+	if err := engine.SyncBind(l, p.Service.SharePort); err != nil {
 		return err
 	}
 	// The other service may be the one that is copied, and have come before this one.
-	if err := syncCopies(l, t.scope, true); err != nil || kind == EngineSkLookup && p.Service.OnEmpty != Drop {
+	if err := engine.SyncCopies(l, t.scope, true); err != nil || kind == spec.EngineSkLookup && p.Service.OnEmpty != spec.Drop {
 		return err
 	}
-	return e.startHolder()
+	return e.StartHolder()
 }
 
 // vet says what this kernel cannot do for the service, and removes what is pinned of namespaces that are gone: before anything changes.
@@ -89,7 +92,7 @@ func (t target) vet(l *kernel.WriteLock) error {
 	if t.batch != nil && t.batch.vetted {
 		return nil
 	}
-	if err := CleanStale(l); err != nil {
+	if err := engine.CleanStale(l); err != nil {
 		return err
 	}
 	if t.batch != nil {
@@ -98,54 +101,29 @@ func (t target) vet(l *kernel.WriteLock) error {
 	return nil
 }
 
-// putInPlace publishes a service in place of old. A kill at any step of it is recovered from the mark.
-func (e *engine) putInPlace(ctx context.Context, p, old *published, ns *netns.Handle, rate *Rate) error {
-	if err := e.mark(true); err != nil {
-		return err
-	}
-	if err := kernel.Try("steer:marked"); err != nil {
-		return err
-	}
-	if err := e.prepareRows(ctx, p, old, ns); err != nil {
-		return err
-	}
-	if err := kernel.Try("steer:prepared"); err != nil {
-		return err
-	}
-	if p.misplaces(old) {
-		if err := e.owe(p, rate); err != nil {
-			return err
-		}
-	}
-	if err := e.publishService(p); err != nil {
-		return err
-	}
-	return kernel.Try("steer:published")
-}
-
 // inBatch is what a service needs before the batch settles.
-func (t target) inBatch(e *engine, p, old *published) error {
-	if err := e.syncOne(p, old); err != nil {
+func (t target) inBatch(e *engine.Engine, p, old *record.Service) error {
+	if err := e.SyncOne(p, old); err != nil {
 		return err
 	}
-	if err := kernel.Try("steer:synced"); err != nil || e.kind == EngineReuseport || p.Service.OnEmpty != Drop {
+	if err := kernel.Try("steer:synced"); err != nil || e.Kind == spec.EngineReuseport || p.Service.OnEmpty != spec.Drop {
 		return err
 	}
-	return e.startHolder()
+	return e.StartHolder()
 }
 
 // openEngine opens the engine of the service, and makes it where there is none.
-func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) (e *engine, done func(), err error) {
+func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind spec.Engine) (e *engine.Engine, done func(), err error) {
 	shared := t.batch != nil
-	open := func() (*engine, error) {
+	open := func() (*engine.Engine, error) {
 		if shared {
 			return t.batch.engine(l, t.scope, kind)
 		}
-		return openEngine(l, t.scope, kind)
+		return engine.OpenEngine(l, t.scope, kind)
 	}
 	e, err = open()
 	if errors.Is(err, kernel.ErrNotExist) {
-		if err = publishEngine(l, ns, kind, 0); err != nil {
+		if err = engine.PublishEngine(l, ns, kind, 0); err != nil {
 			return nil, nil, err
 		}
 		kernel.Step("steer:engine")
@@ -163,15 +141,15 @@ func (t target) openEngine(l *kernel.WriteLock, ns *netns.Handle, kind Engine) (
 // next is the published form of t. Slots that stay keep their rows, and so their
 // members and counts. Where the endpoints' numbers would mean other sockets to a
 // packet that is on its way, everything is new.
-func (t target) next(e *engine, old *published) (*published, error) {
-	p := &published{Service: t.service, Netns: t.netns}
+func (t target) next(e *engine.Engine, old *record.Service) (*record.Service, error) {
+	p := &record.Service{Service: t.service, Netns: t.netns}
 	if from := t.inherits(old); p.Service.Seed == nil && from != nil {
 		p.Service.Seed = from.Service.Seed
 	} else if p.Service.Seed == nil {
 		p.Service.Seed = randomSeed()
 	}
-	p.setDevices(t.devices)
-	p.shape(t.inherits(old))
+	p.SetDevices(t.devices)
+	p.Shape(t.inherits(old))
 	if t.was != nil {
 		t.was.shape(p, t.inherits(old))
 	}
@@ -179,84 +157,21 @@ func (t target) next(e *engine, old *published) (*published, error) {
 	if old != nil && sameEndpoints(p, old) {
 		p.ID = old.ID
 		p.Rows = slices.Clone(old.Rows[:min(len(old.Rows), p.Service.Slots)])
-	} else if p.ID, err = e.freeID(); err != nil {
+	} else if p.ID, err = e.FreeID(); err != nil {
 		return nil, err
-	} else if err = e.dropDevices(map[uint32]bool{p.ID: true}); err != nil { // of whoever had it, should a killed command have left them
+	} else if err = e.DropDevices(map[uint32]bool{p.ID: true}); err != nil { // of whoever had it, should a killed command have left them
 		return nil, err
 	}
-	more, err := e.freeRows(p.Service.Slots - len(p.Rows))
+	more, err := e.FreeRows(p.Service.Slots - len(p.Rows))
 	p.Rows = append(p.Rows, more...)
 	if err != nil {
 		return nil, err
 	}
-	return p, e.spareRows(p, old)
+	return p, e.SpareRows(p, old)
 }
 
-func sameEndpoints(a, b *published) bool {
+func sameEndpoints(a, b *record.Service) bool {
 	return slices.Equal(a.Service.Endpoints(), b.Service.Endpoints())
-}
-
-// prepareRows adopts the members of slots that get new rows before any packet is
-// sent there, so that the change costs nobody a packet. A member that is not
-// whole now is looked for again once the service stands.
-func (e *engine) prepareRows(ctx context.Context, p, old *published, ns *netns.Handle) error {
-	for _, row := range p.Spare {
-		if old != nil && slices.Contains(old.Spare, row) {
-			continue
-		}
-		if err := e.clearRow(row, bpf.SteerSlot{}); err != nil {
-			return err
-		}
-	}
-	for slot, row := range p.Rows {
-		if old != nil && slices.Contains(old.Rows, row) {
-			continue
-		}
-		var s bpf.SteerSlot
-		if err := e.pins.Maps["slots"].Lookup(row, &s); err != nil {
-			return err
-		}
-		err := e.clearRow(row, s)
-		if err != nil {
-			return err
-		}
-		if old == nil && e.kind == EngineSkLookup {
-			err = e.admitHeld(ctx, p, slot, ns)
-		}
-		if err != nil {
-			return err
-		}
-		if old == nil {
-			continue
-		}
-		if m := e.heir(p, old, slot); m != nil {
-			if _, err := e.admit(ctx, p, slot, *m, ns); err != nil && !notYet(err) {
-				return err
-			}
-		}
-		if slot < old.Service.Slots {
-			if err := e.carryCounts(row, old.row(slot)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// carryCounts keeps a slot's counters when it moves to another row, so that
-// they only ever rise.
-func (e *engine) carryCounts(to, from uint32) error {
-	m := e.pins.Maps["verdicts"]
-	for proto := range uint32(2) {
-		var v []bpf.SteerVerdicts
-		if err := m.Lookup(from*2+proto, &v); err != nil {
-			return err
-		}
-		if err := m.Put(to*2+proto, v); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func randomSeed() *uint32 {

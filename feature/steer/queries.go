@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -130,7 +131,7 @@ func (st *State) noteFaults(faults []kernel.Fault) {
 	for i := range st.Services {
 		v := &st.Services[i]
 		for _, f := range faults {
-			if v.Problem == "" && f.Damage() && f.Feature == Name && f.Instance.Scope == v.Scope() && (f.Instance.Name == v.Name || strings.HasPrefix(f.Instance.Name, "@")) {
+			if v.Problem == "" && f.Damage() && f.Feature == spec.Name && f.Instance.Scope == v.Scope() && (f.Instance.Name == v.Name || strings.HasPrefix(f.Instance.Name, "@")) {
 				v.Problem = f.String() + ": " + f.Remedy
 			}
 		}

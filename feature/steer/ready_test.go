@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -29,14 +32,14 @@ func touch(t *testing.T, file string) {
 	}
 }
 
-func (w *world) slot(n int) Slot {
-	return Slot{Scope: w.state().Scope(), Service: "svc", Slot: n}
+func (w *world) slot(n int) slots.Slot {
+	return slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: n}
 }
 
 // A member whose check fails is not admitted, and one that hangs holds up no
 // other slot.
 func TestWatcherAsksWhetherReady(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	dir := t.TempDir()
 	a, b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"), startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
@@ -82,23 +85,23 @@ func TestWatcherAsksWhetherReady(t *testing.T) {
 
 // apply asks once and briefly; register waits.
 func TestRegisterAsksWhetherReady(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	dir := t.TempDir()
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
 	w.cfg.Services[0].Members[0].Ready = readyWhen(dir)
 	w.apply()
-	if _, err := Admit(t.Context(), w.root, w.slot(0), nil); !errors.Is(err, service.ErrNotReady) || !Waiting(err) {
+	if _, err := engine.Admit(t.Context(), w.root, w.slot(0), nil); !errors.Is(err, service.ErrNotReady) || !engine.Waiting(err) {
 		t.Errorf("admitting it: %v", err)
 	}
-	_, err := AdmitWithin(t.Context(), w.root, w.slot(0), nil, 50*time.Millisecond)
+	_, err := engine.AdmitWithin(t.Context(), w.root, w.slot(0), nil, 50*time.Millisecond)
 	if err == nil || !strings.HasPrefix(err.Error(), "slot 0 of svc stays empty after 50ms: not ready: /bin/sh: exit status 1") {
 		t.Errorf("waiting for it: %v", err)
 	}
 	began := time.Now()
 	hung := &service.Member{PID: a.pid(), Ready: &service.Ready{Command: []string{"sleep", "1000"}, Timeout: time.Minute}}
 	w.locked(func(l *kernel.WriteLock) error {
-		if _, err := Register(t.Context(), l, w.slot(0), hung); !errors.Is(err, service.ErrNotReady) {
+		if _, err := engine.Register(t.Context(), l, w.slot(0), hung); !errors.Is(err, service.ErrNotReady) {
 			t.Errorf("with the lock held: %v", err)
 		}
 		return nil
@@ -107,16 +110,16 @@ func TestRegisterAsksWhetherReady(t *testing.T) {
 		t.Errorf("the lock was held for %s", took)
 	}
 	go func() { time.Sleep(50 * time.Millisecond); os.WriteFile(filepath.Join(dir, "ready"), nil, 0o644) }()
-	if changed, err := AdmitWithin(t.Context(), w.root, w.slot(0), nil, time.Minute); err != nil || !changed {
+	if changed, err := engine.AdmitWithin(t.Context(), w.root, w.slot(0), nil, time.Minute); err != nil || !changed {
 		t.Errorf("ready: %v, %v", changed, err)
 	}
 	w.check(sources(3), loopback4, names(a))
-	if changed, err := Admit(t.Context(), w.root, w.slot(0), nil); err != nil || changed {
+	if changed, err := engine.Admit(t.Context(), w.root, w.slot(0), nil); err != nil || changed {
 		t.Errorf("once more: %v, %v", changed, err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := AdmitWithin(ended, w.root, w.slot(0), &service.Member{PID: 1 << 22}, time.Minute); !errors.Is(err, context.Canceled) {
+	if _, err := engine.AdmitWithin(ended, w.root, w.slot(0), &service.Member{PID: 1 << 22}, time.Minute); !errors.Is(err, context.Canceled) {
 		t.Errorf("ended from outside: %v", err)
 	}
 }

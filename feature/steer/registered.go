@@ -13,11 +13,12 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
 )
 
 // A service that no configuration names is a name to which prefixes are bound and
@@ -46,10 +47,10 @@ type socketKind struct {
 
 func (k socketKind) kinds() (out []uint32) {
 	if k.v4 {
-		out = append(out, kindOfPacket(k.tcp, false))
+		out = append(out, engine.KindOfPacket(k.tcp, false))
 	}
 	if k.v6 {
-		out = append(out, kindOfPacket(k.tcp, true))
+		out = append(out, engine.KindOfPacket(k.tcp, true))
 	}
 	return out
 }
@@ -74,7 +75,7 @@ func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) 
 	if err := notConfigured(l.Root, ns, names...); err != nil {
 		return nil, err
 	}
-	d, err := openDispatch(l, ns, fewestBindings)
+	d, err := openDispatch(l, ns, engine.FewestBindings)
 	if err != nil {
 		return nil, err
 	}
@@ -92,8 +93,8 @@ func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) 
 
 // notConfigured refuses services that have slots.
 func notConfigured(r *kernel.Root, ns *netns.Handle, names ...string) error {
-	for _, kind := range kinds {
-		of, err := readServices(r, scopeOf(ns), kind)
+	for _, kind := range record.Engines {
+		of, err := record.ReadAll(r, record.Scope(ns), kind)
 		if err != nil {
 			return err
 		}
@@ -112,10 +113,10 @@ func (d *dispatch) register(r Registration, look socketKind) (served []string, e
 		return nil, err
 	}
 	for _, kind := range look.kinds() {
-		if look.v6 && kind&2 == 0 && d.given(x.ID, kind) != 0 && d.given(x.ID, kind) != d.given(x.ID, kind|2) {
+		if look.v6 && kind&2 == 0 && d.Given(x.ID, kind) != 0 && d.Given(x.ID, kind) != d.Given(x.ID, kind|2) {
 			continue // a socket of IPv4 alone goes before a dual-stack one
 		}
-		if err := putSocket(d.maps("given"), x.ID*kinds4+kind, r.FD); err != nil {
+		if err := engine.PutSocket(d.maps("given"), x.ID*engine.KindsIPv4+kind, r.FD); err != nil {
 			return nil, fmt.Errorf("%w: %w%s", ErrSocket, err, givenAdvice(err))
 		}
 		kernel.Step("steer:given")
@@ -213,7 +214,7 @@ func inNamespace(fd int, ns *netns.Handle) error {
 // RegisterWithin tries RegisterMember until it succeeds, fails for good, or wait is
 // over.
 func RegisterWithin(ctx context.Context, r *kernel.Root, name, ref string, m service.Member, at service.Listen, wait time.Duration) (served []string, err error) {
-	err = within(ctx, wait, func() (err error) { served, err = RegisterMember(ctx, r, name, ref, m, at); return err })
+	err = engine.Within(ctx, wait, func() (err error) { served, err = RegisterMember(ctx, r, name, ref, m, at); return err })
 	return served, err
 }
 
@@ -318,18 +319,18 @@ func UnregisterSockets(l *kernel.WriteLock, ns *netns.Handle, name string, only 
 		return nil, err
 	}
 	defer d.Close()
-	x, ok, err := d.labels.get(name)
+	x, ok, err := d.labels.Get(name)
 	if err != nil {
 		return nil, err
 	}
 	if !ok {
 		return nil, none
 	}
-	for kind := range uint32(kinds4) {
-		if len(only) > 0 && !slices.Contains(only, kindName(kind)) || d.given(x.ID, kind) == 0 {
+	for kind := range uint32(engine.KindsIPv4) {
+		if len(only) > 0 && !slices.Contains(only, kindName(kind)) || d.Given(x.ID, kind) == 0 {
 			continue
 		}
-		if err := d.maps("given").Delete(x.ID*kinds4 + kind); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) && !errors.Is(err, unix.EINVAL) {
+		if err := d.maps("given").Delete(x.ID*engine.KindsIPv4 + kind); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) && !errors.Is(err, unix.EINVAL) {
 			return were, err
 		}
 		kernel.Step("steer:taken")
@@ -338,8 +339,8 @@ func UnregisterSockets(l *kernel.WriteLock, ns *netns.Handle, name string, only 
 	if len(were) == 0 {
 		return nil, none
 	}
-	if x.Bindings == 0 && !d.hasSocket(x.ID) {
-		if err := d.labels.forget(name); err != nil {
+	if x.Bindings == 0 && !d.HasSocket(x.ID) {
+		if err := d.labels.Forget(name); err != nil {
 			return were, err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -47,7 +48,7 @@ func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
 		return nil, err
 	}
 	defer v.Close()
-	all, err := v.labels.all()
+	all, err := v.labels.All()
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +56,7 @@ func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
 	if where {
 		at = localAddresses(r, scope)
 	}
-	e := &engine{pins: v.pins}
+	e := &engine.Engine{Pins: v.pins}
 	out := make([]Named, 0, len(all))
 	for name, x := range all {
 		n := Named{Service: name, Bindings: int(x.Bindings)}
@@ -64,8 +65,8 @@ func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
 			return nil, err
 		}
 		n.Configured = to.Service != 0
-		for kind := range uint32(kinds4) {
-			if cookie := e.given(x.ID, kind); cookie != 0 {
+		for kind := range uint32(engine.KindsIPv4) {
+			if cookie := e.Given(x.ID, kind); cookie != 0 {
 				n.Sockets = append(n.Sockets, RegisteredSocket{kindName(kind), cookie, at[cookie]})
 			}
 		}

@@ -9,44 +9,14 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 )
-
-// The second word of map_sync is not 0 while sessions may be at another slot's
-// member than where their devices belong, and somebody is to reset them: the
-// command that changed where they belong, or weir serve, should it be killed. It
-// is another number after every change, so that who is done can tell whether it
-// is done with the last one. Who resets holds the lock of the engine's directory.
-
-const syncDue = uint32(1) // index
-
-// owe notes that the change that follows may misplace sessions of a service.
-func (e *engine) owe(p *published, rate *Rate) error {
-	if rate == nil {
-		rate = e.rate
-	}
-	if rate == nil {
-		rate = p.Service.ResetRate
-	}
-	if rate == nil || *rate == 0 || !p.Service.By.holdsDevices() {
-		return nil // they are to be left
-	}
-	m := e.pins.Maps["sync"]
-	var due uint32
-	if err := m.Lookup(syncDue, &due); err != nil {
-		return err
-	}
-	if due++; due == 0 {
-		due++
-	}
-	if err := m.Put(syncDue, due); err != nil {
-		return fmt.Errorf("noting that sessions may be misplaced: %w", err)
-	}
-	kernel.Step("steer:owed")
-	return nil
-}
 
 // due reads whether resets are due in a namespace's engine; 0 means none.
 func due(r *kernel.Root, i kernel.Instance) (uint32, error) {
@@ -56,7 +26,7 @@ func due(r *kernel.Root, i kernel.Instance) (uint32, error) {
 	}
 	defer o.Close()
 	var v uint32
-	err = o.Maps["sync"].Lookup(syncDue, &v)
+	err = o.Maps["sync"].Lookup(engine.SyncDue, &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return 0, nil // of an engine from before there was this word
 	}
@@ -81,7 +51,7 @@ func settle(ctx context.Context, r *kernel.Root, i kernel.Instance, was uint32) 
 		return err
 	}
 	defer o.Close()
-	return o.Maps["sync"].Put(syncDue, uint32(0))
+	return o.Maps["sync"].Put(engine.SyncDue, uint32(0))
 }
 
 // Reset is one session that was reset, or could not be.
@@ -106,14 +76,14 @@ var ErrCannotReset = fmt.Errorf("%w: sessions cannot be reset from outside: the 
 // services' own; those whose is 0 are left alone. It waits for whoever else does
 // it. Call it after changes, without the lock. With hand, which may be nil, no session
 // is reset that can live on.
-func ResetDue(ctx context.Context, r *kernel.Root, rate *Rate, hand Hand, each func(Reset)) error {
-	all, err := r.Instances(Name)
+func ResetDue(ctx context.Context, r *kernel.Root, rate *spec.Rate, hand Hand, each func(Reset)) error {
+	all, err := r.Instances(spec.Name)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, i := range all {
-		if _, ok := kindOf(i); !ok {
+		if _, ok := record.EngineKind(i); !ok {
 			continue
 		}
 		if v, err := due(r, i); err != nil || v == 0 {
@@ -131,7 +101,7 @@ var errBusy = errors.New("somebody else resets sessions")
 
 // resetEngine resets what is due in one engine. Unless it is to wait, it returns
 // errBusy where another process does it.
-func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *Rate, hand Hand, wait bool, each func(Reset)) error {
+func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *spec.Rate, hand Hand, wait bool, each func(Reset)) error {
 	claim, err := claimEngine(ctx, r, i, wait)
 	if err != nil {
 		return err
@@ -152,7 +122,7 @@ func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *R
 		if rate != nil {
 			pace = rate
 		}
-		if s.pub.engineInstance(s.scope) != i || pace == nil || *pace == 0 {
+		if s.pub.EngineInstance(s.scope) != i || pace == nil || *pace == 0 {
 			continue
 		}
 		if err := resetService(ctx, r, s, *pace, hand, each); err != nil {
@@ -185,17 +155,17 @@ func claimEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, wait bo
 
 // ResetService resets the misplaced sessions of one service now, whether a change
 // is known that misplaced them or not.
-func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate Rate, hand Hand, each func(Reset)) error {
-	p, err := readService(r, serviceInstance(scope, name))
+func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate spec.Rate, hand Hand, each func(Reset)) error {
+	p, err := record.Read(r, record.Instance(scope, name))
 	if err != nil {
 		return err
 	}
-	release, err := claimEngine(ctx, r, p.engineInstance(scope), true)
+	release, err := claimEngine(ctx, r, p.EngineInstance(scope), true)
 	if err != nil {
 		return err
 	}
 	defer release()
-	s, err := readServiceState(r, serviceInstance(scope, name))
+	s, err := readServiceState(r, record.Instance(scope, name))
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil // the service went
 	} else if err != nil {
@@ -228,7 +198,7 @@ type resetter struct {
 
 // resetService resets the sessions of a service. A state that has become stale is good for the first look: what misplaces
 // sessions meanwhile owes again. (Each look of its own reads every service of the namespace, so as to know which takes what.)
-func resetService(ctx context.Context, r *kernel.Root, s *ServiceState, rate Rate, hand Hand, each func(Reset)) error {
+func resetService(ctx context.Context, r *kernel.Root, s *ServiceState, rate spec.Rate, hand Hand, each func(Reset)) error {
 	name := s.Name
 	t := &resetter{root: r, scope: s.scope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
 		state: s, hand: hand, each: each, tried: map[uint64]bool{}}
@@ -249,19 +219,10 @@ func resetService(ctx context.Context, r *kernel.Root, s *ServiceState, rate Rat
 		case waiting == 0 || time.Now().After(deadline):
 			return nil
 		default:
-			if err := sleep(ctx, 50*time.Millisecond); err != nil {
+			if err := slots.Sleep(ctx, 50*time.Millisecond); err != nil {
 				return err
 			}
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }
 
@@ -305,7 +266,7 @@ func (t *resetter) read() (*ServiceState, error) {
 		t.state = nil
 		return s, nil
 	}
-	s, err := readServiceState(t.root, serviceInstance(t.scope, t.name))
+	s, err := readServiceState(t.root, record.Instance(t.scope, t.name))
 	return &s, err
 }
 
@@ -314,7 +275,7 @@ func (t *resetter) handOver(ctx context.Context, found []Session) (stay []Sessio
 	if t.hand == nil || len(found) == 0 {
 		return found
 	}
-	s, err := readServiceState(t.root, serviceInstance(t.scope, t.name))
+	s, err := readServiceState(t.root, record.Instance(t.scope, t.name))
 	if err != nil {
 		return found
 	}
@@ -334,7 +295,7 @@ func (t *resetter) handOver(ctx context.Context, found []Session) (stay []Sessio
 // begin notes which sessions there are.
 func (t *resetter) begin(s *ServiceState) error {
 	t.first = map[uint64]bool{}
-	if s.Bypassed || !s.By.holdsDevices() || len(s.table) == 0 {
+	if s.Bypassed || !s.By.HoldsDevices() || len(s.table) == 0 {
 		return nil
 	}
 	socks, err := s.established()
@@ -346,7 +307,7 @@ func (t *resetter) begin(s *ServiceState) error {
 
 // some resets sessions at the rate until it is time to look again.
 func (t *resetter) some(ctx context.Context, found []Session) error {
-	p, err := readService(t.root, serviceInstance(t.scope, t.name))
+	p, err := record.Read(t.root, record.Instance(t.scope, t.name))
 	if err != nil {
 		return err
 	}
@@ -357,7 +318,7 @@ func (t *resetter) some(ctx context.Context, found []Session) error {
 			return nil
 		}
 		if wait := time.Until(t.next); wait > 0 {
-			if err := sleep(ctx, wait); err != nil {
+			if err := slots.Sleep(ctx, wait); err != nil {
 				return err
 			}
 		}
@@ -387,12 +348,12 @@ func (t *resetter) some(ctx context.Context, found []Session) error {
 	return nil
 }
 
-func destroy(p *published, scope string, sk sockdiag.Socket) error {
-	inode, err := inodeOf(scope)
+func destroy(p *record.Service, scope string, sk sockdiag.Socket) error {
+	inode, err := record.ScopeInode(scope)
 	if err != nil {
 		return err
 	}
-	ns, err := openNetns(p.Netns, netns.ID{Inode: inode, Cookie: p.cookie})
+	ns, err := slots.OpenNetns(p.Netns, netns.ID{Inode: inode, Cookie: p.Cookie})
 	if err != nil {
 		return err
 	}

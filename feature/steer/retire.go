@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -20,7 +23,7 @@ import (
 // way there, no TCP connection, no datagram unread. At the deadline it ends whatever
 // is left, but for what waits in its sockets.
 type Retirement struct {
-	Slot   Slot
+	Slot   slots.Slot
 	Signal syscall.Signal // that ends the process; 0: the one by which its program ends in good order
 	Keep   bool           // leave the process be, once it is drained
 	Log    feature.Logger
@@ -41,7 +44,7 @@ const (
 type retiring struct {
 	Retirement
 	root    *kernel.Root
-	who     process
+	who     slots.Process
 	cookies map[uint64]bool // of its sockets
 	until   uint64          // CLOCK_MONOTONIC, ns: its time
 	back    bool            // the slot is its own again
@@ -51,18 +54,18 @@ type retiring struct {
 func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 	v := &retiring{Retirement: t, root: r}
 	now, err := v.look()
-	if err != nil || !v.who.alive() {
+	if err != nil || !v.who.Alive() {
 		return err
 	}
-	proc, err := pidfd.Open(v.who.pid)
+	proc, err := pidfd.Open(v.who.PID)
 	if err != nil {
 		return nil //nolint:nilerr // it has exited
 	}
 	defer proc.Close()
-	if !v.who.alive() { // its number was another's before it was opened
+	if !v.who.Alive() { // its number was another's before it was opened
 		return nil
 	}
-	t.Log.Info("the generation before is drained", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.pid, "until", kernel.WallTime(v.until).Format(time.TimeOnly))
+	t.Log.Info("the generation before is drained", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID, "until", kernel.WallTime(v.until).Format(time.TimeOnly))
 	if err := v.drained(ctx, now, proc); err != nil || !proc.Alive() {
 		return err
 	}
@@ -70,35 +73,35 @@ func (t Retirement) Run(ctx context.Context, r *kernel.Root) error {
 		return err
 	}
 	if v.back {
-		t.Log.Warn("the slot is the generation's before again: it is not ended", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.pid)
+		t.Log.Warn("the slot is the generation's before again: it is not ended", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID)
 	}
 	if v.back || t.Keep {
 		return nil
 	}
 	sig := t.Signal
 	if sig == 0 {
-		sig = gracefulSignal(v.who.pid)
+		sig = gracefulSignal(v.who.PID)
 	}
 	if err := unix.PidfdSendSignal(proc.FD(), sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("ending process %d: %w", v.who.pid, err)
+		return fmt.Errorf("ending process %d: %w", v.who.PID, err)
 	}
-	t.Log.Info("the generation before ends", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.pid, "signal", sig)
+	t.Log.Info("the generation before ends", "service", t.Slot.Service, "slot", t.Slot.Slot, "pid", v.who.PID, "signal", sig)
 	return nil
 }
 
 // drained waits until nothing is left, or the deadline.
-func (v *retiring) drained(ctx context.Context, now left, proc *pidfd.Process) (err error) {
-	opening := now.opening // SYNs that were answered before the change: their queue is the old one
+func (v *retiring) drained(ctx context.Context, now slots.Left, proc *pidfd.Process) (err error) {
+	opening := now.Opening // SYNs that were answered before the change: their queue is the old one
 	clean := 0
 	for wait := drainLook; proc.Alive() && !v.back; wait = min(wait+wait/8, drainLooks) {
 		for remote := range opening {
-			if !now.opening[remote] {
+			if !now.Opening[remote] {
 				delete(opening, remote)
 			}
 		}
 		// Twice, for a look is no snapshot: a connection that is accepted while it lasts may be seen
 		// neither in the queue nor with the process.
-		if now.peers+now.waiting+now.sessions+int(now.unread)+len(opening) > 0 {
+		if now.Peers+now.Waiting+now.Sessions+int(now.Unread)+len(opening) > 0 {
 			clean = 0
 		} else if clean++; clean == 2 {
 			return nil
@@ -106,10 +109,10 @@ func (v *retiring) drained(ctx context.Context, now left, proc *pidfd.Process) (
 			wait = drainLook
 		}
 		if kernel.Monotonic() >= v.until {
-			v.Log.Warn("the deadline ends what is left", "service", v.Slot.Service, "slot", v.Slot.Slot, "pid", v.who.pid, "sessions", now.sessions, "waiting", now.waiting)
+			v.Log.Warn("the deadline ends what is left", "service", v.Slot.Service, "slot", v.Slot.Slot, "pid", v.who.PID, "sessions", now.Sessions, "waiting", now.Waiting)
 			return nil
 		}
-		if err := sleep(ctx, min(wait, time.Duration(max(int64(v.until-kernel.Monotonic()), 0))+time.Millisecond)); err != nil {
+		if err := slots.Sleep(ctx, min(wait, time.Duration(max(int64(v.until-kernel.Monotonic()), 0))+time.Millisecond)); err != nil {
 			return err
 		}
 		if now, err = v.look(); err != nil {
@@ -126,14 +129,14 @@ func (v *retiring) close(ctx context.Context) error {
 	}
 	for last := time.Now().Add(drainLast); time.Now().Before(last); {
 		now, err := v.look()
-		if err != nil || now.waiting+int(now.unread) == 0 {
+		if err != nil || now.Waiting+int(now.Unread) == 0 {
 			break
 		}
-		if err := sleep(ctx, drainLook); err != nil {
+		if err := slots.Sleep(ctx, drainLook); err != nil {
 			return err
 		}
 	}
-	return sleep(ctx, drainGrace)
+	return slots.Sleep(ctx, drainGrace)
 }
 
 // endDraining makes this instant the end of its time, unless the slot is its own again.
@@ -143,27 +146,27 @@ func (v *retiring) endDraining(ctx context.Context) error {
 		return err
 	}
 	defer l.Unlock()
-	e, p, err := openSlot(l, v.Slot)
+	e, p, err := engine.OpenSlot(l, v.Slot)
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	holder, err := processIn(e.pins, p.row(v.Slot.Slot))
+	holder, err := slots.ProcessIn(e.Pins, p.Row(v.Slot.Slot))
 	if err != nil {
 		return err
 	}
 	v.back = holder == v.who
-	d, err := readDrain(e.pins, p, v.Slot.Slot)
-	if err != nil || d.who != v.who || d.over() {
+	d, err := slots.ReadPredecessor(e.Pins, p, v.Slot.Slot)
+	if err != nil || d.Who != v.who || d.Over() {
 		return err
 	}
 	d.Until = kernel.Monotonic()
-	return e.pins.Maps["gens"].Put(d.row, d.SteerGeneration)
+	return e.Pins.Maps["gens"].Put(d.Row, d.SteerGeneration)
 }
 
 // look reads what is left with the process: the first time with whoever drains.
-func (v *retiring) look() (l left, err error) {
-	s, err := readServiceState(v.root, serviceInstance(v.Slot.Scope, v.Slot.Service))
+func (v *retiring) look() (l slots.Left, err error) {
+	s, err := readServiceState(v.root, record.Instance(v.Slot.Scope, v.Slot.Service))
 	if err != nil {
 		return l, err
 	}
@@ -171,40 +174,40 @@ func (v *retiring) look() (l left, err error) {
 		return l, fmt.Errorf("service %s has no generations: add generations: {} to its steer section, and apply", s.Name)
 	}
 	if v.Slot.Slot < 0 || v.Slot.Slot >= s.pub.Service.Slots {
-		return l, fmt.Errorf("%w: %s has slots 0 to %d", ErrNoSlot, s.Name, s.pub.Service.Slots-1)
+		return l, fmt.Errorf("%w: %s has slots 0 to %d", record.ErrNoSlot, s.Name, s.pub.Service.Slots-1)
 	}
-	e, err := v.root.Open(s.pub.engineInstance(s.scope), s.pub.readerMaps()...)
+	e, err := v.root.Open(s.pub.EngineInstance(s.scope), s.pub.ReaderMaps()...)
 	if err != nil {
 		return l, err
 	}
 	defer e.Close()
-	d, err := readDrain(e, s.pub, v.Slot.Slot)
+	d, err := slots.ReadPredecessor(e, s.pub, v.Slot.Slot)
 	if err != nil {
 		return l, err
 	}
-	if v.who.pid == 0 {
-		if v.who = d.who; d.who.pid == 0 {
+	if v.who.PID == 0 {
+		if v.who = d.Who; d.Who.PID == 0 {
 			return l, nil
 		}
-		v.cookies = s.cookiesIn(e, d.row)
+		v.cookies = s.cookiesIn(e, d.Row)
 	}
-	holder, err := processIn(e, s.pub.row(v.Slot.Slot))
+	holder, err := slots.ProcessIn(e, s.pub.Row(v.Slot.Slot))
 	if err != nil {
 		return l, err
 	}
 	v.back = holder == v.who
-	if l, err = s.left(v.cookies, v.who.pid); err != nil || d.who != v.who {
+	if l, err = s.left(v.cookies, v.who.PID); err != nil || d.Who != v.who {
 		return l, err // another generation came: the program gives this one nothing any more
 	}
-	if v.until = d.Until; d.over() {
+	if v.until = d.Until; d.Over() {
 		return l, nil
 	}
-	o, err := v.root.Open(serviceInstance(s.scope, s.Name), "peers")
+	o, err := v.root.Open(record.Instance(s.scope, s.Name), "peers")
 	if err != nil {
 		return l, err
 	}
 	defer o.Close()
-	peers, err := countPeers(o.Maps["peers"], d.Idle)
-	l.peers = peers[d.row]
+	peers, err := slots.CountPeers(o.Maps["peers"], d.Idle)
+	l.Peers = peers[d.Row]
 	return l, err
 }

@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -58,7 +61,7 @@ func (w *world) attached(t testing.TB) *ebpf.Program {
 	defer ns.Close()
 	var prog *ebpf.Program
 	w.locked(func(l *kernel.WriteLock) error {
-		o, err := l.Open(engineInstance(scopeOf(ns), EngineSkLookup), "slots")
+		o, err := l.Open(record.EngineInstance(record.Scope(ns), spec.EngineSkLookup), "slots")
 		if err != nil {
 			return err
 		}
@@ -81,7 +84,7 @@ func (w *world) attached(t testing.TB) *ebpf.Program {
 
 // TestProgram is the table of packet, state and verdict, with no packet sent.
 func TestProgram(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp4 0.0.0.0:9991", "udp6 [2001:db8::]/32:9992")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp4 0.0.0.0:9991", "udp6 [2001:db8::]/32:9992")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991", "udp6=[::]:9992")
 	w.member(0, a, "udp 0.0.0.0:9991", "tcp4 0.0.0.0:9991", "udp6 [::]:9992")
 	w.apply()
@@ -141,10 +144,10 @@ func kernelBefore(t testing.TB, major, minor int) bool {
 func BenchmarkLookup(b *testing.B) { benchmarkLookup(b, nil) }
 
 // BenchmarkLookupGenerations is the same for a service that knows its UDP peers.
-func BenchmarkLookupGenerations(b *testing.B) { benchmarkLookup(b, &Generations{}) }
+func BenchmarkLookupGenerations(b *testing.B) { benchmarkLookup(b, &spec.Generations{}) }
 
-func benchmarkLookup(b *testing.B, generations *Generations) {
-	w := newWorld(b, Options{Slots: 4, Generations: generations}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+func benchmarkLookup(b *testing.B, generations *spec.Generations) {
+	w := newWorld(b, spec.Options{Slots: 4, Generations: generations}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	for i := range 4 {
 		w.member(i, startSink(b, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"))
 	}
@@ -163,7 +166,7 @@ func benchmarkLookup(b *testing.B, generations *Generations) {
 // BenchmarkReuseport is the same for the other engine, which only packets run: its
 // time is the kernel's own count, which includes two looks at the clock.
 func BenchmarkReuseport(b *testing.B) {
-	w := newWorld(b, Options{Slots: 4, Engine: EngineReuseport}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(b, spec.Options{Slots: 4, Engine: spec.EngineReuseport}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	for i := range 4 {
 		w.member(i, startSink(b, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991"))
 	}
@@ -207,12 +210,12 @@ func BenchmarkReuseport(b *testing.B) {
 func (w *world) groupProgram(t testing.TB, proto uint8) (prog *ebpf.Program) {
 	t.Helper()
 	w.locked(func(l *kernel.WriteLock) error {
-		o, err := l.Open(engineInstance(w.state().Scope(), EngineReuseport), "groups")
+		o, err := l.Open(record.EngineInstance(w.state().Scope(), spec.EngineReuseport), "groups")
 		if err != nil {
 			return err
 		}
 		defer o.Close()
-		groups, err := entries[groupKey, groupValue](o.Maps["groups"])
+		groups, err := engine.Entries[engine.GroupKey, engine.GroupValue](o.Maps["groups"])
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,10 @@ import (
 	"slices"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -29,7 +33,7 @@ type savedState struct {
 type savedService struct {
 	Scope   string           `json:"scope"`
 	Cookie  uint64           `json:"cookie,omitempty"` // of the namespace
-	Was     *published       `json:"was"`
+	Was     *record.Service  `json:"was"`
 	Table   []byte           `json:"table"` // a slot a bucket
 	Devices []byte           `json:"devices,omitempty"`
 	Members map[int]memberID `json:"members,omitempty"` // by slot: processes that served it
@@ -37,7 +41,7 @@ type savedService struct {
 
 // Save implements feature.Restorer.
 func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
-	all, err := r.Known(Name)
+	all, err := r.Known(spec.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -49,14 +53,14 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 		}
 	}()
 	for _, i := range all {
-		if i.Name == templatesName {
+		if i.Name == engine.TemplatesName {
 			t, err := saveTemplates(r, i.Scope)
 			if err != nil {
 				return nil, err
 			}
 			if len(t) > 0 {
 				out.Templates[i.Scope] = t
-				m, _ := metaOf(r, i)
+				m, _ := engine.ReadMeta(r, i)
 				out.Cookies[i.Scope] = m.Cookie
 			}
 		}
@@ -76,20 +80,20 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 
 // saveService reads a service. It leaves the pins of its engine open for the next one.
 func saveService(r *kernel.Root, i kernel.Instance, engines map[kernel.Instance]*kernel.Opened) (savedService, error) {
-	p, err := readService(r, i)
+	p, err := record.Read(r, i)
 	if err != nil {
 		return savedService{}, err
 	}
-	s := savedService{Scope: i.Scope, Cookie: p.cookie, Was: p, Members: map[int]memberID{}}
-	for _, slot := range p.table {
+	s := savedService{Scope: i.Scope, Cookie: p.Cookie, Was: p, Members: map[int]memberID{}}
+	for _, slot := range p.Table {
 		s.Table = append(s.Table, byte(slot))
 	}
-	if l, err := readDevices(r, p, i.Scope); err != nil && !errors.Is(err, kernel.ErrNotExist) {
+	if l, err := record.ReadDevices(r, p, i.Scope); err != nil && !errors.Is(err, kernel.ErrNotExist) {
 		return s, err
 	} else if l != nil {
-		s.Devices = l.text
+		s.Devices = l.Text
 	}
-	at := p.engineInstance(i.Scope)
+	at := p.EngineInstance(i.Scope)
 	if engines[at] == nil {
 		if engines[at], err = r.Open(at, "slots"); errors.Is(err, kernel.ErrNotExist) {
 			return s, nil // nothing steers it
@@ -98,10 +102,10 @@ func saveService(r *kernel.Root, i kernel.Instance, engines map[kernel.Instance]
 		}
 	}
 	for slot, row := range p.Rows {
-		if who, err := processIn(engines[at], row); err != nil {
+		if who, err := slots.ProcessIn(engines[at], row); err != nil {
 			return s, err
-		} else if who.pid != 0 {
-			s.Members[slot] = memberID{uint32(who.pid), who.start}
+		} else if who.PID != 0 {
+			s.Members[slot] = memberID{uint32(who.PID), who.Start}
 		}
 	}
 	return s, nil
@@ -120,10 +124,10 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 	}
 	b := newBatch()
 	var targets []target
-	members := map[Slot]memberID{}
+	members := map[slots.Slot]memberID{}
 	for _, s := range was.Services {
 		t, err := s.target(b)
-		if errors.Is(err, ErrNetnsGone) {
+		if errors.Is(err, slots.ErrNetnsGone) {
 			plan.Warn("service %s: its network namespace (%s) is gone", s.Was.Service.Name, s.Was.Netns)
 			continue
 		} else if err != nil {
@@ -131,7 +135,7 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 		}
 		targets = append(targets, t)
 		for slot, who := range s.Members {
-			members[Slot{t.scope, t.service.Name, slot}] = who
+			members[slots.Slot{Scope: t.scope, Service: t.service.Name, Slot: slot}] = who
 		}
 	}
 	if err := b.plan(ctx, &plan, have, targets); err != nil {
@@ -142,7 +146,7 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 	}
 	for _, scope := range slices.Sorted(maps.Keys(was.Templates)) {
 		ns, err := netns.OfScope("", scope, was.Cookies[scope])
-		if errors.Is(err, ErrNetnsGone) {
+		if errors.Is(err, slots.ErrNetnsGone) {
 			continue
 		} else if err == nil {
 			ns.Close()
@@ -159,7 +163,7 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 
 // target is a saved service as one that is wanted.
 func (s savedService) target(b *batch) (target, error) {
-	inode, err := inodeOf(s.Scope)
+	inode, err := record.ScopeInode(s.Scope)
 	if err != nil {
 		return target{}, err
 	}
@@ -168,25 +172,25 @@ func (s savedService) target(b *batch) (target, error) {
 	if err != nil {
 		return target{}, err
 	}
-	t := target{service: s.Was.Service.withDefaults(), scope: s.Scope, netns: ref, id: id, batch: b, was: &former{live: s.Was.live}}
+	t := target{service: s.Was.Service.WithDefaults(), scope: s.Scope, netns: ref, id: id, batch: b, was: &former{live: s.Was.Overrides}}
 	t.service.Engine = s.Was.Engine // auto would keep the one that it has now
 	for _, slot := range s.Table {
 		t.was.table = append(t.was.table, uint16(slot))
 	}
-	if len(t.was.table) != Buckets {
-		return t, fmt.Errorf("the saved service %s has a table of %d buckets, want %d", t.service.Name, len(t.was.table), Buckets)
+	if len(t.was.table) != spec.Buckets {
+		return t, fmt.Errorf("the saved service %s has a table of %d buckets, want %d", t.service.Name, len(t.was.table), spec.Buckets)
 	}
 	if s.Was.Devices != nil {
-		t.devices, err = ParseDevices("the saved devices of service "+t.service.Name, s.Devices)
+		t.devices, err = spec.ParseDevices("the saved devices of service "+t.service.Name, s.Devices)
 	}
 	return t, err
 }
 
 // planReturns gives slots back to members that no configuration names: they registered themselves, or somebody did.
-func (t target) planReturns(plan *feature.Plan, have State, members map[Slot]memberID) {
+func (t target) planReturns(plan *feature.Plan, have State, members map[slots.Slot]memberID) {
 	s, _ := have.at(t.scope, t.service.Name)
 	for n := range t.service.Slots {
-		slot := Slot{t.scope, t.service.Name, n}
+		slot := slots.Slot{Scope: t.scope, Service: t.service.Name, Slot: n}
 		who, had := members[slot]
 		m := t.service.Member(n)
 		if !had || m != nil && m.User == "" || s != nil && n < len(s.Slots) && s.Slots[n].Admitted() {
@@ -198,11 +202,11 @@ func (t target) planReturns(plan *feature.Plan, have State, members map[Slot]mem
 		}
 		plan.Add(t.batch.step(t.scope, t.service.Name, feature.Step{Verb: "adopt", Object: fmt.Sprintf("slot %d of service %s", n, t.service.Name), Detail: member.String(),
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) {
-				if now, err := processOf(member.PID); err != nil || now.start != who.Start {
+				if now, err := slots.FindProcess(member.PID); err != nil || now.Start != who.Start {
 					return "stays empty: its member has exited", nil
 				}
-				_, err := t.batch.register(ctx, l, slot, &member, &vetting{rate: t.rate, proven: map[process]bool{{member.PID, who.Start}: true}})
-				if notYet(err) {
+				_, err := t.batch.register(ctx, l, slot, &member, &engine.Vetting{Rate: t.rate, Proven: map[slots.Process]bool{{PID: member.PID, Start: who.Start}: true}})
+				if engine.NotYet(err) {
 					return "stays empty: " + err.Error(), nil
 				}
 				return "", err
@@ -221,21 +225,21 @@ func (st State) at(scope, name string) (*ServiceState, bool) {
 
 // former is where a service's devices were.
 type former struct {
-	live  live
+	live  record.Overrides
 	table []uint16
 }
 
 // shape gives p the former table. Of what operators change, apply takes away only what is about slots that it takes away:
 // all else that differs by now is an operator's later word, and stays.
-func (f *former) shape(p, now *published) {
-	file, list := p.Devices, p.list
-	p.live = f.live.clone()
+func (f *former) shape(p, now *record.Service) {
+	file, list := p.Devices, p.List
+	p.Overrides = f.live.Clone()
 	if now != nil {
-		p.live = f.since(now)
+		p.Overrides = f.since(now)
 	}
-	p.Devices, p.list = file, list
-	p.table, p.Home = slices.Clone(f.table), slices.Clone(f.live.Home)
-	p.dropGone()
+	p.Devices, p.List = file, list
+	p.Table, p.Home = slices.Clone(f.table), slices.Clone(f.live.Home)
+	p.DropGone()
 	if slices.Equal(p.Drained, f.live.Drained) && maps.Equal(p.Placed, f.live.Placed) {
 		return
 	}
@@ -244,12 +248,12 @@ func (f *former) shape(p, now *published) {
 			p.Home = append(p.Home, byte(slot))
 		}
 	}
-	p.rebalance()
+	p.Rebalance()
 }
 
 // since is what operators changed until now, with what went with slots that are gone now.
-func (f *former) since(now *published) live {
-	v, slots := now.live.clone(), now.Service.Slots
+func (f *former) since(now *record.Service) record.Overrides {
+	v, slots := now.Overrides.Clone(), now.Service.Slots
 	for a, slot := range f.live.Moved {
 		if slot >= slots {
 			v.Moved = put(v.Moved, a, slot)
@@ -261,7 +265,7 @@ func (f *former) since(now *published) live {
 		}
 	}
 	for _, slot := range f.live.Drained {
-		if slot >= slots && !v.drained(slot) {
+		if slot >= slots && !v.IsDrained(slot) {
 			v.Drained = append(v.Drained, slot)
 		}
 	}
@@ -278,11 +282,11 @@ func put[K comparable, V any](m map[K]V, k K, v V) map[K]V {
 }
 
 // moved says whether devices of a published service are at other places than t puts them.
-func (t target) moved(have *published) bool {
-	p := &published{Service: t.service}
-	p.setDevices(t.devices)
-	p.shape(have)
+func (t target) moved(have *record.Service) bool {
+	p := &record.Service{Service: t.service}
+	p.SetDevices(t.devices)
+	p.Shape(have)
 	t.was.shape(p, have)
-	return !slices.Equal(p.table, have.table) || !maps.EqualFunc(p.Moved, have.Moved, func(a, b int) bool { return a == b }) ||
+	return !slices.Equal(p.Table, have.Table) || !maps.EqualFunc(p.Moved, have.Moved, func(a, b int) bool { return a == b }) ||
 		!maps.Equal(p.Placed, have.Placed) || !slices.Equal(p.Drained, have.Drained)
 }

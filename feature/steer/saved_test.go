@@ -9,6 +9,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -44,7 +45,7 @@ func (w *world) keptTemplates(scope string) int {
 // Templates go with the last service of a namespace, and come back with it: when a failed change is taken back, and when a
 // later process restores what was saved.
 func TestTemplatesComeBack(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.apply()
 	w.keepTemplates()
 	scope := w.state().Scope()
@@ -57,7 +58,7 @@ func TestTemplatesComeBack(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		plan, err := Feature{}.Plan(t.Context(), have, Config{})
+		plan, err := Feature{}.Plan(t.Context(), have, spec.Config{})
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
@@ -50,7 +54,7 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 	if err != nil {
 		return err
 	}
-	m, err := p.authorise(ctx, s, peer)
+	m, err := authorise(p, ctx, s, peer)
 	if err != nil {
 		return err
 	}
@@ -62,8 +66,8 @@ func RegisterPeer(ctx context.Context, r *kernel.Root, name string, slot int, pe
 			return err
 		}
 		began := time.Now()
-		_, err := admitOnly(ctx, r, s, &m, who)
-		if err == nil || !Waiting(err) || !proc.Alive() {
+		_, err := engine.AdmitOnly(ctx, r, s, &m, who)
+		if err == nil || !engine.Waiting(err) || !proc.Alive() {
 			return err
 		}
 		pause := registering.pause(peer.UID, time.Since(began))
@@ -118,49 +122,49 @@ func (w *waiters) pause(uid uint32, took time.Duration) time.Duration {
 
 // process makes sure that the number still means the process that connected:
 // its user must be the one that did.
-func (p Peer) process(proc *pidfd.Process) (process, error) {
+func (p Peer) process(proc *pidfd.Process) (slots.Process, error) {
 	info, err := proc.Info()
 	if err != nil || !proc.Alive() {
-		return process{}, fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, p.PID)
+		return slots.Process{}, fmt.Errorf("%w: process %d has exited", service.ErrNotRunning, p.PID)
 	}
 	if info.UID != p.UID && p.UID != 0 {
-		return process{}, fmt.Errorf("%w: process %d has become user %d since it connected as %d", ErrRefused, p.PID, info.UID, p.UID)
+		return slots.Process{}, fmt.Errorf("%w: process %d has become user %d since it connected as %d", ErrRefused, p.PID, info.UID, p.UID)
 	}
-	return process{p.PID, info.StartTime}, nil
+	return slots.Process{PID: p.PID, Start: info.StartTime}, nil
 }
 
 // slotFor finds the slot by the service's name: where several namespaces have
 // such a service, the process's own counts.
-func slotFor(r *kernel.Root, name string, slot, pid int) (Slot, *published, error) {
-	all, err := r.Instances(Name)
+func slotFor(r *kernel.Root, name string, slot, pid int) (slots.Slot, *record.Service, error) {
+	all, err := r.Instances(spec.Name)
 	if err != nil {
-		return Slot{}, nil, err
+		return slots.Slot{}, nil, err
 	}
 	all = slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Name != name || !kernel.ValidName(name) })
 	if len(all) > 1 {
 		if ns, err := netns.OfPID(pid); err == nil {
-			own := scopeOf(ns)
+			own := record.Scope(ns)
 			ns.Close()
 			all = slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Scope != own })
 		}
 	}
 	if len(all) != 1 {
-		return Slot{}, nil, fmt.Errorf("service %q: %w", name, kernel.ErrNotExist)
+		return slots.Slot{}, nil, fmt.Errorf("service %q: %w", name, kernel.ErrNotExist)
 	}
-	s := Slot{Scope: all[0].Scope, Service: name, Slot: slot}
-	p, err := readService(r, all[0])
+	s := slots.Slot{Scope: all[0].Scope, Service: name, Slot: slot}
+	p, err := record.Read(r, all[0])
 	if err != nil {
 		return s, nil, err
 	}
 	if slot < 0 || slot >= p.Service.Slots {
-		return s, nil, fmt.Errorf("%w: %s has slots 0 to %d", ErrNoSlot, name, p.Service.Slots-1)
+		return s, nil, fmt.Errorf("%w: %s has slots 0 to %d", record.ErrNoSlot, name, p.Service.Slots-1)
 	}
 	return s, p, nil
 }
 
 // authorise says whether a peer may have the slot, and what the configuration
 // says of its sockets and its check.
-func (p *published) authorise(ctx context.Context, s Slot, peer Peer) (service.Member, error) {
+func authorise(p *record.Service, ctx context.Context, s slots.Slot, peer Peer) (service.Member, error) {
 	configured := p.Service.Member(s.Slot)
 	m := service.Member{Slot: s.Slot}
 	if configured != nil {
@@ -200,14 +204,14 @@ func uidOf(name string) (uint32, error) {
 }
 
 // notWithdrawn keeps to what an operator wants.
-func notWithdrawn(r *kernel.Root, s Slot) error {
-	slots, err := OpenSlots(r, s.Scope, s.Service)
+func notWithdrawn(r *kernel.Root, s slots.Slot) error {
+	slots, err := slots.Open(r, s.Scope, s.Service)
 	if err != nil {
 		return err
 	}
 	defer slots.Close()
-	now, err := slots.state(s.Slot)
-	if err == nil && now.withdrawn {
+	now, err := slots.State(s.Slot)
+	if err == nil && now.Withdrawn {
 		err = fmt.Errorf("slot %d of %s is %w: weir steer register gives it its member again", s.Slot, s.Service, ErrWithdrawn)
 	}
 	return err

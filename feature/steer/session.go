@@ -9,11 +9,12 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
 )
 
 // Session is an established TCP connection of a service, and where it belongs. A
@@ -61,7 +62,7 @@ func (s *ServiceState) Misplaced(ctx context.Context) ([]Session, error) {
 // process has accepted yet, so that nobody can say where they are. of selects
 // sockets; nil for all.
 func (s *ServiceState) sessions(ctx context.Context, of map[uint64]bool) (misplaced []Session, waiting []uint64, err error) {
-	if s.Bypassed || !s.By.holdsDevices() || len(s.table) == 0 {
+	if s.Bypassed || !s.By.HoldsDevices() || len(s.table) == 0 {
 		return nil, nil, nil
 	}
 	socks, err := s.established()
@@ -103,7 +104,7 @@ func (m *mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
 	switch {
 	case slices.Contains(held, belongs):
 		return out, false
-	case !m.whole[belongs] && (m.onEmpty == Pass || len(held) == 0):
+	case !m.whole[belongs] && (m.onEmpty == spec.Pass || len(held) == 0):
 		return out, false // anywhere is right; or nobody is known to be
 	}
 	if len(held) > 0 {
@@ -168,8 +169,8 @@ func (s *ServiceState) openBound() (b boundTo, err error) {
 	} else if err != nil {
 		return b, err
 	}
-	var x label
-	x, b.named, err = b.labels.get(s.Name)
+	var x engine.Label
+	x, b.named, err = b.labels.Get(s.Name)
 	b.id = x.ID
 	if err != nil {
 		b.Close()
@@ -239,11 +240,11 @@ func (s *ServiceState) holders(ctx context.Context) (map[uint32][]int, error) {
 	out := map[uint32][]int{}
 	for _, slot := range s.Slots {
 		var pids []int
-		if slot.PID != 0 && !slot.exited {
+		if slot.PID != 0 && !slot.Exited {
 			pids = append(pids, slot.PID)
 		}
-		if slot.drains != 0 { // sessions end with whom they began
-			pids = append(pids, slot.drains)
+		if slot.Drains != 0 { // sessions end with whom they began
+			pids = append(pids, slot.Drains)
 		}
 		if m := s.pub.Service.Member(slot.Slot); m != nil {
 			// One that was registered by hand need not be the configured one.

@@ -20,6 +20,10 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/holder"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -27,14 +31,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	HolderCommand = func(root, scope string, kind Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
+	engine.HolderCommand = func(root, scope string, kind spec.Engine) *exec.Cmd { return nstest.Child("hold", root, scope, kind) }
 	nstest.Play(map[string]nstest.Role{"sink": runSink, "inheritor": runInheritor, "change": runChange, "upgrade": runUpgrade, "live": runLive, "bind": runBind, "hold": playHold,
 		"recorder": runRecorder, "reader": runReader, "supervise": runSupervise})
 	nstest.Main(m)
 }
 
 func playHold(f []string) error {
-	return Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], Engine(f[2]))
+	return holder.Hold(context.Background(), kernel.OpenRoot(f[0]), f[1], spec.Engine(f[2]))
 }
 
 func sinkSocket(proto, addr string) (sinkConn, error) {
@@ -235,14 +239,14 @@ func sources(n int) []netip.Addr {
 }
 
 // underTest is the engine of worlds that name none.
-var underTest = EngineSkLookup
+var underTest = spec.EngineSkLookup
 
 // eachEngine runs a test with both: what users see is the same.
 func eachEngine(t *testing.T, test func(t *testing.T)) {
-	for _, kind := range kinds {
+	for _, kind := range record.Engines {
 		t.Run(string(kind), func(t *testing.T) {
 			underTest = kind
-			defer func() { underTest = EngineSkLookup }()
+			defer func() { underTest = spec.EngineSkLookup }()
 			test(t)
 		})
 	}
@@ -252,14 +256,14 @@ func eachEngine(t *testing.T, test func(t *testing.T)) {
 type world struct {
 	t    testing.TB
 	root *kernel.Root
-	cfg  Config
+	cfg  spec.Config
 
 	slotOf map[uint64]int // by cookie of a member's socket
 }
 
 type lock = *kernel.WriteLock
 
-func newWorld(t testing.TB, options Options, listen ...string) *world {
+func newWorld(t testing.TB, options spec.Options, listen ...string) *world {
 	t.Helper()
 	nstest.NeedRoot(t)
 	root := kernel.OpenRoot(nstest.BPFFS + "/" + strings.NewReplacer("/", "-", "#", "-").Replace(t.Name()))
@@ -267,7 +271,7 @@ func newWorld(t testing.TB, options Options, listen ...string) *world {
 	if options.Engine == "" {
 		options.Engine = underTest
 	}
-	s := Service{Spec: service.Spec{Name: "svc"}, Options: options}
+	s := spec.Service{Spec: service.Spec{Name: "svc"}, Options: options}
 	for _, l := range listen {
 		parsed, err := service.ParseListen(l)
 		if err != nil {
@@ -275,7 +279,7 @@ func newWorld(t testing.TB, options Options, listen ...string) *world {
 		}
 		s.Listen = append(s.Listen, parsed)
 	}
-	w.cfg.Services = []Service{s}
+	w.cfg.Services = []spec.Service{s}
 	t.Cleanup(func() {
 		w.remove()
 		if _, err := os.Stat(root.Path()); !errors.Is(err, os.ErrNotExist) {
@@ -360,7 +364,7 @@ func (w *world) apply() []string {
 		if errs := w.cfg.Validate(); len(errs) > 0 {
 			return errors.Join(errs...)
 		}
-		if err := Mend(l); err != nil {
+		if err := engine.Mend(l); err != nil {
 			return err
 		}
 		st, err := ReadState(context.Background(), w.root)

@@ -10,6 +10,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -55,7 +59,7 @@ func (r *stateReader) Close() {
 // read reads what is there now. What it returns is not to be changed: the next
 // reading returns parts of it again.
 func (r *stateReader) read(ctx context.Context) (State, error) {
-	all, err := r.root.Instances(Name)
+	all, err := r.root.Instances(spec.Name)
 	if err != nil {
 		return State{}, err
 	}
@@ -118,14 +122,14 @@ func (r *stateReader) service(i kernel.Instance) (ServiceState, error) {
 	}
 	s := seen.ServiceState
 	s.Updated = time.Now()
-	e, err := r.engine(engineInstance(i.Scope, s.Engine))
+	e, err := r.engine(record.EngineInstance(i.Scope, s.Engine))
 	if errors.Is(err, kernel.ErrNotExist) {
 		s.Problem = problemEngine
 		return s, nil
 	} else if err != nil {
 		return s, err
 	}
-	s.Inode, s.table = e.Meta.Inode, s.pub.table
+	s.Inode, s.table = e.Meta.Inode, s.pub.Table
 	if err := s.readSlots(e, r.whole); err != nil {
 		return s, err
 	}
@@ -137,8 +141,8 @@ func (r *stateReader) service(i kernel.Instance) (ServiceState, error) {
 			return s, err
 		}
 	}
-	if s.OnEmpty == Drop || s.Engine == EngineReuseport {
-		held, err := heldIn(e, s.Engine)
+	if s.OnEmpty == spec.Drop || s.Engine == spec.EngineReuseport {
+		held, err := engine.HeldIn(e, s.Engine)
 		if err != nil {
 			return s, err
 		}
@@ -156,12 +160,12 @@ func readSeen(r *kernel.Root, i kernel.Instance) (*seenService, error) {
 		return nil, err
 	}
 	pins.Close() // what matters is which directory it was
-	p, err := readService(r, i)
+	p, err := record.Read(r, i)
 	if err != nil {
 		return nil, err
 	}
 	s := ServiceState{root: r, Name: i.Name, scope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, Why: p.Why, Seed: *p.Service.Seed,
-		Buckets: Buckets, OnEmpty: p.Service.OnEmpty, pub: p, eps: p.Service.Endpoints()}
+		Buckets: spec.Buckets, OnEmpty: p.Service.OnEmpty, pub: p, eps: p.Service.Endpoints()}
 	for _, l := range p.Service.Listen {
 		s.Listen = append(s.Listen, l.String())
 	}
@@ -176,7 +180,7 @@ func (r *stateReader) engine(i kernel.Instance) (*kernel.Opened, error) {
 		return e, nil
 	}
 	maps := []string{"slots", "sockets", "verdicts", "sync", "sinks"}
-	if kind, _ := kindOf(i); kind == EngineReuseport {
+	if kind, _ := record.EngineKind(i); kind == spec.EngineReuseport {
 		maps = []string{"slots", "sockets", "verdicts", "sync", "groups", "holders"}
 	}
 	e, err := r.root.Open(i, append(maps, "gens")...)
@@ -195,9 +199,9 @@ func (s *ServiceState) readSlots(e *kernel.Opened, counters bool) error {
 	for _, slot := range s.table {
 		held[slot]++
 	}
-	read := judgeSlot
+	read := slots.Evaluate
 	if counters {
-		read = readSlot
+		read = slots.Read
 	}
 	for n := range held {
 		slot, err := read(e, s.pub, n)
@@ -212,7 +216,7 @@ func (s *ServiceState) readSlots(e *kernel.Opened, counters bool) error {
 
 // ReadOne reads one service as it is now, without counters and queues. It wraps kernel.ErrNotExist where there is none.
 func ReadOne(r *kernel.Root, scope, name string) (*ServiceState, error) {
-	s, err := readServiceState(r, serviceInstance(scope, name))
+	s, err := readServiceState(r, record.Instance(scope, name))
 	if err != nil {
 		return nil, err
 	}
@@ -227,8 +231,8 @@ func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
 	if err != nil {
 		return s, err
 	}
-	for _, kind := range kinds {
-		beside, err := readServices(r, i.Scope, kind)
+	for _, kind := range record.Engines {
+		beside, err := record.ReadAll(r, i.Scope, kind)
 		if err != nil {
 			return s, err
 		}

@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -28,7 +31,7 @@ func (w *world) check(addrs []netip.Addr, to netip.AddrPort, expect func(Place) 
 		if !to.Addr().IsValid() { // each source's own address, so that UDP answers come from it
 			to = netip.AddrPortFrom(p.Address, to.Port())
 		}
-		for _, proto := range protocols {
+		for _, proto := range slots.Protocols {
 			if got, want := ask(w.t, proto, p.Address, to), expect(p); got != want {
 				w.t.Errorf("%s from %s (bucket %d, slot %d): answered by %s, want %s", proto, p.Address, p.Bucket, p.Slot, got, want)
 			}
@@ -48,7 +51,7 @@ func names(sinks ...*sink) func(Place) string {
 func TestSameSlotForAllProtocols(t *testing.T) { eachEngine(t, testSameSlotForAllProtocols) }
 
 func testSameSlotForAllProtocols(t *testing.T) {
-	w := newWorld(t, Options{Slots: 3}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 3}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
@@ -80,7 +83,7 @@ func testSameSlotForAllProtocols(t *testing.T) {
 func TestCrashRejectsOnlyItsOwn(t *testing.T) { eachEngine(t, testCrashRejectsOnlyItsOwn) }
 
 func testCrashRejectsOnlyItsOwn(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
@@ -116,7 +119,7 @@ func TestHalfAMemberGetsNothing(t *testing.T) { eachEngine(t, testHalfAMemberGet
 func testHalfAMemberGetsNothing(t *testing.T) {
 	for i, closes := range []string{"udp", "tcp"} {
 		t.Run(closes, func(t *testing.T) {
-			w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			w.member(0, a)
 			w.apply()
@@ -140,7 +143,7 @@ func testHalfAMemberGetsNothing(t *testing.T) {
 func TestOrphansHoldNoSlot(t *testing.T) { eachEngine(t, testOrphansHoldNoSlot) }
 
 func testOrphansHoldNoSlot(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	needExitHook(t)
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	a.do("orphan")
@@ -158,9 +161,9 @@ func testOrphansHoldNoSlot(t *testing.T) {
 func TestOnEmpty(t *testing.T) { eachEngine(t, testOnEmpty) }
 
 func testOnEmpty(t *testing.T) {
-	for _, mode := range []OnEmpty{Reject, Drop, Next, Pass} {
+	for _, mode := range []spec.OnEmpty{spec.Reject, spec.Drop, spec.Next, spec.Pass} {
 		t.Run(string(mode), func(t *testing.T) {
-			w := newWorld(t, Options{Slots: 4, OnEmpty: mode}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			w := newWorld(t, spec.Options{Slots: 4, OnEmpty: mode}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			w.member(1, a)
@@ -170,7 +173,7 @@ func testOnEmpty(t *testing.T) {
 			both := []string{fmt.Sprint(a.pid()), fmt.Sprint(b.pid())}
 			for _, p := range w.where(sources(16)...) {
 				patience = patienceUsual
-				if mode == Drop && !p.Admitted { // silence is what is waited for
+				if mode == spec.Drop && !p.Admitted { // silence is what is waited for
 					patience = 300 * time.Millisecond
 				}
 				udp, tcp := ask(t, "udp", p.Address, loopback4), ask(t, "tcp", p.Address, loopback4)
@@ -178,13 +181,13 @@ func testOnEmpty(t *testing.T) {
 				switch {
 				case p.Admitted:
 					ok = udp == tcp && udp == both[p.Slot/2]
-				case mode == Reject:
+				case mode == spec.Reject:
 					ok = udp == refused && tcp == refused
-				case mode == Drop:
+				case mode == spec.Drop:
 					ok = udp == silence && tcp == silence
-				case mode == Next:
+				case mode == spec.Next:
 					ok = udp == tcp && p.Instead != nil && udp == both[*p.Instead/2] && udp == fmt.Sprint(p.PID)
-				case mode == Pass: // the kernel chooses for each protocol
+				case mode == spec.Pass: // the kernel chooses for each protocol
 					ok = slices.Contains(both, udp) && slices.Contains(both, tcp)
 				}
 				if !ok {
@@ -197,7 +200,7 @@ func testOnEmpty(t *testing.T) {
 
 // Members on other ports, without SO_REUSEPORT, that share nothing.
 func TestBoundElsewhere(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4!=127.0.0.1:7001", "tcp4!=127.0.0.1:7001")
 	b := startSink(t, "udp4!=127.0.0.1:7002", "tcp4!=0.0.0.0:7003")
 	w.member(0, a, "udp 127.0.0.1:7001", "tcp 127.0.0.1:7001")
@@ -218,7 +221,7 @@ func TestBoundElsewhere(t *testing.T) {
 func TestIPv6AndDualStack(t *testing.T) { eachEngine(t, testIPv6AndDualStack) }
 
 func testIPv6AndDualStack(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2}, "udp [::]:9991", "tcp [::]:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp [::]:9991", "tcp [::]:9991")
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
@@ -248,12 +251,12 @@ func testIPv6AndDualStack(t *testing.T) {
 }
 
 func TestLongerPrefixWins(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991")
 	w.member(0, a)
 	b, c := startSink(t, "udp4!=127.9.0.1:7001"), startSink(t, "udp4!=127.9.0.1:7002")
 	for i, s := range []*sink{b, c} {
-		v := newWorld(t, Options{Slots: 1}, []string{"udp 127.9.0.0/16:9991", "udp 127.9.9.9:9991"}[i])
+		v := newWorld(t, spec.Options{Slots: 1}, []string{"udp 127.9.0.0/16:9991", "udp 127.9.9.9:9991"}[i])
 		v.member(0, s, fmt.Sprintf("udp 127.9.0.1:%d", 7001+i))
 		svc := v.cfg.Services[0]
 		svc.Name = []string{"wide", "narrow"}[i]
@@ -312,7 +315,7 @@ func (w *world) counts() map[string]uint64 {
 func TestDevices(t *testing.T) { eachEngine(t, testDevices) }
 
 func testDevices(t *testing.T) {
-	w := newWorld(t, Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	w.member(0, a)
 	w.apply()
@@ -357,8 +360,8 @@ func TestOneProcessServesTwo(t *testing.T) { eachEngine(t, testOneProcessServesT
 
 func testOneProcessServesTwo(t *testing.T) {
 	needExitHook(t)
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
-	v := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9992")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
+	v := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9992")
 	both := startSink(t, "udp4=0.0.0.0:9991", "udp4=0.0.0.0:9992")
 	both.do("orphan") // so that only the exit can withdraw
 	w.member(0, both)
@@ -372,7 +375,7 @@ func testOneProcessServesTwo(t *testing.T) {
 	w.apply()
 	w.locked(func(l *kernel.WriteLock) error {
 		m := w.cfg.Services[0].Members[0]
-		_, err := Register(t.Context(), l, Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}, &m)
+		_, err := engine.Register(t.Context(), l, slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}, &m)
 		return err
 	})
 	to := netip.MustParseAddrPort("127.0.0.1:9992")
@@ -392,7 +395,7 @@ func testOneProcessServesTwo(t *testing.T) {
 func TestOverlapFoundWhenPlanned(t *testing.T) { eachEngine(t, testOverlapFoundWhenPlanned) }
 
 func testOverlapFoundWhenPlanned(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	second := w.cfg.Services[0]
 	second.Name, second.Netns = "second", "/proc/self/ns/net"
 	w.cfg.Services = append(w.cfg.Services, second)

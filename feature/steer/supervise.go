@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/users"
@@ -31,7 +34,7 @@ var ErrHeld = errors.New("slot held")
 // The slot hangs on the daemon and its sockets, never on this process: if this
 // one is killed, the daemon keeps its traffic until it exits.
 type Supervision struct {
-	Slot    Slot
+	Slot    slots.Slot
 	Command []string // the daemon, in the foreground
 	// User runs it, with a clean environment and no way to gain privileges; empty: the
 	// user and environment of this process.
@@ -116,11 +119,11 @@ func (v Supervision) Run(ctx context.Context, r *kernel.Root) (status int, err e
 
 // prepare finds the slot and the user, and opens the sockets that are to be given.
 func (s *supervisor) prepare() (err error) {
-	p, err := readService(s.root, serviceInstance(s.Slot.Scope, s.Slot.Service))
+	p, err := record.Read(s.root, record.Instance(s.Slot.Scope, s.Slot.Service))
 	if err != nil {
 		return fmt.Errorf("service %s: %w", s.Slot.Service, err)
 	}
-	if s.member, err = p.supervised(s.Slot, s.Bound); err != nil {
+	if s.member, err = supervisedMember(p, s.Slot, s.Bound); err != nil {
 		return err
 	}
 	s.member.Keep = s.Give && s.Restart
@@ -137,7 +140,7 @@ func (s *supervisor) prepare() (err error) {
 			return err
 		}
 	}
-	if s.ns, err = s.Slot.openNetns(p); err != nil || !s.Give {
+	if s.ns, err = s.Slot.OpenNetns(p); err != nil || !s.Give {
 		return err
 	}
 	listens := s.member.Bound
@@ -152,11 +155,11 @@ func (s *supervisor) prepare() (err error) {
 	return nil
 }
 
-// supervised is the member of a slot, but for its process: what the
+// supervisedMember is the member of a slot, but for its process: what the
 // configuration says of its sockets and its check holds for whatever runs.
-func (p *published) supervised(s Slot, bound []service.Listen) (service.Member, error) {
+func supervisedMember(p *record.Service, s slots.Slot, bound []service.Listen) (service.Member, error) {
 	m := service.Member{Slot: s.Slot}
-	if _, err := p.member(s, &m); err != nil {
+	if _, err := engine.MemberFor(p, s, &m); err != nil {
 		return m, err
 	}
 	if c := p.Service.Member(s.Slot); c != nil {
@@ -170,13 +173,13 @@ func (p *published) supervised(s Slot, bound []service.Listen) (service.Member, 
 
 // holder is the living process that serves the slot, or 0.
 func (s *supervisor) holder() int {
-	slots, err := OpenSlots(s.root, s.Slot.Scope, s.Slot.Service)
+	slots, err := slots.Open(s.root, s.Slot.Scope, s.Slot.Service)
 	if err != nil {
 		return 0
 	}
 	defer slots.Close()
-	now, err := slots.state(s.Slot.Slot)
-	if err != nil || !now.Admitted() || now.PID == 0 || now.outlived(&service.Member{Keep: true}) {
+	now, err := slots.State(s.Slot.Slot)
+	if err != nil || !now.Admitted() || now.PID == 0 || now.Outlived(&service.Member{Keep: true}) {
 		return 0
 	}
 	return now.PID
@@ -269,25 +272,25 @@ func (s *supervisor) release() {
 		return
 	}
 	defer l.Unlock()
-	e, p, err := openSlot(l, s.Slot)
+	e, p, err := engine.OpenSlot(l, s.Slot)
 	if err != nil {
 		return // the service is gone
 	}
 	defer e.Close()
-	now, err := processIn(e.pins, p.row(s.Slot.Slot))
-	if err != nil || now.pid == 0 {
+	now, err := slots.ProcessIn(e.Pins, p.Row(s.Slot.Slot))
+	if err != nil || now.PID == 0 {
 		return
 	}
-	if proc, err := pidfd.Open(now.pid); err == nil {
+	if proc, err := pidfd.Open(now.PID); err == nil {
 		defer proc.Close()
-		if now.pid != s.pid && proc.Alive() {
+		if now.PID != s.pid && proc.Alive() {
 			return // another's by now
 		}
 	}
-	if err := e.setState(p.row(s.Slot.Slot), stateExited); err != nil {
+	if err := e.SetState(p.Row(s.Slot.Slot), slots.Exited); err != nil {
 		s.Log.Warn("slot not withdrawn", "error", err)
 	}
-	if back, err := e.fallBack(p, s.Slot.Slot); err != nil {
+	if back, err := e.FallBack(p, s.Slot.Slot); err != nil {
 		s.Log.Warn("slot not given back to the generation before", "error", err)
 	} else if back {
 		s.Log.Warn("the slot is the generation's before again", "service", s.Slot.Service, "slot", s.Slot.Slot)

@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/sockdiag"
@@ -80,7 +82,7 @@ func runSupervise(f []string) error {
 	if err != nil {
 		return err
 	}
-	v := Supervision{Slot: Slot{Scope: f[1], Service: "svc", Slot: slot}, Command: f[4:], Log: slog.New(slog.DiscardHandler)}
+	v := Supervision{Slot: slots.Slot{Scope: f[1], Service: "svc", Slot: slot}, Command: f[4:], Log: slog.New(slog.DiscardHandler)}
 	for flag := range strings.SplitSeq(f[3], ",") {
 		switch flag {
 		case "give":
@@ -221,7 +223,7 @@ func (w *world) answers(pid int) {
 }
 
 func TestRunADaemon(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	w.apply()
 	s := w.supervise(t, 0, "", "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	pid, _, _ := s.runs()
@@ -251,7 +253,7 @@ func TestRunADaemon(t *testing.T) {
 func TestRunIsKilled(t *testing.T) {
 	for _, flags := range []string{"", "give", "give,restart"} {
 		t.Run(flags, func(t *testing.T) {
-			w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+			w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 			w.apply()
 			var own []string
 			if flags == "" {
@@ -287,7 +289,7 @@ func TestRunIsKilled(t *testing.T) {
 // What waits in given sockets when the daemon dies is served by its next run.
 func TestRunKeepsGivenSockets(t *testing.T) {
 	t.Setenv("WEIR_TEST_SECRET", "root's")
-	w := newWorld(t, Options{Slots: 2}, "udp :9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2}, "udp :9991", "tcp 0.0.0.0:9991")
 	w.apply()
 	var both []*supervised
 	pids := map[int]int{}

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 )
@@ -20,22 +23,22 @@ func testRegisterElsewhere(t *testing.T) {
 	w, a, b := newPair(t)
 	w.apply()
 	w.check(sources(12), loopback4, names(a, b))
-	at := func(slot int) Slot { return Slot{Scope: w.state().Scope(), Service: "svc", Slot: slot} }
+	at := func(slot int) slots.Slot { return slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: slot} }
 	register := func(slot int, s *sink) (err error) {
 		w.locked(func(l *kernel.WriteLock) error {
-			_, err = Register(t.Context(), l, at(slot), &service.Member{Slot: slot, PID: s.pid()})
+			_, err = engine.Register(t.Context(), l, at(slot), &service.Member{Slot: slot, PID: s.pid()})
 			return nil
 		})
 		return err
 	}
-	if underTest == EngineReuseport { // a socket serves one slot there
-		if err := register(1, a); !errors.Is(err, ErrSlotTaken) {
+	if underTest == spec.EngineReuseport { // a socket serves one slot there
+		if err := register(1, a); !errors.Is(err, engine.ErrSlotTaken) {
 			t.Errorf("a socket that serves slot 0 is given slot 1 as well: %v", err)
 		}
 		w.check(sources(12), loopback4, names(a, b))
 	}
 	for _, s := range []int{0, 1} {
-		w.locked(func(l *kernel.WriteLock) error { return Unregister(l, at(s)) })
+		w.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, at(s)) })
 	}
 	for slot, s := range []*sink{b, a} {
 		if err := register(slot, s); err != nil {
@@ -50,13 +53,13 @@ func TestAdmitsNoOtherSlotsProcess(t *testing.T) {
 	w, a, b := newPair(t)
 	w.apply()
 	w.check(sources(12), loopback4, names(a, b))
-	at := func(slot int) Slot { return Slot{Scope: w.state().Scope(), Service: "svc", Slot: slot} }
-	_, err := AdmitWithin(t.Context(), w.root, at(0), &service.Member{PID: b.pid()}, time.Minute)
-	if !errors.Is(err, ErrOtherSlot) || !strings.Contains(err.Error(), "serves slot 1 of svc: weir steer unregister svc --slot 1") {
+	at := func(slot int) slots.Slot { return slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: slot} }
+	_, err := engine.AdmitWithin(t.Context(), w.root, at(0), &service.Member{PID: b.pid()}, time.Minute)
+	if !errors.Is(err, engine.ErrOtherSlot) || !strings.Contains(err.Error(), "serves slot 1 of svc: weir steer unregister svc --slot 1") {
 		t.Errorf("the member of slot 1 is given slot 0 as well: %v", err)
 	}
 	w.check(sources(12), loopback4, names(a, b))
-	if changed, err := AdmitWithin(t.Context(), w.root, at(0), &service.Member{PID: a.pid()}, time.Minute); err != nil || changed {
+	if changed, err := engine.AdmitWithin(t.Context(), w.root, at(0), &service.Member{PID: a.pid()}, time.Minute); err != nil || changed {
 		t.Errorf("the member of slot 0 once more: changed %v, %v", changed, err)
 	}
 }

@@ -12,6 +12,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/service"
@@ -24,13 +28,13 @@ import (
 
 // takeover adds to a plan which traffic of bound sockets would meet a slot that stays empty. s is the service as it is; nil:
 // there is none.
-func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s *ServiceState, kind Engine) error {
+func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s *ServiceState, kind spec.Engine) error {
 	eps := t.takes(s)
-	if len(eps) == 0 || t.service.OnEmpty == Pass || t.was != nil { // a rollback is not refused
+	if len(eps) == 0 || t.service.OnEmpty == spec.Pass || t.was != nil { // a rollback is not refused
 		return nil
 	}
-	ns, err := openNetns(t.netns, t.id)
-	if errors.Is(err, ErrNetnsGone) {
+	ns, err := slots.OpenNetns(t.netns, t.id)
+	if errors.Is(err, slots.ErrNetnsGone) {
 		return nil
 	} else if err != nil {
 		return err
@@ -40,27 +44,27 @@ func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s
 	if err != nil || len(losers) == 0 {
 		return err
 	}
-	p := &published{Service: t.service}
-	p.setDevices(t.devices)
-	var slots []SlotState
+	p := &record.Service{Service: t.service}
+	p.SetDevices(t.devices)
+	var slots []slots.State
 	if s != nil {
 		slots = s.Slots
-		p.shape(s.pub)
+		p.Shape(s.pub)
 	} else {
-		p.shape(nil)
+		p.Shape(nil)
 	}
 	reasons := t.emptyAfter(ctx, slots, true, ns)
-	if kind == EngineReuseport && !slices.ContainsFunc(reasons, func(err error) bool { return err == nil }) {
+	if kind == spec.EngineReuseport && !slices.ContainsFunc(reasons, func(err error) bool { return err == nil }) {
 		return nil // its programs come with the first member
 	}
-	lost := p.lostTo(reasons)
+	lost := lostTo(p, reasons)
 	if already, all := have.lostAlready(t, eps); all && sum(lost) <= already {
 		return nil
 	}
 	for n, buckets := range lost {
 		if buckets > 0 && !(n < len(slots) && slots[n].Admitted()) { // else told as emptied
 			plan.Outage("slot %d of service %s would stay empty (on_empty: %s) and take %d %% of the traffic of %s: %v: %s",
-				n, t.service.Name, t.service.OnEmpty, percent(buckets), losers, reasons[n], p.remedy(n))
+				n, t.service.Name, t.service.OnEmpty, percent(buckets), losers, reasons[n], remedy(p, n))
 		}
 	}
 	return nil
@@ -74,39 +78,39 @@ func (t *target) takes(s *ServiceState) []service.Endpoint {
 		return eps
 	case s.Bypassed:
 		return nil // apply keeps it so
-	case s.OnEmpty == Pass && !s.served():
+	case s.OnEmpty == spec.Pass && !s.served():
 		return eps
 	}
 	return slices.DeleteFunc(eps, func(e service.Endpoint) bool { return slices.ContainsFunc(s.eps, e.Overlaps) })
 }
 
 // served says whether any slot has a member.
-func (s *ServiceState) served() bool { return slices.ContainsFunc(s.Slots, SlotState.Admitted) }
+func (s *ServiceState) served() bool { return slices.ContainsFunc(s.Slots, slots.State.Admitted) }
 
 // remedy is what lets a slot that is empty serve.
-func (p *published) remedy(slot int) string {
+func remedy(p *record.Service, slot int) string {
 	switch {
 	case p.Service.Member(slot) == nil:
 		return "name a member for it, or give it weight 0"
-	case p.Service.OnEmpty == Next:
+	case p.Service.OnEmpty == spec.Next:
 		return "start a member, or use on_empty: pass"
 	}
 	return "start the member, or use on_empty: next or pass"
 }
 
 // lostTo counts, by slot, the buckets that an empty slot loses.
-func (p *published) lostTo(reasons []error) []int {
+func lostTo(p *record.Service, reasons []error) []int {
 	served := slices.ContainsFunc(reasons, func(err error) bool { return err == nil })
-	if p.Service.OnEmpty == Pass || p.Service.OnEmpty == Next && served {
+	if p.Service.OnEmpty == spec.Pass || p.Service.OnEmpty == spec.Next && served {
 		return make([]int, len(reasons))
 	}
-	return p.lostOf(reasons, func(int) bool { return true })
+	return lostOf(p, reasons, func(int) bool { return true })
 }
 
 // lostOf counts the buckets of some that meet a slot with a reason to be empty, by slot.
-func (p *published) lostOf(reasons []error, some func(bucket int) bool) []int {
+func lostOf(p *record.Service, reasons []error, some func(bucket int) bool) []int {
 	lost := make([]int, len(reasons))
-	for b, slot := range p.table {
+	for b, slot := range p.Table {
 		if reasons[slot] != nil && some(b) {
 			lost[slot]++
 		}
@@ -128,7 +132,7 @@ func (st State) lostAlready(t *target, eps []service.Endpoint) (buckets int, all
 		o := &st.Services[i]
 		if o.scope == t.scope && o.Name != t.service.Name && !o.Bypassed && o.pub != nil &&
 			!slices.ContainsFunc(eps, func(e service.Endpoint) bool { return !slices.ContainsFunc(o.eps, e.Overlaps) }) {
-			return sum(o.pub.lostTo(o.reasons())), true
+			return sum(lostTo(o.pub, o.reasons())), true
 		}
 	}
 	return 0, false
@@ -186,7 +190,7 @@ func (b *boundSockets) losers(ns *netns.Handle, scope string, eps []service.Endp
 			key := fmt.Sprint(scope, e.Proto, e.Port)
 			socks, ok := b.at[key]
 			if !ok {
-				if socks, err = bound(e.Proto, e.Port); err != nil {
+				if socks, err = engine.Bound(e.Proto, e.Port); err != nil {
 					return err
 				}
 				b.at[key] = socks

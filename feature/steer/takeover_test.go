@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/service"
 )
 
@@ -17,23 +18,23 @@ func TestPlanSaysWhatACreationTakes(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		listen string
-		o      Options
+		o      spec.Options
 		member bool
 		want   []string // one for each outage
 	}{
-		{"a port that nobody has", "udp 0.0.0.0:2055", Options{Slots: 2}, false, nil},
-		{"no member", "udp 0.0.0.0:9991", Options{Slots: 2}, false, []string{"slot 0 of service svc would stay empty (on_empty: reject) and take 50 % of the traffic of " + at, "slot 1"}},
-		{"one member of two", "udp 0.0.0.0:9991", Options{Slots: 2, OnEmpty: Drop}, true, []string{"slot 1 of service svc would stay empty (on_empty: drop)"}},
-		{"one address", "tcp 127.0.0.7:9991", Options{Slots: 1}, false, []string{"slot 0"}},
-		{"an address that is not local", "tcp 192.0.2.7:9991", Options{Slots: 1}, false, nil},
-		{"another family", "udp6 [::]:9991", Options{Slots: 1}, false, nil},
-		{"all slots served", "udp 0.0.0.0:9991", Options{Slots: 1}, true, nil},
-		{"no share", "udp 0.0.0.0:9991", Options{Slots: 2, Weights: Weights{1: 0}}, true, nil},
-		{"next", "udp 0.0.0.0:9991", Options{Slots: 2, OnEmpty: Next}, true, nil},
-		{"next of nobody", "udp 0.0.0.0:9991", Options{Slots: 2, OnEmpty: Next}, false, []string{"slot 0", "slot 1"}},
-		{"pass", "udp 0.0.0.0:9991", Options{Slots: 2, OnEmpty: Pass}, false, nil},
-		{"sk_reuseport without members", "udp 0.0.0.0:9991", Options{Slots: 2, Engine: EngineReuseport}, false, nil},
-		{"sk_reuseport with one", "udp 0.0.0.0:9991", Options{Slots: 2, Engine: EngineReuseport}, true, []string{"slot 1"}},
+		{"a port that nobody has", "udp 0.0.0.0:2055", spec.Options{Slots: 2}, false, nil},
+		{"no member", "udp 0.0.0.0:9991", spec.Options{Slots: 2}, false, []string{"slot 0 of service svc would stay empty (on_empty: reject) and take 50 % of the traffic of " + at, "slot 1"}},
+		{"one member of two", "udp 0.0.0.0:9991", spec.Options{Slots: 2, OnEmpty: spec.Drop}, true, []string{"slot 1 of service svc would stay empty (on_empty: drop)"}},
+		{"one address", "tcp 127.0.0.7:9991", spec.Options{Slots: 1}, false, []string{"slot 0"}},
+		{"an address that is not local", "tcp 192.0.2.7:9991", spec.Options{Slots: 1}, false, nil},
+		{"another family", "udp6 [::]:9991", spec.Options{Slots: 1}, false, nil},
+		{"all slots served", "udp 0.0.0.0:9991", spec.Options{Slots: 1}, true, nil},
+		{"no share", "udp 0.0.0.0:9991", spec.Options{Slots: 2, Weights: spec.Weights{1: 0}}, true, nil},
+		{"next", "udp 0.0.0.0:9991", spec.Options{Slots: 2, OnEmpty: spec.Next}, true, nil},
+		{"next of nobody", "udp 0.0.0.0:9991", spec.Options{Slots: 2, OnEmpty: spec.Next}, false, []string{"slot 0", "slot 1"}},
+		{"pass", "udp 0.0.0.0:9991", spec.Options{Slots: 2, OnEmpty: spec.Pass}, false, nil},
+		{"sk_reuseport without members", "udp 0.0.0.0:9991", spec.Options{Slots: 2, Engine: spec.EngineReuseport}, false, nil},
+		{"sk_reuseport with one", "udp 0.0.0.0:9991", spec.Options{Slots: 2, Engine: spec.EngineReuseport}, true, []string{"slot 1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, c.o, c.listen)
@@ -58,7 +59,7 @@ func TestPlanSaysWhatACreationTakes(t *testing.T) {
 // passed everything. A service that gets another name takes no more than it did.
 func TestPlanSaysWhatAChangeTakesFromTheKernel(t *testing.T) {
 	startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:2055")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:2055")
 	w.apply()
 	s := &w.cfg.Services[0]
 	check := func(what string, want ...string) {
@@ -71,10 +72,10 @@ func TestPlanSaysWhatAChangeTakesFromTheKernel(t *testing.T) {
 	was := s.Listen
 	s.Listen = append(s.Listen[:1:1], mustListen(t, "tcp 0.0.0.0:9991"))
 	check("an added listen", "slot 0 of service svc would stay empty (on_empty: reject) and take 100 %")
-	s.OnEmpty = Pass
+	s.OnEmpty = spec.Pass
 	check("an added listen that passes")
 	w.apply()
-	s.OnEmpty = Drop
+	s.OnEmpty = spec.Drop
 	check("on_empty", "slot 0 of service svc would stay empty (on_empty: drop)")
 	w.apply()
 	s.Name = "renamed"

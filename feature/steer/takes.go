@@ -9,6 +9,9 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
@@ -55,7 +58,7 @@ func Takes(r *kernel.Root, ns *netns.Handle, bindings ...Binding) (warnings []st
 
 // taken names the processes whose sockets lose what a binding takes.
 func taken(b Binding, here []netip.Addr, own map[uint64]bool) (out []string) {
-	socks, err := bound(uint8(b.Proto), 0)
+	socks, err := engine.Bound(uint8(b.Proto), 0)
 	if err != nil {
 		return nil
 	}
@@ -88,12 +91,12 @@ func takenOf(b Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint
 // registeredCookies are the sockets that weir gives packets to in a namespace.
 func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
 	own := map[uint64]bool{}
-	for _, kind := range kinds {
-		services, err := readServices(r, scopeOf(ns), kind)
+	for _, kind := range record.Engines {
+		services, err := record.ReadAll(r, record.Scope(ns), kind)
 		if err != nil {
 			continue
 		}
-		o, err := r.Open(engineInstance(scopeOf(ns), kind), "sockets")
+		o, err := r.Open(record.EngineInstance(record.Scope(ns), kind), "sockets")
 		if err != nil {
 			continue
 		}
@@ -101,7 +104,7 @@ func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
 			for _, row := range append(p.Rows[:len(p.Rows):len(p.Rows)], p.Spare...) {
 				for ep := range uint32(len(p.Service.Endpoints())) {
 					var cookie uint64
-					if o.Maps["sockets"].Lookup(row*maxEndpoints+ep, &cookie) == nil {
+					if o.Maps["sockets"].Lookup(row*spec.MaxEndpoints+ep, &cookie) == nil {
 						own[cookie] = true
 					}
 				}
@@ -109,7 +112,7 @@ func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
 		}
 		o.Close()
 	}
-	named, _ := NamedServices(context.Background(), r, scopeOf(ns))
+	named, _ := NamedServices(context.Background(), r, record.Scope(ns))
 	for _, n := range named {
 		for _, s := range n.Sockets {
 			own[s.Cookie] = true

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"golang.org/x/sys/unix"
 )
@@ -18,7 +19,7 @@ import (
 // A binding of every port of this host's own addresses takes answers and others' sockets:
 // that is said, of the service's own sockets and of others' addresses it is not.
 func TestBindingOfEveryPortWarns(t *testing.T) {
-	w, _ := collectors(t, Options{Slots: 1})
+	w, _ := collectors(t, spec.Options{Slots: 1})
 	w.apply()
 	ns, err := netns.Current()
 	if err != nil {

@@ -16,6 +16,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -166,7 +168,7 @@ func TestNextSequence(t *testing.T) {
 // What a killed writer left of a session in the store is not read, and the next
 // one clears it away.
 func TestTemplateStoreIsMended(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.apply()
 	ns, err := netns.Current()
 	if err != nil {
@@ -226,7 +228,7 @@ func TestTemplateStoreIsMended(t *testing.T) {
 			t.Errorf("the torn session's entry: %v", err)
 		}
 		ts.forget(whole)
-		if n, _ := entries[bpf.TemplatesSession, bpf.TemplatesHeard](ts.store.pins.Maps["sessions"]); len(n) != 0 {
+		if n, _ := engine.Entries[bpf.TemplatesSession, bpf.TemplatesHeard](ts.store.pins.Maps["sessions"]); len(n) != 0 {
 			t.Errorf("left: %v", n)
 		}
 		return nil
@@ -240,7 +242,7 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 	if testing.Short() {
 		n = 1000
 	}
-	w := newWorld(t, Options{Slots: 1, ReceiveBuffer: new(int)}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1, ReceiveBuffer: new(int)}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	w.apply()
 	ns, err := netns.Current()

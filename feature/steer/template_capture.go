@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -92,12 +93,7 @@ func (c *templateCapture) open(proto uint16) error {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer/2) != nil {
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, captureBuffer/2)
 	}
-	return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(proto)})
-}
-
-// networkOrder stores a number so that its bytes lie in network order.
-func networkOrder(v uint16) uint16 {
-	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+	return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: spec.NetworkOrder(proto)})
 }
 
 // watch tells the filter which ports matter.

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -17,7 +20,7 @@ import (
 // An exporter that restarts goes on from another port. Collectors that know it
 // by address and domain alone must not get its old templates after its new ones.
 func TestTemplatesOfRestartedExporter(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	first := startRecorder(t, "udp4", "0.0.0.0:9991")
 	write(&first.sink)
@@ -52,7 +55,7 @@ func TestTemplatesOfRestartedExporter(t *testing.T) {
 
 // weir remove and weir apply under a running weir serve.
 func TestTemplatesAfterRemoval(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	r := startRecorder(t, "udp4", "0.0.0.0:9991")
 	write(&r.sink)
@@ -72,7 +75,7 @@ func TestTemplatesAfterRemoval(t *testing.T) {
 	// The last service takes what was remembered with it.
 	w.cfg.Services = nil
 	w.apply()
-	all, err := w.root.Instances(Name)
+	all, err := w.root.Instances(spec.Name)
 	if err != nil || len(all) != 0 {
 		t.Errorf("left: %v, %v", all, err)
 	}
@@ -80,7 +83,7 @@ func TestTemplatesAfterRemoval(t *testing.T) {
 
 // What cannot be replayed keeps nobody else's replay from being made.
 func TestTemplatesThatCannotBeSent(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp :9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp :9991")
 	a := startRecorder(t, "udp", "[::]:9991")
 	w.member(0, &a.sink)
 	w.apply()
@@ -142,7 +145,7 @@ func TestTemplatesThatCannotBeSent(t *testing.T) {
 func TestTemplatesWhileApplied(t *testing.T) { eachEngine(t, testTemplatesWhileApplied) }
 
 func testTemplatesWhileApplied(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	first, second := startRecorder(t, "udp4", "0.0.0.0:9991"), startRecorder(t, "udp4", "0.0.0.0:9991")
 	w.member(0, &first.sink)
 	w.apply()
@@ -186,26 +189,26 @@ func testTemplatesWhileApplied(t *testing.T) {
 func TestServeFinishesKilled(t *testing.T) { eachEngine(t, testServeFinishesKilled) }
 
 func testServeFinishesKilled(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.member(0, startSink(t, "udp4=0.0.0.0:9991"))
 	w.apply()
 	kind, scope := w.state().Engine, w.state().scope
 	w.locked(func(l *kernel.WriteLock) error {
-		e, err := openEngine(l, scope, kind)
+		e, err := engine.OpenEngine(l, scope, kind)
 		if err != nil {
 			return err
 		}
 		defer e.Close()
-		return e.mark(true)
+		return e.Mark(true)
 	})
 	w.serveUntil()
 	deadline(t, func() bool {
-		o, err := w.root.Open(engineInstance(scope, kind), "sync")
+		o, err := w.root.Open(record.EngineInstance(scope, kind), "sync")
 		if err != nil {
 			return false
 		}
 		defer o.Close()
-		under, err := marked(o.Maps)
+		under, err := engine.IsMarked(o.Maps)
 		return err == nil && !under
 	})
 }

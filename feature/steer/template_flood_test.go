@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -75,7 +76,7 @@ func TestTemplateBudgets(t *testing.T) {
 
 // An exporter that floods is held to its budget; state tells how much was refused, and others are remembered.
 func TestTemplateFlood(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.apply()
 	w.serveUntil()
 	w.listening()
@@ -100,7 +101,7 @@ func TestTemplateFlood(t *testing.T) {
 
 // Sessions that were heard for a while are no newcomers any more, and are replayed first.
 func TestNewcomersAreProven(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	r := startRecorder(t, "udp4", "0.0.0.0:9991")
 	write(&r.sink)

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -27,7 +30,7 @@ const templateTick = 100 * time.Millisecond
 // templateKeeper keeps the templates of all namespaces.
 type templateKeeper struct {
 	root   *kernel.Root
-	own    *ownLock
+	own    *engine.OwnLock
 	log    feature.Logger
 	state  *stateReader
 	wake   chan struct{}
@@ -39,13 +42,13 @@ type templateKeeper struct {
 
 // seenMembers is what of a service decides who has which templates.
 type seenMembers struct {
-	pub    *published
+	pub    *record.Service
 	engine *kernel.Opened
-	slots  []SlotState
+	slots  []slots.State
 }
 
-func newTemplateKeeper(own *ownLock, log feature.Logger) *templateKeeper {
-	return &templateKeeper{root: own.root, own: own, log: log, state: newStateReader(own.root), wake: make(chan struct{}, 1),
+func newTemplateKeeper(own *engine.OwnLock, log feature.Logger) *templateKeeper {
+	return &templateKeeper{root: own.Root, own: own, log: log, state: newStateReader(own.Root), wake: make(chan struct{}, 1),
 		news: make(chan struct{}, 1), scopes: map[string]*templateScope{}, last: map[string]string{}}
 }
 
@@ -135,17 +138,17 @@ func (k *templateKeeper) changed() bool {
 
 // readServiceMembers opens a service's slots and reads who has them.
 func readServiceMembers(r *kernel.Root, s *ServiceState) (*templateService, error) {
-	pins, err := r.Open(engineInstance(s.scope, s.Engine), append(s.pub.readerMaps(), "sync")...)
+	pins, err := r.Open(record.EngineInstance(s.scope, s.Engine), append(s.pub.ReaderMaps(), "sync")...)
 	if err != nil {
 		return nil, err
 	}
-	out := &templateService{ServiceState: s, slots: &SlotReader{r, pins, s.pub}}
+	out := &templateService{ServiceState: s, slots: slots.NewReader(r, pins, s.pub)}
 	if out.members, err = out.readMembers(); err != nil {
 		out.close()
 		return nil, err
 	}
 	// Asked after the service was read: if the maps agree with the pins now, packets have gone by what was read.
-	if out.coming, err = marked(pins.Maps); err != nil {
+	if out.coming, err = engine.IsMarked(pins.Maps); err != nil {
 		out.close()
 		return nil, err
 	}
@@ -198,10 +201,10 @@ func (k *templateKeeper) lags() bool {
 func (k *templateKeeper) unchanged(st State) (same bool) {
 	var now []seenMembers
 	for _, s := range st.Services {
-		now = append(now, seenMembers{s.pub, k.state.engines[engineInstance(s.scope, s.Engine)], s.Slots})
+		now = append(now, seenMembers{s.pub, k.state.engines[record.EngineInstance(s.scope, s.Engine)], s.Slots})
 	}
 	same = slices.EqualFunc(k.seen, now, func(a, b seenMembers) bool {
-		return a.pub == b.pub && a.engine == b.engine && slices.EqualFunc(a.slots, b.slots, func(x, y SlotState) bool {
+		return a.pub == b.pub && a.engine == b.engine && slices.EqualFunc(a.slots, b.slots, func(x, y slots.State) bool {
 			return x.State == y.State && x.PID == y.PID && slices.Equal(x.Sockets, y.Sockets)
 		})
 	})
@@ -274,7 +277,7 @@ func (k *templateKeeper) take(ctx context.Context, st State) {
 func abandoned(s *ServiceState) bool {
 	ns, err := s.openNetns()
 	if err != nil {
-		return errors.Is(err, ErrNetnsGone)
+		return errors.Is(err, slots.ErrNetnsGone)
 	}
 	ns.Close()
 	return false
@@ -285,7 +288,7 @@ func sameServices(a, b []*templateService) bool {
 	return slices.EqualFunc(a, b, func(x, y *templateService) bool {
 		return x.Name == y.Name && slices.Equal(x.members, y.members) && slices.Equal(x.table, y.table) &&
 			x.pub == y.pub &&
-			slices.EqualFunc(x.Slots, y.Slots, func(p, q SlotState) bool { return p.State == q.State })
+			slices.EqualFunc(x.Slots, y.Slots, func(p, q slots.State) bool { return p.State == q.State })
 	})
 }
 
@@ -325,13 +328,13 @@ func (k *templateKeeper) open(ctx context.Context, s *ServiceState, services []*
 
 // openStore holds the lock for no longer than the pins need: commands wait.
 func (k *templateKeeper) openStore(ctx context.Context, s *ServiceState, ns *netns.Handle) (*templateStore, error) {
-	l, unlock, err := k.own.lock(ctx)
+	l, unlock, err := k.own.Lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 	// It may have been removed since it was read: then its namespace's pins must not come back.
-	if _, err := readService(l.Root, serviceInstance(s.scope, s.Name)); err != nil {
+	if _, err := record.Read(l.Root, record.Instance(s.scope, s.Name)); err != nil {
 		return nil, err
 	}
 	return openTemplateStore(l, ns)

@@ -11,6 +11,8 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -26,14 +28,14 @@ type savedSession struct {
 
 // saveTemplates reads what is remembered in a namespace.
 func saveTemplates(r *kernel.Root, scope string) (savedTemplates, error) {
-	o, err := r.Open(templatesInstance(scope))
+	o, err := r.Open(engine.TemplatesInstance(scope))
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
 	defer o.Close()
-	if err := o.Meta.RequireABI(o.Instance, ABI); err != nil {
+	if err := o.Meta.RequireABI(o.Instance, record.ABI); err != nil {
 		return nil, err
 	}
 	all, _, err := loadSessions(o.Maps["store"])

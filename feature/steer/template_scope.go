@@ -13,6 +13,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -25,10 +28,10 @@ const settled = time.Second
 // templateService is a service of the namespace as it was last read.
 type templateService struct {
 	*ServiceState
-	slots   *SlotReader // to see how they are now
-	members []memberID  // by slot
-	coming  bool        // published, and perhaps not yet what packets go by
-	since   uint64      // when it became as it is (kernel.Monotonic); 0: before it was first looked at
+	slots   *slots.Reader // to see how they are now
+	members []memberID    // by slot
+	coming  bool          // published, and perhaps not yet what packets go by
+	since   uint64        // when it became as it is (kernel.Monotonic); 0: before it was first looked at
 }
 
 func (s *templateService) close() {
@@ -41,11 +44,11 @@ func (s *templateService) close() {
 func (s *templateService) readMembers() ([]memberID, error) {
 	out := make([]memberID, s.slots.Slots())
 	for n := range out {
-		v, err := s.slots.raw(n)
+		v, err := s.slots.Raw(n)
 		if err != nil {
 			return nil, err
 		}
-		if slotState(v.State) == stateAdmitted {
+		if slots.RowState(v.State) == slots.Admitted {
 			out[n] = memberID{v.Tgid, v.Start}
 		}
 	}
@@ -57,8 +60,8 @@ func (s *templateService) had(slot int, who memberID) bool {
 	if s.slots == nil || s.coming {
 		return false
 	}
-	v, err := s.slots.raw(slot)
-	return err == nil && slotState(v.State) == stateAdmitted && who == memberID{v.Tgid, v.Start} &&
+	v, err := s.slots.Raw(slot)
+	return err == nil && slots.RowState(v.State) == slots.Admitted && who == memberID{v.Tgid, v.Start} &&
 		kernel.Monotonic()-max(v.Since, s.since) > uint64(settled)
 }
 
@@ -71,7 +74,7 @@ func (t *templateScope) arrive() {
 		if !s.coming {
 			continue
 		}
-		if coming, err := marked(s.slots.pins.Maps); err != nil || coming {
+		if coming, err := engine.IsMarked(s.slots.Pins.Maps); err != nil || coming {
 			continue // gone, or still under way
 		}
 		s.coming, s.since = false, kernel.Monotonic()
@@ -108,7 +111,7 @@ type templateScope struct {
 // openTemplateScope takes up what an earlier weir serve knew, and listens. It
 // owns the store and the services from then on, unless it fails.
 func openTemplateScope(store *templateStore, ns *netns.Handle, services []*templateService, log feature.Logger, news chan struct{}) (*templateScope, error) {
-	t := &templateScope{scope: scopeOf(ns), ns: ns, log: log, news: news, store: store, book: newTemplateBook(), services: services,
+	t := &templateScope{scope: record.Scope(ns), ns: ns, log: log, news: news, store: store, book: newTemplateBook(), services: services,
 		counts: map[string]bpf.TemplatesCounts{}, untold: map[string]uint64{}, local: map[netip.Addr]bool{}, unserved: true}
 	err := t.restore()
 	if err == nil {
@@ -158,7 +161,7 @@ func (t *templateScope) restore() error {
 	for _, k := range broken {
 		t.store.pins.Maps["store"].Delete(k)
 	}
-	noted, err := entries[bpf.TemplatesSession, bpf.TemplatesHeard](t.store.pins.Maps["sessions"])
+	noted, err := engine.Entries[bpf.TemplatesSession, bpf.TemplatesHeard](t.store.pins.Maps["sessions"])
 	if err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return err
 	}
@@ -205,7 +208,7 @@ func templatePorts(services []*templateService) map[uint16]bool {
 // templatePorts are the UDP ports at which templates are remembered.
 func (s *ServiceState) templatePorts() (ports []uint16) {
 	for _, ep := range s.eps {
-		if ep.Proto == unix.IPPROTO_UDP && s.pub.Service.wantsTemplates(ep.Port) {
+		if ep.Proto == unix.IPPROTO_UDP && s.pub.Service.WantsTemplates(ep.Port) {
 			ports = append(ports, ep.Port)
 		}
 	}
@@ -223,7 +226,7 @@ func (t *templateScope) serviceOf(to netip.AddrPort) (best *templateService, end
 			}
 		}
 	}
-	if best == nil || !best.pub.Service.wantsTemplates(to.Port()) {
+	if best == nil || !best.pub.Service.WantsTemplates(to.Port()) {
 		return nil, 0
 	}
 	return best, endpoint

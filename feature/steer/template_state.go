@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -73,7 +75,7 @@ func (s *ServiceState) Templates(r *kernel.Root) (TemplateState, error) {
 		out.Problem = "the templates of its exporters are not kept: say templates: true in its steer section"
 		return out, nil
 	}
-	o, err := r.Open(templatesInstance(s.scope))
+	o, err := r.Open(engine.TemplatesInstance(s.scope))
 	if errors.Is(err, kernel.ErrNotExist) {
 		out.Problem = "no weir serve has kept templates here"
 		return out, nil
@@ -81,7 +83,7 @@ func (s *ServiceState) Templates(r *kernel.Root) (TemplateState, error) {
 		return out, err
 	}
 	defer o.Close()
-	if err := o.Meta.RequireABI(o.Instance, ABI); err != nil {
+	if err := o.Meta.RequireABI(o.Instance, record.ABI); err != nil {
 		return out, err
 	}
 	all, _, err := loadSessions(o.Maps["store"])

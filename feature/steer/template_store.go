@@ -13,21 +13,14 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
-// templatesName is the instance that holds what is remembered of exporters: it
-// outlives weir serve, so that one that is restarted just before a collector
-// still knows their templates.
-const templatesName = "@templates"
-
 // chunkBytes is TEMPLATES_CHUNK.
 const chunkBytes = 480
-
-func templatesInstance(scope string) kernel.Instance {
-	return kernel.Instance{Scope: scope, Feature: Name, Name: templatesName}
-}
 
 // templateStore is a namespace's pinned maps, open for writing. Only weir serve
 // writes them.
@@ -39,7 +32,7 @@ type templateStore struct {
 // openTemplateStore opens the pins of a namespace, which it makes where they
 // are missing.
 func openTemplateStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, error) {
-	i := templatesInstance(scopeOf(ns))
+	i := engine.TemplatesInstance(record.Scope(ns))
 	pins, err := l.Open(i)
 	if errors.Is(err, kernel.ErrNotExist) {
 		if err = publishTemplates(l, ns, nil); err == nil {
@@ -47,12 +40,12 @@ func openTemplateStore(l *kernel.WriteLock, ns *netns.Handle) (*templateStore, e
 		}
 	}
 	if err == nil {
-		if err = pins.Meta.RequireABI(i, ABI); err != nil {
+		if err = pins.Meta.RequireABI(i, record.ABI); err != nil {
 			pins.Close()
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the templates of namespace %s: %w", scopeOf(ns), err)
+		return nil, fmt.Errorf("the templates of namespace %s: %w", record.Scope(ns), err)
 	}
 	id, err := mapID(pins.Maps["sessions"])
 	if err != nil {
@@ -88,23 +81,9 @@ func publishTemplates(l *kernel.WriteLock, ns *netns.Handle, sessions savedTempl
 			return err
 		}
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.TemplatesObject), Inode: ns.Inode(), Created: time.Now(), Version: Version}
+	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.TemplatesObject), Inode: ns.Inode(), Created: time.Now(), Version: record.Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
-	return l.Publish(templatesInstance(scopeOf(ns)), meta, pins)
-}
-
-// removeTemplates forgets a namespace's exporters when no service is left there.
-func removeTemplates(l *kernel.WriteLock, scope string) error {
-	all, err := l.Instances(Name)
-	if err != nil {
-		return err
-	}
-	for _, i := range all {
-		if i.Scope == scope && kernel.ValidName(i.Name) {
-			return nil
-		}
-	}
-	return l.Remove(templatesInstance(scope))
+	return l.Publish(engine.TemplatesInstance(record.Scope(ns)), meta, pins)
 }
 
 func mapID(m *ebpf.Map) (ebpf.MapID, error) {

@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -106,15 +109,15 @@ func TestTemplatesAreReplayed(t *testing.T) {
 		name     string
 		version  uint16
 		from, to netip.Addr
-		engine   Engine
+		engine   spec.Engine
 	}{
-		{"ipfix loopback IPv4", ipfix, lo4, netip.MustParseAddr("127.0.0.1"), EngineSkLookup},
-		{"netflow9 loopback IPv6", netflow9, lo6, lo6, EngineReuseport},
-		{"netflow9 cable IPv4", netflow9, veth4, netip.MustParseAddr("10.1.0.1"), EngineReuseport},
-		{"ipfix cable IPv6", ipfix, veth6, netip.MustParseAddr("fd00:1:0::1"), EngineSkLookup},
+		{"ipfix loopback IPv4", ipfix, lo4, netip.MustParseAddr("127.0.0.1"), spec.EngineSkLookup},
+		{"netflow9 loopback IPv6", netflow9, lo6, lo6, spec.EngineReuseport},
+		{"netflow9 cable IPv4", netflow9, veth4, netip.MustParseAddr("10.1.0.1"), spec.EngineReuseport},
+		{"ipfix cable IPv6", ipfix, veth6, netip.MustParseAddr("fd00:1:0::1"), spec.EngineSkLookup},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, Options{Slots: 1, Engine: c.engine}, "udp [::]:9991")
+			w := newWorld(t, spec.Options{Slots: 1, Engine: c.engine}, "udp [::]:9991")
 			write := w.byPIDFile(0)
 			first := startRecorder(t, "udp", "[::]:9991")
 			write(&first.sink)
@@ -155,7 +158,7 @@ func TestTemplatesAreReplayed(t *testing.T) {
 
 // What is remembered outlives weir serve, and one replay is enough for a member.
 func TestTemplatesOutliveServe(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	first := startRecorder(t, "udp4", "0.0.0.0:9991")
 	write(&first.sink)
@@ -193,7 +196,7 @@ func TestTemplatesOutliveServe(t *testing.T) {
 // A member that did not hear of a template gets it, whatever the reason: here a
 // slot that was withdrawn when the template changed.
 func TestTemplatesChangedInAbsence(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	r := startRecorder(t, "udp4", "0.0.0.0:9991")
 	write(&r.sink)
@@ -202,15 +205,15 @@ func TestTemplatesChangedInAbsence(t *testing.T) {
 	w.listening()
 	w.admitted(0, r.pid())
 	e := newExporter(t, nil, ipfix, sources(1)[0], loopback4)
-	slot := Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
-	w.locked(func(l *kernel.WriteLock) error { return Unregister(l, slot) })
+	slot := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
+	w.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, slot) })
 	e.sendTemplates()
 	w.remembered(1, 2)
 	if got := r.received(); len(got) != 0 {
 		t.Fatalf("%d datagrams came to a withdrawn slot", len(got))
 	}
 	w.locked(func(l *kernel.WriteLock) error {
-		_, err := Register(t.Context(), l, slot, nil)
+		_, err := engine.Register(t.Context(), l, slot, nil)
 		return err
 	})
 	checkReplay(t, r.await(1)[0], e)
@@ -222,7 +225,7 @@ func TestTemplatesChangedInAbsence(t *testing.T) {
 
 // Slots that come take devices, and their templates with them.
 func TestTemplatesFollowDevices(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	a, b := startRecorder(t, "udp4", "0.0.0.0:9991"), startRecorder(t, "udp4", "0.0.0.0:9991")
 	w.member(0, &a.sink)
 	w.apply()
@@ -263,34 +266,34 @@ func TestTemplatesFollowDevices(t *testing.T) {
 
 func TestTemplatesOption(t *testing.T) {
 	for _, c := range []struct {
-		option  Templates
+		option  spec.Templates
 		port    uint16
-		by      Policy
+		by      spec.Policy
 		wanted  bool
 		refused bool
 	}{
-		{"", 4739, "", true, false}, {TemplatesAuto, 53, BySource, false, false}, {TemplatesOn, 53, BySource, true, false},
-		{TemplatesOff, 4739, BySource, false, false}, {TemplatesAuto, 4739, "packet", false, false}, {TemplatesOn, 4739, "packet", true, true},
+		{"", 4739, "", true, false}, {spec.TemplatesAuto, 53, spec.BySource, false, false}, {spec.TemplatesOn, 53, spec.BySource, true, false},
+		{spec.TemplatesOff, 4739, spec.BySource, false, false}, {spec.TemplatesAuto, 4739, "packet", false, false}, {spec.TemplatesOn, 4739, "packet", true, true},
 	} {
-		s := Service{Options: Options{Templates: c.option, By: c.by}}
+		s := spec.Service{Options: spec.Options{Templates: c.option, By: c.by}}
 		s.Listen = append(s.Listen, mustListen(t, fmt.Sprintf("udp :%d", c.port)))
-		if got := s.wantsTemplates(c.port); got != c.wanted {
+		if got := s.WantsTemplates(c.port); got != c.wanted {
 			t.Errorf("%+v: wanted %v", c, got)
 		}
-		if got := s.checkTemplates(); (got != "") != c.refused {
+		if got := s.CheckTemplates(); (got != "") != c.refused {
 			t.Errorf("%+v: %s", c, got)
 		}
 	}
-	s := Service{Options: Options{Templates: TemplatesOn}}
+	s := spec.Service{Options: spec.Options{Templates: spec.TemplatesOn}}
 	s.Listen = append(s.Listen, mustListen(t, "tcp :4739"))
-	if s.checkTemplates() == "" {
+	if s.CheckTemplates() == "" {
 		t.Error("templates: true is accepted without a udp listen")
 	}
 }
 
 // Listening must not keep a container's namespace from ending with it.
 func TestTemplatesLetNamespacesGo(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	ns, err := netns.Create("shortlived")
 	if err != nil {
@@ -315,8 +318,8 @@ func TestTemplatesLetNamespacesGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	deadline(t, func() bool {
-		w.locked(CleanStale) // it asks the kernel
-		all, err := w.root.Instances(Name)
+		w.locked(engine.CleanStale) // it asks the kernel
+		all, err := w.root.Instances(spec.Name)
 		return err == nil && len(all) == 0
 	})
 }

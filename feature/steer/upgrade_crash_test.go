@@ -20,6 +20,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -60,7 +63,7 @@ func runUpgrade(args []string) error {
 		return err
 	}
 	defer l.Unlock()
-	if err := Mend(l); err != nil {
+	if err := engine.Mend(l); err != nil {
 		return err
 	}
 	return upgradeAll(l)
@@ -142,7 +145,7 @@ func twoMembers(t testing.TB) (w *world, a, b *sink) {
 
 func newUpgradeWorld(t testing.TB, a, b *sink) *world {
 	seed := uint32(7)
-	w := newWorld(t, Options{Slots: 2, Seed: &seed}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 2, Seed: &seed}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	w.member(0, a)
 	w.member(1, b)
 	w.apply()
@@ -155,18 +158,18 @@ func newUpgradeWorld(t testing.TB, a, b *sink) *world {
 func TestUpgradeKilledAtEveryStep(t *testing.T) {
 	for _, c := range []struct {
 		kind   string
-		engine Engine
+		engine spec.Engine
 	}{
-		{"exchange", EngineSkLookup},
-		{"twostep", EngineSkLookup},
-		{"exchange", EngineReuseport},
+		{"exchange", spec.EngineSkLookup},
+		{"twostep", spec.EngineSkLookup},
+		{"exchange", spec.EngineReuseport},
 	} {
-		if testing.Short() && c.kind == "exchange" && c.engine == EngineSkLookup {
+		if testing.Short() && c.kind == "exchange" && c.engine == spec.EngineSkLookup {
 			continue // a slow machine: each engine once, one of them in two steps
 		}
 		t.Run(fmt.Sprintf("%s/%s", c.kind, c.engine), func(t *testing.T) {
 			underTest = c.engine
-			defer func() { underTest = EngineSkLookup }()
+			defer func() { underTest = spec.EngineSkLookup }()
 			a := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			b := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 			var steps []string
@@ -182,7 +185,7 @@ func TestUpgradeKilledAtEveryStep(t *testing.T) {
 				return
 			}
 			want := []string{"upgrade:staged", "upgrade:swapped", "steer:exit attached", "steer:upgraded"}
-			if c.engine == EngineReuseport {
+			if c.engine == spec.EngineReuseport {
 				want = append(want, "upgrade:begun", "steer:group renewed")
 			}
 			for _, w := range want {
@@ -268,8 +271,8 @@ func (w *world) checkCounts(where string, seen map[string]map[string]int) {
 // Groups of engine sk_reuseport go over one by one. Killed between two of them,
 // the next command brings the rest along.
 func TestUpgradeKilledBetweenGroups(t *testing.T) {
-	underTest = EngineReuseport
-	defer func() { underTest = EngineSkLookup }()
+	underTest = spec.EngineReuseport
+	defer func() { underTest = spec.EngineSkLookup }()
 	w, a, b := twoMembers(t)
 	before := w.groupPrograms()
 	if len(before) != 2 {
@@ -300,18 +303,18 @@ func TestUpgradeKilledBetweenGroups(t *testing.T) {
 	w.check(sources(12), loopback4, names(a, b))
 }
 
-func (w *world) groupPrograms() map[groupKey]ebpf.ProgramID {
+func (w *world) groupPrograms() map[engine.GroupKey]ebpf.ProgramID {
 	w.t.Helper()
-	o, err := w.root.Open(engineInstance(w.state().Scope(), EngineReuseport), "groups")
+	o, err := w.root.Open(record.EngineInstance(w.state().Scope(), spec.EngineReuseport), "groups")
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer o.Close()
-	groups, err := entries[groupKey, groupValue](o.Maps["groups"])
+	groups, err := engine.Entries[engine.GroupKey, engine.GroupValue](o.Maps["groups"])
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	out := map[groupKey]ebpf.ProgramID{}
+	out := map[engine.GroupKey]ebpf.ProgramID{}
 	for k, v := range groups {
 		if k.Proto != 0 {
 			out[k] = ebpf.ProgramID(v.Program)
@@ -321,7 +324,7 @@ func (w *world) groupPrograms() map[groupKey]ebpf.ProgramID {
 }
 
 // eventuallyGone waits until programs are attached nowhere, and so are no more.
-func eventuallyGone(t *testing.T, ids map[groupKey]ebpf.ProgramID) {
+func eventuallyGone(t *testing.T, ids map[engine.GroupKey]ebpf.ProgramID) {
 	t.Helper()
 	for end := time.Now().Add(patiently); ; time.Sleep(5 * time.Millisecond) {
 		left := 0
@@ -393,7 +396,7 @@ func testUpgradesLeakNothing(t *testing.T) {
 	pins, fds := pinNames(t, w), descriptors(t)
 	verdicts := w.mapID("verdicts")
 	groups := 1 // steer_lookup
-	if underTest == EngineReuseport {
+	if underTest == spec.EngineReuseport {
 		groups = 2 // one for UDP, one for TCP
 	}
 	for n := range times {
@@ -442,7 +445,7 @@ func descriptors(t testing.TB) int {
 func (w *world) mapID(name string) (id ebpf.MapID) {
 	w.t.Helper()
 	w.locked(func(l *kernel.WriteLock) error {
-		o, err := l.Open(engineInstance(w.state().Scope(), w.state().Engine), name)
+		o, err := l.Open(record.EngineInstance(w.state().Scope(), w.state().Engine), name)
 		if err != nil {
 			return err
 		}

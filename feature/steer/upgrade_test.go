@@ -14,7 +14,10 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/prometheus/client_golang/prometheus"
-
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -35,7 +38,7 @@ func TestReadOutdated(t *testing.T) {
 	if d, problem, err := st.Devices(w.root); err != nil || problem != nil || len(d) != 20 {
 		t.Errorf("devices: %d, %v, %v", len(d), problem, err)
 	}
-	r, err := OpenSlots(w.root, "", "svc")
+	r, err := slots.Open(w.root, "", "svc")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +68,7 @@ func TestReadOutdated(t *testing.T) {
 	if findings, err := Examine(t.Context(), w.root); err != nil || len(findings) != 1 || !strings.Contains(findings[0].Remedy, "weir upgrade") {
 		t.Errorf("doctor finds %v, %v", findings, err)
 	}
-	w.locked(Mend) // leaves programs to the upgrade
+	w.locked(engine.Mend) // leaves programs to the upgrade
 	if after := pinIDs(t, w.root); !slices.Equal(before, after) {
 		t.Errorf("reading changed the pins from\n%v\nto\n%v", before, after)
 	}
@@ -125,7 +128,7 @@ func pinIDs(t testing.TB, r *kernel.Root) []string {
 func TestNewerABI(t *testing.T) {
 	w, a, b := twoMembers(t)
 	scope := w.state().Scope()
-	for _, instance := range []kernel.Instance{serviceInstance(scope, "svc"), engineInstance(scope, EngineSkLookup)} {
+	for _, instance := range []kernel.Instance{record.Instance(scope, "svc"), record.EngineInstance(scope, spec.EngineSkLookup)} {
 		t.Run(instance.Name, func(t *testing.T) {
 			restore := w.newer(instance)
 			defer restore()
@@ -142,12 +145,12 @@ func TestNewerABI(t *testing.T) {
 			for what, err := range map[string]error{
 				"status": read,
 				"register": writes(func(l *kernel.WriteLock) error {
-					_, err := Register(t.Context(), l, Slot{Scope: scope, Service: "svc", Slot: 0}, nil)
+					_, err := engine.Register(t.Context(), l, slots.Slot{Scope: scope, Service: "svc", Slot: 0}, nil)
 					return err
 				}),
-				"upgrade": writes(func(l *kernel.WriteLock) error { return upgrade(l, scope, EngineSkLookup) }),
-				"mend":    writes(Mend),
-				"remove":  writes(func(l *kernel.WriteLock) error { return RemoveService(l, scope, "svc") }),
+				"upgrade": writes(func(l *kernel.WriteLock) error { return upgrade(l, scope, spec.EngineSkLookup) }),
+				"mend":    writes(engine.Mend),
+				"remove":  writes(func(l *kernel.WriteLock) error { return engine.RemoveService(l, scope, "svc") }),
 			} {
 				if !errors.Is(err, kernel.ErrABI) || !strings.Contains(err.Error(), "made by weir v9.9.9") {
 					t.Errorf("%s: %v", what, err)
@@ -189,8 +192,8 @@ func (w *world) newer(i kernel.Instance) (restore func()) {
 			return l.Publish(i, meta, pins)
 		})
 	}
-	again(func(m *kernel.Meta) { m.ABI, m.Version = ABI+1, "v9.9.9" })
-	return func() { again(func(m *kernel.Meta) { m.ABI, m.Version = ABI, Version }) }
+	again(func(m *kernel.Meta) { m.ABI, m.Version = record.ABI+1, "v9.9.9" })
+	return func() { again(func(m *kernel.Meta) { m.ABI, m.Version = record.ABI, record.Version }) }
 }
 
 // checkAnswers is check without a look at the pins: each of the two answers its

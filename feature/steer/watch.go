@@ -16,6 +16,10 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/units"
@@ -43,10 +47,10 @@ var _ feature.Runner = Feature{}
 // watcher gives slots to members as they come.
 type watcher struct {
 	root *kernel.Root
-	own  *ownLock
+	own  *engine.OwnLock
 	log  feature.Logger
 	hook *hooks // nil where the kernel has none
-	said map[Slot]string
+	said map[slots.Slot]string
 
 	changes   *kernel.Changes // nil where the host has no watch to spare
 	looked    time.Time
@@ -66,8 +70,8 @@ type watcher struct {
 // until ctx is done. Withdrawing needs no one: the program does it.
 func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan bpf.WatchEvent, 1024)
-	own := &ownLock{root: r}
-	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
+	own := &engine.OwnLock{Root: r}
+	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[slots.Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
 	defer w.state.Close()
 	kept := make(chan struct{})
 	go func() { w.templates.run(ctx); close(kept) }()
@@ -101,7 +105,7 @@ func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) er
 			timer.Reset(retries[0])
 			continue
 		case <-commands:
-			if sockets != nil && try >= len(retries) && !w.own.echoes() { // else a look is due in a moment anyway
+			if sockets != nil && try >= len(retries) && !w.own.Echoes() { // else a look is due in a moment anyway
 				timer.Reset(commandsApart - min(time.Since(w.looked), commandsApart))
 			}
 			continue
@@ -150,7 +154,7 @@ func (w *watcher) look(ctx context.Context) error {
 			w.changes = nil
 		}
 	}
-	if left, err := w.root.Kept(keptMove); err == nil && left != nil {
+	if left, err := w.root.Kept(engine.KeptMove); err == nil && left != nil {
 		if err := w.finishMove(ctx); err != nil {
 			return err
 		}
@@ -164,7 +168,7 @@ func (w *watcher) look(ctx context.Context) error {
 	if err := w.hook.watch(st); err != nil {
 		return err
 	}
-	lacking := map[Slot]bool{}
+	lacking := map[slots.Slot]bool{}
 	for i := range st.Services {
 		s := &st.Services[i]
 		if s.Problem == problemHolder {
@@ -173,22 +177,22 @@ func (w *watcher) look(ctx context.Context) error {
 			}
 		}
 		if moved, err := w.follow(ctx, s); err != nil || moved {
-			w.say(Slot{Scope: s.scope, Service: s.Name, Slot: -1}, err, "service moved to its members' network namespace")
+			w.say(slots.Slot{Scope: s.scope, Service: s.Name, Slot: -1}, err, "service moved to its members' network namespace")
 			continue
 		}
 		for _, slot := range s.Slots {
 			member := s.pub.Service.Member(slot.Slot)
-			if slot.withdrawn || member == nil {
+			if slot.Withdrawn || member == nil {
 				continue
 			}
-			if slot.Admitted() && !slot.outlived(member) {
+			if slot.Admitted() && !slot.Outlived(member) {
 				w.succeed(ctx, s, slot, *member)
 				continue
 			}
-			if slot.drains != 0 && w.fallBack(ctx, s, slot.Slot) {
+			if slot.Drains != 0 && w.fallBack(ctx, s, slot.Slot) {
 				continue
 			}
-			key := Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}
+			key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}
 			lacking[key] = true
 			if w.due(s, key) {
 				w.admit(ctx, s, slot.Slot, *member)
@@ -206,24 +210,24 @@ func (w *watcher) look(ctx context.Context) error {
 // admit first looks without the lock: most looks find nothing. A member's check
 // runs beside, so that it holds up no other slot; its end brings another look.
 func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.Member) {
-	key := Slot{Scope: s.scope, Service: s.Name, Slot: n}
-	who, err := s.pub.find(ctx, key, m)
+	key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: n}
+	who, err := engine.FindMember(s.pub, ctx, key, m)
 	if err != nil {
 		w.lookouts.missed(s, key, err, time.Now())
 	}
-	vet := vetting{}
+	vet := engine.Vetting{}
 	if err == nil && m.Ready != nil {
 		var known bool
 		if known, err = w.checks.ask(ctx, s.pub, key, m, who); !known {
 			return
 		}
-		vet.proven = map[process]bool{who: true}
+		vet.Proven = map[slots.Process]bool{who: true}
 	}
 	if err == nil {
 		var l *kernel.WriteLock
 		var unlock func()
-		if l, unlock, err = w.own.lock(ctx); err == nil {
-			_, err = register(ctx, l, key, &m, &vet)
+		if l, unlock, err = w.own.Lock(ctx); err == nil {
+			_, err = engine.RegisterSlot(ctx, l, key, &m, &vet)
 			unlock()
 			w.templates.kick()
 			w.ownResets(s)
@@ -233,7 +237,7 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 }
 
 // due says whether a slot's member is to be looked for now.
-func (w *watcher) due(s *ServiceState, slot Slot) bool {
+func (w *watcher) due(s *ServiceState, slot slots.Slot) bool {
 	return !w.hook.complete() || w.lookouts.due(s, slot, time.Now())
 }
 
@@ -243,7 +247,7 @@ const killedAfter = 2 * time.Second
 // finishKilled brings into force what a killed command has published. A command that is at work has the lock.
 func (w *watcher) finishKilled(ctx context.Context) {
 	for i, e := range w.state.engines {
-		if under, err := marked(e.Maps); err != nil || !under {
+		if under, err := engine.IsMarked(e.Maps); err != nil || !under {
 			delete(w.marked, i)
 			continue
 		}
@@ -254,13 +258,13 @@ func (w *watcher) finishKilled(ctx context.Context) {
 			continue
 		}
 		soon, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-		l, unlock, err := w.own.lock(soon)
+		l, unlock, err := w.own.Lock(soon)
 		cancel()
 		if err != nil {
 			continue
 		}
-		kind, _ := kindOf(i)
-		opened, err := openEngine(l, i.Scope, kind) // which finishes it
+		kind, _ := record.EngineKind(i)
+		opened, err := engine.OpenEngine(l, i.Scope, kind) // which finishes it
 		if err == nil {
 			opened.Close()
 		}
@@ -273,16 +277,16 @@ func (w *watcher) finishKilled(ctx context.Context) {
 
 // finishMove completes a change of engine whose command was killed; one that is at work has the lock.
 func (w *watcher) finishMove(ctx context.Context) error {
-	l, unlock, err := w.own.lock(ctx)
+	l, unlock, err := w.own.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	return finishMove(l)
+	return engine.FinishMove(l)
 }
 
 // say logs what became of a slot, once.
-func (w *watcher) say(s Slot, err error, done string) {
+func (w *watcher) say(s slots.Slot, err error, done string) {
 	text := ""
 	if err != nil {
 		text = err.Error()
@@ -291,7 +295,7 @@ func (w *watcher) say(s Slot, err error, done string) {
 		return
 	}
 	w.said[s] = text
-	remark(w.root, s, err)
+	engine.Remark(w.root, s, err)
 	if err == nil {
 		w.log.Info(done, "service", s.Service, "slot", s.Slot)
 	} else {
@@ -307,7 +311,7 @@ func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err 
 		if slot.Admitted() {
 			return false, nil
 		}
-		due = due || w.due(s, Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot})
+		due = due || w.due(s, slots.Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot})
 	}
 	if !due {
 		return false, nil
@@ -318,10 +322,10 @@ func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err 
 		return false, nil //nolint:nilerr // nothing to follow yet: the slots say why they are empty
 	}
 	defer ns.Close()
-	if scopeOf(ns) == s.scope {
+	if record.Scope(ns) == s.scope {
 		return false, nil
 	}
-	l, unlock, err := w.own.lock(ctx)
+	l, unlock, err := w.own.Lock(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -331,21 +335,21 @@ func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err 
 	if err := t.publish(ctx, l); err != nil {
 		return false, err
 	}
-	return true, RemoveService(l, s.scope, s.Name)
+	return true, engine.RemoveService(l, s.scope, s.Name)
 }
 
-func (w *watcher) restartHolder(ctx context.Context, scope string, kind Engine) error {
-	l, unlock, err := w.own.lock(ctx)
+func (w *watcher) restartHolder(ctx context.Context, scope string, kind spec.Engine) error {
+	l, unlock, err := w.own.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	e, err := openEngine(l, scope, kind)
+	e, err := engine.OpenEngine(l, scope, kind)
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	return e.startHolder()
+	return e.StartHolder()
 }
 
 // hooks are the programs of bpf/watch.bpf.c, attached while the watcher runs.
@@ -467,8 +471,8 @@ func (h *hooks) Close() {
 }
 
 // newTarget is a service wanted in a namespace.
-func newTarget(s Service, ns *netns.Handle) target {
-	t := target{service: s.withDefaults(), scope: scopeOf(ns), netns: ns.String(), id: ns.ID()}
+func newTarget(s spec.Service, ns *netns.Handle) target {
+	t := target{service: s.WithDefaults(), scope: record.Scope(ns), netns: ns.String(), id: ns.ID()}
 	if s.Netns != "" {
 		t.netns = s.Netns
 	}

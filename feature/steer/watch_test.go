@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -38,7 +41,7 @@ func (w *world) serve() {
 func (w *world) admitted(slot, pid int) time.Duration {
 	w.t.Helper()
 	start := time.Now()
-	r, err := OpenSlots(w.root, "", "svc")
+	r, err := slots.Open(w.root, "", "svc")
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -72,7 +75,7 @@ func (w *world) byPIDFile(slot int) (write func(*sink)) {
 func TestWatcherAdmitsByEvent(t *testing.T) { eachEngine(t, testWatcherAdmitsByEvent) }
 
 func testWatcherAdmitsByEvent(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	w.apply()
 	was := lookEvery
@@ -116,21 +119,21 @@ func testWatcherAdmitsByEvent(t *testing.T) {
 func TestWatcherLeavesWithdrawn(t *testing.T) { eachEngine(t, testWatcherLeavesWithdrawn) }
 
 func testWatcherLeavesWithdrawn(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	s := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
 	write(s)
 	w.apply()
 	w.serve()
-	slot := Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
-	w.locked(func(l *kernel.WriteLock) error { return Unregister(l, slot) })
+	slot := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
+	w.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, slot) })
 	time.Sleep(1200 * time.Millisecond)
 	if w.state().Slots[0].Admitted() {
 		t.Error("the watcher admitted a slot that an operator withdrew")
 	}
 	w.check(sources(2), loopback4, names(nil))
 	w.locked(func(l *kernel.WriteLock) error {
-		_, err := Register(t.Context(), l, slot, nil)
+		_, err := engine.Register(t.Context(), l, slot, nil)
 		return err
 	})
 	w.check(sources(2), loopback4, names(s))
@@ -151,7 +154,7 @@ func deadline(t testing.TB, cond func() bool) {
 func TestWatcherFollowsNamespace(t *testing.T) { eachEngine(t, testWatcherFollowsNamespace) }
 
 func testWatcherFollowsNamespace(t *testing.T) {
-	w := newWorld(t, Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
+	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991", "tcp 0.0.0.0:9991")
 	write := w.byPIDFile(0)
 	start := func(name string) (*sink, *netns.Handle) {
 		ns, err := netns.Create(name)

@@ -7,6 +7,10 @@ import (
 	"errors"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/kernel"
 )
@@ -28,12 +32,12 @@ func (w *watcher) resetDue(ctx context.Context) {
 	if w.resets.seen == nil {
 		w.resets = resets{map[kernel.Instance]time.Time{}, map[kernel.Instance]chan struct{}{}, map[kernel.Instance]bool{}}
 	}
-	all, err := w.root.Instances(Name)
+	all, err := w.root.Instances(spec.Name)
 	if err != nil {
 		return
 	}
 	for _, i := range all {
-		if _, ok := kindOf(i); !ok {
+		if _, ok := record.EngineKind(i); !ok {
 			continue
 		}
 		if done := w.resets.busy[i]; done != nil {
@@ -92,17 +96,17 @@ func (w *watcher) waitResets() {
 // ownResets has the resets that follow from admitting a member begin at once.
 func (w *watcher) ownResets(s *ServiceState) {
 	if w.resets.own != nil {
-		w.resets.own[s.pub.engineInstance(s.scope)] = true
+		w.resets.own[s.pub.EngineInstance(s.scope)] = true
 	}
 }
 
 // followFile publishes a service's devices anew when their file has changed.
 func (w *watcher) followFile(ctx context.Context, s *ServiceState) {
-	if s.By != ByDevice || s.pub.Devices == nil {
+	if s.By != spec.ByDevice || s.pub.Devices == nil {
 		return
 	}
 	now, err := safefile.Stat(s.DevicesFile)
-	key := Slot{Scope: s.scope, Service: s.Name, Slot: -2}
+	key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: -2}
 	if err == nil {
 		name := s.scope + "/" + s.Name + " " + s.DevicesFile
 		if w.files[name] == now && w.said[key] == "" {
@@ -119,19 +123,19 @@ func (w *watcher) followFile(ctx context.Context, s *ServiceState) {
 
 // reload publishes a service with the devices that its file has now.
 func (w *watcher) reload(ctx context.Context, s *ServiceState) error {
-	list, err := LoadDevices(s.DevicesFile)
+	list, err := spec.LoadDevices(s.DevicesFile)
 	if err != nil {
 		return err
 	}
-	if *list.file() == *s.pub.Devices {
+	if *list.File() == *s.pub.Devices {
 		return nil
 	}
-	l, unlock, err := w.own.lock(ctx)
+	l, unlock, err := w.own.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := change(l, s.scope, s.Name, nil, func(p *published) error { p.setDevices(list); return nil }); err != nil {
+	if err := engine.Change(l, s.scope, s.Name, nil, func(p *record.Service) error { p.SetDevices(list); return nil }); err != nil {
 		return err
 	}
 	w.log.Info("devices read anew", "service", s.Name, "file", s.DevicesFile, "devices", len(list.Devices))
@@ -141,7 +145,7 @@ func (w *watcher) reload(ctx context.Context, s *ServiceState) error {
 }
 
 // sayDevices tells once of a file that cannot be used: what was read before holds.
-func (w *watcher) sayDevices(key Slot, s *ServiceState, err error) {
+func (w *watcher) sayDevices(key slots.Slot, s *ServiceState, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()

@@ -5,6 +5,8 @@ package steer
 import (
 	"fmt"
 	"net/netip"
+
+	"github.com/weir-project/weir/feature/steer/spec"
 )
 
 // Place says where the traffic of one source goes.
@@ -39,7 +41,7 @@ func (s *ServiceState) Sources(names []string) ([]netip.Addr, error) {
 		switch {
 		case d != nil:
 			out[i] = d.Stands()
-		case s.By != ByDevice:
+		case s.By != spec.ByDevice:
 			return nil, fmt.Errorf("%q is no IP address, and service %s knows no devices by name: that takes by: device", name, s.Name)
 		default:
 			return nil, fmt.Errorf("%q is no IP address, and no device of that name is in %s", name, s.DevicesFile)
@@ -54,11 +56,11 @@ func (s *ServiceState) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
 	switch {
 	case len(s.table) == 0:
 		return nil, fmt.Errorf("service %s: %s", s.Name, s.Problem)
-	case s.By == ByPacket:
+	case s.By == spec.ByPacket:
 		return nil, fmt.Errorf("service %s is by: packet: each CPU deals its packets out in turn, whoever sends them", s.Name)
-	case s.By == ByCPU:
+	case s.By == spec.ByCPU:
 		return nil, fmt.Errorf("service %s is by: cpu: the slot is the number of the CPU that a packet arrives at, modulo %d", s.Name, len(s.Slots))
-	case s.By == ByFlow, s.By == ByQUIC:
+	case s.By == spec.ByFlow, s.By == spec.ByQUIC:
 		return nil, fmt.Errorf("service %s is by: %s: addresses and ports decide: weir explain udp 192.0.2.7:2055 10.0.0.1:4739 tells of one flow", s.Name, s.By)
 	}
 	m, err := s.mapping(w)
@@ -85,28 +87,28 @@ type mapping struct {
 	seed    uint32
 	table   []uint16
 	moved   map[netip.Addr]int
-	devices *DeviceList
+	devices *spec.DeviceList
 	whole   []bool // by slot
-	onEmpty OnEmpty
+	onEmpty spec.OnEmpty
 }
 
 func (s *ServiceState) mapping(w WhatIf) (*mapping, error) {
 	m := &mapping{seed: s.Seed, table: s.table, onEmpty: s.OnEmpty, devices: s.devices}
 	slots := len(s.Slots)
 	if s.pub != nil {
-		m.moved = s.pub.moves()
+		m.moved = s.pub.Moves()
 	}
 	if w.Slots != 0 {
-		if w.Slots < 1 || w.Slots > MaxSlots {
-			return nil, fmt.Errorf("%d slots: want a number from 1 to %d", w.Slots, MaxSlots)
+		if w.Slots < 1 || w.Slots > spec.MaxSlots {
+			return nil, fmt.Errorf("%d slots: want a number from 1 to %d", w.Slots, spec.MaxSlots)
 		}
 		if slots = w.Slots; s.pub != nil {
 			p := *s.pub
 			p.Service.Slots = w.Slots
-			p.shape(s.pub)
-			m.table, m.moved = p.table, p.moves()
+			p.Shape(s.pub)
+			m.table, m.moved = p.Table, p.Moves()
 		} else {
-			m.table = Rebalance(m.table, slots)
+			m.table = spec.Rebalance(m.table, slots)
 		}
 	}
 	m.whole = make([]bool, slots)
@@ -128,15 +130,15 @@ func (m *mapping) place(a netip.Addr) Place {
 	if d := m.devices.Find(a); d != nil {
 		p.Device = d.Name
 	}
-	stands := m.devices.stands(a)
-	hash := Hash(m.seed, stands)
-	p.Bucket = int(hash & (Buckets - 1))
+	stands := m.devices.Stands(a)
+	hash := spec.Hash(m.seed, stands)
+	p.Bucket = int(hash & (spec.Buckets - 1))
 	p.Slot = int(m.table[p.Bucket])
 	if slot, ok := m.moved[stands]; ok {
 		p.Slot, p.Moved = slot, true
 	}
 	p.Admitted = m.whole[p.Slot]
-	if !p.Admitted && m.onEmpty == Next {
+	if !p.Admitted && m.onEmpty == spec.Next {
 		if at, ok := divert(m.whole, p.Slot, hash); ok {
 			p.Instead = &at
 		}
@@ -163,7 +165,7 @@ func divert(whole []bool, slot int, hash uint32) (int, bool) {
 }
 
 // HashFlow is the hash of a packet by: flow under a seed: the program's
-// hash_flow. The source hashes as in [Hash], with the ports, the remote one in
+// hash_flow. The source hashes as in [spec.Hash], with the ports, the remote one in
 // network byte order, and the protocol added to the seed of the destination; an
 // IPv4 destination is the first four of 16 bytes.
 func HashFlow(seed uint32, proto uint8, from, to netip.AddrPort) uint32 {
@@ -171,12 +173,12 @@ func HashFlow(seed uint32, proto uint8, from, to netip.AddrPort) uint32 {
 	if proto == 6 {
 		tcp = 1
 	}
-	port := uint32(networkOrder(from.Port()))
+	port := uint32(spec.NetworkOrder(from.Port()))
 	dst := to.Addr().Unmap()
 	if dst.Is4() {
 		var b [16]byte
 		copy(b[:], dst.AsSlice())
 		dst = netip.AddrFrom16(b)
 	}
-	return Hash(Hash(seed, from.Addr())+(port<<16|uint32(to.Port()))+tcp, dst)
+	return spec.Hash(spec.Hash(seed, from.Addr())+(port<<16|uint32(to.Port()))+tcp, dst)
 }

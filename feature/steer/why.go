@@ -4,15 +4,14 @@ package steer
 
 import (
 	"context"
-	"errors"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/weir-project/weir/internal/units"
-	"github.com/weir-project/weir/kernel"
-	"github.com/weir-project/weir/service"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
 )
 
 // Why a slot is empty is one text for status, explain, doctor and metrics. What keeps a
@@ -22,32 +21,6 @@ import (
 // whyBudget bounds how long one reading looks for members of empty slots. Slots beyond it
 // are told what was remarked.
 const whyBudget = 2 * time.Second
-
-// remark keeps why a slot stays empty, for readers; nil ends it.
-func remark(r *kernel.Root, s Slot, err error) {
-	text := ""
-	if err != nil {
-		text = strings.ToValidUTF8(err.Error(), "?")
-		if !foundBeforehand(err) {
-			text = lateMark + text
-		}
-	}
-	r.Remark(serviceInstance(s.Scope, s.Service), strconv.Itoa(s.Slot), text)
-}
-
-// lateMark begins a remark that looking for the member does not find out.
-const lateMark = "+"
-
-// foundBeforehand says whether looking for a member finds the error.
-func foundBeforehand(err error) bool {
-	for _, e := range []error{service.ErrNotRunning, service.ErrNoSocket, service.ErrNarrow, service.ErrAmbiguous, service.ErrMPTCP, service.ErrElsewhere,
-		units.ErrNoSystemd, units.ErrNoUnit, os.ErrPermission} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
-}
 
 // ExplainEmpty finds out why slots are empty, and which are a process's that their
 // configured member does not name.
@@ -65,14 +38,14 @@ func (s *ServiceState) explainEmpty(ctx context.Context, until time.Time) {
 		if m != nil && slot.Admitted() && time.Now().Before(until) {
 			slot.Holder = m.Holder(slot.PID)
 		}
-		if slot.Admitted() || slot.withdrawn || m == nil {
+		if slot.Admitted() || slot.Withdrawn || m == nil {
 			continue
 		}
-		key := Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}
+		key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}
 		why := s.whyEmpty(ctx, key, time.Now().Before(until) && os.Geteuid() == 0)
 		switch {
-		case why == "", slot.tells(why):
-		case slot.never:
+		case why == "", slot.Tells(why):
+		case slot.Never:
 			slot.Reason = slot.Member + ": " + why
 		default:
 			slot.Reason += "; now: " + why
@@ -80,25 +53,15 @@ func (s *ServiceState) explainEmpty(ctx context.Context, until time.Time) {
 	}
 }
 
-// tells says whether a slot's own reason says the same: it exited, or closed what is missing.
-func (s SlotState) tells(why string) bool {
-	if s.exited {
-		return strings.Contains(why, "has exited")
-	}
-	_, lacks, found := strings.Cut(why, service.ErrNoSocket.Error()+": ")
-	_, closed, _ := strings.Cut(s.Reason, " closed ")
-	return !s.never && found && lacks == closed
-}
-
 // whyEmpty says what keeps a slot's configured member out.
-func (s *ServiceState) whyEmpty(ctx context.Context, key Slot, look bool) string {
-	remarked := s.root.Remarks(serviceInstance(s.scope, s.Name), strconv.Itoa(key.Slot))
-	late, isLate := strings.CutPrefix(remarked, lateMark)
+func (s *ServiceState) whyEmpty(ctx context.Context, key slots.Slot, look bool) string {
+	remarked := s.root.Remarks(record.Instance(s.scope, s.Name), strconv.Itoa(key.Slot))
+	late, isLate := strings.CutPrefix(remarked, engine.LateMark)
 	if !look {
 		return late
 	}
 	m := *s.pub.Service.Member(key.Slot)
-	_, err := s.pub.find(ctx, key, m)
+	_, err := engine.FindMember(s.pub, ctx, key, m)
 	switch {
 	case err != nil:
 		return strings.ToValidUTF8(err.Error(), "?")

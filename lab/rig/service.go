@@ -13,7 +13,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/lab/peers"
 )
@@ -29,7 +30,7 @@ type Service struct {
 	weir   *Weir
 	spare  int // the last so many collectors have no slot
 	mu     sync.Mutex
-	slots  *steer.SlotReader // opened when first asked
+	slots  *slots.Reader // opened when first asked
 	closed bool
 }
 
@@ -62,7 +63,7 @@ func (s *Service) Table(ctx context.Context) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	table := make([]int, steer.Buckets)
+	table := make([]int, spec.Buckets)
 	seen := map[int]bool{}
 	for _, p := range places {
 		if p.Bucket < 0 || p.Bucket >= len(table) {
@@ -79,8 +80,8 @@ func (s *Service) Table(ctx context.Context) ([]int, error) {
 // oneOfEachBucket finds an address in every bucket.
 func oneOfEachBucket(seed uint32) []netip.Addr {
 	found := map[int]netip.Addr{}
-	for a := netip.MustParseAddr("10.0.0.1"); len(found) < steer.Buckets; a = a.Next() {
-		found[steer.Bucket(seed, a)] = a
+	for a := netip.MustParseAddr("10.0.0.1"); len(found) < spec.Buckets; a = a.Next() {
+		found[spec.Bucket(seed, a)] = a
 	}
 	return slices.Collect(maps.Values(found))
 }
@@ -204,7 +205,7 @@ func (s *Service) Holder(slot int) (int, error) {
 	}
 	if s.slots == nil {
 		var err error
-		if s.slots, err = steer.OpenSlots(kernel.OpenRoot(s.weir.env.Root), "", s.Name); err != nil {
+		if s.slots, err = slots.Open(kernel.OpenRoot(s.weir.env.Root), "", s.Name); err != nil {
 			return 0, err
 		}
 		s.weir.env.OnClose(s.close)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/peers"
@@ -30,15 +31,15 @@ func TestConfiguration(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, w.yaml())
 		}
-		spec, _ := steer.Feature{}.Spec(c.Document())
-		if len(spec.Services) != 2 {
-			t.Fatalf("%d services:\n%s", len(spec.Services), w.yaml())
+		cs, _ := steer.Feature{}.Spec(c.Document())
+		if len(cs.Services) != 2 {
+			t.Fatalf("%d services:\n%s", len(cs.Services), w.yaml())
 		}
-		both, v6 := spec.Services[0], spec.Services[1]
+		both, v6 := cs.Services[0], cs.Services[1]
 		if v6.Slots != 5-spare || len(v6.Members) != 5-spare || both.Slots != 3 || len(both.Members) != 3 {
 			t.Errorf("%d spare:\n%s", spare, w.yaml())
 		}
-		if v6.Engine != steer.EngineSkLookup || *v6.Seed != 7 || len(v6.Endpoints()) != 2 || len(both.Endpoints()) != 4 {
+		if v6.Engine != spec.EngineSkLookup || *v6.Seed != 7 || len(v6.Endpoints()) != 2 || len(both.Endpoints()) != 4 {
 			t.Errorf("engine %s, seed %d, endpoints %v and %v", v6.Engine, *v6.Seed, v6.Endpoints(), both.Endpoints())
 		}
 	}
@@ -49,10 +50,10 @@ func TestOneOfEachBucket(t *testing.T) {
 	for _, seed := range []uint32{0, 1, 0xffffffff} {
 		seen := map[int]bool{}
 		for _, a := range oneOfEachBucket(seed) {
-			seen[steer.Bucket(seed, a)] = true
+			seen[spec.Bucket(seed, a)] = true
 		}
-		if len(seen) != steer.Buckets {
-			t.Errorf("seed %d: %d of %d buckets", seed, len(seen), steer.Buckets)
+		if len(seen) != spec.Buckets {
+			t.Errorf("seed %d: %d of %d buckets", seed, len(seen), spec.Buckets)
 		}
 	}
 }

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Daemons share a port only if each of their sockets has SO_REUSEPORT. For a
+// service with share_port, programs at the root of cgroup2 set it when a socket
+// binds one of the service's ports. One instance serves all namespaces: cgroups
+// know none, the keys of its map do.
+
+// BindInstance exists while any service has share_port.
+var BindInstance = kernel.Instance{Scope: kernel.HostScope, Feature: spec.Name, Name: "@bind"}
+
+// SyncBind makes the hook say what the pins of the services say: put up with
+// the first service that wants it, its ports kept, taken down with the last.
+// Run again, it mends what a killed command left. Where it is not there and not
+// wanted by the caller, nobody wants it.
+func SyncBind(l *kernel.WriteLock, wanted bool) error {
+	if o, err := l.Open(BindInstance, "ports"); err == nil {
+		o.Close()
+	} else if errors.Is(err, kernel.ErrNotExist) && !wanted {
+		return nil
+	}
+	want, err := bindPorts(l.Root)
+	if err != nil {
+		return err
+	}
+	if len(want) == 0 {
+		return l.Remove(BindInstance)
+	}
+	o, err := openBind(l)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	ports := o.Maps["ports"]
+	have, err := Entries[bpf.BindBindKey, bpf.BindBindCount](ports)
+	if err != nil {
+		return fmt.Errorf("ports to share: %w", err)
+	}
+	for k := range want {
+		if _, ok := have[k]; !ok {
+			if err := ports.Put(k, bpf.BindBindCount{}); err != nil {
+				return fmt.Errorf("sharing port %d: %w", k.Port, err)
+			}
+			kernel.Step("steer:bind")
+		}
+	}
+	for k := range have {
+		if !want[k] {
+			if err := ports.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("sharing port %d no more: %w", k.Port, err)
+			}
+			kernel.Step("steer:bind")
+		}
+	}
+	return nil
+}
+
+// bindPorts are the ports that services on this host want shared. Services that
+// are bound elsewhere have their own ports there.
+func bindPorts(r *kernel.Root) (map[bpf.BindBindKey]bool, error) {
+	all, err := r.Instances(spec.Name)
+	if err != nil {
+		return nil, err
+	}
+	out := map[bpf.BindBindKey]bool{}
+	for _, i := range all {
+		if !kernel.ValidName(i.Name) {
+			continue
+		}
+		p, err := record.Read(r, i)
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		for _, k := range p.BindKeys() {
+			out[k] = true
+		}
+	}
+	return out, nil
+}
+
+// openBind opens the hook, and puts it up where it is missing, was detached, or
+// is another version's.
+func openBind(l *kernel.WriteLock) (*kernel.Opened, error) {
+	o, err := l.Open(BindInstance)
+	if err == nil {
+		if o.Meta.Object == kernel.ObjectHash(bpf.BindObject) && bindAttached(o) {
+			return o, nil
+		}
+		o.Close()
+	} else if !errors.Is(err, kernel.ErrNotExist) {
+		return nil, err
+	}
+	if err := publishBind(l); err != nil {
+		return nil, err
+	}
+	return l.Open(BindInstance)
+}
+
+// bindHooks are the programs and where they belong.
+func bindHooks() (map[string]kernel.Attachment, error) {
+	cgroup, err := units.CgroupRoot()
+	if err != nil {
+		return nil, err
+	}
+	return map[string]kernel.Attachment{
+		bpf.BindProgBindShare4: kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet4Bind},
+		bpf.BindProgBindShare6: kernel.Cgroup{Path: cgroup, Hook: ebpf.AttachCGroupInet6Bind},
+	}, nil
+}
+
+func bindAttached(o *kernel.Opened) bool {
+	at, err := bindHooks()
+	if err != nil {
+		return false
+	}
+	for name, a := range at {
+		ln, err := o.Link(name)
+		if err != nil {
+			return false
+		}
+		err = a.Verify(ln)
+		ln.Close()
+		if err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func publishBind(l *kernel.WriteLock) error {
+	if err := kernel.BindShare.Check(); err != nil {
+		return err
+	}
+	spec, err := bpf.LoadBind()
+	if err != nil {
+		return err
+	}
+	at, err := bindHooks()
+	if err != nil {
+		return err
+	}
+	c, err := kernel.Load(spec, []string{bpf.BindProgBindShare4, bpf.BindProgBindShare6}, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	pins := kernel.Pins{Maps: map[string]*ebpf.Map{"ports": c.Maps[bpf.BindMapBindPorts]}, Links: map[string]kernel.Link{}}
+	for name, a := range at {
+		ln, err := a.Attach(c.Programs[name])
+		if err != nil {
+			return err
+		}
+		defer ln.Close()
+		pins.Links[name] = ln
+	}
+	kernel.Step("steer:bind attached")
+	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.BindObject), Created: time.Now(), Version: record.Version}
+	return l.Publish(BindInstance, meta, pins)
+}
+
+// ProblemBind is the Problem of a service whose ports nobody shares.
+const ProblemBind = "the hook of share_port is missing, so daemons that do not ask for SO_REUSEPORT cannot start beside one another: weir apply mends it"
+
+// ReadShared reads the counters of a service's ports.
+func ReadShared(p *record.Service, r *kernel.Root) (out Shared, err error) {
+	o, err := r.Open(BindInstance, "ports")
+	if err != nil {
+		return out, err
+	}
+	defer o.Close()
+	for _, k := range p.BindKeys() {
+		var c bpf.BindBindCount
+		if err := o.Maps["ports"].Lookup(k, &c); err != nil {
+			return out, err
+		}
+		out.Sockets += c.Shared
+		out.Failed += c.Failed
+	}
+	return out, nil
+}
+
+// Shared counts the sockets that bound a port of a service with share_port.
+type Shared struct {
+	Sockets uint64 `json:"sockets"` // that were given SO_REUSEPORT
+	Failed  uint64 `json:"failed"`  // that the kernel refused it
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
+)
+
+// A namespace in which something is bound has steer_dispatch in place of
+// steer_lookup, and maps that only it needs: the bindings, and the services that
+// they lead to, by number. The first bind has the engine go over to it, as an
+// upgrade does, and so does a bind that finds its maps full, to larger ones.
+
+// boundName is what BINDINGS_MAPS calls them.
+const boundName = "bound"
+
+// boundMaps are the pins of a table of bindings.
+var boundMaps = []string{"bound_head", "bound_index", "bound_pages", "bound_sets", "bound_many"}
+
+// FewestBindings is the room that the first bind makes; each larger one is four
+// times the one before, up to table.MostBindings.
+const FewestBindings = 1 << 12
+
+// Room is for how many bindings an engine's maps were made; 0: for none.
+func Room(maps map[string]*ebpf.Map) int {
+	if m := maps["bound_many"]; m != nil {
+		return int(m.MaxEntries())
+	}
+	return 0
+}
+
+// mapName is what the object calls the map of a pin.
+func mapName(pin string) string {
+	if slices.Contains(boundMaps, pin) {
+		return pin
+	}
+	return "steer_" + pin
+}
+
+// unshareBindings keeps a table's maps together: some of one and some of another
+// are no table.
+func unshareBindings(share map[string]*ebpf.Map) {
+	whole := true
+	for _, name := range boundMaps {
+		whole = whole && share[name] != nil
+	}
+	for _, name := range boundMaps {
+		if !whole {
+			delete(share, name)
+		}
+	}
+}
+
+// copyBindings fills a table that is new with what the old one says. Nobody else
+// writes meanwhile: whoever may holds the lock.
+func (e *Engine) copyBindings(old *kernel.Opened) error {
+	if !e.renewed(old, "bound_sets") {
+		return nil
+	}
+	from, err := OpenBound(old.Maps, false)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := OpenBound(e.Pins.Maps, true)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	all := make([]table.Binding, 0, from.Len())
+	for x, err := range from.All() {
+		if err != nil {
+			return err
+		}
+		all = append(all, x)
+	}
+	if err := to.Replace(all); err != nil {
+		return fmt.Errorf("copying %d bindings: %w", len(all), err)
+	}
+	return nil
+}
+
+// renewed says whether a map of this engine is another than the old engine's.
+func (e *Engine) renewed(old *kernel.Opened, name string) bool {
+	a, b := e.Pins.Maps[name], old.Maps[name]
+	if a == nil || b == nil {
+		return false
+	}
+	x, err := a.Info()
+	y, err2 := b.Info()
+	if err != nil || err2 != nil {
+		return true
+	}
+	i, _ := x.ID()
+	j, _ := y.ID()
+	return i != j
+}
+
+// OpenBound opens the table of bindings among an engine's maps.
+func OpenBound(maps map[string]*ebpf.Map, write bool) (*table.Bindings, error) {
+	m, err := table.BindingsOf(maps, boundName)
+	if err != nil {
+		return nil, err
+	}
+	if write {
+		return table.OpenBindings(m)
+	}
+	return table.OpenBindingsReader(m)
+}
+
+// Dispatches says whether something is bound or registered in an engine's
+// namespace, so that it must stay.
+func (e *Engine) Dispatches() (bool, error) {
+	if Room(e.Pins.Maps) == 0 {
+		return false, nil
+	}
+	all, err := (&Labels{Maps: e.Pins.Maps}).All()
+	if err != nil {
+		return false, err
+	}
+	for _, x := range all {
+		if x.Bindings > 0 || e.HasSocket(x.ID) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Given is the cookie of a registered socket, 0 where there is none.
+func (e *Engine) Given(id, kind uint32) (cookie uint64) {
+	if e.Pins.Maps["given"].Lookup(id*KindsIPv4+kind, &cookie) != nil {
+		return 0
+	}
+	return cookie
+}
+
+// KindsIPv4 is STEER_KINDS: UDP and TCP over IPv4, UDP and TCP over IPv6.
+const KindsIPv4 = 4
+
+// KindOfPacket numbers a packet's protocol and family as the program does.
+func KindOfPacket(tcp, v6 bool) (kind uint32) {
+	if tcp {
+		kind |= 1
+	}
+	if v6 {
+		kind |= 2
+	}
+	return kind
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/kernel"
+)
+
+// pinDevices makes the maps of a service's devices.
+func (e *Engine) pinDevices(p *record.Service) (aliases, names *ebpf.Map, err error) {
+	if p.List == nil { // another change of a service that stays by device
+		p.List, err = record.ReadDevices(e.Lock.Root, p, e.Scope)
+		if errors.Is(err, kernel.ErrNotExist) { // it is being recovered
+			p.List, err = spec.LoadDevices(p.Service.Devices)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	spec, err := bpf.LoadSteer()
+	if err != nil {
+		return nil, nil, err
+	}
+	return p.List.Maps(spec)
+}
+
+// putMoved says where the devices of a service are that were moved, before a
+// service that asks for it is there. Where one asks already, each move is a store
+// of its own, for all protocols at once.
+func (e *Engine) putMoved(p *record.Service) error {
+	for a, slot := range p.Moves() {
+		k, want := bpf.SteerDeviceKey{Service: p.ID, Addr: a.As16()}, uint32(slot)
+		var have uint32
+		if err := e.Pins.Maps["moved"].Lookup(k, &have); err == nil && have == want {
+			continue
+		}
+		if err := e.Pins.Maps["moved"].Put(k, want); err != nil {
+			return err
+		}
+		kernel.Step("steer:moved")
+	}
+	return nil
+}
+
+// dropMoved forgets moves that no service has any more.
+func (e *Engine) dropMoved() error {
+	want := map[bpf.SteerDeviceKey]bool{}
+	for _, p := range e.Services {
+		for a := range p.Moves() {
+			want[bpf.SteerDeviceKey{Service: p.ID, Addr: a.As16()}] = true
+		}
+	}
+	have, err := Entries[bpf.SteerDeviceKey, uint32](e.Pins.Maps["moved"])
+	if err != nil {
+		return err
+	}
+	for k := range have {
+		if want[k] {
+			continue
+		}
+		if err := e.Pins.Maps["moved"].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		kernel.Step("steer:moved")
+	}
+	return nil
+}
+
+// putAliases points steer_aliases at a service's own map of devices.
+func (e *Engine) putAliases(p *record.Service, own *ebpf.Map) error {
+	if own == nil {
+		return nil
+	}
+	same, err := holdsMap(e.Pins.Maps["aliases"], p.ID, own)
+	if err != nil || same {
+		return err
+	}
+	if err := e.Pins.Maps["aliases"].Put(p.ID, own); err != nil {
+		return err
+	}
+	kernel.Step("steer:devices")
+	return nil
+}
+
+// holdsMap says whether an array of maps has this one at an index.
+func holdsMap(outer *ebpf.Map, at uint32, inner *ebpf.Map) (bool, error) {
+	info, err := inner.Info()
+	if err != nil {
+		return false, err
+	}
+	want, _ := info.ID()
+	var have ebpf.MapID
+	return outer.Lookup(at, &have) == nil && have == want, nil
+}
+
+// dropAliases takes the devices of a service that is gone away.
+func (e *Engine) dropAliases(id uint32) error {
+	if err := e.Pins.Maps["aliases"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}

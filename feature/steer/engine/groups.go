@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// Engine sk_reuseport. Sockets of one user that are bound to one address and
+// port with SO_REUSEPORT form a group; the program attached to it chooses among
+// them. Every member's socket for an endpoint is in the same group. A group and
+// its program last as long as it has a socket, so a process of weir's, the
+// holder, keeps one in each: members may all die and return, and meet the
+// program. Which groups there are is in map_groups; it is also what the holder
+// works by.
+
+// ErrNotShared says that a socket cannot be in a group.
+var ErrNotShared = errors.New("socket does not share its port")
+
+// ErrForeign says that somebody else's program chooses in a group.
+var ErrForeign = errors.New("another program is attached")
+
+// GroupKey is what sockets of a group have in common, beside their owner.
+type GroupKey struct {
+	Proto  uint8 // 0: no group, but the mark that a service exists; its id is in Port
+	Family uint8
+	V6Only uint8
+	_      uint8
+	Port   uint16 // host byte order
+	_      uint16
+	Addr   [16]byte
+}
+
+// GroupValue is what its program was made for.
+type GroupValue struct {
+	Service  uint32    // index into steer_services
+	Endpoint [2]uint32 // of IPv4 and IPv6 packets
+	Holder   uint32    // index into steer_holders
+	UID      uint32    // of the members
+	Program  uint32    // id
+	Leaving  uint32    // 1 while the group is given up: the holder is to leave it
+
+	Endpoints uint32 // of the service
+}
+
+const maxGroups = spec.MaxServices * spec.MaxEndpoints
+
+func groupMaps() []*ebpf.MapSpec {
+	return []*ebpf.MapSpec{
+		{Name: "steer_groups", Type: ebpf.Hash, KeySize: 24, ValueSize: 32, MaxEntries: maxGroups + spec.MaxServices, Flags: unix.BPF_F_NO_PREALLOC},
+		{Name: "steer_holder", Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: 1},
+	}
+}
+
+func serviceMark(id uint32) GroupKey { return GroupKey{Port: uint16(id)} }
+
+// keyOfSocket is the group that a bound socket is in.
+func keyOfSocket(s sockdiag.Socket) GroupKey {
+	k := GroupKey{Proto: s.Proto, Family: s.Family, Port: s.Local.Port(), Addr: s.Local.Addr().As16()}
+	if s.Family == unix.AF_INET6 && s.V6Only {
+		k.V6Only = 1
+	}
+	return k
+}
+
+// Address is the address of the group; the zero address for all of the family.
+func (k GroupKey) Address() netip.Addr {
+	a := netip.AddrFrom16(k.Addr)
+	if k.Family == unix.AF_INET {
+		return a.Unmap()
+	}
+	return a
+}
+
+// String names the group by its protocol and address.
+func (k GroupKey) String() string {
+	proto := "udp"
+	if k.Proto == unix.IPPROTO_TCP {
+		proto = "tcp"
+	}
+	if k.V6Only != 0 {
+		proto += "6"
+	}
+	return fmt.Sprintf("%s %s", proto, netip.AddrPortFrom(k.Address(), k.Port))
+}
+
+func (e *Engine) groups() (map[GroupKey]GroupValue, error) {
+	return Entries[GroupKey, GroupValue](e.Pins.Maps["groups"])
+}
+
+// join has every socket of an adoption's in a group with the service's program,
+// and the holder in it too. at is where each endpoint's socket will be.
+func (e *Engine) join(p *record.Service, row uint32, a *service.Adoption, ns *netns.Handle) (at [spec.MaxEndpoints]uint8, err error) {
+	for i, s := range a.Sockets {
+		first := slices.IndexFunc(a.Sockets, func(o service.Adopted) bool { return o.Socket.Cookie == s.Socket.Cookie })
+		at[i] = uint8(first)
+	}
+	groups, err := e.groups()
+	if err != nil {
+		return at, err
+	}
+	programs := ListGroups(ns)
+	for i, s := range a.Sockets {
+		if int(at[i]) != i {
+			continue
+		}
+		v := GroupValue{Service: p.ID, Holder: p.ID*spec.MaxEndpoints + uint32(i), UID: s.Socket.UID, Endpoints: uint32(len(a.Sockets))}
+		v.Endpoint = [2]uint32{uint32(i), uint32(i)} // a group of one family sees no other
+		for j := range a.Sockets {
+			if at[j] == uint8(i) {
+				v.Endpoint[familyIndex(a.Sockets[j].Endpoint.Family)] = uint32(j)
+			}
+		}
+		if err := e.joinOne(p, row, s, v, groups, programs); err != nil {
+			return at, err
+		}
+	}
+	return at, e.StartHolder()
+}
+
+func familyIndex(family uint8) int {
+	if family == unix.AF_INET6 {
+		return 1
+	}
+	return 0
+}
+
+func (e *Engine) joinOne(p *record.Service, row uint32, s service.Adopted, v GroupValue, groups map[GroupKey]GroupValue, programs groupList) error {
+	if on, err := unix.GetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_REUSEPORT); err != nil || on == 0 {
+		return fmt.Errorf("%w: process %d opened %s without SO_REUSEPORT: use engine sk_lookup, or a daemon that shares its port", ErrNotShared, s.PID, s.Endpoint)
+	}
+	key := keyOfSocket(s.Socket)
+	if err := e.alike(p, row, key, v, groups); err != nil {
+		return err
+	}
+	group := kernel.ReuseportGroup{FD: s.FD, Name: key.String()}
+	have, ok := groups[key]
+	if err := e.refuseForeign(p, key, s, programs); err != nil {
+		return err
+	}
+	v.Program = have.Program
+	if !ok || have.Service != v.Service || have.Endpoint != v.Endpoint || have.Endpoints != v.Endpoints || have.Holder != v.Holder {
+		v.Program = 0
+	}
+	prog, err := e.groupProgram(v)
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	// Also where it is attached already: a group that died and came back has none.
+	if err := group.Attach(prog); err != nil {
+		return err
+	}
+	kernel.Step("steer:attached")
+	info, err := prog.Info()
+	if err != nil {
+		return err
+	}
+	id, _ := info.ID()
+	v.Program = uint32(id)
+	if ok && have == v {
+		return nil
+	}
+	groups[key] = v
+	return e.Pins.Maps["groups"].Put(key, v)
+}
+
+// alike refuses a member whose sockets are cut differently from those of the
+// others: packets would only ever reach one of the two groups. What nobody uses
+// any more goes.
+func (e *Engine) alike(p *record.Service, row uint32, key GroupKey, v GroupValue, groups map[GroupKey]GroupValue) error {
+	for k, o := range groups {
+		if o.Service != v.Service || k.Proto == 0 || k == key && o.UID == v.UID || !overlap(k, key) {
+			continue
+		}
+		others, err := e.admittedOthers(p, row)
+		if err != nil {
+			return err
+		}
+		if others {
+			return fmt.Errorf("%w: it is bound as %s of user %d, those of the other slots as %s of user %d: give all members the same addresses, families and user", ErrNotShared, key, v.UID, k, o.UID)
+		}
+		if err := e.dropGroup(k, o); err != nil {
+			return err
+		}
+		delete(groups, k)
+	}
+	return nil
+}
+
+// overlap says whether packets for one group could be for the other.
+func overlap(a, b GroupKey) bool {
+	if a.Proto != b.Proto || a.Port != b.Port {
+		return false
+	}
+	if a.Family != b.Family {
+		six := a
+		if b.Family == unix.AF_INET6 {
+			six = b
+		}
+		if six.V6Only != 0 {
+			return false
+		}
+	}
+	x, y := a.Address(), b.Address()
+	return x.IsUnspecified() || y.IsUnspecified() || x == y
+}
+
+// admittedOthers says whether another slot of the service has a member.
+func (e *Engine) admittedOthers(p *record.Service, row uint32) (bool, error) {
+	for _, r := range p.Rows {
+		var s bpf.SteerSlot
+		if err := e.Pins.Maps["slots"].Lookup(r, &s); err != nil {
+			return false, err
+		}
+		if r != row && slots.RowState(s.State) == slots.Admitted {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// groupProgram is the program of a group: the one that runs, or a new one.
+func (e *Engine) groupProgram(v GroupValue) (*ebpf.Program, error) {
+	if v.Program != 0 {
+		if prog, err := ebpf.NewProgramFromID(ebpf.ProgramID(v.Program)); err == nil {
+			if e.oursNow(prog) {
+				return prog, nil
+			}
+			prog.Close()
+		}
+	}
+	return LoadGroupProgram(e.Pins, v)
+}
+
+// oursNow says whether a program works by this engine's maps: ids are reused.
+func (e *Engine) oursNow(prog *ebpf.Program) bool { return worksBy(prog, e.Pins.Maps["slots"]) }
+
+// worksBy says whether a program uses a map.
+func worksBy(prog *ebpf.Program, m *ebpf.Map) bool {
+	info, err := prog.Info()
+	if err != nil {
+		return false
+	}
+	used, ok := info.MapIDs()
+	of, err := m.Info()
+	if !ok || err != nil {
+		return false
+	}
+	id, _ := of.ID()
+	return slices.Contains(used, id)
+}
+
+// LoadGroupProgram loads the program with a group's constants.
+func LoadGroupProgram(pins *kernel.Opened, v GroupValue) (*ebpf.Program, error) {
+	spec, err := bpf.LoadReuse()
+	if err != nil {
+		return nil, err
+	}
+	constant := struct {
+		Service  uint32
+		Endpoint [2]uint32
+		Holder   uint32
+		Count    uint32
+	}{v.Service, v.Endpoint, v.Holder, v.Endpoints}
+	if err := spec.Variables[bpf.ReuseVarSteerGroup].Set(constant); err != nil {
+		return nil, err
+	}
+	share := map[string]*ebpf.Map{}
+	for name, m := range pins.Maps {
+		if _, ok := spec.Maps["steer_"+name]; ok {
+			share["steer_"+name] = m
+		}
+	}
+	var first error
+	// Before Linux 5.14 nobody asks where a queue goes, and the second form is not known.
+	for _, name := range []string{bpf.ReuseProgSteerMigrate, bpf.ReuseProgSteerReuse} {
+		c, err := kernel.Load(spec, []string{name}, share)
+		if err == nil {
+			prog := c.Programs[name]
+			c.Programs[name] = nil
+			delete(c.Programs, name)
+			c.Close()
+			return prog, nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, first
+}

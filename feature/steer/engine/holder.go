@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// KeepHolder has the holder of engine sk_reuseport run, if there is something to hold.
+func (e *Engine) KeepHolder() error {
+	if e.Kind != spec.EngineReuseport || len(e.Services) == 0 {
+		return nil
+	}
+	return e.StartHolder()
+}
+
+// Settle brings what was published into force.
+func (e *Engine) Settle() error {
+	if marked, err := e.marked(); err != nil || !marked {
+		return err
+	}
+	return e.Sync()
+}
+
+// The holder is a process that owns sockets of weir's and sleeps: those that
+// swallow for on_empty: drop, and one in every group of engine sk_reuseport. No
+// packet waits for it. Should it be killed, weir apply and weir serve start it
+// again; until then empty slots of on_empty: drop reject, and a reuseport group
+// whose last member exits is forgotten by the kernel.
+
+// HolderCommand makes the command that runs [holder.Hold]: weir itself. Programs that
+// use this package as a library set it, or do without a holder.
+var HolderCommand func(root, scope string, kind spec.Engine) *exec.Cmd
+
+// StartHolder starts the holder of an engine unless it runs, and waits until its
+// sockets are in place.
+func (e *Engine) StartHolder() error {
+	if e.held() {
+		return nil
+	}
+	if e.Kind == spec.EngineReuseport && e.PokeHolder() {
+		if err := e.awaitHolder(e.held, nil); err == nil {
+			return nil
+		}
+	}
+	return e.spawnHolder(e.held)
+}
+
+// spawnHolder starts a holder and waits until what is to be there is.
+func (e *Engine) spawnHolder(there func() bool) error {
+	if HolderCommand == nil {
+		return errors.New("a process must hold sockets for this, and steer.HolderCommand is not set: use engine sk_lookup without on_empty: drop")
+	}
+	cmd := HolderCommand(e.Lock.Path(), e.Scope, e.Kind)
+	// A session of its own, and nothing of ours open: it outlives the command that starts it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.Dir = "/"
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting the holder: %w", err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	return e.awaitHolder(there, exited)
+}
+
+// awaitHolder waits until the holder's sockets are there.
+func (e *Engine) awaitHolder(there func() bool, exited <-chan error) error {
+	for range 1000 { // a busy machine may take seconds to start it
+		if there() {
+			return nil
+		}
+		select {
+		case err := <-exited:
+			return fmt.Errorf("the holder ended: %v: run weir steer hold --scope %s --engine %s to see why", err, e.Scope, e.Kind)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return errors.New("the holder did not open its sockets within ten seconds")
+}
+
+// held says whether the holder has all its sockets.
+func (e *Engine) held() bool {
+	ok, err := HeldIn(e.Pins, e.Kind)
+	return ok && err == nil
+}
+
+// HeldIn says whether the holder has all its sockets in the maps of an engine.
+func HeldIn(pins *kernel.Opened, kind spec.Engine) (bool, error) {
+	if kind == spec.EngineSkLookup {
+		return sinksThere(pins), nil
+	}
+	groups, err := Entries[GroupKey, GroupValue](pins.Maps["groups"])
+	if err != nil {
+		return false, err
+	}
+	for k, v := range groups {
+		var cookie uint64
+		if k.Proto != 0 && v.Leaving == 0 && pins.Maps["holders"].Lookup(v.Holder, &cookie) != nil {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// HolderProcess is how a running holder is found: its number and start time.
+type HolderProcess struct {
+	PID   uint32
+	_     uint32
+	Start uint64 // clock ticks since boot
+}
+
+// PokeHolder wakes the holder of reuseport groups; it says whether there is one.
+func (e *Engine) PokeHolder() bool {
+	var h HolderProcess
+	if e.Pins.Maps["holder"].Lookup(uint32(0), &h) != nil || h.PID == 0 {
+		return false
+	}
+	p, err := pidfd.Open(int(h.PID))
+	if err != nil {
+		return false
+	}
+	defer p.Close()
+	start, err := pidfd.StartTime(int(h.PID))
+	if err != nil || start != h.Start || !p.Alive() {
+		return false
+	}
+	return unix.PidfdSendSignal(p.FD(), unix.SIGHUP, nil, 0) == nil
+}

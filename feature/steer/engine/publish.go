@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"slices"
+
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// PutInPlace publishes a service in place of old. A kill at any step of it is recovered from the mark.
+func (e *Engine) PutInPlace(ctx context.Context, p, old *record.Service, ns *netns.Handle, rate *spec.Rate) error {
+	if err := e.Mark(true); err != nil {
+		return err
+	}
+	if err := kernel.Try("steer:marked"); err != nil {
+		return err
+	}
+	if err := e.prepareRows(ctx, p, old, ns); err != nil {
+		return err
+	}
+	if err := kernel.Try("steer:prepared"); err != nil {
+		return err
+	}
+	if p.Misplaces(old) {
+		if err := e.Owe(p, rate); err != nil {
+			return err
+		}
+	}
+	if err := e.PublishService(p); err != nil {
+		return err
+	}
+	return kernel.Try("steer:published")
+}
+
+// prepareRows adopts the members of slots that get new rows before any packet is
+// sent there, so that the change costs nobody a packet. A member that is not
+// whole now is looked for again once the service stands.
+func (e *Engine) prepareRows(ctx context.Context, p, old *record.Service, ns *netns.Handle) error {
+	for _, row := range p.Spare {
+		if old != nil && slices.Contains(old.Spare, row) {
+			continue
+		}
+		if err := e.clearRow(row, bpf.SteerSlot{}); err != nil {
+			return err
+		}
+	}
+	for slot, row := range p.Rows {
+		if old != nil && slices.Contains(old.Rows, row) {
+			continue
+		}
+		var s bpf.SteerSlot
+		if err := e.Pins.Maps["slots"].Lookup(row, &s); err != nil {
+			return err
+		}
+		err := e.clearRow(row, s)
+		if err != nil {
+			return err
+		}
+		if old == nil && e.Kind == spec.EngineSkLookup {
+			err = e.AdmitHeld(ctx, p, slot, ns)
+		}
+		if err != nil {
+			return err
+		}
+		if old == nil {
+			continue
+		}
+		if m := e.heir(p, old, slot); m != nil {
+			if _, err := e.admit(ctx, p, slot, *m, ns); err != nil && !NotYet(err) {
+				return err
+			}
+		}
+		if slot < old.Service.Slots {
+			if err := e.carryCounts(row, old.Row(slot)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// carryCounts keeps a slot's counters when it moves to another row, so that
+// they only ever rise.
+func (e *Engine) carryCounts(to, from uint32) error {
+	m := e.Pins.Maps["verdicts"]
+	for proto := range uint32(2) {
+		var v []bpf.SteerVerdicts
+		if err := m.Lookup(from*2+proto, &v); err != nil {
+			return err
+		}
+		if err := m.Put(to*2+proto, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// Vetting says what to do about the check of a member that is to be admitted.
+type Vetting struct {
+	Proven map[slots.Process]bool // found ready already, or serving now
+	only   slots.Process          // who alone is meant by the member's number; zero: whoever has it
+	Rate   *spec.Rate             // of resets that follow; nil: the service's
+	Limit  time.Duration          // of checks made while the lock is held; 0: none is made
+}
+
+// UnderLock is how long checks may hold up whoever waits for the lock: weir
+// apply asks once, and leaves the rest to weir serve.
+const UnderLock = 2 * time.Second
+
+// vetted asks the member's own check, unless it is known to be ready.
+func (e *Engine) vetted(ctx context.Context, p *record.Service, slot int, m service.Member, a *service.Adoption, ns *netns.Handle) error {
+	if e.vet == nil {
+		e.vet = &Vetting{}
+	}
+	if m.Ready == nil && e.vet.only == (slots.Process{}) {
+		return nil
+	}
+	who, err := slots.FindProcess(a.PIDs()[0])
+	if err != nil {
+		return fmt.Errorf("%w: %w", service.ErrNotRunning, err)
+	}
+	if err := e.vet.meant(who); err != nil || m.Ready == nil || e.vet.Proven[who] {
+		return err
+	}
+	if e.vet.Limit <= 0 {
+		return fmt.Errorf("%w: its check was not run yet", service.ErrNotReady)
+	}
+	began := time.Now()
+	defer func() { e.vet.Limit -= time.Since(began) }()
+	brief := *m.Ready
+	brief.Timeout = min(brief.Limit(), e.vet.Limit)
+	return brief.Check(ctx, ns, checkRequest(p, slot, who))
+}
+
+// meant refuses a process that has come by another's number.
+func (v *Vetting) meant(who slots.Process) error {
+	if v.only != (slots.Process{}) && v.only != who {
+		return fmt.Errorf("%w: process %d has exited, and its number is another's", service.ErrNotRunning, who.PID)
+	}
+	return nil
+}
+
+func checkRequest(p *record.Service, slot int, who slots.Process) service.Asked {
+	return service.Asked{Service: p.Service.Name, Slot: slot, PID: who.PID, Start: who.Start, Netns: p.Netns}
+}
+
+// Admit gives a slot to member, or to the configured one if member is nil, as
+// [Register] does, but waits for the member's check, if it has one, before it
+// takes the lock. It tries once: [Waiting] tells errors that may pass.
+func Admit(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member) (changed bool, err error) {
+	return AdmitOnly(ctx, r, s, member, slots.Process{})
+}
+
+// AdmitOnly is Admit for one process, whoever gets its number later.
+func AdmitOnly(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member, only slots.Process) (changed bool, err error) {
+	defer func() {
+		if member == nil || err == nil { // what keeps somebody else out is no reason
+			Remark(r, s, err)
+		}
+	}()
+	p, err := record.Read(r, record.Instance(s.Scope, s.Service))
+	if err != nil {
+		return false, fmt.Errorf("service %s: %w", s.Service, err)
+	}
+	m, err := MemberFor(p, s, member)
+	if err != nil {
+		return false, err
+	}
+	who, err := FindMember(p, ctx, s, m)
+	if err != nil {
+		return false, err
+	}
+	vet := Vetting{only: only}
+	if err := vet.meant(who); err != nil {
+		return false, err
+	}
+	if member != nil {
+		if err := servesElsewhere(p, ctx, r, s, who); err != nil {
+			return false, err
+		}
+	}
+	if m.Ready != nil {
+		if !serves(r, s, who) {
+			if err := CheckMember(p, ctx, s, m, who); err != nil {
+				return false, err
+			}
+		}
+		vet.Proven = map[slots.Process]bool{who: true}
+	}
+	l, err := r.Lock(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer l.Unlock()
+	return RegisterSlot(ctx, l, s, &m, &vet)
+}
+
+// AdmitWithin tries Admit until it succeeds, fails for good, or wait is over.
+func AdmitWithin(ctx context.Context, r *kernel.Root, s slots.Slot, member *service.Member, wait time.Duration) (changed bool, err error) {
+	err = Within(ctx, wait, func() (err error) { changed, err = Admit(ctx, r, s, member); return err })
+	if Waiting(err) {
+		err = fmt.Errorf("slot %d of %s stays empty after %s: %w", s.Slot, s.Service, strings.TrimSuffix(wait.String(), "0s"), err)
+	}
+	return changed && err == nil, err
+}
+
+// Within tries something until it succeeds, fails for good, or wait is over.
+func Within(ctx context.Context, wait time.Duration, try func() error) error {
+	for deadline := time.Now().Add(wait); ; {
+		err := try()
+		if err == nil || !Waiting(err) || time.Now().After(deadline) {
+			return err
+		}
+		pause := 20 * time.Millisecond
+		if errors.Is(err, service.ErrNotReady) || errors.Is(err, ErrDraining) {
+			pause = service.DefaultReadyInterval
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// MemberFor is the one that a slot is to be given to.
+func MemberFor(p *record.Service, s slots.Slot, named *service.Member) (service.Member, error) {
+	if s.Slot < 0 || s.Slot >= p.Service.Slots {
+		return service.Member{}, fmt.Errorf("%w: %s has slots 0 to %d", record.ErrNoSlot, s.Service, p.Service.Slots-1)
+	}
+	if named != nil {
+		return *named, nil
+	}
+	if m := p.Service.Member(s.Slot); m != nil {
+		return *m, nil
+	}
+	return service.Member{}, fmt.Errorf("%w: slot %d of %s has no member in the configuration: name one with --pid, --pidfile, --unit or --cgroup", record.ErrNoSlot, s.Slot, s.Service)
+}
+
+// FindMember looks for a member without changing anything: most looks find nothing,
+// and need no lock.
+func FindMember(p *record.Service, ctx context.Context, s slots.Slot, m service.Member) (slots.Process, error) {
+	ns, err := s.OpenNetns(p)
+	if err != nil {
+		return slots.Process{}, err
+	}
+	defer ns.Close()
+	a, err := m.Adopt(ctx, ns, p.Service.Spec)
+	if err != nil {
+		return slots.Process{}, err
+	}
+	defer a.Close()
+	who, err := slots.FindProcess(a.PIDs()[0])
+	if err != nil {
+		return who, fmt.Errorf("%w: %w", service.ErrNotRunning, err)
+	}
+	return who, nil
+}
+
+// CheckMember runs the member's check in the service's namespace.
+func CheckMember(p *record.Service, ctx context.Context, s slots.Slot, m service.Member, who slots.Process) error {
+	ns, err := s.OpenNetns(p)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return m.Ready.Check(ctx, ns, checkRequest(p, s.Slot, who))
+}
+
+// serves says whether a process holds a slot now.
+func serves(r *kernel.Root, s slots.Slot, who slots.Process) bool {
+	all, err := slots.Open(r, s.Scope, s.Service)
+	if err != nil {
+		return false
+	}
+	defer all.Close()
+	now, err := slots.ProcessIn(all.Pins, all.Record.Row(s.Slot))
+	return err == nil && now == who
+}
+
+// ErrOtherSlot says that a process serves another slot of the service.
+var ErrOtherSlot = errors.New("wrong process")
+
+// servesElsewhere refuses a process that serves another slot of the service, unless the configuration names it for this one
+// too: a wrong number would take a slot from its own member without a word.
+func servesElsewhere(p *record.Service, ctx context.Context, r *kernel.Root, s slots.Slot, who slots.Process) error {
+	all, err := slots.Open(r, s.Scope, s.Service)
+	if err != nil {
+		return nil // which the admission tells
+	}
+	defer all.Close()
+	for i := range all.Record.Service.Slots {
+		if now, err := slots.ProcessIn(all.Pins, all.Record.Row(i)); i == s.Slot || err != nil || now != who {
+			continue
+		}
+		if m := p.Service.Member(s.Slot); m != nil {
+			if named, err := FindMember(p, ctx, s, *m); err == nil && named == who {
+				return nil
+			}
+		}
+		return fmt.Errorf("%w: process %d serves slot %d of %s: weir steer unregister %s --slot %d comes first, or name it for both slots in the configuration", ErrOtherSlot, who.PID, i, s.Service, s.Service, i)
+	}
+	return nil
+}
+
+// heir is the member that a slot of a changed service begins with in its new
+// row: the configured one, or, where the configuration names no process (it
+// registered itself, or somebody did by its number), whoever serves the slot
+// now. Who serves now is ready. It is nil if there is none.
+func (e *Engine) heir(p, old *record.Service, slot int) *service.Member {
+	m := p.Service.Member(slot)
+	if slot >= old.Service.Slots {
+		return m
+	}
+	now, err := slots.ProcessIn(e.Pins, old.Row(slot))
+	if err != nil || now.PID == 0 {
+		return m
+	}
+	e.vet = &Vetting{Proven: map[slots.Process]bool{now: true}}
+	if m != nil && m.User == "" {
+		return m
+	}
+	heir := service.Member{Slot: slot, PID: now.PID}
+	if m != nil {
+		heir.Bound, heir.Ready, heir.Keep = m.Bound, m.Ready, m.Keep
+	}
+	if who, err := slots.FindProcess(now.PID); err != nil || who != now {
+		return nil
+	}
+	return &heir
+}
+
+// Remark keeps why a slot stays empty, for readers; nil ends it.
+func Remark(r *kernel.Root, s slots.Slot, err error) {
+	text := ""
+	if err != nil {
+		text = strings.ToValidUTF8(err.Error(), "?")
+		if !foundBeforehand(err) {
+			text = LateMark + text
+		}
+	}
+	r.Remark(record.Instance(s.Scope, s.Service), strconv.Itoa(s.Slot), text)
+}
+
+// LateMark begins a remark that looking for the member does not find out.
+const LateMark = "+"
+
+// foundBeforehand says whether looking for a member finds the error.
+func foundBeforehand(err error) bool {
+	for _, e := range []error{service.ErrNotRunning, service.ErrNoSocket, service.ErrNarrow, service.ErrAmbiguous, service.ErrMPTCP, service.ErrElsewhere,
+		units.ErrNoSystemd, units.ErrNoUnit, os.ErrPermission} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}

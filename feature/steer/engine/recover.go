@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// RecoverEngine loads an engine's programs over the maps that are there, makes the others
+// anew, and attaches the programs. Sync, which the mark asks for, fills what is new.
+func RecoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, lacks []string) (note string, err error) {
+	lost := slices.DeleteFunc(slices.Clone(lacks), func(pin string) bool { return !strings.HasPrefix(pin, "map_") })
+	if kind == spec.EngineReuseport && len(lost) > 0 {
+		return "made anew", dropReuse(l, i)
+	}
+	ns, err := l.OpenNetns(i)
+	if err != nil {
+		return "", err
+	}
+	defer ns.Close()
+	rest, err := l.OpenRest(i)
+	if err != nil {
+		return "", err
+	}
+	defer rest.Close()
+	if err := rest.Meta.RequireABI(i, record.ABI); err != nil {
+		return "", err
+	}
+	bindings := slices.ContainsFunc(lost, func(pin string) bool { return strings.HasPrefix(pin, "map_bound_") })
+	if err := reattachEngine(l, i, kind, ns, rest, bindings); err != nil {
+		return "", fmt.Errorf("recovering %s: %w", i, err)
+	}
+	if bindings {
+		note = "what was bound by hand is gone: weir steer bind, or weir steer replace"
+	}
+	return note, nil
+}
+
+// dropReuse removes an engine that cannot say which groups it has. Their sockets leave the
+// arrays, for they can be in one only, and their programs leave the groups: to the new
+// engine they would be somebody else's.
+func dropReuse(l *kernel.WriteLock, i kernel.Instance) error {
+	rest, err := l.OpenRest(i)
+	if err != nil {
+		return err
+	}
+	defer rest.Close()
+	for _, name := range []string{"sockets", "holders"} {
+		m := rest.Maps[name]
+		if m == nil {
+			continue
+		}
+		for k := range m.MaxEntries() {
+			if err := m.Delete(k); err != nil && !Gone(err) {
+				return fmt.Errorf("emptying map_%s: %w", name, err)
+			}
+		}
+	}
+	if err := detachLost(l, i.Scope, rest.Maps["slots"]); err != nil {
+		return err
+	}
+	return l.Remove(i)
+}
+
+// detachLost takes the programs that work by a lost engine's slots out of the groups of a
+// namespace. Without the map there is none: a program keeps its maps.
+func detachLost(l *kernel.WriteLock, scope string, slots *ebpf.Map) error {
+	if slots == nil {
+		return nil
+	}
+	ns, err := l.OpenScope("", scope)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	programs, err := ListGroups(ns)()
+	if err != nil {
+		return err
+	}
+	lost := map[ebpf.ProgramID]bool{}
+	for _, id := range programs {
+		if _, known := lost[id]; !known {
+			lost[id] = usesMap(id, slots)
+		}
+	}
+	var socks []sockdiag.Socket
+	err = ns.Do(func() error {
+		for _, proto := range []uint8{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
+			more, err := Bound(proto, 0)
+			if err != nil {
+				return err
+			}
+			socks = append(socks, more...)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, s := range socks {
+		id := programs[s.Cookie]
+		if !lost[id] {
+			continue
+		}
+		fd, err := service.DupSocket(s)
+		if err != nil {
+			continue // closed meanwhile: another socket of the group will do
+		}
+		err = kernel.ReuseportGroup{FD: fd, Name: keyOfSocket(s).String()}.Detach()
+		pidfd.CloseDup(fd)
+		if err != nil {
+			return err
+		}
+		lost[id] = false // each group has a program of its own
+	}
+	return nil
+}
+
+// usesMap says whether a program works by a map.
+func usesMap(id ebpf.ProgramID, m *ebpf.Map) bool {
+	prog, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return false // it went meanwhile
+	}
+	defer prog.Close()
+	return worksBy(prog, m)
+}
+
+// reattachEngine publishes an engine anew over the maps of rest. With bindings, the engine
+// lost maps of its bindings.
+func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, ns *netns.Handle, rest *kernel.Opened, bindings bool) error {
+	room := Room(rest.Maps)
+	if room == 0 && bindings {
+		room = FewestBindings
+	}
+	share, err := unchanged(rest, kind, room)
+	if err != nil {
+		return err
+	}
+	c, err := loadPrograms(kind, room, share)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	e := &Engine{Lock: l, Scope: i.Scope, Kind: kind, Pins: &kernel.Opened{Instance: i, Meta: rest.Meta, Maps: pinnedMaps(c)}}
+	made, err := e.carryOwn(rest)
+	defer func() {
+		for _, m := range made {
+			m.Close()
+		}
+	}()
+	if err == nil {
+		err = e.Mark(true)
+	}
+	if err != nil {
+		return err
+	}
+	links, err := attachEngine(kind, c, ns)
+	for _, ln := range links {
+		defer ln.Close()
+	}
+	if err != nil {
+		return err
+	}
+	kernel.Step("steer:reattached")
+	meta := rest.Meta
+	meta.Object, meta.Version, meta.Created = ObjectHash(kind), record.Version, time.Now()
+	if err := l.Publish(i, meta, kernel.Pins{Maps: e.Pins.Maps, Links: links}); err != nil {
+		return err
+	}
+	kernel.Step("steer:recovered")
+	e, err = OpenEngine(l, i.Scope, kind) // which syncs
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	if rest.Maps["exits"] != nil {
+		return nil
+	}
+	return e.watchAll()
+}
+
+// watchAll has steer_exit withdraw the slots of all members when they exit.
+func (e *Engine) watchAll() error {
+	for _, p := range e.Services {
+		for slot, row := range p.Rows {
+			var s bpf.SteerSlot
+			if err := e.Pins.Maps["slots"].Lookup(row, &s); err != nil {
+				return err
+			}
+			m := p.Service.Member(slot)
+			if slots.RowState(s.State) != slots.Admitted || s.Tgid == 0 || m != nil && m.Keep {
+				continue
+			}
+			if err := errors.Join(e.forgetExits(row), e.watchExit(s.Tgid, row)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/bounded"
+	"github.com/weir-project/weir/internal/units"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+)
+
+// Register gives a slot to member, or to the member that the configuration
+// names if member is nil. It reports whether anything changed: a member that
+// holds the slot with the same sockets is left alone. [Waiting] tells errors
+// that may pass from others. A member's check is run once, and briefly, since
+// the lock is held: [Admit] waits for it without.
+//
+// The member may hold TCP sessions of devices that belong elsewhere: [steer.ResetDue].
+func Register(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member) (changed bool, err error) {
+	return RegisterSlot(ctx, l, s, member, &Vetting{Limit: UnderLock})
+}
+
+// RegisterSlot is Register with a vetting of the caller.
+func RegisterSlot(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member, vet *Vetting) (changed bool, err error) {
+	e, p, err := OpenSlot(l, s)
+	if err != nil {
+		return false, err
+	}
+	defer e.Close()
+	return e.Register(ctx, p, s, member, vet)
+}
+
+// Register gives a slot of a record to a member; nil is the configured one. It says whether anything changed.
+func (e *Engine) Register(ctx context.Context, p *record.Service, s slots.Slot, member *service.Member, vet *Vetting) (changed bool, err error) {
+	e.vet, e.Rate = vet, vet.Rate
+	m, err := MemberFor(p, s, member)
+	if err != nil {
+		return false, err
+	}
+	ns, err := s.OpenNetns(p)
+	if err != nil {
+		return false, err
+	}
+	defer ns.Close()
+	return e.admit(ctx, p, s.Slot, m, ns)
+}
+
+// Unregister withdraws a slot: its traffic meets on_empty until Register. A
+// running weir serve leaves it withdrawn.
+func Unregister(l *kernel.WriteLock, s slots.Slot) error {
+	e, p, err := OpenSlot(l, s)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	if err := e.SetState(p.Row(s.Slot), slots.Withdrawn); err != nil {
+		return err
+	}
+	if err := e.forgetGeneration(p, s.Slot); err != nil {
+		return err
+	}
+	return e.forgetExits(p.Row(s.Slot))
+}
+
+// OpenSlot opens the engine of a slot's service, and its record. The caller closes the engine.
+func OpenSlot(l *kernel.WriteLock, s slots.Slot) (*Engine, *record.Service, error) {
+	p, err := record.Read(l.Root, record.Instance(s.Scope, s.Service))
+	if err != nil {
+		return nil, nil, err
+	}
+	e, err := OpenEngine(l, s.Scope, p.Engine)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.Slot < 0 || s.Slot >= p.Service.Slots {
+		e.Close()
+		return nil, nil, fmt.Errorf("%w: %s has slots 0 to %d", record.ErrNoSlot, s.Service, p.Service.Slots-1)
+	}
+	return e, p, nil
+}
+
+// Waiting says that a member could not be admitted yet, and may be later: it
+// does not run, has not opened all its sockets, its check fails, or the kernel
+// cannot be asked about it now.
+func Waiting(err error) bool {
+	return errors.Is(err, bounded.ErrStuck) || errors.Is(err, service.ErrNotRunning) || errors.Is(err, service.ErrNoSocket) || errors.Is(err, ErrDraining) || errors.Is(err, service.ErrNotReady)
+}
+
+// NotYet is Waiting, and whatever else about a member must not keep a
+// configuration from being applied: status shows the reason.
+func NotYet(err error) bool {
+	return Waiting(err) || errors.Is(err, service.ErrNarrow) || errors.Is(err, service.ErrAmbiguous) || errors.Is(err, service.ErrMPTCP) ||
+		errors.Is(err, service.ErrElsewhere) || errors.Is(err, ErrBypassed) || errors.Is(err, ErrForeign) || errors.Is(err, ErrNotShared) || errors.Is(err, ErrSlotTaken) || errors.Is(err, units.ErrNoSystemd) || errors.Is(err, units.ErrNoUnit) ||
+		errors.Is(err, os.ErrPermission)
+}
+
+// RemoveStep is the step of a plan that removes a service.
+func RemoveStep(scope, name string) feature.Step {
+	return feature.Step{Verb: "remove", Object: "service " + name,
+		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", RemoveService(l, scope, name) }}
+}
+
+// RemoveService takes a service away: its traffic is the kernel's own again.
+// With the last service of a namespace its program goes too.
+func RemoveService(l *kernel.WriteLock, scope, name string) error {
+	if err := removeService(l, scope, name); err != nil {
+		return err
+	}
+	return errors.Join(SyncBind(l, false), SyncCopies(l, scope, false))
+}
+
+func removeService(l *kernel.WriteLock, scope, name string) error {
+	p, err := record.Read(l.Root, record.Instance(scope, name))
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	e, err := OpenEngine(l, scope, p.Engine)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return l.Remove(record.Instance(scope, name))
+	} else if err != nil {
+		return err
+	}
+	defer e.Close()
+	if err := e.Mark(true); err != nil {
+		return err
+	}
+	if err := l.Remove(record.Instance(scope, name)); err != nil {
+		return err
+	}
+	kernel.Step("steer:removed")
+	delete(e.Services, name)
+	if err := e.Sync(); err != nil || len(e.Services) > 0 {
+		return err
+	}
+	if err := RemoveTemplates(l, scope); err != nil {
+		return err
+	}
+	return e.RemoveIdle()
+}
+
+// RemoveIdle takes an engine away that has nothing left to steer.
+func (e *Engine) RemoveIdle() error {
+	if used, err := e.Dispatches(); err != nil || used || len(e.Services) > 0 {
+		return err
+	}
+	if err := e.Lock.Remove(record.EngineInstance(e.Scope, e.Kind)); err != nil {
+		return err
+	}
+	if e.Kind == spec.EngineReuseport {
+		e.PokeHolder() // to see that it is not wanted any more
+	}
+	return nil
+}

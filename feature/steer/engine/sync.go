@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+// Sync makes the engine's maps say what the pins of the services say: first
+// what a packet will need, then the ports that lead to it, then what no port
+// leads to any more. It is how services come, change and go, and what mends a
+// command that was killed: run again, it goes on from wherever the maps are.
+func (e *Engine) Sync() error {
+	if err := e.SyncMaps(); err != nil {
+		return err
+	}
+	return e.Mark(false)
+}
+
+// SyncMaps is sync, but leaves the mark.
+func (e *Engine) SyncMaps() error {
+	ports := e.syncPorts
+	if e.Kind == spec.EngineReuseport {
+		ports = e.syncGroups
+	}
+	for _, f := range []func() error{e.SyncServices, e.syncNamed, ports, e.dropRows} {
+		if err := f(); err != nil {
+			return fmt.Errorf("steering maps of namespace %s: %w", e.Scope, err)
+		}
+	}
+	return nil
+}
+
+// Mark says in the pins that the services' directories and the engine's maps
+// may differ from now on, or that they agree. A command that finds the mark
+// syncs; without it a command that admits a member need not read every map,
+// which some kernels (6.1) make slow: each look into a map of maps waits for a
+// grace period there.
+func (e *Engine) Mark(differ bool) error {
+	v := uint32(0)
+	if differ {
+		v = 1
+	}
+	if err := e.Pins.Maps["sync"].Put(uint32(0), v); err != nil {
+		return fmt.Errorf("marking namespace %s: %w", e.Scope, err)
+	}
+	return nil
+}
+
+// marked says whether a command was killed between mark and the end of sync.
+func (e *Engine) marked() (bool, error) { return IsMarked(e.Pins.Maps) }
+
+// IsMarked is engine.marked for readers of an engine's maps, without the lock.
+func IsMarked(engine map[string]*ebpf.Map) (bool, error) {
+	var v uint32
+	err := engine["sync"].Lookup(uint32(0), &v)
+	return v != 0, err
+}
+
+// syncedAtOnce is how many services one call to the kernel points at. It bounds the descriptors that are open meanwhile.
+const syncedAtOnce = 64
+
+// SyncServices points steer_services at each service's own map: one store a service, by
+// which a whole changed service takes effect for every packet after it.
+func (e *Engine) SyncServices() error {
+	for chunk := range slices.Chunk(slices.Collect(maps.Values(e.Services)), syncedAtOnce) {
+		if err := e.syncMany(chunk); err != nil {
+			return err
+		}
+	}
+	return e.dropMoved()
+}
+
+// syncMany is syncService for several. The kernel ends each store in a map of maps with a wait for a grace period, and so
+// does Linux 6.1 each look into one: 20 ms a service on a busy host, 20 s for 1,000. Those at the same time share a wait.
+func (e *Engine) syncMany(services []*record.Service) error {
+	var group errgroup.Group
+	for _, p := range services {
+		own, err := e.prepare(p)
+		if err != nil {
+			return errors.Join(err, group.Wait())
+		}
+		if own == nil {
+			continue
+		}
+		group.Go(func() error {
+			defer own.Close()
+			return e.point(p, own.Maps["service"])
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for range services {
+		kernel.Step("steer:service")
+	}
+	return nil
+}
+
+func (e *Engine) syncService(p *record.Service) error { return e.syncMany([]*record.Service{p}) }
+
+// prepare puts what a service asks for into the maps beside it, and opens its own. It returns nil where those are lost.
+func (e *Engine) prepare(p *record.Service) (*kernel.Opened, error) {
+	o, err := e.Lock.Open(record.Instance(e.Scope, p.Service.Name))
+	if p.Recorded && (errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged)) {
+		return nil, nil // the engine has it still, or its own recovery, which comes, puts it there
+	} else if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(e.putMoved(p), e.putAliases(p, o.Maps["aliases"]), e.putPeers(p, o.Maps["peers"])); err != nil {
+		o.Close()
+		return nil, fmt.Errorf("service %s: %w", p.Service.Name, err)
+	}
+	return o, nil
+}
+
+// point has steer_services lead to a service's own map.
+func (e *Engine) point(p *record.Service, own *ebpf.Map) error {
+	services := e.Pins.Maps["services"]
+	same, err := holdsMap(services, p.ID, own)
+	if err == nil && !same {
+		err = services.Put(p.ID, own)
+	}
+	if err != nil {
+		return fmt.Errorf("service %s: %w", p.Service.Name, err)
+	}
+	return nil
+}
+
+// SyncOne brings one service of engine sk_reuseport into force, and leaves the mark: the rest waits for sync. In engine
+// sk_lookup all come into force with that.
+func (e *Engine) SyncOne(p, old *record.Service) error {
+	if e.Kind == spec.EngineSkLookup {
+		return nil
+	}
+	if err := e.syncService(p); err != nil {
+		return err
+	}
+	if err := e.Pins.Maps["groups"].Put(serviceMark(p.ID), GroupValue{Service: p.ID}); err != nil || old == nil || old.ID == p.ID {
+		return err
+	}
+	return e.free(p, old)
+}
+
+// free lets go of the groups, the number and the rows of the former form of a service: its members' sockets are to be another's.
+func (e *Engine) free(p, old *record.Service) error {
+	groups, err := e.groups()
+	if err != nil {
+		return err
+	}
+	for k, v := range groups {
+		if v.Service == old.ID && k.Proto != 0 {
+			if err := e.dropGroup(k, v); err != nil {
+				return err
+			}
+			kernel.Step("steer:port")
+		}
+	}
+	if err := e.ClearIDs(map[uint32]bool{old.ID: true}); err != nil {
+		return err
+	}
+	if err := e.Pins.Maps["groups"].Delete(serviceMark(old.ID)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	used := append(slices.Clone(p.Rows), p.Spare...)
+	for _, row := range append(slices.Clone(old.Rows), old.Spare...) {
+		if slices.Contains(used, row) {
+			continue
+		}
+		var s bpf.SteerSlot
+		if err := e.Pins.Maps["slots"].Lookup(row, &s); err != nil {
+			return err
+		}
+		if err := e.clearRow(row, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// portTables computes what steer_ports and steer_prefixes must hold.
+func (e *Engine) portTables() (map[bpf.SteerPortKey]bpf.SteerPortValue, map[bpf.SteerPrefixKey]bpf.SteerTarget) {
+	ports, prefixes := map[bpf.SteerPortKey]bpf.SteerPortValue{}, map[bpf.SteerPrefixKey]bpf.SteerTarget{}
+	compared := Room(e.Pins.Maps) > 0 // with bindings: the program must know how long a prefix is
+	for _, p := range e.Services {
+		if p.Bypassed {
+			continue
+		}
+		for i, ep := range p.Service.Endpoints() {
+			key := bpf.SteerPortKey{Port: ep.Port, Proto: ep.Proto}
+			target := bpf.SteerTarget{Service: p.ID + 1, Endpoint: uint32(i)}
+			if compared {
+				target.Endpoint |= uint32(ep.Prefix.Bits()) << 8
+			}
+			v := ports[key]
+			switch {
+			case ep.Prefix.Bits() > 0:
+				prefixes[prefixKey(ep)] = target
+				v.Prefixes++
+			case ep.Family == unix.AF_INET:
+				v.Any4 = target
+			default:
+				v.Any6 = target
+			}
+			ports[key] = v
+		}
+	}
+	return ports, prefixes
+}
+
+func prefixKey(ep service.Endpoint) bpf.SteerPrefixKey {
+	k := bpf.SteerPrefixKey{Prefixlen: 32 + uint32(ep.Prefix.Bits()), Proto: ep.Proto, Family: ep.Family, Port: ep.Port}
+	copy(k.Addr[:], ep.Prefix.Addr().AsSlice())
+	return k
+}
+
+// syncPorts adds prefixes before the ports that make packets ask for them, and
+// takes ports away before their prefixes. A service that only they still lead
+// to goes before them, so that a killed command leaves its trace.
+func (e *Engine) syncPorts() error {
+	ports, prefixes := e.portTables()
+	havePorts, err := Entries[bpf.SteerPortKey, bpf.SteerPortValue](e.Pins.Maps["ports"])
+	if err != nil {
+		return err
+	}
+	havePrefixes, err := Entries[bpf.SteerPrefixKey, bpf.SteerTarget](e.Pins.Maps["prefixes"])
+	if err != nil {
+		return err
+	}
+	if err := e.listens(true); err != nil {
+		return err
+	}
+	err = errors.Join(
+		putMissing(e.Pins.Maps["prefixes"], prefixes, havePrefixes),
+		putMissing(e.Pins.Maps["ports"], ports, havePorts),
+		e.dropServices(havePorts, havePrefixes),
+		deleteOthers(e.Pins.Maps["ports"], ports, havePorts),
+		deleteOthers(e.Pins.Maps["prefixes"], prefixes, havePrefixes))
+	if err != nil || len(ports) > 0 {
+		return err
+	}
+	return e.listens(false)
+}
+
+// listens tells steer_dispatch whether to ask for ports at all.
+func (e *Engine) listens(some bool) error {
+	m := e.Pins.Maps["listens"]
+	if m == nil {
+		return nil // nothing is bound: steer_lookup always asks
+	}
+	v := uint32(0)
+	if some {
+		v = 1
+	}
+	return m.Put(uint32(0), v)
+}
+
+// Entries reads a whole map.
+func Entries[K, V comparable](m *ebpf.Map) (map[K]V, error) {
+	out := map[K]V{}
+	var k K
+	var v V
+	it := m.Iterate()
+	for it.Next(&k, &v) {
+		out[k] = v
+	}
+	return out, it.Err()
+}
+
+func putMissing[K, V comparable](m *ebpf.Map, want, have map[K]V) error {
+	for k, v := range want {
+		if old, ok := have[k]; !ok || old != v {
+			if err := m.Put(k, v); err != nil {
+				return err
+			}
+			kernel.Step("steer:port")
+		}
+	}
+	return nil
+}
+
+func deleteOthers[K, V comparable](m *ebpf.Map, want, have map[K]V) error {
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			kernel.Step("steer:port")
+		}
+	}
+	return nil
+}
+
+// dropServices clears the ids that ports led to and no service holds.
+func (e *Engine) dropServices(ports map[bpf.SteerPortKey]bpf.SteerPortValue, prefixes map[bpf.SteerPrefixKey]bpf.SteerTarget) error {
+	led := map[uint32]bool{}
+	lead := func(t bpf.SteerTarget) {
+		if t.Service != 0 { // the id plus one
+			led[t.Service-1] = true
+		}
+	}
+	for _, v := range ports {
+		lead(v.Any4)
+		lead(v.Any6)
+	}
+	for _, t := range prefixes {
+		lead(t)
+	}
+	return e.ClearIDs(led)
+}
+
+// ClearIDs takes away what the maps have of those ids that no service holds. The kernel ends each deletion from a map of
+// maps with a wait for a grace period, which deletions at the same time share.
+func (e *Engine) ClearIDs(ids map[uint32]bool) error {
+	for _, p := range e.Services {
+		delete(ids, p.ID)
+	}
+	var group errgroup.Group
+	group.SetLimit(syncedAtOnce)
+	for id := range ids {
+		group.Go(func() error {
+			if err := e.Pins.Maps["services"].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+			return errors.Join(e.dropAliases(id), e.dropPeers(id))
+		})
+	}
+	if err := errors.Join(group.Wait(), e.DropDevices(ids)); err != nil {
+		return err
+	}
+	for range ids {
+		kernel.Step("steer:service")
+	}
+	return nil
+}
+
+// DropDevices forgets the sources of services that are gone: their ids will be others'.
+func (e *Engine) DropDevices(ids map[uint32]bool) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	all, err := Entries[bpf.SteerDeviceKey, bpf.SteerDevice](e.Pins.Maps["devices"])
+	if err != nil {
+		return err
+	}
+	for k := range all {
+		if ids[k.Service] {
+			if err := e.Pins.Maps["devices"].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// dropRows empties the rows that no service holds, so that whoever gets them
+// finds no one else's sockets and counts.
+func (e *Engine) dropRows() error {
+	used := e.rows()
+	rows := make([]bpf.SteerSlot, spec.MaxRows)
+	var cursor ebpf.MapBatchCursor
+	_, err := e.Pins.Maps["slots"].BatchLookup(&cursor, make([]uint32, spec.MaxRows), rows, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // how the kernel says "the last ones"
+		return fmt.Errorf("reading slots: %w", err)
+	}
+	for row, s := range rows {
+		if !used[uint32(row)] && s != (bpf.SteerSlot{}) {
+			if err := e.clearRow(uint32(row), s); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// clearRow empties a row: its state first, for that is what packets ask.
+func (e *Engine) clearRow(row uint32, s bpf.SteerSlot) error {
+	marked := s
+	marked.State = uint32(slots.Changing)
+	if err := e.Pins.Maps["slots"].Put(row, marked); err != nil {
+		return err
+	}
+	if err := e.forgetExits(row); err != nil {
+		return err
+	}
+	for ep := range uint32(spec.MaxEndpoints) {
+		if err := e.Pins.Maps["sockets"].Delete(row*spec.MaxEndpoints + ep); err != nil && !Gone(err) {
+			return err
+		}
+	}
+	for proto := range uint32(2) {
+		if err := kernel.ZeroPerCPU[bpf.SteerVerdicts](e.Pins.Maps["verdicts"], row*2+proto); err != nil {
+			return err
+		}
+	}
+	if e.Kind == spec.EngineSkLookup {
+		if err := e.Pins.Maps["gens"].Put(row, bpf.SteerGeneration{}); err != nil {
+			return err
+		}
+	}
+	return e.Pins.Maps["slots"].Put(row, bpf.SteerSlot{})
+}
+
+// Gone says that a socket map's entry was empty already: some kernels say
+// EINVAL to that.
+func Gone(err error) bool {
+	return errors.Is(err, ebpf.ErrKeyNotExist) || errors.Is(err, unix.EINVAL)
+}
+
+// forgetExits removes a row from what steer_exit acts on.
+func (e *Engine) forgetExits(row uint32) error {
+	m := e.Pins.Maps["exits"]
+	if m == nil { // the exit hook is optional
+		return nil
+	}
+	all, err := Entries[bpf.SteerExitKey, uint32](m)
+	if err != nil {
+		return err
+	}
+	for k, r := range all {
+		if r != row {
+			continue
+		}
+		// steer_exit stops at the first number that is missing: the last one moves up.
+		last := k
+		for _, ok := all[bpf.SteerExitKey{Tgid: k.Tgid, N: last.N + 1}]; ok; _, ok = all[bpf.SteerExitKey{Tgid: k.Tgid, N: last.N + 1}] {
+			last.N++
+		}
+		if last != k {
+			if err := m.Put(k, all[last]); err != nil {
+				return err
+			}
+		}
+		if err := m.Delete(last); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
+		}
+		return e.forgetExits(row) // once more, on what is there now
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/kernel"
+)
+
+// ShortHash is a hash as people read it.
+func ShortHash(h [sha256.Size]byte) string { return fmt.Sprintf("%x", h[:6]) }
+
+// UpgradeEngine moves the engine alone: the services' directories follow when it
+// is opened next, for the mark says that they differ.
+func UpgradeEngine(l *kernel.WriteLock, scope string, kind spec.Engine) error {
+	return RebuildEngine(l, scope, kind, 0)
+}
+
+// RebuildEngine moves an engine to this weir's program, with room for so many
+// bindings at least.
+func RebuildEngine(l *kernel.WriteLock, scope string, kind spec.Engine, room int) error {
+	old, err := l.Open(record.EngineInstance(scope, kind))
+	if err != nil {
+		return err
+	}
+	defer old.Close()
+	room = max(room, Room(old.Maps))
+	if err := old.Meta.RequireABI(old.Instance, record.ABI); err != nil {
+		return err
+	}
+	e := &Engine{Lock: l, Scope: scope, Kind: kind}
+	if e.Services, err = record.ReadAll(l.Root, scope, kind); err != nil {
+		return err
+	}
+	share, err := unchanged(old, kind, room)
+	if err != nil {
+		return err
+	}
+	c, err := loadPrograms(kind, room, share)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if old.Maps["exits"] != nil && c.Programs[bpf.SteerProgSteerExit] == nil {
+		// Without it the slots of members whose children hold their sockets would not be withdrawn.
+		return fmt.Errorf("%s uses what is missing here: %w", old.Instance, kernel.ExitTracepoint.Check())
+	}
+	e.Pins = &kernel.Opened{Instance: old.Instance, Meta: old.Meta, Maps: pinnedMaps(c)}
+	own, err := e.carryOwn(old)
+	defer func() {
+		for _, m := range own {
+			m.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	links, err := e.migrate(old, c)
+	for _, ln := range links {
+		defer ln.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("namespace %s: %w", scope, err)
+	}
+	if err := e.goOver(c, links); err != nil {
+		return err
+	}
+	kernel.Step("steer:upgraded")
+	return nil
+}
+
+// goOver is the moment of the change.
+func (e *Engine) goOver(c *kernel.Collection, links map[string]kernel.Link) error {
+	u := kernel.Upgrade{Meta: e.Pins.Meta, Pins: kernel.Pins{Maps: e.Pins.Maps, Links: links}}
+	u.Meta.Object, u.Meta.Version, u.Meta.Created = ObjectHash(e.Kind), record.Version, time.Now()
+	if e.Kind == spec.EngineSkLookup {
+		u.Link, u.Program = "lookup", lookupProgram(c)
+		return e.Lock.Upgrade(e.Pins.Instance, u)
+	}
+	// Groups go over one by one: the mark has whoever finds some of them left see to it.
+	u.Swap = e.renewGroups
+	marked, err := e.marked()
+	if err == nil {
+		err = e.Mark(true)
+	}
+	if err == nil {
+		err = e.Lock.Upgrade(e.Pins.Instance, u)
+	}
+	if err == nil && !marked {
+		err = e.Mark(false)
+	}
+	return err
+}
+
+// unchanged are the maps of an engine that this weir's program takes as they are,
+// by the names that the program has for them.
+func unchanged(old *kernel.Opened, kind spec.Engine, room int) (map[string]*ebpf.Map, error) {
+	spec, err := specOf(kind, room)
+	if err != nil {
+		return nil, err
+	}
+	share := map[string]*ebpf.Map{}
+	for name, m := range old.Maps {
+		name = mapName(name)
+		if s := spec.Maps[name]; s != nil && s.Compatible(m) == nil {
+			share[name] = m
+		}
+	}
+	unshareBindings(share)
+	if share[bpf.SteerMapSteerSlots] == nil {
+		// Recovery made slots anew, and the lost engine's program may still run for a while:
+		// with one list it would take the entry of an exit away from the new program.
+		delete(share, bpf.SteerMapSteerExits)
+	}
+	return share, nil
+}
+
+// carryOwn takes over the maps only user space knows, and makes the missing ones. It sets
+// the mark where the engine changes to steer_dispatch: sync then writes to its ports how
+// long their prefixes are. The caller closes the returned maps, also after an error.
+func (e *Engine) carryOwn(old *kernel.Opened) (made []*ebpf.Map, err error) {
+	for _, spec := range ownMaps(e.Kind, Room(e.Pins.Maps)) {
+		name := strings.TrimPrefix(spec.Name, "steer_")
+		if was := old.Maps[name]; was != nil {
+			e.Pins.Maps[name] = was
+			continue
+		}
+		m, err := ebpf.NewMap(spec)
+		if err != nil {
+			return made, fmt.Errorf("making the map %s: %w", spec.Name, err)
+		}
+		made = append(made, m)
+		e.Pins.Maps[name] = m
+	}
+	if Room(old.Maps) == 0 && Room(e.Pins.Maps) > 0 {
+		err = e.Mark(true)
+	}
+	return made, err
+}
+
+// migrate fills the maps that are new with what the old ones say, and attaches
+// what must run before that. The caller closes the links, also after an error.
+func (e *Engine) migrate(old *kernel.Opened, c *kernel.Collection) (links map[string]kernel.Link, err error) {
+	links = map[string]kernel.Link{}
+	if p := c.Programs[bpf.SteerProgSteerExit]; p != nil {
+		if links["exit"], err = exitTracepoint.Attach(p); err != nil {
+			delete(links, "exit")
+			return links, err
+		}
+	}
+	kernel.Step("steer:exit attached")
+	if old.Maps["listens"] == nil { // sync, which follows, knows better
+		if err := e.listens(true); err != nil {
+			return links, err
+		}
+	}
+	if err := e.copyBindings(old); err != nil {
+		return links, err
+	}
+	kernel.Step("steer:bindings copied")
+	return links, nil
+}
+
+// finishUpgrade is for an engine that is marked: an upgrade may have been killed,
+// or is about to end. It comes before sync, which puts the services' maps to use.
+func (e *Engine) finishUpgrade() error {
+	if e.Kind == spec.EngineReuseport && e.Pins.Meta.Object == ObjectHash(e.Kind) {
+		return e.renewGroups() // else they still run what the pins say, or another upgrade comes
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package holder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// Hold owns the sockets of an engine until it is gone, nobody wants them any
+// more, or ctx is done.
+func Hold(ctx context.Context, r *kernel.Root, scope string, kind spec.Engine) error {
+	ns, err := r.OpenScope("", scope)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	debug.SetGCPercent(20)
+	if kind == spec.EngineReuseport {
+		return holdGroups(ctx, r, scope, ns)
+	}
+	return holdSinks(ctx, r, scope, ns)
+}
+
+// holdGroups has a socket in every group of map_groups, as that changes.
+func holdGroups(ctx context.Context, r *kernel.Root, scope string, ns *netns.Handle) error {
+	// Reading the pins needs no lock: the command that started us holds it.
+	pins, err := r.OpenMapsForWriting(record.EngineInstance(scope, spec.EngineReuseport))
+	if err != nil {
+		return err
+	}
+	defer pins.Close()
+	changed := make(chan struct{}, 1)
+	defer onPoke(changed)()
+	start, err := pidfd.StartTime(unix.Getpid())
+	if err != nil {
+		return err
+	}
+	me := engine.HolderProcess{PID: uint32(unix.Getpid()), Start: start}
+	if err := pins.Maps["holder"].Put(uint32(0), me); err != nil {
+		return err
+	}
+	held := map[engine.GroupKey]heldSocket{}
+	for ctx.Err() == nil {
+		wanted, err := engine.Entries[engine.GroupKey, engine.GroupValue](pins.Maps["groups"])
+		if err != nil {
+			return err
+		}
+		err = ns.Do(func() error { return followGroups(pins, held, wanted) })
+		if err != nil {
+			return err
+		}
+		if again, err := stillThere(r, scope, pins); err != nil || !again {
+			return err
+		}
+		debug.FreeOSMemory()
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-time.After(5 * time.Second):
+		}
+	}
+	return nil
+}
+
+// stillThere says whether the engine that we hold for is the published one.
+func stillThere(r *kernel.Root, scope string, pins *kernel.Opened) (bool, error) {
+	now, err := r.Open(record.EngineInstance(scope, spec.EngineReuseport), "holder")
+	if errors.Is(err, kernel.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	defer now.Close()
+	var h engine.HolderProcess
+	err = now.Maps["holder"].Lookup(uint32(0), &h)
+	return err == nil && h.PID == uint32(unix.Getpid()), err
+}
+
+// onPoke has changed receive when a command pokes us.
+func onPoke(changed chan<- struct{}) (stop func()) {
+	poke := make(chan os.Signal, 1)
+	signal.Notify(poke, unix.SIGHUP)
+	go func() {
+		for range poke {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(poke)
+		close(poke)
+	}
+}
+
+// heldSocket is the holder's socket in a group, and its place in map_holders.
+type heldSocket struct {
+	fd    int
+	place uint32
+}
+
+// move puts the socket in another place: its group is another service's now. An array takes a socket once.
+func (h *heldSocket) move(pins *kernel.Opened, to uint32) error {
+	if err := pins.Maps["holders"].Delete(h.place); err != nil && !engine.Gone(err) {
+		return err
+	}
+	if err := pins.Maps["holders"].Put(to, uint64(h.fd)); err != nil {
+		return err
+	}
+	h.place = to
+	return nil
+}
+
+// followGroups opens and closes sockets until they are those of wanted. One that
+// cannot be opened now is tried again: members of another user may hold the port.
+func followGroups(pins *kernel.Opened, held map[engine.GroupKey]heldSocket, wanted map[engine.GroupKey]engine.GroupValue) error {
+	for k, h := range held {
+		v, ok := wanted[k]
+		if ok && v.Leaving == 0 && v.Holder == h.place {
+			continue
+		}
+		if ok && v.Leaving == 0 {
+			if err := h.move(pins, v.Holder); err == nil {
+				held[k] = h
+				continue
+			} // else it is opened anew
+		}
+		unix.Close(h.fd)
+		delete(held, k)
+	}
+	for k, v := range wanted {
+		if _, ok := held[k]; ok || k.Proto == 0 || v.Leaving != 0 {
+			continue
+		}
+		fd, err := holdOne(pins, k, v)
+		if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("holding %s: %w", k, err)
+		}
+		held[k] = heldSocket{fd, v.Holder}
+	}
+	return nil
+}
+
+// holdOne opens a socket in a group, or begins the group anew, with its program.
+func holdOne(pins *kernel.Opened, k engine.GroupKey, v engine.GroupValue) (int, error) {
+	typ := unix.SOCK_DGRAM
+	if k.Proto == unix.IPPROTO_TCP {
+		typ = unix.SOCK_STREAM
+	}
+	fd, err := socketOf(int(v.UID), int(k.Family), typ)
+	if err != nil {
+		return -1, err
+	}
+	if err := bindHolder(fd, k, typ); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	prog, err := ebpf.NewProgramFromID(ebpf.ProgramID(v.Program))
+	if err != nil { // it went with the last socket of the group
+		if prog, err = engine.LoadGroupProgram(pins, v); err != nil {
+			unix.Close(fd)
+			return -1, err
+		}
+	}
+	defer prog.Close()
+	if err := (kernel.ReuseportGroup{FD: fd, Name: k.String()}).Attach(prog); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	if err := pins.Maps["holders"].Put(v.Holder, uint64(fd)); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// socketOf makes a socket that belongs to a user: groups are of one user each.
+// The owner is the fsuid at the time of socket(2) (sock_alloc in net/socket.c).
+func socketOf(uid, family, typ int) (int, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if uid != unix.Geteuid() {
+		if err := unix.Setfsuid(uid); err != nil {
+			return -1, err
+		}
+		defer unix.Setfsuid(unix.Geteuid())
+	}
+	return unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
+}
+
+// bindHolder binds a socket like the members', with a filter that drops
+// everything: all that it is ever given is to vanish.
+func bindHolder(fd int, k engine.GroupKey, typ int) error {
+	swallow := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &swallow[0]}); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+		return err
+	}
+	var sa unix.Sockaddr
+	if k.Family == unix.AF_INET {
+		sa = &unix.SockaddrInet4{Port: int(k.Port), Addr: k.Address().As4()}
+	} else {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, int(k.V6Only)); err != nil {
+			return err
+		}
+		sa = &unix.SockaddrInet6{Port: int(k.Port), Addr: k.Addr}
+	}
+	if err := unix.Bind(fd, sa); err != nil {
+		return err
+	}
+	if typ == unix.SOCK_STREAM {
+		return unix.Listen(fd, 1)
+	}
+	return nil
+}

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package record
+
+import (
+	"fmt"
+
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/kernel"
+)
+
+// ChooseEngine settles engine: auto, and says why. A service that stands keeps
+// the engine it has.
+func ChooseEngine(s spec.Service, old *Service) (spec.Engine, string, error) {
+	if s.Engine != spec.EngineAuto {
+		return s.Engine, "the configuration names it", nil
+	}
+	if s.Generations != nil {
+		return spec.EngineSkLookup, "generations need it", kernel.Require([]kernel.Need{kernel.SkLookup})
+	}
+	if s.By == spec.ByQUIC {
+		return spec.EngineReuseport, "by: quic reads packets, which sk_lookup does not see", s.CheckReuseport()
+	}
+	if old != nil {
+		return old.Engine, old.Why, nil
+	}
+	missing := kernel.SkLookup.Check()
+	if missing == nil {
+		return spec.EngineSkLookup, "it needs no help of the sockets and no process that holds them", nil
+	}
+	if err := s.CheckReuseport(); err != nil {
+		return "", "", fmt.Errorf("engine auto: %w; and sk_reuseport cannot do it: %w", missing, err)
+	}
+	return spec.EngineReuseport, "this kernel has no sk_lookup", nil
+}

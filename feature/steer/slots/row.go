@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slots
+
+import "github.com/weir-project/weir/feature/steer/spec"
+
+// RowState is enum steer_state.
+type RowState uint32
+
+const (
+	Empty RowState = iota
+	Admitted
+	Exited
+	Withdrawn
+	Changing
+)
+
+// OwnEntries has each endpoint's socket at the endpoint's own place.
+var OwnEntries = func() (at [spec.MaxEndpoints]uint8) {
+	for i := range at {
+		at[i] = uint8(i)
+	}
+	return at
+}()

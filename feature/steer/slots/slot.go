@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package slots
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// Cookies are those of the slot's sockets, of both its generations.
+func (s State) Cookies() map[uint64]bool {
+	out := map[uint64]bool{}
+	for _, c := range s.before {
+		out[c] = true
+	}
+	for _, sock := range s.Sockets {
+		out[sock.Cookie] = true
+	}
+	return out
+}
+
+// HolderMember is the process that serves the slot, as a member.
+func (s State) HolderMember(configured *service.Member) *service.Member {
+	m := service.Member{Slot: s.Slot, PID: s.PID}
+	if configured != nil {
+		m.Bound, m.Keep = configured.Bound, configured.Keep
+	}
+	return &m
+}
+
+// Slot names a slot of a published service. Scope is the directory of its
+// network namespace (ServiceState.Scope).
+type Slot struct {
+	Scope   string
+	Service string
+	Slot    int
+}
+
+// OpenNetns opens the network namespace of the slot's service. An error wraps
+// ErrNetnsGone where the namespace is gone. The caller closes it.
+func (s Slot) OpenNetns(p *record.Service) (*netns.Handle, error) {
+	inode, err := record.ScopeInode(s.Scope)
+	if err != nil {
+		return nil, err
+	}
+	return OpenNetns(p.Netns, netns.ID{Inode: inode, Cookie: p.Cookie})
+}
+
+// State is one slot of a service.
+type State struct {
+	Slot     int                 `json:"slot"`
+	State    string              `json:"state"` // "admitted" or "empty"
+	Reason   string              `json:"reason,omitempty"`
+	Member   string              `json:"member,omitempty"` // that the configuration names
+	Holder   string              `json:"holder,omitempty"` // the process that has the slot, if it is not the configured member's
+	PID      int                 `json:"pid,omitempty"`
+	Since    time.Time           `json:"since,omitzero"`
+	Buckets  int                 `json:"buckets"`
+	Verdicts map[string]Verdicts `json:"verdicts"` // by "udp" and "tcp"
+	Sockets  []Socket            `json:"sockets,omitempty"`
+	Peers    *int                `json:"peers,omitempty"`    // with generations: UDP peers that the member has
+	Draining *Draining           `json:"draining,omitempty"` // the generation before
+
+	Exited    bool     `json:"-"`
+	Never     bool     `json:"-"` // its configured member was never seen
+	Withdrawn bool     `json:"-"` // by an operator: the watcher leaves it alone
+	before    []uint64 // sockets of the generation before, while they are open
+	Drains    int      `json:"-"` // the process of the generation before, while the kernel gives it packets
+}
+
+// Admitted says whether the slot's traffic reaches a member.
+func (s State) Admitted() bool { return s.State == "admitted" }
+
+// Describe says what is wrong with a slot: "slot 0 is empty: …".
+func (s State) Describe() string {
+	if s.Admitted() {
+		return fmt.Sprintf("slot %d: %s", s.Slot, s.Reason)
+	}
+	return fmt.Sprintf("slot %d is empty: %s", s.Slot, s.Reason)
+}
+
+// Outlived says that the slot's sockets outlived the process that it was given
+// to: its successor is to be named, though traffic needs nobody.
+func (s State) Outlived(m *service.Member) bool {
+	if m == nil || !m.Keep || s.PID == 0 {
+		return false
+	}
+	p, err := pidfd.Open(s.PID)
+	if err != nil {
+		return true
+	}
+	defer p.Close()
+	return !p.Alive()
+}
+
+// Verdicts counts what happened to a slot's traffic: datagrams of UDP,
+// connection attempts of TCP.
+type Verdicts struct {
+	Steered  uint64 `json:"steered"`  // to the slot's member
+	Rejected uint64 `json:"rejected"` // slot empty: reset or unreachable
+	Dropped  uint64 `json:"dropped"`  // slot empty: silence
+	Passed   uint64 `json:"passed"`   // slot empty: the kernel's own choice
+	Diverted uint64 `json:"diverted"` // slot empty: to another slot's member
+	Guests   uint64 `json:"guests"`   // to this member, from other slots
+	Failed   uint64 `json:"failed"`   // the kernel refused the socket
+}
+
+// Socket is one socket that a slot requires. Queue, Buffer and Drops need
+// the right to look into the namespace.
+type Socket struct {
+	Listen  string `json:"listen"`
+	Cookie  uint64 `json:"cookie"`           // 0: closed or never adopted
+	Queue   uint32 `json:"queue"`            // bytes waiting (UDP), connections waiting (TCP)
+	Buffer  uint32 `json:"buffer,omitempty"` // bytes (UDP)
+	Backlog uint32 `json:"backlog,omitempty"`
+	Drops   uint32 `json:"drops"` // by the socket since it was opened
+}
+
+// Protocols are the columns of steer_verdicts.
+var Protocols = [2]string{"udp", "tcp"}
+
+// Read evaluates a slot as the program does, and reads its counters.
+func Read(e *kernel.Opened, p *record.Service, n int) (State, error) {
+	out, err := Evaluate(e, p, n)
+	if err != nil {
+		return out, err
+	}
+	out.Verdicts = map[string]Verdicts{}
+	for i, proto := range Protocols {
+		v, err := sumVerdicts(e, p, n, uint32(i))
+		if err != nil {
+			return out, err
+		}
+		out.Verdicts[proto] = Verdicts{v.Steered, v.Rejected, v.Dropped, v.Passed, v.Diverted, v.Guests, v.Failed}
+	}
+	return out, nil
+}
+
+// sumVerdicts reads a slot's counters: with generations, those of both its rows.
+func sumVerdicts(e *kernel.Opened, p *record.Service, n int, proto uint32) (v bpf.SteerVerdicts, err error) {
+	if v, err = kernel.SumPerCPU[bpf.SteerVerdicts](e.Maps["verdicts"], p.Row(n)*2+proto); err != nil || n >= len(p.Spare) {
+		return v, err
+	}
+	b, err := kernel.SumPerCPU[bpf.SteerVerdicts](e.Maps["verdicts"], p.Spare[n]*2+proto)
+	v.Steered, v.Rejected, v.Dropped, v.Passed = v.Steered+b.Steered, v.Rejected+b.Rejected, v.Dropped+b.Dropped, v.Passed+b.Passed
+	v.Diverted, v.Guests, v.Failed = v.Diverted+b.Diverted, v.Guests+b.Guests, v.Failed+b.Failed
+	return v, err
+}
+
+// Evaluate evaluates a slot as the program does.
+func Evaluate(e *kernel.Opened, p *record.Service, n int) (State, error) {
+	row := p.Row(n)
+	out := State{Slot: n, State: "empty"}
+	var s bpf.SteerSlot
+	if err := e.Maps["slots"].Lookup(row, &s); err != nil {
+		return out, err
+	}
+	member := p.Service.Member(n)
+	if member != nil {
+		out.Member = member.String()
+	}
+	var missing []string
+	for i, ep := range p.Service.Endpoints() {
+		sock := Socket{Listen: ep.String()}
+		if err := e.Maps["sockets"].Lookup(row*spec.MaxEndpoints+uint32(s.At[i]), &sock.Cookie); err != nil {
+			sock.Cookie = 0
+			missing = append(missing, ep.String())
+		}
+		out.Sockets = append(out.Sockets, sock)
+	}
+	out.PID, out.Since = int(s.Tgid), kernel.WallTime(s.Since)
+	out.State, out.Reason = evaluate(s, member, missing)
+	out.Exited = RowState(s.State) == Exited
+	out.Never = RowState(s.State) == Empty && member != nil
+	out.Withdrawn = RowState(s.State) == Withdrawn
+	return out, out.addBefore(e, p)
+}
+
+// addBefore tells of the slot's other row.
+func (s *State) addBefore(e *kernel.Opened, p *record.Service) error {
+	d, err := ReadPredecessor(e, p, s.Slot)
+	if err != nil || s.Slot >= len(p.Spare) {
+		return err
+	}
+	if d.DrainsFor(p.Row(s.Slot)) && !d.Over() {
+		s.Drains = d.Who.PID
+	}
+	for ep := range uint32(len(p.Service.Endpoints())) {
+		var cookie uint64
+		if e.Maps["sockets"].Lookup(p.Spare[s.Slot]*spec.MaxEndpoints+ep, &cookie) == nil {
+			s.before = append(s.before, cookie)
+		}
+	}
+	return nil
+}
+
+// evaluate says what a slot is and, if it is empty, why.
+func evaluate(s bpf.SteerSlot, member *service.Member, missing []string) (state, reason string) {
+	who := fmt.Sprintf("process %d", s.Tgid)
+	switch RowState(s.State) {
+	case Admitted:
+		if len(missing) == 0 {
+			return "admitted", ""
+		}
+		return "empty", fmt.Sprintf("%s closed %s", who, strings.Join(missing, ", "))
+	case Exited:
+		return "empty", who + " exited"
+	case Withdrawn:
+		return "empty", "withdrawn by weir steer unregister; weir steer register gives it its member again"
+	case Changing:
+		return "empty", "its member is being replaced"
+	}
+	if member == nil {
+		return "empty", "no member is configured"
+	}
+	if member.Ready != nil {
+		return "empty", fmt.Sprintf("%s was never seen with all its sockets and ready", member)
+	}
+	return "empty", fmt.Sprintf("%s was never seen with all its sockets", member)
+}
+
+// NarrowedSince says why a socket does not take what its slot gives it any more.
+func NarrowedSince(pid int, ep service.Endpoint, cookie uint64, sk sockdiag.Socket, listed bool) string {
+	switch {
+	case cookie == 0:
+	case !listed && ep.Proto == unix.IPPROTO_UDP:
+		return fmt.Sprintf("process %d has connected its socket for %s since it was admitted: it takes datagrams of its peer alone, and all others are lost: leave it unconnected", pid, ep)
+	case listed && sk.Interface != 0:
+		return fmt.Sprintf("process %d has bound its socket for %s to an interface since it was admitted, and gets what arrives elsewhere as well: bind it to none", pid, ep)
+	}
+	return ""
+}
+
+// Tells says whether a slot's own reason says the same: it exited, or closed what is missing.
+func (s State) Tells(why string) bool {
+	if s.Exited {
+		return strings.Contains(why, "has exited")
+	}
+	_, lacks, found := strings.Cut(why, service.ErrNoSocket.Error()+": ")
+	_, closed, _ := strings.Cut(s.Reason, " closed ")
+	return !s.Never && found && lacks == closed
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package spec
+
+import (
+	"fmt"
+
+	"github.com/weir-project/weir/kernel"
+)
+
+// EngineNeeds are what an engine cannot do without, and what it makes use of.
+func EngineNeeds(kind Engine) []kernel.Need {
+	needs := []kernel.Need{kernel.SkLookup, kernel.SockMap}
+	if kind == EngineReuseport {
+		needs = []kernel.Need{kernel.SkReuseport, kernel.ReuseportArray}
+	}
+	for i := range needs {
+		needs[i].Optional = false
+	}
+	return append(needs, kernel.PidfdGetfd, kernel.SockDiag,
+		kernel.ExitTracepoint, kernel.RingBuffer, kernel.SocketTracepoint, kernel.PostBind, kernel.NetnsCookie, kernel.DiagDestroy)
+}
+
+// CheckReuseport says why engine sk_reuseport cannot steer a service.
+func (s Service) CheckReuseport() error {
+	for _, l := range s.Listen {
+		if l.Prefix.IsValid() && l.Prefix.Bits() != 0 && !l.Prefix.IsSingleIP() {
+			return fmt.Errorf("listen %q is a prefix; its program chooses among sockets that are bound to the same address: list addresses, or use sk_lookup", l)
+		}
+	}
+	for _, m := range s.Members {
+		if len(m.Bound) > 0 {
+			return fmt.Errorf("slot %d is bound elsewhere than at the listen; its program chooses among sockets that share the service's port: use sk_lookup", m.Slot)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package spec
+
+import (
+	"encoding"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/weir-project/weir/internal/strictyaml"
+	"github.com/weir-project/weir/service"
+)
+
+// Config is what a host's configuration says of steering.
+type Config struct {
+	Services []Service
+	Rate     *Rate `json:",omitempty"` // of resets after this change; nil: what each service says
+}
+
+// Service is one steered service.
+type Service struct {
+	service.Spec
+	Options
+}
+
+// Options is the steer section of a service.
+type Options struct {
+	strictyaml.Pos `yaml:"-" json:"-"`
+	By             Policy       `yaml:"by" json:"by"`
+	Slots          int          `yaml:"slots" json:"slots"`       // 1 to MaxSlots
+	Engine         Engine       `yaml:"engine" json:"engine"`     // where the decision is made
+	OnEmpty        OnEmpty      `yaml:"on_empty" json:"on_empty"` // what a slot without a whole member does
+	Seed           *uint32      `yaml:"seed" json:"seed"`         // of the hash; nil: drawn once, then kept
+	Backlog        *int         `yaml:"backlog" json:"backlog"`   // of adopted listeners, at least; 0 leaves them
+	ReceiveBuffer  *int         `yaml:"receive_buffer" json:"receive_buffer"`
+	Templates      Templates    `yaml:"templates" json:"templates,omitempty"`         // of IPFIX and NetFlow v9, kept and replayed
+	Foreign        Foreign      `yaml:"foreign" json:"foreign,omitempty"`             // sk_reuseport: what to do about another's program
+	Migrate        bool         `yaml:"migrate" json:"migrate,omitempty"`             // sk_reuseport: a closing listener's queue goes to another member
+	SharePort      bool         `yaml:"share_port" json:"share_port,omitempty"`       // set SO_REUSEPORT on whatever binds its ports
+	Devices        string       `yaml:"devices" json:"devices,omitempty" path:"file"` // by: device: file that names them; relative to the configuration
+	Copy           string       `yaml:"copy" json:"copy,omitempty"`                   // the service that gets every datagram too
+	QUIC           *QUIC        `yaml:"quic" json:"quic,omitempty"`                   // by: quic
+	Weights        Weights      `yaml:"weights" json:"weights,omitempty"`             // by slot; 1 where none is given
+	Generations    *Generations `yaml:"generations" json:"generations,omitempty"`     // nil: a slot's next member cuts the one before off
+	ResetRate      *Rate        `yaml:"reset_rate" json:"reset_rate,omitempty"`       // of sessions that changes misplace
+}
+
+// Defaults of the options that a service leaves out. nfacctd listens with a
+// backlog of 1, which loses most of a reconnect storm without a trace, and the
+// kernel's receive buffer holds some 200 datagrams.
+const (
+	DefaultBacklog       = 1024
+	DefaultReceiveBuffer = 8 << 20 // bytes
+)
+
+// Policy names what of a packet decides about its bucket.
+type Policy string
+
+// BySource puts every protocol of one source address into one slot.
+const (
+	BySource Policy = "source"
+	ByQUIC   Policy = "quic"
+)
+
+// Engine names the hook that decides.
+type Engine string
+
+// Engines.
+const (
+	EngineAuto      Engine = "auto"
+	EngineSkLookup  Engine = "sk_lookup"    // decides at the lookup of every packet of the namespace
+	EngineReuseport Engine = "sk_reuseport" // decides within the sockets that share the service's port
+)
+
+// Foreign says what is done about a program of somebody else's in a reuseport
+// group: collectors with a balancer of their own attach one.
+type Foreign string
+
+// What is done about it.
+const (
+	ForeignRefuse  Foreign = "refuse" // the member stays out, with the reason
+	ForeignReplace Foreign = "replace"
+)
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (f *Foreign) UnmarshalText(b []byte) error {
+	return choice(f, b, "foreign", ForeignRefuse, ForeignReplace)
+}
+
+// OnEmpty says what happens to traffic of a slot without a whole member.
+type OnEmpty string
+
+// What an empty slot does.
+const (
+	Reject OnEmpty = "reject" // TCP reset, ICMP port unreachable
+	Drop   OnEmpty = "drop"   // silence
+	Next   OnEmpty = "next"   // another slot's member, the same for all protocols of a source
+	Pass   OnEmpty = "pass"   // the kernel's own choice
+)
+
+// OnEmptyCodes are the values of on_empty by the number that the programs use.
+var OnEmptyCodes = []OnEmpty{Reject, Drop, Next, Pass} // index: enum steer_on_empty
+
+// choice reads one of a fixed set of words.
+func choice[T ~string](to *T, b []byte, what string, words ...T) error {
+	if i := slices.Index(words, T(b)); i >= 0 {
+		*to = words[i]
+		return nil
+	}
+	names := make([]string, len(words))
+	for i, w := range words {
+		names[i] = string(w)
+	}
+	return fmt.Errorf("%s %q: want %s", what, b, strings.Join(names, ", "))
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (p *Policy) UnmarshalText(b []byte) error { return choice(p, b, "policy", Policies...) }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (e *Engine) UnmarshalText(b []byte) error {
+	return choice(e, b, "engine", EngineAuto, EngineSkLookup, EngineReuseport)
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (o *OnEmpty) UnmarshalText(b []byte) error {
+	return choice(o, b, "on_empty", Reject, Drop, Next, Pass)
+}
+
+var _, _, _ encoding.TextUnmarshaler = (*Policy)(nil), (*Engine)(nil), (*OnEmpty)(nil)
+
+// WithDefaults fills in what the file leaves out.
+func (s Service) WithDefaults() Service {
+	if s.By == "" {
+		s.By = BySource
+	}
+	if s.Engine == "" {
+		s.Engine = EngineAuto
+	}
+	if s.OnEmpty == "" {
+		s.OnEmpty = s.By.onEmpty()
+	}
+	if s.Foreign == "" {
+		s.Foreign = ForeignRefuse
+	}
+	if s.Templates == "" {
+		s.Templates = TemplatesAuto
+	}
+	s = s.policyDefaults()
+	s.Generations = s.Generations.withDefaults()
+	if s.Slots == 0 {
+		for _, m := range s.Members {
+			s.Slots = max(s.Slots, m.Slot+1)
+		}
+	}
+	if s.Backlog == nil {
+		s.Backlog = new(int)
+		*s.Backlog = DefaultBacklog
+	}
+	if s.ReceiveBuffer == nil {
+		s.ReceiveBuffer = new(int)
+		*s.ReceiveBuffer = DefaultReceiveBuffer
+	}
+	return s
+}
+
+// Validate checks what the types cannot, and fills in defaults. Errors carry
+// the place in the file.
+func (c *Config) Validate() []error {
+	var errs []error
+	for i := range c.Services {
+		c.Services[i] = c.Services[i].WithDefaults()
+		s := c.Services[i]
+		fail := func(format string, a ...any) {
+			errs = append(errs, s.Options.Pos.Errorf("services.%s.steer: "+format, append([]any{s.Name}, a...)...))
+		}
+		if s.Slots == 0 {
+			fail("no slots: say how many, like slots: 4, or name members")
+		} else if s.Slots < 1 || s.Slots > MaxSlots {
+			fail("slots %d: want a number from 1 to %d", s.Slots, MaxSlots)
+		}
+		if n := len(s.Endpoints()); n > MaxEndpoints {
+			fail("its listens need %d sockets a slot (one for each family); the most is %d: name families (udp4, tcp6) or split the service", n, MaxEndpoints)
+		}
+		if err := s.CheckReuseport(); s.Engine == EngineReuseport && err != nil {
+			fail("engine sk_reuseport: %v", err)
+		}
+		if *s.Backlog < 0 || *s.Backlog > 65535 {
+			fail("backlog %d: want a number from 0 to 65535", *s.Backlog)
+		}
+		if *s.ReceiveBuffer < 0 || *s.ReceiveBuffer > 1<<30 {
+			fail("receive_buffer %d: want bytes, from 0 to %d", *s.ReceiveBuffer, 1<<30)
+		}
+		if problem := s.CheckTemplates(); problem != "" {
+			fail("%s", problem)
+		}
+		s.validatePolicy(fail)
+		s.validateGenerations(fail)
+		errs = append(errs, s.Spec.Validate(max(s.Slots, 1))...)
+		errs = append(errs, Overlaps(c.Services[:i], s)...)
+	}
+	for _, s := range c.Services {
+		if problem := checkCopy(s, c.Services); problem != "" {
+			errs = append(errs, s.Options.Pos.Errorf("services.%s.steer: %s", s.Name, problem))
+		}
+	}
+	return errs
+}
+
+// Overlaps refuses two services that take the same packets in one namespace.
+// Services that name their namespaces differently are told apart when applied.
+func Overlaps(others []Service, s Service) []error {
+	var errs []error
+	for _, o := range others {
+		if o.Netns != s.Netns {
+			continue
+		}
+		told := map[int]bool{} // a wildcard listen has an endpoint for each family
+		for _, e := range s.Endpoints() {
+			for _, f := range o.Endpoints() {
+				if e.Overlaps(f) && !told[e.Listen] {
+					told[e.Listen] = true
+					errs = append(errs, s.Spec.Pos.Errorf("services.%s: %q belongs to service %s already: give one of them another address or port", s.Name, s.Listen[e.Listen], o.Name))
+				}
+			}
+		}
+	}
+	return errs
+}

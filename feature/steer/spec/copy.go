@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package spec
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// checkCopy says what is wrong with the copy of s to another of the services.
+func checkCopy(s Service, all []Service) string {
+	if s.Copy == "" {
+		return ""
+	}
+	seen := map[string]bool{s.Name: true}
+	for at := s; at.Copy != ""; {
+		if seen[at.Copy] {
+			return fmt.Sprintf("copy: %s comes back to %s: copies must not go round in a circle", s.Copy, s.Name)
+		}
+		seen[at.Copy] = true
+		i := slices.IndexFunc(all, func(o Service) bool { return o.Name == at.Copy })
+		if i < 0 && at.Name == s.Name {
+			return fmt.Sprintf("copy: there is no service %q in this file: name one whose members are to get the datagrams too", s.Copy)
+		} else if i < 0 {
+			break
+		}
+		at = all[i]
+	}
+	to := all[slices.IndexFunc(all, func(o Service) bool { return o.Name == s.Copy })]
+	if to.Netns != s.Netns {
+		return fmt.Sprintf("copy: %s is in another network namespace: a copy cannot leave its own", s.Copy)
+	}
+	if _, err := CopyTargets(s.Endpoints(), to.Endpoints()); err != nil {
+		return fmt.Sprintf("copy: %s: %v", s.Copy, err)
+	}
+	return ""
+}
+
+// CopyTargets says where the copies of each endpoint of a service go: to the other
+// service's listen for UDP of the same family and the same place in their order, or
+// to its only one.
+func CopyTargets(from, to []service.Endpoint) (map[bpf.CopyCopyKey]bpf.CopyCopyTo, error) {
+	out := map[bpf.CopyCopyKey]bpf.CopyCopyTo{}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		other := func(e service.Endpoint) bool { return e.Proto != unix.IPPROTO_UDP || e.Family != family }
+		sources, targets := slices.DeleteFunc(slices.Clone(from), other), slices.DeleteFunc(slices.Clone(to), other)
+		for i, e := range sources {
+			n := min(i, len(targets)-1)
+			switch {
+			case n < 0:
+				return nil, fmt.Errorf("it listens to nothing that the datagrams to %s could go to: give it a udp listen of that family", e)
+			case n < i && len(targets) > 1:
+				return nil, fmt.Errorf("it has %d udp listens of a family, and %d are to be copied: give it as many, or one", len(targets), len(sources))
+			}
+			t := targets[n]
+			key, value := CopyKey(e), bpf.CopyCopyTo{Port: NetworkOrder(t.Port)}
+			switch t.Prefix.Bits() {
+			case 0:
+			case t.Prefix.Addr().BitLen():
+				value.Readdressed = 1
+				copy(value.Addr[:], t.Prefix.Addr().AsSlice())
+			default:
+				return nil, fmt.Errorf("it listens to a prefix, %s, so a copy would have no address: give it a wildcard or one address", t.Prefix)
+			}
+			out[key] = value
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("only datagrams are copied, and the service listens to no UDP")
+	}
+	return out, nil
+}
+
+// CopyKey is the key by which the filter of copies finds an endpoint.
+func CopyKey(e service.Endpoint) bpf.CopyCopyKey {
+	k := bpf.CopyCopyKey{Prefixlen: 32 + uint32(e.Prefix.Bits()), Family: e.Family, Port: e.Port}
+	copy(k.Addr[:], e.Prefix.Masked().Addr().AsSlice())
+	return k
+}
+
+// NetworkOrder stores a number so that its bytes lie in network order.
+func NetworkOrder(v uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, v))
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package spec
+
+import (
+	"encoding"
+
+	"golang.org/x/sys/unix"
+)
+
+// Templates says whether the templates of a service's exporters are remembered
+// and replayed.
+type Templates string
+
+// When templates are kept.
+const (
+	TemplatesAuto Templates = "auto" // at UDP ports from 1024 up: below are DNS, QUIC, syslog and such
+	TemplatesOn   Templates = "true"
+	TemplatesOff  Templates = "false"
+)
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (t *Templates) UnmarshalText(b []byte) error {
+	return choice(t, b, "templates", TemplatesAuto, TemplatesOn, TemplatesOff)
+}
+
+var _ encoding.TextUnmarshaler = (*Templates)(nil)
+
+// firstUserPort is the first that needs no privilege, and so the first that
+// flow collectors use.
+const firstUserPort = 1024
+
+// followable says whether one exporter's messages all go to one member, so that
+// a replay reaches whoever gets its records.
+func (p Policy) followable() bool { return p == "" || p == BySource || p == "device" }
+
+// WantsTemplates says whether templates sent to a UDP port of the service are
+// remembered.
+func (s Service) WantsTemplates(port uint16) bool {
+	switch s.Templates {
+	case TemplatesOff:
+		return false
+	case TemplatesOn:
+		return true
+	}
+	return port >= firstUserPort && s.By.followable()
+}
+
+// CheckTemplates refuses what cannot be done; the error is without its place.
+func (s Service) CheckTemplates() string {
+	if s.Templates != TemplatesOn {
+		return ""
+	}
+	if !s.By.followable() {
+		return "templates: true, but by: " + string(s.By) + " gives one exporter's messages to several members: use by: source or by: device"
+	}
+	for _, ep := range s.Endpoints() {
+		if ep.Proto == unix.IPPROTO_UDP {
+			return ""
+		}
+	}
+	return "templates: true, but there is no udp listen that they could come to"
+}
