@@ -20,7 +20,7 @@ BUILD := $(GO) build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$
 # Objects are compared to the bit, so one compiler makes them.
 export BPF2GO_CC = clang-14
 export BPF2GO_STRIP = llvm-strip-14
-GENERATED := *_bpfe[lb].go *_bpfe[lb].o *_x86_bpfel.go *_x86_bpfel.o
+GENERATED := *_bpfe[lb].go *_bpfe[lb].o *_bpfe[lb].image *_x86_bpfel.go *_x86_bpfel.o
 
 # The product, then the lab: its module has libraries of its own. (lab/peers/goflow2 is built alone.)
 MODULES := . lab

@@ -15,11 +15,13 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/sockfilter"
 )
 
 // ErrOccupied says that a place that has room for one program has somebody
 // else's, which weir never replaces.
-var ErrOccupied = errors.New("somebody else's program is there")
+var ErrOccupied = sockfilter.ErrOccupied
 
 // TCX is the hook of a device's incoming packets before routing, or of its
 // outgoing ones, with a link (Linux 6.6). Several programs run one after the

@@ -8,11 +8,13 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/internal/sockfilter"
 )
 
 // ErrUnsupported says that this kernel or this user cannot do what was asked.
 // The command line exits with 3 for it.
-var ErrUnsupported = errors.New("this kernel or user cannot do that")
+var ErrUnsupported = sockfilter.ErrUnsupported
 
 // Need is a facility of the kernel that a feature uses.
 type Need struct {

@@ -10,7 +10,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/guard"
+	"github.com/weir-project/weir/clients/go/guard"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/users"
 	"golang.org/x/sys/unix"
@@ -22,7 +22,7 @@ func guardGrant() *cobra.Command {
 	c := &cobra.Command{
 		Use: "grant --limit L [--user U] -- COMMAND [ARG…]", Short: "Start an application that may guard its own sockets", Args: cobra.ArbitraryArgs,
 		Long: `Load a guard, and become the command with two descriptors of it. The application
-needs no right to put its sockets under it: guard.Attach of the library finds
+needs no right to put its sockets under it: guard.Attach of clients/go/guard finds
 the descriptors by the environment (` + guard.GrantEnv + `), as would
 setsockopt(SO_ATTACH_BPF) with the first of them. The guard ends with the last
 socket that it is attached to; nothing is pinned.`,

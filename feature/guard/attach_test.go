@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	client "github.com/weir-project/weir/clients/go/guard"
+	"github.com/weir-project/weir/internal/guardstate"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -117,7 +119,7 @@ func flood(t testing.TB, to net.Addr, n int) time.Duration {
 }
 
 // debt is how far ahead of its limit a guard may have let packets run.
-func debt(l Limit) time.Duration { return max(minDepth, 8*time.Second/time.Duration(l)) }
+func debt(l Limit) time.Duration { return max(guardstate.MinDepth, 8*time.Second/time.Duration(l)) }
 
 // most is how many packets may pass a limit within a time: what comes in it, and the debt that it may have.
 func most(l Limit, d time.Duration) int {
@@ -135,7 +137,7 @@ func TestAttach(t *testing.T) {
 				t.Fatalf("without a guard %d of 500 came", n)
 			}
 			const limit = 100
-			g, err := Attach(s, limit)
+			g, err := client.Attach(s, limit)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -164,7 +166,7 @@ func TestAttachTop(t *testing.T) {
 	need(t)
 	nstest.Enter(t)
 	s := listenUDP(t, "127.0.0.1:0")
-	g, err := Attach(s, 10)
+	g, err := client.Attach(s, 10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +204,7 @@ func TestAttachLeavesFilters(t *testing.T) {
 	if err := errors.Join(err, inner); err != nil {
 		t.Fatal(err)
 	}
-	if g, err := Attach(s, 100); !errors.Is(err, kernel.ErrOccupied) {
+	if g, err := client.Attach(s, 100); !errors.Is(err, kernel.ErrOccupied) {
 		t.Fatalf("%v, %v: want ErrOccupied", g, err)
 	}
 	flood(t, s.LocalAddr(), 10)
@@ -211,12 +213,12 @@ func TestAttachLeavesFilters(t *testing.T) {
 	}
 	// A guard is a filter, too: a second one is not put in its place.
 	s = listenUDP(t, "127.0.0.1:0")
-	g, err := Attach(s, 100)
+	g, err := client.Attach(s, 100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	if _, err := Attach(s, 100); !errors.Is(err, kernel.ErrOccupied) {
+	if _, err := client.Attach(s, 100); !errors.Is(err, kernel.ErrOccupied) {
 		t.Errorf("a second guard: %v, want ErrOccupied", err)
 	}
 }
@@ -226,14 +228,14 @@ func TestAttachRefuses(t *testing.T) {
 	nstest.Enter(t)
 	s := listenUDP(t, "127.0.0.1:0")
 	for _, l := range []Limit{0, MaxLimit + 1} {
-		if _, err := Attach(s, l); err == nil {
+		if _, err := client.Attach(s, l); err == nil {
 			t.Errorf("limit %d: no error", uint64(l))
 		}
 	}
 	for _, env := range []string{"x", "3", "998,999", ",", "0,0"} {
-		t.Setenv(GrantEnv, env)
-		if _, err := Attach(s, 100); err == nil || !strings.Contains(err.Error(), GrantEnv) {
-			t.Errorf("%s=%q: %v, want an error that names it", GrantEnv, env, err)
+		t.Setenv(client.GrantEnv, env)
+		if _, err := client.Attach(s, 100); err == nil || !strings.Contains(err.Error(), client.GrantEnv) {
+			t.Errorf("%s=%q: %v, want an error that names it", client.GrantEnv, env, err)
 		}
 	}
 }
@@ -244,7 +246,7 @@ func runAttach([]string) error {
 	if err != nil {
 		return err
 	}
-	g, err := Attach(s.(*net.UDPConn), 50)
+	g, err := client.Attach(s.(*net.UDPConn), 50)
 	if err != nil {
 		return err
 	}
@@ -275,7 +277,7 @@ func TestGrant(t *testing.T) {
 		t.Fatalf("without a grant: %v, %s; want an error that tells of weir guard grant", err, out)
 	}
 
-	g, err := NewGrant(50)
+	g, err := client.NewGrant(50)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/guard/bpf"
+	"github.com/weir-project/weir/internal/guardstate"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -82,10 +83,10 @@ func (p published) explain(r *kernel.Root, i kernel.Instance, packet feature.Pac
 	if err != nil {
 		return err
 	}
-	s.Text = fmt.Sprintf("%s%s; at this moment a packet from %s ", p.Service.Options, state.fill(now), packet.From.Addr())
+	s.Text = fmt.Sprintf("%s%s; at this moment a packet from %s ", p.Service.Options, fill(state, now), packet.From.Addr())
 	s.Warning = chance < 1
 	switch {
-	case chance == 1 && state.read(now).UnderAttack:
+	case chance == 1 && state.Read(now).UnderAttack:
 		s.Text += "passes, though others are refused"
 	case chance == 1:
 		s.Text += "passes"
@@ -100,13 +101,13 @@ func (p published) explain(r *kernel.Root, i kernel.Instance, packet feature.Pac
 }
 
 // fill is how much of the burst that its limit allows is used; "" where all packets together have no limit.
-func (s *stateLayout) fill(now uint64) string {
-	l := s.limits()
+func fill(s *guardstate.Layout, now uint64) string {
+	l := s.Limits()
 	if l.Interval == 0 {
 		return ""
 	}
 	used := float64(0)
-	if debt, at := s.Total.Debt, now<<tickShift; debt > at {
+	if debt, at := s.Total.Debt, now<<guardstate.TickShift; debt > at {
 		used = float64(debt-at) / float64(l.Depth)
 	}
 	return fmt.Sprintf(", %.0f %% of its burst used", 100*used)
@@ -114,7 +115,7 @@ func (s *stateLayout) fill(now uint64) string {
 
 // chance is in how many of a hundred cases a copy of the guard passes a packet at this moment, 0 to 1: what is due to no
 // source is given away at random. It returns the state that it copied, and its time.
-func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float64, state *stateLayout, now uint64, err error) {
+func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float64, state *guardstate.Layout, now uint64, err error) {
 	hook := Cgroup
 	if len(p.Service.Interfaces) > 0 {
 		hook = XDP
@@ -128,7 +129,7 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 		return 0, nil, 0, err
 	}
 	defer sim.Close()
-	k := bpf.GuardGuardTargetKey{Address: packet.To.Addr().As16(), Port: networkOrder(packet.To.Port())}
+	k := bpf.GuardGuardTargetKey{Address: packet.To.Addr().As16(), Port: guardstate.NetworkOrder(packet.To.Port())}
 	var v bpf.GuardGuardTarget
 	err = o.Maps[pinEach].Lookup(k, &v)
 	known := err == nil
@@ -145,7 +146,7 @@ func (p published) chance(o *kernel.Opened, packet feature.Packet) (chance float
 	const cases, caseEvery = 100, 9973 // ns: chance is drawn from the time
 	passed := 0
 	for i := range cases {
-		*sim.state.stateLayout = *state
+		*sim.state.Layout = *state
 		sim.SetLimits(limits)
 		if known {
 			err = sim.each.Put(k, v)

@@ -250,9 +250,9 @@ func (h *hooks) putState(g published) error {
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	if s.limits() != g.Service.limits().layout() {
-		s.setLimits(g.Service.limits())
+	defer s.Close()
+	if s.Limits() != g.Service.limits().Layout() {
+		s.SetLimits(g.Service.limits())
 	}
 	c := &kernel.Collection{Maps: map[string]*ebpf.Map{}}
 	for pin, name := range sharedMaps {

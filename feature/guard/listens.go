@@ -3,14 +3,13 @@
 package guard
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/guard/bpf"
+	"github.com/weir-project/weir/internal/guardstate"
 )
 
 // destination is what a guard is for: the datagrams to a port of a prefix.
@@ -45,7 +44,7 @@ func listens(all []destination) (map[bpf.GuardGuardListenKey]listenLayout, error
 			family = 6
 		}
 		for _, port := range []uint16{d.port, 0} {
-			k := bpf.GuardGuardListenKey{Port: networkOrder(port), Family: family}
+			k := bpf.GuardGuardListenKey{Port: guardstate.NetworkOrder(port), Family: family}
 			l := out[k]
 			if !l.add(d) && port != 0 {
 				return nil, fmt.Errorf("port %d of IPv%d has more than %d guarded prefixes: guard a prefix that covers them", d.port, family, maxPrefixes)
@@ -94,7 +93,7 @@ func foreign(m *ebpf.Map, known map[uint16]bool) (out []destination, err error) 
 			if k.Family == 4 {
 				addr, bits = addr.Unmap(), bits-96
 			}
-			out = append(out, destination{netip.PrefixFrom(addr, bits), networkOrder(k.Port), p.Guard, p.At})
+			out = append(out, destination{netip.PrefixFrom(addr, bits), guardstate.NetworkOrder(k.Port), p.Guard, p.At})
 		}
 	}
 	if err := it.Err(); err != nil {
@@ -103,19 +102,12 @@ func foreign(m *ebpf.Map, known map[uint16]bool) (out []destination, err error) 
 	return out, nil
 }
 
-// networkOrder is a port as it lies in a packet.
-func networkOrder(port uint16) uint16 {
-	var b [2]byte
-	binary.BigEndian.PutUint16(b[:], port)
-	return *(*uint16)(unsafe.Pointer(&b))
-}
-
 // syncListens makes the map hold exactly want. Entries that change are replaced one by one: a packet finds an entry as
 // it was or as it will be.
 func syncListens(m *ebpf.Map, want map[bpf.GuardGuardListenKey]listenLayout) error {
 	for k, v := range want {
 		if err := m.Put(k, v); err != nil {
-			return fmt.Errorf("guarding port %d: %w", networkOrder(k.Port), err)
+			return fmt.Errorf("guarding port %d: %w", guardstate.NetworkOrder(k.Port), err)
 		}
 	}
 	var have []bpf.GuardGuardListenKey
@@ -133,7 +125,7 @@ func syncListens(m *ebpf.Map, want map[bpf.GuardGuardListenKey]listenLayout) err
 			continue
 		}
 		if err := m.Delete(k); err != nil {
-			return fmt.Errorf("guarding port %d no more: %w", networkOrder(k.Port), err)
+			return fmt.Errorf("guarding port %d no more: %w", guardstate.NetworkOrder(k.Port), err)
 		}
 	}
 	return nil

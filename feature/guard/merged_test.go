@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	client "github.com/weir-project/weir/clients/go/guard"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -232,7 +233,7 @@ func TestMergedOnSockets(t *testing.T) {
 			need(t)
 			nstest.Enter(t)
 			s := gro(t, address)
-			g, err := Attach(s, limit)
+			g, err := client.Attach(s, limit)
 			if err != nil {
 				t.Fatal(err)
 			}

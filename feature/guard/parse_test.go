@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/weir-project/weir/internal/guardstate"
 	"golang.org/x/sys/unix"
 )
 
@@ -174,8 +175,8 @@ func (all simulations) of(t *testing.T, h Hook, frame []byte) *Simulation {
 	}
 	st := all[k].state
 	was := st.Total
-	*st.stateLayout = stateLayout{}
-	st.Total.Seed, st.Total.Active, st.Total.Version, st.Total.Limits, st.Total.Hot = was.Seed, was.Active, was.Version, was.Limits, never
+	*st.Layout = guardstate.Layout{}
+	st.Total.Seed, st.Total.Active, st.Total.Version, st.Total.Limits, st.Total.Hot = was.Seed, was.Active, was.Version, was.Limits, guardstate.Never
 	return all[k]
 }
 

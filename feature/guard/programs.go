@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/guard/bpf"
+	"github.com/weir-project/weir/internal/guardstate"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -33,8 +34,6 @@ type constants struct {
 	clockGiven bool   // tests give the time
 }
 
-const counterSets = 64 // GUARD_COUNTERS
-
 // load loads the programs of some hooks, over maps that exist already.
 func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Collection, error) {
 	spec, err := bpf.LoadGuard()
@@ -51,7 +50,7 @@ func load(c constants, share map[string]*ebpf.Map, hooks ...Hook) (*kernel.Colle
 	}
 	if cpus, err := ebpf.PossibleCPU(); err != nil {
 		return nil, err
-	} else if cpus > counterSets {
+	} else if cpus > guardstate.CounterSets {
 		if err := spec.Variables[bpf.GuardVarGuardCountersShared].Set(uint32(1)); err != nil {
 			return nil, err
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/weir-project/weir/feature/guard/bpf"
+	"github.com/weir-project/weir/internal/guardstate"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -288,7 +289,7 @@ func TestUnreadableBeside(t *testing.T) {
 		return uint32(p.Index)
 	}()
 	err = errors.Join(l.RemoveLink(hooksInstance(scope), linkCgroup), o.Maps[pinStates].Delete(index),
-		o.Maps[pinListens].Delete(bpf.GuardGuardListenKey{Port: networkOrder(5301), Family: 4}))
+		o.Maps[pinListens].Delete(bpf.GuardGuardListenKey{Port: guardstate.NetworkOrder(5301), Family: 4}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/guard/bpf"
+	"github.com/weir-project/weir/internal/guardstate"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -18,7 +19,7 @@ import (
 type Simulation struct {
 	hook    Hook
 	c       *kernel.Collection
-	state   *state
+	state   *guardstate.State
 	maps    []*ebpf.Map
 	each    *ebpf.Map // of the maps, that of destinations
 	clock   *uint64
@@ -88,17 +89,17 @@ func (s *Simulation) Passes(at uint64, frame []byte) (bool, error) {
 }
 
 // SetLimits changes the limits at once.
-func (s *Simulation) SetLimits(l Limits) { s.state.setLimits(l) }
+func (s *Simulation) SetLimits(l Limits) { s.state.SetLimits(l) }
 
 // Seed makes the guard's decisions the same in every run.
 func (s *Simulation) Seed(a, b uint64) { s.state.Total.Seed = [2]uint64{a, b} }
 
 // Counts is what the guard has seen, as of a time of its clock.
-func (s *Simulation) Counts(at uint64) Counts { return s.state.read(at) }
+func (s *Simulation) Counts(at uint64) Counts { return s.state.Read(at) }
 
 // Spent is how many packets the total has recorded, ahead of a time of its clock.
 func (s *Simulation) Spent(at uint64) int {
-	return int((s.state.Total.Debt - at<<tickShift) / s.state.limits().Interval)
+	return int((s.state.Total.Debt - at<<guardstate.TickShift) / s.state.Limits().Interval)
 }
 
 // Counted is the count of the source that sent most in its epoch.
@@ -124,7 +125,7 @@ func (s *Simulation) Close() {
 		_ = unix.Munmap(s.memory)
 	}
 	if s.state != nil {
-		s.state.close()
+		s.state.Close()
 	}
 	for _, m := range s.maps {
 		m.Close()

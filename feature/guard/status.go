@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/guard/bpf"
+	"github.com/weir-project/weir/internal/guardstate"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -44,67 +45,9 @@ type GuardState struct {
 	pub   published
 }
 
-// Counts is what a guard has seen and whom it knows.
-type Counts struct {
-	Passed      uint64          `json:"passed"`       // packets
-	Refused     uint64          `json:"refused"`      // packets; under dry_run they passed
-	Malformed   uint64          `json:"malformed"`    // of the refused, packets whose headers cannot be read to their end
-	Tiers       map[string]Tier `json:"tiers"`        // by what their sources have earned
-	UnderAttack bool            `json:"under_attack"` // something was refused in the last few seconds
-	Reserved    float64         `json:"reserved"`     // packets per second that known sources have reserved
-	Holders     uint32          `json:"holders"`      // sources with a reservation
-	Top         []Pattern       `json:"top,omitempty"`
-}
-
-// Tier is what became of the packets of one tier.
-type Tier struct {
-	Passed  uint64 `json:"passed"`
-	Refused uint64 `json:"refused"`
-}
-
-// TierOf says what sources a tier's packets are of.
-type TierOf struct{ Name, About string }
-
-// tiers are enum guard_tier, in its order.
-var tiers = []TierOf{
-	{"reserved", "stay within what they have reserved"},
-	{"earned", "stay within what they have long shown, but could not reserve"},
-	{"above", "exceed it, but not by much"},
-	{"seen", "were seen before"},
-	{"fresh", "were never seen, or forgotten"},
-	{"heavy", "take far more than their share, or belong to a pattern that does"},
-}
-
-// Tiers are the tiers of packets, the one that may most first.
-func Tiers() []TierOf { return tiers }
-
 // Service are the guards of a service, one for each namespace that has it.
 func (st State) Service(name string) []GuardState {
 	return slices.DeleteFunc(slices.Clone(st.Guards), func(g GuardState) bool { return g.Service != name })
-}
-
-const (
-	verdictMalformed = 6
-	verdictUnlimited = 7
-)
-
-// Pattern is what many refused packets have in common.
-type Pattern struct {
-	Level  string  `json:"level"`            // host, net, wide, port or destination
-	Prefix string  `json:"prefix,omitempty"` // of the source; the destination's address and port
-	Port   uint16  `json:"port,omitempty"`   // the source port
-	PPS    float64 `json:"pps"`              // refused packets per second over the last 20 seconds or so, at least: the error of sampling is taken off
-}
-
-// String is the pattern as people read it.
-func (p Pattern) String() string {
-	switch p.Level {
-	case "port":
-		return fmt.Sprintf("source port %d", p.Port)
-	case "destination":
-		return "to " + p.Prefix
-	}
-	return "from " + strings.TrimSuffix(p.Prefix, "/32") // one host
 }
 
 // Destination is one address and port of a guard that limits each.
@@ -159,7 +102,7 @@ func readGuard(r *kernel.Root, i kernel.Instance) (g GuardState, err error) {
 		return g, fmt.Errorf("%s: %w", i, err)
 	}
 	g = GuardState{Service: p.Service.Name, Netns: p.Netns, At: p.Service.place(), Limit: p.Service.Limit, Each: p.Service.Each,
-		DryRun: p.Service.DryRun, Counts: s.read(kernel.Monotonic()), scope: i.Scope, pub: p}
+		DryRun: p.Service.DryRun, Counts: s.Read(kernel.Monotonic()), scope: i.Scope, pub: p}
 	for _, l := range p.Service.Listen {
 		if l.Proto == unix.IPPROTO_UDP {
 			g.Listen = append(g.Listen, l.String())
@@ -175,7 +118,7 @@ func readGuard(r *kernel.Root, i kernel.Instance) (g GuardState, err error) {
 }
 
 // problem says what keeps a guard from doing what it is for.
-func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *stateLayout) string {
+func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *guardstate.Layout) string {
 	o, err := r.Open(hooksInstance(scope), pinListens, pinStates)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return "nothing is attached: weir apply mends it"
@@ -183,7 +126,7 @@ func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *stateLay
 		return err.Error()
 	}
 	defer o.Close()
-	if s.limits() != p.Service.limits().layout() {
+	if s.Limits() != p.Service.limits().Layout() {
 		return "its limits are not in force: weir apply mends it"
 	}
 	if found, err := p.found(o, m); err != nil {
@@ -229,30 +172,6 @@ func (g GuardState) differences(t target) string {
 	return strings.Join(out, "; ")
 }
 
-// read adds the counters up, as of a time.
-func (s *stateLayout) read(now uint64) Counts {
-	c := Counts{Tiers: map[string]Tier{}, Holders: s.Total.Holders,
-		Reserved:    float64(s.Total.Reserved) * 1e9 / (1 << epochShift),
-		UnderAttack: uint32(now>>epochShift)-s.Total.Hot <= 2}
-	var sum [8][2]uint64
-	for _, cpu := range s.Counters {
-		for v := range sum {
-			sum[v][0] += cpu.Verdict[v][0]
-			sum[v][1] += cpu.Verdict[v][1]
-		}
-	}
-	for v, n := range sum {
-		c.Passed += n[0]
-		c.Refused += n[1]
-		if v < len(tiers) {
-			c.Tiers[tiers[v].Name] = Tier{n[0], n[1]}
-		}
-	}
-	c.Malformed = sum[verdictMalformed][1]
-	c.Top = s.top(now)
-	return c
-}
-
 // readTargets are the destinations that were refused most.
 func readTargets(m *ebpf.Map) ([]Destination, error) {
 	var out []Destination
@@ -261,7 +180,7 @@ func readTargets(m *ebpf.Map) ([]Destination, error) {
 	it := m.Iterate()
 	for it.Next(&k, &v) {
 		a := netip.AddrFrom16(k.Address).Unmap()
-		out = append(out, Destination{netip.AddrPortFrom(a, networkOrder(k.Port)), v.Passed, v.Refused})
+		out = append(out, Destination{netip.AddrPortFrom(a, guardstate.NetworkOrder(k.Port)), v.Passed, v.Refused})
 	}
 	if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return nil, fmt.Errorf("reading destinations: %w", err)

@@ -28,6 +28,7 @@ var floors = map[string]int{
 	"bpf": 0, "internal": 0,
 	"register": 0, // for other people's programs: it stands on nothing of ours
 	"kernel":   1,
+	"clients":  1, // for other people's programs: small, and on nothing but internal
 	"table":    2, "service": 2,
 	"feature": 3,
 	// 4: feature/*
@@ -235,6 +236,9 @@ func TestRules(t *testing.T) {
 		{"cmd/weir/a.go", "host", ""},
 		{"lab/cmd/weir-lab/a.go", "lab", ""},
 		{"examples/register-go/a.go", "register", ""},
+		{"clients/go/guard/a.go", "internal/guardstate", ""},
+		{"feature/guard/a_test.go", "clients/go/guard", ""},
+		{"clients/go/guard/a.go", "kernel", "floor 1 may use lower floors only"},
 		{"register/a.go", "internal/netns", "floor 0 may use lower floors only"},
 		{"lab/telemetry/a.go", "lab/routers", ""},
 		{"lab/a.go", "host", ""},

@@ -5,6 +5,7 @@ package guards
 import (
 	"net"
 
+	client "github.com/weir-project/weir/clients/go/guard"
 	"github.com/weir-project/weir/feature/guard"
 	"github.com/weir-project/weir/feature/guard/guardtest"
 	"github.com/weir-project/weir/feature/guard/scenario"
@@ -18,7 +19,7 @@ var weir = side{
 		return product{g}, err
 	},
 	attach: func(conn *net.UDPConn, limit uint64) (func(), error) {
-		g, err := guard.Attach(conn, guard.Limit(limit))
+		g, err := client.Attach(conn, client.Limit(limit))
 		if err != nil {
 			return nil, err
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package guard
+package guardstate
 
 import (
 	"strings"
@@ -51,7 +51,7 @@ func TestLimitString(t *testing.T) {
 // TestLayoutRates holds the intervals to the limits: within a per mille from 1 pps to 10 Mpps.
 func TestLayoutRates(t *testing.T) {
 	for _, l := range []Limit{1, 3, 100, 999, 20_000, 1_234_567, 10_000_000} {
-		g := Limits{Total: l}.layout()
+		g := Limits{Total: l}.Layout()
 		rate := ticksPerSecond / float64(g.Interval)
 		if off := rate/float64(l) - 1; off < -0.001 || off > 0.001 {
 			t.Errorf("%s: an interval of %d ticks is %.2f pps", l, g.Interval, rate)

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package guard limits floods of UDP at a program's own sockets, without a rule: clients that were there before a flood keep
+// being served. [Attach] puts a socket under a limit. It loads the program itself, as root or with CAP_BPF and CAP_NET_ADMIN,
+// or takes the guard that `weir guard grant` gave the process. feature/guard/README.md has the algorithm.
 package guard
 
 import (
@@ -9,17 +12,43 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	gosync "sync"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/internal/guardstate"
+	"github.com/weir-project/weir/internal/sockfilter"
 )
 
 // GrantEnv names the environment variable by which a process is told of a guard that it was given: the numbers of two
 // descriptors, the program's and the state's, as in "3,4". It is how an application without any right gets one.
 const GrantEnv = "WEIR_GUARD_FDS"
+
+type (
+	// Limit is a rate of packets per second; 0 is no limit.
+	Limit = guardstate.Limit
+	// Limits are what a guard enforces; they change while it runs.
+	Limits = guardstate.Limits
+	// Counts is what a guard has seen and whom it knows.
+	Counts = guardstate.Counts
+	// Tier is what became of the packets of one tier.
+	Tier = guardstate.Tier
+	// Pattern is what many refused packets have in common.
+	Pattern = guardstate.Pattern
+)
+
+// MaxLimit is the highest limit.
+const MaxLimit = guardstate.MaxLimit
+
+// ParseLimit reads "20kpps", "1.5Mpps", "500pps", "500/s" or "500".
+func ParseLimit(text string) (Limit, error) { return guardstate.ParseLimit(text) }
+
+// ErrOccupied says that the socket has a filter of its own already.
+var ErrOccupied = sockfilter.ErrOccupied
+
+// ErrUnsupported says that this kernel has no guard, or none for this kind of socket.
+var ErrUnsupported = sockfilter.ErrUnsupported
 
 // ErrNoGrant says that the process may not load a guard, and was not given one.
 var ErrNoGrant = errors.New("no right to load a guard, and none was given")
@@ -32,11 +61,11 @@ var ErrClosed = fmt.Errorf("the guard is closed: %w", net.ErrClosed)
 
 // Guard limits what sockets of this process get. Its methods may be called by several goroutines at once.
 type Guard struct {
-	mu      gosync.Mutex // of all of it
-	program int          // descriptors, ours
+	mu      sync.Mutex // of all of it
+	program int        // descriptors, ours
 	stateFD int
-	state   *state // nil: closed
-	last    Counts // when it was closed
+	state   *guardstate.State // nil: closed
+	last    Counts            // when it was closed
 }
 
 // New makes a guard: of what the process was given (see [GrantEnv]) or, with the right to (root, or CAP_BPF and
@@ -65,7 +94,7 @@ func New(limit Limit) (*Guard, error) {
 }
 
 // Attach limits what one socket gets to so many packets per second. The socket may be a net.UDPConn. One that has a
-// filter of its own keeps it, and the error wraps [kernel.ErrOccupied]. Close the guard when the socket needs it no
+// filter of its own keeps it, and the error wraps [ErrOccupied]. Close the guard when the socket needs it no
 // more; a socket that closes needs nothing.
 func Attach(conn syscall.Conn, limit Limit) (*Guard, error) {
 	g, err := New(limit)
@@ -92,13 +121,13 @@ func (g *Guard) Attach(conn syscall.Conn) error {
 	}
 	var inner error
 	err = raw.Control(func(fd uintptr) {
-		f := kernel.SocketFilter{FD: int(fd), Name: nameOf(conn)}
-		inner = f.AttachFD(g.program)
+		f := sockfilter.Filter{FD: int(fd), Name: name(conn)}
+		inner = f.Attach(g.program)
 	})
 	return errors.Join(err, inner)
 }
 
-func nameOf(conn syscall.Conn) string {
+func name(conn syscall.Conn) string {
 	if c, ok := conn.(interface{ LocalAddr() net.Addr }); ok {
 		return c.LocalAddr().String()
 	}
@@ -123,7 +152,7 @@ func (g *Guard) SetLimits(l Limits) error {
 	if l.Dry && g.state.Total.Granted != 0 {
 		return fmt.Errorf("a dry run passes everything: %w, which is %s: leave Dry out, or have whoever starts the process grant nothing and run it with the right to load a guard", ErrAboveGrant, Limit(g.state.Total.Granted))
 	}
-	g.state.setLimits(l)
+	g.state.SetLimits(l)
 	return nil
 }
 
@@ -134,7 +163,7 @@ func (g *Guard) Counts() Counts {
 	if g.state == nil {
 		return g.last
 	}
-	return g.state.read(kernel.Monotonic())
+	return g.state.Read(monotonic())
 }
 
 // Close lets go of the guard. Sockets that it was attached to keep its program until they close. Closing it again does
@@ -145,8 +174,8 @@ func (g *Guard) Close() {
 	if g.state == nil {
 		return
 	}
-	g.last = g.state.read(kernel.Monotonic())
-	g.state.close()
+	g.last = g.state.Read(monotonic())
+	g.state.Close()
 	g.state = nil
 	unix.Close(g.program)
 	unix.Close(g.stateFD)
@@ -154,20 +183,13 @@ func (g *Guard) Close() {
 
 // loaded makes a guard of a program of its own.
 func loaded(limit Limit) (*Guard, error) {
-	c, err := load(constants{}, nil, Socket)
+	program, state, err := load(Limits{Total: limit})
 	if err != nil {
 		return nil, err
 	}
-	defer c.Close()
-	m, err := newState(Limits{Total: limit})
-	if err != nil {
-		return nil, err
-	}
-	defer m.Close()
-	if err := put(c, 0, m, nil); err != nil {
-		return nil, err
-	}
-	return take(c.Programs[Socket.program()].FD(), m.FD())
+	defer unix.Close(program)
+	defer unix.Close(state)
+	return adopt(program, state)
 }
 
 // granted makes a guard of what the process was given; nil if it was given none.
@@ -182,15 +204,15 @@ func granted() (*Guard, error) {
 	if err != nil || err2 != nil {
 		return nil, fmt.Errorf("%s=%q: want the numbers of two descriptors, like 3,4", GrantEnv, text)
 	}
-	g, err := take(program, state)
+	g, err := adopt(program, state)
 	if err != nil {
 		return nil, fmt.Errorf("%s=%q: %w", GrantEnv, text, err)
 	}
 	return g, nil
 }
 
-// take makes a guard of duplicates of two descriptors, asking the kernel nothing that takes a right.
-func take(program, state int) (_ *Guard, err error) {
+// adopt makes a guard of duplicates of two descriptors, asking the kernel nothing that takes a right.
+func adopt(program, state int) (_ *Guard, err error) {
 	g := &Guard{program: -1, stateFD: -1}
 	defer func() {
 		if err != nil {
@@ -204,12 +226,12 @@ func take(program, state int) (_ *Guard, err error) {
 	if g.stateFD, err = unix.FcntlInt(uintptr(state), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("descriptor %d, of a guard's state: %w", state, err)
 	}
-	if g.state, err = mapState(g.stateFD); err != nil {
+	if g.state, err = guardstate.Map(g.stateFD); err != nil {
 		return nil, err
 	}
-	if version := g.state.Total.Version; version != ABI {
-		g.state.close()
-		return nil, fmt.Errorf("version %d: %w, which knows %d: build it with the same weir", version, ErrLayout, ABI)
+	if version := g.state.Total.Version; version != guardstate.ABI {
+		g.state.Close()
+		return nil, fmt.Errorf("version %d: %w, which knows %d: build it with the same weir", version, guardstate.ErrLayout, guardstate.ABI)
 	}
 	return g, nil
 }
@@ -229,7 +251,7 @@ func NewGrant(limit Limit) (*Grant, error) {
 		return nil, err
 	}
 	g.state.Total.Granted = uint32(limit)
-	g.state.close()
+	g.state.Close()
 	return &Grant{os.NewFile(uintptr(g.program), "guard program"), os.NewFile(uintptr(g.stateFD), "guard state")}, nil
 }
 
@@ -241,3 +263,12 @@ func (g *Grant) Env(first int) string { return fmt.Sprintf("%s=%d,%d", GrantEnv,
 
 // Close lets go of it here.
 func (g *Grant) Close() error { return errors.Join(g.Program.Close(), g.State.Close()) }
+
+// monotonic is the time of the guard's clock, in ns.
+func monotonic() uint64 {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
+		return 0 // cannot fail for this clock
+	}
+	return uint64(t.Nano())
+}

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package guard
-
-import "github.com/weir-project/weir/feature/guard/bpf"
+package guardstate
 
 // Limits are what a guard enforces; they change while it runs.
 type Limits struct {
@@ -12,22 +10,22 @@ type Limits struct {
 }
 
 const (
-	ticksPerSecond = 1e9 * 1 << tickShift
-	tickShift      = 4  // guard.h: GUARD_TICK_SHIFT
+	ticksPerSecond = 1e9 * 1 << TickShift
+	TickShift      = 4  // ticks in a nanosecond: 1 << 4; guard.h: GUARD_TICK_SHIFT
 	epochShift     = 31 // GUARD_EPOCH_SHIFT, of ns
 
-	// minDepth is how far ahead of its limit a guard may let packets run, in ns, unless eight packets take longer.
+	// MinDepth is how far ahead of its limit a guard may let packets run, in ns, unless eight packets take longer.
 	// In any second at most limit × (1 + 0.12) + 1 pass, or limit + 8 where the limit is below 67; and 127 more where
 	// sockets get merged datagrams, of which the last packet may be 128.
-	minDepth = 120_000_000
+	MinDepth = 120_000_000
 	// insertInterval bounds how many sources that were never seen are remembered, in ns a source: 32,768 a second
 	// fill the table of 65,536 in two seconds of a spoofed flood, and those seen twice stay.
 	insertInterval = 30_517
 )
 
-// layout is what the programs read.
-func (l Limits) layout() bpf.GuardGuardLimits {
-	out := bpf.GuardGuardLimits{InsertInterval: insertInterval << tickShift}
+// Layout is what the programs read.
+func (l Limits) Layout() LimitsLayout {
+	out := LimitsLayout{InsertInterval: insertInterval << TickShift}
 	if l.Dry {
 		out.Dry = 1
 	}
@@ -48,5 +46,5 @@ func pace(l Limit) (interval, depth uint64) {
 		return 0, 0
 	}
 	interval = max(uint64(ticksPerSecond)/uint64(l), 1)
-	return interval, max(minDepth<<tickShift, 8*interval)
+	return interval, max(MinDepth<<TickShift, 8*interval)
 }

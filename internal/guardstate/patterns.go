@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package guard
+package guardstate
 
 import (
 	"cmp"
 	"encoding/binary"
-
 	"math"
 	"net/netip"
 	"slices"
-
-	"github.com/weir-project/weir/feature/guard/bpf"
 )
 
 // levels are enum guard_level, in its order, with the length of the prefix of an IPv4 and of an IPv6 source.
@@ -34,7 +31,7 @@ const (
 )
 
 // top are the heaviest patterns of each level, the widest level first.
-func (s *stateLayout) top(now uint64) []Pattern {
+func (s *Layout) top(now uint64) []Pattern {
 	var out []Pattern
 	for level := range s.Top {
 		var some []Pattern
@@ -55,7 +52,7 @@ func (s *stateLayout) top(now uint64) []Pattern {
 
 // pattern reads an entry of a level's set. Entries are written without a lock: one whose check does not fit its key was
 // torn by two CPUs, and is left out.
-func (s *stateLayout) pattern(level, set int, e bpf.GuardGuardTopEntry, now uint32) (Pattern, bool) {
+func (s *Layout) pattern(level, set int, e TopEntry, now uint32) (Pattern, bool) {
 	age := now - e.At
 	if e.Weight == 0 || age > 31 {
 		return Pattern{}, false
@@ -71,9 +68,9 @@ func (s *stateLayout) pattern(level, set int, e bpf.GuardGuardTopEntry, now uint
 	address := netip.AddrFrom16(e.Address)
 	switch p.Level {
 	case "port":
-		p.Port = networkOrder(e.Port)
+		p.Port = NetworkOrder(e.Port)
 	case "destination":
-		p.Prefix = netip.AddrPortFrom(address.Unmap(), networkOrder(e.Port)).String()
+		p.Prefix = netip.AddrPortFrom(address.Unmap(), NetworkOrder(e.Port)).String()
 	default:
 		bits := levels[level].bits[1]
 		if address.Is4In6() {
@@ -85,7 +82,7 @@ func (s *stateLayout) pattern(level, set int, e bpf.GuardGuardTopEntry, now uint
 }
 
 // topHash is the hash of guard_file.
-func (s *stateLayout) topHash(level int, e bpf.GuardGuardTopEntry) uint64 {
+func (s *Layout) topHash(level int, e TopEntry) uint64 {
 	seed := s.Total.Seed[0] + uint64(level)
 	hi, lo := binary.NativeEndian.Uint64(e.Address[:]), binary.NativeEndian.Uint64(e.Address[8:])
 	return mix(mix(hi^seed) ^ lo ^ uint64(e.Port))
@@ -101,4 +98,4 @@ func mix(x uint64) uint64 {
 }
 
 // check that the two sides agree on how many levels there are.
-var _ = [1]struct{}{}[len(stateLayout{}.Top)-5]
+var _ = [1]struct{}{}[len(Layout{}.Top)-5]
