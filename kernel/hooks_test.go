@@ -17,7 +17,6 @@ import (
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/internal/sockfilter"
 )
 
 // returns loads a program that returns the same for every packet.
@@ -277,7 +276,7 @@ func TestSocketFilter(t *testing.T) {
 		t.Fatal(err)
 	}
 	raw.Control(func(fd uintptr) {
-		s := &SocketFilter{sockfilter.Filter{FD: int(fd), Name: "udp test"}}
+		s := &SocketFilter{FD: int(fd), Name: "udp test"}
 		if err := s.Detach(); err != nil {
 			t.Error(err)
 		}
@@ -287,7 +286,7 @@ func TestSocketFilter(t *testing.T) {
 		if nstest.Arrives(t, from, to, false) {
 			t.Error("a datagram passes a filter that drops all")
 		}
-		other := &SocketFilter{sockfilter.Filter{FD: int(fd), Name: "udp test"}}
+		other := &SocketFilter{FD: int(fd), Name: "udp test"}
 		if err := other.Attach(returns(t, ebpf.SocketFilter, -1)); !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), "eBPF") {
 			t.Errorf("replaced an eBPF filter: %v", err)
 		}
