@@ -19,10 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/clients/go/register"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/register"
 )
 
 // playCollector is a collector that registers itself: for a service and slot,
@@ -250,7 +250,7 @@ func TestRegisterExamples(t *testing.T) {
 			if err != nil {
 				t.Skip("need: tool cc (Debian package gcc)")
 			}
-			return exec.Command(cc, "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I../include", "-o", out, "../examples/register-c/collector.c")
+			return exec.Command(cc, "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-I../clients/c", "-o", out, "../examples/register-c/collector.c")
 		},
 		"go": func(t *testing.T, out string) *exec.Cmd {
 			tool, err := exec.LookPath("go")

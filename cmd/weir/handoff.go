@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/control"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
@@ -44,7 +44,7 @@ func handoffCommand(g *globals) *cobra.Command {
 		Long: `A keeper has a duplicate of each live TCP connection of a service, with the state
 that the application committed last. A member that is restarted or killed resets no
 session: the next process goes on with it, to the byte. weir serve is a keeper, and
-so is weir handoff keep by itself. Applications use the Go package feature/handoff,
+so is weir handoff keep by itself. Applications use the Go package clients/go/handoff,
 clients/c/weir_handoff.h or clients/python/weir_handoff.py; docs/HANDOFF.md says what
 they must do.`,
 	}

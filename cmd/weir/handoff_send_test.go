@@ -5,7 +5,7 @@ package main
 import (
 	"testing"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 )
 
 // A session that another server is to have belongs to the agent while it moves, and to its member again if it could not.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 )
 
 // Every file prints by internal/printable in place of fmt.

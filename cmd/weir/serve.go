@@ -13,12 +13,12 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	selfregister "github.com/weir-project/weir/clients/go/register"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/feature/handoff/wire"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
-	selfregister "github.com/weir-project/weir/register"
 )
 
 // hangups tells of each SIGHUP until ctx is done.
@@ -76,7 +76,7 @@ filters to interfaces that come later, log which links and BFD sessions the kern
 and serve /metrics and /healthz over HTTP and the reading commands over a Unix socket
 (--socket), to root and the group. Over another (--register-socket), to which everybody may connect and which answers
 nothing else, collectors register themselves, with the Go package register or
-include/weir.h. Over a third one (--handoff-socket) members of services keep their live sessions here, so that
+clients/c/weir.h. Over a third one (--handoff-socket) members of services keep their live sessions here, so that
 these outlive them: see weir handoff.
 
 Traffic does not need it: it may be stopped, restarted or killed at any time, and

@@ -16,7 +16,7 @@ import (
 	"net"
 	"os"
 
-	"github.com/weir-project/weir/register"
+	"github.com/weir-project/weir/clients/go/register"
 )
 
 func main() {

@@ -26,7 +26,6 @@ const module = "github.com/weir-project/weir"
 // a floor of their own, above the contract in feature/ itself.
 var floors = map[string]int{
 	"bpf": 0, "internal": 0,
-	"register": 0, // for other people's programs: it stands on nothing of ours
 	"kernel":   1,
 	"clients":  1, // for other people's programs: small, and on nothing but internal
 	"table":    2, "service": 2,
@@ -95,12 +94,14 @@ func broken(f source, imported string) string {
 	if !ours {
 		return ""
 	}
-	from := f.dir
+	from, to := home(f.dir), home(to)
 	target, ok := floorOf(to)
 	own, _ := floorOf(from)
 	switch {
 	case !ok:
 		return "it stands on no floor"
+	case from == "clients/go/register" && to != from:
+		return "programs with other libraries copy it: it stands on nothing of ours"
 	case top(to) == "lab":
 		if top(from) == "lab" {
 			return ""
@@ -119,6 +120,14 @@ func broken(f source, imported string) string {
 		return ""
 	}
 	return fmt.Sprintf("floor %d may use lower floors only, and that is floor %d", own, target)
+}
+
+// home is where a package belongs. The handoff client speaks the feature's own protocol with its sessions: it is part of it.
+func home(dir string) string {
+	if rest, ok := strings.CutPrefix(dir, "clients/go/handoff"); ok {
+		return "feature/handoff" + rest
+	}
+	return dir
 }
 
 func floorOf(dir string) (int, bool) {
@@ -235,11 +244,15 @@ func TestRules(t *testing.T) {
 		{"host/a.go", "feature/steer", ""},
 		{"cmd/weir/a.go", "host", ""},
 		{"lab/cmd/weir-lab/a.go", "lab", ""},
-		{"examples/register-go/a.go", "register", ""},
+		{"examples/register-go/a.go", "clients/go/register", ""},
 		{"clients/go/guard/a.go", "internal/guardstate", ""},
 		{"feature/guard/a_test.go", "clients/go/guard", ""},
 		{"clients/go/guard/a.go", "kernel", "floor 1 may use lower floors only"},
-		{"register/a.go", "internal/netns", "floor 0 may use lower floors only"},
+		{"clients/go/register/a.go", "internal/netns", "it stands on nothing of ours"},
+		{"clients/go/handoff/a.go", "feature/handoff/wire", ""},
+		{"feature/handoff/server/a.go", "clients/go/handoff", ""},
+		{"clients/go/handoff/a.go", "feature/steer", "features never import each other"},
+		{"feature/steer/a.go", "clients/go/handoff", "features never import each other"},
 		{"lab/telemetry/a.go", "lab/routers", ""},
 		{"lab/a.go", "host", ""},
 		{"cmd/weir-collector/a.go", "collector", ""},

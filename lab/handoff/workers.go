@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 )
 
 // workersRole is a server whose workers serve one request at a time. Work is a wait: what two servers do at once then does

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/lab"
 	"github.com/weir-project/weir/lab/peers"
 	"github.com/weir-project/weir/lab/rig"

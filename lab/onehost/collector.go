@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 )
 
 // The signals that a collector obeys.

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/lab"
 )
 

@@ -12,7 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 )
 
 // The stream of [Stream]: the client sends questions of 7 bytes, drawn by a seed that both ends of it know; for

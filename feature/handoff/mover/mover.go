@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/service"
 )
 

@@ -7,7 +7,7 @@ import (
 	"net"
 	"testing"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 )
 

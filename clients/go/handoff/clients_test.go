@@ -14,12 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
-const clients = "../../clients/"
+const clients = "../../"
 
 func needTools(t testing.TB, tools ...string) {
 	t.Helper()

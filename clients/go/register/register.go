@@ -9,7 +9,7 @@
 //
 // Call it when the sockets are bound and the program is ready to serve. The slot
 // is withdrawn by the kernel when the process exits; there is nothing to undo.
-// include/weir.h is the same for C and C++.
+// clients/c/weir.h is the same for C and C++.
 package register
 
 import (

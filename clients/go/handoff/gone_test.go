@@ -5,7 +5,7 @@ package handoff_test
 import (
 	"testing"
 
-	"github.com/weir-project/weir/feature/handoff"
+	"github.com/weir-project/weir/clients/go/handoff"
 	"github.com/weir-project/weir/feature/handoff/keeper"
 )
 
