@@ -26,9 +26,9 @@ const module = "github.com/weir-project/weir"
 // a floor of their own, above the contract in feature/ itself.
 var floors = map[string]int{
 	"bpf": 0, "internal": 0,
-	"kernel":   1,
-	"clients":  1, // for other people's programs: small, and on nothing but internal
-	"table":    2, "service": 2,
+	"kernel":  1,
+	"clients": 1, // for other people's programs: small, and on nothing but internal
+	"table":   2, "service": 2,
 	"feature": 3,
 	// 4: feature/*
 	"host": 5, "collector": 5,

@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/clients/go/handoff"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/service"
 )
 
