@@ -15,6 +15,7 @@ type Declared struct {
 	Name  string
 	Value any // the feature itself: what else it implements is found by type assertion
 
+	under          string     // the key that the section is below; empty: it is at the top
 	section        func() any // nil: no key at the top of the file
 	newState       func() any // pointer to an empty state
 	serviceSection func() any // nil: no key in services
@@ -66,6 +67,9 @@ func Declare[C, S any](f Feature[C, S]) Declared {
 	}
 	if s, ok := f.(Sectioned); ok {
 		d.section = s.Section
+	}
+	if s, ok := f.(Nested); ok {
+		d.under = s.Under()
 	}
 	if s, ok := f.(ServiceSectioned); ok {
 		d.serviceSection = s.ServiceSection

@@ -3,6 +3,9 @@
 package feature
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/service"
 )
@@ -41,6 +44,11 @@ type Sectioned interface {
 	Section() any
 }
 
+// Nested is implemented by features whose section is below a key that several share: handoff.keeper, handoff.backend.
+type Nested interface {
+	Under() string
+}
+
 // ServiceSectioned is implemented by features with a key of their name in each service.
 type ServiceSectioned interface {
 	// ServiceSection returns a pointer to a new value, for package strictyaml to decode the key's value into.
@@ -76,15 +84,47 @@ func ServiceKeys(all []Declared) []string {
 
 func keys(all []Declared, has func(Declared) bool) (out []string) {
 	for _, d := range all {
-		if has(d) {
+		key := cmp.Or(d.under, d.Name)
+		if has(d) && !slices.Contains(out, key) {
+			out = append(out, key)
+		}
+	}
+	return out
+}
+
+// nest is a key that several features share.
+type nest struct {
+	under    string
+	all      []Declared
+	sections Sections
+}
+
+// Keys implements strictyaml.Extended.
+func (n *nest) Keys() (out []string) {
+	for _, d := range n.all {
+		if d.under == n.under {
 			out = append(out, d.Name)
 		}
 	}
 	return out
 }
 
+// Section implements strictyaml.Extended.
+func (n *nest) Section(key string) any {
+	for _, d := range n.all {
+		if d.Name == key && d.under == n.under {
+			n.sections[key] = d.section()
+			return n.sections[key]
+		}
+	}
+	return nil
+}
+
 // Open adds the value of a key at the top of the file and returns a pointer for decoding; nil for a key of no feature.
 func (s Sections) Open(all []Declared, key string) any {
+	if slices.ContainsFunc(all, func(d Declared) bool { return d.under == key }) {
+		return &nest{key, all, s}
+	}
 	return s.open(all, key, func(d Declared) func() any { return d.section })
 }
 
@@ -95,7 +135,7 @@ func (s Sections) OpenService(all []Declared, key string) any {
 
 func (s Sections) open(all []Declared, key string, of func(Declared) func() any) any {
 	for _, d := range all {
-		if section := of(d); d.Name == key && section != nil {
+		if section := of(d); d.Name == key && d.under == "" && section != nil {
 			s[key] = section()
 			return s[key]
 		}

@@ -79,6 +79,9 @@ func LoadConfig(path string) (*Config, error) {
 func ParseConfig(path string, data []byte) (*Config, error) {
 	c := &Config{}
 	if err := strictyaml.Decode(path, data, c); err != nil {
+		if former := moved(path, data); former != nil {
+			return nil, former
+		}
 		return nil, err
 	}
 	for name, s := range c.Services {

@@ -33,7 +33,7 @@ services:
     members: [{slot: 0, pid: %[1]d}]
     guard: {limit: 20kpps}
   goes: {listen: [udp 0.0.0.0:2055, tcp 0.0.0.0:2055], steer: {slots: 1}, members: [{slot: 0, pid: %[1]d}]}
-handoff: {hold: 700ms, grace: 100ms}
+handoff: {keeper: {hold: 700ms, grace: 100ms}}
 `
 
 const afterChange = `

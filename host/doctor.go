@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -58,8 +57,6 @@ func (h *Host) Doctor(ctx context.Context) Diagnosis {
 	for _, f := range features {
 		d.probe(f.Name, f.Needs(&feature.Document{}))
 	}
-	d.probe("handoff", handoffNeeds())
-	d.examineServers(h.Root)
 	d.faults(ctx, h)
 	d.unconfirmed(h)
 	for _, f := range features {
@@ -118,17 +115,6 @@ func (d *Diagnosis) examine(ctx context.Context, r *kernel.Root, p feature.Decla
 	}
 	for _, f := range findings {
 		d.Findings = append(d.Findings, Finding{Feature: p.Name, Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
-	}
-}
-
-// examineServers looks at the network namespaces of servers whose sessions move.
-func (d *Diagnosis) examineServers(r *kernel.Root) {
-	findings, err := server.Examine(r)
-	if err != nil && !errors.Is(err, kernel.ErrUnreadable) {
-		d.Findings = append(d.Findings, Finding{Feature: "handoff", Check: "servers", Level: "warning", Text: err.Error()})
-	}
-	for _, f := range findings {
-		d.Findings = append(d.Findings, Finding{Feature: "handoff", Check: f.Object, Level: "warning", Text: f.Text, Remedy: f.Remedy})
 	}
 }
 

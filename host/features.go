@@ -3,8 +3,6 @@
 package host
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -19,7 +17,6 @@ import (
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/record"
-	"github.com/weir-project/weir/kernel"
 )
 
 // features are all of weir's. One more is one more line here, and its command file in cmd/weir; what it can do beside the common
@@ -30,10 +27,11 @@ var features = []feature.Declared{
 	feature.Declare(filter.Feature{}),
 	feature.Declare[keeper.Limits, *keeper.Limits](sessions{}),
 	feature.Declare(reroute.Feature{}),
+	feature.Declare(front.Feature{}),
+	feature.Declare(server.Feature{}),
 }
 
-// sessions is handoff: the keeper, and what agents of front ends and of servers have pinned: weir apply knows nothing of
-// that, and weir remove takes it, too.
+// sessions is the keeper, with steer's way to its sessions.
 type sessions struct{ keeper.Feature }
 
 // bufferLimit is for tests, whose machines stand still for longer. 0: the default.
@@ -42,10 +40,6 @@ var bufferLimit time.Duration
 // SessionMover implements feature.MoverProvider.
 func (sessions) SessionMover(socket string) feature.SessionMover {
 	return mover.Mover{Socket: socket, Limit: bufferLimit}
-}
-
-func (f sessions) Remove(ctx context.Context, l *kernel.WriteLock) error {
-	return errors.Join(front.RemoveAll(l), server.RemoveGates(l), f.Feature.Remove(ctx, l))
 }
 
 // named are the features that a command is about: all of them if name is empty.

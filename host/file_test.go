@@ -17,7 +17,7 @@ import (
 )
 
 const fileOfServe = `
-handoff: {hold: %s}
+handoff: {keeper: {hold: %s}}
 filter:
   - name: guarded
     hook: nft

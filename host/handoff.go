@@ -10,11 +10,8 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/keeper"
-	"github.com/weir-project/weir/feature/handoff/repair"
 	"github.com/weir-project/weir/feature/steer"
-	"github.com/weir-project/weir/kernel"
 	svc "github.com/weir-project/weir/service"
 )
 
@@ -55,19 +52,4 @@ func (h *Host) allowHandoff(ctx context.Context, service, name string, p keeper.
 		return fmt.Errorf("process %d of user %d is the member of slot %d of service %q, not of slot %d: let it take the number of its own slot as its name", p.PID, p.UID, other, service, slot)
 	}
 	return fmt.Errorf("process %d of user %d is no member of service %q: root is, and the members that weir.yaml names for its slots, by user: %d for one", p.PID, p.UID, service, p.UID)
-}
-
-// handoffNeeds are those of a front end and of servers behind it, for doctor: who has none loses nothing.
-func handoffNeeds() []kernel.Need {
-	needs := slices.Clone(front.Needs)
-	for i := range needs {
-		needs[i].Optional, needs[i].For = true, "a front end (weir handoff front)"
-	}
-	needs[1].For = "servers whose sessions move to other servers (weir handoff server); a front end does with tc filters"
-	needs = needs[:2]
-	for _, n := range repair.Needs() {
-		n.Optional = true
-		needs = append(needs, n)
-	}
-	return needs
 }

@@ -43,7 +43,7 @@ func (h *Host) check(ctx context.Context, c *kernel.Checker) ([]kernel.Fault, er
 func remedied(faults []kernel.Fault) []kernel.Fault {
 	for i, f := range faults {
 		if f.Feature == "handoff" && f.Damage() {
-			faults[i].Remedy += "; should it not, restart weir handoff front or weir handoff server"
+			faults[i].Remedy += "; should it not, restart weir serve"
 		}
 	}
 	return faults

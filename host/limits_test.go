@@ -18,19 +18,19 @@ import (
 // Errors of the handoff section name the key, and its place.
 func TestHandoffConfigErrors(t *testing.T) {
 	for text, want := range map[string]string{
-		"hold: -1s":                  "handoff.hold: -1s: want a time",
-		"hold: 48h":                  "handoff.hold: 48h0m0s: want a time",
-		"hold: 500ms":                "handoff.grace: 1s is longer than hold, 500ms",
-		"grace: 1m":                  "handoff.grace: 1m0s is longer than hold, 30s",
-		"sessions: -1":               "handoff.sessions: -1: want a number",
-		"state: 1TiB":                `"1TiB": want a number of bytes`,
-		"state: 512MiB":              "handoff.state: 512MiB: want at most 256MiB",
-		"state: 2MiB\n  total: 1MiB": "handoff.state: 2MiB for one session is more than total, 1MiB",
-		"total: 65GiB":               "handoff.total: 65GiB: want at most 64GiB",
-		"hlod: 1s":                   "hold",
-		"hold: 30":                   "handoff.hold",
+		"hold: -1s":                            "handoff.keeper.hold: -1s: want a time",
+		"hold: 48h":                            "handoff.keeper.hold: 48h0m0s: want a time",
+		"hold: 500ms":                          "handoff.keeper.grace: 1s is longer than hold, 500ms",
+		"grace: 1m":                            "handoff.keeper.grace: 1m0s is longer than hold, 30s",
+		"max_sessions: -1":                     "handoff.keeper.max_sessions: -1: want a number",
+		"max_state: 1TiB":                      `"1TiB": want a number of bytes`,
+		"max_state: 512MiB":                    "handoff.keeper.max_state: 512MiB: want at most 256MiB",
+		"max_state: 2MiB\n    max_total: 1MiB": "handoff.keeper.max_state: 2MiB for one session is more than max_total, 1MiB",
+		"max_total: 65GiB":                     "handoff.keeper.max_total: 65GiB: want at most 64GiB",
+		"hlod: 1s":                             "hold",
+		"hold: 30":                             "handoff.keeper.hold",
 	} {
-		_, err := ParseConfig("weir.yaml", []byte("handoff:\n  "+text+"\n"))
+		_, err := ParseConfig("weir.yaml", []byte("handoff:\n  keeper:\n    "+text+"\n"))
 		if err == nil || !strings.Contains(err.Error(), want) || !place.MatchString(err.Error()) {
 			t.Errorf("%s: %v; want %q with its place", text, err, want)
 		}
@@ -41,12 +41,12 @@ func TestHandoffConfigErrors(t *testing.T) {
 // default ones again when the section is gone.
 func TestHandoffLimits(t *testing.T) {
 	w := newWorld(t)
-	if did := w.apply(w.config("handoff: {hold: 700ms, grace: 100ms, sessions: 2, state: 64KiB, total: 1MiB}")); len(did) != 1 ||
-		did[0] != "create limits of handoff: hold 700ms, grace 100ms, sessions 2, state 64KiB, total 1MiB" {
+	if did := w.apply(w.config("handoff: {keeper: {hold: 700ms, grace: 100ms, max_sessions: 2, max_state: 64KiB, max_total: 1MiB}}")); len(did) != 1 ||
+		did[0] != "create limits of the session keeper: hold 700ms, grace 100ms, max_sessions 2, max_state 64KiB, max_total 1MiB" {
 		t.Fatalf("%q", did)
 	}
 	s := w.serve()
-	if did := w.apply(w.config("handoff: {hold: 700ms, grace: 100ms, sessions: 2, state: 64KiB, total: 1MiB}")); len(did) != 0 {
+	if did := w.apply(w.config("handoff: {keeper: {hold: 700ms, grace: 100ms, max_sessions: 2, max_state: 64KiB, max_total: 1MiB}}")); len(did) != 0 {
 		t.Errorf("applied again it did %q", did)
 	}
 	join := func() *handoff.Member {
@@ -90,7 +90,7 @@ func TestHandoffLimits(t *testing.T) {
 	if d := time.Since(begin); d < 600*time.Millisecond || d > 20*time.Second { // without the limits it would be 30 s
 		t.Errorf("reset after %v, want the time of holding", d)
 	}
-	if did := fmt.Sprint(w.apply(w.config("{}"))); !strings.Contains(did, "remove limits of handoff") {
+	if did := fmt.Sprint(w.apply(w.config("{}"))); !strings.Contains(did, "remove limits of the session keeper") {
 		t.Errorf("without the section it did %q", did)
 	}
 	eventually(t, "the default limits hold", func() bool {

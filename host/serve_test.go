@@ -72,14 +72,20 @@ type serving struct {
 
 func (w world) serve() *serving {
 	w.t.Helper()
-	dir := socketDir(w.t)
+	return w.serveWith(socketDir(w.t), ServeOptions{})
+}
+
+// serveWith is serve with sockets in a directory, and more options.
+func (w world) serveWith(dir string, o ServeOptions) *serving {
+	w.t.Helper()
 	s := &serving{w: w, socket: filepath.Join(dir, "weir.sock"), register: filepath.Join(dir, "register.sock"), handoff: filepath.Join(dir, "handoff.sock")}
 	log := &nstest.Log{}
 	s.log = log
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Socket: s.socket, Register: s.register, Handoff: s.handoff, Log: slog.New(slog.NewTextHandler(log, nil))})
+		o.Listen, o.Socket, o.Register, o.Handoff, o.Log = "127.0.0.1:0", s.socket, s.register, s.handoff, slog.New(slog.NewTextHandler(log, nil))
+		done <- w.Serve(ctx, o)
 	}()
 	s.stop = sync.OnceValue(func() error { cancel(); return <-done })
 	w.t.Cleanup(func() {

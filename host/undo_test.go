@@ -24,7 +24,7 @@ services:
 filter:
   - {name: tcx, hook: tcx, interfaces: [lo], rules: [{match: 'udp.dstport == 10', action: drop}]}
   - {name: comes, hook: tcx, interfaces: [lo], rules: [{match: 'udp.dstport == 9', action: drop}]}
-handoff: {hold: 900ms, grace: 100ms}
+handoff: {keeper: {hold: 900ms, grace: 100ms}}
 reroute:
   - {name: core, interface: d0, bfd: {peer: "fd00:12::2", interval: 60ms, multiplier: 3}, repairs: [{segments: ["fc00:3::f"], interface: d1, via: "fd00:13::3"}]}
 `

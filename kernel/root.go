@@ -217,7 +217,7 @@ func (r *Root) ensure() error {
 			return fmt.Errorf("pin root %s is not on a BPF file system: mount -t bpf bpf %s", r.path, mount)
 		}
 		if ns := ipNetnsExec(); ns != "" {
-			return fmt.Errorf("'ip netns exec %[1]s' has a /sys of its own, and what weir pinned there would end with this command: run weir without it, and name the namespace with --netns %[1]s, or netns: %[1]s in the configuration; a command that has neither (weir handoff front, server): nsenter --net=/run/netns/%[1]s weir …", ns)
+			return fmt.Errorf("'ip netns exec %[1]s' has a /sys of its own, and what weir pinned there would end with this command: run weir without it, and name the namespace with --netns %[1]s, or netns: %[1]s in the configuration; what has neither (lb, handoff.backend): nsenter --net=/run/netns/%[1]s weir …", ns)
 		}
 		if err := unix.Mount("bpf", mount, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0711"); err != nil {
 			return fmt.Errorf("mounting the BPF file system on %s: %w", mount, err)

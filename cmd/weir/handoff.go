@@ -27,7 +27,7 @@ import (
 
 func init() {
 	addFeature(featureCommand{
-		name: keeper.Name,
+		name: keeper.FeatureName,
 		overview: []string{
 			"weir handoff status|live sessions that outlive their processes",
 			"weir handoff drain|this server emptied: its sessions move to others",
@@ -49,7 +49,7 @@ clients/c/weir_handoff.h or clients/python/weir_handoff.py; docs/HANDOFF.md says
 they must do.`,
 	}
 	c.PersistentFlags().StringVar(&socket, "keeper", "", "the keeper's socket, @NAME for an abstract one (default $"+wire.SocketEnv+" or "+wire.DefaultSocket+")")
-	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket), handoffForget(&socket), handoffFront(g), handoffServer(g), handoffDrain())
+	c.AddCommand(handoffKeep(&socket), handoffStatus(g, &socket), handoffSend(&socket), handoffForget(&socket), handoffFront(), handoffServer(), backendCommand(g), handoffDrain())
 	return c
 }
 
@@ -114,7 +114,7 @@ one as soon as it is there; those that wait for a member then are reset.`,
 }
 
 // limitFlags are the flags for keys of the configuration's section handoff.
-var limitFlags = map[string]string{"hold": "hold", "grace": "grace", "sessions": "max-sessions", "state": "max-state", "total": "max-total"}
+var limitFlags = map[string]string{"hold": "hold", "grace": "grace", "max_sessions": "max-sessions", "max_state": "max-state", "max_total": "max-total"}
 
 // checkLimits refuses numbers that the configuration would not take either. There 0 is a default; here it was typed.
 func checkLimits(cmd *cobra.Command, o keeper.Options) error {

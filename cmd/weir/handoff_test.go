@@ -129,7 +129,7 @@ func TestKeepRefusesOddNumbers(t *testing.T) {
 		"--max-sessions -1":         "--max-sessions -1: want a number from 1 to",
 		"--max-sessions 0":          "--max-sessions 0: want more than 0",
 		"--max-state 1000000000000": "--max-state 976562500KiB: want at most 256MiB",
-		"--max-total 1":             "--max-state 1MiB for one session is more than total, 1B",
+		"--max-total 1":             "--max-state 1MiB for one session is more than max_total, 1B",
 		"--max-state -1 --hold 2h":  "--max-state -1B: want at most",
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

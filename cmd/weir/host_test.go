@@ -124,7 +124,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	}
 	s.run(0, "", "remove")
 	s.run(0, `no services: .*`, "status")
-	s.run(1, `weir: no feature "garde": there is steer, guard, filter, handoff, reroute\n`, "remove", "garde")
+	s.run(1, `weir: no feature "garde": there is steer, guard, filter, keeper, reroute, lb, backend\n`, "remove", "garde")
 }
 
 func TestWhereAndDevices(t *testing.T) {

@@ -155,4 +155,4 @@ func (o *serveFlags) resolve(cmd *cobra.Command, g *globals) error {
 }
 
 // socketOf is the feature that needs a socket.
-var socketOf = map[string]string{"register-socket": spec.Name, "handoff-socket": keeper.Name}
+var socketOf = map[string]string{"register-socket": spec.Name, "handoff-socket": keeper.FeatureName}

@@ -4,10 +4,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -15,46 +13,50 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weir-project/weir/feature/handoff/server"
+	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
-func handoffServer(g *globals) *cobra.Command {
-	var file string
-	c := &cobra.Command{
-		Use: "server -f FILE", Short: "Move sessions to other servers behind the same front end, and take theirs", Args: cobra.NoArgs,
-		Long: `Run the agent of a server behind a front end (weir handoff front). It needs a keeper on
-this server, and members that move their sessions. To them and to the keeper the other
-servers are members: weir handoff send SESSION @b moves a session to server b, and so
-does a transfer to @b. weir handoff drain empties this server.
-
-A gate at tcx of the devices keeps packets from a session that is on its way; it stays
-when the agent ends, and the next agent goes on. docs/HANDOFF-SERVERS.md has the file's
-keys and what is promised.`,
-		Example: `  weir handoff server -f server.yaml
-  weir handoff server status`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if file == "" {
-				return usageError{errors.New("name the server's file: weir handoff server -f server.yaml")}
+func init() {
+	addFeature(featureCommand{
+		name:     server.Name,
+		commands: func(*globals) []*cobra.Command { return nil }, // below weir handoff
+		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+			if r, ok := host.Part[server.Report](st, server.Name); ok && r.Agent != nil {
+				printServer(w, *r.Agent)
+			} else if ok && r.Spec != nil {
+				fmt.Fprintf(w, "%s: ! its agent does not answer: no session can move; weir serve runs it\n", r.Spec.Name)
 			}
-			c, err := server.LoadConfig(file)
-			if err != nil {
-				return err
-			}
-			log := newLog(os.Stderr)
-			ignoreHangup(cmd.Context(), log, "restart weir handoff server to read its file again; what it holds stays")
-			return server.Start(cmd.Context(), kernel.OpenRoot(g.root), c, log)
 		},
+	})
+}
+
+func backendCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "backend", Short: "This backend of a load balancer: sessions that move to other backends",
+		Long: `A backend of a load balancer is the section handoff.backend of weir.yaml: weir apply records it,
+and weir serve, or weir serve --only backend, runs its agent in the network namespace in
+which it was applied. The agent needs a session keeper on this host, and members that move
+their sessions. To them and to the keeper the other backends are members: weir handoff send
+SESSION @b moves a session to backend b, and so does a transfer to @b. weir handoff drain
+empties this backend.
+
+A quarantine at tcx of the devices keeps packets from a session that is on its way; it stays
+when the agent ends, and the next agent goes on. docs/HANDOFF-SERVERS.md has the section's
+keys and what is promised.`,
 	}
-	c.Flags().StringVarP(&file, "file", "f", "", "the server's file")
 	c.AddCommand(serverStatus(g), serverRemove(g))
 	return c
 }
 
+// handoffServer refuses the command of a backend's former file.
+func handoffServer() *cobra.Command { return movedCommand("server", "handoff.backend", "backend") }
+
 func serverStatus(g *globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Sessions that have moved from and to this server", Args: cobra.NoArgs,
+		Use: "status", Short: "Sessions that have moved from and to this backend", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := server.StatusHere(cmd.Context())
 			if err != nil {
@@ -106,16 +108,16 @@ func printServer(w io.Writer, s server.Status) {
 		fmt.Fprintln(w, "  ! no keeper answers: no session can move (weir serve, or weir handoff keep)")
 	}
 	if s.Unwanted != "" {
-		fmt.Fprintf(w, "  ! the front end refuses this server: %s\n", s.Unwanted)
+		fmt.Fprintf(w, "  ! the load balancer refuses this backend: %s\n", s.Unwanted)
 	} else if !s.Front {
-		fmt.Fprintln(w, "  ! the front end's agent is not connected: no session can move")
+		fmt.Fprintln(w, "  ! the load balancer's agent is not connected: no session can move")
 	} else if d := s.Silent[""]; d > 0 {
-		fmt.Fprintf(w, "  ! the front end's agent is connected%s\n", notHeard(d))
+		fmt.Fprintf(w, "  ! the load balancer's agent is connected%s\n", notHeard(d))
 	}
 	if s.Patience != "" {
 		fmt.Fprintf(w, "  ! %s\n", s.Patience)
 	}
-	t := newTable(w, "  SERVER", "AGENT")
+	t := newTable(w, "  BACKEND", "AGENT")
 	for _, name := range slices.Sorted(maps.Keys(s.Peers)) {
 		state := "not connected"
 		if s.Peers[name] {
@@ -139,9 +141,10 @@ func short(d time.Duration) string {
 
 func serverRemove(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "remove", Short: "Take the gate of this network namespace away", Args: cobra.NoArgs,
-		Long: `Take the gate away that weir handoff server has put at the devices. End the agent first:
-sessions that are on their way then may end.`,
+		Use: "remove", Short: "Take the backend's quarantine of this network namespace away", Args: cobra.NoArgs,
+		Long: `Take the quarantine away that the backend's agent has put at the devices. The agent ends
+within a second; sessions that are on their way then may end. weir remove backend does so
+in all network namespaces.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ns, err := netns.Current()
 			if err != nil {
@@ -170,7 +173,7 @@ func (t blockedTold) tell(all []server.Blocked) {
 		case n <= mostStuck:
 			fmt.Fprintf(t.w, "  ! in the way: %s\n", b)
 		case n == mostStuck+1 && !known:
-			fmt.Fprintln(t.w, "  ! and more: weir handoff server status --json has all")
+			fmt.Fprintln(t.w, "  ! and more: weir handoff backend status --json has all")
 		}
 	}
 }
@@ -231,7 +234,7 @@ must be this server's name: it guards against the wrong terminal.`,
 			}
 			switch {
 			case err != nil && last.Left > 0:
-				return fmt.Errorf("%d sessions are left, %d of them in the way; weir handoff server status names them, and new flows stay away until --undo: %w",
+				return fmt.Errorf("%d sessions are left, %d of them in the way; weir handoff backend status names them, and new flows stay away until --undo: %w",
 					last.Left, len(last.Blocked), err)
 			case err != nil && how.All && staying(last) != "":
 				return fmt.Errorf("%s are left, and new flows stay away until --undo: %w", staying(last), err)

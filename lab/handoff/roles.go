@@ -211,7 +211,7 @@ func playAgent(arg string) error {
 	if err := json.Unmarshal([]byte(arg), &o); err != nil {
 		return err
 	}
-	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, Signers: o.Certificates.Signers}.Load()
+	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, CA: o.Certificates.Signers}.Load()
 	if err != nil {
 		return err
 	}
@@ -311,7 +311,7 @@ func playFront(arg string) error {
 	if err := json.Unmarshal([]byte(arg), &o); err != nil {
 		return err
 	}
-	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, Signers: o.Certificates.Signers}.Load()
+	config, err := peer.Files{Certificate: o.Certificates.Cert, Key: o.Certificates.Key, CA: o.Certificates.Signers}.Load()
 	if err != nil {
 		return err
 	}

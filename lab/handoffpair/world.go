@@ -57,7 +57,7 @@ func (certDir) Helper()           {}
 func (certDir) Fatal(a ...any)    { panic(fmt.Sprint(a...)) }
 func (c certDir) TempDir() string { return c.dir }
 
-var frontNames = [2]string{"front-a", "front-b"}
+var frontNames = [2]string{"lb-a", "lb-b"}
 
 func newWorld(e *lab.Env) (*world, error) {
 	weir, err := e.Weir()
@@ -164,7 +164,7 @@ func (w *world) by(i int) error {
 	return errors.Join(errs...)
 }
 
-func (w *world) start(at site, name, role, text string) (*lab.Process, error) {
+func (w *world) start(at site, name, text string, args ...string) (*lab.Process, error) {
 	w.attempts++
 	file := filepath.Join(w.env.Dir, fmt.Sprintf("%s-%d.yaml", name, w.attempts))
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -175,22 +175,23 @@ func (w *world) start(at site, name, role, text string) (*lab.Process, error) {
 		return nil, err
 	}
 	defer log.Close()
-	return w.env.Start(lab.Command{Namespace: at.name, Path: w.weir, Args: []string{"--root", w.env.Root, "handoff", role, "-f", file}, Output: log})
+	return w.env.Start(lab.Command{Namespace: at.name, Path: w.weir, Args: append([]string{"--root", w.env.Root}, append(args, "-f", file)...), Output: log})
 }
 
 // add starts a load balancer, and waits until it goes.
 func (w *world) add(i int) (err error) {
 	cert, key, signers := w.certs.Files(frontNames[i])
-	w.agents[i], err = w.start(w.fronts[i], frontNames[i], "front", fmt.Sprintf(`
-name: %s
-devices: [c, s]
-listen: 0.0.0.0:7946
-tls: {certificate: %s, key: %s, signers: %s}
-register: true
-partner: {name: %s, address: 10.2.0.%d:7946}
-services:
-  test: {number: 0, listen: [tcp %s]}
-`, frontNames[i], cert, key, signers, frontNames[1-i], 12-i, service))
+	w.agents[i], err = w.start(w.fronts[i], frontNames[i], fmt.Sprintf(`
+lb:
+  name: %s
+  devices: [c, s]
+  listen: 0.0.0.0:7946
+  tls: {certificate: %s, key: %s, ca: %s}
+  register: true
+  partner: {name: %s, address: 10.2.0.%d:7946}
+  services:
+    test: {number: 0, listen: [tcp %s]}
+`, frontNames[i], cert, key, signers, frontNames[1-i], 12-i, service), "serve", "--only", "lb")
 	if err != nil {
 		return err
 	}
@@ -212,7 +213,7 @@ func (w *world) paired() error {
 			return false, err
 		}
 		up := 0
-		for _, h := range b.Hosts {
+		for _, h := range b.Backends {
 			if h.Up && h.Where != "" {
 				up++
 			}
@@ -234,7 +235,7 @@ func (w *world) kill(i int) error {
 		return err
 	}
 	<-w.agents[i].Done()
-	out, err := exec.Command("nsenter", "--net=/run/netns/"+w.fronts[i].name, w.weir, "--root", w.env.Root, "handoff", "front", "remove", frontNames[i]).CombinedOutput()
+	out, err := exec.Command("nsenter", "--net=/run/netns/"+w.fronts[i].name, w.weir, "--root", w.env.Root, "lb", "remove", frontNames[i]).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("remove %s: %w: %s", frontNames[i], err, out)
 	}
@@ -262,16 +263,18 @@ func (w *world) host(i int) error {
 	}
 	name := fmt.Sprint("h", i+1)
 	cert, key, signers := w.certs.Files(name)
-	_, err = w.start(w.hosts[i], name, "server", fmt.Sprintf(`
-name: %s
-number: %d
-address: 10.2.0.%d
-listen: 10.2.0.%d:7947
-front: {address: 10.9.9.9:7946, names: [front-a, front-b]}
-tls: {certificate: %s, key: %s, signers: %s}
-devices: [up]
-keeper: %s
-`, name, i+1, 101+i, 101+i, cert, key, signers, filepath.Join(w.env.Dir, "none")))
+	_, err = w.start(w.hosts[i], name, fmt.Sprintf(`
+handoff:
+  backend:
+    name: %s
+    number: %d
+    address: 10.2.0.%d
+    listen: 10.2.0.%d:7947
+    lb: {address: 10.9.9.9:7946, names: [lb-a, lb-b]}
+    tls: {certificate: %s, key: %s, ca: %s}
+    devices: [up]
+    keeper: %s
+`, name, i+1, 101+i, 101+i, cert, key, signers, filepath.Join(w.env.Dir, "none")), "serve", "--only", "backend")
 	if err != nil {
 		return err
 	}
@@ -279,7 +282,7 @@ keeper: %s
 	return within(name+" to have registered", func() (bool, error) {
 		s, err := w.status(w.on)
 		n := 0
-		for _, h := range s.Hosts {
+		for _, h := range s.Backends {
 			if h.Up && h.Connected && len(h.Unserved) == 0 {
 				n++
 			}
@@ -289,7 +292,7 @@ keeper: %s
 }
 
 func (w *world) status(i int) (s front.Status, err error) {
-	out, err := exec.Command(w.weir, "--root", w.env.Root, "handoff", "front", "status", "--json").Output()
+	out, err := exec.Command(w.weir, "--root", w.env.Root, "lb", "status", "--json").Output()
 	if err != nil {
 		return s, err
 	}

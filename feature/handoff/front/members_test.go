@@ -188,11 +188,11 @@ func TestRegisterUnserved(t *testing.T) {
 		}
 		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // it is heard a moment later
 			st, err := a.Status()
-			if err == nil && slices.Equal(st.Hosts[c.host].Unserved, c.unserved) {
+			if err == nil && slices.Equal(st.Backends[c.host].Unserved, c.unserved) {
 				break
 			}
 			if time.Now().After(end) {
-				t.Fatalf("status: %+v, %v: want %v", st.Hosts[c.host], err, c.unserved)
+				t.Fatalf("status: %+v, %v: want %v", st.Backends[c.host], err, c.unserved)
 			}
 		}
 		waitOwners(t, sc, service4, c.want)
@@ -344,11 +344,11 @@ func TestLoads(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(st.Hosts) == 1 && maps.Equal(st.Hosts[0].Loads, want) {
+			if len(st.Backends) == 1 && maps.Equal(st.Backends[0].Loads, want) {
 				return
 			}
 			if time.Now().After(end) {
-				t.Fatalf("%+v, want %v", st.Hosts, want)
+				t.Fatalf("%+v, want %v", st.Backends, want)
 			}
 		}
 	}

@@ -3,37 +3,40 @@
 package front
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/scrape"
+	"github.com/weir-project/weir/kernel"
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("weir_handoff_front_"+name, help, labels, nil)
+	return prometheus.NewDesc("weir_lb_"+name, help, append([]string{"lb"}, labels...), nil)
 }
 
 var (
-	flowsDesc   = desc("flows", "Flows that the front end knows, by the host that owns them.", "host")
+	flowsDesc   = desc("flows", "Flows that the load balancer knows, by the backend that owns them.", "backend")
 	parkedDesc  = desc("parked_flows", "Flows whose packets wait.")
 	movingDesc  = desc("moving_flows", "Flows that are being moved.")
-	upDesc      = desc("host_up", "1: the host gets new flows, its weight permitting.", "host")
-	weightDesc  = desc("host_weight", "The host's share of new flows.", "host")
-	loadDesc    = desc("host_load", "What waits for the least busy member of a service at the host, in the service's own unit.", "host", "service")
+	upDesc      = desc("backend_up", "1: the backend gets new flows, its weight permitting.", "backend")
+	weightDesc  = desc("backend_weight", "The backend's share of new flows.", "backend")
+	loadDesc    = desc("backend_load", "What waits for the least busy member of a service at the backend, in the service's own unit.", "backend", "service")
 	packetsDesc = desc("packets_total", "Packets, by what became of them.", "verdict")
 	learnedDesc = desc("flows_learned_total", "Flows that became known.")
-	settleDesc  = desc("settling", "1: packets of unknown connections wait for the hosts to say which are theirs.")
-	pairDesc    = desc("partner_connected", "1: the other front end is heard.")
-	carriesDesc = desc("partner_carries", "1: clients' packets come by that front end.", "front")
-	apartDesc   = desc("partner_apart", "1: clients' packets come by here, the partner is not heard, and agents of hosts that were there are not here.")
-	toldDesc    = desc("partner_flows_total", "Flows told to the other front end, and heard from it.", "direction")
-	splitDesc   = desc("partner_split_seconds_total", "Time in which both front ends carried clients' packets, or were apart.")
-	splitLoss   = desc("partner_split_dropped_packets_total", "Packets dropped meanwhile, of flows that are not where this front end knows them.")
-	expiresDesc = desc("certificate_expires_seconds", "When the agent's certificate expires, in seconds since 1970.")
+	settleDesc  = desc("settling", "1: packets of unknown connections wait for the backends to say which are theirs.")
+	pairDesc    = desc("partner_connected", "1: the other load balancer is heard.")
+	carriesDesc = desc("partner_carries", "1: clients' packets come by that load balancer.", "carrier")
+	apartDesc   = desc("partner_apart", "1: clients' packets come by here, the partner is not heard, and agents of backends that were there are not here.")
+	toldDesc    = desc("partner_flows_total", "Flows told to the other load balancer, and heard from it.", "direction")
+	splitDesc   = desc("partner_split_seconds_total", "Time in which both load balancers carried clients' packets, or were apart.")
+	splitLoss   = desc("partner_split_dropped_packets_total", "Packets dropped meanwhile, of flows that are not where this load balancer knows them.")
+	expiresDesc = desc("certificate_expires_timestamp_seconds", "When the agent's certificate expires.")
 	unreadDesc  = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used.")
-	failedDesc  = desc("status_failed", "1: the data path could not be read.")
+	agentDesc   = desc("agent_up", "1: the agent answers.")
+	failedDesc  = prometheus.NewDesc("weir_lb_status_failed", "1: not every load balancer could be read.", nil, nil)
 )
 
 func (s Seen) label() string {
@@ -50,30 +53,37 @@ func oneIf(yes bool) float64 {
 	return 0
 }
 
-// Collector has the front end's metrics.
-func (a *Agent) Collector() prometheus.Collector { return collector{a} }
+// Collector implements feature.Measured: the metrics of all load balancers below a root, from their agents where these answer.
+func (Feature) Collector(r *kernel.Root) prometheus.Collector { return collector{r} }
 
-type collector struct{ a *Agent }
+type collector struct{ root *kernel.Root }
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{flowsDesc, parkedDesc, movingDesc, upDesc, weightDesc, loadDesc, packetsDesc, learnedDesc, failedDesc,
-		settleDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss, expiresDesc, unreadDesc} {
+		settleDesc, pairDesc, carriesDesc, apartDesc, toldDesc, splitDesc, splitLoss, expiresDesc, unreadDesc, agentDesc} {
 		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- scrape.Const(d, prometheus.GaugeValue, v, labels...)
+	all, err := Statuses(context.Background(), c.root)
+	var once feature.Once
+	for _, s := range all {
+		if once.First(s.Name) { // two network namespaces may have one of the same name
+			s.collect(ch)
+		}
 	}
-	s, err := c.a.Status()
-	if err != nil {
-		gauge(failedDesc, 1)
-		return
+	ch <- scrape.Const(failedDesc, prometheus.GaugeValue, feature.Gauge(err != nil))
+}
+
+func (s Status) collect(ch chan<- prometheus.Metric) {
+	value := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
+		ch <- scrape.Const(d, kind, v, append([]string{s.Name}, labels...)...)
 	}
-	gauge(failedDesc, 0)
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) { value(d, prometheus.GaugeValue, v, labels...) }
+	gauge(agentDesc, oneIf(s.Agent))
 	if c := s.Certificate; c != nil {
 		gauge(expiresDesc, float64(c.NotAfter.Unix()))
 		gauge(unreadDesc, feature.Gauge(c.Problem != ""))
@@ -86,12 +96,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(carriesDesc, oneIf(p.Carries), s.Name)
 		gauge(carriesDesc, oneIf(p.There), p.Name)
 		gauge(apartDesc, oneIf(p.Apart))
-		ch <- scrape.Const(toldDesc, prometheus.CounterValue, float64(p.Told), "told")
-		ch <- scrape.Const(toldDesc, prometheus.CounterValue, float64(p.Heard), "heard")
-		ch <- scrape.Const(splitDesc, prometheus.CounterValue, p.Seconds)
-		ch <- scrape.Const(splitLoss, prometheus.CounterValue, float64(p.Dropped))
+		value(toldDesc, prometheus.CounterValue, float64(p.Told), "told")
+		value(toldDesc, prometheus.CounterValue, float64(p.Heard), "heard")
+		value(splitDesc, prometheus.CounterValue, p.Seconds)
+		value(splitLoss, prometheus.CounterValue, float64(p.Dropped))
 	}
-	for _, h := range s.Hosts {
+	for _, h := range s.Backends {
 		gauge(flowsDesc, float64(h.Flows), h.label())
 		gauge(weightDesc, float64(h.Weight), h.label())
 		gauge(upDesc, oneIf(h.Up), h.label())
@@ -100,10 +110,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	n := s.Counts
-	ch <- scrape.Const(learnedDesc, prometheus.CounterValue, float64(n.Learned))
-	for verdict, v := range map[string]uint64{"to_host": n.In, "to_client": n.Out, "parked": n.Held, "late": n.Late, "icmp_error": n.ICMP,
-		"too_big": n.Big, "dropped_other_owner": n.Mute, "dropped_reset": n.NoReset, "dropped_no_host": n.NoHost, "dropped_stranger": n.Stranger,
+	value(learnedDesc, prometheus.CounterValue, float64(n.Learned))
+	for verdict, v := range map[string]uint64{"to_backend": n.In, "to_client": n.Out, "parked": n.Held, "late": n.Late, "icmp_error": n.ICMP,
+		"too_big": n.Big, "dropped_other_owner": n.Mute, "dropped_reset": n.NoReset, "dropped_no_backend": n.NoHost, "dropped_stranger": n.Stranger,
 		"dropped_fragment": n.Fragment, "dropped_awaited": n.Awaited, "unlearned": n.Full} {
-		ch <- scrape.Const(packetsDesc, prometheus.CounterValue, float64(v), verdict)
+		value(packetsDesc, prometheus.CounterValue, float64(v), verdict)
 	}
 }

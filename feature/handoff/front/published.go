@@ -78,7 +78,7 @@ func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, e
 	}
 	if before.Meta.ABI != ABI {
 		before.Close()
-		return nil, fmt.Errorf("%s: %w: drain it, then run weir handoff front remove", inst, kernel.ErrABI)
+		return nil, fmt.Errorf("%s: %w: drain it, then run weir lb remove", inst, kernel.ErrABI)
 	}
 	spec, err := bpf.LoadFront()
 	if err != nil {
@@ -136,6 +136,15 @@ func Remove(ctx context.Context, root *kernel.Root, ns *netns.Handle, name strin
 		return err
 	}
 	inst := instanceOf(ns, name)
+	spec, err := applied.Read(root)
+	if err != nil {
+		return err
+	}
+	if spec != nil && spec.Name == name {
+		if err := applied.Remove(l); err != nil {
+			return err
+		}
+	}
 	here := slices.DeleteFunc(all, func(o kernel.Instance) bool { return o.Scope != inst.Scope })
 	if len(here) > 0 && !slices.ContainsFunc(here, func(o kernel.Instance) bool { return o.Name == inst.Name }) {
 		return errOther(name, here)

@@ -35,7 +35,7 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	o.Log = log
 	l, err := accept.TCP(ctx, log, c.Listen)
 	if err != nil {
-		return fmt.Errorf("where hosts' agents connect to: %w", err)
+		return fmt.Errorf("where backends' agents connect to: %w", err)
 	}
 	defer l.Close()
 	f, err := Open(ctx, root, c.Name, Options{Devices: c.Devices, TunnelMTU: c.TunnelMTU, Settle: cmp.Or(c.Settle, defaultSettle)})
@@ -50,31 +50,26 @@ func Run(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) er
 	if err != nil {
 		return err
 	}
-	metrics, err := control.ListenMetrics(ctx, c.Metrics, a.Collector(), log)
-	if err != nil {
-		return err
-	}
 	group, ctx := errgroup.WithContext(ctx)
 	socket, err := control.Listen(ctx, controlName(strconv.FormatUint(f.ns.Inode(), 10), c.Name), log)
 	if err != nil {
 		return err
 	}
 	group.Go(func() error { return control.Serve(ctx, socket, a.controls(), log) })
-	group.Go(func() error { return metrics(ctx) })
-	log.Info("front end", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
+	log.Info("load balancer agent runs", "name", c.Name, "agents", l.Addr().String(), "services", len(c.Services))
 	group.Go(func() error { return a.Serve(ctx, l) })
 	return group.Wait()
 }
 
 // controlName is what the agent of a front end is called, by its network namespace and name.
-func controlName(scope, name string) string { return "front-" + scope + "-" + name }
+func controlName(scope, name string) string { return "lb-" + scope + "-" + name }
 
 // controls are what the commands ask of an agent.
 func (a *Agent) controls() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", control.JSON(a.Status))
 	mux.HandleFunc("POST /override", func(w http.ResponseWriter, r *http.Request) {
-		if err := a.override(r.FormValue("service"), r.FormValue("client"), r.FormValue("host")); err != nil {
+		if err := a.override(r.FormValue("service"), r.FormValue("client"), r.FormValue("backend")); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 		}
 	})
@@ -99,7 +94,7 @@ func (a *Agent) override(service, client, host string) error {
 	}
 	a.mu.Unlock()
 	if to == 0 {
-		return fmt.Errorf("no host %q is known, and where it is: weir handoff front status shows all", host)
+		return fmt.Errorf("no backend %q is known, and where it is: weir lb status shows all", host)
 	}
 	return each(keys, func(k Key) error { return a.f.Override(k, to) })
 }
@@ -135,7 +130,7 @@ func (a *Agent) parseKeys(service, client string) (keys []Key, err error) {
 		}
 	}
 	if !known {
-		return nil, fmt.Errorf("service %q: this front end has none of that name", service)
+		return nil, fmt.Errorf("service %q: this load balancer has none of that name", service)
 	}
 	if len(keys) == 0 {
 		return nil, fmt.Errorf("client %q: service %q has no address of this family", client, service)
@@ -169,14 +164,14 @@ func statusOf(ctx context.Context, root *kernel.Root, inst kernel.Instance) (s S
 }
 
 // Override asks the agent of a front end of this name to have a client of a service be a host's; host "" ends that.
-func Override(ctx context.Context, root *kernel.Root, name, service, client, host string) error {
+func Override(ctx context.Context, root *kernel.Root, name, service, client, backend string) error {
 	all, err := Instances(root)
 	if err != nil {
 		return err
 	}
 	for _, inst := range all {
 		if inst.Name == pinPrefix+name {
-			_, err := request(ctx, http.MethodPost, inst, "/override?"+url.Values{"service": {service}, "client": {client}, "host": {host}}.Encode())
+			_, err := request(ctx, http.MethodPost, inst, "/override?"+url.Values{"service": {service}, "client": {client}, "backend": {backend}}.Encode())
 			return err
 		}
 	}
@@ -190,9 +185,9 @@ func errOther(name string, all []kernel.Instance) error {
 		names = append(names, inst.Name[len(pinPrefix):])
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("no front end %q is here: weir handoff front -f FILE makes one", name)
+		return fmt.Errorf("no load balancer %q is here: lb in weir.yaml makes one", name)
 	}
-	return fmt.Errorf("no front end %q is here: name one of %s", name, strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ", "))
+	return fmt.Errorf("no load balancer %q is here: name one of %s", name, strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ", "))
 }
 
 func request(ctx context.Context, method string, inst kernel.Instance, path string) ([]byte, error) {
@@ -204,7 +199,7 @@ func request(ctx context.Context, method string, inst kernel.Instance, path stri
 	}
 	resp, err := c.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("the front end's agent does not answer: %w (weir handoff front -f FILE runs it)", err)
+		return nil, fmt.Errorf("the load balancer's agent does not answer: %w (weir serve runs it)", err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 16<<20))

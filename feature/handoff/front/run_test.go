@@ -4,14 +4,11 @@ package front
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,15 +16,15 @@ import (
 	"github.com/weir-project/weir/feature/handoff/peer"
 	"github.com/weir-project/weir/feature/handoff/peer/peertest"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 )
 
 func fileOf(ca *peertest.Authority, devices []string, more string) string {
-	cert, key, signers := ca.Files("front")
+	cert, key, signers := ca.Files("lb")
 	return fmt.Sprintf(`devices: [%s]
 listen: 10.2.0.1:7946
-metrics: 10.2.0.1:9745
-tls: {certificate: %s, key: %s, signers: %s}
+tls: {certificate: %s, key: %s, ca: %s}
 services:
   talk: {number: 0, listen: ["tcp 10.55.0.1:9000", "tcp [fd55::1]:9000"]}
   flows: {number: 1, listen: ["udp 10.55.0.1:4739"], by: source}
@@ -78,18 +75,18 @@ func TestRun(t *testing.T) {
 	listenUDP(t, sc.hosts, flows4)
 	root := kernel.OpenRoot(nstest.BPFFS + "/front-run")
 	ca := peertest.NewAuthority(t)
-	text := fileOf(ca, sc.devices, "register: true\nhosts:\n  h1: {number: 1, address: 10.2.0.2, weight: 2}\n")
+	text := fileOf(ca, sc.devices, "register: true\nbackends:\n  h1: {number: 1, address: 10.2.0.2, weight: 2}\n")
 	stop := running(t, sc, root, text)
 	t.Cleanup(func() {
-		if err := Remove(context.Background(), root, sc.middle, "front"); err != nil {
+		if err := Remove(context.Background(), root, sc.middle, "lb"); err != nil {
 			t.Error(err)
 		}
 	})
-	status(t, root, func(s Status) bool { return s.Agent && len(s.Hosts) == 1 && s.Hosts[0].Up })
+	status(t, root, func(s Status) bool { return s.Agent && len(s.Backends) == 1 && s.Backends[0].Up })
 	connect := func() *peer.Conn {
 		var c *peer.Conn
 		do(t, sc.hosts[1], func() (err error) {
-			c, err = peer.Dial(t.Context(), "10.2.0.1:7946", "front", ca.TLS("h2"), peer.Hello{Number: 2, Instance: peer.NewInstance(), Name: "h2",
+			c, err = peer.Dial(t.Context(), "10.2.0.1:7946", "lb", ca.TLS("h2"), peer.Hello{Number: 2, Instance: peer.NewInstance(), Name: "h2",
 				Beside: &peer.Beside{Register: peer.Registration{Address: netip.MustParseAddr("10.2.1.2"), Weight: 2}}})
 			return err
 		})
@@ -104,9 +101,9 @@ func TestRun(t *testing.T) {
 		return c
 	}
 	two := connect()
-	both := func(s Status) bool { return s.Agent && len(s.Hosts) == 2 && s.Hosts[0].Up && s.Hosts[1].Up }
+	both := func(s Status) bool { return s.Agent && len(s.Backends) == 2 && s.Backends[0].Up && s.Backends[1].Up }
 	s := status(t, root, both)
-	if h := s.Hosts[1]; h.Name != "h2" || h.Where != "h2" || !h.Connected || h.Weight != 2 || s.Name != "front" {
+	if h := s.Backends[1]; h.Name != "h2" || h.Where != "h2" || !h.Connected || h.Weight != 2 || s.Name != "lb" {
 		t.Errorf("%+v", s)
 	}
 	// The data path follows within a moment of the status.
@@ -120,7 +117,7 @@ func TestRun(t *testing.T) {
 		}
 	}
 	for _, host := range []string{"h2", "h1"} {
-		if err := Override(t.Context(), root, "front", "flows", "10.1.0.2", host); err != nil {
+		if err := Override(t.Context(), root, "lb", "flows", "10.1.0.2", host); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := askUDP(dialUDP(t, sc.client, flows4), "a"); err != nil || got[0] != host[1] {
@@ -128,7 +125,7 @@ func TestRun(t *testing.T) {
 		}
 	}
 	for _, wrong := range [][3]string{{"flows", "10.1.0.2", "h3"}, {"flow", "10.1.0.2", "h1"}, {"talk", "10.1.0.2", "h1"}} {
-		if err := Override(t.Context(), root, "front", wrong[0], wrong[1], wrong[2]); err == nil {
+		if err := Override(t.Context(), root, "lb", wrong[0], wrong[1], wrong[2]); err == nil {
 			t.Errorf("%v is no error", wrong)
 		}
 	}
@@ -137,8 +134,8 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page := metrics(t, sc)
-	for _, want := range []string{`weir_handoff_front_host_up{host="h2"} 1`, `weir_handoff_front_packets_total{verdict="to_host"}`, `weir_handoff_front_flows{host="h1"}`} {
+	page := metrics(root)
+	for _, want := range []string{`weir_lb_backend_up{backend="h2",lb="lb"} 1`, `weir_lb_packets_total{lb="lb",verdict="to_backend"}`, `weir_lb_flows{backend="h1",lb="lb"}`, `weir_lb_agent_up{lb="lb"} 1`} {
 		if !strings.Contains(page, want) {
 			t.Errorf("no %s in\n%s", want, page)
 		}
@@ -164,34 +161,22 @@ func TestRun(t *testing.T) {
 	}
 }
 
-func metrics(t *testing.T, sc *scene) string {
-	t.Helper()
-	c := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (conn net.Conn, err error) {
-		err = sc.hosts[0].Do(func() error { conn, err = net.DialTimeout("tcp", "10.2.0.1:9745", patience); return err })
-		return conn, err
-	}}}
-	resp, err := c.Get("http://front/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
+func metrics(root *kernel.Root) string {
+	w := httptest.NewRecorder()
+	scrape.Handler(Feature{}.Collector(root)).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	return w.Body.String()
 }
 
 // Each mistake in a file is told with its place.
 func TestConfigErrors(t *testing.T) {
 	ca := peertest.NewAuthority(t)
-	good := fileOf(ca, []string{"eth0"}, "hosts:\n  a: {number: 1, address: 10.0.0.1}\n")
-	if c, err := ParseConfig("front.yaml", []byte(good)); err != nil || c.Hosts["a"].weight() != 1 || len(c.services()) != 3 {
+	good := fileOf(ca, []string{"eth0"}, "backends:\n  a: {number: 1, address: 10.0.0.1}\n")
+	if c, err := ParseConfig("front.yaml", []byte(good)); err != nil || c.Backends["a"].weight() != 1 || len(c.services()) != 3 {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	for _, e := range []struct{ from, to, says string }{
-		{"number: 1, address", "number: 1024, address", "hosts.a: number 1024: each has one of its own from 1 to 1023"},
-		{"address: 10.0.0.1", "weight: 1", "hosts.a: address: say where it is"},
+		{"number: 1, address", "number: 1024, address", "backends.a: number 1024: each has one of its own from 1 to 1023"},
+		{"address: 10.0.0.1", "weight: 1", "backends.a: address: say where it is"},
 		{"address: 10.0.0.1", "address: 10.0.0.1, wieght: 1", "weight"},
 		{"address: 10.0.0.1", "address: 10.0.0.1, weight: -1", "weight -1"},
 		{"address: 10.0.0.1", "address: 10.0.0.1, check: here", `check "here"`},
@@ -202,9 +187,9 @@ func TestConfigErrors(t *testing.T) {
 		{"talk: {number: 0", "talk: {number: 1", "number 1: each has one of its own"},
 		{"udp 10.55.0.1:4739", "udp 224.0.0.1:4739", "take a unicast address"},
 		{"udp 10.55.0.1:4739", "udp 127.0.0.1:4739", "take a unicast address"},
-		{"address: 10.0.0.1", "address: 10.55.0.1", "hosts.a: address 10.55.0.1 is that of service"},
-		{"address: 10.0.0.1", "address: 127.0.0.1", "hosts.a: address 127.0.0.1"},
-		{"a: {number: 1, address: 10.0.0.1}", "a: {number: 1, address: 10.0.0.1}\n  b: {number: 2, address: 10.0.0.1}", "is that of host a"},
+		{"address: 10.0.0.1", "address: 10.55.0.1", "backends.a: address 10.55.0.1 is that of service"},
+		{"address: 10.0.0.1", "address: 127.0.0.1", "backends.a: address 127.0.0.1"},
+		{"a: {number: 1, address: 10.0.0.1}", "a: {number: 1, address: 10.0.0.1}\n  b: {number: 2, address: 10.0.0.1}", "is that of backend a"},
 		{"devices: [eth0]", "devices: [eth0, eth1, eth0]", `devices: "eth0" is there twice`},
 		{"devices: [eth0]", "devices: [eth0]\nhold: 2h", "hold and lapse together, 2h0m10s"},
 		{"devices: [eth0]", "devices: [eth0]\nname: ''", `name ""`},
@@ -225,8 +210,5 @@ func TestConfigErrors(t *testing.T) {
 	line := 1 + strings.Count(text[:strings.Index(text, "hold:")], "\n")
 	if _, err := ParseConfig("front.yaml", []byte(text)); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("front.yaml:%d:7: hold 1ms", line)) {
 		t.Errorf("%v, want it at line %d", err, line)
-	}
-	if _, err := LoadConfig("/nowhere/front.yaml"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%v", err)
 	}
 }

@@ -16,15 +16,15 @@ import (
 type Status struct {
 	Name   string `json:"name"`
 	Netns  string `json:"netns"`  // inode number of its network namespace
-	Agent  bool   `json:"agent"`  // whether its agent answers; without one there is no Hosts
+	Agent  bool   `json:"agent"`  // whether its agent answers; without one there is no Backends
 	Counts Counts `json:"counts"` // since it was made
 	Flows  int    `json:"flows"`  // that it knows
 	Parked int    `json:"parked"` // of them, whose packets wait
 	Moving int    `json:"moving"` // of them, that are being moved
 	// Settling: it has begun anew, and packets of unknown connections wait for the hosts to say which are theirs.
 	Settling bool        `json:"settling,omitempty"`
-	Hosts    []Seen      `json:"hosts,omitempty"`   // by number
-	Partner  *PairStatus `json:"partner,omitempty"` // nil: there is none
+	Backends []Seen      `json:"backends,omitempty"` // by number
+	Partner  *PairStatus `json:"partner,omitempty"`  // nil: there is none
 
 	Certificate *peer.Certificate `json:"certificate,omitempty"` // of the agent
 }
@@ -85,7 +85,7 @@ func (f *Front) Status() (Status, error) {
 		return s, err
 	}
 	for _, n := range slices.Sorted(maps.Keys(owned)) {
-		s.Hosts = append(s.Hosts, Seen{Number: n, Flows: owned[n]})
+		s.Backends = append(s.Backends, Seen{Number: n, Flows: owned[n]})
 	}
 	s.Counts, err = f.Counts()
 	return s, err
@@ -97,10 +97,10 @@ func (a *Agent) Status() (Status, error) {
 	s.Agent, s.Name, s.Settling, s.Partner = true, a.o.Name, a.settles(), a.pairStatus()
 	s.Certificate = a.o.TLS.Certificate()
 	owned := map[move.Host]int{}
-	for _, h := range s.Hosts {
+	for _, h := range s.Backends {
 		owned[h.Number] = h.Flows
 	}
-	s.Hosts = nil
+	s.Backends = nil
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, number := range slices.Sorted(maps.Keys(a.members)) {
@@ -120,10 +120,10 @@ func (a *Agent) Status() (Status, error) {
 		default:
 			v.Where = m.place.Device
 		}
-		s.Hosts = append(s.Hosts, v)
+		s.Backends = append(s.Backends, v)
 	}
 	for _, number := range slices.Sorted(maps.Keys(owned)) { // of hosts that have registered with a life before this one
-		s.Hosts = append(s.Hosts, Seen{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.hosts[number] != nil})
+		s.Backends = append(s.Backends, Seen{Name: a.names[number], Number: number, Flows: owned[number], Connected: a.hosts[number] != nil})
 	}
 	return s, err
 }

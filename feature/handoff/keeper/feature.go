@@ -15,8 +15,11 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Name is the feature's name: pin directory, config key, CLI noun.
+// Name is the pin directory, the key above the section and the CLI noun.
 const Name = "handoff"
+
+// FeatureName is the feature's name.
+const FeatureName = "keeper"
 
 // Version is weir's, for what it pins.
 var Version string
@@ -34,7 +37,7 @@ type Feature struct{}
 var _ feature.Feature[Limits, *Limits] = Feature{}
 
 // Name implements feature.Feature.
-func (Feature) Name() string { return Name }
+func (Feature) Name() string { return FeatureName }
 
 // Needs implements feature.Feature.
 func (Feature) Needs(Limits) []kernel.Need {
@@ -53,11 +56,11 @@ func (Feature) State(_ context.Context, r *kernel.Root) (*Limits, error) {
 		return nil, err
 	}
 	if m.ABI != limitsABI {
-		return nil, fmt.Errorf("%w: the limits of handoff are of ABI %d, this weir knows %d: use the weir that applied them", kernel.ErrABI, m.ABI, limitsABI)
+		return nil, fmt.Errorf("%w: the limits of the session keeper are of ABI %d, this weir knows %d: use the weir that applied them", kernel.ErrABI, m.ABI, limitsABI)
 	}
 	l := &Limits{}
 	if err := json.Unmarshal(m.Config, l); err != nil {
-		return nil, fmt.Errorf("the limits of handoff: %w", err)
+		return nil, fmt.Errorf("the limits of the session keeper: %w", err)
 	}
 	return l, nil
 }
@@ -68,14 +71,14 @@ func (Feature) Plan(_ context.Context, have *Limits, want Limits) (feature.Plan,
 	none := want.withDefaults() == Limits{}.withDefaults()
 	switch {
 	case none && have != nil:
-		p.Add(feature.Step{Verb: "remove", Object: "limits of handoff", Detail: Limits{}.String() + " hold again",
+		p.Add(feature.Step{Verb: "remove", Object: "limits of the session keeper", Detail: Limits{}.String() + " hold again",
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", l.Remove(pinnedLimits) }})
 	case !none && (have == nil || have.withDefaults() != want.withDefaults()):
 		verb := "change"
 		if have == nil {
 			verb = "create"
 		}
-		p.Add(feature.Step{Verb: verb, Object: "limits of handoff", Detail: want.String(),
+		p.Add(feature.Step{Verb: verb, Object: "limits of the session keeper", Detail: want.String(),
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", want.publish(l) }})
 	}
 	var before Limits
@@ -83,7 +86,7 @@ func (Feature) Plan(_ context.Context, have *Limits, want Limits) (feature.Plan,
 		before = *have
 	}
 	if a, b := before.withDefaults().Hold, want.withDefaults().Hold; b < a && len(p.Steps) > 0 {
-		p.Warn("handoff.hold %v → %v: sessions that have waited longer than that for a member are reset at once", a, b)
+		p.Warn("handoff.keeper.hold %v → %v: sessions that have waited longer than that for a member are reset at once", a, b)
 	}
 	return p, nil
 }
@@ -119,11 +122,11 @@ func (k *Keeper) Follow(ctx context.Context, r *kernel.Root, log feature.Logger)
 			}
 			if now != last {
 				k.Limit(now)
-				log.Info("limits of handoff", "are", now.String())
+				log.Info("limits of the session keeper", "are", now.String())
 				last = now
 			}
 		} else if text := err.Error(); text != said {
-			log.Warn("the limits of handoff stay as they were", "reason", err)
+			log.Warn("the limits of the session keeper stay as they were", "reason", err)
 			said = text
 		}
 		select {

@@ -11,15 +11,15 @@ import (
 	"github.com/weir-project/weir/internal/strictyaml"
 )
 
-// Limits are the handoff section of a configuration: how long and how much weir serve
+// Limits are the section handoff.keeper of weir.yaml: how long and how much weir serve
 // keeps. What is 0 is as in Options.
 type Limits struct {
 	strictyaml.Pos `yaml:"-" json:"-"`
-	Hold           time.Duration `yaml:"hold" json:"hold,omitempty"`         // how long a session waits for a member
-	Grace          time.Duration `yaml:"grace" json:"grace,omitempty"`       // how long for one of its own name, where another would take it
-	Sessions       int           `yaml:"sessions" json:"sessions,omitempty"` // sockets of one user in one service
-	State          Size          `yaml:"state" json:"state,omitempty"`       // of one session
-	Total          Size          `yaml:"total" json:"total,omitempty"`       // of all, in shares
+	Hold           time.Duration `yaml:"hold" json:"hold,omitempty"`                 // how long a session waits for a member
+	Grace          time.Duration `yaml:"grace" json:"grace,omitempty"`               // how long for one of its own name, where another would take it
+	Sessions       int           `yaml:"max_sessions" json:"max_sessions,omitempty"` // sockets of one user in one service
+	State          Size          `yaml:"max_state" json:"max_state,omitempty"`       // of one session
+	Total          Size          `yaml:"max_total" json:"max_total,omitempty"`       // of all, in shares
 }
 
 // Size is a number of bytes, in a configuration one like 64KiB or 1MiB.
@@ -71,7 +71,7 @@ const (
 func (l *Limits) Validate() []error {
 	var errs []error
 	for _, p := range l.Problems() {
-		errs = append(errs, l.Pos.At(p.Key).Errorf("handoff.%s: %s", p.Key, p.Text))
+		errs = append(errs, l.Pos.At(p.Key).Errorf("handoff.keeper.%s: %s", p.Key, p.Text))
 	}
 	return errs
 }
@@ -93,16 +93,16 @@ func (l *Limits) Problems() (out []Problem) {
 		fail("grace", "%v is longer than hold, %v: sessions would be reset before another member may have them", w.Grace, w.Hold)
 	}
 	if l.Sessions < 0 || l.Sessions > maxKept {
-		fail("sessions", "%d: want a number from 1 to %d", l.Sessions, maxKept)
+		fail("max_sessions", "%d: want a number from 1 to %d", l.Sessions, maxKept)
 	}
 	if l.State < 0 || l.State > largestState {
-		fail("state", "%v: want at most %v for a session", l.State, largestState)
+		fail("max_state", "%v: want at most %v for a session", l.State, largestState)
 	}
 	if l.Total < 0 || l.Total > largestTotal {
-		fail("total", "%v: want at most %v", l.Total, largestTotal)
+		fail("max_total", "%v: want at most %v", l.Total, largestTotal)
 	}
 	if w.State > w.Total {
-		fail("state", "%v for one session is more than total, %v, for all", w.State, w.Total)
+		fail("max_state", "%v for one session is more than max_total, %v, for all", w.State, w.Total)
 	}
 	return out
 }
@@ -117,7 +117,7 @@ func (l Limits) withDefaults() Limits {
 // String is what plans show.
 func (l Limits) String() string {
 	l = l.withDefaults()
-	return fmt.Sprintf("hold %v, grace %v, sessions %d, state %v, total %v", l.Hold, l.Grace, l.Sessions, l.State, l.Total)
+	return fmt.Sprintf("hold %v, grace %v, max_sessions %d, max_state %v, max_total %v", l.Hold, l.Grace, l.Sessions, l.State, l.Total)
 }
 
 // Limit has a running keeper go by other limits. What it has over a lower one stays.

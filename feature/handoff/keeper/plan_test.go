@@ -12,7 +12,7 @@ import (
 func TestPlanWarnsOfShorterHold(t *testing.T) {
 	have := &Limits{Hold: time.Minute}
 	p, err := Feature{}.Plan(t.Context(), have, Limits{Hold: 10 * time.Second})
-	if err != nil || len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "handoff.hold 1m0s → 10s") {
+	if err != nil || len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "handoff.keeper.hold 1m0s → 10s") {
 		t.Errorf("shorter: %q, %v", p.Warnings, err)
 	}
 	if p, err = (Feature{}).Plan(t.Context(), have, Limits{}); err != nil || len(p.Warnings) != 1 {

@@ -22,7 +22,7 @@ import (
 type Files struct {
 	Certificate string `yaml:"certificate" path:"file"`
 	Key         string `yaml:"key" path:"file"`
-	Signers     string `yaml:"signers" path:"file"`
+	CA          string `yaml:"ca" path:"file"`
 }
 
 // reloadEvery is how often an agent looks whether its files have changed.
@@ -71,7 +71,7 @@ func stampOf(path string) (s stamp) {
 }
 
 func (f Files) stamps() [3]stamp {
-	return [3]stamp{stampOf(f.Certificate), stampOf(f.Key), stampOf(f.Signers)}
+	return [3]stamp{stampOf(f.Certificate), stampOf(f.Key), stampOf(f.CA)}
 }
 
 // Load reads the files.
@@ -111,13 +111,13 @@ func (f Files) config() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the agent's certificate: %s with the key %s: %w", f.Certificate, f.Key, err)
 	}
-	signers, err := safefile.Read(f.Signers, mostPEM)
+	signers, err := safefile.Read(f.CA, mostPEM)
 	if err != nil {
 		return nil, fmt.Errorf("the signers of agents' certificates: %w", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(signers.Data) {
-		return nil, fmt.Errorf("%s: there is no certificate in PEM in it", f.Signers)
+		return nil, fmt.Errorf("%s: there is no certificate in PEM in it", f.CA)
 	}
 	// A new connection's records are of one segment each otherwise, and each is a call of the kernel of its own: the first sessions that
 	// move by it would stand still for longer.

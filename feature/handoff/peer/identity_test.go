@@ -29,7 +29,7 @@ type rotation struct {
 func newRotation(t *testing.T) *rotation {
 	r := &rotation{t: t, ca: peertest.NewAuthority(t)}
 	r.other = r.ca.TLS("host-a")
-	r.Certificate, r.Key, r.Signers = r.ca.Files("front")
+	r.Certificate, r.Key, r.CA = r.ca.Files("front")
 	id, err := r.Load()
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func TestCertificateIsReadAnew(t *testing.T) {
 			if err := os.Chmod(filepath.Join(second, filepath.Base(r.Key)), 0o600); err != nil {
 				r.t.Fatal(err)
 			}
-			id, err := peer.Files{Certificate: in(r.Certificate), Key: in(r.Key), Signers: in(r.Signers)}.Load()
+			id, err := peer.Files{Certificate: in(r.Certificate), Key: in(r.Key), CA: in(r.CA)}.Load()
 			if err != nil {
 				r.t.Fatal(err)
 			}
@@ -160,7 +160,7 @@ func TestBadCertificateIsRefused(t *testing.T) {
 		}},
 		{"a key that others may read", "chmod 640", func(r *rotation) { r.write(r.Key, r.read(r.Key), 0o644) }},
 		{"a torn certificate", "the agent's certificate", func(r *rotation) { r.write(r.Certificate, r.read(r.Certificate)[:200], 0o600) }},
-		{"no signers", "no certificate in PEM", func(r *rotation) { r.write(r.Signers, "", 0o600) }},
+		{"no signers", "no certificate in PEM", func(r *rotation) { r.write(r.CA, "", 0o600) }},
 		{"another agent's", `not for "front"`, func(r *rotation) {
 			cert, key, _ := r.ca.Files("other")
 			r.write(r.Certificate, r.read(cert), 0o600)
@@ -177,7 +177,7 @@ func TestBadCertificateIsRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRotation(t)
 			before := r.leaf()
-			was := [...]string{r.read(r.Certificate), r.read(r.Key), r.read(r.Signers)}
+			was := [...]string{r.read(r.Certificate), r.read(r.Key), r.read(r.CA)}
 			c.change(r)
 			lines := r.look()
 			said := r.id.Certificate().Problem
@@ -192,7 +192,7 @@ func TestBadCertificateIsRefused(t *testing.T) {
 				t.Errorf("said again: %q", lines)
 			}
 			os.Remove(r.Certificate) // a FIFO would be written to
-			for i, path := range []string{r.Certificate, r.Key, r.Signers} {
+			for i, path := range []string{r.Certificate, r.Key, r.CA} {
 				r.write(path, was[i], 0o600)
 			}
 			if r.look(); r.id.Certificate().Problem != "" || r.leaf() != before {

@@ -22,7 +22,7 @@ func TestCertificateRecipe(t *testing.T) {
 	}
 	load := func(dir, name string) *peer.Identity {
 		t.Helper()
-		c, err := peer.Files{Certificate: filepath.Join(dir, name+".pem"), Key: filepath.Join(dir, name+".key"), Signers: filepath.Join(dir, "ca.pem")}.Load()
+		c, err := peer.Files{Certificate: filepath.Join(dir, name+".pem"), Key: filepath.Join(dir, name+".key"), CA: filepath.Join(dir, "ca.pem")}.Load()
 		if err != nil {
 			t.Fatal(err)
 		}

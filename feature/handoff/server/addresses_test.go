@@ -21,10 +21,10 @@ func TestMovesAtEveryAddress(t *testing.T) {
 	for _, s := range w.servers {
 		nstest.Address(t, s.ns, "lo", netip.PrefixFrom(second.Addr(), 32), netip.PrefixFrom(at6.Addr(), 128))
 	}
-	cert, key, signers := w.ca.Files("front")
+	cert, key, signers := w.ca.Files("lb")
 	w.play(w.middle, "front", fmt.Sprintf(`
 listen: 0.0.0.0:7946
-tls: {certificate: %s, key: %s, signers: %s}
+tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2]
 register: true
 hold: 20s
@@ -157,10 +157,10 @@ name: s%d
 number: %d
 address: 10.2.%d.2
 listen: 10.2.%d.2:7947
-tls: {certificate: %s, key: %s, signers: %s}
-front: {address: 10.2.%d.1:7946}
+tls: {certificate: %s, key: %s, ca: %s}
+lb: {address: 10.2.%d.1:7946}
 devices: [w0]
 keeper: %s
-patience: %s
+timeout: %s
 `, s.number, s.number, i, i, cert, key, signers, i, s.keeper, patience))
 }

@@ -38,7 +38,7 @@ func (b *balancers) start(i int, devices, more string) {
 	b.stops[i] = b.play(b.ns[i], "front", fmt.Sprintf(`
 name: %s
 listen: 0.0.0.0:7946
-tls: {certificate: %s, key: %s, signers: %s}
+tls: {certificate: %s, key: %s, ca: %s}
 devices: %s
 register: true
 partner: {name: %s, address: 10.9.0.%d:7946}
@@ -57,11 +57,11 @@ name: s%d
 number: %d
 address: %s
 listen: %s:7947
-tls: {certificate: %s, key: %s, signers: %s}
-front: {address: %s, names: [front-a, front-b]}
+tls: {certificate: %s, key: %s, ca: %s}
+lb: {address: %s, names: [front-a, front-b]}
 devices: [%s]
 keeper: %s
-patience: %s
+timeout: %s
 `, s.number, s.number, address, address, cert, key, signers, front, device, s.keeper, patience))
 	s.serve()
 }
@@ -82,7 +82,7 @@ func (b *balancers) leads(i int) {
 	b.eventually("the servers' agents are at "+balancerNames[i], func() bool {
 		s, ok := b.status(i)
 		n := 0
-		for _, h := range s.Hosts {
+		for _, h := range s.Backends {
 			if h.Connected && h.Up {
 				n++
 			}
@@ -338,7 +338,7 @@ func TestKeepalived(t *testing.T) {
 	b.moveSome(clients)
 	b.eventually("the second one has heard of them", func() bool {
 		s, ok := b.status(1)
-		return ok && s.Partner.Heard > 0 && s.Partner.Agents == 2 && s.Hosts != nil
+		return ok && s.Partner.Heard > 0 && s.Partner.Agents == 2 && s.Backends != nil
 	})
 
 	b.port(sw, "f0c", false) // the machine is lost

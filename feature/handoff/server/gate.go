@@ -135,7 +135,7 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 // shareMaps adds the maps of a gate that is there already, which a new one goes on with.
 func shareMaps(before *kernel.Opened, spec *ebpf.CollectionSpec, share map[string]*ebpf.Map) error {
 	if before.Meta.ABI != gateABI {
-		return fmt.Errorf("%s: %w: let its sessions move, then run weir handoff server remove", before.Instance, kernel.ErrABI)
+		return fmt.Errorf("%s: %w: let its sessions move, then run weir remove backend", before.Instance, kernel.ErrABI)
 	}
 	share["gate_sessions"] = before.Maps[pinSessions]
 	if c := before.Maps[pinCounts]; c.MaxEntries() == spec.Maps["gate_counts"].MaxEntries { // else of a weir that counted less: from 0 on
@@ -273,14 +273,14 @@ func filterAt(ifindex int, egress bool) kernel.Clsact {
 	return kernel.Clsact{Ifindex: ifindex, Name: name, Egress: egress, Priority: 3} // others of weir's come before it
 }
 
-// RemoveGate takes a namespace's gate away. That there is none is no error.
+// RemoveGate takes a namespace's gate away, and the spec of the caller's. That there is none is no error.
 func RemoveGate(ctx context.Context, root *kernel.Root, ns *netns.Handle) error {
 	l, err := root.Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
-	return removeGate(l, ns)
+	return errors.Join(removeGate(l, ns), applied.Remove(l))
 }
 
 // RemoveGates takes the gates of all namespaces away.

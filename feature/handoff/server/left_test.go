@@ -16,10 +16,10 @@ import (
 // resets none of them, and says where they are. So it is if the front end's machine begins anew.
 func TestForgottenByFront(t *testing.T) {
 	w := newNetwork(t, 3, at4)
-	cert, key, signers := w.ca.Files("front")
+	cert, key, signers := w.ca.Files("lb")
 	config := fmt.Sprintf(`
 listen: 0.0.0.0:7946
-tls: {certificate: %s, key: %s, signers: %s}
+tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2, s3]
 register: true
 hold: 500ms

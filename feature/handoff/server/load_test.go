@@ -14,7 +14,7 @@ func TestLoadsToldAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n, ok := st.Hosts[0].Loads[service]
+		n, ok := st.Backends[0].Loads[service]
 		return ok && n == 7
 	}
 	w.eventually("the front end hears of it", known)

@@ -3,42 +3,54 @@
 package server
 
 import (
+	"context"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/weir-project/weir/internal/scrape"
+	"github.com/weir-project/weir/kernel"
 )
 
-// collector is the metrics of an agent.
-type collector struct{ a *Agent }
+// Collector implements feature.Measured: the metrics of this network namespace's backend, from its agent.
+func (Feature) Collector(r *kernel.Root) prometheus.Collector { return collector{r} }
 
-// Collector gives the agent's metrics, weir_handoff_server_….
-func (a *Agent) Collector() prometheus.Collector { return collector{a} }
+type collector struct{ root *kernel.Root }
 
 var (
 	descMoved    = desc("moved_total", "sessions that have moved", "direction")
 	descBack     = desc("came_back_total", "moves that ended where they began")
 	descCalled   = desc("discarded_total", "arrivals that were called off")
-	descBytes    = desc("bytes_total", "bytes of sessions sent to other servers")
+	descBytes    = desc("bytes_total", "bytes of sessions sent to other backends")
 	descRefused  = desc("refused_total", "steps of moves that could not be done", "step")
 	descMoving   = desc("moving", "sessions on their way", "direction")
-	descTransfer = desc("transfer_seconds", "of the latest moves from here: from the member's letting go until the other server has the session")
+	descTransfer = desc("transfer_seconds", "of the latest moves from here: from the member's letting go until the other backend has the session")
 	descStop     = desc("stopped_seconds", "of the latest moves from here: while the session's packets were stopped")
 	descGate     = desc("gate_packets_total", "packets that the gate kept from going on", "what")
-	descExpires  = desc("certificate_expires_seconds", "when the agent's certificate expires, in seconds since 1970")
+	descExpires  = desc("certificate_expires_timestamp_seconds", "when the agent's certificate expires")
 	descUnread   = desc("certificate_refused", "1: the files of the agent's certificate have changed, and are not used")
+	descAgent    = desc("agent_up", "1: the agent answers")
 	descLink     = desc("connected", "whether an agent is connected", "agent")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("weir_handoff_server_"+name, help, labels, nil)
+	return prometheus.NewDesc("weir_backend_"+name, help, labels, nil)
 }
 
-func (c collector) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, out) }
+func (c collector) Describe(out chan<- *prometheus.Desc) { describe(out) }
+
+func describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descMoved, descBack, descCalled, descBytes, descRefused, descMoving, descTransfer, descStop, descGate, descExpires, descUnread, descAgent, descLink} {
+		out <- d
+	}
+}
 
 func (c collector) Collect(out chan<- prometheus.Metric) {
-	s, err := c.a.Status()
+	if spec, err := applied.Read(c.root); err == nil && spec == nil {
+		return // this is no backend
+	}
+	s, err := StatusHere(context.Background())
+	out <- scrape.Const(descAgent, prometheus.GaugeValue, float64(bit(err == nil)))
 	if err != nil {
-		out <- prometheus.NewInvalidMetric(descMoved, err)
 		return
 	}
 	count := func(d *prometheus.Desc, n uint64, labels ...string) {
@@ -68,7 +80,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		gauge(descExpires, float64(c.NotAfter.Unix()))
 		gauge(descUnread, float64(bit(c.Problem != "")))
 	}
-	gauge(descLink, float64(bit(s.Front)), "front end")
+	gauge(descLink, float64(bit(s.Front)), "load balancer")
 	for name, there := range s.Peers {
 		gauge(descLink, float64(bit(there)), name)
 	}

@@ -14,10 +14,10 @@ import (
 func TestDrainCountsOtherPrograms(t *testing.T) {
 	w := newNetwork(t, 1, at4)
 	other := netip.AddrPortFrom(at4.Addr(), at4.Port()+1)
-	cert, key, signers := w.ca.Files("front")
+	cert, key, signers := w.ca.Files("lb")
 	w.play(w.middle, "front", fmt.Sprintf(`
 listen: 0.0.0.0:7946
-tls: {certificate: %s, key: %s, signers: %s}
+tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1]
 register: true
 services:

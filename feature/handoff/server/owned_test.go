@@ -21,7 +21,7 @@ import (
 
 // balancer is the file of a load balancer whose new flows are the server's of this number alone.
 func (w *world) balancer(all int, more string) string {
-	cert, key, signers := w.ca.Files("front")
+	cert, key, signers := w.ca.Files("lb")
 	hosts := ""
 	for _, s := range w.servers {
 		weight := 0
@@ -32,12 +32,12 @@ func (w *world) balancer(all int, more string) string {
 	}
 	return fmt.Sprintf(`
 listen: 0.0.0.0:7946
-tls: {certificate: %s, key: %s, signers: %s}
+tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2, s3]
 register: true
 services:
   talk: {number: 3, listen: ["tcp %s"]}
-hosts:
+backends:
 %s%s`, cert, key, signers, w.at, hosts, more)
 }
 
@@ -127,7 +127,7 @@ func TestRebootedFront(t *testing.T) {
 				stop()
 			}
 			stopFront()
-			if err := front.Remove(t.Context(), kernel.OpenRoot(w.root.Path()), w.middle, "front"); err != nil {
+			if err := front.Remove(t.Context(), kernel.OpenRoot(w.root.Path()), w.middle, "lb"); err != nil {
 				t.Fatal(err)
 			}
 			w.play(w.middle, "front", w.balancer(3, fmt.Sprint("settle: ", longest)))

@@ -21,7 +21,7 @@ func (a *Agent) tooPatient() error {
 	if hold == 0 || a.o.Patience < hold {
 		return nil
 	}
-	return a.o.PatienceAt.Errorf("patience %s: the front end holds packets of a session that moves for %s: take less, or raise hold in the front end's file; until then %s is used",
+	return a.o.PatienceAt.Errorf("timeout %s: the load balancer holds packets of a session that moves for %s: take less, or raise hold in lb of its weir.yaml; until then %s is used",
 		a.o.Patience, hold, a.patience())
 }
 
@@ -32,6 +32,6 @@ func (a *Agent) toldHold(ms int64) {
 		return
 	}
 	if err := a.tooPatient(); err != nil {
-		a.o.Log.Error("patience is too long for this front end", "err", err)
+		a.o.Log.Error("timeout is too long for this load balancer", "err", err)
 	}
 }

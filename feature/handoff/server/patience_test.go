@@ -13,11 +13,11 @@ import (
 // the key, and waits for less than that.
 func TestPatienceBeyondHold(t *testing.T) {
 	w := newNetwork(t, 1, at4)
-	cert, key, signers := w.ca.Files("front")
+	cert, key, signers := w.ca.Files("lb")
 	play := func(hold time.Duration) (stop func()) {
 		return w.play(w.middle, "front", fmt.Sprintf(`
 listen: 0.0.0.0:7946
-tls: {certificate: %s, key: %s, signers: %s}
+tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1]
 register: true
 hold: %s

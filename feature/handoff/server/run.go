@@ -33,14 +33,10 @@ func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) 
 	o.Root, o.Log = root, log
 	l, err := accept.TCP(ctx, log, c.Listen)
 	if err != nil {
-		return fmt.Errorf("where other servers' agents connect to: %w", err)
+		return fmt.Errorf("where other backends' agents connect to: %w", err)
 	}
 	defer l.Close()
 	a, err := New(ctx, o)
-	if err != nil {
-		return err
-	}
-	metrics, err := control.ListenMetrics(ctx, c.Metrics, a.Collector(), log)
 	if err != nil {
 		return err
 	}
@@ -50,14 +46,13 @@ func Start(ctx context.Context, root *kernel.Root, c *Config, log *slog.Logger) 
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return control.Serve(ctx, socket, a.controls(), log) })
-	group.Go(func() error { return metrics(ctx) })
-	log.Info("agent of this server", "name", c.Name, "number", c.Number, "agents", l.Addr().String())
+	log.Info("backend agent runs", "name", c.Name, "number", c.Number, "agents", l.Addr().String())
 	group.Go(func() error { return a.Run(ctx, l) })
 	return group.Wait()
 }
 
 // controlName is what the agent of a network namespace is called.
-func controlName(ns *netns.Handle) string { return "server-" + strconv.FormatUint(ns.Inode(), 10) }
+func controlName(ns *netns.Handle) string { return "backend-" + strconv.FormatUint(ns.Inode(), 10) }
 
 // controls are what the commands ask of an agent.
 func (a *Agent) controls() http.Handler {
@@ -82,7 +77,7 @@ func (a *Agent) controls() http.Handler {
 }
 
 // ErrNoAgent says that no agent of a server answers here.
-var ErrNoAgent = errors.New("no agent of a server answers: is weir handoff server running in this network namespace?")
+var ErrNoAgent = errors.New("no backend agent answers: does weir serve run in this network namespace, with handoff.backend in its file?")
 
 func request(ctx context.Context, method, path string) (*http.Response, error) {
 	ns, err := netns.Current()

@@ -57,7 +57,11 @@ func untilStdinEnds() context.Context {
 }
 
 func playFront(args []string) error {
-	c, err := front.LoadConfig(args[1])
+	text, err := os.ReadFile(args[1])
+	if err != nil {
+		return err
+	}
+	c, err := front.ParseConfig(args[1], text)
 	if err != nil {
 		return err
 	}
@@ -65,7 +69,11 @@ func playFront(args []string) error {
 }
 
 func playServer(args []string) error {
-	c, err := LoadConfig(args[1])
+	text, err := os.ReadFile(args[1])
+	if err != nil {
+		return err
+	}
+	c, err := ParseConfig(args[1], text)
 	if err != nil {
 		return err
 	}
@@ -75,10 +83,10 @@ func playServer(args []string) error {
 // Servers that register learn of each other and of the services; drain empties one, and has no new session come to it.
 func TestDrain(t *testing.T) {
 	w := newNetwork(t, 3, at4)
-	cert, key, signers := w.ca.Files("front")
+	cert, key, signers := w.ca.Files("lb")
 	w.play(w.middle, "front", fmt.Sprintf(`
 listen: 0.0.0.0:7946
-tls: {certificate: %s, key: %s, signers: %s}
+tls: {certificate: %s, key: %s, ca: %s}
 devices: [c, s1, s2, s3]
 register: true
 hold: 20s
@@ -205,8 +213,8 @@ name: s1
 number: 1
 address: 10.0.0.1
 listen: 10.0.0.1:7947
-tls: {certificate: a, key: b, signers: c}
-front: {address: 10.0.0.9:7946}
+tls: {certificate: a, key: b, ca: c}
+lb: {address: 10.0.0.9:7946}
 devices: [eth0]
 `
 	if _, err := ParseConfig("server.yaml", []byte(good)); err != nil {
@@ -216,18 +224,18 @@ devices: [eth0]
 		{"number: 1", "number: 2000", "from 1 to 1023"},
 		{"number: 1", "nubmer: 1", `did you mean "number"`},
 		{"listen: 10.0.0.1:7947", "listen: 0.0.0.0:7947", "advertise"},
-		{"listen: 10.0.0.1:7947", "listen: here", "where other servers' agents connect to"},
+		{"listen: 10.0.0.1:7947", "listen: here", "where other backends' agents connect to"},
 		{"address: 10.0.0.1\n", "address: ten\n", "server.yaml:4"},
 		{"devices: [eth0]", "devices: []", "name the interfaces"},
 		{"devices: [eth0]", "devices: [eth0, eth1, eth0]", `"eth0" is there twice`},
-		{"address: 10.0.0.1\n", "address: 0.0.0.0\n", "where the front end reaches this server"},
-		{"address: 10.0.0.1\n", "address: ff02::1\n", "where the front end reaches this server"},
-		{"front: {address: 10.0.0.9:7946}", "front: {name: f}", "where its agent listens"},
-		{"front: {address: 10.0.0.9:7946}", "front: {address: 10.0.0.9:7946, name: f, names: [f, g]}", "either name, or names"},
-		{"tls: {certificate: a, key: b, signers: c}", "tls: {certificate: a}", "certificate, key and signers"},
+		{"address: 10.0.0.1\n", "address: 0.0.0.0\n", "where the load balancer reaches this backend"},
+		{"address: 10.0.0.1\n", "address: ff02::1\n", "where the load balancer reaches this backend"},
+		{"lb: {address: 10.0.0.9:7946}", "lb: {name: f}", "where its agent listens"},
+		{"lb: {address: 10.0.0.9:7946}", "lb: {address: 10.0.0.9:7946, name: f, names: [f, g]}", "either name, or names"},
+		{"tls: {certificate: a, key: b, ca: c}", "tls: {certificate: a}", "certificate, key and ca"},
 		{"number: 1", "number: 2000", "server.yaml:3:9: number 2000"},
-		{"front: {address: 10.0.0.9:7946}", "front: {address: nine}", "server.yaml:7:18: front: address"},
-		{"devices: [eth0]", "devices: [eth0]\npatience: 1ms", "server.yaml:9:11: patience 1ms"},
+		{"lb: {address: 10.0.0.9:7946}", "lb: {address: nine}", "server.yaml:7:15: lb: address"},
+		{"devices: [eth0]", "devices: [eth0]\ntimeout: 1ms", "server.yaml:9:10: timeout 1ms"},
 	} {
 		_, err := ParseConfig("server.yaml", []byte(strings.Replace(good, c.from, c.to, 1)))
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "server.yaml") {

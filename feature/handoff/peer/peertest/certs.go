@@ -95,7 +95,7 @@ func (a *Authority) FilesUntil(name string, end time.Time) (cert, key, signers s
 func (a *Authority) TLS(name string) *peer.Identity {
 	a.t.Helper()
 	cert, key, signers := a.Files(name)
-	c, err := peer.Files{Certificate: cert, Key: key, Signers: signers}.Load()
+	c, err := peer.Files{Certificate: cert, Key: key, CA: signers}.Load()
 	if err != nil {
 		a.t.Fatal(err)
 	}

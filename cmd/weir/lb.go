@@ -3,10 +3,8 @@
 package main
 
 import (
-	"errors"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -15,44 +13,50 @@ import (
 
 	"github.com/weir-project/weir/feature/handoff/front"
 	"github.com/weir-project/weir/feature/handoff/peer"
+	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
 )
 
-func handoffFront(g *globals) *cobra.Command {
-	var file string
-	c := &cobra.Command{
-		Use: "front -f FILE", Short: "Spread a service over hosts, and let its sessions move between them", Args: cobra.NoArgs,
-		Long: `Run the agent of a front end: it tells the data path, a program at tcx of the devices,
-which hosts there are and whether they are well, and lets sessions move. The data path
-stays when the agent ends, with every flow; the next agent goes on with it. It is of
-the network namespace in which the command runs. docs/FRONT.md has the file's keys.`,
-		Example: `  weir handoff front -f front.yaml`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if file == "" {
-				return usageError{errors.New("name the front end's file: weir handoff front -f front.yaml")}
+func init() {
+	addFeature(featureCommand{
+		name:     front.Name,
+		overview: []string{"weir lb status|load balancers: backends, flows, what became of packets"},
+		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{lbCommand(g)} },
+		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
+			r, _ := host.Part[front.Report](st, front.Name)
+			for _, s := range r.Balancers {
+				printLB(w, s)
 			}
-			c, err := front.LoadConfig(file)
-			if err != nil {
-				return err
-			}
-			log := newLog(os.Stderr)
-			ignoreHangup(cmd.Context(), log, "restart weir handoff front to read its file again; the data path stays")
-			return front.Run(cmd.Context(), kernel.OpenRoot(g.root), c, log)
 		},
+	})
+}
+
+func lbCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "lb", Short: "Spread services over backends, and let sessions move between them",
+		Long: `The load balancer is the section lb of weir.yaml: weir apply records it, and weir serve, or
+weir serve --only lb, runs its agent in the network namespace in which it was applied. The
+agent tells the data path, a program at tcx of the devices, which backends there are and
+whether they are well, and lets sessions move. The data path stays when the agent ends,
+with every flow; the next agent goes on with it. docs/FRONT.md has the section's keys.`,
 	}
-	c.Flags().StringVarP(&file, "file", "f", "", "the front end's file")
-	c.AddCommand(frontStatus(g), frontOverride(g), frontRemove(g))
+	c.AddCommand(lbStatus(g), lbOverride(g), lbRemove(g))
 	return c
 }
 
-func frontStatus(g *globals) *cobra.Command {
+// handoffFront refuses the command of the load balancer's former file.
+func handoffFront() *cobra.Command {
+	return movedCommand("front", "lb", "lb")
+}
+
+func lbStatus(g *globals) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Front ends: their hosts, flows, and what became of packets", Args: cobra.NoArgs,
-		Long: `Show the front ends that are pinned, of all network namespaces. Hosts' names, weights
-and health come from the front end's agent; without one, flows by the number of their
-host.`,
+		Use: "status", Short: "Load balancers: their backends, flows, and what became of packets", Args: cobra.NoArgs,
+		Long: `Show the load balancers that are pinned, of all network namespaces. Backends' names, weights
+and health come from the load balancer's agent; without one, flows by the number of their
+backend.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			all, err := front.Statuses(cmd.Context(), kernel.OpenRoot(g.root))
 			if err != nil {
@@ -62,13 +66,13 @@ host.`,
 				return printJSON(cmd, all)
 			}
 			if len(all) == 0 {
-				fmt.Fprintln(cmd.OutOrStdout(), "no front end is here: weir handoff front -f FILE makes one")
+				fmt.Fprintln(cmd.OutOrStdout(), "no load balancer is here: lb in weir.yaml makes one")
 			}
 			for i, s := range all {
 				if i > 0 {
 					fmt.Fprintln(cmd.OutOrStdout())
 				}
-				printFront(cmd.OutOrStdout(), s)
+				printLB(cmd.OutOrStdout(), s)
 			}
 			return nil
 		},
@@ -77,24 +81,24 @@ host.`,
 	return c
 }
 
-func printFront(w io.Writer, s front.Status) {
+func printLB(w io.Writer, s front.Status) {
 	n := s.Counts
-	fmt.Fprintf(w, "%s (namespace %s): %d flows, %d parked, %d moving; packets: %d to hosts, %d to clients, %d parked, %d errors passed on\n",
+	fmt.Fprintf(w, "%s (namespace %s): %d flows, %d parked, %d moving; packets: %d to backends, %d to clients, %d parked, %d errors passed on\n",
 		s.Name, s.Netns, s.Flows, s.Parked, s.Moving, n.In, n.Out, n.Held, n.ICMP)
-	fmt.Fprintf(w, "  dropped: %d of hosts that do not own the flow, %d resets, %d without a host, %d of strangers, %d fragments\n",
+	fmt.Fprintf(w, "  dropped: %d of backends that do not own the flow, %d resets, %d without a backend, %d of strangers, %d fragments\n",
 		n.Mute, n.NoReset, n.NoHost, n.Stranger, n.Fragment)
 	if !s.Agent {
-		fmt.Fprintln(w, "  ! its agent does not answer: flows go on, and none can move; weir handoff front -f FILE runs it")
+		fmt.Fprintln(w, "  ! its agent does not answer: flows go on, and none can move; weir serve runs it")
 	}
 	if s.Settling {
-		fmt.Fprintf(w, "  it has begun anew: packets of unknown connections wait for the hosts to say which are theirs (%d dropped)\n", n.Awaited)
+		fmt.Fprintf(w, "  it has begun anew: packets of unknown connections wait for the backends to say which are theirs (%d dropped)\n", n.Awaited)
 	}
 	if p := s.Partner; p != nil {
 		fmt.Fprintf(w, "  partner %s: %s; %d flows told, %d heard%s\n", p.Name, partnerState(p), p.Told, p.Heard, splitOf(p))
 	}
 	printCertificate(w, s.Certificate)
-	t := newTable(w, "  HOST", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "WAITING", "AGENT", "")
-	for _, h := range s.Hosts {
+	t := newTable(w, "  BACKEND", "NUMBER", "ADDRESS", "AT", "WEIGHT", "FLOWS", "WAITING", "AGENT", "")
+	for _, h := range s.Backends {
 		agent, state := "-", ""
 		if h.Connected {
 			agent = "connected" + notHeard(h.Silent)
@@ -116,7 +120,7 @@ func printFront(w io.Writer, s front.Status) {
 func partnerState(p *front.PairStatus) string {
 	switch {
 	case p.Apart:
-		return "! not connected, and its hosts' agents are not here, but clients' packets are: both may go on, each by itself"
+		return "! not connected, and its backends' agents are not here, but clients' packets are: both may go on, each by itself"
 	case !p.Connected && p.Silent < 0:
 		return "! not connected since the agent began"
 	case !p.Connected:
@@ -178,34 +182,35 @@ func orDash(s string) string {
 	return s
 }
 
-func frontOverride(g *globals) *cobra.Command {
+func lbOverride(g *globals) *cobra.Command {
 	var name string
 	c := &cobra.Command{
-		Use: "override SERVICE CLIENT [HOST]", Short: "Have a client be a host's, whatever the hash says", Args: cobra.RangeArgs(2, 3),
-		Long: `Have a client's flows be a host's. CLIENT is an address where the service goes by
-source, else an address and a port. A source changes its host at once, and its
+		Use: "override SERVICE CLIENT [BACKEND]", Short: "Give a client to a backend, whatever the hash says", Args: cobra.RangeArgs(2, 3),
+		Long: `Give a client's flows to a backend. CLIENT is an address where the service goes by
+source, else an address and a port. A source changes its backend at once, and its
 connections are reset there; a connection that is known by itself is not torn from its
-host. Without HOST the override ends.`,
-		Example: `  weir handoff front override telemetry 192.0.2.7 b
-  weir handoff front override telemetry 192.0.2.7`,
+backend. Without BACKEND the override ends.`,
+		Example: `  weir lb override telemetry 192.0.2.7 b
+  weir lb override telemetry 192.0.2.7`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			host := ""
+			backend := ""
 			if len(args) > 2 {
-				host = args[2]
+				backend = args[2]
 			}
-			return front.Override(cmd.Context(), kernel.OpenRoot(g.root), name, args[0], args[1], host)
+			return front.Override(cmd.Context(), kernel.OpenRoot(g.root), name, args[0], args[1], backend)
 		},
 	}
-	c.Flags().StringVar(&name, "name", "front", "of the front end")
+	c.Flags().StringVar(&name, "name", front.Name, "of the load balancer")
 	return c
 }
 
-func frontRemove(g *globals) *cobra.Command {
+func lbRemove(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "remove [NAME]", Short: "End a front end of this network namespace, and forget its flows", Args: cobra.MaximumNArgs(1),
-		Long: `End the data path: packets go where the kernel's routes lead them. End its agent first.`,
+		Use: "remove [NAME]", Short: "End a load balancer of this network namespace, and forget its flows", Args: cobra.MaximumNArgs(1),
+		Long: `End the data path: packets go where the kernel's routes lead them. Its agent ends within a second.
+weir remove lb does so in all network namespaces.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name := "front"
+			name := front.Name
 			if len(args) > 0 {
 				name = args[0]
 			}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/keeper"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/feature/handoff/server"
+	"github.com/weir-project/weir/host"
+	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel"
+)
+
+func TestLBCommands(t *testing.T) {
+	nstest.NeedRoot(t)
+	if err := kernel.Require(front.Needs); err != nil {
+		t.Skip("need: kernel", err)
+	}
+	root := nstest.BPFFS + "/lb-command"
+	if out, _, status := weir(t, "--root", root, "lb", "status"); status != 0 || !strings.Contains(out, "no load balancer is here") {
+		t.Errorf("status %d: %s", status, out)
+	}
+	file := filepath.Join(t.TempDir(), "weir.yaml")
+	cert, key, ca := peertest.NewAuthority(t).Files("lb")
+	text := fmt.Sprintf("lb:\n  devices: [lo]\n  listen: 127.0.0.1:7946\n  tls: {certificate: %s, key: %s, ca: %s}\n  services:\n    talk: {number: 0, listen: [tcp 10.55.0.1:9000]}\n", cert, key, ca)
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(text)
+	if _, errs, status := weir(t, "--root", root, "serve", "--only", "lb", "-f", file); status != exitFailed || !strings.Contains(errs, file+":2:3: backends: there is none") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	write(text + "  register: true\n")
+	p := nstest.Start(t, command("--root", root, "serve", "--only", "lb", "-f", file))
+	waits := func(want func(front.Status) bool) {
+		t.Helper()
+		var all []front.Status
+		for end := time.Now().Add(60 * time.Second); len(all) != 1 || !want(all[0]); time.Sleep(20 * time.Millisecond) {
+			out, errs, status := weir(t, "--root", root, "lb", "status", "--json")
+			if err := json.Unmarshal([]byte(out), &all); err != nil && out != "" {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if time.Now().After(end) {
+				t.Fatalf("status %d: %s %s", status, out, errs)
+			}
+		}
+	}
+	waits(func(s front.Status) bool { return s.Agent && len(s.Backends) == 0 })
+	// A reload takes another section to the agent; a wrong one changes nothing.
+	write(text + "  backends:\n    a: {number: 1, address: 10.55.0.9}\n")
+	p.Signal(syscall.SIGHUP)
+	waits(func(s front.Status) bool { return s.Agent && len(s.Backends) == 1 })
+	write(text + "  backends:\n    a: {number: 2000, address: 10.55.0.9}\n")
+	if _, errs, status := weir(t, "--root", root, "apply", "-f", file); status != exitFailed || !strings.Contains(errs, "backends.a: number 2000") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	waits(func(s front.Status) bool { return s.Agent && len(s.Backends) == 1 })
+	if out, _, status := weir(t, "--root", root, "status"); status != 0 || !strings.Contains(out, "lb (namespace") {
+		t.Errorf("status %d: %s", status, out)
+	}
+	if _, errs, status := weir(t, "--root", root, "lb", "override", "talk", "192.0.2.1:5", "b"); status != exitFailed || !strings.Contains(errs, `no backend "b" is known`) {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	p.Kill() // the data path stays
+	if out, _, status := weir(t, "--root", root, "lb", "status"); status != 0 || !strings.Contains(out, "its agent does not answer") {
+		t.Errorf("status %d: %s", status, out)
+	}
+	if out, _, _ := weir(t, "--root", root, "doctor"); !strings.Contains(out, "load balancer lb") {
+		t.Errorf("doctor does not tell of the agent: %s", out)
+	}
+	write("services: {}\n")
+	if _, errs, status := weir(t, "--root", root, "apply", "-f", file); status != exitFailed || !strings.Contains(errs, "load balancer lb spreads traffic now") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	if _, errs, status := weir(t, "--root", root, "remove", "--allow-outage", "lb"); status != 0 {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	if out, _, _ := weir(t, "--root", root, "lb", "status"); !strings.Contains(out, "no load balancer is here") {
+		t.Errorf("%s", out)
+	}
+	if out, errs, status := weir(t, "--root", root, "apply", "-f", file); status != 0 || !strings.Contains(out, "nothing to change") {
+		t.Errorf("after remove, status %d: %s %s", status, out, errs)
+	}
+}
+
+// Former files are refused by the sections that take their place, which the product takes.
+func TestFormerFiles(t *testing.T) {
+	const tls = "tls: {certificate: c.pem, key: k.pem, signers: ca.pem}\ndevices: [lo]\n"
+	for _, c := range []struct {
+		command, text, has string
+		right              func(d *feature.Document) bool
+	}{
+		{"front", "# ours\nlisten: 127.0.0.1:7946\nmetrics: 127.0.0.1:9745\n" + tls + "services:\n  talk: {number: 0, listen: [tcp 10.55.0.1:9000]}\nhosts:\n  a: {number: 1, address: 10.55.0.9} # the old one\n", "# the old one",
+			func(d *feature.Document) bool {
+				lb, ok := front.Feature{}.Spec(d)
+				return ok && lb.Name == "front" && lb.TLS.CA != "" && lb.Backends["a"].Number == 1
+			}},
+		{"server", "name: s1\nnumber: 1\naddress: 10.55.0.9\nlisten: 10.55.0.9:7947\npatience: 1s\nlimit: 5\nmetrics: 127.0.0.1:9745\nfront: {name: f, address: 10.55.0.1:7946}\n" + tls, "timeout: 1s",
+			func(d *feature.Document) bool {
+				b, ok := server.Feature{}.Spec(d)
+				return ok && b.Name == "s1" && b.TLS.CA != "" && b.LB.Name == "f" && b.Timeout == time.Second && b.MaxQueues == 5
+			}},
+		{"", "handoff: {hold: 2m, sessions: 7}\n", "max_sessions: 7",
+			func(d *feature.Document) bool {
+				l, ok := keeper.Feature{}.Spec(d)
+				return ok && l.Hold == 2*time.Minute && l.Sessions == 7
+			}},
+	} {
+		file := filepath.Join(t.TempDir(), "former.yaml")
+		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for status, args := range map[int][]string{exitUsage: {"handoff", c.command, "-f", file}, exitFailed: {"apply", "-f", file}} {
+			if args[1] == "" {
+				continue
+			}
+			_, errs, got := weir(t, args...)
+			_, section, ok := strings.Cut(errs, "put this into weir.yaml:\n\n")
+			if got != status || !ok || !strings.Contains(section, c.has) {
+				t.Fatalf("%v: status %d: %s", args, got, errs)
+			}
+			d, err := host.ParseConfig("weir.yaml", []byte(section))
+			if err != nil {
+				t.Fatalf("%v\n%s", err, section)
+			}
+			if !c.right(d.Document()) {
+				t.Errorf("another section was made of %s:\n%s", c.text, section)
+			}
+		}
+	}
+}
+
+// A partner that is connected and not heard is told with for how long.
+func TestPartnerState(t *testing.T) {
+	for want, p := range map[string]front.PairStatus{
+		"connected":                                  {Connected: true},
+		"! connected, but not heard for 4 s":         {Connected: true, Silent: 4.2},
+		"! not connected for 12 s":                   {Silent: 12},
+		"! not connected since the agent began":      {Silent: -1},
+		"connected, and clients' packets come by it": {Connected: true, There: true},
+	} {
+		if got := partnerState(&p); got != want {
+			t.Errorf("%+v: %q, want %q", p, got, want)
+		}
+	}
+}

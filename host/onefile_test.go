@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package host
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/weir-project/weir/feature/handoff/front"
+	"github.com/weir-project/weir/feature/handoff/peer/peertest"
+	"github.com/weir-project/weir/feature/handoff/server"
+	"github.com/weir-project/weir/kernel"
+)
+
+// sectionsOfHandoff follow everyFeature: the load balancer, and a backend of its own beside it.
+const sectionsOfHandoff = `
+handoff:
+  keeper: {hold: 20s}
+  backend:
+    name: s1
+    number: 1
+    address: 10.77.0.9
+    listen: 127.0.0.1:7957
+    lb: {address: 127.0.0.1:7956}
+    tls: {certificate: %s, key: %s, ca: %s}
+    devices: [d0]
+    keeper: %s
+lb:
+  devices: [d1]
+  listen: 127.0.0.1:7956
+  tls: {certificate: %s, key: %s, ca: %s}
+  services:
+    talk: {number: 0, listen: [tcp 10.55.0.1:9000]}
+  register: true
+`
+
+// One file with every feature runs under one weir serve: it is seen in status, metrics and doctor, outlives a wrong file, and is
+// removed by one command.
+func TestOneFile(t *testing.T) {
+	w, _, pid := damagedWorld(t) // which has agents of its own: they go first
+	if err := w.Remove(t.Context(), "", true); err != nil {
+		t.Fatal(err)
+	}
+	second, _ := daemon(t, "0.0.0.0:4741")
+	dir := socketDir(t)
+	key, path := filepath.Join(dir, "key"), filepath.Join(dir, "weir.yaml")
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(key, "0123456789abcdef")
+	ca := peertest.NewAuthority(t)
+	cert1, key1, root := ca.Files("s1")
+	cert2, key2, _ := ca.Files("lb")
+	text := fmt.Sprintf(strings.ReplaceAll(everyFeature, "4740", "4741")+sectionsOfHandoff, pid, second, key, cert1, key1, root, filepath.Join(dir, "handoff.sock"), cert2, key2, root)
+	write(path, text)
+	reload := make(chan struct{})
+	s := w.serveWith(dir, ServeOptions{File: path, Reload: reload})
+	backend := func() (st server.Status) {
+		st, _ = server.StatusHere(t.Context()) // an agent that does not answer has an empty one
+		return st
+	}
+	all := func() bool {
+		st, err := w.Reader(s.socket).Status(t.Context())
+		r, _ := Part[front.Report](st, front.Name)
+		b, _ := Part[server.Report](st, server.Name)
+		shown := st.Shown()
+		return err == nil && !slices.ContainsFunc(Features(), func(f string) bool { return !slices.Contains(shown, f) }) && len(r.Balancers) == 1 &&
+			r.Balancers[0].Agent && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Connected && b.Agent != nil && b.Agent.Front && b.Agent.Keeper
+	}
+	eventually(t, "everything runs", all)
+	_, page := s.get("/metrics")
+	checkMetrics(t, page, `weir_lb_agent_up{lb="lb"} 1`, `weir_backend_agent_up 1`, `weir_backend_connected{agent="load balancer"} 1`, `weir_filter_up 1`, `weir_healthy 1`)
+	for _, f := range w.Doctor(t.Context()).Findings {
+		if strings.Contains(f.Text, "does not answer") {
+			t.Errorf("doctor: %+v", f)
+		}
+	}
+	write(path, strings.Replace(text, "number: 1\n", "number: 5000\n", 1))
+	reload <- struct{}{}
+	reload <- struct{}{} // the first one is over
+	if !strings.Contains(s.log.String(), "number 5000: each backend has one of its own") || !all() {
+		t.Errorf("after a wrong file: %+v\n%s", backend(), s.log)
+	}
+	write(path, strings.Replace(text, "number: 1\n", "number: 1\n    weight: 3\n", 1))
+	reload <- struct{}{}
+	eventually(t, "the backend has its new weight", func() bool {
+		st, err := w.Reader(s.socket).Status(t.Context())
+		r, _ := Part[front.Report](st, front.Name)
+		return err == nil && len(r.Balancers) == 1 && len(r.Balancers[0].Backends) == 1 && r.Balancers[0].Backends[0].Weight == 3
+	})
+	if err := w.Remove(context.Background(), "", true); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agents have ended", func() bool { return backend().Server == "" })
+	if left, err := w.Root.Instances(""); err != nil || len(left) > 0 {
+		t.Errorf("%v is left, %v", left, err)
+	}
+	if err := kernel.OpenRoot(w.Root.Path()).Usable(); err != nil {
+		t.Error(err)
+	}
+}
