@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
 )
@@ -26,8 +27,8 @@ type answers struct {
 	Status  *steer.State
 	Devices *steer.DeviceReport
 	Where   *steer.PlaceReport
-	Bound   []steer.Binding
-	Named   []steer.Named
+	Bound   []bindings.Binding
+	Named   []bindings.Named
 	Errors  []string
 }
 
@@ -67,9 +68,9 @@ func readAll(r Reader) answers {
 		ns.Close()
 	}
 	var err error
-	a.Bound, err = Ask[[]steer.Binding](ctx, r, spec.Name, "bindings", url.Values{"netns": {scope}})
+	a.Bound, err = Ask[[]bindings.Binding](ctx, r, spec.Name, "bindings", url.Values{"netns": {scope}})
 	keep(err)
-	a.Named, err = Ask[[]steer.Named](ctx, r, spec.Name, "services", url.Values{"netns": {scope}})
+	a.Named, err = Ask[[]bindings.Named](ctx, r, spec.Name, "services", url.Values{"netns": {scope}})
 	keep(err)
 	_, err = Ask[steer.DeviceReport](ctx, r, spec.Name, "devices", url.Values{"service": {"absent"}})
 	keep(err)
@@ -105,7 +106,7 @@ func (w world) bind(service, prefix string) {
 		w.t.Fatal(err)
 	}
 	defer l.Unlock()
-	if _, err := steer.Bind(l, ns, steer.Binding{Service: service, Prefix: netip.MustParsePrefix(prefix), Proto: syscall.IPPROTO_UDP, Port: 53}); err != nil {
+	if _, err := bindings.Bind(l, ns, bindings.Binding{Service: service, Prefix: netip.MustParsePrefix(prefix), Proto: syscall.IPPROTO_UDP, Port: 53}); err != nil {
 		w.t.Fatal(err)
 	}
 }

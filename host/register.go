@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/kernel"
@@ -60,7 +60,7 @@ func (h *Host) registerHandler(o ServeOptions) http.Handler {
 		ctx, cancel := context.WithTimeout(r.Context(), q.limit)
 		defer cancel()
 		who := []any{"service", q.service, "slot", q.slot, "pid", peer.PID, "uid", peer.UID}
-		if err := steer.RegisterPeer(ctx, h.Root, q.service, q.slot, peer); err != nil {
+		if err := bindings.RegisterPeer(ctx, h.Root, q.service, q.slot, peer); err != nil {
 			o.Log.Warn("registration failed", append(who, "reason", err)...)
 			http.Error(w, err.Error(), registerStatus(err))
 			return
@@ -96,11 +96,11 @@ func readRegistration(w http.ResponseWriter, r *http.Request) (q registration, e
 
 func registerStatus(err error) int {
 	switch {
-	case errors.Is(err, steer.ErrRefused):
+	case errors.Is(err, bindings.ErrRefused):
 		return http.StatusForbidden
 	case errors.Is(err, kernel.ErrNotExist), errors.Is(err, record.ErrNoSlot):
 		return http.StatusNotFound
-	case errors.Is(err, steer.ErrWithdrawn):
+	case errors.Is(err, bindings.ErrWithdrawn):
 		return http.StatusConflict
 	case errors.Is(err, service.ErrNotReady), errors.Is(err, service.ErrNoSocket):
 		return http.StatusGatewayTimeout
@@ -109,7 +109,7 @@ func registerStatus(err error) int {
 }
 
 // peerOf is the process that has sent a request.
-func peerOf(r *http.Request) (peer steer.Peer, err error) {
+func peerOf(r *http.Request) (peer bindings.Peer, err error) {
 	c, ok := accept.PeerOf(r.Context())
 	if !ok {
 		return peer, errors.ErrUnsupported
@@ -122,5 +122,5 @@ func peerOf(r *http.Request) (peer steer.Peer, err error) {
 	if err != nil {
 		return peer, err
 	}
-	return steer.Peer{PID: int(cred.Pid), UID: cred.Uid}, nil
+	return bindings.Peer{PID: int(cred.Pid), UID: cred.Uid}, nil
 }

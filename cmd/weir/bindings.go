@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
@@ -56,12 +57,12 @@ func (f *netnsFlag) locked(cmd *cobra.Command, g *globals, do func(l *kernel.Wri
 }
 
 // bindingOf reads SERVICE tcp|udp PREFIX PORT.
-func bindingOf(args []string) (b steer.Binding, err error) {
+func bindingOf(args []string) (b bindings.Binding, err error) {
 	b.Service = args[0]
 	if err := b.Proto.UnmarshalText([]byte(args[1])); err != nil {
 		return b, usageError{err}
 	}
-	if b.Prefix, err = steer.ParsePrefix(args[2]); err != nil {
+	if b.Prefix, err = bindings.ParsePrefix(args[2]); err != nil {
 		return b, usageError{err}
 	}
 	if b.Port, err = portOf(args[3]); err != nil {
@@ -100,10 +101,10 @@ given.`,
 				return err
 			}
 			return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
-				if err := allow.refuseBindings(cmd, l, ns, []steer.Binding{b}, true); err != nil {
+				if err := allow.refuseBindings(cmd, l, ns, []bindings.Binding{b}, true); err != nil {
 					return err
 				}
-				was, err := steer.Bind(l, ns, b)
+				was, err := bindings.Bind(l, ns, b)
 				if err == nil {
 					warnTakes(cmd, l, ns, b)
 				}
@@ -124,7 +125,7 @@ given.`,
 }
 
 // refuseBindings refuses bindings that take served traffic to a service without a socket.
-func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, want []steer.Binding, keep bool) error {
+func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, want []bindings.Binding, keep bool) error {
 	if f {
 		return nil
 	}
@@ -136,7 +137,7 @@ func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *
 }
 
 // warnTakes warns of what new bindings take away from others.
-func warnTakes(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ...steer.Binding) {
+func warnTakes(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ...bindings.Binding) {
 	for _, w := range steer.Takes(l.Root, ns, all...) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
 	}
@@ -151,7 +152,7 @@ func steerUnbind(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error { return steer.Unbind(l, ns, b) })
+			return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error { return bindings.Unbind(l, ns, b) })
 		},
 	}
 	in.add(c)
@@ -161,7 +162,7 @@ func steerUnbind(g *globals) *cobra.Command {
 func steerBindings(g *globals) *cobra.Command {
 	var in netnsFlag
 	var proto, within, covers, port string
-	var f steer.BindingFilter
+	var f bindings.BindingFilter
 	c := &cobra.Command{
 		Use: "bindings", Short: "List what is bound to which service", Args: cobra.NoArgs,
 		Long: `List what is bound to which service, by address. With --json it is a file that
@@ -171,7 +172,7 @@ weir steer replace reads.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := errors.Join(
 				given(proto, f.Proto.UnmarshalText),
-				given(within, func(s []byte) (err error) { f.Within, err = steer.ParsePrefix(string(s)); return err }),
+				given(within, func(s []byte) (err error) { f.Within, err = bindings.ParsePrefix(string(s)); return err }),
 				given(covers, func(s []byte) (err error) { f.Covers, err = netip.ParseAddr(string(s)); return err }),
 				given(port, func(s []byte) error {
 					n, err := portOf(string(s))
@@ -185,7 +186,7 @@ weir steer replace reads.`,
 			if err != nil {
 				return err
 			}
-			all, err := host.Ask[[]steer.Binding](cmd.Context(), g.reader(), spec.Name, "bindings", url.Values{"netns": {scope}})
+			all, err := host.Ask[[]bindings.Binding](cmd.Context(), g.reader(), spec.Name, "bindings", url.Values{"netns": {scope}})
 			if err != nil {
 				return err
 			}
@@ -196,7 +197,7 @@ weir steer replace reads.`,
 				}
 			}
 			if g.json {
-				text, err := steer.WriteBindings(chosen)
+				text, err := bindings.WriteBindings(chosen)
 				if err == nil {
 					_, err = fmt.Writer(cmd.OutOrStdout()).Write(append(text, '\n'))
 				}
@@ -272,7 +273,7 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 			}
 			args = []string{"-"}
 		}
-		all, err := steer.LoadBindingsFile(args[0])
+		all, err := bindings.LoadBindingsFile(args[0])
 		if err != nil {
 			return err
 		}
@@ -281,7 +282,7 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			diff, err := steer.DiffBindings(g.host().Root, scope, all, keep)
+			diff, err := bindings.DiffBindings(g.host().Root, scope, all, keep)
 			if err == nil {
 				printDiff(cmd.OutOrStdout(), diff, lines)
 				in.foretell(cmd, g, all, keep)
@@ -292,9 +293,9 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 			if err := allow.refuseBindings(cmd, l, ns, all, keep); err != nil {
 				return err
 			}
-			set := steer.ReplaceBindings
+			set := bindings.ReplaceBindings
 			if keep {
-				set = steer.AddBindings
+				set = bindings.AddBindings
 			}
 			diff, err := set(l, ns, all)
 			if err == nil {
@@ -312,7 +313,7 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 }
 
 // foretell prints what bindings would take away, as far as this user may look.
-func (f *netnsFlag) foretell(cmd *cobra.Command, g *globals, all []steer.Binding, keep bool) {
+func (f *netnsFlag) foretell(cmd *cobra.Command, g *globals, all []bindings.Binding, keep bool) {
 	ns, err := f.open()
 	if err == nil {
 		defer ns.Close()
@@ -326,7 +327,7 @@ func (f *netnsFlag) foretell(cmd *cobra.Command, g *globals, all []steer.Binding
 	}
 }
 
-func printDiff(w io.Writer, d steer.Diff, lines int) {
+func printDiff(w io.Writer, d bindings.Diff, lines int) {
 	left := lines
 	line := func(format string, args ...any) {
 		if left--; left >= 0 {
@@ -357,13 +358,13 @@ func steerServices(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all, err := host.Ask[[]steer.Named](cmd.Context(), g.reader(), spec.Name, "services", url.Values{"netns": {scope}})
+			all, err := host.Ask[[]bindings.Named](cmd.Context(), g.reader(), spec.Name, "services", url.Values{"netns": {scope}})
 			if err != nil {
 				return err
 			}
 			if g.json {
 				if all == nil {
-					all = []steer.Named{}
+					all = []bindings.Named{}
 				}
 				return printJSON(cmd, all)
 			}
@@ -384,7 +385,7 @@ func steerServices(g *globals) *cobra.Command {
 	return c
 }
 
-func socketsOf(n steer.Named) string {
+func socketsOf(n bindings.Named) string {
 	if n.Configured {
 		return "slots of the configuration"
 	}

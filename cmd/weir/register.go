@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -95,7 +95,7 @@ func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsF
 	switch {
 	case len(args) == 1 && m.String() == "none":
 		err = in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) (err error) {
-			kinds, err = steer.RegisterPassed(l, ns, args[0])
+			kinds, err = bindings.RegisterPassed(l, ns, args[0])
 			return err
 		})
 	case len(args) == 1 || m.String() == "none":
@@ -105,7 +105,7 @@ func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsF
 		if perr != nil {
 			return usageError{perr}
 		}
-		kinds, err = steer.RegisterWithin(cmd.Context(), g.host().Root, args[0], in.ref, m, at, wait)
+		kinds, err = bindings.RegisterWithin(cmd.Context(), g.host().Root, args[0], in.ref, m, at, wait)
 	}
 	if err != nil {
 		return slotMissing(err)
@@ -116,7 +116,7 @@ func registerSockets(cmd *cobra.Command, g *globals, m service.Member, in netnsF
 
 // slotMissing has a service of the configuration without a slot be wrong usage.
 func slotMissing(err error) error {
-	if errors.Is(err, steer.ErrConfigured) {
+	if errors.Is(err, bindings.ErrConfigured) {
 		return usageError{err}
 	}
 	return err
@@ -171,7 +171,7 @@ registered.`,
 					}
 				}
 				return in.locked(cmd, g, func(l *kernel.WriteLock, ns *netns.Handle) error {
-					were, err := steer.UnregisterSockets(l, ns, args[0], args[1:]...)
+					were, err := bindings.UnregisterSockets(l, ns, args[0], args[1:]...)
 					if err == nil {
 						fmt.Fprintf(cmd.OutOrStdout(), "no longer registered for %s: %s\n", args[0], strings.Join(were, ", "))
 					}

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -33,12 +33,12 @@ const (
 	every4, every6   = "192.0.2.77", "2001:db8:7::77" // bound with every port
 )
 
-func binding(prefix string, port uint16) steer.Binding {
-	p, err := steer.ParsePrefix(prefix)
+func binding(prefix string, port uint16) bindings.Binding {
+	p, err := bindings.ParsePrefix(prefix)
 	if err != nil {
 		panic(err)
 	}
-	return steer.Binding{Service: "echo", Prefix: p, Port: port, Proto: unix.IPPROTO_UDP}
+	return bindings.Binding{Service: "echo", Prefix: p, Port: port, Proto: unix.IPPROTO_UDP}
 }
 
 // serve serves UDP at addresses, and leads the prefixes there.
@@ -54,14 +54,14 @@ func serve(t *testing.T, addresses ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var sockets []steer.Registration
+	var sockets []bindings.Registration
 	for i, c := range packets {
 		streams[i].Close()
 		t.Cleanup(func() { c.Close() })
 		raw, err := c.SyscallConn()
 		if err == nil {
 			err = control(raw, func(fd int) error {
-				sockets = append(sockets, steer.Registration{Service: "echo", FD: fd}) // open until the test ends
+				sockets = append(sockets, bindings.Registration{Service: "echo", FD: fd}) // open until the test ends
 				return nil
 			})
 		}
@@ -87,11 +87,11 @@ func serve(t *testing.T, addresses ...string) {
 		}
 	}
 	locked(func(l *kernel.WriteLock) error {
-		_, err := steer.RegisterSockets(l, ns, sockets)
+		_, err := bindings.RegisterSockets(l, ns, sockets)
 		if err != nil {
 			return err
 		}
-		_, err = steer.AddBindings(l, ns, []steer.Binding{
+		_, err = bindings.AddBindings(l, ns, []bindings.Binding{
 			binding(prefix4, 4321), binding(prefix4, 9999), binding(every4, 0),
 			binding(prefix6, 4321), binding(prefix6, 9999), binding(every6, 0),
 		})
@@ -103,9 +103,9 @@ func serve(t *testing.T, addresses ...string) {
 			t.Fatal(err)
 		}
 		defer ns.Close()
-		locked(func(l *kernel.WriteLock) error { _, err := steer.ReplaceBindings(l, ns, nil); return err })
+		locked(func(l *kernel.WriteLock) error { _, err := bindings.ReplaceBindings(l, ns, nil); return err })
 		locked(func(l *kernel.WriteLock) error {
-			_, err := steer.UnregisterSockets(l, ns, "echo")
+			_, err := bindings.UnregisterSockets(l, ns, "echo")
 			if errors.Is(err, kernel.ErrNotExist) {
 				err = nil // they went with the last binding, if they were closed first
 			}

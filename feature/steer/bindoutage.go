@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -22,12 +23,12 @@ import (
 
 // OutagesOfBindings says which traffic, served now, ReplaceBindings, or AddBindings with keep, would lead to a service without a
 // socket for it. The plan has no steps.
-func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, want []Binding, keep bool) (plan feature.Plan, err error) {
+func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, want []bindings.Binding, keep bool) (plan feature.Plan, err error) {
 	s, err := readServed(ctx, r, record.Scope(ns))
-	if err != nil || !slices.ContainsFunc(want, func(b Binding) bool { return !s.serves(b.Service, b) }) {
+	if err != nil || !slices.ContainsFunc(want, func(b bindings.Binding) bool { return !s.serves(b.Service, b) }) {
 		return plan, err
 	}
-	diff, err := DiffBindings(r, record.Scope(ns), want, keep)
+	diff, err := bindings.DiffBindings(r, record.Scope(ns), want, keep)
 	if err != nil {
 		return plan, err
 	}
@@ -43,7 +44,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 	}
 	defer done()
 	err = ns.Do(func() error {
-		socks := map[Proto][]sockdiag.Socket{}
+		socks := map[bindings.Proto][]sockdiag.Socket{}
 		local, err := service.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL)
 		if err != nil {
 			return err
@@ -65,7 +66,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 					return err
 				}
 			}
-			if losers := takenOf(b, b.addrs(local), socks[b.Proto], nil); len(losers) > 0 {
+			if losers := takenOf(b, addrs(b, local), socks[b.Proto], nil); len(losers) > 0 {
 				lack, remedy := s.lack(b.Service)
 				plan.Outage("%s: %s %s; %s: %s", b, b.Service, lack, losing(losers), remedy)
 			}
@@ -76,14 +77,14 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 }
 
 // owners returns a function that names the service from which a new binding takes its prefix, or a part of it; "" for none.
-func owners(r *kernel.Root, scope string) (of func(Binding) string, done func(), err error) {
-	v, err := openView(r, scope)
+func owners(r *kernel.Root, scope string) (of func(bindings.Binding) string, done func(), err error) {
+	v, err := bindings.OpenView(r, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
-		return func(Binding) string { return "" }, func() {}, nil
+		return func(bindings.Binding) string { return "" }, func() {}, nil
 	} else if err != nil {
 		return nil, nil, err
 	}
-	all, err := v.labels.All()
+	all, err := v.Labels.All()
 	if err != nil {
 		v.Close()
 		return nil, nil, err
@@ -92,8 +93,8 @@ func owners(r *kernel.Root, scope string) (of func(Binding) string, done func(),
 	for name, x := range all {
 		names[x.ID] = name
 	}
-	return func(b Binding) string {
-		if x, ok := v.bound.Lookup(b.Prefix.Addr(), uint8(b.Proto), b.Port); ok && x.Prefix.Bits() <= b.Prefix.Bits() {
+	return func(b bindings.Binding) string {
+		if x, ok := v.Bound.Lookup(b.Prefix.Addr(), uint8(b.Proto), b.Port); ok && x.Prefix.Bits() <= b.Prefix.Bits() {
 			return names[x.Value-1]
 		}
 		return ""
@@ -104,7 +105,7 @@ func owners(r *kernel.Root, scope string) (of func(Binding) string, done func(),
 func enough(plan *feature.Plan) bool { return len(plan.Outages) >= mostTold }
 
 // addrs are the single addresses of local that the binding's prefix contains.
-func (b Binding) addrs(local []netip.Prefix) (out []netip.Addr) {
+func addrs(b bindings.Binding, local []netip.Prefix) (out []netip.Addr) {
 	for _, p := range local {
 		if p.IsSingleIP() && b.Prefix.Contains(p.Addr()) {
 			out = append(out, p.Addr())
@@ -138,11 +139,11 @@ func readServed(ctx context.Context, r *kernel.Root, scope string) (s servedNow,
 		// A damaged one cannot be asked, and keeps no other from being bound: status tells of it.
 		s.slots[i.Name] = err != nil || x.Bypassed || sum(lostTo(x.pub, x.reasons())) == 0
 	}
-	named, err := namedServices(r, scope, false)
+	named, err := bindings.Registered(r, scope, false)
 	for _, n := range named {
 		var have [engine.KindsIPv4]bool
 		for kind := range have {
-			have[kind] = slices.ContainsFunc(n.Sockets, func(k RegisteredSocket) bool { return k.Kind == kindName(uint32(kind)) })
+			have[kind] = slices.ContainsFunc(n.Sockets, func(k bindings.RegisteredSocket) bool { return k.Kind == bindings.KindName(uint32(kind)) })
 		}
 		s.kinds[n.Service] = have
 	}
@@ -158,7 +159,7 @@ func (s servedNow) lack(name string) (lack, remedy string) {
 }
 
 // serves says whether the traffic of a binding reaches a socket of the service.
-func (s servedNow) serves(name string, b Binding) bool {
+func (s servedNow) serves(name string, b bindings.Binding) bool {
 	if served, configured := s.slots[name]; configured {
 		return served
 	}

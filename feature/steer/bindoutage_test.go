@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 )
@@ -38,7 +39,7 @@ func TestBindingsSayWhatTheyTake(t *testing.T) {
 		{"none udp 127.0.4.0/22 9000", ""}, // a longer one has its part
 		{"svc udp 127.0.0.0/24 9991", fmt.Sprintf("svc has a slot without a member; process %d", a.pid())}, // slot 1 is empty
 	} {
-		plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []Binding{binding(t, c.binding)}, true)
+		plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []bindings.Binding{binding(t, c.binding)}, true)
 		text := strings.Join(plan.Outages, "\n")
 		if err != nil || c.want == "" && text != "" || !strings.Contains(text, c.want) {
 			t.Errorf("%s: %q, %v, want %q", c.binding, text, err, c.want)
@@ -57,7 +58,7 @@ func TestBindingsBesideDamage(t *testing.T) {
 	if err := os.RemoveAll(w.root.Path() + "/steer/" + s.scope + "/" + record.EngineInstance(s.scope, spec.EngineReuseport).Name); err != nil {
 		t.Fatal(err)
 	}
-	plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []Binding{binding(t, "none udp 127.0.0.0/24 9991")}, true)
+	plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []bindings.Binding{binding(t, "none udp 127.0.0.0/24 9991")}, true)
 	if err != nil || len(plan.Outages) != 1 {
 		t.Errorf("%q, %v", plan.Outages, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -24,11 +25,11 @@ import (
 )
 
 // many are n bindings that no test asks for, and one that is.
-func many(t testing.TB, n int, name string) []Binding {
-	out := []Binding{binding(t, name+" tcp 127.20.0.0/16 80")}
+func many(t testing.TB, n int, name string) []bindings.Binding {
+	out := []bindings.Binding{binding(t, name+" tcp 127.20.0.0/16 80")}
 	for i := range n {
 		p := netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18 + byte(i>>16), byte(i >> 8), byte(i)}), 32)
-		out = append(out, Binding{Service: fmt.Sprintf("s%d", i%50), Prefix: p, Proto: unix.IPPROTO_TCP, Port: 443})
+		out = append(out, bindings.Binding{Service: fmt.Sprintf("s%d", i%50), Prefix: p, Proto: unix.IPPROTO_TCP, Port: 443})
 	}
 	return out
 }
@@ -63,9 +64,9 @@ func TestDispatchReplaceAndGrow(t *testing.T) {
 	w.register("a", a, "tcp 127.0.0.1:7041")
 	w.register("b", b, "tcp 127.0.0.1:7042")
 	w.bind("a tcp 127.20.0.0/16 80")
-	replace := func(n int, name string) (d Diff) {
+	replace := func(n int, name string) (d bindings.Diff) {
 		w.locked(func(l *kernel.WriteLock) (err error) {
-			d, err = ReplaceBindings(l, here(t), many(t, n, name))
+			d, err = bindings.ReplaceBindings(l, here(t), many(t, n, name))
 			return err
 		})
 		return d
@@ -138,7 +139,7 @@ func runBind(args []string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := RegisterMember(context.Background(), root, "b", "", service.Member{PID: pid}, at); err != nil {
+	if _, err := bindings.RegisterMember(context.Background(), root, "b", "", service.Member{PID: pid}, at); err != nil {
 		return err
 	}
 	l, err := root.Lock(context.Background())
@@ -149,27 +150,27 @@ func runBind(args []string) error {
 	p := netip.MustParsePrefix("127.20.0.0/16")
 	q := netip.MustParsePrefix("127.20.128.0/17")
 	const tcp = unix.IPPROTO_TCP
-	if _, err := Bind(l, ns, Binding{"b", p, 80, tcp}); err != nil { // it was a's
+	if _, err := bindings.Bind(l, ns, bindings.Binding{Service: "b", Prefix: p, Port: 80, Proto: tcp}); err != nil { // it was a's
 		return err
 	}
-	if _, err := Bind(l, ns, Binding{"a", q, 80, tcp}); err != nil {
+	if _, err := bindings.Bind(l, ns, bindings.Binding{Service: "a", Prefix: q, Port: 80, Proto: tcp}); err != nil {
 		return err
 	}
-	if err := Unbind(l, ns, Binding{"a", q, 80, tcp}); err != nil {
+	if err := bindings.Unbind(l, ns, bindings.Binding{Service: "a", Prefix: q, Port: 80, Proto: tcp}); err != nil {
 		return err
 	}
-	var all []Binding
+	var all []bindings.Binding
 	for i := range engine.FewestBindings + 1 {
-		all = append(all, Binding{"s", netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 32), 443, tcp})
+		all = append(all, bindings.Binding{Service: "s", Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 32), Port: 443, Proto: tcp})
 	}
-	all = append(all, Binding{"a", p, 80, tcp})
-	if _, err := ReplaceBindings(l, ns, all); err != nil {
+	all = append(all, bindings.Binding{Service: "a", Prefix: p, Port: 80, Proto: tcp})
+	if _, err := bindings.ReplaceBindings(l, ns, all); err != nil {
 		return err
 	}
-	if _, err := ReplaceBindings(l, ns, all[len(all)-1:]); err != nil {
+	if _, err := bindings.ReplaceBindings(l, ns, all[len(all)-1:]); err != nil {
 		return err
 	}
-	_, err = UnregisterSockets(l, ns, "b")
+	_, err = bindings.UnregisterSockets(l, ns, "b")
 	return err
 }
 
@@ -214,7 +215,7 @@ func (w *world) checkDispatch(step int) {
 	w.locked(engine.Mend)
 	w.bind("z tcp 127.99.0.0/16 80")
 	w.unbind("z tcp 127.99.0.0/16 80")
-	all, err := Bindings(context.Background(), w.root, record.Scope(here(w.t)))
+	all, err := bindings.Bindings(context.Background(), w.root, record.Scope(here(w.t)))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -247,7 +248,7 @@ func TestDispatchAtOnce(t *testing.T) {
 					break
 				}
 				ns, _ := netns.Current()
-				_, err = Bind(l, ns, Binding{fmt.Sprint("s", i), netip.MustParsePrefix("127.20.0.0/16"), uint16(100*i + j + 2), unix.IPPROTO_TCP})
+				_, err = bindings.Bind(l, ns, bindings.Binding{Service: fmt.Sprint("s", i), Prefix: netip.MustParsePrefix("127.20.0.0/16"), Port: uint16(100*i + j + 2), Proto: unix.IPPROTO_TCP})
 				ns.Close()
 				l.Unlock()
 				if err != nil {
@@ -263,7 +264,7 @@ func TestDispatchAtOnce(t *testing.T) {
 		}
 	}
 	w.checkDispatch(0)
-	if all, err := Bindings(context.Background(), w.root, record.Scope(here(t))); err != nil || len(all) != 101 {
+	if all, err := bindings.Bindings(context.Background(), w.root, record.Scope(here(t))); err != nil || len(all) != 101 {
 		t.Errorf("%d bindings, %v", len(all), err)
 	}
 }

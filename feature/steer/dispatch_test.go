@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -44,13 +45,13 @@ func newDispatchWorld(t testing.TB) *world {
 	return w
 }
 
-func binding(t testing.TB, text string) Binding {
+func binding(t testing.TB, text string) bindings.Binding {
 	t.Helper()
 	f := strings.Fields(text)
-	var b Binding
+	var b bindings.Binding
 	port, err := strconv.ParseUint(f[3], 10, 16)
 	if err == nil {
-		b.Prefix, err = ParsePrefix(f[2])
+		b.Prefix, err = bindings.ParsePrefix(f[2])
 	}
 	if err = errors.Join(err, b.Proto.UnmarshalText([]byte(f[1]))); err != nil {
 		t.Fatal(err)
@@ -61,12 +62,12 @@ func binding(t testing.TB, text string) Binding {
 
 func (w *world) bind(text string) {
 	w.t.Helper()
-	w.locked(func(l *kernel.WriteLock) error { _, err := Bind(l, here(w.t), binding(w.t, text)); return err })
+	w.locked(func(l *kernel.WriteLock) error { _, err := bindings.Bind(l, here(w.t), binding(w.t, text)); return err })
 }
 
 func (w *world) unbind(text string) {
 	w.t.Helper()
-	w.locked(func(l *kernel.WriteLock) error { return Unbind(l, here(w.t), binding(w.t, text)) })
+	w.locked(func(l *kernel.WriteLock) error { return bindings.Unbind(l, here(w.t), binding(w.t, text)) })
 }
 
 // register registers a sink's socket.
@@ -76,7 +77,7 @@ func (w *world) register(name string, s *sink, listen string) []string {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	kinds, err := RegisterMember(context.Background(), w.root, name, "", service.Member{PID: s.pid()}, at)
+	kinds, err := bindings.RegisterMember(context.Background(), w.root, name, "", service.Member{PID: s.pid()}, at)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -86,18 +87,18 @@ func (w *world) register(name string, s *sink, listen string) []string {
 func (w *world) unregister(name string, kinds ...string) {
 	w.t.Helper()
 	w.locked(func(l *kernel.WriteLock) error {
-		_, err := UnregisterSockets(l, here(w.t), name, kinds...)
+		_, err := bindings.UnregisterSockets(l, here(w.t), name, kinds...)
 		return err
 	})
 }
 
-func (w *world) named() map[string]Named {
+func (w *world) named() map[string]bindings.Named {
 	w.t.Helper()
-	all, err := NamedServices(context.Background(), w.root, record.Scope(here(w.t)))
+	all, err := bindings.NamedServices(context.Background(), w.root, record.Scope(here(w.t)))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	out := map[string]Named{}
+	out := map[string]bindings.Named{}
 	for _, n := range all {
 		out[n.Service] = n
 	}
@@ -190,12 +191,12 @@ func TestDispatch(t *testing.T) {
 	w.deadline("the datagram is counted", func() bool { return w.named()["a"].Steered > before })
 	w.unregister("a", "tcp4")
 	w.reached(map[string]*sink{"127.20.7.1:443": nil, "127.20.0.1:80": b})
-	all, err := Bindings(context.Background(), w.root, record.Scope(here(t)))
+	all, err := bindings.Bindings(context.Background(), w.root, record.Scope(here(t)))
 	if err != nil || len(all) != 6 {
 		t.Errorf("%d bindings, %v: %v", len(all), err, all)
 	}
 	for _, x := range all {
-		w.locked(func(l *kernel.WriteLock) error { return Unbind(l, here(t), x) })
+		w.locked(func(l *kernel.WriteLock) error { return bindings.Unbind(l, here(t), x) })
 	}
 	for _, name := range []string{"a", "b", "c"} {
 		w.unregister(name)
@@ -258,13 +259,13 @@ func TestDispatchToSlots(t *testing.T) {
 	w.reached(map[string]*sink{"127.40.0.1:9991": other, "127.50.0.1:80": other})
 	w.check(src, loopback4, names(a, b))
 	w.locked(func(l *kernel.WriteLock) error {
-		if _, err := Bind(l, here(t), binding(t, "o tcp 0.0.0.0/0 9991")); !errors.Is(err, ErrBound) {
+		if _, err := bindings.Bind(l, here(t), binding(t, "o tcp 0.0.0.0/0 9991")); !errors.Is(err, bindings.ErrBound) {
 			t.Errorf("binding what svc listens to: %v", err)
 		}
-		if _, err := Bind(l, here(t), binding(t, "svc tcp fd00::/64 1")); !errors.Is(err, ErrBinding) {
+		if _, err := bindings.Bind(l, here(t), binding(t, "svc tcp fd00::/64 1")); !errors.Is(err, bindings.ErrBinding) {
 			t.Errorf("svc does not listen to IPv6: %v", err)
 		}
-		if _, err := RegisterSockets(l, here(t), []Registration{{"svc", 0}}); err == nil {
+		if _, err := bindings.RegisterSockets(l, here(t), []bindings.Registration{{Service: "svc", FD: 0}}); err == nil {
 			t.Error("svc has slots, and takes a socket")
 		}
 		return nil
@@ -356,8 +357,8 @@ func TestRegisterRefuses(t *testing.T) {
 	defer null.Close()
 	for fd, want := range map[int]string{int(file.Fd()): "connected", unbound: "not bound", idle: "does not listen", int(null.Fd()): "no socket"} {
 		w.locked(func(l *kernel.WriteLock) error {
-			_, err := RegisterSockets(l, ns, []Registration{{"x", fd}})
-			if !errors.Is(err, ErrSocket) || !strings.Contains(err.Error(), want) {
+			_, err := bindings.RegisterSockets(l, ns, []bindings.Registration{{Service: "x", FD: fd}})
+			if !errors.Is(err, bindings.ErrSocket) || !strings.Contains(err.Error(), want) {
 				t.Errorf("%v, want %s", err, want)
 			}
 			return nil

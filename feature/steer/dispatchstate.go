@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
@@ -58,19 +59,19 @@ func readDispatch(r *kernel.Root, all []kernel.Instance) (out []DispatchState, e
 // itself, or nil. It returns the service of the configuration that gets it instead,
 // or done where sockets are registered, or nothing of either.
 func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *ServiceState, endpoint int, done bool, err error) {
-	v, err := openView(r, record.Scope(x.ns))
+	v, err := bindings.OpenView(r, record.Scope(x.ns))
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
 		return nil, 0, false, nil
 	} else if err != nil {
 		return nil, 0, false, err
 	}
 	defer v.Close()
-	b, ok := v.bound.Lookup(x.p.To.Addr().Unmap(), x.p.Number(), x.p.To.Port())
+	b, ok := v.Bound.Lookup(x.p.To.Addr().Unmap(), x.p.Number(), x.p.To.Port())
 	if !ok {
 		x.say("bindings", "none is for %s to %s", x.p.Proto, x.p.To)
 		return nil, 0, false, nil
 	}
-	name, err := v.labels.Name(b.Value - 1)
+	name, err := v.Labels.Name(b.Value - 1)
 	if err != nil {
 		return nil, 0, false, err
 	}
@@ -84,19 +85,19 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 	}
 	x.say("bindings", "%s %s is bound to %s for %s, the longest prefix for the packet", x.p.Proto, b.Prefix, name, port)
 	var where bpf.SteerNamed
-	if err := v.pins.Maps["named"].Lookup(b.Value-1, &where); err != nil {
+	if err := v.Pins.Maps["named"].Lookup(b.Value-1, &where); err != nil {
 		return nil, 0, false, err
 	}
 	kind := engine.KindOfPacket(x.p.Proto == "tcp", x.p.To.Addr().Unmap().Is6())
 	if where.Service == 0 {
-		return nil, 0, true, x.registered(v.pins.Maps["given"], name, b.Value-1, kind)
+		return nil, 0, true, x.registered(v.Pins.Maps["given"], name, b.Value-1, kind)
 	}
 	switch endpoint = int(where.Endpoint[kind]); endpoint {
 	case engine.Bypassed:
 		x.warn("bypass", "service %s is bypassed: weir bypass --off %s steers it again", name, name)
 		return nil, 0, false, nil
 	case engine.NoEndpoint:
-		x.result("rejected: service %s does not listen to %s", name, kindName(kind))
+		x.result("rejected: service %s does not listen to %s", name, bindings.KindName(kind))
 		return nil, 0, true, nil
 	}
 	for i := range st.Services {
@@ -112,7 +113,7 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) error {
 	var cookie uint64
 	if given.Lookup(id*engine.KindsIPv4+kind, &cookie) != nil || cookie == 0 {
-		x.say("sockets", "none is registered for %s of %s, or it is closed", kindName(kind), name)
+		x.say("sockets", "none is registered for %s of %s, or it is closed", bindings.KindName(kind), name)
 		x.result("rejected, until a socket is registered: weir steer register %s", name)
 		return nil
 	}
@@ -130,7 +131,7 @@ func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) er
 	}
 	for _, s := range socks {
 		if s.Cookie == cookie {
-			x.say("sockets", "the one at %s is registered for %s of %s", s.Local, kindName(kind), name)
+			x.say("sockets", "the one at %s is registered for %s of %s", s.Local, bindings.KindName(kind), name)
 			if n := sharing(socks, s); n > 1 {
 				x.say("sockets", "%d sockets share that port: the kernel, or a program of theirs, chooses among them", n)
 			}
@@ -138,7 +139,7 @@ func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) er
 			return nil
 		}
 	}
-	x.result("rejected: the socket registered for %s of %s is closing", kindName(kind), name)
+	x.result("rejected: the socket registered for %s of %s is closing", bindings.KindName(kind), name)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
@@ -78,7 +79,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 
 // dispatch exports what bindings lead to in a namespace.
 func (c collector) dispatch(ch chan<- prometheus.Metric, d DispatchState) {
-	all, err := namedServices(c.root, d.Scope, false)
+	all, err := bindings.Registered(c.root, d.Scope, false)
 	if err != nil {
 		return // removed meanwhile
 	}
@@ -91,8 +92,8 @@ func (c collector) dispatch(ch chan<- prometheus.Metric, d DispatchState) {
 			continue // its slots count
 		}
 		for kind := range uint32(engine.KindsIPv4) {
-			name := kindName(kind)
-			has := slices.ContainsFunc(n.Sockets, func(s RegisteredSocket) bool { return s.Kind == name })
+			name := bindings.KindName(kind)
+			has := slices.ContainsFunc(n.Sockets, func(s bindings.RegisteredSocket) bool { return s.Kind == name })
 			send(givenDesc, prometheus.GaugeValue, feature.Gauge(has), name)
 		}
 		send(hitsDesc, prometheus.CounterValue, float64(n.Steered), "steered")

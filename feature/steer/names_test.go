@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/kernel"
 )
@@ -20,7 +21,7 @@ func TestNamesOfBindings(t *testing.T) {
 		"": false, "\xff": false, "a\nb": false, "\x1b[31mred": false, "a\tb": false, "\u202ea": false, "a\u200b": false, "\u009b": false, "x\x7f": false,
 		" a": false, "a ": false, "\u00a0": false, "a\x00b": false, strings.Repeat("x", engine.MaxLabel+1): false,
 	} {
-		if err := checkLabel(name); (err == nil) != good || err != nil && !errors.Is(err, engine.ErrLabel) {
+		if err := bindings.CheckLabel(name); (err == nil) != good || err != nil && !errors.Is(err, engine.ErrLabel) {
 			t.Errorf("%q: %v", name, err)
 		}
 		quoted, err := json.Marshal(name)
@@ -30,7 +31,7 @@ func TestNamesOfBindings(t *testing.T) {
 		if name == "\xff" {
 			continue // JSON has no such string
 		}
-		_, err = ParseBindings("b.json", fmt.Appendf(nil, "{\"bindings\": [\n{\"label\": %s, \"prefix\": \"192.0.2.0/24\"}]}", quoted))
+		_, err = bindings.ParseBindings("b.json", fmt.Appendf(nil, "{\"bindings\": [\n{\"label\": %s, \"prefix\": \"192.0.2.0/24\"}]}", quoted))
 		if (err == nil) != good || err != nil && !strings.HasPrefix(err.Error(), "b.json:2: ") {
 			t.Errorf("%q in a file: %v", name, err)
 		}
@@ -41,10 +42,10 @@ func TestNamesOfNewServices(t *testing.T) {
 	w := newDispatchWorld(t)
 	const evil = "\x1b[31mred"
 	w.locked(func(l *kernel.WriteLock) error {
-		if _, err := Bind(l, here(t), binding(t, evil+" tcp 127.9.0.0/24 80")); !errors.Is(err, engine.ErrLabel) {
+		if _, err := bindings.Bind(l, here(t), binding(t, evil+" tcp 127.9.0.0/24 80")); !errors.Is(err, engine.ErrLabel) {
 			t.Errorf("bound: %v", err)
 		}
-		if _, err := RegisterSockets(l, here(t), []Registration{{evil, 0}}); !errors.Is(err, engine.ErrLabel) {
+		if _, err := bindings.RegisterSockets(l, here(t), []bindings.Registration{{Service: evil, FD: 0}}); !errors.Is(err, engine.ErrLabel) {
 			t.Errorf("registered: %v", err)
 		}
 		return nil
@@ -53,7 +54,7 @@ func TestNamesOfNewServices(t *testing.T) {
 
 // A long name is not repeated as a whole.
 func TestLongLabelIsCut(t *testing.T) {
-	if err := checkLabel(strings.Repeat("a", 1<<20)); !errors.Is(err, engine.ErrLabel) || len(err.Error()) > 1000 {
+	if err := bindings.CheckLabel(strings.Repeat("a", 1<<20)); !errors.Is(err, engine.ErrLabel) || len(err.Error()) > 1000 {
 		t.Errorf("an error of %d bytes", len(fmt.Sprint(err)))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
 )
@@ -35,10 +36,10 @@ func (Feature) Queries() []feature.Query {
 		{Name: "where", Answer: ofService(answerWhere)},
 		{Name: "templates", Answer: ofService(func(r *kernel.Root, s *ServiceState, _ url.Values) (any, error) { return s.Templates(r) })},
 		{Name: "bindings", Answer: func(ctx context.Context, r *kernel.Root, q url.Values) (any, error) {
-			return Bindings(ctx, r, q.Get("netns"))
+			return bindings.Bindings(ctx, r, q.Get("netns"))
 		}},
 		{Name: "services", Answer: func(ctx context.Context, r *kernel.Root, q url.Values) (any, error) {
-			return NamedServices(ctx, r, q.Get("netns"))
+			return bindings.NamedServices(ctx, r, q.Get("netns"))
 		}},
 	}
 }

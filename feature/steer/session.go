@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/sockdiag"
@@ -157,20 +158,20 @@ func (s *ServiceState) established() ([]sockdiag.Socket, error) {
 
 // boundTo is what is bound in a service's namespace, and the service's number there.
 type boundTo struct {
-	*view // nil: nothing is
-	id    uint32
-	named bool // the service may be bound to
+	*bindings.View // nil: nothing is
+	id             uint32
+	named          bool // the service may be bound to
 }
 
 func (s *ServiceState) openBound() (b boundTo, err error) {
-	b.view, err = openView(s.root, s.scope)
+	b.View, err = bindings.OpenView(s.root, s.scope)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return boundTo{}, nil
 	} else if err != nil {
 		return b, err
 	}
 	var x engine.Label
-	x, b.named, err = b.labels.Get(s.Name)
+	x, b.named, err = b.Labels.Get(s.Name)
 	b.id = x.ID
 	if err != nil {
 		b.Close()
@@ -180,18 +181,18 @@ func (s *ServiceState) openBound() (b boundTo, err error) {
 
 // Close closes the maps, if something is bound.
 func (b boundTo) Close() {
-	if b.view != nil {
-		b.view.Close()
+	if b.View != nil {
+		b.View.Close()
 	}
 }
 
 // decides says whether a binding has the last word about a TCP destination, and whether
 // it leads to the service: as steer_dispatch does.
 func (b boundTo) decides(s *ServiceState, to netip.AddrPort) (mine, decides bool) {
-	if b.view == nil {
+	if b.View == nil {
 		return false, false
 	}
-	x, ok := b.bound.Lookup(to.Addr(), unix.IPPROTO_TCP, to.Port())
+	x, ok := b.Bound.Lookup(to.Addr(), unix.IPPROTO_TCP, to.Port())
 	if !ok {
 		return false, false
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
@@ -25,7 +26,7 @@ const mostTold = 5
 // Takes says what bindings take away from others in a namespace: sockets that are bound
 // there and serve something else and, where every port is bound, answers to this host's
 // own requests.
-func Takes(r *kernel.Root, ns *netns.Handle, bindings ...Binding) (warnings []string) {
+func Takes(r *kernel.Root, ns *netns.Handle, bindings ...bindings.Binding) (warnings []string) {
 	own := registeredCookies(r, ns)
 	_ = ns.Do(func() error {
 		routes, err := service.LocalRoutes(netlink.FAMILY_ALL, unix.RTN_LOCAL)
@@ -57,7 +58,7 @@ func Takes(r *kernel.Root, ns *netns.Handle, bindings ...Binding) (warnings []st
 }
 
 // taken names the processes whose sockets lose what a binding takes.
-func taken(b Binding, here []netip.Addr, own map[uint64]bool) (out []string) {
+func taken(b bindings.Binding, here []netip.Addr, own map[uint64]bool) (out []string) {
 	socks, err := engine.Bound(uint8(b.Proto), 0)
 	if err != nil {
 		return nil
@@ -66,7 +67,7 @@ func taken(b Binding, here []netip.Addr, own map[uint64]bool) (out []string) {
 }
 
 // takenOf is taken among the sockets of the binding's protocol.
-func takenOf(b Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint64]bool) (out []string) {
+func takenOf(b bindings.Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint64]bool) (out []string) {
 	for _, s := range socks {
 		if b.Port != 0 && s.Local.Port() != b.Port {
 			continue
@@ -112,7 +113,7 @@ func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
 		}
 		o.Close()
 	}
-	named, _ := NamedServices(context.Background(), r, record.Scope(ns))
+	named, _ := bindings.NamedServices(context.Background(), r, record.Scope(ns))
 	for _, n := range named {
 		for _, s := range n.Sockets {
 			own[s.Cookie] = true

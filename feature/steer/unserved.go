@@ -5,6 +5,7 @@ package steer
 import (
 	"fmt"
 
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -36,7 +37,7 @@ func counted(n int, noun string) string {
 func (s *State) NoteUnserved(r *kernel.Root) error {
 	for i := range s.Bound {
 		b := &s.Bound[i]
-		all, err := namedServices(r, b.Scope, false)
+		all, err := bindings.Registered(r, b.Scope, false)
 		if err != nil {
 			return err
 		}

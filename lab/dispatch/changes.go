@@ -11,10 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/internal/netns"
+	"golang.org/x/sys/unix"
 )
 
 // fewServices answer while bindings and programs change under those who ask.
@@ -29,16 +28,16 @@ type question struct {
 // scenes are two sets of bindings that cover the same targets, each in another way, and the targets. Longer prefixes
 // come and go within shorter ones, a port gives way to every port, and beside a target others are bound to something
 // else.
-func scenes() (sets [2][]steer.Binding, ask []question) {
+func scenes() (sets [2][]bindings.Binding, ask []question) {
 	for n := range 256 {
 		proto, other := protoOf(n%2), protoOf(n%2+1)
 		service := func(k int) int { return (n%2 + 2*(n/2+k)) % fewServices } // of the protocol of n
 		q := question{at(20<<24|uint32(n)<<16|0x0101, boundPort, proto == unix.IPPROTO_TCP), [2]int{service(0), service(1)}}
 		ask = append(ask, q)
 		for i := range sets {
-			bind := func(service int, bits int, port uint16, proto steer.Proto) {
+			bind := func(service int, bits int, port uint16, proto bindings.Proto) {
 				p := netip.PrefixFrom(netip.AddrFrom4(q.addr), bits).Masked()
-				sets[i] = append(sets[i], steer.Binding{Service: nameOf(service), Prefix: p, Port: port, Proto: proto})
+				sets[i] = append(sets[i], bindings.Binding{Service: nameOf(service), Prefix: p, Port: port, Proto: proto})
 			}
 			switch first := i == 0; n / 2 % 4 {
 			case 0: // one host, two services
@@ -70,7 +69,7 @@ func scenes() (sets [2][]steer.Binding, ask []question) {
 }
 
 // crowd is so many bindings of hosts far from those that are asked about.
-func (x *experiment) crowd(n int, part string) []steer.Binding {
+func (x *experiment) crowd(n int, part string) []bindings.Binding {
 	s := &set{at: map[uint32]int{}, services: fewServices}
 	r := x.rand("crowd", part)
 	for len(s.hosts) < n {
@@ -183,7 +182,7 @@ func (x *experiment) change(ctx context.Context) error {
 
 // upgradeUnder has programs replaced: by those of another build and back, and when more is loaded than the maps have
 // room for, which makes maps of another layout and copies what is bound.
-func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []steer.Binding, questions []question) error {
+func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []bindings.Binding, questions []question) error {
 	if err := x.load(ctx, few, "replace", first); err != nil {
 		return err
 	}
@@ -246,7 +245,7 @@ func (x *experiment) upgradeUnder(ctx context.Context, few *site, first []steer.
 const fewestAnswers = 200
 
 // replaceUnder has weir replace one whole set by the other, again and again.
-func (x *experiment) replaceUnder(ctx context.Context, few *site, sets [2][]steer.Binding, questions []question) error {
+func (x *experiment) replaceUnder(ctx context.Context, few *site, sets [2][]bindings.Binding, questions []question) error {
 	files := [2]string{}
 	for i := range sets {
 		sets[i] = append(sets[i], x.crowd(x.swapped-len(sets[i]), fmt.Sprint("set", i))...)

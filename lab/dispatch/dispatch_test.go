@@ -10,10 +10,9 @@ import (
 	"slices"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/lab"
+	"golang.org/x/sys/unix"
 )
 
 func source() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
@@ -73,7 +72,7 @@ func TestWriteFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, err := steer.WriteBindings(all)
+		want, err := bindings.WriteBindings(all)
 		if err != nil || string(got) != string(want)+"\n" {
 			t.Errorf("%d bindings: %v\n%.300s\nwant\n%.300s", n, err, got, want)
 		}
@@ -81,7 +80,7 @@ func TestWriteFile(t *testing.T) {
 }
 
 // decide is which binding decides for a target, by the words of the documentation.
-func decide(all []steer.Binding, q target) (service string) {
+func decide(all []bindings.Binding, q target) (service string) {
 	longest, exact := -1, false
 	for _, b := range all {
 		tcp := b.Proto == unix.IPPROTO_TCP

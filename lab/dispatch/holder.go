@@ -14,12 +14,11 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/lab"
+	"golang.org/x/sys/unix"
 )
 
 // perHolder is how many services a process holds: with one socket each, less descriptors than the 20,000 that a
@@ -63,13 +62,13 @@ func hold(root string, numbers []string) error {
 	if h.poll, err = unix.EpollCreate1(0); err != nil {
 		return err
 	}
-	var all []steer.Registration
+	var all []bindings.Registration
 	for service := n[0]; service < n[0]+n[1]; service++ {
 		fd, err := h.open(service)
 		if err != nil {
 			return fmt.Errorf("socket of service %d: %w", service, err)
 		}
-		all = append(all, steer.Registration{Service: nameOf(service), FD: fd})
+		all = append(all, bindings.Registration{Service: nameOf(service), FD: fd})
 	}
 	if n[2] != 0 {
 		if err := shareSockets(ebpf.MapID(n[2]), n[0], all); err != nil {
@@ -88,7 +87,7 @@ func hold(root string, numbers []string) error {
 const ready = "ready"
 
 // shareSockets puts the sockets into the map of the other program, too.
-func shareSockets(id ebpf.MapID, first int, all []steer.Registration) error {
+func shareSockets(id ebpf.MapID, first int, all []bindings.Registration) error {
 	m, err := ebpf.NewMapFromID(id)
 	if err != nil {
 		return err
@@ -102,7 +101,7 @@ func shareSockets(id ebpf.MapID, first int, all []steer.Registration) error {
 	return nil
 }
 
-func register(root string, all []steer.Registration) error {
+func register(root string, all []bindings.Registration) error {
 	ns, err := netns.Current()
 	if err != nil {
 		return err
@@ -113,7 +112,7 @@ func register(root string, all []steer.Registration) error {
 		return err
 	}
 	defer l.Unlock()
-	_, err = steer.RegisterSockets(l, ns, all)
+	_, err = bindings.RegisterSockets(l, ns, all)
 	return err
 }
 

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/lab"
 )
@@ -228,7 +228,7 @@ func (x *experiment) measureMemory() error {
 func (x *experiment) check(ctx context.Context, s *set) error {
 	x.say("reading %d bindings and %d services back, and asking %d over the network", x.bindings, x.services, x.ask)
 	r := kernel.OpenRoot(x.env.Root)
-	have, err := steer.Bindings(ctx, r, x.many.scope())
+	have, err := bindings.Bindings(ctx, r, x.many.scope())
 	if err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (x *experiment) check(ctx context.Context, s *set) error {
 		x.result.Note("%d bindings are not those that were bound", len(have)-right)
 	}
 	x.result.Set("bindings", float64(right))
-	named, err := steer.NamedServices(ctx, r, x.many.scope())
+	named, err := bindings.NamedServices(ctx, r, x.many.scope())
 	if err != nil {
 		return err
 	}

@@ -9,9 +9,8 @@ import (
 	"net/netip"
 	"os"
 
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"golang.org/x/sys/unix"
-
-	"github.com/weir-project/weir/feature/steer"
 )
 
 // Addresses that are bound, and those that are not, lie in 11.0.0.0 to 126.255.255.255; services have their own
@@ -27,7 +26,7 @@ func addressOf(n uint32) netip.Addr {
 }
 
 // Services are numbered; every second one is of TCP.
-func protoOf(service int) steer.Proto {
+func protoOf(service int) bindings.Proto {
 	if service%2 == 1 {
 		return unix.IPPROTO_TCP
 	}
@@ -67,13 +66,13 @@ func (s *set) unbound(r *rand.Rand) uint32 {
 
 func (s *set) service(i int) int { return i % s.services }
 
-func (s *set) binding(i int) steer.Binding {
+func (s *set) binding(i int) bindings.Binding {
 	service := s.service(i)
-	return steer.Binding{Service: nameOf(service), Prefix: netip.PrefixFrom(addressOf(s.hosts[i]), 32), Port: boundPort, Proto: protoOf(service)}
+	return bindings.Binding{Service: nameOf(service), Prefix: netip.PrefixFrom(addressOf(s.hosts[i]), 32), Port: boundPort, Proto: protoOf(service)}
 }
 
-func (s *set) bindings(n int) []steer.Binding {
-	all := make([]steer.Binding, n)
+func (s *set) bindings(n int) []bindings.Binding {
+	all := make([]bindings.Binding, n)
 	for i := range all {
 		all[i] = s.binding(i)
 	}
@@ -81,7 +80,7 @@ func (s *set) bindings(n int) []steer.Binding {
 }
 
 // writeFile writes bindings as steer.WriteBindings does, but a million without waiting for its encoder.
-func writeFile(path string, all []steer.Binding) error {
+func writeFile(path string, all []bindings.Binding) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err

@@ -10,8 +10,7 @@ import (
 	"strconv"
 
 	"github.com/cilium/ebpf"
-
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/lab"
@@ -65,7 +64,7 @@ func (s *site) programID() (uint32, error) {
 func (s *site) scope() string { return strconv.FormatUint(s.ns.Inode(), 10) }
 
 // load runs `weir steer load` or `replace` with a file of bindings.
-func (x *experiment) load(ctx context.Context, s *site, command string, all []steer.Binding) error {
+func (x *experiment) load(ctx context.Context, s *site, command string, all []bindings.Binding) error {
 	file := filepath.Join(x.env.Dir, "bindings.json")
 	if err := writeFile(file, all); err != nil {
 		return err
@@ -75,13 +74,13 @@ func (x *experiment) load(ctx context.Context, s *site, command string, all []st
 }
 
 // bind has a site's bindings be these, without a command.
-func (x *experiment) bind(ctx context.Context, s *site, all []steer.Binding) error {
+func (x *experiment) bind(ctx context.Context, s *site, all []bindings.Binding) error {
 	l, err := kernel.OpenRoot(x.env.Root).Lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
-	if _, err := steer.ReplaceBindings(l, s.ns, all); err != nil {
+	if _, err := bindings.ReplaceBindings(l, s.ns, all); err != nil {
 		return fmt.Errorf("bind %d: %w", len(all), err)
 	}
 	return nil

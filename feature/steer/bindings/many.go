@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package bindings
 
 import (
 	"errors"
@@ -186,7 +186,7 @@ func DiffBindings(r *kernel.Root, scope string, want []Binding, keep bool) (Diff
 	if err != nil {
 		return Diff{}, err
 	}
-	v, err := openView(r, scope)
+	v, err := OpenView(r, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
 		diff, _ := boundNow{}.diff(want, order, keep)
 		return diff, nil
@@ -194,7 +194,7 @@ func DiffBindings(r *kernel.Root, scope string, want []Binding, keep bool) (Diff
 		return Diff{}, err
 	}
 	defer v.Close()
-	now, err := read(v.labels, v.bound)
+	now, err := read(v.Labels, v.Bound)
 	if err != nil {
 		return Diff{}, err
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package bindings
 
 import (
 	"errors"
@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkLabel says what is wrong with a new name. Names that are there may be any
+// CheckLabel says what is wrong with a new name. Names that are there may be any
 // keyOfLabel: previous versions took every byte.
-func checkLabel(name string) error {
+func CheckLabel(name string) error {
 	if _, err := engine.LabelKey(name); err != nil {
 		return err
 	}

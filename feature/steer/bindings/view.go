@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package bindings
 
 import (
 	"context"
@@ -19,14 +19,14 @@ import (
 
 // Bindings lists what is bound in a namespace, by address.
 func Bindings(_ context.Context, r *kernel.Root, scope string) ([]Binding, error) {
-	v, err := openView(r, scope)
+	v, err := OpenView(r, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
 	defer v.Close()
-	now, err := read(v.labels, v.bound)
+	now, err := read(v.Labels, v.Bound)
 	if err != nil {
 		return nil, err
 	}
@@ -37,15 +37,15 @@ func Bindings(_ context.Context, r *kernel.Root, scope string) ([]Binding, error
 	return out, nil
 }
 
-// view is a namespace's dispatch, open for reading.
-type view struct {
-	pins   *kernel.Opened
-	bound  *table.Bindings
-	labels *engine.Labels
+// View is a namespace's dispatch, open for reading.
+type View struct {
+	Pins   *kernel.Opened
+	Bound  *table.Bindings
+	Labels *engine.Labels
 }
 
-// openView returns ErrNotExist where nothing was ever bound.
-func openView(r *kernel.Root, scope string) (*view, error) {
+// OpenView returns ErrNotExist where nothing was ever bound.
+func OpenView(r *kernel.Root, scope string) (*View, error) {
 	i := record.EngineInstance(scope, spec.EngineSkLookup)
 	pins, err := r.Open(i)
 	if err != nil {
@@ -54,9 +54,9 @@ func openView(r *kernel.Root, scope string) (*view, error) {
 	if err = pins.Meta.RequireABI(i, record.ABI); err == nil && engine.Room(pins.Maps) == 0 {
 		err = fmt.Errorf("bindings of namespace %s: %w", scope, kernel.ErrNotExist)
 	}
-	v := &view{pins: pins, labels: &engine.Labels{Maps: pins.Maps}}
+	v := &View{Pins: pins, Labels: &engine.Labels{Maps: pins.Maps}}
 	if err == nil {
-		v.bound, err = engine.OpenBound(pins.Maps, false)
+		v.Bound, err = engine.OpenBound(pins.Maps, false)
 	}
 	if err != nil {
 		pins.Close()
@@ -65,9 +65,9 @@ func openView(r *kernel.Root, scope string) (*view, error) {
 	return v, nil
 }
 
-func (v *view) Close() {
-	v.bound.Close()
-	v.pins.Close()
+func (v *View) Close() {
+	v.Bound.Close()
+	v.Pins.Close()
 }
 
 // BindingFilter selects bindings; its zero value selects all.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package bindings
 
 import (
 	"bytes"
@@ -165,7 +165,7 @@ func (p *bindingsParser) binding() error {
 
 // add takes a binding that ends at an offset.
 func (p *bindingsParser) add(f fileBinding, at int64) error {
-	if err := checkLabel(f.label); err != nil {
+	if err := CheckLabel(f.label); err != nil {
 		return p.fail(at, "label: %w", err)
 	}
 	prefix, err := ParsePrefix(f.prefix)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package bindings
 
 import (
 	"context"
@@ -60,7 +60,7 @@ func (k socketKind) kinds() (out []uint32) {
 func RegisterSockets(l *kernel.WriteLock, ns *netns.Handle, all []Registration) ([][]string, error) {
 	looks := make([]socketKind, len(all))
 	for i, r := range all {
-		if err := checkLabel(r.Service); err != nil {
+		if err := CheckLabel(r.Service); err != nil {
 			return nil, err
 		}
 		var err error
@@ -120,7 +120,7 @@ func (d *dispatch) register(r Registration, look socketKind) (served []string, e
 			return nil, fmt.Errorf("%w: %w%s", ErrSocket, err, givenAdvice(err))
 		}
 		kernel.Step("steer:given")
-		served = append(served, kindName(kind))
+		served = append(served, KindName(kind))
 	}
 	return served, nil
 }
@@ -291,7 +291,7 @@ func passedSockets(ns *netns.Handle, name string) ([]Registration, error) {
 		again := false
 		for _, kind := range look.kinds() {
 			if at, ok := taken[kind]; ok && (at != look.local || shares == 0) {
-				return nil, fmt.Errorf("descriptor %d: %w: another one serves %s already: register them under two names", fd, ErrSocket, kindName(kind))
+				return nil, fmt.Errorf("descriptor %d: %w: another one serves %s already: register them under two names", fd, ErrSocket, KindName(kind))
 			} else if ok {
 				again = true
 			}
@@ -327,14 +327,14 @@ func UnregisterSockets(l *kernel.WriteLock, ns *netns.Handle, name string, only 
 		return nil, none
 	}
 	for kind := range uint32(engine.KindsIPv4) {
-		if len(only) > 0 && !slices.Contains(only, kindName(kind)) || d.Given(x.ID, kind) == 0 {
+		if len(only) > 0 && !slices.Contains(only, KindName(kind)) || d.Given(x.ID, kind) == 0 {
 			continue
 		}
 		if err := d.maps("given").Delete(x.ID*engine.KindsIPv4 + kind); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) && !errors.Is(err, unix.EINVAL) {
 			return were, err
 		}
 		kernel.Step("steer:taken")
-		were = append(were, kindName(kind))
+		were = append(were, KindName(kind))
 	}
 	if len(were) == 0 {
 		return nil, none

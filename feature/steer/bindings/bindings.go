@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package bindings
 
 import (
 	"errors"
@@ -235,7 +235,7 @@ func checkBindings(r *kernel.Root, scope string, all []Binding) ([]bindingOrder,
 		listening[b.key()] = b.Service
 	}
 	for _, b := range all {
-		if err := checkLabel(b.Service); err != nil {
+		if err := CheckLabel(b.Service); err != nil {
 			return nil, err
 		}
 		if by, ok := listening[b.key()]; ok {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package bindings
 
 import (
 	"context"
@@ -36,19 +36,19 @@ type RegisteredSocket struct {
 // NamedServices lists the services of a namespace that something is bound to or
 // registered for, by name.
 func NamedServices(_ context.Context, r *kernel.Root, scope string) ([]Named, error) {
-	return namedServices(r, scope, true)
+	return Registered(r, scope, true)
 }
 
-// namedServices also says where the sockets are bound, if it is to.
-func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
-	v, err := openView(r, scope)
+// Registered also says where the sockets are bound, if it is to.
+func Registered(r *kernel.Root, scope string, where bool) ([]Named, error) {
+	v, err := OpenView(r, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
 	defer v.Close()
-	all, err := v.labels.All()
+	all, err := v.Labels.All()
 	if err != nil {
 		return nil, err
 	}
@@ -56,21 +56,21 @@ func namedServices(r *kernel.Root, scope string, where bool) ([]Named, error) {
 	if where {
 		at = localAddresses(r, scope)
 	}
-	e := &engine.Engine{Pins: v.pins}
+	e := &engine.Engine{Pins: v.Pins}
 	out := make([]Named, 0, len(all))
 	for name, x := range all {
 		n := Named{Service: name, Bindings: int(x.Bindings)}
 		var to bpf.SteerNamed
-		if err := v.pins.Maps["named"].Lookup(x.ID, &to); err != nil {
+		if err := v.Pins.Maps["named"].Lookup(x.ID, &to); err != nil {
 			return nil, err
 		}
 		n.Configured = to.Service != 0
 		for kind := range uint32(engine.KindsIPv4) {
 			if cookie := e.Given(x.ID, kind); cookie != 0 {
-				n.Sockets = append(n.Sockets, RegisteredSocket{kindName(kind), cookie, at[cookie]})
+				n.Sockets = append(n.Sockets, RegisteredSocket{KindName(kind), cookie, at[cookie]})
 			}
 		}
-		hits, err := kernel.SumPerCPU[bpf.SteerHits](v.pins.Maps["hits"], x.ID)
+		hits, err := kernel.SumPerCPU[bpf.SteerHits](v.Pins.Maps["hits"], x.ID)
 		if err != nil {
 			return nil, err
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package bindings
 
 import (
 	"errors"
@@ -150,6 +150,6 @@ func (d *dispatch) leave() error {
 	return d.Lock.Remove(record.EngineInstance(d.Scope, d.Kind))
 }
 
-func kindName(kind uint32) string {
+func KindName(kind uint32) string {
 	return [engine.KindsIPv4]string{"udp4", "tcp4", "udp6", "tcp6"}[kind]
 }
