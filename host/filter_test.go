@@ -9,8 +9,8 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/filter"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -45,7 +45,7 @@ func TestFilterBesideServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	steered, _ := Part[steer.State](st, spec.Name)
+	steered, _ := Part[state.State](st, spec.Name)
 	ours, _ := Part[filter.State](st, filter.Name)
 	if v := steered.Services[0].Slots[0].Verdicts["udp"]; v.Steered != 1 || len(ours.Filters) != 1 || ours.Filters[0].Rules[0].Packets != 2 {
 		t.Errorf("steered %+v, filters %+v", v, ours.Filters)
@@ -80,7 +80,7 @@ func TestFilterBesideServices(t *testing.T) {
 	if _, there := Part[filter.State](st, filter.Name); there {
 		t.Errorf("filter removed: %+v", st)
 	}
-	if s, _ := Part[steer.State](st, spec.Name); len(s.Services) != 1 {
+	if s, _ := Part[state.State](st, spec.Name); len(s.Services) != 1 {
 		t.Errorf("filter removed: services %+v", s)
 	}
 	if err := w.Remove(t.Context(), "garde", true); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter, handoff") {

@@ -25,6 +25,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -304,7 +305,7 @@ func (w *steered) moved(foresee func() ([]steer.Foreseen, error), change func() 
 	return with, after, reset
 }
 
-func (w *steered) service() *steer.ServiceState {
+func (w *steered) service() *state.Service {
 	w.t.Helper()
 	s, err := w.state().Service("telemetry")
 	if err != nil {
@@ -365,7 +366,7 @@ func TestSessionsGoWithTheirRouters(t *testing.T) {
 	}
 	w.processing(routers)
 	slot := func(r *router) int {
-		p, err := w.service().Where(steer.WhatIf{}, netip.AddrFrom4([4]byte{127, 0, 1, r.id}))
+		p, err := w.service().Where(state.WhatIf{}, netip.AddrFrom4([4]byte{127, 0, 1, r.id}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -503,7 +504,7 @@ func TestSessionsGoWithResizes(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		c := w.config("%s", text)
 		with, after, reset := w.moved(func() ([]steer.Foreseen, error) {
-			st, err := steer.ReadState(t.Context(), w.Root)
+			st, err := state.Read(t.Context(), w.Root)
 			if err != nil {
 				return nil, err
 			}
@@ -597,7 +598,7 @@ func TestSessionsOfOthersAreReset(t *testing.T) {
 	}
 	w.slotIs(1, pid)
 	place := func(id byte) int {
-		p, err := w.service().Where(steer.WhatIf{}, netip.AddrFrom4([4]byte{127, 0, 1, id}))
+		p, err := w.service().Where(state.WhatIf{}, netip.AddrFrom4([4]byte{127, 0, 1, id}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,13 +18,14 @@ import (
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 )
 
 // answers is what playRead prints.
 type answers struct {
 	Reader  string
-	Status  *steer.State
+	Status  *state.State
 	Devices *steer.DeviceReport
 	Where   *steer.PlaceReport
 	Bound   []bindings.Binding
@@ -46,7 +47,7 @@ func readAll(r Reader) answers {
 	}
 	ctx := context.Background()
 	if st, err := r.Status(ctx); err == nil {
-		st, _ := Part[steer.State](st, spec.Name)
+		st, _ := Part[state.State](st, spec.Name)
 		a.Status = &st
 	} else {
 		keep(err)
@@ -56,7 +57,7 @@ func readAll(r Reader) answers {
 	} else {
 		keep(err)
 	}
-	what := steer.WhatIf{Slots: 3, Without: []int{0, 2}}
+	what := state.WhatIf{Slots: 3, Without: []int{0, 2}}
 	if p, err := Ask[steer.PlaceReport](ctx, r, spec.Name, "where", what.Values("telemetry", []string{"127.0.0.5", "2001:db8::1"})); err == nil {
 		a.Where = &p
 	} else {

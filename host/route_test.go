@@ -12,8 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"golang.org/x/sys/unix"
 )
@@ -116,7 +116,7 @@ func TestToldAlikeWhyEmpty(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		steered, _ := Part[steer.State](st, spec.Name)
+		steered, _ := Part[state.State](st, spec.Name)
 		s, err := steered.Service(name)
 		if err != nil {
 			t.Fatal(err)

@@ -22,9 +22,9 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/holder"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -160,7 +160,7 @@ func (w world) config(text string, args ...any) *Config {
 // ports of their daemons.
 func (w world) apply(c *Config) []string {
 	w.t.Helper()
-	if st, err := steer.ReadState(w.t.Context(), w.Root); err == nil && len(st.Services) == 0 {
+	if st, err := state.Read(w.t.Context(), w.Root); err == nil && len(st.Services) == 0 {
 		first := *c
 		first.AllowOutage = true
 		c = &first
@@ -192,9 +192,9 @@ func (w world) plan(c *Config) []string {
 	return steps
 }
 
-func (w world) state() steer.State {
+func (w world) state() state.State {
 	w.t.Helper()
-	st, err := steer.ReadState(w.t.Context(), w.Root)
+	st, err := state.Read(w.t.Context(), w.Root)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/netns"
 	fmt "github.com/weir-project/weir/internal/printable"
@@ -138,7 +139,7 @@ func (f outageFlag) refuseBindings(cmd *cobra.Command, l *kernel.WriteLock, ns *
 
 // warnTakes warns of what new bindings take away from others.
 func warnTakes(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ...bindings.Binding) {
-	for _, w := range steer.Takes(l.Root, ns, all...) {
+	for _, w := range state.Takes(l.Root, ns, all...) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -118,7 +119,7 @@ func TestApplyStatusRemove(t *testing.T) {
 	s.run(0, `SERVICE +LISTEN +SLOTS +EMPTY +ON EMPTY +NETNS\ntelemetry +udp 0.0.0.0:4739, tcp 0.0.0.0:4739 +2 +1 +reject +net:\[\d+\]\n`, "status")
 	s.run(0, fmt.Sprintf(`telemetry: udp .* engine sk_lookup, on_empty reject, seed \d+, .*\n  0 +admitted +\d+s +%d +pid %[1]d .*\n  1 +empty .*\n  slot 1 is empty: no member is configured\n`, os.Getpid()), "steer", "status")
 	s.run(1, `weir: no service "dns" is steered; there is telemetry\n`, "steer", "status", "dns")
-	var st struct{ Steer steer.State }
+	var st struct{ Steer state.State }
 	if err := json.Unmarshal([]byte(s.run(0, `.*`, "status", "--json")), &st); err != nil || len(st.Steer.Services) != 1 || !st.Steer.Services[0].Slots[0].Admitted() {
 		t.Errorf("status --json: %v, %+v", err, st)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
@@ -27,12 +28,12 @@ func (f *outageFlag) add(c *cobra.Command) {
 }
 
 // checked makes a change with the lock, unless it takes traffic of a service away.
-func (f outageFlag) checked(cmd *cobra.Command, g *globals, scope, name string, outages func(*steer.ServiceState) (feature.Plan, error), change func(l *kernel.WriteLock) error) error {
+func (f outageFlag) checked(cmd *cobra.Command, g *globals, scope, name string, outages func(*state.Service) (feature.Plan, error), change func(l *kernel.WriteLock) error) error {
 	return locked(cmd, g, func(l *kernel.WriteLock) error {
 		if f {
 			return change(l) // also where the question has no answer
 		}
-		s, err := steer.ReadOne(l.Root, scope, name)
+		s, err := state.ReadOne(l.Root, scope, name)
 		if err != nil {
 			return err
 		}
@@ -48,7 +49,7 @@ func (f outageFlag) checked(cmd *cobra.Command, g *globals, scope, name string, 
 }
 
 // tellOutages finds out what a change of a service would take away, and prints it.
-func tellOutages(cmd *cobra.Command, s *steer.ServiceState, outages func(*steer.ServiceState) (feature.Plan, error)) error {
+func tellOutages(cmd *cobra.Command, s *state.Service, outages func(*state.Service) (feature.Plan, error)) error {
 	plan, err := outages(s)
 	if err == nil {
 		printOutages(cmd, plan)
@@ -135,7 +136,7 @@ func (g *globals) foreseen(cmd *cobra.Command, all ...steer.Foreseen) {
 	printForeseen(cmd.OutOrStdout(), steer.Movable(cmd.Context(), host.Mover(g.keeper())), all...)
 }
 
-func printForeseen(w io.Writer, movable func(service string, s steer.Session) bool, all ...steer.Foreseen) {
+func printForeseen(w io.Writer, movable func(service string, s state.Session) bool, all ...steer.Foreseen) {
 	for _, f := range all {
 		for _, s := range f.Sessions {
 			verb := "reset"
@@ -151,8 +152,8 @@ func printForeseen(w io.Writer, movable func(service string, s steer.Session) bo
 }
 
 // pinned is a service as its pins have it.
-func pinned(cmd *cobra.Command, g *globals, name string) (*steer.ServiceState, error) {
-	st, err := steer.ReadState(cmd.Context(), g.host().Root)
+func pinned(cmd *cobra.Command, g *globals, name string) (*state.Service, error) {
+	st, err := state.Read(cmd.Context(), g.host().Root)
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +197,7 @@ A move of what is served to a slot that is empty and rejects is refused, unless
 			if err != nil {
 				return err
 			}
-			outages := func(s *steer.ServiceState) (feature.Plan, error) { return steer.OutagesOfMove(g.host().Root, s, m) }
+			outages := func(s *state.Service) (feature.Plan, error) { return steer.OutagesOfMove(g.host().Root, s, m) }
 			if resets.dry {
 				f, err := steer.ForeseeMove(cmd.Context(), g.host().Root, s, m)
 				g.foreseen(cmd, f)
@@ -263,7 +264,7 @@ func drainCommand(g *globals, back bool, c *cobra.Command) *cobra.Command {
 			}
 			return steer.ForeseeDrain(cmd.Context(), g.host().Root, s, slot, back)
 		}
-		outages := func(s *steer.ServiceState) (feature.Plan, error) {
+		outages := func(s *state.Service) (feature.Plan, error) {
 			return steer.OutagesOfDrain(g.host().Root, s, slot, back)
 		}
 		if resets.dry {
@@ -313,7 +314,7 @@ left with --rate 0.`,
 			}
 			if resets.dry {
 				found, err := s.Misplaced(cmd.Context())
-				f := steer.Foreseen{Service: s.Name, Sessions: append([]steer.Session{}, found...)}
+				f := steer.Foreseen{Service: s.Name, Sessions: append([]state.Session{}, found...)}
 				if g.json && err == nil {
 					return printJSON(cmd, f)
 				}
@@ -448,7 +449,7 @@ func bypassAll(cmd *cobra.Command, g *globals, on bool, allow outageFlag) error 
 	if !on {
 		return resetDue(cmd, g, nil)
 	}
-	st, err := steer.ReadState(cmd.Context(), g.host().Root)
+	st, err := state.Read(cmd.Context(), g.host().Root)
 	if err != nil {
 		fmt.Fprintln(cmd.ErrOrStderr(), "cannot say which members the kernel alone does not reach:", err)
 		return nil

@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/host"
 )
 
@@ -25,7 +26,7 @@ func verdicts(udp, tcp slots.Verdicts) map[string]slots.Verdicts {
 }
 
 // telemetry is a service with one slot of each kind.
-var telemetry = steer.ServiceState{
+var telemetry = state.Service{
 	Name: "telemetry", Netns: "net:[4026531840]", Inode: 4026531840, Listen: []string{"udp 0.0.0.0:4739", "tcp 0.0.0.0:1790"},
 	By: "source", Engine: "sk_lookup", Seed: 42, Buckets: 4096, OnEmpty: "reject",
 	Slots: []slots.State{
@@ -40,14 +41,14 @@ var telemetry = steer.ServiceState{
 	},
 }
 
-var dns = steer.ServiceState{
+var dns = state.Service{
 	Name: "dns", Netns: "net:[4026532000] edge", Listen: []string{"udp [::]:53"}, By: "source", Engine: "sk_lookup", Seed: 0, OnEmpty: "next",
 	Slots: []slots.State{{Slot: 0, State: "admitted", Member: "pid 99", PID: 99, Since: before(49 * time.Hour), Buckets: 4096,
 		Verdicts: verdicts(slots.Verdicts{Steered: 1}, slots.Verdicts{})}},
 }
 
 // replaced is a service with a slot that is given over, and one whose next member failed.
-var replaced = steer.ServiceState{
+var replaced = state.Service{
 	Name: "www", Netns: "net:[4026532000] edge", Listen: []string{"udp [::]:443"}, By: "source", Engine: "sk_lookup", OnEmpty: "next",
 	Slots: []slots.State{
 		{Slot: 0, State: "admitted", Member: "pid 99", PID: 99, Since: before(time.Minute),
@@ -59,11 +60,11 @@ var replaced = steer.ServiceState{
 
 func TestPrintStatus(t *testing.T) {
 	var b strings.Builder
-	printSummary(&b, steer.State{})
+	printSummary(&b, state.State{})
 	b.WriteString("---\n")
 	broken := telemetry
 	broken.Name, broken.Slots, broken.Problem = "broken", nil, "its engine is missing: weir apply mends it"
-	printSummary(&b, steer.State{Services: []steer.ServiceState{broken, dns, telemetry}})
+	printSummary(&b, state.State{Services: []state.Service{broken, dns, telemetry}})
 	golden(t, "status.golden", b.String())
 }
 
@@ -76,14 +77,14 @@ func TestPrintSteerStatus(t *testing.T) {
 	changed.Name, changed.Bypassed, changed.Drained, changed.MisplacedSessions = "changed", true, []int{0}, &two
 	changed.Moved, changed.Placed = map[string]int{"edge1": 2, "192.0.2.7": 0}, map[int]int{1234: 1, 7: 0}
 	changed.Copies = &engine.Copies{To: "canary", Copied: 1200, Fragmented: 3}
-	printSteer(&b, []steer.ServiceState{telemetry, dns, broken, changed, replaced}, now)
+	printSteer(&b, []state.Service{telemetry, dns, broken, changed, replaced}, now)
 	golden(t, "steer-status.golden", b.String())
 }
 
 func TestPrintWhere(t *testing.T) {
 	var b strings.Builder
 	other := 3
-	printWhere(&b, []steer.Place{
+	printWhere(&b, []state.Place{
 		{Address: netip.MustParseAddr("192.0.2.7"), Bucket: 17, Slot: 0, Admitted: true, PID: 4711, Member: "unit nfacctd@0.service"},
 		{Address: netip.MustParseAddr("2001:db8::1"), Bucket: 4095, Slot: 1},
 		{Address: netip.MustParseAddr("192.0.2.8"), Bucket: 0, Slot: 2, Instead: &other, PID: 4714, Member: "pid 4714"},
@@ -105,18 +106,18 @@ func TestPrintExplanation(t *testing.T) {
 func TestPrintResets(t *testing.T) {
 	var b strings.Builder
 	one := 1
-	s := steer.Session{Remote: netip.MustParseAddrPort("192.0.2.7:40000"), From: &one, Slot: 0, Device: "edge1"}
-	gone := steer.Session{Remote: netip.MustParseAddrPort("[2001:db8::7]:40000"), Slot: 2}
+	s := state.Session{Remote: netip.MustParseAddrPort("192.0.2.7:40000"), From: &one, Slot: 0, Device: "edge1"}
+	gone := state.Session{Remote: netip.MustParseAddrPort("[2001:db8::7]:40000"), Slot: 2}
 	printReset(&b, steer.Reset{Service: "telemetry", Session: s, Done: 1, Of: 2})
 	printReset(&b, steer.Reset{Service: "telemetry", Session: gone, Done: 2, Of: 2, Err: steer.ErrCannotReset})
 	printReset(&b, steer.Reset{Service: "telemetry", Session: gone, Handed: true})
-	printForeseen(&b, func(service string, s steer.Session) bool { return s.Slot == 2 }, steer.Foreseen{Service: "telemetry", Sessions: []steer.Session{s, gone}}, steer.Foreseen{Service: "dns", Problem: "its seed is drawn when it is created"})
+	printForeseen(&b, func(service string, s state.Session) bool { return s.Slot == 2 }, steer.Foreseen{Service: "telemetry", Sessions: []state.Session{s, gone}}, steer.Foreseen{Service: "dns", Problem: "its seed is drawn when it is created"})
 	golden(t, "resets.golden", b.String())
 }
 
 func TestPrintDevices(t *testing.T) {
 	var b strings.Builder
-	printDevices(&b, []steer.Device{
+	printDevices(&b, []state.Device{
 		{Address: netip.MustParseAddr("192.0.2.7"), Slot: 0, Last: before(1500 * time.Millisecond), UDP: 123456, Rate: 1234.56, Connects: 2, Sessions: 1, Bytes: 5 << 30},
 		{Address: netip.MustParseAddr("192.0.2.10"), Name: "edge1", Slot: -1, Last: before(time.Second), UDP: 2},
 		{Address: netip.MustParseAddr("192.0.2.8"), Slot: 3, Last: before(6 * time.Minute), UDP: 1, Rate: 0},

@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -33,7 +34,7 @@ func init() {
 
 // serviceNames are the steered services.
 func serviceNames(st host.Status) (out []string) {
-	s, _ := host.Part[steer.State](st, spec.Name)
+	s, _ := host.Part[state.State](st, spec.Name)
 	for _, s := range s.Services {
 		out = append(out, s.Name)
 	}
@@ -61,13 +62,13 @@ func steerStatus(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			st, _ := host.Part[steer.State](all, spec.Name)
+			st, _ := host.Part[state.State](all, spec.Name)
 			if len(args) > 0 {
 				s, err := st.Service(args[0])
 				if err != nil {
 					return err
 				}
-				st.Services = []steer.ServiceState{*s}
+				st.Services = []state.Service{*s}
 			}
 			if g.json {
 				return printJSON(cmd, steerReport{all.Faults, st})
@@ -88,7 +89,7 @@ func steerStatus(g *globals) *cobra.Command {
 
 func steerWhere(g *globals) *cobra.Command {
 	var service string
-	var what steer.WhatIf
+	var what state.WhatIf
 	c := &cobra.Command{
 		Use: "where ADDRESS|NAME…", Short: "Bucket, slot and process of source addresses, or of devices by name", Args: cobra.MinimumNArgs(1),
 		Example: `  weir steer where 192.0.2.7
@@ -119,7 +120,7 @@ func steerWhere(g *globals) *cobra.Command {
 	return c
 }
 
-func printWhere(w io.Writer, places []steer.Place) {
+func printWhere(w io.Writer, places []state.Place) {
 	t := newTable(w, "ADDRESS", "BUCKET", "SLOT", "MEMBER", "PID")
 	for _, p := range places {
 		slot, pid := fmt.Sprint(p.Slot), "-"
@@ -140,7 +141,7 @@ func printWhere(w io.Writer, places []steer.Place) {
 	t.flush()
 }
 
-func printDevices(w io.Writer, devices []steer.Device, now time.Time) {
+func printDevices(w io.Writer, devices []state.Device, now time.Time) {
 	t := newTable(w, "ADDRESS", "SLOT", "LAST", "UDP", "UDP/S", "TCP SESSIONS", "TCP DATA", "CONNECTS")
 	for _, d := range devices {
 		slot := "-" // by: flow and such
@@ -166,7 +167,7 @@ func serviceFlag(c *cobra.Command, to *string) {
 
 func steerDevices(g *globals) *cobra.Command {
 	var service string
-	var f steer.DeviceFilter
+	var f state.DeviceFilter
 	slot := -1
 	c := &cobra.Command{
 		Use: "devices", Short: "Every source: when last heard, how often, over which protocols", Args: cobra.NoArgs,
@@ -184,7 +185,7 @@ func steerDevices(g *globals) *cobra.Command {
 				return err
 			}
 			now := time.Now()
-			kept := []steer.Device{}
+			kept := []state.Device{}
 			for _, dev := range d.Devices {
 				if f.Match(dev, now) {
 					kept = append(kept, dev)
@@ -211,7 +212,7 @@ func steerDevices(g *globals) *cobra.Command {
 
 // slotOf finds a slot by service name in the state of the pins.
 func slotOf(cmd *cobra.Command, g *globals, service string, slot int) (slots.Slot, error) {
-	st, err := steer.ReadState(cmd.Context(), g.host().Root)
+	st, err := state.Read(cmd.Context(), g.host().Root)
 	if err != nil {
 		return slots.Slot{}, err
 	}

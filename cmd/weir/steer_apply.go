@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -34,7 +35,7 @@ func (x *applyResets) around(cmd *cobra.Command, cfg *host.Config, change func()
 }
 
 func (x *applyResets) foreseen(ctx context.Context, cfg *host.Config) ([]steer.Foreseen, error) {
-	st, err := steer.ReadState(ctx, x.g.host().Root)
+	st, err := state.Read(ctx, x.g.host().Root)
 	if err != nil {
 		return nil, err
 	}

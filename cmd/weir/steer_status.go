@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/kernel"
@@ -21,13 +21,13 @@ import (
 // steerReport is what weir steer status --json prints.
 type steerReport struct {
 	Faults []kernel.Fault `json:"faults,omitempty"`
-	steer.State
+	state.State
 }
 
 // summarizeSteer is steering's part of weir status. Without services it says so, unless other features show something, or
 // pins cannot be read.
 func summarizeSteer(w io.Writer, st host.Status, others bool, _ time.Time) {
-	s, _ := host.Part[steer.State](st, spec.Name)
+	s, _ := host.Part[state.State](st, spec.Name)
 	unseen := slices.ContainsFunc(st.Faults, func(f kernel.Fault) bool { return f.Kind == kernel.FaultRoot }) // there may be some
 	if !others && !unseen || len(s.Services)+len(s.Bound) > 0 {
 		printSummary(w, s)
@@ -37,7 +37,7 @@ func summarizeSteer(w io.Writer, st host.Status, others bool, _ time.Time) {
 // maxUnserved is how many services without a socket the summary names.
 const maxUnserved = 10
 
-func printSummary(w io.Writer, st steer.State) {
+func printSummary(w io.Writer, st state.State) {
 	for _, b := range st.Bound {
 		fmt.Fprintf(w, "%d bindings in %s: weir steer bindings, weir steer services\n", b.Bindings, b.Netns)
 		for i, u := range b.Unserved {
@@ -82,7 +82,7 @@ func printSummary(w io.Writer, st steer.State) {
 }
 
 // printSteer shows services in detail.
-func printSteer(w io.Writer, services []steer.ServiceState, now time.Time) {
+func printSteer(w io.Writer, services []state.Service, now time.Time) {
 	for i, s := range services {
 		if i > 0 {
 			fmt.Fprintln(w)
@@ -185,7 +185,7 @@ func printCopies(w io.Writer, c *engine.Copies) {
 }
 
 // notes are what an operator must not overlook about a service.
-func notes(s steer.ServiceState) []string {
+func notes(s state.Service) []string {
 	var out []string
 	if s.Bypassed {
 		out = append(out, fmt.Sprintf("BYPASSED: the kernel alone chooses, nothing is steered: weir bypass --off %s", s.Name))
@@ -196,7 +196,7 @@ func notes(s steer.ServiceState) []string {
 	return out
 }
 
-func slotText(s steer.ServiceState, slot slots.State) string {
+func slotText(s state.Service, slot slots.State) string {
 	if slices.Contains(s.Drained, slot.Slot) {
 		return slot.State + ", drained"
 	}
@@ -204,7 +204,7 @@ func slotText(s steer.ServiceState, slot slots.State) string {
 }
 
 // printMoves lists what was moved by hand.
-func printMoves(w io.Writer, s steer.ServiceState) {
+func printMoves(w io.Writer, s state.Service) {
 	for _, device := range slices.Sorted(maps.Keys(s.Moved)) {
 		fmt.Fprintf(w, "  moved: %s to slot %d\n", device, s.Moved[device])
 	}
@@ -214,7 +214,7 @@ func printMoves(w io.Writer, s steer.ServiceState) {
 }
 
 // printOutdated tells of programs that are another weir's.
-func printOutdated(w io.Writer, list []steer.Outdated) {
+func printOutdated(w io.Writer, list []state.Outdated) {
 	for _, o := range list {
 		fmt.Fprintf(w, "engine %s of %s runs the program of another weir: %s: weir upgrade puts this one's in place\n", o.Engine, o.Netns, o)
 	}

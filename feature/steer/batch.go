@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -126,10 +127,10 @@ func (b *batch) step(scope, name string, s feature.Step) feature.Step {
 }
 
 // removal is the step that removes a service.
-func (b *batch) removal(s *ServiceState) feature.Step {
-	scope, name := s.scope, s.Name
+func (b *batch) removal(s *state.Service) feature.Step {
+	scope, name := s.PinScope, s.Name
 	step := engine.RemoveStep(scope, name)
-	if kind := s.Engine; s.Problem != problemEngine {
+	if kind := s.Engine; s.Problem != state.ProblemEngine {
 		step.Do = func(_ context.Context, l *kernel.WriteLock) (string, error) {
 			e, err := b.engine(l, scope, kind)
 			if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -20,7 +21,7 @@ import (
 // standing is what is to be the same after a change that was taken back.
 func (w *world) standing() (out []string) {
 	w.t.Helper()
-	st, err := ReadState(context.Background(), w.root)
+	st, err := state.Read(context.Background(), w.root)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -80,7 +81,7 @@ func testApplyTakesItselfBack(t *testing.T) {
 				}
 				w.check(sources(8), loopback4, names(a, b))
 			}
-			if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Services) != 2 || st.Services[0].Name != "comes" {
+			if st, err := state.Read(t.Context(), w.root); err != nil || len(st.Services) != 2 || st.Services[0].Name != "comes" {
 				t.Errorf("applied: %+v, %v", w.standing(), err)
 			}
 		})
@@ -96,7 +97,7 @@ func (w *world) tryUntil(services []spec.Service, how string, step int, injected
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	w.locked(func(l *kernel.WriteLock) error {
-		st, serr := ReadState(ctx, w.root)
+		st, serr := state.Read(ctx, w.root)
 		p, perr := Feature{}.Plan(ctx, st, w.cfg)
 		if err = errors.Join(serr, perr); err != nil {
 			return nil
@@ -220,12 +221,12 @@ func TestServicesShareWaits(t *testing.T) {
 		w.cfg.Services = append(w.cfg.Services, s)
 	}
 	w.apply()
-	st, err := ReadState(t.Context(), w.root)
+	st, err := state.Read(t.Context(), w.root)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w.locked(func(l *kernel.WriteLock) error {
-		e, err := engine.OpenEngine(l, st.Services[0].scope, spec.EngineSkLookup)
+		e, err := engine.OpenEngine(l, st.Services[0].PinScope, spec.EngineSkLookup)
 		if err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
@@ -66,7 +67,7 @@ func OutagesOfBindings(ctx context.Context, r *kernel.Root, ns *netns.Handle, wa
 					return err
 				}
 			}
-			if losers := takenOf(b, addrs(b, local), socks[b.Proto], nil); len(losers) > 0 {
+			if losers := state.ReadTaken(b, addrs(b, local), socks[b.Proto], nil); len(losers) > 0 {
 				lack, remedy := s.lack(b.Service)
 				plan.Outage("%s: %s %s; %s: %s", b, b.Service, lack, losing(losers), remedy)
 			}
@@ -102,7 +103,7 @@ func owners(r *kernel.Root, scope string) (of func(bindings.Binding) string, don
 }
 
 // enough says whether a plan tells of as many bindings as are told.
-func enough(plan *feature.Plan) bool { return len(plan.Outages) >= mostTold }
+func enough(plan *feature.Plan) bool { return len(plan.Outages) >= state.MaxTold }
 
 // addrs are the single addresses of local that the binding's prefix contains.
 func addrs(b bindings.Binding, local []netip.Prefix) (out []netip.Addr) {
@@ -126,7 +127,7 @@ func readServed(ctx context.Context, r *kernel.Root, scope string) (s servedNow,
 	if err != nil {
 		return s, err
 	}
-	reader := newStateReader(r) // without counters and queues: a binding is a matter of milliseconds
+	reader := state.NewReader(r) // without counters and queues: a binding is a matter of milliseconds
 	defer reader.Close()
 	for _, i := range all {
 		if ctx.Err() != nil {
@@ -135,9 +136,9 @@ func readServed(ctx context.Context, r *kernel.Root, scope string) (s servedNow,
 		if i.Scope != scope || !kernel.ValidName(i.Name) {
 			continue
 		}
-		x, err := reader.service(i)
+		x, err := reader.Service(i)
 		// A damaged one cannot be asked, and keeps no other from being bound: status tells of it.
-		s.slots[i.Name] = err != nil || x.Bypassed || sum(lostTo(x.pub, x.reasons())) == 0
+		s.slots[i.Name] = err != nil || x.Bypassed || sum(lostTo(x.Record, emptyReasons(&x))) == 0
 	}
 	named, err := bindings.Registered(r, scope, false)
 	for _, n := range named {

@@ -55,7 +55,7 @@ func TestBindingsBesideDamage(t *testing.T) {
 	w.register("full", a, "udp4 0.0.0.0:9991")
 	w.bind("full udp 127.0.1.0/24 9000")
 	s := w.state()
-	if err := os.RemoveAll(w.root.Path() + "/steer/" + s.scope + "/" + record.EngineInstance(s.scope, spec.EngineReuseport).Name); err != nil {
+	if err := os.RemoveAll(w.root.Path() + "/steer/" + s.PinScope + "/" + record.EngineInstance(s.PinScope, spec.EngineReuseport).Name); err != nil {
 		t.Fatal(err)
 	}
 	plan, err := OutagesOfBindings(t.Context(), w.root, here(t), []bindings.Binding{binding(t, "none udp 127.0.0.0/24 9991")}, true)

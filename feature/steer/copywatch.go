@@ -8,20 +8,21 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
 )
 
 // followCopies puts the filter of a namespace's copies on devices that have come
 // since, and takes it from those that have become a bridge's or a bond's.
-func (w *watcher) followCopies(ctx context.Context, st State) {
-	copied := map[string]*ServiceState{}
+func (w *watcher) followCopies(ctx context.Context, st state.State) {
+	copied := map[string]*state.Service{}
 	for i := range st.Services {
-		if s := &st.Services[i]; s.pub.Service.Copy != "" && !s.Bypassed {
-			copied[s.scope] = s
+		if s := &st.Services[i]; s.Record.Service.Copy != "" && !s.Bypassed {
+			copied[s.PinScope] = s
 		}
 	}
 	maps.DeleteFunc(w.copying, func(scope string, _ map[uint32]uint32) bool { return copied[scope] == nil })
 	for scope, s := range copied {
-		now, err := s.copyDevices()
+		now, err := copyDevices(s)
 		if err == nil && !maps.Equal(w.copying[scope], now) {
 			if err = w.syncCopies(ctx, scope); err == nil {
 				w.copying[scope] = now
@@ -49,8 +50,8 @@ func (w *watcher) syncCopies(ctx context.Context, scope string) error {
 }
 
 // copyDevices are the devices of the service's namespace that take part.
-func (s *ServiceState) copyDevices() (devices map[uint32]uint32, err error) {
-	ns, err := s.openNetns()
+func copyDevices(s *state.Service) (devices map[uint32]uint32, err error) {
+	ns, err := s.OpenNetns()
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -61,7 +62,7 @@ func runChange(args []string) error {
 	if err := engine.Mend(l); err != nil {
 		return err
 	}
-	st, err := ReadState(ctx, l.Root)
+	st, err := state.Read(ctx, l.Root)
 	if err != nil {
 		return err
 	}
@@ -272,7 +273,7 @@ func testRemoveKilledAtEveryStep(t *testing.T) {
 		w.cfg.Services = nil
 		finished := w.killedApply(step)
 		w.apply()
-		if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Services) != 0 {
+		if st, err := state.Read(t.Context(), w.root); err != nil || len(st.Services) != 0 {
 			t.Fatalf("step %d: left %+v, %v", step, st, err)
 		}
 		if _, err := os.Stat(w.root.Path()); !os.IsNotExist(err) {

@@ -20,6 +20,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -242,7 +243,7 @@ func TestDispatchToSlots(t *testing.T) {
 	w.bind("svc tcp 127.20.0.0/16 80")
 	src := sources(20)
 	bound := netip.MustParseAddrPort("127.20.1.1:80")
-	check := func(want func(Place) string) {
+	check := func(want func(state.Place) string) {
 		t.Helper()
 		for _, p := range w.where(src...) {
 			if got := ask(t, "tcp", p.Address, bound); got != want(p) {
@@ -276,7 +277,7 @@ func TestDispatchToSlots(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		w.locked(func(l *kernel.WriteLock) error { _, err := engine.Bypass(l, scope, "svc", on); return err })
 		if on { // the kernel's own choice: nobody listens there
-			check(func(Place) string { return refused })
+			check(func(state.Place) string { return refused })
 		}
 	}
 	check(names(a, nil))
@@ -403,7 +404,7 @@ func TestDispatchExplained(t *testing.T) {
 	want("127.21.0.1:9991", "bound to svc", a.pid())
 	w.bind("b tcp 0.0.0.0/0 0")
 	want("127.22.0.1:9991", "listens to a prefix that is not shorter", a.pid())
-	st, err := ReadState(context.Background(), w.root)
+	st, err := state.Read(context.Background(), w.root)
 	if err != nil || len(st.Bound) != 1 || st.Bound[0].Bindings != 3 || st.Bound[0].Room != engine.FewestBindings {
 		t.Errorf("%v %+v", err, st.Bound)
 	}

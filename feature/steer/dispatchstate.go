@@ -11,54 +11,15 @@ import (
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
-	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
-	"github.com/weir-project/weir/table"
 )
-
-// DispatchState is what is bound in one network namespace.
-type DispatchState struct {
-	Netns    string `json:"netns"` // as the kernel names it: net:[4026531840]
-	Inode    uint64 `json:"netns_inode"`
-	Bindings int    `json:"bindings"`
-	Room     int    `json:"room"` // for so many; more are made when it is used up
-	Scope    string `json:"-"`    // directory of its pins
-
-	Unserved []Unserved `json:"unserved,omitempty"` // see NoteUnserved
-}
-
-// readDispatch reads what is bound in which namespace.
-func readDispatch(r *kernel.Root, all []kernel.Instance) (out []DispatchState, err error) {
-	for _, i := range all {
-		if i != record.EngineInstance(i.Scope, spec.EngineSkLookup) {
-			continue
-		}
-		inode, err := record.ScopeInode(i.Scope)
-		if err != nil {
-			return nil, err
-		}
-		pins, err := r.Open(i, "bound_sets", "bound_many")
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue // nothing was ever bound there
-		} else if err != nil {
-			return nil, err
-		}
-		n, err := table.CountBindings(pins.Maps["bound_sets"])
-		room := engine.Room(pins.Maps)
-		pins.Close()
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, DispatchState{Netns: fmt.Sprintf("net:[%s]", i.Scope), Inode: inode, Bindings: n, Room: room, Scope: i.Scope})
-	}
-	return out, nil
-}
 
 // bound follows what is bound for a packet. s is the service that listens to it by
 // itself, or nil. It returns the service of the configuration that gets it instead,
 // or done where sockets are registered, or nothing of either.
-func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *ServiceState, endpoint int, done bool, err error) {
+func (x *explainer) bound(r *kernel.Root, st state.State, s *state.Service) (to *state.Service, endpoint int, done bool, err error) {
 	v, err := bindings.OpenView(r, record.Scope(x.ns))
 	if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, kernel.ErrDamaged) {
 		return nil, 0, false, nil
@@ -79,7 +40,7 @@ func (x *explainer) bound(r *kernel.Root, st State, s *ServiceState) (to *Servic
 	if b.Port != 0 {
 		port = fmt.Sprintf("port %d", b.Port)
 	}
-	if s != nil && bestEndpoint(s.eps, x.p.Number(), x.p.To) >= b.Prefix.Bits() {
+	if s != nil && state.BestEndpoint(s.Endpoints, x.p.Number(), x.p.To) >= b.Prefix.Bits() {
 		x.say("bindings", "%s %s is bound to %s for %s, but service %s listens to a prefix that is not shorter", x.p.Proto, b.Prefix, name, port, s.Name)
 		return nil, 0, false, nil
 	}
@@ -132,7 +93,7 @@ func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) er
 	for _, s := range socks {
 		if s.Cookie == cookie {
 			x.say("sockets", "the one at %s is registered for %s of %s", s.Local, bindings.KindName(kind), name)
-			if n := sharing(socks, s); n > 1 {
+			if n := state.Sharing(socks, s); n > 1 {
 				x.say("sockets", "%d sockets share that port: the kernel, or a program of theirs, chooses among them", n)
 			}
 			x.gives(s, nil)
@@ -141,14 +102,4 @@ func (x *explainer) registered(given *ebpf.Map, name string, id, kind uint32) er
 	}
 	x.result("rejected: the socket registered for %s of %s is closing", bindings.KindName(kind), name)
 	return nil
-}
-
-// sharing counts the sockets that are bound where s is.
-func sharing(socks []sockdiag.Socket, s sockdiag.Socket) (n int) {
-	for _, o := range socks {
-		if o.Local == s.Local && o.Family == s.Family && o.UID == s.UID {
-			n++
-		}
-	}
-	return n
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -52,7 +53,7 @@ func startReader(t *testing.T, at string) *sink {
 // tryApply is apply that may fail.
 func (w *world) tryApply() (err error) {
 	w.locked(func(l *kernel.WriteLock) error {
-		st, serr := ReadState(context.Background(), w.root)
+		st, serr := state.Read(context.Background(), w.root)
 		p, perr := Feature{}.Plan(context.Background(), st, w.cfg)
 		if err = errors.Join(serr, perr); err == nil {
 			err = p.Apply(context.Background(), l, nil)
@@ -94,7 +95,7 @@ func TestEngineChangeWithBlockedReaders(t *testing.T) {
 		t.Fatalf("applied, and the error is %v", err)
 	}
 	check(spec.EngineSkLookup, seed)
-	if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Outdated) != 0 {
+	if st, err := state.Read(t.Context(), w.root); err != nil || len(st.Outdated) != 0 {
 		t.Errorf("state %+v, %v", st, err)
 	}
 	stop := make(chan struct{})

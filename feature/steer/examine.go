@@ -14,6 +14,7 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
@@ -34,7 +35,7 @@ const oneSourceAfter = 1000
 // Examine looks for what makes steering useless or blind: above all whatever
 // makes every router look like one source.
 func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
-	st, err := ReadState(ctx, r)
+	st, err := state.Read(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -55,30 +56,30 @@ func Examine(ctx context.Context, r *kernel.Root) ([]Finding, error) {
 				add(fmt.Sprintf("slot %d is with %s, and the configuration gives it to %s", slot.Slot, slot.Holder, slot.Member),
 					fmt.Sprintf("weir steer register %s --slot %d gives it to the configured member", s.Name, slot.Slot))
 			}
-			if slot.Reason != "" && !slot.Withdrawn && s.pub.Service.Member(slot.Slot) != nil {
+			if slot.Reason != "" && !slot.Withdrawn && s.Record.Service.Member(slot.Slot) != nil {
 				add(slot.Describe(), "")
 			}
 		}
-		s.examineLive(ctx, add)
-		s.examineDevices(add)
+		s.ExamineLive(ctx, add)
+		examineDevices(s, add)
 		if devices, _, err := s.Devices(r); err == nil {
-			s.examinePmacct(ctx, devices, add)
+			examinePmacct(s, ctx, devices, add)
 			if a, ok := oneSource(devices); ok {
-				s.collapsed = true
+				s.Collapsed = true
 				add(fmt.Sprintf("all its traffic comes from %s: a proxy, a NAT or a tee in front hides the routers, and one slot gets everything", a),
 					"let the routers' addresses through: remove the proxy or the SNAT/masquerade rule, or use a transparent tee")
 			}
 		}
-		s.examineNetns(add)
-		s.examineGroups(r, add)
+		examineNetns(s, add)
+		s.ExamineGroups(r, add)
 	}
-	unserved, err := st.examineUnserved(r)
+	unserved, err := examineUnserved(&st, r)
 	return append(out, unserved...), err
 }
 
 // examineDevices looks at the file of devices: weir serve goes on with the devices that
 // it has while the file cannot be used.
-func (s *ServiceState) examineDevices(add func(text, remedy string)) {
+func examineDevices(s *state.Service, add func(text, remedy string)) {
 	if s.By != spec.ByDevice || s.DevicesFile == "" {
 		return
 	}
@@ -88,7 +89,7 @@ func (s *ServiceState) examineDevices(add func(text, remedy string)) {
 }
 
 // oneSource says whether everything came from one address.
-func oneSource(devices []Device) (netip.Addr, bool) {
+func oneSource(devices []state.Device) (netip.Addr, bool) {
 	if len(devices) != 1 {
 		return netip.Addr{}, false
 	}
@@ -98,14 +99,14 @@ func oneSource(devices []Device) (netip.Addr, bool) {
 
 // examineNetns looks for source NAT where the service is, and for a userland
 // proxy in weir's own namespace where the service is in another.
-func (s *ServiceState) examineNetns(add func(text, remedy string)) {
-	ns, err := s.openNetns()
+func examineNetns(s *state.Service, add func(text, remedy string)) {
+	ns, err := s.OpenNetns()
 	if err != nil {
 		return
 	}
 	defer ns.Close()
 	ns.Do(func() error {
-		absent, err := service.NotLocal(s.eps)
+		absent, err := service.NotLocal(s.Endpoints)
 		if err != nil {
 			add(err.Error(), "weir explain PACKET follows the routes of one packet")
 		}
@@ -130,12 +131,12 @@ func (s *ServiceState) examineNetns(add func(text, remedy string)) {
 	if own.Same(ns) {
 		return
 	}
-	if s.collapsed { // else these rules, which every container host has, are for other traffic
+	if s.Collapsed { // else these rules, which every container host has, are for other traffic
 		for _, rule := range sourceNAT(nftables.ChainHookPostrouting) {
 			add("on the way to the service's namespace source addresses are rewritten: "+rule, "exempt the service's traffic from that rule")
 		}
 	}
-	for _, ep := range s.eps {
+	for _, ep := range s.Endpoints {
 		for _, p := range holdersOf(ep.Proto, ep.Port) {
 			add(fmt.Sprintf("%s listens on port %d in front of the service's own network namespace: its members see that process's address, not the routers'", p, ep.Port),
 				"give the members the host's network, route to their namespace, or turn the userland proxy off (dockerd: \"userland-proxy\": false)")
@@ -197,7 +198,7 @@ func holdersOf(proto uint8, port uint16) []string {
 	var out []string
 	for _, pids := range pidfd.Holders(inodes...) {
 		for _, pid := range pids {
-			if name := processName(pid); !slices.Contains(out, name) {
+			if name := state.ProcessName(pid); !slices.Contains(out, name) {
 				out = append(out, name)
 			}
 		}

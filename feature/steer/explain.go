@@ -13,9 +13,8 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
-	"github.com/weir-project/weir/internal/pidfd"
-	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 )
@@ -58,7 +57,7 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 		return nil, err
 	}
 	defer ns.Close()
-	st, err := ReadState(ctx, r)
+	st, err := state.Read(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -69,10 +68,10 @@ func Explain(ctx context.Context, r *kernel.Root, p Packet) (*Explanation, error
 	}
 	s := x.service(st)
 	if s != nil {
-		s.explainEmpty(ctx, time.Now().Add(whyBudget))
+		s.ExplainEmpty(ctx, time.Now().Add(state.WhyBudget))
 	}
-	if s != nil && s.pub.Service.Copy != "" && p.Proto == "udp" {
-		x.say("copy", "service %s gets it too: the device's filter copies it before a socket is looked for", s.pub.Service.Copy)
+	if s != nil && s.Record.Service.Copy != "" && p.Proto == "udp" {
+		x.say("copy", "service %s gets it too: the device's filter copies it before a socket is looked for", s.Record.Service.Copy)
 	}
 	if s != nil && s.Engine == spec.EngineReuseport {
 		done, err = x.reuseport(s)
@@ -176,16 +175,16 @@ func (x *explainer) dump(states uint32) (out []sockdiag.Socket, err error) {
 }
 
 // service finds the service that a packet belongs to, and says how.
-func (x *explainer) service(st State) *ServiceState {
-	var best *ServiceState
+func (x *explainer) service(st state.State) *state.Service {
+	var best *state.Service
 	bits := -1
-	var bypassed *ServiceState
+	var bypassed *state.Service
 	for i := range st.Services {
 		s := &st.Services[i]
 		if s.Inode != x.ns.Inode() {
 			continue
 		}
-		n := bestEndpoint(s.eps, x.p.Number(), x.p.To)
+		n := state.BestEndpoint(s.Endpoints, x.p.Number(), x.p.To)
 		switch {
 		case n < 0:
 		case s.Bypassed:
@@ -201,11 +200,11 @@ func (x *explainer) service(st State) *ServiceState {
 }
 
 // endpointOf is the endpoint of a service that takes a packet.
-func (x *explainer) endpointOf(s *ServiceState) int {
+func (x *explainer) endpointOf(s *state.Service) int {
 	best := -1
-	for i, ep := range s.eps {
+	for i, ep := range s.Endpoints {
 		if ep.Proto == x.p.Number() && ep.Port == x.p.To.Port() && ep.Prefix.Contains(x.p.To.Addr()) &&
-			(best < 0 || ep.Prefix.Bits() > s.eps[best].Prefix.Bits()) {
+			(best < 0 || ep.Prefix.Bits() > s.Endpoints[best].Prefix.Bits()) {
 			best = i
 		}
 	}
@@ -213,7 +212,7 @@ func (x *explainer) endpointOf(s *ServiceState) int {
 }
 
 // lookup follows the sk_lookup hook of the namespace. s may be nil.
-func (x *explainer) lookup(r *kernel.Root, st State, s *ServiceState) (done bool, err error) {
+func (x *explainer) lookup(r *kernel.Root, st state.State, s *state.Service) (done bool, err error) {
 	programs, err := kernel.LookupPrograms(x.ns.FD())
 	if err != nil {
 		x.say("sk_lookup", "%v", err)
@@ -260,27 +259,14 @@ func (x *explainer) lookup(r *kernel.Root, st State, s *ServiceState) (done bool
 
 // processes names who holds a socket.
 func (x *explainer) processes(inode uint32) (names []string, first int) {
-	pids := pidsOf(inode)
+	pids := state.PIDs(inode)
 	for _, pid := range pids {
-		names = append(names, processName(pid))
+		names = append(names, state.ProcessName(pid))
 	}
 	if len(pids) > 0 {
 		first = pids[0]
 	}
 	return names, first
-}
-
-func processName(pid int) string {
-	p, err := pidfd.Open(pid)
-	if err != nil {
-		return fmt.Sprintf("process %d", pid)
-	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return fmt.Sprintf("process %d", pid)
-	}
-	return fmt.Sprintf("process %d (%s)", pid, printable.Text(info.Comm))
 }
 
 // gives ends an explanation with the socket that gets the packet.

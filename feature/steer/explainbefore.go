@@ -9,23 +9,24 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 )
 
 // before follows the program where a slot has a generation before its member: that gets
 // what its known UDP peers send, and everything should its successor not be whole.
-func (x *explainer) before(s *ServiceState, endpoint, slot int) (done bool, err error) {
+func (x *explainer) before(s *state.Service, endpoint, slot int) (done bool, err error) {
 	st := s.Slots[slot]
 	if st.Drains == 0 || st.Withdrawn {
 		return false, nil
 	}
-	e, err := s.root.Open(s.pub.EngineInstance(s.scope), s.pub.ReaderMaps()...)
+	e, err := s.Root.Open(s.Record.EngineInstance(s.PinScope), s.Record.ReaderMaps()...)
 	if err != nil {
 		return false, err
 	}
 	defer e.Close()
-	d, err := slots.ReadPredecessor(e, s.pub, slot)
-	if err != nil || !d.DrainsFor(s.pub.Row(slot)) || d.Over() {
+	d, err := slots.ReadPredecessor(e, s.Record, slot)
+	if err != nil || !d.DrainsFor(s.Record.Row(slot)) || d.Over() {
 		return false, err
 	}
 	known, err := x.knownTo(s, d, endpoint)
@@ -45,11 +46,11 @@ func (x *explainer) before(s *ServiceState, endpoint, slot int) (done bool, err 
 }
 
 // knownTo says whether a packet is from a peer of the generation before.
-func (x *explainer) knownTo(s *ServiceState, d slots.Predecessor, endpoint int) (bool, error) {
+func (x *explainer) knownTo(s *state.Service, d slots.Predecessor, endpoint int) (bool, error) {
 	if x.p.Proto != "udp" {
 		return false, nil
 	}
-	o, err := s.root.Open(record.Instance(s.scope, s.Name), "peers")
+	o, err := s.Root.Open(record.Instance(s.PinScope, s.Name), "peers")
 	if err != nil {
 		return false, err
 	}

@@ -10,15 +10,15 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
-	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"golang.org/x/sys/unix"
 )
 
 // steered follows the program: service, policy, slot, socket. done is false where
 // it leaves the packet to the kernel.
-func (x *explainer) steered(s *ServiceState, e int) (done bool, err error) {
-	x.say("service", "%s, by its listen %q", s.Name, s.Listen[s.eps[e].Listen])
+func (x *explainer) steered(s *state.Service, e int) (done bool, err error) {
+	x.say("service", "%s, by its listen %q", s.Name, s.Listen[s.Endpoints[e].Listen])
 	if len(s.Slots) == 0 {
 		x.result("rejected: %s", s.Problem)
 		return true, nil
@@ -31,7 +31,7 @@ func (x *explainer) steered(s *ServiceState, e int) (done bool, err error) {
 }
 
 // policy says which slot a packet belongs to, if it can be foretold.
-func (x *explainer) policy(s *ServiceState) (slot int, hash uint32, known bool) {
+func (x *explainer) policy(s *state.Service) (slot int, hash uint32, known bool) {
 	switch s.By {
 	case spec.ByPacket:
 		x.say("policy", "by packet: each CPU deals its packets out in turn, so no one can tell")
@@ -42,23 +42,23 @@ func (x *explainer) policy(s *ServiceState) (slot int, hash uint32, known bool) 
 		x.result("the slot of the CPU that it arrives at")
 		return 0, 0, false
 	case spec.ByFlow, spec.ByQUIC:
-		hash = HashFlow(s.Seed, x.p.Number(), x.p.From, x.p.To)
+		hash = state.HashFlow(s.Seed, x.p.Number(), x.p.From, x.p.To)
 		b := int(hash & (spec.Buckets - 1))
-		slot = int(s.table[b])
+		slot = int(s.Table[b])
 		if s.By == spec.ByQUIC && x.p.Proto == "udp" {
 			x.say("policy", "by quic: a connection id that names a slot goes there; any other packet, Initials among them, by its flow")
 		}
 		x.say("policy", "by flow: addresses, ports and protocol hash to bucket %d, which is slot %d's%s", b, slot, x.byHand(s, b))
 		return slot, hash, true
 	}
-	m, err := s.mapping(WhatIf{})
+	m, err := s.Mapping(state.WhatIf{})
 	if err != nil {
 		x.result("%v", err)
 		return 0, 0, false
 	}
 	a := x.p.From.Addr()
-	p := m.place(a)
-	stands := m.devices.Stands(a)
+	p := m.Place(a)
+	stands := m.Devices.Stands(a)
 	what := fmt.Sprintf("the source %s", a)
 	if s.By == spec.ByDevice {
 		if p.Device != "" {
@@ -67,7 +67,7 @@ func (x *explainer) policy(s *ServiceState) (slot int, hash uint32, known bool) 
 			x.warn("device", "%s is in no line of %s: it is a device of its own", a, s.DevicesFile)
 		}
 	}
-	tabled := int(m.table[p.Bucket])
+	tabled := int(m.Table[p.Bucket])
 	x.say("policy", "by %s: %s hashes to bucket %d, which is slot %d's%s", s.By, what, p.Bucket, tabled, x.byHand(s, p.Bucket))
 	if p.Moved {
 		x.say("moved", "weir steer move has put this device into slot %d", p.Slot)
@@ -75,7 +75,7 @@ func (x *explainer) policy(s *ServiceState) (slot int, hash uint32, known bool) 
 	return p.Slot, spec.Hash(s.Seed, stands), true
 }
 
-func (x *explainer) byHand(s *ServiceState, bucket int) string {
+func (x *explainer) byHand(s *state.Service, bucket int) string {
 	if _, ok := s.Placed[bucket]; ok {
 		return " (weir steer move put it there)"
 	}
@@ -83,7 +83,7 @@ func (x *explainer) byHand(s *ServiceState, bucket int) string {
 }
 
 // slot says whether the slot's member gets it, or what happens instead.
-func (x *explainer) slot(s *ServiceState, endpoint, slot int, hash uint32) (done bool, err error) {
+func (x *explainer) slot(s *state.Service, endpoint, slot int, hash uint32) (done bool, err error) {
 	st := s.Slots[slot]
 	if done, err := x.before(s, endpoint, slot); done || err != nil {
 		return done, err
@@ -99,13 +99,13 @@ func (x *explainer) slot(s *ServiceState, endpoint, slot int, hash uint32) (done
 		for i := range whole {
 			whole[i] = s.Slots[i].Admitted()
 		}
-		if at, ok := divert(whole, slot, hash); ok {
+		if at, ok := state.Divert(whole, slot, hash); ok {
 			x.say("on_empty", "next: slot %d takes it meanwhile", at)
 			return true, x.socket(s, endpoint, at)
 		}
 		x.say("on_empty", "next: no other slot has a member, so it is rejected")
 	case spec.Drop:
-		if s.Problem != problemHolder {
+		if s.Problem != state.ProblemHolder {
 			x.say("on_empty", "drop")
 			x.result("dropped in silence")
 			return true, nil
@@ -126,7 +126,7 @@ func (x *explainer) slot(s *ServiceState, endpoint, slot int, hash uint32) (done
 
 // passes says what on_empty: pass does: engine sk_lookup leaves the packet to the
 // kernel, sk_reuseport does as the kernel would, but for the holder's socket.
-func (x *explainer) passes(s *ServiceState) (done bool) {
+func (x *explainer) passes(s *state.Service) (done bool) {
 	if s.Engine != spec.EngineReuseport {
 		x.say("on_empty", "pass: the kernel chooses")
 		return false
@@ -146,8 +146,8 @@ func (x *explainer) passes(s *ServiceState) (done bool) {
 	return true
 }
 
-func memberText(of *ServiceState, s slots.State) string {
-	if m := of.pub.Service.Member(s.Slot); m != nil && s.Holder == "" {
+func memberText(of *state.Service, s slots.State) string {
+	if m := of.Record.Service.Member(s.Slot); m != nil && s.Holder == "" {
 		s.Holder = m.Holder(s.PID)
 	}
 	if s.Member == "" {
@@ -160,24 +160,24 @@ func memberText(of *ServiceState, s slots.State) string {
 }
 
 // socket ends with the socket that a slot has for an endpoint.
-func (x *explainer) socket(s *ServiceState, endpoint, slot int) error {
+func (x *explainer) socket(s *state.Service, endpoint, slot int) error {
 	return x.given(s, endpoint, slot, s.Slots[slot].Sockets[endpoint].Cookie)
 }
 
 // given ends with a socket that a slot's member, or the one before, has for an endpoint.
-func (x *explainer) given(s *ServiceState, endpoint, slot int, cookie uint64) error {
+func (x *explainer) given(s *state.Service, endpoint, slot int, cookie uint64) error {
 	socks, err := x.dumpAll()
 	if err != nil {
 		return err
 	}
 	for _, sk := range socks {
 		if sk.Cookie == cookie {
-			x.say("socket", "%s of slot %d (cookie %d)", s.eps[endpoint], slot, cookie)
+			x.say("socket", "%s of slot %d (cookie %d)", s.Endpoints[endpoint], slot, cookie)
 			x.gives(sk, &slot)
 			return nil
 		}
 	}
-	x.warn("socket", "%s of slot %d cannot be given packets: it was connected or closed since", s.eps[endpoint], slot)
+	x.warn("socket", "%s of slot %d cannot be given packets: it was connected or closed since", s.Endpoints[endpoint], slot)
 	x.result("rejected: the slot's socket takes none")
 	return nil
 }
@@ -292,7 +292,7 @@ func kernelScore(s sockdiag.Socket, p Packet) int {
 
 // reuseport follows engine sk_reuseport: the kernel's choice of a group comes
 // first, then the group's program chooses within it.
-func (x *explainer) reuseport(s *ServiceState) (done bool, err error) {
+func (x *explainer) reuseport(s *state.Service) (done bool, err error) {
 	best, _, err := x.fitting()
 	if err != nil {
 		return false, err
@@ -324,18 +324,10 @@ func (x *explainer) reuseport(s *ServiceState) (done bool, err error) {
 
 // sharesGroup says whether sockets are bound as the service's listen is, though no
 // member has one there now: then the holder keeps the group.
-func (x *explainer) sharesGroup(s *ServiceState, endpoint int, best []sockdiag.Socket) bool {
-	p := s.eps[endpoint].Prefix
+func (x *explainer) sharesGroup(s *state.Service, endpoint int, best []sockdiag.Socket) bool {
+	p := s.Endpoints[endpoint].Prefix
 	return slices.ContainsFunc(best, func(sk sockdiag.Socket) bool {
 		a := sk.Local.Addr().Unmap()
 		return a.IsUnspecified() && p.Bits() == 0 || p.IsSingleIP() && a == p.Addr()
 	})
-}
-
-// pidsOf lists the processes that have a socket open, ascending.
-func pidsOf(inode uint32) []int {
-	if inode == 0 {
-		return nil
-	}
-	return pidfd.Holders(inode)[inode]
 }

@@ -10,20 +10,21 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
 // Foreseen are the sessions of one service that a change would reset.
 type Foreseen struct {
-	Service  string    `json:"service"`
-	Sessions []Session `json:"sessions"`
-	Problem  string    `json:"problem,omitempty"` // why they cannot be foreseen
+	Service  string          `json:"service"`
+	Sessions []state.Session `json:"sessions"`
+	Problem  string          `json:"problem,omitempty"` // why they cannot be foreseen
 }
 
 // ForeseeApply says which sessions applying a configuration would misplace, or
 // finds misplaced, for every service that it creates or changes.
-func ForeseeApply(ctx context.Context, have State, want spec.Config) ([]Foreseen, error) {
+func ForeseeApply(ctx context.Context, have state.State, want spec.Config) ([]Foreseen, error) {
 	var out []Foreseen
 	for _, s := range want.Services {
 		ns, _, err := s.FindNetns(ctx)
@@ -48,35 +49,35 @@ func ForeseeApply(ctx context.Context, have State, want spec.Config) ([]Foreseen
 
 // foresee compares with what is published; nil if nothing of a service would
 // change.
-func (t target) foresee(ctx context.Context, have State, ns *netns.Handle) (*Foreseen, error) {
+func (t target) foresee(ctx context.Context, have state.State, ns *netns.Handle) (*Foreseen, error) {
 	p := &record.Service{Service: t.service, Netns: t.netns}
 	p.SetDevices(t.devices)
-	after := &ServiceState{root: have.root, Name: t.service.Name, scope: t.scope, Netns: t.netns, Inode: ns.Inode(), pub: p,
-		eps: p.Service.Endpoints(), By: p.Service.By, OnEmpty: p.Service.OnEmpty, devices: t.devices}
-	after.others = have.beside(after)
-	f := &Foreseen{Service: t.service.Name, Sessions: []Session{}}
-	i := slices.IndexFunc(have.Services, func(s ServiceState) bool { return s.Name == t.service.Name && s.scope == t.scope })
-	var before *ServiceState
+	after := &state.Service{Root: have.Root, Name: t.service.Name, PinScope: t.scope, Netns: t.netns, Inode: ns.Inode(), Record: p,
+		Endpoints: p.Service.Endpoints(), By: p.Service.By, OnEmpty: p.Service.OnEmpty, DeviceList: t.devices}
+	after.Others = have.Beside(after)
+	f := &Foreseen{Service: t.service.Name, Sessions: []state.Session{}}
+	i := slices.IndexFunc(have.Services, func(s state.Service) bool { return s.Name == t.service.Name && s.PinScope == t.scope })
+	var before *state.Service
 	if i >= 0 {
 		before = &have.Services[i]
-		p.Shape(before.pub)
+		p.Shape(before.Record)
 		if p.Service.Seed == nil {
-			p.Service.Seed = before.pub.Service.Seed
+			p.Service.Seed = before.Record.Service.Seed
 		}
 		after.Bypassed = before.Bypassed
 	} else {
 		p.Shape(nil)
 		if p.Service.Seed == nil {
-			if held, err := after.established(); err == nil && len(held) == 0 {
+			if held, err := after.Established(); err == nil && len(held) == 0 {
 				return nil, nil // wherever devices will belong
 			}
 			f.Problem = "its seed is drawn when it is created, so nobody can say yet where a device will belong: give it a seed"
 			return f, nil
 		}
 	}
-	changes := after.foreseeSlots(ctx, before, ns)
-	after.Seed, after.table = *p.Service.Seed, p.Table
-	if before != nil && !changes && !p.Misplaces(before.pub) {
+	changes := foreseeSlots(after, ctx, before, ns)
+	after.Seed, after.Table = *p.Service.Seed, p.Table
+	if before != nil && !changes && !p.Misplaces(before.Record) {
 		return nil, nil
 	}
 	var err error
@@ -86,15 +87,15 @@ func (t target) foresee(ctx context.Context, have State, ns *netns.Handle) (*For
 
 // foreseeSlots fills in who would have the slots; changes says whether a member
 // would come.
-func (s *ServiceState) foreseeSlots(ctx context.Context, before *ServiceState, ns *netns.Handle) (changes bool) {
-	for n := range s.pub.Service.Slots {
+func foreseeSlots(s *state.Service, ctx context.Context, before *state.Service, ns *netns.Handle) (changes bool) {
+	for n := range s.Record.Service.Slots {
 		slot := slots.State{Slot: n, State: "empty"}
 		if before != nil && n < len(before.Slots) {
 			slot = before.Slots[n]
 		}
-		m := s.pub.Service.Member(n)
+		m := s.Record.Service.Member(n)
 		if m != nil && !(slot.Admitted() && slot.Member == m.String()) {
-			if a, err := m.Adopt(ctx, ns, s.pub.Service.Spec); err == nil {
+			if a, err := m.Adopt(ctx, ns, s.Record.Service.Spec); err == nil {
 				slot = slots.State{Slot: n, State: "admitted", PID: a.PIDs()[0], Member: m.String()}
 				a.Close()
 				changes = true
@@ -106,14 +107,14 @@ func (s *ServiceState) foreseeSlots(ctx context.Context, before *ServiceState, n
 }
 
 // ForeseeMove says which sessions a move would have reset.
-func ForeseeMove(ctx context.Context, r *kernel.Root, s *ServiceState, m record.Moving) (Foreseen, error) {
-	return s.foreseeChange(ctx, r, m.Apply)
+func ForeseeMove(ctx context.Context, r *kernel.Root, s *state.Service, m record.Moving) (Foreseen, error) {
+	return foreseeChange(s, ctx, r, m.Apply)
 }
 
 // ForeseeDrain says which sessions draining a slot, or taking that back, would
 // have reset.
-func ForeseeDrain(ctx context.Context, r *kernel.Root, s *ServiceState, slot int, back bool) (Foreseen, error) {
-	return s.foreseeChange(ctx, r, func(p *record.Service) error {
+func ForeseeDrain(ctx context.Context, r *kernel.Root, s *state.Service, slot int, back bool) (Foreseen, error) {
+	return foreseeChange(s, ctx, r, func(p *record.Service) error {
 		if back {
 			return p.Undrain(slot)
 		}
@@ -121,17 +122,17 @@ func ForeseeDrain(ctx context.Context, r *kernel.Root, s *ServiceState, slot int
 	})
 }
 
-func (s *ServiceState) foreseeChange(ctx context.Context, r *kernel.Root, f func(p *record.Service) error) (Foreseen, error) {
+func foreseeChange(s *state.Service, ctx context.Context, r *kernel.Root, f func(p *record.Service) error) (Foreseen, error) {
 	out := Foreseen{Service: s.Name}
-	if s.pub == nil {
+	if s.Record == nil {
 		return out, errors.New("a state that was not read from pins")
 	}
-	p, err := record.Changed(r, s.scope, s.pub, f)
+	p, err := record.Changed(r, s.PinScope, s.Record, f)
 	if err != nil {
 		return out, err
 	}
 	after := *s
-	after.pub, after.table, after.devices = p, p.Table, p.List
+	after.Record, after.Table, after.DeviceList = p, p.Table, p.List
 	out.Sessions, err = after.Misplaced(ctx)
 	return out, err
 }

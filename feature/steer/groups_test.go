@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -35,7 +36,7 @@ func theHolder(t *testing.T, w *world) int {
 	t.Helper()
 	var h engine.HolderProcess
 	w.locked(func(l *kernel.WriteLock) error {
-		o, err := l.Open(record.EngineInstance(w.state().scope, spec.EngineReuseport), "holder")
+		o, err := l.Open(record.EngineInstance(w.state().PinScope, spec.EngineReuseport), "holder")
 		if err != nil {
 			return err
 		}
@@ -82,7 +83,7 @@ func TestHolderKilled(t *testing.T) {
 	w.apply()
 	first := theHolder(t, w)
 	syscall.Kill(first, syscall.SIGKILL)
-	await(t, "the loss is noticed", func() bool { return w.state().Problem == problemHolder })
+	await(t, "the loss is noticed", func() bool { return w.state().Problem == state.ProblemHolder })
 	w.check(sources(20), loopback4, names(a, b))
 	w.apply()
 	if second := theHolder(t, w); second == first || w.state().Problem != "" {
@@ -151,7 +152,7 @@ func TestNotShared(t *testing.T) {
 
 func registerNow(w *world, slot int) (changed bool, err error) {
 	w.locked(func(l *kernel.WriteLock) error {
-		changed, err = engine.Register(w.t.Context(), l, slots.Slot{Scope: w.state().scope, Service: "svc", Slot: slot}, nil)
+		changed, err = engine.Register(w.t.Context(), l, slots.Slot{Scope: w.state().PinScope, Service: "svc", Slot: slot}, nil)
 		return nil
 	})
 	return changed, err

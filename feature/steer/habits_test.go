@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/units"
 	"github.com/weir-project/weir/kernel"
@@ -219,7 +220,7 @@ func TestDaemonize(t *testing.T) {
 				deadline(t, func() bool { return !slots.Running(parent.pid()) }) // until then it may answer, too
 				took := w.admitted(0, pid)
 				t.Logf("admitted %s after it was there", took)
-				daemon := func(p Place) string { return fmt.Sprint([]int{pid, neighbour.pid()}[p.Slot]) }
+				daemon := func(p state.Place) string { return fmt.Sprint([]int{pid, neighbour.pid()}[p.Slot]) }
 				w.check(sources(12), loopback4, daemon)
 			})
 		}

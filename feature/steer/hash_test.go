@@ -9,6 +9,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 )
 
 // Known answers of the kernel's jhash2 (include/linux/jhash.h), so that both
@@ -90,16 +91,16 @@ func FuzzWhere(f *testing.F) {
 		if h := jhash2Reference(a.As16(), seed); h != spec.Hash(seed, a) {
 			t.Fatalf("%s seed %d: hash %#x, reference %#x", a, seed, spec.Hash(seed, a), h)
 		}
-		s := &ServiceState{Seed: seed, OnEmpty: spec.Next}
+		s := &state.Service{Seed: seed, OnEmpty: spec.Next}
 		for i := range all {
 			s.Slots = append(s.Slots, slots.State{Slot: i, State: "admitted"})
 		}
-		s.table = spec.Assign(all)
-		full, err := s.Where(WhatIf{}, a)
+		s.Table = spec.Assign(all)
+		full, err := s.Where(state.WhatIf{}, a)
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := s.Where(WhatIf{Without: []int{full[0].Slot}}, a)
+		p, err := s.Where(state.WhatIf{Without: []int{full[0].Slot}}, a)
 		if err != nil {
 			t.Fatal(err)
 		}

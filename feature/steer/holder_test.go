@@ -10,6 +10,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/service"
 )
 
@@ -22,7 +23,7 @@ func TestHolderIsNotTheMember(t *testing.T) {
 	w.apply()
 	holder := func() string {
 		t.Helper()
-		st, err := ReadState(t.Context(), w.root)
+		st, err := state.Read(t.Context(), w.root)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -32,7 +33,7 @@ func TestHolderIsNotTheMember(t *testing.T) {
 	if got := holder(); got != "" {
 		t.Errorf("the configured member: holder %q", got)
 	}
-	slot := slots.Slot{Scope: w.state().scope, Service: "svc"}
+	slot := slots.Slot{Scope: w.state().PinScope, Service: "svc"}
 	give := func(m *service.Member) {
 		t.Helper()
 		l, err := w.root.Lock(t.Context())

@@ -8,6 +8,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 )
 
 // room is what one engine of a namespace has to hold.
@@ -15,7 +16,7 @@ type room struct{ services, rows int }
 
 // checkLimits refuses what an engine cannot hold before anything changes. Services come and change in the order of the
 // file, and go at the end: what counts is the most at any time.
-func checkLimits(have State, want []target) error {
+func checkLimits(have state.State, want []target) error {
 	type engineOf struct {
 		scope string
 		kind  spec.Engine
@@ -24,9 +25,9 @@ func checkLimits(have State, want []target) error {
 	before := map[string]*record.Service{}
 	for i := range have.Services {
 		s := &have.Services[i]
-		at := engineOf{s.scope, s.Engine}
-		used[at] = room{used[at].services + 1, used[at].rows + len(s.pub.Rows) + len(s.pub.Spare)}
-		before[s.scope+"/"+s.Name] = s.pub
+		at := engineOf{s.PinScope, s.Engine}
+		used[at] = room{used[at].services + 1, used[at].rows + len(s.Record.Rows) + len(s.Record.Spare)}
+		before[s.PinScope+"/"+s.Name] = s.Record
 	}
 	for _, t := range want {
 		was := before[t.scope+"/"+t.service.Name]

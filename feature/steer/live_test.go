@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -166,12 +167,12 @@ func testLiveChanges(t *testing.T) {
 		if left := w.resetDue(); len(left) > 0 {
 			t.Fatalf("before %s, sessions are reset: %v", name, left)
 		}
-		before := w.state().table
+		before := w.state().Table
 		f()
 		reset := w.resetDue()
 		w.settled(routers, reset)
 		moved := 0
-		for b, s := range w.state().table {
+		for b, s := range w.state().Table {
 			if s != before[b] {
 				moved++
 			}
@@ -375,7 +376,7 @@ func TestForesee(t *testing.T) {
 	}
 	seed := uint32(4)
 	w.cfg.Services[0].Seed = &seed
-	st, err := ReadState(t.Context(), w.root)
+	st, err := state.Read(t.Context(), w.root)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -29,7 +30,7 @@ func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 		rate := fast
 		return ResetDue(ctx, r, &rate, nil, func(Reset) {})
 	}
-	st, err := ReadState(ctx, r)
+	st, err := state.Read(ctx, r)
 	if err != nil {
 		return err
 	}
@@ -50,13 +51,13 @@ func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 		return engine.Undrain(l, slots.Slot{Scope: s.Scope(), Service: "svc", Slot: n}, nil)
 	case "move", "back":
 		a := sources(1)[0]
-		p, err := s.Where(WhatIf{}, a)
+		p, err := s.Where(state.WhatIf{}, a)
 		if err != nil {
 			return err
 		}
 		return engine.Move(l, s.Scope(), "svc", record.Moving{Device: a.String(), To: (p[0].Slot + 1) % 3, Back: verb == "back"}, nil)
 	case "bucket":
-		return engine.Move(l, s.Scope(), "svc", record.Moving{Bucket: n, To: (int(s.table[n]) + 1) % 3}, nil)
+		return engine.Move(l, s.Scope(), "svc", record.Moving{Bucket: n, To: (int(s.Table[n]) + 1) % 3}, nil)
 	case "next": // the next generation of slot 0, by its process
 		_, err := engine.Register(ctx, l, slots.Slot{Scope: s.Scope(), Service: "svc", Slot: 0}, &service.Member{PID: n})
 		return err
@@ -233,7 +234,7 @@ func TestServeLeavesResetsToTheLiving(t *testing.T) {
 	if err != nil || len(want) == 0 {
 		t.Fatalf("%d sessions are misplaced, %v", len(want), err)
 	}
-	release, err := claimEngine(t.Context(), w.root, w.state().pub.EngineInstance(w.state().scope), true)
+	release, err := claimEngine(t.Context(), w.root, w.state().Record.EngineInstance(w.state().PinScope), true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,17 +11,18 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 )
 
 // OutagesOfMove says which traffic, served now, a move would give to an empty slot. The plan has no steps.
-func OutagesOfMove(r *kernel.Root, s *ServiceState, m record.Moving) (feature.Plan, error) {
-	return s.outagesOf(r, m.Apply)
+func OutagesOfMove(r *kernel.Root, s *state.Service, m record.Moving) (feature.Plan, error) {
+	return outagesWithout(s, r, m.Apply)
 }
 
 // OutagesOfDrain says which traffic, served now, draining a slot, or taking that back, would give to an empty slot.
-func OutagesOfDrain(r *kernel.Root, s *ServiceState, slot int, back bool) (feature.Plan, error) {
-	return s.outagesOf(r, func(p *record.Service) error {
+func OutagesOfDrain(r *kernel.Root, s *state.Service, slot int, back bool) (feature.Plan, error) {
+	return outagesWithout(s, r, func(p *record.Service) error {
 		if back {
 			return p.Undrain(slot)
 		}
@@ -29,31 +30,31 @@ func OutagesOfDrain(r *kernel.Root, s *ServiceState, slot int, back bool) (featu
 	})
 }
 
-func (s *ServiceState) outagesOf(r *kernel.Root, f func(p *record.Service) error) (plan feature.Plan, err error) {
-	if s.pub == nil {
+func outagesWithout(s *state.Service, r *kernel.Root, f func(p *record.Service) error) (plan feature.Plan, err error) {
+	if s.Record == nil {
 		return plan, errors.New("a state that was not read from pins")
 	}
 	if s.Bypassed || s.OnEmpty == spec.Next || s.OnEmpty == spec.Pass {
 		return plan, nil
 	}
-	p, err := record.Changed(r, s.scope, s.pub, f)
+	p, err := record.Changed(r, s.PinScope, s.Record, f)
 	if err != nil {
 		return plan, err
 	}
-	for n, buckets := range lostBuckets(p, s, s.reasons()) {
+	for n, buckets := range lostBuckets(p, s, emptyReasons(s)) {
 		if buckets > 0 {
 			plan.Outage("slot %d of service %s is empty, and would be given %d %% of the service's traffic, which is served now (on_empty: %s): %s: %s",
-				n, s.Name, percent(buckets), s.OnEmpty, s.Slots[n].Reason, remedy(s.pub, n))
+				n, s.Name, percent(buckets), s.OnEmpty, s.Slots[n].Reason, remedy(s.Record, n))
 		}
 	}
 	after := *s
-	after.pub, after.table, after.devices = p, p.Table, p.List
-	return plan, s.movedDevices(&after, &plan)
+	after.Record, after.Table, after.DeviceList = p, p.Table, p.List
+	return plan, movedDevices(s, &after, &plan)
 }
 
 // movedDevices adds the devices that are served, and whose move leads to an empty slot.
-func (s *ServiceState) movedDevices(after *ServiceState, plan *feature.Plan) error {
-	had, have := s.pub.Moves(), after.pub.Moves()
+func movedDevices(s *state.Service, after *state.Service, plan *feature.Plan) error {
+	had, have := s.Record.Moves(), after.Record.Moves()
 	changes := map[netip.Addr]bool{}
 	for a, slot := range had {
 		if to, ok := have[a]; !ok || to != slot {
@@ -68,19 +69,19 @@ func (s *ServiceState) movedDevices(after *ServiceState, plan *feature.Plan) err
 	if len(changes) == 0 {
 		return nil
 	}
-	old, err := s.mapping(WhatIf{})
+	old, err := s.Mapping(state.WhatIf{})
 	if err != nil {
 		return err
 	}
-	now, err := after.mapping(WhatIf{})
+	now, err := after.Mapping(state.WhatIf{})
 	if err != nil {
 		return err
 	}
 	for a := range changes {
-		from, to := old.place(a), now.place(a)
+		from, to := old.Place(a), now.Place(a)
 		if from.Admitted && !to.Admitted {
 			plan.Outage("device %s is served by slot %d of service %s, and slot %d, where it would go, is empty (on_empty: %s): %s: %s",
-				a, from.Slot, s.Name, to.Slot, s.OnEmpty, s.Slots[to.Slot].Reason, remedy(s.pub, to.Slot))
+				a, from.Slot, s.Name, to.Slot, s.OnEmpty, s.Slots[to.Slot].Reason, remedy(s.Record, to.Slot))
 		}
 	}
 	return nil
@@ -88,8 +89,8 @@ func (s *ServiceState) movedDevices(after *ServiceState, plan *feature.Plan) err
 
 // OutagesOfSteering says which traffic bound sockets get while the service is bypassed, and an empty slot would get once it is
 // steered again.
-func OutagesOfSteering(s *ServiceState) (feature.Plan, error) {
-	return s.outagesOfSteering(newBoundSockets())
+func OutagesOfSteering(s *state.Service) (feature.Plan, error) {
+	return outagesOfSteering(s, newBoundSockets())
 }
 
 // OutagesOfSteeringAll is [OutagesOfSteering] of every bypassed service. A service that cannot be asked is in failed, by name,
@@ -99,7 +100,7 @@ func OutagesOfSteeringAll(ctx context.Context, r *kernel.Root) (plan feature.Pla
 	if err != nil {
 		return plan, nil, err
 	}
-	reader, bound := newStateReader(r), newBoundSockets()
+	reader, bound := state.NewReader(r), newBoundSockets()
 	defer reader.Close()
 	failed = map[string]error{}
 	for _, i := range all {
@@ -109,10 +110,10 @@ func OutagesOfSteeringAll(ctx context.Context, r *kernel.Root) (plan feature.Pla
 		if !kernel.ValidName(i.Name) {
 			continue
 		}
-		s, err := reader.service(i)
+		s, err := reader.Service(i)
 		var one feature.Plan
 		if err == nil {
-			one, err = s.outagesOfSteering(bound)
+			one, err = outagesOfSteering(&s, bound)
 		}
 		if err != nil && !errors.Is(err, kernel.ErrNotExist) {
 			failed[i.Name] = err
@@ -122,30 +123,30 @@ func OutagesOfSteeringAll(ctx context.Context, r *kernel.Root) (plan feature.Pla
 	return plan, failed, nil
 }
 
-func (s *ServiceState) outagesOfSteering(bound *boundSockets) (plan feature.Plan, err error) {
-	if s.pub == nil || !s.Bypassed || s.OnEmpty == spec.Pass {
+func outagesOfSteering(s *state.Service, bound *boundSockets) (plan feature.Plan, err error) {
+	if s.Record == nil || !s.Bypassed || s.OnEmpty == spec.Pass {
 		return plan, nil
 	}
-	ns, err := s.openNetns()
+	ns, err := s.OpenNetns()
 	if errors.Is(err, slots.ErrNetnsGone) {
 		return plan, nil
 	} else if err != nil {
 		return plan, err
 	}
 	defer ns.Close()
-	reasons := s.reasons()
-	lost := lostTo(s.pub, reasons)
-	if sum(lost) == 0 || s.Engine == spec.EngineReuseport && !s.served() {
+	reasons := emptyReasons(s)
+	lost := lostTo(s.Record, reasons)
+	if sum(lost) == 0 || s.Engine == spec.EngineReuseport && !anyServed(s) {
 		return plan, nil
 	}
-	losers, err := bound.losers(ns, s.scope, s.eps)
+	losers, err := bound.losers(ns, s.PinScope, s.Endpoints)
 	if err != nil || len(losers) == 0 {
 		return plan, err
 	}
 	for n, buckets := range lost {
 		if buckets > 0 {
 			plan.Outage("slot %d of service %s is empty (on_empty: %s) and would take %d %% of the traffic of %s: %s: %s",
-				n, s.Name, s.OnEmpty, percent(buckets), losers, reasons[n], remedy(s.pub, n))
+				n, s.Name, s.OnEmpty, percent(buckets), losers, reasons[n], remedy(s.Record, n))
 		}
 	}
 	return plan, nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
 )
 
 // A look for a member asks for its process and for the namespace's sockets. With hundreds
@@ -54,9 +55,9 @@ func (o *lookouts) quiet() {
 }
 
 // due says whether a slot is to be looked for now.
-func (o *lookouts) due(s *ServiceState, slot slots.Slot, now time.Time) bool {
+func (o *lookouts) due(s *state.Service, slot slots.Slot, now time.Time) bool {
 	l := o.slots[slot]
-	if l == nil || l.of != s.pub || o.touched(s) {
+	if l == nil || l.of != s.Record || o.touched(s) {
 		delete(o.slots, slot)
 		return true
 	}
@@ -64,16 +65,16 @@ func (o *lookouts) due(s *ServiceState, slot slots.Slot, now time.Time) bool {
 }
 
 // touched says whether a socket has opened or closed at a port of a service.
-func (o *lookouts) touched(s *ServiceState) bool {
+func (o *lookouts) touched(s *state.Service) bool {
 	if o.all || len(o.ports) == 0 {
 		return o.all
 	}
-	for _, e := range s.eps {
+	for _, e := range s.Endpoints {
 		if o.ports[e.Port] {
 			return true
 		}
 	}
-	for _, m := range s.pub.Service.Members {
+	for _, m := range s.Record.Service.Members {
 		for _, b := range m.Bound {
 			if o.ports[b.Port] {
 				return true
@@ -85,13 +86,13 @@ func (o *lookouts) touched(s *ServiceState) bool {
 
 // missed notes that a slot's member was not found, and why. Another reason than last time
 // says that something happens there.
-func (o *lookouts) missed(s *ServiceState, slot slots.Slot, why error, now time.Time) {
+func (o *lookouts) missed(s *state.Service, slot slots.Slot, why error, now time.Time) {
 	if o.slots == nil {
 		o.slots = map[slots.Slot]*lookout{}
 	}
 	l := o.slots[slot]
 	if l == nil || l.why != why.Error() {
-		l = &lookout{of: s.pub, why: why.Error(), wait: lookEvery}
+		l = &lookout{of: s.Record, why: why.Error(), wait: lookEvery}
 		o.slots[slot] = l
 	}
 	if l.looks++; l.looks > lookOften {

@@ -10,13 +10,14 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/service"
 )
 
 // A slot that stays without a member is looked for less often, until something happens at
 // its ports, to its service, or with the reason.
 func TestLookouts(t *testing.T) {
-	s := &ServiceState{pub: &record.Service{Service: spec.Service{}}, eps: []service.Endpoint{{Port: 9991}}}
+	s := &state.Service{Record: &record.Service{Service: spec.Service{}}, Endpoints: []service.Endpoint{{Port: 9991}}}
 	slot, why := slots.Slot{Service: "svc"}, errors.New("not running")
 	var o lookouts
 	now := time.Now()
@@ -54,7 +55,7 @@ func TestLookouts(t *testing.T) {
 	}
 	o.quiet()
 	again("after a socket opened")
-	s.pub = &record.Service{}
+	s.Record = &record.Service{}
 	again("with another configuration")
 	looks(lookAtMost, errors.New("socket missing"))
 	if n := looks(lookOften, errors.New("socket missing")); n < lookOften-1 {

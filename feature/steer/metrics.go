@@ -11,6 +11,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 )
@@ -61,7 +62,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
-	st, err := ReadState(context.Background(), c.root)
+	st, err := state.Read(context.Background(), c.root)
 	ch <- scrape.Const(upDesc, prometheus.GaugeValue, feature.Gauge(err == nil))
 	st.ExplainEmpty(context.Background())
 	var once, bound feature.Once
@@ -78,7 +79,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // dispatch exports what bindings lead to in a namespace.
-func (c collector) dispatch(ch chan<- prometheus.Metric, d DispatchState) {
+func (c collector) dispatch(ch chan<- prometheus.Metric, d state.Bindings) {
 	all, err := bindings.Registered(c.root, d.Scope, false)
 	if err != nil {
 		return // removed meanwhile
@@ -102,7 +103,7 @@ func (c collector) dispatch(ch chan<- prometheus.Metric, d DispatchState) {
 	}
 }
 
-func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
+func (c collector) service(ch chan<- prometheus.Metric, s *state.Service) {
 	send := func(d *prometheus.Desc, t prometheus.ValueType, v float64, labels ...string) {
 		ch <- scrape.Const(d, t, v, append([]string{s.Name, s.Netns}, labels...)...)
 	}
@@ -127,7 +128,7 @@ func (c collector) service(ch chan<- prometheus.Metric, s *ServiceState) {
 			}
 		}
 	}
-	if t, err := s.Templates(c.root); err == nil {
+	if t, err := Templates(s, c.root); err == nil {
 		send(templatesDesc, prometheus.GaugeValue, float64(t.Count()))
 		send(exportersDesc, prometheus.GaugeValue, float64(len(t.Exporters)))
 		send(refusedDesc, prometheus.CounterValue, float64(t.Refused))

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -17,14 +18,14 @@ import (
 // Handed is a session that went with its router.
 type Handed struct {
 	Service string
-	Session
+	state.Session
 }
 
 // buffered are sessions that wait while steering changes.
 type buffered struct {
 	feature.BufferedSessions
 	list     feature.MovableSessions
-	sessions map[string][]Session // by service
+	sessions map[string][]state.Session // by service
 }
 
 // Switch makes a change of steering. Sessions that foresee names, and that the mover has, wait during the change and go to the
@@ -53,7 +54,7 @@ func bufferFor(ctx context.Context, m feature.SessionMover, foresee func() ([]Fo
 	if err != nil {
 		return nil
 	}
-	b := &buffered{list: list, sessions: map[string][]Session{}}
+	b := &buffered{list: list, sessions: map[string][]state.Session{}}
 	var ids []uint64
 	for _, f := range foreseen {
 		for _, s := range f.Sessions {
@@ -70,14 +71,14 @@ func bufferFor(ctx context.Context, m feature.SessionMover, foresee func() ([]Fo
 		return nil
 	}
 	for name, all := range b.sessions {
-		b.sessions[name] = slices.DeleteFunc(all, func(s Session) bool { return !slices.Contains(b.IDs(), s.Cookie()) })
+		b.sessions[name] = slices.DeleteFunc(all, func(s state.Session) bool { return !slices.Contains(b.IDs(), s.Cookie()) })
 	}
 	return b
 }
 
 // release gives the sessions to the members of their slots, or back.
 func (b *buffered) release(ctx context.Context, r *kernel.Root, each func(Handed)) {
-	st, err := ReadState(ctx, r)
+	st, err := state.Read(ctx, r)
 	to := map[uint64]string{}
 	for name, all := range b.sessions {
 		for _, x := range all {
@@ -101,11 +102,11 @@ func (b *buffered) release(ctx context.Context, r *kernel.Root, each func(Handed
 }
 
 // successors are the members, by name, at whose slots sessions belong now; "" where none accepts sessions.
-func successors(list feature.MovableSessions, s *ServiceState, all []Session) map[uint64]string {
+func successors(list feature.MovableSessions, s *state.Service, all []state.Session) map[uint64]string {
 	to := map[uint64]string{}
 	for _, x := range all {
 		to[x.Cookie()] = ""
-		p, err := s.Where(WhatIf{}, x.Remote.Addr().Unmap())
+		p, err := s.Where(state.WhatIf{}, x.Remote.Addr().Unmap())
 		if err != nil {
 			continue
 		}
@@ -120,12 +121,12 @@ func successors(list feature.MovableSessions, s *ServiceState, all []Session) ma
 
 // Movable reports of sessions that a change would misplace whether the mover has them: then their member is asked to hand them
 // over, and they are reset only if it does not.
-func Movable(ctx context.Context, m feature.SessionMover) func(service string, s Session) bool {
+func Movable(ctx context.Context, m feature.SessionMover) func(service string, s state.Session) bool {
 	if m == nil {
-		return func(string, Session) bool { return false }
+		return func(string, state.Session) bool { return false }
 	}
 	list, err := m.Sessions(ctx)
-	return func(service string, s Session) bool {
+	return func(service string, s state.Session) bool {
 		if err != nil {
 			return false
 		}
@@ -140,13 +141,13 @@ func HandBy(m feature.SessionMover) Hand {
 	if m == nil {
 		return nil
 	}
-	return func(ctx context.Context, s *ServiceState, misplaced []Session) (stay, handed []Session) {
+	return func(ctx context.Context, s *state.Service, misplaced []state.Session) (stay, handed []state.Session) {
 		list, err := m.Sessions(ctx)
 		if err != nil {
 			return misplaced, nil
 		}
-		kept := func(x Session) bool { _, kept := list.Kept(s.Name, x.Cookie()); return kept }
-		mine := slices.DeleteFunc(slices.Clone(misplaced), func(x Session) bool { return !kept(x) })
+		kept := func(x state.Session) bool { _, kept := list.Kept(s.Name, x.Cookie()); return kept }
+		mine := slices.DeleteFunc(slices.Clone(misplaced), func(x state.Session) bool { return !kept(x) })
 		to := successors(list, s, mine)
 		there := map[uint64]bool{} // given to the right member, which has not accepted it yet
 		maps.DeleteFunc(to, func(id uint64, name string) bool {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/service"
 )
 
@@ -15,27 +16,27 @@ import (
 // its own. weir serve looks for one while the slot is served.
 
 // succeed looks for the next generation of a slot that is served.
-func (w *watcher) succeed(ctx context.Context, s *ServiceState, slot slots.State, m service.Member) {
-	if s.pub.Service.Generations == nil || slot.Drains != 0 {
+func (w *watcher) succeed(ctx context.Context, s *state.Service, slot slots.State, m service.Member) {
+	if s.Record.Service.Generations == nil || slot.Drains != 0 {
 		return // one after the other
 	}
 	n := m
 	n.Not = slot.Cookies()
-	key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}
-	if _, err := engine.FindMember(s.pub, ctx, key, n); err != nil {
+	key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot.Slot}
+	if _, err := engine.FindMember(s.Record, ctx, key, n); err != nil {
 		return // nobody, or not whole yet
 	}
 	w.admit(ctx, s, slot.Slot, n)
 }
 
 // fallBack gives a slot whose member is gone to the generation before, while that lives.
-func (w *watcher) fallBack(ctx context.Context, s *ServiceState, slot int) bool {
+func (w *watcher) fallBack(ctx context.Context, s *state.Service, slot int) bool {
 	l, unlock, err := w.own.Lock(ctx)
 	if err != nil {
 		return false
 	}
 	defer unlock()
-	key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: slot}
+	key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot}
 	back, err := engine.FallBack(l, key)
 	if err != nil || back {
 		w.say(key, err, "slot given back to the generation before")

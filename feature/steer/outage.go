@@ -12,20 +12,21 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 )
 
 // outages adds to a plan which slots the change of a service would empty, and which traffic that is served now would
 // meet an empty slot.
-func (t *target) outages(ctx context.Context, plan *feature.Plan, s *ServiceState, kind spec.Engine) error {
-	if s.Bypassed || !s.served() {
+func (t *target) outages(ctx context.Context, plan *feature.Plan, s *state.Service, kind spec.Engine) error {
+	if s.Bypassed || !anyServed(s) {
 		return nil // nothing of it is steered now
 	}
 	p := &record.Service{Service: t.service}
 	p.SetDevices(t.devices)
-	p.Shape(s.pub)
-	anew := kind != s.Engine || !sameEndpoints(p, s.pub)
-	if !anew && slices.Equal(p.Table, s.table) && p.Service.OnEmpty == s.OnEmpty {
+	p.Shape(s.Record)
+	anew := kind != s.Engine || !sameEndpoints(p, s.Record)
+	if !anew && slices.Equal(p.Table, s.Table) && p.Service.OnEmpty == s.OnEmpty {
 		return nil
 	}
 	ns, err := slots.OpenNetns(t.netns, t.id)
@@ -82,27 +83,27 @@ func (t *target) emptyAfter(ctx context.Context, slots []slots.State, anew bool,
 }
 
 // lostBuckets counts, by slot, the buckets whose traffic is served now and would not be.
-func lostBuckets(p *record.Service, s *ServiceState, reasons []error) []int {
+func lostBuckets(p *record.Service, s *state.Service, reasons []error) []int {
 	if p.Service.OnEmpty == spec.Next || p.Service.OnEmpty == spec.Pass {
 		return make([]int, len(reasons))
 	}
 	return lostOf(p, reasons, func(b int) bool { // those that are served now
-		return b < len(s.table) && int(s.table[b]) < len(s.Slots) && s.Slots[s.table[b]].Admitted() || s.OnEmpty == spec.Next || s.OnEmpty == spec.Pass
+		return b < len(s.Table) && int(s.Table[b]) < len(s.Slots) && s.Slots[s.Table[b]].Admitted() || s.OnEmpty == spec.Next || s.OnEmpty == spec.Pass
 	})
 }
 
 // removalOutages adds to a plan which members nobody would reach once the service is gone: the kernel knows them by the
 // addresses that they are bound to only.
-func (s *ServiceState) removalOutages(plan *feature.Plan) {
-	if s.Bypassed || s.pub == nil {
+func removalOutages(s *state.Service, plan *feature.Plan) {
+	if s.Bypassed || s.Record == nil {
 		return
 	}
 	for _, slot := range s.Slots {
-		m := s.pub.Service.Member(slot.Slot)
+		m := s.Record.Service.Member(slot.Slot)
 		if !slot.Admitted() || m == nil {
 			continue
 		}
-		if elsewhere := s.pub.Service.Elsewhere(*m); len(elsewhere) > 0 {
+		if elsewhere := s.Record.Service.Elsewhere(*m); len(elsewhere) > 0 {
 			plan.Outage("slot %d of service %s would be gone, and its member is bound elsewhere (%v): without weir nothing that is sent to the service reaches it", slot.Slot, s.Name, elsewhere)
 		}
 	}

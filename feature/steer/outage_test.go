@@ -8,6 +8,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/service"
 )
 
@@ -21,7 +22,7 @@ func (w *world) planned() (outages, steps []string) {
 	if errs := c.Validate(); len(errs) > 0 {
 		w.t.Fatal(errs)
 	}
-	st, err := ReadState(w.t.Context(), w.root)
+	st, err := state.Read(w.t.Context(), w.root)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -97,9 +98,9 @@ func TestLimitsAreToldBeforeAnythingChanges(t *testing.T) {
 		{"beside slots that go", 10, 4000, of(1, 200), false},
 		{"generations have two rows", 0, 0, append(of(15, 256), target{scope: "1", service: spec.Service{Options: spec.Options{Engine: spec.EngineSkLookup, Slots: 200, Generations: &spec.Generations{}}}}), false},
 	} {
-		have := State{}
+		have := state.State{}
 		for i := range c.services {
-			have.Services = append(have.Services, ServiceState{Name: string(rune('a' + i)), scope: "1", Engine: spec.EngineSkLookup, pub: &record.Service{Rows: make([]uint32, c.rows/c.services)}})
+			have.Services = append(have.Services, state.Service{Name: string(rune('a' + i)), PinScope: "1", Engine: spec.EngineSkLookup, Record: &record.Service{Rows: make([]uint32, c.rows/c.services)}})
 		}
 		if err := checkLimits(have, c.want); (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.name, err)
@@ -121,7 +122,7 @@ func TestRemovalReachesMembersAtThePort(t *testing.T) {
 		if !w.state().Slots[0].Admitted() {
 			t.Fatalf("bound %s: %s", bound, w.state().Slots[0].Reason)
 		}
-		st, err := ReadState(t.Context(), w.root)
+		st, err := state.Read(t.Context(), w.root)
 		if err != nil {
 			t.Fatal(err)
 		}

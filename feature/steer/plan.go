@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -25,7 +26,7 @@ type Feature struct {
 	Hand Hand // of Run: what becomes of sessions before they are reset; nil: nothing
 }
 
-var _ feature.Feature[spec.Config, State] = Feature{}
+var _ feature.Feature[spec.Config, state.State] = Feature{}
 
 // Name implements feature.Feature.
 func (Feature) Name() string { return spec.Name }
@@ -40,10 +41,12 @@ func (Feature) Needs(c spec.Config) []kernel.Need {
 }
 
 // State implements feature.Feature.
-func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { return ReadState(ctx, r) }
+func (Feature) State(ctx context.Context, r *kernel.Root) (state.State, error) {
+	return state.Read(ctx, r)
+}
 
 // Plan implements feature.Feature.
-func (Feature) Plan(ctx context.Context, have State, want spec.Config) (feature.Plan, error) {
+func (Feature) Plan(ctx context.Context, have state.State, want spec.Config) (feature.Plan, error) {
 	var plan feature.Plan
 	b := newBatch()
 	var placed []spec.Service // with the namespace they turned out to be in
@@ -71,7 +74,7 @@ func (Feature) Plan(ctx context.Context, have State, want spec.Config) (feature.
 }
 
 // plan adds the steps that make the services of all network namespaces those of the targets.
-func (b *batch) plan(ctx context.Context, plan *feature.Plan, have State, targets []target) error {
+func (b *batch) plan(ctx context.Context, plan *feature.Plan, have state.State, targets []target) error {
 	for _, o := range have.Outdated {
 		plan.Add(upgradeStep(o))
 	}
@@ -86,9 +89,9 @@ func (b *batch) plan(ctx context.Context, plan *feature.Plan, have State, target
 		}
 	}
 	for _, s := range have.Services {
-		if !wanted[s.scope+"/"+s.Name] {
+		if !wanted[s.PinScope+"/"+s.Name] {
 			plan.Add(b.removal(&s))
-			s.removalOutages(plan)
+			removalOutages(&s, plan)
 		}
 	}
 	return nil
@@ -109,9 +112,9 @@ type target struct {
 	was     *former // what it is put back to; nil: nothing
 }
 
-func planService(ctx context.Context, plan *feature.Plan, have State, t target) error {
-	i := slices.IndexFunc(have.Services, func(s ServiceState) bool {
-		return s.Name == t.service.Name && s.scope == t.scope
+func planService(ctx context.Context, plan *feature.Plan, have state.State, t target) error {
+	i := slices.IndexFunc(have.Services, func(s state.Service) bool {
+		return s.Name == t.service.Name && s.PinScope == t.scope
 	})
 	object := "service " + t.service.Name
 	if i < 0 {
@@ -129,18 +132,18 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 		return nil
 	}
 	s := have.Services[i]
-	kind, _, err := record.ChooseEngine(t.service, s.pub)
+	kind, _, err := record.ChooseEngine(t.service, s.Record)
 	if err != nil {
 		return fmt.Errorf("services.%s: %w", t.service.Name, err)
 	}
 	if err := errors.Join(t.outages(ctx, plan, &s, kind), t.takeover(ctx, plan, have, &s, kind)); err != nil {
 		return err
 	}
-	d, change := differences(s.pub, t), t.publish
-	if kind != s.Engine && s.Problem != problemEngine {
+	d, change := differences(s.Record, t), t.publish
+	if kind != s.Engine && s.Problem != state.ProblemEngine {
 		d, change = append([]string{fmt.Sprintf("engine %s → %s", s.Engine, kind)}, d...), t.changeEngine
 	}
-	if s.Problem == problemEngine || s.Problem == problemHolder || s.Problem == engine.ProblemBind {
+	if s.Problem == state.ProblemEngine || s.Problem == state.ProblemHolder || s.Problem == engine.ProblemBind {
 		d = append(d, s.Problem)
 	}
 	if len(d) > 0 {
@@ -148,12 +151,12 @@ func planService(ctx context.Context, plan *feature.Plan, have State, t target) 
 			Do: func(ctx context.Context, l *kernel.WriteLock) (string, error) { return "", change(ctx, l) }}))
 	}
 	planMembers(plan, t, &s)
-	s.warn(plan, t)
+	warnAbout(&s, plan, t)
 	return nil
 }
 
 // planMembers adds a step for every slot whose member must be looked for.
-func planMembers(plan *feature.Plan, t target, have *ServiceState) {
+func planMembers(plan *feature.Plan, t target, have *state.Service) {
 	vet := &engine.Vetting{Rate: t.rate, Limit: engine.UnderLock} // for all of them: hung checks must not add up
 	for _, m := range t.service.Members {
 		if have != nil && m.Slot < len(have.Slots) && have.Slots[m.Slot].Admitted() && have.Slots[m.Slot].Member == m.String() {

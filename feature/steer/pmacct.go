@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/units"
@@ -37,9 +38,9 @@ var pmacctDirs = []string{"/etc/pmacct", "/etc"}
 const maxConfig = 1 << 20
 
 // examinePmacct warns of members that will reset routers.
-func (s *ServiceState) examinePmacct(ctx context.Context, devices []Device, add func(text, remedy string)) {
+func examinePmacct(s *state.Service, ctx context.Context, devices []state.Device, add func(text, remedy string)) {
 	if !slices.ContainsFunc(s.Slots, func(slot slots.State) bool { return slot.Admitted() && pmacctName(slot.PID) != "" }) ||
-		!slices.ContainsFunc(s.eps, func(e service.Endpoint) bool { return e.Proto == unix.IPPROTO_TCP }) {
+		!slices.ContainsFunc(s.Endpoints, func(e service.Endpoint) bool { return e.Proto == unix.IPPROTO_TCP }) {
 		return
 	}
 	routers := map[int]map[netip.Addr]bool{}

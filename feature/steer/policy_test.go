@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/strictyaml"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -74,7 +75,7 @@ func TestFlowPolicy(t *testing.T) {
 	for i := range 300 {
 		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, byte(i % 5), byte(i % 7)}), uint16(1024+i*211))
 		for _, proto := range []uint8{udp, tcp} {
-			want := int(s.table[HashFlow(s.Seed, proto, from, to)&(spec.Buckets-1)])
+			want := int(s.Table[state.HashFlow(s.Seed, proto, from, to)&(spec.Buckets-1)])
 			at := w.chosen(t, prog, proto, from, to)
 			got[at]++
 			if at != want || at != w.chosen(t, prog, proto, from, to) {
@@ -85,7 +86,7 @@ func TestFlowPolicy(t *testing.T) {
 	if got[1] < got[0] || got[1] < got[2] || got[0] == 0 || got[2] == 0 {
 		t.Errorf("slots got %v, weights 1, 2, 1", got)
 	}
-	if _, err := s.Where(WhatIf{}, to.Addr()); err == nil || !strings.Contains(err.Error(), "weir explain") {
+	if _, err := s.Where(state.WhatIf{}, to.Addr()); err == nil || !strings.Contains(err.Error(), "weir explain") {
 		t.Errorf("where: %v", err)
 	}
 }
@@ -117,7 +118,7 @@ func TestPacketPolicy(t *testing.T) {
 			t.Errorf("of 60 packets slot %d got %d, want about %d", slot, got[slot], want)
 		}
 	}
-	if _, err := w.state().Where(WhatIf{}, from.Addr()); err == nil {
+	if _, err := w.state().Where(state.WhatIf{}, from.Addr()); err == nil {
 		t.Error("where tells the place of a source by: packet")
 	}
 }
@@ -202,7 +203,7 @@ func TestQUIC(t *testing.T) {
 			}
 			for i := range 12 {
 				c := dialUDP(t, sources(12)[i])
-				flow := int(s.table[HashFlow(s.Seed, udp, c.LocalAddr().(*net.UDPAddr).AddrPort(), loopback4)&(spec.Buckets-1)])
+				flow := int(s.Table[state.HashFlow(s.Seed, udp, c.LocalAddr().(*net.UDPAddr).AddrPort(), loopback4)&(spec.Buckets-1)])
 				for slot := range 3 {
 					id := connectionID(q, s.Slots[slot].Sockets[0].Cookie, slot)
 					for name, p := range map[string]struct {

@@ -4,28 +4,27 @@ package steer
 
 import (
 	"context"
-	"fmt"
 	"net/url"
-	"strconv"
 	"strings"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 )
 
 // DeviceReport is the answer to the query "devices": the sources of one service.
 type DeviceReport struct {
-	Service string   `json:"service"`
-	Devices []Device `json:"devices"`
-	Problem string   `json:"problem,omitempty"` // why something is not shown
+	Service string         `json:"service"`
+	Devices []state.Device `json:"devices"`
+	Problem string         `json:"problem,omitempty"` // why something is not shown
 }
 
 // PlaceReport is the answer to the query "where": the slots of sources of one service.
 type PlaceReport struct {
-	Service string  `json:"service"`
-	Places  []Place `json:"addresses"`
+	Service string        `json:"service"`
+	Places  []state.Place `json:"addresses"`
 }
 
 // Queries implements feature.Queried. "devices", "where" and "templates" take a service, "bindings" and "services" the inode
@@ -34,7 +33,7 @@ func (Feature) Queries() []feature.Query {
 	return []feature.Query{
 		{Name: "devices", Answer: ofService(answerDevices)},
 		{Name: "where", Answer: ofService(answerWhere)},
-		{Name: "templates", Answer: ofService(func(r *kernel.Root, s *ServiceState, _ url.Values) (any, error) { return s.Templates(r) })},
+		{Name: "templates", Answer: ofService(func(r *kernel.Root, s *state.Service, _ url.Values) (any, error) { return Templates(s, r) })},
 		{Name: "bindings", Answer: func(ctx context.Context, r *kernel.Root, q url.Values) (any, error) {
 			return bindings.Bindings(ctx, r, q.Get("netns"))
 		}},
@@ -45,9 +44,9 @@ func (Feature) Queries() []feature.Query {
 }
 
 // ofService makes an answer about the service that the argument service names.
-func ofService(answer func(*kernel.Root, *ServiceState, url.Values) (any, error)) func(context.Context, *kernel.Root, url.Values) (any, error) {
+func ofService(answer func(*kernel.Root, *state.Service, url.Values) (any, error)) func(context.Context, *kernel.Root, url.Values) (any, error) {
 	return func(ctx context.Context, r *kernel.Root, q url.Values) (any, error) {
-		st, err := ReadState(ctx, r)
+		st, err := state.Read(ctx, r)
 		if err != nil {
 			return nil, err
 		}
@@ -59,7 +58,7 @@ func ofService(answer func(*kernel.Root, *ServiceState, url.Values) (any, error)
 	}
 }
 
-func answerDevices(r *kernel.Root, s *ServiceState, _ url.Values) (any, error) {
+func answerDevices(r *kernel.Root, s *state.Service, _ url.Values) (any, error) {
 	d, problem, err := s.Devices(r)
 	out := DeviceReport{Service: s.Name, Devices: d}
 	if problem != nil {
@@ -68,9 +67,9 @@ func answerDevices(r *kernel.Root, s *ServiceState, _ url.Values) (any, error) {
 	return out, err
 }
 
-func answerWhere(_ *kernel.Root, s *ServiceState, q url.Values) (any, error) {
-	var w WhatIf
-	if err := w.parse(q); err != nil {
+func answerWhere(_ *kernel.Root, s *state.Service, q url.Values) (any, error) {
+	var w state.WhatIf
+	if err := w.Parse(q); err != nil {
 		return nil, err
 	}
 	addrs, err := s.Sources(q["address"])
@@ -79,31 +78,6 @@ func answerWhere(_ *kernel.Root, s *ServiceState, q url.Values) (any, error) {
 	}
 	places, err := s.Where(w, addrs...)
 	return PlaceReport{Service: s.Name, Places: places}, err
-}
-
-// Values are the arguments of the query "where".
-func (w WhatIf) Values(service string, sources []string) url.Values {
-	without := make([]string, len(w.Without))
-	for i, n := range w.Without {
-		without[i] = strconv.Itoa(n)
-	}
-	return url.Values{"service": {service}, "slots": {strconv.Itoa(w.Slots)}, "without": {strings.Join(without, ",")}, "address": sources}
-}
-
-func (w *WhatIf) parse(q url.Values) (err error) {
-	if s := q.Get("slots"); s != "" {
-		if w.Slots, err = strconv.Atoi(s); err != nil {
-			return fmt.Errorf("slots: %w", err)
-		}
-	}
-	for _, s := range strings.FieldsFunc(q.Get("without"), func(c rune) bool { return c == ',' }) {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			return fmt.Errorf("without: %w", err)
-		}
-		w.Without = append(w.Without, n)
-	}
-	return nil
 }
 
 // Deliver implements feature.Deliverer.
@@ -116,19 +90,19 @@ func (Feature) Deliver(ctx context.Context, r *kernel.Root, p Packet, every bool
 
 // Report implements feature.Reporter: the state with misplaced sessions, reasons of empty slots and services without a socket.
 func (Feature) Report(ctx context.Context, r *kernel.Root, faults []kernel.Fault) (any, error) {
-	st, err := ReadState(ctx, r)
+	st, err := state.Read(ctx, r)
 	if err != nil {
 		return st, err
 	}
 	st.CountMisplaced(ctx)
 	st.ExplainEmpty(ctx)
 	err = st.NoteUnserved(r)
-	st.noteFaults(faults)
+	noteFaults(&st, faults)
 	return st, err
 }
 
 // noteFaults tells services of damage to their engine.
-func (st *State) noteFaults(faults []kernel.Fault) {
+func noteFaults(st *state.State, faults []kernel.Fault) {
 	for i := range st.Services {
 		v := &st.Services[i]
 		for _, f := range faults {

@@ -13,9 +13,6 @@ import (
 	"github.com/weir-project/weir/service"
 )
 
-// Scope is the pin directory of the service's namespace: its inode number.
-func (s *ServiceState) Scope() string { return s.scope }
-
 // register is Register in the batch: its engine stays open.
 func (b *batch) register(ctx context.Context, l *kernel.WriteLock, s slots.Slot, member *service.Member, vet *engine.Vetting) (changed bool, err error) {
 	if e := b.of(s.Scope, s.Service); e != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/kernel"
@@ -57,7 +58,7 @@ func settle(ctx context.Context, r *kernel.Root, i kernel.Instance, was uint32) 
 // Reset is one session that was reset, or could not be.
 type Reset struct {
 	Service string
-	Session
+	state.Session
 	Done, Of int   // this one's number, of how many are known so far
 	Err      error // why it could not be
 	Handed   bool  // it was not reset: it lives on at the member whose it is
@@ -66,7 +67,7 @@ type Reset struct {
 // Hand has sessions that are misplaced live on at the member of the slot where they
 // belong, where they can. It returns those that are to be reset, and which of the
 // others are where they belong now; what is in neither waits for its member.
-type Hand func(ctx context.Context, s *ServiceState, misplaced []Session) (stay, handed []Session)
+type Hand func(ctx context.Context, s *state.Service, misplaced []state.Session) (stay, handed []state.Session)
 
 // ErrCannotReset says that this kernel cannot close others' sessions.
 var ErrCannotReset = fmt.Errorf("%w: sessions cannot be reset from outside: the kernel lacks CONFIG_INET_DIAG_DESTROY", kernel.ErrUnsupported)
@@ -111,18 +112,18 @@ func resetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *s
 	if err != nil || was == 0 {
 		return err
 	}
-	st, err := ReadState(ctx, r)
+	st, err := state.Read(ctx, r)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for k := range st.Services {
 		s := &st.Services[k]
-		pace := s.pub.Service.ResetRate
+		pace := s.Record.Service.ResetRate
 		if rate != nil {
 			pace = rate
 		}
-		if s.pub.EngineInstance(s.scope) != i || pace == nil || *pace == 0 {
+		if s.Record.EngineInstance(s.PinScope) != i || pace == nil || *pace == 0 {
 			continue
 		}
 		if err := resetService(ctx, r, s, *pace, hand, each); err != nil {
@@ -165,7 +166,7 @@ func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate 
 		return err
 	}
 	defer release()
-	s, err := readServiceState(r, record.Instance(scope, name))
+	s, err := state.ReadService(r, record.Instance(scope, name))
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil // the service went
 	} else if err != nil {
@@ -187,8 +188,8 @@ type resetter struct {
 	root        *kernel.Root
 	scope, name string
 	every       time.Duration
-	state       *ServiceState // for the first look; nil after it
-	hand        Hand          // may be nil
+	state       *state.Service // for the first look; nil after it
+	hand        Hand           // may be nil
 	each        func(Reset)
 	first       map[uint64]bool // sessions when it began: later ones came by the new rules
 	tried       map[uint64]bool
@@ -198,9 +199,9 @@ type resetter struct {
 
 // resetService resets the sessions of a service. A state that has become stale is good for the first look: what misplaces
 // sessions meanwhile owes again. (Each look of its own reads every service of the namespace, so as to know which takes what.)
-func resetService(ctx context.Context, r *kernel.Root, s *ServiceState, rate spec.Rate, hand Hand, each func(Reset)) error {
+func resetService(ctx context.Context, r *kernel.Root, s *state.Service, rate spec.Rate, hand Hand, each func(Reset)) error {
 	name := s.Name
-	t := &resetter{root: r, scope: s.scope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
+	t := &resetter{root: r, scope: s.PinScope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
 		state: s, hand: hand, each: each, tried: map[uint64]bool{}}
 	deadline := time.Now().Add(queuePatience)
 	for {
@@ -228,7 +229,7 @@ func resetService(ctx context.Context, r *kernel.Root, s *ServiceState, rate spe
 
 // look lists what is misplaced, by two looks: a session that a process hands to
 // its child between looking at sockets and at processes is nobody's in one only.
-func (t *resetter) look(ctx context.Context) (found []Session, waiting int, err error) {
+func (t *resetter) look(ctx context.Context) (found []state.Session, waiting int, err error) {
 	for try := range 2 {
 		s, err := t.read()
 		if err != nil {
@@ -239,17 +240,17 @@ func (t *resetter) look(ctx context.Context) (found []Session, waiting int, err 
 				return nil, 0, err
 			}
 		}
-		again, queue, err := s.sessions(ctx, t.first)
+		again, queue, err := s.Sessions(ctx, t.first)
 		if err != nil {
 			return nil, 0, err
 		}
 		before := map[uint64]bool{}
 		for _, f := range found {
-			before[f.sock.Cookie] = true
+			before[f.Socket.Cookie] = true
 		}
 		found = nil
 		for _, f := range again {
-			if !t.tried[f.sock.Cookie] && (try == 0 || before[f.sock.Cookie]) {
+			if !t.tried[f.Socket.Cookie] && (try == 0 || before[f.Socket.Cookie]) {
 				found = append(found, f)
 			}
 		}
@@ -261,30 +262,30 @@ func (t *resetter) look(ctx context.Context) (found []Session, waiting int, err 
 	return found, waiting, nil
 }
 
-func (t *resetter) read() (*ServiceState, error) {
+func (t *resetter) read() (*state.Service, error) {
 	if s := t.state; s != nil {
 		t.state = nil
 		return s, nil
 	}
-	s, err := readServiceState(t.root, record.Instance(t.scope, t.name))
+	s, err := state.ReadService(t.root, record.Instance(t.scope, t.name))
 	return &s, err
 }
 
 // handOver has what can live on do so, and returns what is to be reset.
-func (t *resetter) handOver(ctx context.Context, found []Session) (stay []Session) {
+func (t *resetter) handOver(ctx context.Context, found []state.Session) (stay []state.Session) {
 	if t.hand == nil || len(found) == 0 {
 		return found
 	}
-	s, err := readServiceState(t.root, record.Instance(t.scope, t.name))
+	s, err := state.ReadService(t.root, record.Instance(t.scope, t.name))
 	if err != nil {
 		return found
 	}
 	stay, handed := t.hand(ctx, &s, found)
 	for _, f := range found {
-		t.tried[f.sock.Cookie] = true
+		t.tried[f.Socket.Cookie] = true
 	}
 	for _, f := range stay {
-		delete(t.tried, f.sock.Cookie)
+		delete(t.tried, f.Socket.Cookie)
 	}
 	for _, f := range handed {
 		t.each(Reset{Service: t.name, Session: f, Handed: true})
@@ -293,12 +294,12 @@ func (t *resetter) handOver(ctx context.Context, found []Session) (stay []Sessio
 }
 
 // begin notes which sessions there are.
-func (t *resetter) begin(s *ServiceState) error {
+func (t *resetter) begin(s *state.Service) error {
 	t.first = map[uint64]bool{}
-	if s.Bypassed || !s.By.HoldsDevices() || len(s.table) == 0 {
+	if s.Bypassed || !s.By.HoldsDevices() || len(s.Table) == 0 {
 		return nil
 	}
-	socks, err := s.established()
+	socks, err := s.Established()
 	for _, sk := range socks {
 		t.first[sk.Cookie] = true
 	}
@@ -306,7 +307,7 @@ func (t *resetter) begin(s *ServiceState) error {
 }
 
 // some resets sessions at the rate until it is time to look again.
-func (t *resetter) some(ctx context.Context, found []Session) error {
+func (t *resetter) some(ctx context.Context, found []state.Session) error {
 	p, err := record.Read(t.root, record.Instance(t.scope, t.name))
 	if err != nil {
 		return err
@@ -322,8 +323,8 @@ func (t *resetter) some(ctx context.Context, found []Session) error {
 				return err
 			}
 		}
-		t.tried[f.sock.Cookie] = true
-		err := destroy(p, t.scope, f.sock)
+		t.tried[f.Socket.Cookie] = true
+		err := destroy(p, t.scope, f.Socket)
 		if errors.Is(err, sockdiag.ErrNoSocket) {
 			of--
 			continue // it has ended by itself
@@ -337,7 +338,7 @@ func (t *resetter) some(ctx context.Context, found []Session) error {
 		kernel.Step("steer:reset")
 		if errors.Is(err, ErrCannotReset) {
 			for _, rest := range found {
-				if !t.tried[rest.sock.Cookie] {
+				if !t.tried[rest.Socket.Cookie] {
 					t.done++
 					t.each(Reset{Service: t.name, Session: rest, Done: t.done, Of: of, Err: err})
 				}

@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/pidfd"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -166,22 +167,22 @@ func (v *retiring) endDraining(ctx context.Context) error {
 
 // look reads what is left with the process: the first time with whoever drains.
 func (v *retiring) look() (l slots.Left, err error) {
-	s, err := readServiceState(v.root, record.Instance(v.Slot.Scope, v.Slot.Service))
+	s, err := state.ReadService(v.root, record.Instance(v.Slot.Scope, v.Slot.Service))
 	if err != nil {
 		return l, err
 	}
-	if s.pub.Service.Generations == nil {
+	if s.Record.Service.Generations == nil {
 		return l, fmt.Errorf("service %s has no generations: add generations: {} to its steer section, and apply", s.Name)
 	}
-	if v.Slot.Slot < 0 || v.Slot.Slot >= s.pub.Service.Slots {
-		return l, fmt.Errorf("%w: %s has slots 0 to %d", record.ErrNoSlot, s.Name, s.pub.Service.Slots-1)
+	if v.Slot.Slot < 0 || v.Slot.Slot >= s.Record.Service.Slots {
+		return l, fmt.Errorf("%w: %s has slots 0 to %d", record.ErrNoSlot, s.Name, s.Record.Service.Slots-1)
 	}
-	e, err := v.root.Open(s.pub.EngineInstance(s.scope), s.pub.ReaderMaps()...)
+	e, err := v.root.Open(s.Record.EngineInstance(s.PinScope), s.Record.ReaderMaps()...)
 	if err != nil {
 		return l, err
 	}
 	defer e.Close()
-	d, err := slots.ReadPredecessor(e, s.pub, v.Slot.Slot)
+	d, err := slots.ReadPredecessor(e, s.Record, v.Slot.Slot)
 	if err != nil {
 		return l, err
 	}
@@ -189,20 +190,20 @@ func (v *retiring) look() (l slots.Left, err error) {
 		if v.who = d.Who; d.Who.PID == 0 {
 			return l, nil
 		}
-		v.cookies = s.cookiesIn(e, d.Row)
+		v.cookies = s.CookiesIn(e, d.Row)
 	}
-	holder, err := slots.ProcessIn(e, s.pub.Row(v.Slot.Slot))
+	holder, err := slots.ProcessIn(e, s.Record.Row(v.Slot.Slot))
 	if err != nil {
 		return l, err
 	}
 	v.back = holder == v.who
-	if l, err = s.left(v.cookies, v.who.PID); err != nil || d.Who != v.who {
+	if l, err = s.Left(v.cookies, v.who.PID); err != nil || d.Who != v.who {
 		return l, err // another generation came: the program gives this one nothing any more
 	}
 	if v.until = d.Until; d.Over() {
 		return l, nil
 	}
-	o, err := v.root.Open(record.Instance(s.scope, s.Name), "peers")
+	o, err := v.root.Open(record.Instance(s.PinScope, s.Name), "peers")
 	if err != nil {
 		return l, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -118,7 +119,7 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 	if err := json.Unmarshal(saved, &was); err != nil {
 		return plan, fmt.Errorf("the saved services: %w", err)
 	}
-	have, err := ReadState(ctx, r)
+	have, err := state.Read(ctx, r)
 	if err != nil {
 		return plan, err
 	}
@@ -187,8 +188,8 @@ func (s savedService) target(b *batch) (target, error) {
 }
 
 // planReturns gives slots back to members that no configuration names: they registered themselves, or somebody did.
-func (t target) planReturns(plan *feature.Plan, have State, members map[slots.Slot]memberID) {
-	s, _ := have.at(t.scope, t.service.Name)
+func (t target) planReturns(plan *feature.Plan, have state.State, members map[slots.Slot]memberID) {
+	s, _ := serviceAt(have, t.scope, t.service.Name)
 	for n := range t.service.Slots {
 		slot := slots.Slot{Scope: t.scope, Service: t.service.Name, Slot: n}
 		who, had := members[slot]
@@ -214,9 +215,9 @@ func (t target) planReturns(plan *feature.Plan, have State, members map[slots.Sl
 	}
 }
 
-// at is the state of a service of a namespace.
-func (st State) at(scope, name string) (*ServiceState, bool) {
-	i := slices.IndexFunc(st.Services, func(s ServiceState) bool { return s.Name == name && s.scope == scope })
+// serviceAt is the state of a service of a namespace.
+func serviceAt(st state.State, scope, name string) (*state.Service, bool) {
+	i := slices.IndexFunc(st.Services, func(s state.Service) bool { return s.Name == name && s.PinScope == scope })
 	if i < 0 {
 		return nil, false
 	}

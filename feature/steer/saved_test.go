@@ -10,6 +10,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -54,7 +55,7 @@ func TestTemplatesComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.locked(func(l *kernel.WriteLock) error {
-		have, err := ReadState(t.Context(), w.root)
+		have, err := state.Read(t.Context(), w.root)
 		if err != nil {
 			return err
 		}

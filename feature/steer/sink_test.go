@@ -24,6 +24,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/holder"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -367,7 +368,7 @@ func (w *world) apply() []string {
 		if err := engine.Mend(l); err != nil {
 			return err
 		}
-		st, err := ReadState(context.Background(), w.root)
+		st, err := state.Read(context.Background(), w.root)
 		if err != nil {
 			return err
 		}
@@ -383,9 +384,9 @@ func (w *world) apply() []string {
 	return steps
 }
 
-func (w *world) state() *ServiceState {
+func (w *world) state() *state.Service {
 	w.t.Helper()
-	st, err := ReadState(context.Background(), w.root)
+	st, err := state.Read(context.Background(), w.root)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -396,9 +397,9 @@ func (w *world) state() *ServiceState {
 	return s
 }
 
-func (w *world) where(addrs ...netip.Addr) []Place {
+func (w *world) where(addrs ...netip.Addr) []state.Place {
 	w.t.Helper()
-	p, err := w.state().Where(WhatIf{}, addrs...)
+	p, err := w.state().Where(state.WhatIf{}, addrs...)
 	if err != nil {
 		w.t.Fatal(err)
 	}

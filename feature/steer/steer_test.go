@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
 )
@@ -24,7 +25,7 @@ var loopback4 = netip.MustParseAddrPort("127.0.0.1:9991")
 
 // check asks over both protocols from every source and compares with expect,
 // which is given the source's place.
-func (w *world) check(addrs []netip.Addr, to netip.AddrPort, expect func(Place) string) {
+func (w *world) check(addrs []netip.Addr, to netip.AddrPort, expect func(state.Place) string) {
 	w.t.Helper()
 	for _, p := range w.where(addrs...) {
 		to := to
@@ -39,8 +40,8 @@ func (w *world) check(addrs []netip.Addr, to netip.AddrPort, expect func(Place) 
 	}
 }
 
-func names(sinks ...*sink) func(Place) string {
-	return func(p Place) string {
+func names(sinks ...*sink) func(state.Place) string {
+	return func(p state.Place) string {
 		if s := sinks[p.Slot]; s != nil {
 			return fmt.Sprint(s.pid())
 		}
@@ -301,7 +302,7 @@ func (w *world) countedFor(name string, to netip.AddrPort) (before, after map[st
 
 func (w *world) counts() map[string]uint64 {
 	w.t.Helper()
-	st, err := ReadState(context.Background(), w.root)
+	st, err := state.Read(context.Background(), w.root)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -330,7 +331,7 @@ func testDevices(t *testing.T) {
 	if err != nil || problem != nil {
 		t.Fatal(err, problem)
 	}
-	got := map[netip.Addr]Device{}
+	got := map[netip.Addr]state.Device{}
 	for _, d := range devices {
 		got[d.Address] = d
 	}
@@ -341,7 +342,7 @@ func testDevices(t *testing.T) {
 		t.Errorf("TCP device: %+v", d)
 	}
 	now := time.Now()
-	for f, want := range map[DeviceFilter]int{{}: 3, {Missing: "udp"}: 1, {Missing: "tcp"}: 1, {Silent: time.Hour}: 0} {
+	for f, want := range map[state.DeviceFilter]int{{}: 3, {Missing: "udp"}: 1, {Missing: "tcp"}: 1, {Silent: time.Hour}: 0} {
 		n := 0
 		for _, d := range devices {
 			if f.Match(d, now) {
@@ -402,7 +403,7 @@ func testOverlapFoundWhenPlanned(t *testing.T) {
 	if errs := w.cfg.Validate(); errs != nil {
 		t.Fatal(errs)
 	}
-	_, err := Feature{}.Plan(t.Context(), State{}, w.cfg)
+	_, err := Feature{}.Plan(t.Context(), state.State{}, w.cfg)
 	if err == nil || !strings.Contains(err.Error(), "belongs to service svc already") {
 		t.Errorf("planned: %v", err)
 	}

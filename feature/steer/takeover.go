@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/sockdiag"
 	"github.com/weir-project/weir/service"
@@ -28,7 +29,7 @@ import (
 
 // takeover adds to a plan which traffic of bound sockets would meet a slot that stays empty. s is the service as it is; nil:
 // there is none.
-func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s *ServiceState, kind spec.Engine) error {
+func (t *target) takeover(ctx context.Context, plan *feature.Plan, have state.State, s *state.Service, kind spec.Engine) error {
 	eps := t.takes(s)
 	if len(eps) == 0 || t.service.OnEmpty == spec.Pass || t.was != nil { // a rollback is not refused
 		return nil
@@ -49,7 +50,7 @@ func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s
 	var slots []slots.State
 	if s != nil {
 		slots = s.Slots
-		p.Shape(s.pub)
+		p.Shape(s.Record)
 	} else {
 		p.Shape(nil)
 	}
@@ -58,7 +59,7 @@ func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s
 		return nil // its programs come with the first member
 	}
 	lost := lostTo(p, reasons)
-	if already, all := have.lostAlready(t, eps); all && sum(lost) <= already {
+	if already, all := lostAlready(have, t, eps); all && sum(lost) <= already {
 		return nil
 	}
 	for n, buckets := range lost {
@@ -71,21 +72,21 @@ func (t *target) takeover(ctx context.Context, plan *feature.Plan, have State, s
 }
 
 // takes are the endpoints that the service decides about after the change, and the kernel alone before.
-func (t *target) takes(s *ServiceState) []service.Endpoint {
+func (t *target) takes(s *state.Service) []service.Endpoint {
 	eps := t.service.Endpoints()
 	switch {
 	case s == nil:
 		return eps
 	case s.Bypassed:
 		return nil // apply keeps it so
-	case s.OnEmpty == spec.Pass && !s.served():
+	case s.OnEmpty == spec.Pass && !anyServed(s):
 		return eps
 	}
-	return slices.DeleteFunc(eps, func(e service.Endpoint) bool { return slices.ContainsFunc(s.eps, e.Overlaps) })
+	return slices.DeleteFunc(eps, func(e service.Endpoint) bool { return slices.ContainsFunc(s.Endpoints, e.Overlaps) })
 }
 
-// served says whether any slot has a member.
-func (s *ServiceState) served() bool { return slices.ContainsFunc(s.Slots, slots.State.Admitted) }
+// anyServed says whether any slot has a member.
+func anyServed(s *state.Service) bool { return slices.ContainsFunc(s.Slots, slots.State.Admitted) }
 
 // remedy is what lets a slot that is empty serve.
 func remedy(p *record.Service, slot int) string {
@@ -127,20 +128,20 @@ func sum(all []int) (n int) {
 
 // lostAlready is how many buckets of another service meet an empty slot, and whether that service decides about all of the
 // endpoints now: a service that is renamed takes no more away than it did.
-func (st State) lostAlready(t *target, eps []service.Endpoint) (buckets int, all bool) {
+func lostAlready(st state.State, t *target, eps []service.Endpoint) (buckets int, all bool) {
 	for i := range st.Services {
 		o := &st.Services[i]
-		if o.scope == t.scope && o.Name != t.service.Name && !o.Bypassed && o.pub != nil &&
-			!slices.ContainsFunc(eps, func(e service.Endpoint) bool { return !slices.ContainsFunc(o.eps, e.Overlaps) }) {
-			return sum(lostTo(o.pub, o.reasons())), true
+		if o.PinScope == t.scope && o.Name != t.service.Name && !o.Bypassed && o.Record != nil &&
+			!slices.ContainsFunc(eps, func(e service.Endpoint) bool { return !slices.ContainsFunc(o.Endpoints, e.Overlaps) }) {
+			return sum(lostTo(o.Record, emptyReasons(o))), true
 		}
 	}
 	return 0, false
 }
 
-// reasons says why slots are empty; nil for one that is not.
-func (s *ServiceState) reasons() []error {
-	out := make([]error, s.pub.Service.Slots)
+// emptyReasons says why slots are empty; nil for one that is not.
+func emptyReasons(s *state.Service) []error {
+	out := make([]error, s.Record.Service.Slots)
 	if len(s.Slots) == 0 { // its engine is missing
 		for n := range out {
 			out[n] = errors.New(s.Problem)
@@ -177,8 +178,8 @@ func newBoundSockets() *boundSockets {
 type losing []string
 
 func (l losing) String() string {
-	if len(l) > mostTold {
-		return strings.Join(l[:mostTold], ", ") + " and more"
+	if len(l) > state.MaxTold {
+		return strings.Join(l[:state.MaxTold], ", ") + " and more"
 	}
 	return strings.Join(l, ", ")
 }
@@ -196,7 +197,7 @@ func (b *boundSockets) losers(ns *netns.Handle, scope string, eps []service.Endp
 				b.at[key] = socks
 			}
 			for _, s := range socks {
-				if s.Inode == 0 || len(out) > mostTold {
+				if s.Inode == 0 || len(out) > state.MaxTold {
 					continue
 				}
 				gets, err := b.gets(scope, s, e)
@@ -219,9 +220,9 @@ func (b *boundSockets) name(inode uint32) string {
 		return name
 	}
 	name := "a process"
-	if len(b.names) <= mostTold {
-		if pids := pidsOf(inode); len(pids) > 0 {
-			name = processName(pids[0])
+	if len(b.names) <= state.MaxTold {
+		if pids := state.PIDs(inode); len(pids) > 0 {
+			name = state.ProcessName(pids[0])
 		}
 	}
 	b.names[inode] = name

@@ -270,7 +270,7 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 			return err
 		}
 		defer ts.Close()
-		svc := &templateService{ServiceState: w.state()}
+		svc := &templateService{Service: w.state()}
 		ts.services = []*templateService{svc}
 		for i := range n {
 			from := netip.AddrFrom4([4]byte{127, 2, byte(i >> 8), byte(i)})

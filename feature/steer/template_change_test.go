@@ -69,7 +69,7 @@ func TestTemplatesAfterRemoval(t *testing.T) {
 	w.apply()
 	deadline(t, func() bool { // exporters repeat their templates, in time
 		e.sendTemplates()
-		st, err := w.state().Templates(w.root)
+		st, err := Templates(w.state(), w.root)
 		return err == nil && st.Count() == 2
 	})
 	// The last service takes what was remembered with it.
@@ -192,7 +192,7 @@ func testServeFinishesKilled(t *testing.T) {
 	w := newWorld(t, spec.Options{Slots: 1}, "udp 0.0.0.0:9991")
 	w.member(0, startSink(t, "udp4=0.0.0.0:9991"))
 	w.apply()
-	kind, scope := w.state().Engine, w.state().scope
+	kind, scope := w.state().Engine, w.state().PinScope
 	w.locked(func(l *kernel.WriteLock) error {
 		e, err := engine.OpenEngine(l, scope, kind)
 		if err != nil {

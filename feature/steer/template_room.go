@@ -83,7 +83,7 @@ func (t *templateScope) countRefused() {
 		return
 	}
 	for port, n := range t.capture.refused() {
-		i := slices.IndexFunc(t.services, func(s *templateService) bool { return slices.Contains(s.templatePorts(), port) })
+		i := slices.IndexFunc(t.services, func(s *templateService) bool { return slices.Contains(servicePorts(s.Service), port) })
 		if i >= 0 {
 			t.refuse(t.services[i].Name, n)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -32,7 +33,7 @@ type templateKeeper struct {
 	root   *kernel.Root
 	own    *engine.OwnLock
 	log    feature.Logger
-	state  *stateReader
+	state  *state.Reader
 	wake   chan struct{}
 	news   chan struct{} // from the scopes: a session may be due for a replay
 	scopes map[string]*templateScope
@@ -48,7 +49,7 @@ type seenMembers struct {
 }
 
 func newTemplateKeeper(own *engine.OwnLock, log feature.Logger) *templateKeeper {
-	return &templateKeeper{root: own.Root, own: own, log: log, state: newStateReader(own.Root), wake: make(chan struct{}, 1),
+	return &templateKeeper{root: own.Root, own: own, log: log, state: state.NewReader(own.Root), wake: make(chan struct{}, 1),
 		news: make(chan struct{}, 1), scopes: map[string]*templateScope{}, last: map[string]string{}}
 }
 
@@ -137,12 +138,12 @@ func (k *templateKeeper) changed() bool {
 }
 
 // readServiceMembers opens a service's slots and reads who has them.
-func readServiceMembers(r *kernel.Root, s *ServiceState) (*templateService, error) {
-	pins, err := r.Open(record.EngineInstance(s.scope, s.Engine), append(s.pub.ReaderMaps(), "sync")...)
+func readServiceMembers(r *kernel.Root, s *state.Service) (*templateService, error) {
+	pins, err := r.Open(record.EngineInstance(s.PinScope, s.Engine), append(s.Record.ReaderMaps(), "sync")...)
 	if err != nil {
 		return nil, err
 	}
-	out := &templateService{ServiceState: s, slots: slots.NewReader(r, pins, s.pub)}
+	out := &templateService{Service: s, slots: slots.NewReader(r, pins, s.Record)}
 	if out.members, err = out.readMembers(); err != nil {
 		out.close()
 		return nil, err
@@ -158,7 +159,7 @@ func readServiceMembers(r *kernel.Root, s *ServiceState) (*templateService, erro
 // follow makes the scopes those that services with templates are in. It is asked
 // whenever something may have changed: mostly nothing has.
 func (k *templateKeeper) follow(ctx context.Context) {
-	st, err := k.state.read(ctx)
+	st, err := k.state.Read(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
 			k.say("", err)
@@ -168,7 +169,7 @@ func (k *templateKeeper) follow(ctx context.Context) {
 	if !k.unchanged(st) || k.stale() || k.changed() {
 		k.take(ctx, st)
 		if k.lags() { // a slot changed hands in between
-			if st, err = k.state.read(ctx); err == nil && !k.unchanged(st) {
+			if st, err = k.state.Read(ctx); err == nil && !k.unchanged(st) {
 				k.take(ctx, st)
 			}
 		}
@@ -198,10 +199,10 @@ func (k *templateKeeper) lags() bool {
 }
 
 // unchanged says whether who serves what is as it was when it was asked last.
-func (k *templateKeeper) unchanged(st State) (same bool) {
+func (k *templateKeeper) unchanged(st state.State) (same bool) {
 	var now []seenMembers
 	for _, s := range st.Services {
-		now = append(now, seenMembers{s.pub, k.state.engines[record.EngineInstance(s.scope, s.Engine)], s.Slots})
+		now = append(now, seenMembers{s.Record, k.state.Engines[record.EngineInstance(s.PinScope, s.Engine)], s.Slots})
 	}
 	same = slices.EqualFunc(k.seen, now, func(a, b seenMembers) bool {
 		return a.pub == b.pub && a.engine == b.engine && slices.EqualFunc(a.slots, b.slots, func(x, y slots.State) bool {
@@ -216,7 +217,7 @@ func (k *templateKeeper) unchanged(st State) (same bool) {
 // or no longer where weir's commands look for them.
 func (k *templateKeeper) stale() bool {
 	for _, t := range k.scopes {
-		if !t.store.pinned(k.root) || slices.ContainsFunc(t.services, func(s *templateService) bool { return abandoned(s.ServiceState) }) {
+		if !t.store.pinned(k.root) || slices.ContainsFunc(t.services, func(s *templateService) bool { return abandoned(s.Service) }) {
 			return true
 		}
 	}
@@ -224,18 +225,18 @@ func (k *templateKeeper) stale() bool {
 }
 
 // take has the scopes go by a state.
-func (k *templateKeeper) take(ctx context.Context, st State) {
+func (k *templateKeeper) take(ctx context.Context, st state.State) {
 	services := map[string][]*templateService{}
-	wanted := map[string]*ServiceState{}
+	wanted := map[string]*state.Service{}
 	for i := range st.Services {
 		s := &st.Services[i]
 		members, err := readServiceMembers(k.root, s)
 		if err != nil {
 			continue // it is being removed, or its engine is missing: status says so
 		}
-		services[s.scope] = append(services[s.scope], members)
-		if len(s.templatePorts()) > 0 {
-			wanted[s.scope] = s
+		services[s.PinScope] = append(services[s.PinScope], members)
+		if len(servicePorts(s)) > 0 {
+			wanted[s.PinScope] = s
 		}
 	}
 	defer func() {
@@ -274,8 +275,8 @@ func (k *templateKeeper) take(ctx context.Context, st State) {
 
 // abandoned says that nobody but us is in a service's namespace: holding on to
 // it would keep a container's interfaces and addresses from going with it.
-func abandoned(s *ServiceState) bool {
-	ns, err := s.openNetns()
+func abandoned(s *state.Service) bool {
+	ns, err := s.OpenNetns()
 	if err != nil {
 		return errors.Is(err, slots.ErrNetnsGone)
 	}
@@ -286,8 +287,8 @@ func abandoned(s *ServiceState) bool {
 // sameServices says that nobody's traffic goes elsewhere than before.
 func sameServices(a, b []*templateService) bool {
 	return slices.EqualFunc(a, b, func(x, y *templateService) bool {
-		return x.Name == y.Name && slices.Equal(x.members, y.members) && slices.Equal(x.table, y.table) &&
-			x.pub == y.pub &&
+		return x.Name == y.Name && slices.Equal(x.members, y.members) && slices.Equal(x.Table, y.Table) &&
+			x.Record == y.Record &&
 			slices.EqualFunc(x.Slots, y.Slots, func(p, q slots.State) bool { return p.State == q.State })
 	})
 }
@@ -298,7 +299,7 @@ func dateChanges(before, now []*templateService) {
 	for _, s := range now {
 		i := slices.IndexFunc(before, func(b *templateService) bool { return b.Name == s.Name })
 		switch {
-		case i < 0 || before[i].pub != s.pub:
+		case i < 0 || before[i].Record != s.Record:
 			s.since = kernel.Monotonic()
 		default:
 			s.since = before[i].since
@@ -307,34 +308,34 @@ func dateChanges(before, now []*templateService) {
 }
 
 // open begins to keep the templates of a service's namespace.
-func (k *templateKeeper) open(ctx context.Context, s *ServiceState, services []*templateService) error {
-	ns, err := s.openNetns()
+func (k *templateKeeper) open(ctx context.Context, s *state.Service, services []*templateService) error {
+	ns, err := s.OpenNetns()
 	if err != nil {
 		return err
 	}
 	store, err := k.openStore(ctx, s, ns)
 	if err == nil {
-		k.scopes[s.scope], err = openTemplateScope(store, ns, services, k.log, k.news)
+		k.scopes[s.PinScope], err = openTemplateScope(store, ns, services, k.log, k.news)
 	}
 	if err != nil {
-		delete(k.scopes, s.scope)
+		delete(k.scopes, s.PinScope)
 		ns.Close()
 		return fmt.Errorf("templates are not kept: %w", err)
 	}
-	exporters, templates := k.scopes[s.scope].known()
+	exporters, templates := k.scopes[s.PinScope].known()
 	k.log.Info("listening for templates", "netns", s.Netns, "known_exporters", exporters, "known_templates", templates)
 	return nil
 }
 
 // openStore holds the lock for no longer than the pins need: commands wait.
-func (k *templateKeeper) openStore(ctx context.Context, s *ServiceState, ns *netns.Handle) (*templateStore, error) {
+func (k *templateKeeper) openStore(ctx context.Context, s *state.Service, ns *netns.Handle) (*templateStore, error) {
 	l, unlock, err := k.own.Lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 	// It may have been removed since it was read: then its namespace's pins must not come back.
-	if _, err := record.Read(l.Root, record.Instance(s.scope, s.Name)); err != nil {
+	if _, err := record.Read(l.Root, record.Instance(s.PinScope, s.Name)); err != nil {
 		return nil, err
 	}
 	return openTemplateStore(l, ns)

@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -27,7 +28,7 @@ const settled = time.Second
 
 // templateService is a service of the namespace as it was last read.
 type templateService struct {
-	*ServiceState
+	*state.Service
 	slots   *slots.Reader // to see how they are now
 	members []memberID    // by slot
 	coming  bool          // published, and perhaps not yet what packets go by
@@ -198,17 +199,17 @@ func (t *templateScope) follow(services []*templateService) error {
 func templatePorts(services []*templateService) map[uint16]bool {
 	ports := map[uint16]bool{}
 	for _, s := range services {
-		for _, port := range s.templatePorts() {
+		for _, port := range servicePorts(s.Service) {
 			ports[port] = true
 		}
 	}
 	return ports
 }
 
-// templatePorts are the UDP ports at which templates are remembered.
-func (s *ServiceState) templatePorts() (ports []uint16) {
-	for _, ep := range s.eps {
-		if ep.Proto == unix.IPPROTO_UDP && s.pub.Service.WantsTemplates(ep.Port) {
+// servicePorts are the UDP ports at which templates are remembered.
+func servicePorts(s *state.Service) (ports []uint16) {
+	for _, ep := range s.Endpoints {
+		if ep.Proto == unix.IPPROTO_UDP && s.Record.Service.WantsTemplates(ep.Port) {
 			ports = append(ports, ep.Port)
 		}
 	}
@@ -220,13 +221,13 @@ func (s *ServiceState) templatePorts() (ports []uint16) {
 func (t *templateScope) serviceOf(to netip.AddrPort) (best *templateService, endpoint int) {
 	bits := -1
 	for _, s := range t.services {
-		for i, ep := range s.eps {
+		for i, ep := range s.Endpoints {
 			if ep.Proto == unix.IPPROTO_UDP && ep.Port == to.Port() && ep.Prefix.Contains(to.Addr()) && ep.Prefix.Bits() > bits {
 				best, endpoint, bits = s, i, ep.Prefix.Bits()
 			}
 		}
 	}
-	if best == nil || !best.pub.Service.WantsTemplates(to.Port()) {
+	if best == nil || !best.Record.Service.WantsTemplates(to.Port()) {
 		return nil, 0
 	}
 	return best, endpoint
@@ -312,14 +313,14 @@ func (t *templateScope) noteServed(svc *templateService, key bpf.TemplatesSessio
 
 // memberFor returns the member that gets an address's traffic now, and its slot.
 func (s *templateService) memberFor(a netip.Addr) (slot int, who memberID) {
-	places, err := s.Where(WhatIf{}, a)
+	places, err := s.Where(state.WhatIf{}, a)
 	if err != nil {
 		return 0, memberID{}
 	}
 	return s.memberAt(places[0])
 }
 
-func (s *templateService) memberAt(p Place) (slot int, who memberID) {
+func (s *templateService) memberAt(p state.Place) (slot int, who memberID) {
 	slot = p.Slot
 	if p.Instead != nil {
 		slot = *p.Instead

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -69,13 +70,13 @@ func (t TemplateState) Count() (n int) {
 
 // Templates reads what is remembered of the exporters of a service, in order of
 // address. Where nobody has kept templates it returns none, and a problem.
-func (s *ServiceState) Templates(r *kernel.Root) (TemplateState, error) {
+func Templates(s *state.Service, r *kernel.Root) (TemplateState, error) {
 	out := TemplateState{Service: s.Name, Exporters: []Exporter{}}
-	if len(s.templatePorts()) == 0 {
+	if len(servicePorts(s)) == 0 {
 		out.Problem = "the templates of its exporters are not kept: say templates: true in its steer section"
 		return out, nil
 	}
-	o, err := r.Open(engine.TemplatesInstance(s.scope))
+	o, err := r.Open(engine.TemplatesInstance(s.PinScope))
 	if errors.Is(err, kernel.ErrNotExist) {
 		out.Problem = "no weir serve has kept templates here"
 		return out, nil
@@ -90,12 +91,12 @@ func (s *ServiceState) Templates(r *kernel.Root) (TemplateState, error) {
 	if err != nil {
 		return out, err
 	}
-	scope := &templateScope{services: []*templateService{{ServiceState: s}}}
+	scope := &templateScope{services: []*templateService{{Service: s}}}
 	for key, v := range all {
 		if svc, _ := scope.serviceOf(collectorOf(key)); svc == nil {
 			continue
 		}
-		out.Exporters = append(out.Exporters, s.exporter(key, v, o.Maps["sessions"]))
+		out.Exporters = append(out.Exporters, exporter(s, key, v, o.Maps["sessions"]))
 	}
 	slices.SortFunc(out.Exporters, func(a, b Exporter) int {
 		return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Protocol, b.Protocol))
@@ -110,7 +111,7 @@ func (s *ServiceState) Templates(r *kernel.Root) (TemplateState, error) {
 	return out, nil
 }
 
-func (s *ServiceState) exporter(key bpf.TemplatesSession, v *flowSession, sessions *ebpf.Map) Exporter {
+func exporter(s *state.Service, key bpf.TemplatesSession, v *flowSession, sessions *ebpf.Map) Exporter {
 	var h bpf.TemplatesHeard
 	_ = sessions.Lookup(key, &h) // zero: not heard since it was restored
 	e := Exporter{Address: exporterOf(key), Collector: collectorOf(key), Protocol: "netflow9", Domain: key.Domain,
@@ -121,7 +122,7 @@ func (s *ServiceState) exporter(key bpf.TemplatesSession, v *flowSession, sessio
 	if v.Replayed != 0 {
 		e.Replayed = time.Unix(0, v.Replayed)
 	}
-	if p, err := s.Where(WhatIf{}, e.Address.Addr()); err == nil {
+	if p, err := s.Where(state.WhatIf{}, e.Address.Addr()); err == nil {
 		e.Slot = p[0].Slot
 	}
 	for _, t := range v.Templates {

@@ -47,7 +47,7 @@ func (w *world) remembered(n, templates int) TemplateState {
 	var st TemplateState
 	for start := time.Now(); time.Since(start) < patiently; time.Sleep(5 * time.Millisecond) {
 		var err error
-		if st, err = w.state().Templates(w.root); err != nil {
+		if st, err = Templates(w.state(), w.root); err != nil {
 			w.t.Fatal(err)
 		}
 		if len(st.Exporters) == n && st.Count() == templates {

@@ -3,56 +3,12 @@
 package steer
 
 import (
-	"fmt"
-
-	"github.com/weir-project/weir/feature/steer/bindings"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 )
 
-// Unserved is a service with bindings and without a socket. Its traffic is rejected.
-type Unserved struct {
-	Service  string `json:"service"`
-	Bindings int    `json:"bindings"`
-	Rejected uint64 `json:"rejected"`
-}
-
-// Text says what becomes of the service's traffic.
-func (u Unserved) Text(netns string) string {
-	return fmt.Sprintf("no socket is registered in %s for its %s: the traffic is rejected (%d so far)", netns, counted(u.Bindings, "binding"), u.Rejected)
-}
-
-// Remedy is how it gets a socket.
-func (u Unserved) Remedy() string {
-	return fmt.Sprintf("weir steer register %s tcp|udp ADDRESS PORT --pid N, at each start of the server (docs/BINDINGS.md)", u.Service)
-}
-
-func counted(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-// NoteUnserved adds to each namespace its services without a socket.
-func (s *State) NoteUnserved(r *kernel.Root) error {
-	for i := range s.Bound {
-		b := &s.Bound[i]
-		all, err := bindings.Registered(r, b.Scope, false)
-		if err != nil {
-			return err
-		}
-		b.Unserved = nil
-		for _, n := range all {
-			if n.Bindings > 0 && !n.Configured && len(n.Sockets) == 0 {
-				b.Unserved = append(b.Unserved, Unserved{n.Service, n.Bindings, n.Rejected})
-			}
-		}
-	}
-	return nil
-}
-
 // examineUnserved finds services without a socket.
-func (s *State) examineUnserved(r *kernel.Root) (out []Finding, err error) {
+func examineUnserved(s *state.State, r *kernel.Root) (out []Finding, err error) {
 	if err := s.NoteUnserved(r); err != nil {
 		return nil, err
 	}

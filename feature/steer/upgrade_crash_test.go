@@ -23,6 +23,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -220,7 +221,7 @@ func oneKilledUpgrade(t *testing.T, kind string, n int, a, b *sink) string {
 	if again := w.apply(); len(again) != 0 {
 		t.Errorf("%s: after mending, apply would %v", where, again)
 	}
-	if st, err := ReadState(t.Context(), w.root); err != nil || len(st.Outdated) != 0 {
+	if st, err := state.Read(t.Context(), w.root); err != nil || len(st.Outdated) != 0 {
 		t.Errorf("%s: still outdated: %v, %v", where, st.Outdated, err)
 	}
 	w.remove()

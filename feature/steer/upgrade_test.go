@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -58,7 +59,7 @@ func TestReadOutdated(t *testing.T) {
 	if admitted != 2 {
 		t.Errorf("metrics of %d slots", admitted)
 	}
-	all, err := ReadState(t.Context(), w.root)
+	all, err := state.Read(t.Context(), w.root)
 	if err != nil || len(all.Outdated) != 1 {
 		t.Fatalf("outdated: %v, %v", all.Outdated, err)
 	}
@@ -141,7 +142,7 @@ func TestNewerABI(t *testing.T) {
 				defer l.Unlock()
 				return f(l)
 			}
-			_, read := ReadState(t.Context(), w.root)
+			_, read := state.Read(t.Context(), w.root)
 			for what, err := range map[string]error{
 				"status": read,
 				"register": writes(func(l *kernel.WriteLock) error {

@@ -20,6 +20,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/units"
@@ -54,7 +55,7 @@ type watcher struct {
 
 	changes   *kernel.Changes // nil where the host has no watch to spare
 	looked    time.Time
-	state     *stateReader
+	state     *state.Reader
 	templates *templateKeeper
 	checks    *checks
 	lookouts  lookouts
@@ -71,7 +72,7 @@ type watcher struct {
 func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan bpf.WatchEvent, 1024)
 	own := &engine.OwnLock{Root: r}
-	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[slots.Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: newStateReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
+	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[slots.Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: state.NewReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
 	defer w.state.Close()
 	kept := make(chan struct{})
 	go func() { w.templates.run(ctx); close(kept) }()
@@ -159,7 +160,7 @@ func (w *watcher) look(ctx context.Context) error {
 			return err
 		}
 	}
-	st, err := w.state.read(ctx)
+	st, err := w.state.Read(ctx)
 	if err != nil {
 		return err
 	}
@@ -171,17 +172,17 @@ func (w *watcher) look(ctx context.Context) error {
 	lacking := map[slots.Slot]bool{}
 	for i := range st.Services {
 		s := &st.Services[i]
-		if s.Problem == problemHolder {
-			if err := w.restartHolder(ctx, s.scope, s.Engine); err != nil {
+		if s.Problem == state.ProblemHolder {
+			if err := w.restartHolder(ctx, s.PinScope, s.Engine); err != nil {
 				return err
 			}
 		}
 		if moved, err := w.follow(ctx, s); err != nil || moved {
-			w.say(slots.Slot{Scope: s.scope, Service: s.Name, Slot: -1}, err, "service moved to its members' network namespace")
+			w.say(slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: -1}, err, "service moved to its members' network namespace")
 			continue
 		}
 		for _, slot := range s.Slots {
-			member := s.pub.Service.Member(slot.Slot)
+			member := s.Record.Service.Member(slot.Slot)
 			if slot.Withdrawn || member == nil {
 				continue
 			}
@@ -192,7 +193,7 @@ func (w *watcher) look(ctx context.Context) error {
 			if slot.Drains != 0 && w.fallBack(ctx, s, slot.Slot) {
 				continue
 			}
-			key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}
+			key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot.Slot}
 			lacking[key] = true
 			if w.due(s, key) {
 				w.admit(ctx, s, slot.Slot, *member)
@@ -209,16 +210,16 @@ func (w *watcher) look(ctx context.Context) error {
 
 // admit first looks without the lock: most looks find nothing. A member's check
 // runs beside, so that it holds up no other slot; its end brings another look.
-func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.Member) {
-	key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: n}
-	who, err := engine.FindMember(s.pub, ctx, key, m)
+func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.Member) {
+	key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: n}
+	who, err := engine.FindMember(s.Record, ctx, key, m)
 	if err != nil {
 		w.lookouts.missed(s, key, err, time.Now())
 	}
 	vet := engine.Vetting{}
 	if err == nil && m.Ready != nil {
 		var known bool
-		if known, err = w.checks.ask(ctx, s.pub, key, m, who); !known {
+		if known, err = w.checks.ask(ctx, s.Record, key, m, who); !known {
 			return
 		}
 		vet.Proven = map[slots.Process]bool{who: true}
@@ -237,7 +238,7 @@ func (w *watcher) admit(ctx context.Context, s *ServiceState, n int, m service.M
 }
 
 // due says whether a slot's member is to be looked for now.
-func (w *watcher) due(s *ServiceState, slot slots.Slot) bool {
+func (w *watcher) due(s *state.Service, slot slots.Slot) bool {
 	return !w.hook.complete() || w.lookouts.due(s, slot, time.Now())
 }
 
@@ -246,7 +247,7 @@ const killedAfter = 2 * time.Second
 
 // finishKilled brings into force what a killed command has published. A command that is at work has the lock.
 func (w *watcher) finishKilled(ctx context.Context) {
-	for i, e := range w.state.engines {
+	for i, e := range w.state.Engines {
 		if under, err := engine.IsMarked(e.Maps); err != nil || !under {
 			delete(w.marked, i)
 			continue
@@ -305,24 +306,24 @@ func (w *watcher) say(s slots.Slot, err error, done string) {
 
 // follow moves a service whose members run in another namespace than the one
 // it was published for, as a container's do after each of its restarts.
-func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err error) {
+func (w *watcher) follow(ctx context.Context, s *state.Service) (moved bool, err error) {
 	due := false
 	for _, slot := range s.Slots {
 		if slot.Admitted() {
 			return false, nil
 		}
-		due = due || w.due(s, slots.Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot})
+		due = due || w.due(s, slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot.Slot})
 	}
 	if !due {
 		return false, nil
 	}
-	spec := s.pub.Service.Spec
+	spec := s.Record.Service.Spec
 	ns, certain, err := spec.FindNetns(ctx)
 	if err != nil || !certain {
 		return false, nil //nolint:nilerr // nothing to follow yet: the slots say why they are empty
 	}
 	defer ns.Close()
-	if record.Scope(ns) == s.scope {
+	if record.Scope(ns) == s.PinScope {
 		return false, nil
 	}
 	l, unlock, err := w.own.Lock(ctx)
@@ -330,12 +331,12 @@ func (w *watcher) follow(ctx context.Context, s *ServiceState) (moved bool, err 
 		return false, err
 	}
 	defer unlock()
-	t := newTarget(s.pub.Service, ns)
-	t.devices, t.from = s.devices, s.pub
+	t := newTarget(s.Record.Service, ns)
+	t.devices, t.from = s.DeviceList, s.Record
 	if err := t.publish(ctx, l); err != nil {
 		return false, err
 	}
-	return true, engine.RemoveService(l, s.scope, s.Name)
+	return true, engine.RemoveService(l, s.PinScope, s.Name)
 }
 
 func (w *watcher) restartHolder(ctx context.Context, scope string, kind spec.Engine) error {
@@ -424,16 +425,16 @@ func (h *hooks) read(events chan<- bpf.WatchEvent) {
 }
 
 // watch tells the programs which ports matter.
-func (h *hooks) watch(st State) error {
+func (h *hooks) watch(st state.State) error {
 	if h == nil {
 		return nil
 	}
 	want := map[uint16]bool{}
 	for _, s := range st.Services {
-		for _, ep := range s.eps {
+		for _, ep := range s.Endpoints {
 			want[ep.Port] = true
 		}
-		for _, m := range s.pub.Service.Members {
+		for _, m := range s.Record.Service.Members {
 			for _, b := range m.Bound {
 				want[b.Port] = true
 			}

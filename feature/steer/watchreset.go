@@ -11,6 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/kernel"
 )
@@ -94,21 +95,21 @@ func (w *watcher) waitResets() {
 }
 
 // ownResets has the resets that follow from admitting a member begin at once.
-func (w *watcher) ownResets(s *ServiceState) {
+func (w *watcher) ownResets(s *state.Service) {
 	if w.resets.own != nil {
-		w.resets.own[s.pub.EngineInstance(s.scope)] = true
+		w.resets.own[s.Record.EngineInstance(s.PinScope)] = true
 	}
 }
 
 // followFile publishes a service's devices anew when their file has changed.
-func (w *watcher) followFile(ctx context.Context, s *ServiceState) {
-	if s.By != spec.ByDevice || s.pub.Devices == nil {
+func (w *watcher) followFile(ctx context.Context, s *state.Service) {
+	if s.By != spec.ByDevice || s.Record.Devices == nil {
 		return
 	}
 	now, err := safefile.Stat(s.DevicesFile)
-	key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: -2}
+	key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: -2}
 	if err == nil {
-		name := s.scope + "/" + s.Name + " " + s.DevicesFile
+		name := s.PinScope + "/" + s.Name + " " + s.DevicesFile
 		if w.files[name] == now && w.said[key] == "" {
 			return
 		}
@@ -122,12 +123,12 @@ func (w *watcher) followFile(ctx context.Context, s *ServiceState) {
 }
 
 // reload publishes a service with the devices that its file has now.
-func (w *watcher) reload(ctx context.Context, s *ServiceState) error {
+func (w *watcher) reload(ctx context.Context, s *state.Service) error {
 	list, err := spec.LoadDevices(s.DevicesFile)
 	if err != nil {
 		return err
 	}
-	if *list.File() == *s.pub.Devices {
+	if *list.File() == *s.Record.Devices {
 		return nil
 	}
 	l, unlock, err := w.own.Lock(ctx)
@@ -135,7 +136,7 @@ func (w *watcher) reload(ctx context.Context, s *ServiceState) error {
 		return err
 	}
 	defer unlock()
-	if err := engine.Change(l, s.scope, s.Name, nil, func(p *record.Service) error { p.SetDevices(list); return nil }); err != nil {
+	if err := engine.Change(l, s.PinScope, s.Name, nil, func(p *record.Service) error { p.SetDevices(list); return nil }); err != nil {
 		return err
 	}
 	w.log.Info("devices read anew", "service", s.Name, "file", s.DevicesFile, "devices", len(list.Devices))
@@ -145,7 +146,7 @@ func (w *watcher) reload(ctx context.Context, s *ServiceState) error {
 }
 
 // sayDevices tells once of a file that cannot be used: what was read before holds.
-func (w *watcher) sayDevices(key slots.Slot, s *ServiceState, err error) {
+func (w *watcher) sayDevices(key slots.Slot, s *state.Service, err error) {
 	text := ""
 	if err != nil {
 		text = err.Error()

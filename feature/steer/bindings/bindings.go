@@ -33,6 +33,7 @@ type Binding struct {
 // Proto is a protocol by its number, written tcp or udp.
 type Proto uint8
 
+// String is tcp or udp.
 func (p Proto) String() string {
 	switch p {
 	case unix.IPPROTO_TCP:
@@ -93,6 +94,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	return p, nil
 }
 
+// String is the binding as a command takes it.
 func (b Binding) String() string {
 	port := fmt.Sprint(b.Port)
 	if b.Port == 0 {

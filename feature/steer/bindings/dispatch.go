@@ -150,6 +150,7 @@ func (d *dispatch) leave() error {
 	return d.Lock.Remove(record.EngineInstance(d.Scope, d.Kind))
 }
 
+// KindName names a kind of socket: tcp4, udp6 and so on.
 func KindName(kind uint32) string {
 	return [engine.KindsIPv4]string{"udp4", "tcp4", "udp6", "tcp6"}[kind]
 }

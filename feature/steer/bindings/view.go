@@ -65,6 +65,7 @@ func OpenView(r *kernel.Root, scope string) (*View, error) {
 	return v, nil
 }
 
+// Close closes the maps.
 func (v *View) Close() {
 	v.Bound.Close()
 	v.Pins.Close()

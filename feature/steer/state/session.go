@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"context"
@@ -28,11 +28,11 @@ type Session struct {
 	From   *int           `json:"from"`             // slot whose member holds it; null: a process that is no member (any more)
 	Slot   int            `json:"slot"`             // where weir has its device now
 
-	sock sockdiag.Socket
+	Socket sockdiag.Socket `json:"-"`
 }
 
 // Cookie is the kernel's name of the session's socket (SO_COOKIE).
-func (s Session) Cookie() uint64 { return s.sock.Cookie }
+func (s Session) Cookie() uint64 { return s.Socket.Cookie }
 
 // Router names the session's device.
 func (s Session) Router() string {
@@ -54,23 +54,23 @@ func (s Session) Place() string {
 // one's, than where weir has their device now, in order of address. It needs
 // root. All is in order where a service is bypassed, or by: something that keeps
 // no device in one place.
-func (s *ServiceState) Misplaced(ctx context.Context) ([]Session, error) {
-	out, _, err := s.sessions(ctx, nil)
+func (s *Service) Misplaced(ctx context.Context) ([]Session, error) {
+	out, _, err := s.Sessions(ctx, nil)
 	return out, err
 }
 
-// sessions lists those that are misplaced, and the cookies of those that no
+// Sessions lists those that are misplaced, and the cookies of those that no
 // process has accepted yet, so that nobody can say where they are. of selects
 // sockets; nil for all.
-func (s *ServiceState) sessions(ctx context.Context, of map[uint64]bool) (misplaced []Session, waiting []uint64, err error) {
-	if s.Bypassed || !s.By.HoldsDevices() || len(s.table) == 0 {
+func (s *Service) Sessions(ctx context.Context, of map[uint64]bool) (misplaced []Session, waiting []uint64, err error) {
+	if s.Bypassed || !s.By.HoldsDevices() || len(s.Table) == 0 {
 		return nil, nil, nil
 	}
-	socks, err := s.established()
+	socks, err := s.Established()
 	if err != nil || len(socks) == 0 {
 		return nil, nil, err
 	}
-	m, err := s.mapping(WhatIf{})
+	m, err := s.Mapping(WhatIf{})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -95,13 +95,13 @@ func (s *ServiceState) sessions(ctx context.Context, of map[uint64]bool) (mispla
 }
 
 // misplaced judges one session by the slots whose members hold it.
-func (m *mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
-	p := m.place(sk.Remote.Addr().Unmap())
+func (m *Mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
+	p := m.Place(sk.Remote.Addr().Unmap())
 	belongs := p.Slot
 	if p.Instead != nil {
 		belongs = *p.Instead
 	}
-	out := Session{Remote: sk.Remote, Local: sk.Local, Device: p.Device, Slot: belongs, sock: sk}
+	out := Session{Remote: sk.Remote, Local: sk.Local, Device: p.Device, Slot: belongs, Socket: sk}
 	switch {
 	case slices.Contains(held, belongs):
 		return out, false
@@ -114,10 +114,10 @@ func (m *mapping) misplaced(sk sockdiag.Socket, held []int) (Session, bool) {
 	return out, true
 }
 
-// established lists the service's sessions, those that are being opened among
+// Established lists the service's sessions, those that are being opened among
 // them.
-func (s *ServiceState) established() ([]sockdiag.Socket, error) {
-	ns, err := s.openNetns()
+func (s *Service) Established() ([]sockdiag.Socket, error) {
+	ns, err := s.OpenNetns()
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func (s *ServiceState) established() ([]sockdiag.Socket, error) {
 	}
 	defer bound.Close()
 	ports := map[uint16]bool{}
-	for _, ep := range s.eps {
+	for _, ep := range s.Endpoints {
 		if ep.Proto == unix.IPPROTO_TCP {
 			ports[ep.Port] = true
 		}
@@ -163,8 +163,8 @@ type boundTo struct {
 	named          bool // the service may be bound to
 }
 
-func (s *ServiceState) openBound() (b boundTo, err error) {
-	b.View, err = bindings.OpenView(s.root, s.scope)
+func (s *Service) openBound() (b boundTo, err error) {
+	b.View, err = bindings.OpenView(s.Root, s.PinScope)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return boundTo{}, nil
 	} else if err != nil {
@@ -188,7 +188,7 @@ func (b boundTo) Close() {
 
 // decides says whether a binding has the last word about a TCP destination, and whether
 // it leads to the service: as steer_dispatch does.
-func (b boundTo) decides(s *ServiceState, to netip.AddrPort) (mine, decides bool) {
+func (b boundTo) decides(s *Service, to netip.AddrPort) (mine, decides bool) {
 	if b.View == nil {
 		return false, false
 	}
@@ -196,8 +196,8 @@ func (b boundTo) decides(s *ServiceState, to netip.AddrPort) (mine, decides bool
 	if !ok {
 		return false, false
 	}
-	for _, eps := range append(s.others[:len(s.others):len(s.others)], s.eps) {
-		if bestEndpoint(eps, unix.IPPROTO_TCP, to) >= x.Prefix.Bits() {
+	for _, eps := range append(s.Others[:len(s.Others):len(s.Others)], s.Endpoints) {
+		if BestEndpoint(eps, unix.IPPROTO_TCP, to) >= x.Prefix.Bits() {
 			return false, false
 		}
 	}
@@ -206,22 +206,22 @@ func (b boundTo) decides(s *ServiceState, to netip.AddrPort) (mine, decides bool
 
 // takes says whether a destination is the service's: no other service of the
 // namespace has a longer prefix there.
-func (s *ServiceState) takes(proto uint8, to netip.AddrPort) bool {
-	best := bestEndpoint(s.eps, proto, to)
+func (s *Service) takes(proto uint8, to netip.AddrPort) bool {
+	best := BestEndpoint(s.Endpoints, proto, to)
 	if best < 0 {
 		return false
 	}
-	for _, o := range s.others {
-		if bestEndpoint(o, proto, to) > best {
+	for _, o := range s.Others {
+		if BestEndpoint(o, proto, to) > best {
 			return false
 		}
 	}
 	return true
 }
 
-// bestEndpoint is the length of the longest prefix that takes a destination, -1
+// BestEndpoint is the length of the longest prefix that takes a destination, -1
 // for none.
-func bestEndpoint(eps []service.Endpoint, proto uint8, to netip.AddrPort) int {
+func BestEndpoint(eps []service.Endpoint, proto uint8, to netip.AddrPort) int {
 	best := -1
 	for _, ep := range eps {
 		if ep.Proto == proto && ep.Port == to.Port() && ep.Prefix.Contains(to.Addr()) {
@@ -233,7 +233,7 @@ func bestEndpoint(eps []service.Endpoint, proto uint8, to netip.AddrPort) int {
 
 // holders says for each socket, by inode, which slots' members hold it: the
 // processes of a member, and all that descend from them.
-func (s *ServiceState) holders(ctx context.Context) (map[uint32][]int, error) {
+func (s *Service) holders(ctx context.Context) (map[uint32][]int, error) {
 	tree, err := service.ReadTree()
 	if err != nil {
 		return nil, err
@@ -247,7 +247,7 @@ func (s *ServiceState) holders(ctx context.Context) (map[uint32][]int, error) {
 		if slot.Drains != 0 { // sessions end with whom they began
 			pids = append(pids, slot.Drains)
 		}
-		if m := s.pub.Service.Member(slot.Slot); m != nil {
+		if m := s.Record.Service.Member(slot.Slot); m != nil {
 			// One that was registered by hand need not be the configured one.
 			if more, err := m.Processes(ctx); err == nil && (len(pids) == 0 || slices.Contains(more, pids[0])) {
 				pids = append(pids, more...)

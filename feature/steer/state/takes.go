@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostTold bounds how many processes a warning names.
-const mostTold = 5
+// MaxTold bounds how many processes a warning names.
+const MaxTold = 5
 
 // Takes says what bindings take away from others in a namespace: sockets that are bound
 // there and serve something else and, where every port is bound, answers to this host's
@@ -63,11 +63,11 @@ func taken(b bindings.Binding, here []netip.Addr, own map[uint64]bool) (out []st
 	if err != nil {
 		return nil
 	}
-	return takenOf(b, here, socks, own)
+	return ReadTaken(b, here, socks, own)
 }
 
-// takenOf is taken among the sockets of the binding's protocol.
-func takenOf(b bindings.Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint64]bool) (out []string) {
+// ReadTaken is taken among the sockets of the binding's protocol.
+func ReadTaken(b bindings.Binding, here []netip.Addr, socks []sockdiag.Socket, own map[uint64]bool) (out []string) {
 	for _, s := range socks {
 		if b.Port != 0 && s.Local.Port() != b.Port {
 			continue
@@ -77,12 +77,12 @@ func takenOf(b bindings.Binding, here []netip.Addr, socks []sockdiag.Socket, own
 		if own[s.Cookie] || s.Inode == 0 || s.Local.Port() == 0 || !covered {
 			continue
 		}
-		if len(out) == mostTold {
+		if len(out) == MaxTold {
 			return append(out, "and more sockets do: ss -lntup lists them")
 		}
 		who := "a socket"
-		if pids := pidsOf(s.Inode); len(pids) > 0 {
-			who = processName(pids[0])
+		if pids := PIDs(s.Inode); len(pids) > 0 {
+			who = ProcessName(pids[0])
 		}
 		out = append(out, fmt.Sprintf("%s at %s gets nothing any more of what is sent to %s", who, s.Local, b.Prefix))
 	}
@@ -124,16 +124,16 @@ func registeredCookies(r *kernel.Root, ns *netns.Handle) map[uint64]bool {
 
 // WithoutSteering says which members get nothing while the service is bypassed: the kernel
 // gives a port's packets to whoever is bound there.
-func (s *ServiceState) WithoutSteering() (warnings []string) {
-	for _, m := range s.pub.Service.Members {
+func (s *Service) WithoutSteering() (warnings []string) {
+	for _, m := range s.Record.Service.Members {
 		for i, b := range m.Bound {
-			l := s.pub.Service.Listen[i]
+			l := s.Record.Service.Listen[i]
 			if b.Port != l.Port || b.Prefix != l.Prefix && b.Prefix.Bits() > 0 {
 				warnings = append(warnings, fmt.Sprintf("slot %d's member is bound to %s: while %s is bypassed it gets nothing of %s", m.Slot, b, s.Name, l))
 			}
 		}
 	}
-	for _, l := range s.pub.Service.Listen {
+	for _, l := range s.Record.Service.Listen {
 		if l.Prefix.IsValid() && l.Prefix.Bits() > 0 && !l.Prefix.IsSingleIP() {
 			warnings = append(warnings, fmt.Sprintf("%s is a prefix: while %s is bypassed only sockets bound to the wildcard address get it", l, s.Name))
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"errors"
@@ -41,8 +41,8 @@ const rateWindow = 10 * time.Second
 // Devices lists the sources of a service in order of address. What the kernel
 // keeps of a connection, such as when it last carried data, is asked of
 // sock_diag; where that cannot be asked, sessions are zero and problem says why.
-func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err error) {
-	e, err := r.Open(record.EngineInstance(s.scope, s.Engine), "devices")
+func (s *Service) Devices(r *kernel.Root) (devices []Device, problem, err error) {
+	e, err := r.Open(record.EngineInstance(s.PinScope, s.Engine), "devices")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -54,19 +54,19 @@ func (s *ServiceState) Devices(r *kernel.Root) (devices []Device, problem, err e
 	by := map[netip.Addr]*Device{}
 	now := kernel.Monotonic()
 	for k, d := range all {
-		if k.Service == s.pub.ID {
+		if k.Service == s.Record.ID {
 			a := netip.AddrFrom16(k.Addr).Unmap()
 			by[a] = deviceOf(&d, a, now)
 		}
 	}
 	problem = s.addSessions(by)
-	m, merr := s.mapping(WhatIf{})
+	m, merr := s.Mapping(WhatIf{})
 	for a, d := range by {
 		switch {
 		case !s.By.HoldsDevices():
 			d.Bucket, d.Slot = -1, -1
-		case merr == nil && len(s.table) > 0:
-			p := m.place(a)
+		case merr == nil && len(s.Table) > 0:
+			p := m.Place(a)
 			d.Name, d.Bucket, d.Slot = p.Device, p.Bucket, p.Slot
 		}
 		devices = append(devices, *d)
@@ -98,14 +98,14 @@ func later(a, b time.Time) time.Time {
 }
 
 // addSessions adds the established connections to the service's TCP ports.
-func (s *ServiceState) addSessions(by map[netip.Addr]*Device) error {
-	ns, err := s.openNetns()
+func (s *Service) addSessions(by map[netip.Addr]*Device) error {
+	ns, err := s.OpenNetns()
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
 	ports := map[uint16]bool{}
-	for _, ep := range s.eps {
+	for _, ep := range s.Endpoints {
 		if ep.Proto == unix.IPPROTO_TCP {
 			ports[ep.Port] = true
 		}
@@ -118,7 +118,7 @@ func (s *ServiceState) addSessions(by map[netip.Addr]*Device) error {
 				return err
 			}
 			for _, sk := range socks {
-				a := s.devices.Stands(sk.Remote.Addr())
+				a := s.DeviceList.Stands(sk.Remote.Addr())
 				d := by[a]
 				if d == nil { // connected before weir steered it
 					d = &Device{Address: a}

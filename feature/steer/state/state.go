@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"fmt"
@@ -17,17 +17,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Scope is the pin directory of the service's namespace: its inode number.
+func (s *Service) Scope() string { return s.PinScope }
+
 // State is what the pins say of steering on this host.
 type State struct {
-	Services []ServiceState  `json:"services"`
-	Bound    []DispatchState `json:"bound,omitempty"`    // namespaces in which something is bound
-	Outdated []Outdated      `json:"outdated,omitempty"` // what weir upgrade would do
+	Services []Service  `json:"services"`
+	Bound    []Bindings `json:"bound,omitempty"`    // namespaces in which something is bound
+	Outdated []Outdated `json:"outdated,omitempty"` // what weir upgrade would do
 
-	root *kernel.Root
+	Root *kernel.Root `json:"-"`
 }
 
-// ServiceState is one steered service.
-type ServiceState struct {
+// Service is one steered service.
+type Service struct {
 	Name              string             `json:"name"`
 	Netns             string             `json:"netns"`
 	Inode             uint64             `json:"netns_inode"`
@@ -50,26 +53,26 @@ type ServiceState struct {
 	Copies            *engine.Copies     `json:"copy,omitempty"`
 	Problem           string             `json:"problem,omitempty"` // what is wrong with the service as a whole
 	Updated           time.Time          `json:"updated"`
-	scope             string             // directory of its namespace
-	pub               *record.Service    // what plans compare with
-	table             []uint16           // bucket to slot
-	eps               []service.Endpoint // what each slot's sockets serve
+	PinScope          string             `json:"-"` // directory of its namespace
+	Record            *record.Service    `json:"-"` // what plans compare with
+	Table             []uint16           `json:"-"` // bucket to slot
+	Endpoints         []service.Endpoint `json:"-"` // what each slot's sockets serve
 
-	devices *spec.DeviceList     // by: device
-	others  [][]service.Endpoint // of the namespace's other services
-	root    *kernel.Root
+	DeviceList *spec.DeviceList     `json:"-"` // by: device
+	Others     [][]service.Endpoint `json:"-"` // of the namespace's other services
+	Root       *kernel.Root         `json:"-"`
 
-	collapsed bool // doctor: everything comes from one source
+	Collapsed bool `json:"-"` // doctor: everything comes from one source
 }
 
-// problemEngine is the Problem of a service that nothing steers.
-const problemEngine = "its engine is missing: weir apply mends it"
+// ProblemEngine is the Problem of a service that nothing steers.
+const ProblemEngine = "its engine is missing: weir apply mends it"
 
-// problemHolder is the Problem of a service whose empty slots cannot drop.
-const problemHolder = "its holder is gone (weir steer hold), which on_empty: drop and engine sk_reuseport need: weir apply and weir serve start it again"
+// ProblemHolder is the Problem of a service whose empty slots cannot drop.
+const ProblemHolder = "its holder is gone (weir steer hold), which on_empty: drop and engine sk_reuseport need: weir apply and weir serve start it again"
 
 // Service returns the state of one service, the only one if name is empty.
-func (st State) Service(name string) (*ServiceState, error) {
+func (st State) Service(name string) (*Service, error) {
 	var names []string
 	for i := range st.Services {
 		if s := &st.Services[i]; s.Name == name || name == "" && len(st.Services) == 1 {
@@ -93,8 +96,8 @@ func (st State) Service(name string) (*ServiceState, error) {
 
 // addQueues asks sock_diag for queues, buffers and drops of the sockets. It
 // needs root where the namespace is not the reader's own: without, they are 0.
-func (s *ServiceState) addQueues() {
-	ns, err := s.openNetns()
+func (s *Service) addQueues() {
+	ns, err := s.OpenNetns()
 	if err != nil {
 		s.Problem = fmt.Sprintf("queues and drops are not shown: %v", err)
 		return
@@ -124,13 +127,13 @@ func (s *ServiceState) addQueues() {
 			sock := &s.Slots[i].Sockets[j]
 			sk, ok := byCookie[sock.Cookie]
 			if slot := &s.Slots[i]; err == nil && slot.Admitted() && slot.Reason == "" {
-				slot.Reason = slots.NarrowedSince(slot.PID, s.eps[j], sock.Cookie, sk, ok)
+				slot.Reason = slots.NarrowedSince(slot.PID, s.Endpoints[j], sock.Cookie, sk, ok)
 			}
 			if !ok {
 				continue
 			}
 			sock.Queue, sock.Drops = sk.RecvQueue, sk.Mem.Drops
-			if s.eps[j].Proto == unix.IPPROTO_UDP {
+			if s.Endpoints[j].Proto == unix.IPPROTO_UDP {
 				sock.Buffer = sk.Mem.RcvBuf
 			} else {
 				sock.Backlog = sk.SendQueue

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"context"
@@ -17,56 +17,57 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// ReadState reads every steered service from the pins alone.
-func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
-	reader := newStateReader(r)
+// Read reads every steered service from the pins alone.
+func Read(ctx context.Context, r *kernel.Root) (State, error) {
+	reader := NewReader(r)
 	defer reader.Close()
 	reader.whole = true
-	return reader.read(ctx)
+	return reader.Read(ctx)
 }
 
-// stateReader reads the state of steering, the next time with less work: what is
+// Reader reads the state of steering, the next time with less work: what is
 // pinned is replaced as a whole or not at all, so that all but the slots is read
 // once. Whoever reads it every second, as weir serve does, would otherwise take
 // more of the CPU than the traffic of a small host.
-type stateReader struct {
+type Reader struct {
 	root *kernel.Root
 	// whole adds what only people want to know: counters, queues, outdated programs.
 	whole    bool
 	services map[kernel.Instance]*seenService
-	engines  map[kernel.Instance]*kernel.Opened
+	Engines  map[kernel.Instance]*kernel.Opened
 }
 
 // seenService is a service as it was published, and the directory of its pins.
 type seenService struct {
-	ServiceState
+	Service
 	pins *kernel.Opened
 }
 
-func newStateReader(r *kernel.Root) *stateReader {
-	return &stateReader{root: r, services: map[kernel.Instance]*seenService{}, engines: map[kernel.Instance]*kernel.Opened{}}
+// NewReader makes a reader of the pins below a root. It keeps maps open between reads; the caller closes it.
+func NewReader(r *kernel.Root) *Reader {
+	return &Reader{root: r, services: map[kernel.Instance]*seenService{}, Engines: map[kernel.Instance]*kernel.Opened{}}
 }
 
 // Close closes what was kept open.
-func (r *stateReader) Close() {
-	for i, e := range r.engines {
+func (r *Reader) Close() {
+	for i, e := range r.Engines {
 		e.Close()
-		delete(r.engines, i)
+		delete(r.Engines, i)
 	}
 	clear(r.services)
 }
 
-// read reads what is there now. What it returns is not to be changed: the next
+// Read reads what is there now. What it returns is not to be changed: the next
 // reading returns parts of it again.
-func (r *stateReader) read(ctx context.Context) (State, error) {
+func (r *Reader) Read(ctx context.Context) (State, error) {
 	all, err := r.root.Instances(spec.Name)
 	if err != nil {
 		return State{}, err
 	}
 	r.forget(all)
-	st := State{Services: []ServiceState{}, root: r.root}
+	st := State{Services: []Service{}, Root: r.root}
 	if r.whole {
-		if st.Outdated, err = outdated(r.root, all); err != nil {
+		if st.Outdated, err = ReadOutdated(r.root, all); err != nil {
 			return State{}, err
 		}
 		if st.Bound, err = readDispatch(r.root, all); err != nil {
@@ -77,7 +78,7 @@ func (r *stateReader) read(ctx context.Context) (State, error) {
 		if !kernel.ValidName(i.Name) {
 			continue
 		}
-		s, err := r.service(i)
+		s, err := r.Service(i)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue
 		} else if err != nil {
@@ -89,47 +90,47 @@ func (r *stateReader) read(ctx context.Context) (State, error) {
 		}
 	}
 	st.noteOthers()
-	slices.SortFunc(st.Services, func(a, b ServiceState) int {
+	slices.SortFunc(st.Services, func(a, b Service) int {
 		return strings.Compare(a.Name+" "+a.Netns, b.Name+" "+b.Netns)
 	})
 	return st, nil
 }
 
 // forget drops what is gone or was replaced.
-func (r *stateReader) forget(all []kernel.Instance) {
+func (r *Reader) forget(all []kernel.Instance) {
 	for i, s := range r.services {
 		if !slices.Contains(all, i) || s.pins.Replaced() {
 			delete(r.services, i)
 		}
 	}
-	for i, e := range r.engines {
+	for i, e := range r.Engines {
 		if !slices.Contains(all, i) || e.Replaced() {
 			e.Close()
-			delete(r.engines, i)
+			delete(r.Engines, i)
 		}
 	}
 }
 
-// service reads one service.
-func (r *stateReader) service(i kernel.Instance) (ServiceState, error) {
+// Service reads one service.
+func (r *Reader) Service(i kernel.Instance) (Service, error) {
 	seen := r.services[i]
 	if seen == nil {
 		var err error
 		if seen, err = readSeen(r.root, i); err != nil {
-			return ServiceState{}, err
+			return Service{}, err
 		}
 		r.services[i] = seen
 	}
-	s := seen.ServiceState
+	s := seen.Service
 	s.Updated = time.Now()
 	e, err := r.engine(record.EngineInstance(i.Scope, s.Engine))
 	if errors.Is(err, kernel.ErrNotExist) {
-		s.Problem = problemEngine
+		s.Problem = ProblemEngine
 		return s, nil
 	} else if err != nil {
 		return s, err
 	}
-	s.Inode, s.table = e.Meta.Inode, s.pub.Table
+	s.Inode, s.Table = e.Meta.Inode, s.Record.Table
 	if err := s.readSlots(e, r.whole); err != nil {
 		return s, err
 	}
@@ -147,7 +148,7 @@ func (r *stateReader) service(i kernel.Instance) (ServiceState, error) {
 			return s, err
 		}
 		if !held {
-			s.Problem = problemHolder
+			s.Problem = ProblemHolder
 		}
 	}
 	return s, nil
@@ -164,8 +165,8 @@ func readSeen(r *kernel.Root, i kernel.Instance) (*seenService, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := ServiceState{root: r, Name: i.Name, scope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, Why: p.Why, Seed: *p.Service.Seed,
-		Buckets: spec.Buckets, OnEmpty: p.Service.OnEmpty, pub: p, eps: p.Service.Endpoints()}
+	s := Service{Root: r, Name: i.Name, PinScope: i.Scope, Netns: p.Netns, By: p.Service.By, Engine: p.Engine, Why: p.Why, Seed: *p.Service.Seed,
+		Buckets: spec.Buckets, OnEmpty: p.Service.OnEmpty, Record: p, Endpoints: p.Service.Endpoints()}
 	for _, l := range p.Service.Listen {
 		s.Listen = append(s.Listen, l.String())
 	}
@@ -175,8 +176,8 @@ func readSeen(r *kernel.Root, i kernel.Instance) (*seenService, error) {
 	return &seenService{s, pins}, nil
 }
 
-func (r *stateReader) engine(i kernel.Instance) (*kernel.Opened, error) {
-	if e := r.engines[i]; e != nil {
+func (r *Reader) engine(i kernel.Instance) (*kernel.Opened, error) {
+	if e := r.Engines[i]; e != nil {
 		return e, nil
 	}
 	maps := []string{"slots", "sockets", "verdicts", "sync", "sinks"}
@@ -188,15 +189,15 @@ func (r *stateReader) engine(i kernel.Instance) (*kernel.Opened, error) {
 		e, err = r.root.Open(i, maps...)
 	}
 	if err == nil {
-		r.engines[i] = e
+		r.Engines[i] = e
 	}
 	return e, err
 }
 
 // readSlots judges every slot, and reads its counters if they are wanted.
-func (s *ServiceState) readSlots(e *kernel.Opened, counters bool) error {
-	held := make([]int, s.pub.Service.Slots)
-	for _, slot := range s.table {
+func (s *Service) readSlots(e *kernel.Opened, counters bool) error {
+	held := make([]int, s.Record.Service.Slots)
+	for _, slot := range s.Table {
 		held[slot]++
 	}
 	read := slots.Evaluate
@@ -204,7 +205,7 @@ func (s *ServiceState) readSlots(e *kernel.Opened, counters bool) error {
 		read = slots.Read
 	}
 	for n := range held {
-		slot, err := read(e, s.pub, n)
+		slot, err := read(e, s.Record, n)
 		if err != nil {
 			return fmt.Errorf("service %s, slot %d: %w", s.Name, n, err)
 		}
@@ -215,19 +216,19 @@ func (s *ServiceState) readSlots(e *kernel.Opened, counters bool) error {
 }
 
 // ReadOne reads one service as it is now, without counters and queues. It wraps kernel.ErrNotExist where there is none.
-func ReadOne(r *kernel.Root, scope, name string) (*ServiceState, error) {
-	s, err := readServiceState(r, record.Instance(scope, name))
+func ReadOne(r *kernel.Root, scope, name string) (*Service, error) {
+	s, err := ReadService(r, record.Instance(scope, name))
 	if err != nil {
 		return nil, err
 	}
 	return &s, nil
 }
 
-// readServiceState reads one service, without what only people want to know.
-func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
-	reader := newStateReader(r)
+// ReadService reads one service, without what only people want to know.
+func ReadService(r *kernel.Root, i kernel.Instance) (Service, error) {
+	reader := NewReader(r)
 	defer reader.Close()
-	s, err := reader.service(i)
+	s, err := reader.Service(i)
 	if err != nil {
 		return s, err
 	}
@@ -238,7 +239,7 @@ func readServiceState(r *kernel.Root, i kernel.Instance) (ServiceState, error) {
 		}
 		for name, p := range beside {
 			if name != i.Name && !p.Bypassed {
-				s.others = append(s.others, p.Service.Endpoints())
+				s.Others = append(s.Others, p.Service.Endpoints())
 			}
 		}
 	}

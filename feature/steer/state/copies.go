@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"github.com/weir-project/weir/feature/steer/bpf"
@@ -11,12 +11,12 @@ import (
 )
 
 // addCopies tells what became of a service's copies.
-func (s *ServiceState) addCopies(r *kernel.Root) {
-	if s.pub.Service.Copy == "" {
+func (s *Service) addCopies(r *kernel.Root) {
+	if s.Record.Service.Copy == "" {
 		return
 	}
-	s.Copies = &engine.Copies{To: s.pub.Service.Copy}
-	o, err := r.Open(engine.CopyInstance(s.scope), "targets")
+	s.Copies = &engine.Copies{To: s.Record.Service.Copy}
+	o, err := r.Open(engine.CopyInstance(s.PinScope), "targets")
 	if err != nil {
 		if !s.Bypassed && s.Problem == "" {
 			s.Problem = engine.ProblemCopy
@@ -24,7 +24,7 @@ func (s *ServiceState) addCopies(r *kernel.Root) {
 		return
 	}
 	defer o.Close()
-	for _, e := range s.eps {
+	for _, e := range s.Endpoints {
 		var v bpf.CopyCopyTo
 		if e.Proto == unix.IPPROTO_UDP && o.Maps["targets"].Lookup(spec.CopyKey(e), &v) == nil {
 			s.Copies.Copied += v.Copied

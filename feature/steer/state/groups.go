@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"github.com/weir-project/weir/feature/steer/engine"
@@ -9,13 +9,13 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// examineGroups looks for what keeps packets from the program of a service's
+// ExamineGroups looks for what keeps packets from the program of a service's
 // groups.
-func (s *ServiceState) examineGroups(r *kernel.Root, add func(text, remedy string)) {
+func (s *Service) ExamineGroups(r *kernel.Root, add func(text, remedy string)) {
 	if s.Engine != spec.EngineReuseport {
 		return
 	}
-	e, err := r.Open(record.EngineInstance(s.scope, s.Engine), "groups", "holders")
+	e, err := r.Open(record.EngineInstance(s.PinScope, s.Engine), "groups", "holders")
 	if err != nil {
 		return // the service's Problem says it
 	}
@@ -25,11 +25,11 @@ func (s *ServiceState) examineGroups(r *kernel.Root, add func(text, remedy strin
 		return
 	}
 	for k, v := range groups {
-		if v.Service != s.pub.ID {
+		if v.Service != s.Record.ID {
 			delete(groups, k)
 		}
 	}
-	ns, err := s.openNetns()
+	ns, err := s.OpenNetns()
 	if err != nil {
 		return
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"slices"
@@ -14,12 +14,12 @@ import (
 )
 
 // addDraining tells of the generations before of a service's slots.
-func (s *ServiceState) addDraining(e *kernel.Opened) error {
-	g := s.pub.Service.Generations
+func (s *Service) addDraining(e *kernel.Opened) error {
+	g := s.Record.Service.Generations
 	if g == nil || e.Maps["gens"] == nil {
 		return nil
 	}
-	o, err := s.root.Open(record.Instance(s.scope, s.Name), "peers")
+	o, err := s.Root.Open(record.Instance(s.PinScope, s.Name), "peers")
 	if err != nil {
 		return err
 	}
@@ -31,12 +31,12 @@ func (s *ServiceState) addDraining(e *kernel.Opened) error {
 	for i := range s.Slots {
 		slot := &s.Slots[i]
 		slot.Peers = new(int)
-		*slot.Peers = peers[s.pub.Row(slot.Slot)]
-		d, err := slots.ReadPredecessor(e, s.pub, slot.Slot)
+		*slot.Peers = peers[s.Record.Row(slot.Slot)]
+		d, err := slots.ReadPredecessor(e, s.Record, slot.Slot)
 		if err != nil {
 			return err
 		}
-		if !d.DrainsFor(s.pub.Row(slot.Slot)) || !d.Who.Alive() {
+		if !d.DrainsFor(s.Record.Row(slot.Slot)) || !d.Who.Alive() {
 			continue
 		}
 		slot.Draining = &slots.Draining{PID: d.Who.PID, Since: kernel.WallTime(d.Since), Until: kernel.WallTime(d.Until), Kept: d.Kept, Back: d.Back, Sessions: -1}
@@ -50,18 +50,18 @@ func (s *ServiceState) addDraining(e *kernel.Opened) error {
 
 // addLeft asks sock_diag what the generation before has in its sockets. It needs
 // root: without, Sessions stays -1.
-func (s *ServiceState) addLeft(e *kernel.Opened, d slots.Predecessor, out *slots.Draining) {
-	left, err := s.left(s.cookiesIn(e, d.Row), d.Who.PID)
+func (s *Service) addLeft(e *kernel.Opened, d slots.Predecessor, out *slots.Draining) {
+	left, err := s.Left(s.CookiesIn(e, d.Row), d.Who.PID)
 	if err != nil {
 		return
 	}
 	out.Waiting, out.Unread, out.Sessions = left.Waiting, left.Unread, left.Sessions
 }
 
-// cookiesIn are those of the sockets in a row.
-func (s *ServiceState) cookiesIn(e *kernel.Opened, row uint32) map[uint64]bool {
+// CookiesIn are those of the sockets in a row.
+func (s *Service) CookiesIn(e *kernel.Opened, row uint32) map[uint64]bool {
 	cookies := map[uint64]bool{}
-	for i := range s.eps {
+	for i := range s.Endpoints {
 		var cookie uint64
 		if e.Maps["sockets"].Lookup(row*spec.MaxEndpoints+uint32(i), &cookie) == nil {
 			cookies[cookie] = true
@@ -70,10 +70,10 @@ func (s *ServiceState) cookiesIn(e *kernel.Opened, row uint32) map[uint64]bool {
 	return cookies
 }
 
-// left asks what is in these sockets, and what connections a process and its children have.
-func (s *ServiceState) left(cookies map[uint64]bool, pid int) (out slots.Left, err error) {
+// Left asks what is in these sockets, and what connections a process and its children have.
+func (s *Service) Left(cookies map[uint64]bool, pid int) (out slots.Left, err error) {
 	out.Opening = map[string]bool{}
-	ns, err := s.openNetns()
+	ns, err := s.OpenNetns()
 	if err != nil {
 		return out, err
 	}
@@ -101,12 +101,12 @@ func (s *ServiceState) left(cookies map[uint64]bool, pid int) (out slots.Left, e
 
 // drainQueries find the sockets of a generation that drains: its own may be bound
 // anywhere, its connections have the ports of the service.
-func (s *ServiceState) drainQueries() []sockdiag.Query {
+func (s *Service) drainQueries() []sockdiag.Query {
 	out := []sockdiag.Query{
 		{Proto: unix.IPPROTO_UDP, States: 1 << sockdiag.Close},
 		{Proto: unix.IPPROTO_TCP, States: 1 << sockdiag.Listen},
 	}
-	for _, ep := range s.eps {
+	for _, ep := range s.Endpoints {
 		q := sockdiag.Query{Proto: unix.IPPROTO_TCP, LocalPort: ep.Port,
 			States: 1<<sockdiag.Established | 1<<sockdiag.CloseWait | 1<<sockdiag.SynRecv | 1<<sockdiag.NewSynRecv}
 		if ep.Proto == unix.IPPROTO_TCP && !slices.Contains(out, q) {

@@ -1,13 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"fmt"
 	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
 
 	"github.com/weir-project/weir/feature/steer/spec"
 )
+
+// Values are the arguments of the query "where".
+func (w WhatIf) Values(service string, sources []string) url.Values {
+	without := make([]string, len(w.Without))
+	for i, n := range w.Without {
+		without[i] = strconv.Itoa(n)
+	}
+	return url.Values{"service": {service}, "slots": {strconv.Itoa(w.Slots)}, "without": {strings.Join(without, ",")}, "address": sources}
+}
+
+// Parse reads the parameters of a query.
+func (w *WhatIf) Parse(q url.Values) (err error) {
+	if s := q.Get("slots"); s != "" {
+		if w.Slots, err = strconv.Atoi(s); err != nil {
+			return fmt.Errorf("slots: %w", err)
+		}
+	}
+	for _, s := range strings.FieldsFunc(q.Get("without"), func(c rune) bool { return c == ',' }) {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			return fmt.Errorf("without: %w", err)
+		}
+		w.Without = append(w.Without, n)
+	}
+	return nil
+}
 
 // Place says where the traffic of one source goes.
 type Place struct {
@@ -30,14 +59,14 @@ type WhatIf struct {
 
 // Sources reads addresses, or names of devices, for which the first of their addresses
 // stands.
-func (s *ServiceState) Sources(names []string) ([]netip.Addr, error) {
+func (s *Service) Sources(names []string) ([]netip.Addr, error) {
 	out := make([]netip.Addr, len(names))
 	for i, name := range names {
 		if a, err := netip.ParseAddr(name); err == nil {
 			out[i] = a.WithZone("")
 			continue
 		}
-		d := s.devices.Named(name)
+		d := s.DeviceList.Named(name)
 		switch {
 		case d != nil:
 			out[i] = d.Stands()
@@ -52,9 +81,9 @@ func (s *ServiceState) Sources(names []string) ([]netip.Addr, error) {
 
 // Where computes the place of each source address, as the program does. The
 // error says so where the source alone does not decide.
-func (s *ServiceState) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
+func (s *Service) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
 	switch {
-	case len(s.table) == 0:
+	case len(s.Table) == 0:
 		return nil, fmt.Errorf("service %s: %s", s.Name, s.Problem)
 	case s.By == spec.ByPacket:
 		return nil, fmt.Errorf("service %s is by: packet: each CPU deals its packets out in turn, whoever sends them", s.Name)
@@ -63,13 +92,13 @@ func (s *ServiceState) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
 	case s.By == spec.ByFlow, s.By == spec.ByQUIC:
 		return nil, fmt.Errorf("service %s is by: %s: addresses and ports decide: weir explain udp 192.0.2.7:2055 10.0.0.1:4739 tells of one flow", s.Name, s.By)
 	}
-	m, err := s.mapping(w)
+	m, err := s.Mapping(w)
 	if err != nil {
 		return nil, err
 	}
 	var out []Place
 	for _, a := range addrs {
-		p := m.place(a)
+		p := m.Place(a)
 		takes := p.Slot
 		if p.Instead != nil {
 			takes = *p.Instead
@@ -82,33 +111,34 @@ func (s *ServiceState) Where(w WhatIf, addrs ...netip.Addr) ([]Place, error) {
 	return out, nil
 }
 
-// mapping is the program's twin for policies that keep a device in one place.
-type mapping struct {
+// Mapping is the program's twin for policies that keep a device in one place.
+type Mapping struct {
 	seed    uint32
-	table   []uint16
+	Table   []uint16
 	moved   map[netip.Addr]int
-	devices *spec.DeviceList
+	Devices *spec.DeviceList
 	whole   []bool // by slot
 	onEmpty spec.OnEmpty
 }
 
-func (s *ServiceState) mapping(w WhatIf) (*mapping, error) {
-	m := &mapping{seed: s.Seed, table: s.table, onEmpty: s.OnEmpty, devices: s.devices}
+// Mapping is the arithmetic of the program under a condition. An error says why slots cannot be computed.
+func (s *Service) Mapping(w WhatIf) (*Mapping, error) {
+	m := &Mapping{seed: s.Seed, Table: s.Table, onEmpty: s.OnEmpty, Devices: s.DeviceList}
 	slots := len(s.Slots)
-	if s.pub != nil {
-		m.moved = s.pub.Moves()
+	if s.Record != nil {
+		m.moved = s.Record.Moves()
 	}
 	if w.Slots != 0 {
 		if w.Slots < 1 || w.Slots > spec.MaxSlots {
 			return nil, fmt.Errorf("%d slots: want a number from 1 to %d", w.Slots, spec.MaxSlots)
 		}
-		if slots = w.Slots; s.pub != nil {
-			p := *s.pub
+		if slots = w.Slots; s.Record != nil {
+			p := *s.Record
 			p.Service.Slots = w.Slots
-			p.Shape(s.pub)
-			m.table, m.moved = p.Table, p.Moves()
+			p.Shape(s.Record)
+			m.Table, m.moved = p.Table, p.Moves()
 		} else {
-			m.table = spec.Rebalance(m.table, slots)
+			m.Table = spec.Rebalance(m.Table, slots)
 		}
 	}
 	m.whole = make([]bool, slots)
@@ -124,22 +154,22 @@ func (s *ServiceState) mapping(w WhatIf) (*mapping, error) {
 	return m, nil
 }
 
-// place computes everything but who is at the slot.
-func (m *mapping) place(a netip.Addr) Place {
+// Place computes everything but who is at the slot.
+func (m *Mapping) Place(a netip.Addr) Place {
 	p := Place{Address: a}
-	if d := m.devices.Find(a); d != nil {
+	if d := m.Devices.Find(a); d != nil {
 		p.Device = d.Name
 	}
-	stands := m.devices.Stands(a)
+	stands := m.Devices.Stands(a)
 	hash := spec.Hash(m.seed, stands)
 	p.Bucket = int(hash & (spec.Buckets - 1))
-	p.Slot = int(m.table[p.Bucket])
+	p.Slot = int(m.Table[p.Bucket])
 	if slot, ok := m.moved[stands]; ok {
 		p.Slot, p.Moved = slot, true
 	}
 	p.Admitted = m.whole[p.Slot]
 	if !p.Admitted && m.onEmpty == spec.Next {
-		if at, ok := divert(m.whole, p.Slot, hash); ok {
+		if at, ok := Divert(m.whole, p.Slot, hash); ok {
 			p.Instead = &at
 		}
 	}
@@ -149,8 +179,8 @@ func (m *mapping) place(a netip.Addr) Place {
 // maxNext is STEER_MAX_NEXT.
 const maxNext = 32
 
-// divert is the twin of the program's function of that name.
-func divert(whole []bool, slot int, hash uint32) (int, bool) {
+// Divert is the twin of the program's function of that name.
+func Divert(whole []bool, slot int, hash uint32) (int, bool) {
 	others := len(whole) - 1
 	if others < 1 {
 		return 0, false

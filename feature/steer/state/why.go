@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package steer
+package state
 
 import (
 	"context"
@@ -18,30 +18,31 @@ import (
 // member out before it is put in place is found out anew, by looking for it as weir serve
 // does. What keeps it out later, and checks, only the last try knows: it is remarked.
 
-// whyBudget bounds how long one reading looks for members of empty slots. Slots beyond it
+// WhyBudget bounds how long one reading looks for members of empty slots. Slots beyond it
 // are told what was remarked.
-const whyBudget = 2 * time.Second
+const WhyBudget = 2 * time.Second
 
 // ExplainEmpty finds out why slots are empty, and which are a process's that their
 // configured member does not name.
 func (st *State) ExplainEmpty(ctx context.Context) {
-	until := time.Now().Add(whyBudget)
+	until := time.Now().Add(WhyBudget)
 	for i := range st.Services {
-		st.Services[i].explainEmpty(ctx, until)
+		st.Services[i].ExplainEmpty(ctx, until)
 	}
 }
 
-func (s *ServiceState) explainEmpty(ctx context.Context, until time.Time) {
+// ExplainEmpty looks for the reason of each empty slot, until a time.
+func (s *Service) ExplainEmpty(ctx context.Context, until time.Time) {
 	for n := range s.Slots {
 		slot := &s.Slots[n]
-		m := s.pub.Service.Member(slot.Slot)
+		m := s.Record.Service.Member(slot.Slot)
 		if m != nil && slot.Admitted() && time.Now().Before(until) {
 			slot.Holder = m.Holder(slot.PID)
 		}
 		if slot.Admitted() || slot.Withdrawn || m == nil {
 			continue
 		}
-		key := slots.Slot{Scope: s.scope, Service: s.Name, Slot: slot.Slot}
+		key := slots.Slot{Scope: s.PinScope, Service: s.Name, Slot: slot.Slot}
 		why := s.whyEmpty(ctx, key, time.Now().Before(until) && os.Geteuid() == 0)
 		switch {
 		case why == "", slot.Tells(why):
@@ -54,14 +55,14 @@ func (s *ServiceState) explainEmpty(ctx context.Context, until time.Time) {
 }
 
 // whyEmpty says what keeps a slot's configured member out.
-func (s *ServiceState) whyEmpty(ctx context.Context, key slots.Slot, look bool) string {
-	remarked := s.root.Remarks(record.Instance(s.scope, s.Name), strconv.Itoa(key.Slot))
+func (s *Service) whyEmpty(ctx context.Context, key slots.Slot, look bool) string {
+	remarked := s.Root.Remarks(record.Instance(s.PinScope, s.Name), strconv.Itoa(key.Slot))
 	late, isLate := strings.CutPrefix(remarked, engine.LateMark)
 	if !look {
 		return late
 	}
-	m := *s.pub.Service.Member(key.Slot)
-	_, err := engine.FindMember(s.pub, ctx, key, m)
+	m := *s.Record.Service.Member(key.Slot)
+	_, err := engine.FindMember(s.Record, ctx, key, m)
 	switch {
 	case err != nil:
 		return strings.ToValidUTF8(err.Error(), "?")

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package state
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/table"
+)
+
+// addShared shows what the hook did for the service.
+func (s *Service) addShared(r *kernel.Root) {
+	if !s.Record.Service.SharePort {
+		return
+	}
+	if c, err := engine.ReadShared(s.Record, r); err != nil {
+		s.Problem = engine.ProblemBind
+	} else {
+		s.Shared = &c
+	}
+}
+
+// Bindings is what is bound in one network namespace.
+type Bindings struct {
+	Netns    string `json:"netns"` // as the kernel names it: net:[4026531840]
+	Inode    uint64 `json:"netns_inode"`
+	Bindings int    `json:"bindings"`
+	Room     int    `json:"room"` // for so many; more are made when it is used up
+	Scope    string `json:"-"`    // directory of its pins
+
+	Unserved []Unserved `json:"unserved,omitempty"` // see NoteUnserved
+}
+
+// readDispatch reads what is bound in which namespace.
+func readDispatch(r *kernel.Root, all []kernel.Instance) (out []Bindings, err error) {
+	for _, i := range all {
+		if i != record.EngineInstance(i.Scope, spec.EngineSkLookup) {
+			continue
+		}
+		inode, err := record.ScopeInode(i.Scope)
+		if err != nil {
+			return nil, err
+		}
+		pins, err := r.Open(i, "bound_sets", "bound_many")
+		if errors.Is(err, kernel.ErrNotExist) {
+			continue // nothing was ever bound there
+		} else if err != nil {
+			return nil, err
+		}
+		n, err := table.CountBindings(pins.Maps["bound_sets"])
+		room := engine.Room(pins.Maps)
+		pins.Close()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, Bindings{Netns: fmt.Sprintf("net:[%s]", i.Scope), Inode: inode, Bindings: n, Room: room, Scope: i.Scope})
+	}
+	return out, nil
+}
+
+// Sharing counts the sockets that are bound where s is.
+func Sharing(socks []sockdiag.Socket, s sockdiag.Socket) (n int) {
+	for _, o := range socks {
+		if o.Local == s.Local && o.Family == s.Family && o.UID == s.UID {
+			n++
+		}
+	}
+	return n
+}
