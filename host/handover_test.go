@@ -24,6 +24,7 @@ import (
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
@@ -287,22 +288,22 @@ func (w *steered) processedAll(routers []*router) {
 
 // moved makes a change as the commands do, and returns how many sessions were handed
 // over with it, how many after it, and how many were reset.
-func (w *steered) moved(foresee func() ([]steer.Foreseen, error), change func() error) (with, after, reset int) {
+func (w *steered) moved(foresee func() ([]steer.Foreseen, error), change func() error) (with, after, doReset int) {
 	w.t.Helper()
 	if err := steer.Switch(w.t.Context(), w.Root, Mover(w.s.handoff), foresee, change, func(steer.Handed) { with++ }); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := steer.ResetDue(w.t.Context(), w.Root, nil, steer.HandBy(Mover(w.s.handoff)), func(r steer.Reset) {
+	if err := reset.ResetDue(w.t.Context(), w.Root, nil, steer.HandBy(Mover(w.s.handoff)), func(r reset.Reset) {
 		if r.Handed {
 			after++
 		} else {
 			w.t.Logf("reset: %s %s %v", r.Router(), r.Place(), r.Err)
-			reset++
+			doReset++
 		}
 	}); err != nil {
 		w.t.Fatal(err)
 	}
-	return with, after, reset
+	return with, after, doReset
 }
 
 func (w *steered) service() *state.Service {

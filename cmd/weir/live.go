@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/host"
@@ -100,7 +101,7 @@ func (f *resetFlags) resetDue(g *globals) error {
 
 func resetDue(cmd *cobra.Command, g *globals, rate *spec.Rate) error {
 	h := g.host()
-	err := steer.ResetDue(cmd.Context(), h.Root, rate, steer.HandBy(host.Mover(g.keeper())), func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
+	err := reset.ResetDue(cmd.Context(), h.Root, rate, steer.HandBy(host.Mover(g.keeper())), func(r reset.Reset) { printReset(cmd.OutOrStdout(), r) })
 	return kernel.Stopped(cmd.Context(), err, inForce)
 }
 
@@ -119,7 +120,7 @@ func (f *resetFlags) change(g *globals, foresee func() ([]steer.Foreseen, error)
 	return f.resetDue(g)
 }
 
-func printReset(w io.Writer, r steer.Reset) {
+func printReset(w io.Writer, r reset.Reset) {
 	if r.Handed {
 		fmt.Fprintf(w, "moved session of %s: %s of %s\n", r.Router(), r.Place(), r.Service)
 		return
@@ -329,8 +330,8 @@ left with --rate 0.`,
 			} else if own := s.ResetRate(); own != 0 {
 				rate = own
 			}
-			return steer.ResetService(cmd.Context(), g.host().Root, s.Scope(), s.Name, rate, steer.HandBy(host.Mover(g.keeper())),
-				func(r steer.Reset) { printReset(cmd.OutOrStdout(), r) })
+			return reset.ResetService(cmd.Context(), g.host().Root, s.Scope(), s.Name, rate, steer.HandBy(host.Mover(g.keeper())),
+				func(r reset.Reset) { printReset(cmd.OutOrStdout(), r) })
 		},
 	}
 	resets.add(c)

@@ -11,8 +11,11 @@ import (
 
 	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/explain"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/host"
 )
 
@@ -96,7 +99,7 @@ func TestPrintWhere(t *testing.T) {
 
 func TestPrintExplanation(t *testing.T) {
 	var b strings.Builder
-	printExplanation(&b, &steer.Explanation{Proto: "udp", From: "192.0.2.7:2055", To: "10.0.0.1:4739", Netns: "net:[4026531840]", Steps: []steer.Why{
+	printExplanation(&b, &explain.Explanation{Proto: "udp", From: "192.0.2.7:2055", To: "10.0.0.1:4739", Netns: "net:[4026531840]", Steps: []explain.Why{
 		{Step: "connected sockets", Text: "none has these addresses"},
 		{Step: "sk_lookup", Text: "programs that are not weir's run there too", Warning: true},
 	}, Result: "slot 0: process 4711 (nfacctd), at 0.0.0.0:4739"})
@@ -108,9 +111,9 @@ func TestPrintResets(t *testing.T) {
 	one := 1
 	s := state.Session{Remote: netip.MustParseAddrPort("192.0.2.7:40000"), From: &one, Slot: 0, Device: "edge1"}
 	gone := state.Session{Remote: netip.MustParseAddrPort("[2001:db8::7]:40000"), Slot: 2}
-	printReset(&b, steer.Reset{Service: "telemetry", Session: s, Done: 1, Of: 2})
-	printReset(&b, steer.Reset{Service: "telemetry", Session: gone, Done: 2, Of: 2, Err: steer.ErrCannotReset})
-	printReset(&b, steer.Reset{Service: "telemetry", Session: gone, Handed: true})
+	printReset(&b, reset.Reset{Service: "telemetry", Session: s, Done: 1, Of: 2})
+	printReset(&b, reset.Reset{Service: "telemetry", Session: gone, Done: 2, Of: 2, Err: reset.ErrCannotReset})
+	printReset(&b, reset.Reset{Service: "telemetry", Session: gone, Handed: true})
 	printForeseen(&b, func(service string, s state.Session) bool { return s.Slot == 2 }, steer.Foreseen{Service: "telemetry", Sessions: []state.Session{s, gone}}, steer.Foreseen{Service: "dns", Problem: "its seed is drawn when it is created"})
 	golden(t, "resets.golden", b.String())
 }
@@ -164,10 +167,10 @@ func TestBytes(t *testing.T) {
 
 func TestPrintTemplates(t *testing.T) {
 	var b strings.Builder
-	printTemplates(&b, steer.TemplateState{Service: "telemetry", Refused: 7, Exporters: []steer.Exporter{
+	printTemplates(&b, templates.TemplateState{Service: "telemetry", Refused: 7, Exporters: []templates.Exporter{
 		{Address: netip.MustParseAddrPort("192.0.2.7:50000"), Protocol: "ipfix", Domain: 65536, Slot: 2, Last: before(time.Second), Learnt: before(3 * time.Hour),
-			Replayed: before(5 * time.Minute), Replays: 2, Templates: []steer.Template{{ID: 256, Bytes: 84}, {ID: 257, Bytes: 20, Options: true}}},
-		{Address: netip.MustParseAddrPort("[2001:db8::1]:2055"), Protocol: "netflow9", Learnt: before(time.Minute), Templates: []steer.Template{{ID: 260, Bytes: 12}}},
+			Replayed: before(5 * time.Minute), Replays: 2, Templates: []templates.Template{{ID: 256, Bytes: 84}, {ID: 257, Bytes: 20, Options: true}}},
+		{Address: netip.MustParseAddrPort("[2001:db8::1]:2055"), Protocol: "netflow9", Learnt: before(time.Minute), Templates: []templates.Template{{ID: 260, Bytes: 12}}},
 	}}, now)
 	golden(t, "templates.golden", b.String())
 }

@@ -8,13 +8,13 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/daemon"
 	fmt "github.com/weir-project/weir/internal/printable"
 	"golang.org/x/sys/unix"
 )
 
 func steerRetire(g *globals) *cobra.Command {
-	t := steer.Retirement{}
+	t := daemon.Retirement{}
 	slot := -1
 	var stop string
 	c := &cobra.Command{

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/steer"
+	"github.com/weir-project/weir/feature/steer/daemon"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
 
@@ -24,7 +24,7 @@ type daemonStatus int
 func (s daemonStatus) Error() string { return fmt.Sprintf("the daemon ended with status %d", int(s)) }
 
 func steerRun(g *globals) *cobra.Command {
-	v := steer.Supervision{Launch: launchCommand}
+	v := daemon.Supervision{Launch: launchCommand}
 	slot := -1
 	var bound, env []string
 	var stop string

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/weir-project/weir/feature/steer"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -27,7 +27,7 @@ templates were last sent again to a member that lacked them.`,
 			if len(args) > 0 {
 				service = args[0]
 			}
-			t, err := host.Ask[steer.TemplateState](cmd.Context(), g.reader(), spec.Name, "templates", url.Values{"service": {service}})
+			t, err := host.Ask[templates.TemplateState](cmd.Context(), g.reader(), spec.Name, "templates", url.Values{"service": {service}})
 			if err != nil {
 				return err
 			}
@@ -45,7 +45,7 @@ templates were last sent again to a member that lacked them.`,
 	return c
 }
 
-func printTemplates(w io.Writer, s steer.TemplateState, now time.Time) {
+func printTemplates(w io.Writer, s templates.TemplateState, now time.Time) {
 	t := newTable(w, "EXPORTER", "PROTOCOL", "DOMAIN", "SLOT", "TEMPLATES", "LAST", "LEARNT", "REPLAYED", "REPLAYS")
 	for _, e := range s.Exporters {
 		options := 0

@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/spec"
 )
 
@@ -212,7 +213,7 @@ func (w *world) due() bool {
 	}
 	for _, i := range all {
 		if _, ok := record.EngineKind(i); ok {
-			if v, err := due(w.root, i); err != nil {
+			if v, err := reset.Due(w.root, i); err != nil {
 				w.t.Fatal(err)
 			} else if v != 0 {
 				return true

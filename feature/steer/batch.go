@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -26,7 +27,7 @@ type batch struct {
 	touched []*formerly
 	bound   *boundSockets
 
-	templates map[string]savedTemplates // by scope: forgotten with the last service
+	templates map[string]templates.Saved // by scope: forgotten with the last service
 }
 
 // formerly is a service before the batch touched it.
@@ -37,7 +38,7 @@ type formerly struct {
 }
 
 func newBatch() *batch {
-	return &batch{engines: map[kernel.Instance]*engine.Engine{}, templates: map[string]savedTemplates{}, bound: newBoundSockets()}
+	return &batch{engines: map[kernel.Instance]*engine.Engine{}, templates: map[string]templates.Saved{}, bound: newBoundSockets()}
 }
 
 // engine opens an engine of a namespace, for all steps.
@@ -179,7 +180,7 @@ func (b *batch) settle(l *kernel.WriteLock) error {
 			err = engine.SyncCopies(l, scope, true)
 		}
 		if err == nil && len(e.Services) == 0 {
-			if b.templates[scope], err = saveTemplates(l.Root, scope); err == nil {
+			if b.templates[scope], err = templates.Save(l.Root, scope); err == nil {
 				err = engine.RemoveTemplates(l, scope)
 			}
 			if err == nil {
@@ -209,10 +210,10 @@ func (b *batch) undo(ctx context.Context, l *kernel.WriteLock) error {
 	}
 	b.touched = nil
 	forgotten := b.templates
-	b.templates = map[string]savedTemplates{}
+	b.templates = map[string]templates.Saved{}
 	errs = append(errs, b.settle(l))
 	for scope, t := range forgotten {
-		errs = append(errs, t.restore(l, scope))
+		errs = append(errs, t.Restore(l, scope))
 	}
 	return errors.Join(errs...)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/explain"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -379,9 +380,9 @@ func TestDispatchExplained(t *testing.T) {
 	w.bind("b tcp 127.20.0.0/16 80")
 	w.bind("svc tcp 127.21.0.0/16 0")
 	from := netip.MustParseAddrPort("127.0.0.1:40000")
-	explain := func(to string) (text string, x *Explanation) {
+	explain := func(to string) (text string, x *explain.Explanation) {
 		t.Helper()
-		x, err := Explain(context.Background(), w.root, Packet{Proto: "tcp", From: from, To: netip.MustParseAddrPort(to)})
+		x, err := explain.Explain(context.Background(), w.root, explain.Packet{Proto: "tcp", From: from, To: netip.MustParseAddrPort(to)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -206,3 +206,16 @@ func holdersOf(proto uint8, port uint16) []string {
 	slices.Sort(out)
 	return out
 }
+
+// examineUnserved finds services without a socket.
+func examineUnserved(s *state.State, r *kernel.Root) (out []Finding, err error) {
+	if err := s.NoteUnserved(r); err != nil {
+		return nil, err
+	}
+	for _, b := range s.Bound {
+		for _, u := range b.Unserved {
+			out = append(out, Finding{u.Service, u.Text(b.Netns), u.Remedy()})
+		}
+	}
+	return out, nil
+}

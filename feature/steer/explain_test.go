@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/explain"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/netns"
@@ -42,7 +43,7 @@ func (e *explanations) add(title, proto, from, to string) {
 	if err != nil {
 		e.w.t.Fatal(err)
 	}
-	x, err := Explain(e.w.t.Context(), e.w.root, p)
+	x, err := explain.Explain(e.w.t.Context(), e.w.root, p)
 	if err != nil {
 		e.w.t.Fatal(err)
 	}

@@ -16,9 +16,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/daemon"
 	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/explain"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
@@ -125,8 +128,8 @@ func TestGenerations(t *testing.T) {
 		t.Errorf("counted %d datagrams, want those of both generations, 35", v.Steered)
 	}
 	for c, pid := range map[*caller]int{known[0]: a.pid(), fresh[0]: b.pid()} {
-		p := Packet{Proto: "udp", From: netip.MustParseAddrPort(c.c.LocalAddr().String()), To: loopback4}
-		if x, err := Explain(t.Context(), w.root, p); err != nil || !strings.Contains(x.Result, fmt.Sprintf("process %d ", pid)) {
+		p := explain.Packet{Proto: "udp", From: netip.MustParseAddrPort(c.c.LocalAddr().String()), To: loopback4}
+		if x, err := explain.Explain(t.Context(), w.root, p); err != nil || !strings.Contains(x.Result, fmt.Sprintf("process %d ", pid)) {
 			t.Errorf("explained %+v, %v; want process %d", x, err, pid)
 		}
 	}
@@ -438,7 +441,7 @@ func TestRetireWaitsForQueue(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		done <- Retirement{Slot: w.slot(0), Signal: unix.SIGKILL, Log: slog.New(slog.DiscardHandler)}.Run(context.Background(), w.root)
+		done <- daemon.Retirement{Slot: w.slot(0), Signal: unix.SIGKILL, Log: slog.New(slog.DiscardHandler)}.Run(context.Background(), w.root)
 	}()
 	select {
 	case err := <-done:
@@ -455,7 +458,7 @@ func TestRetireWaitsForQueue(t *testing.T) {
 		t.Error(err)
 	}
 	a.Wait()
-	if err := (Retirement{Slot: w.slot(0), Log: slog.New(slog.DiscardHandler)}).Run(t.Context(), w.root); err != nil {
+	if err := (daemon.Retirement{Slot: w.slot(0), Log: slog.New(slog.DiscardHandler)}).Run(t.Context(), w.root); err != nil {
 		t.Errorf("nobody drains: %v", err)
 	}
 }
@@ -463,9 +466,9 @@ func TestRetireWaitsForQueue(t *testing.T) {
 // said is a log that tells that something was said.
 type said chan struct{}
 
-func (s said) Info(string, ...any) { notify(s) }
+func (s said) Info(string, ...any) { templates.Notify(s) }
 
-func (s said) Warn(string, ...any) { notify(s) }
+func (s said) Warn(string, ...any) { templates.Notify(s) }
 
 // The first generation is ended also when a third one comes while it has a session left.
 func TestRetireGoesOn(t *testing.T) {
@@ -484,7 +487,7 @@ func TestRetireGoesOn(t *testing.T) {
 	w.apply()
 	done, begun := make(chan error, 1), make(said, 1)
 	go func() {
-		done <- Retirement{Slot: w.slot(0), Signal: unix.SIGKILL, Log: begun}.Run(context.Background(), w.root)
+		done <- daemon.Retirement{Slot: w.slot(0), Signal: unix.SIGKILL, Log: begun}.Run(context.Background(), w.root)
 	}()
 	<-begun // who it is that is ended
 	third := startSink(t, "udp4=0.0.0.0:9991", "tcp4=0.0.0.0:9991")
@@ -560,7 +563,7 @@ func TestRetireWaitsForPeers(t *testing.T) {
 		t.Errorf("%+v; want one session", d)
 	}
 	until := w.draining().Until
-	if err := (Retirement{Slot: w.slot(0), Keep: true, Log: slog.New(slog.DiscardHandler)}).Run(t.Context(), w.root); err != nil {
+	if err := (daemon.Retirement{Slot: w.slot(0), Keep: true, Log: slog.New(slog.DiscardHandler)}).Run(t.Context(), w.root); err != nil {
 		t.Error(err)
 	}
 	if now := time.Now(); now.Before(until) || !slots.Running(a.pid()) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/explain"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -54,7 +55,7 @@ func TestHolderIsNotTheMember(t *testing.T) {
 		t.Errorf("doctor: %q", got)
 	}
 	st := w.state()
-	if got := memberText(st, st.Slots[0]); !strings.Contains(got, want) || !strings.Contains(got, "in place of pid") {
+	if got := explain.MemberText(st, st.Slots[0]); !strings.Contains(got, want) || !strings.Contains(got, "in place of pid") {
 		t.Errorf("explain: %q", got)
 	}
 	give(nil)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -116,7 +117,7 @@ func (w *world) resetDue() map[netip.Addr]string {
 	w.t.Helper()
 	out := map[netip.Addr]string{}
 	rate := fast
-	err := ResetDue(w.t.Context(), w.root, &rate, nil, func(r Reset) {
+	err := reset.ResetDue(w.t.Context(), w.root, &rate, nil, func(r reset.Reset) {
 		if r.Err != nil {
 			w.t.Errorf("%s: %v", r.Router(), r.Err)
 		}
@@ -338,7 +339,7 @@ func TestResetsArePaced(t *testing.T) {
 	w.apply()
 	rate := spec.Rate(20)
 	var at []time.Time
-	if err := ResetDue(t.Context(), w.root, &rate, nil, func(Reset) { at = append(at, time.Now()) }); err != nil {
+	if err := reset.ResetDue(t.Context(), w.root, &rate, nil, func(reset.Reset) { at = append(at, time.Now()) }); err != nil {
 		t.Fatal(err)
 	}
 	if len(at) < 4 {
@@ -446,8 +447,8 @@ func TestResetWhereTheKernelCannot(t *testing.T) {
 	w, _ := collectors(t, spec.Options{Slots: 2})
 	w.apply()
 	routers := connect(t, sources(12))
-	destroySocket = func(sockdiag.Socket) error { return fmt.Errorf("no: %w", errors.ErrUnsupported) }
-	defer func() { destroySocket = sockdiag.Destroy }()
+	reset.DestroySocket = func(sockdiag.Socket) error { return fmt.Errorf("no: %w", errors.ErrUnsupported) }
+	defer func() { reset.DestroySocket = sockdiag.Destroy }()
 	seed := uint32(99)
 	w.cfg.Services[0].Seed = &seed
 	w.apply()
@@ -457,12 +458,12 @@ func TestResetWhereTheKernelCannot(t *testing.T) {
 	}
 	listed := 0
 	rate := fast
-	err = ResetDue(t.Context(), w.root, &rate, nil, func(r Reset) {
-		if errors.Is(r.Err, ErrCannotReset) {
+	err = reset.ResetDue(t.Context(), w.root, &rate, nil, func(r reset.Reset) {
+		if errors.Is(r.Err, reset.ErrCannotReset) {
 			listed++
 		}
 	})
-	if !errors.Is(err, ErrCannotReset) || listed != len(want) {
+	if !errors.Is(err, reset.ErrCannotReset) || listed != len(want) {
 		t.Errorf("%v; %d listed, want %d", err, listed, len(want))
 	}
 	for _, r := range routers {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -28,7 +29,7 @@ import (
 func liveChange(ctx context.Context, r *kernel.Root, verb, arg string) error {
 	if verb == "reset" {
 		rate := fast
-		return ResetDue(ctx, r, &rate, nil, func(Reset) {})
+		return reset.ResetDue(ctx, r, &rate, nil, func(reset.Reset) {})
 	}
 	st, err := state.Read(ctx, r)
 	if err != nil {
@@ -234,7 +235,7 @@ func TestServeLeavesResetsToTheLiving(t *testing.T) {
 	if err != nil || len(want) == 0 {
 		t.Fatalf("%d sessions are misplaced, %v", len(want), err)
 	}
-	release, err := claimEngine(t.Context(), w.root, w.state().Record.EngineInstance(w.state().PinScope), true)
+	release, err := reset.ClaimEngine(t.Context(), w.root, w.state().Record.EngineInstance(w.state().PinScope), true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 )
@@ -128,7 +129,7 @@ func (c collector) service(ch chan<- prometheus.Metric, s *state.Service) {
 			}
 		}
 	}
-	if t, err := Templates(s, c.root); err == nil {
+	if t, err := templates.Templates(s, c.root); err == nil {
 		send(templatesDesc, prometheus.GaugeValue, float64(t.Count()))
 		send(exportersDesc, prometheus.GaugeValue, float64(len(t.Exporters)))
 		send(refusedDesc, prometheus.CounterValue, float64(t.Refused))
@@ -178,3 +179,12 @@ func (c collector) service(ch chan<- prometheus.Metric, s *state.Service) {
 		}
 	}
 }
+
+var (
+	templatesDesc = desc("templates", "Templates remembered of the service's IPFIX and NetFlow v9 exporters.")
+	exportersDesc = desc("template_exporters", "Observation domains and source ids whose templates are remembered.")
+	refusedDesc   = desc("templates_refused_total", "Messages of templates that were unreadable, too many or found no room, and exporters forgotten for want of room.")
+	replaysDesc   = desc("template_replays_total", "Replays of the templates of one exporter's observation domain to a member that lacked them.")
+)
+
+var _ prometheus.Collector = collector{}

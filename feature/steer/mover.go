@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
 )
@@ -29,7 +30,7 @@ type buffered struct {
 }
 
 // Switch makes a change of steering. Sessions that foresee names, and that the mover has, wait during the change and go to the
-// member of their new slot; each is told of them. Other sessions stay: [ResetDue] resets them. A nil mover, or one that does not
+// member of their new slot; each is told of them. Other sessions stay: [reset.ResetDue] resets them. A nil mover, or one that does not
 // answer, leaves the change alone.
 func Switch(ctx context.Context, r *kernel.Root, m feature.SessionMover, foresee func() ([]Foreseen, error), change func() error, each func(Handed)) error {
 	b := bufferFor(ctx, m, foresee)
@@ -137,7 +138,7 @@ func Movable(ctx context.Context, m feature.SessionMover) func(service string, s
 
 // HandBy moves misplaced sessions before they are reset: those that the mover has go to the member of their slot, if it
 // accepts sessions. Sessions that wait for a member wait on: it has just died, and comes back. A nil mover gives nil.
-func HandBy(m feature.SessionMover) Hand {
+func HandBy(m feature.SessionMover) reset.Hand {
 	if m == nil {
 		return nil
 	}

@@ -8,8 +8,31 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
 )
+
+// ServiceSection implements feature.ServiceSectioned: steer in a service.
+func (Feature) ServiceSection() any { return new(spec.Options) }
+
+// Spec implements feature.Feature: the steered services. A service needs no steer section for that, unless it has
+// another feature's section and no members.
+func (Feature) Spec(d *feature.Document) (spec.Config, bool) {
+	out := spec.Config{Rate: d.Rate}
+	for _, entry := range d.Services {
+		s := spec.Service{Spec: entry.Spec}
+		o, ok := feature.Section[spec.Options](entry.Sections, spec.Name)
+		if !ok && len(entry.Sections) > 0 && len(s.Members) == 0 {
+			continue
+		}
+		if s.Options = o; !ok {
+			s.Options.Pos = s.Spec.Pos
+		}
+		out.Services = append(out.Services, s)
+	}
+	return out, len(out.Services) > 0
+}
 
 var (
 	_ feature.Runner   = Feature{}
@@ -32,4 +55,17 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 		out = append(out, feature.Finding{Object: f.Service, Text: f.Text, Remedy: f.Remedy})
 	}
 	return out, err
+}
+
+var _ feature.Privileged = Feature{}
+
+// Rights implements feature.Privileged.
+func (Feature) Rights() []feature.Right {
+	return []feature.Right{
+		{Capability: unix.CAP_NET_RAW, For: "hear and replay templates"},
+		{Capability: unix.CAP_SETUID, For: "ready.command as the member's user"},
+		{Capability: unix.CAP_SETGID, For: "ready.command with the member's groups"},
+		{Capability: unix.CAP_SETPCAP, For: "ready.command without the capabilities that the member lacks"},
+		{Capability: unix.CAP_KILL, For: "end a ready.command, signal the socket holder of a group"},
+	}
 }

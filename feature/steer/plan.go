@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -21,9 +22,100 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
+// loadDevices reads the file of a service that is by device.
+func (t *target) loadDevices() error {
+	if t.service.By != spec.ByDevice {
+		return nil
+	}
+	var err error
+	if t.devices, err = spec.LoadDevices(t.service.Devices); err != nil {
+		return fmt.Errorf("services.%s.steer.devices: %w", t.service.Name, err)
+	}
+	return nil
+}
+
+// inherits is what a service goes on from.
+func (t target) inherits(old *record.Service) *record.Service {
+	if old != nil {
+		return old
+	}
+	return t.from
+}
+
+// room is what one engine of a namespace has to hold.
+type room struct{ services, rows int }
+
+// checkLimits refuses what an engine cannot hold before anything changes. Services come and change in the order of the
+// file, and go at the end: what counts is the most at any time.
+func checkLimits(have state.State, want []target) error {
+	type engineOf struct {
+		scope string
+		kind  spec.Engine
+	}
+	used := map[engineOf]room{}
+	before := map[string]*record.Service{}
+	for i := range have.Services {
+		s := &have.Services[i]
+		at := engineOf{s.PinScope, s.Engine}
+		used[at] = room{used[at].services + 1, used[at].rows + len(s.Record.Rows) + len(s.Record.Spare)}
+		before[s.PinScope+"/"+s.Name] = s.Record
+	}
+	for _, t := range want {
+		was := before[t.scope+"/"+t.service.Name]
+		kind, _, err := record.ChooseEngine(t.service, was)
+		if err != nil {
+			return fmt.Errorf("services.%s: %w", t.service.Name, err)
+		}
+		at := engineOf{t.scope, kind}
+		now, rows, freed := used[at], t.service.Rows(), 0
+		switch {
+		case was == nil || was.Engine != kind:
+			now.services++
+		case slices.Equal(was.Service.Endpoints(), t.service.Endpoints()):
+			kept := len(was.Rows) + len(was.Spare)
+			rows, freed = max(rows-kept, 0), max(kept-rows, 0)
+		default: // both are there until the new one is in force
+			freed = len(was.Rows) + len(was.Spare)
+		}
+		now.rows += rows
+		if now.services > spec.MaxServices {
+			return t.service.Spec.Pos.Errorf("services.%s is one too many: engine %s takes %d services in one network namespace (%s), counting those that go with this change: merge some, or take some away first", t.service.Name, kind, spec.MaxServices, t.netns)
+		}
+		if now.rows > spec.MaxRows {
+			return t.service.Spec.Pos.Errorf("services.%s: its slots are too many: engine %s takes %d slots in one network namespace (%s), counting those that go with this change: lower slots, or take services away first", t.service.Name, kind, spec.MaxRows, t.netns)
+		}
+		now.rows -= freed
+		used[at] = now
+		if was != nil && was.Engine != kind {
+			old := engineOf{t.scope, was.Engine}
+			used[old] = room{used[old].services - 1, used[old].rows - len(was.Rows) - len(was.Spare)}
+		}
+	}
+	return nil
+}
+
+// warnAbout tells what operators changed about a service that stays.
+func warnAbout(s *state.Service, plan *feature.Plan, t target) {
+	p := *s.Record
+	p.Overrides, p.Service = s.Record.Overrides.Clone(), t.service
+	p.DropGone()
+	if p.Bypassed {
+		plan.Warn("service %s is bypassed: the kernel alone chooses, until weir bypass --off %s", s.Name, s.Name)
+	}
+	for _, slot := range p.Drained {
+		plan.Warn("slot %d of service %s is drained, until weir steer undrain %s --slot %d", slot, s.Name, s.Name, slot)
+	}
+	if n := len(p.Moved) + len(p.Placed); n > 0 {
+		plan.Warn("%d devices and %d buckets of service %s stay where weir steer move put them: weir steer status lists them", len(p.Moved), len(p.Placed), s.Name)
+	}
+	if gone := len(s.Record.Moved) - len(p.Moved) + len(s.Record.Placed) - len(p.Placed); gone > 0 {
+		plan.Warn("%d moves of service %s are forgotten, for their slots are gone", gone, s.Name)
+	}
+}
+
 // Feature is steering as host sees it.
 type Feature struct {
-	Hand Hand // of Run: what becomes of sessions before they are reset; nil: nothing
+	Hand reset.Hand // of Run: what becomes of sessions before they are reset; nil: nothing
 }
 
 var _ feature.Feature[spec.Config, state.State] = Feature{}

@@ -9,8 +9,10 @@ import (
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bindings"
+	"github.com/weir-project/weir/feature/steer/explain"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -33,7 +35,7 @@ func (Feature) Queries() []feature.Query {
 	return []feature.Query{
 		{Name: "devices", Answer: ofService(answerDevices)},
 		{Name: "where", Answer: ofService(answerWhere)},
-		{Name: "templates", Answer: ofService(func(r *kernel.Root, s *state.Service, _ url.Values) (any, error) { return Templates(s, r) })},
+		{Name: "templates", Answer: ofService(func(r *kernel.Root, s *state.Service, _ url.Values) (any, error) { return templates.Templates(s, r) })},
 		{Name: "bindings", Answer: func(ctx context.Context, r *kernel.Root, q url.Values) (any, error) {
 			return bindings.Bindings(ctx, r, q.Get("netns"))
 		}},
@@ -81,11 +83,11 @@ func answerWhere(_ *kernel.Root, s *state.Service, q url.Values) (any, error) {
 }
 
 // Deliver implements feature.Deliverer.
-func (Feature) Deliver(ctx context.Context, r *kernel.Root, p Packet, every bool) (*Explanation, error) {
+func (Feature) Deliver(ctx context.Context, r *kernel.Root, p explain.Packet, every bool) (*explain.Explanation, error) {
 	if every {
-		return ExplainEvery(ctx, r, p)
+		return explain.ExplainEvery(ctx, r, p)
 	}
-	return Explain(ctx, r, p)
+	return explain.Explain(ctx, r, p)
 }
 
 // Report implements feature.Reporter: the state with misplaced sessions, reasons of empty slots and services without a socket.

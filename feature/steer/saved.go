@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -25,19 +26,19 @@ var _ feature.Restorer = Feature{}
 
 // savedState is steering as it was, apart from pins and files.
 type savedState struct {
-	Services  []savedService            `json:"services,omitempty"`
-	Templates map[string]savedTemplates `json:"templates,omitempty"` // by scope
-	Cookies   map[string]uint64         `json:"cookies,omitempty"`   // of the namespaces of templates, by scope
+	Services  []savedService             `json:"services,omitempty"`
+	Templates map[string]templates.Saved `json:"templates,omitempty"` // by scope
+	Cookies   map[string]uint64          `json:"cookies,omitempty"`   // of the namespaces of templates, by scope
 }
 
 // savedService is a service with its seed, its table and what operators changed.
 type savedService struct {
-	Scope   string           `json:"scope"`
-	Cookie  uint64           `json:"cookie,omitempty"` // of the namespace
-	Was     *record.Service  `json:"was"`
-	Table   []byte           `json:"table"` // a slot a bucket
-	Devices []byte           `json:"devices,omitempty"`
-	Members map[int]memberID `json:"members,omitempty"` // by slot: processes that served it
+	Scope   string                     `json:"scope"`
+	Cookie  uint64                     `json:"cookie,omitempty"` // of the namespace
+	Was     *record.Service            `json:"was"`
+	Table   []byte                     `json:"table"` // a slot a bucket
+	Devices []byte                     `json:"devices,omitempty"`
+	Members map[int]templates.MemberID `json:"members,omitempty"` // by slot: processes that served it
 }
 
 // Save implements feature.Restorer.
@@ -46,7 +47,7 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := savedState{Templates: map[string]savedTemplates{}, Cookies: map[string]uint64{}}
+	out := savedState{Templates: map[string]templates.Saved{}, Cookies: map[string]uint64{}}
 	engines := map[kernel.Instance]*kernel.Opened{}
 	defer func() {
 		for _, o := range engines {
@@ -55,7 +56,7 @@ func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
 	}()
 	for _, i := range all {
 		if i.Name == engine.TemplatesName {
-			t, err := saveTemplates(r, i.Scope)
+			t, err := templates.Save(r, i.Scope)
 			if err != nil {
 				return nil, err
 			}
@@ -85,7 +86,7 @@ func saveService(r *kernel.Root, i kernel.Instance, engines map[kernel.Instance]
 	if err != nil {
 		return savedService{}, err
 	}
-	s := savedService{Scope: i.Scope, Cookie: p.Cookie, Was: p, Members: map[int]memberID{}}
+	s := savedService{Scope: i.Scope, Cookie: p.Cookie, Was: p, Members: map[int]templates.MemberID{}}
 	for _, slot := range p.Table {
 		s.Table = append(s.Table, byte(slot))
 	}
@@ -106,7 +107,7 @@ func saveService(r *kernel.Root, i kernel.Instance, engines map[kernel.Instance]
 		if who, err := slots.ProcessIn(engines[at], row); err != nil {
 			return s, err
 		} else if who.PID != 0 {
-			s.Members[slot] = memberID{uint32(who.PID), who.Start}
+			s.Members[slot] = templates.MemberID{Tgid: uint32(who.PID), Start: who.Start}
 		}
 	}
 	return s, nil
@@ -125,7 +126,7 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 	}
 	b := newBatch()
 	var targets []target
-	members := map[slots.Slot]memberID{}
+	members := map[slots.Slot]templates.MemberID{}
 	for _, s := range was.Services {
 		t, err := s.target(b)
 		if errors.Is(err, slots.ErrNetnsGone) {
@@ -151,7 +152,7 @@ func (Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (f
 			continue
 		} else if err == nil {
 			ns.Close()
-			err = was.Templates[scope].plan(&plan, r, scope)
+			err = was.Templates[scope].Plan(&plan, r, scope)
 		}
 		if err != nil {
 			return plan, err
@@ -188,7 +189,7 @@ func (s savedService) target(b *batch) (target, error) {
 }
 
 // planReturns gives slots back to members that no configuration names: they registered themselves, or somebody did.
-func (t target) planReturns(plan *feature.Plan, have state.State, members map[slots.Slot]memberID) {
+func (t target) planReturns(plan *feature.Plan, have state.State, members map[slots.Slot]templates.MemberID) {
 	s, _ := serviceAt(have, t.scope, t.service.Name)
 	for n := range t.service.Slots {
 		slot := slots.Slot{Scope: t.scope, Service: t.service.Name, Slot: n}

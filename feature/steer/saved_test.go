@@ -11,6 +11,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -24,19 +25,19 @@ func (w *world) keepTemplates() {
 			return err
 		}
 		defer ns.Close()
-		store, err := openTemplateStore(l, ns)
+		store, err := templates.OpenStore(l, ns)
 		if err != nil {
 			return err
 		}
 		defer store.Close()
-		k := bpf.TemplatesSession{Src: netip.MustParseAddr("192.0.2.7").As16(), Dst: netip.MustParseAddr("127.0.0.1").As16(), Sport: 4000, Dport: 9991, Version: ipfix, Domain: 1}
-		return errors.Join(store.save(k, &flowSession{Templates: exampleTemplates(ipfix)}), store.enter(k, bpf.TemplatesHeard{}))
+		k := bpf.TemplatesSession{Src: netip.MustParseAddr("192.0.2.7").As16(), Dst: netip.MustParseAddr("127.0.0.1").As16(), Sport: 4000, Dport: 9991, Version: templates.IPFIX, Domain: 1}
+		return errors.Join(store.Save(k, &templates.FlowSession{Templates: exampleTemplates(templates.IPFIX)}), store.Enter(k, bpf.TemplatesHeard{}))
 	})
 }
 
 func (w *world) keptTemplates(scope string) int {
 	w.t.Helper()
-	all, err := saveTemplates(w.root, scope)
+	all, err := templates.Save(w.root, scope)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/feature/steer/daemon"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/internal/nstest"
@@ -82,7 +83,7 @@ func runSupervise(f []string) error {
 	if err != nil {
 		return err
 	}
-	v := Supervision{Slot: slots.Slot{Scope: f[1], Service: "svc", Slot: slot}, Command: f[4:], Log: slog.New(slog.DiscardHandler)}
+	v := daemon.Supervision{Slot: slots.Slot{Scope: f[1], Service: "svc", Slot: slot}, Command: f[4:], Log: slog.New(slog.DiscardHandler)}
 	for flag := range strings.SplitSeq(f[3], ",") {
 		switch flag {
 		case "give":

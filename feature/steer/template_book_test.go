@@ -18,131 +18,132 @@ import (
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
 func TestSessionIsBounded(t *testing.T) {
-	s := &flowSession{}
+	s := &templates.FlowSession{}
 	var err error
-	for i := range 2 * maxSessionTemplates {
-		id := uint16(minTemplateID + i)
+	for i := range 2 * templates.MaxSessionTemplates {
+		id := uint16(templates.MinTemplateID + i)
 		record := append(binary.BigEndian.AppendUint16(nil, id), 0, 1, 0, 8, 0, 4)
-		_, perr := s.apply([]templateChange{{template: &template{ID: id, Record: record}}})
+		_, perr := s.Apply([]templates.TemplateChange{{Template: &templates.Record{ID: id, Record: record}}})
 		err = errors.Join(err, perr)
 	}
-	if len(s.Templates) != maxSessionTemplates || !errors.Is(err, errNoRoom) {
+	if len(s.Templates) != templates.MaxSessionTemplates || !errors.Is(err, templates.ErrNoRoom) {
 		t.Errorf("%d templates: %v", len(s.Templates), err)
 	}
-	if n, err := s.apply([]templateChange{{template: &template{ID: 300, Record: []byte{1, 44, 0, 1, 0, 12, 0, 4}}}}); n != 1 || err != nil {
+	if n, err := s.Apply([]templates.TemplateChange{{Template: &templates.Record{ID: 300, Record: []byte{1, 44, 0, 1, 0, 12, 0, 4}}}}); n != 1 || err != nil {
 		t.Errorf("a change of a template that is there: %d, %v", n, err)
 	}
-	if n, err := s.apply([]templateChange{{withdrawn: &withdrawal{ID: 2, All: true}}}); n != maxSessionTemplates || err != nil || s.bytes != 0 {
-		t.Errorf("all withdrawn: %d, %v, %d bytes left", n, err, s.bytes)
+	if n, err := s.Apply([]templates.TemplateChange{{Withdrawn: &templates.Withdrawal{ID: 2, All: true}}}); n != templates.MaxSessionTemplates || err != nil || s.Bytes != 0 {
+		t.Errorf("all withdrawn: %d, %v, %d bytes left", n, err, s.Bytes)
 	}
 	for i := range 100 {
-		s.put(template{ID: uint16(300 + i), Record: make([]byte, maxTemplateBytes)})
+		s.Put(templates.Record{ID: uint16(300 + i), Record: make([]byte, templates.MaxTemplateBytes)})
 	}
-	if s.bytes > maxSessionBytes || s.bytes < maxSessionBytes-maxTemplateBytes {
-		t.Errorf("%d bytes, the most should be %d", s.bytes, maxSessionBytes)
+	if s.Bytes > templates.MaxSessionBytes || s.Bytes < templates.MaxSessionBytes-templates.MaxTemplateBytes {
+		t.Errorf("%d bytes, the most should be %d", s.Bytes, templates.MaxSessionBytes)
 	}
 }
 
 // Forged exporters that send once do not push out those that go on.
 func TestRoomIsMadeOfTheSilent(t *testing.T) {
-	b := newTemplateBook()
+	b := templates.NewTemplateBook()
 	key := func(i int) bpf.TemplatesSession {
 		return bpf.TemplatesSession{Src: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).As16(), Domain: uint32(i)}
 	}
-	for i := range maxSessions + 1 {
-		b.add(key(i), &flowSession{bytes: 10, proven: true})
+	for i := range templates.MaxSessions + 1 {
+		b.Add(key(i), &templates.FlowSession{Bytes: 10, Proven: true})
 	}
-	if c := b.crowded(key(0).Src); c != crowdAll {
+	if c := b.Crowded(key(0).Src); c != templates.CrowdAll {
 		t.Errorf("crowd %d", c)
 	}
 	// The first thousand are heard all the time.
-	gone := b.silent(crowdAll, key(maxSessions), func(k bpf.TemplatesSession) uint64 {
+	gone := b.Silent(templates.CrowdAll, key(templates.MaxSessions), func(k bpf.TemplatesSession) uint64 {
 		if k.Domain < 1000 {
 			return 1e9
 		}
 		return uint64(k.Domain)
 	})
 	for _, k := range gone {
-		if k.Domain < 1000 || k.Domain > 1000+maxSessions/crowdShare {
+		if k.Domain < 1000 || k.Domain > 1000+templates.MaxSessions/templates.CrowdShare {
 			t.Fatalf("session %d goes", k.Domain)
 		}
-		b.remove(k)
+		b.Remove(k)
 	}
-	if c := b.crowded(key(0).Src); c != crowdNone || b.bytes != (10+sessionBytes)*len(b.sessions) {
-		t.Errorf("%d sessions, %d bytes, crowd %d", len(b.sessions), b.bytes, c)
+	if c := b.Crowded(key(0).Src); c != templates.CrowdNone || b.Bytes != (10+templates.SessionBytes)*len(b.Sessions) {
+		t.Errorf("%d sessions, %d bytes, crowd %d", len(b.Sessions), b.Bytes, c)
 	}
 	src := key(5).Src
-	for i := range maxSessionsOfAddress {
-		b.add(bpf.TemplatesSession{Src: src, Sport: uint16(i + 1)}, &flowSession{})
+	for i := range templates.MaxSessionsOfAddress {
+		b.Add(bpf.TemplatesSession{Src: src, Sport: uint16(i + 1)}, &templates.FlowSession{})
 	}
-	one := b.silent(crowdAddress, key(5), func(k bpf.TemplatesSession) uint64 { return uint64(k.Sport) })
-	if c := b.crowded(src); c != crowdAddress || len(one) != maxSessionsOfAddress/crowdShare+1 || one[0].Src != src || one[0].Sport != 1 {
+	one := b.Silent(templates.CrowdAddress, key(5), func(k bpf.TemplatesSession) uint64 { return uint64(k.Sport) })
+	if c := b.Crowded(src); c != templates.CrowdAddress || len(one) != templates.MaxSessionsOfAddress/templates.CrowdShare+1 || one[0].Src != src || one[0].Sport != 1 {
 		t.Errorf("of one address: crowd %d, %v", c, one)
 	}
 }
 
 // What a session, an address, newcomers and all take is bounded, whatever grows; the proven stay.
 func TestBookIsBounded(t *testing.T) {
-	b := newTemplateBook()
+	b := templates.NewTemplateBook()
 	last := func(k bpf.TemplatesSession) uint64 { return uint64(k.Domain) }
 	key := func(address, domain int) bpf.TemplatesSession {
 		return bpf.TemplatesSession{Src: netip.AddrFrom4([4]byte{10, byte(address >> 16), byte(address >> 8), byte(address)}).As16(), Domain: uint32(domain)}
 	}
-	enter := func(k bpf.TemplatesSession, records, size int) *flowSession {
-		s := &flowSession{}
-		b.add(k, s)
-		before := s.size()
+	enter := func(k bpf.TemplatesSession, records, size int) *templates.FlowSession {
+		s := &templates.FlowSession{}
+		b.Add(k, s)
+		before := s.Size()
 		for i := range records {
-			if _, err := s.put(template{ID: uint16(256 + i), Record: make([]byte, size)}); err != nil {
+			if _, err := s.Put(templates.Record{ID: uint16(256 + i), Record: make([]byte, size)}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		b.grown(k, s, before)
-		for c := b.crowded(k.Src); c != crowdNone; c = b.crowded(k.Src) {
-			for _, gone := range b.silent(c, k, last) {
-				b.remove(gone)
+		b.Grown(k, s, before)
+		for c := b.Crowded(k.Src); c != templates.CrowdNone; c = b.Crowded(k.Src) {
+			for _, gone := range b.Silent(c, k, last) {
+				b.Remove(gone)
 			}
 		}
 		return s
 	}
 	for i := range 1000 {
-		b.prove(enter(key(0xff0000+i, 0), 8, 60)) // silent longest of all
+		b.Prove(enter(key(0xff0000+i, 0), 8, 60)) // silent longest of all
 	}
-	proven := b.bytes
+	proven := b.Bytes
 	for domain := range 1000 {
 		enter(key(1, domain), 15, 1000)
-		if u := b.of[key(1, 0).Src]; u.bytes > maxAddressBytes || u.sessions > maxSessionsOfAddress {
+		if u := b.Of[key(1, 0).Src]; u.Bytes > templates.MaxAddressBytes || u.Sessions > templates.MaxSessionsOfAddress {
 			t.Fatalf("an address has %+v", *u)
 		}
 	}
-	for i := range 3 * maxNewcomers {
+	for i := range 3 * templates.MaxNewcomers {
 		enter(key(2+i, i), 1, 1300)
-		if b.newcomers.bytes > maxNewcomerBytes || b.newcomers.sessions > maxNewcomers || b.bytes > maxBookBytes {
-			t.Fatalf("newcomers %+v, all %d bytes", b.newcomers, b.bytes)
+		if b.Newcomers.Bytes > templates.MaxNewcomerBytes || b.Newcomers.Sessions > templates.MaxNewcomers || b.Bytes > templates.MaxBookBytes {
+			t.Fatalf("newcomers %+v, all %d bytes", b.Newcomers, b.Bytes)
 		}
 	}
 	var sum int
-	for k, s := range b.sessions {
-		sum += s.size()
-		if !s.proven {
-			b.remove(k)
+	for k, s := range b.Sessions {
+		sum += s.Size()
+		if !s.Proven {
+			b.Remove(k)
 		}
 	}
-	if len(b.sessions) != 1000 || b.bytes != proven || b.newcomers != (bookUse{}) || sum < maxNewcomerBytes/2 {
-		t.Errorf("left %d sessions of %d bytes, newcomers %+v; before %d bytes, in all %d", len(b.sessions), b.bytes, b.newcomers, proven, sum)
+	if len(b.Sessions) != 1000 || b.Bytes != proven || b.Newcomers != (templates.BookUse{}) || sum < templates.MaxNewcomerBytes/2 {
+		t.Errorf("left %d sessions of %d bytes, newcomers %+v; before %d bytes, in all %d", len(b.Sessions), b.Bytes, b.Newcomers, proven, sum)
 	}
 }
 
 func TestNextSequence(t *testing.T) {
-	s := &flowSession{Templates: []template{{ID: 260, Record: exampleRecord}, {ID: 262, Record: []byte{1, 6, 0, 1, 0, 82, 0xff, 0xff}}}}
-	heard := func(sets ...flowSet) bpf.TemplatesHeard {
-		m := flowMessage{flowHeader: flowHeader{Sequence: 0xfffffffe}, Sets: sets}
-		return m.heardAs(1, 1)
+	s := &templates.FlowSession{Templates: []templates.Record{{ID: 260, Record: exampleRecord}, {ID: 262, Record: []byte{1, 6, 0, 1, 0, 82, 0xff, 0xff}}}}
+	heard := func(sets ...templates.FlowSet) bpf.TemplatesHeard {
+		m := templates.FlowMessage{FlowHeader: templates.FlowHeader{Sequence: 0xfffffffe}, Sets: sets}
+		return m.HeardAs(1, 1)
 	}
 	for _, c := range []struct {
 		version uint16
@@ -150,16 +151,16 @@ func TestNextSequence(t *testing.T) {
 		want    uint32
 		exact   bool
 	}{
-		{netflow9, heard(flowSet{260, 400}), 0xffffffff, true},
-		{ipfix, heard(), 0xfffffffe, true},
-		{ipfix, heard(flowSet{2, 100}), 0xfffffffe, true},
-		{ipfix, heard(flowSet{260, 4 + 12*3 + 2}), 1, true}, // padded, and beyond the last number
-		{ipfix, heard(flowSet{260, 16}, flowSet{260, 16}), 0, true},
-		{ipfix, heard(flowSet{262, 40}), 0xfffffffe, false},
-		{ipfix, heard(flowSet{999, 40}, flowSet{260, 16}), 0xffffffff, false},
-		{ipfix, heard(make([]flowSet, 9)...), 0xfffffffe, false},
+		{templates.Netflow9, heard(templates.FlowSet{ID: 260, Length: 400}), 0xffffffff, true},
+		{templates.IPFIX, heard(), 0xfffffffe, true},
+		{templates.IPFIX, heard(templates.FlowSet{ID: 2, Length: 100}), 0xfffffffe, true},
+		{templates.IPFIX, heard(templates.FlowSet{ID: 260, Length: 4 + 12*3 + 2}), 1, true}, // padded, and beyond the last number
+		{templates.IPFIX, heard(templates.FlowSet{ID: 260, Length: 16}, templates.FlowSet{ID: 260, Length: 16}), 0, true},
+		{templates.IPFIX, heard(templates.FlowSet{ID: 262, Length: 40}), 0xfffffffe, false},
+		{templates.IPFIX, heard(templates.FlowSet{ID: 999, Length: 40}, templates.FlowSet{ID: 260, Length: 16}), 0xffffffff, false},
+		{templates.IPFIX, heard(make([]templates.FlowSet, 9)...), 0xfffffffe, false},
 	} {
-		if next, exact := s.nextSequence(bpf.TemplatesSession{Version: c.version}, c.h); next != c.want || exact != c.exact {
+		if next, exact := s.NextSequence(bpf.TemplatesSession{Version: c.version}, c.h); next != c.want || exact != c.exact {
 			t.Errorf("version %d, %+v: %d, %v; want %d, %v", c.version, c.h.Set[:min(2, c.h.Sets)], next, exact, c.want, c.exact)
 		}
 	}
@@ -175,60 +176,60 @@ func TestTemplateStoreIsMended(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	whole, torn := bpf.TemplatesSession{Domain: 1, Version: ipfix}, bpf.TemplatesSession{Domain: 2, Version: ipfix}
+	whole, torn := bpf.TemplatesSession{Domain: 1, Version: templates.IPFIX}, bpf.TemplatesSession{Domain: 2, Version: templates.IPFIX}
 	w.locked(func(l *kernel.WriteLock) error {
-		st, err := openTemplateStore(l, ns)
+		st, err := templates.OpenStore(l, ns)
 		if err != nil {
 			return err
 		}
 		defer st.Close()
-		s := &flowSession{Served: memberID{7, 8}, Replays: 3}
+		s := &templates.FlowSession{Served: templates.MemberID{Tgid: 7, Start: 8}, Replays: 3}
 		for i := range 60 { // more than one chunk
-			s.put(template{ID: uint16(300 + i), Record: make([]byte, 20)})
+			s.Put(templates.Record{ID: uint16(300 + i), Record: make([]byte, 20)})
 		}
-		if err := st.save(whole, s); err != nil {
+		if err := st.Save(whole, s); err != nil {
 			return err
 		}
-		s.generation, s.chunks = 0, 0
-		if err := st.save(torn, s); err != nil {
+		s.Generation, s.Chunks = 0, 0
+		if err := st.Save(torn, s); err != nil {
 			return err
 		}
-		if s.chunks < 2 {
-			t.Fatalf("%d chunks", s.chunks)
+		if s.Chunks < 2 {
+			t.Fatalf("%d chunks", s.Chunks)
 		}
-		s.generation++ // the first piece of the next writing
-		if err := st.save(torn, &flowSession{generation: s.generation, Templates: s.Templates[:3]}); err != nil {
+		s.Generation++ // the first piece of the next writing
+		if err := st.Save(torn, &templates.FlowSession{Generation: s.Generation, Templates: s.Templates[:3]}); err != nil {
 			return err
 		}
-		return st.enter(torn, bpf.TemplatesHeard{})
+		return st.Enter(torn, bpf.TemplatesHeard{})
 	})
 	w.locked(func(l *kernel.WriteLock) error {
-		store, err := openTemplateStore(l, ns)
+		store, err := templates.OpenStore(l, ns)
 		if err != nil {
 			return err
 		}
-		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
+		ts, err := templates.OpenScope(store, ns, nil, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
 		if err != nil {
 			return err
 		}
 		defer ts.Close()
-		s := ts.book.sessions[whole]
-		if len(ts.book.sessions) != 1 || s == nil || len(s.Templates) != 60 || s.Served != (memberID{7, 8}) || s.Replays != 3 || s.bytes != 1200 {
-			t.Errorf("read %v", ts.book.sessions)
+		s := ts.Book.Sessions[whole]
+		if len(ts.Book.Sessions) != 1 || s == nil || len(s.Templates) != 60 || s.Served != (templates.MemberID{Tgid: 7, Start: 8}) || s.Replays != 3 || s.Bytes != 1200 {
+			t.Errorf("read %v", ts.Book.Sessions)
 		}
 		var k bpf.TemplatesChunkKey
 		var c bpf.TemplatesChunk
-		for it := ts.store.pins.Maps["store"].Iterate(); it.Next(&k, &c); {
+		for it := ts.Store.Pins.Maps["store"].Iterate(); it.Next(&k, &c); {
 			if k.Session != whole {
 				t.Errorf("a piece of the torn session is left: %+v", k)
 			}
 		}
 		var h bpf.TemplatesHeard
-		if err := ts.store.pins.Maps["sessions"].Lookup(torn, &h); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := ts.Store.Pins.Maps["sessions"].Lookup(torn, &h); !errors.Is(err, ebpf.ErrKeyNotExist) {
 			t.Errorf("the torn session's entry: %v", err)
 		}
-		ts.forget(whole)
-		if n, _ := engine.Entries[bpf.TemplatesSession, bpf.TemplatesHeard](ts.store.pins.Maps["sessions"]); len(n) != 0 {
+		ts.Forget(whole)
+		if n, _ := engine.Entries[bpf.TemplatesSession, bpf.TemplatesHeard](ts.Store.Pins.Maps["sessions"]); len(n) != 0 {
 			t.Errorf("left: %v", n)
 		}
 		return nil
@@ -250,10 +251,10 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 		t.Fatal(err)
 	}
 	var records []byte
-	var all []template
+	var all []templates.Record
 	for i := range 8 {
 		r := append([]byte{1, byte(i), 0, 20}, make([]byte, 80)...)
-		all = append(all, template{ID: uint16(256 + i), Record: r})
+		all = append(all, templates.Record{ID: uint16(256 + i), Record: r})
 		records = append(records, r...)
 	}
 	var before, after runtime.MemStats
@@ -261,29 +262,29 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	start := time.Now()
 	w.locked(func(l *kernel.WriteLock) error {
-		store, err := openTemplateStore(l, ns)
+		store, err := templates.OpenStore(l, ns)
 		if err != nil {
 			return err
 		}
-		ts, err := openTemplateScope(store, ns, nil, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
+		ts, err := templates.OpenScope(store, ns, nil, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
 		if err != nil {
 			return err
 		}
 		defer ts.Close()
-		svc := &templateService{Service: w.state()}
-		ts.services = []*templateService{svc}
+		svc := &templates.Service{Service: w.state()}
+		ts.Services = []*templates.Service{svc}
 		for i := range n {
 			from := netip.AddrFrom4([4]byte{127, 2, byte(i >> 8), byte(i)})
-			ts.hear(heardMessage{ifindex: 1, session: bpf.TemplatesSession{Src: from.As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
-				payload: encodeTemplates(flowHeader{Version: ipfix, Domain: 1, Sequence: uint32(i)}, all)})
+			ts.Hear(templates.HeardMessage{Ifindex: 1, Session: bpf.TemplatesSession{Src: from.As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
+				Payload: templates.Encode(templates.FlowHeader{Version: templates.IPFIX, Domain: 1, Sequence: uint32(i)}, all)})
 		}
 		runtime.GC()
 		runtime.ReadMemStats(&after)
-		if len(ts.book.sessions) != n || ts.book.templates() != 8*n {
-			t.Fatalf("%d sessions with %d templates", len(ts.book.sessions), ts.book.templates())
+		if len(ts.Book.Sessions) != n || ts.Book.Templates() != 8*n {
+			t.Fatalf("%d sessions with %d templates", len(ts.Book.Sessions), ts.Book.Templates())
 		}
 		var kernelBytes uint64
-		for _, m := range ts.store.pins.Maps {
+		for _, m := range ts.Store.Pins.Maps {
 			kernelBytes += mapBytes(t, m)
 		}
 		t.Logf("%d exporters with %d bytes of templates each learnt in %v: %d MB of weir serve, %d MB of pinned maps", n, len(records),

@@ -13,6 +13,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -28,13 +29,13 @@ func TestTemplatesOfRestartedExporter(t *testing.T) {
 	w.serveUntil()
 	w.listening()
 	w.admitted(0, first.pid())
-	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > settled })
+	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled })
 	from := sources(1)[0]
-	before := newExporter(t, nil, ipfix, from, loopback4)
+	before := newExporter(t, nil, templates.IPFIX, from, loopback4)
 	before.sendTemplates()
 	w.remembered(1, 2)
 	before.conn.Close()
-	after := newExporter(t, nil, ipfix, from, loopback4)
+	after := newExporter(t, nil, templates.IPFIX, from, loopback4)
 	after.sendTemplates()
 	w.remembered(2, 4)
 	first.kill()
@@ -42,10 +43,10 @@ func TestTemplatesOfRestartedExporter(t *testing.T) {
 	write(&second.sink)
 	w.admitted(0, second.pid())
 	checkReplay(t, second.await(1)[0], after)
-	other := newExporter(t, nil, ipfix, sources(2)[1], loopback4) // when it is through, nothing else is under way
+	other := newExporter(t, nil, templates.IPFIX, sources(2)[1], loopback4) // when it is through, nothing else is under way
 	other.sendTemplates()
 	w.remembered(3, 6)
-	time.Sleep(3 * templateTick)
+	time.Sleep(3 * templates.Tick)
 	for _, r := range second.received()[1:] {
 		if r.from == before.addr() {
 			t.Error("the templates that the exporter had before came too")
@@ -62,14 +63,14 @@ func TestTemplatesAfterRemoval(t *testing.T) {
 	w.apply()
 	w.serveUntil()
 	w.listening()
-	e := newExporter(t, nil, netflow9, sources(1)[0], loopback4)
+	e := newExporter(t, nil, templates.Netflow9, sources(1)[0], loopback4)
 	e.sendTemplates()
 	w.remembered(1, 2)
 	w.remove()
 	w.apply()
 	deadline(t, func() bool { // exporters repeat their templates, in time
 		e.sendTemplates()
-		st, err := Templates(w.state(), w.root)
+		st, err := templates.Templates(w.state(), w.root)
 		return err == nil && st.Count() == 2
 	})
 	// The last service takes what was remembered with it.
@@ -92,17 +93,17 @@ func TestTemplatesThatCannotBeSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	var ts *templateScope
+	var ts *templates.Scope
 	w.locked(func(l *kernel.WriteLock) error {
-		store, err := openTemplateStore(l, ns)
+		store, err := templates.OpenStore(l, ns)
 		if err != nil {
 			return err
 		}
-		svc, err := readServiceMembers(w.root, w.state())
+		svc, err := templates.ReadServiceMembers(w.root, w.state())
 		if err != nil {
 			return err
 		}
-		ts, err = openTemplateScope(store, ns, []*templateService{svc}, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
+		ts, err = templates.OpenScope(store, ns, []*templates.Service{svc}, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
 		return err
 	})
 	defer ts.Close()
@@ -113,26 +114,26 @@ func TestTemplatesThatCannotBeSent(t *testing.T) {
 			k.Src[0], k.Src[10], k.Src[11] = 0xfd, 0, 0
 			k.Dst = [16]byte{15: 1}
 		}
-		ts.hear(heardMessage{session: k, ifindex: 1, payload: encodeTemplates(flowHeader{Version: ipfix, Domain: 1}, exampleTemplates(ipfix))})
+		ts.Hear(templates.HeardMessage{Session: k, Ifindex: 1, Payload: templates.Encode(templates.FlowHeader{Version: templates.IPFIX, Domain: 1}, exampleTemplates(templates.IPFIX))})
 	}
-	for _, s := range ts.book.sessions { // on a slow machine the member may have been there for long
-		s.Served = memberID{}
+	for _, s := range ts.Book.Sessions { // on a slow machine the member may have been there for long
+		s.Served = templates.MemberID{}
 	}
-	delete(ts.inject.raw, false)
-	if n, _ := ts.known(); n != 10 {
+	delete(ts.Inject.Raw, false)
+	if n, _ := ts.Known(); n != 10 {
 		t.Fatalf("%d exporters known", n)
 	}
-	if err := ts.replay(t.Context()); err == nil {
+	if err := ts.Replay(t.Context()); err == nil {
 		t.Error("no error tells of what could not be sent")
 	}
 	a.await(5)
-	for range replayTries - 1 {
-		if !ts.waiting() && ts.retry.IsZero() {
+	for range templates.ReplayTries - 1 {
+		if !ts.Waiting() && ts.Retry.IsZero() {
 			t.Fatal("it is not tried again")
 		}
-		ts.replay(t.Context())
+		ts.Replay(t.Context())
 	}
-	if ts.waiting() || !ts.retry.IsZero() {
+	if ts.Waiting() || !ts.Retry.IsZero() {
 		t.Error("it is tried without end")
 	}
 	if n := len(a.received()); n != 5 {
@@ -152,10 +153,10 @@ func testTemplatesWhileApplied(t *testing.T) {
 	w.serveUntil()
 	w.listening()
 	w.admitted(0, first.pid())
-	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > settled })
+	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled })
 	all := map[netip.Addr]*flowExporter{}
 	for _, from := range sources(8) {
-		all[from] = newExporter(t, nil, ipfix, from, loopback4)
+		all[from] = newExporter(t, nil, templates.IPFIX, from, loopback4)
 		all[from].sendTemplates()
 	}
 	w.remembered(len(all), 2*len(all))
@@ -165,7 +166,7 @@ func testTemplatesWhileApplied(t *testing.T) {
 	w.member(1, &second.sink)
 	kernel.OnStep(func(step string) {
 		if step == "steer:prepared" || step == "steer:published" {
-			time.Sleep(settled + 5*templateTick) // weir serve looks meanwhile
+			time.Sleep(templates.Settled + 5*templates.Tick) // weir serve looks meanwhile
 		}
 	})
 	w.apply()

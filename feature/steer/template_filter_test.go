@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -35,7 +36,7 @@ func loadFilter(t testing.TB) *kernel.Collection {
 
 // framed is an Ethernet frame of a datagram that is no replay.
 func framed(from, to netip.AddrPort, payload []byte) []byte {
-	p := udpPacket(from, to, payload)
+	p := templates.UDPPacket(from, to, payload)
 	ethertype := []byte{8, 0}
 	if from.Addr().Is6() {
 		p[3]++ // another flow label
@@ -50,8 +51,8 @@ func TestTemplateFilter(t *testing.T) {
 	c := loadFilter(t)
 	from4, to4 := netip.MustParseAddrPort("192.0.2.7:50000"), netip.MustParseAddrPort("10.0.0.1:4739")
 	from6, to6 := netip.MustParseAddrPort("[2001:db8::7]:50000"), netip.MustParseAddrPort("[2001:db8::1]:4739")
-	h9, h10 := flowHeader{Version: netflow9, Domain: 3, Sequence: 9, Uptime: 5}, flowHeader{Version: ipfix, Domain: 3, Sequence: 8, ExportTime: 77}
-	e9, e10 := exampleTemplates(netflow9), exampleTemplates(ipfix)
+	h9, h10 := templates.FlowHeader{Version: templates.Netflow9, Domain: 3, Sequence: 9, Uptime: 5}, templates.FlowHeader{Version: templates.IPFIX, Domain: 3, Sequence: 8, ExportTime: 77}
+	e9, e10 := exampleTemplates(templates.Netflow9), exampleTemplates(templates.IPFIX)
 	with := func(b []byte, f func([]byte)) []byte { f(b); return b }
 	many := func(n int) (sets [][]byte) {
 		for range n {
@@ -77,8 +78,8 @@ func TestTemplateFilter(t *testing.T) {
 		{"a fragment", with(framed(from4, to4, withSets(h10, set(2, exampleRecord...))), func(b []byte) { b[14+6] = 0x20 }), false},
 		{"not UDP", with(framed(from4, to4, withSets(h10, set(2, exampleRecord...))), func(b []byte) { b[14+9] = unix.IPPROTO_TCP }), false},
 		{"options in the IP header", ipOptions(framed(from4, to4, withSets(h10, set(2, exampleRecord...)))), true},
-		{"our own replay", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0}, udpPacket(from4, to4, withSets(h10, set(2, exampleRecord...)))...), false},
-		{"our own replay over IPv6", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x86, 0xdd}, udpPacket(from6, to6, withSets(h9, set(0, exampleRecord...)))...), false},
+		{"our own replay", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0}, templates.UDPPacket(from4, to4, withSets(h10, set(2, exampleRecord...)))...), false},
+		{"our own replay over IPv6", append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x86, 0xdd}, templates.UDPPacket(from6, to6, withSets(h9, set(0, exampleRecord...)))...), false},
 		{"an empty datagram", framed(from4, to4, nil), false},
 		{"a set of no length", framed(from4, to4, withSets(h10, []byte{1, 4, 0, 0, 0, 2, 0, 8, 0, 0, 0, 0})), false},
 	} {
@@ -90,7 +91,7 @@ func TestTemplateFilter(t *testing.T) {
 			t.Errorf("%s: %d bytes wanted", x.name, ret)
 		}
 	}
-	key := bpf.TemplatesSession{Src: from4.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
+	key := bpf.TemplatesSession{Src: from4.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: templates.IPFIX, Domain: 3}
 	sessions := c.Maps[bpf.TemplatesMapTemplatesSessions]
 	var h bpf.TemplatesHeard
 	if sessions.Lookup(key, &h) == nil {
@@ -109,8 +110,8 @@ func TestTemplateFilter(t *testing.T) {
 	if h.Messages != 3 || h.Last == 0 || h.Sequence != 8 || h.ExportTime != 77 || h.Sets != 2 || h.Set[0].Id != 260 || h.Set[0].Length != 28 || h.Set[1].Id != 2 {
 		t.Errorf("noted %+v", h)
 	}
-	s := &flowSession{Templates: e10}
-	if next, exact := s.nextSequence(key, h); next != 10 || !exact {
+	s := &templates.FlowSession{Templates: e10}
+	if next, exact := s.NextSequence(key, h); next != 10 || !exact {
 		t.Errorf("two records after 8: the next message is %d, exact %v", next, exact)
 	}
 }
@@ -124,11 +125,11 @@ func ipOptions(frame []byte) []byte {
 func BenchmarkTemplateFilter(b *testing.B) {
 	c := loadFilter(b)
 	from, to := netip.MustParseAddrPort("192.0.2.7:50000"), netip.MustParseAddrPort("10.0.0.1:4739")
-	key := bpf.TemplatesSession{Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
+	key := bpf.TemplatesSession{Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: 50000, Dport: 4739, Version: templates.IPFIX, Domain: 3}
 	if err := c.Maps[bpf.TemplatesMapTemplatesSessions].Put(key, bpf.TemplatesHeard{}); err != nil {
 		b.Fatal(err)
 	}
-	data := withSets(flowHeader{Version: ipfix, Domain: 3}, set(260, make([]byte, 1200)...))
+	data := withSets(templates.FlowHeader{Version: templates.IPFIX, Domain: 3}, set(260, make([]byte, 1200)...))
 	tcp := framed(from, to, data)
 	tcp[14+9] = unix.IPPROTO_TCP
 	empty, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "Dual BSD/GPL",

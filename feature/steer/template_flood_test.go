@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -20,7 +21,7 @@ import (
 func TestTemplateBudgets(t *testing.T) {
 	c := loadFilter(t)
 	to4, to6 := netip.MustParseAddrPort("10.0.0.1:4739"), netip.MustParseAddrPort("[2001:db8::1]:4739")
-	message := withSets(flowHeader{Version: ipfix, Domain: 3}, set(2, exampleRecord...))
+	message := withSets(templates.FlowHeader{Version: templates.IPFIX, Domain: 3}, set(2, exampleRecord...))
 	var sent, passed uint64
 	start := time.Now()
 	send := func(from netip.AddrPort) bool {
@@ -59,7 +60,7 @@ func TestTemplateBudgets(t *testing.T) {
 		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0, 0, 0, 1, 9: byte(i >> 8), 10: byte(i), 15: 1})
 	}), 1024, 32)
 	known := netip.MustParseAddrPort("192.0.2.8:50000")
-	key := bpf.TemplatesSession{Src: known.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix, Domain: 3}
+	key := bpf.TemplatesSession{Src: known.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: templates.IPFIX, Domain: 3}
 	if err := c.Maps[bpf.TemplatesMapTemplatesSessions].Put(key, bpf.TemplatesHeard{}); err != nil {
 		t.Fatal(err)
 	}
@@ -80,16 +81,16 @@ func TestTemplateFlood(t *testing.T) {
 	w.apply()
 	w.serveUntil()
 	w.listening()
-	flood := newExporter(t, nil, ipfix, sources(1)[0], loopback4)
+	flood := newExporter(t, nil, templates.IPFIX, sources(1)[0], loopback4)
 	const messages = 3000
 	start := time.Now()
 	for range messages {
 		flood.sendTemplates()
 	}
-	other := newExporter(t, nil, ipfix, sources(2)[1], loopback4)
+	other := newExporter(t, nil, templates.IPFIX, sources(2)[1], loopback4)
 	other.sendTemplates()
 	passed := 1024 + 1 + 32*int(time.Since(start).Seconds()+1) // at most
-	var st TemplateState
+	var st templates.TemplateState
 	deadline(t, func() bool { // counts are written by and by
 		st = w.remembered(2, 4)
 		return st.Refused >= uint64(messages-passed)
@@ -112,48 +113,48 @@ func TestNewcomersAreProven(t *testing.T) {
 	}
 	defer ns.Close()
 	w.locked(func(l *kernel.WriteLock) error {
-		store, err := openTemplateStore(l, ns)
+		store, err := templates.OpenStore(l, ns)
 		if err != nil {
 			return err
 		}
-		svc, err := readServiceMembers(l.Root, w.state())
+		svc, err := templates.ReadServiceMembers(l.Root, w.state())
 		if err != nil {
 			return err
 		}
-		ts, err := openTemplateScope(store, ns, []*templateService{svc}, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
+		ts, err := templates.OpenScope(store, ns, []*templates.Service{svc}, slog.New(slog.DiscardHandler), make(chan struct{}, 1))
 		if err != nil {
 			return err
 		}
 		defer ts.Close()
 		keys := [3]bpf.TemplatesSession{}
 		for i := range keys {
-			m := heardMessage{ifindex: 1, session: bpf.TemplatesSession{Src: sources(3)[i].As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
-				payload: encodeTemplates(flowHeader{Version: ipfix, Domain: 1}, exampleTemplates(ipfix))}
-			ts.hear(m)
-			keys[i] = m.session
-			keys[i].Version, keys[i].Domain = ipfix, 1
-			s := ts.book.sessions[keys[i]]
+			m := templates.HeardMessage{Ifindex: 1, Session: bpf.TemplatesSession{Src: sources(3)[i].As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
+				Payload: templates.Encode(templates.FlowHeader{Version: templates.IPFIX, Domain: 1}, exampleTemplates(templates.IPFIX))}
+			ts.Hear(m)
+			keys[i] = m.Session
+			keys[i].Version, keys[i].Domain = templates.IPFIX, 1
+			s := ts.Book.Sessions[keys[i]]
 			if s == nil {
 				t.Fatalf("session %d is not remembered", i)
 			}
-			s.Served = memberID{} // to be replayed
+			s.Served = templates.MemberID{} // to be replayed
 		}
 		now := kernel.Monotonic()
-		ts.book.sessions[keys[0]].Born = now - 2*uint64(provenAge)
-		ts.book.sessions[keys[1]].Born = now - 2*uint64(provenAge)
-		for i, messages := range []uint64{provenMessages, provenMessages - 1, 100 * provenMessages} {
-			if err := store.pins.Maps["sessions"].Put(keys[i], bpf.TemplatesHeard{Messages: messages, Last: now + uint64(i)}); err != nil {
+		ts.Book.Sessions[keys[0]].Born = now - 2*uint64(templates.ProvenAge)
+		ts.Book.Sessions[keys[1]].Born = now - 2*uint64(templates.ProvenAge)
+		for i, messages := range []uint64{templates.ProvenMessages, templates.ProvenMessages - 1, 100 * templates.ProvenMessages} {
+			if err := store.Pins.Maps["sessions"].Put(keys[i], bpf.TemplatesHeard{Messages: messages, Last: now + uint64(i)}); err != nil {
 				return err
 			}
 		}
-		ts.prove()
+		ts.Prove()
 		for i, want := range []bool{true, false, false} { // heard for long, too seldom, not long enough
-			if got := ts.book.sessions[keys[i]].proven; got != want {
+			if got := ts.Book.Sessions[keys[i]].Proven; got != want {
 				t.Errorf("session %d: proven %v, want %v", i, got, want)
 			}
 		}
-		due := ts.due()
-		if len(due) != 1 || len(due[0].sessions) != 3 || due[0].sessions[0].key != keys[0] || due[0].sessions[1].key != keys[2] {
+		due := ts.Due()
+		if len(due) != 1 || len(due[0].Sessions) != 3 || due[0].Sessions[0].Key != keys[0] || due[0].Sessions[1].Key != keys[2] {
 			t.Errorf("replayed %+v, want the proven session, then those heard last", due)
 		}
 		return nil

@@ -11,12 +11,13 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/templates"
 )
 
 func TestParseTemplates(t *testing.T) {
 	enterprise := []byte{1, 4, 0, 2, 0x80, 8, 0, 4, 0, 0, 0x12, 0x34, 0, 1, 0, 8}
 	variable := []byte{1, 6, 0, 2, 0, 8, 0, 4, 0, 82, 0xff, 0xff}
-	h9, h10 := flowHeader{Version: netflow9, Domain: 3}, flowHeader{Version: ipfix, Domain: 3}
+	h9, h10 := templates.FlowHeader{Version: templates.Netflow9, Domain: 3}, templates.FlowHeader{Version: templates.IPFIX, Domain: 3}
 	long := slices.Concat([]byte{1, 7, 2, 0}, make([]byte, 4*512))
 	for _, c := range []struct {
 		name     string
@@ -33,8 +34,8 @@ func TestParseTemplates(t *testing.T) {
 		{"two in a set, padded", withSets(h9, set(0, append(slices.Concat(exampleRecord, variable), 0, 0)...)), []uint16{260, 262}, []int{12, 4 + 0xffff}, false},
 		{"enterprise", withSets(h10, set(2, enterprise...)), []uint16{260}, []int{12}, false},
 		{"variable length", withSets(h10, set(2, variable...)), []uint16{262}, []int{0}, false},
-		{"options", withSets(h10, set(3, exampleTemplates(ipfix)[1].Record...)), []uint16{261}, []int{12}, false},
-		{"options of netflow9", withSets(h9, set(1, exampleTemplates(netflow9)[1].Record...)), []uint16{261}, []int{12}, false},
+		{"options", withSets(h10, set(3, exampleTemplates(templates.IPFIX)[1].Record...)), []uint16{261}, []int{12}, false},
+		{"options of netflow9", withSets(h9, set(1, exampleTemplates(templates.Netflow9)[1].Record...)), []uint16{261}, []int{12}, false},
 		{"more scope than fields", withSets(h10, set(3, 1, 5, 0, 1, 0, 2, 0, 149, 0, 4)), nil, nil, true},
 		{"withdrawal", withSets(h10, set(2, 1, 4, 0, 0)), []uint16{261}, []int{0}, false},
 		{"withdrawal of all", withSets(h10, set(2, 0, 2, 0, 0)), []uint16{3}, []int{0}, false},
@@ -53,18 +54,18 @@ func TestParseTemplates(t *testing.T) {
 		{"a wrong length", append(withSets(h10, set(2, exampleRecord...)), 0), nil, nil, true},
 		{"empty", nil, nil, nil, true},
 	} {
-		m, err := parseTemplates(c.b)
-		if (err != nil) != c.rejected || err != nil && !errors.Is(err, errMessage) {
+		m, err := templates.Parse(c.b)
+		if (err != nil) != c.rejected || err != nil && !errors.Is(err, templates.ErrMessage) {
 			t.Errorf("%s: %v", c.name, err)
 			continue
 		}
 		var ids []uint16
 		var lengths []int
 		for _, x := range m.Changes {
-			if x.template != nil {
-				ids, lengths = append(ids, x.template.ID), append(lengths, x.template.dataLength(m.Version))
+			if x.Template != nil {
+				ids, lengths = append(ids, x.Template.ID), append(lengths, x.Template.DataLength(m.Version))
 			} else {
-				ids, lengths = append(ids, x.withdrawn.ID+1), append(lengths, 0)
+				ids, lengths = append(ids, x.Withdrawn.ID+1), append(lengths, 0)
 			}
 		}
 		if err == nil && (!slices.Equal(ids, c.want) || !slices.Equal(lengths, c.lengths)) {
@@ -76,10 +77,10 @@ func TestParseTemplates(t *testing.T) {
 // Templates that do not fit one message come in several, whose sequence ends
 // where the exporter's own goes on.
 func TestReplayIsSplit(t *testing.T) {
-	var all []template
+	var all []templates.Record
 	for i := range 100 {
 		id := uint16(300 + i)
-		all = append(all, template{ID: id, Options: i%3 == 0, Record: slices.Concat([]byte{byte(id >> 8), byte(id), 0, 10, 0, 1}, make([]byte, 40))})
+		all = append(all, templates.Record{ID: id, Options: i%3 == 0, Record: slices.Concat([]byte{byte(id >> 8), byte(id), 0, 10, 0, 1}, make([]byte, 40))})
 		if i%3 != 0 {
 			all[i].Record = slices.Concat([]byte{byte(id >> 8), byte(id), 0, 10}, make([]byte, 40))
 		}
@@ -89,13 +90,13 @@ func TestReplayIsSplit(t *testing.T) {
 			all[i].Record[3], all[i].Record[5] = 4, 36
 		}
 	}
-	messages := replayMessages(flowHeader{Version: netflow9, Domain: 1}, 5000, all, 1400)
+	messages := templates.ReplayMessages(templates.FlowHeader{Version: templates.Netflow9, Domain: 1}, 5000, all, 1400)
 	if len(messages) < 4 {
 		t.Fatalf("%d messages for %d bytes", len(messages), 100*45)
 	}
 	var got []uint16
 	for i, b := range messages {
-		m, err := parseTemplates(b)
+		m, err := templates.Parse(b)
 		if err != nil || len(b) > 1400 {
 			t.Fatalf("message %d of %d bytes: %v", i, len(b), err)
 		}
@@ -103,25 +104,25 @@ func TestReplayIsSplit(t *testing.T) {
 			t.Errorf("message %d has sequence number %d, want %d", i, m.Sequence, want)
 		}
 		for _, c := range m.Changes {
-			got = append(got, c.template.ID)
+			got = append(got, c.Template.ID)
 		}
 	}
 	slices.Sort(got)
 	if len(got) != 100 || got[0] != 300 || got[99] != 399 {
 		t.Errorf("templates %v", got)
 	}
-	one := template{ID: 300, Record: make([]byte, 2000)} // longer than a message should be, but there
-	if m := replayMessages(flowHeader{Version: ipfix}, 7, []template{one, all[1]}, 1400); len(m) != 2 || len(m[0]) < 2000 {
+	one := templates.Record{ID: 300, Record: make([]byte, 2000)} // longer than a message should be, but there
+	if m := templates.ReplayMessages(templates.FlowHeader{Version: templates.IPFIX}, 7, []templates.Record{one, all[1]}, 1400); len(m) != 2 || len(m[0]) < 2000 {
 		t.Errorf("%d messages", len(m))
 	}
 }
 
 func FuzzTemplates(f *testing.F) {
-	for _, v := range []uint16{netflow9, ipfix} {
-		h := flowHeader{Version: v, Domain: 3, Sequence: 4}
+	for _, v := range []uint16{templates.Netflow9, templates.IPFIX} {
+		h := templates.FlowHeader{Version: v, Domain: 3, Sequence: 4}
 		e := exampleTemplates(v)
-		f.Add(withSets(h, set(setID(v, false), e[0].Record...), set(setID(v, true), e[1].Record...)))
-		f.Add(withSets(h, set(setID(v, false), 1, 4, 0, 0), set(300, 1, 2, 3)))
+		f.Add(withSets(h, set(templates.SetID(v, false), e[0].Record...), set(templates.SetID(v, true), e[1].Record...)))
+		f.Add(withSets(h, set(templates.SetID(v, false), 1, 4, 0, 0), set(300, 1, 2, 3)))
 	}
 	files, _ := filepath.Glob("testdata/templates/*")
 	for _, name := range files {
@@ -132,54 +133,54 @@ func FuzzTemplates(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := parseTemplates(b)
+		m, err := templates.Parse(b)
 		if err != nil {
 			return
 		}
-		s := &flowSession{}
-		if _, err := s.apply(m.Changes); err != nil {
+		s := &templates.FlowSession{}
+		if _, err := s.Apply(m.Changes); err != nil {
 			return
 		}
 		k := bpf.TemplatesSession{Version: m.Version, Domain: m.Domain}
-		s.nextSequence(k, m.heardAs(1, 1))
-		var back flowSession
-		if err := back.unmarshal(s.marshal()); err != nil || !slices.EqualFunc(s.Templates, back.Templates, template.equal) || back.bytes != s.bytes {
+		s.NextSequence(k, m.HeardAs(1, 1))
+		var back templates.FlowSession
+		if err := back.Unmarshal(s.Marshal()); err != nil || !slices.EqualFunc(s.Templates, back.Templates, templates.Record.Equal) || back.Bytes != s.Bytes {
 			t.Fatalf("stored: %v, read: %v %v", s.Templates, back.Templates, err)
 		}
-		again := &flowSession{}
-		for _, r := range s.replay(k, m.heardAs(1, 1), 1400) {
-			n, err := parseTemplates(r)
+		again := &templates.FlowSession{}
+		for _, r := range s.Replay(k, m.HeardAs(1, 1), 1400) {
+			n, err := templates.Parse(r)
 			if err != nil {
 				t.Fatalf("a replay that cannot be read: %x: %v", r, err)
 			}
-			again.apply(n.Changes)
+			again.Apply(n.Changes)
 		}
-		byID := func(a, b template) int { return int(a.ID) - int(b.ID) }
+		byID := func(a, b templates.Record) int { return int(a.ID) - int(b.ID) }
 		slices.SortFunc(s.Templates, byID)
 		slices.SortFunc(again.Templates, byID)
-		if !slices.EqualFunc(s.Templates, again.Templates, template.equal) {
+		if !slices.EqualFunc(s.Templates, again.Templates, templates.Record.Equal) {
 			t.Fatalf("learnt %v, replayed %v", s.Templates, again.Templates)
 		}
 	})
 }
 
 func FuzzDatagram(f *testing.F) {
-	f.Add(udpPacket(loopback4, loopback4, []byte("hello")))
+	f.Add(templates.UDPPacket(loopback4, loopback4, []byte("hello")))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, ok := readDatagram(b); ok && !bytes.Contains(b, m.payload) {
+		if m, ok := templates.ReadDatagram(b); ok && !bytes.Contains(b, m.Payload) {
 			t.Fatal("a payload from elsewhere")
 		}
 	})
 }
 
 func TestStoredSession(t *testing.T) {
-	var s flowSession
-	if s.unmarshal([]byte("short")) == nil {
+	var s templates.FlowSession
+	if s.Unmarshal([]byte("short")) == nil {
 		t.Error("a short session is read")
 	}
-	b := (&flowSession{Templates: exampleTemplates(ipfix)}).marshal()
+	b := (&templates.FlowSession{Templates: exampleTemplates(templates.IPFIX)}).Marshal()
 	for n := range len(b) {
-		if new(flowSession).unmarshal(b[:n]) == nil {
+		if new(templates.FlowSession).Unmarshal(b[:n]) == nil {
 			t.Errorf("a session cut at %d of %d bytes is read", n, len(b))
 		}
 	}

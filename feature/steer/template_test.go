@@ -16,6 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -42,19 +43,19 @@ func (w *world) serveUntil() (stop func()) {
 }
 
 // remembered waits until so many exporters' templates are remembered.
-func (w *world) remembered(n, templates int) TemplateState {
+func (w *world) remembered(n, list int) templates.TemplateState {
 	w.t.Helper()
-	var st TemplateState
+	var st templates.TemplateState
 	for start := time.Now(); time.Since(start) < patiently; time.Sleep(5 * time.Millisecond) {
 		var err error
-		if st, err = Templates(w.state(), w.root); err != nil {
+		if st, err = templates.Templates(w.state(), w.root); err != nil {
 			w.t.Fatal(err)
 		}
-		if len(st.Exporters) == n && st.Count() == templates {
+		if len(st.Exporters) == n && st.Count() == list {
 			return st
 		}
 	}
-	w.t.Fatalf("remembered: %+v, want %d exporters with %d templates", st, n, templates)
+	w.t.Fatalf("remembered: %+v, want %d exporters with %d templates", st, n, list)
 	return st
 }
 
@@ -74,7 +75,7 @@ func (w *world) listening() {
 // with which the exporter's next message leaves no gap.
 func checkReplay(t *testing.T, r received, e *flowExporter) {
 	t.Helper()
-	m, err := parseTemplates(r.payload)
+	m, err := templates.Parse(r.payload)
 	if err != nil {
 		t.Fatalf("%x: %v", r.payload, err)
 	}
@@ -82,20 +83,20 @@ func checkReplay(t *testing.T, r received, e *flowExporter) {
 		t.Errorf("the replay comes from %s, want %s", r.from, e.addr())
 	}
 	want := e.seq
-	if e.version == netflow9 {
+	if e.version == templates.Netflow9 {
 		want-- // it counts messages
 		if n := int(r.payload[2])<<8 | int(r.payload[3]); n != 2 {
 			t.Errorf("the header counts %d records, want 2", n)
 		}
 	}
 	if m.Version != e.version || m.Domain != e.domain || m.Sequence != want {
-		t.Errorf("header %+v, want version %d, domain %d, sequence %d", m.flowHeader, e.version, e.domain, want)
+		t.Errorf("header %+v, want version %d, domain %d, sequence %d", m.FlowHeader, e.version, e.domain, want)
 	}
-	var got []template
+	var got []templates.Record
 	for _, c := range m.Changes {
-		got = append(got, *c.template)
+		got = append(got, *c.Template)
 	}
-	if !slices.EqualFunc(got, exampleTemplates(e.version), template.equal) {
+	if !slices.EqualFunc(got, exampleTemplates(e.version), templates.Record.Equal) {
 		t.Errorf("templates %v, want %v", got, exampleTemplates(e.version))
 	}
 }
@@ -111,10 +112,10 @@ func TestTemplatesAreReplayed(t *testing.T) {
 		from, to netip.Addr
 		engine   spec.Engine
 	}{
-		{"ipfix loopback IPv4", ipfix, lo4, netip.MustParseAddr("127.0.0.1"), spec.EngineSkLookup},
-		{"netflow9 loopback IPv6", netflow9, lo6, lo6, spec.EngineReuseport},
-		{"netflow9 cable IPv4", netflow9, veth4, netip.MustParseAddr("10.1.0.1"), spec.EngineReuseport},
-		{"ipfix cable IPv6", ipfix, veth6, netip.MustParseAddr("fd00:1:0::1"), spec.EngineSkLookup},
+		{"ipfix loopback IPv4", templates.IPFIX, lo4, netip.MustParseAddr("127.0.0.1"), spec.EngineSkLookup},
+		{"netflow9 loopback IPv6", templates.Netflow9, lo6, lo6, spec.EngineReuseport},
+		{"netflow9 cable IPv4", templates.Netflow9, veth4, netip.MustParseAddr("10.1.0.1"), spec.EngineReuseport},
+		{"ipfix cable IPv6", templates.IPFIX, veth6, netip.MustParseAddr("fd00:1:0::1"), spec.EngineSkLookup},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, spec.Options{Slots: 1, Engine: c.engine}, "udp [::]:9991")
@@ -129,7 +130,7 @@ func TestTemplatesAreReplayed(t *testing.T) {
 			w.serveUntil()
 			w.listening()
 			w.admitted(0, first.pid())
-			deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > settled }) // it has heard all: no replay to it is under way to the next
+			deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled }) // it has heard all: no replay to it is under way to the next
 			e := newExporter(t, ns, c.version, c.from, netip.AddrPortFrom(c.to, 9991))
 			e.sendTemplates()
 			e.sendData(3)
@@ -166,7 +167,7 @@ func TestTemplatesOutliveServe(t *testing.T) {
 	stop := w.serveUntil()
 	w.listening()
 	w.admitted(0, first.pid())
-	e := newExporter(t, nil, ipfix, sources(1)[0], loopback4)
+	e := newExporter(t, nil, templates.IPFIX, sources(1)[0], loopback4)
 	e.sendTemplates()
 	w.remembered(1, 2)
 	e.sendData(1)
@@ -184,7 +185,7 @@ func TestTemplatesOutliveServe(t *testing.T) {
 	w.serveUntil() // the same member: it has them
 	e.sendData(4)
 	second.await(2)
-	time.Sleep(5 * templateTick)
+	time.Sleep(5 * templates.Tick)
 	if got := second.received(); len(got) != 2 {
 		t.Errorf("%d datagrams, want a replay and a message of data", len(got))
 	}
@@ -204,7 +205,7 @@ func TestTemplatesChangedInAbsence(t *testing.T) {
 	w.serveUntil()
 	w.listening()
 	w.admitted(0, r.pid())
-	e := newExporter(t, nil, ipfix, sources(1)[0], loopback4)
+	e := newExporter(t, nil, templates.IPFIX, sources(1)[0], loopback4)
 	slot := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
 	w.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, slot) })
 	e.sendTemplates()
@@ -233,10 +234,10 @@ func TestTemplatesFollowDevices(t *testing.T) {
 	w.listening()
 	w.admitted(0, a.pid())
 	// From then on nobody doubts that it was there when they spoke.
-	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > settled })
+	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled })
 	exporters := map[netip.AddrPort]*flowExporter{}
 	for _, from := range sources(40) {
-		e := newExporter(t, nil, netflow9, from, loopback4)
+		e := newExporter(t, nil, templates.Netflow9, from, loopback4)
 		e.sendTemplates()
 		exporters[e.addr()] = e
 	}
@@ -255,7 +256,7 @@ func TestTemplatesFollowDevices(t *testing.T) {
 	for _, r := range b.await(moved) {
 		checkReplay(t, r, exporters[r.from])
 	}
-	time.Sleep(3 * templateTick)
+	time.Sleep(3 * templates.Tick)
 	if n := len(b.received()); n != moved {
 		t.Errorf("%d replays for %d devices that moved", n, moved)
 	}

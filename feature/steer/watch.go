@@ -18,9 +18,11 @@ import (
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/feature/steer/templates"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/safefile"
 	"github.com/weir-project/weir/internal/units"
@@ -56,13 +58,13 @@ type watcher struct {
 	changes   *kernel.Changes // nil where the host has no watch to spare
 	looked    time.Time
 	state     *state.Reader
-	templates *templateKeeper
+	templates *templates.Keeper
 	checks    *checks
 	lookouts  lookouts
 	pace      pace
 	marked    map[kernel.Instance]time.Time // engines with a change under way, and since when
 	resets    resets
-	hand      Hand
+	hand      reset.Hand
 	files     map[string]safefile.Seen
 	copying   map[string]map[uint32]uint32 // by namespace: devices that have the filter
 }
@@ -72,10 +74,10 @@ type watcher struct {
 func (f Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	events := make(chan bpf.WatchEvent, 1024)
 	own := &engine.OwnLock{Root: r}
-	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[slots.Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: state.NewReader(r), templates: newTemplateKeeper(own, log), checks: newChecks(events)}
+	w := &watcher{root: r, own: own, log: log, hand: f.Hand, said: map[slots.Slot]string{}, marked: map[kernel.Instance]time.Time{}, copying: map[string]map[uint32]uint32{}, state: state.NewReader(r), templates: templates.NewKeeper(own, log), checks: newChecks(events)}
 	defer w.state.Close()
 	kept := make(chan struct{})
-	go func() { w.templates.run(ctx); close(kept) }()
+	go func() { w.templates.Run(ctx); close(kept) }()
 	defer func() { <-kept }()
 	defer w.checks.end(nil)
 	if h, err := openHooks(events); err != nil {
@@ -165,7 +167,7 @@ func (w *watcher) look(ctx context.Context) error {
 		return err
 	}
 	w.finishKilled(ctx)
-	w.templates.kick()
+	w.templates.Kick()
 	if err := w.hook.watch(st); err != nil {
 		return err
 	}
@@ -230,7 +232,7 @@ func (w *watcher) admit(ctx context.Context, s *state.Service, n int, m service.
 		if l, unlock, err = w.own.Lock(ctx); err == nil {
 			_, err = engine.RegisterSlot(ctx, l, key, &m, &vet)
 			unlock()
-			w.templates.kick()
+			w.templates.Kick()
 			w.ownResets(s)
 		}
 	}

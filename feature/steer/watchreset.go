@@ -9,6 +9,7 @@ import (
 
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/reset"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
@@ -49,7 +50,7 @@ func (w *watcher) resetDue(ctx context.Context) {
 				continue
 			}
 		}
-		if v, err := due(w.root, i); err != nil || v == 0 {
+		if v, err := reset.Due(w.root, i); err != nil || v == 0 {
 			delete(w.resets.seen, i)
 			continue
 		}
@@ -67,15 +68,15 @@ func (w *watcher) resetDue(ctx context.Context) {
 		w.resets.busy[i] = done
 		go func() {
 			defer close(done)
-			err := resetEngine(ctx, w.root, i, nil, w.hand, false, w.logReset)
-			if err != nil && !errors.Is(err, errBusy) && ctx.Err() == nil {
+			err := reset.ResetEngine(ctx, w.root, i, nil, w.hand, false, w.logReset)
+			if err != nil && !errors.Is(err, reset.ErrBusy) && ctx.Err() == nil {
 				w.log.Warn("resetting misplaced sessions", "error", err)
 			}
 		}()
 	}
 }
 
-func (w *watcher) logReset(r Reset) {
+func (w *watcher) logReset(r reset.Reset) {
 	if r.Err != nil {
 		w.log.Warn("session is misplaced", "service", r.Service, "router", r.Router(), "place", r.Place(), "error", r.Err)
 		return
@@ -140,7 +141,7 @@ func (w *watcher) reload(ctx context.Context, s *state.Service) error {
 		return err
 	}
 	w.log.Info("devices read anew", "service", s.Name, "file", s.DevicesFile, "devices", len(list.Devices))
-	w.templates.kick()
+	w.templates.Kick()
 	w.ownResets(s)
 	return nil
 }

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/pidfd"
+	"github.com/weir-project/weir/internal/users"
+	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/service"
+	"golang.org/x/sys/unix"
+)
+
+// ErrHeld says that a living process has the slot.
+var ErrHeld = errors.New("slot held")
+
+// Supervision runs a daemon as the member of a slot, on hosts where no systemd
+// does.
+//
+// The slot hangs on the daemon and its sockets, never on this process: if this
+// one is killed, the daemon keeps its traffic until it exits.
+type Supervision struct {
+	Slot    slots.Slot
+	Command []string // the daemon, in the foreground
+	// User runs it, with a clean environment and no way to gain privileges; empty: the
+	// user and environment of this process.
+	User  string
+	Env   []string         // NAME=VALUE, added to the environment
+	Bound []service.Listen // where its sockets are bound, one per listen; default: as the configuration has it
+	// Give opens the service's sockets and passes them as systemd does
+	// (LISTEN_FDS). With Restart they stay open between two runs of the daemon and the
+	// slot stays admitted: what arrives waits in their queues.
+	Give     bool
+	Restart  bool // start the daemon again when it exits, until a signal ends it
+	TakeOver bool // from a process that holds the slot and lives
+	// Replace takes over, and ends that process once it is drained ([Retirement]): the
+	// service must have generations.
+	Replace bool
+	Stop    syscall.Signal // that ends it; 0: the one by which its program ends in good order
+
+	Running func(bool) // told when the daemon has started and when it has ended, if not nil
+	Log     feature.Logger
+	Signals <-chan os.Signal // forwarded; SIGTERM, SIGINT and SIGQUIT also end Restart
+	// Launch makes the command that sets LISTEN_PID to its own number and then becomes
+	// argv. Only Give needs it.
+	Launch func(argv []string) *exec.Cmd
+}
+
+// Pauses between two runs of a daemon that exits at once: doubled each time,
+// and short again after a run that lasted longer than the last of them.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 10 * time.Second
+)
+
+// supervisor is a running Supervision.
+type supervisor struct {
+	Supervision
+	root   *kernel.Root
+	member service.Member
+	ns     *netns.Handle
+	as     *users.Identity // of User; nil: this process's
+	env    []string
+	given  *given
+	pid    int  // of the daemon's last run
+	ended  bool // by a signal
+}
+
+// Run runs the daemon until it ends, and again with Restart, and returns its
+// exit status, 128 and the signal's number if one killed it. An error means
+// that it was not run.
+func (v Supervision) Run(ctx context.Context, r *kernel.Root) (status int, err error) {
+	s := &supervisor{Supervision: v, root: r}
+	if s.Running == nil {
+		s.Running = func(bool) {}
+	}
+	if err := s.prepare(); err != nil {
+		return 0, err
+	}
+	defer s.ns.Close()
+	if s.given != nil {
+		defer s.given.Close()
+	}
+	defer s.release()
+	pause := firstPause
+	for {
+		began := time.Now()
+		status, err = s.once(ctx)
+		if err != nil || !s.Restart || s.ended {
+			return status, err
+		}
+		if !s.member.Keep {
+			s.release()
+		}
+		if time.Since(began) > lastPause {
+			pause = firstPause
+		}
+		s.Log.Warn("the daemon ended", "status", status, "starts again in", pause)
+		if s.rest(pause); s.ended {
+			return status, nil
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// prepare finds the slot and the user, and opens the sockets that are to be given.
+func (s *supervisor) prepare() (err error) {
+	p, err := record.Read(s.root, record.Instance(s.Slot.Scope, s.Slot.Service))
+	if err != nil {
+		return fmt.Errorf("service %s: %w", s.Slot.Service, err)
+	}
+	if s.member, err = supervisedMember(p, s.Slot, s.Bound); err != nil {
+		return err
+	}
+	s.member.Keep = s.Give && s.Restart
+	if s.Replace && p.Service.Generations == nil {
+		return fmt.Errorf("service %s has no generations, and so no slot of it has two members side by side: add generations: {} to its steer section, and apply", s.Slot.Service)
+	}
+	if pid := s.holder(); pid != 0 && !s.TakeOver && !s.Replace {
+		return fmt.Errorf("%w: process %d serves slot %d of %s: end it first, take the slot over with --take-over, or, of a service with generations, replace it with --replace", ErrHeld, pid, s.Slot.Slot, s.Slot.Service)
+	}
+	s.env = append(os.Environ(), s.Env...)
+	uid := os.Geteuid()
+	if s.User != "" {
+		if uid, err = s.become(s.User); err != nil {
+			return err
+		}
+	}
+	if s.ns, err = s.Slot.OpenNetns(p); err != nil || !s.Give {
+		return err
+	}
+	listens := s.member.Bound
+	if len(listens) == 0 {
+		listens = p.Service.Listen
+	}
+	if s.given, err = openGiven(s.ns, listens, *p.Service.Backlog, uid); err != nil {
+		s.ns.Close()
+		return err
+	}
+	s.env = append(slices.DeleteFunc(s.env, func(v string) bool { return strings.HasPrefix(v, "LISTEN_") }), s.given.environ()...)
+	return nil
+}
+
+// supervisedMember is the member of a slot, but for its process: what the
+// configuration says of its sockets and its check holds for whatever runs.
+func supervisedMember(p *record.Service, s slots.Slot, bound []service.Listen) (service.Member, error) {
+	m := service.Member{Slot: s.Slot}
+	if _, err := engine.MemberFor(p, s, &m); err != nil {
+		return m, err
+	}
+	if c := p.Service.Member(s.Slot); c != nil {
+		m.Bound, m.Ready = c.Bound, c.Ready
+	}
+	if len(bound) > 0 {
+		m.Bound = bound
+	}
+	return m, nil
+}
+
+// holder is the living process that serves the slot, or 0.
+func (s *supervisor) holder() int {
+	slots, err := slots.Open(s.root, s.Slot.Scope, s.Slot.Service)
+	if err != nil {
+		return 0
+	}
+	defer slots.Close()
+	now, err := slots.State(s.Slot.Slot)
+	if err != nil || !now.Admitted() || now.PID == 0 || now.Outlived(&service.Member{Keep: true}) {
+		return 0
+	}
+	return now.PID
+}
+
+// start starts the daemon in the service's namespace.
+func (s *supervisor) start() (*exec.Cmd, error) {
+	c := exec.Command(s.Command[0], s.Command[1:]...)
+	if s.given != nil {
+		c = s.Launch(s.Command)
+		c.ExtraFiles = s.given.files
+	}
+	c.Env = append(s.env, c.Env...)
+	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// A group of its own: signals reach it once, from us, also those of a terminal.
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	start := c.Start
+	if s.as != nil {
+		c.SysProcAttr = s.as.SysProcAttr()
+		start = func() error {
+			if err := s.as.Confine(); err != nil {
+				return err
+			}
+			return c.Start()
+		}
+	}
+	if err := s.ns.Do(start); err != nil {
+		return nil, fmt.Errorf("starting %s: %w", s.Command[0], err)
+	}
+	return c, nil
+}
+
+// once runs the daemon to its end.
+func (s *supervisor) once(ctx context.Context) (status int, err error) {
+	c, err := s.start()
+	if err != nil {
+		return 0, err
+	}
+	s.pid = c.Process.Pid
+	s.Running(true)
+	exited := make(chan struct{})
+	go func() { defer close(exited); c.Wait() }()
+	watching, stop := context.WithCancel(ctx)
+	settled := make(chan struct{})
+	go func() { defer close(settled); s.keepSlot(watching, s.pid) }()
+	for running := true; running; {
+		select {
+		case sig := <-s.Signals:
+			c.Process.Signal(sig)
+			s.noteEnd(sig)
+		case <-exited:
+			running = false
+		}
+	}
+	s.Running(false)
+	stop()
+	<-settled
+	if ws, ok := c.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return 128 + int(ws.Signal()), nil
+	}
+	return c.ProcessState.ExitCode(), nil
+}
+
+// rest waits before the next run. Only signals that end it count meanwhile.
+func (s *supervisor) rest(pause time.Duration) {
+	for over := time.After(pause); !s.ended; {
+		select {
+		case sig := <-s.Signals:
+			s.noteEnd(sig)
+		case <-over:
+			return
+		}
+	}
+}
+
+func (s *supervisor) noteEnd(sig os.Signal) {
+	if sig == unix.SIGTERM || sig == unix.SIGINT || sig == unix.SIGQUIT {
+		s.ended = true
+	}
+}
+
+// release empties the slot, if it is still the daemon's or nobody's who lives.
+// Where the exit hook runs it has been done already.
+func (s *supervisor) release() {
+	if s.pid == 0 {
+		return
+	}
+	l, err := s.root.Lock(context.Background())
+	if err != nil {
+		return
+	}
+	defer l.Unlock()
+	e, p, err := engine.OpenSlot(l, s.Slot)
+	if err != nil {
+		return // the service is gone
+	}
+	defer e.Close()
+	now, err := slots.ProcessIn(e.Pins, p.Row(s.Slot.Slot))
+	if err != nil || now.PID == 0 {
+		return
+	}
+	if proc, err := pidfd.Open(now.PID); err == nil {
+		defer proc.Close()
+		if now.PID != s.pid && proc.Alive() {
+			return // another's by now
+		}
+	}
+	if err := e.SetState(p.Row(s.Slot.Slot), slots.Exited); err != nil {
+		s.Log.Warn("slot not withdrawn", "error", err)
+	}
+	if back, err := e.FallBack(p, s.Slot.Slot); err != nil {
+		s.Log.Warn("slot not given back to the generation before", "error", err)
+	} else if back {
+		s.Log.Warn("the slot is the generation's before again", "service", s.Slot.Service, "slot", s.Slot.Slot)
+	}
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"golang.org/x/sys/unix"
+)
+
+// arrival is by which interface a packet comes, as far as sockets bound to one ask.
+type arrival struct {
+	known  bool
+	index  uint32
+	master uint32 // the VRF that the interface is in, 0 for none
+	accept bool   // sockets bound to no interface take packets of VRFs (net.ipv4.tcp_l3mdev_accept, udp_l3mdev_accept)
+}
+
+// interfaces finds the interface that an explanation is about.
+func (x *explainer) interfaces() (a arrival, err error) {
+	if x.p.Interface == "" {
+		return a, nil
+	}
+	err = x.ns.Do(func() error {
+		l, err := netlink.LinkByName(x.p.Interface)
+		if err != nil {
+			return nil //nolint:nilerr // it went, and the answer is as without one
+		}
+		a.known, a.index = true, uint32(l.Attrs().Index)
+		if l.Attrs().MasterIndex == 0 {
+			return nil
+		}
+		if m, err := netlink.LinkByIndex(l.Attrs().MasterIndex); err == nil && m.Type() == "vrf" {
+			a.master = uint32(m.Attrs().Index)
+		}
+		return nil
+	})
+	a.accept = a.master != 0 && l3mdevAccept(x.ns, x.p.Number())
+	return a, err
+}
+
+// takes says whether a socket's interface lets a packet in, as udp_sk_bound_dev_eq and
+// inet_bound_dev_eq of the kernel do.
+func (a arrival) takes(s sockdiag.Socket) bool {
+	if !a.known {
+		return true
+	}
+	if s.Interface == 0 {
+		return a.master == 0 || a.accept
+	}
+	return s.Interface == a.index || a.master != 0 && s.Interface == a.master
+}
+
+// acceptKey is the sysctl by which sockets without an interface take packets of VRFs.
+func acceptKey(proto uint8) string {
+	if proto == unix.IPPROTO_TCP {
+		return "tcp_l3mdev_accept"
+	}
+	return "udp_l3mdev_accept"
+}
+
+func l3mdevAccept(ns *netns.Handle, proto uint8) (on bool) {
+	_ = ns.Do(func() error {
+		b, err := os.ReadFile("/proc/sys/net/ipv4/" + acceptKey(proto))
+		on = err == nil && strings.TrimSpace(string(b)) == "1"
+		return nil
+	})
+	return on
+}

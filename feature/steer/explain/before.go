@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"encoding/binary"
+
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/kernel"
+)
+
+// before follows the program where a slot has a generation before its member: that gets
+// what its known UDP peers send, and everything should its successor not be whole.
+func (x *explainer) before(s *state.Service, endpoint, slot int) (done bool, err error) {
+	st := s.Slots[slot]
+	if st.Drains == 0 || st.Withdrawn {
+		return false, nil
+	}
+	e, err := s.Root.Open(s.Record.EngineInstance(s.PinScope), s.Record.ReaderMaps()...)
+	if err != nil {
+		return false, err
+	}
+	defer e.Close()
+	d, err := slots.ReadPredecessor(e, s.Record, slot)
+	if err != nil || !d.DrainsFor(s.Record.Row(slot)) || d.Over() {
+		return false, err
+	}
+	known, err := x.knownTo(s, d, endpoint)
+	if err != nil || !known && st.Admitted() {
+		return false, err
+	}
+	var cookie uint64
+	if e.Maps["sockets"].Lookup(d.Row*spec.MaxEndpoints+uint32(endpoint), &cookie) != nil {
+		return false, nil // it has closed that socket
+	}
+	if known {
+		x.say("generation", "a peer that the generation before knows, process %d, which drains", d.Who.PID)
+	} else {
+		x.say("generation", "slot %d is not whole (%s), and the generation before, process %d, still drains", slot, st.Reason, d.Who.PID)
+	}
+	return true, x.given(s, endpoint, slot, cookie)
+}
+
+// knownTo says whether a packet is from a peer of the generation before.
+func (x *explainer) knownTo(s *state.Service, d slots.Predecessor, endpoint int) (bool, error) {
+	if x.p.Proto != "udp" {
+		return false, nil
+	}
+	o, err := s.Root.Open(record.Instance(s.PinScope, s.Name), "peers")
+	if err != nil {
+		return false, err
+	}
+	defer o.Close()
+	k := bpf.SteerPeerKey{Addr: x.p.From.Addr().As16(), Endpoint: uint8(endpoint)}
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], x.p.From.Port())
+	k.Port = binary.NativeEndian.Uint16(port[:])
+	var p bpf.SteerPeer
+	if o.Maps["peers"].Lookup(k, &p) != nil {
+		return false, nil
+	}
+	return p.Row == d.Row && int64(kernel.Monotonic()-p.Seen) <= int64(d.Idle), nil
+}

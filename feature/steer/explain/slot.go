@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"golang.org/x/sys/unix"
+)
+
+// steered follows the program: service, policy, slot, socket. done is false where
+// it leaves the packet to the kernel.
+func (x *explainer) steered(s *state.Service, e int) (done bool, err error) {
+	x.say("service", "%s, by its listen %q", s.Name, s.Listen[s.Endpoints[e].Listen])
+	if len(s.Slots) == 0 {
+		x.result("rejected: %s", s.Problem)
+		return true, nil
+	}
+	slot, hash, known := x.policy(s)
+	if !known {
+		return true, nil
+	}
+	return x.slot(s, e, slot, hash)
+}
+
+// policy says which slot a packet belongs to, if it can be foretold.
+func (x *explainer) policy(s *state.Service) (slot int, hash uint32, known bool) {
+	switch s.By {
+	case spec.ByPacket:
+		x.say("policy", "by packet: each CPU deals its packets out in turn, so no one can tell")
+		x.result("one of %d slots, in turn", len(s.Slots))
+		return 0, 0, false
+	case spec.ByCPU:
+		x.say("policy", "by cpu: slot = number of the receiving CPU modulo %d, so no one can tell", len(s.Slots))
+		x.result("the slot of the CPU that it arrives at")
+		return 0, 0, false
+	case spec.ByFlow, spec.ByQUIC:
+		hash = state.HashFlow(s.Seed, x.p.Number(), x.p.From, x.p.To)
+		b := int(hash & (spec.Buckets - 1))
+		slot = int(s.Table[b])
+		if s.By == spec.ByQUIC && x.p.Proto == "udp" {
+			x.say("policy", "by quic: a connection id that names a slot goes there; any other packet, Initials among them, by its flow")
+		}
+		x.say("policy", "by flow: addresses, ports and protocol hash to bucket %d, which is slot %d's%s", b, slot, x.byHand(s, b))
+		return slot, hash, true
+	}
+	m, err := s.Mapping(state.WhatIf{})
+	if err != nil {
+		x.result("%v", err)
+		return 0, 0, false
+	}
+	a := x.p.From.Addr()
+	p := m.Place(a)
+	stands := m.Devices.Stands(a)
+	what := fmt.Sprintf("the source %s", a)
+	if s.By == spec.ByDevice {
+		if p.Device != "" {
+			what = fmt.Sprintf("%s is the device %s, for which %s stands; that", a, p.Device, stands)
+		} else {
+			x.warn("device", "%s is in no line of %s: it is a device of its own", a, s.DevicesFile)
+		}
+	}
+	tabled := int(m.Table[p.Bucket])
+	x.say("policy", "by %s: %s hashes to bucket %d, which is slot %d's%s", s.By, what, p.Bucket, tabled, x.byHand(s, p.Bucket))
+	if p.Moved {
+		x.say("moved", "weir steer move has put this device into slot %d", p.Slot)
+	}
+	return p.Slot, spec.Hash(s.Seed, stands), true
+}
+
+func (x *explainer) byHand(s *state.Service, bucket int) string {
+	if _, ok := s.Placed[bucket]; ok {
+		return " (weir steer move put it there)"
+	}
+	return ""
+}
+
+// slot says whether the slot's member gets it, or what happens instead.
+func (x *explainer) slot(s *state.Service, endpoint, slot int, hash uint32) (done bool, err error) {
+	st := s.Slots[slot]
+	if done, err := x.before(s, endpoint, slot); done || err != nil {
+		return done, err
+	}
+	if st.Admitted() {
+		x.say("slot", "slot %d is admitted: %s", slot, MemberText(s, st))
+		return true, x.socket(s, endpoint, slot)
+	}
+	x.say("slot", "slot %d is empty: %s", slot, st.Reason)
+	switch s.OnEmpty {
+	case spec.Next:
+		whole := make([]bool, len(s.Slots))
+		for i := range whole {
+			whole[i] = s.Slots[i].Admitted()
+		}
+		if at, ok := state.Divert(whole, slot, hash); ok {
+			x.say("on_empty", "next: slot %d takes it meanwhile", at)
+			return true, x.socket(s, endpoint, at)
+		}
+		x.say("on_empty", "next: no other slot has a member, so it is rejected")
+	case spec.Drop:
+		if s.Problem != state.ProblemHolder {
+			x.say("on_empty", "drop")
+			x.result("dropped in silence")
+			return true, nil
+		}
+		x.warn("on_empty", "drop, but %s", s.Problem)
+	case spec.Pass:
+		return x.passes(s), nil
+	default:
+		x.say("on_empty", "reject")
+	}
+	if x.p.Proto == "tcp" {
+		x.result("rejected: TCP reset")
+	} else {
+		x.result("rejected: ICMP port unreachable")
+	}
+	return true, nil
+}
+
+// passes says what on_empty: pass does: engine sk_lookup leaves the packet to the
+// kernel, sk_reuseport does as the kernel would, but for the holder's socket.
+func (x *explainer) passes(s *state.Service) (done bool) {
+	if s.Engine != spec.EngineReuseport {
+		x.say("on_empty", "pass: the kernel chooses")
+		return false
+	}
+	var others []string
+	for _, slot := range s.Slots {
+		if slot.Admitted() {
+			others = append(others, strconv.Itoa(slot.Slot))
+		}
+	}
+	x.say("on_empty", "pass: the kernel's hash of the flow chooses among the slots that have a member")
+	if len(others) == 0 {
+		x.result("rejected: no slot has a member")
+	} else {
+		x.result("the member of one of the slots %s", strings.Join(others, ", "))
+	}
+	return true
+}
+
+// MemberText names the member of a slot.
+func MemberText(of *state.Service, s slots.State) string {
+	if m := of.Record.Service.Member(s.Slot); m != nil && s.Holder == "" {
+		s.Holder = m.Holder(s.PID)
+	}
+	if s.Member == "" {
+		return fmt.Sprintf("process %d was registered by hand", s.PID)
+	}
+	if s.Holder != "" {
+		return fmt.Sprintf("%s, registered in place of %s", s.Holder, s.Member)
+	}
+	return fmt.Sprintf("process %d, found as %s", s.PID, s.Member)
+}
+
+// socket ends with the socket that a slot has for an endpoint.
+func (x *explainer) socket(s *state.Service, endpoint, slot int) error {
+	return x.given(s, endpoint, slot, s.Slots[slot].Sockets[endpoint].Cookie)
+}
+
+// given ends with a socket that a slot's member, or the one before, has for an endpoint.
+func (x *explainer) given(s *state.Service, endpoint, slot int, cookie uint64) error {
+	socks, err := x.dumpAll()
+	if err != nil {
+		return err
+	}
+	for _, sk := range socks {
+		if sk.Cookie == cookie {
+			x.say("socket", "%s of slot %d (cookie %d)", s.Endpoints[endpoint], slot, cookie)
+			x.gives(sk, &slot)
+			return nil
+		}
+	}
+	x.warn("socket", "%s of slot %d cannot be given packets: it was connected or closed since", s.Endpoints[endpoint], slot)
+	x.result("rejected: the slot's socket takes none")
+	return nil
+}
+
+// dumpAll lists listeners or unconnected sockets at any port: a member's may be
+// bound elsewhere.
+func (x *explainer) dumpAll() (out []sockdiag.Socket, err error) {
+	err = x.ns.Do(func() (err error) {
+		out, err = sockdiag.Dump(sockdiag.Query{Proto: x.p.Number(), States: x.listening()})
+		return err
+	})
+	return out, err
+}
+
+func (x *explainer) listening() uint32 {
+	if x.p.Proto == "tcp" {
+		return 1 << sockdiag.Listen
+	}
+	return 1 << sockdiag.Close
+}
+
+// kernels says what the kernel chooses by itself.
+func (x *explainer) kernels() error {
+	best, others, err := x.fitting()
+	if err != nil {
+		return err
+	}
+	switch len(best) {
+	case 0:
+		x.say("kernel", "no socket listens at %s %s", x.p.Proto, x.p.To)
+		if x.p.Proto == "tcp" {
+			x.result("rejected: TCP reset, for nobody listens")
+		} else {
+			x.result("rejected: ICMP port unreachable, for nobody listens")
+		}
+	case 1:
+		x.say("kernel", "the most specific socket gets it%s", others)
+		x.gives(best[0], nil)
+	default:
+		x.say("kernel", "%d sockets fit equally well, a reuseport group; a hash of the flow chooses among them%s", len(best), others)
+		var names []string
+		for _, s := range best {
+			n, _ := x.processes(s.Inode)
+			if len(n) == 0 {
+				n = []string{"a socket that no process has open"}
+			}
+			names = append(names, n[0])
+		}
+		slices.Sort(names)
+		x.result("one of %s", strings.Join(slices.Compact(names), ", "))
+	}
+	return nil
+}
+
+// fitting are the sockets that the kernel would choose among, and a remark about
+// those that are less specific.
+func (x *explainer) fitting() (best []sockdiag.Socket, remark string, err error) {
+	socks, err := x.dump(x.listening())
+	if err != nil {
+		return nil, "", err
+	}
+	arrives, err := x.interfaces()
+	if err != nil {
+		return nil, "", err
+	}
+	score, less := 0, 0
+	for _, s := range socks {
+		n := kernelScore(s, x.p)
+		switch {
+		case n == 0, !arrives.takes(s):
+		case n > score:
+			less += len(best)
+			best, score = []sockdiag.Socket{s}, n
+		case n == score:
+			best = append(best, s)
+		default:
+			less++
+		}
+	}
+	if less > 0 {
+		remark = fmt.Sprintf("; %d less specific ones get nothing of it", less)
+	}
+	return best, remark, nil
+}
+
+// kernelScore is compute_score of net/ipv4 and net/ipv6, as far as sock_diag
+// tells: 0 means that a socket does not fit.
+func kernelScore(s sockdiag.Socket, p Packet) int {
+	local := s.Local.Addr().Unmap()
+	score := 1
+	switch {
+	case p.Family() == unix.AF_INET6 && s.Family != unix.AF_INET6:
+		return 0
+	case p.Family() == unix.AF_INET && s.Family == unix.AF_INET6:
+		if s.V6Only {
+			return 0
+		}
+	case s.Family == p.Family():
+		score++ // its own family
+	}
+	if !local.IsUnspecified() {
+		if local != p.To.Addr().Unmap() {
+			return 0
+		}
+		score += 4 // looked up before wildcards
+	}
+	if s.Interface != 0 {
+		score += 2 // if it arrives there
+	}
+	return score
+}
+
+// reuseport follows engine sk_reuseport: the kernel's choice of a group comes
+// first, then the group's program chooses within it.
+func (x *explainer) reuseport(s *state.Service) (done bool, err error) {
+	best, _, err := x.fitting()
+	if err != nil {
+		return false, err
+	}
+	endpoint := x.endpointOf(s)
+	ours := map[uint64]bool{}
+	for _, slot := range s.Slots {
+		if len(slot.Sockets) > endpoint {
+			ours[slot.Sockets[endpoint].Cookie] = true
+		}
+	}
+	inGroup := slices.ContainsFunc(best, func(sk sockdiag.Socket) bool { return ours[sk.Cookie] }) || x.sharesGroup(s, endpoint, best)
+	switch {
+	case len(best) == 0:
+		x.warn("reuseport group", "nobody is bound at %s %s: there is no group, and no program runs", x.p.Proto, x.p.To)
+		return false, nil
+	case !inGroup:
+		var who []string
+		for _, sk := range best {
+			names, _ := x.processes(sk.Inode)
+			who = append(who, fmt.Sprintf("%s of %s", sk.Local, strings.Join(names, ", ")))
+		}
+		x.warn("reuseport group", "a more specific socket takes the traffic away from service %s: %s", s.Name, strings.Join(who, "; "))
+		return false, nil
+	}
+	x.say("reuseport group", "the sockets bound at %s are a group, within which weir's program chooses", best[0].Local)
+	return x.steered(s, x.endpointOf(s))
+}
+
+// sharesGroup says whether sockets are bound as the service's listen is, though no
+// member has one there now: then the holder keeps the group.
+func (x *explainer) sharesGroup(s *state.Service, endpoint int, best []sockdiag.Socket) bool {
+	p := s.Endpoints[endpoint].Prefix
+	return slices.ContainsFunc(best, func(sk sockdiag.Socket) bool {
+		a := sk.Local.Addr().Unmap()
+		return a.IsUnspecified() && p.Bits() == 0 || p.IsSingleIP() && a == p.Addr()
+	})
+}

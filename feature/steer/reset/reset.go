@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package reset
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/internal/sockdiag"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Due reads whether resets are due in a namespace's engine; 0 means none.
+func Due(r *kernel.Root, i kernel.Instance) (uint32, error) {
+	o, err := r.Open(i, "sync")
+	if err != nil {
+		return 0, err
+	}
+	defer o.Close()
+	var v uint32
+	err = o.Maps["sync"].Lookup(engine.SyncDue, &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, nil // of an engine from before there was this word
+	}
+	return v, err
+}
+
+// settle notes that resets are done, unless another change came meanwhile.
+func settle(ctx context.Context, r *kernel.Root, i kernel.Instance, was uint32) error {
+	l, err := r.Lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	now, err := Due(r, i)
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil
+	} else if err != nil || now != was {
+		return err
+	}
+	o, err := l.Open(i, "sync")
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	return o.Maps["sync"].Put(engine.SyncDue, uint32(0))
+}
+
+// Reset is one session that was reset, or could not be.
+type Reset struct {
+	Service string
+	state.Session
+	Done, Of int   // this one's number, of how many are known so far
+	Err      error // why it could not be
+	Handed   bool  // it was not reset: it lives on at the member whose it is
+}
+
+// Hand has sessions that are misplaced live on at the member of the slot where they
+// belong, where they can. It returns those that are to be reset, and which of the
+// others are where they belong now; what is in neither waits for its member.
+type Hand func(ctx context.Context, s *state.Service, misplaced []state.Session) (stay, handed []state.Session)
+
+// ErrCannotReset says that this kernel cannot close others' sessions.
+var ErrCannotReset = fmt.Errorf("%w: sessions cannot be reset from outside: the kernel lacks CONFIG_INET_DIAG_DESTROY", kernel.ErrUnsupported)
+
+// ResetDue resets the sessions that changes have misplaced, in every service of
+// this host, paced; each is told of every one. A rate that is nil is the
+// services' own; those whose is 0 are left alone. It waits for whoever else does
+// it. Call it after changes, without the lock. With hand, which may be nil, no session
+// is reset that can live on.
+func ResetDue(ctx context.Context, r *kernel.Root, rate *spec.Rate, hand Hand, each func(Reset)) error {
+	all, err := r.Instances(spec.Name)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, i := range all {
+		if _, ok := record.EngineKind(i); !ok {
+			continue
+		}
+		if v, err := Due(r, i); err != nil || v == 0 {
+			continue //nolint:nilerr // gone, or of another ABI: nothing that this could settle
+		}
+		if err := ResetEngine(ctx, r, i, rate, hand, true, each); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ErrBusy says that somebody else resets.
+var ErrBusy = errors.New("somebody else resets sessions")
+
+// ResetEngine resets what is due in one engine. Unless it is to wait, it returns
+// errBusy where another process does it.
+func ResetEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, rate *spec.Rate, hand Hand, wait bool, each func(Reset)) error {
+	claim, err := ClaimEngine(ctx, r, i, wait)
+	if err != nil {
+		return err
+	}
+	defer claim()
+	was, err := Due(r, i)
+	if err != nil || was == 0 {
+		return err
+	}
+	st, err := state.Read(ctx, r)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for k := range st.Services {
+		s := &st.Services[k]
+		pace := s.Record.Service.ResetRate
+		if rate != nil {
+			pace = rate
+		}
+		if s.Record.EngineInstance(s.PinScope) != i || pace == nil || *pace == 0 {
+			continue
+		}
+		if err := resetService(ctx, r, s, *pace, hand, each); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if ctx.Err() != nil {
+		return ctx.Err() // weir serve goes on
+	}
+	// Also after errors: trying again would only say the same.
+	return errors.Join(append(errs, settle(ctx, r, i, was))...)
+}
+
+// ClaimEngine claims the resets of an engine; without wait it fails at once where another process has them.
+func ClaimEngine(ctx context.Context, r *kernel.Root, i kernel.Instance, wait bool) (release func(), err error) {
+	for {
+		release, ok, err := r.Claim(i)
+		if err != nil || ok {
+			return release, err
+		}
+		if !wait {
+			return nil, ErrBusy
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// ResetService resets the misplaced sessions of one service now, whether a change
+// is known that misplaced them or not.
+func ResetService(ctx context.Context, r *kernel.Root, scope, name string, rate spec.Rate, hand Hand, each func(Reset)) error {
+	p, err := record.Read(r, record.Instance(scope, name))
+	if err != nil {
+		return err
+	}
+	release, err := ClaimEngine(ctx, r, p.EngineInstance(scope), true)
+	if err != nil {
+		return err
+	}
+	defer release()
+	s, err := state.ReadService(r, record.Instance(scope, name))
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil // the service went
+	} else if err != nil {
+		return err
+	}
+	return resetService(ctx, r, &s, rate, hand, each)
+}
+
+// queuePatience is how long sessions are waited for that no process has accepted:
+// only then can one say whose they are.
+const queuePatience = 5 * time.Second
+
+// lookAgain is how often where sessions belong is looked at anew while they are
+// reset: other changes go on meanwhile.
+const lookAgain = time.Second
+
+// resetter resets the sessions of one service.
+type resetter struct {
+	root        *kernel.Root
+	scope, name string
+	every       time.Duration
+	state       *state.Service // for the first look; nil after it
+	hand        Hand           // may be nil
+	each        func(Reset)
+	first       map[uint64]bool // sessions when it began: later ones came by the new rules
+	tried       map[uint64]bool
+	next        time.Time
+	done        int
+}
+
+// resetService resets the sessions of a service. A state that has become stale is good for the first look: what misplaces
+// sessions meanwhile owes again. (Each look of its own reads every service of the namespace, so as to know which takes what.)
+func resetService(ctx context.Context, r *kernel.Root, s *state.Service, rate spec.Rate, hand Hand, each func(Reset)) error {
+	name := s.Name
+	t := &resetter{root: r, scope: s.PinScope, name: name, every: time.Duration(float64(time.Second) / float64(rate)),
+		state: s, hand: hand, each: each, tried: map[uint64]bool{}}
+	deadline := time.Now().Add(queuePatience)
+	for {
+		found, waiting, err := t.look(ctx)
+		if errors.Is(err, kernel.ErrNotExist) {
+			return nil // the service went
+		} else if err != nil {
+			return fmt.Errorf("misplaced sessions of service %s: %w", name, err)
+		}
+		found = t.handOver(ctx, found)
+		switch {
+		case len(found) > 0:
+			if err := t.some(ctx, found); err != nil {
+				return err
+			}
+		case waiting == 0 || time.Now().After(deadline):
+			return nil
+		default:
+			if err := slots.Sleep(ctx, 50*time.Millisecond); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// look lists what is misplaced, by two looks: a session that a process hands to
+// its child between looking at sockets and at processes is nobody's in one only.
+func (t *resetter) look(ctx context.Context) (found []state.Session, waiting int, err error) {
+	for try := range 2 {
+		s, err := t.read()
+		if err != nil {
+			return nil, 0, err
+		}
+		if t.first == nil {
+			if err := t.begin(s); err != nil {
+				return nil, 0, err
+			}
+		}
+		again, queue, err := s.Sessions(ctx, t.first)
+		if err != nil {
+			return nil, 0, err
+		}
+		before := map[uint64]bool{}
+		for _, f := range found {
+			before[f.Socket.Cookie] = true
+		}
+		found = nil
+		for _, f := range again {
+			if !t.tried[f.Socket.Cookie] && (try == 0 || before[f.Socket.Cookie]) {
+				found = append(found, f)
+			}
+		}
+		waiting = len(queue)
+		if len(found) == 0 {
+			break
+		}
+	}
+	return found, waiting, nil
+}
+
+func (t *resetter) read() (*state.Service, error) {
+	if s := t.state; s != nil {
+		t.state = nil
+		return s, nil
+	}
+	s, err := state.ReadService(t.root, record.Instance(t.scope, t.name))
+	return &s, err
+}
+
+// handOver has what can live on do so, and returns what is to be reset.
+func (t *resetter) handOver(ctx context.Context, found []state.Session) (stay []state.Session) {
+	if t.hand == nil || len(found) == 0 {
+		return found
+	}
+	s, err := state.ReadService(t.root, record.Instance(t.scope, t.name))
+	if err != nil {
+		return found
+	}
+	stay, handed := t.hand(ctx, &s, found)
+	for _, f := range found {
+		t.tried[f.Socket.Cookie] = true
+	}
+	for _, f := range stay {
+		delete(t.tried, f.Socket.Cookie)
+	}
+	for _, f := range handed {
+		t.each(Reset{Service: t.name, Session: f, Handed: true})
+	}
+	return stay
+}
+
+// begin notes which sessions there are.
+func (t *resetter) begin(s *state.Service) error {
+	t.first = map[uint64]bool{}
+	if s.Bypassed || !s.By.HoldsDevices() || len(s.Table) == 0 {
+		return nil
+	}
+	socks, err := s.Established()
+	for _, sk := range socks {
+		t.first[sk.Cookie] = true
+	}
+	return err
+}
+
+// some resets sessions at the rate until it is time to look again.
+func (t *resetter) some(ctx context.Context, found []state.Session) error {
+	p, err := record.Read(t.root, record.Instance(t.scope, t.name))
+	if err != nil {
+		return err
+	}
+	until := time.Now().Add(lookAgain)
+	of := t.done + len(found)
+	for _, f := range found {
+		if t.done > 0 && time.Now().After(until) {
+			return nil
+		}
+		if wait := time.Until(t.next); wait > 0 {
+			if err := slots.Sleep(ctx, wait); err != nil {
+				return err
+			}
+		}
+		t.tried[f.Socket.Cookie] = true
+		err := destroy(p, t.scope, f.Socket)
+		if errors.Is(err, sockdiag.ErrNoSocket) {
+			of--
+			continue // it has ended by itself
+		}
+		t.next = time.Now().Add(t.every)
+		t.done++
+		if errors.Is(err, errors.ErrUnsupported) {
+			err = ErrCannotReset
+		}
+		t.each(Reset{Service: t.name, Session: f, Done: t.done, Of: of, Err: err})
+		kernel.Step("steer:reset")
+		if errors.Is(err, ErrCannotReset) {
+			for _, rest := range found {
+				if !t.tried[rest.Socket.Cookie] {
+					t.done++
+					t.each(Reset{Service: t.name, Session: rest, Done: t.done, Of: of, Err: err})
+				}
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func destroy(p *record.Service, scope string, sk sockdiag.Socket) error {
+	inode, err := record.ScopeInode(scope)
+	if err != nil {
+		return err
+	}
+	ns, err := slots.OpenNetns(p.Netns, netns.ID{Inode: inode, Cookie: p.Cookie})
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return ns.Do(func() error { return DestroySocket(sk) })
+}
+
+// DestroySocket is replaced by a test that wants the kernel to lack it.
+var DestroySocket = sockdiag.Destroy

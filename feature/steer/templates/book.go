@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package templates
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature/steer/bpf"
+)
+
+// Bounds of the sessions remembered in one network namespace. maxSessions is
+// TEMPLATES_SESSIONS. Bytes are by [FlowSession.Size]. Newcomers are sessions that
+// may be forged, see [proven]: they never push out the others.
+const (
+	MaxSessions          = 32768
+	MaxBookBytes         = 18 << 20
+	MaxNewcomers         = MaxSessions / 2
+	MaxNewcomerBytes     = 14 << 20
+	MaxSessionsOfAddress = 256            // one exporter's domains, or ports that it changes with every message
+	MaxAddressBytes      = 256 << 10      // of one address
+	MaxSessionTemplates  = 256            // of one observation domain
+	MaxSessionBytes      = 16 << 10       // of one observation domain's template records
+	sessionLife          = 24 * time.Hour // of silence
+	newcomerLife         = time.Hour      // of silence, of a newcomer
+	supersededLife       = 10 * time.Minute
+)
+
+// sessionBytes and templateBytes are about what weir serve keeps of a session and of a
+// template, apart from the template's record.
+const (
+	SessionBytes  = 256
+	templateBytes = 48
+)
+
+// A session is proven once it was heard so often, and over such a time. A flood of
+// forged addresses says each of them once.
+const (
+	ProvenMessages = 3
+	ProvenAge      = 30 * time.Second
+)
+
+// ErrNoRoom says that a session already has as many templates as fit.
+var ErrNoRoom = errors.New("more templates than are remembered of one observation domain")
+
+// MemberID is the process that has a slot; the zero value is nobody.
+type MemberID struct {
+	Tgid  uint32
+	Start uint64 // clock ticks since boot
+}
+
+// FlowSession is what is remembered of one observation domain of one exporter.
+type FlowSession struct {
+	Templates []Record
+	Served    MemberID // who has the templates
+	Learnt    int64    // ns since the epoch, of the latest change
+	Replayed  int64    // ns since the epoch, of the latest replay; 0: never
+	Replays   uint32
+	Born      uint64 // CLOCK_MONOTONIC, ns, when it was first learnt
+
+	Bytes      int
+	Proven     bool
+	tries      int    // replays to Served that the member's socket may have dropped
+	Generation uint32 // in the store
+	Chunks     int    // in the store
+}
+
+// Size is about the memory of weir serve that a session takes, bytes.
+func (s *FlowSession) Size() int { return SessionBytes + templateBytes*len(s.Templates) + s.Bytes }
+
+// BookUse is a number of sessions and the sum of their sizes.
+type BookUse struct{ Sessions, Bytes int }
+
+func (u *BookUse) add(sessions, bytes int) {
+	u.Sessions += sessions
+	u.Bytes += bytes
+}
+
+// Book holds the sessions of one network namespace.
+type Book struct {
+	Sessions  map[bpf.TemplatesSession]*FlowSession
+	Of        map[[16]byte]*BookUse // by source address
+	Newcomers BookUse
+	Bytes     int
+}
+
+// NewTemplateBook makes an empty book.
+func NewTemplateBook() *Book {
+	return &Book{Sessions: map[bpf.TemplatesSession]*FlowSession{}, Of: map[[16]byte]*BookUse{}}
+}
+
+// Add puts a session into the book, and counts it.
+func (b *Book) Add(k bpf.TemplatesSession, s *FlowSession) {
+	b.Sessions[k] = s
+	b.charge(k, s, 1, s.Size())
+}
+
+// Remove takes a session out of the book.
+func (b *Book) Remove(k bpf.TemplatesSession) {
+	s := b.Sessions[k]
+	if s == nil {
+		return
+	}
+	delete(b.Sessions, k)
+	b.charge(k, s, -1, -s.Size())
+}
+
+// Grown notes that a session's size was another one before.
+func (b *Book) Grown(k bpf.TemplatesSession, s *FlowSession, before int) {
+	b.charge(k, s, 0, s.Size()-before)
+}
+
+func (b *Book) charge(k bpf.TemplatesSession, s *FlowSession, sessions, bytes int) {
+	u := b.Of[k.Src]
+	if u == nil {
+		u = &BookUse{}
+		b.Of[k.Src] = u
+	}
+	u.add(sessions, bytes)
+	if u.Sessions == 0 {
+		delete(b.Of, k.Src)
+	}
+	if !s.Proven {
+		b.Newcomers.add(sessions, bytes)
+	}
+	b.Bytes += bytes
+}
+
+// Prove notes that a session is not forged, or was forged with effort.
+func (b *Book) Prove(s *FlowSession) {
+	if !s.Proven {
+		s.Proven = true
+		b.Newcomers.add(-1, -s.Size())
+	}
+}
+
+// crowd is a group of sessions that takes more room than it may.
+type crowd int
+
+const (
+	CrowdNone crowd = iota
+	CrowdAddress
+	crowdNewcomers
+	CrowdAll
+)
+
+// Crowded returns the first group that takes too much room, with a session of src.
+func (b *Book) Crowded(src [16]byte) crowd {
+	switch u := b.Of[src]; {
+	case u != nil && (u.Sessions > MaxSessionsOfAddress || u.Bytes > MaxAddressBytes):
+		return CrowdAddress
+	case b.Newcomers.Sessions > MaxNewcomers || b.Newcomers.Bytes > MaxNewcomerBytes:
+		return crowdNewcomers
+	case len(b.Sessions) > MaxSessions || b.Bytes > MaxBookBytes:
+		if b.Newcomers.Sessions > MaxSessions/8 || b.Newcomers.Bytes > MaxBookBytes/8 {
+			return crowdNewcomers
+		}
+		return CrowdAll
+	}
+	return CrowdNone
+}
+
+// eased says that newcomers are so far from their bounds that no room has to be made for a while.
+func (b *Book) eased() bool {
+	const most = CrowdShare - 1
+	return b.Newcomers.Sessions*CrowdShare < MaxNewcomers*most && b.Newcomers.Bytes*CrowdShare < MaxNewcomerBytes*most
+}
+
+// CrowdShare is the share of a crowd that makes room at a time: to look for the silent ones
+// costs time.
+const CrowdShare = 16
+
+// Silent returns the share of a crowd that was silent longest, at least one session and never
+// except. last tells when a session was heard. An exporter that sends is not pushed out by
+// forged ones that sent once.
+func (b *Book) Silent(c crowd, except bpf.TemplatesSession, last func(bpf.TemplatesSession) uint64) []bpf.TemplatesSession {
+	type silent struct {
+		key  bpf.TemplatesSession
+		last uint64
+	}
+	var all []silent
+	for k, s := range b.Sessions {
+		if k == except || c == CrowdAddress && k.Src != except.Src || c == crowdNewcomers && s.Proven {
+			continue
+		}
+		all = append(all, silent{k, last(k)})
+	}
+	slices.SortFunc(all, func(a, b silent) int { return cmp.Compare(a.last, b.last) })
+	var out []bpf.TemplatesSession
+	for _, s := range all[:min(len(all), len(all)/CrowdShare+1)] {
+		out = append(out, s.key)
+	}
+	return out
+}
+
+// current tells sessions from those that their exporter has given up: one that
+// restarts sends from another port, and many collectors know it by its address
+// and domain alone, so that the old templates would take the new ones' place. A
+// session is superseded while it was not heard since another of its exporter,
+// domain and collector was first learnt.
+func (b *Book) current(last func(bpf.TemplatesSession) uint64) func(bpf.TemplatesSession) bool {
+	type newest struct {
+		key  bpf.TemplatesSession
+		born uint64
+	}
+	by := map[bpf.TemplatesSession]newest{}
+	of := func(k bpf.TemplatesSession) bpf.TemplatesSession { k.Sport = 0; return k }
+	for k, s := range b.Sessions {
+		if n, ok := by[of(k)]; !ok || s.Born > n.born {
+			by[of(k)] = newest{k, s.Born}
+		}
+	}
+	return func(k bpf.TemplatesSession) bool {
+		n := by[of(k)]
+		return n.key == k || last(k) >= n.born
+	}
+}
+
+// Apply enters what a message says of templates and tells how many are new or
+// gone. A template of a number that is taken replaces the one that had it.
+func (s *FlowSession) Apply(changes []TemplateChange) (changed int, err error) {
+	for _, c := range changes {
+		if c.Withdrawn != nil {
+			changed += s.withdraw(*c.Withdrawn)
+			continue
+		}
+		put, perr := s.Put(*c.Template)
+		if put {
+			changed++
+		}
+		err = errors.Join(err, perr)
+	}
+	return changed, err
+}
+
+// Equal says whether two templates are the same record.
+func (t Record) Equal(o Record) bool {
+	return t.ID == o.ID && t.Options == o.Options && bytes.Equal(t.Record, o.Record)
+}
+
+func (s *FlowSession) index(id uint16) int {
+	return slices.IndexFunc(s.Templates, func(t Record) bool { return t.ID == id })
+}
+
+// Put enters a template, unless it is there already or has no room.
+func (s *FlowSession) Put(t Record) (bool, error) {
+	i := s.index(t.ID)
+	if i >= 0 && s.Templates[i].Equal(t) {
+		return false, nil
+	}
+	grown := len(t.Record)
+	if i >= 0 {
+		grown -= len(s.Templates[i].Record)
+	}
+	if s.Bytes+grown > MaxSessionBytes || i < 0 && len(s.Templates) >= MaxSessionTemplates {
+		return false, ErrNoRoom
+	}
+	t.Record = bytes.Clone(t.Record) // it shares the buffer that it was read into
+	s.Bytes += grown
+	if i >= 0 {
+		s.Templates[i] = t
+	} else {
+		s.Templates = append(s.Templates, t)
+	}
+	return true, nil
+}
+
+func (s *FlowSession) withdraw(w Withdrawal) int {
+	before := len(s.Templates)
+	s.Templates = slices.DeleteFunc(s.Templates, func(t Record) bool {
+		gone := t.ID == w.ID || w.All && t.Options == (w.ID == 3)
+		if gone {
+			s.Bytes -= len(t.Record)
+		}
+		return gone
+	})
+	return before - len(s.Templates)
+}
+
+// NextSequence is the sequence number that the exporter's next message will
+// have. NetFlow v9 counts messages; IPFIX counts data records, so those of the
+// latest message are counted by its sets' lengths. exact is false where they
+// cannot be, because records vary in length: a collector then notes a gap once.
+func (s *FlowSession) NextSequence(k bpf.TemplatesSession, h bpf.TemplatesHeard) (next uint32, exact bool) {
+	if k.Version == Netflow9 {
+		return h.Sequence + 1, true
+	}
+	next, exact = h.Sequence, h.Sets <= uint32(len(h.Set))
+	for _, set := range h.Set[:min(int(h.Sets), len(h.Set))] {
+		if set.Id < MinTemplateID {
+			continue // templates
+		}
+		i := s.index(set.Id)
+		if i < 0 {
+			exact = false
+			continue
+		}
+		if n := s.Templates[i].DataLength(k.Version); n > 0 && set.Length >= 4 {
+			next += uint32(int(set.Length-4) / n)
+		} else {
+			exact = false
+		}
+	}
+	return next, exact
+}
+
+// HeardAs is the message as the filter would have noted it, had the session been
+// known.
+func (m *FlowMessage) HeardAs(ifindex uint32, now uint64) bpf.TemplatesHeard {
+	h := bpf.TemplatesHeard{Last: now, Messages: 1, Sequence: m.Sequence, ExportTime: m.ExportTime, Uptime: m.Uptime,
+		Ifindex: ifindex, Sets: uint32(len(m.Sets))}
+	for i, d := range m.Sets[:min(len(m.Sets), len(h.Set))] {
+		h.Set[i].Id, h.Set[i].Length = d.ID, d.Length
+	}
+	return h
+}
+
+// Replay is the messages that give a session's templates to a new member. Their
+// header continues the latest message that was heard, in the exporter's own time.
+func (s *FlowSession) Replay(k bpf.TemplatesSession, h bpf.TemplatesHeard, limit int) [][]byte {
+	next, _ := s.NextSequence(k, h)
+	head := FlowHeader{Version: k.Version, Domain: k.Domain, ExportTime: h.ExportTime, Uptime: h.Uptime}
+	return ReplayMessages(head, next, s.Templates, limit)
+}
+
+// Templates counts the templates of all sessions.
+func (b *Book) Templates() (n int) {
+	for _, s := range b.Sessions {
+		n += len(s.Templates)
+	}
+	return n
+}
+
+// exporterOf is the address and port that a session's exporter sends from.
+func exporterOf(k bpf.TemplatesSession) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(k.Src).Unmap(), k.Sport)
+}
+
+// collectorOf is the address and port that it sends to.
+func collectorOf(k bpf.TemplatesSession) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(k.Dst).Unmap(), k.Dport)
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package templates
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/spec"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+	"golang.org/x/sys/unix"
+)
+
+// Sizes of the capture. The buffer holds some thousand template messages, which
+// all exporters may send at once; what more there is comes again.
+const (
+	captureBuffer = 4 << 20 // bytes
+	captureBurst  = 512     // messages between two looks at the clock
+	captureRate   = 20000   // messages a second, of a burst; the filter has lower bounds for what lasts
+)
+
+// HeardMessage is a datagram that carries templates.
+type HeardMessage struct {
+	Session bpf.TemplatesSession // without version and domain
+	Ifindex uint32
+	Payload []byte
+}
+
+// templateCapture listens to a namespace's incoming packets: two packet sockets, whose
+// filter wakes us for templates only. The kernel gives them copies; the packets
+// go their way.
+type templateCapture struct {
+	c       *kernel.Collection
+	sockets []*os.File
+	ports   map[uint16]uint64 // messages refused that were told of
+}
+
+// openTemplateCapture starts listening at ports; give gets every message, from
+// two goroutines.
+func openTemplateCapture(ns *netns.Handle, sessions *ebpf.Map, ports map[uint16]bool, give func(HeardMessage)) (*templateCapture, error) {
+	spec, err := bpf.LoadTemplates()
+	if err != nil {
+		return nil, err
+	}
+	c := &templateCapture{ports: map[uint16]uint64{}}
+	c.c, err = kernel.Load(spec, []string{bpf.TemplatesProgTemplatesFilter}, map[string]*ebpf.Map{bpf.TemplatesMapTemplatesSessions: sessions})
+	if err != nil {
+		return nil, err
+	}
+	err = c.watch(ports)
+	if err == nil {
+		err = ns.Do(c.openAll)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	for _, s := range c.sockets {
+		go readMessages(s, give)
+	}
+	return c, nil
+}
+
+func (c *templateCapture) openAll() error {
+	// One protocol each: a socket for all protocols would see what is sent, too.
+	for _, proto := range []uint16{unix.ETH_P_IP, unix.ETH_P_IPV6} {
+		if err := c.open(proto); err != nil {
+			return fmt.Errorf("listening for templates: %w", err)
+		}
+	}
+	return nil
+}
+
+func (c *templateCapture) open(proto uint16) error {
+	// Without a protocol the socket hears nothing until its filter is there.
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	c.sockets = append(c.sockets, os.NewFile(uintptr(fd), "packet socket"))
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, c.c.Programs[bpf.TemplatesProgTemplatesFilter].FD()); err != nil {
+		return err
+	}
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer/2) != nil {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, captureBuffer/2)
+	}
+	return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: spec.NetworkOrder(proto)})
+}
+
+// watch tells the filter which ports matter.
+func (c *templateCapture) watch(ports map[uint16]bool) error {
+	m := c.c.Maps[bpf.TemplatesMapTemplatesPorts]
+	for p := range ports {
+		if _, ok := c.ports[p]; !ok {
+			if err := m.Put(p, bpf.TemplatesPort{}); err != nil {
+				return fmt.Errorf("watching port %d for templates: %w", p, err)
+			}
+			c.ports[p] = 0
+		}
+	}
+	for _, p := range slices.Collect(maps.Keys(c.ports)) {
+		if !ports[p] {
+			m.Delete(p)
+			delete(c.ports, p)
+		}
+	}
+	return nil
+}
+
+// refused returns how many messages the filter has refused at each port since it was last asked.
+func (c *templateCapture) refused() map[uint16]uint64 {
+	var out map[uint16]uint64
+	for p, told := range c.ports {
+		var v bpf.TemplatesPort
+		if err := c.c.Maps[bpf.TemplatesMapTemplatesPorts].Lookup(p, &v); err != nil || v.Refused == told {
+			continue
+		}
+		if out == nil {
+			out = map[uint16]uint64{}
+		}
+		out[p] = v.Refused - told
+		c.ports[p] = v.Refused
+	}
+	return out
+}
+
+// Close ends the listening and its goroutines.
+func (c *templateCapture) Close() {
+	for _, s := range c.sockets {
+		s.Close()
+	}
+	if c.c != nil {
+		c.c.Close()
+	}
+}
+
+// readMessages reads until the socket is closed.
+func readMessages(s *os.File, give func(HeardMessage)) {
+	conn, err := s.SyscallConn()
+	if err != nil {
+		return
+	}
+	buf := make([]byte, 1<<16)
+	for n, since := 0, time.Now(); ; n++ {
+		if n == captureBurst {
+			time.Sleep(captureBurst*time.Second/captureRate - time.Since(since))
+			n, since = 0, time.Now()
+		}
+		var size int
+		var from unix.Sockaddr
+		var rerr error
+		err := conn.Read(func(fd uintptr) bool {
+			size, from, rerr = unix.Recvfrom(int(fd), buf, 0)
+			return !errors.Is(rerr, unix.EAGAIN)
+		})
+		if err != nil {
+			return // closed
+		}
+		ll, ok := from.(*unix.SockaddrLinklayer)
+		if rerr != nil || !ok {
+			continue // an interface went down: the socket goes on
+		}
+		if m, ok := ReadDatagram(buf[:size]); ok {
+			m.Ifindex = uint32(ll.Ifindex)
+			give(m)
+		}
+	}
+}
+
+// ReadDatagram reads the headers of a packet that the filter let through. The
+// payload shares b.
+func ReadDatagram(b []byte) (m HeardMessage, ok bool) {
+	if len(b) < 20 {
+		return m, false
+	}
+	var src, dst netip.Addr
+	var udp int
+	switch b[0] >> 4 {
+	case 4:
+		src, dst = netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:]))
+		udp = int(b[0]&15) * 4
+	case 6:
+		if len(b) < 40 {
+			return m, false
+		}
+		src, dst = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:]))
+		udp = 40
+	default:
+		return m, false
+	}
+	if len(b) < udp+8 {
+		return m, false
+	}
+	size := int(binary.BigEndian.Uint16(b[udp+4:]))
+	if size < 8 || udp+size > len(b) {
+		return m, false
+	}
+	m.Session = bpf.TemplatesSession{Src: src.As16(), Dst: dst.As16(), Sport: binary.BigEndian.Uint16(b[udp:]), Dport: binary.BigEndian.Uint16(b[udp+2:])}
+	m.Payload = b[udp+8 : udp+size]
+	return m, true
+}

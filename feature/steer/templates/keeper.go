@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package templates
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/feature/steer/slots"
+	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Exporters repeat their templates every ten minutes or so, and a collector that
+// starts, or gains a device, cannot read their records before. So weir serve
+// remembers templates, off the data path, and sends them again, with the
+// exporter's own address and port, to a member that lacks them.
+
+// Tick is how often to look while something waits: a member that reads too
+// slowly, a session whose exporter may have gone on from another port. Otherwise the
+// watcher says when who serves what may have changed.
+const Tick = 100 * time.Millisecond
+
+// Keeper keeps the templates of all namespaces.
+type Keeper struct {
+	root   *kernel.Root
+	own    *engine.OwnLock
+	log    feature.Logger
+	state  *state.Reader
+	wake   chan struct{}
+	news   chan struct{} // from the scopes: a session may be due for a replay
+	scopes map[string]*Scope
+	seen   []seenMembers
+	last   map[string]string // what was said of a namespace
+}
+
+// seenMembers is what of a service decides who has which templates.
+type seenMembers struct {
+	pub    *record.Service
+	engine *kernel.Opened
+	slots  []slots.State
+}
+
+// NewKeeper makes a keeper of all namespaces' templates. It writes under own.
+func NewKeeper(own *engine.OwnLock, log feature.Logger) *Keeper {
+	return &Keeper{root: own.Root, own: own, log: log, state: state.NewReader(own.Root), wake: make(chan struct{}, 1),
+		news: make(chan struct{}, 1), scopes: map[string]*Scope{}, last: map[string]string{}}
+}
+
+// Kick says that services, or who serves them, may have changed.
+func (k *Keeper) Kick() { Notify(k.wake) }
+
+// Notify leaves word at a channel that holds one.
+func Notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Run keeps templates until ctx is done.
+func (k *Keeper) Run(ctx context.Context) {
+	defer func() {
+		for _, t := range k.scopes {
+			k.close(t)
+		}
+		k.state.Close()
+	}()
+	tick := time.NewTimer(Tick) // while something waits for a while to pass
+	defer tick.Stop()
+	expire := time.NewTicker(time.Minute)
+	defer expire.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-expire.C:
+			for _, t := range k.scopes {
+				t.expire()
+				t.tell()
+			}
+		case <-k.wake:
+			k.follow(ctx)
+		case <-k.news:
+		case <-tick.C:
+		}
+		if k.changed() { // templates sent to who left the slot a moment ago would be taken for received
+			k.follow(ctx)
+		}
+		for _, t := range k.scopes {
+			t.arrive()
+		}
+		k.replay(ctx)
+		if k.pending() {
+			tick.Reset(Tick)
+		} else {
+			tick.Stop() // a process that wakes ten times a second for nothing takes half a percent of a CPU
+		}
+	}
+}
+
+// pending says whether there is something to do even if nobody wakes us.
+func (k *Keeper) pending() bool {
+	for _, t := range k.scopes {
+		if t.pending() {
+			return true
+		}
+	}
+	return false
+}
+
+// replay sends templates where members have changed or a session waits.
+func (k *Keeper) replay(ctx context.Context) {
+	for scope, t := range k.scopes {
+		if t.Waiting() {
+			k.say(scope, t.Replay(ctx))
+		}
+	}
+}
+
+// changed says whether a slot has another member than when it was last read.
+func (k *Keeper) changed() bool {
+	for _, t := range k.scopes {
+		for _, s := range t.Services {
+			now, err := s.readMembers()
+			if err == nil && !slices.Equal(now, s.members) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// ReadServiceMembers opens a service's slots and reads who has them.
+func ReadServiceMembers(r *kernel.Root, s *state.Service) (*Service, error) {
+	pins, err := r.Open(record.EngineInstance(s.PinScope, s.Engine), append(s.Record.ReaderMaps(), "sync")...)
+	if err != nil {
+		return nil, err
+	}
+	out := &Service{Service: s, slots: slots.NewReader(r, pins, s.Record)}
+	if out.members, err = out.readMembers(); err != nil {
+		out.close()
+		return nil, err
+	}
+	// Asked after the service was read: if the maps agree with the pins now, packets have gone by what was read.
+	if out.coming, err = engine.IsMarked(pins.Maps); err != nil {
+		out.close()
+		return nil, err
+	}
+	return out, nil
+}
+
+// follow makes the scopes those that services with templates are in. It is asked
+// whenever something may have changed: mostly nothing has.
+func (k *Keeper) follow(ctx context.Context) {
+	st, err := k.state.Read(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			k.say("", err)
+		}
+		return
+	}
+	if !k.unchanged(st) || k.stale() || k.changed() {
+		k.take(ctx, st)
+		if k.lags() { // a slot changed hands in between
+			if st, err = k.state.Read(ctx); err == nil && !k.unchanged(st) {
+				k.take(ctx, st)
+			}
+		}
+		return
+	}
+	for scope, t := range k.scopes {
+		t.mu.Lock()
+		err := t.flushCounts()
+		t.mu.Unlock()
+		k.say(scope, err)
+	}
+}
+
+// lags says whether a slot's member is another one than the state tells of: that
+// was read a moment earlier.
+func (k *Keeper) lags() bool {
+	for _, t := range k.scopes {
+		for _, s := range t.Services {
+			for n, who := range s.members {
+				if n >= len(s.Slots) || s.Slots[n].Admitted() != (who != MemberID{}) || who != (MemberID{}) && s.Slots[n].PID != int(who.Tgid) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// unchanged says whether who serves what is as it was when it was asked last.
+func (k *Keeper) unchanged(st state.State) (same bool) {
+	var now []seenMembers
+	for _, s := range st.Services {
+		now = append(now, seenMembers{s.Record, k.state.Engines[record.EngineInstance(s.PinScope, s.Engine)], s.Slots})
+	}
+	same = slices.EqualFunc(k.seen, now, func(a, b seenMembers) bool {
+		return a.pub == b.pub && a.engine == b.engine && slices.EqualFunc(a.slots, b.slots, func(x, y slots.State) bool {
+			return x.State == y.State && x.PID == y.PID && slices.Equal(x.Sockets, y.Sockets)
+		})
+	})
+	k.seen = now
+	return same
+}
+
+// stale says whether a namespace's templates are kept that no longer should be,
+// or no longer where weir's commands look for them.
+func (k *Keeper) stale() bool {
+	for _, t := range k.scopes {
+		if !t.Store.pinned(k.root) || slices.ContainsFunc(t.Services, func(s *Service) bool { return abandoned(s.Service) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// take has the scopes go by a state.
+func (k *Keeper) take(ctx context.Context, st state.State) {
+	services := map[string][]*Service{}
+	wanted := map[string]*state.Service{}
+	for i := range st.Services {
+		s := &st.Services[i]
+		members, err := ReadServiceMembers(k.root, s)
+		if err != nil {
+			continue // it is being removed, or its engine is missing: status says so
+		}
+		services[s.PinScope] = append(services[s.PinScope], members)
+		if len(servicePorts(s)) > 0 {
+			wanted[s.PinScope] = s
+		}
+	}
+	defer func() {
+		for scope, all := range services {
+			for _, s := range all {
+				if k.scopes[scope] == nil { // nobody took them over
+					s.close()
+				}
+			}
+		}
+	}()
+	for scope, t := range k.scopes {
+		if s := wanted[scope]; s == nil || !t.Store.pinned(k.root) || abandoned(s) {
+			k.close(t)
+		}
+	}
+	for scope, s := range wanted {
+		t := k.scopes[scope]
+		if t == nil {
+			err := k.open(ctx, s, services[scope])
+			if err != nil {
+				k.seen = nil // to be tried again
+			}
+			k.say(scope, err)
+			continue
+		}
+		t.mu.Lock()
+		if !sameServices(t.Services, services[scope]) {
+			t.unserved, t.retries = true, 0
+		}
+		dateChanges(t.Services, services[scope])
+		t.mu.Unlock()
+		k.say(scope, t.follow(services[scope]))
+	}
+}
+
+// abandoned says that nobody but us is in a service's namespace: holding on to
+// it would keep a container's interfaces and addresses from going with it.
+func abandoned(s *state.Service) bool {
+	ns, err := s.OpenNetns()
+	if err != nil {
+		return errors.Is(err, slots.ErrNetnsGone)
+	}
+	ns.Close()
+	return false
+}
+
+// sameServices says that nobody's traffic goes elsewhere than before.
+func sameServices(a, b []*Service) bool {
+	return slices.EqualFunc(a, b, func(x, y *Service) bool {
+		return x.Name == y.Name && slices.Equal(x.members, y.members) && slices.Equal(x.Table, y.Table) &&
+			x.Record == y.Record &&
+			slices.EqualFunc(x.Slots, y.Slots, func(p, q slots.State) bool { return p.State == q.State })
+	})
+}
+
+// dateChanges notes since when the services are as they are. A message may have been steered by what was there before,
+// and be looked at only now.
+func dateChanges(before, now []*Service) {
+	for _, s := range now {
+		i := slices.IndexFunc(before, func(b *Service) bool { return b.Name == s.Name })
+		switch {
+		case i < 0 || before[i].Record != s.Record:
+			s.since = kernel.Monotonic()
+		default:
+			s.since = before[i].since
+		}
+	}
+}
+
+// open begins to keep the templates of a service's namespace.
+func (k *Keeper) open(ctx context.Context, s *state.Service, services []*Service) error {
+	ns, err := s.OpenNetns()
+	if err != nil {
+		return err
+	}
+	store, err := k.openStore(ctx, s, ns)
+	if err == nil {
+		k.scopes[s.PinScope], err = OpenScope(store, ns, services, k.log, k.news)
+	}
+	if err != nil {
+		delete(k.scopes, s.PinScope)
+		ns.Close()
+		return fmt.Errorf("templates are not kept: %w", err)
+	}
+	exporters, templates := k.scopes[s.PinScope].Known()
+	k.log.Info("listening for templates", "netns", s.Netns, "known_exporters", exporters, "known_templates", templates)
+	return nil
+}
+
+// openStore holds the lock for no longer than the pins need: commands wait.
+func (k *Keeper) openStore(ctx context.Context, s *state.Service, ns *netns.Handle) (*templateStore, error) {
+	l, unlock, err := k.own.Lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	// It may have been removed since it was read: then its namespace's pins must not come back.
+	if _, err := record.Read(l.Root, record.Instance(s.PinScope, s.Name)); err != nil {
+		return nil, err
+	}
+	return OpenStore(l, ns)
+}
+
+func (k *Keeper) close(t *Scope) {
+	delete(k.scopes, t.scope)
+	t.mu.Lock()
+	err := t.flushCounts()
+	t.mu.Unlock()
+	k.say(t.scope, err)
+	t.Close()
+	t.ns.Close()
+}
+
+// say logs trouble with a namespace once.
+func (k *Keeper) say(scope string, err error) {
+	text := ""
+	if err != nil && !errors.Is(err, kernel.ErrNotExist) && !errors.Is(err, context.Canceled) {
+		text = err.Error()
+	}
+	if text != "" && k.last[scope] != text {
+		k.log.Warn("templates", "reason", text)
+	}
+	k.last[scope] = text
+}

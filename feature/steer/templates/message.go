@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package templates
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Versions of the two protocols that have templates.
+const (
+	Netflow9 = 9  // RFC 3954
+	IPFIX    = 10 // RFC 7011
+)
+
+// Bounds of one template: a longer one does not fit a datagram that is not
+// fragmented, and fragments are not looked at.
+const (
+	MaxTemplateBytes = 2048
+	MinTemplateID    = 256
+	variableLength   = 0xffff // RFC 7011, section 7
+)
+
+// ErrMessage is wrapped by every error about a message that cannot be read.
+var ErrMessage = errors.New("malformed")
+
+// FlowHeader is the header of an IPFIX message or NetFlow v9 packet.
+type FlowHeader struct {
+	Version    uint16 // 9 or 10
+	Domain     uint32 // observation domain, or source id
+	Sequence   uint32
+	ExportTime uint32 // seconds since the epoch
+	Uptime     uint32 // NetFlow v9: milliseconds
+}
+
+// Record is one template record as its exporter sent it.
+type Record struct {
+	ID      uint16
+	Options bool
+	Record  []byte // with its header
+}
+
+// Withdrawal takes templates back (RFC 7011, section 8.1).
+type Withdrawal struct {
+	ID  uint16
+	All bool // every template, or options template, of the domain: ID is 2 or 3
+}
+
+// TemplateChange is one template learnt, or some withdrawn.
+type TemplateChange struct {
+	Template  *Record
+	Withdrawn *Withdrawal
+}
+
+// FlowSet is a set: its number, which for data is the template's, and its
+// length in bytes with its header.
+type FlowSet struct{ ID, Length uint16 }
+
+// FlowMessage is what matters here of one message.
+type FlowMessage struct {
+	FlowHeader
+	Changes []TemplateChange // in their order; their records share the message's bytes
+	Sets    []FlowSet
+}
+
+// Parse reads a datagram. It is strict: sets must fill the message to
+// the last byte, so that other protocols' packets are not taken for templates.
+func Parse(b []byte) (m FlowMessage, err error) {
+	var sets []byte
+	if m.FlowHeader, sets, err = parseFlowHeader(b); err != nil {
+		return m, err
+	}
+	for len(sets) > 0 {
+		if m.Version == Netflow9 && len(sets) < 4 && allZero(sets) {
+			break // padding
+		}
+		if len(sets) < 4 {
+			return m, fmt.Errorf("%w: %d bytes behind the last set", ErrMessage, len(sets))
+		}
+		id, size := binary.BigEndian.Uint16(sets), binary.BigEndian.Uint16(sets[2:])
+		if size < 4 || int(size) > len(sets) {
+			return m, fmt.Errorf("%w: a set of %d bytes where %d are left", ErrMessage, size, len(sets))
+		}
+		body := sets[4:size]
+		sets = sets[size:]
+		if options, ok := setKind(m.Version, id); ok {
+			if m.Changes, err = appendRecords(m.Changes, m.Version, options, body); err != nil {
+				return m, err
+			}
+		} else if id < MinTemplateID {
+			return m, fmt.Errorf("%w: no set has the number %d", ErrMessage, id)
+		}
+		m.Sets = append(m.Sets, FlowSet{id, size})
+	}
+	return m, nil
+}
+
+func allZero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func parseFlowHeader(b []byte) (h FlowHeader, sets []byte, err error) {
+	u32 := func(at int) uint32 { return binary.BigEndian.Uint32(b[at:]) }
+	if len(b) < 16 {
+		return h, nil, fmt.Errorf("%w: %d bytes", ErrMessage, len(b))
+	}
+	h.Version = binary.BigEndian.Uint16(b)
+	switch {
+	case h.Version == IPFIX && int(binary.BigEndian.Uint16(b[2:])) == len(b):
+		h.ExportTime, h.Sequence, h.Domain = u32(4), u32(8), u32(12)
+		return h, b[16:], nil
+	case h.Version == Netflow9 && len(b) >= 20:
+		h.Uptime, h.ExportTime, h.Sequence, h.Domain = u32(4), u32(8), u32(12), u32(16)
+		return h, b[20:], nil
+	}
+	return h, nil, fmt.Errorf("%w: version %d in %d bytes", ErrMessage, h.Version, len(b))
+}
+
+// setKind says whether a set holds templates, and options templates.
+func setKind(version, id uint16) (options, ok bool) {
+	base := uint16(0)
+	if version == IPFIX {
+		base = 2
+	}
+	return id == base+1, id == base || id == base+1
+}
+
+// SetID is the id of a set of templates of a version, or of options templates.
+func SetID(version uint16, options bool) uint16 {
+	id := uint16(0)
+	if version == IPFIX {
+		id = 2
+	}
+	if options {
+		id++
+	}
+	return id
+}
+
+// appendRecords reads the records of one set of templates.
+func appendRecords(out []TemplateChange, version uint16, options bool, b []byte) ([]TemplateChange, error) {
+	// What is shorter than a record, or begins with a zero, pads the set.
+	for len(b) >= 4 && binary.BigEndian.Uint16(b) != 0 {
+		id := binary.BigEndian.Uint16(b)
+		if version == IPFIX && binary.BigEndian.Uint16(b[2:]) == 0 {
+			all := id == SetID(version, options)
+			if !all && id < MinTemplateID {
+				return nil, fmt.Errorf("%w: a withdrawal of %d", ErrMessage, id)
+			}
+			out = append(out, TemplateChange{Withdrawn: &Withdrawal{ID: id, All: all}})
+			b = b[4:]
+			continue
+		}
+		n, err := recordLength(version, options, b)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, TemplateChange{Template: &Record{ID: id, Options: options, Record: b[:n:n]}})
+		b = b[n:]
+	}
+	return out, nil
+}
+
+// recordLength checks the template record that b begins with and returns how
+// long it is.
+func recordLength(version uint16, options bool, b []byte) (int, error) {
+	id := binary.BigEndian.Uint16(b)
+	if id < MinTemplateID {
+		return 0, fmt.Errorf("%w: no template has the number %d", ErrMessage, id)
+	}
+	at, fields, err := recordFields(version, options, b)
+	if err != nil {
+		return 0, err
+	}
+	for range fields {
+		if at+4 > len(b) {
+			return 0, fmt.Errorf("%w: template %d is cut off", ErrMessage, id)
+		}
+		if version == IPFIX && b[at]&0x80 != 0 { // an enterprise number follows
+			at += 4
+		}
+		at += 4
+	}
+	switch {
+	case at > len(b):
+		return 0, fmt.Errorf("%w: template %d is cut off", ErrMessage, id)
+	case fields == 0 || at > MaxTemplateBytes:
+		return 0, fmt.Errorf("%w: template %d has %d fields", ErrMessage, id, fields)
+	}
+	return at, nil
+}
+
+// recordFields returns where a record's fields begin, and their number.
+func recordFields(version uint16, options bool, b []byte) (at, fields int, err error) {
+	second := int(binary.BigEndian.Uint16(b[2:]))
+	switch {
+	case !options:
+		return 4, second, nil
+	case len(b) < 6:
+		return 0, 0, fmt.Errorf("%w: an options template of %d bytes", ErrMessage, len(b))
+	}
+	third := int(binary.BigEndian.Uint16(b[4:]))
+	if version == IPFIX { // all fields, then how many of them are scope
+		if third == 0 || third > second {
+			return 0, 0, fmt.Errorf("%w: %d of %d fields are scope", ErrMessage, third, second)
+		}
+		return 6, second, nil
+	}
+	if second%4 != 0 || third%4 != 0 { // bytes of scope, bytes of options
+		return 0, 0, fmt.Errorf("%w: an options template of %d and %d bytes", ErrMessage, second, third)
+	}
+	return 6, (second + third) / 4, nil
+}
+
+// DataLength is the length of a data record of the template in bytes, 0 where
+// it varies.
+func (t Record) DataLength(version uint16) int {
+	at, fields, err := recordFields(version, t.Options, t.Record)
+	if err != nil {
+		return 0 // it was checked when it was learnt
+	}
+	sum := 0
+	for range fields {
+		if at+4 > len(t.Record) {
+			return 0
+		}
+		n := int(binary.BigEndian.Uint16(t.Record[at+2:]))
+		if version == IPFIX && n == variableLength {
+			return 0
+		}
+		sum += n
+		if version == IPFIX && t.Record[at]&0x80 != 0 {
+			at += 4
+		}
+		at += 4
+	}
+	return sum
+}
+
+// ReplayMessages carries templates in messages of at most limit bytes each,
+// more only where one template alone needs them. next is the sequence number
+// that the exporter's next message will have: after the replay a collector
+// expects just that.
+func ReplayMessages(h FlowHeader, next uint32, templates []Record, limit int) [][]byte {
+	var parts [][]Record
+	size := 0
+	for _, t := range templates {
+		need := len(t.Record)
+		if n := len(parts); n == 0 || size+need+2*4 > limit-20 {
+			parts = append(parts, nil)
+			size = 0
+		}
+		parts[len(parts)-1] = append(parts[len(parts)-1], t)
+		size += need
+	}
+	var out [][]byte
+	for i, p := range parts {
+		h.Sequence = next // templates are no data records, so IPFIX does not count on
+		if h.Version == Netflow9 {
+			h.Sequence = next - uint32(len(parts)-i)
+		}
+		out = append(out, Encode(h, p))
+	}
+	return out
+}
+
+// Encode is one message that carries templates.
+func Encode(h FlowHeader, templates []Record) []byte {
+	be := binary.BigEndian
+	b := be.AppendUint16(nil, h.Version)
+	if h.Version == IPFIX {
+		b = be.AppendUint16(b, 0) // length, below
+	} else {
+		b = be.AppendUint16(b, uint16(len(templates)))
+		b = be.AppendUint32(b, h.Uptime)
+	}
+	b = be.AppendUint32(b, h.ExportTime)
+	b = be.AppendUint32(b, h.Sequence)
+	b = be.AppendUint32(b, h.Domain)
+	for _, options := range []bool{false, true} {
+		set := len(b)
+		for _, t := range templates {
+			if t.Options != options {
+				continue
+			}
+			if len(b) == set {
+				b = be.AppendUint32(b, uint32(SetID(h.Version, options))<<16)
+			}
+			b = append(b, t.Record...)
+		}
+		if len(b) > set {
+			if h.Version == Netflow9 {
+				for len(b)%4 != 0 { // an options record has a header of 6 bytes
+					b = append(b, 0)
+				}
+			}
+			be.PutUint16(b[set+2:], uint16(len(b)-set))
+		}
+	}
+	if h.Version == IPFIX {
+		be.PutUint16(b[2:], uint16(len(b)))
+	}
+	return b
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package templates
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/kernel"
+)
+
+// makeRoom keeps the sessions within their bounds; key was added, or has grown.
+func (t *Scope) makeRoom(key bpf.TemplatesSession) {
+	for proved := false; ; {
+		c := t.Book.Crowded(key.Src)
+		if c == CrowdNone {
+			return
+		}
+		if c == crowdNewcomers && !proved {
+			t.Prove()
+			if proved = true; t.Book.eased() && t.Book.Crowded(key.Src) != crowdNewcomers {
+				continue
+			}
+		}
+		silent := t.Book.Silent(c, key, t.lastHeard)
+		if len(silent) == 0 {
+			return // the session alone, which has a bound of its own
+		}
+		for _, k := range silent {
+			if svc, _ := t.serviceOf(collectorOf(k)); svc != nil {
+				t.refuse(svc.Name, 1)
+			}
+			t.Forget(k)
+		}
+	}
+}
+
+// Prove finds the newcomers that have become proven sessions.
+func (t *Scope) Prove() {
+	for k, s := range t.Book.Sessions {
+		if s.Proven {
+			continue
+		}
+		if h := t.Store.heard(k); h.Messages >= ProvenMessages && h.Last > s.Born+uint64(ProvenAge) {
+			t.Book.Prove(s)
+		}
+	}
+}
+
+// refuse counts messages and sessions of a service that are not remembered.
+func (t *Scope) refuse(service string, n uint64) {
+	c := t.counts[service]
+	c.Refused += n
+	t.counts[service] = c
+	t.untold[service] += n
+}
+
+// lastHeard is when a session was last heard: CLOCK_MONOTONIC, ns.
+func (t *Scope) lastHeard(k bpf.TemplatesSession) uint64 { return t.Store.heard(k).Last }
+
+// expire forgets exporters that have long been silent, and those that go on from
+// another port.
+func (t *Scope) expire() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.Prove()
+	now := kernel.Monotonic()
+	current := t.Book.current(t.lastHeard)
+	for k, s := range t.Book.Sessions {
+		switch silent := time.Duration(now - t.lastHeard(k)); {
+		case silent > sessionLife, silent > newcomerLife && !s.Proven, silent > supersededLife && !current(k):
+			t.Forget(k)
+		}
+	}
+}
+
+// countRefused adds what the filter refused to the counts of the services at whose ports it came. Services
+// that share a port differ by prefix, which the filter does not look at: the first of them has it.
+func (t *Scope) countRefused() {
+	if t.capture == nil {
+		return
+	}
+	for port, n := range t.capture.refused() {
+		i := slices.IndexFunc(t.Services, func(s *Service) bool { return slices.Contains(servicePorts(s.Service), port) })
+		if i >= 0 {
+			t.refuse(t.Services[i].Name, n)
+		}
+	}
+}
+
+// tell logs what was refused since it last did.
+func (t *Scope) tell() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for service, n := range t.untold {
+		t.log.Warn("template messages refused: unreadable, or too many", "service", service, "netns", t.ns.String(), "refused", n)
+	}
+	clear(t.untold)
+}
+
+func (t *Scope) flushCounts() error {
+	t.countRefused()
+	for name, c := range t.counts {
+		if err := t.Store.count(name, c); err != nil {
+			return fmt.Errorf("counting templates: %w", err)
+		}
+		delete(t.counts, name)
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package templates
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/feature/steer/engine"
+	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/internal/netns"
+	"github.com/weir-project/weir/kernel"
+)
+
+// Saved are the templates of the exporters of a network namespace.
+type Saved []savedSession
+
+// savedSession is one exporter's: the key and the value as in the store.
+type savedSession struct {
+	Key   []byte `json:"key"`
+	Value []byte `json:"value"`
+}
+
+// Save reads what is remembered in a namespace.
+func Save(r *kernel.Root, scope string) (Saved, error) {
+	o, err := r.Open(engine.TemplatesInstance(scope))
+	if errors.Is(err, kernel.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer o.Close()
+	if err := o.Meta.RequireABI(o.Instance, record.ABI); err != nil {
+		return nil, err
+	}
+	all, _, err := loadSessions(o.Maps["store"])
+	if err != nil {
+		return nil, err
+	}
+	var out Saved
+	for k, v := range all {
+		key, err := binary.Append(nil, binary.NativeEndian, k)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, savedSession{key, v.Marshal()})
+	}
+	return out, nil
+}
+
+// read is the session, nil if it cannot be read.
+func (s savedSession) read() (k bpf.TemplatesSession, v *FlowSession) {
+	v = &FlowSession{}
+	if binary.Read(bytes.NewReader(s.Key), binary.NativeEndian, &k) != nil || v.Unmarshal(s.Value) != nil {
+		return k, nil
+	}
+	return k, v
+}
+
+// lost are the sessions that nobody remembers any more.
+func (t Saved) lost(r *kernel.Root, scope string) (Saved, error) {
+	now, err := Save(r, scope)
+	if err != nil {
+		return nil, err
+	}
+	have := map[string]bool{}
+	for _, s := range now {
+		have[string(s.Key)] = true
+	}
+	var out Saved
+	for _, s := range t {
+		if _, v := s.read(); v != nil && !have[string(s.Key)] {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// Plan adds a step that remembers again what was forgotten.
+func (t Saved) Plan(plan *feature.Plan, r *kernel.Root, scope string) error {
+	lost, err := t.lost(r, scope)
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	plan.Add(feature.Step{Verb: "restore", Object: "templates of net:[" + scope + "]", Detail: fmt.Sprintf("%d exporters", len(lost)),
+		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", t.Restore(l, scope) }})
+	return nil
+}
+
+// Restore publishes the templates anew, with those that are remembered now. A running weir serve, which alone writes to
+// them, takes up the maps that have come in place of its own.
+func (t Saved) Restore(l *kernel.WriteLock, scope string) error {
+	now, err := Save(l.Root, scope)
+	if err != nil {
+		return err
+	}
+	lost, err := t.lost(l.Root, scope)
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	ns, err := l.OpenScope("", scope)
+	if errors.Is(err, netns.ErrGone) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return publishTemplates(l, ns, append(now, lost...))
+}
