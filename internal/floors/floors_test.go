@@ -111,7 +111,7 @@ func broken(f source, imported string) string {
 		return "only cmd/weir-collector uses collector"
 	case own == featureFloor && target == featureFloor:
 		if feature(from) == feature(to) {
-			return ""
+			return wrongRoom(from, to)
 		}
 		return "features never import each other; what two of them need moves down a floor"
 	case top(from) == "lab" && top(to) != "cmd":
@@ -120,6 +120,31 @@ func broken(f source, imported string) string {
 		return ""
 	}
 	return fmt.Sprintf("floor %d may use lower floors only, and that is floor %d", own, target)
+}
+
+// rooms are the packages of a feature that has an order among them, from the ground. A room imports only rooms before it;
+// the feature's own package comes last.
+var rooms = map[string][]string{
+	"feature/steer": {"bpf", "spec", "record", "slots", "engine", "holder", "bindings", "state", "reset", "templates", "explain", "daemon", ""},
+}
+
+// wrongRoom names the rule that an import between two packages of a feature breaks, "" if none.
+func wrongRoom(from, to string) string {
+	house := "feature/" + feature(from)
+	order, ok := rooms[house]
+	if !ok || from == to {
+		return ""
+	}
+	room := func(dir string) int {
+		return slices.Index(order, strings.TrimPrefix(strings.TrimPrefix(dir, house), "/"))
+	}
+	switch {
+	case room(from) < 0 || room(to) < 0:
+		return fmt.Sprintf("one of them is no room of %s: give it a place in rooms of internal/floors", house)
+	case room(to) > room(from):
+		return fmt.Sprintf("the rooms of %s import downward only: %s", house, strings.Join(order[:len(order)-1], ", "))
+	}
+	return ""
 }
 
 // home is where a package belongs. The handoff client speaks the feature's own protocol with its sessions: it is part of it.
@@ -239,7 +264,12 @@ func TestRules(t *testing.T) {
 		{"kernel/a.go", "internal/netns", ""},
 		{"internal/nstest/a.go", "internal/netns", ""},
 		{"feature/steer/a.go", "feature", ""},
-		{"feature/steer/x/a.go", "feature/steer", ""},
+		{"feature/steer/a.go", "feature/steer/engine", ""},
+		{"feature/steer/engine/a.go", "feature/steer/spec", ""},
+		{"feature/steer/engine/a.go", "feature/steer", "the rooms of feature/steer import downward only"},
+		{"feature/steer/spec/a.go", "feature/steer/record", "the rooms of feature/steer import downward only"},
+		{"feature/steer/x/a.go", "feature/steer/spec", "one of them is no room of feature/steer"},
+		{"feature/guard/x/a.go", "feature/guard", ""},
 		{"feature/steer/a_test.go", "internal/nstest", ""},
 		{"host/a.go", "feature/steer", ""},
 		{"cmd/weir/a.go", "host", ""},
