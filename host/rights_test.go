@@ -28,26 +28,31 @@ func TestRightsOfSome(t *testing.T) {
 	}
 }
 
-// The unit of the examples bounds weir serve to the capabilities that it keeps.
-func TestUnitHasTheRights(t *testing.T) {
-	unit, err := os.ReadFile("../examples/weir-serve.service")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got, want []string
-	for line := range strings.Lines(string(unit)) {
-		if list, ok := strings.CutPrefix(line, "CapabilityBoundingSet="); ok {
-			got = append(got, strings.Fields(list)...)
+// The units of the examples bound weir serve to the capabilities that it keeps.
+func TestUnitsHaveTheRights(t *testing.T) {
+	for unit, only := range map[string][]string{"weir-serve": nil, "handoff/weir-lb": {"lb"}, "handoff/weir-backend": {"backend"}, "handoff/weir-keeper": {"keeper"}} {
+		text, err := os.ReadFile("../examples/" + unit + ".service")
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	for c, all := 0, rightsOf(nil); c < len(capabilityNames); c++ {
-		if all>>c&1 == 1 {
-			want = append(want, fmt.Sprint("CAP_", capabilityNames[c]))
+		var got, want []string
+		for line := range strings.Lines(string(text)) {
+			if list, ok := strings.CutPrefix(line, "CapabilityBoundingSet="); ok {
+				got = append(got, strings.Fields(list)...)
+			}
 		}
-	}
-	slices.Sort(got)
-	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("the unit has\n%v\nwant\n%v", got, want)
+		for c, all := 0, rightsOf(only); c < len(capabilityNames); c++ {
+			if all>>c&1 == 1 {
+				want = append(want, fmt.Sprint("CAP_", capabilityNames[c]))
+			}
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s has\n%v\nwant\n%v", unit, got, want)
+		}
+		if len(only) > 0 && !strings.Contains(string(text), "--only "+only[0]) {
+			t.Errorf("%s does not run %s alone", unit, only[0])
+		}
 	}
 }

@@ -19,11 +19,18 @@ import (
 // Under systemd a keeper restarts while a session and a listener wait for a member: the
 // next member goes on with both. The unit has what examples/weir-serve.service has for it.
 func TestKeeperRestartsUnderSystemd(t *testing.T) {
+	for name, args := range map[string]string{"keep": "handoff keep --keeper", "serve": "--root " + nstest.BPFFS + "/keeper-apart serve --only keeper --handoff-socket"} {
+		t.Run(name, func(t *testing.T) { restartsUnderSystemd(t, args) })
+	}
+}
+
+// restartsUnderSystemd is the test with a keeper of this command line, which ends with its socket.
+func restartsUnderSystemd(t *testing.T, args string) {
 	nstest.NeedRoot(t)
 	dir := buildWeir(t)
 	nstest.Enter(t)
 	socket := filepath.Join(dir, "keeper.sock")
-	systemctl := nstest.Systemd(t, map[string]string{"keeper.service": "[Service]\nExecStart=" + filepath.Join(dir, "weir") + " handoff keep --keeper " + socket + "\n" + storeLine(t) + "\n"})
+	systemctl := nstest.Systemd(t, map[string]string{"keeper.service": "[Service]\nExecStart=" + filepath.Join(dir, "weir") + " " + args + " " + socket + "\n" + storeLine(t) + "\n"})
 	must := mustRun(t, systemctl)
 	must("start", "keeper.service")
 	listen := func() *handoff.Listener {

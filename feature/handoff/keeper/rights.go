@@ -12,7 +12,6 @@ var _ feature.Privileged = Feature{}
 // Rights implements feature.Privileged.
 func (Feature) Rights() []feature.Right {
 	return []feature.Right{
-		{Capability: unix.CAP_NET_RAW, For: "packets that wait"},
 		{Capability: unix.CAP_SYS_NICE, For: "priority while sessions move"},
 	}
 }
