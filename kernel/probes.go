@@ -202,9 +202,9 @@ func withSocket(f func(fd int) error) error {
 	return f(fd)
 }
 
-// Version is the running kernel's, as uname has it. Only tests and messages
+// Release is the running kernel's, as uname has it. Only tests and messages
 // compare it: what a kernel can do is probed.
-func Version() (v [2]int, err error) {
+func Release() (v [2]int, err error) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return v, err

@@ -134,7 +134,7 @@ func TestProgram(t *testing.T) {
 
 func kernelBefore(t testing.TB, major, minor int) bool {
 	t.Helper()
-	have, err := kernel.Version()
+	have, err := kernel.Release()
 	if err != nil {
 		t.Fatal(err)
 	}

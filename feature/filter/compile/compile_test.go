@@ -178,7 +178,7 @@ func TestManyPatterns(t *testing.T) {
 // The probes find what kernels of their age have.
 func TestRunning(t *testing.T) {
 	nstest.NeedRoot(t)
-	v, err := kernel.Version()
+	v, err := kernel.Release()
 	if err != nil {
 		t.Fatal(err)
 	}

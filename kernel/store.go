@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// Store reads and writes the instances of one kind, which have a spec S in common. It is a value: nothing is held open
+// between calls.
+type Store[S any] struct {
+	Feature string
+	ABI     uint32                          // of the layout of its maps
+	Object  func() []byte                   // the embedded BPF object; nil: there is none, or each Form has its own
+	Is      func(name string) bool          // whether an instance of that name is of this kind; nil: each is
+	Ref     func(spec *S) (netnsRef string) // what a spec calls its network namespace; nil: nothing
+	Fill    func(spec *S)                   // completes a spec that was read; nil: nothing to complete
+}
+
+// Record is what the meta of an instance says.
+type Record[S any] struct {
+	Instance
+	Meta Meta
+	Spec S
+	Ref  string // leads to the network namespace, where a spec says so
+}
+
+// ID is the network namespace of the instance.
+func (r Record[S]) ID() netns.ID { return r.Meta.ID() }
+
+// Netns opens the network namespace of the instance by its inode number and its cookie. It returns [netns.ErrGone] where it is
+// gone, also if another one has its inode number.
+func (r Record[S]) Netns() (*netns.Handle, error) { return netns.Find(r.Ref, r.ID()) }
+
+// Gone tells whether the network namespace of the instance is gone.
+func (r Record[S]) Gone() (bool, error) {
+	if r.Scope == HostScope {
+		return false, nil
+	}
+	ns, err := r.Netns()
+	if errors.Is(err, netns.ErrGone) {
+		return true, nil
+	} else if err != nil {
+		return false, err
+	}
+	return false, ns.Close()
+}
+
+// ScopeOf is the scope of a network namespace's instances; nil stands for the host.
+func ScopeOf(ns *netns.Handle) string {
+	if ns == nil {
+		return HostScope
+	}
+	return strconv.FormatUint(ns.Inode(), 10)
+}
+
+// Name is the instance of a name in a scope.
+func (s Store[S]) Name(scope, name string) Instance {
+	return Instance{Scope: scope, Feature: s.Feature, Name: name}
+}
+
+// Keys lists the instances, without a look at their meta, in order of scope and name.
+func (s Store[S]) Keys(r *Root) ([]Instance, error) {
+	all, err := r.Instances(s.Feature)
+	if s.Is == nil {
+		return all, err
+	}
+	return slices.DeleteFunc(all, func(i Instance) bool { return !s.Is(i.Name) }), err
+}
+
+// Read reads the meta of an instance. It returns [ErrNotExist] where there is none, and [ErrABI] for one of another version.
+func (s Store[S]) Read(r *Root, i Instance) (Record[S], error) {
+	m, err := r.Meta(i)
+	if err != nil {
+		return Record[S]{Instance: i}, err
+	}
+	return s.Of(i, m)
+}
+
+// Of decodes the meta of an instance.
+func (s Store[S]) Of(i Instance, m Meta) (Record[S], error) {
+	rec := Record[S]{Instance: i, Meta: m}
+	if err := m.RequireABI(i, s.ABI); err != nil {
+		return rec, err
+	}
+	if len(m.Config) > 0 {
+		if err := json.Unmarshal(m.Config, &rec.Spec); err != nil {
+			return rec, fmt.Errorf("%s: its meta: %w", i, err)
+		}
+	}
+	if s.Fill != nil {
+		s.Fill(&rec.Spec)
+	}
+	if s.Ref != nil {
+		rec.Ref = s.Ref(&rec.Spec)
+	}
+	return rec, nil
+}
+
+// All reads all instances. Those that it cannot read are listed; the error is about none of them in particular, like
+// [ErrUnreadable].
+func (s Store[S]) All(r *Root) ([]Record[S], Unreadable, error) { return s.among(r, "") }
+
+// In reads the instances of a scope, as All does.
+func (s Store[S]) In(r *Root, scope string) ([]Record[S], Unreadable, error) {
+	return s.among(r, scope)
+}
+
+func (s Store[S]) among(r *Root, scope string) (out []Record[S], unreadable Unreadable, err error) {
+	keys, err := s.Keys(r)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, i := range keys {
+		if scope != "" && i.Scope != scope {
+			continue
+		}
+		rec, err := s.Read(r, i)
+		switch {
+		case err == nil:
+			out = append(out, rec)
+		case errors.Is(err, ErrUnreadable):
+			return nil, nil, err
+		case !errors.Is(err, ErrNotExist): // removed meanwhile, or damage, which a Checker tells
+			unreadable.Add(i, err)
+		}
+	}
+	return out, unreadable, nil
+}
+
+// Outdated tells whether another weir's object made an instance.
+func (s Store[S]) Outdated(rec Record[S]) bool { return rec.Meta.Object != ObjectHash(s.Object()) }
+
+// InUse is an instance with its pins and its network namespace open. Close it.
+type InUse[S any] struct {
+	Record[S]
+	Pins  *Opened
+	Netns *netns.Handle // nil for one of the host
+}
+
+// source is a [Root], for reading, or a [WriteLock].
+type source interface {
+	Open(i Instance, maps ...string) (*Opened, error)
+}
+
+// Open opens the pins of an instance, for writing where from is a [WriteLock], and its network namespace. It returns
+// [netns.ErrGone] where that is gone, also if another one has its inode number.
+func (s Store[S]) Open(from source, i Instance, names ...string) (*InUse[S], error) {
+	o, err := from.Open(i, names...)
+	if err != nil {
+		return nil, err
+	}
+	u := &InUse[S]{Pins: o}
+	if u.Record, err = s.Of(i, o.Meta); err == nil && i.Scope != HostScope {
+		u.Netns, err = u.Record.Netns()
+	}
+	if err != nil {
+		u.Close()
+		return nil, err
+	}
+	return u, nil
+}
+
+// Close closes what is open; everything stays pinned.
+func (u *InUse[S]) Close() {
+	if u.Pins != nil {
+		u.Pins.Close()
+	}
+	if u.Netns != nil {
+		u.Netns.Close()
+	}
+}
+
+// Form is an instance as it is to be published.
+type Form[S any] struct {
+	Spec   S
+	Netns  *netns.Handle     // nil: of the host
+	Object [sha256.Size]byte // of an instance with an object of its own; zero: the store's
+	Pins   Pins
+}
+
+// Meta describes a form.
+func (s Store[S]) Meta(f Form[S]) (m Meta, err error) {
+	m = Meta{ABI: s.ABI, Object: f.Object, Created: time.Now(), Version: Version}
+	if m.Object == [sha256.Size]byte{} && s.Object != nil {
+		m.Object = ObjectHash(s.Object())
+	}
+	if f.Netns != nil {
+		id := f.Netns.ID()
+		m.Inode, m.Cookie = id.Inode, id.Cookie
+	}
+	m.Config, err = json.Marshal(f.Spec)
+	return m, err
+}
+
+// Publish pins a form, over an older one of the name: [WriteLock.Publish].
+func (s Store[S]) Publish(l *WriteLock, i Instance, f Form[S]) error {
+	m, err := s.Meta(f)
+	if err != nil {
+		return err
+	}
+	return l.Publish(i, m, f.Pins)
+}
+
+// Respec gives an instance another spec. Its maps, links and programs stay; more are maps that it gets beside them.
+func (s Store[S]) Respec(l *WriteLock, i Instance, spec S, more map[string]*ebpf.Map) error {
+	o, err := l.Open(i)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	if err := o.Meta.RequireABI(i, s.ABI); err != nil {
+		return err
+	}
+	m := o.Meta
+	m.Created, m.Version = time.Now(), Version
+	if m.Config, err = json.Marshal(spec); err != nil {
+		return err
+	}
+	return s.upgrade(l, o, m, more, func() error { return nil })
+}
+
+// Upgrade puts this weir's programs in place of another's: attach moves each attachment, or fails and has undone what it did.
+// The spec, the maps and the links stay; more are maps that the instance gets beside them.
+func (s Store[S]) Upgrade(l *WriteLock, i Instance, attach func() error, more map[string]*ebpf.Map) error {
+	o, err := l.Open(i)
+	if err != nil {
+		return err
+	}
+	defer o.Close()
+	if err := o.Meta.RequireABI(i, s.ABI); err != nil {
+		return err
+	}
+	m := o.Meta
+	m.Object, m.Created, m.Version = ObjectHash(s.Object()), time.Now(), Version
+	return s.upgrade(l, o, m, more, attach)
+}
+
+func (s Store[S]) upgrade(l *WriteLock, o *Opened, m Meta, more map[string]*ebpf.Map, swap func() error) error {
+	names, err := o.Links()
+	if err != nil {
+		return err
+	}
+	all := map[string]*ebpf.Map{}
+	maps.Copy(all, more)
+	maps.Copy(all, o.Maps)
+	return l.Upgrade(o.Instance, Upgrade{Meta: m, Pins: Pins{Maps: all}, Keep: names, Swap: swap})
+}
+
+// Exchange replaces an instance by another form under traffic. The links of keep lead to the same attachments. swap moves all
+// attachments to the form's programs, or fails and has undone what it did.
+func (s Store[S]) Exchange(l *WriteLock, i Instance, f Form[S], keep []string, swap func() error) error {
+	m, err := s.Meta(f)
+	if err != nil {
+		return err
+	}
+	return l.Upgrade(i, Upgrade{Meta: m, Pins: f.Pins, Keep: keep, Swap: swap})
+}
+
+// Remove takes an instance away: [WriteLock.Remove].
+func (s Store[S]) Remove(l *WriteLock, i Instance) error { return l.Remove(i) }
+
+// RemoveAll takes away all instances of a scope, readable or not; an empty scope stands for every one.
+func (s Store[S]) RemoveAll(l *WriteLock, scope string) error {
+	keys, err := s.Keys(l.Root)
+	for _, i := range keys {
+		if scope == "" || i.Scope == scope {
+			err = errors.Join(err, l.Remove(i))
+		}
+	}
+	return err
+}

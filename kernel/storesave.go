@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/weir-project/weir/internal/netns"
+)
+
+// saved is a record as JSON.
+type saved[S any] struct {
+	Scope string   `json:"scope"`
+	Name  string   `json:"name"`
+	ID    netns.ID `json:"netns"`
+	Spec  S        `json:"spec"`
+}
+
+// Save writes down the specs of all instances that can be read, for a later process. The others stay as they are.
+func (s Store[S]) Save(r *Root) ([]byte, error) {
+	all, _, err := s.All(r)
+	if err != nil {
+		return nil, err
+	}
+	return s.SaveThese(all)
+}
+
+// SaveThese writes down the specs of these records.
+func (s Store[S]) SaveThese(all []Record[S]) ([]byte, error) {
+	out := []saved[S]{}
+	for _, rec := range all {
+		out = append(out, saved[S]{rec.Scope, rec.Name, rec.ID(), rec.Spec})
+	}
+	return json.Marshal(out)
+}
+
+// Saved reads what Save wrote. Of the meta it has the network namespace alone.
+func (s Store[S]) Saved(text []byte) (out []Record[S], err error) {
+	var all []saved[S]
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, fmt.Errorf("the saved instances of %s: %w", s.Feature, err)
+	}
+	for _, x := range all {
+		rec := Record[S]{Instance: s.Name(x.Scope, x.Name), Meta: Meta{ABI: s.ABI, Inode: x.ID.Inode, Cookie: x.ID.Cookie}, Spec: x.Spec}
+		if s.Ref != nil {
+			rec.Ref = s.Ref(&rec.Spec)
+		}
+		out = append(out, rec)
+	}
+	return out, nil
+}

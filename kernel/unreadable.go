@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Unread is an instance that cannot be read: another weir made it, or somebody damaged it.
+type Unread struct {
+	Instance
+	Err error
+}
+
+// Unreadable lists the instances of a feature that cannot be read. None of them keeps another one from being read, changed,
+// removed or recovered.
+type Unreadable []Unread
+
+// Add appends an instance.
+func (u *Unreadable) Add(i Instance, err error) { *u = append(*u, Unread{i, err}) }
+
+// Err is one error about all of them, nil where there are none.
+func (u Unreadable) Err() error {
+	var errs []error
+	for _, x := range u {
+		errs = append(errs, x)
+	}
+	return errors.Join(errs...)
+}
+
+// In are those of a scope.
+func (u Unreadable) In(scope string) (out Unreadable) {
+	for _, x := range u {
+		if x.Scope == scope {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// WithoutDamage are those that a [Checker] does not tell of.
+func (u Unreadable) WithoutDamage() Unreadable {
+	return slices.DeleteFunc(slices.Clone(u), func(x Unread) bool { return errors.Is(x.Err, ErrDamaged) })
+}
+
+// Has tells whether an instance is among them.
+func (u Unreadable) Has(i Instance) bool {
+	return slices.ContainsFunc(u, func(x Unread) bool { return x.Instance == i })
+}
+
+// Error names the instance and says why it cannot be read.
+func (u Unread) Error() string {
+	if text := u.Err.Error(); strings.Contains(text, u.Instance.String()) {
+		return text
+	}
+	return fmt.Sprintf("%s: %v", u.Instance, u.Err)
+}
+
+// Unwrap returns the reason.
+func (u Unread) Unwrap() error { return u.Err }
+
+// unread is an Unread as JSON.
+type unread struct {
+	Scope   string `json:"scope"`
+	Feature string `json:"feature"`
+	Name    string `json:"name"`
+	Err     string `json:"error"`
+}
+
+// MarshalJSON writes the instance and the reason.
+func (u Unread) MarshalJSON() ([]byte, error) {
+	return json.Marshal(unread{u.Scope, u.Feature, u.Name, u.Err.Error()})
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote. The reason is a text then, and wraps nothing.
+func (u *Unread) UnmarshalJSON(b []byte) error {
+	var x unread
+	if err := json.Unmarshal(b, &x); err != nil {
+		return err
+	}
+	*u = Unread{Instance{x.Scope, x.Feature, x.Name}, errors.New(x.Err)}
+	return nil
+}
