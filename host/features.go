@@ -16,7 +16,7 @@ import (
 	"github.com/weir-project/weir/feature/handoff/server"
 	"github.com/weir-project/weir/feature/reroute"
 	"github.com/weir-project/weir/feature/steer"
-	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/kernel"
 )
 
 // features are all of weir's. One more is one more line here, and its command file in cmd/weir; what it can do beside the common
@@ -64,8 +64,7 @@ func Features() []string {
 	return out
 }
 
-// SetVersion has the features record this version of weir in what they pin.
+// SetVersion has every instance that is published record this version of weir.
 func SetVersion(v string) {
-	record.Version, guard.Version, filter.Version, keeper.Version = v, v, v, v
-	reroute.SetVersion(v)
+	kernel.Version = v
 }

@@ -22,9 +22,6 @@ import (
 // Name is the feature's name: pin directory, config key, CLI noun.
 const Name = live.Name
 
-// SetVersion has what is pinned name the version of weir.
-func SetVersion(v string) { live.Version, protect.Version, engine.Version = v, v, v }
-
 // Feature is rerouting as host sees it.
 type Feature struct{}
 

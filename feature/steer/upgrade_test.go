@@ -194,7 +194,7 @@ func (w *world) newer(i kernel.Instance) (restore func()) {
 		})
 	}
 	again(func(m *kernel.Meta) { m.ABI, m.Version = record.ABI+1, "v9.9.9" })
-	return func() { again(func(m *kernel.Meta) { m.ABI, m.Version = record.ABI, record.Version }) }
+	return func() { again(func(m *kernel.Meta) { m.ABI, m.Version = record.ABI, kernel.Version }) }
 }
 
 // checkAnswers is check without a look at the pins: each of the two answers its

@@ -21,9 +21,6 @@ const Name = "handoff"
 // FeatureName is the feature's name.
 const FeatureName = "keeper"
 
-// Version is weir's, for what it pins.
-var Version string
-
 // limitsABI is the version of what is pinned: JSON of Limits in a meta.
 const limitsABI = 1
 
@@ -96,7 +93,7 @@ func (l Limits) publish(lock *kernel.WriteLock) error {
 	if err != nil {
 		return err
 	}
-	return lock.Publish(pinnedLimits, kernel.Meta{ABI: limitsABI, Created: time.Now(), Version: Version, Config: text}, kernel.Pins{})
+	return lock.Publish(pinnedLimits, kernel.Meta{ABI: limitsABI, Created: time.Now(), Version: kernel.Version, Config: text}, kernel.Pins{})
 }
 
 // Remove implements feature.Feature.

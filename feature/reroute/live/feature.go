@@ -311,7 +311,7 @@ func upgrade(l *kernel.WriteLock, scope string) error {
 		return err
 	}
 	meta := s.pins.Meta
-	meta.Object, meta.Version, meta.Created = kernel.ObjectHash(bpf.Object()), Version, time.Now()
+	meta.Object, meta.Version, meta.Created = kernel.ObjectHash(bpf.Object()), kernel.Version, time.Now()
 	return l.Upgrade(instance(scope), kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: s.pins.Maps}, Keep: names,
 		Swap: func() error { return s.ns.Do(func() error { return s.sync(true) }) }})
 }

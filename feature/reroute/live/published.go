@@ -23,9 +23,6 @@ import (
 // ABI is the version of the layout of the maps: live.h.
 const ABI = 1
 
-// Version is the version of weir, as instances keep it.
-var Version = "devel"
-
 // instanceName is the one instance of a network namespace.
 const instanceName = "@live"
 
@@ -157,7 +154,7 @@ func (p *published) publish(l *kernel.WriteLock, ns *netns.Handle) error {
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: p.Inode, Created: time.Now(), Version: Version, Config: config}
+	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: p.Inode, Created: time.Now(), Version: kernel.Version, Config: config}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	pins := kernel.Pins{Maps: share}
 	if o == nil {

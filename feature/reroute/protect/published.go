@@ -27,9 +27,6 @@ const instanceName = "@protect"
 // ABI is the version of the maps' layout: protect.h.
 const ABI = 1
 
-// Version is the version of weir, as published protection keeps it.
-var Version = "devel"
-
 // published is a path as the pins describe it.
 type published struct {
 	Path
@@ -88,7 +85,7 @@ func readWhole(r *kernel.Root, i kernel.Instance) (w whole, m kernel.Meta, err e
 
 func (w whole) meta(ns *netns.Handle) (kernel.Meta, error) {
 	config, err := json.Marshal(w)
-	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: w.Inode, Created: time.Now(), Version: Version, Config: config}
+	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: w.Inode, Created: time.Now(), Version: kernel.Version, Config: config}
 	m.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return m, err
 }

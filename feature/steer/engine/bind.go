@@ -170,7 +170,7 @@ func publishBind(l *kernel.WriteLock) error {
 		pins.Links[name] = ln
 	}
 	kernel.Step("steer:bind attached")
-	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.BindObject), Created: time.Now(), Version: record.Version}
+	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.BindObject), Created: time.Now(), Version: kernel.Version}
 	return l.Publish(BindInstance, meta, pins)
 }
 

@@ -107,7 +107,7 @@ func putCopies(l *kernel.WriteLock, ns *netns.Handle, o *kernel.Opened, want map
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.CopyObject), Inode: ns.Inode(), Created: time.Now(), Version: record.Version}
+	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.CopyObject), Inode: ns.Inode(), Created: time.Now(), Version: kernel.Version}
 	share := map[string]*ebpf.Map{}
 	if o != nil {
 		if err := o.Meta.RequireABI(o.Instance, record.ABI); err != nil {

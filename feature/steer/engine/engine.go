@@ -67,7 +67,7 @@ func PublishEngine(l *kernel.WriteLock, ns *netns.Handle, kind spec.Engine, room
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: record.ABI, Object: ObjectHash(kind), Inode: ns.Inode(), Created: time.Now(), Version: record.Version}
+	meta := kernel.Meta{ABI: record.ABI, Object: ObjectHash(kind), Inode: ns.Inode(), Created: time.Now(), Version: kernel.Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return l.Publish(record.EngineInstance(record.Scope(ns), kind), meta, pins)
 }
@@ -220,7 +220,7 @@ func (e *Engine) PublishService(p *record.Service) error {
 		return err
 	}
 	meta := kernel.Meta{ABI: record.ABI, Object: e.Pins.Meta.Object, Cookie: e.Pins.Meta.Cookie, Inode: e.Pins.Meta.Inode,
-		Created: time.Now(), Version: record.Version, Config: config}
+		Created: time.Now(), Version: kernel.Version, Config: config}
 	err = e.Lock.Publish(record.Instance(e.Scope, p.Service.Name), meta, kernel.Pins{Maps: maps})
 	if err != nil {
 		return err

@@ -180,7 +180,7 @@ func reattachEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, ns
 	}
 	kernel.Step("steer:reattached")
 	meta := rest.Meta
-	meta.Object, meta.Version, meta.Created = ObjectHash(kind), record.Version, time.Now()
+	meta.Object, meta.Version, meta.Created = ObjectHash(kind), kernel.Version, time.Now()
 	if err := l.Publish(i, meta, kernel.Pins{Maps: e.Pins.Maps, Links: links}); err != nil {
 		return err
 	}

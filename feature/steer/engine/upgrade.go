@@ -80,7 +80,7 @@ func RebuildEngine(l *kernel.WriteLock, scope string, kind spec.Engine, room int
 // goOver is the moment of the change.
 func (e *Engine) goOver(c *kernel.Collection, links map[string]kernel.Link) error {
 	u := kernel.Upgrade{Meta: e.Pins.Meta, Pins: kernel.Pins{Maps: e.Pins.Maps, Links: links}}
-	u.Meta.Object, u.Meta.Version, u.Meta.Created = ObjectHash(e.Kind), record.Version, time.Now()
+	u.Meta.Object, u.Meta.Version, u.Meta.Created = ObjectHash(e.Kind), kernel.Version, time.Now()
 	if e.Kind == spec.EngineSkLookup {
 		u.Link, u.Program = "lookup", lookupProgram(c)
 		return e.Lock.Upgrade(e.Pins.Instance, u)

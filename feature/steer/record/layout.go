@@ -26,9 +26,6 @@ const (
 	reuseName  = "@reuse"
 )
 
-// Version is recorded in the pins; the command sets it.
-var Version = "devel"
-
 // Engines are the engines that a namespace may have.
 var Engines = []spec.Engine{spec.EngineSkLookup, spec.EngineReuseport}
 

@@ -24,8 +24,8 @@ type Outdated struct {
 // String is the change that an upgrade makes.
 func (o Outdated) String() string {
 	s := fmt.Sprintf("object %s → %s", o.Object, engine.ShortHash(engine.ObjectHash(o.Engine)))
-	if o.Version != record.Version {
-		s += fmt.Sprintf(", weir %s → %s", o.Version, record.Version)
+	if o.Version != kernel.Version {
+		s += fmt.Sprintf(", weir %s → %s", o.Version, kernel.Version)
 	}
 	return s
 }

@@ -81,7 +81,7 @@ func publishTemplates(l *kernel.WriteLock, ns *netns.Handle, sessions Saved) err
 			return err
 		}
 	}
-	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.TemplatesObject), Inode: ns.Inode(), Created: time.Now(), Version: record.Version}
+	meta := kernel.Meta{ABI: record.ABI, Object: kernel.ObjectHash(bpf.TemplatesObject), Inode: ns.Inode(), Created: time.Now(), Version: kernel.Version}
 	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return l.Publish(engine.TemplatesInstance(record.Scope(ns)), meta, pins)
 }

@@ -25,9 +25,6 @@ import (
 // ABI is the version of the layout of the maps: bfd.h.
 const ABI = 2
 
-// Version is the version of weir, as instances keep it.
-var Version = "devel"
-
 // Instances of a network namespace.
 const (
 	instanceName = "@bfd"
@@ -153,7 +150,7 @@ func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err err
 }
 
 func (e *Engine) meta(text []byte) kernel.Meta {
-	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: e.ns.Inode(), Created: time.Now(), Version: Version, Config: text}
+	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: e.ns.Inode(), Created: time.Now(), Version: kernel.Version, Config: text}
 	m.Cookie, _ = e.ns.Cookie() // 0 where the kernel has none
 	return m
 }
@@ -218,7 +215,7 @@ func (e *Engine) republish(l *kernel.WriteLock, change func(*kernel.Meta), swap 
 		return err
 	}
 	meta := o.Meta
-	meta.Created, meta.Version = time.Now(), Version
+	meta.Created, meta.Version = time.Now(), kernel.Version
 	change(&meta)
 	all := maps.Clone(e.maps)
 	maps.Copy(all, o.Maps)
