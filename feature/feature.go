@@ -107,12 +107,25 @@ type Plan struct {
 	Steps    []Step
 	Warnings []string                                               // what stays as it is, and the configuration alone would not say
 	Undo     []func(ctx context.Context, l *kernel.WriteLock) error // takes back what a failed or interrupted apply did, the last first
+	Unread   kernel.Unreadable                                      // instances that stay as they are, as they cannot be read
 	Outages  []string                                               // traffic that is served now and would not be: a command refuses them unless told otherwise
 }
 
 // Warn adds a warning.
 func (p *Plan) Warn(format string, a ...any) {
 	p.Warnings = append(p.Warnings, fmt.Sprintf(format, a...))
+}
+
+// Stays warns of instances that cannot be read: the plan leaves them as they are. Applying recovers damaged ones first.
+func (p *Plan) Stays(all kernel.Unreadable) {
+	for _, u := range all {
+		if errors.Is(u.Err, kernel.ErrDamaged) {
+			p.Warn("%s: what else changes is known once it is recovered: %v", u.Feature, u.Err)
+			continue
+		}
+		p.Warn("%s %s stays as it is: %v", u.Feature, strings.TrimPrefix(u.Name, "@"), u)
+		p.Unread = append(p.Unread, u)
+	}
 }
 
 // Outage adds traffic that the change takes away from its receiver, with the reason and the remedy.
@@ -135,6 +148,7 @@ func (p *Plan) Refuse(allowed bool) error {
 func (p *Plan) Join(q Plan) {
 	p.Steps = append(p.Steps, q.Steps...)
 	p.Warnings = append(p.Warnings, q.Warnings...)
+	p.Unread = append(p.Unread, q.Unread...)
 	p.Outages = append(p.Outages, q.Outages...)
 	p.Undo = append(p.Undo, q.Undo...)
 }

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,8 +123,11 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 		}
 	}
 	plan, err := h.Plan(ctx, c)
-	if err != nil || len(plan.Steps) == 0 && !(u.Waits() && c.Confirm > 0) {
+	if err != nil {
 		return kernel.Stopped(ctx, err, "nothing was changed")
+	}
+	if len(plan.Steps) == 0 && !(u.Waits() && c.Confirm > 0) {
+		return unread(plan)
 	}
 	if u.Waits() && c.Confirm == 0 {
 		return fmt.Errorf("%w, that of %s (%s left); nothing was changed: weir confirm, weir rollback, or apply --confirm this one, too", ErrUnconfirmed, u.Since.Format(time.TimeOnly), u.Left.Round(time.Second))
@@ -135,13 +139,21 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 		c.warn(w)
 	}
 	if c.Confirm > 0 {
-		return h.applyUnconfirmed(ctx, l, c.Confirm, plan, u, each)
+		return cmp.Or(h.applyUnconfirmed(ctx, l, c.Confirm, plan, u, each), unread(plan))
 	}
 	err = plan.Apply(ctx, l, func(s feature.Step, note string) { each(Done{s, note}) })
 	if err == nil {
 		err = forgetChange(l) // of one that was taken back
 	}
-	return err
+	return cmp.Or(err, unread(plan))
+}
+
+// unread is an error about the instances that a plan leaves as they are, nil where there are none.
+func unread(p feature.Plan) error {
+	if err := p.Unread.Err(); err != nil {
+		return fmt.Errorf("all else is as the configuration has it; what cannot be read stays as it is: %w", err)
+	}
+	return nil
 }
 
 func (c *Config) warn(text string) {

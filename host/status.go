@@ -4,6 +4,7 @@ package host
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -36,6 +37,17 @@ func Part[T any](s Status, name string) (part T, ok bool) {
 		return part, json.Unmarshal(v, &part) == nil
 	}
 	return part, false
+}
+
+// Err is about the instances that cannot be read, nil if all can.
+func (s Status) Err() error {
+	var errs []error
+	for _, name := range Features() {
+		if x, ok := s.Part(name).(interface{ Err() error }); ok {
+			errs = append(errs, x.Err())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Part is the part of a feature whose type is not known, nil if it shows nothing: the feature's state, or what it reports in

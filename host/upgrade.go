@@ -21,7 +21,7 @@ func (h *Host) UpgradePlan(ctx context.Context) (feature.Plan, error) {
 			if err != nil {
 				return feature.Plan{}, err
 			}
-			all.Steps = append(all.Steps, p.Steps...)
+			all.Join(p)
 		}
 	}
 	return all, nil
@@ -36,14 +36,12 @@ func (h *Host) Upgrade(ctx context.Context, each func(Done)) error {
 		return err
 	}
 	defer l.Unlock()
-	if err := mend(l, nil); err != nil {
-		return err
-	}
+	errs := []error{mend(l, nil)}
 	plan, err := h.UpgradePlan(ctx)
 	if err != nil {
-		return err
+		return errors.Join(append(errs, err)...)
 	}
-	var errs []error
+	errs = append(errs, plan.Unread.Err())
 	for _, s := range plan.Steps {
 		note, err := s.Do(ctx, l)
 		if err != nil {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"time"
 
@@ -19,7 +20,7 @@ func init() {
 		overview: []string{"weir filter list|filters: what their rules have matched, and when"},
 		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{filterCommand(g)} },
 		summary: func(w io.Writer, st host.Status, _ bool, now time.Time) {
-			if s, ok := host.Part[filter.State](st, filter.Name); ok {
+			if s, ok := host.Part[filter.State](st, filter.Name); ok && len(s.Filters) > 0 {
 				printFilters(w, s.Filters, now)
 			}
 		},
@@ -61,12 +62,12 @@ keeps its name (without one, its expression).`,
 				}
 			}
 			if g.json {
-				return printJSON(cmd, st)
+				return errors.Join(printJSON(cmd, st), st.Err())
 			}
 			tellFaults(cmd, g, "filter")
 			if len(st.Filters) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "no filters: weir apply -f weir.yaml makes those of its filter: section")
-				return nil
+				return st.Err()
 			}
 			for i, f := range st.Filters {
 				if i > 0 {
@@ -74,7 +75,7 @@ keeps its name (without one, its expression).`,
 				}
 				printFilter(cmd.OutOrStdout(), f, time.Now())
 			}
-			return nil
+			return st.Err()
 		},
 	}
 	jsonFlag(c, g)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"strings"
 	"time"
@@ -20,7 +21,7 @@ func init() {
 		overview: []string{"weir guard status|limits of floods: what passed, what was refused, and whose it was"},
 		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{guardCommand(g)} },
 		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
-			if s, ok := host.Part[guard.State](st, guard.Name); ok {
+			if s, ok := host.Part[guard.State](st, guard.Name); ok && len(s.Guards) > 0 {
 				printGuards(w, s.Guards)
 			}
 		},
@@ -63,12 +64,12 @@ source ports, destinations) with their packets per second over the last seconds.
 				}
 			}
 			if g.json {
-				return printJSON(cmd, st)
+				return errors.Join(printJSON(cmd, st), st.Err())
 			}
 			tellFaults(cmd, g, "guard")
 			if len(st.Guards) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "no guards: a service gets one by guard: {limit: 20kpps} in weir.yaml")
-				return nil
+				return st.Err()
 			}
 			for i, s := range st.Guards {
 				if i > 0 {
@@ -76,7 +77,7 @@ source ports, destinations) with their packets per second over the last seconds.
 				}
 				printGuard(cmd.OutOrStdout(), s)
 			}
-			return nil
+			return st.Err()
 		},
 	}
 	jsonFlag(c, g)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"time"
 
@@ -21,10 +22,10 @@ func statusCommand(g *globals) *cobra.Command {
 				return err
 			}
 			if g.json {
-				return printJSON(cmd, st)
+				return errors.Join(printJSON(cmd, st), st.Err())
 			}
 			printStatus(cmd.OutOrStdout(), st, time.Now())
-			return nil
+			return st.Err()
 		},
 	}
 	jsonFlag(c, g)

@@ -11,6 +11,3 @@ const ABI = 1
 
 // Name of the feature: pin directory, config key, command, metric prefix.
 const Name = "filter"
-
-// Version is recorded in the pins; the command sets it.
-var Version = "devel"

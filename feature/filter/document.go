@@ -32,4 +32,4 @@ func (Feature) Claims(c Config) (out []feature.Claim) {
 }
 
 // Empty implements feature.Emptier.
-func (s State) Empty() bool { return len(s.Filters) == 0 }
+func (s State) Empty() bool { return len(s.Filters)+len(s.Unreadable) == 0 }

@@ -22,17 +22,17 @@ var _ feature.Explainer = Feature{}
 // packet. The kernel runs the filter's program on one (BPF_PROG_TEST_RUN), in a copy
 // that has the filter's lists, and counts and rates of its own.
 func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]feature.Sight, error) {
-	all, err := r.Instances(Name)
+	all, unreadable, err := filters.All(r)
 	if err != nil {
 		return nil, err
 	}
-	var out []feature.Sight
-	for _, i := range all {
-		s, err := explainFilter(r, i, p)
+	out := feature.UnreadSights(unreadable, p, feature.StageXDP)
+	for _, rec := range all {
+		s, err := explainFilter(r, rec.Instance, p)
 		if errors.Is(err, kernel.ErrNotExist) || errors.Is(err, netns.ErrGone) {
 			continue
 		} else if err != nil {
-			return nil, fmt.Errorf("filter %s: %w", i.Name, err)
+			return nil, fmt.Errorf("filter %s: %w", rec.Name, err)
 		}
 		out = append(out, s...)
 	}
@@ -40,25 +40,17 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 }
 
 func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]feature.Sight, error) {
-	o, err := r.Open(i)
+	u, err := filters.Open(r, i)
 	if err != nil {
 		return nil, err
 	}
-	defer o.Close()
-	pub, err := parse(i, o.Meta)
-	if err != nil {
-		return nil, err
-	}
+	defer u.Close()
+	pub := publishedOf(u.Record)
 	stage, comes := pub.Filter.meets(p)
 	if pub.meta.Inode != p.Inode || !comes {
 		return nil, nil
 	}
-	ns, err := findNetns(pub)
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	places, err := pub.Holder.holder().places(&site{inst: i, pub: pub, pins: o, ns: ns})
+	places, err := pub.Holder.holder().places(&site{inst: i, pub: pub, pins: u.Pins, ns: u.Netns})
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +63,7 @@ func explainFilter(r *kernel.Root, i kernel.Instance, p feature.Packet) ([]featu
 		s.Text, s.Warning = where.Name+": "+where.Problem, true
 		return []feature.Sight{s}, nil
 	}
-	hits, err := pub.try(o, p)
+	hits, err := pub.try(u.Pins, p)
 	if err != nil {
 		return nil, err
 	}

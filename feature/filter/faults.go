@@ -16,19 +16,15 @@ var _ feature.Checked = Feature{}
 
 // Faults implements feature.Checked: rules of nftables that are gone, and devices that came later than their tc filter.
 func (Feature) Faults(_ context.Context, r *kernel.Root) (out []kernel.Fault, err error) {
-	all, err := r.Instances(Name)
-	for _, i := range all {
-		m, merr := r.Meta(i)
-		if merr != nil {
-			continue // removed, or damage that the pins tell of
-		}
-		p, perr := parse(i, m)
-		if perr != nil || p.Holder != heldByClsact && p.Holder != heldByNFT {
+	all, _, err := filters.All(r) // the pins tell of damage, the state of what cannot be read
+	for _, rec := range all {
+		p := publishedOf(rec)
+		if p.Holder != heldByClsact && p.Holder != heldByNFT {
 			continue
 		}
-		lost, lerr := lostPlaces(r, i, p)
+		lost, lerr := lostPlaces(r, rec.Instance, p)
 		for _, place := range lost {
-			f := kernel.NotAttached(i, "nothing runs at %s", place.Name)
+			f := kernel.NotAttached(rec.Instance, "nothing runs at %s", place.Name)
 			f.Device = place.Interface
 			out = append(out, f)
 		}

@@ -89,5 +89,5 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 				Remedy: "weir upgrade, or weir apply, compiles it anew; no packet is missed"})
 		}
 	}
-	return out, err
+	return append(out, feature.UnreadFindings(st.Unreadable)...), err
 }

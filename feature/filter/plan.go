@@ -48,6 +48,7 @@ func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { retur
 // Plan implements feature.Feature.
 func (Feature) Plan(_ context.Context, have State, want Config) (feature.Plan, error) {
 	var plan feature.Plan
+	plan.Stays(have.Unreadable)
 	var wanted []kernel.Instance
 	for _, f := range want.Filters {
 		t, err := resolve(f)
@@ -58,7 +59,9 @@ func (Feature) Plan(_ context.Context, have State, want Config) (feature.Plan, e
 			return plan, f.Pos.Errorf("filter.%s: another filter of that name is in the same namespace, %s", f.Name, t.pub.Netns)
 		}
 		wanted = append(wanted, t.inst)
-		t.plan(&plan, have)
+		if !have.Unreadable.Has(t.inst) {
+			t.plan(&plan, have)
+		}
 	}
 	for _, s := range have.Filters {
 		if !slices.Contains(wanted, s.inst) {
@@ -70,7 +73,7 @@ func (Feature) Plan(_ context.Context, have State, want Config) (feature.Plan, e
 
 // Remove implements feature.Feature.
 func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
-	all, err := l.Instances(Name)
+	all, err := filters.Keys(l.Root)
 	for _, i := range all {
 		if ctx.Err() != nil {
 			return errors.Join(err, ctx.Err())
@@ -96,8 +99,9 @@ func resolve(f Filter) (*target, error) {
 		return nil, fmt.Errorf("filter.%s: network namespace: %w", f.Name, err)
 	}
 	defer ns.Close()
-	t := &target{inst: instanceOf(scopeOf(ns), f.Name), pub: &published{Filter: f, Netns: f.Netns, Holder: f.chooseHolder()}}
-	t.pub.meta.Inode = ns.Inode()
+	t := &target{inst: filters.Name(kernel.ScopeOf(ns), f.Name), pub: &published{Filter: f, Netns: f.Netns, Holder: f.chooseHolder()}}
+	id := ns.ID()
+	t.pub.meta.Inode, t.pub.meta.Cookie = id.Inode, id.Cookie
 	if t.pub.Netns == "" {
 		t.pub.Netns = fmt.Sprintf("net:[%d]", ns.Inode())
 	}

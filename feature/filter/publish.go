@@ -4,10 +4,8 @@ package filter
 
 import (
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
@@ -109,15 +107,9 @@ func (f *form) inherit(from *site) error {
 	return nil
 }
 
-// meta describes the form.
-func (f *form) meta(ns *netns.Handle) (kernel.Meta, error) {
-	config, err := json.Marshal(f.pub)
-	if err != nil {
-		return kernel.Meta{}, err
-	}
-	m := kernel.Meta{ABI: ABI, Object: f.hash, Inode: ns.Inode(), Created: time.Now(), Version: Version, Config: config}
-	m.Cookie, _ = ns.Cookie() // 0 where the kernel has none
-	return m, nil
+// published is the form as the store takes it.
+func (f *form) published(ns *netns.Handle, links map[string]kernel.Link) kernel.Form[published] {
+	return kernel.Form[published]{Spec: *f.pub, Netns: ns, Object: f.hash, Pins: kernel.Pins{Maps: f.maps, Links: links}}
 }
 
 // create publishes a filter where none of its name is. Links are attached first:
@@ -128,18 +120,14 @@ func create(l *kernel.WriteLock, p *published, ns *netns.Handle) error {
 		return err
 	}
 	defer f.Close()
-	s := &site{lock: l, inst: instanceOf(scopeOf(ns), p.Filter.Name), pub: p, ns: ns}
+	s := &site{lock: l, inst: filters.Name(kernel.ScopeOf(ns), p.Filter.Name), pub: p, ns: ns}
 	h := p.Holder.holder()
 	links, err := h.attach(s, f.maps, f.program())
 	defer closeLinks(links)
 	if err != nil {
 		return fmt.Errorf("filter %s: %w", p.Filter.Name, err)
 	}
-	meta, err := f.meta(ns)
-	if err != nil {
-		return err
-	}
-	if err := l.Publish(s.inst, meta, kernel.Pins{Maps: f.maps, Links: links}); err != nil {
+	if err := filters.Publish(l, s.inst, f.published(ns, links)); err != nil {
 		return err
 	}
 	kernel.Step("filter:published")
@@ -148,7 +136,7 @@ func create(l *kernel.WriteLock, p *published, ns *netns.Handle) error {
 		err = h.settle(s, f.program())
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("filter %s: %w", p.Filter.Name, err), h.clear(s, p), l.Remove(s.inst))
+		return errors.Join(fmt.Errorf("filter %s: %w", p.Filter.Name, err), h.clear(s, p), filters.Remove(l, s.inst))
 	}
 	kernel.Step("filter:created")
 	return nil
@@ -171,27 +159,25 @@ func (s *site) change(p *published) error {
 	defer f.Close()
 	old := s.pub
 	h := p.Holder.holder()
-	u := kernel.Upgrade{Pins: kernel.Pins{Maps: f.maps}}
-	if u.Meta, err = f.meta(s.ns); err != nil {
-		return err
-	}
+	var keep []string
+	var links map[string]kernel.Link
 	s.pub = p
 	if samePlace(old, p) {
-		if u.Keep, err = s.pins.Links(); err != nil {
+		if keep, err = s.pins.Links(); err != nil {
 			return err
 		}
 	} else {
-		u.Pins.Links, err = h.attach(s, f.maps, f.program())
-		defer closeLinks(u.Pins.Links)
+		links, err = h.attach(s, f.maps, f.program())
+		defer closeLinks(links)
 		if err != nil {
 			return fmt.Errorf("filter %s: %w", p.Filter.Name, err)
 		}
 	}
-	u.Swap = func() error { return h.enter(s, f.maps, f.program()) }
+	swap := func() error { return h.enter(s, f.maps, f.program()) }
 	if samePlace(old, p) {
-		u.Swap = func() error { return h.move(s, f.maps, f.program()) }
+		swap = func() error { return h.move(s, f.maps, f.program()) }
 	}
-	if err := s.lock.Upgrade(s.inst, u); err != nil {
+	if err := filters.Exchange(s.lock, s.inst, f.published(s.ns, links), keep, swap); err != nil {
 		return err
 	}
 	kernel.Step("filter:changed")
@@ -230,7 +216,7 @@ func (s *site) clearWas() error {
 func remove(l *kernel.WriteLock, i kernel.Instance) error {
 	s, err := openSite(l, i)
 	if errors.Is(err, netns.ErrGone) {
-		return l.Remove(i) // with the namespace its places went
+		return filters.Remove(l, i) // with the namespace its places went
 	} else if err != nil {
 		return err
 	}
@@ -239,7 +225,7 @@ func remove(l *kernel.WriteLock, i kernel.Instance) error {
 		return fmt.Errorf("filter %s: %w", i.Name, err)
 	}
 	kernel.Step("filter:detached")
-	return l.Remove(i)
+	return filters.Remove(l, i)
 }
 
 // mend finishes a change that was killed: places that run the form before go over
@@ -277,24 +263,26 @@ func (s *site) attachAll() error {
 }
 
 // Mend finishes what a killed command left half done, in every namespace, and
-// removes the filters of namespaces that are gone.
+// removes the filters of namespaces that are gone. The state tells of filters that cannot be read.
 func Mend(l *kernel.WriteLock) error {
-	all, err := l.Instances(Name)
+	all, _, err := filters.All(l.Root)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, i := range all {
-		s, err := openSite(l, i)
+	for _, rec := range all {
+		s, err := openSite(l, rec.Instance)
 		switch {
 		case errors.Is(err, netns.ErrGone):
-			err = l.Remove(i)
+			err = filters.Remove(l, rec.Instance)
+		case errors.Is(err, kernel.ErrDamaged):
+			err = nil // a Checker tells, and apply recovers it
 		case err == nil:
 			err = s.mend()
 			s.Close()
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("mending filter %s: %w", i.Name, err))
+			errs = append(errs, fmt.Errorf("mending filter %s: %w", rec.Name, err))
 		}
 	}
 	return errors.Join(errs...)

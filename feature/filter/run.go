@@ -21,26 +21,18 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 
 // lacks says whether a filter lacks a place that is there, or its namespace is gone.
 func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
-	o, err := r.Open(i)
-	if err != nil {
-		return false, err
-	}
-	defer o.Close()
-	p, err := parse(i, o.Meta)
-	if err != nil {
-		return false, err
-	}
-	ns, err := findNetns(p)
+	u, err := filters.Open(r, i)
 	if errors.Is(err, netns.ErrGone) {
 		return true, nil
 	} else if err != nil {
 		return false, err
 	}
-	defer ns.Close()
+	defer u.Close()
+	p := publishedOf(u.Record)
 	if p.Filter.Hook.ofDevices() {
-		watch(p.Netns, p.meta.ID())
+		watch(u.Ref, u.ID())
 	}
-	places, err := p.Holder.holder().places(&site{inst: i, pub: p, pins: o, ns: ns})
+	places, err := p.Holder.holder().places(&site{inst: i, pub: p, pins: u.Pins, ns: u.Netns})
 	for _, pl := range places {
 		if pl.lacks {
 			return true, err
@@ -54,7 +46,7 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	s, err := openSite(l, i)
 	switch {
 	case errors.Is(err, netns.ErrGone):
-		return "removed: its network namespace is gone", l.Remove(i)
+		return "removed: its network namespace is gone", filters.Remove(l, i)
 	case err != nil:
 		return "", err
 	}

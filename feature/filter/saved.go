@@ -33,13 +33,13 @@ type savedList struct {
 
 // Save implements feature.Restorer.
 func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
-	all, err := r.Instances(Name)
+	all, _, err := filters.All(r) // what cannot be read stays as it is
 	if err != nil {
 		return nil, err
 	}
 	var out []saved
-	for _, i := range all {
-		s, err := save(r, i)
+	for _, rec := range all {
+		s, err := save(r, rec.Instance)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // damaged, and made anew by the plan
 		} else if err != nil {
@@ -56,10 +56,11 @@ func save(r *kernel.Root, i kernel.Instance) (saved, error) {
 		return saved{}, err
 	}
 	defer o.Close()
-	p, err := parse(i, o.Meta)
+	rec, err := filters.Of(i, o.Meta)
 	if err != nil {
 		return saved{}, err
 	}
+	p := publishedOf(rec)
 	s := saved{Filter: p.Filter, Netns: p.Netns, ID: p.meta.ID(), Lists: map[string]savedList{}}
 	for name, l := range p.Lists {
 		prefixes, all, err := l.contents(o)

@@ -3,11 +3,9 @@
 package filter
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -30,24 +28,15 @@ type published struct {
 	meta kernel.Meta
 }
 
-func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
+// filters are the instances. Each has an object of its own: the compiled rules.
+var filters = kernel.Store[published]{Feature: Name, ABI: ABI, Ref: func(p *published) string { return p.Netns },
+	Fill: func(p *published) { p.Filter = p.Filter.withDefaults() }}
 
-func instanceOf(scope, name string) kernel.Instance {
-	return kernel.Instance{Scope: scope, Feature: Name, Name: name}
-}
-
-// parse reads what is published.
-func parse(i kernel.Instance, m kernel.Meta) (*published, error) {
-	if m.ABI > ABI {
-		return nil, fmt.Errorf("%w: filter %s has ABI %d, made by weir %s, and this weir knows %d at most: use that weir; nothing was changed",
-			kernel.ErrABI, i.Name, m.ABI, m.Version, ABI)
-	}
-	p := &published{meta: m}
-	if err := json.Unmarshal(m.Config, p); err != nil {
-		return nil, fmt.Errorf("the pins of filter %s: %w", i.Name, err)
-	}
-	p.Filter = p.Filter.withDefaults()
-	return p, nil
+// publishedOf is the filter of a record.
+func publishedOf(rec kernel.Record[published]) *published {
+	p := rec.Spec
+	p.meta = rec.Meta
+	return &p
 }
 
 // site is a filter in its namespace.
@@ -61,19 +50,11 @@ type site struct {
 
 // openSite opens a published filter for writing.
 func openSite(l *kernel.WriteLock, i kernel.Instance) (*site, error) {
-	pins, err := l.Open(i)
+	u, err := filters.Open(l, i)
 	if err != nil {
 		return nil, err
 	}
-	s := &site{lock: l, inst: i, pins: pins}
-	if s.pub, err = parse(i, pins.Meta); err == nil {
-		s.ns, err = findNetns(s.pub)
-	}
-	if err != nil {
-		s.Close()
-		return nil, err
-	}
-	return s, nil
+	return &site{lock: l, inst: i, pub: publishedOf(u.Record), pins: u.Pins, ns: u.Netns}, nil
 }
 
 // findNetns opens the namespace of a published filter.

@@ -15,7 +15,8 @@ import (
 
 // State is what the pins say of filters on this host.
 type State struct {
-	Filters []FilterState `json:"filters"`
+	Filters    []FilterState     `json:"filters"`
+	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
 }
 
 // FilterState is one filter.
@@ -72,19 +73,24 @@ type RuleState struct {
 // Key is what the rule is known by: its name, or the expression of one without.
 func (r RuleState) Key() string { return Rule{Name: r.Name, Match: Expression{Text: r.Match}}.Key() }
 
+// Err is about the filters that cannot be read, nil if all can. Faults tell of damage.
+func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
+
 // ReadState reads all filters from their pins.
 func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 	st := State{Filters: []FilterState{}}
-	all, err := r.Instances(Name)
+	all, unreadable, err := filters.All(r)
 	if err != nil {
 		return st, err
 	}
-	for _, i := range all {
-		f, err := readFilter(r, i)
+	st.Unreadable = unreadable
+	for _, rec := range all {
+		f, err := readFilter(r, rec.Instance)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
 		} else if err != nil {
-			return st, err
+			st.Unreadable.Add(rec.Instance, err)
+			continue
 		}
 		st.Filters = append(st.Filters, f)
 	}
@@ -97,10 +103,11 @@ func readFilter(r *kernel.Root, i kernel.Instance) (FilterState, error) {
 		return FilterState{}, err
 	}
 	defer o.Close()
-	p, err := parse(i, o.Meta)
+	rec, err := filters.Of(i, o.Meta)
 	if err != nil {
 		return FilterState{}, err
 	}
+	p := publishedOf(rec)
 	f := p.Filter
 	out := FilterState{Name: i.Name, Netns: p.Netns, Inode: p.meta.Inode, Hook: f.Hook, Held: string(p.Holder), Direction: f.Direction, At: f.At,
 		Priority: f.Priority, Places: []Place{}, Rules: []RuleState{}, Updated: o.Meta.Created, inst: i, pub: p}
@@ -180,6 +187,7 @@ func (st State) Filter(name string) []FilterState {
 func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, error) {
 	var plan feature.Plan
 	st, err := ReadState(ctx, r)
+	plan.Stays(st.Unreadable)
 	for _, f := range st.Filters {
 		if f.outdated() {
 			plan.Add(feature.Step{Verb: "upgrade", Object: "filter " + f.Name, Detail: fmt.Sprintf("compiled by weir %s, in %s", f.pub.meta.Version, f.Netns),

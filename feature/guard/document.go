@@ -34,4 +34,4 @@ func (Feature) Claims(c Config) (out []feature.Claim) {
 }
 
 // Empty implements feature.Emptier.
-func (s State) Empty() bool { return len(s.Guards) == 0 }
+func (s State) Empty() bool { return len(s.Guards)+len(s.Unreadable) == 0 }

@@ -24,49 +24,42 @@ func (Feature) Explain(_ context.Context, r *kernel.Root, p feature.Packet) ([]f
 	if p.Proto != "udp" {
 		return nil, nil
 	}
-	all, err := r.Instances(Name)
+	all, unreadable, err := guards.All(r)
 	if err != nil {
 		return nil, err
 	}
-	var best *published
-	var inst kernel.Instance
+	var best *record
 	bits := -1
-	for _, i := range all {
-		if i.Name == hooksName {
-			continue
-		}
-		g, err := readOne(r, i)
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue
-		} else if err != nil {
-			return nil, err
-		}
-		for _, e := range g.Service.udp() {
-			if g.Inode == p.Inode && e.Port == p.To.Port() && e.Prefix.Contains(p.To.Addr()) && e.Prefix.Bits() > bits {
-				best, inst, bits = &g, i, e.Prefix.Bits()
+	for _, g := range all {
+		for _, e := range g.Spec.Service.udp() {
+			if g.Meta.Inode == p.Inode && e.Port == p.To.Port() && e.Prefix.Contains(p.To.Addr()) && e.Prefix.Bits() > bits {
+				best, bits = &g, e.Prefix.Bits()
 			}
 		}
 	}
+	sights := feature.UnreadSights(unreadable, p, feature.StageSocket)
 	if best == nil {
-		return nil, nil
+		return sights, nil
 	}
-	s := feature.Sight{Stage: feature.StageSocket, Why: feature.Why{Step: "guard of service " + best.Service.Name}}
-	if len(best.Service.Interfaces) > 0 {
+	service := best.Spec.Service
+	s := feature.Sight{Stage: feature.StageSocket, Why: feature.Why{Step: "guard of service " + service.Name}}
+	if len(service.Interfaces) > 0 {
 		s.Stage = feature.StageXDP
-		if !slices.Contains(best.Service.Interfaces, p.Interface) {
-			s.Text = fmt.Sprintf("it decides at %s, and the packet comes by %s: it passes", best.Service.place(), p.Interface)
-			return []feature.Sight{s}, nil
+		if !slices.Contains(service.Interfaces, p.Interface) {
+			s.Text = fmt.Sprintf("it decides at %s, and the packet comes by %s: it passes", service.place(), p.Interface)
+			return append(sights, s), nil
 		}
 	}
-	if err := best.explain(r, inst, p, &s); err != nil {
-		return nil, fmt.Errorf("guard of service %s: %w", best.Service.Name, err)
+	if err := decide(r, *best, p, &s); err != nil {
+		return nil, fmt.Errorf("guard of service %s: %w", service.Name, err)
 	}
-	return []feature.Sight{s}, nil
+	return append(sights, s), nil
 }
 
-// explain says what the guard's state is, and what it would do now.
-func (p published) explain(r *kernel.Root, i kernel.Instance, packet feature.Packet, s *feature.Sight) error {
-	o, err := r.Open(i)
+// decide says what the guard's state is, and what it would do now.
+func decide(r *kernel.Root, rec record, packet feature.Packet, s *feature.Sight) error {
+	p := rec.Spec
+	o, err := r.Open(rec.Instance)
 	if err != nil {
 		return err
 	}
@@ -75,7 +68,7 @@ func (p published) explain(r *kernel.Root, i kernel.Instance, packet feature.Pac
 	if err != nil {
 		return err
 	}
-	if text := problem(r, p, i.Scope, o.Maps[pinState], state); text != "" {
+	if text := problem(r, rec, o.Maps[pinState], state); text != "" {
 		s.Text, s.Warning = text, true
 		return nil
 	}

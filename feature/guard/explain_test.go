@@ -198,7 +198,7 @@ func explain(t *testing.T, w *world, p feature.Packet) []feature.Sight {
 func TestExplainElsewhere(t *testing.T) {
 	w := newWorld(t, kernel.CgroupIngress)
 	w.apply(guarded(t, "dns", Options{Limit: 20}, "udp 127.0.0.0/8:5300"))
-	inode := w.state("dns").pub.Inode
+	inode := w.state("dns").rec.Meta.Inode
 	for _, c := range []struct {
 		proto, to string
 		inode     uint64

@@ -13,9 +13,6 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
-// Version is the version of weir, as published guards keep it.
-var Version = "devel"
-
 // Feature is guarding as host sees it.
 type Feature struct{}
 
@@ -50,7 +47,8 @@ func (Feature) State(ctx context.Context, r *kernel.Root) (State, error) { retur
 // Plan implements feature.Feature.
 func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan, error) {
 	var plan feature.Plan
-	wanted := map[string]bool{}
+	plan.Stays(have.Unreadable)
+	wanted := map[kernel.Instance]bool{}
 	var late feature.Plan
 	var placed []Service // with the namespace they turned out to be in
 	for _, s := range want.Services {
@@ -58,26 +56,26 @@ func (Feature) Plan(ctx context.Context, have State, want Config) (feature.Plan,
 		if err != nil {
 			return plan, fmt.Errorf("services.%s: network namespace: %w", s.Name, err)
 		}
-		t := target{published: published{Service: s, Netns: reference(s, ns), ID: ns.ID()}, scope: scopeOf(ns)}
+		t := target{published{Service: s, Netns: reference(s, ns)}, guards.Name(kernel.ScopeOf(ns), s.Name), ns.ID()}
 		err = t.warnOfInterfaces(&plan, ns)
 		ns.Close()
 		if err != nil {
 			return plan, err
 		}
-		s.Netns = t.scope
+		s.Netns = t.instance.Scope
 		if err := overlaps(placed, s); err != nil {
 			return plan, err
 		}
 		placed = append(placed, s)
-		wanted[t.scope+"/"+s.Name] = true
+		wanted[t.instance] = true
 		t.plan(&plan, &late, have)
 	}
 	if err := checkListens(placed); err != nil {
 		return plan, err
 	}
 	for _, g := range have.Guards {
-		if !wanted[g.scope+"/"+g.Service] {
-			plan.Add(removeStep(g.scope, g.Service))
+		if !wanted[g.rec.Instance] {
+			plan.Add(removeStep(g.rec.Instance))
 		}
 	}
 	plan.Steps = append(plan.Steps, late.Steps...)
@@ -114,25 +112,19 @@ func (Feature) Mend(l *kernel.WriteLock) error { return Mend(l) }
 
 // Remove implements feature.Feature.
 func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
-	all, err := l.Instances(Name)
+	// What attaches goes first: a guard without its state lets everything pass, but half of them should not.
+	if err := shared.RemoveAll(l, ""); err != nil {
+		return err
+	}
+	all, err := guards.Keys(l.Root)
 	if err != nil {
 		return err
 	}
-	// What attaches goes first: a guard without its state lets everything pass, but half of them should not.
-	slices.SortStableFunc(all, func(a, b kernel.Instance) int {
-		switch {
-		case a.Name == hooksName && b.Name != hooksName:
-			return -1
-		case a.Name != hooksName && b.Name == hooksName:
-			return 1
-		}
-		return 0
-	})
 	for _, i := range all {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := l.Remove(i); err != nil {
+		if err := guards.Remove(l, i); err != nil {
 			return err
 		}
 	}
@@ -142,7 +134,8 @@ func (Feature) Remove(ctx context.Context, l *kernel.WriteLock) error {
 // target is a guard that is wanted.
 type target struct {
 	published
-	scope string
+	instance kernel.Instance
+	id       netns.ID
 }
 
 // warnOfInterfaces says which interfaces are not there.
@@ -163,9 +156,12 @@ func (t target) warnOfInterfaces(plan *feature.Plan, ns *netns.Handle) error {
 // plan adds the guard's step. That of one which has a problem comes late: it may fail again, which ends the apply, and what
 // changes the others during an attack is done by then.
 func (t target) plan(plan, late *feature.Plan, have State) {
+	if have.Unreadable.Has(t.instance) {
+		return
+	}
 	object := "guard of service " + t.Service.Name
 	step := feature.Step{Object: object, Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return t.publish(l) }}
-	i := slices.IndexFunc(have.Guards, func(g GuardState) bool { return g.Service == t.Service.Name && g.scope == t.scope })
+	i := slices.IndexFunc(have.Guards, func(g GuardState) bool { return g.rec.Instance == t.instance })
 	if i < 0 {
 		step.Verb, step.Detail = "create", t.Service.Options.String()
 		plan.Add(step)
@@ -181,9 +177,9 @@ func (t target) plan(plan, late *feature.Plan, have State) {
 	}
 }
 
-func removeStep(scope, name string) feature.Step {
-	return feature.Step{Verb: "remove", Object: "guard of service " + name,
-		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return remove(l, scope, name) }}
+func removeStep(i kernel.Instance) feature.Step {
+	return feature.Step{Verb: "remove", Object: "guard of service " + i.Name,
+		Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return remove(l, i) }}
 }
 
 // PlanUpgrade implements feature.Upgrader.
@@ -193,6 +189,7 @@ func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, e
 	if err != nil {
 		return plan, err
 	}
+	plan.Stays(st.Unreadable)
 	for _, scope := range st.outdated {
 		plan.Add(feature.Step{Verb: "upgrade", Object: "guards of namespace " + scope, Detail: "programs of another weir",
 			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgradeHooks(l, scope) }})

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -24,15 +23,7 @@ import (
 // programs find a guard. It follows from the guards that are published; sync makes it so.
 const hooksName = "@hooks"
 
-func hooksInstance(scope string) kernel.Instance {
-	return kernel.Instance{Scope: scope, Feature: Name, Name: hooksName}
-}
-
-func guardInstance(scope, service string) kernel.Instance {
-	return kernel.Instance{Scope: scope, Feature: Name, Name: service}
-}
-
-func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
+func hooksInstance(scope string) kernel.Instance { return shared.Name(scope, hooksName) }
 
 // Pins of @hooks, and of a guard.
 const (
@@ -66,10 +57,11 @@ func (h *hooks) close() {
 
 // openHooks opens a namespace's @hooks, or makes it without a link: it decides nothing yet.
 func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err error) {
-	h := &hooks{lock: l, scope: strconv.FormatUint(id.Inode, 10)}
+	h := &hooks{lock: l}
 	if h.ns, err = netns.Find(ref, id); err != nil {
 		return nil, err
 	}
+	h.scope = kernel.ScopeOf(h.ns)
 	defer func() {
 		if err != nil {
 			h.close()
@@ -94,18 +86,12 @@ func openHooks(l *kernel.WriteLock, ref string, id netns.ID) (_ *hooks, err erro
 		defer m.Close()
 		pins.Maps[pin] = m
 	}
-	if err := l.Publish(hooksInstance(h.scope), h.meta(), pins); err != nil {
+	if err := shared.Publish(l, hooksInstance(h.scope), kernel.Form[struct{}]{Netns: h.ns, Pins: pins}); err != nil {
 		return nil, err
 	}
 	kernel.Step("guard:hooks")
 	h.pins, err = l.Open(hooksInstance(h.scope))
 	return h, err
-}
-
-func (h *hooks) meta() kernel.Meta {
-	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(object), Inode: h.ns.Inode(), Created: time.Now(), Version: Version}
-	m.Cookie, _ = h.ns.Cookie() // 0 where the kernel has none
-	return m
 }
 
 // programs loads the programs of some hooks over the shared maps.
@@ -133,30 +119,30 @@ type place struct {
 }
 
 // places are the links that guards need, by name.
-func (h *hooks) places(guards []published, failed failures) map[string]place {
+func (h *hooks) places(all []record, failed failures) map[string]place {
 	want := map[string]place{}
 	add := func(service, name string, at kernel.Attachment, hook Hook) {
 		want[name] = place{at, hook, append(want[name].services, service)}
 	}
-	for _, g := range guards {
-		if len(g.Service.Interfaces) == 0 {
+	for _, g := range all {
+		if len(g.Spec.Service.Interfaces) == 0 {
 			root, err := units.CgroupRoot()
 			if err != nil {
-				failed.add(g.Service.Name, err)
+				failed.add(g.Name, err)
 				continue
 			}
-			add(g.Service.Name, linkCgroup, kernel.Cgroup{Path: root, Hook: ebpf.AttachCGroupInetIngress}, Cgroup)
+			add(g.Name, linkCgroup, kernel.Cgroup{Path: root, Hook: ebpf.AttachCGroupInetIngress}, Cgroup)
 			continue
 		}
-		for _, name := range g.Service.Interfaces {
+		for _, name := range g.Spec.Service.Interfaces {
 			index, err := ifindexOf(name)
 			if errors.Is(err, errNoInterface) {
 				continue // status says so; whoever applies again once it is there attaches
 			} else if err != nil {
-				failed.add(g.Service.Name, fmt.Errorf("interface %s: %w", name, err))
+				failed.add(g.Name, fmt.Errorf("interface %s: %w", name, err))
 				continue
 			}
-			add(g.Service.Name, linkXDP+strconv.Itoa(index), kernel.XDP{Ifindex: index, Device: name}, XDP)
+			add(g.Name, linkXDP+strconv.Itoa(index), kernel.XDP{Ifindex: index, Device: name}, XDP)
 		}
 	}
 	return want
@@ -179,45 +165,45 @@ func ifindexOf(name string) (int, error) {
 // sync makes a namespace's hooks those of its published guards. It is how every change takes effect, and how one that
 // was killed is mended. A guard that cannot be put in force keeps no other from it: it is among those that failed.
 func sync(l *kernel.WriteLock, scope string) (failed failures, err error) {
-	guards, failed, err := readPublished(l.Root, scope)
+	all, failed, err := readPublished(l.Root, scope)
 	if err != nil {
 		return nil, err
 	}
-	if len(guards) == 0 {
+	if len(all) == 0 {
 		if len(failed) > 0 {
 			return failed, nil
 		}
-		return nil, l.Remove(hooksInstance(scope))
+		return nil, shared.Remove(l, hooksInstance(scope))
 	}
-	h, err := openHooks(l, guards[0].Netns, guards[0].ID)
+	h, err := openHooks(l, all[0].Ref, all[0].ID())
 	if err != nil {
 		return failed, err
 	}
 	defer h.close()
 	h.blind = len(failed) > 0
 	// A guard is there before a packet finds it, and gone after the last one did.
-	if err := h.putStates(guards, failed); err != nil {
+	if err := h.putStates(all, failed); err != nil {
 		return failed, err
 	}
 	kernel.Step("guard:states")
-	if err := h.putListens(guards); err != nil {
+	if err := h.putListens(all); err != nil {
 		return failed, err
 	}
 	kernel.Step("guard:listens")
-	return failed, h.ns.Do(func() error { return h.link(guards, failed) })
+	return failed, h.ns.Do(func() error { return h.link(all, failed) })
 }
 
 // putStates puts every guard's maps where the programs find them, and its limits in force.
-func (h *hooks) putStates(guards []published, failed failures) error {
-	for _, g := range guards {
+func (h *hooks) putStates(all []record, failed failures) error {
+	for _, g := range all {
 		if err := h.putState(g); err != nil {
-			failed.add(g.Service.Name, err)
+			failed.add(g.Name, err)
 		}
 	}
 	if h.blind {
 		return nil
 	}
-	used := indexes(guards)
+	used := indexes(all)
 	for i := range uint32(maxGuards) {
 		if used[uint16(i)] {
 			continue
@@ -232,16 +218,16 @@ func (h *hooks) putStates(guards []published, failed failures) error {
 }
 
 // indexes are the places that guards have.
-func indexes(guards []published) map[uint16]bool {
+func indexes(all []record) map[uint16]bool {
 	used := map[uint16]bool{}
-	for _, g := range guards {
-		used[g.Index] = true
+	for _, g := range all {
+		used[g.Spec.Index] = true
 	}
 	return used
 }
 
-func (h *hooks) putState(g published) error {
-	o, err := h.lock.Open(guardInstance(h.scope, g.Service.Name))
+func (h *hooks) putState(g record) error {
+	o, err := h.lock.Open(g.Instance)
 	if err != nil {
 		return err
 	}
@@ -251,29 +237,29 @@ func (h *hooks) putState(g published) error {
 		return err
 	}
 	defer s.Close()
-	if s.Limits() != g.Service.limits().Layout() {
-		s.SetLimits(g.Service.limits())
+	if want := g.Spec.Service.limits(); s.Limits() != want.Layout() {
+		s.SetLimits(want)
 	}
 	c := &kernel.Collection{Maps: map[string]*ebpf.Map{}}
 	for pin, name := range sharedMaps {
 		c.Maps[name] = h.pins.Maps[pin]
 	}
-	return put(c, uint32(g.Index), o.Maps[pinState], o.Maps[pinEach])
+	return put(c, uint32(g.Spec.Index), o.Maps[pinState], o.Maps[pinEach])
 }
 
-func (h *hooks) putListens(guards []published) error {
-	var all []destination
-	for _, g := range guards {
-		all = append(all, g.destinations()...)
+func (h *hooks) putListens(all []record) error {
+	var to []destination
+	for _, g := range all {
+		to = append(to, g.Spec.destinations()...)
 	}
 	if h.blind {
-		kept, err := foreign(h.pins.Maps[pinListens], indexes(guards))
+		kept, err := foreign(h.pins.Maps[pinListens], indexes(all))
 		if err != nil {
 			return err
 		}
-		all = append(all, kept...)
+		to = append(to, kept...)
 	}
-	want, err := listens(all)
+	want, err := listens(to)
 	if err != nil {
 		return err
 	}
@@ -294,8 +280,8 @@ func (p published) destinations() (out []destination) {
 
 // link attaches what is missing and detaches what nobody needs. A place that has no room fails the guards that need it,
 // and no other.
-func (h *hooks) link(guards []published, failed failures) error {
-	want := h.places(guards, failed)
+func (h *hooks) link(all []record, failed failures) error {
+	want := h.places(all, failed)
 	have, err := h.pins.Links()
 	if err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/scrape"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -88,16 +87,16 @@ func (g GuardState) collect(send func(*prometheus.Desc, prometheus.ValueType, fl
 // notLocal finds addresses of a guard at the sockets for which there are no packets: the
 // host delivers none to them.
 func (g *GuardState) notLocal() (out []feature.Finding) {
-	if len(g.pub.Service.Interfaces) > 0 {
+	if len(g.rec.Spec.Service.Interfaces) > 0 {
 		return nil // it also decides on packets that go on to other hosts
 	}
-	ns, err := netns.Find(g.pub.Netns, g.pub.ID)
+	ns, err := g.rec.Netns()
 	if err != nil {
 		return nil // the problem of the guard says so
 	}
 	defer ns.Close()
 	var absent []netip.Prefix
-	if err := ns.Do(func() (err error) { absent, err = service.NotLocal(g.pub.Service.udp()); return err }); err != nil {
+	if err := ns.Do(func() (err error) { absent, err = service.NotLocal(g.rec.Spec.Service.udp()); return err }); err != nil {
 		return []feature.Finding{{Object: g.Service, Text: err.Error()}}
 	}
 	for _, p := range absent {
@@ -120,5 +119,5 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	if len(st.outdated) > 0 {
 		out = append(out, feature.Finding{Object: "guards", Text: "their programs are another weir's", Remedy: "weir upgrade puts this one's in their place; no packet is missed"})
 	}
-	return out, err
+	return append(out, feature.UnreadFindings(st.Unreadable)...), err
 }

@@ -3,26 +3,33 @@
 package guard
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
-// published is a guard as its pins describe it.
+// published is the spec of a guard, as its pins have it.
 type published struct {
 	Service Service `json:"service"`
 	Netns   string  `json:"netns"` // what reopens the namespace
 	Index   uint16  `json:"index"` // among the namespace's guards
-	netns.ID
 }
+
+// record is a guard as its pins describe it.
+type record = kernel.Record[published]
+
+// guards are the instances of guards, shared that of what those of a namespace share.
+var (
+	guards = kernel.Store[published]{Feature: Name, ABI: ABI, Object: embedded, Is: func(name string) bool { return name != hooksName },
+		Ref: func(p *published) string { return p.Netns }}
+	shared = kernel.Store[struct{}]{Feature: Name, ABI: ABI, Object: embedded, Is: func(name string) bool { return name == hooksName }}
+)
 
 const maxGuards = 64 // GUARD_MAX
 
@@ -56,115 +63,74 @@ func (f failures) err() error {
 	return errors.Join(errs...)
 }
 
+func embedded() []byte { return object }
+
 // readPublished are the guards of a namespace, in order of name, and those that cannot be read.
-func readPublished(r *kernel.Root, scope string) (out []published, unreadable failures, err error) {
-	all, err := r.Instances(Name)
-	if err != nil {
-		return nil, nil, err
+func readPublished(r *kernel.Root, scope string) ([]record, failures, error) {
+	all, unread, err := guards.In(r, scope)
+	unreadable := failures{}
+	for _, u := range unread {
+		unreadable.add(u.Name, u)
 	}
-	unreadable = failures{}
-	for _, i := range all {
-		if i.Scope != scope || i.Name == hooksName {
-			continue
-		}
-		p, err := readOne(r, i)
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue // removed meanwhile
-		} else if err != nil {
-			unreadable.add(i.Name, err)
-			continue
-		}
-		out = append(out, p)
-	}
-	slices.SortFunc(out, func(a, b published) int { return strings.Compare(a.Service.Name, b.Service.Name) })
-	return out, unreadable, nil
+	return all, unreadable, err
 }
 
-func readOne(r *kernel.Root, i kernel.Instance) (p published, err error) {
-	meta, err := r.Meta(i)
+// place takes the guard's place among the namespace's: the one that it has, or a free one. It returns the guard that is there.
+func (t *target) place(l *kernel.WriteLock) (before *record, err error) {
+	others, unreadable, err := readPublished(l.Root, t.instance.Scope)
 	if err != nil {
-		return p, err
-	}
-	if err := meta.RequireABI(i, ABI); err != nil {
-		return p, err
-	}
-	if err := json.Unmarshal(meta.Config, &p); err != nil {
-		return p, fmt.Errorf("%s: %w", i, err)
-	}
-	p.ID = meta.ID()
-	return p, nil
-}
-
-// place takes the guard's place among the namespace's: the one that it has, or a free one.
-func (t *target) place(l *kernel.WriteLock) (has bool, err error) {
-	others, unreadable, err := readPublished(l.Root, t.scope)
-	if err != nil {
-		return false, err
+		return nil, err
 	}
 	free := map[uint16]bool{}
 	for i := range uint16(maxGuards) {
 		free[i] = true
 	}
 	for _, o := range others {
-		if o.Service.Name == t.Service.Name {
-			t.Index = o.Index
-			return true, nil
+		if o.Name == t.instance.Name {
+			t.Index = o.Spec.Index
+			return &o, nil
 		}
-		delete(free, o.Index)
+		delete(free, o.Spec.Index)
 	}
 	if err := unreadable.err(); err != nil {
-		return false, fmt.Errorf("no guard is added beside one that cannot be read, for that one's place is not known (weir remove guard removes all of them): %w", err)
+		return nil, fmt.Errorf("cannot allocate an index for the guard beside one that cannot be read (weir remove guard removes all of them): %w", err)
 	}
 	if len(free) == 0 {
-		return false, fmt.Errorf("the namespace has %d guards already, which is the most", maxGuards)
+		return nil, fmt.Errorf("the namespace has %d guards already, which is the most", maxGuards)
 	}
 	t.Index = slices.Min(slices.Collect(maps.Keys(free)))
-	return false, nil
+	return nil, nil //nolint:nilnil // neither a guard nor an error
 }
 
 // publish creates or changes a guard. What its sources have earned stays with it. Others of the namespace that are not in
 // force keep this one from nothing: the note says so.
 func (t target) publish(l *kernel.WriteLock) (note string, err error) {
-	has, err := t.place(l)
+	before, err := t.place(l)
 	if err != nil {
 		return "", err
 	}
-	var before *kernel.Meta
-	if has {
-		meta, err := l.Meta(guardInstance(t.scope, t.Service.Name))
-		if err != nil {
-			return "", err
-		}
-		before = &meta
-	}
-	ns, err := netns.Find(t.Netns, t.ID)
+	ns, err := netns.Find(t.Netns, t.id)
 	if err != nil {
 		return "", err
 	}
 	defer ns.Close()
-	state, each, err := t.maps(l, has)
+	state, each, err := t.maps(l, before != nil)
 	if err != nil {
 		return "", err
 	}
 	defer state.Close()
 	defer each.Close()
-	config, err := json.Marshal(t.published)
-	if err != nil {
-		return "", err
-	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(object), Inode: t.Inode, Created: time.Now(), Version: Version, Config: config}
-	meta.Cookie = ns.ID().Cookie
-	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinState: state, pinEach: each}}
-	if err := l.Publish(guardInstance(t.scope, t.Service.Name), meta, pins); err != nil {
+	form := kernel.Form[published]{Spec: t.published, Netns: ns, Pins: kernel.Pins{Maps: map[string]*ebpf.Map{pinState: state, pinEach: each}}}
+	if err := guards.Publish(l, t.instance, form); err != nil {
 		return "", err
 	}
 	kernel.Step("guard:published")
-	failed, err := sync(l, t.scope)
+	failed, err := sync(l, t.instance.Scope)
 	if err == nil {
 		err = failed[t.Service.Name]
 	}
 	if err != nil {
-		if back := t.takeBack(l, before, pins); back != nil && back.Error() != err.Error() {
+		if back := t.takeBack(l, before, form); back != nil && back.Error() != err.Error() {
 			err = fmt.Errorf("%w; and it could not be made what it was before: %w", err, back)
 		}
 		return "", err
@@ -174,23 +140,24 @@ func (t target) publish(l *kernel.WriteLock) (note string, err error) {
 
 // takeBack has a guard that could not be put in place be what it was before, nil: not there. Killed before it is done,
 // status says what is lacking, and the next command goes on. What could not be attached before cannot be now, and was told.
-func (t target) takeBack(l *kernel.WriteLock, before *kernel.Meta, pins kernel.Pins) error {
+func (t target) takeBack(l *kernel.WriteLock, before *record, form kernel.Form[published]) error {
 	if before == nil {
-		_, err := remove(l, t.scope, t.Service.Name)
+		_, err := remove(l, t.instance)
 		return err
 	}
-	if err := l.Publish(guardInstance(t.scope, t.Service.Name), *before, pins); err != nil {
+	form.Spec = before.Spec
+	if err := guards.Publish(l, t.instance, form); err != nil {
 		return err
 	}
 	kernel.Step("guard:taken-back")
-	_, err := sync(l, t.scope)
+	_, err := sync(l, t.instance.Scope)
 	return err
 }
 
 // maps are the guard's own: those it has, or new ones.
 func (t target) maps(l *kernel.WriteLock, has bool) (state, each *ebpf.Map, err error) {
 	if has {
-		o, err := l.Open(guardInstance(t.scope, t.Service.Name))
+		o, err := l.Open(t.instance)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -207,15 +174,15 @@ func (t target) maps(l *kernel.WriteLock, has bool) (state, each *ebpf.Map, err 
 }
 
 // remove takes a guard away. Others that are not in force keep it from nothing: the note says so.
-func remove(l *kernel.WriteLock, scope, service string) (note string, err error) {
+func remove(l *kernel.WriteLock, i kernel.Instance) (note string, err error) {
 	// The programs find it until sync: killed in between, the next command does the rest.
-	if err := l.Remove(guardInstance(scope, service)); err != nil {
+	if err := guards.Remove(l, i); err != nil {
 		return "", err
 	}
 	kernel.Step("guard:removed")
-	failed, err := sync(l, scope)
+	failed, err := sync(l, i.Scope)
 	if errors.Is(err, netns.ErrGone) {
-		err = removeScope(l, scope)
+		err = removeScope(l, i.Scope)
 	}
-	return failed.others(service), err
+	return failed.others(i.Name), err
 }

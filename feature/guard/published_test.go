@@ -47,7 +47,7 @@ func TestKilledSaysSo(t *testing.T) {
 				if len(g.Listen) != 1 || g.Listen[0] != "udp :5301" {
 					continue // as it was
 				}
-				lacking, err := lacks(w.root, guardInstance(g.scope, "ntp"), func(string, netns.ID) {})
+				lacking, err := lacks(w.root, guards.Name(g.rec.Scope, "ntp"), func(string, netns.ID) {})
 				if err != nil || lacking != (g.Problem != "") {
 					t.Errorf("after %d steps: problem %q, and weir serve sees %t, %v", step, g.Problem, lacking, err)
 				}
@@ -156,7 +156,7 @@ func TestNotAttachedNotThere(t *testing.T) {
 	for step := 0; !w.killedApply(step, dns(at)); step++ {
 		died[w.died] = true
 		for _, g := range w.guardsOf("dns") {
-			lacking, err := lacks(w.root, guardInstance(g.scope, "dns"), func(string, netns.ID) {})
+			lacking, err := lacks(w.root, guards.Name(g.rec.Scope, "dns"), func(string, netns.ID) {})
 			if err != nil || lacking != (g.Problem != "") {
 				t.Errorf("killed at %s: problem %q, and weir serve sees %t, %v", w.died, g.Problem, lacking, err)
 			}
@@ -235,12 +235,12 @@ func TestOthersHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	note, err := target{published{Service: at("c", "udp :5302", 200), Netns: wire.NameB, ID: netns.ID{Inode: ns.Inode()}}, scopeOf(ns)}.publish(l)
+	note, err := target{published{Service: at("c", "udp :5302", 200), Netns: wire.NameB}, guards.Name(kernel.ScopeOf(ns), "c"), netns.ID{Inode: ns.Inode()}}.publish(l)
 	if err != nil || !strings.Contains(note, "service a still is not in force") {
 		t.Errorf("note %q, %v", note, err)
 	}
 	for name, want := range map[string]error{"a": kernel.ErrOccupied, "c": nil} {
-		if did, err := adopt(l, guardInstance(scopeOf(ns), name)); !errors.Is(err, want) {
+		if did, err := adopt(l, guards.Name(kernel.ScopeOf(ns), name)); !errors.Is(err, want) {
 			t.Errorf("weir serve: %s: %q, %v; want %v", name, did, err, want)
 		}
 	}
@@ -255,12 +255,12 @@ func TestUnreadableBeside(t *testing.T) {
 	theirs := guarded(t, "a", Options{Limit: 50, Interfaces: []string{nstest.WireDevice}}, "udp :5300").in(wire.NameB)
 	mine := guarded(t, "b", Options{Limit: 100}, "udp :5301", "udp4 192.168.0.0/16:5300").in(wire.NameB)
 	w.apply(theirs, mine)
-	scope := w.state("b").scope
+	scope := w.state("b").rec.Scope
 	of := func(change uint32) {
 		t.Helper()
 		l := w.lock()
 		defer l.Unlock()
-		i := guardInstance(scope, "a")
+		i := guards.Name(scope, "a")
 		o, err := l.Open(i)
 		if err != nil {
 			t.Fatal(err)
@@ -282,21 +282,21 @@ func TestUnreadableBeside(t *testing.T) {
 	}
 	defer o.Close()
 	index := func() uint32 {
-		p, err := readOne(w.root, guardInstance(scope, "b"))
+		rec, err := guards.Read(w.root, guards.Name(scope, "b"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return uint32(p.Index)
+		return uint32(rec.Spec.Index)
 	}()
 	err = errors.Join(l.RemoveLink(hooksInstance(scope), linkCgroup), o.Maps[pinStates].Delete(index),
 		o.Maps[pinListens].Delete(bpf.GuardGuardListenKey{Port: guardstate.NetworkOrder(5301), Family: 4}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if did, err := adopt(l, guardInstance(scope, "b")); err != nil {
+	if did, err := adopt(l, guards.Name(scope, "b")); err != nil {
 		t.Errorf("b is not mended: %q, %v", did, err)
 	}
-	if _, err := adopt(l, guardInstance(scope, "a")); !errors.Is(err, kernel.ErrABI) {
+	if _, err := adopt(l, guards.Name(scope, "a")); !errors.Is(err, kernel.ErrABI) {
 		t.Errorf("a: %v, want ErrABI", err)
 	}
 	ns, err := netns.Open(wire.NameB)
@@ -305,7 +305,7 @@ func TestUnreadableBeside(t *testing.T) {
 	}
 	defer ns.Close()
 	added := guarded(t, "c", Options{Limit: 100}, "udp :5302").in(wire.NameB)
-	if note, err := (target{published{Service: added, Netns: wire.NameB, ID: netns.ID{Inode: ns.Inode()}}, scope}).publish(l); !errors.Is(err, kernel.ErrABI) {
+	if note, err := (target{published{Service: added, Netns: wire.NameB}, guards.Name(scope, "c"), netns.ID{Inode: ns.Inode()}}).publish(l); !errors.Is(err, kernel.ErrABI) {
 		t.Errorf("a new guard is added, and may get the place of a: %q, %v", note, err)
 	}
 	if err := wire.B.Do(func() error { limited(t, listenUDP(t, "127.0.0.1:5301"), 100); return nil }); err != nil {

@@ -25,14 +25,15 @@ func (Feature) Run(ctx context.Context, r *kernel.Root, log feature.Logger) erro
 
 // lacks says whether a guard is not attached where it could be, or its namespace is gone.
 func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID)) (bool, error) {
-	if i.Name == hooksName {
+	if !guards.Is(i.Name) {
 		return false, nil // it follows from the guards
 	}
-	p, err := readOne(r, i)
+	rec, err := guards.Read(r, i)
 	if err != nil {
 		return false, err
 	}
-	ns, err := netns.Find(p.Netns, p.ID)
+	p := rec.Spec
+	ns, err := rec.Netns()
 	if errors.Is(err, netns.ErrGone) {
 		return true, nil
 	} else if err != nil {
@@ -40,7 +41,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 	}
 	defer ns.Close()
 	if len(p.Service.Interfaces) > 0 {
-		watch(p.Netns, p.ID)
+		watch(rec.Ref, rec.ID())
 	}
 	o, err := r.Open(hooksInstance(i.Scope), pinListens, pinStates)
 	if errors.Is(err, kernel.ErrNotExist) {
@@ -63,7 +64,7 @@ func lacks(r *kernel.Root, i kernel.Instance, watch func(ref string, id netns.ID
 
 // adopt attaches the guards of a namespace where they are lacking, or removes them with their namespace.
 func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
-	p, err := readOne(l.Root, i)
+	rec, err := guards.Read(l.Root, i)
 	if err != nil {
 		return "", err
 	}
@@ -75,7 +76,7 @@ func adopt(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 	} else if err := failed[i.Name]; err != nil { // of others, their own turn tells
 		return "", err
 	}
-	return "attached at " + p.Service.place(), nil
+	return "attached at " + rec.Spec.Service.place(), nil
 }
 
 // unattached is where a guard is not attached.

@@ -4,9 +4,7 @@ package guard
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 
 	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/internal/netns"
@@ -17,40 +15,24 @@ var _ feature.Restorer = Feature{}
 
 // Save implements feature.Restorer: the guards as they are pinned. What their sources have earned stays with the pins.
 func (Feature) Save(_ context.Context, r *kernel.Root) ([]byte, error) {
-	all, err := r.Instances(Name)
-	if err != nil {
-		return nil, err
-	}
-	var saved []published
-	for _, i := range all {
-		if i.Name == hooksName {
-			continue
-		}
-		p, err := readOne(r, i)
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue // damaged, and made anew by the plan
-		} else if err != nil {
-			return nil, err
-		}
-		saved = append(saved, p)
-	}
-	return json.Marshal(saved)
+	return guards.Save(r)
 }
 
 // PlanRestore implements feature.Restorer.
 func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) (feature.Plan, error) {
 	var plan feature.Plan
-	var was []published
-	if err := json.Unmarshal(saved, &was); err != nil {
-		return plan, fmt.Errorf("the saved guards: %w", err)
+	was, err := guards.Saved(saved)
+	if err != nil {
+		return plan, err
 	}
 	have, err := f.State(ctx, r)
 	if err != nil {
 		return plan, err
 	}
 	var want Config
-	for _, p := range was {
-		ref, err := netns.Reference(p.Netns, p.ID)
+	for _, rec := range was {
+		p := rec.Spec
+		ref, err := netns.Reference(rec.Ref, rec.ID())
 		if errors.Is(err, netns.ErrGone) {
 			plan.Warn("guard of service %s: its network namespace (%s) is gone", p.Service.Name, p.Netns)
 			continue
@@ -60,7 +42,7 @@ func (f Feature) PlanRestore(ctx context.Context, r *kernel.Root, saved []byte) 
 		if ns, _, err := p.Service.FindNetns(ctx); err != nil {
 			p.Service.Netns = ref
 		} else {
-			if ns.Inode() != p.Inode {
+			if !ns.Is(rec.ID()) {
 				p.Service.Netns = ref
 			}
 			ns.Close()

@@ -16,13 +16,13 @@ import (
 
 	"github.com/weir-project/weir/feature/guard/bpf"
 	"github.com/weir-project/weir/internal/guardstate"
-	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
 
 // State is what the pins say of guards on this host.
 type State struct {
-	Guards []GuardState `json:"guards"`
+	Guards     []GuardState      `json:"guards"`
+	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
 
 	outdated []string // scopes whose programs are another weir's
 }
@@ -41,8 +41,7 @@ type GuardState struct {
 
 	Destinations []Destination `json:"destinations,omitempty"` // those that were refused most, of a guard with a limit for each
 
-	scope string
-	pub   published
+	rec record
 }
 
 // Service are the guards of a service, one for each namespace that has it.
@@ -57,52 +56,51 @@ type Destination struct {
 	Refused uint64         `json:"refused"`
 }
 
+// Err is about the guards that cannot be read, nil if all can. Faults tell of damage.
+func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
+
 // ReadState reads the guards from their pins alone.
 func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 	st := State{Guards: []GuardState{}} // [] in JSON, not null
-	all, err := r.Instances(Name)
+	all, unreadable, err := guards.All(r)
 	if err != nil {
 		return st, err
 	}
-	hash := kernel.ObjectHash(object)
-	for _, i := range all {
-		if i.Name == hooksName {
-			meta, err := r.Meta(i)
-			if err == nil && meta.Object != hash {
-				st.outdated = append(st.outdated, i.Scope)
-			} else if err != nil && !errors.Is(err, kernel.ErrNotExist) {
-				return st, err
-			}
-			continue
-		}
-		g, err := readGuard(r, i)
+	st.Unreadable = unreadable
+	for _, rec := range all {
+		g, err := readGuard(r, rec)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
 		} else if err != nil {
-			return st, err
+			st.Unreadable.Add(rec.Instance, err)
+			continue
 		}
 		st.Guards = append(st.Guards, g)
 	}
-	slices.SortFunc(st.Guards, func(a, b GuardState) int { return strings.Compare(a.Service+a.scope, b.Service+b.scope) })
-	return st, nil
+	slices.SortFunc(st.Guards, func(a, b GuardState) int { return strings.Compare(a.Service+a.rec.Scope, b.Service+b.rec.Scope) })
+	hooks, unreadable, err := shared.All(r)
+	for _, rec := range hooks {
+		if shared.Outdated(rec) {
+			st.outdated = append(st.outdated, rec.Scope)
+		}
+	}
+	st.Unreadable = append(st.Unreadable, unreadable...)
+	return st, err
 }
 
-func readGuard(r *kernel.Root, i kernel.Instance) (g GuardState, err error) {
-	p, err := readOne(r, i)
-	if err != nil {
-		return g, err
-	}
-	o, err := r.Open(i)
+func readGuard(r *kernel.Root, rec record) (g GuardState, err error) {
+	o, err := r.Open(rec.Instance)
 	if err != nil {
 		return g, err
 	}
 	defer o.Close()
 	s, err := readState(o.Maps[pinState])
 	if err != nil {
-		return g, fmt.Errorf("%s: %w", i, err)
+		return g, fmt.Errorf("%s: %w", rec.Instance, err)
 	}
+	p := rec.Spec
 	g = GuardState{Service: p.Service.Name, Netns: p.Netns, At: p.Service.place(), Limit: p.Service.Limit, Each: p.Service.Each,
-		DryRun: p.Service.DryRun, Counts: s.Read(kernel.Monotonic()), scope: i.Scope, pub: p}
+		DryRun: p.Service.DryRun, Counts: s.Read(kernel.Monotonic()), rec: rec}
 	for _, l := range p.Service.Listen {
 		if l.Proto == unix.IPPROTO_UDP {
 			g.Listen = append(g.Listen, l.String())
@@ -113,13 +111,14 @@ func readGuard(r *kernel.Root, i kernel.Instance) (g GuardState, err error) {
 			return g, err
 		}
 	}
-	g.Problem = problem(r, p, i.Scope, o.Maps[pinState], s)
+	g.Problem = problem(r, rec, o.Maps[pinState], s)
 	return g, nil
 }
 
 // problem says what keeps a guard from doing what it is for.
-func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *guardstate.Layout) string {
-	o, err := r.Open(hooksInstance(scope), pinListens, pinStates)
+func problem(r *kernel.Root, rec record, m *ebpf.Map, s *guardstate.Layout) string {
+	p := rec.Spec
+	o, err := r.Open(hooksInstance(rec.Scope), pinListens, pinStates)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return "nothing is attached: weir apply mends it"
 	} else if err != nil {
@@ -134,7 +133,7 @@ func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *guardsta
 	} else if !found {
 		return "no packet is led to it yet, what put it in place was interrupted: weir apply mends it, and weir serve does within seconds"
 	}
-	ns, err := netns.Find(p.Netns, p.ID)
+	ns, err := rec.Netns()
 	if err != nil {
 		return "" // only root can look
 	}
@@ -154,7 +153,7 @@ func problem(r *kernel.Root, p published, scope string, m *ebpf.Map, s *guardsta
 // differences says in words what would change about a published guard; "" if nothing would.
 func (g GuardState) differences(t target) string {
 	var out []string
-	have, want := g.pub.Service, t.Service
+	have, want := g.rec.Spec.Service, t.Service
 	add := func(what, a, b string) {
 		if a != b {
 			out = append(out, what+" "+a+" → "+b)
@@ -165,7 +164,7 @@ func (g GuardState) differences(t target) string {
 	add("dry_run", fmt.Sprint(have.DryRun), fmt.Sprint(want.DryRun))
 	add("at", have.place(), want.place())
 	add("listen", fmt.Sprint(have.udp()), fmt.Sprint(want.udp()))
-	add("netns", g.pub.Netns, t.Netns)
+	add("netns", g.rec.Ref, t.Netns)
 	if len(out) == 0 && g.Problem != "" && !strings.HasPrefix(g.Problem, "there is no interface ") {
 		out = append(out, g.Problem)
 	}

@@ -5,7 +5,6 @@ package guard
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/weir-project/weir/internal/netns"
@@ -14,14 +13,14 @@ import (
 
 // upgradeHooks puts this weir's programs in place of another's, link by link; the guards' states stay.
 func upgradeHooks(l *kernel.WriteLock, scope string) error {
-	guards, unreadable, err := readPublished(l.Root, scope)
-	if err != nil || len(guards) == 0 {
+	all, unreadable, err := readPublished(l.Root, scope)
+	if err != nil || len(all) == 0 {
 		return err
 	}
 	if err := unreadable.err(); err != nil {
 		return err // the programs may not know its layout
 	}
-	h, err := openHooks(l, guards[0].Netns, guards[0].ID)
+	h, err := openHooks(l, all[0].Ref, all[0].ID())
 	if err != nil {
 		return err
 	}
@@ -41,9 +40,7 @@ func upgradeHooks(l *kernel.WriteLock, scope string) error {
 		return err
 	}
 	defer c.Close()
-	pins := kernel.Pins{Maps: h.pins.Maps}
-	return l.Upgrade(hooksInstance(scope), kernel.Upgrade{Meta: h.meta(), Pins: pins, Keep: names,
-		Swap: func() error { return h.moveLinks(c, names) }})
+	return shared.Upgrade(l, hooksInstance(scope), func() error { return h.moveLinks(c, names) }, nil)
 }
 
 // hookOf is where a link is, by its name.
@@ -74,36 +71,29 @@ func (h *hooks) moveLinks(c *kernel.Collection, names []string) error {
 // put in force is none that a command left half done: its state has the problem, and its own step of a plan fails. All the
 // others can be changed meanwhile.
 func Mend(l *kernel.WriteLock) error {
+	scopes := map[string]bool{}
 	all, err := l.Instances(Name)
 	if err != nil {
 		return err
 	}
-	scopes := map[string]bool{}
 	for _, i := range all {
 		scopes[i.Scope] = true
 	}
 	var errs []error
 	for scope := range scopes {
 		_, err := sync(l, scope)
-		if errors.Is(err, netns.ErrGone) {
+		switch {
+		case errors.Is(err, netns.ErrGone):
 			err = removeScope(l, scope)
+		case errors.Is(err, kernel.ErrABI):
+			err = nil // the state tells of it
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
+// removeScope removes the guards of a namespace that is gone, readable or not.
 func removeScope(l *kernel.WriteLock, scope string) error {
-	all, err := l.Instances(Name)
-	if err != nil {
-		return err
-	}
-	for _, i := range all {
-		if i.Scope == scope {
-			if err := l.Remove(i); err != nil && !errors.Is(err, os.ErrNotExist) {
-				return err
-			}
-		}
-	}
-	return nil
+	return errors.Join(shared.RemoveAll(l, scope), guards.RemoveAll(l, scope))
 }
