@@ -28,7 +28,7 @@ var floors = map[string]int{
 	"bpf": 0, "internal": 0,
 	"kernel":  1,
 	"clients": 1, // for other people's programs: small, and on nothing but internal
-	"table":   2, "service": 2,
+	"table":   2, "service": 2, "workload": 2,
 	"feature": 3,
 	// 4: feature/*
 	"host": 5, "collector": 5,
