@@ -83,7 +83,7 @@ func TestFilterBesideServices(t *testing.T) {
 	if s, _ := Part[state.State](st, spec.Name); len(s.Services) != 1 {
 		t.Errorf("filter removed: services %+v", s)
 	}
-	if err := w.Remove(t.Context(), "garde", true); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter, handoff") {
+	if err := w.Remove(t.Context(), "garde", true); err == nil || !strings.Contains(err.Error(), "there is steer, guard, filter, keeper, reroute, lb, backend") {
 		t.Errorf("a feature that there is not: %v", err)
 	}
 	if f, _ := (filter.Feature{}).Spec(both.Document()); len(f.Filters) != 1 {

@@ -22,7 +22,7 @@ func TestTCPTellsNoState(t *testing.T) {
 	w := newWorld(t)
 	w.apply(w.config(oneService, absent))
 	s := w.serve()
-	for _, path := range []string{"/v1/status", "/v1/faults", "/v1/reroute/status", "/v1/guard/status", "/v1/filter/list", "/v1/steer/status",
+	for _, path := range []string{"/v1/status", "/v1/faults", "/v1/reroute/status", "/v1/guard/status", "/v1/filter/status", "/v1/lb/status", "/v1/backend/status", "/v1/steer/status",
 		"/v1/steer/devices?service=telemetry", "/v1/steer/templates?service=telemetry", "/v1/steer/bindings", "/v1/steer/services", "/v1/steer/where?address=192.0.2.1"} {
 		if status, body := s.fetch(http.DefaultClient, s.url+path); status != http.StatusNotFound {
 			t.Errorf("TCP %s: %d %.60s", path, status, body)

@@ -72,7 +72,7 @@ func newHost(ctx context.Context, e *lab.Env, namespace, service string) (*host,
 		return nil, err
 	}
 	defer log.Close()
-	k, err := e.Start(lab.Command{Path: weir, Output: log, Args: []string{"handoff", "keep", "--keeper", h.socket}})
+	k, err := e.Start(lab.Command{Path: weir, Output: log, Args: []string{"--root", e.Root, "serve", "--only", "keeper", "--handoff-socket", h.socket}})
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,7 @@ hold: 500ms
 lapse: 500ms
 services:
   talk: {number: 3, listen: [tcp %s]}
-hosts: # by the hash all is the first one's
+backends: # by the hash all is the first one's
   s1: {number: 1, weight: 1}
   s2: {number: 2, weight: 0}
   s3: {number: 3, weight: 0}

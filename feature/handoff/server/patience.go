@@ -21,7 +21,7 @@ func (a *Agent) tooPatient() error {
 	if hold == 0 || a.o.Patience < hold {
 		return nil
 	}
-	return a.o.PatienceAt.Errorf("timeout %s: the load balancer holds packets of a session that moves for %s: take less, or raise hold in lb of its weir.yaml; until then %s is used",
+	return a.o.PatienceAt.Errorf("timeout %s of handoff.backend: the load balancer holds packets of a session that moves for %s: take less, or raise hold in lb of its weir.yaml; until then %s is used",
 		a.o.Patience, hold, a.patience())
 }
 

@@ -31,7 +31,7 @@ services:
 	w.playServer(0, s)
 	w.eventually("the server says that its patience is too long", func() bool {
 		st := s.status()
-		return strings.Contains(st.Patience, fmt.Sprintf("server.yaml:10:11: patience %s: the front end holds packets", patience)) &&
+		return strings.Contains(st.Patience, fmt.Sprintf("server.yaml:10:10: timeout %s of handoff.backend: the load balancer holds packets", patience)) &&
 			strings.Contains(st.Patience, fmt.Sprintf("until then %s is used", patience*7/10))
 	})
 	stop()
