@@ -66,12 +66,16 @@ type State struct {
 	BFD      []peers.SessionState `json:"bfd,omitempty"`
 	Loops    []live.LoopState     `json:"loops,omitempty"`
 	// Strangers are packets that look like probes and are of no session, by reason.
-	Strangers map[string]uint64 `json:"strangers,omitempty"`
+	Strangers  map[string]uint64 `json:"strangers,omitempty"`
+	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
 
 	protect protect.State
 	live    live.State
 	peers   peers.State
 }
+
+// Err is about what cannot be read, nil if all can.
+func (st State) Err() error { return st.Unreadable.Err() }
 
 // ReadState reads rerouting from its pins.
 func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
@@ -84,7 +88,8 @@ func ReadState(ctx context.Context, r *kernel.Root) (State, error) {
 		return State{}, err
 	}
 	b, err := peers.ReadState(r)
-	return State{Paths: append([]protect.PathState{}, p.Paths...), Sessions: append([]live.SessionState{}, l.Sessions...), BFD: b.Sessions, Loops: l.Loops, Strangers: l.Strangers, protect: p, live: l, peers: b}, err
+	unreadable := slices.Concat(p.Unreadable, l.Unreadable, b.Unreadable)
+	return State{Unreadable: unreadable, Paths: append([]protect.PathState{}, p.Paths...), Sessions: append([]live.SessionState{}, l.Sessions...), BFD: b.Sessions, Loops: l.Loops, Strangers: l.Strangers, protect: p, live: l, peers: b}, err
 }
 
 // State implements feature.Feature.
@@ -130,7 +135,7 @@ func (Feature) PlanUpgrade(ctx context.Context, r *kernel.Root) (feature.Plan, e
 	}
 	neighbours, err := peers.PlanUpgrade(r)
 	for _, p := range []feature.Plan{sessions, neighbours} {
-		plan.Steps, plan.Warnings = append(plan.Steps, p.Steps...), append(plan.Warnings, p.Warnings...)
+		plan.Join(p)
 	}
 	return plan, err
 }

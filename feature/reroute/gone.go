@@ -59,13 +59,13 @@ func dropGone(l *kernel.WriteLock, i kernel.Instance) (string, error) {
 			continue
 		}
 		mine = mine || o == i
-		if gone, err := isGone(l.Root, o, func(string, netns.ID) {}); err != nil || !gone {
-			return "stays: its network namespace is there", err
+		if gone, err := isGone(l.Root, o, func(string, netns.ID) {}); err == nil && !gone { // one that cannot be read goes with the others
+			return "stays: its network namespace is there", nil
 		}
 	}
 	if !mine {
 		return "", kernel.ErrNotExist
 	}
 	return fmt.Sprintf("removed: its network namespace is gone, net:[%s]", i.Scope),
-		errors.Join(engine.RemoveOf(l, i.Scope), live.RemoveOf(l, i.Scope), protect.RemoveOf(l, i.Scope))
+		errors.Join(engine.RemoveOf(l, i.Scope), live.DropGone(l, i.Scope), protect.DropGone(l, i.Scope))
 }

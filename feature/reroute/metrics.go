@@ -209,7 +209,7 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	for _, p := range protect.Vanishing(st.protect) {
 		out = append(out, feature.Finding{Object: "reroute path " + p.Path, Text: p.Text, Remedy: p.Remedy})
 	}
-	return out, err
+	return append(out, feature.UnreadFindings(st.Unreadable)...), err
 }
 
 func sessionRemedy(gone bool) string {

@@ -15,6 +15,7 @@ import (
 // PlanAll plans for the whole host: what each of wants says of its namespace, and no liveness in any other. Loops that beat for
 // others (OpenLoops) beat on.
 func PlanAll(ctx context.Context, have State, wants []Config) (plan feature.Plan, err error) {
+	plan.Stays(have.Unreadable)
 	wanted := map[string]bool{}
 	for _, w := range wants {
 		ns, err := netns.Open(w.Netns)
@@ -31,7 +32,7 @@ func PlanAll(ctx context.Context, have State, wants []Config) (plan feature.Plan
 		if err != nil {
 			return plan, err
 		}
-		plan.Steps, plan.Warnings = append(plan.Steps, p.Steps...), append(plan.Warnings, p.Warnings...)
+		plan.Join(p)
 	}
 	for _, scope := range slices.Sorted(maps.Keys(have.published)) {
 		if c := have.published[scope].Config; !wanted[scope] && (c.Tick == 0 || len(c.Sessions) > 0) {

@@ -107,7 +107,7 @@ func AllEvents(ctx context.Context, r *kernel.Root, yield func(SessionEvent)) {
 
 // whose finds the session of an event.
 func whose(r *kernel.Root, scope string, e Event) (s SessionEvent, ok bool) {
-	p, _, err := readPublished(r, scope)
+	p, err := readPublished(r, scope)
 	if err != nil {
 		return s, false
 	}

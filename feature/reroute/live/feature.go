@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/reroute/live/bpf"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -49,6 +48,9 @@ func Plan(_ context.Context, have State, want Config) (plan feature.Plan, err er
 	}
 	scope := scopeOf(ns)
 	was, has := have.published[scope]
+	if have.Unreadable.Has(instance(scope)) {
+		return plan, nil
+	}
 	if !want.wanted() {
 		if has {
 			plan.Add(removeStep(scope))
@@ -139,7 +141,7 @@ func (p *published) apply(l *kernel.WriteLock) error {
 // farewell has sessions that are there, and not in p, tell their peers that they end: silence is no failure then. It takes a few
 // intervals.
 func (p *published) farewell(l *kernel.WriteLock, scope string) error {
-	was, _, err := readPublished(l.Root, scope)
+	was, err := readPublished(l.Root, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -185,20 +187,18 @@ func Remove(_ context.Context, l *kernel.WriteLock) error {
 		return err
 	}
 	for _, scope := range all {
-		if err := remove(l, scope); err != nil {
-			return err
-		}
+		err = errors.Join(err, remove(l, scope))
 	}
-	return nil
+	return err
 }
 
-// RemoveOf takes the liveness of one network namespace away, also one that is gone.
-func RemoveOf(l *kernel.WriteLock, scope string) error { return remove(l, scope) }
+// DropGone removes the liveness of a network namespace that is gone, readable or not.
+func DropGone(l *kernel.WriteLock, scope string) error { return store.Remove(l, instance(scope)) }
 
 // remove takes a namespace's liveness away: the peers are told, the words of links are cleared, and devices, filters and routes
 // go; then the pins. Killed on the way, the next Mend finds nothing wanted any more and does the rest.
 func remove(l *kernel.WriteLock, scope string) error {
-	p, _, err := readPublished(l.Root, scope)
+	p, err := readPublished(l.Root, scope)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -206,7 +206,7 @@ func remove(l *kernel.WriteLock, scope string) error {
 	}
 	ns, err := netns.Find(p.Netns, p.ID)
 	if errors.Is(err, netns.ErrGone) {
-		return l.Remove(instance(scope))
+		return store.Remove(l, instance(scope))
 	} else if err != nil {
 		return err
 	}
@@ -229,7 +229,7 @@ func remove(l *kernel.WriteLock, scope string) error {
 	if err := s.ns.Do(s.clear); err != nil {
 		return err
 	}
-	return l.Remove(instance(scope))
+	return store.Remove(l, instance(scope))
 }
 
 // clear takes away all that is in the namespace.
@@ -256,46 +256,33 @@ func (s *site) clear() error {
 }
 
 // Mend finishes what a killed command left half done, sets right what has changed on the host since (a device that came back, a
-// route that somebody removed, a loop that lost its packet), and removes what was for namespaces that are gone.
+// route that somebody removed, a loop that lost its packet), and removes what was for namespaces that are gone. The state tells of
+// what cannot be read.
 func Mend(l *kernel.WriteLock) error {
-	all, err := scopes(l.Root)
-	if err != nil {
-		return err
+	all, _, err := store.All(l.Root)
+	errs := []error{err}
+	for _, rec := range all {
+		if !rec.Spec.Config.wanted() {
+			err = remove(l, rec.Scope)
+		} else if err = syncScope(l, rec.Scope); errors.Is(err, netns.ErrGone) {
+			err = store.Remove(l, rec.Instance)
+		}
+		errs = append(errs, err)
 	}
-	for _, scope := range all {
-		p, _, err := readPublished(l.Root, scope)
-		if err != nil {
-			return err
-		}
-		if !p.Config.wanted() {
-			err = remove(l, scope)
-		} else if err = syncScope(l, scope); errors.Is(err, netns.ErrGone) {
-			err = l.Remove(instance(scope))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // PlanUpgrade says whose programs are another weir's and what would change. It changes nothing.
 func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err error) {
-	all, err := scopes(r)
-	if err != nil {
-		return plan, err
-	}
-	for _, scope := range all {
-		meta, err := r.Meta(instance(scope))
-		if errors.Is(err, kernel.ErrNotExist) || err == nil && meta.Object == kernel.ObjectHash(bpf.Object()) {
-			continue
-		} else if err != nil {
-			return plan, err
+	all, unreadable, err := store.All(r)
+	plan.Stays(unreadable)
+	for _, rec := range all {
+		if store.Outdated(rec) {
+			plan.Add(feature.Step{Verb: "upgrade", Object: "liveness of namespace " + rec.Scope, Detail: "programs of another weir",
+				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, rec.Scope) }})
 		}
-		plan.Add(feature.Step{Verb: "upgrade", Object: "liveness of namespace " + scope, Detail: "programs of another weir",
-			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, scope) }})
 	}
-	return plan, nil
+	return plan, err
 }
 
 // upgrade puts this weir's programs in place of another's, over the same maps: a packet meets one or the other, and no session
@@ -306,12 +293,5 @@ func upgrade(l *kernel.WriteLock, scope string) error {
 		return err
 	}
 	defer s.close()
-	names, err := s.pins.Links()
-	if err != nil {
-		return err
-	}
-	meta := s.pins.Meta
-	meta.Object, meta.Version, meta.Created = kernel.ObjectHash(bpf.Object()), kernel.Version, time.Now()
-	return l.Upgrade(instance(scope), kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: s.pins.Maps}, Keep: names,
-		Swap: func() error { return s.ns.Do(func() error { return s.sync(true) }) }})
+	return store.Upgrade(l, instance(scope), func() error { return s.ns.Do(func() error { return s.sync(true) }) }, s.pins.Maps)
 }

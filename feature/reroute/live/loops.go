@@ -26,7 +26,7 @@ type Loops struct {
 // OpenLoops has the loops of a namespace beat at least once a tick, and says which they are. Close them.
 func OpenLoops(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick time.Duration) (_ *Loops, err error) {
 	scope := scopeOf(ns)
-	p, _, err := readPublished(l.Root, scope)
+	p, err := readPublished(l.Root, scope)
 	if errors.Is(err, kernel.ErrNotExist) || err == nil && (p.Config.Tick == 0 || p.Config.Tick > tick) {
 		p.Config.Tick = tick
 		err = ns.Do(func() error { return become(ctx, l, p.Config) })
@@ -74,7 +74,7 @@ func become(ctx context.Context, l *kernel.WriteLock, c Config) error {
 
 // DropLoops ends the loops of a namespace that beat for others alone.
 func DropLoops(l *kernel.WriteLock, scope string) error {
-	p, _, err := readPublished(l.Root, scope)
+	p, err := readPublished(l.Root, scope)
 	if errors.Is(err, kernel.ErrNotExist) || err == nil && len(p.Config.Sessions) > 0 {
 		return nil
 	} else if err != nil {

@@ -4,13 +4,10 @@ package live
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -26,11 +23,13 @@ const ABI = 1
 // instanceName is the one instance of a network namespace.
 const instanceName = "@live"
 
-func instance(scope string) kernel.Instance {
-	return kernel.Instance{Scope: scope, Feature: Name, Name: instanceName}
-}
+// store has the instances.
+var store = kernel.Store[published]{Feature: Name, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+	Ref: func(p *published) string { return p.Netns }}
 
-func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
+func instance(scope string) kernel.Instance { return store.Name(scope, instanceName) }
+
+func scopeOf(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 
 // Pins of the instance.
 const (
@@ -59,7 +58,14 @@ type published struct {
 	Config Config            `json:"config"`
 	Netns  string            `json:"netns"`  // what reopens the namespace
 	Places map[string]uint32 `json:"places"` // of sessions in the maps, by name
-	netns.ID
+
+	netns.ID `json:"-"`
+}
+
+// publishedOf is the liveness of a record.
+func publishedOf(rec kernel.Record[published]) published {
+	rec.Spec.ID = rec.ID()
+	return rec.Spec
 }
 
 // segment is a segment of ours in a table of routes.
@@ -68,33 +74,16 @@ type segment struct {
 	Table int // 0: main
 }
 
-func readPublished(r *kernel.Root, scope string) (p published, meta kernel.Meta, err error) {
-	meta, err = r.Meta(instance(scope))
-	if err != nil {
-		return p, meta, err
-	}
-	p, err = parsePublished(scope, meta)
-	return p, meta, err
+func readPublished(r *kernel.Root, scope string) (published, error) {
+	rec, err := store.Read(r, instance(scope))
+	return publishedOf(rec), err
 }
 
-func parsePublished(scope string, meta kernel.Meta) (p published, err error) {
-	if err := meta.RequireABI(instance(scope), ABI); err != nil {
-		return p, err
-	}
-	if err := json.Unmarshal(meta.Config, &p); err != nil {
-		return p, fmt.Errorf("%s: %w", instance(scope), err)
-	}
-	p.ID = meta.ID()
-	return p, nil
-}
-
-// scopes are the namespaces that have liveness.
+// scopes are the namespaces that have liveness, readable or not.
 func scopes(r *kernel.Root) (out []string, err error) {
-	all, err := r.Instances(Name)
+	all, err := store.Keys(r)
 	for _, i := range all {
-		if i.Name == instanceName {
-			out = append(out, i.Scope)
-		}
+		out = append(out, i.Scope)
 	}
 	return out, err
 }
@@ -150,23 +139,11 @@ func (p *published) publish(l *kernel.WriteLock, ns *netns.Handle) error {
 	if err != nil {
 		return err
 	}
-	config, err := json.Marshal(p)
-	if err != nil {
-		return err
-	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: p.Inode, Created: time.Now(), Version: kernel.Version, Config: config}
-	meta.Cookie, _ = ns.Cookie() // 0 where the kernel has none
-	pins := kernel.Pins{Maps: share}
 	if o == nil {
-		return l.Publish(i, meta, pins)
-	}
-	names, err := o.Links()
-	if err != nil {
-		return err
+		return store.Publish(l, i, kernel.Form[published]{Spec: *p, Netns: ns, Pins: kernel.Pins{Maps: share}})
 	}
 	// The programs that are attached stay what they are: sync exchanges them where they are another weir's.
-	meta.Object = o.Meta.Object
-	return l.Upgrade(i, kernel.Upgrade{Meta: meta, Pins: pins, Keep: names, Swap: func() error { return nil }})
+	return store.Respec(l, i, *p, share)
 }
 
 // makeMaps adds to share the maps that are missing.

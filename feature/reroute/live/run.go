@@ -159,12 +159,12 @@ func (w *watch) open(scope string) (*known, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := parsePublished(scope, o.Meta)
+	rec, err := store.Of(o.Instance, o.Meta)
 	if err != nil {
 		o.Close()
 		return nil, err
 	}
-	k := &known{published: p, Opened: o}
+	k := &known{published: publishedOf(rec), Opened: o}
 	w.known[scope] = k
 	return k, nil
 }

@@ -48,6 +48,8 @@ type State struct {
 	// Strangers are packets that are of no session, or cannot be said to be: by reason.
 	Strangers map[string]uint64 `json:"strangers,omitempty"`
 
+	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+
 	published map[string]published // by scope
 }
 
@@ -119,23 +121,20 @@ var reasons = []string{"forged", "stale", "duplicate", "malformed", "far", "else
 // ReadState reads liveness from its pins alone.
 func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 	st := State{published: map[string]published{}, Strangers: map[string]uint64{}}
-	all, err := scopes(r)
-	if err != nil {
-		return st, err
-	}
-	for _, scope := range all {
-		p, _, err := readPublished(r, scope)
-		if err == nil {
-			err = st.readScope(r, scope, p)
-		}
+	all, unreadable, err := store.All(r)
+	st.Unreadable = unreadable
+	for _, rec := range all {
+		p := publishedOf(rec)
+		err := st.readScope(r, rec.Scope, p)
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
 		} else if err != nil {
-			return st, err
+			st.Unreadable.Add(rec.Instance, err)
+			continue
 		}
-		st.published[scope] = p
+		st.published[rec.Scope] = p
 	}
-	return st, nil
+	return st, err
 }
 
 func (st *State) readScope(r *kernel.Root, scope string, p published) error {

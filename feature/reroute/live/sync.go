@@ -53,7 +53,7 @@ func syncScope(l *kernel.WriteLock, scope string) error {
 
 func openSite(l *kernel.WriteLock, scope string) (_ *site, err error) {
 	s := &site{lock: l, scope: scope}
-	if s.p, _, err = readPublished(l.Root, scope); err != nil {
+	if s.p, err = readPublished(l.Root, scope); err != nil {
 		return nil, err
 	}
 	if s.ns, err = netns.Find(s.p.Netns, s.p.ID); err != nil {

@@ -34,25 +34,24 @@ func drain(l *kernel.WriteLock, name string, on bool) error {
 
 // findPath finds the instance and the device of a path.
 func findPath(r *kernel.Root, name string) (i kernel.Instance, device string, err error) {
-	all, err := instances(r)
+	all, unreadable, err := store.All(r)
 	if err != nil {
 		return i, "", err
 	}
 	var found []kernel.Instance
 	var names []string
-	for _, i := range all {
-		w, _, err := readWhole(r, i)
-		if err != nil {
-			return i, "", err
-		}
-		for _, p := range w.Paths {
-			if full := w.Netns + "/" + p.Name; p.Name == name || full == name {
-				found, names, device = append(found, i), append(names, full), p.Device
+	for _, rec := range all {
+		for _, p := range rec.Spec.Paths {
+			if full := rec.Ref + "/" + p.Name; p.Name == name || full == name {
+				found, names, device = append(found, rec.Instance), append(names, full), p.Device
 			}
 		}
 	}
 	switch len(found) {
 	case 0:
+		if err := unreadable.Err(); err != nil {
+			return i, "", fmt.Errorf("path %q: %w among those that can be read: %w", name, ErrNoPath, err)
+		}
 		return i, "", fmt.Errorf("path %q: %w: weir reroute status lists them", name, ErrNoPath)
 	case 1:
 		return found[0], device, nil
@@ -61,7 +60,7 @@ func findPath(r *kernel.Root, name string) (i kernel.Instance, device string, er
 }
 
 func drainDevice(l *kernel.WriteLock, i kernel.Instance, device string, on bool) error {
-	whole, _, err := readWhole(l.Root, i)
+	whole, err := readWhole(l.Root, i)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ func Needs(c Config) []kernel.Need {
 
 // Plan compares: what would change, and what of it is not in force yet. It changes nothing.
 func Plan(ctx context.Context, have State, want Config) (plan feature.Plan, err error) {
+	plan.Stays(have.Unreadable)
 	wanted := map[uint64]bool{}
 	for _, ref := range namespaces(want) {
 		ns, err := open(ref)
@@ -41,7 +42,9 @@ func Plan(ctx context.Context, have State, want Config) (plan feature.Plan, err 
 			}
 		}
 		wanted[w.Inode] = true
-		err = w.plan(&plan, have, ns)
+		if !have.Unreadable.Has(instanceOf(scopeOf(ns))) {
+			err = w.plan(&plan, have, ns)
+		}
 		ns.Close()
 		if err != nil {
 			return plan, err
@@ -162,13 +165,16 @@ func Remove(_ context.Context, l *kernel.WriteLock) error {
 	return err
 }
 
-// RemoveOf takes protection away from one network namespace, also one that is gone.
-func RemoveOf(l *kernel.WriteLock, scope string) error { return removeScope(l, scope) }
+// DropGone removes the protection of a network namespace that is gone, readable or not.
+func DropGone(l *kernel.WriteLock, scope string) error {
+	dropHelper(scope)
+	return store.Remove(l, instanceOf(scope))
+}
 
 // removeScope publishes that there is no path, and has everything follow: killed in between, the next command finds it so.
 func removeScope(l *kernel.WriteLock, scope string) error {
 	inst := instanceOf(scope)
-	w, _, err := readWhole(l.Root, inst)
+	w, err := readWhole(l.Root, inst)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil
 	} else if err != nil {
@@ -187,30 +193,24 @@ func removeScope(l *kernel.WriteLock, scope string) error {
 
 // Mend finishes what a killed command left half done.
 func Mend(l *kernel.WriteLock) error {
-	all, err := instances(l.Root)
-	for _, i := range all {
-		err = errors.Join(err, sync(l, i))
+	all, _, err := store.All(l.Root) // the state tells of what cannot be read
+	for _, rec := range all {
+		err = errors.Join(err, sync(l, rec.Instance))
 	}
 	return err
 }
 
 // PlanUpgrade says where another weir's program runs; the step puts this weir's in place of it, link by link, under traffic.
 func PlanUpgrade(_ context.Context, r *kernel.Root) (plan feature.Plan, err error) {
-	all, err := instances(r)
-	if err != nil {
-		return plan, err
-	}
-	for _, i := range all {
-		_, m, err := readWhole(r, i)
-		if err != nil {
-			return plan, err
-		}
-		if m.Object != kernel.ObjectHash(bpf.Object()) {
-			plan.Add(feature.Step{Verb: "upgrade", Object: "reroute in namespace " + i.Scope, Detail: "programs of another weir",
-				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, i) }})
+	all, unreadable, err := store.All(r)
+	plan.Stays(unreadable)
+	for _, rec := range all {
+		if store.Outdated(rec) {
+			plan.Add(feature.Step{Verb: "upgrade", Object: "reroute in namespace " + rec.Scope, Detail: "programs of another weir",
+				Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", upgrade(l, rec.Instance) }})
 		}
 	}
-	return plan, nil
+	return plan, err
 }
 
 // upgrade exchanges the programs of a namespace.
@@ -224,17 +224,13 @@ func upgrade(l *kernel.WriteLock, inst kernel.Instance) error {
 	if err != nil {
 		return err
 	}
-	meta, err := s.whole.meta(s.ns)
-	if err != nil {
-		return err
-	}
 	c, err := s.load(bpf.ProtectProgRerouteEgress)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	p := c.Programs[bpf.ProtectProgRerouteEgress]
-	return l.Upgrade(inst, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: s.pins.Maps}, Keep: names, Swap: func() error { return s.move(names, p) }})
+	return store.Upgrade(l, inst, func() error { return s.move(names, p) }, nil)
 }
 
 // move has every attachment run another program.

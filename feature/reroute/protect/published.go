@@ -3,12 +3,8 @@
 package protect
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -37,16 +33,18 @@ type published struct {
 type whole struct {
 	Netns string      `json:"netns"` // what reopens the namespace
 	Paths []published `json:"paths"`
-	netns.ID
 
+	netns.ID `json:"-"`
 	followed bool // a process does so: see Run
 }
 
-func instanceOf(scope string) kernel.Instance {
-	return kernel.Instance{Scope: scope, Feature: Feature, Name: instanceName}
-}
+// store has the instances.
+var store = kernel.Store[whole]{Feature: Feature, ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return name == instanceName },
+	Ref: func(w *whole) string { return w.Netns }}
 
-func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
+func instanceOf(scope string) kernel.Instance { return store.Name(scope, instanceName) }
+
+func scopeOf(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 
 // Pins of the instance, and the maps that they are in the object. Neighbours and devices are user space's alone.
 const (
@@ -63,37 +61,24 @@ const (
 var mapNames = map[string]string{pinRepairs: bpf.ProtectMapRerouteRepairs, pinPaths: bpf.ProtectMapReroutePaths, pinPrefixes: bpf.ProtectMapRerouteLpm,
 	pinCounts: bpf.ProtectMapRerouteCounts, pinLinks: bpf.ProtectMapRerouteLinks}
 
-// instances lists the namespaces that have protection.
-func instances(r *kernel.Root) ([]kernel.Instance, error) {
-	all, err := r.Instances(Feature)
-	return slices.DeleteFunc(all, func(i kernel.Instance) bool { return i.Name != instanceName }), err
+// instances lists the namespaces that have protection, readable or not.
+func instances(r *kernel.Root) ([]kernel.Instance, error) { return store.Keys(r) }
+
+// wholeOf is the protection of a record.
+func wholeOf(rec kernel.Record[whole]) whole {
+	rec.Spec.ID = rec.ID()
+	return rec.Spec
 }
 
-func readWhole(r *kernel.Root, i kernel.Instance) (w whole, m kernel.Meta, err error) {
-	if m, err = r.Meta(i); err != nil {
-		return w, m, err
-	}
-	if err := m.RequireABI(i, ABI); err != nil {
-		return w, m, err
-	}
-	if err := json.Unmarshal(m.Config, &w); err != nil {
-		return w, m, fmt.Errorf("%s: %w", i, err)
-	}
-	w.ID = m.ID()
-	return w, m, nil
-}
-
-func (w whole) meta(ns *netns.Handle) (kernel.Meta, error) {
-	config, err := json.Marshal(w)
-	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: w.Inode, Created: time.Now(), Version: kernel.Version, Config: config}
-	m.Cookie, _ = ns.Cookie() // 0 where the kernel has none
-	return m, err
+func readWhole(r *kernel.Root, i kernel.Instance) (whole, error) {
+	rec, err := store.Read(r, i)
+	return wholeOf(rec), err
 }
 
 // publish has these be the paths of a namespace, and makes everything follow.
 func publish(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
 	inst := instanceOf(scopeOf(ns))
-	was, meta, err := readWhole(l.Root, inst)
+	was, err := readWhole(l.Root, inst)
 	switch {
 	case errors.Is(err, kernel.ErrNotExist) && len(want.Paths) == 0:
 		return nil
@@ -103,7 +88,7 @@ func publish(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
 		if want.number(was.Paths); len(want.Paths) > maxPaths {
 			return fmt.Errorf("%d paths: at most %d", len(want.Paths), maxPaths)
 		}
-		err = change(l, inst, ns, want, meta)
+		err = store.Respec(l, inst, want, nil) // the programs stay those that run
 	}
 	if err != nil {
 		return err
@@ -165,28 +150,5 @@ func create(l *kernel.WriteLock, ns *netns.Handle, want whole) error {
 		defer m.Close()
 		pins.Maps[pin] = m
 	}
-	meta, err := want.meta(ns)
-	if err != nil {
-		return err
-	}
-	return l.Publish(instanceOf(scopeOf(ns)), meta, pins)
-}
-
-// change publishes another configuration over the same maps and links. The programs stay those that run: meta keeps whose.
-func change(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle, want whole, was kernel.Meta) error {
-	o, err := l.Open(inst)
-	if err != nil {
-		return err
-	}
-	defer o.Close()
-	names, err := o.Links()
-	if err != nil {
-		return err
-	}
-	meta, err := want.meta(ns)
-	if err != nil {
-		return err
-	}
-	meta.Object = was.Object
-	return l.Upgrade(inst, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: o.Maps}, Keep: names, Swap: func() error { return nil }})
+	return store.Publish(l, instanceOf(scopeOf(ns)), kernel.Form[whole]{Spec: want, Netns: ns, Pins: pins})
 }

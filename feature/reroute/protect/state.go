@@ -21,7 +21,9 @@ import (
 
 // State is what is protected, as its pins say.
 type State struct {
-	Paths  []PathState `json:"paths"`
+	Paths      []PathState       `json:"paths"`
+	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+
 	wholes []whole
 }
 
@@ -84,17 +86,15 @@ type Counts struct {
 // ReadState reads protection from its pins.
 func ReadState(_ context.Context, r *kernel.Root) (State, error) {
 	var st State
-	all, err := instances(r)
-	if err != nil {
-		return st, err
-	}
-	for _, i := range all {
-		err := st.read(r, i)
+	all, unreadable, err := store.All(r)
+	st.Unreadable = unreadable
+	for _, rec := range all {
+		err := st.read(r, rec.Instance)
 		if err != nil && !errors.Is(err, kernel.ErrNotExist) { // removed meanwhile
-			return st, err
+			st.Unreadable.Add(rec.Instance, err)
 		}
 	}
-	return st, nil
+	return st, err
 }
 
 // ReadNamespace is [ReadState] of one network namespace.
@@ -108,7 +108,7 @@ func ReadNamespace(r *kernel.Root, ns *netns.Handle) (State, error) {
 }
 
 func (st *State) read(r *kernel.Root, i kernel.Instance) error {
-	w, _, err := readWhole(r, i)
+	w, err := readWhole(r, i)
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ func (s *site) close() {
 // openSite opens an instance and its namespace.
 func openSite(l *kernel.WriteLock, inst kernel.Instance) (_ *site, err error) {
 	s := &site{lock: l, inst: inst}
-	if s.whole, _, err = readWhole(l.Root, inst); err != nil {
+	if s.whole, err = readWhole(l.Root, inst); err != nil {
 		return nil, err
 	}
 	if s.ns, err = netns.Find(s.Netns, s.ID); err != nil {

@@ -267,7 +267,7 @@ func GoWithDown(r *kernel.Root, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	whole, _, err := readWhole(r, i)
+	whole, err := readWhole(r, i)
 	if err != nil {
 		return "", err
 	}

@@ -205,7 +205,7 @@ func ignore(err error, these ...error) error {
 }
 
 func (w *watcher) open() (err error) {
-	if w.whole, _, err = readWhole(w.root, w.inst); err != nil {
+	if w.whole, err = readWhole(w.root, w.inst); err != nil {
 		return err
 	}
 	if w.ns, err = netns.Find(w.Netns, w.ID); err != nil {

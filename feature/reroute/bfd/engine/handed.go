@@ -28,7 +28,7 @@ type Keep interface {
 
 // Handed is what an engine of sessions that bfdd hands over is made of.
 type Handed struct {
-	Text  []byte              // says whose sessions they are: an engine of another's is not gone on with
+	Text  []byte              // JSON, says whose sessions they are: an engine of another's is not gone on with
 	Links map[string]*os.File // by name: what Keep held; OpenHanded closes them
 	Keep  Keep                // nil: links end with the process
 }
@@ -55,7 +55,7 @@ func OpenHanded(ctx context.Context, root *kernel.Root, ns *netns.Handle, tick t
 		return e.publishHanded(l, h.Text)
 	})
 	if err == nil && anew {
-		err = e.republish(l, func(m *kernel.Meta) { m.Object = kernel.ObjectHash(bpf.Object()) }, func() error { return e.sync(ctx, l, true) })
+		err = e.upgrade(ctx, l)
 		if err != nil {
 			e.Close()
 		}
@@ -128,7 +128,7 @@ func (e *Engine) publishHanded(l *kernel.WriteLock, text []byte) (map[string]*eb
 		return out, fmt.Errorf("making the map of owners: %w", err)
 	}
 	out[ownersPin] = e.owners
-	return out, l.Publish(e.instance, e.meta(text), kernel.Pins{Maps: out})
+	return out, e.publishWith(l, text, out)
 }
 
 // orphanPinned orphans the links that sessions judged whose process has ended.
@@ -206,7 +206,7 @@ func (e *Engine) Owners() (map[uint32]Owner, error) { return readOwners(e.owners
 
 // Owners reads them from the pins.
 func (p Published) Owners(r *kernel.Root) (map[uint32]Owner, error) {
-	o, err := r.Open(p.instance(), ownersPin)
+	o, err := r.Open(p.Instance(), ownersPin)
 	if err != nil {
 		return nil, err
 	}

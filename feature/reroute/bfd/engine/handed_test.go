@@ -55,7 +55,7 @@ func TestHanded(t *testing.T) {
 	kept := holder{}
 	open := func(text string, keep Keep, links map[string]*os.File) *Engine {
 		t.Helper()
-		e, err := OpenHanded(t.Context(), s.root, s.here, tick, Handed{Text: []byte(text), Keep: keep, Links: links})
+		e, err := OpenHanded(t.Context(), s.root, s.here, tick, Handed{Text: []byte(`"` + text + `"`), Keep: keep, Links: links})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,7 +179,7 @@ func TestHanded(t *testing.T) {
 	if len(kept) != 0 {
 		t.Errorf("kept after the end: %v", kept)
 	}
-	if all, err := AllHanded(s.root); err != nil || len(all) != 0 {
+	if all, _, err := AllHanded(s.root); err != nil || len(all) != 0 {
 		t.Errorf("pinned after the end: %v, %v", all, err)
 	}
 	e = open("one", nil, nil)
@@ -196,7 +196,7 @@ func TestHanded(t *testing.T) {
 	handOver(e)
 	e.Close()
 	s.broken(e.instance)
-	if _, err := OpenHanded(t.Context(), s.root, s.here, tick, Handed{Text: []byte("one"), Keep: kept, Links: kept.given(t)}); err == nil {
+	if _, err := OpenHanded(t.Context(), s.root, s.here, tick, Handed{Text: []byte(`"one"`), Keep: kept, Links: kept.given(t)}); err == nil {
 		t.Error("went on without a map")
 	}
 	if len(kept) != 0 {

@@ -15,7 +15,7 @@ func TestVerdictOutlivesDaemons(t *testing.T) {
 	s := newSide(t)
 	open := func() *Engine {
 		t.Helper()
-		e, err := OpenHanded(t.Context(), s.root, s.here, tick, Handed{Text: []byte("one")})
+		e, err := OpenHanded(t.Context(), s.root, s.here, tick, Handed{Text: []byte(`"one"`)})
 		if err != nil {
 			t.Fatal(err)
 		}

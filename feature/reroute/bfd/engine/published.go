@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
-	"github.com/weir-project/weir/feature/reroute/live"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -20,31 +19,28 @@ type Published struct {
 	Scope string
 	name  string   // of the instance; "": instanceName
 	ID    netns.ID // of the namespace
-	Text  []byte   // see Engine.Record
+	Text  []byte   // see Engine.Record; "null": there is none
 	Other bool     // its programs are another weir's: see Upgrade
 }
 
 // All are the engines of this host, without those of sessions that bfdd hands over.
-func All(r *kernel.Root) ([]Published, error) { return all(r, instanceName) }
+func All(r *kernel.Root) ([]Published, kernel.Unreadable, error) { return all(r, instanceName) }
 
 // AllHanded are those of sessions that bfdd hands over (OpenHanded), also such as nobody runs any more: see Beat.
-func AllHanded(r *kernel.Root) ([]Published, error) { return all(r, handedName) }
+func AllHanded(r *kernel.Root) ([]Published, kernel.Unreadable, error) { return all(r, handedName) }
 
-func all(r *kernel.Root, name string) (out []Published, err error) {
-	instances, err := r.Instances(live.Name)
-	for _, i := range instances {
-		if i.Name != name {
-			continue
-		}
-		m, err := r.Meta(i)
-		if errors.Is(err, kernel.ErrNotExist) {
-			continue // removed meanwhile
-		} else if err != nil {
-			return nil, err
-		}
-		out = append(out, Published{Scope: i.Scope, name: name, ID: m.ID(), Text: m.Config, Other: m.Object != kernel.ObjectHash(bpf.Object())})
+func all(r *kernel.Root, name string) (out []Published, unreadable kernel.Unreadable, err error) {
+	store := storeOf(name)
+	found, unreadable, err := store.All(r)
+	for _, rec := range found {
+		out = append(out, Published{Scope: rec.Scope, name: name, ID: rec.ID(), Text: rec.Spec, Other: store.Outdated(rec)})
 	}
-	return out, err
+	return out, unreadable, err
+}
+
+// Instance is its unit of publication.
+func (p Published) Instance() kernel.Instance {
+	return instanceOf(p.Scope, cmp.Or(p.name, instanceName))
 }
 
 // Sessions reads all sessions, by discriminator.
@@ -59,13 +55,9 @@ func (p Published) Identities(r *kernel.Root) (map[uint32]Identity, error) {
 	return out, p.each(r, func(c *bpf.BfdBfdSetup, _ *bpf.BfdBfdState, _ *bpf.BfdBfdEcho) { out[c.Mine] = identity(c) })
 }
 
-func (p Published) instance() kernel.Instance {
-	return instanceOf(p.Scope, cmp.Or(p.name, instanceName))
-}
-
 // Beat is when the sessions' programs last ran (CLOCK_MONOTONIC): those of bfdd run as long as somebody holds their links.
 func (p Published) Beat(r *kernel.Root) (time.Duration, error) {
-	o, err := r.Open(p.instance(), "clock")
+	o, err := r.Open(p.Instance(), "clock")
 	if err != nil {
 		return 0, err
 	}
@@ -78,7 +70,7 @@ func (p Published) Beat(r *kernel.Root) (time.Duration, error) {
 }
 
 func (p Published) each(r *kernel.Root, yield func(*bpf.BfdBfdSetup, *bpf.BfdBfdState, *bpf.BfdBfdEcho)) error {
-	o, err := r.Open(p.instance()) // those of an older weir have no echoes
+	o, err := r.Open(p.Instance()) // those of an older weir have no echoes
 	if err != nil {
 		return err
 	}
@@ -114,7 +106,7 @@ func Upgrade(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, tick ti
 		return err
 	}
 	defer e.Close()
-	return e.republish(l, func(m *kernel.Meta) { m.Object = kernel.ObjectHash(bpf.Object()) }, func() error { return e.sync(ctx, l, true) })
+	return e.upgrade(ctx, l)
 }
 
 // RemoveOf takes BFD of a namespace away, as Remove does.

@@ -4,9 +4,9 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -31,11 +31,16 @@ const (
 	handedName   = "@bfdd" // see OpenHanded
 )
 
-func instanceOf(scope, name string) kernel.Instance {
-	return kernel.Instance{Scope: scope, Feature: live.Name, Name: name}
+// storeOf has the instances of one of these names. Their spec is the text of the caller's.
+func storeOf(name string) kernel.Store[json.RawMessage] {
+	return kernel.Store[json.RawMessage]{Feature: live.Name, ABI: ABI, Object: bpf.Object, Is: func(n string) bool { return n == name }}
 }
 
-func scopeOf(ns *netns.Handle) string { return strconv.FormatUint(ns.Inode(), 10) }
+func instanceOf(scope, name string) kernel.Instance { return storeOf(name).Name(scope, name) }
+
+func (e *Engine) store() kernel.Store[json.RawMessage] { return storeOf(e.instance.Name) }
+
+func scopeOf(ns *netns.Handle) string { return kernel.ScopeOf(ns) }
 
 // Pins of the instance. Maps are the whole truth: which sessions there are, and what has become of them.
 const (
@@ -146,13 +151,11 @@ func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err err
 	if out, err = e.newMaps(l); err != nil {
 		return out, err
 	}
-	return out, l.Publish(e.instance, e.meta([]byte("{}")), kernel.Pins{Maps: out})
+	return out, e.publishWith(l, json.RawMessage("null"), out)
 }
 
-func (e *Engine) meta(text []byte) kernel.Meta {
-	m := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: e.ns.Inode(), Created: time.Now(), Version: kernel.Version, Config: text}
-	m.Cookie, _ = e.ns.Cookie() // 0 where the kernel has none
-	return m
+func (e *Engine) publishWith(l *kernel.WriteLock, text json.RawMessage, maps map[string]*ebpf.Map) error {
+	return e.store().Publish(l, e.instance, kernel.Form[json.RawMessage]{Spec: text, Netns: e.ns, Pins: kernel.Pins{Maps: maps}})
 }
 
 // complete makes the map that an older weir's pins lack; it is pinned when they are written anew.
@@ -198,28 +201,14 @@ func (e *Engine) newMaps(l *kernel.WriteLock) (map[string]*ebpf.Map, error) {
 	return out, nil
 }
 
-// Record keeps a text with the sessions, for whoever says which there are; All returns it.
+// Record keeps a JSON text with the sessions, for whoever says which there are; All returns it.
 func (e *Engine) Record(l *kernel.WriteLock, text []byte) error {
-	return e.republish(l, func(m *kernel.Meta) { m.Config = text }, func() error { return nil })
+	return e.store().Respec(l, e.instance, text, e.maps)
 }
 
-// republish writes anew what the pins say of themselves; swap is done where the new form is staged.
-func (e *Engine) republish(l *kernel.WriteLock, change func(*kernel.Meta), swap func() error) error {
-	o, err := l.Open(e.instance)
-	if err != nil {
-		return err
-	}
-	defer o.Close()
-	names, err := o.Links()
-	if err != nil {
-		return err
-	}
-	meta := o.Meta
-	meta.Created, meta.Version = time.Now(), kernel.Version
-	change(&meta)
-	all := maps.Clone(e.maps)
-	maps.Copy(all, o.Maps)
-	return l.Upgrade(e.instance, kernel.Upgrade{Meta: meta, Pins: kernel.Pins{Maps: all}, Keep: names, Swap: swap})
+// upgrade puts this weir's programs in place of another's.
+func (e *Engine) upgrade(ctx context.Context, l *kernel.WriteLock) error {
+	return e.store().Upgrade(l, e.instance, func() error { return e.sync(ctx, l, true) }, e.maps)
 }
 
 // sync attaches what is missing: to the loops, and to the devices of sessions. With anew programs are attached in place of those

@@ -29,6 +29,7 @@ import (
 
 // Plan plans for the whole host: what each of wants says of its namespace, and no BFD of this package's in any other.
 func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err error) {
+	plan.Stays(have.Unreadable)
 	wanted := map[string]bool{}
 	for _, w := range wants {
 		ns, err := netns.Open(w.Netns)
@@ -46,6 +47,9 @@ func Plan(_ context.Context, have State, wants []Config) (plan feature.Plan, err
 			return plan, err
 		}
 		wanted[scope] = true
+		if have.Unreadable.Has(engine.Published{Scope: scope}.Instance()) {
+			continue
+		}
 		was, has := have.published[scope]
 		p.Discriminators = was.Discriminators
 		step := feature.Step{Verb: "create", Object: "BFD of " + p.Netns, Detail: summary(w),
@@ -162,10 +166,11 @@ func (p *published) apply(ctx context.Context, l *kernel.WriteLock) error {
 
 // PlanUpgrade says whose programs are another weir's and what would change. It changes nothing.
 func PlanUpgrade(r *kernel.Root) (plan feature.Plan, err error) {
-	all, engines, err := readPublished(r)
+	all, engines, unreadable, err := readPublished(r)
 	if err != nil {
 		return plan, err
 	}
+	plan.Stays(unreadable)
 	for _, scope := range slices.Sorted(maps.Keys(all)) {
 		if !engines[scope].Other {
 			continue
@@ -318,7 +323,7 @@ func silence(ctx context.Context, l *kernel.WriteLock, ns *netns.Handle, p *publ
 
 // Remove takes BFD of all namespaces away, also what is not this package's.
 func Remove(ctx context.Context, l *kernel.WriteLock) error {
-	all, _, err := readPublished(l.Root)
+	all, _, _, err := readPublished(l.Root)
 	if err != nil {
 		return errors.Join(err, engine.Remove(l))
 	}

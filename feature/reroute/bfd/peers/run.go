@@ -30,7 +30,7 @@ func Run(ctx context.Context, r *kernel.Root, log feature.Logger) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		now, _, err := readPublished(r)
+		now, _, _, err := readPublished(r)
 		if err != nil {
 			log.Warn("BFD sessions cannot be read", "reason", err)
 		}

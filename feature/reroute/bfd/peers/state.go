@@ -22,7 +22,9 @@ import (
 
 // State is what the pins say.
 type State struct {
-	Sessions  []SessionState `json:"sessions"`
+	Sessions   []SessionState    `json:"sessions"`
+	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+
 	published map[string]published
 }
 
@@ -78,23 +80,24 @@ type published struct {
 func (p *published) managed() bool { return p.Inode != 0 }
 
 // readPublished returns what is recorded, by scope; engines of others are left out.
-func readPublished(r *kernel.Root) (map[string]published, map[string]engine.Published, error) {
-	all, err := engine.All(r)
+func readPublished(r *kernel.Root) (map[string]published, map[string]engine.Published, kernel.Unreadable, error) {
+	all, unreadable, err := engine.All(r)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	out, engines := map[string]published{}, map[string]engine.Published{}
 	for _, e := range all {
 		var p published
 		if err := json.Unmarshal(e.Text, &p); err != nil {
-			return nil, nil, fmt.Errorf("BFD of namespace %s: %w", e.Scope, err)
+			unreadable.Add(e.Instance(), err)
+			continue
 		}
 		if p.managed() {
 			p.ID = e.ID
 			out[e.Scope], engines[e.Scope] = p, e
 		}
 	}
-	return out, engines, nil
+	return out, engines, unreadable, nil
 }
 
 func (p *published) scope() string { return strconv.FormatUint(p.Inode, 10) }
@@ -112,15 +115,16 @@ func (p *published) handed() handedText { return handedText{p.Config.FRR, p.Netn
 const silent = 2 * time.Second
 
 // readHanded reads the sessions of bfdd that are run; known is what is configured, by scope.
-func readHanded(r *kernel.Root, known map[string]published, yield func(SessionState)) error {
-	all, err := engine.AllHanded(r)
+func readHanded(r *kernel.Root, known map[string]published, yield func(SessionState)) (kernel.Unreadable, error) {
+	all, unreadable, err := engine.AllHanded(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, e := range all {
 		var h handedText
 		if err := json.Unmarshal(e.Text, &h); err != nil {
-			return fmt.Errorf("BFD of namespace %s: %w", e.Scope, err)
+			unreadable.Add(e.Instance(), err)
+			continue
 		}
 		beat, err := e.Beat(r)
 		var found map[uint32]engine.Status
@@ -138,7 +142,8 @@ func readHanded(r *kernel.Root, known map[string]published, yield func(SessionSt
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
 		} else if err != nil {
-			return err
+			unreadable.Add(e.Instance(), err)
+			continue
 		}
 		now, config := time.Duration(kernel.Monotonic()), known[e.Scope].Config
 		for d, st := range found {
@@ -150,13 +155,13 @@ func readHanded(r *kernel.Root, known map[string]published, yield func(SessionSt
 			yield(out)
 		}
 	}
-	return nil
+	return unreadable, nil
 }
 
 // ReadState reads sessions from their pins alone.
 func ReadState(r *kernel.Root) (State, error) {
-	all, engines, err := readPublished(r)
-	st := State{published: all}
+	all, engines, unreadable, err := readPublished(r)
+	st := State{published: all, Unreadable: unreadable}
 	if err != nil {
 		return st, err
 	}
@@ -165,7 +170,9 @@ func ReadState(r *kernel.Root) (State, error) {
 		if errors.Is(err, kernel.ErrNotExist) {
 			continue // removed meanwhile
 		} else if err != nil {
-			return st, err
+			st.Unreadable.Add(engines[scope].Instance(), err)
+			delete(all, scope)
+			continue
 		}
 		now, gone := time.Duration(kernel.Monotonic()), p.gone()
 		for _, s := range p.Config.Sessions {
@@ -176,7 +183,8 @@ func ReadState(r *kernel.Root) (State, error) {
 			st.Sessions = append(st.Sessions, out)
 		}
 	}
-	err = readHanded(r, all, func(s SessionState) { st.Sessions = append(st.Sessions, s) })
+	handed, err := readHanded(r, all, func(s SessionState) { st.Sessions = append(st.Sessions, s) })
+	st.Unreadable = append(st.Unreadable, handed...)
 	slices.SortFunc(st.Sessions, func(a, b SessionState) int {
 		return cmp.Or(strings.Compare(a.Netns, b.Netns), strings.Compare(a.FRR, b.FRR), strings.Compare(a.Name, b.Name), strings.Compare(a.Device, b.Device))
 	})

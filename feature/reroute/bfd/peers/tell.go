@@ -91,7 +91,7 @@ const late = time.Second
 
 // session is what is configured of a discriminator, and in which namespace; false: that is not recorded, or not yet.
 func (t *told) session(d uint32) (s Session, netns string, known bool) {
-	all, _, err := readPublished(t.r)
+	all, _, _, err := readPublished(t.r)
 	if err != nil {
 		return s, "", false
 	}
