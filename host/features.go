@@ -25,7 +25,7 @@ var features = []feature.Declared{
 	feature.Declare(steer.Feature{}),
 	feature.Declare(guard.Feature{}),
 	feature.Declare(filter.Feature{}),
-	feature.Declare[keeper.Limits, *keeper.Limits](sessions{}),
+	feature.Declare[keeper.Limits, keeper.State](sessions{}),
 	feature.Declare(reroute.Feature{}),
 	feature.Declare(front.Feature{}),
 	feature.Declare(server.Feature{}),

@@ -74,8 +74,8 @@ type State struct {
 	peers   peers.State
 }
 
-// Err is about what cannot be read, nil if all can.
-func (st State) Err() error { return st.Unreadable.Err() }
+// Err is about what cannot be read, nil if all can. Faults tell of damage.
+func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
 
 // ReadState reads rerouting from its pins.
 func ReadState(ctx context.Context, r *kernel.Root) (State, error) {

@@ -4,12 +4,9 @@ package front
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -29,8 +26,11 @@ var Needs = []kernel.Need{kernel.TCRedirect, kernel.TCXLink, kernel.ClsactFilter
 // pinPrefix begins the names of front ends' instances, below the feature's directory.
 const pinPrefix = "front-"
 
+// store has the instances.
+var store = kernel.Store[Options]{Feature: "handoff", ABI: ABI, Object: bpf.Object, Is: func(name string) bool { return strings.HasPrefix(name, pinPrefix) }}
+
 func instanceOf(ns *netns.Handle, name string) kernel.Instance {
-	return kernel.Instance{Scope: strconv.FormatUint(ns.Inode(), 10), Feature: "handoff", Name: pinPrefix + name}
+	return store.Name(kernel.ScopeOf(ns), pinPrefix+name)
 }
 
 // Open makes a front end that outlives this process, in the network namespace of the calling thread, or goes on with the one of
@@ -76,9 +76,9 @@ func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, e
 	} else if err != nil {
 		return nil, err
 	}
-	if before.Meta.ABI != ABI {
+	if err := before.Meta.RequireABI(inst, ABI); err != nil {
 		before.Close()
-		return nil, fmt.Errorf("%s: %w: drain it, then run weir lb remove", inst, kernel.ErrABI)
+		return nil, err
 	}
 	spec, err := bpf.LoadFront()
 	if err != nil {
@@ -106,16 +106,10 @@ func closeMaps(m map[string]*ebpf.Map) {
 // publish pins maps and links. Until those of the predecessor have gone both programs stand at a device, with the same maps: the
 // first one decides, and no packet slips through in between.
 func (f *Front) publish(l *kernel.WriteLock, inst kernel.Instance, o Options) error {
-	config, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
-	meta := kernel.Meta{ABI: ABI, Object: kernel.ObjectHash(bpf.Object()), Inode: f.ns.Inode(), Created: time.Now(), Config: config}
-	meta.Cookie, _ = f.ns.Cookie() // 0 where the kernel has none
 	m := f.maps.FrontMaps
 	pins := kernel.Pins{Links: f.links, Maps: map[string]*ebpf.Map{"services": m.FrontServices, "ring": m.FrontRing, "hosts": m.FrontHosts,
 		"macs": m.FrontMacs, "tunnels": m.FrontTunnels, "setup": m.FrontSetup, "flows": m.FrontFlows, "counts": m.FrontCounts}}
-	if err := l.Publish(inst, meta, pins); err != nil {
+	if err := store.Publish(l, inst, kernel.Form[Options]{Spec: o, Netns: f.ns, Pins: pins}); err != nil {
 		return err
 	}
 	l.NoteFilters(inst, f.filters)
@@ -158,7 +152,7 @@ func RemoveAll(l *kernel.WriteLock) error {
 	for _, inst := range all {
 		ns, e := l.OpenNetns(inst)
 		if errors.Is(e, netns.ErrGone) { // and its devices with it
-			e = l.Remove(inst)
+			e = store.Remove(l, inst)
 		} else if e == nil {
 			e = remove(l, inst, ns)
 			ns.Close()
@@ -169,37 +163,32 @@ func RemoveAll(l *kernel.WriteLock) error {
 }
 
 func remove(l *kernel.WriteLock, inst kernel.Instance, ns *netns.Handle) error {
-	o, err := optionsOf(l.Root, inst)
+	rec, err := store.Read(l.Root, inst)
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	if err := l.Remove(inst); err != nil {
+	if err := store.Remove(l, inst); err != nil {
 		return err
 	}
+	o := rec.Spec.filled()
 	return ns.Do(func() error { return errors.Join(detach(o), removeDevices(o)) })
-}
-
-// optionsOf are those that an instance was opened with.
-func optionsOf(root *kernel.Root, inst kernel.Instance) (o Options, err error) {
-	m, err := root.Meta(inst)
-	if err == nil {
-		err = json.Unmarshal(m.Config, &o)
-	}
-	return o.filled(), err
 }
 
 // Instances are the front ends that are pinned, of all namespaces: their namespaces' inode numbers and names.
 func Instances(root *kernel.Root) ([]kernel.Instance, error) {
-	all, err := root.Instances("handoff")
-	return slices.DeleteFunc(all, func(i kernel.Instance) bool { return !strings.HasPrefix(i.Name, pinPrefix) }), err
+	return store.Keys(root)
 }
 
 // View reads a front end from its pins: Flow, Flows and Counts may be called, and Close. It needs no lock and changes nothing.
 func View(root *kernel.Root, inst kernel.Instance) (*Front, error) {
 	o, err := root.Open(inst, "flows", "counts")
 	if err != nil {
+		return nil, err
+	}
+	if _, err := store.Of(inst, o.Meta); err != nil {
+		o.Close()
 		return nil, err
 	}
 	f := &Front{stays: true}

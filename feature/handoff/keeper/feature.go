@@ -4,9 +4,7 @@ package keeper
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,14 +22,25 @@ const FeatureName = "keeper"
 // limitsABI is the version of what is pinned: JSON of Limits in a meta.
 const limitsABI = 1
 
-// pinnedLimits is where weir apply leaves the limits for weir serve.
+// store has the one instance, in which weir apply leaves the limits for weir serve.
+var store = kernel.Store[Limits]{Feature: Name, ABI: limitsABI, Is: func(name string) bool { return name == pinnedLimits.Name }}
+
 var pinnedLimits = kernel.Instance{Scope: kernel.HostScope, Feature: Name, Name: "keeper"}
 
 // Feature is the keeper as host sees it: its limits. The keeper itself is a part of
 // weir serve, and has no pins.
 type Feature struct{}
 
-var _ feature.Feature[Limits, *Limits] = Feature{}
+var (
+	_ feature.Feature[Limits, State] = Feature{}
+	_ feature.Examiner               = Feature{}
+)
+
+// State is what the pins say.
+type State struct {
+	Limits     *Limits           `json:"limits,omitempty"` // nil: none were applied
+	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
+}
 
 // Name implements feature.Feature.
 func (Feature) Name() string { return FeatureName }
@@ -44,32 +53,37 @@ func (Feature) Needs(Limits) []kernel.Need {
 	}
 }
 
-// State implements feature.Feature: the limits that were applied, nil for none.
-func (Feature) State(_ context.Context, r *kernel.Root) (*Limits, error) {
-	m, err := r.Meta(pinnedLimits)
-	if errors.Is(err, kernel.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
+// Err is about limits that cannot be read, nil if they can. Faults tell of damage.
+func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
+
+// State implements feature.Feature.
+func (Feature) State(_ context.Context, r *kernel.Root) (st State, err error) {
+	all, unreadable, err := store.All(r)
+	st.Unreadable = unreadable
+	for _, rec := range all {
+		st.Limits = &rec.Spec
 	}
-	if m.ABI != limitsABI {
-		return nil, fmt.Errorf("%w: the limits of the session keeper are of ABI %d, this weir knows %d: use the weir that applied them", kernel.ErrABI, m.ABI, limitsABI)
-	}
-	l := &Limits{}
-	if err := json.Unmarshal(m.Config, l); err != nil {
-		return nil, fmt.Errorf("the limits of the session keeper: %w", err)
-	}
-	return l, nil
+	return st, err
+}
+
+// Examine implements feature.Examiner.
+func (f Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, error) {
+	st, err := f.State(ctx, r)
+	return feature.UnreadFindings(st.Unreadable), err
 }
 
 // Plan implements feature.Feature.
-func (Feature) Plan(_ context.Context, have *Limits, want Limits) (feature.Plan, error) {
+func (Feature) Plan(_ context.Context, st State, want Limits) (feature.Plan, error) {
 	var p feature.Plan
+	if p.Stays(st.Unreadable); len(st.Unreadable) > 0 {
+		return p, nil
+	}
+	have := st.Limits
 	none := want.withDefaults() == Limits{}.withDefaults()
 	switch {
 	case none && have != nil:
 		p.Add(feature.Step{Verb: "remove", Object: "limits of the session keeper", Detail: Limits{}.String() + " hold again",
-			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", l.Remove(pinnedLimits) }})
+			Do: func(_ context.Context, l *kernel.WriteLock) (string, error) { return "", store.Remove(l, pinnedLimits) }})
 	case !none && (have == nil || have.withDefaults() != want.withDefaults()):
 		verb := "change"
 		if have == nil {
@@ -89,19 +103,12 @@ func (Feature) Plan(_ context.Context, have *Limits, want Limits) (feature.Plan,
 }
 
 func (l Limits) publish(lock *kernel.WriteLock) error {
-	text, err := json.Marshal(l)
-	if err != nil {
-		return err
-	}
-	return lock.Publish(pinnedLimits, kernel.Meta{ABI: limitsABI, Created: time.Now(), Version: kernel.Version, Config: text}, kernel.Pins{})
+	return store.Publish(lock, pinnedLimits, kernel.Form[Limits]{Spec: l})
 }
 
 // Remove implements feature.Feature.
 func (Feature) Remove(_ context.Context, l *kernel.WriteLock) error {
-	if err := l.Remove(pinnedLimits); !errors.Is(err, kernel.ErrNotExist) {
-		return err
-	}
-	return nil
+	return store.Remove(l, pinnedLimits)
 }
 
 // Follow has a keeper go by the limits that are applied, until ctx is done: within a
@@ -111,8 +118,9 @@ func (k *Keeper) Follow(ctx context.Context, r *kernel.Root, log feature.Logger)
 	defer t.Stop()
 	var said string
 	for last := (Limits{}).withDefaults(); ; {
-		l, err := Feature{}.State(ctx, r)
-		if err == nil {
+		st, err := Feature{}.State(ctx, r)
+		err = errors.Join(err, st.Unreadable.Err())
+		if l := st.Limits; err == nil {
 			now := Limits{}.withDefaults()
 			if l != nil {
 				now = l.withDefaults()

@@ -10,7 +10,7 @@ import (
 
 // A shorter hold ends sessions that wait: the plan says so.
 func TestPlanWarnsOfShorterHold(t *testing.T) {
-	have := &Limits{Hold: time.Minute}
+	have := State{Limits: &Limits{Hold: time.Minute}}
 	p, err := Feature{}.Plan(t.Context(), have, Limits{Hold: 10 * time.Second})
 	if err != nil || len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], "handoff.keeper.hold 1m0s → 10s") {
 		t.Errorf("shorter: %q, %v", p.Warnings, err)
@@ -18,7 +18,7 @@ func TestPlanWarnsOfShorterHold(t *testing.T) {
 	if p, err = (Feature{}).Plan(t.Context(), have, Limits{}); err != nil || len(p.Warnings) != 1 {
 		t.Errorf("the section is gone, and with it a minute: %q, %v", p.Warnings, err)
 	}
-	if p, err = (Feature{}).Plan(t.Context(), nil, Limits{Hold: time.Minute}); err != nil || len(p.Warnings) != 0 {
+	if p, err = (Feature{}).Plan(t.Context(), State{}, Limits{Hold: time.Minute}); err != nil || len(p.Warnings) != 0 {
 		t.Errorf("longer: %q, %v", p.Warnings, err)
 	}
 }

@@ -18,12 +18,10 @@ const trackLoose = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose"
 
 // Examine looks at what keeps sessions from moving in the network namespaces of servers' agents: doctor asks.
 func Examine(r *kernel.Root) (out []feature.Finding, err error) {
-	all, err := r.Instances("handoff")
+	all, unreadable, err := gates.All(r)
+	out = feature.UnreadFindings(unreadable)
 	for _, inst := range all {
-		if inst.Name != gateName {
-			continue
-		}
-		ns, e := r.OpenNetns(inst)
+		ns, e := inst.Netns()
 		if errors.Is(e, netns.ErrGone) {
 			continue
 		} else if e != nil {

@@ -5,14 +5,12 @@ package server
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
@@ -75,9 +73,10 @@ type entry struct {
 	To    move.Host // of left: where the session is
 }
 
-func gateInstance(ns *netns.Handle) kernel.Instance {
-	return kernel.Instance{Scope: strconv.FormatUint(ns.Inode(), 10), Feature: "handoff", Name: gateName}
-}
+// gates are the instances. Their spec is the devices.
+var gates = kernel.Store[[]string]{Feature: "handoff", ABI: gateABI, Object: bpf.Object, Is: func(name string) bool { return name == gateName }}
+
+func gateInstance(ns *netns.Handle) kernel.Instance { return gates.Name(kernel.ScopeOf(ns), gateName) }
 
 const gateName = "gate"
 
@@ -134,8 +133,8 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 
 // shareMaps adds the maps of a gate that is there already, which a new one goes on with.
 func shareMaps(before *kernel.Opened, spec *ebpf.CollectionSpec, share map[string]*ebpf.Map) error {
-	if before.Meta.ABI != gateABI {
-		return fmt.Errorf("%s: %w: let its sessions move, then run weir remove backend", before.Instance, kernel.ErrABI)
+	if err := before.Meta.RequireABI(before.Instance, gateABI); err != nil {
+		return err
 	}
 	share["gate_sessions"] = before.Maps[pinSessions]
 	if c := before.Maps[pinCounts]; c.MaxEntries() == spec.Maps["gate_counts"].MaxEntries { // else of a weir that counted less: from 0 on
@@ -189,14 +188,9 @@ func (g *Gate) publish(l *kernel.WriteLock, ns *netns.Handle, c *kernel.Collecti
 	if err != nil {
 		return err
 	}
-	meta := kernel.Meta{ABI: gateABI, Object: kernel.ObjectHash(bpf.Object()), Inode: ns.Inode(), Created: time.Now()}
-	meta.Cookie, _ = ns.Cookie()                              // 0 where the kernel has none
-	if meta.Config, err = json.Marshal(devices); err != nil { // by which they are found again where there are no links
-		return err
-	}
 	pins := kernel.Pins{Maps: map[string]*ebpf.Map{pinSessions: c.Maps["gate_sessions"], pinCounts: c.Maps["gate_counts"]}, Links: links}
 	// Until its predecessor has gone both stand there, with the same sessions: no packet slips through in between.
-	if err := l.Publish(gateInstance(ns), meta, pins); err != nil {
+	if err := gates.Publish(l, gateInstance(ns), kernel.Form[[]string]{Spec: devices, Netns: ns, Pins: pins}); err != nil {
 		return err
 	}
 	_ = ns.Do(func() error { l.NoteFilters(gateInstance(ns), g.filters); return nil })
@@ -285,14 +279,11 @@ func RemoveGate(ctx context.Context, root *kernel.Root, ns *netns.Handle) error 
 
 // RemoveGates takes the gates of all namespaces away.
 func RemoveGates(l *kernel.WriteLock) error {
-	all, err := l.Root.Instances("handoff")
+	all, err := gates.Keys(l.Root)
 	for _, inst := range all {
-		if inst.Name != gateName {
-			continue
-		}
 		ns, e := l.OpenNetns(inst)
 		if errors.Is(e, netns.ErrGone) { // and its devices with it
-			e = l.Remove(inst)
+			e = gates.Remove(l, inst)
 		} else if e == nil {
 			e = removeGate(l, ns)
 			ns.Close()
@@ -303,18 +294,14 @@ func RemoveGates(l *kernel.WriteLock) error {
 }
 
 func removeGate(l *kernel.WriteLock, ns *netns.Handle) error {
-	meta, err := l.Root.Meta(gateInstance(ns))
+	rec, err := gates.Read(l.Root, gateInstance(ns))
 	if errors.Is(err, kernel.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	var devices []string
-	if err := json.Unmarshal(meta.Config, &devices); err != nil {
-		return fmt.Errorf("%s: %w", gateInstance(ns), err)
-	}
 	err = ns.Do(func() (err error) {
-		for _, name := range devices {
+		for _, name := range rec.Spec {
 			i, e := net.InterfaceByName(name)
 			if e != nil {
 				continue // gone, and its filters with it
@@ -323,7 +310,7 @@ func removeGate(l *kernel.WriteLock, ns *netns.Handle) error {
 		}
 		return err
 	})
-	return errors.Join(err, l.Remove(gateInstance(ns)))
+	return errors.Join(err, gates.Remove(l, gateInstance(ns)))
 }
 
 // Close closes our descriptors: the gate stands.
