@@ -50,7 +50,7 @@ often a stall of this host put a verdict off.`,
 					printReroute(cmd.OutOrStdout(), st)
 				}
 				if err != nil || !watch {
-					return err
+					return cmp.Or(err, st.Err())
 				}
 				select {
 				case <-cmd.Context().Done():

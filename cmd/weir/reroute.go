@@ -30,7 +30,7 @@ func init() {
 		overview: []string{"weir reroute status|links: whether they work, and where their traffic goes"},
 		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{rerouteCommand(g)} },
 		summary: func(w io.Writer, st host.Status, _ bool, _ time.Time) {
-			if s, ok := host.Part[reroute.State](st, reroute.Name); ok {
+			if s, ok := host.Part[reroute.State](st, reroute.Name); ok && !s.Empty() {
 				printPaths(w, s)
 			}
 		},

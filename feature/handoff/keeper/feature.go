@@ -38,7 +38,7 @@ var (
 
 // State is what the pins say.
 type State struct {
-	Limits     *Limits           `json:"limits,omitempty"` // nil: none were applied
+	*Limits                      // nil: none were applied
 	Unreadable kernel.Unreadable `json:"unreadable,omitempty"`
 }
 
@@ -52,6 +52,9 @@ func (Feature) Needs(Limits) []kernel.Need {
 		{Name: "SO_PEERPIDFD", Since: "6.5", Optional: true, For: "without it a member is known by its number when it connects", Probe: probePeerPidfd},
 	}
 }
+
+// Empty implements feature.Emptier.
+func (st State) Empty() bool { return st.Limits == nil && len(st.Unreadable) == 0 }
 
 // Err is about limits that cannot be read, nil if they can. Faults tell of damage.
 func (st State) Err() error { return st.Unreadable.WithoutDamage().Err() }
