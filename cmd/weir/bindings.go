@@ -23,6 +23,31 @@ import (
 	"github.com/weir-project/weir/kernel"
 )
 
+// bindCommand binds prefixes to services.
+func bindCommand(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "bind", Short: "Which prefixes and ports lead to which service",
+		Long: `Bindings lead the traffic of prefixes and ports to services: to those of the
+configuration, or to sockets that weir steer register registers. They are of one
+network namespace, and outlive every apply.`,
+	}
+	c.AddCommand(bindAdd(g), bindRemove(g), bindList(g), bindLoad(g), bindReplace(g))
+	return c
+}
+
+// movedToBind are former subcommands of weir steer. They change nothing, and name the command to use.
+func movedToBind() (out []*cobra.Command) {
+	for _, c := range []struct{ old, now string }{{"bind", "add"}, {"unbind", "remove"}, {"bindings", "list"}, {"load", "load"}, {"replace", "replace"}} {
+		out = append(out, &cobra.Command{
+			Use: c.old, Short: "Is weir bind " + c.now + " now", Hidden: true, FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+			RunE: func(*cobra.Command, []string) error {
+				return usageError{fmt.Errorf("weir steer %s is weir bind %s now: see weir bind %s --help", c.old, c.now, c.now)}
+			},
+		})
+	}
+	return out
+}
+
 // netnsFlag names the network namespace of a command.
 type netnsFlag struct{ ref string }
 
@@ -80,11 +105,11 @@ func portOf(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-func steerBind(g *globals) *cobra.Command {
+func bindAdd(g *globals) *cobra.Command {
 	var in netnsFlag
 	var allow outageFlag
 	c := &cobra.Command{
-		Use: "bind SERVICE tcp|udp PREFIX PORT", Short: "Lead what is sent to a prefix and port to a service", Args: cobra.ExactArgs(4),
+		Use: "add SERVICE tcp|udp PREFIX PORT", Short: "Lead what is sent to a prefix and port to a service", Args: cobra.ExactArgs(4),
 		Long: `Lead what is sent to a prefix and port to a service: one of the configuration, or
 one whose sockets weir steer register registers, before or after. Port 0 is every
 port. The addresses need not be any interface's, but packets to them must reach
@@ -94,8 +119,8 @@ The longest prefix decides; of one prefix, the port goes before every port. What
 is bound to a service without a socket is rejected. Where that takes traffic from a
 process, or from a service with a socket, it is refused, unless --allow-outage is
 given.`,
-		Example: `  weir steer bind www tcp 192.0.2.0/24 80
-  weir steer bind game udp 2001:db8:7::/64 0      # every port`,
+		Example: `  weir bind add www tcp 192.0.2.0/24 80
+  weir bind add game udp 2001:db8:7::/64 0      # every port`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := bindingOf(args)
 			if err != nil {
@@ -144,10 +169,10 @@ func warnTakes(cmd *cobra.Command, l *kernel.WriteLock, ns *netns.Handle, all ..
 	}
 }
 
-func steerUnbind(g *globals) *cobra.Command {
+func bindRemove(g *globals) *cobra.Command {
 	var in netnsFlag
 	c := &cobra.Command{
-		Use: "unbind SERVICE tcp|udp PREFIX PORT", Short: "Take a binding away", Args: cobra.ExactArgs(4),
+		Use: "remove SERVICE tcp|udp PREFIX PORT", Short: "Take a binding away", Args: cobra.ExactArgs(4),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := bindingOf(args)
 			if err != nil {
@@ -160,16 +185,16 @@ func steerUnbind(g *globals) *cobra.Command {
 	return c
 }
 
-func steerBindings(g *globals) *cobra.Command {
+func bindList(g *globals) *cobra.Command {
 	var in netnsFlag
 	var proto, within, covers, port string
 	var f bindings.BindingFilter
 	c := &cobra.Command{
-		Use: "bindings", Short: "List what is bound to which service", Args: cobra.NoArgs,
+		Use: "list", Short: "List what is bound to which service", Args: cobra.NoArgs,
 		Long: `List what is bound to which service, by address. With --json it is a file that
-weir steer replace reads.`,
-		Example: `  weir steer bindings --covers 192.0.2.7
-  weir steer bindings --json > bindings.json`,
+weir bind replace reads.`,
+		Example: `  weir bind list --covers 192.0.2.7
+  weir bind list --json > bindings.json`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := errors.Join(
 				given(proto, f.Proto.UnmarshalText),
@@ -241,22 +266,22 @@ func portName(port uint16) string {
 	return fmt.Sprint(port)
 }
 
-func steerLoad(g *globals) *cobra.Command {
+func bindLoad(g *globals) *cobra.Command {
 	return manyCommand(g, true, &cobra.Command{
 		Use: "load [FILE]", Short: "Add the bindings of a file, all at once",
 		Long: `Add the bindings of a file to those that there are, all at once: a packet meets the
 state before or after. The file is checked first; with an error in it nothing
-changes. FILE is what weir steer bindings --json prints, or a file of tubular's;
+changes. FILE is what weir bind list --json prints, or a file of tubular's;
 "-", or none, is standard input.`,
 	})
 }
 
-func steerReplace(g *globals) *cobra.Command {
+func bindReplace(g *globals) *cobra.Command {
 	return manyCommand(g, false, &cobra.Command{
 		Use: "replace [FILE]", Short: "Have the bindings be those of a file, all at once",
 		Long: `Have the bindings be those of a file and no others, all at once: a packet meets all
 the old ones or all the new. The file is checked first; with an error in it
-nothing changes. FILE is what weir steer bindings --json prints, or a file of
+nothing changes. FILE is what weir bind list --json prints, or a file of
 tubular's; "-", or none, is standard input.`,
 	})
 }
@@ -270,7 +295,7 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			if info, err := os.Stdin.Stat(); err != nil || info.Mode()&os.ModeCharDevice != 0 {
-				return usageError{fmt.Errorf("name a file, or give it as standard input: weir steer bindings --json | %s", cmd.CommandPath())}
+				return usageError{fmt.Errorf("name a file, or give it as standard input: weir bind list --json | %s", cmd.CommandPath())}
 			}
 			args = []string{"-"}
 		}
@@ -310,7 +335,7 @@ func manyCommand(g *globals, keep bool, c *cobra.Command) *cobra.Command {
 	c.Flags().IntVar(&lines, "lines", 100, "print so many changes at most")
 	in.add(c)
 	allow.add(c)
-	return cut{remedy: "the bindings are all the old ones or all the new: weir steer bindings tells, the same command again finishes it"}.of(c)
+	return cut{remedy: "the bindings are all the old ones or all the new: weir bind list tells, the same command again finishes it"}.of(c)
 }
 
 // foretell prints what bindings would take away, as far as this user may look.

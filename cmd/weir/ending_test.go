@@ -262,7 +262,7 @@ func TestCommandsEnd(t *testing.T) {
 			return e
 		}},
 		{"replace of an input without end", func(t *testing.T, dir string) *ending {
-			c := command("--root", dir, "steer", "replace", "-")
+			c := command("--root", dir, "bind", "replace", "-")
 			in, err := c.StdinPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -307,7 +307,7 @@ func TestCommandsEnd(t *testing.T) {
 	t.Cleanup(func() { l.Unlock() })
 	for _, args := range [][]string{
 		{"apply", "-f", config(t)}, {"remove"}, {"upgrade"}, {"bypass", "--all"},
-		{"steer", "bind", "www", "udp", "192.0.2.1", "53"},
+		{"bind", "add", "www", "udp", "192.0.2.1", "53"},
 	} {
 		t.Run(strings.Join(args[:1], " ")+" waits for the lock", func(t *testing.T) {
 			t.Parallel()

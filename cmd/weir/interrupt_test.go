@@ -86,11 +86,11 @@ func TestStuckChangesEndWithinASecond(t *testing.T) {
 			s.run(0, ".*", "bypass", "--all")
 			s.run(0, ".*BYPASSED.*", "status")
 		}},
-		{"steer:named all", func(session) {}, []string{"steer", "load", bindings}, "the same command again finishes it", func(s session) {
-			s.run(0, ".*10 added, 0 removed, 0 moved, 0 as before\n", "steer", "load", bindings)
+		{"steer:named all", func(session) {}, []string{"bind", "load", bindings}, "the same command again finishes it", func(s session) {
+			s.run(0, ".*10 added, 0 removed, 0 moved, 0 as before\n", "bind", "load", bindings)
 		}},
-		{"steer:named all", func(session) {}, []string{"steer", "replace", bindings}, "the same command again finishes it", func(s session) {
-			s.run(0, ".*10 added, 0 removed, 0 moved, 0 as before\n", "steer", "replace", bindings)
+		{"steer:named all", func(session) {}, []string{"bind", "replace", bindings}, "the same command again finishes it", func(s session) {
+			s.run(0, ".*10 added, 0 removed, 0 moved, 0 as before\n", "bind", "replace", bindings)
 		}},
 		{"publish:staged", func(s session) {
 			apply(s)
@@ -129,7 +129,7 @@ func TestLongChangesEndWithinASecond(t *testing.T) {
 	s.run(0, "no services: .*", "status")
 
 	bindings := manyBindings(t, 100_000)
-	c := command("--root", dir, "steer", "replace", "-")
+	c := command("--root", dir, "bind", "replace", "-")
 	in, err := c.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -138,15 +138,15 @@ func TestLongChangesEndWithinASecond(t *testing.T) {
 	e := begin(t, c)
 	e.blocked(unix.SYS_READ)
 	e.termed("weir: interrupted: nothing was changed")
-	during(t, dir, "steer:named all", "steer", "replace", "--lines", "0", bindings).termed() // it may be done by then
-	s.run(0, ".*(100000 added, 0 removed, 0 moved, 0|0 added, 0 removed, 0 moved, 100000) as before\n", "steer", "replace", "--lines", "0", bindings)
+	during(t, dir, "steer:named all", "bind", "replace", "--lines", "0", bindings).termed() // it may be done by then
+	s.run(0, ".*(100000 added, 0 removed, 0 moved, 0|0 added, 0 removed, 0 moved, 100000) as before\n", "bind", "replace", "--lines", "0", bindings)
 }
 
 // A command that waits for the lock has changed nothing, and says so.
 func TestWaitingChangesSayThatNothingWasChanged(t *testing.T) {
 	dir := root(t)
 	holder := stuckAtStep(t, dir, "publish:staged", "apply", "-f", manyServices(t, 1))
-	for _, args := range [][]string{{"apply", "-f", manyServices(t, 1)}, {"remove"}, {"rollback"}, {"bypass", "--all"}, {"steer", "replace", manyBindings(t, 1)}} {
+	for _, args := range [][]string{{"apply", "-f", manyServices(t, 1)}, {"remove"}, {"rollback"}, {"bypass", "--all"}, {"bind", "replace", manyBindings(t, 1)}} {
 		e := begin(t, command(append([]string{"--root", dir}, args...)...))
 		e.said.await(t, "waiting for the lock")
 		e.termed("weir: interrupted: nothing was changed: ", " holds the lock on ")

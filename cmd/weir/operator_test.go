@@ -58,11 +58,11 @@ func TestServeOutlivesHangup(t *testing.T) {
 func TestBindingsRoundTrip(t *testing.T) {
 	s := session{t, root(t)}
 	for i, name := range []string{"www", `a"b\c`, "ü <>&"} {
-		s.run(0, ".*", "steer", "bind", name, "udp", fmt.Sprintf("192.0.2.%d", i), "53")
-		s.run(0, ".*", "steer", "bind", name, "tcp", fmt.Sprintf("2001:db8:%d::/48", i), "0")
+		s.run(0, ".*", "bind", "add", name, "udp", fmt.Sprintf("192.0.2.%d", i), "53")
+		s.run(0, ".*", "bind", "add", name, "tcp", fmt.Sprintf("2001:db8:%d::/48", i), "0")
 	}
-	text := s.run(0, ".*", "steer", "bindings", "--json")
-	for _, args := range [][]string{{"steer", "replace"}, {"steer", "replace", "-"}, {"steer", "load", "--dry-run"}} {
+	text := s.run(0, ".*", "bind", "list", "--json")
+	for _, args := range [][]string{{"bind", "replace"}, {"bind", "replace", "-"}, {"bind", "load", "--dry-run"}} {
 		c := nstest.Child("weir", append([]any{"--root", s.root}, anys(args)...)...)
 		c.Stdin = strings.NewReader(text)
 		out, err := c.CombinedOutput()

@@ -37,7 +37,7 @@ does this by itself; without it, a unit does:
   ExecStartPost=weir steer register telemetry --slot 0 --pid $MAINPID
 
 Without, register the socket that a process has bound to an address and port: it
-gets what weir steer bind binds to the service, by its protocol and family (a
+gets what weir bind add binds to the service, by its protocol and family (a
 dual-stack socket both, unless one of IPv4 is registered), until it closes or
 another takes its place. A socket in a reuseport group stands for the group. With
 no address, register the sockets that were passed (LISTEN_FDS).`,

@@ -42,7 +42,7 @@ func TestRegisterGroup(t *testing.T) {
 			}
 		}()
 	}
-	s.run(0, "", "steer", "bind", "www", "tcp", "127.1.0.0/16", "80")
+	s.run(0, "", "bind", "add", "www", "tcp", "127.1.0.0/16", "80")
 	s.run(0, `registered for www: tcp4\n`, "steer", "register", "www", "tcp", "127.0.0.1", "8000", "--pid", fmt.Sprint(os.Getpid()), "--wait", "0s")
 	const clients = 64
 	for i := range clients {

@@ -25,10 +25,12 @@ func init() {
 			"weir steer where 192.0.2.7|which slot and process get this router's traffic",
 			"weir bypass SERVICE|the kernel's own behaviour at once",
 		},
-		commands: func(g *globals) []*cobra.Command { return []*cobra.Command{steerCommand(g), bypassCommand(g)} },
-		summary:  summarizeSteer,
-		extend:   func(g *globals) applyExtension { return &applyResets{g: g} },
-		names:    map[string]func(host.Status) []string{"SERVICE": serviceNames},
+		commands: func(g *globals) []*cobra.Command {
+			return []*cobra.Command{steerCommand(g), bindCommand(g), bypassCommand(g)}
+		},
+		summary: summarizeSteer,
+		extend:  func(g *globals) applyExtension { return &applyResets{g: g} },
+		names:   map[string]func(host.Status) []string{"SERVICE": serviceNames},
 	})
 }
 
@@ -50,7 +52,8 @@ every protocol of that source. A slot without a member rejects.`,
 	}
 	c.AddCommand(steerStatus(g), steerWhere(g), steerDevices(g), steerTemplates(g), steerRegister(g), steerUnregister(g), steerRun(g), steerRetire(g),
 		steerMove(g), steerDrain(g), steerUndrain(g), steerReset(g), steerHold(g),
-		steerBind(g), steerUnbind(g), steerBindings(g), steerLoad(g), steerReplace(g), steerServices(g))
+		steerServices(g))
+	c.AddCommand(movedToBind()...)
 	return c
 }
 

@@ -39,7 +39,7 @@ const maxUnserved = 10
 
 func printSummary(w io.Writer, st state.State) {
 	for _, b := range st.Bound {
-		fmt.Fprintf(w, "%d bindings in %s: weir steer bindings, weir steer services\n", b.Bindings, b.Netns)
+		fmt.Fprintf(w, "%d bindings in %s: weir bind list, weir steer services\n", b.Bindings, b.Netns)
 		for i, u := range b.Unserved {
 			if i == maxUnserved {
 				fmt.Fprintf(w, "! and %d more services without a socket: weir steer services\n", len(b.Unserved)-i)

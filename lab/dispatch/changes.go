@@ -254,7 +254,7 @@ func (x *experiment) replaceUnder(ctx context.Context, few *site, sets [2][]bind
 			return err
 		}
 	}
-	if _, err := x.weir.Run(ctx, "steer", "replace", "--netns", few.name, "--lines", "0", files[0]); err != nil {
+	if _, err := x.weir.Run(ctx, "bind", "replace", "--netns", few.name, "--lines", "0", files[0]); err != nil {
 		return err
 	}
 	x.say("replacing %d bindings by %d others, all at once, again and again, while clients ask", len(sets[0]), len(sets[1]))
@@ -264,7 +264,7 @@ func (x *experiment) replaceUnder(ctx context.Context, few *site, sets [2][]bind
 	for end := time.Now().Add(x.swapping); (time.Now().Before(end) || swaps < 4) && err == nil && ctx.Err() == nil; {
 		next := 1 - swaps%2
 		a.inForce.Store(3)
-		if _, err = x.weir.Run(ctx, "steer", "replace", "--netns", few.name, "--lines", "0", files[next]); err == nil {
+		if _, err = x.weir.Run(ctx, "bind", "replace", "--netns", few.name, "--lines", "0", files[next]); err == nil {
 			a.inForce.Store(1 << next)
 			swaps++
 			pause(ctx, 20*time.Millisecond)

@@ -27,7 +27,7 @@ func init() {
 		Run:   run,
 		Next: []string{
 			"weir-lab run dispatch --quick --json    the findings for a program",
-			"weir steer bind --help                  how to bind a prefix to a service",
+			"weir bind add --help                  how to bind a prefix to a service",
 		},
 	})
 }
@@ -140,8 +140,8 @@ func (x *experiment) claims() {
 		{lab.Performance, "a random host that nothing is bound for, of LPM_TRIE's time", "speedup_random_miss_1m", ">= 5", true},
 		{lab.Performance, "a lookup among a million, of one with a single binding, of one service", "growth_1_to_1m", "<= 4", true},
 		{lab.Performance, "a connection with a million bindings, of one without steering", "overhead_connect_ratio", "<= 1.1", true},
-		{lab.Performance, "seconds of weir steer replace with a million", "replace_1m_s", "<= 5", true},
-		{lab.Performance, "ms of a whole weir steer bind among a million", "bind_ms_p50_1m", "<= 50", true},
+		{lab.Performance, "seconds of weir bind replace with a million", "replace_1m_s", "<= 5", true},
+		{lab.Performance, "ms of a whole weir bind add among a million", "bind_ms_p50_1m", "<= 50", true},
 	} {
 		if c.sized && x.env.Size == lab.Smoke {
 			continue

@@ -157,7 +157,7 @@ func (x *experiment) commands(ctx context.Context, plain *site, files [2]string,
 // replace runs the command and returns its seconds, from its start to its end.
 func (x *experiment) replace(ctx context.Context, file string) (float64, error) {
 	begin := time.Now()
-	_, err := x.weir.Run(ctx, "steer", "replace", "--netns", x.many.name, "--lines", "0", file)
+	_, err := x.weir.Run(ctx, "bind", "replace", "--netns", x.many.name, "--lines", "0", file)
 	return time.Since(begin).Seconds(), err
 }
 
@@ -168,24 +168,24 @@ func (x *experiment) timeBinds(ctx context.Context, s *set) error {
 	own := func(command string) error {
 		for i := range x.binds {
 			b := s.binding(i)
-			if _, err := x.weir.Run(ctx, "steer", command, "--netns", x.many.name, b.Service, b.Proto.String(), b.Prefix.String(), fmt.Sprint(b.Port)); err != nil {
+			if _, err := x.weir.Run(ctx, "bind", command, "--netns", x.many.name, b.Service, b.Proto.String(), b.Prefix.String(), fmt.Sprint(b.Port)); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	if err := own("unbind"); err != nil {
+	if err := own("remove"); err != nil {
 		return err
 	}
 	host := func(i int) string { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String() }
 	steps := []struct{ metric, command, service string }{
-		{"bind_ms", "bind", nameOf(0)}, {"rebind_ms", "bind", nameOf(2)}, {"unbind_ms", "unbind", nameOf(2)},
+		{"bind_ms", "add", nameOf(0)}, {"rebind_ms", "add", nameOf(2)}, {"unbind_ms", "remove", nameOf(2)},
 	}
 	for _, s := range steps {
 		var took []time.Duration
 		for i := range x.binds {
 			begin := time.Now()
-			if _, err := x.weir.Run(ctx, "steer", s.command, "--netns", x.many.name, s.service, "udp", host(i), fmt.Sprint(boundPort)); err != nil {
+			if _, err := x.weir.Run(ctx, "bind", s.command, "--netns", x.many.name, s.service, "udp", host(i), fmt.Sprint(boundPort)); err != nil {
 				return err
 			}
 			took = append(took, time.Since(begin))
@@ -194,7 +194,7 @@ func (x *experiment) timeBinds(ctx context.Context, s *set) error {
 		x.result.Set(s.metric+"_p50_1m", milliseconds(p50))
 		x.result.Set(s.metric+"_max_1m", milliseconds(longest))
 	}
-	return own("bind")
+	return own("add")
 }
 
 // measureMemory sets what the kernel charges for maps that the programs use. For LPM_TRIE it counts bindings, not the

@@ -63,7 +63,7 @@ func (s *site) programID() (uint32, error) {
 
 func (s *site) scope() string { return strconv.FormatUint(s.ns.Inode(), 10) }
 
-// load runs `weir steer load` or `replace` with a file of bindings.
+// load runs `weir bind load` or `replace` with a file of bindings.
 func (x *experiment) load(ctx context.Context, s *site, command string, all []bindings.Binding) error {
 	file := filepath.Join(x.env.Dir, "bindings.json")
 	if err := writeFile(file, all); err != nil {

@@ -47,7 +47,7 @@ func RecoverEngine(l *kernel.WriteLock, i kernel.Instance, kind spec.Engine, lac
 		return "", fmt.Errorf("recovering %s: %w", i, err)
 	}
 	if bindings {
-		note = "what was bound by hand is gone: weir steer bind, or weir steer replace"
+		note = "what was bound by hand is gone: weir bind add, or weir bind replace"
 	}
 	return note, nil
 }
