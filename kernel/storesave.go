@@ -23,11 +23,6 @@ func (s Store[S]) Save(r *Root) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.SaveThese(all)
-}
-
-// SaveThese writes down the specs of these records.
-func (s Store[S]) SaveThese(all []Record[S]) ([]byte, error) {
 	out := []saved[S]{}
 	for _, rec := range all {
 		out = append(out, saved[S]{rec.Scope, rec.Name, rec.ID(), rec.Spec})
