@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -39,7 +39,7 @@ func (Feature) Needs(c Config) []kernel.Need {
 		return n
 	}
 	return []kernel.Need{need(kernel.XDPProgram, HookXDP, HookXDPGeneric), kernel.TCXLink, need(kernel.ClsactFilter, HookClsact, HookTCX),
-		need(kernel.NetfilterLink, HookNetfilter), need(compile.DynptrSkb, HookNetfilter), need(kernel.NFTMatch, HookNFT)}
+		need(kernel.NetfilterLink, HookNetfilter), need(running.DynptrSkb, HookNetfilter), need(kernel.NFTMatch, HookNFT)}
 }
 
 // State implements feature.Feature.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
@@ -78,7 +79,7 @@ func (r Rule) check(f Filter) error {
 	if o.Hook == compile.Socket && f.Hook != HookSocket {
 		o.Hook = compile.XTBPF // as messages name it
 	}
-	o.Kernel = &compile.Kernel{}
+	o.Kernel = &running.Kernel{}
 	o.Lists = map[string]compile.List{}
 	for name := range f.Lists {
 		o.Lists[name] = compile.List{} // that there is one is enough

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/filter"
-	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 func newExperiment(t *testing.T, p plan) *experiment {
 	t.Helper()
 	nstest.NeedRoot(t)
-	if err := kernel.Require([]kernel.Need{need(kernel.TCXLink), need(kernel.NetfilterLink), need(compile.DynptrSkb), need(kernel.NFTMatch)}); err != nil {
+	if err := kernel.Require([]kernel.Need{need(kernel.TCXLink), need(kernel.NetfilterLink), need(running.DynptrSkb), need(kernel.NFTMatch)}); err != nil {
 		t.Skip("need: kernel", err)
 	}
 	e, err := lab.NewEnv(lab.Smoke, 1)

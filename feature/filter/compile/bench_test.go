@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -64,7 +65,7 @@ func needHook(tb testing.TB, h compile.Hook) {
 	tb.Helper()
 	nstest.NeedRoot(tb)
 	if h == compile.Netfilter {
-		if err := compile.DynptrSkb.Check(); err != nil {
+		if err := running.DynptrSkb.Check(); err != nil {
 			tb.Skip("need: kernel", err)
 		}
 	}

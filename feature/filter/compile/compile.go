@@ -17,6 +17,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
+	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -84,7 +86,7 @@ type Options struct {
 	// Lists are what $name stands for in expressions.
 	Lists map[string]List
 	// Kernel is what the program will run on; nil: this kernel is asked.
-	Kernel *Kernel
+	Kernel *running.Kernel
 }
 
 // Names in Program.Spec.
@@ -114,7 +116,7 @@ type Program struct {
 	plan      *plan
 	functions asm.Instructions // that the program calls
 	noted     bool             // for Explain: notes take as long as the code
-	notes     []note
+	notes     []code.Note
 	patterns  int
 	automata  []byte // of all of them
 	rates     map[*expr.Expr]int32
@@ -126,13 +128,24 @@ var (
 	// ErrRule says that a rule cannot be compiled for a hook; what it wraps says where and why.
 	ErrRule = errors.New("no rule for this hook")
 	// ErrTooLarge says that the rules are more than a program can hold.
-	ErrTooLarge = errors.New("too many rules for one program")
+	ErrTooLarge = code.ErrTooLarge
 	// ErrList says that an expression names a list that there is not.
 	ErrList = errors.New("no such list")
 )
 
 // MostRules is how many rules a program may have.
 const MostRules = 1 << 20
+
+// Running is the kernel that this process runs on, as far as a hook is concerned.
+func Running(h Hook) (*running.Kernel, error) {
+	switch h {
+	case Netfilter:
+		return running.Netfilter()
+	case Socket, XTBPF:
+		return running.Sockets(), nil
+	}
+	return running.Any(), nil
+}
 
 // Compile makes a program of rules. It loads nothing, but asks the running kernel what it has unless Options say.
 func Compile(rules []Rule, o Options) (*Program, error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/feature/filter/filtertest"
 	"github.com/weir-project/weir/internal/nstest"
@@ -34,7 +35,7 @@ func TestHookErrors(t *testing.T) {
 		{compile.Socket, "not (udp or eth)", 13, compile.ErrRule, "which this hook does not see"},
 		{compile.TC, "tcp and ip.src in $bogons", 9, compile.ErrList, `no list "bogons"`},
 	} {
-		_, err := compile.Compile([]compile.Rule{rule(compile.Drop, "%s", c.expr)}, compile.Options{Hook: c.hook, Kernel: &compile.Kernel{}})
+		_, err := compile.Compile([]compile.Rule{rule(compile.Drop, "%s", c.expr)}, compile.Options{Hook: c.hook, Kernel: &running.Kernel{}})
 		e, ok := errors.AsType[*expr.Error](err)
 		if !ok || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.msg) {
 			t.Errorf("%s at %s: %v, want %q", c.expr, c.hook, err, c.msg)
@@ -48,7 +49,7 @@ func TestHookErrors(t *testing.T) {
 		"a default that counts": {Default: compile.Count}, "a hook of no number": {Hook: 9},
 		"an XDP program for sockets": {Hook: compile.XDP, Start: compile.Transport}, "Ethernet at netfilter": {Hook: compile.Netfilter, Start: compile.Ethernet},
 	} {
-		o.Kernel = &compile.Kernel{}
+		o.Kernel = &running.Kernel{}
 		if _, err := compile.Compile(nil, o); err == nil {
 			t.Errorf("%s is accepted", what)
 		}
@@ -198,7 +199,7 @@ func TestExplain(t *testing.T) {
 	for i := range 20 {
 		rules = append(rules, rule(compile.Drop, "tcp.dstport == %d", i))
 	}
-	p, err := compile.Compile(rules, compile.Options{Hook: compile.TC, Kernel: &compile.Kernel{}})
+	p, err := compile.Compile(rules, compile.Options{Hook: compile.TC, Kernel: &running.Kernel{}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -27,16 +28,16 @@ func (p *Program) decision(rule int) int32 {
 
 // decide generates the rules, and what follows from them, or a jump to where that is.
 func (g *gen) decide(elsewhere bool) {
-	decided := g.label()
-	g.op(asm.Mov.Imm(asm.R9, undecided))
+	decided := g.Label()
+	g.Op(asm.Mov.Imm(asm.R9, undecided))
 	g.groups()
-	relayed := len(g.ins)
+	relayed := len(g.Ins)
 	starts := g.starts()
 	for i, s := range g.p.plan.steps {
-		if len(g.ins)-relayed > mostBetween {
-			decided, relayed = g.relay(decided), len(g.ins)
+		if len(g.Ins)-relayed > code.MostBetween {
+			decided, relayed = g.Relay(decided), len(g.Ins)
 		}
-		g.bind(starts[i])
+		g.Bind(starts[i])
 		g.lacking = g.behindLacking(i, starts)
 		if g.merged != nil && !g.copies {
 			if g.drops = g.p.rules[s.rule].Action == Drop; !g.drops {
@@ -44,40 +45,40 @@ func (g *gen) decide(elsewhere bool) {
 			}
 		}
 		if s.after {
-			g.note = "a group's rule comes before"
-			g.jump(asm.JLT.Imm(asm.R9, int32(s.rule)<<1, ""), decided)
+			g.Note = "a group's rule comes before"
+			g.Jump(asm.JLT.Imm(asm.R9, int32(s.rule)<<1, ""), decided)
 		}
 		g.testRule(s.rule, decided)
 	}
-	g.bind(starts[len(starts)-1])
+	g.Bind(starts[len(starts)-1])
 	if len(g.p.plan.groups) > 0 {
-		g.jump(asm.JNE.Imm(asm.R9, undecided, ""), decided)
+		g.Jump(asm.JNE.Imm(asm.R9, undecided, ""), decided)
 	}
-	g.note = "no rule decides"
-	g.op(asm.Mov.Imm(asm.R9, g.p.decision(len(g.p.rules))))
-	g.bind(decided)
+	g.Note = "no rule decides"
+	g.Op(asm.Mov.Imm(asm.R9, g.p.decision(len(g.p.rules))))
+	g.Bind(decided)
 	if elsewhere {
-		g.goTo(g.decided)
+		g.GoTo(g.decided)
 		return
 	}
 	if !g.copies {
-		g.bind(g.decided)
+		g.Bind(g.decided)
 	}
 	g.launder(asm.R9, imgSpare)
 	g.groupCounts()
-	g.op(asm.Mov.Reg(asm.R1, asm.R9), asm.RSh.Imm(asm.R1, 1))
-	g.note = "counted"
-	none := g.label()
+	g.Op(asm.Mov.Reg(asm.R1, asm.R9), asm.RSh.Imm(asm.R1, 1))
+	g.Note = "counted"
+	none := g.Label()
 	lost := none
 	if g.o.Kernel.Unwritten && !g.copies && g.need != 0 {
-		lost = g.label()
+		lost = g.Label()
 	}
 	g.countOr(lost, none)
 	g.verdict()
 	if lost != none {
-		g.bind(lost)
+		g.Bind(lost)
 		g.readImage()
-		g.goTo(none)
+		g.GoTo(none)
 	}
 }
 
@@ -85,25 +86,25 @@ func (g *gen) decide(elsewhere bool) {
 // anew, for the whole program, which slots of the stack are read each time that a way through the program ends on which it
 // has seen another slot read (since Linux 6.18). Here it sees all of them at once.
 func (g *gen) readImage() {
-	var read [mostSlots]bool
-	for i := range g.ins {
-		if x := &g.ins[i]; x.here == 0 && x.OpCode.Class().IsLoad() && x.Src == asm.R8 {
+	var read [code.MostSlots]bool
+	for i := range g.Ins {
+		if x := &g.Ins[i]; x.Here == 0 && x.OpCode.Class().IsLoad() && x.Src == asm.R8 {
 			read[x.Offset/8] = true
 		}
 	}
-	g.note = "never: an element of an array is always there"
+	g.Note = "never: an element of an array is always there"
 	for slot, is := range read {
 		if is {
-			g.op(asm.LoadMem(asm.R1, asm.R8, int16(8*slot), asm.DWord))
+			g.Op(asm.LoadMem(asm.R1, asm.R8, int16(8*slot), asm.DWord))
 		}
 	}
 }
 
 // starts are labels of the steps, and of what follows them.
-func (g *gen) starts() []label {
-	out := make([]label, len(g.p.plan.steps)+1)
+func (g *gen) starts() []code.Label {
+	out := make([]code.Label, len(g.p.plan.steps)+1)
 	for i := range out {
-		out[i] = g.label()
+		out[i] = g.Label()
 	}
 	return out
 }
@@ -111,12 +112,12 @@ func (g *gen) starts() []label {
 // behindLacking returns where to go on, if not at the next one, from step i with a packet that lacks what one of some bits stands for: rules that ask
 // for all of it are left out, so that a segment of TCP passes by a hundred rules of UDP at once. A rule is left out, too, where the way
 // there is too far.
-func (g *gen) behindLacking(i int, starts []label) func(bits uint32) label {
+func (g *gen) behindLacking(i int, starts []code.Label) func(bits uint32) code.Label {
 	if len(g.p.plan.groups) > 0 || !g.p.skips { // each step may be where a group's rule decides
 		return nil
 	}
 	steps := g.p.plan.steps
-	return func(bits uint32) label {
+	return func(bits uint32) code.Label {
 		next := i + 1
 		for next < len(steps) && next < i+mostLeftOut && g.p.required[steps[next].rule]&bits == bits {
 			next++
@@ -156,37 +157,37 @@ func required(r Rule) (bits uint32) {
 }
 
 // testRule generates one rule that is tested in turn.
-func (g *gen) testRule(i int, decided label) {
+func (g *gen) testRule(i int, decided code.Label) {
 	r := g.p.rules[i]
-	t, f := g.label(), g.label()
-	start := len(g.ins)
+	t, f := g.Label(), g.Label()
+	start := len(g.Ins)
 	g.rule, g.fails = r.Match, f
 	if r.of != nil {
 		g.rule = r.of
 	}
 	g.node(r.Match.Root, t, f)
-	if g.pending += pending(g.ins[start:]); g.pending > mostPending {
+	if g.pending += pending(g.Ins[start:]); g.pending > mostPending {
 		g.fail(fmt.Errorf("%w: rule %d is one too many of those that are tested in turn, which are about 4,000 at most: "+
 			"rules that only compare the same fields by == are looked up, however many; else use sets, lists, or several filters", ErrTooLarge, i+1))
 	}
-	for j := start; g.noted && j < len(g.ins); j++ {
-		if g.ins[j].here == 0 {
-			g.notes[j] = ruleNote(i, r.Name, g.notes[j])
+	for j := start; g.Noted && j < len(g.Ins); j++ {
+		if g.Ins[j].Here == 0 {
+			g.Notes[j] = ruleNote(i, r.Name, g.Notes[j])
 			break
 		}
 	}
-	g.bind(t)
-	if g.noted {
-		g.note = fmt.Sprintf("rule %d: %s", i+1, r.Action)
+	g.Bind(t)
+	if g.Noted {
+		g.Note = fmt.Sprintf("rule %d: %s", i+1, r.Action)
 	}
 	if r.Action == Count {
-		g.op(asm.Mov.Imm(asm.R1, int32(i)))
+		g.Op(asm.Mov.Imm(asm.R1, int32(i)))
 		g.count()
 	} else {
-		g.op(asm.Mov.Imm(asm.R9, g.p.decision(i)))
-		g.goTo(decided)
+		g.Op(asm.Mov.Imm(asm.R9, g.p.decision(i)))
+		g.GoTo(decided)
 	}
-	g.bind(f)
+	g.Bind(f)
 }
 
 // mostPending is how many branches the verifier keeps for later at once: BPF_COMPLEXITY_LIMIT_JMP_SEQ is 8,192, and the
@@ -195,11 +196,11 @@ const mostPending = 8000
 
 // pending is how many branches of a rule the verifier has yet to follow when it goes on to the next rule: those on the way
 // to the first jump that leaves.
-func pending(ins []insn) (n int) {
+func pending(ins []code.Insn) (n int) {
 	for i := range ins {
 		switch x := &ins[i]; {
-		case x.here != 0 || x.to == 0:
-		case x.isJa():
+		case x.Here != 0 || x.To == 0:
+		case x.IsJa():
 			return n
 		default:
 			n++
@@ -216,12 +217,12 @@ func ruleNote(i int, name, note string) string {
 }
 
 // addPacket adds the packet to the element in R1, whose address is on the stack then.
-func (g *gen) addPacket(none label) {
-	g.op(asm.StoreMem(asm.RFP, g.scratchOff, asm.R1, asm.Word))
-	g.op(stack(asm.R2, int32(g.scratchOff))...)
-	g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(CountsName), asm.FnMapLookupElem.Call())
-	g.jump(asm.JEq.Imm(asm.R0, 0, ""), none)
-	g.op(asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord), asm.Add.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+func (g *gen) addPacket(none code.Label) {
+	g.Op(asm.StoreMem(asm.RFP, g.scratchOff, asm.R1, asm.Word))
+	g.Op(stack(asm.R2, int32(g.scratchOff))...)
+	g.Op(asm.LoadMapPtr(asm.R1, 0).WithReference(CountsName), asm.FnMapLookupElem.Call())
+	g.Jump(asm.JEq.Imm(asm.R0, 0, ""), none)
+	g.Op(asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord), asm.Add.Imm(asm.R1, 1), asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
 		asm.LoadMem(asm.R1, asm.R0, 8, asm.DWord), asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word),
 		asm.Add.Reg(asm.R1, asm.R2), asm.StoreMem(asm.R0, 8, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, g.scratchOff, asm.R0, asm.DWord))
 }
@@ -229,37 +230,37 @@ func (g *gen) addPacket(none label) {
 // now notes the time in the element that addPacket has found.
 func (g *gen) now() {
 	if g.o.Kernel.CoarseClock {
-		g.op(asm.FnKtimeGetCoarseNs.Call())
+		g.Op(asm.FnKtimeGetCoarseNs.Call())
 	} else {
-		g.op(asm.FnKtimeGetNs.Call())
+		g.Op(asm.FnKtimeGetNs.Call())
 	}
-	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.StoreMem(asm.R1, 16, asm.R0, asm.DWord))
+	g.Op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.StoreMem(asm.R1, 16, asm.R0, asm.DWord))
 }
 
 // countRare adds a packet of which there are few to an element: the clock is asked for each.
 func (g *gen) countRare(element int32) {
-	none := g.label()
-	g.op(asm.Mov.Imm(asm.R1, element))
+	none := g.Label()
+	g.Op(asm.Mov.Imm(asm.R1, element))
 	g.addPacket(none)
 	g.now()
-	g.bind(none)
+	g.Bind(none)
 }
 
 // count adds the packet to the element in R1.
 func (g *gen) count() {
-	none := g.label()
+	none := g.Label()
 	g.countOr(none, none)
 }
 
 // countOr adds the packet to the element in R1, and goes on behind none. If there is no such element, it goes to lost.
-func (g *gen) countOr(lost, none label) {
+func (g *gen) countOr(lost, none code.Label) {
 	g.addPacket(lost)
 	// The clock is asked once in a tick: that takes as long as a load of headers, and the tick is one instruction.
-	g.op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
-	g.jump(asm.JEq.Reg(asm.R0, asm.R2, ""), none)
-	g.op(asm.StoreMem(asm.R1, 24, asm.R0, asm.DWord))
+	g.Op(asm.FnJiffies64.Call(), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff, asm.DWord), asm.LoadMem(asm.R2, asm.R1, 24, asm.DWord))
+	g.Jump(asm.JEq.Reg(asm.R0, asm.R2, ""), none)
+	g.Op(asm.StoreMem(asm.R1, 24, asm.R0, asm.DWord))
 	g.now()
-	g.bind(none)
+	g.Bind(none)
 }
 
 // verdicts are what programs return: to pass, and to drop.
@@ -276,11 +277,11 @@ func (h Hook) Verdict(a Action) uint32 { return uint32(verdicts[h][a]) }
 
 func (g *gen) verdict() {
 	v := verdicts[g.o.Hook]
-	drop := g.label()
-	g.jump(asm.JSet.Imm(asm.R9, 1, ""), drop)
-	g.note = "pass"
-	g.op(asm.Mov.Imm(asm.R0, v[Pass]), asm.Return())
-	g.bind(drop)
-	g.note = "drop"
-	g.op(asm.Mov.Imm(asm.R0, v[Drop]), asm.Return())
+	drop := g.Label()
+	g.Jump(asm.JSet.Imm(asm.R9, 1, ""), drop)
+	g.Note = "pass"
+	g.Op(asm.Mov.Imm(asm.R0, v[Pass]), asm.Return())
+	g.Bind(drop)
+	g.Note = "drop"
+	g.Op(asm.Mov.Imm(asm.R0, v[Drop]), asm.Return())
 }

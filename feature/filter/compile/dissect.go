@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -29,83 +30,83 @@ const (
 )
 
 // found clears bits of what is absent, in R7.
-func (g *gen) found(bits uint32) { g.op(asm.And.Imm(asm.R7, int32(^bits))) }
+func (g *gen) found(bits uint32) { g.Op(asm.And.Imm(asm.R7, int32(^bits))) }
 
 // launder has the verifier forget what it knows of a register of 32 bits.
 func (g *gen) launder(r asm.Register, at int16) {
-	g.op(asm.StoreMem(asm.R8, at, r, asm.Word), asm.LoadMem(r, asm.R8, at, asm.Word))
+	g.Op(asm.StoreMem(asm.R8, at, r, asm.Word), asm.LoadMem(r, asm.R8, at, asm.Word))
 }
 
 // ethernet reads the link layer's header and the tags, and leaves in R9 where the IP header would begin. What is neither
 // IPv4 nor IPv6 is done.
 func (g *gen) ethernet() {
-	g.note = "Ethernet"
-	g.op(asm.Mov.Imm(asm.R2, 0))
+	g.Note = "Ethernet"
+	g.Op(asm.Mov.Imm(asm.R2, 0))
 	g.loadImage(imgEth, 14)
 	g.found(noEth)
-	g.op(asm.Mov.Imm(asm.R9, 14), asm.LoadMem(asm.R0, asm.R8, imgEth+12, asm.Half))
-	inner, untagged := g.label(), g.label()
+	g.Op(asm.Mov.Imm(asm.R9, 14), asm.LoadMem(asm.R0, asm.R8, imgEth+12, asm.Half))
+	inner, untagged := g.Label(), g.Label()
 	if g.o.Hook == TC {
-		outer := g.label()
-		g.note = "the tag that the kernel has taken out"
-		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanPresent, asm.Word))
-		g.jump(asm.JEq.Imm(asm.R1, 0, ""), outer)
-		g.op(asm.LoadMem(asm.R1, asm.R6, skbVlanTCI, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.StoreMem(asm.R8, imgTag0, asm.R1, asm.Half),
+		outer := g.Label()
+		g.Note = "the tag that the kernel has taken out"
+		g.Op(asm.LoadMem(asm.R1, asm.R6, skbVlanPresent, asm.Word))
+		g.Jump(asm.JEq.Imm(asm.R1, 0, ""), outer)
+		g.Op(asm.LoadMem(asm.R1, asm.R6, skbVlanTCI, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.StoreMem(asm.R8, imgTag0, asm.R1, asm.Half),
 			asm.StoreMem(asm.R8, imgTag0+2, asm.R0, asm.Half),
 			asm.LoadMem(asm.R1, asm.R6, skbVlanProto, asm.Word), asm.StoreMem(asm.R8, imgEth+12, asm.R1, asm.Half))
 		g.found(noTag0)
-		g.goTo(inner)
-		g.bind(outer)
+		g.GoTo(inner)
+		g.Bind(outer)
 	}
 	g.tag(imgTag0, noTag0, untagged)
-	g.bind(inner)
+	g.Bind(inner)
 	g.tag(imgTag1, noTag1, untagged)
 	g.moreTags(untagged)
-	g.bind(untagged)
+	g.Bind(untagged)
 	g.launder(asm.R9, imgL3)
 }
 
 // unlessTag goes to untagged unless the type in R0 is that of a VLAN tag.
-func (g *gen) unlessTag(untagged label) {
+func (g *gen) unlessTag(untagged code.Label) {
 	// The product is 0 if it is either type.
-	g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.Xor.Imm(asm.R1, int32(swapped(etherVLAN, asm.Half))),
+	g.Op(asm.Mov.Reg(asm.R1, asm.R0), asm.Xor.Imm(asm.R1, int32(swapped(etherVLAN, asm.Half))),
 		asm.Mov.Reg(asm.R2, asm.R0), asm.Xor.Imm(asm.R2, int32(swapped(etherQinQ, asm.Half))), asm.Mul.Reg(asm.R1, asm.R2))
-	g.jump(asm.JNE.Imm(asm.R1, 0, ""), untagged)
+	g.Jump(asm.JNE.Imm(asm.R1, 0, ""), untagged)
 }
 
 // moreTags walks the tags behind the second one, at R9, whose values no field has.
-func (g *gen) moreTags(untagged label) {
+func (g *gen) moreTags(untagged code.Label) {
 	g.unlessTag(untagged)
-	g.note = "a third VLAN tag"
-	last, cut := g.label(), g.label()
-	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
+	g.Note = "a third VLAN tag"
+	last, cut := g.Label(), g.Label()
+	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word))
 	g.repeat(expr.MostTags, func() {
-		g.op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word), asm.Mov.Reg(asm.R2, asm.R9))
+		g.Op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word), asm.Mov.Reg(asm.R2, asm.R9))
 		g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, 4, cut, true)
-		g.op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word), asm.Add.Imm(asm.R9, 4), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word),
+		g.Op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word), asm.Add.Imm(asm.R9, 4), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word),
 			asm.LoadMem(asm.R0, asm.RFP, g.scratchOff+2, asm.Half))
 		g.unlessTag(last)
 	})
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
-	g.goTo(g.entry(expr.HaveLink))
-	g.bind(cut)
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
-	g.goTo(g.done)
-	g.bind(last)
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
-	g.goTo(untagged)
+	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.GoTo(g.entry(expr.HaveLink))
+	g.Bind(cut)
+	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.GoTo(g.done)
+	g.Bind(last)
+	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.GoTo(untagged)
 }
 
 // tag reads one VLAN tag at R9, if the type in R0 says that there is one; R0 is the type behind it then.
-func (g *gen) tag(img int32, bit uint32, untagged label) {
+func (g *gen) tag(img int32, bit uint32, untagged code.Label) {
 	g.unlessTag(untagged)
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadImage(img, 4)
 	if g.o.Hook == XDP && img == imgTag0 { // see copy: what follows the tag is written again
-		g.op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.StoreMem(asm.R8, imgLen, asm.R1, asm.Word))
+		g.Op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.StoreMem(asm.R8, imgLen, asm.R1, asm.Word))
 	}
 	g.found(bit)
-	g.op(asm.Add.Imm(asm.R9, 4), asm.LoadMem(asm.R0, asm.R8, int16(img)+2, asm.Half))
+	g.Op(asm.Add.Imm(asm.R9, 4), asm.LoadMem(asm.R0, asm.R8, int16(img)+2, asm.Half))
 }
 
 // loadImage loads n bytes at R2 to the image. Where they are not there, nothing of what is behind is.
@@ -122,36 +123,36 @@ func (g *gen) loadImage(img int32, n int32) {
 
 // internet reads the IP header at R9.
 func (g *gen) internet(p *paths) {
-	v4, v6, l4 := g.label(), g.label(), g.label()
+	v4, v6, l4 := g.Label(), g.Label(), g.Label()
 	want6 := g.wants6()
-	g.note = "the IP header"
+	g.Note = "the IP header"
 	if g.o.Start == Ethernet {
-		g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Half))
+		g.Op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Half))
 	} else {
-		g.op(asm.Mov.Imm(asm.R9, 0), asm.StoreMem(asm.R8, imgL3, asm.R9, asm.Word))
+		g.Op(asm.Mov.Imm(asm.R9, 0), asm.StoreMem(asm.R8, imgL3, asm.R9, asm.Word))
 	}
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadImage(imgIP, 20)
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgIP, asm.Byte), asm.Mov.Reg(asm.R1, asm.R0), asm.RSh.Imm(asm.R1, 4))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgIP, asm.Byte), asm.Mov.Reg(asm.R1, asm.R0), asm.RSh.Imm(asm.R1, 4))
 	type4, type6 := int32(4), int32(6)
 	if g.o.Start == Ethernet { // the type says what it should be, the first bits must say the same
 		type4, type6 = typeAnd(etherIPv4, 4, 4), typeAnd(etherIPv6, 6, 4)
-		g.op(asm.LoadMem(asm.R2, asm.R8, imgSpare, asm.Half), asm.LSh.Imm(asm.R2, 4), asm.Or.Reg(asm.R1, asm.R2))
+		g.Op(asm.LoadMem(asm.R2, asm.R8, imgSpare, asm.Half), asm.LSh.Imm(asm.R2, 4), asm.Or.Reg(asm.R1, asm.R2))
 	}
 	if want6 {
-		g.jump(asm.JEq.Imm(asm.R1, type6, ""), v6)
+		g.Jump(asm.JEq.Imm(asm.R1, type6, ""), v6)
 	}
-	g.jump(asm.JNE.Imm(asm.R1, type4, ""), g.done)
-	g.bind(v4)
+	g.Jump(asm.JNE.Imm(asm.R1, type4, ""), g.done)
+	g.Bind(v4)
 	g.ipv4(l4)
 	if want6 {
-		g.bind(v6)
-		g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 20))
+		g.Bind(v6)
+		g.Op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 20))
 		g.loadImage(imgIP+20, 20)
-		g.bind(p.v6)
+		g.Bind(p.v6)
 		g.ipv6(l4)
 	}
-	g.bind(l4)
+	g.Bind(l4)
 	if g.need&anyL4 != 0 {
 		g.transport(p)
 	}
@@ -161,24 +162,24 @@ func (g *gen) internet(p *paths) {
 // behind what the hook sees. With sockets that begins at the transport header, and what follows does this.
 func (g *gen) setEnd(base int32) {
 	if g.o.Start == Transport {
-		g.op(asm.Mov.Imm32(asm.R2, -1))
+		g.Op(asm.Mov.Imm32(asm.R2, -1))
 	} else {
-		g.op(asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word))
+		g.Op(asm.LoadMem(asm.R2, asm.R8, imgLen, asm.Word))
 	}
 	// Without branches, which the verifier would follow: a length of 0 becomes one of 2 GiB.
-	g.op(asm.Mov.Reg(asm.R3, asm.R1), asm.Sub.Imm(asm.R3, 1), asm.RSh.Imm(asm.R3, 33), asm.Or.Reg(asm.R1, asm.R3),
+	g.Op(asm.Mov.Reg(asm.R3, asm.R1), asm.Sub.Imm(asm.R3, 1), asm.RSh.Imm(asm.R3, 33), asm.Or.Reg(asm.R1, asm.R3),
 		asm.LoadMem(asm.R3, asm.R8, imgL3, asm.Word), asm.Add.Reg(asm.R1, asm.R3))
 	if base != 0 {
-		g.op(asm.Add.Imm(asm.R1, base))
+		g.Op(asm.Add.Imm(asm.R1, base))
 	}
 	g.least(asm.R2, asm.R1)
-	g.op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
+	g.Op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
 }
 
 // least has a register be the lesser of two, without a branch: the difference is added if it is below 0. It changes the
 // other one, and R3.
 func (g *gen) least(r, other asm.Register) {
-	g.op(asm.Sub.Reg(other, r), asm.Mov.Reg(asm.R3, other), asm.ArSh.Imm(asm.R3, 63), asm.And.Reg(other, asm.R3), asm.Add.Reg(r, other))
+	g.Op(asm.Sub.Reg(other, r), asm.Mov.Reg(asm.R3, other), asm.ArSh.Imm(asm.R3, 63), asm.And.Reg(other, asm.R3), asm.Add.Reg(r, other))
 }
 
 // typeAnd is a frame's type, as it stands in memory, with some bits behind it.
@@ -187,43 +188,43 @@ func typeAnd(ether uint32, low int32, bits int) int32 {
 }
 
 // ipv4 reads on with the first byte in R0. It goes to l4 with the protocol in R0 and the offset in R9.
-func (g *gen) ipv4(l4 label) {
-	g.note = "IPv4"
-	g.op(asm.And.Imm(asm.R0, 15))
-	g.jump(asm.JLT.Imm(asm.R0, 5, ""), g.done)
+func (g *gen) ipv4(l4 code.Label) {
+	g.Note = "IPv4"
+	g.Op(asm.And.Imm(asm.R0, 15))
+	g.Jump(asm.JLT.Imm(asm.R0, 5, ""), g.done)
 	g.found(noIP4)
 	if g.need&anyL4 == 0 {
-		g.goTo(g.done)
+		g.GoTo(g.done)
 		return
 	}
-	g.op(asm.LSh.Imm(asm.R0, 2), asm.Add.Reg(asm.R9, asm.R0))
+	g.Op(asm.LSh.Imm(asm.R0, 2), asm.Add.Reg(asm.R9, asm.R0))
 	g.end4()
 	if g.o.Start != Transport { // of what a socket gets the kernel has taken it off
-		g.jump(asm.JNE.Imm(asm.R0, nextAH, ""), l4)
+		g.Jump(asm.JNE.Imm(asm.R0, nextAH, ""), l4)
 		g.authentication()
 	}
-	g.goTo(l4)
+	g.GoTo(l4)
 }
 
 // authentication skips an AH at R9 (RFC 4302), and has R0 be the protocol behind it. Of a second one no host makes sense.
 func (g *gen) authentication() {
-	g.note = "an authentication header"
+	g.Note = "an authentication header"
 	g.fits(8, g.entry(0))
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadRare(imgL4, 8, g.entry(0))
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgL4, asm.Byte), asm.LoadMem(asm.R1, asm.R8, imgL4+1, asm.Byte))
-	g.jump(asm.JEq.Imm(asm.R0, nextAH, ""), g.entry(0))
-	g.op(asm.LSh.Imm(asm.R1, 2), asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgL4, asm.Byte), asm.LoadMem(asm.R1, asm.R8, imgL4+1, asm.Byte))
+	g.Jump(asm.JEq.Imm(asm.R0, nextAH, ""), g.entry(0))
+	g.Op(asm.LSh.Imm(asm.R1, 2), asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8))
 }
 
 // end4 sets the end of an IPv4 packet, and has R0 be the protocol of what is at R9. Of a later fragment it is done.
 func (g *gen) end4() {
-	g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+2, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
+	g.Op(asm.LoadMem(asm.R1, asm.R8, imgIP+2, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
 	g.setEnd(0)
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgIP+6, asm.Half))
-	g.note = "a later fragment has no transport header"
-	g.jump(asm.JSet.Imm(asm.R0, int32(swapped(laterFragment, asm.Half)), ""), g.done)
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgIP+9, asm.Byte))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgIP+6, asm.Half))
+	g.Note = "a later fragment has no transport header"
+	g.Jump(asm.JSet.Imm(asm.R0, int32(swapped(laterFragment, asm.Half)), ""), g.done)
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgIP+9, asm.Byte))
 }
 
 // The next headers of IPv6 that are walked, and protocols.
@@ -242,74 +243,74 @@ const (
 )
 
 // ipv6 reads the header in the image, whose offset is in R9, and walks the extension headers.
-func (g *gen) ipv6(l4 label) {
-	g.note = "IPv6"
+func (g *gen) ipv6(l4 code.Label) {
+	g.Note = "IPv6"
 	g.found(noIP6)
 	if g.need&(anyL4|anyIP6&^noIP6) == 0 {
-		g.goTo(g.done)
+		g.GoTo(g.done)
 		return
 	}
-	g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+4, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
+	g.Op(asm.LoadMem(asm.R1, asm.R8, imgIP+4, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half))
 	g.setEnd(40)
-	g.op(asm.Add.Imm(asm.R9, 40), asm.LoadMem(asm.R0, asm.R8, imgIP+6, asm.Byte))
+	g.Op(asm.Add.Imm(asm.R9, 40), asm.LoadMem(asm.R0, asm.R8, imgIP+6, asm.Byte))
 	// An extension header or none: most packets have none.
-	ext, noExt, out, broken := g.label(), g.label(), g.label(), g.label()
+	ext, noExt, out, broken := g.Label(), g.Label(), g.Label(), g.Label()
 	isExtension(g, ext)
-	g.goTo(noExt)
-	g.bind(ext)
-	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word),
+	g.GoTo(noExt)
+	g.Bind(ext)
+	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word),
 		asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
 	g.open(broken)
 	g.extensions(out, broken, noExt)
-	g.bind(broken)
-	g.note = "the chain of extension headers is cut, or too long"
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
-	g.goTo(g.entry(0))
-	g.bind(out)
-	g.note = "the extension headers end"
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
-	g.goTo(g.done)
-	g.bind(noExt)
-	g.goTo(l4)
+	g.Bind(broken)
+	g.Note = "the chain of extension headers is cut, or too long"
+	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.GoTo(g.entry(0))
+	g.Bind(out)
+	g.Note = "the extension headers end"
+	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.GoTo(g.done)
+	g.Bind(noExt)
+	g.GoTo(l4)
 }
 
 // fits goes to fail if n bytes at R9 would lie behind the packet's end.
-func (g *gen) fits(n int32, fail label) {
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+func (g *gen) fits(n int32, fail code.Label) {
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	if n != 0 {
-		g.op(asm.Add.Imm(asm.R2, n))
+		g.Op(asm.Add.Imm(asm.R2, n))
 	}
-	g.op(asm.LoadMem(asm.R3, asm.R8, imgEnd, asm.Word))
-	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), fail)
+	g.Op(asm.LoadMem(asm.R3, asm.R8, imgEnd, asm.Word))
+	g.Jump(asm.JGT.Reg(asm.R2, asm.R3, ""), fail)
 }
 
 // repeat generates turns, which end by a jump or begin anew, but n times at most; then it goes on. What is absent is in the
 // image meanwhile.
 func (g *gen) repeat(n int32, turn func()) {
-	loop, end := g.label(), g.label()
+	loop, end := g.Label(), g.Label()
 	counter := asm.R7 // which the verifier follows: it goes through every turn
 	if g.o.Kernel.MayGoto {
 		counter = asm.R1
 		g.zero(imgTurn, counter)
-		g.bind(loop)
-		g.jump(mayGoto(0), end)
+		g.Bind(loop)
+		g.Jump(code.MayGoto(0), end)
 		turn()
-		g.op(asm.LoadMem(counter, asm.R8, imgTurn, asm.Word), asm.Add.Imm(counter, 1), asm.StoreMem(asm.R8, imgTurn, counter, asm.Word))
+		g.Op(asm.LoadMem(counter, asm.R8, imgTurn, asm.Word), asm.Add.Imm(counter, 1), asm.StoreMem(asm.R8, imgTurn, counter, asm.Word))
 	} else {
-		g.op(asm.Mov.Imm(counter, 0))
-		g.bind(loop)
+		g.Op(asm.Mov.Imm(counter, 0))
+		g.Bind(loop)
 		turn()
-		g.op(asm.Add.Imm(counter, 1))
+		g.Op(asm.Add.Imm(counter, 1))
 	}
-	g.jump(asm.JLT.Imm(counter, n, ""), loop)
-	g.bind(end)
+	g.Jump(asm.JLT.Imm(counter, n, ""), loop)
+	g.Bind(end)
 }
 
 // zero stores a zero that the verifier does not know as one, by way of a register.
 func (g *gen) zero(at int16, r asm.Register) {
-	g.op(asm.LoadMem(r, asm.R8, imgLen, asm.Word), asm.Xor.Reg(r, r), asm.StoreMem(asm.R8, at, r, asm.Word))
+	g.Op(asm.LoadMem(r, asm.R8, imgLen, asm.Word), asm.Xor.Reg(r, r), asm.StoreMem(asm.R8, at, r, asm.Word))
 }
 
 func (g *gen) foundInImage(bits uint32) {
-	g.op(asm.LoadMem(asm.R2, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R2, int32(^bits)), asm.StoreMem(asm.R8, imgAbsent, asm.R2, asm.Word))
+	g.Op(asm.LoadMem(asm.R2, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R2, int32(^bits)), asm.StoreMem(asm.R8, imgAbsent, asm.R2, asm.Word))
 }

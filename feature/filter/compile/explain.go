@@ -77,8 +77,8 @@ func (p *Program) writeInstructions(b *strings.Builder) {
 		if s := iter.Ins.Symbol(); s != "" && s != ProgramName {
 			fmt.Fprintf(b, "; function %s\n", s)
 		}
-		for len(notes) > 0 && notes[0].at == iter.Index {
-			fmt.Fprintf(b, "; %s\n", notes[0].text)
+		for len(notes) > 0 && notes[0].At == iter.Index {
+			fmt.Fprintf(b, "; %s\n", notes[0].Text)
 			notes = notes[1:]
 		}
 		fmt.Fprintf(b, "%5d  %v", iter.Offset, iter.Ins)

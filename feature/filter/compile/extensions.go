@@ -5,6 +5,7 @@ package compile
 import (
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -12,65 +13,65 @@ import (
 const extensionNumbers = 1<<nextHopOpts | 1<<nextRouting | 1<<nextFragment | 1<<nextAH | 1<<nextDstOpts
 
 // isExtension goes to ext if the number in R0 is one of an extension header. It uses R1 to R3.
-func isExtension(g *gen, ext label) {
+func isExtension(g *gen, ext code.Label) {
 	// Of a number of more than 63 the lower bits are looked up, and what is found does not count.
-	g.op(asm.LoadImm(asm.R1, extensionNumbers, asm.DWord), asm.Mov.Reg(asm.R2, asm.R0), asm.And.Imm(asm.R2, 63), asm.RSh.Reg(asm.R1, asm.R2),
+	g.Op(asm.LoadImm(asm.R1, extensionNumbers, asm.DWord), asm.Mov.Reg(asm.R2, asm.R0), asm.And.Imm(asm.R2, 63), asm.RSh.Reg(asm.R1, asm.R2),
 		asm.Mov.Reg(asm.R3, asm.R0), asm.Sub.Imm(asm.R3, 64), asm.RSh.Imm(asm.R3, 63), asm.And.Reg(asm.R1, asm.R3))
-	g.jump(asm.JNE.Imm(asm.R1, 0, ""), ext)
+	g.Jump(asm.JNE.Imm(asm.R1, 0, ""), ext)
 }
 
 // extensions walks the extension headers, the first one's number in imgSpare and its offset in imgAt. It leaves to out at
 // a later fragment, to broken where the chain is, or to found with the transport protocol in R0.
-func (g *gen) extensions(out, broken, found label) {
+func (g *gen) extensions(out, broken, found code.Label) {
 	g.repeat(expr.MostExtensions, func() { g.extension(out, broken, found) })
-	g.goTo(broken)
+	g.GoTo(broken)
 }
 
-func (g *gen) extension(out, broken, found label) {
-	g.note = "an extension header"
-	g.op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
+func (g *gen) extension(out, broken, found code.Label) {
+	g.Note = "an extension header"
+	g.Op(asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
 	g.fits(8, broken)
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, 8, broken, true)
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
 	for _, e := range []struct {
 		next int32
 		bit  uint32
 	}{{nextHopOpts, noHopOpts}, {nextRouting, noRouting}, {nextDstOpts, noDstOpts}} {
 		if g.need&e.bit != 0 {
-			other := g.label()
-			g.jump(asm.JNE.Imm(asm.R0, e.next, ""), other)
+			other := g.Label()
+			g.Jump(asm.JNE.Imm(asm.R0, e.next, ""), other)
 			g.foundInImage(e.bit)
-			g.bind(other)
+			g.Bind(other)
 		}
 	}
 	// No branches: the verifier would follow each of them, in each turn. R3 is all ones for a fragment header, whose second
 	// byte is no length, and R4 is 1 for an authentication header, whose length is in units of 4 bytes.
 	is := func(r asm.Register, next int) {
-		g.op(asm.LoadImm(r, 1<<next, asm.DWord), asm.RSh.Reg(r, asm.R0), asm.And.Imm(r, 1))
+		g.Op(asm.LoadImm(r, 1<<next, asm.DWord), asm.RSh.Reg(r, asm.R0), asm.And.Imm(r, 1))
 	}
 	is(asm.R3, nextFragment)
-	g.op(asm.Neg.Imm(asm.R3, 0))
+	g.Op(asm.Neg.Imm(asm.R3, 0))
 	is(asm.R4, nextAH)
-	g.op(asm.LSh.Imm(asm.R1, 3), asm.RSh.Reg(asm.R1, asm.R4),
+	g.Op(asm.LSh.Imm(asm.R1, 3), asm.RSh.Reg(asm.R1, asm.R4),
 		asm.LoadMem(asm.R2, asm.RFP, g.scratchOff+2, asm.Half), asm.And.Reg(asm.R2, asm.R3), // 0 of other headers
 		asm.Xor.Imm(asm.R3, -1), asm.And.Reg(asm.R1, asm.R3))
 	if g.need&noFrag != 0 {
-		other := g.label()
-		g.jump(asm.JNE.Imm(asm.R0, nextFragment, ""), other)
-		g.op(asm.StoreMem(asm.R8, imgFrag, asm.R2, asm.Half), asm.Mov.Reg(asm.R3, asm.R2))
+		other := g.Label()
+		g.Jump(asm.JNE.Imm(asm.R0, nextFragment, ""), other)
+		g.Op(asm.StoreMem(asm.R8, imgFrag, asm.R2, asm.Half), asm.Mov.Reg(asm.R3, asm.R2))
 		g.foundInImage(noFrag)
-		g.op(asm.Mov.Reg(asm.R2, asm.R3))
-		g.bind(other)
+		g.Op(asm.Mov.Reg(asm.R2, asm.R3))
+		g.Bind(other)
 	}
-	g.note = "a later fragment has no transport header"
-	g.jump(asm.JSet.Imm(asm.R2, int32(swapped(0xfff8, asm.Half)), ""), out)
+	g.Note = "a later fragment has no transport header"
+	g.Jump(asm.JSet.Imm(asm.R2, int32(swapped(0xfff8, asm.Half)), ""), out)
 	// Whether that is still in the packet is asked of what follows.
-	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte),
+	g.Op(asm.Add.Reg(asm.R9, asm.R1), asm.Add.Imm(asm.R9, 8), asm.StoreMem(asm.R8, imgAt, asm.R9, asm.Word), asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte),
 		asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
-	more := g.label()
+	more := g.Label()
 	isExtension(g, more)
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
-	g.goTo(found)
-	g.bind(more)
+	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word), asm.LoadMem(asm.R9, asm.R8, imgAt, asm.Word))
+	g.GoTo(found)
+	g.Bind(more)
 }

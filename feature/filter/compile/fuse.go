@@ -5,6 +5,7 @@ package compile
 import (
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -13,11 +14,11 @@ import (
 // for what most packets are, and the others that compare numbers are one sum, which is 0 if all of them are true.
 
 // and generates terms that must all be true.
-func (g *gen) and(n *expr.And, t, f label) {
+func (g *gen) and(n *expr.And, t, f code.Label) {
 	known := g.known
 	defer func() { g.known = known }()
 	if len(n.X) == 0 {
-		g.goTo(t)
+		g.GoTo(t)
 		return
 	}
 	terms := n.X
@@ -27,7 +28,7 @@ func (g *gen) and(n *expr.And, t, f label) {
 	for i, x := range terms {
 		next := t
 		if i < len(terms)-1 {
-			next = g.label()
+			next = g.Label()
 		}
 		if s, ok := x.(*sum); ok {
 			g.sum(s, next, f)
@@ -36,11 +37,11 @@ func (g *gen) and(n *expr.And, t, f label) {
 			g.known |= implied(x)
 		}
 		if next != t {
-			g.bind(next)
+			g.Bind(next)
 		}
 	}
 	if len(terms) == 0 {
-		g.goTo(t)
+		g.GoTo(t)
 	}
 }
 
@@ -56,13 +57,13 @@ func rated(n expr.Node) (is bool) {
 
 // all looks for what the terms need, and returns them in the order in which they are tested: the first one that is a number,
 // a sum of the others, and the rest.
-func (g *gen) all(terms []expr.Node, f label) []expr.Node {
+func (g *gen) all(terms []expr.Node, f code.Label) []expr.Node {
 	var bits uint32
 	for _, x := range terms {
 		bits |= implied(x)
 	}
-	if g.noted {
-		g.note = expr.Print(terms[0])
+	if g.Noted {
+		g.Note = expr.Print(terms[0])
 	}
 	known := g.known
 	lacks := bits &^ known
@@ -95,8 +96,8 @@ func (g *gen) all(terms []expr.Node, f label) []expr.Node {
 		if behind := g.behind(lacks, f); behind != 0 {
 			f = behind
 		}
-		g.op(asm.LoadMem(asm.R0, asm.R8, word, asm.Word))
-		g.jump(asm.JSet.Imm(asm.R0, int32(lacks), ""), f)
+		g.Op(asm.LoadMem(asm.R0, asm.R8, word, asm.Word))
+		g.Jump(asm.JSet.Imm(asm.R0, int32(lacks), ""), f)
 	default:
 		out = append(out, &sum{parts: []addend{{lacks: lacks, word: word}, added[0]}})
 		added = added[1:]
@@ -234,11 +235,11 @@ func absentOf(f *expr.Field) uint32 {
 }
 
 // sum goes to f unless all its terms are true. Each adds something to R4 where it is not.
-func (g *gen) sum(s *sum, t, f label) {
+func (g *gen) sum(s *sum, t, f code.Label) {
 	for i := 0; i < len(s.parts); i++ {
 		a := &s.parts[i]
-		if g.noted && a.term != nil {
-			g.note = expr.Print(a.term)
+		if g.Noted && a.term != nil {
+			g.Note = expr.Print(a.term)
 		}
 		to := asm.R5
 		if i == 0 {
@@ -246,11 +247,11 @@ func (g *gen) sum(s *sum, t, f label) {
 		}
 		g.outside(a, to)
 		if i > 0 {
-			g.op(asm.Or.Reg(asm.R4, to))
+			g.Op(asm.Or.Reg(asm.R4, to))
 		}
 	}
-	g.jump(asm.JNE.Imm(asm.R4, 0, ""), f)
-	g.goTo(t)
+	g.Jump(asm.JNE.Imm(asm.R4, 0, ""), f)
+	g.GoTo(t)
 }
 
 // outside has a register be 0 if the term is true. It uses R0 to R3.
@@ -260,7 +261,7 @@ func (g *gen) outside(a *addend, r asm.Register) {
 		return
 	}
 	if a.lacks != 0 {
-		g.op(asm.LoadMem(r, asm.R8, a.word, asm.Word), asm.And.Imm(r, int32(a.lacks)))
+		g.Op(asm.LoadMem(r, asm.R8, a.word, asm.Word), asm.And.Imm(r, int32(a.lacks)))
 		return
 	}
 	if g.asItStands(a, r) {
@@ -279,13 +280,13 @@ func (g *gen) outside(a *addend, r asm.Register) {
 			}
 			g.beyond(s, to, bits, j == len(a.spans)-1)
 			if to != r {
-				g.op(asm.And.Reg(r, to))
+				g.Op(asm.And.Reg(r, to))
 			}
 		}
 	}
-	g.op(asm.RSh.Imm(r, 63))
+	g.Op(asm.RSh.Imm(r, 63))
 	if a.not {
-		g.op(asm.Xor.Imm(r, 1))
+		g.Op(asm.Xor.Imm(r, 1))
 	}
 }
 
@@ -293,18 +294,18 @@ func (g *gen) outside(a *addend, r asm.Register) {
 // registers of 64, says which is larger. R0 is lost if this is the last one.
 func (g *gen) beyond(s span, to asm.Register, bits int, last bool) {
 	if s.hi == uint64(1)<<bits-1 && s.lo < 1<<31 {
-		g.op(asm.Mov.Reg(to, asm.R0), asm.Sub.Imm(to, int32(s.lo)))
+		g.Op(asm.Mov.Reg(to, asm.R0), asm.Sub.Imm(to, int32(s.lo)))
 		return
 	}
 	from := asm.R0
 	if s.lo != 0 {
 		if !last {
 			from = asm.R2
-			g.op(asm.Mov.Reg(from, asm.R0))
+			g.Op(asm.Mov.Reg(from, asm.R0))
 		}
-		g.op(asm.Sub.Imm32(from, int32(s.lo)))
+		g.Op(asm.Sub.Imm32(from, int32(s.lo)))
 	}
-	g.op(asm.Mov.Imm32(to, int32(s.hi-s.lo)), asm.Sub.Reg(to, from))
+	g.Op(asm.Mov.Imm32(to, int32(s.hi-s.lo)), asm.Sub.Reg(to, from))
 }
 
 // numberOf has R0 be the operand's number, of one of the fields that it is any of.
@@ -315,7 +316,7 @@ func (g *gen) numberOf(x expr.Operand, id expr.ID) {
 		g.value(places[id], expr.Operand{Field: expr.Lookup(id)})
 	}
 	if x.Mask != 0 {
-		g.op(asm.And.Imm32(asm.R0, int32(x.Mask)))
+		g.Op(asm.And.Imm32(asm.R0, int32(x.Mask)))
 	}
 }
 
@@ -326,15 +327,15 @@ func (g *gen) asItStands(a *addend, r asm.Register) bool {
 		return false
 	}
 	p := places[a.x.Field.ID]
-	g.op(asm.LoadMem(r, asm.R8, p.off, p.size))
+	g.Op(asm.LoadMem(r, asm.R8, p.off, p.size))
 	if !full {
-		g.op(asm.And.Imm32(r, int32(mask)))
+		g.Op(asm.And.Imm32(r, int32(mask)))
 	}
 	if want != 0 {
-		g.op(asm.Xor.Imm32(r, int32(want)))
+		g.Op(asm.Xor.Imm32(r, int32(want)))
 	}
 	if a.not { // 1 of 0, and 0 of all else
-		g.op(asm.Sub.Imm(r, 1), asm.RSh.Imm(r, 63))
+		g.Op(asm.Sub.Imm(r, 1), asm.RSh.Imm(r, 63))
 	}
 	return true
 }
@@ -385,7 +386,7 @@ func implied(n expr.Node) uint32 {
 }
 
 // behind is where to go on instead of at f for lack of what one of the bits stands for, 0 if nowhere else.
-func (g *gen) behind(bits uint32, f label) label {
+func (g *gen) behind(bits uint32, f code.Label) code.Label {
 	if f != g.fails || g.lacking == nil {
 		return 0
 	}
@@ -394,12 +395,12 @@ func (g *gen) behind(bits uint32, f label) label {
 
 // there goes to f if any of what the bits stand for is absent. The bits are read from memory each time: in a register the
 // verifier would learn from each test, and follow every combination of them through all rules.
-func (g *gen) there(bits uint32, f label) {
+func (g *gen) there(bits uint32, f code.Label) {
 	if bits &= ^g.known; bits != 0 {
 		if behind := g.behind(bits, f); behind != 0 && !g.drops {
 			f = behind
 		}
-		g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))
-		g.jump(asm.JSet.Imm(asm.R0, int32(bits), ""), f)
+		g.Op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))
+		g.Jump(asm.JSet.Imm(asm.R0, int32(bits), ""), f)
 	}
 }

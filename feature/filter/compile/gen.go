@@ -9,32 +9,31 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
-
-const license = "Dual BSD/GPL"
 
 // gen generates one function. Between terms of a rule R6 is the context, R8 the image, and R9, in the main function, the
 // decision of the groups.
 type gen struct {
-	builder
+	code.Builder
 	o       *Options
 	p       *Program
 	need    uint32
-	known   uint32 // bits of what is absent that are known to be clear here
-	done    label  // the packet is dissected
-	xors    int    // that the code is within
+	known   uint32     // bits of what is absent that are known to be clear here
+	done    code.Label // the packet is dissected
+	xors    int        // that the code is within
 	rule    *expr.Expr
-	fails   label                   // where the rule does not match
-	lacking func(bits uint32) label // where to go instead if that is for lack of what one of the bits stands for, 0: nowhere else
-	pending int                     // branches, see mostPending
+	fails   code.Label                   // where the rule does not match
+	lacking func(bits uint32) code.Label // where to go instead if that is for lack of what one of the bits stands for, 0: nowhere else
+	pending int                          // branches, see mostPending
 	err     error
 	// scratchOff is where the scratch is, from the frame pointer.
 	scratchOff int16
 	variants   []*variant // of rules, for unreadable headers
 	copies     bool       // what is generated is a copy of rules
-	hidden     label      // nothing of the transport header is known
-	decided    label      // what follows from the decision in R9
+	hidden     code.Label // nothing of the transport header is known
+	decided    code.Label // what follows from the decision in R9
 	merged     []Rule     // rules for readable and unreadable transport headers, nil: there is a copy for unreadable ones
 	drops      bool       // the rule is one of merged, and drops
 }
@@ -53,7 +52,7 @@ const (
 )
 
 // node generates code that goes to t where n is true, and to f where it is not.
-func (g *gen) node(n expr.Node, t, f label) {
+func (g *gen) node(n expr.Node, t, f code.Label) {
 	switch n := n.(type) {
 	case *expr.And:
 		g.and(n, t, f)
@@ -64,13 +63,13 @@ func (g *gen) node(n expr.Node, t, f label) {
 				g.node(x, t, f)
 				break
 			}
-			next := g.label()
+			next := g.Label()
 			g.node(x, t, next)
-			g.bind(next)
+			g.Bind(next)
 			g.known |= bytesBehind(x)
 		}
 		if g.known = known; len(n.X) == 0 {
-			g.goTo(f)
+			g.GoTo(f)
 		}
 	case *expr.Xor:
 		g.xor(n, t, f)
@@ -79,15 +78,15 @@ func (g *gen) node(n expr.Node, t, f label) {
 	case *presumed:
 		g.presumed(n, t, f)
 	default:
-		if g.noted {
-			g.note = expr.Print(n)
+		if g.Noted {
+			g.Note = expr.Print(n)
 		}
 		g.term(n, t, f)
 	}
 }
 
 // xor keeps the parity in memory: to double the code for each would have it grow without bounds.
-func (g *gen) xor(n *expr.Xor, t, f label) {
+func (g *gen) xor(n *expr.Xor, t, f code.Label) {
 	if g.xors == mostXor {
 		g.fail(fmt.Errorf("%w: more than %d xor within each other", ErrTooLarge, mostXor))
 		return
@@ -95,27 +94,27 @@ func (g *gen) xor(n *expr.Xor, t, f label) {
 	bit := int32(1) << g.xors
 	g.xors++
 	defer func() { g.xors-- }()
-	g.op(asm.LoadMem(asm.R0, asm.RFP, xorWord, asm.Word), asm.And.Imm(asm.R0, ^bit), asm.StoreMem(asm.RFP, xorWord, asm.R0, asm.Word))
+	g.Op(asm.LoadMem(asm.R0, asm.RFP, xorWord, asm.Word), asm.And.Imm(asm.R0, ^bit), asm.StoreMem(asm.RFP, xorWord, asm.R0, asm.Word))
 	for _, x := range n.X {
-		odd, even := g.label(), g.label()
+		odd, even := g.Label(), g.Label()
 		g.node(x, odd, even)
-		g.bind(odd)
-		g.op(asm.LoadMem(asm.R0, asm.RFP, xorWord, asm.Word), asm.Xor.Imm(asm.R0, bit), asm.StoreMem(asm.RFP, xorWord, asm.R0, asm.Word))
-		g.bind(even)
+		g.Bind(odd)
+		g.Op(asm.LoadMem(asm.R0, asm.RFP, xorWord, asm.Word), asm.Xor.Imm(asm.R0, bit), asm.StoreMem(asm.RFP, xorWord, asm.R0, asm.Word))
+		g.Bind(even)
 	}
-	g.op(asm.LoadMem(asm.R0, asm.RFP, xorWord, asm.Word))
-	g.jump(asm.JSet.Imm(asm.R0, bit, ""), t)
-	g.goTo(f)
+	g.Op(asm.LoadMem(asm.R0, asm.RFP, xorWord, asm.Word))
+	g.Jump(asm.JSet.Imm(asm.R0, bit, ""), t)
+	g.GoTo(f)
 }
 
-func (g *gen) term(n expr.Node, t, f label) {
+func (g *gen) term(n expr.Node, t, f code.Label) {
 	switch n := n.(type) {
 	case *expr.Present:
 		g.present(n.X, t, f)
 	case *expr.Test:
-		g.numbers(n.X, t, f, func(t, f label) {
-			g.jump(asm.JSet.Imm(asm.R0, int32(n.X.Mask), ""), t)
-			g.goTo(f)
+		g.numbers(n.X, t, f, func(t, f code.Label) {
+			g.Jump(asm.JSet.Imm(asm.R0, int32(n.X.Mask), ""), t)
+			g.GoTo(f)
 		})
 	case *expr.Compare:
 		if n.Op == expr.Ne { // what == is not, also where the field is absent
@@ -141,59 +140,59 @@ func (g *gen) term(n expr.Node, t, f label) {
 }
 
 // each generates code for every single-valued field that x is any of.
-func (g *gen) each(x expr.Operand, t, f label, one func(p place, id expr.ID, t, f label)) {
+func (g *gen) each(x expr.Operand, t, f code.Label, one func(p place, id expr.ID, t, f code.Label)) {
 	ids := x.Field.Each()
 	for i, id := range ids {
 		next := f
 		if i < len(ids)-1 {
-			next = g.label()
+			next = g.Label()
 		}
 		p := places[id]
 		g.there(p.absent, next)
 		one(p, id, t, next)
 		if next != f {
-			g.bind(next)
+			g.Bind(next)
 		}
 	}
 }
 
-func (g *gen) present(x expr.Operand, t, f label) {
+func (g *gen) present(x expr.Operand, t, f code.Label) {
 	switch {
 	case x.Part == expr.Byte:
-		g.numbers(x, t, f, func(t, _ label) { g.goTo(t) })
+		g.numbers(x, t, f, func(t, _ code.Label) { g.GoTo(t) })
 	case x.Part == expr.Slice:
 		g.slice(x, -1, f)
-		g.goTo(t)
+		g.GoTo(t)
 	case x.Part == expr.Whole && x.Field.Type == expr.Bool:
-		g.numbers(x, t, f, func(t, f label) {
-			g.jump(asm.JNE.Imm(asm.R0, 0, ""), t)
-			g.goTo(f)
+		g.numbers(x, t, f, func(t, f code.Label) {
+			g.Jump(asm.JNE.Imm(asm.R0, 0, ""), t)
+			g.GoTo(f)
 		})
 	case x.Field.ID == expr.SIPMethod:
 		g.anyMethod(t, f)
 	default:
-		g.each(x, t, f, func(_ place, _ expr.ID, t, _ label) { g.goTo(t) })
+		g.each(x, t, f, func(_ place, _ expr.ID, t, _ code.Label) { g.GoTo(t) })
 	}
 }
 
 // compare generates an equality with any of the values, or an order with the only one.
-func (g *gen) compare(x expr.Operand, op expr.Op, vs []expr.Value, t, f label) {
+func (g *gen) compare(x expr.Operand, op expr.Op, vs []expr.Value, t, f code.Label) {
 	switch x.Type() {
 	case expr.Bytes, expr.Name:
 		for i, v := range vs {
 			next := f
 			if i < len(vs)-1 {
-				next = g.label()
+				next = g.Label()
 			}
 			g.text(x, v, t, next)
 			if next != f {
-				g.bind(next)
+				g.Bind(next)
 			}
 		}
 	case expr.IPv4, expr.IPv6, expr.IP:
 		g.addresses(x, op, vs, t, f)
 	case expr.MAC:
-		g.each(x, t, f, func(p place, _ expr.ID, t, f label) { g.macs(p, vs, t, f) })
+		g.each(x, t, f, func(p place, _ expr.ID, t, f code.Label) { g.macs(p, vs, t, f) })
 	default:
 		g.integers(x, op, vs, t, f)
 	}
@@ -229,28 +228,28 @@ func spans(op expr.Op, vs []expr.Value, bits int) []span {
 	return merge(out)
 }
 
-func (g *gen) integers(x expr.Operand, op expr.Op, vs []expr.Value, t, f label) {
+func (g *gen) integers(x expr.Operand, op expr.Op, vs []expr.Value, t, f code.Label) {
 	ss := spans(op, vs, x.Bits())
 	if len(ss) == 1 && ss[0].lo == ss[0].hi && x.Part == expr.Whole && x.Field.ID != expr.TCPLen { // that one is in no memory
-		g.each(x, t, f, func(p place, _ expr.ID, t, f label) { g.equal(p, x, ss[0].lo, t, f) })
+		g.each(x, t, f, func(p place, _ expr.ID, t, f code.Label) { g.equal(p, x, ss[0].lo, t, f) })
 		return
 	}
-	g.numbers(x, t, f, func(t, f label) { g.search(ss, x.Bits(), t, f) })
+	g.numbers(x, t, f, func(t, f code.Label) { g.search(ss, x.Bits(), t, f) })
 }
 
 // equal compares a number as it stands in memory, where that is possible.
-func (g *gen) equal(p place, x expr.Operand, v uint64, t, f label) {
+func (g *gen) equal(p place, x expr.Operand, v uint64, t, f code.Label) {
 	mask, want, full, ok := p.stands(x, v)
 	if !ok {
-		g.goTo(f)
+		g.GoTo(f)
 		return
 	}
-	g.op(asm.LoadMem(asm.R0, asm.R8, p.off, p.size))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, p.off, p.size))
 	if !full {
-		g.op(asm.And.Imm32(asm.R0, int32(mask)))
+		g.Op(asm.And.Imm32(asm.R0, int32(mask)))
 	}
-	g.jump(asm.JEq.Imm32(asm.R0, int32(want), ""), t)
-	g.goTo(f)
+	g.Jump(asm.JEq.Imm32(asm.R0, int32(want), ""), t)
+	g.GoTo(f)
 }
 
 // stands is a number as it stands in memory, and the bits of it that count; full: all. It is not ok if no packet has such one.
@@ -271,10 +270,10 @@ func (p place) stands(x expr.Operand, v uint64) (mask, want uint32, full, ok boo
 }
 
 // numbers has R0 be the operand's number, for each of its occurrences, and then generates what test does with it.
-func (g *gen) numbers(x expr.Operand, t, f label, test func(t, f label)) {
-	masked := func(t, f label) {
+func (g *gen) numbers(x expr.Operand, t, f code.Label, test func(t, f code.Label)) {
+	masked := func(t, f code.Label) {
 		if x.Mask != 0 {
-			g.op(asm.And.Imm32(asm.R0, int32(x.Mask)))
+			g.Op(asm.And.Imm32(asm.R0, int32(x.Mask)))
 		}
 		test(t, f)
 	}
@@ -287,7 +286,7 @@ func (g *gen) numbers(x expr.Operand, t, f label, test func(t, f label)) {
 		g.payloadLength()
 		masked(t, f)
 	default:
-		g.each(x, t, f, func(p place, _ expr.ID, t, f label) {
+		g.each(x, t, f, func(p place, _ expr.ID, t, f code.Label) {
 			g.value(p, x)
 			masked(t, f)
 		})
@@ -300,41 +299,41 @@ func (g *gen) value(p place, x expr.Operand) {
 		g.payloadLength()
 		return
 	}
-	g.op(asm.LoadMem(asm.R0, asm.R8, p.off, p.size))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, p.off, p.size))
 	if p.size != asm.Byte {
-		g.op(asm.HostTo(asm.BE, asm.R0, p.size))
+		g.Op(asm.HostTo(asm.BE, asm.R0, p.size))
 	}
 	if p.shift != 0 {
-		g.op(asm.RSh.Imm(asm.R0, int32(p.shift)))
+		g.Op(asm.RSh.Imm(asm.R0, int32(p.shift)))
 	}
 	if p.mask != 0 {
-		g.op(asm.And.Imm(asm.R0, int32(p.mask)))
+		g.Op(asm.And.Imm(asm.R0, int32(p.mask)))
 	}
 	if p.times != 0 {
-		g.op(asm.LSh.Imm(asm.R0, int32(p.times)))
+		g.Op(asm.LSh.Imm(asm.R0, int32(p.times)))
 	}
 }
 
 func (g *gen) payloadLength() {
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgEnd, asm.Word), asm.LoadMem(asm.R1, asm.R8, imgBody, asm.Word), asm.Sub.Reg(asm.R0, asm.R1))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgEnd, asm.Word), asm.LoadMem(asm.R1, asm.R8, imgBody, asm.Word), asm.Sub.Reg(asm.R0, asm.R1))
 }
 
 // macs compares 48 bits: four bytes, and then two.
-func (g *gen) macs(p place, vs []expr.Value, t, f label) {
+func (g *gen) macs(p place, vs []expr.Value, t, f code.Label) {
 	for _, v := range vs {
-		next := g.label()
+		next := g.Label()
 		// The stack is read where it is aligned: the source begins in the middle of a word.
 		wordAt, halfAt, w, h := p.off, p.off+4, uint32(v.Lo>>16), uint32(v.Lo&0xffff)
 		if p.off%4 != 0 {
 			wordAt, halfAt, w, h = p.off+2, p.off, uint32(v.Lo), uint32(v.Lo>>32)
 		}
-		g.op(asm.LoadMem(asm.R0, asm.R8, wordAt, asm.Word))
-		g.jump(asm.JNE.Imm32(asm.R0, int32(swapped(w, asm.Word)), ""), next)
-		g.op(asm.LoadMem(asm.R0, asm.R8, halfAt, asm.Half))
-		g.jump(asm.JEq.Imm32(asm.R0, int32(swapped(h, asm.Half)), ""), t)
-		g.bind(next)
+		g.Op(asm.LoadMem(asm.R0, asm.R8, wordAt, asm.Word))
+		g.Jump(asm.JNE.Imm32(asm.R0, int32(swapped(w, asm.Word)), ""), next)
+		g.Op(asm.LoadMem(asm.R0, asm.R8, halfAt, asm.Half))
+		g.Jump(asm.JEq.Imm32(asm.R0, int32(swapped(h, asm.Half)), ""), t)
+		g.Bind(next)
 	}
-	g.goTo(f)
+	g.GoTo(f)
 }
 
 // generate makes the program.
@@ -342,7 +341,7 @@ func (p *Program) generate() error {
 	p.required = requiredOf(p.rules)
 	p.skips = true
 	err := p.generateOnce()
-	if errors.Is(err, errFar) {
+	if errors.Is(err, code.ErrFar) {
 		p.skips = false
 		err = p.generateOnce()
 	}
@@ -352,14 +351,14 @@ func (p *Program) generate() error {
 func (p *Program) generateOnce() error {
 	p.Tables, p.functions, p.patterns, p.automata, p.rates = map[string]string{}, nil, 0, nil, nil
 	g := &gen{o: &p.opts, p: p, need: needs(p.rules)}
-	g.noted = p.noted
-	g.ins = make([]insn, 0, 1024+64*len(p.plan.steps))
+	g.Noted = p.noted
+	g.Ins = make([]code.Insn, 0, 1024+64*len(p.plan.steps))
 	size := scratchSize(p.rules, p.plan, p.opts.Hook)
 	g.merged = g.mergedRules()
 	g.variants = newVariants(g.havesOf(), p.rules, g.o, g.merged != nil)
-	g.hidden = g.label()
+	g.hidden = g.Label()
 	for _, v := range g.variants {
-		v.enter = g.label()
+		v.enter = g.Label()
 		if !v.same {
 			size = max(size, scratchSize(v.rules, v.plan, p.opts.Hook))
 		}
@@ -368,14 +367,14 @@ func (p *Program) generateOnce() error {
 	p.Spec = &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{}}
 	p.Spec.Maps[CountsName] = &ebpf.MapSpec{Name: CountsName, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: uint32(len(p.rules) + 2)}
 	g.dissect()
-	g.decided = g.label()
+	g.decided = g.Label()
 	g.unreadables()
 	g.decideAll()
 	if g.err != nil {
 		return g.err
 	}
 	p.automataMap()
-	ins, notes, err := g.finish()
+	ins, notes, err := g.Finish(stackImage)
 	if err != nil {
 		return err
 	}
@@ -386,7 +385,7 @@ func (p *Program) generateOnce() error {
 	}
 	p.dropTables(fs)
 	ins = append(ins, fs...)
-	spec := &ebpf.ProgramSpec{Name: ProgramName, License: license, Instructions: ins}
+	spec := &ebpf.ProgramSpec{Name: ProgramName, License: code.License, Instructions: ins}
 	switch p.opts.Hook {
 	case Socket, XTBPF:
 		spec.Type = ebpf.SocketFilter

@@ -2,35 +2,39 @@
 
 package compile
 
-import "github.com/cilium/ebpf/asm"
+import (
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/compile/code"
+)
 
 // dissect fills the image. It ends with the bits of what is absent in it, and goes on behind.
 //
 // Registers: R6 is the context, R8 the image, R7 what is absent; R9 is the offset of what comes next.
 func (g *gen) dissect() {
-	g.done = g.label()
-	g.note = "the image, of values that the verifier does not know"
-	g.op(asm.Mov.Reg(asm.R6, asm.R1))
-	g.op(asm.Mov.Reg(asm.R8, asm.RFP), asm.Add.Imm(asm.R8, stackImage))
+	g.done = g.Label()
+	g.Note = "the image, of values that the verifier does not know"
+	g.Op(asm.Mov.Reg(asm.R6, asm.R1))
+	g.Op(asm.Mov.Reg(asm.R8, asm.RFP), asm.Add.Imm(asm.R8, stackImage))
 	g.length()
 	if g.need == 0 {
-		g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
+		g.Op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
 		return
 	}
 	if !g.o.Kernel.Unwritten {
-		g.op(asm.Mov.Reg(asm.R1, asm.R0), asm.LSh.Imm(asm.R1, 32), asm.Or.Reg(asm.R1, asm.R0))
+		g.Op(asm.Mov.Reg(asm.R1, asm.R0), asm.LSh.Imm(asm.R1, 32), asm.Or.Reg(asm.R1, asm.R0))
 		for _, at := range words(g.need) {
-			g.op(asm.StoreMem(asm.R8, at, asm.R1, asm.Word))
+			g.Op(asm.StoreMem(asm.R8, at, asm.R1, asm.Word))
 		}
 		if usesXor(g.p.rules) {
-			g.op(asm.StoreMem(asm.RFP, xorWord-4, asm.R1, asm.Word), asm.StoreMem(asm.RFP, xorWord, asm.R1, asm.Word))
+			g.Op(asm.StoreMem(asm.RFP, xorWord-4, asm.R1, asm.Word), asm.StoreMem(asm.RFP, xorWord, asm.R1, asm.Word))
 		}
 	}
-	g.op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
-	g.op(asm.Mov.Imm(asm.R7, -1))
-	p := &paths{cold: g.label(), blank: g.label(), v6: g.label(), l4: g.label()}
+	g.Op(asm.StoreMem(asm.R8, imgLen, asm.R0, asm.Word))
+	g.Op(asm.Mov.Imm(asm.R7, -1))
+	p := &paths{cold: g.Label(), blank: g.Label(), v6: g.Label(), l4: g.Label()}
 	g.hot(p)
-	g.bind(p.cold)
+	g.Bind(p.cold)
 	if !g.inPlace() {
 		g.open(p.blank)
 	}
@@ -41,23 +45,23 @@ func (g *gen) dissect() {
 	if g.need&^anyLink != 0 {
 		g.internet(p)
 	} else {
-		g.goTo(g.done)
+		g.GoTo(g.done)
 	}
-	g.bind(p.blank)
+	g.Bind(p.blank)
 	g.blank()
-	g.bind(g.done)
-	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
+	g.Bind(g.done)
+	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
 	if g.merged != nil {
-		g.op(asm.StoreMem(asm.R8, imgMaybe, asm.R7, asm.Word))
+		g.Op(asm.StoreMem(asm.R8, imgMaybe, asm.R7, asm.Word))
 	}
 }
 
 // paths are where the code for most packets meets the code for all.
 type paths struct {
-	cold  label // the packet is taken apart step by step
-	blank label // nothing can be read
-	v6    label // an IPv6 header is in the image, R9 is its offset
-	l4    label // the bytes of a transport header are in the image, R9 is its offset, R0 the protocol
+	cold  code.Label // the packet is taken apart step by step
+	blank code.Label // nothing can be read
+	v6    code.Label // an IPv6 header is in the image, R9 is its offset
+	l4    code.Label // the bytes of a transport header are in the image, R9 is its offset, R0 the protocol
 }
 
 // blank initialises what loads do else.
@@ -65,9 +69,9 @@ func (g *gen) blank() {
 	if g.o.Kernel.Unwritten {
 		return
 	}
-	g.op(asm.LoadMem(asm.R1, asm.R8, imgSpare, asm.Word))
+	g.Op(asm.LoadMem(asm.R1, asm.R8, imgSpare, asm.Word))
 	for i := int16(0); i < imgTag0; i += 4 {
-		g.op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
+		g.Op(asm.StoreMem(asm.R8, i, asm.R1, asm.Word))
 	}
 }
 
@@ -81,46 +85,46 @@ func (g *gen) hot(p *paths) {
 	if g.need&^anyLink == 0 {
 		return
 	}
-	g.note = "all headers at once"
+	g.Note = "all headers at once"
 	if !g.reads(size) {
 		g.open(p.cold)
 	}
-	g.op(asm.Mov.Imm(asm.R2, 0))
+	g.Op(asm.Mov.Imm(asm.R2, 0))
 	all := func(r asm.Register) []asm.Instruction { return image(r, first) }
 	if g.reads(size) {
 		g.direct(size, p.cold)
 		g.copy(all, l3+20)
 	} else {
 		g.help(all, size, true)
-		g.jump(asm.JNE.Imm(asm.R0, 0, ""), p.cold)
+		g.Jump(asm.JNE.Imm(asm.R0, 0, ""), p.cold)
 	}
 	if g.o.Hook == TC && g.need&anyLink != 0 { // else a tag that the kernel has taken out is nobody's business
-		g.op(asm.LoadMem(asm.R2, asm.R6, skbVlanPresent, asm.Word))
-		g.jump(asm.JNE.Imm(asm.R2, 0, ""), p.cold)
+		g.Op(asm.LoadMem(asm.R2, asm.R6, skbVlanPresent, asm.Word))
+		g.Jump(asm.JNE.Imm(asm.R2, 0, ""), p.cold)
 	}
-	six := g.label()
-	g.op(asm.LoadMem(asm.R2, asm.R8, imgIP, asm.Byte))
+	six := g.Label()
+	g.Op(asm.LoadMem(asm.R2, asm.R8, imgIP, asm.Byte))
 	type4, type6 := int32(0x45), int32(6)
 	if g.o.Start == Ethernet {
 		type4, type6 = typeAnd(etherIPv4, 0x45, 8), typeAnd(etherIPv6, 6, 4)
-		g.op(asm.LoadMem(asm.R0, asm.R8, imgEth+12, asm.Half), asm.LSh.Imm(asm.R0, 8), asm.Or.Reg(asm.R2, asm.R0))
+		g.Op(asm.LoadMem(asm.R0, asm.R8, imgEth+12, asm.Half), asm.LSh.Imm(asm.R0, 8), asm.Or.Reg(asm.R2, asm.R0))
 	}
-	g.jump(asm.JNE.Imm(asm.R2, type4, ""), six)
+	g.Jump(asm.JNE.Imm(asm.R2, type4, ""), six)
 	g.behindIP(l3+20, imgL4, int32(g.transportSize()))
 	g.hotHeader(l3)
 	g.hot4(p)
-	g.bind(six)
-	g.op(asm.RSh.Imm(asm.R2, 4))
-	g.jump(asm.JNE.Imm(asm.R2, type6, ""), p.cold)
+	g.Bind(six)
+	g.Op(asm.RSh.Imm(asm.R2, 4))
+	g.Jump(asm.JNE.Imm(asm.R2, type6, ""), p.cold)
 	if g.wants6() && g.reads(size) {
 		g.behindIP(l3+20, imgIP+20, min(20, int32(ipEnd(g.p.rules))-20))
 	}
 	g.hotHeader(l3)
 	if !g.wants6() {
-		g.goTo(g.done)
+		g.GoTo(g.done)
 		return
 	}
-	g.goTo(p.v6)
+	g.GoTo(p.v6)
 }
 
 // behindIP puts n bytes behind the first 20 of the IP header in their place: from where R1 points, and where a helper has
@@ -131,7 +135,7 @@ func (g *gen) behindIP(at int32, to int16, n int32) {
 		return
 	}
 	for i := int16(0); i < int16(n); i += 4 {
-		g.op(asm.LoadMem(asm.R1, asm.R8, imgIP+20+i, asm.Word), asm.StoreMem(asm.R8, to+i, asm.R1, asm.Word))
+		g.Op(asm.LoadMem(asm.R1, asm.R8, imgIP+20+i, asm.Word), asm.StoreMem(asm.R8, to+i, asm.R1, asm.Word))
 	}
 }
 
@@ -144,7 +148,7 @@ func (g *gen) hotHeader(l3 int32) {
 	if l3 != 0 {
 		g.found(noEth)
 	}
-	g.op(asm.Mov.Imm(asm.R9, l3), asm.StoreMem(asm.R8, imgL3, asm.R9, asm.Word))
+	g.Op(asm.Mov.Imm(asm.R9, l3), asm.StoreMem(asm.R8, imgL3, asm.R9, asm.Word))
 }
 
 // transportSize is how many bytes of transport headers are wanted.
@@ -161,15 +165,15 @@ func (g *gen) transportSize() (size int16) {
 func (g *gen) hot4(p *paths) {
 	g.found(noIP4)
 	if g.need&anyL4 == 0 {
-		g.goTo(g.done)
+		g.GoTo(g.done)
 		return
 	}
-	g.op(asm.Add.Imm(asm.R9, 20))
+	g.Op(asm.Add.Imm(asm.R9, 20))
 	g.end4()
 	if g.o.Start != Transport {
-		g.jump(asm.JEq.Imm(asm.R0, nextAH, ""), p.cold)
+		g.Jump(asm.JEq.Imm(asm.R0, nextAH, ""), p.cold)
 	}
 	g.launder(asm.R9, imgAt) // as on the other way: the verifier need not go through what both share twice
 	g.clip()
-	g.goTo(p.l4)
+	g.GoTo(p.l4)
 }

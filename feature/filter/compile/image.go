@@ -5,6 +5,7 @@ package compile
 import (
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -78,9 +79,8 @@ const (
 // The stack of a function, from its frame pointer down. The scratch lies lowest, and is no larger than rules make it: the
 // verifier copies the stack at every branch.
 const (
-	stackDyn   = -16           // a dynptr (netfilter)
-	stackBase  = stackDyn - 8  // the address of the IP header, less scratchAt
-	stackSaved = stackBase - 8 // a register
+	stackBase  = code.StackDyn - 8 // the address of the IP header, less scratchAt
+	stackSaved = stackBase - 8     // a register
 	stackImage = stackSaved - 8 - imgSize
 
 	leastScratch  = 8  // headers, a byte of payload

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/weir-project/weir/feature/filter/bpf"
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/table"
 )
@@ -26,7 +27,7 @@ type List struct {
 	Shards Shards
 }
 
-func (g *gen) list(n *expr.In, t, f label) {
+func (g *gen) list(n *expr.In, t, f code.Label) {
 	l := g.o.Lists[n.List]
 	if l.Segments == 0 {
 		vs := make([]expr.Value, len(l.Prefixes))
@@ -41,24 +42,24 @@ func (g *gen) list(n *expr.In, t, f label) {
 		g.fail(err)
 		return
 	}
-	g.each(n.X, t, f, func(p place, id expr.ID, t, f label) {
+	g.each(n.X, t, f, func(p place, id expr.ID, t, f code.Label) {
 		fn, bits := "six", l.Shards.Bits6
 		if expr.Lookup(id).Type == expr.IPv4 {
 			fn, bits = "four", l.Shards.Bits4
-			g.op(asm.LoadMem(asm.R1, asm.R8, p.off, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Word))
+			g.Op(asm.LoadMem(asm.R1, asm.R8, p.off, asm.Word), asm.HostTo(asm.BE, asm.R1, asm.Word))
 		} else {
-			g.op(asm.LoadMem(asm.R1, asm.R8, p.off, asm.DWord), asm.HostTo(asm.BE, asm.R1, asm.DWord),
+			g.Op(asm.LoadMem(asm.R1, asm.R8, p.off, asm.DWord), asm.HostTo(asm.BE, asm.R1, asm.DWord),
 				asm.LoadMem(asm.R2, asm.R8, p.off+8, asm.DWord), asm.HostTo(asm.BE, asm.R2, asm.DWord))
 		}
 		g.lookUp(name, fn, l.Shards, bits)
-		g.jump(asm.JNE.Imm32(asm.R0, 0, ""), t)
-		g.goTo(f)
+		g.Jump(asm.JNE.Imm32(asm.R0, 0, ""), t)
+		g.GoTo(f)
 	})
 }
 
 // call calls a function of the program.
 func (g *gen) call(name string) {
-	g.op(asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoCall, Constant: -1}.WithReference(name))
+	g.Op(asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoCall, Constant: -1}.WithReference(name))
 }
 
 // table adds a list's maps and functions, and returns what their names begin with.

@@ -2,7 +2,12 @@
 
 package compile
 
-import "github.com/cilium/ebpf/asm"
+import (
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/weir-project/weir/feature/filter/compile/code"
+	"github.com/weir-project/weir/feature/filter/compile/running"
+)
 
 // Offsets in struct __sk_buff, struct xdp_md and struct bpf_nf_ctx (include/uapi/linux/bpf.h, include/linux/netfilter.h).
 const (
@@ -14,7 +19,6 @@ const (
 	skbDataEnd     = 80
 	xdpData        = 0
 	xdpDataEnd     = 4
-	nfSkb          = 8
 )
 
 const headerFromNet = 1 // BPF_HDR_START_NET
@@ -33,22 +37,22 @@ func image(r asm.Register, off int32) []asm.Instruction {
 
 // load copies n bytes of the packet, from the offset in R2, to where dst points, or goes on at fail. early says that the
 // transport header is not found yet; with netfilter the dynptr is open then. It uses R0 to R5.
-func (g *gen) load(dst func(asm.Register) []asm.Instruction, n int32, fail label, early bool) {
+func (g *gen) load(dst func(asm.Register) []asm.Instruction, n int32, fail code.Label, early bool) {
 	switch {
 	case g.o.Hook == XDP:
 		g.direct(n, fail)
 		g.copy(dst, n)
 	case !early && g.reads(n):
-		slow, ok := g.label(), g.label()
+		slow, ok := g.Label(), g.Label()
 		g.direct(n, slow)
 		g.copy(dst, n)
-		g.goTo(ok)
-		g.bind(slow) // what is not in the skb's own memory a helper finds
+		g.GoTo(ok)
+		g.Bind(slow) // what is not in the skb's own memory a helper finds
 		g.helpLate(dst, n, fail)
-		g.bind(ok)
+		g.Bind(ok)
 	case early:
 		g.help(dst, n, early)
-		g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+		g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 	default:
 		g.helpLate(dst, n, fail)
 	}
@@ -56,23 +60,23 @@ func (g *gen) load(dst func(asm.Register) []asm.Instruction, n int32, fail label
 
 // helpLate is help where no dynptr is open, and leaves none: the verifier takes each for another one, and would go through
 // the turns of a loop until it gives up.
-func (g *gen) helpLate(dst func(asm.Register) []asm.Instruction, n int32, fail label) {
+func (g *gen) helpLate(dst func(asm.Register) []asm.Instruction, n int32, fail code.Label) {
 	if g.o.Hook != Netfilter {
 		g.help(dst, n, false)
-		g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+		g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 		return
 	}
-	g.op(asm.StoreMem(asm.R8, imgHeld, asm.R2, asm.Word))
+	g.Op(asm.StoreMem(asm.R8, imgHeld, asm.R2, asm.Word))
 	g.open(fail)
-	g.op(asm.LoadMem(asm.R2, asm.R8, imgHeld, asm.Word))
+	g.Op(asm.LoadMem(asm.R2, asm.R8, imgHeld, asm.Word))
 	g.help(dst, n, false)
-	g.op(asm.Mov.Imm(asm.R1, 0), asm.StoreMem(asm.RFP, stackDyn, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, stackDyn+8, asm.R1, asm.DWord))
-	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+	g.Op(asm.Mov.Imm(asm.R1, 0), asm.StoreMem(asm.RFP, code.StackDyn, asm.R1, asm.DWord), asm.StoreMem(asm.RFP, code.StackDyn+8, asm.R1, asm.DWord))
+	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 
 // reads says whether n bytes of a packet can be read where they are, but for packets in several pieces.
 func (g *gen) reads(n int32) bool {
-	return g.inPlace() && (g.scratchAt() == 0 || n <= mostScratch)
+	return g.inPlace() && (g.scratchAt() == 0 || n <= running.MostScratch)
 }
 
 // inPlace says whether packets are read where they are.
@@ -82,26 +86,26 @@ func (g *gen) inPlace() bool { return g.o.Hook == XDP || g.o.Hook == TC || g.o.K
 // something is missing.
 func (g *gen) help(dst func(asm.Register) []asm.Instruction, n int32, early bool) {
 	if to := dst(asm.R1); to[0].Src == asm.R8 {
-		g.fill(int32(to[1].Constant), n)
+		g.Fill(stackImage+int(to[1].Constant), int(n))
 	}
 	switch {
 	case g.o.Hook == Netfilter:
-		g.op(asm.Mov.Reg(asm.R4, asm.R2))
-		g.op(dst(asm.R1)...)
-		g.op(asm.Mov.Imm(asm.R2, n))
-		g.op(stack(asm.R3, stackDyn)...)
-		g.op(asm.Mov.Imm(asm.R5, 0), asm.FnDynptrRead.Call())
+		g.Op(asm.Mov.Reg(asm.R4, asm.R2))
+		g.Op(dst(asm.R1)...)
+		g.Op(asm.Mov.Imm(asm.R2, n))
+		g.Op(stack(asm.R3, code.StackDyn)...)
+		g.Op(asm.Mov.Imm(asm.R5, 0), asm.FnDynptrRead.Call())
 	case g.o.Start == Transport && early:
-		g.op(asm.Mov.Reg(asm.R1, asm.R6))
-		g.op(dst(asm.R3)...)
-		g.op(asm.Mov.Imm(asm.R4, n), asm.Mov.Imm(asm.R5, headerFromNet), asm.FnSkbLoadBytesRelative.Call())
+		g.Op(asm.Mov.Reg(asm.R1, asm.R6))
+		g.Op(dst(asm.R3)...)
+		g.Op(asm.Mov.Imm(asm.R4, n), asm.Mov.Imm(asm.R5, headerFromNet), asm.FnSkbLoadBytesRelative.Call())
 	default:
 		if g.o.Start == Transport {
-			g.op(asm.LoadMem(asm.R0, asm.R8, imgAt, asm.Word), asm.Sub.Reg(asm.R2, asm.R0))
+			g.Op(asm.LoadMem(asm.R0, asm.R8, imgAt, asm.Word), asm.Sub.Reg(asm.R2, asm.R0))
 		}
-		g.op(asm.Mov.Reg(asm.R1, asm.R6))
-		g.op(dst(asm.R3)...)
-		g.op(asm.Mov.Imm(asm.R4, n), asm.FnSkbLoadBytes.Call())
+		g.Op(asm.Mov.Reg(asm.R1, asm.R6))
+		g.Op(dst(asm.R3)...)
+		g.Op(asm.Mov.Imm(asm.R4, n), asm.FnSkbLoadBytes.Call())
 	}
 }
 
@@ -112,28 +116,28 @@ func (g *gen) copy(dst func(asm.Register) []asm.Instruction, n int32) { g.copyFr
 func (g *gen) copyFrom(dst func(asm.Register) []asm.Instruction, skip int16, n int32) {
 	ins := dst(asm.R3) // a base and an offset, which the stores take with them
 	base, off := ins[0].Src, int16(ins[1].Constant)
-	part := func(c copied, ins ...asm.Instruction) {
-		at := len(g.ins)
-		for g.op(ins...); at < len(g.ins); at++ {
-			g.ins[at].part = c
+	part := func(c code.Copied, ins ...asm.Instruction) {
+		at := len(g.Ins)
+		for g.Op(ins...); at < len(g.Ins); at++ {
+			g.Ins[at].Part = c
 		}
 	}
 	written := func(i int16, w asm.Size) {
-		part(copyStores, asm.StoreMem(base, off+i, asm.R0, w))
+		part(code.CopyStores, asm.StoreMem(base, off+i, asm.R0, w))
 		// The verifier follows a value that alone begins a slot of 8 bytes, and would tell packets apart by it. What
 		// follows such a value is free, but behind the first tag.
 		if (off+i)%8 == 0 && int(i)+w.Sizeof() == int(n) && (base != asm.R8 || off != imgTag0) {
-			part(copyStores, asm.StoreMem(base, off+i+int16(w.Sizeof()), asm.R0, w))
+			part(code.CopyStores, asm.StoreMem(base, off+i+int16(w.Sizeof()), asm.R0, w))
 		}
 	}
 	from, checked := g.scratchAt()+skip, g.scratchAt() != 0
 	for i := int16(0); i < int16(n); {
 		if left := int16(n) - i; checked && left >= 8 && (off+i)%4 == 0 {
 			// A load of the kernel's memory checks the address, which takes longer than to take the value in two.
-			part(copyLoads, asm.LoadMem(asm.R0, asm.R1, from+i, asm.DWord))
-			part(copyStores, asm.StoreMem(base, off+i+lowHalf, asm.R0, asm.Word))
-			part(copyShifts, asm.RSh.Imm(asm.R0, 32))
-			part(copyStores, asm.StoreMem(base, off+i+4-lowHalf, asm.R0, asm.Word))
+			part(code.CopyLoads, asm.LoadMem(asm.R0, asm.R1, from+i, asm.DWord))
+			part(code.CopyStores, asm.StoreMem(base, off+i+lowHalf, asm.R0, asm.Word))
+			part(code.CopyShifts, asm.RSh.Imm(asm.R0, 32))
+			part(code.CopyStores, asm.StoreMem(base, off+i+4-lowHalf, asm.R0, asm.Word))
 			i += 8
 			continue
 		}
@@ -142,7 +146,7 @@ func (g *gen) copyFrom(dst func(asm.Register) []asm.Instruction, skip int16, n i
 		for (off+i)%int16(w.Sizeof()) != 0 {
 			w = width(w.Sizeof() - 1)
 		}
-		part(copyLoads, asm.LoadMem(asm.R0, asm.R1, from+i, w))
+		part(code.CopyLoads, asm.LoadMem(asm.R0, asm.R1, from+i, w))
 		written(i, w)
 		i += int16(w.Sizeof())
 	}
@@ -161,7 +165,7 @@ func (g *gen) scratchAt() int16 {
 
 // direct makes the n bytes at the offset in R2 readable at R1 and scratchAt, in the packet's memory itself. R2 stays, but
 // where it reads through struct sk_buff.
-func (g *gen) direct(n int32, fail label) {
+func (g *gen) direct(n int32, fail code.Label) {
 	if g.scratchAt() != 0 {
 		g.cast(n, fail)
 		return
@@ -173,31 +177,31 @@ func (g *gen) direct(n int32, fail label) {
 	if !g.atStart() {
 		g.inReach(fail)
 	}
-	g.op(asm.LoadMem(asm.R1, asm.R6, data, asm.Word), asm.LoadMem(asm.R3, asm.R6, end, asm.Word),
+	g.Op(asm.LoadMem(asm.R1, asm.R6, data, asm.Word), asm.LoadMem(asm.R3, asm.R6, end, asm.Word),
 		asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Reg(asm.R4, asm.R1), asm.Add.Imm(asm.R4, n))
-	g.jump(asm.JGT.Reg(asm.R4, asm.R3, ""), fail)
+	g.Jump(asm.JGT.Reg(asm.R4, asm.R3, ""), fail)
 }
 
 // atStart says that the offset in R2 is 0, as the instruction before says.
 func (g *gen) atStart() bool {
-	last := g.ins[len(g.ins)-1]
+	last := g.Ins[len(g.Ins)-1]
 	return last.OpCode == asm.Mov.Imm(asm.R2, 0).OpCode && last.Dst == asm.R2 && last.Constant == 0
 }
 
 // inReach goes to fail if the offset in R2 is farther than the verifier has a pointer go. The verifier of 6.12 mixes up what
 // it knows of registers that are alike, on ways that no packet takes, and does not know the offset's sign any more. It takes
 // what a mask comes from for another number, so here is one that changes nothing.
-func (g *gen) inReach(fail label) {
-	g.op(asm.And.Imm(asm.R2, -1))
-	g.jump(asm.JGT.Imm(asm.R2, mostOffset, ""), fail)
+func (g *gen) inReach(fail code.Label) {
+	g.Op(asm.And.Imm(asm.R2, -1))
+	g.Jump(asm.JGT.Imm(asm.R2, mostOffset, ""), fail)
 }
 
 // cast is direct where the verifier knows of no packet's memory.
-func (g *gen) cast(n int32, fail label) {
+func (g *gen) cast(n int32, fail code.Label) {
 	s := g.o.Kernel.Skb
-	g.op(asm.LoadMem(asm.R3, asm.R8, imgLinear, asm.Word), asm.Mov.Reg(asm.R4, asm.R2), asm.Add.Imm(asm.R4, n))
-	g.jump(asm.JGT.Reg(asm.R4, asm.R3, ""), fail)
-	g.op(asm.LoadMem(asm.R1, asm.RFP, stackBase, asm.DWord), asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R2, s.Type), kfunc(s.Cast),
+	g.Op(asm.LoadMem(asm.R3, asm.R8, imgLinear, asm.Word), asm.Mov.Reg(asm.R4, asm.R2), asm.Add.Imm(asm.R4, n))
+	g.Jump(asm.JGT.Reg(asm.R4, asm.R3, ""), fail)
+	g.Op(asm.LoadMem(asm.R1, asm.RFP, stackBase, asm.DWord), asm.Add.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R2, s.Type), code.Kfunc(s.Cast),
 		asm.Mov.Reg(asm.R1, asm.R0))
 }
 
@@ -218,33 +222,33 @@ func width(n int) asm.Size {
 func (g *gen) length() {
 	switch g.o.Hook {
 	case XDP:
-		g.op(asm.LoadMem(asm.R1, asm.R6, xdpData, asm.Word), asm.LoadMem(asm.R0, asm.R6, xdpDataEnd, asm.Word), asm.Sub.Reg(asm.R0, asm.R1))
+		g.Op(asm.LoadMem(asm.R1, asm.R6, xdpData, asm.Word), asm.LoadMem(asm.R0, asm.R6, xdpDataEnd, asm.Word), asm.Sub.Reg(asm.R0, asm.R1))
 	case Netfilter:
-		g.op(asm.LoadMem(asm.R1, asm.R6, nfSkb, asm.DWord), asm.LoadMem(asm.R0, asm.R1, g.o.Kernel.SkbLen, asm.Word))
+		g.Op(asm.LoadMem(asm.R1, asm.R6, running.NfSkb, asm.DWord), asm.LoadMem(asm.R0, asm.R1, g.o.Kernel.SkbLen, asm.Word))
 	default:
 		if g.scratchAt() != 0 && g.need != 0 {
-			g.op(kfunc(g.o.Kernel.Skb.Context), asm.Mov.Reg(asm.R1, asm.R0))
+			g.Op(code.Kfunc(g.o.Kernel.Skb.Context), asm.Mov.Reg(asm.R1, asm.R0))
 		}
-		g.op(asm.LoadMem(asm.R0, asm.R6, skbLen, asm.Word))
+		g.Op(asm.LoadMem(asm.R0, asm.R6, skbLen, asm.Word))
 	}
 	if g.scratchAt() == 0 || g.need == 0 {
 		return
 	}
 	s := g.o.Kernel.Skb
-	g.op(s.ends(g.o.Hook != Netfilter)...)
-	g.op(asm.Add.Imm(asm.R2, -int32(s.Scratch)), asm.StoreMem(asm.RFP, stackBase, asm.R2, asm.DWord),
+	g.Op(s.Ends(g.o.Hook != Netfilter)...)
+	g.Op(asm.Add.Imm(asm.R2, -int32(s.Scratch)), asm.StoreMem(asm.RFP, stackBase, asm.R2, asm.DWord),
 		asm.StoreMem(asm.R8, imgLinear, asm.R3, asm.Word))
 }
 
 // open makes the dynptr that helpers of netfilter load through.
-func (g *gen) open(fail label) {
+func (g *gen) open(fail code.Label) {
 	if g.o.Hook != Netfilter {
 		return
 	}
-	g.op(asm.LoadMem(asm.R1, asm.R6, nfSkb, asm.DWord), asm.Mov.Imm(asm.R2, 0))
-	g.op(stack(asm.R3, stackDyn)...)
-	g.op(kfunc(g.o.Kernel.DynptrSkb))
-	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+	g.Op(asm.LoadMem(asm.R1, asm.R6, running.NfSkb, asm.DWord), asm.Mov.Imm(asm.R2, 0))
+	g.Op(stack(asm.R3, code.StackDyn)...)
+	g.Op(code.Kfunc(g.o.Kernel.DynptrSkb))
+	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 
 // swapped is a number as it stands in memory in network byte order, read by this machine.

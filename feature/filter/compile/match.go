@@ -9,11 +9,13 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/automaton"
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
-func (g *gen) contains(n *expr.Contains, t, f label) {
-	p, err := literalPattern(n.V)
+func (g *gen) contains(n *expr.Contains, t, f code.Label) {
+	p, err := automaton.Literal(n.V)
 	if err != nil {
 		g.fail(err)
 		return
@@ -21,7 +23,7 @@ func (g *gen) contains(n *expr.Contains, t, f label) {
 	g.scan(n.X, p, t, f)
 }
 
-func (g *gen) matches(n *expr.Matches, t, f label) { g.scan(n.X, n.Pattern.Prog, t, f) }
+func (g *gen) matches(n *expr.Matches, t, f code.Label) { g.scan(n.X, n.Pattern.Prog, t, f) }
 
 // How many scans a program may have. Where the verifier walks each byte, a scan takes 20,000 to 70,000 of its million steps;
 // with may_goto some hundred.
@@ -39,15 +41,15 @@ const (
 )
 
 // scan runs an automaton over the first Window bytes of the operand.
-func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f label) {
+func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f code.Label) {
 	g.slice(x, -1, f)
-	a, err := automatonOf(p)
+	a, err := automaton.Of(p)
 	if err != nil {
 		g.fail(err)
 		return
 	}
-	if a.table == nil {
-		g.goTo(t)
+	if a.Table == nil {
+		g.GoTo(t)
 		return
 	}
 	most := mostScans
@@ -60,31 +62,31 @@ func (g *gen) scan(x expr.Operand, p *syntax.Prog, t, f label) {
 	}
 	g.p.patterns++
 	base := len(g.p.automata)
-	g.p.automata = append(g.p.automata, a.table...)
-	short := g.label()
-	g.op(asm.Mov.Reg(asm.R0, asm.R2), asm.Add.Imm(asm.R0, expr.Window))
-	g.jump(asm.JLE.Reg(asm.R3, asm.R0, ""), short)
-	g.op(asm.Mov.Reg(asm.R3, asm.R0))
-	g.bind(short)
-	s := &scan{g: g, base: uint32(base), size: len(a.table), t: t, f: f, end: g.label()}
+	g.p.automata = append(g.p.automata, a.Table...)
+	short := g.Label()
+	g.Op(asm.Mov.Reg(asm.R0, asm.R2), asm.Add.Imm(asm.R0, expr.Window))
+	g.Jump(asm.JLE.Reg(asm.R3, asm.R0, ""), short)
+	g.Op(asm.Mov.Reg(asm.R3, asm.R0))
+	g.Bind(short)
+	s := &scan{g: g, base: uint32(base), size: len(a.Table), t: t, f: f, end: g.Label()}
 	if g.o.Hook == XDP {
 		s.direct()
 	} else {
 		s.chunks()
 	}
-	g.bind(s.end)
-	g.note = "the end of what is searched"
-	g.op(asm.Mov.Imm(asm.R2, int32(len(a.table)/256-1)<<8), asm.Or.Reg(asm.R0, asm.R2))
+	g.Bind(s.end)
+	g.Note = "the end of what is searched"
+	g.Op(asm.Mov.Imm(asm.R2, int32(len(a.Table)/256-1)<<8), asm.Or.Reg(asm.R0, asm.R2))
 	s.lookup()
-	g.jump(asm.JNE.Imm(asm.R0, 0, ""), t)
-	g.goTo(f)
+	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), t)
+	g.GoTo(f)
 }
 
 type scan struct {
 	g         *gen
 	base      uint32 // of its automaton, in the map of all
 	size      int    // a power of two
-	t, f, end label
+	t, f, end code.Label
 }
 
 // automataName is the map of the automata, one behind the other: a program has at most 64 maps.
@@ -101,16 +103,16 @@ func (p *Program) automataMap() {
 
 // lookup reads the table at R0. It uses R3.
 func (s *scan) lookup() {
-	s.g.op(asm.And.Imm(asm.R0, int32(s.size-1)), asm.LoadMapValue(asm.R3, 0, s.base).WithReference(automataName),
+	s.g.Op(asm.And.Imm(asm.R0, int32(s.size-1)), asm.LoadMapValue(asm.R3, 0, s.base).WithReference(automataName),
 		asm.Add.Reg(asm.R3, asm.R0), asm.LoadMem(asm.R0, asm.R3, 0, asm.Byte))
 }
 
 // step goes from the state in R0, by the byte in R2, to the next one.
 func (s *scan) step() {
-	s.g.op(asm.LSh.Imm(asm.R0, 8), asm.Or.Reg(asm.R0, asm.R2))
+	s.g.Op(asm.LSh.Imm(asm.R0, 8), asm.Or.Reg(asm.R0, asm.R2))
 	s.lookup()
-	s.g.jump(asm.JEq.Imm(asm.R0, accepts, ""), s.t)
-	s.g.jump(asm.JEq.Imm(asm.R0, dead, ""), s.f)
+	s.g.Jump(asm.JEq.Imm(asm.R0, automaton.Accepts, ""), s.t)
+	s.g.Jump(asm.JEq.Imm(asm.R0, automaton.Dead, ""), s.f)
 }
 
 // chunk is how many bytes are loaded at once.
@@ -119,11 +121,11 @@ const chunk = 64
 // chunks loads the bytes from R2 to R3 piece by piece. It ends with the state in R0.
 func (s *scan) chunks() {
 	g := s.g
-	g.op(asm.StoreMem(asm.RFP, scanAt, asm.R2, asm.DWord), asm.StoreMem(asm.R8, scanEnd, asm.R3, asm.Word),
+	g.Op(asm.StoreMem(asm.RFP, scanAt, asm.R2, asm.DWord), asm.StoreMem(asm.R8, scanEnd, asm.R3, asm.Word),
 		asm.Mov.Imm(asm.R0, 0), asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
 	g.open(s.f)
 	for i := int16(0); i < chunk; i += 4 { // before 6.3 what a helper may fill only in part must be initialised
-		g.op(asm.StoreImm(asm.RFP, g.scratchOff+i, 0, asm.Word))
+		g.Op(asm.StoreImm(asm.RFP, g.scratchOff+i, 0, asm.Word))
 	}
 	if g.o.Kernel.MayGoto {
 		g.repeat(expr.Window/chunk, s.chunk)
@@ -132,84 +134,84 @@ func (s *scan) chunks() {
 			s.chunk()
 		}
 	}
-	g.op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
 }
 
 // chunk loads a piece, if there is one, and goes through it.
 func (s *scan) chunk() {
 	g := s.g
-	some := g.label()
-	g.op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word), asm.LoadMem(asm.R2, asm.RFP, scanAt, asm.DWord),
+	some := g.Label()
+	g.Op(asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word), asm.LoadMem(asm.R2, asm.RFP, scanAt, asm.DWord),
 		asm.LoadMem(asm.R4, asm.R8, scanEnd, asm.Word), asm.Sub.Reg(asm.R4, asm.R2))
-	g.jump(asm.JSLE.Imm(asm.R4, 0, ""), s.end)
-	g.jump(asm.JLE.Imm(asm.R4, chunk, ""), some)
-	g.op(asm.Mov.Imm(asm.R4, chunk))
-	g.bind(some)
-	g.op(asm.Mov.Reg(asm.R7, asm.R4), asm.Mov.Reg(asm.R0, asm.R2), asm.Add.Reg(asm.R0, asm.R4), asm.StoreMem(asm.RFP, scanAt, asm.R0, asm.DWord))
+	g.Jump(asm.JSLE.Imm(asm.R4, 0, ""), s.end)
+	g.Jump(asm.JLE.Imm(asm.R4, chunk, ""), some)
+	g.Op(asm.Mov.Imm(asm.R4, chunk))
+	g.Bind(some)
+	g.Op(asm.Mov.Reg(asm.R7, asm.R4), asm.Mov.Reg(asm.R0, asm.R2), asm.Add.Reg(asm.R0, asm.R4), asm.StoreMem(asm.RFP, scanAt, asm.R0, asm.DWord))
 	g.loadSome(s.f)
-	g.op(asm.Mov.Reg(asm.R5, asm.R7), asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
+	g.Op(asm.Mov.Reg(asm.R5, asm.R7), asm.LoadMem(asm.R0, asm.R8, scanState, asm.Word))
 	s.bytes(chunk, func(at asm.Register) {
-		g.op(asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, int32(g.scratchOff)), asm.Add.Reg(asm.R1, at), asm.LoadMem(asm.R2, asm.R1, 0, asm.Byte))
+		g.Op(asm.Mov.Reg(asm.R1, asm.RFP), asm.Add.Imm(asm.R1, int32(g.scratchOff)), asm.Add.Reg(asm.R1, at), asm.LoadMem(asm.R2, asm.R1, 0, asm.Byte))
 	})
-	g.op(asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
+	g.Op(asm.StoreMem(asm.R8, scanState, asm.R0, asm.Word))
 }
 
 // bytes has the automaton take R5 bytes, at most n, a power of two: read has R2 be the one that a register says. The verifier
 // follows a counter in R7 through every turn; of one in memory it knows nothing, and so no more than what a mask says.
 func (s *scan) bytes(n int32, read func(at asm.Register)) {
 	g := s.g
-	loop, done := g.label(), g.label()
+	loop, done := g.Label(), g.Label()
 	if !g.o.Kernel.MayGoto {
-		g.op(asm.Mov.Imm(asm.R7, 0))
-		g.bind(loop)
+		g.Op(asm.Mov.Imm(asm.R7, 0))
+		g.Bind(loop)
 		read(asm.R7)
 		s.step()
-		g.op(asm.Add.Imm(asm.R7, 1))
-		g.jump(asm.JGE.Reg(asm.R7, asm.R5, ""), done)
-		g.jump(asm.JLT.Imm(asm.R7, n, ""), loop)
-		g.bind(done)
+		g.Op(asm.Add.Imm(asm.R7, 1))
+		g.Jump(asm.JGE.Reg(asm.R7, asm.R5, ""), done)
+		g.Jump(asm.JLT.Imm(asm.R7, n, ""), loop)
+		g.Bind(done)
 		return
 	}
 	g.zero(scanByte, asm.R3)
-	g.bind(loop)
-	g.jump(mayGoto(0), done)
-	g.op(asm.LoadMem(asm.R3, asm.R8, scanByte, asm.Word), asm.And.Imm(asm.R3, n-1))
+	g.Bind(loop)
+	g.Jump(code.MayGoto(0), done)
+	g.Op(asm.LoadMem(asm.R3, asm.R8, scanByte, asm.Word), asm.And.Imm(asm.R3, n-1))
 	read(asm.R3)
 	s.step()
-	g.op(asm.LoadMem(asm.R3, asm.R8, scanByte, asm.Word), asm.Add.Imm(asm.R3, 1), asm.StoreMem(asm.R8, scanByte, asm.R3, asm.Word))
-	g.jump(asm.JGE.Reg(asm.R3, asm.R5, ""), done)
-	g.jump(asm.JLT.Imm(asm.R3, n, ""), loop)
-	g.bind(done)
+	g.Op(asm.LoadMem(asm.R3, asm.R8, scanByte, asm.Word), asm.Add.Imm(asm.R3, 1), asm.StoreMem(asm.R8, scanByte, asm.R3, asm.Word))
+	g.Jump(asm.JGE.Reg(asm.R3, asm.R5, ""), done)
+	g.Jump(asm.JLT.Imm(asm.R3, n, ""), loop)
+	g.Bind(done)
 }
 
 // loadSome loads R4 bytes at R2, 1 to chunk, to the scratch.
-func (g *gen) loadSome(fail label) {
+func (g *gen) loadSome(fail code.Label) {
 	if g.o.Hook == Netfilter {
-		g.op(asm.Mov.Reg(asm.R0, asm.R2), asm.Mov.Reg(asm.R2, asm.R4), asm.Mov.Reg(asm.R4, asm.R0))
-		g.op(stack(asm.R1, int32(g.scratchOff))...)
-		g.op(stack(asm.R3, stackDyn)...)
-		g.op(asm.Mov.Imm(asm.R5, 0), asm.FnDynptrRead.Call())
+		g.Op(asm.Mov.Reg(asm.R0, asm.R2), asm.Mov.Reg(asm.R2, asm.R4), asm.Mov.Reg(asm.R4, asm.R0))
+		g.Op(stack(asm.R1, int32(g.scratchOff))...)
+		g.Op(stack(asm.R3, code.StackDyn)...)
+		g.Op(asm.Mov.Imm(asm.R5, 0), asm.FnDynptrRead.Call())
 	} else {
 		if g.o.Start == Transport {
-			g.op(asm.LoadMem(asm.R0, asm.R8, imgAt, asm.Word), asm.Sub.Reg(asm.R2, asm.R0))
+			g.Op(asm.LoadMem(asm.R0, asm.R8, imgAt, asm.Word), asm.Sub.Reg(asm.R2, asm.R0))
 		}
-		g.op(asm.Mov.Reg(asm.R1, asm.R6))
-		g.op(stack(asm.R3, int32(g.scratchOff))...)
-		g.op(asm.FnSkbLoadBytes.Call())
+		g.Op(asm.Mov.Reg(asm.R1, asm.R6))
+		g.Op(stack(asm.R3, int32(g.scratchOff))...)
+		g.Op(asm.FnSkbLoadBytes.Call())
 	}
-	g.jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
+	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), fail)
 }
 
 // direct reads the bytes from R2 to R3 where they are. It ends with the state in R0.
 func (s *scan) direct() {
 	g := s.g
-	g.op(asm.Mov.Imm(asm.R0, 0), asm.Mov.Reg(asm.R5, asm.R3), asm.Sub.Reg(asm.R5, asm.R2))
-	g.jump(asm.JSLE.Imm(asm.R5, 0, ""), s.end)
+	g.Op(asm.Mov.Imm(asm.R0, 0), asm.Mov.Reg(asm.R5, asm.R3), asm.Sub.Reg(asm.R5, asm.R2))
+	g.Jump(asm.JSLE.Imm(asm.R5, 0, ""), s.end)
 	g.inReach(s.f)
-	g.op(asm.LoadMem(asm.R1, asm.R6, xdpData, asm.Word), asm.LoadMem(asm.R4, asm.R6, xdpDataEnd, asm.Word), asm.Add.Reg(asm.R1, asm.R2))
+	g.Op(asm.LoadMem(asm.R1, asm.R6, xdpData, asm.Word), asm.LoadMem(asm.R4, asm.R6, xdpDataEnd, asm.Word), asm.Add.Reg(asm.R1, asm.R2))
 	s.bytes(expr.Window, func(at asm.Register) {
-		g.op(asm.Mov.Reg(asm.R2, asm.R1), asm.Add.Reg(asm.R2, at), asm.Mov.Reg(asm.R3, asm.R2), asm.Add.Imm(asm.R3, 1))
-		g.jump(asm.JGT.Reg(asm.R3, asm.R4, ""), s.f)
-		g.op(asm.LoadMem(asm.R2, asm.R2, 0, asm.Byte))
+		g.Op(asm.Mov.Reg(asm.R2, asm.R1), asm.Add.Reg(asm.R2, at), asm.Mov.Reg(asm.R3, asm.R2), asm.Add.Imm(asm.R3, 1))
+		g.Jump(asm.JGT.Reg(asm.R3, asm.R4, ""), s.f)
+		g.Op(asm.LoadMem(asm.R2, asm.R2, 0, asm.Byte))
 	})
 }

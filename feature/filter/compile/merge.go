@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -73,7 +74,7 @@ func (g *gen) decideAll() {
 // storeMaybe stores imgMaybe: the bits of R7 but some.
 func (g *gen) storeMaybe(but uint32) {
 	if g.merged != nil {
-		g.op(asm.Mov.Reg(asm.R1, asm.R7), asm.And.Imm(asm.R1, int32(^but)), asm.StoreMem(asm.R8, imgMaybe, asm.R1, asm.Word))
+		g.Op(asm.Mov.Reg(asm.R1, asm.R7), asm.And.Imm(asm.R1, int32(^but)), asm.StoreMem(asm.R8, imgMaybe, asm.R1, asm.Word))
 	}
 }
 
@@ -177,10 +178,10 @@ type presumed struct {
 	known uint32 // bits that are clear unless u is true
 }
 
-func (g *gen) presumed(n *presumed, t, f label) {
-	next, known := g.label(), g.known
+func (g *gen) presumed(n *presumed, t, f code.Label) {
+	next, known := g.Label(), g.known
 	g.node(n.u, t, next)
-	g.bind(next)
+	g.Bind(next)
 	g.known |= n.known
 	g.node(n.x, t, f)
 	g.known = known
@@ -253,17 +254,17 @@ func (g *gen) outsideMasked(a *addend, r asm.Register) {
 	g.outside(&a.parts[0], r)
 	for i := range a.parts[1:] {
 		g.outside(&a.parts[1+i], to)
-		g.op(asm.Or.Reg(r, to))
+		g.Op(asm.Or.Reg(r, to))
 	}
 	if a.mask == noBlank {
-		g.op(asm.And.Reg(r, asm.R7))
+		g.Op(asm.And.Reg(r, asm.R7))
 		return
 	}
 	g.maskTo(asm.R3, a.mask)
-	g.op(asm.And.Reg(r, asm.R3))
+	g.Op(asm.And.Reg(r, asm.R3))
 }
 
 // maskTo has a register be all ones if the bit of what is absent is set, and else 0.
 func (g *gen) maskTo(r asm.Register, bit uint32) {
-	g.op(asm.LoadMem(r, asm.R8, imgAbsent, asm.Word), asm.LSh.Imm(r, int32(32+bits.LeadingZeros32(bit))), asm.ArSh.Imm(r, 63))
+	g.Op(asm.LoadMem(r, asm.R8, imgAbsent, asm.Word), asm.LSh.Imm(r, int32(32+bits.LeadingZeros32(bit))), asm.ArSh.Imm(r, 63))
 }

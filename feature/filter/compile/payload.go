@@ -5,6 +5,7 @@ package compile
 import (
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -14,15 +15,15 @@ func (g *gen) offset(r asm.Register, n int, open bool) {
 	if n < 0 || open {
 		from = imgEnd
 	}
-	g.op(asm.LoadMem(r, asm.R8, from, asm.Word))
+	g.Op(asm.LoadMem(r, asm.R8, from, asm.Word))
 	if n != 0 && !open {
-		g.op(asm.Add.Imm(r, int32(n)))
+		g.Op(asm.Add.Imm(r, int32(n)))
 	}
 }
 
 // slice has R2 be the offset in the packet of a part of the payload, and R3 its end; what is not there goes to f. A part
 // that is to have so many bytes and has others goes to f, too; -1: however many.
-func (g *gen) slice(x expr.Operand, want int, f label) {
+func (g *gen) slice(x expr.Operand, want int, f code.Label) {
 	g.there(noPayload, f)
 	if x.Part == expr.Whole {
 		x.From, x.Open = 0, true
@@ -33,38 +34,38 @@ func (g *gen) slice(x expr.Operand, want int, f label) {
 		g.offset(asm.R3, x.To, x.Open)
 	}
 	if x.From < 0 {
-		g.op(asm.LoadMem(asm.R0, asm.R8, imgBody, asm.Word))
-		g.jump(asm.JSLT.Reg(asm.R2, asm.R0, ""), f)
+		g.Op(asm.LoadMem(asm.R0, asm.R8, imgBody, asm.Word))
+		g.Jump(asm.JSLT.Reg(asm.R2, asm.R0, ""), f)
 	}
 	if !x.Open && x.To >= 0 {
-		g.op(asm.LoadMem(asm.R0, asm.R8, imgEnd, asm.Word))
-		g.jump(asm.JSGT.Reg(asm.R3, asm.R0, ""), f)
+		g.Op(asm.LoadMem(asm.R0, asm.R8, imgEnd, asm.Word))
+		g.Jump(asm.JSGT.Reg(asm.R3, asm.R0, ""), f)
 	}
 	switch {
 	case fixed && want >= 0 && n != want:
-		g.goTo(f)
+		g.GoTo(f)
 	case fixed:
 	case want >= 0:
-		g.op(asm.Mov.Reg(asm.R0, asm.R3), asm.Sub.Reg(asm.R0, asm.R2))
-		g.jump(asm.JNE.Imm(asm.R0, int32(want), ""), f)
+		g.Op(asm.Mov.Reg(asm.R0, asm.R3), asm.Sub.Reg(asm.R0, asm.R2))
+		g.Jump(asm.JNE.Imm(asm.R0, int32(want), ""), f)
 	default:
-		g.jump(asm.JSGT.Reg(asm.R2, asm.R3, ""), f)
+		g.Jump(asm.JSGT.Reg(asm.R2, asm.R3, ""), f)
 	}
 }
 
 // byteOf has R0 be one byte of the payload.
-func (g *gen) byteOf(x expr.Operand, f label) {
+func (g *gen) byteOf(x expr.Operand, f code.Label) {
 	x.Part, x.To, x.Open = expr.Slice, x.From+1, x.From == -1
 	g.slice(x, 1, f)
 	g.loadAt(0, 1, f)
 	base, off := g.loaded()
-	g.op(asm.LoadMem(asm.R0, base, off, asm.Byte))
+	g.Op(asm.LoadMem(asm.R0, base, off, asm.Byte))
 }
 
 // loadAt makes n bytes at R2 and off readable where loaded says.
-func (g *gen) loadAt(off, n int32, f label) {
+func (g *gen) loadAt(off, n int32, f code.Label) {
 	if off != 0 {
-		g.op(asm.Add.Imm(asm.R2, off))
+		g.Op(asm.Add.Imm(asm.R2, off))
 	}
 	if g.o.Hook == XDP {
 		g.direct(n, f)
@@ -82,7 +83,7 @@ func (g *gen) loaded() (asm.Register, int16) {
 }
 
 // text compares a part of the payload, or a name.
-func (g *gen) text(x expr.Operand, v expr.Value, t, f label) {
+func (g *gen) text(x expr.Operand, v expr.Value, t, f code.Label) {
 	switch x.Field.ID {
 	case expr.SIPMethod:
 		g.carried(f)
@@ -103,30 +104,30 @@ func (g *gen) text(x expr.Operand, v expr.Value, t, f label) {
 		g.slice(x, len(v.Bytes), f)
 		g.literal(v.Bytes, false, f)
 	}
-	g.goTo(t)
+	g.GoTo(t)
 }
 
 // carried goes to f unless the payload is TCP's or UDP's.
-func (g *gen) carried(f label) {
+func (g *gen) carried(f code.Label) {
 	if g.known&(noTCP|noUDP) != 0 {
 		return
 	}
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R0, int32(noTCP|noUDP)))
-	g.jump(asm.JEq.Imm(asm.R0, int32(noTCP|noUDP), ""), f)
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word), asm.And.Imm(asm.R0, int32(noTCP|noUDP)))
+	g.Jump(asm.JEq.Imm(asm.R0, int32(noTCP|noUDP), ""), f)
 }
 
 // atOnce is how many bytes are compared at once.
 const atOnce = 64
 
 // literal goes to f unless the bytes at R2 are these; with fold, letters in lower case stand for both cases.
-func (g *gen) literal(b []byte, fold bool, f label) {
+func (g *gen) literal(b []byte, fold bool, f code.Label) {
 	if len(b) > atOnce {
-		g.op(asm.StoreMem(asm.RFP, stackSaved-8, asm.R2, asm.DWord))
+		g.Op(asm.StoreMem(asm.RFP, stackSaved-8, asm.R2, asm.DWord))
 	}
 	for at := 0; at < len(b); at += atOnce {
 		part := b[at:min(at+atOnce, len(b))]
 		if at > 0 {
-			g.op(asm.LoadMem(asm.R2, asm.RFP, stackSaved-8, asm.DWord))
+			g.Op(asm.LoadMem(asm.R2, asm.RFP, stackSaved-8, asm.DWord))
 		}
 		g.loadAt(int32(at), int32(len(part)), f)
 		g.same(part, fold, f)
@@ -137,7 +138,7 @@ func (g *gen) literal(b []byte, fold bool, f label) {
 const atBranch = 4
 
 // same compares what is loaded.
-func (g *gen) same(part []byte, fold bool, f label) {
+func (g *gen) same(part []byte, fold bool, f code.Label) {
 	base, off := g.loaded()
 	for i := 0; len(part) > 0; i++ {
 		w := width(min(len(part), 4))
@@ -146,17 +147,17 @@ func (g *gen) same(part []byte, fold bool, f label) {
 		if i%atBranch > 0 {
 			to = asm.R3
 		}
-		g.op(asm.LoadMem(to, base, off, w))
+		g.Op(asm.LoadMem(to, base, off, w))
 		if mask := caseBits(part[:n]); fold && mask != 0 {
-			g.op(asm.Or.Imm32(to, int32(mask)))
+			g.Op(asm.Or.Imm32(to, int32(mask)))
 		}
-		g.op(asm.Xor.Imm32(to, int32(word(part[:n]))))
+		g.Op(asm.Xor.Imm32(to, int32(word(part[:n]))))
 		if to != asm.R0 {
-			g.op(asm.Or.Reg(asm.R0, to))
+			g.Op(asm.Or.Reg(asm.R0, to))
 		}
 		part, off = part[n:], off+int16(n)
 		if i%atBranch == atBranch-1 || len(part) == 0 {
-			g.jump(asm.JNE.Imm(asm.R0, 0, ""), f)
+			g.Jump(asm.JNE.Imm(asm.R0, 0, ""), f)
 		}
 	}
 }
@@ -184,15 +185,15 @@ func caseBits(b []byte) uint32 {
 }
 
 // anyMethod goes to t if the payload begins with capitals and a space.
-func (g *gen) anyMethod(t, f label) {
+func (g *gen) anyMethod(t, f code.Label) {
 	g.carried(f)
 	for i := range expr.MostMethod + 1 {
 		g.byteOf(expr.Operand{Field: expr.Lookup(expr.Payload), Part: expr.Byte, From: i}, f)
 		if i > 0 {
-			g.jump(asm.JEq.Imm(asm.R0, ' ', ""), t)
+			g.Jump(asm.JEq.Imm(asm.R0, ' ', ""), t)
 		}
-		g.jump(asm.JLT.Imm(asm.R0, 'A', ""), f)
-		g.jump(asm.JGT.Imm(asm.R0, 'Z', ""), f)
+		g.Jump(asm.JLT.Imm(asm.R0, 'A', ""), f)
+		g.Jump(asm.JGT.Imm(asm.R0, 'Z', ""), f)
 	}
-	g.goTo(f)
+	g.GoTo(f)
 }

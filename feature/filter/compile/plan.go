@@ -232,25 +232,25 @@ func (g *gen) slotAt(slot int) int16 { return g.scratchOff - 8 - 8*int16(slot) +
 func (g *gen) groups() {
 	for _, gr := range g.p.plan.groups {
 		if gr.counts {
-			g.op(asm.Mov.Imm(asm.R1, undecided), asm.StoreMem(asm.RFP, g.slotAt(gr.slot), asm.R1, asm.Word))
+			g.Op(asm.Mov.Imm(asm.R1, undecided), asm.StoreMem(asm.RFP, g.slotAt(gr.slot), asm.R1, asm.Word))
 		}
-		next := g.label()
-		if g.noted {
-			g.note = fmt.Sprintf("a group of %d rules: %s", len(gr.rules), gr.fields())
+		next := g.Label()
+		if g.Noted {
+			g.Note = fmt.Sprintf("a group of %d rules: %s", len(gr.rules), gr.fields())
 		}
 		g.there(gr.absent, next)
 		g.key(gr)
-		g.op(stack(asm.R2, int32(g.scratchOff))...)
-		g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(gr.name), asm.FnMapLookupElem.Call())
-		g.jump(asm.JEq.Imm(asm.R0, 0, ""), next)
-		g.op(asm.LoadMem(asm.R1, asm.R0, 0, asm.Word))
+		g.Op(stack(asm.R2, int32(g.scratchOff))...)
+		g.Op(asm.LoadMapPtr(asm.R1, 0).WithReference(gr.name), asm.FnMapLookupElem.Call())
+		g.Jump(asm.JEq.Imm(asm.R0, 0, ""), next)
+		g.Op(asm.LoadMem(asm.R1, asm.R0, 0, asm.Word))
 		if gr.counts {
-			g.op(asm.StoreMem(asm.RFP, g.slotAt(gr.slot), asm.R1, asm.Word))
+			g.Op(asm.StoreMem(asm.RFP, g.slotAt(gr.slot), asm.R1, asm.Word))
 		} else {
-			g.jump(asm.JGE.Reg(asm.R1, asm.R9, ""), next)
-			g.op(asm.Mov.Reg(asm.R9, asm.R1))
+			g.Jump(asm.JGE.Reg(asm.R1, asm.R9, ""), next)
+			g.Op(asm.Mov.Reg(asm.R9, asm.R1))
 		}
-		g.bind(next)
+		g.Bind(next)
 		g.p.groupMap(gr)
 	}
 }
@@ -270,7 +270,7 @@ func (gr *group) fields() string {
 // key writes a group's key to the scratch.
 func (g *gen) key(gr *group) {
 	put := func(off int, r asm.Register, size asm.Size) {
-		g.op(asm.StoreMem(asm.RFP, g.scratchOff+int16(off), r, size))
+		g.Op(asm.StoreMem(asm.RFP, g.scratchOff+int16(off), r, size))
 	}
 	used := 0
 	for _, p := range gr.parts {
@@ -280,30 +280,30 @@ func (g *gen) key(gr *group) {
 		case expr.IPv4, expr.IPv6:
 			mask := netip.PrefixFrom(netip.AddrFrom16([16]byte(slices.Repeat([]byte{0xff}, 16))), p.prefix).Masked().Addr().As16()
 			for i := 0; i < p.size; i += 4 {
-				g.op(asm.LoadMem(asm.R0, asm.R8, pl.off+int16(i), asm.Word))
+				g.Op(asm.LoadMem(asm.R0, asm.R8, pl.off+int16(i), asm.Word))
 				if m := native.Uint32(mask[i:]); m != ^uint32(0) {
-					g.op(asm.And.Imm32(asm.R0, int32(m)))
+					g.Op(asm.And.Imm32(asm.R0, int32(m)))
 				}
 				put(p.off+i, asm.R0, asm.Word)
 			}
 		case expr.MAC:
 			for i := 0; i < 6; i += 2 {
-				g.op(asm.LoadMem(asm.R0, asm.R8, pl.off+int16(i), asm.Half))
+				g.Op(asm.LoadMem(asm.R0, asm.R8, pl.off+int16(i), asm.Half))
 				put(p.off+i, asm.R0, asm.Half)
 			}
-			g.op(asm.StoreImm(asm.RFP, g.scratchOff+int16(p.off+6), 0, asm.Half))
+			g.Op(asm.StoreImm(asm.RFP, g.scratchOff+int16(p.off+6), 0, asm.Half))
 		default:
 			if !pl.plain() {
 				g.value(pl, expr.Operand{Field: f})
 				put(p.off, asm.R0, asm.Word)
 				continue
 			}
-			g.op(asm.LoadMem(asm.R0, asm.R8, pl.off, pl.size))
+			g.Op(asm.LoadMem(asm.R0, asm.R8, pl.off, pl.size))
 			put(p.off, asm.R0, pl.size)
 		}
 	}
 	for ; used < gr.keySize; used++ {
-		g.op(asm.StoreImm(asm.RFP, g.scratchOff+int16(used), 0, asm.Byte))
+		g.Op(asm.StoreImm(asm.RFP, g.scratchOff+int16(used), 0, asm.Byte))
 	}
 }
 
@@ -313,12 +313,12 @@ func (g *gen) groupCounts() {
 		if !gr.counts {
 			continue
 		}
-		next := g.label()
-		g.note = "a group's rule that counts"
-		g.op(asm.LoadMem(asm.R1, asm.RFP, g.slotAt(gr.slot), asm.Word))
-		g.jump(asm.JGE.Reg(asm.R1, asm.R9, ""), next)
-		g.op(asm.RSh.Imm(asm.R1, 1))
+		next := g.Label()
+		g.Note = "a group's rule that counts"
+		g.Op(asm.LoadMem(asm.R1, asm.RFP, g.slotAt(gr.slot), asm.Word))
+		g.Jump(asm.JGE.Reg(asm.R1, asm.R9, ""), next)
+		g.Op(asm.RSh.Imm(asm.R1, 1))
 		g.count()
-		g.bind(next)
+		g.Bind(next)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -36,7 +37,7 @@ func (p *Program) rateID(e *expr.Expr, index int) int32 {
 }
 
 // rate takes a packet from the bucket of its key, as [expr.Rate.Next] does.
-func (g *gen) rate(n *expr.Rate, t, f label) {
+func (g *gen) rate(n *expr.Rate, t, f code.Label) {
 	above, below := t, f
 	if n.Not {
 		above, below = f, t
@@ -47,81 +48,81 @@ func (g *gen) rate(n *expr.Rate, t, f label) {
 		g.p.Spec.Maps[name] = &ebpf.MapSpec{Name: name, Type: ebpf.LRUHash, KeySize: uint32(size), ValueSize: 8, MaxEntries: rateKeys}
 	}
 	lookup := func() {
-		g.op(asm.LoadMapPtr(asm.R1, 0).WithReference(name))
-		g.op(stack(asm.R2, int32(g.scratchOff))...)
-		g.op(asm.FnMapLookupElem.Call())
+		g.Op(asm.LoadMapPtr(asm.R1, 0).WithReference(name))
+		g.Op(stack(asm.R2, int32(g.scratchOff))...)
+		g.Op(asm.FnMapLookupElem.Call())
 	}
-	g.op(asm.FnKtimeGetNs.Call(), asm.StoreMem(asm.RFP, rateNow, asm.R0, asm.DWord))
-	found := g.label()
+	g.Op(asm.FnKtimeGetNs.Call(), asm.StoreMem(asm.RFP, rateNow, asm.R0, asm.DWord))
+	found := g.Label()
 	lookup()
-	g.jump(asm.JNE.Imm(asm.R0, 0, ""), found)
-	g.note = "a new key: its bucket is full but for this packet"
-	g.op(asm.LoadMem(asm.R0, asm.RFP, rateNow, asm.DWord))
+	g.Jump(asm.JNE.Imm(asm.R0, 0, ""), found)
+	g.Note = "a new key: its bucket is full but for this packet"
+	g.Op(asm.LoadMem(asm.R0, asm.RFP, rateNow, asm.DWord))
 	g.add(n.Interval())
-	g.op(asm.StoreMem(asm.RFP, g.scratchOff+rateNew, asm.R0, asm.DWord), asm.LoadMapPtr(asm.R1, 0).WithReference(name))
-	g.op(stack(asm.R2, int32(g.scratchOff))...)
-	g.op(stack(asm.R3, int32(g.scratchOff+rateNew))...)
-	g.op(asm.Mov.Imm(asm.R4, 1 /* BPF_NOEXIST */), asm.FnMapUpdateElem.Call())
-	g.jump(asm.JEq.Imm(asm.R0, 0, ""), below)
+	g.Op(asm.StoreMem(asm.RFP, g.scratchOff+rateNew, asm.R0, asm.DWord), asm.LoadMapPtr(asm.R1, 0).WithReference(name))
+	g.Op(stack(asm.R2, int32(g.scratchOff))...)
+	g.Op(stack(asm.R3, int32(g.scratchOff+rateNew))...)
+	g.Op(asm.Mov.Imm(asm.R4, 1 /* BPF_NOEXIST */), asm.FnMapUpdateElem.Call())
+	g.Jump(asm.JEq.Imm(asm.R0, 0, ""), below)
 	lookup() // another CPU was faster
-	g.jump(asm.JEq.Imm(asm.R0, 0, ""), below)
-	g.bind(found)
-	g.op(asm.Mov.Reg(asm.R7, asm.R0))
+	g.Jump(asm.JEq.Imm(asm.R0, 0, ""), below)
+	g.Bind(found)
+	g.Op(asm.Mov.Reg(asm.R7, asm.R0))
 	g.bucket(n, above, below)
 }
 
 // add adds a number that may have more than 31 bits to R0.
 func (g *gen) add(v uint64) {
-	g.op(asm.LoadImm(asm.R1, int64(v), asm.DWord), asm.Add.Reg(asm.R0, asm.R1))
+	g.Op(asm.LoadImm(asm.R1, int64(v), asm.DWord), asm.Add.Reg(asm.R0, asm.R1))
 }
 
 // bucket takes the packet from the bucket that R7 points to.
-func (g *gen) bucket(n *expr.Rate, above, below label) {
+func (g *gen) bucket(n *expr.Rate, above, below code.Label) {
 	tries := retries
 	if !g.o.Kernel.Atomics {
 		// Before 5.12 the new value is simply stored: packets of one key that two CPUs see at once may count as one.
 		tries = 1
 	}
 	for range tries {
-		later := g.label()
-		g.op(asm.LoadMem(asm.R0, asm.R7, 0, asm.DWord), asm.Mov.Reg(asm.R3, asm.R0), asm.LoadMem(asm.R2, asm.RFP, rateNow, asm.DWord))
-		g.jump(asm.JGT.Reg(asm.R3, asm.R2, ""), later)
-		g.op(asm.Mov.Reg(asm.R3, asm.R2))
-		g.bind(later)
-		g.op(asm.Mov.Reg(asm.R4, asm.R3), asm.Sub.Reg(asm.R4, asm.R2), asm.LoadImm(asm.R1, int64(n.Tolerance()), asm.DWord))
-		g.jump(asm.JGT.Reg(asm.R4, asm.R1, ""), above)
-		g.op(asm.LoadImm(asm.R1, int64(n.Interval()), asm.DWord), asm.Add.Reg(asm.R3, asm.R1))
+		later := g.Label()
+		g.Op(asm.LoadMem(asm.R0, asm.R7, 0, asm.DWord), asm.Mov.Reg(asm.R3, asm.R0), asm.LoadMem(asm.R2, asm.RFP, rateNow, asm.DWord))
+		g.Jump(asm.JGT.Reg(asm.R3, asm.R2, ""), later)
+		g.Op(asm.Mov.Reg(asm.R3, asm.R2))
+		g.Bind(later)
+		g.Op(asm.Mov.Reg(asm.R4, asm.R3), asm.Sub.Reg(asm.R4, asm.R2), asm.LoadImm(asm.R1, int64(n.Tolerance()), asm.DWord))
+		g.Jump(asm.JGT.Reg(asm.R4, asm.R1, ""), above)
+		g.Op(asm.LoadImm(asm.R1, int64(n.Interval()), asm.DWord), asm.Add.Reg(asm.R3, asm.R1))
 		if tries == 1 {
-			g.op(asm.StoreMem(asm.R7, 0, asm.R3, asm.DWord))
+			g.Op(asm.StoreMem(asm.R7, 0, asm.R3, asm.DWord))
 			break
 		}
-		g.op(asm.Mov.Reg(asm.R5, asm.R0), compareExchange(asm.R7, 0, asm.R3))
-		g.jump(asm.JEq.Reg(asm.R0, asm.R5, ""), below)
+		g.Op(asm.Mov.Reg(asm.R5, asm.R0), code.CompareExchange(asm.R7, 0, asm.R3))
+		g.Jump(asm.JEq.Reg(asm.R0, asm.R5, ""), below)
 	}
-	g.goTo(below)
+	g.GoTo(below)
 }
 
 // rateKey writes the key to the scratch and returns its size. Where a field is absent it goes to f.
-func (g *gen) rateKey(n *expr.Rate, f label) int {
+func (g *gen) rateKey(n *expr.Rate, f code.Label) int {
 	at := g.scratchOff
-	g.op(asm.StoreImm(asm.RFP, at, int64(g.p.rateID(g.rule, n.Index)), asm.Word))
+	g.Op(asm.StoreImm(asm.RFP, at, int64(g.p.rateID(g.rule, n.Index)), asm.Word))
 	at += 4
 	for _, k := range n.Keys {
 		ids := k.Field.Each()
-		done := g.label()
+		done := g.Label()
 		for i, id := range ids {
 			next := f
 			if i < len(ids)-1 {
-				next = g.label()
+				next = g.Label()
 			}
 			g.there(places[id].absent, next)
 			g.keyField(k.Field, id, at)
-			g.goTo(done)
+			g.GoTo(done)
 			if next != f {
-				g.bind(next)
+				g.Bind(next)
 			}
 		}
-		g.bind(done)
+		g.Bind(done)
 		at += int16(expr.KeySize(k.Field))
 	}
 	return int(at - g.scratchOff)
@@ -134,9 +135,9 @@ func (g *gen) keyField(f *expr.Field, id expr.ID, at int16) {
 	switch field.Type {
 	case expr.MAC:
 		for i := int16(0); i < 6; i += 2 {
-			g.op(asm.LoadMem(asm.R0, asm.R8, p.off+i, asm.Half), asm.StoreMem(asm.RFP, at+i, asm.R0, asm.Half))
+			g.Op(asm.LoadMem(asm.R0, asm.R8, p.off+i, asm.Half), asm.StoreMem(asm.RFP, at+i, asm.R0, asm.Half))
 		}
-		g.op(asm.StoreImm(asm.RFP, at+6, 0, asm.Half))
+		g.Op(asm.StoreImm(asm.RFP, at+6, 0, asm.Half))
 		return
 	case expr.IPv4:
 		words = 1
@@ -144,16 +145,16 @@ func (g *gen) keyField(f *expr.Field, id expr.ID, at int16) {
 		words = 4
 	default:
 		g.value(p, expr.Operand{Field: field})
-		g.op(asm.StoreMem(asm.RFP, at, asm.R0, asm.Word))
+		g.Op(asm.StoreMem(asm.RFP, at, asm.R0, asm.Word))
 		return
 	}
 	for i := range int16(words) {
-		g.op(asm.LoadMem(asm.R0, asm.R8, p.off+4*i, asm.Word), asm.StoreMem(asm.RFP, at+4*i, asm.R0, asm.Word))
+		g.Op(asm.LoadMem(asm.R0, asm.R8, p.off+4*i, asm.Word), asm.StoreMem(asm.RFP, at+4*i, asm.R0, asm.Word))
 	}
 	if f.Type == expr.IP { // either family: the key says which
 		for i := words; i < 4; i++ {
-			g.op(asm.StoreImm(asm.RFP, at+int16(4*i), 0, asm.Word))
+			g.Op(asm.StoreImm(asm.RFP, at+int16(4*i), 0, asm.Word))
 		}
-		g.op(asm.StoreImm(asm.RFP, at+16, int64(words), asm.Word))
+		g.Op(asm.StoreImm(asm.RFP, at+16, int64(words), asm.Word))
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -37,42 +38,42 @@ func merge(ss []span) []span {
 const inTurn = 3
 
 // search goes to t if R0, a number of so many bits, is in any of the sorted spans.
-func (g *gen) search(ss []span, bits int, t, f label) {
+func (g *gen) search(ss []span, bits int, t, f code.Label) {
 	if len(ss) > mostSpans {
 		g.fail(errSpans)
 		return
 	}
 	g.searchFrom(ss, uint64(1)<<bits-1, t, f)
-	g.goTo(f)
+	g.GoTo(f)
 }
 
-func (g *gen) searchFrom(ss []span, most uint64, t, f label) {
+func (g *gen) searchFrom(ss []span, most uint64, t, f code.Label) {
 	if len(ss) > inTurn {
-		upper, mid := g.label(), len(ss)/2
-		g.jump(asm.JGE.Imm32(asm.R0, int32(ss[mid].lo), ""), upper)
+		upper, mid := g.Label(), len(ss)/2
+		g.Jump(asm.JGE.Imm32(asm.R0, int32(ss[mid].lo), ""), upper)
 		g.searchFrom(ss[:mid], most, t, f)
-		g.goTo(f)
-		g.bind(upper)
+		g.GoTo(f)
+		g.Bind(upper)
 		g.searchFrom(ss[mid:], most, t, f)
 		return
 	}
 	for _, s := range ss {
 		switch {
 		case s.lo == s.hi:
-			g.jump(asm.JEq.Imm32(asm.R0, int32(s.lo), ""), t)
+			g.Jump(asm.JEq.Imm32(asm.R0, int32(s.lo), ""), t)
 		case s.lo == 0:
-			g.jump(asm.JLE.Imm32(asm.R0, int32(s.hi), ""), t)
+			g.Jump(asm.JLE.Imm32(asm.R0, int32(s.hi), ""), t)
 		case s.hi >= most:
-			g.jump(asm.JGE.Imm32(asm.R0, int32(s.lo), ""), t)
+			g.Jump(asm.JGE.Imm32(asm.R0, int32(s.lo), ""), t)
 		default:
-			g.op(asm.Mov.Reg32(asm.R1, asm.R0), asm.Sub.Imm32(asm.R1, int32(s.lo)))
-			g.jump(asm.JLE.Imm32(asm.R1, int32(s.hi-s.lo), ""), t)
+			g.Op(asm.Mov.Reg32(asm.R1, asm.R0), asm.Sub.Imm32(asm.R1, int32(s.lo)))
+			g.Jump(asm.JLE.Imm32(asm.R1, int32(s.hi-s.lo), ""), t)
 		}
 	}
 }
 
 // addresses compares addresses of either family.
-func (g *gen) addresses(x expr.Operand, op expr.Op, vs []expr.Value, t, f label) {
+func (g *gen) addresses(x expr.Operand, op expr.Op, vs []expr.Value, t, f code.Label) {
 	var four, six []expr.Value
 	for _, v := range vs {
 		a := v.From
@@ -85,7 +86,7 @@ func (g *gen) addresses(x expr.Operand, op expr.Op, vs []expr.Value, t, f label)
 			six = append(six, v)
 		}
 	}
-	g.each(ofFamily(x, vs), t, f, func(p place, id expr.ID, t, f label) {
+	g.each(ofFamily(x, vs), t, f, func(p place, id expr.ID, t, f code.Label) {
 		if expr.Lookup(id).Type == expr.IPv4 {
 			g.four(p, op, four, t, f)
 		} else {
@@ -126,27 +127,27 @@ func ends(v expr.Value) (from, to netip.Addr) {
 	return v.Prefix.Addr(), last(v.Prefix)
 }
 
-func (g *gen) four(p place, op expr.Op, vs []expr.Value, t, f label) {
+func (g *gen) four(p place, op expr.Op, vs []expr.Value, t, f code.Label) {
 	if len(vs) == 0 {
-		g.goTo(f)
+		g.GoTo(f)
 		return
 	}
 	if len(vs) == 1 && op == expr.Eq && !vs[0].From.IsValid() { // as it stands in memory
 		n := vs[0].Prefix
 		if n.Bits() == 0 {
-			g.goTo(t)
+			g.GoTo(t)
 			return
 		}
-		g.op(asm.LoadMem(asm.R0, asm.R8, p.off, asm.Word))
+		g.Op(asm.LoadMem(asm.R0, asm.R8, p.off, asm.Word))
 		if n.Bits() < 32 {
-			g.op(asm.And.Imm32(asm.R0, int32(swapped(^uint32(0)<<(32-n.Bits()), asm.Word))))
+			g.Op(asm.And.Imm32(asm.R0, int32(swapped(^uint32(0)<<(32-n.Bits()), asm.Word))))
 		}
-		g.jump(asm.JEq.Imm32(asm.R0, int32(swapped(uint32(number4(n.Addr())), asm.Word)), ""), t)
-		g.goTo(f)
+		g.Jump(asm.JEq.Imm32(asm.R0, int32(swapped(uint32(number4(n.Addr())), asm.Word)), ""), t)
+		g.GoTo(f)
 		return
 	}
 	ss := spans(op, numbers4(vs), 32)
-	g.op(asm.LoadMem(asm.R0, asm.R8, p.off, asm.Word), asm.HostTo(asm.BE, asm.R0, asm.Word))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, p.off, asm.Word), asm.HostTo(asm.BE, asm.R0, asm.Word))
 	g.search(ss, 32, t, f)
 }
 
@@ -200,9 +201,9 @@ func spans6(op expr.Op, vs []expr.Value) []span6 {
 	return merged
 }
 
-func (g *gen) six(p place, op expr.Op, vs []expr.Value, t, f label) {
+func (g *gen) six(p place, op expr.Op, vs []expr.Value, t, f code.Label) {
 	if len(vs) == 0 {
-		g.goTo(f)
+		g.GoTo(f)
 		return
 	}
 	if len(vs) == 1 && op == expr.Eq && !vs[0].From.IsValid() {
@@ -214,56 +215,56 @@ func (g *gen) six(p place, op expr.Op, vs []expr.Value, t, f label) {
 		g.fail(errSpans)
 		return
 	}
-	g.op(asm.LoadMem(asm.R0, asm.R8, p.off, asm.DWord), asm.HostTo(asm.BE, asm.R0, asm.DWord),
+	g.Op(asm.LoadMem(asm.R0, asm.R8, p.off, asm.DWord), asm.HostTo(asm.BE, asm.R0, asm.DWord),
 		asm.LoadMem(asm.R1, asm.R8, p.off+8, asm.DWord), asm.HostTo(asm.BE, asm.R1, asm.DWord))
 	g.search6(ss, t, f)
 }
 
 // prefix6 compares the words of the prefix, as they stand in memory.
-func (g *gen) prefix6(p place, n netip.Prefix, t, f label) {
+func (g *gen) prefix6(p place, n netip.Prefix, t, f code.Label) {
 	b := n.Addr().As16()
 	for i := 0; i < n.Bits(); i += 32 {
-		g.op(asm.LoadMem(asm.R0, asm.R8, p.off+int16(i/8), asm.Word))
+		g.Op(asm.LoadMem(asm.R0, asm.R8, p.off+int16(i/8), asm.Word))
 		if left := n.Bits() - i; left < 32 {
-			g.op(asm.And.Imm32(asm.R0, int32(swapped(^uint32(0)<<(32-left), asm.Word))))
+			g.Op(asm.And.Imm32(asm.R0, int32(swapped(^uint32(0)<<(32-left), asm.Word))))
 		}
-		g.jump(asm.JNE.Imm32(asm.R0, int32(swapped(binary.BigEndian.Uint32(b[i/8:]), asm.Word)), ""), f)
+		g.Jump(asm.JNE.Imm32(asm.R0, int32(swapped(binary.BigEndian.Uint32(b[i/8:]), asm.Word)), ""), f)
 	}
-	g.goTo(t)
+	g.GoTo(t)
 }
 
 // notBelow goes to yes if the address in R0 and R1 is not below v, else to no.
-func (g *gen) notBelow(v [2]uint64, yes, no label) {
-	g.op(asm.LoadImm(asm.R2, int64(v[0]), asm.DWord))
-	g.jump(asm.JGT.Reg(asm.R0, asm.R2, ""), yes)
-	g.jump(asm.JLT.Reg(asm.R0, asm.R2, ""), no)
-	g.op(asm.LoadImm(asm.R2, int64(v[1]), asm.DWord))
-	g.jump(asm.JGE.Reg(asm.R1, asm.R2, ""), yes)
-	g.goTo(no)
+func (g *gen) notBelow(v [2]uint64, yes, no code.Label) {
+	g.Op(asm.LoadImm(asm.R2, int64(v[0]), asm.DWord))
+	g.Jump(asm.JGT.Reg(asm.R0, asm.R2, ""), yes)
+	g.Jump(asm.JLT.Reg(asm.R0, asm.R2, ""), no)
+	g.Op(asm.LoadImm(asm.R2, int64(v[1]), asm.DWord))
+	g.Jump(asm.JGE.Reg(asm.R1, asm.R2, ""), yes)
+	g.GoTo(no)
 }
 
 // search6 goes to t if the address in R0 and R1 is in any of the sorted spans.
-func (g *gen) search6(ss []span6, t, f label) {
+func (g *gen) search6(ss []span6, t, f code.Label) {
 	if len(ss) == 0 {
-		g.goTo(f)
+		g.GoTo(f)
 		return
 	}
-	upper, lower := g.label(), g.label()
+	upper, lower := g.Label(), g.Label()
 	if len(ss) > 1 {
 		mid := len(ss) / 2
 		g.notBelow(ss[mid].lo, upper, lower)
-		g.bind(lower)
+		g.Bind(lower)
 		g.search6(ss[:mid], t, f)
-		g.bind(upper)
+		g.Bind(upper)
 		g.search6(ss[mid:], t, f)
 		return
 	}
 	g.notBelow(ss[0].lo, upper, f)
-	g.bind(upper)
-	g.op(asm.LoadImm(asm.R2, int64(ss[0].hi[0]), asm.DWord))
-	g.jump(asm.JLT.Reg(asm.R0, asm.R2, ""), t)
-	g.jump(asm.JGT.Reg(asm.R0, asm.R2, ""), f)
-	g.op(asm.LoadImm(asm.R2, int64(ss[0].hi[1]), asm.DWord))
-	g.jump(asm.JLE.Reg(asm.R1, asm.R2, ""), t)
-	g.goTo(f)
+	g.Bind(upper)
+	g.Op(asm.LoadImm(asm.R2, int64(ss[0].hi[0]), asm.DWord))
+	g.Jump(asm.JLT.Reg(asm.R0, asm.R2, ""), t)
+	g.Jump(asm.JGT.Reg(asm.R0, asm.R2, ""), f)
+	g.Op(asm.LoadImm(asm.R2, int64(ss[0].hi[1]), asm.DWord))
+	g.Jump(asm.JLE.Reg(asm.R1, asm.R2, ""), t)
+	g.GoTo(f)
 }

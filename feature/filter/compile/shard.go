@@ -71,26 +71,26 @@ func (g *gen) lookUp(name, fn string, s Shards, n int) {
 		g.call(name + "_" + fn)
 		return
 	}
-	g.op(asm.Mov.Reg(asm.R3, asm.R1))
+	g.Op(asm.Mov.Reg(asm.R3, asm.R1))
 	switch {
 	case fn == "four" && n < 32:
-		g.op(asm.RSh.Imm(asm.R3, int32(32-n)))
+		g.Op(asm.RSh.Imm(asm.R3, int32(32-n)))
 	case fn == "six" && n < 64:
-		g.op(asm.RSh.Imm(asm.R3, int32(64-n)), asm.LSh.Imm(asm.R3, int32(64-n)))
+		g.Op(asm.RSh.Imm(asm.R3, int32(64-n)), asm.LSh.Imm(asm.R3, int32(64-n)))
 	case fn == "six" && n == 128:
-		g.op(asm.Mov.Reg(asm.R4, asm.R2), asm.LoadImm(asm.R5, wrap(shardLow), asm.DWord), asm.Mul.Reg(asm.R4, asm.R5), asm.Xor.Reg(asm.R3, asm.R4))
+		g.Op(asm.Mov.Reg(asm.R4, asm.R2), asm.LoadImm(asm.R5, wrap(shardLow), asm.DWord), asm.Mul.Reg(asm.R4, asm.R5), asm.Xor.Reg(asm.R3, asm.R4))
 	}
-	g.op(asm.LoadImm(asm.R4, wrap(shardHash), asm.DWord), asm.Mul.Reg(asm.R3, asm.R4), asm.RSh.Imm(asm.R3, int32(s.shift())))
-	found := g.label()
+	g.Op(asm.LoadImm(asm.R4, wrap(shardHash), asm.DWord), asm.Mul.Reg(asm.R3, asm.R4), asm.RSh.Imm(asm.R3, int32(s.shift())))
+	found := g.Label()
 	for i, table := range names[1:] {
-		next := g.label()
-		g.jump(asm.JNE.Imm(asm.R3, int32(i+1), ""), next)
+		next := g.Label()
+		g.Jump(asm.JNE.Imm(asm.R3, int32(i+1), ""), next)
 		g.call(table + "_" + fn)
-		g.goTo(found)
-		g.bind(next)
+		g.GoTo(found)
+		g.Bind(next)
 	}
 	g.call(name + "_" + fn)
-	g.bind(found)
+	g.Bind(found)
 }
 
 // wrap is a number of 64 bits with a sign.

@@ -5,6 +5,7 @@ package compile
 import (
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -30,40 +31,40 @@ func (g *gen) clip() {
 	if g.o.Start != Transport {
 		return
 	}
-	g.op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.Add.Reg(asm.R1, asm.R9), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
+	g.Op(asm.LoadMem(asm.R1, asm.R8, imgLen, asm.Word), asm.Add.Reg(asm.R1, asm.R9), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
 	g.least(asm.R2, asm.R1)
-	g.op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
+	g.Op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
 }
 
 // transport reads the header of the protocol in R0 at R9. Whether it fits is asked later.
 func (g *gen) transport(p *paths) {
-	g.note = "the transport header"
+	g.Note = "the transport header"
 	g.launder(asm.R9, imgAt)
 	g.clip()
-	g.op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
-	loaded, unloaded, small, short, gre := g.label(), g.label(), g.label(), g.label(), g.label()
+	g.Op(asm.StoreMem(asm.R8, imgSpare, asm.R0, asm.Word))
+	loaded, unloaded, small, short, gre := g.Label(), g.Label(), g.Label(), g.Label(), g.Label()
 	for _, t := range transports {
 		if g.wants(t) && t.size > commonSize {
-			other := g.label()
-			g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
-			g.op(asm.Mov.Reg(asm.R2, asm.R9))
+			other := g.Label()
+			g.Jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
+			g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 			g.loadHeader(imgL4, t.size, short)
-			g.goTo(loaded)
-			g.bind(other)
+			g.GoTo(loaded)
+			g.Bind(other)
 		}
 	}
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadHeader(imgL4, commonSize, unloaded)
-	g.bind(loaded)
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
-	g.bind(p.l4)
+	g.Bind(loaded)
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
+	g.Bind(p.l4)
 	g.fits(commonSize, small)
 	for _, t := range transports {
 		if !g.wants(t) {
 			continue
 		}
-		other := g.label()
-		g.jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
+		other := g.Label()
+		g.Jump(asm.JNE.Imm(asm.R0, t.proto, ""), other)
 		if t.size > commonSize {
 			g.fits(t.size, short)
 		}
@@ -76,67 +77,67 @@ func (g *gen) transport(p *paths) {
 			g.found(t.bit)
 		}
 		if t.bit == noGRE {
-			g.bind(gre)
+			g.Bind(gre)
 			g.found(noGRE)
 		}
 		g.payloadOf(t)
-		g.goTo(g.done)
-		g.bind(other)
+		g.GoTo(g.done)
+		g.Bind(other)
 	}
-	g.goTo(g.done)
+	g.GoTo(g.done)
 	g.partOfTCP(short)
-	g.bind(unloaded)
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
-	g.bind(small)
+	g.Bind(unloaded)
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgSpare, asm.Word))
+	g.Bind(small)
 	g.smallHeader(gre)
 }
 
 // partOfTCP goes on with a TCP header of less than 20 bytes, or one that cannot be loaded whole.
-func (g *gen) partOfTCP(short label) {
+func (g *gen) partOfTCP(short code.Label) {
 	if !g.wants(transport{bit: noTCP}) {
 		return
 	}
-	g.bind(short)
-	g.note = "a part of a TCP header"
-	eight := g.label()
+	g.Bind(short)
+	g.Note = "a part of a TCP header"
+	eight := g.Label()
 	g.fits(16, eight)
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadRare(imgL4, 16, eight)
 	g.found(noPorts | noFlags | noShort20)
-	g.goTo(g.entry(16))
-	g.bind(eight)
+	g.GoTo(g.entry(16))
+	g.Bind(eight)
 	g.fits(8, g.entry(0))
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadRare(imgL4, 8, g.entry(0))
 	g.found(noPorts | noShort16 | noShort20)
-	g.goTo(g.entry(8))
+	g.GoTo(g.entry(8))
 }
 
 // smallHeader goes on with less than 8 bytes of the protocol in R0: a whole header of GRE, nothing of another one.
-func (g *gen) smallHeader(gre label) {
-	g.note = "less than 8 bytes of a transport header"
-	other := g.label()
-	g.jump(asm.JNE.Imm(asm.R0, protoGRE, ""), other)
+func (g *gen) smallHeader(gre code.Label) {
+	g.Note = "less than 8 bytes of a transport header"
+	other := g.Label()
+	g.Jump(asm.JNE.Imm(asm.R0, protoGRE, ""), other)
 	g.fits(4, g.entry(0))
 	if g.wants(transport{bit: noGRE}) {
-		g.op(asm.Mov.Reg(asm.R2, asm.R9))
+		g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 		g.loadRare(imgL4, 4, g.entry(0))
-		g.goTo(gre)
+		g.GoTo(gre)
 	} else {
-		g.goTo(g.done)
+		g.GoTo(g.done)
 	}
-	g.bind(other)
-	g.jump(asm.JGT.Imm(asm.R0, 63, ""), g.done)
+	g.Bind(other)
+	g.Jump(asm.JGT.Imm(asm.R0, 63, ""), g.done)
 	// A bit for each protocol. ICMP is of IPv4, and ICMPv6 of IPv6: the first bytes of their headers differ in one bit.
-	g.op(asm.LoadMem(asm.R2, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R2, 5), asm.And.Imm(asm.R2, 1), asm.Mul.Imm(asm.R2, protoICMP6-protoICMP),
+	g.Op(asm.LoadMem(asm.R2, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R2, 5), asm.And.Imm(asm.R2, 1), asm.Mul.Imm(asm.R2, protoICMP6-protoICMP),
 		asm.Mov.Imm(asm.R1, 1<<protoICMP), asm.LSh.Reg(asm.R1, asm.R2), asm.Or.Imm(asm.R1, 1<<protoTCP|1<<protoUDP),
 		asm.RSh.Reg(asm.R1, asm.R0), asm.And.Imm(asm.R1, 1))
-	g.jump(asm.JNE.Imm(asm.R1, 0, ""), g.entry(0))
-	g.goTo(g.done)
+	g.Jump(asm.JNE.Imm(asm.R1, 0, ""), g.entry(0))
+	g.GoTo(g.done)
 }
 
 // loadRare is loadHeader for what few packets have: a helper loads it, where it is not XDP, in fewer instructions.
-func (g *gen) loadRare(img, n int32, fail label) {
+func (g *gen) loadRare(img, n int32, fail code.Label) {
 	dst := func(r asm.Register) []asm.Instruction { return image(r, img) }
 	if g.o.Hook == XDP {
 		g.load(dst, n, fail, false)
@@ -146,10 +147,10 @@ func (g *gen) loadRare(img, n int32, fail label) {
 }
 
 // ofFamily goes to other unless the packet is of the family that has this protocol.
-func (g *gen) ofFamily(t transport, other label) {
+func (g *gen) ofFamily(t transport, other code.Label) {
 	version := map[uint32]int32{noICMP: 4, noICMP6: 6}[t.bit]
-	g.op(asm.LoadMem(asm.R1, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R1, 4))
-	g.jump(asm.JNE.Imm(asm.R1, version, ""), other)
+	g.Op(asm.LoadMem(asm.R1, asm.R8, imgIP, asm.Byte), asm.RSh.Imm(asm.R1, 4))
+	g.Jump(asm.JNE.Imm(asm.R1, version, ""), other)
 }
 
 // payloadOf goes on with the header in the image.
@@ -167,7 +168,7 @@ func (g *gen) payloadOf(t transport) {
 }
 
 // loadHeader is loadImage once the transport header is found.
-func (g *gen) loadHeader(img, n int32, fail label) {
+func (g *gen) loadHeader(img, n int32, fail code.Label) {
 	g.load(func(r asm.Register) []asm.Instruction { return image(r, img) }, n, fail, false)
 }
 
@@ -177,9 +178,9 @@ func (g *gen) payload(n int32) {
 		return
 	}
 	if n != 0 {
-		g.op(asm.Add.Imm(asm.R9, n))
+		g.Op(asm.Add.Imm(asm.R9, n))
 	}
-	g.op(asm.StoreMem(asm.R8, imgBody, asm.R9, asm.Word))
+	g.Op(asm.StoreMem(asm.R8, imgBody, asm.R9, asm.Word))
 	g.found(noPayload)
 }
 
@@ -198,10 +199,10 @@ func (g *gen) datagramEnd() {
 	if g.need&noPayload == 0 {
 		return
 	}
-	g.op(asm.LoadMem(asm.R1, asm.R8, imgL4+4, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.Sub.Imm32(asm.R1, commonSize),
+	g.Op(asm.LoadMem(asm.R1, asm.R8, imgL4+4, asm.Half), asm.HostTo(asm.BE, asm.R1, asm.Half), asm.Sub.Imm32(asm.R1, commonSize),
 		asm.Add.Reg(asm.R1, asm.R9), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
 	g.least(asm.R2, asm.R1)
-	g.op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
+	g.Op(asm.StoreMem(asm.R8, imgEnd, asm.R2, asm.Word))
 }
 
 // tcp goes on where the header ends as it says itself.
@@ -210,14 +211,14 @@ func (g *gen) tcp() {
 	if g.need&(noPayload|noUnreadable) == 0 && !options {
 		return
 	}
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgL4+12, asm.Byte), asm.RSh.Imm(asm.R0, 4), asm.LSh.Imm(asm.R0, 2))
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgL4+12, asm.Byte), asm.RSh.Imm(asm.R0, 4), asm.LSh.Imm(asm.R0, 2))
 	if options {
-		g.op(asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, 20), asm.StoreMem(asm.R8, imgSpare, asm.R1, asm.Word))
+		g.Op(asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, 20), asm.StoreMem(asm.R8, imgSpare, asm.R1, asm.Word))
 	}
 	// It is not shorter than 20 bytes, and ends in the packet: neither difference is below 0.
-	g.op(asm.Add.Reg(asm.R9, asm.R0), asm.Sub.Imm(asm.R0, 20),
+	g.Op(asm.Add.Reg(asm.R9, asm.R0), asm.Sub.Imm(asm.R0, 20),
 		asm.LoadMem(asm.R1, asm.R8, imgEnd, asm.Word), asm.Sub.Reg(asm.R1, asm.R9), asm.Or.Reg(asm.R1, asm.R0))
-	g.jump(asm.JSLT.Imm(asm.R1, 0, ""), g.entry(20))
+	g.Jump(asm.JSLT.Imm(asm.R1, 0, ""), g.entry(20))
 	g.payload(0)
 	if options {
 		g.options()
@@ -227,32 +228,32 @@ func (g *gen) tcp() {
 // options walks the TCP options, from the offset in imgSpare to R9. What it finds is in the image, bits of what is absent
 // too: the verifier must not tell apart which options a packet has.
 func (g *gen) options() {
-	out := g.label()
-	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt2, asm.R9, asm.Word))
+	out := g.Label()
+	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word), asm.StoreMem(asm.R8, imgAt2, asm.R9, asm.Word))
 	g.repeat(expr.MostOptions, func() { g.option(out) })
-	g.bind(out)
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.Bind(out)
+	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 }
 
 // option looks at one option: its kind and length are loaded, and as much as is wanted of a known one.
-func (g *gen) option(out label) {
-	next, two, skip := g.label(), g.label(), g.label()
-	g.note = "a TCP option"
-	g.op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
-	g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), out)
+func (g *gen) option(out code.Label) {
+	next, two, skip := g.Label(), g.Label(), g.Label()
+	g.Note = "a TCP option"
+	g.Op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
+	g.Jump(asm.JGE.Reg(asm.R9, asm.R3, ""), out)
 	g.scratch(0, 1, out)
-	g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte), asm.Mov.Imm(asm.R1, 1))
-	g.jump(asm.JEq.Imm(asm.R0, 0, ""), out)
-	g.jump(asm.JNE.Imm(asm.R0, 1, ""), two)
-	g.goTo(next)
-	g.bind(two)
-	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 2), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
-	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
+	g.Op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte), asm.Mov.Imm(asm.R1, 1))
+	g.Jump(asm.JEq.Imm(asm.R0, 0, ""), out)
+	g.Jump(asm.JNE.Imm(asm.R0, 1, ""), two)
+	g.GoTo(next)
+	g.Bind(two)
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 2), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
+	g.Jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
 	g.scratch(0, 2, out)
-	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
-	g.jump(asm.JLT.Imm(asm.R1, 2, ""), out)
-	g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Reg(asm.R2, asm.R1), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
-	g.jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
+	g.Op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
+	g.Jump(asm.JLT.Imm(asm.R1, 2, ""), out)
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Reg(asm.R2, asm.R1), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
+	g.Jump(asm.JGT.Reg(asm.R2, asm.R3, ""), out)
 	for _, o := range []struct {
 		bit        uint32
 		kind, size int32
@@ -261,28 +262,28 @@ func (g *gen) option(out label) {
 		if g.need&o.bit == 0 {
 			continue
 		}
-		other := g.label()
-		g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
-		g.jump(asm.JNE.Imm(asm.R0, int32(swapped(uint32(o.kind<<8|o.size), asm.Half)), ""), other)
+		other := g.Label()
+		g.Op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
+		g.Jump(asm.JNE.Imm(asm.R0, int32(swapped(uint32(o.kind<<8|o.size), asm.Half)), ""), other)
 		if o.img != 0 {
-			g.op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 2))
+			g.Op(asm.Mov.Reg(asm.R2, asm.R9), asm.Add.Imm(asm.R2, 2))
 			g.load(func(r asm.Register) []asm.Instruction { return image(r, o.img) }, o.size-2, out, false)
 		}
 		g.foundInImage(o.bit)
-		g.goTo(skip)
-		g.bind(other)
+		g.GoTo(skip)
+		g.Bind(other)
 	}
-	g.bind(skip)
-	g.op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
-	g.bind(next)
-	g.op(asm.Add.Reg(asm.R9, asm.R1), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
+	g.Bind(skip)
+	g.Op(asm.LoadMem(asm.R1, asm.RFP, g.scratchOff+1, asm.Byte))
+	g.Bind(next)
+	g.Op(asm.Add.Reg(asm.R9, asm.R1), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
 }
 
 // scratch loads n bytes at R9 and off to the scratch.
-func (g *gen) scratch(off, n int32, fail label) {
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+func (g *gen) scratch(off, n int32, fail code.Label) {
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	if off != 0 {
-		g.op(asm.Add.Imm(asm.R2, off))
+		g.Op(asm.Add.Imm(asm.R2, off))
 	}
 	g.load(func(r asm.Register) []asm.Instruction { return stack(r, int32(g.scratchOff)) }, n, fail, false)
 }
@@ -292,55 +293,55 @@ func (g *gen) gre() {
 	if g.need&noGREKey == 0 {
 		return
 	}
-	plain := g.label()
-	g.op(asm.LoadMem(asm.R0, asm.R8, imgL4, asm.Byte), asm.Mov.Reg(asm.R1, asm.R0), asm.And.Imm(asm.R1, 0x20))
-	g.jump(asm.JEq.Imm(asm.R1, 0, ""), g.done)
-	g.op(asm.Add.Imm(asm.R9, 4), asm.And.Imm(asm.R0, 0x80))
-	g.jump(asm.JEq.Imm(asm.R0, 0, ""), plain)
-	g.op(asm.Add.Imm(asm.R9, 4))
-	g.bind(plain)
+	plain := g.Label()
+	g.Op(asm.LoadMem(asm.R0, asm.R8, imgL4, asm.Byte), asm.Mov.Reg(asm.R1, asm.R0), asm.And.Imm(asm.R1, 0x20))
+	g.Jump(asm.JEq.Imm(asm.R1, 0, ""), g.done)
+	g.Op(asm.Add.Imm(asm.R9, 4), asm.And.Imm(asm.R0, 0x80))
+	g.Jump(asm.JEq.Imm(asm.R0, 0, ""), plain)
+	g.Op(asm.Add.Imm(asm.R9, 4))
+	g.Bind(plain)
 	g.fits(4, g.done)
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadHeader(imgKey, 4, g.done)
 	g.found(noGREKey)
 }
 
 // dns notes whether there is a question, and finds its type behind its name. R9 is the payload's offset.
 func (g *gen) dns() {
-	g.note = "DNS"
+	g.Note = "DNS"
 	g.fits(12, g.done)
 	g.scratch(4, 2, g.done)
-	g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
-	g.jump(asm.JEq.Imm(asm.R0, 0, ""), g.done)
+	g.Op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Half))
+	g.Jump(asm.JEq.Imm(asm.R0, 0, ""), g.done)
 	if g.need&noQType == 0 {
 		// Names are compared with ones that are right, so that nobody needs to know whether this one is.
 		g.found(noQuestion)
 		return
 	}
 	// A name ends after so many bytes, and with the packet.
-	g.op(asm.Add.Imm(asm.R9, 12), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word), asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word),
+	g.Op(asm.Add.Imm(asm.R9, 12), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word), asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word),
 		asm.Mov.Reg(asm.R1, asm.R9), asm.Add.Imm(asm.R1, expr.MostName), asm.LoadMem(asm.R2, asm.R8, imgEnd, asm.Word))
 	g.least(asm.R2, asm.R1)
-	g.op(asm.StoreMem(asm.R8, imgAt2, asm.R2, asm.Word))
-	name, wrong := g.label(), g.label()
+	g.Op(asm.StoreMem(asm.R8, imgAt2, asm.R2, asm.Word))
+	name, wrong := g.Label(), g.Label()
 	g.repeat(expr.MostLabels+1, func() {
-		g.op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
-		g.jump(asm.JGE.Reg(asm.R9, asm.R3, ""), wrong)
+		g.Op(asm.LoadMem(asm.R9, asm.R8, imgSpare, asm.Word), asm.LoadMem(asm.R3, asm.R8, imgAt2, asm.Word))
+		g.Jump(asm.JGE.Reg(asm.R9, asm.R3, ""), wrong)
 		g.scratch(0, 1, wrong)
-		g.op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte))
-		g.jump(asm.JEq.Imm(asm.R0, 0, ""), name)
-		g.jump(asm.JGT.Imm(asm.R0, 63, ""), wrong)
-		g.op(asm.Add.Imm(asm.R9, 1), asm.Add.Reg(asm.R9, asm.R0), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
+		g.Op(asm.LoadMem(asm.R0, asm.RFP, g.scratchOff, asm.Byte))
+		g.Jump(asm.JEq.Imm(asm.R0, 0, ""), name)
+		g.Jump(asm.JGT.Imm(asm.R0, 63, ""), wrong)
+		g.Op(asm.Add.Imm(asm.R9, 1), asm.Add.Reg(asm.R9, asm.R0), asm.StoreMem(asm.R8, imgSpare, asm.R9, asm.Word))
 	})
-	g.bind(wrong)
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
-	g.goTo(g.done)
-	g.bind(name)
-	g.op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.Bind(wrong)
+	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
+	g.GoTo(g.done)
+	g.Bind(name)
+	g.Op(asm.LoadMem(asm.R7, asm.R8, imgAbsent, asm.Word))
 	g.found(noQuestion)
-	g.op(asm.Add.Imm(asm.R9, 1))
+	g.Op(asm.Add.Imm(asm.R9, 1))
 	g.fits(2, g.done)
-	g.op(asm.Mov.Reg(asm.R2, asm.R9))
+	g.Op(asm.Mov.Reg(asm.R2, asm.R9))
 	g.loadHeader(imgQType, 2, g.done)
 	g.found(noQType)
 }

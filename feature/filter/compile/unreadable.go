@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/feature/filter/expr"
 )
 
@@ -36,7 +37,7 @@ const anyExtension = noHopOpts | noDstOpts | noRouting | noFrag
 // variant is the rules as they are for one kind.
 type variant struct {
 	have  int
-	enter label // R7 is what is absent
+	enter code.Label // R7 is what is absent
 	rules []Rule
 	plan  *plan
 	same  bool // no rule differs: the code of all packets serves
@@ -294,7 +295,7 @@ func together(terms []expr.Node) (out []expr.Node) {
 }
 
 // entry is where packets go of whose header so many bytes are there.
-func (g *gen) entry(have int) label {
+func (g *gen) entry(have int) code.Label {
 	for _, v := range g.variants {
 		switch {
 		case v.have != min(have, ofTransport):
@@ -313,49 +314,49 @@ func (g *gen) unreadables() {
 	if len(g.variants) == 0 {
 		return
 	}
-	all := g.label()
-	g.goTo(all)
-	counted := g.label()
+	all := g.Label()
+	g.GoTo(all)
+	counted := g.Label()
 	for _, v := range g.variants {
 		if v.have == expr.HaveLink {
-			g.bind(v.enter)
+			g.Bind(v.enter)
 			g.found(noIP)
-			g.goTo(counted)
+			g.GoTo(counted)
 			continue
 		}
-		g.bind(g.hidden)
+		g.Bind(g.hidden)
 		g.found(noBlank | noShort16 | noShort20)
 		if g.merged != nil {
 			g.storeMaybe(anyL4 | anyExtension | noMSS | noWScale | noSackPerm | noTimestamps | noGREKey | noQuestion | noQType)
-			g.goTo(counted)
+			g.GoTo(counted)
 		}
-		g.bind(v.enter)
+		g.Bind(v.enter)
 		g.storeMaybe(noUnreadable | noTCP | noPorts | noFlags | noPayload | noMSS | noWScale | noSackPerm | noTimestamps)
 	}
-	g.bind(counted)
-	g.note = "the header cannot be read"
+	g.Bind(counted)
+	g.Note = "the header cannot be read"
 	g.found(noUnreadable)
-	g.op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
+	g.Op(asm.StoreMem(asm.R8, imgAbsent, asm.R7, asm.Word))
 	g.countRare(int32(len(g.p.rules) + 1))
 	g.copies = true
 	for i, v := range g.variants {
-		next := g.label()
+		next := g.Label()
 		if i < len(g.variants)-1 {
-			g.op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))
-			g.jump(asm.JSet.Imm(asm.R0, int32(noIP), ""), next)
+			g.Op(asm.LoadMem(asm.R0, asm.R8, imgAbsent, asm.Word))
+			g.Jump(asm.JSet.Imm(asm.R0, int32(noIP), ""), next)
 		}
 		if v.same {
-			g.goTo(all)
+			g.GoTo(all)
 		} else {
 			rules, plan, required, pending := g.p.rules, g.p.plan, g.p.required, g.pending
 			g.p.rules, g.p.plan, g.p.required, g.pending = v.rules, v.plan, requiredOf(v.rules), 0
 			g.decide(g.shares(plan, v.plan))
 			g.p.rules, g.p.plan, g.p.required, g.pending = rules, plan, required, pending
 		}
-		g.bind(next)
+		g.Bind(next)
 	}
 	g.copies = false
-	g.bind(all)
+	g.Bind(all)
 }
 
 // mostShared is how many rules a program has whose copies end where the rules do: a jump there is not too far.

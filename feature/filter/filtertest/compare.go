@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/feature/filter/expr"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/table"
@@ -112,7 +113,7 @@ func (b Batch) Run(r *rand.Rand) (Result, error) {
 		if err != nil {
 			return Result{}, err
 		}
-		o.Kernel = &compile.Kernel{DynptrSkb: k.DynptrSkb, SkbLen: k.SkbLen}
+		o.Kernel = &running.Kernel{DynptrSkb: k.DynptrSkb, SkbLen: k.SkbLen}
 	}
 	o.Lists = map[string]compile.List{ListName: {Segments: b.Segments, Shards: b.Shards}}
 	if b.Segments == 0 {

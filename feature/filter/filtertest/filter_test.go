@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/filter/compile"
+	"github.com/weir-project/weir/feature/filter/compile/running"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -18,7 +19,7 @@ func needHook(t testing.TB, h compile.Hook) {
 	t.Helper()
 	nstest.NeedRoot(t)
 	if h == compile.Netfilter {
-		if err := compile.DynptrSkb.Check(); err != nil {
+		if err := running.DynptrSkb.Check(); err != nil {
 			t.Skip("need: kernel", err)
 		}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package compile
+package running
 
 import (
 	"errors"
@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+
+	"github.com/weir-project/weir/feature/filter/compile/code"
 )
 
 // Skb says how a program reads a packet's memory itself, as tracing programs read the kernel's: bpf_rdonly_cast says that an
@@ -30,8 +32,11 @@ type Skb struct {
 	Scratch int16 // cb
 }
 
-// mostScratch is how many bytes one cast makes readable.
-const mostScratch = 48
+// NfSkb is where the context of a netfilter program has the sk_buff.
+const NfSkb = 8
+
+// MostScratch is how many bytes one cast makes readable.
+const MostScratch = 48
 
 var (
 	skbOfSockets   = sync.OnceValue(func() *Skb { return probeSkb(ebpf.SocketFilter) })
@@ -48,12 +53,12 @@ func probeSkb(t ebpf.ProgramType) *Skb {
 	if err != nil {
 		return nil
 	}
-	ins := asm.Instructions{asm.LoadMem(asm.R1, asm.R1, nfSkb, asm.DWord)}
+	ins := asm.Instructions{asm.LoadMem(asm.R1, asm.R1, NfSkb, asm.DWord)}
 	if t == ebpf.SocketFilter {
-		ins = asm.Instructions{kfunc(s.Context), asm.Mov.Reg(asm.R1, asm.R0)}
+		ins = asm.Instructions{code.Kfunc(s.Context), asm.Mov.Reg(asm.R1, asm.R0)}
 	}
-	ins = append(ins, s.ends(t == ebpf.SocketFilter)...)
-	ins = append(ins, asm.Mov.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R2, s.Type), kfunc(s.Cast),
+	ins = append(ins, s.Ends(t == ebpf.SocketFilter)...)
+	ins = append(ins, asm.Mov.Reg(asm.R1, asm.R2), asm.Mov.Imm(asm.R2, s.Type), code.Kfunc(s.Cast),
 		asm.LoadMem(asm.R0, asm.R0, s.Scratch, asm.DWord))
 	if probe(t, ins...) != nil {
 		return nil
@@ -61,9 +66,9 @@ func probeSkb(t ebpf.ProgramType) *Skb {
 	return s
 }
 
-// ends has R2 be the address of the IP header and R3 how many bytes lie there in one piece, of the sk_buff in R1. Sockets get
+// Ends has R2 be the address of the IP header and R3 how many bytes lie there in one piece, of the sk_buff in R1. Sockets get
 // their packets when those before the transport header are taken off; with netfilter a packet begins with its IP header.
-func (s *Skb) ends(socket bool) []asm.Instruction {
+func (s *Skb) Ends(socket bool) []asm.Instruction {
 	if !socket {
 		return []asm.Instruction{
 			asm.LoadMem(asm.R2, asm.R1, s.Data, asm.DWord),
@@ -88,7 +93,7 @@ func skbOf(spec *btf.Spec) (*Skb, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, size := range map[string]int{"head": 8, "network_header": 2, "tail": 4, "data": 8, "len": 4, "data_len": 4, "cb": mostScratch} {
+	for name, size := range map[string]int{"head": 8, "network_header": 2, "tail": 4, "data": 8, "len": 4, "data_len": 4, "cb": MostScratch} {
 		if m[name].size != size {
 			return nil, fmt.Errorf("struct sk_buff has a %s of %d bytes, not %d", name, m[name].size, size)
 		}

@@ -1,27 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package compile
+// Package automaton makes a deterministic automaton of a regular expression, as a table that a program walks.
+package automaton
 
 import (
 	"fmt"
 	"regexp/syntax"
 	"slices"
+
+	"github.com/weir-project/weir/feature/filter/compile/code"
 )
 
-// automaton is a pattern's deterministic automaton, as a table of bytes: the next state is at state<<8 | byte. The last row
+// Automaton is a pattern's deterministic automaton, as a table of bytes: the next state is at state<<8 | byte. The last row
 // says of each state whether the end of the bytes, found in it, is a match.
-type automaton struct {
-	table  []byte // a power of two of rows
+type Automaton struct {
+	Table  []byte // a power of two of rows
 	states int
 }
 
+// States of their own.
 const (
-	accepts    = 255 // the pattern has matched
-	dead       = 254 // and never will
+	Accepts    = 255 // the pattern has matched
+	Dead       = 254 // and never will
 	mostStates = 254
 )
 
-var errStates = fmt.Errorf("%w: a pattern of more than %d states: make it shorter, or split it", ErrTooLarge, mostStates)
+var errStates = fmt.Errorf("%w: a pattern of more than %d states: make it shorter, or split it", code.ErrTooLarge, mostStates)
 
 // states builds the automaton, state by state.
 type states struct {
@@ -32,12 +36,12 @@ type states struct {
 	final []bool
 }
 
-// automatonOf searches: a match may begin at any byte.
-func automatonOf(p *syntax.Prog) (*automaton, error) {
+// Of searches: a match may begin at any byte.
+func Of(p *syntax.Prog) (*Automaton, error) {
 	s := &states{prog: p, seen: map[string]byte{}}
 	start, matched := s.closure([]uint32{uint32(p.Start)}, true, false)
 	if matched { // at once, whatever comes
-		return &automaton{}, nil
+		return &Automaton{}, nil
 	}
 	if _, err := s.number(start); err != nil {
 		return nil, err
@@ -60,16 +64,16 @@ func automatonOf(p *syntax.Prog) (*automaton, error) {
 	return s.table(), nil
 }
 
-func (s *states) table() *automaton {
+func (s *states) table() *Automaton {
 	rows := 2
 	for rows < len(s.rows)+1 {
 		rows *= 2
 	}
-	a := &automaton{table: make([]byte, rows*256), states: len(s.rows)}
+	a := &Automaton{Table: make([]byte, rows*256), states: len(s.rows)}
 	for i, r := range s.rows {
-		copy(a.table[i*256:], r[:])
+		copy(a.Table[i*256:], r[:])
 		if s.final[i] {
-			a.table[(rows-1)*256+i] = 1
+			a.Table[(rows-1)*256+i] = 1
 		}
 	}
 	return a
@@ -101,9 +105,9 @@ func (s *states) step(set []uint32, c rune) (byte, error) {
 	next, matched := s.closure(append(next, uint32(s.prog.Start)), false, false)
 	switch {
 	case matched:
-		return accepts, nil
+		return Accepts, nil
 	case len(next) == 0:
-		return dead, nil
+		return Dead, nil
 	}
 	return s.number(next)
 }
@@ -157,8 +161,8 @@ func (s *states) closure(pcs []uint32, begin, end bool) (set []uint32, matched b
 	return set, matched
 }
 
-// literalPattern is a pattern that matches these bytes.
-func literalPattern(b []byte) (*syntax.Prog, error) {
+// Literal is a pattern that matches these bytes.
+func Literal(b []byte) (*syntax.Prog, error) {
 	r := &syntax.Regexp{Op: syntax.OpLiteral}
 	for _, c := range b {
 		r.Rune = append(r.Rune, rune(c))

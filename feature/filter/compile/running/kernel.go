@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package compile
+// Package running finds out which instructions, helpers and types the running kernel has for filters.
+package running
 
 import (
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 
+	"github.com/weir-project/weir/feature/filter/compile/code"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -38,24 +40,32 @@ var DynptrSkb = kernel.Need{Name: "netfilter programs with bpf_dynptr_from_skb",
 		return err
 	}}
 
-// Running is the kernel that this process runs on, as far as a hook is concerned.
-func Running(h Hook) (*Kernel, error) {
-	k := *runningAny()
-	switch h {
-	case Netfilter:
-		k.CoarseClock = false // netfilter programs may not ask it
-		if err := DynptrSkb.Check(); err != nil {
-			return nil, err
-		}
-		nf, err := runningNetfilter()
-		if err != nil {
-			return nil, err
-		}
-		k.DynptrSkb, k.SkbLen, k.Skb = nf.DynptrSkb, nf.SkbLen, skbOfNetfilter()
-	case Socket, XTBPF:
-		k.Skb = skbOfSockets()
+// Netfilter is the running kernel as netfilter programs see it.
+func Netfilter() (*Kernel, error) {
+	if err := DynptrSkb.Check(); err != nil {
+		return nil, err
 	}
-	return &k, nil
+	nf, err := runningNetfilter()
+	if err != nil {
+		return nil, err
+	}
+	k := Any()
+	k.CoarseClock = false // netfilter programs may not ask it
+	k.DynptrSkb, k.SkbLen, k.Skb = nf.DynptrSkb, nf.SkbLen, skbOfNetfilter()
+	return k, nil
+}
+
+// Sockets is the running kernel as programs of sockets see it.
+func Sockets() *Kernel {
+	k := Any()
+	k.Skb = skbOfSockets()
+	return k
+}
+
+// Any is the running kernel as programs of any hook see it.
+func Any() *Kernel {
+	k := *runningAny()
+	return &k
 }
 
 var runningAny = sync.OnceValue(func() *Kernel {
@@ -63,14 +73,14 @@ var runningAny = sync.OnceValue(func() *Kernel {
 	return &Kernel{
 		CoarseClock: features.HaveProgramHelper(ebpf.SocketFilter, asm.FnKtimeGetCoarseNs) == nil,
 		Atomics:     probeAtomics() == nil,
-		MayGoto:     probe(ebpf.SocketFilter, mayGoto(0)) == nil,
+		MayGoto:     probe(ebpf.SocketFilter, code.MayGoto(0)) == nil,
 		Unwritten:   probe(ebpf.SocketFilter, asm.LoadMem(asm.R0, asm.RFP, -8, asm.DWord)) == nil,
 	}
 })
 
 // probe loads a program of these instructions.
 func probe(t ebpf.ProgramType, ins ...asm.Instruction) error {
-	spec := &ebpf.ProgramSpec{Type: t, License: license, Instructions: append(ins, asm.Mov.Imm(asm.R0, 0), asm.Return())}
+	spec := &ebpf.ProgramSpec{Type: t, License: code.License, Instructions: append(ins, asm.Mov.Imm(asm.R0, 0), asm.Return())}
 	if t == ebpf.Netfilter {
 		spec.AttachType = ebpf.AttachNetfilter
 	}
@@ -84,25 +94,7 @@ func probe(t ebpf.ProgramType, ins ...asm.Instruction) error {
 // probeAtomics loads the smallest program that compares and exchanges.
 func probeAtomics() error {
 	return probe(ebpf.SocketFilter, asm.Mov.Imm(asm.R0, 0), asm.Mov.Imm(asm.R1, 1), asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
-		compareExchange(asm.RFP, -8, asm.R1))
-}
-
-// compareExchange stores src in 8 bytes of memory if they are what is in R0, which gets what they were. The constant says
-// that it is this and no addition; cilium/ebpf v0.22.0 forgets to write it.
-func compareExchange(dst asm.Register, offset int16, src asm.Register) asm.Instruction {
-	i := asm.CmpXchg.Mem(dst, src, asm.DWord, offset)
-	i.Constant = int64(asm.CmpXchg >> 8)
-	return i
-}
-
-// mayGoto jumps where it has been passed some million times, which the verifier takes for an end of the loop.
-func mayGoto(offset int16) asm.Instruction {
-	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass) | 0xe0, Offset: offset} // BPF_JCOND, BPF_MAY_GOTO
-}
-
-// kfunc calls a function of the kernel by its BTF ID.
-func kfunc(id int32) asm.Instruction {
-	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}
+		code.CompareExchange(asm.RFP, -8, asm.R1))
 }
 
 var runningNetfilter = sync.OnceValues(func() (Kernel, error) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package compile
+package code
 
 import "github.com/cilium/ebpf/asm"
 
@@ -8,28 +8,29 @@ import "github.com/cilium/ebpf/asm"
 // short: what a program stores and never reads is not stored, and the slots of 8 bytes that nothing is kept in are left out.
 // Which they are shows when the code is there, so the generator has a place for everything, and this moves them together.
 
-// copied says that an instruction is one of those that copy a word, which are needed only if one of their stores is.
-type copied uint8
+// Copied says that an instruction is one of those that copy a word, which are needed only if one of their stores is.
+type Copied uint8
 
 const (
-	copyLoads  copied = iota + 1 // the first one
-	copyShifts                   // what the next store needs
-	copyStores
+	CopyLoads  Copied = iota + 1 // the first one
+	CopyShifts                   // what the next store needs
+	CopyStores
 )
 
 // held is slots of the stack.
 type held struct{ from, to int }
 
-// mostSlots is how many slots a stack has.
-const mostSlots = 512 / 8
+// StackDyn is where a dynptr lies, from the frame pointer (netfilter).
+const StackDyn = -16
+
+// MostSlots is how many slots a stack has.
+const MostSlots = 512 / 8
 
 // slots are those of n bytes at an offset from the frame pointer; slot 0 is the uppermost, which ends there.
 func slots(off, n int) held { return held{(-off - n) / 8, (-off - 1) / 8} }
 
-// fill notes that a helper writes n bytes of the image.
-func (b *builder) fill(off int32, n int32) {
-	b.filled = append(b.filled, slots(stackImage+int(off), int(n)))
-}
+// Fill notes that a helper writes n bytes at an offset from the frame pointer.
+func (b *Builder) Fill(off int, n int) { b.filled = append(b.filled, slots(off, n)) }
 
 // access is an instruction that reads or writes the stack, or the two that put an address of it in a register.
 type access struct {
@@ -52,11 +53,11 @@ var (
 )
 
 // accesses are those of the instructions that are alive.
-func (b *builder) accesses() []access {
-	out := make([]access, 0, len(b.ins)/2)
-	for i := range b.ins {
-		x := &b.ins[i]
-		if x.here != 0 || x.dead {
+func (b *Builder) accesses() []access {
+	out := make([]access, 0, len(b.Ins)/2)
+	for i := range b.Ins {
+		x := &b.Ins[i]
+		if x.Here != 0 || x.dead {
 			continue
 		}
 		a := access{at: i, off: int(x.Offset)}
@@ -66,13 +67,13 @@ func (b *builder) accesses() []access {
 			base = x.Src
 		case class.IsStore():
 			a.kind = stores
-		case x.OpCode == opMov && i+1 < len(b.ins) && b.ins[i+1].here == 0 && b.ins[i+1].OpCode == opAdd && b.ins[i+1].Dst == x.Dst:
-			base, a.kind, a.off = x.Src, points, int(b.ins[i+1].Constant)
+		case x.OpCode == opMov && i+1 < len(b.Ins) && b.Ins[i+1].Here == 0 && b.Ins[i+1].OpCode == opAdd && b.Ins[i+1].Dst == x.Dst:
+			base, a.kind, a.off = x.Src, points, int(b.Ins[i+1].Constant)
 		default:
 			continue
 		}
 		if a.image = base == asm.R8; a.image {
-			a.off += stackImage
+			a.off += b.image
 		} else if base != asm.RFP {
 			continue
 		}
@@ -83,28 +84,28 @@ func (b *builder) accesses() []access {
 
 // slots are those that an access may use. At an address there may be a dynptr, or what there is of the scratch from there on;
 // of the image helpers fill what is in filled.
-func (b *builder) slots(a access) held {
+func (b *Builder) slots(a access) held {
 	switch {
 	case a.kind != points:
 		return slots(a.off, 1)
-	case a.image || b.ins[a.at].Dst == asm.R8:
+	case a.image || b.Ins[a.at].Dst == asm.R8:
 		return held{0, -1}
-	case a.off >= stackDyn:
-		return slots(a.off, -stackDyn)
+	case a.off >= StackDyn:
+		return slots(a.off, -StackDyn)
 	}
-	return slots(a.off, stackImage-a.off)
+	return slots(a.off, b.image-a.off)
 }
 
-func (h held) mark(all *[mostSlots]bool) {
+func (h held) mark(all *[MostSlots]bool) {
 	for s := h.from; s <= h.to; s++ {
 		all[s] = true
 	}
 }
 
 // shrink drops the stores that nothing reads, and moves what is left of the stack together.
-func (b *builder) shrink() {
+func (b *Builder) shrink() {
 	as := b.accesses()
-	var read, used [mostSlots]bool
+	var read, used [MostSlots]bool
 	for _, a := range as {
 		if a.kind != stores {
 			b.slots(a).mark(&read)
@@ -116,26 +117,26 @@ func (b *builder) shrink() {
 	}
 	for _, a := range as {
 		if a.kind == stores && !read[b.slots(a).from] {
-			b.ins[a.at].dead = true
+			b.Ins[a.at].dead = true
 		}
 	}
 	needed := false // of a copy, by what follows
-	for i := len(b.ins) - 1; i >= 0; i-- {
-		x := &b.ins[i]
-		switch x.part {
-		case copyStores:
+	for i := len(b.Ins) - 1; i >= 0; i-- {
+		x := &b.Ins[i]
+		switch x.Part {
+		case CopyStores:
 			needed = needed || !x.dead
-		case copyShifts, copyLoads:
+		case CopyShifts, CopyLoads:
 			x.dead = x.dead || !needed
-			needed = needed && x.part == copyShifts
+			needed = needed && x.Part == CopyShifts
 		}
 	}
 	b.move(as, &used)
 }
 
 // move leaves out the slots in which nothing is. The order stays, so that what is larger than a slot stays in one piece.
-func (b *builder) move(as []access, used *[mostSlots]bool) {
-	var up [mostSlots + 1]int // by how many bytes a slot moves
+func (b *Builder) move(as []access, used *[MostSlots]bool) {
+	var up [MostSlots + 1]int // by how many bytes a slot moves
 	for s := range used {
 		up[s+1] = up[s]
 		if !used[s] {
@@ -143,16 +144,16 @@ func (b *builder) move(as []access, used *[mostSlots]bool) {
 		}
 	}
 	moved := func(off int) int { return off + up[slots(off, 1).from] }
-	image := moved(stackImage)
+	image := moved(b.image)
 	for _, a := range as {
 		off := moved(a.off)
 		if a.image {
 			off -= image
 		}
 		if a.kind == points {
-			b.ins[a.at+1].Constant = int64(off)
+			b.Ins[a.at+1].Constant = int64(off)
 		} else {
-			b.ins[a.at].Offset = int16(off)
+			b.Ins[a.at].Offset = int16(off)
 		}
 	}
 }
