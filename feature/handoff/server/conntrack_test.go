@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/weir-project/weir/feature/handoff/conntrack"
 )
 
 // A session leaves and comes back where firewalls drop packets that conntrack takes for invalid, in a zone of its own as well.
@@ -45,7 +47,7 @@ func TestMovesPastConntrack(t *testing.T) {
 			if c.zone != "" { // as the look at it every half minute would find
 				for _, s := range w.servers {
 					z, err := []uint16(nil), error(nil)
-					w.in(s.ns, func() error { z, err = s.agent.zonesInUse(); return err })
+					w.in(s.ns, func() error { z, err = conntrack.Zones(); return err })
 					if s.number == 1 && (len(z) != 2 || z[1] != 7) {
 						t.Fatalf("zones in use: %v", z)
 					}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/handoff/conntrack"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -45,7 +46,7 @@ func examineTracking(object string) (out []feature.Finding) {
 			Remedy: "sysctl net.netfilter.nf_conntrack_tcp_loose=1, or a notrack rule for the services' addresses"})
 	}
 	nobody := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-	if errors.Is(deleteTracked(nobody, nobody, 0), errNoCtnetlink) {
+	if errors.Is(conntrack.Delete(nobody, nobody, 0), conntrack.ErrNone) {
 		out = append(out, feature.Finding{Object: object, Text: "this kernel has conntrack and not ctnetlink: a session that comes back finds its old entry, and its packets may be invalid to it",
 			Remedy: "modprobe nf_conntrack_netlink, or sysctl net.netfilter.nf_conntrack_tcp_be_liberal=1"})
 	}
