@@ -85,11 +85,11 @@ func drainDevice(l *kernel.WriteLock, i kernel.Instance, device string, on bool)
 		return err
 	}
 	defer o.Close()
-	w, err := mapWords(o.Maps[pinLinks])
+	w, err := links.MapWords(o.Maps[pinLinks])
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	w.set(links.Slot(index), drainByte, on)
+	defer w.Close()
+	w.Set(links.Slot(index), links.DrainByte, on)
 	return nil
 }

@@ -81,7 +81,7 @@ func startFast(ns *netns.Handle, pins *kernel.Opened, w whole, seen *kernel.Netf
 func (w *watcher) hurry() {
 	down := false
 	for _, l := range w.links {
-		down = down || l.protected && w.words.get(l.slot).Reasons() != 0
+		down = down || l.protected && w.words.Get(l.slot).Reasons() != 0
 	}
 	if w.fast != nil && down {
 		stays, err := w.fast.stays()

@@ -92,7 +92,7 @@ func (w *watcher) inquire(e *ears) {
 			continue
 		}
 		after, every := askAfter, askEvery
-		if w.words.get(l.slot).Reasons() != 0 {
+		if w.words.Get(l.slot).Reasons() != 0 {
 			after = askEvery
 		}
 		if n.times > 5*askOnly {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/weir-project/weir/feature/reroute/links"
 )
 
 // heard is what the kernel tells.
@@ -68,7 +70,7 @@ func (w *watcher) link(l netlink.Link, gone bool) {
 	}
 	up := !gone && carries(l)
 	if !up {
-		first := w.words.set(x.slot, carrierByte, true)
+		first := w.words.Set(x.slot, links.CarrierByte, true)
 		if first {
 			w.log.Warn("link is down", "interface", x.name)
 		}

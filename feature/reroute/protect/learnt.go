@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
+	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 )
 
 // keepSize is how long a size is kept that a router on the way told: as long as a kernel keeps that of a route (RFC 8201, 5.2). Tests change it.
@@ -17,7 +18,7 @@ var keepSize = 10 * time.Minute
 // wayKey identifies a way by the device and the outer headers of its packets.
 type wayKey struct {
 	ifindex          uint32
-	header6, header4 [headerRoom]byte
+	header6, header4 [srv6.Room]byte
 }
 
 func wayKeyOf(r *bpf.ProtectRerouteRepair) wayKey { return wayKey{r.Ifindex, r.Header6, r.Header4} }
@@ -42,25 +43,25 @@ func (m tooBig) about(r *bpf.ProtectRerouteRepair) bool {
 
 // has says whether the quoted packet has these outer headers, as they are at one of the segments.
 func (m tooBig) has(header []byte) bool {
-	if len(header) < ipv6Length || !bytes.Equal(m.quoted[8:24], header[8:24]) {
+	if len(header) < srv6.IPv6Length || !bytes.Equal(m.quoted[8:24], header[8:24]) {
 		return false
 	}
 	next, to := m.quoted[6], m.quoted[24:40]
-	if header[6] != nextRouting {
+	if header[6] != srv6.NextRouting {
 		return next == header[6] && bytes.Equal(to, header[24:40])
 	}
-	srh := header[ipv6Length:]
-	segments := srh[srhLength:] // the last one first, and without the one to which the packet goes first
-	if next == srh[0] {         // the last but one took the routing header away (RFC 8986, 4.16.1)
-		return bytes.Equal(to, segments[:segmentLength])
+	srh := header[srv6.IPv6Length:]
+	segments := srh[srv6.HeaderLength:] // the last one first, and without the one to which the packet goes first
+	if next == srh[0] {                 // the last but one took the routing header away (RFC 8986, 4.16.1)
+		return bytes.Equal(to, segments[:srv6.SegmentLength])
 	}
-	quoted := m.quoted[ipv6Length:]
-	if next != nextRouting || len(quoted) < len(srh) || !bytes.Equal(quoted[:3], srh[:3]) || !bytes.Equal(quoted[srhLength:len(srh)], segments) {
+	quoted := m.quoted[srv6.IPv6Length:]
+	if next != srv6.NextRouting || len(quoted) < len(srh) || !bytes.Equal(quoted[:3], srh[:3]) || !bytes.Equal(quoted[srv6.HeaderLength:len(srh)], segments) {
 		return false
 	}
 	switch left := int(quoted[3]); {
 	case left < int(srh[3]):
-		return bytes.Equal(to, segments[left*segmentLength:(left+1)*segmentLength])
+		return bytes.Equal(to, segments[left*srv6.SegmentLength:(left+1)*srv6.SegmentLength])
 	case left == int(srh[3]):
 		return bytes.Equal(to, header[24:40])
 	}
@@ -85,9 +86,9 @@ func (w *watcher) recall() error {
 // readRepairs notes the repairs that packets can take now.
 func (w *watcher) readRepairs() error {
 	all, err := readRepairs(w.pins)
-	sources := map[[segmentLength]byte]bool{}
+	sources := map[[srv6.SegmentLength]byte]bool{}
 	for _, r := range all {
-		sources[[segmentLength]byte(r.Header6[8:24])], sources[[segmentLength]byte(r.Header4[8:24])] = true, true
+		sources[[srv6.SegmentLength]byte(r.Header6[8:24])], sources[[srv6.SegmentLength]byte(r.Header4[8:24])] = true, true
 	}
 	w.repairs.Store(&all)
 	w.sources.Store(&sources)
@@ -96,7 +97,7 @@ func (w *watcher) readRepairs() error {
 
 // concerns says whether a message is about a repair, in use or not.
 func (w *watcher) concerns(m tooBig) bool {
-	if !(*w.sources.Load())[[segmentLength]byte(m.quoted[8:24])] {
+	if !(*w.sources.Load())[[srv6.SegmentLength]byte(m.quoted[8:24])] {
 		return false // anybody can send such messages
 	}
 	for _, r := range *w.repairs.Load() {
@@ -112,7 +113,7 @@ func (w *watcher) concerns(m tooBig) bool {
 func (w *watcher) learn(m tooBig) {
 	for _, p := range w.Paths {
 		for _, r := range *w.repairs.Load() {
-			if int(r.Row) == p.Row && w.words.get(r.Slot).Reasons() != 0 && r.Flags&flagShadow == 0 && m.about(&r) {
+			if int(r.Row) == p.Row && w.words.Get(r.Slot).Reasons() != 0 && r.Flags&flagShadow == 0 && m.about(&r) {
 				w.learnSize(p, &r, m)
 			}
 		}
@@ -184,5 +185,5 @@ func shrink(routes []route, sizes map[wayKey]uint32) {
 
 // quotedLength is the length of the packet that a message quotes.
 func quotedLength(quoted []byte) uint32 {
-	return ipv6Length + uint32(binary.BigEndian.Uint16(quoted[4:6]))
+	return srv6.IPv6Length + uint32(binary.BigEndian.Uint16(quoted[4:6]))
 }

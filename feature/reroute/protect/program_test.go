@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
+	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
@@ -65,12 +66,12 @@ func TestProgram(t *testing.T) {
 	source, segments := addrs("fc00:1::1")[0], addrs("fc00:3::e", "fc00:2::d6")
 	repair := bpf.ProtectRerouteRepair{Ifindex: loopback, Slot: loopback, Watch: 7, Row: 1, Flags: flagFor4 | flagFor6, Mtu: 1500}
 	n := 0
-	repair.Header6, n = encapHeader(source, segments, nextIPv6)
+	repair.Header6, n = srv6.Encap(source, segments, srv6.NextIPv6)
 	repair.Len6 = uint32(n)
-	repair.Header4, n = encapHeader(source, segments[1:], nextIPv4)
+	repair.Header4, n = srv6.Encap(source, segments[1:], srv6.NextIPv4)
 	repair.Len4 = uint32(n)
 	inline := repair
-	inline.Header6, n = inlineHeader(segments[:1])
+	inline.Header6, n = srv6.Inline(segments[:1])
 	inline.Len6, inline.Flags = uint32(n), repair.Flags|flagInline
 	shadow, only4, second := repair, repair, repair
 	shadow.Flags |= flagShadow
@@ -111,7 +112,7 @@ func TestProgram(t *testing.T) {
 		"link-local":             {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fe80::5", 53, 63, 4), ret: actNext, count: "exempt 1"},
 		"BFD":                    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 3784, 255, 4), ret: actNext, count: "exempt 1"},
 		"BFD over several hops":  {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: ipv6("fd00:d::2", 3784, 63, 4), ret: actRedirect, count: "packets 1", out: "-"},
-		"a probe":                {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: frame, mark: Mark, ret: actNext, count: "exempt 1"},
+		"a probe":                {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: frame, mark: links.Mark, ret: actNext, count: "exempt 1"},
 		"ARP":                    {repairs: []bpf.ProtectRerouteRepair{repair}, words: map[uint32]links.Word{1: {1}}, in: append(append(make([]byte, 12), 8, 6), make([]byte, 46)...), ret: actNext},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,7 +181,7 @@ func compare(t *testing.T, got []byte, want string) {
 		t.Fatal(err)
 	}
 	g := bytes.Clone(got)
-	if len(g) > 4 && len(w) > 4 && w[6] != nextRouting || len(w) > 40 && w[40] == nextIPv6 {
+	if len(g) > 4 && len(w) > 4 && w[6] != srv6.NextRouting || len(w) > 40 && w[40] == srv6.NextIPv6 {
 		if g[1]&15|g[2]|g[3] == 0 {
 			t.Error("no flow label")
 		}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -289,12 +290,12 @@ func (w *world) mark(dev string, down bool) {
 			return err
 		}
 		defer s.close()
-		words, err := mapWords(s.pins.Maps[pinLinks])
+		words, err := links.MapWords(s.pins.Maps[pinLinks])
 		if err != nil {
 			return err
 		}
-		defer words.close()
-		words.set(slotOf(w, w.r1, dev), carrierByte, down)
+		defer words.Close()
+		words.Set(slotOf(w, w.r1, dev), links.CarrierByte, down)
 		return nil
 	})
 }
@@ -368,7 +369,7 @@ func TestExempt(t *testing.T) {
 	send("BFD echo", "[fd00:12::2]:3785", true, hops(255))
 	send("BFD's port, not from a neighbour", "[fd00:d::2]:3784", false, hops(64))
 	send("another port", "[fd00:d::2]:3786", false, hops(255))
-	send("a probe", "[fd00:d::2]:9", true, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, Mark) })
+	send("a probe", "[fd00:d::2]:9", true, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, links.Mark) })
 	w.ip(w.r1, "neigh del fd00:12::2 dev main")
 	before := w.state("core").Counts.Exempt
 	_ = p

@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
+	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 )
 
 // Flags of a repair: protect.h, but for flagLearnt, which only user space knows: a router on the way told the size.
@@ -171,14 +172,14 @@ func (w *way) headers(rep Repair) {
 	}
 	w.Flags |= flagFor6
 	length := 0
-	if w.Header6, length = encapHeader(w.source, rep.Segments, nextIPv6); rep.Mode == Inline {
-		w.Header6, length = inlineHeader(rep.Segments)
+	if w.Header6, length = srv6.Encap(w.source, rep.Segments, srv6.NextIPv6); rep.Mode == Inline {
+		w.Header6, length = srv6.Inline(rep.Segments)
 		w.Flags |= flagInline
 	}
 	w.Len6 = uint32(length)
 	if rep.carries4() {
 		w.Flags |= flagFor4
-		w.Header4, length = encapHeader(w.source, rep.Segments4, nextIPv4)
+		w.Header4, length = srv6.Encap(w.source, rep.Segments4, srv6.NextIPv4)
 		w.Len4 = uint32(length)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -119,12 +120,12 @@ func (s *site) takeAway() error {
 
 // forget clears protection's bytes of a link's word: the map may go on as liveness's, and the slot be another's.
 func (s *site) forget(slot uint32) error {
-	w, err := mapWords(s.pins.Maps[pinLinks])
+	w, err := links.MapWords(s.pins.Maps[pinLinks])
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	w.set(slot, carrierByte, false)
-	w.set(slot, drainByte, false)
+	defer w.Close()
+	w.Set(slot, links.CarrierByte, false)
+	w.Set(slot, links.DrainByte, false)
 	return nil
 }

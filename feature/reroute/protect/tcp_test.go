@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
@@ -208,16 +209,16 @@ func (w *world) flip(n int) {
 			return err
 		}
 		defer s.close()
-		words, err := mapWords(s.pins.Maps[pinLinks])
+		words, err := links.MapWords(s.pins.Maps[pinLinks])
 		if err != nil {
 			return err
 		}
-		defer words.close()
+		defer words.Close()
 		slot := slotOf(w, w.r1, "main")
 		for range n {
-			words.set(slot, drainByte, true)
+			words.Set(slot, links.DrainByte, true)
 			time.Sleep(time.Millisecond)
-			words.set(slot, drainByte, false)
+			words.Set(slot, links.DrainByte, false)
 			time.Sleep(time.Millisecond)
 		}
 		return nil

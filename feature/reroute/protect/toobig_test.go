@@ -11,7 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
+	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 )
 
 // A link farther along the repair takes less than its first one: what a router says of that is
@@ -71,9 +73,9 @@ func TestLearnsSizes(t *testing.T) {
 	source, segments := netip.MustParseAddr("fc00:1::1"), addrs("fc00:3::e", "fc00:4::e", "fc00:2::d6")
 	r := bpf.ProtectRerouteRepair{Ifindex: 7, Mtu: 1500, Flags: flagFor6 | flagFor4}
 	var length int
-	r.Header6, length = encapHeader(source, segments, nextIPv6)
+	r.Header6, length = srv6.Encap(source, segments, srv6.NextIPv6)
 	r.Len6 = uint32(length)
-	r.Header4, length = encapHeader(source, addrs("fc00:2::d4"), nextIPv4)
+	r.Header4, length = srv6.Encap(source, addrs("fc00:2::d4"), srv6.NextIPv4)
 	r.Len4 = uint32(length)
 	// message is what a router says of a packet of 1,500 bytes that has these headers, at the segment with so many left.
 	message := func(mtu uint32, header []byte, to netip.Addr, left byte) []byte {
@@ -85,15 +87,15 @@ func TestLearnsSizes(t *testing.T) {
 		quoted := b[icmp6HeaderLen:]
 		binary.BigEndian.PutUint16(quoted[4:], 1460)
 		copy(quoted[24:], to.AsSlice())
-		if quoted[6] == nextRouting {
-			quoted[ipv6Length+3] = left
+		if quoted[6] == srv6.NextRouting {
+			quoted[srv6.IPv6Length+3] = left
 		}
 		return b
 	}
 	six, four := r.Header6[:r.Len6], r.Header4[:r.Len4]
-	other, _ := encapHeader(source, addrs("fc00:3::e", "fc00:5::e", "fc00:2::d6"), nextIPv6)
-	stolen, _ := encapHeader(netip.MustParseAddr("fc00:9::1"), segments, nextIPv6)
-	bare, _ := encapHeader(source, segments[2:], nextIPv6)
+	other, _ := srv6.Encap(source, addrs("fc00:3::e", "fc00:5::e", "fc00:2::d6"), srv6.NextIPv6)
+	stolen, _ := srv6.Encap(netip.MustParseAddr("fc00:9::1"), segments, srv6.NextIPv6)
+	bare, _ := srv6.Encap(source, segments[2:], srv6.NextIPv6)
 	const floor = 1280 + 40 + 8 + 2*16
 	for name, x := range map[string]struct {
 		message []byte
@@ -104,7 +106,7 @@ func TestLearnsSizes(t *testing.T) {
 		"on the way to the first segment":  {message: message(1400, six, segments[0], 2), want: 1400},
 		"to the second":                    {message: message(1400, six, segments[1], 1), want: 1400},
 		"to the last":                      {message: message(1400, six, segments[2], 0), want: 1400},
-		"without the routing header":       {message: message(1400, bare[:ipv6Length], segments[2], 0), want: 1400},
+		"without the routing header":       {message: message(1400, bare[:srv6.IPv6Length], segments[2], 0), want: 1400},
 		"of IPv4":                          {message: message(1400, four, netip.MustParseAddr("fc00:2::d4"), 0), want: 1400},
 		"less than IPv6 needs":             {message: message(1280, six, segments[0], 2), want: floor},
 		"less than any link":               {message: message(600, six, segments[0], 2)},
@@ -114,8 +116,8 @@ func TestLearnsSizes(t *testing.T) {
 		"another destination":              {message: message(1400, six, netip.MustParseAddr("fc00:7::1"), 2)},
 		"not the segment that is left":     {message: message(1400, six, segments[0], 1)},
 		"more left than there are":         {message: message(1400, six, segments[0], 3)},
-		"a segment without the others":     {message: message(1400, bare[:ipv6Length], segments[0], 0)},
-		"a routing header that is cut off": {message: message(1400, six, segments[0], 2)[:icmp6HeaderLen+ipv6Length+20]},
+		"a segment without the others":     {message: message(1400, bare[:srv6.IPv6Length], segments[0], 0)},
+		"a routing header that is cut off": {message: message(1400, six, segments[0], 2)[:icmp6HeaderLen+srv6.IPv6Length+20]},
 		"a packet that would have fit":     {message: message(1400, six, segments[0], 2), change: func(b []byte) { b[icmp6HeaderLen+4], b[icmp6HeaderLen+5] = 0, 200 }},
 		"a packet that was never sent":     {message: message(1400, six, segments[0], 2), change: func(b []byte) { b[icmp6HeaderLen+4] = 30 }},
 		"a link in use":                    {message: message(1400, six, segments[0], 2), repair: func(r *bpf.ProtectRerouteRepair) { r.Slot = 2 }},
@@ -131,8 +133,8 @@ func TestLearnsSizes(t *testing.T) {
 			if x.change != nil {
 				x.change(x.message)
 			}
-			w := &watcher{log: testLog{t}, words: &words{make([]byte, 3*wordApart)}, memory: memory{sizes: map[wayKey]learntSize{}}}
-			w.words.set(1, drainByte, true)
+			w := &watcher{log: testLog{t}, words: make(links.Words, 3*links.WordSize), memory: memory{sizes: map[wayKey]learntSize{}}}
+			w.words.Set(1, links.DrainByte, true)
 			w.Paths = []published{{Path: Path{Name: "core"}, Row: 1}}
 			w.repairs.Store(&map[uint32]bpf.ProtectRerouteRepair{1: r})
 			if m, ok := parseTooBig(x.message); ok {
@@ -153,7 +155,7 @@ func TestLearnsSizes(t *testing.T) {
 func FuzzTooBig(f *testing.F) {
 	source, segments := netip.MustParseAddr("fc00:1::1"), addrs("fc00:3::e", "fc00:4::e", "fc00:2::d6")
 	r := bpf.ProtectRerouteRepair{Mtu: 1500}
-	header, length := encapHeader(source, segments, nextIPv6)
+	header, length := srv6.Encap(source, segments, srv6.NextIPv6)
 	r.Header6, r.Len6 = header, uint32(length)
 	good := append([]byte{icmp6TooBig, 0, 0, 0, 0, 0, 1400 >> 8, 1400 & 0xff}, header[:length]...)
 	binary.BigEndian.PutUint16(good[icmp6HeaderLen+4:], 1460)

@@ -15,7 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature"
+	"github.com/weir-project/weir/feature/reroute/links"
 	"github.com/weir-project/weir/feature/reroute/protect/bpf"
+	"github.com/weir-project/weir/feature/reroute/protect/srv6"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -97,7 +99,7 @@ type watcher struct {
 	log   feature.Logger
 	ns    *netns.Handle
 	pins  *kernel.Opened
-	words *words
+	words links.Words
 	fast  *fast
 	whole
 	memory
@@ -113,7 +115,7 @@ type watcher struct {
 
 	tooBig  chan tooBig
 	repairs atomic.Pointer[map[uint32]bpf.ProtectRerouteRepair] // installed ones
-	sources atomic.Pointer[map[[segmentLength]byte]bool]        // of their outer headers
+	sources atomic.Pointer[map[[srv6.SegmentLength]byte]bool]   // of their outer headers
 
 	netfilter kernel.NetfilterSeen
 	fastAfter time.Time // the fast program is not started before
@@ -215,7 +217,7 @@ func (w *watcher) open() (err error) {
 	if w.pins, err = w.root.OpenMapsForWriting(w.inst, pinLinks, pinRepairs, pinPaths, pinPrefixes, pinCounts, pinNeighbours); err != nil {
 		return err
 	}
-	w.words, err = mapWords(w.pins.Maps[pinLinks])
+	w.words, err = links.MapWords(w.pins.Maps[pinLinks])
 	return err
 }
 
@@ -224,7 +226,7 @@ func (w *watcher) close() {
 		w.fast.close()
 	}
 	if w.words != nil {
-		w.words.close()
+		w.words.Close()
 	}
 	if w.pins != nil {
 		w.pins.Close()
@@ -369,7 +371,7 @@ func (w *watcher) next() time.Duration {
 		d = min(d, time.Until(w.due))
 	}
 	for _, l := range w.links {
-		if l.up && w.words.get(l.slot)[carrierByte] != 0 {
+		if l.up && w.words.Get(l.slot)[links.CarrierByte] != 0 {
 			d = min(d, time.Until(l.since.Add(l.hold)))
 		}
 	}
@@ -379,8 +381,8 @@ func (w *watcher) next() time.Duration {
 // revert lets links be used again that were good for long enough.
 func (w *watcher) revert() {
 	for _, l := range w.links {
-		if l.up && w.words.get(l.slot)[carrierByte] != 0 && time.Since(l.since) >= l.hold {
-			w.words.set(l.slot, carrierByte, false)
+		if l.up && w.words.Get(l.slot)[links.CarrierByte] != 0 && time.Since(l.since) >= l.hold {
+			w.words.Set(l.slot, links.CarrierByte, false)
 			w.log.Info("link is up", "interface", l.name, "held", l.hold)
 		}
 	}

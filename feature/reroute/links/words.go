@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package links
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Places of protection's bytes in a link's word (links.h), and how far apart words are: an array's elements begin at multiples
+// of eight bytes (array_map_alloc in kernel/bpf/arraymap.c).
+const (
+	WordSize    = 8
+	CarrierByte = 1
+	DrainByte   = 2
+)
+
+// Words is the map of links' words, mapped. Each byte has one writer, and one store changes it.
+type Words []byte
+
+// MapWords maps the words. Close unmaps them.
+func MapWords(m *ebpf.Map) (Words, error) {
+	memory, err := unix.Mmap(m.FD(), 0, Slots*WordSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("mapping the words of links: %w", err)
+	}
+	return Words(memory), nil
+}
+
+// Close unmaps the words.
+func (w Words) Close() { _ = unix.Munmap(w) }
+
+// Set sets one byte of a link's word, and says whether it was another.
+func (w Words) Set(slot uint32, at int, on bool) bool {
+	var v byte
+	if on {
+		v = 1
+	}
+	b := &w[int(slot)*WordSize+at]
+	was := *b
+	*b = v
+	return was != v
+}
+
+// Get is the word of a link.
+func (w Words) Get(slot uint32) (v Word) {
+	copy(v[:], w[int(slot)*WordSize:])
+	return v
+}
