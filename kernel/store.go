@@ -42,6 +42,20 @@ func (r Record[S]) ID() netns.ID { return r.Meta.ID() }
 // gone, also if another one has its inode number.
 func (r Record[S]) Netns() (*netns.Handle, error) { return netns.Find(r.Ref, r.ID()) }
 
+// Gone reports whether the network namespace of the instance is gone.
+func (r Record[S]) Gone() (bool, error) {
+	if r.Scope == HostScope {
+		return false, nil
+	}
+	ns, err := r.Netns()
+	if errors.Is(err, netns.ErrGone) {
+		return true, nil
+	} else if err != nil {
+		return false, err
+	}
+	return false, ns.Close()
+}
+
 // ScopeOf is the scope of a network namespace's instances; nil stands for the host.
 func ScopeOf(ns *netns.Handle) string {
 	if ns == nil {
