@@ -31,6 +31,9 @@ var features = []feature.Declared{
 	feature.Declare(server.Feature{}),
 }
 
+// Add adds a feature to the list, for programs with weir as a library and features of their own. Call it before everything else.
+func Add(f feature.Declared) { features = append(features, f) }
+
 // sessions is the keeper, with steer's way to its sessions.
 type sessions struct{ keeper.Feature }
 

@@ -14,13 +14,14 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/weir-project/weir/feature/featuretest"
 	"github.com/weir-project/weir/host"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 )
 
 func TestMain(m *testing.M) {
-	nstest.Play(map[string]nstest.Role{"weir": func([]string) error { main(); return nil }, "stuck": stuckRole})
+	nstest.Play(map[string]nstest.Role{"weir": func([]string) error { main(); return nil }, "weir-skeleton": func([]string) error { host.Add(featuretest.Declare()); main(); return nil }, "stuck": stuckRole})
 	nstest.Main(m)
 }
 
@@ -57,7 +58,12 @@ func inProcess(args ...string) (stdout string, err error) {
 
 // command prepares weir as a process of its own.
 func command(args ...string) *exec.Cmd {
-	c := nstest.Child("weir")
+	return commandOf("weir", args...)
+}
+
+// commandOf is command with a role of its own.
+func commandOf(role string, args ...string) *exec.Cmd {
+	c := nstest.Child(role)
 	c.Args = append(c.Args, args...)
 	c.Dir = "/"
 	c.Env = append(c.Env, "WEIR_ROOT=")
