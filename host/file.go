@@ -48,9 +48,12 @@ func (f *file) load() (*Config, error) {
 }
 
 // follow applies the file, first c, and again at each reload, until ctx is done. A file that cannot be applied changes
-// nothing. At the start weir serve tries again: a network namespace or an interface may come late.
+// nothing. At the start weir serve tries again: a network namespace, an interface or a member may come late. Outages are allowed
+// where nothing is applied yet, as after a boot: members may come after weir serve.
 func (f *file) follow(ctx context.Context, h *Host, c *Config, reload <-chan struct{}, log *slog.Logger) error {
-	c.AllowOutage = true // members may come after weir serve
+	all, err := h.Root.Instances("")
+	c.AllowOutage = err == nil && len(all) == 0
+	starting := true
 	again := time.NewTimer(0)
 	defer again.Stop()
 	for {
@@ -65,14 +68,14 @@ func (f *file) follow(ctx context.Context, h *Host, c *Config, reload <-chan str
 				f.told(err, log)
 				continue
 			}
-			c = next
+			c, starting = next, false
 		}
 		err := f.apply(ctx, h, c, log)
 		if ctx.Err() != nil {
 			return nil
 		}
 		f.told(err, log)
-		if err != nil && c.AllowOutage {
+		if err != nil && starting {
 			again.Reset(retryEvery)
 		}
 	}

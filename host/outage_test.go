@@ -3,11 +3,17 @@
 package host
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/weir-project/weir/feature/reroute"
+	"github.com/weir-project/weir/internal/nstest"
 )
 
 // A change that would empty a slot is refused with the reason, and changes nothing, unless it is allowed.
@@ -59,4 +65,37 @@ func TestRemoveRefusesOutages(t *testing.T) {
 	if err := w.Remove(t.Context(), "reroute", true); err != nil {
 		t.Errorf("allowed: %v", err)
 	}
+}
+
+// weir serve refuses an outage of its file as weir apply does, also at its start, unless nothing is applied yet.
+func TestServeRefusesOutages(t *testing.T) {
+	w := newWorld(t)
+	pid, _ := daemon(t, "0.0.0.0:4739")
+	path := filepath.Join(t.TempDir(), "weir.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, fmt.Appendf(nil, text, pid), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	serve := func(until func(log string) bool) {
+		t.Helper()
+		log := &nstest.Log{}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- w.Serve(ctx, ServeOptions{File: path, Log: slog.New(slog.NewTextHandler(log, nil))}) }()
+		eventually(t, "weir serve tells what became of its file", func() bool { return until(log.String()) })
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	write(twoServices) // a slot of it has no member
+	serve(func(log string) bool { return strings.Contains(log, "file applied") })
+	before := w.dump()
+	write(strings.Replace(twoServices, "tcp 0.0.0.0:4739", "tcp 0.0.0.0:4739, udp 0.0.0.0:4740", 1))
+	serve(func(log string) bool {
+		return strings.Contains(log, "file not applied, everything stays as it was") && strings.Contains(log, "slot 0 of service telemetry would be emptied")
+	})
+	same(t, "a file with an outage", before, w.dump())
 }
