@@ -94,3 +94,9 @@ func slogOf(l Logger) *slog.Logger {
 	}
 	return slog.New(slog.DiscardHandler)
 }
+
+// AgentPins is implemented by features whose process in weir serve, and not weir apply, attaches the instances of a pin directory.
+type AgentPins interface {
+	// AgentPins names the directory: the Feature of its instances.
+	AgentPins() string
+}

@@ -127,7 +127,7 @@ func TestServeKeepsSessions(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- w.Serve(ctx, ServeOptions{Handoff: s.handoff, Log: slog.New(slog.DiscardHandler)})
+		done <- w.Serve(ctx, ServeOptions{Sockets: map[string]string{"keeper": s.handoff}, Log: slog.New(slog.DiscardHandler)})
 	}()
 	select {
 	case err := <-done:

@@ -42,11 +42,19 @@ func (h *Host) check(ctx context.Context, c *kernel.Checker) ([]kernel.Fault, er
 // remedied adapts remedies to features that weir apply does not attach.
 func remedied(faults []kernel.Fault) []kernel.Fault {
 	for i, f := range faults {
-		if f.Feature == "handoff" && f.Damage() {
+		if byAgent(f.Feature) && f.Damage() {
 			faults[i].Remedy += "; should it not, restart weir serve"
 		}
 	}
 	return faults
+}
+
+// byAgent reports whether weir serve, and not weir apply, attaches the instances of a pin directory.
+func byAgent(pins string) bool {
+	return slices.ContainsFunc(features, func(f feature.Declared) bool {
+		a, ok := f.Value.(feature.AgentPins)
+		return ok && a.AgentPins() == pins
+	})
 }
 
 // damage are the faults because of which something does not work, in one text.
@@ -192,7 +200,7 @@ func recoverInstance(l *kernel.WriteLock, i kernel.Instance) (note string, err e
 			return r.Recover(l, i, lacks)
 		}
 	}
-	if err != nil || i.Feature == "handoff" {
+	if err != nil || byAgent(i.Feature) {
 		return "", err // its agents attach it
 	}
 	if slices.ContainsFunc(lacks, func(pin string) bool { return strings.HasPrefix(pin, "map_") }) {

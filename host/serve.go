@@ -11,14 +11,12 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/weir-project/weir/feature"
-	"github.com/weir-project/weir/feature/handoff/keeper"
 	"github.com/weir-project/weir/internal/accept"
 	"github.com/weir-project/weir/internal/printable"
 	"github.com/weir-project/weir/internal/ratelog"
@@ -37,10 +35,8 @@ const scrapeTime = 30 * time.Second
 type ServeOptions struct {
 	Listen string // TCP address of /metrics and /healthz; empty: none
 	Socket string // Unix socket for the group; empty: none
-	// Register is the Unix socket over which collectors register themselves; empty: none.
-	Register string
-	// Handoff is the Unix socket over which members hand over sessions; empty: none.
-	Handoff string
+	// Sockets are the paths of the features' own Unix sockets ([feature.SocketServer]), by feature. A feature without a path has none.
+	Sockets map[string]string
 	// File is the configuration to apply at the start and at each Reload; empty: what is applied already is served.
 	File   string
 	Reload <-chan struct{}
@@ -71,8 +67,8 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	k := h.newKeeper(o)
-	public := h.public(f, o, k)
+	sockets := h.sockets(o)
+	public := h.public(f, o, sockets)
 	if o.Listen != "" {
 		// Go listens with MPTCP by default, which is of no use to a scraper.
 		lc := net.ListenConfig{}
@@ -96,20 +92,8 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 			return accept.HTTP(ctx, l, h.group(public), accept.Options{Name: "group", Log: o.Log})
 		})
 	}
-	if o.Register != "" {
-		l, err := accept.Again(ctx, o.Log, o.Register, func() (net.Listener, error) { return h.listenRegister(o.Register) })
-		if err != nil {
-			return err
-		}
-		o.Log.Info("collectors may register themselves", "socket", o.Register)
-		g.Go(func() error {
-			return accept.HTTP(ctx, l, h.registerHandler(o), accept.Options{Name: "register", PerPeer: connectionsPerUser, Once: true, Log: o.Log})
-		})
-	}
-	if o.Handoff != "" {
-		if err := h.keepSessions(ctx, g, k, o); err != nil {
-			return err
-		}
+	for name, x := range sockets {
+		g.Go(func() error { return x.Serve(ctx, o.Sockets[name]) })
 	}
 	g.Go(func() error { return h.watchHealth(ctx, o.Log) })
 	g.Go(func() error { return h.watchConfirmation(ctx, o.Log) })
@@ -118,8 +102,10 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	}
 	for _, f := range featuresOnly(o.Only) {
 		r, ok := f.Value.(feature.Runner)
-		if u, uses := f.Value.(feature.MoverUser); uses && o.Handoff != "" {
-			r = u.WithMover(Mover(o.Handoff))
+		if u, uses := f.Value.(feature.MoverUser); uses {
+			if m := o.mover(); m != nil {
+				r = u.WithMover(m)
+			}
 		}
 		if ok {
 			g.Go(func() error { return r.Run(ctx, h.Root, o.Log) })
@@ -128,40 +114,9 @@ func (h *Host) Serve(ctx context.Context, o ServeOptions) error {
 	return g.Wait()
 }
 
-// keepSessions starts the keeper, unless another one answers at its socket.
-func (h *Host) keepSessions(ctx context.Context, g *errgroup.Group, k *keeper.Keeper, o ServeOptions) error {
-	keep := func(l *net.UnixListener) {
-		inherit(k, o.Log)
-		o.Log.Info("keeping sessions of members", "socket", o.Handoff)
-		g.Go(func() error { return k.Serve(ctx, l) })
-		g.Go(func() error { return k.Follow(ctx, h.Root, o.Log) })
-	}
-	l, err := keeper.Listen(o.Handoff)
-	switch {
-	case errors.Is(err, keeper.ErrTaken):
-		// weir handoff keep, which outlives restarts of weir serve, is no reason not to start. A predecessor that was killed ends soon.
-		g.Go(func() error {
-			if l, err := keeper.ListenAgain(ctx, o.Log, o.Handoff); err == nil {
-				keep(l)
-			} else if ctx.Err() == nil {
-				o.Log.Warn("sessions are kept by another keeper", "socket", o.Handoff)
-			}
-			return nil
-		})
-	case errors.Is(err, accept.ErrImpostor):
-		// Whoever takes the name first must not keep weir serve from all else.
-		o.Log.Error("sessions are not kept, members refuse the process at the socket", "socket", o.Handoff, "err", err)
-	case err != nil:
-		return err
-	default:
-		keep(l)
-	}
-	return nil
-}
-
 // listenUnix makes the socket for the group that may read the pins.
 func (h *Host) listenUnix(path string) (net.Listener, error) {
-	l, err := bindUnix(path)
+	l, err := accept.Unix(path)
 	if err != nil {
 		return nil, err
 	}
@@ -176,30 +131,13 @@ func (h *Host) listenUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// bindUnix makes a socket at path, unless another weir serve answers there.
-func bindUnix(path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("the socket's directory: %w", err)
-	}
-	if c, err := net.Dial("unix", path); err == nil {
-		c.Close()
-		return nil, fmt.Errorf("another weir serve answers on %s: %w: stop it, or choose another --socket", path, accept.ErrAnswers)
-	}
-	if err := accept.RemoveStale(path); err != nil {
-		return nil, err
-	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("the socket %s: %w", path, err)
-	}
-	return l, nil
-}
-
 // public answers /metrics and /healthz: all that a TCP port tells, to anybody.
-func (h *Host) public(f *file, o ServeOptions, k *keeper.Keeper) http.Handler {
+func (h *Host) public(f *file, o ServeOptions, sockets map[string]feature.Socket) http.Handler {
 	all := []prometheus.Collector{healthCollector{h}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})}
-	if o.Handoff != "" {
-		all = append(all, k.Collector())
+	for _, x := range sockets {
+		if c := x.Collector(); c != nil {
+			all = append(all, c)
+		}
 	}
 	for _, f := range featuresOnly(o.Only) {
 		if m, ok := f.Value.(feature.Measured); ok {

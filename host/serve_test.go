@@ -84,7 +84,8 @@ func (w world) serveWith(dir string, o ServeOptions) *serving {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		o.Listen, o.Socket, o.Register, o.Handoff, o.Log = "127.0.0.1:0", s.socket, s.register, s.handoff, slog.New(slog.NewTextHandler(log, nil))
+		o.Sockets = map[string]string{"steer": s.register, "keeper": s.handoff}
+		o.Listen, o.Socket, o.Log = "127.0.0.1:0", s.socket, slog.New(slog.NewTextHandler(log, nil))
 		done <- w.Serve(ctx, o)
 	}()
 	s.stop = sync.OnceValue(func() error { cancel(); return <-done })

@@ -101,7 +101,7 @@ func TestServeBesideImpostor(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Handoff: name, Log: slog.New(slog.NewTextHandler(log, nil))})
+		done <- w.Serve(ctx, ServeOptions{Listen: "127.0.0.1:0", Sockets: map[string]string{"keeper": name}, Log: slog.New(slog.NewTextHandler(log, nil))})
 	}()
 	said := regexp.MustCompile(`sessions are not kept.*user 65534`)
 	eventually(t, "weir serve tells of the stranger", func() bool { return log.Find(said) != nil })

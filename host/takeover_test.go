@@ -38,23 +38,23 @@ func (l *watchedLog) count(text string) int {
 func TestServeWaitsForItsPredecessor(t *testing.T) {
 	w := newWorld(t)
 	dir := t.TempDir()
-	o := ServeOptions{Socket: filepath.Join(dir, "weir.sock"), Register: filepath.Join(dir, "register.sock"), Handoff: filepath.Join(dir, "handoff.sock")}
+	o := ServeOptions{Socket: filepath.Join(dir, "weir.sock"), Sockets: map[string]string{"steer": filepath.Join(dir, "register.sock"), "keeper": filepath.Join(dir, "handoff.sock")}}
 	metrics, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	o.Listen = metrics.Addr().String()
 	before := map[string]net.Listener{o.Listen: metrics}
-	for _, path := range []string{o.Socket, o.Register} {
+	for _, path := range []string{o.Socket, o.Sockets["steer"]} {
 		if before[path], err = net.Listen("unix", path); err != nil {
 			t.Fatal(err)
 		}
 	}
-	kept, err := keeper.Listen(o.Handoff)
+	kept, err := keeper.Listen(o.Sockets["keeper"])
 	if err != nil {
 		t.Fatal(err)
 	}
-	before[o.Handoff] = kept
+	before[o.Sockets["keeper"]] = kept
 	log := &watchedLog{}
 	o.Log = slog.New(slog.NewTextHandler(log, nil))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -68,7 +68,7 @@ func TestServeWaitsForItsPredecessor(t *testing.T) {
 			}
 		}
 	}
-	for _, address := range []string{o.Listen, o.Socket, o.Register, o.Handoff} {
+	for _, address := range []string{o.Listen, o.Socket, o.Sockets["steer"], o.Sockets["keeper"]} {
 		until("waiting for the predecessor to end\" address=" + address)
 		before[address].Close()
 		until("address is free\" address=" + address)

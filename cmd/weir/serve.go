@@ -13,10 +13,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	selfregister "github.com/weir-project/weir/clients/go/register"
-	"github.com/weir-project/weir/feature/handoff/keeper"
-	"github.com/weir-project/weir/feature/handoff/wire"
-	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
 )
@@ -63,6 +59,7 @@ func ignoreHangup(ctx context.Context, log *slog.Logger, instead string) {
 // serveFlags are those of weir serve.
 type serveFlags struct {
 	host.ServeOptions
+	sockets map[string]*string // by feature
 }
 
 func serveCommand(g *globals) *cobra.Command {
@@ -86,8 +83,8 @@ that FRR's bfdd hands over (frr:) end with it, unless systemd restarts it.
 
 A file with an error changes nothing: weir serve does not start with it, and at SIGHUP
 keeps running what is there. Like weir apply, SIGHUP refuses a change that takes traffic
-away from its receiver. The start allows it, since members may come later, and tries again
-every 5 s where something is missing. weir apply changes what weir serve works by as well.
+away from its receiver. The start allows it where nothing is applied yet, as after a boot: members may
+come later. It tries again every 5 s where something is missing. weir apply changes what weir serve works by as well.
 Without -f it serves what is applied, and ignores SIGHUP.
 
 --only runs some features alone, for privileges: the process keeps the capabilities that
@@ -116,8 +113,10 @@ have no others either.`,
 	f.StringVarP(&o.File, "file", "f", "", "configuration file to apply at the start and at SIGHUP")
 	f.StringSliceVar(&o.Only, "only", nil, "features to run, like guard,filter; default: all")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:9743", "address of /metrics and /healthz; empty for none, which is the default with --only")
-	f.StringVar(&o.Register, "register-socket", selfregister.DefaultSocket, "socket for collectors that register themselves, by default beside --socket; empty for none")
-	f.StringVar(&o.Handoff, "handoff-socket", wire.DefaultSocket, "socket for members that hand over sessions, by default beside --socket; empty for none")
+	o.sockets = map[string]*string{}
+	for name, x := range host.SocketFlags() {
+		o.sockets[name] = f.String(x.Name, x.Default, x.Usage+", by default beside --socket; empty for none")
+	}
 	c.MarkFlagFilename("file", "yaml", "yml")
 	_ = c.RegisterFlagCompletionFunc("only", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return host.Features(), cobra.ShellCompDirectiveNoFileComp
@@ -142,17 +141,17 @@ func (o *serveFlags) resolve(cmd *cobra.Command, g *globals) error {
 	if apart && !given("listen") {
 		o.Listen = ""
 	}
-	for flag, socket := range map[string]*string{"register-socket": &o.Register, "handoff-socket": &o.Handoff} {
+	o.Sockets = map[string]string{}
+	for name, x := range host.SocketFlags() {
+		path := *o.sockets[name]
 		switch {
-		case given(flag):
-		case apart && !slices.Contains(o.Only, socketOf[flag]):
-			*socket = ""
+		case given(x.Name):
+		case apart && !slices.Contains(o.Only, name):
+			path = ""
 		case g.socket != "":
-			*socket = filepath.Join(filepath.Dir(g.socket), filepath.Base(*socket))
+			path = filepath.Join(filepath.Dir(g.socket), filepath.Base(path))
 		}
+		o.Sockets[name] = path
 	}
 	return nil
 }
-
-// socketOf is the feature that needs a socket.
-var socketOf = map[string]string{"register-socket": spec.Name, "handoff-socket": keeper.FeatureName}

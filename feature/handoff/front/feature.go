@@ -34,6 +34,7 @@ var (
 	_ feature.Examiner               = Feature{}
 	_ feature.Reporter               = Feature{}
 	_ feature.Privileged             = Feature{}
+	_ feature.AgentPins              = Feature{}
 )
 
 var applied = feature.Applied[Config]{Feature: Name}
@@ -222,3 +223,6 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) (out []feature.Findi
 	}
 	return out, errors.Join(err, serr)
 }
+
+// AgentPins implements feature.AgentPins.
+func (Feature) AgentPins() string { return store.Feature }

@@ -211,3 +211,6 @@ func (Feature) Examine(ctx context.Context, r *kernel.Root) ([]feature.Finding, 
 	}
 	return out, errors.Join(err, serr)
 }
+
+// AgentPins implements feature.AgentPins.
+func (Feature) AgentPins() string { return gates.Feature }

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package host
+package steer
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	selfregister "github.com/weir-project/weir/clients/go/register"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/feature/steer/bindings"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/internal/accept"
@@ -22,17 +26,43 @@ import (
 // connect to it, so it answers that one question and reads nothing to anybody.
 // Who asks is taken from the kernel, never from the request.
 
-// Limits on whoever may connect.
-const (
-	connectionsPerUser = 16 // root is not limited
-	registerDefault    = 30 * time.Second
-	registerLongest    = 5 * time.Minute
-	maxRegistration    = 4096 // bytes of a form
-)
+// SocketFlag implements feature.SocketServer.
+func (Feature) SocketFlag() feature.SocketFlag {
+	return feature.SocketFlag{Name: "register-socket", Usage: "socket for collectors that register themselves", Default: selfregister.DefaultSocket}
+}
+
+// Socket implements feature.SocketServer.
+func (Feature) Socket(r *kernel.Root, log *slog.Logger, _ feature.Members) feature.Socket {
+	return &registerSocket{r, log}
+}
+
+// Members implements feature.MemberLister.
+func (Feature) Members(r *kernel.Root, name string) ([]service.Member, error) {
+	return ConfiguredMembers(r, name)
+}
+
+// registerSocket answers registrations.
+type registerSocket struct {
+	root *kernel.Root
+	log  *slog.Logger
+}
+
+// Collector implements feature.Socket: there are no metrics.
+func (*registerSocket) Collector() prometheus.Collector { return nil }
+
+// Serve implements feature.Socket.
+func (s *registerSocket) Serve(ctx context.Context, path string) error {
+	l, err := accept.Again(ctx, s.log, path, func() (net.Listener, error) { return listenRegister(path) })
+	if err != nil {
+		return err
+	}
+	s.log.Info("collectors may register themselves", "socket", path)
+	return accept.HTTP(ctx, l, s.handler(), accept.Options{Name: "register", PerPeer: connectionsPerUser, Once: true, Log: s.log})
+}
 
 // listenRegister makes the socket that collectors register over.
-func (h *Host) listenRegister(path string) (net.Listener, error) {
-	l, err := bindUnix(path)
+func listenRegister(path string) (net.Listener, error) {
+	l, err := accept.Unix(path)
 	if err != nil {
 		return nil, err
 	}
@@ -43,8 +73,16 @@ func (h *Host) listenRegister(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// registerHandler answers POST /v1/register.
-func (h *Host) registerHandler(o ServeOptions) http.Handler {
+// Limits on whoever may connect.
+const (
+	connectionsPerUser = 16 // root is not limited
+	registerDefault    = 30 * time.Second
+	registerLongest    = 5 * time.Minute
+	maxRegistration    = 4096 // bytes of a form
+)
+
+// handler answers POST /v1/register.
+func (s *registerSocket) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/register", func(w http.ResponseWriter, r *http.Request) {
 		peer, err := peerOf(r)
@@ -60,12 +98,12 @@ func (h *Host) registerHandler(o ServeOptions) http.Handler {
 		ctx, cancel := context.WithTimeout(r.Context(), q.limit)
 		defer cancel()
 		who := []any{"service", q.service, "slot", q.slot, "pid", peer.PID, "uid", peer.UID}
-		if err := bindings.RegisterPeer(ctx, h.Root, q.service, q.slot, peer); err != nil {
-			o.Log.Warn("registration failed", append(who, "reason", err)...)
+		if err := bindings.RegisterPeer(ctx, s.root, q.service, q.slot, peer); err != nil {
+			s.log.Warn("registration failed", append(who, "reason", err)...)
 			http.Error(w, err.Error(), registerStatus(err))
 			return
 		}
-		o.Log.Info("registered itself", who...)
+		s.log.Info("registered itself", who...)
 		fmt.Fprintln(w, "admitted")
 	})
 	return mux
