@@ -18,7 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
-	"github.com/weir-project/weir/feature/steer/templates"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"github.com/weir-project/weir/service"
@@ -47,7 +47,7 @@ func exporters(t *testing.T, ns *netns.Handle, from netip.Addr, to netip.AddrPor
 	t.Helper()
 	sent := map[netip.AddrPort][]byte{}
 	for i := range n {
-		e := newExporter(t, ns, templates.IPFIX, from, to)
+		e := newExporter(t, ns, ipfix.IPFIX, from, to)
 		payload := bytes.Repeat([]byte{byte(i + 1)}, size+i)
 		if _, err := e.conn.Write(payload); err != nil {
 			t.Fatal(err)
@@ -105,7 +105,7 @@ func TestCopy(t *testing.T) {
 					t.Errorf("status says %+v", got)
 				}
 				// What is sent to the second is its own alone.
-				e := newExporter(t, ns, templates.IPFIX, netip.MustParseAddr(c.from), netip.MustParseAddrPort(strings.Replace(c.to, "9991", c.second[len(c.second)-4:], 1)))
+				e := newExporter(t, ns, ipfix.IPFIX, netip.MustParseAddr(c.from), netip.MustParseAddrPort(strings.Replace(c.to, "9991", c.second[len(c.second)-4:], 1)))
 				if strings.Contains(c.second, ":9991") {
 					return
 				}

@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/feature/steer/templates"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -30,8 +31,8 @@ func (w *world) keepTemplates() {
 			return err
 		}
 		defer store.Close()
-		k := bpf.TemplatesSession{Src: netip.MustParseAddr("192.0.2.7").As16(), Dst: netip.MustParseAddr("127.0.0.1").As16(), Sport: 4000, Dport: 9991, Version: templates.IPFIX, Domain: 1}
-		return errors.Join(store.Save(k, &templates.FlowSession{Templates: exampleTemplates(templates.IPFIX)}), store.Enter(k, bpf.TemplatesHeard{}))
+		k := bpf.TemplatesSession{Src: netip.MustParseAddr("192.0.2.7").As16(), Dst: netip.MustParseAddr("127.0.0.1").As16(), Sport: 4000, Dport: 9991, Version: ipfix.IPFIX, Domain: 1}
+		return errors.Join(store.Save(k, &templates.FlowSession{Templates: exampleTemplates(ipfix.IPFIX)}), store.Enter(k, bpf.TemplatesHeard{}))
 	})
 }
 

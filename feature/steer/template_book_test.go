@@ -19,6 +19,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/templates"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -27,24 +28,24 @@ func TestSessionIsBounded(t *testing.T) {
 	s := &templates.FlowSession{}
 	var err error
 	for i := range 2 * templates.MaxSessionTemplates {
-		id := uint16(templates.MinTemplateID + i)
+		id := uint16(ipfix.MinTemplateID + i)
 		record := append(binary.BigEndian.AppendUint16(nil, id), 0, 1, 0, 8, 0, 4)
-		_, perr := s.Apply([]templates.TemplateChange{{Template: &templates.Record{ID: id, Record: record}}})
+		_, perr := s.Apply([]ipfix.Change{{Template: &ipfix.Template{ID: id, Record: record}}})
 		err = errors.Join(err, perr)
 	}
 	if len(s.Templates) != templates.MaxSessionTemplates || !errors.Is(err, templates.ErrNoRoom) {
 		t.Errorf("%d templates: %v", len(s.Templates), err)
 	}
-	if n, err := s.Apply([]templates.TemplateChange{{Template: &templates.Record{ID: 300, Record: []byte{1, 44, 0, 1, 0, 12, 0, 4}}}}); n != 1 || err != nil {
+	if n, err := s.Apply([]ipfix.Change{{Template: &ipfix.Template{ID: 300, Record: []byte{1, 44, 0, 1, 0, 12, 0, 4}}}}); n != 1 || err != nil {
 		t.Errorf("a change of a template that is there: %d, %v", n, err)
 	}
-	if n, err := s.Apply([]templates.TemplateChange{{Withdrawn: &templates.Withdrawal{ID: 2, All: true}}}); n != templates.MaxSessionTemplates || err != nil || s.Bytes != 0 {
+	if n, err := s.Apply([]ipfix.Change{{Withdrawn: &ipfix.Withdrawal{ID: 2, All: true}}}); n != templates.MaxSessionTemplates || err != nil || s.Bytes != 0 {
 		t.Errorf("all withdrawn: %d, %v, %d bytes left", n, err, s.Bytes)
 	}
 	for i := range 100 {
-		s.Put(templates.Record{ID: uint16(300 + i), Record: make([]byte, templates.MaxTemplateBytes)})
+		s.Put(ipfix.Template{ID: uint16(300 + i), Record: make([]byte, ipfix.MaxTemplateBytes)})
 	}
-	if s.Bytes > templates.MaxSessionBytes || s.Bytes < templates.MaxSessionBytes-templates.MaxTemplateBytes {
+	if s.Bytes > templates.MaxSessionBytes || s.Bytes < templates.MaxSessionBytes-ipfix.MaxTemplateBytes {
 		t.Errorf("%d bytes, the most should be %d", s.Bytes, templates.MaxSessionBytes)
 	}
 }
@@ -99,7 +100,7 @@ func TestBookIsBounded(t *testing.T) {
 		b.Add(k, s)
 		before := s.Size()
 		for i := range records {
-			if _, err := s.Put(templates.Record{ID: uint16(256 + i), Record: make([]byte, size)}); err != nil {
+			if _, err := s.Put(ipfix.Template{ID: uint16(256 + i), Record: make([]byte, size)}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -140,10 +141,10 @@ func TestBookIsBounded(t *testing.T) {
 }
 
 func TestNextSequence(t *testing.T) {
-	s := &templates.FlowSession{Templates: []templates.Record{{ID: 260, Record: exampleRecord}, {ID: 262, Record: []byte{1, 6, 0, 1, 0, 82, 0xff, 0xff}}}}
-	heard := func(sets ...templates.FlowSet) bpf.TemplatesHeard {
-		m := templates.FlowMessage{FlowHeader: templates.FlowHeader{Sequence: 0xfffffffe}, Sets: sets}
-		return m.HeardAs(1, 1)
+	s := &templates.FlowSession{Templates: []ipfix.Template{{ID: 260, Record: exampleRecord}, {ID: 262, Record: []byte{1, 6, 0, 1, 0, 82, 0xff, 0xff}}}}
+	heard := func(sets ...ipfix.Set) bpf.TemplatesHeard {
+		m := ipfix.Message{Header: ipfix.Header{Sequence: 0xfffffffe}, Sets: sets}
+		return templates.HeardAs(&m, 1, 1)
 	}
 	for _, c := range []struct {
 		version uint16
@@ -151,14 +152,14 @@ func TestNextSequence(t *testing.T) {
 		want    uint32
 		exact   bool
 	}{
-		{templates.Netflow9, heard(templates.FlowSet{ID: 260, Length: 400}), 0xffffffff, true},
-		{templates.IPFIX, heard(), 0xfffffffe, true},
-		{templates.IPFIX, heard(templates.FlowSet{ID: 2, Length: 100}), 0xfffffffe, true},
-		{templates.IPFIX, heard(templates.FlowSet{ID: 260, Length: 4 + 12*3 + 2}), 1, true}, // padded, and beyond the last number
-		{templates.IPFIX, heard(templates.FlowSet{ID: 260, Length: 16}, templates.FlowSet{ID: 260, Length: 16}), 0, true},
-		{templates.IPFIX, heard(templates.FlowSet{ID: 262, Length: 40}), 0xfffffffe, false},
-		{templates.IPFIX, heard(templates.FlowSet{ID: 999, Length: 40}, templates.FlowSet{ID: 260, Length: 16}), 0xffffffff, false},
-		{templates.IPFIX, heard(make([]templates.FlowSet, 9)...), 0xfffffffe, false},
+		{ipfix.NetFlow9, heard(ipfix.Set{ID: 260, Length: 400}), 0xffffffff, true},
+		{ipfix.IPFIX, heard(), 0xfffffffe, true},
+		{ipfix.IPFIX, heard(ipfix.Set{ID: 2, Length: 100}), 0xfffffffe, true},
+		{ipfix.IPFIX, heard(ipfix.Set{ID: 260, Length: 4 + 12*3 + 2}), 1, true}, // padded, and beyond the last number
+		{ipfix.IPFIX, heard(ipfix.Set{ID: 260, Length: 16}, ipfix.Set{ID: 260, Length: 16}), 0, true},
+		{ipfix.IPFIX, heard(ipfix.Set{ID: 262, Length: 40}), 0xfffffffe, false},
+		{ipfix.IPFIX, heard(ipfix.Set{ID: 999, Length: 40}, ipfix.Set{ID: 260, Length: 16}), 0xffffffff, false},
+		{ipfix.IPFIX, heard(make([]ipfix.Set, 9)...), 0xfffffffe, false},
 	} {
 		if next, exact := s.NextSequence(bpf.TemplatesSession{Version: c.version}, c.h); next != c.want || exact != c.exact {
 			t.Errorf("version %d, %+v: %d, %v; want %d, %v", c.version, c.h.Set[:min(2, c.h.Sets)], next, exact, c.want, c.exact)
@@ -176,7 +177,7 @@ func TestTemplateStoreIsMended(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ns.Close()
-	whole, torn := bpf.TemplatesSession{Domain: 1, Version: templates.IPFIX}, bpf.TemplatesSession{Domain: 2, Version: templates.IPFIX}
+	whole, torn := bpf.TemplatesSession{Domain: 1, Version: ipfix.IPFIX}, bpf.TemplatesSession{Domain: 2, Version: ipfix.IPFIX}
 	w.locked(func(l *kernel.WriteLock) error {
 		st, err := templates.OpenStore(l, ns)
 		if err != nil {
@@ -185,7 +186,7 @@ func TestTemplateStoreIsMended(t *testing.T) {
 		defer st.Close()
 		s := &templates.FlowSession{Served: templates.MemberID{Tgid: 7, Start: 8}, Replays: 3}
 		for i := range 60 { // more than one chunk
-			s.Put(templates.Record{ID: uint16(300 + i), Record: make([]byte, 20)})
+			s.Put(ipfix.Template{ID: uint16(300 + i), Record: make([]byte, 20)})
 		}
 		if err := st.Save(whole, s); err != nil {
 			return err
@@ -251,10 +252,10 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 		t.Fatal(err)
 	}
 	var records []byte
-	var all []templates.Record
+	var all []ipfix.Template
 	for i := range 8 {
 		r := append([]byte{1, byte(i), 0, 20}, make([]byte, 80)...)
-		all = append(all, templates.Record{ID: uint16(256 + i), Record: r})
+		all = append(all, ipfix.Template{ID: uint16(256 + i), Record: r})
 		records = append(records, r...)
 	}
 	var before, after runtime.MemStats
@@ -276,7 +277,7 @@ func TestTemplatesOfManyExporters(t *testing.T) {
 		for i := range n {
 			from := netip.AddrFrom4([4]byte{127, 2, byte(i >> 8), byte(i)})
 			ts.Hear(templates.HeardMessage{Ifindex: 1, Session: bpf.TemplatesSession{Src: from.As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
-				Payload: templates.Encode(templates.FlowHeader{Version: templates.IPFIX, Domain: 1, Sequence: uint32(i)}, all)})
+				Payload: ipfix.Encode(ipfix.Header{Version: ipfix.IPFIX, Domain: 1, Sequence: uint32(i)}, all)})
 		}
 		runtime.GC()
 		runtime.ReadMemStats(&after)

@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/templates"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -31,11 +32,11 @@ func TestTemplatesOfRestartedExporter(t *testing.T) {
 	w.admitted(0, first.pid())
 	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled })
 	from := sources(1)[0]
-	before := newExporter(t, nil, templates.IPFIX, from, loopback4)
+	before := newExporter(t, nil, ipfix.IPFIX, from, loopback4)
 	before.sendTemplates()
 	w.remembered(1, 2)
 	before.conn.Close()
-	after := newExporter(t, nil, templates.IPFIX, from, loopback4)
+	after := newExporter(t, nil, ipfix.IPFIX, from, loopback4)
 	after.sendTemplates()
 	w.remembered(2, 4)
 	first.kill()
@@ -43,7 +44,7 @@ func TestTemplatesOfRestartedExporter(t *testing.T) {
 	write(&second.sink)
 	w.admitted(0, second.pid())
 	checkReplay(t, second.await(1)[0], after)
-	other := newExporter(t, nil, templates.IPFIX, sources(2)[1], loopback4) // when it is through, nothing else is under way
+	other := newExporter(t, nil, ipfix.IPFIX, sources(2)[1], loopback4) // when it is through, nothing else is under way
 	other.sendTemplates()
 	w.remembered(3, 6)
 	time.Sleep(3 * templates.Tick)
@@ -63,7 +64,7 @@ func TestTemplatesAfterRemoval(t *testing.T) {
 	w.apply()
 	w.serveUntil()
 	w.listening()
-	e := newExporter(t, nil, templates.Netflow9, sources(1)[0], loopback4)
+	e := newExporter(t, nil, ipfix.NetFlow9, sources(1)[0], loopback4)
 	e.sendTemplates()
 	w.remembered(1, 2)
 	w.remove()
@@ -114,7 +115,7 @@ func TestTemplatesThatCannotBeSent(t *testing.T) {
 			k.Src[0], k.Src[10], k.Src[11] = 0xfd, 0, 0
 			k.Dst = [16]byte{15: 1}
 		}
-		ts.Hear(templates.HeardMessage{Session: k, Ifindex: 1, Payload: templates.Encode(templates.FlowHeader{Version: templates.IPFIX, Domain: 1}, exampleTemplates(templates.IPFIX))})
+		ts.Hear(templates.HeardMessage{Session: k, Ifindex: 1, Payload: ipfix.Encode(ipfix.Header{Version: ipfix.IPFIX, Domain: 1}, exampleTemplates(ipfix.IPFIX))})
 	}
 	for _, s := range ts.Book.Sessions { // on a slow machine the member may have been there for long
 		s.Served = templates.MemberID{}
@@ -156,7 +157,7 @@ func testTemplatesWhileApplied(t *testing.T) {
 	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled })
 	all := map[netip.Addr]*flowExporter{}
 	for _, from := range sources(8) {
-		all[from] = newExporter(t, nil, templates.IPFIX, from, loopback4)
+		all[from] = newExporter(t, nil, ipfix.IPFIX, from, loopback4)
 		all[from].sendTemplates()
 	}
 	w.remembered(len(all), 2*len(all))

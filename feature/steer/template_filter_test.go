@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/templates"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -51,8 +52,8 @@ func TestTemplateFilter(t *testing.T) {
 	c := loadFilter(t)
 	from4, to4 := netip.MustParseAddrPort("192.0.2.7:50000"), netip.MustParseAddrPort("10.0.0.1:4739")
 	from6, to6 := netip.MustParseAddrPort("[2001:db8::7]:50000"), netip.MustParseAddrPort("[2001:db8::1]:4739")
-	h9, h10 := templates.FlowHeader{Version: templates.Netflow9, Domain: 3, Sequence: 9, Uptime: 5}, templates.FlowHeader{Version: templates.IPFIX, Domain: 3, Sequence: 8, ExportTime: 77}
-	e9, e10 := exampleTemplates(templates.Netflow9), exampleTemplates(templates.IPFIX)
+	h9, h10 := ipfix.Header{Version: ipfix.NetFlow9, Domain: 3, Sequence: 9, Uptime: 5}, ipfix.Header{Version: ipfix.IPFIX, Domain: 3, Sequence: 8, ExportTime: 77}
+	e9, e10 := exampleTemplates(ipfix.NetFlow9), exampleTemplates(ipfix.IPFIX)
 	with := func(b []byte, f func([]byte)) []byte { f(b); return b }
 	many := func(n int) (sets [][]byte) {
 		for range n {
@@ -91,7 +92,7 @@ func TestTemplateFilter(t *testing.T) {
 			t.Errorf("%s: %d bytes wanted", x.name, ret)
 		}
 	}
-	key := bpf.TemplatesSession{Src: from4.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: templates.IPFIX, Domain: 3}
+	key := bpf.TemplatesSession{Src: from4.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix.IPFIX, Domain: 3}
 	sessions := c.Maps[bpf.TemplatesMapTemplatesSessions]
 	var h bpf.TemplatesHeard
 	if sessions.Lookup(key, &h) == nil {
@@ -125,11 +126,11 @@ func ipOptions(frame []byte) []byte {
 func BenchmarkTemplateFilter(b *testing.B) {
 	c := loadFilter(b)
 	from, to := netip.MustParseAddrPort("192.0.2.7:50000"), netip.MustParseAddrPort("10.0.0.1:4739")
-	key := bpf.TemplatesSession{Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: 50000, Dport: 4739, Version: templates.IPFIX, Domain: 3}
+	key := bpf.TemplatesSession{Src: from.Addr().As16(), Dst: to.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix.IPFIX, Domain: 3}
 	if err := c.Maps[bpf.TemplatesMapTemplatesSessions].Put(key, bpf.TemplatesHeard{}); err != nil {
 		b.Fatal(err)
 	}
-	data := withSets(templates.FlowHeader{Version: templates.IPFIX, Domain: 3}, set(260, make([]byte, 1200)...))
+	data := withSets(ipfix.Header{Version: ipfix.IPFIX, Domain: 3}, set(260, make([]byte, 1200)...))
 	tcp := framed(from, to, data)
 	tcp[14+9] = unix.IPPROTO_TCP
 	empty, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, License: "Dual BSD/GPL",

@@ -12,6 +12,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/templates"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -21,7 +22,7 @@ import (
 func TestTemplateBudgets(t *testing.T) {
 	c := loadFilter(t)
 	to4, to6 := netip.MustParseAddrPort("10.0.0.1:4739"), netip.MustParseAddrPort("[2001:db8::1]:4739")
-	message := withSets(templates.FlowHeader{Version: templates.IPFIX, Domain: 3}, set(2, exampleRecord...))
+	message := withSets(ipfix.Header{Version: ipfix.IPFIX, Domain: 3}, set(2, exampleRecord...))
 	var sent, passed uint64
 	start := time.Now()
 	send := func(from netip.AddrPort) bool {
@@ -60,7 +61,7 @@ func TestTemplateBudgets(t *testing.T) {
 		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0, 0, 0, 1, 9: byte(i >> 8), 10: byte(i), 15: 1})
 	}), 1024, 32)
 	known := netip.MustParseAddrPort("192.0.2.8:50000")
-	key := bpf.TemplatesSession{Src: known.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: templates.IPFIX, Domain: 3}
+	key := bpf.TemplatesSession{Src: known.Addr().As16(), Dst: to4.Addr().As16(), Sport: 50000, Dport: 4739, Version: ipfix.IPFIX, Domain: 3}
 	if err := c.Maps[bpf.TemplatesMapTemplatesSessions].Put(key, bpf.TemplatesHeard{}); err != nil {
 		t.Fatal(err)
 	}
@@ -81,13 +82,13 @@ func TestTemplateFlood(t *testing.T) {
 	w.apply()
 	w.serveUntil()
 	w.listening()
-	flood := newExporter(t, nil, templates.IPFIX, sources(1)[0], loopback4)
+	flood := newExporter(t, nil, ipfix.IPFIX, sources(1)[0], loopback4)
 	const messages = 3000
 	start := time.Now()
 	for range messages {
 		flood.sendTemplates()
 	}
-	other := newExporter(t, nil, templates.IPFIX, sources(2)[1], loopback4)
+	other := newExporter(t, nil, ipfix.IPFIX, sources(2)[1], loopback4)
 	other.sendTemplates()
 	passed := 1024 + 1 + 32*int(time.Since(start).Seconds()+1) // at most
 	var st templates.TemplateState
@@ -129,10 +130,10 @@ func TestNewcomersAreProven(t *testing.T) {
 		keys := [3]bpf.TemplatesSession{}
 		for i := range keys {
 			m := templates.HeardMessage{Ifindex: 1, Session: bpf.TemplatesSession{Src: sources(3)[i].As16(), Dst: loopback4.Addr().As16(), Sport: 50000, Dport: 9991},
-				Payload: templates.Encode(templates.FlowHeader{Version: templates.IPFIX, Domain: 1}, exampleTemplates(templates.IPFIX))}
+				Payload: ipfix.Encode(ipfix.Header{Version: ipfix.IPFIX, Domain: 1}, exampleTemplates(ipfix.IPFIX))}
 			ts.Hear(m)
 			keys[i] = m.Session
-			keys[i].Version, keys[i].Domain = templates.IPFIX, 1
+			keys[i].Version, keys[i].Domain = ipfix.IPFIX, 1
 			s := ts.Book.Sessions[keys[i]]
 			if s == nil {
 				t.Fatalf("session %d is not remembered", i)

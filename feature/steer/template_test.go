@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/templates"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -75,7 +76,7 @@ func (w *world) listening() {
 // with which the exporter's next message leaves no gap.
 func checkReplay(t *testing.T, r received, e *flowExporter) {
 	t.Helper()
-	m, err := templates.Parse(r.payload)
+	m, err := ipfix.Parse(r.payload)
 	if err != nil {
 		t.Fatalf("%x: %v", r.payload, err)
 	}
@@ -83,20 +84,20 @@ func checkReplay(t *testing.T, r received, e *flowExporter) {
 		t.Errorf("the replay comes from %s, want %s", r.from, e.addr())
 	}
 	want := e.seq
-	if e.version == templates.Netflow9 {
+	if e.version == ipfix.NetFlow9 {
 		want-- // it counts messages
 		if n := int(r.payload[2])<<8 | int(r.payload[3]); n != 2 {
 			t.Errorf("the header counts %d records, want 2", n)
 		}
 	}
 	if m.Version != e.version || m.Domain != e.domain || m.Sequence != want {
-		t.Errorf("header %+v, want version %d, domain %d, sequence %d", m.FlowHeader, e.version, e.domain, want)
+		t.Errorf("header %+v, want version %d, domain %d, sequence %d", m.Header, e.version, e.domain, want)
 	}
-	var got []templates.Record
+	var got []ipfix.Template
 	for _, c := range m.Changes {
 		got = append(got, *c.Template)
 	}
-	if !slices.EqualFunc(got, exampleTemplates(e.version), templates.Record.Equal) {
+	if !slices.EqualFunc(got, exampleTemplates(e.version), ipfix.Template.Equal) {
 		t.Errorf("templates %v, want %v", got, exampleTemplates(e.version))
 	}
 }
@@ -112,10 +113,10 @@ func TestTemplatesAreReplayed(t *testing.T) {
 		from, to netip.Addr
 		engine   spec.Engine
 	}{
-		{"ipfix loopback IPv4", templates.IPFIX, lo4, netip.MustParseAddr("127.0.0.1"), spec.EngineSkLookup},
-		{"netflow9 loopback IPv6", templates.Netflow9, lo6, lo6, spec.EngineReuseport},
-		{"netflow9 cable IPv4", templates.Netflow9, veth4, netip.MustParseAddr("10.1.0.1"), spec.EngineReuseport},
-		{"ipfix cable IPv6", templates.IPFIX, veth6, netip.MustParseAddr("fd00:1:0::1"), spec.EngineSkLookup},
+		{"ipfix loopback IPv4", ipfix.IPFIX, lo4, netip.MustParseAddr("127.0.0.1"), spec.EngineSkLookup},
+		{"netflow9 loopback IPv6", ipfix.NetFlow9, lo6, lo6, spec.EngineReuseport},
+		{"netflow9 cable IPv4", ipfix.NetFlow9, veth4, netip.MustParseAddr("10.1.0.1"), spec.EngineReuseport},
+		{"ipfix cable IPv6", ipfix.IPFIX, veth6, netip.MustParseAddr("fd00:1:0::1"), spec.EngineSkLookup},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, spec.Options{Slots: 1, Engine: c.engine}, "udp [::]:9991")
@@ -167,7 +168,7 @@ func TestTemplatesOutliveServe(t *testing.T) {
 	stop := w.serveUntil()
 	w.listening()
 	w.admitted(0, first.pid())
-	e := newExporter(t, nil, templates.IPFIX, sources(1)[0], loopback4)
+	e := newExporter(t, nil, ipfix.IPFIX, sources(1)[0], loopback4)
 	e.sendTemplates()
 	w.remembered(1, 2)
 	e.sendData(1)
@@ -205,7 +206,7 @@ func TestTemplatesChangedInAbsence(t *testing.T) {
 	w.serveUntil()
 	w.listening()
 	w.admitted(0, r.pid())
-	e := newExporter(t, nil, templates.IPFIX, sources(1)[0], loopback4)
+	e := newExporter(t, nil, ipfix.IPFIX, sources(1)[0], loopback4)
 	slot := slots.Slot{Scope: w.state().Scope(), Service: "svc", Slot: 0}
 	w.locked(func(l *kernel.WriteLock) error { return engine.Unregister(l, slot) })
 	e.sendTemplates()
@@ -237,7 +238,7 @@ func TestTemplatesFollowDevices(t *testing.T) {
 	deadline(t, func() bool { return time.Since(w.state().Slots[0].Since) > templates.Settled })
 	exporters := map[netip.AddrPort]*flowExporter{}
 	for _, from := range sources(40) {
-		e := newExporter(t, nil, templates.Netflow9, from, loopback4)
+		e := newExporter(t, nil, ipfix.NetFlow9, from, loopback4)
 		e.sendTemplates()
 		exporters[e.addr()] = e
 	}

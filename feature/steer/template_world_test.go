@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/weir-project/weir/feature/steer/templates"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/service"
@@ -191,24 +191,24 @@ func (e *flowExporter) addr() netip.AddrPort { return e.conn.LocalAddr().(*net.U
 var exampleRecord = []byte{1, 4, 0, 2, 0, 8, 0, 4, 0, 1, 0, 8}
 
 // exampleTemplates are template 260 and options template 261.
-func exampleTemplates(version uint16) []templates.Record {
-	options := templates.Record{ID: 261, Options: true, Record: []byte{1, 5, 0, 2, 0, 1, 0, 149, 0, 4, 0, 41, 0, 8}}
-	if version == templates.Netflow9 {
+func exampleTemplates(version uint16) []ipfix.Template {
+	options := ipfix.Template{ID: 261, Options: true, Record: []byte{1, 5, 0, 2, 0, 1, 0, 149, 0, 4, 0, 41, 0, 8}}
+	if version == ipfix.NetFlow9 {
 		options.Record = []byte{1, 5, 0, 4, 0, 4, 0, 1, 0, 4, 0, 41, 0, 8}
 	}
-	return []templates.Record{{ID: 260, Record: exampleRecord}, options}
+	return []ipfix.Template{{ID: 260, Record: exampleRecord}, options}
 }
 
 // send sends a message of the sets that follow its header, with so many data
 // records.
 func (e *flowExporter) send(records int, sets ...[]byte) {
 	e.t.Helper()
-	h := templates.FlowHeader{Version: e.version, Domain: e.domain, Sequence: e.seq, ExportTime: uint32(time.Now().Unix()), Uptime: 5000}
+	h := ipfix.Header{Version: e.version, Domain: e.domain, Sequence: e.seq, ExportTime: uint32(time.Now().Unix()), Uptime: 5000}
 	b := withSets(h, sets...)
 	if _, err := e.conn.Write(b); errors.Is(err, syscall.ECONNREFUSED) {
 		e.conn.Write(b) // that was about an earlier one, which nobody took
 	}
-	if e.version == templates.Netflow9 {
+	if e.version == ipfix.NetFlow9 {
 		e.seq++
 	} else {
 		e.seq += uint32(records)
@@ -216,12 +216,12 @@ func (e *flowExporter) send(records int, sets ...[]byte) {
 }
 
 // withSets is a message of sets.
-func withSets(h templates.FlowHeader, sets ...[]byte) []byte {
-	b := templates.Encode(h, nil)
+func withSets(h ipfix.Header, sets ...[]byte) []byte {
+	b := ipfix.Encode(h, nil)
 	for _, s := range sets {
 		b = append(b, s...)
 	}
-	if h.Version == templates.IPFIX {
+	if h.Version == ipfix.IPFIX {
 		b[2], b[3] = byte(len(b)>>8), byte(len(b))
 	}
 	return b
@@ -237,10 +237,10 @@ func (e *flowExporter) sendTemplates() {
 	e.t.Helper()
 	t := exampleTemplates(e.version)
 	options := t[1].Record
-	if e.version == templates.Netflow9 {
+	if e.version == ipfix.NetFlow9 {
 		options = append(append([]byte{}, options...), 0, 0)
 	}
-	e.send(0, set(templates.SetID(e.version, false), t[0].Record...), set(templates.SetID(e.version, true), options...))
+	e.send(0, set(ipfix.SetID(e.version, false), t[0].Record...), set(ipfix.SetID(e.version, true), options...))
 }
 
 // sendData sends a message of n records of template 260.

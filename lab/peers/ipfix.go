@@ -5,6 +5,9 @@ package peers
 import (
 	"errors"
 	"net/netip"
+	"slices"
+
+	"github.com/weir-project/weir/internal/ipfix"
 )
 
 // Information elements that the lab counts by (IANA registry).
@@ -20,85 +23,52 @@ type templateKey struct {
 	id       uint16
 }
 
-// element is a field of a template; an enterprise's own has number 0 here.
-type element struct{ id, size uint16 }
-
-var errTruncated = errors.New("truncated")
-
 // message counts the data records of one IPFIX message (RFC 7011 section 3) whose templates are known.
 func (s *sink) message(exporter netip.Addr, b []byte) error {
-	if len(b) < 16 || be.Uint16(b) != 10 || int(be.Uint16(b[2:])) != len(b) {
+	m, err := ipfix.Parse(b)
+	if err != nil {
+		return err
+	}
+	if m.Version != ipfix.IPFIX {
 		return errors.New("no IPFIX message")
 	}
-	domain := be.Uint32(b[12:])
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for b = b[16:]; len(b) > 0; {
-		if len(b) < 4 {
-			return errTruncated
+	for _, c := range m.Changes {
+		if c.Template == nil {
+			continue
 		}
-		id, size := be.Uint16(b), int(be.Uint16(b[2:]))
-		if size < 4 || size > len(b) {
-			return errTruncated
+		fields := c.Template.Fields(m.Version)
+		if slices.ContainsFunc(fields, func(f ipfix.Field) bool { return f.Length == 0xffff }) {
+			return errors.New("fields of variable length are not supported by the built-in sink")
 		}
-		set := b[4:size]
-		b = b[size:]
-		if id == 2 {
-			if err := s.learn(exporter, domain, set); err != nil {
-				return err
-			}
-		} else if fields := s.templates[templateKey{exporter, domain, id}]; fields != nil {
-			s.count(exporter, fields, set)
-		}
+		s.templates[templateKey{exporter, m.Domain, c.Template.ID}] = fields
 	}
-	return nil
-}
-
-// learn enters the templates of a template set (RFC 7011 section 3.4.1).
-func (s *sink) learn(exporter netip.Addr, domain uint32, set []byte) error {
-	for len(set) >= 4 {
-		id, n := be.Uint16(set), int(be.Uint16(set[2:]))
-		set = set[4:]
-		fields := make([]element, 0, n)
-		for range n {
-			if len(set) < 4 {
-				return errTruncated
-			}
-			e := element{be.Uint16(set), be.Uint16(set[2:])}
-			set = set[4:]
-			if e.id&0x8000 != 0 { // an enterprise number follows
-				if len(set) < 4 {
-					return errTruncated
-				}
-				e.id, set = 0, set[4:]
-			}
-			if e.size == 0xffff {
-				return errors.New("fields of variable length are not supported by the built-in sink")
-			}
-			fields = append(fields, e)
+	for _, set := range m.Sets {
+		if fields := s.templates[templateKey{exporter, m.Domain, set.ID}]; fields != nil {
+			s.count(exporter, fields, set.Body())
 		}
-		s.templates[templateKey{exporter, domain, id}] = fields
 	}
 	return nil
 }
 
 // count enters the records of a data set.
-func (s *sink) count(exporter netip.Addr, fields []element, set []byte) {
+func (s *sink) count(exporter netip.Addr, fields []ipfix.Field, set []byte) {
 	size := 0
 	for _, f := range fields {
-		size += int(f.size)
+		size += int(f.Length)
 	}
 	for ; size > 0 && len(set) >= size; set = set[size:] {
 		key, packets := flowLine{Peer: exporter.String()}, 0
 		rest := set
 		for _, f := range fields {
-			switch f.id {
+			switch f.ID {
 			case packetDeltaCount:
-				packets = int(number(rest[:f.size]))
+				packets = int(number(rest[:f.Length]))
 			case ingressInterface:
-				key.In = uint32(number(rest[:f.size]))
+				key.In = uint32(number(rest[:f.Length]))
 			}
-			rest = rest[f.size:]
+			rest = rest[f.Length:]
 		}
 		s.flowsSeen[key] += packets
 	}

@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/weir-project/weir/internal/ipfix"
 	"golang.org/x/sys/unix"
 )
 
@@ -68,7 +69,7 @@ func sinkMain(port string, family Family, flows, bmp string) error {
 	if err != nil {
 		return err
 	}
-	s := &sink{flowsSeen: map[flowLine]int{}, templates: map[templateKey][]element{}}
+	s := &sink{flowsSeen: map[flowLine]int{}, templates: map[templateKey][]ipfix.Field{}}
 	if s.flows, err = appendTo(flows); err != nil {
 		return err
 	}
@@ -88,7 +89,7 @@ type sink struct {
 	mu         sync.Mutex
 	flows, bmp *json.Encoder
 	flowsSeen  map[flowLine]int // packets since the last write; Packets of the key is 0
-	templates  map[templateKey][]element
+	templates  map[templateKey][]ipfix.Field
 }
 
 // purgeEvery is how often the flows counted are written.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/lab/routers"
 )
@@ -20,7 +21,7 @@ import (
 func TestMain(m *testing.M) { nstest.Main(m) }
 
 func newSink(bmp io.Writer) *sink {
-	return &sink{flows: json.NewEncoder(io.Discard), bmp: json.NewEncoder(bmp), flowsSeen: map[flowLine]int{}, templates: map[templateKey][]element{}}
+	return &sink{flows: json.NewEncoder(io.Discard), bmp: json.NewEncoder(bmp), flowsSeen: map[flowLine]int{}, templates: map[templateKey][]ipfix.Field{}}
 }
 
 // The sink counts what the lab's routers send, and nothing of an exporter whose template it has not seen.

@@ -2,7 +2,11 @@
 
 package routers
 
-import "time"
+import (
+	"time"
+
+	"github.com/weir-project/weir/internal/ipfix"
+)
 
 // Template numbers (RFC 7011 section 3.4.1: 256 and above).
 const (
@@ -10,18 +14,25 @@ const (
 	template6 = 257
 )
 
-// element is one information element of a template: its number in the IANA registry and its length in bytes.
-type element struct{ id, size uint16 }
-
 // counted follow the addresses in both templates: ports, protocol, octets, packets, start and end in
 // milliseconds, ingress and egress interface.
-var counted = []element{{7, 2}, {11, 2}, {4, 1}, {1, 8}, {2, 8}, {152, 8}, {153, 8}, {10, 4}, {14, 4}}
+var counted = []ipfix.Field{{ID: 7, Length: 2}, {ID: 11, Length: 2}, {ID: 4, Length: 1}, {ID: 1, Length: 8}, {ID: 2, Length: 8},
+	{ID: 152, Length: 8}, {ID: 153, Length: 8}, {ID: 10, Length: 4}, {ID: 14, Length: 4}}
 
-func (d *Device) template() (id uint16, fields []element) {
+// addresses4 and addresses6 are source and destination, sourceIPv4Address to destinationIPv6Address.
+var (
+	addresses4 = []ipfix.Field{{ID: 8, Length: 4}, {ID: 12, Length: 4}}
+	addresses6 = []ipfix.Field{{ID: 27, Length: 16}, {ID: 28, Length: 16}}
+)
+
+func (d *Device) template() (id uint16, fields []ipfix.Field) { return d.withAddresses(counted) }
+
+// withAddresses are the device's addresses and then fields.
+func (d *Device) withAddresses(fields []ipfix.Field) (uint16, []ipfix.Field) {
 	if d.Addr.Is4() {
-		return template4, append([]element{{8, 4}, {12, 4}}, counted...) // sourceIPv4Address, destinationIPv4Address
+		return template4, append(addresses4[:2:2], fields...)
 	}
-	return template6, append([]element{{27, 16}, {28, 16}}, counted...) // sourceIPv6Address, destinationIPv6Address
+	return template6, append(addresses6[:2:2], fields...)
 }
 
 // IPFIX appends one IPFIX message (RFC 7011) to b and returns it. seq is the number of data records the
@@ -29,33 +40,12 @@ func (d *Device) template() (id uint16, fields []element) {
 // so that a collector's sum of packets is a number of records. epoch becomes the ingress interface.
 func (d *Device) IPFIX(b []byte, seq uint32, withTemplate bool, records int, epoch uint32, now time.Time) []byte {
 	id, fields := d.template()
-	start := len(b)
-	b = be.AppendUint16(b, 10)
-	b = be.AppendUint16(b, 0) // length, below
-	b = be.AppendUint32(b, uint32(now.Unix()))
-	b = be.AppendUint32(b, seq)
-	b = be.AppendUint32(b, uint32(d.Index+1)) // observation domain
+	w := ipfix.Begin(b, ipfix.Header{Version: ipfix.IPFIX, ExportTime: uint32(now.Unix()), Sequence: seq, Domain: uint32(d.Index + 1)})
 	if withTemplate {
-		b = be.AppendUint16(b, 2) // set of templates
-		b = be.AppendUint16(b, uint16(8+4*len(fields)))
-		b = be.AppendUint16(b, id)
-		b = be.AppendUint16(b, uint16(len(fields)))
-		for _, f := range fields {
-			b = be.AppendUint16(b, f.id)
-			b = be.AppendUint16(b, f.size)
-		}
+		w.Templates(false, ipfix.NewTemplate(id, fields...))
 	}
-	if records > 0 {
-		set := len(b)
-		b = be.AppendUint16(b, id)
-		b = be.AppendUint16(b, 0)
-		for i := range records {
-			b = d.flow(b, seq+uint32(i), epoch, now)
-		}
-		be.PutUint16(b[set+2:], uint16(len(b)-set))
-	}
-	be.PutUint16(b[start+2:], uint16(len(b)-start))
-	return b
+	w.Data(id, records, func(b []byte, i int) []byte { return d.flow(b, seq+uint32(i), epoch, now) })
+	return w.End()
 }
 
 // addresses appends those of the flow number n.

@@ -2,58 +2,31 @@
 
 package routers
 
-import "time"
+import (
+	"time"
+
+	"github.com/weir-project/weir/internal/ipfix"
+)
 
 // NetFlow9 appends one NetFlow version 9 export packet (RFC 3954) to b and returns it. seq is the number of
 // packets that the device exported before; otherwise it is like IPFIX.
 func (d *Device) NetFlow9(b []byte, seq uint32, withTemplate bool, records int, epoch uint32, now time.Time) []byte {
 	id, fields := d.template9()
-	count := records
-	if withTemplate {
-		count++
-	}
 	uptime := uint32(now.Unix()%86400) * 1000 // as if it had booted at midnight
-	b = be.AppendUint16(b, 9)
-	b = be.AppendUint16(b, uint16(count))
-	b = be.AppendUint32(b, uptime)
-	b = be.AppendUint32(b, uint32(now.Unix()))
-	b = be.AppendUint32(b, seq)
-	b = be.AppendUint32(b, uint32(d.Index+1)) // source id
+	w := ipfix.Begin(b, ipfix.Header{Version: ipfix.NetFlow9, Uptime: uptime, ExportTime: uint32(now.Unix()), Sequence: seq, Domain: uint32(d.Index + 1)})
 	if withTemplate {
-		b = be.AppendUint16(b, 0) // a FlowSet of templates
-		b = be.AppendUint16(b, uint16(8+4*len(fields)))
-		b = be.AppendUint16(b, id)
-		b = be.AppendUint16(b, uint16(len(fields)))
-		for _, f := range fields {
-			b = be.AppendUint16(b, f.id)
-			b = be.AppendUint16(b, f.size)
-		}
+		w.Templates(false, ipfix.NewTemplate(id, fields...))
 	}
-	if records > 0 {
-		set := len(b)
-		b = be.AppendUint16(b, id)
-		b = be.AppendUint16(b, 0)
-		for i := range records {
-			b = d.flow9(b, seq*uint32(records)+uint32(i), epoch, uptime)
-		}
-		for (len(b)-set)%4 != 0 { // RFC 3954 section 5.3: padded to 32 bits
-			b = append(b, 0)
-		}
-		be.PutUint16(b[set+2:], uint16(len(b)-set))
-	}
-	return b
+	w.Data(id, records, func(b []byte, i int) []byte { return d.flow9(b, seq*uint32(records)+uint32(i), epoch, uptime) })
+	return w.End()
 }
 
 // counted9 follow the addresses: as counted, but the times are in milliseconds since the device booted
 // (FIRST_SWITCHED, LAST_SWITCHED) and the counters have four bytes.
-var counted9 = []element{{7, 2}, {11, 2}, {4, 1}, {1, 4}, {2, 4}, {22, 4}, {21, 4}, {10, 4}, {14, 4}}
+var counted9 = []ipfix.Field{{ID: 7, Length: 2}, {ID: 11, Length: 2}, {ID: 4, Length: 1}, {ID: 1, Length: 4}, {ID: 2, Length: 4},
+	{ID: 22, Length: 4}, {ID: 21, Length: 4}, {ID: 10, Length: 4}, {ID: 14, Length: 4}}
 
-func (d *Device) template9() (id uint16, fields []element) {
-	if d.Addr.Is4() {
-		return template4, append([]element{{8, 4}, {12, 4}}, counted9...)
-	}
-	return template6, append([]element{{27, 16}, {28, 16}}, counted9...)
-}
+func (d *Device) template9() (id uint16, fields []ipfix.Field) { return d.withAddresses(counted9) }
 
 // flow9 appends the data record number n.
 func (d *Device) flow9(b []byte, n, epoch, uptime uint32) []byte {

@@ -36,7 +36,7 @@ func checkFlowSets(t *testing.T, d *Device, rest []byte, records int) {
 	size := 0 // of a record, by the template
 	_, fields := d.template9()
 	for _, f := range fields {
-		size += int(f.size)
+		size += int(f.Length)
 	}
 	for len(rest) > 0 {
 		id, n := be.Uint16(rest), int(be.Uint16(rest[2:]))

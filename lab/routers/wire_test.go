@@ -27,7 +27,7 @@ func TestIPFIXLengths(t *testing.T) {
 				size := 0 // of a record, by the template
 				_, fields := d.template()
 				for _, f := range fields {
-					size += int(f.size)
+					size += int(f.Length)
 				}
 				sets := 0
 				for rest := b[16:]; len(rest) > 0; sets++ {

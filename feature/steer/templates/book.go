@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/steer/bpf"
+	"github.com/weir-project/weir/internal/ipfix"
 )
 
 // Bounds of the sessions remembered in one network namespace. maxSessions is
@@ -55,7 +56,7 @@ type MemberID struct {
 
 // FlowSession is what is remembered of one observation domain of one exporter.
 type FlowSession struct {
-	Templates []Record
+	Templates []ipfix.Template
 	Served    MemberID // who has the templates
 	Learnt    int64    // ns since the epoch, of the latest change
 	Replayed  int64    // ns since the epoch, of the latest replay; 0: never
@@ -222,7 +223,7 @@ func (b *Book) current(last func(bpf.TemplatesSession) uint64) func(bpf.Template
 
 // Apply enters what a message says of templates and tells how many are new or
 // gone. A template of a number that is taken replaces the one that had it.
-func (s *FlowSession) Apply(changes []TemplateChange) (changed int, err error) {
+func (s *FlowSession) Apply(changes []ipfix.Change) (changed int, err error) {
 	for _, c := range changes {
 		if c.Withdrawn != nil {
 			changed += s.withdraw(*c.Withdrawn)
@@ -237,17 +238,12 @@ func (s *FlowSession) Apply(changes []TemplateChange) (changed int, err error) {
 	return changed, err
 }
 
-// Equal says whether two templates are the same record.
-func (t Record) Equal(o Record) bool {
-	return t.ID == o.ID && t.Options == o.Options && bytes.Equal(t.Record, o.Record)
-}
-
 func (s *FlowSession) index(id uint16) int {
-	return slices.IndexFunc(s.Templates, func(t Record) bool { return t.ID == id })
+	return slices.IndexFunc(s.Templates, func(t ipfix.Template) bool { return t.ID == id })
 }
 
 // Put enters a template, unless it is there already or has no room.
-func (s *FlowSession) Put(t Record) (bool, error) {
+func (s *FlowSession) Put(t ipfix.Template) (bool, error) {
 	i := s.index(t.ID)
 	if i >= 0 && s.Templates[i].Equal(t) {
 		return false, nil
@@ -269,9 +265,9 @@ func (s *FlowSession) Put(t Record) (bool, error) {
 	return true, nil
 }
 
-func (s *FlowSession) withdraw(w Withdrawal) int {
+func (s *FlowSession) withdraw(w ipfix.Withdrawal) int {
 	before := len(s.Templates)
-	s.Templates = slices.DeleteFunc(s.Templates, func(t Record) bool {
+	s.Templates = slices.DeleteFunc(s.Templates, func(t ipfix.Template) bool {
 		gone := t.ID == w.ID || w.All && t.Options == (w.ID == 3)
 		if gone {
 			s.Bytes -= len(t.Record)
@@ -282,16 +278,16 @@ func (s *FlowSession) withdraw(w Withdrawal) int {
 }
 
 // NextSequence is the sequence number that the exporter's next message will
-// have. NetFlow v9 counts messages; IPFIX counts data records, so those of the
+// have. NetFlow v9 counts messages; ipfix.IPFIX counts data records, so those of the
 // latest message are counted by its sets' lengths. exact is false where they
 // cannot be, because records vary in length: a collector then notes a gap once.
 func (s *FlowSession) NextSequence(k bpf.TemplatesSession, h bpf.TemplatesHeard) (next uint32, exact bool) {
-	if k.Version == Netflow9 {
+	if k.Version == ipfix.NetFlow9 {
 		return h.Sequence + 1, true
 	}
 	next, exact = h.Sequence, h.Sets <= uint32(len(h.Set))
 	for _, set := range h.Set[:min(int(h.Sets), len(h.Set))] {
-		if set.Id < MinTemplateID {
+		if set.Id < ipfix.MinTemplateID {
 			continue // templates
 		}
 		i := s.index(set.Id)
@@ -308,9 +304,9 @@ func (s *FlowSession) NextSequence(k bpf.TemplatesSession, h bpf.TemplatesHeard)
 	return next, exact
 }
 
-// HeardAs is the message as the filter would have noted it, had the session been
+// HeardAs is a message as the filter would have noted it, had the session been
 // known.
-func (m *FlowMessage) HeardAs(ifindex uint32, now uint64) bpf.TemplatesHeard {
+func HeardAs(m *ipfix.Message, ifindex uint32, now uint64) bpf.TemplatesHeard {
 	h := bpf.TemplatesHeard{Last: now, Messages: 1, Sequence: m.Sequence, ExportTime: m.ExportTime, Uptime: m.Uptime,
 		Ifindex: ifindex, Sets: uint32(len(m.Sets))}
 	for i, d := range m.Sets[:min(len(m.Sets), len(h.Set))] {
@@ -323,7 +319,7 @@ func (m *FlowMessage) HeardAs(ifindex uint32, now uint64) bpf.TemplatesHeard {
 // header continues the latest message that was heard, in the exporter's own time.
 func (s *FlowSession) Replay(k bpf.TemplatesSession, h bpf.TemplatesHeard, limit int) [][]byte {
 	next, _ := s.NextSequence(k, h)
-	head := FlowHeader{Version: k.Version, Domain: k.Domain, ExportTime: h.ExportTime, Uptime: h.Uptime}
+	head := ipfix.Header{Version: k.Version, Domain: k.Domain, ExportTime: h.ExportTime, Uptime: h.Uptime}
 	return ReplayMessages(head, next, s.Templates, limit)
 }
 

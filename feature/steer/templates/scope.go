@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 	"golang.org/x/sys/unix"
@@ -254,7 +255,7 @@ func (t *Scope) Hear(m HeardMessage) {
 }
 
 func (t *Scope) learn(svc *Service, m HeardMessage) (learnt int, err error) {
-	msg, err := Parse(m.Payload)
+	msg, err := ipfix.Parse(m.Payload)
 	if err != nil {
 		return 0, err
 	}
@@ -282,7 +283,7 @@ func (t *Scope) learn(svc *Service, m HeardMessage) (learnt int, err error) {
 	}
 	t.makeRoom(key)
 	if fresh {
-		if err := t.Store.Enter(key, msg.HeardAs(m.Ifindex, kernel.Monotonic())); err != nil {
+		if err := t.Store.Enter(key, HeardAs(&msg, m.Ifindex, kernel.Monotonic())); err != nil {
 			t.Book.Remove(key)
 			return 0, err
 		}

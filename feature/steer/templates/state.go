@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
 	"github.com/weir-project/weir/feature/steer/state"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -27,7 +28,7 @@ type TemplateState struct {
 	Problem   string     `json:"problem,omitempty"`
 }
 
-// Exporter is one observation domain (IPFIX) or source id (NetFlow v9) of one
+// Exporter is one observation domain (ipfix.IPFIX) or source id (NetFlow v9) of one
 // exporting process.
 type Exporter struct {
 	Address   netip.AddrPort `json:"address"`
@@ -106,7 +107,7 @@ func exporter(s *state.Service, key bpf.TemplatesSession, v *FlowSession, sessio
 	_ = sessions.Lookup(key, &h) // zero: not heard since it was restored
 	e := Exporter{Address: exporterOf(key), Collector: collectorOf(key), Protocol: "netflow9", Domain: key.Domain,
 		Messages: h.Messages, Last: kernel.WallTime(h.Last), Learnt: time.Unix(0, v.Learnt), Replays: v.Replays}
-	if key.Version == IPFIX {
+	if key.Version == ipfix.IPFIX {
 		e.Protocol = "ipfix"
 	}
 	if v.Replayed != 0 {

@@ -15,6 +15,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/bpf"
 	"github.com/weir-project/weir/feature/steer/engine"
 	"github.com/weir-project/weir/feature/steer/record"
+	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
 )
@@ -271,9 +272,9 @@ func (s *FlowSession) Unmarshal(b []byte) error {
 			return err
 		}
 		if b = b[n:]; int(t.Length) > len(b) {
-			return ErrMessage
+			return ipfix.ErrMalformed
 		}
-		s.Templates = append(s.Templates, Record{ID: t.ID, Options: t.Options == 1, Record: slices.Clone(b[:t.Length])})
+		s.Templates = append(s.Templates, ipfix.Template{ID: t.ID, Options: t.Options == 1, Record: slices.Clone(b[:t.Length])})
 		s.Bytes += int(t.Length)
 		b = b[t.Length:]
 	}

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package templates
+package ipfix
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,7 +11,7 @@ import (
 
 // Versions of the two protocols that have templates.
 const (
-	Netflow9 = 9  // RFC 3954
+	NetFlow9 = 9  // RFC 3954
 	IPFIX    = 10 // RFC 7011
 )
 
@@ -22,11 +23,11 @@ const (
 	variableLength   = 0xffff // RFC 7011, section 7
 )
 
-// ErrMessage is wrapped by every error about a message that cannot be read.
-var ErrMessage = errors.New("malformed")
+// ErrMalformed is wrapped by every error about a message that cannot be read.
+var ErrMalformed = errors.New("malformed")
 
-// FlowHeader is the header of an IPFIX message or NetFlow v9 packet.
-type FlowHeader struct {
+// Header is the header of an IPFIX message or NetFlow v9 packet.
+type Header struct {
 	Version    uint16 // 9 or 10
 	Domain     uint32 // observation domain, or source id
 	Sequence   uint32
@@ -34,8 +35,8 @@ type FlowHeader struct {
 	Uptime     uint32 // NetFlow v9: milliseconds
 }
 
-// Record is one template record as its exporter sent it.
-type Record struct {
+// Template is a template record as its exporter sent it.
+type Template struct {
 	ID      uint16
 	Options bool
 	Record  []byte // with its header
@@ -47,40 +48,47 @@ type Withdrawal struct {
 	All bool // every template, or options template, of the domain: ID is 2 or 3
 }
 
-// TemplateChange is one template learnt, or some withdrawn.
-type TemplateChange struct {
-	Template  *Record
+// Change is one template learnt, or some withdrawn.
+type Change struct {
+	Template  *Template
 	Withdrawn *Withdrawal
 }
 
-// FlowSet is a set: its number, which for data is the template's, and its
+// Set is a set: its number, which for data is the template's, and its
 // length in bytes with its header.
-type FlowSet struct{ ID, Length uint16 }
+type Set struct {
+	ID, Length uint16
 
-// FlowMessage is what matters here of one message.
-type FlowMessage struct {
-	FlowHeader
-	Changes []TemplateChange // in their order; their records share the message's bytes
-	Sets    []FlowSet
+	body []byte
+}
+
+// Body is the set without its header; it shares the message's bytes.
+func (s Set) Body() []byte { return s.body }
+
+// Message is what matters here of one message.
+type Message struct {
+	Header
+	Changes []Change // in their order; their records share the message's bytes
+	Sets    []Set
 }
 
 // Parse reads a datagram. It is strict: sets must fill the message to
 // the last byte, so that other protocols' packets are not taken for templates.
-func Parse(b []byte) (m FlowMessage, err error) {
+func Parse(b []byte) (m Message, err error) {
 	var sets []byte
-	if m.FlowHeader, sets, err = parseFlowHeader(b); err != nil {
+	if m.Header, sets, err = parseFlowHeader(b); err != nil {
 		return m, err
 	}
 	for len(sets) > 0 {
-		if m.Version == Netflow9 && len(sets) < 4 && allZero(sets) {
+		if m.Version == NetFlow9 && len(sets) < 4 && allZero(sets) {
 			break // padding
 		}
 		if len(sets) < 4 {
-			return m, fmt.Errorf("%w: %d bytes behind the last set", ErrMessage, len(sets))
+			return m, fmt.Errorf("%w: %d bytes behind the last set", ErrMalformed, len(sets))
 		}
 		id, size := binary.BigEndian.Uint16(sets), binary.BigEndian.Uint16(sets[2:])
 		if size < 4 || int(size) > len(sets) {
-			return m, fmt.Errorf("%w: a set of %d bytes where %d are left", ErrMessage, size, len(sets))
+			return m, fmt.Errorf("%w: a set of %d bytes where %d are left", ErrMalformed, size, len(sets))
 		}
 		body := sets[4:size]
 		sets = sets[size:]
@@ -89,9 +97,9 @@ func Parse(b []byte) (m FlowMessage, err error) {
 				return m, err
 			}
 		} else if id < MinTemplateID {
-			return m, fmt.Errorf("%w: no set has the number %d", ErrMessage, id)
+			return m, fmt.Errorf("%w: no set has the number %d", ErrMalformed, id)
 		}
-		m.Sets = append(m.Sets, FlowSet{id, size})
+		m.Sets = append(m.Sets, Set{ID: id, Length: size, body: body})
 	}
 	return m, nil
 }
@@ -105,21 +113,21 @@ func allZero(b []byte) bool {
 	return true
 }
 
-func parseFlowHeader(b []byte) (h FlowHeader, sets []byte, err error) {
+func parseFlowHeader(b []byte) (h Header, sets []byte, err error) {
 	u32 := func(at int) uint32 { return binary.BigEndian.Uint32(b[at:]) }
 	if len(b) < 16 {
-		return h, nil, fmt.Errorf("%w: %d bytes", ErrMessage, len(b))
+		return h, nil, fmt.Errorf("%w: %d bytes", ErrMalformed, len(b))
 	}
 	h.Version = binary.BigEndian.Uint16(b)
 	switch {
 	case h.Version == IPFIX && int(binary.BigEndian.Uint16(b[2:])) == len(b):
 		h.ExportTime, h.Sequence, h.Domain = u32(4), u32(8), u32(12)
 		return h, b[16:], nil
-	case h.Version == Netflow9 && len(b) >= 20:
+	case h.Version == NetFlow9 && len(b) >= 20:
 		h.Uptime, h.ExportTime, h.Sequence, h.Domain = u32(4), u32(8), u32(12), u32(16)
 		return h, b[20:], nil
 	}
-	return h, nil, fmt.Errorf("%w: version %d in %d bytes", ErrMessage, h.Version, len(b))
+	return h, nil, fmt.Errorf("%w: version %d in %d bytes", ErrMalformed, h.Version, len(b))
 }
 
 // setKind says whether a set holds templates, and options templates.
@@ -144,16 +152,16 @@ func SetID(version uint16, options bool) uint16 {
 }
 
 // appendRecords reads the records of one set of templates.
-func appendRecords(out []TemplateChange, version uint16, options bool, b []byte) ([]TemplateChange, error) {
+func appendRecords(out []Change, version uint16, options bool, b []byte) ([]Change, error) {
 	// What is shorter than a record, or begins with a zero, pads the set.
 	for len(b) >= 4 && binary.BigEndian.Uint16(b) != 0 {
 		id := binary.BigEndian.Uint16(b)
 		if version == IPFIX && binary.BigEndian.Uint16(b[2:]) == 0 {
 			all := id == SetID(version, options)
 			if !all && id < MinTemplateID {
-				return nil, fmt.Errorf("%w: a withdrawal of %d", ErrMessage, id)
+				return nil, fmt.Errorf("%w: a withdrawal of %d", ErrMalformed, id)
 			}
-			out = append(out, TemplateChange{Withdrawn: &Withdrawal{ID: id, All: all}})
+			out = append(out, Change{Withdrawn: &Withdrawal{ID: id, All: all}})
 			b = b[4:]
 			continue
 		}
@@ -161,7 +169,7 @@ func appendRecords(out []TemplateChange, version uint16, options bool, b []byte)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, TemplateChange{Template: &Record{ID: id, Options: options, Record: b[:n:n]}})
+		out = append(out, Change{Template: &Template{ID: id, Options: options, Record: b[:n:n]}})
 		b = b[n:]
 	}
 	return out, nil
@@ -172,7 +180,7 @@ func appendRecords(out []TemplateChange, version uint16, options bool, b []byte)
 func recordLength(version uint16, options bool, b []byte) (int, error) {
 	id := binary.BigEndian.Uint16(b)
 	if id < MinTemplateID {
-		return 0, fmt.Errorf("%w: no template has the number %d", ErrMessage, id)
+		return 0, fmt.Errorf("%w: no template has the number %d", ErrMalformed, id)
 	}
 	at, fields, err := recordFields(version, options, b)
 	if err != nil {
@@ -180,7 +188,7 @@ func recordLength(version uint16, options bool, b []byte) (int, error) {
 	}
 	for range fields {
 		if at+4 > len(b) {
-			return 0, fmt.Errorf("%w: template %d is cut off", ErrMessage, id)
+			return 0, fmt.Errorf("%w: template %d is cut off", ErrMalformed, id)
 		}
 		if version == IPFIX && b[at]&0x80 != 0 { // an enterprise number follows
 			at += 4
@@ -189,9 +197,9 @@ func recordLength(version uint16, options bool, b []byte) (int, error) {
 	}
 	switch {
 	case at > len(b):
-		return 0, fmt.Errorf("%w: template %d is cut off", ErrMessage, id)
+		return 0, fmt.Errorf("%w: template %d is cut off", ErrMalformed, id)
 	case fields == 0 || at > MaxTemplateBytes:
-		return 0, fmt.Errorf("%w: template %d has %d fields", ErrMessage, id, fields)
+		return 0, fmt.Errorf("%w: template %d has %d fields", ErrMalformed, id, fields)
 	}
 	return at, nil
 }
@@ -203,24 +211,24 @@ func recordFields(version uint16, options bool, b []byte) (at, fields int, err e
 	case !options:
 		return 4, second, nil
 	case len(b) < 6:
-		return 0, 0, fmt.Errorf("%w: an options template of %d bytes", ErrMessage, len(b))
+		return 0, 0, fmt.Errorf("%w: an options template of %d bytes", ErrMalformed, len(b))
 	}
 	third := int(binary.BigEndian.Uint16(b[4:]))
 	if version == IPFIX { // all fields, then how many of them are scope
 		if third == 0 || third > second {
-			return 0, 0, fmt.Errorf("%w: %d of %d fields are scope", ErrMessage, third, second)
+			return 0, 0, fmt.Errorf("%w: %d of %d fields are scope", ErrMalformed, third, second)
 		}
 		return 6, second, nil
 	}
 	if second%4 != 0 || third%4 != 0 { // bytes of scope, bytes of options
-		return 0, 0, fmt.Errorf("%w: an options template of %d and %d bytes", ErrMessage, second, third)
+		return 0, 0, fmt.Errorf("%w: an options template of %d and %d bytes", ErrMalformed, second, third)
 	}
 	return 6, (second + third) / 4, nil
 }
 
 // DataLength is the length of a data record of the template in bytes, 0 where
 // it varies.
-func (t Record) DataLength(version uint16) int {
+func (t Template) DataLength(version uint16) int {
 	at, fields, err := recordFields(version, t.Options, t.Record)
 	if err != nil {
 		return 0 // it was checked when it was learnt
@@ -243,68 +251,36 @@ func (t Record) DataLength(version uint16) int {
 	return sum
 }
 
-// ReplayMessages carries templates in messages of at most limit bytes each,
-// more only where one template alone needs them. next is the sequence number
-// that the exporter's next message will have: after the replay a collector
-// expects just that.
-func ReplayMessages(h FlowHeader, next uint32, templates []Record, limit int) [][]byte {
-	var parts [][]Record
-	size := 0
-	for _, t := range templates {
-		need := len(t.Record)
-		if n := len(parts); n == 0 || size+need+2*4 > limit-20 {
-			parts = append(parts, nil)
-			size = 0
-		}
-		parts[len(parts)-1] = append(parts[len(parts)-1], t)
-		size += need
+// Encode returns one message with templates.
+func Encode(h Header, templates []Template) []byte {
+	w := Begin(nil, h)
+	for _, options := range []bool{false, true} {
+		w.Templates(options, templates...)
 	}
-	var out [][]byte
-	for i, p := range parts {
-		h.Sequence = next // templates are no data records, so IPFIX does not count on
-		if h.Version == Netflow9 {
-			h.Sequence = next - uint32(len(parts)-i)
+	return w.End()
+}
+
+// Fields lists the fields of a template, those of an enterprise with number 0.
+func (t Template) Fields(version uint16) (out []Field) {
+	at, fields, err := recordFields(version, t.Options, t.Record)
+	if err != nil {
+		return nil // it was checked when it was read
+	}
+	for range fields {
+		if at+4 > len(t.Record) {
+			return nil
 		}
-		out = append(out, Encode(h, p))
+		f := Field{be.Uint16(t.Record[at:]), be.Uint16(t.Record[at+2:])}
+		if at += 4; version == IPFIX && f.ID&0x8000 != 0 {
+			f.ID = 0
+			at += 4
+		}
+		out = append(out, f)
 	}
 	return out
 }
 
-// Encode is one message that carries templates.
-func Encode(h FlowHeader, templates []Record) []byte {
-	be := binary.BigEndian
-	b := be.AppendUint16(nil, h.Version)
-	if h.Version == IPFIX {
-		b = be.AppendUint16(b, 0) // length, below
-	} else {
-		b = be.AppendUint16(b, uint16(len(templates)))
-		b = be.AppendUint32(b, h.Uptime)
-	}
-	b = be.AppendUint32(b, h.ExportTime)
-	b = be.AppendUint32(b, h.Sequence)
-	b = be.AppendUint32(b, h.Domain)
-	for _, options := range []bool{false, true} {
-		set := len(b)
-		for _, t := range templates {
-			if t.Options != options {
-				continue
-			}
-			if len(b) == set {
-				b = be.AppendUint32(b, uint32(SetID(h.Version, options))<<16)
-			}
-			b = append(b, t.Record...)
-		}
-		if len(b) > set {
-			if h.Version == Netflow9 {
-				for len(b)%4 != 0 { // an options record has a header of 6 bytes
-					b = append(b, 0)
-				}
-			}
-			be.PutUint16(b[set+2:], uint16(len(b)-set))
-		}
-	}
-	if h.Version == IPFIX {
-		be.PutUint16(b[2:], uint16(len(b)))
-	}
-	return b
+// Equal says whether two templates are the same record.
+func (t Template) Equal(o Template) bool {
+	return t.ID == o.ID && t.Options == o.Options && bytes.Equal(t.Record, o.Record)
 }
