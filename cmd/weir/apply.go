@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/weir-project/weir/feature"
 	"github.com/weir-project/weir/host"
 	fmt "github.com/weir-project/weir/internal/printable"
+	"github.com/weir-project/weir/kernel"
 )
 
 // applyFlags are those of weir apply.
@@ -161,4 +163,21 @@ steering reaches. --allow-outage removes all the same.`,
 	}
 	c.Flags().BoolVar(&allowOutage, "allow-outage", false, "remove also what takes traffic away that is served now")
 	return cut{remedy: host.RemoveRemedy}.of(c)
+}
+
+// printOutages prints what a change would take away.
+func printOutages(cmd *cobra.Command, plan feature.Plan) {
+	for _, o := range plan.Outages {
+		fmt.Fprintln(cmd.ErrOrStderr(), "outage:", o)
+	}
+}
+
+// locked runs f with the lock.
+func locked(cmd *cobra.Command, g *globals, f func(l *kernel.WriteLock) error) error {
+	l, err := g.host().Root.Lock(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	return f(l)
 }

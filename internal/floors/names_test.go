@@ -12,14 +12,43 @@ import (
 	"testing"
 )
 
-// host knows features by package feature alone. Only its list names them.
-func TestHostNamesNoFeature(t *testing.T) {
-	const dir, list, features = "../../host", "features.go", "github.com/weir-project/weir/feature/"
+// features is the path below which features are.
+const features = "github.com/weir-project/weir/feature/"
+
+// host knows features by package feature alone: only its list names them. In cmd/weir a file that names a feature begins with its
+// name: handoff_lb.go.
+func TestWhoNamesFeatures(t *testing.T) {
+	for dir, may := range map[string]func(file, feature string) bool{
+		"host":     func(file, _ string) bool { return file == "features.go" },
+		"cmd/weir": func(file, feature string) bool { return file == feature+".go" || strings.HasPrefix(file, feature+"_") },
+	} {
+		named := 0
+		for file, imports := range importsOf(t, filepath.Join("../..", dir)) {
+			for _, path := range imports {
+				rest, ok := strings.CutPrefix(path, features)
+				if !ok {
+					continue
+				}
+				feature, _, _ := strings.Cut(rest, "/")
+				if named++; !may(file, feature) {
+					t.Errorf("%s/%s imports %s: ask it through package feature or host, or name the file after the feature", dir, file, path)
+				}
+			}
+		}
+		if named == 0 {
+			t.Errorf("no file of %s names a feature: is this test looking in the right place?", dir)
+		}
+	}
+}
+
+// importsOf are the imports of a folder's files that are no tests, by file.
+func importsOf(t *testing.T, dir string) map[string][]string {
+	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := 0
+	out := map[string][]string{}
 	for _, e := range entries {
 		if !strings.HasSuffix(e.Name(), ".go") || strings.HasSuffix(e.Name(), "_test.go") {
 			continue
@@ -33,15 +62,8 @@ func TestHostNamesNoFeature(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !strings.HasPrefix(path, features) {
-				continue
-			}
-			if named++; e.Name() != list {
-				t.Errorf("host/%s imports %s: ask it through an interface of package feature; only %s names features", e.Name(), path, list)
-			}
+			out[e.Name()] = append(out[e.Name()], path)
 		}
 	}
-	if named == 0 {
-		t.Errorf("host/%s names no feature: is this test looking in the right place?", list)
-	}
+	return out
 }

@@ -58,13 +58,6 @@ func tellOutages(cmd *cobra.Command, s *state.Service, outages func(*state.Servi
 	return err
 }
 
-// printOutages prints what a change would take away.
-func printOutages(cmd *cobra.Command, plan feature.Plan) {
-	for _, o := range plan.Outages {
-		fmt.Fprintln(cmd.ErrOrStderr(), "outage:", o)
-	}
-}
-
 // resetFlags are those of commands after which sessions may be misplaced.
 type resetFlags struct {
 	rate spec.Rate
@@ -159,16 +152,6 @@ func pinned(cmd *cobra.Command, g *globals, name string) (*state.Service, error)
 		return nil, err
 	}
 	return st.Service(name)
-}
-
-// locked runs f with the lock.
-func locked(cmd *cobra.Command, g *globals, f func(l *kernel.WriteLock) error) error {
-	l, err := g.host().Root.Lock(cmd.Context())
-	if err != nil {
-		return err
-	}
-	defer l.Unlock()
-	return f(l)
 }
 
 func steerMove(g *globals) *cobra.Command {
