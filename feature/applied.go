@@ -65,7 +65,7 @@ func (a Applied[C]) Publish(l *kernel.WriteLock, c C) error {
 	if err != nil {
 		return err
 	}
-	m := kernel.Meta{ABI: appliedABI, Inode: ns.Inode(), Created: time.Now(), Config: text}
+	m := kernel.Meta{ABI: appliedABI, Inode: ns.Inode(), Created: time.Now(), Version: kernel.Version, Config: text}
 	m.Cookie, _ = ns.Cookie() // 0 where the kernel has none
 	return l.Publish(a.instanceIn(ns), m, kernel.Pins{})
 }
