@@ -104,6 +104,12 @@ func (h *Host) Apply(ctx context.Context, c *Config, each func(Done)) error {
 	}
 	defer l.Unlock()
 	defer c.warnUnrecorded(l)
+	err = h.applyLocked(ctx, l, c, gid, each)
+	h.noteApplied(l, c, err)
+	return err
+}
+
+func (h *Host) applyLocked(ctx context.Context, l *kernel.WriteLock, c *Config, gid int, each func(Done)) error {
 	if err := l.SetGroup(gid); err != nil {
 		return err
 	}
@@ -226,6 +232,7 @@ func (h *Host) Remove(ctx context.Context, name string, allowOutage bool) error 
 		return kernel.Stopped(ctx, errors.Join(append(errs, ctx.Err())...), "half done: "+RemoveRemedy)
 	}
 	errs = append(errs, h.forgetSaved(l, some))
+	h.noFile(l)
 	l.ForgetDamaged(name)
 	return errors.Join(errs...)
 }

@@ -4,6 +4,8 @@ package host
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -31,6 +33,8 @@ type Config struct {
 	// Warned is told of the plan's warnings before it is carried out: some are of the change alone, such as a list that has
 	// become empty, and a plan made later does not have them. nil: nobody is.
 	Warned func(warning string) `yaml:"-"`
+
+	hash string // SHA-256 of the file, in hex
 }
 
 // Keys implements strictyaml.Extended.
@@ -77,7 +81,8 @@ func LoadConfig(path string) (*Config, error) {
 
 // ParseConfig is LoadConfig on the text of a file.
 func ParseConfig(path string, data []byte) (*Config, error) {
-	c := &Config{}
+	sum := sha256.Sum256(data)
+	c := &Config{hash: hex.EncodeToString(sum[:])}
 	if err := strictyaml.Decode(path, data, c); err != nil {
 		if former := moved(path, data); former != nil {
 			return nil, former

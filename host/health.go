@@ -138,6 +138,9 @@ var (
 	healthyDesc = prometheus.NewDesc("weir_healthy", "Whether everything that weir pinned is there and attached.", nil, nil)
 	faultDesc   = prometheus.NewDesc("weir_faults", "Faults of an instance by kind: root, pins, detached, program are damage; ahead is another program at weir's hook.",
 		[]string{"feature", "object", "kind"}, nil)
+	configDesc      = prometheus.NewDesc("weir_config_info", "The configuration in force, by the SHA-256 of its file. Absent where none was applied since the boot.", []string{"hash"}, nil)
+	applyTimeDesc   = prometheus.NewDesc("weir_config_last_apply_timestamp_seconds", "Time of the last apply, successful or not.", nil, nil)
+	applyOKDesc     = prometheus.NewDesc("weir_config_last_apply_success", "Whether the last apply made the host match its file.", nil, nil)
 	unconfirmedDesc = prometheus.NewDesc("weir_unconfirmed_left_seconds", "Time until the change that waits for weir confirm is taken back; negative: nobody has taken it back. Absent where none waits.", nil, nil)
 )
 
@@ -146,6 +149,9 @@ func (c healthCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- healthyDesc
 	ch <- faultDesc
 	ch <- unconfirmedDesc
+	ch <- configDesc
+	ch <- applyTimeDesc
+	ch <- applyOKDesc
 }
 
 // Collect implements prometheus.Collector.
@@ -154,6 +160,13 @@ func (c healthCollector) Collect(ch chan<- prometheus.Metric) {
 	ch <- scrape.Const(healthyDesc, prometheus.GaugeValue, feature.Gauge(err == nil && damage(faults) == nil))
 	if u, err := c.host.Unconfirmed(); err == nil && u.Waits() {
 		ch <- scrape.Const(unconfirmedDesc, prometheus.GaugeValue, u.Left.Seconds())
+	}
+	if a, err := c.host.readApplied(); err == nil && a != nil {
+		if a.Hash != "" {
+			ch <- scrape.Const(configDesc, prometheus.GaugeValue, 1, a.Hash)
+		}
+		ch <- scrape.Const(applyTimeDesc, prometheus.GaugeValue, float64(a.Time.UnixNano())/1e9)
+		ch <- scrape.Const(applyOKDesc, prometheus.GaugeValue, feature.Gauge(a.Success))
 	}
 	counts := map[[3]string]int{}
 	for _, f := range faults {
