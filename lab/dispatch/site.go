@@ -69,7 +69,7 @@ func (x *experiment) load(ctx context.Context, s *site, command string, all []bi
 	if err := writeFile(file, all); err != nil {
 		return err
 	}
-	_, err := x.weir.Run(ctx, "steer", command, "--netns", s.name, "--lines", "0", file)
+	_, err := x.weir.Run(ctx, "bind", command, "--netns", s.name, "--lines", "0", file)
 	return err
 }
 
