@@ -218,7 +218,7 @@ func checkMetrics(t *testing.T, body string, patterns ...string) {
 	for _, m := range regexp.MustCompile(`(?m)^# TYPE (weir_\S*) (\S+)`).FindAllStringSubmatch(body, -1) {
 		// The keeper of handoff has no pins, and so is no part of the list.
 		ofFeature := slices.ContainsFunc(append(Features(), "handoff"), func(f string) bool { return strings.HasPrefix(m[1], "weir_"+f+"_") })
-		ofHost := m[1] == "weir_healthy" || m[1] == "weir_faults" || m[1] == "weir_metrics_dropped_total"
+		ofHost := m[1] == "weir_healthy" || m[1] == "weir_faults" || m[1] == "weir_metrics_dropped_total" || strings.HasPrefix(m[1], "weir_config_")
 		if !ofFeature && !ofHost || (m[2] == "counter") != strings.HasSuffix(m[1], "_total") {
 			t.Errorf("metric %s is a %s", m[1], m[2])
 		}
