@@ -54,15 +54,9 @@ func Open(maps Maps) (*Table, error) {
 }
 
 // OpenReader opens a table for reading, which the maps' rights may allow to those who may not write. Of maps that are
-// open for reading alone it is a copy, and so it is of maps that an older weir laid out: the table as it was at the call.
+// open for reading alone it is a copy, the table as it was at the call.
 func OpenReader(maps Maps) (*Table, error) {
 	for range mostCopies {
-		if isOlder(maps) {
-			if m, err := openOlder(maps); m != nil || err != nil {
-				return &Table{m}, err
-			}
-			continue
-		}
 		m, err := mapMemory(maps, false)
 		if err != nil {
 			return nil, err
