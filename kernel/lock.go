@@ -17,8 +17,7 @@ import (
 // Whatever changes state is a method of it or takes one.
 type WriteLock struct {
 	*Root
-	dir   *os.File // locked
-	older *os.File // the root, locked against a weir that knows no lock directory
+	dir *os.File // locked
 
 	counted    bool  // in writing
 	unrecorded error // why a record could not be written
@@ -73,10 +72,6 @@ func (r *Root) tryLock() (*WriteLock, error) {
 	l := &WriteLock{Root: r, dir: dir}
 	ok, err := tryFlock(dir)
 	if err == nil && ok {
-		l.older, err = r.lockRoot()
-		ok = l.older != nil
-	}
-	if err == nil && ok {
 		var held os.FileInfo
 		if held, err = dir.Stat(); err == nil {
 			now, serr := os.Stat(filepath.Join(r.path, lockDir))
@@ -121,11 +116,8 @@ func (l *WriteLock) close() {
 		l.counted = false
 		writing.now.Add(-1)
 	}
-	if l.older != nil {
-		l.older.Close()
-	}
 	l.dir.Close()
-	l.dir, l.older = nil, nil
+	l.dir = nil
 }
 
 // SetGroup lets the members of a group read every pin and record: directories become

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) {
 	nstest.Play(map[string]nstest.Role{"crash": playCrash, "hold": playHold, "count": playCount, "read": playRead,
-		"upgrade": playUpgrade, "flock": playFlock, "oldcount": playOldCount, "probe": playProbes, "bare": playBare})
+		"upgrade": playUpgrade, "flock": playFlock, "probe": playProbes, "bare": playBare})
 	nstest.Main(m)
 }
 

@@ -230,8 +230,8 @@ func (l *WriteLock) forgetDir(dir string) {
 	l.forget(Instance{Scope: filepath.Base(filepath.Dir(feature)), Feature: filepath.Base(feature), Name: filepath.Base(dir)})
 }
 
-// noteMissing records the instances that have no record: those of an older weir, or of a
-// writer that was killed.
+// noteMissing records the instances that have no record: those of a writer that was
+// killed.
 func (l *WriteLock) noteMissing() {
 	all, err := l.Instances("")
 	if err != nil {

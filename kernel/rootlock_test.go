@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -35,61 +33,6 @@ func playFlock(f []string) error {
 	_, err = io.Copy(io.Discard, os.Stdin)
 	dir.Close()
 	return err
-}
-
-// playOldCount is playCount of a weir before there was a lock directory: ROOT
-// FILE TIMES.
-func playOldCount(f []string) error {
-	times, err := strconv.Atoi(f[2])
-	if err != nil {
-		return err
-	}
-	for range times {
-		dir, err := oldLock(f[0])
-		if err != nil {
-			return err
-		}
-		b, err := os.ReadFile(f[1])
-		if err != nil {
-			return err
-		}
-		n, err := strconv.Atoi(string(b))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(f[1], fmt.Append(nil, n+1), 0o600); err != nil {
-			return err
-		}
-		// It removed what was empty, the root and what it did not know.
-		os.Remove(filepath.Join(f[0], lockDir))
-		os.Remove(f[0])
-		dir.Close()
-	}
-	return nil
-}
-
-func oldLock(root string) (*os.File, error) {
-	for ; ; time.Sleep(5 * time.Millisecond) {
-		if err := os.Mkdir(root, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
-			return nil, err
-		}
-		dir, err := os.Open(root)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		} else if err != nil {
-			return nil, err
-		}
-		if unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			held, err := dir.Stat()
-			if err != nil {
-				return nil, err
-			}
-			if now, err := os.Stat(root); err == nil && os.SameFile(held, now) {
-				return dir, nil
-			}
-		}
-		dir.Close()
-	}
 }
 
 // flocker starts a process that locks a directory; it returns what it said.
@@ -140,62 +83,5 @@ func TestReadersCannotBlockWriters(t *testing.T) {
 			t.Error(err)
 		}
 		l.Unlock()
-	}
-}
-
-// A weir that locks the root alone is waited for.
-func TestLockWaitsForAnOlderWeir(t *testing.T) {
-	r := newRoot(t)
-	l := lock(t, r)
-	if err := publish(l, instance, 1); err != nil {
-		t.Fatal(err)
-	}
-	// It would have given the lock's directory to the group.
-	if err := os.Chmod(filepath.Join(r.path, lockDir), 0o750); err != nil {
-		t.Fatal(err)
-	}
-	l.Unlock()
-	_, end := flocker(t, r.path, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := r.Lock(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("beside an older weir: %v", err)
-	}
-	end()
-	l = lock(t, r)
-	defer l.Unlock()
-	if st, err := os.Stat(filepath.Join(r.path, lockDir)); err != nil || st.Mode().Perm() != 0o700 {
-		t.Errorf("the lock's directory: %v, %v", st, err)
-	}
-	if err := l.Remove(instance); err != nil {
-		t.Error(err)
-	}
-}
-
-// Commands of both kinds exclude each other, though each removes an empty root
-// under the other's eyes.
-func TestLockExcludesOlderWeirs(t *testing.T) {
-	const each = 40
-	r := newRoot(t)
-	file := filepath.Join(t.TempDir(), "count")
-	if err := os.WriteFile(file, []byte("0"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var all []*exec.Cmd
-	for _, role := range []string{"count", "oldcount", "count", "oldcount"} {
-		c := nstest.Child(role, r.path, file, each)
-		c.Stdout = os.Stdout
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, c)
-	}
-	for _, c := range all {
-		if err := c.Wait(); err != nil {
-			t.Error(err)
-		}
-	}
-	if b, _ := os.ReadFile(file); string(b) != strconv.Itoa(4*each) {
-		t.Errorf("counted to %s, want %d", b, 4*each)
 	}
 }

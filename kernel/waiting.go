@@ -44,14 +44,11 @@ func tellWait(text string) {
 
 // holder names the process that holds the write lock, "" if it is not known.
 func (r *Root) holder() string {
-	for _, path := range []string{filepath.Join(r.path, lockDir), r.path} {
-		pid := flockHolder(path)
-		if pid == "" {
-			continue
-		}
-		return fmt.Sprintf("process %s (%s)", pid, commandOf(pid))
+	pid := flockHolder(filepath.Join(r.path, lockDir))
+	if pid == "" {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf("process %s (%s)", pid, commandOf(pid))
 }
 
 // flockHolder is the process that proc_locks(5) names for a directory.
