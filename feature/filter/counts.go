@@ -54,11 +54,8 @@ const (
 	unreadableKey = "\x00unreadable"
 )
 
-// sumCounts adds up the CPUs' shares of one element. Maps of an earlier weir have none for unreadable packets.
+// sumCounts adds up the CPUs' shares of one element.
 func sumCounts(m *ebpf.Map, i int) (sum tally, err error) {
-	if uint32(i) >= m.MaxEntries() {
-		return sum, nil
-	}
 	b, err := m.LookupBytes(uint32(i))
 	if err != nil {
 		return sum, fmt.Errorf("reading counts %d: %w", i, err)
@@ -79,9 +76,7 @@ func carried(o *kernel.Opened, p *published) (map[string]tally, error) {
 	out := map[string]tally{}
 	for i, key := range p.Filter.keysOf() {
 		var t tally
-		if base := o.Maps["base"]; uint32(i) >= base.MaxEntries() { // an earlier weir's
-			continue
-		} else if err := base.Lookup(uint32(i), &t); err != nil {
+		if err := o.Maps["base"].Lookup(uint32(i), &t); err != nil {
 			return nil, fmt.Errorf("reading earlier counts: %w", err)
 		}
 		if n := slices.Index(p.Before, key); n >= 0 && o.Maps["before"] != nil {

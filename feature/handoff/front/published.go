@@ -80,18 +80,8 @@ func earlier(l *kernel.WriteLock, inst kernel.Instance) (map[string]*ebpf.Map, e
 		before.Close()
 		return nil, err
 	}
-	spec, err := bpf.LoadFront()
-	if err != nil {
-		before.Close()
-		return nil, err
-	}
 	share := map[string]*ebpf.Map{}
 	for pin, m := range before.Maps {
-		// What a weir before counted and set in other forms begins anew.
-		if s := spec.Maps["front_"+pin]; (pin == "counts" || pin == "setup") && (s.MaxEntries != m.MaxEntries() || s.ValueSize != m.ValueSize()) {
-			m.Close()
-			continue
-		}
 		share["front_"+pin] = m
 	}
 	return share, nil

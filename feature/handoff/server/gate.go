@@ -98,7 +98,7 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 	before, err := l.Open(gateInstance(ns))
 	if err == nil {
 		defer before.Close()
-		err = shareMaps(before, spec, share)
+		err = shareMaps(before, share)
 	} else if errors.Is(err, kernel.ErrNotExist) {
 		err = nil
 	}
@@ -132,14 +132,11 @@ func OpenGate(ctx context.Context, root *kernel.Root, ns *netns.Handle, devices 
 }
 
 // shareMaps adds the maps of a gate that is there already, which a new one goes on with.
-func shareMaps(before *kernel.Opened, spec *ebpf.CollectionSpec, share map[string]*ebpf.Map) error {
+func shareMaps(before *kernel.Opened, share map[string]*ebpf.Map) error {
 	if err := before.Meta.RequireABI(before.Instance, gateABI); err != nil {
 		return err
 	}
-	share["gate_sessions"] = before.Maps[pinSessions]
-	if c := before.Maps[pinCounts]; c.MaxEntries() == spec.Maps["gate_counts"].MaxEntries { // else of a weir that counted less: from 0 on
-		share["gate_counts"] = c
-	}
+	share["gate_sessions"], share["gate_counts"] = before.Maps[pinSessions], before.Maps[pinCounts]
 	return nil
 }
 
