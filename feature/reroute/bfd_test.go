@@ -163,8 +163,6 @@ func (w *world) upgradeBFD() {
 			if err != nil {
 				return err
 			}
-			o.Maps["echoes"].Close()
-			delete(o.Maps, "echoes") // as an older weir's pins are
 			meta := o.Meta
 			meta.Object[0]++
 			names, err := o.Links()

@@ -4,7 +4,6 @@ package live
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -128,9 +127,6 @@ func (w *watch) wrongIn(scope string) (string, error) {
 
 // moved says whose neighbour has another link address than the kernel has; "": nobody's.
 func (k *known) moved() (string, error) {
-	if k.Maps[pinMoves] == nil {
-		return "", nil
-	}
 	for _, p := range k.places {
 		if p.device == 0 {
 			continue
@@ -153,9 +149,6 @@ func (w *watch) open(scope string) (*known, error) {
 		delete(w.known, scope)
 	}
 	o, err := w.root.Open(instance(scope), pinSetups, pinClockwork, pinBeats, pinMoves)
-	if errors.Is(err, kernel.ErrNotExist) { // of a weir that did not know
-		o, err = w.root.Open(instance(scope), pinSetups, pinClockwork, pinBeats)
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ func openSite(l *kernel.WriteLock, scope string) (_ *site, err error) {
 		s.ns.Close()
 		return nil, err
 	}
-	// An older weir's pins lack maps that this one's programs have: upgrade and publish pin what is made here.
+	// Damaged pins lack maps: upgrade and publish pin the maps made here.
 	if _, err := makeMaps(s.pins.Maps); err != nil {
 		s.close()
 		return nil, err

@@ -80,7 +80,12 @@ func (e *Engine) Adopted() bool { return e.adopted }
 func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map, other bool, err error) {
 	defer closeFiles(h.Links)
 	m, err := l.Meta(e.instance)
-	if err != nil || m.ABI != ABI || string(m.Config) != string(h.Text) || len(h.Links) == 0 {
+	if err == nil {
+		if err := m.RequireABI(e.instance, ABI); err != nil {
+			return nil, false, err
+		}
+	}
+	if err != nil || string(m.Config) != string(h.Text) || len(h.Links) == 0 {
 		for name := range h.Links { // of such as have no pins, too: somebody has removed them meanwhile
 			e.held.forget(name)
 		}
@@ -88,10 +93,6 @@ func (e *Engine) adopt(l *kernel.WriteLock, h Handed) (out map[string]*ebpf.Map,
 	}
 	o, err := l.Open(e.instance)
 	if err != nil {
-		return nil, false, err
-	}
-	if err := complete(o.Maps); err != nil {
-		o.Close()
 		return nil, false, err
 	}
 	for pin := range pins {
@@ -134,7 +135,7 @@ func (e *Engine) publishHanded(l *kernel.WriteLock, text []byte) (map[string]*eb
 // orphanPinned orphans the links that sessions judged whose process has ended.
 func (e *Engine) orphanPinned(l *kernel.WriteLock) error {
 	o, err := l.Open(e.instance)
-	if err != nil || o.Meta.ABI != ABI {
+	if err != nil {
 		return nil // there is nothing to be read
 	}
 	defer o.Close()

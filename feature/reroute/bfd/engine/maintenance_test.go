@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
-	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/feature/reroute/links"
 )
@@ -34,10 +33,6 @@ func TestMaintenance(t *testing.T) {
 		"ours":                       {{"down", good}, {"up", good}, {"shut", good}, {"down", good}, {"begin", good}, {"silence", good}, {"down", good}, {"up", good}, {"silence", bad}},
 		"ours, behind a failure":     {{"down", good}, {"up", good}, {"silence", bad}, {"shut", good}, {"begin", good}, {"down", good}, {"silence", good}},
 		"both":                       {{"down", good}, {"up", good}, {"admin-down", good}, {"shut", good}, {"begin", good}, {"admin-down", good}, {"down", good}},
-		"up when weir was upgraded":  {{"down", good}, {"up", good}, {"older", good}, {"silence", bad}, {"down", bad}},
-		"down when weir was":         {{"down", good}, {"up", good}, {"silence", bad}, {"older", bad}, {"down", bad}},
-		"shut when weir was":         {{"down", good}, {"up", good}, {"admin-down", good}, {"older", good}, {"admin-down", good}, {"down", good}},
-		"not up when weir was":       {{"older", good}, {"down", good}, {"silence", good}},
 		"not up, and changed":        {{"change", good}, {"down", good}, {"change", good}, {"silence", good}},
 		"failed, and changed":        {{"down", good}, {"up", good}, {"silence", bad}, {"change", bad}, {"down", bad}},
 		"shut again, and up between": {{"down", good}, {"up", good}, {"admin-down", good}, {"down", good}, {"up", good}, {"down", bad}, {"admin-down", good}},
@@ -63,15 +58,6 @@ func TestMaintenance(t *testing.T) {
 					b.receive(frame(peer4, local4, bfd.HopLimit, p.Append(nil)))
 				case x.does == "silence":
 					b.now += time.Minute
-				case x.does == "older": // as programs that did not know have left it
-					var st bpf.BfdBfdState
-					if err := b.w.states.Lookup(uint32(0), &st); err != nil {
-						t.Fatal(err)
-					}
-					st.WasUp = 0
-					if err := b.w.states.Put(uint32(0), st); err != nil {
-						t.Fatal(err)
-					}
 				default:
 					s.Down = x.does == "shut"
 					if x.does == "change" {

@@ -70,7 +70,7 @@ func (p Published) Beat(r *kernel.Root) (time.Duration, error) {
 }
 
 func (p Published) each(r *kernel.Root, yield func(*bpf.BfdBfdSetup, *bpf.BfdBfdState, *bpf.BfdBfdEcho)) error {
-	o, err := r.Open(p.Instance()) // those of an older weir have no echoes
+	o, err := r.Open(p.Instance(), "setups", "states", "echoes", "clock")
 	if err != nil {
 		return err
 	}
@@ -86,10 +86,8 @@ func (p Published) each(r *kernel.Root, yield func(*bpf.BfdBfdSetup, *bpf.BfdBfd
 			return fmt.Errorf("reading sessions: %w", err)
 		}
 		var e bpf.BfdBfdEcho
-		if m := o.Maps["echoes"]; m != nil {
-			if err := m.Lookup(place, &e); err != nil {
-				return fmt.Errorf("reading sessions: %w", err)
-			}
+		if err := o.Maps["echoes"].Lookup(place, &e); err != nil {
+			return fmt.Errorf("reading sessions: %w", err)
 		}
 		if c.Generation != 0 {
 			yield(&c, &s, &e)

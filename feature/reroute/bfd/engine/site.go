@@ -23,7 +23,7 @@ import (
 )
 
 // ABI is the version of the layout of the maps: bfd.h.
-const ABI = 2
+const ABI = 1
 
 // Instances of a network namespace.
 const (
@@ -48,12 +48,9 @@ const (
 	linkReceive = "receive_"
 )
 
-// echoesPin is the name of a map that the pins of older weirs lack.
-const echoesPin = "echoes"
-
 // pins are maps by the names of their pins.
 var pins = map[string]string{
-	"setups": bpf.BfdMapBfdSetups, "states": bpf.BfdMapBfdStates, "mine": bpf.BfdMapBfdMine, "peers": bpf.BfdMapBfdPeers, "hops": bpf.BfdMapBfdHops, echoesPin: bpf.BfdMapBfdEchoes,
+	"setups": bpf.BfdMapBfdSetups, "states": bpf.BfdMapBfdStates, "mine": bpf.BfdMapBfdMine, "peers": bpf.BfdMapBfdPeers, "hops": bpf.BfdMapBfdHops, "echoes": bpf.BfdMapBfdEchoes,
 	"clock": bpf.BfdMapBfdClock, "events": bpf.BfdMapBfdEvents, links.MapName: bpf.BfdMapRerouteLinks,
 }
 
@@ -113,7 +110,7 @@ func (e *Engine) open(ctx context.Context, l *kernel.WriteLock, maps func(*kerne
 }
 
 func tablesOf(m map[string]*ebpf.Map) tables {
-	return tables{setups: m["setups"], states: m["states"], mine: m["mine"], peers: m["peers"], hops: m["hops"], echoes: m[echoesPin], clock: m["clock"]}
+	return tables{setups: m["setups"], states: m["states"], mine: m["mine"], peers: m["peers"], hops: m["hops"], echoes: m["echoes"], clock: m["clock"]}
 }
 
 // SetTick has [Engine.Mend] see to a metronome of at least so short a tick from now on.
@@ -144,7 +141,7 @@ func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err err
 			o.Close()
 			return nil, err
 		}
-		return o.Maps, complete(o.Maps)
+		return o.Maps, nil
 	} else if !errors.Is(err, kernel.ErrNotExist) {
 		return nil, err
 	}
@@ -156,22 +153,6 @@ func (e *Engine) publish(l *kernel.WriteLock) (out map[string]*ebpf.Map, err err
 
 func (e *Engine) publishWith(l *kernel.WriteLock, text json.RawMessage, maps map[string]*ebpf.Map) error {
 	return e.store().Publish(l, e.instance, kernel.Form[json.RawMessage]{Spec: text, Netns: e.ns, Pins: kernel.Pins{Maps: maps}})
-}
-
-// complete makes the map that an older weir's pins lack; it is pinned when they are written anew.
-func complete(have map[string]*ebpf.Map) error {
-	if have[echoesPin] != nil {
-		return nil
-	}
-	spec, err := bpf.LoadBfd()
-	if err != nil {
-		return err
-	}
-	if have[echoesPin], err = ebpf.NewMap(spec.Maps[bpf.BfdMapBfdEchoes]); err != nil {
-		delete(have, echoesPin)
-		return fmt.Errorf("making the map %s: %w", bpf.BfdMapBfdEchoes, err)
-	}
-	return nil
 }
 
 // newMaps makes the maps, by the names of their pins, but that of the links, if another instance of the namespace has it.

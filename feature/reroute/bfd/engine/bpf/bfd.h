@@ -35,9 +35,8 @@ enum bfd_diag {
 
 /* Whether a session has been up since either end last shut it down. */
 enum bfd_was_up {
-	BFD_AS_UPS_SAY, /* since it began: not yet, or an older weir's programs did not say */
-	BFD_HAS_BEEN_UP,
 	BFD_NOT_YET_UP,
+	BFD_HAS_BEEN_UP,
 };
 
 #define BFD_POLL	0x20

@@ -130,7 +130,7 @@ static __always_inline void bfd_gather(struct bfd_state *s, const struct bfd_ech
 	n->state = s->state;
 	n->diag = s->diag;
 	n->remote_state = s->remote_state;
-	n->was_up = s->was_up == BFD_HAS_BEEN_UP || (s->was_up == BFD_AS_UPS_SAY && s->ups);
+	n->was_up = s->was_up == BFD_HAS_BEEN_UP;
 	n->echo_failed = e->failed;
 }
 
