@@ -21,6 +21,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/slots"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 	svc "github.com/weir-project/weir/service"
 )
 
@@ -298,7 +299,7 @@ func TestSecondApplyWhileUnconfirmed(t *testing.T) {
 	}
 	// One that fails leaves the time that there was, and the state.
 	deadline, now := st.Unconfirmed.Deadline, w.saved()
-	kernel.OnTry(func(step string) error {
+	kerneltest.OnTry(func(step string) error {
 		if step == "steer:published" {
 			return errors.New("planned failure")
 		}
@@ -307,7 +308,7 @@ func TestSecondApplyWhileUnconfirmed(t *testing.T) {
 	third := w.config("%s", strings.Replace(afterChange, "seed: 7", "seed: 9", 1))
 	third.Confirm = 2 * time.Hour
 	err = w.Apply(t.Context(), third, func(Done) {})
-	kernel.OnTry(nil)
+	kerneltest.OnTry(nil)
 	if err == nil || w.saved() != now {
 		t.Errorf("a failed apply: %v\n%s", err, diff(now, w.saved()))
 	}

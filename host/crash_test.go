@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // playApply applies a file and is killed at a step, counted from 0: ROOT FILE STEP.
@@ -34,7 +34,7 @@ func playApply(f []string) error {
 // dieAt has this process killed at a step, counted from 0, whose name it prints.
 func dieAt(step string) {
 	n := 0
-	kernel.OnStep(func(name string) {
+	kerneltest.OnStep(func(name string) {
 		if strconv.Itoa(n) == step {
 			fmt.Println(name)
 			unix.Kill(unix.Getpid(), unix.SIGKILL)

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/weir-project/weir/internal/nstest"
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // What becomes of everyFeature: of each feature something comes, changes and goes.
@@ -35,8 +35,8 @@ func TestFailedApplyLeavesEveryFeature(t *testing.T) {
 	after := w.config(everyFeatureChanged, pid)
 	after.AllowOutage = true
 	planned := errors.New("planned failure")
-	defer kernel.OnStep(nil)
-	defer kernel.OnTry(nil)
+	defer kerneltest.OnStep(nil)
+	defer kerneltest.OnTry(nil)
 	every := nstest.Stride(80)
 	for _, how := range []string{"interrupted", "failed"} {
 		was := w.saved()
@@ -51,22 +51,22 @@ func TestFailedApplyLeavesEveryFeature(t *testing.T) {
 				return i == n+1
 			}
 			if how == "failed" {
-				kernel.OnTry(func(step string) error {
+				kerneltest.OnTry(func(step string) error {
 					if here(step) {
 						return planned
 					}
 					return nil
 				})
 			} else {
-				kernel.OnStep(func(step string) {
+				kerneltest.OnStep(func(step string) {
 					if here(step) {
 						cancel()
 					}
 				})
 			}
 			err := w.Apply(ctx, after, func(Done) {})
-			kernel.OnStep(nil)
-			kernel.OnTry(nil)
+			kerneltest.OnStep(nil)
+			kerneltest.OnTry(nil)
 			cancel()
 			if at == "" || err == nil {
 				if n < 20 {

@@ -17,20 +17,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // playCrash does something to the instance below a root, and is killed at the
 // step of a number, counted from 0: KIND OPERATION STEP ROOT.
 func playCrash(f []string) error {
 	if f[0] == "twostep" {
-		WithoutExchange()
+		kerneltest.WithoutExchange()
 	}
 	fatal, err := strconv.Atoi(f[2])
 	if err != nil {
 		return err
 	}
 	n := 0
-	OnStep(func(step string) {
+	kerneltest.OnStep(func(step string) {
 		if n == fatal {
 			fmt.Println("killed at", step)
 			unix.Kill(unix.Getpid(), unix.SIGKILL)
@@ -51,9 +52,6 @@ func playCrash(f []string) error {
 	}
 	return nil // Lock has mended
 }
-
-// noExchange is a bpffs before Linux 5.16.
-func noExchange(_, _ string) error { return unix.EINVAL }
 
 // crash runs playCrash and returns the step at which it was killed, "" if it
 // ended by itself.

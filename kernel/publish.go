@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/weir-project/weir/kernel/internal/step"
 	"golang.org/x/sys/unix"
 )
 
@@ -167,8 +168,11 @@ func settle(dir, predecessor string) error {
 	return removeTree(predecessor)
 }
 
-// exchange is replaced by a test that wants the kernel to lack it.
-var exchange = func(a, b string) error {
+// exchange exchanges two directories. Tests replace it by kerneltest.WithoutExchange.
+func exchange(a, b string) error {
+	if step.Exchange != nil {
+		return step.Exchange(a, b)
+	}
 	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 func TestPublishOpenReplaceRemove(t *testing.T) {
@@ -195,7 +196,7 @@ func TestOrderOfRemoval(t *testing.T) {
 	}
 	var order []string
 	var last []string
-	OnStep(func(step string) {
+	kerneltest.OnStep(func(step string) {
 		now, _ := filepath.Glob(r.dir(instance) + retireSuffix + "/*")
 		for _, pin := range last {
 			if !slices.Contains(now, pin) {
@@ -204,7 +205,7 @@ func TestOrderOfRemoval(t *testing.T) {
 		}
 		last = now
 	})
-	defer OnStep(nil)
+	defer kerneltest.OnStep(nil)
 	if err := l.Remove(instance); err != nil {
 		t.Fatal(err)
 	}
@@ -217,16 +218,14 @@ func TestOrderOfRemoval(t *testing.T) {
 // Readers who open an instance again and again while it is replaced see every
 // part of the same version, and never that it is missing.
 func TestReadersDuringReplace(t *testing.T) {
-	for _, c := range []struct {
-		name     string
-		exchange func(a, b string) error
-	}{{"exchange", exchange}, {"twostep", noExchange}} {
-		t.Run(c.name, func(t *testing.T) {
-			defer func(was func(a, b string) error) { exchange = was }(exchange)
-			if c.name == "exchange" {
+	for _, kind := range []string{"exchange", "twostep"} {
+		t.Run(kind, func(t *testing.T) {
+			if kind == "exchange" {
 				needExchange(t)
+			} else {
+				kerneltest.WithoutExchange()
+				defer kerneltest.WithExchange()
 			}
-			exchange = c.exchange
 			r := newRoot(t)
 			l := lock(t, r)
 			if err := publishWith(l, instance, 1, nil); err != nil {
@@ -235,7 +234,7 @@ func TestReadersDuringReplace(t *testing.T) {
 			// A reader waits for so long, between two renames, for the second one: more than that is a stall of the writer.
 			var retired time.Time
 			var between time.Duration // the two renames, at the longest
-			OnStep(func(step string) {
+			kerneltest.OnStep(func(step string) {
 				switch step {
 				case "publish:retired":
 					retired = time.Now()
@@ -243,7 +242,7 @@ func TestReadersDuringReplace(t *testing.T) {
 					between = max(between, time.Since(retired))
 				}
 			})
-			defer OnStep(nil)
+			defer kerneltest.OnStep(nil)
 			var done atomic.Bool
 			var reads, missing atomic.Int64
 			var readers sync.WaitGroup

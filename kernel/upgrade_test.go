@@ -20,6 +20,7 @@ import (
 
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // programUsing is the least of sk_lookup programs that uses maps.
@@ -118,14 +119,14 @@ func attachFiles(files string, version uint64) error {
 // playUpgrade upgrades to version 2 and is killed at a step: KIND WAY STEP ROOT FILES.
 func playUpgrade(f []string) error {
 	if f[0] == "twostep" {
-		WithoutExchange()
+		kerneltest.WithoutExchange()
 	}
 	fatal, err := strconv.Atoi(f[2])
 	if err != nil {
 		return err
 	}
 	n := 0
-	OnStep(func(step string) {
+	kerneltest.OnStep(func(step string) {
 		if n == fatal {
 			fmt.Println("killed at", step)
 			unix.Kill(unix.Getpid(), unix.SIGKILL)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,7 +25,7 @@ const promisedEnd = 5 * time.Second
 
 // stuckRole is weir, but that it stands still for ever at a step of a change, which it says. With GO_ON it only says so.
 func stuckRole(args []string) error {
-	kernel.OnStep(func(step string) {
+	kerneltest.OnStep(func(step string) {
 		if step == os.Getenv("STUCK_AT") {
 			fmt.Println("stuck")
 			if os.Getenv("GO_ON") == "" {

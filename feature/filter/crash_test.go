@@ -18,6 +18,7 @@ import (
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // playChange applies filters and is killed at a step: ROOT STEP FILE.
@@ -35,7 +36,7 @@ func playChange(args []string) error {
 		return err
 	}
 	n := 0
-	kernel.OnStep(func(step string) {
+	kerneltest.OnStep(func(step string) {
 		if n == fatal {
 			fmt.Println(step)
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 	"github.com/weir-project/weir/service"
 )
 
@@ -136,7 +137,7 @@ func runApply(args []string) error {
 		return err
 	}
 	n := 0
-	kernel.OnStep(func(step string) {
+	kerneltest.OnStep(func(step string) {
 		if n++; n > dieAt {
 			fmt.Println(step)
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)

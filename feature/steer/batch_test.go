@@ -14,6 +14,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/spec"
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -105,21 +106,21 @@ func (w *world) tryUntil(services []spec.Service, how string, step int, injected
 		n := 0
 		reached := func() bool { n++; return n == step+1 }
 		if how == "failed" {
-			kernel.OnTry(func(string) error {
+			kerneltest.OnTry(func(string) error {
 				if reached() {
 					return injected
 				}
 				return nil
 			})
 		} else {
-			kernel.OnStep(func(string) {
+			kerneltest.OnStep(func(string) {
 				if reached() {
 					cancel()
 				}
 			})
 		}
-		defer kernel.OnTry(nil)
-		defer kernel.OnStep(nil)
+		defer kerneltest.OnTry(nil)
+		defer kerneltest.OnStep(nil)
 		err = p.Apply(ctx, l, nil)
 		return nil
 	})

@@ -22,6 +22,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // needExitHook skips where the kernel cannot tell of exits: a declared,
@@ -47,7 +48,7 @@ func runChange(args []string) error {
 		return err
 	}
 	n := 0
-	kernel.OnStep(func(string) {
+	kerneltest.OnStep(func(string) {
 		if n++; n > dieAt {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}

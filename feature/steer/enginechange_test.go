@@ -18,6 +18,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 	"github.com/weir-project/weir/service"
 	"golang.org/x/sys/unix"
 )
@@ -142,10 +143,10 @@ func TestEngineChangeFailsAtEveryStep(t *testing.T) {
 			w.apply()
 			seed := w.state().Seed
 			injected := errors.New("injected")
-			defer kernel.OnTry(nil)
+			defer kerneltest.OnTry(nil)
 			for fail := 0; ; fail++ {
 				n := 0
-				kernel.OnTry(func(string) error {
+				kerneltest.OnTry(func(string) error {
 					if n++; n == fail+1 {
 						return injected
 					}
@@ -153,7 +154,7 @@ func TestEngineChangeFailsAtEveryStep(t *testing.T) {
 				})
 				w.cfg.Services[0].Engine = to
 				err := w.tryApply()
-				kernel.OnTry(nil)
+				kerneltest.OnTry(nil)
 				if err == nil {
 					if fail < 4 {
 						t.Errorf("only %d steps", fail)

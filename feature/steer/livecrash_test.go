@@ -22,6 +22,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 	"github.com/weir-project/weir/service"
 )
 
@@ -79,7 +80,7 @@ func runLive(args []string) error {
 		return err
 	}
 	n := 0
-	kernel.OnStep(func(string) {
+	kerneltest.OnStep(func(string) {
 		if n++; n > dieAt {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}

@@ -17,6 +17,7 @@ import (
 	"github.com/weir-project/weir/internal/ipfix"
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // An exporter that restarts goes on from another port. Collectors that know it
@@ -165,13 +166,13 @@ func testTemplatesWhileApplied(t *testing.T) {
 
 	w.cfg.Services[0].Slots = 2
 	w.member(1, &second.sink)
-	kernel.OnStep(func(step string) {
+	kerneltest.OnStep(func(step string) {
 		if step == "steer:prepared" || step == "steer:published" {
 			time.Sleep(templates.Settled + 5*templates.Tick) // weir serve looks meanwhile
 		}
 	})
 	w.apply()
-	kernel.OnStep(nil)
+	kerneltest.OnStep(nil)
 	w.admitted(1, second.pid())
 	moved := 0
 	for from, e := range all {

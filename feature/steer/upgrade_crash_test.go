@@ -26,6 +26,7 @@ import (
 	"github.com/weir-project/weir/feature/steer/state"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // otherObject makes this process a weir with another object of the same ABI.
@@ -49,7 +50,7 @@ func runUpgrade(args []string) error {
 	}
 	otherObject(n)
 	if args[3] == "twostep" {
-		kernel.WithoutExchange()
+		kerneltest.WithoutExchange()
 	}
 	at := 0
 	onSteps(func(step string) {
@@ -74,7 +75,7 @@ func runUpgrade(args []string) error {
 // tests of kernel go through each pin.
 func onSteps(hook func(step string)) {
 	last := ""
-	kernel.OnStep(func(step string) {
+	kerneltest.OnStep(func(step string) {
 		kind, _, _ := strings.Cut(step, "_")
 		if kind != last {
 			hook(step)
@@ -362,7 +363,7 @@ func TestExitDuringUpgrade(t *testing.T) {
 		restore := otherObject(1)
 		w.locked(upgradeAll)
 		restore()
-		kernel.OnStep(nil)
+		kerneltest.OnStep(nil)
 		if at <= n {
 			a.kill()
 		}

@@ -90,6 +90,9 @@ func broken(f source, imported string) string {
 	if imported == "github.com/cilium/ebpf/link" && !f.test && !mayPin(f.dir) {
 		return "only kernel/ links programs to hooks; tests may, too"
 	}
+	if imported == "testing" && !f.test && !forTests(f.dir) {
+		return "only tests, and packages named …test, use testing"
+	}
 	to, ours := strings.CutPrefix(imported, module+"/")
 	if !ours {
 		return ""
@@ -154,6 +157,9 @@ func home(dir string) string {
 	}
 	return dir
 }
+
+// forTests says whether a package is for tests alone, by its name.
+func forTests(dir string) bool { return strings.HasSuffix(dir, "test") }
 
 func floorOf(dir string) (int, bool) {
 	n, ok := floors[top(dir)]
@@ -291,6 +297,9 @@ func TestRules(t *testing.T) {
 		{"internal/netns/a.go", "kernel", "internal/netns/a.go:3: internal/netns imports kernel: floor 0 may use lower floors only, and that is floor 1"},
 		{"internal/netns/a.go", "bpf", "floor 0 may use lower floors only"},
 		{"kernel/a_test.go", "service", "floor 1 may use lower floors only"},
+		{"kernel/a.go", "testing", "kernel/a.go:3: kernel imports testing: only tests"},
+		{"kernel/a_test.go", "testing", ""},
+		{"kernel/kerneltest/a.go", "testing", ""},
 		{"service/a.go", "table", "floor 2 may use lower floors only"},
 		{"feature/a.go", "feature/steer", "floor 3 may use lower floors only"},
 		{"feature/steer/a.go", "host", "floor 4 may use lower floors only"},
@@ -307,7 +316,7 @@ func TestRules(t *testing.T) {
 		{"host/a.go", "attic", "stands on no floor"},
 	} {
 		imported := c.imports
-		if strings.Contains(imported, "/cilium/") || imported == "fmt" {
+		if strings.Contains(imported, "/cilium/") || imported == "fmt" || imported == "testing" {
 			// as it is
 		} else {
 			imported = module + "/" + imported

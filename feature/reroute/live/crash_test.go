@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // runApply applies a configuration, and dies at a step of it; -1: at none.
@@ -27,7 +28,7 @@ func runApply(args []string) error {
 		return err
 	}
 	n := 0
-	kernel.OnStep(func(string) {
+	kerneltest.OnStep(func(string) {
 		if n++; dieAt >= 0 && n > dieAt {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}

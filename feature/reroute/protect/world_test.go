@@ -25,6 +25,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 func TestMain(m *testing.M) {
@@ -221,7 +222,7 @@ func playApply(args []string) error {
 		return err
 	}
 	n := 0
-	kernel.OnStep(func(string) {
+	kerneltest.OnStep(func(string) {
 		if n++; n > dieAt {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}

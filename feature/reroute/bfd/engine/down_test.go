@@ -8,7 +8,7 @@ import (
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
-	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 // Programs read what user space writes while it does. A session that is to go down says so before its generation does: who saw that
@@ -23,7 +23,7 @@ func TestDownInTwoSteps(t *testing.T) {
 	b.at(0)
 	b.tick()
 	steps := 0
-	kernel.OnStep(func(step string) {
+	kerneltest.OnStep(func(step string) {
 		if step != "bfd:down" {
 			return
 		}
@@ -34,7 +34,7 @@ func TestDownInTwoSteps(t *testing.T) {
 		}
 		b.tick()
 	})
-	t.Cleanup(func() { kernel.OnStep(nil) })
+	t.Cleanup(func() { kerneltest.OnStep(nil) })
 	if err := b.w.down(0); err != nil {
 		t.Fatal(err)
 	}

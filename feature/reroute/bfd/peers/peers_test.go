@@ -25,6 +25,7 @@ import (
 	"github.com/weir-project/weir/internal/netns"
 	"github.com/weir-project/weir/internal/nstest"
 	"github.com/weir-project/weir/kernel"
+	"github.com/weir-project/weir/kernel/kerneltest"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m) }
@@ -264,8 +265,8 @@ func TestTold(t *testing.T) {
 	w.apply(near, far)
 	w.run()
 	time.Sleep(time.Second) // who looks at near is there, as a rule: nothing shows it, and without it is as it is to be, too
-	t.Cleanup(func() { kernel.OnStep(nil) })
-	kernel.OnStep(func(step string) {
+	t.Cleanup(func() { kerneltest.OnStep(nil) })
+	kerneltest.OnStep(func(step string) {
 		if step != "peers:sessions" {
 			return
 		}
@@ -283,7 +284,7 @@ func TestTold(t *testing.T) {
 	})
 	near.Sessions = []Session{{Name: "near", Device: "w0", Peer: netip.MustParseAddr("10.9.0.2"), Interval: every, Multiplier: times}}
 	w.apply(near, far)
-	kernel.OnStep(nil)
+	kerneltest.OnStep(nil)
 	up := func(name, peer string) []string {
 		return []string{`level=INFO msg="BFD session is up" path=` + name + " interface=w0 peer=" + peer}
 	}
