@@ -4,9 +4,6 @@ package bfd
 
 import (
 	"crypto/sha1"
-	"crypto/subtle"
-	"encoding/binary"
-	"errors"
 	"fmt"
 )
 
@@ -29,45 +26,12 @@ func (t AuthType) String() string {
 	return fmt.Sprintf("authentication type %d", uint8(t))
 }
 
-// Auth is the authentication section of keyed SHA1, RFC 5880 4.4.
-type Auth struct {
-	Type     AuthType
-	KeyID    uint8
-	Sequence uint32
-	Digest   [sha1.Size]byte
-}
-
-const (
-	authLength = 28
-	digestAt   = headLength + 8
-)
-
-func (a *Auth) append(b []byte) []byte {
-	b = append(b, byte(a.Type), authLength, a.KeyID, 0)
-	b = binary.BigEndian.AppendUint32(b, a.Sequence)
-	return append(b, a.Digest[:]...)
-}
-
-func parseAuth(b []byte) (*Auth, error) {
-	t := AuthType(b[0])
-	if t != KeyedSHA1 && t != MeticulousSHA1 {
-		return nil, fmt.Errorf("%w: %s: weir has keyed sha1 and meticulous keyed sha1", ErrPacket, t)
-	}
-	if len(b) != authLength || b[1] != authLength {
-		return nil, fmt.Errorf("%w: %d bytes of %s, and %d by its own length; want %d", ErrPacket, len(b), t, b[1], authLength)
-	}
-	return &Auth{Type: t, KeyID: b[2], Sequence: binary.BigEndian.Uint32(b[4:]), Digest: [sha1.Size]byte(b[8:])}, nil
-}
-
 // Key authenticates the packets of a session, in both directions.
 type Key struct {
 	Type   AuthType
 	ID     uint8
 	Secret []byte // 1 to 20 bytes
 }
-
-// ErrAuth says that a packet is not from somebody who has the key, or is an old one.
-var ErrAuth = errors.New("not authentic")
 
 // Validate says what is wrong with a key.
 func (k *Key) Validate() error {
@@ -76,49 +40,6 @@ func (k *Key) Validate() error {
 	}
 	if len(k.Secret) == 0 || len(k.Secret) > sha1.Size {
 		return fmt.Errorf("a secret of %d bytes: want 1 to %d", len(k.Secret), sha1.Size)
-	}
-	return nil
-}
-
-// Seal writes the digest into a packet that Append has written at the beginning of b.
-func (k *Key) Seal(b []byte) {
-	d := k.digest(b)
-	copy(b[digestAt:], d[:])
-}
-
-// digest is the SHA1 of the packet, with the secret in the digest's place.
-func (k *Key) digest(b []byte) [sha1.Size]byte {
-	var whole [headLength + authLength]byte
-	copy(whole[:digestAt], b)
-	copy(whole[digestAt:], k.Secret)
-	return sha1.Sum(whole[:])
-}
-
-// Check says whether a packet that Parse has read from b is from somebody who has the key, and is not older than what was known:
-// last is the sequence number of the latest authentic packet, known whether there was one. window is three times the
-// detection multiplier (RFC 5880 6.7.4).
-func (k *Key) Check(b []byte, p *Packet, last uint32, known bool, window uint32) error {
-	a := p.Auth
-	switch {
-	case a == nil:
-		return fmt.Errorf("%w: without authentication, and the session has %s", ErrAuth, k.Type)
-	case a.Type != k.Type:
-		return fmt.Errorf("%w: %s, and the session has %s", ErrAuth, a.Type, k.Type)
-	case a.KeyID != k.ID:
-		return fmt.Errorf("%w: key %d, and the session has key %d", ErrAuth, a.KeyID, k.ID)
-	}
-	if known {
-		least := uint32(0)
-		if k.Type == MeticulousSHA1 {
-			least = 1
-		}
-		if ahead := a.Sequence - last; ahead < least || ahead > window {
-			return fmt.Errorf("%w: sequence number %d after %d", ErrAuth, a.Sequence, last)
-		}
-	}
-	want := k.digest(b)
-	if subtle.ConstantTimeCompare(want[:], a.Digest[:]) == 0 {
-		return fmt.Errorf("%w: the digest is another's", ErrAuth)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/feature/reroute/links"
 )
@@ -165,7 +166,7 @@ func TestEchoRefused(t *testing.T) {
 	if err := b.w.put(0, s, 1); err != nil {
 		t.Fatal(err)
 	}
-	p := bfd.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: 10 * time.Millisecond, RequiredRx: 10 * time.Millisecond,
+	p := bfdtest.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: 10 * time.Millisecond, RequiredRx: 10 * time.Millisecond,
 		EchoRx: time.Millisecond, Final: true}
 	// step is a tick, in which the neighbour is heard; returned is the echo that was sent, if one was.
 	step := func() (echo []byte) {

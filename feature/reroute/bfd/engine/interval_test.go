@@ -8,12 +8,13 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 )
 
 // pace is a session that is up, and ticks.
 type pace struct {
 	*bench
-	p bfd.Packet // the neighbour's
+	p bfdtest.Packet // the neighbour's
 	s *Session
 }
 
@@ -31,7 +32,7 @@ func newPaceOf(t *testing.T, local, peer netip.Addr, interval time.Duration, mul
 	if err := b.w.put(0, s, 1); err != nil {
 		t.Fatal(err)
 	}
-	x := &pace{b, bfd.Packet{State: bfd.Init, Multiplier: 255, Mine: 5, Yours: s.Discriminator, DesiredTx: time.Minute, RequiredRx: interval, Final: true}, s}
+	x := &pace{b, bfdtest.Packet{State: bfd.Init, Multiplier: 255, Mine: 5, Yours: s.Discriminator, DesiredTx: time.Minute, RequiredRx: interval, Final: true}, s}
 	for range 2 {
 		x.hear()
 		x.beat(0)
@@ -51,7 +52,7 @@ func (x *pace) hear() {
 }
 
 // beat ticks after a while, and returns what was sent.
-func (x *pace) beat(after time.Duration) (out []bfd.Packet) {
+func (x *pace) beat(after time.Duration) (out []bfdtest.Packet) {
 	x.t.Helper()
 	x.now += after
 	x.at(0)
@@ -61,7 +62,7 @@ func (x *pace) beat(after time.Duration) (out []bfd.Packet) {
 		if x.s.Peer.Is6() {
 			at = 62
 		}
-		p, err := bfd.Parse(f[at:])
+		p, err := bfdtest.Parse(f[at:])
 		if err != nil {
 			x.t.Fatal(err)
 		}

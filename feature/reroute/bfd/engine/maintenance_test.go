@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/feature/reroute/frrtest"
 	"github.com/weir-project/weir/feature/reroute/links"
 )
@@ -49,7 +50,7 @@ func TestMaintenance(t *testing.T) {
 				}
 			}
 			put()
-			p := bfd.Packet{Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: every, RequiredRx: every}
+			p := bfdtest.Packet{Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: every, RequiredRx: every}
 			for i, x := range steps {
 				b.now += time.Millisecond
 				switch state, packet := heard[x.does]; {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/kernel"
 )
 
@@ -87,7 +88,7 @@ func TestPriority(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.at(0)
-			p := bfd.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: 10 * time.Millisecond, RequiredRx: 10 * time.Millisecond,
+			p := bfdtest.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: 10 * time.Millisecond, RequiredRx: 10 * time.Millisecond,
 				EchoRx: 10 * time.Millisecond}
 			for range 2 {
 				b.receive(frame(s.Peer, s.Local, bfd.HopLimit, p.Append(nil)))

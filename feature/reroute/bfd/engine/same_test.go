@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 	"github.com/weir-project/weir/internal/nstest"
 )
@@ -200,7 +201,7 @@ func TestSameAsTheModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.at(place)
-		model := bfd.New(s.Config)
+		model := bfdtest.New(s.Config)
 		other := uint32(0x0a0b0c0d)
 		var sequence uint32
 		heard := b.now
@@ -218,7 +219,7 @@ func TestSameAsTheModel(t *testing.T) {
 				}
 				model.Set(s.Config)
 			case 1, 2, 3, 4:
-				p := bfd.Packet{State: bfd.State(r.IntN(4)), Diag: bfd.Diag(r.IntN(8)), Multiplier: uint8(1 + r.IntN(4)), Mine: other,
+				p := bfdtest.Packet{State: bfd.State(r.IntN(4)), Diag: bfd.Diag(r.IntN(8)), Multiplier: uint8(1 + r.IntN(4)), Mine: other,
 					Yours: model.Config().Discriminator, DesiredTx: interval(), RequiredRx: interval(), EchoRx: interval(),
 					Independent: r.IntN(2) == 0, Demand: r.IntN(9) == 0, Poll: r.IntN(4) == 0}
 				p.Final = !p.Poll && r.IntN(3) == 0
@@ -227,11 +228,11 @@ func TestSameAsTheModel(t *testing.T) {
 				}
 				if s.Key != nil {
 					sequence++
-					p.Auth = &bfd.Auth{Type: s.Key.Type, KeyID: s.Key.ID, Sequence: sequence}
+					p.Auth = &bfdtest.Auth{Type: s.Key.Type, KeyID: s.Key.ID, Sequence: sequence}
 				}
 				wire := p.Append(nil)
 				if s.Key != nil {
-					s.Key.Seal(wire)
+					bfdtest.Seal(s.Key, wire)
 				}
 				if got := b.receive(frame(peer, local, bfd.HopLimit, wire)); got != 2 {
 					t.Fatalf("seed %d, step %d: a packet is not taken: %d", seed, step, got)
@@ -275,7 +276,7 @@ func TestSameAsTheModel(t *testing.T) {
 }
 
 // compare looks at what was sent, if it was.
-func (b *bench) compare(seed uint64, step int, s *Session, said bfd.Packet, final bool, local, peer netip.Addr) {
+func (b *bench) compare(seed uint64, step int, s *Session, said bfdtest.Packet, final bool, local, peer netip.Addr) {
 	b.t.Helper()
 	f := b.sent()
 	if f == nil {
@@ -292,12 +293,12 @@ func (b *bench) compare(seed uint64, step int, s *Session, said bfd.Packet, fina
 	if hops != bfd.HopLimit || !valid(f) {
 		b.t.Fatalf("seed %d, step %d: hop limit %d, or a wrong checksum:\n%x", seed, step, hops, f)
 	}
-	p, err := bfd.Parse(f[at:])
+	p, err := bfdtest.Parse(f[at:])
 	if err != nil {
 		b.t.Fatalf("seed %d, step %d: %v\n%x", seed, step, err, f)
 	}
 	if s.Key != nil {
-		if err := s.Key.Check(f[at:], &p, 0, false, 0); err != nil {
+		if err := bfdtest.Check(s.Key, f[at:], &p, 0, false, 0); err != nil {
 			b.t.Fatalf("seed %d, step %d: %v", seed, step, err)
 		}
 		p.Auth = nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
@@ -26,7 +27,7 @@ func TestFirstSequence(t *testing.T) {
 		if f == nil {
 			t.Fatal("nothing is sent")
 		}
-		p, err := bfd.Parse(f[42:])
+		p, err := bfdtest.Parse(f[42:])
 		if err != nil {
 			t.Fatal(err)
 		}

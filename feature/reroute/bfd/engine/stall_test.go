@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/feature/reroute/bfd/engine/bpf"
 )
 
@@ -35,7 +36,7 @@ func TestStallsPutAnEndOff(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.at(0)
-			p := bfd.Packet{State: bfd.Init, Multiplier: c.multiplier, Mine: 5, Yours: s.Discriminator, DesiredTx: c.interval, RequiredRx: c.interval, Final: true}
+			p := bfdtest.Packet{State: bfd.Init, Multiplier: c.multiplier, Mine: 5, Yours: s.Discriminator, DesiredTx: c.interval, RequiredRx: c.interval, Final: true}
 			for range 2 {
 				b.receive(frame(peer4, local4, bfd.HopLimit, p.Append(nil)))
 				b.tick()
@@ -87,7 +88,7 @@ func TestFirstTickAfterStall(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.at(0)
-			p := bfd.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: interval, RequiredRx: interval, Final: true}
+			p := bfdtest.Packet{State: bfd.Init, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: interval, RequiredRx: interval, Final: true}
 			hear := func() {
 				b.receive(frame(peer4, local4, bfd.HopLimit, p.Append(nil)))
 				b.tick()

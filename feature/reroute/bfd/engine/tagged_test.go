@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weir-project/weir/feature/reroute/bfd"
+	"github.com/weir-project/weir/feature/reroute/bfd/bfdtest"
 	"github.com/weir-project/weir/internal/nstest"
 )
 
@@ -20,7 +21,7 @@ func TestTaggedFrame(t *testing.T) {
 	if err := b.w.put(0, s, 1); err != nil {
 		t.Fatal(err)
 	}
-	p := bfd.Packet{State: bfd.Down, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: time.Second, RequiredRx: time.Second, EchoRx: time.Second}
+	p := bfdtest.Packet{State: bfd.Down, Multiplier: 3, Mine: 5, Yours: s.Discriminator, DesiredTx: time.Second, RequiredRx: time.Second, EchoRx: time.Second}
 	control := frame(peer4, local4, bfd.HopLimit, p.Append(nil))
 	echo := frame(local4, local4, bfd.HopLimit-1, make([]byte, bfd.EchoLength))
 	echo[36], echo[37] = bfd.EchoPort>>8, bfd.EchoPort&0xff

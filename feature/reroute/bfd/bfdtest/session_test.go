@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bfd
+package bfdtest
 
 import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/feature/reroute/bfd"
 )
 
 const ms = time.Millisecond
 
-func config(discriminator uint32) Config {
-	return Config{Discriminator: discriminator, Multiplier: 3, DesiredTx: 10 * ms, RequiredRx: 10 * ms}
+func config(discriminator uint32) bfd.Config {
+	return bfd.Config{Discriminator: discriminator, Multiplier: 3, DesiredTx: 10 * ms, RequiredRx: 10 * ms}
 }
 
 // pair is two ends of a session under virtual time, and the line between them.
@@ -27,7 +29,7 @@ type pair struct {
 	polls int
 }
 
-func newPair(t *testing.T, a, b Config) *pair {
+func newPair(t *testing.T, a, b bfd.Config) *pair {
 	return &pair{t: t, ends: [2]*Session{New(a), New(b)}, drop: func(int) bool { return false }}
 }
 
@@ -61,7 +63,7 @@ func (p *pair) deliver(from int, packet Packet) {
 	}
 }
 
-func (p *pair) note(end int, before State) {
+func (p *pair) note(end int, before bfd.State) {
 	if now := p.ends[end]; now.State != before {
 		p.log = append(p.log, fmt.Sprintf("%v %d: %s to %s, %s", p.now, end, before, now.State, now.Diag))
 		p.next[end] = p.now
@@ -85,7 +87,7 @@ func (p *pair) run(d time.Duration) {
 	}
 }
 
-func (p *pair) states(a, b State) {
+func (p *pair) states(a, b bfd.State) {
 	p.t.Helper()
 	if p.ends[0].State != a || p.ends[1].State != b {
 		p.t.Errorf("after %v: %s and %s, want %s and %s\n%q", p.now, p.ends[0].State, p.ends[1].State, a, b, p.log)
@@ -94,11 +96,11 @@ func (p *pair) states(a, b State) {
 
 func TestComesUpAndGoesDown(t *testing.T) {
 	p := newPair(t, config(1), config(2))
-	if s := p.ends[0]; s.Interval() != SlowTx || s.DetectionTime() != 0 || s.Packet().DesiredTx != SlowTx {
+	if s := p.ends[0]; s.Interval() != bfd.SlowTx || s.DetectionTime() != 0 || s.Packet().DesiredTx != bfd.SlowTx {
 		t.Errorf("down: sends every %v, waits %v, says %v", s.Interval(), s.DetectionTime(), s.Packet().DesiredTx)
 	}
 	p.run(3 * time.Second)
-	p.states(Up, Up)
+	p.states(bfd.Up, bfd.Up)
 	if s := p.ends[0]; s.Interval() != 10*ms || s.DetectionTime() != 30*ms || s.poll {
 		t.Errorf("up: sends every %v, waits %v, polls %v", s.Interval(), s.DetectionTime(), s.poll)
 	}
@@ -108,21 +110,21 @@ func TestComesUpAndGoesDown(t *testing.T) {
 	cut := p.now
 	p.drop = func(from int) bool { return from == 0 } // one way
 	p.run(40 * ms)
-	p.states(Down, Down)
-	if a, b := p.ends[0].Diag, p.ends[1].Diag; a != NeighbourDown || b != TimeExpired {
+	p.states(bfd.Down, bfd.Down)
+	if a, b := p.ends[0].Diag, p.ends[1].Diag; a != bfd.NeighbourDown || b != bfd.TimeExpired {
 		t.Errorf("%s, %s after %v", a, b, p.now-cut)
 	}
 	p.drop = func(int) bool { return false }
 	p.run(3 * time.Second)
-	p.states(Up, Up)
+	p.states(bfd.Up, bfd.Up)
 	p.ends[0].SetDown(true)
 	p.run(40 * ms)
-	p.states(AdminDown, Down)
+	p.states(bfd.AdminDown, bfd.Down)
 	p.run(5 * time.Second)
-	p.states(AdminDown, Down)
+	p.states(bfd.AdminDown, bfd.Down)
 	p.ends[0].SetDown(false)
 	p.run(3 * time.Second)
-	p.states(Up, Up)
+	p.states(bfd.Up, bfd.Up)
 }
 
 func TestPassiveWaits(t *testing.T) {
@@ -130,20 +132,20 @@ func TestPassiveWaits(t *testing.T) {
 	a.Passive, b.Passive = true, true
 	p := newPair(t, a, b)
 	p.run(5 * time.Second)
-	p.states(Down, Down)
+	p.states(bfd.Down, bfd.Down)
 	b.Passive = false
 	p.ends[1].Set(b)
 	p.run(5 * time.Second)
-	p.states(Up, Up)
+	p.states(bfd.Up, bfd.Up)
 }
 
 // An answer may be to what was said before the last change: until that is answered, too, this end sends as the other may expect it.
 func TestTwoChangesInAPoll(t *testing.T) {
 	p := newPair(t, config(1), config(2))
 	p.run(3 * time.Second)
-	p.states(Up, Up)
+	p.states(bfd.Up, bfd.Up)
 	s := p.ends[0]
-	final := Packet{State: Up, Final: true, Mine: 2, Yours: 1, Multiplier: 3, DesiredTx: 10 * ms, RequiredRx: 10 * ms}
+	final := Packet{State: bfd.Up, Final: true, Mine: 2, Yours: 1, Multiplier: 3, DesiredTx: 10 * ms, RequiredRx: 10 * ms}
 	for _, tx := range []time.Duration{20 * ms, 500 * ms} {
 		c := config(1)
 		c.DesiredTx, c.RequiredRx = tx, 5*ms
@@ -193,13 +195,13 @@ func TestPassiveBeginsAnew(t *testing.T) {
 	} {
 		p := newPair(t, config(1), passive)
 		p.run(4 * time.Second)
-		p.states(Up, Up)
+		p.states(bfd.Up, bfd.Up)
 		end(p)
 		anew := passive
 		anew.Discriminator = 3
 		p.ends[1] = New(anew)
 		p.run(6 * time.Second)
-		if p.states(Up, Up); t.Failed() {
+		if p.states(bfd.Up, bfd.Up); t.Failed() {
 			t.Fatal(name)
 		}
 	}
@@ -231,7 +233,7 @@ func TestIntervalsChangeAfterAPoll(t *testing.T) {
 		t.Errorf("quicker at once: %v", s.Interval())
 	}
 	p.run(time.Second)
-	p.states(Up, Up)
+	p.states(bfd.Up, bfd.Up)
 	if s := p.ends[0]; s.DetectionTime() != 15*ms {
 		t.Errorf("it waits %v", s.DetectionTime())
 	}
@@ -242,15 +244,15 @@ func TestIntervalsChangeAfterAPoll(t *testing.T) {
 	if a, b := p.ends[0].Interval(), p.ends[1].DetectionTime(); a != 0 || b != 0 {
 		t.Errorf("asked for nothing: sends every %v; waits %v", a, b)
 	}
-	p.states(Up, Up)
+	p.states(bfd.Up, bfd.Up)
 }
 
 func TestReceiveErrors(t *testing.T) {
 	s := New(config(1))
-	if _, err := s.Receive(Packet{State: Down, Mine: 5, Yours: 7, Multiplier: 3}); err == nil || s.Remote.Discriminator != 0 {
+	if _, err := s.Receive(Packet{State: bfd.Down, Mine: 5, Yours: 7, Multiplier: 3}); err == nil || s.Remote.Discriminator != 0 {
 		t.Errorf("another's packet: %v, %+v", err, s.Remote)
 	}
-	for _, c := range []Config{{}, {Discriminator: 1}, {Discriminator: 1, Multiplier: 1}, {Discriminator: 1, Multiplier: 1, DesiredTx: 1500},
+	for _, c := range []bfd.Config{{}, {Discriminator: 1}, {Discriminator: 1, Multiplier: 1}, {Discriminator: 1, Multiplier: 1, DesiredTx: 1500},
 		{Discriminator: 1, Multiplier: 1, DesiredTx: ms, RequiredRx: 2 * time.Hour}, {Discriminator: 1, Multiplier: 1, DesiredTx: ms, EchoRx: -ms}} {
 		if c.Validate() == nil {
 			t.Errorf("%+v is valid", c)
@@ -265,8 +267,8 @@ func TestReceiveErrors(t *testing.T) {
 func TestRandomLoss(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		random := func(d uint32) Config {
-			return Config{Discriminator: d, Multiplier: uint8(1 + r.IntN(5)), DesiredTx: time.Duration(1+r.IntN(50)) * ms, RequiredRx: time.Duration(1+r.IntN(50)) * ms}
+		random := func(d uint32) bfd.Config {
+			return bfd.Config{Discriminator: d, Multiplier: uint8(1 + r.IntN(5)), DesiredTx: time.Duration(1+r.IntN(50)) * ms, RequiredRx: time.Duration(1+r.IntN(50)) * ms}
 		}
 		p := newPair(t, random(1), random(2))
 		for range 20 {
@@ -284,7 +286,7 @@ func TestRandomLoss(t *testing.T) {
 		p.ends[1].SetDown(false)
 		p.drop = func(int) bool { return false }
 		p.run(6 * time.Second)
-		p.states(Up, Up)
+		p.states(bfd.Up, bfd.Up)
 		for i, s := range p.ends {
 			other := p.ends[1-i]
 			if s.poll || s.Interval() != max(s.c.DesiredTx, other.c.RequiredRx) || other.DetectionTime() != time.Duration(s.c.Multiplier)*max(s.c.DesiredTx, other.c.RequiredRx) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bfd
+package bfdtest
 
 import (
 	"bytes"
@@ -10,10 +10,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weir-project/weir/feature/reroute/bfd"
 )
 
 func example() Packet {
-	return Packet{State: Up, Diag: TimeExpired, Poll: true, Independent: true, Multiplier: 3, Mine: 0x11223344, Yours: 0x55667788,
+	return Packet{State: bfd.Up, Diag: bfd.TimeExpired, Poll: true, Independent: true, Multiplier: 3, Mine: 0x11223344, Yours: 0x55667788,
 		DesiredTx: 10 * time.Millisecond, RequiredRx: 300 * time.Millisecond, EchoRx: 50 * time.Millisecond}
 }
 
@@ -49,8 +51,8 @@ func TestPacketErrors(t *testing.T) {
 		"want 28":                  func(b []byte) []byte { b[1] |= authBit; b[3] = 27; return append(b, 5, 28, 7) },
 		"3 bytes of keyed sha1":    func(b []byte) []byte { b[1] |= authBit; b[3] = 27; return append(b, 4, 28, 7) },
 		"want 24 at least":         func([]byte) []byte { return nil },
-		"state init":               func(b []byte) []byte { b[1] = byte(Init) << 6; copy(b[8:12], make([]byte, 4)); return b },
-		"is 0 in state up":         func(b []byte) []byte { b[1] = byte(Up) << 6; copy(b[8:12], make([]byte, 4)); return b },
+		"state init":               func(b []byte) []byte { b[1] = byte(bfd.Init) << 6; copy(b[8:12], make([]byte, 4)); return b },
+		"is 0 in state up":         func(b []byte) []byte { b[1] = byte(bfd.Up) << 6; copy(b[8:12], make([]byte, 4)); return b },
 		"its length says 23 bytes": func(b []byte) []byte { b[3] = 23; return b },
 	} {
 		if _, err := Parse(change(bytes.Clone(good))); !errors.Is(err, ErrPacket) || !strings.Contains(err.Error(), want) {
@@ -60,13 +62,13 @@ func TestPacketErrors(t *testing.T) {
 }
 
 func TestAuthentication(t *testing.T) {
-	for _, kind := range []AuthType{KeyedSHA1, MeticulousSHA1} {
-		k := Key{Type: kind, ID: 9, Secret: []byte("a secret")}
+	for _, kind := range []bfd.AuthType{bfd.KeyedSHA1, bfd.MeticulousSHA1} {
+		k := bfd.Key{Type: kind, ID: 9, Secret: []byte("a secret")}
 		sealed := func(seq uint32) ([]byte, Packet) {
 			p := example()
 			p.Auth = &Auth{Type: kind, KeyID: 9, Sequence: seq}
 			b := p.Append(nil)
-			k.Seal(b)
+			Seal(&k, b)
 			p, err := Parse(b)
 			if err != nil {
 				t.Fatal(err)
@@ -81,28 +83,28 @@ func TestAuthentication(t *testing.T) {
 			last  uint32
 			known bool
 			ok    bool
-		}{{0, false, true}, {999, true, true}, {991, true, true}, {990, true, false}, {1000, true, kind == KeyedSHA1}, {1001, true, false}, {1 << 31, true, false}} {
-			if err := k.Check(b, &p, c.last, c.known, 9); errors.Is(err, ErrAuth) == c.ok || c.ok && err != nil {
+		}{{0, false, true}, {999, true, true}, {991, true, true}, {990, true, false}, {1000, true, kind == bfd.KeyedSHA1}, {1001, true, false}, {1 << 31, true, false}} {
+			if err := Check(&k, b, &p, c.last, c.known, 9); errors.Is(err, ErrAuth) == c.ok || c.ok && err != nil {
 				t.Errorf("%s, sequence number 1000 after %d: %v", kind, c.last, err)
 			}
 		}
 		for at := range b { // whatever is changed
 			forged := bytes.Clone(b)
 			forged[at] ^= 0x40
-			if p, err := Parse(forged); err == nil && k.Check(forged, &p, 999, true, 9) == nil {
+			if p, err := Parse(forged); err == nil && Check(&k, forged, &p, 999, true, 9) == nil {
 				t.Errorf("byte %d of it may be another", at)
 			}
 		}
-		other := Key{Type: kind, ID: 9, Secret: []byte("another secret")}
-		if other.Check(b, &p, 0, false, 9) == nil {
+		other := bfd.Key{Type: kind, ID: 9, Secret: []byte("another secret")}
+		if Check(&other, b, &p, 0, false, 9) == nil {
 			t.Error("another's key will do")
 		}
 		plain := example()
-		if err := k.Check(plain.Append(nil), &plain, 0, false, 9); !errors.Is(err, ErrAuth) {
+		if err := Check(&k, plain.Append(nil), &plain, 0, false, 9); !errors.Is(err, ErrAuth) {
 			t.Errorf("without authentication: %v", err)
 		}
 	}
-	if (&Key{Type: KeyedSHA1, Secret: make([]byte, 21)}).Validate() == nil || (&Key{Type: 1, Secret: []byte("x")}).Validate() == nil || (&Key{Type: KeyedSHA1}).Validate() == nil {
+	if (&bfd.Key{Type: bfd.KeyedSHA1, Secret: make([]byte, 21)}).Validate() == nil || (&bfd.Key{Type: 1, Secret: []byte("x")}).Validate() == nil || (&bfd.Key{Type: bfd.KeyedSHA1}).Validate() == nil {
 		t.Error("a key that is none is valid")
 	}
 }
@@ -110,7 +112,7 @@ func TestAuthentication(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	p := example()
 	f.Add(p.Append(nil))
-	p.Auth = &Auth{Type: KeyedSHA1, KeyID: 1, Sequence: 7}
+	p.Auth = &Auth{Type: bfd.KeyedSHA1, KeyID: 1, Sequence: 7}
 	f.Add(p.Append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, err := Parse(b)
@@ -134,9 +136,9 @@ func FuzzParse(f *testing.F) {
 func TestTexts(t *testing.T) {
 	for i := range 32 {
 		was := struct {
-			State State
-			Diag  Diag
-		}{State(i & 3), Diag(i)}
+			State bfd.State
+			Diag  bfd.Diag
+		}{bfd.State(i & 3), bfd.Diag(i)}
 		text, err := json.Marshal(was)
 		got := was
 		got.State, got.Diag = 99, 99
@@ -144,8 +146,8 @@ func TestTexts(t *testing.T) {
 			t.Errorf("%+v is %s, which is %+v, %v", was, text, got, err)
 		}
 	}
-	var s State
-	var d Diag
+	var s bfd.State
+	var d bfd.Diag
 	if s.UnmarshalText([]byte("upp")) == nil || d.UnmarshalText([]byte("nonsense")) == nil {
 		t.Error("what is none was taken for one")
 	}
